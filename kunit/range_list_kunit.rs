@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! KUnit suite for `kernel::dma_buf::mapping::RangeList`.
+//!
+//! The property tests compare the list with an oracle that knows nothing of ranges: the sequence of
+//! page addresses that were pushed, one by one.
+
+use kernel::prelude::*;
+
+module! {
+    type: RangeListKunit,
+    name: "range_list_kunit",
+    authors: ["The vvram developers"],
+    description: "KUnit suite for ranges of peer memory",
+    license: "GPL",
+}
+
+struct RangeListKunit;
+
+impl kernel::Module for RangeListKunit {
+    fn init(_module: &'static ThisModule) -> Result<Self> {
+        Ok(Self)
+    }
+}
+
+#[kunit_tests(range_list)]
+mod tests {
+    use kernel::{
+        dma_buf::mapping::{
+            RangeList,
+            MAX_RANGE, //
+        },
+        page::PAGE_SIZE,
+        prelude::*, //
+    };
+
+    const PAGE: u64 = PAGE_SIZE as u64;
+
+    /// A linear congruential generator: the same cases in every run.
+    struct Random(u64);
+
+    impl Random {
+        fn below(&mut self, bound: u64) -> u64 {
+            self.0 = self
+                .0
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            (self.0 >> 33) % bound
+        }
+    }
+
+    /// Whether `list` covers `pages` in that order, and cannot be written with fewer ranges.
+    fn covers(list: &RangeList, pages: &[u64]) -> bool {
+        let mut expected = pages.iter();
+        let mut previous: Option<(u64, u64)> = None;
+
+        for (start, len) in list.iter() {
+            if len == 0 || len > MAX_RANGE || start % PAGE != 0 || len % PAGE != 0 {
+                return false;
+            }
+            if let Some((before, before_len)) = previous {
+                if before + before_len == start && before_len < MAX_RANGE {
+                    return false;
+                }
+            }
+            for page in (start..start + len).step_by(PAGE_SIZE) {
+                if expected.next() != Some(&page) {
+                    return false;
+                }
+            }
+            previous = Some((start, len));
+        }
+
+        expected.next().is_none() && list.size() == pages.len() * PAGE_SIZE
+    }
+
+    #[test]
+    fn random_blocks() -> Result {
+        let mut random = Random(0x7672_616d);
+
+        for _ in 0..2_000 {
+            let mut list = RangeList::new();
+            let mut pages = KVec::new();
+            let mut next = random.below(64) * PAGE;
+
+            for _ in 0..random.below(16) {
+                // Half of the blocks follow the one before, the others lie anywhere, also before.
+                if random.below(2) == 0 {
+                    next = random.below(1 << 20) * PAGE;
+                }
+                let len = (1 + random.below(8)) * PAGE;
+
+                list.push(next, len)?;
+                for page in (next..next + len).step_by(PAGE_SIZE) {
+                    pages.push(page, GFP_KERNEL)?;
+                }
+                next += len;
+            }
+
+            assert!(covers(&list, &pages));
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn empty() {
+        let list = RangeList::new();
+
+        assert!(list.is_empty());
+        assert_eq!(list.len(), 0);
+        assert_eq!(list.size(), 0);
+    }
+
+    #[test]
+    fn long_ranges_are_cut() -> Result {
+        let mut list = RangeList::new();
+
+        // 5 GiB and a page: two whole pieces and the rest.
+        list.push(PAGE, 5 * (1 << 30) + PAGE)?;
+        assert_eq!(list.len(), 3);
+        assert_eq!(list.size() as u64, 5 * (1 << 30) + PAGE);
+
+        let mut ranges = list.iter();
+        assert!(ranges.next() == Some((PAGE, MAX_RANGE)));
+        assert!(ranges.next() == Some((PAGE + MAX_RANGE, MAX_RANGE)));
+        assert!(ranges.next() == Some((PAGE + 2 * MAX_RANGE, (1 << 30) + PAGE)));
+        Ok(())
+    }
+
+    #[test]
+    fn neighbours_fill_up_to_the_limit() -> Result {
+        let mut list = RangeList::new();
+
+        list.push(0, MAX_RANGE - PAGE)?;
+        list.push(MAX_RANGE - PAGE, 2 * PAGE)?;
+        assert!(list.iter().eq([(0, MAX_RANGE), (MAX_RANGE, PAGE)]));
+        Ok(())
+    }
+
+    #[test]
+    fn many_neighbours_of_48_gib() -> Result {
+        let mut list = RangeList::new();
+        let block = 64 << 20;
+
+        for i in 0..768 {
+            list.push(i * block, block)?;
+        }
+        assert_eq!(list.size() as u64, 48 << 30);
+        assert_eq!(list.len(), 24);
+        Ok(())
+    }
+
+    #[test]
+    fn order_is_that_of_the_buffer() -> Result {
+        let mut list = RangeList::new();
+
+        // The second block lies right before the first: not a neighbour in this order.
+        list.push(4 * PAGE, PAGE)?;
+        list.push(3 * PAGE, PAGE)?;
+        assert!(list.iter().eq([(4 * PAGE, PAGE), (3 * PAGE, PAGE)]));
+        Ok(())
+    }
+
+    #[test]
+    fn bad_ranges_are_refused() {
+        let mut list = RangeList::new();
+
+        assert!(list.push(0, 0) == Err(EINVAL));
+        assert!(list.push(1, PAGE) == Err(EINVAL));
+        assert!(list.push(0, PAGE - 1) == Err(EINVAL));
+        assert!(list.push(u64::MAX - PAGE + 1, 2 * PAGE) == Err(EOVERFLOW));
+        assert!(list.is_empty());
+        assert_eq!(list.size(), 0);
+    }
+
+    #[test]
+    fn sum_does_not_overflow() -> Result {
+        let mut list = RangeList::new();
+
+        list.push(0, 2 * MAX_RANGE)?;
+        // The sum of both does not fit 64 bits; nothing is appended.
+        assert!(list.push(0, u64::MAX - PAGE + 1) == Err(EOVERFLOW));
+        assert_eq!(list.size() as u64, 2 * MAX_RANGE);
+        assert_eq!(list.len(), 2);
+        Ok(())
+    }
+}

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: GPL-2.0
+
+#include <linux/dma-buf.h>
+#include <linux/dma-resv.h>
+
+#ifdef CONFIG_DMA_SHARED_BUFFER
+__rust_helper void rust_helper_get_dma_buf(struct dma_buf *dmabuf)
+{
+	get_dma_buf(dmabuf);
+}
+
+__rust_helper int
+rust_helper_dma_resv_lock_interruptible(struct dma_resv *obj,
+					struct ww_acquire_ctx *ctx)
+{
+	return dma_resv_lock_interruptible(obj, ctx);
+}
+
+__rust_helper bool rust_helper_dma_resv_trylock(struct dma_resv *obj)
+{
+	return dma_resv_trylock(obj);
+}
+#endif

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: GPL-2.0
+
+#include <linux/pci-p2pdma.h>
+
+/* Without CONFIG_PCI_P2PDMA these are inline stubs, which bindgen skips. */
+#ifndef CONFIG_PCI_P2PDMA
+__rust_helper int rust_helper_pcim_p2pdma_init(struct pci_dev *pdev)
+{
+	return pcim_p2pdma_init(pdev);
+}
+
+__rust_helper struct p2pdma_provider *
+rust_helper_pcim_p2pdma_provider(struct pci_dev *pdev, int bar)
+{
+	return pcim_p2pdma_provider(pdev, bar);
+}
+
+__rust_helper int
+rust_helper_pci_p2pdma_distance_many(struct pci_dev *provider,
+				     struct device **clients, int num_clients,
+				     bool verbose)
+{
+	return pci_p2pdma_distance_many(provider, clients, num_clients,
+					verbose);
+}
+
+__rust_helper enum pci_p2pdma_map_type
+rust_helper_pci_p2pdma_map_type(struct p2pdma_provider *provider,
+				struct device *dev)
+{
+	return pci_p2pdma_map_type(provider, dev);
+}
+#endif

@@ -1,0 +1,984 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The exporter of a buffer.
+//!
+//! A driver implements [`Exporter`] and puts the table of its C operations into a `static`
+//! ([`Ops::new`]). This file is the only place where `struct dma_buf_ops` calls come in.
+//!
+//! # Contract with `drivers/dma-buf/dma-buf.c`
+//!
+//! | callback | reservation | device |
+//! |---|---|---|
+//! | [`attach`](Exporter::attach) | taken here | bound |
+//! | [`detach`](Exporter::detach) | not held | maybe gone |
+//! | [`pin`](Exporter::pin), [`map`](Exporter::map), [`vmap`](Exporter::vmap) | held | bound |
+//! | [`unpin`](Exporter::unpin), [`unmap`](Exporter::unmap), [`vunmap`](Exporter::vunmap) | held | maybe gone |
+//! | [`begin_cpu_access`](Exporter::begin_cpu_access), [`end_cpu_access`](Exporter::end_cpu_access), [`mmap`](Exporter::mmap), [`release`](Exporter::release) | not held | maybe gone |
+//!
+//! Where the device is bound, the callback gets a [`Locked`] view, which leads to
+//! [`Exporter::Bound`]. After the buffer was revoked these callbacks are not made any more, and the
+//! importer gets `ENODEV`.
+
+use super::{
+    direction,
+    exports::Registry,
+    mapping::Mapping,
+    DmaBuf, //
+};
+use crate::{
+    bindings,
+    device,
+    dma::DataDirection,
+    error::from_result,
+    iosys_map::IosysMap,
+    mm::virt::VmaNew,
+    prelude::*,
+    sync::{
+        Arc,
+        CondVar,
+        Mutex, //
+    },
+    types::NotThreadSafe, //
+};
+use core::{
+    cell::{
+        Cell,
+        UnsafeCell, //
+    },
+    marker::PhantomData,
+    ptr::{
+        self,
+        NonNull, //
+    }, //
+};
+
+/// A driver's side of a buffer that it lends to others.
+///
+/// The value is made for each buffer and dropped when the last user is gone, which may be long
+/// after the driver was unbound. What only exists while the driver is bound belongs into
+/// [`Self::Bound`].
+///
+/// # Examples
+///
+/// A BAR that peers may read and write:
+///
+/// ```no_run
+/// use kernel::{
+///     dma::DataDirection,
+///     dma_buf::{
+///         exporter::{
+///             AttachRequest,
+///             Attached,
+///             Exporter,
+///             Locked,
+///             Ops, //
+///         },
+///         mapping::{
+///             Mapping,
+///             MmioRanges, //
+///         },
+///         DmaBuf, //
+///     },
+///     pci::p2pdma::Provider,
+///     prelude::*, //
+/// };
+///
+/// struct Window;
+///
+/// static OPS: Ops<Window> = Ops::new();
+///
+/// #[vtable]
+/// impl Exporter for Window {
+///     type Bound<'a> = Provider<'a>;
+///     type Attachment = ();
+///
+///     const NAME: &'static CStr = c"window";
+///
+///     fn ops() -> &'static Ops<Self> {
+///         &OPS
+///     }
+///
+///     fn attach(&self, cx: &Locked<'_, Self>, req: &mut AttachRequest<'_>) -> Result {
+///         // Nobody gets a copy instead, and who cannot be told to let go is refused.
+///         if !req.peer2peer() || !req.is_revocable() {
+///             return Err(EOPNOTSUPP);
+///         }
+///         cx.bound().distance(req.device()).map(|_| ()).ok_or(EOPNOTSUPP)
+///     }
+///
+///     fn map<'r>(
+///         &self,
+///         cx: &Locked<'_, Self>,
+///         at: &Attached<'r, Self>,
+///         dir: DataDirection,
+///     ) -> Result<Mapping<'r>> {
+///         let mut ranges = MmioRanges::new(*cx.bound());
+///
+///         ranges.push(0, cx.dma_buf().size() as u64)?;
+///         at.map_mmio(&ranges, dir)
+///     }
+/// }
+/// ```
+#[vtable]
+pub trait Exporter: Sized + Send + Sync + 'static {
+    /// What the callbacks need of the bound device: a [`Provider`], a BAR, a lock.
+    ///
+    /// It is made when the driver binds and out of reach once the buffer is revoked.
+    ///
+    /// [`Provider`]: crate::pci::p2pdma::Provider
+    type Bound<'a>: Send + Sync + 'a;
+
+    /// What the exporter keeps for each attachment.
+    type Attachment: Send + Sync + 'static;
+
+    /// The name of the exporter, as `/sys/kernel/debug/dma_buf/bufinfo` shows it.
+    const NAME: &'static CStr;
+
+    /// Returns the table of operations of this exporter.
+    ///
+    /// It must be a `static`: the address of the table tells whose buffer a dma-buf is.
+    fn ops() -> &'static Ops<Self>;
+
+    /// An importer wants to use the buffer.
+    ///
+    /// Called with the reservation held, before the attachment can be seen by others. Here the
+    /// exporter decides whether and how the importer can reach the buffer.
+    ///
+    /// # Errors
+    ///
+    /// An error refuses the importer; `EOPNOTSUPP` says that it cannot reach the buffer.
+    fn attach(
+        &self,
+        cx: &Locked<'_, Self>,
+        req: &mut AttachRequest<'_>,
+    ) -> Result<Self::Attachment>;
+
+    /// An importer is done with the buffer. The reservation is not held.
+    fn detach(&self, buf: &DmaBuf, attachment: Self::Attachment) {
+        let _ = (buf, attachment);
+    }
+
+    /// The buffer must stay where it is until [`unpin`](Self::unpin).
+    ///
+    /// Calls nest, for one attachment and for several. An exporter has both callbacks or neither.
+    ///
+    /// # Errors
+    ///
+    /// An interrupted pin is an error. `EBUSY` must not be returned: the core warns about it.
+    fn pin(&self, cx: &Locked<'_, Self>, at: &Attached<'_, Self>) -> Result {
+        let _ = (cx, at);
+        build_error!(crate::error::VTABLE_DEFAULT_ERROR)
+    }
+
+    /// The buffer may move again.
+    fn unpin(&self, buf: &DmaBuf, at: &Attached<'_, Self>) {
+        let _ = (buf, at);
+        build_error!(crate::error::VTABLE_DEFAULT_ERROR)
+    }
+
+    /// Gives the importer a scatter table of the buffer. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// Returned to the importer.
+    fn map<'r>(
+        &self,
+        cx: &Locked<'_, Self>,
+        at: &Attached<'r, Self>,
+        dir: DataDirection,
+    ) -> Result<Mapping<'r>>;
+
+    /// The importer does not use a mapping any more.
+    fn unmap(&self, at: &Attached<'_, Self>, mapping: Mapping<'_>) {
+        let _ = at;
+        drop(mapping);
+    }
+
+    /// The CPU is about to access the buffer. The reservation is not held.
+    ///
+    /// # Errors
+    ///
+    /// Returned to the caller.
+    fn begin_cpu_access(&self, buf: &DmaBuf, dir: DataDirection) -> Result {
+        let _ = (buf, dir);
+        build_error!(crate::error::VTABLE_DEFAULT_ERROR)
+    }
+
+    /// The CPU is done with the buffer. The reservation is not held.
+    ///
+    /// # Errors
+    ///
+    /// Returned to the caller.
+    fn end_cpu_access(&self, buf: &DmaBuf, dir: DataDirection) -> Result {
+        let _ = (buf, dir);
+        build_error!(crate::error::VTABLE_DEFAULT_ERROR)
+    }
+
+    /// Maps the buffer into a process. The reservation is not held; the range is inside the buffer.
+    ///
+    /// # Errors
+    ///
+    /// Returned to the caller.
+    fn mmap(&self, buf: &DmaBuf, vma: &VmaNew) -> Result {
+        let _ = (buf, vma);
+        build_error!(crate::error::VTABLE_DEFAULT_ERROR)
+    }
+
+    /// Maps the buffer into the kernel; called for the first user only.
+    ///
+    /// # Errors
+    ///
+    /// Returned to the caller.
+    fn vmap(&self, cx: &Locked<'_, Self>) -> Result<IosysMap> {
+        let _ = cx;
+        build_error!(crate::error::VTABLE_DEFAULT_ERROR)
+    }
+
+    /// Undoes [`vmap`](Self::vmap); called for the last user only.
+    fn vunmap(&self, buf: &DmaBuf, map: IosysMap) {
+        let _ = (buf, map);
+        build_error!(crate::error::VTABLE_DEFAULT_ERROR)
+    }
+
+    /// The last user is gone. The value is dropped right after.
+    fn release(&self) {}
+}
+
+/// The `struct dma_buf_ops` of an exporter.
+#[repr(transparent)]
+pub struct Ops<E: Exporter>(bindings::dma_buf_ops, PhantomData<fn(E)>);
+
+// SAFETY: The table is constant.
+unsafe impl<E: Exporter> Send for Ops<E> {}
+
+// SAFETY: The table is constant.
+unsafe impl<E: Exporter> Sync for Ops<E> {}
+
+impl<E: Exporter> Default for Ops<E> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<E: Exporter> Ops<E> {
+    /// Makes the table.
+    pub const fn new() -> Self {
+        const {
+            assert!(
+                E::HAS_PIN == E::HAS_UNPIN,
+                "an exporter has both pin and unpin or neither"
+            );
+            assert!(
+                E::HAS_VMAP == E::HAS_VUNMAP,
+                "an exporter has both vmap and vunmap or neither"
+            );
+        }
+
+        // Tests of constants: `if` is what a `const fn` can do.
+        Self(
+            bindings::dma_buf_ops {
+                attach: Some(attach_callback::<E>),
+                detach: Some(detach_callback::<E>),
+                pin: if E::HAS_PIN {
+                    Some(pin_callback::<E>)
+                } else {
+                    None
+                },
+                unpin: if E::HAS_UNPIN {
+                    Some(unpin_callback::<E>)
+                } else {
+                    None
+                },
+                map_dma_buf: Some(map_callback::<E>),
+                unmap_dma_buf: Some(unmap_callback::<E>),
+                release: Some(release_callback::<E>),
+                begin_cpu_access: if E::HAS_BEGIN_CPU_ACCESS {
+                    Some(begin_cpu_access_callback::<E>)
+                } else {
+                    None
+                },
+                end_cpu_access: if E::HAS_END_CPU_ACCESS {
+                    Some(end_cpu_access_callback::<E>)
+                } else {
+                    None
+                },
+                mmap: if E::HAS_MMAP {
+                    Some(mmap_callback::<E>)
+                } else {
+                    None
+                },
+                vmap: if E::HAS_VMAP {
+                    Some(vmap_callback::<E>)
+                } else {
+                    None
+                },
+                vunmap: if E::HAS_VUNMAP {
+                    Some(vunmap_callback::<E>)
+                } else {
+                    None
+                },
+            },
+            PhantomData,
+        )
+    }
+
+    /// Returns the pointer to the C structure.
+    pub(super) fn as_raw(&'static self) -> *const bindings::dma_buf_ops {
+        &self.0
+    }
+}
+
+/// The private data of a dma-buf, in `dma_buf.priv`.
+#[pin_data]
+pub(super) struct Buffer<E: Exporter> {
+    exporter: E,
+
+    /// The list that the buffer is on.
+    registry: Arc<Registry>,
+
+    /// What the callbacks need of the bound device; `None` once revoked. Guarded by the
+    /// reservation.
+    bound: UnsafeCell<Option<NonNull<E::Bound<'static>>>>,
+
+    /// Mappings that importers hold, and one for the kernel's own (vmap).
+    #[pin]
+    mappings: Mutex<usize>,
+
+    /// Woken when `mappings` becomes 0.
+    #[pin]
+    unmapped: CondVar,
+}
+
+// SAFETY: `bound` is guarded by the reservation; it points to a value that is `Send` and `Sync`.
+unsafe impl<E: Exporter> Send for Buffer<E> {}
+
+// SAFETY: As for `Send`.
+unsafe impl<E: Exporter> Sync for Buffer<E> {}
+
+impl<E: Exporter> Buffer<E> {
+    /// Makes the private data of a buffer that is about to be exported.
+    ///
+    /// # Safety
+    ///
+    /// `bound` must stay valid until [`Self::revoke`] was called or the buffer is gone.
+    pub(super) unsafe fn new(
+        exporter: E,
+        registry: Arc<Registry>,
+        bound: NonNull<E::Bound<'static>>,
+    ) -> Result<Pin<KBox<Self>>> {
+        KBox::pin_init(
+            pin_init!(Self {
+                exporter,
+                registry,
+                bound: UnsafeCell::new(Some(bound)),
+                mappings <- crate::new_mutex!(0, "dma_buf::Buffer::mappings"),
+                unmapped <- crate::new_condvar!("dma_buf::Buffer::unmapped"),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    /// Returns the private data of a dma-buf.
+    ///
+    /// # Safety
+    ///
+    /// `buf` must have been exported with the table of `E`.
+    #[inline]
+    pub(super) unsafe fn of(buf: &DmaBuf) -> &Self {
+        // SAFETY: By the safety requirements `priv` points to a `Self`, which lives until the
+        // release of the dma-buf.
+        unsafe { &*(*buf.as_raw()).priv_.cast::<Self>() }
+    }
+
+    /// Makes the view that callbacks get.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` if the buffer was revoked.
+    ///
+    /// # Safety
+    ///
+    /// The reservation of `buf` must be held for `'a`, and `buf` must be the dma-buf of `self`.
+    #[inline]
+    unsafe fn locked<'a>(&'a self, buf: &'a DmaBuf) -> Result<Locked<'a, E>> {
+        // SAFETY: The reservation guards `bound`, and the caller holds it.
+        let bound = unsafe { *self.bound.get() }.ok_or(ENODEV)?;
+
+        Ok(Locked {
+            buf,
+            // SAFETY: `bound` is valid until `revoke`, which needs the reservation. The lifetime is
+            // shortened from the time the device is bound to the time the reservation is held;
+            // callbacks are generic over it, so they cannot choose a longer one.
+            bound: unsafe { bound.cast::<E::Bound<'a>>().as_ref() },
+            _not_send: NotThreadSafe,
+        })
+    }
+
+    /// Takes the bound device away from the buffer and tells importers that their mappings are
+    /// void.
+    pub(super) fn revoke(&self, buf: &DmaBuf) {
+        let _guard = buf.resv().lock();
+
+        // SAFETY: The reservation guards `bound`. No `Locked` view exists, as each is only handed
+        // out for a call that holds the reservation.
+        unsafe { *self.bound.get() = None };
+
+        // SAFETY: The reservation is held.
+        unsafe { bindings::dma_buf_invalidate_mappings(buf.as_raw()) };
+    }
+
+    fn get_mapping(&self) {
+        *self.mappings.lock() += 1;
+    }
+
+    fn put_mapping(&self) {
+        let mut mappings = self.mappings.lock();
+
+        *mappings = mappings.saturating_sub(1);
+        if *mappings == 0 {
+            self.unmapped.notify_all();
+        }
+    }
+
+    /// Returns the number of mappings that somebody holds.
+    pub(super) fn mappings(&self) -> &Mutex<usize> {
+        &self.mappings
+    }
+
+    /// Returns what is woken when the last mapping is gone.
+    pub(super) fn unmapped(&self) -> &CondVar {
+        &self.unmapped
+    }
+}
+
+/// The private data of an attachment, in `dma_buf_attachment.priv`.
+struct AttachmentData<E: Exporter> {
+    data: E::Attachment,
+    /// Guarded by the reservation.
+    pins: Cell<usize>,
+    /// Guarded by the reservation.
+    maps: Cell<usize>,
+}
+
+/// A buffer whose reservation is held and whose device is bound.
+///
+/// # Invariants
+///
+/// The reservation of `buf` is held, and the device that exported it is bound, for `'a`.
+pub struct Locked<'a, E: Exporter> {
+    buf: &'a DmaBuf,
+    bound: &'a E::Bound<'a>,
+    _not_send: NotThreadSafe,
+}
+
+impl<'a, E: Exporter> Locked<'a, E> {
+    /// Returns what the exporter keeps for the bound device.
+    #[inline]
+    pub fn bound(&self) -> &E::Bound<'a> {
+        self.bound
+    }
+
+    /// Returns the buffer.
+    #[inline]
+    pub fn dma_buf(&self) -> &'a DmaBuf {
+        self.buf
+    }
+
+    /// Iterates over the attachments, oldest first.
+    ///
+    /// An attachment that is being made is not among them yet.
+    pub fn attachments(&self) -> impl Iterator<Item = Attached<'a, E>> + use<'_, 'a, E> {
+        // SAFETY: The dma-buf is valid, and its list may be read while the reservation is held.
+        let head = unsafe { &raw mut (*self.buf.as_raw()).attachments };
+        // SAFETY: As above.
+        let mut next = unsafe { (*head).next };
+
+        core::iter::from_fn(move || {
+            if ptr::eq(next, head) {
+                return None;
+            }
+
+            // SAFETY: Every element of the list but its head is the `node` of an attachment.
+            let raw = unsafe { crate::container_of!(next, bindings::dma_buf_attachment, node) };
+
+            // SAFETY: The list may be read while the reservation is held.
+            next = unsafe { (*next).next };
+
+            // SAFETY: Attachments on the list were accepted by the exporter of this buffer, and
+            // stay valid while the reservation is held.
+            Some(unsafe { Attached::from_raw(raw) })
+        })
+    }
+}
+
+/// An importer that asks to be attached.
+pub struct AttachRequest<'a> {
+    attach: &'a mut bindings::dma_buf_attachment,
+}
+
+impl AttachRequest<'_> {
+    /// Returns the device of the importer.
+    #[inline]
+    pub fn device(&self) -> &device::Device {
+        // SAFETY: The core passes a valid device, which outlives its attachment.
+        unsafe { device::Device::from_raw(self.attach.dev) }
+    }
+
+    /// Tells whether the importer takes peer memory.
+    ///
+    /// A static importer never does.
+    #[inline]
+    pub fn peer2peer(&self) -> bool {
+        self.attach.peer2peer
+    }
+
+    /// Takes back the offer of peer memory: the importer will be served from system memory.
+    #[inline]
+    pub fn clear_peer2peer(&mut self) {
+        self.attach.peer2peer = false;
+    }
+
+    /// Tells whether the importer manages pinning itself.
+    ///
+    /// For other importers the core pins the buffer while it is mapped.
+    #[inline]
+    pub fn is_dynamic(&self) -> bool {
+        !self.attach.importer_ops.is_null()
+    }
+
+    /// Tells whether the importer can be told to let go of its mappings.
+    ///
+    /// Mirrors `dma_buf_attach_revocable()`.
+    #[inline]
+    pub fn is_revocable(&self) -> bool {
+        // SAFETY: `attach` is valid.
+        unsafe { bindings::dma_buf_attach_revocable(ptr::from_ref(self.attach).cast_mut()) }
+    }
+}
+
+/// Ties a value to one call of a callback: invariant, so that `'r` matches no other lifetime.
+pub(super) type Brand<'r> = PhantomData<fn(&'r ()) -> &'r ()>;
+
+/// An attachment of a buffer, seen with the reservation held.
+///
+/// # Invariants
+///
+/// `raw` is a valid attachment of a buffer of `E`, whose reservation is held for `'r`; its private
+/// data is an [`AttachmentData`] of `E`.
+pub struct Attached<'r, E: Exporter> {
+    raw: NonNull<bindings::dma_buf_attachment>,
+    _brand: Brand<'r>,
+    _exporter: PhantomData<*mut E>,
+}
+
+impl<'r, E: Exporter> Attached<'r, E> {
+    /// # Safety
+    ///
+    /// `raw` must be a valid attachment that was accepted by the table of `E`, and the reservation
+    /// of its buffer must be held for `'r`.
+    #[inline]
+    unsafe fn from_raw(raw: *mut bindings::dma_buf_attachment) -> Self {
+        // INVARIANT: By the safety requirements.
+        Self {
+            // SAFETY: A valid pointer is not null.
+            raw: unsafe { NonNull::new_unchecked(raw) },
+            _brand: PhantomData,
+            _exporter: PhantomData,
+        }
+    }
+
+    /// Returns the pointer to the C structure.
+    #[inline]
+    pub(super) fn as_raw(&self) -> *mut bindings::dma_buf_attachment {
+        self.raw.as_ptr()
+    }
+
+    #[inline]
+    fn private(&self) -> &AttachmentData<E> {
+        // SAFETY: By the type invariant.
+        unsafe { &*(*self.as_raw()).priv_.cast::<AttachmentData<E>>() }
+    }
+
+    /// Returns the buffer.
+    #[inline]
+    pub fn dma_buf(&self) -> &DmaBuf {
+        // SAFETY: An attachment holds a reference to its buffer.
+        unsafe { DmaBuf::from_raw((*self.as_raw()).dmabuf) }
+    }
+
+    /// Returns the device of the importer.
+    #[inline]
+    pub fn device(&self) -> &device::Device {
+        // SAFETY: The device of an attachment outlives it.
+        unsafe { device::Device::from_raw((*self.as_raw()).dev) }
+    }
+
+    /// Returns what [`Exporter::attach`] returned.
+    #[inline]
+    pub fn data(&self) -> &E::Attachment {
+        &self.private().data
+    }
+
+    /// Tells whether the importer is given peer memory.
+    #[inline]
+    pub fn peer2peer(&self) -> bool {
+        // SAFETY: By the type invariant the attachment is valid.
+        unsafe { (*self.as_raw()).peer2peer }
+    }
+
+    /// Tells whether the importer manages pinning itself.
+    #[inline]
+    pub fn is_dynamic(&self) -> bool {
+        // SAFETY: By the type invariant the attachment is valid.
+        !unsafe { (*self.as_raw()).importer_ops }.is_null()
+    }
+
+    /// Tells whether the importer can be told to let go of its mappings.
+    #[inline]
+    pub fn is_revocable(&self) -> bool {
+        // SAFETY: By the type invariant the attachment is valid.
+        unsafe { bindings::dma_buf_attach_revocable(self.as_raw()) }
+    }
+
+    /// Returns how many times the attachment is pinned.
+    #[inline]
+    pub fn pins(&self) -> usize {
+        self.private().pins.get()
+    }
+
+    /// Returns how many mappings the attachment holds.
+    #[inline]
+    pub fn maps(&self) -> usize {
+        self.private().maps.get()
+    }
+}
+
+/// Calls `f` with the exporter of `buf` and its locked view.
+///
+/// Takes the reservation of `buf`.
+///
+/// # Errors
+///
+/// - `EINVAL` if `buf` is not a buffer of `E`.
+/// - `ENODEV` if it was revoked.
+/// - What `f` returns.
+pub fn with_exporter<E, R>(
+    buf: &DmaBuf,
+    f: impl FnOnce(&E, &Locked<'_, E>) -> Result<R>,
+) -> Result<R>
+where
+    E: Exporter,
+{
+    let buffer = buffer_of::<E>(buf).ok_or(EINVAL)?;
+    let guard = buf.resv().lock();
+
+    // SAFETY: The reservation is held until after the view is gone.
+    let ret = unsafe { buffer.locked(buf) }.and_then(|cx| f(&buffer.exporter, &cx));
+
+    drop(guard);
+    ret
+}
+
+/// Returns the exporter of `buf` if that is an `E`.
+pub fn exporter_of<E: Exporter>(buf: &DmaBuf) -> Option<&E> {
+    buffer_of::<E>(buf).map(|buffer| &buffer.exporter)
+}
+
+fn buffer_of<E: Exporter>(buf: &DmaBuf) -> Option<&Buffer<E>> {
+    // SAFETY: The dma-buf is valid, and its table never changes.
+    let ops = unsafe { (*buf.as_raw()).ops };
+
+    if ptr::eq(ops, E::ops().as_raw()) {
+        // SAFETY: Only `Exports::export` uses the table of `E`.
+        Some(unsafe { Buffer::of(buf) })
+    } else {
+        None
+    }
+}
+
+/// Makes an error pointer or passes the pointer on.
+fn into_err_ptr(ret: Result<NonNull<bindings::sg_table>>) -> *mut bindings::sg_table {
+    match ret {
+        Ok(ptr) => ptr.as_ptr(),
+        Err(e) => e.to_ptr(),
+    }
+}
+
+/// # Safety
+///
+/// All callbacks below are called by the dma-buf core with buffers that were exported with the
+/// table of `E`, with attachments of these buffers, and with the reservation held or not as the
+/// module documentation says.
+unsafe extern "C" fn attach_callback<E: Exporter>(
+    raw_buf: *mut bindings::dma_buf,
+    raw_attach: *mut bindings::dma_buf_attachment,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: The core passes a valid dma-buf.
+        let buf = unsafe { DmaBuf::from_raw(raw_buf) };
+        // SAFETY: This callback is only in the table of `E`.
+        let buffer = unsafe { Buffer::<E>::of(buf) };
+
+        // Made first, so that nothing fails once the exporter has accepted.
+        let data = KBox::<AttachmentData<E>>::new_uninit(GFP_KERNEL)?;
+
+        let guard = buf.resv().lock();
+        // SAFETY: The reservation was just taken and is held until after the view is gone.
+        let ret = unsafe { buffer.locked(buf) }.and_then(|cx| {
+            let mut request = AttachRequest {
+                // SAFETY: The attachment is valid, and nobody else has a pointer to it yet.
+                attach: unsafe { &mut *raw_attach },
+            };
+
+            buffer.exporter.attach(&cx, &mut request)
+        });
+        drop(guard);
+
+        let data = KBox::write(
+            data,
+            AttachmentData {
+                data: ret?,
+                pins: Cell::new(0),
+                maps: Cell::new(0),
+            },
+        );
+
+        // SAFETY: The attachment is valid, and nobody else has a pointer to it yet.
+        unsafe { (*raw_attach).priv_ = KBox::into_raw(data).cast() };
+        Ok(0)
+    })
+}
+
+/// # Safety
+///
+/// See [`attach_callback`].
+unsafe extern "C" fn detach_callback<E: Exporter>(
+    raw_buf: *mut bindings::dma_buf,
+    raw_attach: *mut bindings::dma_buf_attachment,
+) {
+    // SAFETY: The core passes a valid dma-buf.
+    let buf = unsafe { DmaBuf::from_raw(raw_buf) };
+    // SAFETY: This callback is only in the table of `E`.
+    let buffer = unsafe { Buffer::<E>::of(buf) };
+    // SAFETY: `attach_callback` put a box there, and the attachment is not used any more.
+    let data = unsafe { KBox::from_raw((*raw_attach).priv_.cast::<AttachmentData<E>>()) };
+
+    // The core does not look for an importer that forgets these.
+    if data.pins.get() != 0 || data.maps.get() != 0 {
+        // SAFETY: The device of an attachment outlives it.
+        let dev: &device::Device = unsafe { device::Device::from_raw((*raw_attach).dev) };
+
+        dev_warn!(
+            dev,
+            "detached from a dma-buf of {} with {} pins and {} mappings left\n",
+            E::NAME,
+            data.pins.get(),
+            data.maps.get()
+        );
+    }
+
+    buffer.exporter.detach(buf, KBox::into_inner(data).data);
+}
+
+/// # Safety
+///
+/// See [`attach_callback`].
+unsafe extern "C" fn pin_callback<E: Exporter>(
+    raw_attach: *mut bindings::dma_buf_attachment,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: The core passes a valid attachment, with the reservation held.
+        let at = unsafe { Attached::<E>::from_raw(raw_attach) };
+        let buf = at.dma_buf();
+        // SAFETY: This callback is only in the table of `E`.
+        let buffer = unsafe { Buffer::<E>::of(buf) };
+        // SAFETY: The reservation is held for the whole callback.
+        let cx = unsafe { buffer.locked(buf) }?;
+
+        buffer.exporter.pin(&cx, &at)?;
+        at.private().pins.set(at.pins() + 1);
+        Ok(0)
+    })
+}
+
+/// # Safety
+///
+/// See [`attach_callback`].
+unsafe extern "C" fn unpin_callback<E: Exporter>(raw_attach: *mut bindings::dma_buf_attachment) {
+    // SAFETY: The core passes a valid attachment, with the reservation held.
+    let at = unsafe { Attached::<E>::from_raw(raw_attach) };
+    let buf = at.dma_buf();
+    // SAFETY: This callback is only in the table of `E`.
+    let buffer = unsafe { Buffer::<E>::of(buf) };
+
+    if at.pins() == 0 {
+        dev_warn!(
+            at.device(),
+            "unpins a dma-buf of {} that it did not pin\n",
+            E::NAME
+        );
+        return;
+    }
+
+    at.private().pins.set(at.pins() - 1);
+    buffer.exporter.unpin(buf, &at);
+}
+
+/// # Safety
+///
+/// See [`attach_callback`].
+unsafe extern "C" fn map_callback<E: Exporter>(
+    raw_attach: *mut bindings::dma_buf_attachment,
+    dir: bindings::dma_data_direction,
+) -> *mut bindings::sg_table {
+    let map = || -> Result<NonNull<bindings::sg_table>> {
+        // SAFETY: The core passes a valid attachment, with the reservation held.
+        let at = unsafe { Attached::<E>::from_raw(raw_attach) };
+        let buf = at.dma_buf();
+        // SAFETY: This callback is only in the table of `E`.
+        let buffer = unsafe { Buffer::<E>::of(buf) };
+        // SAFETY: The reservation is held for the whole callback.
+        let cx = unsafe { buffer.locked(buf) }?;
+
+        let mapping = buffer.exporter.map(&cx, &at, direction(dir))?;
+
+        buffer.get_mapping();
+        at.private().maps.set(at.maps() + 1);
+        Ok(mapping.into_raw())
+    };
+
+    into_err_ptr(map())
+}
+
+/// # Safety
+///
+/// See [`attach_callback`].
+unsafe extern "C" fn unmap_callback<E: Exporter>(
+    raw_attach: *mut bindings::dma_buf_attachment,
+    raw_sgt: *mut bindings::sg_table,
+    dir: bindings::dma_data_direction,
+) {
+    // SAFETY: The core passes a valid attachment, with the reservation held.
+    let at = unsafe { Attached::<E>::from_raw(raw_attach) };
+    // SAFETY: This callback is only in the table of `E`.
+    let buffer = unsafe { Buffer::<E>::of(at.dma_buf()) };
+    // SAFETY: The core gives back the table that `map_callback` returned for this attachment, and
+    // passes the same direction. It is not null, as no error is.
+    let mapping = unsafe { Mapping::from_raw(at.raw, NonNull::new_unchecked(raw_sgt), dir) };
+
+    buffer.exporter.unmap(&at, mapping);
+    at.private().maps.set(at.maps().saturating_sub(1));
+    buffer.put_mapping();
+}
+
+/// # Safety
+///
+/// See [`attach_callback`].
+unsafe extern "C" fn release_callback<E: Exporter>(raw_buf: *mut bindings::dma_buf) {
+    // SAFETY: `Exports::export` put a box there, and the dma-buf is not used any more.
+    let buffer = unsafe { KBox::from_raw((*raw_buf).priv_.cast::<Buffer<E>>()) };
+
+    // From here on a revocation does not find the buffer.
+    buffer.registry.remove(raw_buf);
+    buffer.exporter.release();
+}
+
+/// # Safety
+///
+/// See [`attach_callback`].
+unsafe extern "C" fn begin_cpu_access_callback<E: Exporter>(
+    raw_buf: *mut bindings::dma_buf,
+    dir: bindings::dma_data_direction,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: The core passes a valid dma-buf.
+        let buf = unsafe { DmaBuf::from_raw(raw_buf) };
+        // SAFETY: This callback is only in the table of `E`.
+        let buffer = unsafe { Buffer::<E>::of(buf) };
+
+        buffer.exporter.begin_cpu_access(buf, direction(dir))?;
+        Ok(0)
+    })
+}
+
+/// # Safety
+///
+/// See [`attach_callback`].
+unsafe extern "C" fn end_cpu_access_callback<E: Exporter>(
+    raw_buf: *mut bindings::dma_buf,
+    dir: bindings::dma_data_direction,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: The core passes a valid dma-buf.
+        let buf = unsafe { DmaBuf::from_raw(raw_buf) };
+        // SAFETY: This callback is only in the table of `E`.
+        let buffer = unsafe { Buffer::<E>::of(buf) };
+
+        buffer.exporter.end_cpu_access(buf, direction(dir))?;
+        Ok(0)
+    })
+}
+
+/// # Safety
+///
+/// See [`attach_callback`].
+unsafe extern "C" fn mmap_callback<E: Exporter>(
+    raw_buf: *mut bindings::dma_buf,
+    vma: *mut bindings::vm_area_struct,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: The core passes a valid dma-buf.
+        let buf = unsafe { DmaBuf::from_raw(raw_buf) };
+        // SAFETY: This callback is only in the table of `E`.
+        let buffer = unsafe { Buffer::<E>::of(buf) };
+
+        // SAFETY: The core passes the area of an `mmap()` that is under way.
+        let vma = unsafe { VmaNew::from_raw(vma) };
+
+        buffer.exporter.mmap(buf, vma)?;
+        Ok(0)
+    })
+}
+
+/// # Safety
+///
+/// See [`attach_callback`].
+unsafe extern "C" fn vmap_callback<E: Exporter>(
+    raw_buf: *mut bindings::dma_buf,
+    map: *mut bindings::iosys_map,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: The core passes a valid dma-buf, with the reservation held.
+        let buf = unsafe { DmaBuf::from_raw(raw_buf) };
+        // SAFETY: This callback is only in the table of `E`.
+        let buffer = unsafe { Buffer::<E>::of(buf) };
+        // SAFETY: The reservation is held for the whole callback.
+        let cx = unsafe { buffer.locked(buf) }?;
+
+        let addr = buffer.exporter.vmap(&cx)?;
+        buffer.get_mapping();
+
+        // SAFETY: The core passes a pointer to a structure that it wants to have filled.
+        unsafe { map.write(addr.into_raw()) };
+        Ok(0)
+    })
+}
+
+/// # Safety
+///
+/// See [`attach_callback`].
+unsafe extern "C" fn vunmap_callback<E: Exporter>(
+    raw_buf: *mut bindings::dma_buf,
+    map: *mut bindings::iosys_map,
+) {
+    // SAFETY: The core passes a valid dma-buf, with the reservation held.
+    let buf = unsafe { DmaBuf::from_raw(raw_buf) };
+    // SAFETY: This callback is only in the table of `E`.
+    let buffer = unsafe { Buffer::<E>::of(buf) };
+
+    // SAFETY: The core passes what `vmap_callback` filled in.
+    let map = IosysMap::from_raw(unsafe { *map });
+
+    buffer.exporter.vunmap(buf, map);
+    buffer.put_mapping();
+}

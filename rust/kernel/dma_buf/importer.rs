@@ -1,0 +1,542 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The importer of a buffer.
+//!
+//! There are four classes of importers, told apart by their type:
+//!
+//! | class | type | peer memory | moves |
+//! |---|---|---|---|
+//! | static | [`StaticAttachment`] | never | the core pins while it is mapped |
+//! | pinned | [`Attachment`] of an [`Importer`] without [`invalidate`](Importer::invalidate) | if it opts in | no, it pins |
+//! | revocable | the same with `invalidate`, pinned | if it opts in | no, but it lets go for good |
+//! | dynamic | the same with `invalidate`, not pinned | if it opts in | yes, it maps again |
+//!
+//! An attachment has one slot for a mapping, guarded by the reservation of the buffer. A mapping can
+//! only be looked at while the reservation is held ([`Attachment::with`]), and is gone before the
+//! attachment is: no table outlives either.
+//!
+//! # Locking
+//!
+//! [`Attachment::with`] takes the mutex of the attachment, then the reservation of the buffer.
+//! [`Importer::invalidate`] is called with the reservation held and must not take it again.
+//!
+//! C header: [`include/linux/dma-buf.h`](srctree/include/linux/dma-buf.h)
+
+use super::DmaBuf;
+use crate::{
+    bindings,
+    device::{
+        Bound,
+        Device, //
+    },
+    devres::Devres,
+    dma::DataDirection,
+    dma_resv::Usage,
+    error::{
+        from_err_ptr,
+        to_result, //
+    },
+    prelude::*,
+    scatterlist::SGTable,
+    sync::{
+        aref::ARef,
+        Arc,
+        Mutex, //
+    },
+    types::NotThreadSafe, //
+};
+use core::{
+    cell::Cell,
+    ops::{
+        Deref,
+        DerefMut, //
+    },
+    ptr::{
+        self,
+        NonNull, //
+    }, //
+};
+
+/// An importer that manages pinning itself.
+///
+/// # Examples
+///
+/// A device that follows a buffer when it moves:
+///
+/// ```no_run
+/// use kernel::{
+///     device::{
+///         Bound,
+///         Device, //
+///     },
+///     dma::DataDirection,
+///     dma_buf::{
+///         importer::{
+///             Attachment,
+///             Importer,
+///             LockedAttachment, //
+///         },
+///         DmaBuf, //
+///     },
+///     prelude::*, //
+/// };
+///
+/// struct Follower;
+///
+/// #[vtable]
+/// impl Importer for Follower {
+///     const PEER2PEER: bool = true;
+///
+///     fn invalidate(&self, at: &mut LockedAttachment<'_>) {
+///         // Nothing uses the mapping without the reservation, so it can go at once.
+///         at.unmap();
+///     }
+/// }
+///
+/// fn first_address(dev: &Device<Bound>, fd: i32) -> Result<u64> {
+///     let attachment = Attachment::new(DmaBuf::from_fd(fd)?, dev, Follower)?;
+///
+///     attachment.with(|at| {
+///         let table = at.map(DataDirection::Bidirectional)?;
+///
+///         Ok(table.iter().next().ok_or(EINVAL)?.dma_address())
+///     })
+/// }
+/// ```
+#[vtable]
+pub trait Importer: Sized + Send + Sync + 'static {
+    /// Whether the importer takes addresses of peer memory.
+    const PEER2PEER: bool;
+
+    /// The mapping is void: the buffer moves or goes away.
+    ///
+    /// Called with the reservation held, maybe before [`Attachment::new`] has returned. When it
+    /// returns, or when the fences are signalled that the importer added to the reservation, the
+    /// device must not use the mapping any more; it must be unmapped within bounded time, here or
+    /// later.
+    ///
+    /// An importer that does not implement it must pin the buffer before it maps it.
+    fn invalidate(&self, at: &mut LockedAttachment<'_>) {
+        let _ = at;
+        build_error!(crate::error::VTABLE_DEFAULT_ERROR)
+    }
+}
+
+/// The state of an attachment that does not depend on the class of the importer.
+///
+/// # Invariants
+///
+/// - While `attached` is true, `raw` is a valid attachment of `buf`.
+/// - The cells are only accessed with the reservation of `buf` held, or while nobody else has the
+///   state.
+/// - `sgt`, if not null, is the mapping of the attachment in the direction `dir`.
+#[pin_data]
+struct State {
+    buf: ARef<DmaBuf>,
+    raw: Cell<*mut bindings::dma_buf_attachment>,
+    sgt: Cell<*mut bindings::sg_table>,
+    dir: Cell<DataDirection>,
+    pinned: Cell<bool>,
+    /// Whether the importer must pin before it maps.
+    must_pin: bool,
+    /// Whether the importer has operations; the core pins for one that has none.
+    dynamic: bool,
+    #[pin]
+    attached: Mutex<bool>,
+}
+
+// SAFETY: By the type invariant the cells are guarded by the reservation.
+unsafe impl Send for State {}
+
+// SAFETY: As for `Send`.
+unsafe impl Sync for State {}
+
+impl State {
+    fn new(buf: ARef<DmaBuf>, must_pin: bool, dynamic: bool) -> impl PinInit<Self> {
+        // INVARIANT: Not attached yet.
+        pin_init!(Self {
+            buf,
+            raw: Cell::new(ptr::null_mut()),
+            sgt: Cell::new(ptr::null_mut()),
+            dir: Cell::new(DataDirection::None),
+            pinned: Cell::new(false),
+            must_pin,
+            dynamic,
+            attached <- crate::new_mutex!(false, "dma_buf::Attachment"),
+        })
+    }
+
+    /// Calls `f` with the reservation held, if still attached.
+    fn with<R>(&self, f: impl FnOnce(MappingSlot<'_>) -> Result<R>) -> Result<R> {
+        let attached = self.attached.lock();
+        if !*attached {
+            return Err(ENODEV);
+        }
+
+        let guard = self.buf.resv().lock();
+        // INVARIANT: The attachment is valid, and the reservation was just taken.
+        let ret = f(MappingSlot {
+            state: self,
+            raw: self.raw.get(),
+            _not_send: NotThreadSafe,
+        });
+
+        drop(guard);
+        ret
+    }
+
+    /// Unmaps, unpins and detaches, if still attached.
+    #[inline(never)]
+    fn detach(&self) {
+        let mut attached = self.attached.lock();
+        if !*attached {
+            return;
+        }
+
+        let guard = self.buf.resv().lock();
+        // INVARIANT: The attachment is valid, and the reservation was just taken.
+        let mut locked = LockedAttachment(MappingSlot {
+            state: self,
+            raw: self.raw.get(),
+            _not_send: NotThreadSafe,
+        });
+        locked.unmap();
+        // Only an importer with operations can have pinned.
+        locked.unpin();
+        drop(guard);
+
+        // SAFETY: By the type invariant the attachment is valid; it is not mapped any more.
+        unsafe { bindings::dma_buf_detach(self.buf.as_raw(), self.raw.get()) };
+
+        // INVARIANT: The attachment is gone.
+        *attached = false;
+    }
+}
+
+/// The slot for the mapping of an attachment, with the reservation of the buffer held.
+///
+/// # Invariants
+///
+/// `raw` is the attachment of `state`, and the reservation of its buffer is held.
+pub struct MappingSlot<'a> {
+    state: &'a State,
+    raw: *mut bindings::dma_buf_attachment,
+    _not_send: NotThreadSafe,
+}
+
+impl MappingSlot<'_> {
+    /// Returns the buffer.
+    #[inline]
+    pub fn dma_buf(&self) -> &DmaBuf {
+        &self.state.buf
+    }
+
+    /// Maps the buffer for `dir`, unless it is mapped so already, and returns its table.
+    ///
+    /// When this returns, moves of the buffer that were under way are complete. Mirrors
+    /// `dma_buf_map_attachment()`.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL` if the importer cannot be told to let go and has not pinned the buffer.
+    /// - `EBUSY` if the buffer is mapped for another direction.
+    /// - `ENODEV` if the exporter is gone, and what else it returns.
+    /// - `ERESTARTSYS` if a signal arrived while it waited for a move.
+    pub fn map(&mut self, dir: DataDirection) -> Result<&SGTable> {
+        let state = self.state;
+
+        if !state.sgt.get().is_null() {
+            if state.dir.get() != dir {
+                return Err(EBUSY);
+            }
+            return self.mapping().ok_or(EINVAL);
+        }
+        if state.must_pin && !state.pinned.get() {
+            return Err(EINVAL);
+        }
+
+        // SAFETY: The attachment is valid, and its reservation is held.
+        let sgt = from_err_ptr(unsafe { bindings::dma_buf_map_attachment(self.raw, dir.into()) })?;
+
+        // INVARIANT: The mapping was just made.
+        state.sgt.set(sgt);
+        state.dir.set(dir);
+
+        // For an importer without operations the core has waited.
+        if state.dynamic {
+            if let Err(e) = state.buf.resv().wait(Usage::Kernel, true) {
+                self.unmap();
+                return Err(e);
+            }
+        }
+
+        self.mapping().ok_or(EINVAL)
+    }
+
+    /// Returns the table of the mapping, if there is one.
+    #[inline]
+    pub fn mapping(&self) -> Option<&SGTable> {
+        let sgt = NonNull::new(self.state.sgt.get())?;
+
+        // SAFETY: The table is valid until it is unmapped, which needs `&mut self` or the
+        // reservation, which is held. It belongs to the importer, so nobody else changes it.
+        Some(unsafe { SGTable::from_raw(sgt.as_ptr()) })
+    }
+
+    /// Unmaps the buffer. Does nothing if it is not mapped.
+    ///
+    /// The device must not use the mapping any more. Mirrors `dma_buf_unmap_attachment()`.
+    pub fn unmap(&mut self) {
+        // INVARIANT: The slot is empty before the mapping is gone.
+        let sgt = self.state.sgt.replace(ptr::null_mut());
+
+        if !sgt.is_null() {
+            // SAFETY: This is the mapping of the attachment in that direction, and the reservation
+            // is held.
+            unsafe {
+                bindings::dma_buf_unmap_attachment(self.raw, sgt, self.state.dir.get().into());
+            }
+        }
+    }
+}
+
+/// An attachment of an importer that manages pinning itself, with the reservation held.
+///
+/// It dereferences to the [`MappingSlot`].
+pub struct LockedAttachment<'a>(MappingSlot<'a>);
+
+impl<'a> Deref for LockedAttachment<'a> {
+    type Target = MappingSlot<'a>;
+
+    #[inline]
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
+}
+
+impl DerefMut for LockedAttachment<'_> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.0
+    }
+}
+
+impl LockedAttachment<'_> {
+    /// Makes the buffer stay where it is. Does nothing if it is pinned by this attachment.
+    ///
+    /// Mirrors `dma_buf_pin()`.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` if the exporter is gone, and what else it returns.
+    pub fn pin(&mut self) -> Result {
+        if !self.state.pinned.get() {
+            // SAFETY: The attachment has operations, and its reservation is held.
+            to_result(unsafe { bindings::dma_buf_pin(self.raw) })?;
+            self.state.pinned.set(true);
+        }
+
+        Ok(())
+    }
+
+    /// Allows the buffer to move again. Does nothing if it is not pinned by this attachment.
+    ///
+    /// A mapping that needs the pin is unmapped first. Mirrors `dma_buf_unpin()`.
+    pub fn unpin(&mut self) {
+        if self.state.pinned.get() {
+            if self.state.must_pin {
+                self.unmap();
+            }
+            self.state.pinned.set(false);
+
+            // SAFETY: The attachment is pinned, and its reservation is held.
+            unsafe { bindings::dma_buf_unpin(self.raw) };
+        }
+    }
+
+    /// Tells whether the buffer is pinned by this attachment.
+    #[inline]
+    pub fn is_pinned(&self) -> bool {
+        self.state.pinned.get()
+    }
+}
+
+/// What the core is given as the private pointer of an importer.
+#[pin_data]
+struct Inner<I> {
+    importer: I,
+    #[pin]
+    state: State,
+}
+
+/// What devres owns: dropping it detaches.
+struct Detach<I>(Arc<Inner<I>>);
+
+impl<I> Drop for Detach<I> {
+    fn drop(&mut self) {
+        self.0.state.detach();
+    }
+}
+
+/// A device attached to a buffer, by an importer that manages pinning itself.
+///
+/// It is detached when the value is dropped, or when the driver of the device is unbound, whichever
+/// comes first. Detaching unmaps and unpins.
+pub struct Attachment<I: Importer> {
+    inner: Arc<Inner<I>>,
+    _devres: Devres<Detach<I>>,
+}
+
+impl<I: Importer> Attachment<I> {
+    const OPS: &'static bindings::dma_buf_attach_ops = &bindings::dma_buf_attach_ops {
+        allow_peer2peer: I::PEER2PEER,
+        invalidate_mappings: if I::HAS_INVALIDATE {
+            Some(Self::invalidate_callback)
+        } else {
+            None
+        },
+    };
+
+    /// Attaches `dev` to `buf`.
+    ///
+    /// No reservation may be held. Mirrors `dma_buf_dynamic_attach()`.
+    ///
+    /// # Errors
+    ///
+    /// - `EOPNOTSUPP` if the exporter has no way to serve the device.
+    /// - `ENODEV` if the exporter is gone, and what else it returns.
+    /// - `ENOMEM` if memory runs out.
+    pub fn new(buf: ARef<DmaBuf>, dev: &Device<Bound>, importer: I) -> Result<Self> {
+        let inner = Arc::pin_init(
+            pin_init!(Inner {
+                importer,
+                state <- State::new(buf, !I::HAS_INVALIDATE, true),
+            }),
+            GFP_KERNEL,
+        )?;
+
+        attach(&inner, dev, Self::OPS).map(|devres| Self {
+            inner,
+            _devres: devres,
+        })
+    }
+
+    /// Returns the importer.
+    #[inline]
+    pub fn importer(&self) -> &I {
+        &self.inner.importer
+    }
+
+    /// Returns the buffer.
+    #[inline]
+    pub fn dma_buf(&self) -> &DmaBuf {
+        &self.inner.state.buf
+    }
+
+    /// Calls `f` with the reservation of the buffer held.
+    ///
+    /// The device stays bound and attached for the duration of the call. `f` must not take the
+    /// reservation of this or another buffer.
+    ///
+    /// # Errors
+    ///
+    /// - `ENODEV` if the device was unbound.
+    /// - What `f` returns.
+    pub fn with<R>(&self, f: impl FnOnce(&mut LockedAttachment<'_>) -> Result<R>) -> Result<R> {
+        self.inner.state.with(|slot| f(&mut LockedAttachment(slot)))
+    }
+
+    /// # Safety
+    ///
+    /// Called by the core with an attachment that was made with [`Self::OPS`], with the reservation
+    /// held.
+    unsafe extern "C" fn invalidate_callback(raw: *mut bindings::dma_buf_attachment) {
+        // SAFETY: `attach` passed the pointer, which is valid until the attachment is detached. An
+        // attachment whose `dma_buf_dynamic_attach()` has not returned is complete but for
+        // `State::raw`, which the view below does not use.
+        let inner = unsafe { &*(*raw).importer_priv.cast::<Inner<I>>() };
+
+        // INVARIANT: The core passes the attachment with the reservation held.
+        inner
+            .importer
+            .invalidate(&mut LockedAttachment(MappingSlot {
+                state: &inner.state,
+                raw,
+                _not_send: NotThreadSafe,
+            }));
+    }
+}
+
+/// A device attached to a buffer, by an importer for which the core pins while it is mapped.
+///
+/// It is never given peer memory. Otherwise it is like [`Attachment`].
+pub struct StaticAttachment {
+    inner: Arc<Inner<()>>,
+    _devres: Devres<Detach<()>>,
+}
+
+impl StaticAttachment {
+    /// Attaches `dev` to `buf`.
+    ///
+    /// No reservation may be held. Mirrors `dma_buf_attach()`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Attachment::new`].
+    pub fn new(buf: ARef<DmaBuf>, dev: &Device<Bound>) -> Result<Self> {
+        let inner = Arc::pin_init(
+            pin_init!(Inner {
+                importer: (),
+                state <- State::new(buf, false, false),
+            }),
+            GFP_KERNEL,
+        )?;
+
+        attach(&inner, dev, ptr::null()).map(|devres| Self {
+            inner,
+            _devres: devres,
+        })
+    }
+
+    /// Returns the buffer.
+    #[inline]
+    pub fn dma_buf(&self) -> &DmaBuf {
+        &self.inner.state.buf
+    }
+
+    /// Calls `f` with the reservation of the buffer held.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Attachment::with`].
+    pub fn with<R>(&self, f: impl FnOnce(&mut MappingSlot<'_>) -> Result<R>) -> Result<R> {
+        self.inner.state.with(|mut slot| f(&mut slot))
+    }
+}
+
+/// Attaches `dev` and makes devres own the detach.
+fn attach<I: Send + Sync + 'static>(
+    inner: &Arc<Inner<I>>,
+    dev: &Device<Bound>,
+    ops: *const bindings::dma_buf_attach_ops,
+) -> Result<Devres<Detach<I>>> {
+    let state = &inner.state;
+
+    // SAFETY: The buffer and the device are valid. `ops` is null or the static table of `I`, whose
+    // callback gets the pointer to `inner`, which lives until the attachment is detached.
+    let raw = from_err_ptr(unsafe {
+        bindings::dma_buf_dynamic_attach(
+            state.buf.as_raw(),
+            dev.as_raw(),
+            ops,
+            Arc::as_ptr(inner).cast_mut().cast(),
+        )
+    })?;
+
+    // INVARIANT: Attached. Nobody else has the state but `invalidate`, which does not use `raw`.
+    state.raw.set(raw);
+    *state.attached.lock() = true;
+
+    // If this fails, `Detach` is dropped and detaches.
+    Devres::new(dev, Ok::<_, Error>(Detach(inner.clone())))
+}

@@ -1,0 +1,328 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! From ranges of a PCI BAR to the scatter table of an importer.
+//!
+//! An exporter describes a buffer as [`MmioRanges`]: pieces of one BAR in the order of the buffer.
+//! [`Attached::map_mmio`] turns them into the table, by the kind of route between both devices: bus
+//! addresses below a switch, physical addresses or one IOVA through the host bridge.
+//!
+//! C header: [`include/linux/dma-buf-mapping.h`](srctree/include/linux/dma-buf-mapping.h)
+
+use super::exporter::{
+    Attached,
+    Brand,
+    Exporter, //
+};
+use crate::{
+    bindings,
+    dma::DataDirection,
+    error::from_err_ptr,
+    page::PAGE_SIZE,
+    pci::p2pdma::Provider,
+    prelude::*,
+    scatterlist::SGTable,
+    types::NotThreadSafe, //
+};
+use core::{
+    marker::PhantomData,
+    mem,
+    ptr::NonNull, //
+};
+
+/// The longest physical range that is passed to the mapping helper, in bytes.
+///
+/// `dma_buf_phys_vec_to_sgt()` cuts a range above 4 GiB into entries, but without an IOVA it maps
+/// it in one piece; ranges up to this size are never cut.
+pub const MAX_RANGE: u64 = 1 << 31;
+
+/// A list of physical ranges with neighbours merged.
+///
+/// Pure arithmetic: lengths and sums are checked, nothing is mapped.
+///
+/// # Invariants
+///
+/// - Each range is a non-empty multiple of the page size of at most [`MAX_RANGE`] bytes, begins at
+///   a page boundary and does not overflow.
+/// - `size` is the sum of the lengths.
+///
+/// # Examples
+///
+/// ```
+/// use kernel::{
+///     dma_buf::mapping::RangeList,
+///     page::PAGE_SIZE,
+///     prelude::*, //
+/// };
+///
+/// let page = PAGE_SIZE as u64;
+/// let mut list = RangeList::new();
+///
+/// // Neighbours become one range, in the order of the buffer.
+/// list.push(0, page)?;
+/// list.push(page, page)?;
+/// list.push(8 * page, page)?;
+/// assert_eq!(list.len(), 2);
+/// assert_eq!(list.size(), 3 * PAGE_SIZE);
+/// assert!(list.iter().eq([(0, 2 * page), (8 * page, page)]));
+///
+/// // Half a page is not a range.
+/// assert_eq!(list.push(0, page / 2), Err(EINVAL));
+/// # Ok::<(), Error>(())
+/// ```
+pub struct RangeList {
+    ranges: KVec<bindings::phys_vec>,
+    size: usize,
+}
+
+impl Default for RangeList {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl RangeList {
+    /// Creates an empty list.
+    pub const fn new() -> Self {
+        // INVARIANT: There is no range, and the sum of none is 0.
+        Self {
+            ranges: KVec::new(),
+            size: 0,
+        }
+    }
+
+    /// Appends `len` bytes at the physical address `start`.
+    ///
+    /// They are merged with the range before them if they follow it without a gap, and cut at
+    /// [`MAX_RANGE`].
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL` if `len` is 0, or `start` or `len` is not a multiple of the page size.
+    /// - `EOVERFLOW` if the range or the sum of all overflows.
+    /// - `ENOMEM` if memory runs out. The list may then hold a part of the range; drop it.
+    pub fn push(&mut self, start: u64, len: u64) -> Result {
+        // CAST: The page size is far below 2^64.
+        const MASK: u64 = PAGE_SIZE as u64 - 1;
+
+        if len == 0 || start & MASK != 0 || len & MASK != 0 {
+            return Err(EINVAL);
+        }
+        start.checked_add(len).ok_or(EOVERFLOW)?;
+        let size = self
+            .size
+            .checked_add(usize::try_from(len).map_err(|_| EOVERFLOW)?)
+            .ok_or(EOVERFLOW)?;
+
+        let (mut start, mut len) = (start, len);
+
+        if let Some(last) = self.ranges.last_mut() {
+            // OVERFLOW: By the type invariant no range overflows.
+            if last.paddr + last.len as u64 == start {
+                // OVERFLOW: By the type invariant `last.len` is at most `MAX_RANGE`.
+                let more = len.min(MAX_RANGE - last.len as u64);
+
+                // INVARIANT: The sum is a multiple of the page size and at most `MAX_RANGE`; it
+                // ends inside the range that was checked above.
+                last.len += more as usize;
+                start += more;
+                len -= more;
+            }
+        }
+
+        while len > 0 {
+            let piece = len.min(MAX_RANGE);
+
+            // INVARIANT: A part of the range that was checked above, of at most `MAX_RANGE`.
+            self.ranges.push(
+                bindings::phys_vec {
+                    paddr: start,
+                    // CAST: At most `MAX_RANGE`.
+                    len: piece as usize,
+                },
+                GFP_KERNEL,
+            )?;
+            start += piece;
+            len -= piece;
+        }
+
+        // INVARIANT: `len` bytes were appended.
+        self.size = size;
+        Ok(())
+    }
+
+    /// Returns the number of ranges.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.ranges.len()
+    }
+
+    /// Tells whether there is no range.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.ranges.is_empty()
+    }
+
+    /// Returns the sum of the lengths, in bytes.
+    #[inline]
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Iterates over the ranges as physical address and length in bytes.
+    pub fn iter(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        self.ranges.iter().map(|r| (r.paddr, r.len as u64))
+    }
+}
+
+/// The ranges of one BAR that a buffer lives in, in the order of the buffer.
+///
+/// # Invariants
+///
+/// Every range of `list` lies inside the BAR of `provider`.
+pub struct MmioRanges<'a> {
+    provider: Provider<'a>,
+    list: RangeList,
+}
+
+impl<'a> MmioRanges<'a> {
+    /// Creates an empty list of ranges of the BAR of `provider`.
+    pub fn new(provider: Provider<'a>) -> Self {
+        // INVARIANT: There is no range yet.
+        Self {
+            provider,
+            list: RangeList::new(),
+        }
+    }
+
+    /// Appends `len` bytes at `offset` of the BAR.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the range is not inside the BAR, and those of [`RangeList::push`].
+    pub fn push(&mut self, offset: u64, len: u64) -> Result {
+        let start = self.provider.phys_addr(offset, len)?;
+
+        // INVARIANT: `phys_addr` checked that the range is inside the BAR.
+        self.list.push(start, len)
+    }
+
+    /// Returns the ranges as physical addresses.
+    #[inline]
+    pub fn ranges(&self) -> &RangeList {
+        &self.list
+    }
+}
+
+/// A mapping of a buffer for one attachment; dropping it unmaps.
+///
+/// `'r` ties it to the call of [`Exporter::map`] that it was made in, so that an exporter can only
+/// return a mapping of the attachment that it was asked for.
+///
+/// # Invariants
+///
+/// - `attach` is valid, and `sgt` was made for it by `dma_buf_phys_vec_to_sgt()` with `dir`.
+/// - The reservation of the buffer is held for as long as the value lives.
+pub struct Mapping<'r> {
+    attach: NonNull<bindings::dma_buf_attachment>,
+    sgt: NonNull<bindings::sg_table>,
+    dir: bindings::dma_data_direction,
+    _brand: Brand<'r>,
+    _not_send: NotThreadSafe,
+}
+
+impl<'r> Mapping<'r> {
+    /// Takes back a mapping that was handed to the core.
+    ///
+    /// # Safety
+    ///
+    /// `sgt` must come from [`Self::into_raw`] of a mapping of `attach` with `dir` that was not
+    /// taken back since, and the reservation must be held for `'r`.
+    #[inline]
+    pub(super) unsafe fn from_raw(
+        attach: NonNull<bindings::dma_buf_attachment>,
+        sgt: NonNull<bindings::sg_table>,
+        dir: bindings::dma_data_direction,
+    ) -> Self {
+        // INVARIANT: By the safety requirements.
+        Self {
+            attach,
+            sgt,
+            dir,
+            _brand: PhantomData,
+            _not_send: NotThreadSafe,
+        }
+    }
+
+    /// Hands the table to the core, which gives it back to unmap.
+    #[inline]
+    pub(super) fn into_raw(self) -> NonNull<bindings::sg_table> {
+        let sgt = self.sgt;
+
+        mem::forget(self);
+        sgt
+    }
+
+    /// Returns the scatter table: DMA addresses and lengths, without pages.
+    #[inline]
+    pub fn table(&self) -> &SGTable {
+        // SAFETY: By the type invariant the table is valid, and nothing changes it while the
+        // reservation is held.
+        unsafe { SGTable::from_raw(self.sgt.as_ptr()) }
+    }
+}
+
+impl Drop for Mapping<'_> {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariants this is the table of the attachment, and the reservation
+        // is held.
+        unsafe {
+            bindings::dma_buf_free_sgt(self.attach.as_ptr(), self.sgt.as_ptr(), self.dir);
+        }
+    }
+}
+
+impl<'r, E: Exporter> Attached<'r, E> {
+    /// Maps ranges of a BAR for the importer.
+    ///
+    /// Mirrors `dma_buf_phys_vec_to_sgt()`. Sleeps.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL` if the ranges do not add up to the size of the buffer, or the importer has no
+    ///   permitted route to the BAR.
+    /// - `ENOMEM` or `EIO` if the mapping fails.
+    pub fn map_mmio(&self, ranges: &MmioRanges<'_>, dir: DataDirection) -> Result<Mapping<'r>> {
+        let list = &ranges.list;
+        if list.is_empty() || list.size() != self.dma_buf().size() {
+            return Err(EINVAL);
+        }
+
+        let dir = dir.into();
+
+        // SAFETY:
+        // - `Attached` is only handed out while the reservation is held.
+        // - The provider is valid, and the ranges lie in its BAR by the type invariant. The
+        //   function does not write to them.
+        let sgt = from_err_ptr(unsafe {
+            bindings::dma_buf_phys_vec_to_sgt(
+                self.as_raw(),
+                ranges.provider.as_raw(),
+                list.ranges.as_ptr().cast_mut(),
+                list.len(),
+                list.size(),
+                dir,
+            )
+        })?;
+
+        // INVARIANT: The table was just made; `'r` is a call that holds the reservation.
+        Ok(Mapping {
+            // SAFETY: The attachment is valid, and a pointer that is not an error is not null.
+            attach: unsafe { NonNull::new_unchecked(self.as_raw()) },
+            // SAFETY: As above.
+            sgt: unsafe { NonNull::new_unchecked(sgt) },
+            dir,
+            _brand: PhantomData,
+            _not_send: NotThreadSafe,
+        })
+    }
+}

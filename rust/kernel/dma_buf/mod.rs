@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Buffers shared between devices.
+//!
+//! A [`DmaBuf`] is a buffer that one driver, the exporter, lends to others, the importers; in
+//! userspace it is a file descriptor. This module has both sides:
+//!
+//! - [`exporter`]: the [`Exporter`] trait and its table of C operations,
+//! - [`exports`]: the buffers that one bound driver has lent, and how it gets them back,
+//! - [`importer`]: attachments, each with one slot for a mapping,
+//! - [`mapping`]: from ranges of a PCI BAR to the scatter table of an importer.
+//!
+//! # Locking
+//!
+//! The reservation of a buffer ([`DmaBuf::resv`]) is held whenever the buffer is pinned, mapped,
+//! unmapped or invalidated. Views that need it ([`exporter::Locked`],
+//! [`importer::LockedAttachment`]) are only handed out while it is held. The order is:
+//!
+//! 1. the attachment mutex of an importer (sleeps, taken in [`importer::Attachment::with`]),
+//! 2. the reservation of the buffer,
+//! 3. the mapping count of the buffer, and the list of a driver's exports; neither is held while
+//!    another lock is taken.
+//!
+//! C header: [`include/linux/dma-buf.h`](srctree/include/linux/dma-buf.h)
+
+pub mod exporter;
+pub mod exports;
+pub mod importer;
+pub mod mapping;
+
+pub use self::{
+    exporter::{
+        Exporter,
+        Ops, //
+    },
+    exports::Exports,
+    importer::{
+        Attachment,
+        Importer,
+        StaticAttachment, //
+    }, //
+};
+
+use crate::{
+    bindings,
+    dma::DataDirection,
+    dma_resv::DmaResv,
+    error::{
+        from_err_ptr,
+        to_result, //
+    },
+    prelude::*,
+    sync::aref::{
+        ARef,
+        AlwaysRefCounted, //
+    },
+    types::Opaque, //
+};
+use core::ptr::NonNull;
+
+/// A buffer shared between devices, `struct dma_buf`.
+///
+/// # Invariants
+///
+/// `self.0` is a valid `struct dma_buf`. Every [`ARef`] to it owns a reference to its file.
+///
+/// # Examples
+///
+/// ```
+/// use kernel::{
+///     dma_buf::DmaBuf,
+///     prelude::*, //
+/// };
+///
+/// /// The size of the buffer behind a file descriptor that userspace passed in.
+/// fn size_of(fd: i32) -> Result<usize> {
+///     Ok(DmaBuf::from_fd(fd)?.size())
+/// }
+///
+/// assert_eq!(size_of(-1), Err(EBADF));
+/// ```
+#[repr(transparent)]
+pub struct DmaBuf(Opaque<bindings::dma_buf>);
+
+// SAFETY: A dma-buf may be used and released from any task.
+unsafe impl Send for DmaBuf {}
+
+// SAFETY: All methods that take `&self` are synchronized by the C side.
+unsafe impl Sync for DmaBuf {}
+
+// SAFETY: A dma-buf is reference counted through its file.
+unsafe impl AlwaysRefCounted for DmaBuf {
+    fn inc_ref(&self) {
+        // SAFETY: The existence of a shared reference means that the reference count is not zero.
+        unsafe { bindings::get_dma_buf(self.as_raw()) };
+    }
+
+    unsafe fn dec_ref(obj: NonNull<Self>) {
+        // SAFETY: The caller owns the reference that is dropped here.
+        unsafe { bindings::dma_buf_put(obj.cast().as_ptr()) };
+    }
+}
+
+impl DmaBuf {
+    /// Turns a pointer to a `struct dma_buf` into a reference.
+    ///
+    /// # Safety
+    ///
+    /// `ptr` must point to a `struct dma_buf` that stays valid for `'a`. The reference must not be
+    /// turned into an [`ARef`] if the file of the dma-buf is being released.
+    #[inline]
+    pub(crate) unsafe fn from_raw<'a>(ptr: *mut bindings::dma_buf) -> &'a Self {
+        // SAFETY: `DmaBuf` is a transparent wrapper, and the caller promises validity.
+        unsafe { &*ptr.cast() }
+    }
+
+    /// Returns the pointer to the C structure.
+    #[inline]
+    pub(crate) fn as_raw(&self) -> *mut bindings::dma_buf {
+        self.0.get()
+    }
+
+    /// Returns the buffer behind a file descriptor of the current task.
+    ///
+    /// Mirrors `dma_buf_get()`.
+    ///
+    /// # Errors
+    ///
+    /// - `EBADF` if `fd` is not open.
+    /// - `EINVAL` if it is not a dma-buf.
+    pub fn from_fd(fd: i32) -> Result<ARef<Self>> {
+        // SAFETY: The function has no requirements; it returns a valid pointer or an error.
+        let ptr = from_err_ptr(unsafe { bindings::dma_buf_get(fd) })?;
+
+        // SAFETY: `ptr` is valid and comes with a reference, which the `ARef` takes over.
+        Ok(unsafe { ARef::from_raw(NonNull::new_unchecked(ptr.cast())) })
+    }
+
+    /// Installs a file descriptor for the buffer in the current task, which then owns `this`.
+    ///
+    /// `flags` are `O_CLOEXEC` or 0. Mirrors `dma_buf_fd()`.
+    ///
+    /// # Errors
+    ///
+    /// `EMFILE` if the task has too many open files.
+    pub fn into_fd(this: ARef<Self>, flags: u32) -> Result<i32> {
+        // CAST: Flags of `open()` fit an `int`.
+        // SAFETY: `this` is a valid dma-buf; on success the file descriptor takes its reference.
+        let fd = unsafe { bindings::dma_buf_fd(this.as_raw(), flags as i32) };
+        to_result(fd)?;
+
+        // The reference belongs to the file descriptor now.
+        let _ = ARef::into_raw(this);
+        Ok(fd)
+    }
+
+    /// Returns the size of the buffer in bytes.
+    #[inline]
+    pub fn size(&self) -> usize {
+        // SAFETY: By the type invariant the dma-buf is valid; its size never changes.
+        unsafe { (*self.as_raw()).size }
+    }
+
+    /// Returns the reservation of the buffer.
+    ///
+    /// A GEM object and its dma-buf share one.
+    #[inline]
+    pub fn resv(&self) -> &DmaResv {
+        // SAFETY: By the type invariant the dma-buf is valid; its reservation never changes and
+        // lives at least as long.
+        unsafe { DmaResv::from_raw((*self.as_raw()).resv) }
+    }
+
+    /// Prepares the buffer for access by the CPU and waits for the work that `dir` conflicts with.
+    ///
+    /// The reservation must not be held. Mirrors `dma_buf_begin_cpu_access()`.
+    ///
+    /// # Errors
+    ///
+    /// What the exporter returns, or `ERESTARTSYS` if a signal ends the wait.
+    pub fn begin_cpu_access(&self, dir: DataDirection) -> Result {
+        // SAFETY: By the type invariant the dma-buf is valid.
+        to_result(unsafe { bindings::dma_buf_begin_cpu_access(self.as_raw(), dir.into()) })
+    }
+
+    /// Ends what [`Self::begin_cpu_access`] began.
+    ///
+    /// The reservation must not be held. Mirrors `dma_buf_end_cpu_access()`.
+    ///
+    /// # Errors
+    ///
+    /// What the exporter returns.
+    pub fn end_cpu_access(&self, dir: DataDirection) -> Result {
+        // SAFETY: By the type invariant the dma-buf is valid.
+        to_result(unsafe { bindings::dma_buf_end_cpu_access(self.as_raw(), dir.into()) })
+    }
+}
+
+/// Turns the direction that a C caller passed into the Rust type.
+pub(crate) fn direction(raw: bindings::dma_data_direction) -> DataDirection {
+    match raw {
+        bindings::dma_data_direction::DMA_TO_DEVICE => DataDirection::ToDevice,
+        bindings::dma_data_direction::DMA_FROM_DEVICE => DataDirection::FromDevice,
+        bindings::dma_data_direction::DMA_BIDIRECTIONAL => DataDirection::Bidirectional,
+        _ => DataDirection::None,
+    }
+}

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Addresses that are either system memory or I/O memory.
+//!
+//! C header: [`include/linux/iosys-map.h`](srctree/include/linux/iosys-map.h)
+
+use crate::{
+    bindings,
+    prelude::*, //
+};
+
+/// A kernel address together with the kind of memory it points to, `struct iosys_map`.
+///
+/// It says where a mapping is; it neither owns nor borrows it. Reading through it is up to the type
+/// that keeps the mapping alive.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct IosysMap(bindings::iosys_map);
+
+// SAFETY: An address may be sent to any task; this type has no methods that access it.
+unsafe impl Send for IosysMap {}
+
+// SAFETY: As for `Send`.
+unsafe impl Sync for IosysMap {}
+
+impl IosysMap {
+    /// Names the I/O memory at `addr`, as `iosys_map_set_vaddr_iomem()` does.
+    #[inline]
+    pub fn from_iomem(addr: *mut c_void) -> Self {
+        Self(bindings::iosys_map {
+            __bindgen_anon_1: bindings::iosys_map__bindgen_ty_1 { vaddr_iomem: addr },
+            is_iomem: true,
+        })
+    }
+
+    /// Names the system memory at `addr`, as `iosys_map_set_vaddr()` does.
+    #[inline]
+    pub fn from_sysmem(addr: *mut c_void) -> Self {
+        Self(bindings::iosys_map {
+            __bindgen_anon_1: bindings::iosys_map__bindgen_ty_1 { vaddr: addr },
+            is_iomem: false,
+        })
+    }
+
+    /// Tells whether the address is to be used with accessors for I/O memory.
+    #[inline]
+    pub fn is_iomem(&self) -> bool {
+        self.0.is_iomem
+    }
+
+    /// Returns the address, to be used as [`Self::is_iomem`] tells.
+    #[inline]
+    pub fn addr(&self) -> *mut c_void {
+        // SAFETY: Both members of the union are pointers, and one of them is always set.
+        unsafe { self.0.__bindgen_anon_1.vaddr }
+    }
+
+    /// Returns the C structure.
+    #[inline]
+    pub(crate) fn into_raw(self) -> bindings::iosys_map {
+        self.0
+    }
+
+    /// Takes the C structure.
+    #[inline]
+    pub(crate) fn from_raw(raw: bindings::iosys_map) -> Self {
+        Self(raw)
+    }
+}

@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! PCI peer-to-peer DMA.
+//!
+//! A [`Provider`] stands for one BAR of a PCI device whose memory other PCI devices may read and
+//! write. It answers the two questions of an exporter: is there a permitted route from a client to
+//! the BAR ([`Provider::distance`]), and by which kind of address does the client reach it
+//! ([`Provider::map_type`]).
+//!
+//! C header: [`include/linux/pci-p2pdma.h`](srctree/include/linux/pci-p2pdma.h)
+
+use super::Device;
+use crate::{
+    bindings,
+    device,
+    error::to_result,
+    prelude::*, //
+};
+use core::ptr::NonNull;
+
+/// How a client reaches peer memory, `enum pci_p2pdma_map_type`.
+///
+/// An open enum: kinds that a later kernel adds (other interconnects, say) are values without a
+/// name here, not undefined behaviour.
+///
+/// # Examples
+///
+/// ```
+/// use kernel::pci::p2pdma::MapType;
+///
+/// assert!(MapType::BUS_ADDR.is_supported());
+/// assert!(MapType::THRU_HOST_BRIDGE.is_supported());
+/// assert!(!MapType::NOT_SUPPORTED.is_supported());
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct MapType(u32);
+
+impl MapType {
+    /// There is no permitted route.
+    pub const NOT_SUPPORTED: Self =
+        Self(bindings::pci_p2pdma_map_type_PCI_P2PDMA_MAP_NOT_SUPPORTED);
+    /// Below a common switch: the client uses PCI bus addresses.
+    pub const BUS_ADDR: Self = Self(bindings::pci_p2pdma_map_type_PCI_P2PDMA_MAP_BUS_ADDR);
+    /// Through an allowed host bridge: the client uses physical addresses, or IOVAs behind an
+    /// IOMMU.
+    pub const THRU_HOST_BRIDGE: Self =
+        Self(bindings::pci_p2pdma_map_type_PCI_P2PDMA_MAP_THRU_HOST_BRIDGE);
+
+    /// Tells whether a client with this kind of route can be given a mapping.
+    #[inline]
+    pub fn is_supported(self) -> bool {
+        self == Self::BUS_ADDR || self == Self::THRU_HOST_BRIDGE
+    }
+}
+
+/// The peer-to-peer provider of one BAR.
+///
+/// `'a` is the time for which the device is bound to its driver.
+///
+/// # Invariants
+///
+/// - `raw` is the provider of BAR `bar` of `pdev`, valid for `'a`.
+/// - The BAR is a memory BAR at the physical addresses `start..start + len`, and that sum does not
+///   overflow.
+#[derive(Clone, Copy)]
+pub struct Provider<'a> {
+    raw: NonNull<bindings::p2pdma_provider>,
+    pdev: &'a Device<device::Bound>,
+    bar: u32,
+    start: u64,
+    len: u64,
+}
+
+// SAFETY: A provider is constant after it was made; the functions that take it may be called from
+// any task.
+unsafe impl Send for Provider<'_> {}
+
+// SAFETY: As for `Send`.
+unsafe impl Sync for Provider<'_> {}
+
+impl<'a> Provider<'a> {
+    /// Returns the device that the BAR belongs to.
+    #[inline]
+    pub fn device(&self) -> &'a Device<device::Bound> {
+        self.pdev
+    }
+
+    /// Returns the number of the BAR.
+    #[inline]
+    pub fn bar(&self) -> u32 {
+        self.bar
+    }
+
+    /// Returns the size of the BAR in bytes.
+    #[inline]
+    pub fn bar_len(&self) -> u64 {
+        self.len
+    }
+
+    /// Returns the physical address of `len` bytes at `offset` of the BAR.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the range is not inside the BAR.
+    pub fn phys_addr(&self, offset: u64, len: u64) -> Result<u64> {
+        let end = offset.checked_add(len).ok_or(EINVAL)?;
+        if end > self.len {
+            return Err(EINVAL);
+        }
+
+        // OVERFLOW: By the type invariant `start + self.len` does not overflow.
+        Ok(self.start + offset)
+    }
+
+    /// Returns the number of PCI hops between the BAR and `client`, or [`None`] if there is no
+    /// permitted route.
+    ///
+    /// Mirrors `pci_p2pdma_distance()`. A client that is not a PCI device is judged by its nearest
+    /// PCI parent; [`Self::map_type`], and so a mapping, asks for the client to be one itself.
+    #[inline(never)]
+    pub fn distance(&self, client: &device::Device) -> Option<u32> {
+        let mut client = client.as_raw();
+
+        // SAFETY: By the type invariant `pdev` is a valid device, and `client` is the only element
+        // of the array that is passed.
+        let distance = unsafe {
+            bindings::pci_p2pdma_distance_many(self.pdev.as_raw(), &mut client, 1, false)
+        };
+
+        u32::try_from(distance).ok()
+    }
+
+    /// Returns the kind of mapping that `client` gets for memory of this BAR.
+    ///
+    /// Mirrors `pci_p2pdma_map_type()`, which modules cannot call.
+    #[inline(never)]
+    pub fn map_type(&self, client: &device::Device) -> MapType {
+        // SAFETY: By the type invariant the provider is valid, and so is `client`.
+        MapType(unsafe { bindings::pci_p2pdma_map_type(self.raw.as_ptr(), client.as_raw()) })
+    }
+
+    /// Returns the pointer to the C structure.
+    #[inline]
+    pub(crate) fn as_raw(&self) -> *mut bindings::p2pdma_provider {
+        self.raw.as_ptr()
+    }
+}
+
+impl Device<device::Core<'_>> {
+    /// Prepares the memory BARs of the device for peers; undone when the driver is unbound.
+    ///
+    /// Mirrors `pcim_p2pdma_init()`. It asks for the [`Core`](device::Core) context because the C
+    /// function must not run twice at a time for one device. Further calls do nothing.
+    ///
+    /// # Errors
+    ///
+    /// - `EOPNOTSUPP` without `CONFIG_PCI_P2PDMA`, or if the BARs cannot be mapped.
+    /// - `ENOMEM` if memory runs out.
+    #[inline(never)]
+    pub fn enable_p2pdma(&self) -> Result {
+        // SAFETY: `self` is a bound device, as a device-managed resource needs, and its device lock
+        // is held.
+        to_result(unsafe { bindings::pcim_p2pdma_init(self.as_raw()) })
+    }
+}
+
+impl Device<device::Bound> {
+    /// Returns the provider of BAR `bar`, after [`enable_p2pdma`](Device::enable_p2pdma).
+    ///
+    /// Mirrors `pcim_p2pdma_provider()`.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL` if there is no such BAR, if it is empty or not a memory BAR.
+    /// - `ENXIO` if peer-to-peer was not enabled.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// use kernel::{
+    ///     device::{
+    ///         self,
+    ///         Core, //
+    ///     },
+    ///     pci,
+    ///     prelude::*, //
+    /// };
+    ///
+    /// /// Tells whether `client` reaches BAR 2 of `pdev` without a detour.
+    /// fn reaches(pdev: &pci::Device<Core<'_>>, client: &device::Device) -> Result<bool> {
+    ///     pdev.enable_p2pdma()?;
+    ///     let vram = pdev.p2pdma_provider(2)?;
+    ///
+    ///     Ok(vram.distance(client).is_some() && vram.map_type(client).is_supported())
+    /// }
+    /// ```
+    #[inline(never)]
+    pub fn p2pdma_provider(&self, bar: u32) -> Result<Provider<'_>> {
+        // `pcim_p2pdma_provider()` indexes an array of standard BARs without a check.
+        if bar >= bindings::PCI_STD_NUM_BARS {
+            return Err(EINVAL);
+        }
+
+        let start = self.resource_start(bar)?;
+        let len = self.resource_len(bar)?;
+        if len == 0 || start.checked_add(len).is_none() {
+            return Err(EINVAL);
+        }
+
+        if !self.has_p2pdma() {
+            return Err(ENXIO);
+        }
+
+        // SAFETY: `self` is bound and `bar` is a standard BAR.
+        // CAST: `bar` is below 6.
+        let raw = unsafe { bindings::pcim_p2pdma_provider(self.as_raw(), bar as i32) };
+
+        // A BAR that is not a memory BAR has no provider.
+        let raw = NonNull::new(raw).ok_or(EINVAL)?;
+
+        // INVARIANT: The provider is released by devres, so it is valid while the device is bound,
+        // which `&self` promises. Start and length were checked above.
+        Ok(Provider {
+            raw,
+            pdev: self,
+            bar,
+            start,
+            len,
+        })
+    }
+
+    /// The C function warns if it is called before `pcim_p2pdma_init()`.
+    #[cfg(CONFIG_PCI_P2PDMA)]
+    fn has_p2pdma(&self) -> bool {
+        // SAFETY: `self` is a valid device. The pointer is only compared, and set once while the
+        // device is bound.
+        !unsafe { (&raw const (*self.as_raw()).p2pdma).read_volatile() }.is_null()
+    }
+
+    #[cfg(not(CONFIG_PCI_P2PDMA))]
+    fn has_p2pdma(&self) -> bool {
+        false
+    }
+}
