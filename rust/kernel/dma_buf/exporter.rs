@@ -355,6 +355,18 @@ unsafe impl<E: Exporter> Send for Buffer<E> {}
 // SAFETY: As for `Send`.
 unsafe impl<E: Exporter> Sync for Buffer<E> {}
 
+// This code is instantiated in modules, but each lock class is one: lockdep wants its name at one
+// address, and the class outlives the modules.
+#[inline(never)]
+fn mappings_name() -> &'static CStr {
+    c"dma_buf::Buffer::mappings"
+}
+
+#[inline(never)]
+fn unmapped_name() -> &'static CStr {
+    c"dma_buf::Buffer::unmapped"
+}
+
 impl<E: Exporter> Buffer<E> {
     /// Makes the private data of a buffer that is about to be exported.
     ///
@@ -371,8 +383,8 @@ impl<E: Exporter> Buffer<E> {
                 exporter,
                 registry,
                 bound: UnsafeCell::new(Some(bound)),
-                mappings <- crate::new_mutex!(0, "dma_buf::Buffer::mappings"),
-                unmapped <- crate::new_condvar!("dma_buf::Buffer::unmapped"),
+                mappings <- Mutex::new(0, mappings_name(), crate::sync::static_lock_class!()),
+                unmapped <- CondVar::new(unmapped_name(), crate::sync::static_lock_class!()),
             }),
             GFP_KERNEL,
         )

@@ -68,6 +68,8 @@ pub(super) struct Registry {
 }
 
 impl Registry {
+    /// Not inlined into modules: the name of the lock class stays at one address.
+    #[inline(never)]
     fn new() -> Result<Arc<Self>> {
         Arc::pin_init(
             pin_init!(Self {

@@ -151,6 +151,15 @@ unsafe impl Send for State {}
 // SAFETY: As for `Send`.
 unsafe impl Sync for State {}
 
+/// Returns the name of the lock class.
+///
+/// The initializer of a [`State`] is instantiated in the modules that use it, but the class is one:
+/// lockdep wants its name at one address, and the class outlives the modules.
+#[inline(never)]
+fn lock_name() -> &'static CStr {
+    c"dma_buf::Attachment"
+}
+
 impl State {
     fn new(buf: ARef<DmaBuf>, must_pin: bool, dynamic: bool) -> impl PinInit<Self> {
         // INVARIANT: Not attached yet.
@@ -162,7 +171,7 @@ impl State {
             pinned: Cell::new(false),
             must_pin,
             dynamic,
-            attached <- crate::new_mutex!(false, "dma_buf::Attachment"),
+            attached <- Mutex::new(false, lock_name(), crate::sync::static_lock_class!()),
         })
     }
 
