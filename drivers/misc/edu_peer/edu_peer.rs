@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! QEMU's `edu` device as a dma-buf peer.
+//!
+//! `edu` is a PCI device for teaching, with a DMA engine that is a true bus master: what it reads
+//! and writes passes through switches, host bridges and IOMMUs as the traffic of real hardware
+//! does. This driver imports dma-bufs on its behalf, in the way of each class of importer, and
+//! moves bytes between them and userspace, so that an exporter can be tested with real transfers.
+//!
+//! It is the oracle of such tests. Therefore it takes nothing on trust from the exporter: a scatter
+//! table that is not what the contract of dma-buf promises is refused ([`table`]), and a transfer
+//! that did not happen cannot look like one that did ([`device`]).
+//!
+//! - [`device`]: registers and the DMA engine,
+//! - [`table`]: what a scatter table must be, and where in it an offset lies,
+//! - [`import`]: the attachment, of one of five classes,
+//! - [`file`]: the character device.
+//!
+//! # Locking
+//!
+//! In this order, from the outside to the inside:
+//!
+//! 1. the attachment of an open file ([`file::PeerFile`]), held during a call; memory of the caller
+//!    is accessed with it held, but with none of those below,
+//! 2. the lock of the PCI device, held during probe, unbind and attach,
+//! 3. the DMA engine ([`device::Engine`]), held while one piece is moved,
+//! 4. the reservation of the dma-buf, held from the look at the mapping until the DMA that follows
+//!    from it is complete.
+//!
+//! The unbind of the device comes with 2 held and takes 3 and, when the attachments are detached,
+//! 4. The invalidation of a mapping comes with 4 held and takes no lock.
+
+use kernel::{
+    device::Core,
+    dma::DmaMask,
+    miscdevice::MiscDeviceRegistration,
+    pci,
+    prelude::*,
+    str::CString,
+    sync::Arc, //
+};
+
+mod device;
+mod file;
+mod import;
+mod table;
+
+use self::{
+    device::Edu,
+    file::PeerFile, //
+};
+
+/// The vendor of the device, which [`pci::Vendor`] has no constant for.
+const VENDOR: u16 = 0x1234;
+
+/// The device.
+const DEVICE: u16 = 0x11e8;
+
+/// What is bound to one `edu` device.
+#[pin_data(PinnedDrop)]
+struct EduPeer {
+    #[pin]
+    _misc: MiscDeviceRegistration<PeerFile>,
+    edu: Arc<Edu>,
+}
+
+#[pinned_drop]
+impl PinnedDrop for EduPeer {
+    fn drop(self: Pin<&mut Self>) {
+        // Open files keep `edu` alive, but not what it needs the bound device for.
+        self.edu.revoke();
+    }
+}
+
+kernel::pci_device_table!(
+    PCI_TABLE,
+    <EduPeer as pci::Driver>::IdInfo,
+    [
+        // There is no constant for the vendor, hence match by class, that is "does not fit in any
+        // other", and let probe look at the rest.
+        (pci::DeviceId::from_class(0x00ff00, 0xffffff), ())
+    ]
+);
+
+impl pci::Driver for EduPeer {
+    type IdInfo = ();
+    type Data<'bound> = Self;
+
+    const ID_TABLE: pci::IdTable<Self::IdInfo> = &PCI_TABLE;
+
+    // QEMU limits the device to 28 bits unless told otherwise, and has no register that says so.
+    // Peer memory is as a rule above 4 GiB, so the machine has to be started with `dma_mask` set to
+    // all ones.
+    const DMA_MASK: Option<DmaMask> = Some(DmaMask::new::<64>());
+
+    // The driver splits every segment anyway.
+    const DMA_MAX_SEG_SIZE: Option<u32> = Some(u32::MAX);
+
+    fn probe<'bound>(
+        pdev: &'bound pci::Device<Core<'_>>,
+        _info: Option<&'bound Self::IdInfo>,
+    ) -> impl PinInit<Self::Data<'bound>, Error> + 'bound {
+        pin_init::pin_init_scope(move || {
+            if pdev.vendor_id().as_raw() != VENDOR || pdev.device_id() != DEVICE {
+                return Err(ENODEV);
+            }
+
+            pdev.enable_device_mem()?;
+            pdev.set_master();
+
+            let edu = Edu::new(pdev)?;
+            let data = edu.clone();
+            let name = CString::try_from_fmt(fmt!("edu-peer-{}", pdev.as_ref().name()))?;
+
+            Ok(try_pin_init!(EduPeer {
+                edu,
+                _misc <- MiscDeviceRegistration::register_named(name, data),
+            }))
+        })
+    }
+}
+
+kernel::module_pci_driver! {
+    type: EduPeer,
+    name: "edu_peer",
+    authors: ["The vvram authors"],
+    description: "QEMU edu device as dma-buf peer",
+    license: "GPL",
+    imports_ns: ["DMA_BUF"],
+}
