@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! KUnit suite for the export policy, `kernel::drm::gem::peer`.
+
+use kernel::prelude::*;
+
+module! {
+    type: PeerPolicyKunit,
+    name: "peer_policy_kunit",
+    authors: ["The vvram developers"],
+    description: "KUnit suite for the peer export policy",
+    license: "GPL",
+}
+
+struct PeerPolicyKunit;
+
+impl kernel::Module for PeerPolicyKunit {
+    fn init(_module: &'static ThisModule) -> Result<Self> {
+        Ok(Self)
+    }
+}
+
+#[kunit_tests(peer_policy)]
+mod tests {
+    use kernel::{
+        drm::gem::peer::{
+            decide,
+            AttachmentInfo,
+            Facts,
+            Outcome,
+            Path,
+            Reason,
+            Refusals,
+            MAX_REFUSALS,
+            NAME_LEN, //
+        },
+        pci::p2pdma::MapType,
+        prelude::*, //
+    };
+
+    /// How many bits a case is encoded in: see [`facts`].
+    const CASE_BITS: u32 = 10;
+
+    /// Makes one of all combinations of facts.
+    fn facts(case: u32) -> Facts {
+        let bit = |n: u32| case & (1 << n) != 0;
+
+        Facts {
+            gone: bit(0),
+            suspended: bit(1),
+            opted_in: bit(2),
+            pci: bit(3),
+            distance: if bit(4) { Some(case) } else { None },
+            inside_bar: bit(5),
+            system_memory: bit(6),
+            pinned_in_vram: bit(7),
+            map_type: match case >> 8 {
+                0 => MapType::NOT_SUPPORTED,
+                1 => MapType::BUS_ADDR,
+                // Twice, as there are four values for three kinds.
+                _ => MapType::THRU_HOST_BRIDGE,
+            },
+        }
+    }
+
+    /// What stands between the importer and peer memory, in the order in which it is reported.
+    fn obstacles(f: &Facts) -> [(bool, Reason); 6] {
+        [
+            (f.gone, Reason::DeviceGone),
+            (!f.opted_in, Reason::NoOptIn),
+            (!f.pci, Reason::NotPci),
+            (
+                f.distance.is_none() || f.map_type == MapType::NOT_SUPPORTED,
+                Reason::NoRoute,
+            ),
+            (!f.inside_bar, Reason::OutsideBar),
+            (f.suspended, Reason::Suspended),
+        ]
+    }
+
+    #[test]
+    fn all_combinations() {
+        for case in 0..1 << CASE_BITS {
+            let f = facts(case);
+            let outcome = decide(&f);
+            let first = obstacles(&f).into_iter().find(|(there, _)| *there);
+
+            match first {
+                None => {
+                    let path = if f.map_type == MapType::BUS_ADDR {
+                        Path::PeerBus
+                    } else {
+                        Path::PeerHostBridge
+                    };
+
+                    assert!(outcome == Outcome::peer(path));
+                }
+                Some((_, Reason::DeviceGone)) => {
+                    assert!(outcome == Outcome::refused(Reason::DeviceGone));
+                }
+                Some((_, reason)) => {
+                    let expected = match (f.system_memory, f.pinned_in_vram) {
+                        (false, _) => Outcome::refused(reason),
+                        (true, true) => Outcome::refused(Reason::PinnedElsewhere),
+                        (true, false) => Outcome::system(reason),
+                    };
+
+                    assert!(outcome == expected);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn never_silent() {
+        for case in 0..1 << CASE_BITS {
+            let outcome = decide(&facts(case));
+
+            // What is not peer to peer has a reason, and what is has none.
+            assert!(outcome.path.is_peer() == (outcome.reason == Reason::None));
+            // What is refused is an error, and nothing else is.
+            assert!((outcome.path == Path::Refused) == outcome.result().is_err());
+            // The core warns about this one.
+            assert!(outcome.result() != Err(EBUSY));
+        }
+    }
+
+    #[test]
+    fn errors_of_refusals() {
+        for (reason, error) in [
+            (Reason::NoOptIn, EOPNOTSUPP),
+            (Reason::NotPci, EOPNOTSUPP),
+            (Reason::NoRoute, EOPNOTSUPP),
+            (Reason::OutsideBar, EOPNOTSUPP),
+            (Reason::Suspended, EOPNOTSUPP),
+            (Reason::PinnedElsewhere, EOPNOTSUPP),
+            (Reason::Quota, EDQUOT),
+            (Reason::DeviceGone, ENODEV),
+        ] {
+            assert!(Outcome::refused(reason).result() == Err(error));
+        }
+    }
+
+    #[test]
+    fn codes_do_not_change() {
+        let paths = [
+            Path::PeerBus,
+            Path::PeerHostBridge,
+            Path::System,
+            Path::Refused,
+        ];
+        let reasons = [
+            Reason::None,
+            Reason::NoOptIn,
+            Reason::NotPci,
+            Reason::NoRoute,
+            Reason::OutsideBar,
+            Reason::Suspended,
+            Reason::PinnedElsewhere,
+            Reason::Quota,
+            Reason::DeviceGone,
+        ];
+
+        assert!(paths.map(Path::code) == [1, 2, 3, 4]);
+        assert!(reasons.map(Reason::code) == [0, 1, 2, 3, 4, 5, 16, 17, 18]);
+    }
+
+    #[test]
+    fn refusals_keep_the_most_recent() {
+        let mut refusals = Refusals::new();
+        let refusal =
+            |hops| AttachmentInfo::new(c"dev", Outcome::refused(Reason::NoRoute), Some(hops), 0);
+
+        assert!(refusals.iter().next().is_none());
+        for count in 1..40 {
+            refusals.push(refusal(count));
+
+            let oldest = count.saturating_sub(MAX_REFUSALS as u32 - 1).max(1);
+            assert!(refusals.iter().map(|r| r.hops() as u32).eq(oldest..=count));
+            assert_eq!(refusals.total(), count as usize);
+        }
+    }
+
+    #[test]
+    fn names_are_cut_and_terminated() {
+        let info = |name| AttachmentInfo::new(name, Outcome::peer(Path::PeerBus), None, 0);
+
+        let short = info(c"0000:03:00.0");
+        assert!(short.name.starts_with(b"0000:03:00.0\0"));
+
+        let fits = info(c"abcdefghijklmnopqrstuvwxyz01234");
+        assert!(&fits.name[..NAME_LEN - 1] == b"abcdefghijklmnopqrstuvwxyz01234");
+        assert_eq!(fits.name[NAME_LEN - 1], 0);
+
+        let long = info(c"abcdefghijklmnopqrstuvwxyz0123456789");
+        assert!(long.name == fits.name);
+    }
+}

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! Device-managed DRM registrations.
+//!
+//! The data of a [`drm::Registration`] borrows from the bound parent device, so the registration
+//! must be dropped before the device is unbound. Nothing in Rust keeps a driver from forgetting a
+//! value, which is why [`drm::Registration::new`] is `unsafe`. [`register`] leaves the registration
+//! to devres instead, and is safe.
+//!
+//! C header: [`include/drm/drm_drv.h`](srctree/include/drm/drm_drv.h)
+
+use crate::{
+    device::Bound,
+    devres,
+    drm::{
+        self,
+        Driver, //
+    },
+    prelude::*,
+    sync::aref::ARef, //
+};
+
+/// Makes the data of a registration.
+///
+/// A trait and not a closure, because the initializer that it returns depends on the lifetime.
+pub trait RegistrationInit<T: Driver> {
+    /// Returns the initializer of the registration data.
+    ///
+    /// `parent` is the bound parent device. The method is generic over the time for which it is
+    /// bound: the data may borrow from the device, and from nothing else that is not static.
+    ///
+    /// What the data needs of device-managed resources is to be acquired here and not later: devres
+    /// releases in reverse order, so these resources outlive the data.
+    fn init<'a>(
+        self,
+        parent: &'a T::ParentDevice<Bound>,
+    ) -> impl PinInit<T::RegistrationData<'a>, Error>;
+}
+
+/// Registers a DRM device until its parent device is unbound.
+///
+/// Unbinding unplugs the DRM device (see [`drm::Registration`]), which waits for all
+/// [`RegistrationGuard`](drm::RegistrationGuard)s, and then drops the registration data. It happens
+/// after the private data of the bus device was dropped. `flags` are passed to
+/// `drm_dev_register()`.
+///
+/// # Errors
+///
+/// - `EINVAL` if `parent` is not the parent device of `drm`.
+/// - `ENOMEM` if memory runs out.
+/// - What `data` or `drm_dev_register()` return.
+///
+/// # Examples
+///
+/// ```no_run
+/// use kernel::{
+///     device::Bound,
+///     drm::{
+///         self,
+///         devres::RegistrationInit, //
+///     },
+///     pci,
+///     prelude::*,
+///     sync::aref::ARef, //
+/// };
+///
+/// /// Makes registration data that is the parent device itself.
+/// struct Init;
+///
+/// impl<T> RegistrationInit<T> for Init
+/// where
+///     T: for<'a> drm::Driver<
+///         RegistrationData<'a> = &'a pci::Device<Bound>,
+///         ParentDevice<Bound> = pci::Device<Bound>,
+///     >,
+/// {
+///     fn init<'a>(
+///         self,
+///         parent: &'a pci::Device<Bound>,
+///     ) -> impl PinInit<&'a pci::Device<Bound>, Error> {
+///         Ok(parent)
+///     }
+/// }
+///
+/// fn probe<T>(
+///     pdev: &pci::Device<Bound>,
+///     drm: drm::UnregisteredDevice<T>,
+/// ) -> Result<ARef<drm::Device<T>>>
+/// where
+///     T: for<'a> drm::Driver<
+///             RegistrationData<'a> = &'a pci::Device<Bound>,
+///             ParentDevice<Bound> = pci::Device<Bound>,
+///         > + 'static,
+/// {
+///     drm::devres::register(pdev, drm, Init, 0)
+/// }
+/// ```
+pub fn register<T: Driver + 'static>(
+    parent: &T::ParentDevice<Bound>,
+    drm: drm::UnregisteredDevice<T>,
+    data: impl RegistrationInit<T>,
+    flags: usize,
+) -> Result<ARef<drm::Device<T>>> {
+    let dev = parent.as_ref();
+
+    // SAFETY: The registration is not forgotten: it is dropped below if something fails, and
+    // otherwise by devres, which releases all resources of a device when its driver is unbound or
+    // the probe fails.
+    let reg = unsafe { drm::Registration::<T>::new(dev, drm, data.init(parent), flags) }?;
+    let drm = reg.device().into();
+
+    // SAFETY: Lifetimes do not change the layout. Beyond the borrow of `parent` the value is only
+    // used to drop it, by devres, while the device is still bound. The data may be used until then:
+    //
+    // - `RegistrationInit::init()` is generic over the lifetime, so the data cannot borrow from
+    //   anything but the bound device, whatever the lifetime is that it was instantiated with here;
+    // - the device-managed resources behind such a borrow were acquired before the call of
+    //   `devres::register()` below, hence they are released after the registration.
+    let reg = unsafe {
+        pin_init::cast_pin_init::<drm::Registration<'_, T>, drm::Registration<'static, T>, Error>(
+            Ok(reg),
+        )
+    };
+
+    devres::register(dev, reg, GFP_KERNEL)?;
+    Ok(drm)
+}

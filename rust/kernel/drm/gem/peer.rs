@@ -1,0 +1,847 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! The export policy for GEM objects in VRAM: which importer reaches them, how, and why not.
+//!
+//! A driver implements [`PeerObject`], keeps an [`Exports`] in its registration data, and sets
+//! [`DriverObject::PRIME`] to [`hooks`]. Its objects are then exported as dma-bufs:
+//!
+//! - When an importer attaches, the path to it is measured and [`decide`] says what it gets: peer
+//!   to peer by bus address, peer to peer through the host bridge, system memory, or a refusal with
+//!   `EOPNOTSUPP`. Everything but peer to peer has a [`Reason`], which is kept.
+//! - [`attachments`] lists the importers of an object and the most recent refusals.
+//! - Importing an object into the device it comes from gives the object itself.
+//! - When the driver is unbound, all importers are told, and their mappings are waited for.
+//!
+//! # Locking
+//!
+//! From the outside to the inside; nothing is taken in the other direction:
+//!
+//! 1. `drm_device.object_name_lock`, held by the DRM core when it exports or imports,
+//! 2. the reservation of the object, which its dma-buf shares, held when this layer attaches, pins,
+//!    maps and lists,
+//! 3. the mutex of the refusals, taken last and never while something else is done.
+//!
+//! C headers: [`include/drm/drm_prime.h`](srctree/include/drm/drm_prime.h),
+//! [`include/linux/dma-buf.h`](srctree/include/linux/dma-buf.h)
+
+use super::{
+    BaseObject,
+    DriverAllocImpl,
+    DriverObject,
+    IntoGEMObject,
+    PrimeHooks, //
+};
+use crate::{
+    bindings,
+    device::Bound,
+    dma::DataDirection,
+    dma_buf::{
+        self,
+        exporter::{
+            exporter_of,
+            with_exporter,
+            AttachRequest,
+            Attached,
+            Exporter,
+            Locked, //
+        },
+        mapping::{
+            Mapping,
+            MmioRanges, //
+        },
+        DmaBuf, //
+    },
+    drm,
+    error::to_result,
+    iosys_map::IosysMap,
+    mm::virt::VmaNew,
+    new_mutex,
+    pci::{
+        self,
+        p2pdma::{
+            MapType,
+            Provider, //
+        }, //
+    },
+    prelude::*,
+    sync::{
+        aref::{
+            ARef,
+            AlwaysRefCounted, //
+        },
+        Mutex, //
+    }, //
+};
+use core::{
+    marker::PhantomData,
+    mem,
+    ops::Deref,
+    ptr::{
+        self,
+        NonNull, //
+    }, //
+};
+
+/// Whether objects that may leave VRAM can be served from system memory.
+///
+/// No class of GEM objects can move yet. Once one can, this becomes a question to [`PeerObject`].
+const SYSTEM_MEMORY: bool = false;
+
+/// How an importer reaches an object.
+///
+/// The values are part of the uAPI of drivers that use this layer and do not change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Path {
+    /// Peer to peer, by PCI bus address: both devices are below one switch or bridge.
+    PeerBus = 1,
+    /// Peer to peer through the host bridge, by IOVA where the importer is behind an IOMMU.
+    PeerHostBridge = 2,
+    /// The importer is served from system memory.
+    System = 3,
+    /// The importer was not attached.
+    Refused = 4,
+}
+
+impl Path {
+    /// Tells whether the importer accesses VRAM.
+    #[inline]
+    pub const fn is_peer(self) -> bool {
+        matches!(self, Self::PeerBus | Self::PeerHostBridge)
+    }
+
+    /// Returns the value that stands for the path in the uAPI.
+    #[inline]
+    pub const fn code(self) -> u32 {
+        // CAST: The values are small.
+        self as u32
+    }
+}
+
+/// Why an importer does not get peer memory.
+///
+/// The reasons below 16 lead to system memory where the object may live there, and to a refusal
+/// where it may not. The others always refuse. The values are part of the uAPI of drivers that use
+/// this layer and do not change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Reason {
+    /// It gets peer memory.
+    None = 0,
+    /// The importer did not say that it takes peer memory; static importers never do.
+    NoOptIn = 1,
+    /// The importer is not a PCI device.
+    NotPci = 2,
+    /// PCI has no permitted route between both devices.
+    NoRoute = 3,
+    /// The object is not inside the part of VRAM that the BAR shows.
+    OutsideBar = 4,
+    /// The exporting device is suspended.
+    Suspended = 5,
+    /// The object is pinned where the importer cannot reach it.
+    PinnedElsewhere = 16,
+    /// The limit of pinned VRAM is reached.
+    Quota = 17,
+    /// The exporting device is unbound.
+    DeviceGone = 18,
+}
+
+impl Reason {
+    /// Returns the value that stands for the reason in the uAPI.
+    #[inline]
+    pub const fn code(self) -> u32 {
+        // CAST: The values are small.
+        self as u32
+    }
+}
+
+/// What [`decide`] says about an importer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// How the importer reaches the object.
+    pub path: Path,
+    /// Why it is not peer to peer.
+    pub reason: Reason,
+}
+
+impl Outcome {
+    /// The importer gets peer memory along `path`.
+    #[inline]
+    pub const fn peer(path: Path) -> Self {
+        Self {
+            path,
+            reason: Reason::None,
+        }
+    }
+
+    /// The importer gets system memory because of `reason`.
+    #[inline]
+    pub const fn system(reason: Reason) -> Self {
+        Self {
+            path: Path::System,
+            reason,
+        }
+    }
+
+    /// The importer gets nothing because of `reason`.
+    #[inline]
+    pub const fn refused(reason: Reason) -> Self {
+        Self {
+            path: Path::Refused,
+            reason,
+        }
+    }
+
+    /// Returns what the attach of the importer returns.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` if the exporting device is gone, `EDQUOT` if the limit of pinned VRAM is reached,
+    /// and `EOPNOTSUPP` for all other refusals.
+    pub const fn result(self) -> Result {
+        match (self.path, self.reason) {
+            (Path::Refused, Reason::DeviceGone) => Err(ENODEV),
+            (Path::Refused, Reason::Quota) => Err(EDQUOT),
+            (Path::Refused, _) => Err(EOPNOTSUPP),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// All that is known about an importer and the object that it wants to attach to.
+#[derive(Clone, Copy, Debug)]
+pub struct Facts {
+    /// The exporting device is unbound.
+    pub gone: bool,
+    /// The exporting device is suspended.
+    pub suspended: bool,
+    /// The importer takes peer memory.
+    pub opted_in: bool,
+    /// The importer is a PCI device.
+    pub pci: bool,
+    /// PCI hops between both devices; [`None`] if there is no permitted route.
+    pub distance: Option<u32>,
+    /// The kind of mapping that PCI allows.
+    pub map_type: MapType,
+    /// The BAR shows the whole object.
+    pub inside_bar: bool,
+    /// The object can be served from system memory.
+    pub system_memory: bool,
+    /// The object is pinned in VRAM.
+    pub pinned_in_vram: bool,
+}
+
+/// Decides what an importer gets.
+///
+/// A pure function, so that all combinations can be tested. Where several reasons apply, the one
+/// that the importer is told first is the one that it can do most about: whether it opts in is its
+/// own choice, where it sits is that of whoever built the machine.
+///
+/// # Examples
+///
+/// ```
+/// use kernel::{
+///     drm::gem::peer::{
+///         decide,
+///         Facts,
+///         Outcome,
+///         Path,
+///         Reason, //
+///     },
+///     pci::p2pdma::MapType, //
+/// };
+///
+/// let below_one_switch = Facts {
+///     gone: false,
+///     suspended: false,
+///     opted_in: true,
+///     pci: true,
+///     distance: Some(4),
+///     map_type: MapType::BUS_ADDR,
+///     inside_bar: true,
+///     system_memory: false,
+///     pinned_in_vram: false,
+/// };
+/// assert_eq!(decide(&below_one_switch), Outcome::peer(Path::PeerBus));
+///
+/// // Without a route it depends on where the object may live.
+/// let mut no_route = Facts {
+///     distance: None,
+///     map_type: MapType::NOT_SUPPORTED,
+///     ..below_one_switch
+/// };
+/// assert_eq!(decide(&no_route), Outcome::refused(Reason::NoRoute));
+///
+/// no_route.system_memory = true;
+/// assert_eq!(decide(&no_route), Outcome::system(Reason::NoRoute));
+/// ```
+pub fn decide(facts: &Facts) -> Outcome {
+    if facts.gone {
+        return Outcome::refused(Reason::DeviceGone);
+    }
+
+    let reason = if !facts.opted_in {
+        Reason::NoOptIn
+    } else if !facts.pci {
+        Reason::NotPci
+    } else if facts.distance.is_none() || !facts.map_type.is_supported() {
+        Reason::NoRoute
+    } else if !facts.inside_bar {
+        Reason::OutsideBar
+    } else if facts.suspended {
+        Reason::Suspended
+    } else if facts.map_type == MapType::BUS_ADDR {
+        return Outcome::peer(Path::PeerBus);
+    } else {
+        return Outcome::peer(Path::PeerHostBridge);
+    };
+
+    if !facts.system_memory {
+        Outcome::refused(reason)
+    } else if facts.pinned_in_vram {
+        Outcome::refused(Reason::PinnedElsewhere)
+    } else {
+        Outcome::system(reason)
+    }
+}
+
+/// The flags of an [`AttachmentInfo`].
+///
+/// The values are part of the uAPI of drivers that use this layer and do not change.
+pub mod flags {
+    /// The attachment is pinned.
+    pub const PINNED: u32 = 1 << 0;
+    /// The attachment holds at least one mapping.
+    pub const MAPPED: u32 = 1 << 1;
+    /// The importer attached dynamically: it manages pinning itself.
+    pub const DYNAMIC: u32 = 1 << 2;
+    /// The importer can be told to drop its mapping.
+    pub const REVOCABLE: u32 = 1 << 3;
+    /// The importer opted in to peer memory.
+    pub const PEER2PEER: u32 = 1 << 4;
+}
+
+/// The size of the name in an [`AttachmentInfo`] in bytes, with the NUL at its end.
+pub const NAME_LEN: usize = 32;
+
+/// One importer of an object, attached or refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttachmentInfo {
+    /// The name of the importing device, cut to fit and filled up with NUL bytes.
+    pub name: [u8; NAME_LEN],
+    /// What the importer got.
+    pub outcome: Outcome,
+    /// PCI hops to the importer; [`None`] where there is no route or the importer is not PCI.
+    pub distance: Option<u32>,
+    /// A combination of [`flags`].
+    pub flags: u32,
+}
+
+impl AttachmentInfo {
+    /// Describes the importer `name`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use kernel::drm::gem::peer::{
+    ///     AttachmentInfo,
+    ///     Outcome,
+    ///     Reason,
+    ///     NAME_LEN, //
+    /// };
+    ///
+    /// let long = c"a-device-with-a-name-of-more-than-31-bytes";
+    /// let info = AttachmentInfo::new(long, Outcome::refused(Reason::NotPci), None, 0);
+    ///
+    /// assert_eq!(&info.name[..8], b"a-device");
+    /// assert_eq!(info.name[NAME_LEN - 1], 0);
+    /// assert_eq!(info.hops(), -1);
+    /// ```
+    pub fn new(name: &CStr, outcome: Outcome, distance: Option<u32>, flags: u32) -> Self {
+        let mut buf = [0; NAME_LEN];
+        let bytes = name.to_bytes();
+        let len = bytes.len().min(NAME_LEN - 1);
+
+        buf[..len].copy_from_slice(&bytes[..len]);
+        Self {
+            name: buf,
+            outcome,
+            distance,
+            flags,
+        }
+    }
+
+    /// Returns the distance in PCI hops, or -1 where there is no route, as the uAPI has it.
+    pub fn hops(&self) -> i32 {
+        self.distance
+            .and_then(|hops| i32::try_from(hops).ok())
+            .unwrap_or(-1)
+    }
+}
+
+/// How many refusals are kept for each object.
+pub const MAX_REFUSALS: usize = 8;
+
+/// The most recent refusals.
+///
+/// # Examples
+///
+/// ```
+/// use kernel::{
+///     drm::gem::peer::{
+///         AttachmentInfo,
+///         Outcome,
+///         Reason,
+///         Refusals,
+///         MAX_REFUSALS, //
+///     }, //
+/// };
+///
+/// let mut refusals = Refusals::new();
+///
+/// for hops in 0..10 {
+///     let outcome = Outcome::refused(Reason::NoRoute);
+///     refusals.push(AttachmentInfo::new(c"dev", outcome, Some(hops), 0));
+/// }
+///
+/// // Ten were refused; the last eight are kept, oldest first.
+/// assert_eq!(refusals.total(), 10);
+/// assert!(refusals.iter().map(|r| r.hops()).eq(2..10));
+/// assert_eq!(refusals.iter().count(), MAX_REFUSALS);
+/// ```
+pub struct Refusals {
+    ring: [Option<AttachmentInfo>; MAX_REFUSALS],
+    total: usize,
+}
+
+impl Default for Refusals {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Refusals {
+    /// Nobody was refused yet.
+    pub const fn new() -> Self {
+        Self {
+            ring: [None; MAX_REFUSALS],
+            total: 0,
+        }
+    }
+
+    /// Adds a refusal; the oldest one makes room for it.
+    pub fn push(&mut self, refusal: AttachmentInfo) {
+        self.ring[self.total % MAX_REFUSALS] = Some(refusal);
+        self.total = self.total.wrapping_add(1);
+    }
+
+    /// Returns how many importers were refused, including those that are not kept any more.
+    pub fn total(&self) -> usize {
+        self.total
+    }
+
+    /// Iterates over the refusals that are kept, oldest first.
+    pub fn iter(&self) -> impl Iterator<Item = &AttachmentInfo> {
+        let (newer, older) = self.ring.split_at(self.total % MAX_REFUSALS);
+
+        Iterator::chain(older.iter(), newer).flatten()
+    }
+}
+
+/// A GEM object that peers may access in VRAM.
+///
+/// # Examples
+///
+/// ```ignore
+/// static OPS: peer::Ops<BoData> = peer::Ops::new();
+///
+/// impl DriverObject for BoData {
+///     const PRIME: gem::PrimeHooks<Self> = peer::hooks();
+///     // ...
+/// }
+///
+/// impl PeerObject for BoData {
+///     fn ops() -> &'static peer::Ops<Self> {
+///         &OPS
+///     }
+///
+///     fn exports<'a>(reg: &'a Registered<'a>) -> &'a peer::Exports<'a, Self> {
+///         &reg.exports
+///     }
+///
+///     fn for_each_block(&self, f: &mut dyn FnMut(u64, u64) -> Result) -> Result {
+///         self.blocks.iter().try_for_each(|b| f(b.offset(), b.size()))
+///     }
+///
+///     fn vram_or_fail(&self) -> bool {
+///         true
+///     }
+/// }
+/// ```
+pub trait PeerObject:
+    DriverObject<
+    Driver: drm::Driver<
+        Object: IntoGEMObject + AlwaysRefCounted + Deref<Target = Self> + Send + Sync + 'static,
+    >,
+>
+{
+    /// Returns the table of dma-buf operations of this class.
+    ///
+    /// It must be a `static` of the driver: by its address the driver tells its own buffers.
+    fn ops() -> &'static Ops<Self>;
+
+    /// Returns the list of exported buffers, which the driver keeps in its registration data.
+    fn exports<'a>(
+        reg: &'a <Self::Driver as drm::Driver>::RegistrationData<'a>,
+    ) -> &'a Exports<'a, Self>;
+
+    /// Calls `f` with offset in VRAM and length of each block of the object, in the order of the
+    /// object, until it fails.
+    ///
+    /// Offsets and lengths are multiples of the page size, and the lengths add up to the size of
+    /// the object. Called with the reservation held. Blocks may lie outside of the BAR.
+    ///
+    /// # Errors
+    ///
+    /// What `f` returns.
+    fn for_each_block(&self, f: &mut dyn FnMut(u64, u64) -> Result) -> Result;
+
+    /// Tells whether the object must never leave VRAM.
+    fn vram_or_fail(&self) -> bool;
+
+    /// The object must stay where it is until [`unpin`](Self::unpin). Calls nest.
+    ///
+    /// Called with the reservation held, after all attachments were found to reach the object where
+    /// it is.
+    ///
+    /// # Errors
+    ///
+    /// `EDQUOT` if the limit of pinned VRAM is reached; never `EBUSY`, which the core warns about.
+    fn pin(&self) -> Result {
+        Ok(())
+    }
+
+    /// The object may move again. Called with the reservation held.
+    fn unpin(&self) {}
+}
+
+/// The table of dma-buf operations of a class of objects.
+pub type Ops<T> = dma_buf::Ops<GemExport<T>>;
+
+/// The list of the exported buffers of a bound driver. Dropping it takes them all back.
+pub type Exports<'a, T> = dma_buf::Exports<'a, GemExport<T>>;
+
+/// Makes an empty list of exported buffers for the driver of `pdev`, whose BAR `bar` is VRAM.
+///
+/// [`enable_p2pdma`](pci::Device::enable_p2pdma) comes before. The list belongs into the
+/// registration data of the DRM device, before whatever is needed to access VRAM, so that it is
+/// dropped first.
+///
+/// # Errors
+///
+/// - `EINVAL` if there is no such BAR or it is not a memory BAR.
+/// - `ENXIO` if peer-to-peer was not enabled.
+/// - `ENOMEM` if memory runs out.
+pub fn exports<T: PeerObject>(pdev: &pci::Device<Bound>, bar: u32) -> Result<Exports<'_, T>> {
+    Exports::new(pdev, |pdev: &pci::Device<Bound>| pdev.p2pdma_provider(bar))
+}
+
+/// What is kept for each attachment.
+pub struct Attachment {
+    outcome: Outcome,
+    distance: Option<u32>,
+    opted_in: bool,
+}
+
+/// A GEM object that is exported as a dma-buf.
+pub struct GemExport<T: PeerObject> {
+    // Dropped before its device, which it needs until it is freed.
+    obj: ARef<DriverAllocImpl<T>>,
+    dev: ARef<drm::Device<T::Driver>>,
+    refusals: Pin<KBox<Mutex<Refusals>>>,
+}
+
+impl<T: PeerObject> GemExport<T> {
+    /// Finds out what [`decide`] needs to know.
+    fn facts(&self, cx: &Locked<'_, Self>, req: &AttachRequest<'_>) -> Facts {
+        let provider = cx.bound();
+        let client = req.device();
+        let pci = <&pci::Device>::try_from(client).is_ok();
+        let (distance, map_type) = if pci {
+            (provider.distance(client), provider.map_type(client))
+        } else {
+            (None, MapType::NOT_SUPPORTED)
+        };
+
+        Facts {
+            // `cx` proves that the device is bound, and drivers of this layer do not suspend yet.
+            gone: false,
+            suspended: false,
+            opted_in: req.peer2peer(),
+            pci,
+            distance,
+            map_type,
+            inside_bar: self.ranges(*provider).is_ok(),
+            system_memory: SYSTEM_MEMORY && !self.obj.vram_or_fail(),
+            pinned_in_vram: cx.attachments().any(|at| at.pins() > 0),
+        }
+    }
+
+    /// Returns where in the BAR the object is.
+    fn ranges<'a>(&self, provider: Provider<'a>) -> Result<MmioRanges<'a>> {
+        let mut ranges = MmioRanges::new(provider);
+
+        T::for_each_block(&self.obj, &mut |offset, len| ranges.push(offset, len))?;
+        Ok(ranges)
+    }
+}
+
+#[vtable]
+impl<T: PeerObject> Exporter for GemExport<T> {
+    type OwnerModule = <T::Driver as drm::Driver>::OwnerModule;
+    type Bound<'a> = Provider<'a>;
+    type Attachment = Attachment;
+
+    const NAME: &'static CStr = <T::Driver as drm::Driver>::INFO.name;
+
+    fn ops() -> &'static Ops<T> {
+        T::ops()
+    }
+
+    fn attach(&self, cx: &Locked<'_, Self>, req: &mut AttachRequest<'_>) -> Result<Attachment> {
+        let facts = self.facts(cx, req);
+        let outcome = decide(&facts);
+
+        if outcome.path == Path::Refused {
+            let mut flags = 0;
+            if facts.opted_in {
+                flags |= flags::PEER2PEER;
+            }
+            if req.is_dynamic() {
+                flags |= flags::DYNAMIC;
+            }
+            if req.is_revocable() {
+                flags |= flags::REVOCABLE;
+            }
+
+            let name = req.device().name();
+            let refusal = AttachmentInfo::new(name, outcome, facts.distance, flags);
+            self.refusals.lock().push(refusal);
+        } else if outcome.path == Path::System {
+            req.clear_peer2peer();
+        }
+
+        outcome.result()?;
+        Ok(Attachment {
+            outcome,
+            distance: facts.distance,
+            opted_in: facts.opted_in,
+        })
+    }
+
+    fn pin(&self, _cx: &Locked<'_, Self>, at: &Attached<'_, Self>) -> Result {
+        if !at.data().outcome.path.is_peer() {
+            return Err(EOPNOTSUPP);
+        }
+        T::pin(&self.obj)
+    }
+
+    fn unpin(&self, _buf: &DmaBuf, _at: &Attached<'_, Self>) {
+        T::unpin(&self.obj)
+    }
+
+    fn map<'r>(
+        &self,
+        cx: &Locked<'_, Self>,
+        at: &Attached<'r, Self>,
+        dir: DataDirection,
+    ) -> Result<Mapping<'r>> {
+        if !at.data().outcome.path.is_peer() {
+            return Err(EOPNOTSUPP);
+        }
+        at.map_mmio(&self.ranges(*cx.bound())?, dir)
+    }
+
+    fn mmap(&self, _buf: &DmaBuf, vma: &VmaNew) -> Result {
+        // SAFETY: The object is valid, and the area is that of an `mmap()` that is under way.
+        to_result(unsafe { bindings::drm_gem_prime_mmap(self.obj.as_raw(), vma.as_ptr()) })
+    }
+
+    fn vmap(&self, _cx: &Locked<'_, Self>) -> Result<IosysMap> {
+        let obj = self.obj.as_raw();
+        // SAFETY: The object is valid, and its functions never change.
+        let vmap = unsafe { (*(*obj).funcs).vmap }.ok_or(EOPNOTSUPP)?;
+        let mut map = bindings::iosys_map::default();
+
+        // SAFETY: The object is valid, and its reservation, which is that of the dma-buf, is held.
+        to_result(unsafe { vmap(obj, &mut map) })?;
+        Ok(IosysMap::from_raw(map))
+    }
+
+    fn vunmap(&self, _buf: &DmaBuf, map: IosysMap) {
+        let obj = self.obj.as_raw();
+
+        // SAFETY: The object is valid, and its functions never change.
+        if let Some(vunmap) = unsafe { (*(*obj).funcs).vunmap } {
+            // SAFETY: The object is valid, its reservation is held, and `map` is what its `vmap`
+            // returned.
+            unsafe { vunmap(obj, &mut map.into_raw()) };
+        }
+    }
+}
+
+/// Makes the list of the refusals of an object.
+///
+/// Not generic and not inlined, so that the lock class and its name stay in the kernel crate.
+#[inline(never)]
+fn new_refusals() -> Result<Pin<KBox<Mutex<Refusals>>>> {
+    KBox::pin_init(
+        new_mutex!(Refusals::new(), "drm::gem::peer::Refusals"),
+        GFP_KERNEL,
+    )
+}
+
+/// Returns the callbacks for [`DriverObject::PRIME`].
+pub const fn hooks<T: PeerObject>() -> PrimeHooks<T> {
+    // INVARIANT: The callbacks expect objects of the class `DriverAllocImpl<T>`.
+    PrimeHooks {
+        export: Some(export_callback::<T>),
+        import: Some(import_callback::<T>),
+        _p: PhantomData,
+    }
+}
+
+/// # Safety
+///
+/// Called by the DRM core with an object of the class `DriverAllocImpl<T>` that has a handle.
+unsafe extern "C" fn export_callback<T: PeerObject>(
+    obj: *mut bindings::drm_gem_object,
+    flags: c_int,
+) -> *mut bindings::dma_buf {
+    // SAFETY: The object is valid and of this class.
+    let obj: &DriverAllocImpl<T> = unsafe { IntoGEMObject::from_raw(obj) };
+
+    match export::<T>(obj, flags) {
+        Ok(buf) => ARef::into_raw(buf).as_ptr().cast(),
+        Err(e) => e.to_ptr(),
+    }
+}
+
+fn export<T: PeerObject>(obj: &DriverAllocImpl<T>, flags: c_int) -> Result<ARef<DmaBuf>> {
+    let raw = obj.as_raw();
+
+    // A process that maps the dma-buf does so at the fake offset, where the mapping is found again
+    // when the device is unplugged.
+    obj.create_mmap_offset()?;
+
+    // SAFETY: The device of a valid object is valid. Only objects of registered devices have
+    // handles, and so are exported.
+    let dev: &drm::Device<T::Driver, drm::Ioctl> = unsafe { drm::Device::from_raw((*raw).dev) };
+    let guard = dev.registration_guard().ok_or(ENODEV)?;
+    let normal: &drm::Device<T::Driver> = dev;
+
+    let export = GemExport::<T> {
+        obj: obj.into(),
+        dev: normal.into(),
+        refusals: new_refusals()?,
+    };
+
+    let buf = guard.registration_data_with(|reg| {
+        // CAST: Flags of `open()` are not negative.
+        // SAFETY: The reservation is that of the object, which `export` keeps alive.
+        unsafe { T::exports(reg).export_with_resv(export, obj.size(), flags as u32, (*raw).resv) }
+    })?;
+
+    // As `drm_gem_dmabuf_export()` does: mappings of the dma-buf are mappings of the device.
+    // SAFETY: The dma-buf and the device are valid, and nobody else uses the file yet.
+    unsafe { (*(*buf.as_raw()).file).f_mapping = (*(*(*raw).dev).anon_inode).i_mapping };
+    Ok(buf)
+}
+
+/// # Safety
+///
+/// Called by the DRM core with a device of `T::Driver` and a valid dma-buf.
+unsafe extern "C" fn import_callback<T: PeerObject>(
+    dev: *mut bindings::drm_device,
+    buf: *mut bindings::dma_buf,
+) -> *mut bindings::drm_gem_object {
+    // SAFETY: The dma-buf is valid for the time of the call.
+    let dma_buf = unsafe { DmaBuf::from_raw(buf) };
+
+    if let Some(export) = exporter_of::<GemExport<T>>(dma_buf) {
+        if ptr::eq(export.dev.as_raw(), dev) {
+            // The new handle refers to the object itself and not to the dma-buf. The caller gets
+            // the reference.
+            mem::forget(export.obj.clone());
+            return export.obj.as_raw();
+        }
+    }
+
+    // SAFETY: As promised by the caller.
+    unsafe { bindings::drm_gem_prime_import(dev, buf) }
+}
+
+/// Lists who uses `obj`: its attachments, oldest first, then the most recent refusals.
+///
+/// Takes the reservation of the object.
+///
+/// # Errors
+///
+/// - `ENODEV` if the exporting device is gone.
+/// - `ENOMEM` if memory runs out.
+pub fn attachments<T: PeerObject>(obj: &DriverAllocImpl<T>) -> Result<KVec<AttachmentInfo>> {
+    let mut list = KVec::new();
+
+    let Some(buf) = dma_buf_of(obj) else {
+        return Ok(list);
+    };
+
+    with_exporter(&buf, |export: &GemExport<T>, cx| {
+        for at in cx.attachments() {
+            let data = at.data();
+            let mut flags = 0;
+
+            for (set, flag) in [
+                (at.pins() > 0, flags::PINNED),
+                (at.maps() > 0, flags::MAPPED),
+                (at.is_dynamic(), flags::DYNAMIC),
+                (at.is_revocable(), flags::REVOCABLE),
+                (data.opted_in, flags::PEER2PEER),
+            ] {
+                if set {
+                    flags |= flag;
+                }
+            }
+
+            list.push(
+                AttachmentInfo::new(at.device().name(), data.outcome, data.distance, flags),
+                GFP_KERNEL,
+            )?;
+        }
+
+        // The mutex is not held while memory is allocated.
+        list.reserve(MAX_REFUSALS, GFP_KERNEL)?;
+        for refusal in export.refusals.lock().iter() {
+            list.push_within_capacity(*refusal)?;
+        }
+        Ok(())
+    })?;
+    Ok(list)
+}
+
+/// Returns the dma-buf that an object is exported as.
+fn dma_buf_of<C: IntoGEMObject>(obj: &C) -> Option<ARef<DmaBuf>> {
+    let obj = obj.as_raw();
+
+    // SAFETY: The object and its device are valid. While the mutex is held, and `dma_buf` is not
+    // null, the object holds a reference to the dma-buf.
+    unsafe {
+        let lock = &raw mut (*(*obj).dev).object_name_lock;
+
+        bindings::mutex_lock(lock);
+        let buf =
+            NonNull::new((*obj).dma_buf).map(|buf| ARef::from(DmaBuf::from_raw(buf.as_ptr())));
+        bindings::mutex_unlock(lock);
+        buf
+    }
+}
