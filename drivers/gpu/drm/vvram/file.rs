@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The ioctls.
+
+use kernel::{
+    drm::{
+        self,
+        gem::{
+            peer::{
+                self,
+                Path,
+                Reason, //
+            },
+            BaseObject, //
+        },
+        Registered, //
+    },
+    page,
+    prelude::*,
+    uaccess::{
+        UserPtr,
+        UserSlice, //
+    },
+    uapi, //
+};
+
+use crate::{
+    driver::{
+        BoundData,
+        VvramDevice,
+        VvramDriver, //
+    },
+    gem::{
+        Bo,
+        BoData, //
+    },
+};
+
+/// An open file of the device. It has no state of its own.
+pub(crate) struct File;
+
+impl drm::file::DriverFile for File {
+    type Driver = VvramDriver;
+
+    fn open(_dev: &VvramDevice) -> Result<Pin<KBox<Self>>> {
+        Ok(KBox::new(Self, GFP_KERNEL)?.into())
+    }
+}
+
+/// Returns `EINVAL` unless `ok`.
+fn check(ok: bool) -> Result {
+    if ok {
+        Ok(())
+    } else {
+        Err(EINVAL)
+    }
+}
+
+impl File {
+    /// `DRM_IOCTL_VVRAM_GETPARAM`
+    pub(crate) fn getparam(
+        dev: &VvramDevice<Registered>,
+        _bound: &BoundData<'_>,
+        args: &mut uapi::drm_vvram_getparam,
+        _file: &drm::File<File>,
+    ) -> Result<u32> {
+        check(args.pad == 0 && args.value == 0)?;
+
+        args.value = match args.param {
+            uapi::drm_vvram_param_DRM_VVRAM_PARAM_VRAM_SIZE => dev.vram.size(),
+            uapi::drm_vvram_param_DRM_VVRAM_PARAM_VRAM_CPU_VISIBLE_SIZE => dev.cpu_visible,
+            uapi::drm_vvram_param_DRM_VVRAM_PARAM_PAGE_SIZE => page::PAGE_SIZE as u64,
+            uapi::drm_vvram_param_DRM_VVRAM_PARAM_VRAM_FREE => dev.vram.avail(),
+            _ => return Err(EINVAL),
+        };
+        Ok(0)
+    }
+
+    /// `DRM_IOCTL_VVRAM_GEM_CREATE`
+    pub(crate) fn gem_create(
+        dev: &VvramDevice<Registered>,
+        bound: &BoundData<'_>,
+        args: &mut uapi::drm_vvram_gem_create,
+        file: &drm::File<File>,
+    ) -> Result<u32> {
+        const KNOWN: u32 =
+            uapi::DRM_VVRAM_GEM_CREATE_VRAM | uapi::DRM_VVRAM_GEM_CREATE_VRAM_OR_FAIL;
+
+        check(args.handle == 0 && args.flags & !KNOWN == 0)?;
+
+        // There is no placement but VRAM yet, so that it does not matter whether it is asked for.
+        let vram_or_fail = args.flags & uapi::DRM_VVRAM_GEM_CREATE_VRAM_OR_FAIL != 0;
+        let bo = BoData::create(dev, bound, args.size, vram_or_fail)?;
+
+        args.handle = bo.create_handle(file)?;
+        args.size = bo.size() as u64;
+        Ok(0)
+    }
+
+    /// `DRM_IOCTL_VVRAM_GEM_MMAP_OFFSET`
+    pub(crate) fn gem_mmap_offset(
+        _dev: &VvramDevice<Registered>,
+        _bound: &BoundData<'_>,
+        args: &mut uapi::drm_vvram_gem_mmap_offset,
+        file: &drm::File<File>,
+    ) -> Result<u32> {
+        check(args.pad == 0 && args.offset == 0)?;
+
+        args.offset = Bo::lookup_handle(file, args.handle)?.create_mmap_offset()?;
+        Ok(0)
+    }
+
+    /// `DRM_IOCTL_VVRAM_GEM_ATTACHMENTS`
+    pub(crate) fn gem_attachments(
+        _dev: &VvramDevice<Registered>,
+        _bound: &BoundData<'_>,
+        args: &mut uapi::drm_vvram_gem_attachments,
+        file: &drm::File<File>,
+    ) -> Result<u32> {
+        const ENTRY: usize = size_of::<uapi::drm_vvram_attachment>();
+
+        let bo = Bo::lookup_handle(file, args.handle)?;
+        let list = peer::attachments::<BoData>(&bo)?;
+        let count = list.len().min(args.count as usize);
+
+        let addr = UserPtr::from_addr(args.attachments.try_into()?);
+        let mut out = UserSlice::new(addr, count * ENTRY).writer();
+        for info in list.iter().take(count) {
+            out.write_slice(&info.name)?;
+            out.write(&info.outcome.path.code())?;
+            out.write(&info.outcome.reason.code())?;
+            out.write(&info.flags)?;
+            out.write(&info.hops())?;
+        }
+
+        args.count = list.len().try_into()?;
+        Ok(0)
+    }
+}
+
+// The uAPI is what userspace was compiled with; it and the peer layer must not drift apart.
+const _: () = {
+    macro_rules! same {
+        ($($ours:expr => $uapi:ident),* $(,)?) => {
+            $(assert!($ours == uapi::$uapi);)*
+        };
+    }
+
+    assert!(peer::NAME_LEN == uapi::DRM_VVRAM_ATTACHMENT_NAME_LEN as usize);
+    assert!(size_of::<uapi::drm_vvram_attachment>() == peer::NAME_LEN + 4 * size_of::<u32>());
+
+    same! {
+        Path::PeerBus.code() => drm_vvram_path_DRM_VVRAM_PATH_PEER_BUS,
+        Path::PeerHostBridge.code() => drm_vvram_path_DRM_VVRAM_PATH_PEER_HOST_BRIDGE,
+        Path::System.code() => drm_vvram_path_DRM_VVRAM_PATH_SYSTEM,
+        Path::Refused.code() => drm_vvram_path_DRM_VVRAM_PATH_REFUSED,
+        Reason::None.code() => drm_vvram_reason_DRM_VVRAM_REASON_NONE,
+        Reason::NoOptIn.code() => drm_vvram_reason_DRM_VVRAM_REASON_NO_OPT_IN,
+        Reason::NotPci.code() => drm_vvram_reason_DRM_VVRAM_REASON_NOT_PCI,
+        Reason::NoRoute.code() => drm_vvram_reason_DRM_VVRAM_REASON_NO_ROUTE,
+        Reason::OutsideBar.code() => drm_vvram_reason_DRM_VVRAM_REASON_OUTSIDE_BAR,
+        Reason::Suspended.code() => drm_vvram_reason_DRM_VVRAM_REASON_SUSPENDED,
+        Reason::PinnedElsewhere.code() => drm_vvram_reason_DRM_VVRAM_REASON_PINNED_ELSEWHERE,
+        Reason::Quota.code() => drm_vvram_reason_DRM_VVRAM_REASON_QUOTA,
+        Reason::DeviceGone.code() => drm_vvram_reason_DRM_VVRAM_REASON_DEVICE_GONE,
+        peer::flags::PINNED => DRM_VVRAM_ATTACHMENT_PINNED,
+        peer::flags::MAPPED => DRM_VVRAM_ATTACHMENT_MAPPED,
+        peer::flags::DYNAMIC => DRM_VVRAM_ATTACHMENT_DYNAMIC,
+        peer::flags::REVOCABLE => DRM_VVRAM_ATTACHMENT_REVOCABLE,
+        peer::flags::PEER2PEER => DRM_VVRAM_ATTACHMENT_PEER2PEER,
+    }
+};

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What differs between the devices that the driver knows.
+//!
+//! A device with a copy engine gets a [`Variant`] of its own, whose [`Engine`] uses it.
+
+use kernel::{
+    device::Bound,
+    drm::gem::iomem::Window,
+    pci,
+    prelude::*, //
+};
+
+/// A kind of device.
+pub(crate) trait Variant: Sync {
+    /// The name of the kind, for the log.
+    fn name(&self) -> &'static str;
+
+    /// The BAR that shows VRAM.
+    fn vram_bar(&self) -> u32;
+
+    /// The size of the part of VRAM that the BAR shows, in bytes.
+    fn cpu_visible_size(&self, pdev: &pci::Device<Bound>) -> Result<u64> {
+        pdev.resource_len(self.vram_bar())
+    }
+
+    /// The size of VRAM in bytes.
+    fn vram_size(&self, pdev: &pci::Device<Bound>) -> Result<u64> {
+        self.cpu_visible_size(pdev)
+    }
+
+    /// Prepares the device for work on VRAM.
+    fn engine<'a>(&self, pdev: &'a pci::Device<Bound>) -> Result<KBox<dyn Engine + 'a>>;
+}
+
+/// How a device works on its VRAM, while the driver is bound.
+pub(crate) trait Engine: Send + Sync {
+    /// Writes zeroes to `len` bytes at `offset` of VRAM, and returns when they are there.
+    ///
+    /// `window` is the CPU's view of the BAR.
+    fn clear(&self, window: &Window<'_>, offset: u64, len: u64) -> Result;
+}
+
+/// QEMU's `ivshmem-plain`: BAR 2 is memory, and there is nothing else.
+pub(crate) struct Ivshmem;
+
+impl Variant for Ivshmem {
+    fn name(&self) -> &'static str {
+        "ivshmem"
+    }
+
+    fn vram_bar(&self) -> u32 {
+        2
+    }
+
+    fn engine<'a>(&self, _pdev: &'a pci::Device<Bound>) -> Result<KBox<dyn Engine + 'a>> {
+        Ok(KBox::new(Cpu, GFP_KERNEL)?)
+    }
+}
+
+/// The CPU, for devices that cannot work on their VRAM themselves.
+struct Cpu;
+
+impl Engine for Cpu {
+    fn clear(&self, window: &Window<'_>, offset: u64, len: u64) -> Result {
+        window.clear(offset, len)
+    }
+}

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! VRAM behind a PCI BAR, exported peer to peer.
+//!
+//! The reference for drivers that adopt [`kernel::drm::gem::peer`]. The layers, from the top:
+//! `file` (the ioctls), `gem` (the objects and how the layers of the kernel crate see them),
+//! `driver` (probe and what exists while the driver is bound), `hw` (what differs between devices).
+
+mod driver;
+mod file;
+mod gem;
+mod hw;
+
+use crate::driver::VvramDriver;
+
+kernel::module_pci_driver! {
+    type: VvramDriver,
+    name: "vvram",
+    authors: ["The vvram authors"],
+    description: "VRAM behind a PCI BAR, exported peer to peer",
+    license: "GPL",
+    imports_ns: ["DMA_BUF"],
+}

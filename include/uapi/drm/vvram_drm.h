@@ -1,0 +1,208 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * uAPI of the vvram driver: VRAM behind a PCI BAR, exported peer to peer.
+ *
+ * Every structure has the same layout for 32- and 64-bit callers. Fields named
+ * pad and flag bits that are not listed here must be zero, or the call returns
+ * -EINVAL. Sizes and offsets are in bytes.
+ */
+#ifndef _UAPI_VVRAM_DRM_H_
+#define _UAPI_VVRAM_DRM_H_
+
+#include "drm.h"
+
+#if defined(__cplusplus)
+extern "C" {
+#endif
+
+#define DRM_VVRAM_GETPARAM		0x00
+#define DRM_VVRAM_GEM_CREATE		0x01
+#define DRM_VVRAM_GEM_MMAP_OFFSET	0x02
+#define DRM_VVRAM_GEM_ATTACHMENTS	0x03
+
+/**
+ * enum drm_vvram_param - what DRM_IOCTL_VVRAM_GETPARAM can be asked for
+ */
+enum drm_vvram_param {
+	/** @DRM_VVRAM_PARAM_VRAM_SIZE: all VRAM of the device, in bytes. */
+	DRM_VVRAM_PARAM_VRAM_SIZE = 0,
+	/**
+	 * @DRM_VVRAM_PARAM_VRAM_CPU_VISIBLE_SIZE: the part of VRAM that the BAR
+	 * shows to the CPU and to peers, in bytes.
+	 */
+	DRM_VVRAM_PARAM_VRAM_CPU_VISIBLE_SIZE = 1,
+	/** @DRM_VVRAM_PARAM_PAGE_SIZE: the unit sizes are rounded up to. */
+	DRM_VVRAM_PARAM_PAGE_SIZE = 2,
+	/** @DRM_VVRAM_PARAM_VRAM_FREE: VRAM that is not allocated, in bytes. */
+	DRM_VVRAM_PARAM_VRAM_FREE = 3,
+};
+
+/**
+ * struct drm_vvram_getparam - argument of DRM_IOCTL_VVRAM_GETPARAM
+ */
+struct drm_vvram_getparam {
+	/** @param: in, one of enum drm_vvram_param; -EINVAL if unknown. */
+	__u32 param;
+	/** @pad: must be zero. */
+	__u32 pad;
+	/** @value: out, must be zero on input. */
+	__u64 value;
+};
+
+/**
+ * DRM_VVRAM_GEM_CREATE_VRAM - the object may be placed in VRAM.
+ *
+ * A call without a placement means this one.
+ */
+#define DRM_VVRAM_GEM_CREATE_VRAM		(1 << 0)
+/**
+ * DRM_VVRAM_GEM_CREATE_VRAM_OR_FAIL - never leave VRAM.
+ *
+ * The object is in VRAM for as long as it lives, and an importer that cannot
+ * reach it there is refused with -EOPNOTSUPP instead of being given system
+ * memory.
+ */
+#define DRM_VVRAM_GEM_CREATE_VRAM_OR_FAIL	(1 << 1)
+
+/**
+ * struct drm_vvram_gem_create - argument of DRM_IOCTL_VVRAM_GEM_CREATE
+ *
+ * Creates an object that reads as zeroes. Returns -EINVAL for a size of 0 or
+ * an unknown flag and -ENOSPC when VRAM cannot hold it.
+ */
+struct drm_vvram_gem_create {
+	/** @size: in, at least 1; out, rounded up to a page. */
+	__u64 size;
+	/** @flags: in, DRM_VVRAM_GEM_CREATE_*. */
+	__u32 flags;
+	/** @handle: out, must be zero on input. */
+	__u32 handle;
+};
+
+/**
+ * struct drm_vvram_gem_mmap_offset - argument of
+ * DRM_IOCTL_VVRAM_GEM_MMAP_OFFSET
+ */
+struct drm_vvram_gem_mmap_offset {
+	/** @handle: in, -ENOENT if unknown. */
+	__u32 handle;
+	/** @pad: must be zero. */
+	__u32 pad;
+	/** @offset: out, for mmap() on this DRM fd; must be zero on input. */
+	__u64 offset;
+};
+
+/**
+ * enum drm_vvram_path - how an importer reaches a buffer
+ */
+enum drm_vvram_path {
+	/** @DRM_VVRAM_PATH_PEER_BUS: peer to peer, by PCI bus address. */
+	DRM_VVRAM_PATH_PEER_BUS = 1,
+	/**
+	 * @DRM_VVRAM_PATH_PEER_HOST_BRIDGE: peer to peer through the host
+	 * bridge, by IOVA where the importer is behind an IOMMU.
+	 */
+	DRM_VVRAM_PATH_PEER_HOST_BRIDGE = 2,
+	/** @DRM_VVRAM_PATH_SYSTEM: the buffer is served from system memory. */
+	DRM_VVRAM_PATH_SYSTEM = 3,
+	/** @DRM_VVRAM_PATH_REFUSED: the attach was refused. */
+	DRM_VVRAM_PATH_REFUSED = 4,
+};
+
+/**
+ * enum drm_vvram_reason - why a path is not peer to peer
+ *
+ * The reasons below 16 lead to system memory where the buffer may live there,
+ * and to a refusal where it may not (DRM_VVRAM_GEM_CREATE_VRAM_OR_FAIL). Where
+ * several apply, the first of this list is given.
+ */
+enum drm_vvram_reason {
+	/** @DRM_VVRAM_REASON_NONE: it is peer to peer. */
+	DRM_VVRAM_REASON_NONE = 0,
+	/** @DRM_VVRAM_REASON_NO_OPT_IN: the importer does not take peer memory. */
+	DRM_VVRAM_REASON_NO_OPT_IN = 1,
+	/** @DRM_VVRAM_REASON_NOT_PCI: the importer is not a PCI device. */
+	DRM_VVRAM_REASON_NOT_PCI = 2,
+	/** @DRM_VVRAM_REASON_NO_ROUTE: PCI has no permitted route between both. */
+	DRM_VVRAM_REASON_NO_ROUTE = 3,
+	/** @DRM_VVRAM_REASON_OUTSIDE_BAR: the BAR does not show the buffer. */
+	DRM_VVRAM_REASON_OUTSIDE_BAR = 4,
+	/** @DRM_VVRAM_REASON_SUSPENDED: the exporting device is suspended. */
+	DRM_VVRAM_REASON_SUSPENDED = 5,
+	/** @DRM_VVRAM_REASON_PINNED_ELSEWHERE: pinned where it cannot reach. */
+	DRM_VVRAM_REASON_PINNED_ELSEWHERE = 16,
+	/** @DRM_VVRAM_REASON_QUOTA: the limit of pinned VRAM is reached. */
+	DRM_VVRAM_REASON_QUOTA = 17,
+	/** @DRM_VVRAM_REASON_DEVICE_GONE: the exporting device is unbound. */
+	DRM_VVRAM_REASON_DEVICE_GONE = 18,
+};
+
+/** The attachment is pinned. */
+#define DRM_VVRAM_ATTACHMENT_PINNED	(1 << 0)
+/** The attachment holds at least one mapping. */
+#define DRM_VVRAM_ATTACHMENT_MAPPED	(1 << 1)
+/** The importer attached dynamically: it manages pinning itself. */
+#define DRM_VVRAM_ATTACHMENT_DYNAMIC	(1 << 2)
+/** The importer can be told to drop its mapping (invalidate_mappings). */
+#define DRM_VVRAM_ATTACHMENT_REVOCABLE	(1 << 3)
+/** The importer opted in to peer-to-peer memory. */
+#define DRM_VVRAM_ATTACHMENT_PEER2PEER	(1 << 4)
+
+#define DRM_VVRAM_ATTACHMENT_NAME_LEN	32
+
+/**
+ * struct drm_vvram_attachment - one importer of a buffer
+ */
+struct drm_vvram_attachment {
+	/** @device: name of the importing device, NUL terminated. */
+	char device[DRM_VVRAM_ATTACHMENT_NAME_LEN];
+	/** @path: one of enum drm_vvram_path. */
+	__u32 path;
+	/** @reason: one of enum drm_vvram_reason. */
+	__u32 reason;
+	/** @flags: DRM_VVRAM_ATTACHMENT_*. */
+	__u32 flags;
+	/** @distance: PCI hops to the importer, -1 where there is no route. */
+	__s32 distance;
+};
+
+/**
+ * struct drm_vvram_gem_attachments - argument of
+ * DRM_IOCTL_VVRAM_GEM_ATTACHMENTS
+ *
+ * Lists the attachments of a buffer, oldest first, followed by the most recent
+ * refusals (at most 8, with DRM_VVRAM_PATH_REFUSED), oldest first. A refusal has
+ * the flags of the importer and the distance to it. An array that is too short
+ * gets the first entries; with count 0, which asks how many there are, it may be
+ * a null pointer.
+ */
+struct drm_vvram_gem_attachments {
+	/** @handle: in, -ENOENT if unknown. */
+	__u32 handle;
+	/** @count: in, entries the array holds; out, entries there are. */
+	__u32 count;
+	/** @attachments: in, user pointer to struct drm_vvram_attachment. */
+	__u64 attachments;
+};
+
+/* An enum, so that Rust's bindgen resolves the numbers. */
+enum {
+	DRM_IOCTL_VVRAM_GETPARAM =
+		DRM_IOWR(DRM_COMMAND_BASE + DRM_VVRAM_GETPARAM,
+			 struct drm_vvram_getparam),
+	DRM_IOCTL_VVRAM_GEM_CREATE =
+		DRM_IOWR(DRM_COMMAND_BASE + DRM_VVRAM_GEM_CREATE,
+			 struct drm_vvram_gem_create),
+	DRM_IOCTL_VVRAM_GEM_MMAP_OFFSET =
+		DRM_IOWR(DRM_COMMAND_BASE + DRM_VVRAM_GEM_MMAP_OFFSET,
+			 struct drm_vvram_gem_mmap_offset),
+	DRM_IOCTL_VVRAM_GEM_ATTACHMENTS =
+		DRM_IOWR(DRM_COMMAND_BASE + DRM_VVRAM_GEM_ATTACHMENTS,
+			 struct drm_vvram_gem_attachments),
+};
+
+#if defined(__cplusplus)
+}
+#endif
+
+#endif /* _UAPI_VVRAM_DRM_H_ */
