@@ -1,0 +1,445 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What no sane program would ask for.
+
+use std::collections::BTreeMap;
+
+use vvram_tests::drm::{ioctl, ioctl_raw, Drm};
+use vvram_tests::map::PAGE;
+use vvram_tests::misc::Lcg;
+use vvram_tests::peer::{Mode, Peer};
+use vvram_tests::scene::{share, works, Expect};
+use vvram_tests::uapi::{self, EduPeerAttach, EduPeerTable, EduPeerTransfer};
+use vvram_tests::{check, errno_name, expect_errno, fail, igt_main, skip, Outcome, SysError};
+
+/// Addresses at which nothing of ours is mapped.
+const NOWHERE: [u64; 5] = [
+    0,
+    16,
+    0xffff_8000_0000_0000,
+    0xffff_ffff_8100_0000,
+    u64::MAX - 15,
+];
+
+/// Numbers at which things tend to break.
+const EDGES: [u64; 14] = [
+    0,
+    1,
+    2,
+    7,
+    PAGE as u64 - 1,
+    PAGE as u64,
+    PAGE as u64 + 1,
+    0x1_0000,
+    0x7fff_ffff,
+    0x8000_0000,
+    0xffff_ffff,
+    0x1_0000_0000,
+    1 << 63,
+    u64::MAX,
+];
+
+/// Counts answers and refuses those that no program should ever see.
+#[derive(Debug, Default)]
+struct Answers {
+    seen: BTreeMap<String, u32>,
+    odd: Vec<String>,
+}
+
+impl Answers {
+    fn note(&mut self, result: Result<i32, SysError>, allowed: &[i32]) {
+        let name = match result {
+            Ok(_) => "success".to_string(),
+            Err(error) => {
+                if !allowed.contains(&error.errno) {
+                    self.odd.push(error.to_string());
+                }
+                errno_name(error.errno)
+            }
+        };
+        *self.seen.entry(name).or_default() += 1;
+    }
+
+    fn finish(&self) -> Outcome {
+        println!("answers: {:?}", self.seen);
+        check!(
+            self.odd.is_empty(),
+            "{} calls failed in ways that make no sense, such as: {}",
+            self.odd.len(),
+            self.odd[0]
+        );
+        check!(
+            self.seen.len() > 3,
+            "so few kinds of answers mean that little was tried: {:?}",
+            self.seen
+        );
+        Ok(())
+    }
+}
+
+fn drm_fuzz() -> Outcome {
+    let mut random = Lcg::new(0x5eed);
+    let mut answers = Answers::default();
+    let mut scratch = vec![0u64; 1024];
+    let allowed = [
+        libc::EINVAL,
+        libc::ENOENT,
+        libc::ENOSPC,
+        libc::EFAULT,
+        libc::ENOMEM,
+    ];
+    for _ in 0..6 {
+        let drm = Drm::open()?;
+        for _ in 0..400 {
+            let mut words = [0u64; 8];
+            for word in &mut words {
+                *word = match random.below(4) {
+                    0 => random.word(),
+                    1 => random.below(64) | random.below(4) << 32,
+                    _ => random.pick(&EDGES),
+                };
+            }
+            let nr = random.below(6);
+            match nr {
+                // Mostly sizes that fit, so that handles exist.
+                1 if random.below(2) == 0 => {
+                    words[0] = 1 + random.below(0x8000);
+                    words[1] = random.below(8);
+                }
+                1 if random.below(2) == 0 => words[1] = random.below(4),
+                2 if random.below(2) == 0 => {
+                    words[0] = random.below(16);
+                    words[1] = 0;
+                }
+                3 => {
+                    // At most nine entries of 48 bytes are ever written.
+                    words[1] = match random.below(3) {
+                        0 => random.pick(&NOWHERE),
+                        _ => scratch.as_mut_ptr() as u64,
+                    };
+                }
+                _ => {}
+            }
+            let size = random.pick(&[0, 4, 8, 16, 16, 16, 16, 24, 64]);
+            let dir = random.pick(&[3, 3, 3, 3, 2, 1, 0]);
+            let request = uapi::ioc(dir, u64::from(b'd'), uapi::DRM_COMMAND_BASE + nr, size);
+            // With another size or direction the kernel sees zeroes instead,
+            // so for GEM_ATTACHMENTS the pointer is ours or null.
+            let address = match random.below(10) {
+                0 => random.pick(&NOWHERE),
+                _ => words.as_mut_ptr() as u64,
+            };
+            // SAFETY: the kernel writes to `words`, to `scratch`, or to
+            // addresses where nothing is mapped.
+            let result = unsafe {
+                ioctl_raw(drm.fd(), request, address, || {
+                    format!("DRM ioctl {request:#x} with {words:x?}")
+                })
+            };
+            answers.note(result, &allowed);
+            if random.below(8) == 0 {
+                let _ = drm.close(random.below(64) as u32);
+            }
+        }
+    }
+    answers.finish()?;
+    works()
+}
+
+fn peer_fuzz() -> Outcome {
+    let mut random = Lcg::new(0xed0);
+    let mut answers = Answers::default();
+    let mut scratch = vec![0u64; 4096];
+    let drm = Drm::open()?;
+    let shared = share(&drm, 1)?;
+    let allowed = [
+        libc::EINVAL,
+        libc::EBADF,
+        libc::EFAULT,
+        libc::EBUSY,
+        libc::ENOTTY,
+        libc::EOPNOTSUPP,
+    ];
+    // Each transfer that moves a byte takes 300 ms.
+    let mut moved = 0;
+    for _ in 0..4 {
+        let peer = Peer::open()?;
+        for _ in 0..300 {
+            let mut words = [0u64; 8];
+            for word in &mut words {
+                *word = match random.below(3) {
+                    0 => random.word(),
+                    _ => random.pick(&EDGES),
+                };
+            }
+            let nr = 0x10 + random.below(10);
+            let size = match nr {
+                0x10 => {
+                    let fds = [shared.buffer.fd(), peer.fd(), drm.fd(), -1, i32::MIN, 9999];
+                    let fd = match random.below(2) {
+                        0 => shared.buffer.fd(),
+                        _ => random.pick(&fds),
+                    };
+                    words[0] = u64::from(fd as u32) | random.below(7) << 32;
+                    words[1] = random.pick(&[0, 0, 0, 1, u64::MAX]);
+                    16
+                }
+                0x16 => {
+                    // Inside the dma-buf of one page, or refused.
+                    words[2] = match random.below(2) {
+                        0 => random.pick(&NOWHERE),
+                        _ => scratch.as_mut_ptr() as u64,
+                    };
+                    words[3] = random.pick(&[0, 1, 2, 1 << 32, 0xffff_ffff]);
+                    if random.below(4) == 0 {
+                        words[0] = random.below(PAGE as u64);
+                        words[1] = random.below(PAGE as u64 - words[0]);
+                    }
+                    if moved > 25 {
+                        words[0] = u64::MAX;
+                    }
+                    32
+                }
+                0x17 => {
+                    words[0] = match random.below(2) {
+                        0 => random.pick(&NOWHERE),
+                        _ => scratch.as_mut_ptr() as u64,
+                    };
+                    words[1] = random.pick(&[0, 1, 64, 0xffff_ffff, 1 << 32]);
+                    16
+                }
+                0x18 => 24,
+                _ => 0,
+            };
+            let dir = match nr {
+                0x10 | 0x16 | 0x17 => 3,
+                0x18 => 2,
+                _ => 0,
+            };
+            let size = match random.below(12) {
+                0 => random.pick(&[0, 8, 16, 40]),
+                _ => size,
+            };
+            let request = uapi::ioc(dir, 0xed, nr, size);
+            let address = match random.below(10) {
+                0 => random.pick(&NOWHERE),
+                _ => words.as_mut_ptr() as u64,
+            };
+            // SAFETY: the kernel writes to `words`, to `scratch` (less than
+            // which is attached), or to addresses where nothing is mapped.
+            let result = unsafe {
+                ioctl_raw(peer.fd(), request, address, || {
+                    format!("edu_peer ioctl {request:#x} with {words:x?}")
+                })
+            };
+            if nr == 0x16
+                && (result.is_ok() || result.as_ref().is_err_and(|e| e.errno == libc::EFAULT))
+            {
+                moved += 1;
+            }
+            answers.note(result, &allowed);
+        }
+    }
+    answers.finish()?;
+    let left = shared.object.attachments()?;
+    check!(
+        left.iter().all(|entry| entry.refused()),
+        "attachments left over after all files were closed: {left:?}"
+    );
+    works()
+}
+
+fn drm_numbers() -> Outcome {
+    let drm = Drm::open()?;
+    let mut words = [0u64; 8];
+    let address = words.as_mut_ptr() as u64;
+    for nr in 4..0x60 {
+        let request = uapi::ioc(3, u64::from(b'd'), uapi::DRM_COMMAND_BASE + nr, 16);
+        // SAFETY: the kernel writes to `words`, if at all.
+        let result = unsafe {
+            ioctl_raw(drm.fd(), request, address, || {
+                format!("DRM ioctl {request:#x}")
+            })
+        };
+        expect_errno("a driver ioctl that does not exist", result, libc::EINVAL)?;
+    }
+    let request = uapi::ioc(3, u64::from(b'e'), uapi::DRM_COMMAND_BASE, 16);
+    // SAFETY: as above.
+    let result = unsafe { ioctl_raw(drm.fd(), request, address, || "ioctl of type e".to_string()) };
+    expect_errno("an ioctl of another type", result, libc::ENOTTY)
+}
+
+fn peer_numbers() -> Outcome {
+    let peer = Peer::open()?;
+    let mut words = [0u64; 8];
+    let address = words.as_mut_ptr() as u64;
+    for nr in (0..0x10).chain(0x19..0x40) {
+        for dir in 0..4 {
+            let request = uapi::ioc(dir, 0xed, nr, 16);
+            // SAFETY: the kernel writes to `words`, if at all.
+            let result = unsafe {
+                ioctl_raw(peer.fd(), request, address, || {
+                    format!("edu_peer ioctl {request:#x}")
+                })
+            };
+            expect_errno("an ioctl that does not exist", result, libc::ENOTTY)?;
+        }
+    }
+    Ok(())
+}
+
+fn peer_attach() -> Outcome {
+    let drm = Drm::open()?;
+    let shared = share(&drm, 1)?;
+    let peer = Peer::open()?;
+    let good = EduPeerAttach {
+        fd: shared.buffer.fd(),
+        mode: uapi::EDU_PEER_DYNAMIC,
+        size: 0,
+    };
+    for mode in [5, 6, 0x8000_0000, u32::MAX] {
+        let mut argument = EduPeerAttach { mode, ..good };
+        let result = peer.attach_raw(&mut argument);
+        expect_errno("attaching in an unknown mode", result, libc::EINVAL)?;
+    }
+    for size in [1, PAGE as u64, u64::MAX] {
+        let mut argument = EduPeerAttach { size, ..good };
+        let result = peer.attach_raw(&mut argument);
+        expect_errno("attaching with a nonzero size", result, libc::EINVAL)?;
+    }
+    for fd in [-1, 9999, i32::MIN] {
+        let mut argument = EduPeerAttach { fd, ..good };
+        let result = peer.attach_raw(&mut argument);
+        expect_errno("attaching a bad fd", result, libc::EBADF)?;
+    }
+    for fd in [drm.fd(), peer.fd()] {
+        let mut argument = EduPeerAttach { fd, ..good };
+        let result = peer.attach_raw(&mut argument);
+        expect_errno("attaching an fd that is no dma-buf", result, libc::EINVAL)?;
+    }
+    check!(
+        shared.object.attachments()?.is_empty(),
+        "bad input left a trace: {:?}",
+        shared.object.attachments()?
+    );
+    Ok(())
+}
+
+fn peer_not_attached() -> Outcome {
+    let peer = Peer::open()?;
+    let mut data = [0u8; 8];
+    let none = libc::EINVAL;
+    expect_errno("detach of nothing", peer.detach(), none)?;
+    expect_errno("pin of nothing", peer.pin(), none)?;
+    expect_errno("unpin of nothing", peer.unpin(), none)?;
+    expect_errno("map of nothing", peer.map(), none)?;
+    expect_errno("unmap of nothing", peer.unmap(), none)?;
+    expect_errno("table of nothing", peer.table(), none)?;
+    expect_errno("a read of nothing", peer.read(0, &mut data), none)?;
+    expect_errno("a write to nothing", peer.write(0, &data), none)?;
+    check!(
+        peer.status()?.flags == 0,
+        "status of nothing: {:?}",
+        peer.status()?
+    );
+    Ok(())
+}
+
+fn peer_transfer() -> Outcome {
+    if Expect::get()? == Expect::Refused {
+        skip!("no route between the devices on this topology");
+    }
+    let drm = Drm::open()?;
+    let shared = share(&drm, 1)?;
+    shared.map.set(0x1111_1111_1111_1111);
+    let peer = Peer::open()?;
+    peer.attach(&shared.buffer, Mode::Dynamic)?;
+    let mut data = [0u64; 8];
+    let good = EduPeerTransfer {
+        offset: 0,
+        length: 64,
+        data: data.as_mut_ptr() as u64,
+        direction: uapi::EDU_PEER_WRITE,
+        pad: 0,
+    };
+    for (direction, pad) in [(2, 0), (u32::MAX, 0), (0, 1), (1, 1 << 31)] {
+        let mut argument = EduPeerTransfer {
+            direction,
+            pad,
+            ..good
+        };
+        // SAFETY: the memory is ours and as long as it says.
+        let result = unsafe { peer.transfer_raw(&mut argument) };
+        expect_errno("a bad direction or pad", result, libc::EINVAL)?;
+    }
+    for address in NOWHERE {
+        for direction in [uapi::EDU_PEER_READ, uapi::EDU_PEER_WRITE] {
+            let mut argument = EduPeerTransfer {
+                data: address,
+                direction,
+                ..good
+            };
+            // SAFETY: nothing is mapped there.
+            let result = unsafe { peer.transfer_raw(&mut argument) };
+            expect_errno(
+                &format!("a transfer in direction {direction} at {address:#x}"),
+                result,
+                libc::EFAULT,
+            )?;
+        }
+    }
+    if let Err(mismatch) = shared.map.verify_value(0x1111_1111_1111_1111) {
+        fail!("a refused transfer wrote to the buffer: {mismatch}");
+    }
+    peer.map()?;
+    for (segments, pad, want) in [(16, 0, libc::EFAULT), (0, 1, libc::EINVAL)] {
+        let mut table = EduPeerTable {
+            segments,
+            count: 1,
+            pad,
+        };
+        let result = ioctl(peer.fd(), uapi::EDU_PEER_IOC_TABLE, &mut table, || {
+            format!("EDU_PEER_IOC_TABLE(segments={segments}, pad={pad})")
+        });
+        expect_errno("a table at a bad address or with a pad", result, want)?;
+    }
+    Ok(())
+}
+
+fn bad_pointers() -> Outcome {
+    let drm = Drm::open()?;
+    let peer = Peer::open()?;
+    let calls = [
+        (drm.fd(), uapi::VVRAM_GETPARAM),
+        (drm.fd(), uapi::VVRAM_GEM_CREATE),
+        (drm.fd(), uapi::VVRAM_GEM_MMAP_OFFSET),
+        (drm.fd(), uapi::VVRAM_GEM_ATTACHMENTS),
+        (peer.fd(), uapi::EDU_PEER_IOC_ATTACH),
+        (peer.fd(), uapi::EDU_PEER_IOC_TRANSFER),
+        (peer.fd(), uapi::EDU_PEER_IOC_TABLE),
+        (peer.fd(), uapi::EDU_PEER_IOC_STATUS),
+    ];
+    for (fd, request) in calls {
+        for address in NOWHERE {
+            // SAFETY: nothing is mapped there.
+            let result = unsafe {
+                ioctl_raw(fd, request, address, || {
+                    format!("ioctl {request:#x} at {address:#x}")
+                })
+            };
+            expect_errno("an argument at a bad address", result, libc::EFAULT)?;
+        }
+    }
+    Ok(())
+}
+
+igt_main! {
+    "drm-fuzz", "2400 random calls with a fixed seed, then everything works", drm_fuzz;
+    "peer-fuzz", "1200 random calls with a fixed seed, then everything works", peer_fuzz;
+    "drm-numbers", "EINVAL for driver ioctls that do not exist", drm_numbers;
+    "peer-numbers", "ENOTTY for peer ioctls that do not exist", peer_numbers;
+    "peer-attach", "bad modes, fds and fields", peer_attach;
+    "peer-not-attached", "EINVAL for everything but status", peer_not_attached;
+    "peer-transfer", "bad directions, pads and addresses", peer_transfer;
+    "bad-pointers", "EFAULT for every argument", bad_pointers;
+}

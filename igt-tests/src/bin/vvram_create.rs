@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! DRM_IOCTL_VVRAM_GEM_CREATE and what becomes of the VRAM.
+
+use vvram_tests::drm::{ioctl_raw, Drm};
+use vvram_tests::map::PAGE;
+use vvram_tests::uapi::{self, VvramGemCreate};
+use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome};
+
+const PAGE64: u64 = PAGE as u64;
+
+fn sizes() -> Outcome {
+    let drm = Drm::open()?;
+    let free = drm.vram_free()?;
+    for size in [1u64, 4095, 4096, 4097, 12288, 65535, 0x10_0001, 0x12_3456] {
+        let want = size.div_ceil(PAGE64) * PAGE64;
+        let object = drm.create(size)?;
+        check!(object.handle() != 0, "size {size}: the handle is 0");
+        check_eq!(object.size(), want, "size {size}, rounded up");
+        check_eq!(
+            drm.vram_free()?,
+            free - want,
+            "free VRAM with an object of {size} bytes"
+        );
+        check_eq!(object.map()?.len() as u64, want, "bytes that can be mapped");
+        object.close()?;
+        check_eq!(drm.vram_free()?, free, "free VRAM after closing it");
+    }
+    Ok(())
+}
+
+fn size_zero() -> Outcome {
+    let drm = Drm::open()?;
+    for flags in [0, uapi::CREATE_VRAM, uapi::CREATE_VRAM_OR_FAIL] {
+        expect_errno(
+            "GEM_CREATE of 0 bytes",
+            drm.create_flags(0, flags),
+            libc::EINVAL,
+        )?;
+    }
+    Ok(())
+}
+
+fn flags_known() -> Outcome {
+    let drm = Drm::open()?;
+    let free = drm.vram_free()?;
+    let (vram, only) = (uapi::CREATE_VRAM, uapi::CREATE_VRAM_OR_FAIL);
+    for flags in [0, vram, only, vram | only] {
+        let object = drm.create_flags(PAGE64, flags)?;
+        check_eq!(
+            drm.vram_free()?,
+            free - PAGE64,
+            "free VRAM with a new object with flags {flags:#x}"
+        );
+        object.close()?;
+    }
+    Ok(())
+}
+
+fn flags_unknown() -> Outcome {
+    let drm = Drm::open()?;
+    for bit in 2..32 {
+        for other in [0, uapi::CREATE_VRAM] {
+            let flags = 1 << bit | other;
+            expect_errno(
+                &format!("GEM_CREATE with flags {flags:#x}"),
+                drm.create_flags(PAGE64, flags),
+                libc::EINVAL,
+            )?;
+        }
+    }
+    Ok(())
+}
+
+fn nonzero_handle() -> Outcome {
+    let drm = Drm::open()?;
+    for handle in [1, u32::MAX] {
+        let mut argument = VvramGemCreate {
+            size: PAGE64,
+            flags: uapi::CREATE_VRAM,
+            handle,
+        };
+        let result = drm.create_raw(&mut argument);
+        expect_errno("GEM_CREATE with a nonzero handle", result, libc::EINVAL)?;
+    }
+    Ok(())
+}
+
+fn too_large() -> Outcome {
+    let drm = Drm::open()?;
+    let vram = drm.getparam(uapi::PARAM_VRAM_SIZE)?;
+    let free = drm.vram_free()?;
+    let sizes = [
+        vram + 1,
+        vram + PAGE64,
+        2 * vram,
+        1 << 32,
+        1 << 40,
+        1 << 63,
+        u64::MAX - PAGE64 + 1,
+        u64::MAX - PAGE64 + 2,
+        u64::MAX,
+    ];
+    for size in sizes {
+        expect_errno(
+            &format!("GEM_CREATE of {size:#x} bytes with {vram:#x} bytes of VRAM"),
+            drm.create(size),
+            libc::ENOSPC,
+        )?;
+        check_eq!(drm.vram_free()?, free, "free VRAM after the refusal");
+    }
+    Ok(())
+}
+
+fn whole_vram() -> Outcome {
+    let drm = Drm::open()?;
+    let free = drm.vram_free()?;
+    let object = drm.create(free)?;
+    check_eq!(drm.vram_free()?, 0, "free VRAM when one object has it all");
+    expect_errno("GEM_CREATE when VRAM is full", drm.create(1), libc::ENOSPC)?;
+    object.close()?;
+    check_eq!(drm.vram_free()?, free, "free VRAM after closing it");
+    drm.create(1)?.close()?;
+    Ok(())
+}
+
+fn until_full() -> Outcome {
+    let drm = Drm::open()?;
+    let free = drm.vram_free()?;
+    let mut objects = Vec::new();
+    let mut handles = std::collections::HashSet::new();
+    loop {
+        match drm.create(1) {
+            Ok(object) => {
+                check!(
+                    handles.insert(object.handle()),
+                    "handle {} was given out twice",
+                    object.handle()
+                );
+                objects.push(object);
+            }
+            Err(error) if error.errno == libc::ENOSPC => break,
+            Err(error) => fail!("with {} objects: {error}", objects.len()),
+        }
+        check!(
+            objects.len() as u64 <= free / PAGE64,
+            "{} pages in {free:#x} bytes of VRAM",
+            objects.len()
+        );
+    }
+    check_eq!(
+        objects.len() as u64,
+        free / PAGE64,
+        "objects of a page that fit"
+    );
+    check_eq!(drm.vram_free()?, 0, "free VRAM when it is full");
+    for object in objects {
+        object.close()?;
+    }
+    check_eq!(drm.vram_free()?, free, "free VRAM after closing them all");
+    Ok(())
+}
+
+fn zeroed() -> Outcome {
+    let drm = Drm::open()?;
+    let free = drm.vram_free()?;
+    let piece = 1 << 20;
+    // Once as VRAM is found, then over what the rounds before left behind.
+    for round in 0..3u64 {
+        let mut kept = Vec::new();
+        let mut left = free;
+        while left > 0 {
+            // Other sizes every round, so that old and new edges differ.
+            let size = left.min(piece - round * 5 * PAGE64);
+            let object = drm.create(size)?;
+            let map = object.map()?;
+            if let Err(mismatch) = map.verify_value(0) {
+                fail!(
+                    "round {round}, object {} of {size:#x} bytes: new VRAM is not zero: {mismatch}",
+                    kept.len()
+                );
+            }
+            map.set(0x5ec2_e75e_c2e7_0000 | round);
+            left -= object.size();
+            kept.push(object);
+        }
+        check_eq!(drm.vram_free()?, 0, "free VRAM when all of it was checked");
+    }
+    Ok(())
+}
+
+fn unknown_handle() -> Outcome {
+    let drm = Drm::open()?;
+    let object = drm.create(1)?;
+    let closed = object.handle();
+    object.close()?;
+    let other = Drm::open()?;
+    let foreign = other.create(1)?;
+    check!(
+        foreign.handle() == closed,
+        "handles of a new file should start at the same number: {} and {closed}",
+        foreign.handle()
+    );
+    for handle in [0, closed, closed + 1, u32::MAX] {
+        let what = |call: &str| format!("{call} of unknown handle {handle}");
+        expect_errno(
+            &what("GEM_MMAP_OFFSET"),
+            drm.mmap_offset(handle),
+            libc::ENOENT,
+        )?;
+        expect_errno(
+            &what("GEM_ATTACHMENTS"),
+            drm.attachments(handle),
+            libc::ENOENT,
+        )?;
+        expect_errno(
+            &what("PRIME_HANDLE_TO_FD"),
+            drm.export(handle, 0),
+            libc::ENOENT,
+        )?;
+        expect_errno(&what("GEM_CLOSE"), drm.close(handle), libc::EINVAL)?;
+    }
+    Ok(())
+}
+
+fn close_twice() -> Outcome {
+    let drm = Drm::open()?;
+    let free = drm.vram_free()?;
+    let handle = drm.create(1)?.leak();
+    drm.close(handle)?;
+    expect_errno("the second GEM_CLOSE", drm.close(handle), libc::EINVAL)?;
+    check_eq!(drm.vram_free()?, free, "free VRAM");
+    Ok(())
+}
+
+fn file_close_frees() -> Outcome {
+    let drm = Drm::open()?;
+    let free = drm.vram_free()?;
+    let other = drm.reopen()?;
+    for _ in 0..64 {
+        other.create(5 * PAGE64)?.leak();
+    }
+    check_eq!(
+        drm.vram_free()?,
+        free - 64 * 5 * PAGE64,
+        "free VRAM with 64 objects of another file"
+    );
+    drop(other);
+    check_eq!(drm.vram_free()?, free, "free VRAM after closing that file");
+    Ok(())
+}
+
+fn bad_pointer() -> Outcome {
+    let drm = Drm::open()?;
+    for address in [0, 0xffff_8000_0000_0000] {
+        // SAFETY: nothing is mapped at these addresses.
+        let result = unsafe {
+            ioctl_raw(drm.fd(), uapi::VVRAM_GEM_CREATE, address, || {
+                format!("GEM_CREATE at {address:#x}")
+            })
+        };
+        expect_errno("GEM_CREATE at a bad address", result, libc::EFAULT)?;
+    }
+    Ok(())
+}
+
+fn card_node() -> Outcome {
+    let drm = Drm::open_card()?;
+    let object = drm.create(PAGE64)?;
+    object.map()?.write(0, 1);
+    object.close()?;
+    Ok(())
+}
+
+igt_main! {
+    "sizes", "from 1 byte, rounded up to a page, charged exactly", sizes;
+    "size-zero", "EINVAL", size_zero;
+    "flags-known", "every placement gives VRAM", flags_known;
+    "flags-unknown", "EINVAL for every other bit", flags_unknown;
+    "nonzero-handle", "EINVAL for a handle that is not zero on input", nonzero_handle;
+    "too-large", "ENOSPC above the size of VRAM, up to sizes that wrap", too_large;
+    "whole-vram", "one object can have it all, the next gets ENOSPC", whole_vram;
+    "until-full", "pages until ENOSPC, then all of them back", until_full;
+    "zeroed", "new VRAM reads as zeroes, whatever it held before", zeroed;
+    "unknown-handle", "ENOENT, for closed handles and those of other files too", unknown_handle;
+    "close-twice", "EINVAL, and VRAM is freed once", close_twice;
+    "file-close-frees", "closing the file frees its objects", file_close_frees;
+    "bad-pointer", "EFAULT", bad_pointer;
+    "card-node", "the card node creates and maps as well", card_node;
+}

@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Processes that die by SIGKILL, in every state a buffer can be in.
+
+use std::thread;
+use std::time::Duration;
+
+use vvram_tests::drm::{DmaBuf, Drm};
+use vvram_tests::map::PAGE;
+use vvram_tests::misc;
+use vvram_tests::peer::{Mode, Peer};
+use vvram_tests::proc::{sleep_forever, Child, Steps};
+use vvram_tests::scene::{patterns, peer_reads, peer_writes, share, Expect, Scene};
+use vvram_tests::socket::{receive_fd, send_fd, sockets};
+use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome};
+
+const PAGE64: u64 = PAGE as u64;
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// How far the importer got before it died.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd)]
+enum Reached {
+    Attached,
+    Pinned,
+    Mapped,
+    Transfer,
+}
+
+/// Goes as far as asked, says so, and never ends.
+fn import(buffer: &DmaBuf, mode: Mode, reached: Reached, there: &Steps) -> Outcome {
+    let peer = Peer::open()?;
+    peer.attach(buffer, mode)?;
+    if reached >= Reached::Pinned && mode.needs_pin() {
+        peer.pin()?;
+    }
+    if reached >= Reached::Mapped {
+        peer.map()?;
+    }
+    there.done()?;
+    if reached == Reached::Transfer {
+        let mut data = vec![0u8; buffer.size()? as usize];
+        loop {
+            peer.read(0, &mut data)?;
+        }
+    }
+    sleep_forever()
+}
+
+/// Kills an importer and checks that nothing of it is left.
+fn killed(mode: Mode, reached: Reached) -> Outcome {
+    let scene = Scene::with_route()?;
+    let (a, _) = patterns();
+    let shared = share(&scene.drm, 16)?;
+    shared.map.fill(a);
+    let there = Steps::new()?;
+    let mut child = Child::spawn(|| import(&shared.buffer, mode, reached, &there))?;
+    there.wait("the importer", LIMIT)?;
+    if reached == Reached::Transfer {
+        // Sixteen pages take seconds: this is in the middle of one of them.
+        thread::sleep(Duration::from_millis(730));
+    }
+    let pinned = mode.needs_pin() && reached >= Reached::Pinned;
+    scene.check_only(&shared.object, mode, pinned, reached >= Reached::Mapped)?;
+    child.kill()?;
+    let gone = misc::poll(Duration::from_secs(5), || {
+        let list = shared.object.attachments().ok()?;
+        list.is_empty().then_some(())
+    });
+    if gone.is_none() {
+        fail!(
+            "the attachment of a killed importer is still there: {:?}",
+            shared.object.attachments()?
+        );
+    }
+    if let Err(mismatch) = shared.map.verify(a) {
+        fail!("the buffer changed: {mismatch}");
+    }
+    // The device is free for the next one.
+    scene.peer.attach(&shared.buffer, Mode::Dynamic)?;
+    scene.peer.map()?;
+    scene.check_only(&shared.object, Mode::Dynamic, false, true)?;
+    scene.check_table(&scene.peer, &shared.map)?;
+    peer_reads(&scene.peer, a, &[0, 15])?;
+    scene.peer.detach()?;
+    scene.check_none(&shared.object)
+}
+
+fn attached() -> Outcome {
+    killed(Mode::Dynamic, Reached::Attached)
+}
+
+fn pinned() -> Outcome {
+    killed(Mode::Pinned, Reached::Pinned)
+}
+
+fn dynamic_mapped() -> Outcome {
+    killed(Mode::Dynamic, Reached::Mapped)
+}
+
+fn pinned_mapped() -> Outcome {
+    killed(Mode::Pinned, Reached::Mapped)
+}
+
+fn revocable_mapped() -> Outcome {
+    killed(Mode::Revocable, Reached::Mapped)
+}
+
+fn dynamic_transfer() -> Outcome {
+    killed(Mode::Dynamic, Reached::Transfer)
+}
+
+fn pinned_transfer() -> Outcome {
+    killed(Mode::Pinned, Reached::Transfer)
+}
+
+fn all_at_once() -> Outcome {
+    let scene = Scene::with_route()?;
+    let shared = share(&scene.drm, 4)?;
+    let there = Steps::new()?;
+    let mut children = Vec::new();
+    for (mode, reached) in [
+        (Mode::Dynamic, Reached::Attached),
+        (Mode::Dynamic, Reached::Transfer),
+        (Mode::Pinned, Reached::Pinned),
+        (Mode::Pinned, Reached::Mapped),
+        (Mode::Revocable, Reached::Mapped),
+        (Mode::Revocable, Reached::Transfer),
+    ] {
+        children.push(Child::spawn(|| {
+            import(&shared.buffer, mode, reached, &there)
+        })?);
+        there.wait("an importer", LIMIT)?;
+    }
+    check_eq!(
+        shared.object.attachments()?.len(),
+        children.len(),
+        "attachments of all importers"
+    );
+    for child in &children {
+        child.signal(libc::SIGKILL);
+    }
+    for child in &mut children {
+        child.kill()?;
+    }
+    let gone = misc::poll(Duration::from_secs(5), || {
+        let list = shared.object.attachments().ok()?;
+        list.is_empty().then_some(())
+    });
+    check!(
+        gone.is_some(),
+        "attachments of killed importers are still there: {:?}",
+        shared.object.attachments()?
+    );
+    Ok(())
+}
+
+fn refused() -> Outcome {
+    let scene = Scene::open()?;
+    if scene.expect != Expect::Refused {
+        // With a route, static mode is what is refused.
+        return refused_in(&scene, Mode::Static, uapi::REASON_NO_OPT_IN);
+    }
+    refused_in(&scene, Mode::Dynamic, uapi::REASON_NO_ROUTE)
+}
+
+/// A refusal stays on record when the importer is gone.
+fn refused_in(scene: &Scene, mode: Mode, reason: u32) -> Outcome {
+    let shared = share(&scene.drm, 1)?;
+    let there = Steps::new()?;
+    let mut child = Child::spawn(|| {
+        let peer = Peer::open()?;
+        expect_errno(
+            "attaching",
+            peer.attach(&shared.buffer, mode),
+            libc::EOPNOTSUPP,
+        )?;
+        there.done()?;
+        sleep_forever()
+    })?;
+    there.wait("the importer", LIMIT)?;
+    child.kill()?;
+    let list = shared.object.attachments()?;
+    check!(
+        list.len() == 1 && list[0].refused() && list[0].reason == reason,
+        "expected one refusal for reason {reason}, GEM_ATTACHMENTS lists {list:?}"
+    );
+    Ok(())
+}
+
+/// The process that made the buffer dies; the peer belongs to another one.
+fn exporter_owner() -> Outcome {
+    let scene = Scene::with_route()?;
+    let (a, b) = patterns();
+    let free = scene.drm.vram_free()?;
+    let (ours, theirs) = sockets()?;
+    let mut child = Child::spawn(|| {
+        let drm = Drm::open()?;
+        let shared = share(&drm, 4)?;
+        shared.map.fill(a);
+        send_fd(&theirs, shared.buffer.fd())?;
+        sleep_forever()
+    })?;
+    let buffer = DmaBuf::new(receive_fd(&ours)?);
+    scene.peer.attach(&buffer, Mode::Pinned)?;
+    scene.peer.pin_and_map(Mode::Pinned)?;
+    child.kill()?;
+    // A handle of our own, to look at what the dead process left.
+    let object = scene.drm.import(&buffer)?;
+    let map = object.map()?;
+    scene.check_only(&object, Mode::Pinned, true, true)?;
+    let (_, layout) = scene.check_table(&scene.peer, &map)?;
+    drop(map);
+    object.close()?;
+    drop(buffer);
+    check_eq!(
+        scene.drm.vram_free()?,
+        free - 4 * PAGE64,
+        "free VRAM while the peer holds the dead process's buffer"
+    );
+    peer_reads(&scene.peer, a, &[0, 3])?;
+    peer_writes(&scene.peer, b, &[1])?;
+    scene.check_vram(&layout, b, &[1])?;
+    scene.check_vram(&layout, a, &[0, 2, 3])?;
+    scene.peer.detach()?;
+    check_eq!(scene.drm.vram_free()?, free, "free VRAM at the end");
+    Ok(())
+}
+
+/// A process with objects, mappings and dma-bufs dies.
+fn creator() -> Outcome {
+    let drm = Drm::open()?;
+    let free = drm.vram_free()?;
+    let there = Steps::new()?;
+    let mut child = Child::spawn(|| {
+        let drm = Drm::open()?;
+        let mut kept = Vec::new();
+        for pages in 1..32 {
+            let shared = share(&drm, pages)?;
+            shared.map.write(0, 1);
+            kept.push((shared.buffer.map()?, shared));
+        }
+        there.done()?;
+        sleep_forever()
+    })?;
+    there.wait("the creator", LIMIT)?;
+    check_eq!(
+        drm.vram_free()?,
+        free - (1..32).sum::<u64>() * PAGE64,
+        "free VRAM while the creator lives"
+    );
+    child.kill()?;
+    let back = misc::poll(Duration::from_secs(5), || {
+        (drm.vram_free().ok()? == free).then_some(())
+    });
+    check!(
+        back.is_some(),
+        "expected {free} bytes of free VRAM after the creator died, saw {}",
+        drm.vram_free()?
+    );
+    Ok(())
+}
+
+/// A process dies while it creates and closes.
+fn busy_creator() -> Outcome {
+    let drm = Drm::open()?;
+    let free = drm.vram_free()?;
+    for round in 0..10 {
+        let there = Steps::new()?;
+        let mut child = Child::spawn(|| {
+            let drm = Drm::open()?;
+            there.done()?;
+            loop {
+                let shared = share(&drm, 64)?;
+                shared.map.write(0, 1);
+            }
+        })?;
+        there.wait("the creator", LIMIT)?;
+        thread::sleep(Duration::from_millis(3 + 7 * round));
+        child.kill()?;
+    }
+    let back = misc::poll(Duration::from_secs(5), || {
+        (drm.vram_free().ok()? == free).then_some(())
+    });
+    check!(
+        back.is_some(),
+        "expected {free} bytes of free VRAM after the creators died, saw {}",
+        drm.vram_free()?
+    );
+    Ok(())
+}
+
+igt_main! {
+    "attached", "an importer that is attached", attached;
+    "pinned", "an importer that has pinned", pinned;
+    "dynamic-mapped", "a dynamic importer that has mapped", dynamic_mapped;
+    "pinned-mapped", "a pinned importer that has mapped", pinned_mapped;
+    "revocable-mapped", "a revocable importer that has mapped", revocable_mapped;
+    "dynamic-transfer", "a dynamic importer in the middle of a transfer", dynamic_transfer;
+    "pinned-transfer", "a pinned importer in the middle of a transfer", pinned_transfer;
+    "all-at-once", "six importers of one buffer at once", all_at_once;
+    "refused", "an importer that was refused: the record stays", refused;
+    "exporter-owner", "the exporting process, while the peer holds the mapping", exporter_owner;
+    "creator", "a process with objects, mappings and dma-bufs", creator;
+    "busy-creator", "a process in the middle of creating", busy_creator;
+}

@@ -1,0 +1,521 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Drivers that are unbound, and modules that are unloaded, while fds live.
+
+use std::fs;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use vvram_tests::drm::Drm;
+use vvram_tests::map::PAGE;
+use vvram_tests::misc;
+use vvram_tests::pci::PciDevice;
+use vvram_tests::peer::{Mode, Peer};
+use vvram_tests::proc::{Child, KernelLog, Steps};
+use vvram_tests::rebind::{delete_module, Unbinding, Unbound};
+use vvram_tests::scene::{patterns, peer_reads, share, works, Scene};
+use vvram_tests::{
+    check, check_eq, expect_errno, expect_errno_in, fail, igt_main, skip, uapi, Outcome, Stop,
+};
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+fn drm_fd() -> Outcome {
+    let gpu = PciDevice::vvram()?;
+    let drm = Drm::open()?;
+    let card = Drm::open_card()?;
+    let object = drm.create(4 * PAGE as u64)?;
+    let map = object.map()?;
+    map.write(0, 1);
+    let gone = Unbound::new(&gpu)?;
+    let handle = object.handle();
+    let dead = libc::ENODEV;
+    expect_errno("GETPARAM", drm.getparam(0), dead)?;
+    expect_errno("GETPARAM of the card node", card.getparam(0), dead)?;
+    expect_errno("GEM_CREATE", drm.create(1), dead)?;
+    expect_errno("GEM_MMAP_OFFSET", drm.mmap_offset(handle), dead)?;
+    expect_errno("GEM_ATTACHMENTS", object.attachments(), dead)?;
+    expect_errno("PRIME_HANDLE_TO_FD", object.export(), dead)?;
+    expect_errno("GEM_CLOSE", drm.close(handle), dead)?;
+    check!(
+        Drm::try_open().is_none(),
+        "there still is a render node of the unbound device"
+    );
+    gone.rebind()?;
+    expect_errno("GETPARAM on the old fd", drm.getparam(0), dead)?;
+    works()
+}
+
+fn dmabuf_fd() -> Outcome {
+    let gpu = PciDevice::vvram()?;
+    let drm = Drm::open()?;
+    let shared = share(&drm, 4)?;
+    let inode = shared.buffer.inode()?;
+    let gone = Unbound::new(&gpu)?;
+    check_eq!(
+        shared.buffer.size()?,
+        4 * PAGE as u64,
+        "size of the dma-buf after the unbind"
+    );
+    check_eq!(shared.buffer.inode()?, inode, "inode of the dma-buf");
+    let peer = Peer::open()?;
+    let modes = [
+        Mode::Static,
+        Mode::Dynamic,
+        Mode::Pinned,
+        Mode::Revocable,
+        Mode::NoP2p,
+    ];
+    for mode in modes {
+        expect_errno(
+            &format!("attaching the dma-buf of an unbound device in mode {mode:?}"),
+            peer.attach(&shared.buffer, mode),
+            libc::ENODEV,
+        )?;
+    }
+    gone.rebind()?;
+    for mode in modes {
+        expect_errno(
+            &format!("attaching a dma-buf from before the rebind in mode {mode:?}"),
+            peer.attach(&shared.buffer, mode),
+            libc::ENODEV,
+        )?;
+    }
+    // The device is another one now, which does not know the buffer.
+    let fresh = Drm::open()?;
+    expect_errno_in(
+        "importing a dma-buf from before the rebind",
+        fresh.import_handle(shared.buffer.fd()),
+        &[libc::EINVAL, libc::ENODEV, libc::ENOSYS, libc::EOPNOTSUPP],
+    )?;
+    drop(shared);
+    works()
+}
+
+fn attached() -> Outcome {
+    let scene = Scene::with_route()?;
+    let shared = share(&scene.drm, 2)?;
+    let modes = [Mode::Dynamic, Mode::Pinned, Mode::Revocable];
+    let mut peers = Vec::new();
+    for mode in modes {
+        let peer = scene.peer.reopen()?;
+        peer.attach(&shared.buffer, mode)?;
+        peers.push(peer);
+    }
+    let gone = Unbound::new(&scene.gpu)?;
+    for (peer, mode) in peers.iter().zip(modes) {
+        if mode.needs_pin() {
+            expect_errno(&format!("pin in mode {mode:?}"), peer.pin(), libc::ENODEV)?;
+        } else {
+            expect_errno(&format!("map in mode {mode:?}"), peer.map(), libc::ENODEV)?;
+        }
+        check!(
+            peer.status()?.flags & uapi::EDU_PEER_ATTACHED != 0,
+            "the attachment in mode {mode:?} is gone: only its buffer is"
+        );
+        peer.detach()?;
+    }
+    gone.rebind()?;
+    works()
+}
+
+/// Importers that can be told to let go: the unbind does not wait for them.
+fn mapped(mode: Mode) -> Outcome {
+    let scene = Scene::with_route()?;
+    let shared = share(&scene.drm, 2)?;
+    let peer = &scene.peer;
+    peer.attach(&shared.buffer, mode)?;
+    peer.pin_and_map(mode)?;
+    scene.check_only(&shared.object, mode, mode.needs_pin(), true)?;
+    check_eq!(peer.status()?.invalidations, 0, "invalidations so far");
+    let gone = Unbound::new(&scene.gpu)?;
+    let status = peer.status()?;
+    check!(
+        status.invalidations >= 1,
+        "the importer was not told: {status:?}"
+    );
+    let mut want = uapi::EDU_PEER_ATTACHED;
+    if mode == Mode::Revocable {
+        want |= uapi::EDU_PEER_REVOKED;
+    }
+    check_eq!(
+        status.flags,
+        want,
+        "status flags after the unbind: neither mapped nor pinned"
+    );
+    let mut data = [0u8; 16];
+    expect_errno("map", peer.map(), libc::ENODEV)?;
+    expect_errno("a transfer", peer.read(0, &mut data), libc::ENODEV)?;
+    expect_errno("pin", peer.pin(), libc::ENODEV)?;
+    expect_errno("the table", peer.table(), libc::EINVAL)?;
+    check!(
+        data == [0; 16],
+        "a refused transfer wrote to the caller's memory"
+    );
+    // A new device does not make the old buffer usable.
+    gone.rebind()?;
+    expect_errno("map after the rebind", peer.map(), libc::ENODEV)?;
+    peer.detach()?;
+    works()
+}
+
+fn dynamic_mapped() -> Outcome {
+    mapped(Mode::Dynamic)
+}
+
+fn revocable_mapped() -> Outcome {
+    mapped(Mode::Revocable)
+}
+
+/// A pin without a mapping gives nobody an address, so there is nothing to
+/// wait for.
+fn pinned_only() -> Outcome {
+    let scene = Scene::with_route()?;
+    let shared = share(&scene.drm, 2)?;
+    let peer = &scene.peer;
+    peer.attach(&shared.buffer, Mode::Pinned)?;
+    peer.pin()?;
+    scene.check_only(&shared.object, Mode::Pinned, true, false)?;
+    let gone = Unbound::new(&scene.gpu)?;
+    expect_errno("map", peer.map(), libc::ENODEV)?;
+    peer.unpin()?;
+    peer.detach()?;
+    gone.rebind()?;
+    works()
+}
+
+/// Starts an unbind that has to wait for `peer`, and sees that it does.
+fn blocked(scene: &Scene) -> Result<Unbinding, Stop> {
+    let mut log = KernelLog::open()?;
+    let mut unbinding = Unbinding::start(&scene.gpu)?;
+    let mut lines = Vec::new();
+    let named = misc::poll(Duration::from_secs(15), || {
+        if unbinding.child.ended().is_some() {
+            return Some(false);
+        }
+        lines.extend(log.lines());
+        let named = lines.iter().any(|line| line.contains(scene.peer.name()));
+        named.then_some(true)
+    });
+    let log = lines.join("\n");
+    match named {
+        Some(true) => {}
+        Some(false) => {
+            return Err(Stop::fail(format_args!(
+                "the unbind did not wait for a pinned importer that has a mapping: {:?}; kernel log:\n{log}",
+                unbinding.child.ended()
+            )))
+        }
+        None => {
+            return Err(Stop::fail(format_args!(
+                "the unbind waits, but the kernel log does not name {}:\n{log}",
+                scene.peer.name()
+            )))
+        }
+    }
+    thread::sleep(Duration::from_secs(2));
+    if let Some(exit) = unbinding.child.ended() {
+        return Err(Stop::fail(format_args!(
+            "the unbind named its holder, but did not wait for it: {exit:?}"
+        )));
+    }
+    let state = unbinding.child.state();
+    if !matches!(state, Some('S' | 'D')) {
+        return Err(Stop::fail(format_args!(
+            "an unbind that waits should sleep, it is in state {state:?}"
+        )));
+    }
+    Ok(unbinding)
+}
+
+fn pinned_mapped() -> Outcome {
+    let scene = Scene::with_route()?;
+    let (a, _) = patterns();
+    let shared = share(&scene.drm, 2)?;
+    shared.map.fill(a);
+    let peer = &scene.peer;
+    peer.attach(&shared.buffer, Mode::Pinned)?;
+    peer.pin_and_map(Mode::Pinned)?;
+    scene.check_only(&shared.object, Mode::Pinned, true, true)?;
+    let (_, layout) = scene.check_table(peer, &shared.map)?;
+    let unbinding = blocked(&scene)?;
+    // What the importer has is still good; what it has not it does not get.
+    peer_reads(peer, a, &[1])?;
+    scene.check_vram(&layout, a, &[0, 1])?;
+    expect_errno(
+        "attaching while the unbind waits",
+        peer.reopen()?.attach(&shared.buffer, Mode::Dynamic),
+        libc::ENODEV,
+    )?;
+    peer.unmap()?;
+    let gone = unbinding.finish(LIMIT)?;
+    expect_errno("map after the unbind", peer.map(), libc::ENODEV)?;
+    peer.detach()?;
+    gone.rebind()?;
+    works()
+}
+
+fn pinned_mapped_closed() -> Outcome {
+    let scene = Scene::with_route()?;
+    let shared = share(&scene.drm, 2)?;
+    let (there, close) = (Steps::new()?, Steps::new()?);
+    let mut child = Child::spawn(|| {
+        let peer = Peer::open()?;
+        peer.attach(&shared.buffer, Mode::Pinned)?;
+        peer.pin_and_map(Mode::Pinned)?;
+        there.done()?;
+        close.wait("the end", Duration::from_secs(40))
+    })?;
+    there.wait("the importer", LIMIT)?;
+    scene.check_only(&shared.object, Mode::Pinned, true, true)?;
+    let unbinding = blocked(&scene)?;
+    child.kill()?;
+    unbinding.finish(LIMIT)?.rebind()?;
+    works()
+}
+
+/// An unbind in the middle of a transfer of a dynamic importer.
+fn mid_transfer() -> Outcome {
+    let scene = Scene::with_route()?;
+    let shared = share(&scene.drm, 32)?;
+    let there = Steps::new()?;
+    let mut child = Child::spawn(|| {
+        let peer = Peer::open()?;
+        peer.attach(&shared.buffer, Mode::Dynamic)?;
+        peer.map()?;
+        there.done()?;
+        let mut data = vec![0u8; 32 * PAGE];
+        expect_errno(
+            "a transfer during which the exporter is unbound",
+            peer.read(0, &mut data),
+            libc::ENODEV,
+        )?;
+        peer.detach()?;
+        Ok(())
+    })?;
+    there.wait("the importer", LIMIT)?;
+    thread::sleep(Duration::from_millis(770));
+    scene.check_only(&shared.object, Mode::Dynamic, false, true)?;
+    let gone = Unbound::new(&scene.gpu)?;
+    child.join("the importer", LIMIT)?;
+    gone.rebind()?;
+    works()
+}
+
+fn cycles() -> Outcome {
+    let gpu = PciDevice::vvram()?;
+    let mut buffers = Vec::new();
+    for _ in 0..4 {
+        let drm = Drm::open()?;
+        let shared = share(&drm, 8)?;
+        shared.map.write(0, 1);
+        // The dma-bufs of all generations live to the end.
+        buffers.push(shared.buffer);
+        drop((shared.map, shared.object));
+        Unbound::new(&gpu)?.rebind()?;
+        let drm = Drm::open()?;
+        check_eq!(
+            drm.vram_free()?,
+            drm.getparam(uapi::PARAM_VRAM_SIZE)?,
+            "free VRAM after a rebind, with {} dma-bufs from before",
+            buffers.len()
+        );
+    }
+    works()?;
+    drop(buffers);
+    works()
+}
+
+fn peer_unbind() -> Outcome {
+    let scene = Scene::with_route()?;
+    let (a, _) = patterns();
+    let shared = share(&scene.drm, 2)?;
+    shared.map.fill(a);
+    let modes = [Mode::Dynamic, Mode::Pinned, Mode::Revocable];
+    let mut peers = vec![scene.peer.reopen()?];
+    peers[0].attach(&shared.buffer, Mode::Pinned)?;
+    for mode in modes {
+        let peer = scene.peer.reopen()?;
+        peer.attach(&shared.buffer, mode)?;
+        peer.pin_and_map(mode)?;
+        peers.push(peer);
+    }
+    check_eq!(
+        shared.object.attachments()?.len(),
+        peers.len(),
+        "attachments before the unbind"
+    );
+    let gone = Unbound::new(&scene.edu)?;
+    scene.check_none(&shared.object)?;
+    let mut data = [0u8; 16];
+    for peer in &peers {
+        let dead = libc::ENODEV;
+        expect_errno("status of an unbound peer", peer.status(), dead)?;
+        expect_errno("map on an unbound peer", peer.map(), dead)?;
+        expect_errno("pin on an unbound peer", peer.pin(), dead)?;
+        expect_errno("table of an unbound peer", peer.table(), dead)?;
+        expect_errno(
+            "a transfer of an unbound peer",
+            peer.read(0, &mut data),
+            dead,
+        )?;
+        expect_errno(
+            "attach to an unbound peer",
+            peer.attach(&shared.buffer, Mode::Dynamic),
+            dead,
+        )?;
+        expect_errno("detach of an unbound peer", peer.detach(), dead)?;
+    }
+    if let Err(mismatch) = shared.map.verify(a) {
+        fail!("the buffer changed: {mismatch}");
+    }
+    gone.rebind()?;
+    expect_errno(
+        "status of a file from before the rebind",
+        peers[0].status(),
+        libc::ENODEV,
+    )?;
+    let fresh = Peer::open()?;
+    fresh.attach(&shared.buffer, Mode::Dynamic)?;
+    fresh.map()?;
+    scene.check_only(&shared.object, Mode::Dynamic, false, true)?;
+    peer_reads(&fresh, a, &[0])?;
+    // Closing the old files must not touch what the new one has.
+    drop(peers);
+    scene.check_only(&shared.object, Mode::Dynamic, false, true)?;
+    drop(fresh);
+    works()
+}
+
+fn peer_mid_transfer() -> Outcome {
+    let scene = Scene::with_route()?;
+    let shared = share(&scene.drm, 32)?;
+    let there = Steps::new()?;
+    let mut child = Child::spawn(|| {
+        let peer = Peer::open()?;
+        peer.attach(&shared.buffer, Mode::Pinned)?;
+        peer.pin_and_map(Mode::Pinned)?;
+        there.done()?;
+        let mut data = vec![0u8; 32 * PAGE];
+        expect_errno(
+            "a transfer during which the peer is unbound",
+            peer.read(0, &mut data),
+            libc::ENODEV,
+        )
+    })?;
+    there.wait("the importer", LIMIT)?;
+    thread::sleep(Duration::from_millis(770));
+    scene.check_only(&shared.object, Mode::Pinned, true, true)?;
+    let gone = Unbound::new(&scene.edu)?;
+    child.join("the importer", LIMIT)?;
+    scene.check_none(&shared.object)?;
+    gone.rebind()?;
+    works()
+}
+
+/// Users a module has, or None if it is built in.
+fn users(module: &str) -> Option<i64> {
+    let text = fs::read_to_string(format!("/sys/module/{module}/refcnt")).ok()?;
+    text.trim().parse().ok()
+}
+
+fn module_busy() -> Outcome {
+    if users("vvram").is_none() {
+        skip!("vvram is built into the kernel");
+    }
+    let before = users("vvram");
+    let buffer = {
+        let drm = Drm::open()?;
+        let object = drm.create(1)?;
+        object.export()?
+    };
+    check!(
+        users("vvram") > before,
+        "a dma-buf does not hold the module: {before:?} users before, {:?} with it",
+        users("vvram")
+    );
+    expect_errno(
+        "unloading vvram while a dma-buf lives",
+        delete_module("vvram"),
+        libc::EWOULDBLOCK,
+    )?;
+    // Not even after an unbind: the dma-buf's code is in the module.
+    let gone = Unbound::new(&PciDevice::vvram()?)?;
+    expect_errno(
+        "unloading the unbound vvram while a dma-buf lives",
+        delete_module("vvram"),
+        libc::EWOULDBLOCK,
+    )?;
+    gone.rebind()?;
+    drop(buffer);
+    let start = Instant::now();
+    while users("vvram") != before && start.elapsed() < Duration::from_secs(5) {
+        thread::sleep(Duration::from_millis(10));
+    }
+    check_eq!(users("vvram"), before, "users of the module at the end");
+    works()
+}
+
+fn peer_module_busy() -> Outcome {
+    if users("edu_peer").is_none() {
+        skip!("edu_peer is built into the kernel");
+    }
+    let peer = Peer::open()?;
+    expect_errno(
+        "unloading edu_peer while a file is open",
+        delete_module("edu_peer"),
+        libc::EWOULDBLOCK,
+    )?;
+    peer.status()?;
+    Ok(())
+}
+
+/// Unloads a module and loads it again.
+fn reload(module: &str) -> Outcome {
+    let unloaded = misc::poll(Duration::from_secs(5), || delete_module(module).ok());
+    let loaded = Command::new("modprobe").arg(module).status();
+    check!(
+        unloaded.is_some(),
+        "{module} cannot be unloaded although nobody uses it: {:?} users",
+        users(module)
+    );
+    check!(
+        loaded.as_ref().is_ok_and(|status| status.success()),
+        "modprobe {module}: {loaded:?}"
+    );
+    Ok(())
+}
+
+fn module_reload() -> Outcome {
+    for module in ["vvram", "edu_peer"] {
+        if users(module).is_none() {
+            skip!("{module} is built into the kernel");
+        }
+    }
+    for _ in 0..2 {
+        reload("vvram")?;
+        works()?;
+        reload("edu_peer")?;
+        works()?;
+    }
+    Ok(())
+}
+
+igt_main! {
+    "drm-fd", "every ioctl on a live DRM fd gets ENODEV", drm_fd;
+    "dmabuf-fd", "a live dma-buf cannot be attached any more, before and after a rebind", dmabuf_fd;
+    "attached", "attachments without a mapping get ENODEV", attached;
+    "dynamic-mapped", "a dynamic importer is told to unmap", dynamic_mapped;
+    "revocable-mapped", "a revocable importer is told to let go", revocable_mapped;
+    "pinned-only", "a pin without a mapping does not hold the unbind up", pinned_only;
+    "pinned-mapped", "the unbind waits for a pinned importer, names it, ends with its unmap", pinned_mapped;
+    "pinned-mapped-closed", "the same, ended by the importer's death", pinned_mapped_closed;
+    "mid-transfer", "a transfer during the unbind ends with ENODEV", mid_transfer;
+    "cycles", "four generations of dma-bufs live side by side", cycles;
+    "peer-unbind", "unbinding the importer detaches it", peer_unbind;
+    "peer-mid-transfer", "a transfer during the unbind of the importer ends with ENODEV", peer_mid_transfer;
+    "module-busy", "a dma-buf keeps the module loaded", module_busy;
+    "peer-module-busy", "an open file keeps the peer's module loaded", peer_module_busy;
+    "module-reload", "both modules unload and load again", module_reload;
+}

@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Errors that explain themselves, and the assertions that produce them.
+
+use std::fmt;
+use std::io;
+use std::panic::Location;
+
+/// A system call that failed: what it was asked to do, and the error.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SysError {
+    /// The call and its arguments.
+    pub what: String,
+    /// The value of errno.
+    pub errno: i32,
+}
+
+impl SysError {
+    /// The error the calling thread saw last.
+    pub fn last(what: impl Into<String>) -> Self {
+        Self::new(what, io::Error::last_os_error().raw_os_error().unwrap_or(0))
+    }
+
+    /// An error with a given number.
+    pub fn new(what: impl Into<String>, errno: i32) -> Self {
+        Self {
+            what: what.into(),
+            errno,
+        }
+    }
+
+    /// An error of the standard library, with what was tried.
+    pub fn io(what: impl Into<String>, error: &io::Error) -> Self {
+        Self::new(what, error.raw_os_error().unwrap_or(0))
+    }
+}
+
+impl fmt::Display for SysError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} failed: {}", self.what, errno_name(self.errno))
+    }
+}
+
+/// Why a subtest ends early.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// It cannot apply here; the text says why.
+    Skip(String),
+    /// It failed; the text says what was expected and what was seen.
+    Fail(String),
+}
+
+impl Stop {
+    /// A failure that names the line of the caller.
+    #[track_caller]
+    pub fn fail(text: impl fmt::Display) -> Self {
+        let at = Location::caller();
+        Self::Fail(format!("{}:{}: {text}", at.file(), at.line()))
+    }
+
+    /// A skip.
+    pub fn skip(text: impl fmt::Display) -> Self {
+        Self::Skip(text.to_string())
+    }
+
+    /// The text without its kind.
+    pub fn text(&self) -> &str {
+        match self {
+            Self::Skip(text) | Self::Fail(text) => text,
+        }
+    }
+}
+
+impl From<SysError> for Stop {
+    #[track_caller]
+    fn from(error: SysError) -> Self {
+        Self::fail(error)
+    }
+}
+
+/// What a subtest returns.
+pub type Outcome = Result<(), Stop>;
+
+/// Fails the subtest with a text.
+#[macro_export]
+macro_rules! fail {
+    ($($arg:tt)*) => {
+        return Err($crate::Stop::fail(format_args!($($arg)*)))
+    };
+}
+
+/// Skips the subtest with a reason.
+#[macro_export]
+macro_rules! skip {
+    ($($arg:tt)*) => {
+        return Err($crate::Stop::skip(format_args!($($arg)*)))
+    };
+}
+
+/// Fails the subtest unless a condition holds.
+#[macro_export]
+macro_rules! check {
+    ($cond:expr, $($arg:tt)*) => {
+        if !$cond {
+            $crate::fail!($($arg)*);
+        }
+    };
+}
+
+/// Fails the subtest unless two values are equal.
+#[macro_export]
+macro_rules! check_eq {
+    ($seen:expr, $want:expr, $($arg:tt)*) => {{
+        let (seen, want) = (&$seen, &$want);
+        if seen != want {
+            $crate::fail!(
+                "{}: expected {want:?}, saw {seen:?}",
+                format_args!($($arg)*)
+            );
+        }
+    }};
+}
+
+/// Expects a call to fail with one error.
+///
+/// # Errors
+///
+/// Fails the subtest if the call succeeded or failed in another way.
+#[track_caller]
+pub fn expect_errno<T>(what: &str, result: Result<T, SysError>, want: i32) -> Outcome {
+    expect_errno_in(what, result, &[want])
+}
+
+/// Expects a call to fail with one of several errors.
+///
+/// # Errors
+///
+/// Fails the subtest if the call succeeded or failed in another way.
+#[track_caller]
+pub fn expect_errno_in<T>(what: &str, result: Result<T, SysError>, want: &[i32]) -> Outcome {
+    let names = || {
+        let names: Vec<_> = want.iter().map(|e| errno_name(*e)).collect();
+        names.join(" or ")
+    };
+    match result {
+        Err(error) if want.contains(&error.errno) => Ok(()),
+        Err(error) => Err(Stop::fail(format_args!(
+            "{what}: expected {}, but {error}",
+            names()
+        ))),
+        Ok(_) => Err(Stop::fail(format_args!(
+            "{what}: expected {}, but it succeeded",
+            names()
+        ))),
+    }
+}
+
+/// Name of an error number, such as `EINVAL`.
+pub fn errno_name(errno: i32) -> String {
+    let name = match errno {
+        0 => "no error",
+        libc::EPERM => "EPERM",
+        libc::ENOENT => "ENOENT",
+        libc::ESRCH => "ESRCH",
+        libc::EINTR => "EINTR",
+        libc::EIO => "EIO",
+        libc::ENXIO => "ENXIO",
+        libc::E2BIG => "E2BIG",
+        libc::EBADF => "EBADF",
+        libc::ECHILD => "ECHILD",
+        libc::EAGAIN => "EAGAIN",
+        libc::ENOMEM => "ENOMEM",
+        libc::EACCES => "EACCES",
+        libc::EFAULT => "EFAULT",
+        libc::EBUSY => "EBUSY",
+        libc::EEXIST => "EEXIST",
+        libc::ENODEV => "ENODEV",
+        libc::ENOTDIR => "ENOTDIR",
+        libc::EINVAL => "EINVAL",
+        libc::EMFILE => "EMFILE",
+        libc::ENOTTY => "ENOTTY",
+        libc::EFBIG => "EFBIG",
+        libc::ENOSPC => "ENOSPC",
+        libc::ESPIPE => "ESPIPE",
+        libc::EPIPE => "EPIPE",
+        libc::ERANGE => "ERANGE",
+        libc::EDEADLK => "EDEADLK",
+        libc::ENOSYS => "ENOSYS",
+        libc::EOVERFLOW => "EOVERFLOW",
+        libc::EOPNOTSUPP => "EOPNOTSUPP",
+        libc::EADDRINUSE => "EADDRINUSE",
+        libc::ETIMEDOUT => "ETIMEDOUT",
+        libc::EDQUOT => "EDQUOT",
+        libc::ECANCELED => "ECANCELED",
+        _ => return format!("errno {errno}"),
+    };
+    name.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn calls() -> Outcome {
+        Err(SysError::new("open(x)", libc::ENOENT))?;
+        Ok(())
+    }
+
+    #[test]
+    fn a_failure_names_line_call_and_error() {
+        let Err(Stop::Fail(text)) = calls() else {
+            panic!("it should fail");
+        };
+        assert!(text.starts_with("src/check.rs:"), "{text}");
+        assert!(text.ends_with(": open(x) failed: ENOENT"), "{text}");
+    }
+
+    #[test]
+    fn the_right_error_is_expected() {
+        let result = || Err::<(), _>(SysError::new("map", libc::EINVAL));
+        assert_eq!(expect_errno("mapping", result(), libc::EINVAL), Ok(()));
+        let Err(stop) = expect_errno("mapping", result(), libc::ENODEV) else {
+            panic!("it should fail");
+        };
+        assert!(stop
+            .text()
+            .ends_with("expected ENODEV, but map failed: EINVAL"));
+        assert!(expect_errno("mapping", Ok(()), libc::EINVAL).is_err());
+    }
+}

@@ -1,0 +1,608 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The vvram DRM device, as a program sees it.
+
+use std::fs;
+use std::fs::File;
+use std::fs::OpenOptions;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::map::{Map, PAGE};
+use crate::misc;
+use crate::uapi;
+use crate::uapi::{
+    DmaBufSync, DrmGemClose, DrmPrimeHandle, DrmVersion, VvramAttachment, VvramGemAttachments,
+    VvramGemCreate, VvramGemMmapOffset, VvramGetparam,
+};
+use crate::{Stop, SysError};
+
+/// Name of the driver.
+pub const DRIVER: &str = "vvram";
+
+/// Makes an ioctl with an argument.
+///
+/// # Errors
+///
+/// Any error of ioctl(2).
+pub fn ioctl<T>(
+    fd: RawFd,
+    request: u64,
+    argument: &mut T,
+    what: impl FnOnce() -> String,
+) -> Result<i32, SysError> {
+    // SAFETY: the argument is valid for reads and writes of its size, which is
+    // what every request used here says (asserted in uapi.rs).
+    let result = unsafe { libc::ioctl(fd, request, std::ptr::from_mut(argument)) };
+    if result < 0 {
+        return Err(SysError::last(what()));
+    }
+    Ok(result)
+}
+
+/// Makes an ioctl with whatever address, as a hostile program might.
+///
+/// # Safety
+///
+/// The kernel may write to the address: it has to be the caller's to lose, or
+/// not mapped at all.
+///
+/// # Errors
+///
+/// Any error of ioctl(2).
+pub unsafe fn ioctl_raw(
+    fd: RawFd,
+    request: u64,
+    argument: u64,
+    what: impl FnOnce() -> String,
+) -> Result<i32, SysError> {
+    // SAFETY: the caller's promise.
+    let result = unsafe { libc::ioctl(fd, request, argument) };
+    if result < 0 {
+        return Err(SysError::last(what()));
+    }
+    Ok(result)
+}
+
+/// Name of the driver behind a DRM fd.
+fn driver_name(fd: RawFd) -> Result<String, SysError> {
+    let mut name = [0u8; 32];
+    // SAFETY: all-zero is a valid value: null pointers with lengths of zero.
+    let mut version: DrmVersion = unsafe { std::mem::zeroed() };
+    version.name = name.as_mut_ptr();
+    version.name_len = name.len();
+    ioctl(fd, uapi::DRM_IOCTL_VERSION, &mut version, || {
+        "DRM_IOCTL_VERSION".to_string()
+    })?;
+    let len = version.name_len.min(name.len());
+    Ok(String::from_utf8_lossy(&name[..len]).into_owned())
+}
+
+/// Nodes in /dev/dri with a prefix and a driver, in order.
+fn nodes(prefix: &str, driver: &str) -> Vec<(PathBuf, File)> {
+    let Ok(dir) = fs::read_dir("/dev/dri") else {
+        return Vec::new();
+    };
+    let mut paths: Vec<_> = dir.flatten().map(|entry| entry.path()).collect();
+    paths.sort();
+    let mut found = Vec::new();
+    for path in paths {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if !name.starts_with(prefix) {
+            continue;
+        }
+        let Ok(file) = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .custom_flags(libc::O_CLOEXEC)
+            .open(&path)
+        else {
+            continue;
+        };
+        if driver_name(file.as_raw_fd()).is_ok_and(|name| name == driver) {
+            found.push((path, file));
+        }
+    }
+    found
+}
+
+/// Opens a node of any DRM driver.
+pub fn open_other(driver: &str) -> Option<File> {
+    nodes("card", driver).into_iter().next().map(|(_, f)| f)
+}
+
+/// An open file of the vvram device.
+#[derive(Debug)]
+pub struct Drm {
+    file: File,
+    path: PathBuf,
+}
+
+/// One attachment, decoded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attachment {
+    /// Name of the importer.
+    pub device: String,
+    /// `PATH_*`.
+    pub path: u32,
+    /// `REASON_*`.
+    pub reason: u32,
+    /// `ATTACHMENT_*`.
+    pub flags: u32,
+    /// PCI hops or -1.
+    pub distance: i32,
+}
+
+impl Attachment {
+    /// Whether this is a refusal.
+    pub fn refused(&self) -> bool {
+        self.path == uapi::PATH_REFUSED
+    }
+}
+
+/// Name of a path.
+pub fn path_name(path: u32) -> String {
+    match path {
+        uapi::PATH_PEER_BUS => "bus".to_string(),
+        uapi::PATH_PEER_HOST_BRIDGE => "host-bridge".to_string(),
+        uapi::PATH_SYSTEM => "system".to_string(),
+        uapi::PATH_REFUSED => "refused".to_string(),
+        other => format!("path {other}"),
+    }
+}
+
+/// Name of a reason.
+pub fn reason_name(reason: u32) -> String {
+    match reason {
+        0 => "none",
+        1 => "no-opt-in",
+        2 => "not-pci",
+        3 => "no-route",
+        4 => "outside-bar",
+        5 => "suspended",
+        16 => "pinned-elsewhere",
+        17 => "quota",
+        18 => "device-gone",
+        other => return format!("reason {other}"),
+    }
+    .to_string()
+}
+
+impl Drm {
+    /// Opens the render node.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if there is none within five seconds.
+    #[track_caller]
+    pub fn open() -> Result<Self, Stop> {
+        Self::open_node("renderD")
+    }
+
+    /// Opens the card node.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if there is none within five seconds.
+    #[track_caller]
+    pub fn open_card() -> Result<Self, Stop> {
+        Self::open_node("card")
+    }
+
+    #[track_caller]
+    fn open_node(prefix: &str) -> Result<Self, Stop> {
+        let found = misc::poll(Duration::from_secs(5), || {
+            nodes(prefix, DRIVER).into_iter().next()
+        });
+        match found {
+            Some((path, file)) => Ok(Self { file, path }),
+            None => Err(Stop::fail(format_args!(
+                "no /dev/dri/{prefix}* belongs to {DRIVER}: is the module loaded and the device bound?"
+            ))),
+        }
+    }
+
+    /// Opens the render node if it is there right now.
+    pub fn try_open() -> Option<Self> {
+        let (path, file) = nodes("renderD", DRIVER).into_iter().next()?;
+        Some(Self { file, path })
+    }
+
+    /// Opens the same node once more.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Drm::open`].
+    #[track_caller]
+    pub fn reopen(&self) -> Result<Self, Stop> {
+        let name = self.path.file_name().unwrap_or_default().to_string_lossy();
+        Self::open_node(&name)
+    }
+
+    /// The file descriptor.
+    pub fn fd(&self) -> RawFd {
+        self.file.as_raw_fd()
+    }
+
+    /// Asks for a parameter.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn getparam(&self, param: u32) -> Result<u64, SysError> {
+        let mut argument = VvramGetparam {
+            param,
+            ..Default::default()
+        };
+        self.getparam_raw(&mut argument)?;
+        Ok(argument.value)
+    }
+
+    /// GETPARAM with a given argument.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn getparam_raw(&self, argument: &mut VvramGetparam) -> Result<(), SysError> {
+        let given = *argument;
+        ioctl(self.fd(), uapi::VVRAM_GETPARAM, argument, || {
+            format!("GETPARAM({given:?})")
+        })?;
+        Ok(())
+    }
+
+    /// Bytes of VRAM that are free.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn vram_free(&self) -> Result<u64, SysError> {
+        self.getparam(uapi::PARAM_VRAM_FREE)
+    }
+
+    /// Creates an object that never leaves VRAM.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn create(&self, size: u64) -> Result<Gem<'_>, SysError> {
+        self.create_flags(size, uapi::CREATE_VRAM_OR_FAIL)
+    }
+
+    /// Creates an object.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn create_flags(&self, size: u64, flags: u32) -> Result<Gem<'_>, SysError> {
+        let mut argument = VvramGemCreate {
+            size,
+            flags,
+            handle: 0,
+        };
+        self.create_raw(&mut argument)?;
+        Ok(Gem {
+            drm: self,
+            handle: argument.handle,
+            size: argument.size,
+        })
+    }
+
+    /// GEM_CREATE with a given argument.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn create_raw(&self, argument: &mut VvramGemCreate) -> Result<(), SysError> {
+        let given = *argument;
+        ioctl(self.fd(), uapi::VVRAM_GEM_CREATE, argument, || {
+            format!("GEM_CREATE({given:?})")
+        })?;
+        Ok(())
+    }
+
+    /// Offset to map an object at.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn mmap_offset(&self, handle: u32) -> Result<u64, SysError> {
+        let mut argument = VvramGemMmapOffset {
+            handle,
+            ..Default::default()
+        };
+        self.mmap_offset_raw(&mut argument)?;
+        Ok(argument.offset)
+    }
+
+    /// GEM_MMAP_OFFSET with a given argument.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn mmap_offset_raw(&self, argument: &mut VvramGemMmapOffset) -> Result<(), SysError> {
+        let given = *argument;
+        ioctl(self.fd(), uapi::VVRAM_GEM_MMAP_OFFSET, argument, || {
+            format!("GEM_MMAP_OFFSET({given:?})")
+        })?;
+        Ok(())
+    }
+
+    /// Closes a handle.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn close(&self, handle: u32) -> Result<(), SysError> {
+        let mut argument = DrmGemClose { handle, pad: 0 };
+        ioctl(self.fd(), uapi::DRM_IOCTL_GEM_CLOSE, &mut argument, || {
+            format!("GEM_CLOSE(handle={handle})")
+        })?;
+        Ok(())
+    }
+
+    /// Exports a handle.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn export(&self, handle: u32, flags: u32) -> Result<DmaBuf, SysError> {
+        let mut argument = DrmPrimeHandle {
+            handle,
+            flags,
+            fd: -1,
+        };
+        ioctl(
+            self.fd(),
+            uapi::DRM_IOCTL_PRIME_HANDLE_TO_FD,
+            &mut argument,
+            || format!("PRIME_HANDLE_TO_FD(handle={handle}, flags={flags:#x})"),
+        )?;
+        // SAFETY: the kernel made a new fd that nothing else owns.
+        let fd = unsafe { OwnedFd::from_raw_fd(argument.fd) };
+        Ok(DmaBuf::new(fd))
+    }
+
+    /// Imports a dma-buf fd and returns the handle.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn import_handle(&self, fd: RawFd) -> Result<u32, SysError> {
+        prime_import(self.fd(), fd)
+    }
+
+    /// Imports a dma-buf under a handle of its own.
+    ///
+    /// Importing twice gives the same handle, which must be closed once: use
+    /// [`Drm::import_handle`] where the handle is already owned.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn import(&self, buffer: &DmaBuf) -> Result<Gem<'_>, SysError> {
+        let size = buffer.size()?;
+        let handle = self.import_handle(buffer.fd())?;
+        Ok(Gem {
+            drm: self,
+            handle,
+            size,
+        })
+    }
+
+    /// GEM_ATTACHMENTS with a given argument.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn attachments_raw(&self, argument: &mut VvramGemAttachments) -> Result<(), SysError> {
+        let given = *argument;
+        ioctl(self.fd(), uapi::VVRAM_GEM_ATTACHMENTS, argument, || {
+            format!("GEM_ATTACHMENTS({given:?})")
+        })?;
+        Ok(())
+    }
+
+    /// Lists the attachments of a buffer, refusals last.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn attachments(&self, handle: u32) -> Result<Vec<Attachment>, SysError> {
+        let mut entries = vec![VvramAttachment::default(); 64];
+        let mut argument = VvramGemAttachments {
+            handle,
+            count: entries.len() as u32,
+            attachments: entries.as_mut_ptr() as u64,
+        };
+        self.attachments_raw(&mut argument)?;
+        entries.truncate(argument.count as usize);
+        let decode = |entry: &VvramAttachment| {
+            let len = entry.device.iter().position(|b| *b == 0).unwrap_or(32);
+            Attachment {
+                device: String::from_utf8_lossy(&entry.device[..len]).into_owned(),
+                path: entry.path,
+                reason: entry.reason,
+                flags: entry.flags,
+                distance: entry.distance,
+            }
+        };
+        Ok(entries.iter().map(decode).collect())
+    }
+}
+
+/// PRIME_FD_TO_HANDLE on any DRM fd.
+///
+/// # Errors
+///
+/// Any error of the ioctl.
+pub fn prime_import(drm: RawFd, fd: RawFd) -> Result<u32, SysError> {
+    let mut argument = DrmPrimeHandle {
+        fd,
+        ..Default::default()
+    };
+    ioctl(
+        drm,
+        uapi::DRM_IOCTL_PRIME_FD_TO_HANDLE,
+        &mut argument,
+        || format!("PRIME_FD_TO_HANDLE(fd={fd})"),
+    )?;
+    Ok(argument.handle)
+}
+
+/// A GEM handle, closed when dropped.
+#[derive(Debug)]
+pub struct Gem<'a> {
+    drm: &'a Drm,
+    handle: u32,
+    size: u64,
+}
+
+impl Gem<'_> {
+    /// The handle.
+    pub fn handle(&self) -> u32 {
+        self.handle
+    }
+
+    /// Size in bytes.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Number of pages.
+    pub fn pages(&self) -> usize {
+        self.size as usize / PAGE
+    }
+
+    /// Maps all of it.
+    ///
+    /// # Errors
+    ///
+    /// Any error on the way.
+    pub fn map(&self) -> Result<Map, SysError> {
+        let offset = self.drm.mmap_offset(self.handle)?;
+        Map::new(self.drm.fd(), offset, self.size as usize)
+    }
+
+    /// Exports it, readable and writable.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn export(&self) -> Result<DmaBuf, SysError> {
+        self.drm
+            .export(self.handle, uapi::DRM_CLOEXEC | uapi::DRM_RDWR)
+    }
+
+    /// Lists its attachments.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn attachments(&self) -> Result<Vec<Attachment>, SysError> {
+        self.drm.attachments(self.handle)
+    }
+
+    /// Closes the handle and reports errors, which dropping does not.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn close(self) -> Result<(), SysError> {
+        let (drm, handle) = (self.drm, self.handle);
+        std::mem::forget(self);
+        drm.close(handle)
+    }
+
+    /// Gives up the handle without closing it.
+    pub fn leak(self) -> u32 {
+        let handle = self.handle;
+        std::mem::forget(self);
+        handle
+    }
+}
+
+impl Drop for Gem<'_> {
+    fn drop(&mut self) {
+        // The device may be gone, and the handle with it.
+        let _ = self.drm.close(self.handle);
+    }
+}
+
+/// A dma-buf fd.
+#[derive(Debug)]
+pub struct DmaBuf {
+    fd: OwnedFd,
+}
+
+impl DmaBuf {
+    /// Takes over an fd.
+    pub fn new(fd: OwnedFd) -> Self {
+        Self { fd }
+    }
+
+    /// The file descriptor.
+    pub fn fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+
+    /// lseek(2).
+    ///
+    /// # Errors
+    ///
+    /// Any error of lseek(2).
+    pub fn seek(&self, offset: i64, whence: i32) -> Result<u64, SysError> {
+        // SAFETY: a plain system call on an fd that is open.
+        let at = unsafe { libc::lseek(self.fd(), offset, whence) };
+        u64::try_from(at)
+            .map_err(|_| SysError::last(format!("lseek(dma-buf, {offset}, whence={whence})")))
+    }
+
+    /// Size in bytes.
+    ///
+    /// # Errors
+    ///
+    /// Any error of lseek(2).
+    pub fn size(&self) -> Result<u64, SysError> {
+        let size = self.seek(0, libc::SEEK_END)?;
+        self.seek(0, libc::SEEK_SET)?;
+        Ok(size)
+    }
+
+    /// Inode number, which is the identity of a dma-buf.
+    ///
+    /// # Errors
+    ///
+    /// Any error of fstat(2).
+    pub fn inode(&self) -> Result<u64, SysError> {
+        let fail = |error: std::io::Error| SysError::io("fstat(dma-buf)", &error);
+        let fd = self.fd.try_clone().map_err(fail)?;
+        let meta = File::from(fd).metadata().map_err(fail)?;
+        Ok(meta.ino())
+    }
+
+    /// Maps all of it.
+    ///
+    /// # Errors
+    ///
+    /// Any error on the way.
+    pub fn map(&self) -> Result<Map, SysError> {
+        Map::new(self.fd(), 0, self.size()? as usize)
+    }
+
+    /// DMA_BUF_IOCTL_SYNC.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn sync(&self, flags: u64) -> Result<(), SysError> {
+        let mut argument = DmaBufSync { flags };
+        ioctl(self.fd(), uapi::DMA_BUF_IOCTL_SYNC, &mut argument, || {
+            format!("DMA_BUF_IOCTL_SYNC(flags={flags:#x})")
+        })?;
+        Ok(())
+    }
+}

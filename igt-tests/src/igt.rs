@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The protocol of igt_runner.
+//!
+//! Every subtest runs in a process of its own, so that one that crashes or
+//! hangs fails and the others go on. After each one the free VRAM has to be
+//! what it was before.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use crate::drm::Drm;
+use crate::misc;
+use crate::proc::{Child, Exit};
+use crate::rebind;
+use crate::Outcome;
+
+/// Everything passed.
+pub const EXIT_SUCCESS: i32 = 0;
+/// Nothing could be tested.
+pub const EXIT_SKIP: i32 = 77;
+/// The command line makes no sense.
+pub const EXIT_INVALID: i32 = 79;
+/// Something failed.
+pub const EXIT_FAIL: i32 = 98;
+
+/// Longer than this, and a subtest hangs: less than the 60 s that igt_runner is
+/// told to wait, so that the message gets out.
+const LIMIT: Duration = Duration::from_secs(50);
+
+/// One subtest.
+#[derive(Clone, Copy, Debug)]
+pub struct Subtest {
+    /// Its name.
+    pub name: &'static str,
+    /// What it shows.
+    pub about: &'static str,
+    /// The test.
+    pub run: fn() -> Outcome,
+}
+
+/// Declares the subtests of a program (name, what it shows, function) and its
+/// main function.
+#[macro_export]
+macro_rules! igt_main {
+    ($($name:literal, $about:literal, $run:expr;)+) => {
+        fn main() {
+            $crate::igt::main(&[$(
+                $crate::igt::Subtest { name: $name, about: $about, run: $run },
+            )+])
+        }
+    };
+}
+
+/// Prints a line where igt_runner and people look: on stdout and stderr.
+fn both(line: &str) {
+    let _ = writeln!(std::io::stdout(), "{line}");
+    let _ = std::io::stdout().flush();
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+/// Prints a line about what goes on.
+pub fn say(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+fn kernel_log(text: &str) {
+    if let Ok(mut log) = OpenOptions::new().write(true).open("/dev/kmsg") {
+        let _ = log.write_all(format!("<6>[IGT] {text}\n").as_bytes());
+    }
+}
+
+/// `*` and `?` match as in a shell.
+fn matches(pattern: &[u8], name: &[u8]) -> bool {
+    match (pattern.first(), name.first()) {
+        (None, None) => true,
+        (Some(b'*'), _) => {
+            matches(&pattern[1..], name) || (!name.is_empty() && matches(pattern, &name[1..]))
+        }
+        (Some(b'?'), Some(_)) => matches(&pattern[1..], &name[1..]),
+        (Some(a), Some(b)) if a == b => matches(&pattern[1..], &name[1..]),
+        _ => false,
+    }
+}
+
+/// Whether a comma separated list of patterns chooses a name; a leading `!`
+/// takes it out again.
+fn chosen(list: &str, name: &str) -> bool {
+    let mut chosen = list.starts_with('!');
+    for pattern in list.split(',') {
+        let (wanted, pattern) = match pattern.strip_prefix('!') {
+            Some(pattern) => (false, pattern),
+            None => (true, pattern),
+        };
+        if matches(pattern.as_bytes(), name.as_bytes()) {
+            chosen = wanted;
+        }
+    }
+    chosen
+}
+
+fn version() -> String {
+    // SAFETY: all-zero is a valid utsname.
+    let mut name: libc::utsname = unsafe { std::mem::zeroed() };
+    // SAFETY: the pointer is valid for a write.
+    unsafe { libc::uname(&mut name) };
+    let text = |field: &[libc::c_char]| {
+        let bytes: Vec<u8> = field
+            .iter()
+            .take_while(|c| **c != 0)
+            .map(|c| *c as u8)
+            .collect();
+        String::from_utf8_lossy(&bytes).into_owned()
+    };
+    let machine = text(&name.machine);
+    format!(
+        "IGT-Version: 2.5-vvram ({machine}) ({}: {} {machine})",
+        text(&name.sysname),
+        text(&name.release)
+    )
+}
+
+fn vram_free() -> Option<u64> {
+    Drm::try_open()?.vram_free().ok()
+}
+
+fn run(program: &str, subtest: &Subtest, bound: &rebind::Bound) -> i32 {
+    let before = vram_free();
+    both(&format!("Starting subtest: {}", subtest.name));
+    kernel_log(&format!("{program}: starting subtest {}", subtest.name));
+    let start = Instant::now();
+    let mut code = match Child::spawn(subtest.run) {
+        Err(error) => {
+            say(&format!("Failed: {error}"));
+            EXIT_FAIL
+        }
+        Ok(mut child) => match child.wait(LIMIT) {
+            Some(Exit::Code(code)) => code,
+            Some(Exit::Signal(signal)) => {
+                say(&format!("Failed: the subtest died by signal {signal}"));
+                EXIT_FAIL
+            }
+            None => {
+                say(&format!(
+                    "Failed: no end after {} s; {}",
+                    LIMIT.as_secs(),
+                    child.whereabouts()
+                ));
+                EXIT_FAIL
+            }
+        },
+    };
+    if let Err(text) = bound.restore() {
+        say(&format!("Failed: {text}"));
+        code = EXIT_FAIL;
+    }
+    if let (EXIT_SUCCESS, Some(before)) = (code, before) {
+        let mut after = None;
+        let same = misc::poll(Duration::from_secs(5), || {
+            after = vram_free();
+            (after == Some(before)).then_some(())
+        });
+        if same.is_none() {
+            say(&format!(
+                "Failed: VRAM leaks: {before} bytes were free before the subtest, {after:?} after it"
+            ));
+            code = EXIT_FAIL;
+        }
+    }
+    let word = match code {
+        EXIT_SUCCESS => "SUCCESS",
+        EXIT_SKIP => "SKIP",
+        _ => "FAIL",
+    };
+    let seconds = start.elapsed().as_secs_f64();
+    let line = format!("Subtest {}: {word} ({seconds:.3}s)", subtest.name);
+    both(&line);
+    kernel_log(&format!(
+        "{program}: finished subtest {}, {word}",
+        subtest.name
+    ));
+    match code {
+        EXIT_SUCCESS | EXIT_SKIP => code,
+        _ => EXIT_FAIL,
+    }
+}
+
+/// Runs what the command line asks for, and exits.
+pub fn main(subtests: &[Subtest]) -> ! {
+    let mut arguments = std::env::args();
+    let program = arguments.next().unwrap_or_default();
+    let program = program.rsplit('/').next().unwrap_or_default().to_string();
+    let mut list = None;
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--list-subtests" => {
+                for subtest in subtests {
+                    println!("{}", subtest.name);
+                }
+                std::process::exit(EXIT_SUCCESS);
+            }
+            "--describe" => {
+                for subtest in subtests {
+                    println!("{}: {}", subtest.name, subtest.about);
+                }
+                std::process::exit(EXIT_SUCCESS);
+            }
+            "--run-subtest" => list = arguments.next(),
+            // igt_runner may pass these to every test.
+            "--debug" | "--skip-crc-compare" => {}
+            other => match other.strip_prefix("--run-subtest=") {
+                Some(value) => list = Some(value.to_string()),
+                None => {
+                    eprintln!("{program}: unknown argument {other}");
+                    eprintln!(
+                        "usage: {program} [--list-subtests | --describe | --run-subtest NAME]"
+                    );
+                    std::process::exit(EXIT_INVALID);
+                }
+            },
+        }
+    }
+    both(&version());
+    kernel_log(&format!("{program}: executing"));
+    let bound = rebind::Bound::now();
+    let mut codes = Vec::new();
+    for subtest in subtests {
+        if list.as_ref().is_none_or(|list| chosen(list, subtest.name)) {
+            codes.push(run(&program, subtest, &bound));
+        }
+    }
+    let code = if codes.is_empty() {
+        both(&format!("Unknown subtest: {}", list.unwrap_or_default()));
+        EXIT_INVALID
+    } else if codes.contains(&EXIT_FAIL) {
+        EXIT_FAIL
+    } else if codes.iter().all(|code| *code == EXIT_SKIP) {
+        EXIT_SKIP
+    } else {
+        EXIT_SUCCESS
+    };
+    kernel_log(&format!("{program}: exiting, ret={code}"));
+    std::process::exit(code);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_choose() {
+        assert!(chosen("a", "a"));
+        assert!(!chosen("a", "ab"));
+        assert!(chosen("x,a*", "abc"));
+        assert!(!chosen("a*,!abc", "abc"));
+        assert!(chosen("!abc", "a"));
+        assert!(!chosen("!a?c", "abc"));
+    }
+}

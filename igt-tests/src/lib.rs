@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What the tests of vvram and edu_peer share.
+//!
+//! A test never passes because data happened to arrive: it asserts how the
+//! buffer is reached (the path), where it lives (the placement, read back
+//! through the PCI BAR) and the bytes.
+
+#[macro_use]
+mod check;
+
+pub mod drm;
+pub mod fragment;
+pub mod igt;
+pub mod map;
+pub mod misc;
+pub mod pattern;
+pub mod pci;
+pub mod peer;
+pub mod proc;
+pub mod rebind;
+pub mod scene;
+pub mod socket;
+pub mod uapi;
+
+pub use check::{errno_name, expect_errno, expect_errno_in, Outcome, Stop, SysError};

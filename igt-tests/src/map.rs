@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Shared memory mappings, accessed word by word.
+
+use std::os::fd::RawFd;
+use std::ptr::{self, NonNull};
+
+use crate::pattern::{Compare, Mismatch, Pattern};
+use crate::SysError;
+
+/// A page, in bytes.
+pub const PAGE: usize = 4096;
+const PAGE_WORDS: usize = PAGE / 8;
+
+/// A shared mapping of a file, unmapped when dropped.
+#[derive(Debug)]
+pub struct Map {
+    base: NonNull<u64>,
+    len: usize,
+}
+
+impl Map {
+    /// Maps `len` bytes for reading and writing.
+    ///
+    /// # Errors
+    ///
+    /// Any error of mmap(2).
+    pub fn new(fd: RawFd, offset: u64, len: usize) -> Result<Self, SysError> {
+        Self::with_prot(fd, offset, len, libc::PROT_READ | libc::PROT_WRITE)
+    }
+
+    /// Maps `len` bytes with the given protection.
+    ///
+    /// # Errors
+    ///
+    /// Any error of mmap(2).
+    pub fn with_prot(fd: RawFd, offset: u64, len: usize, prot: i32) -> Result<Self, SysError> {
+        let what = || format!("mmap(len={len}, prot={prot}, offset={offset:#x})");
+        let Ok(raw) = libc::off_t::try_from(offset) else {
+            return Err(SysError::new(what(), libc::EOVERFLOW));
+        };
+        // SAFETY: a new mapping at an address of the kernel's choice touches no
+        // memory that is in use.
+        let base = unsafe { libc::mmap(ptr::null_mut(), len, prot, libc::MAP_SHARED, fd, raw) };
+        if base == libc::MAP_FAILED {
+            return Err(SysError::last(what()));
+        }
+        match NonNull::new(base.cast()) {
+            Some(base) => Ok(Self { base, len }),
+            None => Err(SysError::new(what(), libc::EFAULT)),
+        }
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether the mapping is empty, which the kernel never allows.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Number of pages.
+    pub fn pages(&self) -> usize {
+        self.len / PAGE
+    }
+
+    /// Reads the word at an index.
+    #[inline]
+    pub fn read(&self, index: usize) -> u64 {
+        assert!(index < self.len / 8, "word {index} is outside the mapping");
+        // SAFETY: the index is inside the mapping, which lives as long as self.
+        // Other processes and devices may change it, hence volatile.
+        unsafe { self.base.as_ptr().add(index).read_volatile() }
+    }
+
+    /// Writes the word at an index.
+    #[inline]
+    pub fn write(&self, index: usize, value: u64) {
+        assert!(index < self.len / 8, "word {index} is outside the mapping");
+        // SAFETY: as for read().
+        unsafe { self.base.as_ptr().add(index).write_volatile(value) }
+    }
+
+    /// Writes a pattern over the whole mapping.
+    pub fn fill(&self, pattern: Pattern) {
+        self.fill_pages(pattern, 0, self.pages());
+    }
+
+    /// Writes a pattern over some pages.
+    pub fn fill_pages(&self, pattern: Pattern, first: usize, count: usize) {
+        for index in first * PAGE_WORDS..(first + count) * PAGE_WORDS {
+            self.write(index, pattern.word(index as u64));
+        }
+    }
+
+    /// Writes one value everywhere.
+    pub fn set(&self, value: u64) {
+        for index in 0..self.len / 8 {
+            self.write(index, value);
+        }
+    }
+
+    /// Compares the whole mapping with a pattern.
+    ///
+    /// # Errors
+    ///
+    /// The first difference, if there is one.
+    pub fn verify(&self, pattern: Pattern) -> Result<(), Mismatch> {
+        self.verify_pages(pattern, 0, self.pages())
+    }
+
+    /// Compares some pages with a pattern.
+    ///
+    /// # Errors
+    ///
+    /// The first difference, if there is one.
+    pub fn verify_pages(
+        &self,
+        pattern: Pattern,
+        first: usize,
+        count: usize,
+    ) -> Result<(), Mismatch> {
+        let mut compare = Compare::default();
+        for index in first * PAGE_WORDS..(first + count) * PAGE_WORDS {
+            let want = pattern.word(index as u64);
+            compare.word(8 * index as u64, want, self.read(index));
+        }
+        compare.finish()
+    }
+
+    /// Compares the whole mapping with one value.
+    ///
+    /// # Errors
+    ///
+    /// The first difference, if there is one.
+    pub fn verify_value(&self, value: u64) -> Result<(), Mismatch> {
+        let mut compare = Compare::default();
+        for index in 0..self.len / 8 {
+            compare.word(8 * index as u64, value, self.read(index));
+        }
+        compare.finish()
+    }
+
+    /// Reads the byte at an offset.
+    pub fn byte(&self, offset: usize) -> u8 {
+        (self.read(offset / 8) >> (8 * (offset % 8))) as u8
+    }
+}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        // SAFETY: the mapping was made by new() and nothing borrows from it.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}

@@ -1,0 +1,342 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! PCI devices in sysfs: addresses, routes, drivers, and VRAM through its BAR.
+
+use std::collections::HashMap;
+use std::fs;
+use std::fs::OpenOptions;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+
+use crate::map::{Map, PAGE};
+use crate::misc;
+use crate::{Stop, SysError};
+
+const DEVICES: &str = "/sys/bus/pci/devices";
+const DRIVERS: &str = "/sys/bus/pci/drivers";
+const WORDS: usize = PAGE / 8;
+
+/// A PCI device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PciDevice {
+    name: String,
+}
+
+fn write_file(path: &Path, text: &str) -> Result<(), SysError> {
+    fs::write(path, text)
+        .map_err(|error| SysError::io(format!("writing {text} to {}", path.display()), &error))
+}
+
+/// Hops between the ends of two routes. Each starts with a PCI root, which is
+/// not a hop; routes of different roots meet in the host.
+fn hops(a: &[String], b: &[String]) -> i32 {
+    let shared = a.iter().zip(b).take_while(|(x, y)| x == y).count().max(1);
+    (a.len() + b.len() - 2 * shared) as i32
+}
+
+impl PciDevice {
+    /// The device of a name such as 0000:03:00.0.
+    pub fn named(name: &str) -> Self {
+        Self {
+            name: name.to_string(),
+        }
+    }
+
+    /// Finds the first device of a vendor and device number.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if there is none.
+    #[track_caller]
+    pub fn find(vendor: u16, device: u16) -> Result<Self, Stop> {
+        let number = |path: &Path, file: &str| {
+            let text = fs::read_to_string(path.join(file)).ok()?;
+            u16::from_str_radix(text.trim().strip_prefix("0x")?, 16).ok()
+        };
+        let mut found = Vec::new();
+        for entry in fs::read_dir(DEVICES).into_iter().flatten().flatten() {
+            let path = entry.path();
+            if number(&path, "vendor") == Some(vendor) && number(&path, "device") == Some(device) {
+                found.push(entry.file_name().to_string_lossy().into_owned());
+            }
+        }
+        found.sort();
+        match found.first() {
+            Some(name) => Ok(Self::named(name)),
+            None => Err(Stop::fail(format_args!(
+                "there is no PCI device {vendor:04x}:{device:04x}"
+            ))),
+        }
+    }
+
+    /// The device whose BAR 2 is the VRAM.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if there is none.
+    #[track_caller]
+    pub fn vvram() -> Result<Self, Stop> {
+        Self::find(0x1af4, 0x1110)
+    }
+
+    /// The peer.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if there is none.
+    #[track_caller]
+    pub fn edu() -> Result<Self, Stop> {
+        Self::find(0x1234, 0x11e8)
+    }
+
+    /// Name of the device.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn path(&self, file: &str) -> PathBuf {
+        Path::new(DEVICES).join(&self.name).join(file)
+    }
+
+    /// Name of the driver it is bound to.
+    pub fn driver(&self) -> Option<String> {
+        let link = fs::read_link(self.path("driver")).ok()?;
+        Some(link.file_name()?.to_string_lossy().into_owned())
+    }
+
+    /// Unbinds it from its driver; returns when the driver let go.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the write.
+    pub fn unbind(&self, driver: &str) -> Result<(), SysError> {
+        write_file(&Path::new(DRIVERS).join(driver).join("unbind"), &self.name)
+    }
+
+    /// Binds it to a driver.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the write, which is the error of the driver's probe.
+    pub fn bind(&self, driver: &str) -> Result<(), SysError> {
+        write_file(&Path::new(DRIVERS).join(driver).join("bind"), &self.name)
+    }
+
+    /// Start and length of a BAR, in CPU addresses.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if there is no such BAR.
+    #[track_caller]
+    pub fn bar(&self, bar: usize) -> Result<(u64, u64), Stop> {
+        let text = fs::read_to_string(self.path("resource")).unwrap_or_default();
+        let parse = |word: &str| u64::from_str_radix(word.trim_start_matches("0x"), 16).ok();
+        let found = text.lines().nth(bar).and_then(|line| {
+            let mut words = line.split_whitespace().map(parse);
+            let (start, end) = (words.next()??, words.next()??);
+            (end > start).then(|| (start, end - start + 1))
+        });
+        found.ok_or_else(|| Stop::fail(format_args!("{} has no BAR {bar}", self.name)))
+    }
+
+    /// Hops from a PCI root down to the device, itself included.
+    fn route(&self) -> Vec<String> {
+        let path = fs::canonicalize(self.path("")).unwrap_or_default();
+        path.components()
+            .map(|part| part.as_os_str().to_string_lossy().into_owned())
+            .skip_while(|part| !part.starts_with("pci"))
+            .collect()
+    }
+
+    /// Hops to another device: up to the bridge both share, and down again.
+    ///
+    /// This is computed from sysfs, so that the exporter's own answer can be
+    /// compared with it.
+    pub fn distance(&self, other: &Self) -> i32 {
+        hops(&self.route(), &other.route())
+    }
+
+    /// Whether an IOMMU translates the addresses the device uses.
+    pub fn translated(&self) -> bool {
+        fs::read_to_string(self.path("iommu_group/type"))
+            .is_ok_and(|kind| kind.trim().starts_with("DMA"))
+    }
+}
+
+/// VRAM as the BAR shows it: where a buffer lives is read here, not asked of
+/// the driver.
+#[derive(Debug)]
+pub struct Bar {
+    map: Map,
+    start: u64,
+}
+
+impl Bar {
+    /// Maps BAR 2 of a device.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if sysfs does not let us.
+    #[track_caller]
+    pub fn open(device: &PciDevice) -> Result<Self, Stop> {
+        let (start, len) = device.bar(2)?;
+        let mut last = None;
+        for file in ["resource2_wc", "resource2"] {
+            let path = device.path(file);
+            let result = OpenOptions::new()
+                .read(true)
+                .write(true)
+                .open(&path)
+                .map_err(|error| SysError::io(format!("open({})", path.display()), &error))
+                .and_then(|file| Map::new(file.as_raw_fd(), 0, len as usize));
+            match result {
+                Ok(map) => return Ok(Self { map, start }),
+                Err(error) => last = Some(error),
+            }
+        }
+        let text = last.map(|error| error.to_string()).unwrap_or_default();
+        Err(Stop::fail(format_args!(
+            "cannot look at VRAM through BAR 2 of {}: {text}",
+            device.name
+        )))
+    }
+
+    /// CPU address of the BAR.
+    pub fn start(&self) -> u64 {
+        self.start
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> u64 {
+        self.map.len() as u64
+    }
+
+    /// Whether the BAR is empty, which it never is.
+    pub fn is_empty(&self) -> bool {
+        self.map.is_empty()
+    }
+
+    /// The word at a byte offset of the BAR.
+    pub fn word(&self, offset: u64) -> u64 {
+        self.map.read(offset as usize / 8)
+    }
+
+    /// The whole BAR.
+    pub fn map(&self) -> &Map {
+        &self.map
+    }
+
+    /// Finds every page of a mapped buffer in the BAR.
+    ///
+    /// Two words at the start of every page are tagged through the buffer's
+    /// mapping, found in the BAR and put back.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if a page is nowhere in the BAR, so is not in VRAM.
+    #[track_caller]
+    pub fn locate(&self, buffer: &Map) -> Result<Layout, Stop> {
+        let nonce = misc::nonce() | 1;
+        let tag = |page: usize| nonce.wrapping_add((page as u64) << 1);
+        let pages = buffer.pages();
+        let saved: Vec<_> = (0..pages)
+            .map(|page| (buffer.read(page * WORDS), buffer.read(page * WORDS + 1)))
+            .collect();
+        let mut wanted = HashMap::with_capacity(pages);
+        for page in 0..pages {
+            buffer.write(page * WORDS, tag(page));
+            buffer.write(page * WORDS + 1, !tag(page));
+            wanted.insert(tag(page), page);
+        }
+        let mut found = vec![None; pages];
+        for at in 0..self.map.pages() {
+            let word = self.map.read(at * WORDS);
+            if let Some(page) = wanted.get(&word) {
+                if self.map.read(at * WORDS + 1) == !word {
+                    found[*page] = Some(at as u64);
+                }
+            }
+        }
+        for (page, (first, second)) in saved.into_iter().enumerate() {
+            buffer.write(page * WORDS, first);
+            buffer.write(page * WORDS + 1, second);
+        }
+        let missing = found.iter().filter(|at| at.is_none()).count();
+        if missing > 0 {
+            return Err(Stop::fail(format_args!(
+                "{missing} of {pages} pages of the buffer are not in VRAM: they cannot be found in the BAR"
+            )));
+        }
+        Ok(Layout {
+            pages: found.into_iter().flatten().collect(),
+        })
+    }
+}
+
+/// Where the pages of a buffer are, as page numbers of the BAR.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    pages: Vec<u64>,
+}
+
+impl Layout {
+    /// A layout of given pages.
+    pub fn new(pages: Vec<u64>) -> Self {
+        Self { pages }
+    }
+
+    /// Offset in the BAR of a page of the buffer, in bytes.
+    pub fn offset(&self, page: usize) -> u64 {
+        self.pages[page] * PAGE as u64
+    }
+
+    /// Runs of adjacent pages, in the order of the buffer: offset in the BAR
+    /// and length, in bytes.
+    pub fn ranges(&self) -> Vec<(u64, u64)> {
+        let pages = self.pages.iter();
+        misc::coalesce(pages.map(|page| (page * PAGE as u64, PAGE as u64)))
+    }
+
+    /// First and last page of every range, as page numbers of the buffer.
+    pub fn boundary_pages(&self) -> Vec<usize> {
+        let mut pages = Vec::new();
+        let mut first = 0;
+        for (_, len) in self.ranges() {
+            let count = len as usize / PAGE;
+            pages.push(first);
+            if count > 1 {
+                pages.push(first + count - 1);
+            }
+            first += count;
+        }
+        pages
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hops_count_as_the_kernel_does() {
+        let split = |text: &str| text.split('/').map(str::to_string).collect::<Vec<_>>();
+        let count = |a: &str, b: &str| hops(&split(a), &split(b));
+        assert_eq!(count("pci0/gpu", "pci0/edu"), 2);
+        assert_eq!(count("pci0/rp1/gpu", "pci0/rp2/edu"), 4);
+        assert_eq!(count("pci0/rp1/gpu", "pci0/rp1/edu"), 2);
+        assert_eq!(count("pci0/rp1/up/d1/gpu", "pci0/rp1/up/d2/edu"), 4);
+        assert_eq!(count("pci0/rp1/up/d1/gpu", "pci0/edu"), 5);
+        assert_eq!(count("pci1/rp1/gpu", "pci0/rp2/edu"), 4);
+    }
+
+    #[test]
+    fn ranges_join_adjacent_pages_only() {
+        let layout = Layout::new(vec![7, 8, 3, 4, 5, 9]);
+        assert_eq!(
+            layout.ranges(),
+            vec![(0x7000, 0x2000), (0x3000, 0x3000), (0x9000, 0x1000)]
+        );
+        assert_eq!(layout.boundary_pages(), vec![0, 1, 2, 4, 5]);
+        assert_eq!(layout.offset(2), 0x3000);
+    }
+}

@@ -1,0 +1,418 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The edu device as an importer.
+
+use std::fs;
+use std::fs::{File, OpenOptions};
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::drm::{ioctl, DmaBuf};
+use crate::misc;
+use crate::uapi;
+use crate::uapi::{EduPeerAttach, EduPeerSegment, EduPeerStatus, EduPeerTable, EduPeerTransfer};
+use crate::{Stop, SysError};
+
+const PREFIX: &str = "edu-peer-";
+
+/// Which class of importer to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Without importer ops.
+    Static,
+    /// Able to lose its mapping at any time.
+    Dynamic,
+    /// Pinned for good, as most RDMA devices.
+    Pinned,
+    /// Pinned until revoked.
+    Revocable,
+    /// Dynamic, without peer-to-peer memory.
+    NoP2p,
+}
+
+impl Mode {
+    /// The number in the uAPI.
+    pub fn number(self) -> u32 {
+        match self {
+            Self::Static => uapi::EDU_PEER_STATIC,
+            Self::Dynamic => uapi::EDU_PEER_DYNAMIC,
+            Self::Pinned => uapi::EDU_PEER_PINNED,
+            Self::Revocable => uapi::EDU_PEER_REVOCABLE,
+            Self::NoP2p => uapi::EDU_PEER_NO_P2P,
+        }
+    }
+
+    /// What GEM_ATTACHMENTS says about an importer of this class.
+    pub fn attachment_flags(self) -> u32 {
+        let dynamic = uapi::ATTACHMENT_DYNAMIC;
+        let revocable = uapi::ATTACHMENT_REVOCABLE;
+        let peer = uapi::ATTACHMENT_PEER2PEER;
+        match self {
+            Self::Static => 0,
+            Self::Dynamic | Self::Revocable => dynamic | revocable | peer,
+            Self::Pinned => dynamic | peer,
+            Self::NoP2p => dynamic | revocable,
+        }
+    }
+
+    /// Whether a mapping needs a pin.
+    pub fn needs_pin(self) -> bool {
+        matches!(self, Self::Pinned | Self::Revocable)
+    }
+}
+
+/// An open file of the peer.
+#[derive(Debug)]
+pub struct Peer {
+    file: File,
+    name: String,
+}
+
+/// The peers there are, by PCI name.
+pub fn names() -> Vec<String> {
+    let Ok(dir) = fs::read_dir("/dev") else {
+        return Vec::new();
+    };
+    let name = |entry: fs::DirEntry| {
+        let name = entry.file_name().into_string().ok()?;
+        name.strip_prefix(PREFIX).map(str::to_string)
+    };
+    let mut found: Vec<_> = dir.flatten().filter_map(name).collect();
+    found.sort();
+    found
+}
+
+/// A scatter table with a mistake, or without one.
+pub fn check_table(table: &[EduPeerSegment], size: u64) -> Result<(), String> {
+    if table.is_empty() {
+        return Err("the scatter table is empty".to_string());
+    }
+    let mut sum = 0u64;
+    let mut sorted = Vec::with_capacity(table.len());
+    for (index, segment) in table.iter().enumerate() {
+        let (start, length) = (segment.dma_address, segment.length);
+        if length == 0 || length % 4096 != 0 || start % 4096 != 0 {
+            return Err(format!(
+                "segment {index} is not whole pages: {length:#x} bytes at {start:#x}"
+            ));
+        }
+        let Some(end) = start.checked_add(length) else {
+            return Err(format!(
+                "segment {index} wraps: {length:#x} bytes at {start:#x}"
+            ));
+        };
+        sum = sum.saturating_add(length);
+        sorted.push((start, end));
+    }
+    if sum != size {
+        return Err(format!(
+            "the lengths of {} segments sum to {sum:#x}, the buffer has {size:#x} bytes",
+            table.len()
+        ));
+    }
+    sorted.sort_unstable();
+    for pair in sorted.windows(2) {
+        if pair[0].1 > pair[1].0 {
+            return Err(format!(
+                "segments overlap: {:#x}..{:#x} and {:#x}..{:#x}",
+                pair[0].0, pair[0].1, pair[1].0, pair[1].1
+            ));
+        }
+    }
+    Ok(())
+}
+
+impl Peer {
+    /// Opens the first peer.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if there is none within five seconds.
+    #[track_caller]
+    pub fn open() -> Result<Self, Stop> {
+        match misc::poll(Duration::from_secs(5), || names().into_iter().next()) {
+            Some(name) => Ok(Self::open_name(&name)?),
+            None => Err(Stop::fail(format_args!(
+                "no /dev/{PREFIX}*: is edu_peer loaded and the device bound?"
+            ))),
+        }
+    }
+
+    /// Opens a peer by PCI name.
+    ///
+    /// # Errors
+    ///
+    /// Any error of open(2).
+    pub fn open_name(name: &str) -> Result<Self, SysError> {
+        let path = PathBuf::from(format!("/dev/{PREFIX}{name}"));
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .custom_flags(libc::O_CLOEXEC)
+            .open(&path)
+            .map_err(|error| SysError::io(format!("open({})", path.display()), &error))?;
+        Ok(Self {
+            file,
+            name: name.to_string(),
+        })
+    }
+
+    /// Opens another file of the same peer.
+    ///
+    /// # Errors
+    ///
+    /// Any error of open(2).
+    pub fn reopen(&self) -> Result<Self, SysError> {
+        Self::open_name(&self.name)
+    }
+
+    /// PCI name of the device.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The file descriptor.
+    pub fn fd(&self) -> RawFd {
+        self.file.as_raw_fd()
+    }
+
+    /// ATTACH with a given argument.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn attach_raw(&self, argument: &mut EduPeerAttach) -> Result<(), SysError> {
+        let given = *argument;
+        ioctl(self.fd(), uapi::EDU_PEER_IOC_ATTACH, argument, || {
+            format!("EDU_PEER_IOC_ATTACH({given:?})")
+        })?;
+        Ok(())
+    }
+
+    /// Attaches a buffer and returns its size.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn attach(&self, buffer: &DmaBuf, mode: Mode) -> Result<u64, SysError> {
+        let mut argument = EduPeerAttach {
+            fd: buffer.fd(),
+            mode: mode.number(),
+            size: 0,
+        };
+        let given = argument;
+        ioctl(self.fd(), uapi::EDU_PEER_IOC_ATTACH, &mut argument, || {
+            format!("EDU_PEER_IOC_ATTACH({mode:?}, {given:?})")
+        })?;
+        Ok(argument.size)
+    }
+
+    fn simple(&self, request: u64, what: &str) -> Result<(), SysError> {
+        // SAFETY: these requests take no argument.
+        let result = unsafe { libc::ioctl(self.fd(), request, 0) };
+        if result < 0 {
+            return Err(SysError::last(what));
+        }
+        Ok(())
+    }
+
+    /// Detaches.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn detach(&self) -> Result<(), SysError> {
+        self.simple(uapi::EDU_PEER_IOC_DETACH, "EDU_PEER_IOC_DETACH")
+    }
+
+    /// Pins.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn pin(&self) -> Result<(), SysError> {
+        self.simple(uapi::EDU_PEER_IOC_PIN, "EDU_PEER_IOC_PIN")
+    }
+
+    /// Unpins.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn unpin(&self) -> Result<(), SysError> {
+        self.simple(uapi::EDU_PEER_IOC_UNPIN, "EDU_PEER_IOC_UNPIN")
+    }
+
+    /// Maps.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn map(&self) -> Result<(), SysError> {
+        self.simple(uapi::EDU_PEER_IOC_MAP, "EDU_PEER_IOC_MAP")
+    }
+
+    /// Pins if the mode asks for it, then maps.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctls.
+    pub fn pin_and_map(&self, mode: Mode) -> Result<(), SysError> {
+        if mode.needs_pin() {
+            self.pin()?;
+        }
+        self.map()
+    }
+
+    /// Unmaps.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn unmap(&self) -> Result<(), SysError> {
+        self.simple(uapi::EDU_PEER_IOC_UNMAP, "EDU_PEER_IOC_UNMAP")
+    }
+
+    /// TRANSFER with a given argument.
+    ///
+    /// # Safety
+    ///
+    /// As for [`crate::drm::ioctl_raw`]: the kernel may write to the address.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub unsafe fn transfer_raw(&self, argument: &mut EduPeerTransfer) -> Result<(), SysError> {
+        let given = *argument;
+        ioctl(self.fd(), uapi::EDU_PEER_IOC_TRANSFER, argument, || {
+            format!(
+                "EDU_PEER_IOC_TRANSFER(offset={:#x}, length={:#x}, direction={})",
+                given.offset, given.length, given.direction
+            )
+        })?;
+        Ok(())
+    }
+
+    fn transfer(
+        &self,
+        offset: u64,
+        data: u64,
+        length: u64,
+        direction: u32,
+    ) -> Result<(), SysError> {
+        let mut argument = EduPeerTransfer {
+            offset,
+            length,
+            data,
+            direction,
+            pad: 0,
+        };
+        // SAFETY: both callers pass memory of this length; the one that lets
+        // the kernel write passes a mutable slice.
+        unsafe { self.transfer_raw(&mut argument)? };
+        if argument.length != length {
+            return Err(SysError::new(
+                format!(
+                    "EDU_PEER_IOC_TRANSFER(offset={offset:#x}) moved {} of {length} bytes, which",
+                    argument.length
+                ),
+                0,
+            ));
+        }
+        Ok(())
+    }
+
+    /// Lets the device read from the buffer.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl, or a transfer that fell short.
+    pub fn read(&self, offset: u64, data: &mut [u8]) -> Result<(), SysError> {
+        let length = data.len() as u64;
+        self.transfer(
+            offset,
+            data.as_mut_ptr() as u64,
+            length,
+            uapi::EDU_PEER_READ,
+        )
+    }
+
+    /// Lets the device write to the buffer.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl, or a transfer that fell short.
+    pub fn write(&self, offset: u64, data: &[u8]) -> Result<(), SysError> {
+        let length = data.len() as u64;
+        self.transfer(offset, data.as_ptr() as u64, length, uapi::EDU_PEER_WRITE)
+    }
+
+    /// The scatter table of the mapping.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl, or two calls that disagree.
+    pub fn table(&self) -> Result<Vec<EduPeerSegment>, SysError> {
+        let mut argument = EduPeerTable::default();
+        let what = || "EDU_PEER_IOC_TABLE".to_string();
+        ioctl(self.fd(), uapi::EDU_PEER_IOC_TABLE, &mut argument, what)?;
+        let count = argument.count;
+        let mut segments = vec![EduPeerSegment::default(); count as usize];
+        argument = EduPeerTable {
+            segments: segments.as_mut_ptr() as u64,
+            count,
+            pad: 0,
+        };
+        ioctl(self.fd(), uapi::EDU_PEER_IOC_TABLE, &mut argument, what)?;
+        if argument.count != count {
+            return Err(SysError::new(
+                format!(
+                    "EDU_PEER_IOC_TABLE counted {count}, then {} entries, which",
+                    argument.count
+                ),
+                0,
+            ));
+        }
+        Ok(segments)
+    }
+
+    /// The state of this file's attachment.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn status(&self) -> Result<EduPeerStatus, SysError> {
+        let mut argument = EduPeerStatus::default();
+        ioctl(self.fd(), uapi::EDU_PEER_IOC_STATUS, &mut argument, || {
+            "EDU_PEER_IOC_STATUS".to_string()
+        })?;
+        Ok(argument)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn segment(dma_address: u64, length: u64) -> EduPeerSegment {
+        EduPeerSegment {
+            dma_address,
+            length,
+        }
+    }
+
+    #[test]
+    fn tables() {
+        let good = [segment(0x3000, 0x1000), segment(0x1000, 0x2000)];
+        assert_eq!(check_table(&good, 0x3000), Ok(()));
+        assert!(check_table(&good, 0x4000).is_err());
+        assert!(check_table(&[], 0).is_err());
+        let overlap = [segment(0x1000, 0x2000), segment(0x2000, 0x1000)];
+        assert!(check_table(&overlap, 0x3000).is_err());
+        assert!(check_table(&[segment(0x1001, 0x1000)], 0x1000).is_err());
+        assert!(check_table(&[segment(0x1000, 0)], 0).is_err());
+        assert!(check_table(&[segment(!0xfff, 0x2000)], 0x2000).is_err());
+    }
+}

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Takes a PCI device from its driver and gives it back.
+
+use std::time::Duration;
+
+use crate::pci::PciDevice;
+use crate::proc::Child;
+use crate::{Outcome, Stop, SysError};
+
+/// Gives a device to a driver, unless the kernel is busy with it for too long.
+///
+/// # Errors
+///
+/// Fails the subtest if the driver does not take it within 20 seconds.
+fn bind(device: &PciDevice, driver: &str) -> Outcome {
+    let mut child = Child::spawn(|| Ok(device.bind(driver)?))?;
+    child.join(
+        &format!("binding {} to {driver}", device.name()),
+        Duration::from_secs(20),
+    )
+}
+
+/// Which drivers the devices had when the program started.
+#[derive(Debug)]
+pub struct Bound {
+    devices: Vec<(PciDevice, String)>,
+}
+
+impl Bound {
+    /// Takes note.
+    pub fn now() -> Self {
+        let found = [PciDevice::vvram(), PciDevice::edu()];
+        let devices = found
+            .into_iter()
+            .flatten()
+            .filter_map(|device| {
+                let driver = device.driver()?;
+                Some((device, driver))
+            })
+            .collect();
+        Self { devices }
+    }
+
+    /// Binds what lost its driver since.
+    ///
+    /// # Errors
+    ///
+    /// Says so if a subtest left a device without its driver.
+    pub fn restore(&self) -> Result<(), String> {
+        let mut lost = Vec::new();
+        for (device, driver) in &self.devices {
+            if device.driver().is_none() {
+                lost.push(format!("{} without {driver}", device.name()));
+                if let Err(stop) = bind(device, driver) {
+                    lost.push(stop.text().to_string());
+                }
+            }
+        }
+        if lost.is_empty() {
+            return Ok(());
+        }
+        Err(format!("the subtest left {}", lost.join(", ")))
+    }
+}
+
+/// An unbind that runs in a process of its own.
+#[derive(Debug)]
+pub struct Unbinding {
+    /// The process that writes to sysfs.
+    pub child: Child,
+    device: PciDevice,
+    driver: String,
+}
+
+impl Unbinding {
+    /// Starts to unbind a device.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if the device has no driver.
+    #[track_caller]
+    pub fn start(device: &PciDevice) -> Result<Self, Stop> {
+        let Some(driver) = device.driver() else {
+            return Err(Stop::fail(format_args!(
+                "{} has no driver to unbind",
+                device.name()
+            )));
+        };
+        let child = Child::spawn(|| Ok(device.unbind(&driver)?))?;
+        Ok(Self {
+            child,
+            device: device.clone(),
+            driver,
+        })
+    }
+
+    /// Waits until the driver has let go.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if it takes longer than `limit`.
+    #[track_caller]
+    pub fn finish(mut self, limit: Duration) -> Result<Unbound, Stop> {
+        let what = format!("unbinding {} from {}", self.device.name(), self.driver);
+        self.child.join(&what, limit)?;
+        if let Some(driver) = self.device.driver() {
+            return Err(Stop::fail(format_args!(
+                "{what} succeeded, but {driver} still has the device"
+            )));
+        }
+        Ok(Unbound {
+            device: self.device,
+            driver: self.driver,
+            bound: false,
+        })
+    }
+}
+
+/// A device without a driver, bound again when dropped.
+#[derive(Debug)]
+pub struct Unbound {
+    device: PciDevice,
+    driver: String,
+    bound: bool,
+}
+
+impl Unbound {
+    /// Unbinds a device.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if that takes more than 20 seconds.
+    #[track_caller]
+    pub fn new(device: &PciDevice) -> Result<Self, Stop> {
+        Unbinding::start(device)?.finish(Duration::from_secs(20))
+    }
+
+    /// Binds it again.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if the driver does not take it.
+    #[track_caller]
+    pub fn rebind(mut self) -> Outcome {
+        self.bound = true;
+        bind(&self.device, &self.driver)
+    }
+}
+
+impl Drop for Unbound {
+    fn drop(&mut self) {
+        if !self.bound {
+            let _ = bind(&self.device, &self.driver);
+        }
+    }
+}
+
+/// Unloads a module, without waiting for its users.
+///
+/// # Errors
+///
+/// Any error of delete_module(2).
+pub fn delete_module(name: &str) -> Result<(), SysError> {
+    let what = format!("delete_module({name})");
+    let Ok(c_name) = std::ffi::CString::new(name) else {
+        return Err(SysError::new(what, libc::EINVAL));
+    };
+    // SAFETY: the name is NUL terminated.
+    let result =
+        unsafe { libc::syscall(libc::SYS_delete_module, c_name.as_ptr(), libc::O_NONBLOCK) };
+    if result < 0 {
+        return Err(SysError::last(what));
+    }
+    Ok(())
+}

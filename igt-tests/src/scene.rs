@@ -1,0 +1,474 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Exporter, peer and what is expected between them on this topology.
+
+use std::env;
+use std::fs;
+
+use crate::drm::{path_name, reason_name, Attachment, DmaBuf, Drm, Gem};
+use crate::map::{Map, PAGE};
+use crate::misc;
+use crate::pattern::Pattern;
+use crate::pci::{Bar, Layout, PciDevice};
+use crate::peer::{check_table, Mode, Peer};
+use crate::uapi;
+use crate::uapi::EduPeerSegment;
+use crate::{Outcome, Stop, SysError};
+
+/// What the kernel has to decide on this topology.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Expect {
+    /// Peer to peer by bus address.
+    Bus,
+    /// Peer to peer through the host bridge.
+    HostBridge,
+    /// No route.
+    Refused,
+}
+
+/// A value of the environment, or else of the kernel command line, where it
+/// stands in the same spelling or in lower case with a dot.
+pub fn setting(variable: &str) -> Option<String> {
+    if let Ok(value) = env::var(variable) {
+        return Some(value);
+    }
+    let line = fs::read_to_string("/proc/cmdline").ok()?;
+    let other = variable.to_lowercase().replacen('_', ".", 1);
+    let value = |word: &str| {
+        let (name, value) = word.split_once('=')?;
+        (name == variable || name == other).then(|| value.to_string())
+    };
+    line.split_whitespace().find_map(value)
+}
+
+impl Expect {
+    /// Reads `VVRAM_EXPECT`, or `vvram.expect=` of the kernel command line.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if neither says what to expect.
+    #[track_caller]
+    pub fn get() -> Result<Self, Stop> {
+        match setting("VVRAM_EXPECT").as_deref() {
+            Some("bus") => Ok(Self::Bus),
+            Some("host-bridge") => Ok(Self::HostBridge),
+            Some("refused") => Ok(Self::Refused),
+            other => Err(Stop::fail(format_args!(
+                "VVRAM_EXPECT (or vvram.expect= on the kernel command line) is {other:?}; it has to be bus, host-bridge or refused"
+            ))),
+        }
+    }
+
+    /// The path in GEM_ATTACHMENTS.
+    pub fn path(self) -> u32 {
+        match self {
+            Self::Bus => uapi::PATH_PEER_BUS,
+            Self::HostBridge => uapi::PATH_PEER_HOST_BRIDGE,
+            Self::Refused => uapi::PATH_REFUSED,
+        }
+    }
+}
+
+/// Everything a peer-to-peer test works with.
+#[derive(Debug)]
+pub struct Scene {
+    /// The exporter.
+    pub drm: Drm,
+    /// The importer.
+    pub peer: Peer,
+    /// VRAM from outside.
+    pub bar: Bar,
+    /// The exporting device.
+    pub gpu: PciDevice,
+    /// The importing device.
+    pub edu: PciDevice,
+    /// What has to happen between them.
+    pub expect: Expect,
+}
+
+impl Scene {
+    /// Opens both devices.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if something is missing.
+    #[track_caller]
+    pub fn open() -> Result<Self, Stop> {
+        let gpu = PciDevice::vvram()?;
+        let peer = Peer::open()?;
+        Ok(Self {
+            drm: Drm::open()?,
+            bar: Bar::open(&gpu)?,
+            edu: PciDevice::named(peer.name()),
+            expect: Expect::get()?,
+            gpu,
+            peer,
+        })
+    }
+
+    /// As [`Scene::open`], for tests that need a route.
+    ///
+    /// # Errors
+    ///
+    /// Skips the subtest on topologies where the attach is refused.
+    #[track_caller]
+    pub fn with_route() -> Result<Self, Stop> {
+        if Expect::get()? == Expect::Refused {
+            return Err(Stop::skip("no route between the devices on this topology"));
+        }
+        Self::open()
+    }
+
+    /// Hops between the devices, as sysfs has them; -1 without a route.
+    pub fn distance(&self) -> i32 {
+        match self.expect {
+            Expect::Refused => -1,
+            _ => self.gpu.distance(&self.edu),
+        }
+    }
+
+    /// Whether the peer's addresses go through an IOMMU on the way.
+    pub fn translated(&self) -> bool {
+        self.expect == Expect::HostBridge && self.edu.translated()
+    }
+
+    /// Checks one live attachment of this scene's peer.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if the entry says anything else.
+    #[track_caller]
+    pub fn check_entry(
+        &self,
+        entry: &Attachment,
+        mode: Mode,
+        pinned: bool,
+        mapped: bool,
+    ) -> Outcome {
+        let mut flags = mode.attachment_flags();
+        if pinned {
+            flags |= uapi::ATTACHMENT_PINNED;
+        }
+        if mapped {
+            flags |= uapi::ATTACHMENT_MAPPED;
+        }
+        let want = Attachment {
+            device: self.peer.name().to_string(),
+            path: self.expect.path(),
+            reason: uapi::REASON_NONE,
+            flags,
+            distance: self.distance(),
+        };
+        if *entry == want {
+            return Ok(());
+        }
+        Err(Stop::fail(format_args!(
+            "attachment in mode {mode:?}: expected path {} for reason {} in {want:?}, saw path {} for reason {} in {entry:?}",
+            path_name(want.path),
+            reason_name(want.reason),
+            path_name(entry.path),
+            reason_name(entry.reason)
+        )))
+    }
+
+    /// Checks that a buffer has exactly one attachment, and which.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if GEM_ATTACHMENTS says anything else.
+    #[track_caller]
+    pub fn check_only(&self, object: &Gem<'_>, mode: Mode, pinned: bool, mapped: bool) -> Outcome {
+        let list = object.attachments()?;
+        match list.as_slice() {
+            [entry] => self.check_entry(entry, mode, pinned, mapped),
+            _ => Err(Stop::fail(format_args!(
+                "expected one attachment, GEM_ATTACHMENTS lists {list:?}"
+            ))),
+        }
+    }
+
+    /// Checks that a buffer has no attachments and saw no refusals.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if GEM_ATTACHMENTS lists any.
+    #[track_caller]
+    pub fn check_none(&self, object: &Gem<'_>) -> Outcome {
+        let list = object.attachments()?;
+        if list.is_empty() {
+            return Ok(());
+        }
+        Err(Stop::fail(format_args!(
+            "expected no attachment to be left, GEM_ATTACHMENTS lists {list:?}"
+        )))
+    }
+
+    /// Checks that an attach was refused, and that the one refusal on record
+    /// says why.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if it went through, or was refused in another way.
+    #[track_caller]
+    pub fn check_refused(
+        &self,
+        object: &Gem<'_>,
+        result: Result<u64, SysError>,
+        mode: Mode,
+        reason: u32,
+    ) -> Outcome {
+        let what = format!("attaching in mode {mode:?}");
+        crate::expect_errno(&what, result, libc::EOPNOTSUPP)?;
+        let list = object.attachments()?;
+        let want = Attachment {
+            device: self.peer.name().to_string(),
+            path: uapi::PATH_REFUSED,
+            reason,
+            flags: mode.attachment_flags(),
+            distance: self.distance(),
+        };
+        if list.as_slice() == [want.clone()] {
+            return Ok(());
+        }
+        Err(Stop::fail(format_args!(
+            "{what}: GEM_ATTACHMENTS should list one refusal for reason {}, {want:?}; it lists {list:?}",
+            reason_name(reason)
+        )))
+    }
+
+    /// Checks the scatter table of the peer's mapping against the places
+    /// where the buffer really is, and returns both.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if the buffer is not in VRAM, or the table says
+    /// anything else.
+    #[track_caller]
+    pub fn check_table(
+        &self,
+        peer: &Peer,
+        buffer: &Map,
+    ) -> Result<(Vec<EduPeerSegment>, Layout), Stop> {
+        let table = peer.table()?;
+        let layout = self.bar.locate(buffer)?;
+        if let Err(text) = self.compare_table(&table, &layout, buffer.len() as u64) {
+            return Err(Stop::fail(text));
+        }
+        Ok((table, layout))
+    }
+
+    /// Checks the scatter table of the peer's mapping by itself.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if it cannot be a mapping of a buffer in the BAR.
+    #[track_caller]
+    pub fn check_table_of(&self, peer: &Peer, size: u64) -> Outcome {
+        let table = peer.table()?;
+        if let Err(text) = check_table(&table, size) {
+            return Err(Stop::fail(text));
+        }
+        let (start, end) = (self.bar.start(), self.bar.start() + self.bar.len());
+        for segment in &table {
+            let first = segment.dma_address;
+            if !self.translated() && (first < start || first + segment.length > end) {
+                return Err(Stop::fail(format_args!(
+                    "{segment:x?} is outside BAR 2, which is {start:#x}..{end:#x}"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares a scatter table with a layout.
+    ///
+    /// # Errors
+    ///
+    /// Says what is wrong with it.
+    pub fn compare_table(
+        &self,
+        table: &[EduPeerSegment],
+        layout: &Layout,
+        size: u64,
+    ) -> Result<(), String> {
+        compare_table(table, layout, size, self.bar.start(), self.translated())
+    }
+
+    /// Checks some pages of a buffer in VRAM itself, through the BAR.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if VRAM holds anything else.
+    #[track_caller]
+    pub fn check_vram(&self, layout: &Layout, pattern: Pattern, pages: &[usize]) -> Outcome {
+        for page in pages {
+            for word in 0..PAGE / 8 {
+                let index = page * PAGE / 8 + word;
+                let want = pattern.word(index as u64);
+                let at = layout.offset(*page) + 8 * word as u64;
+                let seen = self.bar.word(at);
+                if seen != want {
+                    return Err(Stop::fail(format_args!(
+                        "page {page} of the buffer, VRAM offset {at:#x}: expected {want:#018x}, saw {seen:#018x}"
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Compares a scatter table with a layout.
+///
+/// Entries may be split, as the peer's segment limit asks for: what counts is
+/// where they lead, in which order. Behind an IOMMU that is one IOVA range.
+///
+/// # Errors
+///
+/// Says what is wrong with it.
+pub fn compare_table(
+    table: &[EduPeerSegment],
+    layout: &Layout,
+    size: u64,
+    bar_start: u64,
+    translated: bool,
+) -> Result<(), String> {
+    check_table(table, size)?;
+    let seen = misc::coalesce(table.iter().map(|s| (s.dma_address, s.length)));
+    if translated {
+        if seen.len() != 1 {
+            return Err(format!(
+                "behind an IOMMU one IOVA range was expected, the table has {seen:x?}"
+            ));
+        }
+        return Ok(());
+    }
+    let ranges = layout.ranges().into_iter();
+    let want = misc::coalesce(ranges.map(|(at, len)| (bar_start + at, len)));
+    if want != seen {
+        return Err(format!(
+            "the table does not lead to the buffer: it is at {want:x?}, the table says {seen:x?} (start, length; BAR 2 starts at {bar_start:#x})"
+        ));
+    }
+    Ok(())
+}
+
+/// Lets the peer read pages and compares them with a pattern.
+///
+/// # Errors
+///
+/// Fails the subtest if a page reads differently.
+#[track_caller]
+pub fn peer_reads(peer: &Peer, pattern: Pattern, pages: &[usize]) -> Outcome {
+    let mut data = vec![0u8; PAGE];
+    for page in pages {
+        let offset = (page * PAGE) as u64;
+        data.fill(0xa5);
+        peer.read(offset, &mut data)?;
+        if let Err(mismatch) = pattern.verify(&data, offset) {
+            return Err(Stop::fail(format_args!(
+                "the peer read page {page} of the buffer: {mismatch}"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Lets the peer write a pattern to pages.
+///
+/// # Errors
+///
+/// Any error of the transfer.
+#[track_caller]
+pub fn peer_writes(peer: &Peer, pattern: Pattern, pages: &[usize]) -> Outcome {
+    let mut data = vec![0u8; PAGE];
+    for page in pages {
+        let offset = (page * PAGE) as u64;
+        pattern.fill(&mut data, offset);
+        peer.write(offset, &data)?;
+    }
+    Ok(())
+}
+
+/// Compares pages of a mapping with a pattern.
+///
+/// # Errors
+///
+/// Fails the subtest if a page reads differently.
+#[track_caller]
+pub fn cpu_reads(map: &Map, pattern: Pattern, pages: &[usize]) -> Outcome {
+    for page in pages {
+        if let Err(mismatch) = map.verify_pages(pattern, *page, 1) {
+            return Err(Stop::fail(format_args!(
+                "the CPU read page {page} of the buffer: {mismatch}"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Checks that a freshly opened exporter and peer do their job: after whatever
+/// happened before, everything has to work again.
+///
+/// # Errors
+///
+/// Fails the subtest if anything does not.
+#[track_caller]
+pub fn works() -> Outcome {
+    let scene = Scene::open()?;
+    let (a, b) = patterns();
+    let shared = share(&scene.drm, 2)?;
+    if let Err(mismatch) = shared.map.verify_value(0) {
+        return Err(Stop::fail(format_args!("new VRAM is not zero: {mismatch}")));
+    }
+    shared.map.fill(a);
+    let attached = scene.peer.attach(&shared.buffer, Mode::Dynamic);
+    if scene.expect == Expect::Refused {
+        let (mode, reason) = (Mode::Dynamic, uapi::REASON_NO_ROUTE);
+        return scene.check_refused(&shared.object, attached, mode, reason);
+    }
+    attached?;
+    scene.peer.map()?;
+    scene.check_only(&shared.object, Mode::Dynamic, false, true)?;
+    scene.check_table(&scene.peer, &shared.map)?;
+    peer_reads(&scene.peer, a, &[0])?;
+    peer_writes(&scene.peer, b, &[1])?;
+    cpu_reads(&shared.map, a, &[0])?;
+    cpu_reads(&shared.map, b, &[1])?;
+    scene.peer.detach()?;
+    scene.check_none(&shared.object)
+}
+
+/// Two patterns that no earlier run of a test has left behind in VRAM.
+pub fn patterns() -> (Pattern, Pattern) {
+    let seed = misc::nonce();
+    (Pattern::new(seed), Pattern::new(seed ^ 1))
+}
+
+/// A mapped buffer that the peer is attached to.
+#[derive(Debug)]
+pub struct Shared<'a> {
+    /// The object.
+    pub object: Gem<'a>,
+    /// CPU access to it.
+    pub map: Map,
+    /// The dma-buf.
+    pub buffer: DmaBuf,
+}
+
+/// Creates, maps and exports an object of some pages.
+///
+/// # Errors
+///
+/// Any error on the way.
+#[track_caller]
+pub fn share(drm: &Drm, pages: usize) -> Result<Shared<'_>, Stop> {
+    let object = drm.create((pages * PAGE) as u64)?;
+    let map = object.map()?;
+    let buffer = object.export()?;
+    Ok(Shared {
+        object,
+        map,
+        buffer,
+    })
+}

@@ -1,0 +1,393 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The ioctls the tests use, mirrored from `include/uapi/drm/vvram_drm.h`,
+//! `include/uapi/misc/edu_peer.h`, `drm.h`, `dma-buf.h` and `dma-heap.h`.
+//!
+//! They are written out by hand on purpose: a program built against an older
+//! header must keep working, so a change of the ABI has to fail here.
+
+use std::mem::size_of;
+
+const NONE: u64 = 0;
+const WRITE: u64 = 1;
+const READ: u64 = 2;
+
+/// Number of an ioctl, as `_IOC()` computes it.
+pub const fn ioc(dir: u64, kind: u64, nr: u64, size: usize) -> u64 {
+    (dir << 30) | ((size as u64) << 16) | (kind << 8) | nr
+}
+
+const fn io(kind: u64, nr: u64) -> u64 {
+    ioc(NONE, kind, nr, 0)
+}
+
+const fn ior<T>(kind: u64, nr: u64) -> u64 {
+    ioc(READ, kind, nr, size_of::<T>())
+}
+
+const fn iow<T>(kind: u64, nr: u64) -> u64 {
+    ioc(WRITE, kind, nr, size_of::<T>())
+}
+
+const fn iowr<T>(kind: u64, nr: u64) -> u64 {
+    ioc(READ | WRITE, kind, nr, size_of::<T>())
+}
+
+const DRM: u64 = b'd' as u64;
+/// First number of a driver's own ioctls.
+pub const DRM_COMMAND_BASE: u64 = 0x40;
+
+/// `struct drm_version`
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct DrmVersion {
+    /// Major version.
+    pub major: i32,
+    /// Minor version.
+    pub minor: i32,
+    /// Patch level.
+    pub patchlevel: i32,
+    /// Length of the name.
+    pub name_len: usize,
+    /// Where the name goes.
+    pub name: *mut u8,
+    /// Length of the date.
+    pub date_len: usize,
+    /// Where the date goes.
+    pub date: *mut u8,
+    /// Length of the description.
+    pub desc_len: usize,
+    /// Where the description goes.
+    pub desc: *mut u8,
+}
+
+/// `struct drm_gem_close`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DrmGemClose {
+    /// The handle to close.
+    pub handle: u32,
+    /// Zero.
+    pub pad: u32,
+}
+
+/// `struct drm_prime_handle`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DrmPrimeHandle {
+    /// GEM handle.
+    pub handle: u32,
+    /// `DRM_CLOEXEC`, `DRM_RDWR`.
+    pub flags: u32,
+    /// dma-buf.
+    pub fd: i32,
+}
+
+/// Asks for the name of a DRM driver.
+pub const DRM_IOCTL_VERSION: u64 = iowr::<DrmVersion>(DRM, 0x00);
+/// Closes a GEM handle.
+pub const DRM_IOCTL_GEM_CLOSE: u64 = iow::<DrmGemClose>(DRM, 0x09);
+/// Exports a GEM handle.
+pub const DRM_IOCTL_PRIME_HANDLE_TO_FD: u64 = iowr::<DrmPrimeHandle>(DRM, 0x2d);
+/// Imports a dma-buf.
+pub const DRM_IOCTL_PRIME_FD_TO_HANDLE: u64 = iowr::<DrmPrimeHandle>(DRM, 0x2e);
+/// Close the exported fd on exec.
+pub const DRM_CLOEXEC: u32 = libc::O_CLOEXEC as u32;
+/// Make the exported fd writable.
+pub const DRM_RDWR: u32 = libc::O_RDWR as u32;
+
+/// `struct drm_vvram_getparam`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct VvramGetparam {
+    /// Which one.
+    pub param: u32,
+    /// Zero.
+    pub pad: u32,
+    /// Out.
+    pub value: u64,
+}
+
+/// All VRAM.
+pub const PARAM_VRAM_SIZE: u32 = 0;
+/// VRAM behind the BAR.
+pub const PARAM_VRAM_CPU_VISIBLE_SIZE: u32 = 1;
+/// Unit of sizes.
+pub const PARAM_PAGE_SIZE: u32 = 2;
+/// Free VRAM.
+pub const PARAM_VRAM_FREE: u32 = 3;
+
+/// `struct drm_vvram_gem_create`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct VvramGemCreate {
+    /// In and out, bytes.
+    pub size: u64,
+    /// `CREATE_*`.
+    pub flags: u32,
+    /// Out.
+    pub handle: u32,
+}
+
+/// May be placed in VRAM.
+pub const CREATE_VRAM: u32 = 1 << 0;
+/// Never leaves VRAM.
+pub const CREATE_VRAM_OR_FAIL: u32 = 1 << 1;
+
+/// `struct drm_vvram_gem_mmap_offset`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct VvramGemMmapOffset {
+    /// The object.
+    pub handle: u32,
+    /// Zero.
+    pub pad: u32,
+    /// Out.
+    pub offset: u64,
+}
+
+/// Peer to peer by bus address.
+pub const PATH_PEER_BUS: u32 = 1;
+/// Peer to peer through the host bridge.
+pub const PATH_PEER_HOST_BRIDGE: u32 = 2;
+/// Served from system memory.
+pub const PATH_SYSTEM: u32 = 3;
+/// Refused.
+pub const PATH_REFUSED: u32 = 4;
+
+/// It is peer to peer.
+pub const REASON_NONE: u32 = 0;
+/// The importer does not take peer memory.
+pub const REASON_NO_OPT_IN: u32 = 1;
+/// The importer is not a PCI device.
+pub const REASON_NOT_PCI: u32 = 2;
+/// No permitted route.
+pub const REASON_NO_ROUTE: u32 = 3;
+
+/// Pinned.
+pub const ATTACHMENT_PINNED: u32 = 1 << 0;
+/// Mapped.
+pub const ATTACHMENT_MAPPED: u32 = 1 << 1;
+/// Attached dynamically.
+pub const ATTACHMENT_DYNAMIC: u32 = 1 << 2;
+/// Can be invalidated.
+pub const ATTACHMENT_REVOCABLE: u32 = 1 << 3;
+/// Opted in to peer memory.
+pub const ATTACHMENT_PEER2PEER: u32 = 1 << 4;
+
+/// Most refusals GEM_ATTACHMENTS lists.
+pub const MAX_REFUSALS: usize = 8;
+
+/// `struct drm_vvram_attachment`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct VvramAttachment {
+    /// Name of the importer, NUL terminated.
+    pub device: [u8; 32],
+    /// `PATH_*`.
+    pub path: u32,
+    /// `REASON_*`.
+    pub reason: u32,
+    /// `ATTACHMENT_*`.
+    pub flags: u32,
+    /// PCI hops or -1.
+    pub distance: i32,
+}
+
+/// `struct drm_vvram_gem_attachments`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct VvramGemAttachments {
+    /// The object.
+    pub handle: u32,
+    /// In and out.
+    pub count: u32,
+    /// User pointer.
+    pub attachments: u64,
+}
+
+/// GETPARAM.
+pub const VVRAM_GETPARAM: u64 = iowr::<VvramGetparam>(DRM, DRM_COMMAND_BASE);
+/// GEM_CREATE.
+pub const VVRAM_GEM_CREATE: u64 = iowr::<VvramGemCreate>(DRM, DRM_COMMAND_BASE + 1);
+/// GEM_MMAP_OFFSET.
+pub const VVRAM_GEM_MMAP_OFFSET: u64 = iowr::<VvramGemMmapOffset>(DRM, DRM_COMMAND_BASE + 2);
+/// GEM_ATTACHMENTS.
+pub const VVRAM_GEM_ATTACHMENTS: u64 = iowr::<VvramGemAttachments>(DRM, DRM_COMMAND_BASE + 3);
+
+/// No importer ops.
+pub const EDU_PEER_STATIC: u32 = 0;
+/// invalidate_mappings drops the mapping.
+pub const EDU_PEER_DYNAMIC: u32 = 1;
+/// No invalidate_mappings.
+pub const EDU_PEER_PINNED: u32 = 2;
+/// invalidate_mappings drops everything for good.
+pub const EDU_PEER_REVOCABLE: u32 = 3;
+/// Dynamic without allow_peer2peer.
+pub const EDU_PEER_NO_P2P: u32 = 4;
+
+/// `struct edu_peer_attach`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct EduPeerAttach {
+    /// dma-buf.
+    pub fd: i32,
+    /// `EDU_PEER_*`.
+    pub mode: u32,
+    /// Out, bytes.
+    pub size: u64,
+}
+
+/// From the dma-buf to the caller.
+pub const EDU_PEER_READ: u32 = 0;
+/// From the caller to the dma-buf.
+pub const EDU_PEER_WRITE: u32 = 1;
+
+/// `struct edu_peer_transfer`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct EduPeerTransfer {
+    /// First byte.
+    pub offset: u64,
+    /// Bytes, in and out.
+    pub length: u64,
+    /// User pointer.
+    pub data: u64,
+    /// `EDU_PEER_READ` or `EDU_PEER_WRITE`.
+    pub direction: u32,
+    /// Zero.
+    pub pad: u32,
+}
+
+/// `struct edu_peer_segment`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EduPeerSegment {
+    /// Address the device was given.
+    pub dma_address: u64,
+    /// Bytes.
+    pub length: u64,
+}
+
+/// `struct edu_peer_table`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct EduPeerTable {
+    /// User pointer.
+    pub segments: u64,
+    /// In and out.
+    pub count: u32,
+    /// Zero.
+    pub pad: u32,
+}
+
+/// Attached.
+pub const EDU_PEER_ATTACHED: u32 = 1 << 0;
+/// Mapped.
+pub const EDU_PEER_MAPPED: u32 = 1 << 1;
+/// Pinned.
+pub const EDU_PEER_IS_PINNED: u32 = 1 << 2;
+/// Revoked.
+pub const EDU_PEER_REVOKED: u32 = 1 << 3;
+
+/// `struct edu_peer_status`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct EduPeerStatus {
+    /// `EDU_PEER_ATTACHED` and following.
+    pub flags: u32,
+    /// Zero.
+    pub pad: u32,
+    /// Times the mapping was invalidated.
+    pub invalidations: u64,
+    /// Times the attachment was mapped.
+    pub maps: u64,
+}
+
+const EDU: u64 = 0xed;
+/// Attach.
+pub const EDU_PEER_IOC_ATTACH: u64 = iowr::<EduPeerAttach>(EDU, 0x10);
+/// Detach.
+pub const EDU_PEER_IOC_DETACH: u64 = io(EDU, 0x11);
+/// Pin.
+pub const EDU_PEER_IOC_PIN: u64 = io(EDU, 0x12);
+/// Unpin.
+pub const EDU_PEER_IOC_UNPIN: u64 = io(EDU, 0x13);
+/// Map.
+pub const EDU_PEER_IOC_MAP: u64 = io(EDU, 0x14);
+/// Unmap.
+pub const EDU_PEER_IOC_UNMAP: u64 = io(EDU, 0x15);
+/// Move bytes.
+pub const EDU_PEER_IOC_TRANSFER: u64 = iowr::<EduPeerTransfer>(EDU, 0x16);
+/// Scatter table.
+pub const EDU_PEER_IOC_TABLE: u64 = iowr::<EduPeerTable>(EDU, 0x17);
+/// State.
+pub const EDU_PEER_IOC_STATUS: u64 = ior::<EduPeerStatus>(EDU, 0x18);
+
+/// `struct dma_buf_sync`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DmaBufSync {
+    /// `DMA_BUF_SYNC_*`.
+    pub flags: u64,
+}
+
+/// The CPU reads.
+pub const DMA_BUF_SYNC_READ: u64 = 1;
+/// The CPU writes.
+pub const DMA_BUF_SYNC_WRITE: u64 = 2;
+/// The access ends.
+pub const DMA_BUF_SYNC_END: u64 = 4;
+/// Brackets CPU access to a dma-buf.
+pub const DMA_BUF_IOCTL_SYNC: u64 = iow::<DmaBufSync>(b'b' as u64, 0);
+
+/// `struct dma_heap_allocation_data`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DmaHeapAllocation {
+    /// Bytes.
+    pub len: u64,
+    /// Out.
+    pub fd: u32,
+    /// Flags of the fd.
+    pub fd_flags: u32,
+    /// Zero.
+    pub heap_flags: u64,
+}
+
+/// Allocates a dma-buf from a heap.
+pub const DMA_HEAP_IOCTL_ALLOC: u64 = iowr::<DmaHeapAllocation>(b'H' as u64, 0);
+
+const _: () = {
+    assert!(size_of::<DrmVersion>() == 64);
+    assert!(size_of::<DrmGemClose>() == 8);
+    assert!(size_of::<DrmPrimeHandle>() == 12);
+    assert!(size_of::<VvramGetparam>() == 16);
+    assert!(size_of::<VvramGemCreate>() == 16);
+    assert!(size_of::<VvramGemMmapOffset>() == 16);
+    assert!(size_of::<VvramAttachment>() == 48);
+    assert!(size_of::<VvramGemAttachments>() == 16);
+    assert!(size_of::<EduPeerAttach>() == 16);
+    assert!(size_of::<EduPeerTransfer>() == 32);
+    assert!(size_of::<EduPeerSegment>() == 16);
+    assert!(size_of::<EduPeerTable>() == 16);
+    assert!(size_of::<EduPeerStatus>() == 24);
+    assert!(size_of::<DmaBufSync>() == 8);
+    assert!(size_of::<DmaHeapAllocation>() == 24);
+    // Numbers as the C headers compute them.
+    assert!(DRM_IOCTL_VERSION == 0xc040_6400);
+    assert!(DRM_IOCTL_GEM_CLOSE == 0x4008_6409);
+    assert!(DRM_IOCTL_PRIME_HANDLE_TO_FD == 0xc00c_642d);
+    assert!(DRM_IOCTL_PRIME_FD_TO_HANDLE == 0xc00c_642e);
+    assert!(VVRAM_GETPARAM == 0xc010_6440);
+    assert!(VVRAM_GEM_CREATE == 0xc010_6441);
+    assert!(VVRAM_GEM_MMAP_OFFSET == 0xc010_6442);
+    assert!(VVRAM_GEM_ATTACHMENTS == 0xc010_6443);
+    assert!(EDU_PEER_IOC_ATTACH == 0xc010_ed10);
+    assert!(EDU_PEER_IOC_DETACH == 0x0000_ed11);
+    assert!(EDU_PEER_IOC_TRANSFER == 0xc020_ed16);
+    assert!(EDU_PEER_IOC_TABLE == 0xc010_ed17);
+    assert!(EDU_PEER_IOC_STATUS == 0x8018_ed18);
+    assert!(DMA_BUF_IOCTL_SYNC == 0x4008_6200);
+    assert!(DMA_HEAP_IOCTL_ALLOC == 0xc018_4800);
+};
