@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: GPL-2.0
+#
+# The commands of the repository; tools/lab does the work. The kernel's own
+# build reads Kbuild in this folder, never this file.
+
+export KSRC MIRROR KVM JOBS FLAVOUR TOPOLOGY
+
+LAB := python3 -B tools/lab
+
+.PHONY: help demo check style shell clean python
+
+help:
+	@echo 'make demo    build everything, boot every topology, show one table'
+	@echo 'make check   build everything, pass every test'
+	@echo 'make style   rustfmt, clippy and checkpatch'
+	@echo 'make shell   an interactive guest with the devices in place'
+	@echo 'make clean   remove the caches'
+	@echo
+	@echo 'Settings, all optional:'
+	@echo '  KSRC=dir        a Linux 7.3 tree to use instead of Debian'"'"'s package'
+	@echo '  MIRROR=url      a Debian mirror to use instead of the one apt is set up with'
+	@echo '  JOBS=n          parallel compilers and guests (default: one per processor)'
+	@echo '  FLAVOUR=name    kernel: check (default: lockdep, DMA API checks) or'
+	@echo '                  debug (KASAN, kmemleak, UBSAN, fault injection as well)'
+	@echo '  TOPOLOGY=name   machine of make shell: switch (default), host-bridge,'
+	@echo '                  intel-iommu, no-route, acs-pair, virtio-iommu'
+	@echo '  KVM=1           run guests under KVM instead of TCG (real time, not reproducible)'
+	@echo
+	@echo 'A Debian machine (bookworm or later, amd64) with git, make and apt is enough, as root;'
+	@echo 'as a plain user, with python3, mmdebstrap and uidmap installed and a range in'
+	@echo '/etc/subuid. Caches and logs: $$XDG_CACHE_HOME/vvram-lab, else ~/.cache/vvram-lab;'
+	@echo 'they need 12 GB.'
+
+demo check style shell clean: python
+	@$(LAB) $@
+
+python:
+	@command -v python3 >/dev/null || { apt-get update && apt-get install -y --no-install-recommends python3; }

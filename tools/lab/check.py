@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The tests: KUnit suites, the project's own tests on each topology, IGT's generic ones."""
+
+import shutil
+import unittest
+from pathlib import Path
+
+import cache
+import igt
+import kernellog
+import ktap
+import pipeline
+import qemu
+import topologies
+from igt import Verdict
+from steps import LabError
+
+KUNIT_TIMEOUT = 600
+IGT_TIMEOUT = 900
+PER_TEST_TIMEOUT = 1200        # seconds of guest time: each transfer of edu takes 0.1
+OWN = "/lab/bin/vvram_*"
+# The tests of IGT that open any driver; those for displays and other vendors cannot apply.
+GENERIC = "/usr/libexec/igt-gpu-tools/core_*"
+
+
+def run(steps, built):
+    """Run everything; return the verdicts."""
+    verdicts = unit_tests(steps) + modules(steps, built)
+    boots = [qemu.Boot("check-kunit", topologies.TOPOLOGIES[0], "kunit", KUNIT_TIMEOUT,
+                       cmdline="kunit.enable=1 kunit.autorun=1 kunit.filter_glob=*rust*")]
+    for topology in topologies.TOPOLOGIES:
+        boots.append(igt_boot(f"check-{topology.name}", topology, OWN))
+    boots.append(igt_boot("check-generic", topologies.TOPOLOGIES[0], GENERIC,
+                          IGT_FORCE_DRIVER="vvram"))
+    with steps.step("boot the tests") as step:
+        outcomes = built.machine.run_all(step, steps.console, boots)
+    skips = igt.expected_skips((pipeline.REPO / "igt-tests/skips.txt").read_text())
+    seen = {}
+    for outcome in outcomes:
+        verdicts += judge(outcome, skips, seen)
+    verdicts += igt.stale(skips, seen)
+    steps.console.say(f"results of each boot: {built.kernel.share / 'results'}")
+    return verdicts
+
+
+def igt_boot(name, topology, tests, **settings):
+    """A boot that runs tests under igt_runner."""
+    return qemu.Boot(name, topology, "igt", IGT_TIMEOUT,
+                     {"LAB_TESTS": tests, "LAB_TIMEOUT": PER_TEST_TIMEOUT,
+                      "VVRAM_TOPOLOGY": topology.name, "VVRAM_EXPECT": topology.decision,
+                      **settings})
+
+
+def judge(outcome, skips, seen):
+    """The verdicts of one boot, of which its kernel log is one; note its tests in seen."""
+    name = outcome.boot.name.removeprefix("check-")
+    verdicts = []
+    if outcome.error:
+        verdicts.append(Verdict(f"{name}: boot", "fail", outcome.error))
+    if outcome.boot.job == "kunit":
+        cases = ktap.results(outcome.log)
+        verdicts += [Verdict(f"kunit: {case}", result, why) for case, result, why in cases]
+    else:
+        results = outcome.results / "results.json"
+        text = results.read_text() if results.is_file() else '{"tests": {}}'
+        cases = igt.verdicts(text, skips, name)
+        verdicts += cases
+        if cases:
+            seen[name] = set(igt.tests(text))
+    if not cases:
+        verdicts.append(Verdict(f"{name}: tests", "fail", "none reported a result"))
+    complaints = kernellog.complaints(outcome.log)
+    verdicts.append(Verdict(f"{name}: kernel log", "fail" if complaints else "pass",
+                            "\n      ".join(line.strip() for line in complaints)))
+    return verdicts
+
+
+def unit_tests(steps):
+    """The lab's own tests, which need no guest."""
+    with steps.step("unit tests of the lab") as step:
+        suite = unittest.defaultTestLoader.discover(str(Path(__file__).parent / "tests"))
+        with open(step.log, "w", encoding="utf-8") as log:
+            result = unittest.TextTestRunner(log, verbosity=2).run(suite)
+    bad = [Verdict(f"lab: {test.id()}", "fail", trace.strip().splitlines()[-1])
+           for test, trace in result.failures + result.errors]
+    return bad + [Verdict("lab: unit tests", "pass")] * (result.testsRun - len(bad))
+
+
+def modules(steps, built):
+    """Build the KUnit suites, and the drivers as external modules."""
+    key = cache.digest(built.kernel.key, cache.digest_tree(pipeline.REPO / "kunit"),
+                       (pipeline.REPO / "Kbuild"))
+    stamp = cache.Stamp(built.kernel.folder / "external-built")
+    if stamp.holds(key):
+        steps.current("external modules")
+        return [Verdict("external modules", "pass")]
+    stamp.clear()
+    try:
+        with steps.step("external modules") as step:
+            suites = built.kernel.external(step, pipeline.REPO, "ext",
+                                           "the log names the file: fix it")
+    except LabError as error:
+        return [Verdict("external modules", "fail", f"{error}, log: {error.log}")]
+    folder = built.kernel.share / "kunit"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    for module in suites:
+        if "kunit" in module.parent.name:
+            shutil.copy2(module, folder)
+    stamp.set(key)
+    return [Verdict("external modules", "pass")]

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The demo: one boot per topology, and one table of what happened."""
+
+import json
+
+import kernellog
+import qemu
+import topologies
+from steps import LabError
+
+TIMEOUT = 300
+MIN_BYTES = 4 << 20
+MIN_RANGES = 3
+HEADER = ("topology", "the kernel decided", "reason", "ranges", "written", "read", "verified",
+          "expected", "verdict")
+CLOSING = (
+    "Shown: VRAM of one PCI device, exported by a Rust driver, read and written by another.",
+    "Where no path exists the export says so and moves nothing; every byte above was compared.",
+    "Read on: README.md for the layout, Documentation/gpu for the API, make check for the tests.",
+)
+
+
+def boots():
+    """The boots of the demo."""
+    return [qemu.Boot(f"demo-{t.name}", t, "demo", TIMEOUT,
+                      {"VVRAM_TOPOLOGY": t.name, "VVRAM_EXPECT": t.decision})
+            for t in topologies.TOPOLOGIES]
+
+
+def deviations(topology, said):
+    """What in the program's account is not as expected of the topology."""
+    found = []
+    if said.get("error"):
+        found.append(said["error"])
+    for name, expected in (("decision", topology.decision), ("distance", topology.distance)):
+        if said.get(name) != expected:
+            found.append(f"{name} is {said.get(name)}, not {expected}")
+    moved = (said.get("bytes_written", 0), said.get("bytes_read", 0))
+    if topology.decision == topologies.REFUSED:
+        if any(moved):
+            found.append("bytes moved although the transfer was refused")
+        return found
+    if min(moved) < MIN_BYTES:
+        found.append(f"less than {MIN_BYTES} bytes moved")
+    if said.get("ranges", 0) < MIN_RANGES:
+        found.append(f"only {said.get('ranges')} ranges")
+    if said.get("verified") is not True:
+        found.append("the bytes do not match the pattern")
+    return found
+
+
+def judge(outcome):
+    """The row of a boot, and what is wrong with it."""
+    topology = outcome.boot.topology
+    said, wrong = {}, []
+    try:
+        said = json.loads((outcome.results / "demo.json").read_text())
+        wrong += deviations(topology, said)
+    except (OSError, ValueError):
+        wrong.append("the program left no account of the transfer")
+    if outcome.error and not said.get("error"):
+        wrong.append(outcome.error)
+    wrong += [f"kernel log: {line.strip()}" for line in kernellog.complaints(outcome.log)]
+    moved = said.get("bytes_written", 0) + said.get("bytes_read", 0)
+    row = (topology.title, said.get("decision", "-"), reason(said), said.get("ranges", "-"),
+           megabytes(said.get("bytes_written", 0)), megabytes(said.get("bytes_read", 0)),
+           ("yes" if said.get("verified") else "no") if moved else "-",
+           topology.decision, "WRONG" if wrong else "ok")
+    return row, wrong
+
+
+def reason(said):
+    """Why the kernel decided as it did: the distance of the path, or what stood against it."""
+    if said.get("reason") == "none":
+        return f"path of distance {said.get('distance')}"
+    return said.get("reason", "-")
+
+
+def megabytes(count):
+    """Bytes as MiB, or - for none."""
+    return f"{count / (1 << 20):.1f} MiB" if count else "-"
+
+
+def table(rows):
+    """Text columns under a header."""
+    rows = [HEADER, *[tuple(map(str, row)) for row in rows]]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(HEADER))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip()
+             for row in rows]
+    return [lines[0], "-" * len(lines[0]), *lines[1:]]
+
+
+def run(steps, built):
+    """Boot all topologies, print the table, fail on any deviation."""
+    with steps.step("boot the topologies") as step:
+        outcomes = built.machine.run_all(step, steps.console, boots())
+    judged = [judge(outcome) for outcome in outcomes]
+    steps.console.say()
+    for line in table([row for row, _ in judged]):
+        steps.console.say(line)
+    steps.console.say()
+    wrong = [(outcome, text) for outcome, (_, found) in zip(outcomes, judged) for text in found]
+    if wrong:
+        for outcome, text in wrong:
+            steps.console.say(f"{outcome.boot.topology.name}: {text}")
+        raise LabError(f"{len(wrong)} deviations from what is expected",
+                       f"read kernel.log and output.log in {outcomes[0].results.parent}/demo-*")
+    for line in CLOSING:
+        steps.console.say(line)

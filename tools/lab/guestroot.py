@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The guest's root: a read-only image made once, whatever is built or tested."""
+
+from pathlib import Path
+
+import cache
+import debianroot
+
+STUB = Path(__file__).parent / "guest/stub"
+SUITES = ["trixie", "forky"]
+PACKAGES = """
+mount kmod iproute2 python3 procps pciutils udev
+python3-pyverbs ibverbs-providers ibverbs-utils rdma-core
+""".split()
+# IGT's tests and runner are only in forky; the libraries are the ones they need newer.
+FORKY = """
+igt-gpu-tools-tests igt-gpu-tools intel-gpu-tools
+libxv1 libdrm-amdgpu1 libdrm-nouveau2 libdrm2 libdrm-common
+""".split()
+PREFERENCES = "Package: *\nPin: release n=forky\nPin-Priority: 100\n"
+INIT = "/usr/sbin/lab-init"
+KEY = cache.digest(SUITES, PACKAGES, FORKY, PREFERENCES, STUB)
+
+
+def ensure(steps, toolchain):
+    """Make the image if it is not there; return its path."""
+    image = cache.base() / f"guest-{KEY}.erofs"
+    if image.exists():
+        steps.current("guest root")
+        return image
+    with steps.step("guest root") as step:
+        root = image.with_suffix(".root")
+        debianroot.build(step, root, SUITES,
+                         [*PACKAGES, *[f"{name}/forky" for name in FORKY]], PREFERENCES)
+        (root / "lab").mkdir()
+        init = root / INIT.lstrip("/")
+        init.write_bytes(STUB.read_bytes())
+        init.chmod(0o755)
+        # Modules change with each kernel; the image does not.
+        (root / "usr/lib/modules").symlink_to("/lab/lib/modules")
+        partial = image.with_suffix(".partial")
+        partial.touch()
+        box = toolchain.with_binds({"/build/image": partial}, readonly={"/build/root": root})
+        step.run(["mkfs.erofs", "-zlz4", "--quiet", "/build/image", "/build/root"],
+                 "see that the disk is not full", box)
+        debianroot.remove(root)
+        partial.rename(image)
+    return image

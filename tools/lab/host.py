@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: GPL-2.0
+"""What the lab needs of the machine it runs on, checked before any work starts."""
+
+import functools
+import os
+import platform
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import cache
+import sandbox
+from steps import LabError
+
+FRESH_GB = 12
+WARM_GB = 2
+PROBE = "dists/trixie-backports/InRelease"
+APT_HELPER = "/usr/lib/apt/apt-helper"
+HOST_PACKAGES = ["mmdebstrap", "debian-archive-keyring"]
+
+
+def preflight(ksrc, warm):
+    """Fail at once, with a clear message, for what would fail later and unclearly."""
+    if platform.machine() != "x86_64":
+        raise LabError(f"this machine is {platform.machine()}, the lab needs amd64",
+                       "use an amd64 machine: toolchain, kernel and guest are amd64")
+    _namespaces()
+    _disk(WARM_GB if warm else FRESH_GB)
+    if ksrc:
+        check_ksrc(Path(ksrc))
+    if not warm:
+        mirror()
+
+
+def _namespaces():
+    probe = subprocess.run([*sandbox.unshare(), "true"], check=False,
+                           stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    if probe.returncode == 0:
+        return
+    if os.geteuid() == 0:
+        raise LabError(f"root may not make a mount namespace here: {probe.stderr.strip()}",
+                       "in a container, give it CAP_SYS_ADMIN (docker run --privileged)")
+    raise LabError(f"not root, and no user namespaces: {probe.stderr.strip()}",
+                   "run as root, or install uidmap, give your user a range in /etc/subuid "
+                   "and /etc/subgid, and allow user namespaces (sysctl user.max_user_namespaces)")
+
+
+def _disk(needed):
+    folder = cache.base()
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free / 1e9
+    if free < needed:
+        raise LabError(f"{free:.1f} GB free for the caches in {cache.base()}, "
+                       f"the lab needs {needed} GB",
+                       "free some space, or set XDG_CACHE_HOME to a folder on a larger disk")
+
+
+def check_ksrc(ksrc):
+    """A tree given with KSRC= must be an unbuilt Linux 7.3."""
+    makefile = ksrc / "Makefile"
+    head = makefile.read_text(errors="replace")[:400] if makefile.is_file() else ""
+    version = [re.search(rf"^{name} *= *(\d+)", head, re.M) for name in ("VERSION", "PATCHLEVEL")]
+    if not all(version):
+        raise LabError(f"KSRC={ksrc} is not a Linux source tree",
+                       "give the top folder of a Linux 7.3 tree, or leave KSRC out")
+    found = ".".join(m.group(1) for m in version)
+    if found != "7.3":
+        raise LabError(f"KSRC={ksrc} is Linux {found}, not 7.3",
+                       "give a 7.3 tree, or leave KSRC out to use Debian's")
+    if (ksrc / ".config").exists() or (ksrc / "include/config").exists():
+        raise LabError(f"KSRC={ksrc} has been built in",
+                       f"run make mrproper in it, or give a clean copy: git -C {ksrc} worktree add")
+
+
+def install_packages(steps):
+    """Install what the machine itself must have: only what makes Debian roots."""
+    if shutil.which("mmdebstrap"):
+        return
+    if os.geteuid() != 0:
+        raise LabError("mmdebstrap is not installed",
+                       f"as root: apt-get install {' '.join(HOST_PACKAGES)} uidmap")
+    with steps.step("host packages") as step:
+        hint = "see that apt-get update and apt-get install work on this machine"
+        step.run(["apt-get", "update"], hint)
+        step.run(["env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "install", "-y",
+                  "--no-install-recommends", *HOST_PACKAGES], hint)
+
+
+@functools.cache
+def mirror():
+    """The Debian mirror: MIRROR=, else the first of the machine's own that has what we need."""
+    given = os.environ.get("MIRROR")
+    candidates = [given] if given else _apt_mirrors()
+    for uri in candidates:
+        if _has_release(uri.rstrip("/")):
+            return uri.rstrip("/")
+    tried = ", ".join(candidates) or "none configured"
+    raise LabError(f"no Debian mirror with trixie-backports can be reached (tried: {tried})",
+                   "check the network, or name a mirror: make demo MIRROR=http://.../debian")
+
+
+def _apt_mirrors():
+    """What apt would fetch from; this works before the first apt-get update too."""
+    listed = subprocess.run(["apt-get", "--print-uris", "update"], check=False,
+                            stdout=subprocess.PIPE, text=True).stdout
+    return list(dict.fromkeys(re.findall(r"'(\S+?)/dists/\S+/InRelease'", listed)))
+
+
+def _has_release(uri):
+    """Ask with apt's own downloader, which knows the machine's proxies and certificates."""
+    with tempfile.TemporaryDirectory() as folder:
+        return subprocess.run([APT_HELPER, "download-file", f"{uri}/{PROBE}", f"{folder}/probe"],
+                              check=False, stdout=subprocess.DEVNULL,
+                              stderr=subprocess.DEVNULL).returncode == 0
+
+
+def apt_options():
+    """The machine's proxy and validity settings, for the apt inside the roots."""
+    dump = subprocess.run(["apt-config", "dump", "Acquire"], check=False,
+                          stdout=subprocess.PIPE, text=True).stdout
+    wanted = re.compile(r'Acquire::((http|https)::(Proxy|No-Cache|Timeout)|Check-)\S* "[^"]+";')
+    return [line for line in dump.splitlines() if wanted.match(line)]

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Configures and builds the kernel and its modules."""
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+import cache
+import toolchain
+from steps import LabError
+
+FRAGMENTS = Path(__file__).parent / "kconfig"
+FLAVOURS = {"check": ["base.config", "check.config"],
+            "debug": ["base.config", "check.config", "debug.config"]}
+# Fixed names, so that a relink happens only when something changed and no host name is built in.
+IDENTITY = {"KBUILD_BUILD_TIMESTAMP": "2026-01-01 00:00:00Z",
+            "KBUILD_BUILD_USER": "lab", "KBUILD_BUILD_HOST": "vvram"}
+# clippy-driver compiles everything that rustc would: one build serves the boots and the lint
+# gate, and with CONFIG_WERROR no warning of either passes.
+MAKE = ["make", "LLVM=1", "CLIPPY=1", "O=/build/out"]
+
+
+def flavour():
+    """The flavour asked for with FLAVOUR=."""
+    name = os.environ.get("FLAVOUR") or "check"
+    if name not in FLAVOURS:
+        raise LabError(f"there is no FLAVOUR={name}", f"choose one of: {', '.join(FLAVOURS)}")
+    return name
+
+
+def jobs():
+    """The number of parallel compilers asked for with JOBS=, else one per processor."""
+    return os.environ.get("JOBS") or str(os.cpu_count())
+
+
+class Kernel:
+    """A build folder: out (objects), share (what the guest sees), ext (external modules)."""
+
+    def __init__(self, source, box):
+        self.source = source
+        self.folder = cache.base() / (
+            f"build-{cache.digest(source.key, toolchain.KEY)}-{flavour()}")
+        self.out = self.folder / "out"
+        self.share = self.folder / "share"
+        for folder in (self.out, self.share):
+            folder.mkdir(parents=True, exist_ok=True)
+        self.box = box.with_binds({"/build/out": self.out, "/build/share": self.share},
+                                  readonly={"/build/src": source.tree})
+
+    def make(self, step, targets, hint, box=None):
+        """Run the kernel's make."""
+        step.count_objects()
+        step.run([*MAKE, f"-j{jobs()}", *targets], hint, box or self.box,
+                 cwd="/build/src", env=IDENTITY)
+
+    def ensure(self, steps):
+        """Configure, build and install whatever the inputs ask for."""
+        config = self._configure(steps)
+        self.key = cache.digest(self.source.state, config, toolchain.KEY, MAKE, IDENTITY)
+        stamp = cache.Stamp(self.folder / "built")
+        if stamp.holds(self.key):
+            steps.current("kernel")
+            return
+        stamp.clear()
+        with steps.step(f"kernel ({flavour()})") as step:
+            self.make(step, ["bzImage", "modules"],
+                      "the log names the file: fix it, or see tools/lab/kconfig")
+            shutil.rmtree(self.share / "lib", ignore_errors=True)
+            self.make(step, ["INSTALL_MOD_PATH=/build/share", "modules_install"],
+                      "see that the disk is not full")
+        stamp.set(self.key)
+
+    def _configure(self, steps):
+        fragment = "".join((FRAGMENTS / name).read_text() for name in FLAVOURS[flavour()])
+        key = cache.digest(fragment, self.source.kconfig, toolchain.KEY)
+        stamp = cache.Stamp(self.folder / "configured")
+        config = self.out / ".config"
+        if not (stamp.holds(key) and config.is_file()):
+            stamp.clear()
+            with steps.step("kernel configuration") as step:
+                (self.out / "lab.config").write_text(fragment)
+                step.run([*MAKE, "KCONFIG_ALLCONFIG=/build/out/lab.config",
+                          "KCONFIG_CONFIG=/build/out/lab.result", "allnoconfig"],
+                         "see the log: a Kconfig file does not parse", self.box,
+                         cwd="/build/src", env=IDENTITY)
+                result = (self.out / "lab.result").read_text()
+                lost = unmet(fragment, result)
+                if lost:
+                    raise LabError("options that did not end up as asked for: " + ", ".join(lost),
+                                   "a dependency is missing or the option is gone: see its "
+                                   "Kconfig entry, then correct tools/lab/kconfig")
+                cache.write_if_changed(config, result.encode())
+            stamp.set(key)
+        return cache.digest(config)
+
+    def external(self, step, folder, name, hint):
+        """Build a folder of modules against the kernel; return where the modules are."""
+        out = self.folder / name
+        out.mkdir(exist_ok=True)
+        box = self.box.with_binds({f"/build/{name}": out}, readonly={"/build/ext-src": folder})
+        self.make(step, ["M=/build/ext-src", f"MO=/build/{name}", "modules"], hint, box)
+        return sorted(out.rglob("*.ko"))
+
+
+def unmet(fragment, config):
+    """The options of a fragment that a finished configuration does not have as asked for."""
+    have = set(config.splitlines())
+    names = {line.split("=")[0] for line in have if line.startswith("CONFIG_")}
+    wanted = {}
+    for line in fragment.splitlines():
+        match = re.match(r"(?:# )?(CONFIG_\w+)(=| is not set)", line)
+        if match:
+            wanted[match.group(1)] = line    # as in Kconfig, the last word counts
+    return [line for name, line in wanted.items()
+            if (line not in have if line.startswith("CONFIG_") else name in names)]

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Builds the programs that run in the guest: the crate in igt-tests/."""
+
+import shutil
+
+import cache
+import toolchain
+
+CRATE = "igt-tests"
+LOCK = "Cargo.lock"
+# Debian's own copies of crates: nothing is fetched from anywhere.
+OFFLINE = ["--offline",
+           "--config", 'source.crates-io.replace-with="debian"',
+           "--config", 'source.debian.directory="/usr/share/cargo/registry"']
+
+
+def cargo(step, box, repo, command, hint, *more):
+    """Run a cargo command on the crate; return the folder of the programs.
+
+    Cargo works on a copy with a lock file of its own: a crate in Debian's
+    registry has no checksum that a lock file made elsewhere could agree with.
+    """
+    folder = cache.base() / f"programs-{toolchain.KEY}"
+    _copy(repo / CRATE, folder / CRATE)
+    (folder / "target").mkdir(exist_ok=True)
+    inside = box.with_binds({"/build/programs": folder})
+    step.run(["cargo", command, *OFFLINE, "--release", *more], hint, inside,
+             cwd=f"/build/programs/{CRATE}", env={"CARGO_TARGET_DIR": "/build/programs/target"})
+    return folder / "target/release"
+
+
+def _copy(crate, copy):
+    """Bring the copy to the state of the crate; only changed files get new times."""
+    files = {p.relative_to(crate): p for p in crate.rglob("*")
+             if p.is_file() and p.name != LOCK and "target" not in p.relative_to(crate).parts}
+    for name, path in files.items():
+        cache.write_if_changed(copy / name, path.read_bytes())
+    for path in [p for p in copy.rglob("*") if p.is_file()]:
+        if path.name != LOCK and path.relative_to(copy) not in files:
+            path.unlink()
+
+
+def ensure(steps, box, repo, kernel):
+    """Build the crate and put its programs into the share."""
+    with steps.step("guest programs") as step:
+        built = cargo(step, box, repo, "build", "the log names the file: fix it")
+        names = [p.stem for p in sorted((repo / CRATE / "src/bin").glob("*.rs"))]
+        folder = kernel.share / "bin"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        for name in names:
+            shutil.copy2(built / name, folder)

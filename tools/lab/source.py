@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The kernel tree to build: Linux 7.3, with this repository laid over it.
+
+The repository's state is always worked out afresh and compared with the tree
+by content, so that make sees new times on the files that really changed, and
+on no others.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import cache
+from steps import LabError
+
+TARBALL = "usr/src/linux-source-7.3.tar.xz"
+OVERLAY = ["rust", "drivers", "include", "Documentation"]
+
+
+class Source:
+    """One upstream tree in the cache, plus what the repository put into it."""
+
+    def __init__(self, folder, key):
+        self.folder = folder
+        self.key = key
+        self.tree = folder / "tree"
+        self.state = ""        # digest of all that the repository put in
+        self.kconfig = ""      # digest of the Kconfig files among it
+
+    # The upstream version of each file that a patch touches, under its own path.
+    @property
+    def _originals(self):
+        return self.folder / "originals"
+
+    @property
+    def _managed(self):
+        return self.folder / "managed.json"
+
+    def sync(self, step, repo, box):
+        """Bring the tree to upstream plus the repository's files and patches."""
+        managed = json.loads(self._managed.read_text()) if self._managed.is_file() else []
+        patches = sorted((repo / "patches").glob("*.patch"))
+        touched = sorted({path for patch in patches for path in touched_by(patch.read_text())})
+        wanted = self._patched(step, patches, touched, managed, box)
+        for path, file in overlay_files(repo):
+            if path in wanted or (path not in managed and (self.tree / path).exists()):
+                raise LabError(f"{path} exists upstream",
+                               "a change to an upstream file is a patch in patches/, not a copy")
+            wanted[path] = file
+        # Say what is about to be ours before it is: an interrupted run is put right by the next.
+        self._managed.write_text(json.dumps(sorted(set(managed) | set(wanted))))
+        for path in sorted(set(managed) - set(wanted)):
+            self._restore(path)
+        for path, file in wanted.items():
+            if cache.write_if_changed(self.tree / path, file.read_bytes(),
+                                      file.stat().st_mode & 0o777):
+                with open(step.log, "a", encoding="utf-8") as log:
+                    log.write(f"changed: {path}\n")
+        self._managed.write_text(json.dumps(sorted(wanted)))
+        content = {path: cache.digest(file) for path, file in wanted.items()}
+        self.state = cache.digest(content)
+        self.kconfig = cache.digest({p: d for p, d in content.items() if "Kconfig" in p})
+
+    def _patched(self, step, patches, touched, managed, box):
+        """Apply the patches to copies of the upstream files; return path -> patched file."""
+        for path in touched:
+            if path not in managed and (self.tree / path).is_file():
+                original = self._originals / path
+                original.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(self.tree / path, original)
+        staging = self.folder / "staging"
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir()
+        for path in touched:
+            if (self._originals / path).is_file():
+                (staging / path).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(self._originals / path, staging / path)
+        inside = box.with_binds({"/build/staging": staging})
+        for patch in patches:
+            with_patch = inside.with_binds(readonly={"/build/patch": patch})
+            step.run(["patch", "-p1", "--no-backup-if-mismatch", "--fuzz=0", "-i", "/build/patch"],
+                     f"{patch.name} does not apply to this tree: refresh it",
+                     with_patch, cwd="/build/staging")
+        return {path: staging / path for path in touched if (staging / path).is_file()}
+
+    def _restore(self, path):
+        original = self._originals / path
+        if original.is_file():
+            cache.write_if_changed(self.tree / path, original.read_bytes(),
+                                   original.stat().st_mode & 0o777)
+        else:
+            (self.tree / path).unlink(missing_ok=True)
+
+
+def touched_by(patch):
+    """The paths that a patch creates, changes or removes."""
+    paths = set()
+    for line in patch.splitlines():
+        if line.startswith(("--- a/", "+++ b/")):
+            paths.add(line[6:].split("\t")[0].rstrip())
+    return paths
+
+
+def overlay_files(repo):
+    """(path in the kernel tree, file) for all that the repository lays over it."""
+    for top in OVERLAY:
+        for file in sorted((repo / top).rglob("*")):
+            if file.is_file() and not file.name.endswith((".o", ".ko", ".cmd", ".mod", "~")):
+                yield str(file.relative_to(repo)), file
+
+
+def ensure(steps, repo, box):
+    """Extract the upstream tree if it is not there, and sync the repository into it."""
+    ksrc = os.environ.get("KSRC")
+    key = _ksrc_key(Path(ksrc)) if ksrc else cache.digest(
+        (box.root / TARBALL).stat().st_size, _package_version(box))
+    source = Source(cache.base() / f"source-{key}", key)
+    if source.tree.exists():
+        steps.current("linux source")
+    else:
+        with steps.step("linux source") as step:
+            _extract(step, source, ksrc, box)
+    with steps.step("overlay and patches") as step:
+        source.sync(step, repo, box)
+    return source
+
+
+def _package_version(box):
+    return subprocess.run(box.argv(["dpkg-query", "-W", "-f", "${Version}", "linux-source-7.3"]),
+                          check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def _ksrc_key(ksrc):
+    """Names and times stand for the content of a tree that is too large to read each time."""
+    entries = []
+    for top, folders, files in os.walk(ksrc):
+        folders[:] = sorted(f for f in folders if f != ".git")
+        for name in sorted(files):
+            info = os.lstat(os.path.join(top, name))
+            entries.append((os.path.relpath(os.path.join(top, name), ksrc),
+                            info.st_size, info.st_mtime_ns))
+    return cache.digest(entries)
+
+
+def _extract(step, source, ksrc, box):
+    partial = source.folder / "tree.partial"
+    shutil.rmtree(source.folder, ignore_errors=True)
+    partial.mkdir(parents=True)
+    inside = box.with_binds({"/build/src": partial})
+    if ksrc:
+        step.run(["rsync", "-a", "--exclude=/.git", "/build/ksrc/", "/build/src/"],
+                 "see that KSRC can be read", inside.with_binds(readonly={"/build/ksrc": ksrc}))
+    else:
+        step.run(["tar", "-x", "--strip-components=1", "-f", f"/{TARBALL}", "-C", "/build/src"],
+                 "see that the disk is not full", inside)
+    partial.rename(source.tree)

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The style gates: rustfmt, clippy and checkpatch, each file a check of its own."""
+
+from pathlib import Path
+
+import pipeline
+import programs
+import source
+from igt import Verdict
+from steps import LabError
+
+C_CODE = (".c", ".h")
+HINT = "the log shows what is asked for"
+
+
+def run(steps):
+    """Run the gates; return the verdicts. A kernel that does not build fails clippy."""
+    box, src = pipeline.sources(steps)
+    inside = box.with_binds(readonly={"/build/src": src.tree, "/repo": pipeline.REPO})
+    verdicts = formatted(steps, inside) + checkpatch(steps, inside)
+    verdicts.append(_gate("clippy: kernel", lambda: pipeline.kernel_only(steps)))
+    return verdicts + [_gate("clippy: igt-tests", lambda: _clippy_programs(steps, box))]
+
+
+def _gate(name, action):
+    """Turn a step's failure into a verdict."""
+    try:
+        action()
+    except LabError as error:
+        return Verdict(name, "fail", f"{error}, log: {error.log}")
+    return Verdict(name, "pass")
+
+
+def _clippy_programs(steps, box):
+    with steps.step("clippy of igt-tests") as step:
+        programs.cargo(step, box, pipeline.REPO, "clippy", HINT, "--", "-Dwarnings")
+
+
+def formatted(steps, box):
+    """rustfmt of every Rust file of the repository, and of those its patches change.
+
+    Files of the kernel tree are read in the tree, with its configuration and
+    their neighbours around them.
+    """
+    overlay = [f"/build/src/{path}" for path, _ in source.overlay_files(pipeline.REPO)]
+    patched = {f"/build/src/{path}" for patch in patches()
+               for path in source.touched_by(patch.read_text())}
+    others = [f"/repo/{path.relative_to(pipeline.REPO)}" for top in ("kunit", "igt-tests")
+              for path in sorted((pipeline.REPO / top).rglob("*.rs"))]
+    verdicts = []
+    with steps.step("rustfmt") as step:
+        for path in [*overlay, *sorted(patched), *others]:
+            if path.endswith(".rs"):
+                verdicts.append(_gate(f"rustfmt: {path}", lambda file=path: step.run(
+                    ["rustfmt", "--check", "--edition", "2021",
+                     "--config-path", "/build/src/.rustfmt.toml", file], HINT, box)))
+    return verdicts
+
+
+def checkpatch(steps, box):
+    """checkpatch --strict of patches and of C code."""
+    code = [path for top in ("rust", "drivers", "include", "kunit")
+            for path in sorted((pipeline.REPO / top).rglob("*")) if path.suffix in C_CODE]
+    verdicts = []
+    with steps.step("checkpatch") as step:
+        for path in [*patches(), *code]:
+            name = path.relative_to(pipeline.REPO)
+            whole = ["--file"] if path.suffix in C_CODE else []
+            verdicts.append(_gate(f"checkpatch: {name}", lambda file=name, mode=whole: step.run(
+                ["perl", "/build/src/scripts/checkpatch.pl", "--root=/build/src", "--strict",
+                 "--quiet", "--show-types", *mode, f"/repo/{file}"], HINT, box)))
+    return verdicts
+
+
+def patches():
+    """The repository's patches, in order."""
+    return sorted(Path(pipeline.REPO / "patches").glob("*.patch"))

@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Counts verdicts and prints the closing line."""
+
+
+def close(console, verdicts):
+    """Print failures and skips, then the closing line; return the exit status."""
+    by_result = {"pass": [], "fail": [], "skip": []}
+    for verdict in verdicts:
+        by_result[verdict.result].append(verdict)
+    for result, title in (("skip", "skipped"), ("fail", "FAILED")):
+        for verdict in by_result[result]:
+            console.say(f"{title}: {verdict.name}" + (f": {verdict.detail}" if verdict.detail else ""))
+    console.say(f"total time: {console.elapsed()}")
+    console.say(f"{len(by_result['pass'])} passed, {len(by_result['fail'])} failed, "
+                f"{len(by_result['skip'])} skipped")
+    return 1 if by_result["fail"] or not by_result["pass"] else 0

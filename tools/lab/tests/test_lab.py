@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Tests of the lab's own logic: what it concludes from what it reads."""
+
+import json
+import os
+import tempfile
+import unittest
+from pathlib import Path
+
+import cache
+import demo
+import igt
+import kernel
+import kernellog
+import ktap
+import source
+import topologies
+
+SWITCH = topologies.find("switch")
+NO_ROUTE = topologies.find("no-route")
+GOOD = {"decision": "bus", "reason": "r", "distance": 4, "ranges": 3, "bytes_written": 4 << 20,
+        "bytes_read": 4 << 20, "verified": True, "error": None}
+
+
+class Cache(unittest.TestCase):
+    def test_equal_content_keeps_its_time(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "a/b"
+            self.assertTrue(cache.write_if_changed(path, b"x"))
+            os.utime(path, (1, 1))
+            self.assertFalse(cache.write_if_changed(path, b"x"))
+            self.assertEqual(path.stat().st_mtime, 1)
+            self.assertTrue(cache.write_if_changed(path, b"y"))
+
+    def test_digest_keeps_parts_apart(self):
+        self.assertNotEqual(cache.digest("ab", "c"), cache.digest("a", "bc"))
+
+    def test_stamp_is_for_one_key(self):
+        with tempfile.TemporaryDirectory() as folder:
+            stamp = cache.Stamp(Path(folder) / "stamp")
+            stamp.set("a")
+            self.assertTrue(stamp.holds("a"))
+            self.assertFalse(stamp.holds("b"))
+            stamp.clear()
+            self.assertFalse(stamp.holds("a"))
+
+
+class Config(unittest.TestCase):
+    def test_what_did_not_end_up_as_asked(self):
+        fragment = "CONFIG_A=y\nCONFIG_B=m\n# CONFIG_C is not set\n# a remark\nCONFIG_D=\"x\"\n"
+        self.assertEqual(kernel.unmet(fragment, "CONFIG_A=y\nCONFIG_B=m\nCONFIG_D=\"x\"\n"), [])
+        self.assertEqual(kernel.unmet(fragment, "CONFIG_A=m\nCONFIG_C=y\nCONFIG_D=\"x\"\n"),
+                         ["CONFIG_A=y", "CONFIG_B=m", "# CONFIG_C is not set"])
+
+    def test_a_later_fragment_overrides(self):
+        fragment = "CONFIG_A=y\n# CONFIG_A is not set\n"
+        self.assertEqual(kernel.unmet(fragment, ""), [])
+
+
+class Patches(unittest.TestCase):
+    def test_created_changed_and_removed_files(self):
+        patch = ("--- a/one.c\n+++ b/one.c\n@@ -1 +1 @@\n--- /dev/null\n+++ b/dir/new.c\n"
+                 "--- a/old.c\n+++ /dev/null\n")
+        self.assertEqual(source.touched_by(patch), {"one.c", "dir/new.c", "old.c"})
+
+
+class KernelLog(unittest.TestCase):
+    def test_complaints(self):
+        for line in ("WARNING: CPU: 0 PID: 1 at lib/x.c:1", "BUG: KASAN: slab-use-after-free",
+                     "WARNING: possible circular locking dependency detected",
+                     "INFO: task kworker/0:1 blocked for more than 60 seconds.",
+                     "DMA-API: edu 0000:02:00.0: device driver frees DMA memory",
+                     "refcount_t: underflow; use-after-free.", "Call Trace:",
+                     "UBSAN: array-index-out-of-bounds", "kmemleak: 3 new suspected memory leaks",
+                     "rust_kernel: panicked at lib.rs"):
+            self.assertEqual(kernellog.complaints(f"[    1.0] {line}\n"), [f"[    1.0] {line}"])
+
+    def test_good_news(self):
+        log = ("[    0.1] DMA-API: preallocated 65536 debug entries\n"
+               "[    0.1] DMA-API: debugging enabled by kernel config\n"
+               "[    0.2] Debug: sleeping well\n")
+        self.assertEqual(kernellog.complaints(log), [])
+
+
+class Ktap(unittest.TestCase):
+    LOG = """[    1.000000] KTAP version 1
+[    1.000000] 1..1
+[    1.000000]     KTAP version 1
+[    1.000000]     # Subtest: suite
+[    1.000000]     # module: mod
+[    1.000000]     1..3
+[    1.000000]     ok 1 first
+[    1.000000]     # second: EXPECTATION FAILED at x.c:1
+[    1.000000] pci 0000:00:01.0: something in between
+[    1.000000]         KTAP version 1
+[    1.000000]         # Subtest: second
+[    1.000000]         ok 1 parameter
+[    1.000000]     not ok 2 second
+[    1.000000]     ok 3 third # SKIP no device
+[    1.000000] not ok 1 suite
+"""
+
+    def test_each_case_counts_once(self):
+        self.assertEqual(ktap.results(self.LOG), [
+            ("suite.first", "pass", ""), ("suite.second", "fail", ""),
+            ("suite.third", "skip", "no device")])
+
+    def test_a_suite_that_stopped_fails(self):
+        cut = self.LOG[:self.LOG.index("[    1.000000]     not ok 2")]
+        self.assertEqual(ktap.results(cut)[-1], ("suite", "fail", "ended after 1 of 3 cases"))
+
+
+class Skips(unittest.TestCase):
+    SKIPS = igt.expected_skips("# remark\nvvram_a@x  no such thing\nswitch:vvram_a@y  switches\n")
+
+    def judge(self, topology, **results):
+        tests = {f"igt@vvram_a@{k}": {"result": v, "err": "why\n"} for k, v in results.items()}
+        return [(v.name, v.result) for v in
+                igt.verdicts(json.dumps({"tests": tests}), self.SKIPS, topology)]
+
+    def test_expected_and_unexpected(self):
+        self.assertEqual(self.judge("switch", x="skip", y="skip", z="skip", p="pass"), [
+            ("switch: vvram_a@p", "pass"), ("switch: vvram_a@x", "skip"),
+            ("switch: vvram_a@y", "skip"), ("switch: vvram_a@z", "fail")])
+
+    def test_a_listed_skip_that_passes_fails(self):
+        self.assertEqual(self.judge("switch", x="pass"), [("switch: vvram_a@x", "fail")])
+        self.assertEqual(self.judge("no-route", y="pass"), [("no-route: vvram_a@y", "pass")])
+
+    def test_a_listed_skip_of_no_test_fails(self):
+        seen = {"switch": {"vvram_a@x"}}
+        self.assertEqual([v.name for v in igt.stale(self.SKIPS, seen)], ["skips.txt: vvram_a@y"])
+        seen["switch"].add("vvram_a@y")
+        self.assertEqual(igt.stale(self.SKIPS, seen), [])
+        self.assertEqual(igt.stale(self.SKIPS, {"no-route": {"vvram_a@x"}}), [])
+
+    def test_a_skip_needs_a_reason(self):
+        with self.assertRaises(ValueError):
+            igt.expected_skips("vvram_a@x\n")
+
+    def test_other_results_fail(self):
+        for result in ("fail", "crash", "timeout", "incomplete", "notrun", "dmesg-fail", "abort"):
+            self.assertEqual(self.judge("switch", p=result), [("switch: vvram_a@p", "fail")])
+
+
+class Demo(unittest.TestCase):
+    def test_as_expected(self):
+        self.assertEqual(demo.deviations(SWITCH, GOOD), [])
+        refused = {**GOOD, "decision": "refused", "distance": -1, "bytes_written": 0,
+                   "bytes_read": 0, "verified": False}
+        self.assertEqual(demo.deviations(NO_ROUTE, refused), [])
+
+    def test_each_deviation_is_seen(self):
+        for change in ({"decision": "host-bridge"}, {"distance": 5}, {"ranges": 2},
+                       {"bytes_written": 4096}, {"bytes_read": 0}, {"verified": False},
+                       {"error": "no"}):
+            self.assertEqual(len(demo.deviations(SWITCH, {**GOOD, **change})), 1, change)
+
+    def test_silence_is_not_success(self):
+        self.assertTrue(demo.deviations(SWITCH, {}))
+        self.assertTrue(demo.deviations(NO_ROUTE, {}))
+
+    def test_bytes_in_spite_of_a_refusal(self):
+        moved = {**GOOD, "decision": "refused", "distance": -1}
+        self.assertEqual(len(demo.deviations(NO_ROUTE, moved)), 1)
+
+
+class Topologies(unittest.TestCase):
+    def test_the_peer_never_truncates_addresses(self):
+        for topology in topologies.TOPOLOGIES:
+            self.assertIn("dma_mask=0xffffffffffffffff", " ".join(topology.machine))
+
+
+if __name__ == "__main__":
+    unittest.main()

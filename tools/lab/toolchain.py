@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The toolchain root: everything that builds, checks and boots the kernel."""
+
+import cache
+import debianroot
+import sandbox
+
+SUITES = ["trixie", "trixie-backports"]
+PACKAGES = """
+rustc rust-src rustfmt rust-clippy cargo bindgen librust-libc-dev
+gcc g++ clang lld llvm libc6-dev pahole make flex bison bc libelf-dev libdw-dev libssl-dev
+pkg-config cpio kmod xz-utils zstd erofs-utils rsync patch git perl gawk
+python3 python3-ply python3-git codespell
+qemu-system-x86 linux-source-7.3
+""".split()
+KEY = cache.digest(SUITES, PACKAGES)
+
+
+def path():
+    """Where the root is or will be."""
+    return cache.base() / f"toolchain-{KEY}"
+
+
+def ensure(steps):
+    """Make the root if it is not there; return a sandbox in it."""
+    final = path()
+    if final.exists():
+        steps.current("toolchain")
+    else:
+        with steps.step("toolchain") as step:
+            partial = final.with_suffix(".partial")
+            debianroot.build(step, partial, SUITES, ["-t", SUITES[1], *PACKAGES])
+            debianroot.publish(partial, final)
+    return sandbox.Sandbox(final)

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The machines that the lab boots, and what the kernel must decide in each.
+
+The q35 host bridge is not on the kernel's list of bridges that forward peer
+to peer, so a path through it exists only by the rule for AMD processors since
+Zen: `-cpu max,family=25` is one, `-cpu max` is not.
+"""
+
+from dataclasses import dataclass
+
+AMD = ("-cpu", "max,family=25")
+OTHER = ("-cpu", "max")
+VRAM = "ivshmem-plain,memdev=vram"
+# The default mask of 28 bits silently truncates addresses: writes land in RAM.
+PEER = "edu,dma_mask=0xffffffffffffffff"
+INTEL_IOMMU = ("-device", "intel-iommu,intremap=off")
+
+BUS = "bus"
+HOST_BRIDGE = "host-bridge"
+REFUSED = "refused"
+
+
+@dataclass(frozen=True)
+class Topology:
+    """A machine, and what is expected of it."""
+
+    name: str
+    title: str
+    machine: tuple       # QEMU arguments
+    decision: str
+    distance: int        # as pci_p2pdma_distance_many() counts; -1 is no path
+    cmdline: str = ""    # more kernel parameters
+
+
+def two_root_ports():
+    """Provider and peer below a root port each."""
+    return ("-device", "pcie-root-port,id=rp1,chassis=1",
+            "-device", "pcie-root-port,id=rp2,chassis=2",
+            "-device", f"{VRAM},bus=rp1",
+            "-device", f"{PEER},bus=rp2")
+
+
+def switch():
+    """Provider and peer below two ports of one switch, which has no ACS."""
+    return ("-device", "pcie-root-port,id=rp1,chassis=1",
+            "-device", "x3130-upstream,id=up,bus=rp1",
+            "-device", "xio3130-downstream,id=d1,bus=up,chassis=2,slot=1",
+            "-device", "xio3130-downstream,id=d2,bus=up,chassis=3,slot=2",
+            "-device", f"{VRAM},bus=d1",
+            "-device", f"{PEER},bus=d2")
+
+
+def two_functions():
+    """Provider and peer as functions of one slot, below a root port with ACS."""
+    return ("-device", "pcie-root-port,id=rp1,chassis=1",
+            "-device", f"{VRAM},bus=rp1,addr=0.0,multifunction=on",
+            "-device", f"{PEER},bus=rp1,addr=0.1")
+
+
+TOPOLOGIES = (
+    Topology("switch", "two ports of a switch", (*OTHER, *switch()), BUS, 4),
+    Topology("host-bridge", "two root ports, AMD", (*AMD, *two_root_ports()), HOST_BRIDGE, 4),
+    Topology("intel-iommu", "the same behind intel-iommu",
+             (*AMD, *INTEL_IOMMU, *two_root_ports()), HOST_BRIDGE, 4, "intel_iommu=on"),
+    Topology("no-route", "two root ports, not AMD", (*OTHER, *two_root_ports()), REFUSED, -1),
+    # An IOMMU makes the kernel turn on ACS redirection: the pair may no longer talk directly.
+    Topology("acs-pair", "two functions of a slot, ACS",
+             (*AMD, *INTEL_IOMMU, *two_functions()), HOST_BRIDGE, 2, "intel_iommu=on"),
+    Topology("virtio-iommu", "two root ports, virtio-iommu",
+             (*AMD, "-device", "virtio-iommu-pci", *two_root_ports()), HOST_BRIDGE, 4),
+)
+
+
+def find(name):
+    """The topology of that name, or None."""
+    return next((t for t in TOPOLOGIES if t.name == name), None)
