@@ -502,8 +502,9 @@ impl<'a, E: Exporter> Locked<'a, E> {
     pub fn attachments(&self) -> impl Iterator<Item = Attached<'a, E>> + use<'_, 'a, E> {
         // SAFETY: The dma-buf is valid, and its list may be read while the reservation is held.
         let head = unsafe { &raw mut (*self.buf.as_raw()).attachments };
+        // The core adds at the head, so the oldest is last.
         // SAFETY: As above.
-        let mut next = unsafe { (*head).next };
+        let mut next = unsafe { (*head).prev };
 
         core::iter::from_fn(move || {
             if ptr::eq(next, head) {
@@ -514,7 +515,7 @@ impl<'a, E: Exporter> Locked<'a, E> {
             let raw = unsafe { crate::container_of!(next, bindings::dma_buf_attachment, node) };
 
             // SAFETY: The list may be read while the reservation is held.
-            next = unsafe { (*next).next };
+            next = unsafe { (*next).prev };
 
             // SAFETY: Attachments on the list were accepted by the exporter of this buffer, and
             // stay valid while the reservation is held.
@@ -576,7 +577,7 @@ pub(super) type Brand<'r> = PhantomData<fn(&'r ()) -> &'r ()>;
 /// # Invariants
 ///
 /// `raw` is a valid attachment of a buffer of `E`, whose reservation is held for `'r`; its private
-/// data is an [`AttachmentData`] of `E`.
+/// data is an `AttachmentData` of `E`.
 pub struct Attached<'r, E: Exporter> {
     raw: NonNull<bindings::dma_buf_attachment>,
     _brand: Brand<'r>,
