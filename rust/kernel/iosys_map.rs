@@ -25,8 +25,13 @@ unsafe impl Sync for IosysMap {}
 
 impl IosysMap {
     /// Names the I/O memory at `addr`, as `iosys_map_set_vaddr_iomem()` does.
+    ///
+    /// # Safety
+    ///
+    /// `addr` must be I/O memory of the kernel that stays mapped for as long as the value may be
+    /// used to access it: until `vunmap` for one that `vmap` of an exporter returns.
     #[inline]
-    pub fn from_iomem(addr: *mut c_void) -> Self {
+    pub unsafe fn from_iomem(addr: *mut c_void) -> Self {
         Self(bindings::iosys_map {
             __bindgen_anon_1: bindings::iosys_map__bindgen_ty_1 { vaddr_iomem: addr },
             is_iomem: true,
@@ -34,8 +39,12 @@ impl IosysMap {
     }
 
     /// Names the system memory at `addr`, as `iosys_map_set_vaddr()` does.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Self::from_iomem`], with system memory.
     #[inline]
-    pub fn from_sysmem(addr: *mut c_void) -> Self {
+    pub unsafe fn from_sysmem(addr: *mut c_void) -> Self {
         Self(bindings::iosys_map {
             __bindgen_anon_1: bindings::iosys_map__bindgen_ty_1 { vaddr: addr },
             is_iomem: false,

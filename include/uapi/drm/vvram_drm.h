@@ -114,7 +114,8 @@ enum drm_vvram_path {
  *
  * The reasons below 16 lead to system memory where the buffer may live there,
  * and to a refusal where it may not (DRM_VVRAM_GEM_CREATE_VRAM_OR_FAIL). Where
- * several apply, the first of this list is given.
+ * several of these apply, the first of the list is given. SUSPENDED and the
+ * reasons from 16 on are not given yet.
  */
 enum drm_vvram_reason {
 	/** @DRM_VVRAM_REASON_NONE: it is peer to peer. */

@@ -41,6 +41,7 @@ use crate::{
     types::NotThreadSafe, //
 };
 use core::{
+    any::TypeId,
     cell::{
         Cell,
         UnsafeCell, //
@@ -94,6 +95,10 @@ use core::{
 ///
 ///     const NAME: &'static CStr = c"window";
 ///
+///     fn shorten<'short, 'long: 'short>(bound: &'short Provider<'long>) -> &'short Provider<'short> {
+///         bound
+///     }
+///
 ///     fn ops() -> &'static Ops<Self> {
 ///         &OPS
 ///     }
@@ -123,10 +128,17 @@ use core::{
 pub trait Exporter: Sized + Send + Sync + 'static {
     /// What the callbacks need of the bound device: a [`Provider`], a BAR, a lock.
     ///
-    /// It is made when the driver binds and out of reach once the buffer is revoked.
+    /// It is made when the driver binds and out of reach once the buffer is revoked. It must be
+    /// covariant, which [`shorten`](Self::shorten) proves: a type that one could put a reference
+    /// into would keep it beyond the callback.
     ///
     /// [`Provider`]: crate::pci::p2pdma::Provider
     type Bound<'a>: Send + Sync + 'a;
+
+    /// Returns `bound`. That this compiles proves that [`Self::Bound`] is covariant.
+    fn shorten<'short, 'long: 'short>(
+        bound: &'short Self::Bound<'long>,
+    ) -> &'short Self::Bound<'short>;
 
     /// What the exporter keeps for each attachment.
     type Attachment: Send + Sync + 'static;
@@ -329,8 +341,12 @@ impl<E: Exporter> Ops<E> {
 }
 
 /// The private data of a dma-buf, in `dma_buf.priv`.
+#[repr(C)]
 #[pin_data]
 pub(super) struct Buffer<E: Exporter> {
+    /// First in every `Buffer`, so that it can be read before the type is known.
+    exporter_type: TypeId,
+
     exporter: E,
 
     /// The list that the buffer is on.
@@ -380,6 +396,7 @@ impl<E: Exporter> Buffer<E> {
     ) -> Result<Pin<KBox<Self>>> {
         KBox::pin_init(
             pin_init!(Self {
+                exporter_type: TypeId::of::<E>(),
                 exporter,
                 registry,
                 bound: UnsafeCell::new(Some(bound)),
@@ -416,13 +433,46 @@ impl<E: Exporter> Buffer<E> {
         // SAFETY: The reservation guards `bound`, and the caller holds it.
         let bound = unsafe { *self.bound.get() }.ok_or(ENODEV)?;
 
+        // INVARIANT: The reservation is held, and the device is bound until `revoke`, which needs
+        // the reservation.
         Ok(Locked {
             buf,
-            // SAFETY: `bound` is valid until `revoke`, which needs the reservation. The lifetime is
-            // shortened from the time the device is bound to the time the reservation is held;
-            // callbacks are generic over it, so they cannot choose a longer one.
-            bound: unsafe { bound.cast::<E::Bound<'a>>().as_ref() },
+            // SAFETY: `bound` is valid until `revoke`. `shorten` is generic over the lifetimes, so
+            // it cannot make use of the longer one.
+            bound: E::shorten(unsafe { bound.as_ref() }),
             _not_send: NotThreadSafe,
+        })
+    }
+
+    /// Iterates over the attachments, oldest first.
+    ///
+    /// # Safety
+    ///
+    /// The reservation of `buf` must be held for `'a`, and `buf` must be the dma-buf of `self`.
+    pub(super) unsafe fn attachments<'a>(
+        &'a self,
+        buf: &'a DmaBuf,
+    ) -> impl Iterator<Item = Attached<'a, E>> {
+        // SAFETY: The dma-buf is valid, and its list may be read while the reservation is held.
+        let head = unsafe { &raw mut (*buf.as_raw()).attachments };
+        // The core adds at the head, so the oldest is last.
+        // SAFETY: As above.
+        let mut next = unsafe { (*head).prev };
+
+        core::iter::from_fn(move || {
+            if ptr::eq(next, head) {
+                return None;
+            }
+
+            // SAFETY: Every element of the list but its head is the `node` of an attachment.
+            let raw = unsafe { crate::container_of!(next, bindings::dma_buf_attachment, node) };
+
+            // SAFETY: The list may be read while the reservation is held.
+            next = unsafe { (*next).prev };
+
+            // SAFETY: Attachments on the list were accepted by the exporter of this buffer, and
+            // stay valid while the reservation is held.
+            Some(unsafe { Attached::from_raw(raw) })
         })
     }
 
@@ -492,35 +542,17 @@ impl<'a, E: Exporter> Locked<'a, E> {
 
     /// Returns the buffer.
     #[inline]
-    pub fn dma_buf(&self) -> &'a DmaBuf {
+    pub fn dma_buf(&self) -> &DmaBuf {
         self.buf
     }
 
     /// Iterates over the attachments, oldest first.
     ///
     /// An attachment that is being made is not among them yet.
-    pub fn attachments(&self) -> impl Iterator<Item = Attached<'a, E>> + use<'_, 'a, E> {
-        // SAFETY: The dma-buf is valid, and its list may be read while the reservation is held.
-        let head = unsafe { &raw mut (*self.buf.as_raw()).attachments };
-        // The core adds at the head, so the oldest is last.
-        // SAFETY: As above.
-        let mut next = unsafe { (*head).prev };
-
-        core::iter::from_fn(move || {
-            if ptr::eq(next, head) {
-                return None;
-            }
-
-            // SAFETY: Every element of the list but its head is the `node` of an attachment.
-            let raw = unsafe { crate::container_of!(next, bindings::dma_buf_attachment, node) };
-
-            // SAFETY: The list may be read while the reservation is held.
-            next = unsafe { (*next).prev };
-
-            // SAFETY: Attachments on the list were accepted by the exporter of this buffer, and
-            // stay valid while the reservation is held.
-            Some(unsafe { Attached::from_raw(raw) })
-        })
+    pub fn attachments(&self) -> impl Iterator<Item = Attached<'_, E>> {
+        // SAFETY: By the type invariant the reservation is held, and a view is only made of a
+        // buffer that was exported with the table of `E`.
+        unsafe { Buffer::<E>::of(self.buf).attachments(self.buf) }
     }
 }
 
@@ -701,8 +733,17 @@ fn buffer_of<E: Exporter>(buf: &DmaBuf) -> Option<&Buffer<E>> {
     // SAFETY: The dma-buf is valid, and its table never changes.
     let ops = unsafe { (*buf.as_raw()).ops };
 
-    if ptr::eq(ops, E::ops().as_raw()) {
-        // SAFETY: Only `Exports::export` uses the table of `E`.
+    if !ptr::eq(ops, E::ops().as_raw()) {
+        return None;
+    }
+
+    // A driver that does not keep its table in a `static` could share the address with another.
+    // SAFETY: The table is that of some exporter in Rust, and only `Exports::export` uses these.
+    // Hence `priv` is a `Buffer`, whatever of, and that begins with its type.
+    let exporter_type = unsafe { *(*buf.as_raw()).priv_.cast::<TypeId>() };
+
+    if exporter_type == TypeId::of::<E>() {
+        // SAFETY: The dma-buf is one of `E`.
         Some(unsafe { Buffer::of(buf) })
     } else {
         None

@@ -15,7 +15,8 @@
 //! # Locking
 //!
 //! The list's mutex is not held while another lock is taken. The list does not own references to
-//! the buffers; a buffer takes itself off the list before it is freed.
+//! the buffers; a buffer takes itself off the list before it is freed, and a revocation that looks
+//! at the buffer makes that wait.
 
 use super::{
     exporter::{
@@ -31,6 +32,7 @@ use crate::{
     dma_resv::Usage,
     error::from_err_ptr,
     module::this_module,
+    page::PAGE_SIZE,
     prelude::*,
     rbtree::{
         RBTree,
@@ -39,6 +41,7 @@ use crate::{
     sync::{
         aref::ARef,
         Arc,
+        CondVar,
         CondVarTimeoutResult,
         Mutex, //
     },
@@ -59,21 +62,26 @@ use core::{
 /// How often the wait for mappings names who it is waiting for, in milliseconds.
 const REMIND_MS: u32 = 10_000;
 
-/// The addresses of the dma-bufs on a list.
+/// The dma-bufs on a list, by their address.
 #[pin_data]
 pub(super) struct Registry {
-    /// An address on the list is that of a dma-buf whose release has not returned.
+    /// Whether [`Held`] keeps the buffer from being freed.
     #[pin]
-    bufs: Mutex<RBTree<usize, ()>>,
+    bufs: Mutex<RBTree<usize, bool>>,
+
+    /// Woken when a buffer is not kept any more.
+    #[pin]
+    let_go: CondVar,
 }
 
 impl Registry {
-    /// Not inlined into modules: the name of the lock class stays at one address.
+    /// Not inlined into modules: the names of the lock classes stay at one address.
     #[inline(never)]
     fn new() -> Result<Arc<Self>> {
         Arc::pin_init(
             pin_init!(Self {
                 bufs <- crate::new_mutex!(RBTree::new(), "dma_buf::Registry"),
+                let_go <- crate::new_condvar!("dma_buf::Registry::let_go"),
             }),
             GFP_KERNEL,
         )
@@ -81,54 +89,70 @@ impl Registry {
 
     fn insert(&self, buf: *mut bindings::dma_buf) -> Result {
         // Memory is not allocated with the mutex held.
-        let node = RBTreeNode::new(buf as usize, (), GFP_KERNEL)?;
+        let node = RBTreeNode::new(buf as usize, false, GFP_KERNEL)?;
 
         self.bufs.lock().insert(node);
         Ok(())
     }
 
-    /// Takes a buffer off the list; called while it is released.
+    /// Takes a buffer off the list.
+    ///
+    /// Called while it is released, before anything of it is freed. Waits for a revocation that
+    /// looks at the buffer; that does not wait for mappings, as the last of them is gone before the
+    /// release.
     pub(super) fn remove(&self, buf: *mut bindings::dma_buf) {
-        self.bufs.lock().remove(&(buf as usize));
+        let key = buf as usize;
+        let mut bufs = self.bufs.lock();
+
+        while bufs.get(&key) == Some(&true) {
+            self.let_go.wait(&mut bufs);
+        }
+        bufs.remove(&key);
     }
 
-    /// Returns the first buffer above the address `after` that is not being released.
-    fn next(&self, mut after: usize) -> Option<ARef<DmaBuf>> {
-        let bufs = self.bufs.lock();
+    /// Keeps the first buffer above the address `after`.
+    ///
+    /// A reference cannot be taken: the file of a buffer may be gone while somebody keeps the
+    /// dentry, and so the buffer, by an `O_PATH` descriptor.
+    fn next(&self, after: usize) -> Option<Held<'_>> {
+        let mut bufs = self.bufs.lock();
+        let mut cursor = bufs.cursor_lower_bound_mut(&after.checked_add(1)?)?;
+        let (&key, held) = cursor.current_mut();
 
-        loop {
-            let cursor = bufs.cursor_lower_bound(&after.checked_add(1)?)?;
-            let key = *cursor.current().0;
+        *held = true;
 
-            // SAFETY: While the mutex is held, a buffer on the list is not freed.
-            if let Some(buf) = unsafe { get_active(key as *mut bindings::dma_buf) } {
-                return Some(buf);
-            }
-            after = key;
-        }
+        // INVARIANT: Marked as kept. Only the driver that is being unbound does so, one at a time.
+        Some(Held {
+            registry: self,
+            key,
+        })
     }
 }
 
-/// Takes a reference to a dma-buf unless its file is being released.
+/// A buffer on a list that is not freed for as long as this exists.
 ///
-/// # Safety
+/// # Invariants
 ///
-/// `ptr` must point to a dma-buf whose release has not returned.
-unsafe fn get_active(ptr: *mut bindings::dma_buf) -> Option<ARef<DmaBuf>> {
-    // SAFETY: The dma-buf is valid. Its file may be freed already if somebody still holds the
-    // dentry; `get_file_active()` is made for that.
-    let file = unsafe { bindings::get_file_active(&raw mut (*ptr).file) };
-    let file = NonNull::new(file)?;
+/// `key` is the address of a dma-buf on the list of `registry`, which marks it as kept.
+struct Held<'a> {
+    registry: &'a Registry,
+    key: usize,
+}
 
-    // The memory of a file may have become another file. Then that is what the reference is for.
-    // SAFETY: A reference to `file` is held, so it is valid.
-    if ptr::eq(unsafe { (*file.as_ptr()).private_data }, ptr.cast()) {
-        // SAFETY: The reference to the file is the reference to the dma-buf.
-        Some(unsafe { ARef::from_raw(NonNull::new_unchecked(ptr.cast())) })
-    } else {
-        // SAFETY: The reference was taken above.
-        unsafe { bindings::fput(file.as_ptr()) };
-        None
+impl Held<'_> {
+    fn buf(&self) -> &DmaBuf {
+        // SAFETY: By the type invariant the release of the buffer has not got past
+        // `Registry::remove()`, so everything of it is valid. No `ARef` is made of the reference.
+        unsafe { DmaBuf::from_raw(self.key as *mut bindings::dma_buf) }
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        if let Some(held) = self.registry.bufs.lock().get_mut(&self.key) {
+            *held = false;
+        }
+        self.registry.let_go.notify_all();
     }
 }
 
@@ -143,10 +167,10 @@ impl<E: Exporter> Revocation<E> {
     fn for_each(&self, mut f: impl FnMut(&DmaBuf, &Buffer<E>)) {
         let mut after = 0;
 
-        while let Some(buf) = self.registry.next(after) {
+        while let Some(held) = self.registry.next(after) {
             // SAFETY: Only buffers that were exported with the table of `E` are on the list.
-            f(&buf, unsafe { Buffer::of(&buf) });
-            after = buf.as_raw() as usize;
+            f(held.buf(), unsafe { Buffer::of(held.buf()) });
+            after = held.key;
         }
     }
 }
@@ -171,7 +195,7 @@ fn wait_unmapped<E: Exporter>(buf: &DmaBuf, buffer: &Buffer<E>) {
         let count = *mappings;
 
         drop(mappings);
-        report_holders(buf, count);
+        report_holders(buf, buffer, count);
         mappings = buffer.mappings().lock();
 
         let mut left = msecs_to_jiffies(REMIND_MS);
@@ -196,27 +220,22 @@ fn wait_unmapped<E: Exporter>(buf: &DmaBuf, buffer: &Buffer<E>) {
     }
 }
 
-/// Logs which devices are attached to a buffer that is waited for.
-#[inline(never)]
-fn report_holders(buf: &DmaBuf, count: usize) {
+/// Logs who has the `count` mappings of a buffer that is waited for.
+fn report_holders<E: Exporter>(buf: &DmaBuf, buffer: &Buffer<E>, count: usize) {
     let _guard = buf.resv().lock();
+    let mut others = count;
 
     pr_notice!("dma-buf: waiting for {count} mappings of a revoked buffer\n");
 
-    // SAFETY: The dma-buf is valid.
-    let head = unsafe { &raw mut (*buf.as_raw()).attachments };
-    // SAFETY: The list may be read while the reservation is held.
-    let mut next = unsafe { (*head).next };
-    while !ptr::eq(next, head) {
-        // SAFETY: Every element of the list but its head is the `node` of an attachment.
-        let raw = unsafe { crate::container_of!(next, bindings::dma_buf_attachment, node) };
-        // SAFETY: An attachment on the list is valid, and its device outlives it.
-        let dev: &device::Device = unsafe { device::Device::from_raw((*raw).dev) };
-
-        dev_notice!(dev, "holds a revoked dma-buf\n");
-
-        // SAFETY: The list may be read while the reservation is held.
-        next = unsafe { (*next).next };
+    // SAFETY: The reservation is held, and `buffer` belongs to `buf`.
+    for at in unsafe { buffer.attachments(buf) } {
+        if at.maps() > 0 {
+            dev_notice!(at.device(), "holds a revoked dma-buf\n");
+            others = others.saturating_sub(at.maps());
+        }
+    }
+    if others > 0 {
+        pr_notice!("dma-buf: the kernel holds a revoked buffer (vmap)\n");
     }
 }
 
@@ -256,14 +275,14 @@ impl<'bound, E: Exporter> Exports<'bound, E> {
         bound: impl for<'a> FnOnce(&'a D) -> Result<E::Bound<'a>>,
     ) -> Result<Self>
     where
-        D: AsRef<device::Device<device::Bound>>,
+        D: device::AsBusDevice<device::Bound>,
     {
         let registry = Registry::new()?;
 
         let value = core::mem::ManuallyDrop::new(bound(dev)?);
         // SAFETY: The lifetime is erased, which does not change the layout; the original is not
-        // used again. The value borrows from the device for any lifetime in which it is bound, so
-        // it is valid until devres drops it.
+        // used again. The value borrows from the bus device only, which is bound and valid until
+        // devres drops the value.
         let value = unsafe { core::mem::transmute_copy::<_, E::Bound<'static>>(&value) };
 
         let devres = Devres::<Revocation<E>>::new::<Error>(
@@ -286,10 +305,10 @@ impl<'bound, E: Exporter> Exports<'bound, E> {
 
     /// Returns what was made for the bound device.
     #[inline]
-    pub fn bound(&self) -> &E::Bound<'bound> {
+    pub fn bound<'a>(&'a self) -> &'a E::Bound<'a> {
         // SAFETY: By the type invariant the pointer is valid until devres drops the value, which
         // is not before `'bound` ends or `self` is dropped.
-        unsafe { self.bound.cast().as_ref() }
+        E::shorten(unsafe { self.bound.cast::<E::Bound<'bound>>().as_ref() })
     }
 
     /// Lends a buffer of `size` bytes.
@@ -301,7 +320,7 @@ impl<'bound, E: Exporter> Exports<'bound, E> {
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if `size` is 0.
+    /// - `EINVAL` if `size` is 0 or not a multiple of the page size.
     /// - `ENOENT` if the module is being unloaded.
     /// - `ENOMEM` if memory runs out.
     pub fn export(&self, exporter: E, size: usize, flags: u32) -> Result<ARef<DmaBuf>> {
@@ -321,7 +340,7 @@ impl<'bound, E: Exporter> Exports<'bound, E> {
         flags: u32,
         resv: *mut bindings::dma_resv,
     ) -> Result<ARef<DmaBuf>> {
-        if size == 0 {
+        if size == 0 || size % PAGE_SIZE != 0 {
             return Err(EINVAL);
         }
 

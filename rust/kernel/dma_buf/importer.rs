@@ -136,6 +136,8 @@ struct State {
     raw: Cell<*mut bindings::dma_buf_attachment>,
     sgt: Cell<*mut bindings::sg_table>,
     dir: Cell<DataDirection>,
+    /// Whether the mapping was invalidated and is still there.
+    void: Cell<bool>,
     pinned: Cell<bool>,
     /// Whether the importer must pin before it maps.
     must_pin: bool,
@@ -168,6 +170,7 @@ impl State {
             raw: Cell::new(ptr::null_mut()),
             sgt: Cell::new(ptr::null_mut()),
             dir: Cell::new(DataDirection::None),
+            void: Cell::new(false),
             pinned: Cell::new(false),
             must_pin,
             dynamic,
@@ -242,8 +245,9 @@ impl MappingSlot<'_> {
 
     /// Maps the buffer for `dir`, unless it is mapped so already, and returns its table.
     ///
-    /// When this returns, moves of the buffer that were under way are complete. Mirrors
-    /// `dma_buf_map_attachment()`.
+    /// When this returns, moves of the buffer that were under way are complete. A mapping that was
+    /// invalidated and not unmapped since is replaced, so the device must not use it any more.
+    /// Mirrors `dma_buf_map_attachment()`.
     ///
     /// # Errors
     ///
@@ -254,6 +258,9 @@ impl MappingSlot<'_> {
     pub fn map(&mut self, dir: DataDirection) -> Result<&SGTable> {
         let state = self.state;
 
+        if state.void.get() {
+            self.unmap();
+        }
         if !state.sgt.get().is_null() {
             if state.dir.get() != dir {
                 return Err(EBUSY);
@@ -282,9 +289,12 @@ impl MappingSlot<'_> {
         self.mapping().ok_or(EINVAL)
     }
 
-    /// Returns the table of the mapping, if there is one.
+    /// Returns the table of the mapping, if there is one that was not invalidated.
     #[inline]
     pub fn mapping(&self) -> Option<&SGTable> {
+        if self.state.void.get() {
+            return None;
+        }
         let sgt = NonNull::new(self.state.sgt.get())?;
 
         // SAFETY: The table is valid until it is unmapped, which needs `&mut self` or the
@@ -298,6 +308,7 @@ impl MappingSlot<'_> {
     pub fn unmap(&mut self) {
         // INVARIANT: The slot is empty before the mapping is gone.
         let sgt = self.state.sgt.replace(ptr::null_mut());
+        self.state.void.set(false);
 
         if !sgt.is_null() {
             // SAFETY: This is the mapping of the attachment in that direction, and the reservation
@@ -464,6 +475,8 @@ impl<I: Importer> Attachment<I> {
         // attachment whose `dma_buf_dynamic_attach()` has not returned is complete but for
         // `State::raw`, which the view below does not use.
         let inner = unsafe { &*(*raw).importer_priv.cast::<Inner<I>>() };
+
+        inner.state.void.set(!inner.state.sgt.get().is_null());
 
         // INVARIANT: The core passes the attachment with the reservation held.
         inner

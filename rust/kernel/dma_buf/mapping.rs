@@ -99,7 +99,9 @@ impl RangeList {
     ///
     /// - `EINVAL` if `len` is 0, or `start` or `len` is not a multiple of the page size.
     /// - `EOVERFLOW` if the range or the sum of all overflows.
-    /// - `ENOMEM` if memory runs out. The list may then hold a part of the range; drop it.
+    /// - `ENOMEM` if memory runs out.
+    ///
+    /// The list is as before if it fails.
     pub fn push(&mut self, start: u64, len: u64) -> Result {
         // CAST: The page size is far below 2^64.
         const MASK: u64 = PAGE_SIZE as u64 - 1;
@@ -112,6 +114,10 @@ impl RangeList {
             .size
             .checked_add(usize::try_from(len).map_err(|_| EOVERFLOW)?)
             .ok_or(EOVERFLOW)?;
+
+        // From here on nothing fails; what is merged with a neighbour only makes it fewer pieces.
+        self.ranges
+            .reserve(len.div_ceil(MAX_RANGE).try_into()?, GFP_KERNEL)?;
 
         let (mut start, mut len) = (start, len);
 
@@ -133,14 +139,11 @@ impl RangeList {
             let piece = len.min(MAX_RANGE);
 
             // INVARIANT: A part of the range that was checked above, of at most `MAX_RANGE`.
-            self.ranges.push(
-                bindings::phys_vec {
-                    paddr: start,
-                    // CAST: At most `MAX_RANGE`.
-                    len: piece as usize,
-                },
-                GFP_KERNEL,
-            )?;
+            self.ranges.push_within_capacity(bindings::phys_vec {
+                paddr: start,
+                // CAST: At most `MAX_RANGE`.
+                len: piece as usize,
+            })?;
             start += piece;
             len -= piece;
         }

@@ -141,6 +141,7 @@ impl<'a> Provider<'a> {
     }
 
     /// Returns the pointer to the C structure.
+    #[cfg(CONFIG_DMA_SHARED_BUFFER)]
     #[inline]
     pub(crate) fn as_raw(&self) -> *mut bindings::p2pdma_provider {
         self.raw.as_ptr()

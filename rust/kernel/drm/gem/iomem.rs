@@ -140,6 +140,9 @@ impl<'a> Window<'a> {
     #[inline(never)]
     pub fn clear(&self, offset: u64, len: u64) -> Result {
         self.phys(offset, len)?;
+        if len == 0 {
+            return Ok(());
+        }
 
         // CAST: Inside the BAR, which is mapped into the address space of the kernel.
         // SAFETY: By the type invariant the whole BAR is mapped, and the range is inside.
@@ -151,9 +154,19 @@ impl<'a> Window<'a> {
             )
         };
 
-        // Write-combining buffers keep data until they are flushed.
-        // SAFETY: A barrier has no requirements.
-        unsafe { bindings::wmb() };
+        // Write-combining buffers keep data until they are flushed. What left them is posted: it may
+        // be on its way when a peer, which takes another one, reads. The answer to a read comes
+        // after all writes before it.
+        // OVERFLOW: The range is not empty and inside the BAR.
+        // SAFETY: A barrier has no requirements, and the byte is the last one of the range.
+        unsafe {
+            bindings::wmb();
+            bindings::readb(
+                self.addr
+                    .as_ptr()
+                    .wrapping_byte_add((offset + len - 1) as usize),
+            );
+        }
         Ok(())
     }
 

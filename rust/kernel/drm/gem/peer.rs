@@ -499,7 +499,8 @@ pub trait PeerObject:
     /// object, until it fails.
     ///
     /// Offsets and lengths are multiples of the page size, and the lengths add up to the size of
-    /// the object. Called with the reservation held. Blocks may lie outside of the BAR.
+    /// the object. Called with the reservation held, so that the object does not move meanwhile.
+    /// Blocks may lie outside of the BAR.
     ///
     /// # Errors
     ///
@@ -563,7 +564,11 @@ pub struct GemExport<T: PeerObject> {
 
 impl<T: PeerObject> GemExport<T> {
     /// Finds out what [`decide`] needs to know.
-    fn facts(&self, cx: &Locked<'_, Self>, req: &AttachRequest<'_>) -> Facts {
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM` if memory runs out, and other errors of the driver.
+    fn facts(&self, cx: &Locked<'_, Self>, req: &AttachRequest<'_>) -> Result<Facts> {
         let provider = cx.bound();
         let client = req.device();
         let pci = <&pci::Device>::try_from(client).is_ok();
@@ -573,7 +578,14 @@ impl<T: PeerObject> GemExport<T> {
             (None, MapType::NOT_SUPPORTED)
         };
 
-        Facts {
+        let inside_bar = match self.ranges(*provider) {
+            Ok(_) => true,
+            // A block that the BAR does not show.
+            Err(e) if e == EINVAL => false,
+            Err(e) => return Err(e),
+        };
+
+        Ok(Facts {
             // `cx` proves that the device is bound, and drivers of this layer do not suspend yet.
             gone: false,
             suspended: false,
@@ -581,10 +593,10 @@ impl<T: PeerObject> GemExport<T> {
             pci,
             distance,
             map_type,
-            inside_bar: self.ranges(*provider).is_ok(),
+            inside_bar,
             system_memory: SYSTEM_MEMORY && !self.obj.vram_or_fail(),
             pinned_in_vram: cx.attachments().any(|at| at.pins() > 0),
-        }
+        })
     }
 
     /// Returns where in the BAR the object is.
@@ -604,12 +616,16 @@ impl<T: PeerObject> Exporter for GemExport<T> {
 
     const NAME: &'static CStr = <T::Driver as drm::Driver>::INFO.name;
 
+    fn shorten<'short, 'long: 'short>(bound: &'short Provider<'long>) -> &'short Provider<'short> {
+        bound
+    }
+
     fn ops() -> &'static Ops<T> {
         T::ops()
     }
 
     fn attach(&self, cx: &Locked<'_, Self>, req: &mut AttachRequest<'_>) -> Result<Attachment> {
-        let facts = self.facts(cx, req);
+        let facts = self.facts(cx, req)?;
         let outcome = decide(&facts);
 
         if outcome.path == Path::Refused {
