@@ -3,6 +3,7 @@
 //! Drivers that are unbound, and modules that are unloaded, while fds live.
 
 use std::fs;
+use std::os::unix::fs::OpenOptionsExt;
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -90,6 +91,33 @@ fn dmabuf_fd() -> Outcome {
         &[libc::EINVAL, libc::ENODEV, libc::ENOSYS, libc::EOPNOTSUPP],
     )?;
     drop(shared);
+    works()
+}
+
+/// An `O_PATH` descriptor keeps a dma-buf whose file is gone: no reference can be taken any more.
+fn path_fd() -> Outcome {
+    let gpu = PciDevice::vvram()?;
+    let drm = Drm::open()?;
+    let free = drm.vram_free()?;
+    let object = drm.create(4 * PAGE as u64)?;
+    let buffer = object.export()?;
+    let path = fs::OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_PATH)
+        .open(format!("/proc/self/fd/{}", buffer.fd()));
+    let Ok(path) = path else {
+        fail!("the dma-buf cannot be opened with O_PATH: {path:?}");
+    };
+    drop(buffer);
+    object.close()?;
+    check_eq!(
+        drm.vram_free()?,
+        free - 4 * PAGE as u64,
+        "free VRAM while only the path is left"
+    );
+    let gone = Unbound::new(&gpu)?;
+    gone.rebind()?;
+    drop(path);
     works()
 }
 
@@ -505,6 +533,7 @@ fn module_reload() -> Outcome {
 igt_main! {
     "drm-fd", "every ioctl on a live DRM fd gets ENODEV", drm_fd;
     "dmabuf-fd", "a live dma-buf cannot be attached any more, before and after a rebind", dmabuf_fd;
+    "path-fd", "a dma-buf that only an O_PATH descriptor keeps does not disturb the unbind", path_fd;
     "attached", "attachments without a mapping get ENODEV", attached;
     "dynamic-mapped", "a dynamic importer is told to unmap", dynamic_mapped;
     "revocable-mapped", "a revocable importer is told to let go", revocable_mapped;
