@@ -60,9 +60,10 @@ fn both(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
-/// Prints a line about what goes on.
+/// Prints a line about what goes on. On stderr it would be a warning to igt_runner.
 pub fn say(line: &str) {
-    let _ = writeln!(std::io::stderr(), "{line}");
+    let _ = writeln!(std::io::stdout(), "{line}");
+    let _ = std::io::stdout().flush();
 }
 
 fn kernel_log(text: &str) {
