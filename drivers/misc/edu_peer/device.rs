@@ -31,7 +31,10 @@ use kernel::{
         Arc,
         Mutex, //
     },
-    time::Delta, //
+    time::{
+        delay::fsleep,
+        Delta, //
+    }, //
 };
 
 use crate::table::Segment;
@@ -95,7 +98,10 @@ pub(crate) const PIECE: usize = 4096;
 /// How long a transfer takes at most, many times the nominal 100 ms.
 const TIMEOUT: Delta = Delta::from_secs(2);
 
-/// How long to sleep between looks at the engine.
+/// How long a transfer takes; there is no use in looking at the engine before.
+const NOMINAL: Delta = Delta::from_millis(100);
+
+/// How long to sleep between looks at the engine after that.
 const POLL: Delta = Delta::from_millis(2);
 
 /// An `edu` device, bound or not.
@@ -235,6 +241,7 @@ impl Edu {
             )?;
         }
 
+        fsleep(NOMINAL);
         read_poll_timeout(
             || {
                 let bar = self.bar.try_access().ok_or(ENODEV)?;
