@@ -72,6 +72,7 @@ def main():
     try:
         with cache.lock(lambda pid: console.say(
                 f"another run of the lab (process {pid}) uses the caches: waiting for it")):
+            console.restart()
             return COMMANDS[command](steps.Steps(console, cache.base() / "logs" / command))
     except steps.LabError as error:
         steps.report(console, error)

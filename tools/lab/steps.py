@@ -58,6 +58,10 @@ class Console:
         self.stream = stream
         self.tty = stream.isatty()
         self.lock = threading.Lock()
+        self.restart()
+
+    def restart(self):
+        """Count elapsed time from now on."""
         self.begin = time.monotonic()
 
     def say(self, text=""):
