@@ -26,8 +26,9 @@ GENERIC = "/usr/libexec/igt-gpu-tools/core_*"
 def run(steps, built):
     """Run everything; return the verdicts."""
     verdicts = unit_tests(steps) + modules(steps, built)
-    boots = [qemu.Boot("check-kunit", topologies.TOPOLOGIES[0], "kunit", KUNIT_TIMEOUT,
-                       cmdline="kunit.enable=1 kunit.autorun=1 kunit.filter_glob=*rust*")]
+    boots = [kunit_boot("check-kunit", topologies.TOPOLOGIES[0], "*rust*"),
+             # The suites of the modules once more, where mappings go through IOVAs.
+             kunit_boot("check-kunit-iommu", topologies.find("intel-iommu"), "rust_kernel_fmt")]
     for topology in topologies.TOPOLOGIES:
         boots.append(igt_boot(f"check-{topology.name}", topology, OWN))
     boots.append(igt_boot("check-generic", topologies.TOPOLOGIES[0], GENERIC,
@@ -41,6 +42,12 @@ def run(steps, built):
     verdicts += igt.stale(skips, seen)
     steps.console.say(f"results of each boot: {built.kernel.share / 'results'}")
     return verdicts
+
+
+def kunit_boot(name, topology, built_in):
+    """A boot that runs the suites of the kernel that a pattern names, then those of the modules."""
+    return qemu.Boot(name, topology, "kunit", KUNIT_TIMEOUT,
+                     cmdline=f"kunit.enable=1 kunit.autorun=1 kunit.filter_glob={built_in}")
 
 
 def igt_boot(name, topology, tests, **settings):
@@ -59,7 +66,7 @@ def judge(outcome, skips, seen):
         verdicts.append(Verdict(f"{name}: boot", "fail", outcome.error))
     if outcome.boot.job == "kunit":
         cases = ktap.results(outcome.log)
-        verdicts += [Verdict(f"kunit: {case}", result, why) for case, result, why in cases]
+        verdicts += [Verdict(f"{name}: {case}", result, why) for case, result, why in cases]
     else:
         results = outcome.results / "results.json"
         text = results.read_text() if results.is_file() else '{"tests": {}}'
