@@ -13,6 +13,19 @@ use crate::{
 ///
 /// It says where a mapping is; it neither owns nor borrows it. Reading through it is up to the type
 /// that keeps the mapping alive.
+///
+/// # Examples
+///
+/// ```
+/// use kernel::iosys_map::IosysMap;
+///
+/// let mut word = 0u32;
+/// // SAFETY: `word` outlives `map`.
+/// let map = unsafe { IosysMap::from_sysmem((&raw mut word).cast()) };
+///
+/// assert!(!map.is_iomem());
+/// assert_eq!(map.addr(), (&raw mut word).cast());
+/// ```
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct IosysMap(bindings::iosys_map);

@@ -21,6 +21,154 @@
 //! 3. the mapping count of the buffer, and the list of a driver's exports; neither is held while
 //!    another lock is taken.
 //!
+//! # Examples
+//!
+//! Two devices without hardware: one lends a buffer that nobody can map, the other attaches to it,
+//! pins it, and loses it when the lender goes away.
+//!
+//! ```
+//! use kernel::{
+//!     device::{
+//!         Bound,
+//!         Device, //
+//!     },
+//!     dma::DataDirection,
+//!     dma_buf::{
+//!         exporter::{
+//!             exporter_of,
+//!             with_exporter,
+//!             AttachRequest,
+//!             Attached,
+//!             Locked, //
+//!         },
+//!         importer::LockedAttachment,
+//!         mapping::Mapping,
+//!         Attachment,
+//!         DmaBuf,
+//!         Exporter,
+//!         Exports,
+//!         Importer,
+//!         Ops,
+//!         StaticAttachment, //
+//!     },
+//!     dma_resv::Usage,
+//!     faux,
+//!     page::PAGE_SIZE,
+//!     prelude::*, //
+//! };
+//!
+//! /// Lends memory to peers, and to nobody else.
+//! struct Lender;
+//!
+//! static OPS: Ops<Lender> = Ops::new();
+//!
+//! #[vtable]
+//! impl Exporter for Lender {
+//!     type Bound<'a> = u32;
+//!     /// What the attachment was called.
+//!     type Attachment = usize;
+//!
+//!     const NAME: &'static CStr = c"lender";
+//!
+//!     fn shorten<'short, 'long: 'short>(bound: &'short u32) -> &'short u32 {
+//!         bound
+//!     }
+//!
+//!     fn ops() -> &'static Ops<Self> {
+//!         &OPS
+//!     }
+//!
+//!     fn attach(&self, cx: &Locked<'_, Self>, req: &mut AttachRequest<'_>) -> Result<usize> {
+//!         if !req.peer2peer() {
+//!             return Err(EOPNOTSUPP);
+//!         }
+//!         Ok(cx.attachments().count())
+//!     }
+//!
+//!     fn pin(&self, _cx: &Locked<'_, Self>, _at: &Attached<'_, Self>) -> Result {
+//!         Ok(())
+//!     }
+//!
+//!     fn unpin(&self, _buf: &DmaBuf, _at: &Attached<'_, Self>) {}
+//!
+//!     fn map<'r>(
+//!         &self,
+//!         _cx: &Locked<'_, Self>,
+//!         _at: &Attached<'r, Self>,
+//!         _dir: DataDirection,
+//!     ) -> Result<Mapping<'r>> {
+//!         Err(ENXIO)
+//!     }
+//! }
+//!
+//! struct Borrower;
+//!
+//! #[vtable]
+//! impl Importer for Borrower {
+//!     const PEER2PEER: bool = true;
+//!
+//!     fn invalidate(&self, at: &mut LockedAttachment<'_>) {
+//!         at.unmap();
+//!         at.unpin();
+//!     }
+//! }
+//!
+//! let lender = faux::Registration::new(c"dma_buf_lender", None)?;
+//! let borrower = faux::Registration::new(c"dma_buf_borrower", None)?;
+//! let dev: &Device<Bound> = borrower.as_ref().as_ref();
+//!
+//! let exports = Exports::<Lender>::new(lender.as_ref(), |_dev| Ok(42))?;
+//! assert_eq!(*exports.bound(), 42);
+//! assert_eq!(exports.export(Lender, 1, 0).err(), Some(EINVAL));
+//!
+//! let buf = exports.export(Lender, PAGE_SIZE, 0)?;
+//! assert_eq!(buf.size(), PAGE_SIZE);
+//! assert!(exporter_of::<Lender>(&buf).is_some());
+//!
+//! // A static importer does not take peer memory.
+//! assert_eq!(StaticAttachment::new(buf.clone(), dev).err(), Some(EOPNOTSUPP));
+//!
+//! let first = Attachment::new(buf.clone(), dev, Borrower)?;
+//! let second = Attachment::new(buf.clone(), dev, Borrower)?;
+//!
+//! first.with(|at| {
+//!     at.pin()?;
+//!     assert!(at.is_pinned());
+//!     assert_eq!(at.map(DataDirection::Bidirectional).err(), Some(ENXIO));
+//!     assert!(at.mapping().is_none());
+//!     Ok(())
+//! })?;
+//!
+//! // What the exporter sees: oldest first, with the reservation held.
+//! with_exporter(&buf, |_: &Lender, cx| {
+//!     assert_eq!(*cx.bound(), 42);
+//!     assert!(cx.attachments().map(|at| *at.data()).eq([0, 1]));
+//!     assert!(cx.attachments().map(|at| at.pins()).eq([1, 0]));
+//!     assert!(cx.attachments().all(|at| at.is_revocable() && at.peer2peer()));
+//!     Ok(())
+//! })?;
+//!
+//! {
+//!     let guard = buf.resv().lock();
+//!     assert!(guard.is_for(buf.resv()));
+//!     assert!(buf.resv().test_signaled(Usage::Bookkeep));
+//! }
+//!
+//! // The lender goes away: importers are told, and nothing new begins.
+//! drop(exports);
+//! first.with(|at| {
+//!     assert!(!at.is_pinned());
+//!     assert_eq!(at.pin(), Err(ENODEV));
+//!     Ok(())
+//! })?;
+//! assert_eq!(Attachment::new(buf.clone(), dev, Borrower).err(), Some(ENODEV));
+//!
+//! // So does the borrower.
+//! drop(borrower);
+//! assert_eq!(second.with(|_| Ok(())), Err(ENODEV));
+//! # Ok::<(), Error>(())
+//! ```
+//!
 //! C header: [`include/linux/dma-buf.h`](srctree/include/linux/dma-buf.h)
 
 pub mod exporter;

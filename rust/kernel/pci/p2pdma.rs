@@ -118,14 +118,29 @@ impl<'a> Provider<'a> {
     ///
     /// Mirrors `pci_p2pdma_distance()`. A client that is not a PCI device is judged by its nearest
     /// PCI parent; [`Self::map_type`], and so a mapping, asks for the client to be one itself.
-    #[inline(never)]
+    #[inline]
     pub fn distance(&self, client: &device::Device) -> Option<u32> {
-        let mut client = client.as_raw();
+        self.distance_many(&[client])
+    }
 
-        // SAFETY: By the type invariant `pdev` is a valid device, and `client` is the only element
-        // of the array that is passed.
+    /// Returns the sum of the PCI hops between the BAR and each of `clients`, or [`None`] if there
+    /// is no permitted route to one of them, or no client at all.
+    ///
+    /// Mirrors `pci_p2pdma_distance_many()`.
+    #[inline(never)]
+    pub fn distance_many(&self, clients: &[&device::Device]) -> Option<u32> {
+        let count = i32::try_from(clients.len()).ok()?;
+
+        // SAFETY: By the type invariant `pdev` is a valid device. A `&Device` is a pointer to a
+        // valid `struct device`, so `clients` is an array of `count` of them, which the function
+        // does not write to.
         let distance = unsafe {
-            bindings::pci_p2pdma_distance_many(self.pdev.as_raw(), &mut client, 1, false)
+            bindings::pci_p2pdma_distance_many(
+                self.pdev.as_raw(),
+                clients.as_ptr().cast_mut().cast(),
+                count,
+                false,
+            )
         };
 
         u32::try_from(distance).ok()
