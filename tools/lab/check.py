@@ -10,6 +10,7 @@ import igt
 import kernellog
 import ktap
 import pipeline
+import programs
 import qemu
 import topologies
 from igt import Verdict
@@ -19,13 +20,19 @@ KUNIT_TIMEOUT = 600
 IGT_TIMEOUT = 900
 PER_TEST_TIMEOUT = 1200        # seconds of guest time: each transfer of edu takes 0.1
 OWN = "/lab/bin/vvram_*"
+# Without these a boot of KUnit has not done its work, whatever else it ran.
+SUITES = {"dma_buf_mapping", "edu_peer_table", "peer_policy", "range_list"}
+# A case that only applies without an IOVA, which has a scatterlist of one entry.
+KUNIT_SKIPS = {("kunit-iommu", "dma_buf_mapping.long_scatterlist_is_freed"),
+               ("kunit-iommu", "dma_buf_mapping.unsupported_path_is_refused"),
+               ("kunit", "dma_buf_mapping.unsupported_path_is_refused")}
 # The tests of IGT that open any driver; those for displays and other vendors cannot apply.
 GENERIC = "/usr/libexec/igt-gpu-tools/core_*"
 
 
 def run(steps, built):
     """Run everything; return the verdicts."""
-    verdicts = unit_tests(steps) + modules(steps, built)
+    verdicts = unit_tests(steps) + program_tests(steps, built) + modules(steps, built)
     boots = [kunit_boot("check-kunit", topologies.TOPOLOGIES[0], "*rust*"),
              # The suites of the modules once more, where mappings go through IOVAs.
              kunit_boot("check-kunit-iommu", topologies.find("intel-iommu"), "rust_kernel_fmt")]
@@ -50,11 +57,23 @@ def kunit_boot(name, topology, built_in):
                      cmdline=f"kunit.enable=1 kunit.autorun=1 kunit.filter_glob={built_in}")
 
 
+def kunit_verdicts(name, cases):
+    """Judge the cases of a boot: a skip must be expected, and no suite may be missing."""
+    verdicts = []
+    for case, result, why in cases:
+        if result == "skip" and (name, case) not in KUNIT_SKIPS:
+            result, why = "fail", f"skipped, which is not expected: {why}"
+        verdicts.append(Verdict(f"{name}: {case}", result, why))
+    ran = {case.partition(".")[0] for case, _, _ in cases}
+    return verdicts + [Verdict(f"{name}: {suite}", "fail", "the suite did not run")
+                       for suite in sorted(SUITES - ran)]
+
+
 def igt_boot(name, topology, tests, **settings):
     """A boot that runs tests under igt_runner."""
     return qemu.Boot(name, topology, "igt", IGT_TIMEOUT,
                      {"LAB_TESTS": tests, "LAB_TIMEOUT": PER_TEST_TIMEOUT,
-                      "VVRAM_TOPOLOGY": topology.name, "VVRAM_EXPECT": topology.decision,
+                      "VVRAM_EXPECT": topology.decision,
                       **settings})
 
 
@@ -66,7 +85,7 @@ def judge(outcome, skips, seen):
         verdicts.append(Verdict(f"{name}: boot", "fail", outcome.error))
     if outcome.boot.job == "kunit":
         cases = ktap.results(outcome.log)
-        verdicts += [Verdict(f"{name}: {case}", result, why) for case, result, why in cases]
+        verdicts += kunit_verdicts(name, cases)
     else:
         results = outcome.results / "results.json"
         text = results.read_text() if results.is_file() else '{"tests": {}}'
@@ -91,6 +110,17 @@ def unit_tests(steps):
     bad = [Verdict(f"lab: {test.id()}", "fail", trace.strip().splitlines()[-1])
            for test, trace in result.failures + result.errors]
     return bad + [Verdict("lab: unit tests", "pass")] * (result.testsRun - len(bad))
+
+
+def program_tests(steps, built):
+    """The unit tests of the guest programs, which need no guest either."""
+    try:
+        with steps.step("unit tests of the guest programs") as step:
+            programs.cargo(step, built.kernel.box, pipeline.REPO, "test",
+                           "the log names the test: fix it")
+    except LabError as error:
+        return [Verdict("guest programs: unit tests", "fail", f"{error}, log: {error.log}")]
+    return [Verdict("guest programs: unit tests", "pass")]
 
 
 def modules(steps, built):

@@ -23,7 +23,7 @@ CLOSING = (
 def boots():
     """The boots of the demo."""
     return [qemu.Boot(f"demo-{t.name}", t, "demo", TIMEOUT,
-                      {"VVRAM_TOPOLOGY": t.name, "VVRAM_EXPECT": t.decision})
+                      {"VVRAM_EXPECT": t.decision})
             for t in topologies.TOPOLOGIES]
 
 
@@ -32,7 +32,8 @@ def deviations(topology, said):
     found = []
     if said.get("error"):
         found.append(said["error"])
-    for name, expected in (("decision", topology.decision), ("distance", topology.distance)):
+    for name, expected in (("decision", topology.decision), ("distance", topology.distance),
+                           ("reason", topology.reason)):
         if said.get(name) != expected:
             found.append(f"{name} is {said.get(name)}, not {expected}")
     moved = (said.get("bytes_written", 0), said.get("bytes_read", 0))

@@ -10,7 +10,9 @@ BAD = re.compile(r"""
   | INFO:\ task\ .*\ blocked | INFO:\ rcu | rcu_\w+\ (self-)?detected\ stall | soft\ lockup
   | sleeping\ function\ called | scheduling\ while\ atomic | bad:\ scheduling
   | DMA-API: | KASAN | UBSAN | KFENCE | refcount_t | unreferenced\ object | kmemleak:
-  | list_(add|del)\ corruption | DMAR:.*fault | Unable\ to\ handle
+  | list_(add|del)\ corruption | Unable\ to\ handle
+  | DMAR:.*fault | AMD-Vi:.*(IO_PAGE_FAULT|Event\ logged) | virtio_iommu.*fault
+  | detached\ from\ a\ dma-buf | unpins\ a\ dma-buf\ of
 """, re.X)
 
 # What the checkers say of themselves while all is well, and nothing else.

@@ -39,7 +39,8 @@ def _gate(name, action):
 
 def _clippy_programs(steps, box):
     with steps.step("clippy of igt-tests") as step:
-        programs.cargo(step, box, pipeline.REPO, "clippy", HINT, "--", "-Dwarnings")
+        programs.cargo(step, box, pipeline.REPO, "clippy", HINT, "--all-targets", "--",
+                       "-Dwarnings")
 
 
 def formatted(steps, box):

@@ -31,6 +31,11 @@ class Topology:
     distance: int        # as pci_p2pdma_distance_many() counts; -1 is no path
     cmdline: str = ""    # more kernel parameters
 
+    @property
+    def reason(self):
+        """Why it is not peer to peer, as the programs name it."""
+        return "no-route" if self.decision == REFUSED else "none"
+
 
 def two_root_ports():
     """Provider and peer below a root port each."""

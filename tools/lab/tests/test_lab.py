@@ -8,6 +8,7 @@ import unittest
 from pathlib import Path
 
 import cache
+import check
 import demo
 import igt
 import kernel
@@ -18,7 +19,7 @@ import topologies
 
 SWITCH = topologies.find("switch")
 NO_ROUTE = topologies.find("no-route")
-GOOD = {"decision": "bus", "reason": "r", "distance": 4, "ranges": 3, "bytes_written": 4 << 20,
+GOOD = {"decision": "bus", "reason": "none", "distance": 4, "ranges": 3, "bytes_written": 4 << 20,
         "bytes_read": 4 << 20, "verified": True, "error": None}
 
 
@@ -110,6 +111,23 @@ class Ktap(unittest.TestCase):
         self.assertEqual(ktap.results(cut)[-1], ("suite", "fail", "ended after 1 of 3 cases"))
 
 
+class Kunit(unittest.TestCase):
+    CASES = [(f"{suite}.x", "pass", "") for suite in sorted(check.SUITES)]
+
+    def failures(self, cases):
+        return [v.name for v in check.kunit_verdicts("kunit", cases) if v.result == "fail"]
+
+    def test_a_suite_that_did_not_run_fails(self):
+        self.assertEqual(self.failures(self.CASES), [])
+        self.assertEqual(self.failures(self.CASES[1:]), ["kunit: dma_buf_mapping"])
+
+    def test_a_skip_must_be_expected(self):
+        self.assertEqual(self.failures([*self.CASES, ("range_list.y", "skip", "")]),
+                         ["kunit: range_list.y"])
+        case = "dma_buf_mapping.unsupported_path_is_refused"
+        self.assertEqual(self.failures([*self.CASES, (case, "skip", "")]), [])
+
+
 class Skips(unittest.TestCase):
     SKIPS = igt.expected_skips("# remark\nvvram_a@x  no such thing\nswitch:vvram_a@y  switches\n")
 
@@ -146,12 +164,13 @@ class Skips(unittest.TestCase):
 class Demo(unittest.TestCase):
     def test_as_expected(self):
         self.assertEqual(demo.deviations(SWITCH, GOOD), [])
-        refused = {**GOOD, "decision": "refused", "distance": -1, "bytes_written": 0,
-                   "bytes_read": 0, "verified": False}
+        refused = {**GOOD, "decision": "refused", "reason": "no-route", "distance": -1,
+                   "bytes_written": 0, "bytes_read": 0, "verified": False}
         self.assertEqual(demo.deviations(NO_ROUTE, refused), [])
 
     def test_each_deviation_is_seen(self):
         for change in ({"decision": "host-bridge"}, {"distance": 5}, {"ranges": 2},
+                       {"reason": "no-opt-in"},
                        {"bytes_written": 4096}, {"bytes_read": 0}, {"verified": False},
                        {"error": "no"}):
             self.assertEqual(len(demo.deviations(SWITCH, {**GOOD, **change})), 1, change)
@@ -161,7 +180,7 @@ class Demo(unittest.TestCase):
         self.assertTrue(demo.deviations(NO_ROUTE, {}))
 
     def test_bytes_in_spite_of_a_refusal(self):
-        moved = {**GOOD, "decision": "refused", "distance": -1}
+        moved = {**GOOD, "decision": "refused", "reason": "no-route", "distance": -1}
         self.assertEqual(len(demo.deviations(NO_ROUTE, moved)), 1)
 
 
