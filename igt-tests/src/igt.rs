@@ -25,8 +25,8 @@ pub const EXIT_INVALID: i32 = 79;
 /// Something failed.
 pub const EXIT_FAIL: i32 = 98;
 
-/// Longer than this, and a subtest hangs: less than the 60 s that igt_runner is
-/// told to wait, so that the message gets out.
+/// Longer than this, and a subtest hangs. igt_runner waits longer, so that the
+/// message gets out.
 const LIMIT: Duration = Duration::from_secs(50);
 
 /// One subtest.

@@ -26,27 +26,25 @@ pub enum Expect {
     Refused,
 }
 
-/// A value of the environment, or else of the kernel command line, where it
-/// stands in the same spelling or in lower case with a dot.
+/// A value of the environment, or else of the kernel command line.
 pub fn setting(variable: &str) -> Option<String> {
     if let Ok(value) = env::var(variable) {
         return Some(value);
     }
     let line = fs::read_to_string("/proc/cmdline").ok()?;
-    let other = variable.to_lowercase().replacen('_', ".", 1);
     let value = |word: &str| {
         let (name, value) = word.split_once('=')?;
-        (name == variable || name == other).then(|| value.to_string())
+        (name == variable).then(|| value.to_string())
     };
     line.split_whitespace().find_map(value)
 }
 
 impl Expect {
-    /// Reads `VVRAM_EXPECT`, or `vvram.expect=` of the kernel command line.
+    /// Reads `VVRAM_EXPECT`.
     ///
     /// # Errors
     ///
-    /// Fails the subtest if neither says what to expect.
+    /// Fails the subtest if it does not say what to expect.
     #[track_caller]
     pub fn get() -> Result<Self, Stop> {
         match setting("VVRAM_EXPECT").as_deref() {
@@ -54,7 +52,7 @@ impl Expect {
             Some("host-bridge") => Ok(Self::HostBridge),
             Some("refused") => Ok(Self::Refused),
             other => Err(Stop::fail(format_args!(
-                "VVRAM_EXPECT (or vvram.expect= on the kernel command line) is {other:?}; it has to be bus, host-bridge or refused"
+                "VVRAM_EXPECT is {other:?}; it has to be bus, host-bridge or refused"
             ))),
         }
     }
