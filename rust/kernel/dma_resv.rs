@@ -4,8 +4,8 @@
 //!
 //! A [`DmaResv`] is the lock of a buffer that several devices share, and the place where the fences
 //! of the work on that buffer are kept. Holding it is what allows an importer to map a buffer and
-//! an exporter to move it, so the [`Guard`] is what the callbacks and methods of
-//! [`dma_buf`](crate::dma_buf) ask for as the proof that a call is legal.
+//! an exporter to move it. [`Guard`] is the proof that it is held; the views of
+//! [`dma_buf`](crate::dma_buf), such as a locked attachment, exist only for as long as one does.
 //!
 //! The lock is a wound/wait mutex. This module takes one reservation at a time, without an acquire
 //! context; lockdep reports a task that takes a second one while it holds a [`Guard`].
@@ -64,11 +64,12 @@ impl Usage {
 ///     Usage, //
 /// };
 ///
-/// fn is_idle(resv: &DmaResv) -> bool {
-///     let guard = resv.lock();
+/// /// Whether all work on a buffer is done, or nothing if somebody else has it.
+/// fn is_idle(resv: &DmaResv) -> Option<bool> {
+///     let guard = resv.try_lock()?;
 ///
 ///     // The guard belongs to this reservation and to no other.
-///     guard.is_for(resv) && resv.test_signaled(Usage::Bookkeep)
+///     Some(guard.is_for(resv) && resv.test_signaled(Usage::Bookkeep))
 /// }
 /// ```
 #[repr(transparent)]

@@ -149,10 +149,14 @@
 //! })?;
 //!
 //! {
-//!     let guard = buf.resv().lock();
+//!     let guard = buf.resv().lock_interruptible()?;
 //!     assert!(guard.is_for(buf.resv()));
 //!     assert!(buf.resv().test_signaled(Usage::Bookkeep));
+//!     assert!(buf.resv().try_lock().is_none());
 //! }
+//! assert!(buf.resv().try_lock().is_some());
+//! buf.begin_cpu_access(DataDirection::FromDevice)?;
+//! buf.end_cpu_access(DataDirection::FromDevice)?;
 //!
 //! // The lender goes away: importers are told, and nothing new begins.
 //! drop(exports);
