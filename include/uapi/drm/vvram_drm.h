@@ -138,15 +138,25 @@ enum drm_vvram_reason {
 	DRM_VVRAM_REASON_DEVICE_GONE = 18,
 };
 
-/** The attachment is pinned. */
+/**
+ * DRM_VVRAM_ATTACHMENT_PINNED - the attachment is pinned.
+ */
 #define DRM_VVRAM_ATTACHMENT_PINNED	(1 << 0)
-/** The attachment holds at least one mapping. */
+/**
+ * DRM_VVRAM_ATTACHMENT_MAPPED - the attachment holds at least one mapping.
+ */
 #define DRM_VVRAM_ATTACHMENT_MAPPED	(1 << 1)
-/** The importer attached dynamically: it manages pinning itself. */
+/**
+ * DRM_VVRAM_ATTACHMENT_DYNAMIC - the importer attached dynamically: it manages pinning itself.
+ */
 #define DRM_VVRAM_ATTACHMENT_DYNAMIC	(1 << 2)
-/** The importer can be told to drop its mapping (invalidate_mappings). */
+/**
+ * DRM_VVRAM_ATTACHMENT_REVOCABLE - the importer can be told to drop its mapping.
+ */
 #define DRM_VVRAM_ATTACHMENT_REVOCABLE	(1 << 3)
-/** The importer opted in to peer-to-peer memory. */
+/**
+ * DRM_VVRAM_ATTACHMENT_PEER2PEER - the importer opted in to peer-to-peer memory.
+ */
 #define DRM_VVRAM_ATTACHMENT_PEER2PEER	(1 << 4)
 
 #define DRM_VVRAM_ATTACHMENT_NAME_LEN	32

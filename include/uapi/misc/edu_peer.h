@@ -53,9 +53,13 @@ struct edu_peer_attach {
 	__u64 size;
 };
 
-/** Move bytes from the dma-buf to the caller. */
+/**
+ * EDU_PEER_READ - move bytes from the dma-buf to the caller.
+ */
 #define EDU_PEER_READ	0
-/** Move bytes from the caller to the dma-buf. */
+/**
+ * EDU_PEER_WRITE - move bytes from the caller to the dma-buf.
+ */
 #define EDU_PEER_WRITE	1
 
 /**
