@@ -11,6 +11,7 @@ mod check;
 
 pub mod drm;
 pub mod fragment;
+pub mod heap;
 pub mod igt;
 pub mod map;
 pub mod misc;

@@ -14,7 +14,7 @@ use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::proc::Child;
 use vvram_tests::scene::{cpu_reads, patterns, peer_reads, peer_writes, share, Expect, Scene};
 use vvram_tests::uapi::{self, VvramAttachment, VvramGemAttachments};
-use vvram_tests::{check, check_eq, expect_errno, fail, fragment, igt_main, skip, Outcome};
+use vvram_tests::{check, check_eq, expect_errno, fail, fragment, heap, igt_main, skip, Outcome};
 
 const PAGE64: u64 = PAGE as u64;
 
@@ -358,6 +358,31 @@ fn odd_moves(moves: &[(usize, usize)]) -> Outcome {
                 "after the peer wrote {length} bytes at {offset}: byte {at} should be {want:#x}, is {seen:#x}"
             );
         }
+    }
+    Ok(())
+}
+
+/// System memory is served to every class of importer, also to those that are refused VRAM.
+fn system_heap() -> Outcome {
+    let scene = Scene::open()?;
+    let (a, b) = patterns();
+    for mode in [
+        Mode::Static,
+        Mode::Dynamic,
+        Mode::Pinned,
+        Mode::Revocable,
+        Mode::NoP2p,
+    ] {
+        let buffer = heap::allocate(2 * PAGE64)?;
+        let map = buffer.map()?;
+        map.fill(a);
+        scene.peer.attach(&buffer, mode)?;
+        scene.peer.pin_and_map(mode)?;
+        scene.check_table_of(&scene.peer, 2 * PAGE64)?;
+        peer_reads(&scene.peer, a, &[0, 1])?;
+        peer_writes(&scene.peer, b, &[0, 1])?;
+        cpu_reads(&map, b, &[0, 1])?;
+        scene.peer.detach()?;
     }
     Ok(())
 }
@@ -742,6 +767,7 @@ igt_main! {
     "pin-balance", "pins show in GEM_ATTACHMENTS, one per importer", pin_balance;
     "status", "the peer's own state, and its errors", status;
     "unaligned", "odd offsets and lengths move these bytes and no others", unaligned;
+    "system-heap", "system memory moves in every mode", system_heap;
     "last-byte", "the last byte of a page moves on its own", last_byte;
     "out-of-range", "EINVAL, and nothing moves", out_of_range;
     "multi-range", "a buffer over six ranges, at every edge", multi_range;

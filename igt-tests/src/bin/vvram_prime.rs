@@ -2,19 +2,19 @@
 
 //! Export, import and CPU access of dma-bufs.
 
-use std::fs::{File, OpenOptions};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::process::Command;
 use std::time::Duration;
 
-use vvram_tests::drm::{ioctl, open_other, prime_import, reason_name, DmaBuf, Drm};
+use vvram_tests::drm::{open_other, prime_import, reason_name, DmaBuf, Drm};
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::proc::{Child, Steps};
 use vvram_tests::scene::patterns;
 use vvram_tests::socket::{receive_fd, send_fd, sockets};
-use vvram_tests::uapi::{self, DmaHeapAllocation};
+use vvram_tests::uapi;
 use vvram_tests::{
-    check, check_eq, expect_errno, expect_errno_in, fail, igt_main, rebind, skip, Outcome,
+    check, check_eq, expect_errno, expect_errno_in, fail, heap, igt_main, rebind, skip, Outcome,
 };
 
 const PAGE64: u64 = PAGE as u64;
@@ -377,23 +377,7 @@ fn import_bad_fd() -> Outcome {
 }
 
 fn import_foreign() -> Outcome {
-    const HEAP: &str = "/dev/dma_heap/system";
-    let Ok(heap) = OpenOptions::new().read(true).write(true).open(HEAP) else {
-        skip!("{HEAP} cannot be opened");
-    };
-    let mut argument = DmaHeapAllocation {
-        len: PAGE64,
-        fd_flags: libc::O_RDWR as u32 | libc::O_CLOEXEC as u32,
-        ..Default::default()
-    };
-    ioctl(
-        heap.as_raw_fd(),
-        uapi::DMA_HEAP_IOCTL_ALLOC,
-        &mut argument,
-        || "DMA_HEAP_IOCTL_ALLOC".to_string(),
-    )?;
-    // SAFETY: the kernel made a new fd that nothing else owns.
-    let buffer = DmaBuf::new(unsafe { OwnedFd::from_raw_fd(argument.fd as i32) });
+    let buffer = heap::allocate(PAGE64)?;
     let drm = Drm::open()?;
     let free = drm.vram_free()?;
     // vvram imports its own buffers only.
