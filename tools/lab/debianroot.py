@@ -20,7 +20,7 @@ def build(step, dest, suites, apt_arguments, preferences=""):
     """
     remove(dest)
     dest.mkdir(parents=True)
-    mirror = host.mirror()
+    mirror = host.mirror(*suites)
     options = [*host.apt_options(), 'Acquire::Check-Valid-Until "false";',
                'Acquire::Languages "none";']
     # The roots are caches, made in one go: syncing each file to disk only costs time.

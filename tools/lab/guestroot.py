@@ -19,12 +19,18 @@ libxv1 libdrm-amdgpu1 libdrm-nouveau2 libdrm2 libdrm-common
 """.split()
 PREFERENCES = "Package: *\nPin: release n=forky\nPin-Priority: 100\n"
 INIT = "/usr/sbin/lab-init"
+GB = 3
 KEY = cache.digest(SUITES, PACKAGES, FORKY, PREFERENCES, STUB)
+
+
+def path():
+    """Where the image is or will be."""
+    return cache.base() / f"guest-{KEY}.erofs"
 
 
 def ensure(steps, toolchain):
     """Make the image if it is not there; return its path."""
-    image = cache.base() / f"guest-{KEY}.erofs"
+    image = path()
     if image.exists():
         steps.current("guest root")
         return image

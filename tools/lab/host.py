@@ -14,24 +14,29 @@ import cache
 import sandbox
 from steps import LabError
 
-FRESH_GB = 12
-WARM_GB = 2
-PROBE = "dists/trixie-backports/InRelease"
-APT_HELPER = "/usr/lib/apt/apt-helper"
+# What a run writes even if nothing has to be made first: objects, programs, results.
+RUN_GB = 2
+# Enough for a mirror that hiccups; a wrong name is told within seconds.
+APT_HELPER = ["/usr/lib/apt/apt-helper", "-o", "Acquire::Retries=1",
+              "-o", "Acquire::http::Timeout=10", "-o", "Acquire::https::Timeout=10"]
 HOST_PACKAGES = ["mmdebstrap", "debian-archive-keyring"]
 
 
-def preflight(ksrc, warm):
+def preflight(ksrc):
     """Fail at once, with a clear message, for what would fail later and unclearly."""
     if platform.machine() != "x86_64":
         raise LabError(f"this machine is {platform.machine()}, the lab needs amd64",
                        "use an amd64 machine: toolchain, kernel and guest are amd64")
     _namespaces()
-    _disk(WARM_GB if warm else FRESH_GB)
     if ksrc:
         check_ksrc(Path(ksrc))
-    if not warm:
-        mirror()
+
+
+def supplies(gigabytes, suites):
+    """Fail at once if what has to be made finds no space, or no mirror for these suites."""
+    _disk(RUN_GB + gigabytes)
+    if suites:
+        mirror(*suites)
 
 
 def _namespaces():
@@ -90,15 +95,18 @@ def install_packages(steps):
 
 
 @functools.cache
-def mirror():
-    """The Debian mirror: MIRROR=, else the first of the machine's own that has what we need."""
+def mirror(*suites):
+    """The Debian mirror: MIRROR=, else the first of the machine's own that has these suites."""
     given = os.environ.get("MIRROR")
-    candidates = [given] if given else _apt_mirrors()
-    for uri in candidates:
-        if _has_release(uri.rstrip("/")):
-            return uri.rstrip("/")
-    tried = ", ".join(candidates) or "none configured"
-    raise LabError(f"no Debian mirror with trixie-backports can be reached (tried: {tried})",
+    tried = []
+    for uri in [given] if given else _apt_mirrors():
+        uri = uri.rstrip("/")
+        absent = next((suite for suite in suites if not _has_suite(uri, suite)), None)
+        if not absent:
+            return uri
+        tried.append(f"{uri} does not give {absent}")
+    raise LabError(f"no Debian mirror with {', '.join(suites)} can be reached: "
+                   + ("; ".join(tried) or "apt has none"),
                    "check the network, or name a mirror: make demo MIRROR=http://.../debian")
 
 
@@ -109,11 +117,11 @@ def _apt_mirrors():
     return list(dict.fromkeys(re.findall(r"'(\S+?)/dists/\S+/InRelease'", listed)))
 
 
-def _has_release(uri):
+def _has_suite(uri, suite):
     """Ask with apt's own downloader, which knows the machine's proxies and certificates."""
     with tempfile.TemporaryDirectory() as folder:
-        return subprocess.run([APT_HELPER, "download-file", f"{uri}/{PROBE}", f"{folder}/probe"],
-                              check=False, stdout=subprocess.DEVNULL,
+        return subprocess.run([*APT_HELPER, "download-file", f"{uri}/dists/{suite}/InRelease",
+                               f"{folder}/probe"], check=False, stdout=subprocess.DEVNULL,
                               stderr=subprocess.DEVNULL).returncode == 0
 
 

@@ -29,18 +29,34 @@ class Built:
     machine: qemu.Machine = None
 
 
-def sources(steps):
-    """Preflight, toolchain root and kernel tree."""
+def missing(ksrc, roots):
+    """Which of these roots, and of the kernel tree, the caches do not have."""
+    absent = [root for root in roots if not root.path().exists()]
+    # The tree of the package has no name before the package is there.
+    named = ksrc or toolchain not in absent
+    if not (named and source.locate(ksrc, sandbox.Sandbox(toolchain.path())).tree.exists()):
+        return [*absent, source]
+    return absent
+
+
+def sources(steps, roots=(toolchain,)):
+    """Preflight for all that the caches lack, toolchain root and kernel tree."""
     kernel.flavour()
-    host.preflight(os.environ.get("KSRC"), toolchain.path().exists())
-    host.install_packages(steps)
+    ksrc = os.environ.get("KSRC")
+    host.preflight(ksrc)
+    absent = missing(ksrc, roots)
+    new_roots = [root for root in roots if root in absent]
+    suites = dict.fromkeys(suite for root in new_roots for suite in root.SUITES)
+    host.supplies(sum(part.GB for part in absent), list(suites))
+    if new_roots:
+        host.install_packages(steps)
     box = toolchain.ensure(steps)
-    return box, source.ensure(steps, REPO, box)
+    return box, source.ensure(steps, REPO, ksrc, box)
 
 
-def kernel_only(steps):
+def kernel_only(steps, roots=(toolchain,)):
     """Everything up to a built kernel."""
-    box, src = sources(steps)
+    box, src = sources(steps, roots)
     built = Built(box, src, kernel.Kernel(src, box))
     built.kernel.ensure(steps)
     return built
@@ -48,7 +64,7 @@ def kernel_only(steps):
 
 def everything(steps):
     """Everything up to a guest that is ready to boot."""
-    built = kernel_only(steps)
+    built = kernel_only(steps, (toolchain, guestroot))
     programs.ensure(steps, built.box, REPO, built.kernel)
     image = guestroot.ensure(steps, built.box)
     scripts = built.kernel.share / "guest"

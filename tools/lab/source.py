@@ -6,6 +6,7 @@ by content, so that make sees new times on the files that really changed, and
 on no others.
 """
 
+import functools
 import json
 import os
 import shutil
@@ -17,6 +18,7 @@ from steps import LabError
 
 TARBALL = "usr/src/linux-source-7.3.tar.xz"
 OVERLAY = ["rust", "drivers", "include", "Documentation"]
+GB = 3
 
 
 class Source:
@@ -111,12 +113,16 @@ def overlay_files(repo):
                 yield str(file.relative_to(repo)), file
 
 
-def ensure(steps, repo, box):
-    """Extract the upstream tree if it is not there, and sync the repository into it."""
-    ksrc = os.environ.get("KSRC")
+def locate(ksrc, box):
+    """The cached tree of KSRC=, else that of the package in the toolchain root."""
     key = _ksrc_key(Path(ksrc)) if ksrc else cache.digest(
         (box.root / TARBALL).stat().st_size, _package_version(box))
-    source = Source(cache.base() / f"source-{key}", key)
+    return Source(cache.base() / f"source-{key}", key)
+
+
+def ensure(steps, repo, ksrc, box):
+    """Extract the upstream tree if it is not there, and sync the repository into it."""
+    source = locate(ksrc, box)
     if source.tree.exists():
         steps.current("linux source")
     else:
@@ -132,6 +138,7 @@ def _package_version(box):
                           check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
+@functools.cache
 def _ksrc_key(ksrc):
     """Names and times stand for the content of a tree that is too large to read each time."""
     entries = []

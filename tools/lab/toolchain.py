@@ -13,6 +13,7 @@ pkg-config cpio kmod xz-utils zstd erofs-utils rsync patch git perl gawk
 python3 python3-ply python3-git codespell
 qemu-system-x86 linux-source-7.3
 """.split()
+GB = 4
 KEY = cache.digest(SUITES, PACKAGES)
 
 

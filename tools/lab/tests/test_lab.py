@@ -6,16 +6,22 @@ import os
 import tempfile
 import unittest
 from pathlib import Path
+from unittest import mock
 
 import cache
 import check
 import demo
+import guestroot
+import host
 import igt
 import kernel
 import kernellog
 import ktap
+import pipeline
 import source
+import toolchain
 import topologies
+from steps import LabError
 
 SWITCH = topologies.find("switch")
 NO_ROUTE = topologies.find("no-route")
@@ -44,6 +50,52 @@ class Cache(unittest.TestCase):
             self.assertFalse(stamp.holds("b"))
             stamp.clear()
             self.assertFalse(stamp.holds("a"))
+
+
+class Mirror(unittest.TestCase):
+    def choose(self, given, has):
+        """What is chosen of given, or of apt's a and b, if (mirror, suite) are as in has."""
+        host.mirror.cache_clear()
+        with mock.patch.dict(os.environ, MIRROR=given), \
+                mock.patch.object(host, "_apt_mirrors", return_value=["http://a", "http://b"]), \
+                mock.patch.object(host, "_has_suite", lambda *asked: asked in has):
+            return host.mirror("trixie", "forky")
+
+    def test_a_mirror_must_have_every_suite(self):
+        has = {("http://a", "trixie"), ("http://b", "trixie"), ("http://b", "forky")}
+        self.assertEqual(self.choose("", has), "http://b")
+        self.assertEqual(self.choose("http://b/", has), "http://b")
+        with self.assertRaisesRegex(LabError, "http://a does not give forky"):
+            self.choose("http://a", has)
+
+
+class Missing(unittest.TestCase):
+    ROOTS = (toolchain, guestroot)
+
+    def test_only_what_is_not_in_the_caches(self):
+        with tempfile.TemporaryDirectory() as folder, \
+                mock.patch.dict(os.environ, XDG_CACHE_HOME=folder):
+            self.assertEqual(pipeline.missing("", self.ROOTS), [toolchain, guestroot, source])
+            toolchain.path().mkdir(parents=True)
+            tree = source.Source(cache.base() / "source", "key")
+            with mock.patch.object(source, "locate", return_value=tree):
+                self.assertEqual(pipeline.missing("", self.ROOTS), [guestroot, source])
+                tree.tree.mkdir(parents=True)
+                self.assertEqual(pipeline.missing("", self.ROOTS), [guestroot])
+                self.assertEqual(pipeline.missing("", [toolchain]), [])
+
+    def test_what_is_asked_of_the_machine(self):
+        for absent, gigabytes, suites in (
+                ([], 0, []), ([source], source.GB, []),
+                ([guestroot], guestroot.GB, guestroot.SUITES),
+                ([toolchain, guestroot], toolchain.GB + guestroot.GB,
+                 ["trixie", "trixie-backports", "forky"])):
+            with mock.patch.object(pipeline, "missing", return_value=absent), \
+                    mock.patch.object(host, "preflight"), \
+                    mock.patch.object(host, "supplies", side_effect=LabError("asked")) as asked:
+                with self.assertRaisesRegex(LabError, "asked"):
+                    pipeline.sources(None, self.ROOTS)
+            asked.assert_called_once_with(gigabytes, suites)
 
 
 class Config(unittest.TestCase):
