@@ -21,7 +21,7 @@ def build(step, dest, suites, apt_arguments, preferences=""):
     remove(dest)
     dest.mkdir(parents=True)
     mirror = host.mirror(*suites)
-    options = [*host.apt_options(), 'Acquire::Check-Valid-Until "false";',
+    options = [*host.apt_options(mirror), 'Acquire::Check-Valid-Until "false";',
                'Acquire::Languages "none";']
     # The roots are caches, made in one go: syncing each file to disk only costs time.
     debstrap = ["mmdebstrap", "--variant=apt", "--format=tar",
@@ -36,7 +36,8 @@ def build(step, dest, suites, apt_arguments, preferences=""):
     (dest / "etc/apt/sources.list").write_text(
         "".join(f"deb {mirror} {suite} main\n" for suite in suites))
     (dest / "etc/apt/preferences.d/lab").write_text(preferences)
-    box = sandbox.Sandbox(dest, readonly={f: f for f in ("/etc/resolv.conf", "/etc/hosts")})
+    box = sandbox.Sandbox(dest, readonly={f: f for f in (
+        "/etc/resolv.conf", "/etc/hosts", *host.certificates(options))})
     env = {"DEBIAN_FRONTEND": "noninteractive"}
     step.run(["apt-get", "update"], HINT, box)
     step.run(["apt-get", "install", "-y", "--no-install-recommends", *apt_arguments], HINT,

@@ -19,6 +19,8 @@ RUN_GB = 2
 # Enough for a mirror that hiccups; a wrong name is told within seconds.
 APT_HELPER = ["/usr/lib/apt/apt-helper", "-o", "Acquire::Retries=1",
               "-o", "Acquire::http::Timeout=10", "-o", "Acquire::https::Timeout=10"]
+CA_BUNDLE = "/etc/ssl/certs/ca-certificates.crt"
+CERTIFICATES = "CaInfo|CrlFile|SslCert|SslKey"
 HOST_PACKAGES = ["mmdebstrap", "debian-archive-keyring"]
 
 
@@ -125,9 +127,24 @@ def _has_suite(uri, suite):
                               stderr=subprocess.DEVNULL).returncode == 0
 
 
-def apt_options():
-    """The machine's proxy and validity settings, for the apt inside the roots."""
-    dump = subprocess.run(["apt-config", "dump", "Acquire"], check=False,
-                          stdout=subprocess.PIPE, text=True).stdout
-    wanted = re.compile(r'Acquire::((http|https)::(Proxy|No-Cache|Timeout)|Check-)\S* "[^"]+";')
-    return [line for line in dump.splitlines() if wanted.match(line)]
+def apt_options(uri):
+    """The machine's settings for fetching from a mirror, for the apt inside the roots."""
+    return transport(subprocess.run(["apt-config", "dump", "Acquire"], check=False,
+                                    stdout=subprocess.PIPE, text=True).stdout, uri)
+
+
+def transport(dump, uri):
+    """The proxy, validity and certificate settings of a dump of apt's configuration."""
+    wanted = re.compile(r'Acquire::((http|https)::(Proxy|No-Cache|Timeout)|Check-)\S* "[^"]+";'
+                        rf'|Acquire::https::(\S+::)?({CERTIFICATES}|Verify-\w+) "[^"]+";')
+    options = [line for line in dump.splitlines() if wanted.match(line)]
+    # A fresh root has no certificates, and its apt does not know where others would be.
+    if uri.startswith("https:") and 'Acquire::https::CaInfo "' not in dump:
+        options.append(f'Acquire::https::CaInfo "{CA_BUNDLE}";')
+    return options
+
+
+def certificates(options):
+    """The machine's files that such settings name."""
+    named = re.findall(rf'::(?:{CERTIFICATES}) "(/[^"]+)";', "\n".join(options))
+    return [file for file in dict.fromkeys(named) if Path(file).is_file()]

@@ -69,6 +69,32 @@ class Mirror(unittest.TestCase):
             self.choose("http://a", has)
 
 
+class Transport(unittest.TestCase):
+    DUMP = ('Acquire::http::Proxy "http://p:1";\nAcquire::Retries "3";\nAcquire::https "";\n'
+            'Acquire::https::mirror.example::SslCert "{0}/cert";\n'
+            'Acquire::https::Verify-Peer "true";\nAcquire::Check-Date "false";\n')
+    BUNDLE = f'Acquire::https::CaInfo "{host.CA_BUNDLE}";'
+
+    def test_settings_of_the_machine(self):
+        options = host.transport(self.DUMP.format("/x"), "http://a")
+        self.assertEqual(options, [
+            'Acquire::http::Proxy "http://p:1";',
+            'Acquire::https::mirror.example::SslCert "/x/cert";',
+            'Acquire::https::Verify-Peer "true";', 'Acquire::Check-Date "false";'])
+
+    def test_https_needs_an_authority(self):
+        self.assertIn(self.BUNDLE, host.transport(self.DUMP, "https://a"))
+        own = 'Acquire::https::CaInfo "/own.crt";\n'
+        self.assertEqual(host.transport(own, "https://a"), [own.strip()])
+
+    def test_the_root_sees_the_files(self):
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "cert").touch()
+            options = [*host.transport(self.DUMP.format(folder), "http://a"),
+                       'Acquire::https::CaInfo "/not/there";']
+            self.assertEqual(host.certificates(options), [f"{folder}/cert"])
+
+
 class Missing(unittest.TestCase):
     ROOTS = (toolchain, guestroot)
 
