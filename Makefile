@@ -12,7 +12,7 @@ LAB := python3 -B tools/lab
 help:
 	@echo 'make demo    build everything, boot every topology, show one table'
 	@echo 'make check   build everything, pass every test'
-	@echo 'make style   rustfmt, clippy and checkpatch'
+	@echo 'make style   rustfmt, clippy, checkpatch and get_maintainer'
 	@echo 'make shell   an interactive guest with the devices in place'
 	@echo 'make clean   remove the caches'
 	@echo

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The style gates: rustfmt, clippy and checkpatch, each file a check of its own."""
+"""The style gates: rustfmt, clippy, checkpatch and MAINTAINERS, each file a check of its own."""
 
 from pathlib import Path
 
@@ -15,6 +15,25 @@ HINT = "the log shows what is asked for"
 # which the patches mention.
 CHECKPATCH = ["perl", "/build/src/scripts/checkpatch.pl", "--root=/build/src", "--strict",
               "--quiet", "--show-types", "--no-signoff", "--ignore=UNKNOWN_COMMIT_ID"]
+# The script's self-test reads the MAINTAINERS of the git tree it is in: it gets a tree that has our
+# files and no others.
+SELF_TEST = f"""
+cd /tmp && cp -r {" ".join(f"/repo/{top}" for top in ["MAINTAINERS", *source.OVERLAY])} .
+git init -q . && git add . || exit
+said=$(perl /build/src/scripts/get_maintainer.pl --self-test=sections,patterns 2>&1) || exit
+echo "$said"
+test -z "$said"
+"""
+# This script writes the order and the blanks that the kernel's file has.
+FORM = """
+perl /build/src/scripts/parse-maintainers.pl --order --input=/repo/MAINTAINERS --output=/tmp/form &&
+diff -u /repo/MAINTAINERS /tmp/form
+"""
+# The script's exit status does not say whether it found a section.
+IN_A_SECTION = """
+cd /build/src && perl scripts/get_maintainer.pl --mpath=/repo/MAINTAINERS \\
+	--no-git --no-git-fallback --sections -f "$0" | grep ^F:
+"""
 # In a git tree checkpatch takes a tracked patch for a source file.
 NO_GIT = {"GIT_DIR": "/nonexistent"}
 
@@ -24,6 +43,7 @@ def run(steps):
     box, src = pipeline.sources(steps)
     inside = box.with_binds(readonly={"/build/src": src.tree, "/repo": pipeline.REPO})
     verdicts = formatted(steps, inside) + checkpatch(steps, inside)
+    verdicts += maintained(steps, inside)
     verdicts.append(_gate("clippy: kernel", lambda: pipeline.kernel_only(steps)))
     return verdicts + [_gate("clippy: igt-tests", lambda: _clippy_programs(steps, box))]
 
@@ -75,6 +95,18 @@ def checkpatch(steps, box):
             whole = ["--file"] if path.suffix in C_CODE else []
             verdicts.append(_gate(f"checkpatch: {name}", lambda file=name, mode=whole: step.run(
                 [*CHECKPATCH, *mode, file], HINT, box, cwd="/repo", env=NO_GIT)))
+    return verdicts
+
+
+def maintained(steps, box):
+    """Our sections of MAINTAINERS are well-formed, and hold each file that we add to the kernel."""
+    verdicts = []
+    with steps.step("MAINTAINERS") as step:
+        for name, *command in [
+                ("self-test", SELF_TEST), ("form", FORM),
+                *[(path, IN_A_SECTION, path) for path, _ in source.overlay_files(pipeline.REPO)]]:
+            verdicts.append(_gate(f"MAINTAINERS: {name}", lambda args=command: step.run(
+                ["sh", "-c", *args], HINT, box)))
     return verdicts
 
 

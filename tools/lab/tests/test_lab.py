@@ -19,6 +19,7 @@ import kernellog
 import ktap
 import pipeline
 import source
+import style
 import toolchain
 import topologies
 from steps import LabError
@@ -260,6 +261,21 @@ class Demo(unittest.TestCase):
     def test_bytes_in_spite_of_a_refusal(self):
         moved = {**GOOD, "decision": "refused", "reason": "no-route", "distance": -1}
         self.assertEqual(len(demo.deviations(NO_ROUTE, moved)), 1)
+
+
+class Maintained(unittest.TestCase):
+    def test_each_file_needs_a_section(self):
+        def run(command, *_):
+            if command[-1] == "b.c":
+                raise LabError("no section")
+
+        steps = mock.MagicMock()
+        steps.step.return_value.__enter__.return_value.run = run
+        files = [("a.c", None), ("b.c", None)]
+        with mock.patch.object(source, "overlay_files", return_value=files):
+            verdicts = style.maintained(steps, None)
+        self.assertEqual([(v.name.removeprefix("MAINTAINERS: "), v.result) for v in verdicts], [
+            ("self-test", "pass"), ("form", "pass"), ("a.c", "pass"), ("b.c", "fail")])
 
 
 class Topologies(unittest.TestCase):
