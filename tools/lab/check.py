@@ -78,7 +78,7 @@ def igt_boot(name, topology, tests, **settings):
 
 
 def judge(outcome, skips, seen):
-    """The verdicts of one boot, of which its kernel log is one; note its tests in seen."""
+    """The verdicts of one boot, of which its two logs are two; note its tests in seen."""
     name = outcome.boot.name.removeprefix("check-")
     verdicts = []
     if outcome.error:
@@ -95,9 +95,10 @@ def judge(outcome, skips, seen):
             seen[name] = set(igt.tests(text))
     if not cases:
         verdicts.append(Verdict(f"{name}: tests", "fail", "none reported a result"))
-    complaints = kernellog.complaints(outcome.log)
-    verdicts.append(Verdict(f"{name}: kernel log", "fail" if complaints else "pass",
-                            "\n      ".join(line.strip() for line in complaints)))
+    complaints = [line.strip() for line in kernellog.complaints(outcome.log)]
+    for log, lines in (("kernel log", complaints), ("qemu log", outcome.qemu_log)):
+        verdicts.append(Verdict(f"{name}: {log}", "fail" if lines else "pass",
+                                "\n      ".join(lines)))
     return verdicts
 
 

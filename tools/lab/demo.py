@@ -62,6 +62,7 @@ def judge(outcome):
     if outcome.error and not said.get("error"):
         wrong.append(outcome.error)
     wrong += [f"kernel log: {line.strip()}" for line in kernellog.complaints(outcome.log)]
+    wrong += [f"QEMU: {line}" for line in outcome.qemu_log]
     moved = said.get("bytes_written", 0) + said.get("bytes_read", 0)
     row = (topology.title, said.get("decision", "-"), reason(said), said.get("ranges", "-"),
            megabytes(said.get("bytes_written", 0)), megabytes(said.get("bytes_read", 0)),
@@ -105,6 +106,6 @@ def run(steps, built):
         for outcome, text in wrong:
             steps.console.say(f"{outcome.boot.topology.name}: {text}")
         raise LabError(f"{len(wrong)} deviations from what is expected",
-                       f"read kernel.log and output.log in {outcomes[0].results.parent}/demo-*")
+                       f"read the logs in {outcomes[0].results.parent}/demo-*")
     for line in CLOSING:
         steps.console.say(line)

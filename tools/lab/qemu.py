@@ -50,6 +50,12 @@ class Outcome:
         """The kernel log."""
         return (self.results / "kernel.log").read_text(errors="replace")
 
+    @property
+    def qemu_log(self):
+        """What QEMU said, line by line: nothing, unless a device or an IOMMU was misused."""
+        text = (self.results / "qemu.log").read_text(errors="replace")
+        return [line.strip() for line in text.splitlines() if line.strip()]
+
 
 class Machine:
     """Turns boots into QEMU command lines in the toolchain root."""

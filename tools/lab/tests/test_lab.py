@@ -18,6 +18,7 @@ import kernel
 import kernellog
 import ktap
 import pipeline
+import qemu
 import source
 import style
 import toolchain
@@ -238,6 +239,30 @@ class Skips(unittest.TestCase):
     def test_other_results_fail(self):
         for result in ("fail", "crash", "timeout", "incomplete", "notrun", "dmesg-fail", "abort"):
             self.assertEqual(self.judge("switch", p=result), [("switch: vvram_a@p", "fail")])
+
+
+class Boots(unittest.TestCase):
+    FAULT = "qemu-system-x86_64: virtio_iommu_translate no mapping for 0x1000 for sid=512"
+
+    def outcome(self, folder, **logs):
+        for name, text in {"kernel": "", "qemu": "", **logs}.items():
+            (Path(folder) / f"{name}.log").write_text(text)
+        return qemu.Outcome(qemu.Boot("check-switch", SWITCH, "igt", 1), Path(folder), 1.0)
+
+    def test_each_log_is_judged(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for logs, failing in (({}, []), ({"qemu": f"\n{self.FAULT}\n"}, ["qemu log"]),
+                                  ({"kernel": "BUG: x\n"}, ["kernel log"])):
+                verdicts = check.judge(self.outcome(folder, **logs), {}, {})
+                self.assertEqual([v.name for v in verdicts if v.result == "fail"],
+                                 ["switch: tests", *[f"switch: {log}" for log in failing]])
+
+    def test_the_demo_sees_them_too(self):
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "demo.json").write_text(json.dumps(GOOD))
+            self.assertEqual(demo.judge(self.outcome(folder))[1], [])
+            self.assertEqual(demo.judge(self.outcome(folder, qemu=self.FAULT))[1],
+                             [f"QEMU: {self.FAULT}"])
 
 
 class Demo(unittest.TestCase):
