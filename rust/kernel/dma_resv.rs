@@ -58,19 +58,28 @@ impl Usage {
 ///
 /// # Examples
 ///
+/// The reservation of a buffer that somebody passed as a file descriptor:
+///
 /// ```
-/// use kernel::dma_resv::{
-///     DmaResv,
-///     Usage, //
+/// use kernel::{
+///     dma_buf::DmaBuf,
+///     dma_resv::Usage,
+///     prelude::*, //
 /// };
 ///
 /// /// Whether all work on a buffer is done, or nothing if somebody else has it.
-/// fn is_idle(resv: &DmaResv) -> Option<bool> {
-///     let guard = resv.try_lock()?;
+/// fn is_idle(fd: i32) -> Result<Option<bool>> {
+///     let buf = DmaBuf::from_fd(fd)?;
+///     let resv = buf.resv();
+///     let Some(guard) = resv.try_lock() else {
+///         return Ok(None);
+///     };
 ///
 ///     // The guard belongs to this reservation and to no other.
-///     Some(guard.is_for(resv) && resv.test_signaled(Usage::Bookkeep))
+///     Ok(Some(guard.is_for(resv) && resv.test_signaled(Usage::Bookkeep)))
 /// }
+///
+/// assert_eq!(is_idle(-1), Err(EBADF));
 /// ```
 #[repr(transparent)]
 pub struct DmaResv(Opaque<bindings::dma_resv>);

@@ -8,7 +8,8 @@
 //! - [`exporter`]: the [`Exporter`] trait and its table of C operations,
 //! - [`exports`]: the buffers that one bound driver has lent, and how it gets them back,
 //! - [`importer`]: attachments, each with one slot for a mapping,
-//! - [`mapping`]: from ranges of a PCI BAR to the scatter table of an importer.
+//! - [`mapping`]: from ranges of a PCI BAR to the scatter table of an importer,
+//! - [`vmap`]: access by the kernel itself.
 //!
 //! # Locking
 //!
@@ -23,8 +24,8 @@
 //!
 //! # Examples
 //!
-//! Two devices without hardware: one lends a buffer that nobody can map, the other attaches to it,
-//! pins it, and loses it when the lender goes away.
+//! Two devices without hardware: one lends a buffer that only the kernel can map, the other attaches
+//! to it, pins it, and loses it when the lender goes away.
 //!
 //! ```
 //! use kernel::{
@@ -43,6 +44,7 @@
 //!         },
 //!         importer::LockedAttachment,
 //!         mapping::Mapping,
+//!         vmap::VMap,
 //!         Attachment,
 //!         DmaBuf,
 //!         Exporter,
@@ -53,12 +55,23 @@
 //!     },
 //!     dma_resv::Usage,
 //!     faux,
+//!     fs::file::flags,
+//!     iosys_map::IosysMap,
+//!     new_mutex,
 //!     page::PAGE_SIZE,
-//!     prelude::*, //
+//!     prelude::*,
+//!     sync::{
+//!         Arc,
+//!         Mutex, //
+//!     }, //
 //! };
 //!
 //! /// Lends memory to peers, and to nobody else.
-//! struct Lender;
+//! struct Lender {
+//!     memory: Pin<KBox<Mutex<KVec<u8>>>>,
+//!     /// How many accesses by the CPU have begun and not ended.
+//!     cpu_users: Arc<Mutex<i32>>,
+//! }
 //!
 //! static OPS: Ops<Lender> = Ops::new();
 //!
@@ -99,6 +112,25 @@
 //!     ) -> Result<Mapping<'r>> {
 //!         Err(ENXIO)
 //!     }
+//!
+//!     fn begin_cpu_access(&self, _buf: &DmaBuf, _dir: DataDirection) -> Result {
+//!         *self.cpu_users.lock() += 1;
+//!         Ok(())
+//!     }
+//!
+//!     fn end_cpu_access(&self, _buf: &DmaBuf, _dir: DataDirection) -> Result {
+//!         *self.cpu_users.lock() -= 1;
+//!         Ok(())
+//!     }
+//!
+//!     fn vmap(&self, _cx: &Locked<'_, Self>) -> Result<IosysMap> {
+//!         // SAFETY: The memory is not touched otherwise and lives as long as the buffer.
+//!         Ok(unsafe { IosysMap::from_sysmem(self.memory.lock().as_mut_ptr().cast()) })
+//!     }
+//!
+//!     fn vunmap(&self, _buf: &DmaBuf, map: IosysMap) {
+//!         assert_eq!(map.addr(), self.memory.lock().as_mut_ptr().cast());
+//!     }
 //! }
 //!
 //! struct Borrower;
@@ -119,11 +151,27 @@
 //!
 //! let exports = Exports::<Lender>::new(lender.as_ref(), |_dev| Ok(42))?;
 //! assert_eq!(*exports.bound(), 42);
-//! assert_eq!(exports.export(Lender, 1, 0).err(), Some(EINVAL));
 //!
-//! let buf = exports.export(Lender, PAGE_SIZE, 0)?;
+//! let cpu_users = Arc::pin_init(new_mutex!(0), GFP_KERNEL)?;
+//! let new = || -> Result<Lender> {
+//!     let memory = KVec::from_elem(0u8, PAGE_SIZE, GFP_KERNEL)?;
+//!
+//!     Ok(Lender {
+//!         memory: KBox::pin_init(new_mutex!(memory), GFP_KERNEL)?,
+//!         cpu_users: cpu_users.clone(),
+//!     })
+//! };
+//! assert_eq!(exports.export(new()?, 1, 0).err(), Some(EINVAL));
+//!
+//! let buf = exports.export(new()?, PAGE_SIZE, 0)?;
 //! assert_eq!(buf.size(), PAGE_SIZE);
 //! assert!(exporter_of::<Lender>(&buf).is_some());
+//!
+//! // To userspace and back it is the same buffer.
+//! let fd = DmaBuf::into_fd(buf.clone(), flags::O_CLOEXEC)?;
+//! assert!(core::ptr::eq(&*DmaBuf::from_fd(fd)?, &*buf));
+//! # // SAFETY: Nobody else knows the file descriptor.
+//! # assert_eq!(unsafe { kernel::bindings::close_fd(fd as u32) }, 0);
 //!
 //! // A static importer does not take peer memory.
 //! assert_eq!(StaticAttachment::new(buf.clone(), dev).err(), Some(EOPNOTSUPP));
@@ -155,8 +203,23 @@
 //!     assert!(buf.resv().try_lock().is_none());
 //! }
 //! assert!(buf.resv().try_lock().is_some());
-//! buf.begin_cpu_access(DataDirection::FromDevice)?;
-//! buf.end_cpu_access(DataDirection::FromDevice)?;
+//!
+//! // The kernel writes and reads, inside of the buffer only.
+//! buf.begin_cpu_access(DataDirection::Bidirectional)?;
+//! assert_eq!(*cpu_users.lock(), 1);
+//! {
+//!     let map = VMap::new(buf.clone())?;
+//!     let mut bytes = [0; 4];
+//!
+//!     assert!(!map.is_iomem());
+//!     map.write(PAGE_SIZE - 4, b"last")?;
+//!     map.read(PAGE_SIZE - 4, &mut bytes)?;
+//!     assert_eq!(&bytes, b"last");
+//!     assert_eq!(map.write(PAGE_SIZE - 3, b"last"), Err(EINVAL));
+//!     assert_eq!(map.read(usize::MAX, &mut bytes), Err(EINVAL));
+//! }
+//! buf.end_cpu_access(DataDirection::Bidirectional)?;
+//! assert_eq!(*cpu_users.lock(), 0);
 //!
 //! // The lender goes away: importers are told, and nothing new begins.
 //! drop(exports);
@@ -179,6 +242,7 @@ pub mod exporter;
 pub mod exports;
 pub mod importer;
 pub mod mapping;
+pub mod vmap;
 
 pub use self::{
     exporter::{
@@ -295,6 +359,9 @@ impl DmaBuf {
     /// # Errors
     ///
     /// `EMFILE` if the task has too many open files.
+    ///
+    ///
+    /// See the [module](self) for an example.
     pub fn into_fd(this: ARef<Self>, flags: u32) -> Result<i32> {
         // CAST: Flags of `open()` fit an `int`.
         // SAFETY: `this` is a valid dma-buf; on success the file descriptor takes its reference.

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Access to a buffer by the kernel itself.
+//!
+//! C header: [`include/linux/dma-buf.h`](srctree/include/linux/dma-buf.h)
+
+use super::DmaBuf;
+use crate::{
+    bindings,
+    error::to_result,
+    iosys_map::IosysMap,
+    prelude::*,
+    sync::aref::ARef, //
+};
+
+/// A buffer that is mapped into the kernel, until the value is dropped.
+///
+/// The exporter does not move the buffer while it is mapped. If it goes away it waits for the
+/// mapping to be dropped.
+///
+/// The bytes are those of memory that others use at the same time: an access is not atomic, and
+/// what it means is up to the protocol between the users, such as
+/// [`begin_cpu_access`](DmaBuf::begin_cpu_access).
+///
+/// # Invariants
+///
+/// `map` is the mapping of the whole of `buf` by `dma_buf_vmap()`.
+pub struct VMap {
+    buf: ARef<DmaBuf>,
+    map: IosysMap,
+}
+
+impl VMap {
+    /// Maps `buf`. Sleeps; its reservation must not be held.
+    ///
+    /// Mirrors `dma_buf_vmap_unlocked()`.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL` if the exporter has no mappings for the kernel.
+    /// - `ENODEV` if the exporter is gone, and what else it returns.
+    ///
+    /// # Examples
+    ///
+    /// See the [module](super) for an exporter that serves it.
+    pub fn new(buf: ARef<DmaBuf>) -> Result<Self> {
+        let mut map = bindings::iosys_map::default();
+
+        // SAFETY: The dma-buf is valid, and `map` is written to only.
+        to_result(unsafe { bindings::dma_buf_vmap_unlocked(buf.as_raw(), &mut map) })?;
+
+        // INVARIANT: Mapped above.
+        Ok(Self {
+            buf,
+            map: IosysMap::from_raw(map),
+        })
+    }
+
+    /// Returns the buffer.
+    #[inline]
+    pub fn dma_buf(&self) -> &DmaBuf {
+        &self.buf
+    }
+
+    /// Tells whether the buffer is in I/O memory, such as a BAR, at this time.
+    #[inline]
+    pub fn is_iomem(&self) -> bool {
+        self.map.is_iomem()
+    }
+
+    /// Copies from `offset` of the buffer, in bytes, to `to`.
+    ///
+    /// Mirrors `iosys_map_memcpy_from()`.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the range is not inside the buffer.
+    pub fn read(&self, offset: usize, to: &mut [u8]) -> Result {
+        let from = self.at(offset, to.len())?;
+
+        // SAFETY: By the type invariant and the check above the range is mapped; `to` is not part
+        // of it, as nobody has a reference to the memory of a dma-buf.
+        unsafe {
+            if self.map.is_iomem() {
+                bindings::memcpy_fromio(to.as_mut_ptr().cast(), from, to.len());
+            } else {
+                // Not `copy_nonoverlapping()`: others may write to the memory meanwhile.
+                bindings::memcpy(to.as_mut_ptr().cast(), from, to.len());
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies `from` to `offset` of the buffer, in bytes.
+    ///
+    /// The bytes of I/O memory have arrived when the method returns. Mirrors
+    /// `iosys_map_memcpy_to()`.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the range is not inside the buffer.
+    pub fn write(&self, offset: usize, from: &[u8]) -> Result {
+        let to = self.at(offset, from.len())?;
+
+        // SAFETY: As in `read()`.
+        unsafe {
+            if self.map.is_iomem() {
+                bindings::memcpy_toio(to, from.as_ptr().cast(), from.len());
+
+                // Write-combined and posted writes are on their way; a read comes after them.
+                if !from.is_empty() {
+                    bindings::wmb();
+                    bindings::readb(to);
+                }
+            } else {
+                bindings::memcpy(to, from.as_ptr().cast(), from.len());
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the address of `len` bytes at `offset`.
+    fn at(&self, offset: usize, len: usize) -> Result<*mut c_void> {
+        if offset.checked_add(len).ok_or(EINVAL)? > self.buf.size() {
+            return Err(EINVAL);
+        }
+        Ok(self.map.addr().wrapping_byte_add(offset))
+    }
+}
+
+impl Drop for VMap {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariant this is the mapping of the buffer.
+        unsafe {
+            bindings::dma_buf_vunmap_unlocked(self.buf.as_raw(), &mut self.map.into_raw());
+        }
+    }
+}
