@@ -30,6 +30,8 @@ pub enum Mode {
     Revocable,
     /// Dynamic, without peer-to-peer memory.
     NoP2p,
+    /// The CPU in place of the device, without an attachment.
+    Cpu,
 }
 
 impl Mode {
@@ -41,6 +43,7 @@ impl Mode {
             Self::Pinned => uapi::EDU_PEER_PINNED,
             Self::Revocable => uapi::EDU_PEER_REVOCABLE,
             Self::NoP2p => uapi::EDU_PEER_NO_P2P,
+            Self::Cpu => uapi::EDU_PEER_CPU,
         }
     }
 
@@ -50,7 +53,7 @@ impl Mode {
         let revocable = uapi::ATTACHMENT_REVOCABLE;
         let peer = uapi::ATTACHMENT_PEER2PEER;
         match self {
-            Self::Static => 0,
+            Self::Static | Self::Cpu => 0,
             Self::Dynamic | Self::Revocable => dynamic | revocable | peer,
             Self::Pinned => dynamic | peer,
             Self::NoP2p => dynamic | revocable,

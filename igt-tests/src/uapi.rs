@@ -225,6 +225,8 @@ pub const EDU_PEER_PINNED: u32 = 2;
 pub const EDU_PEER_REVOCABLE: u32 = 3;
 /// Dynamic without allow_peer2peer.
 pub const EDU_PEER_NO_P2P: u32 = 4;
+/// The CPU in place of the device.
+pub const EDU_PEER_CPU: u32 = 5;
 
 /// `struct edu_peer_attach`
 #[repr(C)]
@@ -289,6 +291,8 @@ pub const EDU_PEER_MAPPED: u32 = 1 << 1;
 pub const EDU_PEER_IS_PINNED: u32 = 1 << 2;
 /// Revoked.
 pub const EDU_PEER_REVOKED: u32 = 1 << 3;
+/// The mapping of the kernel is I/O memory.
+pub const EDU_PEER_IOMEM: u32 = 1 << 4;
 
 /// `struct edu_peer_status`
 #[repr(C)]

@@ -13,7 +13,7 @@
 //!
 //! - [`device`]: registers and the DMA engine,
 //! - [`table`]: what a scatter table must be, and where in it an offset lies,
-//! - [`import`]: the attachment, of one of five classes,
+//! - [`import`]: the attachment, of one of five classes, or the CPU in place of the device,
 //! - [`file`]: the character device.
 //!
 //! # Locking

@@ -87,10 +87,10 @@ impl PeerFile {
     ///
     /// - `ENODEV` if the driver is not bound any more.
     /// - `EINVAL` if there is no attachment.
-    fn with_attached<R>(&self, f: impl FnOnce(&Attached) -> Result<R>) -> Result<R> {
+    fn with_attached<R>(&self, f: impl FnOnce(&mut Attached) -> Result<R>) -> Result<R> {
         self.edu.check_bound()?;
 
-        f(self.attached.lock().as_ref().ok_or(EINVAL)?)
+        f((*self.attached.lock()).as_mut().ok_or(EINVAL)?)
     }
 
     /// Serves `EDU_PEER_IOC_ATTACH`.
@@ -191,7 +191,7 @@ impl PeerFile {
     /// bytes that were, also in case of an error.
     fn move_bytes(
         &self,
-        attached: &Attached,
+        attached: &mut Attached,
         request: &uapi::edu_peer_transfer,
         write: bool,
         moved: &mut u64,
@@ -223,7 +223,7 @@ impl PeerFile {
     /// Moves up to `limit` bytes at `user` to `offset` of the buffer.
     fn write_piece(
         &self,
-        attached: &Attached,
+        attached: &mut Attached,
         offset: u64,
         limit: u64,
         user: UserPtr,
@@ -233,6 +233,10 @@ impl PeerFile {
         let part = bytes.get_mut(..len).ok_or(EINVAL)?;
         UserSlice::new(user, len).reader().read_slice(part)?;
 
+        if let Some(cpu) = attached.cpu() {
+            return cpu.write(offset, part).map(|()| limit);
+        }
+
         let mut engine = self.edu.engine()?;
         engine.load(bytes, len)?;
         attached.with_piece(&self.edu, offset, limit, |piece| engine.write(piece))
@@ -241,14 +245,20 @@ impl PeerFile {
     /// Moves up to `limit` bytes at `offset` of the buffer to `user`.
     fn read_piece(
         &self,
-        attached: &Attached,
+        attached: &mut Attached,
         offset: u64,
         limit: u64,
         user: UserPtr,
         bytes: &mut [u8; PIECE],
     ) -> Result<u64> {
         let len;
-        {
+        if let Some(cpu) = attached.cpu() {
+            len = limit;
+            cpu.read(
+                offset,
+                bytes.get_mut(..usize::try_from(len)?).ok_or(EINVAL)?,
+            )?;
+        } else {
             let mut engine = self.edu.engine()?;
             engine.scrub(bytes)?;
             len = attached.with_piece(&self.edu, offset, limit, |piece| engine.read(piece))?;
@@ -300,14 +310,15 @@ impl PeerFile {
 
         let mut status = uapi::edu_peer_status::default();
         if let Some(attached) = self.attached.lock().as_ref() {
-            let (mapped, pinned) = attached.state()?;
+            let state = attached.state()?;
             let counters = attached.counters();
 
             status.flags = uapi::EDU_PEER_ATTACHED;
             for (set, flag) in [
-                (mapped, uapi::EDU_PEER_MAPPED),
-                (pinned, uapi::EDU_PEER_IS_PINNED),
+                (state.mapped, uapi::EDU_PEER_MAPPED),
+                (state.pinned, uapi::EDU_PEER_IS_PINNED),
                 (counters.revoked(), uapi::EDU_PEER_REVOKED),
+                (state.iomem, uapi::EDU_PEER_IOMEM),
             ] {
                 if set {
                     status.flags |= flag;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The attachment of a dma-buf, of one of five classes of importers.
+//! The attachment of a dma-buf, of one of five classes of importers, or a mapping of the kernel.
 //!
 //! The classes differ in what they tell the core about themselves and in what they do when the
 //! exporter takes the buffer away. What they have in common is here too: the check of every scatter
@@ -17,6 +17,7 @@ use kernel::{
             LockedAttachment,
             MappingSlot, //
         },
+        vmap::VMap,
         Attachment,
         DmaBuf,
         Importer,
@@ -55,6 +56,7 @@ pub(crate) enum Mode {
     Pinned,
     Revocable,
     NoP2p,
+    Cpu,
 }
 
 impl TryFrom<u32> for Mode {
@@ -67,6 +69,7 @@ impl TryFrom<u32> for Mode {
             uapi::edu_peer_mode_EDU_PEER_PINNED => Ok(Self::Pinned),
             uapi::edu_peer_mode_EDU_PEER_REVOCABLE => Ok(Self::Revocable),
             uapi::edu_peer_mode_EDU_PEER_NO_P2P => Ok(Self::NoP2p),
+            uapi::edu_peer_mode_EDU_PEER_CPU => Ok(Self::Cpu),
             _ => Err(EINVAL),
         }
     }
@@ -199,7 +202,63 @@ impl<'b> Locked<'_, 'b> {
     }
 }
 
-/// A dma-buf that the device is attached to.
+/// The CPU in place of the device.
+pub(crate) struct Cpu {
+    buf: ARef<DmaBuf>,
+    map: Option<VMap>,
+    counters: Counters,
+}
+
+impl Cpu {
+    fn map(&mut self) -> Result<&VMap> {
+        let map = match self.map.take() {
+            Some(map) => map,
+            None => {
+                let map = VMap::new(self.buf.clone())?;
+
+                self.counters.maps.add(1, Relaxed);
+                map
+            }
+        };
+
+        Ok(self.map.insert(map))
+    }
+
+    /// Calls `f` with the mapping, which is made if there is none, while the CPU may access it.
+    fn access(&mut self, dir: DataDirection, f: impl FnOnce(&VMap) -> Result) -> Result {
+        let buf = self.buf.clone();
+        let map = self.map()?;
+
+        buf.begin_cpu_access(dir)?;
+        let ret = f(map);
+        buf.end_cpu_access(dir)?;
+        ret
+    }
+
+    /// Copies `bytes` to `offset` of the buffer.
+    pub(crate) fn write(&mut self, offset: u64, bytes: &[u8]) -> Result {
+        let offset = offset.try_into()?;
+
+        self.access(DataDirection::ToDevice, |map| map.write(offset, bytes))
+    }
+
+    /// Copies from `offset` of the buffer to `bytes`.
+    pub(crate) fn read(&mut self, offset: u64, bytes: &mut [u8]) -> Result {
+        let offset = offset.try_into()?;
+
+        self.access(DataDirection::FromDevice, |map| map.read(offset, bytes))
+    }
+}
+
+/// What an attachment is like at the moment.
+pub(crate) struct State {
+    pub(crate) mapped: bool,
+    pub(crate) pinned: bool,
+    /// It is a mapping of the kernel, of I/O memory.
+    pub(crate) iomem: bool,
+}
+
+/// A dma-buf that the device is attached to, or the CPU in its place.
 ///
 /// Dropping it unmaps, unpins and detaches.
 pub(crate) enum Attached {
@@ -209,6 +268,8 @@ pub(crate) enum Attached {
     Pinned(Attachment<Pinned>),
     Revocable(Attachment<Revocable>),
     NoP2p(Attachment<NoP2p>),
+    /// There is no attachment.
+    Cpu(Cpu),
 }
 
 impl Attached {
@@ -226,6 +287,11 @@ impl Attached {
             Mode::Pinned => Self::Pinned(Attachment::new(buf, dev, Pinned(counters))?),
             Mode::Revocable => Self::Revocable(Attachment::new(buf, dev, Revocable(counters))?),
             Mode::NoP2p => Self::NoP2p(Attachment::new(buf, dev, NoP2p(counters))?),
+            Mode::Cpu => Self::Cpu(Cpu {
+                buf,
+                map: None,
+                counters,
+            }),
         })
     }
 
@@ -237,6 +303,7 @@ impl Attached {
             Self::Pinned(attachment) => attachment.dma_buf(),
             Self::Revocable(attachment) => attachment.dma_buf(),
             Self::NoP2p(attachment) => attachment.dma_buf(),
+            Self::Cpu(cpu) => &cpu.buf,
         }
     }
 
@@ -248,6 +315,7 @@ impl Attached {
             Self::Pinned(attachment) => &attachment.importer().0,
             Self::Revocable(attachment) => &attachment.importer().0,
             Self::NoP2p(attachment) => &attachment.importer().0,
+            Self::Cpu(cpu) => &cpu.counters,
         }
     }
 
@@ -256,6 +324,19 @@ impl Attached {
         matches!(self, Self::Pinned(_) | Self::Revocable(_))
     }
 
+    /// The CPU, if it takes the place of the device.
+    pub(crate) fn cpu(&mut self) -> Option<&mut Cpu> {
+        match self {
+            Self::Cpu(cpu) => Some(cpu),
+            _ => None,
+        }
+    }
+
+    /// Calls `f` with the reservation held.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if there is no attachment, and what `f` returns.
     fn with<R>(&self, f: impl FnOnce(&mut Locked<'_, '_>) -> Result<R>) -> Result<R> {
         match self {
             Self::Static(attachment, _) => attachment.with(|at| f(&mut Locked::Static(at))),
@@ -263,6 +344,7 @@ impl Attached {
             Self::Pinned(attachment) => attachment.with(|at| f(&mut Locked::Managed(at))),
             Self::Revocable(attachment) => attachment.with(|at| f(&mut Locked::Managed(at))),
             Self::NoP2p(attachment) => attachment.with(|at| f(&mut Locked::Managed(at))),
+            Self::Cpu(_) => Err(EINVAL),
         }
     }
 
@@ -310,7 +392,10 @@ impl Attached {
     }
 
     /// Maps the buffer. Does nothing if it is mapped.
-    pub(crate) fn map(&self, edu: &Edu) -> Result {
+    pub(crate) fn map(&mut self, edu: &Edu) -> Result {
+        if let Some(cpu) = self.cpu() {
+            return cpu.map().map(|_| ());
+        }
         self.with(|at| self.map_locked(edu, at))
     }
 
@@ -319,7 +404,10 @@ impl Attached {
     /// # Errors
     ///
     /// `EINVAL` if it is not mapped.
-    pub(crate) fn unmap(&self) -> Result {
+    pub(crate) fn unmap(&mut self) -> Result {
+        if let Some(cpu) = self.cpu() {
+            return cpu.map.take().map(drop).ok_or(EINVAL);
+        }
         self.with(|at| {
             at.mapping().ok_or(EINVAL)?;
             at.unmap();
@@ -331,7 +419,7 @@ impl Attached {
     ///
     /// # Errors
     ///
-    /// - `EINVAL` for the static class, for which the core pins.
+    /// - `EINVAL` for the static class, for which the core pins, and for the CPU.
     /// - `ENODEV` if the buffer was revoked.
     /// - What the exporter says.
     pub(crate) fn pin(&self) -> Result {
@@ -360,9 +448,22 @@ impl Attached {
         })
     }
 
-    /// Whether the buffer is mapped, and whether it is pinned.
-    pub(crate) fn state(&self) -> Result<(bool, bool)> {
-        self.with(|at| Ok((at.mapping().is_some(), at.is_pinned())))
+    /// What the attachment is like at the moment.
+    pub(crate) fn state(&self) -> Result<State> {
+        if let Self::Cpu(cpu) = self {
+            return Ok(State {
+                mapped: cpu.map.is_some(),
+                pinned: false,
+                iomem: cpu.map.as_ref().is_some_and(|map| map.is_iomem()),
+            });
+        }
+        self.with(|at| {
+            Ok(State {
+                mapped: at.mapping().is_some(),
+                pinned: at.is_pinned(),
+                iomem: false,
+            })
+        })
     }
 
     /// The scatter table of the mapping.

@@ -213,8 +213,13 @@ fn pinned_only() -> Outcome {
     works()
 }
 
-/// Starts an unbind that has to wait for `peer`, and sees that it does.
+/// Starts an unbind that has to wait for the peer, and sees that it does.
 fn blocked(scene: &Scene) -> Result<Unbinding, Stop> {
+    blocked_by(scene, scene.peer.name())
+}
+
+/// Starts an unbind that has to wait, and sees that the kernel says for whom.
+fn blocked_by(scene: &Scene, holder: &str) -> Result<Unbinding, Stop> {
     let mut log = KernelLog::open()?;
     let mut unbinding = Unbinding::start(&scene.gpu)?;
     let mut lines = Vec::new();
@@ -223,22 +228,19 @@ fn blocked(scene: &Scene) -> Result<Unbinding, Stop> {
             return Some(false);
         }
         lines.extend(log.lines());
-        let named = lines.iter().any(|line| line.contains(scene.peer.name()));
+        let named = lines.iter().any(|line| line.contains(holder));
         named.then_some(true)
     });
     let log = lines.join("\n");
     match named {
         Some(true) => {}
-        Some(false) => {
-            return Err(Stop::fail(format_args!(
-                "the unbind did not wait for a pinned importer that has a mapping: {:?}; kernel log:\n{log}",
-                unbinding.child.ended()
-            )))
-        }
+        Some(false) => return Err(Stop::fail(format_args!(
+            "the unbind did not wait for {holder}, which has a mapping: {:?}; kernel log:\n{log}",
+            unbinding.child.ended()
+        ))),
         None => {
             return Err(Stop::fail(format_args!(
-                "the unbind waits, but the kernel log does not name {}:\n{log}",
-                scene.peer.name()
+                "the unbind waits, but the kernel log does not name {holder}:\n{log}"
             )))
         }
     }
@@ -300,6 +302,24 @@ fn pinned_mapped_closed() -> Outcome {
     let unbinding = blocked(&scene)?;
     child.kill()?;
     unbinding.finish(LIMIT)?.rebind()?;
+    works()
+}
+
+/// The kernel's own mapping cannot be taken away either.
+fn vmapped() -> Outcome {
+    let scene = Scene::open()?;
+    let (a, _) = patterns();
+    let shared = share(&scene.drm, 2)?;
+    shared.map.fill(a);
+    scene.peer.attach(&shared.buffer, Mode::Cpu)?;
+    scene.peer.map()?;
+    let unbinding = blocked_by(&scene, "(vmap)")?;
+    peer_reads(&scene.peer, a, &[0, 1])?;
+    scene.peer.unmap()?;
+    let gone = unbinding.finish(LIMIT)?;
+    expect_errno("vmap after the unbind", scene.peer.map(), libc::ENODEV)?;
+    gone.rebind()?;
+    expect_errno("vmap after the rebind", scene.peer.map(), libc::ENODEV)?;
     works()
 }
 
@@ -540,6 +560,7 @@ igt_main! {
     "pinned-only", "a pin without a mapping does not hold the unbind up", pinned_only;
     "pinned-mapped", "the unbind waits for a pinned importer, names it, ends with its unmap", pinned_mapped;
     "pinned-mapped-closed", "the same, ended by the importer's death", pinned_mapped_closed;
+    "vmapped", "the unbind waits for a mapping of the kernel, says so, ends with its unmap", vmapped;
     "mid-transfer", "a transfer during the unbind ends with ENODEV", mid_transfer;
     "cycles", "four generations of dma-bufs live side by side", cycles;
     "peer-unbind", "unbinding the importer detaches it", peer_unbind;

@@ -41,6 +41,12 @@ enum edu_peer_mode {
 	EDU_PEER_REVOCABLE = 3,
 	/** @EDU_PEER_NO_P2P: as dynamic, but without allow_peer2peer. */
 	EDU_PEER_NO_P2P = 4,
+	/**
+	 * @EDU_PEER_CPU: the kernel in place of the device: no attachment, but a
+	 * mapping of dma_buf_vmap() by which the CPU moves the bytes, between
+	 * begin and end of CPU access. It has no scatter table.
+	 */
+	EDU_PEER_CPU = 5,
 };
 
 /** struct edu_peer_attach - argument of EDU_PEER_IOC_ATTACH */
@@ -111,6 +117,8 @@ struct edu_peer_table {
 #define EDU_PEER_MAPPED		(1 << 1)
 #define EDU_PEER_IS_PINNED	(1 << 2)
 #define EDU_PEER_REVOKED	(1 << 3)
+/* The mapping of the kernel is I/O memory; only in mode EDU_PEER_CPU. */
+#define EDU_PEER_IOMEM		(1 << 4)
 
 /**
  * struct edu_peer_status - argument of EDU_PEER_IOC_STATUS
@@ -137,7 +145,7 @@ enum {
 	EDU_PEER_IOC_ATTACH = _IOWR(EDU_PEER_IOC, 0x10, struct edu_peer_attach),
 	/* Detach it, unmapping and unpinning first. */
 	EDU_PEER_IOC_DETACH = _IO(EDU_PEER_IOC, 0x11),
-	/* Pin, unless pinned already; -EINVAL in static mode. */
+	/* Pin, unless pinned already; -EINVAL in static and CPU mode. */
 	EDU_PEER_IOC_PIN = _IO(EDU_PEER_IOC, 0x12),
 	/* Unpin, unmapping first what needs it; -EINVAL if not pinned. */
 	EDU_PEER_IOC_UNPIN = _IO(EDU_PEER_IOC, 0x13),
@@ -146,7 +154,7 @@ enum {
 	/* Unmap; -EINVAL if not mapped. */
 	EDU_PEER_IOC_UNMAP = _IO(EDU_PEER_IOC, 0x15),
 	EDU_PEER_IOC_TRANSFER = _IOWR(EDU_PEER_IOC, 0x16, struct edu_peer_transfer),
-	/* The scatter table of the mapping; -EINVAL if not mapped. */
+	/* The scatter table of the mapping; -EINVAL if there is none. */
 	EDU_PEER_IOC_TABLE = _IOWR(EDU_PEER_IOC, 0x17, struct edu_peer_table),
 	EDU_PEER_IOC_STATUS = _IOR(EDU_PEER_IOC, 0x18, struct edu_peer_status),
 };

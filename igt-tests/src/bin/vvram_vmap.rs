@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Access by the kernel itself, through a mapping of dma_buf_vmap().
+
+use vvram_tests::heap;
+use vvram_tests::map::PAGE;
+use vvram_tests::peer::{Mode, Peer};
+use vvram_tests::scene::{cpu_reads, patterns, peer_reads, peer_writes, share, Scene};
+use vvram_tests::{check, check_eq, expect_errno, fail, fragment, igt_main, uapi, Outcome};
+
+const MAPPED: u32 = uapi::EDU_PEER_ATTACHED | uapi::EDU_PEER_MAPPED | uapi::EDU_PEER_IOMEM;
+
+/// Every page both ways, of an object in one piece and of one in several.
+fn bytes() -> Outcome {
+    let scene = Scene::open()?;
+    let (a, b) = patterns();
+    let whole = scene.drm.create(16 * PAGE as u64)?;
+    let pieces = fragment::create(&scene.drm, &scene.bar, 16 * PAGE as u64, 4)?;
+    for object in [&whole, &pieces.object] {
+        let map = object.map()?;
+        let layout = scene.bar.locate(&map)?;
+        let buffer = object.export()?;
+        let pages: Vec<_> = (0..object.pages()).collect();
+        let peer = scene.peer.reopen()?;
+
+        peer.attach(&buffer, Mode::Cpu)?;
+        check_eq!(
+            peer.status()?.flags,
+            uapi::EDU_PEER_ATTACHED,
+            "flags at first"
+        );
+        scene.check_none(object)?;
+        peer_writes(&peer, a, &pages)?;
+        check_eq!(peer.status()?.flags, MAPPED, "flags of a mapping of VRAM");
+        scene.check_vram(&layout, a, &pages)?;
+        cpu_reads(&map, a, &pages)?;
+        map.fill(b);
+        peer_reads(&peer, b, &pages)?;
+        check_eq!(peer.status()?.maps, 1, "mappings made for all of it");
+        peer.detach()?;
+    }
+    Ok(())
+}
+
+/// What the kernel writes the device reads, and the other way.
+fn device() -> Outcome {
+    let scene = Scene::with_route()?;
+    let (a, b) = patterns();
+    let shared = share(&scene.drm, 2)?;
+    let kernel = scene.peer.reopen()?;
+    kernel.attach(&shared.buffer, Mode::Cpu)?;
+    scene.peer.attach(&shared.buffer, Mode::Dynamic)?;
+    peer_writes(&kernel, a, &[0, 1])?;
+    peer_reads(&scene.peer, a, &[0, 1])?;
+    peer_writes(&scene.peer, b, &[0, 1])?;
+    peer_reads(&kernel, b, &[0, 1])?;
+    scene.check_only(&shared.object, Mode::Dynamic, false, true)
+}
+
+/// Any offset and length; what lies around them stays.
+fn unaligned() -> Outcome {
+    let scene = Scene::open()?;
+    let (a, _) = patterns();
+    let shared = share(&scene.drm, 3)?;
+    scene.peer.attach(&shared.buffer, Mode::Cpu)?;
+    let size = 3 * PAGE;
+    let mut want = vec![0u8; size];
+    for (offset, len) in [
+        (0, 1),
+        (1, 1),
+        (4093, 9),
+        (8191, 2),
+        (5, 4096),
+        (size - 1, 1),
+    ] {
+        let mut data = vec![0u8; len];
+        a.fill(&mut data, 0);
+        scene.peer.write(offset as u64, &data)?;
+        want[offset..offset + len].copy_from_slice(&data);
+        let mut seen = vec![0u8; len];
+        scene.peer.read(offset as u64, &mut seen)?;
+        check!(seen == data, "{len} bytes at {offset} read differently");
+    }
+    let mut seen = vec![0u8; size];
+    scene.peer.read(0, &mut seen)?;
+    if let Some(at) = (0..size).find(|at| seen[*at] != want[*at]) {
+        fail!("byte {at}: expected {:#x}, saw {:#x}", want[at], seen[at]);
+    }
+    for (offset, len) in [(size, 1), (size - 1, 2), (usize::MAX, 2)] {
+        let mut data = vec![0u8; len];
+        expect_errno(
+            "a transfer outside of the buffer",
+            scene.peer.read(offset as u64, &mut data),
+            libc::EINVAL,
+        )?;
+    }
+    Ok(())
+}
+
+/// The mapping is one for all; the last user takes it down.
+fn two_users() -> Outcome {
+    let scene = Scene::open()?;
+    let (a, b) = patterns();
+    let shared = share(&scene.drm, 1)?;
+    let other = scene.peer.reopen()?;
+    for peer in [&scene.peer, &other] {
+        peer.attach(&shared.buffer, Mode::Cpu)?;
+        peer.map()?;
+        check_eq!(peer.status()?.flags, MAPPED, "flags of a mapping of VRAM");
+    }
+    peer_writes(&scene.peer, a, &[0])?;
+    peer_reads(&other, a, &[0])?;
+    scene.peer.unmap()?;
+    expect_errno("a second unmap", scene.peer.unmap(), libc::EINVAL)?;
+    peer_writes(&other, b, &[0])?;
+    cpu_reads(&shared.map, b, &[0])?;
+    other.unmap()?;
+    check_eq!(
+        other.status()?.flags,
+        uapi::EDU_PEER_ATTACHED,
+        "flags at the end"
+    );
+    Ok(())
+}
+
+/// There is no attachment, hence no pin and no table.
+fn no_attachment() -> Outcome {
+    let scene = Scene::open()?;
+    let shared = share(&scene.drm, 1)?;
+    scene.peer.attach(&shared.buffer, Mode::Cpu)?;
+    scene.peer.map()?;
+    expect_errno("pin", scene.peer.pin(), libc::EINVAL)?;
+    expect_errno("unpin", scene.peer.unpin(), libc::EINVAL)?;
+    expect_errno("the table", scene.peer.table(), libc::EINVAL)?;
+    scene.check_none(&shared.object)
+}
+
+/// Another exporter, whose memory is not I/O memory.
+fn system_memory() -> Outcome {
+    let buffer = heap::allocate(PAGE as u64)?;
+    let (a, _) = patterns();
+    let peer = Peer::open()?;
+    peer.attach(&buffer, Mode::Cpu)?;
+    peer_writes(&peer, a, &[0])?;
+    peer_reads(&peer, a, &[0])?;
+    check_eq!(
+        peer.status()?.flags,
+        MAPPED & !uapi::EDU_PEER_IOMEM,
+        "flags of a mapping of system memory"
+    );
+    Ok(())
+}
+
+igt_main! {
+    "bytes", "every page both ways, in one piece and in several", bytes;
+    "device", "the kernel and the device see the same bytes", device;
+    "unaligned", "any offset and length", unaligned;
+    "two-users", "two users share one mapping", two_users;
+    "no-attachment", "neither pin nor table, nor an entry in GEM_ATTACHMENTS", no_attachment;
+    "system-memory", "a buffer of the system heap", system_memory;
+}
