@@ -22,6 +22,8 @@ PER_TEST_TIMEOUT = 1200        # seconds of guest time: each transfer of edu tak
 OWN = "/lab/bin/vvram_*"
 # Without these a boot of KUnit has not done its work, whatever else it ran.
 SUITES = {"dma_buf_mapping", "edu_peer_table", "peer_policy", "range_list"}
+# Examples of the kernel crate that need a device; the first boot of KUnit has one.
+EXAMPLES = {"p2pdma_example", "window_example", "drm_peer_example"}
 # A case that only applies without an IOVA, which has a scatterlist of one entry.
 KUNIT_SKIPS = {("kunit-iommu", "dma_buf_mapping.long_scatterlist_is_freed"),
                ("kunit-iommu", "dma_buf_mapping.unsupported_path_is_refused"),
@@ -86,6 +88,9 @@ def judge(outcome, skips, seen):
     if outcome.boot.job == "kunit":
         cases = ktap.results(outcome.log)
         verdicts += kunit_verdicts(name, cases)
+        if name == "kunit":
+            verdicts += [Verdict(f"{name}: {example}", "fail", "did not find its device")
+                         for example in sorted(EXAMPLES) if f"{example} 0000:" not in outcome.log]
     else:
         results = outcome.results / "results.json"
         text = results.read_text() if results.is_file() else '{"tests": {}}'

@@ -50,51 +50,7 @@ pub trait RegistrationInit<T: Driver> {
 /// - `ENOMEM` if memory runs out.
 /// - What `data` or `drm_dev_register()` return.
 ///
-/// # Examples
-///
-/// ```no_run
-/// use kernel::{
-///     device::Bound,
-///     drm::{
-///         self,
-///         devres::RegistrationInit, //
-///     },
-///     pci,
-///     prelude::*,
-///     sync::aref::ARef, //
-/// };
-///
-/// /// Makes registration data that is the parent device itself.
-/// struct Init;
-///
-/// impl<T> RegistrationInit<T> for Init
-/// where
-///     T: for<'a> drm::Driver<
-///         RegistrationData<'a> = &'a pci::Device<Bound>,
-///         ParentDevice<Bound> = pci::Device<Bound>,
-///     >,
-/// {
-///     fn init<'a>(
-///         self,
-///         parent: &'a pci::Device<Bound>,
-///     ) -> impl PinInit<&'a pci::Device<Bound>, Error> {
-///         Ok(parent)
-///     }
-/// }
-///
-/// fn probe<T>(
-///     pdev: &pci::Device<Bound>,
-///     drm: drm::UnregisteredDevice<T>,
-/// ) -> Result<ARef<drm::Device<T>>>
-/// where
-///     T: for<'a> drm::Driver<
-///             RegistrationData<'a> = &'a pci::Device<Bound>,
-///             ParentDevice<Bound> = pci::Device<Bound>,
-///         > + 'static,
-/// {
-///     drm::devres::register(pdev, drm, Init, 0)
-/// }
-/// ```
+/// See [`gem::peer`](drm::gem::peer) for an example.
 pub fn register<T: Driver + 'static>(
     parent: &T::ParentDevice<Bound>,
     drm: drm::UnregisteredDevice<T>,

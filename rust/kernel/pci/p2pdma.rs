@@ -58,6 +58,81 @@ impl MapType {
 ///
 /// `'a` is the time for which the device is bound to its driver.
 ///
+/// # Examples
+///
+/// A driver that offers BAR 2 of QEMU's `ivshmem-plain` to its peers:
+///
+/// ```
+/// use kernel::{
+///     device::Core,
+///     dma::DmaMask,
+///     driver,
+///     module::this_module,
+///     page::PAGE_SIZE,
+///     pci::{
+///         self,
+///         p2pdma::MapType, //
+///     },
+///     prelude::*, //
+/// };
+///
+/// struct Example;
+///
+/// kernel::pci_device_table!(
+///     PCI_TABLE,
+///     <Example as pci::Driver>::IdInfo,
+///     [(pci::DeviceId::from_id(pci::Vendor::REDHAT_QUMRANET, 0x1110), ())]
+/// );
+///
+/// impl pci::Driver for Example {
+///     type IdInfo = ();
+///     type Data<'bound> = Self;
+///
+///     const ID_TABLE: pci::IdTable<Self::IdInfo> = &PCI_TABLE;
+///     const DMA_MASK: Option<DmaMask> = Some(DmaMask::new::<64>());
+///
+///     fn probe<'bound>(
+///         pdev: &'bound pci::Device<Core<'_>>,
+///         _info: Option<&'bound ()>,
+///     ) -> impl PinInit<Self, Error> + 'bound {
+///         pdev.enable_device_mem()?;
+///
+///         assert_eq!(pdev.p2pdma_provider(2).err(), Some(ENXIO));
+///         pdev.enable_p2pdma()?;
+///         assert_eq!(pdev.p2pdma_provider(6).err(), Some(EINVAL));
+///
+///         let vram = pdev.p2pdma_provider(2)?;
+///         assert_eq!(vram.bar(), 2);
+///         assert_eq!(vram.bar_len(), pdev.resource_len(2)?);
+///
+///         // Addresses are checked: the last page is inside, the one after it is not.
+///         let (start, page) = (pdev.resource_start(2)?, PAGE_SIZE as u64);
+///         let last = vram.bar_len() - page;
+///         assert_eq!(vram.phys_addr(last, page), Ok(start + last));
+///         assert_eq!(vram.phys_addr(vram.bar_len(), page), Err(EINVAL));
+///
+///         // A device always reaches itself.
+///         assert_eq!(vram.distance(pdev.as_ref()), Some(0));
+///         assert_eq!(vram.distance_many(&[pdev.as_ref(), pdev.as_ref()]), Some(0));
+///         assert_eq!(vram.distance_many(&[]), None);
+///         assert_eq!(vram.map_type(pdev.as_ref()), MapType::BUS_ADDR);
+///
+///         dev_info!(pdev, "BAR {} is open to peers\n", vram.bar());
+///         Ok(Self)
+///     }
+/// }
+///
+/// // Binds to each such device that has no driver, until it is dropped.
+/// let driver = KBox::pin_init(
+///     driver::Registration::<pci::Adapter<Example>>::new(
+///         c"p2pdma_example",
+///         this_module::<crate::LocalModule>(),
+///     ),
+///     GFP_KERNEL,
+/// )?;
+/// # Ok::<(), Error>(())
+/// ```
+///
 /// # Invariants
 ///
 /// - `raw` is the provider of BAR `bar` of `pdev`, valid for `'a`.
@@ -191,26 +266,7 @@ impl Device<device::Bound> {
     /// - `EINVAL` if there is no such BAR, if it is empty or not a memory BAR.
     /// - `ENXIO` if peer-to-peer was not enabled.
     ///
-    /// # Examples
-    ///
-    /// ```no_run
-    /// use kernel::{
-    ///     device::{
-    ///         self,
-    ///         Core, //
-    ///     },
-    ///     pci,
-    ///     prelude::*, //
-    /// };
-    ///
-    /// /// Tells whether `client` reaches BAR 2 of `pdev` without a detour.
-    /// fn reaches(pdev: &pci::Device<Core<'_>>, client: &device::Device) -> Result<bool> {
-    ///     pdev.enable_p2pdma()?;
-    ///     let vram = pdev.p2pdma_provider(2)?;
-    ///
-    ///     Ok(vram.distance(client).is_some() && vram.map_type(client).is_supported())
-    /// }
-    /// ```
+    /// See [`Provider`] for an example.
     #[inline(never)]
     pub fn p2pdma_provider(&self, bar: u32) -> Result<Provider<'_>> {
         // `pcim_p2pdma_provider()` indexes an array of standard BARs without a check.

@@ -53,6 +53,66 @@ const FAULT_AROUND: usize = 16;
 ///
 /// The mapping of the whole BAR also makes the architecture map it write-combined into processes.
 ///
+/// # Examples
+///
+/// A driver that clears its VRAM before anybody sees it:
+///
+/// ```
+/// use kernel::{
+///     device::Core,
+///     driver,
+///     drm::gem::iomem::Window,
+///     module::this_module,
+///     pci,
+///     prelude::*, //
+/// };
+///
+/// struct Example;
+///
+/// kernel::pci_device_table!(
+///     PCI_TABLE,
+///     <Example as pci::Driver>::IdInfo,
+///     [(pci::DeviceId::from_id(pci::Vendor::REDHAT_QUMRANET, 0x1110), ())]
+/// );
+///
+/// impl pci::Driver for Example {
+///     type IdInfo = ();
+///     type Data<'bound> = Self;
+///
+///     const ID_TABLE: pci::IdTable<Self::IdInfo> = &PCI_TABLE;
+///
+///     fn probe<'bound>(
+///         pdev: &'bound pci::Device<Core<'_>>,
+///         _info: Option<&'bound ()>,
+///     ) -> impl PinInit<Self, Error> + 'bound {
+///         pdev.enable_device_mem()?;
+///
+///         assert_eq!(Window::new(pdev, 6, c"example").err(), Some(EINVAL));
+///         let vram = Window::new(pdev, 2, c"example")?;
+///         assert_eq!(vram.len(), pdev.resource_len(2)?);
+///
+///         // One at a time.
+///         assert_eq!(Window::new(pdev, 2, c"example").err(), Some(EBUSY));
+///
+///         vram.clear(0, vram.len())?;
+///         assert_eq!(vram.clear(vram.len(), 1), Err(EINVAL));
+///
+///         dev_info!(pdev, "VRAM is clear\n");
+///         Ok(Self)
+///     }
+/// }
+///
+/// // Binds to each such device that has no driver, until it is dropped.
+/// let driver = KBox::pin_init(
+///     driver::Registration::<pci::Adapter<Example>>::new(
+///         c"window_example",
+///         this_module::<crate::LocalModule>(),
+///     ),
+///     GFP_KERNEL,
+/// )?;
+/// # Ok::<(), Error>(())
+/// ```
+///
 /// # Invariants
 ///
 /// - BAR `bar` of `pdev` is requested, and `addr` is the mapping of its `len` bytes.
@@ -202,24 +262,7 @@ fn raw_pci(pdev: &pci::Device<Bound>) -> *mut bindings::pci_dev {
 
 /// A GEM object that lives in a BAR.
 ///
-/// # Examples
-///
-/// ```ignore
-/// impl DriverObject for BoData {
-///     const CPU: gem::CpuHooks<Self> = iomem::hooks();
-///     // ...
-/// }
-///
-/// impl IoMemObject for BoData {
-///     fn window<'a>(reg: &'a Registered<'a>) -> &'a Window<'a> {
-///         &reg.vram
-///     }
-///
-///     fn for_each_block(&self, f: &mut dyn FnMut(u64, u64) -> Result) -> Result {
-///         self.blocks.iter().try_for_each(|b| f(b.offset(), b.size()))
-///     }
-/// }
-/// ```
+/// See [`peer`](super::peer) for an example.
 pub trait IoMemObject:
     DriverObject<Driver: drm::Driver<Object: IntoGEMObject + Deref<Target = Self>>>
 {

@@ -21,6 +21,180 @@
 //!    maps and lists,
 //! 3. the mutex of the refusals, taken last and never while something else is done.
 //!
+//! # Examples
+//!
+//! A whole driver: each of its objects is the first bytes of BAR 2 of QEMU's `ivshmem-plain`.
+//!
+//! ```
+//! use kernel::{
+//!     device::{
+//!         self,
+//!         Core, //
+//!     },
+//!     driver,
+//!     drm::{
+//!         self,
+//!         devres::RegistrationInit,
+//!         gem::{
+//!             self,
+//!             iomem::{
+//!                 self,
+//!                 IoMemObject,
+//!                 Window, //
+//!             },
+//!             peer::{
+//!                 self,
+//!                 PeerObject, //
+//!             }, //
+//!             BaseObject, //
+//!         }, //
+//!     },
+//!     module::this_module,
+//!     page::PAGE_SIZE,
+//!     pci,
+//!     prelude::*, //
+//! };
+//!
+//! struct Example;
+//!
+//! /// What exists while the driver is bound.
+//! struct Vram<'a> {
+//!     exports: peer::Exports<'a, Bo>,
+//!     window: Window<'a>,
+//! }
+//!
+//! struct Init;
+//!
+//! impl RegistrationInit<Example> for Init {
+//!     fn init<'a>(
+//!         self,
+//!         pdev: &'a pci::Device<device::Bound>,
+//!     ) -> impl PinInit<Vram<'a>, Error> {
+//!         Ok(Vram {
+//!             exports: peer::exports(pdev, 2)?,
+//!             window: Window::new(pdev, 2, c"drm_peer_example")?,
+//!         })
+//!     }
+//! }
+//!
+//! /// The objects.
+//! struct Bo {
+//!     size: u64,
+//! }
+//!
+//! static OPS: peer::Ops<Bo> = peer::Ops::new();
+//!
+//! impl gem::DriverObject for Bo {
+//!     type Driver = Example;
+//!     type Args = ();
+//!
+//!     const PRIME: gem::PrimeHooks<Self> = peer::hooks();
+//!     const CPU: gem::CpuHooks<Self> = iomem::hooks();
+//!
+//!     fn new(_dev: &drm::Device<Example>, size: usize, _args: ()) -> impl PinInit<Self, Error> {
+//!         Ok::<_, Error>(Self { size: size as u64 })
+//!     }
+//! }
+//!
+//! impl PeerObject for Bo {
+//!     fn ops() -> &'static peer::Ops<Self> {
+//!         &OPS
+//!     }
+//!
+//!     fn exports<'a>(vram: &'a Vram<'a>) -> &'a peer::Exports<'a, Self> {
+//!         &vram.exports
+//!     }
+//!
+//!     fn for_each_block(&self, f: &mut dyn FnMut(u64, u64) -> Result) -> Result {
+//!         f(0, self.size)
+//!     }
+//!
+//!     fn vram_or_fail(&self) -> bool {
+//!         true
+//!     }
+//! }
+//!
+//! impl IoMemObject for Bo {
+//!     fn window<'a>(vram: &'a Vram<'a>) -> &'a Window<'a> {
+//!         &vram.window
+//!     }
+//!
+//!     fn for_each_block(&self, f: &mut dyn FnMut(u64, u64) -> Result) -> Result {
+//!         PeerObject::for_each_block(self, f)
+//!     }
+//! }
+//!
+//! # struct File;
+//! #
+//! # impl drm::file::DriverFile for File {
+//! #     type Driver = Example;
+//! #
+//! #     fn open(_dev: &drm::Device<Example>) -> Result<Pin<KBox<Self>>> {
+//! #         Ok(KBox::new(Self, GFP_KERNEL)?.into())
+//! #     }
+//! # }
+//! #
+//! #[vtable]
+//! impl drm::Driver for Example {
+//!     type Data = ();
+//!     type RegistrationData<'a> = Vram<'a>;
+//!     type File = File;
+//!     type Object = gem::Object<Bo>;
+//!     type ParentDevice<Ctx: device::DeviceContext> = pci::Device<Ctx>;
+//!
+//!     const INFO: drm::DriverInfo = drm::DriverInfo {
+//!         major: 1,
+//!         minor: 0,
+//!         patchlevel: 0,
+//!         name: c"drm_peer_example",
+//!         desc: c"VRAM in BAR 2",
+//!     };
+//!     const IOCTLS: &'static [drm::ioctl::DrmIoctlDescriptor] = &[];
+//! }
+//!
+//! kernel::pci_device_table!(
+//!     PCI_TABLE,
+//!     <Example as pci::Driver>::IdInfo,
+//!     [(pci::DeviceId::from_id(pci::Vendor::REDHAT_QUMRANET, 0x1110), ())]
+//! );
+//!
+//! impl pci::Driver for Example {
+//!     type IdInfo = ();
+//!     type Data<'bound> = Self;
+//!
+//!     const ID_TABLE: pci::IdTable<Self::IdInfo> = &PCI_TABLE;
+//!
+//!     fn probe<'bound>(
+//!         pdev: &'bound pci::Device<Core<'_>>,
+//!         _info: Option<&'bound ()>,
+//!     ) -> impl PinInit<Self, Error> + 'bound {
+//!         pdev.enable_device_mem()?;
+//!         pdev.enable_p2pdma()?;
+//!
+//!         let drm = drm::UnregisteredDevice::<Self>::new(pdev, Ok::<_, Error>(()))?;
+//!         let drm = drm::devres::register::<Self>(pdev, drm, Init, 0)?;
+//!
+//!         // Nobody has attached to an object that is not exported.
+//!         let bo = gem::Object::<Bo>::new(&drm, PAGE_SIZE, ())?;
+//!         assert_eq!(bo.size(), PAGE_SIZE);
+//!         assert_eq!(peer::attachments::<Bo>(&bo)?.len(), 0);
+//!
+//!         dev_info!(pdev, "VRAM is open to peers\n");
+//!         Ok(Self)
+//!     }
+//! }
+//!
+//! // Binds to each such device that has no driver, until it is dropped.
+//! let driver = KBox::pin_init(
+//!     driver::Registration::<pci::Adapter<Example>>::new(
+//!         c"drm_peer_example",
+//!         this_module::<crate::LocalModule>(),
+//!     ),
+//!     GFP_KERNEL,
+//! )?;
+//! # Ok::<(), Error>(())
+//! ```
+//!
 //! C headers: [`include/drm/drm_prime.h`](srctree/include/drm/drm_prime.h),
 //! [`include/linux/dma-buf.h`](srctree/include/linux/dma-buf.h)
 
@@ -450,34 +624,7 @@ impl Refusals {
 
 /// A GEM object that peers may access in VRAM.
 ///
-/// # Examples
-///
-/// ```ignore
-/// static OPS: peer::Ops<BoData> = peer::Ops::new();
-///
-/// impl DriverObject for BoData {
-///     const PRIME: gem::PrimeHooks<Self> = peer::hooks();
-///     // ...
-/// }
-///
-/// impl PeerObject for BoData {
-///     fn ops() -> &'static peer::Ops<Self> {
-///         &OPS
-///     }
-///
-///     fn exports<'a>(reg: &'a Registered<'a>) -> &'a peer::Exports<'a, Self> {
-///         &reg.exports
-///     }
-///
-///     fn for_each_block(&self, f: &mut dyn FnMut(u64, u64) -> Result) -> Result {
-///         self.blocks.iter().try_for_each(|b| f(b.offset(), b.size()))
-///     }
-///
-///     fn vram_or_fail(&self) -> bool {
-///         true
-///     }
-/// }
-/// ```
+/// See the [module](self) for an example.
 pub trait PeerObject:
     DriverObject<
     Driver: drm::Driver<
