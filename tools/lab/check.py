@@ -7,6 +7,7 @@ from pathlib import Path
 
 import cache
 import igt
+import kernel
 import kernellog
 import ktap
 import pipeline
@@ -18,6 +19,7 @@ from steps import LabError
 
 KUNIT_TIMEOUT = 600
 IGT_TIMEOUT = 900
+SLOWER = {"check": 1, "debug": 4}    # how much longer a boot of each flavour may take
 PER_TEST_TIMEOUT = 1200        # seconds of guest time: each transfer of edu takes 0.1
 OWN = "/lab/bin/vvram_*"
 # Without these a boot of KUnit has not done its work, whatever else it ran.
@@ -44,7 +46,8 @@ def run(steps, built):
                           IGT_FORCE_DRIVER="vvram"))
     with steps.step("boot the tests") as step:
         outcomes = built.machine.run_all(step, steps.console, boots)
-    skips = igt.expected_skips((pipeline.REPO / "igt-tests/skips.txt").read_text())
+    skips = igt.expected_skips((pipeline.REPO / "igt-tests/skips.txt").read_text(),
+                               kernel.flavour())
     seen = {}
     for outcome in outcomes:
         verdicts += judge(outcome, skips, seen)
@@ -55,7 +58,7 @@ def run(steps, built):
 
 def kunit_boot(name, topology, built_in):
     """A boot that runs the suites of the kernel that a pattern names, then those of the modules."""
-    return qemu.Boot(name, topology, "kunit", KUNIT_TIMEOUT,
+    return qemu.Boot(name, topology, "kunit", KUNIT_TIMEOUT * SLOWER[kernel.flavour()],
                      cmdline=f"kunit.enable=1 kunit.autorun=1 kunit.filter_glob={built_in}")
 
 
@@ -73,7 +76,7 @@ def kunit_verdicts(name, cases):
 
 def igt_boot(name, topology, tests, **settings):
     """A boot that runs tests under igt_runner."""
-    return qemu.Boot(name, topology, "igt", IGT_TIMEOUT,
+    return qemu.Boot(name, topology, "igt", IGT_TIMEOUT * SLOWER[kernel.flavour()],
                      {"LAB_TESTS": tests, "LAB_TIMEOUT": PER_TEST_TIMEOUT,
                       "VVRAM_EXPECT": topology.decision,
                       **settings})

@@ -4,6 +4,8 @@
 import json
 from dataclasses import dataclass
 
+import kernel
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -14,10 +16,12 @@ class Verdict:
     detail: str = ""
 
 
-def expected_skips(text):
+def expected_skips(text, flavour="check"):
     """Parse skips.txt: lines of `[topology:]test@subtest  reason`.
 
-    Returns {(topology or None, test): reason}.
+    A flavour of the kernel can take the place of the topology: such a line
+    holds for all topologies, with that flavour. Returns {(topology or None,
+    test): reason}.
     """
     skips = {}
     for line in text.splitlines():
@@ -27,8 +31,12 @@ def expected_skips(text):
         test, _, reason = line.partition(" ")
         if not reason.strip():
             raise ValueError(f"a skip without a reason: {test}")
-        where, colon, name = test.rpartition(":")
-        skips[(where if colon else None, name)] = reason.strip()
+        where, _, name = test.rpartition(":")
+        if where in kernel.FLAVOURS:
+            if where != flavour:
+                continue
+            where = ""
+        skips[(where or None, name)] = reason.strip()
     return skips
 
 

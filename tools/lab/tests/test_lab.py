@@ -236,6 +236,11 @@ class Skips(unittest.TestCase):
         with self.assertRaises(ValueError):
             igt.expected_skips("vvram_a@x\n")
 
+    def test_skips_of_a_flavour(self):
+        text = "debug:vvram_a@x  slow\n"
+        self.assertEqual(igt.expected_skips(text), {})
+        self.assertEqual(igt.expected_skips(text, "debug"), {(None, "vvram_a@x"): "slow"})
+
     def test_other_results_fail(self):
         for result in ("fail", "crash", "timeout", "incomplete", "notrun", "dmesg-fail", "abort"):
             self.assertEqual(self.judge("switch", p=result), [("switch: vvram_a@p", "fail")])
