@@ -7,6 +7,7 @@
 //!
 //! - [`exporter`]: the [`Exporter`] trait and its table of C operations,
 //! - [`exports`]: the buffers that one bound driver has lent, and how it gets them back,
+//! - [`fence`]: when work on a buffer is done,
 //! - [`importer`]: attachments, each with one slot for a mapping,
 //! - [`mapping`]: from ranges of a PCI BAR to the scatter table of an importer,
 //! - [`vmap`]: access by the kernel itself.
@@ -240,6 +241,7 @@
 
 pub mod exporter;
 pub mod exports;
+pub mod fence;
 pub mod importer;
 pub mod mapping;
 pub mod vmap;
