@@ -7,21 +7,105 @@
 //! an exporter to move it. [`Guard`] is the proof that it is held; the views of
 //! [`dma_buf`](crate::dma_buf), such as a locked attachment, exist only for as long as one does.
 //!
+//! Where somebody else took the lock, such as the core of dma-buf before it calls an exporter,
+//! there is no guard. What can be done under the lock is therefore in [`LockedResv`], which a guard
+//! turns into.
+//!
 //! The lock is a wound/wait mutex. This module takes one reservation at a time, without an acquire
 //! context; lockdep reports a task that takes a second one while it holds a [`Guard`].
+//!
+//! # Fences
+//!
+//! Adding a fence cannot fail, because the work that the fence stands for has often begun by then.
+//! What can fail comes before: [`LockedResv::reserve_fences`] makes room, and each [`FenceSlot`] is
+//! room for one fence, to be used before the reservation is unlocked.
+//!
+//! # Examples
+//!
+//! ```
+//! use kernel::{
+//!     dma_buf::fence::{
+//!         FenceContext,
+//!         FenceContextOps, //
+//!     },
+//!     dma_resv::{
+//!         DmaResv,
+//!         Usage, //
+//!     },
+//!     prelude::*, //
+//! };
+//!
+//! struct Ring;
+//!
+//! impl FenceContextOps for Ring {
+//!     const DRIVER_NAME: &'static CStr = c"driver";
+//!     type Data = ();
+//! }
+//!
+//! let resv = KBox::pin_init(DmaResv::new(), GFP_KERNEL)?;
+//! let [write, move_] = [c"render", c"copy"].map(FenceContext::<Ring>::new);
+//! let write = write?.new_fence_allocation(())?;
+//! let move_ = move_?.new_fence_allocation(())?;
+//!
+//! let mut guard = resv.lock();
+//! let mut locked = guard.locked();
+//! assert!(locked.is_for(&resv));
+//! assert_eq!(locked.slots().len(), 0);
+//! assert_eq!(locked.reserve_fences(4097).err(), Some(EINVAL));
+//! let mut slots = locked.reserve_fences(2)?;
+//! assert_eq!(slots.len(), 2);
+//!
+//! // Nothing fails from here on.
+//! let write = write.new_fence();
+//! if let Some(slot) = slots.next() {
+//!     slot.add_fence(write.fence(), Usage::Write);
+//! }
+//! let move_ = move_.new_fence();
+//! if let Some(slot) = slots.next() {
+//!     slot.add_fence(move_.fence(), Usage::Kernel);
+//! }
+//! assert!(slots.next().is_none());
+//! drop(guard);
+//!
+//! // Each usage includes those before it.
+//! assert!(!resv.test_signaled(Usage::Kernel));
+//! move_.signal(Ok(()));
+//! assert!(resv.test_signaled(Usage::Kernel));
+//! assert!(!resv.test_signaled(Usage::Write));
+//! assert_eq!(resv.wait_timeout(Usage::Write, false, 1), Err(ETIME));
+//!
+//! write.signal(Ok(()));
+//! resv.wait(Usage::Bookkeep, true)?;
+//! assert!(resv.wait_timeout(Usage::Bookkeep, false, 0)? > 0);
+//! # Ok::<(), Error>(())
+//! ```
 //!
 //! C header: [`include/linux/dma-resv.h`](srctree/include/linux/dma-resv.h)
 
 use crate::{
     bindings,
+    dma_buf::fence::{
+        wait_result,
+        Fence, //
+    },
     error::to_result,
     prelude::*,
+    time::Jiffies,
     types::{
         NotThreadSafe,
         Opaque, //
     },
 };
-use core::ptr;
+use core::{
+    marker::PhantomData,
+    ptr, //
+};
+
+/// How many slots can be reserved at once.
+///
+/// Far more than there are contexts that work on one buffer, and so few that the numbers of the C
+/// side do not overflow.
+const MAX_SLOTS: u32 = 4096;
 
 /// Which fences of a reservation are meant.
 ///
@@ -54,7 +138,7 @@ impl Usage {
 ///
 /// # Invariants
 ///
-/// `self.0` is initialized, and stays valid for as long as a reference to `self` exists.
+/// `inner` is initialized, and stays valid for as long as a reference to `self` exists.
 ///
 /// # Examples
 ///
@@ -82,7 +166,11 @@ impl Usage {
 /// assert_eq!(is_idle(-1), Err(EBADF));
 /// ```
 #[repr(transparent)]
-pub struct DmaResv(Opaque<bindings::dma_resv>);
+#[pin_data(PinnedDrop)]
+pub struct DmaResv {
+    #[pin]
+    inner: Opaque<bindings::dma_resv>,
+}
 
 // SAFETY: A `struct dma_resv` is a lock and what it protects; it may be used from any task.
 unsafe impl Send for DmaResv {}
@@ -91,6 +179,18 @@ unsafe impl Send for DmaResv {}
 unsafe impl Sync for DmaResv {}
 
 impl DmaResv {
+    /// Makes a reservation, for buffers that share one and do not bring their own.
+    ///
+    /// Mirrors `dma_resv_init()`.
+    #[inline]
+    pub fn new() -> impl PinInit<Self> {
+        pin_init!(Self {
+            // INVARIANT: Initialized here, and valid until `drop()`.
+            // SAFETY: `slot` is memory for a `struct dma_resv` that does not move.
+            inner <- Opaque::ffi_init(|slot| unsafe { bindings::dma_resv_init(slot) }),
+        })
+    }
+
     /// Turns a pointer to a `struct dma_resv` into a reference.
     ///
     /// # Safety
@@ -105,7 +205,7 @@ impl DmaResv {
     /// Returns the pointer to the C structure.
     #[inline]
     pub fn as_raw(&self) -> *mut bindings::dma_resv {
-        self.0.get()
+        self.inner.get()
     }
 
     /// Locks the reservation, sleeping until it is free.
@@ -164,30 +264,41 @@ impl DmaResv {
 
     /// Waits for the fences of `usage`, with or without the lock.
     ///
-    /// Mirrors `dma_resv_wait_timeout()` without a limit. With `interruptible` a signal ends the
-    /// wait.
+    /// Sleeps. Mirrors `dma_resv_wait_timeout()` without a limit. With `interruptible` a signal ends
+    /// the wait.
     ///
     /// # Errors
     ///
     /// `ERESTARTSYS` if a signal arrived.
     pub fn wait(&self, usage: Usage, interruptible: bool) -> Result {
-        // SAFETY: By the type invariant the reservation is valid.
-        let ret = unsafe {
-            bindings::dma_resv_wait_timeout(
-                self.as_raw(),
-                usage.as_raw(),
-                interruptible,
-                // CAST: `MAX_SCHEDULE_TIMEOUT` is `LONG_MAX`, which the parameter holds.
-                c_long::MAX as usize,
-            )
-        };
+        self.wait_timeout(usage, interruptible, Jiffies::MAX)
+            .map(|_| ())
+    }
 
-        if ret < 0 {
-            // CAST: A negative result is an errno, which fits an `int`.
-            Err(Error::from_errno(ret as i32))
-        } else {
-            Ok(())
-        }
+    /// Waits for the fences of `usage`, with or without the lock, for `timeout` at most. Returns how
+    /// much of it was left, and at least 1.
+    ///
+    /// A timeout of 0 does not wait. As large a one as `MAX_SCHEDULE_TIMEOUT` has no end.
+    ///
+    /// Sleeps. Mirrors `dma_resv_wait_timeout()`.
+    ///
+    /// # Errors
+    ///
+    /// - `ETIME` if not all have signalled in time.
+    /// - `ERESTARTSYS` if a signal arrived.
+    pub fn wait_timeout(
+        &self,
+        usage: Usage,
+        interruptible: bool,
+        timeout: Jiffies,
+    ) -> Result<Jiffies> {
+        // CAST: `MAX_SCHEDULE_TIMEOUT` is `LONG_MAX`, which the type holds.
+        let timeout = timeout.min(c_long::MAX as Jiffies);
+
+        // SAFETY: By the type invariant the reservation is valid.
+        wait_result(unsafe {
+            bindings::dma_resv_wait_timeout(self.as_raw(), usage.as_raw(), interruptible, timeout)
+        })
     }
 
     /// Tells whether all fences of `usage` have signalled. Never sleeps.
@@ -196,6 +307,15 @@ impl DmaResv {
     pub fn test_signaled(&self, usage: Usage) -> bool {
         // SAFETY: By the type invariant the reservation is valid.
         unsafe { bindings::dma_resv_test_signaled(self.as_raw(), usage.as_raw()) }
+    }
+}
+
+#[pinned_drop]
+impl PinnedDrop for DmaResv {
+    fn drop(self: Pin<&mut Self>) {
+        // SAFETY: The reservation was initialized in `new()`. Nobody can use it any more, because
+        // all that uses it borrows it.
+        unsafe { bindings::dma_resv_fini(self.as_raw()) };
     }
 }
 
@@ -224,6 +344,14 @@ impl<'a> Guard<'a> {
     pub fn is_for(&self, resv: &DmaResv) -> bool {
         ptr::eq(self.resv, resv)
     }
+
+    /// Returns the view by which fences are added.
+    #[inline]
+    pub fn locked(&mut self) -> LockedResv<'_> {
+        // SAFETY: By the type invariant the lock is held, and it is for as long as `self` is
+        // borrowed. That borrow also keeps every other view of this reservation away.
+        unsafe { LockedResv::from_raw(self.resv.as_raw()) }
+    }
 }
 
 impl Drop for Guard<'_> {
@@ -231,5 +359,171 @@ impl Drop for Guard<'_> {
     fn drop(&mut self) {
         // SAFETY: By the type invariant the lock is held by this task.
         unsafe { bindings::dma_resv_unlock(self.resv.as_raw()) };
+    }
+}
+
+/// The view of a reservation that is held, by whoever took the lock.
+///
+/// # Invariants
+///
+/// - The current task holds the lock of `resv` for `'a`.
+/// - `slots` slots are reserved that nothing else uses: no other view, and no [`FenceSlot`].
+pub struct LockedResv<'a> {
+    resv: &'a DmaResv,
+    slots: u32,
+    _not_send: NotThreadSafe,
+}
+
+impl<'a> LockedResv<'a> {
+    /// Makes a view where the lock was taken by other means than [`DmaResv::lock`].
+    ///
+    /// This is for the callbacks of C code that holds the lock while it calls.
+    ///
+    /// # Safety
+    ///
+    /// - `ptr` must point to a valid `struct dma_resv` whose lock the current task holds for `'a`.
+    /// - During `'a` fences must be added to this reservation by this view only. Other code may add
+    ///   fences while it has the view by mutable reference, if it drops what [`Self::slots`]
+    ///   returns: room that was reserved before may be gone then.
+    #[inline]
+    pub unsafe fn from_raw(ptr: *mut bindings::dma_resv) -> Self {
+        // INVARIANT: The caller promises that the lock is held. No slot is claimed.
+        Self {
+            // SAFETY: The caller promises that the reservation is valid.
+            resv: unsafe { DmaResv::from_raw(ptr) },
+            slots: 0,
+            _not_send: NotThreadSafe,
+        }
+    }
+
+    /// Returns the reservation that is held.
+    #[inline]
+    pub fn resv(&self) -> &'a DmaResv {
+        self.resv
+    }
+
+    /// Tells whether this is a view of `resv`.
+    #[inline]
+    pub fn is_for(&self, resv: &DmaResv) -> bool {
+        ptr::eq(self.resv, resv)
+    }
+
+    /// Makes room for `count` fences, and keeps it for [`Self::slots`].
+    pub(crate) fn prepare(&mut self, count: u32) -> Result {
+        if count > MAX_SLOTS {
+            return Err(EINVAL);
+        }
+
+        if count > self.slots {
+            // SAFETY: By the type invariant the reservation is valid and its lock is held.
+            to_result(unsafe { bindings::dma_resv_reserve_fences(self.resv.as_raw(), count) })?;
+            // INVARIANT: There is room for `count` fences, and all of it is claimed here.
+            self.slots = count;
+        }
+
+        Ok(())
+    }
+
+    /// Makes room for `count` fences. Slots that are not used are not lost, nor in the way.
+    ///
+    /// May sleep. Mirrors `dma_resv_reserve_fences()`, which is not called, and so cannot fail, if
+    /// [`Self::slots`] would return as many.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL` if `count` is above 4096.
+    /// - `ENOMEM` if there is no memory.
+    pub fn reserve_fences(&mut self, count: u32) -> Result<FenceSlots<'_>> {
+        self.prepare(count)?;
+        // INVARIANT: `count` slots pass from this view to the new one.
+        self.slots -= count;
+
+        Ok(FenceSlots {
+            resv: self.resv,
+            left: count,
+            _view: PhantomData,
+            _not_send: NotThreadSafe,
+        })
+    }
+
+    /// Returns the slots that were reserved when the view was made, as an execution context does,
+    /// and that have not been taken since.
+    #[inline]
+    pub fn slots(&mut self) -> FenceSlots<'_> {
+        // INVARIANT: All slots pass from this view to the new one.
+        FenceSlots {
+            resv: self.resv,
+            left: core::mem::take(&mut self.slots),
+            _view: PhantomData,
+            _not_send: NotThreadSafe,
+        }
+    }
+}
+
+/// Room for fences: an iterator over slots.
+///
+/// It borrows the view that it is from. So no slots are reserved twice: `dma_resv_reserve_fences()`
+/// does not add to what it was asked for before.
+///
+/// # Invariants
+///
+/// The current task holds the lock of `resv` for `'a`, and `left` slots are reserved that nothing
+/// else uses.
+pub struct FenceSlots<'a> {
+    resv: &'a DmaResv,
+    left: u32,
+    _view: PhantomData<&'a mut ()>,
+    _not_send: NotThreadSafe,
+}
+
+impl<'a> Iterator for FenceSlots<'a> {
+    type Item = FenceSlot<'a>;
+
+    #[inline]
+    fn next(&mut self) -> Option<FenceSlot<'a>> {
+        // INVARIANT: A slot passes from `self` to the new value.
+        self.left = self.left.checked_sub(1)?;
+
+        Some(FenceSlot {
+            resv: self.resv,
+            _not_send: NotThreadSafe,
+        })
+    }
+
+    #[inline]
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        // CAST: There are 4096 slots at most.
+        (self.left as usize, Some(self.left as usize))
+    }
+}
+
+impl ExactSizeIterator for FenceSlots<'_> {}
+
+/// Room for one fence.
+///
+/// # Invariants
+///
+/// The current task holds the lock of `resv` for `'a`, and a slot is reserved that nothing else
+/// uses.
+#[must_use = "no fence is added unless one is given"]
+pub struct FenceSlot<'a> {
+    resv: &'a DmaResv,
+    _not_send: NotThreadSafe,
+}
+
+impl FenceSlot<'_> {
+    /// Adds a fence, which uses up the slot.
+    ///
+    /// The fence takes the place of an earlier one of the same context, if that has the same or a
+    /// weaker usage. The code that signals it is in a section of
+    /// [`SignallingSection`](crate::dma_buf::fence::SignallingSection) from here on. A fence that
+    /// C code made as a container of others must not be added, but each of the others.
+    ///
+    /// Does not sleep. Mirrors `dma_resv_add_fence()`.
+    #[inline]
+    pub fn add_fence(self, fence: &Fence, usage: Usage) {
+        // SAFETY: By the type invariant the reservation is valid, its lock held, and there is room.
+        // The reservation takes a reference of its own.
+        unsafe { bindings::dma_resv_add_fence(self.resv.as_raw(), fence.as_raw(), usage.as_raw()) };
     }
 }
