@@ -1,12 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0
 
 #include <linux/dma-buf.h>
+#include <linux/dma-mapping.h>
 #include <linux/dma-resv.h>
 
 #ifdef CONFIG_DMA_SHARED_BUFFER
 __rust_helper void rust_helper_get_dma_buf(struct dma_buf *dmabuf)
 {
 	get_dma_buf(dmabuf);
+}
+
+__rust_helper unsigned int rust_helper_dma_get_max_seg_size(struct device *dev)
+{
+	return dma_get_max_seg_size(dev);
 }
 
 __rust_helper int

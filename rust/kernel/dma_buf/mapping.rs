@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! From ranges of a PCI BAR to the scatter table of an importer.
+//! From the place of a buffer to the scatter table of an importer.
 //!
-//! An exporter describes a buffer as [`MmioRanges`]: pieces of one BAR in the order of the buffer.
-//! [`Attached::map_mmio`] turns them into the table, by the kind of route between both devices: bus
-//! addresses below a switch, physical addresses or one IOVA through the host bridge.
+//! An exporter describes a buffer in a BAR as [`MmioRanges`]: pieces of one BAR in the order of the
+//! buffer. [`Attached::map_mmio`] turns them into the table, by the kind of route between both
+//! devices: bus addresses below a switch, physical addresses or one IOVA through the host bridge.
+//! System memory is mapped from its pages. No table has both.
 //!
 //! C header: [`include/linux/dma-buf-mapping.h`](srctree/include/linux/dma-buf-mapping.h)
 
@@ -16,7 +17,10 @@ use super::exporter::{
 use crate::{
     bindings,
     dma::DataDirection,
-    error::from_err_ptr,
+    error::{
+        from_err_ptr,
+        to_result, //
+    },
     page::PAGE_SIZE,
     pci::p2pdma::Provider,
     prelude::*,
@@ -223,7 +227,8 @@ impl<'a> MmioRanges<'a> {
 ///
 /// # Invariants
 ///
-/// - `attach` is valid, and `sgt` was made for it by `dma_buf_phys_vec_to_sgt()` with `dir`.
+/// - `attach` is valid, and `sgt` was made for it with `dir`: by `dma_buf_phys_vec_to_sgt()`, which
+///   sets `orig_nents` to 0, or else by [`Attached::map_pages`].
 /// - The reservation of the buffer is held for as long as the value lives.
 pub struct Mapping<'r> {
     attach: NonNull<bindings::dma_buf_attachment>,
@@ -265,7 +270,7 @@ impl<'r> Mapping<'r> {
         sgt
     }
 
-    /// Returns the scatter table: DMA addresses and lengths, without pages.
+    /// Returns the scatter table. An importer uses DMA addresses and lengths only.
     #[inline]
     pub fn table(&self) -> &SGTable {
         // SAFETY: By the type invariant the table is valid, and nothing changes it while the
@@ -276,10 +281,18 @@ impl<'r> Mapping<'r> {
 
 impl Drop for Mapping<'_> {
     fn drop(&mut self) {
-        // SAFETY: By the type invariants this is the table of the attachment, and the reservation
-        // is held.
+        let (attach, sgt) = (self.attach.as_ptr(), self.sgt.as_ptr());
+
+        // SAFETY: By the type invariants this is the table of the attachment, made in one of the two
+        // ways, and the reservation is held.
         unsafe {
-            bindings::dma_buf_free_sgt(self.attach.as_ptr(), self.sgt.as_ptr(), self.dir);
+            if (*sgt).orig_nents == 0 {
+                bindings::dma_buf_free_sgt(attach, sgt, self.dir);
+            } else {
+                bindings::dma_unmap_sgtable((*attach).dev, sgt, self.dir, 0);
+                bindings::sg_free_table(sgt);
+                drop(KBox::from_raw(sgt));
+            }
         }
     }
 }
@@ -320,6 +333,77 @@ impl<'r, E: Exporter> Attached<'r, E> {
         // INVARIANT: The table was just made; `'r` is a call that holds the reservation.
         Ok(Mapping {
             // SAFETY: The attachment is valid, and a pointer that is not an error is not null.
+            attach: unsafe { NonNull::new_unchecked(self.as_raw()) },
+            // SAFETY: As above.
+            sgt: unsafe { NonNull::new_unchecked(sgt) },
+            dir,
+            _brand: PhantomData,
+            _not_send: NotThreadSafe,
+        })
+    }
+
+    /// Maps pages of system memory for the importer. Sleeps.
+    ///
+    /// Mirrors `dma_map_sgtable()`.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL` if the pages do not add up to the size of the buffer.
+    /// - `ENOMEM`, `EIO` or `EREMOTEIO` if the mapping fails.
+    ///
+    /// # Safety
+    ///
+    /// The pages must stay until the importer has unmapped them, or was told to let go and the
+    /// fences of what it started have signalled.
+    // Exporters of system memory alone have others to do it, so there may be no caller.
+    #[cfg_attr(not(CONFIG_RUST_DRM_TTM), expect(dead_code))]
+    pub(crate) unsafe fn map_pages(
+        &self,
+        pages: &[*mut bindings::page],
+        dir: DataDirection,
+    ) -> Result<Mapping<'r>> {
+        let size = self.dma_buf().size();
+        if pages.len().checked_mul(PAGE_SIZE) != Some(size) {
+            return Err(EINVAL);
+        }
+
+        let count = pages.len().try_into()?;
+        let sgt = KBox::new(bindings::sg_table::default(), GFP_KERNEL)?;
+        let sgt = KBox::into_raw(sgt);
+        let dir = dir.into();
+        // SAFETY: The attachment is valid, and so is its device.
+        let dev = unsafe { (*self.as_raw()).dev };
+
+        // SAFETY: The table is not initialized yet, the array is valid for its length and not
+        // written to, and the device is valid. On failure nothing is left.
+        let ret = to_result(unsafe {
+            bindings::sg_alloc_table_from_pages_segment(
+                sgt,
+                pages.as_ptr().cast_mut(),
+                count,
+                0,
+                size,
+                bindings::dma_get_max_seg_size(dev),
+                bindings::GFP_KERNEL,
+            )
+        })
+        .and_then(|()| {
+            // SAFETY: The table was just made, of pages that the caller promises to stay.
+            to_result(unsafe { bindings::dma_map_sgtable(dev, sgt, dir, 0) }).inspect_err(|_| {
+                // SAFETY: The table is not mapped.
+                unsafe { bindings::sg_free_table(sgt) }
+            })
+        });
+        if let Err(e) = ret {
+            // SAFETY: Made above, and not used any more.
+            drop(unsafe { KBox::from_raw(sgt) });
+            return Err(e);
+        }
+
+        // INVARIANT: The table was just made, with at least one entry; `'r` is a call that holds
+        // the reservation.
+        Ok(Mapping {
+            // SAFETY: The attachment is valid, and a box is not null.
             attach: unsafe { NonNull::new_unchecked(self.as_raw()) },
             // SAFETY: As above.
             sgt: unsafe { NonNull::new_unchecked(sgt) },
