@@ -153,9 +153,12 @@ impl Importer for Revocable {
 
     fn invalidate(&self, at: &mut LockedAttachment<'_>) {
         self.0.invalidations.add(1, Relaxed);
-        self.0.revoked.store(true, Relaxed);
-        at.unmap();
-        at.unpin();
+        // A buffer that is not pinned may move.
+        if at.is_pinned() {
+            self.0.revoked.store(true, Relaxed);
+            at.unmap();
+            at.unpin();
+        }
     }
 }
 
