@@ -23,23 +23,29 @@ impl kernel::Module for PeerPolicyKunit {
 #[kunit_tests(peer_policy)]
 mod tests {
     use kernel::{
-        drm::gem::peer::{
-            decide,
-            AttachmentInfo,
-            Facts,
-            Outcome,
-            Path,
-            Reason,
-            Refusals,
-            MAX_REFUSALS,
-            NAME_LEN, //
+        drm::{
+            gem::peer::{
+                decide,
+                AttachmentInfo,
+                Facts,
+                Outcome,
+                Path,
+                Reason,
+                Refusals,
+                MAX_REFUSALS,
+                NAME_LEN, //
+            },
+            ttm::{
+                Domain,
+                MemType, //
+            }, //
         },
         pci::p2pdma::MapType,
         prelude::*, //
     };
 
     /// How many bits a case is encoded in: see [`facts`].
-    const CASE_BITS: u32 = 10;
+    const CASE_BITS: u32 = 12;
 
     /// Makes one of all combinations of facts.
     fn facts(case: u32) -> Facts {
@@ -52,12 +58,21 @@ mod tests {
             pci: bit(3),
             distance: if bit(4) { Some(case) } else { None },
             inside_bar: bit(5),
-            system_memory: bit(6),
-            pinned_in_vram: bit(7),
-            map_type: match case >> 8 {
+            // Of three kinds one comes twice.
+            domain: match (case >> 6) & 3 {
+                0 => Domain::Vram,
+                1 => Domain::System,
+                _ => Domain::Either,
+            },
+            pinned: match (case >> 8) & 3 {
+                0 => None,
+                1 => Some(MemType::Tt),
+                2 => Some(MemType::System),
+                _ => Some(MemType::Vram),
+            },
+            map_type: match case >> 10 {
                 0 => MapType::NOT_SUPPORTED,
                 1 => MapType::BUS_ADDR,
-                // Twice, as there are four values for three kinds.
                 _ => MapType::THRU_HOST_BRIDGE,
             },
         }
@@ -85,29 +100,22 @@ mod tests {
             let outcome = decide(&f);
             let first = obstacles(&f).into_iter().find(|(there, _)| *there);
 
-            match first {
-                None => {
-                    let path = if f.map_type == MapType::BUS_ADDR {
-                        Path::PeerBus
-                    } else {
-                        Path::PeerHostBridge
-                    };
+            let expected = match first {
+                None if f.domain == Domain::System => Outcome::system(Reason::SystemOnly),
+                None if matches!(f.pinned, Some(MemType::Tt | MemType::System)) => {
+                    Outcome::system(Reason::PinnedElsewhere)
+                }
+                None if f.map_type == MapType::BUS_ADDR => Outcome::peer(Path::PeerBus),
+                None => Outcome::peer(Path::PeerHostBridge),
+                Some((_, Reason::DeviceGone)) => Outcome::refused(Reason::DeviceGone),
+                Some((_, reason)) if f.domain == Domain::Vram => Outcome::refused(reason),
+                Some(_) if f.pinned == Some(MemType::Vram) => {
+                    Outcome::refused(Reason::PinnedElsewhere)
+                }
+                Some((_, reason)) => Outcome::system(reason),
+            };
 
-                    assert!(outcome == Outcome::peer(path));
-                }
-                Some((_, Reason::DeviceGone)) => {
-                    assert!(outcome == Outcome::refused(Reason::DeviceGone));
-                }
-                Some((_, reason)) => {
-                    let expected = match (f.system_memory, f.pinned_in_vram) {
-                        (false, _) => Outcome::refused(reason),
-                        (true, true) => Outcome::refused(Reason::PinnedElsewhere),
-                        (true, false) => Outcome::system(reason),
-                    };
-
-                    assert!(outcome == expected);
-                }
-            }
+            assert!(outcome == expected);
         }
     }
 
@@ -133,6 +141,9 @@ mod tests {
             (Reason::NoRoute, EOPNOTSUPP),
             (Reason::OutsideBar, EOPNOTSUPP),
             (Reason::Suspended, EOPNOTSUPP),
+            (Reason::OtherImporter, EOPNOTSUPP),
+            (Reason::NoVram, EOPNOTSUPP),
+            (Reason::SystemOnly, EOPNOTSUPP),
             (Reason::PinnedElsewhere, EOPNOTSUPP),
             (Reason::Quota, EDQUOT),
             (Reason::DeviceGone, ENODEV),
@@ -156,13 +167,16 @@ mod tests {
             Reason::NoRoute,
             Reason::OutsideBar,
             Reason::Suspended,
+            Reason::OtherImporter,
+            Reason::NoVram,
+            Reason::SystemOnly,
             Reason::PinnedElsewhere,
             Reason::Quota,
             Reason::DeviceGone,
         ];
 
         assert!(paths.map(Path::code) == [1, 2, 3, 4]);
-        assert!(reasons.map(Reason::code) == [0, 1, 2, 3, 4, 5, 16, 17, 18]);
+        assert!(reasons.map(Reason::code) == [0, 1, 2, 3, 4, 5, 6, 7, 8, 16, 17, 18]);
     }
 
     #[test]

@@ -19,6 +19,7 @@ extern "C" {
 #define DRM_VVRAM_GEM_CREATE		0x01
 #define DRM_VVRAM_GEM_MMAP_OFFSET	0x02
 #define DRM_VVRAM_GEM_ATTACHMENTS	0x03
+#define DRM_VVRAM_GEM_INFO		0x04
 
 /**
  * enum drm_vvram_param - what DRM_IOCTL_VVRAM_GETPARAM can be asked for
@@ -35,6 +36,10 @@ enum drm_vvram_param {
 	DRM_VVRAM_PARAM_PAGE_SIZE = 2,
 	/** @DRM_VVRAM_PARAM_VRAM_FREE: VRAM that is not allocated, in bytes. */
 	DRM_VVRAM_PARAM_VRAM_FREE = 3,
+	/** @DRM_VVRAM_PARAM_VRAM_PINNED: VRAM that is pinned, in bytes. */
+	DRM_VVRAM_PARAM_VRAM_PINNED = 4,
+	/** @DRM_VVRAM_PARAM_VRAM_PIN_LIMIT: how much of it may be, in bytes. */
+	DRM_VVRAM_PARAM_VRAM_PIN_LIMIT = 5,
 };
 
 /**
@@ -52,7 +57,9 @@ struct drm_vvram_getparam {
 /**
  * DRM_VVRAM_GEM_CREATE_VRAM - the object may be placed in VRAM.
  *
- * A call without a placement means this one.
+ * Unless DRM_VVRAM_GEM_CREATE_VRAM_OR_FAIL is given too, it is moved to system
+ * memory when there is not enough VRAM for all, and back when it is used by a
+ * peer again. A call without a placement means the same.
  */
 #define DRM_VVRAM_GEM_CREATE_VRAM		(1 << 0)
 /**
@@ -60,15 +67,23 @@ struct drm_vvram_getparam {
  *
  * The object is in VRAM for as long as it lives, and an importer that cannot
  * reach it there is refused with -EOPNOTSUPP instead of being given system
- * memory.
+ * memory. It takes its VRAM from everybody else, which is not accounted for as
+ * pinned; an administrator limits it by the cgroup controller dmem. Not with
+ * DRM_VVRAM_GEM_CREATE_SYSTEM.
  */
 #define DRM_VVRAM_GEM_CREATE_VRAM_OR_FAIL	(1 << 1)
+/**
+ * DRM_VVRAM_GEM_CREATE_SYSTEM - the object may be placed in system memory.
+ *
+ * Without DRM_VVRAM_GEM_CREATE_VRAM it is never placed in VRAM.
+ */
+#define DRM_VVRAM_GEM_CREATE_SYSTEM		(1 << 2)
 
 /**
  * struct drm_vvram_gem_create - argument of DRM_IOCTL_VVRAM_GEM_CREATE
  *
  * Creates an object that reads as zeroes. Returns -EINVAL for a size of 0 or
- * an unknown flag and -ENOSPC when VRAM cannot hold it.
+ * an unknown flag and -ENOSPC when no placement has room for it.
  */
 struct drm_vvram_gem_create {
 	/** @size: in, at least 1; out, rounded up to a page. */
@@ -93,6 +108,40 @@ struct drm_vvram_gem_mmap_offset {
 };
 
 /**
+ * enum drm_vvram_placement - where an object is
+ */
+enum drm_vvram_placement {
+	/** @DRM_VVRAM_PLACEMENT_NONE: it has no memory yet. */
+	DRM_VVRAM_PLACEMENT_NONE = 0,
+	/** @DRM_VVRAM_PLACEMENT_VRAM: in VRAM. */
+	DRM_VVRAM_PLACEMENT_VRAM = 1,
+	/** @DRM_VVRAM_PLACEMENT_SYSTEM: in system memory. */
+	DRM_VVRAM_PLACEMENT_SYSTEM = 2,
+};
+
+/**
+ * struct drm_vvram_gem_info - argument of DRM_IOCTL_VVRAM_GEM_INFO
+ *
+ * Tells where an object is at the moment. It may be elsewhere by the time the
+ * caller reads it, unless it is pinned.
+ */
+struct drm_vvram_gem_info {
+	/** @handle: in, -ENOENT if unknown. */
+	__u32 handle;
+	/**
+	 * @placement: out, one of enum drm_vvram_placement. This and what
+	 * follows must be zero on input.
+	 */
+	__u32 placement;
+	/** @size: out, in bytes. */
+	__u64 size;
+	/** @flags: out, the placements of DRM_VVRAM_GEM_CREATE_* it may have. */
+	__u32 flags;
+	/** @pinned: out, 1 if it does not move, else 0. */
+	__u32 pinned;
+};
+
+/**
  * enum drm_vvram_path - how an importer reaches a buffer
  */
 enum drm_vvram_path {
@@ -112,10 +161,12 @@ enum drm_vvram_path {
 /**
  * enum drm_vvram_reason - why a path is not peer to peer
  *
- * The reasons below 16 lead to system memory where the buffer may live there,
+ * The reasons from 1 to 5 lead to system memory where the buffer may live there,
  * and to a refusal where it may not (DRM_VVRAM_GEM_CREATE_VRAM_OR_FAIL). Where
- * several of these apply, the first of the list is given. SUSPENDED and the
- * reasons from 16 on are not given yet.
+ * several of these apply, the first of the list is given. With 6 to 8 the
+ * importer could have peer memory, but the buffer is in system memory. The same
+ * is true for PINNED_ELSEWHERE, unless the importer was refused. SUSPENDED, QUOTA
+ * and DEVICE_GONE are not given: these are errors of the importer's call.
  */
 enum drm_vvram_reason {
 	/** @DRM_VVRAM_REASON_NONE: it is peer to peer. */
@@ -130,6 +181,12 @@ enum drm_vvram_reason {
 	DRM_VVRAM_REASON_OUTSIDE_BAR = 4,
 	/** @DRM_VVRAM_REASON_SUSPENDED: the exporting device is suspended. */
 	DRM_VVRAM_REASON_SUSPENDED = 5,
+	/** @DRM_VVRAM_REASON_OTHER_IMPORTER: another one needs system memory. */
+	DRM_VVRAM_REASON_OTHER_IMPORTER = 6,
+	/** @DRM_VVRAM_REASON_NO_VRAM: there is no room in VRAM. */
+	DRM_VVRAM_REASON_NO_VRAM = 7,
+	/** @DRM_VVRAM_REASON_SYSTEM_ONLY: DRM_VVRAM_GEM_CREATE_SYSTEM alone. */
+	DRM_VVRAM_REASON_SYSTEM_ONLY = 8,
 	/** @DRM_VVRAM_REASON_PINNED_ELSEWHERE: pinned where it cannot reach. */
 	DRM_VVRAM_REASON_PINNED_ELSEWHERE = 16,
 	/** @DRM_VVRAM_REASON_QUOTA: the limit of pinned VRAM is reached. */
@@ -210,6 +267,9 @@ enum {
 	DRM_IOCTL_VVRAM_GEM_ATTACHMENTS =
 		DRM_IOWR(DRM_COMMAND_BASE + DRM_VVRAM_GEM_ATTACHMENTS,
 			 struct drm_vvram_gem_attachments),
+	DRM_IOCTL_VVRAM_GEM_INFO =
+		DRM_IOWR(DRM_COMMAND_BASE + DRM_VVRAM_GEM_INFO,
+			 struct drm_vvram_gem_info),
 };
 
 #if defined(__cplusplus)

@@ -11,20 +11,16 @@ use kernel::{
     drm::{
         self,
         devres::RegistrationInit,
-        gem::{
-            iomem::Window,
-            peer, //
-        },
-        ioctl, //
+        gem::peer,
+        ioctl,
+        ttm::{
+            self,
+            Transfer,
+            Window, //
+        }, //
     },
-    gpu::buddy::{
-        GpuBuddy,
-        GpuBuddyParams, //
-    },
-    page,
     pci,
     prelude::*,
-    ptr::Alignment,
     sizes::SZ_1K, //
 };
 
@@ -39,6 +35,7 @@ use crate::{
         Ivshmem,
         Variant, //
     },
+    module_parameters, //
 };
 
 pub(crate) struct VvramDriver;
@@ -47,11 +44,11 @@ pub(crate) struct VvramDriver;
 pub(crate) type VvramDevice<Ctx = drm::Normal> = drm::Device<VvramDriver, Ctx>;
 
 /// What lives as long as the DRM device, which may be longer than the driver is bound.
+#[pin_data]
 pub(crate) struct VvramData {
-    /// Which part of VRAM is whose.
-    pub(crate) vram: GpuBuddy,
-    /// The size of the part of VRAM that the BAR shows, in bytes.
-    pub(crate) cpu_visible: u64,
+    /// What is where in VRAM and in system memory.
+    #[pin]
+    pub(crate) ttm: ttm::Device<BoData>,
 }
 
 /// What exists while the driver is bound. Fields are dropped in this order.
@@ -64,9 +61,9 @@ pub(crate) struct BoundData<'a> {
 }
 
 impl BoundData<'_> {
-    /// Writes zeroes to `len` bytes at `offset` of VRAM.
-    pub(crate) fn clear(&self, offset: u64, len: u64) -> Result {
-        self.engine.clear(&self.window, offset, len)
+    /// Moves or clears the content of an object.
+    pub(crate) fn run(&self, transfer: &Transfer<'_>) -> Result {
+        self.engine.run(&self.window, transfer)
     }
 }
 
@@ -106,22 +103,26 @@ impl pci::Driver for VvramDriver {
     ) -> impl PinInit<Self::Data<'bound>, Error> + 'bound {
         let variant = *info.ok_or(ENODEV)?;
         let vram_size = variant.vram_size(pdev)?;
-        let cpu_visible = variant.cpu_visible_size(pdev)?;
+        let cpu_visible = match module_parameters::visible_kib.value() {
+            0 => variant.cpu_visible_size(pdev)?,
+            kib => kib
+                .saturating_mul(SZ_1K as u64)
+                .min(variant.cpu_visible_size(pdev)?),
+        };
 
         pdev.enable_device_mem()?;
         pdev.enable_p2pdma()?;
 
         let drm = drm::UnregisteredDevice::<Self>::new(
             pdev,
-            Ok(VvramData {
-                vram: GpuBuddy::new(GpuBuddyParams {
-                    base_offset: 0,
-                    size: vram_size,
-                    chunk_size: Alignment::new::<{ page::PAGE_SIZE }>(),
-                })?,
-                cpu_visible,
+            try_pin_init!(VvramData {
+                ttm <- ttm::Device::new(vram_size),
             }),
         )?;
+        ttm::Device::<BoData>::setup(&drm, pdev, variant.vram_bar(), cpu_visible)?;
+        let percent = module_parameters::pin_percent.value().min(100);
+        drm.ttm
+            .set_pin_limit(vram_size / 100 * percent + vram_size % 100 * percent / 100);
         drm::devres::register::<Self>(pdev, drm, Bind(variant), 0)?;
 
         dev_info!(
@@ -169,5 +170,6 @@ impl drm::Driver for VvramDriver {
             ioctl::RENDER_ALLOW,
             File::gem_attachments
         ),
+        (VVRAM_GEM_INFO, drm_vvram_gem_info, ioctl::RENDER_ALLOW, File::gem_info),
     }
 }

@@ -13,6 +13,11 @@ use kernel::{
             },
             BaseObject, //
         },
+        ttm::{
+            Domain,
+            MemType,
+            TtmObject, //
+        },
         Registered, //
     },
     page,
@@ -67,10 +72,12 @@ impl File {
         check(args.pad == 0 && args.value == 0)?;
 
         args.value = match args.param {
-            uapi::drm_vvram_param_DRM_VVRAM_PARAM_VRAM_SIZE => dev.vram.size(),
-            uapi::drm_vvram_param_DRM_VVRAM_PARAM_VRAM_CPU_VISIBLE_SIZE => dev.cpu_visible,
+            uapi::drm_vvram_param_DRM_VVRAM_PARAM_VRAM_SIZE => dev.ttm.vram_size(),
+            uapi::drm_vvram_param_DRM_VVRAM_PARAM_VRAM_CPU_VISIBLE_SIZE => dev.ttm.visible(),
             uapi::drm_vvram_param_DRM_VVRAM_PARAM_PAGE_SIZE => page::PAGE_SIZE as u64,
-            uapi::drm_vvram_param_DRM_VVRAM_PARAM_VRAM_FREE => dev.vram.avail(),
+            uapi::drm_vvram_param_DRM_VVRAM_PARAM_VRAM_FREE => dev.ttm.vram_free(),
+            uapi::drm_vvram_param_DRM_VVRAM_PARAM_VRAM_PINNED => dev.ttm.pinned(),
+            uapi::drm_vvram_param_DRM_VVRAM_PARAM_VRAM_PIN_LIMIT => dev.ttm.pin_limit(),
             _ => return Err(EINVAL),
         };
         Ok(0)
@@ -79,18 +86,13 @@ impl File {
     /// `DRM_IOCTL_VVRAM_GEM_CREATE`
     pub(crate) fn gem_create(
         dev: &VvramDevice<Registered>,
-        bound: &BoundData<'_>,
+        _bound: &BoundData<'_>,
         args: &mut uapi::drm_vvram_gem_create,
         file: &drm::File<File>,
     ) -> Result<u32> {
-        const KNOWN: u32 =
-            uapi::DRM_VVRAM_GEM_CREATE_VRAM | uapi::DRM_VVRAM_GEM_CREATE_VRAM_OR_FAIL;
+        check(args.handle == 0)?;
 
-        check(args.handle == 0 && args.flags & !KNOWN == 0)?;
-
-        // There is no placement but VRAM yet, so that it does not matter whether it is asked for.
-        let vram_or_fail = args.flags & uapi::DRM_VVRAM_GEM_CREATE_VRAM_OR_FAIL != 0;
-        let bo = BoData::create(dev, bound, args.size, vram_or_fail)?;
+        let bo = BoData::create(dev, args.size, domain(args.flags)?)?;
 
         args.handle = bo.create_handle(file)?;
         args.size = bo.size() as u64;
@@ -107,6 +109,31 @@ impl File {
         check(args.pad == 0 && args.offset == 0)?;
 
         args.offset = Bo::lookup_handle(file, args.handle)?.create_mmap_offset()?;
+        Ok(0)
+    }
+
+    /// `DRM_IOCTL_VVRAM_GEM_INFO`
+    pub(crate) fn gem_info(
+        _dev: &VvramDevice<Registered>,
+        _bound: &BoundData<'_>,
+        args: &mut uapi::drm_vvram_gem_info,
+        file: &drm::File<File>,
+    ) -> Result<u32> {
+        check(args.placement == 0 && args.size == 0 && args.flags == 0 && args.pinned == 0)?;
+
+        let bo = Bo::lookup_handle(file, args.handle)?;
+        let object = bo.reserve(true)?;
+
+        args.placement = match object.mem_type() {
+            None => uapi::drm_vvram_placement_DRM_VVRAM_PLACEMENT_NONE,
+            Some(MemType::Vram) => uapi::drm_vvram_placement_DRM_VVRAM_PLACEMENT_VRAM,
+            Some(MemType::Tt | MemType::System) => {
+                uapi::drm_vvram_placement_DRM_VVRAM_PLACEMENT_SYSTEM
+            }
+        };
+        args.pinned = object.is_pinned().into();
+        args.size = bo.size() as u64;
+        args.flags = flags(object.data().domain());
         Ok(0)
     }
 
@@ -138,6 +165,37 @@ impl File {
     }
 }
 
+/// Returns where an object with these flags may live.
+///
+/// # Errors
+///
+/// `EINVAL` if the flags are unknown or contradict each other.
+fn domain(flags: u32) -> Result<Domain> {
+    const VRAM: u32 = uapi::DRM_VVRAM_GEM_CREATE_VRAM;
+    const VRAM_OR_FAIL: u32 = uapi::DRM_VVRAM_GEM_CREATE_VRAM_OR_FAIL;
+    const SYSTEM: u32 = uapi::DRM_VVRAM_GEM_CREATE_SYSTEM;
+
+    check(flags & !(VRAM | VRAM_OR_FAIL | SYSTEM) == 0)?;
+
+    if flags & VRAM_OR_FAIL != 0 {
+        check(flags & SYSTEM == 0)?;
+        Ok(Domain::Vram)
+    } else if flags == SYSTEM {
+        Ok(Domain::System)
+    } else {
+        Ok(Domain::Either)
+    }
+}
+
+/// Returns the flags of an object that may live there.
+fn flags(domain: Domain) -> u32 {
+    match domain {
+        Domain::Vram => uapi::DRM_VVRAM_GEM_CREATE_VRAM | uapi::DRM_VVRAM_GEM_CREATE_VRAM_OR_FAIL,
+        Domain::System => uapi::DRM_VVRAM_GEM_CREATE_SYSTEM,
+        Domain::Either => uapi::DRM_VVRAM_GEM_CREATE_VRAM | uapi::DRM_VVRAM_GEM_CREATE_SYSTEM,
+    }
+}
+
 // The uAPI is what userspace was compiled with; it and the peer layer must not drift apart.
 const _: () = {
     macro_rules! same {
@@ -160,6 +218,9 @@ const _: () = {
         Reason::NoRoute.code() => drm_vvram_reason_DRM_VVRAM_REASON_NO_ROUTE,
         Reason::OutsideBar.code() => drm_vvram_reason_DRM_VVRAM_REASON_OUTSIDE_BAR,
         Reason::Suspended.code() => drm_vvram_reason_DRM_VVRAM_REASON_SUSPENDED,
+        Reason::OtherImporter.code() => drm_vvram_reason_DRM_VVRAM_REASON_OTHER_IMPORTER,
+        Reason::NoVram.code() => drm_vvram_reason_DRM_VVRAM_REASON_NO_VRAM,
+        Reason::SystemOnly.code() => drm_vvram_reason_DRM_VVRAM_REASON_SYSTEM_ONLY,
         Reason::PinnedElsewhere.code() => drm_vvram_reason_DRM_VVRAM_REASON_PINNED_ELSEWHERE,
         Reason::Quota.code() => drm_vvram_reason_DRM_VVRAM_REASON_QUOTA,
         Reason::DeviceGone.code() => drm_vvram_reason_DRM_VVRAM_REASON_DEVICE_GONE,

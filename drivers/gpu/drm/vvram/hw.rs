@@ -6,7 +6,10 @@
 
 use kernel::{
     device::Bound,
-    drm::gem::iomem::Window,
+    drm::ttm::{
+        Transfer,
+        Window, //
+    },
     pci,
     prelude::*, //
 };
@@ -35,10 +38,10 @@ pub(crate) trait Variant: Sync {
 
 /// How a device works on its VRAM, while the driver is bound.
 pub(crate) trait Engine: Send + Sync {
-    /// Writes zeroes to `len` bytes at `offset` of VRAM, and returns when they are there.
+    /// Moves or clears the content of an object, and returns when that is done.
     ///
     /// `window` is the CPU's view of the BAR.
-    fn clear(&self, window: &Window<'_>, offset: u64, len: u64) -> Result;
+    fn run(&self, window: &Window<'_>, transfer: &Transfer<'_>) -> Result;
 }
 
 /// QEMU's `ivshmem-plain`: BAR 2 is memory, and there is nothing else.
@@ -62,7 +65,7 @@ impl Variant for Ivshmem {
 struct Cpu;
 
 impl Engine for Cpu {
-    fn clear(&self, window: &Window<'_>, offset: u64, len: u64) -> Result {
-        window.clear(offset, len)
+    fn run(&self, window: &Window<'_>, transfer: &Transfer<'_>) -> Result {
+        window.run(transfer)
     }
 }

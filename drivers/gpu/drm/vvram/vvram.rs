@@ -20,4 +20,14 @@ kernel::module_pci_driver! {
     description: "VRAM behind a PCI BAR, exported peer to peer",
     license: "GPL",
     imports_ns: ["DMA_BUF"],
+    params: {
+        visible_kib: u64 {
+            default: 0,
+            description: "How much of VRAM the CPU and peers see, in KiB (default: all of it)",
+        },
+        pin_percent: u64 {
+            default: 50,
+            description: "How much of VRAM may be pinned, in percent",
+        },
+    },
 }

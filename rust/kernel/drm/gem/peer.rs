@@ -2,12 +2,17 @@
 
 //! The export policy for GEM objects in VRAM: which importer reaches them, how, and why not.
 //!
-//! A driver implements [`PeerObject`], keeps an [`Exports`] in its registration data, and sets
-//! [`DriverObject::PRIME`] to [`hooks`]. Its objects are then exported as dma-bufs:
+//! A driver whose objects are managed by [TTM](drm::ttm) implements [`PeerObject`], keeps an
+//! [`Exports`] in its registration data, and sets
+//! [`DriverObject::PRIME`](super::DriverObject::PRIME) to [`hooks`]. Its objects
+//! are then exported as dma-bufs:
 //!
 //! - When an importer attaches, the path to it is measured and [`decide`] says what it gets: peer
 //!   to peer by bus address, peer to peer through the host bridge, system memory, or a refusal with
 //!   `EOPNOTSUPP`. Everything but peer to peer has a [`Reason`], which is kept.
+//! - An importer that pins does so in VRAM if all importers are peers, else in system memory. For
+//!   one that maps without a pin the object is moved in the same way; it is told when the object
+//!   moves again.
 //! - [`attachments`] lists the importers of an object and the most recent refusals.
 //! - Importing an object into the device it comes from gives the object itself.
 //! - When the driver is unbound, all importers are told, and their mappings are waited for.
@@ -18,12 +23,12 @@
 //!
 //! 1. `drm_device.object_name_lock`, held by the DRM core when it exports or imports,
 //! 2. the reservation of the object, which its dma-buf shares, held when this layer attaches, pins,
-//!    maps and lists,
+//!    maps, moves and lists,
 //! 3. the mutex of the refusals, taken last and never while something else is done.
 //!
 //! # Examples
 //!
-//! A whole driver: each of its objects is the first bytes of BAR 2 of QEMU's `ivshmem-plain`.
+//! A whole driver, whose VRAM is BAR 2 of QEMU's `ivshmem-plain`.
 //!
 //! ```
 //! use kernel::{
@@ -37,16 +42,19 @@
 //!         devres::RegistrationInit,
 //!         gem::{
 //!             self,
-//!             iomem::{
-//!                 self,
-//!                 IoMemObject,
-//!                 Window, //
-//!             },
 //!             peer::{
 //!                 self,
 //!                 PeerObject, //
-//!             }, //
+//!             },
 //!             BaseObject, //
+//!         },
+//!         ttm::{
+//!             Domain,
+//!             MemType,
+//!             OpCtx,
+//!             Place,
+//!             TtmObject,
+//!             Window, //
 //!         }, //
 //!     },
 //!     module::this_module,
@@ -78,21 +86,36 @@
 //! }
 //!
 //! /// The objects.
-//! struct Bo {
-//!     size: u64,
-//! }
+//! struct Bo(Domain);
 //!
 //! static OPS: peer::Ops<Bo> = peer::Ops::new();
 //!
 //! impl gem::DriverObject for Bo {
 //!     type Driver = Example;
-//!     type Args = ();
+//!     type Args = Domain;
 //!
 //!     const PRIME: gem::PrimeHooks<Self> = peer::hooks();
-//!     const CPU: gem::CpuHooks<Self> = iomem::hooks();
 //!
-//!     fn new(_dev: &drm::Device<Example>, size: usize, _args: ()) -> impl PinInit<Self, Error> {
-//!         Ok::<_, Error>(Self { size: size as u64 })
+//!     fn new(
+//!         _dev: &drm::Device<Example>,
+//!         _size: usize,
+//!         domain: Domain,
+//!     ) -> impl PinInit<Self, Error> {
+//!         Ok::<_, Error>(Self(domain))
+//!     }
+//! }
+//!
+//! impl TtmObject for Bo {
+//!     fn ttm(data: &Data) -> &drm::ttm::Device<Self> {
+//!         &data.ttm
+//!     }
+//!
+//!     fn window<'a>(vram: &'a Vram<'a>) -> &'a Window<'a> {
+//!         &vram.window
+//!     }
+//!
+//!     fn domain(&self) -> Domain {
+//!         self.0
 //!     }
 //! }
 //!
@@ -104,24 +127,13 @@
 //!     fn exports<'a>(vram: &'a Vram<'a>) -> &'a peer::Exports<'a, Self> {
 //!         &vram.exports
 //!     }
-//!
-//!     fn for_each_block(&self, f: &mut dyn FnMut(u64, u64) -> Result) -> Result {
-//!         f(0, self.size)
-//!     }
-//!
-//!     fn vram_or_fail(&self) -> bool {
-//!         true
-//!     }
 //! }
 //!
-//! impl IoMemObject for Bo {
-//!     fn window<'a>(vram: &'a Vram<'a>) -> &'a Window<'a> {
-//!         &vram.window
-//!     }
-//!
-//!     fn for_each_block(&self, f: &mut dyn FnMut(u64, u64) -> Result) -> Result {
-//!         PeerObject::for_each_block(self, f)
-//!     }
+//! /// What lives as long as the DRM device.
+//! #[pin_data]
+//! struct Data {
+//!     #[pin]
+//!     ttm: drm::ttm::Device<Bo>,
 //! }
 //!
 //! # struct File;
@@ -136,10 +148,10 @@
 //! #
 //! #[vtable]
 //! impl drm::Driver for Example {
-//!     type Data = ();
+//!     type Data = Data;
 //!     type RegistrationData<'a> = Vram<'a>;
 //!     type File = File;
-//!     type Object = gem::Object<Bo>;
+//!     type Object = gem::ttm::Object<Bo>;
 //!     type ParentDevice<Ctx: device::DeviceContext> = pci::Device<Ctx>;
 //!
 //!     const INFO: drm::DriverInfo = drm::DriverInfo {
@@ -171,12 +183,63 @@
 //!         pdev.enable_device_mem()?;
 //!         pdev.enable_p2pdma()?;
 //!
-//!         let drm = drm::UnregisteredDevice::<Self>::new(pdev, Ok::<_, Error>(()))?;
+//!         let size = pdev.resource_len(2)?;
+//!         let drm = drm::UnregisteredDevice::<Self>::new(
+//!             pdev,
+//!             try_pin_init!(Data {
+//!                 ttm <- drm::ttm::Device::new(size),
+//!             }),
+//!         )?;
+//!         drm::ttm::Device::<Bo>::setup(&drm, pdev, 2, size)?;
 //!         let drm = drm::devres::register::<Self>(pdev, drm, Init, 0)?;
+//!         assert_eq!(drm.ttm.vram_free(), size);
+//!
+//!         // One object fills VRAM, and cannot leave it.
+//!         let ctx = &mut OpCtx::uninterruptible();
+//!         let new = |size, places: &[Place], ctx: &mut OpCtx, domain| {
+//!             gem::ttm::Object::<Bo>::new(&drm, size, places, ctx, domain)
+//!         };
+//!         let all = new(size as usize, &[Place::VRAM], ctx, Domain::Vram)?;
+//!         assert_eq!(all.size() as u64, size);
+//!         assert_eq!(drm.ttm.vram_free(), 0);
+//!         assert_eq!(
+//!             new(1, &[Place::VRAM], ctx, Domain::Vram).err(),
+//!             Some(ENOSPC)
+//!         );
+//!
+//!         // Another one has to live in system memory until the first one is gone.
+//!         let bo = new(1, &[Place::VRAM, Place::TT], ctx, Domain::Either)?;
+//!         assert_eq!(bo.size(), PAGE_SIZE);
+//!         assert_eq!(bo.reserve(false)?.mem_type(), Some(MemType::Tt));
+//!         drop(all);
+//!         {
+//!             let mut bo = bo.reserve(false)?;
+//!
+//!             bo.validate(&[Place::VRAM], ctx)?;
+//!             assert_eq!(bo.mem_type(), Some(MemType::Vram));
+//!             assert_eq!(bo.vram().map(|vram| vram.ranges().len()), Some(1));
+//!             assert_eq!(drm.ttm.vram_free(), size - PAGE_SIZE as u64);
+//!
+//!         }
+//!
+//!         // It does not move while it is pinned, which is limited.
+//!         let pinned = bo.reserve(false)?.pin()?;
+//!         assert_eq!(drm.ttm.pinned(), PAGE_SIZE as u64);
+//!         assert_eq!(
+//!             pinned.reserve(false)?.validate(&[Place::TT], ctx),
+//!             Err(EINVAL)
+//!         );
+//!         drop(pinned);
+//!         assert_eq!(drm.ttm.pinned(), 0);
+//!         drm.ttm.set_pin_limit(0);
+//!         assert_eq!(bo.reserve(false)?.pin().err(), Some(EDQUOT));
+//!
+//!         // A new object in VRAM takes the room of one that may leave.
+//!         let all = new(size as usize, &[Place::VRAM], ctx, Domain::Vram)?;
+//!         assert_eq!(bo.reserve(false)?.mem_type(), Some(MemType::Tt));
+//!         drop(all);
 //!
 //!         // Nobody has attached to an object that is not exported.
-//!         let bo = gem::Object::<Bo>::new(&drm, PAGE_SIZE, ())?;
-//!         assert_eq!(bo.size(), PAGE_SIZE);
 //!         assert_eq!(peer::attachments::<Bo>(&bo)?.len(), 0);
 //!
 //!         dev_info!(pdev, "VRAM is open to peers\n");
@@ -199,9 +262,8 @@
 //! [`include/linux/dma-buf.h`](srctree/include/linux/dma-buf.h)
 
 use super::{
+    ttm::Object,
     BaseObject,
-    DriverAllocImpl,
-    DriverObject,
     IntoGEMObject,
     PrimeHooks, //
 };
@@ -225,7 +287,17 @@ use crate::{
         },
         DmaBuf, //
     },
-    drm,
+    drm::{
+        self,
+        ttm::{
+            Domain,
+            MemType,
+            Memory,
+            OpCtx,
+            Place,
+            TtmObject, //
+        }, //
+    },
     error::to_result,
     iosys_map::IosysMap,
     mm::virt::VmaNew,
@@ -239,9 +311,10 @@ use crate::{
     },
     prelude::*,
     sync::{
-        aref::{
-            ARef,
-            AlwaysRefCounted, //
+        aref::ARef,
+        atomic::{
+            Atomic,
+            Relaxed, //
         },
         Mutex, //
     }, //
@@ -249,17 +322,11 @@ use crate::{
 use core::{
     marker::PhantomData,
     mem,
-    ops::Deref,
     ptr::{
         self,
         NonNull, //
     }, //
 };
-
-/// Whether objects that may leave VRAM can be served from system memory.
-///
-/// No class of GEM objects can move yet. Once one can, this becomes a question to [`PeerObject`].
-const SYSTEM_MEMORY: bool = false;
 
 /// How an importer reaches an object.
 ///
@@ -294,9 +361,10 @@ impl Path {
 
 /// Why an importer does not get peer memory.
 ///
-/// The reasons below 16 lead to system memory where the object may live there, and to a refusal
-/// where it may not. The others always refuse. The values are part of the uAPI of drivers that use
-/// this layer and do not change.
+/// The reasons from 1 to 5 lead to system memory where the object may live there, and to a refusal
+/// where it may not. Those from 6 to 8 are about where the object is, and lead to system memory.
+/// The others refuse; an importer that could have peer memory gets system memory, if the object is
+/// pinned there. The values are part of the uAPI of drivers that use this layer and do not change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Reason {
@@ -312,6 +380,12 @@ pub enum Reason {
     OutsideBar = 4,
     /// The exporting device is suspended.
     Suspended = 5,
+    /// Another importer needs the object in system memory.
+    OtherImporter = 6,
+    /// There is no room in VRAM.
+    NoVram = 7,
+    /// The object was made to live in system memory.
+    SystemOnly = 8,
     /// The object is pinned where the importer cannot reach it.
     PinnedElsewhere = 16,
     /// The limit of pinned VRAM is reached.
@@ -397,12 +471,12 @@ pub struct Facts {
     pub distance: Option<u32>,
     /// The kind of mapping that PCI allows.
     pub map_type: MapType,
-    /// The BAR shows the whole object.
+    /// The object is, or can be moved to, where the BAR shows all of it.
     pub inside_bar: bool,
-    /// The object can be served from system memory.
-    pub system_memory: bool,
-    /// The object is pinned in VRAM.
-    pub pinned_in_vram: bool,
+    /// Where the object may live.
+    pub domain: Domain,
+    /// Where the object is pinned, if it is.
+    pub pinned: Option<MemType>,
 }
 
 /// Decides what an importer gets.
@@ -415,12 +489,15 @@ pub struct Facts {
 ///
 /// ```
 /// use kernel::{
-///     drm::gem::peer::{
-///         decide,
-///         Facts,
-///         Outcome,
-///         Path,
-///         Reason, //
+///     drm::{
+///         gem::peer::{
+///             decide,
+///             Facts,
+///             Outcome,
+///             Path,
+///             Reason, //
+///         },
+///         ttm::Domain, //
 ///     },
 ///     pci::p2pdma::MapType, //
 /// };
@@ -433,8 +510,8 @@ pub struct Facts {
 ///     distance: Some(4),
 ///     map_type: MapType::BUS_ADDR,
 ///     inside_bar: true,
-///     system_memory: false,
-///     pinned_in_vram: false,
+///     domain: Domain::Vram,
+///     pinned: None,
 /// };
 /// assert_eq!(decide(&below_one_switch), Outcome::peer(Path::PeerBus));
 ///
@@ -446,7 +523,7 @@ pub struct Facts {
 /// };
 /// assert_eq!(decide(&no_route), Outcome::refused(Reason::NoRoute));
 ///
-/// no_route.system_memory = true;
+/// no_route.domain = Domain::Either;
 /// assert_eq!(decide(&no_route), Outcome::system(Reason::NoRoute));
 /// ```
 pub fn decide(facts: &Facts) -> Outcome {
@@ -464,18 +541,21 @@ pub fn decide(facts: &Facts) -> Outcome {
         Reason::OutsideBar
     } else if facts.suspended {
         Reason::Suspended
-    } else if facts.map_type == MapType::BUS_ADDR {
-        return Outcome::peer(Path::PeerBus);
     } else {
-        return Outcome::peer(Path::PeerHostBridge);
+        Reason::None
     };
+    let pinned_in_vram = facts.pinned == Some(MemType::Vram);
 
-    if !facts.system_memory {
-        Outcome::refused(reason)
-    } else if facts.pinned_in_vram {
-        Outcome::refused(Reason::PinnedElsewhere)
-    } else {
-        Outcome::system(reason)
+    match (reason, facts.domain) {
+        (Reason::None, Domain::System) => Outcome::system(Reason::SystemOnly),
+        (Reason::None, _) if facts.pinned.is_some() && !pinned_in_vram => {
+            Outcome::system(Reason::PinnedElsewhere)
+        }
+        (Reason::None, _) if facts.map_type == MapType::BUS_ADDR => Outcome::peer(Path::PeerBus),
+        (Reason::None, _) => Outcome::peer(Path::PeerHostBridge),
+        (_, Domain::Vram) => Outcome::refused(reason),
+        (_, _) if pinned_in_vram => Outcome::refused(Reason::PinnedElsewhere),
+        (_, _) => Outcome::system(reason),
     }
 }
 
@@ -625,13 +705,7 @@ impl Refusals {
 /// A GEM object that peers may access in VRAM.
 ///
 /// See the [module](self) for an example.
-pub trait PeerObject:
-    DriverObject<
-    Driver: drm::Driver<
-        Object: IntoGEMObject + AlwaysRefCounted + Deref<Target = Self> + Send + Sync + 'static,
-    >,
->
-{
+pub trait PeerObject: TtmObject {
     /// Returns the table of dma-buf operations of this class.
     ///
     /// It must be a `static` of the driver: by its address the driver tells its own buffers.
@@ -641,36 +715,6 @@ pub trait PeerObject:
     fn exports<'a>(
         reg: &'a <Self::Driver as drm::Driver>::RegistrationData<'a>,
     ) -> &'a Exports<'a, Self>;
-
-    /// Calls `f` with offset in VRAM and length of each block of the object, in the order of the
-    /// object, until it fails.
-    ///
-    /// Offsets and lengths are multiples of the page size, and the lengths add up to the size of
-    /// the object. Called with the reservation held, so that the object does not move meanwhile.
-    /// Blocks may lie outside of the BAR.
-    ///
-    /// # Errors
-    ///
-    /// What `f` returns.
-    fn for_each_block(&self, f: &mut dyn FnMut(u64, u64) -> Result) -> Result;
-
-    /// Tells whether the object must never leave VRAM.
-    fn vram_or_fail(&self) -> bool;
-
-    /// The object must stay where it is until [`unpin`](Self::unpin). Calls nest.
-    ///
-    /// Called with the reservation held, after all attachments were found to reach the object where
-    /// it is.
-    ///
-    /// # Errors
-    ///
-    /// `EDQUOT` if the limit of pinned VRAM is reached; never `EBUSY`, which the core warns about.
-    fn pin(&self) -> Result {
-        Ok(())
-    }
-
-    /// The object may move again. Called with the reservation held.
-    fn unpin(&self) {}
 }
 
 /// The table of dma-buf operations of a class of objects.
@@ -704,18 +748,23 @@ pub struct Attachment {
 /// A GEM object that is exported as a dma-buf.
 pub struct GemExport<T: PeerObject> {
     // Dropped before its device, which it needs until it is freed.
-    obj: ARef<DriverAllocImpl<T>>,
+    obj: ARef<Object<T>>,
     dev: ARef<drm::Device<T::Driver>>,
+    /// The address of the dma-buf, 0 until the object knows it.
+    buf: Atomic<usize>,
     refusals: Pin<KBox<Mutex<Refusals>>>,
 }
 
 impl<T: PeerObject> GemExport<T> {
+    /// Returns the object, whose reservation is that of the dma-buf.
+    fn object(&self, _cx: &Locked<'_, Self>) -> super::ttm::Locked<'_, T> {
+        // SAFETY: A `Locked` dma-buf exists only while its reservation is held, and there is one
+        // `GemExport` for each.
+        unsafe { self.obj.assume_locked() }
+    }
+
     /// Finds out what [`decide`] needs to know.
-    ///
-    /// # Errors
-    ///
-    /// `ENOMEM` if memory runs out, and other errors of the driver.
-    fn facts(&self, cx: &Locked<'_, Self>, req: &AttachRequest<'_>) -> Result<Facts> {
+    fn facts(&self, cx: &Locked<'_, Self>, req: &AttachRequest<'_>) -> Facts {
         let provider = cx.bound();
         let client = req.device();
         let pci = <&pci::Device>::try_from(client).is_ok();
@@ -725,14 +774,16 @@ impl<T: PeerObject> GemExport<T> {
             (None, MapType::NOT_SUPPORTED)
         };
 
-        let inside_bar = match self.ranges(*provider) {
-            Ok(_) => true,
-            // A block that the BAR does not show.
-            Err(e) if e == EINVAL => false,
-            Err(e) => return Err(e),
+        let object = self.object(cx);
+        let visible = object.visible();
+        let pinned = object.mem_type().filter(|_| object.is_pinned());
+        let inside_bar = match object.vram() {
+            Some(vram) if pinned.is_some() => vram.is_below(visible),
+            // It can be moved.
+            _ => self.obj.size() as u64 <= visible,
         };
 
-        Ok(Facts {
+        Facts {
             // `cx` proves that the device is bound, and drivers of this layer do not suspend yet.
             gone: false,
             suspended: false,
@@ -741,17 +792,24 @@ impl<T: PeerObject> GemExport<T> {
             distance,
             map_type,
             inside_bar,
-            system_memory: SYSTEM_MEMORY && !self.obj.vram_or_fail(),
-            pinned_in_vram: cx.attachments().any(|at| at.pins() > 0),
-        })
+            domain: self.obj.domain(),
+            pinned,
+        }
     }
 
-    /// Returns where in the BAR the object is.
-    fn ranges<'a>(&self, provider: Provider<'a>) -> Result<MmioRanges<'a>> {
-        let mut ranges = MmioRanges::new(provider);
+    /// Returns the places for the object while all of its importers use it, best first.
+    ///
+    /// An object that is in the second place stays there if the first one is full.
+    fn places(&self, cx: &Locked<'_, Self>) -> [Place; 2] {
+        let vram = Place::VRAM.below(self.object(cx).visible());
+        let peers = cx.attachments().all(|at| at.data().outcome.path.is_peer());
 
-        T::for_each_block(&self.obj, &mut |offset, len| ranges.push(offset, len))?;
-        Ok(ranges)
+        match self.obj.domain() {
+            Domain::Vram => [vram, vram],
+            // Not evicted from there for the sake of system memory.
+            Domain::Either if peers => [vram, Place::TT.fallback()],
+            _ => [Place::TT, Place::TT],
+        }
     }
 }
 
@@ -772,7 +830,7 @@ impl<T: PeerObject> Exporter for GemExport<T> {
     }
 
     fn attach(&self, cx: &Locked<'_, Self>, req: &mut AttachRequest<'_>) -> Result<Attachment> {
-        let facts = self.facts(cx, req)?;
+        let facts = self.facts(cx, req);
         let outcome = decide(&facts);
 
         if outcome.path == Path::Refused {
@@ -802,15 +860,33 @@ impl<T: PeerObject> Exporter for GemExport<T> {
         })
     }
 
-    fn pin(&self, _cx: &Locked<'_, Self>, at: &Attached<'_, Self>) -> Result {
-        if !at.data().outcome.path.is_peer() {
+    fn pin(&self, cx: &Locked<'_, Self>, at: &Attached<'_, Self>) -> Result {
+        let mut object = self.object(cx);
+
+        if !object.is_pinned() {
+            let ctx = &mut OpCtx::interruptible();
+            let [first, second] = self.places(cx);
+
+            // With both at once an object would stay in system memory rather than evict others.
+            match object.validate(&[first], ctx) {
+                Err(e) if e == ENOSPC && second.mem_type() != first.mem_type() => {
+                    object.validate(&[second], ctx)
+                }
+                // What holds it up takes too long. The core warns about the other error.
+                Err(e) if e == EBUSY => Err(ETIMEDOUT),
+                ret => ret,
+            }?;
+        }
+        // Pinned by an importer that was attached before.
+        if object.mem_type() == Some(MemType::Vram) && !at.data().outcome.path.is_peer() {
             return Err(EOPNOTSUPP);
         }
-        T::pin(&self.obj)
+        object.pin_raw()
     }
 
     fn unpin(&self, _buf: &DmaBuf, _at: &Attached<'_, Self>) {
-        T::unpin(&self.obj)
+        // SAFETY: Called with the reservation held.
+        unsafe { self.obj.assume_locked() }.unpin_raw()
     }
 
     fn map<'r>(
@@ -819,10 +895,31 @@ impl<T: PeerObject> Exporter for GemExport<T> {
         at: &Attached<'r, Self>,
         dir: DataDirection,
     ) -> Result<Mapping<'r>> {
-        if !at.data().outcome.path.is_peer() {
-            return Err(EOPNOTSUPP);
+        let mut object = self.object(cx);
+        let ctx = &mut OpCtx::uninterruptible();
+
+        if !object.is_pinned() {
+            object.validate(&self.places(cx), ctx)?;
         }
-        at.map_mmio(&self.ranges(*cx.bound())?, dir)
+
+        if let Some(vram) = object.vram() {
+            if !at.data().outcome.path.is_peer() {
+                return Err(EOPNOTSUPP);
+            }
+
+            let mut ranges = MmioRanges::new(*cx.bound());
+            for range in vram.ranges() {
+                ranges.push(range.offset, range.len)?;
+            }
+            return at.map_mmio(&ranges, dir);
+        }
+
+        match object.pages(ctx)? {
+            // SAFETY: The pages stay until the object moves, before which importers are told and
+            // fences are waited for, or is gone, which is after the last mapping.
+            Memory::Pages(pages) => unsafe { at.map_pages(pages.as_slice(), dir) },
+            Memory::Vram(_) => Err(EINVAL),
+        }
     }
 
     fn mmap(&self, _buf: &DmaBuf, vma: &VmaNew) -> Result {
@@ -839,6 +936,17 @@ impl<T: PeerObject> Exporter for GemExport<T> {
         // SAFETY: The object is valid, and its reservation, which is that of the dma-buf, is held.
         to_result(unsafe { vmap(obj, &mut map) })?;
         Ok(IosysMap::from_raw(map))
+    }
+
+    fn release(&self) {
+        if let Ok(mut object) = self.obj.reserve(false) {
+            // A dma-buf that the object does not know is one whose export failed; there may be
+            // another one by now.
+            if object.exported().addr() == self.buf.load(Relaxed) {
+                // SAFETY: There is no dma-buf any more.
+                unsafe { object.set_exported(ptr::null_mut()) };
+            }
+        }
     }
 
     fn vunmap(&self, _buf: &DmaBuf, map: IosysMap) {
@@ -864,9 +972,9 @@ fn new_refusals() -> Result<Pin<KBox<Mutex<Refusals>>>> {
     )
 }
 
-/// Returns the callbacks for [`DriverObject::PRIME`].
+/// Returns the callbacks for [`DriverObject::PRIME`](super::DriverObject::PRIME).
 pub const fn hooks<T: PeerObject>() -> PrimeHooks<T> {
-    // INVARIANT: The callbacks expect objects of the class `DriverAllocImpl<T>`.
+    // INVARIANT: The callbacks expect objects of the class `Object<T>`.
     PrimeHooks {
         export: Some(export_callback::<T>),
         import: Some(import_callback::<T>),
@@ -876,13 +984,13 @@ pub const fn hooks<T: PeerObject>() -> PrimeHooks<T> {
 
 /// # Safety
 ///
-/// Called by the DRM core with an object of the class `DriverAllocImpl<T>` that has a handle.
+/// Called by the DRM core with an object of the class `Object<T>` that has a handle.
 unsafe extern "C" fn export_callback<T: PeerObject>(
     obj: *mut bindings::drm_gem_object,
     flags: c_int,
 ) -> *mut bindings::dma_buf {
     // SAFETY: The object is valid and of this class.
-    let obj: &DriverAllocImpl<T> = unsafe { IntoGEMObject::from_raw(obj) };
+    let obj: &Object<T> = unsafe { IntoGEMObject::from_raw(obj) };
 
     match export::<T>(obj, flags) {
         Ok(buf) => ARef::into_raw(buf).as_ptr().cast(),
@@ -890,12 +998,14 @@ unsafe extern "C" fn export_callback<T: PeerObject>(
     }
 }
 
-fn export<T: PeerObject>(obj: &DriverAllocImpl<T>, flags: c_int) -> Result<ARef<DmaBuf>> {
+fn export<T: PeerObject>(obj: &Object<T>, flags: c_int) -> Result<ARef<DmaBuf>> {
     let raw = obj.as_raw();
 
-    // A process that maps the dma-buf does so at the fake offset, where the mapping is found again
-    // when the device is unplugged.
-    obj.create_mmap_offset()?;
+    // The DRM core keeps the dma-buf of an object that has handles; one that is still used by
+    // others after the last handle was closed is imported again, not exported.
+    if !obj.reserve(true)?.exported().is_null() {
+        return Err(EBUSY);
+    }
 
     // SAFETY: The device of a valid object is valid. Only objects of registered devices have
     // handles, and so are exported.
@@ -906,6 +1016,7 @@ fn export<T: PeerObject>(obj: &DriverAllocImpl<T>, flags: c_int) -> Result<ARef<
     let export = GemExport::<T> {
         obj: obj.into(),
         dev: normal.into(),
+        buf: Atomic::new(0),
         refusals: new_refusals()?,
     };
 
@@ -914,6 +1025,15 @@ fn export<T: PeerObject>(obj: &DriverAllocImpl<T>, flags: c_int) -> Result<ARef<
         // SAFETY: The reservation is that of the object, which `export` keeps alive.
         unsafe { T::exports(reg).export_with_resv(export, obj.size(), flags as u32, (*raw).resv) }
     })?;
+
+    if let Some(export) = exporter_of::<GemExport<T>>(&buf) {
+        let mut object = obj.reserve(false)?;
+
+        export.buf.store(buf.as_raw().addr(), Relaxed);
+        // SAFETY: The dma-buf shares the reservation of the object; when it is released the pointer
+        // is taken back.
+        unsafe { object.set_exported(buf.as_raw()) };
+    }
 
     // As `drm_gem_dmabuf_export()` does: mappings of the dma-buf are mappings of the device.
     // SAFETY: The dma-buf and the device are valid, and nobody else uses the file yet.
@@ -952,7 +1072,7 @@ unsafe extern "C" fn import_callback<T: PeerObject>(
 ///
 /// - `ENODEV` if the exporting device is gone.
 /// - `ENOMEM` if memory runs out.
-pub fn attachments<T: PeerObject>(obj: &DriverAllocImpl<T>) -> Result<KVec<AttachmentInfo>> {
+pub fn attachments<T: PeerObject>(obj: &Object<T>) -> Result<KVec<AttachmentInfo>> {
     let mut list = KVec::new();
 
     let Some(buf) = dma_buf_of(obj) else {
@@ -960,9 +1080,26 @@ pub fn attachments<T: PeerObject>(obj: &DriverAllocImpl<T>) -> Result<KVec<Attac
     };
 
     with_exporter(&buf, |export: &GemExport<T>, cx| {
+        let object = export.object(cx);
+        let in_vram = object.mem_type() == Some(MemType::Vram);
+        let pinned = object.is_pinned();
+        let peers = cx.attachments().all(|at| at.data().outcome.path.is_peer());
+
         for at in cx.attachments() {
             let data = at.data();
+            let mut outcome = data.outcome;
             let mut flags = 0;
+
+            // What it has is not what it could have.
+            if outcome.path.is_peer() && at.maps() > 0 && !in_vram {
+                outcome = Outcome::system(if !peers {
+                    Reason::OtherImporter
+                } else if pinned {
+                    Reason::PinnedElsewhere
+                } else {
+                    Reason::NoVram
+                });
+            }
 
             for (set, flag) in [
                 (at.pins() > 0, flags::PINNED),
@@ -977,7 +1114,7 @@ pub fn attachments<T: PeerObject>(obj: &DriverAllocImpl<T>) -> Result<KVec<Attac
             }
 
             list.push(
-                AttachmentInfo::new(at.device().name(), data.outcome, data.distance, flags),
+                AttachmentInfo::new(at.device().name(), outcome, data.distance, flags),
                 GFP_KERNEL,
             )?;
         }

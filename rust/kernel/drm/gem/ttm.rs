@@ -1,0 +1,967 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! GEM objects that live where TTM puts them.
+//!
+//! An [`Object`] is made with a list of [`Place`]s and moves when TTM needs room. Whoever wants to
+//! look at where it is, move or pin it, reserves it first: [`Reserved`] is the proof that the
+//! reservation is held. [`Locked`] is the view that it gives, and that the layers of the kernel
+//! crate have in callbacks, which are called with the reservation held.
+//!
+//! Processes map an object through its fake offset, write-combined where it is in VRAM; the kernel
+//! maps it for those who import its dma-buf. A mapping of a process is taken away when the object
+//! moves and made anew at the next access. An object does not move while the kernel maps it.
+//!
+//! For locks and lifetimes see [`drm::ttm`].
+//!
+//! C header: [`include/drm/ttm/ttm_bo.h`](srctree/include/drm/ttm/ttm_bo.h)
+
+use super::{
+    close_callback,
+    open_callback,
+    BaseObject,
+    IntoGEMObject, //
+};
+use crate::{
+    bindings,
+    container_of,
+    drm::{
+        self,
+        driver::{
+            AllocImpl,
+            AllocOps, //
+        },
+        private::Sealed,
+        ttm::{
+            Domain,
+            MemType,
+            Memory,
+            OpCtx,
+            Place,
+            Transfer,
+            TtmObject,
+            VramResource, //
+        }, //
+    },
+    error::{
+        from_result,
+        to_result, //
+    },
+    page::{
+        page_align,
+        PAGE_SHIFT, //
+    },
+    prelude::*,
+    sync::aref::ARef,
+    types::{
+        NotThreadSafe,
+        Opaque, //
+    }, //
+};
+use core::{
+    cell::UnsafeCell,
+    ops::Deref,
+    ptr::{
+        self,
+        NonNull, //
+    }, //
+};
+
+/// How many pages one fault maps at most.
+const FAULT_AROUND: usize = 16;
+
+/// A GEM object of TTM.
+///
+/// # Invariants
+///
+/// - `bo` is an initialized object of a [`Device`](drm::ttm::Device).
+/// - The object owns a reference to its DRM device until its own last reference is gone.
+/// - `exported` is null or the dma-buf of the object; the reservation guards it.
+#[repr(C)]
+#[pin_data]
+pub struct Object<T: TtmObject> {
+    // First, and the GEM object is the first field of it.
+    bo: Opaque<bindings::ttm_buffer_object>,
+    exported: UnsafeCell<*mut bindings::dma_buf>,
+    #[pin]
+    data: T,
+}
+
+// SAFETY: GEM objects may be used and released from any task, and `T` is `Send`.
+unsafe impl<T: TtmObject> Send for Object<T> {}
+
+// SAFETY: TTM synchronizes access to the object, the reservation guards `exported`, and `T` is
+// `Sync`.
+unsafe impl<T: TtmObject> Sync for Object<T> {}
+
+impl<T: TtmObject> Object<T> {
+    const FUNCS: bindings::drm_gem_object_funcs = bindings::drm_gem_object_funcs {
+        free: Some(free_callback),
+        open: Some(open_callback::<T>),
+        close: Some(close_callback::<T>),
+        print_info: Some(bindings::drm_gem_ttm_print_info),
+        export: T::PRIME.export,
+        vmap: Some(vmap_callback::<T>),
+        vunmap: Some(vunmap_callback::<T>),
+        mmap: Some(mmap_callback),
+        vm_ops: const { &Self::VM_OPS },
+        ..pin_init::zeroed()
+    };
+
+    const VM_OPS: bindings::vm_operations_struct = bindings::vm_operations_struct {
+        open: Some(bindings::ttm_bo_vm_open),
+        close: Some(bindings::ttm_bo_vm_close),
+        fault: Some(fault_callback::<T>),
+        ..pin_init::zeroed()
+    };
+
+    /// Makes an object of at least `size` bytes, rounded up to pages, in one of `places`.
+    ///
+    /// Its content is zero.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL` if `size` is 0 or the memory of `dev` was not set up.
+    /// - `ENOSPC` if no place has room for it.
+    /// - `ENODEV` if it is to be in VRAM and the driver is not bound any more.
+    /// - `ERESTARTSYS` if a signal arrived.
+    /// - `ENOMEM` if memory runs out.
+    pub fn new(
+        dev: &drm::Device<T::Driver>,
+        size: usize,
+        places: &[Place],
+        ctx: &mut OpCtx,
+        args: T::Args,
+    ) -> Result<ARef<Self>> {
+        if size == 0 {
+            return Err(EINVAL);
+        }
+        let size = page_align(size).ok_or(ENOSPC)?;
+        let drm = dev.as_raw();
+        let ttm = T::ttm(dev);
+        let bdev = ttm.bdev(drm)?;
+
+        let places = ttm.fitting(places, size as u64)?;
+
+        let obj = KBox::pin_init(
+            try_pin_init!(Self {
+                bo: Opaque::zeroed(),
+                exported: UnsafeCell::new(ptr::null_mut()),
+                data <- T::new(dev, size, args),
+            }),
+            GFP_KERNEL,
+        )?;
+
+        // SAFETY: The value is not moved. It belongs to its references from here on.
+        let this = KBox::into_raw(unsafe { Pin::into_inner_unchecked(obj) });
+        // SAFETY: Just allocated.
+        let bo = unsafe { (*this).bo.get() };
+
+        // SAFETY: The GEM object is zeroed. The device is valid, and `free_callback` puts the
+        // reference. On failure TTM calls `destroy_callback`.
+        unsafe {
+            let gem = &raw mut (*bo).base;
+
+            (*gem).funcs = const { &Self::FUNCS };
+            bindings::drm_gem_private_object_init(drm, gem, size);
+            bindings::drm_dev_get(drm);
+
+            let mut placement = placement(&places);
+            let ret = to_result(bindings::ttm_bo_init_reserved(
+                bdev,
+                bo,
+                bindings::ttm_bo_type_ttm_bo_type_device,
+                &mut placement,
+                0,
+                &mut ctx.0,
+                ptr::null_mut(),
+                ptr::null_mut(),
+                Some(destroy_callback::<T>),
+            ));
+            if let Err(e) = ret {
+                bindings::drm_dev_put(drm);
+                return Err(e);
+            }
+            bindings::ttm_bo_unreserve(bo);
+
+            // INVARIANT: Initialized, and the reference to the device was taken above.
+            Ok(ARef::from_raw(NonNull::new_unchecked(this)))
+        }
+    }
+
+    /// Reserves the object.
+    ///
+    /// No other reservation may be held.
+    ///
+    /// # Errors
+    ///
+    /// `EINTR` if `interruptible`, and a signal is pending.
+    pub fn reserve(&self, interruptible: bool) -> Result<Reserved<'_, T>> {
+        // SAFETY: The reservation of a valid object is valid.
+        unsafe {
+            let resv = (*self.as_raw()).resv;
+
+            if interruptible {
+                to_result(bindings::dma_resv_lock_interruptible(resv, ptr::null_mut()))?;
+            } else {
+                bindings::dma_resv_lock(resv, ptr::null_mut());
+            }
+        }
+
+        // INVARIANT: Locked above.
+        Ok(Reserved(Locked {
+            obj: self,
+            _not_send: NotThreadSafe,
+        }))
+    }
+
+    /// Makes the view of an object whose reservation somebody else took.
+    ///
+    /// # Safety
+    ///
+    /// The reservation must be held by this task while the view exists.
+    #[inline]
+    pub(crate) unsafe fn assume_locked(&self) -> Locked<'_, T> {
+        // INVARIANT: By the safety requirements.
+        Locked {
+            obj: self,
+            _not_send: NotThreadSafe,
+        }
+    }
+
+    /// Returns the object of a C structure, [`None`] if it is a ghost.
+    ///
+    /// # Safety
+    ///
+    /// `bo` must be an object of a device of `T`, valid for `'a`.
+    pub(crate) unsafe fn from_bo<'a>(bo: *mut bindings::ttm_buffer_object) -> Option<&'a Self> {
+        // A ghost is a bare copy of the C structure, with a destructor and no GEM device. The
+        // device of an object is set as long as it exists.
+        // SAFETY: `bo` is valid.
+        if unsafe { (*bo).base.dev }.is_null() {
+            return None;
+        }
+
+        // SAFETY: Not a ghost, hence an `Object<T>`.
+        Some(unsafe { &*container_of!(Opaque::cast_from(bo), Self, bo) })
+    }
+
+    fn bo(&self) -> *mut bindings::ttm_buffer_object {
+        self.bo.get()
+    }
+}
+
+fn placement(places: &[Place]) -> bindings::ttm_placement {
+    bindings::ttm_placement {
+        // CAST: There are few places.
+        num_placement: places.len() as u32,
+        placement: places.as_ptr().cast(),
+    }
+}
+
+impl<T: TtmObject> Sealed for Object<T> {}
+
+super::impl_aref_for_gem_obj! {
+    impl<T> for Object<T>
+    where
+        T: TtmObject
+}
+
+impl<T: TtmObject> IntoGEMObject for Object<T> {
+    fn as_raw(&self) -> *mut bindings::drm_gem_object {
+        // SAFETY: `bo` is valid; no reference is made.
+        unsafe { &raw mut (*self.bo.get()).base }
+    }
+
+    unsafe fn from_raw<'a>(gem: *mut bindings::drm_gem_object) -> &'a Self {
+        // SAFETY: The GEM object is the first field of the first field of a `Self`, and valid for
+        // `'a` as the caller promises.
+        unsafe { &*gem.cast() }
+    }
+}
+
+impl<T: TtmObject> Deref for Object<T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        &self.data
+    }
+}
+
+impl<T: TtmObject> AllocImpl for Object<T> {
+    type Driver = T::Driver;
+
+    const ALLOC_OPS: AllocOps = AllocOps {
+        gem_create_object: None,
+        prime_handle_to_fd: None,
+        prime_fd_to_handle: None,
+        gem_prime_import: T::PRIME.import,
+        gem_prime_import_sg_table: None,
+        dumb_create: None,
+        dumb_map_offset: None,
+    };
+}
+
+/// An object whose reservation is held by this task.
+///
+/// # Invariants
+///
+/// The reservation of `obj` is held.
+pub struct Locked<'a, T: TtmObject> {
+    obj: &'a Object<T>,
+    _not_send: NotThreadSafe,
+}
+
+impl<T: TtmObject> Locked<'_, T> {
+    /// Returns the driver's part of the object.
+    #[inline]
+    pub fn data(&self) -> &T {
+        &self.obj.data
+    }
+
+    fn bo(&self) -> *mut bindings::ttm_buffer_object {
+        self.obj.bo()
+    }
+
+    /// Returns the kind of memory that the object is in, [`None`] if it has none yet.
+    pub fn mem_type(&self) -> Option<MemType> {
+        // SAFETY: The reservation, which guards the resource, is held.
+        unsafe {
+            let resource = (*self.bo()).resource;
+
+            if resource.is_null() {
+                None
+            } else {
+                MemType::from_raw((*resource).mem_type)
+            }
+        }
+    }
+
+    /// Returns where in VRAM the object is, [`None`] if it is not.
+    pub fn vram(&self) -> Option<&VramResource> {
+        if self.mem_type() != Some(MemType::Vram) {
+            return None;
+        }
+
+        // SAFETY: It is a resource of VRAM, which stays while the reservation is held and the view
+        // is not used to move it.
+        Some(unsafe { VramResource::from_raw((*self.bo()).resource) })
+    }
+
+    /// Returns how much of VRAM the CPU and peers see, in bytes.
+    #[inline]
+    pub fn visible(&self) -> u64 {
+        self.ttm().visible()
+    }
+
+    /// Tells whether the object is pinned.
+    #[inline]
+    pub fn is_pinned(&self) -> bool {
+        // SAFETY: The reservation, which guards the count, is held.
+        unsafe { (*self.bo()).pin_count > 0 }
+    }
+
+    /// Moves the object to one of `places`, unless it is in one already.
+    ///
+    /// Importers are told before it moves. Waits for the work on the object and for the move.
+    /// Mirrors `ttm_bo_validate()`.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL` if it is pinned elsewhere.
+    /// - `ENOSPC` if no place has room for it.
+    /// - `ENODEV` if the driver is not bound any more.
+    /// - `ERESTARTSYS` if a signal arrived.
+    /// - `ENOMEM` if memory runs out.
+    pub fn validate(&mut self, places: &[Place], ctx: &mut OpCtx) -> Result {
+        let places = self.ttm().fitting(places, self.obj.size() as u64)?;
+
+        let mut placement = placement(&places);
+        // SAFETY: The object is valid, and its reservation is held.
+        to_result(unsafe { bindings::ttm_bo_validate(self.bo(), &mut placement, &mut ctx.0) })
+    }
+
+    /// Makes the object stay where it is until [`Self::unpin_raw`]. Calls nest.
+    ///
+    /// Pages that could be swapped out without a word are moved to where they cannot.
+    ///
+    /// # Errors
+    ///
+    /// - `EDQUOT` if it is in VRAM, of which no more may be pinned.
+    /// - Those of [`Self::validate`].
+    pub(crate) fn pin_raw(&mut self) -> Result {
+        let bo = self.bo();
+
+        if !self.is_pinned() {
+            match self.mem_type() {
+                Some(MemType::Vram) => self.ttm().charge_pin(self.obj.size() as u64)?,
+                Some(MemType::Tt) => (),
+                _ => self.validate(&[Place::TT], &mut OpCtx::uninterruptible())?,
+            }
+        }
+        // SAFETY: The object is valid, and its reservation is held.
+        unsafe { bindings::ttm_bo_pin(bo) };
+        Ok(())
+    }
+
+    /// Allows the object to move again. Does nothing if it is not pinned.
+    ///
+    /// Only for whoever called [`Self::pin_raw`].
+    pub(crate) fn unpin_raw(&mut self) {
+        if !self.is_pinned() {
+            return;
+        }
+
+        // SAFETY: The object is valid, pinned, and its reservation is held.
+        unsafe { bindings::ttm_bo_unpin(self.bo()) };
+        if !self.is_pinned() && self.mem_type() == Some(MemType::Vram) {
+            self.ttm().uncharge_pin(self.obj.size() as u64);
+        }
+    }
+
+    /// Returns the pages of an object that is in system memory, which are made if there are none.
+    ///
+    /// The pages stay while the object is pinned, or does not move.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL` if it is in VRAM, or in system memory that could be swapped out without a word.
+    /// - `ENOMEM` if memory runs out, `ERESTARTSYS` if a signal arrived.
+    pub(crate) fn pages(&mut self, ctx: &mut OpCtx) -> Result<Memory<'_>> {
+        if self.mem_type() != Some(MemType::Tt) {
+            return Err(EINVAL);
+        }
+
+        // SAFETY: The object is valid, and its reservation is held. What is in system memory has a
+        // `ttm`, which has all of its pages when it is populated.
+        unsafe {
+            to_result(bindings::ttm_bo_populate(self.bo(), &mut ctx.0))?;
+            Ok(pages_of((*self.bo()).ttm))
+        }
+    }
+
+    fn ttm(&self) -> &drm::ttm::Device<T> {
+        // SAFETY: The device of an object is valid as long as the object, and of `T::Driver`.
+        let dev: &drm::Device<T::Driver> =
+            unsafe { drm::Device::from_raw((*self.obj.as_raw()).dev) };
+
+        T::ttm(dev)
+    }
+
+    /// Remembers, or forgets, the dma-buf of the object, whose importers are told of a move.
+    ///
+    /// # Safety
+    ///
+    /// `buf` must be null, or a dma-buf that shares the reservation of the object and stays valid
+    /// until this is called again.
+    pub(crate) unsafe fn set_exported(&mut self, buf: *mut bindings::dma_buf) {
+        // INVARIANT: By the safety requirements.
+        // SAFETY: The reservation, which guards the cell, is held.
+        unsafe { *self.obj.exported.get() = buf };
+    }
+
+    /// Returns the dma-buf of the object, null if there is none.
+    pub(crate) fn exported(&self) -> *mut bindings::dma_buf {
+        // SAFETY: The reservation, which guards the cell, is held.
+        unsafe { *self.obj.exported.get() }
+    }
+}
+
+/// # Safety
+///
+/// `tt` must have all of its pages for `'a`.
+unsafe fn pages_of<'a>(tt: *mut bindings::ttm_tt) -> Memory<'a> {
+    // SAFETY: By the safety requirements.
+    Memory::Pages(unsafe { drm::ttm::Pages::from_raw(tt) })
+}
+
+/// The proof that an object is reserved. Dropping it ends the reservation.
+#[must_use = "the reservation ends when the guard is dropped"]
+pub struct Reserved<'a, T: TtmObject>(Locked<'a, T>);
+
+impl<'a, T: TtmObject> Deref for Reserved<'a, T> {
+    type Target = Locked<'a, T>;
+
+    #[inline]
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
+}
+
+impl<T: TtmObject> core::ops::DerefMut for Reserved<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.0
+    }
+}
+
+impl<T: TtmObject> Reserved<'_, T> {
+    /// Makes the object stay where it is until the value that is returned is dropped. Calls nest.
+    ///
+    /// # Errors
+    ///
+    /// - `EDQUOT` if it is in VRAM, of which no more may be pinned.
+    /// - Those of [`Locked::validate`].
+    pub fn pin(&mut self) -> Result<Pinned<T>> {
+        self.pin_raw()?;
+        Ok(Pinned(self.0.obj.into()))
+    }
+}
+
+/// An object that does not move. Dropping it ends that.
+///
+/// It is dropped without the reservation, which it takes.
+#[must_use = "the object may move again when the value is dropped"]
+pub struct Pinned<T: TtmObject>(ARef<Object<T>>);
+
+impl<T: TtmObject> Deref for Pinned<T> {
+    type Target = Object<T>;
+
+    #[inline]
+    fn deref(&self) -> &Object<T> {
+        &self.0
+    }
+}
+
+impl<T: TtmObject> Drop for Pinned<T> {
+    fn drop(&mut self) {
+        // Without signals it does not fail.
+        if let Ok(mut object) = self.0.reserve(false) {
+            object.unpin_raw();
+        }
+    }
+}
+
+impl<T: TtmObject> Drop for Reserved<'_, T> {
+    fn drop(&mut self) {
+        // SAFETY: The reservation is held.
+        unsafe { bindings::ttm_bo_unreserve(self.bo()) };
+    }
+}
+
+/// Calls `f` with the registration data, while the driver is bound.
+///
+/// # Errors
+///
+/// `ENODEV` if the DRM device is not registered, and what `f` returns.
+///
+/// # Safety
+///
+/// `dev` must be a valid device of `D`.
+unsafe fn while_registered<D: drm::Driver, R>(
+    dev: *mut bindings::drm_device,
+    f: impl for<'a> FnOnce(&'a D::RegistrationData<'a>) -> Result<R>,
+) -> Result<R> {
+    struct Section(i32);
+
+    impl Drop for Section {
+        fn drop(&mut self) {
+            // SAFETY: The section was entered.
+            unsafe { bindings::drm_dev_exit(self.0) };
+        }
+    }
+
+    let mut section = Section(0);
+    // SAFETY: The device is valid.
+    if !unsafe { bindings::drm_dev_enter(dev, &mut section.0) } {
+        core::mem::forget(section);
+        return Err(ENODEV);
+    }
+
+    // A device that was never registered can be entered too. It has no registration data; what is
+    // there is set before anybody else knows of the device, and stays until after an unplug, which
+    // waits for this section. Data without a size is always there.
+    // SAFETY: The device is valid and of `D`.
+    let device: &drm::Device<D> = unsafe { drm::Device::from_raw(dev) };
+    // SAFETY: Nobody writes to the cell once it is set.
+    let data = unsafe { device.registration_data.get().read_volatile() };
+    if data == NonNull::dangling() && size_of::<D::RegistrationData<'static>>() != 0 {
+        return Err(ENODEV);
+    }
+
+    // SAFETY: The device is registered until the end of the section.
+    let dev: &drm::Device<D, drm::Registered> = unsafe { drm::Device::from_raw(dev) };
+    dev.registration_data_with(f)
+}
+
+/// Returns what TTM calls a resource as one side of a transfer.
+///
+/// # Safety
+///
+/// `resource` must be valid for `'a`. If it is not VRAM, the object must have all of its pages for
+/// that time.
+unsafe fn memory_of<'a>(
+    bo: *mut bindings::ttm_buffer_object,
+    resource: *mut bindings::ttm_resource,
+) -> Memory<'a> {
+    // SAFETY: By the safety requirements.
+    unsafe {
+        if (*resource).mem_type == bindings::TTM_PL_VRAM {
+            Memory::Vram(VramResource::from_raw(resource))
+        } else {
+            pages_of((*bo).ttm)
+        }
+    }
+}
+
+/// # Safety
+///
+/// Called by TTM with an object of a device of `T`, not a ghost, with its reservation held, and the
+/// resource that it is to move to.
+pub(crate) unsafe extern "C" fn move_callback<T: TtmObject>(
+    bo: *mut bindings::ttm_buffer_object,
+    _evict: bool,
+    ctx: *mut bindings::ttm_operation_ctx,
+    to: *mut bindings::ttm_resource,
+    _hop: *mut bindings::ttm_place,
+) -> c_int {
+    // SAFETY: As promised by the caller.
+    from_result(|| unsafe { move_object::<T>(bo, ctx, to) }.map(|()| 0))
+}
+
+/// # Safety
+///
+/// Those of [`move_callback`].
+unsafe fn move_object<T: TtmObject>(
+    bo: *mut bindings::ttm_buffer_object,
+    ctx: *mut bindings::ttm_operation_ctx,
+    to: *mut bindings::ttm_resource,
+) -> Result {
+    let vram = bindings::TTM_PL_VRAM;
+    // SAFETY: TTM does not move ghosts; the caller promises the rest.
+    let (obj, old, to_type) = unsafe {
+        (
+            Object::<T>::from_bo(bo).ok_or(EINVAL)?,
+            (*bo).resource,
+            (*to).mem_type,
+        )
+    };
+    // SAFETY: The reservation is held.
+    let locked = unsafe { obj.assume_locked() };
+
+    // Importers have mapped what is about to move; what they started is in the fences.
+    let buf = locked.exported();
+    if !old.is_null() && !buf.is_null() {
+        // SAFETY: By the type invariant it is the dma-buf of the object, whose reservation, which
+        // they share, is held.
+        unsafe { bindings::dma_buf_invalidate_mappings(buf) };
+    }
+    // SAFETY: The object and the context are valid.
+    to_result(unsafe { bindings::ttm_bo_wait_ctx(bo, ctx) })?;
+
+    // SAFETY: `old` is valid unless it is null.
+    let from_vram = !old.is_null() && unsafe { (*old).mem_type } == vram;
+    if !from_vram && to_type != vram {
+        // The pages stay what they are.
+        // SAFETY: The object is valid, and `to` becomes its resource.
+        unsafe { bindings::ttm_bo_move_null(bo, to) };
+        return Ok(());
+    }
+
+    // SAFETY: The object is valid, and so is its `ttm` if there is one.
+    let has_pages = unsafe {
+        let tt = (*bo).ttm;
+
+        !tt.is_null() && (bindings::ttm_tt_is_populated(tt) || bindings::ttm_tt_is_swapped(tt))
+    };
+    // What was never written to is zero, and so are pages that are made below.
+    let clear = !from_vram && !has_pages;
+    if !clear {
+        // TTM has done it for some kinds of memory. Brings back what was swapped out, too.
+        // SAFETY: The object and the context are valid; without a `ttm` nothing is done.
+        to_result(unsafe { bindings::ttm_bo_populate(bo, ctx) })?;
+    }
+
+    // SAFETY: Both resources are valid until the end of the move. Where one is system memory the
+    // object was populated above, or it is not looked at.
+    let transfer = unsafe {
+        Transfer::new(
+            if clear {
+                None
+            } else {
+                Some(memory_of(bo, old))
+            },
+            memory_of(bo, to),
+            (*bo).base.size,
+        )
+    };
+    // SAFETY: The device of an object is valid and of `T::Driver`.
+    unsafe { while_registered::<T::Driver, _>((*bo).base.dev, |reg| T::transfer(reg, &transfer)) }?;
+
+    // SAFETY: The object is valid, idle, and `to` becomes its resource.
+    unsafe {
+        if old.is_null() {
+            bindings::ttm_bo_move_null(bo, to);
+        } else {
+            bindings::ttm_bo_move_sync_cleanup(bo, to);
+        }
+    }
+    Ok(())
+}
+
+/// # Safety
+///
+/// Called by the DRM core when the last reference to an object of this class is gone.
+unsafe extern "C" fn free_callback(gem: *mut bindings::drm_gem_object) {
+    // SAFETY: The object is valid and part of a TTM object. By the type invariant of `Object` it
+    // has a reference to the device. The rest of the object may be used by TTM until the device is
+    // released, which waits for that.
+    unsafe {
+        let dev = (*gem).dev;
+
+        bindings::ttm_bo_fini(container_of!(gem, bindings::ttm_buffer_object, base));
+        bindings::drm_dev_put(dev);
+    }
+}
+
+/// # Safety
+///
+/// Called by TTM when nobody uses the object any more, or [`Object::new`] failed.
+unsafe extern "C" fn destroy_callback<T: TtmObject>(bo: *mut bindings::ttm_buffer_object) {
+    // SAFETY: The object is an `Object<T>` in a box.
+    unsafe {
+        bindings::drm_gem_object_release(&raw mut (*bo).base);
+        drop(KBox::from_raw(
+            container_of!(Opaque::cast_from(bo), Object<T>, bo).cast_mut(),
+        ));
+    }
+}
+
+/// # Safety
+///
+/// Called by the DRM core with an object of this class, and the area of an `mmap()` that is under
+/// way.
+unsafe extern "C" fn mmap_callback(
+    gem: *mut bindings::drm_gem_object,
+    vma: *mut bindings::vm_area_struct,
+) -> c_int {
+    let mut idx = 0;
+
+    // SAFETY: The device of a valid object is valid.
+    unsafe {
+        if !bindings::drm_dev_enter((*gem).dev, &mut idx) {
+            return ENODEV.to_errno();
+        }
+        bindings::drm_dev_exit(idx);
+
+        bindings::drm_gem_ttm_mmap(gem, vma)
+    }
+}
+
+/// # Safety
+///
+/// Called by the memory management with a fault in an area of an object of this class.
+unsafe extern "C" fn fault_callback<T: TtmObject>(
+    vmf: *mut bindings::vm_fault,
+) -> bindings::vm_fault_t {
+    // SAFETY: The fault and its area are valid; TTM keeps the object as the private data of the
+    // area, which has a reference to it.
+    let (bo, prot) = unsafe {
+        let vma = (*vmf).__bindgen_anon_1.vma;
+
+        (
+            (*vma).vm_private_data.cast::<bindings::ttm_buffer_object>(),
+            (*vma).vm_page_prot,
+        )
+    };
+
+    // SAFETY: As above.
+    let ret = unsafe { bindings::ttm_bo_vm_reserve(bo, vmf) };
+    if ret != 0 {
+        return ret;
+    }
+
+    let mut idx = 0;
+    let mut ret = bindings::vm_fault_reason_VM_FAULT_SIGBUS;
+    // SAFETY: The object is reserved, and its device is valid. An unplug waits for the section, and
+    // then takes away what was inserted.
+    unsafe {
+        if bindings::drm_dev_enter((*bo).base.dev, &mut idx) {
+            ret = match make_visible::<T>(bo) {
+                Ok(()) => bindings::ttm_bo_vm_fault_reserved(vmf, prot, FAULT_AROUND),
+                // The access is tried again: after the signal was handled, or because somebody
+                // still uses the object.
+                Err(e) if e == EINTR || e == ERESTARTSYS || e == EBUSY => {
+                    bindings::vm_fault_reason_VM_FAULT_NOPAGE
+                }
+                Err(e) if e == ENOMEM => bindings::vm_fault_reason_VM_FAULT_OOM,
+                Err(_) => bindings::vm_fault_reason_VM_FAULT_SIGBUS,
+            };
+            bindings::drm_dev_exit(idx);
+        }
+    }
+
+    // SAFETY: The fault is valid.
+    let flags = unsafe { (*vmf).flags };
+    if ret == bindings::vm_fault_reason_VM_FAULT_RETRY
+        && flags & bindings::fault_flag_FAULT_FLAG_RETRY_NOWAIT == 0
+    {
+        // The reservation was given up with the `mmap_lock`.
+        return ret;
+    }
+
+    // SAFETY: The object was reserved above.
+    unsafe { bindings::dma_resv_unlock((*bo).base.resv) };
+    ret
+}
+
+/// Moves an object to where the CPU sees it.
+///
+/// # Safety
+///
+/// `bo` must be an object of a device of `T`, not a ghost, whose reservation is held.
+unsafe fn make_visible<T: TtmObject>(bo: *mut bindings::ttm_buffer_object) -> Result {
+    // SAFETY: As promised by the caller.
+    let mut locked = unsafe { Object::<T>::from_bo(bo).ok_or(EINVAL)?.assume_locked() };
+    let visible = locked.visible();
+
+    match locked.vram() {
+        Some(vram) if !vram.is_below(visible) => {
+            let vram = Place::VRAM.below(visible);
+            let second = if locked.data().domain() == Domain::Vram {
+                vram
+            } else {
+                Place::TT.fallback()
+            };
+
+            locked.validate(&[vram, second], &mut OpCtx::interruptible())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// # Safety
+///
+/// Called with an object of the class `Object<T>`, with its reservation held.
+unsafe extern "C" fn vmap_callback<T: TtmObject>(
+    gem: *mut bindings::drm_gem_object,
+    map: *mut bindings::iosys_map,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: The object is valid and of this class.
+        let obj: &Object<T> = unsafe { IntoGEMObject::from_raw(gem) };
+        // SAFETY: The reservation is held.
+        let mut locked = unsafe { obj.assume_locked() };
+
+        if !locked.is_pinned() {
+            // SAFETY: The object is valid, and its reservation is held.
+            unsafe { make_visible::<T>(obj.bo()) }?;
+        }
+        match locked.pin_raw() {
+            // What may not stay in VRAM for that long is mapped elsewhere.
+            Err(e) if e == EDQUOT && locked.data().domain() == Domain::Either => {
+                locked.validate(&[Place::TT], &mut OpCtx::uninterruptible())?;
+                locked.pin_raw()
+            }
+            ret => ret,
+        }?;
+        // SAFETY: As promised by the caller.
+        unsafe { vmap_pinned(&locked, map) }
+            .inspect_err(|_| locked.unpin_raw())
+            .map(|()| 0)
+    })
+}
+
+/// # Safety
+///
+/// `map` must be valid for writing.
+unsafe fn vmap_pinned<T: TtmObject>(
+    locked: &Locked<'_, T>,
+    map: *mut bindings::iosys_map,
+) -> Result {
+    let bo = locked.bo();
+
+    // A move may be under way, of which `ttm_bo_vmap()` knows nothing.
+    // SAFETY: The object is valid, and its reservation is held.
+    let ret = unsafe {
+        bindings::dma_resv_wait_timeout(
+            (*bo).base.resv,
+            bindings::dma_resv_usage_DMA_RESV_USAGE_KERNEL,
+            false,
+            // CAST: `MAX_SCHEDULE_TIMEOUT` is `LONG_MAX`, which the parameter holds.
+            c_long::MAX as usize,
+        )
+    };
+    if ret < 0 {
+        // CAST: A negative result is an errno, which fits an `int`.
+        return Err(Error::from_errno(ret as i32));
+    }
+
+    let Some(vram) = locked.vram() else {
+        // SAFETY: The object is valid, reserved and pinned.
+        return to_result(unsafe { bindings::ttm_bo_vmap(bo, map) });
+    };
+
+    // SAFETY: The device is valid and of `T::Driver`.
+    unsafe { while_registered::<T::Driver, _>((*bo).base.dev, |_| Ok(())) }?;
+    if !vram.is_below(locked.visible()) {
+        return Err(EINVAL);
+    }
+    let start = locked.ttm().vram_start();
+
+    let mut pfns = KVVec::with_capacity(locked.obj.size() >> PAGE_SHIFT, GFP_KERNEL)?;
+    for range in vram.ranges() {
+        let first = (start + range.offset) >> PAGE_SHIFT;
+
+        for pfn in first..first + (range.len >> PAGE_SHIFT) {
+            // CAST: Physical addresses have less than 64 bits.
+            pfns.push(pfn as usize, GFP_KERNEL)?;
+        }
+    }
+
+    let addr = vmap(&pfns)?;
+    // SAFETY: The caller wants it to be filled.
+    unsafe {
+        map.write(bindings::iosys_map {
+            __bindgen_anon_1: bindings::iosys_map__bindgen_ty_1 {
+                vaddr_iomem: addr.as_ptr(),
+            },
+            is_iomem: true,
+        })
+    };
+    Ok(())
+}
+
+/// Maps pages of I/O memory, which need not be contiguous, write-combined into the kernel.
+#[inline(never)]
+fn vmap(pfns: &[usize]) -> Result<NonNull<c_void>> {
+    // `vmap_pfn()` is for addresses without a `struct page` and warns about others. A BAR has no
+    // pages, unless somebody made it device memory.
+    // SAFETY: The function has no requirements.
+    let has_page = |&pfn| unsafe { bindings::pfn_valid(pfn) } != 0;
+    if pfns.iter().any(has_page) {
+        return Err(EOPNOTSUPP);
+    }
+
+    // SAFETY: The array is valid for its length and not written to.
+    let addr = unsafe {
+        bindings::vmap_pfn(
+            pfns.as_ptr().cast_mut(),
+            pfns.len().try_into()?,
+            bindings::pgprot_decrypted(bindings::pgprot_writecombine(bindings::pgprot_kernel())),
+        )
+    };
+    NonNull::new(addr).ok_or(ENOMEM)
+}
+
+/// # Safety
+///
+/// Called with what [`vmap_callback`] filled in, which is not used any more, with the reservation
+/// held.
+unsafe extern "C" fn vunmap_callback<T: TtmObject>(
+    gem: *mut bindings::drm_gem_object,
+    map: *mut bindings::iosys_map,
+) {
+    // SAFETY: The object is valid, of this class, and reserved. By the safety requirements I/O
+    // memory is what `vmap_pfn()` returned, and the rest is what `ttm_bo_vmap()` did.
+    unsafe {
+        let obj: &Object<T> = IntoGEMObject::from_raw(gem);
+
+        if (*map).is_iomem {
+            bindings::vunmap((*map).__bindgen_anon_1.vaddr_iomem);
+        } else {
+            bindings::ttm_bo_vunmap(obj.bo(), map);
+        }
+        obj.assume_locked().unpin_raw();
+    }
+}

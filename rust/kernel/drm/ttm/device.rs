@@ -1,0 +1,593 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! The memory of a DRM device.
+//!
+//! This file and [`gem::ttm`](drm::gem::ttm) are where TTM calls in.
+//!
+//! C header: [`include/drm/ttm/ttm_device.h`](srctree/include/drm/ttm/ttm_device.h)
+
+use super::{
+    placement::{
+        Domain,
+        MemType,
+        Place, //
+    },
+    vram::VramManager,
+    TtmObject, //
+};
+#[cfg(CONFIG_CGROUP_DMEM)]
+use crate::error::from_err_ptr;
+use crate::{
+    bindings,
+    container_of,
+    device,
+    drm::{
+        self,
+        gem::ttm::{
+            move_callback,
+            Object, //
+        }, //
+    },
+    error::to_result,
+    page::PAGE_SHIFT,
+    pci,
+    prelude::*,
+    sync::atomic::{
+        Acquire,
+        Atomic,
+        Relaxed,
+        Release, //
+    },
+    types::Opaque, //
+};
+use core::{
+    cell::UnsafeCell,
+    marker::{
+        PhantomData,
+        PhantomPinned, //
+    },
+    ops::Deref,
+    ptr, //
+};
+
+/// The memory of one DRM device, `struct ttm_device` with its managers.
+///
+/// It belongs into the data of the DRM device ([`drm::Driver::Data`]). After the DRM device was
+/// made, [`Self::setup`] is called once; there are no objects before.
+///
+/// # Invariants
+///
+/// Once `ready` is set, which happens once:
+///
+/// - `bdev` is an initialized device with the managers `vram` and that of `TTM_PL_TT`; `drm` is the
+///   DRM device whose data `self` is part of,
+/// - `vram_start`, `visible` and `dmem` do not change.
+#[pin_data(PinnedDrop)]
+pub struct Device<T: TtmObject> {
+    bdev: Opaque<bindings::ttm_device>,
+    vram: VramManager,
+    drm: UnsafeCell<*mut bindings::drm_device>,
+    dmem: UnsafeCell<*mut bindings::dmem_cgroup_region>,
+    /// The physical address of VRAM.
+    vram_start: UnsafeCell<u64>,
+    /// How much of VRAM the CPU and peers see, in bytes.
+    visible: UnsafeCell<u64>,
+    ready: Atomic<bool>,
+    /// Bytes of VRAM that are pinned.
+    pinned: Atomic<u64>,
+    /// How many bytes may be.
+    pin_limit: Atomic<u64>,
+    #[pin]
+    _pin: PhantomPinned,
+    _p: PhantomData<fn(T)>,
+}
+
+// SAFETY: What is behind the cells is written by `setup` only, before `ready` is set and without
+// another task; the rest is synchronized by TTM or atomic.
+unsafe impl<T: TtmObject> Send for Device<T> {}
+
+// SAFETY: As for `Send`.
+unsafe impl<T: TtmObject> Sync for Device<T> {}
+
+impl<T: TtmObject> Device<T> {
+    const FUNCS: bindings::ttm_device_funcs = bindings::ttm_device_funcs {
+        ttm_tt_create: Some(tt_create_callback),
+        ttm_tt_destroy: Some(tt_destroy_callback),
+        eviction_valuable: Some(eviction_valuable_callback::<T>),
+        evict_flags: Some(evict_flags_callback),
+        move_: Some(move_callback::<T>),
+        io_mem_reserve: Some(io_mem_reserve_callback::<T>),
+        io_mem_pfn: Some(io_mem_pfn_callback::<T>),
+        ..pin_init::zeroed()
+    };
+
+    /// Makes the memory of a device with `vram_size` bytes of VRAM, a multiple of the page size.
+    ///
+    /// At first half of it may be pinned.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL` if the size is not one that the allocator takes.
+    /// - `ENOMEM` if memory runs out.
+    pub fn new(vram_size: u64) -> impl PinInit<Self, Error> {
+        // INVARIANT: Not ready.
+        try_pin_init!(Self {
+            bdev: Opaque::zeroed(),
+            vram: VramManager::new(vram_size)?,
+            drm: UnsafeCell::new(ptr::null_mut()),
+            dmem: UnsafeCell::new(ptr::null_mut()),
+            vram_start: UnsafeCell::new(0),
+            visible: UnsafeCell::new(0),
+            ready: Atomic::new(false),
+            pinned: Atomic::new(0),
+            pin_limit: Atomic::new(vram_size / 2),
+            _pin: PhantomPinned,
+            _p: PhantomData,
+        })
+    }
+
+    /// Starts the memory management of `drm`, whose parent is `pdev` and whose VRAM is shown by its
+    /// BAR `bar`.
+    ///
+    /// The CPU and peers see the first `visible` bytes of VRAM, at most what the BAR shows. Objects
+    /// are moved there when they are to be accessed.
+    ///
+    /// VRAM is a region of the cgroup controller `dmem`, called `drm/<device>/vram0`.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL` if `pdev` is not the parent of `drm`, `visible` is more than there is, there is no
+    ///   such BAR, or [`TtmObject::ttm`] does not return a part of the data of `drm`.
+    /// - `EBUSY` if that was done before.
+    /// - `ENOMEM` if memory runs out.
+    pub fn setup(
+        drm: &drm::UnregisteredDevice<T::Driver>,
+        pdev: &pci::Device<device::Bound>,
+        bar: u32,
+        visible: u64,
+    ) -> Result {
+        let data: &<T::Driver as drm::Driver>::Data = drm;
+        let this = T::ttm(data);
+        let dev = drm.as_raw();
+
+        // What lives as long as the DRM device is its data.
+        let start = ptr::from_ref(data).addr();
+        let inside = start..start + size_of_val(data);
+        if !inside.contains(&ptr::from_ref(this).addr()) {
+            return Err(EINVAL);
+        }
+
+        let parent: &device::Device<device::Bound> = pdev.as_ref();
+        // SAFETY: The parent of a DRM device never changes.
+        if unsafe { (*dev).dev } != parent.as_raw()
+            || visible > this.vram_size().min(pdev.resource_len(bar)?)
+        {
+            return Err(EINVAL);
+        }
+        let vram_start = pdev.resource_start(bar)?;
+        vram_start.checked_add(visible).ok_or(EINVAL)?;
+
+        if this.ready.load(Acquire) {
+            return Err(EBUSY);
+        }
+
+        // SAFETY: Nobody else uses the cells: an `UnregisteredDevice` is not `Sync`, so nobody else
+        // can be in this function, and others wait for `ready`.
+        unsafe {
+            *this.drm.get() = dev;
+            *this.vram_start.get() = vram_start;
+            *this.visible.get() = visible;
+        }
+        // SAFETY: As above.
+        unsafe { this.register_dmem((*dev).dev) }?;
+
+        let bdev = this.bdev.get();
+        // SAFETY: `bdev` is zeroed. The DRM device outlives it, as it is part of its data.
+        let ret = to_result(unsafe {
+            bindings::ttm_device_init(
+                bdev,
+                const { &Self::FUNCS },
+                (*dev).dev,
+                (*(*dev).anon_inode).i_mapping,
+                (*dev).vma_offset_manager,
+                bindings::TTM_ALLOCATION_PROPAGATE_ENOSPC,
+            )
+        });
+        if let Err(e) = ret {
+            // SAFETY: The region was registered above.
+            unsafe { this.unregister_dmem() };
+            return Err(e);
+        }
+
+        // SAFETY: The device was just initialized, and `self` is pinned: the only constructor is a
+        // pin-initializer. `PinnedDrop` undoes it.
+        unsafe {
+            this.vram.init(bdev);
+            bindings::ttm_resource_manager_set_dmem_region(this.vram.as_raw(), *this.dmem.get());
+        }
+
+        // As many pages as TTM allows for all devices.
+        // SAFETY: The device was just initialized.
+        let ret = to_result(unsafe {
+            bindings::ttm_range_man_init_nocheck(
+                bdev,
+                bindings::TTM_PL_TT,
+                true,
+                bindings::ttm_tt_pages_limit(),
+            )
+        });
+        if let Err(e) = ret {
+            // SAFETY: There is no object, and all of this was done above.
+            unsafe {
+                this.unregister_dmem();
+                this.vram.fini(bdev);
+                bindings::ttm_device_fini(bdev);
+            }
+            return Err(e);
+        }
+
+        // INVARIANT: Everything is there.
+        this.ready.store(true, Release);
+        Ok(())
+    }
+
+    /// # Safety
+    ///
+    /// Called by [`Self::setup`] alone, with a valid device.
+    #[cfg(CONFIG_CGROUP_DMEM)]
+    unsafe fn register_dmem(&self, dev: *mut bindings::device) -> Result {
+        let init = bindings::dmem_cgroup_init {
+            size: self.vram.buddy().size(),
+            ops: &DMEM_OPS,
+            reclaim_priv: self.vram.as_raw().cast(),
+        };
+
+        // SAFETY: The format has one string, the name of the device. Nobody else uses the cell.
+        unsafe {
+            *self.dmem.get() = from_err_ptr(bindings::dmem_cgroup_register_region(
+                &init,
+                c"drm/%s/vram0".as_char_ptr(),
+                bindings::dev_name(dev),
+            ))?;
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    ///
+    /// None; the same as with the controller.
+    #[cfg(not(CONFIG_CGROUP_DMEM))]
+    unsafe fn register_dmem(&self, _dev: *mut bindings::device) -> Result {
+        Ok(())
+    }
+
+    /// # Safety
+    ///
+    /// [`Self::register_dmem`] must have been called.
+    unsafe fn unregister_dmem(&self) {
+        // SAFETY: By the safety requirements; nobody else uses the cell.
+        unsafe {
+            let dmem = core::mem::replace(&mut *self.dmem.get(), ptr::null_mut());
+
+            // No more reclaim after this.
+            #[cfg(CONFIG_CGROUP_DMEM)]
+            bindings::dmem_cgroup_unregister_region(dmem);
+            #[cfg(not(CONFIG_CGROUP_DMEM))]
+            let _ = dmem;
+            (*self.vram.as_raw()).cg = ptr::null_mut();
+        }
+    }
+
+    /// Returns the C structure for objects of `drm`.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if [`Self::setup`] was not called, or for another device.
+    pub(crate) fn bdev(&self, drm: *mut bindings::drm_device) -> Result<*mut bindings::ttm_device> {
+        // SAFETY: `drm` does not change once `ready` is set.
+        if self.ready.load(Acquire) && unsafe { *self.drm.get() } == drm {
+            Ok(self.bdev.get())
+        } else {
+            Err(EINVAL)
+        }
+    }
+
+    /// Returns the physical address of VRAM.
+    pub(crate) fn vram_start(&self) -> u64 {
+        // SAFETY: It does not change once there is an object.
+        unsafe { *self.vram_start.get() }
+    }
+
+    /// Returns those of `places` that have room for `size` bytes at all.
+    ///
+    /// TTM complains about what no place can hold, and evicts everybody from a place that is too
+    /// small before it goes on to the next.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL` if there is no place, for which TTM would throw the content away, or more than
+    ///   [`MAX_PLACES`].
+    /// - `ENOSPC` if none has room for it.
+    pub(crate) fn fitting(&self, places: &[Place], size: u64) -> Result<Places> {
+        if places.is_empty() || places.len() > MAX_PLACES {
+            return Err(EINVAL);
+        }
+
+        let mut found = Places {
+            places: [places[0]; MAX_PLACES],
+            count: 0,
+        };
+        for place in places {
+            let (start, end) = place.range(self.size_of(place.mem_type()));
+
+            if size <= end - start {
+                found.places[found.count] = *place;
+                found.count += 1;
+            }
+        }
+        if found.count == 0 {
+            return Err(ENOSPC);
+        }
+        Ok(found)
+    }
+
+    /// Returns the size of a kind of memory in bytes.
+    pub(crate) fn size_of(&self, mem_type: MemType) -> u64 {
+        match mem_type {
+            MemType::Vram => self.vram_size(),
+            // CAST: The number of pages of a machine is far below 2^52.
+            // SAFETY: The function has no requirements.
+            _ => (unsafe { bindings::ttm_tt_pages_limit() } as u64) << PAGE_SHIFT,
+        }
+    }
+
+    /// Returns the size of VRAM in bytes.
+    #[inline]
+    pub fn vram_size(&self) -> u64 {
+        self.vram.buddy().size()
+    }
+
+    /// Returns how much of VRAM the CPU and peers see, in bytes; 0 before [`Self::setup`].
+    #[inline]
+    pub fn visible(&self) -> u64 {
+        if self.ready.load(Acquire) {
+            // SAFETY: It does not change once `ready` is set.
+            unsafe { *self.visible.get() }
+        } else {
+            0
+        }
+    }
+
+    /// Returns how much of VRAM is free, in bytes. What waits for a deletion is not.
+    #[inline]
+    pub fn vram_free(&self) -> u64 {
+        self.vram.buddy().avail()
+    }
+
+    /// Returns how much of VRAM is pinned, in bytes.
+    #[inline]
+    pub fn pinned(&self) -> u64 {
+        self.pinned.load(Relaxed)
+    }
+
+    /// Returns how much of VRAM may be pinned, in bytes.
+    #[inline]
+    pub fn pin_limit(&self) -> u64 {
+        self.pin_limit.load(Relaxed)
+    }
+
+    /// Changes how much of VRAM may be pinned. What is pinned already stays.
+    pub fn set_pin_limit(&self, bytes: u64) {
+        self.pin_limit.store(bytes, Relaxed);
+    }
+
+    /// Accounts for `bytes` of VRAM that are about to be pinned.
+    ///
+    /// # Errors
+    ///
+    /// `EDQUOT` if it is more than may be.
+    pub(crate) fn charge_pin(&self, bytes: u64) -> Result {
+        let mut pinned = self.pinned.load(Relaxed);
+
+        loop {
+            let sum = pinned.checked_add(bytes).ok_or(EDQUOT)?;
+            if sum > self.pin_limit() {
+                return Err(EDQUOT);
+            }
+            match self.pinned.cmpxchg(pinned, sum, Relaxed) {
+                Ok(_) => return Ok(()),
+                Err(now) => pinned = now,
+            }
+        }
+    }
+
+    /// Undoes [`Self::charge_pin`].
+    pub(crate) fn uncharge_pin(&self, bytes: u64) {
+        self.pinned.fetch_sub(bytes, Relaxed);
+    }
+
+    /// Returns the device of a C structure.
+    ///
+    /// # Safety
+    ///
+    /// `bdev` must be the device of a `Self` that is valid for `'a`.
+    unsafe fn from_raw<'a>(bdev: *mut bindings::ttm_device) -> &'a Self {
+        // SAFETY: By the safety requirements.
+        unsafe { &*container_of!(Opaque::cast_from(bdev), Self, bdev) }
+    }
+}
+
+/// How many places an object can be given at once.
+pub(crate) const MAX_PLACES: usize = 4;
+
+/// Some places.
+pub(crate) struct Places {
+    places: [Place; MAX_PLACES],
+    count: usize,
+}
+
+impl Deref for Places {
+    type Target = [Place];
+
+    fn deref(&self) -> &[Place] {
+        &self.places[..self.count]
+    }
+}
+
+#[pinned_drop]
+impl<T: TtmObject> PinnedDrop for Device<T> {
+    fn drop(self: Pin<&mut Self>) {
+        if !self.ready.load(Acquire) {
+            return;
+        }
+
+        let bdev = self.bdev.get();
+
+        // SAFETY: By the type invariant all of this was set up. Every object keeps the DRM device,
+        // and so `self`, until its last reference is gone; those that are left wait for their
+        // deletion, which the functions below do or wait for.
+        unsafe {
+            self.unregister_dmem();
+            // They wait for fences for as long as it takes, and need the managers.
+            bindings::drain_workqueue((*bdev).wq);
+            self.vram.fini(bdev);
+            let man = bindings::ttm_manager_type(bdev, bindings::TTM_PL_TT as i32);
+            bindings::ttm_resource_manager_evict_all(bdev, man);
+            // Warns if there still is an object.
+            bindings::ttm_range_man_fini_nocheck(bdev, bindings::TTM_PL_TT);
+            bindings::ttm_device_fini(bdev);
+        }
+    }
+}
+
+#[cfg(CONFIG_CGROUP_DMEM)]
+static DMEM_OPS: bindings::dmem_cgroup_ops = bindings::dmem_cgroup_ops {
+    reclaim: Some(bindings::ttm_resource_manager_dmem_reclaim),
+};
+
+static EVICT_VRAM: Place = Place::TT;
+static EVICT_TT: Place = Place::SYSTEM;
+
+/// # Safety
+///
+/// All callbacks are called by TTM with objects of a [`Device`], with their reservation held.
+/// They may be what is left of an object that moved or is being deleted, a ghost, of which only the
+/// fields of the C structure are there.
+unsafe extern "C" fn tt_create_callback(
+    bo: *mut bindings::ttm_buffer_object,
+    page_flags: u32,
+) -> *mut bindings::ttm_tt {
+    let Ok(tt) = KBox::<Opaque<bindings::ttm_tt>>::new(Opaque::zeroed(), GFP_KERNEL) else {
+        return ptr::null_mut();
+    };
+    let raw = tt.get();
+
+    // SAFETY: The object is valid, and the structure is zeroed.
+    let ret =
+        unsafe { bindings::ttm_tt_init(raw, bo, page_flags, bindings::ttm_caching_ttm_cached, 0) };
+    if ret != 0 {
+        return ptr::null_mut();
+    }
+    KBox::into_raw(tt).cast()
+}
+
+/// # Safety
+///
+/// See [`tt_create_callback`].
+unsafe extern "C" fn tt_destroy_callback(
+    _bdev: *mut bindings::ttm_device,
+    tt: *mut bindings::ttm_tt,
+) {
+    // SAFETY: `tt_create_callback` made it, and nobody uses it any more.
+    unsafe {
+        bindings::ttm_tt_fini(tt);
+        drop(KBox::from_raw(tt.cast::<Opaque<bindings::ttm_tt>>()));
+    }
+}
+
+/// # Safety
+///
+/// See [`tt_create_callback`].
+unsafe extern "C" fn eviction_valuable_callback<T: TtmObject>(
+    bo: *mut bindings::ttm_buffer_object,
+    place: *const bindings::ttm_place,
+) -> bool {
+    // SAFETY: The object is valid, and `resource` is set for what is on a list of a manager.
+    unsafe {
+        // What is being deleted can always go.
+        if !(*bo).deleted && (*(*bo).resource).mem_type == bindings::TTM_PL_VRAM {
+            if let Some(obj) = Object::<T>::from_bo(bo) {
+                if obj.domain() == Domain::Vram {
+                    return false;
+                }
+            }
+        }
+        bindings::ttm_bo_eviction_valuable(bo, place)
+    }
+}
+
+/// # Safety
+///
+/// See [`tt_create_callback`].
+unsafe extern "C" fn evict_flags_callback(
+    bo: *mut bindings::ttm_buffer_object,
+    placement: *mut bindings::ttm_placement,
+) {
+    // SAFETY: The object is valid, and `placement` is to be filled.
+    unsafe {
+        let resource = (*bo).resource;
+        let place = if !resource.is_null() && (*resource).mem_type == bindings::TTM_PL_VRAM {
+            &EVICT_VRAM
+        } else {
+            &EVICT_TT
+        };
+
+        (*placement).num_placement = 1;
+        (*placement).placement = &place.0;
+    }
+}
+
+/// # Safety
+///
+/// See [`tt_create_callback`].
+unsafe extern "C" fn io_mem_reserve_callback<T: TtmObject>(
+    bdev: *mut bindings::ttm_device,
+    resource: *mut bindings::ttm_resource,
+) -> c_int {
+    // SAFETY: The resource is valid, and the device is that of a `Device<T>` whose cell does not
+    // change any more.
+    unsafe {
+        if (*resource).mem_type == bindings::TTM_PL_VRAM {
+            let start = *Device::<T>::from_raw(bdev).vram_start.get();
+            let bus = &mut (*resource).bus;
+
+            // Pages are found by `io_mem_pfn_callback`; this only says that it is I/O memory.
+            bus.offset = start;
+            bus.is_iomem = true;
+            bus.caching = bindings::ttm_caching_ttm_write_combined;
+        }
+    }
+    0
+}
+
+/// # Safety
+///
+/// See [`tt_create_callback`]; the object is in VRAM.
+unsafe extern "C" fn io_mem_pfn_callback<T: TtmObject>(
+    bo: *mut bindings::ttm_buffer_object,
+    page: usize,
+) -> usize {
+    // SAFETY: The object is in VRAM, which has resources of this type, and the device is that of a
+    // `Device<T>`, whose cell does not change any more.
+    let (resource, start) = unsafe {
+        (
+            super::VramResource::from_raw((*bo).resource),
+            *Device::<T>::from_raw((*bo).bdev).vram_start.get(),
+        )
+    };
+
+    // TTM asks for pages of the object only.
+    let offset = resource.offset((page as u64) << PAGE_SHIFT).unwrap_or(0);
+    // CAST: Physical addresses have less than 64 bits.
+    ((start + offset) >> PAGE_SHIFT) as usize
+}

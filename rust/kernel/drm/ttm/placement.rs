@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! Where an object may be.
+//!
+//! C header: [`include/drm/ttm/ttm_placement.h`](srctree/include/drm/ttm/ttm_placement.h)
+
+use crate::{
+    bindings,
+    page::PAGE_SHIFT, //
+};
+
+/// The kind of memory that an object is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemType {
+    /// System memory that no device knows. The pages may be swapped out at any time without anybody
+    /// being asked.
+    System,
+    /// System memory that devices may access.
+    Tt,
+    /// The memory of the device.
+    Vram,
+}
+
+impl MemType {
+    pub(crate) const fn as_raw(self) -> u32 {
+        match self {
+            Self::System => bindings::TTM_PL_SYSTEM,
+            Self::Tt => bindings::TTM_PL_TT,
+            Self::Vram => bindings::TTM_PL_VRAM,
+        }
+    }
+
+    pub(crate) const fn from_raw(raw: u32) -> Option<Self> {
+        match raw {
+            bindings::TTM_PL_SYSTEM => Some(Self::System),
+            bindings::TTM_PL_TT => Some(Self::Tt),
+            bindings::TTM_PL_VRAM => Some(Self::Vram),
+            _ => None,
+        }
+    }
+}
+
+/// Where an object may live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Domain {
+    /// In VRAM, which it never leaves.
+    Vram,
+    /// In system memory.
+    System,
+    /// In VRAM, and in system memory when there is not enough of it.
+    Either,
+}
+
+impl Domain {
+    /// Returns the places for an object that is new or used again.
+    pub const fn places(self) -> [Place; 2] {
+        match self {
+            Self::Vram => [Place::VRAM, Place::VRAM],
+            Self::System => [Place::TT, Place::TT],
+            Self::Either => [Place::VRAM, Place::TT.fallback()],
+        }
+    }
+}
+
+/// A place where an object may be put, `struct ttm_place`.
+///
+/// Objects are given a list of places, which are tried in order: first without, then with the
+/// eviction of other objects.
+///
+/// # Examples
+///
+/// ```
+/// use kernel::{
+///     drm::ttm::{
+///         MemType,
+///         Place, //
+///     },
+///     page::PAGE_SIZE, //
+/// };
+///
+/// // In VRAM if there is room, else in system memory; nobody is evicted for it.
+/// let either = [Place::VRAM.desired(), Place::TT];
+/// assert_eq!(either[0].mem_type(), MemType::Vram);
+///
+/// // In the first megabyte.
+/// let low = Place::VRAM.below(1 << 20);
+/// assert!(low.contains(0, 1 << 20));
+/// assert!(!low.contains(1 << 20, PAGE_SIZE as u64));
+/// assert!(Place::VRAM.contains(1 << 20, PAGE_SIZE as u64));
+/// ```
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct Place(pub(crate) bindings::ttm_place);
+
+// SAFETY: A place is a description by numbers.
+unsafe impl Send for Place {}
+
+// SAFETY: As for `Send`.
+unsafe impl Sync for Place {}
+
+impl Place {
+    /// Anywhere in VRAM.
+    pub const VRAM: Self = Self::new(MemType::Vram);
+    /// System memory that devices may access.
+    pub const TT: Self = Self::new(MemType::Tt);
+    /// System memory that no device accesses.
+    pub const SYSTEM: Self = Self::new(MemType::System);
+
+    const fn new(mem_type: MemType) -> Self {
+        Self(bindings::ttm_place {
+            fpfn: 0,
+            lpfn: 0,
+            mem_type: mem_type.as_raw(),
+            flags: 0,
+        })
+    }
+
+    const fn with(mut self, flag: u32) -> Self {
+        self.0.flags |= flag;
+        self
+    }
+
+    /// Only if nobody has to be evicted for it.
+    pub const fn desired(self) -> Self {
+        self.with(bindings::TTM_PL_FLAG_DESIRED)
+    }
+
+    /// Only once the places without eviction were all tried.
+    pub const fn fallback(self) -> Self {
+        self.with(bindings::TTM_PL_FLAG_FALLBACK)
+    }
+
+    /// In one piece.
+    pub const fn contiguous(self) -> Self {
+        self.with(bindings::TTM_PL_FLAG_CONTIGUOUS)
+    }
+
+    /// From the end of the memory.
+    pub const fn top_down(self) -> Self {
+        self.with(bindings::TTM_PL_FLAG_TOPDOWN)
+    }
+
+    /// Below offset `end` of the memory, in bytes; the rest of a page is not used.
+    pub const fn below(mut self, end: u64) -> Self {
+        self.0.lpfn = end >> PAGE_SHIFT;
+        if self.0.lpfn == 0 {
+            // No page at all, where 0 would mean all of them.
+            self.0.fpfn = 1;
+            self.0.lpfn = 1;
+        }
+        self
+    }
+
+    /// Returns the kind of memory.
+    pub const fn mem_type(&self) -> MemType {
+        match MemType::from_raw(self.0.mem_type) {
+            Some(mem_type) => mem_type,
+            // There is no other constructor.
+            None => MemType::System,
+        }
+    }
+
+    /// Returns the first page and the one after the last; the latter is [`u64::MAX`] if there is
+    /// no limit.
+    const fn pages(&self) -> (u64, u64) {
+        if self.0.lpfn == 0 {
+            (self.0.fpfn, u64::MAX)
+        } else {
+            (self.0.fpfn, self.0.lpfn)
+        }
+    }
+
+    /// Returns the range of offsets in bytes, cut at `size`, the size of the memory.
+    pub(super) const fn range(&self, size: u64) -> (u64, u64) {
+        let (first, last) = self.pages();
+        let end = if last > size >> PAGE_SHIFT {
+            size
+        } else {
+            last << PAGE_SHIFT
+        };
+        let start = if first > end >> PAGE_SHIFT {
+            end
+        } else {
+            first << PAGE_SHIFT
+        };
+
+        (start, end)
+    }
+
+    /// Tells whether `len` bytes at `offset` are inside the place.
+    pub fn contains(&self, offset: u64, len: u64) -> bool {
+        let (first, last) = self.pages();
+
+        offset >> PAGE_SHIFT >= first
+            && offset
+                .checked_add(len)
+                .is_some_and(|end| end.div_ceil(1 << PAGE_SHIFT) <= last)
+    }
+
+    /// Tells whether `len` bytes at `offset` and the place have something in common.
+    pub(super) fn intersects(&self, offset: u64, len: u64) -> bool {
+        let (first, last) = self.pages();
+
+        offset >> PAGE_SHIFT < last
+            && offset
+                .checked_add(len)
+                .is_some_and(|end| end.div_ceil(1 << PAGE_SHIFT) > first)
+    }
+
+    pub(super) fn is_contiguous(&self) -> bool {
+        self.0.flags & bindings::TTM_PL_FLAG_CONTIGUOUS != 0
+    }
+
+    pub(super) fn is_top_down(&self) -> bool {
+        self.0.flags & bindings::TTM_PL_FLAG_TOPDOWN != 0
+    }
+
+    /// # Safety
+    ///
+    /// `raw` must be valid for `'a`.
+    pub(super) unsafe fn from_raw<'a>(raw: *const bindings::ttm_place) -> &'a Self {
+        // SAFETY: `Place` is a transparent wrapper.
+        unsafe { &*raw.cast() }
+    }
+}
+
+/// How an operation that moves objects may wait, `struct ttm_operation_ctx`.
+#[repr(transparent)]
+pub struct OpCtx(pub(crate) bindings::ttm_operation_ctx);
+
+impl OpCtx {
+    /// A signal ends a wait, with `ERESTARTSYS`.
+    pub fn interruptible() -> Self {
+        let mut ctx = Self::uninterruptible();
+
+        ctx.0.interruptible = true;
+        ctx
+    }
+
+    /// Waits as long as it takes.
+    pub fn uninterruptible() -> Self {
+        Self(pin_init::zeroed())
+    }
+
+    /// Returns how many bytes were moved.
+    pub fn bytes_moved(&self) -> u64 {
+        self.0.bytes_moved
+    }
+}

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! The content of an object on its way.
+//!
+//! C header: [`include/drm/ttm/ttm_kmap_iter.h`](srctree/include/drm/ttm/ttm_kmap_iter.h)
+
+use super::vram::{
+    Range,
+    VramResource, //
+};
+use crate::{
+    bindings,
+    page::{
+        PAGE_SHIFT,
+        PAGE_SIZE, //
+    },
+    prelude::*, //
+};
+use core::marker::PhantomData;
+
+/// System memory of an object.
+///
+/// # Invariants
+///
+/// `tt` is valid for `'a` and has all of its pages.
+#[derive(Clone, Copy)]
+pub struct Pages<'a> {
+    tt: *mut bindings::ttm_tt,
+    _p: PhantomData<&'a bindings::ttm_tt>,
+}
+
+impl<'a> Pages<'a> {
+    /// # Safety
+    ///
+    /// `tt` must be valid for `'a`, and have all of its pages during that time.
+    pub(crate) unsafe fn from_raw(tt: *mut bindings::ttm_tt) -> Self {
+        // INVARIANT: By the safety requirements.
+        Self {
+            tt,
+            _p: PhantomData,
+        }
+    }
+
+    /// Returns the pages, one for each page of the object.
+    pub(crate) fn as_slice(&self) -> &'a [*mut bindings::page] {
+        // SAFETY: By the type invariant the array is there and does not change.
+        unsafe {
+            core::slice::from_raw_parts(
+                (*self.tt).pages.cast_const(),
+                (*self.tt).num_pages as usize,
+            )
+        }
+    }
+}
+
+/// Where one side of a [`Transfer`] is.
+#[derive(Clone, Copy)]
+pub enum Memory<'a> {
+    /// In VRAM.
+    Vram(&'a VramResource),
+    /// In system memory.
+    Pages(Pages<'a>),
+}
+
+/// The content of an object that is to be moved, or made zero.
+///
+/// # Invariants
+///
+/// Both sides have at least `size` bytes, which are whole pages.
+pub struct Transfer<'a> {
+    from: Option<Memory<'a>>,
+    to: Memory<'a>,
+    size: usize,
+}
+
+impl<'a> Transfer<'a> {
+    /// # Safety
+    ///
+    /// Both sides must have at least `size` bytes, and `size` must be a multiple of the page size.
+    pub(crate) unsafe fn new(from: Option<Memory<'a>>, to: Memory<'a>, size: usize) -> Self {
+        // INVARIANT: By the safety requirements.
+        Self { from, to, size }
+    }
+
+    /// Returns where the content is, [`None`] if it is to be zeroes.
+    #[inline]
+    pub fn from(&self) -> Option<Memory<'a>> {
+        self.from
+    }
+
+    /// Returns where the content goes to.
+    #[inline]
+    pub fn to(&self) -> Memory<'a> {
+        self.to
+    }
+
+    /// Returns the size in bytes.
+    #[inline]
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Returns the VRAM that takes part.
+    pub(super) fn vram(&self) -> impl Iterator<Item = &'a VramResource> {
+        [self.from, Some(self.to)]
+            .into_iter()
+            .filter_map(|memory| match memory {
+                Some(Memory::Vram(vram)) => Some(vram),
+                _ => None,
+            })
+    }
+
+    /// Lets the CPU do it.
+    ///
+    /// Mirrors `ttm_move_memcpy()`.
+    ///
+    /// # Safety
+    ///
+    /// `vram` must be the address of VRAM, in which all ranges that take part are mapped.
+    pub(super) unsafe fn by_cpu(&self, vram: *mut c_void) -> Result {
+        let pages = (self.size >> PAGE_SHIFT).try_into()?;
+        let mut to = Iter::new(self.to, vram);
+
+        match self.from {
+            // SAFETY: The sides have so many pages by the type invariant, which the iterators map.
+            // The source is not looked at.
+            None => unsafe { bindings::ttm_move_memcpy(true, pages, to.as_raw(), to.as_raw()) },
+            Some(from) => {
+                let mut from = Iter::new(from, vram);
+
+                // SAFETY: As above.
+                unsafe { bindings::ttm_move_memcpy(false, pages, to.as_raw(), from.as_raw()) }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Maps the pages of one side.
+enum Iter<'a> {
+    Vram(VramIter<'a>),
+    Pages(bindings::ttm_kmap_iter_tt),
+}
+
+impl<'a> Iter<'a> {
+    fn new(memory: Memory<'a>, vram: *mut c_void) -> Self {
+        match memory {
+            Memory::Vram(resource) => Self::Vram(VramIter {
+                base: bindings::ttm_kmap_iter { ops: &VRAM_OPS },
+                vram,
+                ranges: resource.ranges(),
+                index: 0,
+            }),
+            Memory::Pages(pages) => {
+                let mut iter = pin_init::zeroed();
+
+                // SAFETY: `iter` is written to only, and `tt` is valid.
+                unsafe { bindings::ttm_kmap_iter_tt_init(&mut iter, pages.tt) };
+                Self::Pages(iter)
+            }
+        }
+    }
+
+    fn as_raw(&mut self) -> *mut bindings::ttm_kmap_iter {
+        match self {
+            // Not a pointer to `base` alone: the callback gets back to the whole of it.
+            Self::Vram(iter) => (&raw mut *iter).cast(),
+            Self::Pages(iter) => (&raw mut *iter).cast(),
+        }
+    }
+}
+
+/// Maps pages of an object in VRAM, one after the other.
+#[repr(C)]
+struct VramIter<'a> {
+    base: bindings::ttm_kmap_iter,
+    vram: *mut c_void,
+    ranges: &'a [Range],
+    /// The range of the page before.
+    index: usize,
+}
+
+static VRAM_OPS: bindings::ttm_kmap_iter_ops = bindings::ttm_kmap_iter_ops {
+    map_local: Some(vram_map_local),
+    unmap_local: None,
+    maps_tt: false,
+};
+
+/// # Safety
+///
+/// Called by `ttm_move_memcpy()` with a [`VramIter`] and a page that is inside.
+unsafe extern "C" fn vram_map_local(
+    iter: *mut bindings::ttm_kmap_iter,
+    map: *mut bindings::iosys_map,
+    page: usize,
+) {
+    // SAFETY: `base` is the first field, and the pointer was made from one to the whole.
+    let iter = unsafe { &mut *iter.cast::<VramIter<'_>>() };
+    let at = (page as u64) << PAGE_SHIFT;
+
+    // OVERFLOW: Ranges are inside of the object.
+    while iter.index + 1 < iter.ranges.len()
+        && iter.ranges[iter.index].at + iter.ranges[iter.index].len <= at
+    {
+        iter.index += 1;
+    }
+    let range = &iter.ranges[iter.index];
+    // A page is in one piece.
+    debug_assert!(at >= range.at && at + PAGE_SIZE as u64 <= range.at + range.len);
+
+    let map_to = bindings::iosys_map {
+        __bindgen_anon_1: bindings::iosys_map__bindgen_ty_1 {
+            // CAST: Inside of VRAM, which is mapped.
+            vaddr_iomem: iter
+                .vram
+                .wrapping_byte_add((range.offset + (at - range.at)) as usize),
+        },
+        is_iomem: true,
+    };
+    // SAFETY: The caller wants it to be filled.
+    unsafe { map.write(map_to) };
+}

@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! The manager of VRAM, on [`GpuBuddy`].
+//!
+//! The ranges of a resource, that is its blocks with neighbours merged, are computed when it is
+//! allocated and do not change. Faults, copies and mappings for peers all go by them.
+//!
+//! # Locking
+//!
+//! The callbacks are called with the reservation of the object held, except for `free`, which may
+//! run on the workqueue of TTM. They take the lock of the buddy allocator only, which sleeps.
+//!
+//! C header: [`include/drm/ttm/ttm_resource.h`](srctree/include/drm/ttm/ttm_resource.h)
+
+use super::placement::Place;
+use crate::{
+    bindings,
+    container_of,
+    error::from_result,
+    gpu::buddy::{
+        AllocatedBlocks,
+        GpuBuddy,
+        GpuBuddyAllocFlag,
+        GpuBuddyAllocFlags,
+        GpuBuddyAllocMode,
+        GpuBuddyParams, //
+    },
+    page::{
+        PAGE_SHIFT,
+        PAGE_SIZE, //
+    },
+    prelude::*,
+    ptr::Alignment,
+    types::Opaque, //
+};
+
+/// A piece of VRAM that belongs to an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Range {
+    /// The offset in the object at which it begins, in bytes.
+    pub at: u64,
+    /// The offset in VRAM, in bytes.
+    pub offset: u64,
+    /// The length, in bytes.
+    pub len: u64,
+}
+
+/// The VRAM of an object, in the order of the object.
+///
+/// # Invariants
+///
+/// The ranges are not empty, made of whole pages, and follow each other without a gap from offset 0
+/// of the object to its end.
+#[repr(C)]
+pub struct VramResource {
+    base: Opaque<bindings::ttm_resource>,
+    ranges: KVVec<Range>,
+    // Returned to the allocator when it is dropped.
+    _blocks: Pin<KBox<AllocatedBlocks>>,
+}
+
+// SAFETY: Constant after it was made but for `base`, which only TTM accesses.
+unsafe impl Send for VramResource {}
+
+// SAFETY: As for `Send`.
+unsafe impl Sync for VramResource {}
+
+impl VramResource {
+    /// Returns the ranges, in the order of the object.
+    #[inline]
+    pub fn ranges(&self) -> &[Range] {
+        &self.ranges
+    }
+
+    /// Tells whether all of it is below `end`, an offset in VRAM.
+    pub fn is_below(&self, end: u64) -> bool {
+        // OVERFLOW: The ranges are inside of VRAM.
+        self.ranges.iter().all(|r| r.offset + r.len <= end)
+    }
+
+    /// Returns the offset in VRAM of offset `at` of the object.
+    pub fn offset(&self, at: u64) -> Option<u64> {
+        // OVERFLOW: The ranges are inside of the object and of VRAM.
+        let index = self.ranges.partition_point(|r| r.at + r.len <= at);
+        let range = self.ranges.get(index)?;
+
+        Some(range.offset + (at - range.at))
+    }
+
+    /// # Safety
+    ///
+    /// `raw` must be a resource of [`VramManager`] that is valid for `'a`.
+    pub(crate) unsafe fn from_raw<'a>(raw: *mut bindings::ttm_resource) -> &'a Self {
+        // SAFETY: `base` is the first field, and all resources of the manager are of this type.
+        unsafe { &*raw.cast() }
+    }
+}
+
+/// The manager of `TTM_PL_VRAM`.
+///
+/// # Invariants
+///
+/// Once [`Self::init`] was called the value does not move.
+pub(super) struct VramManager {
+    man: Opaque<bindings::ttm_resource_manager>,
+    buddy: GpuBuddy,
+}
+
+// SAFETY: TTM synchronizes access to `man`, and the allocator has a lock.
+unsafe impl Send for VramManager {}
+
+// SAFETY: As for `Send`.
+unsafe impl Sync for VramManager {}
+
+static FUNCS: bindings::ttm_resource_manager_func = bindings::ttm_resource_manager_func {
+    alloc: Some(alloc_callback),
+    free: Some(free_callback),
+    intersects: Some(intersects_callback),
+    compatible: Some(compatible_callback),
+    debug: None,
+};
+
+impl VramManager {
+    /// Makes a manager of `size` bytes.
+    pub(super) fn new(size: u64) -> Result<Self> {
+        Ok(Self {
+            man: Opaque::zeroed(),
+            buddy: GpuBuddy::new(GpuBuddyParams {
+                base_offset: 0,
+                size,
+                chunk_size: Alignment::new::<{ PAGE_SIZE }>(),
+            })?,
+        })
+    }
+
+    pub(super) fn buddy(&self) -> &GpuBuddy {
+        &self.buddy
+    }
+
+    pub(super) fn as_raw(&self) -> *mut bindings::ttm_resource_manager {
+        self.man.get()
+    }
+
+    /// Adds the manager to a device.
+    ///
+    /// # Safety
+    ///
+    /// `bdev` must be an initialized device of which [`Self::fini`] is called before it is
+    /// finished, and before `self` is dropped or moved.
+    pub(super) unsafe fn init(&self, bdev: *mut bindings::ttm_device) {
+        let man = self.as_raw();
+
+        // SAFETY: The manager is zeroed memory that nobody else knows yet, and the device is valid.
+        unsafe {
+            (*man).func = &FUNCS;
+            bindings::ttm_resource_manager_init(man, bdev, self.buddy.size());
+            // CAST: The kinds of memory are small numbers.
+            bindings::ttm_set_driver_manager(bdev, bindings::TTM_PL_VRAM as i32, man);
+            bindings::ttm_resource_manager_set_used(man, true);
+        }
+    }
+
+    /// Takes the manager away from the device.
+    ///
+    /// # Safety
+    ///
+    /// [`Self::init`] must have been called for `bdev`, and there must be no object any more but
+    /// those that wait for their deletion.
+    pub(super) unsafe fn fini(&self, bdev: *mut bindings::ttm_device) {
+        let man = self.as_raw();
+
+        // SAFETY: By the safety requirements. What is left is deleted, so that the lists are empty.
+        unsafe {
+            // There is a limit to how long it waits for an object.
+            while bindings::ttm_resource_manager_evict_all(bdev, man) == EBUSY.to_errno() {}
+            bindings::ttm_resource_manager_set_used(man, false);
+            bindings::ttm_resource_manager_cleanup(man);
+            bindings::ttm_set_driver_manager(
+                bdev,
+                bindings::TTM_PL_VRAM as i32,
+                core::ptr::null_mut(),
+            );
+        }
+    }
+
+    fn alloc(&self, size: u64, align: u64, place: &Place) -> Result<KBox<VramResource>> {
+        let total = self.buddy.size();
+        let (start, end) = place.range(total);
+        if size > end - start {
+            return Err(ENOSPC);
+        }
+
+        let mode = if start != 0 || end != total {
+            GpuBuddyAllocMode::Range(start..end)
+        } else if place.is_top_down() {
+            GpuBuddyAllocMode::TopDown
+        } else {
+            GpuBuddyAllocMode::Simple
+        };
+        let flags: GpuBuddyAllocFlags = if place.is_contiguous() {
+            GpuBuddyAllocFlag::Contiguous.into()
+        } else {
+            GpuBuddyAllocFlags::default()
+        };
+        let align = Alignment::new_checked(usize::try_from(align)?).ok_or(EINVAL)?;
+
+        let blocks = KBox::pin_init(
+            self.buddy.alloc_blocks(mode, size, align, flags),
+            GFP_KERNEL,
+        )
+        // The size was checked above; what the allocator takes for bad input is one that it would
+        // have to round up to more than there is.
+        .map_err(|e| if e == EINVAL { ENOSPC } else { e })?;
+
+        let mut ranges = KVVec::<Range>::new();
+        let mut at = 0;
+        for block in blocks.iter() {
+            let (offset, len) = (block.offset(), block.size());
+
+            match ranges.last_mut() {
+                // OVERFLOW: Blocks are inside of VRAM.
+                Some(last) if last.offset + last.len == offset => last.len += len,
+                _ => ranges.push(Range { at, offset, len }, GFP_KERNEL)?,
+            }
+            at += len;
+        }
+        if at != size {
+            return Err(EIO);
+        }
+
+        // INVARIANT: Blocks are whole pages, and they add up to the size of the object.
+        Ok(KBox::new(
+            VramResource {
+                base: Opaque::zeroed(),
+                ranges,
+                _blocks: blocks,
+            },
+            GFP_KERNEL,
+        )?)
+    }
+}
+
+/// # Safety
+///
+/// All callbacks are called by TTM, with the manager of a device that [`VramManager::init`] added.
+unsafe extern "C" fn alloc_callback(
+    man: *mut bindings::ttm_resource_manager,
+    bo: *mut bindings::ttm_buffer_object,
+    place: *const bindings::ttm_place,
+    res: *mut *mut bindings::ttm_resource,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: The manager is embedded in a `VramManager`.
+        let this = unsafe { &*container_of!(Opaque::cast_from(man), VramManager, man) };
+        // SAFETY: TTM passes a valid object and a valid place.
+        let (size, align) = unsafe { ((*bo).base.size as u64, (*bo).page_alignment) };
+        let align = u64::from(align.max(1)) << PAGE_SHIFT;
+
+        // SAFETY: TTM passes a valid place.
+        let resource = this.alloc(size, align, unsafe { Place::from_raw(place) })?;
+        let raw = KBox::into_raw(resource).cast::<bindings::ttm_resource>();
+
+        // SAFETY: All arguments are valid; TTM gives the resource back to `free_callback`.
+        unsafe {
+            bindings::ttm_resource_init(bo, place, raw);
+            *res = raw;
+        }
+        Ok(0)
+    })
+}
+
+/// # Safety
+///
+/// See [`alloc_callback`].
+unsafe extern "C" fn free_callback(
+    man: *mut bindings::ttm_resource_manager,
+    res: *mut bindings::ttm_resource,
+) {
+    // SAFETY: `alloc_callback` made the resource, which nobody uses any more.
+    unsafe {
+        bindings::ttm_resource_fini(man, res);
+        drop(KBox::from_raw(res.cast::<VramResource>()));
+    }
+}
+
+/// # Safety
+///
+/// See [`alloc_callback`].
+unsafe extern "C" fn intersects_callback(
+    _man: *mut bindings::ttm_resource_manager,
+    res: *mut bindings::ttm_resource,
+    place: *const bindings::ttm_place,
+    _size: usize,
+) -> bool {
+    // SAFETY: TTM passes a valid resource of this manager, and a place that is not null.
+    let (res, place) = unsafe { (VramResource::from_raw(res), Place::from_raw(place)) };
+
+    res.ranges.iter().any(|r| place.intersects(r.offset, r.len))
+}
+
+/// # Safety
+///
+/// See [`alloc_callback`].
+unsafe extern "C" fn compatible_callback(
+    _man: *mut bindings::ttm_resource_manager,
+    res: *mut bindings::ttm_resource,
+    place: *const bindings::ttm_place,
+    _size: usize,
+) -> bool {
+    // SAFETY: As in `intersects_callback`.
+    let (res, place) = unsafe { (VramResource::from_raw(res), Place::from_raw(place)) };
+
+    (!place.is_contiguous() || res.ranges.len() == 1)
+        && res.ranges.iter().all(|r| place.contains(r.offset, r.len))
+}

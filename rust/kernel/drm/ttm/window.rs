@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! The CPU's view of VRAM.
+//!
+//! C header: [`include/linux/pci.h`](srctree/include/linux/pci.h)
+
+use super::transfer::{
+    Memory,
+    Transfer, //
+};
+use crate::{
+    bindings,
+    container_of,
+    device::Bound,
+    pci,
+    prelude::*, //
+};
+use core::ptr::NonNull;
+
+/// A memory BAR that the CPU sees, mapped write-combined into the kernel.
+///
+/// The mapping of the whole BAR also makes the architecture map it write-combined into processes.
+///
+/// # Examples
+///
+/// A driver that maps its VRAM:
+///
+/// ```
+/// use kernel::{
+///     device::Core,
+///     driver,
+///     drm::ttm::Window,
+///     module::this_module,
+///     pci,
+///     prelude::*, //
+/// };
+///
+/// struct Example;
+///
+/// kernel::pci_device_table!(
+///     PCI_TABLE,
+///     <Example as pci::Driver>::IdInfo,
+///     [(pci::DeviceId::from_id(pci::Vendor::REDHAT_QUMRANET, 0x1110), ())]
+/// );
+///
+/// impl pci::Driver for Example {
+///     type IdInfo = ();
+///     type Data<'bound> = Self;
+///
+///     const ID_TABLE: pci::IdTable<Self::IdInfo> = &PCI_TABLE;
+///
+///     fn probe<'bound>(
+///         pdev: &'bound pci::Device<Core<'_>>,
+///         _info: Option<&'bound ()>,
+///     ) -> impl PinInit<Self, Error> + 'bound {
+///         pdev.enable_device_mem()?;
+///
+///         assert_eq!(Window::new(pdev, 6, c"example").err(), Some(EINVAL));
+///         let vram = Window::new(pdev, 2, c"example")?;
+///         assert_eq!(vram.len(), pdev.resource_len(2)?);
+///
+///         // One at a time.
+///         assert_eq!(Window::new(pdev, 2, c"example").err(), Some(EBUSY));
+///
+///         dev_info!(pdev, "the CPU sees VRAM\n");
+///         Ok(Self)
+///     }
+/// }
+///
+/// // Binds to each such device that has no driver, until it is dropped.
+/// let driver = KBox::pin_init(
+///     driver::Registration::<pci::Adapter<Example>>::new(
+///         c"window_example",
+///         this_module::<crate::LocalModule>(),
+///     ),
+///     GFP_KERNEL,
+/// )?;
+/// # Ok::<(), Error>(())
+/// ```
+///
+/// # Invariants
+///
+/// BAR `bar` of `pdev` is requested, and `addr` is the mapping of its `len` bytes.
+pub struct Window<'a> {
+    pdev: &'a pci::Device<Bound>,
+    bar: i32,
+    addr: NonNull<c_void>,
+    len: u64,
+}
+
+// SAFETY: The methods do not need synchronization: they write to I/O memory, whose content nobody
+// relies on, or return constants.
+unsafe impl Send for Window<'_> {}
+
+// SAFETY: As for `Send`.
+unsafe impl Sync for Window<'_> {}
+
+impl<'a> Window<'a> {
+    /// Requests BAR `bar` and maps it. `name` is shown in `/proc/iomem`.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL` if there is no such BAR or it is empty.
+    /// - `EBUSY` if it is in use.
+    /// - `ENOMEM` if it cannot be mapped.
+    #[inline(never)]
+    pub fn new(pdev: &'a pci::Device<Bound>, bar: u32, name: &'static CStr) -> Result<Self> {
+        if bar >= bindings::PCI_STD_NUM_BARS {
+            return Err(EINVAL);
+        }
+
+        let len = pdev.resource_len(bar)?;
+        if len == 0 {
+            return Err(EINVAL);
+        }
+
+        let raw = raw_pci(pdev);
+        // CAST: Below `PCI_STD_NUM_BARS`.
+        let bar = bar as i32;
+
+        // SAFETY: `pdev` is valid, `bar` is a standard BAR, and `name` is static.
+        if unsafe { bindings::pci_request_region(raw, bar, name.as_char_ptr()) } != 0 {
+            return Err(EBUSY);
+        }
+
+        // SAFETY: As above; the region was just requested.
+        let Some(addr) = NonNull::new(unsafe { bindings::pci_iomap_wc(raw, bar, 0) }) else {
+            // SAFETY: The region was requested above.
+            unsafe { bindings::pci_release_region(raw, bar) };
+            return Err(ENOMEM);
+        };
+
+        // INVARIANT: Requested and mapped above.
+        Ok(Self {
+            pdev,
+            bar,
+            addr,
+            len,
+        })
+    }
+
+    /// Returns the size of the BAR in bytes.
+    #[inline]
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Tells whether the BAR is empty, which it is not.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Moves or clears the content of an object by the CPU. Sleeps.
+    ///
+    /// What was written to VRAM has arrived there, and can be read by others, when the method
+    /// returns.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if a part of it is not inside the BAR.
+    #[inline(never)]
+    pub fn run(&self, transfer: &Transfer<'_>) -> Result {
+        if !transfer.vram().all(|vram| vram.is_below(self.len)) {
+            return Err(EINVAL);
+        }
+
+        // SAFETY: By the type invariant the whole BAR is mapped, and it has all of the ranges.
+        unsafe { transfer.by_cpu(self.addr.as_ptr()) }?;
+
+        let Memory::Vram(to) = transfer.to() else {
+            return Ok(());
+        };
+
+        // Write-combining buffers keep data until they are flushed. What left them is posted: it may
+        // be on its way when a peer, which takes another one, reads. The answer to a read comes
+        // after all writes before it.
+        if let Some(last) = to.ranges().last() {
+            // CAST: Inside of the BAR, which is mapped.
+            let at = self.addr.as_ptr().wrapping_byte_add(last.offset as usize);
+
+            // SAFETY: A barrier has no requirements, and the address is that of a byte of the BAR.
+            unsafe {
+                bindings::wmb();
+                bindings::readb(at);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Window<'_> {
+    fn drop(&mut self) {
+        let raw = raw_pci(self.pdev);
+
+        // SAFETY: By the type invariant the BAR is mapped and requested.
+        unsafe {
+            bindings::pci_iounmap(raw, self.addr.as_ptr());
+            bindings::pci_release_region(raw, self.bar);
+        }
+    }
+}
+
+fn raw_pci(pdev: &pci::Device<Bound>) -> *mut bindings::pci_dev {
+    let dev: &crate::device::Device<Bound> = pdev.as_ref();
+
+    // SAFETY: The device of a `pci::Device` is embedded in a `struct pci_dev`.
+    unsafe { container_of!(dev.as_raw(), bindings::pci_dev, dev) }
+}
