@@ -16,7 +16,7 @@ use crate::misc;
 use crate::uapi;
 use crate::uapi::{
     DmaBufSync, DrmGemClose, DrmPrimeHandle, DrmVersion, VvramAttachment, VvramGemAttachments,
-    VvramGemCreate, VvramGemMmapOffset, VvramGetparam,
+    VvramGemCreate, VvramGemInfo, VvramGemMmapOffset, VvramGetparam,
 };
 use crate::{Stop, SysError};
 
@@ -163,6 +163,9 @@ pub fn reason_name(reason: u32) -> String {
         3 => "no-route",
         4 => "outside-bar",
         5 => "suspended",
+        6 => "other-importer",
+        7 => "no-vram",
+        8 => "system-only",
         16 => "pinned-elsewhere",
         17 => "quota",
         18 => "device-gone",
@@ -406,6 +409,22 @@ impl Drm {
         Ok(())
     }
 
+    /// Where an object is.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn info(&self, handle: u32) -> Result<VvramGemInfo, SysError> {
+        let mut argument = VvramGemInfo {
+            handle,
+            ..Default::default()
+        };
+        ioctl(self.fd(), uapi::VVRAM_GEM_INFO, &mut argument, || {
+            format!("GEM_INFO(handle={handle})")
+        })?;
+        Ok(argument)
+    }
+
     /// Lists the attachments of a buffer, refusals last.
     ///
     /// # Errors
@@ -465,6 +484,15 @@ impl Gem<'_> {
     /// The handle.
     pub fn handle(&self) -> u32 {
         self.handle
+    }
+
+    /// Where it is.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn info(&self) -> Result<VvramGemInfo, SysError> {
+        self.drm.info(self.handle)
     }
 
     /// Size in bytes.

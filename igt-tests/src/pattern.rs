@@ -87,6 +87,11 @@ impl Pattern {
         }
     }
 
+    /// Another pattern for each index.
+    pub const fn derive(self, index: u64) -> Self {
+        Self::new(self.seed ^ (index + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+    }
+
     /// The word at index `index`, that is at byte `8 * index`.
     #[inline]
     pub const fn word(self, index: u64) -> u64 {

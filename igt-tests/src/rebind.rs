@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Takes a PCI device from its driver and gives it back.
+//! Takes a PCI device from its driver and gives it back, and reloads drivers.
 
+use std::fs;
+use std::process::Command;
 use std::time::Duration;
 
+use crate::misc;
 use crate::pci::PciDevice;
 use crate::proc::Child;
 use crate::{Outcome, Stop, SysError};
@@ -172,5 +175,35 @@ pub fn delete_module(name: &str) -> Result<(), SysError> {
     if result < 0 {
         return Err(SysError::last(what));
     }
+    Ok(())
+}
+
+/// Users a module has, or None if it is built in.
+pub fn module_users(module: &str) -> Option<i64> {
+    let text = fs::read_to_string(format!("/sys/module/{module}/refcnt")).ok()?;
+    text.trim().parse().ok()
+}
+
+/// Unloads a module and loads it again, with parameters.
+///
+/// # Errors
+///
+/// Fails the subtest if the module is in use or does not load.
+#[track_caller]
+pub fn reload(module: &str, parameters: &[&str]) -> Outcome {
+    let unloaded = misc::poll(Duration::from_secs(5), || delete_module(module).ok());
+    let loaded = Command::new("modprobe")
+        .arg(module)
+        .args(parameters)
+        .status();
+    check!(
+        unloaded.is_some(),
+        "{module} cannot be unloaded although nobody uses it: {:?} users",
+        module_users(module)
+    );
+    check!(
+        loaded.as_ref().is_ok_and(|status| status.success()),
+        "modprobe {module} {parameters:?}: {loaded:?}"
+    );
     Ok(())
 }

@@ -116,6 +116,10 @@ pub const PARAM_VRAM_CPU_VISIBLE_SIZE: u32 = 1;
 pub const PARAM_PAGE_SIZE: u32 = 2;
 /// Free VRAM.
 pub const PARAM_VRAM_FREE: u32 = 3;
+/// Pinned VRAM.
+pub const PARAM_VRAM_PINNED: u32 = 4;
+/// How much of it may be.
+pub const PARAM_VRAM_PIN_LIMIT: u32 = 5;
 
 /// `struct drm_vvram_gem_create`
 #[repr(C)]
@@ -133,6 +137,29 @@ pub struct VvramGemCreate {
 pub const CREATE_VRAM: u32 = 1 << 0;
 /// Never leaves VRAM.
 pub const CREATE_VRAM_OR_FAIL: u32 = 1 << 1;
+/// May be placed in system memory.
+pub const CREATE_SYSTEM: u32 = 1 << 2;
+
+/// In VRAM.
+pub const PLACEMENT_VRAM: u32 = 1;
+/// In system memory.
+pub const PLACEMENT_SYSTEM: u32 = 2;
+
+/// `struct drm_vvram_gem_info`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct VvramGemInfo {
+    /// The object.
+    pub handle: u32,
+    /// `PLACEMENT_*`.
+    pub placement: u32,
+    /// Bytes.
+    pub size: u64,
+    /// `CREATE_*`.
+    pub flags: u32,
+    /// 1 if it does not move.
+    pub pinned: u32,
+}
 
 /// `struct drm_vvram_gem_mmap_offset`
 #[repr(C)]
@@ -163,6 +190,16 @@ pub const REASON_NO_OPT_IN: u32 = 1;
 pub const REASON_NOT_PCI: u32 = 2;
 /// No permitted route.
 pub const REASON_NO_ROUTE: u32 = 3;
+/// The BAR does not show all of it.
+pub const REASON_OUTSIDE_BAR: u32 = 4;
+/// Another importer needs system memory.
+pub const REASON_OTHER_IMPORTER: u32 = 6;
+/// No room in VRAM.
+pub const REASON_NO_VRAM: u32 = 7;
+/// Made to live in system memory.
+pub const REASON_SYSTEM_ONLY: u32 = 8;
+/// Pinned where the importer does not reach it, or not as it could.
+pub const REASON_PINNED_ELSEWHERE: u32 = 16;
 
 /// Pinned.
 pub const ATTACHMENT_PINNED: u32 = 1 << 0;
@@ -214,6 +251,8 @@ pub const VVRAM_GEM_CREATE: u64 = iowr::<VvramGemCreate>(DRM, DRM_COMMAND_BASE +
 pub const VVRAM_GEM_MMAP_OFFSET: u64 = iowr::<VvramGemMmapOffset>(DRM, DRM_COMMAND_BASE + 2);
 /// GEM_ATTACHMENTS.
 pub const VVRAM_GEM_ATTACHMENTS: u64 = iowr::<VvramGemAttachments>(DRM, DRM_COMMAND_BASE + 3);
+/// GEM_INFO.
+pub const VVRAM_GEM_INFO: u64 = iowr::<VvramGemInfo>(DRM, DRM_COMMAND_BASE + 4);
 
 /// No importer ops.
 pub const EDU_PEER_STATIC: u32 = 0;

@@ -4,7 +4,6 @@
 
 use std::fs;
 use std::os::unix::fs::OpenOptionsExt;
-use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,7 +13,7 @@ use vvram_tests::misc;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::proc::{Child, KernelLog, Steps};
-use vvram_tests::rebind::{delete_module, Unbinding, Unbound};
+use vvram_tests::rebind::{delete_module, module_users as users, reload, Unbinding, Unbound};
 use vvram_tests::scene::{patterns, peer_reads, share, works, Scene};
 use vvram_tests::{
     check, check_eq, expect_errno, expect_errno_in, fail, igt_main, skip, uapi, Outcome, Stop,
@@ -234,10 +233,12 @@ fn blocked_by(scene: &Scene, holder: &str) -> Result<Unbinding, Stop> {
     let log = lines.join("\n");
     match named {
         Some(true) => {}
-        Some(false) => return Err(Stop::fail(format_args!(
+        Some(false) => {
+            return Err(Stop::fail(format_args!(
             "the unbind did not wait for {holder}, which has a mapping: {:?}; kernel log:\n{log}",
             unbinding.child.ended()
-        ))),
+        )))
+        }
         None => {
             return Err(Stop::fail(format_args!(
                 "the unbind waits, but the kernel log does not name {holder}:\n{log}"
@@ -462,12 +463,6 @@ fn peer_mid_transfer() -> Outcome {
     works()
 }
 
-/// Users a module has, or None if it is built in.
-fn users(module: &str) -> Option<i64> {
-    let text = fs::read_to_string(format!("/sys/module/{module}/refcnt")).ok()?;
-    text.trim().parse().ok()
-}
-
 fn module_busy() -> Outcome {
     if users("vvram").is_none() {
         skip!("vvram is built into the kernel");
@@ -519,22 +514,6 @@ fn peer_module_busy() -> Outcome {
     Ok(())
 }
 
-/// Unloads a module and loads it again.
-fn reload(module: &str) -> Outcome {
-    let unloaded = misc::poll(Duration::from_secs(5), || delete_module(module).ok());
-    let loaded = Command::new("modprobe").arg(module).status();
-    check!(
-        unloaded.is_some(),
-        "{module} cannot be unloaded although nobody uses it: {:?} users",
-        users(module)
-    );
-    check!(
-        loaded.as_ref().is_ok_and(|status| status.success()),
-        "modprobe {module}: {loaded:?}"
-    );
-    Ok(())
-}
-
 fn module_reload() -> Outcome {
     for module in ["vvram", "edu_peer"] {
         if users(module).is_none() {
@@ -542,9 +521,9 @@ fn module_reload() -> Outcome {
         }
     }
     for _ in 0..2 {
-        reload("vvram")?;
+        reload("vvram", &[])?;
         works()?;
-        reload("edu_peer")?;
+        reload("edu_peer", &[])?;
         works()?;
     }
     Ok(())

@@ -1,0 +1,749 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Objects that move between VRAM and system memory, under peers and the CPU.
+
+use std::fs;
+use std::thread;
+use std::time::Duration;
+
+use vvram_tests::drm::{Drm, Gem};
+use vvram_tests::map::{Map, PAGE};
+use vvram_tests::misc;
+use vvram_tests::peer::{Mode, Peer};
+use vvram_tests::proc::{Child, Steps};
+use vvram_tests::rebind::Unbound;
+use vvram_tests::scene::{cpu_reads, patterns, peer_reads, peer_writes, works, Expect, Scene};
+use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome, Stop};
+
+const PAGE64: u64 = PAGE as u64;
+const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
+const VRAM: u32 = uapi::PLACEMENT_VRAM;
+const SYSTEM: u32 = uapi::PLACEMENT_SYSTEM;
+
+/// Checks where an object is.
+#[track_caller]
+fn placed(object: &Gem<'_>, want: u32) -> Outcome {
+    let info = object.info()?;
+    if info.placement == want {
+        return Ok(());
+    }
+    Err(Stop::fail(format_args!(
+        "expected placement {want}: {info:?}"
+    )))
+}
+
+/// Takes all of VRAM that is not pinned or kept: what may leave has to.
+fn squeeze(drm: &Drm) -> Result<Vec<Gem<'_>>, Stop> {
+    let mut taken = Vec::new();
+    let mut size = drm.getparam(uapi::PARAM_VRAM_SIZE)?;
+    while size >= PAGE64 {
+        match drm.create(size) {
+            Ok(object) => taken.push(object),
+            Err(error) if error.errno == libc::ENOSPC => size /= 2,
+            Err(error) => return Err(error.into()),
+        }
+    }
+    check_eq!(drm.vram_free()?, 0, "free VRAM when everything was taken");
+    Ok(taken)
+}
+
+/// Checks what GEM_ATTACHMENTS says about one importer, by its index.
+#[track_caller]
+fn attached(object: &Gem<'_>, index: usize, path: u32, reason: u32) -> Outcome {
+    let list = object.attachments()?;
+    match list.get(index) {
+        Some(entry) if entry.path == path && entry.reason == reason => Ok(()),
+        _ => Err(Stop::fail(format_args!(
+            "expected path {path} for reason {reason} as attachment {index} of {list:?}"
+        ))),
+    }
+}
+
+/// Checks that the peer's mapping leads to system memory, outside of the BAR.
+#[track_caller]
+fn outside_bar(scene: &Scene, peer: &Peer) -> Outcome {
+    if scene.edu.translated() {
+        // IOVAs tell nothing; the placement was checked.
+        return Ok(());
+    }
+    let (start, end) = (scene.bar.start(), scene.bar.start() + scene.bar.len());
+    for segment in peer.table()? {
+        let (first, last) = (segment.dma_address, segment.dma_address + segment.length);
+        check!(
+            last <= start || first >= end,
+            "{segment:x?} is inside BAR 2, which is {start:#x}..{end:#x}"
+        );
+    }
+    Ok(())
+}
+
+fn flags() -> Outcome {
+    let drm = Drm::open()?;
+    let only = uapi::CREATE_VRAM | uapi::CREATE_VRAM_OR_FAIL;
+    for (flags, placement, told) in [
+        (0, VRAM, EITHER),
+        (uapi::CREATE_VRAM, VRAM, EITHER),
+        (EITHER, VRAM, EITHER),
+        (uapi::CREATE_SYSTEM, SYSTEM, uapi::CREATE_SYSTEM),
+        (uapi::CREATE_VRAM_OR_FAIL, VRAM, only),
+        (only, VRAM, only),
+    ] {
+        let free = drm.vram_free()?;
+        let object = drm.create_flags(3 * PAGE64 - 1, flags)?;
+        placed(&object, placement)?;
+        let info = object.info()?;
+        check_eq!(info.flags, told, "flags of an object with {flags:#x}");
+        check_eq!(info.size, 3 * PAGE64, "its size");
+        check_eq!(info.pinned, 0, "whether it is pinned");
+        let used = if placement == VRAM { 3 * PAGE64 } else { 0 };
+        check_eq!(
+            drm.vram_free()?,
+            free - used,
+            "free VRAM with flags {flags:#x}"
+        );
+        if let Err(mismatch) = object.map()?.verify_value(0) {
+            fail!("a new object with flags {flags:#x} is not zero: {mismatch}");
+        }
+    }
+    for flags in [uapi::CREATE_SYSTEM, EITHER] {
+        expect_errno(
+            "VRAM or fail in system memory",
+            drm.create_flags(PAGE64, flags | uapi::CREATE_VRAM_OR_FAIL),
+            libc::EINVAL,
+        )?;
+    }
+    expect_errno("GEM_INFO of no object", drm.info(0xdead), libc::ENOENT)?;
+    Ok(())
+}
+
+/// No placement is large enough: nothing is taken, and the kernel does not complain.
+fn too_large() -> Outcome {
+    let drm = Drm::open()?;
+    let free = drm.vram_free()?;
+    for flags in [0, uapi::CREATE_SYSTEM] {
+        for size in [1 << 40, 1 << 62, u64::MAX] {
+            expect_errno(
+                &format!("GEM_CREATE of {size:#x} bytes with flags {flags:#x}"),
+                drm.create_flags(size, flags),
+                libc::ENOSPC,
+            )?;
+        }
+    }
+    check_eq!(drm.vram_free()?, free, "free VRAM at the end");
+    Ok(())
+}
+
+/// Four times as much as there is, everything written and read twice.
+fn oversubscribe() -> Outcome {
+    let drm = Drm::open()?;
+    let size = drm.getparam(uapi::PARAM_VRAM_SIZE)?;
+    let free = drm.vram_free()?;
+    let piece = size / 16;
+    let (seed, _) = patterns();
+    let mut objects = Vec::new();
+    for index in 0..64 {
+        let object = drm.create_flags(piece, EITHER)?;
+        placed(&object, VRAM)?;
+        let map = object.map()?;
+        if let Err(mismatch) = map.verify_value(0) {
+            fail!("object {index} is not zero at first: {mismatch}");
+        }
+        map.fill(seed.derive(index));
+        objects.push((object, map));
+    }
+    let mut in_vram = 0;
+    for (object, _) in &objects {
+        in_vram += u64::from(object.info()?.placement == VRAM);
+    }
+    check!(
+        (8..=16).contains(&in_vram),
+        "{in_vram} of 64 objects of a 16th of VRAM are in VRAM"
+    );
+    for round in 0..2 {
+        for (index, (object, map)) in objects.iter().enumerate() {
+            if let Err(mismatch) = map.verify(seed.derive(index as u64)) {
+                fail!(
+                    "object {index} in round {round}, {:?}: {mismatch}",
+                    object.info()?
+                );
+            }
+        }
+        // Whoever is left in VRAM has to go.
+        let taken = squeeze(&drm)?;
+        for (object, _) in &objects {
+            placed(object, SYSTEM)?;
+        }
+        drop(taken);
+    }
+    drop(objects);
+    check_eq!(drm.vram_free()?, free, "free VRAM at the end");
+    Ok(())
+}
+
+/// A dynamic peer is told, and finds the same bytes elsewhere, there and back.
+fn peer_follows() -> Outcome {
+    let scene = Scene::with_route()?;
+    let (a, b) = patterns();
+    let object = scene.drm.create_flags(4 * PAGE64, EITHER)?;
+    let map = object.map()?;
+    let buffer = object.export()?;
+    let peer = &scene.peer;
+    let peer_path = scene.expect.path();
+    peer.attach(&buffer, Mode::Dynamic)?;
+    for round in 0..3 {
+        map.fill(a);
+        peer.map()?;
+        placed(&object, VRAM)?;
+        attached(&object, 0, peer_path, uapi::REASON_NONE)?;
+        let (_, layout) = scene.check_table(peer, &map)?;
+        scene.check_vram(&layout, a, &[0, 3])?;
+        peer_reads(peer, a, &[0, 3])?;
+
+        let told = peer.status()?.invalidations;
+        let taken = squeeze(&scene.drm)?;
+        check!(
+            peer.status()?.invalidations > told,
+            "the peer was not told of the move in round {round}"
+        );
+        check_eq!(
+            peer.status()?.flags,
+            uapi::EDU_PEER_ATTACHED,
+            "flags after the move: not mapped"
+        );
+        placed(&object, SYSTEM)?;
+        peer_reads(peer, a, &[0, 1, 2, 3])?;
+        placed(&object, SYSTEM)?;
+        attached(&object, 0, uapi::PATH_SYSTEM, uapi::REASON_NO_VRAM)?;
+        outside_bar(&scene, peer)?;
+        peer_writes(peer, b, &[1, 2])?;
+        cpu_reads(&map, a, &[0, 3])?;
+        cpu_reads(&map, b, &[1, 2])?;
+
+        // With room again the next mapping is in VRAM.
+        drop(taken);
+        peer.unmap()?;
+        peer.map()?;
+        placed(&object, VRAM)?;
+        peer_reads(peer, b, &[1, 2])?;
+        cpu_reads(&map, a, &[0, 3])?;
+        peer.unmap()?;
+    }
+    Ok(())
+}
+
+/// The importer is told even if nobody has a handle of the object any more.
+fn peer_follows_without_handle() -> Outcome {
+    let scene = Scene::with_route()?;
+    let (a, _) = patterns();
+    let object = scene.drm.create_flags(2 * PAGE64, EITHER)?;
+    let map = object.map()?;
+    map.fill(a);
+    let buffer = object.export()?;
+    scene.peer.attach(&buffer, Mode::Dynamic)?;
+    scene.peer.map()?;
+    object.close()?;
+    drop(map);
+    check_eq!(
+        scene.peer.status()?.invalidations,
+        0,
+        "invalidations so far"
+    );
+    let taken = squeeze(&scene.drm)?;
+    check!(
+        scene.peer.status()?.invalidations > 0,
+        "the peer was not told that an object without a handle moved"
+    );
+    // VRAM is somebody else's now; the peer must not see it.
+    for other in &taken {
+        other.map()?.fill(a.derive(1));
+    }
+    peer_reads(&scene.peer, a, &[0, 1])
+}
+
+/// Importers that cannot have peer memory get system memory, with the reason.
+fn system_path() -> Outcome {
+    let scene = Scene::open()?;
+    let (a, b) = patterns();
+    let no_route = scene.expect == Expect::Refused;
+    for mode in [Mode::Static, Mode::NoP2p, Mode::Dynamic, Mode::Pinned] {
+        let opted_in = matches!(mode, Mode::Dynamic | Mode::Pinned);
+        if opted_in && !no_route {
+            continue;
+        }
+        let reason = if opted_in {
+            uapi::REASON_NO_ROUTE
+        } else {
+            uapi::REASON_NO_OPT_IN
+        };
+        let object = scene.drm.create_flags(4 * PAGE64, EITHER)?;
+        let map = object.map()?;
+        map.fill(a);
+        placed(&object, VRAM)?;
+        let buffer = object.export()?;
+        let peer = scene.peer.reopen()?;
+        peer.attach(&buffer, mode)?;
+        placed(&object, VRAM)?;
+        peer.pin_and_map(mode)?;
+        placed(&object, SYSTEM)?;
+        attached(&object, 0, uapi::PATH_SYSTEM, reason)?;
+        outside_bar(&scene, &peer)?;
+        let pinned = matches!(mode, Mode::Static | Mode::Pinned);
+        check_eq!(
+            object.info()?.pinned,
+            u32::from(pinned),
+            "pinned in mode {mode:?}"
+        );
+        check_eq!(
+            scene.drm.getparam(uapi::PARAM_VRAM_PINNED)?,
+            0,
+            "pinned VRAM"
+        );
+        peer_reads(&peer, a, &[0, 1, 2, 3])?;
+        peer_writes(&peer, b, &[1, 3])?;
+        cpu_reads(&map, a, &[0, 2])?;
+        cpu_reads(&map, b, &[1, 3])?;
+        peer.detach()?;
+        check_eq!(
+            object.info()?.pinned,
+            0,
+            "pinned after the detach, mode {mode:?}"
+        );
+    }
+    Ok(())
+}
+
+/// An object that was made for system memory is served from there to everybody.
+fn system_only() -> Outcome {
+    let scene = Scene::with_route()?;
+    let (a, _) = patterns();
+    for mode in [Mode::Dynamic, Mode::Pinned, Mode::Revocable] {
+        let object = scene.drm.create_flags(2 * PAGE64, uapi::CREATE_SYSTEM)?;
+        object.map()?.fill(a);
+        let buffer = object.export()?;
+        let peer = scene.peer.reopen()?;
+        peer.attach(&buffer, mode)?;
+        peer.pin_and_map(mode)?;
+        placed(&object, SYSTEM)?;
+        attached(&object, 0, uapi::PATH_SYSTEM, uapi::REASON_SYSTEM_ONLY)?;
+        outside_bar(&scene, &peer)?;
+        peer_reads(&peer, a, &[0, 1])?;
+    }
+    Ok(())
+}
+
+/// Two importers of which one needs system memory: never a mixed placement.
+fn mixed() -> Outcome {
+    let scene = Scene::with_route()?;
+    let (a, _) = patterns();
+    let object = scene.drm.create_flags(2 * PAGE64, EITHER)?;
+    object.map()?.fill(a);
+    let buffer = object.export()?;
+    let peer = &scene.peer;
+    peer.attach(&buffer, Mode::Dynamic)?;
+    peer.map()?;
+    placed(&object, VRAM)?;
+    let other = peer.reopen()?;
+    other.attach(&buffer, Mode::NoP2p)?;
+    // Nothing moves until it is mapped.
+    attached(&object, 0, scene.expect.path(), uapi::REASON_NONE)?;
+    peer_reads(peer, a, &[0])?;
+    check_eq!(peer.status()?.invalidations, 0, "invalidations so far");
+    other.map()?;
+    placed(&object, SYSTEM)?;
+    check!(
+        peer.status()?.invalidations > 0,
+        "the peer was not told that another importer moved the object"
+    );
+    for at in [peer, &other] {
+        peer_reads(at, a, &[0, 1])?;
+        placed(&object, SYSTEM)?;
+        outside_bar(&scene, at)?;
+    }
+    attached(&object, 0, uapi::PATH_SYSTEM, uapi::REASON_OTHER_IMPORTER)?;
+    attached(&object, 1, uapi::PATH_SYSTEM, uapi::REASON_NO_OPT_IN)?;
+    // With the other one gone it is a peer again.
+    other.detach()?;
+    peer.unmap()?;
+    peer.map()?;
+    placed(&object, VRAM)?;
+    attached(&object, 0, scene.expect.path(), uapi::REASON_NONE)?;
+    peer_reads(peer, a, &[0, 1])
+}
+
+/// A pin holds an object where it is, and an importer that contradicts it is refused.
+fn pin_holds() -> Outcome {
+    let scene = Scene::with_route()?;
+    let (a, _) = patterns();
+    for mode in [Mode::Pinned, Mode::Revocable] {
+        let object = scene.drm.create_flags(2 * PAGE64, EITHER)?;
+        let map = object.map()?;
+        map.fill(a);
+        let buffer = object.export()?;
+        let peer = scene.peer.reopen()?;
+        peer.attach(&buffer, mode)?;
+        // From where it is now to VRAM, for the pin.
+        let taken = squeeze(&scene.drm)?;
+        placed(&object, SYSTEM)?;
+        drop(taken);
+        peer.pin()?;
+        placed(&object, VRAM)?;
+        check_eq!(object.info()?.pinned, 1, "pinned in mode {mode:?}");
+        check_eq!(
+            scene.drm.getparam(uapi::PARAM_VRAM_PINNED)?,
+            2 * PAGE64,
+            "pinned VRAM"
+        );
+        peer.map()?;
+        scene.check_table(&peer, &map)?;
+        let told = peer.status()?.invalidations;
+        let taken = squeeze(&scene.drm)?;
+        placed(&object, VRAM)?;
+        check_eq!(
+            peer.status()?.invalidations,
+            told,
+            "invalidations of a pinned peer"
+        );
+        peer_reads(&peer, a, &[0, 1])?;
+        drop(taken);
+
+        for other_mode in [Mode::Static, Mode::NoP2p] {
+            let other = scene.peer.reopen()?;
+            expect_errno(
+                "attaching for system memory to an object that is pinned in VRAM",
+                other.attach(&buffer, other_mode),
+                libc::EOPNOTSUPP,
+            )?;
+            let list = object.attachments()?;
+            let last = list.last();
+            check!(
+                last.is_some_and(|entry| entry.path == uapi::PATH_REFUSED
+                    && entry.reason == uapi::REASON_PINNED_ELSEWHERE),
+                "expected a refusal for reason pinned-elsewhere at the end of {list:?}"
+            );
+        }
+        peer.unpin()?;
+        check_eq!(object.info()?.pinned, 0, "pinned after the unpin");
+        check_eq!(
+            scene.drm.getparam(uapi::PARAM_VRAM_PINNED)?,
+            0,
+            "pinned VRAM"
+        );
+    }
+    Ok(())
+}
+
+/// A peer that comes to an object that is pinned in system memory gets that, and is told why.
+fn pinned_in_system() -> Outcome {
+    let scene = Scene::with_route()?;
+    let (a, _) = patterns();
+    let object = scene.drm.create_flags(2 * PAGE64, EITHER)?;
+    object.map()?.fill(a);
+    let buffer = object.export()?;
+    let first = scene.peer.reopen()?;
+    first.attach(&buffer, Mode::Static)?;
+    first.map()?;
+    placed(&object, SYSTEM)?;
+    check_eq!(
+        object.info()?.pinned,
+        1,
+        "pinned by the core for a static importer"
+    );
+    let peer = &scene.peer;
+    peer.attach(&buffer, Mode::Dynamic)?;
+    peer.map()?;
+    placed(&object, SYSTEM)?;
+    attached(&object, 1, uapi::PATH_SYSTEM, uapi::REASON_PINNED_ELSEWHERE)?;
+    outside_bar(&scene, peer)?;
+    peer_reads(peer, a, &[0, 1])?;
+    peer_reads(&first, a, &[0, 1])
+}
+
+/// More than the quota cannot be pinned; what is pinned stays, what is not is not accounted for.
+fn quota() -> Outcome {
+    let scene = Scene::with_route()?;
+    let limit = scene.drm.getparam(uapi::PARAM_VRAM_PIN_LIMIT)?;
+    let size = scene.drm.getparam(uapi::PARAM_VRAM_SIZE)?;
+    check_eq!(limit, size / 2, "the limit at first");
+    let piece = limit / 4;
+    let mut pinned = Vec::new();
+    for count in 0..5 {
+        let object = scene.drm.create_flags(piece, EITHER)?;
+        let buffer = object.export()?;
+        let peer = scene.peer.reopen()?;
+        peer.attach(&buffer, Mode::Pinned)?;
+        if count == 4 {
+            expect_errno("a pin over the quota", peer.pin(), libc::EDQUOT)?;
+            check_eq!(object.info()?.pinned, 0, "pinned after the failure");
+            // Neither does the failure keep anything, nor a second pin of the same object cost.
+            check_eq!(
+                scene.drm.getparam(uapi::PARAM_VRAM_PINNED)?,
+                limit,
+                "pinned VRAM"
+            );
+            peer.detach()?;
+        } else {
+            peer.pin()?;
+            let again = scene.peer.reopen()?;
+            again.attach(&buffer, Mode::Pinned)?;
+            again.pin()?;
+            check_eq!(
+                scene.drm.getparam(uapi::PARAM_VRAM_PINNED)?,
+                (count + 1) * piece,
+                "pinned VRAM"
+            );
+            pinned.push((object, peer, again));
+        }
+    }
+    pinned.pop();
+    check_eq!(
+        scene.drm.getparam(uapi::PARAM_VRAM_PINNED)?,
+        3 * piece,
+        "pinned VRAM after the files were closed"
+    );
+    drop(pinned);
+    check_eq!(
+        scene.drm.getparam(uapi::PARAM_VRAM_PINNED)?,
+        0,
+        "pinned VRAM at the end"
+    );
+    Ok(())
+}
+
+/// An object does not move while the kernel maps it.
+fn vmap_holds() -> Outcome {
+    let scene = Scene::open()?;
+    let (a, b) = patterns();
+    for flags in [EITHER, uapi::CREATE_SYSTEM] {
+        let object = scene.drm.create_flags(2 * PAGE64, flags)?;
+        let map = object.map()?;
+        map.fill(a);
+        let buffer = object.export()?;
+        let peer = scene.peer.reopen()?;
+        peer.attach(&buffer, Mode::Cpu)?;
+        peer.map()?;
+        let at = object.info()?.placement;
+        let iomem = peer.status()?.flags & uapi::EDU_PEER_IOMEM != 0;
+        check_eq!(iomem, at == VRAM, "I/O memory for flags {flags:#x}");
+        let taken = squeeze(&scene.drm)?;
+        placed(&object, at)?;
+        peer_reads(&peer, a, &[0, 1])?;
+        peer_writes(&peer, b, &[1])?;
+        cpu_reads(&map, b, &[1])?;
+        peer.unmap()?;
+        drop(taken);
+        let taken = squeeze(&scene.drm)?;
+        placed(&object, SYSTEM)?;
+        cpu_reads(&map, a, &[0])?;
+        cpu_reads(&map, b, &[1])?;
+        // Where there is no room in VRAM it is mapped where it is.
+        peer_reads(&peer, b, &[1])?;
+        check_eq!(
+            peer.status()?.flags & uapi::EDU_PEER_IOMEM,
+            0,
+            "I/O memory of an object in system memory"
+        );
+        drop(taken);
+    }
+    Ok(())
+}
+
+/// Swaps out one object of any driver; returns whether there was one.
+fn swap_out() -> Result<bool, Stop> {
+    const FILE: &str = "/sys/kernel/debug/ttm/tt_shrink";
+    match fs::read_to_string(FILE) {
+        Ok(text) => Ok(text.trim() != "0"),
+        Err(error) => Err(Stop::fail(format_args!("{FILE}: {error}"))),
+    }
+}
+
+/// Swapping is a move that TTM does not tell drivers about: nobody may have mapped what it takes.
+fn swap() -> Outcome {
+    let scene = Scene::with_route()?;
+    let (a, b) = patterns();
+    let object = scene.drm.create_flags(4 * PAGE64, uapi::CREATE_SYSTEM)?;
+    let map = object.map()?;
+    map.fill(a);
+    let buffer = object.export()?;
+    let peer = &scene.peer;
+    peer.attach(&buffer, Mode::Dynamic)?;
+    peer.map()?;
+    let told = peer.status()?.invalidations;
+    let swapped = misc::poll(Duration::from_secs(10), || match swap_out() {
+        Ok(true) if peer.status().is_ok_and(|s| s.invalidations > told) => Some(()),
+        _ => None,
+    });
+    check!(
+        swapped.is_some(),
+        "the object was not swapped out, or the peer not told"
+    );
+    peer_reads(peer, a, &[0, 3])?;
+    while swap_out()? {}
+    cpu_reads(&map, a, &[0, 1, 2, 3])?;
+
+    // Swapped out, mapped by the kernel, which brings it back, and then by the peer.
+    while swap_out()? {}
+    let kernel = peer.reopen()?;
+    kernel.attach(&buffer, Mode::Cpu)?;
+    peer_reads(&kernel, a, &[0, 1, 2, 3])?;
+    check_eq!(object.info()?.pinned, 1, "pinned while the kernel maps it");
+    peer.map()?;
+    let told = peer.status()?.invalidations;
+    while swap_out()? {}
+    check_eq!(
+        peer.status()?.invalidations,
+        told,
+        "invalidations of a pinned object"
+    );
+    peer_writes(peer, b, &[1, 2])?;
+    peer_reads(&kernel, b, &[1, 2])?;
+    kernel.unmap()?;
+    while swap_out()? {}
+    check!(
+        peer.status()?.invalidations > told,
+        "the peer was not told when the object was swapped out after the kernel's mapping"
+    );
+    peer_reads(peer, a, &[0, 3])?;
+    peer_reads(peer, b, &[1, 2])
+}
+
+/// A dynamic peer and one without peer memory read and write while others take VRAM all the time.
+fn storm() -> Outcome {
+    let scene = Scene::with_route()?;
+    let (a, _) = patterns();
+    let object = scene.drm.create_flags(4 * PAGE64, EITHER)?;
+    let map = object.map()?;
+    let buffer = object.export()?;
+    scene.peer.attach(&buffer, Mode::Dynamic)?;
+    let there = Steps::new()?;
+    let mut child = Child::spawn(|| {
+        let drm = Drm::open()?;
+        drop(squeeze(&drm)?);
+        there.done()?;
+        loop {
+            drop(squeeze(&drm)?);
+            // The peer's transfers take 100 ms each; an idle guest gets there at once.
+            thread::sleep(Duration::from_millis(70));
+        }
+    })?;
+    there.wait("the others", Duration::from_secs(20))?;
+    let mut moved = 0;
+    for round in 0..60u64 {
+        let pattern = a.derive(round);
+        let page = (round % 4) as usize;
+        if round % 2 == 0 {
+            peer_writes(&scene.peer, pattern, &[page])?;
+            cpu_reads(&map, pattern, &[page])?;
+        } else {
+            map.fill(pattern);
+        }
+        peer_reads(&scene.peer, pattern, &[page])?;
+        moved = scene.peer.status()?.invalidations;
+        // The next transfer maps it again, in VRAM if there is room at the moment.
+        if scene.peer.status()?.flags & uapi::EDU_PEER_MAPPED != 0 {
+            match scene.peer.unmap() {
+                // It was just told of another move.
+                Err(error) if error.errno == libc::EINVAL => {}
+                result => result?,
+            }
+        }
+    }
+    child.kill()?;
+    println!("the peer was told of {moved} moves");
+    check!(moved >= 20, "only {moved} moves: this was no storm");
+    Ok(())
+}
+
+/// An unbind while a peer maps an object in system memory.
+fn unbind_in_system() -> Outcome {
+    let scene = Scene::with_route()?;
+    let object = scene.drm.create_flags(2 * PAGE64, EITHER)?;
+    let map = object.map()?;
+    map.write(0, 1);
+    let buffer = object.export()?;
+    scene.peer.attach(&buffer, Mode::Dynamic)?;
+    let taken = squeeze(&scene.drm)?;
+    scene.peer.map()?;
+    placed(&object, SYSTEM)?;
+    let gone = Unbound::new(&scene.gpu)?;
+    check!(
+        scene.peer.status()?.invalidations > 0,
+        "the peer was not told of the unbind"
+    );
+    expect_errno("map", scene.peer.map(), libc::ENODEV)?;
+    expect_errno("GEM_INFO", object.info(), libc::ENODEV)?;
+    gone.rebind()?;
+    drop((taken, map));
+    works()
+}
+
+/// A whole round of a mapped object through swap is TTM's; what is ours is that nothing is lost when
+/// system memory is written while the object is there.
+fn cpu_follows() -> Outcome {
+    let drm = Drm::open()?;
+    let (a, b) = patterns();
+    let object = drm.create_flags(8 * PAGE64, EITHER)?;
+    let maps: Vec<Map> = vec![object.map()?, object.map()?];
+    maps[0].fill(a);
+    for _ in 0..4 {
+        placed(&object, VRAM)?;
+        let taken = squeeze(&drm)?;
+        placed(&object, SYSTEM)?;
+        if let Err(mismatch) = maps[1].verify(a) {
+            fail!("in system memory: {mismatch}");
+        }
+        maps[1].fill(b);
+        drop(taken);
+        // The CPU uses it where it is.
+        if let Err(mismatch) = maps[0].verify(b) {
+            fail!("still in system memory: {mismatch}");
+        }
+        placed(&object, SYSTEM)?;
+        back_to_vram(&object)?;
+        if let Err(mismatch) = maps[0].verify(b) {
+            fail!("back in VRAM: {mismatch}");
+        }
+        maps[0].fill(a);
+    }
+    Ok(())
+}
+
+/// Lets a peer's pin move an object to VRAM, or gives up where there is none with a route.
+fn back_to_vram(object: &Gem<'_>) -> Outcome {
+    let buffer = object.export()?;
+    let peer = Peer::open()?;
+    peer.attach(&buffer, Mode::Dynamic)?;
+    peer.map()?;
+    peer.detach()?;
+    let placed_in_vram = misc::poll(Duration::from_secs(1), || {
+        object.info().ok().filter(|info| info.placement == VRAM)
+    });
+    check!(
+        placed_in_vram.is_some(),
+        "a peer did not bring the object back"
+    );
+    Ok(())
+}
+
+fn cpu_follows_with_route() -> Outcome {
+    let _scene = Scene::with_route()?;
+    cpu_follows()
+}
+
+igt_main! {
+    "flags", "where new objects are, and what GEM_INFO says", flags;
+    "too-large", "ENOSPC for what no memory holds", too_large;
+    "oversubscribe", "objects of four times VRAM keep their bytes", oversubscribe;
+    "cpu-follows", "mappings of processes follow an object there and back", cpu_follows_with_route;
+    "peer-follows", "a dynamic peer follows an object there and back", peer_follows;
+    "without-handle", "the same for an object that only a dma-buf keeps", peer_follows_without_handle;
+    "system-path", "importers without peer memory get system memory", system_path;
+    "system-only", "objects of system memory are served from there", system_only;
+    "mixed", "one importer in need of system memory moves the object for all", mixed;
+    "pin-holds", "pinned objects stay, and refuse who contradicts", pin_holds;
+    "pinned-in-system", "a peer is told of a pin in system memory", pinned_in_system;
+    "quota", "EDQUOT over the limit of pinned VRAM", quota;
+    "swap", "peers of what is swapped out are told, and find the same bytes", swap;
+    "vmap-holds", "what the kernel maps does not move", vmap_holds;
+    "storm", "60 verified transfers while VRAM is taken all the time", storm;
+    "unbind-in-system", "an unbind reaches mappings of system memory", unbind_in_system;
+}

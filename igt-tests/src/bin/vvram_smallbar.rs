@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A BAR that shows a part of VRAM only, and other settings of the driver.
+
+use vvram_tests::drm::{Drm, Gem};
+use vvram_tests::map::PAGE;
+use vvram_tests::peer::Mode;
+use vvram_tests::rebind::{module_users, reload};
+use vvram_tests::scene::{cpu_reads, patterns, peer_reads, peer_writes, works, Expect, Scene};
+use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, skip, uapi, Outcome};
+
+const PAGE64: u64 = PAGE as u64;
+const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
+const VISIBLE: u64 = 1 << 20;
+
+/// Runs a test with the BAR showing the first megabyte, and without that afterwards.
+fn small(body: fn() -> Outcome) -> Outcome {
+    if module_users("vvram").is_none() {
+        skip!("vvram is built into the kernel");
+    }
+    reload("vvram", &[&format!("visible_kib={}", VISIBLE >> 10)])?;
+    let outcome = body();
+    reload("vvram", &[])?;
+    outcome?;
+    works()
+}
+
+fn params() -> Outcome {
+    let drm = Drm::open()?;
+    let size = drm.getparam(uapi::PARAM_VRAM_SIZE)?;
+    check!(size > VISIBLE, "VRAM of {size} bytes is all visible");
+    check_eq!(
+        drm.getparam(uapi::PARAM_VRAM_CPU_VISIBLE_SIZE)?,
+        VISIBLE,
+        "CPU-visible VRAM"
+    );
+    Ok(())
+}
+
+/// Everything in VRAM can be written and read, whether the CPU sees it or not: it is moved.
+fn mmap() -> Outcome {
+    let drm = Drm::open()?;
+    let (a, _) = patterns();
+    let piece = VISIBLE / 4;
+    let mut objects = Vec::new();
+    while drm.vram_free()? >= piece {
+        objects.push(drm.create_flags(piece, EITHER)?);
+    }
+    check!(objects.len() > 8, "{} objects are too few", objects.len());
+    for round in 0..2 {
+        for (index, object) in objects.iter().enumerate() {
+            let map = object.map()?;
+            let pattern = a.derive(index as u64);
+            if round == 0 {
+                if let Err(mismatch) = map.verify_value(0) {
+                    fail!("new object {index} is not zero: {mismatch}");
+                }
+                map.fill(pattern);
+            } else if let Err(mismatch) = map.verify(pattern) {
+                fail!("object {index}, {:?}: {mismatch}", object.info()?);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A peer gets objects that are moved to where it can reach them.
+fn peer() -> Outcome {
+    let scene = Scene::with_route()?;
+    let piece = VISIBLE / 4;
+    // Most of them are where nobody sees them; each is looked at once.
+    let mut objects = Vec::new();
+    while scene.drm.vram_free()? >= piece {
+        objects.push(scene.drm.create_flags(piece, EITHER)?);
+    }
+    let count = objects.len();
+    check!(count > 8, "{count} objects are too few");
+    // The last ones made room for the others; only a pin takes it back from them.
+    for index in [0, 1, count / 2, count - 1] {
+        let mode = [Mode::Dynamic, Mode::Pinned][index % 2];
+        println!("object {index} of {count}, {mode:?}");
+        reached(&scene, &objects[index], mode)?;
+    }
+    drop(objects);
+    let only = scene.drm.create(piece)?;
+    reached(&scene, &only, Mode::Pinned)
+}
+
+/// Attaches the peer to an object that nobody has accessed, and checks where it gets it.
+fn reached(scene: &Scene, object: &Gem<'_>, mode: Mode) -> Outcome {
+    let (a, b) = patterns();
+    let buffer = object.export()?;
+    let peer = scene.peer.reopen()?;
+    peer.attach(&buffer, mode)?;
+    peer.pin_and_map(mode)?;
+    check_eq!(object.info()?.placement, uapi::PLACEMENT_VRAM, "placement");
+    peer_writes(&peer, a, &[0, 1])?;
+    let map = object.map()?;
+    cpu_reads(&map, a, &[0, 1])?;
+    let (_, layout) = scene.check_table(&peer, &map)?;
+    for (start, len) in layout.ranges() {
+        check!(
+            start + len <= VISIBLE,
+            "{len:#x} bytes at {start:#x} of VRAM are not visible"
+        );
+    }
+    map.fill(b);
+    peer_reads(&peer, b, &[1])?;
+    peer.detach()?;
+    Ok(())
+}
+
+/// What is larger than the BAR gets its reason when somebody attaches.
+fn too_large() -> Outcome {
+    let scene = Scene::open()?;
+    let refused = scene.expect == Expect::Refused;
+    let reason = if refused {
+        uapi::REASON_NO_ROUTE
+    } else {
+        uapi::REASON_OUTSIDE_BAR
+    };
+    let only = scene.drm.create(2 * VISIBLE)?;
+    let buffer = only.export()?;
+    let result = scene.peer.attach(&buffer, Mode::Dynamic);
+    scene.check_refused(&only, result, Mode::Dynamic, reason)?;
+
+    let (a, _) = patterns();
+    let either = scene.drm.create_flags(2 * VISIBLE, EITHER)?;
+    let buffer = either.export()?;
+    scene.peer.attach(&buffer, Mode::Dynamic)?;
+    let list = either.attachments()?;
+    check!(
+        matches!(list.as_slice(), [entry] if entry.path == uapi::PATH_SYSTEM && entry.reason == reason),
+        "expected system memory for reason {reason}: {list:?}"
+    );
+    peer_writes(&scene.peer, a, &[0, 511])?;
+    check_eq!(
+        either.info()?.placement,
+        uapi::PLACEMENT_SYSTEM,
+        "placement"
+    );
+    peer_reads(&scene.peer, a, &[0, 511])?;
+    cpu_reads(&either.map()?, a, &[0, 511])
+}
+
+fn pin_percent() -> Outcome {
+    if module_users("vvram").is_none() {
+        skip!("vvram is built into the kernel");
+    }
+    for percent in [0, 25, 1000] {
+        reload("vvram", &[&format!("pin_percent={percent}")])?;
+        let drm = Drm::open()?;
+        let size = drm.getparam(uapi::PARAM_VRAM_SIZE)?;
+        let limit = drm.getparam(uapi::PARAM_VRAM_PIN_LIMIT)?;
+        let want = size * percent.min(100) / 100;
+        check_eq!(limit, want, "limit of pinned VRAM at {percent} percent");
+    }
+    reload("vvram", &["pin_percent=0"])?;
+    if Expect::get()? != Expect::Refused {
+        let scene = Scene::open()?;
+        let object = scene.drm.create(PAGE64)?;
+        let buffer = object.export()?;
+        scene.peer.attach(&buffer, Mode::Pinned)?;
+        expect_errno(
+            "a pin where none is allowed",
+            scene.peer.pin(),
+            libc::EDQUOT,
+        )?;
+    }
+    reload("vvram", &[])?;
+    works()
+}
+
+fn visible() -> Outcome {
+    small(params)
+}
+
+fn mmap_moves() -> Outcome {
+    small(mmap)
+}
+
+fn peer_moves() -> Outcome {
+    small(peer)
+}
+
+fn outside_bar() -> Outcome {
+    small(too_large)
+}
+
+igt_main! {
+    "visible", "GETPARAM tells what is visible", visible;
+    "mmap", "objects are moved to where the CPU sees them", mmap_moves;
+    "peer", "objects are moved to where a peer reaches them", peer_moves;
+    "outside-bar", "the reason comes with the attach", outside_bar;
+    "pin-percent", "the limit of pinned VRAM", pin_percent;
+}
