@@ -183,6 +183,8 @@ impl RangeList {
 
 /// The ranges of one BAR that a buffer lives in, in the order of the buffer.
 ///
+/// [`drm::gem::peer`](crate::drm::gem::peer) has an example.
+///
 /// # Invariants
 ///
 /// Every range of `list` lies inside the BAR of `provider`.

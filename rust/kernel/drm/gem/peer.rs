@@ -36,6 +36,7 @@
 //!         self,
 //!         Core, //
 //!     },
+//!     dma_buf::mapping::MmioRanges,
 //!     driver,
 //!     drm::{
 //!         self,
@@ -238,6 +239,14 @@
 //!         let all = new(size as usize, &[Place::VRAM], ctx, Domain::Vram)?;
 //!         assert_eq!(bo.reserve(false)?.mem_type(), Some(MemType::Tt));
 //!         drop(all);
+//!
+//!         // What peers would map of an object: the pieces of the BAR, neighbours as one.
+//!         let mut ranges = MmioRanges::new(pdev.p2pdma_provider(2)?);
+//!         ranges.push(0, PAGE_SIZE as u64)?;
+//!         ranges.push(PAGE_SIZE as u64, PAGE_SIZE as u64)?;
+//!         let start = pdev.resource_start(2)?;
+//!         assert!(ranges.ranges().iter().eq([(start, 2 * PAGE_SIZE as u64)]));
+//!         assert_eq!(ranges.push(size, PAGE_SIZE as u64), Err(EINVAL));
 //!
 //!         // Nobody has attached to an object that is not exported.
 //!         assert_eq!(peer::attachments::<Bo>(&bo)?.len(), 0);
