@@ -40,6 +40,11 @@ enum drm_vvram_param {
 	DRM_VVRAM_PARAM_VRAM_PINNED = 4,
 	/** @DRM_VVRAM_PARAM_VRAM_PIN_LIMIT: how much of it may be, in bytes. */
 	DRM_VVRAM_PARAM_VRAM_PIN_LIMIT = 5,
+	/**
+	 * @DRM_VVRAM_PARAM_MOVES: how often the content of an object was moved
+	 * to or from VRAM.
+	 */
+	DRM_VVRAM_PARAM_MOVES = 6,
 };
 
 /**

@@ -78,6 +78,7 @@ impl File {
             uapi::drm_vvram_param_DRM_VVRAM_PARAM_VRAM_FREE => dev.ttm.vram_free(),
             uapi::drm_vvram_param_DRM_VVRAM_PARAM_VRAM_PINNED => dev.ttm.pinned(),
             uapi::drm_vvram_param_DRM_VVRAM_PARAM_VRAM_PIN_LIMIT => dev.ttm.pin_limit(),
+            uapi::drm_vvram_param_DRM_VVRAM_PARAM_MOVES => dev.ttm.moves(),
             _ => return Err(EINVAL),
         };
         Ok(0)

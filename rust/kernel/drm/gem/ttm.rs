@@ -687,6 +687,9 @@ unsafe fn move_object<T: TtmObject>(
     };
     // SAFETY: The device of an object is valid and of `T::Driver`.
     unsafe { while_registered::<T::Driver, _>((*bo).base.dev, |reg| T::transfer(reg, &transfer)) }?;
+    if !clear {
+        locked.ttm().count_move();
+    }
 
     // SAFETY: The object is valid, idle, and `to` becomes its resource.
     unsafe {

@@ -77,6 +77,8 @@ pub struct Device<T: TtmObject> {
     pinned: Atomic<u64>,
     /// How many bytes may be.
     pin_limit: Atomic<u64>,
+    /// How often the content of an object was moved.
+    moves: Atomic<u64>,
     #[pin]
     _pin: PhantomPinned,
     _p: PhantomData<fn(T)>,
@@ -121,6 +123,7 @@ impl<T: TtmObject> Device<T> {
             ready: Atomic::new(false),
             pinned: Atomic::new(0),
             pin_limit: Atomic::new(vram_size / 2),
+            moves: Atomic::new(0),
             _pin: PhantomPinned,
             _p: PhantomData,
         })
@@ -379,6 +382,17 @@ impl<T: TtmObject> Device<T> {
     /// Changes how much of VRAM may be pinned. What is pinned already stays.
     pub fn set_pin_limit(&self, bytes: u64) {
         self.pin_limit.store(bytes, Relaxed);
+    }
+
+    /// Returns how often the content of an object was moved to or from VRAM.
+    #[inline]
+    pub fn moves(&self) -> u64 {
+        self.moves.load(Relaxed)
+    }
+
+    /// Counts a move.
+    pub(crate) fn count_move(&self) {
+        self.moves.fetch_add(1, Relaxed);
     }
 
     /// Accounts for `bytes` of VRAM that are about to be pinned.
