@@ -120,6 +120,8 @@ pub const PARAM_VRAM_FREE: u32 = 3;
 pub const PARAM_VRAM_PINNED: u32 = 4;
 /// How much of it may be.
 pub const PARAM_VRAM_PIN_LIMIT: u32 = 5;
+/// How often the content of an object was moved.
+pub const PARAM_MOVES: u32 = 6;
 
 /// `struct drm_vvram_gem_create`
 #[repr(C)]

@@ -58,7 +58,7 @@ fn both_nodes() -> Outcome {
 
 fn unknown_param() -> Outcome {
     let drm = Drm::open()?;
-    for param in [6, 7, 0x8000_0000, u32::MAX] {
+    for param in [7, 8, 0x8000_0000, u32::MAX] {
         expect_errno(
             &format!("GETPARAM {param:#x}"),
             drm.getparam(param),
