@@ -811,7 +811,7 @@ impl<T: PeerObject> GemExport<T> {
     /// An object that is in the second place stays there if the first one is full.
     fn places(&self, cx: &Locked<'_, Self>) -> [Place; 2] {
         let vram = Place::VRAM.below(self.object(cx).visible());
-        let peers = cx.attachments().all(|at| at.data().outcome.path.is_peer());
+        let peers = all_peers(cx);
 
         match self.obj.domain() {
             Domain::Vram => [vram, vram],
@@ -820,6 +820,11 @@ impl<T: PeerObject> GemExport<T> {
             _ => [Place::TT, Place::TT],
         }
     }
+}
+
+/// Tells whether all importers of a buffer can have peer memory.
+fn all_peers<T: PeerObject>(cx: &Locked<'_, GemExport<T>>) -> bool {
+    cx.attachments().all(|at| at.data().outcome.path.is_peer())
 }
 
 #[vtable]
@@ -1092,7 +1097,7 @@ pub fn attachments<T: PeerObject>(obj: &Object<T>) -> Result<KVec<AttachmentInfo
         let object = export.object(cx);
         let in_vram = object.mem_type() == Some(MemType::Vram);
         let pinned = object.is_pinned();
-        let peers = cx.attachments().all(|at| at.data().outcome.path.is_peer());
+        let peers = all_peers(cx);
 
         for at in cx.attachments() {
             let data = at.data();

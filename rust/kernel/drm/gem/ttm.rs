@@ -24,6 +24,10 @@ use super::{
 use crate::{
     bindings,
     container_of,
+    dma_resv::{
+        DmaResv,
+        Usage, //
+    },
     drm::{
         self,
         driver::{
@@ -875,20 +879,8 @@ unsafe fn vmap_pinned<T: TtmObject>(
     let bo = locked.bo();
 
     // A move may be under way, of which `ttm_bo_vmap()` knows nothing.
-    // SAFETY: The object is valid, and its reservation is held.
-    let ret = unsafe {
-        bindings::dma_resv_wait_timeout(
-            (*bo).base.resv,
-            bindings::dma_resv_usage_DMA_RESV_USAGE_KERNEL,
-            false,
-            // CAST: `MAX_SCHEDULE_TIMEOUT` is `LONG_MAX`, which the parameter holds.
-            c_long::MAX as usize,
-        )
-    };
-    if ret < 0 {
-        // CAST: A negative result is an errno, which fits an `int`.
-        return Err(Error::from_errno(ret as i32));
-    }
+    // SAFETY: The reservation of a valid object is valid.
+    unsafe { DmaResv::from_raw((*bo).base.resv) }.wait(Usage::Kernel, false)?;
 
     let Some(vram) = locked.vram() else {
         // SAFETY: The object is valid, reserved and pinned.
