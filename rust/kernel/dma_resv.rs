@@ -408,6 +408,22 @@ impl<'a> LockedResv<'a> {
         ptr::eq(self.resv, resv)
     }
 
+    /// Returns the fences of `usage`, those that have signalled included.
+    ///
+    /// Mirrors `dma_resv_for_each_fence()`.
+    #[inline]
+    pub fn fences(&self, usage: Usage) -> Fences<'_> {
+        Fences {
+            cursor: bindings::dma_resv_iter {
+                obj: self.resv.as_raw(),
+                usage: usage.as_raw(),
+                ..pin_init::zeroed()
+            },
+            started: false,
+            _view: PhantomData,
+        }
+    }
+
     /// Makes room for `count` fences, and keeps it for [`Self::slots`].
     pub(crate) fn prepare(&mut self, count: u32) -> Result {
         if count > MAX_SLOTS {
@@ -457,6 +473,37 @@ impl<'a> LockedResv<'a> {
             _view: PhantomData,
             _not_send: NotThreadSafe,
         }
+    }
+}
+
+/// An iterator over the fences of a reservation, which is held.
+pub struct Fences<'a> {
+    cursor: bindings::dma_resv_iter,
+    started: bool,
+    _view: PhantomData<&'a LockedResv<'a>>,
+}
+
+impl<'a> Iterator for Fences<'a> {
+    type Item = &'a Fence;
+
+    fn next(&mut self) -> Option<&'a Fence> {
+        // SAFETY: The reservation is valid, and its lock is held for `'a`. The functions take no
+        // reference to a fence.
+        let fence = unsafe {
+            if self.started {
+                bindings::dma_resv_iter_next(&mut self.cursor)
+            } else {
+                self.started = true;
+                bindings::dma_resv_iter_first(&mut self.cursor)
+            }
+        };
+
+        if fence.is_null() {
+            return None;
+        }
+        // SAFETY: Fences are taken out of a reservation with its lock held only, by who adds one;
+        // that needs the view, which is borrowed for `'a`.
+        Some(unsafe { Fence::from_raw(fence) })
     }
 }
 

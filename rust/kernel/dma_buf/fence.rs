@@ -641,13 +641,27 @@ impl<T: FenceContextOps> DriverFence<T> {
         &self.data
     }
 
+    /// Returns what the fence is going to be signalled with when it is dropped.
+    #[inline]
+    pub fn result(&self) -> Result {
+        self.result
+    }
+
+    /// Sets what the fence is going to be signalled with when it is dropped.
+    ///
+    /// For drivers that cannot move the fence out of where it is; others have [`Self::signal`].
+    #[inline]
+    pub fn set_result(&mut self, result: Result) {
+        self.result = result;
+    }
+
     /// Signals the fence, with the error if there is one, and then drops what is attached to it.
     ///
     /// May be called from any context in which the data can be dropped, but not from a callback of
     /// a fence. Mirrors `dma_fence_set_error()` and `dma_fence_signal()`.
     #[inline]
     pub fn signal(mut self, result: Result) {
-        self.result = result;
+        self.set_result(result);
         // The rest is done by `drop()`.
     }
 }
