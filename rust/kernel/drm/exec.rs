@@ -273,16 +273,6 @@ impl<'a> ExecCtx<'a> {
         // type invariant the view does not leave the round.
         unsafe { self.exec.prepare(obj.as_raw(), num_fences) }
     }
-
-    /// Returns the acquire context, for code of this crate that locks more objects with it.
-    ///
-    /// It is valid until the round is over. A lock that is taken with it must be released before.
-    #[allow(dead_code)] // Memory managers need it to evict.
-    #[inline]
-    pub(crate) fn ticket(&self) -> *mut bindings::ww_acquire_ctx {
-        // SAFETY: By the type invariants the context is initialized.
-        unsafe { &raw mut (*self.exec.inner.get()).ticket }
-    }
 }
 
 #[kunit_tests(rust_drm_exec)]

@@ -13,11 +13,7 @@ use kernel::{
         devres::RegistrationInit,
         gem::peer,
         ioctl,
-        ttm::{
-            self,
-            Transfer,
-            Window, //
-        }, //
+        ttm, //
     },
     pci,
     prelude::*,
@@ -55,16 +51,8 @@ pub(crate) struct VvramData {
 pub(crate) struct BoundData<'a> {
     /// The exported buffers: taken back before VRAM is out of reach.
     pub(crate) exports: peer::Exports<'a, BoData>,
-    engine: KBox<dyn Engine + 'a>,
-    /// The CPU's view of the BAR.
-    pub(crate) window: Window<'a>,
-}
-
-impl BoundData<'_> {
-    /// Moves or clears the content of an object.
-    pub(crate) fn run(&self, transfer: &Transfer<'_>) -> Result {
-        self.engine.run(&self.window, transfer)
-    }
+    /// What works on VRAM. Dropped when all work is done.
+    pub(crate) engine: KBox<dyn Engine + 'a>,
 }
 
 /// Makes a [`BoundData`] for a kind of device.
@@ -77,7 +65,6 @@ impl RegistrationInit<VvramDriver> for Bind {
         Ok(BoundData {
             exports: peer::exports(pdev, bar)?,
             engine: self.0.engine(pdev)?,
-            window: Window::new(pdev, bar, c"vvram")?,
         })
     }
 }

@@ -15,10 +15,9 @@ use kernel::{
         ttm::{
             self,
             Domain,
+            Job,
             OpCtx,
-            Transfer,
-            TtmObject,
-            Window, //
+            TtmObject, //
         }, //
     },
     prelude::*,
@@ -77,16 +76,12 @@ impl TtmObject for BoData {
         &data.ttm
     }
 
-    fn window<'a>(bound: &'a BoundData<'a>) -> &'a Window<'a> {
-        &bound.window
-    }
-
     fn domain(&self) -> Domain {
         self.domain
     }
 
-    fn transfer<'a>(bound: &'a BoundData<'a>, transfer: &Transfer<'_>) -> Result {
-        bound.run(transfer)
+    fn transfer<'a>(bound: &'a BoundData<'a>, job: Job) -> Result {
+        bound.engine.submit(job)
     }
 }
 

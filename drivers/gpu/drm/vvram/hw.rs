@@ -7,7 +7,8 @@
 use kernel::{
     device::Bound,
     drm::ttm::{
-        Transfer,
+        CpuEngine,
+        Job,
         Window, //
     },
     pci,
@@ -38,10 +39,10 @@ pub(crate) trait Variant: Sync {
 
 /// How a device works on its VRAM, while the driver is bound.
 pub(crate) trait Engine: Send + Sync {
-    /// Moves or clears the content of an object, and returns when that is done.
+    /// Queues the move of the content of an object.
     ///
-    /// `window` is the CPU's view of the BAR.
-    fn run(&self, window: &Window<'_>, transfer: &Transfer<'_>) -> Result;
+    /// Jobs are finished in their order, and all of them before the engine is gone.
+    fn submit(&self, job: Job) -> Result;
 }
 
 /// QEMU's `ivshmem-plain`: BAR 2 is memory, and there is nothing else.
@@ -56,16 +57,15 @@ impl Variant for Ivshmem {
         2
     }
 
-    fn engine<'a>(&self, _pdev: &'a pci::Device<Bound>) -> Result<KBox<dyn Engine + 'a>> {
-        Ok(KBox::new(Cpu, GFP_KERNEL)?)
+    fn engine<'a>(&self, pdev: &'a pci::Device<Bound>) -> Result<KBox<dyn Engine + 'a>> {
+        let window = Window::new(pdev, self.vram_bar(), c"vvram")?;
+
+        Ok(KBox::new(CpuEngine::new(window)?, GFP_KERNEL)?)
     }
 }
 
-/// The CPU, for devices that cannot work on their VRAM themselves.
-struct Cpu;
-
-impl Engine for Cpu {
-    fn run(&self, window: &Window<'_>, transfer: &Transfer<'_>) -> Result {
-        window.run(transfer)
+impl Engine for CpuEngine<'_> {
+    fn submit(&self, job: Job) -> Result {
+        self.submit(job)
     }
 }

@@ -50,7 +50,9 @@
 //!             BaseObject, //
 //!         },
 //!         ttm::{
+//!             CpuEngine,
 //!             Domain,
+//!             Job,
 //!             MemType,
 //!             OpCtx,
 //!             Place,
@@ -61,7 +63,16 @@
 //!     module::this_module,
 //!     page::PAGE_SIZE,
 //!     pci,
-//!     prelude::*, //
+//!     prelude::*,
+//!     sync::{
+//!         Arc,
+//!         Completion, //
+//!     },
+//!     time::{
+//!         delay::fsleep,
+//!         Delta, //
+//!     },
+//!     workqueue, //
 //! };
 //!
 //! struct Example;
@@ -69,7 +80,7 @@
 //! /// What exists while the driver is bound.
 //! struct Vram<'a> {
 //!     exports: peer::Exports<'a, Bo>,
-//!     window: Window<'a>,
+//!     engine: CpuEngine<'a>,
 //! }
 //!
 //! struct Init;
@@ -81,7 +92,7 @@
 //!     ) -> impl PinInit<Vram<'a>, Error> {
 //!         Ok(Vram {
 //!             exports: peer::exports(pdev, 2)?,
-//!             window: Window::new(pdev, 2, c"drm_peer_example")?,
+//!             engine: CpuEngine::new(Window::new(pdev, 2, c"drm_peer_example")?)?,
 //!         })
 //!     }
 //! }
@@ -111,12 +122,12 @@
 //!         &data.ttm
 //!     }
 //!
-//!     fn window<'a>(vram: &'a Vram<'a>) -> &'a Window<'a> {
-//!         &vram.window
-//!     }
-//!
 //!     fn domain(&self) -> Domain {
 //!         self.0
+//!     }
+//!
+//!     fn transfer<'a>(vram: &'a Vram<'a>, job: Job) -> Result {
+//!         vram.engine.submit(job)
 //!     }
 //! }
 //!
@@ -240,6 +251,21 @@
 //!         assert_eq!(bo.reserve(false)?.mem_type(), Some(MemType::Tt));
 //!         drop(all);
 //!
+//!         // If somebody has it reserved, that is waited for.
+//!         bo.reserve(false)?.validate(&[Place::VRAM], ctx)?;
+//!         let (other, held) = (bo.clone(), Arc::pin_init(Completion::new(), GFP_KERNEL)?);
+//!         let is_held = held.clone();
+//!         workqueue::system_unbound().try_spawn(GFP_KERNEL, move || {
+//!             let reserved = other.reserve(false);
+//!             is_held.complete_all();
+//!             fsleep(Delta::from_millis(20));
+//!             drop(reserved);
+//!         })?;
+//!         held.wait_for_completion();
+//!         let all = new(size as usize, &[Place::VRAM], ctx, Domain::Vram)?;
+//!         assert_eq!(bo.reserve(false)?.mem_type(), Some(MemType::Tt));
+//!         drop(all);
+//!
 //!         // What peers would map of an object: the pieces of the BAR, neighbours as one.
 //!         let mut ranges = MmioRanges::new(pdev.p2pdma_provider(2)?);
 //!         ranges.push(0, PAGE_SIZE as u64)?;
@@ -301,7 +327,6 @@ use crate::{
         ttm::{
             Domain,
             MemType,
-            Memory,
             OpCtx,
             Place,
             TtmObject, //
@@ -928,12 +953,10 @@ impl<T: PeerObject> Exporter for GemExport<T> {
             return at.map_mmio(&ranges, dir);
         }
 
-        match object.pages(ctx)? {
-            // SAFETY: The pages stay until the object moves, before which importers are told and
-            // fences are waited for, or is gone, which is after the last mapping.
-            Memory::Pages(pages) => unsafe { at.map_pages(pages.as_slice(), dir) },
-            Memory::Vram(_) => Err(EINVAL),
-        }
+        let pages = object.pages(ctx)?;
+        // SAFETY: The pages stay until the object moves, before which importers are told and fences
+        // are waited for, or is gone, which is after the last mapping.
+        unsafe { at.map_pages(pages.as_slice(), dir) }
     }
 
     fn mmap(&self, _buf: &DmaBuf, vma: &VmaNew) -> Result {

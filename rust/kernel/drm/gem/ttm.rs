@@ -26,6 +26,7 @@ use crate::{
     container_of,
     dma_resv::{
         DmaResv,
+        LockedResv,
         Usage, //
     },
     drm::{
@@ -34,13 +35,20 @@ use crate::{
             AllocImpl,
             AllocOps, //
         },
+        exec::{
+            ExecCtx,
+            Flag,
+            Flags, //
+        },
         private::Sealed,
         ttm::{
             Domain,
             MemType,
-            Memory,
             OpCtx,
+            Pages,
             Place,
+            Ranges,
+            Side,
             Transfer,
             TtmObject,
             VramResource, //
@@ -120,12 +128,12 @@ impl<T: TtmObject> Object<T> {
 
     /// Makes an object of at least `size` bytes, rounded up to pages, in one of `places`.
     ///
-    /// Its content is zero.
+    /// Its content is zero. No reservation may be held.
     ///
     /// # Errors
     ///
     /// - `EINVAL` if `size` is 0 or the memory of `dev` was not set up.
-    /// - `ENOSPC` if no place has room for it.
+    /// - `ENOSPC` if no place has room for it, or it has 16 TiB or more.
     /// - `ENODEV` if it is to be in VRAM and the driver is not bound any more.
     /// - `ERESTARTSYS` if a signal arrived.
     /// - `ENOMEM` if memory runs out.
@@ -140,11 +148,14 @@ impl<T: TtmObject> Object<T> {
             return Err(EINVAL);
         }
         let size = page_align(size).ok_or(ENOSPC)?;
+        // TTM counts the pages of a transfer with 32 bits.
+        u32::try_from(size >> PAGE_SHIFT).map_err(|_| ENOSPC)?;
         let drm = dev.as_raw();
         let ttm = T::ttm(dev);
         let bdev = ttm.bdev(drm)?;
 
         let places = ttm.fitting(places, size as u64)?;
+        let at_once = places.without_eviction();
 
         let obj = KBox::pin_init(
             try_pin_init!(Self {
@@ -169,7 +180,7 @@ impl<T: TtmObject> Object<T> {
             bindings::drm_gem_private_object_init(drm, gem, size);
             bindings::drm_dev_get(drm);
 
-            let mut placement = placement(&places);
+            let mut placement = placement(&at_once);
             let ret = to_result(bindings::ttm_bo_init_reserved(
                 bdev,
                 bo,
@@ -186,10 +197,49 @@ impl<T: TtmObject> Object<T> {
                 return Err(e);
             }
             bindings::ttm_bo_unreserve(bo);
-
-            // INVARIANT: Initialized, and the reference to the device was taken above.
-            Ok(ARef::from_raw(NonNull::new_unchecked(this)))
         }
+
+        // INVARIANT: Initialized, and the reference to the device was taken above.
+        // SAFETY: The value is valid, and the reference is its first.
+        let obj: ARef<Self> = unsafe { ARef::from_raw(NonNull::new_unchecked(this)) };
+
+        // To evict others, their reservations may have to be waited for, which takes a ticket.
+        let flags = if ctx.is_interruptible() {
+            Flag::Interruptible.into()
+        } else {
+            Flags::default()
+        };
+        let is_placed = |mem_type| {
+            places
+                .iter()
+                .any(|place| mem_type == Some(place.mem_type()))
+        };
+        if !is_placed(obj.reserve(false)?.mem_type()) {
+            ttm.exec(flags, |exec| {
+                obj.lock(exec)?.ok_or(EALREADY)?.validate(&places, ctx)
+            })?;
+        }
+        Ok(obj)
+    }
+
+    /// Locks the object together with others, in a round of [`Exec`](drm::exec::Exec).
+    ///
+    /// Returns [`None`] if its reservation is that of an object which is locked already, with
+    /// [`Flag::IgnoreDuplicates`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`ExecCtx::prepare_obj`].
+    pub fn lock<'a>(&self, exec: &mut ExecCtx<'a>) -> Result<Option<Locked<'a, T>>> {
+        let Some(_) = exec.prepare_obj(self, 0)? else {
+            return Ok(None);
+        };
+
+        Ok(Some(Locked {
+            // SAFETY: The round has a reference to the object, and lasts for `'a`.
+            obj: unsafe { &*ptr::from_ref(self) },
+            _not_send: NotThreadSafe,
+        }))
     }
 
     /// Reserves the object.
@@ -251,6 +301,13 @@ impl<T: TtmObject> Object<T> {
 
     fn bo(&self) -> *mut bindings::ttm_buffer_object {
         self.bo.get()
+    }
+
+    fn ttm(&self) -> &drm::ttm::Device<T> {
+        // SAFETY: The device of an object is valid as long as the object, and of `T::Driver`.
+        let dev: &drm::Device<T::Driver> = unsafe { drm::Device::from_raw((*self.as_raw()).dev) };
+
+        T::ttm(dev)
     }
 }
 
@@ -342,14 +399,14 @@ impl<T: TtmObject> Locked<'_, T> {
     }
 
     /// Returns where in VRAM the object is, [`None`] if it is not.
-    pub fn vram(&self) -> Option<&VramResource> {
+    pub fn vram(&self) -> Option<&Ranges> {
         if self.mem_type() != Some(MemType::Vram) {
             return None;
         }
 
         // SAFETY: It is a resource of VRAM, which stays while the reservation is held and the view
         // is not used to move it.
-        Some(unsafe { VramResource::from_raw((*self.bo()).resource) })
+        Some(unsafe { VramResource::from_raw((*self.bo()).resource) }.ranges())
     }
 
     /// Returns how much of VRAM the CPU and peers see, in bytes.
@@ -367,8 +424,8 @@ impl<T: TtmObject> Locked<'_, T> {
 
     /// Moves the object to one of `places`, unless it is in one already.
     ///
-    /// Importers are told before it moves. Waits for the work on the object and for the move.
-    /// Mirrors `ttm_bo_validate()`.
+    /// Importers are told before it moves. Waits for the work on the object, but not for the move:
+    /// its fence is in the reservation. Mirrors `ttm_bo_validate()`.
     ///
     /// # Errors
     ///
@@ -425,31 +482,41 @@ impl<T: TtmObject> Locked<'_, T> {
 
     /// Returns the pages of an object that is in system memory, which are made if there are none.
     ///
-    /// The pages stay while the object is pinned, or does not move.
+    /// Waits for moves that fill them. The pages stay while the object is pinned, or does not move.
     ///
     /// # Errors
     ///
     /// - `EINVAL` if it is in VRAM, or in system memory that could be swapped out without a word.
     /// - `ENOMEM` if memory runs out, `ERESTARTSYS` if a signal arrived.
-    pub(crate) fn pages(&mut self, ctx: &mut OpCtx) -> Result<Memory<'_>> {
+    pub(crate) fn pages(&mut self, ctx: &mut OpCtx) -> Result<Pages<'_>> {
         if self.mem_type() != Some(MemType::Tt) {
             return Err(EINVAL);
         }
 
+        // Who maps them for a device may copy them right away, where it cannot reach them.
+        self.resv()
+            .resv()
+            .wait(Usage::Kernel, ctx.is_interruptible())?;
         // SAFETY: The object is valid, and its reservation is held. What is in system memory has a
         // `ttm`, which has all of its pages when it is populated.
         unsafe {
             to_result(bindings::ttm_bo_populate(self.bo(), &mut ctx.0))?;
-            Ok(pages_of((*self.bo()).ttm))
+            Ok(Pages::from_raw(
+                NonNull::new((*self.bo()).ttm).ok_or(EINVAL)?,
+            ))
         }
     }
 
-    fn ttm(&self) -> &drm::ttm::Device<T> {
-        // SAFETY: The device of an object is valid as long as the object, and of `T::Driver`.
-        let dev: &drm::Device<T::Driver> =
-            unsafe { drm::Device::from_raw((*self.obj.as_raw()).dev) };
+    /// Returns the view of the reservation, by which fences are looked at and added.
+    #[inline]
+    pub fn resv(&mut self) -> LockedResv<'_> {
+        // SAFETY: The reservation of a valid object is valid, and held. Others add fences to it
+        // when they have `self` by mutable reference only, which the view keeps them from.
+        unsafe { LockedResv::from_raw((*self.obj.as_raw()).resv) }
+    }
 
-        T::ttm(dev)
+    fn ttm(&self) -> &drm::ttm::Device<T> {
+        self.obj.ttm()
     }
 
     /// Remembers, or forgets, the dma-buf of the object, whose importers are told of a move.
@@ -469,14 +536,6 @@ impl<T: TtmObject> Locked<'_, T> {
         // SAFETY: The reservation, which guards the cell, is held.
         unsafe { *self.obj.exported.get() }
     }
-}
-
-/// # Safety
-///
-/// `tt` must have all of its pages for `'a`.
-unsafe fn pages_of<'a>(tt: *mut bindings::ttm_tt) -> Memory<'a> {
-    // SAFETY: By the safety requirements.
-    Memory::Pages(unsafe { drm::ttm::Pages::from_raw(tt) })
 }
 
 /// The proof that an object is reserved. Dropping it ends the reservation.
@@ -592,35 +651,36 @@ unsafe fn while_registered<D: drm::Driver, R>(
 ///
 /// # Safety
 ///
-/// `resource` must be valid for `'a`. If it is not VRAM, the object must have all of its pages for
-/// that time.
-unsafe fn memory_of<'a>(
+/// `resource` must be valid.
+unsafe fn side_of(
     bo: *mut bindings::ttm_buffer_object,
     resource: *mut bindings::ttm_resource,
-) -> Memory<'a> {
+) -> Result<Side> {
     // SAFETY: By the safety requirements.
     unsafe {
         if (*resource).mem_type == bindings::TTM_PL_VRAM {
-            Memory::Vram(VramResource::from_raw(resource))
+            Ok(Side::Vram(
+                VramResource::from_raw(resource).ranges().clone(),
+            ))
         } else {
-            pages_of((*bo).ttm)
+            Ok(Side::Pages(NonNull::new((*bo).ttm).ok_or(EINVAL)?))
         }
     }
 }
 
 /// # Safety
 ///
-/// Called by TTM with an object of a device of `T`, not a ghost, with its reservation held, and the
-/// resource that it is to move to.
+/// Called by TTM with an object of a device of `T`, not a ghost, with its reservation held and room
+/// for a fence in it, and the resource that it is to move to.
 pub(crate) unsafe extern "C" fn move_callback<T: TtmObject>(
     bo: *mut bindings::ttm_buffer_object,
-    _evict: bool,
+    evict: bool,
     ctx: *mut bindings::ttm_operation_ctx,
     to: *mut bindings::ttm_resource,
     _hop: *mut bindings::ttm_place,
 ) -> c_int {
     // SAFETY: As promised by the caller.
-    from_result(|| unsafe { move_object::<T>(bo, ctx, to) }.map(|()| 0))
+    from_result(|| unsafe { move_object::<T>(bo, evict, ctx, to) }.map(|()| 0))
 }
 
 /// # Safety
@@ -628,6 +688,7 @@ pub(crate) unsafe extern "C" fn move_callback<T: TtmObject>(
 /// Those of [`move_callback`].
 unsafe fn move_object<T: TtmObject>(
     bo: *mut bindings::ttm_buffer_object,
+    evict: bool,
     ctx: *mut bindings::ttm_operation_ctx,
     to: *mut bindings::ttm_resource,
 ) -> Result {
@@ -641,7 +702,7 @@ unsafe fn move_object<T: TtmObject>(
         )
     };
     // SAFETY: The reservation is held.
-    let locked = unsafe { obj.assume_locked() };
+    let mut locked = unsafe { obj.assume_locked() };
 
     // Importers have mapped what is about to move; what they started is in the fences.
     let buf = locked.exported();
@@ -650,12 +711,20 @@ unsafe fn move_object<T: TtmObject>(
         // they share, is held.
         unsafe { bindings::dma_buf_invalidate_mappings(buf) };
     }
-    // SAFETY: The object and the context are valid.
-    to_result(unsafe { bindings::ttm_bo_wait_ctx(bo, ctx) })?;
 
     // SAFETY: `old` is valid unless it is null.
     let from_vram = !old.is_null() && unsafe { (*old).mem_type } == vram;
-    if !from_vram && to_type != vram {
+    let by_engine = from_vram || to_type == vram;
+    let must_wait = {
+        let resv = locked.resv();
+        obj.ttm().must_wait(&resv)
+    };
+    // Pages that the engine still works on must not be swapped out.
+    if must_wait || !by_engine {
+        // SAFETY: The object and the context are valid.
+        to_result(unsafe { bindings::ttm_bo_wait_ctx(bo, ctx) })?;
+    }
+    if !by_engine {
         // The pages stay what they are.
         // SAFETY: The object is valid, and `to` becomes its resource.
         unsafe { bindings::ttm_bo_move_null(bo, to) };
@@ -676,34 +745,65 @@ unsafe fn move_object<T: TtmObject>(
         to_result(unsafe { bindings::ttm_bo_populate(bo, ctx) })?;
     }
 
-    // SAFETY: Both resources are valid until the end of the move. Where one is system memory the
-    // object was populated above, or it is not looked at.
+    // SAFETY: Both resources are valid. Where one is system memory, and looked at, the object was
+    // populated above. The pages stay until the fence of the transfer signals: all that could take
+    // them away waits for it, as it is in the reservation of whoever has them, the object or a
+    // ghost.
     let transfer = unsafe {
-        Transfer::new(
-            if clear {
-                None
-            } else {
-                Some(memory_of(bo, old))
-            },
-            memory_of(bo, to),
-            (*bo).base.size,
-        )
+        let from = if clear { None } else { Some(side_of(bo, old)?) };
+
+        Transfer::new(from, side_of(bo, to)?, (*bo).base.size)
     };
     // SAFETY: The device of an object is valid and of `T::Driver`.
-    unsafe { while_registered::<T::Driver, _>((*bo).base.dev, |reg| T::transfer(reg, &transfer)) }?;
+    let fence = unsafe {
+        while_registered::<T::Driver, _>((*bo).base.dev, |reg| obj.ttm().submit(reg, transfer))
+    }?;
     if !clear {
-        locked.ttm().count_move();
+        obj.ttm().count_move();
     }
 
-    // SAFETY: The object is valid, idle, and `to` becomes its resource.
-    unsafe {
-        if old.is_null() {
+    if clear {
+        // Nobody looks at what the object had before, if it had anything.
+        // SAFETY: The object is valid, and `to` becomes its resource. TTM has made room for the
+        // fence, and nothing was added since.
+        unsafe {
+            bindings::dma_resv_add_fence(
+                (*bo).base.resv,
+                fence.as_raw(),
+                bindings::dma_resv_usage_DMA_RESV_USAGE_KERNEL,
+            );
             bindings::ttm_bo_move_null(bo, to);
-        } else {
-            bindings::ttm_bo_move_sync_cleanup(bo, to);
+            // It has no pages; an array for them is not needed in VRAM.
+            destroy_tt(bo);
         }
+        return Ok(());
+    }
+
+    // VRAM is given to others at once, as all that is done to it is done by the engine, in order.
+    // SAFETY: The object is valid, has a resource, and `to` becomes its new one. The fence was made
+    // for this move, and TTM has made room for it.
+    let ret = to_result(unsafe {
+        bindings::ttm_bo_move_accel_cleanup(bo, fence.as_raw(), evict, true, to)
+    });
+    if ret.is_err() {
+        // The content is on its way, so there is no way back.
+        fence.wait(false)?;
+        // SAFETY: As above; nothing is under way any more.
+        unsafe { bindings::ttm_bo_move_sync_cleanup(bo, to) };
     }
     Ok(())
+}
+
+/// Takes away what an object has for system memory, if it has anything.
+///
+/// # Safety
+///
+/// `bo` must be reserved, not be in system memory, and have no pages.
+// Not inlined into modules, which cannot call the function.
+#[inline(never)]
+unsafe fn destroy_tt(bo: *mut bindings::ttm_buffer_object) {
+    // SAFETY: By the safety requirements.
+    unsafe { bindings::ttm_bo_tt_destroy(bo) };
 }
 
 /// # Safety

@@ -7,12 +7,16 @@
 //! C header: [`include/drm/ttm/ttm_device.h`](srctree/include/drm/ttm/ttm_device.h)
 
 use super::{
+    admission::Admission,
+    engine::Moves,
     placement::{
         Domain,
         MemType,
         Place, //
     },
     vram::VramManager,
+    Job,
+    Transfer,
     TtmObject, //
 };
 #[cfg(CONFIG_CGROUP_DMEM)]
@@ -21,8 +25,18 @@ use crate::{
     bindings,
     container_of,
     device,
+    dma_buf::fence::Fence,
+    dma_resv::{
+        LockedResv,
+        Usage, //
+    },
     drm::{
         self,
+        exec::{
+            Exec,
+            ExecCtx,
+            Flags, //
+        },
         gem::ttm::{
             move_callback,
             Object, //
@@ -32,11 +46,14 @@ use crate::{
     page::PAGE_SHIFT,
     pci,
     prelude::*,
-    sync::atomic::{
-        Acquire,
-        Atomic,
-        Relaxed,
-        Release, //
+    sync::{
+        aref::ARef,
+        atomic::{
+            Acquire,
+            Atomic,
+            Relaxed,
+            Release, //
+        }, //
     },
     types::Opaque, //
 };
@@ -78,7 +95,9 @@ pub struct Device<T: TtmObject> {
     /// How many bytes may be.
     pin_limit: Atomic<u64>,
     /// How often the content of an object was moved.
-    moves: Atomic<u64>,
+    move_count: Atomic<u64>,
+    moves: Moves,
+    admission: Pin<KBox<Admission>>,
     #[pin]
     _pin: PhantomPinned,
     _p: PhantomData<fn(T)>,
@@ -123,7 +142,9 @@ impl<T: TtmObject> Device<T> {
             ready: Atomic::new(false),
             pinned: Atomic::new(0),
             pin_limit: Atomic::new(vram_size / 2),
-            moves: Atomic::new(0),
+            move_count: Atomic::new(0),
+            moves: Moves::new(<T::Driver as drm::Driver>::INFO.name)?,
+            admission: Admission::new()?,
             _pin: PhantomPinned,
             _p: PhantomData,
         })
@@ -317,7 +338,7 @@ impl<T: TtmObject> Device<T> {
         }
 
         let mut found = Places {
-            places: [places[0]; MAX_PLACES],
+            places: [places[0]; MAX_PLACES + 1],
             count: 0,
         };
         for place in places {
@@ -384,15 +405,57 @@ impl<T: TtmObject> Device<T> {
         self.pin_limit.store(bytes, Relaxed);
     }
 
+    /// Calls `f` to lock objects and to move them to where they are needed.
+    ///
+    /// As [`Exec::run`], but `f` is called once more if there was no room: tasks that evict at the
+    /// same time are in each other's way, which looks the same. Then it is the only one on this
+    /// device. No reservation may be held.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOSPC` if there is no room.
+    /// - Those of [`Exec::run`].
+    pub fn exec<R>(
+        &self,
+        flags: impl Into<Flags>,
+        mut f: impl FnMut(&mut ExecCtx<'_>) -> Result<R>,
+    ) -> Result<R> {
+        let flags = flags.into();
+
+        self.admission.run(|| Exec::run(flags, &mut f))
+    }
+
     /// Returns how often the content of an object was moved to or from VRAM.
     #[inline]
     pub fn moves(&self) -> u64 {
-        self.moves.load(Relaxed)
+        self.move_count.load(Relaxed)
     }
 
     /// Counts a move.
     pub(crate) fn count_move(&self) {
-        self.moves.fetch_add(1, Relaxed);
+        self.move_count.fetch_add(1, Relaxed);
+    }
+
+    /// Makes a job of a transfer and gives it to the driver.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says. `ENOMEM` if memory runs out.
+    pub(crate) fn submit<'a>(
+        &self,
+        reg: &'a <T::Driver as drm::Driver>::RegistrationData<'a>,
+        transfer: Transfer,
+    ) -> Result<ARef<Fence>> {
+        self.moves
+            .submit(transfer, &mut |job: Job| T::transfer(reg, job))
+    }
+
+    /// Tells whether work on an object is under way that its next move has to wait for.
+    ///
+    /// Moves of this device are done in their order.
+    pub(crate) fn must_wait(&self, resv: &LockedResv<'_>) -> bool {
+        resv.fences(Usage::Bookkeep)
+            .any(|fence| !self.moves.has(fence) && !fence.is_signaled())
     }
 
     /// Accounts for `bytes` of VRAM that are about to be pinned.
@@ -436,8 +499,26 @@ pub(crate) const MAX_PLACES: usize = 4;
 
 /// Some places.
 pub(crate) struct Places {
-    places: [Place; MAX_PLACES],
+    // One more for `without_eviction()`.
+    places: [Place; MAX_PLACES + 1],
     count: usize,
+}
+
+impl Places {
+    /// Returns the same places, but nobody is evicted for them; if they have no room the object is
+    /// in system memory that no device accesses.
+    pub(crate) fn without_eviction(&self) -> Self {
+        let mut places = self.places;
+
+        for place in &mut places[..self.count] {
+            *place = place.desired();
+        }
+        places[self.count] = Place::SYSTEM.fallback();
+        Self {
+            places,
+            count: self.count + 1,
+        }
+    }
 }
 
 impl Deref for Places {
@@ -601,7 +682,10 @@ unsafe extern "C" fn io_mem_pfn_callback<T: TtmObject>(
     };
 
     // TTM asks for pages of the object only.
-    let offset = resource.offset((page as u64) << PAGE_SHIFT).unwrap_or(0);
+    let offset = resource
+        .ranges()
+        .offset((page as u64) << PAGE_SHIFT)
+        .unwrap_or(0);
     // CAST: Physical addresses have less than 64 bits.
     ((start + offset) >> PAGE_SHIFT) as usize
 }

@@ -6,9 +6,17 @@
 //!   from TTM's pool. It belongs into the data of the DRM driver.
 //! - [`gem::ttm::Object`] is a GEM object that lives in one of them. TTM decides which, by a list
 //!   of [`Place`]s, and evicts the objects that were used least recently.
-//! - [`TtmObject`] is what a driver implements. Its methods say where to find things; moves are done
-//!   by the CPU unless the device can do them.
-//! - [`Window`] is the CPU's view of VRAM.
+//! - [`TtmObject`] is what a driver implements: where to find things, and how to start a [`Job`],
+//!   the move of the content of an object.
+//! - [`CpuEngine`] does jobs where the device cannot, by [`Window`], the CPU's view of VRAM.
+//!
+//! # Moves
+//!
+//! A move is not waited for by who causes it. Its fence is in the reservation with usage
+//! [`Kernel`](crate::dma_resv::Usage::Kernel); faults, importers and the next move that is not done
+//! by the same engine wait for it. The memory that an object left is used again at once, guarded by
+//! the order of the jobs. Importers are told before a move, and what they have put into the
+//! reservation is waited for.
 //!
 //! # Lifetimes
 //!
@@ -23,22 +31,27 @@
 //! From the outside to the inside:
 //!
 //! 1. `mmap_lock`, held by a fault,
-//! 2. the reservation of an object. Eviction holds a second one; it only tries that lock, unless
-//!    it has the ticket of [`Exec`],
-//! 3. the SRCU section of [`drm_dev_enter()`](drm::RegistrationGuard), in which VRAM is accessed;
+//! 2. the semaphore of [`Device::exec`], which lets one caller try alone when several were in each
+//!    other's way,
+//! 3. the reservation of an object. Eviction holds a second one; it only tries that lock, unless
+//!    the first one was taken with the ticket of [`Exec`],
+//! 4. the SRCU section of [`drm_dev_enter()`](drm::RegistrationGuard), in which VRAM is accessed;
 //!    unbinding waits for it,
-//! 4. the lock of the allocator of VRAM, and inside of TTM the `lru_lock`.
+//! 5. the mutex of the order of moves, held while a driver queues one,
+//! 6. the lock of the allocator of VRAM, and inside of TTM the `lru_lock`.
 //!
-//! Callbacks of TTM run with 2 held and must not take another reservation.
+//! Callbacks of TTM run with 3 held and must not take another reservation.
 //!
 //! [`GpuBuddy`]: crate::gpu::buddy::GpuBuddy
-//! [`Exec`]: srctree/include/drm/drm_exec.h
+//! [`Exec`]: drm::exec::Exec
 //! [`gem::ttm::Object`]: drm::gem::ttm::Object
 //!
 //! C headers: [`include/drm/ttm/ttm_device.h`](srctree/include/drm/ttm/ttm_device.h),
 //! [`include/drm/ttm/ttm_bo.h`](srctree/include/drm/ttm/ttm_bo.h)
 
+mod admission;
 mod device;
+mod engine;
 mod placement;
 mod transfer;
 mod vram;
@@ -46,6 +59,10 @@ mod window;
 
 pub use self::{
     device::Device,
+    engine::{
+        CpuEngine,
+        Job, //
+    },
     placement::{
         Domain,
         MemType,
@@ -59,9 +76,13 @@ pub use self::{
     },
     vram::{
         Range,
-        VramResource, //
+        Ranges, //
     },
     window::Window, //
+};
+pub(crate) use self::{
+    transfer::Side,
+    vram::VramResource, //
 };
 
 use crate::{
@@ -85,25 +106,24 @@ pub trait TtmObject: DriverObject<Driver: drm::Driver<Object = gem::ttm::Object<
     /// Returns the memory of the device, which is a part of `data`.
     fn ttm(data: &<Self::Driver as drm::Driver>::Data) -> &Device<Self>;
 
-    /// Returns the CPU's view of VRAM, which the driver keeps in its registration data.
-    fn window<'a>(reg: &'a <Self::Driver as drm::Driver>::RegistrationData<'a>) -> &'a Window<'a>;
-
     /// Returns where the object may live. The answer must not change.
     fn domain(&self) -> Domain;
 
-    /// Moves or clears the content of an object, and returns when that is done.
+    /// Starts to move or clear the content of an object.
     ///
-    /// Called with the reservation of the object held, while the driver is bound. Sleeps. A driver
-    /// whose device can do it gives it the addresses that `transfer` has. One that returns [`Ok`]
-    /// without having done it shows what others left in the memory.
+    /// Called with the reservation of the object held, while the driver is bound. All jobs of a
+    /// device must be finished in the order in which they are passed to this method, and before the
+    /// registration data is gone. A driver whose device can copy gives it the addresses that the job
+    /// has; [`CpuEngine::submit`] does it by the CPU. One that finishes a job without having done it
+    /// shows what others left in the memory.
+    ///
+    /// It must not take what is held while a job is worked on, and may sleep for a short time only.
     ///
     /// # Errors
     ///
-    /// The object stays where it is.
+    /// The object stays where it is. The job must have been dropped.
     fn transfer<'a>(
         reg: &'a <Self::Driver as drm::Driver>::RegistrationData<'a>,
-        transfer: &Transfer<'_>,
-    ) -> Result {
-        Self::window(reg).run(transfer)
-    }
+        job: Job,
+    ) -> Result;
 }

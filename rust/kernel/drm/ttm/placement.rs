@@ -242,6 +242,10 @@ impl OpCtx {
         Self(pin_init::zeroed())
     }
 
+    pub(crate) fn is_interruptible(&self) -> bool {
+        self.0.interruptible
+    }
+
     /// Returns how many bytes were moved.
     pub fn bytes_moved(&self) -> u64 {
         self.0.bytes_moved

@@ -6,7 +6,7 @@
 
 use super::vram::{
     Range,
-    VramResource, //
+    Ranges, //
 };
 use crate::{
     bindings,
@@ -14,9 +14,13 @@ use crate::{
         PAGE_SHIFT,
         PAGE_SIZE, //
     },
-    prelude::*, //
+    prelude::*,
+    sync::Arc, //
 };
-use core::marker::PhantomData;
+use core::{
+    marker::PhantomData,
+    ptr::NonNull, //
+};
 
 /// System memory of an object.
 ///
@@ -25,7 +29,7 @@ use core::marker::PhantomData;
 /// `tt` is valid for `'a` and has all of its pages.
 #[derive(Clone, Copy)]
 pub struct Pages<'a> {
-    tt: *mut bindings::ttm_tt,
+    tt: NonNull<bindings::ttm_tt>,
     _p: PhantomData<&'a bindings::ttm_tt>,
 }
 
@@ -33,7 +37,7 @@ impl<'a> Pages<'a> {
     /// # Safety
     ///
     /// `tt` must be valid for `'a`, and have all of its pages during that time.
-    pub(crate) unsafe fn from_raw(tt: *mut bindings::ttm_tt) -> Self {
+    pub(crate) unsafe fn from_raw(tt: NonNull<bindings::ttm_tt>) -> Self {
         // INVARIANT: By the safety requirements.
         Self {
             tt,
@@ -45,10 +49,9 @@ impl<'a> Pages<'a> {
     pub(crate) fn as_slice(&self) -> &'a [*mut bindings::page] {
         // SAFETY: By the type invariant the array is there and does not change.
         unsafe {
-            core::slice::from_raw_parts(
-                (*self.tt).pages.cast_const(),
-                (*self.tt).num_pages as usize,
-            )
+            let tt = self.tt.as_ptr();
+
+            core::slice::from_raw_parts((*tt).pages.cast_const(), (*tt).num_pages as usize)
         }
     }
 }
@@ -57,41 +60,64 @@ impl<'a> Pages<'a> {
 #[derive(Clone, Copy)]
 pub enum Memory<'a> {
     /// In VRAM.
-    Vram(&'a VramResource),
+    Vram(&'a Ranges),
     /// In system memory.
     Pages(Pages<'a>),
+}
+
+/// As [`Memory`], for as long as it takes.
+pub(crate) enum Side {
+    Vram(Arc<Ranges>),
+    Pages(NonNull<bindings::ttm_tt>),
 }
 
 /// The content of an object that is to be moved, or made zero.
 ///
 /// # Invariants
 ///
-/// Both sides have at least `size` bytes, which are whole pages.
-pub struct Transfer<'a> {
-    from: Option<Memory<'a>>,
-    to: Memory<'a>,
+/// - Both sides have at least `size` bytes, which are whole pages.
+/// - What is in system memory has all of its pages, as long as the value exists.
+pub struct Transfer {
+    from: Option<Side>,
+    to: Side,
     size: usize,
 }
 
-impl<'a> Transfer<'a> {
+// SAFETY: By the type invariant the pages stay, whichever task looks at them.
+unsafe impl Send for Transfer {}
+
+// SAFETY: As for `Send`.
+unsafe impl Sync for Transfer {}
+
+impl Transfer {
     /// # Safety
     ///
-    /// Both sides must have at least `size` bytes, and `size` must be a multiple of the page size.
-    pub(crate) unsafe fn new(from: Option<Memory<'a>>, to: Memory<'a>, size: usize) -> Self {
+    /// - Both sides must have at least `size` bytes, and `size` must be a multiple of the page size.
+    /// - As long as the value exists, a side that is in system memory must have all of its pages.
+    pub(crate) unsafe fn new(from: Option<Side>, to: Side, size: usize) -> Self {
         // INVARIANT: By the safety requirements.
         Self { from, to, size }
     }
 
+    /// Returns a side for as long as the transfer is borrowed.
+    fn memory<'a>(&'a self, side: &'a Side) -> Memory<'a> {
+        match side {
+            Side::Vram(ranges) => Memory::Vram(ranges),
+            // SAFETY: By the type invariant.
+            Side::Pages(tt) => Memory::Pages(unsafe { Pages::from_raw(*tt) }),
+        }
+    }
+
     /// Returns where the content is, [`None`] if it is to be zeroes.
     #[inline]
-    pub fn from(&self) -> Option<Memory<'a>> {
-        self.from
+    pub fn from(&self) -> Option<Memory<'_>> {
+        self.from.as_ref().map(|side| self.memory(side))
     }
 
     /// Returns where the content goes to.
     #[inline]
-    pub fn to(&self) -> Memory<'a> {
-        self.to
+    pub fn to(&self) -> Memory<'_> {
+        self.memory(&self.to)
     }
 
     /// Returns the size in bytes.
@@ -100,39 +126,58 @@ impl<'a> Transfer<'a> {
         self.size
     }
 
-    /// Returns the VRAM that takes part.
-    pub(super) fn vram(&self) -> impl Iterator<Item = &'a VramResource> {
-        [self.from, Some(self.to)]
-            .into_iter()
-            .filter_map(|memory| match memory {
-                Some(Memory::Vram(vram)) => Some(vram),
-                _ => None,
-            })
+    /// Tells whether all VRAM that takes part is below `end`.
+    pub(super) fn is_below(&self, end: u64) -> bool {
+        let inside = |memory| match memory {
+            Memory::Vram(vram) => vram.is_below(end),
+            Memory::Pages(_) => true,
+        };
+
+        inside(self.to()) && self.from().is_none_or(inside)
     }
 
     /// Lets the CPU do it.
     ///
-    /// Mirrors `ttm_move_memcpy()`.
+    /// Does not allocate memory. Mirrors `ttm_move_memcpy()`.
     ///
     /// # Safety
     ///
     /// `vram` must be the address of VRAM, in which all ranges that take part are mapped.
-    pub(super) unsafe fn by_cpu(&self, vram: *mut c_void) -> Result {
-        let pages = (self.size >> PAGE_SHIFT).try_into()?;
-        let mut to = Iter::new(self.to, vram);
+    pub(super) unsafe fn by_cpu(&self, vram: *mut c_void) {
+        let mut to = Iter::new(self.to(), vram);
+        let mut from = match self.from() {
+            Some(from) => Iter::new(from, vram),
+            None => Iter::nothing(),
+        };
 
-        match self.from {
-            // SAFETY: The sides have so many pages by the type invariant, which the iterators map.
-            // The source is not looked at.
-            None => unsafe { bindings::ttm_move_memcpy(true, pages, to.as_raw(), to.as_raw()) },
-            Some(from) => {
-                let mut from = Iter::new(from, vram);
+        // SAFETY: The sides have so many pages by the type invariant, which the iterators map. The
+        // source is not looked at if there is none.
+        unsafe {
+            bindings::ttm_move_memcpy(
+                self.from.is_none(),
+                self.pages(),
+                to.as_raw(),
+                from.as_raw(),
+            );
+        }
+    }
 
-                // SAFETY: As above.
-                unsafe { bindings::ttm_move_memcpy(false, pages, to.as_raw(), from.as_raw()) }
+    /// Makes system memory that was to be filled zero: nobody sees what others left there.
+    pub(super) fn clear_pages(&self) {
+        if let Memory::Pages(_) = self.to() {
+            let mut to = Iter::new(self.to(), core::ptr::null_mut());
+            let mut from = Iter::nothing();
+
+            // SAFETY: The side has so many pages, which the iterator maps without VRAM.
+            unsafe {
+                bindings::ttm_move_memcpy(true, self.pages(), to.as_raw(), from.as_raw());
             }
         }
-        Ok(())
+    }
+
+    fn pages(&self) -> u32 {
+        // CAST: Objects are below 16 TiB, see `Object::new()`.
+        (self.size >> PAGE_SHIFT) as u32
     }
 }
 
@@ -145,20 +190,31 @@ enum Iter<'a> {
 impl<'a> Iter<'a> {
     fn new(memory: Memory<'a>, vram: *mut c_void) -> Self {
         match memory {
-            Memory::Vram(resource) => Self::Vram(VramIter {
+            Memory::Vram(vram_ranges) => Self::Vram(VramIter {
                 base: bindings::ttm_kmap_iter { ops: &VRAM_OPS },
                 vram,
-                ranges: resource.ranges(),
+                ranges: vram_ranges.ranges(),
                 index: 0,
             }),
             Memory::Pages(pages) => {
                 let mut iter = pin_init::zeroed();
 
                 // SAFETY: `iter` is written to only, and `tt` is valid.
-                unsafe { bindings::ttm_kmap_iter_tt_init(&mut iter, pages.tt) };
+                unsafe { bindings::ttm_kmap_iter_tt_init(&mut iter, pages.tt.as_ptr()) };
                 Self::Pages(iter)
             }
         }
+    }
+
+    /// The source of zeroes. It must not be of system memory: TTM takes a transfer between two such
+    /// sides for done.
+    fn nothing() -> Self {
+        Self::Vram(VramIter {
+            base: bindings::ttm_kmap_iter { ops: &VRAM_OPS },
+            vram: core::ptr::null_mut(),
+            ranges: &[],
+            index: 0,
+        })
     }
 
     fn as_raw(&mut self) -> *mut bindings::ttm_kmap_iter {

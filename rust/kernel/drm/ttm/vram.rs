@@ -31,6 +31,7 @@ use crate::{
     },
     prelude::*,
     ptr::Alignment,
+    sync::Arc,
     types::Opaque, //
 };
 
@@ -51,40 +52,46 @@ pub struct Range {
 ///
 /// The ranges are not empty, made of whole pages, and follow each other without a gap from offset 0
 /// of the object to its end.
-#[repr(C)]
-pub struct VramResource {
-    base: Opaque<bindings::ttm_resource>,
-    ranges: KVVec<Range>,
-    // Returned to the allocator when it is dropped.
-    _blocks: Pin<KBox<AllocatedBlocks>>,
-}
+pub struct Ranges(KVVec<Range>);
 
-// SAFETY: Constant after it was made but for `base`, which only TTM accesses.
-unsafe impl Send for VramResource {}
-
-// SAFETY: As for `Send`.
-unsafe impl Sync for VramResource {}
-
-impl VramResource {
+impl Ranges {
     /// Returns the ranges, in the order of the object.
     #[inline]
     pub fn ranges(&self) -> &[Range] {
-        &self.ranges
+        &self.0
     }
 
     /// Tells whether all of it is below `end`, an offset in VRAM.
     pub fn is_below(&self, end: u64) -> bool {
         // OVERFLOW: The ranges are inside of VRAM.
-        self.ranges.iter().all(|r| r.offset + r.len <= end)
+        self.0.iter().all(|r| r.offset + r.len <= end)
     }
 
     /// Returns the offset in VRAM of offset `at` of the object.
     pub fn offset(&self, at: u64) -> Option<u64> {
         // OVERFLOW: The ranges are inside of the object and of VRAM.
-        let index = self.ranges.partition_point(|r| r.at + r.len <= at);
-        let range = self.ranges.get(index)?;
+        let index = self.0.partition_point(|r| r.at + r.len <= at);
+        let range = self.0.get(index)?;
 
         Some(range.offset + (at - range.at))
+    }
+}
+
+/// VRAM that is given to an object, `struct ttm_resource`.
+#[repr(C)]
+pub(crate) struct VramResource {
+    base: Opaque<bindings::ttm_resource>,
+    /// Shared with those who still copy from there after the object has left.
+    ranges: Arc<Ranges>,
+    // Returned to the allocator when it is dropped.
+    _blocks: Pin<KBox<AllocatedBlocks>>,
+}
+
+impl VramResource {
+    /// Returns where it is.
+    #[inline]
+    pub(crate) fn ranges(&self) -> &Arc<Ranges> {
+        &self.ranges
     }
 
     /// # Safety
@@ -229,6 +236,8 @@ impl VramManager {
         }
 
         // INVARIANT: Blocks are whole pages, and they add up to the size of the object.
+        let ranges = Arc::new(Ranges(ranges), GFP_KERNEL)?;
+
         Ok(KBox::new(
             VramResource {
                 base: Opaque::zeroed(),
@@ -295,7 +304,9 @@ unsafe extern "C" fn intersects_callback(
     // SAFETY: TTM passes a valid resource of this manager, and a place that is not null.
     let (res, place) = unsafe { (VramResource::from_raw(res), Place::from_raw(place)) };
 
-    res.ranges.iter().any(|r| place.intersects(r.offset, r.len))
+    let ranges = res.ranges.ranges();
+
+    ranges.iter().any(|r| place.intersects(r.offset, r.len))
 }
 
 /// # Safety
@@ -310,6 +321,8 @@ unsafe extern "C" fn compatible_callback(
     // SAFETY: As in `intersects_callback`.
     let (res, place) = unsafe { (VramResource::from_raw(res), Place::from_raw(place)) };
 
-    (!place.is_contiguous() || res.ranges.len() == 1)
-        && res.ranges.iter().all(|r| place.contains(r.offset, r.len))
+    let ranges = res.ranges.ranges();
+
+    (!place.is_contiguous() || ranges.len() == 1)
+        && ranges.iter().all(|r| place.contains(r.offset, r.len))
 }

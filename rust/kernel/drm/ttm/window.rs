@@ -4,10 +4,6 @@
 //!
 //! C header: [`include/linux/pci.h`](srctree/include/linux/pci.h)
 
-use super::transfer::{
-    Memory,
-    Transfer, //
-};
 use crate::{
     bindings,
     container_of,
@@ -151,41 +147,10 @@ impl<'a> Window<'a> {
         self.len == 0
     }
 
-    /// Moves or clears the content of an object by the CPU. Sleeps.
-    ///
-    /// What was written to VRAM has arrived there, and can be read by others, when the method
-    /// returns.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL` if a part of it is not inside the BAR.
-    #[inline(never)]
-    pub fn run(&self, transfer: &Transfer<'_>) -> Result {
-        if !transfer.vram().all(|vram| vram.is_below(self.len)) {
-            return Err(EINVAL);
-        }
-
-        // SAFETY: By the type invariant the whole BAR is mapped, and it has all of the ranges.
-        unsafe { transfer.by_cpu(self.addr.as_ptr()) }?;
-
-        let Memory::Vram(to) = transfer.to() else {
-            return Ok(());
-        };
-
-        // Write-combining buffers keep data until they are flushed. What left them is posted: it may
-        // be on its way when a peer, which takes another one, reads. The answer to a read comes
-        // after all writes before it.
-        if let Some(last) = to.ranges().last() {
-            // CAST: Inside of the BAR, which is mapped.
-            let at = self.addr.as_ptr().wrapping_byte_add(last.offset as usize);
-
-            // SAFETY: A barrier has no requirements, and the address is that of a byte of the BAR.
-            unsafe {
-                bindings::wmb();
-                bindings::readb(at);
-            }
-        }
-        Ok(())
+    /// Returns the address at which the BAR is mapped.
+    #[inline]
+    pub(super) fn as_ptr(&self) -> *mut c_void {
+        self.addr.as_ptr()
     }
 }
 

@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! Who moves the content of objects, and in which order.
+//!
+//! A move is a [`Job`]: what goes where, and the fence that signals when it is there. The layer
+//! makes the job, adds its fence to the reservation of the object, and goes on; VRAM that the object
+//! left is given to the next one at once. That is right because all jobs of a device are done in the
+//! order in which they were made: whoever gets the memory is served after the job that still reads
+//! it.
+//!
+//! [`CpuEngine`] is for devices that cannot copy themselves.
+//!
+//! # Locking
+//!
+//! The mutex of [`Moves`] is taken with the reservation of an object held, and is held while the
+//! driver queues a job. Nothing that a job waits for may take it.
+//!
+//! C header: [`include/linux/dma-fence.h`](srctree/include/linux/dma-fence.h)
+
+use super::{
+    transfer::Transfer,
+    Window, //
+};
+use crate::{
+    bindings,
+    dma_buf::fence::{
+        DriverFence,
+        Fence,
+        FenceContext,
+        FenceContextOps,
+        SignallingSection, //
+    },
+    impl_has_work,
+    new_mutex,
+    new_work,
+    prelude::*,
+    sync::{
+        aref::ARef,
+        Mutex, //
+    },
+    workqueue::{
+        Queue,
+        Work,
+        WorkItem, //
+    }, //
+};
+use core::ptr::{
+    self,
+    NonNull, //
+};
+
+/// The fences of moves.
+struct Ops;
+
+impl FenceContextOps for Ops {
+    const DRIVER_NAME: &'static CStr = c"ttm";
+
+    /// What goes where. Dropped when the fence signals: the memory may belong to others then.
+    type Data = Transfer;
+}
+
+/// The content of an object on its way: a [`Transfer`] and the fence that others wait for.
+///
+/// It belongs to whoever does the work, and stands for the permission to access the memory. Dropping
+/// it gives that up: the fence signals with `ECANCELED`, and system memory that was to be filled is
+/// cleared.
+#[must_use = "the move is given up when the job is dropped"]
+pub struct Job(Pin<KBox<Task>>);
+
+impl Job {
+    /// Returns what is to be done.
+    #[inline]
+    pub fn transfer(&self) -> &Transfer {
+        self.0.fence.data()
+    }
+
+    /// Tells everybody that the work is done, or that it failed.
+    ///
+    /// What was written must be visible to all by now. If the work failed the content is lost. May
+    /// be called in a [`SignallingSection`].
+    pub fn finish(mut self, result: Result) {
+        self.0.as_mut().project().fence.set_result(result);
+        // The rest is done by `drop()`.
+    }
+}
+
+/// A job in its queue.
+///
+/// # Invariants
+///
+/// Between `CpuEngine::submit` and the end of the work, `vram` is the address of VRAM, in which all
+/// ranges that take part are mapped.
+#[pin_data(PinnedDrop)]
+struct Task {
+    fence: DriverFence<Ops>,
+    vram: *mut c_void,
+    #[pin]
+    work: Work<Task>,
+}
+
+// SAFETY: `vram` may be used by any task; the rest is `Send`.
+unsafe impl Send for Task {}
+
+impl_has_work! {
+    impl HasWork<Self> for Task { self.work }
+}
+
+#[pinned_drop]
+impl PinnedDrop for Task {
+    fn drop(self: Pin<&mut Self>) {
+        if self.fence.result().is_err() {
+            self.fence.data().clear_pages();
+        }
+        // The fence signals when it is dropped.
+    }
+}
+
+impl WorkItem for Task {
+    type Pointer = Pin<KBox<Self>>;
+
+    fn run(mut this: Pin<KBox<Self>>) {
+        let _section = SignallingSection::begin();
+
+        // SAFETY: By the type invariant.
+        unsafe {
+            this.fence.data().by_cpu(this.vram);
+            flush(this.fence.data(), this.vram);
+        }
+        this.as_mut().project().fence.set_result(Ok(()));
+        // In the section, and not after it.
+        drop(this);
+    }
+}
+
+/// Sees to it that what the CPU wrote to VRAM has arrived there, and can be read by others.
+///
+/// # Safety
+///
+/// `vram` must be the address of VRAM, in which all ranges that take part are mapped.
+unsafe fn flush(transfer: &Transfer, vram: *mut c_void) {
+    let super::Memory::Vram(to) = transfer.to() else {
+        return;
+    };
+
+    // Write-combining buffers keep data until they are flushed. What left them is posted: it may be
+    // on its way when a peer, which takes another one, reads. The answer to a read comes after all
+    // writes before it.
+    if let Some(last) = to.ranges().last() {
+        // CAST: Inside of VRAM, which is mapped.
+        let at = vram.wrapping_byte_add(last.offset as usize);
+
+        // SAFETY: A barrier has no requirements, and the address is that of a byte of VRAM.
+        unsafe {
+            bindings::wmb();
+            bindings::readb(at);
+        }
+    }
+}
+
+/// The order of the moves of a device.
+pub(super) struct Moves {
+    context: FenceContext<Ops>,
+    /// Held from when a fence gets its number until its job is in the queue.
+    order: Pin<KBox<Mutex<()>>>,
+}
+
+impl Moves {
+    /// `name` is the name of the driver.
+    // Not generic and not inlined, so that the lock class and its name stay in the kernel crate.
+    #[inline(never)]
+    pub(super) fn new(name: &CStr) -> Result<Self> {
+        Ok(Self {
+            context: FenceContext::new(name)?,
+            order: KBox::pin_init(new_mutex!((), "drm::ttm::Moves::order"), GFP_KERNEL)?,
+        })
+    }
+
+    /// Tells whether `fence` is that of a move of this device. Later moves need not wait for it.
+    #[inline]
+    pub(super) fn has(&self, fence: &Fence) -> bool {
+        fence.context() == self.context.id()
+    }
+
+    /// Makes a job of a transfer, which `queue` hands to the device.
+    ///
+    /// # Errors
+    ///
+    /// What `queue` returns, which must have dropped the job then. `ENOMEM` if memory runs out.
+    #[inline(never)]
+    pub(super) fn submit(
+        &self,
+        transfer: Transfer,
+        queue: &mut dyn FnMut(Job) -> Result,
+    ) -> Result<ARef<Fence>> {
+        let fence = self.context.new_fence_allocation(transfer)?;
+        let task = KBox::<Task>::new_uninit(GFP_KERNEL)?;
+
+        let _order = self.order.lock();
+        let fence = fence.new_fence();
+        let shared = ARef::from(fence.fence());
+        // INVARIANT: Not in a queue.
+        let task = task.write_pin_init(pin_init!(Task {
+            fence,
+            vram: ptr::null_mut(),
+            work <- new_work!("drm::ttm::Task::work"),
+        }))?;
+
+        queue(Job(task))?;
+        Ok(shared)
+    }
+}
+
+/// The CPU as the copy engine of a device, which does jobs one after the other.
+///
+/// It owns the CPU's view of VRAM. Dropping it waits for the jobs that are in the queue.
+pub struct CpuEngine<'a> {
+    // Dropped first.
+    queue: OrderedQueue,
+    window: Window<'a>,
+}
+
+impl<'a> CpuEngine<'a> {
+    /// Makes an engine for the VRAM that `window` shows.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM` if memory runs out.
+    pub fn new(window: Window<'a>) -> Result<Self> {
+        Ok(Self {
+            queue: OrderedQueue::new()?,
+            window,
+        })
+    }
+
+    /// Queues a job.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if a part of it is not inside the window. The job is dropped.
+    #[inline(never)]
+    pub fn submit(&self, job: Job) -> Result {
+        if !job.transfer().is_below(self.window.len()) {
+            return Err(EINVAL);
+        }
+
+        let Job(mut task) = job;
+        // INVARIANT: The window has all of the ranges, and `queue` is drained before it goes.
+        *task.as_mut().project().vram = self.window.as_ptr();
+        self.queue.enqueue(task);
+        Ok(())
+    }
+}
+
+/// A workqueue that runs one item after the other. Dropping it waits for all of them.
+///
+/// # Invariants
+///
+/// The workqueue is valid, and owned by the value.
+struct OrderedQueue(NonNull<bindings::workqueue_struct>);
+
+// SAFETY: Workqueues may be used and destroyed from any task.
+unsafe impl Send for OrderedQueue {}
+
+// SAFETY: As for `Send`.
+unsafe impl Sync for OrderedQueue {}
+
+impl OrderedQueue {
+    fn new() -> Result<Self> {
+        // Others wait for the jobs while they reclaim memory.
+        let flags = bindings::wq_flags_WQ_UNBOUND
+            | bindings::wq_flags___WQ_ORDERED
+            | bindings::wq_flags_WQ_MEM_RECLAIM;
+
+        // SAFETY: The format has no arguments.
+        let queue =
+            unsafe { bindings::alloc_workqueue_noprof(c"ttm_copy".as_char_ptr(), flags, 1) };
+
+        // INVARIANT: It was just made.
+        Ok(Self(NonNull::new(queue).ok_or(ENOMEM)?))
+    }
+
+    fn enqueue(&self, task: Pin<KBox<Task>>) {
+        // SAFETY: By the type invariant the workqueue is valid.
+        unsafe { Queue::from_raw(self.0.as_ptr()) }.enqueue(task);
+    }
+}
+
+impl Drop for OrderedQueue {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariant, and nobody else can add work.
+        unsafe { bindings::destroy_workqueue(self.0.as_ptr()) };
+    }
+}
