@@ -18,7 +18,7 @@ use crate::uapi::{
     DmaBufSync, DrmGemClose, DrmPrimeHandle, DrmVersion, VvramAttachment, VvramGemAttachments,
     VvramGemCreate, VvramGemInfo, VvramGemMmapOffset, VvramGetparam,
 };
-use crate::{Stop, SysError};
+use crate::{Outcome, Stop, SysError};
 
 /// Name of the driver.
 pub const DRIVER: &str = "vvram";
@@ -264,6 +264,26 @@ impl Drm {
     /// Any error of the ioctl.
     pub fn vram_free(&self) -> Result<u64, SysError> {
         self.getparam(uapi::PARAM_VRAM_FREE)
+    }
+
+    /// Waits until so many bytes of VRAM are free: what was closed is still in use while work on
+    /// it is under way.
+    ///
+    /// # Errors
+    ///
+    /// A failure if that takes longer than 10 s.
+    #[track_caller]
+    pub fn await_vram_free(&self, want: u64) -> Outcome {
+        let free = misc::poll(Duration::from_secs(10), || {
+            (self.vram_free().ok()? == want).then_some(())
+        });
+        match free {
+            Some(()) => Ok(()),
+            None => Err(Stop::fail(format_args!(
+                "{} of {want} bytes of VRAM are free",
+                self.vram_free()?
+            ))),
+        }
     }
 
     /// Creates an object that never leaves VRAM.
@@ -610,6 +630,25 @@ impl DmaBuf {
         let fd = self.fd.try_clone().map_err(fail)?;
         let meta = File::from(fd).metadata().map_err(fail)?;
         Ok(meta.ino())
+    }
+
+    /// Tells whether nobody works on the buffer: poll(2) for writing, without a wait.
+    ///
+    /// # Errors
+    ///
+    /// Any error of poll(2).
+    pub fn is_idle(&self) -> Result<bool, SysError> {
+        let mut poll = libc::pollfd {
+            fd: self.fd(),
+            events: libc::POLLOUT,
+            revents: 0,
+        };
+        // SAFETY: one valid structure.
+        let ready = unsafe { libc::poll(&raw mut poll, 1, 0) };
+        if ready < 0 {
+            return Err(SysError::last("poll(dma-buf)".to_string()));
+        }
+        Ok(poll.revents & libc::POLLOUT != 0)
     }
 
     /// Maps all of it.

@@ -32,7 +32,8 @@ fn placed(object: &Gem<'_>, want: u32) -> Outcome {
     )))
 }
 
-/// Takes all of VRAM that is not pinned or kept: what may leave has to.
+/// Takes all of VRAM that is not pinned or kept: what may leave has to, and has left when this
+/// returns.
 fn squeeze(drm: &Drm) -> Result<Vec<Gem<'_>>, Stop> {
     let mut taken = Vec::new();
     let mut size = drm.getparam(uapi::PARAM_VRAM_SIZE)?;
@@ -44,6 +45,11 @@ fn squeeze(drm: &Drm) -> Result<Vec<Gem<'_>>, Stop> {
         }
     }
     check_eq!(drm.vram_free()?, 0, "free VRAM when everything was taken");
+    for object in &taken {
+        // Waits until the object is cleared, which is after the move of who was there before. So
+        // it is idle, and its VRAM free as soon as it is closed.
+        check_eq!(object.map()?.read(0), 0, "the first word of a new object");
+    }
     Ok(taken)
 }
 
@@ -176,7 +182,7 @@ fn oversubscribe() -> Outcome {
         drop(taken);
     }
     drop(objects);
-    check_eq!(drm.vram_free()?, free, "free VRAM at the end");
+    drm.await_vram_free(free)?;
     Ok(())
 }
 

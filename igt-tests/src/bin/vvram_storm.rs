@@ -111,7 +111,7 @@ fn eviction() -> Outcome {
     let moved = drm.getparam(uapi::PARAM_MOVES)? - moves;
     println!("{moved} moves of {PIECE} bytes, {transfers} verified transfers of each peer");
     check!(moved >= MOVES, "{moved} moves are too few");
-    check_eq!(drm.vram_free()?, free, "free VRAM at the end");
+    drm.await_vram_free(free)?;
     check_eq!(
         drm.getparam(uapi::PARAM_VRAM_PINNED)?,
         0,

@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Moves that nobody waits for who does not look: the work goes on behind the ioctl.
+
+use std::time::Duration;
+
+use vvram_tests::drm::{Drm, Gem};
+use vvram_tests::map::PAGE;
+use vvram_tests::pattern::Pattern;
+use vvram_tests::pci::PciDevice;
+use vvram_tests::peer::Mode;
+use vvram_tests::proc::Child;
+use vvram_tests::rebind::Unbound;
+use vvram_tests::scene::{patterns, Scene};
+use vvram_tests::{check, check_eq, fail, igt_main, uapi, Outcome};
+
+const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
+const VRAM: u32 = uapi::PLACEMENT_VRAM;
+const SYSTEM: u32 = uapi::PLACEMENT_SYSTEM;
+const MIB: u64 = 1 << 20;
+/// How often a test looks for work that is under way. It is never found if moves are waited for;
+/// if they are not, it takes milliseconds where looking takes microseconds.
+const LOOKS: u64 = 4;
+
+/// The dma-buf of an object that everything has: creation clears it.
+fn whole_vram(drm: &Drm, flags: u32) -> Result<Gem<'_>, vvram_tests::Stop> {
+    let size = drm.getparam(uapi::PARAM_VRAM_SIZE)?;
+    Ok(drm.create_flags(size, flags)?)
+}
+
+/// The clearing of a new object goes on after it was created; who looks at it waits.
+fn clear() -> Outcome {
+    let drm = Drm::open()?;
+    let mut busy = 0;
+    for round in 0..LOOKS {
+        let object = whole_vram(&drm, uapi::CREATE_VRAM_OR_FAIL)?;
+        let buffer = object.export()?;
+        busy += u64::from(!buffer.is_idle()?);
+        let map = object.map()?;
+        if let Err(mismatch) = map.verify_value(0) {
+            fail!("a new object is not zero in round {round}: {mismatch}");
+        }
+        check!(buffer.is_idle()?, "the object is busy after it was read");
+        // The next one must not show it.
+        map.set(!0);
+    }
+    check!(busy > 0, "no creation left work behind");
+    Ok(())
+}
+
+/// An eviction goes on behind the ioctl that caused it, and the new owner's memory is cleared after
+/// it: neither sees the bytes of the other.
+fn eviction() -> Outcome {
+    let drm = Drm::open()?;
+    let (seed, _) = patterns();
+    let mut busy = 0;
+    for round in 0..LOOKS {
+        let pattern = seed.derive(round);
+        let first = whole_vram(&drm, EITHER)?;
+        let map = first.map()?;
+        map.fill(pattern);
+        let buffer = first.export()?;
+        check_eq!(
+            first.info()?.placement,
+            VRAM,
+            "placement before the eviction"
+        );
+        let moves = drm.getparam(uapi::PARAM_MOVES)?;
+        let second = whole_vram(&drm, uapi::CREATE_VRAM_OR_FAIL)?;
+        busy += u64::from(!buffer.is_idle()?);
+        check_eq!(drm.getparam(uapi::PARAM_MOVES)?, moves + 1, "moves");
+        check_eq!(
+            first.info()?.placement,
+            SYSTEM,
+            "placement after the eviction"
+        );
+        check_eq!(
+            second.info()?.placement,
+            VRAM,
+            "placement of the new object"
+        );
+        if let Err(mismatch) = second.map()?.verify_value(0) {
+            fail!("the new object is not zero in round {round}: {mismatch}");
+        }
+        if let Err(mismatch) = map.verify(pattern) {
+            fail!("the evicted object in round {round}: {mismatch}");
+        }
+    }
+    check!(
+        busy > 0,
+        "no eviction was still under way when the ioctl returned"
+    );
+    Ok(())
+}
+
+/// A chain of moves of the same memory, one behind the other: each object goes out while the next
+/// one comes in, and all keep their bytes.
+fn chain() -> Outcome {
+    let drm = Drm::open()?;
+    let (seed, _) = patterns();
+    let mut objects = Vec::new();
+    for index in 0..6 {
+        let object = whole_vram(&drm, EITHER)?;
+        let map = object.map()?;
+        map.fill_pages(seed.derive(index), 0, 8);
+        objects.push((object, map));
+    }
+    // Nothing is waited for in between.
+    let taken = whole_vram(&drm, uapi::CREATE_VRAM_OR_FAIL)?;
+    for (index, (object, map)) in objects.iter().enumerate() {
+        check_eq!(
+            object.info()?.placement,
+            SYSTEM,
+            "placement of an old object"
+        );
+        if let Err(mismatch) = map.verify_pages(seed.derive(index as u64), 0, 8) {
+            fail!("object {index}: {mismatch}");
+        }
+        check_eq!(map.read(PAGE), 0, "what was never written to");
+    }
+    drop(taken);
+    Ok(())
+}
+
+/// A peer that maps an object on its way finds all of it.
+fn peer_waits() -> Outcome {
+    let scene = Scene::with_route()?;
+    let (seed, _) = patterns();
+    let size = 4 * MIB;
+    let object = scene.drm.create_flags(size, EITHER)?;
+    let map = object.map()?;
+    let buffer = object.export()?;
+    scene.peer.attach(&buffer, Mode::Dynamic)?;
+    let last = (size / PAGE as u64) as usize - 1;
+    for round in 0..3 {
+        let pattern = seed.derive(round);
+        map.fill_pages(pattern, last, 1);
+        let taken = whole_vram(&scene.drm, uapi::CREATE_VRAM_OR_FAIL)?;
+        check_eq!(
+            object.info()?.placement,
+            SYSTEM,
+            "placement in round {round}"
+        );
+        // The last page arrives last.
+        vvram_tests::scene::peer_reads(&scene.peer, pattern, &[last])?;
+        check_eq!(taken.map()?.read(0), 0, "a new object");
+        drop(taken);
+        scene.peer.unmap()?;
+        scene.peer.map()?;
+        check_eq!(object.info()?.placement, VRAM, "placement for the peer");
+        vvram_tests::scene::peer_reads(&scene.peer, pattern, &[last])?;
+    }
+    scene.peer.detach()?;
+    Ok(())
+}
+
+/// Objects that are closed while they are being cleared give their memory back.
+fn closed() -> Outcome {
+    let drm = Drm::open()?;
+    let free = drm.vram_free()?;
+    for _ in 0..200 {
+        drop(drm.create_flags(MIB, EITHER)?);
+    }
+    drm.await_vram_free(free)
+}
+
+/// Tasks that make room at the same time are not told that there is none.
+fn contended() -> Outcome {
+    const TASKS: u64 = 4;
+
+    let drm = Drm::open()?;
+    let free = drm.vram_free()?;
+    let size = drm.getparam(uapi::PARAM_VRAM_SIZE)?;
+    // Together they never have more than half of VRAM.
+    let share = size / 2 / TASKS;
+    let mut others = Vec::new();
+    for _ in 0..2 * size / MIB {
+        others.push(drm.create_flags(MIB, EITHER)?);
+    }
+    let mut children = Vec::new();
+    for _ in 0..TASKS {
+        children.push(Child::spawn(move || {
+            let drm = Drm::open()?;
+            for _ in 0..20 {
+                let objects = [
+                    drm.create_flags(share / 2, uapi::CREATE_VRAM_OR_FAIL)?,
+                    drm.create_flags(share / 2, uapi::CREATE_VRAM_OR_FAIL)?,
+                ];
+                // Those who may leave take the room again.
+                for _ in 0..4 {
+                    drop(drm.create_flags(MIB, EITHER)?);
+                }
+                drop(objects);
+            }
+            Ok(())
+        })?);
+    }
+    for (index, child) in children.iter_mut().enumerate() {
+        child.join(&format!("task {index}"), Duration::from_secs(600))?;
+    }
+    drop(others);
+    drm.await_vram_free(free)
+}
+
+/// An unbind does what is in the queue before VRAM is out of reach.
+fn unbind() -> Outcome {
+    let gpu = PciDevice::vvram()?;
+    let drm = Drm::open()?;
+    let (pattern, _) = patterns();
+    let first = whole_vram(&drm, EITHER)?;
+    let map = first.map()?;
+    map.fill(pattern);
+    let buffer = first.export()?;
+    let second = whole_vram(&drm, uapi::CREATE_VRAM_OR_FAIL)?;
+    let gone = Unbound::new(&gpu)?;
+    check!(buffer.is_idle()?, "a move is under way without a driver");
+    gone.rebind()?;
+    drop((map, buffer));
+    drop((first, second));
+    drop(drm);
+    let fresh = Drm::open()?;
+    let object = fresh.create(16 * PAGE as u64)?;
+    let again = object.map()?;
+    let mark = Pattern::new(7);
+    again.fill(mark);
+    if let Err(mismatch) = again.verify(mark) {
+        fail!("after the rebind: {mismatch}");
+    }
+    Ok(())
+}
+
+igt_main! {
+    "clear", "a new object is cleared behind GEM_CREATE", clear;
+    "eviction", "an eviction goes on behind GEM_CREATE, and loses nothing", eviction;
+    "chain", "moves of the same memory one behind the other", chain;
+    "peer-waits", "a peer that maps an object on its way finds all of it", peer_waits;
+    "closed", "objects closed while they are cleared give back their memory", closed;
+    "contended", "no ENOSPC for tasks that make room at the same time", contended;
+    "unbind", "an unbind finishes the moves that are under way", unbind;
+}
