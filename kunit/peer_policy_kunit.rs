@@ -23,6 +23,7 @@ impl kernel::Module for PeerPolicyKunit {
 #[kunit_tests(peer_policy)]
 mod tests {
     use kernel::{
+        dma_buf::peer::Route,
         drm::{
             gem::peer::{
                 decide,
@@ -54,9 +55,16 @@ mod tests {
         Facts {
             gone: bit(0),
             suspended: bit(1),
-            opted_in: bit(2),
-            pci: bit(3),
-            distance: if bit(4) { Some(case) } else { None },
+            route: Route {
+                opted_in: bit(2),
+                pci: bit(3),
+                distance: if bit(4) { Some(case) } else { None },
+                map_type: match case >> 10 {
+                    0 => MapType::NOT_SUPPORTED,
+                    1 => MapType::BUS_ADDR,
+                    _ => MapType::THRU_HOST_BRIDGE,
+                },
+            },
             inside_bar: bit(5),
             // Of three kinds one comes twice.
             domain: match (case >> 6) & 3 {
@@ -70,11 +78,6 @@ mod tests {
                 2 => Some(MemType::System),
                 _ => Some(MemType::Vram),
             },
-            map_type: match case >> 10 {
-                0 => MapType::NOT_SUPPORTED,
-                1 => MapType::BUS_ADDR,
-                _ => MapType::THRU_HOST_BRIDGE,
-            },
         }
     }
 
@@ -82,10 +85,10 @@ mod tests {
     fn obstacles(f: &Facts) -> [(bool, Reason); 6] {
         [
             (f.gone, Reason::DeviceGone),
-            (!f.opted_in, Reason::NoOptIn),
-            (!f.pci, Reason::NotPci),
+            (!f.route.opted_in, Reason::NoOptIn),
+            (!f.route.pci, Reason::NotPci),
             (
-                f.distance.is_none() || f.map_type == MapType::NOT_SUPPORTED,
+                f.route.distance.is_none() || f.route.map_type == MapType::NOT_SUPPORTED,
                 Reason::NoRoute,
             ),
             (!f.inside_bar, Reason::OutsideBar),
@@ -105,7 +108,7 @@ mod tests {
                 None if matches!(f.pinned, Some(MemType::Tt | MemType::System)) => {
                     Outcome::system(Reason::PinnedElsewhere)
                 }
-                None if f.map_type == MapType::BUS_ADDR => Outcome::peer(Path::PeerBus),
+                None if f.route.map_type == MapType::BUS_ADDR => Outcome::peer(Path::PeerBus),
                 None => Outcome::peer(Path::PeerHostBridge),
                 Some((_, Reason::DeviceGone)) => Outcome::refused(Reason::DeviceGone),
                 Some((_, reason)) if f.domain == Domain::Vram => Outcome::refused(reason),

@@ -40,6 +40,10 @@ use crate::{
     },
     sync::{
         aref::ARef,
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
         Arc,
         CondVar,
         CondVarTimeoutResult,
@@ -72,6 +76,9 @@ pub(super) struct Registry {
     /// Woken when a buffer is not kept any more.
     #[pin]
     let_go: CondVar,
+
+    /// Whether the buffers were taken back.
+    closed: Atomic<bool>,
 }
 
 impl Registry {
@@ -82,6 +89,7 @@ impl Registry {
             pin_init!(Self {
                 bufs <- crate::new_mutex!(RBTree::new(), "dma_buf::Registry"),
                 let_go <- crate::new_condvar!("dma_buf::Registry::let_go"),
+                closed: Atomic::new(false),
             }),
             GFP_KERNEL,
         )
@@ -177,6 +185,7 @@ impl<E: Exporter> Revocation<E> {
 
 impl<E: Exporter> Drop for Revocation<E> {
     fn drop(&mut self) {
+        self.registry.closed.store(true, Relaxed);
         // All are told before the first is waited for.
         self.for_each(|buf, buffer| buffer.revoke(buf));
         self.for_each(|buf, buffer| {
@@ -303,6 +312,19 @@ impl<'bound, E: Exporter> Exports<'bound, E> {
         })
     }
 
+    /// Turns the list into one that code outside of the driver's callbacks can reach, such as the
+    /// file operations of a misc device.
+    ///
+    /// It is still taken back when the driver is unbound.
+    pub fn into_handle(self) -> ExportsHandle<E> {
+        ExportsHandle(Exports {
+            registry: self.registry,
+            bound: self.bound,
+            _devres: self._devres,
+            _p: PhantomData,
+        })
+    }
+
     /// Returns what was made for the bound device.
     #[inline]
     pub fn bound<'a>(&'a self) -> &'a E::Bound<'a> {
@@ -378,5 +400,54 @@ impl<'bound, E: Exporter> Exports<'bound, E> {
         // On failure the buffer goes away again; nobody has seen it.
         self.registry.insert(raw)?;
         Ok(buf)
+    }
+}
+
+/// The buffers that a driver has lent, and may lend while it is bound.
+///
+/// # Examples
+///
+/// ```
+/// use kernel::{
+///     dma_buf::{
+///         exporter::Exporter,
+///         exports::ExportsHandle,
+///         DmaBuf, //
+///     },
+///     prelude::*,
+///     sync::aref::ARef, //
+/// };
+///
+/// /// Serves an ioctl: lends a page.
+/// fn lend<E: Exporter>(exports: &ExportsHandle<E>, page: E) -> Result<ARef<DmaBuf>> {
+///     exports.with(|exports| exports.export(page, kernel::page::PAGE_SIZE, 0))
+/// }
+/// ```
+pub struct ExportsHandle<E: Exporter>(
+    // Never given out but by `with()`: the lifetime is not that of the binding.
+    Exports<'static, E>,
+);
+
+impl<E: Exporter> ExportsHandle<E> {
+    /// Calls `f` with the list, while the driver is bound, and holds off its unbind meanwhile.
+    ///
+    /// Takes the device lock; see [`Device::with_bound`](device::Device::with_bound) for where that
+    /// is not possible.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` if the driver was unbound, and what `f` returns.
+    pub fn with<R>(&self, f: impl FnOnce(&Exports<'_, E>) -> Result<R>) -> Result<R> {
+        self.0._devres.device().with_bound(|_bound| {
+            // The device may be bound anew, but the list belongs to the time before.
+            if self.0.registry.closed.load(Relaxed) {
+                return Err(ENODEV);
+            }
+
+            // The lifetime of the reference, and so what `f` can get, is that of this call, in
+            // which the device is bound: the buffers are taken back with the device lock held, and
+            // they were not.
+            f(&self.0)
+        })
     }
 }

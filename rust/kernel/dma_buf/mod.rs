@@ -10,6 +10,7 @@
 //! - [`fence`]: when work on a buffer is done,
 //! - [`importer`]: attachments, each with one slot for a mapping,
 //! - [`mapping`]: from ranges of a PCI BAR to the scatter table of an importer,
+//! - [`peer`]: how an importer reaches memory behind a BAR, and why not,
 //! - [`vmap`]: access by the kernel itself.
 //!
 //! # Locking
@@ -244,6 +245,7 @@ pub mod exports;
 pub mod fence;
 pub mod importer;
 pub mod mapping;
+pub mod peer;
 pub mod vmap;
 
 pub use self::{

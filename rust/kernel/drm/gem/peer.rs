@@ -296,6 +296,11 @@
 //! C headers: [`include/drm/drm_prime.h`](srctree/include/drm/drm_prime.h),
 //! [`include/linux/dma-buf.h`](srctree/include/linux/dma-buf.h)
 
+pub use crate::dma_buf::peer::{
+    Path,
+    Reason, //
+};
+
 use super::{
     ttm::Object,
     BaseObject,
@@ -320,6 +325,7 @@ use crate::{
             Mapping,
             MmioRanges, //
         },
+        peer::Route,
         DmaBuf, //
     },
     drm::{
@@ -338,10 +344,7 @@ use crate::{
     new_mutex,
     pci::{
         self,
-        p2pdma::{
-            MapType,
-            Provider, //
-        }, //
+        p2pdma::Provider, //
     },
     prelude::*,
     sync::{
@@ -361,81 +364,6 @@ use core::{
         NonNull, //
     }, //
 };
-
-/// How an importer reaches an object.
-///
-/// The values are part of the uAPI of drivers that use this layer and do not change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-pub enum Path {
-    /// Peer to peer, by PCI bus address: both devices are below one switch or bridge.
-    PeerBus = 1,
-    /// Peer to peer through the host bridge, by IOVA where the importer is behind an IOMMU.
-    PeerHostBridge = 2,
-    /// The importer is served from system memory.
-    System = 3,
-    /// The importer was not attached.
-    Refused = 4,
-}
-
-impl Path {
-    /// Tells whether the importer accesses VRAM.
-    #[inline]
-    pub const fn is_peer(self) -> bool {
-        matches!(self, Self::PeerBus | Self::PeerHostBridge)
-    }
-
-    /// Returns the value that stands for the path in the uAPI.
-    #[inline]
-    pub const fn code(self) -> u32 {
-        // CAST: The values are small.
-        self as u32
-    }
-}
-
-/// Why an importer does not get peer memory.
-///
-/// The reasons from 1 to 5 lead to system memory where the object may live there, and to a refusal
-/// where it may not. Those from 6 to 8 are about where the object is, and lead to system memory.
-/// The others refuse; an importer that could have peer memory gets system memory, if the object is
-/// pinned there. The values are part of the uAPI of drivers that use this layer and do not change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-pub enum Reason {
-    /// It gets peer memory.
-    None = 0,
-    /// The importer did not say that it takes peer memory; static importers never do.
-    NoOptIn = 1,
-    /// The importer is not a PCI device.
-    NotPci = 2,
-    /// PCI has no permitted route between both devices.
-    NoRoute = 3,
-    /// The object is not inside the part of VRAM that the BAR shows.
-    OutsideBar = 4,
-    /// The exporting device is suspended.
-    Suspended = 5,
-    /// Another importer needs the object in system memory.
-    OtherImporter = 6,
-    /// There is no room in VRAM.
-    NoVram = 7,
-    /// The object was made to live in system memory.
-    SystemOnly = 8,
-    /// The object is pinned where the importer cannot reach it.
-    PinnedElsewhere = 16,
-    /// The limit of pinned VRAM is reached.
-    Quota = 17,
-    /// The exporting device is unbound.
-    DeviceGone = 18,
-}
-
-impl Reason {
-    /// Returns the value that stands for the reason in the uAPI.
-    #[inline]
-    pub const fn code(self) -> u32 {
-        // CAST: The values are small.
-        self as u32
-    }
-}
 
 /// What [`decide`] says about an importer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -497,14 +425,8 @@ pub struct Facts {
     pub gone: bool,
     /// The exporting device is suspended.
     pub suspended: bool,
-    /// The importer takes peer memory.
-    pub opted_in: bool,
-    /// The importer is a PCI device.
-    pub pci: bool,
-    /// PCI hops between both devices; [`None`] if there is no permitted route.
-    pub distance: Option<u32>,
-    /// The kind of mapping that PCI allows.
-    pub map_type: MapType,
+    /// What is between the importer and the memory.
+    pub route: Route,
     /// The object is, or can be moved to, where the BAR shows all of it.
     pub inside_bar: bool,
     /// Where the object may live.
@@ -515,14 +437,14 @@ pub struct Facts {
 
 /// Decides what an importer gets.
 ///
-/// A pure function, so that all combinations can be tested. Where several reasons apply, the one
-/// that the importer is told first is the one that it can do most about: whether it opts in is its
-/// own choice, where it sits is that of whoever built the machine.
+/// A pure function, so that all combinations can be tested. Where several reasons apply, that of the
+/// route comes first, see [`Route::path`].
 ///
 /// # Examples
 ///
 /// ```
 /// use kernel::{
+///     dma_buf::peer::Route,
 ///     drm::{
 ///         gem::peer::{
 ///             decide,
@@ -536,13 +458,16 @@ pub struct Facts {
 ///     pci::p2pdma::MapType, //
 /// };
 ///
-/// let below_one_switch = Facts {
-///     gone: false,
-///     suspended: false,
+/// let route = Route {
 ///     opted_in: true,
 ///     pci: true,
 ///     distance: Some(4),
 ///     map_type: MapType::BUS_ADDR,
+/// };
+/// let below_one_switch = Facts {
+///     gone: false,
+///     suspended: false,
+///     route,
 ///     inside_bar: true,
 ///     domain: Domain::Vram,
 ///     pinned: None,
@@ -551,8 +476,11 @@ pub struct Facts {
 ///
 /// // Without a route it depends on where the object may live.
 /// let mut no_route = Facts {
-///     distance: None,
-///     map_type: MapType::NOT_SUPPORTED,
+///     route: Route {
+///         distance: None,
+///         map_type: MapType::NOT_SUPPORTED,
+///         ..route
+///     },
 ///     ..below_one_switch
 /// };
 /// assert_eq!(decide(&no_route), Outcome::refused(Reason::NoRoute));
@@ -565,31 +493,22 @@ pub fn decide(facts: &Facts) -> Outcome {
         return Outcome::refused(Reason::DeviceGone);
     }
 
-    let reason = if !facts.opted_in {
-        Reason::NoOptIn
-    } else if !facts.pci {
-        Reason::NotPci
-    } else if facts.distance.is_none() || !facts.map_type.is_supported() {
-        Reason::NoRoute
-    } else if !facts.inside_bar {
-        Reason::OutsideBar
-    } else if facts.suspended {
-        Reason::Suspended
-    } else {
-        Reason::None
+    let path = match facts.route.path() {
+        Ok(_) if !facts.inside_bar => Err(Reason::OutsideBar),
+        Ok(_) if facts.suspended => Err(Reason::Suspended),
+        path => path,
     };
     let pinned_in_vram = facts.pinned == Some(MemType::Vram);
 
-    match (reason, facts.domain) {
-        (Reason::None, Domain::System) => Outcome::system(Reason::SystemOnly),
-        (Reason::None, _) if facts.pinned.is_some() && !pinned_in_vram => {
+    match (path, facts.domain) {
+        (Ok(_), Domain::System) => Outcome::system(Reason::SystemOnly),
+        (Ok(_), _) if facts.pinned.is_some() && !pinned_in_vram => {
             Outcome::system(Reason::PinnedElsewhere)
         }
-        (Reason::None, _) if facts.map_type == MapType::BUS_ADDR => Outcome::peer(Path::PeerBus),
-        (Reason::None, _) => Outcome::peer(Path::PeerHostBridge),
-        (_, Domain::Vram) => Outcome::refused(reason),
-        (_, _) if pinned_in_vram => Outcome::refused(Reason::PinnedElsewhere),
-        (_, _) => Outcome::system(reason),
+        (Ok(path), _) => Outcome::peer(path),
+        (Err(reason), Domain::Vram) => Outcome::refused(reason),
+        (Err(_), _) if pinned_in_vram => Outcome::refused(Reason::PinnedElsewhere),
+        (Err(reason), _) => Outcome::system(reason),
     }
 }
 
@@ -799,15 +718,6 @@ impl<T: PeerObject> GemExport<T> {
 
     /// Finds out what [`decide`] needs to know.
     fn facts(&self, cx: &Locked<'_, Self>, req: &AttachRequest<'_>) -> Facts {
-        let provider = cx.bound();
-        let client = req.device();
-        let pci = <&pci::Device>::try_from(client).is_ok();
-        let (distance, map_type) = if pci {
-            (provider.distance(client), provider.map_type(client))
-        } else {
-            (None, MapType::NOT_SUPPORTED)
-        };
-
         let object = self.object(cx);
         let visible = object.visible();
         let pinned = object.mem_type().filter(|_| object.is_pinned());
@@ -821,10 +731,7 @@ impl<T: PeerObject> GemExport<T> {
             // `cx` proves that the device is bound, and drivers of this layer do not suspend yet.
             gone: false,
             suspended: false,
-            opted_in: req.peer2peer(),
-            pci,
-            distance,
-            map_type,
+            route: Route::new(cx.bound(), req),
             inside_bar,
             domain: self.obj.domain(),
             pinned,
@@ -874,7 +781,7 @@ impl<T: PeerObject> Exporter for GemExport<T> {
 
         if outcome.path == Path::Refused {
             let mut flags = 0;
-            if facts.opted_in {
+            if facts.route.opted_in {
                 flags |= flags::PEER2PEER;
             }
             if req.is_dynamic() {
@@ -885,7 +792,7 @@ impl<T: PeerObject> Exporter for GemExport<T> {
             }
 
             let name = req.device().name();
-            let refusal = AttachmentInfo::new(name, outcome, facts.distance, flags);
+            let refusal = AttachmentInfo::new(name, outcome, facts.route.distance, flags);
             self.refusals.lock().push(refusal);
         } else if outcome.path == Path::System {
             req.clear_peer2peer();
@@ -894,8 +801,8 @@ impl<T: PeerObject> Exporter for GemExport<T> {
         outcome.result()?;
         Ok(Attachment {
             outcome,
-            distance: facts.distance,
-            opted_in: facts.opted_in,
+            distance: facts.route.distance,
+            opted_in: facts.route.opted_in,
         })
     }
 

@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! How an importer reaches memory behind a BAR, and why not.
+//!
+//! Every exporter of such memory asks the same questions when an importer attaches: does it take
+//! peer memory, is it a PCI device, is there a permitted route. [`Route`] has the answers, and
+//! [`Route::path`] what follows from them. Nothing falls back or is refused without a [`Reason`].
+//!
+//! What else an exporter takes into account is its own business; for objects in VRAM that can move
+//! it is [`drm::gem::peer`](crate::drm::gem).
+
+use super::exporter::AttachRequest;
+use crate::{
+    pci::{
+        self,
+        p2pdma::{
+            MapType,
+            Provider, //
+        }, //
+    },
+    prelude::*, //
+};
+
+/// How an importer reaches a buffer.
+///
+/// The values are part of the uAPI of drivers that use this layer and do not change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Path {
+    /// Peer to peer, by PCI bus address: both devices are below one switch or bridge.
+    PeerBus = 1,
+    /// Peer to peer through the host bridge, by IOVA where the importer is behind an IOMMU.
+    PeerHostBridge = 2,
+    /// The importer is served from system memory.
+    System = 3,
+    /// The importer was not attached.
+    Refused = 4,
+}
+
+impl Path {
+    /// Tells whether the importer accesses the exporter's own memory.
+    #[inline]
+    pub const fn is_peer(self) -> bool {
+        matches!(self, Self::PeerBus | Self::PeerHostBridge)
+    }
+
+    /// Returns the name of the path, as debugfs and the tracepoints have it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::PeerBus => "bus",
+            Self::PeerHostBridge => "host-bridge",
+            Self::System => "system",
+            Self::Refused => "refused",
+        }
+    }
+
+    /// Returns the value that stands for the path in the uAPI.
+    #[inline]
+    pub const fn code(self) -> u32 {
+        // CAST: The values are small.
+        self as u32
+    }
+}
+
+/// Why an importer does not get peer memory.
+///
+/// The reasons from 1 to 5 lead to system memory where the object may live there, and to a refusal
+/// where it may not. Those from 6 to 8 are about where the object is, and lead to system memory.
+/// The others refuse; an importer that could have peer memory gets system memory, if the object is
+/// pinned there. The values are part of the uAPI of drivers that use this layer and do not change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Reason {
+    /// It gets peer memory.
+    None = 0,
+    /// The importer did not say that it takes peer memory; static importers never do.
+    NoOptIn = 1,
+    /// The importer is not a PCI device.
+    NotPci = 2,
+    /// PCI has no permitted route between both devices.
+    NoRoute = 3,
+    /// The object is not inside the part of VRAM that the BAR shows.
+    OutsideBar = 4,
+    /// The exporting device is suspended.
+    Suspended = 5,
+    /// Another importer needs the object in system memory.
+    OtherImporter = 6,
+    /// There is no room in VRAM.
+    NoVram = 7,
+    /// The object was made to live in system memory.
+    SystemOnly = 8,
+    /// The object is pinned where the importer cannot reach it.
+    PinnedElsewhere = 16,
+    /// The limit of pinned VRAM is reached.
+    Quota = 17,
+    /// The exporting device is unbound.
+    DeviceGone = 18,
+}
+
+impl Reason {
+    /// All reasons, in the order of their values.
+    pub const ALL: [Self; 12] = [
+        Self::None,
+        Self::NoOptIn,
+        Self::NotPci,
+        Self::NoRoute,
+        Self::OutsideBar,
+        Self::Suspended,
+        Self::OtherImporter,
+        Self::NoVram,
+        Self::SystemOnly,
+        Self::PinnedElsewhere,
+        Self::Quota,
+        Self::DeviceGone,
+    ];
+
+    /// Returns the name of the reason, as debugfs and the tracepoints have it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::NoOptIn => "no-opt-in",
+            Self::NotPci => "not-pci",
+            Self::NoRoute => "no-route",
+            Self::OutsideBar => "outside-bar",
+            Self::Suspended => "suspended",
+            Self::OtherImporter => "other-importer",
+            Self::NoVram => "no-vram",
+            Self::SystemOnly => "system-only",
+            Self::PinnedElsewhere => "pinned-elsewhere",
+            Self::Quota => "quota",
+            Self::DeviceGone => "device-gone",
+        }
+    }
+
+    /// Returns the value that stands for the reason in the uAPI.
+    #[inline]
+    pub const fn code(self) -> u32 {
+        // CAST: The values are small.
+        self as u32
+    }
+}
+
+/// What is between an importer and the memory behind a BAR.
+#[derive(Clone, Copy, Debug)]
+pub struct Route {
+    /// The importer takes peer memory.
+    pub opted_in: bool,
+    /// The importer is a PCI device.
+    pub pci: bool,
+    /// PCI hops between both devices; [`None`] if there is no permitted route.
+    pub distance: Option<u32>,
+    /// The kind of mapping that PCI allows.
+    pub map_type: MapType,
+}
+
+impl Route {
+    /// Measures the route of an importer that attaches.
+    pub fn new(provider: &Provider<'_>, req: &AttachRequest<'_>) -> Self {
+        let client = req.device();
+        let pci = <&pci::Device>::try_from(client).is_ok();
+        let (distance, map_type) = if pci {
+            (provider.distance(client), provider.map_type(client))
+        } else {
+            (None, MapType::NOT_SUPPORTED)
+        };
+
+        Self {
+            opted_in: req.peer2peer(),
+            pci,
+            distance,
+            map_type,
+        }
+    }
+
+    /// Returns the path along the route, or the reason why there is none.
+    ///
+    /// Where several reasons apply, it is the one that the importer can do most about: whether it
+    /// opts in is its own choice, where it sits is that of whoever built the machine.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use kernel::{
+    ///     dma_buf::peer::{
+    ///         Path,
+    ///         Reason,
+    ///         Route, //
+    ///     },
+    ///     pci::p2pdma::MapType, //
+    /// };
+    ///
+    /// let below_one_switch = Route {
+    ///     opted_in: true,
+    ///     pci: true,
+    ///     distance: Some(4),
+    ///     map_type: MapType::BUS_ADDR,
+    /// };
+    /// assert_eq!(below_one_switch.path(), Ok(Path::PeerBus));
+    ///
+    /// let without_opt_in = Route {
+    ///     opted_in: false,
+    ///     ..below_one_switch
+    /// };
+    /// assert_eq!(without_opt_in.path(), Err(Reason::NoOptIn));
+    /// ```
+    pub fn path(&self) -> core::result::Result<Path, Reason> {
+        if !self.opted_in {
+            Err(Reason::NoOptIn)
+        } else if !self.pci {
+            Err(Reason::NotPci)
+        } else if self.distance.is_none() {
+            Err(Reason::NoRoute)
+        } else if self.map_type == MapType::BUS_ADDR {
+            Ok(Path::PeerBus)
+        } else if self.map_type == MapType::THRU_HOST_BRIDGE {
+            Ok(Path::PeerHostBridge)
+        } else {
+            Err(Reason::NoRoute)
+        }
+    }
+}
+
+/// Returns the path of an importer that attaches, for an exporter that has only peer memory to
+/// offer.
+///
+/// # Errors
+///
+/// `EOPNOTSUPP` if there is none; the debug log of the importer's device has the reason.
+pub fn require_path(provider: &Provider<'_>, req: &AttachRequest<'_>) -> Result<Path> {
+    Route::new(provider, req).path().map_err(|reason| {
+        dev_dbg!(
+            req.device(),
+            "no peer memory of {}: {}\n",
+            provider.device().as_ref().name(),
+            reason.name()
+        );
+        EOPNOTSUPP
+    })
+}
