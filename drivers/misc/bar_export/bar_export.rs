@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Ranges of the BARs of any PCI device as dma-bufs.
+//!
+//! The smallest exporter of peer memory: what it lends never moves and is nowhere else. It knows no
+//! devices; it is bound by `driver_override`, or by an identification that is written to `new_id`.
+
+use kernel::{
+    device,
+    dma::DataDirection,
+    dma_buf::{
+        exporter,
+        exports::ExportsHandle,
+        mapping,
+        peer,
+        DmaBuf,
+        Exporter,
+        Exports, //
+    },
+    fs,
+    miscdevice::{
+        MiscDevice,
+        MiscDeviceRegistration, //
+    },
+    pci,
+    prelude::*,
+    str::CString,
+    sync::{
+        Arc,
+        ArcBorrow, //
+    },
+    uaccess::{
+        UserPtr,
+        UserSlice, //
+    },
+    uapi, //
+};
+
+type Device = pci::Device<device::Bound>;
+
+/// A range of a BAR that is lent.
+struct Range {
+    bar: u32,
+    offset: u64,
+}
+
+static OPS: exporter::Ops<Range> = exporter::Ops::new();
+
+#[vtable]
+impl Exporter for Range {
+    type Bound<'a> = &'a Device;
+    type Attachment = ();
+
+    const NAME: &'static CStr = c"bar_export";
+
+    fn shorten<'short, 'long: 'short>(bound: &'short &'long Device) -> &'short &'short Device {
+        bound
+    }
+
+    fn ops() -> &'static exporter::Ops<Self> {
+        &OPS
+    }
+
+    fn attach(
+        &self,
+        cx: &exporter::Locked<'_, Self>,
+        req: &mut exporter::AttachRequest<'_>,
+    ) -> Result {
+        peer::require_path(&cx.bound().p2pdma_provider(self.bar)?, req)?;
+        // The device is not held up by who cannot let go.
+        req.is_revocable().then_some(()).ok_or(EOPNOTSUPP)
+    }
+
+    fn map<'r>(
+        &self,
+        cx: &exporter::Locked<'_, Self>,
+        at: &exporter::Attached<'r, Self>,
+        dir: DataDirection,
+    ) -> Result<mapping::Mapping<'r>> {
+        let mut ranges = mapping::MmioRanges::new(cx.bound().p2pdma_provider(self.bar)?);
+        ranges.push(self.offset, cx.dma_buf().size() as u64)?;
+        at.map_mmio(&ranges, dir)
+    }
+}
+
+/// The character device.
+struct Lender(ExportsHandle<Range>);
+
+#[vtable]
+impl MiscDevice for Lender {
+    type RegistrationData = Arc<Self>;
+    type Ptr = Arc<Self>;
+
+    fn open(_file: &fs::File, misc: &MiscDeviceRegistration<Self>) -> Result<Arc<Self>> {
+        Ok(misc.data().clone())
+    }
+
+    fn ioctl(me: ArcBorrow<'_, Self>, _file: &fs::File, cmd: u32, arg: usize) -> Result<isize> {
+        if cmd != uapi::BAR_EXPORT_IOC_EXPORT {
+            return Err(ENOTTY);
+        }
+
+        let arg = UserSlice::new(UserPtr::from_addr(arg), size_of::<uapi::bar_export_range>());
+        let [bar, offset, size] = arg.reader().read::<[u64; 3]>()?;
+        let bar = bar.try_into()?;
+
+        let buf = me.0.with(|exports| {
+            // All that a mapping checks, so that it does not fail later.
+            mapping::MmioRanges::new(exports.bound().p2pdma_provider(bar)?).push(offset, size)?;
+            let range = Range { bar, offset };
+            exports.export(range, size.try_into()?, fs::file::flags::O_RDWR)
+        })?;
+        Ok(DmaBuf::into_fd(buf, fs::file::flags::O_CLOEXEC)? as isize)
+    }
+}
+
+struct BarExport;
+
+kernel::pci_device_table!(PCI_TABLE, <BarExport as pci::Driver>::IdInfo, []);
+
+impl pci::Driver for BarExport {
+    type IdInfo = ();
+    type Data<'bound> = MiscDeviceRegistration<Lender>;
+
+    const ID_TABLE: pci::IdTable<Self::IdInfo> = &PCI_TABLE;
+
+    fn probe<'bound>(
+        pdev: &'bound pci::Device<device::Core<'_>>,
+        _info: Option<&'bound ()>,
+    ) -> impl PinInit<Self::Data<'bound>, Error> + 'bound {
+        pin_init::pin_init_scope(move || {
+            pdev.enable_device_mem()?;
+            pdev.enable_p2pdma()?;
+
+            let lender = Lender(Exports::new::<Device>(pdev, |pdev| Ok(pdev))?.into_handle());
+            let lender = Arc::new(lender, GFP_KERNEL);
+            let name = CString::try_from_fmt(fmt!("bar-export-{}", pdev.as_ref().name()))?;
+            Ok(MiscDeviceRegistration::register_named(name, lender))
+        })
+    }
+}
+
+kernel::module_pci_driver! {
+    type: BarExport,
+    name: "bar_export",
+    authors: ["The vvram authors"],
+    description: "PCI BARs as dma-bufs",
+    license: "GPL",
+    imports_ns: ["DMA_BUF"],
+}

@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: GPL-2.0 WITH Linux-syscall-note */
+/*
+ * uAPI of the bar_export driver: ranges of a PCI BAR as dma-bufs.
+ *
+ * Each device that is bound to the driver has a character device
+ * /dev/bar-export-<PCI name>, such as /dev/bar-export-0000:03:00.0.
+ */
+#ifndef _UAPI_MISC_BAR_EXPORT_H_
+#define _UAPI_MISC_BAR_EXPORT_H_
+
+#include <linux/ioctl.h>
+#include <linux/types.h>
+
+/** struct bar_export_range - argument of BAR_EXPORT_IOC_EXPORT */
+struct bar_export_range {
+	/** @bar: in, the number of a memory BAR, 0 to 5. */
+	__u64 bar;
+	/** @offset: in, where in the BAR it begins, in bytes; whole pages. */
+	__u64 offset;
+	/** @size: in, its size in bytes; whole pages. */
+	__u64 size;
+};
+
+/* An enum, so that Rust's bindgen resolves the number. */
+enum {
+	/*
+	 * Export a range of a BAR as a dma-buf. Returns its file descriptor,
+	 * with O_RDWR and O_CLOEXEC.
+	 *
+	 * The dma-buf is for PCI devices that take peer memory and can be told
+	 * to drop a mapping; there is no system memory to fall back to. Who
+	 * does not qualify, or has no route to the device, is refused with
+	 * -EOPNOTSUPP when it attaches.
+	 *
+	 * -EINVAL if the range is not inside a memory BAR or not made of whole
+	 * pages; -ENODEV if the driver was unbound.
+	 */
+	BAR_EXPORT_IOC_EXPORT = _IOW(0xed, 0x20, struct bar_export_range),
+};
+
+#endif /* _UAPI_MISC_BAR_EXPORT_H_ */
