@@ -122,6 +122,15 @@ impl PciDevice {
         write_file(&Path::new(DRIVERS).join(driver).join("bind"), &self.name)
     }
 
+    /// Says which driver alone may have it; an empty name takes that back.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the write.
+    pub fn set_override(&self, driver: &str) -> Result<(), SysError> {
+        write_file(&self.path("driver_override"), &format!("{driver}\n"))
+    }
+
     /// Start and length of a BAR, in CPU addresses.
     ///
     /// # Errors

@@ -400,6 +400,21 @@ pub struct DmaHeapAllocation {
     pub heap_flags: u64,
 }
 
+/// `struct bar_export_range`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct BarExportRange {
+    /// Number of the BAR.
+    pub bar: u64,
+    /// Where in it the range begins.
+    pub offset: u64,
+    /// Its size in bytes.
+    pub size: u64,
+}
+
+/// Exports a range of a BAR.
+pub const BAR_EXPORT_IOC_EXPORT: u64 = iow::<BarExportRange>(EDU, 0x20);
+
 /// Allocates a dma-buf from a heap.
 pub const DMA_HEAP_IOCTL_ALLOC: u64 = iowr::<DmaHeapAllocation>(b'H' as u64, 0);
 
@@ -417,6 +432,7 @@ const _: () = {
     assert!(size_of::<EduPeerSegment>() == 16);
     assert!(size_of::<EduPeerTable>() == 16);
     assert!(size_of::<EduPeerStatus>() == 24);
+    assert!(size_of::<BarExportRange>() == 24);
     assert!(size_of::<DmaBufSync>() == 8);
     assert!(size_of::<DmaHeapAllocation>() == 24);
     // Numbers as the C headers compute them.
@@ -433,6 +449,7 @@ const _: () = {
     assert!(EDU_PEER_IOC_TRANSFER == 0xc020_ed16);
     assert!(EDU_PEER_IOC_TABLE == 0xc010_ed17);
     assert!(EDU_PEER_IOC_STATUS == 0x8018_ed18);
+    assert!(BAR_EXPORT_IOC_EXPORT == 0x4018_ed20);
     assert!(DMA_BUF_IOCTL_SYNC == 0x4008_6200);
     assert!(DMA_HEAP_IOCTL_ALLOC == 0xc018_4800);
 };
