@@ -1,11 +1,24 @@
 // SPDX-License-Identifier: GPL-2.0
 
+#include <drm/drm_gem.h>
 #include <drm/ttm/ttm_bo.h>
 #include <drm/ttm/ttm_device.h>
 #include <drm/ttm/ttm_resource.h>
 #include <drm/ttm/ttm_tt.h>
+#include <linux/kref.h>
 
 #ifdef CONFIG_RUST_DRM_TTM
+__rust_helper int rust_helper_kref_get_unless_zero(struct kref *kref)
+{
+	return kref_get_unless_zero(kref);
+}
+
+__rust_helper bool
+rust_helper_drm_gem_object_is_shared_for_memory_stats(struct drm_gem_object *obj)
+{
+	return drm_gem_object_is_shared_for_memory_stats(obj);
+}
+
 __rust_helper void rust_helper_ttm_bo_unreserve(struct ttm_buffer_object *bo)
 {
 	ttm_bo_unreserve(bo);

@@ -252,6 +252,13 @@ pub trait Exporter: Sized + Send + Sync + 'static {
         build_error!(crate::error::VTABLE_DEFAULT_ERROR)
     }
 
+    /// The buffer is taken back: importers are about to be told that their mappings are void.
+    ///
+    /// Called with the reservation held. After it no callback is called that takes a [`Locked`].
+    fn revoke(&self, buf: &DmaBuf) {
+        let _ = buf;
+    }
+
     /// The last user is gone. The value is dropped right after.
     fn release(&self) {}
 }
@@ -484,6 +491,7 @@ impl<E: Exporter> Buffer<E> {
         // SAFETY: The reservation guards `bound`. No `Locked` view exists, as each is only handed
         // out for a call that holds the reservation.
         unsafe { *self.bound.get() = None };
+        self.exporter.revoke(buf);
 
         // SAFETY: The reservation is held.
         unsafe { bindings::dma_buf_invalidate_mappings(buf.as_raw()) };
@@ -714,14 +722,34 @@ pub fn with_exporter<E, R>(
 where
     E: Exporter,
 {
-    let buffer = buffer_of::<E>(buf).ok_or(EINVAL)?;
     let guard = buf.resv().lock();
-
-    // SAFETY: The reservation is held until after the view is gone.
-    let ret = unsafe { buffer.locked(buf) }.and_then(|cx| f(&buffer.exporter, &cx));
+    // SAFETY: The reservation is held.
+    let ret = unsafe { with_locked_exporter(buf, f) };
 
     drop(guard);
     ret
+}
+
+/// Calls `f` with the exporter of `buf` and its locked view.
+///
+/// # Errors
+///
+/// Those of [`with_exporter`].
+///
+/// # Safety
+///
+/// The reservation of `buf` must be held.
+pub(crate) unsafe fn with_locked_exporter<E, R>(
+    buf: &DmaBuf,
+    f: impl FnOnce(&E, &Locked<'_, E>) -> Result<R>,
+) -> Result<R>
+where
+    E: Exporter,
+{
+    let buffer = buffer_of::<E>(buf).ok_or(EINVAL)?;
+
+    // SAFETY: The reservation is held until after the view is gone.
+    unsafe { buffer.locked(buf) }.and_then(|cx| f(&buffer.exporter, &cx))
 }
 
 /// Returns the exporter of `buf` if that is an `E`.

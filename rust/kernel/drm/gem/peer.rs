@@ -13,7 +13,9 @@
 //! - An importer that pins does so in VRAM if all importers are peers, else in system memory. For
 //!   one that maps without a pin the object is moved in the same way; it is told when the object
 //!   moves again.
-//! - [`attachments`] lists the importers of an object and the most recent refusals.
+//! - [`attachments`] lists the importers of an object and the most recent refusals; [`debugfs`]
+//!   shows them for all objects, and [`Counters`] how often importers did not get peer memory.
+//! - What importers do has tracepoints.
 //! - Importing an object into the device it comes from gives the object itself.
 //! - When the driver is unbound, all importers are told, and their mappings are waited for.
 //!
@@ -246,10 +248,20 @@
 //!         drm.ttm.set_pin_limit(0);
 //!         assert_eq!(bo.reserve(false)?.pin().err(), Some(EDQUOT));
 //!
+//!         // Objects have numbers, by which they are found.
+//!         let found = drm.ttm.object(bo.id()).ok_or(ENOENT)?;
+//!         assert!(core::ptr::eq(&*found, &*bo));
+//!         assert_eq!(found.residence(), Some(MemType::Vram));
+//!         drop(found);
+//!         assert!(drm.ttm.object(0).is_none());
+//!
 //!         // A new object in VRAM takes the room of one that may leave.
 //!         let all = new(size as usize, &[Place::VRAM], ctx, Domain::Vram)?;
 //!         assert_eq!(bo.reserve(false)?.mem_type(), Some(MemType::Tt));
+//!         assert_eq!(bo.residence(), Some(MemType::Tt));
+//!         let gone = all.id();
 //!         drop(all);
+//!         assert!(drm.ttm.object(gone).is_none());
 //!
 //!         // If somebody has it reserved, that is waited for.
 //!         bo.reserve(false)?.validate(&[Place::VRAM], ctx)?;
@@ -296,6 +308,13 @@
 //! C headers: [`include/drm/drm_prime.h`](srctree/include/drm/drm_prime.h),
 //! [`include/linux/dma-buf.h`](srctree/include/linux/dma-buf.h)
 
+mod counters;
+pub mod debugfs;
+
+pub use self::counters::{
+    Counters,
+    Event, //
+};
 pub use crate::dma_buf::peer::{
     Path,
     Reason, //
@@ -309,13 +328,16 @@ use super::{
 };
 use crate::{
     bindings,
-    device::Bound,
+    device::{
+        self,
+        Bound, //
+    },
     dma::DataDirection,
     dma_buf::{
         self,
         exporter::{
             exporter_of,
-            with_exporter,
+            with_locked_exporter,
             AttachRequest,
             Attached,
             Exporter,
@@ -331,6 +353,10 @@ use crate::{
     drm::{
         self,
         ttm::{
+            trace::{
+                self,
+                Act, //
+            },
             Domain,
             MemType,
             OpCtx,
@@ -716,6 +742,34 @@ impl<T: PeerObject> GemExport<T> {
         unsafe { self.obj.assume_locked() }
     }
 
+    /// Returns how the importers of the object fared.
+    fn counters(&self) -> &Counters {
+        T::ttm(&self.dev).peers()
+    }
+
+    /// Tells the tracepoint what an importer did, and what came of it.
+    fn trace(&self, act: Act, importer: &device::Device, outcome: Outcome, ret: Result) {
+        let (path, reason) = (outcome.path.code(), outcome.reason.code());
+
+        trace::importer(act, self.obj.subject(), importer, path, reason, ret);
+    }
+
+    /// Returns what an importer has, which is not what it could have, where the object is now.
+    fn outcome_now(&self, cx: &Locked<'_, Self>, at: &Attached<'_, Self>) -> Outcome {
+        let object = self.object(cx);
+        let outcome = at.data().outcome;
+
+        if !outcome.path.is_peer() || object.mem_type() == Some(MemType::Vram) {
+            outcome
+        } else if !all_peers(cx) {
+            Outcome::system(Reason::OtherImporter)
+        } else if object.is_pinned() {
+            Outcome::system(Reason::PinnedElsewhere)
+        } else {
+            Outcome::system(Reason::NoVram)
+        }
+    }
+
     /// Finds out what [`decide`] needs to know.
     fn facts(&self, cx: &Locked<'_, Self>, req: &AttachRequest<'_>) -> Facts {
         let object = self.object(cx);
@@ -752,61 +806,9 @@ impl<T: PeerObject> GemExport<T> {
             _ => [Place::TT, Place::TT],
         }
     }
-}
 
-/// Tells whether all importers of a buffer can have peer memory.
-fn all_peers<T: PeerObject>(cx: &Locked<'_, GemExport<T>>) -> bool {
-    cx.attachments().all(|at| at.data().outcome.path.is_peer())
-}
-
-#[vtable]
-impl<T: PeerObject> Exporter for GemExport<T> {
-    type OwnerModule = <T::Driver as drm::Driver>::OwnerModule;
-    type Bound<'a> = Provider<'a>;
-    type Attachment = Attachment;
-
-    const NAME: &'static CStr = <T::Driver as drm::Driver>::INFO.name;
-
-    fn shorten<'short, 'long: 'short>(bound: &'short Provider<'long>) -> &'short Provider<'short> {
-        bound
-    }
-
-    fn ops() -> &'static Ops<T> {
-        T::ops()
-    }
-
-    fn attach(&self, cx: &Locked<'_, Self>, req: &mut AttachRequest<'_>) -> Result<Attachment> {
-        let facts = self.facts(cx, req);
-        let outcome = decide(&facts);
-
-        if outcome.path == Path::Refused {
-            let mut flags = 0;
-            if facts.route.opted_in {
-                flags |= flags::PEER2PEER;
-            }
-            if req.is_dynamic() {
-                flags |= flags::DYNAMIC;
-            }
-            if req.is_revocable() {
-                flags |= flags::REVOCABLE;
-            }
-
-            let name = req.device().name();
-            let refusal = AttachmentInfo::new(name, outcome, facts.route.distance, flags);
-            self.refusals.lock().push(refusal);
-        } else if outcome.path == Path::System {
-            req.clear_peer2peer();
-        }
-
-        outcome.result()?;
-        Ok(Attachment {
-            outcome,
-            distance: facts.route.distance,
-            opted_in: facts.route.opted_in,
-        })
-    }
-
-    fn pin(&self, cx: &Locked<'_, Self>, at: &Attached<'_, Self>) -> Result {
+    /// Pins the object for an importer, in VRAM if all importers can access it there.
+    fn try_pin(&self, cx: &Locked<'_, Self>, at: &Attached<'_, Self>) -> Result {
         let mut object = self.object(cx);
 
         if !object.is_pinned() {
@@ -830,12 +832,8 @@ impl<T: PeerObject> Exporter for GemExport<T> {
         object.pin_raw()
     }
 
-    fn unpin(&self, _buf: &DmaBuf, _at: &Attached<'_, Self>) {
-        // SAFETY: Called with the reservation held.
-        unsafe { self.obj.assume_locked() }.unpin_raw()
-    }
-
-    fn map<'r>(
+    /// Maps the object for an importer, where it is or where it is to be for all of them.
+    fn try_map<'r>(
         &self,
         cx: &Locked<'_, Self>,
         at: &Attached<'r, Self>,
@@ -865,6 +863,113 @@ impl<T: PeerObject> Exporter for GemExport<T> {
         // are waited for, or is gone, which is after the last mapping.
         unsafe { at.map_pages(pages.as_slice(), dir) }
     }
+}
+
+/// Tells whether all importers of a buffer can have peer memory.
+fn all_peers<T: PeerObject>(cx: &Locked<'_, GemExport<T>>) -> bool {
+    cx.attachments().all(|at| at.data().outcome.path.is_peer())
+}
+
+#[vtable]
+impl<T: PeerObject> Exporter for GemExport<T> {
+    type OwnerModule = <T::Driver as drm::Driver>::OwnerModule;
+    type Bound<'a> = Provider<'a>;
+    type Attachment = Attachment;
+
+    const NAME: &'static CStr = <T::Driver as drm::Driver>::INFO.name;
+
+    fn shorten<'short, 'long: 'short>(bound: &'short Provider<'long>) -> &'short Provider<'short> {
+        bound
+    }
+
+    fn ops() -> &'static Ops<T> {
+        T::ops()
+    }
+
+    fn attach(&self, cx: &Locked<'_, Self>, req: &mut AttachRequest<'_>) -> Result<Attachment> {
+        let facts = self.facts(cx, req);
+        let outcome = decide(&facts);
+
+        match outcome.path {
+            Path::System => self.counters().count(Event::AttachSystem, outcome.reason),
+            Path::Refused => self.counters().count(Event::AttachRefused, outcome.reason),
+            _ => (),
+        }
+        self.trace(Act::Attach, req.device(), outcome, outcome.result());
+
+        if outcome.path == Path::Refused {
+            let mut flags = 0;
+            if facts.route.opted_in {
+                flags |= flags::PEER2PEER;
+            }
+            if req.is_dynamic() {
+                flags |= flags::DYNAMIC;
+            }
+            if req.is_revocable() {
+                flags |= flags::REVOCABLE;
+            }
+
+            let name = req.device().name();
+            let refusal = AttachmentInfo::new(name, outcome, facts.route.distance, flags);
+            self.refusals.lock().push(refusal);
+        } else if outcome.path == Path::System {
+            req.clear_peer2peer();
+        }
+
+        outcome.result()?;
+        Ok(Attachment {
+            outcome,
+            distance: facts.route.distance,
+            opted_in: facts.route.opted_in,
+        })
+    }
+
+    fn pin(&self, cx: &Locked<'_, Self>, at: &Attached<'_, Self>) -> Result {
+        let ret = self.try_pin(cx, at);
+        let outcome = match ret {
+            Ok(()) => self.outcome_now(cx, at),
+            Err(e) if e == EDQUOT => Outcome::refused(Reason::Quota),
+            Err(e) if e == EOPNOTSUPP => Outcome::refused(Reason::PinnedElsewhere),
+            Err(e) if e == ENOSPC => Outcome::refused(Reason::NoVram),
+            // A signal, or no memory for other things.
+            Err(_) => Outcome::refused(Reason::None),
+        };
+
+        if outcome.path == Path::Refused {
+            self.counters().count(Event::PinRefused, outcome.reason);
+        }
+        self.trace(Act::Pin, at.device(), outcome, ret);
+        ret
+    }
+
+    fn unpin(&self, _buf: &DmaBuf, at: &Attached<'_, Self>) {
+        // SAFETY: Called with the reservation held.
+        unsafe { self.obj.assume_locked() }.unpin_raw();
+        // What it had, for all that is known here, is what it could have.
+        self.trace(Act::Unpin, at.device(), at.data().outcome, Ok(()));
+    }
+
+    fn map<'r>(
+        &self,
+        cx: &Locked<'_, Self>,
+        at: &Attached<'r, Self>,
+        dir: DataDirection,
+    ) -> Result<Mapping<'r>> {
+        let ret = self.try_map(cx, at, dir);
+        let outcome = self.outcome_now(cx, at);
+        let result = ret.as_ref().map(|_| ()).map_err(|e| *e);
+
+        if ret.is_ok() && outcome.path == Path::System {
+            self.counters().count(Event::MapSystem, outcome.reason);
+        }
+        self.trace(Act::Map, at.device(), outcome, result);
+        ret
+    }
+
+    fn unmap(&self, at: &Attached<'_, Self>, mapping: Mapping<'_>) {
+        drop(mapping);
+        self.trace(Act::Unmap, at.device(), at.data().outcome, Ok(()));
+    }
 
     fn mmap(&self, _buf: &DmaBuf, vma: &VmaNew) -> Result {
         // SAFETY: The object is valid, and the area is that of an `mmap()` that is under way.
@@ -880,6 +985,10 @@ impl<T: PeerObject> Exporter for GemExport<T> {
         // SAFETY: The object is valid, and its reservation, which is that of the dma-buf, is held.
         to_result(unsafe { vmap(obj, &mut map) })?;
         Ok(IosysMap::from_raw(map))
+    }
+
+    fn revoke(&self, _buf: &DmaBuf) {
+        self.obj.trace_invalidate();
     }
 
     fn release(&self) {
@@ -1017,33 +1126,20 @@ unsafe extern "C" fn import_callback<T: PeerObject>(
 /// - `ENODEV` if the exporting device is gone.
 /// - `ENOMEM` if memory runs out.
 pub fn attachments<T: PeerObject>(obj: &Object<T>) -> Result<KVec<AttachmentInfo>> {
+    let object = obj.reserve(false)?;
     let mut list = KVec::new();
 
-    let Some(buf) = dma_buf_of(obj) else {
+    let Some(buf) = NonNull::new(object.exported()) else {
         return Ok(list);
     };
+    // SAFETY: The object knows its dma-buf until that is released, which needs the reservation. No
+    // reference is taken, as there may be none left.
+    let buf = unsafe { DmaBuf::from_raw(buf.as_ptr()) };
 
-    with_exporter(&buf, |export: &GemExport<T>, cx| {
-        let object = export.object(cx);
-        let in_vram = object.mem_type() == Some(MemType::Vram);
-        let pinned = object.is_pinned();
-        let peers = all_peers(cx);
-
+    let add = |export: &GemExport<T>, cx: &Locked<'_, GemExport<T>>| {
         for at in cx.attachments() {
             let data = at.data();
-            let mut outcome = data.outcome;
             let mut flags = 0;
-
-            // What it has is not what it could have.
-            if outcome.path.is_peer() && at.maps() > 0 && !in_vram {
-                outcome = Outcome::system(if !peers {
-                    Reason::OtherImporter
-                } else if pinned {
-                    Reason::PinnedElsewhere
-                } else {
-                    Reason::NoVram
-                });
-            }
 
             for (set, flag) in [
                 (at.pins() > 0, flags::PINNED),
@@ -1057,6 +1153,12 @@ pub fn attachments<T: PeerObject>(obj: &Object<T>) -> Result<KVec<AttachmentInfo
                 }
             }
 
+            // What it has mapped, or else what it could have.
+            let outcome = if at.maps() > 0 {
+                export.outcome_now(cx, &at)
+            } else {
+                data.outcome
+            };
             list.push(
                 AttachmentInfo::new(at.device().name(), outcome, data.distance, flags),
                 GFP_KERNEL,
@@ -1069,23 +1171,8 @@ pub fn attachments<T: PeerObject>(obj: &Object<T>) -> Result<KVec<AttachmentInfo
             list.push_within_capacity(*refusal)?;
         }
         Ok(())
-    })?;
+    };
+    // SAFETY: The dma-buf shares the reservation of the object, which is held.
+    unsafe { with_locked_exporter(buf, add) }?;
     Ok(list)
-}
-
-/// Returns the dma-buf that an object is exported as.
-fn dma_buf_of<C: IntoGEMObject>(obj: &C) -> Option<ARef<DmaBuf>> {
-    let obj = obj.as_raw();
-
-    // SAFETY: The object and its device are valid. While the mutex is held, and `dma_buf` is not
-    // null, the object holds a reference to the dma-buf.
-    unsafe {
-        let lock = &raw mut (*(*obj).dev).object_name_lock;
-
-        bindings::mutex_lock(lock);
-        let buf =
-            NonNull::new((*obj).dma_buf).map(|buf| ARef::from(DmaBuf::from_raw(buf.as_ptr())));
-        bindings::mutex_unlock(lock);
-        buf
-    }
 }

@@ -11,6 +11,9 @@
 //! maps it for those who import its dma-buf. A mapping of a process is taken away when the object
 //! moves and made anew at the next access. An object does not move while the kernel maps it.
 //!
+//! What is pinned of an object in VRAM is accounted to the client that exported it: see
+//! [`PinAccount`].
+//!
 //! For locks and lifetimes see [`drm::ttm`].
 //!
 //! C header: [`include/drm/ttm/ttm_bo.h`](srctree/include/drm/ttm/ttm_bo.h)
@@ -19,11 +22,13 @@ use super::{
     close_callback,
     open_callback,
     BaseObject,
-    IntoGEMObject, //
+    IntoGEMObject,
+    Status, //
 };
 use crate::{
     bindings,
     container_of,
+    device,
     dma_resv::{
         DmaResv,
         LockedResv,
@@ -42,10 +47,12 @@ use crate::{
         },
         private::Sealed,
         ttm::{
+            trace,
             Domain,
             MemType,
             OpCtx,
             Pages,
+            PinAccount,
             Place,
             Ranges,
             Side,
@@ -63,7 +70,15 @@ use crate::{
         PAGE_SHIFT, //
     },
     prelude::*,
-    sync::aref::ARef,
+    rbtree::RBTreeNodeReservation,
+    sync::{
+        aref::ARef,
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
+        Arc, //
+    },
     types::{
         NotThreadSafe,
         Opaque, //
@@ -87,27 +102,39 @@ const FAULT_AROUND: usize = 16;
 ///
 /// - `bo` is an initialized object of a [`Device`](drm::ttm::Device).
 /// - The object owns a reference to its DRM device until its own last reference is gone.
-/// - `exported` is null or the dma-buf of the object; the reservation guards it.
+/// - `exported` is null or the dma-buf of the object; the reservation guards it and `pins`.
 #[repr(C)]
 #[pin_data]
 pub struct Object<T: TtmObject> {
     // First, and the GEM object is the first field of it.
     bo: Opaque<bindings::ttm_buffer_object>,
     exported: UnsafeCell<*mut bindings::dma_buf>,
+    pins: UnsafeCell<Pins>,
+    /// What `bo.resource` is, for those without the reservation: a `TTM_PL_*`, or `NO_PLACEMENT`.
+    residence: Atomic<u32>,
+    id: u64,
     #[pin]
     data: T,
+}
+
+/// On whose account an object is pinned.
+struct Pins {
+    /// That of the client that exported it.
+    exporter: Option<Arc<PinAccount>>,
+    /// The one that has been charged.
+    charged: Option<Arc<PinAccount>>,
 }
 
 // SAFETY: GEM objects may be used and released from any task, and `T` is `Send`.
 unsafe impl<T: TtmObject> Send for Object<T> {}
 
-// SAFETY: TTM synchronizes access to the object, the reservation guards `exported`, and `T` is
-// `Sync`.
+// SAFETY: TTM synchronizes access to the object, the reservation guards `exported` and `pins`, and
+// `T` is `Sync`.
 unsafe impl<T: TtmObject> Sync for Object<T> {}
 
 impl<T: TtmObject> Object<T> {
     const FUNCS: bindings::drm_gem_object_funcs = bindings::drm_gem_object_funcs {
-        free: Some(free_callback),
+        free: Some(free_callback::<T>),
         open: Some(open_callback::<T>),
         close: Some(close_callback::<T>),
         print_info: Some(bindings::drm_gem_ttm_print_info),
@@ -115,6 +142,7 @@ impl<T: TtmObject> Object<T> {
         vmap: Some(vmap_callback::<T>),
         vunmap: Some(vunmap_callback::<T>),
         mmap: Some(mmap_callback),
+        status: Some(status_callback::<T>),
         vm_ops: const { &Self::VM_OPS },
         ..pin_init::zeroed()
     };
@@ -156,11 +184,18 @@ impl<T: TtmObject> Object<T> {
 
         let places = ttm.fitting(places, size as u64)?;
         let at_once = places.without_eviction();
+        let room = RBTreeNodeReservation::new(GFP_KERNEL)?;
 
         let obj = KBox::pin_init(
             try_pin_init!(Self {
                 bo: Opaque::zeroed(),
                 exported: UnsafeCell::new(ptr::null_mut()),
+                pins: UnsafeCell::new(Pins {
+                    exporter: None,
+                    charged: None,
+                }),
+                residence: Atomic::new(trace::NO_PLACEMENT),
+                id: ttm.number(),
                 data <- T::new(dev, size, args),
             }),
             GFP_KERNEL,
@@ -202,6 +237,8 @@ impl<T: TtmObject> Object<T> {
         // INVARIANT: Initialized, and the reference to the device was taken above.
         // SAFETY: The value is valid, and the reference is its first.
         let obj: ARef<Self> = unsafe { ARef::from_raw(NonNull::new_unchecked(this)) };
+        // SAFETY: `free_callback` removes it.
+        unsafe { ttm.insert(&obj, room) };
 
         // To evict others, their reservations may have to be waited for, which takes a ticket.
         let flags = if ctx.is_interruptible() {
@@ -240,6 +277,36 @@ impl<T: TtmObject> Object<T> {
             obj: unsafe { &*ptr::from_ref(self) },
             _not_send: NotThreadSafe,
         }))
+    }
+
+    /// Returns the number of the object, which no other object of the device has or had.
+    #[inline]
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Returns where the object was when somebody looked last, [`None`] if it had no memory.
+    ///
+    /// For statistics: without the reservation, which this does not need, it may be elsewhere by
+    /// now.
+    #[inline]
+    pub fn residence(&self) -> Option<MemType> {
+        MemType::from_raw(self.residence.load(Relaxed))
+    }
+
+    /// Returns the object as the subject of a tracepoint.
+    pub(crate) fn subject(&self) -> trace::Subject<'_> {
+        trace::Subject {
+            // SAFETY: The DRM device of a valid object is valid, and so is its parent.
+            exporter: unsafe { device::Device::from_raw((*(*self.as_raw()).dev).dev) },
+            id: self.id,
+            size: self.size() as u64,
+        }
+    }
+
+    /// Tells the tracepoint that the importers of the object are about to be told.
+    pub(crate) fn trace_invalidate(&self) {
+        trace::invalidate(self.subject(), self.residence.load(Relaxed));
     }
 
     /// Reserves the object.
@@ -354,7 +421,7 @@ impl<T: TtmObject> AllocImpl for Object<T> {
 
     const ALLOC_OPS: AllocOps = AllocOps {
         gem_create_object: None,
-        prime_handle_to_fd: None,
+        prime_handle_to_fd: Some(handle_to_fd_callback::<T>),
         prime_fd_to_handle: None,
         gem_prime_import: T::PRIME.import,
         gem_prime_import_sg_table: None,
@@ -455,7 +522,7 @@ impl<T: TtmObject> Locked<'_, T> {
 
         if !self.is_pinned() {
             match self.mem_type() {
-                Some(MemType::Vram) => self.ttm().charge_pin(self.obj.size() as u64)?,
+                Some(MemType::Vram) => self.charge()?,
                 Some(MemType::Tt) => (),
                 _ => self.validate(&[Place::TT], &mut OpCtx::uninterruptible())?,
             }
@@ -476,7 +543,40 @@ impl<T: TtmObject> Locked<'_, T> {
         // SAFETY: The object is valid, pinned, and its reservation is held.
         unsafe { bindings::ttm_bo_unpin(self.bo()) };
         if !self.is_pinned() && self.mem_type() == Some(MemType::Vram) {
-            self.ttm().uncharge_pin(self.obj.size() as u64);
+            self.uncharge();
+        }
+    }
+
+    /// Accounts for the object, which is about to be pinned in VRAM.
+    fn charge(&mut self) -> Result {
+        let size = self.obj.size() as u64;
+
+        self.ttm().charge_pin(size)?;
+        // SAFETY: The reservation, which guards the cell, is held.
+        let pins = unsafe { &mut *self.obj.pins.get() };
+        pins.charged = pins.exporter.clone();
+        if let Some(account) = &pins.charged {
+            account.add(size);
+        }
+        Ok(())
+    }
+
+    /// Undoes [`Self::charge`].
+    fn uncharge(&mut self) {
+        let size = self.obj.size() as u64;
+
+        self.ttm().uncharge_pin(size);
+        // SAFETY: The reservation, which guards the cell, is held.
+        if let Some(account) = unsafe { (*self.obj.pins.get()).charged.take() } {
+            account.sub(size);
+        }
+    }
+
+    /// Says whose account is charged for pins, unless somebody has exported the object already.
+    fn set_exporter(&mut self, account: &Arc<PinAccount>) {
+        if self.exported().is_null() {
+            // SAFETY: The reservation, which guards the cell, is held.
+            unsafe { (*self.obj.pins.get()).exporter = Some(account.clone()) };
         }
     }
 
@@ -679,8 +779,20 @@ pub(crate) unsafe extern "C" fn move_callback<T: TtmObject>(
     to: *mut bindings::ttm_resource,
     _hop: *mut bindings::ttm_place,
 ) -> c_int {
+    // SAFETY: The object and the resource are valid.
+    let (obj, to_type) = unsafe { (Object::<T>::from_bo(bo), (*to).mem_type) };
     // SAFETY: As promised by the caller.
-    from_result(|| unsafe { move_object::<T>(bo, evict, ctx, to) }.map(|()| 0))
+    let ret = unsafe { move_object::<T>(bo, evict, ctx, to) };
+
+    if let Some(obj) = obj {
+        // Only moves change it, and the reservation is held.
+        let from_type = obj.residence.load(Relaxed);
+        if ret.is_ok() {
+            obj.residence.store(to_type, Relaxed);
+        }
+        trace::moved(obj.subject(), from_type, to_type, evict, ret);
+    }
+    from_result(|| ret.map(|()| 0))
 }
 
 /// # Safety
@@ -707,6 +819,7 @@ unsafe fn move_object<T: TtmObject>(
     // Importers have mapped what is about to move; what they started is in the fences.
     let buf = locked.exported();
     if !old.is_null() && !buf.is_null() {
+        obj.trace_invalidate();
         // SAFETY: By the type invariant it is the dma-buf of the object, whose reservation, which
         // they share, is held.
         unsafe { bindings::dma_buf_invalidate_mappings(buf) };
@@ -809,7 +922,16 @@ unsafe fn destroy_tt(bo: *mut bindings::ttm_buffer_object) {
 /// # Safety
 ///
 /// Called by the DRM core when the last reference to an object of this class is gone.
-unsafe extern "C" fn free_callback(gem: *mut bindings::drm_gem_object) {
+unsafe extern "C" fn free_callback<T: TtmObject>(gem: *mut bindings::drm_gem_object) {
+    // SAFETY: The object is valid and of this class, and its device is one of `T::Driver`.
+    unsafe {
+        let obj: &Object<T> = IntoGEMObject::from_raw(gem);
+        let dev: &drm::Device<T::Driver> = drm::Device::from_raw((*gem).dev);
+
+        // From here on nobody gets a reference any more.
+        T::ttm(dev).remove(obj.id);
+    }
+
     // SAFETY: The object is valid and part of a TTM object. By the type invariant of `Object` it
     // has a reference to the device. The rest of the object may be used by TTM until the device is
     // released, which waits for that.
@@ -832,6 +954,59 @@ unsafe extern "C" fn destroy_callback<T: TtmObject>(bo: *mut bindings::ttm_buffe
             container_of!(Opaque::cast_from(bo), Object<T>, bo).cast_mut(),
         ));
     }
+}
+
+/// The class knows it, so that drivers are not asked for theirs.
+///
+/// # Safety
+///
+/// Called by the DRM core with an object of this class, maybe with a spinlock held.
+unsafe extern "C" fn status_callback<T: TtmObject>(
+    gem: *mut bindings::drm_gem_object,
+) -> bindings::drm_gem_object_status {
+    // SAFETY: The object is valid and of this class.
+    let obj: &Object<T> = unsafe { IntoGEMObject::from_raw(gem) };
+
+    match obj.residence() {
+        Some(MemType::Vram | MemType::Tt) => Status::RESIDENT.0,
+        _ => Status::NONE.0,
+    }
+}
+
+/// Exports an object as the DRM core does, and takes note of the client.
+///
+/// # Safety
+///
+/// Called by the DRM core with a device and an open file of `T::Driver`.
+unsafe extern "C" fn handle_to_fd_callback<T: TtmObject>(
+    dev: *mut bindings::drm_device,
+    file: *mut bindings::drm_file,
+    handle: u32,
+    flags: u32,
+    fd: *mut c_int,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: The file is open, and that of `T::Driver`.
+        let client = unsafe { drm::File::from_raw(file) };
+
+        if let Some(account) = T::pins(client) {
+            // SAFETY: The file is open.
+            let gem = unsafe { bindings::drm_gem_object_lookup(file, handle) };
+            if gem.is_null() {
+                return Err(ENOENT);
+            }
+            // SAFETY: Objects of the driver are of this class; the lookup took a reference.
+            let obj = unsafe {
+                let obj: &Object<T> = IntoGEMObject::from_raw(gem);
+                ARef::from_raw(obj.into())
+            };
+            obj.reserve(true)?.set_exporter(account);
+        }
+
+        // SAFETY: As promised by the caller.
+        to_result(unsafe { bindings::drm_gem_prime_handle_to_fd(dev, file, handle, flags, fd) })?;
+        Ok(0)
+    })
 }
 
 /// # Safety

@@ -9,6 +9,10 @@
 use super::{
     admission::Admission,
     engine::Moves,
+    objects::{
+        Objects,
+        Room, //
+    },
     placement::{
         Domain,
         MemType,
@@ -37,9 +41,13 @@ use crate::{
             ExecCtx,
             Flags, //
         },
-        gem::ttm::{
-            move_callback,
-            Object, //
+        gem::{
+            peer,
+            ttm::{
+                move_callback,
+                Object, //
+            },
+            IntoGEMObject, //
         }, //
     },
     error::to_result,
@@ -53,7 +61,8 @@ use crate::{
             Atomic,
             Relaxed,
             Release, //
-        }, //
+        },
+        Mutex, //
     },
     types::Opaque, //
 };
@@ -64,7 +73,10 @@ use core::{
         PhantomPinned, //
     },
     ops::Deref,
-    ptr, //
+    ptr::{
+        self,
+        NonNull, //
+    }, //
 };
 
 /// The memory of one DRM device, `struct ttm_device` with its managers.
@@ -98,6 +110,9 @@ pub struct Device<T: TtmObject> {
     move_count: Atomic<u64>,
     moves: Moves,
     admission: Pin<KBox<Admission>>,
+    /// How those fared who wanted to access VRAM.
+    peers: peer::Counters,
+    objects: Pin<KBox<Mutex<Objects>>>,
     #[pin]
     _pin: PhantomPinned,
     _p: PhantomData<fn(T)>,
@@ -145,6 +160,8 @@ impl<T: TtmObject> Device<T> {
             move_count: Atomic::new(0),
             moves: Moves::new(<T::Driver as drm::Driver>::INFO.name)?,
             admission: Admission::new()?,
+            peers: peer::Counters::new(),
+            objects: Objects::new()?,
             _pin: PhantomPinned,
             _p: PhantomData,
         })
@@ -456,6 +473,56 @@ impl<T: TtmObject> Device<T> {
     pub(crate) fn must_wait(&self, resv: &LockedResv<'_>) -> bool {
         resv.fences(Usage::Bookkeep)
             .any(|fence| !self.moves.has(fence) && !fence.is_signaled())
+    }
+
+    /// Returns how those fared who wanted to access VRAM.
+    #[inline]
+    pub fn peers(&self) -> &peer::Counters {
+        &self.peers
+    }
+
+    /// Returns a number for an object; none is given out twice.
+    pub(crate) fn number(&self) -> u64 {
+        self.objects.lock().number()
+    }
+
+    /// Adds an object to the list of all.
+    ///
+    /// # Safety
+    ///
+    /// [`Self::remove`] must be called before the memory of the object is freed.
+    pub(crate) unsafe fn insert(&self, obj: &Object<T>, room: Room) {
+        // SAFETY: The object is valid, as it has a reference, and stays in memory until `remove`.
+        unsafe {
+            self.objects
+                .lock()
+                .insert(obj.id(), NonNull::new_unchecked(obj.as_raw()), room)
+        }
+    }
+
+    /// Removes an object from the list of all.
+    pub(crate) fn remove(&self, id: u64) {
+        self.objects.lock().remove(id);
+    }
+
+    /// Returns the object with the number `id`.
+    pub fn object(&self, id: u64) -> Option<ARef<Object<T>>> {
+        self.object_from(id).filter(|obj| obj.id() == id)
+    }
+
+    /// Returns the first object whose number is at least `id`.
+    ///
+    /// To see all of them, go on with the number after the one that was returned. Those that are
+    /// made or freed meanwhile may be missed.
+    pub fn object_from(&self, id: u64) -> Option<ARef<Object<T>>> {
+        let gem = self.objects.lock().get(id)?;
+
+        // SAFETY: The reference that was just taken belongs to the caller now. All objects of the
+        // device are of this class.
+        Some(unsafe {
+            let obj: &Object<T> = IntoGEMObject::from_raw(gem.as_ptr());
+            ARef::from_raw(obj.into())
+        })
     }
 
     /// Accounts for `bytes` of VRAM that are about to be pinned.

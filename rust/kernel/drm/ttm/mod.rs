@@ -38,7 +38,8 @@
 //! 4. the SRCU section of [`drm_dev_enter()`](drm::RegistrationGuard), in which VRAM is accessed;
 //!    unbinding waits for it,
 //! 5. the mutex of the order of moves, held while a driver queues one,
-//! 6. the lock of the allocator of VRAM, and inside of TTM the `lru_lock`.
+//! 6. the lock of the allocator of VRAM, and inside of TTM the `lru_lock`,
+//! 7. the lock of the list of all objects, which is taken last.
 //!
 //! Callbacks of TTM run with 3 held and must not take another reservation.
 //!
@@ -50,14 +51,22 @@
 //! [`include/drm/ttm/ttm_bo.h`](srctree/include/drm/ttm/ttm_bo.h)
 
 mod admission;
+mod client;
 mod device;
 mod engine;
+mod objects;
 mod placement;
+pub(crate) mod trace;
 mod transfer;
 mod vram;
 mod window;
 
 pub use self::{
+    client::{
+        show_memory_stats,
+        ClientOf,
+        PinAccount, //
+    },
     device::Device,
     engine::{
         CpuEngine,
@@ -93,7 +102,8 @@ use crate::{
             DriverObject, //
         }, //
     },
-    prelude::*, //
+    prelude::*,
+    sync::Arc, //
 };
 
 /// The driver's part of an object that lives where TTM puts it.
@@ -107,7 +117,16 @@ pub trait TtmObject: DriverObject<Driver: drm::Driver<Object = gem::ttm::Object<
     fn ttm(data: &<Self::Driver as drm::Driver>::Data) -> &Device<Self>;
 
     /// Returns where the object may live. The answer must not change.
+    ///
+    /// May be called with a spinlock held.
     fn domain(&self) -> Domain;
+
+    /// Returns the account for what is pinned of the objects that `file` exports, if the driver
+    /// keeps one.
+    fn pins(file: &ClientOf<Self>) -> Option<&Arc<PinAccount>> {
+        let _ = file;
+        None
+    }
 
     /// Starts to move or clear the content of an object.
     ///

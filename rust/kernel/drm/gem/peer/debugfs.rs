@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! The files by which an operator sees, and changes, what peers get.
+//!
+//! A driver calls [`add_files`] in [`debugfs_init`](drm::Driver::debugfs_init). The files are:
+//!
+//! - `buffers`: a line for each object, and below it one for each importer: attached, or refused of
+//!   late,
+//! - `counters`: how often importers did not get peer memory, by reason, and how often the content
+//!   of an object was moved,
+//! - `pin_limit`: how many bytes of VRAM may be pinned; can be written,
+//! - `move`: moves objects when it is written to.
+//!
+//! # Locking
+//!
+//! The files take the reservation of one object at a time and hold no other lock.
+
+use super::{
+    attachments,
+    flags,
+    AttachmentInfo,
+    Event,
+    PeerObject,
+    Reason, //
+};
+use crate::{
+    drm::{
+        self,
+        debugfs::{
+            Dir,
+            File, //
+        },
+        gem::{
+            ttm::Object,
+            BaseObject,
+            DriverObject, //
+        },
+        ttm::{
+            Domain,
+            MemType,
+            OpCtx,
+            Place, //
+        },
+        Registered, //
+    },
+    prelude::*,
+    seq_file::SeqFile,
+    seq_print,
+    str::BStr, //
+};
+use core::marker::PhantomData;
+
+type DriverOf<T> = <T as DriverObject>::Driver;
+type Device<T> = drm::Device<DriverOf<T>, Registered>;
+
+/// Adds the files to the directory of a device.
+pub fn add_files<T: PeerObject>(dir: &Dir<'_, DriverOf<T>>) {
+    dir.add::<Buffers<T>>();
+    dir.add::<CountersFile<T>>();
+    dir.add::<PinLimit<T>>();
+    dir.add::<Move<T>>();
+}
+
+/// The file `buffers`.
+struct Buffers<T>(PhantomData<T>);
+
+#[vtable]
+impl<T: PeerObject> File for Buffers<T> {
+    type Driver = DriverOf<T>;
+
+    const NAME: &'static CStr = c"buffers";
+
+    fn show(dev: &Device<T>, m: &SeqFile) -> Result {
+        let mut next = 0;
+
+        while let Some(obj) = T::ttm(dev).object_from(next) {
+            next = obj.id() + 1;
+            show_buffer(&obj, m)?;
+        }
+        Ok(())
+    }
+}
+
+fn show_buffer<T: PeerObject>(obj: &Object<T>, m: &SeqFile) -> Result {
+    let domain = match obj.domain() {
+        Domain::Vram => "vram",
+        Domain::System => "system",
+        Domain::Either => "either",
+    };
+    let (placement, pinned, exported) = {
+        let object = obj.reserve(true)?;
+        let placement = match object.mem_type() {
+            None => "none",
+            Some(MemType::Vram) => "vram",
+            Some(MemType::Tt) => "system",
+            Some(MemType::System) => "swappable",
+        };
+
+        (
+            placement,
+            u32::from(object.is_pinned()),
+            u32::from(!object.exported().is_null()),
+        )
+    };
+
+    seq_print!(
+        m,
+        "buffer id={} size={} domain={} placement={} pinned={} exported={}\n",
+        obj.id(),
+        obj.size(),
+        domain,
+        placement,
+        pinned,
+        exported
+    );
+    for info in &attachments(obj)? {
+        show_importer(info, m);
+    }
+    Ok(())
+}
+
+fn show_importer(info: &AttachmentInfo, m: &SeqFile) {
+    let len = info.name.iter().position(|b| *b == 0);
+
+    seq_print!(
+        m,
+        "\timporter={} path={} reason={} hops={} flags=",
+        BStr::from_bytes(&info.name[..len.unwrap_or(info.name.len())]),
+        info.outcome.path.name(),
+        info.outcome.reason.name(),
+        info.hops()
+    );
+
+    let mut separator = "";
+    for (flag, name) in [
+        (flags::PINNED, "pinned"),
+        (flags::MAPPED, "mapped"),
+        (flags::DYNAMIC, "dynamic"),
+        (flags::REVOCABLE, "revocable"),
+        (flags::PEER2PEER, "peer2peer"),
+    ] {
+        if info.flags & flag != 0 {
+            seq_print!(m, "{separator}{name}");
+            separator = ",";
+        }
+    }
+    seq_print!(m, "\n");
+}
+
+/// The file `counters`.
+struct CountersFile<T>(PhantomData<T>);
+
+#[vtable]
+impl<T: PeerObject> File for CountersFile<T> {
+    type Driver = DriverOf<T>;
+
+    const NAME: &'static CStr = c"counters";
+
+    fn show(dev: &Device<T>, m: &SeqFile) -> Result {
+        let ttm = T::ttm(dev);
+
+        for event in Event::ALL {
+            for reason in Reason::ALL {
+                let count = ttm.peers().get(event, reason);
+
+                seq_print!(m, "{} {} {count}\n", event.name(), reason.name());
+            }
+        }
+        seq_print!(m, "moves - {}\n", ttm.moves());
+        Ok(())
+    }
+}
+
+/// The file `pin_limit`.
+struct PinLimit<T>(PhantomData<T>);
+
+#[vtable]
+impl<T: PeerObject> File for PinLimit<T> {
+    type Driver = DriverOf<T>;
+
+    const NAME: &'static CStr = c"pin_limit";
+
+    fn show(dev: &Device<T>, m: &SeqFile) -> Result {
+        seq_print!(m, "{}\n", T::ttm(dev).pin_limit());
+        Ok(())
+    }
+
+    /// Sets the limit in bytes, at most the size of VRAM.
+    fn write(dev: &Device<T>, text: &str) -> Result {
+        let ttm = T::ttm(dev);
+        let limit = number(text)?;
+
+        if limit > ttm.vram_size() {
+            return Err(EINVAL);
+        }
+        ttm.set_pin_limit(limit);
+        Ok(())
+    }
+}
+
+/// The file `move`.
+struct Move<T>(PhantomData<T>);
+
+#[vtable]
+impl<T: PeerObject> File for Move<T> {
+    type Driver = DriverOf<T>;
+
+    const NAME: &'static CStr = c"move";
+
+    /// `<id> vram` and `<id> system` move one object, and `evict` moves all that can leave VRAM.
+    ///
+    /// `ENOENT` if there is no such object, `EBUSY` if it is pinned, `EINVAL` if it may not live
+    /// there, `ENOSPC` if there is no room.
+    fn write(dev: &Device<T>, text: &str) -> Result {
+        let ttm = T::ttm(dev);
+
+        if text == "evict" {
+            let mut next = 0;
+
+            while let Some(obj) = ttm.object_from(next) {
+                next = obj.id() + 1;
+                match force(&obj, MemType::Tt) {
+                    // Pinned, or to stay in VRAM.
+                    Err(e) if e == EBUSY || e == EINVAL => (),
+                    ret => ret?,
+                }
+            }
+            return Ok(());
+        }
+
+        let (id, place) = text.split_once(' ').ok_or(EINVAL)?;
+        let to = match place {
+            "vram" => MemType::Vram,
+            "system" => MemType::Tt,
+            _ => return Err(EINVAL),
+        };
+        let obj = ttm.object(number(id)?).ok_or(ENOENT)?;
+
+        force(&obj, to)
+    }
+}
+
+/// Moves an object.
+fn force<T: PeerObject>(obj: &Object<T>, to: MemType) -> Result {
+    let mut object = obj.reserve(true)?;
+    let place = match (to, obj.domain()) {
+        (MemType::Vram, Domain::Vram | Domain::Either) => Place::VRAM.below(object.visible()),
+        (MemType::Tt, Domain::System | Domain::Either) => Place::TT,
+        _ => return Err(EINVAL),
+    };
+
+    if object.is_pinned() {
+        return Err(EBUSY);
+    }
+    object.validate(&[place], &mut OpCtx::interruptible())
+}
+
+/// Reads a number: digits, and nothing else.
+fn number(text: &str) -> Result<u64> {
+    if text.starts_with('+') {
+        return Err(EINVAL);
+    }
+    text.parse().map_err(|_| EINVAL)
+}

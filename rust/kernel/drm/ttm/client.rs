@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! What a client, an open file of the device, uses.
+//!
+//! C header: [`include/drm/drm_file.h`](srctree/include/drm/drm_file.h)
+
+use super::{
+    Domain,
+    MemType,
+    TtmObject, //
+};
+use crate::{
+    bindings,
+    drm::{
+        self,
+        gem::{
+            ttm::Object,
+            BaseObject,
+            IntoGEMObject, //
+        }, //
+    },
+    prelude::*,
+    sync::atomic::{
+        Atomic,
+        Relaxed, //
+    }, //
+};
+
+/// The VRAM that is pinned on behalf of one client.
+///
+/// A driver keeps one in each open file, and tells which by [`TtmObject::pins`]. An object is
+/// accounted to the client that exported it, for as long as it is pinned in VRAM by whomever: its
+/// size, once. Who pins is another device, which has no file. The account stays with the object
+/// when the client is gone, and the limit of the device holds.
+pub struct PinAccount(Atomic<u64>);
+
+impl Default for PinAccount {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl PinAccount {
+    /// Nothing is pinned yet.
+    pub const fn new() -> Self {
+        Self(Atomic::new(0))
+    }
+
+    /// Returns how much VRAM is pinned, in bytes.
+    #[inline]
+    pub fn pinned(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+
+    pub(crate) fn add(&self, bytes: u64) {
+        self.0.fetch_add(bytes, Relaxed);
+    }
+
+    pub(crate) fn sub(&self, bytes: u64) {
+        self.0.fetch_sub(bytes, Relaxed);
+    }
+}
+
+/// An open file of the driver of `T`.
+pub type ClientOf<T> = drm::File<<<T as drm::gem::DriverObject>::Driver as drm::Driver>::File>;
+
+/// Prints how much memory the objects have that `file` has handles of, for fdinfo.
+///
+/// The regions are `vram0` and `system`. An object counts for the total of one of them: `vram0` if
+/// it may live there, else `system`. It is resident where it is. What is in system memory that may
+/// be swapped out is not resident. Mirrors `drm_show_memory_stats()`, which knows one region.
+pub fn show_memory_stats<T: TtmObject>(file: &ClientOf<T>, p: &mut drm::Printer) {
+    let mut vram = bindings::drm_memory_stats::default();
+    let mut system = bindings::drm_memory_stats::default();
+    let file = file.as_raw();
+    let mut id = 0;
+
+    // SAFETY: The file is open, and the lock guards its table of objects.
+    unsafe { bindings::spin_lock(&raw mut (*file).table_lock) };
+    loop {
+        // SAFETY: The lock is held.
+        let gem = unsafe { bindings::idr_get_next(&raw mut (*file).object_idr, &mut id) };
+        if gem.is_null() {
+            break;
+        }
+        id += 1;
+
+        let gem = gem.cast::<bindings::drm_gem_object>();
+        // SAFETY: The table has objects of the driver, which are of this class, and keeps them
+        // while the lock is held.
+        let obj: &Object<T> = unsafe { IntoGEMObject::from_raw(gem) };
+        let size = obj.size() as u64;
+
+        let total = match obj.domain() {
+            Domain::System => &mut system,
+            _ => &mut vram,
+        };
+        // SAFETY: The object is valid.
+        if unsafe { bindings::drm_gem_object_is_shared_for_memory_stats(gem) } {
+            total.shared += size;
+        } else {
+            total.private += size;
+        }
+
+        let resident = match obj.residence() {
+            Some(MemType::Vram) => &mut vram,
+            Some(MemType::Tt) => &mut system,
+            _ => continue,
+        };
+        resident.resident += size;
+        // SAFETY: The object is valid, and so is its reservation, which need not be held.
+        if !unsafe { bindings::dma_resv_test_signaled((*gem).resv, READERS) } {
+            resident.active += size;
+        }
+    }
+    // SAFETY: The lock is held.
+    unsafe { bindings::spin_unlock(&raw mut (*file).table_lock) };
+
+    for (stats, region) in [(&vram, c"vram0"), (&system, c"system")] {
+        // SAFETY: The printer and the statistics are valid, and the string is NUL terminated.
+        unsafe {
+            bindings::drm_print_memory_stats(
+                p.as_raw(),
+                stats,
+                bindings::drm_gem_object_status_DRM_GEM_OBJECT_RESIDENT
+                    | bindings::drm_gem_object_status_DRM_GEM_OBJECT_ACTIVE,
+                region.as_char_ptr(),
+            )
+        };
+    }
+}
+
+/// What a reader of an object does not wait for is not activity.
+const READERS: bindings::dma_resv_usage = bindings::dma_resv_usage_DMA_RESV_USAGE_READ;

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! The tracepoints of objects that peers access.
+//!
+//! The functions are neither generic nor inlined, so that what they are called from, which is
+//! instantiated in modules, needs no symbol of the tracepoints. One that is off costs a call.
+//!
+//! C header: [`include/trace/events/drm_peer.h`](srctree/include/trace/events/drm_peer.h)
+
+use crate::{
+    bindings,
+    device::Device,
+    prelude::*, //
+};
+
+/// No memory yet, in the place of a `TTM_PL_*`.
+pub(crate) const NO_PLACEMENT: u32 = u32::MAX;
+
+/// The object of an event.
+#[derive(Clone, Copy)]
+pub(crate) struct Subject<'a> {
+    pub(crate) exporter: &'a Device,
+    pub(crate) id: u64,
+    /// In bytes.
+    pub(crate) size: u64,
+}
+
+/// What an importer does.
+#[derive(Clone, Copy)]
+pub(crate) enum Act {
+    Attach,
+    Pin,
+    Unpin,
+    Map,
+    Unmap,
+}
+
+/// The C side of the tracepoints.
+// The arguments of the macro are the parameters of the functions that it makes, which are unsafe.
+#[allow(clippy::macro_metavars_in_unsafe)]
+mod raw {
+    use crate::{
+        bindings,
+        ffi::c_int, //
+    };
+
+    crate::declare_trace! {
+        /// # Safety
+        ///
+        /// Both devices must be valid.
+        pub(super) unsafe fn drm_peer_attach(
+            exporter: *const bindings::device,
+            id: u64,
+            size: u64,
+            importer: *const bindings::device,
+            path: u32,
+            reason: u32,
+            ret: c_int,
+        );
+        /// # Safety
+        ///
+        /// Both devices must be valid.
+        pub(super) unsafe fn drm_peer_pin(
+            exporter: *const bindings::device,
+            id: u64,
+            size: u64,
+            importer: *const bindings::device,
+            path: u32,
+            reason: u32,
+            ret: c_int,
+        );
+        /// # Safety
+        ///
+        /// Both devices must be valid.
+        pub(super) unsafe fn drm_peer_unpin(
+            exporter: *const bindings::device,
+            id: u64,
+            size: u64,
+            importer: *const bindings::device,
+            path: u32,
+            reason: u32,
+            ret: c_int,
+        );
+        /// # Safety
+        ///
+        /// Both devices must be valid.
+        pub(super) unsafe fn drm_peer_map(
+            exporter: *const bindings::device,
+            id: u64,
+            size: u64,
+            importer: *const bindings::device,
+            path: u32,
+            reason: u32,
+            ret: c_int,
+        );
+        /// # Safety
+        ///
+        /// Both devices must be valid.
+        pub(super) unsafe fn drm_peer_unmap(
+            exporter: *const bindings::device,
+            id: u64,
+            size: u64,
+            importer: *const bindings::device,
+            path: u32,
+            reason: u32,
+            ret: c_int,
+        );
+        /// # Safety
+        ///
+        /// The device must be valid.
+        pub(super) unsafe fn drm_peer_invalidate(
+            exporter: *const bindings::device,
+            id: u64,
+            size: u64,
+            placement: u32,
+        );
+        /// # Safety
+        ///
+        /// The device must be valid.
+        pub(super) unsafe fn drm_peer_move(
+            exporter: *const bindings::device,
+            id: u64,
+            size: u64,
+            from: u32,
+            to: u32,
+            evict: bool,
+            ret: c_int,
+        );
+    }
+}
+
+fn errno(ret: Result) -> c_int {
+    match ret {
+        Ok(()) => 0,
+        Err(e) => e.to_errno(),
+    }
+}
+
+/// An importer does, or tries to do, `act`. `path` and `reason` are codes of the peer layer.
+#[inline(never)]
+pub(crate) fn importer(
+    act: Act,
+    subject: Subject<'_>,
+    importer: &Device,
+    path: u32,
+    reason: u32,
+    ret: Result,
+) {
+    let Subject { exporter, id, size } = subject;
+    let exporter: *const bindings::device = exporter.as_raw();
+    let importer: *const bindings::device = importer.as_raw();
+    let ret = errno(ret);
+
+    // SAFETY: The devices are valid.
+    unsafe {
+        match act {
+            Act::Attach => raw::drm_peer_attach(exporter, id, size, importer, path, reason, ret),
+            Act::Pin => raw::drm_peer_pin(exporter, id, size, importer, path, reason, ret),
+            Act::Unpin => raw::drm_peer_unpin(exporter, id, size, importer, path, reason, ret),
+            Act::Map => raw::drm_peer_map(exporter, id, size, importer, path, reason, ret),
+            Act::Unmap => raw::drm_peer_unmap(exporter, id, size, importer, path, reason, ret),
+        }
+    }
+}
+
+/// The importers of an object that is in `placement`, a `TTM_PL_*`, are told that it moves.
+#[inline(never)]
+pub(crate) fn invalidate(subject: Subject<'_>, placement: u32) {
+    let Subject { exporter, id, size } = subject;
+
+    // SAFETY: The device is valid.
+    unsafe { raw::drm_peer_invalidate(exporter.as_raw(), id, size, placement) }
+}
+
+/// An object was moved, or stays where it is because of an error.
+#[inline(never)]
+pub(crate) fn moved(subject: Subject<'_>, from: u32, to: u32, evict: bool, ret: Result) {
+    let Subject { exporter, id, size } = subject;
+
+    // SAFETY: The device is valid.
+    unsafe { raw::drm_peer_move(exporter.as_raw(), id, size, from, to, evict, errno(ret)) }
+}
