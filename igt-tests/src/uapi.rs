@@ -161,6 +161,8 @@ pub struct VvramGemInfo {
     pub flags: u32,
     /// 1 if it does not move.
     pub pinned: u32,
+    /// The number in debugfs and in tracepoints.
+    pub id: u64,
 }
 
 /// `struct drm_vvram_gem_mmap_offset`
@@ -425,6 +427,7 @@ const _: () = {
     assert!(size_of::<VvramGetparam>() == 16);
     assert!(size_of::<VvramGemCreate>() == 16);
     assert!(size_of::<VvramGemMmapOffset>() == 16);
+    assert!(size_of::<VvramGemInfo>() == 32);
     assert!(size_of::<VvramAttachment>() == 48);
     assert!(size_of::<VvramGemAttachments>() == 16);
     assert!(size_of::<EduPeerAttach>() == 16);
@@ -444,6 +447,7 @@ const _: () = {
     assert!(VVRAM_GEM_CREATE == 0xc010_6441);
     assert!(VVRAM_GEM_MMAP_OFFSET == 0xc010_6442);
     assert!(VVRAM_GEM_ATTACHMENTS == 0xc010_6443);
+    assert!(VVRAM_GEM_INFO == 0xc020_6444);
     assert!(EDU_PEER_IOC_ATTACH == 0xc010_ed10);
     assert!(EDU_PEER_IOC_DETACH == 0x0000_ed11);
     assert!(EDU_PEER_IOC_TRANSFER == 0xc020_ed16);

@@ -144,6 +144,11 @@ struct drm_vvram_gem_info {
 	__u32 flags;
 	/** @pinned: out, 1 if it does not move, else 0. */
 	__u32 pinned;
+	/**
+	 * @id: out, the number of the object in debugfs and in tracepoints. No
+	 * other object of the device has it, or had it before.
+	 */
+	__u64 id;
 };
 
 /**

@@ -142,6 +142,19 @@ impl drm::Driver for VvramDriver {
     };
     const FEAT_RENDER: bool = true;
 
+    fn show_fdinfo(
+        _dev: &VvramDevice<drm::Registered>,
+        file: &drm::File<File>,
+        p: &mut drm::Printer,
+    ) {
+        ttm::show_memory_stats::<BoData>(file, p);
+        p.size(c"vvram", c"pinned", c"vram0", file.inner().pins().pinned());
+    }
+
+    fn debugfs_init(dir: &drm::debugfs::Dir<'_, Self>) {
+        peer::debugfs::add_files::<BoData>(dir);
+    }
+
     kernel::declare_drm_ioctls! {
         (VVRAM_GETPARAM, drm_vvram_getparam, ioctl::RENDER_ALLOW, File::getparam),
         (VVRAM_GEM_CREATE, drm_vvram_gem_create, ioctl::RENDER_ALLOW, File::gem_create),

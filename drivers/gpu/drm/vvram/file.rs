@@ -16,12 +16,14 @@ use kernel::{
         ttm::{
             Domain,
             MemType,
+            PinAccount,
             TtmObject, //
         },
         Registered, //
     },
     page,
     prelude::*,
+    sync::Arc,
     uaccess::{
         UserPtr,
         UserSlice, //
@@ -41,14 +43,19 @@ use crate::{
     },
 };
 
-/// An open file of the device. It has no state of its own.
-pub(crate) struct File;
+/// An open file of the device.
+pub(crate) struct File {
+    /// What is pinned on its behalf.
+    pins: Arc<PinAccount>,
+}
 
 impl drm::file::DriverFile for File {
     type Driver = VvramDriver;
 
     fn open(_dev: &VvramDevice) -> Result<Pin<KBox<Self>>> {
-        Ok(KBox::new(Self, GFP_KERNEL)?.into())
+        let pins = Arc::new(PinAccount::new(), GFP_KERNEL)?;
+
+        Ok(KBox::new(Self { pins }, GFP_KERNEL)?.into())
     }
 }
 
@@ -62,6 +69,11 @@ fn check(ok: bool) -> Result {
 }
 
 impl File {
+    /// Returns the account for what is pinned on its behalf.
+    pub(crate) fn pins(&self) -> &Arc<PinAccount> {
+        &self.pins
+    }
+
     /// `DRM_IOCTL_VVRAM_GETPARAM`
     pub(crate) fn getparam(
         dev: &VvramDevice<Registered>,
@@ -120,7 +132,8 @@ impl File {
         args: &mut uapi::drm_vvram_gem_info,
         file: &drm::File<File>,
     ) -> Result<u32> {
-        check(args.placement == 0 && args.size == 0 && args.flags == 0 && args.pinned == 0)?;
+        check(args.placement == 0 && args.size == 0 && args.flags == 0)?;
+        check(args.pinned == 0 && args.id == 0)?;
 
         let bo = Bo::lookup_handle(file, args.handle)?;
         let object = bo.reserve(true)?;
@@ -135,6 +148,7 @@ impl File {
         args.pinned = object.is_pinned().into();
         args.size = bo.size() as u64;
         args.flags = flags(object.data().domain());
+        args.id = bo.id();
         Ok(0)
     }
 

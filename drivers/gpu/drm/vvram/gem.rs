@@ -14,14 +14,19 @@ use kernel::{
         },
         ttm::{
             self,
+            ClientOf,
             Domain,
             Job,
             OpCtx,
+            PinAccount,
             TtmObject, //
         }, //
     },
     prelude::*,
-    sync::aref::ARef, //
+    sync::{
+        aref::ARef,
+        Arc, //
+    }, //
 };
 
 use crate::driver::{
@@ -78,6 +83,10 @@ impl TtmObject for BoData {
 
     fn domain(&self) -> Domain {
         self.domain
+    }
+
+    fn pins(file: &ClientOf<Self>) -> Option<&Arc<PinAccount>> {
+        Some(file.inner().get_ref().pins())
     }
 
     fn transfer<'a>(bound: &'a BoundData<'a>, job: Job) -> Result {
