@@ -9,7 +9,9 @@
 #[macro_use]
 mod check;
 
+pub mod debugfs;
 pub mod drm;
+pub mod fdinfo;
 pub mod fragment;
 pub mod heap;
 pub mod igt;
@@ -22,6 +24,7 @@ pub mod proc;
 pub mod rebind;
 pub mod scene;
 pub mod socket;
+pub mod trace;
 pub mod uapi;
 
 pub use check::{errno_name, expect_errno, expect_errno_in, Outcome, Stop, SysError};

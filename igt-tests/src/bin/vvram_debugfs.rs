@@ -1,0 +1,703 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What debugfs shows of buffers and their importers, and what can be changed there.
+
+use std::thread;
+use std::time::Duration;
+
+use vvram_tests::debugfs::{self, difference, Buffer, DebugFs, Importer};
+use vvram_tests::drm::{path_name, reason_name, Attachment, Drm, Gem};
+use vvram_tests::map::PAGE;
+use vvram_tests::misc;
+use vvram_tests::pci::PciDevice;
+use vvram_tests::peer::Mode;
+use vvram_tests::proc::{Child, Steps};
+use vvram_tests::rebind::{module_users, reload, Unbound};
+use vvram_tests::scene::{cpu_reads, patterns, peer_reads, peer_writes, works, Expect, Scene};
+use vvram_tests::{check, check_eq, expect_errno, expect_errno_in, igt_main, skip};
+use vvram_tests::{uapi, Outcome, Stop};
+
+const PAGE64: u64 = PAGE as u64;
+const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
+const VRAM: u32 = uapi::PLACEMENT_VRAM;
+const SYSTEM: u32 = uapi::PLACEMENT_SYSTEM;
+
+/// Checks where an object is.
+#[track_caller]
+fn placed(object: &Gem<'_>, want: u32) -> Outcome {
+    let info = object.info()?;
+    if info.placement == want {
+        return Ok(());
+    }
+    Err(Stop::fail(format_args!(
+        "expected placement {want}: {info:?}"
+    )))
+}
+
+/// Moves one object.
+fn force(debugfs: &DebugFs, object: &Gem<'_>, to: &str) -> Result<(), Stop> {
+    let id = object.info()?.id;
+    debugfs.write("move", &format!("{id} {to}\n"))?;
+    Ok(())
+}
+
+/// What the listing has to say about an attachment that the ioctl lists.
+fn importer(entry: &Attachment) -> Importer {
+    let names = [
+        (uapi::ATTACHMENT_PINNED, "pinned"),
+        (uapi::ATTACHMENT_MAPPED, "mapped"),
+        (uapi::ATTACHMENT_DYNAMIC, "dynamic"),
+        (uapi::ATTACHMENT_REVOCABLE, "revocable"),
+        (uapi::ATTACHMENT_PEER2PEER, "peer2peer"),
+    ];
+    let set = names.iter().filter(|(flag, _)| entry.flags & flag != 0);
+    Importer {
+        device: entry.device.clone(),
+        path: path_name(entry.path),
+        reason: reason_name(entry.reason),
+        hops: entry.distance,
+        flags: set.map(|(_, name)| (*name).to_string()).collect(),
+    }
+}
+
+/// Checks the line of an object.
+#[track_caller]
+fn listed(debugfs: &DebugFs, object: &Gem<'_>, domain: &str, placement: &str) -> Outcome {
+    let info = object.info()?;
+    let attachments = object.attachments()?;
+    let seen = debugfs.buffer(info.id)?;
+    let want = Buffer {
+        id: info.id,
+        size: object.size(),
+        domain: domain.to_string(),
+        placement: placement.to_string(),
+        pinned: info.pinned != 0,
+        exported: seen.exported,
+        importers: attachments.iter().map(importer).collect(),
+    };
+    if seen == want {
+        return Ok(());
+    }
+    Err(Stop::fail(format_args!("expected {want:?}, saw {seen:?}")))
+}
+
+/// Every object is there under its number, as long as it lives.
+fn listing() -> Outcome {
+    let drm = Drm::open()?;
+    let debugfs = DebugFs::open(&PciDevice::vvram()?)?;
+    let before = debugfs.buffers()?;
+    let objects = [
+        (drm.create_flags(3 * PAGE64, EITHER)?, "either", "vram"),
+        (
+            drm.create_flags(2 * PAGE64, uapi::CREATE_SYSTEM)?,
+            "system",
+            "system",
+        ),
+        (drm.create(PAGE64)?, "vram", "vram"),
+    ];
+    let mut last = before.last().map_or(0, |buffer| buffer.id);
+    for (object, domain, placement) in &objects {
+        let id = object.info()?.id;
+        check!(id > last, "number {id} comes after {last}");
+        last = id;
+        listed(&debugfs, object, domain, placement)?;
+        check!(!debugfs.buffer(id)?.exported, "exported at first");
+        let buffer = object.export()?;
+        check!(debugfs.buffer(id)?.exported, "not exported after an export");
+        drop(buffer);
+    }
+    check_eq!(
+        debugfs.buffers()?.len(),
+        before.len() + objects.len(),
+        "buffers"
+    );
+    drop(objects);
+    check_eq!(debugfs.buffers()?, before, "buffers at the end");
+    // Numbers are not used again.
+    let object = drm.create(PAGE64)?;
+    let id = object.info()?.id;
+    check!(id > last, "number {id} was used before");
+    Ok(())
+}
+
+/// The listing has the importers, in every state, and the refusals.
+fn importers() -> Outcome {
+    let scene = Scene::open()?;
+    let debugfs = DebugFs::open(&scene.gpu)?;
+    let object = scene.drm.create_flags(2 * PAGE64, EITHER)?;
+    let buffer = object.export()?;
+    let only = scene.drm.create(PAGE64)?;
+    let only_buffer = only.export()?;
+    expect_errno(
+        "attaching without peer memory to VRAM only",
+        scene.peer.attach(&only_buffer, Mode::NoP2p),
+        libc::EOPNOTSUPP,
+    )?;
+    listed(&debugfs, &only, "vram", "vram")?;
+    let refused = &debugfs.buffer(only.info()?.id)?.importers;
+    check_eq!(refused.len(), 1, "importers of an object in VRAM only");
+    check_eq!(
+        (refused[0].path.as_str(), refused[0].reason.as_str()),
+        ("refused", "no-opt-in"),
+        "path and reason of the refusal"
+    );
+
+    let other = scene.peer.reopen()?;
+    let placement = match scene.expect {
+        Expect::Refused => "system",
+        _ => "vram",
+    };
+    let mut before = "vram";
+    for (peer, mode) in [(&scene.peer, Mode::Pinned), (&other, Mode::Dynamic)] {
+        peer.attach(&buffer, mode)?;
+        listed(&debugfs, &object, "either", before)?;
+        peer.pin_and_map(mode)?;
+        listed(&debugfs, &object, "either", placement)?;
+        before = placement;
+    }
+    let seen = debugfs.buffer(object.info()?.id)?;
+    check!(seen.pinned, "not pinned: {seen:?}");
+    check_eq!(seen.importers.len(), 2, "importers");
+    check_eq!(
+        seen.importers[0].flags,
+        ["pinned", "mapped", "dynamic", "peer2peer"],
+        "flags of the one that pins"
+    );
+    check_eq!(
+        seen.importers[1].flags,
+        ["mapped", "dynamic", "revocable", "peer2peer"],
+        "flags of the dynamic one"
+    );
+    let want = match scene.expect {
+        Expect::Bus => ("bus", "none"),
+        Expect::HostBridge => ("host-bridge", "none"),
+        Expect::Refused => ("system", "no-route"),
+    };
+    for one in &seen.importers {
+        check_eq!(
+            (one.path.as_str(), one.reason.as_str()),
+            want,
+            "path and reason"
+        );
+        check_eq!(one.hops, scene.distance(), "hops");
+        check_eq!(one.device, scene.peer.name(), "device");
+    }
+
+    // Without a handle it is still there, with its importers.
+    let id = seen.id;
+    drop(object);
+    let seen = debugfs.buffer(id)?;
+    check!(seen.exported, "not exported: {seen:?}");
+    check_eq!(
+        seen.importers.len(),
+        2,
+        "importers of an object without a handle"
+    );
+    other.detach()?;
+    scene.peer.detach()?;
+    check_eq!(
+        debugfs.buffer(id)?.importers.len(),
+        0,
+        "importers at the end"
+    );
+    drop(buffer);
+    let left = debugfs.buffers()?;
+    check!(
+        left.iter().all(|buffer| buffer.id != id),
+        "{id} is left in {left:?}"
+    );
+    Ok(())
+}
+
+/// A forced move is seen by a dynamic peer, which finds the same bytes at the new place.
+fn forced_move() -> Outcome {
+    let scene = Scene::with_route()?;
+    let debugfs = DebugFs::open(&scene.gpu)?;
+    let (a, b) = patterns();
+    let object = scene.drm.create_flags(4 * PAGE64, EITHER)?;
+    let map = object.map()?;
+    map.fill(a);
+    let buffer = object.export()?;
+    let peer = &scene.peer;
+    peer.attach(&buffer, Mode::Dynamic)?;
+    peer.map()?;
+    scene.check_table(peer, &map)?;
+    let mut told = peer.status()?.invalidations;
+    let moves = scene.drm.getparam(uapi::PARAM_MOVES)?;
+
+    force(&debugfs, &object, "system")?;
+    placed(&object, SYSTEM)?;
+    told += 1;
+    check_eq!(peer.status()?.invalidations, told, "invalidations");
+    if let Err(mismatch) = map.verify(a) {
+        return Err(Stop::fail(format_args!("in system memory: {mismatch}")));
+    }
+    // Where it is already.
+    force(&debugfs, &object, "system")?;
+    map.fill(b);
+
+    force(&debugfs, &object, "vram")?;
+    placed(&object, VRAM)?;
+    check_eq!(
+        scene.drm.getparam(uapi::PARAM_MOVES)?,
+        moves + 2,
+        "moves there and back"
+    );
+    peer_reads(peer, b, &[0, 1, 2, 3])?;
+    placed(&object, VRAM)?;
+    scene.check_table(peer, &map)?;
+    let at = scene.bar.locate(&map)?;
+    scene.check_vram(&at, b, &[0, 3])?;
+
+    // The peer's transfer maps it again, which brings it back.
+    let told = peer.status()?.invalidations;
+    force(&debugfs, &object, "system")?;
+    check_eq!(peer.status()?.invalidations, told + 1, "invalidations");
+    placed(&object, SYSTEM)?;
+    peer_writes(peer, a, &[2])?;
+    cpu_reads(&map, a, &[2])?;
+    cpu_reads(&map, b, &[0, 1, 3])
+}
+
+/// What may not move, or is no command, is an error and moves nothing.
+fn strict() -> Outcome {
+    let scene = Scene::open()?;
+    let debugfs = DebugFs::open(&scene.gpu)?;
+    let either = scene.drm.create_flags(PAGE64, EITHER)?;
+    let system = scene.drm.create_flags(PAGE64, uapi::CREATE_SYSTEM)?;
+    let vram = scene.drm.create(PAGE64)?;
+    let id = either.info()?.id;
+    let moves = scene.drm.getparam(uapi::PARAM_MOVES)?;
+    for (object, to) in [(&system, "vram"), (&vram, "system")] {
+        let text = format!("{} {to}", object.info()?.id);
+        expect_errno(
+            "a move to where it may not be",
+            debugfs.write("move", &text),
+            libc::EINVAL,
+        )?;
+    }
+    for text in [
+        "\n".to_string(),
+        format!("{id}"),
+        format!("{id} "),
+        format!("{id} tt"),
+        format!("{id} VRAM"),
+        format!("{id} system x"),
+        format!("{id}  system"),
+        format!(" {id} system"),
+        format!("{id} system \n"),
+        format!("{id} system\n\n"),
+        format!("+{id} system"),
+        format!("-{id} system"),
+        format!("{id:#x} system"),
+        format!("18446744073709551616{id} system"),
+        "evict ".to_string(),
+        "evict all".to_string(),
+        format!("{id} system{}", " ".repeat(60)),
+        format!("{id} system\u{e9}"),
+    ] {
+        expect_errno(
+            &format!("the command {text:?}"),
+            debugfs.write("move", &text),
+            libc::EINVAL,
+        )?;
+    }
+    for unknown in [0, id + 1000, u64::MAX] {
+        expect_errno(
+            "a move of no object",
+            debugfs.write("move", &format!("{unknown} system")),
+            libc::ENOENT,
+        )?;
+    }
+    let limit = debugfs.read("pin_limit")?;
+    let size = scene.drm.getparam(uapi::PARAM_VRAM_SIZE)?;
+    for text in [
+        "\n".to_string(),
+        "x".to_string(),
+        "-1".to_string(),
+        "+1".to_string(),
+        "0x1000".to_string(),
+        "4096 ".to_string(),
+        "1 2".to_string(),
+        "4K".to_string(),
+        format!("{}", size + 1),
+        "18446744073709551616".to_string(),
+    ] {
+        expect_errno(
+            &format!("the limit {text:?}"),
+            debugfs.write("pin_limit", &text),
+            libc::EINVAL,
+        )?;
+    }
+    check_eq!(debugfs.read("pin_limit")?, limit, "the limit afterwards");
+    check_eq!(
+        scene.drm.getparam(uapi::PARAM_MOVES)?,
+        moves,
+        "moves by all of that"
+    );
+    placed(&either, VRAM)
+}
+
+/// A pinned object does not move; all others that may leave VRAM do.
+fn evict() -> Outcome {
+    let scene = Scene::with_route()?;
+    let debugfs = DebugFs::open(&scene.gpu)?;
+    let (a, _) = patterns();
+    let free: Vec<Gem<'_>> = (0..4)
+        .map(|_| scene.drm.create_flags(2 * PAGE64, EITHER))
+        .collect::<Result<_, _>>()?;
+    let pinned = scene.drm.create_flags(2 * PAGE64, EITHER)?;
+    let only = scene.drm.create(PAGE64)?;
+    for (index, object) in free.iter().chain([&pinned]).enumerate() {
+        object.map()?.fill(a.derive(index as u64));
+    }
+    let buffer = pinned.export()?;
+    scene.peer.attach(&buffer, Mode::Pinned)?;
+    scene.peer.pin()?;
+    scene.peer.map()?;
+    let text = format!("{} system", pinned.info()?.id);
+    expect_errno(
+        "a move of a pinned object",
+        debugfs.write("move", &text),
+        libc::EBUSY,
+    )?;
+    debugfs.write("move", "evict\n")?;
+    placed(&pinned, VRAM)?;
+    placed(&only, VRAM)?;
+    check_eq!(
+        scene.peer.status()?.invalidations,
+        0,
+        "invalidations of the pinned peer"
+    );
+    peer_reads(&scene.peer, a.derive(4), &[0, 1])?;
+    for (index, object) in free.iter().enumerate() {
+        placed(object, SYSTEM)?;
+        let pattern = a.derive(index as u64);
+        if let Err(mismatch) = object.map()?.verify(pattern) {
+            return Err(Stop::fail(format_args!(
+                "object {index} after its eviction: {mismatch}"
+            )));
+        }
+    }
+    scene.peer.unmap()?;
+    scene.peer.unpin()?;
+    debugfs.write("move", "evict")?;
+    placed(&pinned, SYSTEM)
+}
+
+/// The quota changes at run time: what is pinned stays, the next one is refused, and counted.
+fn pin_limit() -> Outcome {
+    let scene = Scene::with_route()?;
+    let debugfs = DebugFs::open(&scene.gpu)?;
+    let limit = scene.drm.getparam(uapi::PARAM_VRAM_PIN_LIMIT)?;
+    check_eq!(debugfs.read("pin_limit")?, format!("{limit}\n"), "the file");
+    let object = scene.drm.create_flags(2 * PAGE64, EITHER)?;
+    let buffer = object.export()?;
+    scene.peer.attach(&buffer, Mode::Pinned)?;
+    let result = (|| {
+        debugfs.write("pin_limit", &format!("{}\n", 2 * PAGE64 - 1))?;
+        check_eq!(
+            scene.drm.getparam(uapi::PARAM_VRAM_PIN_LIMIT)?,
+            2 * PAGE64 - 1,
+            "the limit"
+        );
+        let before = debugfs.counters()?;
+        expect_errno("a pin over the new limit", scene.peer.pin(), libc::EDQUOT)?;
+        let counted = difference(&before, &debugfs.counters()?);
+        check_eq!(
+            counted,
+            [("pin-refused".to_string(), "quota".to_string(), 1)],
+            "what was counted"
+        );
+        debugfs.write("pin_limit", &format!("{}", 2 * PAGE64))?;
+        scene.peer.pin()?;
+        // Below what is pinned: that stays.
+        debugfs.write("pin_limit", "0")?;
+        check_eq!(object.info()?.pinned, 1, "pinned under a limit of 0");
+        check_eq!(
+            scene.drm.getparam(uapi::PARAM_VRAM_PINNED)?,
+            2 * PAGE64,
+            "pinned VRAM"
+        );
+        scene.peer.unpin()?;
+        expect_errno("a pin of nothing", scene.peer.pin(), libc::EDQUOT)
+    })();
+    debugfs.write("pin_limit", &format!("{limit}"))?;
+    result?;
+    scene.peer.pin()?;
+    check_eq!(object.info()?.pinned, 1, "pinned with the limit of before");
+    Ok(())
+}
+
+/// Each fallback and each refusal counts once, under its reason, and nothing else does.
+fn counters() -> Outcome {
+    let scene = Scene::open()?;
+    let debugfs = DebugFs::open(&scene.gpu)?;
+    let object = scene.drm.create_flags(2 * PAGE64, EITHER)?;
+    let buffer = object.export()?;
+    let only = scene.drm.create(PAGE64)?;
+    let only_buffer = only.export()?;
+    let entry = |event: &str, reason: &str, count| (event.to_string(), reason.to_string(), count);
+    let peer = &scene.peer;
+
+    let before = debugfs.counters()?;
+    for event in [
+        "attach-system",
+        "attach-refused",
+        "pin-refused",
+        "map-system",
+    ] {
+        for code in (0..=8).chain(16..=18) {
+            let key = (event.to_string(), reason_name(code));
+            check!(before.contains_key(&key), "{key:?} is not in {before:?}");
+        }
+    }
+    check_eq!(before.len(), 4 * 12 + 1, "counters");
+    for _ in 0..3 {
+        expect_errno(
+            "attaching without peer memory to VRAM only",
+            peer.attach(&only_buffer, Mode::NoP2p),
+            libc::EOPNOTSUPP,
+        )?;
+    }
+    for _ in 0..2 {
+        peer.attach(&buffer, Mode::Static)?;
+        peer.map()?;
+        peer.unmap()?;
+        peer.map()?;
+        peer.detach()?;
+    }
+    // Moved to system memory by the first mapping.
+    check_eq!(
+        difference(&before, &debugfs.counters()?),
+        [
+            entry("attach-refused", "no-opt-in", 3),
+            entry("attach-system", "no-opt-in", 2),
+            entry("map-system", "no-opt-in", 4),
+            entry("moves", "-", 1),
+        ],
+        "what was counted"
+    );
+
+    let before = debugfs.counters()?;
+    let attached = peer.attach(&only_buffer, Mode::Dynamic);
+    if scene.expect == Expect::Refused {
+        expect_errno("attaching without a route", attached, libc::EOPNOTSUPP)?;
+        peer.attach(&buffer, Mode::Dynamic)?;
+        peer.map()?;
+        check_eq!(
+            difference(&before, &debugfs.counters()?),
+            [
+                entry("attach-refused", "no-route", 1),
+                entry("attach-system", "no-route", 1),
+                entry("map-system", "no-route", 1),
+            ],
+            "what was counted without a route"
+        );
+        return Ok(());
+    }
+    attached?;
+    peer.map()?;
+    check_eq!(
+        difference(&before, &debugfs.counters()?),
+        [],
+        "what was counted for a peer"
+    );
+    peer.detach()?;
+
+    // A peer that shares the object with one that is none, and then cannot pin it in VRAM.
+    let before = debugfs.counters()?;
+    let other = peer.reopen()?;
+    peer.attach(&buffer, Mode::Dynamic)?;
+    other.attach(&buffer, Mode::NoP2p)?;
+    other.map()?;
+    peer.map()?;
+    check_eq!(
+        difference(&before, &debugfs.counters()?),
+        [
+            entry("attach-system", "no-opt-in", 1),
+            entry("map-system", "no-opt-in", 1),
+            entry("map-system", "other-importer", 1),
+        ],
+        "what was counted for a peer and another importer"
+    );
+    other.detach()?;
+    peer.detach()?;
+
+    // Pinned in VRAM, where the other one is refused.
+    let before = debugfs.counters()?;
+    peer.attach(&buffer, Mode::Pinned)?;
+    peer.pin()?;
+    expect_errno(
+        "attaching for system memory to what is pinned in VRAM",
+        other.attach(&buffer, Mode::NoP2p),
+        libc::EOPNOTSUPP,
+    )?;
+    peer.detach()?;
+    // Only for system memory.
+    let system = scene.drm.create_flags(PAGE64, uapi::CREATE_SYSTEM)?;
+    let system_buffer = system.export()?;
+    peer.attach(&system_buffer, Mode::Dynamic)?;
+    peer.map()?;
+    check_eq!(
+        difference(&before, &debugfs.counters()?),
+        [
+            entry("attach-refused", "pinned-elsewhere", 1),
+            entry("attach-system", "system-only", 1),
+            entry("map-system", "system-only", 1),
+            entry("moves", "-", 1),
+        ],
+        "what was counted for a pinned object and one of system memory"
+    );
+    Ok(())
+}
+
+/// Forced moves of everything, while peers and the CPU work and objects come and go.
+fn storm() -> Outcome {
+    let scene = Scene::with_route()?;
+    let (a, _) = patterns();
+    let object = scene.drm.create_flags(4 * PAGE64, EITHER)?;
+    let id = object.info()?.id;
+    let map = object.map()?;
+    let buffer = object.export()?;
+    scene.peer.attach(&buffer, Mode::Dynamic)?;
+    let ready = Steps::new()?;
+    let gpu = &scene.gpu;
+    let mut movers = Vec::new();
+    for mover in 0..2 {
+        movers.push(Child::spawn(|| {
+            let debugfs = DebugFs::open(gpu)?;
+            ready.done()?;
+            let mut rng = misc::Lcg::new(mover + 7);
+            loop {
+                let text = rng.pick(&["evict", "system", "vram"]);
+                let text = match text {
+                    "evict" => text.to_string(),
+                    _ => format!("{id} {text}"),
+                };
+                // Busy while the peer pins it, full while others fill VRAM.
+                match debugfs.write("move", &text) {
+                    Err(error) if ![libc::EBUSY, libc::ENOSPC].contains(&error.errno) => {
+                        return Err(error.into());
+                    }
+                    _ => {}
+                }
+                debugfs.buffers()?;
+                thread::sleep(Duration::from_millis(30));
+            }
+        })?);
+    }
+    movers.push(Child::spawn(|| {
+        let drm = Drm::open()?;
+        ready.done()?;
+        loop {
+            let objects: Vec<Gem<'_>> = (1..8)
+                .map(|pages| drm.create_flags(pages * PAGE64, EITHER))
+                .collect::<Result<_, _>>()?;
+            for object in &objects {
+                object.map()?.write(0, object.size());
+            }
+            for object in &objects {
+                check_eq!(object.map()?.read(0), object.size(), "the first word");
+            }
+        }
+    })?);
+    for _ in 0..movers.len() {
+        ready.wait("the others", Duration::from_secs(20))?;
+    }
+    let before = scene.drm.getparam(uapi::PARAM_MOVES)?;
+    for round in 0..40u64 {
+        let pattern = a.derive(round);
+        let page = (round % 4) as usize;
+        if round % 2 == 0 {
+            peer_writes(&scene.peer, pattern, &[page])?;
+            cpu_reads(&map, pattern, &[page])?;
+        } else {
+            map.fill(pattern);
+        }
+        peer_reads(&scene.peer, pattern, &[page])?;
+    }
+    let moves = scene.drm.getparam(uapi::PARAM_MOVES)? - before;
+    let told = scene.peer.status()?.invalidations;
+    for mover in &mut movers {
+        check_eq!(mover.ended(), None, "how one of the others ended");
+        mover.kill()?;
+    }
+    println!("{moves} moves, the peer was told of {told}");
+    check!(told >= 20, "the peer was told of {told} moves only");
+    Ok(())
+}
+
+/// Files that are open when the driver goes, and when its module does, are errors and no more.
+fn unbind() -> Outcome {
+    let scene = Scene::open()?;
+    if module_users("vvram").is_none() {
+        skip!("vvram is built into the kernel");
+    }
+    let debugfs = DebugFs::open(&scene.gpu)?;
+    let object = scene.drm.create_flags(PAGE64, EITHER)?;
+    let text = format!("{} system", object.info()?.id);
+    let mut readers = Vec::new();
+    for name in ["buffers", "counters", "pin_limit"] {
+        let path = debugfs.path(name);
+        let mut file = debugfs::open(&path, true)?;
+        let all = debugfs::read(&mut file, &path)?;
+        check!(!all.is_empty(), "{name} is empty");
+        readers.push((debugfs::open(&path, true)?, path, name));
+    }
+    let mut writers = Vec::new();
+    for (name, text) in [("move", text.as_str()), ("pin_limit", "4096")] {
+        let path = debugfs.path(name);
+        writers.push((debugfs::open(&path, false)?, path, text));
+    }
+
+    let limit = debugfs.read("pin_limit")?;
+    let mut fail = |what: &str| -> Outcome {
+        for (file, path, name) in &mut readers {
+            let read = debugfs::read(file, path);
+            expect_errno_in(&format!("{name} {what}"), read, &[libc::EIO, libc::ENODEV])?;
+        }
+        for (file, path, text) in &mut writers {
+            let written = debugfs::write(file, path, text);
+            expect_errno_in(
+                &format!("{text:?} {what}"),
+                written,
+                &[libc::EIO, libc::ENODEV],
+            )?;
+        }
+        Ok(())
+    };
+    let gone = Unbound::new(&scene.gpu)?;
+    fail("after the unbind")?;
+    check!(
+        !debugfs.path("buffers").exists(),
+        "the files are there after the unbind"
+    );
+    gone.rebind()?;
+    fail("after a new bind")?;
+    let gpu = scene.gpu.clone();
+    drop(object);
+    drop(scene);
+    reload("vvram", &[])?;
+    fail("after the module was loaded anew")?;
+    drop((readers, writers));
+    let debugfs = DebugFs::open(&gpu)?;
+    check_eq!(
+        debugfs.read("pin_limit")?,
+        limit,
+        "the limit of the new one"
+    );
+    works()
+}
+
+igt_main! {
+    "listing", "objects are listed under the number that GEM_INFO says", listing;
+    "importers", "their importers are, with path and reason", importers;
+    "forced-move", "a peer is told of a forced move and finds the bytes", forced_move;
+    "strict", "what is no command is an error", strict;
+    "evict", "all that may leave VRAM does, and nothing else", evict;
+    "pin-limit", "the quota changes at run time", pin_limit;
+    "counters", "fallbacks and refusals are counted by their reason", counters;
+    "storm", "forced moves under peers, the CPU and new objects", storm;
+    "unbind", "open files outlive the device and the module", unbind;
+}

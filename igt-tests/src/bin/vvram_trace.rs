@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The tracepoints: what happens to an object and why, in the order in which it happens.
+
+use vvram_tests::debugfs::DebugFs;
+use vvram_tests::drm::{path_name, reason_name, Gem};
+use vvram_tests::map::PAGE;
+use vvram_tests::peer::Mode;
+use vvram_tests::rebind::Unbound;
+use vvram_tests::scene::Scene;
+use vvram_tests::trace::Trace;
+use vvram_tests::{check, check_eq, expect_errno, igt_main, uapi, Outcome, Stop};
+
+const PAGE64: u64 = PAGE as u64;
+const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
+
+/// A scene that is traced.
+struct Traced {
+    scene: Scene,
+    trace: Trace,
+    debugfs: DebugFs,
+}
+
+impl Traced {
+    #[track_caller]
+    fn new(scene: Scene) -> Result<Self, Stop> {
+        Ok(Self {
+            debugfs: DebugFs::open(&scene.gpu)?,
+            trace: Trace::new()?,
+            scene,
+        })
+    }
+
+    /// Checks the events of an object since the last time.
+    #[track_caller]
+    fn expect(&self, what: &str, object: &Gem<'_>, want: &[String]) -> Outcome {
+        let id = object.info()?.id;
+        let seen = self
+            .trace
+            .events(self.scene.gpu.name(), id, object.size())?;
+        if seen == want {
+            return Ok(());
+        }
+        Err(Stop::fail(format_args!(
+            "{what}: expected {want:#?}, saw {seen:#?}"
+        )))
+    }
+
+    /// An event of the peer.
+    fn importer(&self, name: &str, path: &str, reason: &str, ret: i32) -> String {
+        let importer = self.scene.peer.name();
+        format!("{name} importer={importer} path={path} reason={reason} ret={ret}")
+    }
+
+    /// An event of the peer that has peer memory.
+    fn peer(&self, name: &str) -> String {
+        let path = path_name(self.scene.expect.path());
+        self.importer(name, &path, "none", 0)
+    }
+
+    /// Moves an object by force.
+    #[track_caller]
+    fn force(&self, object: &Gem<'_>, to: &str) -> Outcome {
+        let text = format!("{} {to}", object.info()?.id);
+        self.debugfs.write("move", &text)?;
+        Ok(())
+    }
+}
+
+fn moved(from: &str, to: &str, evict: bool) -> String {
+    format!("move from={from} to={to} evict={} ret=0", u32::from(evict))
+}
+
+/// A dynamic peer, and moves under it.
+fn dynamic() -> Outcome {
+    let t = Traced::new(Scene::with_route()?)?;
+    let peer = &t.scene.peer;
+    let object = t.scene.drm.create_flags(2 * PAGE64, EITHER)?;
+    t.expect("a new object", &object, &[moved("none", "vram", false)])?;
+    let buffer = object.export()?;
+    t.expect("the export", &object, &[])?;
+    peer.attach(&buffer, Mode::Dynamic)?;
+    t.expect("the attach", &object, &[t.peer("attach")])?;
+    peer.map()?;
+    t.expect("the map", &object, &[t.peer("map")])?;
+    t.force(&object, "system")?;
+    t.expect(
+        "a move under the peer",
+        &object,
+        &[
+            "invalidate placement=vram".to_string(),
+            t.peer("unmap"),
+            moved("vram", "system", false),
+        ],
+    )?;
+    peer.map()?;
+    t.expect(
+        "the map after the move",
+        &object,
+        &[
+            "invalidate placement=system".to_string(),
+            moved("system", "vram", false),
+            t.peer("map"),
+        ],
+    )?;
+    peer.unmap()?;
+    t.expect("the unmap", &object, &[t.peer("unmap")])?;
+    // By another object, which needs the room.
+    let size = t.scene.drm.getparam(uapi::PARAM_VRAM_SIZE)?;
+    let _all = t.scene.drm.create(size)?;
+    t.expect(
+        "the eviction",
+        &object,
+        &[
+            "invalidate placement=vram".to_string(),
+            moved("vram", "system", true),
+        ],
+    )?;
+    // No room for the peer.
+    peer.map()?;
+    t.expect(
+        "the map without room",
+        &object,
+        &[t.importer("map", "system", "no-vram", 0)],
+    )
+}
+
+/// Pins: where there is none, where there is one, and over the quota.
+fn pin() -> Outcome {
+    let t = Traced::new(Scene::with_route()?)?;
+    let peer = &t.scene.peer;
+    let object = t.scene.drm.create_flags(2 * PAGE64, EITHER)?;
+    let buffer = object.export()?;
+    t.force(&object, "system")?;
+    peer.attach(&buffer, Mode::Pinned)?;
+    t.expect(
+        "up to the attach",
+        &object,
+        &[
+            moved("none", "vram", false),
+            "invalidate placement=vram".to_string(),
+            moved("vram", "system", false),
+            t.peer("attach"),
+        ],
+    )?;
+    peer.pin()?;
+    t.expect(
+        "the pin",
+        &object,
+        &[
+            "invalidate placement=system".to_string(),
+            moved("system", "vram", false),
+            t.peer("pin"),
+        ],
+    )?;
+    peer.map()?;
+    peer.unmap()?;
+    peer.unpin()?;
+    t.expect(
+        "up to the unpin",
+        &object,
+        &[t.peer("map"), t.peer("unmap"), t.peer("unpin")],
+    )?;
+    let limit = t.debugfs.read("pin_limit")?;
+    t.debugfs.write("pin_limit", "0")?;
+    let over = peer.pin();
+    t.debugfs.write("pin_limit", &limit)?;
+    expect_errno("a pin over the quota", over, libc::EDQUOT)?;
+    t.expect(
+        "the pin over the quota",
+        &object,
+        &[t.importer("pin", "refused", "quota", -libc::EDQUOT)],
+    )
+}
+
+/// Importers that do not take peer memory: refused, or served from system memory.
+fn fallback() -> Outcome {
+    let t = Traced::new(Scene::open()?)?;
+    let peer = &t.scene.peer;
+    let only = t.scene.drm.create(PAGE64)?;
+    let buffer = only.export()?;
+    expect_errno(
+        "attaching without peer memory to VRAM only",
+        peer.attach(&buffer, Mode::NoP2p),
+        libc::EOPNOTSUPP,
+    )?;
+    t.expect(
+        "the refusal",
+        &only,
+        &[
+            moved("none", "vram", false),
+            t.importer("attach", "refused", "no-opt-in", -libc::EOPNOTSUPP),
+        ],
+    )?;
+    let object = t.scene.drm.create_flags(PAGE64, EITHER)?;
+    let buffer = object.export()?;
+    peer.attach(&buffer, Mode::Static)?;
+    peer.map()?;
+    peer.detach()?;
+    let system = |name| t.importer(name, "system", "no-opt-in", 0);
+    t.expect(
+        "a static importer",
+        &object,
+        &[
+            moved("none", "vram", false),
+            system("attach"),
+            "invalidate placement=vram".to_string(),
+            moved("vram", "system", false),
+            system("pin"),
+            system("map"),
+            system("unmap"),
+            system("unpin"),
+        ],
+    )
+}
+
+/// An unbind takes the object from its importers.
+fn unbind() -> Outcome {
+    let t = Traced::new(Scene::with_route()?)?;
+    let object = t.scene.drm.create_flags(PAGE64, EITHER)?;
+    let id = object.info()?.id;
+    let buffer = object.export()?;
+    t.scene.peer.attach(&buffer, Mode::Dynamic)?;
+    t.scene.peer.map()?;
+    let gone = Unbound::new(&t.scene.gpu)?;
+    let seen = t.trace.events(t.scene.gpu.name(), id, PAGE64);
+    gone.rebind()?;
+    let want = [
+        moved("none", "vram", false),
+        t.peer("attach"),
+        t.peer("map"),
+        "invalidate placement=vram".to_string(),
+        t.peer("unmap"),
+    ];
+    check_eq!(seen?, want, "the events up to the unbind");
+    Ok(())
+}
+
+/// Every path and every reason has the name in the events that debugfs has for it.
+fn names() -> Outcome {
+    let trace = Trace::new()?;
+    for event in ["attach", "pin", "unpin", "map", "unmap"] {
+        let format = trace.format(event)?;
+        let paths = (1..=4).map(|path| (path, path_name(path)));
+        let reasons = (0..=8).chain(16..=18).map(|code| (code, reason_name(code)));
+        for (code, name) in paths.chain(reasons) {
+            let symbol = format!("{{ {code}, \"{name}\" }}");
+            check!(
+                format.contains(&symbol),
+                "{symbol} is not in the format of {event}: {format}"
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Without somebody who looks there is nothing, and with two each has all.
+fn off() -> Outcome {
+    let t = Traced::new(Scene::open()?)?;
+    t.trace.enable(false)?;
+    let object = t.scene.drm.create_flags(PAGE64, EITHER)?;
+    t.force(&object, "system")?;
+    t.expect("events that are off", &object, &[])?;
+    t.trace.enable(true)?;
+    t.force(&object, "vram")?;
+    t.expect(
+        "events that are on",
+        &object,
+        &[moved("system", "vram", false)],
+    )?;
+    check_eq!(
+        t.trace.events(t.scene.gpu.name(), 0, 0)?,
+        Vec::<String>::new(),
+        "events of no object"
+    );
+    Ok(())
+}
+
+igt_main! {
+    "dynamic", "attach, map, invalidate, move and unmap of a dynamic peer", dynamic;
+    "pin", "pins and unpins, and one over the quota", pin;
+    "fallback", "refusals and system memory, with their reasons", fallback;
+    "names", "the names of paths and reasons", names;
+    "unbind", "importers lose what is unbound", unbind;
+    "off", "nothing is recorded while the events are off", off;
+}

@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What the driver shows in debugfs, and takes from there.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::pci::PciDevice;
+use crate::{Stop, SysError};
+
+/// Mounts a file system of the kernel, unless somebody has.
+///
+/// # Errors
+///
+/// Fails the subtest if it cannot be mounted.
+#[track_caller]
+pub fn mounted(kind: &str, at: &str) -> Result<PathBuf, Stop> {
+    let mounts = fs::read_to_string("/proc/mounts").unwrap_or_default();
+    let there = |line: &str| {
+        let mut words = line.split_whitespace().skip(1);
+        words.next() == Some(at) && words.next() == Some(kind)
+    };
+    if !mounts.lines().any(there) {
+        let status = Command::new("mount").args(["-t", kind, kind, at]).status();
+        check!(
+            status.as_ref().is_ok_and(|status| status.success()),
+            "mount -t {kind} {kind} {at}: {status:?}"
+        );
+    }
+    Ok(PathBuf::from(at))
+}
+
+/// Words of the form `name=value`.
+pub fn words(text: &str) -> BTreeMap<&str, &str> {
+    text.split_whitespace()
+        .filter_map(|word| word.split_once('='))
+        .collect()
+}
+
+/// One importer below a buffer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Importer {
+    /// Name of the device.
+    pub device: String,
+    /// Name of the path.
+    pub path: String,
+    /// Name of the reason.
+    pub reason: String,
+    /// PCI hops, or -1.
+    pub hops: i32,
+    /// Names of the flags.
+    pub flags: Vec<String>,
+}
+
+/// One buffer of the listing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Buffer {
+    /// Its number.
+    pub id: u64,
+    /// In bytes.
+    pub size: u64,
+    /// Where it may live: `vram`, `system` or `either`.
+    pub domain: String,
+    /// Where it is: `none`, `vram`, `system` or `swappable`.
+    pub placement: String,
+    /// It does not move.
+    pub pinned: bool,
+    /// There is a dma-buf.
+    pub exported: bool,
+    /// Who uses it, and who was refused.
+    pub importers: Vec<Importer>,
+}
+
+fn parse(text: &str) -> Option<Vec<Buffer>> {
+    let mut buffers: Vec<Buffer> = Vec::new();
+    for line in text.lines() {
+        let words = words(line);
+        let text = |name: &str| Some((*words.get(name)?).to_string());
+        let flag = |name: &str| Some(*words.get(name)? == "1");
+        if line.starts_with("buffer ") {
+            buffers.push(Buffer {
+                id: words.get("id")?.parse().ok()?,
+                size: words.get("size")?.parse().ok()?,
+                domain: text("domain")?,
+                placement: text("placement")?,
+                pinned: flag("pinned")?,
+                exported: flag("exported")?,
+                importers: Vec::new(),
+            });
+        } else {
+            let flags = words.get("flags")?.split(',');
+            buffers.last_mut()?.importers.push(Importer {
+                device: text("importer")?,
+                path: text("path")?,
+                reason: text("reason")?,
+                hops: words.get("hops")?.parse().ok()?,
+                flags: flags
+                    .filter(|flag| !flag.is_empty())
+                    .map(str::to_string)
+                    .collect(),
+            });
+        }
+    }
+    Some(buffers)
+}
+
+/// Counters by what is counted and the reason.
+pub type Counters = BTreeMap<(String, String), u64>;
+
+/// What was counted between two looks, without what did not change.
+pub fn difference(before: &Counters, after: &Counters) -> Vec<(String, String, u64)> {
+    after
+        .iter()
+        .filter_map(|(key, now)| {
+            let then = before.get(key).copied().unwrap_or(0);
+            (*now != then).then(|| (key.0.clone(), key.1.clone(), now.wrapping_sub(then)))
+        })
+        .collect()
+}
+
+/// The directory of a device.
+#[derive(Debug)]
+pub struct DebugFs {
+    dir: PathBuf,
+}
+
+impl DebugFs {
+    /// Finds it.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if it is not there.
+    #[track_caller]
+    pub fn open(device: &PciDevice) -> Result<Self, Stop> {
+        let root = mounted("debugfs", "/sys/kernel/debug")?;
+        let dir = root.join("dri").join(device.name());
+        check!(dir.is_dir(), "{} is not there", dir.display());
+        Ok(Self { dir })
+    }
+
+    /// The path of a file.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    /// Reads all of a file.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the file.
+    pub fn read(&self, name: &str) -> Result<String, SysError> {
+        let path = self.path(name);
+        read(&mut open(&path, true)?, &path)
+    }
+
+    /// Writes a text to a file, at once.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the file.
+    pub fn write(&self, name: &str, text: &str) -> Result<(), SysError> {
+        let path = self.path(name);
+        write(&mut open(&path, false)?, &path, text)
+    }
+
+    /// The listing.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the file, or a line that says something else.
+    #[track_caller]
+    pub fn buffers(&self) -> Result<Vec<Buffer>, Stop> {
+        let text = self.read("buffers")?;
+        match parse(&text) {
+            Some(buffers) => Ok(buffers),
+            None => Err(Stop::fail(format_args!("not a listing:\n{text}"))),
+        }
+    }
+
+    /// One buffer of the listing.
+    ///
+    /// # Errors
+    ///
+    /// As for the listing, or if the buffer is not there.
+    #[track_caller]
+    pub fn buffer(&self, id: u64) -> Result<Buffer, Stop> {
+        let buffers = self.buffers()?;
+        match buffers.iter().find(|buffer| buffer.id == id) {
+            Some(buffer) => Ok(buffer.clone()),
+            None => Err(Stop::fail(format_args!(
+                "buffer {id} is not among {buffers:?}"
+            ))),
+        }
+    }
+
+    /// The counters.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the file, or a line that says something else.
+    #[track_caller]
+    pub fn counters(&self) -> Result<Counters, Stop> {
+        let text = self.read("counters")?;
+        let mut counters = Counters::new();
+        for line in text.lines() {
+            let words: Vec<&str> = line.split(' ').collect();
+            let parsed = match words.as_slice() {
+                [event, reason, count] => count
+                    .parse()
+                    .map(|count| (((*event).into(), (*reason).into()), count))
+                    .ok(),
+                _ => None,
+            };
+            let Some((key, count)) = parsed else {
+                return Err(Stop::fail(format_args!("not a counter: {line:?}")));
+            };
+            let twice = counters.insert(key, count).is_some();
+            check!(!twice, "twice in the list: {line:?}");
+        }
+        Ok(counters)
+    }
+}
+
+/// Opens a file to read, or to write.
+///
+/// # Errors
+///
+/// Any error of open(2).
+pub fn open(path: &Path, read: bool) -> Result<File, SysError> {
+    OpenOptions::new()
+        .read(read)
+        .write(!read)
+        .open(path)
+        .map_err(|error| SysError::io(format!("open({})", path.display()), &error))
+}
+
+/// Reads the rest of a file.
+///
+/// # Errors
+///
+/// Any error of read(2).
+pub fn read(file: &mut File, path: &Path) -> Result<String, SysError> {
+    let mut text = String::new();
+    file.read_to_string(&mut text)
+        .map_err(|error| SysError::io(format!("reading {}", path.display()), &error))?;
+    Ok(text)
+}
+
+/// Writes a text by one write(2).
+///
+/// # Errors
+///
+/// Any error of write(2), or not all of it.
+pub fn write(file: &mut File, path: &Path, text: &str) -> Result<(), SysError> {
+    let what = || format!("writing {text:?} to {}", path.display());
+    match file.write(text.as_bytes()) {
+        Ok(count) if count == text.len() => Ok(()),
+        Ok(count) => Err(SysError::new(format!("{}, {count} bytes", what()), 0)),
+        Err(error) => Err(SysError::io(what(), &error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn listings() {
+        let text = "buffer id=7 size=8192 domain=either placement=vram pinned=0 exported=1\n\
+                    \timporter=0000:03:00.0 path=bus reason=none hops=4 flags=mapped,dynamic\n\
+                    \timporter=x path=refused reason=quota hops=-1 flags=\n\
+                    buffer id=9 size=4096 domain=vram placement=vram pinned=1 exported=0\n";
+        let buffers = parse(text).unwrap();
+        assert_eq!(buffers.len(), 2);
+        assert_eq!(buffers[0].importers[0].flags, ["mapped", "dynamic"]);
+        assert!(buffers[0].importers[1].flags.is_empty());
+        assert_eq!(buffers[0].importers[1].hops, -1);
+        assert!(buffers[1].pinned && !buffers[1].exported);
+        assert_eq!(parse("\timporter=x"), None);
+        assert_eq!(parse("buffer id=x"), None);
+    }
+
+    #[test]
+    fn differences() {
+        let key = |reason: &str| ("a".to_string(), reason.to_string());
+        let before = Counters::from([(key("x"), 1), (key("y"), 2)]);
+        let after = Counters::from([(key("x"), 1), (key("y"), 5)]);
+        assert_eq!(
+            difference(&before, &after),
+            [("a".to_string(), "y".to_string(), 3)]
+        );
+    }
+}

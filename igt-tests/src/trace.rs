@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The tracepoints of objects that peers access.
+
+use std::fs;
+use std::path::PathBuf;
+
+use crate::debugfs::{mounted, words};
+use crate::{Outcome, Stop, SysError};
+
+/// A trace of its own.
+#[derive(Debug)]
+pub struct Trace {
+    dir: PathBuf,
+}
+
+impl Trace {
+    /// Makes one with all events of `drm_peer` on.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if there are no such events.
+    #[track_caller]
+    pub fn new() -> Result<Self, Stop> {
+        let root = mounted("tracefs", "/sys/kernel/tracing")?;
+        let dir = root
+            .join("instances")
+            .join(format!("vvram-{}", std::process::id()));
+        fs::create_dir(&dir).map_err(|error| SysError::io(dir.display().to_string(), &error))?;
+        let this = Self { dir };
+        this.enable(true)?;
+        Ok(this)
+    }
+
+    /// Turns the events on or off.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if there are no such events.
+    #[track_caller]
+    pub fn enable(&self, on: bool) -> Outcome {
+        let path = self.dir.join("events/drm_peer/enable");
+        fs::write(&path, if on { "1" } else { "0" })
+            .map_err(|error| SysError::io(path.display().to_string(), &error))?;
+        Ok(())
+    }
+
+    /// The format of an event.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if there is no such event.
+    #[track_caller]
+    pub fn format(&self, event: &str) -> Result<String, Stop> {
+        let path = self
+            .dir
+            .join(format!("events/drm_peer/drm_peer_{event}/format"));
+        let text = fs::read_to_string(&path);
+        Ok(text.map_err(|error| SysError::io(path.display().to_string(), &error))?)
+    }
+
+    /// The events of one object since the last call, as `name key=value...`, without the fields
+    /// `exporter` and `id`, which were looked at, and `size`, which has to be that of the object.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if an event has another exporter or size.
+    #[track_caller]
+    pub fn events(&self, exporter: &str, id: u64, size: u64) -> Result<Vec<String>, Stop> {
+        let path = self.dir.join("trace");
+        let fail = |error: std::io::Error| SysError::io(path.display().to_string(), &error);
+        let text = fs::read_to_string(&path).map_err(fail)?;
+        fs::write(&path, "").map_err(fail)?;
+        let mut found = Vec::new();
+        for line in text.lines() {
+            let Some((_, event)) = line.split_once(": drm_peer_") else {
+                continue;
+            };
+            let Some((name, fields)) = event.split_once(": ") else {
+                return Err(Stop::fail(format_args!("not an event: {line:?}")));
+            };
+            let all = words(fields);
+            if all.get("id") != Some(&id.to_string().as_str()) {
+                continue;
+            }
+            check!(
+                all.get("exporter") == Some(&exporter)
+                    && all.get("size") == Some(&size.to_string().as_str()),
+                "expected exporter {exporter} and {size} bytes: {line:?}"
+            );
+            let rest = fields
+                .split_whitespace()
+                .filter(|word| !matches!(word.split('=').next(), Some("exporter" | "id" | "size")));
+            let rest: Vec<&str> = rest.collect();
+            found.push(format!("{name} {}", rest.join(" ")));
+        }
+        Ok(found)
+    }
+}
+
+impl Drop for Trace {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir(&self.dir);
+    }
+}
