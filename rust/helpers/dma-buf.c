@@ -15,6 +15,21 @@ __rust_helper unsigned int rust_helper_dma_get_max_seg_size(struct device *dev)
 	return dma_get_max_seg_size(dev);
 }
 
+__rust_helper void
+rust_helper_dma_sync_sgtable_for_cpu(struct device *dev, struct sg_table *sgt,
+				     enum dma_data_direction dir)
+{
+	dma_sync_sgtable_for_cpu(dev, sgt, dir);
+}
+
+__rust_helper void
+rust_helper_dma_sync_sgtable_for_device(struct device *dev,
+					struct sg_table *sgt,
+					enum dma_data_direction dir)
+{
+	dma_sync_sgtable_for_device(dev, sgt, dir);
+}
+
 __rust_helper int
 rust_helper_dma_resv_lock_interruptible(struct dma_resv *obj,
 					struct ww_acquire_ctx *ctx)

@@ -175,8 +175,8 @@ enum drm_vvram_path {
  * and to a refusal where it may not (DRM_VVRAM_GEM_CREATE_VRAM_OR_FAIL). Where
  * several of these apply, the first of the list is given. With 6 to 8 the
  * importer could have peer memory, but the buffer is in system memory. The same
- * is true for PINNED_ELSEWHERE, unless the importer was refused. SUSPENDED, QUOTA
- * and DEVICE_GONE are not given: these are errors of the importer's call.
+ * is true for PINNED_ELSEWHERE, unless the importer was refused. QUOTA and
+ * DEVICE_GONE are not given: these are errors of the importer's call.
  */
 enum drm_vvram_reason {
 	/** @DRM_VVRAM_REASON_NONE: it is peer to peer. */
@@ -189,7 +189,7 @@ enum drm_vvram_reason {
 	DRM_VVRAM_REASON_NO_ROUTE = 3,
 	/** @DRM_VVRAM_REASON_OUTSIDE_BAR: the BAR does not show the buffer. */
 	DRM_VVRAM_REASON_OUTSIDE_BAR = 4,
-	/** @DRM_VVRAM_REASON_SUSPENDED: the exporting device is suspended. */
+	/** @DRM_VVRAM_REASON_SUSPENDED: the exporting device does not resume. */
 	DRM_VVRAM_REASON_SUSPENDED = 5,
 	/** @DRM_VVRAM_REASON_OTHER_IMPORTER: another one needs system memory. */
 	DRM_VVRAM_REASON_OTHER_IMPORTER = 6,

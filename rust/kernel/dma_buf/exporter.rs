@@ -9,11 +9,11 @@
 //!
 //! | callback | reservation | device |
 //! |---|---|---|
-//! | [`attach`](Exporter::attach) | taken here | bound |
+//! | [`attach`](Exporter::attach), [`begin_cpu_access`](Exporter::begin_cpu_access), [`end_cpu_access`](Exporter::end_cpu_access) | taken here | bound |
 //! | [`detach`](Exporter::detach) | not held | maybe gone |
 //! | [`pin`](Exporter::pin), [`map`](Exporter::map), [`vmap`](Exporter::vmap) | held | bound |
 //! | [`unpin`](Exporter::unpin), [`unmap`](Exporter::unmap), [`vunmap`](Exporter::vunmap) | held | maybe gone |
-//! | [`begin_cpu_access`](Exporter::begin_cpu_access), [`end_cpu_access`](Exporter::end_cpu_access), [`mmap`](Exporter::mmap), [`release`](Exporter::release) | not held | maybe gone |
+//! | [`mmap`](Exporter::mmap), [`release`](Exporter::release) | not held | maybe gone |
 //!
 //! Where the device is bound, the callback gets a [`Locked`] view, which leads to
 //! [`Exporter::Bound`]. After the buffer was revoked these callbacks are not made any more, and the
@@ -22,13 +22,17 @@
 use super::{
     direction,
     exports::Registry,
-    mapping::Mapping,
+    mapping::{
+        Mapping,
+        Table, //
+    },
     DmaBuf, //
 };
 use crate::{
     bindings,
     device,
     dma::DataDirection,
+    dma_resv::Usage,
     error::from_result,
     iosys_map::IosysMap,
     mm::virt::VmaNew,
@@ -206,23 +210,26 @@ pub trait Exporter: Sized + Send + Sync + 'static {
         drop(mapping);
     }
 
-    /// The CPU is about to access the buffer. The reservation is not held.
+    /// The CPU is about to access the buffer.
+    ///
+    /// Called with the reservation held, after the work of devices that the access is in conflict
+    /// with has ended: that which writes, and for an access that writes that which reads, too.
     ///
     /// # Errors
     ///
     /// Returned to the caller.
-    fn begin_cpu_access(&self, buf: &DmaBuf, dir: DataDirection) -> Result {
-        let _ = (buf, dir);
+    fn begin_cpu_access(&self, cx: &Locked<'_, Self>, dir: DataDirection) -> Result {
+        let _ = (cx, dir);
         build_error!(crate::error::VTABLE_DEFAULT_ERROR)
     }
 
-    /// The CPU is done with the buffer. The reservation is not held.
+    /// The CPU is done with the buffer. Called with the reservation held.
     ///
     /// # Errors
     ///
     /// Returned to the caller.
-    fn end_cpu_access(&self, buf: &DmaBuf, dir: DataDirection) -> Result {
-        let _ = (buf, dir);
+    fn end_cpu_access(&self, cx: &Locked<'_, Self>, dir: DataDirection) -> Result {
+        let _ = (cx, dir);
         build_error!(crate::error::VTABLE_DEFAULT_ERROR)
     }
 
@@ -460,27 +467,9 @@ impl<E: Exporter> Buffer<E> {
         &'a self,
         buf: &'a DmaBuf,
     ) -> impl Iterator<Item = Attached<'a, E>> {
-        // SAFETY: The dma-buf is valid, and its list may be read while the reservation is held.
-        let head = unsafe { &raw mut (*buf.as_raw()).attachments };
-        // The core adds at the head, so the oldest is last.
-        // SAFETY: As above.
-        let mut next = unsafe { (*head).prev };
-
-        core::iter::from_fn(move || {
-            if ptr::eq(next, head) {
-                return None;
-            }
-
-            // SAFETY: Every element of the list but its head is the `node` of an attachment.
-            let raw = unsafe { crate::container_of!(next, bindings::dma_buf_attachment, node) };
-
-            // SAFETY: The list may be read while the reservation is held.
-            next = unsafe { (*next).prev };
-
-            // SAFETY: Attachments on the list were accepted by the exporter of this buffer, and
-            // stay valid while the reservation is held.
-            Some(unsafe { Attached::from_raw(raw) })
-        })
+        // SAFETY: As promised by the caller. Attachments on the list were accepted by the exporter of
+        // this buffer, and stay valid while the reservation is held.
+        unsafe { raw_attachments(buf.as_raw()).map(|raw| Attached::from_raw(raw)) }
     }
 
     /// Takes the bound device away from the buffer and tells importers that their mappings are
@@ -521,13 +510,78 @@ impl<E: Exporter> Buffer<E> {
     }
 }
 
-/// The private data of an attachment, in `dma_buf_attachment.priv`.
-struct AttachmentData<E: Exporter> {
-    data: E::Attachment,
-    /// Guarded by the reservation.
+/// What importers have of an attachment. Guarded by the reservation.
+struct Holdings {
     pins: Cell<usize>,
-    /// Guarded by the reservation.
-    maps: Cell<usize>,
+    tables: UnsafeCell<KVec<Table>>,
+}
+
+/// The private data of an attachment, in `dma_buf_attachment.priv`.
+#[repr(C)]
+struct AttachmentData<E: Exporter> {
+    /// First, where it is found by what does not know the type.
+    holdings: Holdings,
+    data: E::Attachment,
+}
+
+/// Iterates over the attachments of a buffer, oldest first.
+///
+/// # Safety
+///
+/// `buf` must be valid, and its reservation must be held for as long as the iterator is used.
+unsafe fn raw_attachments(
+    buf: *mut bindings::dma_buf,
+) -> impl Iterator<Item = *mut bindings::dma_buf_attachment> {
+    // SAFETY: The dma-buf is valid, and its list may be read while the reservation is held.
+    let head = unsafe { &raw mut (*buf).attachments };
+    // The core adds at the head, so the oldest is last.
+    // SAFETY: As above.
+    let mut next = unsafe { (*head).prev };
+
+    core::iter::from_fn(move || {
+        if ptr::eq(next, head) {
+            return None;
+        }
+
+        // SAFETY: Every element of the list but its head is the `node` of an attachment.
+        let raw = unsafe { crate::container_of!(next, bindings::dma_buf_attachment, node) };
+
+        // SAFETY: The list may be read while the reservation is held.
+        next = unsafe { (*next).prev };
+        Some(raw)
+    })
+}
+
+/// Takes over what devices wrote through mappings that were invalidated and not unmapped since.
+///
+/// For an exporter that has told its importers, by `dma_buf_invalidate_mappings()`, and has waited
+/// for the fences of what they started. Afterwards it can move the content of the buffer. When such
+/// a mapping is unmapped later the old memory is not written to any more, as it may be somebody
+/// else's by then.
+///
+/// # Safety
+///
+/// `buf` must be a valid buffer of an [`Exporter`], whose reservation is held, and the memory that
+/// was mapped must still be there.
+#[cfg_attr(not(CONFIG_RUST_DRM_TTM), expect(dead_code))]
+pub(crate) unsafe fn retire(buf: *mut bindings::dma_buf) {
+    // SAFETY: As promised by the caller.
+    for raw in unsafe { raw_attachments(buf) } {
+        // SAFETY: The private data of an attachment on the list begins with its holdings, and the
+        // reservation, which guards them, is held.
+        let (dev, tables) = unsafe {
+            (
+                (*raw).dev,
+                &mut *(*(*raw).priv_.cast::<Holdings>()).tables.get(),
+            )
+        };
+
+        for table in tables.iter_mut().filter(|table| !table.void) {
+            // SAFETY: The table is one of the attachment, whose memory is still there.
+            unsafe { table.sync_for_cpu(dev) };
+            table.void = true;
+        }
+    }
 }
 
 /// A buffer whose reservation is held and whose device is bound.
@@ -696,13 +750,26 @@ impl<'r, E: Exporter> Attached<'r, E> {
     /// Returns how many times the attachment is pinned.
     #[inline]
     pub fn pins(&self) -> usize {
-        self.private().pins.get()
+        self.holdings().pins.get()
     }
 
     /// Returns how many mappings the attachment holds.
     #[inline]
     pub fn maps(&self) -> usize {
-        self.private().maps.get()
+        self.with_tables(|tables| tables.len())
+    }
+
+    #[inline]
+    fn holdings(&self) -> &Holdings {
+        &self.private().holdings
+    }
+
+    /// Calls `f`, which must not call back, with the tables that the importer has.
+    #[inline]
+    pub(super) fn with_tables<R>(&self, f: impl FnOnce(&mut KVec<Table>) -> R) -> R {
+        // SAFETY: The reservation, which guards the tables, is held by the type invariant. `f` has
+        // no other way to them.
+        f(unsafe { &mut *self.holdings().tables.get() })
     }
 }
 
@@ -819,9 +886,11 @@ unsafe extern "C" fn attach_callback<E: Exporter>(
         let data = KBox::write(
             data,
             AttachmentData {
+                holdings: Holdings {
+                    pins: Cell::new(0),
+                    tables: UnsafeCell::new(KVec::new()),
+                },
                 data: ret?,
-                pins: Cell::new(0),
-                maps: Cell::new(0),
             },
         );
 
@@ -844,9 +913,11 @@ unsafe extern "C" fn detach_callback<E: Exporter>(
     let buffer = unsafe { Buffer::<E>::of(buf) };
     // SAFETY: `attach_callback` put a box there, and the attachment is not used any more.
     let data = unsafe { KBox::from_raw((*raw_attach).priv_.cast::<AttachmentData<E>>()) };
+    let AttachmentData { holdings, data } = KBox::into_inner(data);
+    let (pins, maps) = (holdings.pins.get(), holdings.tables.into_inner().len());
 
     // The core does not look for an importer that forgets these.
-    if data.pins.get() != 0 || data.maps.get() != 0 {
+    if pins != 0 || maps != 0 {
         // SAFETY: The device of an attachment outlives it.
         let dev: &device::Device = unsafe { device::Device::from_raw((*raw_attach).dev) };
 
@@ -854,12 +925,12 @@ unsafe extern "C" fn detach_callback<E: Exporter>(
             dev,
             "detached from a dma-buf of {} with {} pins and {} mappings left\n",
             E::NAME,
-            data.pins.get(),
-            data.maps.get()
+            pins,
+            maps
         );
     }
 
-    buffer.exporter.detach(buf, KBox::into_inner(data).data);
+    buffer.exporter.detach(buf, data);
 }
 
 /// # Safety
@@ -878,7 +949,7 @@ unsafe extern "C" fn pin_callback<E: Exporter>(
         let cx = unsafe { buffer.locked(buf) }?;
 
         buffer.exporter.pin(&cx, &at)?;
-        at.private().pins.set(at.pins() + 1);
+        at.holdings().pins.set(at.pins() + 1);
         Ok(0)
     })
 }
@@ -902,7 +973,7 @@ unsafe extern "C" fn unpin_callback<E: Exporter>(raw_attach: *mut bindings::dma_
         return;
     }
 
-    at.private().pins.set(at.pins() - 1);
+    at.holdings().pins.set(at.pins() - 1);
     buffer.exporter.unpin(buf, &at);
 }
 
@@ -922,11 +993,15 @@ unsafe extern "C" fn map_callback<E: Exporter>(
         // SAFETY: The reservation is held for the whole callback.
         let cx = unsafe { buffer.locked(buf) }?;
 
+        // First, so that nothing fails once the exporter has mapped.
+        at.with_tables(|tables| tables.reserve(1, GFP_KERNEL))?;
         let mapping = buffer.exporter.map(&cx, &at, direction(dir))?;
 
+        let table = mapping.into_raw();
+        let sgt = table.sgt();
+        at.with_tables(|tables| tables.push_within_capacity(table))?;
         buffer.get_mapping();
-        at.private().maps.set(at.maps() + 1);
-        Ok(mapping.into_raw())
+        Ok(sgt)
     };
 
     into_err_ptr(map())
@@ -938,18 +1013,32 @@ unsafe extern "C" fn map_callback<E: Exporter>(
 unsafe extern "C" fn unmap_callback<E: Exporter>(
     raw_attach: *mut bindings::dma_buf_attachment,
     raw_sgt: *mut bindings::sg_table,
-    dir: bindings::dma_data_direction,
+    _dir: bindings::dma_data_direction,
 ) {
     // SAFETY: The core passes a valid attachment, with the reservation held.
     let at = unsafe { Attached::<E>::from_raw(raw_attach) };
     // SAFETY: This callback is only in the table of `E`.
     let buffer = unsafe { Buffer::<E>::of(at.dma_buf()) };
-    // SAFETY: The core gives back the table that `map_callback` returned for this attachment, and
-    // passes the same direction. It is not null, as no error is.
-    let mapping = unsafe { Mapping::from_raw(at.raw, NonNull::new_unchecked(raw_sgt), dir) };
+    let table = at.with_tables(|tables| {
+        let index = tables
+            .iter()
+            .position(|table| ptr::eq(table.sgt().as_ptr(), raw_sgt))?;
+
+        tables.remove(index).ok()
+    });
+    let Some(table) = table else {
+        dev_warn!(
+            at.device(),
+            "unmaps a dma-buf of {} that it did not map\n",
+            E::NAME
+        );
+        return;
+    };
+
+    // SAFETY: `map_callback` put the table on the list of this attachment; it was taken off above.
+    let mapping = unsafe { Mapping::from_raw(at.raw, table) };
 
     buffer.exporter.unmap(&at, mapping);
-    at.private().maps.set(at.maps().saturating_sub(1));
     buffer.put_mapping();
 }
 
@@ -977,9 +1066,24 @@ unsafe extern "C" fn begin_cpu_access_callback<E: Exporter>(
         let buf = unsafe { DmaBuf::from_raw(raw_buf) };
         // SAFETY: This callback is only in the table of `E`.
         let buffer = unsafe { Buffer::<E>::of(buf) };
+        let dir = direction(dir);
 
-        buffer.exporter.begin_cpu_access(buf, direction(dir))?;
-        Ok(0)
+        // The core waits too, but afterwards: what a device wrote has to be there before it can be
+        // made visible.
+        let usage = if dir == DataDirection::FromDevice {
+            Usage::Write
+        } else {
+            Usage::Read
+        };
+        buf.resv().wait(usage, true)?;
+
+        let guard = buf.resv().lock_interruptible()?;
+        // SAFETY: The reservation is held until after the view is gone.
+        let ret =
+            unsafe { buffer.locked(buf) }.and_then(|cx| buffer.exporter.begin_cpu_access(&cx, dir));
+
+        drop(guard);
+        ret.map(|()| 0)
     })
 }
 
@@ -996,8 +1100,13 @@ unsafe extern "C" fn end_cpu_access_callback<E: Exporter>(
         // SAFETY: This callback is only in the table of `E`.
         let buffer = unsafe { Buffer::<E>::of(buf) };
 
-        buffer.exporter.end_cpu_access(buf, direction(dir))?;
-        Ok(0)
+        let guard = buf.resv().lock();
+        // SAFETY: The reservation is held until after the view is gone.
+        let ret = unsafe { buffer.locked(buf) }
+            .and_then(|cx| buffer.exporter.end_cpu_access(&cx, direction(dir)));
+
+        drop(guard);
+        ret.map(|()| 0)
     })
 }
 

@@ -52,7 +52,9 @@ use crate::{
     time::{
         delay::fsleep,
         msecs_to_jiffies,
-        Delta, //
+        Delta,
+        Instant,
+        Monotonic, //
     }, //
 };
 use core::{
@@ -63,8 +65,10 @@ use core::{
     }, //
 };
 
-/// How often the wait for mappings names who it is waiting for, in milliseconds.
+/// How long the wait for mappings is silent after it has named who it is waiting for, in
+/// milliseconds. Each time it is twice as long as the time before, up to the maximum.
 const REMIND_MS: u32 = 10_000;
+const REMIND_MAX_MS: u32 = 600_000;
 
 /// The dma-bufs on a list, by their address.
 #[pin_data]
@@ -166,6 +170,7 @@ impl Drop for Held<'_> {
 
 /// What devres owns: dropping it takes all buffers back.
 struct Revocation<E: Exporter> {
+    dev: ARef<device::Device>,
     registry: Arc<Registry>,
     // Dropped after the buffers were taken back.
     bound: E::Bound<'static>,
@@ -191,23 +196,26 @@ impl<E: Exporter> Drop for Revocation<E> {
         self.for_each(|buf, buffer| {
             // A wait that is not interruptible does not fail.
             let _ = buf.resv().wait(Usage::Bookkeep, false);
-            wait_unmapped(buf, buffer);
+            wait_unmapped(&self.dev, buf, buffer);
         });
     }
 }
 
 /// Waits until nobody has a mapping of `buf`, and says who has.
-fn wait_unmapped<E: Exporter>(buf: &DmaBuf, buffer: &Buffer<E>) {
+fn wait_unmapped<E: Exporter>(dev: &device::Device, buf: &DmaBuf, buffer: &Buffer<E>) {
+    let since = Instant::<Monotonic>::now();
+    let mut remind = REMIND_MS;
     let mut mappings = buffer.mappings().lock();
 
     while *mappings > 0 {
         let count = *mappings;
 
         drop(mappings);
-        report_holders(buf, buffer, count);
+        report_holders(dev, buf, buffer, count, since.elapsed());
         mappings = buffer.mappings().lock();
 
-        let mut left = msecs_to_jiffies(REMIND_MS);
+        let mut left = msecs_to_jiffies(remind);
+        remind = (remind * 2).min(REMIND_MAX_MS);
         while *mappings > 0 && left > 0 {
             // An uninterruptible sleep would be reported as a hung task.
             match buffer
@@ -229,22 +237,39 @@ fn wait_unmapped<E: Exporter>(buf: &DmaBuf, buffer: &Buffer<E>) {
     }
 }
 
-/// Logs who has the `count` mappings of a buffer that is waited for.
-fn report_holders<E: Exporter>(buf: &DmaBuf, buffer: &Buffer<E>, count: usize) {
+/// Logs who has the `count` mappings of a buffer of `dev` that is waited for.
+fn report_holders<E: Exporter>(
+    dev: &device::Device,
+    buf: &DmaBuf,
+    buffer: &Buffer<E>,
+    count: usize,
+    waited: Delta,
+) {
     let _guard = buf.resv().lock();
+    let seconds = waited.as_millis() / 1000;
+    let size = buf.size();
     let mut others = count;
-
-    pr_notice!("dma-buf: waiting for {count} mappings of a revoked buffer\n");
 
     // SAFETY: The reservation is held, and `buffer` belongs to `buf`.
     for at in unsafe { buffer.attachments(buf) } {
         if at.maps() > 0 {
-            dev_notice!(at.device(), "holds a revoked dma-buf\n");
+            dev_notice!(
+                dev,
+                "waiting for {}, which has mapped a revoked dma-buf of {} bytes, since {} s\n",
+                at.device().name(),
+                size,
+                seconds
+            );
             others = others.saturating_sub(at.maps());
         }
     }
     if others > 0 {
-        pr_notice!("dma-buf: the kernel holds a revoked buffer (vmap)\n");
+        dev_notice!(
+            dev,
+            "waiting for the kernel (vmap), which has mapped a revoked dma-buf of {} bytes, since {} s\n",
+            size,
+            seconds
+        );
     }
 }
 
@@ -297,6 +322,10 @@ impl<'bound, E: Exporter> Exports<'bound, E> {
         let devres = Devres::<Revocation<E>>::new::<Error>(
             dev.as_ref(),
             Ok(Revocation {
+                dev: {
+                    let dev: &device::Device = dev.as_ref();
+                    dev.into()
+                },
                 registry: registry.clone(),
                 bound: value,
             }),

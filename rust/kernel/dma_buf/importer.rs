@@ -31,7 +31,10 @@ use crate::{
     },
     devres::Devres,
     dma::DataDirection,
-    dma_resv::Usage,
+    dma_resv::{
+        LockedResv,
+        Usage, //
+    },
     error::{
         from_err_ptr,
         to_result, //
@@ -197,6 +200,25 @@ impl State {
         ret
     }
 
+    /// Calls `f` with the reservation held, if still attached and nobody else has a lock.
+    fn try_with<R>(&self, f: impl FnOnce(MappingSlot<'_>) -> Result<R>) -> Result<R> {
+        let attached = self.attached.try_lock().ok_or(EAGAIN)?;
+        if !*attached {
+            return Err(ENODEV);
+        }
+
+        let guard = self.buf.resv().try_lock().ok_or(EAGAIN)?;
+        // INVARIANT: The attachment is valid, and the reservation was just taken.
+        let ret = f(MappingSlot {
+            state: self,
+            raw: self.raw.get(),
+            _not_send: NotThreadSafe,
+        });
+
+        drop(guard);
+        ret
+    }
+
     /// Unmaps, unpins and detaches, if still attached.
     #[inline(never)]
     fn detach(&self) {
@@ -300,6 +322,17 @@ impl MappingSlot<'_> {
         // SAFETY: The table is valid until it is unmapped, which needs `&mut self` or the
         // reservation, which is held. It belongs to the importer, so nobody else changes it.
         Some(unsafe { SGTable::from_raw(sgt.as_ptr()) })
+    }
+
+    /// Returns the view of the reservation by which fences are added.
+    ///
+    /// A device that goes on to use the mapping when the reservation is not held any more has a
+    /// fence there: whoever moves the buffer waits for it.
+    #[inline]
+    pub fn resv(&mut self) -> LockedResv<'_> {
+        // SAFETY: By the type invariant the reservation is held. For as long as `self` is borrowed
+        // there is no other view of it.
+        unsafe { LockedResv::from_raw(self.state.buf.resv().as_raw()) }
     }
 
     /// Unmaps the buffer. Does nothing if it is not mapped.
@@ -466,6 +499,19 @@ impl<I: Importer> Attachment<I> {
         self.inner.state.with(|slot| f(&mut LockedAttachment(slot)))
     }
 
+    /// As [`Self::with`], but never sleeps to take a lock.
+    ///
+    /// For code that holds a lock which others need to signal a fence.
+    ///
+    /// # Errors
+    ///
+    /// `EAGAIN` if somebody else has the reservation, and those of [`Self::with`].
+    pub fn try_with<R>(&self, f: impl FnOnce(&mut LockedAttachment<'_>) -> Result<R>) -> Result<R> {
+        self.inner
+            .state
+            .try_with(|slot| f(&mut LockedAttachment(slot)))
+    }
+
     /// # Safety
     ///
     /// Called by the core with an attachment that was made with [`Self::OPS`], with the reservation
@@ -533,6 +579,15 @@ impl StaticAttachment {
     /// Those of [`Attachment::with`].
     pub fn with<R>(&self, f: impl FnOnce(&mut MappingSlot<'_>) -> Result<R>) -> Result<R> {
         self.inner.state.with(|mut slot| f(&mut slot))
+    }
+
+    /// As [`Self::with`], but never sleeps to take a lock.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Attachment::try_with`].
+    pub fn try_with<R>(&self, f: impl FnOnce(&mut MappingSlot<'_>) -> Result<R>) -> Result<R> {
+        self.inner.state.try_with(|mut slot| f(&mut slot))
     }
 }
 

@@ -9,10 +9,13 @@
 //!
 //! C header: [`include/linux/dma-buf-mapping.h`](srctree/include/linux/dma-buf-mapping.h)
 
-use super::exporter::{
-    Attached,
-    Brand,
-    Exporter, //
+use super::{
+    direction,
+    exporter::{
+        Attached,
+        Brand,
+        Exporter, //
+    }, //
 };
 use crate::{
     bindings,
@@ -222,6 +225,66 @@ impl<'a> MmioRanges<'a> {
     }
 }
 
+/// A scatter table that an importer has.
+///
+/// # Invariants
+///
+/// `sgt` was made with `dir`: by `dma_buf_phys_vec_to_sgt()`, which sets `orig_nents` to 0, or else
+/// by [`Attached::map_pages`].
+pub(super) struct Table {
+    sgt: NonNull<bindings::sg_table>,
+    dir: bindings::dma_data_direction,
+    /// The memory of the buffer is not what the table leads to any more.
+    pub(super) void: bool,
+}
+
+impl Table {
+    /// Returns the pointer to the C structure.
+    #[inline]
+    pub(super) fn sgt(&self) -> NonNull<bindings::sg_table> {
+        self.sgt
+    }
+
+    /// Tells whether the table is one of pages.
+    #[inline]
+    fn has_pages(&self) -> bool {
+        // SAFETY: By the type invariant the table is valid.
+        unsafe { (*self.sgt.as_ptr()).orig_nents != 0 }
+    }
+
+    /// Makes the CPU see what the device wrote.
+    ///
+    /// # Safety
+    ///
+    /// The table must be mapped for `dev`.
+    pub(super) unsafe fn sync_for_cpu(&self, dev: *mut bindings::device) {
+        if self.has_pages() {
+            // SAFETY: As promised by the caller; the direction is that of the mapping.
+            unsafe { bindings::dma_sync_sgtable_for_cpu(dev, self.sgt.as_ptr(), self.dir) };
+        }
+    }
+
+    /// Makes the device see what the CPU wrote, or only gives the memory back to it.
+    ///
+    /// # Safety
+    ///
+    /// The table must be mapped for `dev`.
+    unsafe fn sync_for_device(&self, dev: *mut bindings::device, written: bool) {
+        let dir = match direction(self.dir) {
+            // Otherwise a bounce buffer would be filled with what the CPU saw, over what the device
+            // has written since.
+            DataDirection::Bidirectional if !written => DataDirection::FromDevice,
+            dir => dir,
+        };
+
+        if self.has_pages() {
+            // SAFETY: As promised by the caller; the direction is that of the mapping, or one of
+            // those that it has.
+            unsafe { bindings::dma_sync_sgtable_for_device(dev, self.sgt.as_ptr(), dir.into()) };
+        }
+    }
+}
+
 /// A mapping of a buffer for one attachment; dropping it unmaps.
 ///
 /// `'r` ties it to the call of [`Exporter::map`] that it was made in, so that an exporter can only
@@ -229,47 +292,47 @@ impl<'a> MmioRanges<'a> {
 ///
 /// # Invariants
 ///
-/// - `attach` is valid, and `sgt` was made for it with `dir`: by `dma_buf_phys_vec_to_sgt()`, which
-///   sets `orig_nents` to 0, or else by [`Attached::map_pages`].
+/// - `attach` is valid, and `table` is mapped for its device.
 /// - The reservation of the buffer is held for as long as the value lives.
 pub struct Mapping<'r> {
     attach: NonNull<bindings::dma_buf_attachment>,
-    sgt: NonNull<bindings::sg_table>,
-    dir: bindings::dma_data_direction,
+    table: Table,
     _brand: Brand<'r>,
     _not_send: NotThreadSafe,
 }
 
 impl<'r> Mapping<'r> {
-    /// Takes back a mapping that was handed to the core.
+    /// Takes back a mapping that was handed to the importer.
     ///
     /// # Safety
     ///
-    /// `sgt` must come from [`Self::into_raw`] of a mapping of `attach` with `dir` that was not
-    /// taken back since, and the reservation must be held for `'r`.
+    /// `table` must come from [`Self::into_raw`] of a mapping of `attach` that was not taken back
+    /// since, and the reservation must be held for `'r`.
     #[inline]
     pub(super) unsafe fn from_raw(
         attach: NonNull<bindings::dma_buf_attachment>,
-        sgt: NonNull<bindings::sg_table>,
-        dir: bindings::dma_data_direction,
+        table: Table,
     ) -> Self {
         // INVARIANT: By the safety requirements.
         Self {
             attach,
-            sgt,
-            dir,
+            table,
             _brand: PhantomData,
             _not_send: NotThreadSafe,
         }
     }
 
-    /// Hands the table to the core, which gives it back to unmap.
+    /// Hands the table to the importer, which gives it back to unmap.
     #[inline]
-    pub(super) fn into_raw(self) -> NonNull<bindings::sg_table> {
-        let sgt = self.sgt;
+    pub(super) fn into_raw(self) -> Table {
+        let this = mem::ManuallyDrop::new(self);
 
-        mem::forget(self);
-        sgt
+        // INVARIANT: That of the table that is given up.
+        Table {
+            sgt: this.table.sgt,
+            dir: this.table.dir,
+            void: this.table.void,
+        }
     }
 
     /// Returns the scatter table. An importer uses DMA addresses and lengths only.
@@ -277,23 +340,30 @@ impl<'r> Mapping<'r> {
     pub fn table(&self) -> &SGTable {
         // SAFETY: By the type invariant the table is valid, and nothing changes it while the
         // reservation is held.
-        unsafe { SGTable::from_raw(self.sgt.as_ptr()) }
+        unsafe { SGTable::from_raw(self.table.sgt.as_ptr()) }
     }
 }
 
 impl Drop for Mapping<'_> {
     fn drop(&mut self) {
-        let (attach, sgt) = (self.attach.as_ptr(), self.sgt.as_ptr());
+        let (attach, sgt) = (self.attach.as_ptr(), self.table.sgt.as_ptr());
+        // The pages of a table that is void may belong to somebody else by now.
+        let attrs = if self.table.void {
+            // CAST: A small number.
+            bindings::DMA_ATTR_SKIP_CPU_SYNC as usize
+        } else {
+            0
+        };
 
         // SAFETY: By the type invariants this is the table of the attachment, made in one of the two
         // ways, and the reservation is held.
         unsafe {
-            if (*sgt).orig_nents == 0 {
-                bindings::dma_buf_free_sgt(attach, sgt, self.dir);
-            } else {
-                bindings::dma_unmap_sgtable((*attach).dev, sgt, self.dir, 0);
+            if self.table.has_pages() {
+                bindings::dma_unmap_sgtable((*attach).dev, sgt, self.table.dir, attrs);
                 bindings::sg_free_table(sgt);
                 drop(KBox::from_raw(sgt));
+            } else {
+                bindings::dma_buf_free_sgt(attach, sgt, self.table.dir);
             }
         }
     }
@@ -336,12 +406,51 @@ impl<'r, E: Exporter> Attached<'r, E> {
         Ok(Mapping {
             // SAFETY: The attachment is valid, and a pointer that is not an error is not null.
             attach: unsafe { NonNull::new_unchecked(self.as_raw()) },
-            // SAFETY: As above.
-            sgt: unsafe { NonNull::new_unchecked(sgt) },
-            dir,
+            table: Table {
+                // SAFETY: As above.
+                sgt: unsafe { NonNull::new_unchecked(sgt) },
+                dir,
+                void: false,
+            },
             _brand: PhantomData,
             _not_send: NotThreadSafe,
         })
+    }
+
+    /// Makes the CPU see what the importer's device wrote to mappings of system memory.
+    ///
+    /// Where the device sees the same memory as the CPU nothing is done. What bounces is copied as a
+    /// whole: with two importers that bounce the CPU sees what the one has that is synchronized
+    /// last. Mirrors `dma_sync_sgtable_for_cpu()`.
+    pub fn sync_for_cpu(&self) {
+        self.for_each_valid(|dev, table| {
+            // SAFETY: The table is one of this attachment.
+            unsafe { table.sync_for_cpu(dev) }
+        });
+    }
+
+    /// Makes the importer's device see what the CPU wrote to system memory, if `dir`, the direction
+    /// of the access by the CPU, says that it wrote.
+    ///
+    /// Mirrors `dma_sync_sgtable_for_device()`.
+    pub fn sync_for_device(&self, dir: DataDirection) {
+        let written = dir != DataDirection::FromDevice;
+
+        self.for_each_valid(|dev, table| {
+            // SAFETY: The table is one of this attachment.
+            unsafe { table.sync_for_device(dev, written) }
+        });
+    }
+
+    fn for_each_valid(&self, f: impl Fn(*mut bindings::device, &Table)) {
+        // SAFETY: The attachment is valid, and so is its device.
+        let dev = unsafe { (*self.as_raw()).dev };
+
+        self.with_tables(|tables| {
+            for table in tables.iter().filter(|table| !table.void) {
+                f(dev, table);
+            }
+        });
     }
 
     /// Maps pages of system memory for the importer. Sleeps.
@@ -407,9 +516,12 @@ impl<'r, E: Exporter> Attached<'r, E> {
         Ok(Mapping {
             // SAFETY: The attachment is valid, and a box is not null.
             attach: unsafe { NonNull::new_unchecked(self.as_raw()) },
-            // SAFETY: As above.
-            sgt: unsafe { NonNull::new_unchecked(sgt) },
-            dir,
+            table: Table {
+                // SAFETY: As above.
+                sgt: unsafe { NonNull::new_unchecked(sgt) },
+                dir,
+                void: false,
+            },
             _brand: PhantomData,
             _not_send: NotThreadSafe,
         })

@@ -115,12 +115,12 @@
 //!         Err(ENXIO)
 //!     }
 //!
-//!     fn begin_cpu_access(&self, _buf: &DmaBuf, _dir: DataDirection) -> Result {
+//!     fn begin_cpu_access(&self, _cx: &Locked<'_, Self>, _dir: DataDirection) -> Result {
 //!         *self.cpu_users.lock() += 1;
 //!         Ok(())
 //!     }
 //!
-//!     fn end_cpu_access(&self, _buf: &DmaBuf, _dir: DataDirection) -> Result {
+//!     fn end_cpu_access(&self, _cx: &Locked<'_, Self>, _dir: DataDirection) -> Result {
 //!         *self.cpu_users.lock() -= 1;
 //!         Ok(())
 //!     }

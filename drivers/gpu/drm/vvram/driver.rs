@@ -17,7 +17,8 @@ use kernel::{
     },
     pci,
     prelude::*,
-    sizes::SZ_1K, //
+    sizes::SZ_1K,
+    sync::aref::ARef, //
 };
 
 use crate::{
@@ -78,9 +79,14 @@ kernel::pci_device_table!(
     )]
 );
 
+/// What the driver has of a bound device.
+pub(crate) struct Probed(ARef<VvramDevice>);
+
 impl pci::Driver for VvramDriver {
     type IdInfo = &'static dyn Variant;
-    type Data<'bound> = Self;
+    type Data<'bound> = Probed;
+
+    const AUTOSUSPEND_MS: Option<u32> = Some(1000);
 
     const ID_TABLE: pci::IdTable<Self::IdInfo> = &PCI_TABLE;
 
@@ -110,7 +116,7 @@ impl pci::Driver for VvramDriver {
         let percent = module_parameters::pin_percent.value().min(100);
         drm.ttm
             .set_pin_limit(vram_size / 100 * percent + vram_size % 100 * percent / 100);
-        drm::devres::register::<Self>(pdev, drm, Bind(variant), 0)?;
+        let drm = drm::devres::register::<Self>(pdev, drm, Bind(variant), 0)?;
 
         dev_info!(
             pdev,
@@ -121,7 +127,17 @@ impl pci::Driver for VvramDriver {
             variant.vram_bar(),
             pdev.resource_start(variant.vram_bar())?
         );
-        Ok(Self)
+        Ok(Probed(drm))
+    }
+
+    // Memory of this device keeps its content. One that loses it moves its objects to system memory
+    // first.
+    fn runtime_suspend<'bound>(
+        _pdev: &'bound pci::Device<device::Bound>,
+        this: Pin<&Self::Data<'bound>>,
+    ) -> Result {
+        this.0.ttm.zap_mappings();
+        Ok(())
     }
 }
 

@@ -19,6 +19,7 @@ use kernel::{
             Job,
             OpCtx,
             PinAccount,
+            Ranges,
             TtmObject, //
         }, //
     },
@@ -91,6 +92,10 @@ impl TtmObject for BoData {
 
     fn transfer<'a>(bound: &'a BoundData<'a>, job: Job) -> Result {
         bound.engine.submit(job)
+    }
+
+    fn flush<'a>(bound: &'a BoundData<'a>, vram: &Ranges) {
+        bound.engine.flush(vram);
     }
 }
 

@@ -9,6 +9,7 @@ use kernel::{
     drm::ttm::{
         CpuEngine,
         Job,
+        Ranges,
         Window, //
     },
     pci,
@@ -43,6 +44,9 @@ pub(crate) trait Engine: Send + Sync {
     ///
     /// Jobs are finished in their order, and all of them before the engine is gone.
     fn submit(&self, job: Job) -> Result;
+
+    /// Makes what the CPU wrote to VRAM visible to the device and to peers.
+    fn flush(&self, vram: &Ranges);
 }
 
 /// QEMU's `ivshmem-plain`: BAR 2 is memory, and there is nothing else.
@@ -67,5 +71,9 @@ impl Variant for Ivshmem {
 impl Engine for CpuEngine<'_> {
     fn submit(&self, job: Job) -> Result {
         self.submit(job)
+    }
+
+    fn flush(&self, vram: &Ranges) {
+        self.flush(vram);
     }
 }

@@ -13,10 +13,13 @@
 //! - An importer that pins does so in VRAM if all importers are peers, else in system memory. For
 //!   one that maps without a pin the object is moved in the same way; it is told when the object
 //!   moves again.
+//! - The CPU sees what devices wrote, and the other way, between the begin and the end of an access
+//!   (`DMA_BUF_IOCTL_SYNC`).
 //! - [`attachments`] lists the importers of an object and the most recent refusals; [`debugfs`]
 //!   shows them for all objects, and [`Counters`] how often importers did not get peer memory.
 //! - What importers do has tracepoints.
 //! - Importing an object into the device it comes from gives the object itself.
+//! - The device is kept awake while a peer is attached.
 //! - When the driver is unbound, all importers are told, and their mappings are waited for.
 //!
 //! # Locking
@@ -58,6 +61,7 @@
 //!             MemType,
 //!             OpCtx,
 //!             Place,
+//!             Ranges,
 //!             TtmObject,
 //!             Window, //
 //!         }, //
@@ -130,6 +134,10 @@
 //!
 //!     fn transfer<'a>(vram: &'a Vram<'a>, job: Job) -> Result {
 //!         vram.engine.submit(job)
+//!     }
+//!
+//!     fn flush<'a>(vram: &'a Vram<'a>, ranges: &Ranges) {
+//!         vram.engine.flush(ranges);
 //!     }
 //! }
 //!
@@ -372,6 +380,7 @@ use crate::{
         self,
         p2pdma::Provider, //
     },
+    pm::Awake,
     prelude::*,
     sync::{
         aref::ARef,
@@ -722,6 +731,8 @@ pub struct Attachment {
     outcome: Outcome,
     distance: Option<u32>,
     opted_in: bool,
+    /// A peer can map VRAM at any time, and others may hold the reservation when it does.
+    _awake: Option<Awake>,
 }
 
 /// A GEM object that is exported as a dma-buf.
@@ -771,7 +782,14 @@ impl<T: PeerObject> GemExport<T> {
     }
 
     /// Finds out what [`decide`] needs to know.
-    fn facts(&self, cx: &Locked<'_, Self>, req: &AttachRequest<'_>) -> Facts {
+    ///
+    /// `awake` keeps the exporting device awake, unless it cannot be resumed.
+    fn facts(
+        &self,
+        cx: &Locked<'_, Self>,
+        req: &AttachRequest<'_>,
+        awake: &Result<Awake>,
+    ) -> Facts {
         let object = self.object(cx);
         let visible = object.visible();
         let pinned = object.mem_type().filter(|_| object.is_pinned());
@@ -782,9 +800,9 @@ impl<T: PeerObject> GemExport<T> {
         };
 
         Facts {
-            // `cx` proves that the device is bound, and drivers of this layer do not suspend yet.
+            // `cx` proves that the device is bound.
             gone: false,
-            suspended: false,
+            suspended: awake.is_err(),
             route: Route::new(cx.bound(), req),
             inside_bar,
             domain: self.obj.domain(),
@@ -887,7 +905,8 @@ impl<T: PeerObject> Exporter for GemExport<T> {
     }
 
     fn attach(&self, cx: &Locked<'_, Self>, req: &mut AttachRequest<'_>) -> Result<Attachment> {
-        let facts = self.facts(cx, req);
+        let awake = self.obj.awake();
+        let facts = self.facts(cx, req, &awake);
         let outcome = decide(&facts);
 
         match outcome.path {
@@ -921,6 +940,7 @@ impl<T: PeerObject> Exporter for GemExport<T> {
             outcome,
             distance: facts.route.distance,
             opted_in: facts.route.opted_in,
+            _awake: awake.ok().filter(|_| outcome.path.is_peer()),
         })
     }
 
@@ -969,6 +989,25 @@ impl<T: PeerObject> Exporter for GemExport<T> {
     fn unmap(&self, at: &Attached<'_, Self>, mapping: Mapping<'_>) {
         drop(mapping);
         self.trace(Act::Unmap, at.device(), at.data().outcome, Ok(()));
+    }
+
+    fn begin_cpu_access(&self, cx: &Locked<'_, Self>, _dir: DataDirection) -> Result {
+        // The CPU does not cache VRAM. System memory is taken from the devices also if the CPU is
+        // going to write: it may write a part only, and gives back the whole.
+        for at in cx.attachments() {
+            at.sync_for_cpu();
+        }
+        Ok(())
+    }
+
+    fn end_cpu_access(&self, cx: &Locked<'_, Self>, dir: DataDirection) -> Result {
+        for at in cx.attachments() {
+            at.sync_for_device(dir);
+        }
+        if dir == DataDirection::FromDevice {
+            return Ok(());
+        }
+        self.object(cx).flush()
     }
 
     fn mmap(&self, _buf: &DmaBuf, vma: &VmaNew) -> Result {

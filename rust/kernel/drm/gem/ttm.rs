@@ -29,6 +29,7 @@ use crate::{
     bindings,
     container_of,
     device,
+    dma_buf::exporter,
     dma_resv::{
         DmaResv,
         LockedResv,
@@ -69,6 +70,7 @@ use crate::{
         page_align,
         PAGE_SHIFT, //
     },
+    pm::Awake,
     prelude::*,
     rbtree::RBTreeNodeReservation,
     sync::{
@@ -376,6 +378,20 @@ impl<T: TtmObject> Object<T> {
 
         T::ttm(dev)
     }
+
+    /// Keeps the parent of the DRM device awake, which VRAM is out of reach without.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Awake::new`].
+    pub(crate) fn awake(&self) -> Result<Awake> {
+        Awake::new(self.parent())
+    }
+
+    fn parent(&self) -> &device::Device {
+        // SAFETY: The device of a valid object is valid, and has a reference to its parent.
+        unsafe { device::Device::from_raw((*(*self.as_raw()).dev).dev) }
+    }
 }
 
 fn placement(places: &[Place]) -> bindings::ttm_placement {
@@ -615,6 +631,27 @@ impl<T: TtmObject> Locked<'_, T> {
         unsafe { LockedResv::from_raw((*self.obj.as_raw()).resv) }
     }
 
+    /// Makes what the CPU wrote to an object in VRAM visible to devices.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` if the driver is not bound any more.
+    pub(crate) fn flush(&self) -> Result {
+        let Some(vram) = self.vram() else {
+            return Ok(());
+        };
+
+        // SAFETY: The device is valid and of `T::Driver`.
+        unsafe {
+            while_registered::<T::Driver, _>((*self.bo()).base.dev, |reg| {
+                let _awake = self.obj.awake()?;
+
+                T::flush(reg, vram);
+                Ok(())
+            })
+        }
+    }
+
     fn ttm(&self) -> &drm::ttm::Device<T> {
         self.obj.ttm()
     }
@@ -837,6 +874,10 @@ unsafe fn move_object<T: TtmObject>(
         // SAFETY: The object and the context are valid.
         to_result(unsafe { bindings::ttm_bo_wait_ctx(bo, ctx) })?;
     }
+    if !old.is_null() && !buf.is_null() {
+        // SAFETY: As above; the memory is still there, and what importers started is done.
+        unsafe { exporter::retire(buf) };
+    }
     if !by_engine {
         // The pages stay what they are.
         // SAFETY: The object is valid, and `to` becomes its resource.
@@ -869,7 +910,9 @@ unsafe fn move_object<T: TtmObject>(
     };
     // SAFETY: The device of an object is valid and of `T::Driver`.
     let fence = unsafe {
-        while_registered::<T::Driver, _>((*bo).base.dev, |reg| obj.ttm().submit(reg, transfer))
+        while_registered::<T::Driver, _>((*bo).base.dev, |reg| {
+            obj.ttm().submit(reg, transfer, obj.awake()?)
+        })
     }?;
     if !clear {
         obj.ttm().count_move();
@@ -1047,6 +1090,13 @@ unsafe extern "C" fn fault_callback<T: TtmObject>(
         )
     };
 
+    // Until the process has what it needs. When the device is suspended it is taken away.
+    // SAFETY: TTM does not map ghosts.
+    let awake = unsafe { Object::<T>::from_bo(bo) }.map(|obj| obj.awake());
+    let Some(Ok(_awake)) = awake else {
+        return bindings::vm_fault_reason_VM_FAULT_SIGBUS;
+    };
+
     // SAFETY: As above.
     let ret = unsafe { bindings::ttm_bo_vm_reserve(bo, vmf) };
     if ret != 0 {
@@ -1179,7 +1229,10 @@ unsafe fn vmap_pinned<T: TtmObject>(
         }
     }
 
+    let awake = locked.obj.awake()?;
     let addr = vmap(&pfns)?;
+    // Until `vunmap_callback()`.
+    awake.forget();
     // SAFETY: The caller wants it to be filled.
     unsafe {
         map.write(bindings::iosys_map {
@@ -1223,12 +1276,14 @@ unsafe extern "C" fn vunmap_callback<T: TtmObject>(
     map: *mut bindings::iosys_map,
 ) {
     // SAFETY: The object is valid, of this class, and reserved. By the safety requirements I/O
-    // memory is what `vmap_pfn()` returned, and the rest is what `ttm_bo_vmap()` did.
+    // memory is what `vmap_pfn()` returned, with a user of the device that was forgotten, and the
+    // rest is what `ttm_bo_vmap()` did.
     unsafe {
         let obj: &Object<T> = IntoGEMObject::from_raw(gem);
 
         if (*map).is_iomem {
             bindings::vunmap((*map).__bindgen_anon_1.vaddr_iomem);
+            drop(Awake::from_forgotten(obj.parent()));
         } else {
             bindings::ttm_bo_vunmap(obj.bo(), map);
         }

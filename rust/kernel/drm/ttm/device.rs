@@ -53,6 +53,7 @@ use crate::{
     error::to_result,
     page::PAGE_SHIFT,
     pci,
+    pm::Awake,
     prelude::*,
     sync::{
         aref::ARef,
@@ -272,6 +273,18 @@ impl<T: TtmObject> Device<T> {
         Ok(())
     }
 
+    /// Takes away what processes have mapped of objects. They get it back at the next access.
+    ///
+    /// For a device that is about to be suspended: an access then resumes it. Sleeps. Mirrors
+    /// `unmap_mapping_range()`.
+    pub fn zap_mappings(&self) {
+        if self.ready.load(Acquire) {
+            // SAFETY: By the type invariant the device is initialized; its mapping is that of the
+            // DRM device, which outlives it.
+            unsafe { bindings::unmap_mapping_range((*self.bdev.get()).dev_mapping, 0, 0, 1) };
+        }
+    }
+
     /// # Safety
     ///
     /// Called by [`Self::setup`] alone, with a valid device.
@@ -453,7 +466,8 @@ impl<T: TtmObject> Device<T> {
         self.move_count.fetch_add(1, Relaxed);
     }
 
-    /// Makes a job of a transfer and gives it to the driver.
+    /// Makes a job of a transfer and gives it to the driver. `awake` keeps the device awake until it
+    /// is done.
     ///
     /// # Errors
     ///
@@ -462,9 +476,10 @@ impl<T: TtmObject> Device<T> {
         &self,
         reg: &'a <T::Driver as drm::Driver>::RegistrationData<'a>,
         transfer: Transfer,
+        awake: Awake,
     ) -> Result<ARef<Fence>> {
         self.moves
-            .submit(transfer, &mut |job: Job| T::transfer(reg, job))
+            .submit(transfer, awake, &mut |job: Job| T::transfer(reg, job))
     }
 
     /// Tells whether work on an object is under way that its next move has to wait for.

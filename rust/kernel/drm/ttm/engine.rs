@@ -18,8 +18,15 @@
 //! C header: [`include/linux/dma-fence.h`](srctree/include/linux/dma-fence.h)
 
 use super::{
-    transfer::Transfer,
-    Window, //
+    transfer::{
+        Memory,
+        Transfer, //
+    },
+    vram::Ranges,
+    window::{
+        flush,
+        Window, //
+    }, //
 };
 use crate::{
     bindings,
@@ -33,6 +40,7 @@ use crate::{
     impl_has_work,
     new_mutex,
     new_work,
+    pm::Awake,
     prelude::*,
     sync::{
         aref::ARef,
@@ -92,7 +100,9 @@ impl Job {
 /// ranges that take part are mapped.
 #[pin_data(PinnedDrop)]
 struct Task {
+    // Signalled, then the device may be suspended.
     fence: DriverFence<Ops>,
+    awake: Awake,
     vram: *mut c_void,
     #[pin]
     work: Work<Task>,
@@ -124,36 +134,13 @@ impl WorkItem for Task {
         // SAFETY: By the type invariant.
         unsafe {
             this.fence.data().by_cpu(this.vram);
-            flush(this.fence.data(), this.vram);
+            if let Memory::Vram(to) = this.fence.data().to() {
+                flush(to, this.vram);
+            }
         }
         this.as_mut().project().fence.set_result(Ok(()));
         // In the section, and not after it.
         drop(this);
-    }
-}
-
-/// Sees to it that what the CPU wrote to VRAM has arrived there, and can be read by others.
-///
-/// # Safety
-///
-/// `vram` must be the address of VRAM, in which all ranges that take part are mapped.
-unsafe fn flush(transfer: &Transfer, vram: *mut c_void) {
-    let super::Memory::Vram(to) = transfer.to() else {
-        return;
-    };
-
-    // Write-combining buffers keep data until they are flushed. What left them is posted: it may be
-    // on its way when a peer, which takes another one, reads. The answer to a read comes after all
-    // writes before it.
-    if let Some(last) = to.ranges().last() {
-        // CAST: Inside of VRAM, which is mapped.
-        let at = vram.wrapping_byte_add(last.offset as usize);
-
-        // SAFETY: A barrier has no requirements, and the address is that of a byte of VRAM.
-        unsafe {
-            bindings::wmb();
-            bindings::readb(at);
-        }
     }
 }
 
@@ -181,7 +168,8 @@ impl Moves {
         fence.context() == self.context.id()
     }
 
-    /// Makes a job of a transfer, which `queue` hands to the device.
+    /// Makes a job of a transfer, which `queue` hands to the device. `awake` keeps the device awake
+    /// until it is done.
     ///
     /// # Errors
     ///
@@ -190,6 +178,7 @@ impl Moves {
     pub(super) fn submit(
         &self,
         transfer: Transfer,
+        awake: Awake,
         queue: &mut dyn FnMut(Job) -> Result,
     ) -> Result<ARef<Fence>> {
         let fence = self.context.new_fence_allocation(transfer)?;
@@ -201,6 +190,7 @@ impl Moves {
         // INVARIANT: Not in a queue.
         let task = task.write_pin_init(pin_init!(Task {
             fence,
+            awake,
             vram: ptr::null_mut(),
             work <- new_work!("drm::ttm::Task::work"),
         }))?;
@@ -248,6 +238,12 @@ impl<'a> CpuEngine<'a> {
         *task.as_mut().project().vram = self.window.as_ptr();
         self.queue.enqueue(task);
         Ok(())
+    }
+
+    /// Makes what the CPU wrote to an object in VRAM visible to devices.
+    #[inline]
+    pub fn flush(&self, vram: &Ranges) {
+        self.window.flush(vram);
     }
 }
 

@@ -145,4 +145,12 @@ pub trait TtmObject: DriverObject<Driver: drm::Driver<Object = gem::ttm::Object<
         reg: &'a <Self::Driver as drm::Driver>::RegistrationData<'a>,
         job: Job,
     ) -> Result;
+
+    /// Makes what the CPU wrote to an object in VRAM through the BAR visible to the device and to
+    /// peers.
+    ///
+    /// Called with the reservation of the object held, while the driver is bound. A device with
+    /// caches between the BAR and VRAM flushes them here, too. [`CpuEngine::flush`] is for those
+    /// without.
+    fn flush<'a>(reg: &'a <Self::Driver as drm::Driver>::RegistrationData<'a>, vram: &Ranges);
 }
