@@ -118,6 +118,8 @@ pub(crate) struct Edu {
 /// What belongs to whoever uses the engine.
 struct State {
     bounce: Coherent<[u8]>,
+    /// What goes to the bounce buffer or comes from it.
+    scratch: KBox<[u8; PIECE]>,
     /// What the internal buffer was last scrubbed with.
     scrub: u8,
 }
@@ -150,6 +152,7 @@ impl Edu {
         }
 
         let memory = Coherent::<u8>::zeroed_slice(pdev.as_ref(), PIECE, GFP_KERNEL)?;
+        let scratch = KBox::new([0; PIECE], GFP_KERNEL)?;
         let bar = bar.into_devres()?;
 
         Arc::pin_init(
@@ -160,6 +163,7 @@ impl Edu {
                 engine <- new_mutex!(
                     Some(State {
                         bounce: memory,
+                        scratch,
                         scrub: 0
                     }),
                     "edu_peer::engine"
@@ -268,56 +272,91 @@ impl Edu {
 
 /// The engine, taken by one user.
 ///
-/// One piece of a transfer is two steps, one of which involves the dma-buf and so wants its
-/// reservation held; this type is what holds the internal buffer together in between.
+/// One piece of a transfer is two steps or three; this type is what holds the internal buffer
+/// together in between.
 pub(crate) struct Engine<'a> {
     edu: &'a Edu,
     state: Guard<'a, Option<State>, MutexBackend>,
 }
 
 impl Engine<'_> {
-    /// Puts the first `len` bytes of `data` into the internal buffer.
-    pub(crate) fn load(&mut self, data: &[u8; PIECE], len: usize) -> Result {
-        let state = self.state.as_ref().ok_or(ENODEV)?;
-
-        state.bounce.copy_from_slice(data);
-        self.edu.run(self.edu.bounce, regs::INTERNAL, len, false)
-    }
-
-    /// Gets the first `len` bytes of the internal buffer.
-    pub(crate) fn store(&mut self, data: &mut [u8; PIECE], len: usize) -> Result {
-        self.edu.run(regs::INTERNAL, self.edu.bounce, len, true)?;
-
-        let state = self.state.as_ref().ok_or(ENODEV)?;
-        state.bounce.copy_to_slice(data);
-        Ok(())
-    }
-
-    /// Fills the internal buffer and `data` with bytes that are nobody's data.
+    /// Moves `data` to the start of `to`.
     ///
-    /// A read that does not arrive would otherwise find what the transfer before left behind, which
-    /// may well be the very bytes that the caller wrote and now expects to read back.
-    pub(crate) fn scrub(&mut self, data: &mut [u8; PIECE]) -> Result {
-        let state = (*self.state).as_mut().ok_or(ENODEV)?;
+    /// # Errors
+    ///
+    /// - `EINVAL` if it does not fit there, or is more than [`PIECE`].
+    /// - `ETIMEDOUT` if the device does not finish.
+    /// - `ENODEV` if the driver is not bound any more.
+    pub(crate) fn put(&mut self, to: Segment, data: &[u8]) -> Result {
+        self.load(data)?;
+        self.send(to.start(data.len())?)
+    }
 
-        // An odd step runs through all values before one comes again.
-        state.scrub = state.scrub.wrapping_add(0x5b);
-        data.fill(state.scrub);
-        self.load(data, PIECE)
+    /// Moves the start of `from` to `data`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::put`].
+    pub(crate) fn get(&mut self, from: Segment, data: &mut [u8]) -> Result {
+        self.scrub()?;
+        self.receive(from.start(data.len())?)?;
+        self.store(data)
     }
 
     /// Moves the start of the internal buffer to `to`.
-    pub(crate) fn write(&mut self, to: Segment) -> Result {
+    pub(crate) fn send(&mut self, to: Segment) -> Result {
         let count = Self::count(to)?;
 
         self.edu.run(regs::INTERNAL, to.address, count, true)
     }
 
     /// Moves `from` to the start of the internal buffer.
-    pub(crate) fn read(&mut self, from: Segment) -> Result {
+    pub(crate) fn receive(&mut self, from: Segment) -> Result {
         let count = Self::count(from)?;
 
         self.edu.run(from.address, regs::INTERNAL, count, false)
+    }
+
+    /// Puts `data` into the internal buffer.
+    pub(crate) fn load(&mut self, data: &[u8]) -> Result {
+        let state = (*self.state).as_mut().ok_or(ENODEV)?;
+
+        state
+            .scratch
+            .get_mut(..data.len())
+            .ok_or(EINVAL)?
+            .copy_from_slice(data);
+        state.bounce.copy_from_slice(&*state.scratch);
+        self.edu
+            .run(self.edu.bounce, regs::INTERNAL, data.len(), false)
+    }
+
+    /// Gets `data` from the internal buffer.
+    pub(crate) fn store(&mut self, data: &mut [u8]) -> Result {
+        if data.len() > PIECE {
+            return Err(EINVAL);
+        }
+        self.edu
+            .run(regs::INTERNAL, self.edu.bounce, data.len(), true)?;
+
+        let state = (*self.state).as_mut().ok_or(ENODEV)?;
+        state.bounce.copy_to_slice(&mut *state.scratch);
+        data.copy_from_slice(state.scratch.get(..data.len()).ok_or(EINVAL)?);
+        Ok(())
+    }
+
+    /// Fills the internal buffer and the bounce buffer with bytes that are nobody's data.
+    ///
+    /// A read that does not arrive would otherwise find what the transfer before left behind, which
+    /// may well be the very bytes that the caller wrote and now expects to read back.
+    pub(crate) fn scrub(&mut self) -> Result {
+        let state = (*self.state).as_mut().ok_or(ENODEV)?;
+
+        // An odd step runs through all values before one comes again.
+        state.scrub = state.scrub.wrapping_add(0x5b);
+        state.scratch.fill(state.scrub);
+        state.bounce.copy_from_slice(&*state.scratch);
+        self.edu.run(self.edu.bounce, regs::INTERNAL, PIECE, false)
     }
 
     /// The device does not check that a transfer fits the internal buffer.

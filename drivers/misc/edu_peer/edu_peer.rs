@@ -13,22 +13,27 @@
 //!
 //! - [`device`]: registers and the DMA engine,
 //! - [`table`]: what a scatter table must be, and where in it an offset lies,
-//! - [`import`]: the attachment, of one of five classes, or the CPU in place of the device,
+//! - [`import`]: the attachment, of one of five classes,
+//! - [`job`]: transfers that go on after the call that started them, with a fence,
+//! - [`cpu`]: the CPU in place of the device,
+//! - [`client`]: what an open file has, one or the other,
 //! - [`file`]: the character device.
 //!
 //! # Locking
 //!
 //! In this order, from the outside to the inside:
 //!
-//! 1. the attachment of an open file ([`file::PeerFile`]), held during a call; memory of the caller
-//!    is accessed with it held, but with none of those below,
+//! 1. what an open file has ([`file::PeerFile`]), held during a call; memory of the caller is
+//!    accessed with it held, but with none of those below,
 //! 2. the lock of the PCI device, held during probe, unbind and attach,
-//! 3. the DMA engine ([`device::Engine`]), held while one piece is moved,
-//! 4. the reservation of the dma-buf, held from the look at the mapping until the DMA that follows
-//!    from it is complete.
+//! 3. the reservation of the dma-buf, held from the look at the mapping until the DMA that follows
+//!    from it is complete, or its fence is published,
+//! 4. the DMA engine ([`device::Engine`]), held while one piece is moved; what is done until a
+//!    fence signals takes no other lock. Who has it tries the reservation, but does not wait for
+//!    it.
 //!
-//! The unbind of the device comes with 2 held and takes 3 and, when the attachments are detached,
-//! 4. The invalidation of a mapping comes with 4 held and takes no lock.
+//! The unbind of the device comes with 2 held and takes 4 and, when the attachments are detached,
+//! 3. The invalidation of a mapping comes with 3 held and takes no lock.
 
 use kernel::{
     device::Core,
@@ -40,9 +45,12 @@ use kernel::{
     sync::Arc, //
 };
 
+mod client;
+mod cpu;
 mod device;
 mod file;
 mod import;
+mod job;
 mod table;
 
 use self::{

@@ -27,13 +27,15 @@ use kernel::{
 };
 
 use crate::{
+    client::Client,
     device::{
         Edu,
         PIECE, //
     },
-    import::{
-        Attached,
-        Mode, //
+    import::Mode,
+    job::{
+        self,
+        Order, //
     }, //
 };
 
@@ -42,7 +44,7 @@ use crate::{
 pub(crate) struct PeerFile {
     edu: Arc<Edu>,
     #[pin]
-    attached: Mutex<Option<Attached>>,
+    client: Mutex<Option<Client>>,
 }
 
 #[vtable]
@@ -54,7 +56,7 @@ impl MiscDevice for PeerFile {
         KBox::pin_init(
             pin_init!(Self {
                 edu: misc.data().clone(),
-                attached <- new_mutex!(None, "edu_peer::attached"),
+                client <- new_mutex!(None, "edu_peer::client"),
             }),
             GFP_KERNEL,
         )
@@ -66,13 +68,15 @@ impl MiscDevice for PeerFile {
         match cmd {
             uapi::EDU_PEER_IOC_ATTACH => me.attach(arg)?,
             uapi::EDU_PEER_IOC_DETACH => me.detach()?,
-            uapi::EDU_PEER_IOC_PIN => me.with_attached(|attached| attached.pin())?,
-            uapi::EDU_PEER_IOC_UNPIN => me.with_attached(|attached| attached.unpin())?,
-            uapi::EDU_PEER_IOC_MAP => me.with_attached(|attached| attached.map(&me.edu))?,
-            uapi::EDU_PEER_IOC_UNMAP => me.with_attached(|attached| attached.unmap())?,
+            uapi::EDU_PEER_IOC_PIN => me.with_idle(|client| client.pin())?,
+            uapi::EDU_PEER_IOC_UNPIN => me.with_idle(|client| client.unpin())?,
+            uapi::EDU_PEER_IOC_MAP => me.with_idle(|client| client.map(&me.edu))?,
+            uapi::EDU_PEER_IOC_UNMAP => me.with_idle(|client| client.unmap())?,
             uapi::EDU_PEER_IOC_TRANSFER => me.transfer(arg)?,
             uapi::EDU_PEER_IOC_TABLE => me.table(arg)?,
             uapi::EDU_PEER_IOC_STATUS => me.status(arg)?,
+            uapi::EDU_PEER_IOC_SUBMIT => me.submit(arg)?,
+            uapi::EDU_PEER_IOC_FINISH => me.finish(arg)?,
             _ => return Err(ENOTTY),
         }
 
@@ -87,10 +91,24 @@ impl PeerFile {
     ///
     /// - `ENODEV` if the driver is not bound any more.
     /// - `EINVAL` if there is no attachment.
-    fn with_attached<R>(&self, f: impl FnOnce(&mut Attached) -> Result<R>) -> Result<R> {
+    fn with_client<R>(&self, f: impl FnOnce(&mut Client) -> Result<R>) -> Result<R> {
         self.edu.check_bound()?;
 
-        f((*self.attached.lock()).as_mut().ok_or(EINVAL)?)
+        f((*self.client.lock()).as_mut().ok_or(EINVAL)?)
+    }
+
+    /// As [`Self::with_client`], for what must not happen while a transfer is under way.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` if one is, and those of [`Self::with_client`].
+    fn with_idle<R>(&self, f: impl FnOnce(&mut Client) -> Result<R>) -> Result<R> {
+        self.with_client(|client| {
+            if client.is_busy() {
+                return Err(EBUSY);
+            }
+            f(client)
+        })
     }
 
     /// Serves `EDU_PEER_IOC_ATTACH`.
@@ -112,15 +130,15 @@ impl PeerFile {
         // CAST: `usize` fits 64 bits.
         request.size = buf.size() as u64;
 
-        let mut slot = self.attached.lock();
+        let mut slot = self.client.lock();
         if slot.is_some() {
             return Err(EBUSY);
         }
 
-        let attached = self.edu.pdev().as_ref().with_bound(|dev| {
+        let client = self.edu.pdev().as_ref().with_bound(|dev| {
             // The device may be bound anew, but this file belongs to the time before.
             self.edu.check_bound()?;
-            Attached::new(mode, buf, dev)
+            Client::new(mode, buf, dev)
         })?;
 
         // Before the attachment is stored: if the answer cannot be delivered there is none.
@@ -129,7 +147,7 @@ impl PeerFile {
         writer.write(&request.mode)?;
         writer.write(&request.size)?;
 
-        *slot = Some(attached);
+        *slot = Some(client);
         Ok(())
     }
 
@@ -137,42 +155,22 @@ impl PeerFile {
     fn detach(&self) -> Result {
         self.edu.check_bound()?;
 
-        let attached = self.attached.lock().take();
+        let client = self.client.lock().take();
         // Detaches, for which the lock is not needed.
-        drop(attached.ok_or(EINVAL)?);
+        drop(client.ok_or(EINVAL)?);
         Ok(())
     }
 
     /// Serves `EDU_PEER_IOC_TRANSFER`.
     fn transfer(&self, arg: UserPtr) -> Result {
-        let mut reader = reader::<uapi::edu_peer_transfer>(arg);
-        let mut request = uapi::edu_peer_transfer {
-            offset: reader.read()?,
-            length: reader.read()?,
-            data: reader.read()?,
-            direction: reader.read()?,
-            pad: reader.read()?,
-        };
+        let (mut request, write) = read_transfer(arg)?;
 
-        if request.pad != 0 {
-            return Err(EINVAL);
-        }
-        let write = match request.direction {
-            uapi::EDU_PEER_READ => false,
-            uapi::EDU_PEER_WRITE => true,
-            _ => return Err(EINVAL),
-        };
-
-        let (ret, moved) = self.with_attached(|attached| {
-            let end = request.offset.checked_add(request.length).ok_or(EINVAL)?;
-            // CAST: `usize` fits 64 bits.
-            if end > attached.dma_buf().size() as u64 {
-                return Err(EINVAL);
-            }
+        let (ret, moved) = self.with_idle(|client| {
+            client.check_range(request.offset, request.length)?;
 
             let mut moved = 0;
             let ret = self
-                .move_bytes(attached, &request, write, &mut moved)
+                .move_bytes(client, &request, write, &mut moved)
                 // The core would repeat the call, but with the length that is written back below.
                 .map_err(|e| if e == ERESTARTSYS { EINTR } else { e });
             Ok((ret, moved))
@@ -180,18 +178,67 @@ impl PeerFile {
 
         // What was moved is told in case of an error as well.
         request.length = moved;
-        let mut writer = writer::<uapi::edu_peer_transfer>(arg);
-        writer.write(&request.offset)?;
-        writer.write(&request.length)?;
-
+        write_transfer(arg, &request)?;
         ret
+    }
+
+    /// Serves `EDU_PEER_IOC_SUBMIT`.
+    fn submit(&self, arg: UserPtr) -> Result {
+        let (request, write) = read_transfer(arg)?;
+
+        let length = usize::try_from(request.length)?;
+        if length == 0 || length > job::MAX {
+            return Err(EINVAL);
+        }
+        let mut bytes = KVVec::from_elem(0u8, length, GFP_KERNEL)?;
+        if write {
+            let user = UserPtr::from_addr(request.data.try_into()?);
+            UserSlice::new(user, length)
+                .reader()
+                .read_slice(&mut bytes)?;
+        }
+
+        self.with_client(|client| {
+            client.check_range(request.offset, request.length)?;
+            client.submit(
+                &self.edu,
+                Order {
+                    offset: request.offset,
+                    write,
+                    bytes,
+                },
+            )
+        })
+    }
+
+    /// Serves `EDU_PEER_IOC_FINISH`.
+    fn finish(&self, arg: UserPtr) -> Result {
+        let (mut request, write) = read_transfer(arg)?;
+
+        // The lock is not held while it waits.
+        let last = self.with_client(|client| client.last().ok_or(EINVAL))?;
+        let end = last.wait()?;
+
+        let moved = end.bytes.get(..end.moved).ok_or(EINVAL)?;
+        if !write {
+            let room = moved.len().min(usize::try_from(request.length)?);
+            let user = UserPtr::from_addr(request.data.try_into()?);
+            UserSlice::new(user, room)
+                .writer()
+                .write_slice(moved.get(..room).ok_or(EINVAL)?)?;
+        }
+
+        // CAST: `usize` fits 64 bits.
+        request.length = moved.len() as u64;
+        write_transfer(arg, &request)?;
+        end.result
     }
 
     /// Moves the bytes of a request that is known to be inside the buffer. `moved` is the number of
     /// bytes that were, also in case of an error.
     fn move_bytes(
         &self,
-        attached: &mut Attached,
+        client: &mut Client,
         request: &uapi::edu_peer_transfer,
         write: bool,
         moved: &mut u64,
@@ -210,66 +257,22 @@ impl PeerFile {
             let limit = (request.length - *moved).min(PIECE as u64);
             let user = data.wrapping_byte_add(usize::try_from(*moved)?);
 
+            let part = bytes.get_mut(..usize::try_from(limit)?).ok_or(EINVAL)?;
+
             *moved += if write {
-                self.write_piece(attached, offset, limit, user, &mut bytes)?
+                UserSlice::new(user, part.len()).reader().read_slice(part)?;
+                client.write(&self.edu, offset, part)?
             } else {
-                self.read_piece(attached, offset, limit, user, &mut bytes)?
+                let len = client.read(&self.edu, offset, part)?;
+                let part = part.get(..usize::try_from(len)?).ok_or(EINVAL)?;
+                UserSlice::new(user, part.len())
+                    .writer()
+                    .write_slice(part)?;
+                len
             };
         }
 
         Ok(())
-    }
-
-    /// Moves up to `limit` bytes at `user` to `offset` of the buffer.
-    fn write_piece(
-        &self,
-        attached: &mut Attached,
-        offset: u64,
-        limit: u64,
-        user: UserPtr,
-        bytes: &mut [u8; PIECE],
-    ) -> Result<u64> {
-        let len = usize::try_from(limit)?;
-        let part = bytes.get_mut(..len).ok_or(EINVAL)?;
-        UserSlice::new(user, len).reader().read_slice(part)?;
-
-        if let Some(cpu) = attached.cpu() {
-            return cpu.write(offset, part).map(|()| limit);
-        }
-
-        let mut engine = self.edu.engine()?;
-        engine.load(bytes, len)?;
-        attached.with_piece(&self.edu, offset, limit, |piece| engine.write(piece))
-    }
-
-    /// Moves up to `limit` bytes at `offset` of the buffer to `user`.
-    fn read_piece(
-        &self,
-        attached: &mut Attached,
-        offset: u64,
-        limit: u64,
-        user: UserPtr,
-        bytes: &mut [u8; PIECE],
-    ) -> Result<u64> {
-        let len;
-        if let Some(cpu) = attached.cpu() {
-            len = limit;
-            cpu.read(
-                offset,
-                bytes.get_mut(..usize::try_from(len)?).ok_or(EINVAL)?,
-            )?;
-        } else {
-            let mut engine = self.edu.engine()?;
-            engine.scrub(bytes)?;
-            len = attached.with_piece(&self.edu, offset, limit, |piece| engine.read(piece))?;
-            engine.store(bytes, usize::try_from(len)?)?;
-        }
-
-        let part = bytes.get(..usize::try_from(len)?).ok_or(EINVAL)?;
-        UserSlice::new(user, part.len())
-            .writer()
-            .write_slice(part)?;
-        Ok(len)
     }
 
     /// Serves `EDU_PEER_IOC_TABLE`.
@@ -285,7 +288,7 @@ impl PeerFile {
             return Err(EINVAL);
         }
 
-        let segments = self.with_attached(|attached| attached.table())?;
+        let segments = self.with_client(|client| client.attached()?.table())?;
 
         let room = usize::try_from(request.count)?.min(segments.len());
         let mut writer = UserSlice::new(
@@ -309,9 +312,9 @@ impl PeerFile {
         self.edu.check_bound()?;
 
         let mut status = uapi::edu_peer_status::default();
-        if let Some(attached) = self.attached.lock().as_ref() {
-            let state = attached.state()?;
-            let counters = attached.counters();
+        if let Some(client) = self.client.lock().as_ref() {
+            let state = client.state()?;
+            let counters = client.counters();
 
             status.flags = uapi::EDU_PEER_ATTACHED;
             for (set, flag) in [
@@ -319,6 +322,7 @@ impl PeerFile {
                 (state.pinned, uapi::EDU_PEER_IS_PINNED),
                 (counters.revoked(), uapi::EDU_PEER_REVOKED),
                 (state.iomem, uapi::EDU_PEER_IOMEM),
+                (client.is_busy(), uapi::EDU_PEER_BUSY),
             ] {
                 if set {
                     status.flags |= flag;
@@ -334,6 +338,36 @@ impl PeerFile {
         writer.write(&status.invalidations)?;
         writer.write(&status.maps)
     }
+}
+
+/// Reads a transfer, and whether it writes to the buffer.
+fn read_transfer(arg: UserPtr) -> Result<(uapi::edu_peer_transfer, bool)> {
+    let mut reader = reader::<uapi::edu_peer_transfer>(arg);
+    let request = uapi::edu_peer_transfer {
+        offset: reader.read()?,
+        length: reader.read()?,
+        data: reader.read()?,
+        direction: reader.read()?,
+        pad: reader.read()?,
+    };
+
+    if request.pad != 0 {
+        return Err(EINVAL);
+    }
+    let write = match request.direction {
+        uapi::EDU_PEER_READ => false,
+        uapi::EDU_PEER_WRITE => true,
+        _ => return Err(EINVAL),
+    };
+    Ok((request, write))
+}
+
+/// Writes back how many bytes were moved.
+fn write_transfer(arg: UserPtr, request: &uapi::edu_peer_transfer) -> Result {
+    let mut writer = writer::<uapi::edu_peer_transfer>(arg);
+
+    writer.write(&request.offset)?;
+    writer.write(&request.length)
 }
 
 // The structures of the uAPI have no padding and are read and written field by field, in order.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The attachment of a dma-buf, of one of five classes of importers, or a mapping of the kernel.
+//! The attachment of a dma-buf, of one of five classes of importers.
 //!
 //! The classes differ in what they tell the core about themselves and in what they do when the
 //! exporter takes the buffer away. What they have in common is here too: the check of every scatter
@@ -13,16 +13,20 @@ use kernel::{
     },
     dma::DataDirection,
     dma_buf::{
+        fence::{
+            Fence,
+            SignallingSection, //
+        },
         importer::{
             LockedAttachment,
             MappingSlot, //
         },
-        vmap::VMap,
         Attachment,
         DmaBuf,
         Importer,
         StaticAttachment, //
     },
+    dma_resv::Usage,
     prelude::*,
     scatterlist::SGTable,
     sync::{
@@ -41,7 +45,10 @@ use core::ops::{
 };
 
 use crate::{
-    device::Edu,
+    device::{
+        Edu,
+        PIECE, //
+    },
     table::{
         self,
         Segment, //
@@ -56,6 +63,7 @@ pub(crate) enum Mode {
     Pinned,
     Revocable,
     NoP2p,
+    /// The CPU in place of the device.
     Cpu,
 }
 
@@ -82,14 +90,30 @@ pub(crate) struct Counters {
     invalidations: Atomic<u64>,
     maps: Atomic<u64>,
     revoked: Atomic<bool>,
+    busy: Atomic<bool>,
 }
 
 impl Counters {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             invalidations: Atomic::new(0),
             maps: Atomic::new(0),
             revoked: Atomic::new(false),
+            busy: Atomic::new(false),
+        }
+    }
+
+    /// The buffer was mapped.
+    pub(crate) fn mapped(&self) {
+        self.maps.add(1, Relaxed);
+    }
+
+    /// The exporter invalidated the mapping. Drops it, unless the device still uses it: then its
+    /// fence is in the reservation, and [`Attached::idle`] comes after that.
+    fn invalidate(&self, at: &mut LockedAttachment<'_>) {
+        self.invalidations.add(1, Relaxed);
+        if !self.busy.load(Relaxed) {
+            at.unmap();
         }
     }
 
@@ -117,8 +141,7 @@ impl Importer for Dynamic {
     const PEER2PEER: bool = true;
 
     fn invalidate(&self, at: &mut LockedAttachment<'_>) {
-        self.0.invalidations.add(1, Relaxed);
-        at.unmap();
+        self.0.invalidate(at);
     }
 }
 
@@ -130,8 +153,7 @@ impl Importer for NoP2p {
     const PEER2PEER: bool = false;
 
     fn invalidate(&self, at: &mut LockedAttachment<'_>) {
-        self.0.invalidations.add(1, Relaxed);
-        at.unmap();
+        self.0.invalidate(at);
     }
 }
 
@@ -152,12 +174,13 @@ impl Importer for Revocable {
     const PEER2PEER: bool = true;
 
     fn invalidate(&self, at: &mut LockedAttachment<'_>) {
-        self.0.invalidations.add(1, Relaxed);
+        self.0.invalidate(at);
         // A buffer that is not pinned may move.
         if at.is_pinned() {
             self.0.revoked.store(true, Relaxed);
-            at.unmap();
-            at.unpin();
+            if !self.0.busy.load(Relaxed) {
+                at.unpin();
+            }
         }
     }
 }
@@ -205,54 +228,6 @@ impl<'b> Locked<'_, 'b> {
     }
 }
 
-/// The CPU in place of the device.
-pub(crate) struct Cpu {
-    buf: ARef<DmaBuf>,
-    map: Option<VMap>,
-    counters: Counters,
-}
-
-impl Cpu {
-    fn map(&mut self) -> Result<&VMap> {
-        let map = match self.map.take() {
-            Some(map) => map,
-            None => {
-                let map = VMap::new(self.buf.clone())?;
-
-                self.counters.maps.add(1, Relaxed);
-                map
-            }
-        };
-
-        Ok(self.map.insert(map))
-    }
-
-    /// Calls `f` with the mapping, which is made if there is none, while the CPU may access it.
-    fn access(&mut self, dir: DataDirection, f: impl FnOnce(&VMap) -> Result) -> Result {
-        let buf = self.buf.clone();
-        let map = self.map()?;
-
-        buf.begin_cpu_access(dir)?;
-        let ret = f(map);
-        buf.end_cpu_access(dir)?;
-        ret
-    }
-
-    /// Copies `bytes` to `offset` of the buffer.
-    pub(crate) fn write(&mut self, offset: u64, bytes: &[u8]) -> Result {
-        let offset = offset.try_into()?;
-
-        self.access(DataDirection::ToDevice, |map| map.write(offset, bytes))
-    }
-
-    /// Copies from `offset` of the buffer to `bytes`.
-    pub(crate) fn read(&mut self, offset: u64, bytes: &mut [u8]) -> Result {
-        let offset = offset.try_into()?;
-
-        self.access(DataDirection::FromDevice, |map| map.read(offset, bytes))
-    }
-}
-
 /// What an attachment is like at the moment.
 pub(crate) struct State {
     pub(crate) mapped: bool,
@@ -261,7 +236,7 @@ pub(crate) struct State {
     pub(crate) iomem: bool,
 }
 
-/// A dma-buf that the device is attached to, or the CPU in its place.
+/// A dma-buf that the device is attached to.
 ///
 /// Dropping it unmaps, unpins and detaches.
 pub(crate) enum Attached {
@@ -271,8 +246,6 @@ pub(crate) enum Attached {
     Pinned(Attachment<Pinned>),
     Revocable(Attachment<Revocable>),
     NoP2p(Attachment<NoP2p>),
-    /// There is no attachment.
-    Cpu(Cpu),
 }
 
 impl Attached {
@@ -280,7 +253,8 @@ impl Attached {
     ///
     /// # Errors
     ///
-    /// What the exporter says, such as `EOPNOTSUPP` if there is no route.
+    /// - `EINVAL` if that is for the CPU to do.
+    /// - What the exporter says, such as `EOPNOTSUPP` if there is no route.
     pub(crate) fn new(mode: Mode, buf: ARef<DmaBuf>, dev: &Device<Bound>) -> Result<Self> {
         let counters = Counters::new();
 
@@ -290,11 +264,7 @@ impl Attached {
             Mode::Pinned => Self::Pinned(Attachment::new(buf, dev, Pinned(counters))?),
             Mode::Revocable => Self::Revocable(Attachment::new(buf, dev, Revocable(counters))?),
             Mode::NoP2p => Self::NoP2p(Attachment::new(buf, dev, NoP2p(counters))?),
-            Mode::Cpu => Self::Cpu(Cpu {
-                buf,
-                map: None,
-                counters,
-            }),
+            Mode::Cpu => return Err(EINVAL),
         })
     }
 
@@ -306,7 +276,6 @@ impl Attached {
             Self::Pinned(attachment) => attachment.dma_buf(),
             Self::Revocable(attachment) => attachment.dma_buf(),
             Self::NoP2p(attachment) => attachment.dma_buf(),
-            Self::Cpu(cpu) => &cpu.buf,
         }
     }
 
@@ -318,7 +287,21 @@ impl Attached {
             Self::Pinned(attachment) => &attachment.importer().0,
             Self::Revocable(attachment) => &attachment.importer().0,
             Self::NoP2p(attachment) => &attachment.importer().0,
-            Self::Cpu(cpu) => &cpu.counters,
+        }
+    }
+
+    /// As [`Self::with`], without sleeping to take a lock.
+    ///
+    /// # Errors
+    ///
+    /// `EAGAIN` if somebody else has it, and those of [`Self::with`].
+    fn try_with<R>(&self, f: impl FnOnce(&mut Locked<'_, '_>) -> Result<R>) -> Result<R> {
+        match self {
+            Self::Static(attachment, _) => attachment.try_with(|at| f(&mut Locked::Static(at))),
+            Self::Dynamic(attachment) => attachment.try_with(|at| f(&mut Locked::Managed(at))),
+            Self::Pinned(attachment) => attachment.try_with(|at| f(&mut Locked::Managed(at))),
+            Self::Revocable(attachment) => attachment.try_with(|at| f(&mut Locked::Managed(at))),
+            Self::NoP2p(attachment) => attachment.try_with(|at| f(&mut Locked::Managed(at))),
         }
     }
 
@@ -327,19 +310,11 @@ impl Attached {
         matches!(self, Self::Pinned(_) | Self::Revocable(_))
     }
 
-    /// The CPU, if it takes the place of the device.
-    pub(crate) fn cpu(&mut self) -> Option<&mut Cpu> {
-        match self {
-            Self::Cpu(cpu) => Some(cpu),
-            _ => None,
-        }
-    }
-
     /// Calls `f` with the reservation held.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if there is no attachment, and what `f` returns.
+    /// `ENODEV` if the driver is not bound any more, and what `f` returns.
     fn with<R>(&self, f: impl FnOnce(&mut Locked<'_, '_>) -> Result<R>) -> Result<R> {
         match self {
             Self::Static(attachment, _) => attachment.with(|at| f(&mut Locked::Static(at))),
@@ -347,7 +322,6 @@ impl Attached {
             Self::Pinned(attachment) => attachment.with(|at| f(&mut Locked::Managed(at))),
             Self::Revocable(attachment) => attachment.with(|at| f(&mut Locked::Managed(at))),
             Self::NoP2p(attachment) => attachment.with(|at| f(&mut Locked::Managed(at))),
-            Self::Cpu(_) => Err(EINVAL),
         }
     }
 
@@ -378,7 +352,7 @@ impl Attached {
         if verdict.is_err() {
             at.unmap();
         } else {
-            self.counters().maps.add(1, Relaxed);
+            self.counters().mapped();
         }
         verdict
     }
@@ -395,10 +369,7 @@ impl Attached {
     }
 
     /// Maps the buffer. Does nothing if it is mapped.
-    pub(crate) fn map(&mut self, edu: &Edu) -> Result {
-        if let Some(cpu) = self.cpu() {
-            return cpu.map().map(|_| ());
-        }
+    pub(crate) fn map(&self, edu: &Edu) -> Result {
         self.with(|at| self.map_locked(edu, at))
     }
 
@@ -407,10 +378,7 @@ impl Attached {
     /// # Errors
     ///
     /// `EINVAL` if it is not mapped.
-    pub(crate) fn unmap(&mut self) -> Result {
-        if let Some(cpu) = self.cpu() {
-            return cpu.map.take().map(drop).ok_or(EINVAL);
-        }
+    pub(crate) fn unmap(&self) -> Result {
         self.with(|at| {
             at.mapping().ok_or(EINVAL)?;
             at.unmap();
@@ -422,7 +390,7 @@ impl Attached {
     ///
     /// # Errors
     ///
-    /// - `EINVAL` for the static class, for which the core pins, and for the CPU.
+    /// - `EINVAL` for the static class, for which the core pins.
     /// - `ENODEV` if the buffer was revoked.
     /// - What the exporter says.
     pub(crate) fn pin(&self) -> Result {
@@ -453,13 +421,6 @@ impl Attached {
 
     /// What the attachment is like at the moment.
     pub(crate) fn state(&self) -> Result<State> {
-        if let Self::Cpu(cpu) = self {
-            return Ok(State {
-                mapped: cpu.map.is_some(),
-                pinned: false,
-                iomem: cpu.map.as_ref().is_some_and(|map| map.is_iomem()),
-            });
-        }
         self.with(|at| {
             Ok(State {
                 mapped: at.mapping().is_some(),
@@ -492,14 +453,119 @@ impl Attached {
         self.with(|at| {
             self.map_locked(edu, at)?;
 
-            let sgt = at.mapping().ok_or(ENODEV)?;
-            // The table was checked to have the size of the buffer, and the offset to be inside.
-            let piece = table::locate(segments(sgt), offset, limit).ok_or(EBADMSG)?;
+            let piece = locate(at, offset, limit)?;
 
             f(piece)?;
             Ok(piece.length)
         })
     }
+
+    /// As [`Self::with_piece`], but of a buffer that is mapped, and without sleeping to take a
+    /// lock.
+    ///
+    /// # Errors
+    ///
+    /// - `EAGAIN` if somebody else has the reservation, or the buffer is not mapped any more, or
+    ///   about to move.
+    /// - Those of [`Self::with_piece`].
+    pub(crate) fn try_piece(
+        &self,
+        offset: u64,
+        limit: u64,
+        f: impl FnOnce(Segment) -> Result,
+    ) -> Result<u64> {
+        self.try_with(|at| {
+            if at.mapping().is_none() || !at.dma_buf().resv().test_signaled(Usage::Kernel) {
+                return Err(EAGAIN);
+            }
+            let piece = locate(at, offset, limit)?;
+
+            f(piece)?;
+            Ok(piece.length)
+        })
+    }
+
+    /// Prepares work of the device on `length` bytes at `offset`, which goes on when the
+    /// reservation is not held any more, and publishes its fence.
+    ///
+    /// Maps the buffer, if it is not, and waits for the work of others that this is in conflict
+    /// with. `f` gets the pieces of memory, of [`PIECE`] bytes at most each, and returns the fence
+    /// and what begins the work. The fence must signal within bounded time from then on; after that
+    /// comes [`Self::idle`].
+    ///
+    /// # Errors
+    ///
+    /// - Those of [`Self::map`], and what `f` returns.
+    /// - `ERESTARTSYS` if a signal arrived.
+    /// - `ENOMEM` if memory runs out.
+    pub(crate) fn publish<B: FnOnce()>(
+        &self,
+        edu: &Edu,
+        offset: u64,
+        length: u64,
+        write: bool,
+        f: impl FnOnce(KVVec<Segment>) -> Result<(ARef<Fence>, B)>,
+    ) -> Result {
+        let (usage, conflicts) = if write {
+            (Usage::Write, Usage::Read)
+        } else {
+            (Usage::Read, Usage::Write)
+        };
+
+        self.with(|at| {
+            self.map_locked(edu, at)?;
+            at.dma_buf().resv().wait(conflicts, true)?;
+
+            let mut pieces = KVVec::new();
+            let mut done = 0;
+            while done < length {
+                // CAST: `PIECE` fits 64 bits.
+                let limit = (length - done).min(PIECE as u64);
+                // OVERFLOW: The range was checked to be inside of the buffer.
+                let piece = locate(at, offset + done, limit)?;
+
+                done += piece.length;
+                pieces.push(piece, GFP_KERNEL)?;
+            }
+
+            let mut resv = at.resv();
+            let slot = resv.reserve_fences(1)?.next().ok_or(ENOMEM)?;
+            let (fence, begin) = f(pieces)?;
+
+            // Nothing fails from here on.
+            let _section = SignallingSection::begin();
+            self.counters().busy.store(true, Relaxed);
+            slot.add_fence(&fence, usage);
+            begin();
+            Ok(())
+        })
+    }
+
+    /// The fence of [`Self::publish`] has signalled. Gives up what the exporter has taken away
+    /// since.
+    pub(crate) fn idle(&self) {
+        // What is detached has been given up.
+        let _ = self.with(|at| {
+            self.counters().busy.store(false, Relaxed);
+            if at.mapping().is_none() {
+                at.unmap();
+            }
+            if self.counters().revoked() {
+                if let Some(at) = at.managed() {
+                    at.unpin();
+                }
+            }
+            Ok(())
+        });
+    }
+}
+
+/// The longest piece of a mapped buffer that starts at `offset` and has at most `limit` bytes.
+fn locate(at: &Locked<'_, '_>, offset: u64, limit: u64) -> Result<Segment> {
+    let sgt = at.mapping().ok_or(ENODEV)?;
+
+    // The table was checked to have the size of the buffer, and the offset to be inside.
+    table::locate(segments(sgt), offset, limit).ok_or(EBADMSG)
 }
 
 fn segments(sgt: &SGTable) -> impl Iterator<Item = Segment> + '_ {

@@ -25,6 +25,21 @@ impl Segment {
         self.address.checked_add(self.length)
     }
 
+    /// The first `len` bytes.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if there are not as many.
+    pub(crate) fn start(&self, len: usize) -> Result<Self> {
+        // CAST: `usize` fits 64 bits.
+        let length = len as u64;
+
+        if length > self.length {
+            return Err(EINVAL);
+        }
+        Ok(Self { length, ..*self })
+    }
+
     fn overlaps(&self, other: &Segment) -> bool {
         match (self.end(), other.end()) {
             (Some(end), Some(other_end)) => self.address < other_end && other.address < end,

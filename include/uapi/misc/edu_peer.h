@@ -91,6 +91,11 @@ struct edu_peer_transfer {
 	__u32 pad;
 };
 
+/**
+ * EDU_PEER_SUBMIT_MAX - how many bytes EDU_PEER_IOC_SUBMIT moves at most.
+ */
+#define EDU_PEER_SUBMIT_MAX	(16 * 4096)
+
 /** struct edu_peer_segment - one entry of the scatter table */
 struct edu_peer_segment {
 	/** @dma_address: address the device was given. */
@@ -119,6 +124,8 @@ struct edu_peer_table {
 #define EDU_PEER_REVOKED	(1 << 3)
 /* The mapping of the kernel is I/O memory; only in mode EDU_PEER_CPU. */
 #define EDU_PEER_IOMEM		(1 << 4)
+/* A transfer of EDU_PEER_IOC_SUBMIT is under way. */
+#define EDU_PEER_BUSY		(1 << 5)
 
 /**
  * struct edu_peer_status - argument of EDU_PEER_IOC_STATUS
@@ -157,6 +164,25 @@ enum {
 	/* The scatter table of the mapping; -EINVAL if there is none. */
 	EDU_PEER_IOC_TABLE = _IOWR(EDU_PEER_IOC, 0x17, struct edu_peer_table),
 	EDU_PEER_IOC_STATUS = _IOR(EDU_PEER_IOC, 0x18, struct edu_peer_status),
+	/*
+	 * Start a transfer of up to EDU_PEER_SUBMIT_MAX bytes, but not 0, and
+	 * return. A fence of the dma-buf stands for it, of a writer or of a
+	 * reader by its direction; those of others that it is in conflict with
+	 * are waited for first. The bytes to write are taken during the call.
+	 * One transfer of a file at a time is under way: until it is over this
+	 * and the calls that map, unmap, pin, unpin or transfer return -EBUSY.
+	 * A detach, and the end of the file, end it after the piece that is
+	 * being moved, and its fence has the error ECANCELED. -EINVAL in CPU
+	 * mode.
+	 */
+	EDU_PEER_IOC_SUBMIT = _IOWR(EDU_PEER_IOC, 0x19, struct edu_peer_transfer),
+	/*
+	 * Wait for the last transfer of EDU_PEER_IOC_SUBMIT, and return its
+	 * error. Gives the number of bytes moved, once, and for EDU_PEER_READ
+	 * the bytes, as many as fit into the length that is given. -EINVAL if
+	 * there was none, -EINTR or a restart if a signal arrives.
+	 */
+	EDU_PEER_IOC_FINISH = _IOWR(EDU_PEER_IOC, 0x1a, struct edu_peer_transfer),
 };
 
 #endif /* _UAPI_MISC_EDU_PEER_H_ */

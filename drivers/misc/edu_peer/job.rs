@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A transfer that goes on after the call that started it.
+//!
+//! A fence in the reservation of the buffer stands for it: whoever moves the buffer, takes it back
+//! or accesses it by the CPU waits for that. What the transfer needs is there before the fence is
+//! published. Between that and the signal, which is code that others wait for, nothing is allocated
+//! and no reservation is taken.
+
+use kernel::{
+    device,
+    dma_buf::fence::{
+        DriverFence,
+        Fence,
+        FenceContext,
+        FenceContextOps,
+        SignallingSection, //
+    },
+    impl_has_work,
+    new_mutex,
+    new_work,
+    prelude::*,
+    sync::{
+        aref::ARef,
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
+        Arc,
+        Completion,
+        Mutex, //
+    },
+    uapi,
+    workqueue::{
+        self,
+        Work,
+        WorkItem, //
+    }, //
+};
+
+use crate::{
+    device::Edu,
+    import::Attached,
+    table::Segment, //
+};
+
+/// The fences of one attachment, which has one transfer at a time.
+struct Fences;
+
+impl FenceContextOps for Fences {
+    const DRIVER_NAME: &'static CStr = c"edu_peer";
+    type Data = ();
+}
+
+/// What a transfer moves.
+pub(crate) struct Order {
+    /// The first byte of the buffer.
+    pub(crate) offset: u64,
+    /// To the buffer instead of from it.
+    pub(crate) write: bool,
+    /// The bytes, or room for them.
+    pub(crate) bytes: KVVec<u8>,
+}
+
+/// How a transfer ended.
+pub(crate) struct End {
+    pub(crate) result: Result,
+    /// How many bytes were moved, also in case of an error.
+    pub(crate) moved: usize,
+    pub(crate) bytes: KVVec<u8>,
+}
+
+/// What the worker takes to begin.
+struct Start {
+    attached: Arc<Attached>,
+    fence: DriverFence<Fences>,
+    order: Order,
+    pieces: KVVec<Segment>,
+}
+
+/// A transfer that is under way, or over.
+#[pin_data]
+struct Job {
+    edu: Arc<Edu>,
+    fence: ARef<Fence>,
+    cancelled: Atomic<bool>,
+    #[pin]
+    start: Mutex<Option<Start>>,
+    #[pin]
+    end: Mutex<Option<End>>,
+    /// The worker has let go of the attachment.
+    #[pin]
+    done: Completion,
+    #[pin]
+    work: Work<Job>,
+}
+
+impl_has_work! {
+    impl HasWork<Self> for Job { self.work }
+}
+
+impl WorkItem for Job {
+    type Pointer = Arc<Job>;
+
+    fn run(job: Arc<Job>) {
+        let start = job.start.lock().take();
+
+        if let Some(start) = start {
+            job.transfer(start);
+        }
+        job.done.complete_all();
+    }
+}
+
+impl Job {
+    fn transfer(&self, start: Start) {
+        let Start {
+            attached,
+            fence,
+            mut order,
+            pieces,
+        } = start;
+        let mut moved = 0;
+
+        let section = SignallingSection::begin();
+        let mut left = &mut order.bytes[..];
+        let mut result = Ok(());
+        for piece in &pieces {
+            // CAST: A piece is inside of the bytes.
+            let (part, rest) = left.split_at_mut((piece.length as usize).min(left.len()));
+
+            result = self.one(*piece, order.write, part);
+            if result.is_err() {
+                break;
+            }
+            moved += part.len();
+            left = rest;
+        }
+        fence.signal(result);
+        drop(section);
+
+        attached.idle();
+        *self.end.lock() = Some(End {
+            result,
+            moved,
+            bytes: order.bytes,
+        });
+    }
+
+    /// Moves one piece.
+    fn one(&self, piece: Segment, write: bool, part: &mut [u8]) -> Result {
+        let mut engine = self.edu.engine()?;
+        if self.cancelled.load(Relaxed) {
+            return Err(ECANCELED);
+        }
+
+        if write {
+            engine.put(piece, part)
+        } else {
+            engine.get(piece, part)
+        }
+    }
+}
+
+/// The transfers of an attachment, of which one at a time is under way. Dropping it ends that.
+pub(crate) struct Jobs {
+    fences: FenceContext<Fences>,
+    last: Option<Arc<Job>>,
+}
+
+impl Jobs {
+    /// There was no transfer yet.
+    pub(crate) fn new(dev: &device::Device) -> Result<Self> {
+        Ok(Self {
+            fences: FenceContext::new(dev.name())?,
+            last: None,
+        })
+    }
+
+    /// Whether a transfer is under way.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.last
+            .as_ref()
+            .is_some_and(|job| job.end.lock().is_none())
+    }
+
+    /// Starts a transfer that is known to be inside the buffer.
+    ///
+    /// Waits for the work of others on the buffer that it is in conflict with.
+    ///
+    /// # Errors
+    ///
+    /// - `EBUSY` if one is under way.
+    /// - Those of [`Attached::publish`].
+    pub(crate) fn submit(
+        &mut self,
+        edu: &Arc<Edu>,
+        attached: &Arc<Attached>,
+        order: Order,
+    ) -> Result {
+        if self.is_busy() {
+            return Err(EBUSY);
+        }
+
+        let fence = self.fences.new_fence_allocation(())?;
+        let (offset, length, write) = (order.offset, order.bytes.len(), order.write);
+        // CAST: `usize` fits 64 bits.
+        attached.publish(edu, offset, length as u64, write, |pieces| {
+            let fence = fence.new_fence();
+            let (shared, own): (ARef<Fence>, _) = (fence.fence().into(), fence.fence().into());
+            let start = Start {
+                attached: attached.clone(),
+                fence,
+                order,
+                pieces,
+            };
+            let job = Arc::pin_init(
+                pin_init!(Job {
+                    edu: edu.clone(),
+                    fence: own,
+                    cancelled: Atomic::new(false),
+                    start <- new_mutex!(Some(start), "edu_peer::Job::start"),
+                    end <- new_mutex!(None, "edu_peer::Job::end"),
+                    done <- Completion::new(),
+                    work <- new_work!("edu_peer::Job::work"),
+                }),
+                GFP_KERNEL,
+            )?;
+
+            self.last = Some(job.clone());
+            Ok((shared, move || {
+                // It was not queued before.
+                let _ = workqueue::system_long().enqueue(job);
+            }))
+        })
+    }
+
+    /// The last transfer, to wait for.
+    pub(crate) fn last(&self) -> Option<Ticket> {
+        self.last.clone().map(Ticket)
+    }
+}
+
+impl Drop for Jobs {
+    fn drop(&mut self) {
+        if let Some(job) = &self.last {
+            job.cancelled.store(true, Relaxed);
+            // As long as it takes to move one piece.
+            job.done.wait_for_completion();
+        }
+    }
+}
+
+/// A transfer that somebody waits for.
+pub(crate) struct Ticket(Arc<Job>);
+
+impl Ticket {
+    /// Waits until the transfer is over, and returns how it ended, once.
+    ///
+    /// # Errors
+    ///
+    /// - `ERESTARTSYS` if a signal arrived.
+    /// - `EINVAL` if somebody else was told.
+    pub(crate) fn wait(&self) -> Result<End> {
+        self.0.fence.wait(true)?;
+        // What is left does not take long.
+        self.0.done.wait_for_completion();
+
+        let mut end = self.0.end.lock();
+        let told = (*end).as_mut().ok_or(EINVAL)?;
+        Ok(End {
+            result: told.result,
+            moved: core::mem::take(&mut told.moved),
+            bytes: core::mem::take(&mut told.bytes),
+        })
+    }
+}
+
+/// How many bytes one transfer moves at most.
+// CAST: `usize` has at least as many bits.
+pub(crate) const MAX: usize = uapi::EDU_PEER_SUBMIT_MAX as usize;
