@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
 """The tests: KUnit suites, the project's own tests on each topology, IGT's generic ones."""
 
+import dataclasses
 import shutil
 import unittest
 from pathlib import Path
@@ -22,6 +23,8 @@ IGT_TIMEOUT = 900
 SLOWER = {"check": 1, "debug": 4}    # how much longer a boot of each flavour may take
 PER_TEST_TIMEOUT = 1200        # seconds of guest time: each transfer of edu takes 0.1
 OWN = "/lab/bin/vvram_*"
+# Where devices see other memory than the CPU, this shows who forgets to synchronize.
+BOUNCED = "/lab/bin/vvram_sync"
 # Without these a boot of KUnit has not done its work, whatever else it ran.
 SUITES = {"dma_buf_mapping", "edu_peer_table", "peer_policy", "range_list"}
 # Examples of the kernel crate that need a device; the first boot of KUnit has one.
@@ -45,6 +48,7 @@ def run(steps, built):
              kunit_boot("check-kunit-iommu", topologies.find("intel-iommu"), "rust_kernel_fmt")]
     for topology in topologies.TOPOLOGIES:
         boots.append(igt_boot(f"check-{topology.name}", topology, OWN))
+    boots.append(bounce_boot("check-bounce", BOUNCED))
     boots.append(igt_boot("check-generic", topologies.TOPOLOGIES[0], GENERIC,
                           IGT_FORCE_DRIVER="vvram"))
     with steps.step("boot the tests") as step:
@@ -84,6 +88,12 @@ def igt_boot(name, topology, tests, **settings):
                      {"LAB_TESTS": tests, "LAB_TIMEOUT": PER_TEST_TIMEOUT,
                       "VVRAM_EXPECT": topology.decision,
                       **settings})
+
+
+def bounce_boot(name, tests):
+    """A boot in which all DMA to system memory is copied through bounce buffers."""
+    topology = dataclasses.replace(topologies.TOPOLOGIES[0], cmdline="swiotlb=force")
+    return igt_boot(name, topology, tests)
 
 
 def judge(outcome, skips, seen):

@@ -20,6 +20,11 @@ VRAM_SIZE = "16M"
 # 100 ms per transfer cost nothing, and two boots of the same thing do the same thing.
 DETERMINISTIC = ("-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off",
                  "-rtc", "base=2026-01-01,clock=vm", "-seed", "1")
+# QEMU's monitor, for a program in the guest that plugs devices: QEMU is its own client.
+MONITOR = ("-chardev", "socket,id=monitor,path=/tmp/qmp,server=on,wait=off",
+           "-object", "monitor-qmp,id=qmp,chardev=monitor",
+           "-chardev", "socket,id=guest,path=/tmp/qmp", "-device", "virtio-serial-pci",
+           "-device", "virtserialport,chardev=guest,name=qmp")
 REAL_TIME = ("-accel", "tcg,thread=multi")
 KVM = ("-accel", "kvm")
 
@@ -84,6 +89,7 @@ class Machine:
                 "-drive", "file=/build/guest.erofs,format=raw,readonly=on,if=none,id=root",
                 "-device", "virtio-blk-pci,drive=root",
                 "-virtfs", "local,path=/build/share,mount_tag=lab,security_model=none",
+                *MONITOR,
                 "-object", f"memory-backend-ram,id=vram,size={VRAM_SIZE},share=on",
                 *boot.topology.machine]
 

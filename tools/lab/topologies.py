@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 AMD = ("-cpu", "max,family=25")
 OTHER = ("-cpu", "max")
-VRAM = "ivshmem-plain,memdev=vram"
+VRAM = "ivshmem-plain,id=gpu,memdev=vram"
 # The default mask of 28 bits silently truncates addresses: writes land in RAM.
-PEER = "edu,dma_mask=0xffffffffffffffff"
+PEER = "edu,id=peer,dma_mask=0xffffffffffffffff"
 INTEL_IOMMU = ("-device", "intel-iommu,intremap=off")
 
 BUS = "bus"
