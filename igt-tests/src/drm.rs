@@ -13,10 +13,11 @@ use std::time::Duration;
 
 use crate::map::{Map, PAGE};
 use crate::misc;
+use crate::syncfile::SyncFile;
 use crate::uapi;
 use crate::uapi::{
-    DmaBufSync, DrmGemClose, DrmPrimeHandle, DrmVersion, VvramAttachment, VvramGemAttachments,
-    VvramGemCreate, VvramGemInfo, VvramGemMmapOffset, VvramGetparam,
+    DmaBufExportSyncFile, DmaBufSync, DrmGemClose, DrmPrimeHandle, DrmVersion, VvramAttachment,
+    VvramGemAttachments, VvramGemCreate, VvramGemInfo, VvramGemMmapOffset, VvramGetparam,
 };
 use crate::{Outcome, Stop, SysError};
 
@@ -658,6 +659,33 @@ impl DmaBuf {
     /// Any error on the way.
     pub fn map(&self) -> Result<Map, SysError> {
         Map::new(self.fd(), 0, self.size()? as usize)
+    }
+
+    /// A sync file of the fences that an access with these flags has to wait for.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn sync_file(&self, flags: u64) -> Result<SyncFile, SysError> {
+        let mut argument = DmaBufExportSyncFile {
+            flags: flags as u32,
+            fd: -1,
+        };
+        let request = uapi::DMA_BUF_IOCTL_EXPORT_SYNC_FILE;
+        ioctl(self.fd(), request, &mut argument, || {
+            format!("DMA_BUF_IOCTL_EXPORT_SYNC_FILE(flags={flags:#x})")
+        })?;
+        // SAFETY: the kernel made a new fd that nothing else owns.
+        Ok(SyncFile::new(unsafe { OwnedFd::from_raw_fd(argument.fd) }))
+    }
+
+    /// Which of some poll(2) events hold, or come to hold within the time.
+    ///
+    /// # Errors
+    ///
+    /// Any error of poll(2).
+    pub fn poll(&self, events: i16, limit: Duration) -> Result<i16, SysError> {
+        misc::poll_fd(self.fd(), events, limit)
     }
 
     /// DMA_BUF_IOCTL_SYNC.

@@ -21,9 +21,11 @@ pub mod pattern;
 pub mod pci;
 pub mod peer;
 pub mod proc;
+pub mod qmp;
 pub mod rebind;
 pub mod scene;
 pub mod socket;
+pub mod syncfile;
 pub mod trace;
 pub mod uapi;
 

@@ -2,8 +2,11 @@
 
 //! Small helpers.
 
+use std::os::fd::RawFd;
 use std::thread;
 use std::time::{Duration, Instant};
+
+use crate::SysError;
 
 /// Asks until there is an answer or the time is up.
 pub fn poll<T>(limit: Duration, mut ask: impl FnMut() -> Option<T>) -> Option<T> {
@@ -17,6 +20,24 @@ pub fn poll<T>(limit: Duration, mut ask: impl FnMut() -> Option<T>) -> Option<T>
         }
         thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// Which of some poll(2) events of an fd hold, or come to hold within the time.
+///
+/// # Errors
+///
+/// Any error of poll(2).
+pub fn poll_fd(fd: RawFd, events: i16, limit: Duration) -> Result<i16, SysError> {
+    let mut poll = libc::pollfd {
+        fd,
+        events,
+        revents: 0,
+    };
+    // SAFETY: the pointer is valid for one pollfd.
+    if unsafe { libc::poll(&mut poll, 1, limit.as_millis() as i32) } < 0 {
+        return Err(SysError::last(format!("poll({events:#x})")));
+    }
+    Ok(poll.revents)
 }
 
 /// A linear congruential generator: the same seed gives the same numbers.

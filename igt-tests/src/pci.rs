@@ -131,6 +131,50 @@ impl PciDevice {
         write_file(&self.path("driver_override"), &format!("{driver}\n"))
     }
 
+    /// A file of its power management.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the read.
+    pub fn power(&self, file: &str) -> Result<String, SysError> {
+        let path = self.path("power").join(file);
+        let text = fs::read_to_string(&path)
+            .map_err(|error| SysError::io(format!("reading {}", path.display()), &error))?;
+        Ok(text.trim().to_string())
+    }
+
+    /// Writes to a file of its power management.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the write.
+    pub fn set_power(&self, file: &str, text: &str) -> Result<(), SysError> {
+        write_file(&self.path("power").join(file), text)
+    }
+
+    /// Whether the kernel knows it.
+    pub fn exists(&self) -> bool {
+        self.path("").exists()
+    }
+
+    /// Takes it out of the kernel, as a hot-unplug does; returns when it is gone.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the write.
+    pub fn remove(&self) -> Result<(), SysError> {
+        write_file(&self.path("remove"), "1")
+    }
+
+    /// Makes the kernel look for devices.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the write.
+    pub fn rescan() -> Result<(), SysError> {
+        write_file(Path::new("/sys/bus/pci/rescan"), "1")
+    }
+
     /// Start and length of a BAR, in CPU addresses.
     ///
     /// # Errors

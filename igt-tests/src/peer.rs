@@ -352,6 +352,76 @@ impl Peer {
         self.transfer(offset, data.as_ptr() as u64, length, uapi::EDU_PEER_WRITE)
     }
 
+    /// Starts to let the device read up to 64 KiB of the buffer.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn submit_read(&self, offset: u64, length: usize) -> Result<(), SysError> {
+        self.submit(offset, 0, length, uapi::EDU_PEER_READ)
+    }
+
+    /// Starts to let the device write up to 64 KiB to the buffer.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn submit_write(&self, offset: u64, data: &[u8]) -> Result<(), SysError> {
+        let address = data.as_ptr() as u64;
+        self.submit(offset, address, data.len(), uapi::EDU_PEER_WRITE)
+    }
+
+    fn submit(&self, offset: u64, data: u64, len: usize, direction: u32) -> Result<(), SysError> {
+        let mut argument = EduPeerTransfer {
+            offset,
+            length: len as u64,
+            data,
+            direction,
+            pad: 0,
+        };
+        ioctl(self.fd(), uapi::EDU_PEER_IOC_SUBMIT, &mut argument, || {
+            format!("EDU_PEER_IOC_SUBMIT({len} bytes at {offset:#x}, direction={direction})")
+        })?;
+        Ok(())
+    }
+
+    /// Waits for what was submitted, and returns how many bytes were moved.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl, which is that of the transfer.
+    fn finish(&self, data: &mut [u8], direction: u32) -> Result<u64, SysError> {
+        let mut argument = EduPeerTransfer {
+            offset: 0,
+            length: data.len() as u64,
+            data: data.as_mut_ptr() as u64,
+            direction,
+            pad: 0,
+        };
+        ioctl(self.fd(), uapi::EDU_PEER_IOC_FINISH, &mut argument, || {
+            format!("EDU_PEER_IOC_FINISH(direction={direction})")
+        })?;
+        Ok(argument.length)
+    }
+
+    /// Waits for a read that was submitted.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Peer::finish_write`].
+    pub fn finish_read(&self, data: &mut [u8]) -> Result<u64, SysError> {
+        self.finish(data, uapi::EDU_PEER_READ)
+    }
+
+    /// Waits for a write that was submitted, and returns how many bytes were moved.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl, which is that of the transfer.
+    pub fn finish_write(&self) -> Result<u64, SysError> {
+        self.finish(&mut [], uapi::EDU_PEER_WRITE)
+    }
+
     /// The scatter table of the mapping.
     ///
     /// # Errors

@@ -336,6 +336,10 @@ pub const EDU_PEER_IS_PINNED: u32 = 1 << 2;
 pub const EDU_PEER_REVOKED: u32 = 1 << 3;
 /// The mapping of the kernel is I/O memory.
 pub const EDU_PEER_IOMEM: u32 = 1 << 4;
+/// A transfer is under way.
+pub const EDU_PEER_BUSY: u32 = 1 << 5;
+/// Most bytes SUBMIT moves.
+pub const EDU_PEER_SUBMIT_MAX: usize = 16 * 4096;
 
 /// `struct edu_peer_status`
 #[repr(C)]
@@ -370,6 +374,10 @@ pub const EDU_PEER_IOC_TRANSFER: u64 = iowr::<EduPeerTransfer>(EDU, 0x16);
 pub const EDU_PEER_IOC_TABLE: u64 = iowr::<EduPeerTable>(EDU, 0x17);
 /// State.
 pub const EDU_PEER_IOC_STATUS: u64 = ior::<EduPeerStatus>(EDU, 0x18);
+/// Start to move bytes.
+pub const EDU_PEER_IOC_SUBMIT: u64 = iowr::<EduPeerTransfer>(EDU, 0x19);
+/// Wait until they are moved.
+pub const EDU_PEER_IOC_FINISH: u64 = iowr::<EduPeerTransfer>(EDU, 0x1a);
 
 /// `struct dma_buf_sync`
 #[repr(C)]
@@ -387,6 +395,56 @@ pub const DMA_BUF_SYNC_WRITE: u64 = 2;
 pub const DMA_BUF_SYNC_END: u64 = 4;
 /// Brackets CPU access to a dma-buf.
 pub const DMA_BUF_IOCTL_SYNC: u64 = iow::<DmaBufSync>(b'b' as u64, 0);
+
+/// `struct dma_buf_export_sync_file`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DmaBufExportSyncFile {
+    /// `DMA_BUF_SYNC_READ`, `DMA_BUF_SYNC_WRITE`.
+    pub flags: u32,
+    /// Out.
+    pub fd: i32,
+}
+
+/// Makes a sync file of the fences that an access has to wait for.
+pub const DMA_BUF_IOCTL_EXPORT_SYNC_FILE: u64 = iowr::<DmaBufExportSyncFile>(b'b' as u64, 2);
+
+/// `struct sync_fence_info`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SyncFenceInfo {
+    /// Name of the timeline.
+    pub obj_name: [u8; 32],
+    /// Name of the driver.
+    pub driver_name: [u8; 32],
+    /// 0 while it is pending, 1, or an error.
+    pub status: i32,
+    /// Zero.
+    pub flags: u32,
+    /// When it signalled.
+    pub timestamp_ns: u64,
+}
+
+/// `struct sync_file_info`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SyncFileInfo {
+    /// Name.
+    pub name: [u8; 32],
+    /// 0 while one of the fences is pending, 1, or an error.
+    pub status: i32,
+    /// Zero.
+    pub flags: u32,
+    /// In and out.
+    pub num_fences: u32,
+    /// Zero.
+    pub pad: u32,
+    /// User pointer.
+    pub sync_fence_info: u64,
+}
+
+/// Looks at a sync file.
+pub const SYNC_IOC_FILE_INFO: u64 = iowr::<SyncFileInfo>(b'>' as u64, 4);
 
 /// `struct dma_heap_allocation_data`
 #[repr(C)]
@@ -437,6 +495,9 @@ const _: () = {
     assert!(size_of::<EduPeerStatus>() == 24);
     assert!(size_of::<BarExportRange>() == 24);
     assert!(size_of::<DmaBufSync>() == 8);
+    assert!(size_of::<DmaBufExportSyncFile>() == 8);
+    assert!(size_of::<SyncFenceInfo>() == 80);
+    assert!(size_of::<SyncFileInfo>() == 56);
     assert!(size_of::<DmaHeapAllocation>() == 24);
     // Numbers as the C headers compute them.
     assert!(DRM_IOCTL_VERSION == 0xc040_6400);
@@ -454,6 +515,10 @@ const _: () = {
     assert!(EDU_PEER_IOC_TABLE == 0xc010_ed17);
     assert!(EDU_PEER_IOC_STATUS == 0x8018_ed18);
     assert!(BAR_EXPORT_IOC_EXPORT == 0x4018_ed20);
+    assert!(EDU_PEER_IOC_SUBMIT == 0xc020_ed19);
+    assert!(EDU_PEER_IOC_FINISH == 0xc020_ed1a);
     assert!(DMA_BUF_IOCTL_SYNC == 0x4008_6200);
+    assert!(DMA_BUF_IOCTL_EXPORT_SYNC_FILE == 0xc008_6202);
+    assert!(SYNC_IOC_FILE_INFO == 0xc038_3e04);
     assert!(DMA_HEAP_IOCTL_ALLOC == 0xc018_4800);
 };

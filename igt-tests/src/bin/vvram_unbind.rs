@@ -312,10 +312,21 @@ fn vmapped() -> Outcome {
     let (a, _) = patterns();
     let shared = share(&scene.drm, 2)?;
     shared.map.fill(a);
-    scene.peer.attach(&shared.buffer, Mode::Cpu)?;
-    scene.peer.map()?;
+    let peer = &scene.peer;
+    peer.attach(&shared.buffer, Mode::Cpu)?;
+    peer.map()?;
+    peer_reads(peer, a, &[0, 1])?;
     let unbinding = blocked_by(&scene, "(vmap)")?;
-    peer_reads(&scene.peer, a, &[0, 1])?;
+    // The mapping is still there, but an access does not begin any more.
+    expect_errno(
+        "a read while the unbind waits",
+        peer.read(0, &mut [0; 16]),
+        libc::ENODEV,
+    )?;
+    check!(
+        peer.status()?.flags & uapi::EDU_PEER_MAPPED != 0,
+        "the mapping is gone"
+    );
     scene.peer.unmap()?;
     let gone = unbinding.finish(LIMIT)?;
     expect_errno("vmap after the unbind", scene.peer.map(), libc::ENODEV)?;

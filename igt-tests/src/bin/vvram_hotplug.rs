@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Devices that are unplugged, and plugged in again, while they are in use.
+
+use std::time::Duration;
+
+use vvram_tests::drm::Drm;
+use vvram_tests::map::PAGE;
+use vvram_tests::misc;
+use vvram_tests::pci::PciDevice;
+use vvram_tests::peer::{Mode, Peer};
+use vvram_tests::proc::{Child, KernelLog};
+use vvram_tests::qmp::Monitor;
+use vvram_tests::scene::{patterns, peer_reads, share, works, Scene};
+use vvram_tests::uapi;
+use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, skip, Outcome, Stop};
+
+const LIMIT: Duration = Duration::from_secs(25);
+
+/// A device, and how to make it come back.
+struct Plug {
+    device: PciDevice,
+    /// The size of its memory; the peer has none.
+    memory: Option<u64>,
+}
+
+impl Plug {
+    fn new(device: PciDevice, other: &PciDevice, memory: Option<u64>) -> Result<Self, Stop> {
+        let slot = |device: &PciDevice| device.name().rsplit_once('.').map(|(s, _)| s.to_string());
+        if slot(&device) == slot(other) {
+            skip!("two functions of one slot can only be unplugged together");
+        }
+        Ok(Self { device, memory })
+    }
+
+    fn id(&self) -> &'static str {
+        match self.memory {
+            Some(_) => "gpu",
+            None => "peer",
+        }
+    }
+
+    fn gpu() -> Result<Self, Stop> {
+        let gpu = PciDevice::vvram()?;
+        let (_, size) = gpu.bar(2)?;
+        Self::new(gpu, &PciDevice::edu()?, Some(size))
+    }
+
+    fn peer() -> Result<Self, Stop> {
+        Self::new(PciDevice::edu()?, &PciDevice::vvram()?, None)
+    }
+
+    /// Takes it out, and sees that it is gone from the guest and from QEMU.
+    fn out(&self, monitor: &mut Monitor) -> Outcome {
+        monitor.unplug(self.id())?;
+        self.gone(monitor)
+    }
+
+    fn gone(&self, monitor: &mut Monitor) -> Outcome {
+        check!(
+            monitor.unplugged(self.id(), LIMIT)?,
+            "{} was not unplugged",
+            self.device.name()
+        );
+        check!(
+            !self.device.exists(),
+            "{} was unplugged, but the kernel still has it",
+            self.device.name()
+        );
+        Ok(())
+    }
+
+    /// Puts it back, and waits for its driver.
+    fn back(&self, monitor: &mut Monitor) -> Outcome {
+        match self.memory {
+            Some(size) => {
+                let more = format!("\"memdev\": \"{}\"", monitor.memory(size)?);
+                monitor.plug("ivshmem-plain", self.id(), &more, &["d1", "rp1"])?;
+            }
+            None => {
+                let more = format!("\"dma_mask\": {}", u64::MAX);
+                monitor.plug("edu", self.id(), &more, &["d2", "rp2"])?;
+            }
+        }
+        self.bound()
+    }
+
+    fn bound(&self) -> Outcome {
+        let bound = misc::poll(LIMIT, || self.device.driver());
+        check!(bound.is_some(), "no driver for {}", self.device.name());
+        Ok(())
+    }
+}
+
+fn idle() -> Outcome {
+    let plug = Plug::gpu()?;
+    let mut monitor = Monitor::open()?;
+    let drm = Drm::open()?;
+    let shared = share(&drm, 2)?;
+    shared.map.write(0, 1);
+    for round in 0..3 {
+        plug.out(&mut monitor)?;
+        check!(
+            Drm::try_open().is_none(),
+            "there still is a render node in round {round}"
+        );
+        let dead = libc::ENODEV;
+        expect_errno("GETPARAM", drm.getparam(0), dead)?;
+        expect_errno("GEM_CREATE", drm.create(1), dead)?;
+        expect_errno("PRIME_HANDLE_TO_FD", shared.object.export(), dead)?;
+        expect_errno("SYNC", shared.buffer.sync(uapi::DMA_BUF_SYNC_READ), dead)?;
+        let peer = Peer::open()?;
+        expect_errno(
+            "attaching a buffer of a device that is gone",
+            peer.attach(&shared.buffer, Mode::Dynamic),
+            dead,
+        )?;
+        plug.back(&mut monitor)?;
+        works()?;
+    }
+    expect_errno("GETPARAM on the old fd", drm.getparam(0), libc::ENODEV)
+}
+
+/// Importers that can be told to let go.
+fn mapped() -> Outcome {
+    for mode in [Mode::Dynamic, Mode::Revocable] {
+        let scene = Scene::with_route()?;
+        let plug = Plug::gpu()?;
+        let mut monitor = Monitor::open()?;
+        let shared = share(&scene.drm, 2)?;
+        let peer = &scene.peer;
+        peer.attach(&shared.buffer, mode)?;
+        peer.pin_and_map(mode)?;
+        scene.check_only(&shared.object, mode, mode.needs_pin(), true)?;
+        plug.out(&mut monitor)?;
+        let status = peer.status()?;
+        check!(
+            status.invalidations >= 1,
+            "the importer was not told: {status:?}"
+        );
+        let mut want = uapi::EDU_PEER_ATTACHED;
+        if mode == Mode::Revocable {
+            want |= uapi::EDU_PEER_REVOKED;
+        }
+        check_eq!(status.flags, want, "flags after the unplug in {mode:?}");
+        expect_errno("map", peer.map(), libc::ENODEV)?;
+        plug.back(&mut monitor)?;
+        expect_errno("map of the old buffer", peer.map(), libc::ENODEV)?;
+        peer.detach()?;
+        works()?;
+    }
+    Ok(())
+}
+
+/// One that cannot: the device stays until it has let go, and the kernel says who it is.
+fn pinned() -> Outcome {
+    let scene = Scene::with_route()?;
+    let plug = Plug::gpu()?;
+    let mut monitor = Monitor::open()?;
+    let (a, _) = patterns();
+    let shared = share(&scene.drm, 2)?;
+    shared.map.fill(a);
+    let peer = &scene.peer;
+    peer.attach(&shared.buffer, Mode::Pinned)?;
+    peer.pin_and_map(Mode::Pinned)?;
+    scene.check_only(&shared.object, Mode::Pinned, true, true)?;
+    let mut log = KernelLog::open()?;
+    monitor.unplug(plug.id())?;
+    let mut lines = Vec::new();
+    let named = misc::poll(LIMIT, || {
+        lines.extend(log.lines());
+        let by = |line: &&String| line.contains("waiting for") && line.contains(peer.name());
+        lines.iter().find(by).cloned()
+    });
+    let Some(named) = named else {
+        fail!("nobody says who the unplug waits for: {lines:?}");
+    };
+    check!(
+        named.contains(plug.device.name()),
+        "the message does not name the device that waits: {named}"
+    );
+    check!(
+        !monitor.unplugged(plug.id(), Duration::from_secs(3))?,
+        "the device was unplugged under a mapping"
+    );
+    // What the importer has is still good.
+    peer_reads(peer, a, &[0, 1])?;
+    peer.unmap()?;
+    plug.gone(&mut monitor)?;
+    plug.back(&mut monitor)?;
+    peer.detach()?;
+    works()
+}
+
+/// The peer is unplugged in all modes at once.
+fn peer() -> Outcome {
+    let scene = Scene::with_route()?;
+    let plug = Plug::peer()?;
+    let mut monitor = Monitor::open()?;
+    let (a, _) = patterns();
+    let shared = share(&scene.drm, 2)?;
+    shared.map.fill(a);
+    let mut peers = Vec::new();
+    for mode in [Mode::Dynamic, Mode::Pinned, Mode::Revocable] {
+        let peer = scene.peer.reopen()?;
+        peer.attach(&shared.buffer, mode)?;
+        peer.pin_and_map(mode)?;
+        peers.push(peer);
+    }
+    peers[0].submit_read(0, 2 * PAGE)?;
+    plug.out(&mut monitor)?;
+    scene.check_none(&shared.object)?;
+    for peer in &peers {
+        expect_errno("status of a peer that is gone", peer.status(), libc::ENODEV)?;
+    }
+    if let Err(mismatch) = shared.map.verify(a) {
+        fail!("the buffer changed: {mismatch}");
+    }
+    plug.back(&mut monitor)?;
+    let fresh = Peer::open()?;
+    fresh.attach(&shared.buffer, Mode::Dynamic)?;
+    peer_reads(&fresh, a, &[0, 1])?;
+    drop(fresh);
+    works()
+}
+
+/// The same by sysfs: the device is still there, but not for the kernel.
+fn remove_rescan() -> Outcome {
+    for gpu in [true, false] {
+        let scene = Scene::with_route()?;
+        let shared = share(&scene.drm, 2)?;
+        let device = if gpu { &scene.gpu } else { &scene.edu };
+        scene.peer.attach(&shared.buffer, Mode::Revocable)?;
+        scene.peer.pin_and_map(Mode::Revocable)?;
+        let mut child = Child::spawn(|| Ok(device.remove()?))?;
+        child.join("the removal", LIMIT)?;
+        check!(!device.exists(), "{} is still there", device.name());
+        if gpu {
+            expect_errno("map", scene.peer.map(), libc::ENODEV)?;
+            expect_errno("GETPARAM", scene.drm.getparam(0), libc::ENODEV)?;
+        } else {
+            expect_errno("status", scene.peer.status(), libc::ENODEV)?;
+            scene.check_none(&shared.object)?;
+        }
+        let mut child = Child::spawn(|| Ok(PciDevice::rescan()?))?;
+        child.join("the scan", LIMIT)?;
+        let bound = misc::poll(LIMIT, || device.driver());
+        check!(bound.is_some(), "no driver for {}", device.name());
+        drop(shared);
+        works()?;
+    }
+    Ok(())
+}
+
+igt_main! {
+    "idle", "the exporter goes and comes back, three times; old fds are dead", idle;
+    "mapped", "importers that can be told let go", mapped;
+    "pinned", "one that cannot is waited for, by name", pinned;
+    "peer", "the importer goes and comes back", peer;
+    "remove-rescan", "remove and rescan of sysfs", remove_rescan;
+}

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! QEMU's monitor, which plugs devices in and out.
+
+use std::fs;
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+use crate::misc;
+use crate::{Stop, SysError};
+
+const PORTS: &str = "/sys/class/virtio-ports";
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// A connection to the monitor.
+#[derive(Debug)]
+pub struct Monitor {
+    port: File,
+    seen: String,
+    number: u32,
+}
+
+impl Monitor {
+    /// Connects.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if this guest has no monitor.
+    #[track_caller]
+    pub fn open() -> Result<Self, Stop> {
+        let mut port = None;
+        for entry in fs::read_dir(PORTS).into_iter().flatten().flatten() {
+            let name = fs::read_to_string(entry.path().join("name")).unwrap_or_default();
+            if name.trim() == "qmp" {
+                let path = fs::canonicalize("/dev").unwrap_or_default();
+                port = OpenOptions::new()
+                    .read(true)
+                    .write(true)
+                    .open(path.join(entry.file_name()))
+                    .ok();
+            }
+        }
+        let Some(port) = port else {
+            return Err(Stop::fail("this guest cannot talk to QEMU's monitor"));
+        };
+        let mut monitor = Self {
+            port,
+            seen: String::new(),
+            number: misc::nonce() as u32,
+        };
+        // Fails unless it is the first command of all.
+        let _ = monitor.execute("qmp_capabilities", "{}")?;
+        Ok(monitor)
+    }
+
+    /// Waits for a line that has a text; false if the time is up.
+    fn line(&mut self, text: &str, limit: Duration) -> Result<Option<String>, SysError> {
+        let start = Instant::now();
+        loop {
+            while let Some((line, rest)) = self.seen.split_once('\n') {
+                let line = line.to_string();
+                self.seen = rest.to_string();
+                if line.contains(text) {
+                    return Ok(Some(line));
+                }
+            }
+            let left = limit.saturating_sub(start.elapsed());
+            if misc::poll_fd(self.port.as_raw_fd(), libc::POLLIN, left)? & libc::POLLIN == 0 {
+                return Ok(None);
+            }
+            let mut bytes = [0u8; 4096];
+            let count = self.port.read(&mut bytes);
+            let count = count.map_err(|error| SysError::io("read(qmp)", &error))?;
+            self.seen += &String::from_utf8_lossy(&bytes[..count]);
+        }
+    }
+
+    /// Executes a command; the answer is an error if it has one.
+    fn execute(&mut self, command: &str, arguments: &str) -> Result<Result<(), String>, Stop> {
+        self.number += 1;
+        let id = format!("\"id\": {}", self.number);
+        let text = format!("{{\"execute\": \"{command}\", \"arguments\": {arguments}, {id}}}\n");
+        let written = self.port.write_all(text.as_bytes());
+        written.map_err(|error| SysError::io("write(qmp)", &error))?;
+        match self.line(&id, LIMIT)? {
+            None => Err(Stop::fail(format_args!(
+                "QEMU's monitor does not answer {command}"
+            ))),
+            Some(line) if line.contains("\"error\"") => Ok(Err(line)),
+            Some(_) => Ok(Ok(())),
+        }
+    }
+
+    /// Asks the guest to give a device back.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if there is no such device.
+    #[track_caller]
+    pub fn unplug(&mut self, id: &str) -> Result<(), Stop> {
+        match self.execute("device_del", &format!("{{\"id\": \"{id}\"}}"))? {
+            Ok(()) => Ok(()),
+            Err(line) => Err(Stop::fail(format_args!("device_del {id}: {line}"))),
+        }
+    }
+
+    /// Whether a device that was asked for is gone within the time.
+    ///
+    /// # Errors
+    ///
+    /// Any error on the way.
+    pub fn unplugged(&mut self, id: &str, limit: Duration) -> Result<bool, SysError> {
+        let text = format!("\"data\": {{\"device\": \"{id}\"");
+        Ok(self.line(&text, limit)?.is_some())
+    }
+
+    /// Makes memory for a device, and returns its name. Memory that a device had is not used again.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if that cannot be done.
+    #[track_caller]
+    pub fn memory(&mut self, size: u64) -> Result<String, Stop> {
+        let id = format!("memory{}", self.number);
+        let arguments = format!(
+            "{{\"qom-type\": \"memory-backend-ram\", \"id\": \"{id}\", \"size\": {size}, \"share\": true}}"
+        );
+        match self.execute("object-add", &arguments)? {
+            Ok(()) => Ok(id),
+            Err(line) => Err(Stop::fail(format_args!("object-add: {line}"))),
+        }
+    }
+
+    /// Plugs a device into the first of some buses that there is.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if that cannot be done.
+    #[track_caller]
+    pub fn plug(&mut self, driver: &str, id: &str, more: &str, buses: &[&str]) -> Result<(), Stop> {
+        let mut said = Vec::new();
+        for bus in buses {
+            let arguments = format!(
+                "{{\"driver\": \"{driver}\", \"id\": \"{id}\", \"bus\": \"{bus}\", {more}}}"
+            );
+            match self.execute("device_add", &arguments)? {
+                Ok(()) => return Ok(()),
+                Err(line) => said.push(line),
+            }
+        }
+        Err(Stop::fail(format_args!("device_add {driver}: {said:?}")))
+    }
+}

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Sync files: fences that a program can look at.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::Duration;
+
+use crate::drm::ioctl;
+use crate::misc;
+use crate::uapi::{self, SyncFenceInfo, SyncFileInfo};
+use crate::SysError;
+
+/// A sync file.
+#[derive(Debug)]
+pub struct SyncFile {
+    fd: OwnedFd,
+}
+
+impl SyncFile {
+    /// Takes over an fd.
+    pub fn new(fd: OwnedFd) -> Self {
+        Self { fd }
+    }
+
+    fn info(&self, fences: &mut [SyncFenceInfo]) -> Result<SyncFileInfo, SysError> {
+        let mut argument = SyncFileInfo {
+            num_fences: fences.len() as u32,
+            sync_fence_info: fences.as_mut_ptr() as u64,
+            ..Default::default()
+        };
+        let request = uapi::SYNC_IOC_FILE_INFO;
+        ioctl(self.fd.as_raw_fd(), request, &mut argument, || {
+            "SYNC_IOC_FILE_INFO".to_string()
+        })?;
+        Ok(argument)
+    }
+
+    /// 0 while it is pending, 1 when it has signalled, or a negative error.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn status(&self) -> Result<i32, SysError> {
+        Ok(self.info(&mut [])?.status)
+    }
+
+    /// The drivers of its fences.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn drivers(&self) -> Result<Vec<String>, SysError> {
+        let mut fences = vec![SyncFenceInfo::default(); 16];
+        let count = self.info(&mut fences)?.num_fences as usize;
+        let name = |fence: &SyncFenceInfo| {
+            let text = fence.driver_name.split(|byte| *byte == 0).next();
+            String::from_utf8_lossy(text.unwrap_or_default()).into_owned()
+        };
+        Ok(fences[..count.min(16)].iter().map(name).collect())
+    }
+
+    /// Waits until it has signalled; false if the time is up.
+    ///
+    /// # Errors
+    ///
+    /// Any error of poll(2).
+    pub fn wait(&self, limit: Duration) -> Result<bool, SysError> {
+        let events = misc::poll_fd(self.fd.as_raw_fd(), libc::POLLIN, limit)?;
+        Ok(events & libc::POLLIN != 0)
+    }
+}
