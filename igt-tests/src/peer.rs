@@ -12,7 +12,9 @@ use std::time::Duration;
 use crate::drm::{ioctl, DmaBuf};
 use crate::misc;
 use crate::uapi;
-use crate::uapi::{EduPeerAttach, EduPeerSegment, EduPeerStatus, EduPeerTable, EduPeerTransfer};
+use crate::uapi::{
+    EduPeerAttach, EduPeerMeasure, EduPeerSegment, EduPeerStatus, EduPeerTable, EduPeerTransfer,
+};
 use crate::{Stop, SysError};
 
 const PREFIX: &str = "edu-peer-";
@@ -449,6 +451,33 @@ impl Peer {
             ));
         }
         Ok(segments)
+    }
+
+    /// Times maps and unmaps.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn measure(&self, rounds: u32) -> Result<EduPeerMeasure, SysError> {
+        let mut argument = EduPeerMeasure {
+            rounds,
+            ..Default::default()
+        };
+        self.measure_raw(&mut argument)?;
+        Ok(argument)
+    }
+
+    /// MEASURE with a given argument.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn measure_raw(&self, argument: &mut EduPeerMeasure) -> Result<(), SysError> {
+        let rounds = argument.rounds;
+        ioctl(self.fd(), uapi::EDU_PEER_IOC_MEASURE, argument, || {
+            format!("EDU_PEER_IOC_MEASURE(rounds={rounds})")
+        })?;
+        Ok(())
     }
 
     /// The state of this file's attachment.

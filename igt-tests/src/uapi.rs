@@ -355,6 +355,25 @@ pub struct EduPeerStatus {
     pub maps: u64,
 }
 
+/// Most rounds of one measurement.
+pub const EDU_PEER_MAX_ROUNDS: u32 = 10000;
+
+/// `struct edu_peer_measure`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct EduPeerMeasure {
+    /// How often.
+    pub rounds: u32,
+    /// Zero.
+    pub pad: u32,
+    /// Out, least time of a map and an unmap and a look at the clock, in ns.
+    pub least: u64,
+    /// Out, the most.
+    pub most: u64,
+    /// Out, least time of a look at the clock.
+    pub clock: u64,
+}
+
 const EDU: u64 = 0xed;
 /// Attach.
 pub const EDU_PEER_IOC_ATTACH: u64 = iowr::<EduPeerAttach>(EDU, 0x10);
@@ -378,6 +397,8 @@ pub const EDU_PEER_IOC_STATUS: u64 = ior::<EduPeerStatus>(EDU, 0x18);
 pub const EDU_PEER_IOC_SUBMIT: u64 = iowr::<EduPeerTransfer>(EDU, 0x19);
 /// Wait until they are moved.
 pub const EDU_PEER_IOC_FINISH: u64 = iowr::<EduPeerTransfer>(EDU, 0x1a);
+/// Times map and unmap.
+pub const EDU_PEER_IOC_MEASURE: u64 = iowr::<EduPeerMeasure>(EDU, 0x1b);
 
 /// `struct dma_buf_sync`
 #[repr(C)]
@@ -494,6 +515,7 @@ const _: () = {
     assert!(size_of::<EduPeerTable>() == 16);
     assert!(size_of::<EduPeerStatus>() == 24);
     assert!(size_of::<BarExportRange>() == 24);
+    assert!(size_of::<EduPeerMeasure>() == 32);
     assert!(size_of::<DmaBufSync>() == 8);
     assert!(size_of::<DmaBufExportSyncFile>() == 8);
     assert!(size_of::<SyncFenceInfo>() == 80);
@@ -517,6 +539,7 @@ const _: () = {
     assert!(BAR_EXPORT_IOC_EXPORT == 0x4018_ed20);
     assert!(EDU_PEER_IOC_SUBMIT == 0xc020_ed19);
     assert!(EDU_PEER_IOC_FINISH == 0xc020_ed1a);
+    assert!(EDU_PEER_IOC_MEASURE == 0xc020_ed1b);
     assert!(DMA_BUF_IOCTL_SYNC == 0x4008_6200);
     assert!(DMA_BUF_IOCTL_EXPORT_SYNC_FILE == 0xc008_6202);
     assert!(SYNC_IOC_FILE_INFO == 0xc038_3e04);

@@ -77,6 +77,7 @@ impl MiscDevice for PeerFile {
             uapi::EDU_PEER_IOC_STATUS => me.status(arg)?,
             uapi::EDU_PEER_IOC_SUBMIT => me.submit(arg)?,
             uapi::EDU_PEER_IOC_FINISH => me.finish(arg)?,
+            uapi::EDU_PEER_IOC_MEASURE => me.measure(arg)?,
             _ => return Err(ENOTTY),
         }
 
@@ -337,6 +338,25 @@ impl PeerFile {
         writer.write(&status.pad)?;
         writer.write(&status.invalidations)?;
         writer.write(&status.maps)
+    }
+
+    /// Serves `EDU_PEER_IOC_MEASURE`.
+    fn measure(&self, arg: UserPtr) -> Result {
+        let mut reader = reader::<uapi::edu_peer_measure>(arg);
+        let (rounds, pad): (u32, u32) = (reader.read()?, reader.read()?);
+
+        if pad != 0 || rounds == 0 || rounds > uapi::EDU_PEER_MAX_ROUNDS {
+            return Err(EINVAL);
+        }
+
+        let cost = self.with_idle(|client| client.attached()?.measure(rounds))?;
+
+        let mut writer = writer::<uapi::edu_peer_measure>(arg);
+        writer.write(&rounds)?;
+        writer.write(&pad)?;
+        writer.write(&cost.least)?;
+        writer.write(&cost.most)?;
+        writer.write(&cost.clock)
     }
 }
 

@@ -36,6 +36,10 @@ use kernel::{
             Relaxed, //
         }, //
     },
+    time::{
+        Instant,
+        Monotonic, //
+    },
     uapi, //
 };
 
@@ -234,6 +238,16 @@ pub(crate) struct State {
     pub(crate) pinned: bool,
     /// It is a mapping of the kernel, of I/O memory.
     pub(crate) iomem: bool,
+}
+
+/// What a map and an unmap cost, in nanoseconds.
+pub(crate) struct Cost {
+    /// The least of all rounds, with one look at the clock.
+    pub(crate) least: u64,
+    /// The most of all rounds.
+    pub(crate) most: u64,
+    /// The least that a look at the clock costs.
+    pub(crate) clock: u64,
 }
 
 /// A dma-buf that the device is attached to.
@@ -437,6 +451,44 @@ impl Attached {
     /// `EINVAL` if the buffer is not mapped.
     pub(crate) fn table(&self) -> Result<KVVec<Segment>> {
         self.with(|at| collect(at.mapping().ok_or(EINVAL)?))
+    }
+
+    /// Maps and unmaps the buffer `rounds` times, and nothing else.
+    ///
+    /// # Errors
+    ///
+    /// - `EBUSY` if it is mapped.
+    /// - `ENODEV` if the buffer was revoked.
+    /// - What the exporter says.
+    pub(crate) fn measure(&self, rounds: u32) -> Result<Cost> {
+        self.with(|at| {
+            if self.counters().revoked() {
+                return Err(ENODEV);
+            }
+            if at.mapping().is_some() {
+                return Err(EBUSY);
+            }
+
+            let mut cost = Cost {
+                least: u64::MAX,
+                most: 0,
+                clock: u64::MAX,
+            };
+            for _ in 0..rounds {
+                let before = Instant::<Monotonic>::now();
+                let begin = Instant::<Monotonic>::now();
+                at.map(DataDirection::Bidirectional)?;
+                at.unmap();
+                let end = Instant::<Monotonic>::now();
+
+                // The clock does not go backwards.
+                let both = (end - begin).as_nanos().try_into()?;
+                cost.least = cost.least.min(both);
+                cost.most = cost.most.max(both);
+                cost.clock = cost.clock.min((begin - before).as_nanos().try_into()?);
+            }
+            Ok(cost)
+        })
     }
 
     /// Maps the buffer, if it is not, and calls `f` with the longest piece of memory that starts at

@@ -9,8 +9,10 @@ use vvram_tests::map::PAGE;
 use vvram_tests::misc::Lcg;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::scene::{share, works, Expect};
-use vvram_tests::uapi::{self, EduPeerAttach, EduPeerTable, EduPeerTransfer};
-use vvram_tests::{check, errno_name, expect_errno, fail, igt_main, skip, Outcome, SysError};
+use vvram_tests::uapi::{self, EduPeerAttach, EduPeerMeasure, EduPeerTable, EduPeerTransfer};
+use vvram_tests::{
+    check, check_eq, errno_name, expect_errno, fail, igt_main, skip, Outcome, SysError,
+};
 
 /// Addresses at which nothing of ours is mapped.
 const NOWHERE: [u64; 5] = [
@@ -273,7 +275,7 @@ fn peer_numbers() -> Outcome {
     let peer = Peer::open()?;
     let mut words = [0u64; 8];
     let address = words.as_mut_ptr() as u64;
-    for nr in (0..0x10).chain(0x19..0x40) {
+    for nr in (0..0x10).chain(0x1a..0x40) {
         for dir in 0..4 {
             let request = uapi::ioc(dir, 0xed, nr, 16);
             // SAFETY: the kernel writes to `words`, if at all.
@@ -335,6 +337,7 @@ fn peer_not_attached() -> Outcome {
     expect_errno("map of nothing", peer.map(), none)?;
     expect_errno("unmap of nothing", peer.unmap(), none)?;
     expect_errno("table of nothing", peer.table(), none)?;
+    expect_errno("timing of nothing", peer.measure(1), none)?;
     expect_errno("a read of nothing", peer.read(0, &mut data), none)?;
     expect_errno("a write to nothing", peer.write(0, &data), none)?;
     check!(
@@ -403,6 +406,31 @@ fn peer_transfer() -> Outcome {
         });
         expect_errno("a table at a bad address or with a pad", result, want)?;
     }
+    expect_errno("timing of what is mapped", peer.measure(1), libc::EBUSY)?;
+    peer.unmap()?;
+    for (rounds, pad) in [(0, 0), (uapi::EDU_PEER_MAX_ROUNDS + 1, 0), (1, 1)] {
+        let mut measure = EduPeerMeasure {
+            rounds,
+            pad,
+            ..Default::default()
+        };
+        let result = peer.measure_raw(&mut measure);
+        expect_errno(
+            "timing of no, too many or padded rounds",
+            result,
+            libc::EINVAL,
+        )?;
+    }
+    let cost = peer.measure(3)?;
+    check!(
+        cost.clock < cost.least && cost.least <= cost.most,
+        "times of a map and an unmap: {cost:?}"
+    );
+    check_eq!(
+        peer.status()?.flags & uapi::EDU_PEER_MAPPED,
+        0,
+        "mapped after it was timed"
+    );
     Ok(())
 }
 
@@ -418,6 +446,7 @@ fn bad_pointers() -> Outcome {
         (peer.fd(), uapi::EDU_PEER_IOC_TRANSFER),
         (peer.fd(), uapi::EDU_PEER_IOC_TABLE),
         (peer.fd(), uapi::EDU_PEER_IOC_STATUS),
+        (peer.fd(), uapi::EDU_PEER_IOC_MEASURE),
     ];
     for (fd, request) in calls {
         for address in NOWHERE {

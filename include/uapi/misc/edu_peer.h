@@ -144,6 +144,30 @@ struct edu_peer_status {
 	__u64 maps;
 };
 
+/* Most rounds of one EDU_PEER_IOC_MEASURE; the reservation is held all the time. */
+#define EDU_PEER_MAX_ROUNDS	10000
+
+/**
+ * struct edu_peer_measure - argument of EDU_PEER_IOC_MEASURE
+ *
+ * Maps and unmaps the dma-buf again and again, with its reservation held and
+ * without a look at the scatter table, and tells how long that takes. Times are
+ * in nanoseconds; where the guest's time is the number of its instructions, that
+ * is what they are.
+ */
+struct edu_peer_measure {
+	/** @rounds: in, how often, from 1 to EDU_PEER_MAX_ROUNDS. */
+	__u32 rounds;
+	/** @pad: must be zero. */
+	__u32 pad;
+	/** @least: out, least time of a map and an unmap, with that of one look at the clock. */
+	__u64 least;
+	/** @most: out, most time of a map and an unmap. */
+	__u64 most;
+	/** @clock: out, least time of a look at the clock. */
+	__u64 clock;
+};
+
 #define EDU_PEER_IOC		0xed
 
 /* An enum, so that Rust's bindgen resolves the numbers. */
@@ -183,6 +207,8 @@ enum {
 	 * there was none, -EINTR or a restart if a signal arrives.
 	 */
 	EDU_PEER_IOC_FINISH = _IOWR(EDU_PEER_IOC, 0x1a, struct edu_peer_transfer),
+	/* Time map and unmap; -EBUSY if it is mapped, -EINVAL in CPU mode. */
+	EDU_PEER_IOC_MEASURE = _IOWR(EDU_PEER_IOC, 0x1b, struct edu_peer_measure),
 };
 
 #endif /* _UAPI_MISC_EDU_PEER_H_ */
