@@ -9,6 +9,7 @@
 #[macro_use]
 mod check;
 
+pub mod clock;
 pub mod debugfs;
 pub mod drm;
 pub mod fdinfo;
@@ -20,6 +21,7 @@ pub mod misc;
 pub mod pattern;
 pub mod pci;
 pub mod peer;
+pub mod policy;
 pub mod proc;
 pub mod qmp;
 pub mod rebind;
@@ -28,5 +30,6 @@ pub mod socket;
 pub mod syncfile;
 pub mod trace;
 pub mod uapi;
+pub mod vfio;
 
 pub use check::{errno_name, expect_errno, expect_errno_in, Outcome, Stop, SysError};

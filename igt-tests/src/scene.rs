@@ -405,6 +405,45 @@ pub fn cpu_reads(map: &Map, pattern: Pattern, pages: &[usize]) -> Outcome {
     Ok(())
 }
 
+/// Checks where an object is, `PLACEMENT_*`.
+///
+/// # Errors
+///
+/// Fails the subtest if it is elsewhere.
+#[track_caller]
+pub fn placed(object: &Gem<'_>, want: u32) -> Outcome {
+    let info = object.info()?;
+    if info.placement == want {
+        return Ok(());
+    }
+    Err(Stop::fail(format_args!(
+        "expected placement {want}: {info:?}"
+    )))
+}
+
+/// Checks that a peer's mapping leads to system memory, outside of the BAR.
+///
+/// # Errors
+///
+/// Fails the subtest if a part of it is inside.
+#[track_caller]
+pub fn outside_bar(scene: &Scene, peer: &Peer) -> Outcome {
+    if scene.edu.translated() {
+        // IOVAs tell nothing.
+        return Ok(());
+    }
+    let (start, end) = (scene.bar.start(), scene.bar.start() + scene.bar.len());
+    for segment in peer.table()? {
+        let (first, last) = (segment.dma_address, segment.dma_address + segment.length);
+        if last > start && first < end {
+            return Err(Stop::fail(format_args!(
+                "{segment:x?} is inside BAR 2, which is {start:#x}..{end:#x}"
+            )));
+        }
+    }
+    Ok(())
+}
+
 /// Checks that a freshly opened exporter and peer do their job: after whatever
 /// happened before, everything has to work again.
 ///

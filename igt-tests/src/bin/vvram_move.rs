@@ -12,25 +12,15 @@ use vvram_tests::misc;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::proc::{Child, Steps};
 use vvram_tests::rebind::Unbound;
-use vvram_tests::scene::{cpu_reads, patterns, peer_reads, peer_writes, works, Expect, Scene};
+use vvram_tests::scene::{
+    cpu_reads, outside_bar, patterns, peer_reads, peer_writes, placed, works, Expect, Scene,
+};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome, Stop};
 
 const PAGE64: u64 = PAGE as u64;
 const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 const VRAM: u32 = uapi::PLACEMENT_VRAM;
 const SYSTEM: u32 = uapi::PLACEMENT_SYSTEM;
-
-/// Checks where an object is.
-#[track_caller]
-fn placed(object: &Gem<'_>, want: u32) -> Outcome {
-    let info = object.info()?;
-    if info.placement == want {
-        return Ok(());
-    }
-    Err(Stop::fail(format_args!(
-        "expected placement {want}: {info:?}"
-    )))
-}
 
 /// Takes all of VRAM that is not pinned or kept: what may leave has to, and has left when this
 /// returns.
@@ -63,24 +53,6 @@ fn attached(object: &Gem<'_>, index: usize, path: u32, reason: u32) -> Outcome {
             "expected path {path} for reason {reason} as attachment {index} of {list:?}"
         ))),
     }
-}
-
-/// Checks that the peer's mapping leads to system memory, outside of the BAR.
-#[track_caller]
-fn outside_bar(scene: &Scene, peer: &Peer) -> Outcome {
-    if scene.edu.translated() {
-        // IOVAs tell nothing; the placement was checked.
-        return Ok(());
-    }
-    let (start, end) = (scene.bar.start(), scene.bar.start() + scene.bar.len());
-    for segment in peer.table()? {
-        let (first, last) = (segment.dma_address, segment.dma_address + segment.length);
-        check!(
-            last <= start || first >= end,
-            "{segment:x?} is inside BAR 2, which is {start:#x}..{end:#x}"
-        );
-    }
-    Ok(())
 }
 
 fn flags() -> Outcome {

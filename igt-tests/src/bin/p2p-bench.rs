@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What exports, mappings and moves cost, in instructions.
+//!
+//! For a guest whose time is the number of its instructions. Prints and writes
+//! one figure in each line, `name value`; the lab makes a table and judges it.
+
+use std::fs;
+use std::process::ExitCode;
+
+use vvram_tests::clock::{self, Costs};
+use vvram_tests::drm::{DmaBuf, Gem};
+use vvram_tests::map::PAGE;
+use vvram_tests::peer::{Mode, Peer};
+use vvram_tests::rebind::Unbound;
+use vvram_tests::scene::{cpu_reads, patterns, placed, Scene};
+use vvram_tests::vfio::Vfio;
+use vvram_tests::{check, check_eq, fragment, uapi, Outcome, Stop, SysError};
+
+const USAGE: &str = "usage: p2p-bench --figures FILE";
+const PAGE64: u64 = PAGE as u64;
+const MIB: u64 = 1 << 20;
+const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
+/// Blocks of the large cases of a mapping.
+const BLOCKS: u64 = 4096;
+
+/// The figures so far.
+#[derive(Default)]
+struct Figures(String);
+
+impl Figures {
+    fn add(&mut self, name: &str, value: u64) {
+        self.0 += &format!("{name} {value}\n");
+    }
+
+    /// The least, and how far the others are above it.
+    fn costs(&mut self, name: &str, costs: &Costs) {
+        self.add(name, costs.least());
+        self.add(&format!("{name}.median"), costs.median());
+        self.add(&format!("{name}.most"), costs.most());
+    }
+}
+
+/// Moves an object there and back, against a copy between the same memories.
+///
+/// A static importer's map moves the object to system memory, that of a peer
+/// back to VRAM. The same calls on an object that is where it has to be say what
+/// of it is not the move.
+fn moves(scene: &Scene, figures: &mut Figures) -> Outcome {
+    const SIZE: u64 = 2 * MIB;
+    const ROUNDS: u32 = 24;
+    let object = scene.drm.create_flags(SIZE, EITHER)?;
+    let (pattern, _) = patterns();
+    object.map()?.fill(pattern);
+    let buffer = object.export()?;
+    let mut costs = [(); 4].map(|()| Costs::default());
+    clock::settle();
+    for _ in 0..ROUNDS {
+        let [out, stay_out, back, stay_back] = &mut costs;
+        for (mode, from, to, moved, stayed) in [
+            (
+                Mode::Static,
+                uapi::PLACEMENT_VRAM,
+                uapi::PLACEMENT_SYSTEM,
+                out,
+                stay_out,
+            ),
+            (
+                Mode::Dynamic,
+                uapi::PLACEMENT_SYSTEM,
+                uapi::PLACEMENT_VRAM,
+                back,
+                stay_back,
+            ),
+        ] {
+            let peer = scene.peer.reopen()?;
+            peer.attach(&buffer, mode)?;
+            placed(&object, from)?;
+            moved.time(|| peer.map())?;
+            placed(&object, to)?;
+            peer.unmap()?;
+            stayed.time(|| peer.map())?;
+            placed(&object, to)?;
+            peer.detach()?;
+        }
+    }
+    let map = object.map()?;
+    if let Err(mismatch) = map.verify(pattern) {
+        return Err(Stop::fail(format_args!("after the moves: {mismatch}")));
+    }
+    let [out, stay_out, back, stay_back] = &costs;
+    figures.add("move.bytes", SIZE);
+    figures.costs("move.out", out);
+    figures.costs("move.out.still", stay_out);
+    figures.costs("move.back", back);
+    figures.costs("move.back.still", stay_back);
+
+    let other = scene.drm.create_flags(SIZE, uapi::CREATE_SYSTEM)?;
+    let system = other.map()?;
+    placed(&object, uapi::PLACEMENT_VRAM)?;
+    placed(&other, uapi::PLACEMENT_SYSTEM)?;
+    let (mut out, mut back) = (Costs::default(), Costs::default());
+    clock::settle();
+    for _ in 0..ROUNDS {
+        out.time(|| system.copy_from(&map));
+        back.time(|| map.copy_from(&system));
+    }
+    if let Err(mismatch) = system.verify(pattern) {
+        return Err(Stop::fail(format_args!("after the copies: {mismatch}")));
+    }
+    figures.costs("copy.out", &out);
+    figures.costs("copy.back", &back);
+    Ok(())
+}
+
+/// The life of an export, while others are alive.
+fn cycles(scene: &Scene, live: usize, figures: &mut Figures) -> Outcome {
+    const ROUNDS: usize = 512;
+    let mut others = Vec::with_capacity(live);
+    for _ in 0..live {
+        let object = scene.drm.create(PAGE64)?;
+        let buffer = object.export()?;
+        others.push((object, buffer));
+    }
+    let mut objects = Vec::with_capacity(ROUNDS);
+    for _ in 0..ROUNDS {
+        objects.push(scene.drm.create(PAGE64)?);
+    }
+    let peer = &scene.peer;
+    let life = |object: Gem<'_>| -> Result<(), SysError> {
+        let buffer = object.export()?;
+        peer.attach(&buffer, Mode::Dynamic)?;
+        peer.map()?;
+        peer.unmap()?;
+        peer.detach()?;
+        drop(buffer);
+        // The object keeps the dma-buf until its last handle is closed.
+        object.close()
+    };
+    let mut costs = Costs::default();
+    clock::settle();
+    for object in objects {
+        costs.time(|| life(object))?;
+    }
+    figures.costs(&format!("cycle.{live}"), &costs);
+    Ok(())
+}
+
+/// The device reads a page of VRAM by itself, or the CPU copies it to system memory first.
+fn transfers(scene: &Scene, figures: &mut Figures) -> Outcome {
+    const ROUNDS: u64 = 8;
+    let in_vram = scene.drm.create_flags(PAGE64, uapi::CREATE_VRAM_OR_FAIL)?;
+    let in_system = scene.drm.create_flags(PAGE64, uapi::CREATE_SYSTEM)?;
+    let (vram, system) = (in_vram.map()?, in_system.map()?);
+    let (direct, bounce) = (scene.peer.reopen()?, scene.peer.reopen()?);
+    for (peer, object) in [(&direct, &in_vram), (&bounce, &in_system)] {
+        peer.attach(&object.export()?, Mode::Dynamic)?;
+        peer.map()?;
+    }
+    scene.check_only(&in_vram, Mode::Dynamic, false, true)?;
+    placed(&in_system, uapi::PLACEMENT_SYSTEM)?;
+
+    let (seed, _) = patterns();
+    let mut page = vec![0u8; PAGE];
+    let mut cpu = [(); 2].map(|()| Costs::default());
+    let mut elapsed = [(); 2].map(|()| Costs::default());
+    for round in 0..ROUNDS {
+        let pattern = seed.derive(round);
+        for (way, peer) in [&direct, &bounce].into_iter().enumerate() {
+            vram.fill(pattern);
+            clock::settle();
+            let (busy, begin) = (clock::cpu(), clock::now());
+            if way == 1 {
+                system.copy_from(&vram);
+            }
+            peer.read(0, &mut page)?;
+            elapsed[way].add(clock::now() - begin);
+            cpu[way].add(clock::cpu() - busy);
+            if let Err(mismatch) = pattern.verify(&page, 0) {
+                return Err(Stop::fail(format_args!("the peer read: {mismatch}")));
+            }
+        }
+    }
+    cpu_reads(&vram, seed.derive(ROUNDS - 1), &[0])?;
+    for (way, name) in ["direct", "bounce"].into_iter().enumerate() {
+        figures.costs(&format!("transfer.{name}.cpu"), &cpu[way]);
+        figures.costs(&format!("transfer.{name}.time"), &elapsed[way]);
+    }
+    let mut copy = Costs::default();
+    for _ in 0..32 {
+        copy.time(|| system.copy_from(&vram));
+    }
+    figures.costs("transfer.copy", &copy);
+    Ok(())
+}
+
+/// Times map and unmap of one buffer; returns the number of entries of its table.
+fn mapping(peer: &Peer, buffer: &DmaBuf, name: &str, figures: &mut Figures) -> Result<u64, Stop> {
+    let peer = peer.reopen()?;
+    let size = peer.attach(buffer, Mode::Dynamic)?;
+    peer.map()?;
+    let entries = peer.table()?.len() as u64;
+    peer.unmap()?;
+    // Warm up, then measure.
+    peer.measure(4)?;
+    clock::settle();
+    let cost = peer.measure(50)?;
+    figures.add(&format!("map.{name}"), cost.least - cost.clock);
+    figures.add(&format!("map.{name}.entries"), entries);
+    figures.add(&format!("map.{name}.bytes"), size);
+    Ok(entries)
+}
+
+/// Map and unmap of this project's exporter.
+fn ours(scene: &Scene, figures: &mut Figures) -> Outcome {
+    let drm = &scene.drm;
+    for (name, size) in [
+        ("4k", PAGE64),
+        ("256m", 256 * MIB),
+        ("adjacent", BLOCKS * PAGE64),
+    ] {
+        let buffer_of = drm.create_flags(size, uapi::CREATE_VRAM_OR_FAIL)?;
+        let buffer = buffer_of.export()?;
+        mapping(&scene.peer, &buffer, &format!("{name}.ours"), figures)?;
+    }
+    let ragged = fragment::create(drm, &scene.bar, BLOCKS * PAGE64, BLOCKS as usize)?;
+    check_eq!(
+        ragged.layout.ranges().len() as u64,
+        BLOCKS,
+        "ranges of the scattered object"
+    );
+    let buffer = ragged.object.export()?;
+    mapping(&scene.peer, &buffer, "scattered.ours", figures)?;
+    Ok(())
+}
+
+/// The same of vfio-pci's, with the same importer.
+fn theirs(peer: &Peer, vfio: &Vfio, figures: &mut Figures) -> Outcome {
+    let blocks = |step: u64| -> Vec<_> { (0..BLOCKS).map(|i| (i * step, PAGE64)).collect() };
+    for (name, ranges) in [
+        ("4k", vec![(0, PAGE64)]),
+        ("256m", vec![(0, 256 * MIB)]),
+        ("adjacent", blocks(PAGE64)),
+        ("scattered", blocks(2 * PAGE64)),
+    ] {
+        let buffer = vfio.export(2, &ranges)?;
+        mapping(peer, &buffer, &format!("{name}.vfio"), figures)?;
+    }
+    Ok(())
+}
+
+fn allow_files(count: u64) -> Outcome {
+    let limit = libc::rlimit {
+        rlim_cur: count,
+        rlim_max: count,
+    };
+    // SAFETY: the pointer is valid for a read of a rlimit.
+    let result = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) };
+    check!(
+        result == 0,
+        "{}",
+        SysError::last(format!("setrlimit({count})"))
+    );
+    Ok(())
+}
+
+fn bench(figures: &mut Figures) -> Outcome {
+    allow_files(20_000)?;
+    let scene = Scene::open()?;
+    let free = scene.drm.vram_free()?;
+    clock::stay_in_memory()?;
+    moves(&scene, figures)?;
+    cycles(&scene, 10, figures)?;
+    cycles(&scene, 10_000, figures)?;
+    transfers(&scene, figures)?;
+    ours(&scene, figures)?;
+    check_eq!(scene.drm.vram_free()?, free, "free VRAM at the end");
+    let Scene {
+        drm,
+        bar,
+        peer,
+        gpu,
+        ..
+    } = scene;
+    drop((drm, bar));
+    let unbound = Unbound::new(&gpu)?;
+    let vfio = Vfio::open(&gpu)?;
+    theirs(&peer, &vfio, figures)?;
+    // The guest ends here: there is nobody who needs the device.
+    std::mem::forget((unbound, vfio));
+    Ok(())
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<_> = std::env::args().skip(1).collect();
+    let [flag, file] = arguments.as_slice() else {
+        eprintln!("{USAGE}");
+        return ExitCode::from(2);
+    };
+    if flag != "--figures" {
+        eprintln!("{USAGE}");
+        return ExitCode::from(2);
+    }
+    let mut figures = Figures::default();
+    let outcome = bench(&mut figures);
+    // Not before: output goes to the host, and takes as long as the host likes.
+    print!("{}", figures.0);
+    if let Err(stop) = outcome {
+        println!("{}", stop.text());
+        return ExitCode::FAILURE;
+    }
+    if let Err(error) = fs::write(file, figures.0) {
+        println!("{file}: {error}");
+        return ExitCode::FAILURE;
+    }
+    ExitCode::SUCCESS
+}

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The C exporter to compare with: vfio-pci exports ranges of a BAR as a dma-buf.
+
+use std::fs;
+use std::fs::{File, OpenOptions};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use crate::drm::{ioctl_raw, DmaBuf};
+use crate::misc;
+use crate::pci::PciDevice;
+use crate::{Outcome, Stop, SysError};
+
+// From include/uapi/linux/vfio.h.
+const KIND: u64 = b';' as u64;
+const SET_IOMMU: u64 = (KIND << 8) | 102;
+const GROUP_SET_CONTAINER: u64 = (KIND << 8) | 104;
+const GROUP_GET_DEVICE_FD: u64 = (KIND << 8) | 106;
+const DEVICE_FEATURE: u64 = (KIND << 8) | 117;
+const FEATURE_GET: u32 = 1 << 16;
+const FEATURE_DMA_BUF: u32 = 11;
+const TYPE1V2_IOMMU: u64 = 3;
+const NOIOMMU_IOMMU: u64 = 8;
+const CONFIG_REGION: u64 = 7 << 40;
+const PCI_COMMAND: u64 = 4;
+const PCI_COMMAND_MEMORY: u8 = 2;
+
+const DRIVER: &str = "vfio-pci";
+
+/// A device that vfio-pci has, with its memory enabled.
+#[derive(Debug)]
+pub struct Vfio {
+    device: File,
+    // The device is only usable while these are open.
+    _group: File,
+    _container: File,
+}
+
+fn modprobe(module: &str) -> Outcome {
+    let status = Command::new("modprobe").arg(module).status();
+    check!(
+        status.as_ref().is_ok_and(|status| status.success()),
+        "modprobe {module}: {status:?}"
+    );
+    Ok(())
+}
+
+fn write(path: &Path, text: &str) -> Result<(), SysError> {
+    fs::write(path, text)
+        .map_err(|error| SysError::io(format!("write({}, {text})", path.display()), &error))
+}
+
+fn open(path: &Path) -> Result<File, SysError> {
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(path)
+        .map_err(|error| SysError::io(format!("open({})", path.display()), &error))
+}
+
+fn call(fd: RawFd, request: u64, argument: u64, what: &str) -> Result<i32, SysError> {
+    // SAFETY: callers pass a number, or the address of an argument of the size that the kernel
+    // expects for this request.
+    unsafe { ioctl_raw(fd, request, argument, || what.to_string()) }
+}
+
+impl Vfio {
+    /// Gives a device without a driver to vfio-pci and opens it.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a module is missing, or vfio does not take the device.
+    #[track_caller]
+    pub fn open(device: &PciDevice) -> Result<Self, Stop> {
+        for module in ["vfio", "vfio_iommu_type1", "vfio-pci"] {
+            modprobe(module)?;
+        }
+        // There is no IOMMU, or one without interrupt remapping. Not as arguments of modprobe:
+        // one module loads another.
+        for parameter in [
+            "vfio/parameters/enable_unsafe_noiommu_mode",
+            "vfio_iommu_type1/parameters/allow_unsafe_interrupts",
+        ] {
+            write(&Path::new("/sys/module").join(parameter), "1")?;
+        }
+        let sysfs = PathBuf::from("/sys/bus/pci/devices").join(device.name());
+        write(&sysfs.join("driver_override"), DRIVER)?;
+        device.bind(DRIVER)?;
+
+        let group = misc::poll(Duration::from_secs(5), || {
+            let names = fs::read_dir("/dev/vfio").ok()?.flatten();
+            let mut paths = names.map(|entry| entry.path()).filter(|path| {
+                let name = path.file_name().unwrap_or_default().to_string_lossy();
+                name.starts_with("noiommu-") || name.bytes().all(|b| b.is_ascii_digit())
+            });
+            paths.next()
+        });
+        let Some(group_path) = group else {
+            return Err(Stop::fail("vfio-pci made no group in /dev/vfio"));
+        };
+        let unsafe_group = group_path.to_string_lossy().contains("noiommu");
+        let container = open(Path::new("/dev/vfio/vfio"))?;
+        let group = open(&group_path)?;
+        let container_fd = container.as_raw_fd();
+        call(
+            group.as_raw_fd(),
+            GROUP_SET_CONTAINER,
+            std::ptr::from_ref(&container_fd) as u64,
+            "VFIO_GROUP_SET_CONTAINER",
+        )?;
+        let iommu = if unsafe_group {
+            NOIOMMU_IOMMU
+        } else {
+            TYPE1V2_IOMMU
+        };
+        call(container_fd, SET_IOMMU, iommu, "VFIO_SET_IOMMU")?;
+        let Ok(name) = std::ffi::CString::new(device.name()) else {
+            return Err(Stop::fail("a PCI name with a NUL"));
+        };
+        let fd = call(
+            group.as_raw_fd(),
+            GROUP_GET_DEVICE_FD,
+            name.as_ptr() as u64,
+            "VFIO_GROUP_GET_DEVICE_FD",
+        )?;
+        // SAFETY: the kernel has just made it, and nobody else knows it.
+        let device = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
+
+        let at = CONFIG_REGION + PCI_COMMAND;
+        let mut command = [0u8; 1];
+        device
+            .read_exact_at(&mut command, at)
+            .map_err(|error| SysError::io("reading PCI_COMMAND", &error))?;
+        command[0] |= PCI_COMMAND_MEMORY;
+        device
+            .write_all_at(&command, at)
+            .map_err(|error| SysError::io("writing PCI_COMMAND", &error))?;
+        Ok(Self {
+            device,
+            _group: group,
+            _container: container,
+        })
+    }
+
+    /// Exports ranges (offset and length) of a BAR as one buffer.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn export(&self, bar: u32, ranges: &[(u64, u64)]) -> Result<DmaBuf, SysError> {
+        // struct vfio_device_feature, then struct vfio_device_feature_dma_buf.
+        let mut words = vec![
+            (24 + 16 * ranges.len()) as u32,
+            FEATURE_GET | FEATURE_DMA_BUF,
+            bar,
+            (libc::O_CLOEXEC | libc::O_RDWR) as u32,
+            0,
+            ranges.len() as u32,
+        ];
+        for (offset, length) in ranges {
+            for value in [offset, length] {
+                words.extend([*value as u32, (*value >> 32) as u32]);
+            }
+        }
+        let what = format!("VFIO_DEVICE_FEATURE_DMA_BUF({} ranges)", ranges.len());
+        let fd = call(
+            self.device.as_raw_fd(),
+            DEVICE_FEATURE,
+            words.as_mut_ptr() as u64,
+            &what,
+        )?;
+        // SAFETY: the kernel has just made it, and nobody else knows it.
+        Ok(DmaBuf::new(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+}
