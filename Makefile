@@ -7,11 +7,12 @@ export KSRC MIRROR KVM JOBS FLAVOUR TOPOLOGY
 
 LAB := python3 -B tools/lab
 
-.PHONY: help demo check style shell clean python
+.PHONY: help demo check bench style shell clean python
 
 help:
 	@echo 'make demo    build everything, boot every topology, show one table'
 	@echo 'make check   build everything, pass every test'
+	@echo 'make bench   count instructions of moves, exports and mappings'
 	@echo 'make style   rustfmt, clippy, checkpatch and get_maintainer'
 	@echo 'make shell   an interactive guest with the devices in place'
 	@echo 'make clean   remove the caches'
@@ -21,7 +22,8 @@ help:
 	@echo '  MIRROR=url      a Debian mirror to use instead of the one apt is set up with'
 	@echo '  JOBS=n          parallel compilers and guests (default: one per processor)'
 	@echo '  FLAVOUR=name    kernel: check (default: lockdep, DMA API checks) or'
-	@echo '                  debug (KASAN, kmemleak, UBSAN, fault injection as well)'
+	@echo '                  debug (KASAN, kmemleak, UBSAN, fault injection as well) or'
+	@echo '                  plain (no checks); make bench always takes plain'
 	@echo '  TOPOLOGY=name   machine of make shell: switch (default), host-bridge,'
 	@echo '                  intel-iommu, no-route, acs-pair, virtio-iommu'
 	@echo '  KVM=1           run guests under KVM instead of TCG (real time, not reproducible)'
@@ -31,7 +33,7 @@ help:
 	@echo '/etc/subuid. Caches and logs: $$XDG_CACHE_HOME/vvram-lab, else ~/.cache/vvram-lab;'
 	@echo 'they need 12 GB.'
 
-demo check style shell clean: python
+demo check bench style shell clean: python
 	@$(LAB) $@
 
 python:

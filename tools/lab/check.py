@@ -11,6 +11,7 @@ import igt
 import kernel
 import kernellog
 import ktap
+import matrix
 import pipeline
 import programs
 import qemu
@@ -20,7 +21,7 @@ from steps import LabError
 
 KUNIT_TIMEOUT = 600
 IGT_TIMEOUT = 900
-SLOWER = {"check": 1, "debug": 4}    # how much longer a boot of each flavour may take
+SLOWER = {"check": 1, "debug": 4, "plain": 1}    # how much longer a boot of each flavour may take
 PER_TEST_TIMEOUT = 1200        # seconds of guest time: each transfer of edu takes 0.1
 OWN = "/lab/bin/vvram_*"
 # Where devices see other memory than the CPU, this shows who forgets to synchronize.
@@ -59,8 +60,28 @@ def run(steps, built):
     for outcome in outcomes:
         verdicts += judge(outcome, skips, seen)
     verdicts += igt.stale(skips, seen)
+    verdicts.append(migration(steps.console, outcomes))
     steps.console.say(f"results of each boot: {built.kernel.share / 'results'}")
     return verdicts
+
+
+def migration(console, outcomes):
+    """Print the migration matrix of all topologies; return its verdict."""
+    texts = {}
+    for topology in topologies.TOPOLOGIES:
+        for outcome in outcomes:
+            if outcome.boot.name == f"check-{topology.name}":
+                texts[topology] = results(outcome)
+    lines, verdict = matrix.report(texts)
+    for line in lines:
+        console.say(line)
+    return verdict
+
+
+def results(outcome):
+    """The results.json of a boot, or one of no tests."""
+    path = outcome.results / "results.json"
+    return path.read_text() if path.is_file() else '{"tests": {}}'
 
 
 def kunit_boot(name, topology, built_in):
@@ -109,8 +130,7 @@ def judge(outcome, skips, seen):
             verdicts += [Verdict(f"{name}: {example}", "fail", "did not find its device")
                          for example in sorted(EXAMPLES) if f"{example} 0000:" not in outcome.log]
     else:
-        results = outcome.results / "results.json"
-        text = results.read_text() if results.is_file() else '{"tests": {}}'
+        text = results(outcome)
         cases = igt.verdicts(text, skips, name)
         verdicts += cases
         if cases:

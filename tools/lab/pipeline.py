@@ -54,17 +54,17 @@ def sources(steps, roots=(toolchain,)):
     return box, source.ensure(steps, REPO, ksrc, box)
 
 
-def kernel_only(steps, roots=(toolchain,)):
-    """Everything up to a built kernel."""
+def kernel_only(steps, roots=(toolchain,), flavour=None):
+    """Everything up to a built kernel, of the flavour asked for with FLAVOUR= if none is given."""
     box, src = sources(steps, roots)
-    built = Built(box, src, kernel.Kernel(src, box))
+    built = Built(box, src, kernel.Kernel(src, box, flavour))
     built.kernel.ensure(steps)
     return built
 
 
-def everything(steps):
+def everything(steps, flavour=None):
     """Everything up to a guest that is ready to boot."""
-    built = kernel_only(steps, (toolchain, guestroot))
+    built = kernel_only(steps, (toolchain, guestroot), flavour)
     programs.ensure(steps, built.box, REPO, built.kernel)
     image = guestroot.ensure(steps, built.box)
     scripts = built.kernel.share / "guest"

@@ -39,6 +39,7 @@ class Boot:
     timeout: int                        # seconds of real time
     settings: dict = field(default_factory=dict)
     cmdline: str = ""
+    vram: str = VRAM_SIZE
 
 
 @dataclass
@@ -90,7 +91,7 @@ class Machine:
                 "-device", "virtio-blk-pci,drive=root",
                 "-virtfs", "local,path=/build/share,mount_tag=lab,security_model=none",
                 *MONITOR,
-                "-object", f"memory-backend-ram,id=vram,size={VRAM_SIZE},share=on",
+                "-object", f"memory-backend-ram,id=vram,size={boot.vram},share=on",
                 *boot.topology.machine]
 
     def run(self, boot, cpu):

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Tests of what the benchmark concludes from its figures."""
+
+import tempfile
+import unittest
+from pathlib import Path
+from unittest import mock
+
+import bench
+import qemu
+import topologies
+from steps import LabError
+
+COSTS = {"move.out": 1100, "move.out.still": 100, "move.back": 1100, "move.back.still": 100,
+         "copy.out": 900, "copy.back": 900, "cycle.10": 100, "cycle.10000": 110,
+         "transfer.direct.cpu": 100, "transfer.bounce.cpu": 150,
+         "transfer.direct.time": 1000, "transfer.bounce.time": 1010}
+FIGURES = {"move.bytes": 2 << 20, **COSTS,
+           **{f"{name}{which}": value for name, value in COSTS.items() for which in bench.SPREAD},
+           **{f"map.{name}.ours": 10 for name, _, _ in bench.MAPPINGS},
+           **{f"map.{name}.vfio": 1000 for name, _, _ in bench.MAPPINGS}}
+
+
+class Bench(unittest.TestCase):
+    def run_with(self, *runs, status=None):
+        """Run the command over boots that leave these figures, in turn, for each machine."""
+        with tempfile.TemporaryDirectory() as folder:
+            outcomes = []
+            for name in bench.MACHINES:
+                for index, figures in enumerate(runs):
+                    results = Path(folder) / f"bench-{name}-{index}"
+                    results.mkdir()
+                    for log in ("kernel.log", "qemu.log"):
+                        (results / log).touch()
+                    text = "".join(f"{key} {value}\n" for key, value in figures.items())
+                    (results / "figures").write_text(text)
+                    boot = qemu.Boot(results.name, topologies.find(name), "bench", 1)
+                    outcomes.append(qemu.Outcome(boot, results, 1.0, status or ""))
+            steps, built = mock.MagicMock(), mock.MagicMock()
+            steps.logs = Path(folder)
+            built.machine.run_all.return_value = outcomes
+            try:
+                bench.run(steps, built)
+            finally:
+                self.report = (Path(folder) / "bench.txt").read_text()
+
+    def test_all_targets_are_met(self):
+        self.run_with(FIGURES, FIGURES)
+        self.assertNotIn("MISSED", self.report)
+        self.assertIn("bus address: 1 x 4 KiB", self.report)
+        self.assertIn("host bridge, no IOMMU: 4096 scattered blocks", self.report)
+
+    def test_each_target_can_be_missed(self):
+        with mock.patch.object(bench, "OPEN", set()):
+            for name, value in (("move.out", 2000), ("move.back", 2000), ("cycle.10000", 121),
+                                ("map.4k.ours", 1100), ("map.adjacent.ours", 51)):
+                worse = {**FIGURES, name: value}
+                with self.assertRaises(LabError, msg=name):
+                    self.run_with(worse, worse)
+                self.assertIn("MISSED", self.report)
+
+    def test_a_known_miss_is_printed(self):
+        worse = {**FIGURES, "move.out": 2000}
+        with mock.patch.object(bench, "OPEN", {bench.general(worse)[0].what}):
+            self.run_with(worse, worse)
+        self.assertIn("open", self.report)
+
+    def test_two_runs_have_to_agree(self):
+        with self.assertRaises(LabError):
+            self.run_with(FIGURES, {**FIGURES, "copy.out": 901})
+        self.assertIn("two runs differ: copy.out: 900 and 901", self.report)
+        with self.assertRaises(LabError):
+            self.run_with(FIGURES, {k: v for k, v in FIGURES.items() if k != "map.4k.vfio"})
+
+    def test_some_figures_are_not_exact(self):
+        for name, value, close in (("transfer.direct.cpu", 10_000, 10_500),
+                                   ("cycle.10", 10_000, 10_050),
+                                   ("map.scattered.vfio", 1_000_000, 1_000_500)):
+            self.assertEqual(bench.differences({name: value}, {name: close}), [])
+            self.assertEqual(len(bench.differences({name: value}, {name: close + 1})), 1)
+
+    def test_the_spread_may_differ(self):
+        self.run_with(FIGURES, {**FIGURES, "cycle.10.most": 9999})
+
+    def test_a_boot_that_failed_is_no_success(self):
+        with self.assertRaises(LabError):
+            self.run_with(FIGURES, FIGURES, status="the job's exit status was 1")
+
+
+if __name__ == "__main__":
+    unittest.main()
