@@ -22,6 +22,7 @@
 use super::{
     direction,
     exports::Registry,
+    importer::MappingSlot,
     mapping::{
         Mapping,
         Table, //
@@ -817,6 +818,31 @@ where
 
     // SAFETY: The reservation is held until after the view is gone.
     unsafe { buffer.locked(buf) }.and_then(|cx| f(&buffer.exporter, &cx))
+}
+
+/// Calls `f` with the exporter of a buffer and an attachment as it sees it, for an importer that has
+/// the reservation.
+///
+/// # Errors
+///
+/// - `EINVAL` if it is not a buffer of `E`.
+/// - `ENODEV` if it was revoked.
+/// - What `f` returns.
+pub(crate) fn with_exporter_of<E, R>(
+    at: &MappingSlot<'_>,
+    f: impl FnOnce(&E, &Locked<'_, E>, &Attached<'_, E>) -> Result<R>,
+) -> Result<R>
+where
+    E: Exporter,
+{
+    let buf = at.dma_buf();
+    let buffer = buffer_of::<E>(buf).ok_or(EINVAL)?;
+
+    // SAFETY: The slot exists while the reservation is held. It is that of an attachment of `buf`,
+    // which the table of `E` accepted.
+    let (cx, at) = unsafe { (buffer.locked(buf)?, Attached::from_raw(at.as_raw())) };
+
+    f(&buffer.exporter, &cx, &at)
 }
 
 /// Returns the exporter of `buf` if that is an `E`.

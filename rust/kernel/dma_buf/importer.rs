@@ -17,7 +17,8 @@
 //!
 //! # Locking
 //!
-//! [`Attachment::with`] takes the mutex of the attachment, then the reservation of the buffer.
+//! [`Attachment::with`] takes the mutex of the attachment, then the reservation of the buffer. For
+//! who holds the reservation already there is [`Attachment::locked`], which takes no lock.
 //! [`Importer::invalidate`] is called with the reservation held and must not take it again.
 //!
 //! C header: [`include/linux/dma-buf.h`](srctree/include/linux/dma-buf.h)
@@ -129,7 +130,8 @@ pub trait Importer: Sized + Send + Sync + 'static {
 ///
 /// # Invariants
 ///
-/// - While `attached` is true, `raw` is a valid attachment of `buf`.
+/// - `raw` is null or a valid attachment of `buf`. It is an attachment while `attached` is true, and
+///   does not stop to be one while the reservation of `buf` is held by somebody else.
 /// - The cells are only accessed with the reservation of `buf` held, or while nobody else has the
 ///   state.
 /// - `sgt`, if not null, is the mapping of the attachment in the direction `dir`.
@@ -237,10 +239,12 @@ impl State {
         locked.unmap();
         // Only an importer with operations can have pinned.
         locked.unpin();
+        // INVARIANT: From here on nobody who takes the reservation finds the attachment.
+        let raw = self.raw.replace(ptr::null_mut());
         drop(guard);
 
         // SAFETY: By the type invariant the attachment is valid; it is not mapped any more.
-        unsafe { bindings::dma_buf_detach(self.buf.as_raw(), self.raw.get()) };
+        unsafe { bindings::dma_buf_detach(self.buf.as_raw(), raw) };
 
         // INVARIANT: The attachment is gone.
         *attached = false;
@@ -309,6 +313,12 @@ impl MappingSlot<'_> {
         }
 
         self.mapping().ok_or(EINVAL)
+    }
+
+    /// Returns the pointer to the C structure.
+    #[inline]
+    pub(crate) fn as_raw(&self) -> *mut bindings::dma_buf_attachment {
+        self.raw
     }
 
     /// Returns the table of the mapping, if there is one that was not invalidated.
@@ -510,6 +520,37 @@ impl<I: Importer> Attachment<I> {
         self.inner
             .state
             .try_with(|slot| f(&mut LockedAttachment(slot)))
+    }
+
+    /// Returns the view of the attachment, for a task that holds the reservation already.
+    ///
+    /// The device stays bound and attached as long as the view exists. Room for fences that was
+    /// made before is given up: the exporter may use it when it moves the buffer.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL` if `resv` is not the reservation of the buffer.
+    /// - `ENODEV` if the device was unbound.
+    pub fn locked<'a>(&'a self, resv: &'a mut LockedResv<'_>) -> Result<LockedAttachment<'a>> {
+        let state = &self.inner.state;
+
+        if !resv.is_for(state.buf.resv()) {
+            return Err(EINVAL);
+        }
+        let _ = resv.slots();
+
+        let raw = state.raw.get();
+        if raw.is_null() {
+            return Err(ENODEV);
+        }
+
+        // INVARIANT: The attachment is valid, and stays so while the reservation is held, which
+        // `resv` proves for as long as it is borrowed.
+        Ok(LockedAttachment(MappingSlot {
+            state,
+            raw,
+            _not_send: NotThreadSafe,
+        }))
     }
 
     /// # Safety

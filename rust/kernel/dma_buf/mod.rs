@@ -11,6 +11,7 @@
 //! - [`importer`]: attachments, each with one slot for a mapping,
 //! - [`mapping`]: from ranges of a PCI BAR to the scatter table of an importer,
 //! - [`peer`]: how an importer reaches memory behind a BAR, and why not,
+//! - [`sync_file`]: a fence as a file of userspace,
 //! - [`vmap`]: access by the kernel itself.
 //!
 //! # Locking
@@ -189,6 +190,18 @@
 //!     Ok(())
 //! })?;
 //!
+//! // Who has the reservation already gets the same view, of its own buffer.
+//! {
+//!     let mut guard = buf.resv().lock();
+//!     let mut resv = guard.locked();
+//!     assert!(first.locked(&mut resv)?.is_pinned());
+//!     assert!(!second.locked(&mut resv)?.is_pinned());
+//! }
+//! let other = exports.export(new()?, PAGE_SIZE, 0)?;
+//! let mut guard = other.resv().lock();
+//! assert_eq!(first.locked(&mut guard.locked()).err(), Some(EINVAL));
+//! drop(guard);
+//!
 //! // What the exporter sees: oldest first, with the reservation held.
 //! with_exporter(&buf, |_: &Lender, cx| {
 //!     assert_eq!(*cx.bound(), 42);
@@ -235,6 +248,8 @@
 //! // So does the borrower.
 //! drop(borrower);
 //! assert_eq!(second.with(|_| Ok(())), Err(ENODEV));
+//! let mut guard = buf.resv().lock();
+//! assert_eq!(second.locked(&mut guard.locked()).err(), Some(ENODEV));
 //! # Ok::<(), Error>(())
 //! ```
 //!
@@ -246,6 +261,8 @@ pub mod fence;
 pub mod importer;
 pub mod mapping;
 pub mod peer;
+#[cfg(CONFIG_SYNC_FILE)]
+pub mod sync_file;
 pub mod vmap;
 
 pub use self::{

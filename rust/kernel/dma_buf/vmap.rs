@@ -7,6 +7,7 @@
 use super::DmaBuf;
 use crate::{
     bindings,
+    dma_resv::LockedResv,
     error::to_result,
     iosys_map::IosysMap,
     prelude::*,
@@ -54,6 +55,38 @@ impl VMap {
             buf,
             map: IosysMap::from_raw(map),
         })
+    }
+
+    /// Maps `buf` for a task that holds its reservation. Sleeps.
+    ///
+    /// Room for fences that was made before is given up: the exporter may use it when it moves the
+    /// buffer. The value must not be dropped with the reservation held. Mirrors `dma_buf_vmap()`.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL` if `resv` is not the reservation of `buf`.
+    /// - Those of [`Self::new`].
+    pub(crate) fn new_locked(buf: ARef<DmaBuf>, resv: &mut LockedResv<'_>) -> Result<Self> {
+        if !resv.is_for(buf.resv()) {
+            return Err(EINVAL);
+        }
+        let _ = resv.slots();
+
+        let mut map = bindings::iosys_map::default();
+        // SAFETY: The dma-buf is valid, its reservation held, and `map` is written to only.
+        to_result(unsafe { bindings::dma_buf_vmap(buf.as_raw(), &mut map) })?;
+
+        // INVARIANT: Mapped above.
+        Ok(Self {
+            buf,
+            map: IosysMap::from_raw(map),
+        })
+    }
+
+    /// Returns where the buffer is mapped.
+    #[inline]
+    pub(crate) fn as_map(&self) -> IosysMap {
+        self.map
     }
 
     /// Returns the buffer.

@@ -18,7 +18,9 @@
 //! - [`attachments`] lists the importers of an object and the most recent refusals; [`debugfs`]
 //!   shows them for all objects, and [`Counters`] how often importers did not get peer memory.
 //! - What importers do has tracepoints.
-//! - Importing an object into the device it comes from gives the object itself.
+//! - Importing an object into the device it comes from gives the object itself. Other buffers are
+//!   imported as objects that stand for them, if the driver wants to ([`PeerObject::import_args`]);
+//!   [`import_info`] tells how the device reaches one.
 //! - The device is kept awake while a peer is attached.
 //! - When the driver is unbound, all importers are told, and their mappings are waited for.
 //!
@@ -329,7 +331,10 @@ pub use crate::dma_buf::peer::{
 };
 
 use super::{
-    ttm::Object,
+    ttm::{
+        Import,
+        Object, //
+    },
     BaseObject,
     IntoGEMObject,
     PrimeHooks, //
@@ -345,6 +350,7 @@ use crate::{
         self,
         exporter::{
             exporter_of,
+            with_exporter_of,
             with_locked_exporter,
             AttachRequest,
             Attached,
@@ -703,6 +709,12 @@ pub trait PeerObject: TtmObject {
     fn exports<'a>(
         reg: &'a <Self::Driver as drm::Driver>::RegistrationData<'a>,
     ) -> &'a Exports<'a, Self>;
+
+    /// Returns what the driver makes an object of that stands for a buffer of another device,
+    /// [`None`] if it does not import any.
+    fn import_args() -> Option<Self::Args> {
+        None
+    }
 }
 
 /// The table of dma-buf operations of a class of objects.
@@ -1091,6 +1103,10 @@ unsafe extern "C" fn export_callback<T: PeerObject>(
 }
 
 fn export<T: PeerObject>(obj: &Object<T>, flags: c_int) -> Result<ARef<DmaBuf>> {
+    if let Some(import) = obj.as_import() {
+        return Ok(import.dma_buf().into());
+    }
+
     let raw = obj.as_raw();
 
     // The DRM core keeps the dma-buf of an object that has handles; one that is still used by
@@ -1152,8 +1168,62 @@ unsafe extern "C" fn import_callback<T: PeerObject>(
         }
     }
 
-    // SAFETY: As promised by the caller.
-    unsafe { bindings::drm_gem_prime_import(dev, buf) }
+    // SAFETY: The device is valid. Only a registered device has files, and so imports.
+    let dev: &drm::Device<T::Driver, drm::Ioctl> = unsafe { drm::Device::from_raw(dev) };
+    let obj = T::import_args()
+        .ok_or(EINVAL)
+        // SAFETY: The class of objects lets the core import with the device lock held, and a driver
+        // bound.
+        .and_then(|args| unsafe { Object::<T>::import(dev, dma_buf.into(), args) });
+
+    match obj {
+        // The caller gets the reference.
+        Ok(obj) => {
+            let raw = obj.as_raw();
+
+            mem::forget(obj);
+            raw
+        }
+        Err(e) => e.to_ptr(),
+    }
+}
+
+/// How the device reaches a buffer that it imported, see [`import_info`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ImportInfo {
+    /// What the exporter has decided, [`None`] if it is one that does not say.
+    pub outcome: Option<Outcome>,
+    /// How many pieces the mapping has.
+    pub segments: u32,
+    /// How often the exporter told the device to let go of the buffer.
+    pub invalidations: u64,
+}
+
+/// Maps a buffer that was imported, unless it is mapped, and tells how the device reaches it.
+///
+/// Takes the reservation of the buffer.
+///
+/// # Errors
+///
+/// Those of [`Import::with_mapping`].
+pub fn import_info<T: PeerObject>(import: &Import) -> Result<ImportInfo> {
+    import.with_mapping(|at| {
+        let segments = at.mapping().map_or(0, |table| table.iter().count());
+        let outcome = with_exporter_of(at, |export: &GemExport<T>, cx, at| {
+            Ok(export.outcome_now(cx, at))
+        });
+
+        Ok(ImportInfo {
+            outcome: match outcome {
+                Ok(outcome) => Some(outcome),
+                // The buffer of another class.
+                Err(e) if e == EINVAL => None,
+                Err(e) => return Err(e),
+            },
+            segments: segments.try_into()?,
+            invalidations: import.invalidations(),
+        })
+    })
 }
 
 /// Lists who uses `obj`: its attachments, oldest first, then the most recent refusals.

@@ -14,9 +14,23 @@
 //! What is pinned of an object in VRAM is accounted to the client that exported it: see
 //! [`PinAccount`].
 //!
+//! An object may also stand for the buffer of another device, see [`Import`]. It has no memory here
+//! and cannot be moved or pinned; processes map what the exporter shows them.
+//!
 //! For locks and lifetimes see [`drm::ttm`].
 //!
 //! C header: [`include/drm/ttm/ttm_bo.h`](srctree/include/drm/ttm/ttm_bo.h)
+
+mod copy;
+mod import;
+
+pub use self::{
+    copy::{
+        copy,
+        Part, //
+    },
+    import::Import, //
+};
 
 use super::{
     close_callback,
@@ -59,7 +73,8 @@ use crate::{
             Side,
             Transfer,
             TtmObject,
-            VramResource, //
+            VramResource,
+            Work, //
         }, //
     },
     error::{
@@ -105,6 +120,8 @@ const FAULT_AROUND: usize = 16;
 /// - `bo` is an initialized object of a [`Device`](drm::ttm::Device).
 /// - The object owns a reference to its DRM device until its own last reference is gone.
 /// - `exported` is null or the dma-buf of the object; the reservation guards it and `pins`.
+/// - An object with `import` is of the type `ttm_bo_type_sg` and shares the reservation of the buffer
+///   that it stands for. Others have a reservation of their own.
 #[repr(C)]
 #[pin_data]
 pub struct Object<T: TtmObject> {
@@ -115,6 +132,8 @@ pub struct Object<T: TtmObject> {
     /// What `bo.resource` is, for those without the reservation: a `TTM_PL_*`, or `NO_PLACEMENT`.
     residence: Atomic<u32>,
     id: u64,
+    // Keeps the reservation, which TTM uses until it calls `destroy_callback`.
+    import: Option<Import>,
     #[pin]
     data: T,
 }
@@ -143,7 +162,7 @@ impl<T: TtmObject> Object<T> {
         export: T::PRIME.export,
         vmap: Some(vmap_callback::<T>),
         vunmap: Some(vunmap_callback::<T>),
-        mmap: Some(mmap_callback),
+        mmap: Some(mmap_callback::<T>),
         status: Some(status_callback::<T>),
         vm_ops: const { &Self::VM_OPS },
         ..pin_init::zeroed()
@@ -180,67 +199,9 @@ impl<T: TtmObject> Object<T> {
         let size = page_align(size).ok_or(ENOSPC)?;
         // TTM counts the pages of a transfer with 32 bits.
         u32::try_from(size >> PAGE_SHIFT).map_err(|_| ENOSPC)?;
-        let drm = dev.as_raw();
         let ttm = T::ttm(dev);
-        let bdev = ttm.bdev(drm)?;
-
         let places = ttm.fitting(places, size as u64)?;
-        let at_once = places.without_eviction();
-        let room = RBTreeNodeReservation::new(GFP_KERNEL)?;
-
-        let obj = KBox::pin_init(
-            try_pin_init!(Self {
-                bo: Opaque::zeroed(),
-                exported: UnsafeCell::new(ptr::null_mut()),
-                pins: UnsafeCell::new(Pins {
-                    exporter: None,
-                    charged: None,
-                }),
-                residence: Atomic::new(trace::NO_PLACEMENT),
-                id: ttm.number(),
-                data <- T::new(dev, size, args),
-            }),
-            GFP_KERNEL,
-        )?;
-
-        // SAFETY: The value is not moved. It belongs to its references from here on.
-        let this = KBox::into_raw(unsafe { Pin::into_inner_unchecked(obj) });
-        // SAFETY: Just allocated.
-        let bo = unsafe { (*this).bo.get() };
-
-        // SAFETY: The GEM object is zeroed. The device is valid, and `free_callback` puts the
-        // reference. On failure TTM calls `destroy_callback`.
-        unsafe {
-            let gem = &raw mut (*bo).base;
-
-            (*gem).funcs = const { &Self::FUNCS };
-            bindings::drm_gem_private_object_init(drm, gem, size);
-            bindings::drm_dev_get(drm);
-
-            let mut placement = placement(&at_once);
-            let ret = to_result(bindings::ttm_bo_init_reserved(
-                bdev,
-                bo,
-                bindings::ttm_bo_type_ttm_bo_type_device,
-                &mut placement,
-                0,
-                &mut ctx.0,
-                ptr::null_mut(),
-                ptr::null_mut(),
-                Some(destroy_callback::<T>),
-            ));
-            if let Err(e) = ret {
-                bindings::drm_dev_put(drm);
-                return Err(e);
-            }
-            bindings::ttm_bo_unreserve(bo);
-        }
-
-        // INVARIANT: Initialized, and the reference to the device was taken above.
-        // SAFETY: The value is valid, and the reference is its first.
-        let obj: ARef<Self> = unsafe { ARef::from_raw(NonNull::new_unchecked(this)) };
-        // SAFETY: `free_callback` removes it.
-        unsafe { ttm.insert(&obj, room) };
+        let obj = Self::make(dev, size, &places.without_eviction(), ctx, args, None)?;
 
         // To evict others, their reservations may have to be waited for, which takes a ticket.
         let flags = if ctx.is_interruptible() {
@@ -258,6 +219,95 @@ impl<T: TtmObject> Object<T> {
                 obj.lock(exec)?.ok_or(EALREADY)?.validate(&places, ctx)
             })?;
         }
+        Ok(obj)
+    }
+
+    /// Makes an object of `size` bytes, which are whole pages, in one of `places`.
+    ///
+    /// One with `import` has no pages and no VRAM.
+    fn make(
+        dev: &drm::Device<T::Driver>,
+        size: usize,
+        places: &[Place],
+        ctx: &mut OpCtx,
+        args: T::Args,
+        import: Option<Import>,
+    ) -> Result<ARef<Self>> {
+        let drm = dev.as_raw();
+        let ttm = T::ttm(dev);
+        let bdev = ttm.bdev(drm)?;
+        let room = RBTreeNodeReservation::new(GFP_KERNEL)?;
+        // Who shares a reservation holds it while the object is made, and keeps what it is part of.
+        let shared = import.as_ref().map(|import| ARef::from(import.dma_buf()));
+
+        let obj = KBox::pin_init(
+            try_pin_init!(Self {
+                bo: Opaque::zeroed(),
+                exported: UnsafeCell::new(ptr::null_mut()),
+                pins: UnsafeCell::new(Pins {
+                    exporter: None,
+                    charged: None,
+                }),
+                residence: Atomic::new(trace::NO_PLACEMENT),
+                id: ttm.number(),
+                import,
+                data <- T::new(dev, size, args),
+            }),
+            GFP_KERNEL,
+        )?;
+
+        // SAFETY: The value is not moved. It belongs to its references from here on.
+        let this = KBox::into_raw(unsafe { Pin::into_inner_unchecked(obj) });
+        // SAFETY: Just allocated.
+        let bo = unsafe { (*this).bo.get() };
+
+        let (bo_type, resv) = match &shared {
+            None => (bindings::ttm_bo_type_ttm_bo_type_device, ptr::null_mut()),
+            Some(buf) => {
+                // Unlocked by what unlocks the object below.
+                core::mem::forget(buf.resv().lock());
+                (bindings::ttm_bo_type_ttm_bo_type_sg, buf.resv().as_raw())
+            }
+        };
+
+        // SAFETY: The GEM object is zeroed. The device is valid, and `free_callback` puts the
+        // reference. A reservation that is shared is held, and valid as long as the object, which
+        // keeps its buffer. On failure TTM calls `destroy_callback`, for an object that shares its
+        // reservation later, by a worker which takes it.
+        unsafe {
+            let gem = &raw mut (*bo).base;
+
+            (*gem).funcs = const { &Self::FUNCS };
+            bindings::drm_gem_private_object_init(drm, gem, size);
+            bindings::drm_dev_get(drm);
+
+            let mut placement = placement(places);
+            let ret = to_result(bindings::ttm_bo_init_reserved(
+                bdev,
+                bo,
+                bo_type,
+                &mut placement,
+                0,
+                &mut ctx.0,
+                ptr::null_mut(),
+                resv,
+                Some(destroy_callback::<T>),
+            ));
+            if let Err(e) = ret {
+                if !resv.is_null() {
+                    bindings::dma_resv_unlock(resv);
+                }
+                bindings::drm_dev_put(drm);
+                return Err(e);
+            }
+            bindings::ttm_bo_unreserve(bo);
+        }
+
+        // INVARIANT: Initialized, and the reference to the device was taken above.
+        // SAFETY: The value is valid, and the reference is its first.
+        let obj: ARef<Self> = unsafe { ARef::from_raw(NonNull::new_unchecked(this)) };
+        // SAFETY: `free_callback` removes it.
+        unsafe { ttm.insert(&obj, room) };
         Ok(obj)
     }
 
@@ -438,7 +488,11 @@ impl<T: TtmObject> AllocImpl for Object<T> {
     const ALLOC_OPS: AllocOps = AllocOps {
         gem_create_object: None,
         prime_handle_to_fd: Some(handle_to_fd_callback::<T>),
-        prime_fd_to_handle: None,
+        prime_fd_to_handle: if T::PRIME.import.is_some() {
+            Some(import::fd_to_handle_callback::<T>)
+        } else {
+            None
+        },
         gem_prime_import: T::PRIME.import,
         gem_prime_import_sg_table: None,
         dumb_create: None,
@@ -513,11 +567,16 @@ impl<T: TtmObject> Locked<'_, T> {
     /// # Errors
     ///
     /// - `EINVAL` if it is pinned elsewhere.
+    /// - `EOPNOTSUPP` if it is imported: it is up to its exporter where it is.
     /// - `ENOSPC` if no place has room for it.
     /// - `ENODEV` if the driver is not bound any more.
     /// - `ERESTARTSYS` if a signal arrived.
     /// - `ENOMEM` if memory runs out.
     pub fn validate(&mut self, places: &[Place], ctx: &mut OpCtx) -> Result {
+        if self.obj.import.is_some() {
+            return Err(EOPNOTSUPP);
+        }
+
         let places = self.ttm().fitting(places, self.obj.size() as u64)?;
 
         let mut placement = placement(&places);
@@ -819,7 +878,14 @@ pub(crate) unsafe extern "C" fn move_callback<T: TtmObject>(
     // SAFETY: The object and the resource are valid.
     let (obj, to_type) = unsafe { (Object::<T>::from_bo(bo), (*to).mem_type) };
     // SAFETY: As promised by the caller.
-    let ret = unsafe { move_object::<T>(bo, evict, ctx, to) };
+    let ret = unsafe {
+        // What another device exports has no memory here; it gets a resource when it is made.
+        if (*bo).type_ == bindings::ttm_bo_type_ttm_bo_type_sg {
+            bindings::ttm_bo_move_null(bo, to);
+            return 0;
+        }
+        move_object::<T>(bo, evict, ctx, to)
+    };
 
     if let Some(obj) = obj {
         // Only moves change it, and the reservation is held.
@@ -911,7 +977,7 @@ unsafe fn move_object<T: TtmObject>(
     // SAFETY: The device of an object is valid and of `T::Driver`.
     let fence = unsafe {
         while_registered::<T::Driver, _>((*bo).base.dev, |reg| {
-            obj.ttm().submit(reg, transfer, obj.awake()?)
+            obj.ttm().submit(reg, Work::Move(transfer), obj.awake()?)
         })
     }?;
     if !clear {
@@ -1056,7 +1122,7 @@ unsafe extern "C" fn handle_to_fd_callback<T: TtmObject>(
 ///
 /// Called by the DRM core with an object of this class, and the area of an `mmap()` that is under
 /// way.
-unsafe extern "C" fn mmap_callback(
+unsafe extern "C" fn mmap_callback<T: TtmObject>(
     gem: *mut bindings::drm_gem_object,
     vma: *mut bindings::vm_area_struct,
 ) -> c_int {
@@ -1069,7 +1135,20 @@ unsafe extern "C" fn mmap_callback(
         }
         bindings::drm_dev_exit(idx);
 
-        bindings::drm_gem_ttm_mmap(gem, vma)
+        let obj: &Object<T> = IntoGEMObject::from_raw(gem);
+        let Some(import) = &obj.import else {
+            return bindings::drm_gem_ttm_mmap(gem, vma);
+        };
+
+        // The exporter sets what it needs. Of this object nothing must be left.
+        (*vma).vm_private_data = ptr::null_mut();
+        (*vma).vm_ops = ptr::null();
+        let ret = bindings::dma_buf_mmap(import.dma_buf().as_raw(), vma, 0);
+        if ret == 0 {
+            // The area keeps the buffer, not the object.
+            bindings::drm_gem_object_put(gem);
+        }
+        ret
     }
 }
 
@@ -1172,6 +1251,12 @@ unsafe extern "C" fn vmap_callback<T: TtmObject>(
     from_result(|| {
         // SAFETY: The object is valid and of this class.
         let obj: &Object<T> = unsafe { IntoGEMObject::from_raw(gem) };
+        if let Some(import) = &obj.import {
+            // SAFETY: The buffer is valid, and its reservation, which is that of the object, is
+            // held.
+            to_result(unsafe { bindings::dma_buf_vmap(import.dma_buf().as_raw(), map) })?;
+            return Ok(0);
+        }
         // SAFETY: The reservation is held.
         let mut locked = unsafe { obj.assume_locked() };
 
@@ -1275,12 +1360,16 @@ unsafe extern "C" fn vunmap_callback<T: TtmObject>(
     gem: *mut bindings::drm_gem_object,
     map: *mut bindings::iosys_map,
 ) {
-    // SAFETY: The object is valid, of this class, and reserved. By the safety requirements I/O
-    // memory is what `vmap_pfn()` returned, with a user of the device that was forgotten, and the
-    // rest is what `ttm_bo_vmap()` did.
+    // SAFETY: The object is valid, of this class, and reserved. By the safety requirements what is
+    // imported was mapped by `dma_buf_vmap()`, other I/O memory is what `vmap_pfn()` returned, with
+    // a user of the device that was forgotten, and the rest is what `ttm_bo_vmap()` did.
     unsafe {
         let obj: &Object<T> = IntoGEMObject::from_raw(gem);
 
+        if let Some(import) = &obj.import {
+            bindings::dma_buf_vunmap(import.dma_buf().as_raw(), map);
+            return;
+        }
         if (*map).is_iomem {
             bindings::vunmap((*map).__bindgen_anon_1.vaddr_iomem);
             drop(Awake::from_forgotten(obj.parent()));

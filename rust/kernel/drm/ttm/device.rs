@@ -20,8 +20,8 @@ use super::{
     },
     vram::VramManager,
     Job,
-    Transfer,
-    TtmObject, //
+    TtmObject,
+    Work, //
 };
 #[cfg(CONFIG_CGROUP_DMEM)]
 use crate::error::from_err_ptr;
@@ -466,8 +466,7 @@ impl<T: TtmObject> Device<T> {
         self.move_count.fetch_add(1, Relaxed);
     }
 
-    /// Makes a job of a transfer and gives it to the driver. `awake` keeps the device awake until it
-    /// is done.
+    /// Makes a job and gives it to the driver. `awake` keeps the device awake until it is done.
     ///
     /// # Errors
     ///
@@ -475,11 +474,11 @@ impl<T: TtmObject> Device<T> {
     pub(crate) fn submit<'a>(
         &self,
         reg: &'a <T::Driver as drm::Driver>::RegistrationData<'a>,
-        transfer: Transfer,
+        work: Work,
         awake: Awake,
     ) -> Result<ARef<Fence>> {
         self.moves
-            .submit(transfer, awake, &mut |job: Job| T::transfer(reg, job))
+            .submit(work, awake, &mut |job: Job| T::transfer(reg, job))
     }
 
     /// Tells whether work on an object is under way that its next move has to wait for.
@@ -488,6 +487,21 @@ impl<T: TtmObject> Device<T> {
     pub(crate) fn must_wait(&self, resv: &LockedResv<'_>) -> bool {
         resv.fences(Usage::Bookkeep)
             .any(|fence| !self.moves.has(fence) && !fence.is_signaled())
+    }
+
+    /// Waits for the work of `usage` on an object that is not done by the engine of this device,
+    /// which does its own in order.
+    ///
+    /// # Errors
+    ///
+    /// `ERESTARTSYS` if a signal arrived.
+    pub(crate) fn wait_for_others(&self, resv: &LockedResv<'_>, usage: Usage) -> Result {
+        let is_other = |fence: &Fence| !self.moves.has(fence) && !fence.is_signaled();
+
+        if resv.fences(usage).any(is_other) {
+            resv.resv().wait(usage, true)?;
+        }
+        Ok(())
     }
 
     /// Returns how those fared who wanted to access VRAM.
@@ -659,9 +673,15 @@ unsafe extern "C" fn tt_create_callback(
     };
     let raw = tt.get();
 
-    // SAFETY: The object is valid, and the structure is zeroed.
-    let ret =
-        unsafe { bindings::ttm_tt_init(raw, bo, page_flags, bindings::ttm_caching_ttm_cached, 0) };
+    let caching = bindings::ttm_caching_ttm_cached;
+    // SAFETY: The object is valid, and the structure is zeroed. What is imported has no pages.
+    let ret = unsafe {
+        if (*bo).type_ == bindings::ttm_bo_type_ttm_bo_type_sg {
+            bindings::ttm_sg_tt_init(raw, bo, page_flags, caching)
+        } else {
+            bindings::ttm_tt_init(raw, bo, page_flags, caching, 0)
+        }
+    };
     if ret != 0 {
         return ptr::null_mut();
     }

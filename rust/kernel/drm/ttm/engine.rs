@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! Who moves the content of objects, and in which order.
+//! Who moves and copies the content of objects, and in which order.
 //!
 //! A move is a [`Job`]: what goes where, and the fence that signals when it is there. The layer
 //! makes the job, adds its fence to the reservation of the object, and goes on; VRAM that the object
@@ -18,10 +18,8 @@
 //! C header: [`include/linux/dma-fence.h`](srctree/include/linux/dma-fence.h)
 
 use super::{
-    transfer::{
-        Memory,
-        Transfer, //
-    },
+    blit::Blit,
+    transfer::Transfer,
     vram::Ranges,
     window::{
         flush,
@@ -47,8 +45,8 @@ use crate::{
         Mutex, //
     },
     workqueue::{
+        self,
         Queue,
-        Work,
         WorkItem, //
     }, //
 };
@@ -57,17 +55,61 @@ use core::ptr::{
     NonNull, //
 };
 
-/// The fences of moves.
+/// What an engine is asked to do.
+pub enum Work {
+    /// The content of an object moves.
+    Move(Transfer),
+    /// Bytes are copied.
+    Copy(Blit),
+}
+
+impl Work {
+    /// Tells whether all VRAM that takes part is below `end`.
+    fn is_below(&self, end: u64) -> bool {
+        match self {
+            Self::Move(transfer) => transfer.is_below(end),
+            Self::Copy(blit) => blit.is_below(end),
+        }
+    }
+
+    /// Lets the CPU do it. Does not allocate memory.
+    ///
+    /// # Safety
+    ///
+    /// `vram` must be the address of VRAM, in which all ranges that take part are mapped.
+    unsafe fn by_cpu(&self, vram: *mut c_void) {
+        // SAFETY: By the safety requirements.
+        unsafe {
+            match self {
+                Self::Move(transfer) => transfer.by_cpu(vram),
+                Self::Copy(blit) => blit.by_cpu(vram),
+            }
+        }
+    }
+
+    /// Returns the address of a byte of I/O memory that was written to, [`None`] if none was.
+    fn written(&self, vram: *mut c_void) -> Option<*mut c_void> {
+        match self {
+            Self::Move(transfer) => match transfer.to() {
+                super::Memory::Vram(to) => to.last(vram),
+                _ => None,
+            },
+            Self::Copy(blit) => blit.written(vram),
+        }
+    }
+}
+
+/// The fences of moves and copies.
 struct Ops;
 
 impl FenceContextOps for Ops {
     const DRIVER_NAME: &'static CStr = c"ttm";
 
     /// What goes where. Dropped when the fence signals: the memory may belong to others then.
-    type Data = Transfer;
+    type Data = Work;
 }
 
-/// The content of an object on its way: a [`Transfer`] and the fence that others wait for.
+/// The content of an object on its way: the [`Work`] and the fence that others wait for.
 ///
 /// It belongs to whoever does the work, and stands for the permission to access the memory. Dropping
 /// it gives that up: the fence signals with `ECANCELED`, and system memory that was to be filled is
@@ -78,7 +120,7 @@ pub struct Job(Pin<KBox<Task>>);
 impl Job {
     /// Returns what is to be done.
     #[inline]
-    pub fn transfer(&self) -> &Transfer {
+    pub fn work(&self) -> &Work {
         self.0.fence.data()
     }
 
@@ -105,7 +147,7 @@ struct Task {
     awake: Awake,
     vram: *mut c_void,
     #[pin]
-    work: Work<Task>,
+    work: workqueue::Work<Task>,
 }
 
 // SAFETY: `vram` may be used by any task; the rest is `Send`.
@@ -118,8 +160,8 @@ impl_has_work! {
 #[pinned_drop]
 impl PinnedDrop for Task {
     fn drop(self: Pin<&mut Self>) {
-        if self.fence.result().is_err() {
-            self.fence.data().clear_pages();
+        if let (Err(_), Work::Move(transfer)) = (self.fence.result(), self.fence.data()) {
+            transfer.clear_pages();
         }
         // The fence signals when it is dropped.
     }
@@ -134,8 +176,8 @@ impl WorkItem for Task {
         // SAFETY: By the type invariant.
         unsafe {
             this.fence.data().by_cpu(this.vram);
-            if let Memory::Vram(to) = this.fence.data().to() {
-                flush(to, this.vram);
+            if let Some(at) = this.fence.data().written(this.vram) {
+                flush(at);
             }
         }
         this.as_mut().project().fence.set_result(Ok(()));
@@ -168,8 +210,8 @@ impl Moves {
         fence.context() == self.context.id()
     }
 
-    /// Makes a job of a transfer, which `queue` hands to the device. `awake` keeps the device awake
-    /// until it is done.
+    /// Makes a job of what is to be done, which `queue` hands to the device. `awake` keeps the
+    /// device awake until it is done.
     ///
     /// # Errors
     ///
@@ -177,11 +219,11 @@ impl Moves {
     #[inline(never)]
     pub(super) fn submit(
         &self,
-        transfer: Transfer,
+        work: Work,
         awake: Awake,
         queue: &mut dyn FnMut(Job) -> Result,
     ) -> Result<ARef<Fence>> {
-        let fence = self.context.new_fence_allocation(transfer)?;
+        let fence = self.context.new_fence_allocation(work)?;
         let task = KBox::<Task>::new_uninit(GFP_KERNEL)?;
 
         let _order = self.order.lock();
@@ -229,7 +271,7 @@ impl<'a> CpuEngine<'a> {
     /// `EINVAL` if a part of it is not inside the window. The job is dropped.
     #[inline(never)]
     pub fn submit(&self, job: Job) -> Result {
-        if !job.transfer().is_below(self.window.len()) {
+        if !job.work().is_below(self.window.len()) {
             return Err(EINVAL);
         }
 

@@ -51,6 +51,7 @@
 //! [`include/drm/ttm/ttm_bo.h`](srctree/include/drm/ttm/ttm_bo.h)
 
 mod admission;
+mod blit;
 mod client;
 mod device;
 mod engine;
@@ -62,6 +63,7 @@ mod vram;
 mod window;
 
 pub use self::{
+    blit::Blit,
     client::{
         show_memory_stats,
         ClientOf,
@@ -70,7 +72,8 @@ pub use self::{
     device::Device,
     engine::{
         CpuEngine,
-        Job, //
+        Job,
+        Work, //
     },
     placement::{
         Domain,
@@ -90,6 +93,10 @@ pub use self::{
     window::Window, //
 };
 pub(crate) use self::{
+    blit::{
+        CpuAccess,
+        Lent, //
+    },
     transfer::Side,
     vram::VramResource, //
 };
@@ -128,7 +135,7 @@ pub trait TtmObject: DriverObject<Driver: drm::Driver<Object = gem::ttm::Object<
         None
     }
 
-    /// Starts to move or clear the content of an object.
+    /// Starts to move, clear or copy the content of objects, see [`Work`].
     ///
     /// Called with the reservation of the object held, while the driver is bound. All jobs of a
     /// device must be finished in the order in which they are passed to this method, and before the

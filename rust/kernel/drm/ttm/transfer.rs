@@ -4,12 +4,16 @@
 //!
 //! C header: [`include/drm/ttm/ttm_kmap_iter.h`](srctree/include/drm/ttm/ttm_kmap_iter.h)
 
-use super::vram::{
-    Range,
-    Ranges, //
+use super::{
+    blit::Lent,
+    vram::{
+        Range,
+        Ranges, //
+    }, //
 };
 use crate::{
     bindings,
+    dma_buf::vmap::VMap,
     page::{
         PAGE_SHIFT,
         PAGE_SIZE, //
@@ -63,19 +67,48 @@ pub enum Memory<'a> {
     Vram(&'a Ranges),
     /// In system memory.
     Pages(Pages<'a>),
+    /// With another device, mapped into the kernel. Only in a [`Blit`](super::Blit).
+    Mapped(&'a VMap),
+}
+
+impl Memory<'_> {
+    /// Tells whether all of it is below `end` if it is in VRAM.
+    pub(super) fn is_below(&self, end: u64) -> bool {
+        match self {
+            Self::Vram(vram) => vram.is_below(end),
+            Self::Pages(_) | Self::Mapped(_) => true,
+        }
+    }
 }
 
 /// As [`Memory`], for as long as it takes.
 pub(crate) enum Side {
     Vram(Arc<Ranges>),
     Pages(NonNull<bindings::ttm_tt>),
+    Mapped(Lent),
+}
+
+impl Side {
+    /// Returns the side for as long as it is borrowed.
+    ///
+    /// # Safety
+    ///
+    /// What is in system memory must have all of its pages for that time.
+    pub(super) unsafe fn memory(&self) -> Memory<'_> {
+        match self {
+            Self::Vram(ranges) => Memory::Vram(ranges),
+            // SAFETY: By the safety requirements.
+            Self::Pages(tt) => Memory::Pages(unsafe { Pages::from_raw(*tt) }),
+            Self::Mapped(lent) => Memory::Mapped(lent.map()),
+        }
+    }
 }
 
 /// The content of an object that is to be moved, or made zero.
 ///
 /// # Invariants
 ///
-/// - Both sides have at least `size` bytes, which are whole pages.
+/// - Both sides have at least `size` bytes, which are whole pages, and are not [`Side::Mapped`].
 /// - What is in system memory has all of its pages, as long as the value exists.
 pub struct Transfer {
     from: Option<Side>,
@@ -93,31 +126,25 @@ impl Transfer {
     /// # Safety
     ///
     /// - Both sides must have at least `size` bytes, and `size` must be a multiple of the page size.
+    ///   Neither may be [`Side::Mapped`].
     /// - As long as the value exists, a side that is in system memory must have all of its pages.
     pub(crate) unsafe fn new(from: Option<Side>, to: Side, size: usize) -> Self {
         // INVARIANT: By the safety requirements.
         Self { from, to, size }
     }
 
-    /// Returns a side for as long as the transfer is borrowed.
-    fn memory<'a>(&'a self, side: &'a Side) -> Memory<'a> {
-        match side {
-            Side::Vram(ranges) => Memory::Vram(ranges),
-            // SAFETY: By the type invariant.
-            Side::Pages(tt) => Memory::Pages(unsafe { Pages::from_raw(*tt) }),
-        }
-    }
-
     /// Returns where the content is, [`None`] if it is to be zeroes.
     #[inline]
     pub fn from(&self) -> Option<Memory<'_>> {
-        self.from.as_ref().map(|side| self.memory(side))
+        // SAFETY: By the type invariant.
+        self.from.as_ref().map(|side| unsafe { side.memory() })
     }
 
     /// Returns where the content goes to.
     #[inline]
     pub fn to(&self) -> Memory<'_> {
-        self.memory(&self.to)
+        // SAFETY: By the type invariant.
+        unsafe { self.to.memory() }
     }
 
     /// Returns the size in bytes.
@@ -128,12 +155,7 @@ impl Transfer {
 
     /// Tells whether all VRAM that takes part is below `end`.
     pub(super) fn is_below(&self, end: u64) -> bool {
-        let inside = |memory| match memory {
-            Memory::Vram(vram) => vram.is_below(end),
-            Memory::Pages(_) => true,
-        };
-
-        inside(self.to()) && self.from().is_none_or(inside)
+        self.to().is_below(end) && self.from().is_none_or(|from| from.is_below(end))
     }
 
     /// Lets the CPU do it.
@@ -203,6 +225,8 @@ impl<'a> Iter<'a> {
                 unsafe { bindings::ttm_kmap_iter_tt_init(&mut iter, pages.tt.as_ptr()) };
                 Self::Pages(iter)
             }
+            // Moves are between memories of one device.
+            Memory::Mapped(_) => Self::nothing(),
         }
     }
 

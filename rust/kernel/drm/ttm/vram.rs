@@ -67,6 +67,14 @@ impl Ranges {
         self.0.iter().all(|r| r.offset + r.len <= end)
     }
 
+    /// Returns the address of a byte of the last range, where VRAM is mapped at `vram`.
+    pub(super) fn last(&self, vram: *mut c_void) -> Option<*mut c_void> {
+        let last = self.0.last()?;
+
+        // CAST: Inside of VRAM, which is mapped.
+        Some(vram.wrapping_byte_add(last.offset as usize))
+    }
+
     /// Returns the offset in VRAM of offset `at` of the object.
     pub fn offset(&self, at: u64) -> Option<u64> {
         // OVERFLOW: The ranges are inside of the object and of VRAM.

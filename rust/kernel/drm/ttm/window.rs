@@ -159,31 +159,29 @@ impl<'a> Window<'a> {
     /// Does nothing for an object that is not inside the BAR.
     #[inline(never)]
     pub fn flush(&self, vram: &Ranges) {
-        if vram.is_below(self.len) {
+        if !vram.is_below(self.len) {
+            return;
+        }
+        if let Some(at) = vram.last(self.addr.as_ptr()) {
             // SAFETY: By the type invariant the whole BAR is mapped, and it has all of the ranges.
-            unsafe { flush(vram, self.addr.as_ptr()) };
+            unsafe { flush(at) };
         }
     }
 }
 
-/// Sees to it that what the CPU wrote to VRAM has arrived there, and can be read by others.
+/// Sees to it that what the CPU wrote to I/O memory has arrived there, and can be read by others.
 ///
 /// # Safety
 ///
-/// `addr` must be the address of VRAM, in which all ranges are mapped.
-pub(super) unsafe fn flush(vram: &Ranges, addr: *mut c_void) {
+/// `at` must be the address of a byte of that memory, which is mapped.
+pub(super) unsafe fn flush(at: *mut c_void) {
     // Write-combining buffers keep data until they are flushed. What left them is posted: it may be
     // on its way when a peer, which takes another one, reads. The answer to a read comes after all
     // writes before it.
-    if let Some(last) = vram.ranges().last() {
-        // CAST: Inside of VRAM, which is mapped.
-        let at = addr.wrapping_byte_add(last.offset as usize);
-
-        // SAFETY: A barrier has no requirements, and the address is that of a byte of VRAM.
-        unsafe {
-            bindings::wmb();
-            bindings::readb(at);
-        }
+    // SAFETY: A barrier has no requirements; by the safety requirements the address is valid.
+    unsafe {
+        bindings::wmb();
+        bindings::readb(at);
     }
 }
 

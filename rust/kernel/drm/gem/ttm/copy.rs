@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! Copies of bytes between objects.
+//!
+//! A copy is done by the engine of the device, after the moves and copies that were asked for
+//! before. What others do with the objects is waited for when the copy is asked for: their writes to
+//! what is read, and all that they do with what is written. The fence of the copy is then in both
+//! reservations, so objects that move, and other devices, wait for it.
+//!
+//! # Locking
+//!
+//! [`copy`] takes the reservations of both objects. No other may be held.
+
+use super::{
+    side_of,
+    Import,
+    Locked,
+    Object, //
+};
+use crate::{
+    bindings,
+    dma::DataDirection,
+    dma_buf::fence::Fence,
+    dma_resv::{
+        LockedResv,
+        Usage, //
+    },
+    drm::{
+        self,
+        exec::Flag,
+        gem::{
+            BaseObject,
+            IntoGEMObject, //
+        },
+        ttm::{
+            Blit,
+            CpuAccess,
+            Lent,
+            MemType,
+            OpCtx,
+            Place,
+            Side,
+            TtmObject,
+            Work, //
+        }, //
+    },
+    error::to_result,
+    prelude::*,
+    sync::{
+        aref::ARef,
+        Arc, //
+    }, //
+};
+use core::ptr;
+
+/// The bytes of an object from `offset` on.
+pub struct Part<'a, T: TtmObject> {
+    /// The object.
+    pub object: &'a Object<T>,
+    /// The offset of the first byte.
+    pub offset: u64,
+}
+
+impl<T: TtmObject> Part<'_, T> {
+    /// Returns the offset of the first of `size` bytes.
+    fn at(&self, dev: &drm::Device<T::Driver>, size: usize) -> Result<usize> {
+        let at = usize::try_from(self.offset)?;
+        let end = at.checked_add(size).ok_or(EINVAL)?;
+        // SAFETY: The device of an object does not change.
+        let same = unsafe { (*self.object.as_raw()).dev } == dev.as_raw();
+
+        if same && size > 0 && end <= self.object.size() {
+            Ok(at)
+        } else {
+            Err(EINVAL)
+        }
+    }
+
+    /// Lets the CPU access the buffer of another device. `None` if the object is one of this device.
+    fn access(&self, dir: DataDirection) -> Result<Option<Arc<CpuAccess>>> {
+        self.object
+            .as_import()
+            .map(|import| CpuAccess::begin(import.dma_buf(), dir))
+            .transpose()
+    }
+
+    /// Returns where the object is. `locked` is the object, or one with the same reservation.
+    fn side(
+        &self,
+        locked: &mut Locked<'_, T>,
+        access: Option<&Arc<CpuAccess>>,
+        ctx: &mut OpCtx,
+    ) -> Result<Side> {
+        if let (Some(import), Some(access)) = (self.object.as_import(), access) {
+            return lend(import, access, &mut locked.resv());
+        }
+        // Only what is imported shares a reservation.
+        if !ptr::eq(locked.obj, self.object) {
+            return Err(EINVAL);
+        }
+
+        if !matches!(locked.mem_type(), Some(MemType::Vram | MemType::Tt)) {
+            // It may have been swapped out.
+            locked.validate(&[Place::TT], ctx)?;
+        }
+        let bo = locked.bo();
+        // SAFETY: The object is valid, and its reservation is held. It has a resource, and a `ttm`
+        // if that is system memory.
+        unsafe {
+            if locked.mem_type() == Some(MemType::Tt) {
+                to_result(bindings::ttm_bo_populate(bo, &mut ctx.0))?;
+            }
+            side_of(bo, (*bo).resource)
+        }
+    }
+}
+
+/// Maps the buffer of another device for this one and for the kernel.
+///
+/// The former is what a device needs that copies by itself, and has the exporter move the buffer to
+/// where it is reached; the latter keeps it there, as the CPU is what copies.
+fn lend(import: &Import, access: &Arc<CpuAccess>, resv: &mut LockedResv<'_>) -> Result<Side> {
+    import.map(resv)?;
+    Lent::new(access.clone(), resv).map(Side::Mapped)
+}
+
+/// Copies `size` bytes, and returns the fence that signals when they are there.
+///
+/// # Errors
+///
+/// - `EINVAL` if `size` is 0, a part is not inside of its object, the parts overlap, an object is of
+///   another device, or the exporter of an import has no mappings for the kernel.
+/// - `ENODEV` if the driver of an import's exporter is not bound any more.
+/// - `ERESTARTSYS` or `EINTR` if a signal arrived.
+/// - `ENOMEM` if memory runs out, and what the exporter of an import says.
+///
+/// # Examples
+///
+/// ```
+/// use kernel::{
+///     drm::{
+///         self,
+///         gem::{
+///             self,
+///             ttm::{
+///                 Object,
+///                 Part, //
+///             }, //
+///         },
+///         ttm::TtmObject, //
+///     },
+///     page::PAGE_SIZE,
+///     prelude::*, //
+/// };
+///
+/// /// Copies the first page of an object to the second one, and waits for it.
+/// fn repeat<T: TtmObject>(
+///     dev: &drm::Device<T::Driver, drm::Registered>,
+///     object: &Object<T>,
+/// ) -> Result {
+///     let first = Part { object, offset: 0 };
+///     let second = Part {
+///         object,
+///         offset: PAGE_SIZE as u64,
+///     };
+///
+///     gem::ttm::copy(dev, &first, &second, PAGE_SIZE as u64)?.wait(true)
+/// }
+/// ```
+pub fn copy<T: TtmObject>(
+    dev: &drm::Device<T::Driver, drm::Registered>,
+    from: &Part<'_, T>,
+    to: &Part<'_, T>,
+    size: u64,
+) -> Result<ARef<Fence>> {
+    let size = usize::try_from(size)?;
+    let (from_at, to_at) = (from.at(dev, size)?, to.at(dev, size)?);
+    let ttm = T::ttm(dev);
+
+    if ptr::eq(from.object, to.object) && from_at.abs_diff(to_at) < size {
+        return Err(EINVAL);
+    }
+
+    // Without a reservation, and kept until there is none again.
+    let reading = from.access(DataDirection::FromDevice)?;
+    let writing = to.access(DataDirection::ToDevice)?;
+
+    ttm.exec(Flag::Interruptible | Flag::IgnoreDuplicates, |exec| {
+        let ctx = &mut OpCtx::interruptible();
+        let mut first = from.object.lock(exec)?.ok_or(EALREADY)?;
+        // `None` if both have one reservation.
+        let mut second = to.object.lock(exec)?;
+
+        let from_side = from.side(&mut first, reading.as_ref(), ctx)?;
+        let to_side = to.side(second.as_mut().unwrap_or(&mut first), writing.as_ref(), ctx)?;
+
+        // No fence is added by others any more.
+        let mut read = first.resv();
+        let mut written = second.as_mut().map(|second| second.resv());
+        if let Some(written) = &written {
+            ttm.wait_for_others(&read, Usage::Write)?;
+            ttm.wait_for_others(written, Usage::Read)?;
+        } else {
+            ttm.wait_for_others(&read, Usage::Read)?;
+        }
+
+        let read_usage = if written.is_some() {
+            Usage::Read
+        } else {
+            Usage::Write
+        };
+        let read = read.reserve_fences(1)?;
+        let written = written
+            .as_mut()
+            .map(|written| written.reserve_fences(1))
+            .transpose()?;
+
+        let awake = from.object.awake()?;
+        // SAFETY: The parts were checked. Pages stay until the fence signals, as it is added to the
+        // reservation of their object, or nobody has got the job.
+        let blit = unsafe { Blit::new((from_side, from_at), (to_side, to_at), size) };
+        let fence = dev.registration_data_with(|reg| ttm.submit(reg, Work::Copy(blit), awake))?;
+
+        for slot in read {
+            slot.add_fence(&fence, read_usage);
+        }
+        for slot in written.into_iter().flatten() {
+            slot.add_fence(&fence, Usage::Write);
+        }
+        Ok(fence)
+    })
+}

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! Objects that stand for the buffer of another device.
+//!
+//! Such an object has no memory of its own: TTM has it in system memory, without pages, and never
+//! moves it. Where the buffer is, is up to its exporter. The object shares the reservation of the
+//! buffer, so work on both sides sees the same fences.
+//!
+//! The device is attached dynamically and takes peer memory. The buffer is mapped when it is used,
+//! with the reservation held. When the exporter moves it, the mapping is dropped, and the next use
+//! maps it again.
+//!
+//! # Lifetimes
+//!
+//! The object keeps the buffer, and with it the reservation, until TTM has let go of it. When the
+//! driver is unbound the device is detached, whoever still has the object. That is why
+//! `drm_gem_object.import_attach` is not used, which would dangle then. The DRM core finds the buffer
+//! by `drm_gem_object.dma_buf` as long as there is a handle: an export gives the original buffer.
+//!
+//! # Locking
+//!
+//! The device lock of the importing device is taken for an import, outside of the locks of the DRM
+//! core and of all that is listed in [`drm::ttm`]: an attachment is a resource of the device, which
+//! must not be unbound meanwhile.
+//!
+//! C header: [`include/linux/dma-buf.h`](srctree/include/linux/dma-buf.h)
+
+use super::Object;
+use crate::{
+    bindings,
+    device,
+    dma::DataDirection,
+    dma_buf::{
+        importer::{
+            LockedAttachment,
+            MappingSlot, //
+        },
+        Attachment,
+        DmaBuf,
+        Importer, //
+    },
+    dma_resv::LockedResv,
+    drm::{
+        self,
+        ttm::{
+            OpCtx,
+            Place,
+            TtmObject, //
+        }, //
+    },
+    error::{
+        from_result,
+        to_result, //
+    },
+    prelude::*,
+    sync::{
+        aref::ARef,
+        atomic::{
+            Atomic,
+            Relaxed, //
+        }, //
+    }, //
+};
+
+/// Drops its mapping when the buffer moves.
+struct Follower {
+    /// How often the exporter took a mapping away.
+    invalidations: Atomic<u64>,
+}
+
+#[vtable]
+impl Importer for Follower {
+    const PEER2PEER: bool = true;
+
+    fn invalidate(&self, at: &mut LockedAttachment<'_>) {
+        self.invalidations.add(1, Relaxed);
+        // The mapping is only used with the reservation held.
+        at.unmap();
+    }
+}
+
+/// What an imported object has in place of memory: the attachment to the buffer of somebody else.
+pub struct Import(Attachment<Follower>);
+
+impl Import {
+    fn new(buf: ARef<DmaBuf>, dev: &device::Device<device::Bound>) -> Result<Self> {
+        let follower = Follower {
+            invalidations: Atomic::new(0),
+        };
+
+        Attachment::new(buf, dev, follower).map(Self)
+    }
+
+    /// Returns the buffer.
+    #[inline]
+    pub fn dma_buf(&self) -> &DmaBuf {
+        self.0.dma_buf()
+    }
+
+    /// Returns how often the exporter told the device to let go of the buffer.
+    #[inline]
+    pub fn invalidations(&self) -> u64 {
+        self.0.importer().invalidations.load(Relaxed)
+    }
+
+    /// Maps the buffer for the device, unless it is mapped, and calls `f` with the mapping.
+    ///
+    /// Takes the reservation.
+    ///
+    /// # Errors
+    ///
+    /// - `ENODEV` if the driver of the device or of the exporter is not bound any more.
+    /// - `ERESTARTSYS` if a signal arrived while it waited for a move.
+    /// - What the exporter says, and what `f` returns.
+    pub fn with_mapping<R>(&self, f: impl FnOnce(&MappingSlot<'_>) -> Result<R>) -> Result<R> {
+        self.0.with(|at| {
+            at.map(DataDirection::Bidirectional)?;
+            f(at)
+        })
+    }
+
+    /// Maps the buffer for the device, unless it is mapped, with the reservation held.
+    ///
+    /// When this returns, moves of the buffer are complete. It stays where it is until `resv` is
+    /// given up, and longer if fences are added.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL` if `resv` is not the reservation of the buffer.
+    /// - Those of [`Self::with_mapping`].
+    pub fn map(&self, resv: &mut LockedResv<'_>) -> Result {
+        self.0
+            .locked(resv)?
+            .map(DataDirection::Bidirectional)
+            .map(|_| ())
+    }
+}
+
+/// Lets the DRM core import, with the device lock held.
+///
+/// The lock is taken before those of the core: the unbind of a driver, which holds it, may wait for
+/// a process to let go of a buffer, and that process may need the locks of the core to do so.
+///
+/// # Safety
+///
+/// Called by the DRM core with a device of `T::Driver`, one of its files, and a handle to be filled.
+pub(super) unsafe extern "C" fn fd_to_handle_callback<T: TtmObject>(
+    dev: *mut bindings::drm_device,
+    file: *mut bindings::drm_file,
+    fd: c_int,
+    handle: *mut u32,
+) -> c_int {
+    // SAFETY: The device is valid and of `T::Driver`.
+    let drm: &drm::Device<T::Driver> = unsafe { drm::Device::from_raw(dev) };
+    let parent: &<T::Driver as drm::Driver>::ParentDevice<device::Normal> = drm.as_ref();
+
+    from_result(|| {
+        parent.as_ref().with_bound(|_| {
+            // SAFETY: As promised by the caller.
+            to_result(unsafe { bindings::drm_gem_prime_fd_to_handle(dev, file, fd, handle) })?;
+            Ok(0)
+        })
+    })
+}
+
+impl<T: TtmObject> Object<T> {
+    /// Makes an object that stands for `buf`, which another device exports.
+    ///
+    /// No reservation may be held.
+    ///
+    /// # Errors
+    ///
+    /// - `ENODEV` if the driver of `dev` or of the exporter is not bound any more.
+    /// - `EOPNOTSUPP` if the exporter has no way to serve the device, and what else it says.
+    /// - `ENOMEM` if memory runs out.
+    ///
+    /// # Safety
+    ///
+    /// The device lock of the parent of `dev` must be held, and a driver bound to it.
+    pub(crate) unsafe fn import(
+        dev: &drm::Device<T::Driver, drm::Ioctl>,
+        buf: ARef<DmaBuf>,
+        args: T::Args,
+    ) -> Result<ARef<Self>> {
+        let drm: &drm::Device<T::Driver> = dev;
+        let parent: &<T::Driver as drm::Driver>::ParentDevice<device::Normal> = drm.as_ref();
+
+        // SAFETY: A driver is bound, which does not change before this returns.
+        let parent = unsafe { parent.as_ref().as_bound() };
+        let import = {
+            // Another driver, or the same one anew, may be bound by now.
+            let _guard = dev.registration_guard().ok_or(ENODEV)?;
+
+            Import::new(buf, parent)?
+        };
+
+        let size = import.dma_buf().size();
+        Self::make(
+            drm,
+            size,
+            // Without a limit for the size: no page of it is allocated.
+            &[Place::SYSTEM],
+            &mut OpCtx::interruptible(),
+            args,
+            Some(import),
+        )
+    }
+
+    /// Returns the attachment to the buffer that the object stands for, [`None`] if the object is
+    /// one of this device.
+    #[inline]
+    pub fn as_import(&self) -> Option<&Import> {
+        self.import.as_ref()
+    }
+}

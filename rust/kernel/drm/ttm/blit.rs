@@ -1,0 +1,336 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! Bytes on their way from one object to another.
+//!
+//! A [`Blit`] is work for the engine of a device, as a [`Transfer`](super::Transfer) is. It begins
+//! and ends at any byte, and one side may be the buffer of another device.
+//!
+//! # Locking
+//!
+//! A blit is done and dropped while others may wait for its fence, so it takes no lock then. What a
+//! buffer of another device needs to be given back, its reservation, is taken later by a worker.
+//!
+//! C header: [`include/linux/iosys-map.h`](srctree/include/linux/iosys-map.h)
+
+use super::transfer::{
+    Memory,
+    Pages,
+    Side, //
+};
+use crate::{
+    bindings,
+    dma::DataDirection,
+    dma_buf::{
+        vmap::VMap,
+        DmaBuf, //
+    },
+    dma_resv::LockedResv,
+    impl_has_work,
+    iosys_map::IosysMap,
+    new_work,
+    page::{
+        PAGE_SHIFT,
+        PAGE_SIZE, //
+    },
+    prelude::*,
+    sync::{
+        aref::ARef,
+        Arc, //
+    },
+    workqueue::{
+        self,
+        Work,
+        WorkItem, //
+    }, //
+};
+use core::mem::ManuallyDrop;
+
+/// The time in which the CPU may access a buffer of another device. Dropping it ends that.
+pub(crate) struct CpuAccess {
+    buf: ARef<DmaBuf>,
+    dir: DataDirection,
+}
+
+impl CpuAccess {
+    /// Begins it, which waits for the work that `dir` conflicts with. No reservation may be held,
+    /// also when the value is dropped.
+    pub(crate) fn begin(buf: &DmaBuf, dir: DataDirection) -> Result<Arc<Self>> {
+        buf.begin_cpu_access(dir)?;
+        let access = Self {
+            buf: buf.into(),
+            dir,
+        };
+
+        // If there is no memory the value is dropped.
+        Ok(Arc::new(access, GFP_KERNEL)?)
+    }
+}
+
+impl Drop for CpuAccess {
+    fn drop(&mut self) {
+        // There is nobody to tell: the bytes are where the exporter put them.
+        let _ = self.buf.end_cpu_access(self.dir);
+    }
+}
+
+/// A buffer of another device that is mapped into the kernel until the value is dropped, or a little
+/// longer: a worker gives it back. So the value may be dropped with reservations held.
+pub(crate) struct Lent(ManuallyDrop<Pin<KBox<GiveBack>>>);
+
+#[pin_data]
+struct GiveBack {
+    // Dropped before the access ends.
+    map: VMap,
+    _access: Arc<CpuAccess>,
+    #[pin]
+    work: Work<GiveBack>,
+}
+
+impl_has_work! {
+    impl HasWork<Self> for GiveBack { self.work }
+}
+
+impl WorkItem for GiveBack {
+    type Pointer = Pin<KBox<Self>>;
+
+    fn run(this: Pin<KBox<Self>>) {
+        drop(this);
+    }
+}
+
+impl Lent {
+    /// Maps a buffer whose reservation is held.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL` if `resv` is another one, or the exporter has no mappings for the kernel.
+    /// - `ENOMEM` if memory runs out, and what the exporter returns.
+    // Not inlined into modules: the lock class and its name stay in the kernel crate.
+    #[inline(never)]
+    pub(crate) fn new(access: Arc<CpuAccess>, resv: &mut LockedResv<'_>) -> Result<Self> {
+        let memory = KBox::<GiveBack>::new_uninit(GFP_KERNEL)?;
+        let map = VMap::new_locked(access.buf.clone(), resv)?;
+
+        // It cannot fail: the memory is there.
+        Ok(Self(ManuallyDrop::new(memory.write_pin_init(
+            pin_init!(
+                GiveBack {
+                    map,
+                    _access: access,
+                    work <- new_work!("drm::ttm::GiveBack::work"),
+                }
+            ),
+        )?)))
+    }
+
+    /// Returns the mapping.
+    #[inline]
+    pub(super) fn map(&self) -> &VMap {
+        &self.0.map
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        // SAFETY: The value is not used after this.
+        let item = unsafe { ManuallyDrop::take(&mut self.0) };
+
+        workqueue::system_long().enqueue(item);
+    }
+}
+
+/// Bytes of one object that are to be copied to another, or to another place of the same.
+///
+/// # Invariants
+///
+/// - Both sides have `size` bytes from their offset on, and these do not overlap.
+/// - What is in system memory has all of its pages, as long as the value exists.
+pub struct Blit {
+    from: Side,
+    from_at: usize,
+    to: Side,
+    to_at: usize,
+    size: usize,
+}
+
+// SAFETY: By the type invariant the pages stay, whichever task looks at them.
+unsafe impl Send for Blit {}
+
+// SAFETY: As for `Send`.
+unsafe impl Sync for Blit {}
+
+impl Blit {
+    /// # Safety
+    ///
+    /// - Both sides must have `size` bytes from their offset on, which do not overlap.
+    /// - As long as the value exists, a side that is in system memory must have all of its pages.
+    pub(crate) unsafe fn new(from: (Side, usize), to: (Side, usize), size: usize) -> Self {
+        // INVARIANT: By the safety requirements.
+        Self {
+            from: from.0,
+            from_at: from.1,
+            to: to.0,
+            to_at: to.1,
+            size,
+        }
+    }
+
+    /// Returns where the bytes are, and the offset of the first one.
+    #[inline]
+    pub fn from(&self) -> (Memory<'_>, usize) {
+        // SAFETY: By the type invariant.
+        (unsafe { self.from.memory() }, self.from_at)
+    }
+
+    /// Returns where the bytes go to, and the offset of the first one.
+    #[inline]
+    pub fn to(&self) -> (Memory<'_>, usize) {
+        // SAFETY: By the type invariant.
+        (unsafe { self.to.memory() }, self.to_at)
+    }
+
+    /// Returns how many bytes are copied.
+    #[inline]
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Tells whether all VRAM that takes part is below `end`.
+    pub(super) fn is_below(&self, end: u64) -> bool {
+        [self.from().0, self.to().0]
+            .into_iter()
+            .all(|memory| memory.is_below(end))
+    }
+
+    /// Lets the CPU do it. Does not allocate memory.
+    ///
+    /// # Safety
+    ///
+    /// `vram` must be the address of VRAM, in which all ranges that take part are mapped.
+    pub(super) unsafe fn by_cpu(&self, vram: *mut c_void) {
+        let mut done = 0;
+
+        while done < self.size {
+            let from = Chunk::new(self.from().0, self.from_at + done, vram);
+            let to = Chunk::new(self.to().0, self.to_at + done, vram);
+            let len = from.len.min(to.len).min(self.size - done);
+            if len == 0 {
+                // Not inside of a side, which the type invariant rules out.
+                return;
+            }
+
+            // SAFETY: Both are mapped for at least so many bytes, which do not overlap. Nobody has
+            // a reference to this memory.
+            unsafe { copy_bytes(to.map, from.map, len) };
+            done += len;
+        }
+    }
+
+    /// Returns the address of a byte of I/O memory that was written to, [`None`] if none was.
+    pub(super) fn written(&self, vram: *mut c_void) -> Option<*mut c_void> {
+        let to = Chunk::new(self.to().0, self.to_at, vram);
+
+        to.map.is_iomem().then(|| to.map.addr())
+    }
+}
+
+/// A piece of one side that is mapped in a row. Mapped pages are unmapped in the reverse order.
+struct Chunk {
+    map: IosysMap,
+    len: usize,
+    is_page: bool,
+}
+
+impl Chunk {
+    /// Maps what is at `at`, as far as it goes; nothing if `at` is outside.
+    fn new(memory: Memory<'_>, at: usize, vram: *mut c_void) -> Self {
+        let (addr, len, is_iomem, is_page) = match memory {
+            Memory::Vram(ranges) => {
+                // CAST: Offsets have 64 bits.
+                let ranges = ranges.ranges();
+                let at = at as u64;
+                // OVERFLOW: The ranges are inside of the object and of VRAM.
+                let index = ranges.partition_point(|r| r.at + r.len <= at);
+
+                ranges.get(index).map_or((vram, 0, true, false), |range| {
+                    let skip = at - range.at;
+                    let addr = vram.wrapping_byte_add((range.offset + skip) as usize);
+
+                    (addr, (range.len - skip) as usize, true, false)
+                })
+            }
+            Memory::Pages(pages) => Self::page(pages, at),
+            Memory::Mapped(map) => {
+                let addr = map.as_map().addr().wrapping_byte_add(at);
+                let len = map.dma_buf().size().saturating_sub(at);
+
+                (addr, len, map.is_iomem(), false)
+            }
+        };
+
+        // SAFETY: Who uses the address knows that it is mapped, for the life of the value.
+        let map = unsafe {
+            if is_iomem {
+                IosysMap::from_iomem(addr)
+            } else {
+                IosysMap::from_sysmem(addr)
+            }
+        };
+        Self { map, len, is_page }
+    }
+
+    fn page(pages: Pages<'_>, at: usize) -> (*mut c_void, usize, bool, bool) {
+        let Some(&page) = pages.as_slice().get(at >> PAGE_SHIFT) else {
+            return (core::ptr::null_mut(), 0, false, false);
+        };
+        let skip = at % PAGE_SIZE;
+
+        // SAFETY: The page is valid. It is unmapped by `drop()`.
+        let addr = unsafe { bindings::kmap_local_page(page) };
+        (addr.wrapping_byte_add(skip), PAGE_SIZE - skip, false, true)
+    }
+}
+
+impl Drop for Chunk {
+    fn drop(&mut self) {
+        if self.is_page {
+            // SAFETY: The address is inside of the page that was mapped last.
+            unsafe { bindings::kunmap_local(self.map.addr()) };
+        }
+    }
+}
+
+/// Copies bytes between any kinds of memory.
+///
+/// `drm_memcpy_from_wc()` is for sizes that are a multiple of its buffer.
+///
+/// # Safety
+///
+/// Both must be mapped for at least `len` bytes, which do not overlap.
+unsafe fn copy_bytes(to: IosysMap, from: IosysMap, len: usize) {
+    const BOUNCE: usize = 256;
+
+    let (to_addr, from_addr) = (to.addr(), from.addr());
+    // SAFETY: By the safety requirements. The buffer has as many bytes as are copied to it.
+    unsafe {
+        match (to.is_iomem(), from.is_iomem()) {
+            // Not `copy_nonoverlapping()`: others may write to the memory meanwhile.
+            (false, false) => {
+                bindings::memcpy(to_addr, from_addr, len);
+            }
+            (true, false) => bindings::memcpy_toio(to_addr, from_addr, len),
+            (false, true) => bindings::memcpy_fromio(to_addr, from_addr, len),
+            (true, true) => {
+                let mut bounce = [0u8; BOUNCE];
+
+                for done in (0..len).step_by(BOUNCE) {
+                    let some = BOUNCE.min(len - done);
+                    let buf = bounce.as_mut_ptr().cast();
+
+                    bindings::memcpy_fromio(buf, from_addr.wrapping_byte_add(done), some);
+                    bindings::memcpy_toio(to_addr.wrapping_byte_add(done), buf, some);
+                }
+            }
+        }
+    }
+}
