@@ -177,6 +177,27 @@ pub struct VvramGemMmapOffset {
     pub offset: u64,
 }
 
+/// Stands for the buffer of another device.
+pub const PLACEMENT_IMPORTED: u32 = 3;
+
+/// `struct drm_vvram_gem_import`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct VvramGemImport {
+    /// The object.
+    pub handle: u32,
+    /// `PATH_*`.
+    pub path: u32,
+    /// `REASON_*`.
+    pub reason: u32,
+    /// Pieces of the mapping.
+    pub segments: u32,
+    /// Times the device was told to let go.
+    pub invalidations: u64,
+}
+
+/// Nobody tells.
+pub const PATH_UNKNOWN: u32 = 0;
 /// Peer to peer by bus address.
 pub const PATH_PEER_BUS: u32 = 1;
 /// Peer to peer through the host bridge.
@@ -257,6 +278,45 @@ pub const VVRAM_GEM_MMAP_OFFSET: u64 = iowr::<VvramGemMmapOffset>(DRM, DRM_COMMA
 pub const VVRAM_GEM_ATTACHMENTS: u64 = iowr::<VvramGemAttachments>(DRM, DRM_COMMAND_BASE + 3);
 /// GEM_INFO.
 pub const VVRAM_GEM_INFO: u64 = iowr::<VvramGemInfo>(DRM, DRM_COMMAND_BASE + 4);
+
+/// Wait for a sync object.
+pub const COPY_IN_SYNCOBJ: u32 = 1 << 0;
+/// Wait for a sync file.
+pub const COPY_IN_SYNC_FILE: u32 = 1 << 1;
+/// Put the fence into a sync object.
+pub const COPY_OUT_SYNCOBJ: u32 = 1 << 2;
+/// Return a sync file.
+pub const COPY_OUT_SYNC_FILE: u32 = 1 << 3;
+
+/// `struct drm_vvram_gem_copy`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct VvramGemCopy {
+    /// Read.
+    pub src: u32,
+    /// Written.
+    pub dst: u32,
+    /// First byte read.
+    pub src_offset: u64,
+    /// First byte written.
+    pub dst_offset: u64,
+    /// Bytes.
+    pub size: u64,
+    /// `COPY_*`.
+    pub flags: u32,
+    /// Sync object or sync file.
+    pub in_fence: u32,
+    /// Sync object, or out, sync file.
+    pub out_fence: u32,
+    /// Zero.
+    pub pad: u32,
+}
+
+/// GEM_COPY.
+pub const VVRAM_GEM_COPY: u64 = iowr::<VvramGemCopy>(DRM, DRM_COMMAND_BASE + 6);
+
+/// GEM_IMPORT.
+pub const VVRAM_GEM_IMPORT: u64 = iowr::<VvramGemImport>(DRM, DRM_COMMAND_BASE + 5);
 
 /// No importer ops.
 pub const EDU_PEER_STATIC: u32 = 0;
@@ -417,19 +477,6 @@ pub const DMA_BUF_SYNC_END: u64 = 4;
 /// Brackets CPU access to a dma-buf.
 pub const DMA_BUF_IOCTL_SYNC: u64 = iow::<DmaBufSync>(b'b' as u64, 0);
 
-/// `struct dma_buf_export_sync_file`
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct DmaBufExportSyncFile {
-    /// `DMA_BUF_SYNC_READ`, `DMA_BUF_SYNC_WRITE`.
-    pub flags: u32,
-    /// Out.
-    pub fd: i32,
-}
-
-/// Makes a sync file of the fences that an access has to wait for.
-pub const DMA_BUF_IOCTL_EXPORT_SYNC_FILE: u64 = iowr::<DmaBufExportSyncFile>(b'b' as u64, 2);
-
 /// `struct sync_fence_info`
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -499,6 +546,131 @@ pub const BAR_EXPORT_IOC_EXPORT: u64 = iow::<BarExportRange>(EDU, 0x20);
 /// Allocates a dma-buf from a heap.
 pub const DMA_HEAP_IOCTL_ALLOC: u64 = iowr::<DmaHeapAllocation>(b'H' as u64, 0);
 
+/// `struct udmabuf_create`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct UdmabufCreate {
+    /// Sealed against shrinking.
+    pub memfd: u32,
+    /// Flags of the fd.
+    pub flags: u32,
+    /// First byte.
+    pub offset: u64,
+    /// Bytes.
+    pub size: u64,
+}
+
+/// Makes a dma-buf of a memfd.
+pub const UDMABUF_CREATE: u64 = iow::<UdmabufCreate>(b'u' as u64, 0x42);
+
+/// `struct drm_mode_create_dumb`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DrmModeCreateDumb {
+    /// Lines.
+    pub height: u32,
+    /// Pixels of a line.
+    pub width: u32,
+    /// Bits of a pixel.
+    pub bpp: u32,
+    /// Zero.
+    pub flags: u32,
+    /// Out.
+    pub handle: u32,
+    /// Out, bytes of a line.
+    pub pitch: u32,
+    /// Out, bytes.
+    pub size: u64,
+}
+
+/// Makes an object of any driver that has such.
+pub const DRM_IOCTL_MODE_CREATE_DUMB: u64 = iowr::<DrmModeCreateDumb>(DRM, 0xb2);
+
+/// `struct drm_get_cap`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DrmGetCap {
+    /// Which one.
+    pub capability: u64,
+    /// Out.
+    pub value: u64,
+}
+
+/// Whether there are sync objects.
+pub const DRM_CAP_SYNCOBJ: u64 = 0x13;
+/// Asks for a capability.
+pub const DRM_IOCTL_GET_CAP: u64 = iowr::<DrmGetCap>(DRM, 0x0c);
+
+/// `struct drm_syncobj_create`, `struct drm_syncobj_destroy`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DrmSyncobj {
+    /// Out, or the one to destroy.
+    pub handle: u32,
+    /// Flags or zero.
+    pub flags: u32,
+}
+
+/// Makes a sync object.
+pub const DRM_IOCTL_SYNCOBJ_CREATE: u64 = iowr::<DrmSyncobj>(DRM, 0xbf);
+/// Destroys it.
+pub const DRM_IOCTL_SYNCOBJ_DESTROY: u64 = iowr::<DrmSyncobj>(DRM, 0xc0);
+
+/// `struct drm_syncobj_wait`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DrmSyncobjWait {
+    /// User pointer to handles.
+    pub handles: u64,
+    /// Nanoseconds of the monotonic clock.
+    pub timeout: i64,
+    /// Number of handles.
+    pub count: u32,
+    /// Flags.
+    pub flags: u32,
+    /// Out.
+    pub first: u32,
+    /// Zero.
+    pub pad: u32,
+    /// A hint.
+    pub deadline: u64,
+}
+
+/// Waits for sync objects.
+pub const DRM_IOCTL_SYNCOBJ_WAIT: u64 = iowr::<DrmSyncobjWait>(DRM, 0xc3);
+
+/// `struct sw_sync_create_fence_data`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SwSyncCreateFence {
+    /// When the timeline is that far.
+    pub value: u32,
+    /// A name.
+    pub name: [u8; 32],
+    /// Out, a sync file.
+    pub fence: i32,
+}
+
+/// Makes a fence that userspace signals.
+pub const SW_SYNC_IOC_CREATE_FENCE: u64 = iowr::<SwSyncCreateFence>(b'W' as u64, 0);
+/// Signals it.
+pub const SW_SYNC_IOC_INC: u64 = iow::<u32>(b'W' as u64, 1);
+
+/// `struct dma_buf_import_sync_file`, `struct dma_buf_export_sync_file`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DmaBufSyncFile {
+    /// `DMA_BUF_SYNC_*`.
+    pub flags: u32,
+    /// The sync file.
+    pub fd: i32,
+}
+
+/// Gives the implicit fences of a dma-buf as a sync file.
+pub const DMA_BUF_IOCTL_EXPORT_SYNC_FILE: u64 = iowr::<DmaBufSyncFile>(b'b' as u64, 2);
+/// Adds a sync file to the implicit fences of a dma-buf.
+pub const DMA_BUF_IOCTL_IMPORT_SYNC_FILE: u64 = iow::<DmaBufSyncFile>(b'b' as u64, 3);
+
 const _: () = {
     assert!(size_of::<DrmVersion>() == 64);
     assert!(size_of::<DrmGemClose>() == 8);
@@ -517,10 +689,16 @@ const _: () = {
     assert!(size_of::<BarExportRange>() == 24);
     assert!(size_of::<EduPeerMeasure>() == 32);
     assert!(size_of::<DmaBufSync>() == 8);
-    assert!(size_of::<DmaBufExportSyncFile>() == 8);
+    assert!(size_of::<DmaBufSyncFile>() == 8);
     assert!(size_of::<SyncFenceInfo>() == 80);
     assert!(size_of::<SyncFileInfo>() == 56);
     assert!(size_of::<DmaHeapAllocation>() == 24);
+    assert!(size_of::<VvramGemImport>() == 24);
+    assert!(size_of::<VvramGemCopy>() == 48);
+    assert!(size_of::<DrmSyncobjWait>() == 40);
+    assert!(size_of::<SwSyncCreateFence>() == 40);
+    assert!(size_of::<UdmabufCreate>() == 24);
+    assert!(size_of::<DrmModeCreateDumb>() == 32);
     // Numbers as the C headers compute them.
     assert!(DRM_IOCTL_VERSION == 0xc040_6400);
     assert!(DRM_IOCTL_GEM_CLOSE == 0x4008_6409);
@@ -531,6 +709,8 @@ const _: () = {
     assert!(VVRAM_GEM_MMAP_OFFSET == 0xc010_6442);
     assert!(VVRAM_GEM_ATTACHMENTS == 0xc010_6443);
     assert!(VVRAM_GEM_INFO == 0xc020_6444);
+    assert!(VVRAM_GEM_IMPORT == 0xc018_6445);
+    assert!(VVRAM_GEM_COPY == 0xc030_6446);
     assert!(EDU_PEER_IOC_ATTACH == 0xc010_ed10);
     assert!(EDU_PEER_IOC_DETACH == 0x0000_ed11);
     assert!(EDU_PEER_IOC_TRANSFER == 0xc020_ed16);
@@ -544,4 +724,12 @@ const _: () = {
     assert!(DMA_BUF_IOCTL_EXPORT_SYNC_FILE == 0xc008_6202);
     assert!(SYNC_IOC_FILE_INFO == 0xc038_3e04);
     assert!(DMA_HEAP_IOCTL_ALLOC == 0xc018_4800);
+    assert!(UDMABUF_CREATE == 0x4018_7542);
+    assert!(DRM_IOCTL_GET_CAP == 0xc010_640c);
+    assert!(DRM_IOCTL_SYNCOBJ_CREATE == 0xc008_64bf);
+    assert!(DRM_IOCTL_SYNCOBJ_WAIT == 0xc028_64c3);
+    assert!(SW_SYNC_IOC_CREATE_FENCE == 0xc028_5700);
+    assert!(SW_SYNC_IOC_INC == 0x4004_5701);
+    assert!(DMA_BUF_IOCTL_IMPORT_SYNC_FILE == 0x4008_6203);
+    assert!(DRM_IOCTL_MODE_CREATE_DUMB == 0xc020_64b2);
 };

@@ -20,6 +20,8 @@ extern "C" {
 #define DRM_VVRAM_GEM_MMAP_OFFSET	0x02
 #define DRM_VVRAM_GEM_ATTACHMENTS	0x03
 #define DRM_VVRAM_GEM_INFO		0x04
+#define DRM_VVRAM_GEM_IMPORT		0x05
+#define DRM_VVRAM_GEM_COPY		0x06
 
 /**
  * enum drm_vvram_param - what DRM_IOCTL_VVRAM_GETPARAM can be asked for
@@ -122,6 +124,11 @@ enum drm_vvram_placement {
 	DRM_VVRAM_PLACEMENT_VRAM = 1,
 	/** @DRM_VVRAM_PLACEMENT_SYSTEM: in system memory. */
 	DRM_VVRAM_PLACEMENT_SYSTEM = 2,
+	/**
+	 * @DRM_VVRAM_PLACEMENT_IMPORTED: it stands for the buffer of another
+	 * device, whose driver decides where that is.
+	 */
+	DRM_VVRAM_PLACEMENT_IMPORTED = 3,
 };
 
 /**
@@ -140,7 +147,10 @@ struct drm_vvram_gem_info {
 	__u32 placement;
 	/** @size: out, in bytes. */
 	__u64 size;
-	/** @flags: out, the placements of DRM_VVRAM_GEM_CREATE_* it may have. */
+	/**
+	 * @flags: out, the placements of DRM_VVRAM_GEM_CREATE_* it may have;
+	 * none if it is imported.
+	 */
 	__u32 flags;
 	/** @pinned: out, 1 if it does not move, else 0. */
 	__u32 pinned;
@@ -155,6 +165,11 @@ struct drm_vvram_gem_info {
  * enum drm_vvram_path - how an importer reaches a buffer
  */
 enum drm_vvram_path {
+	/**
+	 * @DRM_VVRAM_PATH_UNKNOWN: by addresses that do not tell what is behind
+	 * them, from an exporter that does not tell either.
+	 */
+	DRM_VVRAM_PATH_UNKNOWN = 0,
 	/** @DRM_VVRAM_PATH_PEER_BUS: peer to peer, by PCI bus address. */
 	DRM_VVRAM_PATH_PEER_BUS = 1,
 	/**
@@ -252,7 +267,7 @@ struct drm_vvram_attachment {
  * refusals (at most 8, with DRM_VVRAM_PATH_REFUSED), oldest first. A refusal has
  * the flags of the importer and the distance to it. An array that is too short
  * gets the first entries; with count 0, which asks how many there are, it may be
- * a null pointer.
+ * a null pointer. Returns -EINVAL for an imported object: its exporter knows.
  */
 struct drm_vvram_gem_attachments {
 	/** @handle: in, -ENOENT if unknown. */
@@ -261,6 +276,94 @@ struct drm_vvram_gem_attachments {
 	__u32 count;
 	/** @attachments: in, user pointer to struct drm_vvram_attachment. */
 	__u64 attachments;
+};
+
+/**
+ * struct drm_vvram_gem_import - argument of DRM_IOCTL_VVRAM_GEM_IMPORT
+ *
+ * Tells how the device reaches the buffer behind an imported object, which is
+ * mapped for it unless it is. Another device of this driver tells the path; it
+ * may change when the buffer moves. Returns -EINVAL for an object that is not
+ * imported, -ENODEV if the driver of the exporting device is gone, and other
+ * errors of the exporter.
+ */
+struct drm_vvram_gem_import {
+	/** @handle: in, -ENOENT if unknown. */
+	__u32 handle;
+	/**
+	 * @path: out, one of enum drm_vvram_path. This and what follows must be
+	 * zero on input.
+	 */
+	__u32 path;
+	/** @reason: out, one of enum drm_vvram_reason. */
+	__u32 reason;
+	/** @segments: out, the number of pieces that the mapping has. */
+	__u32 segments;
+	/**
+	 * @invalidations: out, how often the device was told to let go of the
+	 * buffer.
+	 */
+	__u64 invalidations;
+};
+
+/**
+ * DRM_VVRAM_GEM_COPY_IN_SYNCOBJ - wait for the fence of the sync object in_fence
+ * before the copy.
+ */
+#define DRM_VVRAM_GEM_COPY_IN_SYNCOBJ		(1 << 0)
+/**
+ * DRM_VVRAM_GEM_COPY_IN_SYNC_FILE - wait for the sync file in_fence before the
+ * copy.
+ */
+#define DRM_VVRAM_GEM_COPY_IN_SYNC_FILE		(1 << 1)
+/**
+ * DRM_VVRAM_GEM_COPY_OUT_SYNCOBJ - put the fence of the copy into the sync
+ * object out_fence.
+ */
+#define DRM_VVRAM_GEM_COPY_OUT_SYNCOBJ		(1 << 2)
+/**
+ * DRM_VVRAM_GEM_COPY_OUT_SYNC_FILE - return a sync file for the fence of the
+ * copy in out_fence.
+ */
+#define DRM_VVRAM_GEM_COPY_OUT_SYNC_FILE	(1 << 3)
+
+/**
+ * struct drm_vvram_gem_copy - argument of DRM_IOCTL_VVRAM_GEM_COPY
+ *
+ * Copies bytes between objects, wherever they are; one may be imported, or both.
+ * The call returns when the copy is queued. It is done after what was asked for
+ * before, and after the implicit fences of both objects: writes to the source,
+ * and all accesses to the destination. Its own fence is one of these for others.
+ *
+ * Returns -EINVAL for a size of 0, for a part that is not inside of its object,
+ * for parts of one object that overlap, for flags that contradict each other, for
+ * a sync object without a fence, and for a buffer of another device that the CPU
+ * cannot access; -ENOENT for an unknown handle; -ENODEV if the driver of the
+ * device that exports a buffer is gone. With -ENOMEM the copy may take place all
+ * the same.
+ */
+struct drm_vvram_gem_copy {
+	/** @src: in, handle of the object that is read. */
+	__u32 src;
+	/** @dst: in, handle of the object that is written. */
+	__u32 dst;
+	/** @src_offset: in, first byte that is read. */
+	__u64 src_offset;
+	/** @dst_offset: in, first byte that is written. */
+	__u64 dst_offset;
+	/** @size: in, how many bytes; any number but 0. */
+	__u64 size;
+	/** @flags: in, DRM_VVRAM_GEM_COPY_*, at most one IN and one OUT. */
+	__u32 flags;
+	/** @in_fence: in, sync object or sync file; zero without a flag for it. */
+	__u32 in_fence;
+	/**
+	 * @out_fence: in, sync object; out, sync file, and zero on input then, as
+	 * without a flag for it.
+	 */
+	__u32 out_fence;
+	/** @pad: must be zero. */
+	__u32 pad;
 };
 
 /* An enum, so that Rust's bindgen resolves the numbers. */
@@ -280,6 +383,12 @@ enum {
 	DRM_IOCTL_VVRAM_GEM_INFO =
 		DRM_IOWR(DRM_COMMAND_BASE + DRM_VVRAM_GEM_INFO,
 			 struct drm_vvram_gem_info),
+	DRM_IOCTL_VVRAM_GEM_IMPORT =
+		DRM_IOWR(DRM_COMMAND_BASE + DRM_VVRAM_GEM_IMPORT,
+			 struct drm_vvram_gem_import),
+	DRM_IOCTL_VVRAM_GEM_COPY =
+		DRM_IOWR(DRM_COMMAND_BASE + DRM_VVRAM_GEM_COPY,
+			 struct drm_vvram_gem_copy),
 };
 
 #if defined(__cplusplus)

@@ -8,6 +8,7 @@ use kernel::{
         Core,
         DeviceContext, //
     },
+    dma::DmaMask,
     drm::{
         self,
         devres::RegistrationInit,
@@ -90,6 +91,9 @@ impl pci::Driver for VvramDriver {
 
     const ID_TABLE: pci::IdTable<Self::IdInfo> = &PCI_TABLE;
 
+    // What it imports may be anywhere, such as in the BAR of another device.
+    const DMA_MASK: Option<DmaMask> = Some(DmaMask::new::<64>());
+
     fn probe<'bound>(
         pdev: &'bound pci::Device<Core<'_>>,
         info: Option<&'bound Self::IdInfo>,
@@ -157,6 +161,7 @@ impl drm::Driver for VvramDriver {
         desc: c"VRAM behind a PCI BAR",
     };
     const FEAT_RENDER: bool = true;
+    const FEAT_SYNCOBJ: bool = true;
 
     fn show_fdinfo(
         _dev: &VvramDevice<drm::Registered>,
@@ -187,5 +192,7 @@ impl drm::Driver for VvramDriver {
             File::gem_attachments
         ),
         (VVRAM_GEM_INFO, drm_vvram_gem_info, ioctl::RENDER_ALLOW, File::gem_info),
+        (VVRAM_GEM_IMPORT, drm_vvram_gem_import, ioctl::RENDER_ALLOW, File::gem_import),
+        (VVRAM_GEM_COPY, drm_vvram_gem_copy, ioctl::RENDER_ALLOW, File::gem_copy),
     }
 }

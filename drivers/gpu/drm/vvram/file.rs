@@ -3,16 +3,20 @@
 //! The ioctls.
 
 use kernel::{
+    dma_buf::sync_file::SyncFile,
     drm::{
         self,
         gem::{
+            self,
             peer::{
                 self,
                 Path,
                 Reason, //
             },
+            ttm::Part,
             BaseObject, //
         },
+        syncobj::SyncObj,
         ttm::{
             Domain,
             MemType,
@@ -21,9 +25,16 @@ use kernel::{
         },
         Registered, //
     },
+    fs::file::{
+        self,
+        FileDescriptorReservation, //
+    },
     page,
     prelude::*,
-    sync::Arc,
+    sync::{
+        aref::ARef,
+        Arc, //
+    },
     uaccess::{
         UserPtr,
         UserSlice, //
@@ -139,6 +150,7 @@ impl File {
         let object = bo.reserve(true)?;
 
         args.placement = match object.mem_type() {
+            _ if bo.as_import().is_some() => uapi::drm_vvram_placement_DRM_VVRAM_PLACEMENT_IMPORTED,
             None => uapi::drm_vvram_placement_DRM_VVRAM_PLACEMENT_NONE,
             Some(MemType::Vram) => uapi::drm_vvram_placement_DRM_VVRAM_PLACEMENT_VRAM,
             Some(MemType::Tt | MemType::System) => {
@@ -147,8 +159,72 @@ impl File {
         };
         args.pinned = object.is_pinned().into();
         args.size = bo.size() as u64;
-        args.flags = flags(object.data().domain());
+        args.flags = match bo.as_import() {
+            Some(_) => 0,
+            None => flags(object.data().domain()),
+        };
         args.id = bo.id();
+        Ok(0)
+    }
+
+    /// `DRM_IOCTL_VVRAM_GEM_IMPORT`
+    pub(crate) fn gem_import(
+        _dev: &VvramDevice<Registered>,
+        _bound: &BoundData<'_>,
+        args: &mut uapi::drm_vvram_gem_import,
+        file: &drm::File<File>,
+    ) -> Result<u32> {
+        check(args.path == 0 && args.reason == 0 && args.segments == 0 && args.invalidations == 0)?;
+
+        let bo = Bo::lookup_handle(file, args.handle)?;
+        let info = peer::import_info::<BoData>(bo.as_import().ok_or(EINVAL)?)?;
+
+        if let Some(outcome) = info.outcome {
+            args.path = outcome.path.code();
+            args.reason = outcome.reason.code();
+        }
+        args.segments = info.segments;
+        args.invalidations = info.invalidations;
+        Ok(0)
+    }
+
+    /// `DRM_IOCTL_VVRAM_GEM_COPY`
+    pub(crate) fn gem_copy(
+        dev: &VvramDevice<Registered>,
+        _bound: &BoundData<'_>,
+        args: &mut uapi::drm_vvram_gem_copy,
+        file: &drm::File<File>,
+    ) -> Result<u32> {
+        const IN: u32 = uapi::DRM_VVRAM_GEM_COPY_IN_SYNCOBJ | uapi::DRM_VVRAM_GEM_COPY_IN_SYNC_FILE;
+        const OUT: u32 =
+            uapi::DRM_VVRAM_GEM_COPY_OUT_SYNCOBJ | uapi::DRM_VVRAM_GEM_COPY_OUT_SYNC_FILE;
+
+        check(args.pad == 0 && args.flags & !(IN | OUT) == 0)?;
+        check(args.flags & IN != IN && args.flags & OUT != OUT)?;
+
+        let (src, dst) = (
+            Bo::lookup_handle(file, args.src)?,
+            Bo::lookup_handle(file, args.dst)?,
+        );
+        let out = OutFence::new(args, file)?;
+        wait_in_fence(args, file)?;
+
+        let from = Part {
+            object: &*src,
+            offset: args.src_offset,
+        };
+        let to = Part {
+            object: &*dst,
+            offset: args.dst_offset,
+        };
+        let fence = gem::ttm::copy(dev, &from, &to, args.size)?;
+
+        match out {
+            OutFence::None => (),
+            OutFence::SyncObj(obj) => obj.replace_fence(&fence),
+            // CAST: File descriptors are not negative.
+            OutFence::SyncFile(fd) => args.out_fence = SyncFile::new(&fence)?.install(fd) as u32,
+        }
         Ok(0)
     }
 
@@ -162,6 +238,8 @@ impl File {
         const ENTRY: usize = size_of::<uapi::drm_vvram_attachment>();
 
         let bo = Bo::lookup_handle(file, args.handle)?;
+        // Who else is attached to it is up to its exporter to tell.
+        check(bo.as_import().is_none())?;
         let list = peer::attachments::<BoData>(&bo)?;
         let count = list.len().min(args.count as usize);
 
@@ -177,6 +255,44 @@ impl File {
 
         args.count = list.len().try_into()?;
         Ok(0)
+    }
+}
+
+/// Waits for the fence that a copy is to wait for, if there is one.
+fn wait_in_fence(args: &uapi::drm_vvram_gem_copy, file: &drm::File<File>) -> Result {
+    let fence = if args.flags & uapi::DRM_VVRAM_GEM_COPY_IN_SYNCOBJ != 0 {
+        SyncObj::lookup(file, args.in_fence)?
+            .fence()
+            .ok_or(EINVAL)?
+    } else if args.flags & uapi::DRM_VVRAM_GEM_COPY_IN_SYNC_FILE != 0 {
+        SyncFile::fence_of(args.in_fence.try_into()?)?
+    } else {
+        return check(args.in_fence == 0);
+    };
+
+    fence.wait(true)
+}
+
+/// Where the fence of a copy goes to. What can fail was done when it is made.
+enum OutFence {
+    None,
+    SyncObj(ARef<SyncObj>),
+    SyncFile(FileDescriptorReservation),
+}
+
+impl OutFence {
+    fn new(args: &uapi::drm_vvram_gem_copy, file: &drm::File<File>) -> Result<Self> {
+        if args.flags & uapi::DRM_VVRAM_GEM_COPY_OUT_SYNCOBJ != 0 {
+            return SyncObj::lookup(file, args.out_fence).map(Self::SyncObj);
+        }
+
+        check(args.out_fence == 0)?;
+        if args.flags & uapi::DRM_VVRAM_GEM_COPY_OUT_SYNC_FILE != 0 {
+            FileDescriptorReservation::get_unused_fd_flags(file::flags::O_CLOEXEC)
+                .map(Self::SyncFile)
+        } else {
+            Ok(Self::None)
+        }
     }
 }
 

@@ -107,4 +107,9 @@ impl PeerObject for BoData {
     fn exports<'a>(bound: &'a BoundData<'a>) -> &'a peer::Exports<'a, Self> {
         &bound.exports
     }
+
+    /// Where the buffer of another device may live is not ours to say.
+    fn import_args() -> Option<Domain> {
+        Some(Domain::System)
+    }
 }
