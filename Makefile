@@ -25,7 +25,8 @@ help:
 	@echo '                  debug (KASAN, kmemleak, UBSAN, fault injection as well) or'
 	@echo '                  plain (no checks); make bench always takes plain'
 	@echo '  TOPOLOGY=name   machine of make shell: switch (default), host-bridge,'
-	@echo '                  intel-iommu, no-route, acs-pair, virtio-iommu'
+	@echo '                  intel-iommu, no-route, acs-pair, virtio-iommu, or with two GPUs'
+	@echo '                  pair-switch, pair-host-bridge, pair-intel-iommu, pair-no-route'
 	@echo '  KVM=1           run guests under KVM instead of TCG (real time, not reproducible)'
 	@echo
 	@echo 'A Debian machine (bookworm or later, amd64) with git, make and apt is enough, as root;'

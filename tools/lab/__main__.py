@@ -50,7 +50,7 @@ def run_shell(work):
     name = os.environ.get("TOPOLOGY") or topologies.TOPOLOGIES[0].name
     topology = topologies.find(name)
     if topology is None:
-        known = ", ".join(t.name for t in topologies.TOPOLOGIES)
+        known = ", ".join(t.name for t in topologies.TOPOLOGIES + topologies.PAIRS)
         raise steps.LabError(f"there is no TOPOLOGY={name}", f"choose one of: {known}")
     built = pipeline.everything(work)
     work.console.say(f"{topology.title}; exit powers the guest off, Ctrl-a x ends QEMU")

@@ -26,6 +26,7 @@ PER_TEST_TIMEOUT = 1200        # seconds of guest time: each transfer of edu tak
 OWN = "/lab/bin/vvram_*"
 # Where devices see other memory than the CPU, this shows who forgets to synchronize.
 BOUNCED = "/lab/bin/vvram_sync"
+PAIR = "/lab/bin/pair_*"       # tests of two GPUs
 # Without these a boot of KUnit has not done its work, whatever else it ran.
 SUITES = {"dma_buf_mapping", "edu_peer_table", "peer_policy", "range_list"}
 # Examples of the kernel crate that need a device; the first boot of KUnit has one.
@@ -50,6 +51,8 @@ def run(steps, built):
     for topology in topologies.TOPOLOGIES:
         boots.append(igt_boot(f"check-{topology.name}", topology, OWN))
     boots.append(bounce_boot("check-bounce", BOUNCED))
+    for topology in topologies.PAIRS:
+        boots.append(igt_boot(f"check-{topology.name}", topology, PAIR))
     boots.append(igt_boot("check-generic", topologies.TOPOLOGIES[0], GENERIC,
                           IGT_FORCE_DRIVER="vvram"))
     with steps.step("boot the tests") as step:

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 AMD = ("-cpu", "max,family=25")
 OTHER = ("-cpu", "max")
 VRAM = "ivshmem-plain,id=gpu,memdev=vram"
+# Of a second GPU, which uses the memory of the first one, and the other way round.
+VRAM2 = "ivshmem-plain,memdev=vram2"
+MEMORY2 = ("-object", "memory-backend-ram,id=vram2,size=16M,share=on")
 # The default mask of 28 bits silently truncates addresses: writes land in RAM.
 PEER = "edu,id=peer,dma_mask=0xffffffffffffffff"
 INTEL_IOMMU = ("-device", "intel-iommu,intremap=off")
@@ -62,6 +65,18 @@ def two_functions():
             "-device", f"{PEER},bus=rp1,addr=0.1")
 
 
+def below_the_switch():
+    """A second GPU below a third port of the switch."""
+    return (*MEMORY2, "-device", "xio3130-downstream,id=d3,bus=up,chassis=4,slot=3",
+            "-device", f"{VRAM2},bus=d3")
+
+
+def third_root_port():
+    """A second GPU below a root port of its own."""
+    return (*MEMORY2, "-device", "pcie-root-port,id=rp3,chassis=3",
+            "-device", f"{VRAM2},bus=rp3")
+
+
 TOPOLOGIES = (
     Topology("switch", "two ports of a switch", (*OTHER, *switch()), BUS, 4),
     Topology("host-bridge", "two root ports, AMD", (*AMD, *two_root_ports()), HOST_BRIDGE, 4),
@@ -76,6 +91,20 @@ TOPOLOGIES = (
 )
 
 
+# The same with two GPUs: what is decided between them is what is decided for the peer.
+PAIRS = (
+    Topology("pair-switch", "two GPUs below a switch",
+             (*OTHER, *switch(), *below_the_switch()), BUS, 4),
+    Topology("pair-host-bridge", "two GPUs below root ports, AMD",
+             (*AMD, *two_root_ports(), *third_root_port()), HOST_BRIDGE, 4),
+    Topology("pair-intel-iommu", "the same behind intel-iommu",
+             (*AMD, *INTEL_IOMMU, *two_root_ports(), *third_root_port()), HOST_BRIDGE, 4,
+             "intel_iommu=on"),
+    Topology("pair-no-route", "two GPUs below root ports, not AMD",
+             (*OTHER, *two_root_ports(), *third_root_port()), REFUSED, -1),
+)
+
+
 def find(name):
     """The topology of that name, or None."""
-    return next((t for t in TOPOLOGIES if t.name == name), None)
+    return next((t for t in TOPOLOGIES + PAIRS if t.name == name), None)

@@ -310,8 +310,14 @@ class Maintained(unittest.TestCase):
 
 class Topologies(unittest.TestCase):
     def test_the_peer_never_truncates_addresses(self):
-        for topology in topologies.TOPOLOGIES:
+        for topology in topologies.TOPOLOGIES + topologies.PAIRS:
             self.assertIn("dma_mask=0xffffffffffffffff", " ".join(topology.machine))
+
+    def test_a_pair_has_two_gpus(self):
+        def gpus(topology):
+            return sum(word.startswith("ivshmem-plain") for word in topology.machine)
+        self.assertEqual({gpus(t) for t in topologies.TOPOLOGIES}, {1})
+        self.assertEqual({gpus(t) for t in topologies.PAIRS}, {2})
 
 
 if __name__ == "__main__":
