@@ -8,16 +8,18 @@ use std::fs::OpenOptions;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::map::{Map, PAGE};
 use crate::misc;
+use crate::pci::PciDevice;
 use crate::syncfile::SyncFile;
 use crate::uapi;
 use crate::uapi::{
-    DmaBufExportSyncFile, DmaBufSync, DrmGemClose, DrmPrimeHandle, DrmVersion, VvramAttachment,
-    VvramGemAttachments, VvramGemCreate, VvramGemInfo, VvramGemMmapOffset, VvramGetparam,
+    DmaBufSync, DmaBufSyncFile, DrmGemClose, DrmPrimeHandle, DrmVersion, VvramAttachment,
+    VvramGemAttachments, VvramGemCopy, VvramGemCreate, VvramGemImport, VvramGemInfo,
+    VvramGemMmapOffset, VvramGetparam,
 };
 use crate::{Outcome, Stop, SysError};
 
@@ -110,6 +112,22 @@ fn nodes(prefix: &str, driver: &str) -> Vec<(PathBuf, File)> {
     found
 }
 
+/// The device behind a node in /dev/dri, by its name in sysfs.
+fn device_name(path: &Path) -> Option<String> {
+    let link = Path::new("/sys/class/drm")
+        .join(path.file_name()?)
+        .join("device");
+    let device = fs::canonicalize(link).ok()?;
+    Some(device.file_name()?.to_string_lossy().into_owned())
+}
+
+/// Opens a node of a vvram device.
+fn node_of(prefix: &str, gpu: &PciDevice) -> Option<(PathBuf, File)> {
+    nodes(prefix, DRIVER)
+        .into_iter()
+        .find(|(path, _)| device_name(path).as_deref() == Some(gpu.name()))
+}
+
 /// Opens a node of any DRM driver.
 pub fn open_other(driver: &str) -> Option<File> {
     nodes("card", driver).into_iter().next().map(|(_, f)| f)
@@ -183,7 +201,17 @@ impl Drm {
     /// Fails the subtest if there is none within five seconds.
     #[track_caller]
     pub fn open() -> Result<Self, Stop> {
-        Self::open_node("renderD")
+        Self::open_on(&PciDevice::vvram()?)
+    }
+
+    /// Opens the render node of one of several devices.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if there is none within five seconds.
+    #[track_caller]
+    pub fn open_on(gpu: &PciDevice) -> Result<Self, Stop> {
+        Self::open_node("renderD", gpu)
     }
 
     /// Opens the card node.
@@ -193,25 +221,24 @@ impl Drm {
     /// Fails the subtest if there is none within five seconds.
     #[track_caller]
     pub fn open_card() -> Result<Self, Stop> {
-        Self::open_node("card")
+        Self::open_node("card", &PciDevice::vvram()?)
     }
 
     #[track_caller]
-    fn open_node(prefix: &str) -> Result<Self, Stop> {
-        let found = misc::poll(Duration::from_secs(5), || {
-            nodes(prefix, DRIVER).into_iter().next()
-        });
+    fn open_node(prefix: &str, gpu: &PciDevice) -> Result<Self, Stop> {
+        let found = misc::poll(Duration::from_secs(5), || node_of(prefix, gpu));
         match found {
             Some((path, file)) => Ok(Self { file, path }),
             None => Err(Stop::fail(format_args!(
-                "no /dev/dri/{prefix}* belongs to {DRIVER}: is the module loaded and the device bound?"
+                "no /dev/dri/{prefix}* belongs to {DRIVER} and {}: is the module loaded and the device bound?",
+                gpu.name()
             ))),
         }
     }
 
     /// Opens the render node if it is there right now.
     pub fn try_open() -> Option<Self> {
-        let (path, file) = nodes("renderD", DRIVER).into_iter().next()?;
+        let (path, file) = node_of("renderD", &PciDevice::vvram().ok()?)?;
         Some(Self { file, path })
     }
 
@@ -223,7 +250,10 @@ impl Drm {
     #[track_caller]
     pub fn reopen(&self) -> Result<Self, Stop> {
         let name = self.path.file_name().unwrap_or_default().to_string_lossy();
-        Self::open_node(&name)
+        let Some(gpu) = device_name(&self.path) else {
+            return Err(Stop::fail(format_args!("{name} belongs to no device")));
+        };
+        Self::open_node(&name, &PciDevice::named(&gpu))
     }
 
     /// The file descriptor.
@@ -374,20 +404,7 @@ impl Drm {
     ///
     /// Any error of the ioctl.
     pub fn export(&self, handle: u32, flags: u32) -> Result<DmaBuf, SysError> {
-        let mut argument = DrmPrimeHandle {
-            handle,
-            flags,
-            fd: -1,
-        };
-        ioctl(
-            self.fd(),
-            uapi::DRM_IOCTL_PRIME_HANDLE_TO_FD,
-            &mut argument,
-            || format!("PRIME_HANDLE_TO_FD(handle={handle}, flags={flags:#x})"),
-        )?;
-        // SAFETY: the kernel made a new fd that nothing else owns.
-        let fd = unsafe { OwnedFd::from_raw_fd(argument.fd) };
-        Ok(DmaBuf::new(fd))
+        prime_export(self.fd(), handle, flags)
     }
 
     /// Imports a dma-buf fd and returns the handle.
@@ -446,6 +463,58 @@ impl Drm {
         Ok(argument)
     }
 
+    /// GEM_COPY with a given argument.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn copy_raw(&self, argument: &mut VvramGemCopy) -> Result<(), SysError> {
+        let given = *argument;
+        ioctl(self.fd(), uapi::VVRAM_GEM_COPY, argument, || {
+            format!("GEM_COPY({given:?})")
+        })?;
+        Ok(())
+    }
+
+    /// Copies bytes and returns the sync file of the copy.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn copy(
+        &self,
+        src: (&Gem<'_>, u64),
+        dst: (&Gem<'_>, u64),
+        size: u64,
+    ) -> Result<SyncFile, SysError> {
+        let mut argument = VvramGemCopy {
+            src: src.0.handle(),
+            dst: dst.0.handle(),
+            src_offset: src.1,
+            dst_offset: dst.1,
+            size,
+            flags: uapi::COPY_OUT_SYNC_FILE,
+            ..Default::default()
+        };
+        self.copy_raw(&mut argument)?;
+        // SAFETY: the kernel made a new fd that nothing else owns.
+        let fd = unsafe { OwnedFd::from_raw_fd(argument.out_fence as i32) };
+        Ok(SyncFile::new(fd))
+    }
+
+    /// GEM_IMPORT with a given argument.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn import_info_raw(&self, argument: &mut VvramGemImport) -> Result<(), SysError> {
+        let given = *argument;
+        ioctl(self.fd(), uapi::VVRAM_GEM_IMPORT, argument, || {
+            format!("GEM_IMPORT({given:?})")
+        })?;
+        Ok(())
+    }
+
     /// Lists the attachments of a buffer, refusals last.
     ///
     /// # Errors
@@ -472,6 +541,28 @@ impl Drm {
         };
         Ok(entries.iter().map(decode).collect())
     }
+}
+
+/// PRIME_HANDLE_TO_FD on any DRM fd.
+///
+/// # Errors
+///
+/// Any error of the ioctl.
+pub fn prime_export(drm: RawFd, handle: u32, flags: u32) -> Result<DmaBuf, SysError> {
+    let mut argument = DrmPrimeHandle {
+        handle,
+        flags,
+        fd: -1,
+    };
+    ioctl(
+        drm,
+        uapi::DRM_IOCTL_PRIME_HANDLE_TO_FD,
+        &mut argument,
+        || format!("PRIME_HANDLE_TO_FD(handle={handle}, flags={flags:#x})"),
+    )?;
+    // SAFETY: the kernel made a new fd that nothing else owns.
+    let fd = unsafe { OwnedFd::from_raw_fd(argument.fd) };
+    Ok(DmaBuf::new(fd))
 }
 
 /// PRIME_FD_TO_HANDLE on any DRM fd.
@@ -514,6 +605,20 @@ impl Gem<'_> {
     /// Any error of the ioctl.
     pub fn info(&self) -> Result<VvramGemInfo, SysError> {
         self.drm.info(self.handle)
+    }
+
+    /// How the device reaches the buffer that was imported.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn import_info(&self) -> Result<VvramGemImport, SysError> {
+        let mut argument = VvramGemImport {
+            handle: self.handle,
+            ..Default::default()
+        };
+        self.drm.import_info_raw(&mut argument)?;
+        Ok(argument)
     }
 
     /// Size in bytes.
@@ -652,6 +757,31 @@ impl DmaBuf {
         Ok(poll.revents & libc::POLLOUT != 0)
     }
 
+    /// The devices that are attached to it, as debugfs lists them.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if it is not listed.
+    #[track_caller]
+    pub fn attached(&self) -> Result<Vec<String>, Stop> {
+        const LIST: &str = "/sys/kernel/debug/dma_buf/bufinfo";
+        let inode = format!("{:08}", self.inode()?);
+        let text = fs::read_to_string(LIST).map_err(|error| SysError::io(LIST, &error))?;
+        let mut lines = text
+            .lines()
+            .skip_while(|line| line.split('\t').nth(5) != Some(inode.as_str()))
+            .skip_while(|line| line.trim() != "Attached Devices:");
+        if lines.next().is_none() {
+            return Err(Stop::fail(format_args!(
+                "{LIST} does not have inode {inode}"
+            )));
+        }
+        Ok(lines
+            .take_while(|line| !line.starts_with("Total"))
+            .map(|line| line.trim().to_string())
+            .collect())
+    }
+
     /// Maps all of it.
     ///
     /// # Errors
@@ -667,7 +797,7 @@ impl DmaBuf {
     ///
     /// Any error of the ioctl.
     pub fn sync_file(&self, flags: u64) -> Result<SyncFile, SysError> {
-        let mut argument = DmaBufExportSyncFile {
+        let mut argument = DmaBufSyncFile {
             flags: flags as u32,
             fd: -1,
         };

@@ -13,6 +13,8 @@ pub mod clock;
 pub mod debugfs;
 pub mod drm;
 pub mod fdinfo;
+pub mod fence;
+pub mod foreign;
 pub mod fragment;
 pub mod heap;
 pub mod igt;

@@ -42,13 +42,8 @@ impl PciDevice {
         }
     }
 
-    /// Finds the first device of a vendor and device number.
-    ///
-    /// # Errors
-    ///
-    /// Fails the subtest if there is none.
-    #[track_caller]
-    pub fn find(vendor: u16, device: u16) -> Result<Self, Stop> {
+    /// Finds the devices of a vendor and device number, in order.
+    pub fn all(vendor: u16, device: u16) -> Vec<Self> {
         let number = |path: &Path, file: &str| {
             let text = fs::read_to_string(path.join(file)).ok()?;
             u16::from_str_radix(text.trim().strip_prefix("0x")?, 16).ok()
@@ -61,15 +56,25 @@ impl PciDevice {
             }
         }
         found.sort();
-        match found.first() {
-            Some(name) => Ok(Self::named(name)),
+        found.iter().map(|name| Self::named(name)).collect()
+    }
+
+    /// Finds the first device of a vendor and device number.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if there is none.
+    #[track_caller]
+    pub fn find(vendor: u16, device: u16) -> Result<Self, Stop> {
+        match Self::all(vendor, device).into_iter().next() {
+            Some(found) => Ok(found),
             None => Err(Stop::fail(format_args!(
                 "there is no PCI device {vendor:04x}:{device:04x}"
             ))),
         }
     }
 
-    /// The device whose BAR 2 is the VRAM.
+    /// The device whose BAR 2 is the VRAM, the first one if there are several.
     ///
     /// # Errors
     ///
@@ -77,6 +82,11 @@ impl PciDevice {
     #[track_caller]
     pub fn vvram() -> Result<Self, Stop> {
         Self::find(0x1af4, 0x1110)
+    }
+
+    /// All such devices, in order.
+    pub fn vvrams() -> Vec<Self> {
+        Self::all(0x1af4, 0x1110)
     }
 
     /// The peer.

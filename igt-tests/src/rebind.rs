@@ -33,10 +33,9 @@ pub struct Bound {
 impl Bound {
     /// Takes note.
     pub fn now() -> Self {
-        let found = [PciDevice::vvram(), PciDevice::edu()];
-        let devices = found
+        let devices = PciDevice::vvrams()
             .into_iter()
-            .flatten()
+            .chain(PciDevice::edu())
             .filter_map(|device| {
                 let driver = device.driver()?;
                 Some((device, driver))

@@ -2,13 +2,16 @@
 
 //! Sync files: fences that a program can look at.
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use crate::drm::ioctl;
 use crate::misc;
 use crate::uapi::{self, SyncFenceInfo, SyncFileInfo};
-use crate::SysError;
+use crate::{Outcome, Stop, SysError};
+
+/// Longer than any work of a test takes.
+const LIMIT: Duration = Duration::from_secs(20);
 
 /// A sync file.
 #[derive(Debug)]
@@ -20,6 +23,33 @@ impl SyncFile {
     /// Takes over an fd.
     pub fn new(fd: OwnedFd) -> Self {
         Self { fd }
+    }
+
+    /// The file descriptor.
+    pub fn fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+
+    /// Whether it has signalled, or does within `limit` milliseconds.
+    ///
+    /// # Errors
+    ///
+    /// Any error of poll(2).
+    pub fn poll(&self, limit: u64) -> Result<bool, SysError> {
+        self.wait(Duration::from_millis(limit))
+    }
+
+    /// Waits until it has signalled.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if that takes too long.
+    #[track_caller]
+    pub fn finish(&self) -> Outcome {
+        if self.wait(LIMIT)? {
+            return Ok(());
+        }
+        Err(Stop::fail("a fence does not signal"))
     }
 
     fn info(&self, fences: &mut [SyncFenceInfo]) -> Result<SyncFileInfo, SysError> {

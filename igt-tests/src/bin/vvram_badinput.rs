@@ -101,7 +101,7 @@ fn drm_fuzz() -> Outcome {
                     _ => random.pick(&EDGES),
                 };
             }
-            let nr = random.below(6);
+            let nr = random.below(8);
             match nr {
                 // Mostly sizes that fit, so that handles exist.
                 1 if random.below(2) == 0 => {
@@ -122,7 +122,7 @@ fn drm_fuzz() -> Outcome {
                 }
                 _ => {}
             }
-            let size = random.pick(&[0, 4, 8, 16, 16, 16, 16, 24, 64]);
+            let size = random.pick(&[0, 4, 8, 16, 16, 16, 16, 24, 48, 64]);
             let dir = random.pick(&[3, 3, 3, 3, 2, 1, 0]);
             let request = uapi::ioc(dir, u64::from(b'd'), uapi::DRM_COMMAND_BASE + nr, size);
             // With another size or direction the kernel sees zeroes instead,
@@ -255,7 +255,7 @@ fn drm_numbers() -> Outcome {
     let drm = Drm::open()?;
     let mut words = [0u64; 8];
     let address = words.as_mut_ptr() as u64;
-    for nr in 5..0x60 {
+    for nr in 7..0x60 {
         let request = uapi::ioc(3, u64::from(b'd'), uapi::DRM_COMMAND_BASE + nr, 16);
         // SAFETY: the kernel writes to `words`, if at all.
         let result = unsafe {
@@ -442,6 +442,8 @@ fn bad_pointers() -> Outcome {
         (drm.fd(), uapi::VVRAM_GEM_CREATE),
         (drm.fd(), uapi::VVRAM_GEM_MMAP_OFFSET),
         (drm.fd(), uapi::VVRAM_GEM_ATTACHMENTS),
+        (drm.fd(), uapi::VVRAM_GEM_IMPORT),
+        (drm.fd(), uapi::VVRAM_GEM_COPY),
         (peer.fd(), uapi::EDU_PEER_IOC_ATTACH),
         (peer.fd(), uapi::EDU_PEER_IOC_TRANSFER),
         (peer.fd(), uapi::EDU_PEER_IOC_TABLE),

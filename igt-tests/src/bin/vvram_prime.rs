@@ -2,20 +2,16 @@
 
 //! Export, import and CPU access of dma-bufs.
 
-use std::fs::File;
-use std::os::fd::AsRawFd;
-use std::process::Command;
 use std::time::Duration;
 
-use vvram_tests::drm::{open_other, prime_import, reason_name, DmaBuf, Drm};
+use vvram_tests::drm::{prime_import, reason_name, DmaBuf, Drm};
+use vvram_tests::foreign::Vgem;
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::proc::{Child, Steps};
 use vvram_tests::scene::patterns;
 use vvram_tests::socket::{receive_fd, send_fd, sockets};
 use vvram_tests::uapi;
-use vvram_tests::{
-    check, check_eq, expect_errno, expect_errno_in, fail, heap, igt_main, rebind, skip, Outcome,
-};
+use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome};
 
 const PAGE64: u64 = PAGE as u64;
 const LIMIT: Duration = Duration::from_secs(20);
@@ -376,55 +372,15 @@ fn import_bad_fd() -> Outcome {
     Ok(())
 }
 
-fn import_foreign() -> Outcome {
-    let buffer = heap::allocate(PAGE64)?;
-    let drm = Drm::open()?;
-    let free = drm.vram_free()?;
-    // vvram imports its own buffers only.
-    expect_errno_in(
-        "PRIME_FD_TO_HANDLE of a dma-buf of the system heap",
-        drm.import_handle(buffer.fd()),
-        &[libc::EINVAL, libc::ENOSYS, libc::EOPNOTSUPP],
-    )?;
-    check_eq!(drm.vram_free()?, free, "free VRAM after the refusal");
-    Ok(())
-}
-
-/// Unloads vgem again if this program loaded it.
-struct Vgem {
-    file: Option<File>,
-    loaded: bool,
-}
-
-impl Drop for Vgem {
-    fn drop(&mut self) {
-        self.file = None;
-        if self.loaded {
-            let _ = rebind::delete_module("vgem");
-        }
-    }
-}
-
 fn import_elsewhere() -> Outcome {
-    let mut vgem = Vgem {
-        file: open_other("vgem"),
-        loaded: false,
-    };
-    if vgem.file.is_none() {
-        let status = Command::new("modprobe").arg("vgem").status();
-        vgem.loaded = status.is_ok_and(|status| status.success());
-        vgem.file = open_other("vgem");
-    }
-    let Some(file) = &vgem.file else {
-        skip!("no vgem device, and modprobe vgem gives none");
-    };
+    let vgem = Vgem::open()?;
     let drm = Drm::open()?;
     let object = drm.create(PAGE64)?;
     let buffer = object.export()?;
     // vgem attaches without importer ops, and is no PCI device.
     expect_errno(
         "an import into vgem",
-        prime_import(file.as_raw_fd(), buffer.fd()),
+        prime_import(vgem.fd(), buffer.fd()),
         libc::EOPNOTSUPP,
     )?;
     let list = object.attachments()?;
@@ -483,7 +439,6 @@ igt_main! {
     "sync-ioctl", "DMA_BUF_IOCTL_SYNC takes valid flags only", sync_ioctl;
     "export-flags", "DRM_CLOEXEC and DRM_RDWR and no others", export_flags;
     "import-bad-fd", "EBADF, EINVAL", import_bad_fd;
-    "import-foreign", "another exporter's dma-buf is refused", import_foreign;
     "import-elsewhere", "vgem may not have VRAM, and the refusal says why", import_elsewhere;
     "export-killed", "the fd outlives a killed exporter process", export_killed;
 }

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! One GPU copies from and to the memory of another.
+
+use std::time::Duration;
+
+use vvram_tests::drm::{path_name, reason_name, Drm, Gem};
+use vvram_tests::map::PAGE;
+use vvram_tests::pci::{Bar, PciDevice};
+use vvram_tests::proc::{Child, Steps};
+use vvram_tests::rebind::Unbinding;
+use vvram_tests::scene::{patterns, Expect};
+use vvram_tests::{check_eq, expect_errno, fail, igt_main, uapi, Outcome, Stop};
+
+const PAGE64: u64 = PAGE as u64;
+const SIZE: u64 = 4 * PAGE64;
+const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
+const LIMIT: Duration = Duration::from_secs(20);
+
+fn gpus() -> Result<[PciDevice; 2], Stop> {
+    PciDevice::vvrams()
+        .try_into()
+        .map_err(|gpus| Stop::fail(format_args!("expected two GPUs, saw {gpus:?}")))
+}
+
+/// Checks the path of an import and where the object is.
+#[track_caller]
+fn reached(object: &Gem<'_>, import: &Gem<'_>) -> Outcome {
+    let expect = Expect::get()?;
+    let (want, placement) = match expect {
+        Expect::Refused => (
+            (uapi::PATH_SYSTEM, uapi::REASON_NO_ROUTE),
+            uapi::PLACEMENT_SYSTEM,
+        ),
+        _ => ((expect.path(), uapi::REASON_NONE), uapi::PLACEMENT_VRAM),
+    };
+    let info = import.import_info()?;
+    if (info.path, info.reason) != want {
+        return Err(Stop::fail(format_args!(
+            "expected path {} for reason {}, saw {} for {}",
+            path_name(want.0),
+            reason_name(want.1),
+            path_name(info.path),
+            reason_name(info.reason)
+        )));
+    }
+    check_eq!(object.info()?.placement, placement, "placement");
+    Ok(())
+}
+
+/// Both directions, and between two objects of the other device; each device does it once.
+fn both_ways() -> Outcome {
+    let mut gpus = gpus()?;
+    for _ in 0..2 {
+        let (a, b) = (Drm::open_on(&gpus[0])?, Drm::open_on(&gpus[1])?);
+        let bars = [Bar::open(&gpus[0])?, Bar::open(&gpus[1])?];
+        let (x, y) = patterns();
+        let theirs = [a.create_flags(SIZE, EITHER)?, a.create_flags(SIZE, EITHER)?];
+        let maps = [theirs[0].map()?, theirs[1].map()?];
+        let imports = [
+            b.import(&theirs[0].export()?)?,
+            b.import(&theirs[1].export()?)?,
+        ];
+        let ours = b.create(SIZE)?;
+        let map = ours.map()?;
+
+        maps[0].fill(x);
+        maps[1].fill(y);
+        map.fill(y);
+        b.copy((&imports[0], 0), (&ours, 0), SIZE)?.finish()?;
+        if let Err(mismatch) = map.verify(x) {
+            fail!("read from the other GPU: {mismatch}");
+        }
+        reached(&theirs[0], &imports[0])?;
+        bars[1].locate(&map)?;
+        if Expect::get()? != Expect::Refused {
+            bars[0].locate(&maps[0])?;
+        }
+
+        map.fill(y);
+        b.copy((&ours, 8), (&imports[0], PAGE64 + 16), PAGE64)?
+            .finish()?;
+        for index in 0..SIZE as usize / 8 {
+            let at = 8 * index as u64;
+            let want = if (PAGE64 + 16..2 * PAGE64 + 16).contains(&at) {
+                y.word((at - PAGE64 - 8) / 8)
+            } else {
+                x.word(index as u64)
+            };
+            check_eq!(
+                maps[0].read(index),
+                want,
+                "word {index} written to the other"
+            );
+        }
+        reached(&theirs[0], &imports[0])?;
+
+        maps[0].fill(x);
+        b.copy((&imports[0], 0), (&imports[1], 0), SIZE)?.finish()?;
+        if let Err(mismatch) = maps[1].verify(x) {
+            fail!("between two objects of the other GPU: {mismatch}");
+        }
+        reached(&theirs[1], &imports[1])?;
+        gpus.swap(0, 1);
+    }
+    Ok(())
+}
+
+/// The engines of both devices work on one buffer: each waits for the other.
+fn ping_pong() -> Outcome {
+    let gpus = gpus()?;
+    let (a, b) = (Drm::open_on(&gpus[0])?, Drm::open_on(&gpus[1])?);
+    let (x, _) = patterns();
+    let start = a.create_flags(SIZE, EITHER)?;
+    let middle = a.create_flags(SIZE, EITHER)?;
+    let import = b.import(&middle.export()?)?;
+    let end = b.create_flags(SIZE, EITHER)?;
+    let (first, last) = (start.map()?, end.map()?);
+    for round in 0..16 {
+        let pattern = x.derive(round);
+        first.fill(pattern);
+        // Nobody waits between them but the engines.
+        a.copy((&start, 0), (&middle, 0), SIZE)?;
+        b.copy((&import, 0), (&end, 0), SIZE)?.finish()?;
+        if let Err(mismatch) = last.verify(pattern) {
+            fail!("in round {round}: {mismatch}");
+        }
+    }
+    reached(&middle, &import)
+}
+
+/// The exporter evicts all the time, while the other device copies.
+fn storm() -> Outcome {
+    let gpus = gpus()?;
+    let stop = Steps::new()?;
+    let exporter = gpus[0].clone();
+    let mut child = Child::spawn(|| {
+        let a = Drm::open_on(&exporter)?;
+        let size = a.getparam(uapi::PARAM_VRAM_SIZE)?;
+        for round in 0..40 {
+            // As much as there is, so that everything else leaves.
+            let all = [
+                a.create_flags(size / 2, EITHER)?,
+                a.create_flags(size / 2, EITHER)?,
+            ];
+            all[round % 2].map()?.set(round as u64);
+        }
+        stop.done()?;
+        Ok(())
+    })?;
+    let (a, b) = (Drm::open_on(&gpus[0])?, Drm::open_on(&gpus[1])?);
+    let moves = a.getparam(uapi::PARAM_MOVES)?;
+    let (x, y) = patterns();
+    let object = a.create_flags(SIZE, EITHER)?;
+    let map = object.map()?;
+    let import = b.import(&object.export()?)?;
+    let ours = b.create(SIZE)?;
+    let own = ours.map()?;
+    let mut round = 0;
+    while child.ended().is_none() || round < 8 {
+        let pattern = x.derive(round);
+        map.fill(pattern);
+        own.fill(y);
+        b.copy((&import, 0), (&ours, 0), SIZE)?.finish()?;
+        if let Err(mismatch) = own.verify(pattern) {
+            fail!("read in round {round}: {mismatch}");
+        }
+        own.fill(y.derive(round));
+        b.copy((&ours, 0), (&import, 0), SIZE)?.finish()?;
+        if let Err(mismatch) = map.verify(y.derive(round)) {
+            fail!("written in round {round}: {mismatch}");
+        }
+        round += 1;
+    }
+    child.join("the one that evicts", LIMIT)?;
+    if a.getparam(uapi::PARAM_MOVES)? == moves {
+        fail!("nothing moved in {round} rounds");
+    }
+    import.import_info()?;
+    Ok(())
+}
+
+/// Either driver goes with copies in the queue of the importer.
+fn unbind() -> Outcome {
+    let gpus = gpus()?;
+    for which in [0, 1] {
+        let mut fences = Vec::new();
+        {
+            let (a, b) = (Drm::open_on(&gpus[0])?, Drm::open_on(&gpus[1])?);
+            let object = a.create_flags(SIZE, EITHER)?;
+            let import = b.import(&object.export()?)?;
+            let ours = b.create(SIZE)?;
+            for round in 0..32 {
+                let copy = match round % 2 {
+                    0 => b.copy((&import, 0), (&ours, 0), SIZE)?,
+                    _ => b.copy((&ours, 0), (&import, 0), SIZE)?,
+                };
+                fences.push(copy);
+            }
+            let gone = Unbinding::start(&gpus[which])?.finish(LIMIT)?;
+            for fence in &fences {
+                fence.finish()?;
+            }
+            expect_errno(
+                "a copy after the unbind",
+                b.copy((&import, 0), (&ours, 0), SIZE),
+                libc::ENODEV,
+            )?;
+            gone.rebind()?;
+        }
+        both_ways()?;
+    }
+    Ok(())
+}
+
+igt_main! {
+    "both-ways", "the path, where it is, and the bytes", both_ways;
+    "ping-pong", "two engines on one buffer", ping_pong;
+    "storm", "while the exporter evicts", storm;
+    "unbind", "of either device, with copies in the queue", unbind;
+}

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Fences: sync objects, and a timeline that the test drives.
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+use crate::drm::{ioctl, DmaBuf};
+use crate::syncfile::SyncFile;
+use crate::uapi::{self, DmaBufSyncFile, DrmSyncobj, DrmSyncobjWait, SwSyncCreateFence};
+use crate::{Stop, SysError};
+
+/// A sync object of a DRM file, destroyed when dropped.
+#[derive(Debug)]
+pub struct SyncObj {
+    drm: RawFd,
+    handle: u32,
+}
+
+impl SyncObj {
+    /// Makes one without a fence.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn new(drm: RawFd) -> Result<Self, SysError> {
+        let mut argument = DrmSyncobj::default();
+        ioctl(drm, uapi::DRM_IOCTL_SYNCOBJ_CREATE, &mut argument, || {
+            "SYNCOBJ_CREATE".to_string()
+        })?;
+        Ok(Self {
+            drm,
+            handle: argument.handle,
+        })
+    }
+
+    /// The handle.
+    pub fn handle(&self) -> u32 {
+        self.handle
+    }
+
+    /// Waits for its fence until the monotonic clock has `timeout` nanoseconds.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl: `EINVAL` without a fence, `ETIME`.
+    pub fn wait(&self, timeout: i64) -> Result<(), SysError> {
+        let handles = [self.handle];
+        let mut argument = DrmSyncobjWait {
+            handles: handles.as_ptr() as u64,
+            timeout,
+            count: 1,
+            ..Default::default()
+        };
+        ioctl(
+            self.drm,
+            uapi::DRM_IOCTL_SYNCOBJ_WAIT,
+            &mut argument,
+            || format!("SYNCOBJ_WAIT(timeout={timeout})"),
+        )?;
+        Ok(())
+    }
+}
+
+impl Drop for SyncObj {
+    fn drop(&mut self) {
+        let mut argument = DrmSyncobj {
+            handle: self.handle,
+            flags: 0,
+        };
+        // The device may be gone, and the object with it.
+        let _ = ioctl(
+            self.drm,
+            uapi::DRM_IOCTL_SYNCOBJ_DESTROY,
+            &mut argument,
+            || "SYNCOBJ_DESTROY".to_string(),
+        );
+    }
+}
+
+/// A line of work that is done when the test says so.
+#[derive(Debug)]
+pub struct Timeline {
+    file: File,
+}
+
+impl Timeline {
+    /// Makes one.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if the kernel has none.
+    #[track_caller]
+    pub fn new() -> Result<Self, Stop> {
+        const NODE: &str = "/sys/kernel/debug/sync/sw_sync";
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(NODE)
+            .map_err(|error| SysError::io(format!("open({NODE})"), &error))?;
+        Ok(Self { file })
+    }
+
+    /// A fence that signals with the `value`th step.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn fence(&self, value: u32) -> Result<SyncFile, SysError> {
+        let mut argument = SwSyncCreateFence {
+            value,
+            fence: -1,
+            ..Default::default()
+        };
+        ioctl(
+            self.file.as_raw_fd(),
+            uapi::SW_SYNC_IOC_CREATE_FENCE,
+            &mut argument,
+            || "SW_SYNC_IOC_CREATE_FENCE".to_string(),
+        )?;
+        // SAFETY: the kernel made a new fd that nothing else owns.
+        Ok(SyncFile::new(unsafe {
+            OwnedFd::from_raw_fd(argument.fence)
+        }))
+    }
+
+    /// Makes a step.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn step(&self) -> Result<(), SysError> {
+        let mut one = 1u32;
+        ioctl(
+            self.file.as_raw_fd(),
+            uapi::SW_SYNC_IOC_INC,
+            &mut one,
+            || "SW_SYNC_IOC_INC".to_string(),
+        )?;
+        Ok(())
+    }
+}
+
+impl DmaBuf {
+    /// Adds an implicit fence: one of a read or a write, by `DMA_BUF_SYNC_*`.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn add_fence(&self, flags: u64, fence: &SyncFile) -> Result<(), SysError> {
+        let mut argument = DmaBufSyncFile {
+            flags: flags as u32,
+            fd: fence.fd(),
+        };
+        ioctl(
+            self.fd(),
+            uapi::DMA_BUF_IOCTL_IMPORT_SYNC_FILE,
+            &mut argument,
+            || "DMA_BUF_IOCTL_IMPORT_SYNC_FILE".to_string(),
+        )?;
+        Ok(())
+    }
+}
