@@ -570,6 +570,7 @@ impl<T: TtmObject> Locked<'_, T> {
     /// - `EOPNOTSUPP` if it is imported: it is up to its exporter where it is.
     /// - `ENOSPC` if no place has room for it.
     /// - `ENODEV` if the driver is not bound any more.
+    /// - `EBUSY` if the work on it, or on what it would evict, takes too long.
     /// - `ERESTARTSYS` if a signal arrived.
     /// - `ENOMEM` if memory runs out.
     pub fn validate(&mut self, places: &[Place], ctx: &mut OpCtx) -> Result {
@@ -586,20 +587,24 @@ impl<T: TtmObject> Locked<'_, T> {
 
     /// Makes the object stay where it is until [`Self::unpin_raw`]. Calls nest.
     ///
-    /// Pages that could be swapped out without a word are moved to where they cannot.
+    /// Pages that could be swapped out without a word are moved to where they cannot. Waits for moves
+    /// of the object: who has pinned it need not.
     ///
     /// # Errors
     ///
     /// - `EDQUOT` if it is in VRAM, of which no more may be pinned.
+    /// - `ERESTARTSYS` if a signal arrived.
     /// - Those of [`Self::validate`].
     pub(crate) fn pin_raw(&mut self) -> Result {
         let bo = self.bo();
 
         if !self.is_pinned() {
-            match self.mem_type() {
-                Some(MemType::Vram) => self.charge()?,
-                Some(MemType::Tt) => (),
-                _ => self.validate(&[Place::TT], &mut OpCtx::uninterruptible())?,
+            if !matches!(self.mem_type(), Some(MemType::Vram | MemType::Tt)) {
+                self.validate(&[Place::TT], &mut OpCtx::uninterruptible())?;
+            }
+            self.resv().resv().wait(Usage::Kernel, true)?;
+            if self.mem_type() == Some(MemType::Vram) {
+                self.charge()?;
             }
         }
         // SAFETY: The object is valid, and its reservation is held.
@@ -866,8 +871,8 @@ unsafe fn side_of(
 
 /// # Safety
 ///
-/// Called by TTM with an object of a device of `T`, not a ghost, with its reservation held and room
-/// for a fence in it, and the resource that it is to move to.
+/// Called by TTM with an object of a device of `T`, which may be a ghost, with its reservation held
+/// and room for a fence in it, and the resource that it is to move to.
 pub(crate) unsafe extern "C" fn move_callback<T: TtmObject>(
     bo: *mut bindings::ttm_buffer_object,
     evict: bool,
@@ -908,10 +913,11 @@ unsafe fn move_object<T: TtmObject>(
     to: *mut bindings::ttm_resource,
 ) -> Result {
     let vram = bindings::TTM_PL_VRAM;
-    // SAFETY: TTM does not move ghosts; the caller promises the rest.
+    // What is left of an object that moved is about to be freed, and passed over with this error.
+    // SAFETY: As the caller promises.
     let (obj, old, to_type) = unsafe {
         (
-            Object::<T>::from_bo(bo).ok_or(EINVAL)?,
+            Object::<T>::from_bo(bo).ok_or(EBUSY)?,
             (*bo).resource,
             (*to).mem_type,
         )
@@ -1009,7 +1015,8 @@ unsafe fn move_object<T: TtmObject>(
     });
     if ret.is_err() {
         // The content is on its way, so there is no way back.
-        fence.wait(false)?;
+        // It cannot fail without signals.
+        let _ = fence.wait(false);
         // SAFETY: As above; nothing is under way any more.
         unsafe { bindings::ttm_bo_move_sync_cleanup(bo, to) };
     }

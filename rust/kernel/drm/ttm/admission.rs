@@ -24,6 +24,9 @@ use crate::{
     }, //
 };
 
+/// How often it is tried alone.
+const TRIES: u32 = 4;
+
 /// A semaphore for those that may be many, and for one that has to be alone.
 ///
 /// # Invariants
@@ -60,7 +63,11 @@ impl Admission {
         )
     }
 
-    /// Calls `f`, which may evict objects; once more, without any other call, if there was no room.
+    /// Calls `f`, which may evict objects; some more times, without any other call, if there was no
+    /// room.
+    ///
+    /// More than once, as others may have objects reserved for a short time: faults, importers, and
+    /// other devices with whom a reservation is shared.
     ///
     /// # Errors
     ///
@@ -74,7 +81,11 @@ impl Admission {
         match ret {
             Err(e) if e == ENOSPC => {
                 let _alone = self.enter(true)?;
-                f()
+
+                (0..TRIES)
+                    .map(|_| f())
+                    .find(|ret| !matches!(ret, Err(e) if *e == ENOSPC))
+                    .unwrap_or(Err(ENOSPC))
             }
             ret => ret,
         }

@@ -145,6 +145,7 @@ impl<T: TtmObject> Device<T> {
     /// # Errors
     ///
     /// - `EINVAL` if the size is not one that the allocator takes.
+    /// - `ENAMETOOLONG` if the name of the driver has more than 31 bytes.
     /// - `ENOMEM` if memory runs out.
     pub fn new(vram_size: u64) -> impl PinInit<Self, Error> {
         // INVARIANT: Not ready.
@@ -437,13 +438,14 @@ impl<T: TtmObject> Device<T> {
 
     /// Calls `f` to lock objects and to move them to where they are needed.
     ///
-    /// As [`Exec::run`], but `f` is called once more if there was no room: tasks that evict at the
-    /// same time are in each other's way, which looks the same. Then it is the only one on this
-    /// device. No reservation may be held.
+    /// As [`Exec::run`], but `f` is called again, some times, if there was no room: tasks that evict
+    /// at the same time are in each other's way, which looks the same. Then it is the only one on
+    /// this device. No reservation may be held.
     ///
     /// # Errors
     ///
     /// - `ENOSPC` if there is no room.
+    /// - `ERESTARTSYS` if a signal arrived.
     /// - Those of [`Exec::run`].
     pub fn exec<R>(
         &self,
@@ -452,7 +454,10 @@ impl<T: TtmObject> Device<T> {
     ) -> Result<R> {
         let flags = flags.into();
 
-        self.admission.run(|| Exec::run(flags, &mut f))
+        self.admission
+            .run(|| Exec::run(flags, &mut f))
+            // Nothing was done, so the system call can be restarted.
+            .map_err(|e| if e == EINTR { ERESTARTSYS } else { e })
     }
 
     /// Returns how often the content of an object was moved to or from VRAM.

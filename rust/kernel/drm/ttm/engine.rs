@@ -8,6 +8,10 @@
 //! order in which they were made: whoever gets the memory is served after the job that still reads
 //! it.
 //!
+//! A driver that does not keep to that order, or keeps a job that it has refused, holds up its own
+//! device, but nobody's memory is at risk: a fence does not signal before the one before it, and a
+//! job that was refused is waited for.
+//!
 //! [`CpuEngine`] is for devices that cannot copy themselves.
 //!
 //! # Locking
@@ -39,6 +43,7 @@ use crate::{
     new_mutex,
     new_work,
     pm::Awake,
+    pr_err_once,
     prelude::*,
     sync::{
         aref::ARef,
@@ -113,7 +118,8 @@ impl FenceContextOps for Ops {
 ///
 /// It belongs to whoever does the work, and stands for the permission to access the memory. Dropping
 /// it gives that up: the fence signals with `ECANCELED`, and system memory that was to be filled is
-/// cleared.
+/// cleared. VRAM is not, as only the driver can: it has to clear VRAM that a job was to fill before
+/// it gives up a job that it has accepted, or others see what was there.
 #[must_use = "the move is given up when the job is dropped"]
 pub struct Job(Pin<KBox<Task>>);
 
@@ -126,8 +132,8 @@ impl Job {
 
     /// Tells everybody that the work is done, or that it failed.
     ///
-    /// What was written must be visible to all by now. If the work failed the content is lost. May
-    /// be called in a [`SignallingSection`].
+    /// What was written must be visible to all by now. If the work failed the content is lost, and
+    /// VRAM that was to be filled must have been cleared. May be called in a [`SignallingSection`].
     pub fn finish(mut self, result: Result) {
         self.0.as_mut().project().fence.set_result(result);
         // The rest is done by `drop()`.
@@ -142,6 +148,8 @@ impl Job {
 /// ranges that take part are mapped.
 #[pin_data(PinnedDrop)]
 struct Task {
+    /// The job before this one, which has to be done first.
+    previous: Option<ARef<Fence>>,
     // Signalled, then the device may be suspended.
     fence: DriverFence<Ops>,
     awake: Awake,
@@ -160,6 +168,13 @@ impl_has_work! {
 #[pinned_drop]
 impl PinnedDrop for Task {
     fn drop(self: Pin<&mut Self>) {
+        // Others take the last fence for all of them.
+        if let Some(previous) = self.previous.as_ref().filter(|fence| !fence.is_signaled()) {
+            if self.fence.result().is_ok() {
+                pr_err_once!("drm::ttm: a job is finished before the one before it\n");
+            }
+            let _ = previous.wait(false);
+        }
         if let (Err(_), Work::Move(transfer)) = (self.fence.result(), self.fence.data()) {
             transfer.clear_pages();
         }
@@ -189,8 +204,9 @@ impl WorkItem for Task {
 /// The order of the moves of a device.
 pub(super) struct Moves {
     context: FenceContext<Ops>,
-    /// Held from when a fence gets its number until its job is in the queue.
-    order: Pin<KBox<Mutex<()>>>,
+    /// The fence of the last job. Held from when a fence gets its number until its job is in the
+    /// queue.
+    order: Pin<KBox<Mutex<Option<ARef<Fence>>>>>,
 }
 
 impl Moves {
@@ -200,7 +216,7 @@ impl Moves {
     pub(super) fn new(name: &CStr) -> Result<Self> {
         Ok(Self {
             context: FenceContext::new(name)?,
-            order: KBox::pin_init(new_mutex!((), "drm::ttm::Moves::order"), GFP_KERNEL)?,
+            order: KBox::pin_init(new_mutex!(None, "drm::ttm::Moves::order"), GFP_KERNEL)?,
         })
     }
 
@@ -226,18 +242,27 @@ impl Moves {
         let fence = self.context.new_fence_allocation(work)?;
         let task = KBox::<Task>::new_uninit(GFP_KERNEL)?;
 
-        let _order = self.order.lock();
+        let mut last = self.order.lock();
         let fence = fence.new_fence();
         let shared = ARef::from(fence.fence());
+        let previous = last.replace(shared.clone());
         // INVARIANT: Not in a queue.
         let task = task.write_pin_init(pin_init!(Task {
+            previous,
             fence,
             awake,
             vram: ptr::null_mut(),
             work <- new_work!("drm::ttm::Task::work"),
         }))?;
 
-        queue(Job(task))?;
+        let ret = queue(Job(task));
+
+        drop(last);
+        if let Err(e) = ret {
+            // The memory is given to others now, so a job that was not dropped must not be left.
+            shared.wait(false)?;
+            return Err(e);
+        }
         Ok(shared)
     }
 }

@@ -36,7 +36,7 @@
 //! 3. the reservation of an object. Eviction holds a second one; it only tries that lock, unless
 //!    the first one was taken with the ticket of [`Exec`],
 //! 4. the SRCU section of [`drm_dev_enter()`](drm::RegistrationGuard), in which VRAM is accessed;
-//!    unbinding waits for it,
+//!    unbinding waits for it. Ioctls have entered it before all of these,
 //! 5. the mutex of the order of moves, held while a driver queues one,
 //! 6. the lock of the allocator of VRAM, and inside of TTM the `lru_lock`,
 //! 7. the lock of the list of all objects, which is taken last.
@@ -138,10 +138,10 @@ pub trait TtmObject: DriverObject<Driver: drm::Driver<Object = gem::ttm::Object<
     /// Starts to move, clear or copy the content of objects, see [`Work`].
     ///
     /// Called with the reservation of the object held, while the driver is bound. All jobs of a
-    /// device must be finished in the order in which they are passed to this method, and before the
-    /// registration data is gone. A driver whose device can copy gives it the addresses that the job
-    /// has; [`CpuEngine::submit`] does it by the CPU. One that finishes a job without having done it
-    /// shows what others left in the memory.
+    /// device must be finished in the order in which they are passed to this method, so there is one
+    /// queue for all of them, and before the registration data is gone. A device that copies in VRAM
+    /// finds the addresses in the job; system memory is reached by [`CpuEngine::submit`] only, for
+    /// now. A driver that finishes a job without having done it shows what others left in the memory.
     ///
     /// It must not take what is held while a job is worked on, and may sleep for a short time only.
     ///

@@ -109,7 +109,8 @@ impl Side {
 /// # Invariants
 ///
 /// - Both sides have at least `size` bytes, which are whole pages, and are not [`Side::Mapped`].
-/// - What is in system memory has all of its pages, as long as the value exists.
+/// - What is in system memory has all of its pages until the fence of the job signals; nothing looks
+///   at them after that.
 pub struct Transfer {
     from: Option<Side>,
     to: Side,
@@ -127,7 +128,8 @@ impl Transfer {
     ///
     /// - Both sides must have at least `size` bytes, and `size` must be a multiple of the page size.
     ///   Neither may be [`Side::Mapped`].
-    /// - As long as the value exists, a side that is in system memory must have all of its pages.
+    /// - A side that is in system memory must have all of its pages until the fence of the job that
+    ///   the value becomes has signalled, or the value is dropped.
     pub(crate) unsafe fn new(from: Option<Side>, to: Side, size: usize) -> Self {
         // INVARIANT: By the safety requirements.
         Self { from, to, size }
