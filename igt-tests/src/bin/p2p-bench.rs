@@ -274,7 +274,7 @@ fn bench(figures: &mut Figures) -> Outcome {
     cycles(&scene, 10_000, figures)?;
     transfers(&scene, figures)?;
     ours(&scene, figures)?;
-    check_eq!(scene.drm.vram_free()?, free, "free VRAM at the end");
+    scene.drm.await_vram_free(free)?;
     let Scene {
         drm,
         bar,

@@ -203,7 +203,7 @@ fn show(report: &mut Report) -> Outcome {
     drop(buffer);
     drop(map);
     object.close()?;
-    check_eq!(drm.vram_free()?, free, "free VRAM at the end");
+    drm.await_vram_free(free)?;
     println!("every byte verified both ways");
     Ok(())
 }

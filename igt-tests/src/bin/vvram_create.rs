@@ -17,14 +17,10 @@ fn sizes() -> Outcome {
         let object = drm.create(size)?;
         check!(object.handle() != 0, "size {size}: the handle is 0");
         check_eq!(object.size(), want, "size {size}, rounded up");
-        check_eq!(
-            drm.vram_free()?,
-            free - want,
-            "free VRAM with an object of {size} bytes"
-        );
+        drm.await_vram_free(free - want)?;
         check_eq!(object.map()?.len() as u64, want, "bytes that can be mapped");
         object.close()?;
-        check_eq!(drm.vram_free()?, free, "free VRAM after closing it");
+        drm.await_vram_free(free)?;
     }
     Ok(())
 }
@@ -47,11 +43,7 @@ fn flags_known() -> Outcome {
     let (vram, only) = (uapi::CREATE_VRAM, uapi::CREATE_VRAM_OR_FAIL);
     for flags in [0, vram, only, vram | only] {
         let object = drm.create_flags(PAGE64, flags)?;
-        check_eq!(
-            drm.vram_free()?,
-            free - PAGE64,
-            "free VRAM with a new object with flags {flags:#x}"
-        );
+        drm.await_vram_free(free - PAGE64)?;
         object.close()?;
     }
     Ok(())
@@ -107,7 +99,7 @@ fn too_large() -> Outcome {
             drm.create(size),
             libc::ENOSPC,
         )?;
-        check_eq!(drm.vram_free()?, free, "free VRAM after the refusal");
+        drm.await_vram_free(free)?;
     }
     Ok(())
 }
@@ -116,10 +108,10 @@ fn whole_vram() -> Outcome {
     let drm = Drm::open()?;
     let free = drm.vram_free()?;
     let object = drm.create(free)?;
-    check_eq!(drm.vram_free()?, 0, "free VRAM when one object has it all");
+    drm.await_vram_free(0)?;
     expect_errno("GEM_CREATE when VRAM is full", drm.create(1), libc::ENOSPC)?;
     object.close()?;
-    check_eq!(drm.vram_free()?, free, "free VRAM after closing it");
+    drm.await_vram_free(free)?;
     drm.create(1)?.close()?;
     Ok(())
 }
@@ -153,11 +145,11 @@ fn until_full() -> Outcome {
         free / PAGE64,
         "objects of a page that fit"
     );
-    check_eq!(drm.vram_free()?, 0, "free VRAM when it is full");
+    drm.await_vram_free(0)?;
     for object in objects {
         object.close()?;
     }
-    check_eq!(drm.vram_free()?, free, "free VRAM after closing them all");
+    drm.await_vram_free(free)?;
     Ok(())
 }
 
@@ -184,7 +176,7 @@ fn zeroed() -> Outcome {
             left -= object.size();
             kept.push(object);
         }
-        check_eq!(drm.vram_free()?, 0, "free VRAM when all of it was checked");
+        drm.await_vram_free(0)?;
     }
     Ok(())
 }
@@ -229,7 +221,7 @@ fn close_twice() -> Outcome {
     let handle = drm.create(1)?.leak();
     drm.close(handle)?;
     expect_errno("the second GEM_CLOSE", drm.close(handle), libc::EINVAL)?;
-    check_eq!(drm.vram_free()?, free, "free VRAM");
+    drm.await_vram_free(free)?;
     Ok(())
 }
 
@@ -240,13 +232,9 @@ fn file_close_frees() -> Outcome {
     for _ in 0..64 {
         other.create(5 * PAGE64)?.leak();
     }
-    check_eq!(
-        drm.vram_free()?,
-        free - 64 * 5 * PAGE64,
-        "free VRAM with 64 objects of another file"
-    );
+    drm.await_vram_free(free - 64 * 5 * PAGE64)?;
     drop(other);
-    check_eq!(drm.vram_free()?, free, "free VRAM after closing that file");
+    drm.await_vram_free(free)?;
     Ok(())
 }
 

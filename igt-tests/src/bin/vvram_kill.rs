@@ -212,17 +212,13 @@ fn exporter_owner() -> Outcome {
     drop(map);
     object.close()?;
     drop(buffer);
-    check_eq!(
-        scene.drm.vram_free()?,
-        free - 4 * PAGE64,
-        "free VRAM while the peer holds the dead process's buffer"
-    );
+    scene.drm.await_vram_free(free - 4 * PAGE64)?;
     peer_reads(&scene.peer, a, &[0, 3])?;
     peer_writes(&scene.peer, b, &[1])?;
     scene.check_vram(&layout, b, &[1])?;
     scene.check_vram(&layout, a, &[0, 2, 3])?;
     scene.peer.detach()?;
-    check_eq!(scene.drm.vram_free()?, free, "free VRAM at the end");
+    scene.drm.await_vram_free(free)?;
     Ok(())
 }
 
@@ -243,21 +239,9 @@ fn creator() -> Outcome {
         sleep_forever()
     })?;
     there.wait("the creator", LIMIT)?;
-    check_eq!(
-        drm.vram_free()?,
-        free - (1..32).sum::<u64>() * PAGE64,
-        "free VRAM while the creator lives"
-    );
+    drm.await_vram_free(free - (1..32).sum::<u64>() * PAGE64)?;
     child.kill()?;
-    let back = misc::poll(Duration::from_secs(5), || {
-        (drm.vram_free().ok()? == free).then_some(())
-    });
-    check!(
-        back.is_some(),
-        "expected {free} bytes of free VRAM after the creator died, saw {}",
-        drm.vram_free()?
-    );
-    Ok(())
+    drm.await_vram_free(free)
 }
 
 /// A process dies while it creates and closes.
@@ -278,15 +262,7 @@ fn busy_creator() -> Outcome {
         thread::sleep(Duration::from_millis(3 + 7 * round));
         child.kill()?;
     }
-    let back = misc::poll(Duration::from_secs(5), || {
-        (drm.vram_free().ok()? == free).then_some(())
-    });
-    check!(
-        back.is_some(),
-        "expected {free} bytes of free VRAM after the creators died, saw {}",
-        drm.vram_free()?
-    );
-    Ok(())
+    drm.await_vram_free(free)
 }
 
 igt_main! {

@@ -34,7 +34,7 @@ fn squeeze(drm: &Drm) -> Result<Vec<Gem<'_>>, Stop> {
             Err(error) => return Err(error.into()),
         }
     }
-    check_eq!(drm.vram_free()?, 0, "free VRAM when everything was taken");
+    drm.await_vram_free(0)?;
     for object in &taken {
         // Waits until the object is cleared, which is after the move of who was there before. So
         // it is idle, and its VRAM free as soon as it is closed.
@@ -74,11 +74,7 @@ fn flags() -> Outcome {
         check_eq!(info.size, 3 * PAGE64, "its size");
         check_eq!(info.pinned, 0, "whether it is pinned");
         let used = if placement == VRAM { 3 * PAGE64 } else { 0 };
-        check_eq!(
-            drm.vram_free()?,
-            free - used,
-            "free VRAM with flags {flags:#x}"
-        );
+        drm.await_vram_free(free - used)?;
         if let Err(mismatch) = object.map()?.verify_value(0) {
             fail!("a new object with flags {flags:#x} is not zero: {mismatch}");
         }
@@ -107,7 +103,7 @@ fn too_large() -> Outcome {
             )?;
         }
     }
-    check_eq!(drm.vram_free()?, free, "free VRAM at the end");
+    drm.await_vram_free(free)?;
     Ok(())
 }
 

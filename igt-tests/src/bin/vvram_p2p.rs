@@ -26,11 +26,7 @@ fn mode_moves_bytes(mode: Mode) -> Outcome {
     let pages = 8;
     let free = scene.drm.vram_free()?;
     let shared = share(&scene.drm, pages)?;
-    check_eq!(
-        scene.drm.vram_free()?,
-        free - pages as u64 * PAGE64,
-        "free VRAM with the buffer"
-    );
+    scene.drm.await_vram_free(free - pages as u64 * PAGE64)?;
     shared.map.fill(a);
 
     let attached = scene.peer.attach(&shared.buffer, mode);
@@ -579,11 +575,7 @@ fn close_handle_while_mapped() -> Outcome {
     shared.object.close()?;
     drop(shared.map);
     drop(shared.buffer);
-    check_eq!(
-        scene.drm.vram_free()?,
-        free - 4 * PAGE64,
-        "free VRAM while the peer holds the buffer"
-    );
+    scene.drm.await_vram_free(free - 4 * PAGE64)?;
     // New objects must not get the VRAM under the peer.
     let other = scene.drm.create(free - 4 * PAGE64)?;
     other.map()?.set(!0);
@@ -596,11 +588,7 @@ fn close_handle_while_mapped() -> Outcome {
     }
     other.close()?;
     scene.peer.detach()?;
-    check_eq!(
-        scene.drm.vram_free()?,
-        free,
-        "free VRAM after the peer let go"
-    );
+    scene.drm.await_vram_free(free)?;
     Ok(())
 }
 

@@ -49,7 +49,7 @@ fn self_import() -> Outcome {
             "handle of a self-import on the same file"
         );
     }
-    check_eq!(drm.vram_free()?, free - 2 * PAGE64, "free VRAM");
+    drm.await_vram_free(free - 2 * PAGE64)?;
     check!(
         object.attachments()?.is_empty(),
         "a self-import should not attach: {:?}",
@@ -60,7 +60,7 @@ fn self_import() -> Outcome {
     drm.close(handle)?;
     expect_errno("a second close", drm.close(handle), libc::EINVAL)?;
     drop(buffer);
-    check_eq!(drm.vram_free()?, free, "free VRAM at the end");
+    drm.await_vram_free(free)?;
     Ok(())
 }
 
@@ -74,11 +74,7 @@ fn second_file() -> Outcome {
     map.fill(a);
     let buffer = object.export()?;
     let import = other.import(&buffer)?;
-    check_eq!(
-        drm.vram_free()?,
-        free - 4 * PAGE64,
-        "free VRAM after the import: it is the same object"
-    );
+    drm.await_vram_free(free - 4 * PAGE64)?;
     let import_map = import.map()?;
     if let Err(mismatch) = import_map.verify(a) {
         fail!("the second file does not see the first file's bytes: {mismatch}");
@@ -97,14 +93,10 @@ fn second_file() -> Outcome {
     if let Err(mismatch) = import_map.verify(b) {
         fail!("after the first file closed its handle: {mismatch}");
     }
-    check_eq!(
-        drm.vram_free()?,
-        free - 4 * PAGE64,
-        "free VRAM while the second file has a handle"
-    );
+    drm.await_vram_free(free - 4 * PAGE64)?;
     drop(import_map);
     import.close()?;
-    check_eq!(drm.vram_free()?, free, "free VRAM at the end");
+    drm.await_vram_free(free)?;
     Ok(())
 }
 
@@ -116,18 +108,14 @@ fn close_handle_then_import() -> Outcome {
     object.map()?.fill(a);
     let buffer = object.export()?;
     object.close()?;
-    check_eq!(
-        drm.vram_free()?,
-        free - 4 * PAGE64,
-        "free VRAM while only the dma-buf lives"
-    );
+    drm.await_vram_free(free - 4 * PAGE64)?;
     let again = drm.import(&buffer)?;
     if let Err(mismatch) = again.map()?.verify(a) {
         fail!("imported after the handle was closed: {mismatch}");
     }
     again.close()?;
     drop(buffer);
-    check_eq!(drm.vram_free()?, free, "free VRAM at the end");
+    drm.await_vram_free(free)?;
     Ok(())
 }
 
@@ -141,18 +129,14 @@ fn close_file_then_import() -> Outcome {
         object.map()?.fill(a);
         object.export()?
     };
-    check_eq!(
-        drm.vram_free()?,
-        free - 4 * PAGE64,
-        "free VRAM while only the dma-buf lives"
-    );
+    drm.await_vram_free(free - 4 * PAGE64)?;
     let again = drm.import(&buffer)?;
     if let Err(mismatch) = again.map()?.verify(a) {
         fail!("imported after the exporting file was closed: {mismatch}");
     }
     drop(buffer);
     again.close()?;
-    check_eq!(drm.vram_free()?, free, "free VRAM at the end");
+    drm.await_vram_free(free)?;
     Ok(())
 }
 
@@ -200,11 +184,7 @@ fn fd_in_flight() -> Outcome {
     // Only the message in the socket refers to the buffer now.
     drop(buffer);
     object.close()?;
-    check_eq!(
-        drm.vram_free()?,
-        free - 4 * PAGE64,
-        "free VRAM while the fd is in flight"
-    );
+    drm.await_vram_free(free - 4 * PAGE64)?;
     let buffer = DmaBuf::new(receive_fd(&theirs)?);
     let object = drm.import(&buffer)?;
     if let Err(mismatch) = object.map()?.verify(a) {
@@ -285,14 +265,10 @@ fn dmabuf_mmap_outlives() -> Outcome {
     if let Err(mismatch) = map.verify(a) {
         fail!("a mapping that outlives handle and fd: {mismatch}");
     }
-    check_eq!(
-        drm.vram_free()?,
-        free - 8 * PAGE64,
-        "free VRAM while the mapping lives"
-    );
+    drm.await_vram_free(free - 8 * PAGE64)?;
     other.close()?;
     drop(map);
-    check_eq!(drm.vram_free()?, free, "free VRAM after munmap");
+    drm.await_vram_free(free)?;
     Ok(())
 }
 
@@ -420,7 +396,7 @@ fn export_killed() -> Outcome {
     }
     object.close()?;
     drop(buffer);
-    check_eq!(drm.vram_free()?, free, "free VRAM at the end");
+    drm.await_vram_free(free)?;
     Ok(())
 }
 
