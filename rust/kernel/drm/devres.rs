@@ -11,7 +11,7 @@
 
 use crate::{
     device::Bound,
-    devres,
+    devres::Devres,
     drm::{
         self,
         Driver, //
@@ -37,47 +37,67 @@ pub trait RegistrationInit<T: Driver> {
     ) -> impl PinInit<T::RegistrationData<'a>, Error>;
 }
 
-/// Registers a DRM device until its parent device is unbound.
+/// A DRM device that is registered until this is dropped, or its parent device is unbound.
 ///
-/// Unbinding unplugs the DRM device (see [`drm::Registration`]), which waits for all
-/// [`RegistrationGuard`](drm::RegistrationGuard)s, and then drops the registration data. It happens
-/// after the private data of the bus device was dropped. `flags` are passed to
-/// `drm_dev_register()`.
-///
-/// # Errors
-///
-/// - `EINVAL` if `parent` is not the parent device of `drm`.
-/// - `ENOMEM` if memory runs out.
-/// - What `data` or `drm_dev_register()` return.
-///
-/// See [`gem::peer`](drm::gem::peer) for an example.
-pub fn register<T: Driver + 'static>(
-    parent: &T::ParentDevice<Bound>,
-    drm: drm::UnregisteredDevice<T>,
-    data: impl RegistrationInit<T>,
-    flags: usize,
-) -> Result<ARef<drm::Device<T>>> {
-    let dev = parent.as_ref();
+/// Either unplugs the DRM device (see [`drm::Registration`]), which waits for all
+/// [`RegistrationGuard`](drm::RegistrationGuard)s, and then drops the registration data. An unbind
+/// does it after the private data of the bus device was dropped, if the value is still there.
+#[must_use = "the device is unplugged when this is dropped"]
+pub struct Registration<T: Driver + 'static> {
+    drm: ARef<drm::Device<T>>,
+    _devres: Devres<drm::Registration<'static, T>>,
+}
 
-    // SAFETY: The registration is not forgotten: it is dropped below if something fails, and
-    // otherwise by devres, which releases all resources of a device when its driver is unbound or
-    // the probe fails.
-    let reg = unsafe { drm::Registration::<T>::new(dev, drm, data.init(parent), flags) }?;
-    let drm = reg.device().into();
+impl<T: Driver + 'static> Registration<T> {
+    /// Registers a DRM device.
+    ///
+    /// `flags` are passed to `drm_dev_register()`.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL` if `parent` is not the parent device of `drm`.
+    /// - `ENOMEM` if memory runs out.
+    /// - What `data` or `drm_dev_register()` return.
+    ///
+    /// See [`gem::peer`](drm::gem::peer) for an example.
+    pub fn new(
+        parent: &T::ParentDevice<Bound>,
+        drm: drm::UnregisteredDevice<T>,
+        data: impl RegistrationInit<T>,
+        flags: usize,
+    ) -> Result<Self> {
+        let dev = parent.as_ref();
 
-    // SAFETY: Lifetimes do not change the layout. Beyond the borrow of `parent` the value is only
-    // used to drop it, by devres, while the device is still bound. The data may be used until then:
-    //
-    // - `RegistrationInit::init()` is generic over the lifetime, so the data cannot borrow from
-    //   anything but the bound device, whatever the lifetime is that it was instantiated with here;
-    // - the device-managed resources behind such a borrow were acquired before the call of
-    //   `devres::register()` below, hence they are released after the registration.
-    let reg = unsafe {
-        pin_init::cast_pin_init::<drm::Registration<'_, T>, drm::Registration<'static, T>, Error>(
-            Ok(reg),
-        )
-    };
+        // SAFETY: The registration is not forgotten: it is dropped below if something fails, and
+        // otherwise by devres, which releases all resources of a device when its driver is unbound
+        // or the probe fails.
+        let reg = unsafe { drm::Registration::<T>::new(dev, drm, data.init(parent), flags) }?;
+        let drm = reg.device().into();
 
-    devres::register(dev, reg, GFP_KERNEL)?;
-    Ok(drm)
+        // SAFETY: Lifetimes do not change the layout. Beyond the borrow of `parent` the value is
+        // only used to drop it, by devres, while the device is still bound. The data may be used
+        // until then:
+        //
+        // - `RegistrationInit::init()` is generic over the lifetime, so the data cannot borrow from
+        //   anything but the bound device, whatever the lifetime is that it was instantiated with
+        //   here;
+        // - the device-managed resources behind such a borrow were acquired before the call of
+        //   `Devres::new()` below, hence they are released after the registration.
+        let reg = unsafe {
+            pin_init::cast_pin_init::<drm::Registration<'_, T>, drm::Registration<'static, T>, Error>(
+                Ok(reg),
+            )
+        };
+
+        Ok(Self {
+            drm,
+            _devres: Devres::new(dev, reg)?,
+        })
+    }
+
+    /// Returns the DRM device.
+    #[inline]
+    pub fn device(&self) -> &ARef<drm::Device<T>> {
+        &self.drm
+    }
 }

@@ -215,13 +215,14 @@
 //!             }),
 //!         )?;
 //!         drm::ttm::Device::<Bo>::setup(&drm, pdev, 2, size)?;
-//!         let drm = drm::devres::register::<Self>(pdev, drm, Init, 0)?;
+//!         let registration = drm::devres::Registration::<Self>::new(pdev, drm, Init, 0)?;
+//!         let drm = registration.device();
 //!         assert_eq!(drm.ttm.vram_free(), size);
 //!
 //!         // One object fills VRAM, and cannot leave it.
 //!         let ctx = &mut OpCtx::uninterruptible();
 //!         let new = |size, places: &[Place], ctx: &mut OpCtx, domain| {
-//!             gem::ttm::Object::<Bo>::new(&drm, size, places, ctx, domain)
+//!             gem::ttm::Object::<Bo>::new(drm, size, places, ctx, domain)
 //!         };
 //!         let all = new(size as usize, &[Place::VRAM], ctx, Domain::Vram)?;
 //!         assert_eq!(all.size() as u64, size);
