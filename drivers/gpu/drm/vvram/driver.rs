@@ -16,10 +16,11 @@ use kernel::{
         ioctl,
         ttm, //
     },
+    new_mutex,
     pci,
     prelude::*,
     sizes::SZ_1K,
-    sync::aref::ARef, //
+    sync::Mutex, //
 };
 
 use crate::{
@@ -80,14 +81,57 @@ kernel::pci_device_table!(
     )]
 );
 
+type Card = drm::devres::Registration<VvramDriver>;
+
 /// What the driver has of a bound device.
-pub(crate) struct Probed(ARef<VvramDevice>);
+#[pin_data]
+pub(crate) struct Probed {
+    variant: &'static dyn Variant,
+    /// The DRM device, gone while the device is reset.
+    #[pin]
+    card: Mutex<Option<Card>>,
+}
+
+/// Makes the DRM device of a device.
+fn make_card(pdev: &pci::Device<device::Bound>, variant: &'static dyn Variant) -> Result<Card> {
+    let vram_size = variant.vram_size(pdev)?;
+    let cpu_visible = match module_parameters::visible_kib.value() {
+        0 => variant.cpu_visible_size(pdev)?,
+        kib => kib
+            .saturating_mul(SZ_1K as u64)
+            .min(variant.cpu_visible_size(pdev)?),
+    };
+
+    let drm = drm::UnregisteredDevice::<VvramDriver>::new(
+        pdev,
+        try_pin_init!(VvramData {
+            ttm <- ttm::Device::new(vram_size),
+        }),
+    )?;
+    ttm::Device::<BoData>::setup(&drm, pdev, variant.vram_bar(), cpu_visible)?;
+    let percent = module_parameters::pin_percent.value().min(100);
+    drm.ttm
+        .set_pin_limit(vram_size / 100 * percent + vram_size % 100 * percent / 100);
+    let card = Card::new(pdev, drm, Bind(variant), 0)?;
+
+    dev_info!(
+        pdev,
+        "{}: {} KiB of VRAM, {} KiB of it in BAR {} at {:#x}\n",
+        variant.name(),
+        vram_size / SZ_1K as u64,
+        cpu_visible / SZ_1K as u64,
+        variant.vram_bar(),
+        pdev.resource_start(variant.vram_bar())?
+    );
+    Ok(card)
+}
 
 impl pci::Driver for VvramDriver {
     type IdInfo = &'static dyn Variant;
     type Data<'bound> = Probed;
 
     const AUTOSUSPEND_MS: Option<u32> = Some(1000);
+    const HANDLES_RESET: bool = true;
 
     const ID_TABLE: pci::IdTable<Self::IdInfo> = &PCI_TABLE;
 
@@ -98,40 +142,18 @@ impl pci::Driver for VvramDriver {
         pdev: &'bound pci::Device<Core<'_>>,
         info: Option<&'bound Self::IdInfo>,
     ) -> impl PinInit<Self::Data<'bound>, Error> + 'bound {
-        let variant = *info.ok_or(ENODEV)?;
-        let vram_size = variant.vram_size(pdev)?;
-        let cpu_visible = match module_parameters::visible_kib.value() {
-            0 => variant.cpu_visible_size(pdev)?,
-            kib => kib
-                .saturating_mul(SZ_1K as u64)
-                .min(variant.cpu_visible_size(pdev)?),
-        };
+        pin_init::pin_init_scope(move || {
+            let variant = *info.ok_or(ENODEV)?;
 
-        pdev.enable_device_mem()?;
-        pdev.enable_p2pdma()?;
+            pdev.enable_device_mem()?;
+            pdev.enable_p2pdma()?;
 
-        let drm = drm::UnregisteredDevice::<Self>::new(
-            pdev,
-            try_pin_init!(VvramData {
-                ttm <- ttm::Device::new(vram_size),
-            }),
-        )?;
-        ttm::Device::<BoData>::setup(&drm, pdev, variant.vram_bar(), cpu_visible)?;
-        let percent = module_parameters::pin_percent.value().min(100);
-        drm.ttm
-            .set_pin_limit(vram_size / 100 * percent + vram_size % 100 * percent / 100);
-        let drm = drm::devres::register::<Self>(pdev, drm, Bind(variant), 0)?;
-
-        dev_info!(
-            pdev,
-            "{}: {} KiB of VRAM, {} KiB of it in BAR {} at {:#x}\n",
-            variant.name(),
-            vram_size / SZ_1K as u64,
-            cpu_visible / SZ_1K as u64,
-            variant.vram_bar(),
-            pdev.resource_start(variant.vram_bar())?
-        );
-        Ok(Probed(drm))
+            let card = make_card(pdev, variant)?;
+            Ok(try_pin_init!(Probed {
+                variant,
+                card <- new_mutex!(Some(card), "vvram::card"),
+            }))
+        })
     }
 
     // Memory of this device keeps its content. One that loses it moves its objects to system memory
@@ -140,8 +162,26 @@ impl pci::Driver for VvramDriver {
         _pdev: &'bound pci::Device<device::Bound>,
         this: Pin<&Self::Data<'bound>>,
     ) -> Result {
-        this.0.ttm.zap_mappings();
+        if let Some(card) = &*this.card.lock() {
+            card.device().ttm.zap_mappings();
+        }
         Ok(())
+    }
+
+    // A reset is an unplug and a new device: what was in VRAM is lost, and nobody has an address of
+    // it that is good after the reset.
+    fn reset_prepare<'bound>(_pdev: &'bound pci::Device<Core<'_>>, this: Pin<&Self::Data<'bound>>) {
+        let card = this.card.lock().take();
+
+        // Waits for importers that cannot let go, without the lock.
+        drop(card);
+    }
+
+    fn reset_done<'bound>(pdev: &'bound pci::Device<Core<'_>>, this: Pin<&Self::Data<'bound>>) {
+        match make_card(pdev, this.variant) {
+            Ok(card) => *this.card.lock() = Some(card),
+            Err(e) => dev_err!(pdev, "no device after the reset: {:?}\n", e),
+        }
     }
 }
 
