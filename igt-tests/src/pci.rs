@@ -176,6 +176,19 @@ impl PciDevice {
         write_file(&self.path("remove"), "1")
     }
 
+    /// Resets the function; returns when that is done.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the write; ENOTTY if it cannot be reset without others.
+    pub fn reset(&self) -> Result<(), SysError> {
+        let path = self.path("reset");
+        if !path.exists() {
+            return Err(SysError::new("reset", libc::ENOTTY));
+        }
+        write_file(&path, "1")
+    }
+
     /// Makes the kernel look for devices.
     ///
     /// # Errors

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Reset of the function, by sysfs, with importers of every class.
+
+use std::thread;
+use std::time::Duration;
+
+use vvram_tests::drm::Drm;
+use vvram_tests::misc;
+use vvram_tests::pci::PciDevice;
+use vvram_tests::peer::{Mode, Peer};
+use vvram_tests::proc::{Child, KernelLog};
+use vvram_tests::scene::{patterns, peer_reads, peer_writes, share, works, Expect, Scene};
+use vvram_tests::{check, expect_errno, fail, igt_main, uapi, Outcome, Stop};
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// Opens both devices, if the exporter can be reset.
+fn scene() -> Result<Scene, Stop> {
+    match PciDevice::vvram()?.reset() {
+        Err(error) if error.errno == libc::ENOTTY => {
+            Err(Stop::skip("the function cannot be reset without others"))
+        }
+        result => {
+            result?;
+            Scene::open()
+        }
+    }
+}
+
+/// The same, for tests that need a route.
+fn scene_with_route() -> Result<Scene, Stop> {
+    let scene = scene()?;
+    if scene.expect == Expect::Refused {
+        return Err(Stop::skip("no route between the devices on this topology"));
+    }
+    Ok(scene)
+}
+
+/// What is left of the time before the reset is of no use.
+fn is_gone(old: &Drm) -> Outcome {
+    expect_errno(
+        "GEM_CREATE on a file from before",
+        old.create(1),
+        libc::ENODEV,
+    )
+}
+
+/// The new device has all of its memory, and works.
+fn is_new(scene: &Scene) -> Outcome {
+    is_gone(&scene.drm)?;
+    let fresh = Drm::open()?;
+    fresh.await_vram_free(fresh.getparam(uapi::PARAM_VRAM_SIZE)?)?;
+    works()
+}
+
+/// Without importers, several times, with a mapped object.
+fn idle() -> Outcome {
+    let scene = scene()?;
+    let (pattern, _) = patterns();
+    let shared = share(&scene.drm, 2)?;
+    shared.map.fill(pattern);
+    for _ in 0..3 {
+        scene.gpu.reset()?;
+        is_gone(&scene.drm)?;
+        expect_errno(
+            "attaching a dma-buf from before",
+            scene.peer.attach(&shared.buffer, Mode::Dynamic),
+            libc::ENODEV,
+        )?;
+        works()?;
+    }
+    drop(shared);
+    is_new(&scene)
+}
+
+/// Importers that can let go do.
+fn revocable() -> Outcome {
+    let scene = scene_with_route()?;
+    let (pattern, _) = patterns();
+    let shared = share(&scene.drm, 2)?;
+    let mut peers = Vec::new();
+    for mode in [Mode::Dynamic, Mode::Revocable] {
+        let peer = scene.peer.reopen()?;
+        peer.attach(&shared.buffer, mode)?;
+        peer.pin_and_map(mode)?;
+        peer_writes(&peer, pattern, &[0])?;
+        peer_reads(&peer, pattern, &[0])?;
+        peers.push(peer);
+    }
+    scene.gpu.reset()?;
+    for peer in &peers {
+        let status = peer.status()?;
+        check!(status.invalidations > 0, "a peer was not told: {status:?}");
+        check!(
+            status.flags & uapi::EDU_PEER_MAPPED == 0,
+            "a peer kept its mapping: {status:?}"
+        );
+        expect_errno("map after the reset", peer.map(), libc::ENODEV)?;
+    }
+    drop((peers, shared));
+    is_new(&scene)
+}
+
+/// Waits for a reset to be held up by who the kernel log names, lets go, and sees it end.
+fn held_up(scene: &Scene, holder: &str, let_go: impl FnOnce() -> Outcome) -> Outcome {
+    let mut log = KernelLog::open()?;
+    let mut reset = Child::spawn(|| Ok(scene.gpu.reset()?))?;
+    let mut lines = Vec::new();
+    let named = misc::poll(LIMIT, || {
+        lines.extend(log.lines());
+        lines.iter().any(|line| line.contains(holder)).then_some(())
+    });
+    check!(
+        named.is_some(),
+        "the kernel log does not name {holder}:\n{}",
+        lines.join("\n")
+    );
+    thread::sleep(Duration::from_secs(1));
+    check!(
+        reset.ended().is_none(),
+        "the reset named its holder, but did not wait for it"
+    );
+    let_go()?;
+    reset.join("the reset", LIMIT)?;
+    Ok(())
+}
+
+/// One that cannot let go is waited for, and what it has is good until then.
+fn pinned() -> Outcome {
+    let scene = scene_with_route()?;
+    let (pattern, _) = patterns();
+    let shared = share(&scene.drm, 2)?;
+    shared.map.fill(pattern);
+    let peer = &scene.peer;
+    peer.attach(&shared.buffer, Mode::Pinned)?;
+    peer.pin_and_map(Mode::Pinned)?;
+    held_up(&scene, peer.name(), || {
+        peer_reads(peer, pattern, &[0, 1])?;
+        peer.unmap()?;
+        Ok(())
+    })?;
+    expect_errno("map after the reset", peer.map(), libc::ENODEV)?;
+    peer.detach()?;
+    drop(shared);
+    is_new(&scene)
+}
+
+/// The same for one that has no way to be told, in system memory.
+fn static_importer() -> Outcome {
+    let scene = scene()?;
+    let object = scene
+        .drm
+        .create_flags(8192, uapi::CREATE_VRAM | uapi::CREATE_SYSTEM)?;
+    let buffer = object.export()?;
+    let peer = &scene.peer;
+    peer.attach(&buffer, Mode::Static)?;
+    peer.map()?;
+    held_up(&scene, peer.name(), || Ok(peer.detach()?))?;
+    drop((buffer, object));
+    is_new(&scene)
+}
+
+/// The same for the kernel's own mapping.
+fn vmapped() -> Outcome {
+    let scene = scene()?;
+    let shared = share(&scene.drm, 2)?;
+    let peer = &scene.peer;
+    peer.attach(&shared.buffer, Mode::Cpu)?;
+    peer.map()?;
+    held_up(&scene, "(vmap)", || Ok(peer.unmap()?))?;
+    peer.detach()?;
+    drop(shared);
+    is_new(&scene)
+}
+
+/// A peer that moves bytes while the function is reset gets an error, not other bytes.
+fn mid_transfer() -> Outcome {
+    let scene = scene_with_route()?;
+    let shared = share(&scene.drm, 32)?;
+    let (pattern, _) = patterns();
+    shared.map.fill(pattern);
+    let mut child = Child::spawn(|| {
+        let peer = Peer::open()?;
+        peer.attach(&shared.buffer, Mode::Dynamic)?;
+        for page in 0..32usize {
+            let mut data = vec![0u8; 4096];
+            match peer.read(page as u64 * 4096, &mut data) {
+                Ok(()) => {
+                    if let Err(mismatch) = pattern.verify(&data, page as u64 * 4096) {
+                        fail!("page {page}: {mismatch}");
+                    }
+                }
+                Err(error) if error.errno == libc::ENODEV => return Ok(()),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        fail!("the reset came too late")
+    })?;
+    thread::sleep(Duration::from_millis(700));
+    scene.gpu.reset()?;
+    child.join("the peer", LIMIT)?;
+    drop(shared);
+    is_new(&scene)
+}
+
+igt_main! {
+    "idle", "resets give a new device each time", idle;
+    "revocable", "importers that can let go do", revocable;
+    "pinned", "an importer that cannot is named and waited for", pinned;
+    "static", "so is one that has no way to be told", static_importer;
+    "vmapped", "so is the kernel's own mapping", vmapped;
+    "mid-transfer", "a reset in the middle of a transfer", mid_transfer;
+}
