@@ -73,7 +73,8 @@ class Bench(unittest.TestCase):
             self.run_with(FIGURES, {k: v for k, v in FIGURES.items() if k != "map.4k.vfio"})
 
     def test_some_figures_are_not_exact(self):
-        for name, value, close in (("transfer.direct.cpu", 10_000, 10_500),
+        for name, value, close in (("move.out", 10_000, 10_200),
+                                   ("transfer.direct.cpu", 10_000, 10_500),
                                    ("cycle.10", 10_000, 10_050),
                                    ("map.scattered.vfio", 1_000_000, 1_000_500)):
             self.assertEqual(bench.differences({name: value}, {name: close}), [])
