@@ -20,7 +20,7 @@ from igt import Verdict
 from steps import LabError
 
 KUNIT_TIMEOUT = 600
-IGT_TIMEOUT = 900
+IGT_TIMEOUT = 1800
 SLOWER = {"check": 1, "debug": 4, "plain": 1}    # how much longer a boot of each flavour may take
 PER_TEST_TIMEOUT = 1200        # seconds of guest time: each transfer of edu takes 0.1
 OWN = "/lab/bin/vvram_*"
