@@ -45,7 +45,6 @@ use crate::{
     device,
     dma_buf::exporter,
     dma_resv::{
-        DmaResv,
         LockedResv,
         Usage, //
     },
@@ -937,10 +936,7 @@ unsafe fn move_object<T: TtmObject>(
     // SAFETY: `old` is valid unless it is null.
     let from_vram = !old.is_null() && unsafe { (*old).mem_type } == vram;
     let by_engine = from_vram || to_type == vram;
-    let must_wait = {
-        let resv = locked.resv();
-        obj.ttm().must_wait(&resv)
-    };
+    let must_wait = obj.ttm().is_used_by_others(&locked.resv(), Usage::Bookkeep);
     // Pages that the engine still works on must not be swapped out.
     if must_wait || !by_engine {
         // SAFETY: The object and the context are valid.
@@ -1295,10 +1291,7 @@ unsafe fn vmap_pinned<T: TtmObject>(
 ) -> Result {
     let bo = locked.bo();
 
-    // A move may be under way, of which `ttm_bo_vmap()` knows nothing.
-    // SAFETY: The reservation of a valid object is valid.
-    unsafe { DmaResv::from_raw((*bo).base.resv) }.wait(Usage::Kernel, false)?;
-
+    // No move is under way, of which `ttm_bo_vmap()` knows nothing: to pin is to wait for them.
     let Some(vram) = locked.vram() else {
         // SAFETY: The object is valid, reserved and pinned.
         return to_result(unsafe { bindings::ttm_bo_vmap(bo, map) });

@@ -247,17 +247,14 @@ impl Chunk {
         let (addr, len, is_iomem, is_page) = match memory {
             Memory::Vram(ranges) => {
                 // CAST: Offsets have 64 bits.
-                let ranges = ranges.ranges();
-                let at = at as u64;
-                // OVERFLOW: The ranges are inside of the object and of VRAM.
-                let index = ranges.partition_point(|r| r.at + r.len <= at);
+                let (offset, len) = ranges.piece(at as u64).unwrap_or_default();
 
-                ranges.get(index).map_or((vram, 0, true, false), |range| {
-                    let skip = at - range.at;
-                    let addr = vram.wrapping_byte_add((range.offset + skip) as usize);
-
-                    (addr, (range.len - skip) as usize, true, false)
-                })
+                (
+                    vram.wrapping_byte_add(offset as usize),
+                    len as usize,
+                    true,
+                    false,
+                )
             }
             Memory::Pages(pages) => Self::page(pages, at),
             Memory::Mapped(map) => {

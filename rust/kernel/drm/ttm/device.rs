@@ -486,24 +486,20 @@ impl<T: TtmObject> Device<T> {
             .submit(work, awake, &mut |job: Job| T::transfer(reg, job))
     }
 
-    /// Tells whether work on an object is under way that its next move has to wait for.
-    ///
-    /// Moves of this device are done in their order.
-    pub(crate) fn must_wait(&self, resv: &LockedResv<'_>) -> bool {
-        resv.fences(Usage::Bookkeep)
+    /// Tells whether work of `usage` on an object is under way that is not done by the engine of this
+    /// device, which does its own in order.
+    pub(crate) fn is_used_by_others(&self, resv: &LockedResv<'_>, usage: Usage) -> bool {
+        resv.fences(usage)
             .any(|fence| !self.moves.has(fence) && !fence.is_signaled())
     }
 
-    /// Waits for the work of `usage` on an object that is not done by the engine of this device,
-    /// which does its own in order.
+    /// Waits for the work that [`Self::is_used_by_others`] tells of.
     ///
     /// # Errors
     ///
     /// `ERESTARTSYS` if a signal arrived.
     pub(crate) fn wait_for_others(&self, resv: &LockedResv<'_>, usage: Usage) -> Result {
-        let is_other = |fence: &Fence| !self.moves.has(fence) && !fence.is_signaled();
-
-        if resv.fences(usage).any(is_other) {
+        if self.is_used_by_others(resv, usage) {
             resv.resv().wait(usage, true)?;
         }
         Ok(())

@@ -77,11 +77,18 @@ impl Ranges {
 
     /// Returns the offset in VRAM of offset `at` of the object.
     pub fn offset(&self, at: u64) -> Option<u64> {
+        self.piece(at).map(|(offset, _)| offset)
+    }
+
+    /// Returns the offset in VRAM of offset `at` of the object, and how many bytes follow each other
+    /// from there on.
+    pub(super) fn piece(&self, at: u64) -> Option<(u64, u64)> {
         // OVERFLOW: The ranges are inside of the object and of VRAM.
         let index = self.0.partition_point(|r| r.at + r.len <= at);
         let range = self.0.get(index)?;
+        let skip = at - range.at;
 
-        Some(range.offset + (at - range.at))
+        Some((range.offset + skip, range.len - skip))
     }
 }
 
