@@ -31,10 +31,6 @@ use crate::{
     }, //
 };
 
-/// How often the steps of a transfer are tried of which only one needs the buffer to stay. After
-/// that it stays for all of them.
-const TRIES: u32 = 1;
-
 /// Who accesses the buffer.
 pub(crate) enum Client {
     Device {
@@ -150,7 +146,9 @@ impl Client {
 
         match self {
             Self::Device { attached, .. } => {
-                for _ in 0..TRIES {
+                // Only one of the steps needs the buffer to stay. If it moves before that, it is
+                // made to stay for all of them.
+                {
                     attached.map(edu)?;
 
                     let mut engine = edu.engine()?;
@@ -178,7 +176,8 @@ impl Client {
 
         match self {
             Self::Device { attached, .. } => {
-                for _ in 0..TRIES {
+                // As for a write.
+                {
                     attached.map(edu)?;
 
                     let mut engine = edu.engine()?;
