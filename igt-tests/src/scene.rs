@@ -57,6 +57,19 @@ impl Expect {
         }
     }
 
+    /// For tests that need a route between the devices.
+    ///
+    /// # Errors
+    ///
+    /// Skips the subtest where there is none.
+    #[track_caller]
+    pub fn need_route(self) -> Outcome {
+        if self == Self::Refused {
+            return Err(Stop::skip("no route between the devices on this topology"));
+        }
+        Ok(())
+    }
+
     /// The path in GEM_ATTACHMENTS.
     pub fn path(self) -> u32 {
         match self {
@@ -111,9 +124,7 @@ impl Scene {
     /// Skips the subtest on topologies where the attach is refused.
     #[track_caller]
     pub fn with_route() -> Result<Self, Stop> {
-        if Expect::get()? == Expect::Refused {
-            return Err(Stop::skip("no route between the devices on this topology"));
-        }
+        Expect::get()?.need_route()?;
         Self::open()
     }
 
@@ -403,6 +414,44 @@ pub fn cpu_reads(map: &Map, pattern: Pattern, pages: &[usize]) -> Outcome {
         }
     }
     Ok(())
+}
+
+/// Takes all of VRAM that is not pinned or kept: what may leave has to.
+///
+/// Those who leave may still be on their way, see [`squeeze_idle`].
+///
+/// # Errors
+///
+/// Any error but `ENOSPC`.
+#[track_caller]
+pub fn squeeze(drm: &Drm) -> Result<Vec<Gem<'_>>, Stop> {
+    let mut taken = Vec::new();
+    let mut size = drm.getparam(uapi::PARAM_VRAM_SIZE)?;
+    while size >= PAGE as u64 {
+        match drm.create(size) {
+            Ok(object) => taken.push(object),
+            Err(error) if error.errno == libc::ENOSPC => size /= 2,
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(taken)
+}
+
+/// As [`squeeze`], and waits until all have left: what was taken is idle, and free as soon as it is
+/// closed.
+///
+/// # Errors
+///
+/// Those of [`squeeze`]; fails the subtest if VRAM is left or not zero.
+#[track_caller]
+pub fn squeeze_idle(drm: &Drm) -> Result<Vec<Gem<'_>>, Stop> {
+    let taken = squeeze(drm)?;
+    drm.await_vram_free(0)?;
+    for object in &taken {
+        // Waits until the object is cleared, which is after the move of who was there before.
+        check_eq!(object.map()?.read(0), 0, "the first word of a new object");
+    }
+    Ok(taken)
 }
 
 /// Checks where an object is, `PLACEMENT_*`.

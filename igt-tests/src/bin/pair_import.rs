@@ -10,7 +10,7 @@ use vvram_tests::misc;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::proc::Child;
 use vvram_tests::rebind::Unbinding;
-use vvram_tests::scene::{patterns, Expect};
+use vvram_tests::scene::{patterns, placed, squeeze, Expect};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome, Stop};
 
 const PAGE64: u64 = PAGE as u64;
@@ -113,31 +113,6 @@ fn alone(object: &Gem<'_>) -> Outcome {
         return Ok(());
     }
     Err(Stop::fail(format_args!("still attached: {seen:?}")))
-}
-
-#[track_caller]
-fn placed(object: &Gem<'_>, want: u32) -> Outcome {
-    let info = object.info()?;
-    if info.placement == want {
-        return Ok(());
-    }
-    Err(Stop::fail(format_args!(
-        "expected placement {want}: {info:?}"
-    )))
-}
-
-/// Takes all of VRAM: what may leave has to.
-fn squeeze(drm: &Drm) -> Result<Vec<Gem<'_>>, Stop> {
-    let mut taken = Vec::new();
-    let mut size = drm.getparam(uapi::PARAM_VRAM_SIZE)?;
-    while size >= PAGE64 {
-        match drm.create(size) {
-            Ok(object) => taken.push(object),
-            Err(error) if error.errno == libc::ENOSPC => size /= 2,
-            Err(error) => return Err(error.into()),
-        }
-    }
-    Ok(taken)
 }
 
 /// The path is that of the topology, in both directions, and the bytes are shared.

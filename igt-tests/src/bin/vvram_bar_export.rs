@@ -79,17 +79,9 @@ fn export(lender: &File, bar: u64, offset: u64, size: u64) -> Result<DmaBuf, Sys
     Ok(DmaBuf::new(unsafe { OwnedFd::from_raw_fd(fd) }))
 }
 
-#[track_caller]
-fn with_route() -> Outcome {
-    match Expect::get()? {
-        Expect::Refused => Err(Stop::skip("no route between the devices on this topology")),
-        _ => Ok(()),
-    }
-}
-
 /// A peer writes and reads the range, and nothing beside it.
 fn peer() -> Outcome {
-    with_route()?;
+    Expect::get()?.need_route()?;
     let lent = Lent::new()?;
     let lender = lent.open()?;
     let peer = Peer::open()?;
@@ -209,7 +201,7 @@ fn badinput() -> Outcome {
 
 /// What is lent is taken back when the driver goes, and an old file lends nothing more.
 fn unbind() -> Outcome {
-    with_route()?;
+    Expect::get()?.need_route()?;
     let lent = Lent::new()?;
     let lender = lent.open()?;
     let peers = [Peer::open()?, Peer::open()?];

@@ -14,7 +14,7 @@ use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::{Bar, PciDevice};
 use vvram_tests::proc::Child;
 use vvram_tests::rebind::Unbinding;
-use vvram_tests::scene::{patterns, works};
+use vvram_tests::scene::{patterns, squeeze, works};
 use vvram_tests::uapi::{DrmGetCap, VvramGemCopy};
 use vvram_tests::{check, check_eq, drm, expect_errno, fail, igt_main, uapi, Outcome, Stop};
 
@@ -89,20 +89,6 @@ fn holds(map: &Map, pattern: Pattern, what: &str) -> Outcome {
         return Err(Stop::fail(format_args!("{what}: {mismatch}")));
     }
     Ok(())
-}
-
-/// Takes all of VRAM: what may leave has to.
-fn squeeze(drm: &Drm) -> Result<Vec<Gem<'_>>, Stop> {
-    let mut taken = Vec::new();
-    let mut size = drm.getparam(uapi::PARAM_VRAM_SIZE)?;
-    while size >= PAGE64 {
-        match drm.create(size) {
-            Ok(object) => taken.push(object),
-            Err(error) if error.errno == libc::ENOSPC => size /= 2,
-            Err(error) => return Err(error.into()),
-        }
-    }
-    Ok(taken)
 }
 
 /// From each kind of memory to each, all of it.

@@ -13,7 +13,8 @@ use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::proc::{Child, Steps};
 use vvram_tests::rebind::Unbound;
 use vvram_tests::scene::{
-    cpu_reads, outside_bar, patterns, peer_reads, peer_writes, placed, works, Expect, Scene,
+    cpu_reads, outside_bar, patterns, peer_reads, peer_writes, placed, squeeze_idle, works, Expect,
+    Scene,
 };
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome, Stop};
 
@@ -21,27 +22,6 @@ const PAGE64: u64 = PAGE as u64;
 const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 const VRAM: u32 = uapi::PLACEMENT_VRAM;
 const SYSTEM: u32 = uapi::PLACEMENT_SYSTEM;
-
-/// Takes all of VRAM that is not pinned or kept: what may leave has to, and has left when this
-/// returns.
-fn squeeze(drm: &Drm) -> Result<Vec<Gem<'_>>, Stop> {
-    let mut taken = Vec::new();
-    let mut size = drm.getparam(uapi::PARAM_VRAM_SIZE)?;
-    while size >= PAGE64 {
-        match drm.create(size) {
-            Ok(object) => taken.push(object),
-            Err(error) if error.errno == libc::ENOSPC => size /= 2,
-            Err(error) => return Err(error.into()),
-        }
-    }
-    drm.await_vram_free(0)?;
-    for object in &taken {
-        // Waits until the object is cleared, which is after the move of who was there before. So
-        // it is idle, and its VRAM free as soon as it is closed.
-        check_eq!(object.map()?.read(0), 0, "the first word of a new object");
-    }
-    Ok(taken)
-}
 
 /// Checks what GEM_ATTACHMENTS says about one importer, by its index.
 #[track_caller]
@@ -143,7 +123,7 @@ fn oversubscribe() -> Outcome {
             }
         }
         // Whoever is left in VRAM has to go.
-        let taken = squeeze(&drm)?;
+        let taken = squeeze_idle(&drm)?;
         for (object, _) in &objects {
             placed(object, SYSTEM)?;
         }
@@ -174,7 +154,7 @@ fn peer_follows() -> Outcome {
         peer_reads(peer, a, &[0, 3])?;
 
         let told = peer.status()?.invalidations;
-        let taken = squeeze(&scene.drm)?;
+        let taken = squeeze_idle(&scene.drm)?;
         check!(
             peer.status()?.invalidations > told,
             "the peer was not told of the move in round {round}"
@@ -222,7 +202,7 @@ fn peer_follows_without_handle() -> Outcome {
         0,
         "invalidations so far"
     );
-    let taken = squeeze(&scene.drm)?;
+    let taken = squeeze_idle(&scene.drm)?;
     check!(
         scene.peer.status()?.invalidations > 0,
         "the peer was not told that an object without a handle moved"
@@ -356,7 +336,7 @@ fn pin_holds() -> Outcome {
         let peer = scene.peer.reopen()?;
         peer.attach(&buffer, mode)?;
         // From where it is now to VRAM, for the pin.
-        let taken = squeeze(&scene.drm)?;
+        let taken = squeeze_idle(&scene.drm)?;
         placed(&object, SYSTEM)?;
         drop(taken);
         peer.pin()?;
@@ -370,7 +350,7 @@ fn pin_holds() -> Outcome {
         peer.map()?;
         scene.check_table(&peer, &map)?;
         let told = peer.status()?.invalidations;
-        let taken = squeeze(&scene.drm)?;
+        let taken = squeeze_idle(&scene.drm)?;
         placed(&object, VRAM)?;
         check_eq!(
             peer.status()?.invalidations,
@@ -498,14 +478,14 @@ fn vmap_holds() -> Outcome {
         let at = object.info()?.placement;
         let iomem = peer.status()?.flags & uapi::EDU_PEER_IOMEM != 0;
         check_eq!(iomem, at == VRAM, "I/O memory for flags {flags:#x}");
-        let taken = squeeze(&scene.drm)?;
+        let taken = squeeze_idle(&scene.drm)?;
         placed(&object, at)?;
         peer_reads(&peer, a, &[0, 1])?;
         peer_writes(&peer, b, &[1])?;
         cpu_reads(&map, b, &[1])?;
         peer.unmap()?;
         drop(taken);
-        let taken = squeeze(&scene.drm)?;
+        let taken = squeeze_idle(&scene.drm)?;
         placed(&object, SYSTEM)?;
         cpu_reads(&map, a, &[0])?;
         cpu_reads(&map, b, &[1])?;
@@ -591,10 +571,10 @@ fn storm() -> Outcome {
     let there = Steps::new()?;
     let mut child = Child::spawn(|| {
         let drm = Drm::open()?;
-        drop(squeeze(&drm)?);
+        drop(squeeze_idle(&drm)?);
         there.done()?;
         loop {
-            drop(squeeze(&drm)?);
+            drop(squeeze_idle(&drm)?);
             // The peer's transfers take 100 ms each; an idle guest gets there at once.
             thread::sleep(Duration::from_millis(70));
         }
@@ -635,7 +615,7 @@ fn unbind_in_system() -> Outcome {
     map.write(0, 1);
     let buffer = object.export()?;
     scene.peer.attach(&buffer, Mode::Dynamic)?;
-    let taken = squeeze(&scene.drm)?;
+    let taken = squeeze_idle(&scene.drm)?;
     scene.peer.map()?;
     placed(&object, SYSTEM)?;
     let gone = Unbound::new(&scene.gpu)?;
@@ -660,7 +640,7 @@ fn cpu_follows() -> Outcome {
     maps[0].fill(a);
     for _ in 0..4 {
         placed(&object, VRAM)?;
-        let taken = squeeze(&drm)?;
+        let taken = squeeze_idle(&drm)?;
         placed(&object, SYSTEM)?;
         if let Err(mismatch) = maps[1].verify(a) {
             fail!("in system memory: {mismatch}");

@@ -10,7 +10,7 @@ use vvram_tests::misc;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::proc::{Child, KernelLog};
-use vvram_tests::scene::{patterns, peer_reads, peer_writes, share, works, Expect, Scene};
+use vvram_tests::scene::{patterns, peer_reads, peer_writes, share, works, Scene};
 use vvram_tests::{check, expect_errno, fail, igt_main, uapi, Outcome, Stop};
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -31,9 +31,7 @@ fn scene() -> Result<Scene, Stop> {
 /// The same, for tests that need a route.
 fn scene_with_route() -> Result<Scene, Stop> {
     let scene = scene()?;
-    if scene.expect == Expect::Refused {
-        return Err(Stop::skip("no route between the devices on this topology"));
-    }
+    scene.expect.need_route()?;
     Ok(scene)
 }
 
