@@ -46,7 +46,7 @@ mod tests {
     };
 
     /// How many bits a case is encoded in: see [`facts`].
-    const CASE_BITS: u32 = 12;
+    const CASE_BITS: u32 = 13;
 
     /// Makes one of all combinations of facts.
     fn facts(case: u32) -> Facts {
@@ -59,7 +59,7 @@ mod tests {
                 opted_in: bit(2),
                 pci: bit(3),
                 distance: if bit(4) { Some(case) } else { None },
-                map_type: match case >> 10 {
+                map_type: match (case >> 10) & 3 {
                     0 => MapType::NOT_SUPPORTED,
                     1 => MapType::BUS_ADDR,
                     _ => MapType::THRU_HOST_BRIDGE,
@@ -72,6 +72,7 @@ mod tests {
                 1 => Domain::System,
                 _ => Domain::Either,
             },
+            vram_or_fail: bit(12),
             pinned: match (case >> 8) & 3 {
                 0 => None,
                 1 => Some(MemType::Tt),
@@ -103,15 +104,23 @@ mod tests {
             let outcome = decide(&f);
             let first = obstacles(&f).into_iter().find(|(there, _)| *there);
 
+            let not_in_vram = if f.vram_or_fail || f.domain == Domain::Vram {
+                Outcome::refused
+            } else {
+                Outcome::system
+            };
+
             let expected = match first {
-                None if f.domain == Domain::System => Outcome::system(Reason::SystemOnly),
+                None if f.domain == Domain::System => not_in_vram(Reason::SystemOnly),
                 None if matches!(f.pinned, Some(MemType::Tt | MemType::System)) => {
-                    Outcome::system(Reason::PinnedElsewhere)
+                    not_in_vram(Reason::PinnedElsewhere)
                 }
                 None if f.route.map_type == MapType::BUS_ADDR => Outcome::peer(Path::PeerBus),
                 None => Outcome::peer(Path::PeerHostBridge),
                 Some((_, Reason::DeviceGone)) => Outcome::refused(Reason::DeviceGone),
-                Some((_, reason)) if f.domain == Domain::Vram => Outcome::refused(reason),
+                Some((_, reason)) if f.vram_or_fail || f.domain == Domain::Vram => {
+                    Outcome::refused(reason)
+                }
                 Some(_) if f.pinned == Some(MemType::Vram) => {
                     Outcome::refused(Reason::PinnedElsewhere)
                 }

@@ -64,6 +64,8 @@ pub struct Buffer {
     pub size: u64,
     /// Where it may live: `vram`, `system` or `either`.
     pub domain: String,
+    /// Importers get it in VRAM or not at all.
+    pub vram_or_fail: bool,
     /// Where it is: `none`, `vram`, `system` or `swappable`.
     pub placement: String,
     /// It does not move.
@@ -85,6 +87,7 @@ fn parse(text: &str) -> Option<Vec<Buffer>> {
                 id: words.get("id")?.parse().ok()?,
                 size: words.get("size")?.parse().ok()?,
                 domain: text("domain")?,
+                vram_or_fail: flag("vram_or_fail")?,
                 placement: text("placement")?,
                 pinned: flag("pinned")?,
                 exported: flag("exported")?,
@@ -269,16 +272,17 @@ mod tests {
 
     #[test]
     fn listings() {
-        let text = "buffer id=7 size=8192 domain=either placement=vram pinned=0 exported=1\n\
+        let text = "buffer id=7 size=8192 domain=either vram_or_fail=0 placement=vram pinned=0 exported=1\n\
                     \timporter=0000:03:00.0 path=bus reason=none hops=4 flags=mapped,dynamic\n\
                     \timporter=x path=refused reason=quota hops=-1 flags=\n\
-                    buffer id=9 size=4096 domain=vram placement=vram pinned=1 exported=0\n";
+                    buffer id=9 size=4096 domain=vram vram_or_fail=1 placement=vram pinned=1 exported=0\n";
         let buffers = parse(text).unwrap();
         assert_eq!(buffers.len(), 2);
         assert_eq!(buffers[0].importers[0].flags, ["mapped", "dynamic"]);
         assert!(buffers[0].importers[1].flags.is_empty());
         assert_eq!(buffers[0].importers[1].hops, -1);
         assert!(buffers[1].pinned && !buffers[1].exported);
+        assert!(buffers[1].vram_or_fail && !buffers[0].vram_or_fail);
         assert_eq!(parse("\timporter=x"), None);
         assert_eq!(parse("buffer id=x"), None);
     }

@@ -141,6 +141,8 @@ pub const CREATE_VRAM: u32 = 1 << 0;
 pub const CREATE_VRAM_OR_FAIL: u32 = 1 << 1;
 /// May be placed in system memory.
 pub const CREATE_SYSTEM: u32 = 1 << 2;
+/// Importers get it in VRAM or not at all.
+pub const CREATE_EXPORT_VRAM_OR_FAIL: u32 = 1 << 3;
 
 /// In VRAM.
 pub const PLACEMENT_VRAM: u32 = 1;

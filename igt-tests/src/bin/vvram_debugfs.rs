@@ -13,7 +13,9 @@ use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::Mode;
 use vvram_tests::proc::{Child, Steps};
 use vvram_tests::rebind::{module_users, reload, Unbound};
-use vvram_tests::scene::{cpu_reads, patterns, peer_reads, peer_writes, works, Expect, Scene};
+use vvram_tests::scene::{
+    cpu_reads, patterns, peer_reads, peer_writes, placed, works, Expect, Scene,
+};
 use vvram_tests::{check, check_eq, expect_errno, expect_errno_in, igt_main, skip};
 use vvram_tests::{uapi, Outcome, Stop};
 
@@ -21,18 +23,6 @@ const PAGE64: u64 = PAGE as u64;
 const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 const VRAM: u32 = uapi::PLACEMENT_VRAM;
 const SYSTEM: u32 = uapi::PLACEMENT_SYSTEM;
-
-/// Checks where an object is.
-#[track_caller]
-fn placed(object: &Gem<'_>, want: u32) -> Outcome {
-    let info = object.info()?;
-    if info.placement == want {
-        return Ok(());
-    }
-    Err(Stop::fail(format_args!(
-        "expected placement {want}: {info:?}"
-    )))
-}
 
 /// Moves one object.
 fn force(debugfs: &DebugFs, object: &Gem<'_>, to: &str) -> Result<(), Stop> {
@@ -70,6 +60,7 @@ fn listed(debugfs: &DebugFs, object: &Gem<'_>, domain: &str, placement: &str) ->
         id: info.id,
         size: object.size(),
         domain: domain.to_string(),
+        vram_or_fail: domain == "vram",
         placement: placement.to_string(),
         pinned: info.pinned != 0,
         exported: seen.exported,

@@ -85,6 +85,19 @@ struct drm_vvram_getparam {
  * Without DRM_VVRAM_GEM_CREATE_VRAM it is never placed in VRAM.
  */
 #define DRM_VVRAM_GEM_CREATE_SYSTEM		(1 << 2)
+/**
+ * DRM_VVRAM_GEM_CREATE_EXPORT_VRAM_OR_FAIL - importers get it in VRAM or not at
+ * all.
+ *
+ * The object may still be moved to system memory when there is not enough VRAM
+ * for all. An importer that cannot reach VRAM is refused with -EOPNOTSUPP. One
+ * that can has the object moved back when it maps or pins it; that fails with
+ * -ENOSPC if there is no room, and with -EOPNOTSUPP if the kernel keeps the
+ * object in system memory because it has mapped it for its own use. Not with
+ * DRM_VVRAM_GEM_CREATE_SYSTEM alone; implied by
+ * DRM_VVRAM_GEM_CREATE_VRAM_OR_FAIL.
+ */
+#define DRM_VVRAM_GEM_CREATE_EXPORT_VRAM_OR_FAIL	(1 << 3)
 
 /**
  * struct drm_vvram_gem_create - argument of DRM_IOCTL_VVRAM_GEM_CREATE
@@ -148,8 +161,8 @@ struct drm_vvram_gem_info {
 	/** @size: out, in bytes. */
 	__u64 size;
 	/**
-	 * @flags: out, the placements of DRM_VVRAM_GEM_CREATE_* it may have;
-	 * none if it is imported.
+	 * @flags: out, those of DRM_VVRAM_GEM_CREATE_* that describe it, all
+	 * placements that it may have among them; none if it is imported.
 	 */
 	__u32 flags;
 	/** @pinned: out, 1 if it does not move, else 0. */
@@ -187,11 +200,12 @@ enum drm_vvram_path {
  * enum drm_vvram_reason - why a path is not peer to peer
  *
  * The reasons from 1 to 5 lead to system memory where the buffer may live there,
- * and to a refusal where it may not (DRM_VVRAM_GEM_CREATE_VRAM_OR_FAIL). Where
- * several of these apply, the first of the list is given. With 6 to 8 the
- * importer could have peer memory, but the buffer is in system memory. The same
- * is true for PINNED_ELSEWHERE, unless the importer was refused. QUOTA and
- * DEVICE_GONE are not given: these are errors of the importer's call.
+ * and to a refusal where it may not (DRM_VVRAM_GEM_CREATE_VRAM_OR_FAIL and
+ * DRM_VVRAM_GEM_CREATE_EXPORT_VRAM_OR_FAIL). Where several of these apply, the
+ * first of the list is given. With 6 to 8 the importer could have peer memory, but
+ * the buffer is in system memory. The same is true for PINNED_ELSEWHERE, unless
+ * the importer was refused. QUOTA and DEVICE_GONE are not given: these are errors
+ * of the importer's call.
  */
 enum drm_vvram_reason {
 	/** @DRM_VVRAM_REASON_NONE: it is peer to peer. */

@@ -20,8 +20,7 @@ use kernel::{
         ttm::{
             Domain,
             MemType,
-            PinAccount,
-            TtmObject, //
+            PinAccount, //
         },
         Registered, //
     },
@@ -116,7 +115,7 @@ impl File {
     ) -> Result<u32> {
         check(args.handle == 0)?;
 
-        let bo = BoData::create(dev, args.size, domain(args.flags)?)?;
+        let bo = bo_data(args.flags)?.create(dev, args.size)?;
 
         args.handle = bo.create_handle(file)?;
         args.size = bo.size() as u64;
@@ -161,7 +160,7 @@ impl File {
         args.size = bo.size() as u64;
         args.flags = match bo.as_import() {
             Some(_) => 0,
-            None => flags(object.data().domain()),
+            None => flags(object.data()),
         };
         args.id = bo.id();
         Ok(0)
@@ -296,34 +295,47 @@ impl OutFence {
     }
 }
 
-/// Returns where an object with these flags may live.
+/// Returns what an object with these flags is.
 ///
 /// # Errors
 ///
 /// `EINVAL` if the flags are unknown or contradict each other.
-fn domain(flags: u32) -> Result<Domain> {
+fn bo_data(flags: u32) -> Result<BoData> {
     const VRAM: u32 = uapi::DRM_VVRAM_GEM_CREATE_VRAM;
     const VRAM_OR_FAIL: u32 = uapi::DRM_VVRAM_GEM_CREATE_VRAM_OR_FAIL;
     const SYSTEM: u32 = uapi::DRM_VVRAM_GEM_CREATE_SYSTEM;
+    const EXPORT_VRAM_OR_FAIL: u32 = uapi::DRM_VVRAM_GEM_CREATE_EXPORT_VRAM_OR_FAIL;
+    const EITHER: u32 = VRAM | SYSTEM;
+    const ONLY_VRAM: u32 = VRAM | VRAM_OR_FAIL;
 
-    check(flags & !(VRAM | VRAM_OR_FAIL | SYSTEM) == 0)?;
+    let domain = match flags & !EXPORT_VRAM_OR_FAIL {
+        0 | VRAM | EITHER => Domain::Either,
+        VRAM_OR_FAIL | ONLY_VRAM => Domain::Vram,
+        SYSTEM => Domain::System,
+        _ => return Err(EINVAL),
+    };
+    let vram_or_fail = flags & EXPORT_VRAM_OR_FAIL != 0;
 
-    if flags & VRAM_OR_FAIL != 0 {
-        check(flags & SYSTEM == 0)?;
-        Ok(Domain::Vram)
-    } else if flags == SYSTEM {
-        Ok(Domain::System)
-    } else {
-        Ok(Domain::Either)
-    }
+    // It is never where it would have to be.
+    check(!(vram_or_fail && domain == Domain::System))?;
+    Ok(BoData {
+        domain,
+        vram_or_fail,
+    })
 }
 
-/// Returns the flags of an object that may live there.
-fn flags(domain: Domain) -> u32 {
-    match domain {
+/// Returns the flags of an object.
+fn flags(bo: &BoData) -> u32 {
+    let placements = match bo.domain {
         Domain::Vram => uapi::DRM_VVRAM_GEM_CREATE_VRAM | uapi::DRM_VVRAM_GEM_CREATE_VRAM_OR_FAIL,
         Domain::System => uapi::DRM_VVRAM_GEM_CREATE_SYSTEM,
         Domain::Either => uapi::DRM_VVRAM_GEM_CREATE_VRAM | uapi::DRM_VVRAM_GEM_CREATE_SYSTEM,
+    };
+
+    if bo.vram_or_fail {
+        placements | uapi::DRM_VVRAM_GEM_CREATE_EXPORT_VRAM_OR_FAIL
+    } else {
+        placements
     }
 }
 

@@ -41,8 +41,12 @@ use crate::driver::{
 pub(crate) type Bo = gem::ttm::Object<BoData>;
 
 /// The driver's part of an object.
+#[derive(Clone, Copy)]
 pub(crate) struct BoData {
-    domain: Domain,
+    /// Where it may live.
+    pub(crate) domain: Domain,
+    /// Importers get it in VRAM or not at all.
+    pub(crate) vram_or_fail: bool,
 }
 
 impl BoData {
@@ -51,15 +55,15 @@ impl BoData {
     /// # Errors
     ///
     /// Those of [`Bo::new`].
-    pub(crate) fn create(dev: &VvramDevice, size: u64, domain: Domain) -> Result<ARef<Bo>> {
+    pub(crate) fn create(self, dev: &VvramDevice, size: u64) -> Result<ARef<Bo>> {
         let size = size.try_into().map_err(|_| ENOSPC)?;
 
         Bo::new(
             dev,
             size,
-            &domain.places(),
+            &self.domain.places(),
             &mut OpCtx::interruptible(),
-            domain,
+            self,
         )
     }
 }
@@ -68,12 +72,12 @@ static PEER_OPS: peer::Ops<BoData> = peer::Ops::new();
 
 impl DriverObject for BoData {
     type Driver = VvramDriver;
-    type Args = Domain;
+    type Args = Self;
 
     const PRIME: gem::PrimeHooks<Self> = peer::hooks();
 
-    fn new(_dev: &VvramDevice, _size: usize, domain: Domain) -> impl PinInit<Self, Error> {
-        Ok::<_, Error>(Self { domain })
+    fn new(_dev: &VvramDevice, _size: usize, args: Self) -> impl PinInit<Self, Error> {
+        Ok::<_, Error>(args)
     }
 }
 
@@ -108,8 +112,15 @@ impl PeerObject for BoData {
         &bound.exports
     }
 
+    fn vram_or_fail(&self) -> bool {
+        self.vram_or_fail
+    }
+
     /// Where the buffer of another device may live is not ours to say.
-    fn import_args() -> Option<Domain> {
-        Some(Domain::System)
+    fn import_args() -> Option<Self> {
+        Some(Self {
+            domain: Domain::System,
+            vram_or_fail: false,
+        })
     }
 }

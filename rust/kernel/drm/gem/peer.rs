@@ -473,6 +473,8 @@ pub struct Facts {
     pub inside_bar: bool,
     /// Where the object may live.
     pub domain: Domain,
+    /// Importers get the object in VRAM or not at all, see [`PeerObject::vram_or_fail`].
+    pub vram_or_fail: bool,
     /// Where the object is pinned, if it is.
     pub pinned: Option<MemType>,
 }
@@ -512,6 +514,7 @@ pub struct Facts {
 ///     route,
 ///     inside_bar: true,
 ///     domain: Domain::Vram,
+///     vram_or_fail: false,
 ///     pinned: None,
 /// };
 /// assert_eq!(decide(&below_one_switch), Outcome::peer(Path::PeerBus));
@@ -529,6 +532,10 @@ pub struct Facts {
 ///
 /// no_route.domain = Domain::Either;
 /// assert_eq!(decide(&no_route), Outcome::system(Reason::NoRoute));
+///
+/// // And on how it may be exported.
+/// no_route.vram_or_fail = true;
+/// assert_eq!(decide(&no_route), Outcome::refused(Reason::NoRoute));
 /// ```
 pub fn decide(facts: &Facts) -> Outcome {
     if facts.gone {
@@ -541,16 +548,22 @@ pub fn decide(facts: &Facts) -> Outcome {
         path => path,
     };
     let pinned_in_vram = facts.pinned == Some(MemType::Vram);
+    let vram_or_fail = facts.vram_or_fail || facts.domain == Domain::Vram;
 
-    match (path, facts.domain) {
-        (Ok(_), Domain::System) => Outcome::system(Reason::SystemOnly),
-        (Ok(_), _) if facts.pinned.is_some() && !pinned_in_vram => {
-            Outcome::system(Reason::PinnedElsewhere)
+    let reason = match path {
+        Ok(_) if facts.domain == Domain::System => Reason::SystemOnly,
+        Ok(_) if facts.pinned.is_some() && !pinned_in_vram => Reason::PinnedElsewhere,
+        Ok(path) => return Outcome::peer(path),
+        Err(_) if pinned_in_vram && !vram_or_fail => {
+            return Outcome::refused(Reason::PinnedElsewhere)
         }
-        (Ok(path), _) => Outcome::peer(path),
-        (Err(reason), Domain::Vram) => Outcome::refused(reason),
-        (Err(_), _) if pinned_in_vram => Outcome::refused(Reason::PinnedElsewhere),
-        (Err(reason), _) => Outcome::system(reason),
+        Err(reason) => reason,
+    };
+
+    if vram_or_fail {
+        Outcome::refused(reason)
+    } else {
+        Outcome::system(reason)
     }
 }
 
@@ -711,6 +724,16 @@ pub trait PeerObject: TtmObject {
         reg: &'a <Self::Driver as drm::Driver>::RegistrationData<'a>,
     ) -> &'a Exports<'a, Self>;
 
+    /// Tells whether importers get the object in VRAM or not at all.
+    ///
+    /// An object that may live in system memory as well still moves there for want of room. It is
+    /// moved back when an importer maps or pins it, and if that is not possible the importer gets an
+    /// error. One that never leaves VRAM is exported in this way whatever this says; of one that is
+    /// never in VRAM nobody gets anything if this is true.
+    fn vram_or_fail(&self) -> bool {
+        false
+    }
+
     /// Returns what the driver makes an object of that stands for a buffer of another device,
     /// [`None`] if it does not import any.
     fn import_args() -> Option<Self::Args> {
@@ -784,13 +807,20 @@ impl<T: PeerObject> GemExport<T> {
         let outcome = at.data().outcome;
 
         if !outcome.path.is_peer() || object.mem_type() == Some(MemType::Vram) {
-            outcome
-        } else if !all_peers(cx) {
-            Outcome::system(Reason::OtherImporter)
+            return outcome;
+        }
+        let reason = if !all_peers(cx) {
+            Reason::OtherImporter
         } else if object.is_pinned() {
-            Outcome::system(Reason::PinnedElsewhere)
+            Reason::PinnedElsewhere
         } else {
-            Outcome::system(Reason::NoVram)
+            Reason::NoVram
+        };
+
+        if vram_or_fail::<T>(&self.obj) {
+            Outcome::refused(reason)
+        } else {
+            Outcome::system(reason)
         }
     }
 
@@ -819,6 +849,7 @@ impl<T: PeerObject> GemExport<T> {
             route: Route::new(cx.bound(), req),
             inside_bar,
             domain: self.obj.domain(),
+            vram_or_fail: self.obj.vram_or_fail(),
             pinned,
         }
     }
@@ -831,7 +862,7 @@ impl<T: PeerObject> GemExport<T> {
         let peers = all_peers(cx);
 
         match self.obj.domain() {
-            Domain::Vram => [vram, vram],
+            _ if vram_or_fail::<T>(&self.obj) => [vram, vram],
             // Not evicted from there for the sake of system memory.
             Domain::Either if peers => [vram, Place::TT.fallback()],
             _ => [Place::TT, Place::TT],
@@ -856,8 +887,12 @@ impl<T: PeerObject> GemExport<T> {
                 ret => ret,
             }?;
         }
-        // Pinned by an importer that was attached before.
-        if object.mem_type() == Some(MemType::Vram) && !at.data().outcome.path.is_peer() {
+        // Pinned by an importer that was attached before, or by one that is no device.
+        let can = match object.mem_type() {
+            Some(MemType::Vram) => at.data().outcome.path.is_peer(),
+            _ => !vram_or_fail::<T>(&self.obj),
+        };
+        if !can {
             return Err(EOPNOTSUPP);
         }
         object.pin_raw()
@@ -888,12 +923,21 @@ impl<T: PeerObject> GemExport<T> {
             }
             return at.map_mmio(&ranges, dir);
         }
+        // Pinned by one that is no device.
+        if vram_or_fail::<T>(&self.obj) {
+            return Err(EOPNOTSUPP);
+        }
 
         let pages = object.pages(ctx)?;
         // SAFETY: The pages stay until the object moves, before which importers are told and fences
         // are waited for, or is gone, which is after the last mapping.
         unsafe { at.map_pages(pages.as_slice(), dir) }
     }
+}
+
+/// Tells whether importers get an object in VRAM or not at all.
+fn vram_or_fail<T: PeerObject>(obj: &T) -> bool {
+    obj.vram_or_fail() || obj.domain() == Domain::Vram
 }
 
 /// Tells whether all importers of a buffer can have peer memory.

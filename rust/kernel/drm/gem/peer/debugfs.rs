@@ -18,6 +18,7 @@
 use super::{
     attachments,
     flags,
+    vram_or_fail,
     AttachmentInfo,
     Event,
     PeerObject,
@@ -105,10 +106,11 @@ fn show_buffer<T: PeerObject>(obj: &Object<T>, m: &SeqFile) -> Result {
 
     seq_print!(
         m,
-        "buffer id={} size={} domain={} placement={} pinned={} exported={}\n",
+        "buffer id={} size={} domain={} vram_or_fail={} placement={} pinned={} exported={}\n",
         obj.id(),
         obj.size(),
         domain,
+        u32::from(vram_or_fail::<T>(obj)),
         placement,
         pinned,
         exported

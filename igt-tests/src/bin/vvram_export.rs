@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Objects that move, and of which importers get VRAM or nothing.
+
+use vvram_tests::debugfs::DebugFs;
+use vvram_tests::drm::Gem;
+use vvram_tests::map::PAGE;
+use vvram_tests::peer::{Mode, Peer};
+use vvram_tests::scene::{
+    cpu_reads, patterns, peer_reads, peer_writes, placed, squeeze_idle, Expect, Scene,
+};
+use vvram_tests::{check, check_eq, expect_errno, igt_main, uapi, Outcome};
+
+const PAGE64: u64 = PAGE as u64;
+const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
+const EXPORT: u32 = uapi::CREATE_EXPORT_VRAM_OR_FAIL;
+const VRAM: u32 = uapi::PLACEMENT_VRAM;
+const SYSTEM: u32 = uapi::PLACEMENT_SYSTEM;
+
+/// The flag says something about exports only, and is told by GEM_INFO and debugfs.
+fn flags() -> Outcome {
+    let scene = Scene::open()?;
+    let debugfs = DebugFs::open(&scene.gpu)?;
+    let only = uapi::CREATE_VRAM | uapi::CREATE_VRAM_OR_FAIL;
+    for (flags, told, shown) in [
+        (0, EITHER, false),
+        (EXPORT, EITHER | EXPORT, true),
+        (EXPORT | uapi::CREATE_VRAM, EITHER | EXPORT, true),
+        (EXPORT | EITHER, EITHER | EXPORT, true),
+        (EXPORT | uapi::CREATE_VRAM_OR_FAIL, only | EXPORT, true),
+        (uapi::CREATE_VRAM_OR_FAIL, only, true),
+        (uapi::CREATE_SYSTEM, uapi::CREATE_SYSTEM, false),
+    ] {
+        let object = scene.drm.create_flags(PAGE64, flags)?;
+        let info = object.info()?;
+        check_eq!(info.flags, told, "flags of an object with {flags:#x}");
+        check_eq!(
+            debugfs.buffer(info.id)?.vram_or_fail,
+            shown,
+            "vram_or_fail in debugfs of an object with {flags:#x}"
+        );
+    }
+    for flags in [uapi::CREATE_SYSTEM, only | uapi::CREATE_SYSTEM] {
+        expect_errno(
+            &format!("GEM_CREATE with flags {:#x}", flags | EXPORT),
+            scene.drm.create_flags(PAGE64, flags | EXPORT),
+            libc::EINVAL,
+        )?;
+    }
+    Ok(())
+}
+
+/// Who cannot reach VRAM is refused with the reason; the kernel's own access is no import.
+fn refused() -> Outcome {
+    let scene = Scene::open()?;
+    let (a, _) = patterns();
+    let mut cases = vec![
+        (Mode::Static, uapi::REASON_NO_OPT_IN),
+        (Mode::NoP2p, uapi::REASON_NO_OPT_IN),
+    ];
+    if scene.expect == Expect::Refused {
+        for mode in [Mode::Dynamic, Mode::Pinned, Mode::Revocable] {
+            cases.push((mode, uapi::REASON_NO_ROUTE));
+        }
+    }
+    for (mode, reason) in cases {
+        let object = scene.drm.create_flags(2 * PAGE64, EXPORT)?;
+        let buffer = object.export()?;
+        let peer = scene.peer.reopen()?;
+        scene.check_refused(&object, peer.attach(&buffer, mode), mode, reason)?;
+        placed(&object, VRAM)?;
+
+        peer.attach(&buffer, Mode::Cpu)?;
+        peer_writes(&peer, a, &[0, 1])?;
+        cpu_reads(&object.map()?, a, &[0, 1])?;
+    }
+    Ok(())
+}
+
+/// One that needs system memory does not take it from those who have VRAM.
+fn no_compromise() -> Outcome {
+    let scene = Scene::with_route()?;
+    let (a, b) = patterns();
+    let object = scene.drm.create_flags(2 * PAGE64, EXPORT)?;
+    let map = object.map()?;
+    map.fill(a);
+    let buffer = object.export()?;
+    scene.peer.attach(&buffer, Mode::Dynamic)?;
+    scene.peer.map()?;
+    for mode in [Mode::NoP2p, Mode::Static] {
+        expect_errno(
+            "an attach that needs system memory",
+            scene.peer.reopen()?.attach(&buffer, mode),
+            libc::EOPNOTSUPP,
+        )?;
+    }
+    check_eq!(scene.peer.status()?.invalidations, 0, "invalidations");
+    scene.check_table(&scene.peer, &map)?;
+    peer_reads(&scene.peer, a, &[0, 1])?;
+    peer_writes(&scene.peer, b, &[1])?;
+    let (_, layout) = scene.check_table(&scene.peer, &map)?;
+    scene.check_vram(&layout, b, &[1])
+}
+
+/// Checks that an importer cannot have the object, which stays where it is.
+fn cannot(peer: &Peer, object: &Gem<'_>, errno: i32) -> Outcome {
+    let mut data = [0u8; 8];
+    expect_errno("a mapping", peer.map(), errno)?;
+    expect_errno("a transfer", peer.read(0, &mut data), errno)?;
+    check_eq!(
+        peer.status()?.flags & uapi::EDU_PEER_MAPPED,
+        0,
+        "whether the peer has mapped it"
+    );
+    placed(object, SYSTEM)
+}
+
+/// For want of room the object moves, and comes back for its importers or not at all.
+fn no_room() -> Outcome {
+    let scene = Scene::with_route()?;
+    let (a, b) = patterns();
+    let object = scene.drm.create_flags(4 * PAGE64, EXPORT)?;
+    let map = object.map()?;
+    map.fill(a);
+    let buffer = object.export()?;
+    let (peer, pinning) = (&scene.peer, scene.peer.reopen()?);
+    peer.attach(&buffer, Mode::Dynamic)?;
+    pinning.attach(&buffer, Mode::Pinned)?;
+    peer.map()?;
+    scene.check_table(peer, &map)?;
+    peer_reads(peer, a, &[0, 3])?;
+
+    let told = peer.status()?.invalidations;
+    let taken = squeeze_idle(&scene.drm)?;
+    check!(
+        peer.status()?.invalidations > told,
+        "the peer was not told of the move"
+    );
+    placed(&object, SYSTEM)?;
+    cannot(peer, &object, libc::ENOSPC)?;
+    expect_errno("a pin", pinning.pin(), libc::ENOSPC)?;
+    check_eq!(object.info()?.pinned, 0, "pinned after the failure");
+    // The CPU can have it.
+    cpu_reads(&map, a, &[0, 1, 2, 3])?;
+    map.fill(b);
+    placed(&object, SYSTEM)?;
+
+    drop(taken);
+    pinning.pin_and_map(Mode::Pinned)?;
+    placed(&object, VRAM)?;
+    peer_reads(&pinning, b, &[0, 3])?;
+    peer.map()?;
+    scene.check_table(peer, &map)?;
+    let (_, layout) = scene.check_table(&pinning, &map)?;
+    scene.check_vram(&layout, b, &[0, 1, 2, 3])?;
+    peer_writes(peer, a, &[2])?;
+    cpu_reads(&map, a, &[2])?;
+    cpu_reads(&map, b, &[1, 3])
+}
+
+/// What the kernel holds in system memory is not to be had either.
+fn kernel_holds() -> Outcome {
+    let scene = Scene::with_route()?;
+    let (a, _) = patterns();
+    let object = scene.drm.create_flags(2 * PAGE64, EXPORT)?;
+    let map = object.map()?;
+    map.fill(a);
+    let buffer = object.export()?;
+    let (peer, pinning, kernel) = (&scene.peer, scene.peer.reopen()?, scene.peer.reopen()?);
+    peer.attach(&buffer, Mode::Dynamic)?;
+    pinning.attach(&buffer, Mode::Pinned)?;
+    let taken = squeeze_idle(&scene.drm)?;
+    placed(&object, SYSTEM)?;
+    kernel.attach(&buffer, Mode::Cpu)?;
+    kernel.map()?;
+    check_eq!(object.info()?.pinned, 1, "pinned by the kernel's mapping");
+    drop(taken);
+
+    cannot(peer, &object, libc::EOPNOTSUPP)?;
+    expect_errno("a pin", pinning.pin(), libc::EOPNOTSUPP)?;
+    let late = scene.peer.reopen()?;
+    expect_errno(
+        "an attach",
+        late.attach(&buffer, Mode::Dynamic),
+        libc::EOPNOTSUPP,
+    )?;
+    let list = object.attachments()?;
+    check!(
+        list.last()
+            .is_some_and(|last| last.refused() && last.reason == uapi::REASON_PINNED_ELSEWHERE),
+        "expected a refusal for what is pinned elsewhere: {list:?}"
+    );
+    peer_reads(&kernel, a, &[0, 1])?;
+
+    kernel.unmap()?;
+    check_eq!(object.info()?.pinned, 0, "pinned after that");
+    peer.map()?;
+    placed(&object, VRAM)?;
+    scene.check_table(peer, &map)?;
+    peer_reads(peer, a, &[0, 1])
+}
+
+igt_main! {
+    "flags", "GEM_INFO and debugfs tell, system memory alone is EINVAL", flags;
+    "refused", "who cannot reach VRAM, with the reason", refused;
+    "no-compromise", "an importer that needs system memory does not get it", no_compromise;
+    "no-room", "ENOSPC for the map and the pin, VRAM when there is room", no_room;
+    "kernel-holds", "EOPNOTSUPP while the kernel has it in system memory", kernel_holds;
+}
