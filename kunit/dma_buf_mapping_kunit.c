@@ -13,6 +13,10 @@
  *  - by bus address, or with no IOMMU, every address is compared with the BAR;
  *  - where the path is not supported, the mapping has to be refused.
  *
+ * Failures are injected: of allocations by fail_nth, which needs
+ * ignore-gfp-wait of failslab to be off, and of mappings by ranges that are too
+ * far away for the IOMMU or for the peer.
+ *
  * The devices may have drivers or not. An ivshmem with a driver must have called
  * pcim_p2pdma_init(); one without is bound for the time of the suite.
  */
@@ -22,12 +26,14 @@
 #include <linux/dma-buf-mapping.h>
 #include <linux/dma-buf.h>
 #include <linux/dma-mapping.h>
+#include <linux/dma-resv.h>
 #include <linux/file.h>
 #include <linux/iommu.h>
 #include <linux/mm.h>
 #include <linux/module.h>
 #include <linux/pci-p2pdma.h>
 #include <linux/pci.h>
+#include <linux/prandom.h>
 #include <linux/scatterlist.h>
 #include <linux/sizes.h>
 #include <linux/vmstat.h>
@@ -226,6 +232,13 @@ static bool mapping_uses_iova(struct mapping *m)
 	return sg_dma_address(m->sgt->sgl) != mapping_bus_addr(m->vec[0].paddr);
 }
 
+/* Do both devices meet below a root port? Then a path does not leave it. */
+static bool below_one_port(void)
+{
+	return pcie_find_root_port(vram) &&
+	       pcie_find_root_port(vram) == pcie_find_root_port(peer);
+}
+
 static const struct bar_range one_page = { 0, 1 };
 
 struct shape {
@@ -271,6 +284,57 @@ static const struct shape shapes[] = {
 
 KUNIT_ARRAY_PARAM_DESC(shape, shapes, desc);
 
+/* Looks an address of the peer up: what it leads to, 0 if to nothing. */
+static phys_addr_t lookup(dma_addr_t addr)
+{
+	return iommu_iova_to_phys(iommu_get_domain_for_dev(&peer->dev), addr);
+}
+
+/*
+ * Every page of the ranges is reached at its place in the table, whose entries
+ * are whole pages and not longer than max_len. Returns the number of entries.
+ */
+static unsigned int check_table(struct kunit *test, const struct phys_vec *vec,
+				size_t nr_ranges, struct sg_table *sgt,
+				size_t max_len, bool uses_iova)
+{
+	size_t range = 0, offset = 0, pos;
+	struct scatterlist *sg;
+	int i;
+
+	for_each_sgtable_dma_sg(sgt, sg, i) {
+		KUNIT_ASSERT_TRUE(test, PAGE_ALIGNED(sg_dma_len(sg)));
+		KUNIT_ASSERT_GT(test, sg_dma_len(sg), 0);
+		KUNIT_ASSERT_LE(test, sg_dma_len(sg), max_len);
+
+		for (pos = 0; pos < sg_dma_len(sg); pos += PAGE_SIZE) {
+			dma_addr_t addr = sg_dma_address(sg) + pos;
+			phys_addr_t want;
+
+			KUNIT_ASSERT_LT(test, range, nr_ranges);
+			want = vec[range].paddr + offset;
+			if (uses_iova)
+				KUNIT_ASSERT_EQ_MSG(test, want, lookup(addr),
+						    "page %zu of range %zu\n",
+						    offset >> PAGE_SHIFT, range);
+			else
+				KUNIT_ASSERT_EQ_MSG(test, mapping_bus_addr(want),
+						    addr,
+						    "page %zu of range %zu\n",
+						    offset >> PAGE_SHIFT, range);
+
+			offset += PAGE_SIZE;
+			if (offset == vec[range].len) {
+				offset = 0;
+				range++;
+			}
+		}
+	}
+	KUNIT_ASSERT_EQ(test, range, nr_ranges);
+
+	return i;
+}
+
 /*
  * Every page of the buffer is reached at its place in the mapping, and nothing
  * is left in the page tables afterwards.
@@ -282,56 +346,27 @@ static void every_page_in_place(struct kunit *test)
 {
 	const struct shape *shape = test->param_value;
 	struct iommu_domain *domain = iommu_get_domain_for_dev(&peer->dev);
-	struct scatterlist *sg;
-	dma_addr_t iova = 0;
-	size_t range = 0, offset = 0, total = 0, pos;
 	struct mapping *m;
+	unsigned int nents;
+	dma_addr_t iova;
 	bool uses_iova;
-	int i;
+	size_t pos;
 
 	m = mapping_map(test, shape->ranges, shape->nr_ranges);
 	uses_iova = mapping_uses_iova(m);
+	iova = sg_dma_address(m->sgt->sgl);
 
 	if (uses_iova) {
-		iova = sg_dma_address(m->sgt->sgl);
 		KUNIT_ASSERT_NOT_NULL(test, domain);
 		KUNIT_ASSERT_TRUE(test, iommu_is_dma_domain(domain));
-		/* One IOVA area spans the buffer */
-		KUNIT_EXPECT_EQ(test, m->sgt->nents, 1);
-	} else {
-		KUNIT_EXPECT_EQ(test, m->sgt->nents, m->nr_ranges);
 	}
 
 	/* Importers recognise by this that there is no CPU list */
 	KUNIT_EXPECT_EQ(test, m->own->orig_nents, 0);
 
-	for_each_sgtable_dma_sg(m->sgt, sg, i)
-		total += sg_dma_len(sg);
-	KUNIT_ASSERT_EQ(test, total, m->size);
-
-	for_each_sgtable_dma_sg(m->sgt, sg, i) {
-		for (pos = 0; pos < sg_dma_len(sg); pos += PAGE_SIZE) {
-			phys_addr_t want = m->vec[range].paddr + offset;
-			dma_addr_t addr = sg_dma_address(sg) + pos;
-
-			if (uses_iova)
-				KUNIT_ASSERT_EQ_MSG(test, want,
-						    iommu_iova_to_phys(domain, addr),
-						    "page %zu of range %zu\n",
-						    offset >> PAGE_SHIFT, range);
-			else
-				KUNIT_ASSERT_EQ_MSG(test, mapping_bus_addr(want),
-						    addr,
-						    "page %zu of range %zu\n",
-						    offset >> PAGE_SHIFT, range);
-
-			offset += PAGE_SIZE;
-			if (offset == m->vec[range].len) {
-				offset = 0;
-				range++;
-			}
-		}
-	}
+	nents = check_table(test, m->vec, m->nr_ranges, m->sgt, SZ_2G, uses_iova);
+	/* One IOVA area spans the buffer */
+	KUNIT_EXPECT_EQ(test, nents, uses_iova ? 1 : m->nr_ranges);
 
 	kunit_release_action(test, mapping_unmap, m);
 
@@ -339,7 +374,7 @@ static void every_page_in_place(struct kunit *test)
 		return;
 
 	for (pos = 0; pos < m->size; pos += PAGE_SIZE)
-		KUNIT_ASSERT_EQ_MSG(test, iommu_iova_to_phys(domain, iova + pos), 0,
+		KUNIT_ASSERT_EQ_MSG(test, lookup(iova + pos), 0,
 				    "page %zu is still mapped\n", pos >> PAGE_SHIFT);
 }
 
@@ -453,6 +488,465 @@ static void unsupported_path_is_refused(struct kunit *test)
 		mapping_unmap(m);
 }
 
+/**
+ * struct bench - An attachment that tables are made for, without an exporter
+ * @m: Attached, of one page, which is not what the tables are of
+ * @uses_iova: Whether the peer is behind a translating IOMMU
+ * @by_bus: Whether the addresses are those of the bus, which cannot fail
+ */
+struct bench {
+	struct mapping *m;
+	bool uses_iova;
+	bool by_bus;
+};
+
+static struct sg_table *make_table(struct bench *b, struct phys_vec *vec,
+				   size_t nr_ranges, size_t size)
+{
+	struct sg_table *sgt;
+
+	dma_resv_lock(b->m->buf->resv, NULL);
+	sgt = dma_buf_phys_vec_to_sgt(b->m->attach, b->m->provider, vec,
+				      nr_ranges, size, DMA_BIDIRECTIONAL);
+	dma_resv_unlock(b->m->buf->resv);
+
+	return sgt;
+}
+
+static void free_table(struct bench *b, struct sg_table *sgt)
+{
+	dma_resv_lock(b->m->buf->resv, NULL);
+	dma_buf_free_sgt(b->m->attach, sgt, DMA_BIDIRECTIONAL);
+	dma_resv_unlock(b->m->buf->resv);
+}
+
+static void unmap_table(struct bench *b, struct sg_table *sgt)
+{
+	dma_resv_lock(b->m->buf->resv, NULL);
+	dma_buf_unmap_sgt(b->m->attach, sgt, DMA_BIDIRECTIONAL);
+	dma_resv_unlock(b->m->buf->resv);
+}
+
+static int remap_table(struct bench *b, struct sg_table *sgt,
+		       struct phys_vec *vec, size_t nr_ranges)
+{
+	int ret;
+
+	dma_resv_lock(b->m->buf->resv, NULL);
+	ret = dma_buf_remap_sgt(b->m->attach, sgt, b->m->provider, vec,
+				nr_ranges, DMA_BIDIRECTIONAL);
+	dma_resv_unlock(b->m->buf->resv);
+
+	return ret;
+}
+
+/* What the peer was like before the test. */
+static unsigned int old_max_seg_size;
+static u64 old_bus_dma_limit;
+
+static void restore_peer(void *unused)
+{
+	dma_set_max_seg_size(&peer->dev, old_max_seg_size);
+	peer->dev.bus_dma_limit = old_bus_dma_limit;
+}
+
+/* Beyond what an IOMMU has page tables for, and what the peer is said to reach. */
+#define FAR_AWAY	BIT_ULL(60)
+
+/* Skips the test where there is no path. The peer is as before afterwards. */
+static void bench_init(struct kunit *test, struct bench *b)
+{
+	b->m = mapping_map(test, &one_page, 1);
+	b->uses_iova = mapping_uses_iova(b->m);
+	b->by_bus = !b->uses_iova && below_one_port();
+	kunit_release_action(test, mapping_unmap, b->m);
+
+	old_max_seg_size = dma_get_max_seg_size(&peer->dev);
+	old_bus_dma_limit = peer->dev.bus_dma_limit;
+	KUNIT_ASSERT_EQ(test, 0,
+			kunit_add_action_or_reset(test, restore_peer, NULL));
+	peer->dev.bus_dma_limit = FAR_AWAY - 1;
+	dma_set_max_seg_size(&peer->dev, UINT_MAX);
+}
+
+/* The ranges that a test fills, of BAR 2 unless it says otherwise. */
+static struct phys_vec *new_vec(struct kunit *test, size_t nr_ranges)
+{
+	struct phys_vec *vec;
+
+	vec = kunit_kcalloc(test, nr_ranges, sizeof(*vec), GFP_KERNEL);
+	KUNIT_ASSERT_NOT_NULL(test, vec);
+	return vec;
+}
+
+static struct phys_vec bar_pages(unsigned int first, unsigned int count)
+{
+	return (struct phys_vec){
+		.paddr = pci_resource_start(vram, VRAM_BAR) +
+			 ((phys_addr_t)first << PAGE_SHIFT),
+		.len = (size_t)count << PAGE_SHIFT,
+	};
+}
+
+/* Where the IOVA allocator puts a buffer of so many pages. */
+static dma_addr_t probe_iova(struct kunit *test, struct bench *b,
+			     unsigned int pages)
+{
+	struct phys_vec vec = bar_pages(0, pages);
+	struct sg_table *sgt;
+	dma_addr_t addr;
+
+	sgt = make_table(b, &vec, 1, vec.len);
+	KUNIT_ASSERT_NOT_ERR_OR_NULL(test, sgt);
+	addr = sg_dma_address(sgt->sgl);
+	free_table(b, sgt);
+
+	return addr;
+}
+
+/* A caller's mistake is told, before anything is dereferenced. */
+static void without_attachment_is_refused(struct kunit *test)
+{
+	struct phys_vec vec = bar_pages(0, 1);
+	struct sg_table *sgt;
+	struct bench b;
+
+	bench_init(test, &b);
+	kunit_warning_suppress(test) {
+		sgt = dma_buf_phys_vec_to_sgt(NULL, b.m->provider, &vec, 1,
+					      vec.len, DMA_BIDIRECTIONAL);
+		KUNIT_EXPECT_SUPPRESSED_WARNING_COUNT(test, 1);
+	}
+	KUNIT_EXPECT_EQ(test, PTR_ERR_OR_ZERO(sgt), -EINVAL);
+}
+
+/* Ranges that are not whole pages, or not as many bytes as the caller says. */
+static void bad_ranges_are_refused(struct kunit *test)
+{
+	const size_t page = PAGE_SIZE;
+	const struct {
+		const char *desc;
+		size_t offset, len, size;
+	} cases[] = {
+		{ "more than there is", 0, page, 2 * page },
+		{ "less than there is", 0, 2 * page, page },
+		{ "nothing", 0, 0, 0 },
+		{ "an empty range", 0, 0, page },
+		{ "part of a page", 0, page / 2, page / 2 },
+		{ "across pages", page / 2, page, page },
+		{ "a sum that overflows", 0, -page, -page },
+	};
+	struct phys_vec *vec = new_vec(test, 2);
+	struct bench b;
+	size_t i;
+
+	bench_init(test, &b);
+	for (i = 0; i < ARRAY_SIZE(cases); i++) {
+		struct sg_table *sgt;
+
+		vec[0] = bar_pages(0, 1);
+		vec[1] = bar_pages(2, 1);
+		vec[1].paddr += cases[i].offset;
+		vec[1].len = cases[i].len;
+		sgt = make_table(&b, vec, 2, page + cases[i].size);
+		KUNIT_EXPECT_EQ_MSG(test, PTR_ERR_OR_ZERO(sgt), -EINVAL, "%s\n",
+				    cases[i].desc);
+		if (!IS_ERR(sgt))
+			free_table(&b, sgt);
+	}
+}
+
+/* No entry is longer than what the importer takes at once. */
+static void entries_keep_to_the_limit(struct kunit *test)
+{
+	static const unsigned int limits[] = {
+		SZ_4K, SZ_8K, SZ_8K + 1, SZ_64K - 1, SZ_64K, SZ_1M, UINT_MAX,
+	};
+	struct phys_vec *vec = new_vec(test, 3);
+	struct bench b;
+	size_t i;
+
+	bench_init(test, &b);
+	vec[0] = bar_pages(7, 37);
+	vec[1] = bar_pages(64, 1);
+	vec[2] = bar_pages(100, 300);
+	for (i = 0; i < ARRAY_SIZE(limits); i++) {
+		size_t max_len = min(PAGE_ALIGN_DOWN(limits[i]), SZ_2G);
+		struct sg_table *sgt;
+
+		dma_set_max_seg_size(&peer->dev, limits[i]);
+		sgt = make_table(&b, vec, 3, 338 * PAGE_SIZE);
+		KUNIT_ASSERT_NOT_ERR_OR_NULL(test, sgt);
+		check_table(test, vec, 3, sgt, max_len, b.uses_iova);
+		free_table(&b, sgt);
+	}
+
+	dma_set_max_seg_size(&peer->dev, SZ_2K);
+	KUNIT_EXPECT_EQ(test, -EINVAL,
+			PTR_ERR_OR_ZERO(make_table(&b, vec, 3, 338 * PAGE_SIZE)));
+}
+
+/*
+ * What is longer than an entry is unmapped as it was mapped: DMA_API_DEBUG
+ * compares. The ranges are beyond the end of the BAR; nobody accesses them.
+ */
+static void long_ranges_are_unmapped_as_mapped(struct kunit *test)
+{
+	static const size_t lengths[] = {
+		SZ_2G, SZ_2G + PAGE_SIZE, 5ULL * SZ_1G + PAGE_SIZE, 64ULL * SZ_1G,
+	};
+	struct phys_vec *vec = new_vec(test, 2);
+	struct scatterlist *sg;
+	struct sg_table *sgt;
+	struct bench b;
+	size_t n;
+	int i;
+
+	bench_init(test, &b);
+	vec[0] = bar_pages(0, 1);
+	vec[1] = bar_pages(8, 1);
+	for (n = 0; n < ARRAY_SIZE(lengths); n++) {
+		size_t size = lengths[n] + vec[1].len, total = 0;
+		size_t nents = DIV_ROUND_UP(lengths[n], SZ_2G) + 1;
+
+		if (b.uses_iova)
+			nents = DIV_ROUND_UP(size, SZ_2G);
+		vec[0].len = lengths[n];
+		kunit_warning_suppress(test) {
+			sgt = make_table(&b, vec, 2, size);
+			KUNIT_ASSERT_NOT_ERR_OR_NULL(test, sgt);
+			for_each_sgtable_dma_sg(sgt, sg, i) {
+				KUNIT_EXPECT_LE(test, sg_dma_len(sg), SZ_2G);
+				total += sg_dma_len(sg);
+			}
+			KUNIT_EXPECT_EQ(test, i, nents);
+			KUNIT_EXPECT_EQ(test, total, size);
+			free_table(&b, sgt);
+			KUNIT_EXPECT_SUPPRESSED_WARNING_COUNT(test, 0);
+		}
+	}
+}
+
+/*
+ * A range that cannot be mapped, at each place: what was mapped before it is
+ * undone, no more (DMA_API_DEBUG warns) and no less (the IOVA is free again).
+ */
+static void failing_range_is_undone(struct kunit *test)
+{
+	const size_t nr_ranges = 5;
+	struct phys_vec *vec = new_vec(test, nr_ranges);
+	dma_addr_t iova;
+	struct bench b;
+	size_t bad, i;
+
+	bench_init(test, &b);
+	if (b.by_bus)
+		kunit_skip(test, "bus addresses do not fail");
+
+	/* So many that none of the allocator's caches for each processor has them */
+	iova = probe_iova(test, &b, nr_ranges * 16);
+	for (bad = 0; bad < nr_ranges; bad++) {
+		for (i = 0; i < nr_ranges; i++)
+			vec[i] = bar_pages(20 * i, 16);
+		vec[bad].paddr = FAR_AWAY;
+
+		kunit_warning_suppress(test) {
+			struct sg_table *sgt;
+
+			sgt = make_table(&b, vec, nr_ranges,
+					 nr_ranges * 16 * PAGE_SIZE);
+			KUNIT_EXPECT_TRUE_MSG(test, IS_ERR(sgt), "range %zu\n",
+					      bad);
+			/* The DMA core itself warns of such a range */
+			KUNIT_EXPECT_SUPPRESSED_WARNING_COUNT(test, !b.uses_iova);
+		}
+	}
+	KUNIT_EXPECT_EQ(test, iova, probe_iova(test, &b, nr_ranges * 16));
+}
+
+/*
+ * Lets the nth allocation of this task fail from here on, none for 0; returns
+ * how many would have come before. Without an IOVA only the first three are the
+ * helper's: of those that follow DMA_API_DEBUG needs all, or gives up.
+ */
+#define OWN_ALLOCATIONS		3
+
+static unsigned int fail_allocation(unsigned int nth)
+{
+	unsigned int left = 0;
+
+#ifdef CONFIG_FAULT_INJECTION
+	left = current->fail_nth;
+	current->fail_nth = nth;
+#endif
+	return left;
+}
+
+/* Each allocation in turn fails; nothing is left behind. */
+static void failing_allocation_is_undone(struct kunit *test)
+{
+	const size_t nr_ranges = MAX_RANGES;
+	struct phys_vec *vec = new_vec(test, nr_ranges);
+	unsigned int nth, left, most, failed = 0;
+	dma_addr_t iova;
+	struct bench b;
+	size_t i;
+
+	if (!IS_ENABLED(CONFIG_FAILSLAB))
+		kunit_skip(test, "needs CONFIG_FAILSLAB");
+
+	bench_init(test, &b);
+	for (i = 0; i < nr_ranges; i++)
+		vec[i] = bar_pages(2 * i, 1);
+
+	iova = probe_iova(test, &b, nr_ranges);
+	most = b.uses_iova ? 1000 : OWN_ALLOCATIONS;
+	for (nth = 1, left = 0; !left && nth <= most; nth++) {
+		struct sg_table *sgt;
+
+		fail_allocation(nth);
+		sgt = make_table(&b, vec, nr_ranges, nr_ranges * PAGE_SIZE);
+		left = fail_allocation(0);
+
+		if (IS_ERR(sgt)) {
+			KUNIT_EXPECT_EQ(test, PTR_ERR(sgt), -ENOMEM);
+			failed++;
+			continue;
+		}
+		/* There was another way, or nothing failed */
+		check_table(test, vec, nr_ranges, sgt, SZ_2G, b.uses_iova);
+		free_table(&b, sgt);
+	}
+	/* Came to an end, by way of the structure and the scatterlist at least */
+	KUNIT_EXPECT_LT(test, nth, 1000);
+	KUNIT_EXPECT_GE(test, failed, 2);
+	KUNIT_EXPECT_EQ(test, iova, probe_iova(test, &b, nr_ranges));
+}
+
+/* What an importer may do to the entries of a table that it has. */
+static void scribble(struct sg_table *sgt, struct rnd_state *rnd)
+{
+	struct scatterlist *sg;
+	int i;
+
+	for_each_sgtable_dma_sg(sgt, sg, i) {
+		sg_dma_address(sg) += prandom_u32_state(rnd);
+		sg_dma_len(sg) = prandom_u32_state(rnd);
+	}
+	sgt->nents = 1;
+}
+
+#define CASES		100000
+#define CASE_RANGES	12
+
+/*
+ * Random ranges, limits and failures. A table is made, sometimes unmapped and
+ * mapped again, and each of its pages is compared with where it has to lead. Or
+ * an allocation or a range fails, and then there is no table.
+ */
+static void random_tables(struct kunit *test)
+{
+	const unsigned int bar = pci_resource_len(vram, VRAM_BAR) >> PAGE_SHIFT;
+	struct phys_vec *vec = new_vec(test, CASE_RANGES);
+	unsigned int i, c, done = 0, failed = 0;
+	struct rnd_state rnd;
+	struct bench b;
+
+	bench_init(test, &b);
+	prandom_seed_state(&rnd, 0x7672616d);
+
+	for (c = 0; c < CASES; c++) {
+		unsigned int nr_ranges = 1 + prandom_u32_state(&rnd) % CASE_RANGES;
+		unsigned int limit = PAGE_SIZE << prandom_u32_state(&rnd) % 8;
+		unsigned int kind = prandom_u32_state(&rnd) % 8;
+		unsigned int first = 0, left, nents = 0;
+		struct sg_table *sgt;
+		size_t size = 0;
+
+		/* Not whole pages, and none at all */
+		limit += prandom_u32_state(&rnd) % PAGE_SIZE;
+		if (limit & 1)
+			limit = UINT_MAX;
+		dma_set_max_seg_size(&peer->dev, limit);
+		limit = min(PAGE_ALIGN_DOWN(limit), SZ_2G);
+
+		for (i = 0; i < nr_ranges; i++) {
+			unsigned int pages = 1 + prandom_u32_state(&rnd) % 6;
+
+			if (prandom_u32_state(&rnd) % 4 || first + pages > bar)
+				first = prandom_u32_state(&rnd) % (bar - 6);
+			vec[i] = bar_pages(first, pages);
+			first += pages;
+			size += vec[i].len;
+			nents += DIV_ROUND_UP(vec[i].len, limit);
+		}
+
+		if (kind == 0 && !b.by_bus)
+			vec[prandom_u32_state(&rnd) % nr_ranges].paddr = FAR_AWAY;
+		kunit_warning_suppress(test) {
+			if (kind == 1)
+				fail_allocation(1 + prandom_u32_state(&rnd) %
+						(b.uses_iova ? 6 : OWN_ALLOCATIONS));
+			sgt = make_table(&b, vec, nr_ranges, size);
+			left = fail_allocation(0);
+			/* The DMA core itself warns of a range that is too far */
+			KUNIT_ASSERT_SUPPRESSED_WARNING_COUNT(test, kind == 0 &&
+							      !b.by_bus && !b.uses_iova);
+		}
+
+		if (IS_ERR(sgt)) {
+			KUNIT_ASSERT_LE(test, kind, 1);
+			KUNIT_ASSERT_EQ(test, left, 0);
+			failed++;
+			continue;
+		}
+		KUNIT_ASSERT_TRUE(test, kind || b.by_bus);
+
+		/* With one IOVA, which there may not be when memory ran out */
+		if (b.uses_iova && (kind != 1 || sgt->nents < nents))
+			nents = DIV_ROUND_UP(size, limit);
+		i = check_table(test, vec, nr_ranges, sgt, limit, b.uses_iova);
+		KUNIT_ASSERT_EQ(test, i, nents);
+
+		/* As an importer may leave it */
+		if (kind == 2 || kind == 5)
+			sgt->nents = 1;
+		if (kind == 2) {
+			unmap_table(&b, sgt);
+			scribble(sgt, &rnd);
+			KUNIT_ASSERT_EQ(test, 0, remap_table(&b, sgt, vec, nr_ranges));
+			i = check_table(test, vec, nr_ranges, sgt, limit,
+					b.uses_iova);
+			KUNIT_ASSERT_EQ(test, i, nents);
+		}
+		if (kind == 3) {
+			unmap_table(&b, sgt);
+			KUNIT_ASSERT_EQ(test, -EINVAL,
+					remap_table(&b, sgt, vec, nr_ranges + 1));
+			dma_buf_release_sgt(sgt);
+		} else if (kind == 4 && !b.by_bus) {
+			unmap_table(&b, sgt);
+			vec[prandom_u32_state(&rnd) % nr_ranges].paddr = FAR_AWAY;
+			kunit_warning_suppress(test) {
+				KUNIT_ASSERT_NE(test, 0,
+						remap_table(&b, sgt, vec, nr_ranges));
+				KUNIT_ASSERT_SUPPRESSED_WARNING_COUNT(test,
+								      !b.uses_iova);
+			}
+			dma_buf_release_sgt(sgt);
+		} else {
+			free_table(&b, sgt);
+		}
+		done++;
+		cond_resched();
+	}
+
+	kunit_info(test, "%u tables, %u failures\n", done, failed);
+	KUNIT_EXPECT_GT(test, done, CASES / 2);
+	if (!b.by_bus || IS_ENABLED(CONFIG_FAILSLAB))
+		KUNIT_EXPECT_GT(test, failed, CASES / 50);
+}
+
 /* A driver for those of the two devices that have none. */
 static int stand_in_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 {
@@ -461,6 +955,7 @@ static int stand_in_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 	ret = dma_set_mask_and_coherent(&pdev->dev, DMA_BIT_MASK(64));
 	if (ret)
 		return ret;
+	dma_set_max_seg_size(&pdev->dev, UINT_MAX);
 
 	return pcim_p2pdma_init(pdev);
 }
@@ -535,6 +1030,13 @@ static struct kunit_case dma_buf_mapping_cases[] = {
 	KUNIT_CASE(long_scatterlist_is_freed),
 	KUNIT_CASE_SLOW(short_scatterlist_is_freed),
 	KUNIT_CASE(unsupported_path_is_refused),
+	KUNIT_CASE(without_attachment_is_refused),
+	KUNIT_CASE(bad_ranges_are_refused),
+	KUNIT_CASE(entries_keep_to_the_limit),
+	KUNIT_CASE(long_ranges_are_unmapped_as_mapped),
+	KUNIT_CASE(failing_range_is_undone),
+	KUNIT_CASE(failing_allocation_is_undone),
+	KUNIT_CASE_SLOW(random_tables),
 	{}
 };
 
