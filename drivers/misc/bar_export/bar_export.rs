@@ -41,7 +41,7 @@ type Device = pci::Device<device::Bound>;
 /// A range of a BAR that is lent.
 struct Range {
     bar: u32,
-    offset: u64,
+    list: Arc<mapping::RangeList>,
 }
 
 static OPS: exporter::Ops<Range> = exporter::Ops::new();
@@ -77,9 +77,7 @@ impl Exporter for Range {
         at: &exporter::Attached<'r, Self>,
         dir: DataDirection,
     ) -> Result<mapping::Mapping<'r>> {
-        let mut ranges = mapping::MmioRanges::new(cx.bound().p2pdma_provider(self.bar)?);
-        ranges.push(self.offset, cx.dma_buf().size() as u64)?;
-        at.map_mmio(&ranges, dir)
+        at.map_mmio(&cx.bound().p2pdma_provider(self.bar)?, &self.list, dir)
     }
 }
 
@@ -105,9 +103,9 @@ impl MiscDevice for Lender {
         let bar = bar.try_into()?;
 
         let buf = me.0.with(|exports| {
-            // All that a mapping checks, so that it does not fail later.
-            mapping::MmioRanges::new(exports.bound().p2pdma_provider(bar)?).push(offset, size)?;
-            let range = Range { bar, offset };
+            let provider = exports.bound().p2pdma_provider(bar)?;
+            let list = mapping::RangeList::in_bar(&provider, [(offset, size)])?;
+            let range = Range { bar, list };
             exports.export(range, size.try_into()?, fs::file::flags::O_RDWR)
         })?;
         Ok(DmaBuf::into_fd(buf, fs::file::flags::O_CLOEXEC)? as isize)

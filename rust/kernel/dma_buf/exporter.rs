@@ -25,6 +25,7 @@ use super::{
     importer::MappingSlot,
     mapping::{
         Mapping,
+        Spare,
         Table, //
     },
     DmaBuf, //
@@ -39,6 +40,12 @@ use crate::{
     mm::virt::VmaNew,
     prelude::*,
     sync::{
+        atomic::{
+            Acquire,
+            Atomic,
+            Relaxed,
+            Release, //
+        },
         Arc,
         CondVar,
         Mutex, //
@@ -81,15 +88,17 @@ use core::{
 ///         },
 ///         mapping::{
 ///             Mapping,
-///             MmioRanges, //
+///             RangeList, //
 ///         },
 ///         DmaBuf, //
 ///     },
 ///     pci::p2pdma::Provider,
-///     prelude::*, //
+///     prelude::*,
+///     sync::Arc, //
 /// };
 ///
-/// struct Window;
+/// /// Where the buffer is.
+/// struct Window(Arc<RangeList>);
 ///
 /// static OPS: Ops<Window> = Ops::new();
 ///
@@ -122,10 +131,7 @@ use core::{
 ///         at: &Attached<'r, Self>,
 ///         dir: DataDirection,
 ///     ) -> Result<Mapping<'r>> {
-///         let mut ranges = MmioRanges::new(*cx.bound());
-///
-///         ranges.push(0, cx.dma_buf().size() as u64)?;
-///         at.map_mmio(&ranges, dir)
+///         at.map_mmio(cx.bound(), &self.0, dir)
 ///     }
 /// }
 /// ```
@@ -371,11 +377,15 @@ pub(super) struct Buffer<E: Exporter> {
     /// reservation.
     bound: UnsafeCell<Option<NonNull<E::Bound<'static>>>>,
 
-    /// Mappings that importers hold, and one for the kernel's own (vmap).
-    #[pin]
-    mappings: Mutex<usize>,
+    /// How many mappings importers hold, and one for the kernel's own (vmap). Changes with the
+    /// reservation held.
+    mappings: Atomic<usize>,
 
-    /// Woken when `mappings` becomes 0.
+    /// Taken to wait for `unmapped`, inside of no other lock but the reservation.
+    #[pin]
+    waiting: Mutex<()>,
+
+    /// Woken when the last mapping of a buffer that was revoked is gone.
     #[pin]
     unmapped: CondVar,
 }
@@ -389,8 +399,8 @@ unsafe impl<E: Exporter> Sync for Buffer<E> {}
 // This code is instantiated in modules, but each lock class is one: lockdep wants its name at one
 // address, and the class outlives the modules.
 #[inline(never)]
-fn mappings_name() -> &'static CStr {
-    c"dma_buf::Buffer::mappings"
+fn waiting_name() -> &'static CStr {
+    c"dma_buf::Buffer::waiting"
 }
 
 #[inline(never)]
@@ -415,7 +425,8 @@ impl<E: Exporter> Buffer<E> {
                 exporter,
                 registry,
                 bound: UnsafeCell::new(Some(bound)),
-                mappings <- Mutex::new(0, mappings_name(), crate::sync::static_lock_class!()),
+                mappings: Atomic::new(0),
+                waiting <- Mutex::new((), waiting_name(), crate::sync::static_lock_class!()),
                 unmapped <- CondVar::new(unmapped_name(), crate::sync::static_lock_class!()),
             }),
             GFP_KERNEL,
@@ -482,27 +493,56 @@ impl<E: Exporter> Buffer<E> {
         // out for a call that holds the reservation.
         unsafe { *self.bound.get() = None };
         self.exporter.revoke(buf);
+        // SAFETY: The reservation is held until after the loop.
+        for at in unsafe { self.attachments(buf) } {
+            // There is no next mapping.
+            drop(at.holdings().take_spare());
+            at.with_tables(|tables| tables.iter_mut().for_each(Table::forgo));
+        }
 
         // SAFETY: The reservation is held.
         unsafe { bindings::dma_buf_invalidate_mappings(buf.as_raw()) };
     }
 
-    fn get_mapping(&self) {
-        *self.mappings.lock() += 1;
+    /// Counts a mapping.
+    ///
+    /// # Safety
+    ///
+    /// The reservation must be held.
+    #[inline]
+    unsafe fn get_mapping(&self) {
+        self.mappings.store(self.mappings() + 1, Relaxed);
     }
 
-    fn put_mapping(&self) {
-        let mut mappings = self.mappings.lock();
+    /// Counts a mapping no more.
+    ///
+    /// # Safety
+    ///
+    /// The reservation must be held.
+    #[inline]
+    unsafe fn put_mapping(&self) {
+        let left = self.mappings().saturating_sub(1);
 
-        *mappings = mappings.saturating_sub(1);
-        if *mappings == 0 {
+        // What the importer did, and the unmap, come before whatever follows the wait for it.
+        self.mappings.store(left, Release);
+        // SAFETY: The reservation guards `bound`, and the caller holds it.
+        if left == 0 && unsafe { (*self.bound.get()).is_none() } {
+            // Who waits looks at the count with the lock held.
+            let _guard = self.waiting.lock();
+
             self.unmapped.notify_all();
         }
     }
 
     /// Returns the number of mappings that somebody holds.
-    pub(super) fn mappings(&self) -> &Mutex<usize> {
-        &self.mappings
+    #[inline]
+    pub(super) fn mappings(&self) -> usize {
+        self.mappings.load(Acquire)
+    }
+
+    /// Returns the lock to take for a wait until there are none. Only of a buffer that was revoked.
+    pub(super) fn waiting(&self) -> &Mutex<()> {
+        &self.waiting
     }
 
     /// Returns what is woken when the last mapping is gone.
@@ -512,9 +552,36 @@ impl<E: Exporter> Buffer<E> {
 }
 
 /// What importers have of an attachment. Guarded by the reservation.
-struct Holdings {
+pub(super) struct Holdings {
     pins: Cell<usize>,
     tables: UnsafeCell<KVec<Table>>,
+    /// For the next mapping.
+    spare: Cell<Option<Spare>>,
+}
+
+impl Holdings {
+    /// # Safety
+    ///
+    /// `attach` must be a valid attachment of a buffer of an [`Exporter`], whose reservation is held
+    /// for `'a`.
+    #[inline]
+    pub(super) unsafe fn of<'a>(attach: *mut bindings::dma_buf_attachment) -> &'a Self {
+        // SAFETY: The private data of an attachment begins with its holdings, whatever the type of
+        // the exporter. The reservation guards them.
+        unsafe { &*(*attach).priv_.cast::<Self>() }
+    }
+
+    /// Returns the table that is kept for the next mapping.
+    #[inline]
+    pub(super) fn take_spare(&self) -> Option<Spare> {
+        self.spare.take()
+    }
+
+    /// Keeps a table for the next mapping.
+    #[inline]
+    pub(super) fn set_spare(&self, spare: Spare) {
+        self.spare.set(Some(spare));
+    }
 }
 
 /// The private data of an attachment, in `dma_buf_attachment.priv`.
@@ -568,15 +635,12 @@ unsafe fn raw_attachments(
 pub(crate) unsafe fn retire(buf: *mut bindings::dma_buf) {
     // SAFETY: As promised by the caller.
     for raw in unsafe { raw_attachments(buf) } {
-        // SAFETY: The private data of an attachment on the list begins with its holdings, and the
-        // reservation, which guards them, is held.
-        let (dev, tables) = unsafe {
-            (
-                (*raw).dev,
-                &mut *(*(*raw).priv_.cast::<Holdings>()).tables.get(),
-            )
-        };
+        // SAFETY: Attachments on the list are valid, and the reservation is held.
+        let (dev, holdings) = unsafe { ((*raw).dev, Holdings::of(raw)) };
+        // SAFETY: The reservation guards the tables; nobody else looks at them.
+        let tables = unsafe { &mut *holdings.tables.get() };
 
+        drop(holdings.take_spare());
         for table in tables.iter_mut().filter(|table| !table.void) {
             // SAFETY: The table is one of the attachment, whose memory is still there.
             unsafe { table.sync_for_cpu(dev) };
@@ -761,7 +825,7 @@ impl<'r, E: Exporter> Attached<'r, E> {
     }
 
     #[inline]
-    fn holdings(&self) -> &Holdings {
+    pub(super) fn holdings(&self) -> &Holdings {
         &self.private().holdings
     }
 
@@ -915,6 +979,7 @@ unsafe extern "C" fn attach_callback<E: Exporter>(
                 holdings: Holdings {
                     pins: Cell::new(0),
                     tables: UnsafeCell::new(KVec::new()),
+                    spare: Cell::new(None),
                 },
                 data: ret?,
             },
@@ -1026,7 +1091,8 @@ unsafe extern "C" fn map_callback<E: Exporter>(
         let table = mapping.into_raw();
         let sgt = table.sgt();
         at.with_tables(|tables| tables.push_within_capacity(table))?;
-        buffer.get_mapping();
+        // SAFETY: The reservation is held.
+        unsafe { buffer.get_mapping() };
         Ok(sgt)
     };
 
@@ -1065,7 +1131,8 @@ unsafe extern "C" fn unmap_callback<E: Exporter>(
     let mapping = unsafe { Mapping::from_raw(at.raw, table) };
 
     buffer.exporter.unmap(&at, mapping);
-    buffer.put_mapping();
+    // SAFETY: The reservation is held.
+    unsafe { buffer.put_mapping() };
 }
 
 /// # Safety
@@ -1173,7 +1240,8 @@ unsafe extern "C" fn vmap_callback<E: Exporter>(
         let cx = unsafe { buffer.locked(buf) }?;
 
         let addr = buffer.exporter.vmap(&cx)?;
-        buffer.get_mapping();
+        // SAFETY: The reservation is held.
+        unsafe { buffer.get_mapping() };
 
         // SAFETY: The core passes a pointer to a structure that it wants to have filled.
         unsafe { map.write(addr.into_raw()) };
@@ -1197,5 +1265,6 @@ unsafe extern "C" fn vunmap_callback<E: Exporter>(
     let map = IosysMap::from_raw(unsafe { *map });
 
     buffer.exporter.vunmap(buf, map);
-    buffer.put_mapping();
+    // SAFETY: The reservation is held.
+    unsafe { buffer.put_mapping() };
 }

@@ -205,31 +205,29 @@ impl<E: Exporter> Drop for Revocation<E> {
 fn wait_unmapped<E: Exporter>(dev: &device::Device, buf: &DmaBuf, buffer: &Buffer<E>) {
     let since = Instant::<Monotonic>::now();
     let mut remind = REMIND_MS;
-    let mut mappings = buffer.mappings().lock();
+    let mut waiting = buffer.waiting().lock();
 
-    while *mappings > 0 {
-        let count = *mappings;
-
-        drop(mappings);
-        report_holders(dev, buf, buffer, count, since.elapsed());
-        mappings = buffer.mappings().lock();
+    while buffer.mappings() > 0 {
+        drop(waiting);
+        report_holders(dev, buf, buffer, since.elapsed());
+        waiting = buffer.waiting().lock();
 
         let mut left = msecs_to_jiffies(remind);
         remind = (remind * 2).min(REMIND_MAX_MS);
-        while *mappings > 0 && left > 0 {
+        while buffer.mappings() > 0 && left > 0 {
             // An uninterruptible sleep would be reported as a hung task.
             match buffer
                 .unmapped()
-                .wait_interruptible_timeout(&mut mappings, left)
+                .wait_interruptible_timeout(&mut waiting, left)
             {
                 CondVarTimeoutResult::Woken { jiffies } => left = jiffies,
                 CondVarTimeoutResult::Timeout => left = 0,
                 CondVarTimeoutResult::Signal { jiffies } => {
                     // The memory must not be given up because of a signal. It stays pending, so
                     // that the next wait would return at once.
-                    drop(mappings);
+                    drop(waiting);
                     fsleep(Delta::from_millis(100));
-                    mappings = buffer.mappings().lock();
+                    waiting = buffer.waiting().lock();
                     left = jiffies.saturating_sub(msecs_to_jiffies(100));
                 }
             }
@@ -237,18 +235,17 @@ fn wait_unmapped<E: Exporter>(dev: &device::Device, buf: &DmaBuf, buffer: &Buffe
     }
 }
 
-/// Logs who has the `count` mappings of a buffer of `dev` that is waited for.
+/// Logs who has the mappings of a buffer of `dev` that is waited for.
 fn report_holders<E: Exporter>(
     dev: &device::Device,
     buf: &DmaBuf,
     buffer: &Buffer<E>,
-    count: usize,
     waited: Delta,
 ) {
     let _guard = buf.resv().lock();
     let seconds = waited.as_millis() / 1000;
     let size = buf.size();
-    let mut others = count;
+    let mut others = buffer.mappings();
 
     // SAFETY: The reservation is held, and `buffer` belongs to `buf`.
     for at in unsafe { buffer.attachments(buf) } {

@@ -2,10 +2,13 @@
 
 //! From the place of a buffer to the scatter table of an importer.
 //!
-//! An exporter describes a buffer in a BAR as [`MmioRanges`]: pieces of one BAR in the order of the
-//! buffer. [`Attached::map_mmio`] turns them into the table, by the kind of route between both
-//! devices: bus addresses below a switch, physical addresses or one IOVA through the host bridge.
-//! System memory is mapped from its pages. No table has both.
+//! An exporter describes a buffer in a BAR as a [`RangeList`]: pieces of one BAR in the order of the
+//! buffer. It is made once for as long as the buffer stays where it is. [`Attached::map_mmio`] turns
+//! it into the table, by the kind of route between both devices: bus addresses below a switch,
+//! physical addresses or one IOVA through the host bridge. System memory is mapped from its pages.
+//! No table has both.
+//!
+//! What an importer takes at once limits the entries of a table, not the ranges.
 //!
 //! C header: [`include/linux/dma-buf-mapping.h`](srctree/include/linux/dma-buf-mapping.h)
 
@@ -14,7 +17,8 @@ use super::{
     exporter::{
         Attached,
         Brand,
-        Exporter, //
+        Exporter,
+        Holdings, //
     }, //
 };
 use crate::{
@@ -28,19 +32,17 @@ use crate::{
     pci::p2pdma::Provider,
     prelude::*,
     scatterlist::SGTable,
+    sync::Arc,
     types::NotThreadSafe, //
 };
 use core::{
     marker::PhantomData,
-    mem,
-    ptr::NonNull, //
+    mem::ManuallyDrop,
+    ptr::{
+        self,
+        NonNull, //
+    }, //
 };
-
-/// The longest physical range that is passed to the mapping helper, in bytes.
-///
-/// `dma_buf_phys_vec_to_sgt()` cuts a range above 4 GiB into entries, but without an IOVA it maps
-/// it in one piece; ranges up to this size are never cut.
-pub const MAX_RANGE: u64 = 1 << 31;
 
 /// A list of physical ranges with neighbours merged.
 ///
@@ -48,9 +50,10 @@ pub const MAX_RANGE: u64 = 1 << 31;
 ///
 /// # Invariants
 ///
-/// - Each range is a non-empty multiple of the page size of at most [`MAX_RANGE`] bytes, begins at
-///   a page boundary and does not overflow.
+/// - Each range is a non-empty multiple of the page size, begins at a page boundary and does not
+///   overflow.
 /// - `size` is the sum of the lengths.
+/// - All ranges are between `start` and `end`.
 ///
 /// # Examples
 ///
@@ -77,8 +80,10 @@ pub const MAX_RANGE: u64 = 1 << 31;
 /// # Ok::<(), Error>(())
 /// ```
 pub struct RangeList {
-    ranges: KVec<bindings::phys_vec>,
+    ranges: KVVec<bindings::phys_vec>,
     size: usize,
+    start: u64,
+    end: u64,
 }
 
 impl Default for RangeList {
@@ -92,15 +97,38 @@ impl RangeList {
     pub const fn new() -> Self {
         // INVARIANT: There is no range, and the sum of none is 0.
         Self {
-            ranges: KVec::new(),
+            ranges: KVVec::new(),
             size: 0,
+            start: u64::MAX,
+            end: 0,
         }
+    }
+
+    /// Makes the list of `pieces` of a BAR: the offset in the BAR and the length of each, in bytes,
+    /// in the order of the buffer.
+    ///
+    /// [`drm::gem::peer`](crate::drm::gem::peer) has an example.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if one of them is not inside the BAR, and those of [`Self::push`].
+    pub fn in_bar(
+        provider: &Provider<'_>,
+        pieces: impl IntoIterator<Item = (u64, u64)>,
+    ) -> Result<Arc<Self>> {
+        let mut list = Self::new();
+        let pieces = pieces.into_iter();
+
+        list.ranges.reserve(pieces.size_hint().0, GFP_KERNEL)?;
+        for (offset, len) in pieces {
+            list.push(provider.phys_addr(offset, len)?, len)?;
+        }
+        Ok(Arc::new(list, GFP_KERNEL)?)
     }
 
     /// Appends `len` bytes at the physical address `start`.
     ///
-    /// They are merged with the range before them if they follow it without a gap, and cut at
-    /// [`MAX_RANGE`].
+    /// They are merged with the range before them if they follow it without a gap.
     ///
     /// # Errors
     ///
@@ -116,47 +144,29 @@ impl RangeList {
         if len == 0 || start & MASK != 0 || len & MASK != 0 {
             return Err(EINVAL);
         }
-        start.checked_add(len).ok_or(EOVERFLOW)?;
-        let size = self
-            .size
-            .checked_add(usize::try_from(len).map_err(|_| EOVERFLOW)?)
-            .ok_or(EOVERFLOW)?;
+        let end = start.checked_add(len).ok_or(EOVERFLOW)?;
+        let bytes = usize::try_from(len).map_err(|_| EOVERFLOW)?;
+        let size = self.size.checked_add(bytes).ok_or(EOVERFLOW)?;
 
-        // From here on nothing fails; what is merged with a neighbour only makes it fewer pieces.
-        self.ranges
-            .reserve(len.div_ceil(MAX_RANGE).try_into()?, GFP_KERNEL)?;
-
-        let (mut start, mut len) = (start, len);
-
-        if let Some(last) = self.ranges.last_mut() {
+        match self.ranges.last_mut() {
+            // INVARIANT: The sum is a multiple of the page size, and ends where the range that was
+            // checked above does. It is not more than `size`, which does not overflow.
             // OVERFLOW: By the type invariant no range overflows.
-            if last.paddr + last.len as u64 == start {
-                // OVERFLOW: By the type invariant `last.len` is at most `MAX_RANGE`.
-                let more = len.min(MAX_RANGE - last.len as u64);
-
-                // INVARIANT: The sum is a multiple of the page size and at most `MAX_RANGE`; it
-                // ends inside the range that was checked above.
-                last.len += more as usize;
-                start += more;
-                len -= more;
-            }
+            Some(last) if last.paddr + last.len as u64 == start => last.len += bytes,
+            // INVARIANT: The range was checked above.
+            _ => self.ranges.push(
+                bindings::phys_vec {
+                    paddr: start,
+                    len: bytes,
+                },
+                GFP_KERNEL,
+            )?,
         }
 
-        while len > 0 {
-            let piece = len.min(MAX_RANGE);
-
-            // INVARIANT: A part of the range that was checked above, of at most `MAX_RANGE`.
-            self.ranges.push_within_capacity(bindings::phys_vec {
-                paddr: start,
-                // CAST: At most `MAX_RANGE`.
-                len: piece as usize,
-            })?;
-            start += piece;
-            len -= piece;
-        }
-
-        // INVARIANT: `len` bytes were appended.
+        // INVARIANT: `len` bytes from `start` to `end` were appended.
         self.size = size;
+        self.start = self.start.min(start);
+        self.end = self.end.max(end);
         Ok(())
     }
 
@@ -184,58 +194,20 @@ impl RangeList {
     }
 }
 
-/// The ranges of one BAR that a buffer lives in, in the order of the buffer.
-///
-/// [`drm::gem::peer`](crate::drm::gem::peer) has an example.
+/// A scatter table that an importer has, or had.
 ///
 /// # Invariants
 ///
-/// Every range of `list` lies inside the BAR of `provider`.
-pub struct MmioRanges<'a> {
-    provider: Provider<'a>,
-    list: RangeList,
-}
-
-impl<'a> MmioRanges<'a> {
-    /// Creates an empty list of ranges of the BAR of `provider`.
-    pub fn new(provider: Provider<'a>) -> Self {
-        // INVARIANT: There is no range yet.
-        Self {
-            provider,
-            list: RangeList::new(),
-        }
-    }
-
-    /// Appends `len` bytes at `offset` of the BAR.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL` if the range is not inside the BAR, and those of [`RangeList::push`].
-    pub fn push(&mut self, offset: u64, len: u64) -> Result {
-        let start = self.provider.phys_addr(offset, len)?;
-
-        // INVARIANT: `phys_addr` checked that the range is inside the BAR.
-        self.list.push(start, len)
-    }
-
-    /// Returns the ranges as physical addresses.
-    #[inline]
-    pub fn ranges(&self) -> &RangeList {
-        &self.list
-    }
-}
-
-/// A scatter table that an importer has.
-///
-/// # Invariants
-///
-/// `sgt` was made with `dir`: by `dma_buf_phys_vec_to_sgt()`, which sets `orig_nents` to 0, or else
-/// by [`Attached::map_pages`].
+/// `sgt` was made with `dir`: by `dma_buf_phys_vec_to_sgt()` of `ranges`, or, if there are none, by
+/// [`Attached::map_pages`].
 pub(super) struct Table {
     sgt: NonNull<bindings::sg_table>,
     dir: bindings::dma_data_direction,
+    ranges: Option<Arc<RangeList>>,
     /// The memory of the buffer is not what the table leads to any more.
     pub(super) void: bool,
+    /// The table is not kept when it is unmapped.
+    last: bool,
 }
 
 impl Table {
@@ -245,11 +217,16 @@ impl Table {
         self.sgt
     }
 
+    /// Does not let the table be kept when it is unmapped.
+    #[inline]
+    pub(super) fn forgo(&mut self) {
+        self.last = true;
+    }
+
     /// Tells whether the table is one of pages.
     #[inline]
     fn has_pages(&self) -> bool {
-        // SAFETY: By the type invariant the table is valid.
-        unsafe { (*self.sgt.as_ptr()).orig_nents != 0 }
+        self.ranges.is_none()
     }
 
     /// Makes the CPU see what the device wrote.
@@ -282,6 +259,71 @@ impl Table {
             // those that it has.
             unsafe { bindings::dma_sync_sgtable_for_device(dev, self.sgt.as_ptr(), dir.into()) };
         }
+    }
+}
+
+/// A table of ranges that is not mapped, to be used again while the buffer stays where it is.
+///
+/// # Invariants
+///
+/// `sgt` was made of `ranges` by `dma_buf_phys_vec_to_sgt()`, and unmapped.
+pub(super) struct Spare {
+    sgt: NonNull<bindings::sg_table>,
+    ranges: Arc<RangeList>,
+}
+
+impl Spare {
+    /// Maps the table again, for the attachment that it was made for, if it is one of `ranges`.
+    ///
+    /// # Safety
+    ///
+    /// `attach` must be that attachment, the reservation of its buffer must be held, and `provider`
+    /// must be that of the BAR in which the ranges are.
+    unsafe fn map(
+        self,
+        attach: *mut bindings::dma_buf_attachment,
+        provider: &Provider<'_>,
+        ranges: &Arc<RangeList>,
+        dir: bindings::dma_data_direction,
+    ) -> Option<Table> {
+        if !Arc::ptr_eq(&self.ranges, ranges) {
+            return None;
+        }
+
+        // SAFETY: By the safety requirements, and the table is not mapped by the type invariant.
+        let ret = unsafe {
+            bindings::dma_buf_remap_sgt(
+                attach,
+                self.sgt.as_ptr(),
+                provider.as_raw(),
+                ranges.ranges.as_ptr(),
+                ranges.len(),
+                dir,
+            )
+        };
+        // A new one may be possible where this is not.
+        if ret != 0 {
+            return None;
+        }
+
+        let this = ManuallyDrop::new(self);
+
+        // INVARIANT: The table is mapped, and made of these ranges.
+        Some(Table {
+            sgt: this.sgt,
+            dir,
+            // SAFETY: The value is not used after this.
+            ranges: Some(unsafe { ptr::read(&this.ranges) }),
+            void: false,
+            last: false,
+        })
+    }
+}
+
+impl Drop for Spare {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariant the table is not mapped, and nobody else has it.
+        unsafe { bindings::dma_buf_release_sgt(self.sgt.as_ptr()) };
     }
 }
 
@@ -325,14 +367,10 @@ impl<'r> Mapping<'r> {
     /// Hands the table to the importer, which gives it back to unmap.
     #[inline]
     pub(super) fn into_raw(self) -> Table {
-        let this = mem::ManuallyDrop::new(self);
+        let this = ManuallyDrop::new(self);
 
-        // INVARIANT: That of the table that is given up.
-        Table {
-            sgt: this.table.sgt,
-            dir: this.table.dir,
-            void: this.table.void,
-        }
+        // SAFETY: The value is not used after this.
+        unsafe { ptr::read(&this.table) }
     }
 
     /// Returns the scatter table. An importer uses DMA addresses and lengths only.
@@ -346,74 +384,119 @@ impl<'r> Mapping<'r> {
 
 impl Drop for Mapping<'_> {
     fn drop(&mut self) {
-        let (attach, sgt) = (self.attach.as_ptr(), self.table.sgt.as_ptr());
-        // The pages of a table that is void may belong to somebody else by now.
-        let attrs = if self.table.void {
-            // CAST: A small number.
-            bindings::DMA_ATTR_SKIP_CPU_SYNC as usize
-        } else {
-            0
-        };
+        let (attach, sgt, dir) = (
+            self.attach.as_ptr(),
+            self.table.sgt.as_ptr(),
+            self.table.dir,
+        );
 
         // SAFETY: By the type invariants this is the table of the attachment, made in one of the two
         // ways, and the reservation is held.
         unsafe {
-            if self.table.has_pages() {
-                bindings::dma_unmap_sgtable((*attach).dev, sgt, self.table.dir, attrs);
-                bindings::sg_free_table(sgt);
-                drop(KBox::from_raw(sgt));
-            } else {
-                bindings::dma_buf_free_sgt(attach, sgt, self.table.dir);
+            match self.table.ranges.take() {
+                None => {
+                    // The pages of a table that is void may belong to somebody else by now.
+                    let attrs = if self.table.void {
+                        // CAST: A small number.
+                        bindings::DMA_ATTR_SKIP_CPU_SYNC as usize
+                    } else {
+                        0
+                    };
+
+                    bindings::dma_unmap_sgtable((*attach).dev, sgt, dir, attrs);
+                    bindings::sg_free_table(sgt);
+                    drop(KBox::from_raw(sgt));
+                }
+                // The next mapping is one of other ranges, or there is none.
+                Some(_) if self.table.void || self.table.last => {
+                    bindings::dma_buf_free_sgt(attach, sgt, dir)
+                }
+                Some(ranges) => {
+                    bindings::dma_buf_unmap_sgt(attach, sgt, dir);
+                    // INVARIANT: Unmapped above.
+                    Holdings::of(attach).set_spare(Spare {
+                        sgt: self.table.sgt,
+                        ranges,
+                    });
+                }
             }
         }
     }
 }
 
 impl<'r, E: Exporter> Attached<'r, E> {
-    /// Maps ranges of a BAR for the importer.
+    /// Maps ranges of the BAR of `provider` for the importer.
     ///
-    /// Mirrors `dma_buf_phys_vec_to_sgt()`. Sleeps.
+    /// The memory of a table that the importer had before is used again if `ranges` is the same
+    /// list as then. Mirrors `dma_buf_phys_vec_to_sgt()`. Sleeps.
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if the ranges do not add up to the size of the buffer, or the importer has no
-    ///   permitted route to the BAR.
+    /// - `EINVAL` if a range is not inside the BAR, if they do not add up to the size of the buffer,
+    ///   or if the importer has no permitted route to the BAR or takes less than a page at once.
     /// - `ENOMEM` or `EIO` if the mapping fails.
-    pub fn map_mmio(&self, ranges: &MmioRanges<'_>, dir: DataDirection) -> Result<Mapping<'r>> {
-        let list = &ranges.list;
-        if list.is_empty() || list.size() != self.dma_buf().size() {
+    pub fn map_mmio(
+        &self,
+        provider: &Provider<'_>,
+        ranges: &Arc<RangeList>,
+        dir: DataDirection,
+    ) -> Result<Mapping<'r>> {
+        if ranges.size() != self.dma_buf().size() || !provider.contains(ranges.start, ranges.end) {
             return Err(EINVAL);
         }
 
         let dir = dir.into();
+        let table = self
+            .holdings()
+            .take_spare()
+            // SAFETY: The table is of this attachment, and the ranges were checked to be in the BAR
+            // of the provider, as they were when it was made: physical addresses are those of one
+            // BAR. The reservation is held while an `Attached` exists.
+            .and_then(|spare| unsafe { spare.map(self.as_raw(), provider, ranges, dir) });
+        let table = match table {
+            Some(table) => table,
+            None => self.new_table(provider, ranges, dir)?,
+        };
 
+        // INVARIANT: The table was just mapped; `'r` is a call that holds the reservation.
+        Ok(Mapping {
+            // SAFETY: The attachment is valid.
+            attach: unsafe { NonNull::new_unchecked(self.as_raw()) },
+            table,
+            _brand: PhantomData,
+            _not_send: NotThreadSafe,
+        })
+    }
+
+    fn new_table(
+        &self,
+        provider: &Provider<'_>,
+        ranges: &Arc<RangeList>,
+        dir: bindings::dma_data_direction,
+    ) -> Result<Table> {
         // SAFETY:
         // - `Attached` is only handed out while the reservation is held.
-        // - The provider is valid, and the ranges lie in its BAR by the type invariant. The
+        // - The provider is valid, and the caller checked that the ranges lie in its BAR. The
         //   function does not write to them.
         let sgt = from_err_ptr(unsafe {
             bindings::dma_buf_phys_vec_to_sgt(
                 self.as_raw(),
-                ranges.provider.as_raw(),
-                list.ranges.as_ptr().cast_mut(),
-                list.len(),
-                list.size(),
+                provider.as_raw(),
+                ranges.ranges.as_ptr().cast_mut(),
+                ranges.len(),
+                ranges.size(),
                 dir,
             )
         })?;
 
-        // INVARIANT: The table was just made; `'r` is a call that holds the reservation.
-        Ok(Mapping {
-            // SAFETY: The attachment is valid, and a pointer that is not an error is not null.
-            attach: unsafe { NonNull::new_unchecked(self.as_raw()) },
-            table: Table {
-                // SAFETY: As above.
-                sgt: unsafe { NonNull::new_unchecked(sgt) },
-                dir,
-                void: false,
-            },
-            _brand: PhantomData,
-            _not_send: NotThreadSafe,
+        // INVARIANT: Just made of `ranges`.
+        Ok(Table {
+            // SAFETY: A pointer that is not an error is not null.
+            sgt: unsafe { NonNull::new_unchecked(sgt) },
+            dir,
+            ranges: Some(ranges.clone()),
+            void: false,
+            last: false,
         })
     }
 
@@ -520,7 +603,9 @@ impl<'r, E: Exporter> Attached<'r, E> {
                 // SAFETY: As above.
                 sgt: unsafe { NonNull::new_unchecked(sgt) },
                 dir,
+                ranges: None,
                 void: false,
+                last: false,
             },
             _brand: PhantomData,
             _not_send: NotThreadSafe,

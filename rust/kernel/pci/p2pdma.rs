@@ -188,6 +188,14 @@ impl<'a> Provider<'a> {
         Ok(self.start + offset)
     }
 
+    /// Tells whether the physical addresses from `start` to `end` are inside the BAR.
+    #[cfg(CONFIG_DMA_SHARED_BUFFER)]
+    #[inline]
+    pub(crate) fn contains(&self, start: u64, end: u64) -> bool {
+        // OVERFLOW: By the type invariant.
+        self.start <= start && start <= end && end <= self.start + self.len
+    }
+
     /// Returns the number of PCI hops between the BAR and `client`, or [`None`] if there is no
     /// permitted route.
     ///

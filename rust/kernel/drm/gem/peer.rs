@@ -43,7 +43,7 @@
 //!         self,
 //!         Core, //
 //!     },
-//!     dma_buf::mapping::MmioRanges,
+//!     dma_buf::mapping::RangeList,
 //!     driver,
 //!     drm::{
 //!         self,
@@ -290,12 +290,15 @@
 //!         drop(all);
 //!
 //!         // What peers would map of an object: the pieces of the BAR, neighbours as one.
-//!         let mut ranges = MmioRanges::new(pdev.p2pdma_provider(2)?);
-//!         ranges.push(0, PAGE_SIZE as u64)?;
-//!         ranges.push(PAGE_SIZE as u64, PAGE_SIZE as u64)?;
+//!         let provider = pdev.p2pdma_provider(2)?;
+//!         let page = PAGE_SIZE as u64;
+//!         let ranges = RangeList::in_bar(&provider, [(0, page), (page, page)])?;
 //!         let start = pdev.resource_start(2)?;
-//!         assert!(ranges.ranges().iter().eq([(start, 2 * PAGE_SIZE as u64)]));
-//!         assert_eq!(ranges.push(size, PAGE_SIZE as u64), Err(EINVAL));
+//!         assert!(ranges.iter().eq([(start, 2 * page)]));
+//!         assert_eq!(
+//!             RangeList::in_bar(&provider, [(size, page)]).err(),
+//!             Some(EINVAL)
+//!         );
 //!
 //!         // Nobody has attached to an object that is not exported.
 //!         assert_eq!(peer::attachments::<Bo>(&bo)?.len(), 0);
@@ -358,10 +361,7 @@ use crate::{
             Exporter,
             Locked, //
         },
-        mapping::{
-            Mapping,
-            MmioRanges, //
-        },
+        mapping::Mapping,
         peer::Route,
         DmaBuf, //
     },
@@ -729,7 +729,7 @@ pub trait PeerObject: TtmObject {
     /// An object that may live in system memory as well still moves there for want of room. It is
     /// moved back when an importer maps or pins it, and if that is not possible the importer gets an
     /// error. One that never leaves VRAM is exported in this way whatever this says; of one that is
-    /// never in VRAM nobody gets anything if this is true.
+    /// never in VRAM nobody gets anything if this is true. The answer does not change.
     fn vram_or_fail(&self) -> bool {
         false
     }
@@ -869,6 +869,18 @@ impl<T: PeerObject> GemExport<T> {
         }
     }
 
+    /// Tells whether the object is in VRAM and [`Self::places`] would have it there, which takes
+    /// less than to validate it.
+    fn is_in_first_place(&self, cx: &Locked<'_, Self>) -> bool {
+        let object = self.object(cx);
+
+        object
+            .vram()
+            .is_some_and(|vram| vram.is_below(object.visible()))
+            && self.obj.domain() != Domain::System
+            && (vram_or_fail::<T>(&self.obj) || all_peers(cx))
+    }
+
     /// Pins the object for an importer, in VRAM if all importers can access it there.
     fn try_pin(&self, cx: &Locked<'_, Self>, at: &Attached<'_, Self>) -> Result {
         let mut object = self.object(cx);
@@ -908,7 +920,7 @@ impl<T: PeerObject> GemExport<T> {
         let mut object = self.object(cx);
         let ctx = &mut OpCtx::uninterruptible();
 
-        if !object.is_pinned() {
+        if !object.is_pinned() && !self.is_in_first_place(cx) {
             object.validate(&self.places(cx), ctx)?;
         }
 
@@ -916,12 +928,7 @@ impl<T: PeerObject> GemExport<T> {
             if !at.data().outcome.path.is_peer() {
                 return Err(EOPNOTSUPP);
             }
-
-            let mut ranges = MmioRanges::new(*cx.bound());
-            for range in vram.ranges() {
-                ranges.push(range.offset, range.len)?;
-            }
-            return at.map_mmio(&ranges, dir);
+            return at.map_mmio(cx.bound(), &vram.in_bar(cx.bound())?, dir);
         }
         // Pinned by one that is no device.
         if vram_or_fail::<T>(&self.obj) {

@@ -3,7 +3,8 @@
 //! The manager of VRAM, on [`GpuBuddy`].
 //!
 //! The ranges of a resource, that is its blocks with neighbours merged, are computed when it is
-//! allocated and do not change. Faults, copies and mappings for peers all go by them.
+//! allocated and do not change. Faults, copies and mappings for peers all go by them; what a peer
+//! maps is computed of them once.
 //!
 //! # Locking
 //!
@@ -16,6 +17,7 @@ use super::placement::Place;
 use crate::{
     bindings,
     container_of,
+    dma_buf::mapping::RangeList,
     error::from_result,
     gpu::buddy::{
         AllocatedBlocks,
@@ -29,9 +31,13 @@ use crate::{
         PAGE_SHIFT,
         PAGE_SIZE, //
     },
+    pci::p2pdma::Provider,
     prelude::*,
     ptr::Alignment,
-    sync::Arc,
+    sync::{
+        Arc,
+        SetOnce, //
+    },
     types::Opaque, //
 };
 
@@ -50,26 +56,49 @@ pub struct Range {
 ///
 /// # Invariants
 ///
-/// The ranges are not empty, made of whole pages, and follow each other without a gap from offset 0
-/// of the object to its end.
-pub struct Ranges(KVVec<Range>);
+/// - The ranges are not empty, made of whole pages, and follow each other without a gap from offset
+///   0 of the object to its end.
+/// - All of them are below `end`.
+pub struct Ranges {
+    ranges: KVVec<Range>,
+    end: u64,
+    in_bar: SetOnce<Arc<RangeList>>,
+}
 
 impl Ranges {
     /// Returns the ranges, in the order of the object.
     #[inline]
     pub fn ranges(&self) -> &[Range] {
-        &self.0
+        &self.ranges
     }
 
     /// Tells whether all of it is below `end`, an offset in VRAM.
+    #[inline]
     pub fn is_below(&self, end: u64) -> bool {
-        // OVERFLOW: The ranges are inside of VRAM.
-        self.0.iter().all(|r| r.offset + r.len <= end)
+        self.end <= end
+    }
+
+    /// Returns where it is for peers, who see VRAM in the BAR of `provider`.
+    ///
+    /// Computed when it is asked for first. The reservation of the object is held.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`RangeList::in_bar`].
+    pub(crate) fn in_bar(&self, provider: &Provider<'_>) -> Result<Arc<RangeList>> {
+        if let Some(list) = self.in_bar.as_ref() {
+            return Ok(list.clone());
+        }
+
+        let list = RangeList::in_bar(provider, self.ranges.iter().map(|r| (r.offset, r.len)))?;
+
+        self.in_bar.populate(list.clone());
+        Ok(list)
     }
 
     /// Returns the address of a byte of the last range, where VRAM is mapped at `vram`.
     pub(super) fn last(&self, vram: *mut c_void) -> Option<*mut c_void> {
-        let last = self.0.last()?;
+        let last = self.ranges.last()?;
 
         // CAST: Inside of VRAM, which is mapped.
         Some(vram.wrapping_byte_add(last.offset as usize))
@@ -84,8 +113,8 @@ impl Ranges {
     /// from there on.
     pub(super) fn piece(&self, at: u64) -> Option<(u64, u64)> {
         // OVERFLOW: The ranges are inside of the object and of VRAM.
-        let index = self.0.partition_point(|r| r.at + r.len <= at);
-        let range = self.0.get(index)?;
+        let index = self.ranges.partition_point(|r| r.at + r.len <= at);
+        let range = self.ranges.get(index)?;
         let skip = at - range.at;
 
         Some((range.offset + skip, range.len - skip))
@@ -235,12 +264,15 @@ impl VramManager {
         .map_err(|e| if e == EINVAL { ENOSPC } else { e })?;
 
         let mut ranges = KVVec::<Range>::new();
-        let mut at = 0;
+        let (mut at, mut end) = (0, 0);
         for block in blocks.iter() {
             let (offset, len) = (block.offset(), block.size());
 
+            // OVERFLOW: Blocks are inside of VRAM.
+            end = end.max(offset + len);
+
             match ranges.last_mut() {
-                // OVERFLOW: Blocks are inside of VRAM.
+                // OVERFLOW: As above.
                 Some(last) if last.offset + last.len == offset => last.len += len,
                 _ => ranges.push(Range { at, offset, len }, GFP_KERNEL)?,
             }
@@ -251,7 +283,14 @@ impl VramManager {
         }
 
         // INVARIANT: Blocks are whole pages, and they add up to the size of the object.
-        let ranges = Arc::new(Ranges(ranges), GFP_KERNEL)?;
+        let ranges = Arc::new(
+            Ranges {
+                ranges,
+                end,
+                in_bar: SetOnce::new(),
+            },
+            GFP_KERNEL,
+        )?;
 
         Ok(KBox::new(
             VramResource {
