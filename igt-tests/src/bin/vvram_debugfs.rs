@@ -437,13 +437,14 @@ fn counters() -> Outcome {
         "attach-refused",
         "pin-refused",
         "map-system",
+        "map-refused",
     ] {
         for code in (0..=8).chain(16..=18) {
             let key = (event.to_string(), reason_name(code));
             check!(before.contains_key(&key), "{key:?} is not in {before:?}");
         }
     }
-    check_eq!(before.len(), 4 * 12 + 1, "counters");
+    check_eq!(before.len(), 5 * 12 + 1, "counters");
     for _ in 0..3 {
         expect_errno(
             "attaching without peer memory to VRAM only",

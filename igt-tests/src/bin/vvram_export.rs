@@ -2,10 +2,10 @@
 
 //! Objects that move, and of which importers get VRAM or nothing.
 
-use vvram_tests::debugfs::DebugFs;
+use vvram_tests::debugfs::{difference, DebugFs};
 use vvram_tests::drm::Gem;
 use vvram_tests::map::PAGE;
-use vvram_tests::peer::{Mode, Peer};
+use vvram_tests::peer::Mode;
 use vvram_tests::scene::{
     cpu_reads, patterns, peer_reads, peer_writes, placed, squeeze_idle, Expect, Scene,
 };
@@ -102,11 +102,21 @@ fn no_compromise() -> Outcome {
     scene.check_vram(&layout, b, &[1])
 }
 
-/// Checks that an importer cannot have the object, which stays where it is.
-fn cannot(peer: &Peer, object: &Gem<'_>, errno: i32) -> Outcome {
+/// Checks that an importer cannot have the object, which stays where it is, and that it is counted.
+fn cannot(scene: &Scene, object: &Gem<'_>, errno: i32, reason: &str) -> Outcome {
+    let peer = &scene.peer;
+    let debugfs = DebugFs::open(&scene.gpu)?;
+    let before = debugfs.counters()?;
     let mut data = [0u8; 8];
     expect_errno("a mapping", peer.map(), errno)?;
     expect_errno("a transfer", peer.read(0, &mut data), errno)?;
+    let mut counted = difference(&before, &debugfs.counters()?);
+    counted.retain(|(what, _, _)| what != "moves");
+    check_eq!(
+        counted,
+        [("map-refused".to_string(), reason.to_string(), 2)],
+        "what was counted"
+    );
     check_eq!(
         peer.status()?.flags & uapi::EDU_PEER_MAPPED,
         0,
@@ -137,7 +147,7 @@ fn no_room() -> Outcome {
         "the peer was not told of the move"
     );
     placed(&object, SYSTEM)?;
-    cannot(peer, &object, libc::ENOSPC)?;
+    cannot(&scene, &object, libc::ENOSPC, "no-vram")?;
     expect_errno("a pin", pinning.pin(), libc::ENOSPC)?;
     check_eq!(object.info()?.pinned, 0, "pinned after the failure");
     // The CPU can have it.
@@ -176,7 +186,7 @@ fn kernel_holds() -> Outcome {
     check_eq!(object.info()?.pinned, 1, "pinned by the kernel's mapping");
     drop(taken);
 
-    cannot(peer, &object, libc::EOPNOTSUPP)?;
+    cannot(&scene, &object, libc::EOPNOTSUPP, "pinned-elsewhere")?;
     expect_errno("a pin", pinning.pin(), libc::EOPNOTSUPP)?;
     let late = scene.peer.reopen()?;
     expect_errno(

@@ -1043,8 +1043,14 @@ impl<T: PeerObject> Exporter for GemExport<T> {
         let outcome = self.outcome_now(cx, at);
         let result = ret.as_ref().map(|_| ()).map_err(|e| *e);
 
-        if ret.is_ok() && outcome.path == Path::System {
-            self.counters().count(Event::MapSystem, outcome.reason);
+        match ret {
+            Ok(_) if outcome.path == Path::System => {
+                self.counters().count(Event::MapSystem, outcome.reason);
+            }
+            Err(_) if outcome.path == Path::Refused => {
+                self.counters().count(Event::MapRefused, outcome.reason);
+            }
+            _ => (),
         }
         self.trace(Act::Map, at.device(), outcome, result);
         ret

@@ -19,15 +19,18 @@ pub enum Event {
     PinRefused,
     /// An importer got a mapping of system memory.
     MapSystem,
+    /// An importer was not given a mapping, of an object that it gets in VRAM or not at all.
+    MapRefused,
 }
 
 impl Event {
     /// All of them.
-    pub const ALL: [Self; 4] = [
+    pub const ALL: [Self; 5] = [
         Self::AttachSystem,
         Self::AttachRefused,
         Self::PinRefused,
         Self::MapSystem,
+        Self::MapRefused,
     ];
 
     /// Returns the name, as debugfs has it.
@@ -37,6 +40,7 @@ impl Event {
             Self::AttachRefused => "attach-refused",
             Self::PinRefused => "pin-refused",
             Self::MapSystem => "map-system",
+            Self::MapRefused => "map-refused",
         }
     }
 }
