@@ -18,6 +18,7 @@ pub mod foreign;
 pub mod fragment;
 pub mod heap;
 pub mod igt;
+pub mod lender;
 pub mod map;
 pub mod misc;
 pub mod pattern;

@@ -534,16 +534,26 @@ pub struct DmaHeapAllocation {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BarExportRange {
-    /// Number of the BAR.
-    pub bar: u64,
-    /// Where in it the range begins.
+    /// Where in the BAR it begins.
     pub offset: u64,
     /// Its size in bytes.
     pub size: u64,
 }
 
-/// Exports a range of a BAR.
-pub const BAR_EXPORT_IOC_EXPORT: u64 = iow::<BarExportRange>(EDU, 0x20);
+/// `struct bar_export`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct BarExport {
+    /// Number of the BAR.
+    pub bar: u64,
+    /// How many ranges there are.
+    pub count: u64,
+    /// Where they are.
+    pub ranges: u64,
+}
+
+/// Exports ranges of a BAR.
+pub const BAR_EXPORT_IOC_EXPORT: u64 = iow::<BarExport>(EDU, 0x20);
 
 /// Allocates a dma-buf from a heap.
 pub const DMA_HEAP_IOCTL_ALLOC: u64 = iowr::<DmaHeapAllocation>(b'H' as u64, 0);
@@ -688,7 +698,8 @@ const _: () = {
     assert!(size_of::<EduPeerSegment>() == 16);
     assert!(size_of::<EduPeerTable>() == 16);
     assert!(size_of::<EduPeerStatus>() == 24);
-    assert!(size_of::<BarExportRange>() == 24);
+    assert!(size_of::<BarExportRange>() == 16);
+    assert!(size_of::<BarExport>() == 24);
     assert!(size_of::<EduPeerMeasure>() == 32);
     assert!(size_of::<DmaBufSync>() == 8);
     assert!(size_of::<DmaBufSyncFile>() == 8);

@@ -2,8 +2,8 @@
 
 //! Ranges of the BARs of any PCI device as dma-bufs.
 //!
-//! The smallest exporter of peer memory: what it lends never moves and is nowhere else. It knows no
-//! devices; it is bound by `driver_override`, or by an identification that is written to `new_id`.
+//! The smallest exporter of peer memory: what it lends never moves and is nowhere else. It is bound
+//! by `driver_override`, or by an identification that is written to `new_id`.
 
 use kernel::{
     device,
@@ -29,25 +29,22 @@ use kernel::{
         Arc,
         ArcBorrow, //
     },
-    uaccess::{
-        UserPtr,
-        UserSlice, //
-    },
+    uaccess,
     uapi, //
 };
 
 type Device = pci::Device<device::Bound>;
 
-/// A range of a BAR that is lent.
-struct Range {
+/// Ranges of a BAR that are lent.
+struct Ranges {
     bar: u32,
     list: Arc<mapping::RangeList>,
 }
 
-static OPS: exporter::Ops<Range> = exporter::Ops::new();
+static OPS: exporter::Ops<Ranges> = exporter::Ops::new();
 
 #[vtable]
-impl Exporter for Range {
+impl Exporter for Ranges {
     type Bound<'a> = &'a Device;
     type Attachment = ();
 
@@ -82,7 +79,7 @@ impl Exporter for Range {
 }
 
 /// The character device.
-struct Lender(ExportsHandle<Range>);
+struct Lender(ExportsHandle<Ranges>);
 
 #[vtable]
 impl MiscDevice for Lender {
@@ -98,15 +95,20 @@ impl MiscDevice for Lender {
             return Err(ENOTTY);
         }
 
-        let arg = UserSlice::new(UserPtr::from_addr(arg), size_of::<uapi::bar_export_range>());
-        let [bar, offset, size] = arg.reader().read::<[u64; 3]>()?;
+        let slice =
+            |addr, len| uaccess::UserSlice::new(uaccess::UserPtr::from_addr(addr), len).reader();
+        let [bar, count, addr] = slice(arg, size_of::<uapi::bar_export>()).read::<[u64; 3]>()?;
+        let len = size_of::<uapi::bar_export_range>().checked_mul(count.try_into()?);
+        let mut reader = slice(addr.try_into()?, len.ok_or(EINVAL)?);
+        let mut ranges = KVVec::new();
+        while !reader.is_empty() {
+            ranges.push(reader.read::<[u64; 2]>()?.into(), GFP_KERNEL_ACCOUNT)?;
+        }
         let bar = bar.try_into()?;
-
         let buf = me.0.with(|exports| {
-            let provider = exports.bound().p2pdma_provider(bar)?;
-            let list = mapping::RangeList::in_bar(&provider, [(offset, size)])?;
-            let range = Range { bar, list };
-            exports.export(range, size.try_into()?, fs::file::flags::O_RDWR)
+            let list = mapping::RangeList::in_bar(&exports.bound().p2pdma_provider(bar)?, ranges)?;
+            let size = list.size();
+            exports.export(Ranges { bar, list }, size, fs::file::flags::O_RDWR)
         })?;
         Ok(DmaBuf::into_fd(buf, fs::file::flags::O_CLOEXEC)? as isize)
     }
@@ -130,9 +132,9 @@ impl pci::Driver for BarExport {
             pdev.enable_device_mem()?;
             pdev.enable_p2pdma()?;
 
-            let lender = Lender(Exports::new::<Device>(pdev, |pdev| Ok(pdev))?.into_handle());
-            let lender = Arc::new(lender, GFP_KERNEL);
+            let exports = Exports::new::<Device>(pdev, |pdev| Ok(pdev))?.into_handle();
             let name = CString::try_from_fmt(fmt!("bar-export-{}", pdev.as_ref().name()))?;
+            let lender = Arc::new(Lender(exports), GFP_KERNEL);
             Ok(MiscDeviceRegistration::register_named(name, lender))
         })
     }

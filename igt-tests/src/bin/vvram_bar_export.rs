@@ -2,82 +2,21 @@
 
 //! Plain ranges of a BAR as dma-bufs, by the driver bar_export in place of vvram.
 
-use std::fs::{File, OpenOptions};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::process::Command;
+use std::os::fd::AsRawFd;
 use std::time::Duration;
 
-use vvram_tests::drm::{ioctl, DmaBuf};
+use vvram_tests::drm::ioctl;
+use vvram_tests::lender::{export, export_ranges, export_raw, Lent, MEMORY};
 use vvram_tests::map::PAGE;
 use vvram_tests::misc;
 use vvram_tests::pci::{Bar, PciDevice};
 use vvram_tests::peer::{check_table, Mode, Peer};
-use vvram_tests::rebind::{Unbinding, Unbound};
+use vvram_tests::rebind::Unbinding;
 use vvram_tests::scene::{patterns, peer_reads, peer_writes, works, Expect};
-use vvram_tests::uapi::{self, BarExportRange};
-use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome, Stop, SysError};
+use vvram_tests::uapi::{self, BarExport};
+use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome};
 
-const DRIVER: &str = "bar_export";
 const PAGE64: u64 = PAGE as u64;
-/// The BAR of ivshmem that is memory.
-const MEMORY: u64 = 2;
-
-/// The device with bar_export in place of its own driver, which has it back when this is dropped.
-struct Lent {
-    gpu: Overridden,
-    // Dropped last: binds the driver from before.
-    _own: Unbound,
-}
-
-struct Overridden(PciDevice);
-
-impl Drop for Overridden {
-    fn drop(&mut self) {
-        if self.0.driver().as_deref() == Some(DRIVER) {
-            let _ = self.0.unbind(DRIVER);
-        }
-        let _ = self.0.set_override("");
-    }
-}
-
-impl Lent {
-    #[track_caller]
-    fn new() -> Result<Self, Stop> {
-        let loaded = Command::new("modprobe").arg(DRIVER).status();
-        check!(
-            loaded.as_ref().is_ok_and(|status| status.success()),
-            "modprobe {DRIVER}: {loaded:?}"
-        );
-        let gpu = PciDevice::vvram()?;
-        let own = Unbound::new(&gpu)?;
-        let gpu = Overridden(gpu);
-        gpu.0.set_override(DRIVER)?;
-        gpu.0.bind(DRIVER)?;
-        Ok(Self { gpu, _own: own })
-    }
-
-    /// Opens the character device.
-    #[track_caller]
-    fn open(&self) -> Result<File, Stop> {
-        let path = format!("/dev/bar-export-{}", self.gpu.0.name());
-        let file = misc::poll(Duration::from_secs(5), || {
-            OpenOptions::new().read(true).write(true).open(&path).ok()
-        });
-        file.ok_or_else(|| Stop::fail(format_args!("there is no {path}")))
-    }
-}
-
-fn export(lender: &File, bar: u64, offset: u64, size: u64) -> Result<DmaBuf, SysError> {
-    let mut range = BarExportRange { bar, offset, size };
-    let fd = ioctl(
-        lender.as_raw_fd(),
-        uapi::BAR_EXPORT_IOC_EXPORT,
-        &mut range,
-        || format!("BAR_EXPORT_IOC_EXPORT({bar}, {offset:#x}, {size:#x})"),
-    )?;
-    // SAFETY: the ioctl returned a new file descriptor, which nobody else has.
-    Ok(DmaBuf::new(unsafe { OwnedFd::from_raw_fd(fd) }))
-}
 
 /// A peer writes and reads the range, and nothing beside it.
 fn peer() -> Outcome {
@@ -85,7 +24,7 @@ fn peer() -> Outcome {
     let lent = Lent::new()?;
     let lender = lent.open()?;
     let peer = Peer::open()?;
-    let bar = Bar::open(&lent.gpu.0)?;
+    let bar = Bar::open(lent.gpu())?;
     let (a, b) = patterns();
     let (offset, pages) = (5 * PAGE64, 3usize);
     let size = pages as u64 * PAGE64;
@@ -160,11 +99,48 @@ fn refusals() -> Outcome {
     Ok(())
 }
 
+/// Several ranges are one buffer, in the order in which they were given.
+fn ranges() -> Outcome {
+    Expect::get()?.need_route()?;
+    let lent = Lent::new()?;
+    let lender = lent.open()?;
+    let peer = Peer::open()?;
+    let bar = Bar::open(lent.gpu())?;
+    let (pattern, _) = patterns();
+    // In the order of the buffer: pages 9 and 10, which are neighbours, then 3.
+    let pages = [9, 10, 3];
+    let buffer = export_ranges(
+        &lender,
+        MEMORY,
+        &pages.map(|page: u64| (page * PAGE64, PAGE64)),
+    )?;
+    check_eq!(buffer.size()?, 3 * PAGE64, "size of the dma-buf");
+    peer.attach(&buffer, Mode::Dynamic)?;
+    for _ in 0..2 {
+        peer.map()?;
+        if let Err(text) = check_table(&peer.table()?, 3 * PAGE64) {
+            fail!("{text}");
+        }
+        peer_writes(&peer, pattern, &[0, 1, 2])?;
+        for (page, at) in pages.iter().enumerate() {
+            let mut want = [0u8; 8];
+            pattern.fill(&mut want, page as u64 * PAGE64);
+            check_eq!(
+                bar.word(at * PAGE64),
+                u64::from_le_bytes(want),
+                "first word of page {at}"
+            );
+        }
+        peer.unmap()?;
+    }
+    Ok(())
+}
+
 /// Ranges that are none.
 fn badinput() -> Outcome {
     let lent = Lent::new()?;
     let lender = lent.open()?;
-    let (_, len) = lent.gpu.0.bar(MEMORY as usize)?;
+    let (_, len) = lent.gpu().bar(MEMORY as usize)?;
     for (bar, offset, size) in [
         (MEMORY, 0, 0),
         (MEMORY, 0, PAGE64 - 1),
@@ -186,13 +162,29 @@ fn badinput() -> Outcome {
         )?;
     }
     export(&lender, MEMORY, len - PAGE64, PAGE64)?;
-    let mut range = BarExportRange::default();
+    let good = (0, PAGE64);
+    for ranges in [&[][..], &[good, (len, PAGE64)], &[(1, PAGE64), good]] {
+        expect_errno(
+            &format!("exporting {ranges:x?}"),
+            export_ranges(&lender, MEMORY, ranges),
+            libc::EINVAL,
+        )?;
+    }
+    for (count, errno) in [(1, libc::EFAULT), (u64::MAX, libc::EINVAL)] {
+        let (bar, ranges) = (MEMORY, 0);
+        expect_errno(
+            &format!("exporting {count} ranges at address 0"),
+            export_raw(&lender, &mut BarExport { bar, count, ranges }),
+            errno,
+        )?;
+    }
+    let mut argument = BarExport::default();
     expect_errno(
         "an unknown ioctl",
         ioctl(
             lender.as_raw_fd(),
             uapi::BAR_EXPORT_IOC_EXPORT + 1,
-            &mut range,
+            &mut argument,
             || "unknown".to_string(),
         ),
         libc::ENOTTY,
@@ -212,7 +204,7 @@ fn unbind() -> Outcome {
         peer.pin_and_map(mode)?;
         peer_writes(peer, pattern, &[1])?;
     }
-    let unbinding = Unbinding::start(&lent.gpu.0)?;
+    let unbinding = Unbinding::start(lent.gpu())?;
     let gone = unbinding.finish(Duration::from_secs(20))?;
     for peer in &peers {
         check!(
@@ -246,6 +238,7 @@ fn unbind() -> Outcome {
 
 igt_main! {
     "peer", "a peer reads and writes the range, and nothing beside it", peer;
+    "ranges", "several ranges are one buffer", ranges;
     "refusals", "who cannot have it, or cannot let go, is refused", refusals;
     "badinput", "EINVAL for ranges that are none", badinput;
     "unbind", "what is lent is taken back when the driver goes", unbind;

@@ -11,20 +11,28 @@
 #include <linux/ioctl.h>
 #include <linux/types.h>
 
-/** struct bar_export_range - argument of BAR_EXPORT_IOC_EXPORT */
+/** struct bar_export_range - a piece of a BAR */
 struct bar_export_range {
+	/** @offset: where in the BAR it begins, in bytes; whole pages. */
+	__u64 offset;
+	/** @size: its size in bytes; whole pages. */
+	__u64 size;
+};
+
+/** struct bar_export - argument of BAR_EXPORT_IOC_EXPORT */
+struct bar_export {
 	/** @bar: in, the number of a memory BAR, 0 to 5. */
 	__u64 bar;
-	/** @offset: in, where in the BAR it begins, in bytes; whole pages. */
-	__u64 offset;
-	/** @size: in, its size in bytes; whole pages. */
-	__u64 size;
+	/** @count: in, how many ranges there are, at least 1. */
+	__u64 count;
+	/** @ranges: in, user pointer to them, in the order of the buffer. */
+	__u64 ranges;
 };
 
 /* An enum, so that Rust's bindgen resolves the number. */
 enum {
 	/*
-	 * Export a range of a BAR as a dma-buf. Returns its file descriptor,
+	 * Export ranges of a BAR as one dma-buf. Returns its file descriptor,
 	 * with O_RDWR and O_CLOEXEC.
 	 *
 	 * The dma-buf is for PCI devices that take peer memory and can be told
@@ -32,10 +40,11 @@ enum {
 	 * does not qualify, or has no route to the device, is refused with
 	 * -EOPNOTSUPP when it attaches.
 	 *
-	 * -EINVAL if the range is not inside a memory BAR or not made of whole
-	 * pages; -ENODEV if the driver was unbound.
+	 * -EINVAL if there is no range, or one is not inside a memory BAR or
+	 * not made of whole pages; -EFAULT if they cannot be read; -ENODEV if
+	 * the driver was unbound.
 	 */
-	BAR_EXPORT_IOC_EXPORT = _IOW(0xed, 0x20, struct bar_export_range),
+	BAR_EXPORT_IOC_EXPORT = _IOW(0xed, 0x20, struct bar_export),
 };
 
 #endif /* _UAPI_MISC_BAR_EXPORT_H_ */

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Plain ranges of a BAR as dma-bufs, from the driver bar_export.
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::process::Command;
+use std::time::Duration;
+
+use crate::drm::{ioctl, DmaBuf};
+use crate::misc;
+use crate::pci::PciDevice;
+use crate::rebind::Unbound;
+use crate::uapi::{self, BarExport, BarExportRange};
+use crate::{Stop, SysError};
+
+const DRIVER: &str = "bar_export";
+/// The BAR of ivshmem that is memory.
+pub const MEMORY: u64 = 2;
+
+/// The device with bar_export in place of its own driver, which has it back when this is dropped.
+#[derive(Debug)]
+pub struct Lent {
+    gpu: Overridden,
+    // Dropped last: binds the driver from before.
+    _own: Unbound,
+}
+
+#[derive(Debug)]
+struct Overridden(PciDevice);
+
+impl Drop for Overridden {
+    fn drop(&mut self) {
+        if self.0.driver().as_deref() == Some(DRIVER) {
+            let _ = self.0.unbind(DRIVER);
+        }
+        let _ = self.0.set_override("");
+    }
+}
+
+impl Lent {
+    /// Gives the device to bar_export.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if the module is missing, or does not take the device.
+    #[track_caller]
+    pub fn new() -> Result<Self, Stop> {
+        let loaded = Command::new("modprobe").arg(DRIVER).status();
+        check!(
+            loaded.as_ref().is_ok_and(|status| status.success()),
+            "modprobe {DRIVER}: {loaded:?}"
+        );
+        let gpu = PciDevice::vvram()?;
+        let own = Unbound::new(&gpu)?;
+        let gpu = Overridden(gpu);
+        gpu.0.set_override(DRIVER)?;
+        gpu.0.bind(DRIVER)?;
+        Ok(Self { gpu, _own: own })
+    }
+
+    /// The device.
+    pub fn gpu(&self) -> &PciDevice {
+        &self.gpu.0
+    }
+
+    /// Opens the character device.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if it does not appear.
+    #[track_caller]
+    pub fn open(&self) -> Result<File, Stop> {
+        let path = format!("/dev/bar-export-{}", self.gpu.0.name());
+        let file = misc::poll(Duration::from_secs(5), || {
+            OpenOptions::new().read(true).write(true).open(&path).ok()
+        });
+        file.ok_or_else(|| Stop::fail(format_args!("there is no {path}")))
+    }
+}
+
+/// Exports what an argument says, which need not make sense.
+///
+/// # Errors
+///
+/// Any error of the ioctl.
+pub fn export_raw(lender: &File, argument: &mut BarExport) -> Result<DmaBuf, SysError> {
+    let what = format!("BAR_EXPORT_IOC_EXPORT({argument:x?})");
+    let fd = ioctl(
+        lender.as_raw_fd(),
+        uapi::BAR_EXPORT_IOC_EXPORT,
+        argument,
+        || what,
+    )?;
+    // SAFETY: the ioctl returned a new file descriptor, which nobody else has.
+    Ok(DmaBuf::new(unsafe { OwnedFd::from_raw_fd(fd) }))
+}
+
+/// What the ioctl reads for ranges (offset and length).
+pub fn request(ranges: &[(u64, u64)]) -> Vec<BarExportRange> {
+    let range = |&(offset, size)| BarExportRange { offset, size };
+    ranges.iter().map(range).collect()
+}
+
+/// Exports what was made by [`request`] of a BAR as one buffer.
+///
+/// # Errors
+///
+/// Any error of the ioctl.
+pub fn export_request(
+    lender: &File,
+    bar: u64,
+    request: &[BarExportRange],
+) -> Result<DmaBuf, SysError> {
+    let mut argument = BarExport {
+        bar,
+        count: request.len() as u64,
+        ranges: request.as_ptr() as u64,
+    };
+    export_raw(lender, &mut argument)
+}
+
+/// Exports ranges (offset and length) of a BAR as one buffer.
+///
+/// # Errors
+///
+/// Any error of the ioctl.
+pub fn export_ranges(lender: &File, bar: u64, ranges: &[(u64, u64)]) -> Result<DmaBuf, SysError> {
+    export_request(lender, bar, &request(ranges))
+}
+
+/// Exports `size` bytes at `offset` of a BAR.
+///
+/// # Errors
+///
+/// Any error of the ioctl.
+pub fn export(lender: &File, bar: u64, offset: u64, size: u64) -> Result<DmaBuf, SysError> {
+    export_ranges(lender, bar, &[(offset, size)])
+}
