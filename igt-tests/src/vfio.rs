@@ -146,12 +146,8 @@ impl Vfio {
         })
     }
 
-    /// Exports ranges (offset and length) of a BAR as one buffer.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
-    pub fn export(&self, bar: u32, ranges: &[(u64, u64)]) -> Result<DmaBuf, SysError> {
+    /// What the ioctl reads for ranges (offset and length) of a BAR.
+    pub fn request(bar: u32, ranges: &[(u64, u64)]) -> Vec<u32> {
         // struct vfio_device_feature, then struct vfio_device_feature_dma_buf.
         let mut words = vec![
             (24 + 16 * ranges.len()) as u32,
@@ -166,7 +162,25 @@ impl Vfio {
                 words.extend([*value as u32, (*value >> 32) as u32]);
             }
         }
-        let what = format!("VFIO_DEVICE_FEATURE_DMA_BUF({} ranges)", ranges.len());
+        words
+    }
+
+    /// Exports ranges (offset and length) of a BAR as one buffer.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn export(&self, bar: u32, ranges: &[(u64, u64)]) -> Result<DmaBuf, SysError> {
+        self.export_request(&mut Self::request(bar, ranges))
+    }
+
+    /// Exports what was made by [`Vfio::request`] as one buffer.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn export_request(&self, words: &mut [u32]) -> Result<DmaBuf, SysError> {
+        let what = format!("VFIO_DEVICE_FEATURE_DMA_BUF({} bytes)", words[0]);
         let fd = call(
             self.device.as_raw_fd(),
             DEVICE_FEATURE,

@@ -91,7 +91,7 @@ class Machine:
                 "-device", "virtio-blk-pci,drive=root",
                 "-virtfs", "local,path=/build/share,mount_tag=lab,security_model=none",
                 *MONITOR,
-                "-object", f"memory-backend-ram,id=vram,size={boot.vram},share=on",
+                "-object", f"memory-backend-ram,id=vram,size={boot.vram},share=on,reserve=off",
                 *boot.topology.machine]
 
     def run(self, boot, cpu):

@@ -10,19 +10,25 @@ use std::process::ExitCode;
 
 use vvram_tests::clock::{self, Costs};
 use vvram_tests::drm::{DmaBuf, Gem};
+use vvram_tests::lender::{self, export, Lent, MEMORY};
 use vvram_tests::map::PAGE;
+use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::rebind::Unbound;
 use vvram_tests::scene::{cpu_reads, patterns, placed, Scene};
 use vvram_tests::vfio::Vfio;
 use vvram_tests::{check, check_eq, fragment, uapi, Outcome, Stop, SysError};
 
-const USAGE: &str = "usage: p2p-bench --figures FILE";
+const USAGE: &str = "usage: p2p-bench --figures FILE [--huge]";
 const PAGE64: u64 = PAGE as u64;
 const MIB: u64 = 1 << 20;
 const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 /// Blocks of the large cases of a mapping.
 const BLOCKS: u64 = 4096;
+/// Numbers of scattered blocks, to see how the costs grow.
+const GROWTH: [u64; 5] = [1, 16, 256, BLOCKS, 65_536];
+/// The large buffer of the large BAR.
+const HUGE: u64 = 48 << 30;
 
 /// The figures so far.
 #[derive(Default)]
@@ -194,26 +200,71 @@ fn transfers(scene: &Scene, figures: &mut Figures) -> Outcome {
     Ok(())
 }
 
-/// Times map and unmap of one buffer; returns the number of entries of its table.
-fn mapping(peer: &Peer, buffer: &DmaBuf, name: &str, figures: &mut Figures) -> Result<u64, Stop> {
+/// Times map and unmap of one buffer.
+fn mapping(peer: &Peer, buffer: &DmaBuf, name: &str, figures: &mut Figures) -> Outcome {
     let peer = peer.reopen()?;
     let size = peer.attach(buffer, Mode::Dynamic)?;
+    // Others have been here before, but not with this attachment.
+    clock::settle();
+    let first = peer.measure(1)?;
     peer.map()?;
     let entries = peer.table()?.len() as u64;
     peer.unmap()?;
-    // Warm up, then measure.
+    // Warm up, then measure: the least of many, but of the long ones few are enough.
     peer.measure(4)?;
     clock::settle();
-    let cost = peer.measure(50)?;
+    let cost = peer.measure(if entries > BLOCKS { 8 } else { 50 })?;
     figures.add(&format!("map.{name}"), cost.least - cost.clock);
+    figures.add(&format!("first.{name}"), first.least - first.clock);
     figures.add(&format!("map.{name}.entries"), entries);
     figures.add(&format!("map.{name}.bytes"), size);
-    Ok(entries)
+    Ok(())
+}
+
+/// Times the life of a mapping from the export on: attach, map, unmap, detach, close.
+fn whole(
+    peer: &Peer,
+    export: impl FnOnce() -> Result<DmaBuf, SysError>,
+    costs: &mut Costs,
+) -> Outcome {
+    let peer = peer.reopen()?;
+    clock::settle();
+    costs.time(|| -> Result<(), SysError> {
+        let buffer = export()?;
+        peer.attach(&buffer, Mode::Dynamic)?;
+        peer.map()?;
+        peer.unmap()?;
+        peer.detach()
+    })?;
+    Ok(())
+}
+
+/// Times an attach to a buffer that has no other, and to one that has many.
+fn attaches(peer: &Peer, buffer: &DmaBuf, name: &str, figures: &mut Figures) -> Outcome {
+    const MANY: usize = 1000;
+    const ROUNDS: usize = 16;
+    let mut others = Vec::with_capacity(MANY);
+    for count in [1, MANY] {
+        while others.len() + 1 < count {
+            let other = peer.reopen()?;
+            other.attach(buffer, Mode::Dynamic)?;
+            others.push(other);
+        }
+        let last = peer.reopen()?;
+        let mut costs = Costs::default();
+        clock::settle();
+        for _ in 0..ROUNDS {
+            costs.time(|| last.attach(buffer, Mode::Dynamic))?;
+            last.detach()?;
+        }
+        figures.costs(&format!("attach.{count}.{name}"), &costs);
+    }
+    Ok(())
 }
 
 /// Map and unmap of this project's exporter.
 fn ours(scene: &Scene, figures: &mut Figures) -> Outcome {
-    let drm = &scene.drm;
+    let (drm, peer) = (&scene.drm, &scene.peer);
     for (name, size) in [
         ("4k", PAGE64),
         ("256m", 256 * MIB),
@@ -221,7 +272,10 @@ fn ours(scene: &Scene, figures: &mut Figures) -> Outcome {
     ] {
         let buffer_of = drm.create_flags(size, uapi::CREATE_VRAM_OR_FAIL)?;
         let buffer = buffer_of.export()?;
-        mapping(&scene.peer, &buffer, &format!("{name}.ours"), figures)?;
+        mapping(peer, &buffer, &format!("{name}.ours"), figures)?;
+        if size == PAGE64 {
+            attaches(peer, &buffer, "ours", figures)?;
+        }
     }
     let ragged = fragment::create(drm, &scene.bar, BLOCKS * PAGE64, BLOCKS as usize)?;
     check_eq!(
@@ -230,22 +284,75 @@ fn ours(scene: &Scene, figures: &mut Figures) -> Outcome {
         "ranges of the scattered object"
     );
     let buffer = ragged.object.export()?;
-    mapping(&scene.peer, &buffer, "scattered.ours", figures)?;
+    mapping(peer, &buffer, "scattered.ours", figures)
+}
+
+/// Scattered blocks of a BAR, as offset and length.
+fn scattered(count: u64) -> Vec<(u64, u64)> {
+    (0..count).map(|i| (2 * i * PAGE64, PAGE64)).collect()
+}
+
+/// How the costs of an exporter of ranges grow with their number.
+fn growth<R>(
+    peer: &Peer,
+    request: impl Fn(&[(u64, u64)]) -> R,
+    export: impl Fn(&mut R) -> Result<DmaBuf, SysError>,
+    name: &str,
+    figures: &mut Figures,
+) -> Outcome {
+    for count in GROWTH {
+        let mut request = request(&scattered(count));
+        let mut costs = Costs::default();
+        for _ in 0..4 {
+            whole(peer, || export(&mut request), &mut costs)?;
+        }
+        figures.add(&format!("whole.{count}.{name}"), costs.least());
+        let buffer = export(&mut request)?;
+        mapping(peer, &buffer, &format!("{count}.{name}"), figures)?;
+    }
     Ok(())
 }
 
 /// The same of vfio-pci's, with the same importer.
 fn theirs(peer: &Peer, vfio: &Vfio, figures: &mut Figures) -> Outcome {
-    let blocks = |step: u64| -> Vec<_> { (0..BLOCKS).map(|i| (i * step, PAGE64)).collect() };
+    let adjacent: Vec<_> = (0..BLOCKS).map(|i| (i * PAGE64, PAGE64)).collect();
     for (name, ranges) in [
         ("4k", vec![(0, PAGE64)]),
         ("256m", vec![(0, 256 * MIB)]),
-        ("adjacent", blocks(PAGE64)),
-        ("scattered", blocks(2 * PAGE64)),
+        ("adjacent", adjacent),
+        ("scattered", scattered(BLOCKS)),
     ] {
         let buffer = vfio.export(2, &ranges)?;
         mapping(peer, &buffer, &format!("{name}.vfio"), figures)?;
+        if name == "4k" {
+            attaches(peer, &buffer, "vfio", figures)?;
+        }
     }
+    growth(
+        peer,
+        |ranges| Vfio::request(2, ranges),
+        |request| vfio.export_request(request),
+        "vfio",
+        figures,
+    )
+}
+
+/// One buffer that is most of a large BAR. Nobody accesses it: there is no memory behind all of it.
+fn huge(figures: &mut Figures) -> Outcome {
+    let peer = Peer::open()?;
+    {
+        let lent = Lent::new()?;
+        let lender = lent.open()?;
+        let buffer = export(&lender, MEMORY, 0, HUGE)?;
+        mapping(&peer, &buffer, "huge.ours", figures)?;
+    }
+    let gpu = PciDevice::vvram()?;
+    let unbound = Unbound::new(&gpu)?;
+    let vfio = Vfio::open(&gpu)?;
+    let buffer = vfio.export(2, &[(0, HUGE)])?;
+    mapping(&peer, &buffer, "huge.vfio", figures)?;
+    // The guest ends here: there is nobody who needs the device.
+    std::mem::forget((unbound, vfio));
     Ok(())
 }
 
@@ -269,11 +376,11 @@ fn bench(figures: &mut Figures) -> Outcome {
     let scene = Scene::open()?;
     let free = scene.drm.vram_free()?;
     clock::stay_in_memory()?;
+    ours(&scene, figures)?;
     moves(&scene, figures)?;
     cycles(&scene, 10, figures)?;
     cycles(&scene, 10_000, figures)?;
     transfers(&scene, figures)?;
-    ours(&scene, figures)?;
     scene.drm.await_vram_free(free)?;
     let Scene {
         drm,
@@ -283,6 +390,17 @@ fn bench(figures: &mut Figures) -> Outcome {
         ..
     } = scene;
     drop((drm, bar));
+    {
+        let lent = Lent::new()?;
+        let lender = lent.open()?;
+        growth(
+            &peer,
+            lender::request,
+            |request| lender::export_request(&lender, MEMORY, request),
+            "ours",
+            figures,
+        )?;
+    }
     let unbound = Unbound::new(&gpu)?;
     let vfio = Vfio::open(&gpu)?;
     theirs(&peer, &vfio, figures)?;
@@ -293,16 +411,17 @@ fn bench(figures: &mut Figures) -> Outcome {
 
 fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args().skip(1).collect();
-    let [flag, file] = arguments.as_slice() else {
-        eprintln!("{USAGE}");
-        return ExitCode::from(2);
+    let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
+    let (file, measure): (_, fn(&mut Figures) -> Outcome) = match arguments.as_slice() {
+        ["--figures", file] => (*file, bench),
+        ["--figures", file, "--huge"] => (*file, huge),
+        _ => {
+            eprintln!("{USAGE}");
+            return ExitCode::from(2);
+        }
     };
-    if flag != "--figures" {
-        eprintln!("{USAGE}");
-        return ExitCode::from(2);
-    }
     let mut figures = Figures::default();
-    let outcome = bench(&mut figures);
+    let outcome = measure(&mut figures);
     // Not before: output goes to the host, and takes as long as the host likes.
     print!("{}", figures.0);
     if let Err(stop) = outcome {

@@ -18,7 +18,14 @@ COSTS = {"move.out": 1100, "move.out.still": 100, "move.back": 1100, "move.back.
 FIGURES = {"move.bytes": 2 << 20, **COSTS,
            **{f"{name}{which}": value for name, value in COSTS.items() for which in bench.SPREAD},
            **{f"map.{name}.ours": 10 for name, _, _ in bench.MAPPINGS},
-           **{f"map.{name}.vfio": 1000 for name, _, _ in bench.MAPPINGS}}
+           **{f"map.{name}.vfio": 1000 for name, _, _ in bench.MAPPINGS},
+           **{f"{name}.{blocks}.{who}": 100 + 10 * blocks for name in ("map", "whole")
+              for blocks in bench.GROWTH for who in ("ours", "vfio")},
+           **{f"first.{name}.{who}": 60 for name in bench.FIRST for who in ("ours", "vfio")},
+           **{f"attach.{count}.{who}": 50 for count, _ in bench.ATTACHES for who in ("ours", "vfio")},
+           "map.huge.ours": 10, "map.huge.vfio": 20, "map.huge.ours.entries": 24,
+           "map.huge.vfio.entries": 24,
+           "map.huge.ours.bytes": 48 << 30}
 
 
 class Bench(unittest.TestCase):
@@ -26,16 +33,15 @@ class Bench(unittest.TestCase):
         """Run the command over boots that leave these figures, in turn, for each machine."""
         with tempfile.TemporaryDirectory() as folder:
             outcomes = []
-            for name in bench.MACHINES:
-                for index, figures in enumerate(runs):
-                    results = Path(folder) / f"bench-{name}-{index}"
-                    results.mkdir()
-                    for log in ("kernel.log", "qemu.log"):
-                        (results / log).touch()
-                    text = "".join(f"{key} {value}\n" for key, value in figures.items())
-                    (results / "figures").write_text(text)
-                    boot = qemu.Boot(results.name, topologies.find(name), "bench", 1)
-                    outcomes.append(qemu.Outcome(boot, results, 1.0, status or ""))
+            for boot in bench.boots():
+                results = Path(folder) / boot.name
+                results.mkdir()
+                for log in ("kernel.log", "qemu.log"):
+                    (results / log).touch()
+                figures = runs[int(boot.name.rpartition("-")[2]) - 1]
+                text = "".join(f"{key} {value}\n" for key, value in figures.items())
+                (results / "figures").write_text(text)
+                outcomes.append(qemu.Outcome(boot, results, 1.0, status or ""))
             steps, built = mock.MagicMock(), mock.MagicMock()
             steps.logs = Path(folder)
             built.machine.run_all.return_value = outcomes
@@ -51,19 +57,25 @@ class Bench(unittest.TestCase):
         self.assertIn("host bridge, no IOMMU: 4096 scattered blocks", self.report)
 
     def test_each_target_can_be_missed(self):
-        with mock.patch.object(bench, "OPEN", set()):
-            for name, value in (("move.out", 2000), ("move.back", 2000), ("cycle.10000", 121),
-                                ("map.4k.ours", 1100), ("map.adjacent.ours", 51)):
-                worse = {**FIGURES, name: value}
-                with self.assertRaises(LabError, msg=name):
-                    self.run_with(worse, worse)
-                self.assertIn("MISSED", self.report)
+        for name, value in (("move.out", 2000), ("move.back", 2000), ("cycle.10000", 121),
+                            ("map.4k.ours", 1100), ("map.adjacent.ours", 51)):
+            worse = {**FIGURES, name: value}
+            with self.assertRaises(LabError, msg=name):
+                self.run_with(worse, worse)
+            self.assertIn("MISSED", self.report)
 
-    def test_a_known_miss_is_printed(self):
-        worse = {**FIGURES, "move.out": 2000}
-        with mock.patch.object(bench, "OPEN", {bench.general(worse)[0].what}):
-            self.run_with(worse, worse)
-        self.assertIn("open", self.report)
+    def test_growth_is_a_line(self):
+        start, slope, worst = bench.fit([(n, 7 + 3 * n) for n in bench.GROWTH])
+        self.assertAlmostEqual(start, 7)
+        self.assertAlmostEqual(slope, 3)
+        self.assertAlmostEqual(worst, 0)
+        self.assertGreater(bench.fit([(1, 1), (10, 20), (100, 100)])[2], 0.1)
+        self.run_with(FIGURES, FIGURES)
+        self.assertIn("n scattered blocks, vfio-pci: 100 + 10.0 n, within 0 %", self.report)
+
+    def test_the_large_buffer_has_a_row(self):
+        self.run_with(FIGURES, FIGURES)
+        self.assertIn("bus address: 1 x 48 GiB, 24 entries, bar_export", self.report)
 
     def test_two_runs_have_to_agree(self):
         with self.assertRaises(LabError):
@@ -75,10 +87,18 @@ class Bench(unittest.TestCase):
     def test_some_figures_are_not_exact(self):
         for name, value, close in (("move.out", 10_000, 10_200),
                                    ("transfer.direct.cpu", 10_000, 10_500),
-                                   ("cycle.10", 10_000, 10_050),
-                                   ("map.scattered.vfio", 1_000_000, 1_000_500)):
+                                   ("cycle.10000", 10_000, 10_100),
+                                   ("whole.4096.ours", 100_000, 100_050),
+                                   ("map.65536.vfio", 1_000_000, 1_000_100),
+                                   ("map.scattered.vfio", 1_000_000, 1_000_000)):
             self.assertEqual(bench.differences({name: value}, {name: close}), [])
             self.assertEqual(len(bench.differences({name: value}, {name: close + 1})), 1)
+
+    def test_tables_of_the_same_ranges_are_alike(self):
+        other = {**FIGURES, "map.huge.ours.entries": 25}
+        with self.assertRaises(LabError):
+            self.run_with(other, other)
+        self.assertIn("map.huge: entries of ours and of vfio-pci differ", self.report)
 
     def test_the_spread_may_differ(self):
         self.run_with(FIGURES, {**FIGURES, "cycle.10.most": 9999})
