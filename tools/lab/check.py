@@ -38,10 +38,13 @@ KUNIT_SKIPS = {("kunit-iommu", "dma_buf_mapping.long_scatterlist_is_freed"),
                ("kunit", "dma_buf_mapping.unsupported_path_is_refused"),
                # Of these one only where addresses can fail.
                ("kunit", "dma_buf_mapping.failing_range_is_undone")}
-# Those that only apply without KASAN.
+# Those that only apply without KASAN, and without kmemleak.
 DEBUG_SKIPS = {("kunit", "dma_buf_mapping.short_scatterlist_is_freed"),
                ("kunit-bridge", "dma_buf_mapping.short_scatterlist_is_freed"),
-               ("kunit-iommu", "dma_buf_mapping.short_scatterlist_is_freed")}
+               ("kunit-iommu", "dma_buf_mapping.short_scatterlist_is_freed"),
+               ("kunit", "dma_buf_mapping.failing_allocation_is_undone"),
+               ("kunit-bridge", "dma_buf_mapping.failing_allocation_is_undone"),
+               ("kunit-iommu", "dma_buf_mapping.failing_allocation_is_undone")}
 # The tests of IGT that open any driver; those for displays and other vendors cannot apply.
 GENERIC = "/usr/libexec/igt-gpu-tools/core_*"
 
