@@ -43,7 +43,7 @@ class Source:
     def sync(self, step, repo, box):
         """Bring the tree to upstream plus the repository's files and patches."""
         managed = json.loads(self._managed.read_text()) if self._managed.is_file() else []
-        patches = sorted((repo / "patches").glob("*.patch"))
+        patches = patches_of(repo)
         touched = sorted({path for patch in patches for path in touched_by(patch.read_text())})
         wanted = self._patched(step, patches, touched, managed, box)
         for path, file in overlay_files(repo):
@@ -94,6 +94,15 @@ class Source:
                                    original.stat().st_mode & 0o777)
         else:
             (self.tree / path).unlink(missing_ok=True)
+
+
+def patches_of(repo):
+    """The repository's patches in the order in which they apply.
+
+    Those for tests only come last: the series does not need them.
+    """
+    return [patch for folder in (repo / "patches", repo / "patches/test-only")
+            for patch in sorted(folder.glob("*.patch"))]
 
 
 def touched_by(patch):
