@@ -36,13 +36,20 @@ def build(step, dest, suites, apt_arguments, preferences=""):
     (dest / "etc/apt/sources.list").write_text(
         "".join(f"deb {mirror} {suite} main\n" for suite in suites))
     (dest / "etc/apt/preferences.d/lab").write_text(preferences)
-    box = sandbox.Sandbox(dest, readonly={f: f for f in (
-        "/etc/resolv.conf", "/etc/hosts", *host.certificates(options))})
+    box = networked(sandbox.Sandbox(dest), mirror)
     env = {"DEBIAN_FRONTEND": "noninteractive"}
     step.run(["apt-get", "update"], HINT, box)
     step.run(["apt-get", "install", "-y", "--no-install-recommends", *apt_arguments], HINT,
              box, env=env)
     step.run(["sh", "-c", "apt-get clean && rm -rf /var/lib/apt/lists/*"], HINT, box)
+
+
+def networked(box, mirror=None):
+    """A sandbox in a root whose apt reaches the mirror: the one it was made from, if none is given."""
+    if not mirror:
+        mirror = (box.root / "etc/apt/sources.list").read_text().split()[1]
+    return box.with_binds(readonly={file: file for file in (
+        "/etc/resolv.conf", "/etc/hosts", *host.certificates(host.apt_options(mirror)))})
 
 
 def remove(folder):

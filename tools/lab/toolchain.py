@@ -12,6 +12,8 @@ gcc g++ clang lld llvm libc6-dev pahole make flex bison bc libelf-dev libdw-dev 
 pkg-config cpio kmod xz-utils zstd erofs-utils rsync patch git perl gawk
 python3 python3-ply python3-git codespell
 qemu-system-x86 linux-source-7.3
+cmake ninja-build cython3 python3-dev libnl-3-dev libnl-route-3-dev libudev-dev libdrm-dev
+autoconf automake libtool libpci-dev libibumad-dev librdmacm-dev libibverbs-dev libfabric-dev
 """.split()
 GB = 4
 KEY = cache.digest(SUITES, PACKAGES)

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Builds sources of Debian packages again, with patches of this repository."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import cache
+import debianroot
+import toolchain
+
+# The sources' signed index says where the files are and what their digests are. They are fetched
+# one by one, since only the description of a source package, which nobody needs, may be missing
+# from a mirror.
+FETCH = """
+set -e
+mkdir -p /tmp/lists/partial /tmp/cache/archives/partial
+sed -n "s/^deb \\(.* $1 .*\\)/deb-src \\1/p" /etc/apt/sources.list >/tmp/sources.list
+sources() {
+	apt-get -o Dir::State::Lists=/tmp/lists -o Dir::Cache=/tmp/cache \\
+		-o Dir::Etc::SourceList=/tmp/sources.list -o Dir::Etc::SourceParts=- "$@"
+}
+sources update
+sources source --print-uris --only-source "$0" >/tmp/uris
+cd /tmp
+grep "^'" /tmp/uris | grep -v '\\.dsc ' | while read -r uri file _ digest; do
+	uri=${uri#?}
+	/usr/lib/apt/apt-helper download-file "${uri%?}" "$file" "$digest"
+done
+tar -x --strip-components=1 -C /build/source -f ./*.orig.tar.*
+tar -x -C /build/source -f ./*.debian.tar.*
+cd /build/source
+test ! -e debian/patches/series || sed 's/#.*//' debian/patches/series | while read -r name _; do
+	test -z "$name" || patch -p1 -i "debian/patches/$name"
+done
+"""
+APPLY = 'for patch in /build/patches/*.patch; do patch -p1 --fuzz=0 -i "$patch" || exit; done'
+
+
+@dataclass(frozen=True)
+class Package:
+    """A source package, a folder with patches, and how it is built.
+
+    The commands run in the folder of the source and leave in /build/out what is
+    wanted of it.
+    """
+
+    name: str
+    patches: Path
+    commands: str
+    includes: Path = None        # more headers, in /build/include
+
+
+def ensure(steps, box, package):
+    """Build a package unless it is there; return the folder of what is wanted of it."""
+    patches = sorted(package.patches.glob("*.patch"))
+    headers = cache.digest_tree(package.includes) if package.includes else ""
+    key = cache.digest(package.name, toolchain.KEY, FETCH, package.commands, headers,
+                       *[part for patch in patches for part in (patch.name, patch)])
+    final = cache.base() / f"{package.name}-{key}"
+    if final.exists():
+        steps.current(package.name)
+        return final
+    partial = final.with_suffix(".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    folders = {name: partial / name for name in ("source", "work", "out")}
+    for folder in folders.values():
+        folder.mkdir(parents=True)
+    inside = box.with_binds({f"/build/{name}": folder for name, folder in folders.items()},
+                            readonly={"/build/patches": package.patches,
+                                      **({"/build/include": package.includes}
+                                         if package.includes else {})})
+    with steps.step(package.name) as step:
+        step.run(["sh", "-c", FETCH, package.name, toolchain.SUITES[0]], debianroot.HINT,
+                 debianroot.networked(inside))
+        step.run(["sh", "-c", APPLY], "the source package is another one than the patches are "
+                 f"for: refresh {package.patches}", inside, cwd="/build/source")
+        step.run(["sh", "-ec", package.commands], "the log names the file", inside,
+                 cwd="/build/source")
+        folders["out"].rename(final)
+        shutil.rmtree(partial)
+    return final
