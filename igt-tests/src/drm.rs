@@ -236,6 +236,32 @@ impl Drm {
         }
     }
 
+    /// Opens a node by its path.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if it cannot be opened, or belongs to another driver.
+    #[track_caller]
+    pub fn open_path(path: &Path) -> Result<Self, Stop> {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .custom_flags(libc::O_CLOEXEC)
+            .open(path)
+            .map_err(|error| SysError::io(format!("open({})", path.display()), &error))?;
+        let name = driver_name(file.as_raw_fd())?;
+        if name != DRIVER {
+            return Err(Stop::fail(format_args!(
+                "{} belongs to {name}, not to {DRIVER}",
+                path.display()
+            )));
+        }
+        Ok(Self {
+            file,
+            path: path.to_path_buf(),
+        })
+    }
+
     /// Opens the render node if it is there right now.
     pub fn try_open() -> Option<Self> {
         let (path, file) = node_of("renderD", &PciDevice::vvram().ok()?)?;

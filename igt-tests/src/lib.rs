@@ -27,12 +27,14 @@ pub mod peer;
 pub mod policy;
 pub mod proc;
 pub mod qmp;
+pub mod rdma;
 pub mod rebind;
 pub mod scene;
 pub mod socket;
 pub mod syncfile;
 pub mod trace;
 pub mod uapi;
+pub mod verbs;
 pub mod vfio;
 
 pub use check::{errno_name, expect_errno, expect_errno_in, Outcome, Stop, SysError};

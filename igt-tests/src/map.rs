@@ -12,7 +12,7 @@ use crate::SysError;
 pub const PAGE: usize = 4096;
 const PAGE_WORDS: usize = PAGE / 8;
 
-/// A shared mapping of a file, unmapped when dropped.
+/// A shared mapping of a file, or of memory, unmapped when dropped.
 #[derive(Debug)]
 pub struct Map {
     base: NonNull<u64>,
@@ -35,13 +35,33 @@ impl Map {
     ///
     /// Any error of mmap(2).
     pub fn with_prot(fd: RawFd, offset: u64, len: usize, prot: i32) -> Result<Self, SysError> {
+        Self::with_flags(fd, offset, len, prot, libc::MAP_SHARED)
+    }
+
+    /// Maps `len` bytes of zeroed memory that belong to no file.
+    ///
+    /// # Errors
+    ///
+    /// Any error of mmap(2).
+    pub fn anonymous(len: usize) -> Result<Self, SysError> {
+        let prot = libc::PROT_READ | libc::PROT_WRITE;
+        Self::with_flags(-1, 0, len, prot, libc::MAP_SHARED | libc::MAP_ANONYMOUS)
+    }
+
+    fn with_flags(
+        fd: RawFd,
+        offset: u64,
+        len: usize,
+        prot: i32,
+        flags: i32,
+    ) -> Result<Self, SysError> {
         let what = || format!("mmap(len={len}, prot={prot}, offset={offset:#x})");
         let Ok(raw) = libc::off_t::try_from(offset) else {
             return Err(SysError::new(what(), libc::EOVERFLOW));
         };
         // SAFETY: a new mapping at an address of the kernel's choice touches no
         // memory that is in use.
-        let base = unsafe { libc::mmap(ptr::null_mut(), len, prot, libc::MAP_SHARED, fd, raw) };
+        let base = unsafe { libc::mmap(ptr::null_mut(), len, prot, flags, fd, raw) };
         if base == libc::MAP_FAILED {
             return Err(SysError::last(what()));
         }
@@ -49,6 +69,11 @@ impl Map {
             Some(base) => Ok(Self { base, len }),
             None => Err(SysError::new(what(), libc::EFAULT)),
         }
+    }
+
+    /// Where it starts.
+    pub fn address(&self) -> NonNull<u64> {
+        self.base
     }
 
     /// Length in bytes.

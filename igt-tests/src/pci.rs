@@ -34,12 +34,39 @@ fn hops(a: &[String], b: &[String]) -> i32 {
     (a.len() + b.len() - 2 * shared) as i32
 }
 
+/// Whether a name is an address such as 0000:03:00.0.
+fn is_address(name: &str) -> bool {
+    let hex = |text: &str, least: usize, most: usize| {
+        (least..=most).contains(&text.len()) && text.bytes().all(|c| c.is_ascii_hexdigit())
+    };
+    let Some((start, function)) = name.rsplit_once('.') else {
+        return false;
+    };
+    let parts: Vec<_> = start.split(':').collect();
+    match parts.as_slice() {
+        // Domains of host bridges that are no PCI host of the platform have five digits or more.
+        [domain, bus, slot] => {
+            hex(domain, 4, 8) && hex(bus, 2, 2) && hex(slot, 2, 2) && hex(function, 1, 1)
+        }
+        _ => false,
+    }
+}
+
 impl PciDevice {
     /// The device of a name such as 0000:03:00.0.
     pub fn named(name: &str) -> Self {
         Self {
             name: name.to_string(),
         }
+    }
+
+    /// The device that a path of sysfs leads to, or the closest one above it.
+    pub fn above(path: &Path) -> Option<Self> {
+        let path = fs::canonicalize(path).ok()?;
+        path.ancestors().find_map(|folder| {
+            let name = folder.file_name()?.to_str()?;
+            is_address(name).then(|| Self::named(name))
+        })
     }
 
     /// Finds the devices of a vendor and device number, in order.
@@ -403,6 +430,23 @@ mod tests {
         assert_eq!(count("pci0/rp1/up/d1/gpu", "pci0/rp1/up/d2/edu"), 4);
         assert_eq!(count("pci0/rp1/up/d1/gpu", "pci0/edu"), 5);
         assert_eq!(count("pci1/rp1/gpu", "pci0/rp2/edu"), 4);
+    }
+
+    #[test]
+    fn addresses_are_told_from_other_names() {
+        for name in ["0000:03:00.0", "10000:e1:1f.7"] {
+            assert!(is_address(name), "{name}");
+        }
+        for name in [
+            "",
+            "pci0000:00",
+            "virtio0",
+            "0000:03:00",
+            "0000:00.0",
+            "0000:3:00.0",
+        ] {
+            assert!(!is_address(name), "{name}");
+        }
     }
 
     #[test]
