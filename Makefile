@@ -7,11 +7,12 @@ export KSRC MIRROR KVM JOBS FLAVOUR TOPOLOGY
 
 LAB := python3 -B tools/lab
 
-.PHONY: help demo check bench style shell clean python
+.PHONY: help demo check rdma bench style shell clean python
 
 help:
 	@echo 'make demo    build everything, boot every topology, show one table'
 	@echo 'make check   build everything, pass every test'
+	@echo 'make rdma    pass the tests with RDMA alone, show what moved how fast'
 	@echo 'make bench   count instructions of moves, exports and mappings'
 	@echo 'make style   rustfmt, clippy, checkpatch and get_maintainer'
 	@echo 'make shell   an interactive guest with the devices in place'
@@ -26,7 +27,8 @@ help:
 	@echo '                  plain (no checks); make bench always takes plain'
 	@echo '  TOPOLOGY=name   machine of make shell: switch (default), host-bridge,'
 	@echo '                  intel-iommu, no-route, acs-pair, virtio-iommu, or with two GPUs'
-	@echo '                  pair-switch, pair-host-bridge, pair-intel-iommu, pair-no-route'
+	@echo '                  pair-switch, pair-host-bridge, pair-intel-iommu, pair-no-route,'
+	@echo '                  or with these and a NIC: rdma-switch, and so on'
 	@echo '  KVM=1           run guests under KVM instead of TCG (real time, not reproducible)'
 	@echo
 	@echo 'A Debian machine (bookworm or later, amd64) with git, make and apt is enough, as root;'
@@ -34,7 +36,7 @@ help:
 	@echo '/etc/subuid. Caches and logs: $$XDG_CACHE_HOME/vvram-lab, else ~/.cache/vvram-lab;'
 	@echo 'they need 12 GB.'
 
-demo check bench style shell clean: python
+demo check rdma bench style shell clean: python
 	@$(LAB) $@
 
 python:

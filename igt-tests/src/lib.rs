@@ -12,6 +12,7 @@ mod check;
 pub mod clock;
 pub mod debugfs;
 pub mod drm;
+pub mod fabric;
 pub mod fdinfo;
 pub mod fence;
 pub mod foreign;

@@ -15,10 +15,18 @@ import debianroot
 import demo
 import pipeline
 import qemu
+import rdma
 import steps
 import style
 import tally
 import topologies
+
+
+def with_rdma(work):
+    """A guest that is ready to boot, with what RDMA needs."""
+    built = pipeline.everything(work)
+    rdma.ensure(work, built)
+    return built
 
 
 def run_demo(work):
@@ -30,7 +38,12 @@ def run_demo(work):
 
 def run_check(work):
     """Pass every test."""
-    return tally.close(work.console, check.run(work, pipeline.everything(work)))
+    return tally.close(work.console, check.run(work, with_rdma(work)))
+
+
+def run_rdma(work):
+    """Pass the tests of RDMA alone, and show what moved how fast."""
+    return tally.close(work.console, check.run_rdma(work, with_rdma(work)))
 
 
 def run_bench(work):
@@ -50,9 +63,9 @@ def run_shell(work):
     name = os.environ.get("TOPOLOGY") or topologies.TOPOLOGIES[0].name
     topology = topologies.find(name)
     if topology is None:
-        known = ", ".join(t.name for t in topologies.TOPOLOGIES + topologies.PAIRS)
+        known = ", ".join(t.name for t in topologies.ALL)
         raise steps.LabError(f"there is no TOPOLOGY={name}", f"choose one of: {known}")
-    built = pipeline.everything(work)
+    built = with_rdma(work) if topology in topologies.RDMA else pipeline.everything(work)
     work.console.say(f"{topology.title}; exit powers the guest off, Ctrl-a x ends QEMU")
     return built.machine.interactive(qemu.Boot("shell", topology, "shell", 0))
 
@@ -66,8 +79,8 @@ def run_clean(work):
     return 0
 
 
-COMMANDS = {"demo": run_demo, "check": run_check, "bench": run_bench, "style": run_style,
-            "shell": run_shell, "clean": run_clean}
+COMMANDS = {"demo": run_demo, "check": run_check, "rdma": run_rdma, "bench": run_bench,
+            "style": run_style, "shell": run_shell, "clean": run_clean}
 
 
 def main():

@@ -15,6 +15,7 @@ import matrix
 import pipeline
 import programs
 import qemu
+import rdma
 import topologies
 from igt import Verdict
 from steps import LabError
@@ -27,6 +28,7 @@ OWN = "/lab/bin/vvram_*"
 # Where devices see other memory than the CPU, this shows who forgets to synchronize.
 BOUNCED = "/lab/bin/vvram_sync"
 PAIR = "/lab/bin/pair_*"       # tests of two GPUs
+RDMA = "/lab/bin/rdma_*"       # and of a NIC
 # Without these a boot of KUnit has not done its work, whatever else it ran.
 SUITES = {"dma_buf_mapping", "edu_peer_table", "peer_policy", "range_list"}
 # Examples of the kernel crate that need a device; the first boot of KUnit has one.
@@ -62,19 +64,44 @@ def run(steps, built):
     boots.append(bounce_boot("check-bounce", BOUNCED))
     for topology in topologies.PAIRS:
         boots.append(igt_boot(f"check-{topology.name}", topology, PAIR))
+    boots += rdma_boots()
     boots.append(igt_boot("check-generic", topologies.TOPOLOGIES[0], GENERIC,
                           IGT_FORCE_DRIVER="vvram"))
     with steps.step("boot the tests") as step:
         outcomes = built.machine.run_all(step, steps.console, boots)
-    skips = igt.expected_skips((pipeline.REPO / "igt-tests/skips.txt").read_text(),
-                               kernel.flavour())
     seen = {}
-    for outcome in outcomes:
-        verdicts += judge(outcome, skips, seen)
-    verdicts += igt.stale(skips, seen)
+    verdicts += judged(outcomes, seen) + igt.stale(expected_skips(), seen)
     verdicts.append(migration(steps.console, outcomes))
+    rdma.report(steps.console, outcomes)
     steps.console.say(f"results of each boot: {built.kernel.share / 'results'}")
     return verdicts
+
+
+def rdma_boots():
+    """The boots with RDMA: the project's tests wherever a NIC may be, and pyverbs'."""
+    return rdma.pyverbs_boots(SLOWER[kernel.flavour()]) + [
+        igt_boot(f"check-{topology.name}", topology, RDMA) for topology in topologies.RDMA]
+
+
+def run_rdma(steps, built):
+    """Run the tests with RDMA and nothing else; return the verdicts."""
+    with steps.step("boot the RDMA tests") as step:
+        outcomes = built.machine.run_all(step, steps.console, rdma_boots())
+    rdma.report(steps.console, outcomes)
+    steps.console.say(f"results of each boot: {built.kernel.share / 'results'}")
+    return judged(outcomes, {})
+
+
+def expected_skips():
+    """The list of skips, for this flavour."""
+    return igt.expected_skips((pipeline.REPO / "igt-tests/skips.txt").read_text(),
+                              kernel.flavour())
+
+
+def judged(outcomes, seen):
+    """The verdicts of boots; note the tests of each in seen."""
+    skips = expected_skips()
+    return [verdict for outcome in outcomes for verdict in judge(outcome, skips, seen)]
 
 
 def migration(console, outcomes):
@@ -83,17 +110,11 @@ def migration(console, outcomes):
     for topology in topologies.TOPOLOGIES:
         for outcome in outcomes:
             if outcome.boot.name == f"check-{topology.name}":
-                texts[topology] = results(outcome)
+                texts[topology] = igt.results(outcome)
     lines, verdict = matrix.report(texts)
     for line in lines:
         console.say(line)
     return verdict
-
-
-def results(outcome):
-    """The results.json of a boot, or one of no tests."""
-    path = outcome.results / "results.json"
-    return path.read_text() if path.is_file() else '{"tests": {}}'
 
 
 def kunit_boot(name, topology, built_in):
@@ -141,10 +162,14 @@ def judge(outcome, skips, seen):
         if name == "kunit":
             verdicts += [Verdict(f"{name}: {example}", "fail", "did not find its device")
                          for example in sorted(EXAMPLES) if f"{example} 0000:" not in outcome.log]
+    elif outcome.boot.job == "pyverbs":
+        cases = rdma.pyverbs(outcome, name)
+        verdicts += cases
     else:
-        text = results(outcome)
+        text = igt.results(outcome)
         cases = igt.verdicts(text, skips, name)
         verdicts += cases
+        verdicts += silent(outcome, name, igt.tests(text))
         if cases:
             seen[name] = set(igt.tests(text))
     if not cases:
@@ -154,6 +179,17 @@ def judge(outcome, skips, seen):
         verdicts.append(Verdict(f"{name}: {log}", "fail" if lines else "pass",
                                 "\n      ".join(lines)))
     return verdicts
+
+
+def silent(outcome, name, tests):
+    """Verdicts about programs of ours without a result: one that does not start lists no tests."""
+    pattern = outcome.boot.settings["LAB_TESTS"]
+    if not pattern.startswith("/lab/"):
+        return []
+    programs_there = outcome.results.parents[1].glob(pattern.removeprefix("/lab/"))
+    ran = {test.partition("@")[0] for test in tests}
+    return [Verdict(f"{name}: {program.name}", "fail", "it has no results")
+            for program in sorted(programs_there) if program.name not in ran]
 
 
 def unit_tests(steps):

@@ -11,6 +11,7 @@ SUITES = ["trixie", "forky"]
 PACKAGES = """
 mount kmod iproute2 python3 procps pciutils udev
 python3-pyverbs ibverbs-providers ibverbs-utils rdma-core
+libpython3.13 libibumad3 libpci3 libfabric1
 """.split()
 # IGT's tests and runner are only in forky; the libraries are the ones they need newer.
 FORKY = """

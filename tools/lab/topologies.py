@@ -6,6 +6,7 @@ to peer, so a path through it exists only by the rule for AMD processors since
 Zen: `-cpu max,family=25` is one, `-cpu max` is not.
 """
 
+import dataclasses
 from dataclasses import dataclass
 
 AMD = ("-cpu", "max,family=25")
@@ -91,6 +92,23 @@ TOPOLOGIES = (
 )
 
 
+# A network device, of which soft RoCE makes an RDMA device. Both ends of a connection are on it, so
+# that there is no wire.
+NIC = "virtio-net-pci,netdev=net,romfile="
+WIRE = ("-netdev", "user,id=net,restrict=on")
+
+
+def nic_below_the_switch():
+    """A NIC below a fourth port of the switch."""
+    return (*WIRE, "-device", "xio3130-downstream,id=d4,bus=up,chassis=5,slot=4",
+            "-device", f"{NIC},bus=d4")
+
+
+def fourth_root_port():
+    """A NIC below a root port of its own."""
+    return (*WIRE, "-device", "pcie-root-port,id=rp4,chassis=4", "-device", f"{NIC},bus=rp4")
+
+
 # The same with two GPUs: what is decided between them is what is decided for the peer.
 PAIRS = (
     Topology("pair-switch", "two GPUs below a switch",
@@ -105,6 +123,16 @@ PAIRS = (
 )
 
 
+# The same with a NIC: what is decided between the GPUs is what is decided for the NIC.
+RDMA = tuple(dataclasses.replace(
+    pair, name=pair.name.replace("pair", "rdma"), title=f"{pair.title}, a NIC",
+    machine=(*pair.machine, *(nic_below_the_switch() if pair.decision == BUS
+                              else fourth_root_port())))
+             for pair in PAIRS)
+
+ALL = TOPOLOGIES + PAIRS + RDMA
+
+
 def find(name):
     """The topology of that name, or None."""
-    return next((t for t in TOPOLOGIES + PAIRS if t.name == name), None)
+    return next((t for t in ALL if t.name == name), None)

@@ -252,7 +252,8 @@ class Boots(unittest.TestCase):
     def outcome(self, folder, **logs):
         for name, text in {"kernel": "", "qemu": "", **logs}.items():
             (Path(folder) / f"{name}.log").write_text(text)
-        return qemu.Outcome(qemu.Boot("check-switch", SWITCH, "igt", 1), Path(folder), 1.0)
+        boot = check.igt_boot("check-switch", SWITCH, "/lab/bin/vvram_*")
+        return qemu.Outcome(boot, Path(folder), 1.0)
 
     def test_each_log_is_judged(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -261,6 +262,19 @@ class Boots(unittest.TestCase):
                 verdicts = check.judge(self.outcome(folder, **logs), {}, {})
                 self.assertEqual([v.name for v in verdicts if v.result == "fail"],
                                  ["switch: tests", *[f"switch: {log}" for log in failing]])
+
+    def test_each_program_has_results(self):
+        with tempfile.TemporaryDirectory() as share:
+            folder = Path(share) / "results/check-switch"
+            folder.mkdir(parents=True)
+            (Path(share) / "bin").mkdir()
+            for name in ("vvram_a", "vvram_b", "rdma_c"):
+                (Path(share) / "bin" / name).touch()
+            (folder / "results.json").write_text(
+                json.dumps({"tests": {"igt@vvram_a@x": {"result": "pass"}}}))
+            verdicts = check.judge(self.outcome(folder), {}, {})
+            self.assertEqual([v.name for v in verdicts if v.result == "fail"],
+                             ["switch: vvram_b"])
 
     def test_the_demo_sees_them_too(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -310,14 +324,19 @@ class Maintained(unittest.TestCase):
 
 class Topologies(unittest.TestCase):
     def test_the_peer_never_truncates_addresses(self):
-        for topology in topologies.TOPOLOGIES + topologies.PAIRS:
+        for topology in topologies.ALL:
             self.assertIn("dma_mask=0xffffffffffffffff", " ".join(topology.machine))
 
     def test_a_pair_has_two_gpus(self):
         def gpus(topology):
             return sum(word.startswith("ivshmem-plain") for word in topology.machine)
         self.assertEqual({gpus(t) for t in topologies.TOPOLOGIES}, {1})
-        self.assertEqual({gpus(t) for t in topologies.PAIRS}, {2})
+        self.assertEqual({gpus(t) for t in topologies.PAIRS + topologies.RDMA}, {2})
+
+    def test_a_machine_for_rdma_has_a_nic(self):
+        for topology in topologies.ALL:
+            nics = [word for word in topology.machine if word.startswith("virtio-net")]
+            self.assertEqual(len(nics), 1 if topology in topologies.RDMA else 0, topology.name)
 
 
 if __name__ == "__main__":

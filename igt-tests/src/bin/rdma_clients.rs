@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Programs that others wrote, against VRAM: perftest, and libfabric's verbs provider.
+
+use std::os::fd::RawFd;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+use vvram_tests::debugfs::{difference, DebugFs};
+use vvram_tests::drm::{DmaBuf, Gem};
+use vvram_tests::fabric::{Fabric, CLASSES};
+use vvram_tests::heap;
+use vvram_tests::map::PAGE;
+use vvram_tests::misc;
+use vvram_tests::peer::Mode;
+use vvram_tests::scene::placed;
+use vvram_tests::{check, check_eq, fail, igt_main, uapi, Outcome, Stop, SysError};
+
+/// Where they are, and the address of the RDMA device.
+const PROGRAMS: &str = "/lab/rdma";
+const ADDRESS: &str = "192.168.77.1";
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A program that is killed if the subtest ends before it does.
+struct Running(Option<Child>);
+
+impl Running {
+    fn start(name: &str, arguments: &[&str]) -> Result<Self, Stop> {
+        let child = Command::new(Path::new(PROGRAMS).join(name))
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(|error| SysError::io(name, &error))?;
+        Ok(Self(Some(child)))
+    }
+
+    /// Waits for its end; its output, if it was a good one.
+    fn output(mut self, what: &str) -> Result<String, Stop> {
+        let Some(mut child) = self.0.take() else {
+            fail!("{what} was waited for");
+        };
+        let ended = misc::poll(LIMIT, || child.try_wait().ok()?);
+        if ended.is_none() {
+            let _ = child.kill();
+        }
+        let Output {
+            status,
+            stdout,
+            stderr,
+        } = child
+            .wait_with_output()
+            .map_err(|error| SysError::io(what, &error))?;
+        let text = String::from_utf8_lossy(&stdout).into_owned();
+        check!(
+            ended.is_some() && status.success(),
+            "{what}, {status}: {text}{}",
+            String::from_utf8_lossy(&stderr)
+        );
+        Ok(text)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// The average of the table that perftest prints, in MiB a second.
+fn average(text: &str) -> Option<f64> {
+    let mut lines = text.lines();
+    lines.find(|line| line.contains("BW average"))?;
+    lines.next()?.split_whitespace().nth(3)?.parse().ok()
+}
+
+/// Runs both sides of a program of perftest, with the same kind of memory.
+fn perftest(name: &str, memory: &[&str]) -> Result<f64, Stop> {
+    let mut arguments = vec!["-d", "rxe0", "-F", "-m", "1024", "-s", "65536", "-n", "20"];
+    arguments.extend(memory);
+    let server = Running::start(name, &arguments)?;
+    // The address of a socket that listens is not to be connected to but by the client.
+    let listens = misc::poll(LIMIT, || {
+        let table = std::fs::read_to_string("/proc/net/tcp").ok()?
+            + &std::fs::read_to_string("/proc/net/tcp6").ok()?;
+        // Port 18515, in the state LISTEN.
+        table
+            .lines()
+            .any(|line| line.contains(":4853 ") && line.contains(" 0A "))
+            .then_some(())
+    });
+    check!(listens.is_some(), "the server of {name} does not listen");
+    arguments.push(ADDRESS);
+    let client = Running::start(name, &arguments)?.output(&format!("{name} {memory:?}"))?;
+    server.output(&format!("the server of {name} {memory:?}"))?;
+    if !memory.is_empty() {
+        check!(
+            client.contains("ibv_reg_dmabuf_mr"),
+            "{name} registered no dma-buf: {client}"
+        );
+    }
+    match average(&client) {
+        Some(speed) if speed > 0.0 => Ok(speed),
+        _ => fail!("{name} printed no bandwidth: {client}"),
+    }
+}
+
+/// Write and read bandwidth of VRAM, of system memory of the GPU and of the host, in one run.
+fn bandwidth() -> Outcome {
+    let fabric = Fabric::with_route()?;
+    fabric.choose(Mode::Pinned)?;
+    let debugfs = DebugFs::open(&fabric.gpu)?;
+    for name in ["ib_write_bw", "ib_read_bw"] {
+        let host = perftest(name, &[])?;
+        println!("{name}, host memory: {host:.1} MiB/s");
+        for (title, memory, fallbacks) in [
+            // Registered in VRAM or not at all.
+            ("VRAM", &["--use_vvram=128"][..], 0),
+            (
+                "system memory of the GPU",
+                &["--use_vvram=128", "--use_vvram_system"][..],
+                2,
+            ),
+        ] {
+            let before = debugfs.counters()?;
+            let speed = perftest(name, memory)?;
+            println!(
+                "{name}, {title}: {speed:.1} MiB/s, {:.2} of host memory",
+                speed / host
+            );
+            let counted = difference(&before, &debugfs.counters()?);
+            let attached: u64 = counted
+                .iter()
+                .filter(|(what, _, _)| what.starts_with("attach"))
+                .map(|(_, _, count)| count)
+                .sum();
+            check_eq!(
+                attached,
+                fallbacks,
+                "importers of system memory in {counted:?}"
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Lets a program that is started have a descriptor.
+fn inherited(buffer: &DmaBuf) -> Result<RawFd, SysError> {
+    // SAFETY: flags of a descriptor that is open.
+    if unsafe { libc::fcntl(buffer.fd(), libc::F_SETFD, 0) } < 0 {
+        return Err(SysError::last("fcntl(F_SETFD)"));
+    }
+    Ok(buffer.fd())
+}
+
+/// FI_MR_DMABUF of VRAM and system memory, in both directions.
+fn libfabric() -> Outcome {
+    const SIZE: u64 = 16 * PAGE as u64;
+    let fabric = Fabric::with_route()?;
+    for class in CLASSES {
+        fabric.choose(class)?;
+        let vram = |flags| -> Result<(Gem<'_>, DmaBuf), Stop> {
+            let object = fabric.drm.create_flags(SIZE, flags)?;
+            let shared = object.export()?;
+            Ok((object, shared))
+        };
+        let (one, shared) = vram(uapi::CREATE_EXPORT_VRAM_OR_FAIL)?;
+        let (_two, other) = vram(uapi::CREATE_EXPORT_VRAM_OR_FAIL)?;
+        let (_sys, system) = vram(uapi::CREATE_SYSTEM)?;
+        let name = |buffer: &DmaBuf| -> Result<String, SysError> {
+            Ok(format!("fd:{}", inherited(buffer)?))
+        };
+        let (shared, other, system) = (name(&shared)?, name(&other)?, name(&system)?);
+        for (from, to) in [
+            (shared.as_str(), other.as_str()),
+            (&shared, &system),
+            (&system, &shared),
+            (&shared, "host"),
+            ("host", &shared),
+        ] {
+            let size = SIZE.to_string();
+            let arguments = [
+                "--address",
+                ADDRESS,
+                "--size",
+                &size,
+                "--from",
+                from,
+                "--to",
+                to,
+            ];
+            let text = Running::start("fi_dmabuf", &arguments)?
+                .output(&format!("fi_dmabuf from {from} to {to} as {class:?}"))?;
+            let verified = text
+                .lines()
+                .filter(|line| line.starts_with("ok ") && line.ends_with("verified"))
+                .count();
+            check_eq!(verified, 3, "operations that were verified: {text}");
+        }
+        placed(&one, uapi::PLACEMENT_VRAM)?;
+    }
+    Ok(())
+}
+
+/// The project's own program, with VRAM of both GPUs, system memory and a descriptor of another
+/// exporter.
+fn own() -> Outcome {
+    let fabric = Fabric::with_route()?;
+    fabric.choose(Mode::Pinned)?;
+    let heap = heap::allocate(64 * PAGE as u64)?;
+    let heap = format!("fd:{}", inherited(&heap)?);
+    let mut arguments = vec!["--size", "256K", "--loops", "1"];
+    for buffer in [
+        "vvram:/dev/dri/renderD128",
+        "vvram:/dev/dri/renderD129",
+        "vvram-system",
+        &heap,
+        "host",
+    ] {
+        arguments.extend(["--buffer", buffer]);
+    }
+    let text = Running::start("/lab/bin/p2p-rdma", &arguments)?.output("p2p-rdma")?;
+    println!("{text}");
+    Ok(())
+}
+
+igt_main! {
+    "own", "p2p-rdma, between all kinds of memory", own;
+    "bandwidth", "perftest's ib_write_bw and ib_read_bw", bandwidth;
+    "libfabric", "fi_write, fi_read and fi_send between dma-bufs", libfabric;
+}

@@ -1,0 +1,401 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Memory regions whose buffer moves, is revoked, or loses its device.
+//!
+//! Whatever happens, a request completes: with the bytes where the buffer is now, or with a
+//! protection error.
+
+use std::time::Duration;
+
+use vvram_tests::debugfs::DebugFs;
+use vvram_tests::drm::{Drm, Gem};
+use vvram_tests::fabric::{Fabric, CLASSES};
+use vvram_tests::map::PAGE;
+use vvram_tests::misc::{self, Lcg};
+use vvram_tests::pattern::Pattern;
+use vvram_tests::pci::PciDevice;
+use vvram_tests::peer::Mode;
+use vvram_tests::proc::{Child, KernelLog, Steps};
+use vvram_tests::rdma::Buffer;
+use vvram_tests::rebind::{Unbinding, Unbound};
+use vvram_tests::scene::{patterns, placed, squeeze_idle, works, Expect};
+use vvram_tests::verbs::{expect_status, Failure, Pair, Status};
+use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome, Stop};
+
+const PAGE64: u64 = PAGE as u64;
+const SIZE: u64 = 8 * PAGE64;
+const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
+const VRAM: u32 = uapi::PLACEMENT_VRAM;
+const SYSTEM: u32 = uapi::PLACEMENT_SYSTEM;
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// An object that may be in VRAM and is registered, memory of the process, and a connection.
+struct Setup<'a> {
+    object: Gem<'a>,
+    buffer: Buffer<'a>,
+    host: Buffer<'a>,
+    pair: Pair<'a>,
+}
+
+impl<'a> Setup<'a> {
+    fn new(fabric: &'a Fabric, class: Mode) -> Result<Self, Stop> {
+        fabric.choose(class)?;
+        let object = fabric.drm.create_flags(SIZE, EITHER)?;
+        Ok(Self {
+            buffer: Buffer::shared(&fabric.nic, "vram", object.export()?)?,
+            host: Buffer::host(&fabric.nic, "host", SIZE)?,
+            pair: Pair::new(&fabric.nic)?,
+            object,
+        })
+    }
+
+    /// Lets the device write a pattern to all of the object.
+    fn write(&self, pattern: Pattern) -> Outcome {
+        self.host.fill(pattern)?;
+        let (from, to) = (self.host.region(), self.buffer.region());
+        self.pair.write((from, 0), (to, 0), SIZE as u32)?;
+        Ok(())
+    }
+
+    /// Lets the device read all of the object, and compares what it read.
+    fn read(&self, pattern: Pattern) -> Outcome {
+        self.host.fill(patterns().0)?;
+        let (from, to) = (self.buffer.region(), self.host.region());
+        self.pair.read((from, 0), (to, 0), SIZE as u32)?;
+        holds(&self.host, pattern)
+    }
+}
+
+#[track_caller]
+fn holds(buffer: &Buffer<'_>, pattern: Pattern) -> Outcome {
+    if let Err(mismatch) = buffer.map().verify(pattern) {
+        fail!("{} holds something else: {mismatch}", buffer.name());
+    }
+    Ok(())
+}
+
+/// A region that is not pinned follows its buffer out of VRAM, and back.
+fn follows() -> Outcome {
+    let fabric = Fabric::with_route()?;
+    let class = Mode::Dynamic;
+    let (a, b) = patterns();
+    let setup = Setup::new(&fabric, class)?;
+    let (object, buffer) = (&setup.object, &setup.buffer);
+    setup.write(a)?;
+    fabric.check_attached(object, &[fabric.in_vram(class, true)])?;
+    fabric.bar.locate(buffer.map())?;
+    holds(buffer, a)?;
+
+    let taken = squeeze_idle(&fabric.drm)?;
+    placed(object, SYSTEM)?;
+    fabric.check_attached(object, &[fabric.in_vram(class, false)])?;
+    holds(buffer, a)?;
+    setup.write(b)?;
+    placed(object, SYSTEM)?;
+    let reason = uapi::REASON_NO_VRAM;
+    fabric.check_attached(object, &[fabric.in_system(class, true, reason)])?;
+    holds(buffer, b)?;
+    // Who has the VRAM now has not got a byte of it.
+    for other in &taken {
+        if let Err(mismatch) = other.map()?.verify_value(0) {
+            fail!("a byte went to where the buffer was: {mismatch}");
+        }
+    }
+
+    // What is mapped stays mapped: the next move is one that somebody asks for.
+    drop(taken);
+    let id = object.info()?.id;
+    DebugFs::open(&fabric.gpu)?.write("move", &format!("{id} vram"))?;
+    fabric.check_attached(object, &[fabric.in_vram(class, false)])?;
+    setup.write(a)?;
+    placed(object, VRAM)?;
+    fabric.check_attached(object, &[fabric.in_vram(class, true)])?;
+    fabric.bar.locate(buffer.map())?;
+    holds(buffer, a)?;
+    setup.read(a)
+}
+
+/// A region that is pinned keeps its place, whoever wants it.
+fn stays() -> Outcome {
+    let fabric = Fabric::with_route()?;
+    for class in [Mode::Pinned, Mode::Revocable] {
+        let (a, b) = patterns();
+        let setup = Setup::new(&fabric, class)?;
+        let (object, buffer) = (&setup.object, &setup.buffer);
+        setup.write(a)?;
+        let before = fabric.bar.locate(buffer.map())?.ranges();
+        let taken = squeeze_idle(&fabric.drm)?;
+        placed(object, VRAM)?;
+        holds(buffer, a)?;
+        setup.write(b)?;
+        holds(buffer, b)?;
+        let after = fabric.bar.locate(buffer.map())?.ranges();
+        check_eq!(after, before, "its place as {class:?}");
+        fabric.check_attached(object, &[fabric.in_vram(class, true)])?;
+        let id = object.info()?.id;
+        expect_errno(
+            "moving it",
+            DebugFs::open(&fabric.gpu)?.write("move", &format!("{id} system")),
+            libc::EBUSY,
+        )?;
+        drop(taken);
+    }
+    Ok(())
+}
+
+/// Checks that no request gets to a region that is no more, and that each one completes.
+fn denied(fabric: &Fabric, setup: &Setup<'_>) -> Outcome {
+    let (a, _) = patterns();
+    let host = &setup.host;
+    host.fill(a)?;
+    let (gone, own) = ((setup.buffer.region(), 0), (host.region(), 0));
+    let len = SIZE as u32;
+    let (remote, local) = (Status::REMOTE_ACCESS, Status::LOCAL_PROTECTION);
+    type Request<'a> = (
+        &'a str,
+        Status,
+        &'a dyn Fn(&Pair<'_>) -> Result<(), Failure>,
+    );
+    let requests: [Request<'_>; 9] = [
+        ("a write to it", remote, &|p| p.write(own, gone, len)),
+        ("a read of it", remote, &|p| p.read(gone, own, len)),
+        ("a write from it", local, &|p| p.write(gone, own, len)),
+        ("a read into it", local, &|p| p.read(own, gone, len)),
+        ("a send from it", local, &|p| p.send(gone, own, len)),
+        ("an addition to it", remote, &|p| p.fetch_add(own, gone, 1)),
+        ("an exchange in it", remote, &|p| {
+            p.compare_swap(own, gone, 0, 1)
+        }),
+        ("an old value for it", local, &|p| {
+            p.fetch_add(gone, (own.0, SIZE - 8), 0)
+        }),
+        ("a send to it", Status::REMOTE_OPERATION, &|p| {
+            p.send(own, gone, len)
+        }),
+    ];
+    for (what, status, request) in requests {
+        let result = request(&Pair::new(&fabric.nic)?);
+        if what == "a send to it" {
+            let receiver = result.as_ref().err().and_then(Failure::receiver);
+            check_eq!(
+                receiver,
+                Some(local),
+                "what the receiver of {what} was told"
+            );
+        }
+        expect_status(what, result, &[status])?;
+    }
+    // Nothing of what was there before came here.
+    holds(host, a)
+}
+
+/// The driver goes away under a region: it is of no use from then on, also after a rebind.
+fn revoked() -> Outcome {
+    for class in [Mode::Revocable, Mode::Dynamic] {
+        let fabric = Fabric::with_route()?;
+        let setup = Setup::new(&fabric, class)?;
+        setup.write(patterns().0)?;
+        let gone = Unbound::new(&fabric.gpu)?;
+        denied(&fabric, &setup)?;
+        gone.rebind()?;
+        // All VRAM is somebody else's now, who finds nothing in it.
+        let drm = Drm::open()?;
+        let taken = squeeze_idle(&drm)?;
+        denied(&fabric, &setup)?;
+        for object in &taken {
+            if let Err(mismatch) = object.map()?.verify_value(0) {
+                fail!("a request got to VRAM: {mismatch}");
+            }
+        }
+        setup.buffer.close()?;
+    }
+    works_with_nic()
+}
+
+/// A region that nobody can revoke is waited for, by name, and is good until it is given up.
+fn waited_for() -> Outcome {
+    let fabric = Fabric::with_route()?;
+    let (a, b) = patterns();
+    // Nobody has used it before.
+    let setup = Setup::new(&fabric, Mode::Pinned)?;
+    setup.buffer.fill(a)?;
+    let mut log = KernelLog::open()?;
+    let mut unbinding = Unbinding::start(&fabric.gpu)?;
+    let message = format!("waiting for {}", fabric.device.name());
+    let told = misc::poll(LIMIT, || {
+        let lines = log.lines();
+        lines
+            .iter()
+            .any(|line| line.contains(&message))
+            .then_some(())
+    });
+    check!(told.is_some(), "the kernel does not say: {message}");
+    check!(unbinding.child.ended().is_none(), "the unbind did not wait");
+    // A device would go on with its DMA.
+    setup.read(a)?;
+    setup.write(b)?;
+    setup.read(b)?;
+    check!(unbinding.child.ended().is_none(), "the unbind did not wait");
+    setup.buffer.close()?;
+    unbinding.finish(LIMIT)?.rebind()?;
+    works_with_nic()
+}
+
+/// Checks that a new region does what it should.
+fn works_with_nic() -> Outcome {
+    let fabric = Fabric::open()?;
+    for class in CLASSES {
+        let (a, _) = patterns();
+        let setup = Setup::new(&fabric, class)?;
+        setup.write(a)?;
+        holds(&setup.buffer, a)?;
+    }
+    works()
+}
+
+/// Moves an object out of VRAM and back, as far as it can be moved, until it is killed.
+fn disturb(gpu: &PciDevice, id: u64) -> Outcome {
+    let debugfs = DebugFs::open(gpu)?;
+    for place in ["system", "vram"].iter().cycle() {
+        match debugfs.write("move", &format!("{id} {place}")) {
+            Err(error) if error.errno != libc::EBUSY => return Err(error.into()),
+            _ => std::thread::sleep(Duration::from_millis(1)),
+        }
+    }
+    Ok(())
+}
+
+/// Writes and reads under way while the buffer moves: every byte arrives.
+fn moving() -> Outcome {
+    const DEPTH: u64 = SIZE / PAGE64;
+    const ROUNDS: u64 = 150;
+    let fabric = Fabric::with_route()?;
+    for class in CLASSES {
+        let setup = Setup::new(&fabric, class)?;
+        let moves = fabric.drm.getparam(uapi::PARAM_MOVES)?;
+        let id = setup.object.info()?.id;
+        let mut child = Child::spawn(|| disturb(&fabric.gpu, id))?;
+        let mut random = Lcg::new(patterns().0.word(0));
+        for _ in 0..ROUNDS {
+            let pattern = Pattern::new(random.word());
+            setup.host.fill(pattern)?;
+            let (from, to) = (setup.host.region(), setup.buffer.region());
+            let posted = (0..DEPTH)
+                .map(|page| {
+                    let at = page * PAGE64;
+                    setup.pair.post_write((from, at), (to, at), PAGE as u32)
+                })
+                .collect::<Result<Vec<_>, _>>()?;
+            for ticket in posted {
+                setup.pair.wait(ticket)?;
+            }
+            holds(&setup.buffer, pattern)?;
+            if class.needs_pin() {
+                placed(&setup.object, VRAM)?;
+            }
+            setup.read(pattern)?;
+        }
+        let ended = child.ended();
+        check!(ended.is_none(), "nobody moved it any more: {ended:?}");
+        child.kill()?;
+        let moved = fabric.drm.getparam(uapi::PARAM_MOVES)? - moves;
+        println!("{class:?}: {ROUNDS} rounds, {moved} moves");
+        if class == Mode::Dynamic {
+            check!(moved >= 20, "{moved} moves are too few");
+        } else {
+            check_eq!(moved, 0, "moves of what is pinned");
+        }
+    }
+    Ok(())
+}
+
+/// Writes under way while the driver goes: each one completes, and those that come later fail.
+fn unbound_in_flight() -> Outcome {
+    for class in [Mode::Revocable, Mode::Dynamic] {
+        let fabric = Fabric::with_route()?;
+        let setup = Setup::new(&fabric, class)?;
+        let (from, to) = (setup.host.region(), setup.buffer.region());
+        let (mut good, mut bad) = (0, 0);
+        let mut unbinding = None;
+        while bad == 0 && good < 100_000 {
+            let posted = (0..16)
+                .map(|_| setup.pair.post_write((from, 0), (to, 0), SIZE as u32))
+                .collect::<Result<Vec<_>, _>>()?;
+            if good > 0 && unbinding.is_none() {
+                unbinding = Some(Unbinding::start(&fabric.gpu)?);
+            }
+            for ticket in posted {
+                match setup.pair.wait(ticket) {
+                    Ok(()) if bad == 0 => good += 1,
+                    Ok(()) => fail!("a request completed after one had failed"),
+                    Err(failure) => {
+                        let want = if bad == 0 {
+                            Status::REMOTE_ACCESS
+                        } else {
+                            Status::FLUSHED
+                        };
+                        bad += 1;
+                        expect_status("a write to what is going", Err(failure), &[want])?;
+                    }
+                }
+            }
+        }
+        println!("{class:?}: {good} requests completed, {bad} failed");
+        let Some(unbinding) = unbinding.filter(|_| bad > 0) else {
+            fail!("{bad} requests failed, before the unbind or none");
+        };
+        let gone = unbinding.finish(LIMIT)?;
+        denied(&fabric, &setup)?;
+        gone.rebind()?;
+        setup.buffer.close()?;
+    }
+    works_with_nic()
+}
+
+/// A process that is killed leaves nothing behind.
+fn killed() -> Outcome {
+    Expect::get()?.need_route()?;
+    let drm = Drm::open()?;
+    let (free, pinned) = (drm.vram_free()?, drm.getparam(uapi::PARAM_VRAM_PINNED)?);
+    for class in CLASSES {
+        let started = Steps::new()?;
+        let mut child = Child::spawn(|| -> Outcome {
+            let fabric = Fabric::with_route()?;
+            let setup = Setup::new(&fabric, class)?;
+            setup.write(patterns().0)?;
+            started.done()?;
+            loop {
+                setup.write(patterns().0)?;
+            }
+        })?;
+        started.wait("the first write", LIMIT)?;
+        check!(drm.vram_free()? < free, "the process has no VRAM");
+        let held = drm.getparam(uapi::PARAM_VRAM_PINNED)? - pinned;
+        let want = if class.needs_pin() { SIZE } else { 0 };
+        // An access of a dynamic one pins for as long as it takes.
+        check!(
+            held == want || held == SIZE,
+            "{held} bytes are pinned as {class:?}"
+        );
+        std::thread::sleep(Duration::from_millis(50));
+        let ended = child.ended();
+        check!(ended.is_none(), "the process ended by itself: {ended:?}");
+        child.kill()?;
+        drm.await_vram_free(free)?;
+        let unpinned = misc::poll(LIMIT, || {
+            (drm.getparam(uapi::PARAM_VRAM_PINNED).ok()? == pinned).then_some(())
+        });
+        check!(unpinned.is_some(), "VRAM is still pinned");
+    }
+    works_with_nic()
+}
+
+igt_main! {
+    "follows", "a dynamic region follows its buffer out of VRAM and back", follows;
+    "stays", "a pinned one keeps its place", stays;
+    "moving", "writes under way while VRAM is fought for", moving;
+    "revoked", "protection errors after an unbind, also after a rebind", revoked;
+    "unbound-in-flight", "writes under way while the driver goes", unbound_in_flight;
+    "waited-for", "an unbind waits for a region that cannot be revoked", waited_for;
+    "killed", "SIGKILL with regions and requests", killed;
+}

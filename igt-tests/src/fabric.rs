@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! An RDMA device and the GPUs whose memory it registers.
+
+use std::fs;
+
+use crate::drm::{path_name, reason_name, Attachment, Drm, Gem};
+use crate::pci::{Bar, PciDevice};
+use crate::peer::Mode;
+use crate::policy::importer_name;
+use crate::scene::Expect;
+use crate::verbs::Nic;
+use crate::{uapi, Outcome, Stop, SysError};
+
+/// Where soft RoCE says which class of importer it is.
+const MODE: &str = "/sys/module/rdma_rxe/parameters/dmabuf_mode";
+/// Whether it maps a buffer for the CPU when it registers it.
+const VMAP: &str = "/sys/module/rdma_rxe/parameters/dmabuf_vmap";
+/// The classes of importer that RDMA devices are.
+pub const CLASSES: [Mode; 3] = [Mode::Pinned, Mode::Revocable, Mode::Dynamic];
+
+/// Everything that a test of memory regions works with.
+#[derive(Debug)]
+pub struct Fabric {
+    /// The exporter.
+    pub drm: Drm,
+    /// VRAM from outside.
+    pub bar: Bar,
+    /// The exporting device.
+    pub gpu: PciDevice,
+    /// Who registers.
+    pub nic: Nic,
+    /// The importing device.
+    pub device: PciDevice,
+    /// What has to happen between them.
+    pub expect: Expect,
+}
+
+impl Fabric {
+    /// Opens the first GPU and the first RDMA device.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if something is missing.
+    #[track_caller]
+    pub fn open() -> Result<Self, Stop> {
+        Self::open_on(PciDevice::vvram()?)
+    }
+
+    /// Opens one of several GPUs and the first RDMA device.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if something is missing.
+    #[track_caller]
+    pub fn open_on(gpu: PciDevice) -> Result<Self, Stop> {
+        let nic = Nic::open(None)?;
+        Ok(Self {
+            drm: Drm::open_on(&gpu)?,
+            bar: Bar::open(&gpu)?,
+            device: nic.pci()?,
+            expect: Expect::get()?,
+            gpu,
+            nic,
+        })
+    }
+
+    /// As [`Fabric::open`], for tests that need a route.
+    ///
+    /// # Errors
+    ///
+    /// Skips the subtest on topologies where the attach is refused.
+    #[track_caller]
+    pub fn with_route() -> Result<Self, Stop> {
+        Expect::get()?.need_route()?;
+        Self::open()
+    }
+
+    /// Makes the device an importer of a class, for what is registered from then on.
+    ///
+    /// # Errors
+    ///
+    /// Any error of sysfs.
+    pub fn choose(&self, class: Mode) -> Result<(), SysError> {
+        fs::write(MODE, importer_name(class)).map_err(|error| SysError::io(MODE, &error))
+    }
+
+    /// Lets the first access map a buffer for the CPU, and no more the registration, which has
+    /// nothing to do then but what a device with DMA would have to do.
+    ///
+    /// # Errors
+    ///
+    /// Any error of sysfs.
+    pub fn map_late(&self) -> Result<(), SysError> {
+        fs::write(VMAP, "N").map_err(|error| SysError::io(VMAP, &error))
+    }
+
+    /// Hops between the devices, as sysfs has them; -1 without a route.
+    fn distance(&self) -> i32 {
+        match self.expect {
+            Expect::Refused => -1,
+            _ => self.gpu.distance(&self.device),
+        }
+    }
+
+    /// What GEM_ATTACHMENTS has to say of a region in VRAM.
+    pub fn in_vram(&self, class: Mode, mapped: bool) -> Attachment {
+        self.attachment(class, mapped, self.expect.path(), uapi::REASON_NONE)
+    }
+
+    /// What GEM_ATTACHMENTS has to say of a region in system memory.
+    pub fn in_system(&self, class: Mode, mapped: bool, reason: u32) -> Attachment {
+        self.attachment(class, mapped, uapi::PATH_SYSTEM, reason)
+    }
+
+    /// What GEM_ATTACHMENTS has to say of a registration that was refused.
+    pub fn refused(&self, class: Mode, reason: u32) -> Attachment {
+        let mut entry = self.attachment(class, false, uapi::PATH_REFUSED, reason);
+        entry.flags = class.attachment_flags();
+        entry
+    }
+
+    fn attachment(&self, class: Mode, mapped: bool, path: u32, reason: u32) -> Attachment {
+        let mut flags = class.attachment_flags();
+        if class.needs_pin() {
+            flags |= uapi::ATTACHMENT_PINNED;
+        }
+        if mapped {
+            flags |= uapi::ATTACHMENT_MAPPED;
+        }
+        Attachment {
+            device: self.device.name().to_string(),
+            path,
+            reason,
+            flags,
+            distance: self.distance(),
+        }
+    }
+
+    /// Checks that an object has exactly these attachments.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if GEM_ATTACHMENTS lists others.
+    #[track_caller]
+    pub fn check_attached(&self, object: &Gem<'_>, want: &[Attachment]) -> Outcome {
+        let list = object.attachments()?;
+        if list == want {
+            return Ok(());
+        }
+        let short = |list: &[Attachment]| {
+            let names = list
+                .iter()
+                .map(|entry| {
+                    format!(
+                        "{} for {}",
+                        path_name(entry.path),
+                        reason_name(entry.reason)
+                    )
+                })
+                .collect::<Vec<_>>();
+            names.join(", ")
+        };
+        Err(Stop::fail(format_args!(
+            "expected {} in {want:?}, GEM_ATTACHMENTS lists {} in {list:?}",
+            short(want),
+            short(&list)
+        )))
+    }
+}

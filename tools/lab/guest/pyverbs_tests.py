@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Runs the tests of pyverbs, each module in a process of its own, and writes what came of each test.
+
+    pyverbs_tests.py modules|dmabuf RESULTS
+    pyverbs_tests.py --run vram|system RESULTS NAME...
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+import unittest
+from pathlib import Path
+
+TESTS = Path("/lab/rdma/tests")
+MODE = Path("/sys/module/rdma_rxe/parameters/dmabuf_mode")
+# Those of devices that are not here have nothing to test.
+OTHERS = ("test_mlx5", "test_efa", "test_cuda")
+DMABUF = ["test_mr.DmaBufMRTest", "test_mr.DmaBufTestCase"]
+# This makes a completion queue smaller while completions may still be on their way, and expects an
+# error. If they come after it they are lost, and the test waits for them in vain.
+RACE = "test_cq.CQTest.test_resize_cq"
+TRIES = 4
+TIMEOUT = 600
+
+
+class Result(unittest.TestResult):
+    """Keeps what came of each test."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = {}
+
+    def note(self, test, result, detail=""):
+        """A failure is kept, whatever comes after it."""
+        if self.found.get(test.id(), ["pass"])[0] != "fail":
+            self.found[test.id()] = [result, detail]
+
+    def addSuccess(self, test):
+        self.note(test, "pass")
+
+    def addSkip(self, test, reason):
+        self.note(test, "skip", reason)
+
+    def addFailure(self, test, err):
+        self.note(test, "fail", self._exc_info_to_string(err, test))
+
+    def addError(self, test, err):
+        self.note(test, "fail", self._exc_info_to_string(err, test))
+
+    def addSubTest(self, test, subtest, err):
+        if err:
+            self.note(test, "fail", self._exc_info_to_string(err, test))
+
+
+def run(memory, results, *names):
+    """Run some tests in this process."""
+    sys.path.insert(0, str(TESTS.parent))
+    # As the suite's own script calls it, which finds its parser next to itself.
+    sys.path.insert(0, str(TESTS))
+    sys.argv = ["tests", "--dev", "rxe0", *(["--gtt"] if memory == "system" else [])]
+    from args_parser import parser
+    parser.parse_args()
+    suite = unittest.defaultTestLoader.loadTestsFromNames(f"tests.{name}" for name in names)
+    result = Result()
+    suite.run(result)
+    Path(results).write_text(json.dumps(result.found))
+    # The interpreter would take down what skipped tests have left in any order, the device before
+    # what is on it, which crashes libibverbs now and then, patched or not. The kernel can do it.
+    os._exit(0)
+
+
+def start(memory, *names):
+    """Run some tests in a process; return what came of them."""
+    results = Path("/tmp/results.json")
+    results.unlink(missing_ok=True)
+    # Tests poll and expect a device to go on by itself: the kernel's workers come first.
+    command = ["nice", "-n", "19", sys.executable, "-B", __file__, "--run", memory, str(results), *names]
+    began = time.monotonic()
+    try:
+        done = subprocess.run(command, timeout=TIMEOUT, check=False)
+        end = f"exit status {done.returncode}"
+    except subprocess.TimeoutExpired:
+        end = f"did not end within {TIMEOUT} s"
+    print(f"{' '.join(names)}, {memory}: {end}, {time.monotonic() - began:.1f} s", flush=True)
+    found = json.loads(results.read_text()) if results.exists() else {}
+    # A process that crashed is told as a test that failed, which nobody expects.
+    if end != "exit status 0" or not found:
+        found.update({f"tests.{name}": ["fail", end] for name in names})
+    return found
+
+
+def modules():
+    """All modules, one by one: what came of each test."""
+    found = {}
+    for path in sorted(TESTS.glob("test_*.py")):
+        if not path.stem.startswith(OTHERS):
+            found.update(start("vram", path.stem))
+    for _ in range(TRIES - 1):
+        if found.get(f"tests.{RACE}", ["fail"])[0] != "fail":
+            break
+        found.update(start("vram", RACE))
+    return found
+
+
+def dmabuf():
+    """Tests with dma-bufs, for each class of importer and both memories."""
+    found = {}
+    for mode in ("pinned", "revocable", "dynamic"):
+        MODE.write_text(mode)
+        for memory in ("vram", "system"):
+            tests = start(memory, *DMABUF)
+            found.update({f"{mode}/{memory}/{name}": came for name, came in tests.items()})
+    return found
+
+
+if sys.argv[1] == "--run":
+    run(*sys.argv[2:])
+else:
+    Path(sys.argv[2]).write_text(json.dumps({"modules": modules, "dmabuf": dmabuf}[sys.argv[1]]()))

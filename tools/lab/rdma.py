@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: GPL-2.0
+"""RDMA against VRAM: what the clients are built of, their boots, and their verdicts."""
+
+import json
+import shutil
+
+import igt
+import packaged
+import pipeline
+import qemu
+import topologies
+from igt import Verdict
+
+TOOLS = pipeline.REPO / "tools"
+UAPI = pipeline.REPO / "include/uapi/drm"
+# The provider of rxe, pyverbs and its tests.
+CORE = packaged.Package("rdma-core", TOOLS / "rdma-core", """
+cmake -G Ninja -S . -B /build/work -DCMAKE_BUILD_TYPE=Release -DNO_MAN_PAGES=1 \\
+	-DENABLE_VALGRIND=0 -DCMAKE_C_FLAGS=-I/build/include
+ninja -C /build/work providers/rxe/all pyverbs/all
+cp /build/work/lib/librxe-rdmav*.so /build/out
+cp -rL /build/work/python/pyverbs tests /build/out
+""", UAPI)
+# Bandwidth, with VRAM.
+PERFTEST = packaged.Package("perftest", TOOLS / "perftest", """
+./autogen.sh
+./configure CPPFLAGS="-I/build/include -I/usr/include/libdrm"
+make -j"$(nproc)" ib_write_bw ib_read_bw
+cp ib_write_bw ib_read_bw /build/out
+""", UAPI)
+CLIENT = TOOLS / "libfabric/fi_dmabuf.c"
+PYVERBS_TIMEOUT = 1500
+# Whose output people want to see.
+SHOWN = ("rdma_clients@own", "rdma_clients@bandwidth")
+# In the names of tests with dma-bufs, which all have to pass now.
+DMABUF = ".DmaBuf"
+MODES = ("pinned", "revocable", "dynamic")
+MEMORIES = ("vram", "system")
+
+
+def ensure(steps, built):
+    """Build the clients and put them into the share."""
+    parts = [packaged.ensure(steps, built.box, package) for package in (CORE, PERFTEST)]
+    folder = built.kernel.share / "rdma"
+    shutil.rmtree(folder, ignore_errors=True)
+    for part in parts:
+        shutil.copytree(part, folder, dirs_exist_ok=True)
+    box = built.box.with_binds({"/build/out": folder}, readonly={"/build/client": CLIENT.parent})
+    with steps.step("libfabric client") as step:
+        step.run(["cc", "-O2", "-Wall", "-Wextra", "-Werror", "-o", "/build/out/fi_dmabuf",
+                  f"/build/client/{CLIENT.name}", "-lfabric"], "the log names the line", box)
+
+
+def pyverbs_boots(slower):
+    """Boots that run pyverbs' tests: of all modules, and with dma-bufs as each class of importer."""
+    return [qemu.Boot(f"check-pyverbs-{what}", topologies.RDMA[0], "pyverbs",
+                      PYVERBS_TIMEOUT * slower, {"LAB_PYVERBS": what})
+            for what in ("modules", "dmabuf")]
+
+
+def report(console, outcomes):
+    """Print what the programs said of bytes and bandwidths."""
+    for outcome in outcomes:
+        if outcome.boot.topology in topologies.RDMA and outcome.boot.job == "igt":
+            for name, entry in igt.tests(igt.results(outcome)).items():
+                if name in SHOWN and entry.get("result") == "pass":
+                    console.say(f"{outcome.boot.topology.title}, {name}:")
+                    for line in telling(entry.get("out", "")):
+                        console.say(f"    {line}")
+                    console.say()
+
+
+def telling(text):
+    """The lines of a test's output without those of the protocol."""
+    return [line for line in text.splitlines() if line.strip() and
+            not line.startswith(("IGT-Version", "Starting subtest", "Subtest "))]
+
+
+def baseline(text):
+    """Parse baseline.txt: {test: "pass" or "skip"}."""
+    lines = [line.split() for line in text.splitlines() if line and not line.startswith("#")]
+    return {test: result for result, test in lines}
+
+
+def pyverbs(outcome, name):
+    """The verdicts about pyverbs' tests of a boot."""
+    path = outcome.results / "pyverbs.json"
+    found = json.loads(path.read_text()) if path.is_file() else {}
+    before = baseline((TOOLS / "rdma-core/baseline.txt").read_text())
+    return pyverbs_verdicts(name, outcome.boot.settings["LAB_PYVERBS"], found, before)
+
+
+def pyverbs_verdicts(name, what, found, before):
+    """Judge what came of pyverbs' tests; before is what came of them without the patches."""
+    if what == "dmabuf":
+        # Not one may be skipped: that would say that a dma-buf was not registered.
+        wanted = {f"{mode}/{memory}/{test}": "pass" for mode in MODES for memory in MEMORIES
+                  for test in before if DMABUF in test}
+    else:
+        wanted = {test: "pass" if DMABUF in test else result for test, result in before.items()}
+    verdicts = []
+    for test in sorted(wanted.keys() | found.keys()):
+        result, detail = found.get(test, ["fail", "it did not run"])
+        if result != wanted.get(test):
+            detail = f"{result}, expected is {wanted.get(test, 'no such test')}: {detail.strip()}"
+            result = "fail"
+        verdicts.append(Verdict(f"{name}: {test}", result, detail))
+    return verdicts
