@@ -15,6 +15,7 @@ pub mod drm;
 pub mod fabric;
 pub mod fdinfo;
 pub mod fence;
+pub mod figures;
 pub mod foreign;
 pub mod fragment;
 pub mod heap;

@@ -27,7 +27,7 @@ SPREAD = (".median", ".most")
 # between two of the timer's interrupts has some in it, at other places. A transfer sleeps, and
 # looks at the engine once more or once less.
 TOLERANCES = {"move.": 2e-2, "cycle.": 1e-2, "whole.": 5e-4, "first.": 1e-3, "map.65536.": 1e-4,
-              "transfer.": 5e-2}
+              "transfer.": 5e-2, "register.": 1e-2, "deregister.": 1e-2, "rdma.": 5e-2}
 MACHINES = {"switch": "bus address", "host-bridge": "host bridge, no IOMMU",
             "intel-iommu": "host bridge, intel-iommu"}
 MAPPINGS = (("4k", "1 x 4 KiB", 1.05), ("256m", "1 x 256 MiB", 1.05),
@@ -42,6 +42,9 @@ ATTACHES = ((1, "attach the first"), (1000, "attach one more to 999"))
 HUGE_MACHINES = {"switch": "bus address", "host-bridge": "host bridge, no IOMMU"}
 HUGE_SIZE = "64G"
 HUGE = "-huge"             # what the names of its boots end with
+# The machine with a NIC.
+RDMA = "rdma-switch"
+REGISTRATIONS = (("4k", "4 KiB"), ("4m", "4 MiB"), ("256m", "256 MiB"))
 HEADER = ("what", "ours", "to compare", "with", "ratio", "spread", "target", "verdict")
 
 
@@ -83,11 +86,14 @@ class Row:
 def boots():
     """The boots: the machines in order, each as often as it runs."""
     found = []
-    for machines, suffix, vram, more in ((MACHINES, "", VRAM_SIZE, ""),
-                                         (HUGE_MACHINES, HUGE, HUGE_SIZE, "--huge")):
+    for machines, suffix, vram, program, more in (
+            (MACHINES, "", VRAM_SIZE, "p2p-bench", ""),
+            (HUGE_MACHINES, HUGE, HUGE_SIZE, "p2p-bench", "--huge"),
+            ((RDMA,), "", VRAM_SIZE, "rdma-bench", "")):
         for name in machines:
             topology = topologies.find(name)
-            settings = {"VVRAM_EXPECT": topology.decision, "LAB_BENCH": more}
+            settings = {"VVRAM_EXPECT": topology.decision, "LAB_PROGRAM": program,
+                        "LAB_BENCH": more}
             found += [qemu.Boot(f"bench-{name}{suffix}-{run}", topology, "bench", TIMEOUT,
                                 settings, CLOCK, vram) for run in range(1, RUNS + 1)]
     return found
@@ -170,6 +176,20 @@ def paths(figures, path):
             for count, title in ATTACHES]
 
 
+def registrations(figures):
+    """Memory regions of VRAM against such of memory of the process, and writes to both."""
+    found = []
+    for what in ("register", "deregister"):
+        for size, text in REGISTRATIONS:
+            for kind, memory in (("vram", "VRAM"), ("system", "system memory of the GPU")):
+                name = f"{what}.{size}.{kind}"
+                ours, other = figures[name], figures[f"{what}.{size}.host"]
+                found.append(Row(f"RDMA: {what} {text} of {memory}", ours, other, "host memory",
+                                 ours / other, spread(figures, name)))
+    ours, other = figures["rdma.write.vram"], figures["rdma.write.host"]
+    return found + [Row("RDMA write to VRAM, kB/s", ours, other, "host memory", ours / other)]
+
+
 def huge(figures, path):
     """The large buffer of the large BAR."""
     size, entries = (figures[f"map.huge.ours.{name}"] for name in ("bytes", "entries"))
@@ -213,7 +233,7 @@ def rows(measured):
     found += [huge(measured[name], path) for name, path in HUGE_MACHINES.items()]
     for name, path in MACHINES.items():
         found += paths(measured[name], path)
-    return found
+    return found + registrations(measured[RDMA])
 
 
 def table(lines):

@@ -5,11 +5,11 @@
 //! For a guest whose time is the number of its instructions. Prints and writes
 //! one figure in each line, `name value`; the lab makes a table and judges it.
 
-use std::fs;
 use std::process::ExitCode;
 
 use vvram_tests::clock::{self, Costs};
 use vvram_tests::drm::{DmaBuf, Gem};
+use vvram_tests::figures::{self, Figures};
 use vvram_tests::lender::{self, export, Lent, MEMORY};
 use vvram_tests::map::PAGE;
 use vvram_tests::pci::PciDevice;
@@ -19,7 +19,6 @@ use vvram_tests::scene::{cpu_reads, patterns, placed, Scene};
 use vvram_tests::vfio::Vfio;
 use vvram_tests::{check, check_eq, fragment, uapi, Outcome, Stop, SysError};
 
-const USAGE: &str = "usage: p2p-bench --figures FILE [--huge]";
 const PAGE64: u64 = PAGE as u64;
 const MIB: u64 = 1 << 20;
 const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
@@ -29,23 +28,6 @@ const BLOCKS: u64 = 4096;
 const GROWTH: [u64; 5] = [1, 16, 256, BLOCKS, 65_536];
 /// The large buffer of the large BAR.
 const HUGE: u64 = 48 << 30;
-
-/// The figures so far.
-#[derive(Default)]
-struct Figures(String);
-
-impl Figures {
-    fn add(&mut self, name: &str, value: u64) {
-        self.0 += &format!("{name} {value}\n");
-    }
-
-    /// The least, and how far the others are above it.
-    fn costs(&mut self, name: &str, costs: &Costs) {
-        self.add(name, costs.least());
-        self.add(&format!("{name}.median"), costs.median());
-        self.add(&format!("{name}.most"), costs.most());
-    }
-}
 
 /// Moves an object there and back, against a copy between the same memories.
 ///
@@ -410,27 +392,5 @@ fn bench(figures: &mut Figures) -> Outcome {
 }
 
 fn main() -> ExitCode {
-    let arguments: Vec<_> = std::env::args().skip(1).collect();
-    let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
-    let (file, measure): (_, fn(&mut Figures) -> Outcome) = match arguments.as_slice() {
-        ["--figures", file] => (*file, bench),
-        ["--figures", file, "--huge"] => (*file, huge),
-        _ => {
-            eprintln!("{USAGE}");
-            return ExitCode::from(2);
-        }
-    };
-    let mut figures = Figures::default();
-    let outcome = measure(&mut figures);
-    // Not before: output goes to the host, and takes as long as the host likes.
-    print!("{}", figures.0);
-    if let Err(stop) = outcome {
-        println!("{}", stop.text());
-        return ExitCode::FAILURE;
-    }
-    if let Err(error) = fs::write(file, figures.0) {
-        println!("{file}: {error}");
-        return ExitCode::FAILURE;
-    }
-    ExitCode::SUCCESS
+    figures::main(&[("", bench), ("--huge", huge)])
 }
