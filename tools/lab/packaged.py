@@ -41,26 +41,32 @@ APPLY = 'for patch in /build/patches/*.patch; do patch -p1 --fuzz=0 -i "$patch" 
 class Package:
     """A source package, a folder with patches, and how it is built.
 
-    The commands run in the folder of the source and leave in /build/out what is
-    wanted of it.
+    The commands run in the folder of the source. The outputs are patterns of
+    the files and folders that are wanted of what they make.
     """
 
     name: str
     patches: Path
     commands: str
+    outputs: tuple
     includes: Path = None        # more headers, in /build/include
+
+    def complete(self, folder):
+        """Whether a folder has every output."""
+        return all(any(folder.glob(Path(output).name)) for output in self.outputs)
 
 
 def ensure(steps, box, package):
     """Build a package unless it is there; return the folder of what is wanted of it."""
     patches = sorted(package.patches.glob("*.patch"))
     headers = cache.digest_tree(package.includes) if package.includes else ""
-    key = cache.digest(package.name, toolchain.KEY, FETCH, package.commands, headers,
-                       *[part for patch in patches for part in (patch.name, patch)])
+    key = cache.digest(package.name, toolchain.KEY, FETCH, package.commands, package.outputs,
+                       headers, *[part for patch in patches for part in (patch.name, patch)])
     final = cache.base() / f"{package.name}-{key}"
-    if final.exists():
+    if package.complete(final):
         steps.current(package.name)
         return final
+    shutil.rmtree(final, ignore_errors=True)
     partial = final.with_suffix(".partial")
     shutil.rmtree(partial, ignore_errors=True)
     folders = {name: partial / name for name in ("source", "work", "out")}
@@ -75,8 +81,10 @@ def ensure(steps, box, package):
                  debianroot.networked(inside))
         step.run(["sh", "-c", APPLY], "the source package is another one than the patches are "
                  f"for: refresh {package.patches}", inside, cwd="/build/source")
-        step.run(["sh", "-ec", package.commands], "the log names the file", inside,
-                 cwd="/build/source")
+        keep = f"cp -rL {' '.join(package.outputs)} /build/out"
+        for commands in (package.commands, keep):
+            step.run(["sh", "-ec", commands], "the log names the file", inside,
+                     cwd="/build/source")
         folders["out"].rename(final)
         shutil.rmtree(partial)
     return final

@@ -18,16 +18,13 @@ CORE = packaged.Package("rdma-core", TOOLS / "rdma-core", """
 cmake -G Ninja -S . -B /build/work -DCMAKE_BUILD_TYPE=Release -DNO_MAN_PAGES=1 \\
 	-DENABLE_VALGRIND=0 -DCMAKE_C_FLAGS=-I/build/include
 ninja -C /build/work providers/rxe/all pyverbs/all
-cp /build/work/lib/librxe-rdmav*.so /build/out
-cp -rL /build/work/python/pyverbs tests /build/out
-""", UAPI)
+""", ("/build/work/lib/librxe-rdmav*.so", "/build/work/python/pyverbs", "tests"), UAPI)
 # Bandwidth, with VRAM.
 PERFTEST = packaged.Package("perftest", TOOLS / "perftest", """
 ./autogen.sh
 ./configure CPPFLAGS="-I/build/include -I/usr/include/libdrm"
 make -j"$(nproc)" ib_write_bw ib_read_bw
-cp ib_write_bw ib_read_bw /build/out
-""", UAPI)
+""", ("ib_write_bw", "ib_read_bw"), UAPI)
 CLIENT = TOOLS / "libfabric/fi_dmabuf.c"
 PYVERBS_TIMEOUT = 1500
 # Whose output people want to see.
