@@ -9,7 +9,7 @@ BAD = re.compile(r"""
   | possible\ (recursive|circular|irq)\ \w* | inconsistent\ lock\ state | suspicious\ RCU
   | INFO:\ task\ .*\ blocked | INFO:\ rcu | rcu_\w+\ (self-)?detected\ stall | soft\ lockup
   | sleeping\ function\ called | scheduling\ while\ atomic | bad:\ scheduling
-  | DMA-API: | KASAN | UBSAN | KFENCE | refcount_t | unreferenced\ object | kmemleak:
+  | DMA-API: | KASAN: | UBSAN | KFENCE | refcount_t | unreferenced\ object | kmemleak:
   | list_(add|del)\ corruption | Unable\ to\ handle
   | DMAR:.*fault | AMD-Vi:.*(IO_PAGE_FAULT|Event\ logged) | virtio_iommu.*fault
   | detached\ from\ a\ dma-buf | unpins\ a\ dma-buf\ of
