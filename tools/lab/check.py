@@ -22,7 +22,7 @@ from steps import LabError
 
 KUNIT_TIMEOUT = 900
 IGT_TIMEOUT = 1800
-SLOWER = {"check": 1, "debug": 4, "plain": 1}    # how much longer a boot of each flavour may take
+SLOWER = {"check": 1, "debug": 16, "plain": 1}   # how much longer each flavour may take
 PER_TEST_TIMEOUT = 1200        # seconds of guest time: each transfer of edu takes 0.1
 OWN = "/lab/bin/vvram_*"
 # Where devices see other memory than the CPU, this shows who forgets to synchronize.
@@ -140,7 +140,7 @@ def igt_boot(name, topology, tests, **settings):
     """A boot that runs tests under igt_runner."""
     return qemu.Boot(name, topology, "igt", IGT_TIMEOUT * SLOWER[kernel.flavour()],
                      {"LAB_TESTS": tests, "LAB_TIMEOUT": PER_TEST_TIMEOUT,
-                      "VVRAM_EXPECT": topology.decision,
+                      "VVRAM_EXPECT": topology.decision, "VVRAM_SLOWER": SLOWER[kernel.flavour()],
                       **settings})
 
 
