@@ -264,7 +264,12 @@ impl Drm {
 
     /// Opens the render node if it is there right now.
     pub fn try_open() -> Option<Self> {
-        let (path, file) = node_of("renderD", &PciDevice::vvram().ok()?)?;
+        Self::try_open_on(&PciDevice::vvram().ok()?)
+    }
+
+    /// Opens the render node of one of several devices if it is there right now.
+    pub fn try_open_on(gpu: &PciDevice) -> Option<Self> {
+        let (path, file) = node_of("renderD", gpu)?;
         Some(Self { file, path })
     }
 
@@ -285,6 +290,11 @@ impl Drm {
     /// The file descriptor.
     pub fn fd(&self) -> RawFd {
         self.file.as_raw_fd()
+    }
+
+    /// The path of the node.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Asks for a parameter.

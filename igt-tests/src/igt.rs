@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use crate::drm::Drm;
 use crate::misc;
+use crate::pci::PciDevice;
 use crate::proc::{Child, Exit};
 use crate::rebind;
 use crate::scene::setting;
@@ -130,8 +131,12 @@ fn version() -> String {
     )
 }
 
-fn vram_free() -> Option<u64> {
-    Drm::try_open()?.vram_free().ok()
+/// Free VRAM of each device, or `None` of one without a driver.
+fn vram_free() -> Vec<Option<u64>> {
+    PciDevice::vvrams()
+        .iter()
+        .map(|gpu| Drm::try_open_on(gpu)?.vram_free().ok())
+        .collect()
 }
 
 fn run(program: &str, subtest: &Subtest, bound: &rebind::Bound) -> i32 {
@@ -165,15 +170,15 @@ fn run(program: &str, subtest: &Subtest, bound: &rebind::Bound) -> i32 {
         say(&format!("Failed: {text}"));
         code = EXIT_FAIL;
     }
-    if let (EXIT_SUCCESS, Some(before)) = (code, before) {
-        let mut after = None;
+    if code == EXIT_SUCCESS {
+        let mut after = Vec::new();
         let same = misc::poll(Duration::from_secs(5), || {
             after = vram_free();
-            (after == Some(before)).then_some(())
+            (after == before).then_some(())
         });
         if same.is_none() {
             say(&format!(
-                "Failed: VRAM leaks: {before} bytes were free before the subtest, {after:?} after it"
+                "Failed: VRAM leaks: {before:?} bytes of each device were free before the subtest, {after:?} after it"
             ));
             code = EXIT_FAIL;
         }
