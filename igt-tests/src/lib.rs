@@ -10,6 +10,7 @@
 mod check;
 
 pub mod clock;
+pub mod crowd;
 pub mod debugfs;
 pub mod drm;
 pub mod fabric;

@@ -229,6 +229,15 @@ impl Steps {
         Ok(())
     }
 
+    /// Whether a step of the other side is done that nobody has waited for.
+    ///
+    /// # Errors
+    ///
+    /// Any error of poll(2).
+    pub fn is_done(&self) -> Result<bool, SysError> {
+        Ok(misc::poll_fd(self.read.as_raw_fd(), libc::POLLIN, Duration::ZERO)? != 0)
+    }
+
     /// Waits until the other side's step is done.
     ///
     /// # Errors
@@ -236,16 +245,12 @@ impl Steps {
     /// Fails the subtest if the time is up.
     #[track_caller]
     pub fn wait(&self, what: &str, limit: Duration) -> Outcome {
-        let mut poll = libc::pollfd {
-            fd: self.read.as_raw_fd(),
-            events: libc::POLLIN,
-            revents: 0,
-        };
-        // SAFETY: the pointer is valid for one pollfd.
-        let ready = unsafe { libc::poll(&mut poll, 1, limit.as_millis() as i32) };
+        let ready = misc::poll_fd(self.read.as_raw_fd(), libc::POLLIN, limit)?;
         let mut byte = 0u8;
         // SAFETY: the pointer is valid for a write of one byte.
-        if ready == 1 && unsafe { libc::read(poll.fd, (&raw mut byte).cast(), 1) } == 1 {
+        if ready != 0
+            && unsafe { libc::read(self.read.as_raw_fd(), (&raw mut byte).cast(), 1) } == 1
+        {
             return Ok(());
         }
         Err(Stop::fail(format_args!(

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Clients that want more VRAM than there is.
+
+use std::time::Duration;
+
+use crate::drm::{Drm, Gem};
+use crate::map::{Map, PAGE};
+use crate::misc::{self, meminfo, Lcg};
+use crate::pattern::Pattern;
+use crate::{uapi, Outcome, Stop};
+
+/// Size of an object, in bytes.
+pub const PIECE: u64 = 4 * PAGE as u64;
+/// Flags of an object that may be evicted.
+pub const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
+
+/// An object that is mapped, and what is in it.
+type Filled<'a> = (Gem<'a>, Map, Pattern);
+
+fn filled(drm: &Drm, pattern: Pattern) -> Result<Filled<'_>, Stop> {
+    let object = drm.create_flags(PIECE, EITHER)?;
+    let map = object.map()?;
+    if let Err(mismatch) = map.verify_value(0) {
+        fail!("a new object is not zero: {mismatch}");
+    }
+    map.fill(pattern);
+    Ok((object, map, pattern))
+}
+
+/// How many objects it takes to fill the VRAM of a device four times.
+///
+/// # Errors
+///
+/// Any error of the ioctl.
+pub fn four_times(drm: &Drm) -> Result<u64, Stop> {
+    Ok(4 * drm.getparam(uapi::PARAM_VRAM_SIZE)? / PIECE)
+}
+
+/// Has a number of objects, looks at them in no order, and replaces each one it has looked at,
+/// while `goes_on` says so: a new one evicts others. Looks at all of them in the end.
+///
+/// `goes_on` is asked before each round, first when all objects are there.
+///
+/// # Errors
+///
+/// Fails the subtest if an object holds anything else than it should.
+pub fn client(
+    drm: &Drm,
+    count: u64,
+    seed: u64,
+    mut goes_on: impl FnMut(u64) -> Result<bool, Stop>,
+) -> Outcome {
+    let mut random = Lcg::new(seed);
+    let mut objects = Vec::new();
+    for index in 0..count {
+        objects.push(filled(drm, Pattern::new(seed ^ index))?);
+    }
+    let mut rounds = 0;
+    while goes_on(rounds)? {
+        let index = random.below(count) as usize;
+        let (object, map, pattern) = &objects[index];
+        if let Err(mismatch) = map.verify(*pattern) {
+            fail!(
+                "round {rounds}, object {index}, {:?}: {mismatch}",
+                object.info()?
+            );
+        }
+        objects[index] = filled(drm, Pattern::new(random.word()))?;
+        rounds += 1;
+    }
+    for (index, (object, map, pattern)) in objects.iter().enumerate() {
+        if let Err(mismatch) = map.verify(*pattern) {
+            fail!(
+                "at the end, object {index}, {:?}: {mismatch}",
+                object.info()?
+            );
+        }
+    }
+    Ok(())
+}
+
+/// What a device has in use, to see later that nothing of it was lost.
+#[derive(Debug)]
+pub struct Usage<'a> {
+    drm: &'a Drm,
+    free: u64,
+    pages: u64,
+    moves: u64,
+}
+
+impl<'a> Usage<'a> {
+    /// Looks at it now.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctls; fails the subtest if the kernel does not count memory of GPUs.
+    #[track_caller]
+    pub fn now(drm: &'a Drm) -> Result<Self, Stop> {
+        Ok(Self {
+            drm,
+            free: drm.vram_free()?,
+            pages: pages()?,
+            moves: drm.getparam(uapi::PARAM_MOVES)?,
+        })
+    }
+
+    /// Moves since then.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn moved(&self) -> Result<u64, Stop> {
+        Ok(self.drm.getparam(uapi::PARAM_MOVES)? - self.moves)
+    }
+
+    /// Checks that all is as it was.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if VRAM or system memory of objects does not come back, or if VRAM is
+    /// pinned.
+    #[track_caller]
+    pub fn check_back(&self) -> Outcome {
+        self.drm.await_vram_free(self.free)?;
+        check_eq!(
+            self.drm.getparam(uapi::PARAM_VRAM_PINNED)?,
+            0,
+            "pinned VRAM at the end"
+        );
+        // The kernel adds up what each processor counts once a second.
+        let mut after = 0;
+        let back = misc::poll(Duration::from_secs(5), || {
+            after = pages().ok()?;
+            (after == self.pages).then_some(())
+        });
+        check!(
+            back.is_some(),
+            "system memory of objects: {} kB before, {after} kB after",
+            self.pages
+        );
+        Ok(())
+    }
+}
+
+/// System memory of objects, in kB.
+#[track_caller]
+fn pages() -> Result<u64, Stop> {
+    match meminfo("GPUActive") {
+        Some(pages) => Ok(pages),
+        None => fail!("/proc/meminfo has no GPUActive"),
+    }
+}
