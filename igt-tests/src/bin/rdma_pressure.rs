@@ -2,54 +2,33 @@
 
 //! Thousands of registrations while VRAM is oversubscribed and forced to move.
 
-use std::collections::VecDeque;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use vvram_tests::debugfs::DebugFs;
-use vvram_tests::drm::{Drm, Gem};
+use vvram_tests::crowd::{client, four_times, Usage, EITHER, PIECE};
+use vvram_tests::drm::{Attachment, Drm, Gem};
 use vvram_tests::fabric::Fabric;
+use vvram_tests::igt::slower;
 use vvram_tests::map::{Map, PAGE};
-use vvram_tests::misc::{meminfo, Lcg};
+use vvram_tests::misc::Lcg;
 use vvram_tests::pattern::Pattern;
-use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::Mode;
-use vvram_tests::proc::Child;
+use vvram_tests::proc::{Child, Steps};
 use vvram_tests::rdma::Buffer;
-use vvram_tests::scene::{patterns, placed};
-use vvram_tests::verbs::{Pair, Region};
-use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome, Stop, SysError};
+use vvram_tests::scene::{patterns, placed, squeeze_idle};
+use vvram_tests::verbs::{expect_status, Pair, Region, Status};
+use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome, Stop};
 
-const PIECE: u64 = 4 * PAGE as u64;
-const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
+/// Registrations, and moves meanwhile.
 const CYCLES: u64 = 1_000;
-/// Regions that are alive at once.
-const ALIVE: usize = 16;
-
-/// Wants more VRAM than there is, has others moved out, and looks at what it has, until it is
-/// killed.
-fn client(gpu: &PciDevice, seed: u64) -> Outcome {
-    let drm = Drm::open_on(gpu)?;
-    let debugfs = DebugFs::open(gpu)?;
-    let count = drm.getparam(uapi::PARAM_VRAM_SIZE)? / (16 * PIECE);
-    let mut random = Lcg::new(seed);
-    let mut objects: Vec<Option<(Gem<'_>, Map, Pattern)>> = (0..count).map(|_| None).collect();
-    loop {
-        let index = random.below(count) as usize;
-        if let Some((object, map, pattern)) = &objects[index] {
-            if let Err(mismatch) = map.verify(*pattern) {
-                fail!("object {index}, {:?}: {mismatch}", object.info()?);
-            }
-        }
-        let pattern = Pattern::new(random.word());
-        let object = drm.create_flags(16 * PIECE, EITHER)?;
-        let map = object.map()?;
-        map.fill(pattern);
-        objects[index] = Some((object, map, pattern));
-        if random.below(16) == 0 {
-            debugfs.write("move", "evict")?;
-        }
-    }
-}
+/// Regions that are alive at once, and those of them that are never given up.
+const ALIVE: usize = 64;
+const KEPT: usize = 16;
+/// How often a region has to be found moved since it was last used, where it can be.
+const FOLLOWED: u64 = 50;
+/// How much moves meanwhile is up to the scheduler: this long it may take.
+const TIME: Duration = Duration::from_secs(35);
+const LIMIT: Duration = Duration::from_secs(10);
+const NICE: i32 = 5;
 
 /// A buffer that is registered, and what it has to hold.
 struct Held<'a> {
@@ -57,113 +36,191 @@ struct Held<'a> {
     map: Map,
     region: Region<'a>,
     pattern: Pattern,
-    places: Vec<(u64, u64)>,
+    /// Where it is, if it stays there.
+    place: Option<Vec<(u64, u64)>>,
 }
 
-impl<'a> Held<'a> {
-    /// Creates, registers, and lets the device write.
-    fn new(
-        fabric: &'a Fabric,
-        class: Mode,
-        pair: &Pair<'_>,
-        host: &Buffer<'_>,
-        pattern: Pattern,
-    ) -> Result<Self, Stop> {
+/// What regions are used with, and what was seen of them.
+struct Work<'a> {
+    fabric: &'a Fabric,
+    class: Mode,
+    pair: Pair<'a>,
+    host: Buffer<'a>,
+    random: Lcg,
+    /// Regions that were found moved.
+    moved: u64,
+    /// Uses after which the region was in VRAM, and in system memory.
+    vram: u64,
+    system: u64,
+}
+
+impl<'a> Work<'a> {
+    /// Creates and registers, and lets the device write.
+    fn register(&mut self) -> Result<Held<'a>, Stop> {
+        let (fabric, class) = (self.fabric, self.class);
         let object = fabric.drm.create_flags(PIECE, EITHER)?;
         let map = object.map()?;
         let shared = object.export()?;
-        let region = fabric
-            .nic
-            .register(shared.fd(), 0, PIECE, None, fabric.nic.all_access())?;
-        host.fill(pattern)?;
-        pair.write((host.region(), 0), (&region, 0), PIECE as u32)?;
-        let places = if class.needs_pin() {
-            fabric.check_attached(&object, &[fabric.in_vram(class, true)])?;
-            placed(&object, uapi::PLACEMENT_VRAM)?;
-            fabric.bar.locate(&map)?.ranges()
-        } else {
-            Vec::new()
-        };
-        Ok(Self {
+        let access = fabric.nic.all_access();
+        let region = fabric.nic.register(shared.fd(), 0, PIECE, None, access)?;
+        let mut held = Held {
             object,
             map,
             region,
-            pattern,
-            places,
-        })
+            pattern: patterns().0,
+            place: None,
+        };
+        if class.needs_pin() {
+            held.place = Some(fabric.bar.locate(&held.map)?.ranges());
+        }
+        self.write(&mut held)?;
+        Ok(held)
     }
 
-    /// Checks place and bytes, as the device and as the CPU see them, and gives it up.
-    fn finish(self, fabric: &Fabric, pair: &Pair<'_>, host: &Buffer<'_>) -> Outcome {
-        if !self.places.is_empty() {
-            placed(&self.object, uapi::PLACEMENT_VRAM)?;
-            check_eq!(
-                fabric.bar.locate(&self.map)?.ranges(),
-                self.places,
-                "the place"
-            );
+    /// Lets the device write something else.
+    fn write(&mut self, held: &mut Held<'_>) -> Outcome {
+        held.pattern = Pattern::new(self.random.word());
+        self.host.fill(held.pattern)?;
+        let (from, to) = ((self.host.region(), 0), (&held.region, 0));
+        self.pair.write(from, to, PIECE as u32)?;
+        self.look(held)
+    }
+
+    /// Lets the device read, and compares what it and the CPU see.
+    fn read(&mut self, held: &Held<'_>) -> Outcome {
+        // Only a move takes its mapping away from a region.
+        let list = held.object.attachments()?;
+        if list == [self.fabric.in_vram(self.class, false)] || list == [self.no_room(false)] {
+            self.moved += 1;
         }
-        pair.read((&self.region, 0), (host.region(), 0), PIECE as u32)?;
-        for (who, map) in [("the device", host.map()), ("the CPU", &self.map)] {
-            if let Err(mismatch) = map.verify(self.pattern) {
-                fail!("{who}, {:?}: {mismatch}", self.object.info()?);
+        self.host.fill(patterns().0)?;
+        let (from, to) = ((&held.region, 0), (self.host.region(), 0));
+        self.pair.read(from, to, PIECE as u32)?;
+        for (who, map) in [("the device", self.host.map()), ("the CPU", &held.map)] {
+            if let Err(mismatch) = map.verify(held.pattern) {
+                fail!("{who}, {:?}: {mismatch}", held.object.info()?);
             }
         }
-        Ok(self.region.close()?)
+        self.look(held)
+    }
+
+    fn no_room(&self, mapped: bool) -> Attachment {
+        let reason = uapi::REASON_NO_VRAM;
+        self.fabric.in_system(self.class, mapped, reason)
+    }
+
+    /// Checks how a region that was just used is reached, and where it is.
+    fn look(&mut self, held: &Held<'_>) -> Outcome {
+        let (fabric, object) = (self.fabric, &held.object);
+        let before = object.attachments()?;
+        let place = object.info()?.placement;
+        let after = object.attachments()?;
+        let in_vram = [fabric.in_vram(self.class, true)];
+        if let Some(ranges) = &held.place {
+            check_eq!(before, in_vram, "the attachment");
+            check_eq!(place, uapi::PLACEMENT_VRAM, "the placement");
+            check_eq!(fabric.bar.locate(&held.map)?.ranges(), *ranges, "the place");
+            self.vram += 1;
+        } else if before == in_vram && after == in_vram {
+            // What is mapped before and after was not moved in between.
+            check_eq!(place, uapi::PLACEMENT_VRAM, "the placement");
+            self.vram += 1;
+        } else if before == [self.no_room(true)] && after == before {
+            check_eq!(place, uapi::PLACEMENT_SYSTEM, "the placement");
+            self.system += 1;
+        } else {
+            let moves = [fabric.in_vram(self.class, false), self.no_room(false)];
+            check!(
+                after.len() == 1 && moves.contains(&after[0]),
+                "the region is neither mapped nor moved: {after:?}"
+            );
+        }
+        Ok(())
     }
 }
 
 fn pressure(class: Mode) -> Outcome {
     let fabric = Fabric::with_route()?;
     fabric.choose(class)?;
-    let drm = &fabric.drm;
-    let (free, pages) = (drm.vram_free()?, meminfo("GPUActive"));
-    let moves = drm.getparam(uapi::PARAM_MOVES)?;
+    let usage = Usage::now(&fabric.drm)?;
     let mut random = Lcg::new(patterns().0.word(0));
-    let seed = random.word();
-    let mut child = Child::spawn(|| client(&fabric.gpu, seed))?;
-    let host = Buffer::host(&fabric.nic, "host", PIECE)?;
-    let pair = Pair::new(&fabric.nic)?;
-    let mut alive = VecDeque::new();
-    let moved = || -> Result<u64, SysError> { Ok(drm.getparam(uapi::PARAM_MOVES)? - moves) };
+    let (seed, count) = (random.word(), four_times(&fabric.drm)?);
+    let (full, enough) = (Steps::new()?, Steps::new()?);
+    let mut child = Child::spawn(|| {
+        // Registrations come first; there is enough that moves.
+        // SAFETY: a plain system call.
+        unsafe { libc::nice(NICE) };
+        client(&Drm::open_on(&fabric.gpu)?, count, seed, |round| {
+            if round == 0 {
+                full.done()?;
+            }
+            Ok(!enough.is_done()?)
+        })
+    })?;
+    // A part of them has to do on a kernel with KASAN.
+    let part = u64::from(slower().min(4));
+    let (cycles, followed) = (CYCLES / part, FOLLOWED / part);
+    let time = TIME * slower();
+    full.wait("VRAM that is full", LIMIT * slower())?;
+    let before = usage.moved()?;
+    let mut work = Work {
+        fabric: &fabric,
+        class,
+        pair: Pair::new(&fabric.nic)?,
+        host: Buffer::host(&fabric.nic, "host", PIECE)?,
+        random,
+        moved: 0,
+        vram: 0,
+        system: 0,
+    };
+    let mut alive = Vec::new();
     let mut count = 0;
-    // How much moves meanwhile is up to the scheduler.
-    while count < CYCLES || (moved()? < CYCLES && count < 10 * CYCLES) {
-        count += 1;
-        if alive.len() == ALIVE {
-            // Not always the oldest one.
-            let index = random.below(ALIVE as u64) as usize;
-            if let Some(held) = alive.swap_remove_back(index) {
-                Held::finish(held, &fabric, &pair, &host)?;
+    let start = Instant::now();
+    loop {
+        if alive.len() < ALIVE {
+            alive.push(work.register()?);
+            count += 1;
+        } else {
+            let index = work.random.below(ALIVE as u64) as usize;
+            work.read(&alive[index])?;
+            if index < KEPT {
+                work.write(&mut alive[index])?;
+            } else {
+                alive.swap_remove(index).region.close()?;
             }
         }
-        let pattern = Pattern::new(random.word());
-        alive.push_back(Held::new(&fabric, class, &pair, &host, pattern)?);
+        let follows = class.needs_pin() || work.moved >= followed;
+        if count >= cycles && follows && usage.moved()? - before >= cycles {
+            break;
+        }
+        check!(
+            start.elapsed() < time,
+            "not enough after {time:?}: {count} registrations, {} moves, {} regions found moved",
+            usage.moved()? - before,
+            work.moved
+        );
     }
+    let moves = usage.moved()? - before;
     for held in alive {
-        held.finish(&fabric, &pair, &host)?;
+        work.read(&held)?;
+        held.region.close()?;
     }
-    let ended = child.ended();
-    check!(ended.is_none(), "the client ended by itself: {ended:?}");
-    child.kill()?;
-    let moved = moved()?;
-    println!("{count} registrations as {class:?}, {moved} moves, 0 wrong bytes");
-    check!(moved >= CYCLES, "{moved} moves are too few");
-    drm.await_vram_free(free)?;
-    check_eq!(
-        drm.getparam(uapi::PARAM_VRAM_PINNED)?,
-        0,
-        "pinned VRAM at the end"
+    enough.done()?;
+    child.join("the client", LIMIT * slower())?;
+    println!(
+        "{count} registrations as {class:?}, {moves} moves, 0 wrong bytes; regions found moved {}, then in VRAM {}, in system memory {}",
+        work.moved, work.vram, work.system
     );
-    let back = vvram_tests::misc::poll(Duration::from_secs(5), || {
-        (meminfo("GPUActive") <= pages).then_some(())
-    });
+    if class.needs_pin() {
+        check_eq!(work.moved, 0, "regions that moved");
+    }
     check!(
-        back.is_some(),
-        "system memory of objects: {pages:?} kB before, {:?} kB after",
-        meminfo("GPUActive")
+        work.vram >= cycles,
+        "only {} uses were seen to be in VRAM",
+        work.vram
     );
-    Ok(())
+    drop(work);
+    usage.check_back()
 }
 
 fn pinned() -> Outcome {
@@ -185,6 +242,8 @@ fn quota() -> Outcome {
     let limit = drm.getparam(uapi::PARAM_VRAM_PIN_LIMIT)?;
     let size = (limit / 4).next_multiple_of(PAGE as u64);
     let access = fabric.nic.all_access();
+    let host = Buffer::host(&fabric.nic, "host", PAGE as u64)?;
+    let pair = Pair::new(&fabric.nic)?;
     for class in [Mode::Pinned, Mode::Revocable] {
         fabric.choose(class)?;
         let objects = (0..5)
@@ -227,6 +286,24 @@ fn quota() -> Outcome {
             pinned,
             "pinned VRAM with a dynamic region"
         );
+        // An access does, and finds no room for it in the quota.
+        let pattern = patterns().0;
+        host.fill(pattern)?;
+        pair.write((host.region(), 0), (&region, 0), PAGE as u32)?;
+        placed(&objects[index], uapi::PLACEMENT_SYSTEM)?;
+        if let Err(mismatch) = objects[index].map()?.verify_pages(pattern, 0, 1) {
+            fail!("in system memory: {mismatch}");
+        }
+        let or_fail = drm.create_flags(size, uapi::CREATE_EXPORT_VRAM_OR_FAIL)?;
+        let kept = or_fail.export()?;
+        let vram = fabric.nic.register(kept.fd(), 0, size, None, access)?;
+        expect_status(
+            "a write to what may not be elsewhere",
+            Pair::new(&fabric.nic)?.write((host.region(), 0), (&vram, 0), PAGE as u32),
+            &[Status::REMOTE_ACCESS],
+        )?;
+        placed(&or_fail, uapi::PLACEMENT_VRAM)?;
+        vram.close()?;
         region.close()?;
 
         fabric.choose(class)?;
@@ -241,9 +318,40 @@ fn quota() -> Outcome {
     Ok(())
 }
 
+/// Who wants VRAM or nothing learns that there is no room, and gets it when there is.
+fn no_room() -> Outcome {
+    let fabric = Fabric::with_route()?;
+    let drm = &fabric.drm;
+    for class in [Mode::Pinned, Mode::Revocable, Mode::Dynamic] {
+        fabric.choose(class)?;
+        let object = drm.create_flags(PIECE, uapi::CREATE_EXPORT_VRAM_OR_FAIL)?;
+        let shared = object.export()?;
+        let register = || {
+            let access = fabric.nic.all_access();
+            fabric.nic.register(shared.fd(), 0, PIECE, None, access)
+        };
+        let taken = squeeze_idle(drm)?;
+        placed(&object, uapi::PLACEMENT_SYSTEM)?;
+        expect_errno(
+            &format!("registering without room as {class:?}"),
+            register(),
+            libc::ENOSPC,
+        )?;
+        fabric.check_attached(&object, &[])?;
+        placed(&object, uapi::PLACEMENT_SYSTEM)?;
+        drop(taken);
+        let region = register()?;
+        fabric.check_attached(&object, &[fabric.in_vram(class, true)])?;
+        placed(&object, uapi::PLACEMENT_VRAM)?;
+        region.close()?;
+    }
+    Ok(())
+}
+
 igt_main! {
     "pinned", "pinned regions keep their place, every byte verified", pinned;
     "revocable", "the same of regions that can be revoked", revocable;
     "dynamic", "dynamic ones follow, every byte verified", dynamic;
+    "no-room", "ENOSPC of the verbs call for VRAM that is full", no_room;
     "quota", "EDQUOT of the verbs call at the limit of pinned VRAM", quota;
 }
