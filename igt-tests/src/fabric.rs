@@ -95,14 +95,6 @@ impl Fabric {
         fs::write(VMAP, "N").map_err(|error| SysError::io(VMAP, &error))
     }
 
-    /// Hops between the devices, as sysfs has them; -1 without a route.
-    fn distance(&self) -> i32 {
-        match self.expect {
-            Expect::Refused => -1,
-            _ => self.gpu.distance(&self.device),
-        }
-    }
-
     /// What GEM_ATTACHMENTS has to say of a region in VRAM.
     pub fn in_vram(&self, class: Mode, mapped: bool) -> Attachment {
         self.attachment(class, mapped, self.expect.path(), uapi::REASON_NONE)
@@ -133,7 +125,7 @@ impl Fabric {
             path,
             reason,
             flags,
-            distance: self.distance(),
+            distance: self.expect.distance(&self.gpu, &self.device),
         }
     }
 

@@ -70,6 +70,14 @@ impl Expect {
         Ok(())
     }
 
+    /// Hops between two devices, as sysfs has them; -1 without a route.
+    pub fn distance(self, gpu: &PciDevice, importer: &PciDevice) -> i32 {
+        match self {
+            Self::Refused => -1,
+            _ => gpu.distance(importer),
+        }
+    }
+
     /// The path in GEM_ATTACHMENTS.
     pub fn path(self) -> u32 {
         match self {
@@ -128,12 +136,9 @@ impl Scene {
         Self::open()
     }
 
-    /// Hops between the devices, as sysfs has them; -1 without a route.
+    /// As [`Expect::distance`] of both devices.
     pub fn distance(&self) -> i32 {
-        match self.expect {
-            Expect::Refused => -1,
-            _ => self.gpu.distance(&self.edu),
-        }
+        self.expect.distance(&self.gpu, &self.edu)
     }
 
     /// Whether the peer's addresses go through an IOMMU on the way.

@@ -361,7 +361,7 @@ impl Nic {
                 self.name
             )
         })?;
-        Ok(Region::new(region, iova, len))
+        Ok(Region::new(region, iova))
     }
 
     /// Registers all of a mapping of memory.
@@ -389,7 +389,7 @@ impl Nic {
                 self.name
             )
         })?;
-        Ok(Region::new(region, base.as_ptr() as u64, len as u64))
+        Ok(Region::new(region, base.as_ptr() as u64))
     }
 }
 
@@ -400,7 +400,6 @@ pub struct Region<'nic> {
     lkey: u32,
     rkey: u32,
     iova: u64,
-    len: u64,
     nic: PhantomData<&'nic Nic>,
 }
 
@@ -410,7 +409,7 @@ pub struct Region<'nic> {
 pub type At<'a> = (&'a Region<'a>, u64);
 
 impl Region<'_> {
-    fn new(region: NonNull<sys::ibv_mr>, iova: u64, len: u64) -> Self {
+    fn new(region: NonNull<sys::ibv_mr>, iova: u64) -> Self {
         // SAFETY: it was registered just now.
         let (lkey, rkey) = unsafe { ((*region.as_ptr()).lkey, (*region.as_ptr()).rkey) };
         Self {
@@ -418,34 +417,8 @@ impl Region<'_> {
             lkey,
             rkey,
             iova,
-            len,
             nic: PhantomData,
         }
-    }
-
-    /// The key for local requests.
-    pub fn lkey(&self) -> u32 {
-        self.lkey
-    }
-
-    /// The key for requests of others.
-    pub fn rkey(&self) -> u32 {
-        self.rkey
-    }
-
-    /// The address of its first byte in requests.
-    pub fn iova(&self) -> u64 {
-        self.iova
-    }
-
-    /// Length in bytes.
-    pub fn len(&self) -> u64 {
-        self.len
-    }
-
-    /// Whether it is empty, which no device allows.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
     }
 
     /// Deregisters it and reports errors, which dropping does not.
@@ -478,6 +451,8 @@ impl Status {
     pub const SUCCESS: Self = Self(sys::IBV_WC_SUCCESS);
     /// No access to the local region.
     pub const LOCAL_PROTECTION: Self = Self(sys::IBV_WC_LOC_PROT_ERR);
+    /// The local request makes no sense.
+    pub const LOCAL_OPERATION: Self = Self(sys::IBV_WC_LOC_QP_OP_ERR);
     /// Not tried: the queue pair had an error before.
     pub const FLUSHED: Self = Self(sys::IBV_WC_WR_FLUSH_ERR);
     /// No access to the region of the other side.

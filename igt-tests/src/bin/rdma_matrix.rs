@@ -3,6 +3,8 @@
 //! An RDMA device moves bytes between VRAM of two GPUs and system memory, as each class of
 //! importer.
 
+use std::collections::VecDeque;
+
 use vvram_tests::drm::Gem;
 use vvram_tests::fabric::{Fabric, CLASSES};
 use vvram_tests::heap;
@@ -11,7 +13,7 @@ use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::Mode;
 use vvram_tests::rdma::{bandwidth, exercise, Buffer, Op, Part};
 use vvram_tests::scene::{patterns, placed, Expect};
-use vvram_tests::verbs::{expect_status, Pair, Status};
+use vvram_tests::verbs::{expect_status, At, Failure, Pair, Status};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome, Stop};
 
 const PAGE64: u64 = PAGE as u64;
@@ -20,6 +22,9 @@ const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 const EXPORT: u32 = uapi::CREATE_EXPORT_VRAM_OR_FAIL;
 const VRAM: u32 = uapi::PLACEMENT_VRAM;
 const SYSTEM: u32 = uapi::PLACEMENT_SYSTEM;
+
+/// How a request ended.
+type Tried = Result<(), Failure>;
 
 /// Both GPUs, with the first RDMA device.
 fn fabrics() -> Result<Vec<Fabric>, Stop> {
@@ -182,6 +187,9 @@ fn part() -> Outcome {
         map.fill(a);
         let iova = 0x7000_0000_0000 + 24;
         let region = nic.register(shared.fd(), OFFSET, LEN, Some(iova), nic.all_access())?;
+        fabric.check_attached(&object, &[fabric.in_vram(class, true)])?;
+        placed(&object, VRAM)?;
+        fabric.bar.locate(&map)?;
         let host = Buffer::host(nic, "host", SIZE)?;
         host.fill(b)?;
         let pair = Pair::new(nic)?;
@@ -204,16 +212,40 @@ fn part() -> Outcome {
             Ok(())
         };
         verify("after a write to all of it")?;
-        let outside = [(LEN - 8, 16), (LEN, 1), (u64::MAX, 1)];
-        for (at, len) in outside {
-            let pair = Pair::new(nic)?;
-            expect_status(
-                &format!("writing {len} bytes at {at:#x} of {LEN:#x}"),
-                pair.write((host.region(), 0), (&region, at), len),
-                &[Status::REMOTE_ACCESS],
-            )?;
+        let remote = &[Status::REMOTE_ACCESS][..];
+        // Soft RoCE has the other one for bounds, whatever the memory is.
+        let local = &[Status::LOCAL_PROTECTION, Status::LOCAL_OPERATION];
+        let own = (host.region(), 0);
+        type Request<'a> = (
+            &'a str,
+            &'a [Status],
+            &'a dyn Fn(&Pair<'_>, At<'_>, u32) -> Tried,
+        );
+        let requests: [Request<'_>; 4] = [
+            ("a write to", remote, &|p, at, len| p.write(own, at, len)),
+            ("a read of", remote, &|p, at, len| p.read(at, own, len)),
+            ("a write from", local, &|p, at, len| p.write(at, own, len)),
+            ("a read into", local, &|p, at, len| p.read(own, at, len)),
+        ];
+        for (at, len) in [(LEN - 8, 16), (LEN, 1), (u64::MAX, 1)] {
+            for (what, status, request) in requests {
+                expect_status(
+                    &format!("{what} {len} bytes at {at:#x} of {LEN:#x} as {class:?}"),
+                    request(&Pair::new(nic)?, (&region, at), len),
+                    status,
+                )?;
+            }
         }
-        verify("after writes outside of it")?;
+        // The last word that starts in it ends outside.
+        expect_status(
+            &format!("an addition at the end as {class:?}"),
+            Pair::new(nic)?.fetch_add(own, (&region, LEN & !7), 1),
+            remote,
+        )?;
+        verify("after requests outside of it")?;
+        if let Err(mismatch) = host.map().verify(a) {
+            fail!("a byte from outside of it came here: {mismatch}");
+        }
     }
     Ok(())
 }
@@ -300,13 +332,49 @@ fn misaligned() -> Outcome {
     Ok(())
 }
 
+/// Additions to one word by two queue pairs at once: each of them counts.
+fn concurrent() -> Outcome {
+    const ADDITIONS: u64 = 200;
+    let fabric = Fabric::with_route()?;
+    let host = Buffer::host(&fabric.nic, "host", PAGE64)?;
+    let (one, other) = (Pair::new(&fabric.nic)?, Pair::new(&fabric.nic)?);
+    for class in CLASSES {
+        fabric.choose(class)?;
+        let object = fabric.drm.create_flags(SIZE, EXPORT)?;
+        let map = object.map()?;
+        let buffer = Buffer::shared(&fabric.nic, "vram", object.export()?)?;
+        let word = (buffer.region(), 8);
+        let mut posted = VecDeque::new();
+        for _ in 0..ADDITIONS {
+            for (pair, add) in [(&one, 1), (&other, 1 << 32)] {
+                posted.push_back((pair, pair.post_fetch_add((host.region(), 0), word, add)?));
+            }
+            while posted.len() > 64 {
+                if let Some((pair, ticket)) = posted.pop_front() {
+                    pair.wait(ticket)?;
+                }
+            }
+        }
+        for (pair, ticket) in posted {
+            pair.wait(ticket)?;
+        }
+        fabric.check_attached(&object, &[fabric.in_vram(class, true)])?;
+        placed(&object, VRAM)?;
+        let sum = ADDITIONS << 32 | ADDITIONS;
+        check_eq!(map.read(1), sum, "the sum as {class:?}");
+    }
+    Ok(())
+}
+
 /// Many requests at once; says how fast, against memory of the host in the same run.
 fn speed() -> Outcome {
     const LEN: u64 = 64 * PAGE64;
-    let fabric = Fabric::open()?;
+    let fabric = Fabric::with_route()?;
     fabric.choose(Mode::Pinned)?;
     let object = fabric.drm.create_flags(LEN, EITHER)?;
     let vram = Buffer::shared(&fabric.nic, "vram", object.export()?)?;
+    fabric.check_attached(&object, &[fabric.in_vram(Mode::Pinned, true)])?;
+    placed(&object, VRAM)?;
     let hosts = [
         Buffer::host(&fabric.nic, "host", LEN)?,
         Buffer::host(&fabric.nic, "other host", LEN)?,
@@ -340,5 +408,6 @@ igt_main! {
     "part", "a part of a buffer at another address, and its bounds", part;
     "refused", "what cannot be registered", refused;
     "misaligned", "an atomic operation on a word that is not aligned", misaligned;
+    "concurrent", "atomic operations of two queue pairs on one word", concurrent;
     "speed", "many requests at once", speed;
 }
