@@ -457,6 +457,8 @@ impl Status {
     pub const FLUSHED: Self = Self(sys::IBV_WC_WR_FLUSH_ERR);
     /// No access to the region of the other side.
     pub const REMOTE_ACCESS: Self = Self(sys::IBV_WC_REM_ACCESS_ERR);
+    /// The other side does not answer.
+    pub const NO_ANSWER: Self = Self(sys::IBV_WC_RETRY_EXC_ERR);
     /// The other side could not complete it.
     pub const REMOTE_OPERATION: Self = Self(sys::IBV_WC_REM_OP_ERR);
 
@@ -597,6 +599,8 @@ pub struct Config {
     pub mtu: u32,
     /// Requests on their way at once.
     pub depth: u32,
+    /// Entries of the completion queue of each side.
+    pub completions: u32,
     /// A packet is lost after 4.096 µs times two to this power.
     pub timeout: u8,
     /// How often a packet that was lost is sent again, at most 7.
@@ -611,6 +615,7 @@ impl Default for Config {
         Self {
             mtu: 1024,
             depth: 128,
+            completions: 128,
             timeout: 16,
             retries: 7,
             limit: Duration::from_secs(10),
@@ -747,7 +752,7 @@ fn atomic(to: At<'_>, compare_add: u64, swap: u64) -> sys::ibv_send_wr__bindgen_
 
 impl End {
     fn new(nic: &Nic, config: &Config) -> Result<Self, SysError> {
-        let entries = config.depth.max(RECEIVES);
+        let entries = config.completions;
         // SAFETY: the device is open; there is no channel, and no context.
         let queue = unsafe {
             sys::ibv_create_cq(
@@ -901,6 +906,17 @@ impl<'nic> Pair<'nic> {
         self.nic
     }
 
+    /// Puts the other side into the error state: it does not answer any more.
+    ///
+    /// # Errors
+    ///
+    /// Any error of libibverbs.
+    pub fn silence(&self) -> Result<(), SysError> {
+        // SAFETY: all-zero is a valid value of a structure of numbers.
+        let mut attr: sys::ibv_qp_attr = unsafe { mem::zeroed() };
+        self.ends[RESPONDER].modify(&mut attr, sys::IBV_QPS_ERR, 0, "ERR")
+    }
+
     /// Requests that may be on their way at once.
     pub fn depth(&self) -> u32 {
         self.depth
@@ -966,6 +982,21 @@ impl<'nic> Pair<'nic> {
         self.post(&Request {
             what: "RDMA write",
             opcode: sys::IBV_WR_RDMA_WRITE,
+            local: from,
+            len,
+            remote: rdma(to),
+        })
+    }
+
+    /// Posts an RDMA write with immediate data, for which there has to be a receive.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Pair::post_write`].
+    pub fn post_write_imm(&self, from: At<'_>, to: At<'_>, len: u32) -> Result<Ticket, SysError> {
+        self.post(&Request {
+            what: "RDMA write with immediate data",
+            opcode: sys::IBV_WR_RDMA_WRITE_WITH_IMM,
             local: from,
             len,
             remote: rdma(to),

@@ -5,7 +5,7 @@
 //! Whatever happens, a request completes: with the bytes where the buffer is now, or with a
 //! protection error.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use vvram_tests::debugfs::DebugFs;
 use vvram_tests::drm::{DmaBuf, Drm, Gem};
@@ -19,7 +19,7 @@ use vvram_tests::proc::{Child, KernelLog, Steps};
 use vvram_tests::rdma::Buffer;
 use vvram_tests::rebind::{Unbinding, Unbound};
 use vvram_tests::scene::{patterns, placed, squeeze_idle, works, Expect};
-use vvram_tests::verbs::{expect_status, Failure, Pair, Status};
+use vvram_tests::verbs::{expect_status, Config, Failure, Pair, Status};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome, Stop, SysError};
 
 const PAGE64: u64 = PAGE as u64;
@@ -252,6 +252,50 @@ fn waited_for() -> Outcome {
     works_with_nic()
 }
 
+/// A request to a peer that does not answer fails, in the time that the retries take.
+fn dead_peer() -> Outcome {
+    let fabric = Fabric::with_route()?;
+    for class in CLASSES {
+        let setup = Setup::new(&fabric, class)?;
+        setup.write(patterns().0)?;
+        setup.pair.silence()?;
+        let (from, to) = (setup.buffer.region(), setup.host.region());
+        expect_status(
+            "a write to a dead peer",
+            setup.pair.write((from, 0), (to, 0), SIZE as u32),
+            &[Status::NO_ANSWER],
+        )?;
+    }
+    Ok(())
+}
+
+/// A region is free when a request to it has failed because nobody took the completions.
+fn full_queue() -> Outcome {
+    let fabric = Fabric::with_route()?;
+    for class in CLASSES {
+        let setup = Setup::new(&fabric, class)?;
+        let config = Config {
+            completions: 1,
+            ..Config::default()
+        };
+        let pair = Pair::with_config(&fabric.nic, &config)?;
+        let (from, to) = ((setup.host.region(), 0), (setup.buffer.region(), 0));
+        let _one = pair.post_receive(from, 8)?;
+        let _other = pair.post_receive(from, 8)?;
+        pair.wait(pair.post_write_imm(from, to, SIZE as u32)?)?;
+        expect_status(
+            "a write whose completion has no room",
+            pair.wait(pair.post_write_imm(from, to, SIZE as u32)?),
+            &[Status::NO_ANSWER],
+        )?;
+        let start = Instant::now();
+        setup.buffer.close()?;
+        let time = start.elapsed();
+        check!(time < LIMIT, "deregistration took {time:?} as {class:?}");
+    }
+    Ok(())
+}
+
 /// Checks that a new region does what it should.
 fn works_with_nic() -> Outcome {
     let fabric = Fabric::open()?;
@@ -424,6 +468,8 @@ igt_main! {
     "moving", "writes under way while VRAM is fought for", moving;
     "revoked", "protection errors after an unbind, also after a rebind", revoked;
     "unbound-in-flight", "writes under way while the driver goes", unbound_in_flight;
+    "dead-peer", "a request to a peer that does not answer", dead_peer;
+    "full-queue", "giving up a region that a request failed with", full_queue;
     "waited-for", "an unbind waits for a region that cannot be revoked", waited_for;
     "killed", "SIGKILL with regions and requests", killed;
 }
