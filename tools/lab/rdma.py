@@ -26,7 +26,7 @@ PERFTEST = packaged.Package("perftest", TOOLS / "perftest", """
 make -j"$(nproc)" ib_write_bw ib_read_bw
 """, ("ib_write_bw", "ib_read_bw"), UAPI)
 CLIENT = TOOLS / "libfabric/fi_dmabuf.c"
-PYVERBS_TIMEOUT = 1500
+PYVERBS_TIMEOUT = 2400
 # Whose output people want to see.
 SHOWN = ("rdma_clients@own", "rdma_clients@bandwidth")
 # In the names of tests with dma-bufs, which all have to pass now.
