@@ -15,7 +15,6 @@ use crate::misc;
 use crate::pci::PciDevice;
 use crate::proc::{Child, Exit};
 use crate::rebind;
-use crate::scene::setting;
 use crate::Outcome;
 
 /// Everything passed.
@@ -27,16 +26,9 @@ pub const EXIT_INVALID: i32 = 79;
 /// Something failed.
 pub const EXIT_FAIL: i32 = 98;
 
-/// Longer than this, times [`slower`], and a subtest hangs. igt_runner waits
-/// longer, so that the message gets out.
+/// Longer than this, and a subtest hangs. igt_runner waits longer, so that the
+/// message gets out.
 const LIMIT: Duration = Duration::from_secs(50);
-
-/// How many times longer things may take here than on a kernel without KASAN.
-pub fn slower() -> u32 {
-    setting("VVRAM_SLOWER")
-        .and_then(|times| times.parse().ok())
-        .unwrap_or(1)
-}
 
 /// One subtest.
 #[derive(Clone, Copy, Debug)]
@@ -144,13 +136,12 @@ fn run(program: &str, subtest: &Subtest, bound: &rebind::Bound) -> i32 {
     both(&format!("Starting subtest: {}", subtest.name));
     kernel_log(&format!("{program}: starting subtest {}", subtest.name));
     let start = Instant::now();
-    let limit = LIMIT * slower();
     let mut code = match Child::spawn(subtest.run) {
         Err(error) => {
             say(&format!("Failed: {error}"));
             EXIT_FAIL
         }
-        Ok(mut child) => match child.wait(limit) {
+        Ok(mut child) => match child.wait(LIMIT) {
             Some(Exit::Code(code)) => code,
             Some(Exit::Signal(signal)) => {
                 say(&format!("Failed: the subtest died by signal {signal}"));
@@ -159,7 +150,7 @@ fn run(program: &str, subtest: &Subtest, bound: &rebind::Bound) -> i32 {
             None => {
                 say(&format!(
                     "Failed: no end after {} s; {}",
-                    limit.as_secs(),
+                    LIMIT.as_secs() * u64::from(misc::slower()),
                     child.whereabouts()
                 ));
                 EXIT_FAIL

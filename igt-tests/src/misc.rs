@@ -3,13 +3,25 @@
 //! Small helpers.
 
 use std::os::fd::RawFd;
+use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::scene::setting;
 use crate::SysError;
 
-/// Asks until there is an answer or the time is up.
+/// How many times longer things may take here than on a kernel without KASAN: `VVRAM_SLOWER`.
+pub fn slower() -> u32 {
+    static TIMES: OnceLock<u32> = OnceLock::new();
+    *TIMES.get_or_init(|| {
+        let times = setting("VVRAM_SLOWER").and_then(|times| times.parse().ok());
+        times.unwrap_or(1)
+    })
+}
+
+/// Asks until there is an answer or the time, times [`slower`], is up.
 pub fn poll<T>(limit: Duration, mut ask: impl FnMut() -> Option<T>) -> Option<T> {
+    let limit = limit * slower();
     let start = Instant::now();
     loop {
         if let Some(answer) = ask() {
@@ -22,12 +34,13 @@ pub fn poll<T>(limit: Duration, mut ask: impl FnMut() -> Option<T>) -> Option<T>
     }
 }
 
-/// Which of some poll(2) events of an fd hold, or come to hold within the time.
+/// Which of some poll(2) events of an fd hold, or come to hold within the time, times [`slower`].
 ///
 /// # Errors
 ///
 /// Any error of poll(2).
 pub fn poll_fd(fd: RawFd, events: i16, limit: Duration) -> Result<i16, SysError> {
+    let limit = limit * slower();
     let mut poll = libc::pollfd {
         fd,
         events,

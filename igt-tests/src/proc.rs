@@ -129,7 +129,7 @@ impl Child {
             ))),
             None => Err(Stop::fail(format_args!(
                 "{what}: not done within {} s; {}",
-                limit.as_secs(),
+                limit.as_secs() * u64::from(misc::slower()),
                 self.whereabouts()
             ))),
         }
@@ -255,7 +255,7 @@ impl Steps {
         }
         Err(Stop::fail(format_args!(
             "{what}: the other process did not get there within {} s",
-            limit.as_secs()
+            limit.as_secs() * u64::from(misc::slower())
         )))
     }
 }

@@ -616,9 +616,9 @@ impl Default for Config {
             mtu: 1024,
             depth: 128,
             completions: 128,
-            timeout: 16,
+            timeout: 16 + misc::slower().ilog2() as u8,
             retries: 7,
-            limit: Duration::from_secs(10),
+            limit: Duration::from_secs(10) * misc::slower(),
         }
     }
 }

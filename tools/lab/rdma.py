@@ -53,7 +53,7 @@ def ensure(steps, built):
 def pyverbs_boots(slower):
     """Boots that run pyverbs' tests: of all modules, and with dma-bufs as each class of importer."""
     return [qemu.Boot(f"check-pyverbs-{what}", topologies.RDMA[0], "pyverbs",
-                      PYVERBS_TIMEOUT * slower, {"LAB_PYVERBS": what})
+                      PYVERBS_TIMEOUT * slower, {"LAB_PYVERBS": what, "VVRAM_SLOWER": slower})
             for what in ("modules", "dmabuf")]
 
 

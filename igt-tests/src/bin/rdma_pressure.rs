@@ -7,9 +7,8 @@ use std::time::{Duration, Instant};
 use vvram_tests::crowd::{client, four_times, Usage, EITHER, PIECE};
 use vvram_tests::drm::{Attachment, Drm, Gem};
 use vvram_tests::fabric::Fabric;
-use vvram_tests::igt::slower;
 use vvram_tests::map::{Map, PAGE};
-use vvram_tests::misc::Lcg;
+use vvram_tests::misc::{slower, Lcg};
 use vvram_tests::pattern::Pattern;
 use vvram_tests::peer::Mode;
 use vvram_tests::proc::{Child, Steps};
@@ -161,7 +160,7 @@ fn pressure(class: Mode) -> Outcome {
     let part = u64::from(slower().min(4));
     let (cycles, followed) = (CYCLES / part, FOLLOWED / part);
     let time = TIME * slower();
-    full.wait("VRAM that is full", LIMIT * slower())?;
+    full.wait("VRAM that is full", LIMIT)?;
     let before = usage.moved()?;
     let mut work = Work {
         fabric: &fabric,
@@ -206,7 +205,7 @@ fn pressure(class: Mode) -> Outcome {
         held.region.close()?;
     }
     enough.done()?;
-    child.join("the client", LIMIT * slower())?;
+    child.join("the client", LIMIT)?;
     println!(
         "{count} registrations as {class:?}, {moves} moves, 0 wrong bytes; regions found moved {}, then in VRAM {}, in system memory {}",
         work.moved, work.vram, work.system
