@@ -35,11 +35,15 @@ impl Running {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        // SAFETY: a plain system call, which is all that may be done between fork and exec.
+        let parent = std::process::id();
+        // SAFETY: plain system calls, which is all that may be done between fork and exec.
         unsafe {
-            command.pre_exec(|| {
+            command.pre_exec(move || {
                 // What is left behind would have VRAM and a port that the next one needs.
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                if libc::getppid() as u32 != parent {
+                    libc::_exit(1);
+                }
                 Ok(())
             })
         };
