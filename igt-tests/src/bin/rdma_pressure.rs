@@ -285,15 +285,17 @@ fn quota() -> Outcome {
         if let Err(mismatch) = objects[index].map()?.verify_pages(pattern, 0, 1) {
             fail!("in system memory: {mismatch}");
         }
-        let or_fail = drm.create_flags(size, uapi::CREATE_EXPORT_VRAM_OR_FAIL)?;
-        let kept = or_fail.export()?;
-        let vram = fabric.nic.register(kept.fd(), 0, size, None, access)?;
+        let only = drm.create(size)?;
+        let shared_only = only.export()?;
+        let vram = fabric
+            .nic
+            .register(shared_only.fd(), 0, size, None, access)?;
         expect_status(
             "a write to what may not be elsewhere",
             Pair::new(&fabric.nic)?.write((host.region(), 0), (&vram, 0), PAGE as u32),
             &[Status::REMOTE_ACCESS],
         )?;
-        placed(&or_fail, uapi::PLACEMENT_VRAM)?;
+        placed(&only, uapi::PLACEMENT_VRAM)?;
         vram.close()?;
         region.close()?;
 
