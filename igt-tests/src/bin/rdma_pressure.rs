@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use vvram_tests::crowd::{client, four_times, Usage, EITHER, PIECE};
 use vvram_tests::drm::{Drm, Gem};
-use vvram_tests::fabric::Fabric;
+use vvram_tests::fabric::{Fabric, CLASSES};
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::misc::{slower, Lcg};
 use vvram_tests::pattern::Pattern;
@@ -315,7 +315,7 @@ fn quota() -> Outcome {
 fn no_room() -> Outcome {
     let fabric = Fabric::with_route()?;
     let drm = &fabric.drm;
-    for class in [Mode::Pinned, Mode::Revocable, Mode::Dynamic] {
+    for class in CLASSES {
         fabric.choose(class)?;
         let object = drm.create_flags(PIECE, uapi::CREATE_EXPORT_VRAM_OR_FAIL)?;
         let shared = object.export()?;
