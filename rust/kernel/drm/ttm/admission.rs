@@ -18,14 +18,21 @@ use crate::{
     error::to_result,
     prelude::*,
     sync::LockClassKey,
+    time::{
+        delay::fsleep,
+        Delta, //
+    },
     types::{
         NotThreadSafe,
         Opaque, //
     }, //
 };
 
-/// How often it is tried alone.
-const TRIES: u32 = 4;
+/// How long to wait before each time that it is tried alone, in milliseconds.
+///
+/// Who holds the reservation of an object without admission does so for a short time, unless its
+/// processor is taken from it, as that of a virtual machine may be.
+const PAUSES: [i64; 4] = [0, 1, 5, 25];
 
 /// A semaphore for those that may be many, and for one that has to be alone.
 ///
@@ -66,8 +73,9 @@ impl Admission {
     /// Calls `f`, which may evict objects; some more times, without any other call, if there was no
     /// room.
     ///
-    /// More than once, as others may have objects reserved for a short time: faults, importers, and
-    /// other devices with whom a reservation is shared.
+    /// More than once, as others may have objects reserved for a short time: faults, importers,
+    /// workers that give the memory of a deleted object back, and other devices with whom a
+    /// reservation is shared.
     ///
     /// # Errors
     ///
@@ -82,8 +90,14 @@ impl Admission {
             Err(e) if e == ENOSPC => {
                 let _alone = self.enter(true)?;
 
-                (0..TRIES)
-                    .map(|_| f())
+                PAUSES
+                    .iter()
+                    .map(|pause| {
+                        if *pause > 0 {
+                            fsleep(Delta::from_millis(*pause));
+                        }
+                        f()
+                    })
                     .find(|ret| !matches!(ret, Err(e) if *e == ENOSPC))
                     .unwrap_or(Err(ENOSPC))
             }
