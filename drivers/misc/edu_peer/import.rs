@@ -351,7 +351,8 @@ impl Attached {
         if self.counters().revoked() {
             return Err(ENODEV);
         }
-        if self.needs_pin() && !at.is_pinned() {
+        // One that cannot be told to let go is refused without a pin by the core.
+        if matches!(self, Self::Revocable(_)) && !at.is_pinned() {
             return Err(EINVAL);
         }
 
