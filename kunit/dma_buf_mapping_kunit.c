@@ -31,9 +31,11 @@
 #include <linux/iommu.h>
 #include <linux/mm.h>
 #include <linux/module.h>
+#include <linux/moduleparam.h>
 #include <linux/pci-p2pdma.h>
 #include <linux/pci.h>
 #include <linux/prandom.h>
+#include <linux/random.h>
 #include <linux/scatterlist.h>
 #include <linux/sizes.h>
 #include <linux/vmstat.h>
@@ -45,6 +47,14 @@
 #define VRAM_BAR		2
 
 #define MAX_RANGES		300
+
+static unsigned int seed;
+module_param(seed, uint, 0444);
+MODULE_PARM_DESC(seed, "Seed of the random tables (default: a new one each time)");
+
+static unsigned int tables = 10000;
+module_param(tables, uint, 0444);
+MODULE_PARM_DESC(tables, "Number of random tables");
 
 /* Both are locked while the suite runs: no driver of theirs comes or goes. */
 static struct pci_dev *vram;
@@ -846,8 +856,6 @@ static void scribble(struct sg_table *sgt, struct rnd_state *rnd)
 	sgt->nents = 1;
 }
 
-/* KASAN makes each one several times as long */
-#define CASES		(IS_ENABLED(CONFIG_KASAN) ? 10000 : 100000)
 #define CASE_RANGES	12
 
 /*
@@ -864,9 +872,12 @@ static void random_tables(struct kunit *test)
 	struct bench b;
 
 	bench_init(test, &b);
-	prandom_seed_state(&rnd, 0x7672616d);
+	if (!seed)
+		seed = get_random_u32();
+	kunit_info(test, "seed=%u tables=%u\n", seed, tables);
+	prandom_seed_state(&rnd, seed);
 
-	for (c = 0; c < CASES; c++) {
+	for (c = 0; c < tables; c++) {
 		unsigned int nr_ranges = 1 + prandom_u32_state(&rnd) % CASE_RANGES;
 		unsigned int limit = PAGE_SIZE << prandom_u32_state(&rnd) % 8;
 		unsigned int kind = prandom_u32_state(&rnd) % 8;
@@ -953,9 +964,9 @@ static void random_tables(struct kunit *test)
 	}
 
 	kunit_info(test, "%u tables, %u failures\n", done, failed);
-	KUNIT_EXPECT_GT(test, done, CASES / 2);
+	KUNIT_EXPECT_GT(test, done, tables / 2);
 	if (!b.by_bus || can_fail_allocations())
-		KUNIT_EXPECT_GT(test, failed, CASES / 50);
+		KUNIT_EXPECT_GT(test, failed, tables / 50);
 }
 
 /* A driver for those of the two devices that have none. */

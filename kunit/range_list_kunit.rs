@@ -13,6 +13,12 @@ module! {
     authors: ["The vvram developers"],
     description: "KUnit suite for ranges of peer memory",
     license: "GPL",
+    params: {
+        seed: u32 {
+            default: 0,
+            description: "Seed of the random blocks (default: a new one each time)",
+        },
+    },
 }
 
 struct RangeListKunit;
@@ -33,10 +39,22 @@ mod tests {
 
     const PAGE: u64 = PAGE_SIZE as u64;
 
-    /// A linear congruential generator: the same cases in every run.
+    /// A linear congruential generator: the same cases for the same seed.
     struct Random(u64);
 
     impl Random {
+        /// Begins with the seed that was given, or a new one, and says which.
+        fn new() -> Self {
+            let seed = match crate::module_parameters::seed.value() {
+                // SAFETY: It may be called from everywhere.
+                0 => unsafe { kernel::bindings::get_random_u32() },
+                seed => seed,
+            };
+
+            pr_info!("seed={seed}\n");
+            Self(seed.into())
+        }
+
         fn below(&mut self, bound: u64) -> u64 {
             self.0 = self
                 .0
@@ -73,7 +91,7 @@ mod tests {
 
     #[test]
     fn random_blocks() -> Result {
-        let mut random = Random(0x7672_616d);
+        let mut random = Random::new();
 
         for _ in 0..2_000 {
             let mut list = RangeList::new();

@@ -1,0 +1,397 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * KUnit suite for the check of scatter tables by drivers/misc/edu_peer.
+ *
+ * The tests of exporters rely on edu_peer to refuse a wrong table. So here is an
+ * exporter that gives edu_peer a table of the test's choice, through the
+ * character device, as programs do. Each table has one fault, and next to it is
+ * one that is as close to it as a good table can be. No device uses an address
+ * of these tables: edu_peer maps and does not transfer.
+ */
+#include <kunit/test.h>
+#include <linux/dma-buf.h>
+#include <linux/dma-resv.h>
+#include <linux/fdtable.h>
+#include <linux/file.h>
+#include <linux/fs.h>
+#include <linux/fs_struct.h>
+#include <linux/mman.h>
+#include <linux/module.h>
+#include <linux/pci.h>
+#include <linux/pid_namespace.h>
+#include <linux/scatterlist.h>
+#include <linux/sched/task.h>
+#include <linux/sizes.h>
+#include <linux/uaccess.h>
+#include <uapi/misc/edu_peer.h>
+
+#define EDU_VENDOR_ID		0x1234
+#define EDU_DEVICE_ID		0x11e8
+
+#define MAX_ENTRIES		4
+/* Far from the memory of the driver, wherever that is. */
+#define FAR			BIT_ULL(40)
+#define LAST_PAGE		(U64_MAX - SZ_4K + 1)
+
+/**
+ * struct entry - One entry of a scatter table
+ * @address: DMA address
+ * @length: Length in bytes
+ */
+struct entry {
+	u64 address;
+	u32 length;
+};
+
+/**
+ * struct table - A scatter table of a buffer
+ * @name: What is special about it
+ * @size: Size of the buffer in bytes
+ * @count: Number of entries
+ * @entries: The entries
+ */
+struct table {
+	const char *name;
+	u64 size;
+	unsigned int count;
+	struct entry entries[MAX_ENTRIES];
+};
+
+static const struct table good_tables[] = {
+	{ "one page", SZ_4K, 1, { { FAR, SZ_4K } } },
+	{ "in any order", 3 * SZ_4K, 3,
+	  { { FAR + SZ_8K, SZ_4K }, { FAR, SZ_4K }, { FAR + SZ_1M, SZ_4K } } },
+	{ "neighbours", 3 * SZ_4K, 2,
+	  { { FAR, SZ_8K }, { FAR + SZ_8K, SZ_4K } } },
+	{ "the last page but one", SZ_4K, 1, { { LAST_PAGE - SZ_4K, SZ_4K } } },
+	{ "4 GiB of others", SZ_4G, 2,
+	  { { FAR, SZ_2G }, { FAR + SZ_2G, SZ_2G } } },
+};
+
+static const struct table bad_tables[] = {
+	{ "an empty entry", SZ_4K, 2,
+	  { { FAR, SZ_4K }, { FAR + SZ_1M, 0 } } },
+	{ "an empty entry first", SZ_4K, 2,
+	  { { FAR + SZ_1M, 0 }, { FAR, SZ_4K } } },
+	{ "starts inside of a page", SZ_8K, 2,
+	  { { FAR, SZ_4K }, { FAR + SZ_1M + 1, SZ_4K } } },
+	{ "ends inside of a page", SZ_8K, 2,
+	  { { FAR, SZ_4K + SZ_2K }, { FAR + SZ_1M, SZ_2K } } },
+	{ "passes the end of the address space", SZ_8K, 1,
+	  { { LAST_PAGE, SZ_8K } } },
+	{ "a page too few", SZ_8K, 1, { { FAR, SZ_4K } } },
+	{ "a page too many", SZ_8K, 2,
+	  { { FAR, SZ_8K }, { FAR + SZ_1M, SZ_4K } } },
+	{ "the same twice", SZ_8K, 2,
+	  { { FAR, SZ_4K }, { FAR, SZ_4K } } },
+	{ "overlap by a page", 4 * SZ_4K, 2,
+	  { { FAR + SZ_4K, SZ_8K }, { FAR, SZ_8K } } },
+	{ "one inside of another", 4 * SZ_4K, 3,
+	  { { FAR + SZ_1M, SZ_4K }, { FAR + SZ_4K, SZ_4K }, { FAR, SZ_8K } } },
+	/* The memory of the driver is below, with an IOMMU and without one. */
+	{ "memory of the driver", SZ_4G, 2,
+	  { { 0, SZ_2G }, { SZ_2G, SZ_2G } } },
+};
+
+static void table_name(const struct table *table, char *name)
+{
+	strscpy(name, table->name, KUNIT_PARAM_DESC_SIZE);
+}
+
+KUNIT_ARRAY_PARAM(good, good_tables, table_name);
+KUNIT_ARRAY_PARAM(bad, bad_tables, table_name);
+
+/**
+ * struct lender - The exporter, and a file of edu_peer
+ * @table: What the next mapping gets
+ * @maps: Number of mappings that were made
+ * @unmaps: Number of mappings that were given back
+ * @buf: The dma-buf
+ * @file: The file of edu_peer
+ * @arg: Memory of a process, for arguments
+ */
+struct lender {
+	const struct table *table;
+	unsigned int maps;
+	unsigned int unmaps;
+	struct dma_buf *buf;
+	struct file *file;
+	void __user *arg;
+};
+
+static struct sg_table *lender_map(struct dma_buf_attachment *attach,
+				   enum dma_data_direction dir)
+{
+	struct lender *lender = attach->dmabuf->priv;
+	const struct table *table = lender->table;
+	struct sg_table *sgt;
+	struct scatterlist *sg;
+	unsigned int i;
+	int ret;
+
+	sgt = kzalloc_obj(*sgt);
+	if (!sgt)
+		return ERR_PTR(-ENOMEM);
+
+	ret = sg_alloc_table(sgt, table->count, GFP_KERNEL);
+	if (ret) {
+		kfree(sgt);
+		return ERR_PTR(ret);
+	}
+
+	for_each_sg(sgt->sgl, sg, table->count, i) {
+		sg_dma_address(sg) = table->entries[i].address;
+		sg_dma_len(sg) = table->entries[i].length;
+	}
+	sgt->nents = table->count;
+	lender->maps++;
+	return sgt;
+}
+
+static void lender_unmap(struct dma_buf_attachment *attach, struct sg_table *sgt,
+			 enum dma_data_direction dir)
+{
+	struct lender *lender = attach->dmabuf->priv;
+
+	lender->unmaps++;
+	sg_free_table(sgt);
+	kfree(sgt);
+}
+
+static void lender_release(struct dma_buf *buf)
+{
+}
+
+static const struct dma_buf_ops lender_ops = {
+	.map_dma_buf = lender_map,
+	.unmap_dma_buf = lender_unmap,
+	.release = lender_release,
+};
+
+static long call(struct lender *lender, unsigned int cmd, unsigned long arg)
+{
+	return lender->file->f_op->unlocked_ioctl(lender->file, cmd, arg);
+}
+
+static void lender_put(void *data)
+{
+	struct lender *lender = data;
+
+	dma_buf_put(lender->buf);
+	/* A kernel thread puts files by a work item, and the module has to stay for it. */
+	flush_delayed_fput();
+}
+
+static void file_put(void *data)
+{
+	fput(data);
+	flush_delayed_fput();
+}
+
+/* Opens a file as the first process would: the root of a kernel thread has no /dev. */
+static struct file *open_device(const char *path)
+{
+	struct task_struct *init = init_pid_ns.child_reaper;
+	struct file *file;
+	struct path root;
+
+	task_lock(init);
+	get_fs_root(init->fs, &root);
+	task_unlock(init);
+	file = file_open_root(&root, path, O_RDWR, 0);
+	path_put(&root);
+	return file;
+}
+
+/* Exports a buffer that is mapped by @table, and attaches edu_peer to it. */
+static struct lender *attach(struct kunit *test, const struct table *table,
+			     enum edu_peer_mode mode)
+{
+	DEFINE_DMA_BUF_EXPORT_INFO(info);
+	struct edu_peer_attach request = { .mode = mode };
+	struct lender *lender;
+	struct pci_dev *pdev;
+	char path[64];
+	int fd;
+
+	KUNIT_ASSERT_EQ(test, kunit_attach_mm(), 0);
+	lender = kunit_kzalloc(test, sizeof(*lender), GFP_KERNEL);
+	KUNIT_ASSERT_NOT_NULL(test, lender);
+	lender->table = table;
+	lender->arg = (void __user *)kunit_vm_mmap(test, NULL, 0, PAGE_SIZE,
+						   PROT_READ | PROT_WRITE,
+						   MAP_ANONYMOUS | MAP_PRIVATE, 0);
+	KUNIT_ASSERT_NOT_NULL(test, (__force void *)lender->arg);
+
+	pdev = pci_get_device(EDU_VENDOR_ID, EDU_DEVICE_ID, NULL);
+	if (!pdev)
+		kunit_skip(test, "needs QEMU's edu");
+	scnprintf(path, sizeof(path), "dev/edu-peer-%s", pci_name(pdev));
+	pci_dev_put(pdev);
+	lender->file = open_device(path);
+	KUNIT_ASSERT_NOT_ERR_OR_NULL_MSG(test, lender->file, "%s: %pe", path, lender->file);
+	KUNIT_ASSERT_EQ(test, kunit_add_action_or_reset(test, file_put, lender->file), 0);
+
+	info.ops = &lender_ops;
+	info.size = table->size;
+	info.priv = lender;
+	lender->buf = dma_buf_export(&info);
+	KUNIT_ASSERT_NOT_ERR_OR_NULL(test, lender->buf);
+	KUNIT_ASSERT_EQ(test, kunit_add_action_or_reset(test, lender_put, lender), 0);
+
+	get_dma_buf(lender->buf);
+	fd = dma_buf_fd(lender->buf, O_CLOEXEC);
+	if (fd < 0)
+		dma_buf_put(lender->buf);
+	KUNIT_ASSERT_GE(test, fd, 0);
+	request.fd = fd;
+	KUNIT_EXPECT_EQ(test, copy_to_user(lender->arg, &request, sizeof(request)), 0);
+	KUNIT_EXPECT_EQ(test, call(lender, EDU_PEER_IOC_ATTACH, (unsigned long)lender->arg), 0);
+	KUNIT_EXPECT_EQ(test, close_fd(fd), 0);
+	return lender;
+}
+
+static void detach(struct kunit *test, struct lender *lender)
+{
+	KUNIT_EXPECT_EQ(test, call(lender, EDU_PEER_IOC_DETACH, 0), 0);
+	KUNIT_EXPECT_EQ(test, lender->maps, lender->unmaps);
+}
+
+static struct edu_peer_status status(struct kunit *test, struct lender *lender)
+{
+	struct edu_peer_status status = {};
+
+	KUNIT_EXPECT_EQ(test, call(lender, EDU_PEER_IOC_STATUS, (unsigned long)lender->arg), 0);
+	KUNIT_EXPECT_EQ(test, copy_from_user(&status, lender->arg, sizeof(status)), 0);
+	return status;
+}
+
+static void map_in_each_class(struct kunit *test, const struct table *table, bool good)
+{
+	static const enum edu_peer_mode modes[] = {
+		EDU_PEER_STATIC, EDU_PEER_DYNAMIC, EDU_PEER_PINNED,
+		EDU_PEER_REVOCABLE, EDU_PEER_NO_P2P,
+	};
+
+	for (unsigned int i = 0; i < ARRAY_SIZE(modes); i++) {
+		struct lender *lender = attach(test, table, modes[i]);
+		u32 mapped;
+
+		if (modes[i] == EDU_PEER_PINNED || modes[i] == EDU_PEER_REVOCABLE)
+			KUNIT_EXPECT_EQ(test, call(lender, EDU_PEER_IOC_PIN, 0), 0);
+
+		KUNIT_EXPECT_EQ_MSG(test, call(lender, EDU_PEER_IOC_MAP, 0),
+				    good ? 0 : -EBADMSG, "class %d", modes[i]);
+		KUNIT_EXPECT_EQ(test, lender->maps, 1);
+		/* What is refused does not stay mapped, and does not count. */
+		KUNIT_EXPECT_EQ(test, lender->unmaps, good ? 0 : 1);
+		mapped = status(test, lender).flags & EDU_PEER_MAPPED;
+		KUNIT_EXPECT_EQ(test, mapped, good ? EDU_PEER_MAPPED : 0);
+		KUNIT_EXPECT_EQ(test, status(test, lender).maps, good ? 1 : 0);
+		detach(test, lender);
+	}
+}
+
+static void good_tables_are_taken(struct kunit *test)
+{
+	map_in_each_class(test, test->param_value, true);
+}
+
+static void bad_tables_are_refused(struct kunit *test)
+{
+	map_in_each_class(test, test->param_value, false);
+}
+
+/* A transfer makes a mapping if there is none: it looks at the table before it begins. */
+static void a_transfer_looks_at_the_table(struct kunit *test)
+{
+	struct edu_peer_transfer request = { .direction = EDU_PEER_READ };
+	const struct table *table = test->param_value;
+	unsigned int commands[] = { EDU_PEER_IOC_TRANSFER, EDU_PEER_IOC_SUBMIT };
+	struct lender *lender;
+
+	lender = attach(test, table, EDU_PEER_DYNAMIC);
+	request.data = (unsigned long)lender->arg + 256;
+	for (unsigned int i = 0; i < ARRAY_SIZE(commands); i++) {
+		request.length = SZ_2K;
+		KUNIT_EXPECT_EQ(test, copy_to_user(lender->arg, &request, sizeof(request)), 0);
+		KUNIT_EXPECT_EQ(test, call(lender, commands[i], (unsigned long)lender->arg),
+				-EBADMSG);
+		KUNIT_EXPECT_EQ(test, lender->maps, i + 1);
+		KUNIT_EXPECT_EQ(test, lender->unmaps, i + 1);
+	}
+	detach(test, lender);
+}
+
+/* A table is looked at in each mapping, not only in the first one. */
+static void each_mapping_is_looked_at(struct kunit *test)
+{
+	static const struct table bad = {
+		"an unaligned page", SZ_4K, 1, { { FAR + SZ_1K, SZ_4K } }
+	};
+	struct lender *lender = attach(test, &good_tables[0], EDU_PEER_DYNAMIC);
+
+	for (unsigned int i = 1; i < 4; i++) {
+		lender->table = &good_tables[0];
+		KUNIT_EXPECT_EQ(test, call(lender, EDU_PEER_IOC_MAP, 0), 0);
+
+		/* Mapped already: nothing to look at, until the exporter takes it back. */
+		lender->table = &bad;
+		KUNIT_EXPECT_EQ(test, call(lender, EDU_PEER_IOC_MAP, 0), 0);
+		dma_resv_lock(lender->buf->resv, NULL);
+		dma_buf_invalidate_mappings(lender->buf);
+		dma_resv_unlock(lender->buf->resv);
+		KUNIT_EXPECT_EQ(test, status(test, lender).invalidations, i);
+		KUNIT_EXPECT_EQ(test, call(lender, EDU_PEER_IOC_MAP, 0), -EBADMSG);
+		KUNIT_EXPECT_EQ(test, call(lender, EDU_PEER_IOC_UNMAP, 0), -EINVAL);
+		KUNIT_EXPECT_EQ(test, status(test, lender).maps, i);
+		KUNIT_EXPECT_EQ(test, lender->maps, lender->unmaps);
+	}
+	detach(test, lender);
+}
+
+/* What userspace is shown is the table that was given. */
+static void the_table_is_shown(struct kunit *test)
+{
+	const struct table *table = &good_tables[1];
+	struct lender *lender = attach(test, table, EDU_PEER_DYNAMIC);
+	struct edu_peer_segment segments[MAX_ENTRIES] = {};
+	struct edu_peer_table request = {
+		.segments = (unsigned long)lender->arg + SZ_1K,
+		.count = MAX_ENTRIES,
+	};
+
+	KUNIT_EXPECT_EQ(test, call(lender, EDU_PEER_IOC_MAP, 0), 0);
+	KUNIT_EXPECT_EQ(test, copy_to_user(lender->arg, &request, sizeof(request)), 0);
+	KUNIT_EXPECT_EQ(test, call(lender, EDU_PEER_IOC_TABLE, (unsigned long)lender->arg), 0);
+	KUNIT_EXPECT_EQ(test, copy_from_user(&request, lender->arg, sizeof(request)), 0);
+	KUNIT_EXPECT_EQ(test, request.count, table->count);
+	KUNIT_EXPECT_EQ(test, copy_from_user(segments, lender->arg + SZ_1K, sizeof(segments)), 0);
+	/* In the order of the buffer, though the check has sorted them. */
+	for (unsigned int i = 0; i < table->count; i++) {
+		KUNIT_EXPECT_EQ(test, segments[i].dma_address, table->entries[i].address);
+		KUNIT_EXPECT_EQ(test, segments[i].length, table->entries[i].length);
+	}
+	detach(test, lender);
+}
+
+static struct kunit_case edu_peer_check_cases[] = {
+	KUNIT_CASE_PARAM(good_tables_are_taken, good_gen_params),
+	KUNIT_CASE_PARAM(bad_tables_are_refused, bad_gen_params),
+	KUNIT_CASE_PARAM(a_transfer_looks_at_the_table, bad_gen_params),
+	KUNIT_CASE(each_mapping_is_looked_at),
+	KUNIT_CASE(the_table_is_shown),
+	{}
+};
+
+static struct kunit_suite edu_peer_check_suite = {
+	.name = "edu_peer_check",
+	.test_cases = edu_peer_check_cases,
+};
+
+kunit_test_suite(edu_peer_check_suite);
+
+MODULE_DESCRIPTION("KUnit suite for the check of scatter tables by edu_peer");
+MODULE_LICENSE("GPL");
+MODULE_IMPORT_NS("DMA_BUF");
+MODULE_IMPORT_NS("EXPORTED_FOR_KUNIT_TESTING");

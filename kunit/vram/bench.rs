@@ -1,0 +1,564 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The bench of the suites: a driver whose VRAM is BAR 2 of QEMU's `ivshmem-plain`, and whose
+//! engine does what a test wants.
+
+use kernel::{
+    bindings,
+    device::{
+        self,
+        Core, //
+    },
+    dma::DmaMask,
+    dma_buf::{
+        fence::Fence,
+        DmaBuf, //
+    },
+    dma_resv::Usage,
+    driver,
+    drm::{
+        self,
+        devres::RegistrationInit,
+        gem::{
+            self,
+            peer::{
+                self,
+                PeerObject, //
+            },
+            BaseObject,
+            IntoGEMObject, //
+        },
+        ttm::{
+            CpuEngine,
+            Domain,
+            Job,
+            OpCtx,
+            Place,
+            Ranges,
+            TtmObject,
+            Window, //
+        }, //
+    },
+    error::to_result,
+    module::this_module,
+    new_mutex,
+    page::PAGE_SIZE,
+    pci,
+    prelude::*,
+    sync::{
+        aref::ARef,
+        Arc,
+        Mutex, //
+    },
+    time::{
+        delay::fsleep,
+        Delta, //
+    }, //
+};
+
+pub(crate) const PAGE: u64 = PAGE_SIZE as u64;
+
+/// The BAR that is VRAM.
+pub(crate) const BAR: u32 = 2;
+
+pub(crate) type Object = gem::ttm::Object<Bo>;
+
+/// A test that needs the device, which is being probed.
+pub(crate) type Body = fn(&pci::Device<Core<'_>>) -> Result;
+
+/// The test that runs next, and what came of the last one.
+struct Turn {
+    body: Option<Body>,
+    result: Result,
+}
+
+kernel::sync::global_lock! {
+    // SAFETY: Initialized by `init()`, which the module calls before a suite runs.
+    unsafe(uninit) static TURN: Mutex<Turn> = Turn { body: None, result: Ok(()) };
+}
+
+/// Prepares the bench. Called once, by the module.
+pub(crate) fn init() {
+    // SAFETY: Called exactly once.
+    unsafe { TURN.init() };
+}
+
+/// Runs a test with the device, which is without a driver before and after it.
+///
+/// # Errors
+///
+/// `ENXIO` if there is no device without a driver, and what the test returns.
+pub(crate) fn with_device(body: Body) -> Result {
+    {
+        let mut turn = TURN.lock();
+
+        turn.body = Some(body);
+        turn.result = Err(ENXIO);
+    }
+
+    let driver = KBox::pin_init(
+        driver::Registration::<pci::Adapter<Probe>>::new(
+            c"vram_kunit",
+            this_module::<crate::LocalModule>(),
+        ),
+        GFP_KERNEL,
+    )?;
+
+    drop(driver);
+    let mut turn = TURN.lock();
+    turn.body = None;
+    turn.result
+}
+
+/// The driver of the device: a test runs in its probe.
+struct Probe;
+
+kernel::pci_device_table!(
+    PCI_TABLE,
+    <Probe as pci::Driver>::IdInfo,
+    [(
+        pci::DeviceId::from_id(pci::Vendor::REDHAT_QUMRANET, 0x1110),
+        ()
+    )]
+);
+
+impl pci::Driver for Probe {
+    type IdInfo = ();
+    type Data<'bound> = Self;
+
+    const ID_TABLE: pci::IdTable<Self::IdInfo> = &PCI_TABLE;
+    const DMA_MASK: Option<DmaMask> = Some(DmaMask::new::<64>());
+
+    fn probe<'bound>(
+        pdev: &'bound pci::Device<Core<'_>>,
+        _info: Option<&'bound ()>,
+    ) -> impl PinInit<Self, Error> + 'bound {
+        // With a second device the first one has done it.
+        let body = TURN.lock().body.take().ok_or(ENODEV)?;
+        let result = pdev
+            .enable_device_mem()
+            .and_then(|()| pdev.enable_p2pdma())
+            .and_then(|()| body(pdev));
+
+        TURN.lock().result = result;
+        Ok(Self)
+    }
+}
+
+/// What the engine does with the jobs that it gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// Does what it is asked to.
+    Work,
+    /// Does not take a job.
+    Refuse,
+    /// Does not take a job, but keeps it.
+    RefuseAndKeep,
+    /// Takes a job, and fails.
+    Fail,
+    /// Takes a job, and drops it.
+    Drop,
+    /// Takes a job, and does nothing for now.
+    Keep,
+}
+
+/// What a refusal and a failure have as an error: one that nothing else returns.
+pub(crate) const REFUSED: Error = EPERM;
+pub(crate) const FAILED: Error = EIO;
+
+/// By which a test tells the engine what to do.
+#[pin_data]
+pub(crate) struct Control {
+    #[pin]
+    mode: Mutex<Mode>,
+    #[pin]
+    kept: Mutex<KVec<Job>>,
+}
+
+impl Control {
+    /// From now on the engine does this.
+    pub(crate) fn set(&self, mode: Mode) {
+        *self.mode.lock() = mode;
+    }
+
+    /// Takes the oldest job that the engine has kept.
+    pub(crate) fn take(&self) -> Result<Job> {
+        let mut kept = self.kept.lock();
+
+        kept.remove(0).map_err(|_| ENOENT)
+    }
+
+    /// Returns how many jobs the engine has kept.
+    pub(crate) fn kept(&self) -> usize {
+        self.kept.lock().len()
+    }
+}
+
+/// What exists while the DRM device is registered.
+pub(crate) struct Vram<'a> {
+    exports: peer::Exports<'a, Bo>,
+    engine: CpuEngine<'a>,
+    control: Arc<Control>,
+}
+
+struct Init(Arc<Control>);
+
+impl RegistrationInit<Driver> for Init {
+    fn init<'a>(self, pdev: &'a pci::Device<device::Bound>) -> impl PinInit<Vram<'a>, Error> {
+        Ok(Vram {
+            exports: peer::exports(pdev, BAR)?,
+            engine: CpuEngine::new(Window::new(pdev, BAR, c"vram_kunit")?)?,
+            control: self.0,
+        })
+    }
+}
+
+/// The driver's part of an object.
+pub(crate) struct Bo(Domain);
+
+static OPS: peer::Ops<Bo> = peer::Ops::new();
+
+impl gem::DriverObject for Bo {
+    type Driver = Driver;
+    type Args = Domain;
+
+    const PRIME: gem::PrimeHooks<Self> = peer::hooks();
+
+    fn new(_dev: &drm::Device<Driver>, _size: usize, domain: Domain) -> impl PinInit<Self, Error> {
+        Ok::<_, Error>(Self(domain))
+    }
+}
+
+impl TtmObject for Bo {
+    fn ttm(data: &Data) -> &drm::ttm::Device<Self> {
+        &data.ttm
+    }
+
+    fn domain(&self) -> Domain {
+        self.0
+    }
+
+    fn transfer<'a>(vram: &'a Vram<'a>, job: Job) -> Result {
+        let mode = *vram.control.mode.lock();
+
+        match mode {
+            Mode::Work => return vram.engine.submit(job),
+            Mode::Refuse => return Err(REFUSED),
+            Mode::Fail => job.finish(Err(FAILED)),
+            Mode::Drop => drop(job),
+            Mode::Keep | Mode::RefuseAndKeep => {
+                vram.control.kept.lock().push(job, GFP_KERNEL)?;
+                if mode == Mode::RefuseAndKeep {
+                    return Err(REFUSED);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn flush<'a>(vram: &'a Vram<'a>, ranges: &Ranges) {
+        vram.engine.flush(ranges);
+    }
+}
+
+impl PeerObject for Bo {
+    fn ops() -> &'static peer::Ops<Self> {
+        &OPS
+    }
+
+    fn exports<'a>(vram: &'a Vram<'a>) -> &'a peer::Exports<'a, Self> {
+        &vram.exports
+    }
+}
+
+#[pin_data]
+pub(crate) struct Data {
+    #[pin]
+    pub(crate) ttm: drm::ttm::Device<Bo>,
+}
+
+pub(crate) struct File;
+
+impl drm::file::DriverFile for File {
+    type Driver = Driver;
+
+    fn open(_dev: &drm::Device<Driver>) -> Result<Pin<KBox<Self>>> {
+        Ok(KBox::new(Self, GFP_KERNEL)?.into())
+    }
+}
+
+/// The DRM driver.
+pub(crate) struct Driver;
+
+#[vtable]
+impl drm::Driver for Driver {
+    type Data = Data;
+    type RegistrationData<'a> = Vram<'a>;
+    type File = File;
+    type Object = Object;
+    type ParentDevice<Ctx: device::DeviceContext> = pci::Device<Ctx>;
+
+    const INFO: drm::DriverInfo = drm::DriverInfo {
+        major: 1,
+        minor: 0,
+        patchlevel: 0,
+        name: c"vram_kunit",
+        desc: c"VRAM in BAR 2",
+    };
+    const IOCTLS: &'static [drm::ioctl::DrmIoctlDescriptor] = &[];
+}
+
+/// A DRM device with the BAR as VRAM, until it is dropped.
+pub(crate) struct Card {
+    pub(crate) control: Arc<Control>,
+    registration: drm::devres::Registration<Driver>,
+}
+
+impl Card {
+    /// Makes a device with `hidden` bytes of VRAM behind what the BAR shows.
+    pub(crate) fn new(pdev: &pci::Device<device::Bound>, hidden: u64) -> Result<Self> {
+        let visible = pdev.resource_len(BAR)?;
+        let size = visible + hidden;
+        let control = Arc::pin_init(
+            pin_init!(Control {
+                mode <- new_mutex!(Mode::Work),
+                kept <- new_mutex!(KVec::new()),
+            }),
+            GFP_KERNEL,
+        )?;
+        let drm = drm::UnregisteredDevice::<Driver>::new(
+            pdev,
+            try_pin_init!(Data {
+                ttm <- drm::ttm::Device::new(size),
+            }),
+        )?;
+
+        drm::ttm::Device::<Bo>::setup(&drm, pdev, BAR, visible)?;
+        // The tests look at bytes by mappings, which pin.
+        drm.ttm.set_pin_limit(size);
+        Ok(Self {
+            registration: drm::devres::Registration::new(pdev, drm, Init(control.clone()), 0)?,
+            control,
+        })
+    }
+
+    /// Returns the DRM device, which a worker may keep.
+    pub(crate) fn drm(&self) -> ARef<drm::Device<Driver>> {
+        let drm: &drm::Device<Driver> = self.registration.device();
+
+        drm.into()
+    }
+
+    pub(crate) fn ttm(&self) -> &drm::ttm::Device<Bo> {
+        &self.registration.device().ttm
+    }
+
+    /// Makes an object of so many pages.
+    pub(crate) fn object(
+        &self,
+        pages: u64,
+        places: &[Place],
+        domain: Domain,
+    ) -> Result<ARef<Object>> {
+        Object::new(
+            self.registration.device(),
+            (pages * PAGE) as usize,
+            places,
+            &mut OpCtx::uninterruptible(),
+            domain,
+        )
+    }
+
+    /// Returns how much of VRAM is free, once everything is freed that waits for it: at most a
+    /// second, if that is not `expected`.
+    pub(crate) fn free(&self, expected: u64) -> u64 {
+        for _ in 0..100 {
+            if self.ttm().vram_free() == expected {
+                break;
+            }
+            fsleep(Delta::from_millis(10));
+        }
+        self.ttm().vram_free()
+    }
+}
+
+/// Moves an object.
+pub(crate) fn validate(object: &Object, places: &[Place]) -> Result {
+    object
+        .reserve(false)?
+        .validate(places, &mut OpCtx::uninterruptible())
+}
+
+/// Returns the last fence of the moves of an object.
+pub(crate) fn move_of(object: &Object) -> Result<ARef<Fence>> {
+    let mut object = object.reserve(false)?;
+    let fence = object
+        .resv()
+        .fences(Usage::Kernel)
+        .max_by_key(|fence| fence.seqno())
+        .map(ARef::from);
+
+    fence.ok_or(ENOENT)
+}
+
+/// Exports an object as the DRM core does.
+pub(crate) fn export(object: &Object) -> Result<ARef<DmaBuf>> {
+    let gem = object.as_raw();
+
+    // SAFETY: The object is valid, its class exports, and the device is registered.
+    let buf = unsafe {
+        let export = (*(*gem).funcs).export.ok_or(EINVAL)?;
+
+        kernel::error::from_err_ptr(export(gem, 0))?
+    };
+
+    // SAFETY: The buffer is valid and comes with a reference; `DmaBuf` is its transparent wrapper.
+    Ok(unsafe { ARef::from_raw(core::ptr::NonNull::new_unchecked(buf.cast())) })
+}
+
+/// Returns the word at `index` of an object that was filled from `seed`.
+fn word(seed: u64, index: u64) -> u64 {
+    (seed << 32 | index).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+/// Calls `f` with each page of an object: its number, where it is mapped, and whether that is I/O
+/// memory.
+fn each_page(object: &Object, mut f: impl FnMut(u64, *mut c_void, bool) -> Result) -> Result {
+    let gem = object.as_raw();
+    let mut map = bindings::iosys_map::default();
+
+    // SAFETY: The object is valid, and its reservation is not held.
+    to_result(unsafe { bindings::drm_gem_vmap(gem, &mut map) })?;
+
+    let mut ret = Ok(());
+    for page in 0..object.size() as u64 / PAGE {
+        // SAFETY: Both members of the union are addresses.
+        let addr = unsafe { map.__bindgen_anon_1.vaddr };
+
+        ret = f(
+            page,
+            addr.wrapping_byte_add((page * PAGE) as usize),
+            map.is_iomem,
+        );
+        if ret.is_err() {
+            break;
+        }
+    }
+    // SAFETY: Mapped above, and not used any more.
+    unsafe { bindings::drm_gem_vunmap(gem, &mut map) };
+    ret
+}
+
+/// Fills an object with words that are different in each place, and for each seed.
+pub(crate) fn fill(object: &Object, seed: u64) -> Result {
+    let mut words = KVec::from_elem(0u64, PAGE_SIZE / 8, GFP_KERNEL)?;
+
+    each_page(object, |page, to, is_iomem| {
+        for (index, at) in words.iter_mut().enumerate() {
+            *at = word(seed, page * PAGE / 8 + index as u64);
+        }
+        // SAFETY: A page is mapped there, and `words` has as many bytes.
+        unsafe {
+            if is_iomem {
+                bindings::memcpy_toio(to, words.as_ptr().cast(), PAGE_SIZE);
+            } else {
+                bindings::memcpy(to, words.as_ptr().cast(), PAGE_SIZE);
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Tells whether an object has the words of [`fill`], or zeroes if there is no seed.
+pub(crate) fn holds(object: &Object, seed: Option<u64>) -> Result<bool> {
+    let mut words = KVec::from_elem(0u64, PAGE_SIZE / 8, GFP_KERNEL)?;
+    let mut same = true;
+
+    each_page(object, |page, from, is_iomem| {
+        // SAFETY: As in `fill()`.
+        unsafe {
+            if is_iomem {
+                bindings::memcpy_fromio(words.as_mut_ptr().cast(), from, PAGE_SIZE);
+            } else {
+                bindings::memcpy(words.as_mut_ptr().cast(), from, PAGE_SIZE);
+            }
+        }
+        for (index, at) in words.iter().enumerate() {
+            let expected = seed.map_or(0, |seed| word(seed, page * PAGE / 8 + index as u64));
+
+            same &= *at == expected;
+        }
+        Ok(())
+    })?;
+    Ok(same)
+}
+
+/// A signal that is pending for this task, a kernel thread, until it is dropped.
+pub(crate) struct Signal(());
+
+impl Signal {
+    const NUMBER: c_int = 10;
+
+    /// Sends a signal to the task that calls.
+    pub(crate) fn new() -> Self {
+        // SAFETY: `SIG_KTHREAD`, which lets a kernel thread have a signal, is a number and not the
+        // address of a function; nothing calls it. The task is the current one.
+        unsafe {
+            bindings::kernel_sigaction(Self::NUMBER, handler(2));
+            bindings::send_sig(Self::NUMBER, kernel::current!().as_ptr(), 1);
+        }
+        Self(())
+    }
+}
+
+impl Drop for Signal {
+    fn drop(&mut self) {
+        // SAFETY: As in `new()`, with `SIG_IGN`.
+        unsafe {
+            bindings::flush_signals(kernel::current!().as_ptr());
+            bindings::kernel_sigaction(Self::NUMBER, handler(1));
+        }
+    }
+}
+
+/// Returns one of the handlers that are numbers.
+fn handler(number: usize) -> bindings::__sighandler_t {
+    // SAFETY: Both are pointers, null excepted, which the number is not.
+    unsafe { core::mem::transmute(number) }
+}
+
+/// A device that is suspended and cannot be resumed, until the value is dropped.
+pub(crate) struct Asleep<'a>(&'a device::Device);
+
+impl<'a> Asleep<'a> {
+    /// Makes as if the device, which nobody else uses, was suspended.
+    pub(crate) fn new(dev: &'a device::Device) -> Self {
+        let raw = raw_device(dev);
+
+        // SAFETY: The device is valid. Nothing but its state changes.
+        unsafe {
+            bindings::__pm_runtime_disable(raw, true);
+            bindings::__pm_runtime_set_status(raw, bindings::rpm_status_RPM_SUSPENDED as u32);
+        }
+        Self(dev)
+    }
+}
+
+impl Drop for Asleep<'_> {
+    fn drop(&mut self) {
+        let raw = raw_device(self.0);
+
+        // SAFETY: As in `new()`, which this undoes.
+        unsafe {
+            bindings::__pm_runtime_set_status(raw, bindings::rpm_status_RPM_ACTIVE as u32);
+            bindings::pm_runtime_enable(raw);
+        }
+    }
+}
+
+fn raw_device(dev: &device::Device) -> *mut bindings::device {
+    // `Device` is a transparent wrapper.
+    core::ptr::from_ref(dev)
+        .cast::<bindings::device>()
+        .cast_mut()
+}

@@ -1,0 +1,404 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A copy engine that refuses jobs, fails, gives them up, or does them in another order.
+
+use kernel::prelude::*;
+
+#[kunit_tests(vram_engine)]
+mod tests {
+    use crate::bench::{
+        export,
+        fill,
+        holds,
+        move_of,
+        validate,
+        with_device,
+        Card,
+        Mode,
+        Object,
+        BAR,
+        FAILED,
+        PAGE,
+        REFUSED, //
+    };
+    use kernel::{
+        dma_resv::Usage,
+        drm::{
+            gem::{
+                peer,
+                BaseObject, //
+            },
+            ttm::{
+                Domain,
+                Job,
+                MemType,
+                Place,
+                Work, //
+            }, //
+        },
+        new_mutex,
+        prelude::*,
+        sync::{
+            Arc,
+            Completion,
+            Mutex, //
+        },
+        time::{
+            delay::fsleep,
+            Delta, //
+        }, //
+    };
+
+    use crate::worker;
+
+    const PAGES: u64 = 5;
+
+    /// The ways in which a job is not done.
+    const FAILURES: [(Mode, Error); 2] = [(Mode::Fail, FAILED), (Mode::Drop, ECANCELED)];
+
+    fn place_of(object: &Object) -> Result<Option<MemType>> {
+        let place = object.reserve(false)?.mem_type();
+
+        check_eq!(object.residence(), place);
+        Ok(place)
+    }
+
+    #[test]
+    fn refused_move_leaves_the_object() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0)?;
+            let size = card.ttm().vram_size();
+
+            for (here, there) in [(Place::TT, Place::VRAM), (Place::VRAM, Place::TT)] {
+                let object = card.object(PAGES, &[here], Domain::Either)?;
+                let used = if here.mem_type() == MemType::Vram {
+                    PAGES * PAGE
+                } else {
+                    0
+                };
+                fill(&object, 1)?;
+                let moves = card.ttm().moves();
+
+                card.control.set(Mode::Refuse);
+                for _ in 0..3 {
+                    check_eq!(validate(&object, &[there]), Err(REFUSED));
+                    check_eq!(place_of(&object)?, Some(here.mem_type()));
+                    check_eq!(card.free(size - used), size - used);
+                    check_eq!(card.ttm().moves(), moves);
+                    check!(object
+                        .reserve(false)?
+                        .resv()
+                        .resv()
+                        .test_signaled(Usage::Bookkeep));
+                }
+                card.control.set(Mode::Work);
+                check!(holds(&object, Some(1))?);
+
+                // The engine goes on where it was.
+                validate(&object, &[there])?;
+                check_eq!(place_of(&object)?, Some(there.mem_type()));
+                check_eq!(card.ttm().moves(), moves + 1);
+                check!(holds(&object, Some(1))?);
+                check_eq!(move_of(&object)?.status(), Some(Ok(())));
+                drop(object);
+                check_eq!(card.free(size), size);
+            }
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn job_that_is_refused_and_kept_is_waited_for() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0)?;
+            let object = card.object(PAGES, &[Place::TT], Domain::Either)?;
+            fill(&object, 2)?;
+
+            // The engine still has the addresses: nobody else gets this VRAM until it has not.
+            card.control.set(Mode::RefuseAndKeep);
+            let dropped = Arc::pin_init(new_mutex!(false), GFP_KERNEL)?;
+            let (control, is_dropped) = (card.control.clone(), dropped.clone());
+            worker::spawn(move || {
+                while control.kept() == 0 {
+                    fsleep(Delta::from_millis(1));
+                }
+                fsleep(Delta::from_millis(30));
+                *is_dropped.lock() = true;
+                drop(control.take());
+            })?;
+            check_eq!(validate(&object, &[Place::VRAM]), Err(REFUSED));
+            check!(*dropped.lock());
+
+            card.control.set(Mode::Work);
+            check_eq!(place_of(&object)?, Some(MemType::Tt));
+            check!(holds(&object, Some(2))?);
+            let size = card.ttm().vram_size();
+            check_eq!(card.free(size), size);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn refused_object_is_not_made() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0)?;
+            let size = card.ttm().vram_size();
+
+            card.control.set(Mode::Refuse);
+            for domain in [Domain::Vram, Domain::Either] {
+                check_eq!(
+                    card.object(PAGES, &[Place::VRAM], domain).err(),
+                    Some(REFUSED)
+                );
+            }
+            check_eq!(card.free(size), size);
+            check!(card.ttm().object_from(0).is_none());
+
+            // System memory is filled by nobody.
+            let object = card.object(PAGES, &[Place::TT], Domain::System)?;
+            check!(holds(&object, None)?);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn refused_eviction_leaves_the_victim() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0)?;
+            let size = card.ttm().vram_size();
+            let victim = card.object(size / PAGE, &[Place::VRAM], Domain::Either)?;
+            fill(&victim, 3)?;
+
+            card.control.set(Mode::Refuse);
+            check!(card.object(1, &[Place::VRAM], Domain::Vram).is_err());
+            check_eq!(place_of(&victim)?, Some(MemType::Vram));
+            check_eq!(card.ttm().vram_free(), 0);
+            card.control.set(Mode::Work);
+            check!(holds(&victim, Some(3))?);
+
+            let object = card.object(1, &[Place::VRAM], Domain::Vram)?;
+            check_eq!(place_of(&object)?, Some(MemType::Vram));
+            check_eq!(place_of(&victim)?, Some(MemType::Tt));
+            check!(holds(&victim, Some(3))?);
+            check!(holds(&object, None)?);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn failed_move_to_system_memory_leaves_zeroes() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0)?;
+            let size = card.ttm().vram_size();
+
+            for (mode, error) in FAILURES {
+                let object = card.object(PAGES, &[Place::VRAM], Domain::Either)?;
+                fill(&object, 4)?;
+
+                // The pages that it gets are those that another object had, most likely.
+                let freed = card.object(PAGES, &[Place::TT], Domain::System)?;
+                fill(&freed, 11)?;
+                drop(freed);
+                card.control.set(mode);
+                validate(&object, &[Place::TT])?;
+                card.control.set(Mode::Work);
+                check_eq!(move_of(&object)?.status(), Some(Err(error)));
+                check_eq!(place_of(&object)?, Some(MemType::Tt));
+                check!(holds(&object, None)?);
+                check_eq!(card.free(size), size);
+
+                // It is an object as others are.
+                fill(&object, 5)?;
+                validate(&object, &[Place::VRAM])?;
+                check!(holds(&object, Some(5))?);
+                check_eq!(move_of(&object)?.status(), Some(Ok(())));
+            }
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn failed_move_to_vram_is_told() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0)?;
+            let size = card.ttm().vram_size();
+
+            for (mode, error) in FAILURES {
+                let object = card.object(PAGES, &[Place::TT], Domain::Either)?;
+                fill(&object, 6)?;
+
+                card.control.set(mode);
+                validate(&object, &[Place::VRAM])?;
+                check_eq!(move_of(&object)?.status(), Some(Err(error)));
+                check_eq!(place_of(&object)?, Some(MemType::Vram));
+                check_eq!(card.ttm().vram_free(), size - PAGES * PAGE);
+
+                // So does the clearing of a new object.
+                let new = card.object(PAGES, &[Place::VRAM], Domain::Vram)?;
+                check_eq!(move_of(&new)?.status(), Some(Err(error)));
+                card.control.set(Mode::Work);
+                drop((object, new));
+                check_eq!(card.free(size), size);
+            }
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn work_waits_for_the_engine() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0)?;
+            let object = card.object(PAGES, &[Place::VRAM], Domain::Either)?;
+            fill(&object, 7)?;
+            let buf = export(&object)?;
+
+            // The move is done from the caller's point of view; whoever looks waits for it.
+            card.control.set(Mode::Keep);
+            validate(&object, &[Place::TT])?;
+            let fence = move_of(&object)?;
+            check_eq!(fence.status(), None);
+            check!(!buf.resv().test_signaled(Usage::Kernel));
+            check_eq!(place_of(&object)?, Some(MemType::Tt));
+
+            let job = card.control.take()?;
+            let size = match job.work() {
+                Work::Move(transfer) => transfer.size() as u64,
+                Work::Copy(_) => 0,
+            };
+            check_eq!(size, PAGES * PAGE);
+            let (looked, is_looked) = {
+                let looked = Arc::pin_init(Completion::new(), GFP_KERNEL)?;
+                (looked.clone(), looked)
+            };
+            let seen = Arc::pin_init(new_mutex!(None), GFP_KERNEL)?;
+            let (has_seen, copy) = (seen.clone(), object.clone());
+            worker::spawn(move || {
+                let zeroes = holds(&copy, None);
+
+                drop(copy);
+                *has_seen.lock() = Some(zeroes);
+                is_looked.complete_all();
+            })?;
+            fsleep(Delta::from_millis(30));
+            check!(seen.lock().is_none());
+
+            card.control.set(Mode::Work);
+            job.finish(Err(FAILED));
+            looked.wait_for_completion();
+            check_eq!(*seen.lock(), Some(Ok(true)));
+            check_eq!(fence.status(), Some(Err(FAILED)));
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn fences_signal_in_order() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0)?;
+
+            card.control.set(Mode::Keep);
+            let [first, second, third] =
+                [1, 2, 3].map(|pages| card.object(pages, &[Place::VRAM], Domain::Either));
+            let (first, second, third) = (first?, second?, third?);
+            let fences = [move_of(&first)?, move_of(&second)?, move_of(&third)?];
+            check!(fences.windows(2).all(|pair| {
+                pair[0].context() == pair[1].context() && pair[0].seqno() + 1 == pair[1].seqno()
+            }));
+            let (one, two, three) = (
+                card.control.take()?,
+                card.control.take()?,
+                card.control.take()?,
+            );
+            card.control.set(Mode::Work);
+
+            // The last one is finished first, then the one in the middle fails.
+            let done = Arc::pin_init(new_mutex!(0), GFP_KERNEL)?;
+            let all = Arc::pin_init(Completion::new(), GFP_KERNEL)?;
+            for (job, result) in [(three, Ok(())), (two, Err(FAILED))] {
+                finish(job, result, &done, &all)?;
+                fsleep(Delta::from_millis(20));
+            }
+            check_eq!(*done.lock(), 0);
+            check!(fences.iter().all(|fence| fence.status().is_none()));
+
+            one.finish(Ok(()));
+            all.wait_for_completion();
+            check_eq!(fences[0].status(), Some(Ok(())));
+            check_eq!(fences[1].status(), Some(Err(FAILED)));
+            check_eq!(fences[2].status(), Some(Ok(())));
+            Ok(())
+        })
+    }
+
+    /// Finishes a job in another task, which takes until those before it are finished. `all` is
+    /// completed when two are.
+    fn finish(job: Job, result: Result, done: &Arc<Mutex<u32>>, all: &Arc<Completion>) -> Result {
+        let (done, all) = (done.clone(), all.clone());
+
+        worker::spawn(move || {
+            job.finish(result);
+            let mut done = done.lock();
+            *done += 1;
+            if *done == 2 {
+                all.complete_all();
+            }
+        })?;
+        Ok(())
+    }
+
+    #[test]
+    fn full_vram_leaves_the_object() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0)?;
+            let size = card.ttm().vram_size();
+            let object = card.object(PAGES, &[Place::TT], Domain::Either)?;
+            fill(&object, 8)?;
+            let full = card.object(size / PAGE, &[Place::VRAM], Domain::Vram)?;
+            let moves = card.ttm().moves();
+
+            check_eq!(validate(&object, &[Place::VRAM]), Err(ENOSPC));
+            check_eq!(place_of(&object)?, Some(MemType::Tt));
+            check_eq!(place_of(&full)?, Some(MemType::Vram));
+            check_eq!(card.ttm().moves(), moves);
+            check!(holds(&object, Some(8))?);
+
+            // Where there is another place it is not moved either.
+            validate(&object, &[Place::VRAM, Place::TT])?;
+            check_eq!(place_of(&object)?, Some(MemType::Tt));
+            check!(holds(&object, Some(8))?);
+            check_eq!(card.ttm().moves(), moves);
+
+            drop(full);
+            validate(&object, &[Place::VRAM])?;
+            check_eq!(place_of(&object)?, Some(MemType::Vram));
+            check!(holds(&object, Some(8))?);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn engine_refuses_what_it_does_not_see() -> Result {
+        with_device(|pdev| {
+            let visible = pdev.resource_len(BAR)?;
+            let card = Card::new(pdev, visible)?;
+            check_eq!(card.ttm().vram_size(), 2 * visible);
+            check_eq!(card.ttm().visible(), visible);
+
+            // The CPU sees the first half of VRAM only, so it can neither clear nor fill the rest.
+            let top = Place::VRAM.top_down();
+            check_eq!(card.object(1, &[top], Domain::Either).err(), Some(EINVAL));
+            let object = card.object(1, &[Place::TT], Domain::Either)?;
+            fill(&object, 9)?;
+            check_eq!(validate(&object, &[top]), Err(EINVAL));
+            check_eq!(place_of(&object)?, Some(MemType::Tt));
+            check!(holds(&object, Some(9))?);
+            check_eq!(card.free(2 * visible), 2 * visible);
+
+            validate(&object, &[Place::VRAM.below(visible)])?;
+            check!(holds(&object, Some(9))?);
+            check_eq!(peer::attachments(&object)?.len(), 0);
+            check_eq!(object.size() as u64, PAGE);
+            Ok(())
+        })
+    }
+}

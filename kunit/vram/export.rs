@@ -1,0 +1,806 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Exporters and importers that misuse a buffer, or lose it.
+//!
+//! The exporter is one of a BAR, and the importer is the device of the BAR itself, which PCI lets
+//! reach it on every machine. No device uses an address.
+
+use kernel::prelude::*;
+
+#[kunit_tests(dma_buf_export)]
+mod tests {
+    use crate::bench::{
+        with_device,
+        BAR,
+        PAGE, //
+    };
+    use kernel::{
+        device::{
+            Bound,
+            Device, //
+        },
+        dma::DataDirection,
+        dma_buf::{
+            exporter::{
+                exporter_of,
+                with_exporter,
+                AttachRequest,
+                Attached,
+                Locked, //
+            },
+            fence::{
+                FenceContext,
+                FenceContextOps, //
+            },
+            importer::LockedAttachment,
+            mapping::{
+                Mapping,
+                RangeList, //
+            },
+            peer::{
+                require_path,
+                Path,
+                Reason,
+                Route, //
+            },
+            vmap::VMap,
+            Attachment,
+            DmaBuf,
+            Exporter,
+            Exports,
+            Importer,
+            Ops,
+            StaticAttachment, //
+        },
+        dma_resv::Usage,
+        faux,
+        new_mutex,
+        page::PAGE_SIZE,
+        pci::{
+            self,
+            p2pdma::{
+                MapType,
+                Provider, //
+            }, //
+        },
+        prelude::*,
+        sync::{
+            aref::ARef,
+            atomic::{
+                Atomic,
+                Relaxed, //
+            },
+            Arc,
+            Completion,
+            Mutex, //
+        },
+        time::{
+            delay::fsleep,
+            Delta, //
+        }, //
+    };
+
+    use crate::worker;
+
+    /// What happened to a buffer, in order.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum Event {
+        Attach,
+        Detach,
+        Pinned,
+        Unpinned,
+        Map,
+        Unmap,
+        Begin,
+        End,
+        Revoke,
+        Release,
+    }
+
+    use Event::*;
+
+    /// What a test has in common with its buffer.
+    struct Shared {
+        events: Pin<KBox<Mutex<KVec<Event>>>>,
+        /// Where the buffer is. Moves when a test wants it to.
+        ranges: Pin<KBox<Mutex<Arc<RangeList>>>>,
+        /// What fails.
+        fails: Pin<KBox<Mutex<Option<Event>>>>,
+    }
+
+    impl Shared {
+        fn new(ranges: Arc<RangeList>) -> Result<Arc<Self>> {
+            Ok(Arc::new(
+                Self {
+                    events: KBox::pin_init(new_mutex!(KVec::new()), GFP_KERNEL)?,
+                    ranges: KBox::pin_init(new_mutex!(ranges), GFP_KERNEL)?,
+                    fails: KBox::pin_init(new_mutex!(None), GFP_KERNEL)?,
+                },
+                GFP_KERNEL,
+            )?)
+        }
+
+        /// Takes note of an event, or lets it fail.
+        fn note(&self, event: Event) -> Result {
+            if *self.fails.lock() == Some(event) {
+                return Err(ENXIO);
+            }
+            self.events.lock().push(event, GFP_KERNEL)?;
+            Ok(())
+        }
+
+        /// Takes note of what cannot fail.
+        fn note_end(&self, event: Event) {
+            let _ = self.note(event);
+        }
+
+        /// Returns what happened since the last call.
+        fn events(&self) -> KVec<Event> {
+            core::mem::take(&mut *self.events.lock())
+        }
+    }
+
+    /// The buffer: a part of the BAR.
+    struct Part(Arc<Shared>);
+
+    static OPS: Ops<Part> = Ops::new();
+
+    #[vtable]
+    impl Exporter for Part {
+        type Bound<'a> = Provider<'a>;
+        type Attachment = ();
+
+        const NAME: &'static CStr = c"part";
+
+        fn shorten<'short, 'long: 'short>(
+            bound: &'short Provider<'long>,
+        ) -> &'short Provider<'short> {
+            bound
+        }
+
+        fn ops() -> &'static Ops<Self> {
+            &OPS
+        }
+
+        fn attach(&self, cx: &Locked<'_, Self>, req: &mut AttachRequest<'_>) -> Result {
+            require_path(cx.bound(), req)?;
+            self.0.note(Attach)
+        }
+
+        fn detach(&self, _buf: &DmaBuf, _attachment: ()) {
+            self.0.note_end(Detach);
+        }
+
+        fn pin(&self, _cx: &Locked<'_, Self>, _at: &Attached<'_, Self>) -> Result {
+            self.0.note(Pinned)
+        }
+
+        fn unpin(&self, _buf: &DmaBuf, _at: &Attached<'_, Self>) {
+            self.0.note_end(Unpinned);
+        }
+
+        fn map<'r>(
+            &self,
+            cx: &Locked<'_, Self>,
+            at: &Attached<'r, Self>,
+            dir: DataDirection,
+        ) -> Result<Mapping<'r>> {
+            let ranges = self.0.ranges.lock().clone();
+            let mapping = at.map_mmio(cx.bound(), &ranges, dir)?;
+
+            self.0.note(Map)?;
+            Ok(mapping)
+        }
+
+        fn unmap(&self, _at: &Attached<'_, Self>, mapping: Mapping<'_>) {
+            drop(mapping);
+            self.0.note_end(Unmap);
+        }
+
+        fn begin_cpu_access(&self, _cx: &Locked<'_, Self>, _dir: DataDirection) -> Result {
+            self.0.note(Begin)
+        }
+
+        fn end_cpu_access(&self, _cx: &Locked<'_, Self>, _dir: DataDirection) -> Result {
+            self.0.note(End)
+        }
+
+        fn revoke(&self, _buf: &DmaBuf) {
+            self.0.note_end(Revoke);
+        }
+
+        fn release(&self) {
+            self.0.note_end(Release);
+        }
+    }
+
+    /// Lets go at once when it is told to.
+    struct Prompt(Atomic<u32>);
+
+    #[vtable]
+    impl Importer for Prompt {
+        const PEER2PEER: bool = true;
+
+        fn invalidate(&self, at: &mut LockedAttachment<'_>) {
+            self.0.fetch_add(1, Relaxed);
+            at.unmap();
+            at.unpin();
+        }
+    }
+
+    /// Lets go when the test does it.
+    struct Late;
+
+    #[vtable]
+    impl Importer for Late {
+        const PEER2PEER: bool = true;
+
+        fn invalidate(&self, _at: &mut LockedAttachment<'_>) {}
+    }
+
+    /// Cannot be told to let go, so it pins.
+    struct Pinner;
+
+    #[vtable]
+    impl Importer for Pinner {
+        const PEER2PEER: bool = true;
+    }
+
+    fn exports(pdev: &pci::Device<Bound>) -> Result<Exports<'_, Part>> {
+        Exports::new(pdev, |pdev: &pci::Device<Bound>| pdev.p2pdma_provider(BAR))
+    }
+
+    /// Returns the list of so many pages at a page of the BAR.
+    fn pages(pdev: &pci::Device<Bound>, first: u64, count: u64) -> Result<Arc<RangeList>> {
+        RangeList::in_bar(&pdev.p2pdma_provider(BAR)?, [(first * PAGE, count * PAGE)])
+    }
+
+    /// Exports two pages.
+    fn lend(
+        pdev: &pci::Device<Bound>,
+        exports: &Exports<'_, Part>,
+    ) -> Result<(Arc<Shared>, ARef<DmaBuf>)> {
+        let shared = Shared::new(pages(pdev, 4, 2)?)?;
+        let buf = exports.export(Part(shared.clone()), 2 * PAGE_SIZE, 0)?;
+
+        Ok((shared, buf))
+    }
+
+    fn prompt() -> Prompt {
+        Prompt(Atomic::new(0))
+    }
+
+    /// Returns the offset in the BAR of what is mapped, and its length.
+    ///
+    /// The device reaches its own BAR by bus addresses, which are those of the BAR.
+    fn mapped(pdev: &pci::Device<Bound>, at: &LockedAttachment<'_>) -> Result<(u64, u64)> {
+        let start = pdev.resource_start(BAR)?;
+        let table = at.mapping().ok_or(ENOENT)?;
+        let first = table.iter().next().ok_or(ENOENT)?;
+
+        check_eq!(table.iter().count(), 1);
+        Ok(((first.dma_address() - start) / PAGE, first.dma_len() / PAGE))
+    }
+
+    #[test]
+    fn one_mapping_at_a_time() -> Result {
+        with_device(|pdev| {
+            let exports = exports(pdev)?;
+            let (shared, buf) = lend(pdev, &exports)?;
+            let at = Attachment::new(buf.clone(), pdev.as_ref(), prompt())?;
+
+            at.with(|at| {
+                at.map(DataDirection::ToDevice)?;
+                // The same again is the same mapping; another direction is another mapping.
+                at.map(DataDirection::ToDevice)?;
+                for dir in [DataDirection::FromDevice, DataDirection::Bidirectional] {
+                    check_eq!(at.map(dir).err(), Some(EBUSY));
+                }
+                check_eq!(mapped(pdev, at)?, (4, 2));
+                check_eq!(&shared.events()[..], [Attach, Map]);
+
+                at.unmap();
+                check!(at.mapping().is_none());
+                at.unmap();
+                check_eq!(&shared.events()[..], [Unmap]);
+                at.map(DataDirection::FromDevice)?;
+                check_eq!(mapped(pdev, at)?, (4, 2));
+                check_eq!(&shared.events()[..], [Map]);
+                Ok(())
+            })?;
+
+            // Two attachments have one each.
+            let other = Attachment::new(buf.clone(), pdev.as_ref(), prompt())?;
+            other.with(|at| at.map(DataDirection::ToDevice).map(|_| ()))?;
+            with_exporter(&buf, |_: &Part, cx| {
+                check!(cx.attachments().map(|at| at.maps()).eq([1, 1]));
+                Ok(())
+            })?;
+
+            // Whoever detaches has unmapped.
+            drop(at);
+            drop(other);
+            check_eq!(
+                &shared.events()[..],
+                [Attach, Map, Unmap, Detach, Unmap, Detach]
+            );
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn pins_are_balanced() -> Result {
+        with_device(|pdev| {
+            let exports = exports(pdev)?;
+            let (shared, buf) = lend(pdev, &exports)?;
+            let at = Attachment::new(buf.clone(), pdev.as_ref(), Pinner)?;
+            let pins = || {
+                with_exporter(&buf, |_: &Part, cx| {
+                    Ok(cx.attachments().map(|at| at.pins()).sum::<usize>())
+                })
+            };
+
+            at.with(|at| {
+                // Without a pin such an importer gets no mapping.
+                check_eq!(at.map(DataDirection::ToDevice).err(), Some(EINVAL));
+                at.unpin();
+                check_eq!(&shared.events()[..], [Attach]);
+
+                *shared.fails.lock() = Some(Pinned);
+                check_eq!(at.pin(), Err(ENXIO));
+                check!(!at.is_pinned());
+                *shared.fails.lock() = None;
+                at.unpin();
+                check_eq!(shared.events().len(), 0);
+
+                at.pin()?;
+                at.pin()?;
+                check!(at.is_pinned());
+                at.map(DataDirection::ToDevice)?;
+                check_eq!(&shared.events()[..], [Pinned, Map]);
+                Ok(())
+            })?;
+            check_eq!(pins()?, 1);
+
+            // The mapping goes before the pin that it needs.
+            at.with(|at| {
+                at.unpin();
+                check!(at.mapping().is_none() && !at.is_pinned());
+                at.unpin();
+                check_eq!(at.map(DataDirection::ToDevice).err(), Some(EINVAL));
+                Ok(())
+            })?;
+            check_eq!(&shared.events()[..], [Unmap, Unpinned]);
+            check_eq!(pins()?, 0);
+
+            // So it does when the importer only goes away.
+            at.with(|at| {
+                at.pin()?;
+                at.map(DataDirection::ToDevice).map(|_| ())
+            })?;
+            drop(at);
+            check_eq!(&shared.events()[..], [Pinned, Map, Unmap, Unpinned, Detach]);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn failed_mapping_leaves_nothing() -> Result {
+        with_device(|pdev| {
+            let exports = exports(pdev)?;
+            let (shared, buf) = lend(pdev, &exports)?;
+            let at = Attachment::new(buf.clone(), pdev.as_ref(), Late)?;
+
+            // The exporter has mapped already, and drops the mapping.
+            *shared.fails.lock() = Some(Map);
+            at.with(|at| {
+                check_eq!(at.map(DataDirection::ToDevice).err(), Some(ENXIO));
+                check!(at.mapping().is_none());
+                at.unmap();
+                Ok(())
+            })?;
+            with_exporter(&buf, |_: &Part, cx| {
+                check_eq!(cx.attachments().map(|at| at.maps()).sum::<usize>(), 0);
+                Ok(())
+            })?;
+            check_eq!(&shared.events()[..], [Attach]);
+
+            // Nothing is left that would be waited for.
+            drop(exports);
+            drop(at);
+            check_eq!(&shared.events()[..], [Revoke, Detach]);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn ranges_are_checked() -> Result {
+        with_device(|pdev| {
+            let exports = exports(pdev)?;
+            let (shared, buf) = lend(pdev, &exports)?;
+            let at = Attachment::new(buf.clone(), pdev.as_ref(), prompt())?;
+            let start = pdev.resource_start(BAR)?;
+            let len = pdev.resource_len(BAR)?;
+            let map = |first: u64, len: u64| {
+                let mut list = RangeList::new();
+                list.push(first, len)?;
+                *shared.ranges.lock() = Arc::new(list, GFP_KERNEL)?;
+
+                at.with(|at| {
+                    let ret = at.map(DataDirection::ToDevice).map(|_| ());
+
+                    at.unmap();
+                    ret
+                })
+            };
+
+            check_eq!(map(start, 2 * PAGE), Ok(()));
+            check_eq!(map(start + len - 2 * PAGE, 2 * PAGE), Ok(()));
+            // Before the BAR, across its start, across its end, behind it, and at the end of all.
+            for first in [
+                0,
+                start - 2 * PAGE,
+                start - PAGE,
+                start + len - PAGE,
+                start + len,
+                u64::MAX - 2 * PAGE + 1 - PAGE,
+            ] {
+                check_eq!(map(first, 2 * PAGE), Err(EINVAL));
+            }
+            // Not of the size of the buffer.
+            for len in [PAGE, 3 * PAGE] {
+                check_eq!(map(start, len), Err(EINVAL));
+            }
+            // No range at all.
+            *shared.ranges.lock() = Arc::new(RangeList::new(), GFP_KERNEL)?;
+            at.with(|at| {
+                check_eq!(at.map(DataDirection::ToDevice).err(), Some(EINVAL));
+                Ok(())
+            })?;
+
+            // One of two ranges that is outside is enough.
+            let mut list = RangeList::new();
+            list.push(start, PAGE)?;
+            list.push(start + len, PAGE)?;
+            *shared.ranges.lock() = Arc::new(list, GFP_KERNEL)?;
+            at.with(|at| {
+                check_eq!(at.map(DataDirection::ToDevice).err(), Some(EINVAL));
+                Ok(())
+            })
+        })
+    }
+
+    #[test]
+    fn offsets_are_checked() -> Result {
+        with_device(|pdev| {
+            let provider = pdev.p2pdma_provider(BAR)?;
+            let (start, len) = (pdev.resource_start(BAR)?, pdev.resource_len(BAR)?);
+
+            check_eq!(provider.phys_addr(0, len), Ok(start));
+            check_eq!(provider.phys_addr(len, 0), Ok(start + len));
+            for (offset, length) in [
+                (0, len + 1),
+                (1, len),
+                (len, 1),
+                (len + 1, 0),
+                (u64::MAX, 1),
+                (1, u64::MAX),
+                (u64::MAX, u64::MAX),
+            ] {
+                check_eq!(provider.phys_addr(offset, length), Err(EINVAL));
+            }
+
+            let in_bar = |offset, len| RangeList::in_bar(&provider, [(offset, len)]);
+            check!(in_bar(len - PAGE, PAGE)?
+                .iter()
+                .eq([(start + len - PAGE, PAGE)]));
+            for (offset, length) in [
+                (0, 0),
+                (len, 0),
+                (1, PAGE),
+                (PAGE / 2, PAGE),
+                (0, PAGE + 1),
+                (0, PAGE / 2),
+                (len - PAGE, 2 * PAGE),
+                (len, PAGE),
+                (u64::MAX - PAGE + 1, PAGE),
+            ] {
+                check_eq!(in_bar(offset, length).err(), Some(EINVAL));
+            }
+
+            // BAR 1 is empty, and there is none behind BAR 5.
+            for bar in [1, 6, u32::MAX] {
+                check_eq!(pdev.p2pdma_provider(bar).err(), Some(EINVAL));
+            }
+            check_eq!(pdev.p2pdma_provider(0)?.bar_len(), pdev.resource_len(0)?);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn client_has_to_be_a_pci_device() -> Result {
+        with_device(|pdev| {
+            let provider = pdev.p2pdma_provider(BAR)?;
+            let faux = faux::Registration::new(c"vram_kunit", None)?;
+            let client: &Device<Bound> = faux.as_ref().as_ref();
+
+            check_eq!(provider.map_type(client), MapType::NOT_SUPPORTED);
+            check_eq!(provider.distance(client), None);
+            check_eq!(provider.distance_many(&[pdev.as_ref(), client]), None);
+
+            let exports = exports(pdev)?;
+            let (shared, buf) = lend(pdev, &exports)?;
+            check_eq!(
+                Attachment::new(buf.clone(), client, prompt()).err(),
+                Some(EOPNOTSUPP)
+            );
+            // The device of the BAR is one, but a static importer does not opt in.
+            check_eq!(
+                StaticAttachment::new(buf.clone(), pdev.as_ref()).err(),
+                Some(EOPNOTSUPP)
+            );
+            check_eq!(shared.events().len(), 0);
+
+            let route = Route {
+                opted_in: true,
+                pci: false,
+                distance: None,
+                map_type: provider.map_type(client),
+            };
+            check_eq!(route.path(), Err(Reason::NotPci));
+            let peer = Route {
+                pci: true,
+                distance: provider.distance(pdev.as_ref()),
+                map_type: provider.map_type(pdev.as_ref()),
+                ..route
+            };
+            check_eq!(peer.path(), Ok(Path::PeerBus));
+            // A kind of route that nobody knows is none.
+            let unknown = Route {
+                map_type: MapType::NOT_SUPPORTED,
+                ..peer
+            };
+            check_eq!(unknown.path(), Err(Reason::NoRoute));
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn table_follows_the_buffer() -> Result {
+        with_device(|pdev| {
+            let exports = exports(pdev)?;
+            let (shared, buf) = lend(pdev, &exports)?;
+            let at = Attachment::new(buf.clone(), pdev.as_ref(), prompt())?;
+
+            // The table is kept while the buffer is where it was, in each direction, and not
+            // when it moved; it may be at the same place again, by another list.
+            for (place, dir) in [
+                (4, DataDirection::ToDevice),
+                (4, DataDirection::FromDevice),
+                (9, DataDirection::FromDevice),
+                (4, DataDirection::Bidirectional),
+                (0, DataDirection::Bidirectional),
+                (0, DataDirection::ToDevice),
+            ] {
+                let moved = pages(pdev, place, 2)?;
+
+                for again in [false, true] {
+                    if !again {
+                        *shared.ranges.lock() = moved.clone();
+                    }
+                    at.with(|at| {
+                        at.map(dir)?;
+                        check_eq!(mapped(pdev, at)?, (place, 2));
+                        at.unmap();
+                        Ok(())
+                    })?;
+                }
+            }
+
+            // In two pieces, and in one again.
+            let provider = pdev.p2pdma_provider(BAR)?;
+            *shared.ranges.lock() = RangeList::in_bar(&provider, [(8 * PAGE, PAGE), (0, PAGE)])?;
+            at.with(|at| {
+                let table = at.map(DataDirection::ToDevice)?;
+                let start = pdev.resource_start(BAR)?;
+
+                check!(table
+                    .iter()
+                    .map(|entry| (entry.dma_address() - start, entry.dma_len()))
+                    .eq([(8 * PAGE, PAGE), (0, PAGE)]));
+                at.unmap();
+                Ok(())
+            })?;
+            *shared.ranges.lock() = pages(pdev, 7, 2)?;
+            at.with(|at| {
+                at.map(DataDirection::ToDevice)?;
+                check_eq!(mapped(pdev, at)?, (7, 2));
+                Ok(())
+            })
+        })
+    }
+
+    #[test]
+    fn revoked_buffer_does_nothing_new() -> Result {
+        with_device(|pdev| {
+            let exports = exports(pdev)?;
+            let (shared, buf) = lend(pdev, &exports)?;
+            let at = Attachment::new(buf.clone(), pdev.as_ref(), prompt())?;
+            at.with(|at| {
+                at.pin()?;
+                at.map(DataDirection::ToDevice).map(|_| ())
+            })?;
+
+            check_eq!(at.importer().0.load(Relaxed), 0);
+            drop(exports);
+            check_eq!(at.importer().0.load(Relaxed), 1);
+            check_eq!(
+                &shared.events()[..],
+                [Attach, Pinned, Map, Revoke, Unmap, Unpinned]
+            );
+            at.with(|at| {
+                check!(at.mapping().is_none() && !at.is_pinned());
+                check_eq!(at.map(DataDirection::ToDevice).err(), Some(ENODEV));
+                check_eq!(at.pin(), Err(ENODEV));
+                at.unmap();
+                at.unpin();
+                Ok(())
+            })?;
+            for dir in [DataDirection::FromDevice, DataDirection::ToDevice] {
+                check_eq!(buf.begin_cpu_access(dir), Err(ENODEV));
+                check_eq!(buf.end_cpu_access(dir), Err(ENODEV));
+            }
+            check_eq!(VMap::new(buf.clone()).err(), Some(EINVAL));
+            check_eq!(
+                Attachment::new(buf.clone(), pdev.as_ref(), prompt()).err(),
+                Some(ENODEV)
+            );
+            check_eq!(with_exporter(&buf, |_: &Part, _| Ok(())), Err(ENODEV));
+            check!(exporter_of::<Part>(&buf).is_some());
+            check_eq!(shared.events().len(), 0);
+
+            // It can be given back.
+            drop(at);
+            check_eq!(&shared.events()[..], [Detach]);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn revocation_waits_for_mappings() -> Result {
+        with_device(|pdev| {
+            let exports = exports(pdev)?;
+            let (shared, buf) = lend(pdev, &exports)?;
+            let at = Arc::new(
+                Attachment::new(buf.clone(), pdev.as_ref(), Late)?,
+                GFP_KERNEL,
+            )?;
+            let revoked = Arc::pin_init(new_mutex!(false), GFP_KERNEL)?;
+            at.with(|at| at.map(DataDirection::ToDevice).map(|_| ()))?;
+
+            let (late, is_revoked, note) = (at.clone(), revoked.clone(), shared.clone());
+            let gone = Arc::pin_init(new_mutex!(None), GFP_KERNEL)?;
+            let seen = gone.clone();
+            let done = Arc::pin_init(Completion::new(), GFP_KERNEL)?;
+            let is_done = done.clone();
+            worker::spawn(move || {
+                while !note.events.lock().contains(&Revoke) {
+                    fsleep(Delta::from_millis(1));
+                }
+                fsleep(Delta::from_millis(30));
+                // The table is no good any more, but it is there, and the memory is not given up.
+                let ret = late.with(|at| {
+                    let state = (at.mapping().is_none(), *is_revoked.lock());
+                    at.unmap();
+                    Ok(state)
+                });
+                drop(late);
+                *seen.lock() = Some(ret);
+                is_done.complete_all();
+            })?;
+            drop(exports);
+            *revoked.lock() = true;
+            check_eq!(&shared.events()[..], [Attach, Map, Revoke, Unmap]);
+            done.wait_for_completion();
+            check_eq!(*gone.lock(), Some(Ok((true, false))));
+            drop(at);
+            Ok(())
+        })
+    }
+
+    struct Ring;
+
+    impl FenceContextOps for Ring {
+        const DRIVER_NAME: &'static CStr = c"vram_kunit";
+        type Data = ();
+    }
+
+    #[test]
+    fn cpu_access_comes_after_devices() -> Result {
+        with_device(|pdev| {
+            let exports = exports(pdev)?;
+            let (shared, buf) = lend(pdev, &exports)?;
+            let context = FenceContext::<Ring>::new(c"ring")?;
+            let _ = shared.events();
+
+            for (usage, dir, waits) in [
+                (Usage::Kernel, DataDirection::FromDevice, true),
+                (Usage::Write, DataDirection::FromDevice, true),
+                (Usage::Read, DataDirection::FromDevice, false),
+                (Usage::Bookkeep, DataDirection::FromDevice, false),
+                (Usage::Write, DataDirection::ToDevice, true),
+                (Usage::Read, DataDirection::ToDevice, true),
+                (Usage::Read, DataDirection::Bidirectional, true),
+                (Usage::Bookkeep, DataDirection::Bidirectional, false),
+            ] {
+                let job = context.new_fence_allocation(())?.new_fence();
+                {
+                    let mut guard = buf.resv().lock();
+                    let mut resv = guard.locked();
+
+                    resv.reserve_fences(1)?
+                        .next()
+                        .ok_or(ENOSPC)?
+                        .add_fence(job.fence(), usage);
+                }
+                let begun = Arc::pin_init(Completion::new(), GFP_KERNEL)?;
+                let ret = Arc::pin_init(new_mutex!(None), GFP_KERNEL)?;
+                let (is_begun, is_ret, of) = (begun.clone(), ret.clone(), buf.clone());
+                worker::spawn(move || {
+                    *is_ret.lock() = Some(of.begin_cpu_access(dir));
+                    drop(of);
+                    is_begun.complete_all();
+                })?;
+                if waits {
+                    fsleep(Delta::from_millis(20));
+                    check!(ret.lock().is_none());
+                    check_eq!(shared.events().len(), 0);
+                    job.signal(Ok(()));
+                    begun.wait_for_completion();
+                } else {
+                    begun.wait_for_completion();
+                    job.signal(Err(EIO));
+                }
+                check_eq!(*ret.lock(), Some(Ok(())));
+                check_eq!(&shared.events()[..], [Begin]);
+                buf.end_cpu_access(dir)?;
+                check_eq!(&shared.events()[..], [End]);
+            }
+
+            // What the exporter says is what the caller gets.
+            *shared.fails.lock() = Some(Begin);
+            check_eq!(buf.begin_cpu_access(DataDirection::FromDevice), Err(ENXIO));
+            *shared.fails.lock() = Some(End);
+            check_eq!(buf.end_cpu_access(DataDirection::FromDevice), Err(ENXIO));
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn locked_view_is_of_its_buffer() -> Result {
+        with_device(|pdev| {
+            let exports = exports(pdev)?;
+            let (_, buf) = lend(pdev, &exports)?;
+            let (_, other) = lend(pdev, &exports)?;
+            let at = Attachment::new(buf.clone(), pdev.as_ref(), prompt())?;
+
+            {
+                let mut guard = other.resv().lock();
+                check_eq!(at.locked(&mut guard.locked()).err(), Some(EINVAL));
+            }
+            // Whoever may not wait gets nothing while the reservation is held.
+            {
+                let _guard = buf.resv().lock();
+                check_eq!(at.try_with(|_| Ok(())), Err(EAGAIN));
+            }
+            check_eq!(at.try_with(|_| Err::<(), _>(EXDEV)), Err(EXDEV));
+            check!(buf.resv().try_lock().is_some());
+
+            for size in [0, 1, PAGE_SIZE - 1, PAGE_SIZE + 1] {
+                let shared = Shared::new(pages(pdev, 0, 1)?)?;
+                check_eq!(exports.export(Part(shared), size, 0).err(), Some(EINVAL));
+            }
+            Ok(())
+        })
+    }
+}

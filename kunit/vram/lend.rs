@@ -1,0 +1,822 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Objects that are exported: importers that are no peers, moves, pins, suspended devices, signals.
+
+use kernel::prelude::*;
+
+#[kunit_tests(vram_lend)]
+mod tests {
+    use crate::bench::{
+        export,
+        fill,
+        holds,
+        validate,
+        with_device,
+        Asleep,
+        Bo,
+        Card,
+        Mode,
+        Object,
+        Signal,
+        BAR,
+        PAGE,
+        REFUSED, //
+    };
+    use kernel::{
+        device::{
+            Bound,
+            Device, //
+        },
+        dma::DataDirection,
+        dma_buf::{
+            fence::{
+                FenceContext,
+                FenceContextOps, //
+            },
+            importer::LockedAttachment,
+            vmap::VMap,
+            Attachment,
+            Importer, //
+        },
+        dma_resv::Usage,
+        drm::{
+            exec::Flag,
+            gem::{
+                peer::{
+                    attachments,
+                    flags,
+                    AttachmentInfo,
+                    Event,
+                    Outcome,
+                    Path,
+                    Reason, //
+                },
+                BaseObject, //
+            },
+            ttm::{
+                Domain,
+                MemType,
+                OpCtx,
+                Place, //
+            }, //
+        },
+        faux,
+        new_mutex,
+        pci,
+        prelude::*,
+        sync::{
+            aref::ARef,
+            atomic::{
+                Atomic,
+                Relaxed, //
+            },
+            Arc,
+            Completion, //
+        },
+        time::{
+            delay::fsleep,
+            Delta, //
+        }, //
+    };
+
+    use crate::worker;
+
+    const DIR: DataDirection = DataDirection::Bidirectional;
+
+    /// Follows a buffer: unmaps it at once when it moves, and counts that.
+    struct Prompt(Atomic<u32>);
+
+    #[vtable]
+    impl Importer for Prompt {
+        const PEER2PEER: bool = true;
+
+        fn invalidate(&self, at: &mut LockedAttachment<'_>) {
+            self.0.fetch_add(1, Relaxed);
+            at.unmap();
+        }
+    }
+
+    fn prompt() -> Prompt {
+        Prompt(Atomic::new(0))
+    }
+
+    /// Follows a buffer, and unmaps it when it maps again.
+    struct Late(Atomic<u32>);
+
+    #[vtable]
+    impl Importer for Late {
+        const PEER2PEER: bool = true;
+
+        fn invalidate(&self, at: &mut LockedAttachment<'_>) {
+            self.0.fetch_add(1, Relaxed);
+            let _ = at.dma_buf();
+        }
+    }
+
+    /// Pins, and does not opt in to peer memory.
+    struct Local;
+
+    #[vtable]
+    impl Importer for Local {
+        const PEER2PEER: bool = false;
+    }
+
+    /// Pins, and opts in.
+    struct Pinner;
+
+    #[vtable]
+    impl Importer for Pinner {
+        const PEER2PEER: bool = true;
+    }
+
+    struct Ring;
+
+    impl FenceContextOps for Ring {
+        const DRIVER_NAME: &'static CStr = c"vram_kunit";
+        type Data = ();
+    }
+
+    fn mem_type(object: &Object) -> Result<Option<MemType>> {
+        Ok(object.reserve(false)?.mem_type())
+    }
+
+    fn only(object: &Object) -> Result<AttachmentInfo> {
+        let list = attachments::<Bo>(object)?;
+
+        check_eq!(list.len(), 1);
+        Ok(list[0])
+    }
+
+    fn count(card: &Card, event: Event, reason: Reason) -> u64 {
+        card.ttm().peers().get(event, reason)
+    }
+
+    /// Tells whether a mapping leads to where an object in VRAM is.
+    fn leads_to_vram(
+        pdev: &pci::Device<Bound>,
+        at: &LockedAttachment<'_>,
+        offset: u64,
+    ) -> Result<bool> {
+        let first = at
+            .mapping()
+            .and_then(|table| table.iter().next())
+            .ok_or(ENOENT)?;
+
+        Ok(first.dma_address() == pdev.resource_start(BAR)? + offset)
+    }
+
+    fn offset(object: &Object) -> Result<u64> {
+        let object = object.reserve(false)?;
+
+        object.vram().and_then(|vram| vram.offset(0)).ok_or(ENXIO)
+    }
+
+    #[test]
+    fn importer_is_not_pci() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0)?;
+            let faux = faux::Registration::new(c"vram_kunit", None)?;
+            let client: &Device<Bound> = faux.as_ref().as_ref();
+
+            // What never leaves VRAM.
+            let object = card.object(1, &[Place::VRAM], Domain::Vram)?;
+            let buf = export(&object)?;
+            check_eq!(
+                Attachment::new(buf.clone(), client, prompt()).err(),
+                Some(EOPNOTSUPP)
+            );
+            let refused = only(&object)?;
+            check_eq!(refused.outcome, Outcome::refused(Reason::NotPci));
+            check_eq!(refused.hops(), -1);
+            check_eq!(
+                refused.flags,
+                flags::PEER2PEER | flags::DYNAMIC | flags::REVOCABLE
+            );
+            check_eq!(count(&card, Event::AttachRefused, Reason::NotPci), 1);
+            drop(buf);
+
+            // What may be in system memory, and what always is.
+            for (n, domain) in [Domain::Either, Domain::System].into_iter().enumerate() {
+                let object = card.object(1, &domain.places(), domain)?;
+                let buf = export(&object)?;
+                let at = Attachment::new(buf.clone(), client, prompt())?;
+                check_eq!(only(&object)?.outcome, Outcome::system(Reason::NotPci));
+                check_eq!(
+                    count(&card, Event::AttachSystem, Reason::NotPci),
+                    n as u64 + 1
+                );
+                drop(at);
+                check_eq!(attachments::<Bo>(&object)?.len(), 0);
+            }
+
+            // Of two reasons the one that the importer can do something about.
+            let object = card.object(1, &[Place::VRAM], Domain::Either)?;
+            let buf = export(&object)?;
+            let at = Attachment::new(buf.clone(), client, Local)?;
+            check_eq!(only(&object)?.outcome, Outcome::system(Reason::NoOptIn));
+            drop(at);
+
+            // A peer has it pinned in VRAM.
+            let pinned = object.reserve(false)?.pin()?;
+            check_eq!(
+                Attachment::new(buf.clone(), client, prompt()).err(),
+                Some(EOPNOTSUPP)
+            );
+            check_eq!(
+                only(&object)?.outcome,
+                Outcome::refused(Reason::PinnedElsewhere)
+            );
+            check_eq!(
+                count(&card, Event::AttachRefused, Reason::PinnedElsewhere),
+                1
+            );
+            drop(pinned);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn importer_that_is_not_pci_moves_the_object() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0)?;
+            let faux = faux::Registration::new(c"vram_kunit", None)?;
+            let object = card.object(3, &[Place::VRAM], Domain::Either)?;
+            fill(&object, 1)?;
+            let buf = export(&object)?;
+
+            let peer = Attachment::new(buf.clone(), pdev.as_ref(), prompt())?;
+            peer.with(|at| {
+                at.map(DIR)?;
+                Ok(())
+            })?;
+            check_eq!(only(&object)?.outcome, Outcome::peer(Path::PeerBus));
+            check_eq!(mem_type(&object)?, Some(MemType::Vram));
+
+            // It takes a map, or a pin, to move it; the peer is told.
+            let other = Attachment::new(buf.clone(), faux.as_ref().as_ref(), Local)?;
+            check_eq!(mem_type(&object)?, Some(MemType::Vram));
+            check_eq!(peer.importer().0.load(Relaxed), 0);
+            other.with(|at| at.pin())?;
+            check_eq!(mem_type(&object)?, Some(MemType::Tt));
+            check_eq!(peer.importer().0.load(Relaxed), 1);
+            check!(holds(&object, Some(1))?);
+            peer.with(|at| {
+                check!(at.mapping().is_none());
+                at.map(DIR).map(|_| ())
+            })?;
+            let list = attachments::<Bo>(&object)?;
+            check_eq!(list[0].outcome, Outcome::system(Reason::OtherImporter));
+            check_eq!(count(&card, Event::MapSystem, Reason::OtherImporter), 1);
+            check_eq!(card.ttm().pinned(), 0);
+
+            // When it is gone the peer has VRAM again, once it maps.
+            drop(other);
+            check_eq!(mem_type(&object)?, Some(MemType::Tt));
+            peer.with(|at| {
+                at.unmap();
+                at.map(DIR).map(|_| ())
+            })?;
+            check_eq!(mem_type(&object)?, Some(MemType::Vram));
+            let here = offset(&object)?;
+            check!(peer.with(|at| leads_to_vram(pdev, at, here))?);
+            drop(peer);
+            check!(holds(&object, Some(1))?);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn suspended_device_has_no_peers() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0)?;
+            let dev: &Device<Bound> = pdev.as_ref();
+            let either = card.object(1, &[Place::VRAM], Domain::Either)?;
+            let local = card.object(1, &[Place::TT], Domain::Either)?;
+            fill(&either, 2)?;
+            fill(&local, 3)?;
+            let free = card.ttm().vram_free();
+            let buf = export(&either)?;
+            let vram = card.object(1, &[Place::VRAM], Domain::Vram)?;
+            let of_vram = export(&vram)?;
+
+            let asleep = Asleep::new(dev);
+            let at = Attachment::new(buf.clone(), dev, prompt())?;
+            check_eq!(only(&either)?.outcome, Outcome::system(Reason::Suspended));
+            check_eq!(count(&card, Event::AttachSystem, Reason::Suspended), 1);
+            check_eq!(
+                Attachment::new(of_vram.clone(), dev, prompt()).err(),
+                Some(EOPNOTSUPP)
+            );
+            check_eq!(only(&vram)?.outcome, Outcome::refused(Reason::Suspended));
+            check_eq!(count(&card, Event::AttachRefused, Reason::Suspended), 1);
+
+            // Nothing gets to VRAM or away from there, and is where it was.
+            check_eq!(at.with(|at| at.map(DIR).map(|_| ())), Err(EACCES));
+            check_eq!(validate(&local, &[Place::VRAM]), Err(EACCES));
+            check_eq!(
+                card.object(1, &[Place::VRAM], Domain::Either).err(),
+                Some(EACCES)
+            );
+            check_eq!(holds(&either, None), Err(EACCES));
+            check_eq!(mem_type(&either)?, Some(MemType::Vram));
+            check_eq!(mem_type(&local)?, Some(MemType::Tt));
+            check!(holds(&local, Some(3))?);
+            drop(at);
+            drop(asleep);
+
+            check!(holds(&either, Some(2))?);
+            check_eq!(card.free(free - PAGE), free - PAGE);
+            let at = Attachment::new(buf, dev, prompt())?;
+            check_eq!(
+                attachments::<Bo>(&either)?[0].outcome,
+                Outcome::peer(Path::PeerBus)
+            );
+            at.with(|at| at.map(DIR).map(|_| ()))?;
+            check_eq!(mem_type(&either)?, Some(MemType::Vram));
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn move_invalidates() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0)?;
+            let object = card.object(2, &[Place::VRAM], Domain::Either)?;
+            fill(&object, 4)?;
+            let buf = export(&object)?;
+            let prompt = Attachment::new(buf.clone(), pdev.as_ref(), prompt())?;
+            let late = Attachment::new(buf.clone(), pdev.as_ref(), Late(Atomic::new(0)))?;
+            let mut others = KVec::<ARef<Object>>::new();
+
+            for _ in 0..3 {
+                let here = offset(&object)?;
+                for again in [false, true] {
+                    prompt.with(|at| {
+                        at.map(DIR)?;
+                        check!(leads_to_vram(pdev, at, here)?);
+                        // The table is kept for the next time.
+                        if !again {
+                            at.unmap();
+                        }
+                        Ok(())
+                    })?;
+                }
+                late.with(|at| {
+                    at.map(DIR)?;
+                    check!(leads_to_vram(pdev, at, here)?);
+                    Ok(())
+                })?;
+
+                let told =
+                    [&prompt.importer().0, &late.importer().0].map(|count| count.load(Relaxed));
+                validate(&object, &[Place::TT])?;
+                let now =
+                    [&prompt.importer().0, &late.importer().0].map(|count| count.load(Relaxed));
+                check_eq!(now, told.map(|count| count + 1));
+                prompt.with(|at| {
+                    check!(at.mapping().is_none());
+                    Ok(())
+                })?;
+                late.with(|at| {
+                    check!(at.mapping().is_none());
+                    Ok(())
+                })?;
+                // The late one still has its mapping, which leads nowhere.
+                let maps = attachments::<Bo>(&object)?;
+                check_eq!(maps[0].flags & flags::MAPPED, 0);
+                check_eq!(maps[1].flags & flags::MAPPED, flags::MAPPED);
+
+                // Somebody else has the place now.
+                while others.last().map_or(Ok(!here), |other| offset(other))? != here {
+                    others.push(card.object(2, &[Place::VRAM], Domain::Vram)?, GFP_KERNEL)?;
+                }
+                late.with(|at| at.map(DIR).map(|_| ()))?;
+                let there = offset(&object)?;
+                check!(late.with(|at| leads_to_vram(pdev, at, there))?);
+                check!(there != here);
+                prompt.with(|at| {
+                    at.map(DIR)?;
+                    check!(leads_to_vram(pdev, at, there)?);
+                    at.unmap();
+                    Ok(())
+                })?;
+                check!(holds(&object, Some(4))?);
+            }
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn refused_move_of_a_mapped_object() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0)?;
+            let object = card.object(2, &[Place::VRAM], Domain::Either)?;
+            fill(&object, 5)?;
+            let here = offset(&object)?;
+            let buf = export(&object)?;
+            let at = Attachment::new(buf.clone(), pdev.as_ref(), prompt())?;
+            at.with(|at| at.map(DIR).map(|_| ()))?;
+
+            card.control.set(Mode::Refuse);
+            check_eq!(validate(&object, &[Place::TT]), Err(REFUSED));
+            check_eq!(mem_type(&object)?, Some(MemType::Vram));
+            // The importer was told, and finds it where it was.
+            check_eq!(at.importer().0.load(Relaxed), 1);
+            at.with(|at| {
+                check!(at.mapping().is_none());
+                at.map(DIR)?;
+                check!(leads_to_vram(pdev, at, here)?);
+                at.unmap();
+                Ok(())
+            })?;
+
+            // In system memory it stays there, and there is a mapping or none.
+            card.control.set(Mode::Work);
+            validate(&object, &[Place::TT])?;
+            card.control.set(Mode::Refuse);
+            check_eq!(at.with(|at| at.map(DIR).map(|_| ())), Err(REFUSED));
+            check_eq!(mem_type(&object)?, Some(MemType::Tt));
+            drop(at);
+
+            // A pin that fails is none.
+            let at = Attachment::new(buf.clone(), pdev.as_ref(), Pinner)?;
+            at.with(|at| {
+                check_eq!(at.pin(), Err(REFUSED));
+                check!(!at.is_pinned());
+                Ok(())
+            })?;
+            check_eq!(count(&card, Event::PinRefused, Reason::None), 1);
+            check_eq!(card.ttm().pinned(), 0);
+            check!(!object.reserve(false)?.is_pinned());
+
+            card.control.set(Mode::Work);
+            at.with(|at| {
+                at.pin()?;
+                at.map(DIR).map(|_| ())
+            })?;
+            check_eq!(mem_type(&object)?, Some(MemType::Vram));
+            drop(at);
+            check!(holds(&object, Some(5))?);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn pinned_object_stays() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0)?;
+            let size = card.ttm().vram_size();
+            let object = card.object(2, &[Place::TT], Domain::Either)?;
+            fill(&object, 6)?;
+            let buf = export(&object)?;
+            let first = Attachment::new(buf.clone(), pdev.as_ref(), Pinner)?;
+            let second = Attachment::new(buf.clone(), pdev.as_ref(), Pinner)?;
+
+            // The limit is asked before each pin that is the first one.
+            card.ttm().set_pin_limit(2 * PAGE - 1);
+            check_eq!(first.with(|at| at.pin()), Err(EDQUOT));
+            check_eq!(count(&card, Event::PinRefused, Reason::Quota), 1);
+            check_eq!(card.ttm().pinned(), 0);
+            card.ttm().set_pin_limit(2 * PAGE);
+            first.with(|at| {
+                at.pin()?;
+                at.map(DIR).map(|_| ())
+            })?;
+            check_eq!(mem_type(&object)?, Some(MemType::Vram));
+            check_eq!(card.ttm().pinned(), 2 * PAGE);
+            second.with(|at| at.pin())?;
+            check_eq!(card.ttm().pinned(), 2 * PAGE);
+
+            // Nobody moves it, for whatever purpose.
+            check_eq!(validate(&object, &[Place::TT]), Err(EINVAL));
+            check!(card
+                .object(size / PAGE, &[Place::VRAM], Domain::Vram)
+                .is_err());
+            check_eq!(mem_type(&object)?, Some(MemType::Vram));
+            drop(first);
+            check_eq!(validate(&object, &[Place::TT]), Err(EINVAL));
+            check_eq!(card.ttm().pinned(), 2 * PAGE);
+            second.with(|at| {
+                at.unpin();
+                at.unpin();
+                Ok(())
+            })?;
+            check_eq!(card.ttm().pinned(), 0);
+            validate(&object, &[Place::TT])?;
+
+            // There is no room in VRAM: it is pinned where it is, and the importer told.
+            let full = card.object(size / PAGE, &[Place::VRAM], Domain::Vram)?;
+            second.with(|at| {
+                at.pin()?;
+                at.map(DIR).map(|_| ())
+            })?;
+            check_eq!(mem_type(&object)?, Some(MemType::Tt));
+            check_eq!(card.ttm().pinned(), 0);
+            check_eq!(
+                only(&object)?.outcome,
+                Outcome::system(Reason::PinnedElsewhere)
+            );
+            drop(full);
+            drop(second);
+            check!(!object.reserve(false)?.is_pinned());
+            card.ttm().set_pin_limit(size);
+            check!(holds(&object, Some(6))?);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn move_waits_for_importers() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0)?;
+            let object = card.object(1, &[Place::VRAM], Domain::Either)?;
+            fill(&object, 7)?;
+            let buf = export(&object)?;
+            let at = Attachment::new(buf.clone(), pdev.as_ref(), prompt())?;
+            let context = FenceContext::<Ring>::new(c"ring")?;
+
+            for usage in [Usage::Kernel, Usage::Write, Usage::Read, Usage::Bookkeep] {
+                validate(&object, &[Place::VRAM])?;
+                let job = context.new_fence_allocation(())?.new_fence();
+                at.with(|at| {
+                    at.map(DIR)?;
+                    at.resv()
+                        .reserve_fences(1)?
+                        .next()
+                        .ok_or(ENOSPC)?
+                        .add_fence(job.fence(), usage);
+                    Ok(())
+                })?;
+
+                // A signal ends the wait, and nothing has moved. The importer was told, though.
+                let signal = Signal::new();
+                check_eq!(
+                    object
+                        .reserve(false)?
+                        .validate(&[Place::TT], &mut OpCtx::interruptible()),
+                    Err(ERESTARTSYS)
+                );
+                drop(signal);
+                check_eq!(mem_type(&object)?, Some(MemType::Vram));
+
+                let moved = Arc::pin_init(new_mutex!(None), GFP_KERNEL)?;
+                let done = Arc::pin_init(Completion::new(), GFP_KERNEL)?;
+                let (is_moved, is_done, copy) = (moved.clone(), done.clone(), object.clone());
+                worker::spawn(move || {
+                    let ret = validate(&copy, &[Place::TT]);
+
+                    drop(copy);
+                    *is_moved.lock() = Some(ret);
+                    is_done.complete_all();
+                })?;
+                fsleep(Delta::from_millis(20));
+                check!(moved.lock().is_none());
+                job.signal(Ok(()));
+                done.wait_for_completion();
+                check_eq!(*moved.lock(), Some(Ok(())));
+                check_eq!(mem_type(&object)?, Some(MemType::Tt));
+                check!(holds(&object, Some(7))?);
+            }
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn signals_end_waits() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0)?;
+            let object = card.object(1, &[Place::VRAM], Domain::Either)?;
+            fill(&object, 8)?;
+            let buf = export(&object)?;
+            let at = Attachment::new(buf.clone(), pdev.as_ref(), Pinner)?;
+            let context = FenceContext::<Ring>::new(c"ring")?;
+            let job = context.new_fence_allocation(())?.new_fence();
+
+            // A pin and a mapping wait for moves.
+            {
+                let mut object = object.reserve(false)?;
+                let mut resv = object.resv();
+
+                resv.reserve_fences(1)?
+                    .next()
+                    .ok_or(ENOSPC)?
+                    .add_fence(job.fence(), Usage::Kernel);
+            }
+            let signal = Signal::new();
+            check_eq!(at.with(|at| at.pin()), Err(ERESTARTSYS));
+            check_eq!(card.ttm().pinned(), 0);
+            check!(!object.reserve(false)?.is_pinned());
+            check_eq!(object.reserve(false)?.pin().err(), Some(ERESTARTSYS));
+            check_eq!(buf.begin_cpu_access(DIR), Err(ERESTARTSYS));
+            let dynamic = Attachment::new(buf.clone(), pdev.as_ref(), prompt())?;
+            dynamic.with(|at| {
+                check_eq!(at.map(DIR).err(), Some(ERESTARTSYS));
+                check!(at.mapping().is_none());
+                Ok(())
+            })?;
+            check_eq!(attachments::<Bo>(&object)?[1].flags & flags::MAPPED, 0);
+            check_eq!(count(&card, Event::PinRefused, Reason::None), 1);
+            drop(signal);
+            job.signal(Ok(()));
+            at.with(|at| at.pin())?;
+            dynamic.with(|at| at.map(DIR).map(|_| ()))?;
+
+            // So does whoever waits for a lock that somebody else has.
+            let (held, release) = (
+                Arc::pin_init(Completion::new(), GFP_KERNEL)?,
+                Arc::pin_init(Completion::new(), GFP_KERNEL)?,
+            );
+            let (is_held, to_release, copy) = (held.clone(), release.clone(), object.clone());
+            worker::spawn(move || {
+                let reserved = copy.reserve(false);
+
+                is_held.complete_all();
+                to_release.wait_for_completion();
+                drop(reserved);
+                drop(copy);
+            })?;
+            held.wait_for_completion();
+            let signal = Signal::new();
+            let reserved = object.reserve(true).err();
+            let executed = card
+                .ttm()
+                .exec(Flag::Interruptible, |exec| object.lock(exec).map(|_| ()));
+            drop(signal);
+            release.complete_all();
+            check_eq!(reserved, Some(EINTR));
+            check_eq!(executed, Err(ERESTARTSYS));
+            drop((at, dynamic));
+            check!(holds(&object, Some(8))?);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn unplug_takes_everything_back() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0)?;
+            let object = card.object(2, &[Place::VRAM], Domain::Either)?;
+            let local = card.object(2, &[Place::TT], Domain::Either)?;
+            fill(&local, 9)?;
+            let buf = export(&object)?;
+            let at = Attachment::new(buf.clone(), pdev.as_ref(), prompt())?;
+            at.with(|at| at.map(DIR).map(|_| ()))?;
+
+            drop(card);
+            check_eq!(at.importer().0.load(Relaxed), 1);
+            at.with(|at| {
+                check!(at.mapping().is_none());
+                check_eq!(at.map(DIR).err(), Some(ENODEV));
+                check_eq!(at.pin(), Err(ENODEV));
+                Ok(())
+            })?;
+            check_eq!(attachments::<Bo>(&object).err(), Some(ENODEV));
+            check_eq!(
+                Attachment::new(buf.clone(), pdev.as_ref(), prompt()).err(),
+                Some(ENODEV)
+            );
+            // Without a driver nothing moves.
+            check_eq!(validate(&object, &[Place::TT]), Err(ENODEV));
+            check_eq!(validate(&local, &[Place::VRAM]), Err(ENODEV));
+            check!(holds(&object, None).is_err());
+            check!(holds(&local, Some(9))?);
+
+            // The device outlives its registration; another one can be made meanwhile.
+            let next = Card::new(pdev, 0)?;
+            let new = next.object(2, &[Place::VRAM], Domain::Vram)?;
+            check!(holds(&new, None)?);
+            drop((object, local, at, buf));
+            check!(holds(&new, None)?);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn unplug_waits_for_the_kernel() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0)?;
+            let object = card.object(2, &[Place::VRAM], Domain::Either)?;
+            fill(&object, 10)?;
+            let buf = export(&object)?;
+            let map = VMap::new(buf.clone())?;
+            let mut first = [0; 8];
+            map.read(0, &mut first)?;
+            check!(map.is_iomem() && first != [0; 8]);
+            check_eq!(map.read(object.size() - 7, &mut [0; 8]), Err(EINVAL));
+            check_eq!(map.write(object.size(), &[0]), Err(EINVAL));
+            // It is a pin as others are.
+            check_eq!(card.ttm().pinned(), 2 * PAGE);
+            check_eq!(validate(&object, &[Place::TT]), Err(EINVAL));
+
+            let seen = Arc::pin_init(new_mutex!(None), GFP_KERNEL)?;
+            let (has_seen, copy, of) = (seen.clone(), object.clone(), buf.clone());
+            worker::spawn(move || {
+                let mut now = [0; 8];
+
+                while attachments::<Bo>(&copy).err() != Some(ENODEV) {
+                    fsleep(Delta::from_millis(1));
+                }
+                fsleep(Delta::from_millis(20));
+                let ret = map.read(0, &mut now);
+                let another = VMap::new(of.clone()).map(|_| ());
+                drop((copy, of));
+                *has_seen.lock() = Some((ret, now, another));
+                // From here on the device goes away.
+                drop(map);
+            })?;
+            drop(card);
+            let seen = *seen.lock();
+            let (ret, now, another) = seen.ok_or(ETIME)?;
+            check_eq!(ret, Ok(()));
+            check_eq!(now, first);
+            check_broken!("R5", another == Err(ENODEV));
+            check_eq!(VMap::new(buf.clone()).err(), Some(ENODEV));
+            Ok(())
+        })
+    }
+
+    /// Maps again at once, where the buffer still is.
+    struct Hasty;
+
+    #[vtable]
+    impl Importer for Hasty {
+        const PEER2PEER: bool = true;
+
+        fn invalidate(&self, at: &mut LockedAttachment<'_>) {
+            at.unmap();
+            let _ = at.map(DIR).map(|_| ());
+        }
+    }
+
+    #[test]
+    fn importer_maps_what_moves() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0)?;
+            let object = card.object(1, &[Place::VRAM], Domain::Either)?;
+            let here = offset(&object)?;
+            let buf = export(&object)?;
+            let at = Attachment::new(buf.clone(), pdev.as_ref(), Hasty)?;
+            at.with(|at| at.map(DIR).map(|_| ()))?;
+
+            validate(&object, &[Place::TT])?;
+            let stale = at.with(|at| match at.mapping() {
+                Some(_) => leads_to_vram(pdev, at, here),
+                None => Ok(false),
+            })?;
+            check_broken!("S4", !stale);
+            at.with(|at| {
+                at.unmap();
+                Ok(())
+            })
+        })
+    }
+
+    #[test]
+    fn pin_over_the_limit_evicts_nobody() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0)?;
+            let size = card.ttm().vram_size();
+            let object = card.object(1, &[Place::TT], Domain::Either)?;
+            let victim = card.object(size / PAGE, &[Place::VRAM], Domain::Either)?;
+            let buf = export(&object)?;
+            let at = Attachment::new(buf.clone(), pdev.as_ref(), Pinner)?;
+
+            card.ttm().set_pin_limit(0);
+            check_eq!(at.with(|at| at.pin()), Err(EDQUOT));
+            check_broken!("Q2", mem_type(&victim)? == Some(MemType::Vram));
+            check_broken!("Q2", mem_type(&object)? == Some(MemType::Tt));
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn pin_waits_for_a_victim() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0)?;
+            let size = card.ttm().vram_size();
+            let object = card.object(1, &[Place::TT], Domain::Either)?;
+            let victim = card.object(size / PAGE, &[Place::VRAM], Domain::Either)?;
+            let buf = export(&object)?;
+            let at = Attachment::new(buf.clone(), pdev.as_ref(), Pinner)?;
+
+            // Somebody has the victim for a moment, as a fault or another move does.
+            let held = Arc::pin_init(Completion::new(), GFP_KERNEL)?;
+            let (is_held, copy) = (held.clone(), victim.clone());
+            worker::spawn(move || {
+                let reserved = copy.reserve(false);
+
+                is_held.complete_all();
+                fsleep(Delta::from_millis(50));
+                drop(reserved);
+                drop(copy);
+            })?;
+            held.wait_for_completion();
+            at.with(|at| at.pin())?;
+            check_broken!("R2", mem_type(&object)? == Some(MemType::Vram));
+            drop(at);
+            // Until nobody has it.
+            drop(victim.reserve(false)?);
+            Ok(())
+        })
+    }
+}

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! KUnit suites for what an exporter and the memory of a device do when something goes wrong.
+//!
+//! They bring a driver for QEMU's `ivshmem-plain`, which must not have another one: see
+//! [`bench`].
+
+use kernel::prelude::*;
+
+/// Ends the test if an assertion does not hold, with its line in the log.
+///
+/// As `assert!`, but the test ends by an error: it runs in a probe, and what it has locked and
+/// allocated is to be given back.
+macro_rules! check {
+    ($condition:expr) => {
+        if !$condition {
+            pr_err!(
+                "{}:{}: does not hold: {}\n",
+                file!(),
+                line!(),
+                stringify!($condition)
+            );
+            return Err(EPROTO);
+        }
+    };
+}
+
+/// As [`check`], for two values that have to be equal.
+macro_rules! check_eq {
+    ($left:expr, $right:expr) => {
+        match (&$left, &$right) {
+            (left, right) => {
+                if *left != *right {
+                    pr_err!(
+                        "{}:{}: {} is {:?}, not {:?}\n",
+                        file!(),
+                        line!(),
+                        stringify!($left),
+                        left,
+                        right
+                    );
+                    return Err(EPROTO);
+                }
+            }
+        }
+    };
+}
+
+/// As [`check`], for what is known not to hold: a finding that has a letter and a number.
+///
+/// Ends the test once it holds, so that this becomes a [`check`].
+macro_rules! check_broken {
+    ($finding:literal, $condition:expr) => {
+        if $condition {
+            pr_err!(
+                "{}:{}: {} is mended: {}\n",
+                file!(),
+                line!(),
+                $finding,
+                stringify!($condition)
+            );
+            return Err(EPROTO);
+        }
+    };
+}
+
+#[path = "vram/bench.rs"]
+mod bench;
+#[path = "vram/engine.rs"]
+mod engine;
+#[path = "vram/export.rs"]
+mod export;
+#[path = "vram/fence.rs"]
+mod fence;
+#[path = "vram/lend.rs"]
+mod lend;
+#[path = "vram/place.rs"]
+mod place;
+#[path = "vram/worker.rs"]
+mod worker;
+
+module! {
+    type: VramKunit,
+    name: "vram_kunit",
+    authors: ["The vvram developers"],
+    description: "KUnit suites for VRAM and its exporters",
+    license: "GPL",
+    imports_ns: ["DMA_BUF"],
+}
+
+struct VramKunit;
+
+impl kernel::Module for VramKunit {
+    fn init(_module: &'static ThisModule) -> Result<Self> {
+        bench::init();
+        Ok(Self)
+    }
+}
