@@ -26,7 +26,7 @@ fn main() {
     );
     fs::write(&header, format!("#include <{HEADER}>\n")).expect("OUT_DIR can be written to");
     let status = Command::new("bindgen")
-        .args(["--allowlist-item", "(ibv|IBV)_.*"])
+        .args(["--allowlist-item", "(ibv|IBV)_.*|ib_uverbs_advise_mr_.*"])
         .args(["--no-prepend-enum-name", "--no-layout-tests"])
         .args(["--no-doc-comments", "--rust-edition", "2021"])
         .arg("--output")

@@ -41,6 +41,28 @@ impl fmt::Display for SysError {
     }
 }
 
+/// What a machine may lack. The lab knows which machine has what: a subtest that skips for want of
+/// what is there has failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// A route between exporter and importer that PCI permits.
+    Route,
+    /// Exporter and importer in a slot of their own each, to be unplugged and reset alone.
+    OwnSlot,
+    /// An IOMMU that translates the importer's addresses.
+    Iommu,
+}
+
+impl fmt::Display for Need {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Route => "route",
+            Self::OwnSlot => "own-slot",
+            Self::Iommu => "iommu",
+        })
+    }
+}
+
 /// Why a subtest ends early.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stop {
@@ -61,6 +83,11 @@ impl Stop {
     /// A skip.
     pub fn skip(text: impl fmt::Display) -> Self {
         Self::Skip(text.to_string())
+    }
+
+    /// A skip for want of something; the lab reads the text.
+    pub fn needs(need: Need) -> Self {
+        Self::skip(format_args!("needs {need}"))
     }
 
     /// The text without its kind.
@@ -128,29 +155,14 @@ macro_rules! check_eq {
 /// Fails the subtest if the call succeeded or failed in another way.
 #[track_caller]
 pub fn expect_errno<T>(what: &str, result: Result<T, SysError>, want: i32) -> Outcome {
-    expect_errno_in(what, result, &[want])
-}
-
-/// Expects a call to fail with one of several errors.
-///
-/// # Errors
-///
-/// Fails the subtest if the call succeeded or failed in another way.
-#[track_caller]
-pub fn expect_errno_in<T>(what: &str, result: Result<T, SysError>, want: &[i32]) -> Outcome {
-    let names = || {
-        let names: Vec<_> = want.iter().map(|e| errno_name(*e)).collect();
-        names.join(" or ")
-    };
+    let name = errno_name(want);
     match result {
-        Err(error) if want.contains(&error.errno) => Ok(()),
+        Err(error) if error.errno == want => Ok(()),
         Err(error) => Err(Stop::fail(format_args!(
-            "{what}: expected {}, but {error}",
-            names()
+            "{what}: expected {name}, but {error}"
         ))),
         Ok(_) => Err(Stop::fail(format_args!(
-            "{what}: expected {}, but it succeeded",
-            names()
+            "{what}: expected {name}, but it succeeded"
         ))),
     }
 }
@@ -213,6 +225,13 @@ mod tests {
         };
         assert!(text.starts_with("src/check.rs:"), "{text}");
         assert!(text.ends_with(": open(x) failed: ENOENT"), "{text}");
+    }
+
+    #[test]
+    fn a_need_is_named_as_the_lab_reads_it() {
+        let texts = [Need::Route, Need::OwnSlot, Need::Iommu].map(Stop::needs);
+        let want = ["needs route", "needs own-slot", "needs iommu"];
+        assert_eq!(texts, want.map(|text| Stop::Skip(text.to_string())));
     }
 
     #[test]

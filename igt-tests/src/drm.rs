@@ -11,6 +11,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::compat;
 use crate::map::{Map, PAGE};
 use crate::misc;
 use crate::pci::PciDevice;
@@ -37,6 +38,9 @@ pub fn ioctl<T>(
     argument: &mut T,
     what: impl FnOnce() -> String,
 ) -> Result<i32, SysError> {
+    if compat::is_on() {
+        return compat::ioctl(fd, request, argument, what);
+    }
     // SAFETY: the argument is valid for reads and writes of its size, which is
     // what every request used here says (asserted in uapi.rs).
     let result = unsafe { libc::ioctl(fd, request, std::ptr::from_mut(argument)) };

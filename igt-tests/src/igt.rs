@@ -133,6 +133,7 @@ fn vram_free() -> Vec<Option<u64>> {
 
 fn run(program: &str, subtest: &Subtest, bound: &rebind::Bound) -> i32 {
     let before = vram_free();
+    misc::begin(program, subtest.name);
     both(&format!("Starting subtest: {}", subtest.name));
     kernel_log(&format!("{program}: starting subtest {}", subtest.name));
     let start = Instant::now();
@@ -141,7 +142,7 @@ fn run(program: &str, subtest: &Subtest, bound: &rebind::Bound) -> i32 {
             say(&format!("Failed: {error}"));
             EXIT_FAIL
         }
-        Ok(mut child) => match child.wait(LIMIT) {
+        Ok(mut child) => match child.wait(LIMIT * misc::soak() as u32) {
             Some(Exit::Code(code)) => code,
             Some(Exit::Signal(signal)) => {
                 say(&format!("Failed: the subtest died by signal {signal}"));
@@ -150,7 +151,7 @@ fn run(program: &str, subtest: &Subtest, bound: &rebind::Bound) -> i32 {
             None => {
                 say(&format!(
                     "Failed: no end after {} s; {}",
-                    LIMIT.as_secs() * u64::from(misc::slower()),
+                    LIMIT.as_secs() * misc::soak() * u64::from(misc::slower()),
                     child.whereabouts()
                 ));
                 EXIT_FAIL
@@ -229,6 +230,7 @@ pub fn main(subtests: &[Subtest]) -> ! {
     }
     // Not on stderr: anything there but the lines of subtests makes the runner warn.
     println!("{}", version());
+    println!("seed {}", misc::seed());
     kernel_log(&format!("{program}: executing"));
     let bound = rebind::Bound::now();
     let mut codes = Vec::new();

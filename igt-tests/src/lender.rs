@@ -46,14 +46,23 @@ impl Lent {
     /// Fails the subtest if the module is missing, or does not take the device.
     #[track_caller]
     pub fn new() -> Result<Self, Stop> {
+        Self::of(&PciDevice::vvram()?)
+    }
+
+    /// Gives any PCI device to bar_export.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Lent::new`].
+    #[track_caller]
+    pub fn of(gpu: &PciDevice) -> Result<Self, Stop> {
         let loaded = Command::new("modprobe").arg(DRIVER).status();
         check!(
             loaded.as_ref().is_ok_and(|status| status.success()),
             "modprobe {DRIVER}: {loaded:?}"
         );
-        let gpu = PciDevice::vvram()?;
-        let own = Unbound::new(&gpu)?;
-        let gpu = Overridden(gpu);
+        let own = Unbound::new(gpu)?;
+        let gpu = Overridden(gpu.clone());
         gpu.0.set_override(DRIVER)?;
         gpu.0.bind(DRIVER)?;
         Ok(Self { gpu, _own: own })
@@ -71,11 +80,23 @@ impl Lent {
     /// Fails the subtest if it does not appear.
     #[track_caller]
     pub fn open(&self) -> Result<File, Stop> {
-        let path = format!("/dev/bar-export-{}", self.gpu.0.name());
-        let file = misc::poll(Duration::from_secs(5), || {
-            OpenOptions::new().read(true).write(true).open(&path).ok()
-        });
-        file.ok_or_else(|| Stop::fail(format_args!("there is no {path}")))
+        let file = misc::poll(Duration::from_secs(5), || self.try_open().ok());
+        file.ok_or_else(|| Stop::fail(format_args!("there is no {}", self.path())))
+    }
+
+    /// Opens the character device, which is there.
+    ///
+    /// # Errors
+    ///
+    /// Any error of open(2).
+    pub fn try_open(&self) -> Result<File, SysError> {
+        let path = self.path();
+        let file = OpenOptions::new().read(true).write(true).open(&path);
+        file.map_err(|error| SysError::io(format!("open({path})"), &error))
+    }
+
+    fn path(&self) -> String {
+        format!("/dev/bar-export-{}", self.gpu.0.name())
     }
 }
 

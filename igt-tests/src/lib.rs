@@ -9,11 +9,14 @@
 #[macro_use]
 mod check;
 
+pub mod cgroup;
 pub mod clock;
+pub mod compat;
 pub mod crowd;
 pub mod debugfs;
 pub mod drm;
 pub mod fabric;
+pub mod faults;
 pub mod fdinfo;
 pub mod fence;
 pub mod figures;
@@ -21,6 +24,7 @@ pub mod foreign;
 pub mod fragment;
 pub mod heap;
 pub mod igt;
+pub mod iommu;
 pub mod lender;
 pub mod map;
 pub mod misc;
@@ -28,16 +32,19 @@ pub mod pattern;
 pub mod pci;
 pub mod peer;
 pub mod policy;
+pub mod power;
 pub mod proc;
 pub mod qmp;
 pub mod rdma;
 pub mod rebind;
 pub mod scene;
+pub mod signals;
 pub mod socket;
 pub mod syncfile;
 pub mod trace;
 pub mod uapi;
+pub mod user;
 pub mod verbs;
 pub mod vfio;
 
-pub use check::{errno_name, expect_errno, expect_errno_in, Outcome, Stop, SysError};
+pub use check::{errno_name, expect_errno, Need, Outcome, Stop, SysError};

@@ -2,13 +2,15 @@
 
 //! Small helpers.
 
+use std::fs;
 use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::scene::setting;
-use crate::SysError;
+use crate::{Outcome, SysError};
 
 /// How many times longer things may take here than on a kernel without KASAN: `VVRAM_SLOWER`.
 pub fn slower() -> u32 {
@@ -87,18 +89,93 @@ impl Lcg {
     }
 }
 
-/// A number that no earlier run used, to tell this run's bytes from theirs.
+/// The seed of all random numbers: `VVRAM_SEED`, or else one that the kernel made up.
+pub fn seed() -> u64 {
+    static SEED: OnceLock<u64> = OnceLock::new();
+    *SEED.get_or_init(|| {
+        let given = setting("VVRAM_SEED").and_then(|seed| seed.parse().ok());
+        given.unwrap_or_else(|| {
+            let mut bytes = [0u8; 4];
+            // SAFETY: the pointer is valid for writes of the length given.
+            unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+            u64::from(u32::from_ne_bytes(bytes))
+        })
+    })
+}
+
+/// Whether the kernel has KASAN.
+pub fn has_kasan() -> bool {
+    fs::read_to_string("/proc/kallsyms").is_ok_and(|text| text.contains(" kasan_report\n"))
+}
+
+/// Skips the subtest on a kernel with KASAN, which keeps what was freed for a while.
+///
+/// # Errors
+///
+/// As above.
+#[track_caller]
+pub fn need_prompt_frees() -> Outcome {
+    if has_kasan() {
+        skip!("KASAN keeps freed memory in its quarantine");
+    }
+    Ok(())
+}
+
+/// How many times more often than usual to repeat what may show more the longer it goes on:
+/// `VVRAM_SOAK`.
+pub fn soak() -> u64 {
+    static TIMES: OnceLock<u64> = OnceLock::new();
+    *TIMES.get_or_init(|| {
+        let times = setting("VVRAM_SOAK").and_then(|times| times.parse().ok());
+        times.unwrap_or(1)
+    })
+}
+
+/// Where this process is in the numbers that the seed gives: a number of its own, and how many
+/// numbers it has taken.
+static ORIGIN: OnceLock<AtomicU64> = OnceLock::new();
+static TAKEN: AtomicU64 = AtomicU64::new(0);
+
+/// Makes one number of two, such that each bit of both counts for all of it.
+fn mix(a: u64, b: u64) -> u64 {
+    let mut word = a;
+    for more in [0, 0, b, 0, 0] {
+        word ^= more;
+        word = (word ^ word >> 32)
+            .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            .wrapping_add(1);
+    }
+    word ^ word >> 32
+}
+
+/// A name as a number.
+fn named(name: &str) -> u64 {
+    name.bytes().fold(1, |sum, byte| mix(sum, u64::from(byte)))
+}
+
+/// Programs that are no tests may run many times with one seed: each process has an origin of its
+/// own.
+fn origin() -> &'static AtomicU64 {
+    ORIGIN.get_or_init(|| AtomicU64::new(mix(seed(), u64::from(std::process::id()))))
+}
+
+/// Takes all further numbers from the seed and the name of a subtest: it has the same ones in each
+/// run with this seed.
+pub fn begin(program: &str, subtest: &str) {
+    restart(mix(seed(), mix(named(program), named(subtest))));
+}
+
+/// Takes all further numbers from one number, as a child process does from one of its parent's.
+pub fn restart(from: u64) {
+    origin().store(from, Ordering::Relaxed);
+    TAKEN.store(0, Ordering::Relaxed);
+}
+
+/// A random number that no other call gives, in this subtest, its children and other subtests: it
+/// tells the bytes of one place and time from those of others.
 pub fn nonce() -> u64 {
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: the pointer is valid for a write of a timespec.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
-    let nanos = (time.tv_sec as u64)
-        .wrapping_mul(1_000_000_000)
-        .wrapping_add(time.tv_nsec as u64);
-    nanos ^ u64::from(std::process::id()).rotate_left(48)
+    let taken = TAKEN.fetch_add(1, Ordering::Relaxed);
+    mix(origin().load(Ordering::Relaxed), taken)
 }
 
 /// A value of /proc/meminfo, in kB.
@@ -146,6 +223,34 @@ mod tests {
     #[test]
     fn json_escapes() {
         assert_eq!(json_string("a\"b\\\n\u{1}"), "\"a\\\"b\\\\\\n\\u0001\"");
+    }
+
+    #[test]
+    fn numbers_come_from_seed_and_name() {
+        // One test, because all threads have one origin.
+        let numbers = |subtest: &str| {
+            begin("program", subtest);
+            [nonce(), nonce(), nonce()]
+        };
+        let first = numbers("a");
+        assert_eq!(first, numbers("a"));
+        assert_ne!(first[0], first[1]);
+        assert!(numbers("b").iter().all(|number| !first.contains(number)));
+        restart(first[0]);
+        assert!(!first.contains(&nonce()));
+    }
+
+    #[test]
+    fn mixing_spreads_every_bit() {
+        let mut seen: Vec<_> = (0..64).map(|bit| mix(1 << bit, 0)).collect();
+        seen.extend((0..64).map(|bit| mix(0, 1 << bit)));
+        seen.push(mix(0, 0));
+        for (index, number) in seen.iter().enumerate() {
+            for other in &seen[..index] {
+                let differ = (number ^ other).count_ones();
+                assert!((10..=54).contains(&differ), "{differ} bits differ");
+            }
+        }
     }
 
     #[test]

@@ -259,6 +259,12 @@ impl PciDevice {
         hops(&self.route(), &other.route())
     }
 
+    /// Name of the IOMMU in front of it.
+    pub fn iommu(&self) -> Option<String> {
+        let link = fs::read_link(self.path("iommu")).ok()?;
+        Some(link.file_name()?.to_string_lossy().into_owned())
+    }
+
     /// Whether an IOMMU translates the addresses the device uses.
     pub fn translated(&self) -> bool {
         fs::read_to_string(self.path("iommu_group/type"))
@@ -314,6 +320,16 @@ impl Bar {
         self.map.len() as u64
     }
 
+    /// Whether it has all of a range of CPU addresses, start and length.
+    pub fn has(&self, (start, len): (u64, u64)) -> bool {
+        self.start <= start && start + len <= self.start + self.len()
+    }
+
+    /// Whether it has any of a range of CPU addresses, start and length.
+    pub fn touches(&self, (start, len): (u64, u64)) -> bool {
+        start < self.start + self.len() && self.start < start + len
+    }
+
     /// Whether the BAR is empty, which it never is.
     pub fn is_empty(&self) -> bool {
         self.map.is_empty()
@@ -331,14 +347,29 @@ impl Bar {
 
     /// Finds every page of a mapped buffer in the BAR.
     ///
-    /// Two words at the start of every page are tagged through the buffer's
-    /// mapping, found in the BAR and put back.
-    ///
     /// # Errors
     ///
     /// Fails the subtest if a page is nowhere in the BAR, so is not in VRAM.
     #[track_caller]
     pub fn locate(&self, buffer: &Map) -> Result<Layout, Stop> {
+        let found = self.find(buffer);
+        let missing = found.iter().filter(|at| at.is_none()).count();
+        if missing > 0 {
+            return Err(Stop::fail(format_args!(
+                "{missing} of {} pages of the buffer are not in VRAM: they cannot be found in the BAR",
+                found.len()
+            )));
+        }
+        Ok(Layout {
+            pages: found.into_iter().flatten().collect(),
+        })
+    }
+
+    /// Looks for every page of a mapped buffer in the BAR; what is not there is not in VRAM.
+    ///
+    /// Two words at the start of every page are tagged through the buffer's
+    /// mapping, found in the BAR and put back.
+    pub fn find(&self, buffer: &Map) -> Vec<Option<u64>> {
         let nonce = misc::nonce() | 1;
         let tag = |page: usize| nonce.wrapping_add((page as u64) << 1);
         let pages = buffer.pages();
@@ -364,15 +395,7 @@ impl Bar {
             buffer.write(page * WORDS, first);
             buffer.write(page * WORDS + 1, second);
         }
-        let missing = found.iter().filter(|at| at.is_none()).count();
-        if missing > 0 {
-            return Err(Stop::fail(format_args!(
-                "{missing} of {pages} pages of the buffer are not in VRAM: they cannot be found in the BAR"
-            )));
-        }
-        Ok(Layout {
-            pages: found.into_iter().flatten().collect(),
-        })
+        found
     }
 }
 

@@ -9,6 +9,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::compat;
 use crate::drm::{ioctl, DmaBuf};
 use crate::misc;
 use crate::uapi;
@@ -215,6 +216,10 @@ impl Peer {
     }
 
     fn simple(&self, request: u64, what: &str) -> Result<(), SysError> {
+        if compat::is_on() {
+            compat::ioctl(self.fd(), request, &mut (), || what.to_string())?;
+            return Ok(());
+        }
         // SAFETY: these requests take no argument.
         let result = unsafe { libc::ioctl(self.fd(), request, 0) };
         if result < 0 {

@@ -51,6 +51,7 @@ impl Child {
     pub fn spawn(body: impl FnOnce() -> Outcome) -> Result<Self, SysError> {
         let _ = io::stdout().flush();
         let parent = std::process::id();
+        let random = misc::nonce();
         // SAFETY: the program has one thread, so the child may do anything.
         let pid = unsafe { libc::fork() };
         if pid < 0 {
@@ -66,6 +67,7 @@ impl Child {
                 libc::_exit(igt::EXIT_FAIL);
             }
         }
+        misc::restart(random);
         let result = panic::catch_unwind(AssertUnwindSafe(body));
         let code = match result {
             Ok(Ok(())) => igt::EXIT_SUCCESS,
@@ -213,6 +215,11 @@ impl Steps {
         // SAFETY: the kernel made two new fds that nothing else owns.
         let (read, write) = unsafe { (OwnedFd::from_raw_fd(fds[0]), OwnedFd::from_raw_fd(fds[1])) };
         Ok(Self { read, write })
+    }
+
+    /// Where steps are written to, for those who cannot call [`Steps::done`].
+    pub fn write_fd(&self) -> RawFd {
+        self.write.as_raw_fd()
     }
 
     /// Says that a step is done.

@@ -6,6 +6,7 @@ use std::fs;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::misc;
@@ -19,7 +20,13 @@ const LIMIT: Duration = Duration::from_secs(20);
 pub struct Monitor {
     port: File,
     seen: String,
-    number: u32,
+    number: u64,
+}
+
+/// A number that no command had before, as long as QEMU lives.
+fn unique() -> u64 {
+    static TAKEN: AtomicU64 = AtomicU64::new(0);
+    u64::from(std::process::id()) << 20 | TAKEN.fetch_add(1, Ordering::Relaxed)
 }
 
 impl Monitor {
@@ -48,7 +55,7 @@ impl Monitor {
         let mut monitor = Self {
             port,
             seen: String::new(),
-            number: misc::nonce() as u32,
+            number: unique(),
         };
         // Fails unless it is the first command of all.
         let _ = monitor.execute("qmp_capabilities", "{}")?;
@@ -79,7 +86,7 @@ impl Monitor {
 
     /// Executes a command; the answer is an error if it has one.
     fn execute(&mut self, command: &str, arguments: &str) -> Result<Result<(), String>, Stop> {
-        self.number += 1;
+        self.number = unique();
         let id = format!("\"id\": {}", self.number);
         let text = format!("{{\"execute\": \"{command}\", \"arguments\": {arguments}, {id}}}\n");
         let written = self.port.write_all(text.as_bytes());

@@ -138,6 +138,11 @@ impl Unbound {
         Unbinding::start(device)?.finish(Duration::from_secs(20))
     }
 
+    /// Leaves it without a driver.
+    pub fn keep(mut self) {
+        self.bound = true;
+    }
+
     /// Binds it again.
     ///
     /// # Errors

@@ -6,6 +6,7 @@ use std::env;
 use std::fs;
 
 use crate::drm::{path_name, reason_name, Attachment, DmaBuf, Drm, Gem};
+use crate::iommu::{is_ram, Way};
 use crate::map::{Map, PAGE};
 use crate::misc;
 use crate::pattern::Pattern;
@@ -13,7 +14,7 @@ use crate::pci::{Bar, Layout, PciDevice};
 use crate::peer::{check_table, Mode, Peer};
 use crate::uapi;
 use crate::uapi::EduPeerSegment;
-use crate::{Outcome, Stop, SysError};
+use crate::{Need, Outcome, Stop, SysError};
 
 /// What the kernel has to decide on this topology.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,7 +66,7 @@ impl Expect {
     #[track_caller]
     pub fn need_route(self) -> Outcome {
         if self == Self::Refused {
-            return Err(Stop::skip("no route between the devices on this topology"));
+            return Err(Stop::needs(Need::Route));
         }
         Ok(())
     }
@@ -265,7 +266,8 @@ impl Scene {
     ) -> Result<(Vec<EduPeerSegment>, Layout), Stop> {
         let table = peer.table()?;
         let layout = self.bar.locate(buffer)?;
-        if let Err(text) = self.compare_table(&table, &layout, buffer.len() as u64) {
+        let way = Way::of(&self.edu)?;
+        if let Err(text) = compare_table(&table, &layout, buffer.len() as u64, &self.bar, &way) {
             return Err(Stop::fail(text));
         }
         Ok((table, layout))
@@ -282,30 +284,30 @@ impl Scene {
         if let Err(text) = check_table(&table, size) {
             return Err(Stop::fail(text));
         }
-        let (start, end) = (self.bar.start(), self.bar.start() + self.bar.len());
-        for segment in &table {
-            let first = segment.dma_address;
-            if !self.translated() && (first < start || first + segment.length > end) {
+        for place in self.places(&table)?.unwrap_or_default() {
+            if !self.bar.has(place) {
                 return Err(Stop::fail(format_args!(
-                    "{segment:x?} is outside BAR 2, which is {start:#x}..{end:#x}"
+                    "{place:x?} (start, length) is outside BAR 2, which starts at {:#x}: {table:x?}",
+                    self.bar.start()
                 )));
             }
         }
         Ok(())
     }
 
-    /// Compares a scatter table with a layout.
+    /// Where a scatter table of the peer leads, start and length, in CPU addresses; `None` behind an
+    /// IOMMU that does not say. Then all that can be said is that these are addresses of the IOMMU:
+    /// it gives none that PCI devices have.
     ///
     /// # Errors
     ///
-    /// Says what is wrong with it.
-    pub fn compare_table(
-        &self,
-        table: &[EduPeerSegment],
-        layout: &Layout,
-        size: u64,
-    ) -> Result<(), String> {
-        compare_table(table, layout, size, self.bar.start(), self.translated())
+    /// Fails the subtest if it leads nowhere.
+    #[track_caller]
+    pub fn places(&self, table: &[EduPeerSegment]) -> Result<Option<Vec<(u64, u64)>>, Stop> {
+        match places(table, &self.bar, &Way::of(&self.edu)?) {
+            Ok(places) => Ok(places),
+            Err(text) => Err(Stop::fail(text)),
+        }
     }
 
     /// Checks some pages of a buffer in VRAM itself, through the BAR.
@@ -332,6 +334,23 @@ impl Scene {
     }
 }
 
+/// Where a scatter table leads, see [`Scene::places`].
+fn places(
+    table: &[EduPeerSegment],
+    bar: &Bar,
+    way: &Way,
+) -> Result<Option<Vec<(u64, u64)>>, String> {
+    let ranges = misc::coalesce(table.iter().map(|s| (s.dma_address, s.length)));
+    if *way != Way::Straight {
+        if let Some(range) = ranges.iter().find(|range| bar.touches(**range)) {
+            return Err(format!(
+                "behind an IOMMU the table has {range:x?} (start, length), which are addresses of BAR 2"
+            ));
+        }
+    }
+    way.resolve(&ranges)
+}
+
 /// Compares a scatter table with a layout.
 ///
 /// Entries may be split, as the peer's segment limit asks for: what counts is
@@ -344,24 +363,25 @@ pub fn compare_table(
     table: &[EduPeerSegment],
     layout: &Layout,
     size: u64,
-    bar_start: u64,
-    translated: bool,
+    bar: &Bar,
+    way: &Way,
 ) -> Result<(), String> {
     check_table(table, size)?;
-    let seen = misc::coalesce(table.iter().map(|s| (s.dma_address, s.length)));
-    if translated {
-        if seen.len() != 1 {
-            return Err(format!(
-                "behind an IOMMU one IOVA range was expected, the table has {seen:x?}"
-            ));
-        }
-        return Ok(());
+    let ranges = misc::coalesce(table.iter().map(|s| (s.dma_address, s.length)));
+    if *way != Way::Straight && ranges.len() != 1 {
+        return Err(format!(
+            "behind an IOMMU one IOVA range was expected, the table has {ranges:x?}"
+        ));
     }
-    let ranges = layout.ranges().into_iter();
-    let want = misc::coalesce(ranges.map(|(at, len)| (bar_start + at, len)));
+    let Some(seen) = places(table, bar, way)? else {
+        return Ok(());
+    };
+    let pieces = layout.ranges().into_iter();
+    let want = misc::coalesce(pieces.map(|(at, len)| (bar.start() + at, len)));
     if want != seen {
         return Err(format!(
-            "the table does not lead to the buffer: it is at {want:x?}, the table says {seen:x?} (start, length; BAR 2 starts at {bar_start:#x})"
+            "the table does not lead to the buffer: it is at {want:x?}, the table leads to {seen:x?} by {ranges:x?} (start, length; BAR 2 starts at {:#x})",
+            bar.start()
         ));
     }
     Ok(())
@@ -475,23 +495,19 @@ pub fn placed(object: &Gem<'_>, want: u32) -> Outcome {
     )))
 }
 
-/// Checks that a peer's mapping leads to system memory, outside of the BAR.
+/// Checks that a peer's mapping leads to system memory, all of it.
 ///
 /// # Errors
 ///
-/// Fails the subtest if a part of it is inside.
+/// Fails the subtest if a part of it leads elsewhere.
 #[track_caller]
-pub fn outside_bar(scene: &Scene, peer: &Peer) -> Outcome {
-    if scene.edu.translated() {
-        // IOVAs tell nothing.
-        return Ok(());
-    }
-    let (start, end) = (scene.bar.start(), scene.bar.start() + scene.bar.len());
-    for segment in peer.table()? {
-        let (first, last) = (segment.dma_address, segment.dma_address + segment.length);
-        if last > start && first < end {
+pub fn in_system_memory(scene: &Scene, peer: &Peer) -> Outcome {
+    let table = peer.table()?;
+    for place in scene.places(&table)?.unwrap_or_default() {
+        if !is_ram(place)? {
             return Err(Stop::fail(format_args!(
-                "{segment:x?} is inside BAR 2, which is {start:#x}..{end:#x}"
+                "{place:x?} (start, length) is not in system memory; BAR 2 starts at {:#x}: {table:x?}",
+                scene.bar.start()
             )));
         }
     }

@@ -91,6 +91,12 @@ pub const DRM_IOCTL_GEM_CLOSE: u64 = iow::<DrmGemClose>(DRM, 0x09);
 pub const DRM_IOCTL_PRIME_HANDLE_TO_FD: u64 = iowr::<DrmPrimeHandle>(DRM, 0x2d);
 /// Imports a dma-buf.
 pub const DRM_IOCTL_PRIME_FD_TO_HANDLE: u64 = iowr::<DrmPrimeHandle>(DRM, 0x2e);
+/// Becomes the master of a card.
+pub const DRM_IOCTL_SET_MASTER: u64 = io(DRM, 0x1e);
+/// Ends that.
+pub const DRM_IOCTL_DROP_MASTER: u64 = io(DRM, 0x1f);
+/// Lets the master authenticate another client.
+pub const DRM_IOCTL_AUTH_MAGIC: u64 = iow::<u32>(DRM, 0x11);
 /// Close the exported fd on exec.
 pub const DRM_CLOEXEC: u32 = libc::O_CLOEXEC as u32;
 /// Make the exported fd writable.

@@ -39,7 +39,16 @@ mod sys {
 
     // The linker drops it from programs that do not use it.
     #[link(name = "ibverbs")]
-    extern "C" {}
+    extern "C" {
+        // The header has a call of the provider instead, which that of rxe does not implement.
+        pub fn ibv_cmd_advise_mr(
+            pd: *mut ibv_pd,
+            advice: ib_uverbs_advise_mr_advice,
+            flags: u32,
+            sg_list: *mut ibv_sge,
+            num_sge: u32,
+        ) -> i32;
+    }
 }
 
 const DEVICES: &str = "/sys/class/infiniband";
@@ -419,6 +428,31 @@ impl Region<'_> {
             iova,
             nic: PhantomData,
         }
+    }
+
+    /// Asks the device to fetch the pages of its first bytes, and waits for that
+    /// (`ibv_advise_mr()`).
+    ///
+    /// # Errors
+    ///
+    /// Any error of the call; `EINVAL` if the region is one without on-demand paging.
+    pub fn prefetch(&self, len: u32) -> Result<(), SysError> {
+        let mut sge = sys::ibv_sge {
+            addr: self.iova,
+            length: len,
+            lkey: self.lkey,
+        };
+        // SAFETY: the region is there, and so is its domain; the list has one element.
+        let result = unsafe {
+            sys::ibv_cmd_advise_mr(
+                (*self.region.as_ptr()).pd,
+                sys::IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH,
+                sys::IB_UVERBS_ADVISE_MR_FLAG_FLUSH,
+                &mut sge,
+                1,
+            )
+        };
+        check(result, || format!("ibv_advise_mr(lkey={:#x})", self.lkey))
     }
 
     /// Deregisters it and reports errors, which dropping does not.

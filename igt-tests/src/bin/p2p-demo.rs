@@ -10,6 +10,7 @@ use std::fs;
 use std::process::ExitCode;
 
 use vvram_tests::drm::{path_name, reason_name, Drm};
+use vvram_tests::iommu::Way;
 use vvram_tests::map::PAGE;
 use vvram_tests::misc::json_string;
 use vvram_tests::pattern::Pattern;
@@ -168,8 +169,8 @@ fn show(report: &mut Report) -> Outcome {
     // One IOVA range behind an IOMMU, else the addresses of the VRAM ranges.
     let table = peer.table()?;
     report.segments = table.len();
-    let translated = entry.path == uapi::PATH_PEER_HOST_BRIDGE && edu.translated();
-    let compared = compare_table(&table, &ragged.layout, report.size, bar.start(), translated);
+    let way = Way::of(&edu)?;
+    let compared = compare_table(&table, &ragged.layout, report.size, &bar, &way);
     if let Err(text) = compared {
         fail!("{text}");
     }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use vvram_tests::drm::{path_name, reason_name, Drm, Gem};
 use vvram_tests::map::PAGE;
+use vvram_tests::misc;
 use vvram_tests::pci::{Bar, PciDevice};
 use vvram_tests::proc::{Child, Steps};
 use vvram_tests::rebind::Unbinding;
@@ -137,7 +138,7 @@ fn storm() -> Outcome {
     let mut child = Child::spawn(|| {
         let a = Drm::open_on(&exporter)?;
         let size = a.getparam(uapi::PARAM_VRAM_SIZE)?;
-        for round in 0..40 {
+        for round in 0..12 * misc::soak() as usize {
             // As much as there is, so that everything else leaves.
             let all = [
                 a.create_flags(size / 2, EITHER)?,

@@ -11,7 +11,7 @@ use vvram_tests::debugfs::DebugFs;
 use vvram_tests::drm::{DmaBuf, Drm, Gem};
 use vvram_tests::fabric::{Fabric, CLASSES};
 use vvram_tests::map::PAGE;
-use vvram_tests::misc::{self, Lcg};
+use vvram_tests::misc::{self, soak, Lcg};
 use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::Mode;
@@ -330,8 +330,9 @@ fn disturb(gpu: &PciDevice, id: u64, stays: &Steps) -> Outcome {
 /// Writes and reads under way while the buffer moves: every byte arrives.
 fn moving() -> Outcome {
     const DEPTH: u64 = SIZE / PAGE64;
-    const ROUNDS: u64 = 150;
-    const MOVES: u64 = 20;
+    const ROUNDS: u64 = 30;
+    const MOVES: u64 = 10;
+    let (enough, moves_wanted) = (ROUNDS * soak(), MOVES * soak());
     let fabric = Fabric::with_route()?;
     for class in CLASSES {
         let setup = Setup::new(&fabric, class)?;
@@ -344,7 +345,9 @@ fn moving() -> Outcome {
         let mut random = Lcg::new(patterns().0.word(0));
         let mut rounds = 0;
         // How much moves meanwhile is up to the scheduler.
-        while rounds < ROUNDS || (!class.needs_pin() && moved()? < MOVES && rounds < 5 * ROUNDS) {
+        while rounds < enough
+            || (!class.needs_pin() && moved()? < moves_wanted && rounds < 5 * enough)
+        {
             rounds += 1;
             let pattern = Pattern::new(random.word());
             setup.host.fill(pattern)?;
@@ -375,7 +378,7 @@ fn moving() -> Outcome {
         if class.needs_pin() {
             check_eq!(moved, 0, "moves of what is pinned");
         } else {
-            check!(moved >= MOVES, "{moved} moves are too few");
+            check!(moved >= moves_wanted, "{moved} moves are too few");
         }
     }
     Ok(())

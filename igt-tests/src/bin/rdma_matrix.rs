@@ -313,6 +313,24 @@ fn refused() -> Outcome {
     Ok(())
 }
 
+/// A region of a dma-buf has no on-demand paging, so there is nothing to prefetch.
+fn prefetch() -> Outcome {
+    let fabric = Fabric::open()?;
+    let nic = &fabric.nic;
+    for class in CLASSES {
+        fabric.choose(class)?;
+        let object = fabric.drm.create_flags(SIZE, EITHER)?;
+        let shared = object.export()?;
+        let region = nic.register(shared.fd(), 0, SIZE, None, nic.all_access())?;
+        expect_errno(
+            &format!("prefetching as {class:?}"),
+            region.prefetch(PAGE64 as u32),
+            libc::EINVAL,
+        )?;
+    }
+    Ok(())
+}
+
 /// Words that are not aligned have no atomic operation: the request is not even posted.
 fn misaligned() -> Outcome {
     let fabric = Fabric::open()?;
@@ -407,6 +425,7 @@ igt_main! {
     "attachments", "come and go with regions, and what they pin", attachments;
     "part", "a part of a buffer at another address, and its bounds", part;
     "refused", "what cannot be registered", refused;
+    "prefetch", "a region without on-demand paging", prefetch;
     "misaligned", "an atomic operation on a word that is not aligned", misaligned;
     "concurrent", "atomic operations of two queue pairs on one word", concurrent;
     "speed", "many requests at once", speed;

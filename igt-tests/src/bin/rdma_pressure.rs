@@ -8,7 +8,7 @@ use vvram_tests::crowd::{client, four_times, Usage, EITHER, PIECE};
 use vvram_tests::drm::{Drm, Gem};
 use vvram_tests::fabric::{Fabric, CLASSES};
 use vvram_tests::map::{Map, PAGE};
-use vvram_tests::misc::{slower, Lcg};
+use vvram_tests::misc::{slower, soak, Lcg};
 use vvram_tests::pattern::Pattern;
 use vvram_tests::peer::Mode;
 use vvram_tests::proc::{Child, Steps};
@@ -18,15 +18,15 @@ use vvram_tests::verbs::{expect_status, Pair, Region, Status};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome, Stop};
 
 /// Registrations, and moves meanwhile.
-const CYCLES: u64 = 1_000;
+const CYCLES: u64 = 70;
 /// Regions that are alive at once, and those of them that are never given up.
 const ALIVE: usize = 64;
 const KEPT: usize = 16;
 /// How often a region has to be found moved since it was last used, where it can be.
-const FOLLOWED: u64 = 20;
+const FOLLOWED: u64 = 5;
 /// How much moves meanwhile is up to the scheduler: this long it may take.
 const TIME: Duration = Duration::from_secs(30);
-const LIMIT: Duration = Duration::from_secs(10);
+const LIMIT: Duration = Duration::from_secs(30);
 const NICE: i32 = 5;
 
 /// A buffer that is registered, and what it has to hold.
@@ -148,10 +148,8 @@ fn pressure(class: Mode) -> Outcome {
             Ok(!enough.is_done()?)
         })
     })?;
-    // A part of them has to do on a kernel with KASAN.
-    let part = u64::from(slower().min(4));
-    let (cycles, followed) = (CYCLES / part, FOLLOWED / part);
-    let time = TIME * slower();
+    let (cycles, followed) = (CYCLES * soak(), FOLLOWED * soak());
+    let time = TIME * slower() * soak() as u32;
     full.wait("VRAM that is full", LIMIT)?;
     let before = usage.moved()?;
     let mut work = Work {

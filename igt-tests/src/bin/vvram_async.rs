@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use vvram_tests::drm::{Drm, Gem};
 use vvram_tests::map::PAGE;
+use vvram_tests::misc;
 use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::Mode;
@@ -18,9 +19,10 @@ const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 const VRAM: u32 = uapi::PLACEMENT_VRAM;
 const SYSTEM: u32 = uapi::PLACEMENT_SYSTEM;
 const MIB: u64 = 1 << 20;
-/// How often a test looks for work that is under way. It is never found if moves are waited for;
-/// if they are not, it takes milliseconds where looking takes microseconds.
-const LOOKS: u64 = 4;
+/// How often a test looks at least, and at most, until it finds work that is under way. It is never
+/// found if moves are waited for; if they are not, it takes milliseconds where looking takes
+/// microseconds, so that only a task that does not get the processor misses it.
+const LOOKS: std::ops::Range<u64> = 2..40;
 
 /// The dma-buf of an object that everything has: creation clears it.
 fn whole_vram(drm: &Drm, flags: u32) -> Result<Gem<'_>, vvram_tests::Stop> {
@@ -31,8 +33,12 @@ fn whole_vram(drm: &Drm, flags: u32) -> Result<Gem<'_>, vvram_tests::Stop> {
 /// The clearing of a new object goes on after it was created; who looks at it waits.
 fn clear() -> Outcome {
     let drm = Drm::open()?;
-    let mut busy = 0;
-    for round in 0..LOOKS {
+    let (mut busy, mut round) = (0, 0);
+    while round < LOOKS.start || busy == 0 {
+        check!(
+            round < LOOKS.end,
+            "no work was under way when the ioctl returned, in any of {round} rounds"
+        );
         let object = whole_vram(&drm, uapi::CREATE_VRAM_OR_FAIL)?;
         let buffer = object.export()?;
         busy += u64::from(!buffer.is_idle()?);
@@ -43,8 +49,8 @@ fn clear() -> Outcome {
         check!(buffer.is_idle()?, "the object is busy after it was read");
         // The next one must not show it.
         map.set(!0);
+        round += 1;
     }
-    check!(busy > 0, "no creation left work behind");
     Ok(())
 }
 
@@ -53,8 +59,12 @@ fn clear() -> Outcome {
 fn eviction() -> Outcome {
     let drm = Drm::open()?;
     let (seed, _) = patterns();
-    let mut busy = 0;
-    for round in 0..LOOKS {
+    let (mut busy, mut round) = (0, 0);
+    while round < LOOKS.start || busy == 0 {
+        check!(
+            round < LOOKS.end,
+            "no work was under way when the ioctl returned, in any of {round} rounds"
+        );
         let pattern = seed.derive(round);
         let first = whole_vram(&drm, EITHER)?;
         let map = first.map()?;
@@ -85,11 +95,8 @@ fn eviction() -> Outcome {
         if let Err(mismatch) = map.verify(pattern) {
             fail!("the evicted object in round {round}: {mismatch}");
         }
+        round += 1;
     }
-    check!(
-        busy > 0,
-        "no eviction was still under way when the ioctl returned"
-    );
     Ok(())
 }
 
@@ -126,7 +133,8 @@ fn chain() -> Outcome {
 fn peer_waits() -> Outcome {
     let scene = Scene::with_route()?;
     let (seed, _) = patterns();
-    let size = 4 * MIB;
+    // It takes longer to move than to ask whether it was moved.
+    let size = 8 * MIB;
     let object = scene.drm.create_flags(size, EITHER)?;
     let map = object.map()?;
     let buffer = object.export()?;
@@ -147,6 +155,10 @@ fn peer_waits() -> Outcome {
         drop(taken);
         scene.peer.unmap()?;
         scene.peer.map()?;
+        check!(
+            buffer.sync_file(uapi::DMA_BUF_SYNC_WRITE)?.poll(0)?,
+            "round {round}: the peer has a mapping, and the content is on its way"
+        );
         check_eq!(object.info()?.placement, VRAM, "placement for the peer");
         vvram_tests::scene::peer_reads(&scene.peer, pattern, &[last])?;
     }
@@ -158,7 +170,7 @@ fn peer_waits() -> Outcome {
 fn closed() -> Outcome {
     let drm = Drm::open()?;
     let free = drm.vram_free()?;
-    for _ in 0..200 {
+    for _ in 0..50 * misc::soak() {
         drop(drm.create_flags(MIB, EITHER)?);
     }
     drm.await_vram_free(free)
@@ -181,7 +193,7 @@ fn contended() -> Outcome {
     for _ in 0..TASKS {
         children.push(Child::spawn(move || {
             let drm = Drm::open()?;
-            for _ in 0..20 {
+            for _ in 0..10 * misc::soak() {
                 let objects = [
                     drm.create_flags(share / 2, uapi::CREATE_VRAM_OR_FAIL)?,
                     drm.create_flags(share / 2, uapi::CREATE_VRAM_OR_FAIL)?,

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use vvram_tests::drm::{ioctl, ioctl_raw, Drm};
 use vvram_tests::map::PAGE;
-use vvram_tests::misc::Lcg;
+use vvram_tests::misc::{self, Lcg};
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::scene::{share, works, Expect};
 use vvram_tests::uapi::{self, EduPeerAttach, EduPeerMeasure, EduPeerTable, EduPeerTransfer};
@@ -19,6 +19,26 @@ const NOWHERE: [u64; 5] = [
     0xffff_8000_0000_0000,
     0xffff_ffff_8100_0000,
     u64::MAX - 15,
+];
+
+/// Calls of the driver with an argument, and of the peer.
+const DRM_CALLS: [u64; 7] = [
+    uapi::VVRAM_GETPARAM,
+    uapi::VVRAM_GEM_CREATE,
+    uapi::VVRAM_GEM_MMAP_OFFSET,
+    uapi::VVRAM_GEM_ATTACHMENTS,
+    uapi::VVRAM_GEM_INFO,
+    uapi::VVRAM_GEM_IMPORT,
+    uapi::VVRAM_GEM_COPY,
+];
+const PEER_CALLS: [u64; 7] = [
+    uapi::EDU_PEER_IOC_ATTACH,
+    uapi::EDU_PEER_IOC_TRANSFER,
+    uapi::EDU_PEER_IOC_TABLE,
+    uapi::EDU_PEER_IOC_STATUS,
+    uapi::EDU_PEER_IOC_SUBMIT,
+    uapi::EDU_PEER_IOC_FINISH,
+    uapi::EDU_PEER_IOC_MEASURE,
 ];
 
 /// Numbers at which things tend to break.
@@ -78,7 +98,7 @@ impl Answers {
 }
 
 fn drm_fuzz() -> Outcome {
-    let mut random = Lcg::new(0x5eed);
+    let mut random = Lcg::new(misc::nonce());
     let mut answers = Answers::default();
     let mut scratch = vec![0u64; 1024];
     let allowed = [
@@ -107,9 +127,18 @@ fn drm_fuzz() -> Outcome {
                     words[1] = random.below(8);
                 }
                 1 if random.below(2) == 0 => words[1] = random.below(4),
-                2 if random.below(2) == 0 => {
+                2 | 4 | 5 if random.below(2) == 0 => {
+                    words = [0; 8];
                     words[0] = random.below(16);
-                    words[1] = 0;
+                }
+                6 if random.below(2) == 0 => {
+                    // Two objects, and pages inside of them; no fence, or bad ones.
+                    words[0] = random.below(16) | random.below(16) << 32;
+                    for word in &mut words[1..4] {
+                        *word = random.below(4) * PAGE as u64;
+                    }
+                    words[4] = random.below(2) * random.below(16);
+                    words[5..].fill(0);
                 }
                 3 => {
                     // At most nine entries of 48 bytes are ever written.
@@ -120,9 +149,12 @@ fn drm_fuzz() -> Outcome {
                 }
                 _ => {}
             }
-            let size = random.pick(&[0, 4, 8, 16, 16, 16, 16, 24, 48, 64]);
+            let size = random.pick(&[0, 4, 8, 16, 24, 48, 64]);
             let dir = random.pick(&[3, 3, 3, 3, 2, 1, 0]);
-            let request = uapi::ioc(dir, u64::from(b'd'), uapi::DRM_COMMAND_BASE + nr, size);
+            let request = match DRM_CALLS.get(nr as usize) {
+                Some(call) if random.below(3) > 0 => *call,
+                _ => uapi::ioc(dir, u64::from(b'd'), uapi::DRM_COMMAND_BASE + nr, size),
+            };
             // With another size or direction the kernel sees zeroes instead,
             // so for GEM_ATTACHMENTS the pointer is ours or null.
             let address = match random.below(10) {
@@ -147,7 +179,7 @@ fn drm_fuzz() -> Outcome {
 }
 
 fn peer_fuzz() -> Outcome {
-    let mut random = Lcg::new(0xed0);
+    let mut random = Lcg::new(misc::nonce());
     let mut answers = Answers::default();
     let mut scratch = vec![0u64; 4096];
     let drm = Drm::open()?;
@@ -172,7 +204,7 @@ fn peer_fuzz() -> Outcome {
                     _ => random.pick(&EDGES),
                 };
             }
-            let nr = 0x10 + random.below(10);
+            let nr = 0x10 + random.below(12);
             let size = match nr {
                 0x10 => {
                     let fds = [shared.buffer.fd(), peer.fd(), drm.fd(), -1, i32::MIN, 9999];
@@ -184,7 +216,7 @@ fn peer_fuzz() -> Outcome {
                     words[1] = random.pick(&[0, 0, 0, 1, u64::MAX]);
                     16
                 }
-                0x16 => {
+                0x16 | 0x19 | 0x1a => {
                     // Inside the dma-buf of one page, or refused.
                     words[2] = match random.below(2) {
                         0 => random.pick(&NOWHERE),
@@ -209,10 +241,14 @@ fn peer_fuzz() -> Outcome {
                     16
                 }
                 0x18 => 24,
+                0x1b => {
+                    words[0] = random.pick(&[0, 1, 2, 1 << 32, u64::MAX]);
+                    32
+                }
                 _ => 0,
             };
             let dir = match nr {
-                0x10 | 0x16 | 0x17 => 3,
+                0x10 | 0x16 | 0x17 | 0x19..=0x1b => 3,
                 0x18 => 2,
                 _ => 0,
             };
@@ -232,7 +268,7 @@ fn peer_fuzz() -> Outcome {
                     format!("edu_peer ioctl {request:#x} with {words:x?}")
                 })
             };
-            if nr == 0x16
+            if [0x16, 0x19].contains(&nr)
                 && (result.is_ok() || result.as_ref().is_err_and(|e| e.errno == libc::EFAULT))
             {
                 moved += 1;
@@ -273,7 +309,7 @@ fn peer_numbers() -> Outcome {
     let peer = Peer::open()?;
     let mut words = [0u64; 8];
     let address = words.as_mut_ptr() as u64;
-    for nr in (0..0x10).chain(0x1a..0x40) {
+    for nr in (0..0x10).chain(0x1c..0x40) {
         for dir in 0..4 {
             let request = uapi::ioc(dir, 0xed, nr, 16);
             // SAFETY: the kernel writes to `words`, if at all.
@@ -338,6 +374,8 @@ fn peer_not_attached() -> Outcome {
     expect_errno("timing of nothing", peer.measure(1), none)?;
     expect_errno("a read of nothing", peer.read(0, &mut data), none)?;
     expect_errno("a write to nothing", peer.write(0, &data), none)?;
+    expect_errno("submit to nothing", peer.submit_read(0, 8), none)?;
+    expect_errno("finish of nothing", peer.finish_read(&mut data), none)?;
     check!(
         peer.status()?.flags == 0,
         "status of nothing: {:?}",
@@ -353,7 +391,8 @@ fn peer_transfer() -> Outcome {
     shared.map.set(0x1111_1111_1111_1111);
     let peer = Peer::open()?;
     peer.attach(&shared.buffer, Mode::Dynamic)?;
-    let mut data = [0u64; 8];
+    // As long as the longest transfer that is tried, so that only what is wrong fails.
+    let mut data = vec![0u8; 2 * PAGE];
     let good = EduPeerTransfer {
         offset: 0,
         length: 64,
@@ -403,6 +442,7 @@ fn peer_transfer() -> Outcome {
         expect_errno("a table at a bad address or with a pad", result, want)?;
     }
     expect_errno("timing of what is mapped", peer.measure(1), libc::EBUSY)?;
+    bad_submits(&peer, &good)?;
     peer.unmap()?;
     for (rounds, pad) in [(0, 0), (uapi::EDU_PEER_MAX_ROUNDS + 1, 0), (1, 1)] {
         let mut measure = EduPeerMeasure {
@@ -430,23 +470,83 @@ fn peer_transfer() -> Outcome {
     Ok(())
 }
 
+/// What SUBMIT and FINISH refuse, and that a transfer goes well in spite of what was refused.
+fn bad_submits(peer: &Peer, good: &EduPeerTransfer) -> Outcome {
+    let call = |request: u64, mut argument: EduPeerTransfer| {
+        let what = format!("ioctl {request:#x} with {argument:x?}");
+        ioctl(peer.fd(), request, &mut argument, || what).map(|_| ())
+    };
+    let (submit, finish) = (uapi::EDU_PEER_IOC_SUBMIT, uapi::EDU_PEER_IOC_FINISH);
+    for (direction, pad) in [(2, 0), (u32::MAX, 0), (0, 1), (1, 1 << 31)] {
+        let argument = EduPeerTransfer {
+            direction,
+            pad,
+            ..*good
+        };
+        expect_errno(
+            "submit with a bad direction or pad",
+            call(submit, argument),
+            libc::EINVAL,
+        )?;
+    }
+    for (offset, length) in [
+        (PAGE as u64, 1),
+        (1, PAGE as u64),
+        (u64::MAX, 2),
+        (0, u64::MAX),
+    ] {
+        let argument = EduPeerTransfer {
+            offset,
+            length,
+            ..*good
+        };
+        expect_errno(
+            "submit outside of the buffer",
+            call(submit, argument),
+            libc::EINVAL,
+        )?;
+    }
+    for data in NOWHERE {
+        let argument = EduPeerTransfer { data, ..*good };
+        expect_errno(
+            "submit of what is at a bad address",
+            call(submit, argument),
+            libc::EFAULT,
+        )?;
+    }
+    expect_errno("finish of nothing", call(finish, *good), libc::EINVAL)?;
+    peer.submit_read(0, 64)?;
+    let busy = libc::EBUSY;
+    expect_errno("a second submit", peer.submit_read(0, 64), busy)?;
+    expect_errno("unmap during a transfer", peer.unmap(), busy)?;
+    expect_errno(
+        "a transfer during a transfer",
+        peer.read(0, &mut [0; 8]),
+        busy,
+    )?;
+    let mut data = [0u8; 64];
+    peer.finish_read(&mut data)?;
+    check_eq!(
+        data,
+        [0x11; 64],
+        "what was submitted, after all that was refused"
+    );
+    // No more is copied than there is room for.
+    peer.submit_read(0, 64)?;
+    let mut data = [0u8; 64];
+    let moved = peer.finish_read(&mut data[..16])?;
+    check_eq!(moved, 64, "bytes moved");
+    check_eq!(data[..16], [0x11; 16], "what there was room for");
+    check_eq!(data[16..], [0; 48], "what is behind that");
+    Ok(())
+}
+
 fn bad_pointers() -> Outcome {
     let drm = Drm::open()?;
     let peer = Peer::open()?;
-    let calls = [
-        (drm.fd(), uapi::VVRAM_GETPARAM),
-        (drm.fd(), uapi::VVRAM_GEM_CREATE),
-        (drm.fd(), uapi::VVRAM_GEM_MMAP_OFFSET),
-        (drm.fd(), uapi::VVRAM_GEM_ATTACHMENTS),
-        (drm.fd(), uapi::VVRAM_GEM_IMPORT),
-        (drm.fd(), uapi::VVRAM_GEM_COPY),
-        (peer.fd(), uapi::EDU_PEER_IOC_ATTACH),
-        (peer.fd(), uapi::EDU_PEER_IOC_TRANSFER),
-        (peer.fd(), uapi::EDU_PEER_IOC_TABLE),
-        (peer.fd(), uapi::EDU_PEER_IOC_STATUS),
-        (peer.fd(), uapi::EDU_PEER_IOC_MEASURE),
-    ];
-    for (fd, request) in calls {
+    let drm_calls = DRM_CALLS.map(|call| (drm.fd(), call));
+    let peer_calls = PEER_CALLS.map(|call| (peer.fd(), call));
+    for (fd, request) in drm_calls.into_iter().chain(peer_calls) {
         for address in NOWHERE {
             // SAFETY: nothing is mapped there.
             let result = unsafe {
@@ -461,12 +561,12 @@ fn bad_pointers() -> Outcome {
 }
 
 igt_main! {
-    "drm-fuzz", "2400 random calls with a fixed seed, then everything works", drm_fuzz;
-    "peer-fuzz", "1200 random calls with a fixed seed, then everything works", peer_fuzz;
+    "drm-fuzz", "2400 random calls, then everything works", drm_fuzz;
+    "peer-fuzz", "1200 random calls, then everything works", peer_fuzz;
     "drm-numbers", "EINVAL for driver ioctls that do not exist", drm_numbers;
     "peer-numbers", "ENOTTY for peer ioctls that do not exist", peer_numbers;
     "peer-attach", "bad modes, fds and fields", peer_attach;
     "peer-not-attached", "EINVAL for everything but status", peer_not_attached;
-    "peer-transfer", "bad directions, pads and addresses", peer_transfer;
+    "peer-transfer", "bad directions, pads and addresses, of what is submitted too", peer_transfer;
     "bad-pointers", "EFAULT for every argument", bad_pointers;
 }

@@ -219,6 +219,19 @@ fn fragmented() -> Outcome {
         let want = if inside { b } else { a }.word(index as u64);
         check_eq!(map.read(index), want, "word {index} of VRAM in pieces");
     }
+    // Pieces that end elsewhere than the pages of the other side.
+    map.fill(a);
+    drm.copy((&system, 0), (&ragged.object, first), size)?
+        .finish()?;
+    for index in 0..8 * PAGE / 8 {
+        let inside = (first..first + size).contains(&(8 * index as u64));
+        let want = if inside {
+            b.word(index as u64 - first / 8)
+        } else {
+            a.word(index as u64)
+        };
+        check_eq!(map.read(index), want, "word {index} from other offsets");
+    }
     Ok(())
 }
 
@@ -419,6 +432,9 @@ fn in_sync_file() -> Outcome {
     )
 }
 
+/// How often to look for a copy that is under way.
+const LOOKS: u32 = 40;
+
 /// Implicit fences: reads wait for writes, writes for everything, reads not for reads.
 fn implicit() -> Outcome {
     let drm = Drm::open()?;
@@ -448,6 +464,22 @@ fn implicit() -> Outcome {
         );
         timeline.step()?;
         check!(from.sync_file(write)?.poll(1000)?, "the read is over");
+        // The copy that is under way, behind long ones, is a write: reads wait for it. It may be
+        // done before somebody looks.
+        let large = 4 << 20;
+        let (one, two) = (drm.create(large)?, drm.create(large)?);
+        let mut waits = false;
+        for _ in 0..LOOKS {
+            for _ in 0..3 {
+                drm.copy((&one, 0), (&two, 0), large)?;
+            }
+            drm.copy((&src.object, 0), (&dst.object, 0), SIZE)?;
+            waits = !to.sync_file(read)?.poll(0)?;
+            if waits {
+                break;
+            }
+        }
+        check!(waits, "a read never waits for the copy");
         // The fence of the copy is one for others.
         check!(to.sync_file(read)?.poll(20_000)?, "the write of the copy");
     }
@@ -676,7 +708,7 @@ fn many() -> Outcome {
                 drm.create_flags(size / 2, EITHER)?,
             ];
             let maps = [objects[0].map()?, objects[1].map()?];
-            for round in 0..8 {
+            for round in 0..3 * misc::soak() {
                 let pattern = a.derive(round);
                 maps[0].fill_pages(pattern, 0, PAGES);
                 drm.copy((&shared[0], 0), (&shared[1], 0), SIZE)?;

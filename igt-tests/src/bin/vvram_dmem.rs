@@ -2,96 +2,20 @@
 
 //! VRAM as a region of the cgroup controller dmem.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process;
 use std::time::Duration;
 
-use vvram_tests::debugfs::mounted;
+use vvram_tests::cgroup::{self, Group};
 use vvram_tests::drm::Drm;
-use vvram_tests::misc;
-use vvram_tests::pci::PciDevice;
 use vvram_tests::proc::Child;
 use vvram_tests::scene::patterns;
-use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome, Stop};
+use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome};
 
 const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 const MIB: u64 = 1 << 20;
 
-/// A group, removed when dropped.
-struct Group {
-    root: PathBuf,
-    path: PathBuf,
-    region: String,
-}
-
-impl Group {
-    #[track_caller]
-    fn new(name: &str) -> Result<Self, Stop> {
-        let at = Path::new("/tmp/cgroup");
-        let made = fs::create_dir_all(at);
-        check!(made.is_ok(), "mkdir {}: {made:?}", at.display());
-        let root = mounted("cgroup2", "/tmp/cgroup")?;
-        let path = root.join(name);
-        let region = format!("drm/{}/vram0", PciDevice::vvram()?.name());
-        let group = Self { root, path, region };
-        write(&group.root.join("cgroup.subtree_control"), "+dmem")?;
-        let made = fs::create_dir(&group.path);
-        check!(made.is_ok(), "mkdir {}: {made:?}", group.path.display());
-        Ok(group)
-    }
-
-    /// The number of the region in a file of a group.
-    fn number(&self, of: &Path, file: &str) -> Option<u64> {
-        let text = fs::read_to_string(of.join(file)).ok()?;
-        let line = text.lines().find(|line| line.starts_with(&self.region))?;
-        line.split_whitespace().nth(1)?.parse().ok()
-    }
-
-    fn current(&self) -> Option<u64> {
-        self.number(&self.path, "dmem.current")
-    }
-
-    fn set_max(&self, bytes: u64) -> Outcome {
-        write(
-            &self.path.join("dmem.max"),
-            &format!("{} {bytes}", self.region),
-        )
-    }
-
-    /// Moves this process into the group.
-    fn enter(&self) -> Outcome {
-        write(&self.path.join("cgroup.procs"), &process::id().to_string())
-    }
-}
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        // Who was in it may not be quite gone.
-        misc::poll(Duration::from_secs(5), || fs::remove_dir(&self.path).ok());
-    }
-}
-
-#[track_caller]
-fn write(path: &Path, text: &str) -> Outcome {
-    let written = fs::write(path, text);
-    check!(
-        written.is_ok(),
-        "writing {text} to {}: {written:?}",
-        path.display()
-    );
-    Ok(())
-}
-
 fn capacity() -> Outcome {
-    let group = Group::new("capacity")?;
     let size = Drm::open()?.getparam(uapi::PARAM_VRAM_SIZE)?;
-    check_eq!(
-        group.number(&group.root, "dmem.capacity"),
-        Some(size),
-        "capacity of {}",
-        group.region
-    );
+    check_eq!(cgroup::capacity()?, Some(size), "dmem.capacity");
     Ok(())
 }
 
@@ -99,7 +23,7 @@ fn capacity() -> Outcome {
 fn limit() -> Outcome {
     let group = Group::new("limit")?;
     let (seed, _) = patterns();
-    group.set_max(4 * MIB)?;
+    group.set("max", 4 * MIB)?;
     let mut child = Child::spawn(|| {
         group.enter()?;
         let drm = Drm::open()?;
@@ -139,11 +63,7 @@ fn limit() -> Outcome {
         Ok(())
     })?;
     child.join("the group", Duration::from_secs(60))?;
-    let none = misc::poll(Duration::from_secs(10), || {
-        (group.current()? == 0).then_some(())
-    });
-    check!(none.is_some(), "{:?} bytes at the end", group.current());
-    Ok(())
+    group.await_current(0)
 }
 
 igt_main! {

@@ -57,7 +57,7 @@ fn killed(mode: Mode, reached: Reached) -> Outcome {
     there.wait("the importer", LIMIT)?;
     if reached == Reached::Transfer {
         // Sixteen pages take seconds: this is in the middle of one of them.
-        thread::sleep(Duration::from_millis(730));
+        thread::sleep(Duration::from_millis(250));
     }
     let pinned = mode.needs_pin() && reached >= Reached::Pinned;
     scene.check_only(&shared.object, mode, pinned, reached >= Reached::Mapped)?;

@@ -6,15 +6,16 @@ use std::fs;
 use std::thread;
 use std::time::Duration;
 
+use vvram_tests::debugfs::DebugFs;
 use vvram_tests::drm::{Drm, Gem};
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::misc;
 use vvram_tests::peer::{Mode, Peer};
-use vvram_tests::proc::{Child, Steps};
+use vvram_tests::proc::Child;
 use vvram_tests::rebind::Unbound;
 use vvram_tests::scene::{
-    cpu_reads, outside_bar, patterns, peer_reads, peer_writes, placed, squeeze_idle, works, Expect,
-    Scene,
+    cpu_reads, in_system_memory, patterns, peer_reads, peer_writes, placed, squeeze, squeeze_idle,
+    works, Expect, Scene,
 };
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome, Stop};
 
@@ -168,7 +169,7 @@ fn peer_follows() -> Outcome {
         peer_reads(peer, a, &[0, 1, 2, 3])?;
         placed(&object, SYSTEM)?;
         attached(&object, 0, uapi::PATH_SYSTEM, uapi::REASON_NO_VRAM)?;
-        outside_bar(&scene, peer)?;
+        in_system_memory(&scene, peer)?;
         peer_writes(peer, b, &[1, 2])?;
         cpu_reads(&map, a, &[0, 3])?;
         cpu_reads(&map, b, &[1, 2])?;
@@ -240,7 +241,7 @@ fn system_path() -> Outcome {
         peer.pin_and_map(mode)?;
         placed(&object, SYSTEM)?;
         attached(&object, 0, uapi::PATH_SYSTEM, reason)?;
-        outside_bar(&scene, &peer)?;
+        in_system_memory(&scene, &peer)?;
         let pinned = matches!(mode, Mode::Static | Mode::Pinned);
         check_eq!(
             object.info()?.pinned,
@@ -279,7 +280,7 @@ fn system_only() -> Outcome {
         peer.pin_and_map(mode)?;
         placed(&object, SYSTEM)?;
         attached(&object, 0, uapi::PATH_SYSTEM, uapi::REASON_SYSTEM_ONLY)?;
-        outside_bar(&scene, &peer)?;
+        in_system_memory(&scene, &peer)?;
         peer_reads(&peer, a, &[0, 1])?;
     }
     Ok(())
@@ -311,7 +312,7 @@ fn mixed() -> Outcome {
     for at in [peer, &other] {
         peer_reads(at, a, &[0, 1])?;
         placed(&object, SYSTEM)?;
-        outside_bar(&scene, at)?;
+        in_system_memory(&scene, at)?;
     }
     attached(&object, 0, uapi::PATH_SYSTEM, uapi::REASON_OTHER_IMPORTER)?;
     attached(&object, 1, uapi::PATH_SYSTEM, uapi::REASON_NO_OPT_IN)?;
@@ -407,9 +408,32 @@ fn pinned_in_system() -> Outcome {
     peer.map()?;
     placed(&object, SYSTEM)?;
     attached(&object, 1, uapi::PATH_SYSTEM, uapi::REASON_PINNED_ELSEWHERE)?;
-    outside_bar(&scene, peer)?;
+    in_system_memory(&scene, peer)?;
     peer_reads(peer, a, &[0, 1])?;
     peer_reads(&first, a, &[0, 1])
+}
+
+/// A pin leaves an object in system memory if nothing in VRAM gives way.
+fn pinned_without_room() -> Outcome {
+    let scene = Scene::with_route()?;
+    let (a, _) = patterns();
+    let taken = squeeze(&scene.drm)?;
+    let object = scene.drm.create_flags(2 * PAGE64, EITHER)?;
+    object.map()?.fill(a);
+    placed(&object, SYSTEM)?;
+    let buffer = object.export()?;
+    let peer = &scene.peer;
+    peer.attach(&buffer, Mode::Pinned)?;
+    peer.pin()?;
+    placed(&object, SYSTEM)?;
+    check_eq!(object.info()?.pinned, 1, "pinned");
+    peer.map()?;
+    in_system_memory(&scene, peer)?;
+    peer_reads(peer, a, &[0, 1])?;
+    // It stays there when there is room.
+    drop(taken);
+    placed(&object, SYSTEM)?;
+    peer_reads(peer, a, &[0, 1])
 }
 
 /// More than the quota cannot be pinned; what is pinned stays, what is not is not accounted for.
@@ -557,7 +581,47 @@ fn swap() -> Outcome {
         "the peer was not told when the object was swapped out after the kernel's mapping"
     );
     peer_reads(peer, a, &[0, 3])?;
-    peer_reads(peer, b, &[1, 2])
+    peer_reads(peer, b, &[1, 2])?;
+
+    // From there to VRAM.
+    let object = scene.drm.create_flags(4 * PAGE64, EITHER)?;
+    let map = object.map()?;
+    map.fill(a);
+    let debugfs = DebugFs::open(&scene.gpu)?;
+    let id = object.info()?.id;
+    debugfs.write("move", &format!("{id} system"))?;
+    while swap_out()? {}
+    check_eq!(
+        debugfs.buffer(id)?.placement,
+        "swappable",
+        "placement of what was swapped out"
+    );
+    debugfs.write("move", &format!("{id} vram"))?;
+    placed(&object, VRAM)?;
+    cpu_reads(&map, a, &[0, 1, 2, 3])
+}
+
+/// A move waits for a transfer that is under way: its addresses lead to the old place.
+fn in_flight() -> Outcome {
+    let scene = Scene::with_route()?;
+    let (a, b) = patterns();
+    let object = scene.drm.create_flags(4 * PAGE64, EITHER)?;
+    let (map, buffer) = (object.map()?, object.export()?);
+    let peer = &scene.peer;
+    map.fill(a);
+    peer.attach(&buffer, Mode::Dynamic)?;
+    peer.map()?;
+    scene.check_table(peer, &map)?;
+    let mut data = vec![0; 4 * PAGE];
+    b.fill(&mut data, 0);
+    peer.submit_write(0, &data)?;
+    let debugfs = DebugFs::open(&scene.gpu)?;
+    debugfs.write("move", &format!("{} system", object.info()?.id))?;
+    placed(&object, SYSTEM)?;
+    cpu_reads(&map, b, &[0, 1, 2, 3])?;
+    check_eq!(peer.finish_write()?, 4 * PAGE64, "bytes written");
+    check_eq!(peer.status()?.invalidations, 1, "invalidations");
+    peer_reads(peer, b, &[0, 3])
 }
 
 /// A dynamic peer and one without peer memory read and write while others take VRAM all the time.
@@ -568,20 +632,24 @@ fn storm() -> Outcome {
     let map = object.map()?;
     let buffer = object.export()?;
     scene.peer.attach(&buffer, Mode::Dynamic)?;
-    let there = Steps::new()?;
+    // Each time the object has come to VRAM, it has to go, while the peer is at work on it.
     let mut child = Child::spawn(|| {
         let drm = Drm::open()?;
-        drop(squeeze_idle(&drm)?);
-        there.done()?;
         loop {
-            drop(squeeze_idle(&drm)?);
-            // The peer's transfers take 100 ms each; an idle guest gets there at once.
-            thread::sleep(Duration::from_millis(70));
+            if object.info()?.placement == VRAM {
+                drop(squeeze_idle(&drm)?);
+            }
+            thread::sleep(Duration::from_millis(1));
         }
     })?;
-    there.wait("the others", Duration::from_secs(20))?;
-    let mut moved = 0;
-    for round in 0..60u64 {
+    let want = 12 * misc::soak();
+    let (mut told, mut round) = (0, 0);
+    while told < want || round < want {
+        check!(
+            child.ended().is_none() && round < 10 * want,
+            "{told} moves in {round} rounds: this is no storm; the others: {:?}",
+            child.ended()
+        );
         let pattern = a.derive(round);
         let page = (round % 4) as usize;
         if round % 2 == 0 {
@@ -591,19 +659,20 @@ fn storm() -> Outcome {
             map.fill(pattern);
         }
         peer_reads(&scene.peer, pattern, &[page])?;
-        moved = scene.peer.status()?.invalidations;
+        let status = scene.peer.status()?;
+        told = status.invalidations;
         // The next transfer maps it again, in VRAM if there is room at the moment.
-        if scene.peer.status()?.flags & uapi::EDU_PEER_MAPPED != 0 {
+        if status.flags & uapi::EDU_PEER_MAPPED != 0 {
             match scene.peer.unmap() {
                 // It was just told of another move.
                 Err(error) if error.errno == libc::EINVAL => {}
                 result => result?,
             }
         }
+        round += 1;
     }
     child.kill()?;
-    println!("the peer was told of {moved} moves");
-    check!(moved >= 20, "only {moved} moves: this was no storm");
+    println!("the peer was told of {told} moves in {round} rounds");
     Ok(())
 }
 
@@ -695,9 +764,11 @@ igt_main! {
     "mixed", "one importer in need of system memory moves the object for all", mixed;
     "pin-holds", "pinned objects stay, and refuse who contradicts", pin_holds;
     "pinned-in-system", "a peer is told of a pin in system memory", pinned_in_system;
+    "pinned-without-room", "a pin while nothing leaves VRAM", pinned_without_room;
     "quota", "EDQUOT over the limit of pinned VRAM", quota;
     "swap", "peers of what is swapped out are told, and find the same bytes", swap;
     "vmap-holds", "what the kernel maps does not move", vmap_holds;
-    "storm", "60 verified transfers while VRAM is taken all the time", storm;
+    "in-flight", "a transfer that is under way", in_flight;
+    "storm", "verified transfers while VRAM is taken all the time, through a dozen moves", storm;
     "unbind-in-system", "an unbind reaches mappings of system memory", unbind_in_system;
 }

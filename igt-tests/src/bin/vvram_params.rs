@@ -42,7 +42,7 @@ fn free_follows() -> Outcome {
 
 fn both_nodes() -> Outcome {
     let (render, card) = (Drm::open()?, Drm::open_card()?);
-    for param in 0..4 {
+    for param in 0..7 {
         check_eq!(
             card.getparam(param)?,
             render.getparam(param)?,

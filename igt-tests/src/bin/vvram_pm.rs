@@ -5,98 +5,13 @@
 //! While something is expected to keep it awake, the device is given many times as long as it needs
 //! to be suspended: a device that nobody keeps awake is then seen to be suspended.
 
-use std::thread;
-use std::time::Duration;
-
 use vvram_tests::map::PAGE;
-use vvram_tests::misc;
-use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::Mode;
+use vvram_tests::power::{Auto, DELAY};
 use vvram_tests::rebind::Unbound;
 use vvram_tests::scene::{cpu_reads, patterns, peer_reads, share, works, Scene};
 use vvram_tests::uapi;
-use vvram_tests::{check, check_eq, igt_main, Outcome, Stop};
-
-const LIMIT: Duration = Duration::from_secs(20);
-/// The delay that is set, and how long it has to be awake beyond that.
-const DELAY: &str = "20";
-const AWAKE: Duration = Duration::from_millis(500);
-
-/// Lets a device be suspended; dropping it forbids that.
-struct Auto<'a>(&'a PciDevice);
-
-impl<'a> Auto<'a> {
-    fn new(device: &'a PciDevice) -> Result<Self, Stop> {
-        check_eq!(
-            device.power("control")?,
-            "on",
-            "whether it may be suspended at first"
-        );
-        let auto = Self(device);
-        device.set_power("autosuspend_delay_ms", DELAY)?;
-        device.set_power("control", "auto")?;
-        Ok(auto)
-    }
-
-    /// Waits until it is suspended.
-    #[track_caller]
-    fn sleeps(&self, why: &str) -> Outcome {
-        let suspended = misc::poll(LIMIT, || {
-            let status = self.0.power("runtime_status").ok()?;
-            (status == "suspended").then_some(())
-        });
-        if suspended.is_none() {
-            return Err(Stop::fail(format_args!(
-                "{} is not suspended {why}: {:?}",
-                self.0.name(),
-                self.0.power("runtime_status")
-            )));
-        }
-        Ok(())
-    }
-
-    /// Sees that it is not suspended.
-    #[track_caller]
-    fn stays_awake(&self, why: &str) -> Outcome {
-        thread::sleep(AWAKE);
-        let status = self.0.power("runtime_status")?;
-        if status != "active" {
-            return Err(Stop::fail(format_args!(
-                "{} is {status} {why}",
-                self.0.name()
-            )));
-        }
-        Ok(())
-    }
-
-    /// How long it was awake in all, in ms.
-    fn active_time(&self) -> Result<u64, Stop> {
-        Ok(self.0.power("runtime_active_time")?.parse().unwrap_or(0))
-    }
-
-    /// Calls `f` on a suspended device, and sees that it was resumed for that.
-    #[track_caller]
-    fn woken_by(&self, what: &str, f: impl FnOnce() -> Outcome) -> Outcome {
-        self.sleeps(&format!("before {what}"))?;
-        let before = self.active_time()?;
-        f()?;
-        self.sleeps(&format!("after {what}"))?;
-        let after = self.active_time()?;
-        if after <= before {
-            return Err(Stop::fail(format_args!(
-                "{} was not resumed for {what}",
-                self.0.name()
-            )));
-        }
-        Ok(())
-    }
-}
-
-impl Drop for Auto<'_> {
-    fn drop(&mut self) {
-        let _ = self.0.set_power("control", "on");
-    }
-}
+use vvram_tests::{check, check_eq, igt_main, Outcome};
 
 /// Files that are open do not keep it awake; what accesses VRAM wakes it, and finds it as it was.
 fn idle() -> Outcome {
@@ -215,10 +130,10 @@ fn unbind() -> Outcome {
 /// A new binding has the driver's own delay.
 fn rebound(auto: &Auto<'_>) -> Outcome {
     check!(
-        auto.0.power("autosuspend_delay_ms")? == "1000",
+        auto.device().power("autosuspend_delay_ms")? == "1000",
         "the driver did not set its delay"
     );
-    auto.0.set_power("autosuspend_delay_ms", DELAY)?;
+    auto.device().set_power("autosuspend_delay_ms", DELAY)?;
     auto.sleeps("after the rebind")
 }
 

@@ -74,6 +74,10 @@ fn second_file() -> Outcome {
     map.fill(a);
     let buffer = object.export()?;
     let import = other.import(&buffer)?;
+    check!(
+        object.attachments()?.is_empty(),
+        "the device has attached to its own buffer"
+    );
     drm.await_vram_free(free - 4 * PAGE64)?;
     let import_map = import.map()?;
     if let Err(mismatch) = import_map.verify(a) {

@@ -11,16 +11,14 @@ use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::proc::{Child, KernelLog};
 use vvram_tests::scene::{patterns, peer_reads, peer_writes, share, works, Scene};
-use vvram_tests::{check, expect_errno, fail, igt_main, uapi, Outcome, Stop};
+use vvram_tests::{check, expect_errno, fail, igt_main, uapi, Need, Outcome, Stop};
 
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// Opens both devices, if the exporter can be reset.
 fn scene() -> Result<Scene, Stop> {
     match PciDevice::vvram()?.reset() {
-        Err(error) if error.errno == libc::ENOTTY => {
-            Err(Stop::skip("the function cannot be reset without others"))
-        }
+        Err(error) if error.errno == libc::ENOTTY => Err(Stop::needs(Need::OwnSlot)),
         result => {
             result?;
             Scene::open()
@@ -114,7 +112,7 @@ fn held_up(scene: &Scene, holder: &str, let_go: impl FnOnce() -> Outcome) -> Out
         "the kernel log does not name {holder}:\n{}",
         lines.join("\n")
     );
-    thread::sleep(Duration::from_secs(1));
+    thread::sleep(Duration::from_millis(300));
     check!(
         reset.ended().is_none(),
         "the reset named its holder, but did not wait for it"
@@ -195,7 +193,7 @@ fn mid_transfer() -> Outcome {
         }
         fail!("the reset came too late")
     })?;
-    thread::sleep(Duration::from_millis(700));
+    thread::sleep(Duration::from_millis(250));
     scene.gpu.reset()?;
     child.join("the peer", LIMIT)?;
     drop(shared);

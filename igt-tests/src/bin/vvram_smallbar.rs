@@ -3,11 +3,12 @@
 //! A BAR that shows a part of VRAM only, and other settings of the driver.
 
 use vvram_tests::drm::{Drm, Gem};
-use vvram_tests::map::PAGE;
+use vvram_tests::map::{Map, PAGE};
+use vvram_tests::pci::{Bar, PciDevice};
 use vvram_tests::peer::Mode;
 use vvram_tests::rebind::{module_users, reload};
 use vvram_tests::scene::{cpu_reads, patterns, peer_reads, peer_writes, works, Expect, Scene};
-use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, skip, uapi, Outcome};
+use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, skip, uapi, Outcome, Stop};
 
 const PAGE64: u64 = PAGE as u64;
 const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
@@ -47,7 +48,9 @@ fn mmap() -> Outcome {
         objects.push(drm.create_flags(piece, EITHER)?);
     }
     check!(objects.len() > 8, "{} objects are too few", objects.len());
-    for round in 0..2 {
+    let bar = Bar::open(&PciDevice::vvram()?)?;
+    let mut seen = [0, 0];
+    for (round, in_vram) in seen.iter_mut().enumerate() {
         for (index, object) in objects.iter().enumerate() {
             let map = object.map()?;
             let pattern = a.derive(index as u64);
@@ -59,9 +62,44 @@ fn mmap() -> Outcome {
             } else if let Err(mismatch) = map.verify(pattern) {
                 fail!("object {index}, {:?}: {mismatch}", object.info()?);
             }
+            *in_vram += u64::from(visible_now(&bar, object, &map)?);
         }
     }
+    println!(
+        "{} objects, of which {seen:?} were in VRAM when the CPU used them",
+        objects.len()
+    );
+    // They all were in VRAM at first, and most of them where the CPU does not see them.
+    check!(
+        seen[0] > VISIBLE / piece,
+        "{} objects were moved to where the CPU sees them",
+        seen[0]
+    );
     Ok(())
+}
+
+/// Where an object is that the CPU uses: in the part of the BAR that is visible, of which all else
+/// is there too in these guests, or in system memory. Returns whether it is in VRAM.
+#[track_caller]
+fn visible_now(bar: &Bar, object: &Gem<'_>, map: &Map) -> Result<bool, Stop> {
+    let pages = bar.find(map);
+    let info = object.info()?;
+    let want = match info.placement {
+        uapi::PLACEMENT_VRAM => 0..VISIBLE / PAGE64,
+        // Nowhere in VRAM.
+        _ => 0..0,
+    };
+    let inside = |page: &Option<u64>| match page {
+        Some(at) => want.contains(at),
+        None => want.is_empty(),
+    };
+    if !pages.iter().all(inside) {
+        return Err(Stop::fail(format_args!(
+            "the CPU uses {info:?}, at pages {pages:x?} of the BAR, of which {:#x} are visible",
+            VISIBLE / PAGE64
+        )));
+    }
+    Ok(!want.is_empty())
 }
 
 /// A peer gets objects that are moved to where it can reach them.

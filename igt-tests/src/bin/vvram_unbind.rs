@@ -15,11 +15,11 @@ use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::proc::{Child, KernelLog, Steps};
 use vvram_tests::rebind::{delete_module, module_users as users, reload, Unbinding, Unbound};
 use vvram_tests::scene::{patterns, peer_reads, share, works, Scene};
-use vvram_tests::{
-    check, check_eq, expect_errno, expect_errno_in, fail, igt_main, skip, uapi, Outcome, Stop,
-};
+use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, skip, uapi, Outcome, Stop};
 
 const LIMIT: Duration = Duration::from_secs(20);
+/// An unbind that nobody wakes looks again 10 seconds after it has said for whom it waits.
+const UNTIL_NEXT: Duration = Duration::from_secs(7);
 
 fn drm_fd() -> Outcome {
     let gpu = PciDevice::vvram()?;
@@ -84,10 +84,10 @@ fn dmabuf_fd() -> Outcome {
     }
     // The device is another one now, which does not know the buffer.
     let fresh = Drm::open()?;
-    expect_errno_in(
+    expect_errno(
         "importing a dma-buf from before the rebind",
         fresh.import_handle(shared.buffer.fd()),
-        &[libc::EINVAL, libc::ENODEV, libc::ENOSYS, libc::EOPNOTSUPP],
+        libc::ENODEV,
     )?;
     drop(shared);
     works()
@@ -208,6 +208,14 @@ fn pinned_only() -> Outcome {
     works()
 }
 
+/// How long an unbind has to go on waiting. There is no limit: a long run sees that a minute is none.
+fn hold() -> Duration {
+    match misc::soak() {
+        0 | 1 => Duration::from_millis(300),
+        _ => Duration::from_secs(75),
+    }
+}
+
 /// Starts an unbind that has to wait for the peer, and sees that it does.
 fn blocked(scene: &Scene) -> Result<Unbinding, Stop> {
     blocked_by(scene, scene.peer.name())
@@ -241,16 +249,20 @@ fn blocked_by(scene: &Scene, holder: &str) -> Result<Unbinding, Stop> {
             )))
         }
     }
-    thread::sleep(Duration::from_secs(2));
+    // Other sleeps are reported as hung tasks. It is awake for moments, to say who it waits for.
+    let asleep = misc::poll(Duration::from_secs(5), || {
+        (unbinding.child.state() == Some('S')).then_some(())
+    });
+    if asleep.is_none() {
+        return Err(Stop::fail(format_args!(
+            "an unbind that waits should sleep such that a signal wakes it; {}",
+            unbinding.child.whereabouts()
+        )));
+    }
+    thread::sleep(hold());
     if let Some(exit) = unbinding.child.ended() {
         return Err(Stop::fail(format_args!(
             "the unbind named its holder, but did not wait for it: {exit:?}"
-        )));
-    }
-    let state = unbinding.child.state();
-    if !matches!(state, Some('S' | 'D')) {
-        return Err(Stop::fail(format_args!(
-            "an unbind that waits should sleep, it is in state {state:?}"
         )));
     }
     Ok(unbinding)
@@ -276,7 +288,13 @@ fn pinned_mapped() -> Outcome {
         libc::ENODEV,
     )?;
     peer.unmap()?;
+    let begin = Instant::now();
     let gone = unbinding.finish(LIMIT)?;
+    check!(
+        begin.elapsed() < UNTIL_NEXT,
+        "the last unmap did not wake the unbind: it took {:?}",
+        begin.elapsed()
+    );
     expect_errno("map after the unbind", peer.map(), libc::ENODEV)?;
     peer.detach()?;
     gone.rebind()?;
@@ -292,7 +310,7 @@ fn pinned_mapped_closed() -> Outcome {
         peer.attach(&shared.buffer, Mode::Pinned)?;
         peer.pin_and_map(Mode::Pinned)?;
         there.done()?;
-        close.wait("the end", Duration::from_secs(40))
+        close.wait("the end", LIMIT + hold())
     })?;
     there.wait("the importer", LIMIT)?;
     scene.check_only(&shared.object, Mode::Pinned, true, true)?;
@@ -351,7 +369,7 @@ fn mid_transfer() -> Outcome {
         Ok(())
     })?;
     there.wait("the importer", LIMIT)?;
-    thread::sleep(Duration::from_millis(770));
+    thread::sleep(Duration::from_millis(250));
     scene.check_only(&shared.object, Mode::Dynamic, false, true)?;
     let gone = Unbound::new(&scene.gpu)?;
     child.join("the importer", LIMIT)?;
@@ -456,7 +474,7 @@ fn peer_mid_transfer() -> Outcome {
         )
     })?;
     there.wait("the importer", LIMIT)?;
-    thread::sleep(Duration::from_millis(770));
+    thread::sleep(Duration::from_millis(250));
     scene.check_only(&shared.object, Mode::Pinned, true, true)?;
     let gone = Unbound::new(&scene.edu)?;
     child.join("the importer", LIMIT)?;

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Moves from and to system memory that devices see through bounce buffers.
+//!
+//! A mapping takes the bytes from the CPU's memory when it is made, and what the
+//! device writes comes back when somebody asks for it: a move has to do both at
+//! the right time. Where nothing is bounced these tests pass all the same.
+
+use std::time::Duration;
+
+use vvram_tests::map::PAGE;
+use vvram_tests::misc;
+use vvram_tests::peer::Mode;
+use vvram_tests::scene::{cpu_reads, patterns, peer_reads, placed, Scene};
+use vvram_tests::uapi::{self, DMA_BUF_SYNC_END as END, DMA_BUF_SYNC_WRITE as WRITE};
+use vvram_tests::{check, check_eq, heap, igt_main, Outcome};
+
+const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
+/// So much that the engine has something to do before a move. A bounce buffer is smaller.
+const LARGE: u64 = 2 << 20;
+/// As much as one transfer that goes on by itself moves.
+const LONG: usize = uapi::EDU_PEER_SUBMIT_MAX / PAGE;
+
+/// What a move brings to system memory is there when the mapping is made.
+fn down() -> Outcome {
+    let scene = Scene::open()?;
+    for mode in [Mode::Static, Mode::NoP2p] {
+        let (a, _) = patterns();
+        let object = scene.drm.create_flags((LONG * PAGE) as u64, EITHER)?;
+        let (map, buffer) = (object.map()?, object.export()?);
+        let (from, to) = (scene.drm.create(LARGE)?, scene.drm.create(LARGE)?);
+
+        map.fill(a);
+        placed(&object, uapi::PLACEMENT_VRAM)?;
+        scene.peer.attach(&buffer, mode)?;
+        // The move comes behind these.
+        for _ in 0..8 {
+            scene.drm.copy((&from, 0), (&to, 0), LARGE)?;
+        }
+        scene.peer.map()?;
+        placed(&object, uapi::PLACEMENT_SYSTEM)?;
+        peer_reads(&scene.peer, a, &[0, LONG / 2, LONG - 1])?;
+        scene.peer.detach()?;
+    }
+    Ok(())
+}
+
+/// What a device writes to system memory is taken along to VRAM.
+fn up() -> Outcome {
+    let scene = Scene::with_route()?;
+    let (a, b) = patterns();
+    let object = scene.drm.create_flags((LONG * PAGE) as u64, EITHER)?;
+    let (map, buffer) = (object.map()?, object.export()?);
+    let (peer, other) = (&scene.peer, scene.peer.reopen()?);
+
+    map.fill(a);
+    // In system memory for the sake of the other one, which then leaves.
+    other.attach(&buffer, Mode::NoP2p)?;
+    other.map()?;
+    peer.attach(&buffer, Mode::Dynamic)?;
+    peer.map()?;
+    placed(&object, uapi::PLACEMENT_SYSTEM)?;
+    other.detach()?;
+
+    let mut data = vec![0u8; LONG * PAGE];
+    b.fill(&mut data, 0);
+    peer.submit_write(0, &data)?;
+    check!(
+        peer.status()?.flags & uapi::EDU_PEER_BUSY != 0,
+        "the transfer is over before it was looked at"
+    );
+    other.attach(&buffer, Mode::Dynamic)?;
+    other.map()?;
+    placed(&object, uapi::PLACEMENT_VRAM)?;
+    cpu_reads(&map, b, &(0..LONG).collect::<Vec<_>>())?;
+    check_eq!(peer.finish_write()?, (LONG * PAGE) as u64, "bytes written");
+    check_eq!(peer.status()?.invalidations, 1, "invalidations");
+    peer_reads(&other, b, &[0, LONG - 1])
+}
+
+/// A copy to a buffer of somebody else is an access by the CPU, whose end makes devices see it.
+fn copied() -> Outcome {
+    let scene = Scene::open()?;
+    let (a, b) = patterns();
+    let heap = heap::allocate((LONG * PAGE) as u64)?;
+    let import = scene.drm.import(&heap)?;
+    let object = scene.drm.create((LONG * PAGE) as u64)?;
+
+    object.map()?.fill(b);
+    heap.sync(WRITE)?;
+    heap.map()?.fill(a);
+    heap.sync(WRITE | END)?;
+    scene.peer.attach(&heap, Mode::Static)?;
+    scene.peer.map()?;
+    peer_reads(&scene.peer, a, &[0, LONG - 1])?;
+
+    scene
+        .drm
+        .copy((&object, 0), (&import, 0), (LONG * PAGE) as u64)?
+        .finish()?;
+    // The access ends behind the fence of the copy.
+    let seen = misc::poll(Duration::from_secs(10), || {
+        peer_reads(&scene.peer, b, &[0, LONG - 1]).ok()
+    });
+    check!(
+        seen.is_some(),
+        "the device does not see what was copied to the buffer that it has mapped"
+    );
+    Ok(())
+}
+
+igt_main! {
+    "down", "a mapping has what a move brought to system memory", down;
+    "up", "a move to VRAM takes along what a device wrote", up;
+    "copied", "a copy to an imported buffer reaches its other importers", copied;
+}

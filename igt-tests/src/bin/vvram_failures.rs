@@ -1,0 +1,351 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What goes wrong and is told: moves that fail, waits that are too long, buffers that cannot be
+//! copied, and an unbind that two hold up.
+
+use std::time::Duration;
+
+use vvram_tests::debugfs::{difference, DebugFs};
+use vvram_tests::drm::{path_name, DmaBuf, Gem};
+use vvram_tests::fence::Timeline;
+use vvram_tests::lender::{self, Lent};
+use vvram_tests::map::{Map, PAGE};
+use vvram_tests::misc;
+use vvram_tests::peer::Mode;
+use vvram_tests::proc::{Child, KernelLog, Steps};
+use vvram_tests::rebind::Unbinding;
+use vvram_tests::scene::{
+    cpu_reads, patterns, peer_reads, placed, share, squeeze_idle, works, Scene,
+};
+use vvram_tests::signals::{await_sleep, catch};
+use vvram_tests::trace::Trace;
+use vvram_tests::uapi::{self, DMA_BUF_SYNC_READ as READ};
+use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome, Stop};
+
+const PAGE64: u64 = PAGE as u64;
+const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
+const LIMIT: Duration = Duration::from_secs(20);
+const FENCE: &str = "dma_fence_default_wait";
+/// What a tracepoint says where a system call says EINTR.
+const ERESTARTSYS: i32 = 512;
+
+/// An object of which events are recorded.
+struct Traced<'a> {
+    scene: &'a Scene,
+    trace: Trace,
+    debugfs: DebugFs,
+    object: Gem<'a>,
+    map: Map,
+    buffer: DmaBuf,
+}
+
+impl<'a> Traced<'a> {
+    fn new(scene: &'a Scene) -> Result<Self, Stop> {
+        let trace = Trace::new()?;
+        let object = scene.drm.create_flags(2 * PAGE64, EITHER)?;
+        let this = Self {
+            debugfs: DebugFs::open(&scene.gpu)?,
+            map: object.map()?,
+            buffer: object.export()?,
+            scene,
+            trace,
+            object,
+        };
+        this.events()?;
+        Ok(this)
+    }
+
+    /// The events since the last time.
+    #[track_caller]
+    fn events(&self) -> Result<Vec<String>, Stop> {
+        let id = self.object.info()?.id;
+        self.trace.events(self.scene.gpu.name(), id, 2 * PAGE64)
+    }
+
+    #[track_caller]
+    fn expect(&self, what: &str, want: &[&str]) -> Outcome {
+        let seen = self.events()?;
+        check_eq!(seen, want, "{what}");
+        Ok(())
+    }
+
+    /// Moves the object to system memory.
+    #[track_caller]
+    fn to_system(&self) -> Outcome {
+        let id = self.object.info()?.id;
+        self.debugfs.write("move", &format!("{id} system"))?;
+        self.events()?;
+        Ok(())
+    }
+
+    /// An event of the peer.
+    fn importer(&self, name: &str, path: &str, reason: &str, ret: i32) -> String {
+        let importer = self.scene.peer.name();
+        format!("{name} importer={importer} path={path} reason={reason} ret={ret}")
+    }
+}
+
+/// Lets a child call something, and ends that by a signal.
+fn interrupted(call: impl FnOnce() -> Outcome) -> Outcome {
+    let told = Steps::new()?;
+    let mut child = Child::spawn(|| {
+        catch(&told, false)?;
+        call()
+    })?;
+    await_sleep(&mut child, FENCE, "S")?;
+    child.signal(libc::SIGUSR1);
+    child.join("the call that a signal ends", LIMIT)
+}
+
+/// The move of a pin and that of an eviction, ended by a signal: the events say so.
+fn interrupted_moves() -> Outcome {
+    let scene = Scene::with_route()?;
+    let (a, _) = patterns();
+    let t = Traced::new(&scene)?;
+    t.map.fill(a);
+    let peer = &scene.peer;
+    let path = path_name(scene.expect.path());
+    peer.attach(&t.buffer, Mode::Pinned)?;
+    t.to_system()?;
+    let timeline = Timeline::new()?;
+    t.buffer.add_fence(READ, &timeline.fence(1)?)?;
+    interrupted(|| expect_errno("a pin", peer.pin(), libc::EINTR))?;
+    t.expect(
+        "events of an interrupted pin",
+        &[
+            "invalidate placement=system",
+            &format!("move from=system to=vram evict=0 ret=-{ERESTARTSYS}"),
+            &t.importer("pin", "refused", "none", -ERESTARTSYS),
+        ],
+    )?;
+    placed(&t.object, uapi::PLACEMENT_SYSTEM)?;
+    timeline.step()?;
+    peer.pin()?;
+    t.expect(
+        "events of the pin",
+        &[
+            "invalidate placement=system",
+            "move from=system to=vram evict=0 ret=0",
+            &t.importer("pin", &path, "none", 0),
+        ],
+    )?;
+    peer.detach()?;
+    t.events()?;
+
+    t.buffer.add_fence(READ, &timeline.fence(2)?)?;
+    let size = scene.drm.getparam(uapi::PARAM_VRAM_SIZE)?;
+    interrupted(|| expect_errno("GEM_CREATE", scene.drm.create(size), libc::EINTR))?;
+    t.expect(
+        "events of an interrupted eviction",
+        &[
+            "invalidate placement=vram",
+            &format!("move from=vram to=system evict=1 ret=-{ERESTARTSYS}"),
+        ],
+    )?;
+    placed(&t.object, uapi::PLACEMENT_VRAM)?;
+    timeline.step()?;
+    drop(scene.drm.create(size)?);
+    t.expect(
+        "events of the eviction",
+        &[
+            "invalidate placement=vram",
+            "move from=vram to=system evict=1 ret=0",
+        ],
+    )?;
+    cpu_reads(&t.map, a, &[0, 1])
+}
+
+/// A move that has no room does not begin: importers keep what they have.
+fn no_room() -> Outcome {
+    let scene = Scene::with_route()?;
+    let (a, _) = patterns();
+    let t = Traced::new(&scene)?;
+    t.map.fill(a);
+    let peer = &scene.peer;
+    peer.attach(&t.buffer, Mode::Dynamic)?;
+    let taken = squeeze_idle(&scene.drm)?;
+    placed(&t.object, uapi::PLACEMENT_SYSTEM)?;
+    peer.map()?;
+    t.events()?;
+    let moves = scene.drm.getparam(uapi::PARAM_MOVES)?;
+    let told = peer.status()?.invalidations;
+    let id = t.object.info()?.id;
+    expect_errno(
+        "a move to VRAM",
+        t.debugfs.write("move", &format!("{id} vram")),
+        libc::ENOSPC,
+    )?;
+    t.expect("events of a move without room", &[])?;
+    check_eq!(peer.status()?.invalidations, told, "invalidations");
+    check_eq!(scene.drm.getparam(uapi::PARAM_MOVES)?, moves, "moves");
+    peer_reads(peer, a, &[0, 1])?;
+    drop(taken);
+    t.debugfs.write("move", &format!("{id} vram"))?;
+    t.expect(
+        "events of the move",
+        &[
+            "invalidate placement=system",
+            &t.importer("unmap", &path_name(scene.expect.path()), "none", 0),
+            "move from=system to=vram evict=0 ret=0",
+        ],
+    )
+}
+
+/// A fence that does not signal: a pin gives up after 15 s, and so does a map. Neither moves, nor
+/// leaves anything.
+fn timeout() -> Outcome {
+    let scene = Scene::with_route()?;
+    let (a, _) = patterns();
+    let t = Traced::new(&scene)?;
+    let mapped = scene.drm.create_flags(2 * PAGE64, EITHER)?;
+    let (map, buffer) = (mapped.map()?, mapped.export()?);
+    let timeline = Timeline::new()?;
+    let [pinning, mapping] = [scene.peer.reopen()?, scene.peer.reopen()?];
+    pinning.attach(&t.buffer, Mode::Pinned)?;
+    mapping.attach(&buffer, Mode::Dynamic)?;
+    for (object, map, buffer) in [(&t.object, &t.map, &t.buffer), (&mapped, &map, &buffer)] {
+        map.fill(a);
+        let id = object.info()?.id;
+        t.debugfs.write("move", &format!("{id} system"))?;
+        buffer.add_fence(READ, &timeline.fence(1)?)?;
+    }
+    t.events()?;
+    let size = scene.drm.getparam(uapi::PARAM_VRAM_SIZE)?;
+    let before = t.debugfs.counters()?;
+    let mut children = [
+        Child::spawn(|| expect_errno("a pin", pinning.pin(), libc::ETIMEDOUT))?,
+        Child::spawn(|| expect_errno("a map", mapping.map(), libc::EBUSY))?,
+    ];
+    for child in &mut children {
+        child.join("the wait", 2 * LIMIT)?;
+    }
+    let counted = difference(&before, &t.debugfs.counters()?);
+    let none = ("pin-refused".to_string(), "none".to_string(), 1);
+    check_eq!(counted, [none], "what was counted");
+    t.expect(
+        "events of the pin",
+        &[
+            "invalidate placement=system",
+            &format!("move from=system to=vram evict=0 ret=-{}", libc::EBUSY),
+            &t.importer("pin", "refused", "none", -libc::ETIMEDOUT),
+        ],
+    )?;
+    for (object, map, mode) in [
+        (&t.object, &t.map, Mode::Pinned),
+        (&mapped, &map, Mode::Dynamic),
+    ] {
+        placed(object, uapi::PLACEMENT_SYSTEM)?;
+        check_eq!(object.info()?.pinned, 0, "pinned in mode {mode:?}");
+        scene.check_only(object, mode, false, false)?;
+        cpu_reads(map, a, &[0, 1])?;
+    }
+    scene.drm.await_vram_free(size)?;
+    timeline.step()?;
+    for (peer, object, map, mode) in [
+        (&pinning, &t.object, &t.map, Mode::Pinned),
+        (&mapping, &mapped, &map, Mode::Dynamic),
+    ] {
+        peer.pin_and_map(mode)?;
+        placed(object, uapi::PLACEMENT_VRAM)?;
+        scene.check_table(peer, map)?;
+        peer_reads(peer, a, &[1])?;
+    }
+    Ok(())
+}
+
+/// A buffer that the CPU cannot map, the BAR of another device, is no source and no target.
+fn no_vmap() -> Outcome {
+    let scene = Scene::with_route()?;
+    let (a, _) = patterns();
+    let drm = &scene.drm;
+    let Scene { edu, .. } = &scene;
+    let free = drm.vram_free()?;
+    {
+        let lent = Lent::of(edu)?;
+        let buffer = lender::export(&lent.open()?, 0, 0, 2 * PAGE64)?;
+        let import = drm.import(&buffer)?;
+        let info = import.import_info()?;
+        check_eq!(info.path, uapi::PATH_UNKNOWN, "path of the import");
+        let object = drm.create(2 * PAGE64)?;
+        let map = object.map()?;
+        map.fill(a);
+        for (src, dst) in [(&import, &object), (&object, &import), (&import, &import)] {
+            let before = vvram_tests::signals::open_files();
+            let copied = drm.copy((src, 0), (dst, PAGE64), PAGE64);
+            expect_errno("a copy", copied, libc::EINVAL)?;
+            check_eq!(
+                vvram_tests::signals::open_files(),
+                before,
+                "open files after the copy"
+            );
+            check!(buffer.is_idle()?, "a fence of the copy is in the buffer");
+        }
+        cpu_reads(&map, a, &[0, 1])?;
+        // The object is as good as before.
+        drm.copy((&object, 0), (&object, PAGE64), PAGE64)?
+            .finish()?;
+        check_eq!(
+            map.read(PAGE / 8),
+            map.read(0),
+            "the first word of the copy"
+        );
+    }
+    drm.await_vram_free(free)?;
+    works()
+}
+
+/// An unbind that a device and the kernel hold up names both, and later who is left.
+fn two_holders() -> Outcome {
+    let scene = Scene::with_route()?;
+    let (a, _) = patterns();
+    let shared = share(&scene.drm, 2)?;
+    shared.map.fill(a);
+    let (device, kernel) = (&scene.peer, scene.peer.reopen()?);
+    device.attach(&shared.buffer, Mode::Pinned)?;
+    device.pin_and_map(Mode::Pinned)?;
+    kernel.attach(&shared.buffer, Mode::Cpu)?;
+    kernel.map()?;
+    let mapped = |who: &str, seconds: u32| {
+        let bytes = 2 * PAGE;
+        format!(
+            "waiting for {who}, which has mapped a revoked dma-buf of {bytes} bytes, since {seconds} s"
+        )
+    };
+    let mut log = KernelLog::open()?;
+    let mut seen = Vec::new();
+    let mut unbinding = Unbinding::start(&scene.gpu)?;
+    let mut says = |line: &str| {
+        let said = misc::poll(LIMIT, || {
+            seen.extend(log.lines());
+            seen.iter().any(|seen| seen.ends_with(line)).then_some(())
+        });
+        match said {
+            Some(()) => Ok(seen.clone()),
+            None => Err(Stop::fail(format_args!(
+                "the kernel log has no {line:?}: {seen:?}"
+            ))),
+        }
+    };
+    says(&mapped(device.name(), 0))?;
+    says(&mapped("the kernel (vmap)", 0))?;
+    kernel.unmap()?;
+    // The reminder, for the one that is left.
+    let lines = says(&mapped(device.name(), 10))?;
+    let vmap = lines.iter().filter(|line| line.contains("(vmap)")).count();
+    check_eq!(vmap, 1, "lines about the kernel's mapping in {lines:?}");
+    if let Some(exit) = unbinding.child.ended() {
+        fail!("the unbind did not wait for the second holder: {exit:?}");
+    }
+    peer_reads(device, a, &[1])?;
+    device.unmap()?;
+    unbinding.finish(LIMIT)?.rebind()?;
+    works()
+}
+
+igt_main! {
+    "interrupted-moves", "tracepoints of moves that a signal ends", interrupted_moves;
+    "no-room", "a move without room does not begin", no_room;
+    "timeout", "ETIMEDOUT for a pin and EBUSY for a map after 15 s", timeout;
+    "no-vmap", "a copy with a buffer that the CPU cannot map", no_vmap;
+    "two-holders", "an unbind names both who hold it up, and later the one that is left", two_holders;
+}

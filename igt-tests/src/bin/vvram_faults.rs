@@ -1,0 +1,918 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Every operation, with each of its allocations and copies failing in turn.
+
+use std::cell::Cell;
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::time::Duration;
+
+use vvram_tests::debugfs::DebugFs;
+use vvram_tests::drm::{DmaBuf, Drm};
+use vvram_tests::faults::{Code, Faults, Snapshot, Workers};
+use vvram_tests::foreign::{self, Foreign, Kind};
+use vvram_tests::lender::{export_request, request, Lent, MEMORY};
+use vvram_tests::map::{Map, PAGE};
+use vvram_tests::misc;
+use vvram_tests::pci::PciDevice;
+use vvram_tests::peer::{Mode, Peer};
+use vvram_tests::power::Auto;
+use vvram_tests::rebind::{reload, Unbound};
+use vvram_tests::scene::{cpu_reads, patterns, peer_reads, peer_writes, share, works, Scene};
+use vvram_tests::uapi::{
+    self, VvramGemAttachments, VvramGemCopy, VvramGemCreate, VvramGemImport, VvramGemMmapOffset,
+};
+use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome, Stop, SysError};
+
+const PAGE64: u64 = PAGE as u64;
+const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
+/// What one page table maps.
+const TABLE: u64 = 2 << 20;
+/// What the allocation of memory and the copy of arguments may return.
+const USUAL: [i32; 2] = [libc::ENOMEM, libc::EFAULT];
+/// What must not fail needs no memory.
+const NONE: [i32; 0] = [];
+
+fn nothing<S>(_: &mut S) -> Result<(), SysError> {
+    Ok(())
+}
+
+/// A file of the GPU, and the handle of an object of some pages in it.
+struct Object {
+    handle: u32,
+    drm: Drm,
+}
+
+impl Object {
+    fn new(flags: u32) -> Result<Self, Stop> {
+        let drm = Drm::open()?;
+        let handle = drm.create_flags(4 * PAGE64, flags)?.leak();
+        Ok(Self { handle, drm })
+    }
+
+    fn exported(flags: u32) -> Result<(Self, DmaBuf), Stop> {
+        let object = Self::new(flags)?;
+        let buffer = object.drm.export(object.handle, libc::O_RDWR as u32)?;
+        Ok((object, buffer))
+    }
+}
+
+fn open() -> Outcome {
+    let mut faults = Faults::new()?;
+    let path = Drm::open()?.path().to_path_buf();
+    faults.sweep(
+        "open",
+        &USUAL,
+        || Ok(None),
+        |file: &mut Option<File>| {
+            let opened = File::options().read(true).write(true).open(&path);
+            *file = Some(opened.map_err(|error| {
+                SysError::new("open", error.raw_os_error().unwrap_or(libc::EIO))
+            })?);
+            Ok(())
+        },
+        nothing,
+    )?;
+    let peer = Peer::open()?;
+    faults.sweep(
+        "open, edu_peer",
+        &USUAL,
+        || Ok(None),
+        |file: &mut Option<Peer>| {
+            *file = Some(peer.reopen()?);
+            Ok(())
+        },
+        nothing,
+    )
+}
+
+fn create() -> Outcome {
+    let mut faults = Faults::new()?;
+    for (name, flags) in [
+        ("GEM_CREATE, VRAM", uapi::CREATE_VRAM),
+        ("GEM_CREATE, VRAM or fail", uapi::CREATE_VRAM_OR_FAIL),
+        ("GEM_CREATE, system", uapi::CREATE_SYSTEM),
+        ("GEM_CREATE, either", EITHER),
+    ] {
+        faults.sweep(
+            name,
+            &USUAL,
+            Drm::open,
+            |drm| {
+                drm.create_raw(&mut VvramGemCreate {
+                    size: 4 * PAGE64,
+                    flags,
+                    handle: 0,
+                })
+            },
+            nothing,
+        )?;
+    }
+    Ok(())
+}
+
+fn ioctls() -> Outcome {
+    let mut faults = Faults::new()?;
+    let object = || Object::new(EITHER);
+    faults.sweep(
+        "GETPARAM",
+        &USUAL,
+        Drm::open,
+        |drm| drm.getparam(uapi::PARAM_VRAM_SIZE).map(|_| ()),
+        nothing,
+    )?;
+    faults.sweep(
+        "GEM_MMAP_OFFSET",
+        &USUAL,
+        object,
+        |it| {
+            it.drm.mmap_offset_raw(&mut VvramGemMmapOffset {
+                handle: it.handle,
+                ..Default::default()
+            })
+        },
+        nothing,
+    )?;
+    faults.sweep(
+        "GEM_INFO",
+        &USUAL,
+        object,
+        |it| it.drm.info(it.handle).map(|_| ()),
+        nothing,
+    )?;
+    faults.sweep(
+        "GEM_ATTACHMENTS",
+        &USUAL,
+        || {
+            let it = Object::exported(EITHER)?;
+            let peer = Peer::open()?;
+            peer.attach(&it.1, Mode::NoP2p)?;
+            Ok((it, peer))
+        },
+        |((it, _), _)| {
+            it.drm.attachments_raw(&mut VvramGemAttachments {
+                handle: it.handle,
+                ..Default::default()
+            })
+        },
+        nothing,
+    )?;
+    faults.sweep(
+        "GEM_IMPORT",
+        &USUAL,
+        || Imported::new(Kind::Heap),
+        |it| {
+            it.drm.import_info_raw(&mut VvramGemImport {
+                handle: it.handle,
+                ..Default::default()
+            })
+        },
+        nothing,
+    )?;
+    faults.sweep(
+        "GEM_CLOSE",
+        &USUAL,
+        || Ok((Object::new(EITHER)?, Cell::new(false))),
+        |(it, done)| {
+            if !done.get() {
+                it.drm.close(it.handle)?;
+                done.set(true);
+            }
+            Ok(())
+        },
+        nothing,
+    )?;
+    Ok(())
+}
+
+/// A file of the GPU that has imported a buffer of system memory, and an object beside it.
+struct Imported {
+    handle: u32,
+    own: u32,
+    drm: Drm,
+    _foreign: Foreign,
+}
+
+impl Imported {
+    fn new(kind: Kind) -> Result<Self, Stop> {
+        let drm = Drm::open()?;
+        let foreign = foreign::make(kind, 4)?;
+        let handle = drm.import_handle(foreign.buffer.fd())?;
+        let own = drm.create_flags(4 * PAGE64, EITHER)?.leak();
+        Ok(Self {
+            handle,
+            own,
+            drm,
+            _foreign: foreign,
+        })
+    }
+}
+
+/// Copies, for which the kernel maps what is not ours.
+fn copies() -> Outcome {
+    let mut faults = Faults::new()?;
+    for (name, kind) in [("heap", Kind::Heap), ("udmabuf", Kind::Udmabuf)] {
+        for into in [false, true] {
+            faults.sweep(
+                &format!("GEM_COPY, {} {name}", if into { "into" } else { "of" }),
+                &USUAL,
+                || Imported::new(kind),
+                |it| {
+                    let (src, dst) = if into {
+                        (it.own, it.handle)
+                    } else {
+                        (it.handle, it.own)
+                    };
+                    it.drm.copy_raw(&mut VvramGemCopy {
+                        src,
+                        dst,
+                        size: 4 * PAGE64,
+                        flags: uapi::COPY_OUT_SYNC_FILE,
+                        ..Default::default()
+                    })
+                },
+                nothing,
+            )?;
+        }
+    }
+    Ok(())
+}
+
+fn prime() -> Outcome {
+    let mut faults = Faults::new()?;
+    faults.sweep(
+        "PRIME_HANDLE_TO_FD",
+        &USUAL,
+        || Object::new(EITHER),
+        |it| it.drm.export(it.handle, libc::O_RDWR as u32).map(drop),
+        nothing,
+    )?;
+    faults.sweep(
+        "PRIME_FD_TO_HANDLE, heap",
+        &USUAL,
+        || Ok((Drm::open()?, foreign::make(Kind::Heap, 4)?)),
+        |(drm, heap)| drm.import_handle(heap.buffer.fd()).map(|_| ()),
+        nothing,
+    )?;
+    faults.sweep(
+        "PRIME_FD_TO_HANDLE, own",
+        &USUAL,
+        || Ok((Object::exported(EITHER)?, Drm::open()?)),
+        |((_, buffer), drm)| drm.import_handle(buffer.fd()).map(|_| ()),
+        nothing,
+    )?;
+    Ok(())
+}
+
+/// Lets the kernel write to each page, whose faults then end with an error and not with a signal.
+fn populate(zero: &File, map: &Map) -> Result<(), SysError> {
+    let base = map.address().as_ptr().cast::<libc::c_void>();
+    for page in 0..map.pages() {
+        // SAFETY: the byte is in the mapping, of which nothing else is read or written.
+        let read = unsafe { libc::read(zero.as_raw_fd(), base.byte_add(page * PAGE), 1) };
+        if read != 1 {
+            return Err(SysError::last("read(/dev/zero)"));
+        }
+    }
+    Ok(())
+}
+
+fn mmap() -> Outcome {
+    let mut faults = Faults::new()?;
+    let Ok(zero) = File::open("/dev/zero") else {
+        fail!("/dev/zero cannot be opened");
+    };
+    let map = |flags, size: u64| {
+        move || {
+            let drm = Drm::open()?;
+            let handle = drm.create_flags(size, flags)?.leak();
+            let offset = drm.mmap_offset(handle)?;
+            let map = Map::new(drm.fd(), offset, size as usize)?;
+            Ok((map, drm))
+        }
+    };
+    // What is next to two page tables' worth may have page tables, but not those of all of it.
+    for (name, flags, size) in [
+        ("page fault, VRAM", uapi::CREATE_VRAM, 2 * TABLE),
+        ("page fault, system", uapi::CREATE_SYSTEM, 2 * TABLE),
+    ] {
+        faults.sweep(
+            name,
+            &USUAL,
+            map(flags, size),
+            |(map, _)| populate(&zero, map),
+            nothing,
+        )?;
+    }
+    faults.sweep(
+        "mmap of a dma-buf",
+        &USUAL,
+        || Object::exported(EITHER),
+        |(_, buffer)| populate(&zero, &buffer.map()?),
+        nothing,
+    )?;
+    Ok(())
+}
+
+/// Attach, pin, map, unmap and detach of each class of importer.
+fn importers() -> Outcome {
+    let scene = Scene::with_route()?;
+    let mut faults = Faults::new()?;
+    for mode in [
+        Mode::Static,
+        Mode::Dynamic,
+        Mode::Pinned,
+        Mode::Revocable,
+        Mode::NoP2p,
+        Mode::Cpu,
+    ] {
+        let open = || Ok((Object::exported(EITHER)?, scene.peer.reopen()?));
+        faults.sweep(
+            &format!("attach, {mode:?}"),
+            &USUAL,
+            open,
+            |((_, buffer), peer)| peer.attach(buffer, mode).map(|_| ()),
+            |(_, peer)| peer.detach(),
+        )?;
+        let attached = || {
+            let it = open()?;
+            it.1.attach(&it.0 .1, mode)?;
+            Ok(it)
+        };
+        if mode.needs_pin() {
+            faults.sweep(
+                &format!("pin, {mode:?}"),
+                &USUAL,
+                attached,
+                |(_, peer)| peer.pin(),
+                nothing,
+            )?;
+        }
+        let pinned = || {
+            let it = attached()?;
+            if mode.needs_pin() {
+                it.1.pin()?;
+            }
+            Ok(it)
+        };
+        faults.sweep(
+            &format!("map, {mode:?}"),
+            &USUAL,
+            pinned,
+            |(_, peer)| peer.map(),
+            nothing,
+        )?;
+        let mapped = || -> Result<_, Stop> {
+            let it = pinned()?;
+            it.1.map()?;
+            Ok(it)
+        };
+        faults.sweep(
+            &format!("unmap, {mode:?}"),
+            &NONE,
+            || Ok((mapped()?, Cell::new(false))),
+            |((_, peer), done)| {
+                if !done.get() {
+                    peer.unmap()?;
+                    done.set(true);
+                }
+                Ok(())
+            },
+            nothing,
+        )?;
+        faults.sweep(
+            &format!("detach, {mode:?}"),
+            &NONE,
+            || Ok((mapped()?, Cell::new(false))),
+            |((_, peer), done)| {
+                if !done.get() {
+                    peer.detach()?;
+                    done.set(true);
+                }
+                Ok(())
+            },
+            nothing,
+        )?;
+    }
+    Ok(())
+}
+
+/// Transfers, of VRAM and of system memory.
+fn transfers() -> Outcome {
+    let scene = Scene::with_route()?;
+    let mut faults = Faults::new()?;
+    for mode in [Mode::Dynamic, Mode::NoP2p] {
+        let mapped = || -> Result<_, Stop> {
+            let it = (Object::exported(EITHER)?, scene.peer.reopen()?);
+            it.1.attach(&it.0 .1, mode)?;
+            it.1.map()?;
+            Ok(it)
+        };
+        faults.sweep(
+            &format!("read, {mode:?}"),
+            &USUAL,
+            mapped,
+            |(_, peer)| peer.read(0, &mut [0; 64]),
+            nothing,
+        )?;
+        faults.sweep(
+            &format!("submit, {mode:?}"),
+            &USUAL,
+            mapped,
+            |(_, peer)| {
+                peer.submit_write(0, &[0; 64])?;
+                peer.finish_write().map(|_| ())
+            },
+            |(_, peer)| peer.finish_write().map(|_| ()),
+        )?;
+    }
+    Ok(())
+}
+
+/// What a peer is asked of its mapping, and the end of a pin.
+fn questions() -> Outcome {
+    let scene = Scene::with_route()?;
+    let mut faults = Faults::new()?;
+    let pinned = || -> Result<_, Stop> {
+        let it = (Object::exported(EITHER)?, scene.peer.reopen()?);
+        it.1.attach(&it.0 .1, Mode::Pinned)?;
+        it.1.pin_and_map(Mode::Pinned)?;
+        Ok(it)
+    };
+    faults.sweep(
+        "TABLE",
+        &USUAL,
+        pinned,
+        |(_, peer)| peer.table().map(|_| ()),
+        nothing,
+    )?;
+    faults.sweep(
+        "STATUS",
+        &USUAL,
+        pinned,
+        |(_, peer)| peer.status().map(|_| ()),
+        nothing,
+    )?;
+    faults.sweep(
+        "MEASURE",
+        &USUAL,
+        || {
+            let it = pinned()?;
+            it.1.unmap()?;
+            Ok(it)
+        },
+        |(_, peer)| peer.measure(2).map(|_| ()),
+        nothing,
+    )?;
+    faults.sweep(
+        "unpin",
+        &NONE,
+        || {
+            let it = pinned()?;
+            it.1.unmap()?;
+            Ok((it, Cell::new(false)))
+        },
+        |((_, peer), done)| {
+            if !done.get() {
+                peer.unpin()?;
+                done.set(true);
+            }
+            Ok(())
+        },
+        nothing,
+    )
+}
+
+/// The end of everything, with somebody who has a buffer mapped.
+fn unbind() -> Outcome {
+    let scene = Scene::with_route()?;
+    let gpu = scene.gpu.clone();
+    let mut faults = Faults::new()?;
+    for mode in [Mode::Dynamic, Mode::Revocable] {
+        faults.sweep(
+            &format!("unbind, {mode:?}"),
+            // Of the write that asks for it.
+            &USUAL,
+            || {
+                let it = Object::exported(EITHER)?;
+                let peer = scene.peer.reopen()?;
+                peer.attach(&it.1, mode)?;
+                peer.pin_and_map(mode)?;
+                Ok((Probe::new(&gpu, "vvram"), it, peer))
+            },
+            |(gpu, ..)| gpu.unbind(),
+            |(gpu, ..)| {
+                gpu.done = !gpu.is_bound();
+                Ok(())
+            },
+        )?;
+    }
+    works()
+}
+
+/// A pin that has to move the object first.
+fn pins() -> Outcome {
+    let scene = Scene::with_route()?;
+    let mut faults = Faults::new()?;
+    let debugfs = DebugFs::open(&scene.gpu)?;
+    for mode in [Mode::Pinned, Mode::Revocable] {
+        faults.sweep(
+            &format!("pin after an eviction, {mode:?}"),
+            &USUAL,
+            || {
+                let it = Object::exported(EITHER)?;
+                let peer = scene.peer.reopen()?;
+                peer.attach(&it.1, mode)?;
+                debugfs.write("move", "evict")?;
+                Ok((it, peer))
+            },
+            |(_, peer)| peer.pin(),
+            nothing,
+        )?;
+    }
+    Ok(())
+}
+
+/// A move while an importer has it, there and back.
+fn moves() -> Outcome {
+    let scene = Scene::with_route()?;
+    let mut faults = Faults::new()?;
+    let debugfs = DebugFs::open(&scene.gpu)?;
+    faults.sweep(
+        "evict by debugfs",
+        &[libc::ENOMEM, libc::EFAULT, libc::ENOSPC, libc::EBUSY],
+        || {
+            let it = Object::exported(EITHER)?;
+            let peer = scene.peer.reopen()?;
+            peer.attach(&it.1, Mode::Dynamic)?;
+            peer.map()?;
+            Ok((it, peer))
+        },
+        |_| debugfs.write("move", "evict"),
+        nothing,
+    )?;
+    faults.sweep(
+        "map after an eviction",
+        &USUAL,
+        || {
+            let it = Object::exported(EITHER)?;
+            let peer = scene.peer.reopen()?;
+            peer.attach(&it.1, Mode::Dynamic)?;
+            peer.map()?;
+            peer.unmap()?;
+            debugfs.write("move", "evict")?;
+            Ok((it, peer))
+        },
+        |(_, peer)| peer.map(),
+        nothing,
+    )?;
+    Ok(())
+}
+
+/// Access by the CPU to a dma-buf of the GPU.
+fn cpu_access() -> Outcome {
+    let mut faults = Faults::new()?;
+    for flags in [uapi::CREATE_VRAM, uapi::CREATE_SYSTEM] {
+        faults.sweep(
+            &format!("begin access, {flags}"),
+            &USUAL,
+            || Object::exported(flags),
+            |(_, buffer)| buffer.sync(uapi::DMA_BUF_SYNC_READ | uapi::DMA_BUF_SYNC_WRITE),
+            nothing,
+        )?;
+        faults.sweep(
+            &format!("end access, {flags}"),
+            &USUAL,
+            || {
+                let it = Object::exported(flags)?;
+                it.1.sync(uapi::DMA_BUF_SYNC_READ | uapi::DMA_BUF_SYNC_WRITE)?;
+                Ok(it)
+            },
+            |(_, buffer)| {
+                buffer.sync(
+                    uapi::DMA_BUF_SYNC_READ | uapi::DMA_BUF_SYNC_WRITE | uapi::DMA_BUF_SYNC_END,
+                )
+            },
+            nothing,
+        )?;
+    }
+    Ok(())
+}
+
+/// Ranges of a BAR as dma-bufs.
+fn bar_export() -> Outcome {
+    Scene::with_route()?;
+    let lent = Lent::new()?;
+    let peer = Peer::open()?;
+    let mut faults = Faults::new()?;
+    faults.sweep(
+        "open, bar_export",
+        &USUAL,
+        || Ok(None),
+        |file| {
+            *file = Some(lent.try_open()?);
+            Ok(())
+        },
+        nothing,
+    )?;
+    let device = lent.gpu().clone();
+    faults.sweep(
+        "probe of bar_export",
+        &[libc::ENOMEM, libc::EFAULT],
+        || {
+            Unbound::new(&device)?.keep();
+            Ok(Probe::new(&device, "bar_export"))
+        },
+        Probe::bind,
+        |it| {
+            it.done = it.is_bound();
+            Ok(())
+        },
+    )?;
+    let lender = lent.open()?;
+    let ranges = request(&[(0, PAGE64), (4 * PAGE64, 2 * PAGE64)]);
+    let export = || export_request(&lender, MEMORY, &ranges);
+    faults.sweep(
+        "BAR_EXPORT_IOC_EXPORT",
+        &USUAL,
+        || Ok(()),
+        |()| export().map(drop),
+        nothing,
+    )?;
+    let opened = || Ok((export()?, peer.reopen()?));
+    faults.sweep(
+        "attach, bar_export",
+        &USUAL,
+        opened,
+        |(buffer, peer)| peer.attach(buffer, Mode::Dynamic).map(|_| ()),
+        |(_, peer)| peer.detach(),
+    )?;
+    faults.sweep(
+        "map, bar_export",
+        &USUAL,
+        || {
+            let (buffer, peer) = opened()?;
+            peer.attach(&buffer, Mode::Dynamic)?;
+            Ok((buffer, peer))
+        },
+        |(_, peer)| peer.map(),
+        nothing,
+    )
+}
+
+/// A device whose driver comes or goes, and that has it again when this is dropped.
+struct Probe {
+    device: PciDevice,
+    driver: &'static str,
+    /// The operation was done, although the write that asked for it failed.
+    done: bool,
+}
+
+impl Probe {
+    fn new(device: &PciDevice, driver: &'static str) -> Self {
+        Self {
+            device: device.clone(),
+            driver,
+            done: false,
+        }
+    }
+
+    fn bind(&mut self) -> Result<(), SysError> {
+        if !self.done {
+            self.device.bind(self.driver)?;
+        }
+        Ok(())
+    }
+
+    fn unbind(&mut self) -> Result<(), SysError> {
+        if !self.done {
+            self.device.unbind(self.driver)?;
+        }
+        Ok(())
+    }
+
+    fn is_bound(&self) -> bool {
+        self.device.driver().is_some()
+    }
+}
+
+impl Drop for Probe {
+    fn drop(&mut self) {
+        // A probe goes on without what it has no memory for in debugfs.
+        if self.is_bound() {
+            let _ = self.device.unbind(self.driver);
+        }
+        let _ = self.device.bind(self.driver);
+    }
+}
+
+/// The probe of each driver.
+fn probe() -> Outcome {
+    let scene = Scene::open()?;
+    let devices = [
+        (scene.gpu.clone(), "vvram"),
+        (scene.edu.clone(), "edu_peer"),
+    ];
+    drop(scene);
+    let mut faults = Faults::new()?;
+    for (device, driver) in devices {
+        faults.sweep(
+            &format!("probe of {driver}"),
+            // That of a BAR that is requested is EBUSY, for want of memory too.
+            &[libc::ENOMEM, libc::EFAULT, libc::EBUSY],
+            || {
+                Unbound::new(&device)?.keep();
+                Ok(Probe::new(&device, driver))
+            },
+            Probe::bind,
+            |it| {
+                it.done = it.is_bound();
+                Ok(())
+            },
+        )?;
+        works()?;
+    }
+    Ok(())
+}
+
+/// What wakes the device.
+fn resume() -> Outcome {
+    let scene = Scene::with_route()?;
+    let auto = Auto::new(&scene.gpu)?;
+    let mut faults = Faults::new()?;
+    let object = scene.drm.create_flags(PAGE64, uapi::CREATE_VRAM)?;
+    let buffer = object.export()?;
+    faults.sweep(
+        "attach, suspended",
+        &USUAL,
+        || {
+            auto.sleeps("before the attach")?;
+            Ok(scene.peer.reopen()?)
+        },
+        |peer| peer.attach(&buffer, Mode::Dynamic).map(|_| ()),
+        |peer| peer.detach(),
+    )?;
+    faults.sweep(
+        "begin access, suspended",
+        &USUAL,
+        || auto.sleeps("before the access"),
+        |()| {
+            buffer.sync(uapi::DMA_BUF_SYNC_READ)?;
+            buffer.sync(uapi::DMA_BUF_SYNC_READ | uapi::DMA_BUF_SYNC_END)
+        },
+        nothing,
+    )
+}
+
+/// What workers do, with their allocations failing: they have none, and all that was promised is
+/// kept.
+fn workers() -> Outcome {
+    let scene = Scene::with_route()?;
+    let debugfs = DebugFs::open(&scene.gpu)?;
+    let (a, b) = patterns();
+    for code in [
+        Code::Module("vvram"),
+        Code::Module("edu_peer"),
+        Code::Layers,
+    ] {
+        let before = Snapshot::take()?;
+        let workers = Workers::new(code, 1)?;
+        // It finds the code: an ioctl fails if this thread is one of those that may.
+        let (result, own) = workers.with_me(|| match code {
+            Code::Module("edu_peer") => scene.peer.reopen().map(drop),
+            _ => scene.drm.create(PAGE64).map(drop),
+        })?;
+        expect_errno("an operation without memory", result, libc::ENOMEM)?;
+        // A move by the engine, there and back, under an importer.
+        let shared = share(&scene.drm, 4)?;
+        shared.map.fill(a);
+        scene.peer.attach(&shared.buffer, Mode::Dynamic)?;
+        scene.peer.map()?;
+        debugfs.write("move", "evict")?;
+        cpu_reads(&shared.map, a, &[0, 3])?;
+        scene.peer.map()?;
+        peer_reads(&scene.peer, a, &[0, 3])?;
+        peer_writes(&scene.peer, b, &[1])?;
+        // A transfer in the background, and an object that is closed while it is used.
+        let other = scene.peer.reopen()?;
+        other.attach(&shared.buffer, Mode::Dynamic)?;
+        other.submit_write(0, &[0x5a; 64])?;
+        let bytes = other.finish_write()?;
+        check_eq!(bytes, 64, "bytes of a transfer in the background");
+        check_eq!(shared.map.byte(63), 0x5a, "the last of them");
+        // A copy of an import, which a worker gives back.
+        let import = Imported::new(Kind::Heap)?;
+        for _ in 0..2 {
+            import.drm.copy_raw(&mut VvramGemCopy {
+                src: import.handle,
+                dst: import.own,
+                size: 4 * PAGE64,
+                ..Default::default()
+            })?;
+        }
+        drop(import);
+        other.submit_read(0, PAGE)?;
+        drop(other);
+        scene.peer.detach()?;
+        drop(shared);
+        // A suspend.
+        let auto = Auto::new(&scene.gpu)?;
+        auto.sleeps("with nobody using it")?;
+        drop(auto);
+        let failed = workers.injected() - own;
+        println!("{code:?}: {failed} allocations of workers failed");
+        // What finishes jobs must not wait for memory. KASAN itself allocates when memory is freed.
+        check!(
+            failed == 0 || misc::has_kasan(),
+            "a worker with {code:?} in its stack has allocated"
+        );
+        drop(workers);
+        before.compare(&format!("workers of {code:?}"))?;
+    }
+    works()
+}
+
+/// A probe by a worker, which is where allocations of a worker are sure to fail.
+fn probing_worker() -> Outcome {
+    let gpu = PciDevice::vvram()?;
+    for interval in 1..=if misc::soak() > 1 { 50 } else { 3 } {
+        let before = Snapshot::take()?;
+        let workers = Workers::new(Code::Layers, interval)?;
+        let probe = Probe::new(&gpu, "vvram");
+        reload("vvram", &["async_probe"])?;
+        let failed = misc::poll(Duration::from_secs(10), || {
+            let over = workers.injected() >= 1 || gpu.driver().is_some();
+            over.then(|| workers.injected())
+        });
+        drop(workers);
+        println!("each of {interval}: {failed:?} allocations failed");
+        check!(
+            failed.is_some_and(|failed| failed > 0 || interval > 3),
+            "the probe by a worker did nothing, or no allocation of it failed"
+        );
+        // Waits for the worker.
+        reload("vvram", &[])?;
+        drop(probe);
+        works()?;
+        before.compare(&format!("a probe by a worker, each of {interval}"))?;
+    }
+    Ok(())
+}
+
+/// Closing the last file of everything.
+fn release() -> Outcome {
+    let scene = Scene::with_route()?;
+    let mut faults = Faults::new()?;
+    faults.sweep(
+        "close of a file",
+        &NONE,
+        || {
+            let it = Object::exported(EITHER)?;
+            it.0.drm.create_flags(PAGE64, uapi::CREATE_SYSTEM)?.leak();
+            Ok(Some(it))
+        },
+        |it| {
+            *it = None;
+            Ok(())
+        },
+        nothing,
+    )?;
+    faults.sweep(
+        "close of a peer",
+        &NONE,
+        || {
+            let it = Object::exported(EITHER)?;
+            let peer = scene.peer.reopen()?;
+            peer.attach(&it.1, Mode::Dynamic)?;
+            peer.map()?;
+            Ok((it, Some(peer)))
+        },
+        |(_, peer)| {
+            *peer = None;
+            Ok(())
+        },
+        nothing,
+    )
+}
+
+igt_main! {
+    "open", "open of the render node", open;
+    "create", "GEM_CREATE", create;
+    "ioctls", "the other ioctls", ioctls;
+    "prime", "export and import", prime;
+    "mmap", "page faults", mmap;
+    "importers", "what importers of each class do", importers;
+    "copies", "copies between objects and imports", copies;
+    "release", "the last close", release;
+    "transfers", "reads and writes of a peer", transfers;
+    "questions", "what a peer tells of its mapping", questions;
+    "unbind", "the end, with importers", unbind;
+    "pins", "pins of what is not in VRAM", pins;
+    "moves", "moves while somebody has the object", moves;
+    "cpu-access", "begin and end of an access by the CPU", cpu_access;
+    "resume", "what wakes the device", resume;
+    "bar-export", "the operations of bar_export", bar_export;
+    "probe", "the probe of each driver", probe;
+    "probing-worker", "a probe by a worker", probing_worker;
+    "workers", "what is done in the background", workers;
+}

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What comes and goes again and again leaves nothing behind: so many rounds
+//! that what each of them forgot would be seen in the kernel's own figures.
+
+use std::fs;
+use std::time::Duration;
+
+use vvram_tests::map::PAGE;
+use vvram_tests::misc::{self, meminfo};
+use vvram_tests::peer::Mode;
+use vvram_tests::rebind::Unbound;
+use vvram_tests::scene::Scene;
+use vvram_tests::{check, fail, fragment, igt_main, skip, uapi, Outcome};
+
+const PAGE64: u64 = PAGE as u64;
+/// A table of 65 to 127 entries is one object of the slab, of 4 KiB; a larger one comes as whole
+/// pages, which `SUnreclaim` does not count.
+const ENTRIES: usize = 100;
+/// The shortest table, of one entry.
+const ENTRY: u64 = 32;
+/// Far less than an object, or its dma-buf.
+const OBJECT: u64 = 512;
+
+/// Does something many times, and sees that the slab does not grow by `bytes` each time.
+fn repeat(rounds: u64, bytes: u64, mut round: impl FnMut() -> Outcome) -> Outcome {
+    misc::need_prompt_frees()?;
+    for _ in 0..rounds / 5 {
+        round()?;
+    }
+    let Some(before) = meminfo("SUnreclaim") else {
+        fail!("/proc/meminfo has no SUnreclaim");
+    };
+    for _ in 0..rounds {
+        round()?;
+    }
+    let after = meminfo("SUnreclaim").unwrap_or_default();
+    let (grown, leak) = (after.saturating_sub(before), rounds * bytes / 1024);
+    println!("{rounds} rounds: SUnreclaim {before} -> {after} kB; a leak would be {leak} kB");
+    check!(
+        grown < leak / 3,
+        "SUnreclaim grew by {grown} kB over {rounds} rounds; a leak would be {leak} kB"
+    );
+    Ok(())
+}
+
+fn attachments() -> Outcome {
+    let scene = Scene::with_route()?;
+    if scene.translated() {
+        skip!("behind an IOMMU a table has one entry, whatever the object");
+    }
+    let ragged = fragment::create(&scene.drm, &scene.bar, ENTRIES as u64 * PAGE64, ENTRIES)?;
+    let buffer = ragged.object.export()?;
+
+    repeat(200, PAGE64, || {
+        scene.peer.attach(&buffer, Mode::Dynamic)?;
+        // A table that was kept for the next mapping, and one that is in use.
+        scene.peer.map()?;
+        scene.peer.unmap()?;
+        scene.peer.map()?;
+        scene.peer.detach()?;
+        scene.peer.attach(&buffer, Mode::Dynamic)?;
+        scene.peer.map()?;
+        scene.peer.unmap()?;
+        Ok(scene.peer.detach()?)
+    })
+}
+
+fn system() -> Outcome {
+    let scene = Scene::open()?;
+    let object = scene.drm.create_flags(PAGE64, uapi::CREATE_SYSTEM)?;
+
+    scene.peer.attach(&object.export()?, Mode::NoP2p)?;
+    repeat(10_000, ENTRY, || {
+        scene.peer.map()?;
+        Ok(scene.peer.unmap()?)
+    })
+}
+
+fn objects() -> Outcome {
+    let scene = Scene::open()?;
+
+    repeat(1000, OBJECT, || {
+        let object = scene.drm.create(PAGE64)?;
+        let buffer = object.export()?;
+        object.close()?;
+        drop(buffer);
+        Ok(())
+    })
+}
+
+/// How many DRM devices there are, also unregistered ones: the workqueue of each has a rescuer.
+fn devices() -> usize {
+    let name = |path: std::path::PathBuf| fs::read_to_string(path.join("comm")).ok();
+    let rescuers = fs::read_dir("/proc").into_iter().flatten().flatten();
+
+    rescuers
+        .filter_map(|process| name(process.path()))
+        .filter(|name| name.starts_with("kworker/R-ttm") && !name.starts_with("kworker/R-ttm_"))
+        .count()
+}
+
+fn device() -> Outcome {
+    let before = devices();
+    check!(before > 0, "no device has a workqueue of TTM");
+
+    let scene = Scene::open()?;
+    let object = scene.drm.create(PAGE64)?;
+    let buffer = object.export()?;
+    object.close()?;
+    drop(buffer);
+    let gpu = scene.gpu.clone();
+    drop(scene);
+    Unbound::new(&gpu)?.rebind()?;
+
+    let after = misc::poll(Duration::from_secs(10), || {
+        (devices() == before).then_some(())
+    });
+    check!(
+        after.is_some(),
+        "{} devices after an unbind and a bind, {before} before",
+        devices()
+    );
+    Ok(())
+}
+
+igt_main! {
+    "attachments", "scatter tables of attachments that come and go", attachments;
+    "system", "scatter tables of system memory", system;
+    "device", "the device itself, when it is unbound", device;
+    "objects", "objects and their dma-bufs", objects;
+}

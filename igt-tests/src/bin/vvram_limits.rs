@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The limits of the cgroup controller dmem: a maximum below what is in use, and VRAM that is
+//! protected from others.
+
+use std::time::Duration;
+
+use vvram_tests::cgroup::Group;
+use vvram_tests::drm::{Drm, Gem};
+use vvram_tests::map::{Map, PAGE};
+use vvram_tests::pattern::Pattern;
+use vvram_tests::peer::Mode;
+use vvram_tests::proc::Child;
+use vvram_tests::scene::{patterns, peer_reads, Scene};
+use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome, Stop};
+
+const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
+const MIB: u64 = 1 << 20;
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// Objects of 1 MiB that may be evicted, and what is in them.
+struct Objects<'a>(Vec<(Gem<'a>, Map, Pattern)>);
+
+impl<'a> Objects<'a> {
+    fn new(drm: &'a Drm, count: u64) -> Result<Self, Stop> {
+        let (seed, _) = patterns();
+        let mut objects = Vec::new();
+        for index in 0..count {
+            let object = drm.create_flags(MIB, EITHER)?;
+            let map = object.map()?;
+            map.fill(seed.derive(index));
+            objects.push((object, map, seed.derive(index)));
+        }
+        Ok(Self(objects))
+    }
+
+    /// How many of them are in VRAM.
+    fn in_vram(&self) -> Result<usize, Stop> {
+        let mut count = 0;
+        for (object, _, _) in &self.0 {
+            count += usize::from(object.info()?.placement == uapi::PLACEMENT_VRAM);
+        }
+        Ok(count)
+    }
+
+    /// Checks that they hold what they should, wherever they are.
+    #[track_caller]
+    fn verify(&self) -> Outcome {
+        for (index, (object, map, pattern)) in self.0.iter().enumerate() {
+            if let Err(mismatch) = map.verify(*pattern) {
+                return Err(Stop::fail(format_args!(
+                    "object {index}, {:?}: {mismatch}",
+                    object.info()?
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Takes VRAM in pieces of 1 MiB until there is none.
+fn take_all(drm: &Drm) -> Result<Vec<Gem<'_>>, Stop> {
+    let mut taken = Vec::new();
+    loop {
+        match drm.create(MIB) {
+            Ok(object) => taken.push(object),
+            Err(error) if error.errno == libc::ENOSPC => return Ok(taken),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Runs a function in a process of its own, which then may be in any group.
+fn apart(what: &str, body: impl FnOnce() -> Outcome) -> Outcome {
+    Child::spawn(body)?.join(what, LIMIT)
+}
+
+/// What a group has more than it may is moved to system memory when the maximum is set.
+fn max_lowered() -> Outcome {
+    let group = Group::new("max-lowered")?;
+    apart("the group", || {
+        group.enter()?;
+        let drm = Drm::open()?;
+        let objects = Objects::new(&drm, 8)?;
+        check_eq!(group.current(), Some(8 * MIB), "VRAM of the group");
+        for left in [5, 1, 0] {
+            group.set("max", left * MIB)?;
+            group.await_current(left * MIB)?;
+            check_eq!(objects.in_vram()? as u64, left, "objects in VRAM");
+            objects.verify()?;
+        }
+        expect_errno("VRAM of a group without any", drm.create(1), libc::ENOSPC)?;
+        group.set("max", 2 * MIB)?;
+        let kept = drm.create(2 * MIB)?;
+        check_eq!(group.current(), Some(2 * MIB), "VRAM of the group");
+        drop(kept);
+        objects.verify()
+    })?;
+    group.await_current(0)
+}
+
+/// What cannot leave VRAM stays, whatever the maximum is; the group gets no more.
+fn max_unevictable() -> Outcome {
+    let scene = Scene::with_route()?;
+    let group = Group::new("max-unevictable")?;
+    let peer = &scene.peer;
+    apart("the group", || {
+        group.enter()?;
+        let drm = Drm::open()?;
+        let only = drm.create(2 * MIB)?;
+        let objects = Objects::new(&drm, 3)?;
+        let pinned = &objects.0[0];
+        let buffer = pinned.0.export()?;
+        peer.attach(&buffer, Mode::Pinned)?;
+        peer.pin_and_map(Mode::Pinned)?;
+        group.set("max", MIB)?;
+        group.await_current(3 * MIB)?;
+        check_eq!(objects.in_vram()?, 1, "objects in VRAM that may be evicted");
+        check_eq!(pinned.0.info()?.pinned, 1, "pinned");
+        check_eq!(
+            only.info()?.placement,
+            uapi::PLACEMENT_VRAM,
+            "placement of an object of VRAM only"
+        );
+        peer_reads(peer, pinned.2, &[0, MIB as usize / PAGE - 1])?;
+        check_eq!(peer.status()?.invalidations, 0, "invalidations");
+        expect_errno("more VRAM", drm.create(PAGE as u64), libc::ENOSPC)?;
+        // Others of the group make room, as far as they can.
+        let other = drm.create_flags(MIB, EITHER)?;
+        check_eq!(
+            other.info()?.placement,
+            uapi::PLACEMENT_SYSTEM,
+            "placement of a new object over the maximum"
+        );
+        objects.verify()?;
+        peer.detach()?;
+        // What may leave goes at the next write of the maximum.
+        group.set("max", 2 * MIB)?;
+        group.await_current(2 * MIB)?;
+        check_eq!(objects.in_vram()?, 0, "objects in VRAM that may be evicted");
+        objects.verify()
+    })?;
+    group.await_current(0)
+}
+
+/// A group keeps what `min` protects when others want all of VRAM, and no longer than that.
+fn min() -> Outcome {
+    let parent = Group::new("min")?;
+    let (mine, others) = (parent.child("mine")?, parent.child("others")?);
+    apart("both groups", || {
+        let drm = Drm::open()?;
+        let size = drm.getparam(uapi::PARAM_VRAM_SIZE)?;
+        check_eq!(drm.vram_free()?, size, "free VRAM");
+        mine.set("min", 4 * MIB)?;
+        mine.enter()?;
+        let objects = Objects::new(&drm, 4)?;
+        others.enter()?;
+        let mut taken = take_all(&drm)?;
+        check_eq!(taken.len() as u64, size / MIB - 4, "objects of others");
+        check_eq!(objects.in_vram()?, 4, "protected objects in VRAM");
+        check_eq!(mine.current(), Some(4 * MIB), "VRAM of the group");
+        objects.verify()?;
+        // Without it they have to leave.
+        mine.set("min", 0)?;
+        taken.extend(take_all(&drm)?);
+        check_eq!(taken.len() as u64, size / MIB, "objects of others");
+        check_eq!(objects.in_vram()?, 0, "objects in VRAM");
+        mine.await_current(0)?;
+        objects.verify()
+    })
+}
+
+/// What `low` protects leaves last, after all that is not protected.
+fn low() -> Outcome {
+    let parent = Group::new("low")?;
+    let (mine, others) = (parent.child("mine")?, parent.child("others")?);
+    apart("both groups", || {
+        let drm = Drm::open()?;
+        let size = drm.getparam(uapi::PARAM_VRAM_SIZE)?;
+        check_eq!(drm.vram_free()?, size, "free VRAM");
+        mine.set("low", 4 * MIB)?;
+        mine.enter()?;
+        // The oldest, which would be the first to leave.
+        let objects = Objects::new(&drm, 4)?;
+        others.enter()?;
+        let weak = Objects::new(&drm, 4)?;
+        let mut taken = Vec::new();
+        for _ in 0..size / MIB - 4 {
+            taken.push(drm.create(MIB)?);
+        }
+        check_eq!(weak.in_vram()?, 0, "objects in VRAM without protection");
+        check_eq!(objects.in_vram()?, 4, "protected objects in VRAM");
+        taken.push(drm.create(MIB)?);
+        let left = objects.in_vram()?;
+        check!(left < 4, "{left} objects in VRAM: low is no guarantee");
+        if taken.len() as u64 + left as u64 > size / MIB {
+            fail!("there is more than all of VRAM");
+        }
+        objects.verify()?;
+        weak.verify()
+    })
+}
+
+igt_main! {
+    "max-lowered", "what is over a new maximum leaves VRAM", max_lowered;
+    "max-unevictable", "what cannot leave stays over the maximum", max_unevictable;
+    "min", "others do not get what min protects", min;
+    "low", "what low protects leaves last", low;
+}

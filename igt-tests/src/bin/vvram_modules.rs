@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Modules that are unloaded while something of theirs is open: files, mappings, dma-bufs and sync
+//! files.
+
+use std::process::Command;
+use std::time::Duration;
+
+use vvram_tests::drm::Drm;
+use vvram_tests::lender::{self, Lent};
+use vvram_tests::map::PAGE;
+use vvram_tests::misc;
+use vvram_tests::peer::{Mode, Peer};
+use vvram_tests::rebind::{delete_module, module_users as users, reload, Unbound};
+use vvram_tests::scene::{cpu_reads, patterns, works, Scene};
+use vvram_tests::uapi::{self, DMA_BUF_SYNC_WRITE as WRITE};
+use vvram_tests::{check, check_eq, expect_errno, igt_main, Outcome};
+
+const PAGE64: u64 = PAGE as u64;
+/// What the core says instead of the name of the driver when a fence has signalled.
+const SIGNALLED: &str = "detached-driver";
+
+/// Expects that a module cannot be unloaded, neither at once nor by modprobe.
+#[track_caller]
+fn stays(module: &str, what: &str) -> Outcome {
+    expect_errno(
+        &format!("unloading {module} while there is {what}"),
+        delete_module(module),
+        libc::EWOULDBLOCK,
+    )?;
+    let status = Command::new("modprobe").args(["-q", "-r", module]).status();
+    check!(
+        status.as_ref().is_ok_and(|status| !status.success()),
+        "modprobe -r {module} while there is {what}: {status:?}"
+    );
+    check!(
+        users(module).is_some_and(|users| users > 0),
+        "{what} is no user of {module}: {:?}",
+        users(module)
+    );
+    Ok(())
+}
+
+/// Waits until a module has no users: what was closed may not be quite gone.
+#[track_caller]
+fn unused(module: &str, what: &str) -> Outcome {
+    let none = misc::poll(Duration::from_secs(5), || {
+        (users(module) == Some(0)).then_some(())
+    });
+    check!(
+        none.is_some(),
+        "{module} has {:?} users after {what} was closed",
+        users(module)
+    );
+    Ok(())
+}
+
+/// Everything that keeps vvram, by itself.
+fn vvram() -> Outcome {
+    let (a, _) = patterns();
+    unused("vvram", "all")?;
+    let card = Drm::open_card()?;
+    stays("vvram", "a file of the card node")?;
+    drop(card);
+    unused("vvram", "the card node")?;
+
+    let drm = Drm::open()?;
+    stays("vvram", "a file of the render node")?;
+    let map = {
+        let object = drm.create(PAGE64)?;
+        object.map()?
+    };
+    drop(drm);
+    map.fill(a);
+    stays("vvram", "a mapping")?;
+    cpu_reads(&map, a, &[0])?;
+    drop(map);
+    unused("vvram", "the mapping")?;
+
+    let buffer = Drm::open()?.create(PAGE64)?.export()?;
+    stays("vvram", "a dma-buf")?;
+    let map = buffer.map()?;
+    drop(buffer);
+    map.fill(a);
+    stays("vvram", "a mapping of a dma-buf")?;
+    cpu_reads(&map, a, &[0])?;
+    drop(map);
+    unused("vvram", "the dma-buf")?;
+    reload("vvram", &[])?;
+    works()
+}
+
+/// Two users: with one of them gone there still is the other one, in any order.
+fn two_holders() -> Outcome {
+    for file_first in [false, true] {
+        let drm = Drm::open()?;
+        let buffer = drm.create(PAGE64)?.export()?;
+        stays("vvram", "a file and a dma-buf")?;
+        if file_first {
+            drop(drm);
+            stays("vvram", "a dma-buf")?;
+            drop(buffer);
+        } else {
+            drop(buffer);
+            stays("vvram", "a file")?;
+            drop(drm);
+        }
+        unused("vvram", "both")?;
+    }
+    // An importer keeps the dma-buf when its file is closed, mapped or not, also after an unbind.
+    let scene = Scene::with_route()?;
+    let peers = [scene.peer.reopen()?, scene.peer.reopen()?];
+    {
+        let buffer = scene.drm.create(PAGE64)?.export()?;
+        peers[0].attach(&buffer, Mode::Dynamic)?;
+        peers[0].map()?;
+        peers[1].attach(&buffer, Mode::Revocable)?;
+    }
+    let gpu = scene.gpu.clone();
+    drop(scene);
+    stays("vvram", "two importers")?;
+    Unbound::new(&gpu)?.rebind()?;
+    stays("vvram", "two importers of a dma-buf that was taken back")?;
+    let [first, second] = peers;
+    first.detach()?;
+    stays("vvram", "one importer")?;
+    second.detach()?;
+    drop((first, second));
+    unused("vvram", "the importers")?;
+    reload("vvram", &[])?;
+    works()
+}
+
+/// A sync file keeps nothing of vvram. Its fence signals before the module is gone, and can be
+/// asked afterwards.
+fn sync_file() -> Outcome {
+    let (done, pending) = {
+        let drm = Drm::open()?;
+        let size = drm.getparam(uapi::PARAM_VRAM_SIZE)? / 4;
+        let (src, dst) = (drm.create(size)?, drm.create(size)?);
+        let done = drm.copy((&src, 0), (&dst, 0), PAGE64)?;
+        done.finish()?;
+        let pending: Vec<_> = (0..16)
+            .map(|_| drm.copy((&src, 0), (&dst, 0), size))
+            .collect::<Result<_, _>>()?;
+        (done, pending)
+    };
+    let unloaded = misc::poll(Duration::from_secs(5), || delete_module("vvram").ok());
+    let gone = users("vvram").is_none();
+    let mut status = Vec::new();
+    for fence in pending.iter().chain([&done]) {
+        status.push((fence.status()?, fence.drivers()?));
+    }
+    let loaded = Command::new("modprobe").arg("vvram").status();
+    check!(
+        unloaded.is_some() && gone,
+        "vvram cannot be unloaded while there are sync files"
+    );
+    check!(
+        loaded.as_ref().is_ok_and(|status| status.success()),
+        "modprobe vvram: {loaded:?}"
+    );
+    for seen in &status {
+        check_eq!(
+            *seen,
+            (1, vec![SIGNALLED.to_string()]),
+            "status and driver of a fence without its module"
+        );
+    }
+    drop((done, pending));
+    works()
+}
+
+/// Everything that keeps edu_peer, and a sync file of it, which does not.
+fn edu_peer() -> Outcome {
+    unused("edu_peer", "all")?;
+    let scene = Scene::with_route()?;
+    stays("edu_peer", "a file")?;
+    let object = scene.drm.create(4 * PAGE64)?;
+    let buffer = object.export()?;
+    scene.peer.attach(&buffer, Mode::Dynamic)?;
+    scene.peer.submit_read(0, 4 * PAGE)?;
+    let fence = buffer.sync_file(WRITE)?;
+    check_eq!(fence.status()?, 0, "status of the fence of a transfer");
+    check_eq!(fence.drivers()?, ["edu_peer"], "driver of the fence");
+    stays("edu_peer", "a transfer")?;
+    let Scene { peer, drm, .. } = &scene;
+    check_eq!(drm.attachments(object.handle())?.len(), 1, "attachments");
+    let other = Peer::open()?;
+    drop(other);
+    peer.detach()?;
+    stays("edu_peer", "a file that has nothing")?;
+    let list = object.attachments()?;
+    check!(list.is_empty(), "{list:?} is attached");
+    drop((buffer, object));
+    drop(scene);
+    unused("edu_peer", "the file")?;
+    let unloaded = misc::poll(Duration::from_secs(5), || delete_module("edu_peer").ok());
+    let (status, drivers) = (fence.status()?, fence.drivers()?);
+    let loaded = Command::new("modprobe").arg("edu_peer").status();
+    check!(
+        unloaded.is_some(),
+        "edu_peer cannot be unloaded while there is a sync file"
+    );
+    check!(
+        loaded.as_ref().is_ok_and(|status| status.success()),
+        "modprobe edu_peer: {loaded:?}"
+    );
+    // The detach was in the middle of it.
+    check_eq!(status, -libc::ECANCELED, "status of the fence");
+    check_eq!(drivers, [SIGNALLED], "driver of the fence");
+    works()
+}
+
+/// A dma-buf keeps bar_export, also when the device has another driver by now.
+fn bar_export() -> Outcome {
+    let lent = Lent::new()?;
+    let file = lent.open()?;
+    stays("bar_export", "a file")?;
+    let buffer = lender::export(&file, lender::MEMORY, 0, PAGE64)?;
+    drop(file);
+    stays("bar_export", "a dma-buf")?;
+    drop(lent);
+    stays("bar_export", "a dma-buf of a device that is unbound")?;
+    drop(buffer);
+    unused("bar_export", "the dma-buf")?;
+    reload("bar_export", &[])?;
+    works()
+}
+
+igt_main! {
+    "vvram", "files, mappings and dma-bufs keep vvram loaded", vvram;
+    "two-holders", "one of two users is enough to keep it", two_holders;
+    "sync-file", "a sync file of a copy outlives vvram", sync_file;
+    "edu-peer", "files keep edu_peer loaded, a sync file outlives it", edu_peer;
+    "bar-export", "files and dma-bufs keep bar_export loaded", bar_export;
+}

@@ -1,0 +1,709 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Signals that arrive while a process waits: for a fence, for a move, for a lock, for mappings.
+//!
+//! Each call is made three times. A signal with a handler ends it with EINTR, or, where the handler
+//! was installed with SA_RESTART, it goes on waiting and succeeds; a fatal signal ends it with the
+//! process. A signal is sent when the process is seen to sleep where it is to sleep.
+
+use std::time::{Duration, Instant};
+
+use vvram_tests::debugfs::{difference, DebugFs};
+use vvram_tests::drm::{DmaBuf, Drm, Gem};
+use vvram_tests::fence::Timeline;
+use vvram_tests::heap;
+use vvram_tests::map::{Map, PAGE};
+use vvram_tests::misc;
+use vvram_tests::peer::{Mode, Peer};
+use vvram_tests::proc::{Child, Exit, Steps};
+use vvram_tests::rebind::Unbinding;
+use vvram_tests::scene::{cpu_reads, patterns, peer_reads, placed, share, works, Scene};
+use vvram_tests::signals::{asleep, await_sleep, catch, caught, open_files, sleeps_in};
+use vvram_tests::uapi::{
+    self, EduPeerTransfer, VvramGemCopy, DMA_BUF_SYNC_END as END, DMA_BUF_SYNC_READ as READ,
+    DMA_BUF_SYNC_WRITE as WRITE,
+};
+use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome, Stop, SysError};
+
+const PAGE64: u64 = PAGE as u64;
+const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
+const LIMIT: Duration = Duration::from_secs(20);
+/// Where the kernel waits for a fence, and where for the lock that an ioctl of DRM takes: stacks
+/// leave out the functions of the lock itself.
+const FENCE: &str = "dma_fence_default_wait";
+const LOCK: &str = "drm_ioctl_kernel";
+/// As much as one transfer that goes on by itself moves: more than 3 s of edu's time.
+const LONG: usize = uapi::EDU_PEER_SUBMIT_MAX;
+
+/// A signal with a handler ends a call with EINTR.
+fn interrupt(
+    place: &str,
+    call: impl FnOnce() -> Result<(), SysError>,
+    after: impl FnOnce() -> Outcome,
+) -> Outcome {
+    let told = Steps::new()?;
+    let mut child = Child::spawn(|| {
+        catch(&told, false)?;
+        let files = open_files();
+        expect_errno("the call at a signal", call(), libc::EINTR)?;
+        check_eq!(caught(), 1, "signals");
+        check_eq!(open_files(), files, "open files after the call");
+        after()
+    })?;
+    await_sleep(&mut child, place, "S")?;
+    child.signal(libc::SIGUSR1);
+    child.join("the call that a signal ends", LIMIT)
+}
+
+/// A signal with a handler that asks for it lets a call go on, until it is released.
+fn restart(
+    place: &str,
+    call: impl FnOnce() -> Result<(), SysError>,
+    release: impl FnOnce() -> Outcome,
+) -> Outcome {
+    let told = Steps::new()?;
+    let mut child = Child::spawn(|| {
+        catch(&told, true)?;
+        call()?;
+        check_eq!(caught(), 1, "signals");
+        Ok(())
+    })?;
+    await_sleep(&mut child, place, "S")?;
+    child.signal(libc::SIGUSR1);
+    told.wait("the handler", LIMIT)?;
+    await_sleep(&mut child, place, "S")?;
+    release()?;
+    child.join("the call that is restarted", LIMIT)
+}
+
+/// A fatal signal ends a call with its process.
+fn kill(place: &str, call: impl FnOnce() -> Result<(), SysError>) -> Outcome {
+    let mut child = Child::spawn(|| Ok(call()?))?;
+    await_sleep(&mut child, place, "S")?;
+    child.kill()
+}
+
+/// A copy of all of an object that is to wait.
+struct Copy<'a> {
+    drm: &'a Drm,
+    src: Gem<'a>,
+    dst: Gem<'a>,
+    from: Map,
+    to: Map,
+}
+
+impl<'a> Copy<'a> {
+    fn new(drm: &'a Drm) -> Result<Self, Stop> {
+        let (src, dst) = (
+            drm.create_flags(2 * PAGE64, EITHER)?,
+            drm.create_flags(2 * PAGE64, EITHER)?,
+        );
+        let (from, to) = (src.map()?, dst.map()?);
+        Ok(Self {
+            drm,
+            src,
+            dst,
+            from,
+            to,
+        })
+    }
+
+    fn run(&self, flags: u32, in_fence: u32) -> Result<(), SysError> {
+        self.drm.copy_raw(&mut VvramGemCopy {
+            src: self.src.handle(),
+            dst: self.dst.handle(),
+            size: 2 * PAGE64,
+            flags: flags | uapi::COPY_OUT_SYNC_FILE,
+            in_fence,
+            ..Default::default()
+        })
+    }
+}
+
+/// The fence that a copy is told to wait for.
+fn in_fence() -> Outcome {
+    let drm = Drm::open()?;
+    let (a, b) = patterns();
+    let free = drm.vram_free()?;
+    let copy = Copy::new(&drm)?;
+    copy.from.fill(a);
+    copy.to.fill(b);
+    let timeline = Timeline::new()?;
+    let fence = timeline.fence(1)?;
+    let call = || copy.run(uapi::COPY_IN_SYNC_FILE, fence.fd() as u32);
+    interrupt(FENCE, call, || Ok(()))?;
+    kill(FENCE, call)?;
+    cpu_reads(&copy.to, b, &[0, 1])?;
+    restart(FENCE, call, || {
+        cpu_reads(&copy.to, b, &[0, 1])?;
+        Ok(timeline.step()?)
+    })?;
+    copy.dst.export()?.sync(READ)?;
+    cpu_reads(&copy.to, a, &[0, 1])?;
+    drop(copy);
+    drm.await_vram_free(free)
+}
+
+/// The fences that others have put on the objects of a copy.
+fn copy_implicit() -> Outcome {
+    let drm = Drm::open()?;
+    let (a, b) = patterns();
+    let free = drm.vram_free()?;
+    // To the destination a reader is in the way, too; to the source a writer.
+    for (on_src, flags) in [(false, READ), (false, WRITE), (true, WRITE)] {
+        let copy = Copy::new(&drm)?;
+        copy.from.fill(a);
+        copy.to.fill(b);
+        let timeline = Timeline::new()?;
+        let held = if on_src { &copy.src } else { &copy.dst };
+        held.export()?.add_fence(flags, &timeline.fence(1)?)?;
+        let call = || copy.run(0, 0);
+        interrupt(FENCE, call, || Ok(()))?;
+        kill(FENCE, call)?;
+        cpu_reads(&copy.to, b, &[0, 1])?;
+        restart(FENCE, call, || Ok(timeline.step()?))?;
+        copy.dst.export()?.sync(READ)?;
+        cpu_reads(&copy.to, a, &[0, 1])?;
+    }
+    drm.await_vram_free(free)
+}
+
+/// The fences of the buffer of somebody else, for the access by the CPU that a copy is.
+fn copy_import() -> Outcome {
+    let drm = Drm::open()?;
+    let (a, b) = patterns();
+    let heap = heap::allocate(2 * PAGE64)?;
+    let there = heap.map()?;
+    let import = drm.import(&heap)?;
+    let object = drm.create(2 * PAGE64)?;
+    let map = object.map()?;
+    there.fill(a);
+    map.fill(b);
+    let timeline = Timeline::new()?;
+    heap.add_fence(WRITE, &timeline.fence(1)?)?;
+    let call = || drm.copy((&import, 0), (&object, 0), 2 * PAGE64).map(drop);
+    interrupt(FENCE, call, || Ok(()))?;
+    kill(FENCE, call)?;
+    cpu_reads(&map, b, &[0, 1])?;
+    restart(FENCE, call, || Ok(timeline.step()?))?;
+    object.export()?.sync(READ)?;
+    cpu_reads(&map, a, &[0, 1])
+}
+
+/// A pin that has to move the object, with which others work.
+fn pin() -> Outcome {
+    let scene = Scene::with_route()?;
+    let debugfs = DebugFs::open(&scene.gpu)?;
+    let (a, _) = patterns();
+    let free = scene.drm.vram_free()?;
+    let object = scene.drm.create_flags(2 * PAGE64, EITHER)?;
+    let map = object.map()?;
+    map.fill(a);
+    let id = object.info()?.id;
+    debugfs.write("move", &format!("{id} system"))?;
+    let buffer = object.export()?;
+    let timeline = Timeline::new()?;
+    buffer.add_fence(READ, &timeline.fence(1)?)?;
+    let peer = &scene.peer;
+    peer.attach(&buffer, Mode::Pinned)?;
+    let call = || peer.pin();
+    let before = debugfs.counters()?;
+
+    let untouched = || {
+        placed(&object, uapi::PLACEMENT_SYSTEM)?;
+        check_eq!(object.info()?.pinned, 0, "pinned after the signal");
+        let pinned = scene.drm.getparam(uapi::PARAM_VRAM_PINNED)?;
+        check_eq!(pinned, 0, "pinned VRAM after the signal");
+        scene.drm.await_vram_free(free)?;
+        scene.check_only(&object, Mode::Pinned, false, false)
+    };
+    interrupt(FENCE, call, untouched)?;
+    kill(FENCE, call)?;
+    untouched()?;
+    let counted = difference(&before, &debugfs.counters()?);
+    let none = ("pin-refused".to_string(), "none".to_string(), 2);
+    check_eq!(counted, [none], "what was counted");
+    restart(FENCE, call, || Ok(timeline.step()?))?;
+    placed(&object, uapi::PLACEMENT_VRAM)?;
+    check_eq!(object.info()?.pinned, 1, "pinned");
+    peer.map()?;
+    scene.check_table(peer, &map)?;
+    peer_reads(peer, a, &[1])?;
+    peer.detach()?;
+    drop((map, object, buffer));
+    scene.drm.await_vram_free(free)
+}
+
+/// A map does not stop waiting for others before it moves an object: importers call it where they
+/// cannot be interrupted. A signal is seen when it is done.
+fn map_foreign() -> Outcome {
+    let scene = Scene::with_route()?;
+    let debugfs = DebugFs::open(&scene.gpu)?;
+    let (a, _) = patterns();
+    let object = scene.drm.create_flags(2 * PAGE64, EITHER)?;
+    let map = object.map()?;
+    map.fill(a);
+    debugfs.write("move", &format!("{} system", object.info()?.id))?;
+    let buffer = object.export()?;
+    let timeline = Timeline::new()?;
+    buffer.add_fence(READ, &timeline.fence(1)?)?;
+    let peer = &scene.peer;
+    peer.attach(&buffer, Mode::Dynamic)?;
+    let told = Steps::new()?;
+    let mut child = Child::spawn(|| {
+        // What the map waits for after that, its own move, may be interrupted: it begins anew.
+        catch(&told, true)?;
+        peer.map()?;
+        check_eq!(caught(), 1, "signals when the map is done");
+        Ok(())
+    })?;
+    await_sleep(&mut child, FENCE, "D")?;
+    child.signal(libc::SIGUSR1);
+    std::thread::sleep(Duration::from_millis(100));
+    check!(
+        sleeps_in(&child, FENCE, "D") && !told.is_done()?,
+        "a signal woke the map; {}",
+        child.whereabouts()
+    );
+    timeline.step()?;
+    child.join("the map", LIMIT)?;
+    placed(&object, uapi::PLACEMENT_VRAM)?;
+    scene.check_only(&object, Mode::Dynamic, false, true)?;
+    scene.check_table(peer, &map)?;
+    peer_reads(peer, a, &[0, 1])
+}
+
+/// Queues copies that take the engine about so long.
+fn backlog(drm: &Drm, time: Duration) -> Outcome {
+    const FEW: u32 = 8;
+    let size = drm.getparam(uapi::PARAM_VRAM_SIZE)? / 4;
+    let (src, dst) = (drm.create(size)?, drm.create(size)?);
+    let few = || -> Outcome {
+        for _ in 1..FEW {
+            drm.copy((&src, 0), (&dst, 0), size)?;
+        }
+        drm.copy((&src, 0), (&dst, 0), size)?.finish()
+    };
+    few()?;
+    let start = Instant::now();
+    few()?;
+    let each = (start.elapsed() / FEW).as_nanos().max(1);
+    let rounds = (time.as_nanos() / each).clamp(1, 10_000);
+    for _ in 0..rounds {
+        drm.copy((&src, 0), (&dst, 0), size)?;
+    }
+    println!("{rounds} copies of {each} ns are in the queue");
+    Ok(())
+}
+
+/// A map, a pin and a page fault that wait for the end of a move.
+///
+/// False if the move was over before all signals were sent.
+fn move_under_way(scene: &Scene, time: Duration) -> Result<bool, Stop> {
+    let debugfs = DebugFs::open(&scene.gpu)?;
+    let (a, _) = patterns();
+    let object = scene.drm.create_flags(2 * PAGE64, EITHER)?;
+    let map = object.map()?;
+    map.fill(a);
+    let id = object.info()?.id;
+    debugfs.write("move", &format!("{id} system"))?;
+    let buffer = object.export()?;
+    let peers = [
+        (Mode::Dynamic, scene.peer.reopen()?),
+        (Mode::Pinned, scene.peer.reopen()?),
+    ];
+    for (mode, peer) in &peers {
+        peer.attach(&buffer, *mode)?;
+    }
+    backlog(&scene.drm, time)?;
+    debugfs.write("move", &format!("{id} vram"))?;
+
+    let call = |(mode, peer): &(Mode, Peer)| match mode {
+        Mode::Pinned => peer.pin(),
+        _ => peer.map(),
+    };
+    for pair in &peers {
+        for fatal in [false, true] {
+            let told = Steps::new()?;
+            let mut child = Child::spawn(|| {
+                catch(&told, false)?;
+                expect_errno("the call at a signal", call(pair), libc::EINTR)
+            })?;
+            if !asleep(&mut child, FENCE, "S")? {
+                println!("{:?} ended with {:?}", pair.0, child.ended());
+                return Ok(false);
+            }
+            if fatal {
+                child.kill()?;
+            } else {
+                child.signal(libc::SIGUSR1);
+                child.join("the call that a signal ends", LIMIT)?;
+            }
+        }
+    }
+    // The access of a process begins anew after its handler, and waits again.
+    let told = Steps::new()?;
+    let mut child = Child::spawn(|| {
+        catch(&told, false)?;
+        map.read(0);
+        fail!("the access did not wait for the move");
+    })?;
+    for round in 0..2 {
+        if !asleep(&mut child, FENCE, "S")? {
+            println!("access {round} ended with {:?}", child.ended());
+            return Ok(false);
+        }
+        if round == 0 {
+            child.signal(libc::SIGUSR1);
+            told.wait("the handler", LIMIT)?;
+        } else {
+            child.kill()?;
+        }
+    }
+
+    // What was interrupted has left nothing.
+    for (mode, peer) in &peers {
+        let flags = peer.status()?.flags;
+        check_eq!(
+            flags,
+            uapi::EDU_PEER_ATTACHED,
+            "flags in mode {mode:?} after the signals"
+        );
+    }
+    check_eq!(object.info()?.pinned, 0, "pinned after the signals");
+    let pinned = scene.drm.getparam(uapi::PARAM_VRAM_PINNED)?;
+    check_eq!(pinned, 0, "pinned VRAM after the signals");
+
+    let told = Steps::new()?;
+    let mut again = Child::spawn(|| {
+        catch(&told, true)?;
+        call(&peers[0])?;
+        check_eq!(caught(), 1, "signals");
+        Ok(())
+    })?;
+    if !asleep(&mut again, FENCE, "S")? {
+        println!("the second map ended with {:?}", again.ended());
+        return Ok(false);
+    }
+    again.signal(libc::SIGUSR1);
+    told.wait("the handler", LIMIT)?;
+    again.join("the map that is restarted", LIMIT)?;
+    peers[1].1.pin()?;
+    placed(&object, uapi::PLACEMENT_VRAM)?;
+    scene.check_table(&peers[0].1, &map)?;
+    peer_reads(&peers[0].1, a, &[0])?;
+    cpu_reads(&map, a, &[0, 1])?;
+    Ok(true)
+}
+
+/// A wait for a move, by everybody who waits for one.
+fn moving() -> Outcome {
+    let scene = Scene::with_route()?;
+    let free = scene.drm.vram_free()?;
+    for time in [1, 4, 16] {
+        let done = move_under_way(&scene, Duration::from_secs(time))?;
+        scene.drm.await_vram_free(free)?;
+        if done {
+            return Ok(());
+        }
+    }
+    fail!("the moves were over before the signals were sent")
+}
+
+/// An object that needs the room of another one, with which others work.
+fn create() -> Outcome {
+    let drm = Drm::open()?;
+    let (a, _) = patterns();
+    let size = drm.getparam(uapi::PARAM_VRAM_SIZE)?;
+    let victim = drm.create_flags(2 * PAGE64, EITHER)?;
+    let map = victim.map()?;
+    map.fill(a);
+    let timeline = Timeline::new()?;
+    victim.export()?.add_fence(READ, &timeline.fence(1)?)?;
+    let free = drm.vram_free()?;
+    let call = || drm.create(size).map(drop);
+    let untouched = || {
+        placed(&victim, uapi::PLACEMENT_VRAM)?;
+        drm.await_vram_free(free)
+    };
+    interrupt(FENCE, call, untouched)?;
+    kill(FENCE, call)?;
+    untouched()?;
+    restart(FENCE, call, || Ok(timeline.step()?))?;
+    placed(&victim, uapi::PLACEMENT_SYSTEM)?;
+    cpu_reads(&map, a, &[0, 1])
+}
+
+/// A transfer that has to wait for others before it starts.
+fn submit() -> Outcome {
+    let scene = Scene::with_route()?;
+    let (a, _) = patterns();
+    let shared = share(&scene.drm, 2)?;
+    shared.map.fill(a);
+    let timeline = Timeline::new()?;
+    shared.buffer.add_fence(WRITE, &timeline.fence(1)?)?;
+    let peer = &scene.peer;
+    peer.attach(&shared.buffer, Mode::Dynamic)?;
+    let call = || peer.submit_read(0, PAGE);
+    let idle = || {
+        let busy = peer.status()?.flags & uapi::EDU_PEER_BUSY;
+        check_eq!(busy, 0, "busy after the signal");
+        let ended = peer.finish_read(&mut [0; 16]);
+        expect_errno("the end of no transfer", ended, libc::EINVAL)
+    };
+    interrupt(FENCE, call, idle)?;
+    kill(FENCE, call)?;
+    idle()?;
+    restart(FENCE, call, || Ok(timeline.step()?))?;
+    let mut data = vec![0u8; PAGE];
+    check_eq!(peer.finish_read(&mut data)?, PAGE64, "bytes that were read");
+    if let Err(mismatch) = a.verify(&data, 0) {
+        fail!("the peer read: {mismatch}");
+    }
+    scene.check_only(&shared.object, Mode::Dynamic, false, true)
+}
+
+/// The end of a transfer, which goes on whoever stops waiting for it.
+fn finish() -> Outcome {
+    let scene = Scene::with_route()?;
+    let (a, _) = patterns();
+    let shared = share(&scene.drm, LONG / PAGE)?;
+    shared.map.fill(a);
+    let peer = &scene.peer;
+    peer.attach(&shared.buffer, Mode::Dynamic)?;
+    peer.submit_read(0, LONG)?;
+    let call = || {
+        let mut data = vec![0u8; LONG];
+        let moved = peer.finish_read(&mut data)?;
+        if moved != LONG as u64 || a.verify(&data, 0).is_err() {
+            return Err(SysError::new("FINISH with all bytes", 0));
+        }
+        Ok(())
+    };
+    interrupt(FENCE, call, || {
+        let busy = peer.status()?.flags & uapi::EDU_PEER_BUSY;
+        check_eq!(busy, uapi::EDU_PEER_BUSY, "busy after the signal");
+        Ok(())
+    })?;
+    kill(FENCE, call)?;
+    // The others have not been told.
+    restart(FENCE, call, || Ok(()))
+}
+
+/// A transfer ends between two pieces, and says how far it got, whatever the handler asks for.
+fn transfer() -> Outcome {
+    let scene = Scene::with_route()?;
+    let (a, _) = patterns();
+    let shared = share(&scene.drm, 16)?;
+    shared.map.fill(a);
+    let peer = &scene.peer;
+    peer.attach(&shared.buffer, Mode::Dynamic)?;
+    for restart in [false, true] {
+        let told = Steps::new()?;
+        let mut child = Child::spawn(|| {
+            catch(&told, restart)?;
+            let mut data = vec![0u8; 16 * PAGE];
+            let mut argument = EduPeerTransfer {
+                offset: 0,
+                length: data.len() as u64,
+                data: data.as_mut_ptr() as u64,
+                direction: uapi::EDU_PEER_READ,
+                pad: 0,
+            };
+            // SAFETY: the memory is as long as the argument says.
+            let result = unsafe { peer.transfer_raw(&mut argument) };
+            expect_errno("the transfer at a signal", result, libc::EINTR)?;
+            let moved = argument.length as usize;
+            check!(
+                (PAGE..16 * PAGE).contains(&moved) && moved.is_multiple_of(PAGE),
+                "{moved} bytes were moved before the signal"
+            );
+            if let Err(mismatch) = a.verify(&data[..moved], 0) {
+                fail!("the peer read: {mismatch}");
+            }
+            check!(
+                data[moved..].iter().all(|byte| *byte == 0),
+                "there is more than the {moved} bytes that were moved"
+            );
+            Ok(())
+        })?;
+        await_sleep(&mut child, "sys_ioctl", "SD")?;
+        child.signal(libc::SIGUSR1);
+        child.join("the transfer", LIMIT)?;
+    }
+    scene.check_only(&shared.object, Mode::Dynamic, false, true)?;
+    peer_reads(peer, a, &[15])
+}
+
+/// The begin of an access by the CPU.
+fn cpu_access() -> Outcome {
+    let drm = Drm::open()?;
+    for flags in [uapi::CREATE_VRAM_OR_FAIL, uapi::CREATE_SYSTEM] {
+        let buffer = drm.create_flags(PAGE64, flags)?.export()?;
+        let timeline = Timeline::new()?;
+        buffer.add_fence(READ, &timeline.fence(1)?)?;
+        // One that reads has nothing to wait for.
+        buffer.sync(READ)?;
+        buffer.sync(READ | END)?;
+        let call = || buffer.sync(WRITE);
+        interrupt(FENCE, call, || Ok(()))?;
+        kill(FENCE, call)?;
+        restart(FENCE, call, || Ok(timeline.step()?))?;
+        buffer.sync(WRITE | END)?;
+    }
+    Ok(())
+}
+
+/// Lets a child of this process have the reservation of a buffer, until the timeline steps: it has
+/// it while it waits for a fence.
+fn hold(peer: &Peer, buffer: &DmaBuf, timeline: &Timeline) -> Result<Child, Stop> {
+    buffer.add_fence(WRITE, &timeline.fence(1)?)?;
+    peer.attach(buffer, Mode::Dynamic)?;
+    let mut holder = Child::spawn(|| Ok(peer.submit_read(0, PAGE)?))?;
+    await_sleep(&mut holder, FENCE, "S")?;
+    Ok(holder)
+}
+
+/// A reservation that somebody else has for long. DRM's EINTR is not restarted: libdrm does that.
+fn lock() -> Outcome {
+    let scene = Scene::with_route()?;
+    let shared = share(&scene.drm, 1)?;
+    let timeline = Timeline::new()?;
+    let peer = &scene.peer;
+    let mut holder = hold(peer, &shared.buffer, &timeline)?;
+    let call = || shared.object.info().map(drop);
+    interrupt(LOCK, call, || Ok(()))?;
+    kill(LOCK, call)?;
+    let told = Steps::new()?;
+    let mut child = Child::spawn(|| {
+        catch(&told, true)?;
+        expect_errno("GEM_INFO at a signal", call(), libc::EINTR)?;
+        // Once more, as libdrm does.
+        Ok(call()?)
+    })?;
+    await_sleep(&mut child, LOCK, "S")?;
+    child.signal(libc::SIGUSR1);
+    told.wait("the handler", LIMIT)?;
+    await_sleep(&mut child, LOCK, "S")?;
+    timeline.step()?;
+    child.join("GEM_INFO", LIMIT)?;
+    holder.join("the holder", LIMIT)?;
+    peer.finish_read(&mut [0; PAGE])?;
+    peer.detach()?;
+    scene.check_none(&shared.object)
+}
+
+/// A copy that waits for the reservation: nothing was done yet, so it can be restarted.
+fn locks() -> Outcome {
+    let scene = Scene::with_route()?;
+    let shared = share(&scene.drm, 1)?;
+    let other = scene.drm.create(PAGE64)?;
+    let timeline = Timeline::new()?;
+    let peer = &scene.peer;
+    let mut holder = hold(peer, &shared.buffer, &timeline)?;
+    let call = || {
+        let copy = scene.drm.copy((&shared.object, 0), (&other, 0), PAGE64);
+        copy.map(drop)
+    };
+    interrupt(LOCK, call, || Ok(()))?;
+    kill(LOCK, call)?;
+    restart(LOCK, call, || {
+        timeline.step()?;
+        holder.join("the holder", LIMIT)
+    })?;
+    peer.finish_read(&mut [0; PAGE])?;
+    peer.detach()?;
+    scene.check_none(&shared.object)
+}
+
+/// An unbind that waits for a mapping goes on waiting: the memory must not be given up.
+fn unbind() -> Outcome {
+    const UNBIND: &str = "unbind_store";
+    let scene = Scene::with_route()?;
+    let (a, _) = patterns();
+    let shared = share(&scene.drm, 2)?;
+    shared.map.fill(a);
+    let peer = &scene.peer;
+    peer.attach(&shared.buffer, Mode::Pinned)?;
+    peer.pin_and_map(Mode::Pinned)?;
+    let (_, layout) = scene.check_table(peer, &shared.map)?;
+    let driver = scene.gpu.driver().unwrap_or_default();
+    let told = Steps::new()?;
+    let mut waits = Child::spawn(|| {
+        catch(&told, false)?;
+        Ok(scene.gpu.unbind(&driver)?)
+    })?;
+    let revoked = misc::poll(LIMIT, || {
+        let again = peer.reopen().ok()?.attach(&shared.buffer, Mode::Dynamic);
+        again.is_err().then_some(())
+    });
+    check!(revoked.is_some(), "the buffer is not taken back");
+    for signal in [libc::SIGUSR1, libc::SIGTERM, libc::SIGKILL] {
+        await_sleep(&mut waits, UNBIND, "SD")?;
+        waits.signal(signal);
+        peer_reads(peer, a, &[1])?;
+        scene.check_vram(&layout, a, &[0, 1])?;
+        check!(
+            waits.ended().is_none() && !told.is_done()?,
+            "the unbind ended by signal {signal}; {:?}",
+            waits.ended()
+        );
+    }
+    peer.unmap()?;
+    let exit = waits.wait(LIMIT);
+    check!(
+        matches!(exit, Some(Exit::Signal(libc::SIGKILL | libc::SIGTERM))),
+        "the unbind ended with {exit:?}"
+    );
+    check_eq!(scene.gpu.driver(), None, "driver after the unbind");
+    peer.detach()?;
+    scene.gpu.bind(&driver)?;
+    works()
+}
+
+/// A copy that waits for a fence of somebody does not hold up the unbind.
+fn unbind_in_fence() -> Outcome {
+    let scene = Scene::open()?;
+    let timeline = Timeline::new()?;
+    let fence = timeline.fence(1)?;
+    let mut child = {
+        let copy = Copy::new(&scene.drm)?;
+        let call = || copy.run(uapi::COPY_IN_SYNC_FILE, fence.fd() as u32);
+        let mut child = Child::spawn(|| {
+            // It may be done before the device is gone, or not be done at all.
+            let _ = call();
+            Ok(())
+        })?;
+        await_sleep(&mut child, FENCE, "S")?;
+        child
+    };
+    let mut unbinding = Unbinding::start(&scene.gpu)?;
+    let ended = misc::poll(Duration::from_secs(1), || unbinding.child.ended());
+    let place = unbinding.child.whereabouts();
+    timeline.step()?;
+    child.join("the copy", LIMIT)?;
+    unbinding.finish(LIMIT)?.rebind()?;
+    check!(
+        ended.is_some(),
+        "the unbind waited for a fence of somebody; {place}"
+    );
+    works()
+}
+
+igt_main! {
+    "in-fence", "a copy that waits for its in-fence", in_fence;
+    "copy-implicit", "a copy that waits for implicit fences", copy_implicit;
+    "copy-import", "a copy that waits for the fences of an imported buffer", copy_import;
+    "pin", "a pin that waits for others before it moves the object", pin;
+    "map-foreign", "a map that waits for others: signals do not end it", map_foreign;
+    "moving", "maps, pins and page faults that wait for a move", moving;
+    "create", "a new object that waits for the room of another one", create;
+    "submit", "a transfer that waits before it starts", submit;
+    "finish", "the wait for a transfer", finish;
+    "transfer", "a transfer says how far it got", transfer;
+    "cpu-access", "the begin of an access by the CPU", cpu_access;
+    "lock", "a wait for the reservation", lock;
+    "locks", "a copy that waits for the reservation", locks;
+    "unbind", "an unbind that waits for a mapping: signals do not end it", unbind;
+    "unbind-in-fence", "a copy that waits does not hold up the unbind", unbind_in_fence;
+}

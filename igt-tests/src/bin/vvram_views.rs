@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The mappings of an object and of its dma-buf are one memory, wherever the
+//! object goes.
+
+use vvram_tests::debugfs::DebugFs;
+use vvram_tests::map::PAGE;
+use vvram_tests::peer::Mode;
+use vvram_tests::scene::{cpu_reads, patterns, peer_reads, peer_writes, placed, Scene};
+use vvram_tests::{check_eq, fail, igt_main, uapi, Outcome};
+
+const PAGE64: u64 = PAGE as u64;
+const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
+/// Where an importer moves an object.
+const MOVES: [(Mode, u32, &str); 4] = [
+    (Mode::NoP2p, uapi::PLACEMENT_SYSTEM, "in system memory"),
+    (Mode::Dynamic, uapi::PLACEMENT_VRAM, "back in VRAM"),
+    (
+        Mode::NoP2p,
+        uapi::PLACEMENT_SYSTEM,
+        "in system memory again",
+    ),
+    (Mode::Dynamic, uapi::PLACEMENT_VRAM, "in VRAM again"),
+];
+
+fn moved() -> Outcome {
+    let scene = Scene::with_route()?;
+    let object = scene.drm.create_flags(8 * PAGE64, EITHER)?;
+    let buffer = object.export()?;
+    let views = [object.map()?, buffer.map()?];
+    let (a, b) = patterns();
+
+    placed(&object, uapi::PLACEMENT_VRAM)?;
+    views[1].fill(a);
+    for (round, (mode, place, told)) in MOVES.into_iter().enumerate() {
+        scene.peer.attach(&buffer, mode)?;
+        scene.peer.map()?;
+        scene.peer.detach()?;
+        placed(&object, place)?;
+
+        // Each one has the old bytes, and then those that the other one writes.
+        let (old, new) = if round % 2 == 0 { (a, b) } else { (b, a) };
+        for (name, view) in ["the object", "the dma-buf"].iter().zip(&views) {
+            if let Err(mismatch) = view.verify(old) {
+                fail!("{told}, mapping of {name}: {mismatch}");
+            }
+        }
+        views[round % 2].fill(new);
+        for (name, view) in ["the object", "the dma-buf"].iter().zip(&views) {
+            if let Err(mismatch) = view.verify(new) {
+                fail!("{told}, mapping of {name} after a write: {mismatch}");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The kernel maps an object that may not stay in VRAM for that long where it may.
+fn over_quota() -> Outcome {
+    let scene = Scene::open()?;
+    let debugfs = DebugFs::open(&scene.gpu)?;
+    let size = scene.drm.getparam(uapi::PARAM_VRAM_SIZE)?;
+    let limit = scene.drm.getparam(uapi::PARAM_VRAM_PIN_LIMIT)?;
+    let (a, b) = patterns();
+    let object = scene.drm.create_flags(8 * PAGE64, EITHER)?;
+    let (map, buffer) = (object.map()?, object.export()?);
+
+    map.fill(a);
+    placed(&object, uapi::PLACEMENT_VRAM)?;
+    // All of VRAM is a limit, and so is nothing.
+    debugfs.write("pin_limit", &size.to_string())?;
+    check_eq!(
+        scene.drm.getparam(uapi::PARAM_VRAM_PIN_LIMIT)?,
+        size,
+        "the largest limit"
+    );
+    debugfs.write("pin_limit", "0")?;
+    let result = (|| {
+        scene.peer.attach(&buffer, Mode::Cpu)?;
+        scene.peer.map()?;
+        placed(&object, uapi::PLACEMENT_SYSTEM)?;
+        peer_reads(&scene.peer, a, &[0, 7])?;
+        peer_writes(&scene.peer, b, &[0])?;
+        cpu_reads(&map, b, &[0])?;
+        cpu_reads(&map, a, &[1, 7])?;
+        Ok(scene.peer.detach()?)
+    })();
+    debugfs.write("pin_limit", &limit.to_string())?;
+    result
+}
+
+igt_main! {
+    "moved", "mappings of the object and of the dma-buf follow a move", moved;
+    "over-quota", "the kernel's own, when the limit of pinned VRAM is reached", over_quota;
+}

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Runtime PM of a device.
+
+use std::thread;
+use std::time::Duration;
+
+use crate::misc;
+use crate::pci::PciDevice;
+use crate::{Outcome, Stop};
+
+const LIMIT: Duration = Duration::from_secs(20);
+/// The delay that is set, in ms, and how long it has to be awake beyond that.
+pub const DELAY: &str = "20";
+const AWAKE: Duration = Duration::from_millis(500);
+
+/// Lets a device be suspended; dropping it forbids that.
+#[derive(Debug)]
+pub struct Auto<'a>(&'a PciDevice);
+
+impl<'a> Auto<'a> {
+    /// Lets it be suspended soon after its last use.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if it may be suspended already.
+    #[track_caller]
+    pub fn new(device: &'a PciDevice) -> Result<Self, Stop> {
+        check_eq!(
+            device.power("control")?,
+            "on",
+            "whether it may be suspended at first"
+        );
+        let auto = Self(device);
+        device.set_power("autosuspend_delay_ms", DELAY)?;
+        device.set_power("control", "auto")?;
+        Ok(auto)
+    }
+
+    /// The device.
+    pub fn device(&self) -> &PciDevice {
+        self.0
+    }
+
+    /// Waits until it is suspended.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if it is not within 20 seconds.
+    #[track_caller]
+    pub fn sleeps(&self, why: &str) -> Outcome {
+        let suspended = misc::poll(LIMIT, || {
+            let status = self.0.power("runtime_status").ok()?;
+            (status == "suspended").then_some(())
+        });
+        if suspended.is_none() {
+            return Err(Stop::fail(format_args!(
+                "{} is not suspended {why}: {:?}",
+                self.0.name(),
+                self.0.power("runtime_status")
+            )));
+        }
+        Ok(())
+    }
+
+    /// Sees that it is not suspended.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if it is.
+    #[track_caller]
+    pub fn stays_awake(&self, why: &str) -> Outcome {
+        thread::sleep(AWAKE);
+        let status = self.0.power("runtime_status")?;
+        if status != "active" {
+            return Err(Stop::fail(format_args!(
+                "{} is {status} {why}",
+                self.0.name()
+            )));
+        }
+        Ok(())
+    }
+
+    /// How long it was awake in all, in ms.
+    fn active_time(&self) -> Result<u64, Stop> {
+        Ok(self.0.power("runtime_active_time")?.parse().unwrap_or(0))
+    }
+
+    /// Calls `f` on a suspended device, and sees that it was resumed for that.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if it was not, and with what `f` fails.
+    #[track_caller]
+    pub fn woken_by(&self, what: &str, f: impl FnOnce() -> Outcome) -> Outcome {
+        self.sleeps(&format!("before {what}"))?;
+        let before = self.active_time()?;
+        f()?;
+        self.sleeps(&format!("after {what}"))?;
+        let after = self.active_time()?;
+        if after <= before {
+            return Err(Stop::fail(format_args!(
+                "{} was not resumed for {what}",
+                self.0.name()
+            )));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Auto<'_> {
+    fn drop(&mut self) {
+        let _ = self.0.set_power("control", "on");
+    }
+}
