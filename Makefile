@@ -3,17 +3,20 @@
 # The commands of the repository; tools/lab does the work. The kernel's own
 # build reads Kbuild in this folder, never this file.
 
-export KSRC MIRROR KVM JOBS FLAVOUR TOPOLOGY
+export KSRC MIRROR KVM JOBS GUESTS SEED FLAVOUR TOPOLOGY TEST MUTANT
 
 LAB := python3 -B tools/lab
 
-.PHONY: help demo check rdma bench style shell clean python
+.PHONY: help demo check soak test rdma bench mutants style shell clean python
 
 help:
 	@echo 'make demo    build everything, boot every topology, show one table'
 	@echo 'make check   build everything, pass every test'
+	@echo 'make soak    pass the tests that take too long to be run with each change'
+	@echo 'make test    pass some tests on one machine: TEST=program[@subtest],... and TOPOLOGY='
 	@echo 'make rdma    pass the tests with RDMA alone, show what moved how fast'
 	@echo 'make bench   count instructions of moves, exports and mappings'
+	@echo 'make mutants break the code in one place after the other, see that a test finds it'
 	@echo 'make style   rustfmt, clippy, checkpatch and get_maintainer'
 	@echo 'make shell   an interactive guest with the devices in place'
 	@echo 'make clean   remove the caches'
@@ -21,14 +24,19 @@ help:
 	@echo 'Settings, all optional:'
 	@echo '  KSRC=dir        a Linux 7.3 tree to use instead of Debian'"'"'s package'
 	@echo '  MIRROR=url      a Debian mirror to use instead of the one apt is set up with'
-	@echo '  JOBS=n          parallel compilers and guests (default: one per processor)'
-	@echo '  FLAVOUR=name    kernel: check (default: lockdep, DMA API checks) or'
-	@echo '                  debug (KASAN, kmemleak, UBSAN, fault injection as well) or'
-	@echo '                  plain (no checks); make bench always takes plain'
-	@echo '  TOPOLOGY=name   machine of make shell: switch (default), host-bridge,'
+	@echo '  JOBS=n          parallel compilers (default: one per processor)'
+	@echo '  GUESTS=n        guests at the same time, at most (default: four per processor)'
+	@echo '  SEED=n          the seed of all random numbers of the tests (default: a new one)'
+	@echo '  FLAVOUR=name    kernel: check (default: lockdep, checks of the DMA API) or'
+	@echo '                  kasan (KASAN and UBSAN, no lockdep) or'
+	@echo '                  kmemleak (looks for leaks at the end of each boot) or'
+	@echo '                  plain (no checks); make bench always takes plain, and'
+	@echo '                  make soak all the others if none is given'
+	@echo '  TOPOLOGY=name   machine of make test and make shell: switch (default), host-bridge,'
 	@echo '                  intel-iommu, no-route, acs-pair, virtio-iommu, or with two GPUs'
 	@echo '                  pair-switch, pair-host-bridge, pair-intel-iommu, pair-no-route,'
 	@echo '                  or with these and a NIC: rdma-switch, and so on'
+	@echo '  MUTANT=id,...   only these mutations of tools/mutants/list.toml'
 	@echo '  KVM=1           run guests under KVM instead of TCG (real time, not reproducible)'
 	@echo
 	@echo 'A Debian machine (bookworm or later, amd64) with git, make and apt is enough, as root;'
@@ -36,7 +44,7 @@ help:
 	@echo '/etc/subuid. Caches and logs: $$XDG_CACHE_HOME/vvram-lab, else ~/.cache/vvram-lab;'
 	@echo 'they need 12 GB.'
 
-demo check rdma bench style shell clean: python
+demo check soak test rdma bench mutants style shell clean: python
 	@$(LAB) $@
 
 python:

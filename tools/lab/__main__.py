@@ -6,13 +6,17 @@ commands and their settings.
 """
 
 import os
+import signal
 import sys
 
 import bench
 import cache
 import check
+import commands
 import debianroot
 import demo
+import kernel
+import mutants
 import pipeline
 import qemu
 import rdma
@@ -22,11 +26,26 @@ import tally
 import topologies
 
 
-def with_rdma(work, flavour=None):
+def with_rdma(work, flavour=None, variant=None):
     """A guest that is ready to boot, with what RDMA needs."""
-    built = pipeline.everything(work, flavour)
+    built = pipeline.everything(work, flavour, variant)
     rdma.ensure(work, built)
     return built
+
+
+def chosen_topology():
+    """The topology named by TOPOLOGY=."""
+    name = os.environ.get("TOPOLOGY") or topologies.TOPOLOGIES[0].name
+    topology = topologies.find(name)
+    if topology is None:
+        known = ", ".join(t.name for t in topologies.ALL)
+        raise steps.LabError(f"there is no TOPOLOGY={name}", f"choose one of: {known}")
+    return topology
+
+
+def for_topology(work, topology):
+    """A guest that is ready to boot on a machine."""
+    return with_rdma(work) if topology in topologies.RDMA else pipeline.everything(work)
 
 
 def run_demo(work):
@@ -38,12 +57,39 @@ def run_demo(work):
 
 def run_check(work):
     """Pass every test."""
+    kernel.need_checks()
     return tally.close(work.console, check.run(work, with_rdma(work)))
+
+
+def run_soak(work):
+    """Pass the tests that take too long to be run with each change.
+
+    On the kernel of `make check`, then on those with sanitizers; FLAVOUR= has one of them.
+    """
+    asked = os.environ.get("FLAVOUR")
+    bad = 0
+    for flavour in [asked] if asked else [kernel.DEFAULT, *kernel.SANITIZERS]:
+        # All that follows goes by it.
+        os.environ["FLAVOUR"] = flavour
+        kernel.need_checks()
+        bad |= tally.close(work.console, check.run_soak(work, with_rdma(work)))
+    return bad
 
 
 def run_rdma(work):
     """Pass the tests of RDMA alone, and show what moved how fast."""
     return tally.close(work.console, check.run_rdma(work, with_rdma(work)))
+
+
+def run_test(work):
+    """Pass the tests named by TEST= on the machine named by TOPOLOGY=."""
+    tests = os.environ.get("TEST")
+    if not tests:
+        raise steps.LabError("no TEST= is given",
+                             "for example: make test TEST=vvram_move@storm,vvram_p2p SEED=1")
+    topology = chosen_topology()
+    return tally.close(work.console, check.run_test(work, for_topology(work, topology),
+                                                    tests.split(","), topology))
 
 
 def run_bench(work):
@@ -53,6 +99,15 @@ def run_bench(work):
     return 0
 
 
+def run_mutants(work):
+    """Break the code on purpose, each time in one place, and see that the tests find it."""
+    kernel.need_checks()
+    chosen = mutants.chosen()
+    built = (with_rdma if mutants.need_rdma(chosen) else pipeline.everything)(
+        work, variant=mutants.tree)
+    return mutants.run(work, built, chosen)
+
+
 def run_style(work):
     """Pass the style gates."""
     return tally.close(work.console, style.run(work))
@@ -60,12 +115,8 @@ def run_style(work):
 
 def run_shell(work):
     """An interactive guest on the topology named by TOPOLOGY=."""
-    name = os.environ.get("TOPOLOGY") or topologies.TOPOLOGIES[0].name
-    topology = topologies.find(name)
-    if topology is None:
-        known = ", ".join(t.name for t in topologies.ALL)
-        raise steps.LabError(f"there is no TOPOLOGY={name}", f"choose one of: {known}")
-    built = with_rdma(work) if topology in topologies.RDMA else pipeline.everything(work)
+    topology = chosen_topology()
+    built = for_topology(work, topology)
     work.console.say(f"{topology.title}; exit powers the guest off, Ctrl-a x ends QEMU")
     return built.machine.interactive(qemu.Boot("shell", topology, "shell", 0))
 
@@ -79,8 +130,9 @@ def run_clean(work):
     return 0
 
 
-COMMANDS = {"demo": run_demo, "check": run_check, "rdma": run_rdma, "bench": run_bench,
-            "style": run_style, "shell": run_shell, "clean": run_clean}
+COMMANDS = {"demo": run_demo, "check": run_check, "soak": run_soak, "test": run_test,
+            "rdma": run_rdma, "bench": run_bench, "mutants": run_mutants, "style": run_style,
+            "shell": run_shell, "clean": run_clean}
 
 
 def main():
@@ -91,17 +143,27 @@ def main():
     command = sys.argv[1]
     console = steps.Console()
     try:
-        with cache.lock(lambda pid: console.say(
-                f"another run of the lab (process {pid}) uses the caches: waiting for it")):
+        commands.end_on_signals()
+        with cache.lock(lambda who: console.say(f"{who} uses the caches: waiting")):
             console.restart()
             return COMMANDS[command](steps.Steps(console, cache.base() / "logs" / command))
     except steps.LabError as error:
         steps.report(console, error)
         console.say(f"total time: {console.elapsed()}")
         return 1
-    except KeyboardInterrupt:
-        console.say("interrupted")
-        return 130
+    except BrokenPipeError:
+        # Whoever read what the lab says is gone.
+        return 128 + signal.SIGPIPE
+    except OSError as error:
+        if error.errno not in steps.FULL:
+            raise
+        steps.report(console, steps.DiskFull(error))
+        console.say(f"total time: {console.elapsed()}")
+        return 1
+    except commands.Interrupted as interrupted:
+        console.say(str(interrupted))
+        return interrupted.status
 
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())

@@ -95,7 +95,8 @@ def boots():
             settings = {"VVRAM_EXPECT": topology.decision, "LAB_PROGRAM": program,
                         "LAB_BENCH": more}
             found += [qemu.Boot(f"bench-{name}{suffix}-{run}", topology, "bench", TIMEOUT,
-                                settings, CLOCK, vram) for run in range(1, RUNS + 1)]
+                                settings, CLOCK, vram, exact=True)
+                      for run in range(1, RUNS + 1)]
     return found
 
 
@@ -250,7 +251,8 @@ def table(lines):
 def complaints(outcome):
     """What is wrong with a boot, whatever it measured."""
     found = [outcome.error] if outcome.error else []
-    found += [f"kernel log: {line.strip()}" for line in kernellog.complaints(outcome.log)]
+    found += [f"kernel log: {line}" for line in kernellog.brief(
+        kernellog.complaints(outcome.log, outcome.boot.name))]
     return found + [f"QEMU: {line}" for line in outcome.qemu_log]
 
 
@@ -289,10 +291,10 @@ def run(steps, built):
             lines += growth(measured[name], path)
         wrong += [f"{row.what}: {row.ratio:.3f}, the target is {row.target}"
                   for row in found if row.verdict == "MISSED"]
-    report = steps.logs / "bench.txt"
-    report.write_text("\n".join([*lines, "", *wrong]) + "\n")
     for line in ["", *lines, "", *wrong]:
         steps.console.say(line)
+    report = steps.logs / "bench.txt"
+    report.write_text("\n".join([*lines, "", *wrong]) + "\n")
     steps.console.say(f"the same as text: {report}")
     if wrong:
         raise LabError(f"{len(wrong)} deviations from what is expected",

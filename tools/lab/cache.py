@@ -13,6 +13,11 @@ import json
 import os
 from pathlib import Path
 
+# What a name ends with as long as its content is not complete.
+PARTIAL = ".partial"
+
+_held = []
+
 
 def base():
     """The folder of all caches."""
@@ -41,16 +46,26 @@ def digest_tree(folder):
     return digest(*[x for p in files for x in (str(p.relative_to(folder)), p)])
 
 
+def write(path, content, mode=0o644):
+    """Write a file, of which nobody ever sees a part: not after an interruption either."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}{PARTIAL}")
+    try:
+        partial.write_bytes(content)
+        partial.chmod(mode)
+        partial.rename(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise
+
+
 def write_if_changed(path, content, mode=0o644):
     """Write a file only if it differs, since make and cargo go by the mtime."""
     if path.is_file() and not path.is_symlink() and path.read_bytes() == content \
             and (path.stat().st_mode & 0o777) == mode:
         return False
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.is_symlink():
-        path.unlink()
-    path.write_bytes(content)
-    path.chmod(mode)
+    write(path, content, mode)
     return True
 
 
@@ -66,7 +81,7 @@ class Stamp:
 
     def holds(self, key):
         """Whether the work was finished with exactly these inputs."""
-        return self.path.is_file() and self.path.read_text() == key
+        return self.path.is_file() and self.path.read_bytes() == key.encode()
 
     def clear(self):
         """Forget the last result."""
@@ -74,23 +89,72 @@ class Stamp:
 
     def set(self, key):
         """Record that the work is complete."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text(key)
+        write(self.path, key.encode())
+
+
+class Times:
+    """Remembers how many seconds things took, so that the longest can start first."""
+
+    def __init__(self, path):
+        self.path = path
+        try:
+            self.seconds = json.loads(path.read_text())
+        except (OSError, ValueError):
+            self.seconds = {}
+
+    def expected(self, name):
+        """Seconds that something took the last time; more than anything if it is new."""
+        return self.seconds.get(name, float("inf"))
+
+    def record(self, seconds):
+        """Remember more of them; a full disk forgets them, no more."""
+        self.seconds.update(seconds)
+        with contextlib.suppress(OSError):
+            write_if_changed(self.path, json.dumps(self.seconds, sort_keys=True).encode())
 
 
 @contextlib.contextmanager
 def lock(on_wait):
-    """Hold the caches for one run; on_wait(pid) is called if another run has them."""
+    """Hold the caches for one run; on_wait(who) is called if they are in use.
+
+    The commands of the run inherit the lock: it is free once the last of them is gone.
+    """
     base().mkdir(parents=True, exist_ok=True)
-    with open(base() / "lock", "a+", encoding="ascii") as f:
+    with open(base() / "lock", "a+b", buffering=0) as f:
         try:
             fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            f.seek(0)
-            on_wait(f.read().strip() or "unknown")
+            on_wait(_holders(f))
             fcntl.flock(f, fcntl.LOCK_EX)
-        f.seek(0)
-        f.truncate()
-        f.write(str(os.getpid()))
-        f.flush()
-        yield
+        # A full disk must not keep anybody from removing the caches.
+        with contextlib.suppress(OSError):
+            f.truncate(0)
+            f.write(str(os.getpid()).encode())
+        _held.append(f.fileno())
+        try:
+            yield
+        finally:
+            _held.remove(f.fileno())
+
+
+def held():
+    """The descriptors of the lock."""
+    return tuple(_held)
+
+
+def _holders(lock_file):
+    """Who holds the lock: the run that took it, or what is left of it."""
+    lock_file.seek(0)
+    pid = lock_file.read().decode().strip()
+    path = os.path.realpath(lock_file.name)
+    names = {}
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        # Processes come and go; those of others cannot be read.
+        with contextlib.suppress(OSError):
+            if os.readlink(link) == path:
+                names[link.parts[2]] = (link.parents[1] / "comm").read_text().strip()
+    names.pop(str(os.getpid()), None)
+    if pid in names or not names:
+        return f"another run of the lab (process {pid or 'unknown'})"
+    return f"what is left of a run that was killed (process {pid}): " + ", ".join(
+        f"{name} ({number})" for number, name in sorted(names.items()))

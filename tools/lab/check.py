@@ -1,10 +1,20 @@
 # SPDX-License-Identifier: GPL-2.0
 """The tests: KUnit suites, the project's own tests on each topology, IGT's generic ones."""
 
+import collections
 import dataclasses
+import fnmatch
+import io
+import multiprocessing
+import os
+import re
 import shutil
+import time
 import unittest
+from concurrent import futures
+from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import cache
 import igt
@@ -13,95 +23,118 @@ import kernellog
 import ktap
 import matrix
 import pipeline
+import plan
 import programs
 import qemu
 import rdma
+import suites
 import topologies
 from igt import Verdict
-from steps import LabError
+from steps import LabError, duration
 
-KUNIT_TIMEOUT = 900
-IGT_TIMEOUT = 1800
-SLOWER = {"check": 1, "debug": 16, "plain": 1}   # how much longer each flavour may take
-PER_TEST_TIMEOUT = 1200        # seconds of guest time: each transfer of edu takes 0.1
-OWN = "/lab/bin/vvram_*"
-# Where devices see other memory than the CPU, this shows who forgets to synchronize.
-BOUNCED = "/lab/bin/vvram_sync"
-PAIR = "/lab/bin/pair_*"       # tests of two GPUs
-RDMA = "/lab/bin/rdma_*"       # and of a NIC
-# Without these a boot of KUnit has not done its work, whatever else it ran.
-SUITES = {"dma_buf_mapping", "edu_peer_table", "peer_policy", "range_list"}
-# Examples of the kernel crate that need a device; the first boot of KUnit has one.
-EXAMPLES = {"p2pdma_example", "window_example", "drm_peer_example"}
-# A case that only applies without an IOVA, which has a scatterlist of one entry.
-KUNIT_SKIPS = {("kunit-iommu", "dma_buf_mapping.long_scatterlist_is_freed"),
-               ("kunit-iommu", "dma_buf_mapping.unsupported_path_is_refused"),
-               ("kunit-bridge", "dma_buf_mapping.unsupported_path_is_refused"),
-               ("kunit", "dma_buf_mapping.unsupported_path_is_refused"),
-               # Of these one only where addresses can fail.
-               ("kunit", "dma_buf_mapping.failing_range_is_undone")}
-# Those that only apply without KASAN, and without kmemleak.
-DEBUG_SKIPS = {("kunit", "dma_buf_mapping.short_scatterlist_is_freed"),
-               ("kunit-bridge", "dma_buf_mapping.short_scatterlist_is_freed"),
-               ("kunit-iommu", "dma_buf_mapping.short_scatterlist_is_freed"),
-               ("kunit", "dma_buf_mapping.failing_allocation_is_undone"),
-               ("kunit-bridge", "dma_buf_mapping.failing_allocation_is_undone"),
-               ("kunit-iommu", "dma_buf_mapping.failing_allocation_is_undone")}
-# The tests of IGT that open any driver; those for displays and other vendors cannot apply.
-GENERIC = "/usr/libexec/igt-gpu-tools/core_*"
+# How many of the slowest boots and programs are told.
+SLOWEST = 10
+# How the names of the verdicts about logs end.
+LOGS = ("kernel log", "qemu log", "kmemleak")
+# Tells the lab's own tests where the kernel tree is.
+TREE = "LAB_TREE"
+
+
+@dataclass(frozen=True)
+class Lists:
+    """What is expected of tests, and what reads the results of KUnit."""
+
+    skips: dict
+    failures: dict
+    tree: Path               # the kernel tree
+
+    @classmethod
+    def of(cls, built):
+        """Those of the repository, for this flavour."""
+        texts = [(pipeline.REPO / "igt-tests" / name).read_text()
+                 for name in ("skips.txt", "expected-failures.txt")]
+        return cls(igt.expected_skips(texts[0], kernel.flavour()),
+                   igt.expected_failures(texts[1]), built.source.tree)
 
 
 def run(steps, built):
     """Run everything; return the verdicts."""
-    verdicts = unit_tests(steps) + program_tests(steps, built) + modules(steps, built)
-    boots = [kunit_boot("check-kunit", topologies.TOPOLOGIES[0], "*rust*"),
-             # The suites of the modules once more, where mappings go through the host bridge, and
-             # where they go through IOVAs.
-             kunit_boot("check-kunit-bridge", topologies.find("host-bridge"), "rust_kernel_fmt"),
-             kunit_boot("check-kunit-iommu", topologies.find("intel-iommu"), "rust_kernel_fmt")]
-    for topology in topologies.TOPOLOGIES:
-        boots.append(igt_boot(f"check-{topology.name}", topology, OWN))
-    boots.append(bounce_boot("check-bounce", BOUNCED))
-    for topology in topologies.PAIRS:
-        boots.append(igt_boot(f"check-{topology.name}", topology, PAIR))
-    boots += rdma_boots()
-    boots.append(igt_boot("check-generic", topologies.TOPOLOGIES[0], GENERIC,
-                          IGT_FORCE_DRIVER="vvram"))
-    with steps.step("boot the tests") as step:
-        outcomes = built.machine.run_all(step, steps.console, boots)
+    verdicts = unit_tests(steps, built) + program_tests(steps, built) + modules(steps, built)
+    outcomes = boot(steps, built, "boot the tests", plan.check())
     seen = {}
-    verdicts += judged(outcomes, seen) + igt.stale(expected_skips(), seen)
+    lists = Lists.of(built)
+    verdicts += judged(outcomes, seen, lists) + igt.stale(lists.skips, seen)
+    texts = [igt.results(outcome) for outcome in outcomes if outcome.boot.job == "igt"]
+    verdicts += igt.never_ran(texts, lists.skips) + igt.mended(texts, lists.failures)
+    verdicts += kunit_together(outcomes, built)
+    if kernel.flavour() == kernel.DEFAULT:
+        verdicts += kernellog.stale({place(outcome.boot): outcome.log for outcome in outcomes})
     verdicts.append(migration(steps.console, outcomes))
     rdma.report(steps.console, outcomes)
-    steps.console.say(f"results of each boot: {built.kernel.share / 'results'}")
+    slowest(steps.console, outcomes)
     return verdicts
 
 
-def rdma_boots():
-    """The boots with RDMA: the project's tests wherever a NIC may be, and pyverbs'."""
-    return rdma.pyverbs_boots(SLOWER[kernel.flavour()]) + [
-        igt_boot(f"check-{topology.name}", topology, RDMA) for topology in topologies.RDMA]
+def run_soak(steps, built):
+    """Run what takes too long to be run with each change, on one kernel; return the verdicts."""
+    flavour = kernel.flavour()
+    boots = plan.sanitized() if flavour in kernel.SANITIZERS else plan.soak()
+    begin = time.monotonic()
+    verdicts = modules(steps, built)
+    outcomes = boot(steps, built, f"boot the long tests ({flavour})", boots)
+    verdicts += judged(outcomes, {}, Lists.of(built))
+    sums(steps.console, outcomes, verdicts, time.monotonic() - begin)
+    return [dataclasses.replace(v, name=f"{flavour}: {v.name}") for v in verdicts]
+
+
+def sums(console, outcomes, verdicts, seconds):
+    """Print how much ran on a kernel, in which time, and what its log and sanitizers said of it."""
+    ran = {test for outcome in outcomes if outcome.boot.job == "igt"
+           for test in igt.tests(igt.results(outcome))}
+    programs_run = {test.partition("@")[0] for test in ran}
+    complaints = sum(v.result == "fail" and v.name.endswith(LOGS) for v in verdicts)
+    console.say(f"{kernel.flavour()}: {len(outcomes)} boots, {len(programs_run)} programs, "
+                f"{len(ran)} subtests, {duration(seconds)}, {complaints} logs with complaints")
+
+
+def boot(steps, built, title, boots):
+    """Run boots; say what somebody needs who wants to repeat them, or to know more."""
+    steps.console.say(f"SEED={qemu.seed()}, {qemu.guests()} guests at a time")
+    with steps.step(title) as step:
+        outcomes = built.machine.run_all(step, steps.console, boots)
+    steps.console.say(f"results of each boot: {built.kernel.share / 'results'}")
+    return outcomes
+
+
+def slowest(console, outcomes):
+    """Print which boots and which programs took the longest."""
+    boots = {outcome.boot.name: outcome.seconds for outcome in outcomes}
+    ran = collections.Counter()
+    for outcome in outcomes:
+        for test, entry in igt.tests(igt.results(outcome)).items():
+            ran[test.partition("@")[0]] += igt.seconds(entry)
+    for title, times in (("boots", boots), ("programs, in all boots together", ran)):
+        console.say(f"the {SLOWEST} slowest {title}:")
+        for name, seconds in sorted(times.items(), key=lambda item: -item[1])[:SLOWEST]:
+            console.say(f"    {seconds:7.1f} s  {name}")
+
+
+def run_test(steps, built, tests, topology):
+    """Run some tests on one machine and nothing else; return the verdicts."""
+    return judged(boot(steps, built, f"boot {topology.title}", [plan.test(tests, topology)]), {},
+                  Lists.of(built))
 
 
 def run_rdma(steps, built):
     """Run the tests with RDMA and nothing else; return the verdicts."""
-    with steps.step("boot the RDMA tests") as step:
-        outcomes = built.machine.run_all(step, steps.console, rdma_boots())
+    outcomes = boot(steps, built, "boot the RDMA tests", plan.rdma_boots())
     rdma.report(steps.console, outcomes)
-    steps.console.say(f"results of each boot: {built.kernel.share / 'results'}")
-    return judged(outcomes, {})
+    return judged(outcomes, {}, Lists.of(built))
 
 
-def expected_skips():
-    """The list of skips, for this flavour."""
-    return igt.expected_skips((pipeline.REPO / "igt-tests/skips.txt").read_text(),
-                              kernel.flavour())
-
-
-def judged(outcomes, seen):
+def judged(outcomes, seen, lists):
     """The verdicts of boots; note the tests of each in seen."""
-    skips = expected_skips()
-    return [verdict for outcome in outcomes for verdict in judge(outcome, skips, seen)]
+    return [verdict for outcome in outcomes for verdict in judge(outcome, lists, seen)]
 
 
 def migration(console, outcomes):
@@ -117,90 +150,103 @@ def migration(console, outcomes):
     return verdict
 
 
-def kunit_boot(name, topology, built_in):
-    """A boot that runs the suites of the kernel that a pattern names, then those of the modules."""
-    return qemu.Boot(name, topology, "kunit", KUNIT_TIMEOUT * SLOWER[kernel.flavour()],
-                     cmdline=f"kunit.enable=1 kunit.autorun=1 kunit.filter_glob={built_in}")
+def kunit_together(outcomes, built):
+    """Verdicts about what all boots of KUnit have run together."""
+    kunit = [outcome for outcome in outcomes if outcome.boot.job == "kunit"]
+    cases = [case for outcome in kunit for case in ktap.results(outcome.log, built.source.tree)]
+    verdicts = suites.lost(cases, "".join(outcome.log for outcome in kunit),
+                           suites.wanted(pipeline.REPO))
+    verdicts += suites.stale(cases, suites.skips(pipeline.REPO, kernel.flavour()))
+    # What a slower kernel cannot run, another one does.
+    if kernel.flavour() == kernel.DEFAULT:
+        verdicts += suites.skipped_everywhere(cases)
+    return verdicts
 
 
-def kunit_verdicts(name, cases):
-    """Judge the cases of a boot: a skip must be expected, and no suite may be missing."""
-    verdicts = []
-    expected = KUNIT_SKIPS | (DEBUG_SKIPS if kernel.flavour() == "debug" else set())
-    for case, result, why in cases:
-        if result == "skip" and (name, case) not in expected:
-            result, why = "fail", f"skipped, which is not expected: {why}"
-        verdicts.append(Verdict(f"{name}: {case}", result, why))
-    ran = {case.partition(".")[0] for case, _, _ in cases}
-    return verdicts + [Verdict(f"{name}: {suite}", "fail", "the suite did not run")
-                       for suite in sorted(SUITES - ran)]
+def place(boot):
+    """The name of a boot in lists: that of `make check`, also where another command runs it."""
+    return re.sub("^(check|soak|test)-", "", boot.name)
 
 
-def igt_boot(name, topology, tests, **settings):
-    """A boot that runs tests under igt_runner."""
-    return qemu.Boot(name, topology, "igt", IGT_TIMEOUT * SLOWER[kernel.flavour()],
-                     {"LAB_TESTS": tests, "LAB_TIMEOUT": PER_TEST_TIMEOUT,
-                      "VVRAM_EXPECT": topology.decision, "VVRAM_SLOWER": SLOWER[kernel.flavour()],
-                      **settings})
-
-
-def bounce_boot(name, tests):
-    """A boot in which all DMA to system memory is copied through bounce buffers."""
-    topology = dataclasses.replace(topologies.TOPOLOGIES[0], cmdline="swiotlb=force")
-    return igt_boot(name, topology, tests)
-
-
-def judge(outcome, skips, seen):
+def judge(outcome, lists, seen):
     """The verdicts of one boot, of which its two logs are two; note its tests in seen."""
-    name = outcome.boot.name.removeprefix("check-")
+    name = place(outcome.boot)
     verdicts = []
     if outcome.error:
         verdicts.append(Verdict(f"{name}: boot", "fail", outcome.error))
     if outcome.boot.job == "kunit":
-        cases = ktap.results(outcome.log)
-        verdicts += kunit_verdicts(name, cases)
-        if name == "kunit":
-            verdicts += [Verdict(f"{name}: {example}", "fail", "did not find its device")
-                         for example in sorted(EXAMPLES) if f"{example} 0000:" not in outcome.log]
+        cases = ktap.results(outcome.log, lists.tree)
+        verdicts += suites.verdicts(name, cases, suites.skips(pipeline.REPO, kernel.flavour()),
+                                    suites.wanted(pipeline.REPO).modules)
     elif outcome.boot.job == "pyverbs":
         cases = rdma.pyverbs(outcome, name)
         verdicts += cases
     else:
         text = igt.results(outcome)
-        cases = igt.verdicts(text, skips, name)
+        cases = igt.verdicts(text, lists.skips, name, outcome.boot.topology.has, lists.failures)
         verdicts += cases
         verdicts += silent(outcome, name, igt.tests(text))
         if cases:
             seen[name] = set(igt.tests(text))
     if not cases:
         verdicts.append(Verdict(f"{name}: tests", "fail", "none reported a result"))
-    complaints = [line.strip() for line in kernellog.complaints(outcome.log)]
-    for log, lines in (("kernel log", complaints), ("qemu log", outcome.qemu_log)):
+    complaints = kernellog.brief(kernellog.complaints(outcome.log, name))
+    for log, lines in (("kernel log", complaints), ("qemu log", outcome.qemu_log),
+                       *kmemleak(outcome)):
         verdicts.append(Verdict(f"{name}: {log}", "fail" if lines else "pass",
                                 "\n      ".join(lines)))
     return verdicts
 
 
+def kmemleak(outcome):
+    """(name, lines) of what the scan at the end of a boot found, if there was to be one."""
+    path = outcome.results / "kmemleak.txt"
+    if path.is_file():
+        return [("kmemleak", kernellog.brief(path.read_text(errors="replace").splitlines()))]
+    if kernel.has("CONFIG_DEBUG_KMEMLEAK=y") and not outcome.error:
+        return [("kmemleak", ["the guest has not scanned"])]
+    return []
+
+
 def silent(outcome, name, tests):
     """Verdicts about programs of ours without a result: one that does not start lists no tests."""
-    pattern = outcome.boot.settings["LAB_TESTS"]
-    if not pattern.startswith("/lab/"):
-        return []
-    programs_there = outcome.results.parents[1].glob(pattern.removeprefix("/lab/"))
+    there = {path.name for path in (outcome.results.parents[1] / "bin").iterdir()}
+    named = {test.partition("@")[0] for test in outcome.boot.settings["LAB_TESTS"].split(",")}
     ran = {test.partition("@")[0] for test in tests}
-    return [Verdict(f"{name}: {program.name}", "fail", "it has no results")
-            for program in sorted(programs_there) if program.name not in ran]
+    return [Verdict(f"{name}: {program}", "fail", "it has no results")
+            for program in sorted(there) if program not in ran
+            and any(fnmatch.fnmatch(program, pattern) for pattern in named)]
 
 
-def unit_tests(steps):
-    """The lab's own tests, which need no guest."""
-    with steps.step("unit tests of the lab") as step:
-        suite = unittest.defaultTestLoader.discover(str(Path(__file__).parent / "tests"))
-        with open(step.log, "w", encoding="utf-8") as log:
-            result = unittest.TextTestRunner(log, verbosity=2).run(suite)
-    bad = [Verdict(f"lab: {test.id()}", "fail", trace.strip().splitlines()[-1])
-           for test, trace in result.failures + result.errors]
-    return bad + [Verdict("lab: unit tests", "pass")] * (result.testsRun - len(bad))
+def unit_tests(steps, built):
+    """The lab's own tests, which need no guest. None may be skipped.
+
+    They wait more than they work: each module of them has a process.
+    """
+    modules_of_tests = sorted((Path(__file__).parent / "tests").glob("test_*.py"))
+    # Forked: it has the modules, and its main thread may have signals.
+    with steps.step("unit tests of the lab") as step, \
+            mock.patch.dict(os.environ, {TREE: str(built.source.tree)}), \
+            futures.ProcessPoolExecutor(len(modules_of_tests),
+                                        multiprocessing.get_context("fork")) as pool:
+        try:
+            results = list(pool.map(unit_tests_of, modules_of_tests))
+        except futures.process.BrokenProcessPool as error:
+            return [Verdict("lab: unit tests", "fail", str(error))]
+        step.log.write_text("".join(log for _, _, log in results))
+    bad = [Verdict(f"lab: {name}", "fail", text.strip().splitlines()[-1])
+           for _, found, _ in results for name, text in found]
+    return bad + [Verdict("lab: unit tests", "pass")] * (sum(ran for ran, *_ in results) - len(bad))
+
+
+def unit_tests_of(path):
+    """Run the tests of a module; return how many ran, those that did not pass, and the log."""
+    log = io.StringIO()
+    suite = unittest.defaultTestLoader.discover(str(path.parent), path.name)
+    result = unittest.TextTestRunner(log, verbosity=2).run(suite)
+    return (result.testsRun,
+            [(test.id(), text) for test, text in
+             result.failures + result.errors + result.skipped], log.getvalue())
 
 
 def program_tests(steps, built):

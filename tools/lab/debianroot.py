@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: GPL-2.0
 """Makes Debian roots: the toolchain's and the guest's."""
 
+import os
 import shlex
-import shutil
-import subprocess
 
+import cache
+import commands
 import host
 import sandbox
+from steps import LabError
 
 HINT = ("see the log; if a download failed, run again or name another mirror with MIRROR=, "
         "if a package is missing, the mirror is too old or too new for this list")
@@ -18,13 +20,11 @@ def build(step, dest, suites, apt_arguments, preferences=""):
     mmdebstrap writes a tar that is unpacked here, so that files belong to the
     ids of our own namespace whether or not we are root.
     """
-    remove(dest)
-    dest.mkdir(parents=True)
     mirror = host.mirror(*suites)
-    options = [*host.apt_options(mirror), 'Acquire::Check-Valid-Until "false";',
+    options = [*host.apt_options(mirror), host.RETRIES, 'Acquire::Check-Valid-Until "false";',
                'Acquire::Languages "none";']
     # The roots are caches, made in one go: syncing each file to disk only costs time.
-    debstrap = ["mmdebstrap", "--variant=apt", "--format=tar",
+    debstrap = [*sandbox.LEASH, "mmdebstrap", "--variant=apt", "--format=tar",
                 *[f"--aptopt={o}" for o in options],
                 "--dpkgopt=force-unsafe-io",
                 "--dpkgopt=path-exclude=/usr/share/man/*",
@@ -32,15 +32,21 @@ def build(step, dest, suites, apt_arguments, preferences=""):
                 suites[0], "-", mirror]
     unpack = [*sandbox.unshare(), "tar", "-x", "-p", "--numeric-owner",
               "--exclude=./dev/*", "-C", dest]
-    step.run(["bash", "-c", f"set -o pipefail; {_quoted(debstrap)} | {_quoted(unpack)}"], HINT)
+
+    def bootstrap():
+        remove(dest)
+        dest.mkdir(parents=True)
+        step.run(["bash", "-c", f"set -o pipefail; {_quoted(debstrap)} | {_quoted(unpack)}"], HINT)
+
+    host.persistently(bootstrap)
     (dest / "etc/apt/sources.list").write_text(
         "".join(f"deb {mirror} {suite} main\n" for suite in suites))
     (dest / "etc/apt/preferences.d/lab").write_text(preferences)
     box = networked(sandbox.Sandbox(dest), mirror)
     env = {"DEBIAN_FRONTEND": "noninteractive"}
-    step.run(["apt-get", "update"], HINT, box)
-    step.run(["apt-get", "install", "-y", "--no-install-recommends", *apt_arguments], HINT,
-             box, env=env)
+    host.persistently(lambda: step.run(["apt-get", "update", "--error-on=any"], HINT, box))
+    host.persistently(lambda: step.run(["apt-get", "install", "-y", "--no-install-recommends",
+                                        *apt_arguments], HINT, box, env=env))
     step.run(["sh", "-c", "apt-get clean && rm -rf /var/lib/apt/lists/*"], HINT, box)
 
 
@@ -53,17 +59,27 @@ def networked(box, mirror=None):
 
 
 def remove(folder):
-    """Remove a root, in a namespace that owns all of its files."""
-    if folder.exists():
-        subprocess.run([*sandbox.unshare(), "rm", "-rf", "--one-file-system", folder], check=True)
-    assert not folder.exists()
+    """Remove a folder, in a namespace that owns all of its files.
+
+    It loses its name first: a folder of which a part is left must not be taken for a whole one.
+    """
+    if not os.path.lexists(folder):
+        return
+    if folder.suffix != cache.PARTIAL:
+        partial = folder.with_name(f"{folder.name}{cache.PARTIAL}")
+        remove(partial)
+        folder = folder.rename(partial)
+    if commands.run([*sandbox.unshare(), "rm", "-rf", "--one-file-system", folder]):
+        raise LabError(f"{folder} cannot be removed", "see whether something is mounted in it")
 
 
-def publish(partial, final):
-    """Give a complete root its name; a root under its final name is always complete."""
-    if final.exists():
-        remove(final)
-    shutil.move(partial, final)
+def sweep(steps):
+    """Remove what interrupted runs left half made or half removed."""
+    left = sorted(cache.base().glob(f"*{cache.PARTIAL}"))
+    if left:
+        with steps.step("remove what an interrupted run left"):
+            for path in left:
+                remove(path)
 
 
 def _quoted(argv):

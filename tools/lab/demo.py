@@ -23,7 +23,7 @@ CLOSING = (
 def boots():
     """The boots of the demo."""
     return [qemu.Boot(f"demo-{t.name}", t, "demo", TIMEOUT,
-                      {"VVRAM_EXPECT": t.decision})
+                      {"VVRAM_EXPECT": t.decision}, exact=True)
             for t in topologies.TOPOLOGIES]
 
 
@@ -61,7 +61,8 @@ def judge(outcome):
         wrong.append("the program left no account of the transfer")
     if outcome.error and not said.get("error"):
         wrong.append(outcome.error)
-    wrong += [f"kernel log: {line.strip()}" for line in kernellog.complaints(outcome.log)]
+    wrong += [f"kernel log: {line}" for line in kernellog.brief(
+        kernellog.complaints(outcome.log, outcome.boot.name))]
     wrong += [f"QEMU: {line}" for line in outcome.qemu_log]
     moved = said.get("bytes_written", 0) + said.get("bytes_read", 0)
     row = (topology.title, said.get("decision", "-"), reason(said), said.get("ranges", "-"),

@@ -36,7 +36,7 @@ def ensure(steps, toolchain):
         steps.current("guest root")
         return image
     with steps.step("guest root") as step:
-        root = image.with_suffix(".root")
+        root = image.with_suffix(f".root{cache.PARTIAL}")
         debianroot.build(step, root, SUITES,
                          [*PACKAGES, *[f"{name}/forky" for name in FORKY]], PREFERENCES)
         (root / "lab").mkdir()
@@ -45,11 +45,12 @@ def ensure(steps, toolchain):
         init.chmod(0o755)
         # Modules change with each kernel; the image does not.
         (root / "usr/lib/modules").symlink_to("/lab/lib/modules")
-        partial = image.with_suffix(".partial")
+        partial = image.with_suffix(cache.PARTIAL)
+        partial.unlink(missing_ok=True)
         partial.touch()
         box = toolchain.with_binds({"/build/image": partial}, readonly={"/build/root": root})
         step.run(["mkfs.erofs", "-zlz4", "--quiet", "/build/image", "/build/root"],
                  "see that the disk is not full", box)
-        debianroot.remove(root)
         partial.rename(image)
+        debianroot.remove(root)
     return image

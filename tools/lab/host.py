@@ -1,24 +1,36 @@
 # SPDX-License-Identifier: GPL-2.0
 """What the lab needs of the machine it runs on, checked before any work starts."""
 
+import ctypes
 import functools
+import mmap
 import os
 import platform
 import re
 import shutil
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 
 import cache
 import sandbox
-from steps import LabError
+from steps import DiskFull, LabError
 
 # What a run writes even if nothing has to be made first: objects, programs, results.
 RUN_GB = 2
-# Enough for a mirror that hiccups; a wrong name is told within seconds.
-APT_HELPER = ["/usr/lib/apt/apt-helper", "-o", "Acquire::Retries=1",
+# For connections that fail. After an answer such as "503 Service Unavailable" apt gives up: see
+# persistently().
+RETRIES = 'Acquire::Retries "3";'
+# A wrong name is told within seconds.
+APT_HELPER = ["/usr/lib/apt/apt-helper", "-o", "Acquire::Retries=0",
               "-o", "Acquire::http::Timeout=10", "-o", "Acquire::https::Timeout=10"]
+# Seconds to wait before something that downloads is done once more, each time that it fails.
+PAUSES = (5, 20)
+PROBES = 2
+# rdtsc; shl rdx, 32; or rax, rdx; ret
+RDTSC = bytes.fromhex("0f31 48c1e220 4809d0 c3")
+TSC_SECONDS = 0.3
 CA_BUNDLE = "/etc/ssl/certs/ca-certificates.crt"
 CERTIFICATES = "CaInfo|CrlFile|SslCert|SslKey"
 HOST_PACKAGES = ["mmdebstrap", "debian-archive-keyring"]
@@ -91,9 +103,22 @@ def install_packages(steps):
                        f"as root: apt-get install {' '.join(HOST_PACKAGES)} uidmap")
     with steps.step("host packages") as step:
         hint = "see that apt-get update and apt-get install work on this machine"
-        step.run(["apt-get", "update"], hint)
-        step.run(["env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "install", "-y",
-                  "--no-install-recommends", *HOST_PACKAGES], hint)
+        apt_get = ["env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-o", "Acquire::Retries=3"]
+        persistently(lambda: step.run([*apt_get, "update"], hint))
+        persistently(lambda: step.run([*apt_get, "install", "-y", "--no-install-recommends",
+                                       *HOST_PACKAGES], hint))
+
+
+def persistently(action):
+    """Do something that downloads, again if it fails: a mirror may fail once."""
+    for pause in PAUSES:
+        try:
+            return action()
+        except DiskFull:
+            raise
+        except LabError:
+            time.sleep(pause)
+    return action()
 
 
 @functools.cache
@@ -122,9 +147,10 @@ def _apt_mirrors():
 def _has_suite(uri, suite):
     """Ask with apt's own downloader, which knows the machine's proxies and certificates."""
     with tempfile.TemporaryDirectory() as folder:
-        return subprocess.run([*APT_HELPER, "download-file", f"{uri}/dists/{suite}/InRelease",
-                               f"{folder}/probe"], check=False, stdout=subprocess.DEVNULL,
-                              stderr=subprocess.DEVNULL).returncode == 0
+        return any(subprocess.run([*APT_HELPER, "download-file", f"{uri}/dists/{suite}/InRelease",
+                                   f"{folder}/probe"], check=False, stdout=subprocess.DEVNULL,
+                                  stderr=subprocess.DEVNULL).returncode == 0
+                   for _ in range(PROBES))
 
 
 def apt_options(uri):
@@ -148,3 +174,32 @@ def certificates(options):
     """The machine's files that such settings name."""
     named = re.findall(rf'::(?:{CERTIFICATES}) "(/[^"]+)";', "\n".join(options))
     return [file for file in dict.fromkeys(named) if Path(file).is_file()]
+
+
+def tsc_khz():
+    """How fast the time stamp counter of the host runs, or nothing if that cannot be found out."""
+    try:
+        with mmap.mmap(-1, mmap.PAGESIZE,
+                       prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC) as page:
+            page.write(RDTSC)
+            place = ctypes.c_char.from_buffer(page)
+            read = ctypes.CFUNCTYPE(ctypes.c_uint64)(ctypes.addressof(place))
+            begin = _at_once(read)
+            time.sleep(TSC_SECONDS)
+            end = _at_once(read)
+            del place
+    except OSError:
+        # The machine may not let anybody write code.
+        return None
+    return round((end[1] - begin[1]) / (end[0] - begin[0]) * 1e6)
+
+
+def _at_once(read):
+    """Nanoseconds and the counter at the same time: of some tries, the one that took the least."""
+    tries = []
+    for _ in range(100):
+        before = time.monotonic_ns()
+        ticks = read()
+        after = time.monotonic_ns()
+        tries.append((after - before, (before + after) / 2, ticks))
+    return min(tries)[1:]

@@ -2,9 +2,16 @@
 """What is expected of tests under igt_runner, and what its results say."""
 
 import json
+import re
 from dataclasses import dataclass
 
 import kernel
+import topologies
+
+# How a program says that a subtest needs what the machine has not.
+NEEDS = re.compile(r"Skipped: needs (\S+)$")
+# A finding that is known and not mended, by its letter.
+FINDING = re.compile(r"[SLRQ]\d+")
 
 
 @dataclass(frozen=True)
@@ -40,10 +47,31 @@ def expected_skips(text, flavour="check"):
     return skips
 
 
+def expected_failures(text):
+    """Parse expected-failures.txt: lines of `test@subtest  letter  reason`.
+
+    The letter is the finding that the subtest provokes. Returns {test: "letter: reason"}.
+    """
+    failures = {}
+    for line in text.splitlines():
+        line = line.strip()
+        if not line or line.startswith("#"):
+            continue
+        test, *rest = line.split(None, 2)
+        if len(rest) != 2 or not FINDING.fullmatch(rest[0]):
+            raise ValueError(f"an expected failure without a letter or a reason: {test}")
+        failures[test] = ": ".join(rest)
+    return failures
+
+
 def results(outcome):
-    """The results.json of a boot, or one of no tests."""
-    path = outcome.results / "results.json"
-    return path.read_text() if path.is_file() else '{"tests": {}}'
+    """The results.json of a boot, or one of no tests if there is none or only a part of it."""
+    try:
+        text = (outcome.results / "results.json").read_text()
+        json.loads(text)
+    except (OSError, ValueError):
+        return '{"tests": {}}'
+    return text
 
 
 def tests(text):
@@ -52,24 +80,81 @@ def tests(text):
             for name, entry in json.loads(text)["tests"].items()}
 
 
-def verdicts(text, skips, topology):
-    """Judge a results.json: a skip must be expected, and what is expected to skip must."""
+def verdicts(text, skips, topology, has, failures):
+    """Judge a results.json.
+
+    A subtest may need what the machine has not, of `has`. Any other skip must be in the list of
+    skips, and what is in the list must skip. What is expected to fail counts as a skip if it does.
+    """
     found = []
     for name, entry in sorted(tests(text).items()):
         reason = skips.get((topology, name)) or skips.get((None, name))
-        result = entry.get("result")
-        label = f"{topology}: {name}"
-        if result == "skip" and reason:
-            found.append(Verdict(label, "skip", reason))
-        elif result == "skip":
-            found.append(Verdict(label, "fail", f"skipped, which is not expected: {said(entry)}"))
-        elif result == "pass" and reason:
-            found.append(Verdict(label, "fail", f"passed, but is listed as a skip: {reason}"))
-        elif result == "pass":
-            found.append(Verdict(label, "pass"))
-        else:
-            found.append(Verdict(label, "fail", f"{result}: {said(entry)}"))
+        verdict = _verdict(entry, reason, has, failures.get(name))
+        found.append(Verdict(f"{topology}: {name}", *verdict))
     return found
+
+
+def seconds(entry):
+    """How long a test took."""
+    time = entry.get("time", {})
+    return time.get("end", 0) - time.get("start", 0)
+
+
+def _verdict(entry, reason, has, finding):
+    """Result and detail of a test, with why it may skip, and why it may fail."""
+    result, text = entry.get("result"), said(entry)
+    if result == "dmesg-warn":
+        # The test passed, and the lines that igt_runner means are judged with the rest of the log.
+        result = "pass"
+    need = NEEDS.match(text)
+    if result == "skip" and need:
+        return _needs(need[1], has)
+    if result == "skip" and reason:
+        return "skip", reason
+    if result == "skip":
+        return "fail", f"skipped, which is not expected: {text}"
+    if result == "pass" and reason:
+        return "fail", f"passed, but is listed as a skip: {reason}"
+    if result == "fail" and finding:
+        return "skip", f"expected to fail: {finding}"
+    if result == "pass":
+        return "pass", ""
+    return "fail", f"{result}: {text}"
+
+
+def _needs(need, has):
+    """Result and detail of a test that skipped for want of something."""
+    if need not in topologies.NEEDS:
+        return "fail", f"skipped for want of {need}, of which the lab knows nothing"
+    if need in has:
+        return "fail", f"skipped for want of {need}, which this machine has"
+    return "skip", f"needs {need}"
+
+
+def never_ran(texts, skips):
+    """Tests that skipped on every boot on which they were run, unless the list has them for all."""
+    return [Verdict(f"every boot: {name}", "fail", "skipped wherever it was run")
+            for name, results in _by_test(texts).items()
+            if results == {"skip"} and (None, name) not in skips]
+
+
+def mended(texts, failures):
+    """Expected failures of tests that passed on every boot, or that do not exist."""
+    seen = _by_test(texts)
+    return [Verdict(f"expected-failures.txt: {name}", "fail",
+                    f"listed ({finding}), but it passed on every boot" if name in seen else
+                    f"listed ({finding}), but there is no such test")
+            for name, finding in sorted(failures.items())
+            if seen.get(name, {"pass"}) == {"pass"}]
+
+
+def _by_test(texts):
+    """All results that each test has in some results.json."""
+    seen = {}
+    for text in texts:
+        for name, entry in sorted(tests(text).items()):
+            seen.setdefault(name, set()).add(entry.get("result"))
+    return seen
 
 
 def stale(skips, seen):
@@ -88,7 +173,7 @@ def said(entry):
     for stream in ("err", "out"):
         lines = [line.strip() for line in entry.get(stream, "").splitlines()]
         telling = [line for line in lines if line and not line.startswith(
-            ("Starting subtest", "Subtest ", "IGT-Version", "****", "Stack trace", "#"))]
+            ("Starting subtest", "Subtest ", "IGT-Version", "seed ", "****", "Stack trace", "#"))]
         if telling:
             return telling[-1]
     return "no output"

@@ -11,10 +11,16 @@ import toolchain
 from steps import LabError
 
 FRAGMENTS = Path(__file__).parent / "kconfig"
-FLAVOURS = {"check": ["base.config", "check.config"],
-            "debug": ["base.config", "check.config", "debug.config"],
+DEFAULT = "check"
+FLAVOURS = {DEFAULT: ["base.config", "checks.config", "lockdep.config"],
+            "kasan": ["base.config", "checks.config", "kasan.config"],
+            "kmemleak": ["base.config", "checks.config", "kmemleak.config"],
             # What is measured has none of the checks.
             "plain": ["base.config"]}
+# Those that find what the default does not, and that take longer.
+SANITIZERS = ("kasan", "kmemleak")
+# Modules that are built, and that no guest needs.
+COMPILED_ONLY = ("nova-core", "nova-drm", "mlx5_core", "mlx5_ib")
 # Fixed names, so that a relink happens only when something changed and no host name is built in.
 IDENTITY = {"KBUILD_BUILD_TIMESTAMP": "2026-01-01 00:00:00Z",
             "KBUILD_BUILD_USER": "lab", "KBUILD_BUILD_HOST": "vvram"}
@@ -25,10 +31,24 @@ MAKE = ["make", "LLVM=1", "CLIPPY=1", "O=/build/out"]
 
 def flavour():
     """The flavour asked for with FLAVOUR=."""
-    name = os.environ.get("FLAVOUR") or "check"
+    name = os.environ.get("FLAVOUR") or DEFAULT
     if name not in FLAVOURS:
         raise LabError(f"there is no FLAVOUR={name}", f"choose one of: {', '.join(FLAVOURS)}")
     return name
+
+
+def need_checks():
+    """Refuse a kernel without what the tests need, such as allocations that fail on demand."""
+    if not has("CONFIG_FAULT_INJECTION=y"):
+        raise LabError(f"FLAVOUR={flavour()} has nothing that tests need",
+                       f"choose one of: {', '.join((DEFAULT, *SANITIZERS))}")
+
+
+def has(option, name=None):
+    """Whether a flavour, the one asked for if none is given, asks for an option."""
+    lines = [line for fragment in FLAVOURS[name or flavour()]
+             for line in (FRAGMENTS / fragment).read_text().splitlines()]
+    return option in lines
 
 
 def jobs():
@@ -54,13 +74,15 @@ class Kernel:
     def make(self, step, targets, hint, box=None):
         """Run the kernel's make."""
         step.count_objects()
+        remove_half_made(self.folder)
         step.run([*MAKE, f"-j{jobs()}", *targets], hint, box or self.box,
                  cwd="/build/src", env=IDENTITY)
 
     def ensure(self, steps):
         """Configure, build and install whatever the inputs ask for."""
         config = self._configure(steps)
-        self.key = cache.digest(self.source.state, config, toolchain.KEY, MAKE, IDENTITY)
+        self.key = cache.digest(self.source.state, config, toolchain.KEY, MAKE, IDENTITY,
+                                COMPILED_ONLY)
         stamp = cache.Stamp(self.folder / "built")
         if stamp.holds(self.key):
             steps.current("kernel")
@@ -72,7 +94,17 @@ class Kernel:
             shutil.rmtree(self.share / "lib", ignore_errors=True)
             self.make(step, ["INSTALL_MOD_PATH=/build/share", "modules_install"],
                       "see that the disk is not full")
+            self._leave_out(step)
         stamp.set(self.key)
+
+    def _leave_out(self, step):
+        """Take what is only compiled out of the folder that the guest sees."""
+        [modules] = (self.share / "lib/modules").iterdir()
+        for name in COMPILED_ONLY:
+            [module] = modules.rglob(f"{name}.ko")
+            module.unlink()
+        step.run(["depmod", "--basedir", "/build/share", modules.name],
+                 "the log names the module", self.box)
 
     def _configure(self, steps):
         fragment = "".join((FRAGMENTS / name).read_text() for name in FLAVOURS[self.flavour])
@@ -104,6 +136,21 @@ class Kernel:
         box = self.box.with_binds({f"/build/{name}": out}, readonly={"/build/ext-src": folder})
         self.make(step, ["M=/build/ext-src", f"MO=/build/{name}", "modules"], hint, box)
         return sorted(out.rglob("*.ko"))
+
+
+def remove_half_made(folder):
+    """Remove the targets that a make was at when it was killed: the next one goes by the times.
+
+    kbuild writes the command of a target down when the target is made. A target that is newer was
+    about to be made again, with the same command, and one whose record is cut was not done either.
+    """
+    for record in folder.rglob(".*.cmd"):
+        target = record.with_name(record.name[1:].removesuffix(".cmd"))
+        cut = not record.read_bytes().endswith(b"\n")
+        if target.is_file() and (cut or target.stat().st_mtime_ns > record.stat().st_mtime_ns):
+            target.unlink()
+        if cut:
+            record.unlink()
 
 
 def unmet(fragment, config):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import cache
 import debianroot
+import host
 import toolchain
 
 # The sources' signed index says where the files are and what their digests are. They are fetched
@@ -67,7 +68,7 @@ def ensure(steps, box, package):
         steps.current(package.name)
         return final
     shutil.rmtree(final, ignore_errors=True)
-    partial = final.with_suffix(".partial")
+    partial = final.with_suffix(cache.PARTIAL)
     shutil.rmtree(partial, ignore_errors=True)
     folders = {name: partial / name for name in ("source", "work", "out")}
     for folder in folders.values():
@@ -77,8 +78,8 @@ def ensure(steps, box, package):
                                       **({"/build/include": package.includes}
                                          if package.includes else {})})
     with steps.step(package.name) as step:
-        step.run(["sh", "-c", FETCH, package.name, toolchain.SUITES[0]], debianroot.HINT,
-                 debianroot.networked(inside))
+        host.persistently(lambda: step.run(["sh", "-c", FETCH, package.name, toolchain.SUITES[0]],
+                                           debianroot.HINT, debianroot.networked(inside)))
         step.run(["sh", "-c", APPLY], "the source package is another one than the patches are "
                  f"for: refresh {package.patches}", inside, cwd="/build/source")
         keep = f"cp -rL {' '.join(package.outputs)} /build/out"

@@ -6,6 +6,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+import debianroot
 import guestroot
 import host
 import kernel
@@ -34,7 +35,7 @@ def missing(ksrc, roots):
     absent = [root for root in roots if not root.path().exists()]
     # The tree of the package has no name before the package is there.
     named = ksrc or toolchain not in absent
-    if not (named and source.locate(ksrc, sandbox.Sandbox(toolchain.path())).tree.exists()):
+    if not (named and source.locate(ksrc, sandbox.Sandbox(toolchain.path())).complete()):
         return [*absent, source]
     return absent
 
@@ -44,6 +45,7 @@ def sources(steps, roots=(toolchain,)):
     kernel.flavour()
     ksrc = os.environ.get("KSRC")
     host.preflight(ksrc)
+    debianroot.sweep(steps)
     absent = missing(ksrc, roots)
     new_roots = [root for root in roots if root in absent]
     suites = dict.fromkeys(suite for root in new_roots for suite in root.SUITES)
@@ -54,17 +56,22 @@ def sources(steps, roots=(toolchain,)):
     return box, source.ensure(steps, REPO, ksrc, box)
 
 
-def kernel_only(steps, roots=(toolchain,), flavour=None):
-    """Everything up to a built kernel, of the flavour asked for with FLAVOUR= if none is given."""
+def kernel_only(steps, roots=(toolchain,), flavour=None, variant=None):
+    """Everything up to a built kernel, of the flavour asked for with FLAVOUR= if none is given.
+
+    Of another tree, if there is a variant: a function of the steps, the tree and the sandbox.
+    """
     box, src = sources(steps, roots)
+    if variant:
+        src = variant(steps, src, box)
     built = Built(box, src, kernel.Kernel(src, box, flavour))
     built.kernel.ensure(steps)
     return built
 
 
-def everything(steps, flavour=None):
+def everything(steps, flavour=None, variant=None):
     """Everything up to a guest that is ready to boot."""
-    built = kernel_only(steps, (toolchain, guestroot), flavour)
+    built = kernel_only(steps, (toolchain, guestroot), flavour, variant)
     programs.ensure(steps, built.box, REPO, built.kernel)
     image = guestroot.ensure(steps, built.box)
     scripts = built.kernel.share / "guest"

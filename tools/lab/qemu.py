@@ -2,34 +2,52 @@
 """Boots guests: the machine of a topology, one job, and what came of it."""
 
 import concurrent.futures
+import dataclasses
+import functools
+import itertools
 import os
-import queue
+import random
 import shutil
 import subprocess
+import threading
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 
+import cache
+import commands
 import guestroot
-from kernel import jobs
-from steps import duration, last_line
+import host
+import kernellog
+import watch
+from steps import LabError, duration, last_line
 from topologies import Topology
 
 VRAM_SIZE = "16M"
 # The one environment that is the same on every machine: guest time is instructions, so edu's
 # 100 ms per transfer cost nothing, and two boots of the same thing do the same thing.
-DETERMINISTIC = ("-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off",
+DETERMINISTIC = ("-smp", "1", "-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off",
                  "-rtc", "base=2026-01-01,clock=vm", "-seed", "1")
+# What tests run on: processors that really run at the same time, and random numbers that depend on
+# the seed of the run alone.
+PROCESSORS = 4
+REAL_TIME = ("-smp", str(PROCESSORS), "-accel", "tcg,thread=multi")
+KVM = ("-smp", str(PROCESSORS), "-accel", "kvm")
+COLLECT_TIMEOUT = 120
+# Seconds by which the limit inside the sandbox comes later.
+GRACE = 2 * watch.LAST_WORDS
+# At most so many guests run at the same time, for each processor of the host.
+GUESTS = 4
+ROUNDING = 1e-6
+# Characters of a command line, with the one that ends it: COMMAND_LINE_SIZE of x86.
+CMDLINE = 2048
 # QEMU's monitor, for a program in the guest that plugs devices: QEMU is its own client.
 MONITOR = ("-chardev", "socket,id=monitor,path=/tmp/qmp,server=on,wait=off",
            "-object", "monitor-qmp,id=qmp,chardev=monitor",
            "-chardev", "socket,id=guest,path=/tmp/qmp", "-device", "virtio-serial-pci",
            "-device", "virtserialport,chardev=guest,name=qmp")
-REAL_TIME = ("-accel", "tcg,thread=multi")
-KVM = ("-accel", "kvm")
 
 
-@dataclass
+@dataclasses.dataclass
 class Boot:
     """One boot: where, what for, and with which settings for the job."""
 
@@ -37,12 +55,15 @@ class Boot:
     topology: Topology
     job: str
     timeout: int                        # seconds of real time
-    settings: dict = field(default_factory=dict)
+    settings: dict = dataclasses.field(default_factory=dict)
     cmdline: str = ""
     vram: str = VRAM_SIZE
+    exact: bool = False                 # the same in each run, at the price of one processor
+    load: float = 1                     # processors of the host that it keeps busy, about
+    silence: int | None = None          # seconds without a mark in its folder, after which it hangs
 
 
-@dataclass
+@dataclasses.dataclass
 class Outcome:
     """What a boot left behind."""
 
@@ -54,13 +75,18 @@ class Outcome:
     @property
     def log(self):
         """The kernel log."""
-        return (self.results / "kernel.log").read_text(errors="replace")
+        return _text(self.results / "kernel.log")
 
     @property
     def qemu_log(self):
         """What QEMU said, line by line: nothing, unless a device or an IOMMU was misused."""
-        text = (self.results / "qemu.log").read_text(errors="replace")
+        text = _text(self.results / "qemu.log")
         return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def _text(path):
+    """The text of a file; none of one that could not be made."""
+    return path.read_text(errors="replace") if path.is_file() else ""
 
 
 class Machine:
@@ -77,15 +103,22 @@ class Machine:
         folder.mkdir(parents=True)
         return folder
 
-    def argv(self, boot, serial, accelerator):
-        """QEMU's command line."""
+    def argv(self, boot, io):
+        """QEMU's command line, with where its console and its monitor are."""
         settings = {"LAB_JOB": boot.job, "LAB_BOOT": boot.name, **boot.settings}
+        settings["VVRAM_SEED"] = 1 if boot.exact else seed()
         cmdline = " ".join(
             ["console=ttyS0 root=/dev/vda rootfstype=erofs ro nokaslr panic=-1",
-             f"init={guestroot.INIT}", boot.topology.cmdline, boot.cmdline]
+             f"init={guestroot.INIT}", kernellog.CMDLINE, watch.CMDLINE,
+             "" if boot.exact else busy(),
+             boot.topology.cmdline, boot.cmdline]
             + [f"{k}={v}" for k, v in settings.items()])
-        return ["qemu-system-x86_64", "-machine", "q35", *accelerator, "-smp", "1", "-m", "1G",
-                "-nodefaults", "-display", "none", "-no-reboot", *serial,
+        if len(cmdline) >= CMDLINE:
+            # The kernel would cut it, and run half of a test.
+            raise LabError(f"{boot.name}: {len(cmdline)} characters are more than a kernel takes",
+                           "name fewer tests, or use patterns")
+        return ["qemu-system-x86_64", "-machine", "q35", *accelerator(boot), "-m", "1G",
+                "-nodefaults", "-display", "none", "-no-reboot", *io,
                 "-kernel", "/build/out/arch/x86/boot/bzImage", "-append", cmdline,
                 "-drive", "file=/build/guest.erofs,format=raw,readonly=on,if=none,id=root",
                 "-device", "virtio-blk-pci,drive=root",
@@ -95,52 +128,67 @@ class Machine:
                 *boot.topology.machine]
 
     def run(self, boot, cpu):
-        """Boot on one processor, wait for the end, and see that the job came to one.
+        """Boot, wait for the end, and see that the job came to one.
 
-        Skipping idle guest time is a dialogue of two of QEMU's threads; on two
-        processors they spend up to twice the time waking each other.
+        Skipping idle guest time is a dialogue of two of QEMU's threads; on two processors they
+        spend up to twice the time waking each other: an exact boot has one for itself.
         """
+        pin = ["taskset", "--cpu-list", str(cpu)] if boot.exact else []
         results = self.results(boot)
-        serial = ("-serial", f"file:/build/share/results/{boot.name}/kernel.log")
         begin = time.monotonic()
-        error = ""
-        with open(results / "qemu.log", "wb") as log:
+        error = self._qemu(boot, pin) or self._error(results)
+        if boot.job == "igt" and not (results / "results.json").exists():
+            # The guest died before it could make it of what igt_runner had written.
+            self._qemu(dataclasses.replace(boot, job="collect", timeout=COLLECT_TIMEOUT))
+        return Outcome(boot, results, time.monotonic() - begin, error)
+
+    def _qemu(self, boot, pin=()):
+        """Run QEMU to its end; return what is wrong with that."""
+        prefix = "" if boot.job != "collect" else "collect-"
+        folder = f"results/{boot.name}"
+        io = ("-serial", f"file:/build/share/{folder}/{prefix}kernel.log",
+              *watch.arguments(f"/build/share/{folder}"))
+        # A guest that outlives the lab in spite of all has the limit too.
+        limit = ["timeout", "--signal=KILL", str(boot.timeout + GRACE)]
+        guard = watch.Watch(self.kernel.share / folder, boot.timeout, boot.silence)
+        with open(self.kernel.share / folder / f"{prefix}qemu.log", "wb") as log:
             try:
-                subprocess.run(
-                    ["taskset", "--cpu-list", str(cpu), *self.box.argv(
-                        self.argv(boot, serial, KVM if kvm() else DETERMINISTIC))],
-                    stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                    timeout=boot.timeout, check=False)
-            except subprocess.TimeoutExpired:
-                error = f"did not end within {boot.timeout} s"
-        (results / "kernel.log").touch()
-        return Outcome(boot, results, time.monotonic() - begin, error or self._error(results))
+                commands.run([*pin, *self.box.argv([*limit, *self.argv(boot, io)])],
+                             guard.wait, stdout=log, stderr=subprocess.STDOUT)
+            except watch.Ended as why:
+                return str(why)
+        return ""
 
     @staticmethod
     def _error(results):
-        status = results / "status"
-        if not status.is_file():
+        # One without content found no space on the disk.
+        status = _text(results / "status").strip()
+        if not status:
             said = last_line(results / "qemu.log") or last_line(results / "kernel.log")
             return f"the guest ended before its job did, last words: {said}"
-        if status.read_text().strip() != "0":
+        if status != "0":
             said = last_line(results / "output.log")
-            return f"the job's exit status was {status.read_text().strip()}: {said}"
+            return f"the job's exit status was {status}: {said}"
         return ""
 
     def run_all(self, step, console, boots):
-        """Run boots, one on each processor; return their outcomes in the order given."""
+        """Run boots, as many at a time as the host has processors for, the longest first.
+
+        Returns their outcomes in the order given.
+        """
         running = {}
-        processors = sorted(os.sched_getaffinity(0))[:int(jobs())]
-        free = queue.SimpleQueue()
-        for cpu in processors:
-            free.put(cpu)
+        times = cache.Times(self.kernel.folder / "boot-times.json")
+        processors = itertools.cycle(sorted(os.sched_getaffinity(0)))
 
         def one(boot):
-            cpu = free.get()
             running[boot.name] = time.monotonic()
-            outcome = self.run(boot, cpu)
+            try:
+                outcome = self.run(boot, next(processors))
+            except OSError as error:
+                # A full disk, most likely: the others go on and end.
+                outcome = Outcome(boot, self.kernel.share / "results" / boot.name,
+                                  time.monotonic() - running[boot.name], f"not run: {error}")
             del running[boot.name]
-            free.put(cpu)
             verdict = outcome.error or "ended"
             console.say(f"    {boot.name}: {verdict} after {duration(outcome.seconds)}")
             return outcome
@@ -151,16 +199,106 @@ class Machine:
                                           for name, since in sorted(running.items()))
 
         step.progress = progress
-        with concurrent.futures.ThreadPoolExecutor(len(processors)) as pool:
-            return list(pool.map(one, boots))
+        order = sorted(boots, key=lambda boot: times.expected(boot.name), reverse=True)
+        done = Room(order).run(one)
+        times.record({name: outcome.seconds for name, outcome in done.items()
+                      if not outcome.error})
+        return [done[boot.name] for boot in boots]
 
     def interactive(self, boot):
         """Boot with the serial console on this terminal."""
         self.results(boot)
-        os.execvp("unshare", self.box.argv(
-            self.argv(boot, ("-serial", "mon:stdio"), KVM if kvm() else REAL_TIME)))
+        commands.become(self.box.argv(self.argv(boot, ("-serial", "mon:stdio"))))
+
+
+def accelerator(boot):
+    """How the processors of a boot are emulated, and how many there are."""
+    if kvm():
+        return KVM
+    return DETERMINISTIC if boot.exact else (*REAL_TIME, "-seed", str(seed()))
+
+
+@functools.cache
+def busy():
+    """What a kernel has to know that boots while its host is busy, so that ticks come late.
+
+    It is not to conclude that there is no timer, nor to find out by its ticks how fast the time
+    stamp counter runs, which is the one of the host: its clock would be wrong by any factor. Nor is
+    it to compare the counters of two processors with each other: 7.3 does so also while one of them
+    stops the machine to get rid of the clock by ticks, which then stands still, and the limit of
+    the comparison with it.
+    """
+    khz = None if kvm() else host.tsc_khz()
+    return " ".join(["no_timer_check", "tsc=nowatchdog",
+                     *([f"tsc_early_khz={khz}"] if khz else [])])
 
 
 def kvm():
     """Whether KVM=1 was asked for."""
     return os.environ.get("KVM") == "1"
+
+
+def number(variable, default):
+    """A number that is given in the environment."""
+    text = os.environ.get(variable) or str(default)
+    if not text.isdecimal():
+        raise LabError(f"{variable}={text} is not a number", f"for example {variable}={default}")
+    return int(text)
+
+
+def guests():
+    """How many guests run at the same time at most: GUESTS=, else some for each processor."""
+    return max(1, number("GUESTS", GUESTS * len(os.sched_getaffinity(0))))
+
+
+class Room:
+    """Room for boots on the processors of the host.
+
+    A guest that waits a lot leaves its processor to others. The next boot is the first of those
+    left for which there is room.
+    """
+
+    def __init__(self, boots):
+        self.left = list(boots)
+        self.free = float(len(os.sched_getaffinity(0)))
+        self.running = 0
+        self.changed = threading.Condition()
+
+    def run(self, one):
+        """Call one() for each boot, in threads; return what it returns by the names of the boots."""
+        done = {}
+
+        def work():
+            while boot := self._next():
+                try:
+                    done[boot.name] = one(boot)
+                finally:
+                    with self.changed:
+                        self.free += boot.load
+                        self.running -= 1
+                        self.changed.notify_all()
+
+        with concurrent.futures.ThreadPoolExecutor(guests()) as pool:
+            for thread in [pool.submit(work) for _ in range(guests())]:
+                thread.result()
+        return done
+
+    def _next(self):
+        """Wait until there is room for a boot that is left, and take it."""
+        with self.changed:
+            while self.left:
+                for boot in self.left:
+                    # One that needs more than there is runs alone.
+                    if boot.load <= self.free + ROUNDING or not self.running:
+                        self.left.remove(boot)
+                        self.free -= boot.load
+                        self.running += 1
+                        return boot
+                self.changed.wait()
+            return None
+
+
+@functools.cache
+def seed():
+    """The seed of all random numbers of this run: SEED=, else one that no run had before."""
+    return number("SEED", random.SystemRandom().randrange(1, 1 << 31))

@@ -10,13 +10,32 @@ import shlex
 from pathlib import Path
 
 PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
+# Kills what follows when the thread that started it is gone.
+LEASH = ["setpriv", "--pdeathsig", "KILL"]
+# The first process of a namespace: it collects those whose parents are gone, and takes all others
+# with it. As the last command of a script the command would itself be the first process, which
+# ignores signals.
+FIRST = ["sh", "-c", '"$@"; exit "$?"', "first"]
 
 
 def unshare():
-    """The start of a command line that may mount, as root or as a plain user."""
-    if os.geteuid() == 0:
-        return ["unshare", "--mount"]
-    return ["unshare", "--map-root-user", "--map-auto", "--mount"]
+    """The start of a command line that may mount, as root or as a plain user.
+
+    All its processes are gone once the one that started it is, however that ended: the leash kills
+    unshare, that the first process of the namespace, and that all others. The kernel may forget a
+    leash when a process gets new credentials, so that it follows the user namespace.
+    """
+    user = [] if os.geteuid() == 0 else ["unshare", "--map-root-user", "--map-auto"]
+    return [*user, *LEASH, "unshare", "--mount", "--pid", "--fork", "--kill-child=KILL"]
+
+
+def contained(command):
+    """The command line that runs a command outside of any root, with what it starts.
+
+    A plain user's own namespaces would be in the way of those that mmdebstrap makes: there the
+    command alone is on the leash.
+    """
+    return [*unshare(), *FIRST, *command] if os.geteuid() == 0 else [*LEASH, *command]
 
 
 class Sandbox:
@@ -51,5 +70,5 @@ class Sandbox:
         lines.append(" ".join(
             ["exec chroot", shlex.quote(str(self.root)), "env -i"]
             + [shlex.quote(f"{k}={v}") for k, v in settings.items()]
-            + ["sh -c 'cd \"$0\" && exec \"$@\"'", shlex.quote(cwd), '"$@"']))
+            + ["sh -c 'cd \"$0\" && \"$@\"; exit \"$?\"'", shlex.quote(cwd), '"$@"']))
         return [*unshare(), "sh", "-c", "\n".join(lines), "sandbox", *map(str, command)]

@@ -14,6 +14,7 @@ import subprocess
 from pathlib import Path
 
 import cache
+import debianroot
 from steps import LabError
 
 TARBALL = "usr/src/linux-source-7.3.tar.xz"
@@ -24,9 +25,10 @@ GB = 3
 class Source:
     """One upstream tree in the cache, plus what the repository put into it."""
 
-    def __init__(self, folder, key):
+    def __init__(self, folder, key, change=None):
         self.folder = folder
         self.key = key
+        self.change = change   # what is done to {path: file} of all that the repository puts in
         self.tree = folder / "tree"
         self.state = ""        # digest of all that the repository put in
         self.kconfig = ""      # digest of the Kconfig files among it
@@ -40,9 +42,22 @@ class Source:
     def _managed(self):
         return self.folder / "managed.json"
 
+    def complete(self):
+        """Whether the tree is there, and which files in it are the repository's is known."""
+        try:
+            return self.tree.exists() and isinstance(self._read_managed(), list)
+        except ValueError:
+            return False
+
+    def _read_managed(self):
+        return json.loads(self._managed.read_text()) if self._managed.is_file() else []
+
+    def _write_managed(self, paths):
+        cache.write(self._managed, json.dumps(sorted(paths)).encode())
+
     def sync(self, step, repo, box):
         """Bring the tree to upstream plus the repository's files and patches."""
-        managed = json.loads(self._managed.read_text()) if self._managed.is_file() else []
+        managed = self._read_managed()
         patches = patches_of(repo)
         touched = sorted({path for patch in patches for path in touched_by(patch.read_text())})
         wanted = self._patched(step, patches, touched, managed, box)
@@ -51,8 +66,10 @@ class Source:
                 raise LabError(f"{path} exists upstream",
                                "a change to an upstream file is a patch in patches/, not a copy")
             wanted[path] = file
+        if self.change:
+            wanted = self.change(wanted, self.folder / "changed")
         # Say what is about to be ours before it is: an interrupted run is put right by the next.
-        self._managed.write_text(json.dumps(sorted(set(managed) | set(wanted))))
+        self._write_managed(set(managed) | set(wanted))
         for path in sorted(set(managed) - set(wanted)):
             self._restore(path)
         for path, file in wanted.items():
@@ -60,7 +77,7 @@ class Source:
                                       file.stat().st_mode & 0o777):
                 with open(step.log, "a", encoding="utf-8") as log:
                     log.write(f"changed: {path}\n")
-        self._managed.write_text(json.dumps(sorted(wanted)))
+        self._write_managed(wanted)
         content = {path: cache.digest(file) for path, file in wanted.items()}
         self.state = cache.digest(content)
         self.kconfig = cache.digest({p: d for p, d in content.items() if "Kconfig" in p})
@@ -132,7 +149,7 @@ def locate(ksrc, box):
 def ensure(steps, repo, ksrc, box):
     """Extract the upstream tree if it is not there, and sync the repository into it."""
     source = locate(ksrc, box)
-    if source.tree.exists():
+    if source.complete():
         steps.current("linux source")
     else:
         with steps.step("linux source") as step:
@@ -140,6 +157,20 @@ def ensure(steps, repo, ksrc, box):
     with steps.step("overlay and patches") as step:
         source.sync(step, repo, box)
     return source
+
+
+def variant(steps, source, repo, box, name, change):
+    """A copy of a tree into which the repository is put with a change."""
+    other = Source(source.folder.with_name(f"{source.folder.name}-{name}"),
+                   f"{source.key}-{name}", change)
+    with steps.step(f"source of {name}") as step:
+        if not other.folder.exists():
+            partial = other.folder.with_name(f"{other.folder.name}.partial")
+            step.run(["rm", "-rf", partial], "see who else uses it")
+            step.run(["cp", "-a", source.folder, partial], "see that the disk is not full")
+            partial.rename(other.folder)
+        other.sync(step, repo, box)
+    return other
 
 
 def _package_version(box):
@@ -161,8 +192,8 @@ def _ksrc_key(ksrc):
 
 
 def _extract(step, source, ksrc, box):
-    partial = source.folder / "tree.partial"
-    shutil.rmtree(source.folder, ignore_errors=True)
+    partial = source.folder / f"tree{cache.PARTIAL}"
+    debianroot.remove(source.folder)
     partial.mkdir(parents=True)
     inside = box.with_binds({"/build/src": partial})
     if ksrc:

@@ -7,15 +7,25 @@ line every HEARTBEAT seconds.
 """
 
 import contextlib
+import errno
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import threading
 import time
 
+import cache
+import commands
+import sandbox
+
 HEARTBEAT = 20
+JOIN = 5
 TAIL = 15
+NO_SPACE = re.compile(rb"No space left on device|Disk quota exceeded")
+FULL = (errno.ENOSPC, errno.EDQUOT)
+LITTLE_SPACE = 16 << 20        # with less free, what fails most likely fails because of it
 BUILD_LINE = re.compile(r"^\s+(\[M\] )?[A-Z][A-Z0-9_]+(\s+\[M\])?\s+\S")
 
 
@@ -26,6 +36,26 @@ class LabError(Exception):
         super().__init__(message)
         self.hint = hint
         self.log = log
+
+
+class DiskFull(LabError):
+    """Something found no space."""
+
+    def __init__(self, what):
+        free = shutil.disk_usage(cache.base()).free >> 20
+        super().__init__(
+            f"{what}: the disk is full, {free} MiB are free for the caches in {cache.base()}",
+            "free some space, or set XDG_CACHE_HOME to a folder on a larger disk, then run again: "
+            "what was complete is kept")
+
+
+def found_no_space(log):
+    """Whether a command failed because a disk is full; on that disk may be its log."""
+    if shutil.disk_usage(log.parent).free < LITTLE_SPACE:
+        return True
+    with open(log, "rb") as f:
+        f.seek(max(0, f.seek(0, 2) - (1 << 16)))
+        return bool(NO_SPACE.search(f.read()))
 
 
 def duration(seconds):
@@ -66,17 +96,24 @@ class Console:
 
     def say(self, text=""):
         """Print a line that stays."""
-        with self.lock:
-            erase = "\r\x1b[K" if self.tty else ""
-            print(f"{erase}{text}", file=self.stream, flush=True)
+        self._print(f"{text}\n")
 
     def status(self, text):
         """Show where a step is; on a terminal the next call overwrites it."""
         if not self.tty:
             self.say(text)
             return
-        with self.lock:
-            print(f"\r\x1b[K{text[:110]}", end="", file=self.stream, flush=True)
+        self._print(text[:110])
+
+    def _print(self, text):
+        erase = "\r\x1b[K" if self.tty else ""
+        try:
+            with self.lock:
+                print(f"{erase}{text}", end="", file=self.stream, flush=True)
+        except OSError as error:
+            # A line that finds no space does not end the work: Python keeps it and tries again.
+            if error.errno not in FULL:
+                raise
 
     def elapsed(self):
         """Time since the command began."""
@@ -109,11 +146,12 @@ class Step:
         with open(self.log, "ab") as log:
             log.write(f"+ {shlex.join(command)}\n".encode())
             log.flush()
-            argv = box.argv(command, **where) if box else command
-            done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=log,
-                                  stderr=subprocess.STDOUT, check=False)
-        if done.returncode:
-            raise LabError(f"{self.name}: exit status {done.returncode}", hint, self.log)
+            argv = box.argv(command, **where) if box else sandbox.contained(command)
+            status = commands.run(argv, stdout=log, stderr=subprocess.STDOUT)
+        if status:
+            if found_no_space(self.log):
+                raise DiskFull(self.name)
+            raise LabError(f"{self.name}: exit status {status}", hint, self.log)
 
     def elapsed(self):
         """Time since the step began."""
@@ -126,7 +164,6 @@ class Steps:
     def __init__(self, console, logs):
         self.console = console
         self.logs = logs
-        logs.mkdir(parents=True, exist_ok=True)
         for old in logs.glob("*.log"):
             old.unlink()
         self.number = 0
@@ -137,6 +174,7 @@ class Steps:
         self.number += 1
         slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
         step = Step(name, self.logs / f"{self.number:02d}-{slug}.log")
+        self.logs.mkdir(parents=True, exist_ok=True)
         step.log.touch()
         stop = threading.Event()
         beat = threading.Thread(target=self._beat, args=(step, stop), daemon=True)
@@ -150,7 +188,8 @@ class Steps:
             raise
         finally:
             stop.set()
-            beat.join()
+            # One that cannot write its line must not keep the lab.
+            beat.join(JOIN)
         self.console.say(f"[{self.console.elapsed():>12}] {name}: done in {step.elapsed()}")
 
     def current(self, name):
@@ -159,7 +198,9 @@ class Steps:
 
     def _beat(self, step, stop):
         while not stop.wait(0.5 if self.console.tty else HEARTBEAT):
-            self.console.status(f"    {step.name}: {step.elapsed()}, {step.progress()}")
+            # Whoever does the work gets the same error, and knows what to do about it.
+            with contextlib.suppress(OSError):
+                self.console.status(f"    {step.name}: {step.elapsed()}, {step.progress()}")
 
 
 def report(console, error):

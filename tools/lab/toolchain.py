@@ -31,7 +31,7 @@ def ensure(steps):
         steps.current("toolchain")
     else:
         with steps.step("toolchain") as step:
-            partial = final.with_suffix(".partial")
+            partial = final.with_suffix(cache.PARTIAL)
             debianroot.build(step, partial, SUITES, ["-t", SUITES[1], *PACKAGES])
-            debianroot.publish(partial, final)
+            partial.rename(final)
     return sandbox.Sandbox(final)

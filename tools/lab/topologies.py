@@ -19,6 +19,12 @@ MEMORY2 = ("-object", "memory-backend-ram,id=vram2,size=16M,share=on")
 PEER = "edu,id=peer,dma_mask=0xffffffffffffffff"
 INTEL_IOMMU = ("-device", "intel-iommu,intremap=off")
 
+# What a machine may have that a test needs, as the programs name it.
+ROUTE = "route"             # between the devices, and PCI permits it
+OWN_SLOT = "own-slot"       # for each device: it is unplugged and reset alone
+IOMMU = "iommu"             # which translates addresses of the peer
+NEEDS = frozenset({ROUTE, OWN_SLOT, IOMMU})
+
 BUS = "bus"
 HOST_BRIDGE = "host-bridge"
 REFUSED = "refused"
@@ -34,6 +40,7 @@ class Topology:
     decision: str
     distance: int        # as pci_p2pdma_distance_many() counts; -1 is no path
     cmdline: str = ""    # more kernel parameters
+    has: frozenset = frozenset({ROUTE, OWN_SLOT})
 
     @property
     def reason(self):
@@ -82,13 +89,17 @@ TOPOLOGIES = (
     Topology("switch", "two ports of a switch", (*OTHER, *switch()), BUS, 4),
     Topology("host-bridge", "two root ports, AMD", (*AMD, *two_root_ports()), HOST_BRIDGE, 4),
     Topology("intel-iommu", "the same behind intel-iommu",
-             (*AMD, *INTEL_IOMMU, *two_root_ports()), HOST_BRIDGE, 4, "intel_iommu=on"),
-    Topology("no-route", "two root ports, not AMD", (*OTHER, *two_root_ports()), REFUSED, -1),
+             (*AMD, *INTEL_IOMMU, *two_root_ports()), HOST_BRIDGE, 4, "intel_iommu=on",
+             has=NEEDS),
+    Topology("no-route", "two root ports, not AMD", (*OTHER, *two_root_ports()), REFUSED, -1,
+             has=frozenset({OWN_SLOT})),
     # An IOMMU makes the kernel turn on ACS redirection: the pair may no longer talk directly.
     Topology("acs-pair", "two functions of a slot, ACS",
-             (*AMD, *INTEL_IOMMU, *two_functions()), HOST_BRIDGE, 2, "intel_iommu=on"),
+             (*AMD, *INTEL_IOMMU, *two_functions()), HOST_BRIDGE, 2, "intel_iommu=on",
+             has=frozenset({ROUTE, IOMMU})),
     Topology("virtio-iommu", "two root ports, virtio-iommu",
-             (*AMD, "-device", "virtio-iommu-pci", *two_root_ports()), HOST_BRIDGE, 4),
+             (*AMD, "-device", "virtio-iommu-pci", *two_root_ports()), HOST_BRIDGE, 4,
+             has=NEEDS),
 )
 
 
@@ -117,9 +128,10 @@ PAIRS = (
              (*AMD, *two_root_ports(), *third_root_port()), HOST_BRIDGE, 4),
     Topology("pair-intel-iommu", "the same behind intel-iommu",
              (*AMD, *INTEL_IOMMU, *two_root_ports(), *third_root_port()), HOST_BRIDGE, 4,
-             "intel_iommu=on"),
+             "intel_iommu=on", has=NEEDS),
     Topology("pair-no-route", "two GPUs below root ports, not AMD",
-             (*OTHER, *two_root_ports(), *third_root_port()), REFUSED, -1),
+             (*OTHER, *two_root_ports(), *third_root_port()), REFUSED, -1,
+             has=frozenset({OWN_SLOT})),
 )
 
 

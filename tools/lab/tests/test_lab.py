@@ -15,9 +15,8 @@ import guestroot
 import host
 import igt
 import kernel
-import kernellog
-import ktap
 import pipeline
+import plan
 import qemu
 import source
 import style
@@ -27,6 +26,7 @@ from steps import LabError
 
 SWITCH = topologies.find("switch")
 NO_ROUTE = topologies.find("no-route")
+LISTS = check.Lists({}, {}, None)
 GOOD = {"decision": "bus", "reason": "none", "distance": 4, "ranges": 3, "bytes_written": 4 << 20,
         "bytes_read": 4 << 20, "verified": True, "error": None}
 
@@ -145,77 +145,13 @@ class Patches(unittest.TestCase):
         self.assertEqual(source.touched_by(patch), {"one.c", "dir/new.c", "old.c"})
 
 
-class KernelLog(unittest.TestCase):
-    def test_complaints(self):
-        for line in ("WARNING: CPU: 0 PID: 1 at lib/x.c:1", "BUG: KASAN: slab-use-after-free",
-                     "WARNING: possible circular locking dependency detected",
-                     "INFO: task kworker/0:1 blocked for more than 60 seconds.",
-                     "DMA-API: edu 0000:02:00.0: device driver frees DMA memory",
-                     "refcount_t: underflow; use-after-free.", "Call Trace:",
-                     "UBSAN: array-index-out-of-bounds", "kmemleak: 3 new suspected memory leaks",
-                     "rust_kernel: panicked at lib.rs"):
-            self.assertEqual(kernellog.complaints(f"[    1.0] {line}\n"), [f"[    1.0] {line}"])
-
-    def test_good_news(self):
-        log = ("[    0.1] DMA-API: preallocated 65536 debug entries\n"
-               "[    0.1] DMA-API: debugging enabled by kernel config\n"
-               "[    0.2] Debug: sleeping well\n"
-               "[    0.3]     ok 3 a_case # SKIP KASAN has a quarantine\n")
-        self.assertEqual(kernellog.complaints(log), [])
-
-
-class Ktap(unittest.TestCase):
-    LOG = """[    1.000000] KTAP version 1
-[    1.000000] 1..1
-[    1.000000]     KTAP version 1
-[    1.000000]     # Subtest: suite
-[    1.000000]     # module: mod
-[    1.000000]     1..3
-[    1.000000]     ok 1 first
-[    1.000000]     # second: EXPECTATION FAILED at x.c:1
-[    1.000000] pci 0000:00:01.0: something in between
-[    1.000000]         KTAP version 1
-[    1.000000]         # Subtest: second
-[    1.000000]         ok 1 parameter
-[    1.000000]     not ok 2 second
-[    1.000000]     ok 3 third # SKIP no device
-[    1.000000] not ok 1 suite
-"""
-
-    def test_each_case_counts_once(self):
-        self.assertEqual(ktap.results(self.LOG), [
-            ("suite.first", "pass", ""), ("suite.second", "fail", ""),
-            ("suite.third", "skip", "no device")])
-
-    def test_a_suite_that_stopped_fails(self):
-        cut = self.LOG[:self.LOG.index("[    1.000000]     not ok 2")]
-        self.assertEqual(ktap.results(cut)[-1], ("suite", "fail", "ended after 1 of 3 cases"))
-
-
-class Kunit(unittest.TestCase):
-    CASES = [(f"{suite}.x", "pass", "") for suite in sorted(check.SUITES)]
-
-    def failures(self, cases):
-        return [v.name for v in check.kunit_verdicts("kunit", cases) if v.result == "fail"]
-
-    def test_a_suite_that_did_not_run_fails(self):
-        self.assertEqual(self.failures(self.CASES), [])
-        self.assertEqual(self.failures(self.CASES[1:]), ["kunit: dma_buf_mapping"])
-
-    def test_a_skip_must_be_expected(self):
-        self.assertEqual(self.failures([*self.CASES, ("range_list.y", "skip", "")]),
-                         ["kunit: range_list.y"])
-        case = "dma_buf_mapping.unsupported_path_is_refused"
-        self.assertEqual(self.failures([*self.CASES, (case, "skip", "")]), [])
-
-
 class Skips(unittest.TestCase):
     SKIPS = igt.expected_skips("# remark\nvvram_a@x  no such thing\nswitch:vvram_a@y  switches\n")
 
     def judge(self, topology, **results):
         tests = {f"igt@vvram_a@{k}": {"result": v, "err": "why\n"} for k, v in results.items()}
         return [(v.name, v.result) for v in
-                igt.verdicts(json.dumps({"tests": tests}), self.SKIPS, topology)]
+                igt.verdicts(json.dumps({"tests": tests}), self.SKIPS, topology, {"route"}, {})]
 
     def test_expected_and_unexpected(self):
         self.assertEqual(self.judge("switch", x="skip", y="skip", z="skip", p="pass"), [
@@ -238,13 +174,79 @@ class Skips(unittest.TestCase):
             igt.expected_skips("vvram_a@x\n")
 
     def test_skips_of_a_flavour(self):
-        text = "debug:vvram_a@x  slow\n"
+        text = "kasan:vvram_a@x  slow\n"
         self.assertEqual(igt.expected_skips(text), {})
-        self.assertEqual(igt.expected_skips(text, "debug"), {(None, "vvram_a@x"): "slow"})
+        self.assertEqual(igt.expected_skips(text, "kasan"), {(None, "vvram_a@x"): "slow"})
 
     def test_other_results_fail(self):
         for result in ("fail", "crash", "timeout", "incomplete", "notrun", "dmesg-fail", "abort"):
             self.assertEqual(self.judge("switch", p=result), [("switch: vvram_a@p", "fail")])
+
+
+class Needs(unittest.TestCase):
+    def judge(self, need, has):
+        entry = {"result": "skip", "out": f"seed 1\nSkipped: needs {need}\n",
+                 "err": "Starting subtest: x\nSubtest x: SKIP (0.1s)\n"}
+        text = json.dumps({"tests": {"igt@vvram_a@x": entry}})
+        return [(v.result, v.detail) for v in igt.verdicts(text, {}, "switch", has, {})]
+
+    def test_a_need_that_the_machine_has_not(self):
+        self.assertEqual(self.judge("route", set()), [("skip", "needs route")])
+        self.assertEqual(self.judge("own-slot", {"route"}), [("skip", "needs own-slot")])
+
+    def test_a_need_that_the_machine_has(self):
+        self.assertEqual([result for result, _ in self.judge("route", {"route"})], ["fail"])
+
+    def test_a_need_that_nobody_knows(self):
+        self.assertEqual([result for result, _ in self.judge("luck", set())], ["fail"])
+        self.assertEqual([result for result, _ in self.judge("route for it", set())], ["fail"])
+
+    def test_what_the_machines_have(self):
+        for topology in topologies.ALL:
+            self.assertLessEqual(topology.has, topologies.NEEDS)
+            self.assertEqual("route" in topology.has, topology.decision != topologies.REFUSED)
+            self.assertEqual("iommu" in topology.has,
+                             any("iommu" in argument for argument in topology.machine))
+            self.assertEqual("own-slot" in topology.has,
+                             not any("multifunction" in word for word in topology.machine))
+
+    def test_a_skip_on_every_boot_fails(self):
+        boots = [{"a": "skip", "b": "skip", "c": "skip", "d": "incomplete"},
+                 {"a": "skip", "b": "pass", "c": "skip", "d": "skip"}, {"e": "skip"}]
+        texts = [json.dumps({"tests": {f"igt@vvram_a@{name}": {"result": result}
+                                       for name, result in boot.items()}}) for boot in boots]
+        listed = {(None, "vvram_a@c"): "slow", ("switch", "vvram_a@e"): "odd"}
+        self.assertEqual([v.name for v in igt.never_ran(texts, listed)],
+                         ["every boot: vvram_a@a", "every boot: vvram_a@e"])
+
+
+class Findings(unittest.TestCase):
+    FAILURES = igt.expected_failures("# remark\n\nvvram_a@x  L1  cannot be killed\n")
+
+    @staticmethod
+    def text(**results):
+        return json.dumps({"tests": {f"igt@vvram_a@{name}": {"result": result, "err": "why\n"}
+                                     for name, result in results.items()}})
+
+    def test_what_is_expected_to_fail(self):
+        verdicts = igt.verdicts(self.text(x="fail", y="fail"), {}, "switch", set(), self.FAILURES)
+        self.assertEqual([(v.result, v.detail) for v in verdicts],
+                         [("skip", "expected to fail: L1: cannot be killed"),
+                          ("fail", "fail: why")])
+        for result in ("pass", "crash", "timeout", "incomplete"):
+            verdicts = igt.verdicts(self.text(x=result), {}, "switch", set(), self.FAILURES)
+            self.assertEqual([v.result for v in verdicts], ["pass" if result == "pass" else "fail"])
+
+    def test_what_always_passes_is_mended(self):
+        mended = lambda *texts: len(igt.mended(texts, self.FAILURES))
+        self.assertEqual(mended(self.text(x="pass"), self.text(x="pass")), 1)
+        self.assertEqual(mended(self.text(x="pass"), self.text(x="fail")), 0)
+        self.assertEqual(mended(self.text(y="pass")), 1)
+
+    def test_each_has_a_letter_and_a_reason(self):
+        for line in ("vvram_a@x", "vvram_a@x  L1", "vvram_a@x  slow  machine", "vvram_a@x  L  one"):
+            with self.assertRaises(ValueError):
+                igt.expected_failures(line)
 
 
 class Boots(unittest.TestCase):
@@ -253,14 +255,14 @@ class Boots(unittest.TestCase):
     def outcome(self, folder, **logs):
         for name, text in {"kernel": "", "qemu": "", **logs}.items():
             (Path(folder) / f"{name}.log").write_text(text)
-        boot = check.igt_boot("check-switch", SWITCH, "/lab/bin/vvram_*")
+        boot = plan.igt("check-switch", SWITCH, ["vvram_*"])
         return qemu.Outcome(boot, Path(folder), 1.0)
 
     def test_each_log_is_judged(self):
         with tempfile.TemporaryDirectory() as folder:
             for logs, failing in (({}, []), ({"qemu": f"\n{self.FAULT}\n"}, ["qemu log"]),
-                                  ({"kernel": "BUG: x\n"}, ["kernel log"])):
-                verdicts = check.judge(self.outcome(folder, **logs), {}, {})
+                                  ({"kernel": "<1>[    1.000000] BUG: x\n"}, ["kernel log"])):
+                verdicts = check.judge(self.outcome(folder, **logs), LISTS, {})
                 self.assertEqual([v.name for v in verdicts if v.result == "fail"],
                                  ["switch: tests", *[f"switch: {log}" for log in failing]])
 
@@ -273,7 +275,7 @@ class Boots(unittest.TestCase):
                 (Path(share) / "bin" / name).touch()
             (folder / "results.json").write_text(
                 json.dumps({"tests": {"igt@vvram_a@x": {"result": "pass"}}}))
-            verdicts = check.judge(self.outcome(folder), {}, {})
+            verdicts = check.judge(self.outcome(folder), LISTS, {})
             self.assertEqual([v.name for v in verdicts if v.result == "fail"],
                              ["switch: vvram_b"])
 

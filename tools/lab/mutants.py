@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Sees that the tests find what is wrong: one boot for each mutation of tools/mutants."""
+
+import dataclasses
+import fnmatch
+import os
+import re
+from dataclasses import dataclass
+
+import check
+import kernel
+import mutation
+import pipeline
+import plan
+import qemu
+import sites
+import source
+import topologies
+from steps import LabError
+
+FOLDER = pipeline.REPO / "tools/mutants"
+LIST = FOLDER / "list.toml"
+# Seconds for a boot, for one test in it, and without a mark. A mutation that hangs its guest is
+# found. The guests do little more than to boot.
+TIMEOUT = 600
+TEST_TIMEOUT = 120
+SILENCE = 150
+LOAD = 0.5
+# Many mutations make a test wait for its limit.
+SLOWER = 2
+# Runs before the mutations do, on the same kernel.
+NONE = "none"
+BOUNCE = "bounce"
+# How many verdicts are told of each.
+TOLD = 2
+# Tests in a boot without a mutation: they have to fit the command line of the kernel.
+AT_ONCE = 30
+# What MUTANT= has for the boot that tells which allocations tests reach.
+ALLOCATIONS = "allocations"
+
+
+def everything():
+    """All mutations of the list."""
+    return mutation.parse(LIST.read_text())[0]
+
+
+def named(name):
+    """Whether MUTANT= names it; all, if there is none."""
+    patterns = (os.environ.get("MUTANT") or "*").split(",")
+    return any(fnmatch.fnmatch(name, p) for p in patterns)
+
+
+def chosen():
+    """The mutations that MUTANT= names, else all."""
+    found = [m for m in everything() if named(m.id)]
+    if not found and not named(ALLOCATIONS):
+        raise LabError(f"there is no MUTANT={os.environ['MUTANT']}", f"choose one of {LIST}")
+    return found
+
+
+def need_rdma(mutations):
+    """Whether a guest needs what RDMA needs."""
+    return any(m.on.startswith("rdma-") for m in mutations)
+
+
+def rust_files():
+    """The Rust files of the repository, by their paths in the kernel tree."""
+    return [path for path, _ in source.overlay_files(pipeline.REPO) if path.endswith(".rs")]
+
+
+def tree(steps, src, box):
+    """The kernel tree with all mutations of the list, whichever of them are run."""
+    mutated = source.variant(steps, src, pipeline.REPO, box, "mutants",
+                             mutation.Mutator(everything(), FOLDER, rust_files()))
+    plain, other = kernel.Kernel(src, box).out, kernel.Kernel(mutated, box).out
+    if (plain / ".config").is_file() and not (other / ".config").is_file():
+        # Most objects are the same; make finds those that are not by the times of their sources.
+        with steps.step("objects without mutations") as step:
+            step.run(["cp", "-a", f"{plain}/.", other], "see that the disk is not full")
+    return mutated
+
+
+@dataclass(frozen=True)
+class Row:
+    """What came of a mutation."""
+
+    mutation: mutation.Mutation
+    reached: bool
+    failures: tuple
+
+    @property
+    def outcome(self):
+        """How it is told."""
+        if self.failures:
+            return "found"
+        if self.mutation.unfindable:
+            return "explained"
+        return "SURVIVED" if self.reached else "NEVER REACHED"
+
+    @property
+    def is_bad(self):
+        """Whether a test is missing, or the list is out of date."""
+        return self.outcome not in ("found", "explained")
+
+
+def run(steps, built, mutations):
+    """Boot each mutation; print the table; return the exit status."""
+    verdicts = check.modules(steps, built)
+    console = steps.console
+    without = baseline_boots(mutations)
+    places = [allocations_boot()] if named(ALLOCATIONS) else []
+    with steps.step(f"boot {len(mutations)} mutations, and without any") as step:
+        outcomes = built.machine.run_all(
+            step, console, without + [boot(m) for m in mutations] + places)
+    lists = check.Lists.of(built)
+    before = baseline(outcomes[:len(without)], lists)
+    for names in before.values():
+        for name in sorted(names):
+            console.say(f"FAILED: without a mutation: {name}")
+    rows = [row(m, outcome, before, lists)
+            for m, outcome in zip(mutations, outcomes[len(without):])]
+    lines = table(rows)
+    good = True
+    if places:
+        failing = failures(outcomes[-1], "once-1", lists)
+        for name, why in failing.items():
+            console.say(f"FAILED: {ALLOCATIONS}: {name}: {why}")
+        told, good = sites.report(sites.names(source.overlay_files(pipeline.REPO)),
+                                  outcomes[-1].log, mutation.parse(LIST.read_text())[2])
+        good = good and not failing
+        lines += told
+    for line in lines:
+        console.say(line)
+    report = built.kernel.share / "results/mutants.txt"
+    report.write_text("\n".join([*lines, ""]))
+    console.say(f"this table: {report}")
+    console.say(f"total time: {console.elapsed()}")
+    bad = any(before.values()) or any(v.result == "fail" for v in verdicts)
+    return 1 if bad or not good or any(r.is_bad for r in rows) else 0
+
+
+def machine(m):
+    """The topology of a mutation, and its name in `make check`."""
+    name = m.on or (topologies.find("host-bridge").name if m.suites else plan.SWITCH.name)
+    if name == BOUNCE:
+        return dataclasses.replace(plan.SWITCH, cmdline="swiotlb=force"), name
+    topology = topologies.find(name)
+    if topology is None:
+        raise LabError(f"mutation {m.id}: there is no topology {name}", f"correct {LIST}")
+    if m.suites:
+        # What is expected of suites goes by the name of the boot.
+        name = next((b.name for b in plan.kunit() if b.topology == topology), name)
+    return topology, name.removeprefix("check-")
+
+
+def boot(m):
+    """The boot that is to find a mutation."""
+    return _boot(f"mutant-{m.id}", m, m.suites, m.tests, m.number)
+
+
+def allocations_boot():
+    """The boot that tells which places that allocate memory are reached."""
+    made = plan.igt(f"mutant-{ALLOCATIONS}", plan.SWITCH, ("vvram_faults",))
+    return dataclasses.replace(made, cmdline=f"mutant.active={sites.ACTIVE}")
+
+
+def baseline_boots(mutations):
+    """Boots that run all tests of these mutations, with none of them on."""
+    boots = {}
+    for m in mutations:
+        boots.setdefault((machine(m)[1], bool(m.suites)), []).append(m)
+    found = []
+    for (name, _), group in boots.items():
+        patterns = {m.suites for m in group}
+        suites = patterns.pop() if len(patterns) == 1 else plan.ALL_SUITES
+        tests = list(dict.fromkeys(test for m in group for test in m.tests))
+        for number in range(0, max(len(tests), 1), AT_ONCE):
+            one = _boot(f"mutant-{NONE}-{name}" + (f"-{number}" if number else ""), group[0], suites,
+                        tests[number:number + AT_ONCE], 0)
+            found.append(dataclasses.replace(one, timeout=one.timeout * 5))
+    return found
+
+
+def _boot(name, m, suites, tests, number):
+    topology, _ = machine(m)
+    if suites:
+        made = plan.kunit_boot(name, topology, suites)
+    else:
+        made = plan.igt(name, topology, tests)
+        made.settings.update(LAB_TIMEOUT=TEST_TIMEOUT, VVRAM_SLOWER=SLOWER)
+    return dataclasses.replace(made, timeout=TIMEOUT, silence=SILENCE, load=LOAD,
+                               cmdline=f"{made.cmdline} mutant.active={number}".strip())
+
+
+def failures(outcome, name, lists):
+    """The names and details of all verdicts that fail."""
+    boot_as = dataclasses.replace(outcome.boot, name=f"check-{name}")
+    judged = check.judge(dataclasses.replace(outcome, boot=boot_as), lists, {})
+    return {v.name: v.detail for v in judged if v.result == "fail"}
+
+
+def baseline(outcomes, lists):
+    """What fails without a mutation: {name of the machine: names of verdicts}."""
+    found = {}
+    for outcome in outcomes:
+        # There may be several on a machine.
+        name = re.sub(f"^mutant-{NONE}-|-[0-9]+$", "", outcome.boot.name)
+        found.setdefault(name, set()).update(failures(outcome, name, lists))
+    return found
+
+
+def row(m, outcome, before, lists):
+    """What came of a boot; what fails anyway says nothing."""
+    name = machine(m)[1]
+    known = before.get(name, set())
+    # Suites that a filter holds back do not run.
+    found = {verdict: why for verdict, why in failures(outcome, name, lists).items()
+             if verdict not in known and why != "the suite did not run"}
+    return Row(m, f"mutant {m.number} reached" in outcome.log,
+               tuple(f"{verdict}: {why}" if why else verdict for verdict, why in found.items()))
+
+
+def table(rows):
+    """The table as lines, the bad ones last."""
+    lines = []
+    for r in sorted(rows, key=lambda r: r.is_bad):
+        lines.append(f"{r.outcome:14} {r.mutation.id}  {r.mutation.file}")
+        lines.append(f"{'':14} {r.mutation.text}")
+        told = r.failures[:TOLD] or [r.mutation.unfindable or
+                                     " ".join(r.mutation.tests) or r.mutation.suites]
+        lines += [f"{'':14}     {' '.join(line.split())[:160]}" for line in told]
+    count = {}
+    for r in rows:
+        count[r.outcome] = count.get(r.outcome, 0) + 1
+    return [*lines, ", ".join(f"{number} {outcome}" for outcome, number in sorted(count.items()))]

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Breaks the code on purpose: the list of mutations, and the kernel tree that has all of them.
+
+One kernel has every mutation, and each boot turns one on (mutant.active= of the
+command line): an expression becomes `if on(N) { new } else { old }`, a statement
+`if !on(N) { old }`. So one build serves all, and what a test finds is the work
+of one mutation alone.
+"""
+
+import re
+import tomllib
+import zlib
+from dataclasses import dataclass
+
+import sites
+from steps import LabError
+
+# What a list may say of a mutation.
+KEYS = {"id", "file", "after", "old", "new", "as", "patch", "tests", "suites", "on", "unfindable"}
+# Stands for the condition in what takes the place of the old text as a whole.
+CONDITION = "MUTANT"
+# Files that only the mutated tree has, and files that name them: of those something is ours anyway.
+TEMPLATES = {"drivers/misc/mutant.c": "mutant.c", "include/linux/mutant.h": "mutant.h",
+             "rust/kernel/mutant.rs": "mutant.rs"}
+PRELUDE = "#![allow(warnings, clippy::all)]"
+MAKEFILE = "drivers/misc/Makefile"
+CRATE = "rust/kernel/lib.rs"
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One line that is wrong on purpose, and who finds it."""
+
+    id: str
+    file: str            # path in the kernel tree
+    old: str             # its text, which is there once, or is the first one after `after`
+    new: str = ""        # the mutated text; nothing if a statement is dropped
+    after: str = ""      # text that is there once
+    whole: str = ""      # what takes the place of old, if it is no expression and no statement
+    patch: str = ""      # whose changed line it is, by the start of its path below patches/
+    tests: tuple = ()    # program or program@subtest
+    suites: str = ""     # or a pattern of KUnit suites
+    on: str = ""         # the topology, or bounce
+    unfindable: str = ""  # why nothing can find it
+
+    @property
+    def number(self):
+        """What the kernel knows it by; the same whatever else is on the list."""
+        return zlib.crc32(self.id.encode()) & 0x7FFFFFFF
+
+    @property
+    def text(self):
+        """The mutation on one line."""
+        change = f"`{self.old}` -> `{self.new or self.whole}`" if self.new or self.whole \
+            else f"without `{self.old}`"
+        return " ".join(change.split())
+
+
+def parse(text):
+    """Read a list; return the mutations, {file or patch: why it has none}, and the like of places
+    that allocate, and that no test makes fail."""
+    found = tomllib.loads(text)
+    mutations = []
+    for entry in found.get("mutant", []):
+        unknown = entry.keys() - KEYS
+        if unknown or not {"id", "file", "old"} <= entry.keys():
+            raise ValueError(f"mutation {entry.get('id')}: what is {', '.join(unknown) or 'it'}?")
+        entry["whole"] = entry.pop("as", "")
+        entry["tests"] = tuple(entry.get("tests", "").split())
+        mutations.append(Mutation(**entry))
+    return mutations, found.get("without", {}), found.get("unreached", {})
+
+
+def position(text, mutation):
+    """Where the old text is in a file."""
+    start = 0
+    if mutation.after:
+        if text.count(mutation.after) != 1:
+            raise ValueError(f"{mutation.id}: `{mutation.after}` is {text.count(mutation.after)} "
+                             f"times in {mutation.file}, not once")
+        start = text.index(mutation.after)
+    elif text.count(mutation.old) > 1:
+        raise ValueError(f"{mutation.id}: `{mutation.old}` is more than once in {mutation.file}")
+    at = text.find(mutation.old, start)
+    if at < 0:
+        raise ValueError(f"{mutation.id}: `{mutation.old}` is not in {mutation.file}")
+    line = text[text.rfind("\n", 0, at) + 1:at + 2].lstrip()
+    if line.startswith(("//", "* ", "/*")):
+        raise ValueError(f"{mutation.id}: `{mutation.old}` is in a comment of {mutation.file}")
+    return at
+
+
+def replacement(mutation):
+    """What takes the place of the old text."""
+    number, old, new = mutation.number, mutation.old, mutation.new
+    if mutation.file.endswith(".rs"):
+        crate = "crate" if mutation.file.startswith("rust/kernel/") else "kernel"
+        on = f"{crate}::mutant::on({number})"
+        either, dropped = f"(if {on} {{ {new} }} else {{ {old} }})", f"if !{on} {{ {old} }}"
+    else:
+        on = f"mutant_on({number})"
+        either, dropped = f"({on} ? ({new}) : ({old}))", f"if (!{on}) {{ {old} }}"
+    if mutation.whole:
+        return re.sub(rf"\b{CONDITION}\b", on, mutation.whole)
+    return either if new else dropped
+
+
+def rewrite(text, mutations):
+    """The text of a file that has all of these mutations."""
+    places = sorted(((position(text, m), m) for m in mutations), key=lambda place: place[0])
+    done, end = "", 0
+    for at, mutation in places:
+        if at < end:
+            raise ValueError(f"{mutation.id}: another mutation is in the same place")
+        done += text[end:at] + replacement(mutation)
+        end = at + len(mutation.old)
+    return _with_prelude(done + text[end:], mutations[0].file)
+
+
+def _with_prelude(text, file):
+    """What the new code needs, below the line with the licence."""
+    if PRELUDE in text:
+        return text
+    first, newline, rest = text.partition("\n")
+    if file.endswith(".rs"):
+        # Neither compiler nor clippy is asked for an opinion.
+        prelude = PRELUDE
+    else:
+        prelude = "#include <linux/mutant.h>"
+    return f"{first}{newline}{prelude}\n{rest}"
+
+
+class Mutator:
+    """Puts mutations into the files that are laid over the kernel tree, and marks allocations."""
+
+    def __init__(self, mutations, templates, ours=()):
+        self.mutations = mutations
+        self.templates = templates
+        self.ours = ours         # the Rust files, by their paths in the kernel tree
+
+    def __call__(self, wanted, folder):
+        """Take {path in the tree: file}; return the same with files of folder for mutated ones."""
+        texts = {path: (self.templates / name).read_text() for path, name in TEMPLATES.items()}
+        for path, line in ((MAKEFILE, "obj-y += mutant.o\n"), (CRATE, "pub mod mutant;\n")):
+            texts[path] = wanted[path].read_text() + line
+        for path in sorted({mutation.file for mutation in self.mutations}):
+            here = [mutation for mutation in self.mutations if mutation.file == path]
+            try:
+                # A file that nobody changes is not ours to break.
+                texts[path] = rewrite(wanted[path].read_text(), here)
+            except (KeyError, ValueError) as error:
+                raise LabError(f"mutations of {path}: {error}",
+                               "bring tools/mutants/list.toml up to date") from error
+        for path in self.ours:
+            marked = sites.mark(path, texts.get(path) or wanted[path].read_text())
+            if sites.CALL in marked:
+                texts[path] = _with_prelude(marked, path)
+        mutated = dict(wanted)
+        for path, text in texts.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(text)
+            mutated[path] = folder / path
+        return mutated

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: GPL-2.0
+"""What runs where: the programs of the tests, and the machines on which each can find something."""
+
+import dataclasses
+
+import kernel
+import qemu
+import rdma
+import topologies
+
+# How many times longer than on an idle processor a test may take. The guests of the tests have more
+# processors than the host.
+SLOWER = {"check": 6, "kasan": 12, "kmemleak": 12, "plain": 6}
+# In seconds, which SLOWER and VVRAM_SOAK multiply: of a boot, of a test under igt_runner, and
+# without a mark of the guest, which has to be more than a test may take.
+BOOT_TIMEOUT = 240
+TEST_TIMEOUT = 60
+SILENCE = 100
+SWITCH, *_ = topologies.TOPOLOGIES
+# Programs whose outcome depends on the route between exporter and importer.
+EVERYWHERE = ("vvram_bar_export", "vvram_export", "vvram_matrix", "vvram_p2p")
+# Those that only depend on what an importer is given: a bus address, an address behind an IOMMU,
+# or nothing.
+KINDS = ("vvram_counters", "vvram_hotplug", "vvram_kill", "vvram_move", "vvram_reset",
+         "vvram_unbind")
+PAIR = ("pair_copy", "pair_import")                                             # two GPUs
+# How the names of the topologies of these end.
+KIND_OF_EACH = ("switch", "intel-iommu", "no-route")
+# Those that come to the same on all machines.
+ONCE = ("vvram_async", "vvram_badinput", "vvram_compat", "vvram_copy", "vvram_create",
+        "vvram_debugfs", "vvram_dmem", "vvram_failures", "vvram_fdinfo", "vvram_import",
+        "vvram_leaks", "vvram_limits", "vvram_mmap", "vvram_modules", "vvram_params", "vvram_pm",
+        "vvram_prime", "vvram_signals", "vvram_smallbar", "vvram_split", "vvram_storm",
+        "vvram_trace", "vvram_usage", "vvram_user", "vvram_views", "vvram_vmap",
+        # Last: an allocation that fails may turn checks of the kernel off.
+        "vvram_faults")
+ONCE_BOOTS = 2
+# With a NIC: everywhere, for each kind of address, and once.
+RDMA = ("rdma_matrix",)
+RDMA_KINDS = ("rdma_life",)
+RDMA_ONCE = ("rdma_clients", "rdma_pressure")
+# Where devices see other memory than the CPU, code that forgets to synchronize fails.
+BOUNCED = ("vvram_bounce", "vvram_sync")
+# The tests of IGT that open any driver, the one that IGT_FORCE_DRIVER names; those for displays
+# and other vendors cannot apply.
+GENERIC = ("core_*",)
+# The suites of the kernel crate run once, those of the modules on each kind of route.
+ALL_SUITES = "*rust*"
+NO_SUITES = "none"
+# What `make soak` does more often: rounds of tests, and random scatter tables.
+SOAK = 10
+TABLES = 100_000
+# pyverbs' tests with dma-bufs: class of importer and memory. Each class differs in how it gets
+# VRAM; system memory comes to the same as there, or as in the project's own tests.
+PYVERBS = ("pinned/vram", "revocable/vram", "dynamic/vram")
+PYVERBS_SOAK = ("pinned/system", "revocable/system", "dynamic/system")
+# How many processors guests keep busy, as measured: the tests of edu_peer wait for edu, which takes
+# 100 ms for each transfer; soft RoCE and suites wait for nobody.
+WAITS = 0.33
+RDMA_LOAD = 0.8
+BUSY = 1.0
+
+
+def check():
+    """The boots of `make check`."""
+    return [*kunit(), *own(), *rdma_boots()]
+
+
+def sanitized():
+    """The boots of `make soak` on a kernel with a sanitizer: all programs of the project."""
+    return [*kunit(), *own(), *own_rdma(), faults()]
+
+
+def faults():
+    """The boot in which each allocation of each operation fails."""
+    return igt("soak-faults", SWITCH, ("vvram_faults",), VVRAM_SOAK=SOAK)
+
+
+def soak():
+    """The boots of `make soak` on its kernel: long forms, and what `make check` leaves out."""
+    tables = [kunit_boot(f"soak-{boot.name.removeprefix('check-')}", boot.topology, NO_SUITES,
+                         LAB_TABLES=TABLES) for boot in kunit()]
+    switch, *rdmas = topologies.RDMA
+    return [pyverbs("soak-pyverbs-modules"),
+            pyverbs("soak-pyverbs", PYVERBS_SOAK),
+            *tables,
+            *[igt(f"soak-{topology.name}", topology, (*EVERYWHERE, *KINDS), VVRAM_SOAK=SOAK)
+              for topology in topologies.TOPOLOGIES[:3]],
+            *[igt(f"soak-{topology.name}", topology, KINDS)
+              for topology in topologies.TOPOLOGIES[3:] if not of_kinds(topology)],
+            *[igt(f"soak-{topology.name}", topology, PAIR, VVRAM_SOAK=SOAK)
+              for topology in topologies.PAIRS],
+            *once("soak", VVRAM_SOAK=SOAK),
+            igt("soak-sync", SWITCH, ("vvram_sync",), VVRAM_SOAK=SOAK),
+            igt("soak-rdma-once", switch, RDMA_ONCE, RDMA_LOAD, VVRAM_SOAK=SOAK),
+            *[igt(f"soak-{topology.name}", topology, (*RDMA_KINDS, *RDMA_ONCE), RDMA_LOAD)
+              for topology in rdmas]]
+
+
+def own():
+    """The boots of the project's own programs, without those that need a NIC."""
+    bounce = dataclasses.replace(SWITCH, cmdline="swiotlb=force")
+    return [*[igt(f"check-{topology.name}", topology, some(topology, EVERYWHERE, KINDS))
+              for topology in topologies.TOPOLOGIES],
+            *once("check"), igt("check-bounce", bounce, BOUNCED),
+            *[igt(f"check-{topology.name}", topology, PAIR)
+              for topology in topologies.PAIRS if of_kinds(topology)]]
+
+
+def of_kinds(topology):
+    """Whether a topology stands for a kind of address."""
+    return topology.name.endswith(KIND_OF_EACH)
+
+
+def some(topology, everywhere, kinds):
+    """What runs on a topology, of programs that run on all and for each kind of address."""
+    return (*everywhere, *(kinds if of_kinds(topology) else ()))
+
+
+def once(command, **settings):
+    """The boots of what runs once: several, since one would be the longest of all."""
+    shares = [ONCE[number::ONCE_BOOTS] for number in range(ONCE_BOOTS)]
+    shares[-1] = GENERIC + shares[-1]
+    return [igt(f"{command}-once-{number}", SWITCH, share, IGT_FORCE_DRIVER="vvram", **settings)
+            for number, share in enumerate(shares, 1)]
+
+
+def rdma_boots():
+    """The boots with RDMA: the project's tests wherever a NIC may be, and pyverbs'."""
+    return [pyverbs("check-pyverbs", PYVERBS), *own_rdma()]
+
+
+def own_rdma():
+    """The boots of the project's own programs that need a NIC."""
+    switch, *_ = topologies.RDMA
+    return [igt("check-rdma-once", switch, RDMA_ONCE, RDMA_LOAD),
+            *[igt(f"check-{topology.name}", topology, some(topology, RDMA, RDMA_KINDS), RDMA_LOAD)
+              for topology in topologies.RDMA]]
+
+
+def test(tests, topology):
+    """The boot of `make test`."""
+    return igt(f"test-{topology.name}", topology, tests)
+
+
+def kunit():
+    """The boots of KUnit: one of all suites, then those of the modules once for each kind of route."""
+    return [kunit_boot("check-kunit", SWITCH, ALL_SUITES),
+            kunit_boot("check-kunit-bridge", topologies.find("host-bridge"), NO_SUITES),
+            kunit_boot("check-kunit-iommu", topologies.find("intel-iommu"), NO_SUITES),
+            kunit_boot("check-kunit-no-route", topologies.find("no-route"), NO_SUITES)]
+
+
+def kunit_boot(name, topology, built_in, **settings):
+    """A boot that runs the suites of the kernel that a pattern names, then those of the modules."""
+    return job(name, topology, "kunit", settings, load=BUSY,
+               cmdline=f"kunit.enable=1 kunit.autorun=1 kunit.filter_glob={built_in}")
+
+
+def igt(name, topology, tests, load=WAITS, **settings):
+    """A boot that runs tests under igt_runner: programs, or program@subtest, or patterns of them."""
+    return job(name, topology, "igt",
+               {"LAB_TESTS": ",".join(tests), "LAB_TIMEOUT": TEST_TIMEOUT * longer(settings),
+                "VVRAM_EXPECT": topology.decision, **settings}, load=load)
+
+
+def pyverbs(name, cases=()):
+    """A boot that runs pyverbs' tests: of all modules, or with dma-bufs for some cases.
+
+    A case is a class of importer and the memory, such as pinned/vram.
+    """
+    return job(name, topologies.RDMA[0], "pyverbs",
+               {"LAB_PYVERBS": ",".join(cases) or rdma.MODULES}, load=RDMA_LOAD)
+
+
+def job(name, topology, what, settings, **more):
+    """A boot in real time, with its limits."""
+    return qemu.Boot(name, topology, what, BOOT_TIMEOUT * longer(settings),
+                     {"VVRAM_SLOWER": SLOWER[kernel.flavour()], **settings},
+                     silence=SILENCE * longer(settings), **more)
+
+
+def longer(settings):
+    """How many times longer than on an idle processor a boot with these settings may take."""
+    return SLOWER[kernel.flavour()] * settings.get("VVRAM_SOAK", 1)

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: GPL-2.0
+"""What is expected of KUnit: the suites, the examples and the skips, as the repository has them."""
+
+import re
+from dataclasses import dataclass
+
+import igt
+from igt import Verdict
+
+RUST = re.compile(r"^\+?#\[kunit_tests\((\w+)\)\]", re.M)
+C = re.compile(r"^\+?(?:static )?struct kunit_suite \w+ = \{[^}]*?\.name = \"(\w+)\"", re.M)
+# A line of documentation, without its marker.
+DOCUMENTATION = re.compile(r"^\s*//[/!] ?(.*)$")
+FENCE = re.compile(r"^ {0,3}(```+)([^`]*)$")
+# What may be said of a block that is compiled; the kernel runs all of these.
+COMPILED = {"", "rust", "no_run"}
+# The suite that the kernel makes of the examples of its crate, and the names of its cases.
+EXAMPLES = "rust_doctests_kernel"
+EXAMPLE = EXAMPLES + ".rust_doctest_kernel_{}_{}"
+# The driver of an example. It says so when it has found its device.
+DRIVER = re.compile(r"Registration::<[^(]*>::new\(\s*c\"(\w+)\"")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What has to run."""
+
+    modules: frozenset       # suites of modules: in each boot
+    built_in: frozenset      # suites of the kernel: in one boot
+    examples: tuple          # their cases, too
+    drivers: frozenset       # the drivers of examples, which need a device: in one boot
+
+
+def wanted(repo):
+    """What the repository has."""
+    modules, built_in, examples, drivers = set(), set(), [], set()
+    for top, found in (("kunit", modules), ("drivers", modules), ("rust", built_in),
+                       ("patches", built_in)):
+        for path in sorted((repo / top).rglob("*")):
+            if path.suffix in (".rs", ".patch"):
+                found.update(RUST.findall(path.read_text()))
+            if path.suffix in (".c", ".patch"):
+                found.update(C.findall(path.read_text()))
+    crate = repo / "rust/kernel"
+    for path in sorted(crate.rglob("*.rs")):
+        file = "_".join(path.relative_to(crate).with_suffix("").parts)
+        for number, text in enumerate(blocks(path.read_text())):
+            examples.append(EXAMPLE.format(f"{file}_rs", number))
+            drivers.update(DRIVER.findall(text))
+    return Wanted(frozenset(modules), frozenset(built_in), tuple(examples), frozenset(drivers))
+
+
+def blocks(text):
+    """The examples in the documentation of a Rust file that are compiled."""
+    found, block, end = [], None, ""
+    for line in text.splitlines():
+        match = DOCUMENTATION.match(line)
+        fence = match and FENCE.match(match.group(1))
+        if not match:
+            # Documentation that ends leaves no block open.
+            block, end = None, ""
+        elif end and fence and fence.group(1).startswith(end) and not fence.group(2).strip():
+            if block is not None:
+                found.append("\n".join(block))
+            block, end = None, ""
+        elif end:
+            if block is not None:
+                block.append(match.group(1))
+        elif fence:
+            end = fence.group(1)
+            words = {word.strip() for word in fence.group(2).split(",")}
+            block = [] if words <= COMPILED else None
+    return found
+
+
+def skips(repo, flavour):
+    """The cases that are expected to skip, as igt.expected_skips() has them."""
+    return igt.expected_skips((repo / "kunit/skips.txt").read_text(), flavour)
+
+
+def verdicts(name, cases, expected, modules):
+    """Judge the cases of a boot: skips are those expected, and each suite of a module ran."""
+    found = []
+    for case, result, why in cases:
+        reason = expected.get((name, case)) or expected.get((None, case))
+        if result == "skip" and not reason:
+            result, why = "fail", f"skipped, which is not expected: {why}"
+        elif result == "pass" and reason:
+            result, why = "fail", f"passed, but is listed as a skip: {reason}"
+        found.append(Verdict(f"{name}: {case}", result, why))
+    ran = {case.partition(".")[0] for case, _, _ in cases}
+    return found + [Verdict(f"{name}: {suite}", "fail", "the suite did not run")
+                    for suite in sorted(modules - ran)]
+
+
+def lost(cases, log, want):
+    """Verdicts about what ran in no boot; cases and log are those of all boots together."""
+    ran = {case for case, result, _ in cases if result != "skip"}
+    suites = {case.partition(".")[0] for case in ran}
+    return [*[Verdict(f"KUnit: {suite}", "fail", "the suite ran in no boot")
+              for suite in sorted(want.built_in - suites)],
+            *[Verdict(f"KUnit: {example}", "fail", "the example ran in no boot")
+              for example in want.examples if example not in ran],
+            *[Verdict(f"KUnit: {driver}", "fail", "the example found its device in no boot")
+              for driver in sorted(want.drivers) if f"{driver} 0000:" not in log]]
+
+
+def skipped_everywhere(cases):
+    """Verdicts about cases that skip wherever they are; cases are those of all boots together."""
+    results = {}
+    for case, result, _ in cases:
+        results.setdefault(case, set()).add(result)
+    return [Verdict(f"KUnit: {case}", "fail", "it skips in each boot")
+            for case, found in sorted(results.items()) if found == {"skip"}]
+
+
+def stale(cases, expected):
+    """Verdicts about expected skips of cases that do not exist."""
+    ran = {case for case, _, _ in cases}
+    return [Verdict(f"kunit/skips.txt: {case}", "fail",
+                    f"listed ({reason}), but there is no such case")
+            for (_, case), reason in sorted(expected.items(), key=str) if case not in ran]

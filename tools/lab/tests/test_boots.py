@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Tests of what runs where, in which order, and of what is left of a boot that dies."""
+
+import fnmatch
+import json
+import os
+import re
+import tempfile
+import threading
+import time
+import unittest
+from pathlib import Path
+from unittest import mock
+
+import cache
+import check
+import host
+import igt
+import pipeline
+import plan
+import qemu
+import rdma
+import topologies
+from steps import LabError
+
+SWITCH = topologies.find("switch")
+
+
+class Console:
+    """Keeps what is said."""
+
+    def __init__(self):
+        self.lines = []
+
+    def say(self, line=""):
+        """Keep a line."""
+        self.lines.append(line)
+
+
+class Machine(qemu.Machine):
+    """A machine whose boots end as a test wants them to."""
+
+    def __init__(self, share, came=None):
+        self.kernel = mock.Mock(folder=Path(share), share=Path(share))
+        self.came = came or {}
+        self.started = []
+        self.lock = threading.Lock()
+
+    def _qemu(self, boot, pin=()):
+        with self.lock:
+            self.started.append((boot.name, boot.job))
+        action = self.came.get((boot.name, boot.job), lambda results: "")
+        return action(self.kernel.share / "results" / boot.name) or ""
+
+
+def ends(results):
+    """A boot of igt_runner that comes to its end."""
+    (results / "status").write_text("0\n")
+    (results / "results.json").write_text('{"tests": {}}')
+
+
+def dies(results):
+    """One that does not."""
+    (results / "runner").mkdir()
+
+
+def no_space(_):
+    """One on a full disk."""
+    raise OSError(28, "No space left on device")
+
+
+class RunAll(unittest.TestCase):
+    def run_all(self, came, names, guests="1"):
+        """Run boots of these names; return the machine, the outcomes and what was said."""
+        with mock.patch.dict(os.environ, GUESTS=guests):
+            machine, console = Machine(self.share, came), Console()
+            boots = [plan.igt(name, SWITCH, ["vvram_a"]) for name in names]
+            return machine, machine.run_all(mock.Mock(), console, boots), console
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.share = folder.name
+
+    def test_the_longest_first_and_new_ones_before_them(self):
+        cache.Times(Path(self.share) / "boot-times.json").record({"a": 1, "b": 3, "c": 2})
+        came = {(name, "igt"): ends for name in "abcd"}
+        machine, outcomes, _ = self.run_all(came, "abcd")
+        self.assertEqual([name for name, _ in machine.started], ["d", "b", "c", "a"])
+        self.assertEqual([outcome.boot.name for outcome in outcomes], list("abcd"))
+
+    def test_a_truncated_record_of_times_is_none(self):
+        (Path(self.share) / "boot-times.json").write_text('{"a": ')
+        _, outcomes, _ = self.run_all({("a", "igt"): ends}, "a")
+        self.assertEqual(outcomes[0].error, "")
+
+    def test_a_full_disk_stops_no_other_boot(self):
+        came = {("a", "igt"): no_space, ("b", "igt"): no_space, ("c", "igt"): ends}
+        for guests in ("1", "3"):
+            _, outcomes, console = self.run_all(came, "abc", guests)
+            self.assertEqual([bool(outcome.error) for outcome in outcomes], [True, True, False])
+            self.assertIn("No space left on device", "\n".join(console.lines))
+            self.assertEqual((outcomes[0].log, outcomes[0].qemu_log), ("", []))
+
+    def test_what_a_dead_guest_has_left_is_collected(self):
+        def collects(results):
+            self.assertTrue((results / "runner").is_dir())
+            (results / "results.json").write_text(
+                json.dumps({"tests": {"igt@vvram_a@x": {"result": "pass"}}}))
+            (results / "status").write_text("0\n")
+
+        came = {("a", "igt"): dies, ("a", "collect"): collects}
+        machine, [outcome], _ = self.run_all(came, "a")
+        self.assertEqual(machine.started, [("a", "igt"), ("a", "collect")])
+        self.assertIn("ended before its job did", outcome.error)
+        self.assertIn("vvram_a@x", igt.tests(igt.results(outcome)))
+
+
+class Settings(unittest.TestCase):
+    def together(self, loads, guests, processors=2):
+        """How many boots of these loads run at the same time, one of each that was started."""
+        most, running, lock = [], [], threading.Lock()
+
+        def one(boot):
+            with lock:
+                running.append(boot.load)
+                most.append(list(running))
+            time.sleep(0.1)
+            with lock:
+                running.remove(boot.load)
+
+        boots = [qemu.Boot(str(n), SWITCH, "demo", 1, load=load) for n, load in enumerate(loads)]
+        with mock.patch.dict(os.environ, GUESTS=str(guests)), \
+                mock.patch("os.sched_getaffinity", return_value=range(processors)):
+            done = qemu.Room(boots).run(one)
+        self.assertEqual(len(done), len(loads))
+        return most
+
+    def test_boots_have_room_on_the_processors(self):
+        for most in self.together([1, 0.3, 0.3, 1, 0.3, 0.3, 0.3], 8):
+            self.assertLessEqual(sum(most), 2.001)
+        self.assertEqual(max(map(len, self.together([0.2] * 10, 8))), 8)
+        self.assertEqual(max(map(len, self.together([0.2] * 10, 3))), 3)
+        self.assertEqual(max(map(len, self.together([1] * 5, 8))), 2)
+
+    def test_one_that_fits_overtakes_one_that_does_not(self):
+        self.assertIn([1, 0.9, 0.1], self.together([1, 0.9, 1, 0.1], 8))
+
+    def test_one_that_needs_more_than_there_is_runs_alone(self):
+        self.assertEqual(max(map(len, self.together([3, 3], 8))), 1)
+
+    def test_an_error_ends_all(self):
+        def one(_):
+            raise ValueError("broken")
+
+        boots = [qemu.Boot(str(n), SWITCH, "demo", 1) for n in range(5)]
+        with self.assertRaisesRegex(ValueError, "broken"):
+            qemu.Room(boots).run(one)
+
+    def test_a_number_must_be_one(self):
+        with mock.patch.dict(os.environ, GUESTS="many"), self.assertRaisesRegex(LabError, "GUESTS"):
+            qemu.guests()
+
+    def test_a_seed_is_kept_and_handed_on(self):
+        qemu.seed.cache_clear()
+        self.addCleanup(qemu.seed.cache_clear)
+        with mock.patch.dict(os.environ, SEED="42", KVM=""):
+            argv = Machine("/none").argv(plan.igt("a", SWITCH, ["x"]), ())
+        self.assertIn(" VVRAM_SEED=42", argv[argv.index("-append") + 1])
+        self.assertEqual(argv[argv.index("-seed") + 1], "42")
+        self.assertEqual(argv[argv.index("-smp") + 1], "4")
+
+    def test_without_one_each_run_has_its_own(self):
+        self.addCleanup(qemu.seed.cache_clear)
+        seeds = set()
+        for _ in range(3):
+            qemu.seed.cache_clear()
+            with mock.patch.dict(os.environ, SEED=""):
+                seeds.add(qemu.seed())
+                self.assertEqual(qemu.seed(), qemu.seed())
+        self.assertGreater(len(seeds), 1)
+
+    def test_a_guest_is_told_how_fast_its_clock_runs(self):
+        argv = Machine("/none").argv(plan.igt("a", SWITCH, ["x"]), ())
+        cmdline = argv[argv.index("-append") + 1]
+        self.assertIn(" tsc=nowatchdog ", cmdline)
+        found = re.search(r" tsc_early_khz=(\d+) ", cmdline)
+        self.assertAlmostEqual(int(found[1]) / host.tsc_khz(), 1, places=3)
+        with mock.patch("mmap.mmap", side_effect=PermissionError):
+            self.assertIsNone(host.tsc_khz())
+
+    def test_an_exact_boot_has_one_processor_and_always_the_same_seed(self):
+        argv = Machine("/none").argv(qemu.Boot("a", SWITCH, "demo", 1, exact=True), ())
+        self.assertIn("shift=0,sleep=off", argv)
+        self.assertEqual(argv[argv.index("-smp") + 1], "1")
+        self.assertIn(" VVRAM_SEED=1", argv[argv.index("-append") + 1])
+
+    def test_what_the_kernel_would_cut_is_refused(self):
+        boot = qemu.Boot("a", SWITCH, "igt", 1, {"LAB_TESTS": "x" * qemu.CMDLINE})
+        with self.assertRaises(LabError):
+            Machine("/none").argv(boot, ())
+
+
+class Plan(unittest.TestCase):
+    def test_each_program_is_in_the_table_once(self):
+        programs = {path.stem for path in (pipeline.REPO / "igt-tests/src/bin").glob("*_*.rs")}
+        table = [*plan.EVERYWHERE, *plan.KINDS, *plan.ONCE, *plan.PAIR, *plan.RDMA,
+                 *plan.RDMA_KINDS, *plan.RDMA_ONCE]
+        table += set(plan.BOUNCED) - set(table)
+        self.assertEqual(sorted(table), sorted(programs))
+
+    def test_the_check_runs_all_of_it(self):
+        named = {test for boot in plan.check() if boot.job == "igt"
+                 for test in boot.settings["LAB_TESTS"].split(",")}
+        for program in (*plan.EVERYWHERE, *plan.KINDS, *plan.ONCE, *plan.PAIR, *plan.RDMA,
+                        *plan.RDMA_KINDS, *plan.RDMA_ONCE, *plan.GENERIC, *plan.BOUNCED):
+            self.assertIn(program, named)
+
+    def test_sanitizers_see_all_programs(self):
+        programs = {path.stem for path in (pipeline.REPO / "igt-tests/src/bin").glob("*_*.rs")}
+        named = {test for boot in plan.sanitized() if boot.job == "igt"
+                 for test in boot.settings["LAB_TESTS"].split(",")}
+        self.assertEqual(named - set(plan.GENERIC), programs)
+
+    def test_check_and_soak_run_each_case_of_pyverbs(self):
+        cases = [case for boot in (*plan.check(), *plan.soak()) if boot.job == "pyverbs"
+                 for case in boot.settings["LAB_PYVERBS"].split(",")]
+        self.assertEqual(sorted(cases), sorted([rdma.MODULES, *[
+            f"{mode}/{memory}" for mode in ("pinned", "revocable", "dynamic")
+            for memory in ("vram", "system")]]))
+
+    def test_boots_have_names_of_their_own(self):
+        for boots in ((*plan.check(), *plan.soak()), plan.sanitized()):
+            names = [boot.name for boot in boots]
+            self.assertEqual(len(names), len(set(names)))
+
+
+class Slowest(unittest.TestCase):
+    def test_the_slowest_come_first(self):
+        with tempfile.TemporaryDirectory() as folder:
+            outcomes = []
+            for name, length in (("a", 3), ("b", 5)):
+                results = Path(folder) / name
+                results.mkdir()
+                tests = {f"igt@vvram_{name}@{i}": {"time": {"start": 1, "end": 1 + length}}
+                         for i in range(2)}
+                (results / "results.json").write_text(json.dumps({"tests": tests}))
+                outcomes.append(qemu.Outcome(plan.igt(name, SWITCH, ["x"]), results, 10.0 * length))
+            console = Console()
+            check.slowest(console, outcomes)
+        self.assertEqual([line.split()[-1] for line in console.lines if line.startswith("    ")],
+                         ["b", "a", "vvram_b", "vvram_a"])
+        self.assertTrue(fnmatch.fnmatch(console.lines[4], "*10.0 s  vvram_b"), console.lines)
