@@ -34,6 +34,8 @@ from steps import LabError, duration
 
 # How many of the slowest boots and programs are told.
 SLOWEST = 10
+# At most so many boots get a second try: if more fail, it is not by chance.
+AGAIN = 2
 # How the names of the verdicts about logs end.
 LOGS = ("kernel log", "qemu log", "kmemleak")
 # Tells the lab's own tests where the kernel tree is.
@@ -60,10 +62,11 @@ class Lists:
 def run(steps, built):
     """Run everything; return the verdicts."""
     verdicts = unit_tests(steps, built) + program_tests(steps, built) + modules(steps, built)
-    outcomes = boot(steps, built, "boot the tests", plan.check())
-    seen = {}
     lists = Lists.of(built)
-    verdicts += judged(outcomes, seen, lists) + igt.stale(lists.skips, seen)
+    outcomes, unsteady = once_more(steps, built, lists,
+                                   boot(steps, built, "boot the tests", plan.check()))
+    seen = {}
+    verdicts += unsteady + judged(outcomes, seen, lists) + igt.stale(lists.skips, seen)
     texts = [igt.results(outcome) for outcome in outcomes if outcome.boot.job == "igt"]
     verdicts += igt.never_ran(texts, lists.skips) + igt.mended(texts, lists.failures)
     verdicts += kunit_together(outcomes, built)
@@ -106,6 +109,37 @@ def boot(steps, built, title, boots):
     return outcomes
 
 
+def once_more(steps, built, lists, outcomes):
+    """Boot again what failed, but could have been late; return the outcomes that count.
+
+    The verdicts of the first try are returned as well, as unsteady ones, if the second one is good.
+    """
+    bad = {outcome.boot.name: found for outcome in outcomes if (found := failures(outcome, lists))}
+    failed = [outcome for outcome in outcomes if outcome.boot.name in bad]
+    if not failed or len(failed) > AGAIN or any(serious(outcome) for outcome in failed):
+        return outcomes, []
+    tries = boot(steps, built, "boot again what failed",
+                 [dataclasses.replace(outcome.boot, name=f"again-{place(outcome.boot)}")
+                  for outcome in failed])
+    good = {place(second.boot): second for second in tries if not failures(second, lists)}
+    unsteady = [dataclasses.replace(verdict, result="unsteady") for outcome in failed
+                if place(outcome.boot) in good for verdict in bad[outcome.boot.name]]
+    return [good.get(place(outcome.boot), outcome) for outcome in outcomes], unsteady
+
+
+def failures(outcome, lists):
+    """The verdicts of a boot that are failures."""
+    return [verdict for verdict in judge(outcome, lists, {}) if verdict.result == "fail"]
+
+
+def serious(outcome):
+    """Whether a boot has failed in a way that no load of the host explains."""
+    found = kernellog.complaints(outcome.log, place(outcome.boot))
+    leaks = [line for _, lines in kmemleak(outcome) for line in lines]
+    return bool(outcome.error or outcome.qemu_log or leaks
+                or any(kernellog.SERIOUS.search(line) for line in found))
+
+
 def slowest(console, outcomes):
     """Print which boots and which programs took the longest."""
     boots = {outcome.boot.name: outcome.seconds for outcome in outcomes}
@@ -142,7 +176,7 @@ def migration(console, outcomes):
     texts = {}
     for topology in topologies.TOPOLOGIES:
         for outcome in outcomes:
-            if outcome.boot.name == f"check-{topology.name}":
+            if place(outcome.boot) == topology.name:
                 texts[topology] = igt.results(outcome)
     lines, verdict = matrix.report(texts)
     for line in lines:
@@ -165,7 +199,7 @@ def kunit_together(outcomes, built):
 
 def place(boot):
     """The name of a boot in lists: that of `make check`, also where another command runs it."""
-    return re.sub("^(check|soak|test)-", "", boot.name)
+    return re.sub("^(check|again|soak|test)-", "", boot.name)
 
 
 def judge(outcome, lists, seen):

@@ -19,7 +19,7 @@ class Verdict:
     """One check: how it went, and why if not well."""
 
     name: str
-    result: str          # "pass", "fail" or "skip"
+    result: str          # "pass", "fail" or "skip"; "unsteady" of a failure that did not come again
     detail: str = ""
 
 

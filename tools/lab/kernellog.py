@@ -29,6 +29,11 @@ QUIET = re.compile(r"""
   | traps:\ .*
   | kmemleak:\ \d+\ new\ suspected\ memory\ leaks.*
 """, re.X)
+# Complaints of which a single one says that there is a bug, however busy the host was.
+SERIOUS = re.compile(r"""
+    \b(WARNING|BUG|INFO|Oops|DMA-API|UBSAN|kmemleak|refcount_t):
+  | \blist_(add|del)\b | Call\ Trace: | cut\ here | segfault\ at | ^traps: | protection\ fault
+""", re.X)
 # What test programs write into the log. IGT's do so as well.
 TEST = re.compile(r"\[IGT\] (\S+): (?:executing|starting subtest (\S+)|(exiting)\b.*)")
 # So many lines of one log say what is wrong; the log has the others.

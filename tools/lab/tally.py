@@ -3,11 +3,12 @@
 
 
 def close(console, verdicts):
-    """Print failures and skips, then the closing line; return the exit status."""
-    by_result = {"pass": [], "fail": [], "skip": []}
+    """Print skips, unsteady tests and failures, then the closing line; return the exit status."""
+    by_result = {"pass": [], "fail": [], "skip": [], "unsteady": []}
     for verdict in verdicts:
         by_result[verdict.result].append(verdict)
-    for result, title in (("skip", "skipped"), ("fail", "FAILED")):
+    for result, title in (("skip", "skipped"), ("unsteady", "UNSTEADY, passed the second time"),
+                          ("fail", "FAILED")):
         for verdict in by_result[result]:
             console.say(f"{title}: {verdict.name}" + (f": {verdict.detail}" if verdict.detail else ""))
     console.say(f"total time: {console.elapsed()}")

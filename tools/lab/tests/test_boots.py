@@ -20,6 +20,7 @@ import pipeline
 import plan
 import qemu
 import rdma
+import tally
 import topologies
 from steps import LabError
 
@@ -233,6 +234,76 @@ class Plan(unittest.TestCase):
         for boots in ((*plan.check(), *plan.soak()), plan.sanitized()):
             names = [boot.name for boot in boots]
             self.assertEqual(len(names), len(set(names)))
+
+
+class Again(unittest.TestCase):
+    """A second try of what failed, unless it cannot have been late."""
+
+    def setUp(self):
+        self.share = self.enterContext(tempfile.TemporaryDirectory())
+        (Path(self.share) / "bin").mkdir()
+
+    def outcome(self, name, result="pass", log="", qemu_log="", error=""):
+        """What came of a boot of one test."""
+        results = Path(self.share) / "results" / name
+        results.mkdir(parents=True)
+        (results / "results.json").write_text(json.dumps(
+            {"tests": {"igt@vvram_a@x": {"result": result, "err": "too late"}}}))
+        (results / "kernel.log").write_text(f"<4>[    1.000000] {log}\n" if log else "")
+        (results / "qemu.log").write_text(qemu_log)
+        return qemu.Outcome(plan.igt(name, SWITCH, ("vvram_a",)), results, 1.0, error)
+
+    def once_more(self, *first, **second):
+        """The boots that were tried again, what counts in the end, and what does not."""
+        tried = []
+
+        def boot(_steps, _built, _title, boots):
+            tried.extend(boot.name for boot in boots)
+            return [self.outcome(boot.name, **second) for boot in boots]
+
+        with mock.patch.object(check, "boot", boot):
+            outcomes, unsteady = check.once_more(None, None, check.Lists({}, {}, None), list(first))
+        return tried, [o.boot.name for o in outcomes], [(v.name, v.result) for v in unsteady]
+
+    def test_what_passes_is_not_tried_again(self):
+        self.assertEqual(self.once_more(self.outcome("check-a")), ([], ["check-a"], []))
+
+    def test_the_second_try_counts_if_it_is_good(self):
+        self.assertEqual(self.once_more(self.outcome("check-a"), self.outcome("check-b", "fail")),
+                         (["again-b"], ["check-a", "again-b"], [("b: vvram_a@x", "unsteady")]))
+
+    def test_a_line_of_the_log_is_tried_again(self):
+        self.assertEqual(self.once_more(self.outcome("check-a", log="clock: late")),
+                         (["again-a"], ["again-a"], [("a: kernel log", "unsteady")]))
+
+    def test_the_first_one_counts_if_both_are_bad(self):
+        for how in ({"result": "fail"}, {"log": "clock: late"}):
+            with self.subTest(how):
+                self.setUp()
+                self.assertEqual(self.once_more(self.outcome("check-a", "fail"), **how),
+                                 (["again-a"], ["check-a"], []))
+
+    def test_what_is_serious_is_not_tried_again(self):
+        for how in ({"log": "BUG: KASAN: use-after-free"}, {"log": "WARNING: CPU: 0 PID: 1 at x"},
+                    {"log": "WARNING: possible circular locking dependency detected"},
+                    {"log": "DMA-API: edu: device driver frees"}, {"qemu_log": "invalid access"},
+                    {"log": "INFO: task a blocked"}, {"error": "it hangs"}):
+            with self.subTest(how):
+                self.setUp()
+                first = (self.outcome("check-a", "fail"), self.outcome("check-b", **how))
+                self.assertEqual(self.once_more(*first), ([], ["check-a", "check-b"], []))
+
+    def test_many_failures_are_no_chance(self):
+        first = [self.outcome(f"check-{n}", "fail") for n in range(check.AGAIN + 1)]
+        self.assertEqual(self.once_more(*first), ([], [o.boot.name for o in first], []))
+
+    def test_it_is_told_and_does_not_fail_the_run(self):
+        console = Console()
+        console.elapsed = lambda: "1 s"
+        verdicts = [igt.Verdict("a: x", "unsteady", "too late"), igt.Verdict("a: x", "pass")]
+        self.assertEqual(tally.close(console, verdicts), 0)
+        self.assertEqual(console.lines, ["UNSTEADY, passed the second time: a: x: too late",
+                                         "total time: 1 s", "1 passed, 0 failed, 0 skipped"])
 
 
 class Slowest(unittest.TestCase):
