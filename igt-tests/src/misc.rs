@@ -103,12 +103,20 @@ pub fn seed() -> u64 {
     })
 }
 
-/// Whether the kernel has KASAN.
-pub fn has_kasan() -> bool {
-    fs::read_to_string("/proc/kallsyms").is_ok_and(|text| text.contains(" kasan_report\n"))
+/// Whether the kernel has a function of this name.
+fn has_function(name: &str) -> bool {
+    let line = format!(" {name}\n");
+
+    fs::read_to_string("/proc/kallsyms").is_ok_and(|text| text.contains(&line))
 }
 
-/// Skips the subtest on a kernel with KASAN, which keeps what was freed for a while.
+/// Whether the kernel has KASAN.
+pub fn has_kasan() -> bool {
+    has_function("kasan_report")
+}
+
+/// Skips the subtest on a kernel with KASAN, which keeps what was freed for a while, or with
+/// kmemleak, which keeps its own object of it, and finds the leak itself.
 ///
 /// # Errors
 ///
@@ -117,6 +125,9 @@ pub fn has_kasan() -> bool {
 pub fn need_prompt_frees() -> Outcome {
     if has_kasan() {
         skip!("KASAN keeps freed memory in its quarantine");
+    }
+    if has_function("kmemleak_alloc") {
+        skip!("kmemleak frees its own objects later");
     }
     Ok(())
 }
