@@ -19,6 +19,10 @@ FLAVOURS = {DEFAULT: ["base.config", "checks.config", "lockdep.config"],
             "plain": ["base.config"]}
 # Those that find what the default does not, and that take longer.
 SANITIZERS = ("kasan", "kmemleak")
+# What a kernel of a flavour has on its command line. The features of the first processor are unknown
+# for a moment while the kernel boots, five-level page tables among them: KASAN then takes what an
+# interrupt accesses for no memory.
+CMDLINE = {"kasan": "no5lvl"}
 # Modules that are built, and that no guest needs.
 COMPILED_ONLY = ("nova-core", "nova-drm", "mlx5_core", "mlx5_ib")
 # Fixed names, so that a relink happens only when something changed and no host name is built in.
@@ -70,6 +74,11 @@ class Kernel:
             folder.mkdir(parents=True, exist_ok=True)
         self.box = box.with_binds({"/build/out": self.out, "/build/share": self.share},
                                   readonly={"/build/src": source.tree})
+
+    @property
+    def cmdline(self):
+        """What this kernel has to have on its command line."""
+        return CMDLINE.get(self.flavour, "")
 
     def make(self, step, targets, hint, box=None):
         """Run the kernel's make."""

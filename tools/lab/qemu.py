@@ -111,7 +111,7 @@ class Machine:
             ["console=ttyS0 root=/dev/vda rootfstype=erofs ro nokaslr panic=-1",
              f"init={guestroot.INIT}", kernellog.CMDLINE, watch.CMDLINE,
              "" if boot.exact else busy(),
-             boot.topology.cmdline, boot.cmdline]
+             self.kernel.cmdline, boot.topology.cmdline, boot.cmdline]
             + [f"{k}={v}" for k, v in settings.items()])
         if len(cmdline) >= CMDLINE:
             # The kernel would cut it, and run half of a test.

@@ -16,6 +16,7 @@ import cache
 import check
 import host
 import igt
+import kernel
 import pipeline
 import plan
 import qemu
@@ -42,7 +43,7 @@ class Machine(qemu.Machine):
     """A machine whose boots end as a test wants them to."""
 
     def __init__(self, share, came=None):
-        self.kernel = mock.Mock(folder=Path(share), share=Path(share))
+        self.kernel = mock.Mock(folder=Path(share), share=Path(share), cmdline="")
         self.came = came or {}
         self.started = []
         self.lock = threading.Lock()
@@ -195,6 +196,13 @@ class Settings(unittest.TestCase):
         self.assertIn("shift=0,sleep=off", argv)
         self.assertEqual(argv[argv.index("-smp") + 1], "1")
         self.assertIn(" VVRAM_SEED=1", argv[argv.index("-append") + 1])
+
+    def test_a_kernel_has_what_its_flavour_needs(self):
+        for flavour, wanted in (("kasan", "no5lvl"), ("check", "")):
+            machine = Machine("/none")
+            machine.kernel.cmdline = kernel.Kernel.cmdline.fget(mock.Mock(flavour=flavour))
+            argv = machine.argv(plan.igt("a", SWITCH, ["x"]), ())
+            self.assertEqual("no5lvl" in argv[argv.index("-append") + 1], bool(wanted))
 
     def test_what_the_kernel_would_cut_is_refused(self):
         boot = qemu.Boot("a", SWITCH, "igt", 1, {"LAB_TESTS": "x" * qemu.CMDLINE})

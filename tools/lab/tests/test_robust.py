@@ -285,7 +285,7 @@ class Sandboxed(unittest.TestCase):
 
     def test_each_boot_has_a_limit_of_its_own(self):
         with tempfile.TemporaryDirectory() as folder:
-            built = mock.MagicMock(share=Path(folder), box=sandbox.Sandbox("/root-of-it"))
+            built = mock.MagicMock(share=Path(folder), box=sandbox.Sandbox("/root-of-it"), cmdline="")
             boot = plan.test(["vvram_create"], topologies.TOPOLOGIES[0])
             with mock.patch("commands.run", return_value=0) as run:
                 qemu.Machine(built, Path("/image")).run(boot, 0)

@@ -131,7 +131,7 @@ class Limits(unittest.TestCase):
                 self.assertLess(boot.settings["LAB_TIMEOUT"], boot.silence)
 
     def test_the_monitor_is_in_the_folder_of_the_boot(self):
-        built = mock.Mock(share=Path("/none"))
+        built = mock.Mock(share=Path("/none"), cmdline="")
         boot = qemu.Boot("a", topologies.TOPOLOGIES[0], "igt", 1)
         argv = qemu.Machine(built, Path("/image")).argv(
             boot, watch.arguments("/build/share/results/a"))
