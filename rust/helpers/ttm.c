@@ -6,8 +6,14 @@
 #include <drm/ttm/ttm_resource.h>
 #include <drm/ttm/ttm_tt.h>
 #include <linux/kref.h>
+#include <linux/sched.h>
 
 #ifdef CONFIG_RUST_DRM_TTM
+__rust_helper void rust_helper_cond_resched(void)
+{
+	cond_resched();
+}
+
 __rust_helper int rust_helper_kref_get_unless_zero(struct kref *kref)
 {
 	return kref_get_unless_zero(kref);

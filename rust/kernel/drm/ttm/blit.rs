@@ -13,6 +13,7 @@
 //! C header: [`include/linux/iosys-map.h`](srctree/include/linux/iosys-map.h)
 
 use super::transfer::{
+    pause,
     Memory,
     Pages,
     Side, //
@@ -208,12 +209,15 @@ impl Blit {
     ///
     /// `vram` must be the address of VRAM, in which all ranges that take part are mapped.
     pub(super) unsafe fn by_cpu(&self, vram: *mut c_void) {
+        /// How many bytes are copied before others may have the processor.
+        const MOST: usize = 1 << 20;
+
         let mut done = 0;
 
         while done < self.size {
             let from = Chunk::new(self.from().0, self.from_at + done, vram);
             let to = Chunk::new(self.to().0, self.to_at + done, vram);
-            let len = from.len.min(to.len).min(self.size - done);
+            let len = from.len.min(to.len).min(self.size - done).min(MOST);
             if len == 0 {
                 // Not inside of a side, which the type invariant rules out.
                 return;
@@ -223,6 +227,7 @@ impl Blit {
             // a reference to this memory.
             unsafe { copy_bytes(to.map, from.map, len) };
             done += len;
+            pause();
         }
     }
 

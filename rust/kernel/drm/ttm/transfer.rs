@@ -205,6 +205,16 @@ impl Transfer {
     }
 }
 
+/// How many pages are moved before others may have the processor. A page takes some microseconds.
+const PAGES_WITHOUT_PAUSE: usize = 256;
+
+/// Offers to reschedule, for kernels that do not preempt kernel code. May sleep.
+pub(super) fn pause() {
+    // SAFETY: Only the worker of the engine gets here; it holds no spinlock. The pages that it has
+    // mapped for itself stay mapped meanwhile.
+    unsafe { bindings::cond_resched() };
+}
+
 /// Maps the pages of one side.
 enum Iter<'a> {
     Vram(VramIter<'a>),
@@ -279,6 +289,12 @@ unsafe extern "C" fn vram_map_local(
     // SAFETY: `base` is the first field, and the pointer was made from one to the whole.
     let iter = unsafe { &mut *iter.cast::<VramIter<'_>>() };
     let at = (page as u64) << PAGE_SHIFT;
+
+    // `ttm_move_memcpy()` goes through all pages without a pause. It does not get here to clear
+    // pages, which may be done in any context.
+    if page % PAGES_WITHOUT_PAUSE == 0 {
+        pause();
+    }
 
     // OVERFLOW: Ranges are inside of the object.
     while iter.index + 1 < iter.ranges.len()
