@@ -26,6 +26,7 @@ impl kernel::Module for FencesKunit {
 mod tests {
     use kernel::{
         dma_buf::fence::{
+            AnyFence,
             Fence,
             FenceCallback,
             FenceCallbackRegistration,
@@ -36,6 +37,7 @@ mod tests {
             DmaResv,
             Usage, //
         },
+        module::this_module,
         prelude::*,
         sync::{
             aref::ARef,
@@ -45,6 +47,8 @@ mod tests {
             }, //
         },
     };
+
+    use core::ptr::NonNull;
 
     struct Ring;
 
@@ -56,6 +60,7 @@ mod tests {
     /// Counts its calls where they can be counted after it is gone.
     struct Count(&'static Atomic<u32>);
 
+    #[vtable]
     impl FenceCallback for Count {
         fn called(&self, _fence: &Fence) {
             self.0.fetch_add(1, Relaxed);
@@ -101,6 +106,123 @@ mod tests {
         // Nothing is called twice.
         drop((first, last));
         assert_eq!([0, 1, 2].map(|index| CALLS[index].load(Relaxed)), [1, 0, 1]);
+        Ok(())
+    }
+
+    #[test]
+    fn fences_signal_in_their_order() -> Result {
+        let context = FenceContext::<Ring>::new(c"ring")?;
+        let [a, b, c, d] = [(); 4].map(|()| context.new_fence_allocation(()));
+        let (a, b, c, d) = (
+            a?.new_fence(),
+            b?.new_fence(),
+            c?.new_fence(),
+            d?.new_fence(),
+        );
+        let [fence_a, fence_b, fence_c, fence_d] =
+            [&a, &b, &c, &d].map(|job| ARef::<Fence>::from(job.fence()));
+
+        // Work that is done too early is not known to be.
+        c.signal(Err(EIO));
+        b.signal(Ok(()));
+        for fence in [&fence_a, &fence_b, &fence_c, &fence_d] {
+            assert!(!fence.is_signaled());
+            assert_eq!(fence.status(), None);
+        }
+        assert_eq!(fence_b.wait_timeout(false, 1), Err(ETIME));
+
+        // What was done signals in its turn, and what was not does not.
+        drop(a);
+        assert_eq!(fence_a.status(), Some(Err(ECANCELED)));
+        assert_eq!(fence_b.status(), Some(Ok(())));
+        assert_eq!(fence_c.status(), Some(Err(EIO)));
+        assert!(!fence_d.is_signaled());
+        d.signal(Ok(()));
+        assert_eq!(fence_d.status(), Some(Ok(())));
+
+        // The line goes on.
+        let next = context.new_fence_allocation(())?.new_fence();
+        let fence: ARef<Fence> = next.fence().into();
+        next.signal(Ok(()));
+        assert!(fence.is_signaled());
+        Ok(())
+    }
+
+    #[test]
+    fn container_has_parts() -> Result {
+        let [a, b] = [c"a", c"b"].map(FenceContext::<Ring>::new);
+        let (a, b) = (
+            a?.new_fence_allocation(())?.new_fence(),
+            b?.new_fence_allocation(())?.new_fence(),
+        );
+        let mut fences = [a.fence().as_raw(), b.fence().as_raw()];
+        let mut cursors = [kernel::bindings::dma_fence_unwrap::default(); 2];
+        // SAFETY: There are two valid fences, and as many cursors.
+        let merged = unsafe {
+            kernel::bindings::__dma_fence_unwrap_merge(2, fences.as_mut_ptr(), cursors.as_mut_ptr())
+        };
+        // SAFETY: The fence is valid as long as `both` is.
+        let references = || unsafe { (*merged).refcount.refcount.refs.counter };
+        // SAFETY: The fence was just made, and comes with a reference.
+        let both = unsafe { AnyFence::from_raw(NonNull::new(merged).ok_or(ENOMEM)?) };
+
+        let contexts = [a.fence().context(), b.fence().context()];
+        let mut parts = KVec::new();
+        for part in both.parts() {
+            parts.push(part.context(), GFP_KERNEL)?;
+        }
+        parts.sort_unstable();
+        // Contexts are numbered as they are made.
+        assert_eq!(&parts[..], &contexts[..]);
+        // Also one that is not gone through to its end gives back what it has.
+        assert!(both.parts().next().is_some());
+        assert_eq!(references(), 1);
+
+        assert_eq!(both.status(), None);
+        a.signal(Ok(()));
+        assert!(!both.is_signaled());
+        assert_eq!(both.wait_timeout(false, 1), Err(ETIME));
+        b.signal(Ok(()));
+        both.wait(false)?;
+        assert!(both.is_signaled());
+        assert_eq!(both.status(), Some(Ok(())));
+        Ok(())
+    }
+
+    /// How many references there are to this module.
+    fn references() -> i32 {
+        let module = this_module::<crate::LocalModule>();
+
+        // SAFETY: The module is valid while its code runs.
+        unsafe { kernel::bindings::module_refcount(module.as_ptr()) }
+    }
+
+    #[test]
+    fn callback_keeps_its_module() -> Result {
+        static CALLS: Atomic<u32> = Atomic::new(0);
+
+        let job = FenceContext::<Ring>::new(c"ring")?
+            .new_fence_allocation(())?
+            .new_fence();
+        let fence: ARef<Fence> = job.fence().into();
+        let before = references();
+        let registration = KBox::pin_init(
+            FenceCallbackRegistration::new(fence.clone(), Count(&CALLS)),
+            GFP_KERNEL,
+        )?;
+
+        assert_eq!(references(), before + 1);
+        drop(registration);
+        assert_eq!(references(), before);
+
+        // Nor is it kept by one that came too late.
+        job.signal(Ok(()));
+        let late = KBox::pin_init(
+            FenceCallbackRegistration::new(fence, Count(&CALLS)),
+            GFP_KERNEL,
+        );
+        assert_eq!(late.err(), Some(ENOENT));
+        assert_eq!(references(), before);
         Ok(())
     }
 

@@ -30,7 +30,6 @@ mod tests {
             },
             ttm::{
                 Domain,
-                Job,
                 MemType,
                 Place,
                 Work, //
@@ -40,8 +39,7 @@ mod tests {
         prelude::*,
         sync::{
             Arc,
-            Completion,
-            Mutex, //
+            Completion, //
         },
         time::{
             delay::fsleep,
@@ -312,38 +310,16 @@ mod tests {
             card.control.set(Mode::Work);
 
             // The last one is finished first, then the one in the middle fails.
-            let done = Arc::pin_init(new_mutex!(0), GFP_KERNEL)?;
-            let all = Arc::pin_init(Completion::new(), GFP_KERNEL)?;
-            for (job, result) in [(three, Ok(())), (two, Err(FAILED))] {
-                finish(job, result, &done, &all)?;
-                fsleep(Delta::from_millis(20));
-            }
-            check_eq!(*done.lock(), 0);
+            three.finish(Ok(()));
+            two.finish(Err(FAILED));
             check!(fences.iter().all(|fence| fence.status().is_none()));
 
             one.finish(Ok(()));
-            all.wait_for_completion();
             check_eq!(fences[0].status(), Some(Ok(())));
             check_eq!(fences[1].status(), Some(Err(FAILED)));
             check_eq!(fences[2].status(), Some(Ok(())));
             Ok(())
         })
-    }
-
-    /// Finishes a job in another task, which takes until those before it are finished. `all` is
-    /// completed when two are.
-    fn finish(job: Job, result: Result, done: &Arc<Mutex<u32>>, all: &Arc<Completion>) -> Result {
-        let (done, all) = (done.clone(), all.clone());
-
-        worker::spawn(move || {
-            job.finish(result);
-            let mut done = done.lock();
-            *done += 1;
-            if *done == 2 {
-                all.complete_all();
-            }
-        })?;
-        Ok(())
     }
 
     #[test]

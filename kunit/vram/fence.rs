@@ -85,6 +85,7 @@ mod tests {
 
     struct Count(Arc<Atomic<u32>>);
 
+    #[vtable]
     impl FenceCallback for Count {
         fn called(&self, fence: &Fence) {
             if fence.is_signaled() {

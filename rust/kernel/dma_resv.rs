@@ -563,8 +563,8 @@ impl FenceSlot<'_> {
     ///
     /// The fence takes the place of an earlier one of the same context, if that has the same or a
     /// weaker usage. The code that signals it is in a section of
-    /// [`SignallingSection`](crate::dma_buf::fence::SignallingSection) from here on. A fence that
-    /// C code made as a container of others must not be added, but each of the others.
+    /// [`SignallingSection`](crate::dma_buf::fence::SignallingSection) from here on. Of an
+    /// [`AnyFence`](crate::dma_buf::fence::AnyFence) each part is added, to a slot of its own.
     ///
     /// Does not sleep. Mirrors `dma_resv_add_fence()`.
     #[inline]

@@ -10,6 +10,8 @@
 //! - [`DriverFence`] belongs to the driver that does the work. There is one per fence, and it is
 //!   what signals. Dropping it signals too, so that nobody waits for work that was given up.
 //!
+//! What userspace passes may be a container of fences: an [`AnyFence`].
+//!
 //! Fences are made on a [`FenceContext`], a line of work whose fences signal in the order in which
 //! they were made. Making one takes two steps: [`FenceContext::new_fence_allocation`] has the
 //! memory and may fail, [`FenceAllocation::new_fence`] cannot fail.
@@ -25,12 +27,13 @@
 //! A fence may be in use long after the driver that made it is gone. Therefore nothing of a fence
 //! belongs to the driver: the memory, the names and the table of operations are of the kernel, and
 //! the core frees the memory by itself. What the driver attaches to a fence is kept in the
-//! [`DriverFence`] and dropped when that signals.
+//! [`DriverFence`] and dropped with that.
 //!
 //! # Locking
 //!
 //! Each fence has a spinlock of its own, which is held while callbacks run. The spinlock of a
-//! context is only held while a fence is made. Both are taken with interrupts disabled.
+//! context is only held while a fence is made or work has ended, not while a fence is signalled.
+//! Both are taken with interrupts disabled.
 //!
 //! # Examples
 //!
@@ -105,6 +108,7 @@
 //! /// Counts how often it is called.
 //! struct Count(Atomic<u32>);
 //!
+//! #[vtable]
 //! impl FenceCallback for Count {
 //!     fn called(&self, fence: &Fence) {
 //!         assert!(fence.is_signaled());
@@ -160,6 +164,8 @@
 use crate::{
     bindings,
     error::to_result,
+    interrupt::local_interrupt_disable,
+    module::this_module,
     new_spinlock_irq,
     prelude::*,
     sync::{
@@ -177,8 +183,12 @@ use crate::{
     }, //
 };
 use core::{
+    cell::UnsafeCell,
     marker::PhantomData,
-    mem::MaybeUninit,
+    mem::{
+        ManuallyDrop,
+        MaybeUninit, //
+    },
     ptr::{
         self,
         NonNull, //
@@ -205,11 +215,13 @@ fn name(text: &CStr) -> Result<Name> {
 
 /// A fence, `struct dma_fence`.
 ///
-/// Fences of all drivers are of this type, whether they are written in Rust or in C.
+/// Fences of all drivers are of this type, whether they are written in Rust or in C. Containers of
+/// fences are not, see [`AnyFence`].
 ///
 /// # Invariants
 ///
-/// `self.0` is an initialized `struct dma_fence`. Every [`ARef`] to it owns a reference.
+/// `self.0` is an initialized `struct dma_fence`, and no container unless it is inside of an
+/// [`AnyFence`]. Every [`ARef`] to it owns a reference.
 #[repr(transparent)]
 pub struct Fence(Opaque<bindings::dma_fence>);
 
@@ -238,7 +250,7 @@ impl Fence {
     /// # Safety
     ///
     /// `ptr` must point to an initialized `struct dma_fence` whose reference count does not drop to
-    /// zero during `'a`.
+    /// zero during `'a`, and which is not a container.
     #[inline]
     pub unsafe fn from_raw<'a>(ptr: *mut bindings::dma_fence) -> &'a Self {
         // SAFETY: `Fence` is a transparent wrapper, and the caller promises validity.
@@ -327,6 +339,160 @@ impl Fence {
     }
 }
 
+/// A fence, or a container of several: a chain or an array, `struct dma_fence_chain` or
+/// `struct dma_fence_array`.
+///
+/// It is what userspace passes. One can wait for all of it, or take it apart: a reservation takes
+/// fences one by one ([`FenceSlot::add_fence`](crate::dma_resv::FenceSlot::add_fence)).
+///
+/// # Invariants
+///
+/// `self.0` owns a reference to an initialized `struct dma_fence`.
+///
+/// # Examples
+///
+/// ```
+/// use kernel::{
+///     dma_buf::fence::{
+///         AnyFence,
+///         FenceContext,
+///         FenceContextOps, //
+///     },
+///     prelude::*,
+///     sync::aref::ARef, //
+/// };
+///
+/// struct Ring;
+///
+/// impl FenceContextOps for Ring {
+///     const DRIVER_NAME: &'static CStr = c"driver";
+///     type Data = ();
+/// }
+///
+/// let job = FenceContext::<Ring>::new(c"ring")?.new_fence_allocation(())?.new_fence();
+/// let any = AnyFence::from(ARef::from(job.fence()));
+///
+/// // One that is no container is its only part.
+/// assert!(any.parts().map(|part| part.seqno()).eq([job.fence().seqno()]));
+/// assert!(!any.is_signaled());
+/// job.signal(Ok(()));
+/// assert!(any.is_signaled());
+/// any.wait(true)?;
+/// # Ok::<(), Error>(())
+/// ```
+pub struct AnyFence(ARef<Fence>);
+
+impl From<ARef<Fence>> for AnyFence {
+    #[inline]
+    fn from(fence: ARef<Fence>) -> Self {
+        Self(fence)
+    }
+}
+
+impl AnyFence {
+    /// Takes over a reference to a fence that C code has returned.
+    ///
+    /// # Safety
+    ///
+    /// `ptr` must be an initialized `struct dma_fence`, and come with a reference.
+    pub unsafe fn from_raw(ptr: NonNull<bindings::dma_fence>) -> Self {
+        // INVARIANT: By the safety requirements. The `Fence` inside may be a container: it is not
+        // given out.
+        // SAFETY: As promised by the caller.
+        Self(unsafe { ARef::from_raw(ptr.cast()) })
+    }
+
+    /// Tells whether all of it has signalled.
+    ///
+    /// May be called from any context. Mirrors `dma_fence_is_signaled()`.
+    #[inline]
+    pub fn is_signaled(&self) -> bool {
+        self.0.is_signaled()
+    }
+
+    /// Returns how the work ended, or nothing if not all of it has signalled yet.
+    ///
+    /// See [`Fence::status`]. A chain does not tell of the errors of its parts.
+    pub fn status(&self) -> Option<Result> {
+        self.0.status()
+    }
+
+    /// Waits until all of it has signalled. With `interruptible` a signal to the task ends the wait.
+    ///
+    /// See [`Fence::wait`].
+    ///
+    /// # Errors
+    ///
+    /// `ERESTARTSYS` if a signal to the task arrived.
+    #[inline]
+    pub fn wait(&self, interruptible: bool) -> Result {
+        self.0.wait(interruptible)
+    }
+
+    /// Waits until all of it has signalled, for `timeout` at most.
+    ///
+    /// See [`Fence::wait_timeout`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Fence::wait_timeout`].
+    #[inline]
+    pub fn wait_timeout(&self, interruptible: bool, timeout: Jiffies) -> Result<Jiffies> {
+        self.0.wait_timeout(interruptible, timeout)
+    }
+
+    /// Returns the fences that it consists of. Of a chain, links behind the first one that have
+    /// signalled are left out.
+    ///
+    /// Mirrors `dma_fence_unwrap_for_each()`.
+    pub fn parts(&self) -> Parts<'_> {
+        Parts {
+            any: self,
+            cursor: bindings::dma_fence_unwrap::default(),
+            started: false,
+        }
+    }
+}
+
+/// An iterator over the fences of an [`AnyFence`].
+pub struct Parts<'a> {
+    any: &'a AnyFence,
+    /// Owns a reference to `chain`, once it was started and until it has come to the end.
+    cursor: bindings::dma_fence_unwrap,
+    started: bool,
+}
+
+impl Iterator for Parts<'_> {
+    type Item = ARef<Fence>;
+
+    fn next(&mut self) -> Option<ARef<Fence>> {
+        // SAFETY: The fence is valid, and so is the cursor, once it was started. One that has come to
+        // its end has no chain, and stays there.
+        let part = unsafe {
+            if !self.started {
+                self.started = true;
+                bindings::dma_fence_unwrap_first(self.any.0.as_raw(), &mut self.cursor)
+            } else if self.cursor.chain.is_null() {
+                ptr::null_mut()
+            } else {
+                bindings::dma_fence_unwrap_next(&mut self.cursor)
+            }
+        };
+        let part = NonNull::new(part)?;
+
+        // SAFETY: The cursor keeps the fence until it is moved on; it is no container, as those are
+        // what is taken apart.
+        Some(unsafe { Fence::from_raw(part.as_ptr()) }.into())
+    }
+}
+
+impl Drop for Parts<'_> {
+    fn drop(&mut self) {
+        // SAFETY: The cursor has a reference to the chain, if there is one.
+        unsafe { bindings::dma_fence_put(self.cursor.chain) };
+    }
+}
+
 /// Turns what the functions of C that wait for fences return into a result.
 pub(crate) fn wait_result(ret: c_long) -> Result<Jiffies> {
     match ret {
@@ -347,6 +513,11 @@ struct Memory {
     fence: Opaque<bindings::dma_fence>,
     driver: Name,
     timeline: Name,
+    /// The next fence of the timeline, while this one has not signalled. Guarded by the lock of the
+    /// timeline, like `is_done`.
+    next: UnsafeCell<*const Memory>,
+    /// Whether the work is done. The fence signals when that before it is done as well.
+    is_done: UnsafeCell<bool>,
 }
 
 /// The operations of all fences that are made here, for whichever driver.
@@ -386,10 +557,73 @@ struct Timeline {
     context: u64,
     driver: Name,
     timeline: Name,
+    #[pin]
+    line: SpinLockIrq<Line>,
+}
+
+/// The fences of a timeline that have not signalled.
+///
+/// # Invariants
+///
+/// `first` is null or the oldest of them, `last` the latest, and each leads to the one after it.
+/// Somebody owns a reference to each: its [`DriverFence`], or, once the work is done, the line.
+struct Line {
     /// The number of the latest fence. The lock is held until the fence is initialized, so the
     /// order of the numbers is that in which the fences come to be.
-    #[pin]
-    seqno: SpinLockIrq<u64>,
+    seqno: u64,
+    first: *const Memory,
+    last: *const Memory,
+    /// Whether somebody signals the fences whose turn it is.
+    busy: bool,
+}
+
+// SAFETY: What the pointers lead to is guarded by the lock that a `Line` is in.
+unsafe impl Send for Line {}
+
+impl Line {
+    const fn new() -> Self {
+        // INVARIANT: There is no fence.
+        Self {
+            seqno: 0,
+            first: ptr::null(),
+            last: ptr::null(),
+            busy: false,
+        }
+    }
+
+    /// Appends a fence.
+    ///
+    /// # Safety
+    ///
+    /// `memory` must stay valid until it is removed by [`Self::take_done`].
+    unsafe fn push(&mut self, memory: *const Memory) {
+        // INVARIANT: The fence is the latest, and the one before it leads to it.
+        if self.last.is_null() {
+            self.first = memory;
+        } else {
+            // SAFETY: By the type invariant the fence is valid; the line is what guards the cell.
+            unsafe { *(*self.last).next.get() = memory };
+        }
+        self.last = memory;
+    }
+
+    /// Removes the oldest fence, if its work is done.
+    fn take_done(&mut self) -> Option<NonNull<Memory>> {
+        let first = NonNull::new(self.first.cast_mut())?;
+
+        // INVARIANT: The one after it is the oldest now.
+        // SAFETY: By the type invariant the fence is valid; the line is what guards the cells.
+        unsafe {
+            if !*first.as_ref().is_done.get() {
+                return None;
+            }
+            self.first = *first.as_ref().next.get();
+        }
+        if self.first.is_null() {
+            self.last = ptr::null();
+        }
+        Some(first)
+    }
 }
 
 impl Timeline {
@@ -404,7 +638,7 @@ impl Timeline {
                 context: unsafe { bindings::dma_fence_context_alloc(1) },
                 driver,
                 timeline,
-                seqno <- new_spinlock_irq!(0, "dma_buf::fence::Timeline"),
+                line <- new_spinlock_irq!(Line::new(), "dma_buf::fence::Timeline"),
             }),
             GFP_KERNEL,
         )
@@ -420,13 +654,15 @@ impl Timeline {
                 fence: Opaque::uninit(),
                 driver: self.driver,
                 timeline: self.timeline,
+                next: UnsafeCell::new(ptr::null()),
+                is_done: UnsafeCell::new(false),
             },
         ));
         let fence: *mut bindings::dma_fence = memory.cast();
 
-        let mut seqno = self.seqno.lock();
+        let mut line = self.line.lock();
         // OVERFLOW: Nobody makes 2^64 fences.
-        *seqno += 1;
+        line.seqno += 1;
 
         // SAFETY:
         // - `fence` is at the start of memory that was allocated with `kmalloc()` and is owned by
@@ -434,13 +670,48 @@ impl Timeline {
         // - `OPS` is static, and its functions get what they need, a `Memory`.
         // - Without an external lock the fence uses the one inside of it.
         unsafe {
-            bindings::dma_fence_init64(fence, &OPS, ptr::null_mut(), self.context, *seqno);
+            bindings::dma_fence_init64(fence, &OPS, ptr::null_mut(), self.context, line.seqno);
+            // The reference below is kept until the fence has signalled.
+            line.push(memory);
         }
-        drop(seqno);
+        drop(line);
 
         // INVARIANT: The fence was just initialized.
         // SAFETY: `fence` is not null, and the `ARef` takes over its first reference.
         unsafe { ARef::from_raw(NonNull::new_unchecked(fence.cast())) }
+    }
+
+    /// Takes note that the work of a fence is done, and signals it when that before it is done.
+    ///
+    /// # Safety
+    ///
+    /// The fence must have been made by [`Self::new_fence`] of this timeline, and this must not have
+    /// been called for it before. The reference passes to the line.
+    #[inline(never)]
+    unsafe fn finish(&self, fence: ARef<Fence>) {
+        let memory: NonNull<Memory> = ARef::into_raw(fence).cast();
+        // Others leave their fences to who is busy, which then must not be kept from its processor.
+        let _irqs = local_interrupt_disable();
+        let mut line = self.line.lock();
+
+        // SAFETY: The fence is at the start of a `Memory`, and the line is locked.
+        unsafe { *memory.as_ref().is_done.get() = true };
+        // Who is busy with it sees the fence, and signals it in its turn.
+        if line.busy {
+            return;
+        }
+        line.busy = true;
+        while let Some(done) = line.take_done() {
+            drop(line);
+            // SAFETY: The fence has not signalled. Its reference belonged to the line, and does to
+            // this function since.
+            unsafe {
+                bindings::dma_fence_signal(done.as_ptr().cast());
+                bindings::dma_fence_put(done.as_ptr().cast());
+            }
+            line = self.line.lock();
+        }
+        line.busy = false;
     }
 }
 
@@ -449,14 +720,16 @@ pub trait FenceContextOps: 'static {
     /// The name of the driver, of 31 bytes at most.
     const DRIVER_NAME: &'static CStr;
 
-    /// What the driver attaches to a fence until it signals.
+    /// What the driver attaches to a fence until its work is done.
     type Data;
 }
 
 /// A line of work, whose fences are signalled in the order in which they are made.
 ///
-/// A reservation keeps only the latest fence of a context, so a driver that lets a later fence
-/// signal before an earlier one tells others that work is done which is not.
+/// A reservation keeps only the latest fence of a context: who sees it signalled takes the work
+/// before it for done. So a fence whose work is done before that of an earlier one signals when the
+/// earlier one does; fences of work that may end in any order belong to several contexts. A
+/// [`DriverFence`] that is leaked keeps all later fences of its context from signalling.
 ///
 /// # Examples
 ///
@@ -556,7 +829,8 @@ impl<T: FenceContextOps> FenceAllocation<T> {
     pub fn new_fence(self) -> DriverFence<T> {
         DriverFence {
             data: self.data,
-            fence: self.timeline.new_fence(self.memory),
+            fence: ManuallyDrop::new(self.timeline.new_fence(self.memory)),
+            timeline: self.timeline,
             result: Err(ECANCELED),
         }
     }
@@ -622,9 +896,11 @@ impl<T: FenceContextOps> FenceAllocation<T> {
 /// ```
 #[must_use = "the fence is cancelled when this is dropped"]
 pub struct DriverFence<T: FenceContextOps> {
-    // Dropped before `fence`, and after `drop()` has signalled.
+    // Dropped after `drop()` has signalled.
     data: T::Data,
-    fence: ARef<Fence>,
+    // Handed over by `drop()`.
+    fence: ManuallyDrop<ARef<Fence>>,
+    timeline: Arc<Timeline>,
     result: Result,
 }
 
@@ -657,6 +933,9 @@ impl<T: FenceContextOps> DriverFence<T> {
 
     /// Signals the fence, with the error if there is one, and then drops what is attached to it.
     ///
+    /// While an earlier fence of the context has not signalled, this one waits for its turn. Even if
+    /// its turn has come another processor may be about to signal it when this returns.
+    ///
     /// May be called from any context in which the data can be dropped, but not from a callback of
     /// a fence. Mirrors `dma_fence_set_error()` and `dma_fence_signal()`.
     #[inline]
@@ -676,12 +955,16 @@ impl<T: FenceContextOps> Drop for DriverFence<T> {
             unsafe { bindings::dma_fence_set_error(fence, error.to_errno()) };
         }
 
-        // SAFETY: The fence is valid. From here on nothing refers to the data.
-        unsafe { bindings::dma_fence_signal(fence) };
+        // SAFETY: The value is not used any more.
+        let fence = unsafe { ManuallyDrop::take(&mut self.fence) };
+        // From here on nothing refers to the data.
+        // SAFETY: The fence was made with this timeline, and the value is dropped once.
+        unsafe { self.timeline.finish(fence) };
     }
 }
 
 /// What is called when a fence signals.
+#[vtable]
 pub trait FenceCallback: Sync + 'static {
     /// Called once, when `fence` signals.
     ///
@@ -693,8 +976,8 @@ pub trait FenceCallback: Sync + 'static {
 
 /// A callback that waits for a fence. Dropping it removes the callback.
 ///
-/// After the drop the callback does not run, and will not. A module must not leak a registration,
-/// because the callback may be called after the module was unloaded.
+/// After the drop the callback does not run, and will not. Until then the module that it is in cannot
+/// be unloaded, so that one which is leaked can still be called.
 ///
 /// # Invariants
 ///
@@ -731,6 +1014,7 @@ pub trait FenceCallback: Sync + 'static {
 /// /// Keeps the number of the last fence that signalled.
 /// struct Last(Arc<Atomic<u64>>);
 ///
+/// #[vtable]
 /// impl FenceCallback for Last {
 ///     fn called(&self, fence: &Fence) {
 ///         self.0.store(fence.seqno(), Relaxed);
@@ -765,6 +1049,29 @@ pub struct FenceCallbackRegistration<C: FenceCallback> {
     fence: ARef<Fence>,
     #[pin]
     cb: Opaque<bindings::dma_fence_cb>,
+    // Dropped last, after the callback was removed.
+    _owner: Owner,
+}
+
+/// A reference to the module that a callback is in.
+struct Owner(&'static ThisModule);
+
+impl Owner {
+    fn new(module: &'static ThisModule) -> Result<Self> {
+        // SAFETY: The module is valid, as its code calls this, or null for the kernel itself.
+        if unsafe { bindings::try_module_get(module.as_ptr()) } {
+            Ok(Self(module))
+        } else {
+            Err(ENODEV)
+        }
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        // SAFETY: The reference was taken when the value was made.
+        unsafe { bindings::module_put(self.0.as_ptr()) };
+    }
 }
 
 // SAFETY: A callback may be removed by any task; `cb` is guarded by the lock of the fence.
@@ -781,9 +1088,13 @@ impl<C: FenceCallback> FenceCallbackRegistration<C> {
     ///
     /// # Errors
     ///
-    /// `ENOENT` if the fence has signalled already. The callback is dropped without being called.
+    /// - `ENOENT` if the fence has signalled already.
+    /// - `ENODEV` if the module is being unloaded.
+    ///
+    /// The callback is dropped without being called.
     pub fn new(fence: ARef<Fence>, callback: C) -> impl PinInit<Self, Error> {
         try_pin_init!(&this in Self {
+            _owner: Owner::new(this_module::<C::OwnerModule>())?,
             callback,
             fence,
             // INVARIANT: Registered here, removed in `drop()`.

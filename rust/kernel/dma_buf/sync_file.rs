@@ -7,7 +7,10 @@
 //!
 //! C header: [`include/linux/sync_file.h`](srctree/include/linux/sync_file.h)
 
-use super::fence::Fence;
+use super::fence::{
+    AnyFence,
+    Fence, //
+};
 use crate::{
     bindings,
     fs::{
@@ -58,7 +61,7 @@ use core::ptr::NonNull;
 ///
 /// // Another driver is given the file descriptor.
 /// let fence = SyncFile::fence_of(fd)?;
-/// assert_eq!(fence.seqno(), job.fence().seqno());
+/// assert!(fence.parts().map(|part| part.seqno()).eq([job.fence().seqno()]));
 /// job.signal(Ok(()));
 /// assert!(fence.is_signaled());
 ///
@@ -106,19 +109,18 @@ impl SyncFile {
 
     /// Returns the fence of a sync file of the current task.
     ///
-    /// It may be a container of several fences, which is fine to wait for.
     /// Mirrors `sync_file_get_fence()`.
     ///
     /// # Errors
     ///
     /// `EINVAL` if `fd` is not open, or not a sync file.
     #[inline(never)]
-    pub fn fence_of(fd: i32) -> Result<ARef<Fence>> {
+    pub fn fence_of(fd: i32) -> Result<AnyFence> {
         // SAFETY: The function has no requirements.
         let fence = unsafe { bindings::sync_file_get_fence(fd) };
         let fence = NonNull::new(fence).ok_or(EINVAL)?;
 
-        // SAFETY: The fence is valid and comes with a reference, which the `ARef` takes over.
-        Ok(unsafe { ARef::from_raw(fence.cast()) })
+        // SAFETY: The fence is valid and comes with a reference.
+        Ok(unsafe { AnyFence::from_raw(fence) })
     }
 }

@@ -9,7 +9,10 @@
 
 use crate::{
     bindings,
-    dma_buf::fence::Fence,
+    dma_buf::fence::{
+        AnyFence,
+        Fence, //
+    },
     drm::{
         self,
         file::DriverFile, //
@@ -113,13 +116,12 @@ impl SyncObj {
 
     /// Returns the fence in the object, [`None`] if there is none.
     ///
-    /// It may be a container of several fences, which is fine to wait for.
     /// Mirrors `drm_syncobj_fence_get()`.
-    pub fn fence(&self) -> Option<ARef<Fence>> {
+    pub fn fence(&self) -> Option<AnyFence> {
         // SAFETY: By the type invariant the object is valid.
         let fence = NonNull::new(unsafe { bindings::drm_syncobj_fence_get(self.0.get()) })?;
 
-        // SAFETY: The fence is valid and comes with a reference, which the `ARef` takes over.
-        Some(unsafe { ARef::from_raw(fence.cast()) })
+        // SAFETY: The fence is valid and comes with a reference.
+        Some(unsafe { AnyFence::from_raw(fence) })
     }
 }

@@ -9,8 +9,8 @@
 //! it.
 //!
 //! A driver that does not keep to that order, or keeps a job that it has refused, holds up its own
-//! device, but nobody's memory is at risk: a fence does not signal before the one before it, and a
-//! job that was refused is waited for.
+//! device, and may lose the content of its own VRAM; no memory of the kernel is at risk: a fence does
+//! not signal before the one before it, and a job that was refused is waited for.
 //!
 //! [`CpuEngine`] is for devices that cannot copy themselves.
 //!
@@ -43,7 +43,6 @@ use crate::{
     new_mutex,
     new_work,
     pm::Awake,
-    pr_err_once,
     prelude::*,
     sync::{
         aref::ARef,
@@ -110,7 +109,8 @@ struct Ops;
 impl FenceContextOps for Ops {
     const DRIVER_NAME: &'static CStr = c"ttm";
 
-    /// What goes where. Dropped when the fence signals: the memory may belong to others then.
+    /// What goes where. Dropped when it is there: the memory may belong to others as soon as the
+    /// fence signals.
     type Data = Work;
 }
 
@@ -148,8 +148,6 @@ impl Job {
 /// ranges that take part are mapped.
 #[pin_data(PinnedDrop)]
 struct Task {
-    /// The job before this one, which has to be done first.
-    previous: Option<ARef<Fence>>,
     // Signalled, then the device may be suspended.
     fence: DriverFence<Ops>,
     awake: Awake,
@@ -168,17 +166,10 @@ impl_has_work! {
 #[pinned_drop]
 impl PinnedDrop for Task {
     fn drop(self: Pin<&mut Self>) {
-        // Others take the last fence for all of them.
-        if let Some(previous) = self.previous.as_ref().filter(|fence| !fence.is_signaled()) {
-            if self.fence.result().is_ok() {
-                pr_err_once!("drm::ttm: a job is finished before the one before it\n");
-            }
-            let _ = previous.wait(false);
-        }
         if let (Err(_), Work::Move(transfer)) = (self.fence.result(), self.fence.data()) {
             transfer.clear_pages();
         }
-        // The fence signals when it is dropped.
+        // The fence signals when it is dropped, or in its turn, if jobs before it are not done.
     }
 }
 
@@ -204,9 +195,8 @@ impl WorkItem for Task {
 /// The order of the moves of a device.
 pub(super) struct Moves {
     context: FenceContext<Ops>,
-    /// The fence of the last job. Held from when a fence gets its number until its job is in the
-    /// queue.
-    order: Pin<KBox<Mutex<Option<ARef<Fence>>>>>,
+    /// Held from when a fence gets its number until its job is in the queue.
+    order: Pin<KBox<Mutex<()>>>,
 }
 
 impl Moves {
@@ -216,7 +206,7 @@ impl Moves {
     pub(super) fn new(name: &CStr) -> Result<Self> {
         Ok(Self {
             context: FenceContext::new(name)?,
-            order: KBox::pin_init(new_mutex!(None, "drm::ttm::Moves::order"), GFP_KERNEL)?,
+            order: KBox::pin_init(new_mutex!((), "drm::ttm::Moves::order"), GFP_KERNEL)?,
         })
     }
 
@@ -242,13 +232,11 @@ impl Moves {
         let fence = self.context.new_fence_allocation(work)?;
         let task = KBox::<Task>::new_uninit(GFP_KERNEL)?;
 
-        let mut last = self.order.lock();
+        let order = self.order.lock();
         let fence = fence.new_fence();
-        let shared = ARef::from(fence.fence());
-        let previous = last.replace(shared.clone());
+        let shared: ARef<Fence> = fence.fence().into();
         // INVARIANT: Not in a queue.
         let task = task.write_pin_init(pin_init!(Task {
-            previous,
             fence,
             awake,
             vram: ptr::null_mut(),
@@ -257,7 +245,7 @@ impl Moves {
 
         let ret = queue(Job(task));
 
-        drop(last);
+        drop(order);
         if let Err(e) = ret {
             // The memory is given to others now, so a job that was not dropped must not be left.
             shared.wait(false)?;
