@@ -171,6 +171,16 @@ impl Child {
         text.rsplit(')').next()?.trim().chars().next()
     }
 
+    /// Whether one of its threads is in a function of the kernel.
+    pub fn threads_in(&self, function: &str) -> bool {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.pid));
+
+        tasks.into_iter().flatten().flatten().any(|task| {
+            fs::read_to_string(task.path().join("stack"))
+                .is_ok_and(|stack| stack.contains(function))
+        })
+    }
+
     /// Where in the kernel it is, for messages.
     pub fn whereabouts(&self) -> String {
         let read = |file: &str| {

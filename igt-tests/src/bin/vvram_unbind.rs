@@ -8,14 +8,17 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use vvram_tests::drm::Drm;
+use vvram_tests::foreign::{make, Kind};
 use vvram_tests::map::PAGE;
 use vvram_tests::misc;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::{Mode, Peer};
-use vvram_tests::proc::{Child, KernelLog, Steps};
+use vvram_tests::proc::{sleep_forever, Child, KernelLog, Steps};
 use vvram_tests::rebind::{delete_module, module_users as users, reload, Unbinding, Unbound};
 use vvram_tests::scene::{patterns, peer_reads, share, works, Scene};
-use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, skip, uapi, Outcome, Stop};
+use vvram_tests::{
+    check, check_eq, expect_errno, fail, igt_main, skip, uapi, Outcome, Stop, SysError,
+};
 
 const LIMIT: Duration = Duration::from_secs(20);
 /// An unbind that nobody wakes looks again 10 seconds after it has said for whom it waits.
@@ -320,6 +323,49 @@ fn pinned_mapped_closed() -> Outcome {
     works()
 }
 
+/// The process that the unbind waits for has threads that wait for the unbind, to import. It can be
+/// killed all the same.
+fn pinned_mapped_importing() -> Outcome {
+    const THREADS: usize = 8;
+
+    let scene = Scene::with_route()?;
+    let shared = share(&scene.drm, 2)?;
+    let there = Steps::new()?;
+    let mut child = Child::spawn(|| {
+        let peer = Peer::open()?;
+        peer.attach(&shared.buffer, Mode::Pinned)?;
+        peer.pin_and_map(Mode::Pinned)?;
+        let mut importers = Vec::new();
+        for _ in 0..THREADS {
+            importers.push((Drm::open()?, make(Kind::Udmabuf, 1)?));
+        }
+        thread::scope(|scope| {
+            for (drm, foreign) in &importers {
+                scope.spawn(|| {
+                    drm.import(&foreign.buffer)?;
+                    there.done()?;
+                    // Until the device is gone.
+                    while drm.import(&foreign.buffer).is_ok() {}
+                    Ok::<_, SysError>(())
+                });
+            }
+            sleep_forever()
+        })
+    })?;
+    for _ in 0..THREADS {
+        there.wait("a thread that imports", LIMIT)?;
+    }
+    let unbinding = blocked(&scene)?;
+    check!(
+        child.threads_in("fd_to_handle"),
+        "no thread waits for the device; {}",
+        child.whereabouts()
+    );
+    child.kill()?;
+    unbinding.finish(LIMIT)?.rebind()?;
+    works()
+}
+
 /// The kernel's own mapping cannot be taken away either.
 fn vmapped() -> Outcome {
     let scene = Scene::open()?;
@@ -559,6 +605,7 @@ igt_main! {
     "pinned-only", "a pin without a mapping does not hold the unbind up", pinned_only;
     "pinned-mapped", "the unbind waits for a pinned importer, names it, ends with its unmap", pinned_mapped;
     "pinned-mapped-closed", "the same, ended by the importer's death", pinned_mapped_closed;
+    "pinned-mapped-importing", "the same, while threads of the importer wait for the unbind", pinned_mapped_importing;
     "vmapped", "the unbind waits for a mapping of the kernel, says so, ends with its unmap", vmapped;
     "mid-transfer", "a transfer during the unbind ends with ENODEV", mid_transfer;
     "cycles", "four generations of dma-bufs live side by side", cycles;
