@@ -47,6 +47,10 @@ use kernel::{
     prelude::*,
     sync::{
         aref::ARef,
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
         Arc,
         Mutex, //
     },
@@ -216,7 +220,19 @@ impl RegistrationInit<Driver> for Init {
 /// The driver's part of an object.
 pub(crate) struct Bo(Domain);
 
-static OPS: peer::Ops<Bo> = peer::Ops::new();
+static OPS: [peer::Ops<Bo>; 2] = [const { peer::Ops::new() }; 2];
+
+/// How often the class was asked for its table while it is fickle.
+static ASKED: Atomic<usize> = Atomic::new(0);
+static FICKLE: Atomic<bool> = Atomic::new(false);
+
+/// Calls `f` while the class has another table of operations each time, which it must not.
+pub(crate) fn while_fickle<R>(f: impl FnOnce() -> R) -> R {
+    FICKLE.store(true, Relaxed);
+    let ret = f();
+    FICKLE.store(false, Relaxed);
+    ret
+}
 
 impl gem::DriverObject for Bo {
     type Driver = Driver;
@@ -263,7 +279,13 @@ impl TtmObject for Bo {
 
 impl PeerObject for Bo {
     fn ops() -> &'static peer::Ops<Self> {
-        &OPS
+        let asked = if FICKLE.load(Relaxed) {
+            ASKED.fetch_add(1, Relaxed)
+        } else {
+            0
+        };
+
+        &OPS[asked % OPS.len()]
     }
 
     fn exports<'a>(vram: &'a Vram<'a>) -> &'a peer::Exports<'a, Self> {

@@ -15,6 +15,7 @@ mod tests {
         PAGE, //
     };
     use kernel::{
+        bindings,
         device::{
             Bound,
             Device, //
@@ -26,13 +27,17 @@ mod tests {
                 with_exporter,
                 AttachRequest,
                 Attached,
-                Locked, //
+                Locked,
+                MapRequest, //
             },
             fence::{
                 FenceContext,
                 FenceContextOps, //
             },
-            importer::LockedAttachment,
+            importer::{
+                Invalidated,
+                LockedAttachment, //
+            },
             mapping::{
                 Mapping,
                 RangeList, //
@@ -53,6 +58,10 @@ mod tests {
             StaticAttachment, //
         },
         dma_resv::Usage,
+        error::{
+            from_err_ptr,
+            to_result, //
+        },
         faux,
         new_mutex,
         page::PAGE_SIZE,
@@ -106,6 +115,8 @@ mod tests {
         ranges: Pin<KBox<Mutex<Arc<RangeList>>>>,
         /// What fails.
         fails: Pin<KBox<Mutex<Option<Event>>>>,
+        /// Whether a mapping is made that nobody gets.
+        wasteful: Atomic<bool>,
     }
 
     impl Shared {
@@ -115,6 +126,7 @@ mod tests {
                     events: KBox::pin_init(new_mutex!(KVec::new()), GFP_KERNEL)?,
                     ranges: KBox::pin_init(new_mutex!(ranges), GFP_KERNEL)?,
                     fails: KBox::pin_init(new_mutex!(None), GFP_KERNEL)?,
+                    wasteful: Atomic::new(false),
                 },
                 GFP_KERNEL,
             )?)
@@ -181,19 +193,25 @@ mod tests {
 
         fn map<'r>(
             &self,
-            cx: &Locked<'_, Self>,
-            at: &Attached<'r, Self>,
+            _cx: &Locked<'_, Self>,
+            at: &MapRequest<'r, Self>,
             dir: DataDirection,
         ) -> Result<Mapping<'r>> {
             let ranges = self.0.ranges.lock().clone();
-            let mapping = at.map_mmio(cx.bound(), &ranges, dir)?;
+            if self.0.wasteful.load(Relaxed) {
+                at.map_mmio(|bound| Ok(*bound), &ranges, dir)?;
+                let none = at.map_mmio(|bound| Ok(*bound), &ranges, DataDirection::None);
+                if none.err() != Some(EINVAL) {
+                    return Err(EBADE);
+                }
+            }
+            let mapping = at.map_mmio(|bound| Ok(*bound), &ranges, dir)?;
 
             self.0.note(Map)?;
             Ok(mapping)
         }
 
-        fn unmap(&self, _at: &Attached<'_, Self>, mapping: Mapping<'_>) {
-            drop(mapping);
+        fn unmap(&self, _at: &Attached<'_, Self>) {
             self.0.note_end(Unmap);
         }
 
@@ -205,7 +223,7 @@ mod tests {
             self.0.note(End)
         }
 
-        fn revoke(&self, _buf: &DmaBuf) {
+        fn revoke(&self) {
             self.0.note_end(Revoke);
         }
 
@@ -221,7 +239,7 @@ mod tests {
     impl Importer for Prompt {
         const PEER2PEER: bool = true;
 
-        fn invalidate(&self, at: &mut LockedAttachment<'_>) {
+        fn invalidate(&self, at: &mut Invalidated<'_>) {
             self.0.fetch_add(1, Relaxed);
             at.unmap();
             at.unpin();
@@ -235,7 +253,7 @@ mod tests {
     impl Importer for Late {
         const PEER2PEER: bool = true;
 
-        fn invalidate(&self, _at: &mut LockedAttachment<'_>) {}
+        fn invalidate(&self, _at: &mut Invalidated<'_>) {}
     }
 
     /// Cannot be told to let go, so it pins.
@@ -621,6 +639,162 @@ mod tests {
     }
 
     #[test]
+    fn no_direction_is_refused() -> Result {
+        with_device(|pdev| {
+            let exports = exports(pdev)?;
+            let (shared, buf) = lend(pdev, &exports)?;
+            let at = Attachment::new(buf.clone(), pdev.as_ref(), prompt())?;
+
+            at.with(|at| {
+                check_eq!(at.map(DataDirection::None).err(), Some(EINVAL));
+                check!(at.mapping().is_none());
+                Ok(())
+            })?;
+            check_eq!(&shared.events()[..], [Attach]);
+            Ok(())
+        })
+    }
+
+    /// Returns how many mappings the attachments of a buffer have.
+    fn maps(buf: &DmaBuf) -> Result<usize> {
+        with_exporter(buf, |_: &Part, cx| {
+            Ok(cx.attachments().map(|at| at.maps()).sum())
+        })
+    }
+
+    /// An importer in C that has pinned a buffer, and calls the exporter as the core does.
+    struct Foreign {
+        buf: ARef<DmaBuf>,
+        attach: *mut bindings::dma_buf_attachment,
+    }
+
+    impl Foreign {
+        const OPS: &'static bindings::dma_buf_attach_ops = &bindings::dma_buf_attach_ops {
+            allow_peer2peer: true,
+            invalidate_mappings: None,
+        };
+
+        fn new(buf: &ARef<DmaBuf>, dev: &Device<Bound>) -> Result<Self> {
+            // SAFETY: The buffer and the device are valid, and the table is static.
+            let attach = from_err_ptr(unsafe {
+                bindings::dma_buf_dynamic_attach(
+                    core::ptr::from_ref(&**buf).cast_mut().cast(),
+                    core::ptr::from_ref(dev).cast_mut().cast(),
+                    Self::OPS,
+                    core::ptr::null_mut(),
+                )
+            })?;
+            let this = Self {
+                buf: buf.clone(),
+                attach,
+            };
+
+            let _guard = buf.resv().lock();
+            // SAFETY: The attachment is valid, and the reservation is held.
+            to_result(unsafe { bindings::dma_buf_pin(attach) })?;
+            Ok(this)
+        }
+
+        fn ops(&self) -> &bindings::dma_buf_ops {
+            // SAFETY: The attachment and its buffer are valid.
+            unsafe { &*(*(*self.attach).dmabuf).ops }
+        }
+
+        fn map(&self) -> Result<*mut bindings::sg_table> {
+            let map = self.ops().map_dma_buf.ok_or(EINVAL)?;
+            let _guard = self.buf.resv().lock();
+
+            // SAFETY: The attachment is valid, and the reservation is held.
+            from_err_ptr(unsafe { map(self.attach, bindings::dma_data_direction::DMA_TO_DEVICE) })
+        }
+
+        fn unmap(&self, sgt: *mut bindings::sg_table) -> Result {
+            let unmap = self.ops().unmap_dma_buf.ok_or(EINVAL)?;
+            let _guard = self.buf.resv().lock();
+
+            // SAFETY: The attachment is valid, the reservation is held, and it is looked whether
+            // there is such a table.
+            unsafe {
+                unmap(
+                    self.attach,
+                    sgt,
+                    bindings::dma_data_direction::DMA_TO_DEVICE,
+                )
+            };
+            Ok(())
+        }
+
+        fn unpin(&self) {
+            let _guard = self.buf.resv().lock();
+
+            // SAFETY: The attachment is valid and pinned, and the reservation is held.
+            unsafe { bindings::dma_buf_unpin(self.attach) };
+        }
+    }
+
+    impl Drop for Foreign {
+        fn drop(&mut self) {
+            // SAFETY: The attachment is valid, and not used any more.
+            unsafe { bindings::dma_buf_detach((*self.attach).dmabuf, self.attach) };
+        }
+    }
+
+    #[test]
+    fn mappings_without_a_user_are_gone() -> Result {
+        with_device(|pdev| {
+            let exports = exports(pdev)?;
+            let (shared, buf) = lend(pdev, &exports)?;
+            let at = Foreign::new(&buf, pdev.as_ref())?;
+
+            // Now there is room for two.
+            let (first, second) = (at.map()?, at.map()?);
+            check_eq!(maps(&buf)?, 2);
+            at.unmap(first)?;
+            at.unmap(second)?;
+            check_eq!(maps(&buf)?, 0);
+
+            // One that the exporter has made, before it fails.
+            shared.wasteful.store(true, Relaxed);
+            *shared.fails.lock() = Some(Map);
+            check_eq!(at.map().err(), Some(ENXIO));
+            check_eq!(maps(&buf)?, 0);
+
+            // One more than it returns.
+            *shared.fails.lock() = None;
+            let sgt = at.map()?;
+            check_eq!(maps(&buf)?, 1);
+            shared.wasteful.store(false, Relaxed);
+            let other = at.map()?;
+            check_eq!(maps(&buf)?, 2);
+            at.unmap(sgt)?;
+            at.unmap(other)?;
+            check_eq!(maps(&buf)?, 0);
+            at.unpin();
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn importer_forgets_what_it_has() -> Result {
+        with_device(|pdev| {
+            let exports = exports(pdev)?;
+            let (shared, buf) = lend(pdev, &exports)?;
+            let at = Foreign::new(&buf, pdev.as_ref())?;
+
+            at.map()?;
+            drop(at);
+            check_eq!(
+                &shared.events()[..],
+                [Attach, Pinned, Map, Unmap, Unpinned, Detach]
+            );
+            // Nobody is waited for.
+            drop(exports);
+            check_eq!(&shared.events()[..], [Revoke]);
+            Ok(())
+        })
+    }
+
+    #[test]
     fn revoked_buffer_does_nothing_new() -> Result {
         with_device(|pdev| {
             let exports = exports(pdev)?;
@@ -773,6 +947,44 @@ mod tests {
             *shared.fails.lock() = Some(End);
             check_eq!(buf.end_cpu_access(DataDirection::FromDevice), Err(ENXIO));
             Ok(())
+        })
+    }
+
+    #[test]
+    fn cpu_access_comes_after_what_was_late() -> Result {
+        with_device(|pdev| {
+            let exports = exports(pdev)?;
+            let (shared, buf) = lend(pdev, &exports)?;
+            let context = FenceContext::<Ring>::new(c"ring")?;
+            let job = context.new_fence_allocation(())?.new_fence();
+            let begun = Arc::pin_init(Completion::new(), GFP_KERNEL)?;
+            let ret = Arc::pin_init(new_mutex!(None), GFP_KERNEL)?;
+
+            // There is nothing to wait for yet, but the lock.
+            let mut guard = buf.resv().lock();
+            let (is_begun, is_ret, of) = (begun.clone(), ret.clone(), buf.clone());
+            worker::spawn(move || {
+                *is_ret.lock() = Some(of.begin_cpu_access(DataDirection::FromDevice));
+                drop(of);
+                is_begun.complete_all();
+            })?;
+            fsleep(Delta::from_millis(20));
+            guard
+                .locked()
+                .reserve_fences(1)?
+                .next()
+                .ok_or(ENOSPC)?
+                .add_fence(job.fence(), Usage::Write);
+            drop(guard);
+            fsleep(Delta::from_millis(20));
+            check!(ret.lock().is_none());
+            check_eq!(shared.events().len(), 0);
+
+            job.signal(Ok(()));
+            begun.wait_for_completion();
+            check_eq!(*ret.lock(), Some(Ok(())));
+            check_eq!(&shared.events()[..], [Begin]);
+            buf.end_cpu_access(DataDirection::FromDevice)
         })
     }
 

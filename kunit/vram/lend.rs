@@ -11,6 +11,7 @@ mod tests {
         fill,
         holds,
         validate,
+        while_fickle,
         with_device,
         Asleep,
         Bo,
@@ -33,10 +34,14 @@ mod tests {
                 FenceContext,
                 FenceContextOps, //
             },
-            importer::LockedAttachment,
+            importer::{
+                Invalidated,
+                LockedAttachment, //
+            },
             vmap::VMap,
             Attachment,
-            Importer, //
+            Importer,
+            StaticAttachment, //
         },
         dma_resv::Usage,
         drm::{
@@ -90,7 +95,7 @@ mod tests {
     impl Importer for Prompt {
         const PEER2PEER: bool = true;
 
-        fn invalidate(&self, at: &mut LockedAttachment<'_>) {
+        fn invalidate(&self, at: &mut Invalidated<'_>) {
             self.0.fetch_add(1, Relaxed);
             at.unmap();
         }
@@ -107,7 +112,7 @@ mod tests {
     impl Importer for Late {
         const PEER2PEER: bool = true;
 
-        fn invalidate(&self, at: &mut LockedAttachment<'_>) {
+        fn invalidate(&self, at: &mut Invalidated<'_>) {
             self.0.fetch_add(1, Relaxed);
             let _ = at.dma_buf();
         }
@@ -735,39 +740,104 @@ mod tests {
         })
     }
 
-    /// Maps again at once, where the buffer still is.
-    struct Hasty;
+    #[test]
+    fn attaching_is_one_step() -> Result {
+        const ROUNDS: usize = 100;
 
-    #[vtable]
-    impl Importer for Hasty {
-        const PEER2PEER: bool = true;
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0)?;
+            let object = card.object(1, &[Place::TT], Domain::Either)?;
+            let buf = export(&object)?;
+            let peer = Arc::new(
+                Attachment::new(buf.clone(), pdev.as_ref(), Pinner)?,
+                GFP_KERNEL,
+            )?;
+            let dev: ARef<Device> = {
+                let dev: &Device = pdev.as_ref();
+                dev.into()
+            };
+            let mut attached = 0;
 
-        fn invalidate(&self, at: &mut LockedAttachment<'_>) {
-            at.unmap();
-            let _ = at.map(DIR).map(|_| ());
-        }
+            for _ in 0..ROUNDS {
+                let ret = Arc::pin_init(new_mutex!(None), GFP_KERNEL)?;
+                let done = [(); 2].map(|()| Arc::pin_init(Completion::new(), GFP_KERNEL));
+                let [local, pinned] = done;
+                let (local, pinned) = (local?, pinned?);
+
+                // Both wait for the reservation: who takes the object in system memory only, and
+                // who pins it, in VRAM if nobody else is there.
+                let guard = buf.resv().lock();
+                let (of, dev, is_ret, is_local) =
+                    (buf.clone(), dev.clone(), ret.clone(), local.clone());
+                worker::spawn(move || {
+                    // SAFETY: The device is being probed until this is complete.
+                    let dev = unsafe { dev.as_bound() };
+                    let mapped = StaticAttachment::new(of, dev)
+                        .map(|at| at.with(|at| at.map(DIR).map(|_| ())));
+
+                    *is_ret.lock() = Some(mapped);
+                    is_local.complete_all();
+                })?;
+                fsleep(Delta::from_millis(3));
+                let (at, is_pinned) = (peer.clone(), pinned.clone());
+                worker::spawn(move || {
+                    let _ = at.with(|at| at.pin());
+                    drop(at);
+                    is_pinned.complete_all();
+                })?;
+                fsleep(Delta::from_millis(3));
+                drop(guard);
+                local.wait_for_completion();
+                pinned.wait_for_completion();
+
+                // Whoever was accepted gets the object.
+                match *ret.lock() {
+                    Some(Ok(mapped)) => {
+                        check_eq!(mapped, Ok(()));
+                        attached += 1;
+                    }
+                    Some(Err(e)) => check_eq!(e, EOPNOTSUPP),
+                    None => return Err(ENODATA),
+                }
+                peer.with(|at| {
+                    at.unpin();
+                    Ok(())
+                })?;
+            }
+            pr_info!("attached {} times in {} rounds\n", attached, ROUNDS);
+            check!(attached > 0);
+            Ok(())
+        })
     }
 
     #[test]
-    fn importer_maps_what_moves() -> Result {
+    fn signals_end_the_wait_for_the_device() -> Result {
+        with_device(|pdev| {
+            // The lock is held: this is a probe.
+            let _signal = Signal::new();
+            let dev: &Device<Bound> = pdev.as_ref();
+
+            check_eq!(dev.with_bound(|_| Ok(())), Err(ERESTARTSYS));
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn importers_are_told_whatever_the_table_is() -> Result {
         with_device(|pdev| {
             let card = Card::new(pdev, 0)?;
-            let object = card.object(1, &[Place::VRAM], Domain::Either)?;
-            let here = offset(&object)?;
-            let buf = export(&object)?;
-            let at = Attachment::new(buf.clone(), pdev.as_ref(), Hasty)?;
-            at.with(|at| at.map(DIR).map(|_| ()))?;
 
-            validate(&object, &[Place::TT])?;
-            let stale = at.with(|at| match at.mapping() {
-                Some(_) => leads_to_vram(pdev, at, here),
-                None => Ok(false),
-            })?;
-            check_broken!("S4", !stale);
-            at.with(|at| {
-                at.unmap();
-                Ok(())
-            })
+            for _ in 0..2 {
+                let object = card.object(1, &[Place::VRAM], Domain::Either)?;
+                let buf = while_fickle(|| export(&object))?;
+                let at = Attachment::new(buf, pdev.as_ref(), prompt())?;
+                at.with(|at| at.map(DIR).map(|_| ()))?;
+
+                validate(&object, &[Place::TT])?;
+                check_eq!(at.importer().0.load(Relaxed), 1);
+                check!(at.with(|at| Ok(at.mapping().is_none()))?);
+            }
+            Ok(())
         })
     }
 

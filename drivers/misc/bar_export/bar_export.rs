@@ -70,11 +70,11 @@ impl Exporter for Ranges {
 
     fn map<'r>(
         &self,
-        cx: &exporter::Locked<'_, Self>,
-        at: &exporter::Attached<'r, Self>,
+        _cx: &exporter::Locked<'_, Self>,
+        at: &exporter::MapRequest<'r, Self>,
         dir: DataDirection,
     ) -> Result<mapping::Mapping<'r>> {
-        at.map_mmio(&cx.bound().p2pdma_provider(self.bar)?, &self.list, dir)
+        at.map_mmio(|dev| dev.p2pdma_provider(self.bar), &self.list, dir)
     }
 }
 

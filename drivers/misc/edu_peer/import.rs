@@ -18,6 +18,7 @@ use kernel::{
             SignallingSection, //
         },
         importer::{
+            Invalidated,
             LockedAttachment,
             MappingSlot, //
         },
@@ -114,7 +115,7 @@ impl Counters {
 
     /// The exporter invalidated the mapping. Drops it, unless the device still uses it: then its
     /// fence is in the reservation, and [`Attached::idle`] comes after that.
-    fn invalidate(&self, at: &mut LockedAttachment<'_>) {
+    fn invalidate(&self, at: &mut Invalidated<'_>) {
         self.invalidations.add(1, Relaxed);
         if !self.busy.load(Relaxed) {
             at.unmap();
@@ -144,7 +145,7 @@ pub(crate) struct Dynamic(Counters);
 impl Importer for Dynamic {
     const PEER2PEER: bool = true;
 
-    fn invalidate(&self, at: &mut LockedAttachment<'_>) {
+    fn invalidate(&self, at: &mut Invalidated<'_>) {
         self.0.invalidate(at);
     }
 }
@@ -156,7 +157,7 @@ pub(crate) struct NoP2p(Counters);
 impl Importer for NoP2p {
     const PEER2PEER: bool = false;
 
-    fn invalidate(&self, at: &mut LockedAttachment<'_>) {
+    fn invalidate(&self, at: &mut Invalidated<'_>) {
         self.0.invalidate(at);
     }
 }
@@ -177,7 +178,7 @@ pub(crate) struct Revocable(Counters);
 impl Importer for Revocable {
     const PEER2PEER: bool = true;
 
-    fn invalidate(&self, at: &mut LockedAttachment<'_>) {
+    fn invalidate(&self, at: &mut Invalidated<'_>) {
         self.0.invalidate(at);
         // A buffer that is not pinned may move.
         if at.is_pinned() {

@@ -10,7 +10,7 @@
 //! | callback | reservation | device |
 //! |---|---|---|
 //! | [`attach`](Exporter::attach), [`begin_cpu_access`](Exporter::begin_cpu_access), [`end_cpu_access`](Exporter::end_cpu_access) | taken here | bound |
-//! | [`detach`](Exporter::detach) | not held | maybe gone |
+//! | [`detach`](Exporter::detach) | not held, taken to undo what is left | maybe gone |
 //! | [`pin`](Exporter::pin), [`map`](Exporter::map), [`vmap`](Exporter::vmap) | held | bound |
 //! | [`unpin`](Exporter::unpin), [`unmap`](Exporter::unmap), [`vunmap`](Exporter::vunmap) | held | maybe gone |
 //! | [`mmap`](Exporter::mmap), [`release`](Exporter::release) | not held | maybe gone |
@@ -59,6 +59,7 @@ use core::{
         UnsafeCell, //
     },
     marker::PhantomData,
+    ops::Deref,
     ptr::{
         self,
         NonNull, //
@@ -84,6 +85,7 @@ use core::{
 ///             Attached,
 ///             Exporter,
 ///             Locked,
+///             MapRequest,
 ///             Ops, //
 ///         },
 ///         mapping::{
@@ -127,11 +129,11 @@ use core::{
 ///
 ///     fn map<'r>(
 ///         &self,
-///         cx: &Locked<'_, Self>,
-///         at: &Attached<'r, Self>,
+///         _cx: &Locked<'_, Self>,
+///         at: &MapRequest<'r, Self>,
 ///         dir: DataDirection,
 ///     ) -> Result<Mapping<'r>> {
-///         at.map_mmio(cx.bound(), &self.0, dir)
+///         at.map_mmio(|bound| Ok(*bound), &self.0, dir)
 ///     }
 /// }
 /// ```
@@ -159,13 +161,15 @@ pub trait Exporter: Sized + Send + Sync + 'static {
 
     /// Returns the table of operations of this exporter.
     ///
-    /// It must be a `static`: the address of the table tells whose buffer a dma-buf is.
+    /// It must be a `static`: the address of the table tells whose buffer a dma-buf is. For a buffer
+    /// with another one [`exporter_of`] returns nothing, and [`with_exporter`] fails.
     fn ops() -> &'static Ops<Self>;
 
     /// An importer wants to use the buffer.
     ///
     /// Called with the reservation held, before the attachment can be seen by others. Here the
-    /// exporter decides whether and how the importer can reach the buffer.
+    /// exporter decides whether and how the importer can reach the buffer. If it accepts the
+    /// importer, [`Locked::attachments`] has it from then on.
     ///
     /// # Errors
     ///
@@ -201,20 +205,21 @@ pub trait Exporter: Sized + Send + Sync + 'static {
 
     /// Gives the importer a scatter table of the buffer. May sleep.
     ///
+    /// One table is made for each call. What the exporter has made and does not return is unmapped.
+    ///
     /// # Errors
     ///
     /// Returned to the importer.
     fn map<'r>(
         &self,
         cx: &Locked<'_, Self>,
-        at: &Attached<'r, Self>,
+        at: &MapRequest<'r, Self>,
         dir: DataDirection,
     ) -> Result<Mapping<'r>>;
 
-    /// The importer does not use a mapping any more.
-    fn unmap(&self, at: &Attached<'_, Self>, mapping: Mapping<'_>) {
+    /// A mapping of the importer is gone.
+    fn unmap(&self, at: &Attached<'_, Self>) {
         let _ = at;
-        drop(mapping);
     }
 
     /// The CPU is about to access the buffer.
@@ -268,10 +273,10 @@ pub trait Exporter: Sized + Send + Sync + 'static {
 
     /// The buffer is taken back: importers are about to be told that their mappings are void.
     ///
-    /// Called with the reservation held. After it no callback is called that takes a [`Locked`].
-    fn revoke(&self, buf: &DmaBuf) {
-        let _ = buf;
-    }
+    /// Called with the reservation held. After it no callback is called that takes a [`Locked`]. The
+    /// file of the buffer may be gone already, so there is no [`DmaBuf`] of which a reference could
+    /// be taken.
+    fn revoke(&self) {}
 
     /// The last user is gone. The value is dropped right after.
     fn release(&self) {}
@@ -361,12 +366,21 @@ impl<E: Exporter> Ops<E> {
     }
 }
 
+/// What the private data of every dma-buf of an [`Exporter`] has.
+struct Common {
+    exporter_type: TypeId,
+
+    /// The attachments, from when the exporter accepts them until they are detached. Guarded by the
+    /// reservation.
+    attached: Attachments,
+}
+
 /// The private data of a dma-buf, in `dma_buf.priv`.
 #[repr(C)]
 #[pin_data]
 pub(super) struct Buffer<E: Exporter> {
-    /// First in every `Buffer`, so that it can be read before the type is known.
-    exporter_type: TypeId,
+    /// First in every `Buffer`, so that it can be found before the type is known.
+    common: Common,
 
     exporter: E,
 
@@ -390,7 +404,8 @@ pub(super) struct Buffer<E: Exporter> {
     unmapped: CondVar,
 }
 
-// SAFETY: `bound` is guarded by the reservation; it points to a value that is `Send` and `Sync`.
+// SAFETY: `bound`, and the attachments with their holdings, are guarded by the reservation; `bound`
+// points to a value that is `Send` and `Sync`.
 unsafe impl<E: Exporter> Send for Buffer<E> {}
 
 // SAFETY: As for `Send`.
@@ -421,7 +436,10 @@ impl<E: Exporter> Buffer<E> {
     ) -> Result<Pin<KBox<Self>>> {
         KBox::pin_init(
             pin_init!(Self {
-                exporter_type: TypeId::of::<E>(),
+                common: Common {
+                    exporter_type: TypeId::of::<E>(),
+                    attached: Attachments::new(),
+                },
                 exporter,
                 registry,
                 bound: UnsafeCell::new(Some(bound)),
@@ -478,10 +496,18 @@ impl<E: Exporter> Buffer<E> {
     pub(super) unsafe fn attachments<'a>(
         &'a self,
         buf: &'a DmaBuf,
-    ) -> impl Iterator<Item = Attached<'a, E>> {
+    ) -> impl Iterator<Item = Attached<'a, E>> + use<'a, E> {
+        // The reservation is held as long as it is borrowed.
+        let _: &'a DmaBuf = buf;
+
         // SAFETY: As promised by the caller. Attachments on the list were accepted by the exporter of
         // this buffer, and stay valid while the reservation is held.
-        unsafe { raw_attachments(buf.as_raw()).map(|raw| Attached::from_raw(raw)) }
+        unsafe {
+            self.common
+                .attached
+                .iter()
+                .map(|raw| Attached::from_raw(raw))
+        }
     }
 
     /// Takes the bound device away from the buffer and tells importers that their mappings are
@@ -492,7 +518,7 @@ impl<E: Exporter> Buffer<E> {
         // SAFETY: The reservation guards `bound`. No `Locked` view exists, as each is only handed
         // out for a call that holds the reservation.
         unsafe { *self.bound.get() = None };
-        self.exporter.revoke(buf);
+        self.exporter.revoke();
         // SAFETY: The reservation is held until after the loop.
         for at in unsafe { self.attachments(buf) } {
             // There is no next mapping.
@@ -551,8 +577,103 @@ impl<E: Exporter> Buffer<E> {
     }
 }
 
+/// A list of attachments, oldest first.
+///
+/// The core has one as well, but puts an attachment on it some time after the exporter has accepted
+/// it: what is decided in between for all importers would not be known to the one that comes.
+///
+/// # Invariants
+///
+/// Each is valid, and its private data begins with [`Holdings`], which are linked in both
+/// directions.
+struct Attachments {
+    first: Cell<*mut bindings::dma_buf_attachment>,
+    last: Cell<*mut bindings::dma_buf_attachment>,
+}
+
+impl Attachments {
+    const fn new() -> Self {
+        // INVARIANT: There is none.
+        Self {
+            first: Cell::new(ptr::null_mut()),
+            last: Cell::new(ptr::null_mut()),
+        }
+    }
+
+    /// Appends an attachment.
+    ///
+    /// # Safety
+    ///
+    /// Its private data must begin with [`Holdings`], it must stay valid until it is removed, and
+    /// the reservation must be held.
+    unsafe fn push(&self, raw: *mut bindings::dma_buf_attachment) {
+        let last = self.last.replace(raw);
+
+        // INVARIANT: Linked to the one before it, and there is none after it.
+        // SAFETY: As promised by the caller, and by the type invariant.
+        unsafe {
+            Holdings::of(raw).previous.set(last);
+            if last.is_null() {
+                self.first.set(raw);
+            } else {
+                Holdings::of(last).next.set(raw);
+            }
+        }
+    }
+
+    /// Removes an attachment.
+    ///
+    /// # Safety
+    ///
+    /// It must be on the list, and the reservation must be held.
+    unsafe fn remove(&self, raw: *mut bindings::dma_buf_attachment) {
+        // INVARIANT: Those before and after it are linked to each other.
+        // SAFETY: As promised by the caller, and by the type invariant.
+        unsafe {
+            let (previous, next) = (
+                Holdings::of(raw).previous.get(),
+                Holdings::of(raw).next.get(),
+            );
+
+            if previous.is_null() {
+                self.first.set(next);
+            } else {
+                Holdings::of(previous).next.set(next);
+            }
+            if next.is_null() {
+                self.last.set(previous);
+            } else {
+                Holdings::of(next).previous.set(previous);
+            }
+        }
+    }
+
+    /// Iterates over the attachments.
+    ///
+    /// # Safety
+    ///
+    /// The reservation must be held for as long as the iterator is used.
+    unsafe fn iter(&self) -> impl Iterator<Item = *mut bindings::dma_buf_attachment> {
+        let mut next = self.first.get();
+
+        core::iter::from_fn(move || {
+            let raw = next;
+            if raw.is_null() {
+                return None;
+            }
+
+            // SAFETY: By the type invariant, and as promised by the caller.
+            next = unsafe { Holdings::of(raw) }.next.get();
+            Some(raw)
+        })
+    }
+}
+
 /// What importers have of an attachment. Guarded by the reservation.
 pub(super) struct Holdings {
+    /// Links of [`Attachments`].
+    previous: Cell<*mut bindings::dma_buf_attachment>,
+    next: Cell<*mut bindings::dma_buf_attachment>,
     pins: Cell<usize>,
     tables: UnsafeCell<KVec<Table>>,
     /// For the next mapping.
@@ -592,34 +713,6 @@ struct AttachmentData<E: Exporter> {
     data: E::Attachment,
 }
 
-/// Iterates over the attachments of a buffer, oldest first.
-///
-/// # Safety
-///
-/// `buf` must be valid, and its reservation must be held for as long as the iterator is used.
-unsafe fn raw_attachments(
-    buf: *mut bindings::dma_buf,
-) -> impl Iterator<Item = *mut bindings::dma_buf_attachment> {
-    // SAFETY: The dma-buf is valid, and its list may be read while the reservation is held.
-    let head = unsafe { &raw mut (*buf).attachments };
-    // The core adds at the head, so the oldest is last.
-    // SAFETY: As above.
-    let mut next = unsafe { (*head).prev };
-
-    core::iter::from_fn(move || {
-        if ptr::eq(next, head) {
-            return None;
-        }
-
-        // SAFETY: Every element of the list but its head is the `node` of an attachment.
-        let raw = unsafe { crate::container_of!(next, bindings::dma_buf_attachment, node) };
-
-        // SAFETY: The list may be read while the reservation is held.
-        next = unsafe { (*next).prev };
-        Some(raw)
-    })
-}
-
 /// Takes over what devices wrote through mappings that were invalidated and not unmapped since.
 ///
 /// For an exporter that has told its importers, by `dma_buf_invalidate_mappings()`, and has waited
@@ -633,8 +726,11 @@ unsafe fn raw_attachments(
 /// was mapped must still be there.
 #[cfg_attr(not(CONFIG_RUST_DRM_TTM), expect(dead_code))]
 pub(crate) unsafe fn retire(buf: *mut bindings::dma_buf) {
-    // SAFETY: As promised by the caller.
-    for raw in unsafe { raw_attachments(buf) } {
+    // SAFETY: As promised by the caller; the private data of a buffer begins with what all have.
+    let common = unsafe { &*(*buf).priv_.cast::<Common>() };
+
+    // SAFETY: The reservation is held.
+    for raw in unsafe { common.attached.iter() } {
         // SAFETY: Attachments on the list are valid, and the reservation is held.
         let (dev, holdings) = unsafe { ((*raw).dev, Holdings::of(raw)) };
         // SAFETY: The reservation guards the tables; nobody else looks at them.
@@ -731,6 +827,21 @@ impl AttachRequest<'_> {
 /// Ties a value to one call of a callback: invariant, so that `'r` matches no other lifetime.
 pub(super) type Brand<'r> = PhantomData<fn(&'r ()) -> &'r ()>;
 
+/// An importer that asks for a mapping: the attachment, and the permission to map the buffer for it.
+///
+/// Only [`Exporter::map`] gets it, after which it is seen to that each mapping is one that the
+/// importer has, and that an unbind waits for.
+pub struct MapRequest<'r, E: Exporter>(Attached<'r, E>);
+
+impl<'r, E: Exporter> Deref for MapRequest<'r, E> {
+    type Target = Attached<'r, E>;
+
+    #[inline]
+    fn deref(&self) -> &Attached<'r, E> {
+        &self.0
+    }
+}
+
 /// An attachment of a buffer, seen with the reservation held.
 ///
 /// # Invariants
@@ -769,6 +880,19 @@ impl<'r, E: Exporter> Attached<'r, E> {
     fn private(&self) -> &AttachmentData<E> {
         // SAFETY: By the type invariant.
         unsafe { &*(*self.as_raw()).priv_.cast::<AttachmentData<E>>() }
+    }
+
+    /// Returns what the exporter keeps for the bound device.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` if the buffer was revoked.
+    #[inline]
+    pub(super) fn bound(&self) -> Result<&E::Bound<'_>> {
+        let buf = self.dma_buf();
+
+        // SAFETY: By the type invariant this is a buffer of `E`, whose reservation is held.
+        unsafe { Buffer::<E>::of(buf).locked(buf) }.map(|cx| cx.bound)
     }
 
     /// Returns the buffer.
@@ -827,6 +951,21 @@ impl<'r, E: Exporter> Attached<'r, E> {
     #[inline]
     pub(super) fn holdings(&self) -> &Holdings {
         &self.private().holdings
+    }
+
+    /// Unmaps the tables of which `keep` says so.
+    fn unmap_unless(&self, mut keep: impl FnMut(&mut Table) -> bool) {
+        self.with_tables(|tables| {
+            for index in (0..tables.len()).rev() {
+                if keep(&mut tables[index]) {
+                    continue;
+                }
+                if let Ok(table) = tables.remove(index) {
+                    // SAFETY: It was a table of this attachment, whose reservation is held.
+                    unsafe { table.unmap(self.as_raw()) };
+                }
+            }
+        });
     }
 
     /// Calls `f`, which must not call back, with the tables that the importer has.
@@ -914,6 +1053,17 @@ pub fn exporter_of<E: Exporter>(buf: &DmaBuf) -> Option<&E> {
     buffer_of::<E>(buf).map(|buffer| &buffer.exporter)
 }
 
+/// Returns the exporter of `buf`.
+///
+/// # Safety
+///
+/// `buf` must have been exported by an [`Exports`](super::Exports) of `E`.
+#[cfg_attr(not(CONFIG_RUST_DRM_TTM), expect(dead_code))]
+pub(crate) unsafe fn assume_exporter_of<E: Exporter>(buf: &DmaBuf) -> &E {
+    // SAFETY: As promised by the caller.
+    &unsafe { Buffer::<E>::of(buf) }.exporter
+}
+
 fn buffer_of<E: Exporter>(buf: &DmaBuf) -> Option<&Buffer<E>> {
     // SAFETY: The dma-buf is valid, and its table never changes.
     let ops = unsafe { (*buf.as_raw()).ops };
@@ -924,8 +1074,8 @@ fn buffer_of<E: Exporter>(buf: &DmaBuf) -> Option<&Buffer<E>> {
 
     // A driver that does not keep its table in a `static` could share the address with another.
     // SAFETY: The table is that of some exporter in Rust, and only `Exports::export` uses these.
-    // Hence `priv` is a `Buffer`, whatever of, and that begins with its type.
-    let exporter_type = unsafe { *(*buf.as_raw()).priv_.cast::<TypeId>() };
+    // Hence `priv` is a `Buffer`, whatever of, and that begins with what all have.
+    let exporter_type = unsafe { (*(*buf.as_raw()).priv_.cast::<Common>()).exporter_type };
 
     if exporter_type == TypeId::of::<E>() {
         // SAFETY: The dma-buf is one of `E`.
@@ -934,6 +1084,10 @@ fn buffer_of<E: Exporter>(buf: &DmaBuf) -> Option<&Buffer<E>> {
         None
     }
 }
+
+/// How often an access by the CPU waits for work without the reservation, before it keeps that so
+/// that nobody adds more.
+const WAITS: u32 = 3;
 
 /// Makes an error pointer or passes the pointer on.
 fn into_err_ptr(ret: Result<NonNull<bindings::sg_table>>) -> *mut bindings::sg_table {
@@ -971,24 +1125,59 @@ unsafe extern "C" fn attach_callback<E: Exporter>(
 
             buffer.exporter.attach(&cx, &mut request)
         });
-        drop(guard);
-
-        let data = KBox::write(
-            data,
-            AttachmentData {
-                holdings: Holdings {
-                    pins: Cell::new(0),
-                    tables: UnsafeCell::new(KVec::new()),
-                    spare: Cell::new(None),
+        // The reservation is kept until the attachment is on the list, so that whatever is decided
+        // next takes it into account.
+        let ret = ret.map(|accepted| {
+            let data = KBox::write(
+                data,
+                AttachmentData {
+                    holdings: Holdings {
+                        previous: Cell::new(ptr::null_mut()),
+                        next: Cell::new(ptr::null_mut()),
+                        pins: Cell::new(0),
+                        tables: UnsafeCell::new(KVec::new()),
+                        spare: Cell::new(None),
+                    },
+                    data: accepted,
                 },
-                data: ret?,
-            },
-        );
+            );
 
-        // SAFETY: The attachment is valid, and nobody else has a pointer to it yet.
-        unsafe { (*raw_attach).priv_ = KBox::into_raw(data).cast() };
-        Ok(0)
+            // SAFETY: The attachment is valid, and nobody else has a pointer to it yet. The core
+            // does not fail after this; `detach_callback` removes it.
+            unsafe {
+                (*raw_attach).priv_ = KBox::into_raw(data).cast();
+                buffer.common.attached.push(raw_attach);
+            }
+        });
+
+        drop(guard);
+        ret.map(|()| 0)
     })
+}
+
+/// Undoes what an importer has left of an attachment. The reservation is held.
+fn let_go<E: Exporter>(buffer: &Buffer<E>, buf: &DmaBuf, at: &Attached<'_, E>) {
+    let (pins, maps) = (at.pins(), at.maps());
+
+    dev_warn!(
+        at.device(),
+        "detached from a dma-buf of {} with {} pins and {} mappings left\n",
+        E::NAME,
+        pins,
+        maps
+    );
+    at.unmap_unless(|_| false);
+    for _ in 0..maps {
+        buffer.exporter.unmap(at);
+        // SAFETY: The reservation is held while an `Attached` exists.
+        unsafe { buffer.put_mapping() };
+    }
+    if E::HAS_UNPIN {
+        for left in (0..pins).rev() {
+            at.holdings().pins.set(left);
+            buffer.exporter.unpin(buf, at);
+        }
+    }
 }
 
 /// # Safety
@@ -1002,26 +1191,24 @@ unsafe extern "C" fn detach_callback<E: Exporter>(
     let buf = unsafe { DmaBuf::from_raw(raw_buf) };
     // SAFETY: This callback is only in the table of `E`.
     let buffer = unsafe { Buffer::<E>::of(buf) };
+
+    let guard = buf.resv().lock();
+    // SAFETY: The attachment is valid until this callback returns, `attach_callback` put it on the
+    // list, and the reservation is held.
+    let at = unsafe {
+        buffer.common.attached.remove(raw_attach);
+        Attached::<E>::from_raw(raw_attach)
+    };
+    // The core does not look for an importer that forgets these, and an unbind would wait for it.
+    if at.pins() != 0 || at.maps() != 0 {
+        let_go(buffer, buf, &at);
+    }
+    drop(guard);
+
     // SAFETY: `attach_callback` put a box there, and the attachment is not used any more.
     let data = unsafe { KBox::from_raw((*raw_attach).priv_.cast::<AttachmentData<E>>()) };
-    let AttachmentData { holdings, data } = KBox::into_inner(data);
-    let (pins, maps) = (holdings.pins.get(), holdings.tables.into_inner().len());
 
-    // The core does not look for an importer that forgets these.
-    if pins != 0 || maps != 0 {
-        // SAFETY: The device of an attachment outlives it.
-        let dev: &device::Device = unsafe { device::Device::from_raw((*raw_attach).dev) };
-
-        dev_warn!(
-            dev,
-            "detached from a dma-buf of {} with {} pins and {} mappings left\n",
-            E::NAME,
-            pins,
-            maps
-        );
-    }
-
-    buffer.exporter.detach(buf, data);
+    buffer.exporter.detach(buf, KBox::into_inner(data).data);
 }
 
 /// # Safety
@@ -1077,7 +1264,7 @@ unsafe extern "C" fn map_callback<E: Exporter>(
 ) -> *mut bindings::sg_table {
     let map = || -> Result<NonNull<bindings::sg_table>> {
         // SAFETY: The core passes a valid attachment, with the reservation held.
-        let at = unsafe { Attached::<E>::from_raw(raw_attach) };
+        let at = MapRequest(unsafe { Attached::<E>::from_raw(raw_attach) });
         let buf = at.dma_buf();
         // SAFETY: This callback is only in the table of `E`.
         let buffer = unsafe { Buffer::<E>::of(buf) };
@@ -1086,11 +1273,18 @@ unsafe extern "C" fn map_callback<E: Exporter>(
 
         // First, so that nothing fails once the exporter has mapped.
         at.with_tables(|tables| tables.reserve(1, GFP_KERNEL))?;
-        let mapping = buffer.exporter.map(&cx, &at, direction(dir))?;
+        let sgt = buffer
+            .exporter
+            .map(&cx, &at, direction(dir))
+            .map(|mapping| mapping.sgt());
 
-        let table = mapping.into_raw();
-        let sgt = table.sgt();
-        at.with_tables(|tables| tables.push_within_capacity(table))?;
+        // What it has made and not returned has no user.
+        at.unmap_unless(|table| {
+            table.has_user |= Ok(table.sgt()) == sgt;
+            table.has_user
+        });
+        let sgt = sgt?;
+
         // SAFETY: The reservation is held.
         unsafe { buffer.get_mapping() };
         Ok(sgt)
@@ -1127,10 +1321,9 @@ unsafe extern "C" fn unmap_callback<E: Exporter>(
         return;
     };
 
-    // SAFETY: `map_callback` put the table on the list of this attachment; it was taken off above.
-    let mapping = unsafe { Mapping::from_raw(at.raw, table) };
-
-    buffer.exporter.unmap(&at, mapping);
+    // SAFETY: The table was one of this attachment, and the reservation is held.
+    unsafe { table.unmap(raw_attach) };
+    buffer.exporter.unmap(&at);
     // SAFETY: The reservation is held.
     unsafe { buffer.put_mapping() };
 }
@@ -1170,7 +1363,19 @@ unsafe extern "C" fn begin_cpu_access_callback<E: Exporter>(
         };
         buf.resv().wait(usage, true)?;
 
-        let guard = buf.resv().lock_interruptible()?;
+        let mut guard = buf.resv().lock_interruptible()?;
+        let mut waits = 0;
+        // Work that was added until the lock was taken is waited for without it, as others need it.
+        while !buf.resv().test_signaled(usage) {
+            if waits == WAITS {
+                buf.resv().wait(usage, true)?;
+                break;
+            }
+            drop(guard);
+            buf.resv().wait(usage, true)?;
+            guard = buf.resv().lock_interruptible()?;
+            waits += 1;
+        }
         // SAFETY: The reservation is held until after the view is gone.
         let ret =
             unsafe { buffer.locked(buf) }.and_then(|cx| buffer.exporter.begin_cpu_access(&cx, dir));

@@ -462,7 +462,8 @@ impl<E: Exporter> ExportsHandle<E> {
     ///
     /// # Errors
     ///
-    /// `ENODEV` if the driver was unbound, and what `f` returns.
+    /// - `ERESTARTSYS` if a signal arrived while it waited for the device lock.
+    /// - `ENODEV` if the driver was unbound, and what `f` returns.
     pub fn with<R>(&self, f: impl FnOnce(&Exports<'_, E>) -> Result<R>) -> Result<R> {
         self.0._devres.device().with_bound(|_bound| {
             // The device may be bound anew, but the list belongs to the time before.

@@ -78,7 +78,7 @@ use core::{
 ///         importer::{
 ///             Attachment,
 ///             Importer,
-///             LockedAttachment, //
+///             Invalidated, //
 ///         },
 ///         DmaBuf, //
 ///     },
@@ -91,7 +91,7 @@ use core::{
 /// impl Importer for Follower {
 ///     const PEER2PEER: bool = true;
 ///
-///     fn invalidate(&self, at: &mut LockedAttachment<'_>) {
+///     fn invalidate(&self, at: &mut Invalidated<'_>) {
 ///         // Nothing uses the mapping without the reservation, so it can go at once.
 ///         at.unmap();
 ///     }
@@ -115,12 +115,13 @@ pub trait Importer: Sized + Send + Sync + 'static {
     /// The mapping is void: the buffer moves or goes away.
     ///
     /// Called with the reservation held, maybe before [`Attachment::new`] has returned. When it
-    /// returns, or when the fences are signalled that the importer added to the reservation, the
+    /// returns, or when the fences are signalled that the importer had added to the reservation, the
     /// device must not use the mapping any more; it must be unmapped within bounded time, here or
-    /// later.
+    /// later. A new mapping, which would still be one of the old place, cannot be made here, nor can
+    /// a fence be added: the exporter needs the room that it has made for its own.
     ///
     /// An importer that does not implement it must pin the buffer before it maps it.
-    fn invalidate(&self, at: &mut LockedAttachment<'_>) {
+    fn invalidate(&self, at: &mut Invalidated<'_>) {
         let _ = at;
         build_error!(crate::error::VTABLE_DEFAULT_ERROR)
     }
@@ -277,13 +278,18 @@ impl MappingSlot<'_> {
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if the importer cannot be told to let go and has not pinned the buffer.
+    /// - `EINVAL` if the importer cannot be told to let go and has not pinned the buffer, or if `dir`
+    ///   is none.
     /// - `EBUSY` if the buffer is mapped for another direction.
     /// - `ENODEV` if the exporter is gone, and what else it returns.
     /// - `ERESTARTSYS` if a signal arrived while it waited for a move.
     pub fn map(&mut self, dir: DataDirection) -> Result<&SGTable> {
         let state = self.state;
 
+        // The DMA core has a `BUG_ON()` for it.
+        if dir == DataDirection::None {
+            return Err(EINVAL);
+        }
         if state.void.get() {
             self.unmap();
         }
@@ -421,6 +427,42 @@ impl LockedAttachment<'_> {
     #[inline]
     pub fn is_pinned(&self) -> bool {
         self.state.pinned.get()
+    }
+}
+
+/// An attachment whose mapping is void, with the reservation held: see [`Importer::invalidate`].
+///
+/// All that can be done with it is to let go.
+pub struct Invalidated<'a>(LockedAttachment<'a>);
+
+impl Invalidated<'_> {
+    /// Returns the buffer.
+    #[inline]
+    pub fn dma_buf(&self) -> &DmaBuf {
+        self.0.dma_buf()
+    }
+
+    /// Unmaps the buffer. Does nothing if it is not mapped.
+    ///
+    /// See [`MappingSlot::unmap`].
+    pub fn unmap(&mut self) {
+        self.0.unmap();
+    }
+
+    /// Tells whether the buffer is pinned by this attachment.
+    ///
+    /// If so, it does not move, but goes away.
+    #[inline]
+    pub fn is_pinned(&self) -> bool {
+        self.0.is_pinned()
+    }
+
+    /// Does not hold the buffer in its place any more. Does nothing if it is not pinned by this
+    /// attachment.
+    ///
+    /// See [`LockedAttachment::unpin`].
+    pub fn unpin(&mut self) {
+        self.0.unpin();
     }
 }
 
@@ -568,11 +610,11 @@ impl<I: Importer> Attachment<I> {
         // INVARIANT: The core passes the attachment with the reservation held.
         inner
             .importer
-            .invalidate(&mut LockedAttachment(MappingSlot {
+            .invalidate(&mut Invalidated(LockedAttachment(MappingSlot {
                 state: &inner.state,
                 raw,
                 _not_send: NotThreadSafe,
-            }));
+            })));
     }
 }
 

@@ -3,7 +3,7 @@
 //! From the place of a buffer to the scatter table of an importer.
 //!
 //! An exporter describes a buffer in a BAR as a [`RangeList`]: pieces of one BAR in the order of the
-//! buffer. It is made once for as long as the buffer stays where it is. [`Attached::map_mmio`] turns
+//! buffer. It is made once for as long as the buffer stays where it is. [`MapRequest::map_mmio`] turns
 //! it into the table, by the kind of route between both devices: bus addresses below a switch,
 //! physical addresses or one IOVA through the host bridge. System memory is mapped from its pages.
 //! No table has both.
@@ -18,10 +18,12 @@ use super::{
         Attached,
         Brand,
         Exporter,
-        Holdings, //
+        Holdings,
+        MapRequest, //
     }, //
 };
 use crate::{
+    alloc::kvec::PushError,
     bindings,
     dma::DataDirection,
     error::{
@@ -199,7 +201,7 @@ impl RangeList {
 /// # Invariants
 ///
 /// `sgt` was made with `dir`: by `dma_buf_phys_vec_to_sgt()` of `ranges`, or, if there are none, by
-/// [`Attached::map_pages`].
+/// [`MapRequest::map_pages`].
 pub(super) struct Table {
     sgt: NonNull<bindings::sg_table>,
     dir: bindings::dma_data_direction,
@@ -208,6 +210,8 @@ pub(super) struct Table {
     pub(super) void: bool,
     /// The table is not kept when it is unmapped.
     last: bool,
+    /// The importer has the table, and nobody else has it until it unmaps.
+    pub(super) has_user: bool,
 }
 
 impl Table {
@@ -227,6 +231,46 @@ impl Table {
     #[inline]
     fn has_pages(&self) -> bool {
         self.ranges.is_none()
+    }
+
+    /// Unmaps the table, which is kept for the next mapping if it can be of use then.
+    ///
+    /// # Safety
+    ///
+    /// `attach` must be the attachment that the table was made for, and the reservation of its
+    /// buffer must be held. The table must not be among those of the attachment any more.
+    pub(super) unsafe fn unmap(self, attach: *mut bindings::dma_buf_attachment) {
+        let (sgt, dir) = (self.sgt.as_ptr(), self.dir);
+
+        // SAFETY: By the type invariants this is a table of the attachment, made in one of the two
+        // ways, and the reservation is held.
+        unsafe {
+            match self.ranges {
+                None => {
+                    // The pages of a table that is void may belong to somebody else by now.
+                    let attrs = if self.void {
+                        // CAST: A small number.
+                        bindings::DMA_ATTR_SKIP_CPU_SYNC as usize
+                    } else {
+                        0
+                    };
+
+                    bindings::dma_unmap_sgtable((*attach).dev, sgt, dir, attrs);
+                    bindings::sg_free_table(sgt);
+                    drop(KBox::from_raw(sgt));
+                }
+                // The next mapping is one of other ranges, or there is none.
+                Some(_) if self.void || self.last => bindings::dma_buf_free_sgt(attach, sgt, dir),
+                Some(ranges) => {
+                    bindings::dma_buf_unmap_sgt(attach, sgt, dir);
+                    // INVARIANT: Unmapped above.
+                    Holdings::of(attach).set_spare(Spare {
+                        sgt: self.sgt,
+                        ranges,
+                    });
+                }
+            }
+        }
     }
 
     /// Makes the CPU see what the device wrote.
@@ -316,6 +360,7 @@ impl Spare {
             ranges: Some(unsafe { ptr::read(&this.ranges) }),
             void: false,
             last: false,
+            has_user: false,
         })
     }
 }
@@ -327,125 +372,65 @@ impl Drop for Spare {
     }
 }
 
-/// A mapping of a buffer for one attachment; dropping it unmaps.
+/// The proof that [`Exporter::map`] has mapped the buffer.
 ///
 /// `'r` ties it to the call of [`Exporter::map`] that it was made in, so that an exporter can only
-/// return a mapping of the attachment that it was asked for.
+/// return a mapping of the attachment that it was asked for. The table belongs to the attachment:
+/// it is unmapped when the importer has no more use for it, or when the call fails.
 ///
 /// # Invariants
 ///
-/// - `attach` is valid, and `table` is mapped for its device.
-/// - The reservation of the buffer is held for as long as the value lives.
+/// `sgt` is among the tables of the attachment, at least until the call is over.
 pub struct Mapping<'r> {
-    attach: NonNull<bindings::dma_buf_attachment>,
-    table: Table,
+    sgt: NonNull<bindings::sg_table>,
     _brand: Brand<'r>,
     _not_send: NotThreadSafe,
 }
 
-impl<'r> Mapping<'r> {
-    /// Takes back a mapping that was handed to the importer.
-    ///
-    /// # Safety
-    ///
-    /// `table` must come from [`Self::into_raw`] of a mapping of `attach` that was not taken back
-    /// since, and the reservation must be held for `'r`.
+impl Mapping<'_> {
+    /// Returns the pointer to the C structure.
     #[inline]
-    pub(super) unsafe fn from_raw(
-        attach: NonNull<bindings::dma_buf_attachment>,
-        table: Table,
-    ) -> Self {
-        // INVARIANT: By the safety requirements.
-        Self {
-            attach,
-            table,
-            _brand: PhantomData,
-            _not_send: NotThreadSafe,
-        }
-    }
-
-    /// Hands the table to the importer, which gives it back to unmap.
-    #[inline]
-    pub(super) fn into_raw(self) -> Table {
-        let this = ManuallyDrop::new(self);
-
-        // SAFETY: The value is not used after this.
-        unsafe { ptr::read(&this.table) }
+    pub(super) fn sgt(&self) -> NonNull<bindings::sg_table> {
+        self.sgt
     }
 
     /// Returns the scatter table. An importer uses DMA addresses and lengths only.
     #[inline]
     pub fn table(&self) -> &SGTable {
-        // SAFETY: By the type invariant the table is valid, and nothing changes it while the
-        // reservation is held.
-        unsafe { SGTable::from_raw(self.table.sgt.as_ptr()) }
+        // SAFETY: By the type invariant the table is valid, and nothing changes it during the call.
+        unsafe { SGTable::from_raw(self.sgt.as_ptr()) }
     }
 }
 
-impl Drop for Mapping<'_> {
-    fn drop(&mut self) {
-        let (attach, sgt, dir) = (
-            self.attach.as_ptr(),
-            self.table.sgt.as_ptr(),
-            self.table.dir,
-        );
-
-        // SAFETY: By the type invariants this is the table of the attachment, made in one of the two
-        // ways, and the reservation is held.
-        unsafe {
-            match self.table.ranges.take() {
-                None => {
-                    // The pages of a table that is void may belong to somebody else by now.
-                    let attrs = if self.table.void {
-                        // CAST: A small number.
-                        bindings::DMA_ATTR_SKIP_CPU_SYNC as usize
-                    } else {
-                        0
-                    };
-
-                    bindings::dma_unmap_sgtable((*attach).dev, sgt, dir, attrs);
-                    bindings::sg_free_table(sgt);
-                    drop(KBox::from_raw(sgt));
-                }
-                // The next mapping is one of other ranges, or there is none.
-                Some(_) if self.table.void || self.table.last => {
-                    bindings::dma_buf_free_sgt(attach, sgt, dir)
-                }
-                Some(ranges) => {
-                    bindings::dma_buf_unmap_sgt(attach, sgt, dir);
-                    // INVARIANT: Unmapped above.
-                    Holdings::of(attach).set_spare(Spare {
-                        sgt: self.table.sgt,
-                        ranges,
-                    });
-                }
-            }
-        }
-    }
-}
-
-impl<'r, E: Exporter> Attached<'r, E> {
-    /// Maps ranges of the BAR of `provider` for the importer.
+impl<'r, E: Exporter> MapRequest<'r, E> {
+    /// Maps ranges of a BAR for the importer.
     ///
-    /// The memory of a table that the importer had before is used again if `ranges` is the same
-    /// list as then. Mirrors `dma_buf_phys_vec_to_sgt()`. Sleeps.
+    /// `provider` finds the provider of the BAR in what the exporter has of its bound device, so that
+    /// it is one of that device: the mapping is taken back when that is unbound, and not when another
+    /// one is. The memory of a table that the importer had before is used again if `ranges` is the
+    /// same list as then. Mirrors `dma_buf_phys_vec_to_sgt()`. Sleeps.
     ///
     /// # Errors
     ///
     /// - `EINVAL` if a range is not inside the BAR, if they do not add up to the size of the buffer,
-    ///   or if the importer has no permitted route to the BAR or takes less than a page at once.
+    ///   if the importer has no permitted route to the BAR or takes less than a page at once, or if
+    ///   `dir` is none.
     /// - `ENOMEM` or `EIO` if the mapping fails.
+    /// - `EBUSY` if there is a mapping for this request already.
+    /// - `ENODEV` if the buffer was revoked, and what `provider` returns.
     pub fn map_mmio(
         &self,
-        provider: &Provider<'_>,
+        provider: impl for<'b> FnOnce(&'b E::Bound<'b>) -> Result<Provider<'b>>,
         ranges: &Arc<RangeList>,
         dir: DataDirection,
     ) -> Result<Mapping<'r>> {
+        let provider = &provider(self.bound()?)?;
+
         if ranges.size() != self.dma_buf().size() || !provider.contains(ranges.start, ranges.end) {
             return Err(EINVAL);
         }
 
-        let dir = dir.into();
+        let dir = valid(dir)?;
         let table = self
             .holdings()
             .take_spare()
@@ -458,13 +443,26 @@ impl<'r, E: Exporter> Attached<'r, E> {
             None => self.new_table(provider, ranges, dir)?,
         };
 
-        // INVARIANT: The table was just mapped; `'r` is a call that holds the reservation.
-        Ok(Mapping {
-            // SAFETY: The attachment is valid.
-            attach: unsafe { NonNull::new_unchecked(self.as_raw()) },
-            table,
-            _brand: PhantomData,
-            _not_send: NotThreadSafe,
+        self.keep(table)
+    }
+
+    /// Makes a table one of the attachment.
+    fn keep(&self, table: Table) -> Result<Mapping<'r>> {
+        let sgt = table.sgt;
+
+        // There is room for one at least; an exporter that makes several may get an error.
+        self.with_tables(|tables| match tables.push_within_capacity(table) {
+            // INVARIANT: It is on the list.
+            Ok(()) => Ok(Mapping {
+                sgt,
+                _brand: PhantomData,
+                _not_send: NotThreadSafe,
+            }),
+            Err(PushError(table)) => {
+                // SAFETY: The table was just made for this attachment, and the reservation is held.
+                unsafe { table.unmap(self.as_raw()) };
+                Err(EBUSY)
+            }
         })
     }
 
@@ -497,9 +495,12 @@ impl<'r, E: Exporter> Attached<'r, E> {
             ranges: Some(ranges.clone()),
             void: false,
             last: false,
+            has_user: false,
         })
     }
+}
 
+impl<E: Exporter> Attached<'_, E> {
     /// Makes the CPU see what the importer's device wrote to mappings of system memory.
     ///
     /// Where the device sees the same memory as the CPU nothing is done. What bounces is copied as a
@@ -535,14 +536,17 @@ impl<'r, E: Exporter> Attached<'r, E> {
             }
         });
     }
+}
 
+impl<'r, E: Exporter> MapRequest<'r, E> {
     /// Maps pages of system memory for the importer. Sleeps.
     ///
     /// Mirrors `dma_map_sgtable()`.
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if the pages do not add up to the size of the buffer.
+    /// - `EINVAL` if the pages do not add up to the size of the buffer, or `dir` is none.
+    /// - `EBUSY` if there is a mapping for this request already.
     /// - `ENOMEM`, `EIO` or `EREMOTEIO` if the mapping fails.
     ///
     /// # Safety
@@ -561,10 +565,10 @@ impl<'r, E: Exporter> Attached<'r, E> {
             return Err(EINVAL);
         }
 
+        let dir = valid(dir)?;
         let count = pages.len().try_into()?;
         let sgt = KBox::new(bindings::sg_table::default(), GFP_KERNEL)?;
         let sgt = KBox::into_raw(sgt);
-        let dir = dir.into();
         // SAFETY: The attachment is valid, and so is its device.
         let dev = unsafe { (*self.as_raw()).dev };
 
@@ -594,21 +598,24 @@ impl<'r, E: Exporter> Attached<'r, E> {
             return Err(e);
         }
 
-        // INVARIANT: The table was just made, with at least one entry; `'r` is a call that holds
-        // the reservation.
-        Ok(Mapping {
-            // SAFETY: The attachment is valid, and a box is not null.
-            attach: unsafe { NonNull::new_unchecked(self.as_raw()) },
-            table: Table {
-                // SAFETY: As above.
-                sgt: unsafe { NonNull::new_unchecked(sgt) },
-                dir,
-                ranges: None,
-                void: false,
-                last: false,
-            },
-            _brand: PhantomData,
-            _not_send: NotThreadSafe,
+        // INVARIANT: The table was just made, with at least one entry.
+        self.keep(Table {
+            // SAFETY: A box is not null.
+            sgt: unsafe { NonNull::new_unchecked(sgt) },
+            dir,
+            ranges: None,
+            void: false,
+            last: false,
+            has_user: false,
         })
+    }
+}
+
+/// Returns what the DMA core calls a direction; it has a `BUG_ON()` for none.
+#[inline]
+fn valid(dir: DataDirection) -> Result<bindings::dma_data_direction> {
+    match dir {
+        DataDirection::None => Err(EINVAL),
+        dir => Ok(dir.into()),
     }
 }

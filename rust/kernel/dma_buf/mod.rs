@@ -43,9 +43,10 @@
 //!             with_exporter,
 //!             AttachRequest,
 //!             Attached,
-//!             Locked, //
+//!             Locked,
+//!             MapRequest, //
 //!         },
-//!         importer::LockedAttachment,
+//!         importer::Invalidated,
 //!         mapping::Mapping,
 //!         vmap::VMap,
 //!         Attachment,
@@ -110,7 +111,7 @@
 //!     fn map<'r>(
 //!         &self,
 //!         _cx: &Locked<'_, Self>,
-//!         _at: &Attached<'r, Self>,
+//!         _at: &MapRequest<'r, Self>,
 //!         _dir: DataDirection,
 //!     ) -> Result<Mapping<'r>> {
 //!         Err(ENXIO)
@@ -142,7 +143,7 @@
 //! impl Importer for Borrower {
 //!     const PEER2PEER: bool = true;
 //!
-//!     fn invalidate(&self, at: &mut LockedAttachment<'_>) {
+//!     fn invalidate(&self, at: &mut Invalidated<'_>) {
 //!         at.unmap();
 //!         at.unpin();
 //!     }

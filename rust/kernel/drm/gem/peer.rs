@@ -353,13 +353,15 @@ use crate::{
     dma_buf::{
         self,
         exporter::{
+            assume_exporter_of,
             exporter_of,
             with_exporter_of,
             with_locked_exporter,
             AttachRequest,
             Attached,
             Exporter,
-            Locked, //
+            Locked,
+            MapRequest, //
         },
         mapping::Mapping,
         peer::Route,
@@ -791,7 +793,7 @@ impl<T: PeerObject> GemExport<T> {
 
     /// Returns how the importers of the object fared.
     fn counters(&self) -> &Counters {
-        T::ttm(&self.dev).peers()
+        self.obj.ttm().peers()
     }
 
     /// Tells the tracepoint what an importer did, and what came of it.
@@ -914,7 +916,7 @@ impl<T: PeerObject> GemExport<T> {
     fn try_map<'r>(
         &self,
         cx: &Locked<'_, Self>,
-        at: &Attached<'r, Self>,
+        at: &MapRequest<'r, Self>,
         dir: DataDirection,
     ) -> Result<Mapping<'r>> {
         let mut object = self.object(cx);
@@ -928,7 +930,7 @@ impl<T: PeerObject> GemExport<T> {
             if !at.data().outcome.path.is_peer() {
                 return Err(EOPNOTSUPP);
             }
-            return at.map_mmio(cx.bound(), &vram.in_bar(cx.bound())?, dir);
+            return at.map_mmio(|bound| Ok(*bound), &vram.in_bar(cx.bound())?, dir);
         }
         // Pinned by one that is no device.
         if vram_or_fail::<T>(&self.obj) {
@@ -1036,7 +1038,7 @@ impl<T: PeerObject> Exporter for GemExport<T> {
     fn map<'r>(
         &self,
         cx: &Locked<'_, Self>,
-        at: &Attached<'r, Self>,
+        at: &MapRequest<'r, Self>,
         dir: DataDirection,
     ) -> Result<Mapping<'r>> {
         let ret = self.try_map(cx, at, dir);
@@ -1056,8 +1058,7 @@ impl<T: PeerObject> Exporter for GemExport<T> {
         ret
     }
 
-    fn unmap(&self, at: &Attached<'_, Self>, mapping: Mapping<'_>) {
-        drop(mapping);
+    fn unmap(&self, at: &Attached<'_, Self>) {
         self.trace(Act::Unmap, at.device(), at.data().outcome, Ok(()));
     }
 
@@ -1096,7 +1097,7 @@ impl<T: PeerObject> Exporter for GemExport<T> {
         Ok(IosysMap::from_raw(map))
     }
 
-    fn revoke(&self, _buf: &DmaBuf) {
+    fn revoke(&self) {
         self.obj.trace_invalidate();
     }
 
@@ -1106,7 +1107,7 @@ impl<T: PeerObject> Exporter for GemExport<T> {
             // another one by now.
             if object.exported().addr() == self.buf.load(Relaxed) {
                 // SAFETY: There is no dma-buf any more.
-                unsafe { object.set_exported(ptr::null_mut()) };
+                unsafe { object.view().set_exported(ptr::null_mut()) };
             }
         }
     }
@@ -1192,14 +1193,17 @@ fn export<T: PeerObject>(obj: &Object<T>, flags: c_int) -> Result<ARef<DmaBuf>> 
         unsafe { T::exports(reg).export_with_resv(export, obj.size(), flags as u32, (*raw).resv) }
     })?;
 
-    if let Some(export) = exporter_of::<GemExport<T>>(&buf) {
-        let mut object = obj.reserve(false)?;
+    // An object that does not know of its dma-buf would not tell importers when it moves, so this
+    // must not depend on what `T::ops()` returns by now.
+    // SAFETY: It was made above, of a `GemExport<T>`.
+    let export = unsafe { assume_exporter_of::<GemExport<T>>(&buf) };
+    let mut object = obj.reserve(false)?;
 
-        export.buf.store(buf.as_raw().addr(), Relaxed);
-        // SAFETY: The dma-buf shares the reservation of the object; when it is released the pointer
-        // is taken back.
-        unsafe { object.set_exported(buf.as_raw()) };
-    }
+    export.buf.store(buf.as_raw().addr(), Relaxed);
+    // SAFETY: The dma-buf shares the reservation of the object; when it is released the pointer is
+    // taken back.
+    unsafe { object.view().set_exported(buf.as_raw()) };
+    drop(object);
 
     // As `drm_gem_dmabuf_export()` does: mappings of the dma-buf are mappings of the device.
     // SAFETY: The dma-buf and the device are valid, and nobody else uses the file yet.

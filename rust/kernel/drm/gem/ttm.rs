@@ -90,6 +90,7 @@ use crate::{
     sync::{
         aref::ARef,
         atomic::{
+            Acquire,
             Atomic,
             Relaxed, //
         },
@@ -421,11 +422,11 @@ impl<T: TtmObject> Object<T> {
         self.bo.get()
     }
 
-    fn ttm(&self) -> &drm::ttm::Device<T> {
-        // SAFETY: The device of an object is valid as long as the object, and of `T::Driver`.
-        let dev: &drm::Device<T::Driver> = unsafe { drm::Device::from_raw((*self.as_raw()).dev) };
-
-        T::ttm(dev)
+    /// Returns the memory that the object was made in, whatever [`TtmObject::ttm`] says by now.
+    pub(crate) fn ttm(&self) -> &drm::ttm::Device<T> {
+        // SAFETY: By the type invariant the object is one of such a device, which is part of the
+        // data of the DRM device, and so valid as long as the object.
+        unsafe { drm::ttm::Device::from_raw((*self.bo()).bdev) }
     }
 
     /// Keeps the parent of the DRM device awake, which VRAM is out of reach without.
@@ -751,14 +752,37 @@ impl<'a, T: TtmObject> Deref for Reserved<'a, T> {
     }
 }
 
-impl<T: TtmObject> core::ops::DerefMut for Reserved<'_, T> {
-    #[inline]
-    fn deref_mut(&mut self) -> &mut Self::Target {
-        &mut self.0
-    }
-}
-
 impl<T: TtmObject> Reserved<'_, T> {
+    /// Returns the view of the object.
+    ///
+    /// Not by `DerefMut`: the views of two objects could be swapped, and with them which one is
+    /// unlocked.
+    #[inline]
+    pub(crate) fn view(&mut self) -> Locked<'_, T> {
+        // INVARIANT: The reservation is held as long as `self` is borrowed.
+        Locked {
+            obj: self.0.obj,
+            _not_send: NotThreadSafe,
+        }
+    }
+
+    /// Moves the object to one of `places`, unless it is in one already.
+    ///
+    /// See [`Locked::validate`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Locked::validate`].
+    pub fn validate(&mut self, places: &[Place], ctx: &mut OpCtx) -> Result {
+        self.view().validate(places, ctx)
+    }
+
+    /// Returns the view of the reservation, by which fences are looked at and added.
+    #[inline]
+    pub fn resv(&mut self) -> LockedResv<'_> {
+        self.0.resv()
+    }
+
     /// Makes the object stay where it is until the value that is returned is dropped. Calls nest.
     ///
     /// # Errors
@@ -766,7 +790,7 @@ impl<T: TtmObject> Reserved<'_, T> {
     /// - `EDQUOT` if it is in VRAM, of which no more may be pinned.
     /// - Those of [`Locked::validate`].
     pub fn pin(&mut self) -> Result<Pinned<T>> {
-        self.pin_raw()?;
+        self.view().pin_raw()?;
         Ok(Pinned(self.0.obj.into()))
     }
 }
@@ -790,7 +814,7 @@ impl<T: TtmObject> Drop for Pinned<T> {
     fn drop(&mut self) {
         // Without signals it does not fail.
         if let Ok(mut object) = self.0.reserve(false) {
-            object.unpin_raw();
+            object.view().unpin_raw();
         }
     }
 }
@@ -831,14 +855,11 @@ unsafe fn while_registered<D: drm::Driver, R>(
         return Err(ENODEV);
     }
 
-    // A device that was never registered can be entered too. It has no registration data; what is
-    // there is set before anybody else knows of the device, and stays until after an unplug, which
-    // waits for this section. Data without a size is always there.
+    // A device that was never registered can be entered too. It has no registration data; once it
+    // has, that stays until after an unplug, which waits for this section.
     // SAFETY: The device is valid and of `D`.
     let device: &drm::Device<D> = unsafe { drm::Device::from_raw(dev) };
-    // SAFETY: Nobody writes to the cell once it is set.
-    let data = unsafe { device.registration_data.get().read_volatile() };
-    if data == NonNull::dangling() && size_of::<D::RegistrationData<'static>>() != 0 {
+    if device.registration_data.load(Acquire).is_null() {
         return Err(ENODEV);
     }
 
@@ -1035,14 +1056,11 @@ unsafe fn destroy_tt(bo: *mut bindings::ttm_buffer_object) {
 ///
 /// Called by the DRM core when the last reference to an object of this class is gone.
 unsafe extern "C" fn free_callback<T: TtmObject>(gem: *mut bindings::drm_gem_object) {
-    // SAFETY: The object is valid and of this class, and its device is one of `T::Driver`.
-    unsafe {
-        let obj: &Object<T> = IntoGEMObject::from_raw(gem);
-        let dev: &drm::Device<T::Driver> = drm::Device::from_raw((*gem).dev);
+    // SAFETY: The object is valid and of this class.
+    let obj: &Object<T> = unsafe { IntoGEMObject::from_raw(gem) };
 
-        // From here on nobody gets a reference any more.
-        T::ttm(dev).remove(obj.id);
-    }
+    // From here on nobody gets a reference any more.
+    obj.ttm().remove(obj.id);
 
     // SAFETY: The object is valid and part of a TTM object. By the type invariant of `Object` it
     // has a reference to the device. The rest of the object may be used by TTM until the device is
@@ -1112,7 +1130,7 @@ unsafe extern "C" fn handle_to_fd_callback<T: TtmObject>(
                 let obj: &Object<T> = IntoGEMObject::from_raw(gem);
                 ARef::from_raw(obj.into())
             };
-            obj.reserve(true)?.set_exporter(account);
+            obj.reserve(true)?.view().set_exporter(account);
         }
 
         // SAFETY: As promised by the caller.

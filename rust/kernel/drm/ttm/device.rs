@@ -585,7 +585,7 @@ impl<T: TtmObject> Device<T> {
     /// # Safety
     ///
     /// `bdev` must be the device of a `Self` that is valid for `'a`.
-    unsafe fn from_raw<'a>(bdev: *mut bindings::ttm_device) -> &'a Self {
+    pub(crate) unsafe fn from_raw<'a>(bdev: *mut bindings::ttm_device) -> &'a Self {
         // SAFETY: By the safety requirements.
         unsafe { &*container_of!(Opaque::cast_from(bdev), Self, bdev) }
     }

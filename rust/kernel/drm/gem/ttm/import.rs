@@ -32,7 +32,7 @@ use crate::{
     dma::DataDirection,
     dma_buf::{
         importer::{
-            LockedAttachment,
+            Invalidated,
             MappingSlot, //
         },
         Attachment,
@@ -72,7 +72,7 @@ struct Follower {
 impl Importer for Follower {
     const PEER2PEER: bool = true;
 
-    fn invalidate(&self, at: &mut LockedAttachment<'_>) {
+    fn invalidate(&self, at: &mut Invalidated<'_>) {
         self.invalidations.add(1, Relaxed);
         // The mapping is only used with the reservation held.
         at.unmap();
@@ -139,7 +139,8 @@ impl Import {
 /// Lets the DRM core import, with the device lock held.
 ///
 /// The lock is taken before those of the core: the unbind of a driver, which holds it, may wait for
-/// a process to let go of a buffer, and that process may need the locks of the core to do so.
+/// a process to let go of a buffer, and that process may need the locks of the core to do so. It
+/// may also be this one, so that a signal ends the wait for the lock.
 ///
 /// # Safety
 ///
