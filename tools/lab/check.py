@@ -27,6 +27,7 @@ import plan
 import programs
 import qemu
 import rdma
+import refused
 import suites
 import topologies
 from igt import Verdict
@@ -61,7 +62,8 @@ class Lists:
 
 def run(steps, built):
     """Run everything; return the verdicts."""
-    verdicts = unit_tests(steps, built) + program_tests(steps, built) + modules(steps, built)
+    verdicts = (unit_tests(steps, built) + program_tests(steps, built) + modules(steps, built)
+                + refused.run(steps, built))
     lists = Lists.of(built)
     outcomes, unsteady = once_more(steps, built, lists,
                                    boot(steps, built, "boot the tests", plan.check()))

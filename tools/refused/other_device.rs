@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A buffer is not mapped by the BAR of another device than the one that takes it back.
+
+use kernel::{
+    dma::DataDirection,
+    dma_buf::{
+        exporter::{
+            Exporter,
+            MapRequest, //
+        },
+        mapping::{
+            Mapping,
+            RangeList, //
+        }, //
+    },
+    pci::p2pdma::Provider,
+    prelude::*,
+    sync::Arc, //
+};
+
+#[expect(dead_code)]
+fn map<'r, E>(
+    at: &MapRequest<'r, E>,
+    other: Provider<'_>,
+    ranges: &Arc<RangeList>,
+) -> Result<Mapping<'r>>
+where
+    E: for<'a> Exporter<Bound<'a> = Provider<'a>>,
+{
+    let dir = DataDirection::Bidirectional;
+
+    // refused: lifetime may not live long enough
+    #[cfg(refused)]
+    return at.map_mmio(|_| Ok(other), ranges, dir);
+
+    #[cfg(not(refused))]
+    at.map_mmio(|bound| Ok(*bound), ranges, dir).inspect(|_| {
+        let _ = other;
+    })
+}

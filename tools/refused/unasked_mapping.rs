@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A buffer is not mapped but for an importer that has asked for it.
+
+use kernel::{
+    dma::DataDirection,
+    dma_buf::{
+        exporter::{
+            Attached,
+            Exporter,
+            MapRequest, //
+        },
+        mapping::{
+            Mapping,
+            RangeList, //
+        }, //
+    },
+    pci::p2pdma::Provider,
+    prelude::*,
+    sync::Arc, //
+};
+
+#[expect(dead_code)]
+fn map<'r, E>(
+    asked: &MapRequest<'r, E>,
+    other: &Attached<'_, E>,
+    ranges: &Arc<RangeList>,
+) -> Result<Mapping<'r>>
+where
+    E: for<'a> Exporter<Bound<'a> = Provider<'a>>,
+{
+    let dir = DataDirection::Bidirectional;
+
+    // refused: E0599
+    #[cfg(refused)]
+    let _ = other.map_mmio(|bound| Ok(*bound), ranges, dir);
+
+    let _ = other.maps();
+    asked.map_mmio(|bound| Ok(*bound), ranges, dir)
+}
