@@ -953,7 +953,7 @@ impl<'r, E: Exporter> Attached<'r, E> {
         &self.private().holdings
     }
 
-    /// Unmaps the tables of which `keep` says so.
+    /// Unmaps the tables for which `keep` returns false.
     fn unmap_unless(&self, mut keep: impl FnMut(&mut Table) -> bool) {
         self.with_tables(|tables| {
             for index in (0..tables.len()).rev() {
