@@ -69,5 +69,5 @@ def _compiled(steps, built, files):
         except LabError:
             # That is what is asked for.
             pass
-        log = step.log.read_text(errors="replace")[before:]
+        log = step.log.read_bytes()[before:].decode(errors="replace")
     return [judge(file.stem, wanted(file.read_text()), log) for file in files]
