@@ -47,6 +47,13 @@ MONITOR = ("-chardev", "socket,id=monitor,path=/tmp/qmp,server=on,wait=off",
            "-device", "virtserialport,chardev=guest,name=qmp")
 
 
+# The folder of results. The server forgets its files when it is reset, so it must be a device that
+# is not reset when the guest sleeps: one on PCI Express. Last, so that the others are where they were.
+SHARE = ("-fsdev", "local,id=lab,path=/build/share,security_model=none",
+         "-device", "pcie-root-port,id=lab-port,chassis=250",
+         "-device", "virtio-9p-pci,fsdev=lab,mount_tag=lab,bus=lab-port,x-pcie-pm-no-soft-reset=on")
+
+
 @dataclasses.dataclass
 class Boot:
     """One boot: where, what for, and with which settings for the job."""
@@ -122,10 +129,9 @@ class Machine:
                 "-kernel", "/build/out/arch/x86/boot/bzImage", "-append", cmdline,
                 "-drive", "file=/build/guest.erofs,format=raw,readonly=on,if=none,id=root",
                 "-device", "virtio-blk-pci,drive=root",
-                "-virtfs", "local,path=/build/share,mount_tag=lab,security_model=none",
                 *MONITOR,
                 "-object", f"memory-backend-ram,id=vram,size={boot.vram},share=on,reserve=off",
-                *boot.topology.machine]
+                *boot.topology.machine, *SHARE]
 
     def run(self, boot, cpu):
         """Boot, wait for the end, and see that the job came to one.
