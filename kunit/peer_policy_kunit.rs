@@ -46,7 +46,7 @@ mod tests {
     };
 
     /// How many bits a case is encoded in: see [`facts`].
-    const CASE_BITS: u32 = 13;
+    const CASE_BITS: u32 = 14;
 
     /// Makes one of all combinations of facts.
     fn facts(case: u32) -> Facts {
@@ -79,11 +79,12 @@ mod tests {
                 2 => Some(MemType::System),
                 _ => Some(MemType::Vram),
             },
+            unrevocable: bit(13),
         }
     }
 
     /// What stands between the importer and peer memory, in the order in which it is reported.
-    fn obstacles(f: &Facts) -> [(bool, Reason); 6] {
+    fn obstacles(f: &Facts) -> [(bool, Reason); 7] {
         [
             (f.gone, Reason::DeviceGone),
             (!f.route.opted_in, Reason::NoOptIn),
@@ -94,6 +95,10 @@ mod tests {
             ),
             (!f.inside_bar, Reason::OutsideBar),
             (f.suspended, Reason::Suspended),
+            (
+                f.unrevocable && f.domain != Domain::System,
+                Reason::NotRevocable,
+            ),
         ]
     }
 
@@ -156,6 +161,7 @@ mod tests {
             (Reason::OtherImporter, EOPNOTSUPP),
             (Reason::NoVram, EOPNOTSUPP),
             (Reason::SystemOnly, EOPNOTSUPP),
+            (Reason::NotRevocable, EOPNOTSUPP),
             (Reason::PinnedElsewhere, EOPNOTSUPP),
             (Reason::Quota, EDQUOT),
             (Reason::DeviceGone, ENODEV),
@@ -182,13 +188,14 @@ mod tests {
             Reason::OtherImporter,
             Reason::NoVram,
             Reason::SystemOnly,
+            Reason::NotRevocable,
             Reason::PinnedElsewhere,
             Reason::Quota,
             Reason::DeviceGone,
         ];
 
         assert!(paths.map(Path::code) == [1, 2, 3, 4]);
-        assert!(reasons.map(Reason::code) == [0, 1, 2, 3, 4, 5, 6, 7, 8, 16, 17, 18]);
+        assert!(reasons.map(Reason::code) == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 18]);
     }
 
     #[test]

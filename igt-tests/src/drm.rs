@@ -189,6 +189,7 @@ pub fn reason_name(reason: u32) -> String {
         6 => "other-importer",
         7 => "no-vram",
         8 => "system-only",
+        9 => "not-revocable",
         16 => "pinned-elsewhere",
         17 => "quota",
         18 => "device-gone",

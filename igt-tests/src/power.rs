@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Runtime PM of a device.
+//! Runtime PM of a device, and the sleep of the system.
 
+use std::fs;
 use std::thread;
 use std::time::Duration;
 
 use crate::misc;
 use crate::pci::PciDevice;
-use crate::{Outcome, Stop};
+use crate::{Outcome, Stop, SysError};
 
 const LIMIT: Duration = Duration::from_secs(20);
 /// The delay that is set, in ms, and how long it has to be awake beyond that.
@@ -106,6 +107,60 @@ impl<'a> Auto<'a> {
         }
         Ok(())
     }
+
+    /// Calls `f` on a suspended device, and sees that it was not resumed for that.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if it was, and with what `f` fails.
+    #[track_caller]
+    pub fn sleeps_through(&self, what: &str, f: impl FnOnce() -> Outcome) -> Outcome {
+        self.sleeps(&format!("before {what}"))?;
+        let before = self.active_time()?;
+        f()?;
+        let (status, after) = (self.0.power("runtime_status")?, self.active_time()?);
+        if status != "suspended" || after != before {
+            return Err(Stop::fail(format_args!(
+                "{} was resumed for {what}: {status}, awake for {} ms",
+                self.0.name(),
+                after - before
+            )));
+        }
+        Ok(())
+    }
+
+    /// Calls `f` while the device is not suspended.
+    ///
+    /// # Errors
+    ///
+    /// Those of `f`.
+    #[track_caller]
+    pub fn kept_awake(&self, f: impl FnOnce() -> Outcome) -> Outcome {
+        self.0.set_power("control", "on")?;
+        f()?;
+        self.0.set_power("control", "auto")?;
+        Ok(())
+    }
+}
+
+/// Lets the system sleep, up to where the platform would turn the power off, and wakes it.
+///
+/// # Errors
+///
+/// Fails the subtest if the system did not sleep.
+#[track_caller]
+pub fn system_sleep() -> Outcome {
+    let write = |path: &str, text: &str| {
+        fs::write(path, text)
+            .map_err(|error| SysError::io(format!("writing {text} to {path}"), &error))
+    };
+    // The file systems are those of the guest, and not what this is about.
+    write("/sys/power/sync_on_suspend", "0")?;
+    // All devices are suspended, in all steps.
+    write("/sys/power/pm_test", "platform")?;
+    write("/sys/module/suspend/parameters/pm_test_delay", "0")?;
+    write("/sys/power/state", "freeze")?;
+    Ok(())
 }
 
 impl Drop for Auto<'_> {

@@ -225,12 +225,16 @@ pub const REASON_NOT_PCI: u32 = 2;
 pub const REASON_NO_ROUTE: u32 = 3;
 /// The BAR does not show all of it.
 pub const REASON_OUTSIDE_BAR: u32 = 4;
+/// The exporting device is suspended, or was when the importer mapped.
+pub const REASON_SUSPENDED: u32 = 5;
 /// Another importer needs system memory.
 pub const REASON_OTHER_IMPORTER: u32 = 6;
 /// No room in VRAM.
 pub const REASON_NO_VRAM: u32 = 7;
 /// Made to live in system memory.
 pub const REASON_SYSTEM_ONLY: u32 = 8;
+/// The importer cannot be told to let go, and gets no VRAM for that.
+pub const REASON_NOT_REVOCABLE: u32 = 9;
 /// Pinned where the importer does not reach it, or not as it could.
 pub const REASON_PINNED_ELSEWHERE: u32 = 16;
 

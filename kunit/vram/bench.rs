@@ -584,3 +584,27 @@ fn raw_device(dev: &device::Device) -> *mut bindings::device {
         .cast::<bindings::device>()
         .cast_mut()
 }
+
+/// A device that is taken for one that was removed by surprise, until the value is dropped.
+pub(crate) struct Gone(*mut bindings::pci_dev, u32);
+
+impl Gone {
+    pub(crate) fn new(pdev: &pci::Device<device::Bound>) -> Self {
+        let dev: &device::Device<device::Bound> = pdev.as_ref();
+        // SAFETY: The device is one of PCI. Nobody else reports errors of it.
+        unsafe {
+            let raw = kernel::container_of!(raw_device(dev), bindings::pci_dev, dev);
+            let before = (*raw).error_state;
+
+            (*raw).error_state = bindings::pci_channel_io_perm_failure;
+            Self(raw, before)
+        }
+    }
+}
+
+impl Drop for Gone {
+    fn drop(&mut self) {
+        // SAFETY: The device is valid until the test is over.
+        unsafe { (*self.0).error_state = self.1 };
+    }
+}

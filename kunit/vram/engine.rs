@@ -14,6 +14,7 @@ mod tests {
         validate,
         with_device,
         Card,
+        Gone,
         Mode,
         Object,
         BAR,
@@ -26,11 +27,13 @@ mod tests {
         drm::{
             gem::{
                 peer,
+                ttm::Content,
                 BaseObject, //
             },
             ttm::{
                 Domain,
                 MemType,
+                OpCtx,
                 Place,
                 Work, //
             }, //
@@ -101,6 +104,80 @@ mod tests {
                 drop(object);
                 check_eq!(card.free(size), size);
             }
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn gone_device_is_not_read() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0)?;
+            let object = card.object(PAGES, &[Place::VRAM], Domain::Either)?;
+            fill(&object, 1)?;
+
+            // What is in system memory afterwards is not what the CPU read of a BAR.
+            let gone = Gone::new(pdev);
+            validate(&object, &[Place::TT])?;
+            check_eq!(move_of(&object)?.wait(false), Ok(()));
+            check_eq!(move_of(&object)?.status(), Some(Err(ENODEV)));
+            drop(gone);
+            check_eq!(place_of(&object)?, Some(MemType::Tt));
+            check!(holds(&object, None)?);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn suspend_that_fails_leaves_everything() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0)?;
+            let only = card.object(PAGES, &[Place::VRAM], Domain::Vram)?;
+            let either = card.object(PAGES, &[Place::VRAM], Domain::Either)?;
+            let pinned = card.object(PAGES, &[Place::VRAM], Domain::Either)?;
+            for (seed, object) in [(1, &only), (2, &either), (3, &pinned)] {
+                fill(object, seed)?;
+            }
+            let pin = pinned.reserve(false)?.pin()?;
+            let ctx = &mut OpCtx::uninterruptible();
+
+            for (mode, error) in [(Mode::Refuse, REFUSED), (Mode::Fail, FAILED)] {
+                card.control.set(mode);
+                check_eq!(card.ttm().suspend(Content::Lost, ctx), Err(error));
+                card.control.set(Mode::Work);
+                // There is nothing to be put back.
+                fill(&only, 4)?;
+                card.ttm().resume()?;
+                check!(holds(&only, Some(4))?);
+                fill(&only, 1)?;
+            }
+
+            card.ttm().suspend(Content::Lost, ctx)?;
+            check_eq!(place_of(&only)?, Some(MemType::Vram));
+            check_eq!(place_of(&either)?, Some(MemType::Tt));
+            check_eq!(place_of(&pinned)?, Some(MemType::Vram));
+            // What is written last is what is put back.
+            fill(&pinned, 5)?;
+            card.ttm().suspend(Content::Lost, ctx)?;
+            fill(&only, 6)?;
+            fill(&pinned, 6)?;
+            card.control.set(Mode::Refuse);
+            check_eq!(card.ttm().resume(), Err(REFUSED));
+            card.control.set(Mode::Work);
+            card.ttm().resume()?;
+            check!(holds(&only, Some(1))?);
+            check!(holds(&pinned, Some(5))?);
+            check!(holds(&either, Some(2))?);
+            drop(pin);
+
+            // Without a loss only what is exported leaves.
+            validate(&either, &[Place::VRAM])?;
+            card.ttm().suspend(Content::Kept, ctx)?;
+            check_eq!(place_of(&either)?, Some(MemType::Vram));
+            let buf = export(&either)?;
+            card.ttm().suspend(Content::Kept, ctx)?;
+            check_eq!(place_of(&either)?, Some(MemType::Tt));
+            check!(holds(&either, Some(2))?);
+            drop(buf);
             Ok(())
         })
     }

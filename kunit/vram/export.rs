@@ -11,6 +11,7 @@ use kernel::prelude::*;
 mod tests {
     use crate::bench::{
         with_device,
+        Gone,
         BAR,
         PAGE, //
     };
@@ -160,6 +161,7 @@ mod tests {
     #[vtable]
     impl Exporter for Part {
         type Bound<'a> = Provider<'a>;
+        type Prepared = ();
         type Attachment = ();
 
         const NAME: &'static CStr = c"part";
@@ -174,7 +176,14 @@ mod tests {
             &OPS
         }
 
-        fn attach(&self, cx: &Locked<'_, Self>, req: &mut AttachRequest<'_>) -> Result {
+        fn prepare_attach(&self) {}
+
+        fn attach(
+            &self,
+            cx: &Locked<'_, Self>,
+            req: &mut AttachRequest<'_>,
+            _prepared: (),
+        ) -> Result {
             require_path(cx.bound(), req)?;
             self.0.note(Attach)
         }
@@ -398,6 +407,35 @@ mod tests {
             })?;
             drop(at);
             check_eq!(&shared.events()[..], [Pinned, Map, Unmap, Unpinned, Detach]);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn gone_importer_is_not_waited_for() -> Result {
+        with_device(|pdev| {
+            let exports = exports(pdev)?;
+            let (shared, buf) = lend(pdev, &exports)?;
+            let at = Attachment::new(buf.clone(), pdev.as_ref(), Pinner)?;
+
+            at.with(|at| {
+                at.pin()?;
+                at.map(DataDirection::Bidirectional).map(|_| ())
+            })?;
+            check!(!pdev.is_disconnected());
+            let gone = Gone::new(pdev);
+            check!(pdev.is_disconnected());
+
+            // Otherwise this would not return.
+            drop(exports);
+            check_eq!(&shared.events()[..], [Attach, Pinned, Map, Revoke]);
+            drop(gone);
+            at.with(|at| {
+                check!(at.mapping().is_some());
+                Ok(())
+            })?;
+            drop(at);
+            check_eq!(&shared.events()[..], [Unmap, Unpinned, Detach]);
             Ok(())
         })
     }

@@ -316,8 +316,8 @@ mod tests {
             check_eq!(count(&card, Event::AttachRefused, Reason::Suspended), 1);
 
             // Nothing gets to VRAM or away from there, and is where it was.
-            check_eq!(at.with(|at| at.map(DIR).map(|_| ())), Err(EACCES));
-            check_eq!(validate(&local, &[Place::VRAM]), Err(EACCES));
+            check_eq!(at.with(|at| at.map(DIR).map(|_| ())), Err(EAGAIN));
+            check_eq!(validate(&local, &[Place::VRAM]), Err(EAGAIN));
             check_eq!(
                 card.object(1, &[Place::VRAM], Domain::Either).err(),
                 Some(EACCES)

@@ -2,6 +2,11 @@
 
 #include <linux/pci-p2pdma.h>
 
+__rust_helper bool rust_helper_pci_dev_is_disconnected(const struct pci_dev *pdev)
+{
+	return pci_dev_is_disconnected(pdev);
+}
+
 /* Without CONFIG_PCI_P2PDMA these are inline stubs, which bindgen skips. */
 #ifndef CONFIG_PCI_P2PDMA
 __rust_helper int rust_helper_pcim_p2pdma_init(struct pci_dev *pdev)

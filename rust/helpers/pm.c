@@ -12,6 +12,11 @@ __rust_helper void rust_helper_pm_runtime_get_noresume(struct device *dev)
 	pm_runtime_get_noresume(dev);
 }
 
+__rust_helper void rust_helper_pm_runtime_mark_last_busy(struct device *dev)
+{
+	pm_runtime_mark_last_busy(dev);
+}
+
 __rust_helper int rust_helper_pm_runtime_put_autosuspend(struct device *dev)
 {
 	return pm_runtime_put_autosuspend(dev);

@@ -5,6 +5,13 @@
 //! A device that nobody uses may be suspended: its registers and memory are out of reach, until
 //! somebody needs it. [`Awake`] is how to need it.
 //!
+//! # Locking
+//!
+//! To resume a device is to wait for callbacks of its driver, also for one that suspends it at this
+//! time. So it is done with no lock held that these callbacks take: lockdep sees the wait as a lock,
+//! `pm::callbacks`, which they hold. With such a lock held a task can still see whether the device is
+//! awake, [`Awake::if_active`].
+//!
 //! C header: [`include/linux/pm_runtime.h`](srctree/include/linux/pm_runtime.h)
 
 use crate::{
@@ -15,6 +22,77 @@ use crate::{
     sync::aref::ARef, //
 };
 use core::ptr::NonNull;
+
+/// The callbacks that suspend and resume devices, as a lock that lockdep knows.
+#[cfg(CONFIG_LOCKDEP)]
+mod callbacks {
+    use crate::{
+        bindings,
+        str::as_char_ptr_in_const_context,
+        types::Opaque, //
+    };
+    use core::ptr;
+
+    struct Map(Opaque<bindings::lockdep_map>);
+
+    // SAFETY: It is accessed by lockdep only.
+    unsafe impl Sync for Map {}
+
+    // Without a key the class is that of the address.
+    static MAP: Map = Map(Opaque::new(bindings::lockdep_map {
+        name: as_char_ptr_in_const_context(c"pm::callbacks"),
+        ..pin_init::zeroed()
+    }));
+
+    /// Takes it until the value is dropped.
+    pub(super) struct Held;
+
+    impl Held {
+        // Where that was is in the stack trace.
+        const IP: usize = 0;
+
+        pub(super) fn new() -> Self {
+            // SAFETY: The map is static.
+            unsafe { bindings::lock_acquire(MAP.0.get(), 0, 0, 0, 1, ptr::null_mut(), Self::IP) };
+            Self
+        }
+    }
+
+    impl Drop for Held {
+        fn drop(&mut self) {
+            // SAFETY: It was acquired by `new()`, by this task.
+            unsafe { bindings::lock_release(MAP.0.get(), Self::IP) };
+        }
+    }
+}
+
+/// Calls `f`, which suspends or resumes a device.
+pub(crate) fn in_callback<R>(f: impl FnOnce() -> R) -> R {
+    #[cfg(CONFIG_LOCKDEP)]
+    let _held = callbacks::Held::new();
+
+    f()
+}
+
+/// Tells whether the driver of a device is asked at this time to suspend it.
+///
+/// Whoever has something that the driver needs for that knows that the device works until that is
+/// given up.
+#[cfg_attr(not(CONFIG_RUST_DRM_TTM), expect(dead_code))]
+pub(crate) fn is_suspending(dev: &Device) -> bool {
+    #[cfg(CONFIG_PM)]
+    // SAFETY: The device is valid. The PM core changes the field at any time, but it does not leave
+    // this state before the driver has answered.
+    let ret = unsafe { (&raw const (*dev.as_raw()).power.runtime_status).read_volatile() }
+        == bindings::rpm_status_RPM_SUSPENDING;
+    #[cfg(not(CONFIG_PM))]
+    let ret = {
+        let _ = dev;
+        false
+    };
+
+    ret
+}
 
 /// Keeps a device awake until it is dropped.
 ///
@@ -48,19 +126,41 @@ pub struct Awake {
 impl Awake {
     /// Resumes a device, if it is suspended, and keeps it awake.
     ///
-    /// Sleeps. The callback that resumes the device must not need what the caller holds. Mirrors
-    /// `pm_runtime_resume_and_get()`.
+    /// Sleeps, and waits for callbacks of the driver that suspend or resume the device: these must
+    /// not need what the caller holds. Mirrors `pm_runtime_resume_and_get()`.
     ///
     /// # Errors
     ///
     /// - `EACCES` if runtime power management is disabled for the device while it is suspended.
     /// - What the driver returns if it cannot resume the device.
     pub fn new(dev: &Device) -> Result<Self> {
+        in_callback(|| ());
         // SAFETY: The device is valid.
         to_result(unsafe { bindings::pm_runtime_resume_and_get(dev.as_raw()) })?;
 
         // INVARIANT: A user was counted.
         Ok(Self { dev: dev.into() })
+    }
+
+    /// Keeps a device awake if it is, [`None`] if it is suspended, or about to be.
+    ///
+    /// For callers that hold what the callbacks of the driver need. Mirrors
+    /// `pm_runtime_get_if_active()`.
+    pub fn if_active(dev: &Device) -> Option<Self> {
+        #[cfg(CONFIG_PM)]
+        // SAFETY: The device is valid.
+        if unsafe { bindings::pm_runtime_get_if_active(dev.as_raw()) } <= 0 {
+            return None;
+        }
+
+        // INVARIANT: A user was counted. Without `CONFIG_PM` nothing is, or suspended.
+        Some(Self { dev: dev.into() })
+    }
+
+    /// Asks for a device to be resumed, and does not wait for that. Mirrors `pm_request_resume()`.
+    pub fn request(dev: &Device) {
+        // SAFETY: The device is valid.
+        unsafe { bindings::__pm_runtime_resume(dev.as_raw(), bindings::RPM_ASYNC as c_int) };
     }
 
     /// Keeps the device awake until [`Self::from_forgotten`].

@@ -17,7 +17,7 @@ LINE = re.compile(r"cell object=(\S+) first=(\S+) second=(\S+) order=(\S+) place
 # Short names, so that the table fits a screen.
 PLACES = {"vram": "V", "system": "S"}
 SHORT = {"system/no-opt-in": "opt-in", "system/no-route": "route",
-         "system/other-importer": "other", "system/system-only": "only",
+         "system/other-importer": "other", "system/system-only": "only", "system/not-revocable": "holder",
          "system/pinned-elsewhere": "pinned", "system/no-vram": "full",
          "refused/no-opt-in": "no:opt-in", "refused/no-route": "no:route",
          "refused/pinned-elsewhere": "no:pinned"}

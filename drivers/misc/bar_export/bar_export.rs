@@ -46,6 +46,7 @@ static OPS: exporter::Ops<Ranges> = exporter::Ops::new();
 #[vtable]
 impl Exporter for Ranges {
     type Bound<'a> = &'a Device;
+    type Prepared = ();
     type Attachment = ();
 
     const NAME: &'static CStr = c"bar_export";
@@ -58,10 +59,13 @@ impl Exporter for Ranges {
         &OPS
     }
 
+    fn prepare_attach(&self) {}
+
     fn attach(
         &self,
         cx: &exporter::Locked<'_, Self>,
         req: &mut exporter::AttachRequest<'_>,
+        _prepared: (),
     ) -> Result {
         peer::require_path(&cx.bound().p2pdma_provider(self.bar)?, req)?;
         // The device is not held up by who cannot let go.

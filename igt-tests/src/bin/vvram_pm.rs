@@ -5,13 +5,24 @@
 //! While something is expected to keep it awake, the device is given many times as long as it needs
 //! to be suspended: a device that nobody keeps awake is then seen to be suspended.
 
+use std::time::Duration;
+
+use vvram_tests::debugfs::{difference, DebugFs};
+use vvram_tests::drm::Drm;
 use vvram_tests::map::PAGE;
-use vvram_tests::peer::Mode;
+use vvram_tests::misc;
+use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::power::{Auto, DELAY};
+use vvram_tests::proc::Child;
 use vvram_tests::rebind::Unbound;
-use vvram_tests::scene::{cpu_reads, patterns, peer_reads, share, works, Scene};
+use vvram_tests::scene::{
+    cpu_reads, in_system_memory, patterns, peer_reads, peer_writes, placed, share, works, Scene,
+};
 use vvram_tests::uapi;
-use vvram_tests::{check, check_eq, igt_main, Outcome};
+use vvram_tests::{check, check_eq, expect_errno, igt_main, Outcome};
+
+const LIMIT: Duration = Duration::from_secs(120);
+const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 
 /// Files that are open do not keep it awake; what accesses VRAM wakes it, and finds it as it was.
 fn idle() -> Outcome {
@@ -38,7 +49,17 @@ fn idle() -> Outcome {
         );
         Ok(())
     })?;
-    auto.woken_by("the end of an access", || {
+    auto.woken_by("GEM_COPY", || {
+        let copied = scene.drm.copy(
+            (&shared.object, 0),
+            (&shared.object, PAGE as u64),
+            PAGE as u64,
+        )?;
+        copied.finish()?;
+        cpu_reads(&shared.map, b, &[0])
+    })?;
+    // There is nothing on its way to VRAM.
+    auto.sleeps_through("the end of an access", || {
         shared.buffer.sync(uapi::DMA_BUF_SYNC_WRITE)?;
         shared
             .buffer
@@ -68,6 +89,149 @@ fn peer() -> Outcome {
     Ok(())
 }
 
+/// One that can be told to let go gets system memory while the device is suspended.
+fn evicted() -> Outcome {
+    let scene = Scene::with_route()?;
+    let auto = Auto::new(&scene.gpu)?;
+    let debugfs = DebugFs::open(&scene.gpu)?;
+    let (a, b) = patterns();
+    let peer = &scene.peer;
+    let before = debugfs.counters()?;
+    let object = scene.drm.create_flags(2 * PAGE as u64, EITHER)?;
+    let (map, buffer) = (object.map()?, object.export()?);
+    map.fill(a);
+    auto.kept_awake(|| {
+        peer.attach(&buffer, Mode::Dynamic)?;
+        peer.map()?;
+        scene.check_only(&object, Mode::Dynamic, false, true)?;
+        scene.check_table(peer, &map)?;
+        peer_reads(peer, a, &[0, 1])
+    })?;
+    auto.sleeps("while an importer is attached that can be told to let go")?;
+    placed(&object, uapi::PLACEMENT_SYSTEM)?;
+    auto.sleeps_through("what an importer does in system memory", || {
+        check_eq!(peer.status()?.invalidations, 1, "invalidations");
+        peer.map()?;
+        in_system_memory(&scene, peer)?;
+        let list = object.attachments()?;
+        check_eq!(list.len(), 1, "attachments: {list:?}");
+        check_eq!(list[0].path, uapi::PATH_SYSTEM, "path");
+        check_eq!(list[0].reason, uapi::REASON_SUSPENDED, "reason");
+        cpu_reads(&map, a, &[0, 1])?;
+        peer_reads(peer, a, &[0, 1])?;
+        peer_writes(peer, b, &[1])?;
+        cpu_reads(&map, b, &[1])
+    })?;
+    let entry = |event: &str, reason: &str| (event.to_string(), reason.to_string(), 1);
+    check_eq!(
+        difference(&before, &debugfs.counters()?),
+        [entry("map-system", "suspended"), entry("moves", "-")],
+        "counters"
+    );
+    auto.kept_awake(|| {
+        peer.detach()?;
+        peer.attach(&buffer, Mode::Dynamic)?;
+        peer.map()?;
+        scene.check_only(&object, Mode::Dynamic, false, true)?;
+        scene.check_table(peer, &map)?;
+        peer_reads(peer, a, &[0])?;
+        peer_reads(peer, b, &[1])?;
+        peer.detach()?;
+        Ok(())
+    })
+}
+
+/// One that pins keeps it awake as long as that is in VRAM, and gets system memory if it comes too late.
+fn pinned() -> Outcome {
+    let scene = Scene::with_route()?;
+    let auto = Auto::new(&scene.gpu)?;
+    let (a, _) = patterns();
+    let peer = &scene.peer;
+    let object = scene.drm.create_flags(2 * PAGE as u64, EITHER)?;
+    let (map, buffer) = (object.map()?, object.export()?);
+    map.fill(a);
+    auto.kept_awake(|| {
+        peer.attach(&buffer, Mode::Revocable)?;
+        peer.pin_and_map(Mode::Revocable)?;
+        scene.check_only(&object, Mode::Revocable, true, true)
+    })?;
+    auto.stays_awake("while VRAM is pinned")?;
+    peer_reads(peer, a, &[0, 1])?;
+    peer.detach()?;
+    auto.sleeps("when nothing is pinned")?;
+
+    let late = scene.peer.reopen()?;
+    late.attach(&buffer, Mode::Revocable)?;
+    auto.sleeps_through("a pin and a mapping of system memory", || {
+        late.pin_and_map(Mode::Revocable)?;
+        placed(&object, uapi::PLACEMENT_SYSTEM)?;
+        in_system_memory(&scene, &late)?;
+        let list = object.attachments()?;
+        check_eq!(list.len(), 1, "attachments: {list:?}");
+        check_eq!(list[0].reason, uapi::REASON_SUSPENDED, "reason");
+        peer_reads(&late, a, &[0, 1])
+    })
+}
+
+/// One that cannot be told keeps it awake as long as it is attached, and so does one that does not
+/// take system memory.
+fn kept() -> Outcome {
+    let scene = Scene::with_route()?;
+    let auto = Auto::new(&scene.gpu)?;
+    let or_fail = EITHER | uapi::CREATE_EXPORT_VRAM_OR_FAIL;
+    for (flags, mode) in [(EITHER, Mode::Pinned), (or_fail, Mode::Dynamic)] {
+        let object = scene.drm.create_flags(2 * PAGE as u64, flags)?;
+        let buffer = object.export()?;
+        auto.sleeps("while nobody is attached")?;
+        scene.peer.attach(&buffer, mode)?;
+        auto.stays_awake("while a peer is attached that needs VRAM")?;
+        scene.peer.pin_and_map(mode)?;
+        scene.check_only(&object, mode, mode.needs_pin(), true)?;
+        placed(&object, uapi::PLACEMENT_VRAM)?;
+        scene.peer.detach()?;
+        auto.sleeps("after the detach")?;
+    }
+    Ok(())
+}
+
+/// Devices are suspended and resumed while importers map and processes access VRAM: nobody waits for
+/// somebody who waits for them.
+fn storm() -> Outcome {
+    const ROUNDS: u64 = 40;
+    let scene = Scene::with_route()?;
+    let auto = Auto::new(&scene.gpu)?;
+    let (seed, _) = patterns();
+    auto.device().set_power("autosuspend_delay_ms", "0")?;
+    let mut workers = Vec::new();
+    for worker in 0..4 {
+        let pattern = seed.derive(worker);
+        workers.push(Child::spawn(move || {
+            let (drm, peer) = (Drm::open()?, Peer::open()?);
+            let object = drm.create_flags(2 * PAGE as u64, EITHER)?;
+            let (map, buffer) = (object.map()?, object.export()?);
+            map.fill(pattern);
+            for round in 0..ROUNDS * misc::soak() {
+                match (round + worker) % 4 {
+                    0 | 1 => {
+                        peer.attach(&buffer, Mode::Dynamic)?;
+                        peer.map()?;
+                        peer_reads(&peer, pattern, &[1])?;
+                        peer.map()?;
+                        peer.detach()?;
+                    }
+                    2 => drop(drm.create(PAGE as u64)?),
+                    _ => cpu_reads(&map, pattern, &[0, 1])?,
+                }
+            }
+            cpu_reads(&map, pattern, &[0, 1])
+        })?);
+    }
+    for mut worker in workers {
+        worker.join("a worker of the storm", LIMIT)?;
+    }
+    auto.sleeps("after the storm")
+}
+
 /// One that uses system memory does not need the device.
 fn system() -> Outcome {
     let scene = Scene::open()?;
@@ -87,16 +251,32 @@ fn system() -> Outcome {
     auto.sleeps("after a transfer to system memory")
 }
 
-/// A mapping of the kernel keeps it awake.
+/// A mapping of the kernel keeps it awake. It is made with the reservation held, so it does not wait
+/// for the device, but has it resumed; what can leave VRAM is in system memory by then.
 fn kernel() -> Outcome {
     let scene = Scene::open()?;
     let auto = Auto::new(&scene.gpu)?;
     let (a, _) = patterns();
+    let either = scene.drm.create_flags(PAGE as u64, EITHER)?;
+    let (map, buffer) = (either.map()?, either.export()?);
+    map.fill(a);
+    auto.sleeps("at first")?;
+    placed(&either, uapi::PLACEMENT_SYSTEM)?;
+    auto.sleeps_through("a mapping of system memory", || {
+        scene.peer.attach(&buffer, Mode::Cpu)?;
+        scene.peer.map()?;
+        peer_reads(&scene.peer, a, &[0])?;
+        Ok(scene.peer.detach()?)
+    })?;
+
     let shared = share(&scene.drm, 1)?;
     shared.map.fill(a);
-    auto.sleeps("at first")?;
+    auto.sleeps("when the object is exported")?;
     scene.peer.attach(&shared.buffer, Mode::Cpu)?;
-    scene.peer.map()?;
+    auto.woken_by("a mapping of VRAM by the kernel", || {
+        expect_errno("the mapping", scene.peer.map(), libc::EAGAIN)
+    })?;
+    auto.kept_awake(|| Ok(scene.peer.map()?))?;
     auto.stays_awake("while the kernel maps VRAM")?;
     peer_reads(&scene.peer, a, &[0])?;
     scene.peer.unmap()?;
@@ -140,6 +320,10 @@ fn rebound(auto: &Auto<'_>) -> Outcome {
 igt_main! {
     "idle", "suspended while files are open, and woken by accesses to VRAM", idle;
     "peer", "awake while a peer is attached", peer;
+    "evicted", "suspended while importers go on in system memory", evicted;
+    "pinned", "awake while VRAM is pinned", pinned;
+    "kept", "awake while a peer is attached that needs VRAM", kept;
+    "storm", "suspended and resumed while VRAM is in use", storm;
     "system", "suspended while a peer uses system memory", system;
     "kernel", "awake while the kernel maps VRAM", kernel;
     "unbind", "counted right over an unbind", unbind;

@@ -33,6 +33,7 @@
 			 { 6, "other-importer" },			\
 			 { 7, "no-vram" },				\
 			 { 8, "system-only" },				\
+			 { 9, "not-revocable" },			\
 			 { 16, "pinned-elsewhere" },			\
 			 { 17, "quota" },				\
 			 { 18, "device-gone" })

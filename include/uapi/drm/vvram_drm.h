@@ -199,13 +199,14 @@ enum drm_vvram_path {
 /**
  * enum drm_vvram_reason - why a path is not peer to peer
  *
- * The reasons from 1 to 5 lead to system memory where the buffer may live there,
- * and to a refusal where it may not (DRM_VVRAM_GEM_CREATE_VRAM_OR_FAIL and
+ * The reasons from 1 to 5, and 9, lead to system memory where the buffer may live
+ * there, and to a refusal where it may not (DRM_VVRAM_GEM_CREATE_VRAM_OR_FAIL and
  * DRM_VVRAM_GEM_CREATE_EXPORT_VRAM_OR_FAIL). Where several of these apply, the
  * first of the list is given. With 6 to 8 the importer could have peer memory, but
  * the buffer is in system memory. The same is true for PINNED_ELSEWHERE, unless
- * the importer was refused. QUOTA and DEVICE_GONE are not given: these are errors
- * of the importer's call.
+ * the importer was refused, and for SUSPENDED, if the importer can be told to let
+ * go. QUOTA and DEVICE_GONE are not given: these are errors of the importer's
+ * call.
  */
 enum drm_vvram_reason {
 	/** @DRM_VVRAM_REASON_NONE: it is peer to peer. */
@@ -218,7 +219,10 @@ enum drm_vvram_reason {
 	DRM_VVRAM_REASON_NO_ROUTE = 3,
 	/** @DRM_VVRAM_REASON_OUTSIDE_BAR: the BAR does not show the buffer. */
 	DRM_VVRAM_REASON_OUTSIDE_BAR = 4,
-	/** @DRM_VVRAM_REASON_SUSPENDED: the exporting device does not resume. */
+	/**
+	 * @DRM_VVRAM_REASON_SUSPENDED: the exporting device does not resume, or
+	 * was suspended when the importer mapped the buffer.
+	 */
 	DRM_VVRAM_REASON_SUSPENDED = 5,
 	/** @DRM_VVRAM_REASON_OTHER_IMPORTER: another one needs system memory. */
 	DRM_VVRAM_REASON_OTHER_IMPORTER = 6,
@@ -226,6 +230,11 @@ enum drm_vvram_reason {
 	DRM_VVRAM_REASON_NO_VRAM = 7,
 	/** @DRM_VVRAM_REASON_SYSTEM_ONLY: DRM_VVRAM_GEM_CREATE_SYSTEM alone. */
 	DRM_VVRAM_REASON_SYSTEM_ONLY = 8,
+	/**
+	 * @DRM_VVRAM_REASON_NOT_REVOCABLE: the importer cannot be told to let go
+	 * of VRAM, and the device does not give it to such importers.
+	 */
+	DRM_VVRAM_REASON_NOT_REVOCABLE = 9,
 	/** @DRM_VVRAM_REASON_PINNED_ELSEWHERE: pinned where it cannot reach. */
 	DRM_VVRAM_REASON_PINNED_ELSEWHERE = 16,
 	/** @DRM_VVRAM_REASON_QUOTA: the limit of pinned VRAM is reached. */

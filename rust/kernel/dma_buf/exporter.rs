@@ -10,6 +10,7 @@
 //! | callback | reservation | device |
 //! |---|---|---|
 //! | [`attach`](Exporter::attach), [`begin_cpu_access`](Exporter::begin_cpu_access), [`end_cpu_access`](Exporter::end_cpu_access) | taken here | bound |
+//! | [`prepare_attach`](Exporter::prepare_attach) | not held | maybe gone |
 //! | [`detach`](Exporter::detach) | not held, taken to undo what is left | maybe gone |
 //! | [`pin`](Exporter::pin), [`map`](Exporter::map), [`vmap`](Exporter::vmap) | held | bound |
 //! | [`unpin`](Exporter::unpin), [`unmap`](Exporter::unmap), [`vunmap`](Exporter::vunmap) | held | maybe gone |
@@ -107,6 +108,7 @@ use core::{
 /// #[vtable]
 /// impl Exporter for Window {
 ///     type Bound<'a> = Provider<'a>;
+///     type Prepared = ();
 ///     type Attachment = ();
 ///
 ///     const NAME: &'static CStr = c"window";
@@ -119,7 +121,14 @@ use core::{
 ///         &OPS
 ///     }
 ///
-///     fn attach(&self, cx: &Locked<'_, Self>, req: &mut AttachRequest<'_>) -> Result {
+///     fn prepare_attach(&self) {}
+///
+///     fn attach(
+///         &self,
+///         cx: &Locked<'_, Self>,
+///         req: &mut AttachRequest<'_>,
+///         _prepared: (),
+///     ) -> Result {
 ///         // Nobody gets a copy instead, and who cannot be told to let go is refused.
 ///         if !req.peer2peer() || !req.is_revocable() {
 ///             return Err(EOPNOTSUPP);
@@ -153,6 +162,10 @@ pub trait Exporter: Sized + Send + Sync + 'static {
         bound: &'short Self::Bound<'long>,
     ) -> &'short Self::Bound<'short>;
 
+    /// What [`attach`](Self::attach) needs that is not to be had with the reservation held, such as a
+    /// device that is awake.
+    type Prepared;
+
     /// What the exporter keeps for each attachment.
     type Attachment: Send + Sync + 'static;
 
@@ -165,7 +178,11 @@ pub trait Exporter: Sized + Send + Sync + 'static {
     /// with another one [`exporter_of`] returns nothing, and [`with_exporter`] fails.
     fn ops() -> &'static Ops<Self>;
 
-    /// An importer wants to use the buffer.
+    /// An importer is about to attach. The reservation is not held, and the device may be gone.
+    fn prepare_attach(&self) -> Self::Prepared;
+
+    /// An importer wants to use the buffer. `prepared` is what
+    /// [`prepare_attach`](Self::prepare_attach) returned.
     ///
     /// Called with the reservation held, before the attachment can be seen by others. Here the
     /// exporter decides whether and how the importer can reach the buffer. If it accepts the
@@ -178,6 +195,7 @@ pub trait Exporter: Sized + Send + Sync + 'static {
         &self,
         cx: &Locked<'_, Self>,
         req: &mut AttachRequest<'_>,
+        prepared: Self::Prepared,
     ) -> Result<Self::Attachment>;
 
     /// An importer is done with the buffer. The reservation is not held.
@@ -256,6 +274,10 @@ pub trait Exporter: Sized + Send + Sync + 'static {
     }
 
     /// Maps the buffer into the kernel; called for the first user only.
+    ///
+    /// An unbind waits until I/O memory is not mapped any more. Other memory stays valid until it is
+    /// unmapped, also after an unbind. Who comes while the buffer is mapped shares the mapping, also
+    /// after the buffer was revoked: the core does not ask.
     ///
     /// # Errors
     ///
@@ -391,8 +413,9 @@ pub(super) struct Buffer<E: Exporter> {
     /// reservation.
     bound: UnsafeCell<Option<NonNull<E::Bound<'static>>>>,
 
-    /// How many mappings importers hold, and one for the kernel's own (vmap). Changes with the
-    /// reservation held.
+    /// How many mappings of the device's own memory importers hold, and one for the kernel's own
+    /// (vmap). Changes with the reservation held. System memory stays as long as the buffer, so that
+    /// nobody waits for mappings of that.
     mappings: Atomic<usize>,
 
     /// Taken to wait for `unmapped`, inside of no other lock but the reservation.
@@ -560,7 +583,7 @@ impl<E: Exporter> Buffer<E> {
         }
     }
 
-    /// Returns the number of mappings that somebody holds.
+    /// Returns the number of mappings of the device's own memory that somebody holds.
     #[inline]
     pub(super) fn mappings(&self) -> usize {
         self.mappings.load(Acquire)
@@ -948,6 +971,11 @@ impl<'r, E: Exporter> Attached<'r, E> {
         self.with_tables(|tables| tables.len())
     }
 
+    /// Returns how many of them are mappings of the device's own memory.
+    pub(super) fn peer_maps(&self) -> usize {
+        self.with_tables(|tables| tables.iter().filter(|table| !table.has_pages()).count())
+    }
+
     #[inline]
     pub(super) fn holdings(&self) -> &Holdings {
         &self.private().holdings
@@ -1114,6 +1142,7 @@ unsafe extern "C" fn attach_callback<E: Exporter>(
 
         // Made first, so that nothing fails once the exporter has accepted.
         let data = KBox::<AttachmentData<E>>::new_uninit(GFP_KERNEL)?;
+        let prepared = buffer.exporter.prepare_attach();
 
         let guard = buf.resv().lock();
         // SAFETY: The reservation was just taken and is held until after the view is gone.
@@ -1123,7 +1152,7 @@ unsafe extern "C" fn attach_callback<E: Exporter>(
                 attach: unsafe { &mut *raw_attach },
             };
 
-            buffer.exporter.attach(&cx, &mut request)
+            buffer.exporter.attach(&cx, &mut request, prepared)
         });
         // The reservation is kept until the attachment is on the list, so that whatever is decided
         // next takes it into account.
@@ -1157,7 +1186,7 @@ unsafe extern "C" fn attach_callback<E: Exporter>(
 
 /// Undoes what an importer has left of an attachment. The reservation is held.
 fn let_go<E: Exporter>(buffer: &Buffer<E>, buf: &DmaBuf, at: &Attached<'_, E>) {
-    let (pins, maps) = (at.pins(), at.maps());
+    let (pins, maps, peer_maps) = (at.pins(), at.maps(), at.peer_maps());
 
     dev_warn!(
         at.device(),
@@ -1169,6 +1198,8 @@ fn let_go<E: Exporter>(buffer: &Buffer<E>, buf: &DmaBuf, at: &Attached<'_, E>) {
     at.unmap_unless(|_| false);
     for _ in 0..maps {
         buffer.exporter.unmap(at);
+    }
+    for _ in 0..peer_maps {
         // SAFETY: The reservation is held while an `Attached` exists.
         unsafe { buffer.put_mapping() };
     }
@@ -1285,8 +1316,11 @@ unsafe extern "C" fn map_callback<E: Exporter>(
         });
         let sgt = sgt?;
 
-        // SAFETY: The reservation is held.
-        unsafe { buffer.get_mapping() };
+        let is_peer = |table: &Table| table.sgt() == sgt && !table.has_pages();
+        if at.with_tables(|tables| tables.iter().any(is_peer)) {
+            // SAFETY: The reservation is held.
+            unsafe { buffer.get_mapping() };
+        }
         Ok(sgt)
     };
 
@@ -1321,11 +1355,15 @@ unsafe extern "C" fn unmap_callback<E: Exporter>(
         return;
     };
 
+    let has_pages = table.has_pages();
+
     // SAFETY: The table was one of this attachment, and the reservation is held.
     unsafe { table.unmap(raw_attach) };
     buffer.exporter.unmap(&at);
-    // SAFETY: The reservation is held.
-    unsafe { buffer.put_mapping() };
+    if !has_pages {
+        // SAFETY: The reservation is held.
+        unsafe { buffer.put_mapping() };
+    }
 }
 
 /// # Safety
@@ -1445,8 +1483,10 @@ unsafe extern "C" fn vmap_callback<E: Exporter>(
         let cx = unsafe { buffer.locked(buf) }?;
 
         let addr = buffer.exporter.vmap(&cx)?;
-        // SAFETY: The reservation is held.
-        unsafe { buffer.get_mapping() };
+        if addr.is_iomem() {
+            // SAFETY: The reservation is held.
+            unsafe { buffer.get_mapping() };
+        }
 
         // SAFETY: The core passes a pointer to a structure that it wants to have filled.
         unsafe { map.write(addr.into_raw()) };
@@ -1470,6 +1510,8 @@ unsafe extern "C" fn vunmap_callback<E: Exporter>(
     let map = IosysMap::from_raw(unsafe { *map });
 
     buffer.exporter.vunmap(buf, map);
-    // SAFETY: The reservation is held.
-    unsafe { buffer.put_mapping() };
+    if map.is_iomem() {
+        // SAFETY: The reservation is held.
+        unsafe { buffer.put_mapping() };
+    }
 }

@@ -9,8 +9,13 @@
 //! 1. no new attachment, pin or mapping is made (`ENODEV`),
 //! 2. importers are told that their mappings are void,
 //! 3. fences of work on the buffers are waited for,
-//! 4. mappings are waited for, without a limit: an importer that cannot be told to let go, as most
-//!    RDMA devices cannot, keeps its addresses until it is done. A message names it.
+//! 4. mappings of the device's own memory are waited for, without a limit: an importer that cannot be
+//!    told to let go, as most RDMA devices cannot, keeps its addresses until it is done. A message
+//!    names it. A PCI device that was removed by surprise has none any more, whatever its driver still
+//!    holds.
+//!
+//! System memory stays as long as somebody has the buffer, so that mappings of that are not waited
+//! for.
 //!
 //! # Locking
 //!
@@ -33,6 +38,7 @@ use crate::{
     error::from_err_ptr,
     module::this_module,
     page::PAGE_SIZE,
+    pci,
     prelude::*,
     rbtree::{
         RBTree,
@@ -209,7 +215,9 @@ fn wait_unmapped<E: Exporter>(dev: &device::Device, buf: &DmaBuf, buffer: &Buffe
 
     while buffer.mappings() > 0 {
         drop(waiting);
-        report_holders(dev, buf, buffer, since.elapsed());
+        if !report_holders(dev, buf, buffer, since.elapsed()) {
+            return;
+        }
         waiting = buffer.waiting().lock();
 
         let mut left = msecs_to_jiffies(remind);
@@ -235,21 +243,31 @@ fn wait_unmapped<E: Exporter>(dev: &device::Device, buf: &DmaBuf, buffer: &Buffe
     }
 }
 
-/// Logs who has the mappings of a buffer of `dev` that is waited for.
+/// Tells whether a device was removed by surprise, so that it does not access anything any more.
+fn is_disconnected(dev: &device::Device) -> bool {
+    <&pci::Device>::try_from(dev).is_ok_and(pci::Device::is_disconnected)
+}
+
+/// Logs who has the mappings of a buffer of `dev` that is waited for. Returns whether anybody has.
 fn report_holders<E: Exporter>(
     dev: &device::Device,
     buf: &DmaBuf,
     buffer: &Buffer<E>,
     waited: Delta,
-) {
+) -> bool {
     let _guard = buf.resv().lock();
     let seconds = waited.as_millis() / 1000;
     let size = buf.size();
     let mut others = buffer.mappings();
+    let mut waits = false;
 
     // SAFETY: The reservation is held, and `buffer` belongs to `buf`.
     for at in unsafe { buffer.attachments(buf) } {
-        if at.maps() > 0 {
+        let maps = at.peer_maps();
+
+        others = others.saturating_sub(maps);
+        if maps > 0 && !is_disconnected(at.device()) {
+            waits = true;
             dev_notice!(
                 dev,
                 "waiting for {}, which has mapped a revoked dma-buf of {} bytes, since {} s\n",
@@ -257,10 +275,10 @@ fn report_holders<E: Exporter>(
                 size,
                 seconds
             );
-            others = others.saturating_sub(at.maps());
         }
     }
     if others > 0 {
+        waits = true;
         dev_notice!(
             dev,
             "waiting for the kernel (vmap), which has mapped a revoked dma-buf of {} bytes, since {} s\n",
@@ -268,6 +286,7 @@ fn report_holders<E: Exporter>(
             seconds
         );
     }
+    waits
 }
 
 /// The buffers that a bound driver has lent.

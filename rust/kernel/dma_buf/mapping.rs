@@ -229,7 +229,7 @@ impl Table {
 
     /// Tells whether the table is one of pages.
     #[inline]
-    fn has_pages(&self) -> bool {
+    pub(super) fn has_pages(&self) -> bool {
         self.ranges.is_none()
     }
 

@@ -82,6 +82,7 @@
 //! #[vtable]
 //! impl Exporter for Lender {
 //!     type Bound<'a> = u32;
+//!     type Prepared = ();
 //!     /// What the attachment was called.
 //!     type Attachment = usize;
 //!
@@ -95,7 +96,14 @@
 //!         &OPS
 //!     }
 //!
-//!     fn attach(&self, cx: &Locked<'_, Self>, req: &mut AttachRequest<'_>) -> Result<usize> {
+//!     fn prepare_attach(&self) {}
+//!
+//!     fn attach(
+//!         &self,
+//!         cx: &Locked<'_, Self>,
+//!         req: &mut AttachRequest<'_>,
+//!         _prepared: (),
+//!     ) -> Result<usize> {
 //!         if !req.peer2peer() {
 //!             return Err(EOPNOTSUPP);
 //!         }

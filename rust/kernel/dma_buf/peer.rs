@@ -64,8 +64,9 @@ impl Path {
 
 /// Why an importer does not get peer memory.
 ///
-/// The reasons from 1 to 5 lead to system memory where the object may live there, and to a refusal
-/// where it may not. Those from 6 to 8 are about where the object is, and lead to system memory.
+/// The reasons from 1 to 5, and 9, lead to system memory where the object may live there, and to a
+/// refusal where it may not. Those from 6 to 8 are about where the object is, and lead to system
+/// memory.
 /// The others refuse; an importer that could have peer memory gets system memory, if the object is
 /// pinned there. The values are part of the uAPI of drivers that use this layer and do not change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,6 +90,9 @@ pub enum Reason {
     NoVram = 7,
     /// The object was made to live in system memory.
     SystemOnly = 8,
+    /// The importer cannot be told to let go, and the exporting device does not give its memory to
+    /// such importers, or no more of it.
+    NotRevocable = 9,
     /// The object is pinned where the importer cannot reach it.
     PinnedElsewhere = 16,
     /// The limit of pinned VRAM is reached.
@@ -99,7 +103,7 @@ pub enum Reason {
 
 impl Reason {
     /// All reasons, in the order of their values.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::None,
         Self::NoOptIn,
         Self::NotPci,
@@ -109,6 +113,7 @@ impl Reason {
         Self::OtherImporter,
         Self::NoVram,
         Self::SystemOnly,
+        Self::NotRevocable,
         Self::PinnedElsewhere,
         Self::Quota,
         Self::DeviceGone,
@@ -126,6 +131,7 @@ impl Reason {
             Self::OtherImporter => "other-importer",
             Self::NoVram => "no-vram",
             Self::SystemOnly => "system-only",
+            Self::NotRevocable => "not-revocable",
             Self::PinnedElsewhere => "pinned-elsewhere",
             Self::Quota => "quota",
             Self::DeviceGone => "device-gone",

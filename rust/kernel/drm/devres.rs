@@ -100,4 +100,17 @@ impl<T: Driver + 'static> Registration<T> {
     pub fn device(&self) -> &ARef<drm::Device<T>> {
         &self.drm
     }
+
+    /// Calls `f` with the registration data, [`None`] if the device was unplugged.
+    ///
+    /// An unplug waits until `f` has returned.
+    pub fn with_data<R>(
+        &self,
+        f: impl for<'a> FnOnce(&'a T::RegistrationData<'a>) -> R,
+    ) -> Option<R> {
+        // SAFETY: The device is valid, and was registered.
+        let dev: &drm::Device<T, drm::Ioctl> = unsafe { drm::Device::from_raw(self.drm.as_raw()) };
+
+        Some(dev.registration_guard()?.registration_data_with(f))
+    }
 }

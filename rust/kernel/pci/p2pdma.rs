@@ -246,6 +246,18 @@ impl<'a> Provider<'a> {
     }
 }
 
+impl Device {
+    /// Tells whether the device is gone: it was removed without a word, or does not answer any more.
+    ///
+    /// Its registers and its memory read as ones, and it does not access anything. Mirrors
+    /// `pci_dev_is_disconnected()`.
+    #[inline(never)]
+    pub fn is_disconnected(&self) -> bool {
+        // SAFETY: The device is valid.
+        unsafe { bindings::pci_dev_is_disconnected(self.as_raw()) }
+    }
+}
+
 impl Device<device::Core<'_>> {
     /// Prepares the memory BARs of the device for peers; undone when the driver is unbound.
     ///

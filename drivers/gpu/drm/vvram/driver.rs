@@ -12,9 +12,18 @@ use kernel::{
     drm::{
         self,
         devres::RegistrationInit,
-        gem::peer,
+        gem::{
+            peer::{
+                self,
+                Unrevocable, //
+            },
+            ttm::Content, //
+        },
         ioctl,
-        ttm, //
+        ttm::{
+            self,
+            OpCtx, //
+        }, //
     },
     new_mutex,
     pci,
@@ -92,6 +101,43 @@ pub(crate) struct Probed {
     card: Mutex<Option<Card>>,
 }
 
+/// What becomes of VRAM while the device is suspended. Memory of this device keeps its content.
+fn content() -> Content {
+    if module_parameters::lossy_suspend.value() == 0 {
+        Content::Kept
+    } else {
+        Content::Lost
+    }
+}
+
+impl Probed {
+    /// Moves what is needed while the device is suspended out of VRAM.
+    fn suspend(&self, ctx: &mut OpCtx) -> Result {
+        match &*self.card.lock() {
+            Some(card) => card.device().ttm.suspend(content(), ctx),
+            None => Ok(()),
+        }
+    }
+
+    /// Brings back what was in VRAM.
+    fn resume(&self) -> Result {
+        match &*self.card.lock() {
+            Some(card) => card.device().ttm.resume(),
+            None => Ok(()),
+        }
+    }
+
+    /// Loses what is in VRAM, if that is what happens to it.
+    fn lose_content(&self) {
+        if content() == Content::Kept {
+            return;
+        }
+        if let Some(card) = &*self.card.lock() {
+            card.with_data(|bound| bound.engine.lose_content());
+        }
+    }
+}
+
 /// Makes the DRM device of a device.
 fn make_card(pdev: &pci::Device<device::Bound>, variant: &'static dyn Variant) -> Result<Card> {
     let vram_size = variant.vram_size(pdev)?;
@@ -109,9 +155,16 @@ fn make_card(pdev: &pci::Device<device::Bound>, variant: &'static dyn Variant) -
         }),
     )?;
     ttm::Device::<BoData>::setup(&drm, pdev, variant.vram_bar(), cpu_visible)?;
-    let percent = module_parameters::pin_percent.value().min(100);
+    let share = |percent: u64| vram_size / 100 * percent + vram_size % 100 * percent / 100;
     drm.ttm
-        .set_pin_limit(vram_size / 100 * percent + vram_size % 100 * percent / 100);
+        .set_pin_limit(share(module_parameters::pin_percent.value().min(100)));
+    drm.ttm
+        .holders()
+        .set_policy(match module_parameters::unrevocable_percent.value() {
+            0 => Unrevocable::Refuse,
+            percent @ 1..100 => Unrevocable::Limit(share(percent)),
+            _ => Unrevocable::Accept,
+        });
     let card = Card::new(pdev, drm, Bind(variant), 0)?;
 
     dev_info!(
@@ -156,16 +209,45 @@ impl pci::Driver for VvramDriver {
         })
     }
 
-    // Memory of this device keeps its content. One that loses it moves its objects to system memory
-    // first.
     fn runtime_suspend<'bound>(
         _pdev: &'bound pci::Device<device::Bound>,
         this: Pin<&Self::Data<'bound>>,
     ) -> Result {
-        if let Some(card) = &*this.card.lock() {
-            card.device().ttm.zap_mappings();
-        }
+        // What is in use is a reason not to suspend it.
+        this.suspend(&mut OpCtx::without_waiting())?;
+        this.lose_content();
         Ok(())
+    }
+
+    fn runtime_resume<'bound>(
+        _pdev: &'bound pci::Device<device::Bound>,
+        this: Pin<&Self::Data<'bound>>,
+    ) -> Result {
+        this.resume()
+    }
+
+    fn suspend<'bound>(
+        _pdev: &'bound pci::Device<device::Bound>,
+        this: Pin<&Self::Data<'bound>>,
+    ) -> Result {
+        this.suspend(&mut OpCtx::uninterruptible())
+    }
+
+    // Peers have stopped to write to what they have pinned.
+    fn suspend_late<'bound>(
+        _pdev: &'bound pci::Device<device::Bound>,
+        this: Pin<&Self::Data<'bound>>,
+    ) -> Result {
+        this.suspend(&mut OpCtx::uninterruptible())?;
+        this.lose_content();
+        Ok(())
+    }
+
+    fn resume_early<'bound>(
+        _pdev: &'bound pci::Device<device::Bound>,
+        this: Pin<&Self::Data<'bound>>,
+    ) -> Result {
+        this.resume()
     }
 
     // A reset is an unplug and a new device: what was in VRAM is lost, and nobody has an address of

@@ -364,6 +364,7 @@ const _: () = {
         Reason::OtherImporter.code() => drm_vvram_reason_DRM_VVRAM_REASON_OTHER_IMPORTER,
         Reason::NoVram.code() => drm_vvram_reason_DRM_VVRAM_REASON_NO_VRAM,
         Reason::SystemOnly.code() => drm_vvram_reason_DRM_VVRAM_REASON_SYSTEM_ONLY,
+        Reason::NotRevocable.code() => drm_vvram_reason_DRM_VVRAM_REASON_NOT_REVOCABLE,
         Reason::PinnedElsewhere.code() => drm_vvram_reason_DRM_VVRAM_REASON_PINNED_ELSEWHERE,
         Reason::Quota.code() => drm_vvram_reason_DRM_VVRAM_REASON_QUOTA,
         Reason::DeviceGone.code() => drm_vvram_reason_DRM_VVRAM_REASON_DEVICE_GONE,

@@ -47,6 +47,9 @@ pub(crate) trait Engine: Send + Sync {
 
     /// Makes what the CPU wrote to VRAM visible to the device and to peers.
     fn flush(&self, vram: &Ranges);
+
+    /// Does to VRAM what a loss of power does. Nothing is queued.
+    fn lose_content(&self);
 }
 
 /// QEMU's `ivshmem-plain`: BAR 2 is memory, and there is nothing else.
@@ -75,5 +78,9 @@ impl Engine for CpuEngine<'_> {
 
     fn flush(&self, vram: &Ranges) {
         self.flush(vram);
+    }
+
+    fn lose_content(&self) {
+        self.scribble(0xa5);
     }
 }

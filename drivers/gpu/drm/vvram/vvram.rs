@@ -29,5 +29,13 @@ kernel::module_pci_driver! {
             default: 50,
             description: "How much of VRAM may be pinned, in percent",
         },
+        unrevocable_percent: u64 {
+            default: 100,
+            description: "How much of VRAM importers may pin that cannot be told to let go, in percent (0: they get none)",
+        },
+        lossy_suspend: u8 {
+            default: 0,
+            description: "Let VRAM lose its content when the device is suspended, to test that",
+        },
     },
 }

@@ -21,7 +21,10 @@
 //! - Importing an object into the device it comes from gives the object itself. Other buffers are
 //!   imported as objects that stand for them, if the driver wants to ([`PeerObject::import_args`]);
 //!   [`import_info`] tells how the device reaches one.
-//! - The device is kept awake while a peer is attached.
+//! - The device is kept awake while a peer is attached that cannot be told to let go, or that of an
+//!   object which importers get in VRAM or not at all. Others get system memory while the device is
+//!   suspended.
+//! - Importers that cannot be told to let go have as much of VRAM as [`Unrevocable`] gives to them.
 //! - When the driver is unbound, all importers are told, and their mappings are waited for.
 //!
 //! # Locking
@@ -324,10 +327,17 @@
 
 mod counters;
 pub mod debugfs;
+mod holders;
 
-pub use self::counters::{
-    Counters,
-    Event, //
+pub use self::{
+    counters::{
+        Counters,
+        Event, //
+    },
+    holders::{
+        Holders,
+        Unrevocable, //
+    }, //
 };
 pub use crate::dma_buf::peer::{
     Path,
@@ -479,6 +489,9 @@ pub struct Facts {
     pub vram_or_fail: bool,
     /// Where the object is pinned, if it is.
     pub pinned: Option<MemType>,
+    /// The importer cannot be told to let go, and the device does not give VRAM to such importers, see
+    /// [`Unrevocable::Refuse`].
+    pub unrevocable: bool,
 }
 
 /// Decides what an importer gets.
@@ -518,6 +531,7 @@ pub struct Facts {
 ///     domain: Domain::Vram,
 ///     vram_or_fail: false,
 ///     pinned: None,
+///     unrevocable: false,
 /// };
 /// assert_eq!(decide(&below_one_switch), Outcome::peer(Path::PeerBus));
 ///
@@ -547,6 +561,7 @@ pub fn decide(facts: &Facts) -> Outcome {
     let path = match facts.route.path() {
         Ok(_) if !facts.inside_bar => Err(Reason::OutsideBar),
         Ok(_) if facts.suspended => Err(Reason::Suspended),
+        Ok(_) if facts.unrevocable && facts.domain != Domain::System => Err(Reason::NotRevocable),
         path => path,
     };
     let pinned_in_vram = facts.pinned == Some(MemType::Vram);
@@ -769,7 +784,8 @@ pub struct Attachment {
     outcome: Outcome,
     distance: Option<u32>,
     opted_in: bool,
-    /// A peer can map VRAM at any time, and others may hold the reservation when it does.
+    /// For a peer that does not let go of VRAM, or does not take anything else: it can map at any
+    /// time, with the reservation held, when it is too late to resume the device.
     _awake: Option<Awake>,
 }
 
@@ -780,6 +796,11 @@ pub struct GemExport<T: PeerObject> {
     dev: ARef<drm::Device<T::Driver>>,
     /// The address of the dma-buf, 0 until the object knows it.
     buf: Atomic<usize>,
+    /// How many pins of VRAM there are by importers that cannot be told to let go. The reservation
+    /// guards it.
+    held: Atomic<usize>,
+    /// A peer was given system memory because the device was suspended. The reservation guards it.
+    suspended: Atomic<bool>,
     refusals: Pin<KBox<Mutex<Refusals>>>,
 }
 
@@ -813,6 +834,8 @@ impl<T: PeerObject> GemExport<T> {
         }
         let reason = if !all_peers(cx) {
             Reason::OtherImporter
+        } else if self.suspended.load(Relaxed) {
+            Reason::Suspended
         } else if object.is_pinned() {
             Reason::PinnedElsewhere
         } else {
@@ -827,14 +850,7 @@ impl<T: PeerObject> GemExport<T> {
     }
 
     /// Finds out what [`decide`] needs to know.
-    ///
-    /// `awake` keeps the exporting device awake, unless it cannot be resumed.
-    fn facts(
-        &self,
-        cx: &Locked<'_, Self>,
-        req: &AttachRequest<'_>,
-        awake: &Result<Awake>,
-    ) -> Facts {
+    fn facts(&self, cx: &Locked<'_, Self>, req: &AttachRequest<'_>, suspended: bool) -> Facts {
         let object = self.object(cx);
         let visible = object.visible();
         let pinned = object.mem_type().filter(|_| object.is_pinned());
@@ -847,27 +863,41 @@ impl<T: PeerObject> GemExport<T> {
         Facts {
             // `cx` proves that the device is bound.
             gone: false,
-            suspended: awake.is_err(),
+            suspended,
             route: Route::new(cx.bound(), req),
             inside_bar,
             domain: self.obj.domain(),
             vram_or_fail: self.obj.vram_or_fail(),
             pinned,
+            unrevocable: !req.is_revocable()
+                && self.obj.ttm().holders().policy() == Unrevocable::Refuse,
         }
     }
 
-    /// Returns the places for the object while all of its importers use it, best first.
+    /// Tells whether an attachment is one of those that [`Holders`] is about.
+    fn is_holder(at: &Attached<'_, Self>) -> bool {
+        at.data().outcome.path.is_peer() && !at.is_revocable()
+    }
+
+    /// Returns the places for the object while all of its importers use it, best first. `awake` says
+    /// whether the device is.
     ///
     /// An object that is in the second place stays there if the first one is full.
-    fn places(&self, cx: &Locked<'_, Self>) -> [Place; 2] {
+    ///
+    /// # Errors
+    ///
+    /// `EAGAIN` if it has to be in VRAM, and that is out of reach.
+    fn places(&self, cx: &Locked<'_, Self>, awake: bool) -> Result<[Place; 2]> {
         let vram = Place::VRAM.below(self.object(cx).visible());
         let peers = all_peers(cx);
 
         match self.obj.domain() {
-            _ if vram_or_fail::<T>(&self.obj) => [vram, vram],
+            // Its peers keep the device awake; who else maps it gets nothing.
+            _ if vram_or_fail::<T>(&self.obj) && !awake => Err(EAGAIN),
+            _ if vram_or_fail::<T>(&self.obj) => Ok([vram, vram]),
             // Not evicted from there for the sake of system memory.
-            Domain::Either if peers => [vram, Place::TT.fallback()],
-            _ => [Place::TT, Place::TT],
+            Domain::Either if peers && awake => Ok([vram, Place::TT.fallback()]),
+            _ => Ok([Place::TT, Place::TT]),
         }
     }
 
@@ -886,10 +916,11 @@ impl<T: PeerObject> GemExport<T> {
     /// Pins the object for an importer, in VRAM if all importers can access it there.
     fn try_pin(&self, cx: &Locked<'_, Self>, at: &Attached<'_, Self>) -> Result {
         let mut object = self.object(cx);
+        let awake = self.obj.awake_if_active();
 
         if !object.is_pinned() {
             let ctx = &mut OpCtx::interruptible();
-            let [first, second] = self.places(cx);
+            let [first, second] = self.places(cx, awake.is_some())?;
 
             // With both at once an object would stay in system memory rather than evict others.
             match object.validate(&[first], ctx) {
@@ -909,7 +940,62 @@ impl<T: PeerObject> GemExport<T> {
         if !can {
             return Err(EOPNOTSUPP);
         }
-        object.pin_raw()
+        self.note_place(&object, at, awake.is_some());
+        if object.mem_type() != Some(MemType::Vram) {
+            return object.pin_raw();
+        }
+
+        // It stays in VRAM for as long as it is pinned.
+        let awake = awake.ok_or(EAGAIN)?;
+        object.pin_raw()?;
+        awake.forget();
+        Ok(())
+    }
+
+    /// Takes note of why a peer gets system memory, if it does.
+    fn note_place(&self, object: &super::ttm::Locked<'_, T>, at: &Attached<'_, Self>, awake: bool) {
+        if at.data().outcome.path.is_peer() {
+            let in_vram = object.mem_type() == Some(MemType::Vram);
+
+            self.suspended.store(!in_vram && !awake, Relaxed);
+        }
+    }
+
+    /// Pins the object, as [`Self::try_pin`], on the account of those who do not let go of it.
+    ///
+    /// The reason is why it failed, if it did.
+    fn charge_and_pin(
+        &self,
+        cx: &Locked<'_, Self>,
+        at: &Attached<'_, Self>,
+    ) -> core::result::Result<(), (Error, Reason)> {
+        let holders = self.obj.ttm().holders();
+        let size = self.obj.size() as u64;
+        // Before anybody is evicted for it.
+        let charged = Self::is_holder(at) && self.held.load(Relaxed) == 0;
+        if charged {
+            holders
+                .charge(size)
+                .map_err(|e| (e, Reason::NotRevocable))?;
+        }
+
+        let ret = self.try_pin(cx, at);
+        let holds =
+            Self::is_holder(at) && ret.is_ok() && self.object(cx).mem_type() == Some(MemType::Vram);
+        if holds {
+            self.held.add(1, Relaxed);
+        } else if charged {
+            holders.uncharge(size);
+        }
+
+        ret.map_err(|e| match e {
+            e if e == EDQUOT => (e, Reason::Quota),
+            e if e == EOPNOTSUPP => (e, Reason::PinnedElsewhere),
+            e if e == ENOSPC => (e, Reason::NoVram),
+            e if e == EAGAIN => (e, Reason::Suspended),
+            // A signal, or no memory for other things.
+            e => (e, Reason::None),
+        })
     }
 
     /// Maps the object for an importer, where it is or where it is to be for all of them.
@@ -921,10 +1007,15 @@ impl<T: PeerObject> GemExport<T> {
     ) -> Result<Mapping<'r>> {
         let mut object = self.object(cx);
         let ctx = &mut OpCtx::uninterruptible();
+        // Until the importer has the mapping. After that it is told when the device is suspended, or
+        // keeps it awake.
+        let awake = self.obj.awake_if_active();
 
-        if !object.is_pinned() && !self.is_in_first_place(cx) {
-            object.validate(&self.places(cx), ctx)?;
+        let stays = object.is_pinned() || (awake.is_some() && self.is_in_first_place(cx));
+        if !stays {
+            object.validate(&self.places(cx, awake.is_some())?, ctx)?;
         }
+        self.note_place(&object, at, awake.is_some());
 
         if let Some(vram) = object.vram() {
             if !at.data().outcome.path.is_peer() {
@@ -958,6 +1049,7 @@ fn all_peers<T: PeerObject>(cx: &Locked<'_, GemExport<T>>) -> bool {
 impl<T: PeerObject> Exporter for GemExport<T> {
     type OwnerModule = <T::Driver as drm::Driver>::OwnerModule;
     type Bound<'a> = Provider<'a>;
+    type Prepared = Option<Result<Awake>>;
     type Attachment = Attachment;
 
     const NAME: &'static CStr = <T::Driver as drm::Driver>::INFO.name;
@@ -970,9 +1062,19 @@ impl<T: PeerObject> Exporter for GemExport<T> {
         T::ops()
     }
 
-    fn attach(&self, cx: &Locked<'_, Self>, req: &mut AttachRequest<'_>) -> Result<Attachment> {
-        let awake = self.obj.awake();
-        let facts = self.facts(cx, req, &awake);
+    fn prepare_attach(&self) -> Option<Result<Awake>> {
+        // A peer will want VRAM soon.
+        (self.obj.domain() != Domain::System).then(|| self.obj.awake())
+    }
+
+    fn attach(
+        &self,
+        cx: &Locked<'_, Self>,
+        req: &mut AttachRequest<'_>,
+        awake: Option<Result<Awake>>,
+    ) -> Result<Attachment> {
+        let suspended = matches!(&awake, Some(Err(_)));
+        let facts = self.facts(cx, req, suspended);
         let outcome = decide(&facts);
 
         match outcome.path {
@@ -1002,24 +1104,23 @@ impl<T: PeerObject> Exporter for GemExport<T> {
         }
 
         outcome.result()?;
+        let keeps_awake =
+            outcome.path.is_peer() && (!req.is_revocable() || vram_or_fail::<T>(&self.obj));
         Ok(Attachment {
             outcome,
             distance: facts.route.distance,
             opted_in: facts.route.opted_in,
-            _awake: awake.ok().filter(|_| outcome.path.is_peer()),
+            _awake: awake.and_then(Result::ok).filter(|_| keeps_awake),
         })
     }
 
     fn pin(&self, cx: &Locked<'_, Self>, at: &Attached<'_, Self>) -> Result {
-        let ret = self.try_pin(cx, at);
+        let ret = self.charge_and_pin(cx, at);
         let outcome = match ret {
             Ok(()) => self.outcome_now(cx, at),
-            Err(e) if e == EDQUOT => Outcome::refused(Reason::Quota),
-            Err(e) if e == EOPNOTSUPP => Outcome::refused(Reason::PinnedElsewhere),
-            Err(e) if e == ENOSPC => Outcome::refused(Reason::NoVram),
-            // A signal, or no memory for other things.
-            Err(_) => Outcome::refused(Reason::None),
+            Err((_, reason)) => Outcome::refused(reason),
         };
+        let ret = ret.map_err(|(e, _)| e);
 
         if outcome.path == Path::Refused {
             self.counters().count(Event::PinRefused, outcome.reason);
@@ -1030,7 +1131,18 @@ impl<T: PeerObject> Exporter for GemExport<T> {
 
     fn unpin(&self, _buf: &DmaBuf, at: &Attached<'_, Self>) {
         // SAFETY: Called with the reservation held.
-        unsafe { self.obj.assume_locked() }.unpin_raw();
+        let mut object = unsafe { self.obj.assume_locked() };
+        let in_vram = object.mem_type() == Some(MemType::Vram);
+
+        object.unpin_raw();
+        if in_vram {
+            // SAFETY: An object does not move while it is pinned, so it was in VRAM when this pin was
+            // made, which forgot one.
+            drop(unsafe { self.obj.awake_from_forgotten() });
+            if Self::is_holder(at) && self.held.fetch_sub(1, Relaxed) == 1 {
+                self.obj.ttm().holders().uncharge(self.obj.size() as u64);
+            }
+        }
         // What it had, for all that is known here, is what it could have.
         self.trace(Act::Unpin, at.device(), at.data().outcome, Ok(()));
     }
@@ -1168,6 +1280,12 @@ fn export<T: PeerObject>(obj: &Object<T>, flags: c_int) -> Result<ARef<DmaBuf>> 
 
     let raw = obj.as_raw();
 
+    // An object that is exported leaves VRAM when the device is suspended the next time, so that those
+    // who cannot resume the device reach it. It does not leave while the device is suspended.
+    let _awake = (obj.domain() != Domain::System)
+        .then(|| obj.awake())
+        .transpose();
+
     // The DRM core keeps the dma-buf of an object that has handles; one that is still used by
     // others after the last handle was closed is imported again, not exported.
     if !obj.reserve(true)?.exported().is_null() {
@@ -1184,6 +1302,8 @@ fn export<T: PeerObject>(obj: &Object<T>, flags: c_int) -> Result<ARef<DmaBuf>> 
         obj: obj.into(),
         dev: normal.into(),
         buf: Atomic::new(0),
+        held: Atomic::new(0),
+        suspended: Atomic::new(false),
         refusals: new_refusals()?,
     };
 

@@ -17,19 +17,26 @@
 //! An object may also stand for the buffer of another device, see [`Import`]. It has no memory here
 //! and cannot be moved or pinned; processes map what the exporter shows them.
 //!
+//! VRAM is out of reach while the device is suspended. Who is going to move an object to or from VRAM
+//! holds a [`pm::Awake`](crate::pm::Awake) from before it is reserved: with a reservation held the
+//! device is not resumed, as its driver may need that to suspend it. [`Object::new`],
+//! [`Device::exec`](drm::ttm::Device::exec) and [`copy`] see to it themselves.
+//!
 //! For locks and lifetimes see [`drm::ttm`].
 //!
 //! C header: [`include/drm/ttm/ttm_bo.h`](srctree/include/drm/ttm/ttm_bo.h)
 
 mod copy;
 mod import;
+mod suspend;
 
 pub use self::{
     copy::{
         copy,
         Part, //
     },
-    import::Import, //
+    import::Import,
+    suspend::Content, //
 };
 
 use super::{
@@ -119,7 +126,7 @@ const FAULT_AROUND: usize = 16;
 ///
 /// - `bo` is an initialized object of a [`Device`](drm::ttm::Device).
 /// - The object owns a reference to its DRM device until its own last reference is gone.
-/// - `exported` is null or the dma-buf of the object; the reservation guards it and `pins`.
+/// - `exported` is null or the dma-buf of the object; the reservation guards it, `pins` and `backup`.
 /// - An object with `import` is of the type `ttm_bo_type_sg` and shares the reservation of the buffer
 ///   that it stands for. Others have a reservation of their own.
 #[repr(C)]
@@ -129,6 +136,8 @@ pub struct Object<T: TtmObject> {
     bo: Opaque<bindings::ttm_buffer_object>,
     exported: UnsafeCell<*mut bindings::dma_buf>,
     pins: UnsafeCell<Pins>,
+    /// What was in VRAM when the device was suspended, if it loses that. The reservation guards it.
+    backup: UnsafeCell<Option<suspend::Backup>>,
     /// What `bo.resource` is, for those without the reservation: a `TTM_PL_*`, or `NO_PLACEMENT`.
     residence: Atomic<u32>,
     id: u64,
@@ -186,6 +195,7 @@ impl<T: TtmObject> Object<T> {
     /// - `ENODEV` if it is to be in VRAM and the driver is not bound any more.
     /// - `ERESTARTSYS` if a signal arrived.
     /// - `ENOMEM` if memory runs out.
+    /// - Those of [`Awake::new`] if it may be in VRAM.
     pub fn new(
         dev: &drm::Device<T::Driver>,
         size: usize,
@@ -201,6 +211,11 @@ impl<T: TtmObject> Object<T> {
         u32::try_from(size >> PAGE_SHIFT).map_err(|_| ENOSPC)?;
         let ttm = T::ttm(dev);
         let places = ttm.fitting(places, size as u64)?;
+        let _awake = places
+            .iter()
+            .any(|place| place.mem_type() == MemType::Vram)
+            .then(|| ttm.awake())
+            .transpose()?;
         let obj = Self::make(dev, size, &places.without_eviction(), ctx, args, None)?;
 
         // To evict others, their reservations may have to be waited for, which takes a ticket.
@@ -215,7 +230,7 @@ impl<T: TtmObject> Object<T> {
                 .any(|place| mem_type == Some(place.mem_type()))
         };
         if !is_placed(obj.reserve(false)?.mem_type()) {
-            ttm.exec(flags, |exec| {
+            ttm.exec_as_is(flags, |exec| {
                 obj.lock(exec)?.ok_or(EALREADY)?.validate(&places, ctx)
             })?;
         }
@@ -248,6 +263,7 @@ impl<T: TtmObject> Object<T> {
                     exporter: None,
                     charged: None,
                 }),
+                backup: UnsafeCell::new(None),
                 residence: Atomic::new(trace::NO_PLACEMENT),
                 id: ttm.number(),
                 import,
@@ -438,6 +454,21 @@ impl<T: TtmObject> Object<T> {
         Awake::new(self.parent())
     }
 
+    /// As [`Self::awake`] for a task that has a reservation, [`None`] if the device is not awake.
+    pub(crate) fn awake_if_active(&self) -> Option<Awake> {
+        Awake::if_active(self.parent())
+    }
+
+    /// Takes back what of [`Self::awake`] was forgotten.
+    ///
+    /// # Safety
+    ///
+    /// Those of [`Awake::from_forgotten`].
+    pub(crate) unsafe fn awake_from_forgotten(&self) -> Awake {
+        // SAFETY: As promised by the caller.
+        unsafe { Awake::from_forgotten(self.parent()) }
+    }
+
     fn parent(&self) -> &device::Device {
         // SAFETY: The device of a valid object is valid, and has a reference to its parent.
         unsafe { device::Device::from_raw((*(*self.as_raw()).dev).dev) }
@@ -562,10 +593,12 @@ impl<T: TtmObject> Locked<'_, T> {
     /// Moves the object to one of `places`, unless it is in one already.
     ///
     /// Importers are told before it moves. Waits for the work on the object, but not for the move:
-    /// its fence is in the reservation. Mirrors `ttm_bo_validate()`.
+    /// its fence is in the reservation. To move it to or from VRAM takes a device that is awake, see
+    /// the [module](self). Mirrors `ttm_bo_validate()`.
     ///
     /// # Errors
     ///
+    /// - `EAGAIN` if the device is suspended.
     /// - `EINVAL` if it is pinned elsewhere.
     /// - `EOPNOTSUPP` if it is imported: it is up to its exporter where it is.
     /// - `ENOSPC` if no place has room for it.
@@ -708,9 +741,10 @@ impl<T: TtmObject> Locked<'_, T> {
         // SAFETY: The device is valid and of `T::Driver`.
         unsafe {
             while_registered::<T::Driver, _>((*self.bo()).base.dev, |reg| {
-                let _awake = self.obj.awake()?;
-
-                T::flush(reg, vram);
+                // What was written before a device was suspended has arrived, and nothing was since.
+                if let Some(_awake) = self.obj.awake_if_active() {
+                    T::flush(reg, vram);
+                }
                 Ok(())
             })
         }
@@ -1000,7 +1034,8 @@ unsafe fn move_object<T: TtmObject>(
     // SAFETY: The device of an object is valid and of `T::Driver`.
     let fence = unsafe {
         while_registered::<T::Driver, _>((*bo).base.dev, |reg| {
-            obj.ttm().submit(reg, Work::Move(transfer), obj.awake()?)
+            obj.ttm()
+                .submit(reg, Work::Move(transfer), obj.awake_if_active())
         })
     }?;
     if !clear {
@@ -1190,12 +1225,18 @@ unsafe extern "C" fn fault_callback<T: TtmObject>(
         )
     };
 
-    // Until the process has what it needs. When the device is suspended it is taken away.
-    // SAFETY: TTM does not map ghosts.
-    let awake = unsafe { Object::<T>::from_bo(bo) }.map(|obj| obj.awake());
-    let Some(Ok(_awake)) = awake else {
+    // SAFETY: TTM does not map ghosts, and the area has a reference to the object.
+    let Some(obj) = (unsafe { Object::<T>::from_bo(bo) }) else {
         return bindings::vm_fault_reason_VM_FAULT_SIGBUS;
     };
+    // Until the process has what it needs. When the device is suspended it is taken away.
+    let mut awake = None;
+    if obj.residence() == Some(MemType::Vram) {
+        match obj.awake() {
+            Ok(now) => awake = Some(now),
+            Err(_) => return bindings::vm_fault_reason_VM_FAULT_SIGBUS,
+        }
+    }
 
     // SAFETY: As above.
     let ret = unsafe { bindings::ttm_bo_vm_reserve(bo, vmf) };
@@ -1209,15 +1250,16 @@ unsafe extern "C" fn fault_callback<T: TtmObject>(
     // then takes away what was inserted.
     unsafe {
         if bindings::drm_dev_enter((*bo).base.dev, &mut idx) {
-            ret = match make_visible::<T>(bo) {
-                Ok(()) => bindings::ttm_bo_vm_fault_reserved(vmf, prot, FAULT_AROUND),
-                // The access is tried again: after the signal was handled, or because somebody
-                // still uses the object.
-                Err(e) if e == EINTR || e == ERESTARTSYS || e == EBUSY => {
-                    bindings::vm_fault_reason_VM_FAULT_NOPAGE
-                }
-                Err(e) if e == ENOMEM => bindings::vm_fault_reason_VM_FAULT_OOM,
-                Err(_) => bindings::vm_fault_reason_VM_FAULT_SIGBUS,
+            let locked = obj.assume_locked();
+            if awake.is_none() && locked.mem_type() == Some(MemType::Vram) {
+                // It has moved there meanwhile.
+                awake = obj.awake_if_active();
+            }
+
+            ret = match locked.vram() {
+                // The next try resumes the device.
+                Some(_) if awake.is_none() => bindings::vm_fault_reason_VM_FAULT_NOPAGE,
+                _ => insert_pages::<T>(vmf, prot),
             };
             bindings::drm_dev_exit(idx);
         }
@@ -1235,6 +1277,32 @@ unsafe extern "C" fn fault_callback<T: TtmObject>(
     // SAFETY: The object was reserved above.
     unsafe { bindings::dma_resv_unlock((*bo).base.resv) };
     ret
+}
+
+/// Maps the pages around a fault into the process.
+///
+/// # Safety
+///
+/// `vmf` must be a fault in an area of an object of a device of `T`, whose reservation is held, with a
+/// device that is awake if the object is in VRAM.
+unsafe fn insert_pages<T: TtmObject>(
+    vmf: *mut bindings::vm_fault,
+    prot: bindings::pgprot_t,
+) -> bindings::vm_fault_t {
+    // SAFETY: As promised by the caller.
+    let ret = unsafe { make_visible::<T>((*(*vmf).__bindgen_anon_1.vma).vm_private_data.cast()) };
+
+    match ret {
+        // SAFETY: As promised by the caller.
+        Ok(()) => unsafe { bindings::ttm_bo_vm_fault_reserved(vmf, prot, FAULT_AROUND) },
+        // The access is tried again: after the signal was handled, or because somebody still uses the
+        // object.
+        Err(e) if e == EINTR || e == ERESTARTSYS || e == EBUSY => {
+            bindings::vm_fault_reason_VM_FAULT_NOPAGE
+        }
+        Err(e) if e == ENOMEM => bindings::vm_fault_reason_VM_FAULT_OOM,
+        Err(_) => bindings::vm_fault_reason_VM_FAULT_SIGBUS,
+    }
 }
 
 /// Moves an object to where the CPU sees it.
@@ -1281,6 +1349,11 @@ unsafe extern "C" fn vmap_callback<T: TtmObject>(
         // SAFETY: The reservation is held.
         let mut locked = unsafe { obj.assume_locked() };
 
+        if locked.mem_type() == Some(MemType::Vram) && obj.awake_if_active().is_none() {
+            // It is too late to wait for that.
+            Awake::request(obj.parent());
+            return Err(EAGAIN);
+        }
         if !locked.is_pinned() {
             // SAFETY: The object is valid, and its reservation is held.
             unsafe { make_visible::<T>(obj.bo()) }?;
@@ -1332,7 +1405,7 @@ unsafe fn vmap_pinned<T: TtmObject>(
         }
     }
 
-    let awake = locked.obj.awake()?;
+    let awake = locked.obj.awake_if_active().ok_or(EAGAIN)?;
     let addr = vmap(&pfns)?;
     // Until `vunmap_callback()`.
     awake.forget();
@@ -1390,7 +1463,7 @@ unsafe extern "C" fn vunmap_callback<T: TtmObject>(
         }
         if (*map).is_iomem {
             bindings::vunmap((*map).__bindgen_anon_1.vaddr_iomem);
-            drop(Awake::from_forgotten(obj.parent()));
+            drop(obj.awake_from_forgotten());
         } else {
             bindings::ttm_bo_vunmap(obj.bo(), map);
         }

@@ -24,7 +24,10 @@ use super::{
     Work, //
 };
 #[cfg(CONFIG_CGROUP_DMEM)]
-use crate::error::from_err_ptr;
+use crate::error::{
+    from_err_ptr,
+    from_result, //
+};
 use crate::{
     bindings,
     container_of,
@@ -53,7 +56,10 @@ use crate::{
     error::to_result,
     page::PAGE_SHIFT,
     pci,
-    pm::Awake,
+    pm::{
+        self,
+        Awake, //
+    },
     prelude::*,
     sync::{
         aref::ARef,
@@ -113,6 +119,11 @@ pub struct Device<T: TtmObject> {
     admission: Pin<KBox<Admission>>,
     /// How those fared who wanted to access VRAM.
     peers: peer::Counters,
+    holders: peer::Holders,
+    /// The driver suspends or resumes the device at this time, for which objects are moved.
+    pub(crate) in_transition: Atomic<bool>,
+    /// Objects have backups.
+    pub(crate) has_backups: Atomic<bool>,
     objects: Pin<KBox<Mutex<Objects>>>,
     #[pin]
     _pin: PhantomPinned,
@@ -163,6 +174,9 @@ impl<T: TtmObject> Device<T> {
             moves: Moves::new(<T::Driver as drm::Driver>::INFO.name)?,
             admission: Admission::new()?,
             peers: peer::Counters::new(),
+            holders: peer::Holders::new(),
+            in_transition: Atomic::new(false),
+            has_backups: Atomic::new(false),
             objects: Objects::new()?,
             _pin: PhantomPinned,
             _p: PhantomData,
@@ -276,9 +290,8 @@ impl<T: TtmObject> Device<T> {
 
     /// Takes away what processes have mapped of objects. They get it back at the next access.
     ///
-    /// For a device that is about to be suspended: an access then resumes it. Sleeps. Mirrors
-    /// `unmap_mapping_range()`.
-    pub fn zap_mappings(&self) {
+    /// An access resumes the device. Sleeps. Mirrors `unmap_mapping_range()`.
+    pub(crate) fn zap_mappings(&self) {
         if self.ready.load(Acquire) {
             // SAFETY: By the type invariant the device is initialized; its mapping is that of the
             // DRM device, which outlives it.
@@ -436,7 +449,7 @@ impl<T: TtmObject> Device<T> {
         self.pin_limit.store(bytes, Relaxed);
     }
 
-    /// Calls `f` to lock objects and to move them to where they are needed.
+    /// Calls `f` to lock objects and to move them to where they are needed, with the device awake.
     ///
     /// As [`Exec::run`], but `f` is called again, some times, if there was no room: tasks that evict
     /// at the same time are in each other's way, which looks the same. Then it is the only one on
@@ -446,8 +459,19 @@ impl<T: TtmObject> Device<T> {
     ///
     /// - `ENOSPC` if there is no room.
     /// - `ERESTARTSYS` if a signal arrived.
-    /// - Those of [`Exec::run`].
+    /// - Those of [`Exec::run`] and [`Awake::new`].
     pub fn exec<R>(
+        &self,
+        flags: impl Into<Flags>,
+        f: impl FnMut(&mut ExecCtx<'_>) -> Result<R>,
+    ) -> Result<R> {
+        let _awake = self.awake()?;
+
+        self.exec_as_is(flags, f)
+    }
+
+    /// As [`Self::exec`], for a caller that keeps the device awake, or has no need for that.
+    pub(crate) fn exec_as_is<R>(
         &self,
         flags: impl Into<Flags>,
         mut f: impl FnMut(&mut ExecCtx<'_>) -> Result<R>,
@@ -471,17 +495,49 @@ impl<T: TtmObject> Device<T> {
         self.move_count.fetch_add(1, Relaxed);
     }
 
+    /// Keeps the device awake.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` before [`Self::setup`], and those of [`Awake::new`].
+    pub(crate) fn awake(&self) -> Result<Awake> {
+        if !self.ready.load(Acquire) {
+            return Err(EINVAL);
+        }
+
+        Awake::new(self.parent())
+    }
+
+    /// Returns the parent of the DRM device. Only after [`Self::setup`].
+    fn parent(&self) -> &device::Device {
+        // SAFETY: `drm` does not change once `ready` is set; `self` is a part of its data. The parent
+        // of a DRM device is valid as long as that is.
+        unsafe { device::Device::from_raw((**self.drm.get()).dev) }
+    }
+
+    /// Returns the policy for importers that cannot be told to let go, and what they hold.
+    #[inline]
+    pub fn holders(&self) -> &peer::Holders {
+        &self.holders
+    }
+
     /// Makes a job and gives it to the driver. `awake` keeps the device awake until it is done.
     ///
     /// # Errors
     ///
-    /// What the driver says. `ENOMEM` if memory runs out.
+    /// `EAGAIN` without `awake`, unless the device is about to be suspended, or being resumed. What the driver says. `ENOMEM` if memory runs out.
     pub(crate) fn submit<'a>(
         &self,
         reg: &'a <T::Driver as drm::Driver>::RegistrationData<'a>,
         work: Work,
-        awake: Awake,
+        awake: Option<Awake>,
     ) -> Result<ARef<Fence>> {
+        // Without `awake` it is an object that importers have, which leaves VRAM: the driver cannot
+        // suspend the device before it has taken the reservation, and seen that the object has left.
+        if awake.is_none() && !self.in_transition.load(Relaxed) && !pm::is_suspending(self.parent())
+        {
+            return Err(EAGAIN);
+        }
         self.moves
             .submit(work, awake, &mut |job: Job| T::transfer(reg, job))
     }
@@ -654,8 +710,32 @@ impl<T: TtmObject> PinnedDrop for Device<T> {
 
 #[cfg(CONFIG_CGROUP_DMEM)]
 static DMEM_OPS: bindings::dmem_cgroup_ops = bindings::dmem_cgroup_ops {
-    reclaim: Some(bindings::ttm_resource_manager_dmem_reclaim),
+    reclaim: Some(dmem_reclaim_callback),
 };
+
+/// # Safety
+///
+/// Called by the cgroup controller, when a limit was lowered, with the manager of VRAM of a device.
+#[cfg(CONFIG_CGROUP_DMEM)]
+unsafe extern "C" fn dmem_reclaim_callback(
+    pool: *mut bindings::dmem_cgroup_pool_state,
+    bytes: u64,
+    man: *mut c_void,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: The manager is valid, and has a device by the time that somebody uses its memory.
+        let dev = unsafe {
+            let bdev = (*man.cast::<bindings::ttm_resource_manager>()).bdev;
+
+            device::Device::from_raw((*bdev).pool.dev)
+        };
+        // Objects are moved from VRAM.
+        let _awake = Awake::new(dev)?;
+
+        // SAFETY: As promised by the caller.
+        Ok(unsafe { bindings::ttm_resource_manager_dmem_reclaim(pool, bytes, man) })
+    })
+}
 
 static EVICT_VRAM: Place = Place::TT;
 static EVICT_TT: Place = Place::SYSTEM;
@@ -665,7 +745,7 @@ static EVICT_TT: Place = Place::SYSTEM;
 /// All callbacks are called by TTM with objects of a [`Device`], with their reservation held.
 /// They may be what is left of an object that moved or is being deleted, a ghost, of which only the
 /// fields of the C structure are there.
-unsafe extern "C" fn tt_create_callback(
+pub(crate) unsafe extern "C" fn tt_create_callback(
     bo: *mut bindings::ttm_buffer_object,
     page_flags: u32,
 ) -> *mut bindings::ttm_tt {
@@ -692,7 +772,7 @@ unsafe extern "C" fn tt_create_callback(
 /// # Safety
 ///
 /// See [`tt_create_callback`].
-unsafe extern "C" fn tt_destroy_callback(
+pub(crate) unsafe extern "C" fn tt_destroy_callback(
     _bdev: *mut bindings::ttm_device,
     tt: *mut bindings::ttm_tt,
 ) {
@@ -784,10 +864,12 @@ unsafe extern "C" fn io_mem_pfn_callback<T: TtmObject>(
         )
     };
 
-    // TTM asks for pages of the object only.
-    let offset = resource
-        .ranges()
+    // TTM asks for pages of the object only, and its ranges have all of them. If it ever asked for
+    // another one it would get one of this object, and not one of somebody else.
+    let ranges = resource.ranges();
+    let offset = ranges
         .offset((page as u64) << PAGE_SHIFT)
+        .or_else(|| ranges.offset(0))
         .unwrap_or(0);
     // CAST: Physical addresses have less than 64 bits.
     ((start + offset) >> PAGE_SHIFT) as usize

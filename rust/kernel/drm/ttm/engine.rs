@@ -145,18 +145,19 @@ impl Job {
 /// # Invariants
 ///
 /// Between `CpuEngine::submit` and the end of the work, `vram` is the address of VRAM, in which all
-/// ranges that take part are mapped.
+/// ranges that take part are mapped, and `pdev` the device that has it.
 #[pin_data(PinnedDrop)]
 struct Task {
     // Signalled, then the device may be suspended.
     fence: DriverFence<Ops>,
-    awake: Awake,
+    awake: Option<Awake>,
     vram: *mut c_void,
+    pdev: *mut bindings::pci_dev,
     #[pin]
     work: workqueue::Work<Task>,
 }
 
-// SAFETY: `vram` may be used by any task; the rest is `Send`.
+// SAFETY: `vram` and `pdev` may be used by any task; the rest is `Send`.
 unsafe impl Send for Task {}
 
 impl_has_work! {
@@ -179,14 +180,21 @@ impl WorkItem for Task {
     fn run(mut this: Pin<KBox<Self>>) {
         let _section = SignallingSection::begin();
 
+        // A device that is gone answers with ones, and each answer may take its time.
         // SAFETY: By the type invariant.
-        unsafe {
-            this.fence.data().by_cpu(this.vram);
-            if let Some(at) = this.fence.data().written(this.vram) {
-                flush(at);
+        let is_gone = || unsafe { bindings::pci_dev_is_disconnected(this.pdev) };
+
+        if !is_gone() {
+            // SAFETY: By the type invariant.
+            unsafe {
+                this.fence.data().by_cpu(this.vram);
+                if let Some(at) = this.fence.data().written(this.vram) {
+                    flush(at);
+                }
             }
         }
-        this.as_mut().project().fence.set_result(Ok(()));
+        let result = if is_gone() { Err(ENODEV) } else { Ok(()) };
+        this.as_mut().project().fence.set_result(result);
         // In the section, and not after it.
         drop(this);
     }
@@ -226,7 +234,7 @@ impl Moves {
     pub(super) fn submit(
         &self,
         work: Work,
-        awake: Awake,
+        awake: Option<Awake>,
         queue: &mut dyn FnMut(Job) -> Result,
     ) -> Result<ARef<Fence>> {
         let fence = self.context.new_fence_allocation(work)?;
@@ -240,6 +248,7 @@ impl Moves {
             fence,
             awake,
             vram: ptr::null_mut(),
+            pdev: ptr::null_mut(),
             work <- new_work!("drm::ttm::Task::work"),
         }))?;
 
@@ -291,8 +300,17 @@ impl<'a> CpuEngine<'a> {
         let Job(mut task) = job;
         // INVARIANT: The window has all of the ranges, and `queue` is drained before it goes.
         *task.as_mut().project().vram = self.window.as_ptr();
+        *task.as_mut().project().pdev = self.window.as_pci();
         self.queue.enqueue(task);
         Ok(())
+    }
+
+    /// Overwrites all of VRAM, as the loss of power does.
+    ///
+    /// For drivers of devices that keep their memory, to show what happens where it is lost. Nothing
+    /// may be queued.
+    pub fn scribble(&self, byte: u8) {
+        self.window.fill(byte);
     }
 
     /// Makes what the CPU wrote to an object in VRAM visible to devices.

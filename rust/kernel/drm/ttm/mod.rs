@@ -97,6 +97,10 @@ pub(crate) use self::{
         CpuAccess,
         Lent, //
     },
+    device::{
+        tt_create_callback,
+        tt_destroy_callback, //
+    },
     transfer::Side,
     vram::VramResource, //
 };

@@ -242,6 +242,14 @@ impl OpCtx {
         Self(pin_init::zeroed())
     }
 
+    /// Does not wait: what is in use is not moved, `EBUSY`.
+    pub fn without_waiting() -> Self {
+        let mut ctx = Self::uninterruptible();
+
+        ctx.0.no_wait_gpu = true;
+        ctx
+    }
+
     pub(crate) fn is_interruptible(&self) -> bool {
         self.0.interruptible
     }

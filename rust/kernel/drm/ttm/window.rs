@@ -154,6 +154,21 @@ impl<'a> Window<'a> {
         self.addr.as_ptr()
     }
 
+    /// Returns the device.
+    pub(super) fn as_pci(&self) -> *mut bindings::pci_dev {
+        raw_pci(self.pdev)
+    }
+
+    /// Writes `byte` to all of it.
+    #[inline(never)]
+    pub(super) fn fill(&self, byte: u8) {
+        // CAST: What is mapped has less than 64 bits.
+        let len = self.len as usize;
+
+        // SAFETY: By the type invariant all of it is mapped. Nobody relies on the content of VRAM.
+        unsafe { bindings::memset_io(self.addr.as_ptr(), byte.into(), len) };
+    }
+
     /// Makes what this CPU wrote to an object in VRAM arrive there.
     ///
     /// Does nothing for an object that is not inside the BAR.

@@ -108,9 +108,10 @@ impl Counters {
             Reason::OtherImporter => 6,
             Reason::NoVram => 7,
             Reason::SystemOnly => 8,
-            Reason::PinnedElsewhere => 9,
-            Reason::Quota => 10,
-            Reason::DeviceGone => 11,
+            Reason::NotRevocable => 9,
+            Reason::PinnedElsewhere => 10,
+            Reason::Quota => 11,
+            Reason::DeviceGone => 12,
         };
 
         &self.0[event as usize][column]

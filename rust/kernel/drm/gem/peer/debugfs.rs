@@ -9,6 +9,8 @@
 //! - `counters`: how often importers did not get peer memory, by reason, and how often the content
 //!   of an object was moved,
 //! - `pin_limit`: how many bytes of VRAM may be pinned; can be written,
+//! - `unrevocable`: what importers may have that cannot be told to let go, and what they have pinned;
+//!   `accept`, `refuse` and a number of bytes, the limit, can be written,
 //! - `move`: moves objects when it is written to.
 //!
 //! # Locking
@@ -22,7 +24,8 @@ use super::{
     AttachmentInfo,
     Event,
     PeerObject,
-    Reason, //
+    Reason,
+    Unrevocable, //
 };
 use crate::{
     drm::{
@@ -59,6 +62,7 @@ pub fn add_files<T: PeerObject>(dir: &Dir<'_, DriverOf<T>>) {
     dir.add::<Buffers<T>>();
     dir.add::<CountersFile<T>>();
     dir.add::<PinLimit<T>>();
+    dir.add::<UnrevocableFile<T>>();
     dir.add::<Move<T>>();
 }
 
@@ -200,6 +204,40 @@ impl<T: PeerObject> File for PinLimit<T> {
     }
 }
 
+/// The file `unrevocable`.
+struct UnrevocableFile<T>(PhantomData<T>);
+
+#[vtable]
+impl<T: PeerObject> File for UnrevocableFile<T> {
+    type Driver = DriverOf<T>;
+
+    const NAME: &'static CStr = c"unrevocable";
+
+    fn show(dev: &Device<T>, m: &SeqFile) -> Result {
+        let holders = T::ttm(dev).holders();
+
+        match holders.policy() {
+            Unrevocable::Accept => seq_print!(m, "policy=accept"),
+            Unrevocable::Limit(bytes) => seq_print!(m, "policy=limit limit={bytes}"),
+            Unrevocable::Refuse => seq_print!(m, "policy=refuse"),
+        }
+        seq_print!(m, " held={}\n", holders.held());
+        Ok(())
+    }
+
+    /// Sets the policy. Importers that are attached stay.
+    fn write(dev: &Device<T>, text: &str) -> Result {
+        let policy = match text {
+            "accept" => Unrevocable::Accept,
+            "refuse" => Unrevocable::Refuse,
+            bytes => Unrevocable::Limit(number(bytes)?),
+        };
+
+        T::ttm(dev).holders().set_policy(policy);
+        Ok(())
+    }
+}
+
 /// The file `move`.
 struct Move<T>(PhantomData<T>);
 
@@ -244,6 +282,7 @@ impl<T: PeerObject> File for Move<T> {
 
 /// Moves an object.
 fn force<T: PeerObject>(obj: &Object<T>, to: MemType) -> Result {
+    let _awake = obj.awake()?;
     let mut object = obj.reserve(true)?;
     let place = match (to, obj.domain()) {
         (MemType::Vram, Domain::Vram | Domain::Either) => Place::VRAM.below(object.visible()),

@@ -215,7 +215,8 @@ pub fn copy<T: TtmObject>(
             .map(|written| written.reserve_fences(1))
             .transpose()?;
 
-        let awake = from.object.awake()?;
+        // `exec()` keeps the device awake until then.
+        let awake = from.object.awake_if_active();
         // SAFETY: The parts were checked. Pages stay until the fence signals, as it is added to the
         // reservation of their object, or nobody has got the job.
         let blit = unsafe { Blit::new((from_side, from_at), (to_side, to_at), size) };

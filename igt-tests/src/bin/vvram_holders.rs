@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What importers get that cannot be told to let go, by the policy of the device.
+
+use std::time::Duration;
+
+use vvram_tests::debugfs::{difference, words, DebugFs};
+use vvram_tests::drm::{Attachment, Gem};
+use vvram_tests::map::PAGE;
+use vvram_tests::peer::{Mode, Peer};
+use vvram_tests::rebind::{module_users, reload, Unbound};
+use vvram_tests::scene::{
+    in_system_memory, patterns, peer_reads, peer_writes, placed, works, Scene,
+};
+use vvram_tests::{check, check_eq, expect_errno, igt_main, skip, uapi, Outcome, Stop};
+
+const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
+const ONLY: u32 = uapi::CREATE_VRAM_OR_FAIL;
+const SIZE: u64 = 4 * PAGE as u64;
+const LAST: usize = 3;
+
+/// The policy of a device, set back when it is dropped.
+struct Policy(DebugFs);
+
+impl Policy {
+    fn set(scene: &Scene, policy: &str) -> Result<Self, Stop> {
+        let debugfs = DebugFs::open(&scene.gpu)?;
+        debugfs.write("unrevocable", policy)?;
+        Ok(Self(debugfs))
+    }
+
+    /// What the file says by a name.
+    fn word(&self, name: &str) -> Result<Option<String>, Stop> {
+        let text = self.0.read("unrevocable")?;
+        Ok(words(&text).get(name).map(|word| (*word).to_string()))
+    }
+
+    #[track_caller]
+    fn held(&self, want: u64) -> Outcome {
+        check_eq!(self.word("held")?, Some(want.to_string()), "bytes held");
+        Ok(())
+    }
+}
+
+impl Drop for Policy {
+    fn drop(&mut self) {
+        let _ = self.0.write("unrevocable", "accept");
+    }
+}
+
+/// The only attachment or refusal of an object.
+#[track_caller]
+fn only(object: &Gem<'_>) -> Result<Attachment, Stop> {
+    let list = object.attachments()?;
+    check_eq!(list.len(), 1, "attachments and refusals: {list:?}");
+    Ok(list[0].clone())
+}
+
+/// They get system memory, or nothing where that is not possible; others are not concerned.
+fn refuse() -> Outcome {
+    let scene = Scene::with_route()?;
+    let policy = Policy::set(&scene, "refuse")?;
+    let (a, b) = patterns();
+    let peer = &scene.peer;
+    let before = policy.0.counters()?;
+    check_eq!(
+        policy.word("policy")?,
+        Some("refuse".to_string()),
+        "the policy"
+    );
+
+    let either = scene.drm.create_flags(SIZE, EITHER)?;
+    let (map, buffer) = (either.map()?, either.export()?);
+    map.fill(a);
+    peer.attach(&buffer, Mode::Pinned)?;
+    peer.pin_and_map(Mode::Pinned)?;
+    let entry = only(&either)?;
+    check_eq!(entry.path, uapi::PATH_SYSTEM, "path");
+    check_eq!(entry.reason, uapi::REASON_NOT_REVOCABLE, "reason");
+    placed(&either, uapi::PLACEMENT_SYSTEM)?;
+    in_system_memory(&scene, peer)?;
+    peer_reads(peer, a, &[0, LAST])?;
+    peer_writes(peer, b, &[1])?;
+    policy.held(0)?;
+    peer.detach()?;
+
+    let vram = scene.drm.create_flags(SIZE, ONLY)?;
+    let shared = vram.export()?;
+    let attached = peer.attach(&shared, Mode::Pinned);
+    scene.check_refused(&vram, attached, Mode::Pinned, uapi::REASON_NOT_REVOCABLE)?;
+    for mode in [Mode::Dynamic, Mode::Revocable] {
+        let object = scene.drm.create_flags(SIZE, EITHER)?;
+        let (map, buffer) = (object.map()?, object.export()?);
+        map.fill(b);
+        peer.attach(&buffer, mode)?;
+        peer.pin_and_map(mode)?;
+        scene.check_only(&object, mode, mode.needs_pin(), true)?;
+        scene.check_table(peer, &map)?;
+        peer_reads(peer, b, &[0, LAST])?;
+        policy.held(0)?;
+        peer.detach()?;
+    }
+    let entry = |event: &str, reason: &str| (event.to_string(), reason.to_string(), 1);
+    check_eq!(
+        difference(&before, &policy.0.counters()?),
+        [
+            entry("attach-refused", "not-revocable"),
+            entry("attach-system", "not-revocable"),
+            entry("map-system", "not-revocable"),
+            entry("moves", "-")
+        ],
+        "counters"
+    );
+    Ok(())
+}
+
+/// An unbind does not wait for those that have system memory only, and they keep that.
+fn refuse_unbind() -> Outcome {
+    let scene = Scene::with_route()?;
+    let policy = Policy::set(&scene, "refuse")?;
+    let (a, b) = patterns();
+    let mut held = Vec::new();
+    for mode in [Mode::Pinned, Mode::Static] {
+        let object = scene.drm.create_flags(SIZE, EITHER)?;
+        let (buffer, peer) = (object.export()?, scene.peer.reopen()?);
+        object.map()?.fill(a);
+        peer.attach(&buffer, mode)?;
+        peer.pin_and_map(mode)?;
+        held.push((object, buffer, peer, mode));
+    }
+    drop(policy);
+    let gone = Unbound::new(&scene.gpu)?;
+    for (_, _, peer, mode) in &held {
+        println!("{mode:?}");
+        peer_reads(peer, a, &[0, LAST])?;
+        peer_writes(peer, b, &[2])?;
+        peer_reads(peer, b, &[2])?;
+        expect_errno(
+            "a second mapping after the unbind",
+            scene.peer.reopen()?.attach(&held[0].1, *mode),
+            libc::ENODEV,
+        )?;
+    }
+    gone.rebind()?;
+    for (_, _, peer, _) in &held {
+        peer_reads(peer, a, &[0, LAST])?;
+        peer.detach()?;
+    }
+    drop(held);
+    works()
+}
+
+/// They may pin so much; the rest is refused, before anybody else is evicted for it.
+fn limit() -> Outcome {
+    let scene = Scene::with_route()?;
+    let policy = Policy::set(&scene, &(2 * SIZE - 1).to_string())?;
+    let before = policy.0.counters()?;
+    let (a, _) = patterns();
+    let object = |index: u64| -> Result<_, Stop> {
+        let object = scene.drm.create_flags(SIZE, EITHER)?;
+        object.map()?.fill(a.derive(index));
+        let buffer = object.export()?;
+        Ok((object, buffer))
+    };
+    let pinned = |buffer| -> Result<Peer, Stop> {
+        let peer = scene.peer.reopen()?;
+        peer.attach(buffer, Mode::Pinned)?;
+        peer.pin_and_map(Mode::Pinned)?;
+        Ok(peer)
+    };
+    let (first, second) = (object(0)?, object(1)?);
+    check_eq!(
+        policy.word("limit")?,
+        Some((2 * SIZE - 1).to_string()),
+        "the limit"
+    );
+
+    let one = pinned(&first.1)?;
+    policy.held(SIZE)?;
+    // Of one object it is the same memory.
+    let two = pinned(&first.1)?;
+    policy.held(SIZE)?;
+    let late = scene.peer.reopen()?;
+    late.attach(&second.1, Mode::Pinned)?;
+    let moves = scene.drm.getparam(uapi::PARAM_MOVES)?;
+    expect_errno("a pin over the limit", late.pin(), libc::EDQUOT)?;
+    check_eq!(scene.drm.getparam(uapi::PARAM_MOVES)?, moves, "moves");
+    policy.held(SIZE)?;
+    check_eq!(
+        difference(&before, &policy.0.counters()?),
+        [("pin-refused".to_string(), "not-revocable".to_string(), 1)],
+        "counters"
+    );
+    // It is not about those that can be told.
+    let revocable = scene.peer.reopen()?;
+    revocable.attach(&second.1, Mode::Revocable)?;
+    revocable.pin_and_map(Mode::Revocable)?;
+    peer_reads(&revocable, a.derive(1), &[0, LAST])?;
+    policy.held(SIZE)?;
+    drop(one);
+    policy.held(SIZE)?;
+    peer_reads(&two, a.derive(0), &[0, LAST])?;
+    drop(two);
+    policy.held(0)?;
+    late.pin()?;
+    late.map()?;
+    placed(&second.0, uapi::PLACEMENT_VRAM)?;
+    peer_reads(&late, a.derive(1), &[0, LAST])?;
+    policy.held(SIZE)?;
+    drop(late);
+    policy.held(0)?;
+    for bad in ["-1", "some", "refuse ", "1 2"] {
+        expect_errno(
+            &format!("writing {bad:?}"),
+            policy.0.write("unrevocable", bad),
+            libc::EINVAL,
+        )?;
+    }
+    Ok(())
+}
+
+/// The module parameter is what a device begins with.
+fn parameter() -> Outcome {
+    if module_users("vvram").is_none() {
+        skip!("vvram is built into the kernel");
+    }
+    let run = || -> Outcome {
+        for (percent, policy) in [("0", "refuse"), ("25", "limit"), ("100", "accept")] {
+            reload("vvram", &[&format!("unrevocable_percent={percent}")])?;
+            let scene = Scene::open()?;
+            let debugfs = DebugFs::open(&scene.gpu)?;
+            let text = debugfs.read("unrevocable")?;
+            let words = words(&text);
+            let vram = scene.drm.getparam(uapi::PARAM_VRAM_SIZE)?;
+            check_eq!(words.get("policy").copied(), Some(policy), "the policy");
+            check_eq!(
+                words.get("limit").map(|limit| limit.to_string()),
+                (policy == "limit").then(|| (vram / 4).to_string()),
+                "the limit"
+            );
+            check_eq!(words.get("held").copied(), Some("0"), "bytes held");
+        }
+        Ok(())
+    };
+    let outcome = run();
+    reload("vvram", &[])?;
+    outcome?;
+    works()
+}
+
+/// Without a policy an unbind waits for them.
+fn accept() -> Outcome {
+    let scene = Scene::with_route()?;
+    let policy = DebugFs::open(&scene.gpu)?;
+    let text = policy.read("unrevocable")?;
+    check_eq!(
+        words(&text).get("policy").copied(),
+        Some("accept"),
+        "the policy"
+    );
+    let object = scene.drm.create_flags(SIZE, EITHER)?;
+    let buffer = object.export()?;
+    scene.peer.attach(&buffer, Mode::Pinned)?;
+    scene.peer.pin_and_map(Mode::Pinned)?;
+    scene.check_only(&object, Mode::Pinned, true, true)?;
+    let mut unbinding = vvram_tests::rebind::Unbinding::start(&scene.gpu)?;
+    std::thread::sleep(Duration::from_millis(300));
+    check!(
+        unbinding.child.ended().is_none(),
+        "the unbind did not wait for a mapping of VRAM"
+    );
+    scene.peer.detach()?;
+    unbinding.finish(Duration::from_secs(20))?.rebind()?;
+    works()
+}
+
+igt_main! {
+    "refuse", "importers that cannot let go get system memory or nothing", refuse;
+    "refuse-unbind", "an unbind does not wait for mappings of system memory", refuse_unbind;
+    "limit", "importers that cannot let go pin so much of VRAM", limit;
+    "parameter", "unrevocable_percent is the policy at first", parameter;
+    "accept", "an unbind waits for mappings of VRAM", accept;
+}

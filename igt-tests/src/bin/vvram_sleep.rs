@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! VRAM that loses its content when the device is suspended, and a system that sleeps.
+//!
+//! The driver fills VRAM with a byte when it is suspended. Whoever finds that byte in an object has
+//! lost what was there.
+
+use vvram_tests::drm::{Drm, Gem};
+use vvram_tests::map::{Map, PAGE};
+use vvram_tests::pattern::Pattern;
+use vvram_tests::pci::{Bar, PciDevice};
+use vvram_tests::peer::Mode;
+use vvram_tests::power::{self, Auto};
+use vvram_tests::rebind::{module_users, reload};
+use vvram_tests::scene::{
+    cpu_reads, in_system_memory, patterns, peer_reads, peer_writes, placed, works, Scene,
+};
+use vvram_tests::{check_eq, igt_main, skip, uapi, Outcome, Stop};
+
+const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
+const ONLY: u32 = uapi::CREATE_VRAM_OR_FAIL;
+const PAGES: usize = 4;
+/// What the driver leaves of VRAM.
+const LOST: u64 = 0xa5a5_a5a5_a5a5_a5a5;
+
+/// Runs a test with VRAM that loses its content, and without that afterwards.
+fn lossy(body: fn() -> Outcome) -> Outcome {
+    if module_users("vvram").is_none() {
+        skip!("vvram is built into the kernel");
+    }
+    reload("vvram", &["lossy_suspend=1"])?;
+    let outcome = body();
+    reload("vvram", &[])?;
+    outcome?;
+    works()
+}
+
+/// An object with a pattern in it, which begins in VRAM.
+struct Filled<'a> {
+    object: Gem<'a>,
+    map: Map,
+    pattern: Pattern,
+}
+
+impl<'a> Filled<'a> {
+    fn new(drm: &'a Drm, flags: u32, pattern: Pattern) -> Result<Self, Stop> {
+        let object = drm.create_flags((PAGES * PAGE) as u64, flags)?;
+        let map = object.map()?;
+        map.fill(pattern);
+        placed(&object, uapi::PLACEMENT_VRAM)?;
+        Ok(Self {
+            object,
+            map,
+            pattern,
+        })
+    }
+
+    #[track_caller]
+    fn verify(&self, placement: u32) -> Outcome {
+        placed(&self.object, placement)?;
+        for page in 0..PAGES {
+            cpu_reads(&self.map, self.pattern, &[page])?;
+        }
+        placed(&self.object, placement)
+    }
+}
+
+/// What cannot leave VRAM is put back where it was, and the rest is in system memory.
+fn runtime_lost() -> Outcome {
+    lossy(|| {
+        let gpu = PciDevice::vvram()?;
+        let (drm, bar) = (Drm::open()?, Bar::open(&gpu)?);
+        let (a, b) = patterns();
+        let only = Filled::new(&drm, ONLY, a)?;
+        let exported = Filled::new(&drm, ONLY, b)?;
+        let either = Filled::new(&drm, EITHER, a.derive(1))?;
+        let _buffer = exported.object.export()?;
+        let layout = bar.locate(&only.map)?;
+        let auto = Auto::new(&gpu)?;
+        for round in 0..3 {
+            auto.sleeps("before VRAM is looked at")?;
+            check_eq!(bar.word(layout.offset(0)), LOST, "VRAM in round {round}");
+            only.verify(uapi::PLACEMENT_VRAM)?;
+            exported.verify(uapi::PLACEMENT_VRAM)?;
+            either.verify(uapi::PLACEMENT_SYSTEM)?;
+            check_eq!(
+                bar.locate(&only.map)?.ranges(),
+                layout.ranges(),
+                "the place of what was put back"
+            );
+        }
+        Ok(())
+    })
+}
+
+/// An importer that is told to let go has system memory while VRAM is lost, and VRAM afterwards.
+fn runtime_lost_mapped() -> Outcome {
+    vvram_tests::scene::Expect::get()?.need_route()?;
+    lossy(|| {
+        let scene = Scene::open()?;
+        let (a, b) = patterns();
+        let filled = Filled::new(&scene.drm, EITHER, a)?;
+        let buffer = filled.object.export()?;
+        let peer = &scene.peer;
+        peer.attach(&buffer, Mode::Dynamic)?;
+        peer.map()?;
+        scene.check_table(peer, &filled.map)?;
+        let auto = Auto::new(&scene.gpu)?;
+        auto.sleeps("while an importer has VRAM that can be told to let go")?;
+        check_eq!(peer.status()?.invalidations, 1, "invalidations");
+        auto.sleeps_through("a map and a transfer", || {
+            peer.map()?;
+            in_system_memory(&scene, peer)?;
+            peer_reads(peer, a, &[0, PAGES - 1])?;
+            peer_writes(peer, b, &[1])
+        })?;
+        drop(auto);
+        peer.detach()?;
+        peer.attach(&buffer, Mode::Dynamic)?;
+        peer.map()?;
+        scene.check_table(peer, &filled.map)?;
+        peer_reads(peer, a, &[0, PAGES - 1])?;
+        peer_reads(peer, b, &[1])
+    })
+}
+
+/// Lets the system sleep with an importer of each class, and looks at what they have afterwards.
+fn system(content_lost: bool) -> Outcome {
+    let scene = Scene::open()?;
+    let has_route = scene.expect.need_route().is_ok();
+    let (seed, other) = patterns();
+    let mut held = Vec::new();
+    let modes = [
+        (Mode::Static, EITHER),
+        (Mode::NoP2p, EITHER),
+        (Mode::Dynamic, EITHER),
+        (Mode::Pinned, EITHER),
+        (Mode::Revocable, EITHER),
+        (Mode::Dynamic, ONLY),
+        (Mode::Pinned, ONLY),
+    ];
+    for (index, (mode, flags)) in modes.into_iter().enumerate() {
+        if flags == ONLY && !has_route {
+            continue;
+        }
+        let filled = Filled::new(&scene.drm, flags, seed.derive(index as u64))?;
+        let (buffer, peer) = (filled.object.export()?, scene.peer.reopen()?);
+        peer.attach(&buffer, mode)?;
+        peer.pin_and_map(mode)?;
+        let placement = filled.object.info()?.placement;
+        held.push((mode, flags, filled, buffer, peer, placement));
+    }
+    let alone = Filled::new(&scene.drm, ONLY, other)?;
+    let before: Vec<_> = held
+        .iter()
+        .map(|(_, _, _, _, peer, _)| Ok((peer.table()?, peer.status()?.invalidations)))
+        .collect::<Result<_, Stop>>()?;
+
+    for _ in 0..2 {
+        power::system_sleep()?;
+    }
+
+    alone.verify(uapi::PLACEMENT_VRAM)?;
+    for ((mode, flags, filled, _buffer, peer, placement), before) in held.iter().zip(before) {
+        let (table, told) = (before.0, peer.status()?.invalidations - before.1);
+        let in_vram = *placement == uapi::PLACEMENT_VRAM;
+        let leaves = in_vram && *flags == EITHER && !mode.needs_pin();
+        println!("{mode:?} {flags:#x}: placement {placement}, {told} invalidations");
+        check_eq!(told > 0, leaves, "whether {mode:?} was told to let go");
+        if leaves {
+            peer.map()?;
+            scene.check_table(peer, &filled.map)?;
+        } else {
+            check_eq!(peer.table()?, table, "the table of {mode:?}");
+        }
+        peer_reads(peer, filled.pattern, &[0, PAGES - 1])?;
+        peer_writes(peer, other, &[2])?;
+        peer_reads(peer, other, &[2])?;
+        check_eq!(
+            filled.object.info()?.placement,
+            *placement,
+            "placement of the object of {mode:?}, content lost: {content_lost}"
+        );
+    }
+    drop(held);
+    drop(alone);
+    Ok(())
+}
+
+fn system_kept() -> Outcome {
+    system(false)?;
+    works()
+}
+
+fn system_lost() -> Outcome {
+    lossy(|| system(true))
+}
+
+igt_main! {
+    "runtime-lost", "objects have their bytes although VRAM lost them", runtime_lost;
+    "runtime-lost-mapped", "an importer goes on in system memory while VRAM is lost",
+        runtime_lost_mapped;
+    "system-kept", "the system sleeps with importers of every class", system_kept;
+    "system-lost", "the system sleeps, and VRAM loses its content", system_lost;
+}

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! Importers that cannot be told to let go of VRAM.
+//!
+//! Most RDMA devices are such importers. What they have pinned they keep until their user is done, who
+//! may be any process: until then the driver cannot be unbound, nor the device be reset or unplugged.
+//! A device says by [`Unrevocable`] what of its VRAM it exposes to that.
+
+use crate::{
+    prelude::*,
+    sync::atomic::{
+        Atomic,
+        Relaxed, //
+    }, //
+};
+
+/// What importers that cannot be told to let go may have of VRAM.
+///
+/// Where they may not have it they get system memory, or are refused if the object cannot live there,
+/// with the reason [`NotRevocable`](super::Reason::NotRevocable).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unrevocable {
+    /// All of it.
+    Accept,
+    /// They are attached as others are, and may have pinned at most so many bytes of objects at the
+    /// same time. A pin that is over the limit fails with `EDQUOT`.
+    Limit(u64),
+    /// None of it.
+    Refuse,
+}
+
+/// The objects in VRAM that such importers have pinned, and the policy for them.
+///
+/// # Examples
+///
+/// ```
+/// use kernel::{
+///     drm::gem::peer::{
+///         Holders,
+///         Unrevocable, //
+///     },
+///     page::PAGE_SIZE, //
+/// };
+///
+/// let holders = Holders::new();
+/// assert_eq!(holders.policy(), Unrevocable::Accept);
+///
+/// holders.set_policy(Unrevocable::Limit(PAGE_SIZE as u64));
+/// assert_eq!(holders.policy(), Unrevocable::Limit(PAGE_SIZE as u64));
+/// assert_eq!(holders.held(), 0);
+/// ```
+pub struct Holders {
+    /// [`Self::ACCEPT`], [`Self::REFUSE`], or a number of bytes.
+    policy: Atomic<u64>,
+    held: Atomic<u64>,
+}
+
+impl Default for Holders {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Holders {
+    // No VRAM has that size.
+    const ACCEPT: u64 = u64::MAX;
+    const REFUSE: u64 = u64::MAX - 1;
+
+    /// Nothing is held, and everything may be.
+    pub const fn new() -> Self {
+        Self {
+            policy: Atomic::new(Self::ACCEPT),
+            held: Atomic::new(0),
+        }
+    }
+
+    /// Returns the policy.
+    pub fn policy(&self) -> Unrevocable {
+        match self.policy.load(Relaxed) {
+            Self::ACCEPT => Unrevocable::Accept,
+            Self::REFUSE => Unrevocable::Refuse,
+            bytes => Unrevocable::Limit(bytes),
+        }
+    }
+
+    /// Changes the policy. Importers that are attached stay, with what they have pinned.
+    pub fn set_policy(&self, policy: Unrevocable) {
+        let value = match policy {
+            Unrevocable::Accept => Self::ACCEPT,
+            Unrevocable::Refuse => Self::REFUSE,
+            Unrevocable::Limit(bytes) => bytes.min(Self::REFUSE - 1),
+        };
+
+        self.policy.store(value, Relaxed);
+    }
+
+    /// Returns how many bytes of VRAM are pinned for importers that cannot be told to let go.
+    pub fn held(&self) -> u64 {
+        self.held.load(Relaxed)
+    }
+
+    /// Accounts for an object that is about to be pinned.
+    ///
+    /// # Errors
+    ///
+    /// `EDQUOT` if it is more than may be.
+    pub(super) fn charge(&self, bytes: u64) -> Result {
+        let limit = match self.policy() {
+            Unrevocable::Limit(limit) => limit,
+            // One that was attached before the policy changed.
+            Unrevocable::Accept | Unrevocable::Refuse => u64::MAX,
+        };
+        let mut held = self.held();
+
+        loop {
+            let sum = held
+                .checked_add(bytes)
+                .filter(|sum| *sum <= limit)
+                .ok_or(EDQUOT)?;
+
+            match self.held.cmpxchg(held, sum, Relaxed) {
+                Ok(_) => return Ok(()),
+                Err(now) => held = now,
+            }
+        }
+    }
+
+    /// Undoes [`Self::charge`].
+    pub(super) fn uncharge(&self, bytes: u64) {
+        self.held.fetch_sub(bytes, Relaxed);
+    }
+}

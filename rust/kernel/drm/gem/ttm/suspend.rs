@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! VRAM that is out of reach for a time, or loses its content.
+//!
+//! A driver calls [`Device::suspend`] when its device is about to be suspended, and
+//! [`Device::resume`] afterwards. Those who can resume the device, such as processes, wait until that
+//! is done. Importers cannot: they map with the reservation held. So what is exported is moved to
+//! system memory, and importers are told. What cannot be moved is saved, if VRAM loses its content,
+//! and is put back to the same place: importers that have pinned it have its address.
+//!
+//! # Locking
+//!
+//! Both take the reservations of objects, one at a time. Who has a reservation does not wait for the
+//! device to be resumed.
+//!
+//! C headers: [`include/drm/ttm/ttm_tt.h`](srctree/include/drm/ttm/ttm_tt.h)
+
+use super::{
+    while_registered,
+    Locked, //
+};
+use crate::{
+    bindings,
+    dma_buf::fence::Fence,
+    dma_resv::Usage,
+    drm::{
+        gem::{
+            BaseObject,
+            IntoGEMObject, //
+        },
+        ttm::{
+            tt_create_callback,
+            tt_destroy_callback,
+            Device,
+            Domain,
+            MemType,
+            OpCtx,
+            Place,
+            Side,
+            Transfer,
+            TtmObject,
+            VramResource,
+            Work, //
+        }, //
+    },
+    error::to_result,
+    prelude::*,
+    sync::{
+        aref::ARef,
+        atomic::Relaxed, //
+    }, //
+};
+use core::ptr::NonNull;
+
+/// What becomes of VRAM while a device is suspended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// It is out of reach.
+    Kept,
+    /// It is lost.
+    Lost,
+}
+
+/// Pages for the content of an object that stays in VRAM.
+///
+/// # Invariants
+///
+/// `tt` has all of its pages, and was made for an object of the valid device `bdev`.
+pub(super) struct Backup {
+    bdev: *mut bindings::ttm_device,
+    tt: NonNull<bindings::ttm_tt>,
+}
+
+// SAFETY: The pages belong to the value, whichever task uses it.
+unsafe impl Send for Backup {}
+
+impl Backup {
+    /// # Safety
+    ///
+    /// `bo` must be an object of a [`Device`] that stays valid as long as the value, and its
+    /// reservation must be held.
+    // Not inlined into modules, which cannot call the functions.
+    #[inline(never)]
+    unsafe fn new(bo: *mut bindings::ttm_buffer_object, ctx: &mut OpCtx) -> Result<Self> {
+        // SAFETY: As promised by the caller.
+        unsafe {
+            let bdev = (*bo).bdev;
+            let tt = NonNull::new(tt_create_callback(bo, 0)).ok_or(ENOMEM)?;
+
+            to_result(bindings::ttm_tt_populate(bdev, tt.as_ptr(), &mut ctx.0))
+                .inspect_err(|_| tt_destroy_callback(bdev, tt.as_ptr()))?;
+            // INVARIANT: Populated above.
+            Ok(Self { bdev, tt })
+        }
+    }
+}
+
+impl Drop for Backup {
+    #[inline(never)]
+    fn drop(&mut self) {
+        // SAFETY: By the type invariant, and nobody else has the pages.
+        unsafe {
+            bindings::ttm_tt_unpopulate(self.bdev, self.tt.as_ptr());
+            tt_destroy_callback(self.bdev, self.tt.as_ptr());
+        }
+    }
+}
+
+impl<T: TtmObject> Device<T> {
+    /// Prepares for a time in which VRAM is out of reach, and maybe loses its content.
+    ///
+    /// For the callback of a driver that suspends its device, or lets the system sleep. Exported
+    /// objects are moved to system memory, and importers told; with [`Content::Lost`] all that can be
+    /// moved, and what cannot is saved. Processes lose their mappings, and an access resumes the
+    /// device. May be called again before [`Self::resume`]: what has changed since is saved then. Does
+    /// nothing before [`Self::setup`]. `ctx` says whether to wait for what others do with the objects.
+    ///
+    /// # Errors
+    ///
+    /// The device must not be suspended, and nothing was lost.
+    ///
+    /// - `EBUSY` if an object is in use and `ctx` says not to wait, or that takes too long.
+    /// - `EAGAIN` if there is no room in system memory.
+    /// - `ENODEV` if the DRM device is not registered.
+    /// - `ENOMEM` if memory runs out, and the error of a move.
+    pub fn suspend(&self, content: Content, ctx: &mut OpCtx) -> Result {
+        self.zap_mappings();
+        self.in_transition.store(true, Relaxed);
+        let ret = self.for_each_object(|object| object.leave_vram(content, ctx));
+        self.in_transition.store(false, Relaxed);
+
+        if ret.is_err() {
+            // The content is where it was.
+            let _ = self.for_each_object(|object| {
+                object.take_backup();
+                Ok(())
+            });
+        }
+        ret
+    }
+
+    /// Puts back what was saved by [`Self::suspend`].
+    ///
+    /// For the callback of a driver that has resumed its device. What was moved to system memory stays
+    /// there until it is needed in VRAM.
+    ///
+    /// # Errors
+    ///
+    /// - `ENODEV` if the DRM device is not registered.
+    /// - `ENOMEM` if memory runs out, and the error of a move.
+    pub fn resume(&self) -> Result {
+        if !self.has_backups.load(Relaxed) {
+            return Ok(());
+        }
+
+        self.in_transition.store(true, Relaxed);
+        let ret = self.for_each_object(|object| object.restore());
+        self.in_transition.store(false, Relaxed);
+
+        if ret.is_ok() {
+            self.has_backups.store(false, Relaxed);
+        }
+        ret
+    }
+
+    fn for_each_object(&self, mut f: impl FnMut(&mut Locked<'_, T>) -> Result) -> Result {
+        let mut next = 0;
+
+        while let Some(obj) = self.object_from(next) {
+            next = obj.id() + 1;
+            f(&mut obj.reserve(false)?.view())?;
+        }
+        Ok(())
+    }
+}
+
+impl<T: TtmObject> Locked<'_, T> {
+    /// Moves the object to system memory or saves its content, if it is in VRAM and that is needed.
+    fn leave_vram(&mut self, content: Content, ctx: &mut OpCtx) -> Result {
+        if self.obj.import.is_some() {
+            return Ok(());
+        }
+
+        let stays = self.is_pinned() || self.data().domain() == Domain::Vram;
+        let is_exported = !self.exported().is_null();
+
+        if self.mem_type() == Some(MemType::Vram) {
+            match content {
+                Content::Lost if stays => self.save(ctx)?,
+                Content::Kept if stays || !is_exported => (),
+                _ => self.validate(&[Place::TT], ctx).map_err(|e| {
+                    if e == ENOSPC {
+                        EAGAIN
+                    } else {
+                        e
+                    }
+                })?,
+            }
+        }
+        // Somebody may have moved it just before.
+        self.resv().resv().wait(Usage::Kernel, false)
+    }
+
+    /// Copies the content from VRAM to system memory, which is made if there is none yet.
+    fn save(&mut self, ctx: &mut OpCtx) -> Result {
+        // Others' work may be under way that is not to be lost.
+        let ttm = self.obj.ttm();
+        if ctx.0.no_wait_gpu && ttm.is_used_by_others(&self.resv(), Usage::Bookkeep) {
+            return Err(EBUSY);
+        }
+
+        let backup = match self.take_backup() {
+            Some(backup) => backup,
+            // SAFETY: The object is valid, its reservation held, and the value is dropped before it.
+            None => unsafe { Backup::new(self.bo(), ctx) }?,
+        };
+
+        self.transfer(&backup, true)?;
+        ttm.has_backups.store(true, Relaxed);
+        // SAFETY: The reservation, which guards the cell, is held.
+        unsafe { *self.obj.backup.get() = Some(backup) };
+        Ok(())
+    }
+
+    /// Copies what was saved back to VRAM.
+    fn restore(&mut self) -> Result {
+        let Some(backup) = self.take_backup() else {
+            return Ok(());
+        };
+        let ret = self.transfer(&backup, false);
+
+        if ret.is_err() {
+            // SAFETY: The reservation, which guards the cell, is held.
+            unsafe { *self.obj.backup.get() = Some(backup) };
+        }
+        ret
+    }
+
+    fn take_backup(&mut self) -> Option<Backup> {
+        // SAFETY: The reservation, which guards the cell, is held.
+        unsafe { (*self.obj.backup.get()).take() }
+    }
+
+    /// Copies all of the object from VRAM to `backup`, or back, and waits for it.
+    fn transfer(&mut self, backup: &Backup, saves: bool) -> Result {
+        if self.mem_type() != Some(MemType::Vram) {
+            return Err(EINVAL);
+        }
+
+        let pages = Side::Pages(backup.tt);
+        // SAFETY: The object is in VRAM.
+        let ranges = unsafe { VramResource::from_raw((*self.bo()).resource) }.ranges();
+        let vram = Side::Vram(ranges.clone());
+        let (from, to) = if saves { (vram, pages) } else { (pages, vram) };
+        // SAFETY: Both sides have the size of the object. The pages stay until the fence signals,
+        // which is waited for.
+        let transfer = unsafe { Transfer::new(Some(from), to, self.obj.size()) };
+
+        // SAFETY: The device of an object is valid and of `T::Driver`.
+        let fence: ARef<Fence> = unsafe {
+            while_registered::<T::Driver, _>((*self.obj.as_raw()).dev, |reg| {
+                self.ttm()
+                    .submit(reg, Work::Move(transfer), self.obj.awake_if_active())
+            })
+        }?;
+
+        fence.wait(false)?;
+        fence.status().unwrap_or(Ok(()))
+    }
+}
