@@ -36,6 +36,10 @@ use crate::{
     prelude::*,
     sync::{
         aref::ARef,
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
         Arc, //
     },
     workqueue::{
@@ -50,6 +54,7 @@ use core::mem::ManuallyDrop;
 pub(crate) struct CpuAccess {
     buf: ARef<DmaBuf>,
     dir: DataDirection,
+    ended: Atomic<bool>,
 }
 
 impl CpuAccess {
@@ -60,17 +65,27 @@ impl CpuAccess {
         let access = Self {
             buf: buf.into(),
             dir,
+            ended: Atomic::new(false),
         };
 
         // If there is no memory the value is dropped.
         Ok(Arc::new(access, GFP_KERNEL)?)
     }
+
+    /// Ends it, unless that was done: devices see what the CPU wrote when this returns.
+    ///
+    /// The exporter takes the reservation, which may not be held.
+    pub(crate) fn end(&self) {
+        if !self.ended.xchg(true, Relaxed) {
+            // There is nobody to tell: the bytes are where the exporter put them.
+            let _ = self.buf.end_cpu_access(self.dir);
+        }
+    }
 }
 
 impl Drop for CpuAccess {
     fn drop(&mut self) {
-        // There is nobody to tell: the bytes are where the exporter put them.
-        let _ = self.buf.end_cpu_access(self.dir);
+        self.end();
     }
 }
 

@@ -76,6 +76,19 @@ impl<T: TtmObject> Part<'_, T> {
         }
     }
 
+    /// Tells whether both are parts of one memory: of one object, or of one buffer of another device
+    /// that was imported twice.
+    fn is_same_memory(&self, other: &Self) -> bool {
+        let buffer = |part: &Self| {
+            part.object
+                .as_import()
+                .map(|import| import.dma_buf().as_raw())
+        };
+
+        ptr::eq(self.object, other.object)
+            || buffer(self).is_some_and(|buf| Some(buf) == buffer(other))
+    }
+
     /// Lets the CPU access the buffer of another device. `None` if the object is one of this device.
     fn access(&self, dir: DataDirection) -> Result<Option<Arc<CpuAccess>>> {
         self.object
@@ -125,6 +138,11 @@ fn lend(import: &Import, access: &Arc<CpuAccess>, resv: &mut LockedResv<'_>) -> 
 }
 
 /// Copies `size` bytes, and returns the fence that signals when they are there.
+///
+/// A copy to the buffer of another device is an access by the CPU, and what ends it, so that devices
+/// see the bytes, takes the reservation: no fence can stand for that. Such a copy is done, and the
+/// access ended, when this returns. Its fence keeps the exporter from moving the buffer, and nobody
+/// who reads the buffer waits for it, as for other accesses by the CPU.
 ///
 /// # Errors
 ///
@@ -177,7 +195,7 @@ pub fn copy<T: TtmObject>(
     let (from_at, to_at) = (from.at(dev, size)?, to.at(dev, size)?);
     let ttm = T::ttm(dev);
 
-    if ptr::eq(from.object, to.object) && from_at.abs_diff(to_at) < size {
+    if from.is_same_memory(to) && from_at.abs_diff(to_at) < size {
         return Err(EINVAL);
     }
 
@@ -185,7 +203,7 @@ pub fn copy<T: TtmObject>(
     let reading = from.access(DataDirection::FromDevice)?;
     let writing = to.access(DataDirection::ToDevice)?;
 
-    ttm.exec(Flag::Interruptible | Flag::IgnoreDuplicates, |exec| {
+    let fence = ttm.exec(Flag::Interruptible | Flag::IgnoreDuplicates, |exec| {
         let ctx = &mut OpCtx::interruptible();
         let mut first = from.object.lock(exec)?.ok_or(EALREADY)?;
         // `None` if both have one reservation.
@@ -204,10 +222,15 @@ pub fn copy<T: TtmObject>(
             ttm.wait_for_others(&read, Usage::Read)?;
         }
 
+        let write_usage = if writing.is_some() {
+            Usage::Bookkeep
+        } else {
+            Usage::Write
+        };
         let read_usage = if written.is_some() {
             Usage::Read
         } else {
-            Usage::Write
+            write_usage
         };
         let read = read.reserve_fences(1)?;
         let written = written
@@ -226,8 +249,15 @@ pub fn copy<T: TtmObject>(
             slot.add_fence(&fence, read_usage);
         }
         for slot in written.into_iter().flatten() {
-            slot.add_fence(&fence, Usage::Write);
+            slot.add_fence(&fence, write_usage);
         }
         Ok(fence)
-    })
+    })?;
+
+    if let Some(access) = writing {
+        // After a signal the copy goes on, and is made again when the call is restarted.
+        fence.wait(true)?;
+        access.end();
+    }
+    Ok(fence)
 }
