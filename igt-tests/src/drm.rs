@@ -18,9 +18,9 @@ use crate::pci::PciDevice;
 use crate::syncfile::SyncFile;
 use crate::uapi;
 use crate::uapi::{
-    DmaBufSync, DmaBufSyncFile, DrmGemClose, DrmPrimeHandle, DrmVersion, VvramAttachment,
-    VvramGemAttachments, VvramGemCopy, VvramGemCreate, VvramGemImport, VvramGemInfo,
-    VvramGemMmapOffset, VvramGetparam,
+    DmaBufSync, DmaBufSyncFile, DrmGemClose, DrmGemFlink, DrmGemOpen, DrmPrimeHandle, DrmVersion,
+    VvramAttachment, VvramGemAttachments, VvramGemCopy, VvramGemCreate, VvramGemImport,
+    VvramGemInfo, VvramGemMmapOffset, VvramGetparam,
 };
 use crate::{Outcome, Stop, SysError};
 
@@ -623,6 +623,44 @@ pub fn prime_import(drm: RawFd, fd: RawFd) -> Result<u32, SysError> {
         || format!("PRIME_FD_TO_HANDLE(fd={fd})"),
     )?;
     Ok(argument.handle)
+}
+
+impl Drm {
+    /// Gives an object a name, by which other clients of the card node find it.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn flink(&self, object: &Gem<'_>) -> Result<u32, SysError> {
+        let mut argument = DrmGemFlink {
+            handle: object.handle,
+            name: 0,
+        };
+        ioctl(self.fd(), uapi::DRM_IOCTL_GEM_FLINK, &mut argument, || {
+            format!("GEM_FLINK(handle={})", object.handle)
+        })?;
+        Ok(argument.name)
+    }
+
+    /// Opens an object by its name.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn gem_open(&self, name: u32) -> Result<Gem<'_>, SysError> {
+        let mut argument = DrmGemOpen {
+            name,
+            ..Default::default()
+        };
+        ioctl(self.fd(), uapi::DRM_IOCTL_GEM_OPEN, &mut argument, || {
+            format!("GEM_OPEN(name={name})")
+        })?;
+        Ok(Gem {
+            drm: self,
+            handle: argument.handle,
+            size: argument.size,
+        })
+    }
 }
 
 /// A GEM handle, closed when dropped.

@@ -87,6 +87,32 @@ pub struct DrmPrimeHandle {
 pub const DRM_IOCTL_VERSION: u64 = iowr::<DrmVersion>(DRM, 0x00);
 /// Closes a GEM handle.
 pub const DRM_IOCTL_GEM_CLOSE: u64 = iow::<DrmGemClose>(DRM, 0x09);
+/// struct drm_gem_flink
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DrmGemFlink {
+    /// Handle of the object.
+    pub handle: u32,
+    /// Out: its name, for all clients.
+    pub name: u32,
+}
+
+/// struct drm_gem_open
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DrmGemOpen {
+    /// Name of the object.
+    pub name: u32,
+    /// Out: a handle.
+    pub handle: u32,
+    /// Out: its size.
+    pub size: u64,
+}
+
+/// Gives an object a name.
+pub const DRM_IOCTL_GEM_FLINK: u64 = iowr::<DrmGemFlink>(DRM, 0x0a);
+/// Finds an object by its name.
+pub const DRM_IOCTL_GEM_OPEN: u64 = iowr::<DrmGemOpen>(DRM, 0x0b);
 /// Exports a GEM handle.
 pub const DRM_IOCTL_PRIME_HANDLE_TO_FD: u64 = iowr::<DrmPrimeHandle>(DRM, 0x2d);
 /// Imports a dma-buf.

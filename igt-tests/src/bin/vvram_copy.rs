@@ -8,6 +8,7 @@ use vvram_tests::drm::{Drm, Gem};
 use vvram_tests::fence::{SyncObj, Timeline};
 use vvram_tests::foreign::{make, Foreign, Kind, KINDS};
 use vvram_tests::fragment;
+use vvram_tests::heap;
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::misc::{self, Lcg};
 use vvram_tests::pattern::Pattern;
@@ -159,6 +160,39 @@ fn offsets() -> Outcome {
                 fail!("{what}: at {} expected {want:x?}, saw {seen:x?}", 8 * index);
             }
         }
+    }
+    Ok(())
+}
+
+/// Two objects that stand for one buffer are one memory.
+fn imported_twice() -> Outcome {
+    let (card, other) = (Drm::open_card()?, Drm::open_card()?);
+    let (a, _) = patterns();
+    let heap = heap::allocate(SIZE)?;
+    let map = heap.map()?;
+    map.fill(a);
+    let first = card.import(&heap)?;
+    let name = card.flink(&first)?;
+    // Not the same object: this client has not seen the buffer yet.
+    let (second, first) = (other.import(&heap)?, other.gem_open(name)?);
+    check!(
+        first.info()?.id != second.info()?.id,
+        "one object was imported twice"
+    );
+    for (src, dst, size) in [(0, 0, SIZE), (0, 1, 2), (PAGE64 - 1, PAGE64, 2)] {
+        expect_errno(
+            &format!("{size} bytes from {src} to {dst} of one buffer"),
+            other.copy((&first, src), (&second, dst), size),
+            libc::EINVAL,
+        )?;
+    }
+    holds(&map, a, "after refused copies")?;
+    other
+        .copy((&first, 0), (&second, SIZE / 2), SIZE / 2)?
+        .finish()?;
+    for index in 0..SIZE as usize / 8 {
+        let want = a.word((index % (SIZE as usize / 16)) as u64);
+        check_eq!(map.read(index), want, "word {index}");
     }
     Ok(())
 }
@@ -731,6 +765,7 @@ igt_main! {
     "placements", "from each kind of memory to each", placements;
     "offsets", "any bytes, against an oracle", offsets;
     "overlap", "ranges of one object may touch, not overlap", overlap;
+    "imported-twice", "ranges of one imported buffer may not overlap either", imported_twice;
     "fragmented", "VRAM in pieces", fragmented;
     "moving", "objects that move before and after a copy", moving;
     "chain", "copies are done in their order", chain;
