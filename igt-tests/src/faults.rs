@@ -436,7 +436,11 @@ impl Snapshot {
         let own = PciDevice::vvram()?.driver().as_deref() == Some("vvram");
         Ok(Self {
             gpu: if own { Some(Gpu::take()?) } else { None },
-            system: meminfo("GPUActive").unwrap_or(0),
+            system: {
+                // Each processor has changes of its own, until it is asked for them.
+                let _ = std::fs::write("/proc/sys/vm/stat_refresh", "1");
+                meminfo("GPUActive").unwrap_or(0)
+            },
             users: ["vvram", "edu_peer", "bar_export"].map(module_users),
         })
     }

@@ -142,17 +142,22 @@ fn pinned() -> Outcome {
     is_new(&scene)
 }
 
-/// The same for one that has no way to be told, in system memory.
+/// One that has no way to be told has mapped system memory, which stays, so it is not waited for.
 fn static_importer() -> Outcome {
     let scene = scene()?;
     let object = scene
         .drm
         .create_flags(8192, uapi::CREATE_VRAM | uapi::CREATE_SYSTEM)?;
+    let (pattern, _) = patterns();
+    object.map()?.fill(pattern);
     let buffer = object.export()?;
     let peer = &scene.peer;
     peer.attach(&buffer, Mode::Static)?;
     peer.map()?;
-    held_up(&scene, peer.name(), || Ok(peer.detach()?))?;
+    let mut reset = Child::spawn(|| Ok(scene.gpu.reset()?))?;
+    reset.join("the reset", LIMIT)?;
+    peer_reads(peer, pattern, &[0, 1])?;
+    peer.detach()?;
     drop((buffer, object));
     is_new(&scene)
 }
@@ -204,7 +209,7 @@ igt_main! {
     "idle", "resets give a new device each time", idle;
     "revocable", "importers that can let go do", revocable;
     "pinned", "an importer that cannot is named and waited for", pinned;
-    "static", "so is one that has no way to be told", static_importer;
+    "static", "one that has system memory is not waited for", static_importer;
     "vmapped", "so is the kernel's own mapping", vmapped;
     "mid-transfer", "a reset in the middle of a transfer", mid_transfer;
 }
