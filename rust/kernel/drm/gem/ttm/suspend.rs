@@ -184,17 +184,23 @@ impl<T: TtmObject> Locked<'_, T> {
         let stays = self.is_pinned() || self.data().domain() == Domain::Vram;
         let is_exported = !self.exported().is_null();
 
-        if self.mem_type() == Some(MemType::Vram) {
-            match content {
-                Content::Lost if stays => self.save(ctx)?,
-                Content::Kept if stays || !is_exported => (),
-                _ => self.validate(&[Place::TT], ctx).map_err(|e| {
-                    if e == ENOSPC {
-                        EAGAIN
-                    } else {
-                        e
-                    }
-                })?,
+        let is_concerned = match content {
+            Content::Lost => true,
+            Content::Kept => is_exported && !stays,
+        };
+
+        if is_concerned && self.mem_type() == Some(MemType::Vram) {
+            // Nobody is told to let go of what is in use, to be told again later.
+            let ttm = self.obj.ttm();
+            if ctx.0.no_wait_gpu && ttm.is_used_by_others(&self.resv(), Usage::Bookkeep) {
+                return Err(EBUSY);
+            }
+
+            if stays {
+                self.save(ctx)?;
+            } else {
+                let full = |e| if e == ENOSPC { EAGAIN } else { e };
+                self.validate(&[Place::TT], ctx).map_err(full)?;
             }
         }
         // Somebody may have moved it just before.
@@ -203,11 +209,8 @@ impl<T: TtmObject> Locked<'_, T> {
 
     /// Copies the content from VRAM to system memory, which is made if there is none yet.
     fn save(&mut self, ctx: &mut OpCtx) -> Result {
-        // Others' work may be under way that is not to be lost.
-        let ttm = self.obj.ttm();
-        if ctx.0.no_wait_gpu && ttm.is_used_by_others(&self.resv(), Usage::Bookkeep) {
-            return Err(EBUSY);
-        }
+        // What others write is to be saved as well.
+        self.resv().resv().wait(Usage::Bookkeep, false)?;
 
         let backup = match self.take_backup() {
             Some(backup) => backup,
@@ -216,7 +219,7 @@ impl<T: TtmObject> Locked<'_, T> {
         };
 
         self.transfer(&backup, true)?;
-        ttm.has_backups.store(true, Relaxed);
+        self.obj.ttm().has_backups.store(true, Relaxed);
         // SAFETY: The reservation, which guards the cell, is held.
         unsafe { *self.obj.backup.get() = Some(backup) };
         Ok(())
