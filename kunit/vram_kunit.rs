@@ -46,24 +46,6 @@ macro_rules! check_eq {
     };
 }
 
-/// As [`check`], for what is known not to hold: a finding that has a letter and a number.
-///
-/// Ends the test once it holds, so that this becomes a [`check`].
-macro_rules! check_broken {
-    ($finding:literal, $condition:expr) => {
-        if $condition {
-            pr_err!(
-                "{}:{}: {} is mended: {}\n",
-                file!(),
-                line!(),
-                $finding,
-                stringify!($condition)
-            );
-            return Err(EPROTO);
-        }
-    };
-}
-
 #[path = "vram/bench.rs"]
 mod bench;
 #[path = "vram/engine.rs"]

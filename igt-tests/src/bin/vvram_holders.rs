@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use vvram_tests::debugfs::{difference, words, DebugFs};
-use vvram_tests::drm::{Attachment, Gem};
+use vvram_tests::drm::{Attachment, Drm, Gem};
 use vvram_tests::map::PAGE;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::rebind::{module_users, reload, Unbound};
@@ -219,6 +219,49 @@ fn limit() -> Outcome {
     Ok(())
 }
 
+/// What one client has exported may have pinned so much, whoever pins; that of others is their own.
+fn client() -> Outcome {
+    let scene = Scene::with_route()?;
+    let debugfs = DebugFs::open(&scene.gpu)?;
+    let before = debugfs.read("client_pin_limit")?;
+    let run = || -> Outcome {
+        debugfs.write("client_pin_limit", &SIZE.to_string())?;
+        let (one, other) = (Drm::open()?, Drm::open()?);
+        let object = |drm| -> Result<_, Stop> {
+            let object = Drm::create_flags(drm, SIZE, EITHER)?;
+            let buffer = object.export()?;
+            Ok((object, buffer))
+        };
+        let (first, second, foreign) = (object(&one)?, object(&one)?, object(&other)?);
+        let attached = |buffer| -> Result<Peer, Stop> {
+            let peer = scene.peer.reopen()?;
+            peer.attach(buffer, Mode::Pinned)?;
+            Ok(peer)
+        };
+        let (a, b, c) = (
+            attached(&first.1)?,
+            attached(&second.1)?,
+            attached(&foreign.1)?,
+        );
+        let pinned = || scene.drm.getparam(uapi::PARAM_VRAM_PINNED);
+        a.pin()?;
+        expect_errno("a pin over the limit", b.pin(), libc::EDQUOT)?;
+        check_eq!(pinned()?, SIZE, "bytes pinned");
+        c.pin()?;
+        check_eq!(pinned()?, 2 * SIZE, "bytes pinned");
+        a.unpin()?;
+        b.pin()?;
+        placed(&second.0, uapi::PLACEMENT_VRAM)?;
+        check_eq!(pinned()?, 2 * SIZE, "bytes pinned");
+        drop((a, b, c));
+        check_eq!(pinned()?, 0, "bytes pinned");
+        Ok(())
+    };
+    let outcome = run();
+    debugfs.write("client_pin_limit", before.trim())?;
+    outcome
+}
+
 /// The module parameter is what a device begins with.
 fn parameter() -> Outcome {
     if module_users("vvram").is_none() {
@@ -278,6 +321,7 @@ igt_main! {
     "refuse", "importers that cannot let go get system memory or nothing", refuse;
     "refuse-unbind", "an unbind does not wait for mappings of system memory", refuse_unbind;
     "limit", "importers that cannot let go pin so much of VRAM", limit;
+    "client", "one client has pinned so much of VRAM", client;
     "parameter", "unrevocable_percent is the policy at first", parameter;
     "accept", "an unbind waits for mappings of VRAM", accept;
 }

@@ -158,6 +158,9 @@ fn make_card(pdev: &pci::Device<device::Bound>, variant: &'static dyn Variant) -
     let share = |percent: u64| vram_size / 100 * percent + vram_size % 100 * percent / 100;
     drm.ttm
         .set_pin_limit(share(module_parameters::pin_percent.value().min(100)));
+    drm.ttm.set_client_pin_limit(share(
+        module_parameters::client_pin_percent.value().min(100),
+    ));
     drm.ttm
         .holders()
         .set_policy(match module_parameters::unrevocable_percent.value() {

@@ -29,6 +29,10 @@ kernel::module_pci_driver! {
             default: 50,
             description: "How much of VRAM may be pinned, in percent",
         },
+        client_pin_percent: u64 {
+            default: 100,
+            description: "How much of VRAM may be pinned on the account of one client, in percent",
+        },
         unrevocable_percent: u64 {
             default: 100,
             description: "How much of VRAM importers may pin that cannot be told to let go, in percent (0: they get none)",

@@ -917,21 +917,49 @@ impl<T: PeerObject> GemExport<T> {
     fn try_pin(&self, cx: &Locked<'_, Self>, at: &Attached<'_, Self>) -> Result {
         let mut object = self.object(cx);
         let awake = self.obj.awake_if_active();
+        let mut charged = false;
 
         if !object.is_pinned() {
             let ctx = &mut OpCtx::interruptible();
             let [first, second] = self.places(cx, awake.is_some())?;
 
+            // Before anybody is evicted for it.
+            charged = first.mem_type() == MemType::Vram;
+            if charged {
+                object.charge()?;
+            }
+
             // With both at once an object would stay in system memory rather than evict others.
-            match object.validate(&[first], ctx) {
+            let ret = match object.validate_patiently(&[first], ctx) {
                 Err(e) if e == ENOSPC && second.mem_type() != first.mem_type() => {
                     object.validate(&[second], ctx)
                 }
                 // What holds it up takes too long. The core warns about the other error.
                 Err(e) if e == EBUSY => Err(ETIMEDOUT),
                 ret => ret,
-            }?;
+            };
+            if charged && (ret.is_err() || object.mem_type() != Some(MemType::Vram)) {
+                object.uncharge();
+                charged = false;
+            }
+            ret?;
         }
+
+        let ret = self.pin_in_place(&mut object, at, awake, charged);
+        if charged && ret.is_err() {
+            object.uncharge();
+        }
+        ret
+    }
+
+    /// Pins the object for an importer where it is.
+    fn pin_in_place(
+        &self,
+        object: &mut super::ttm::Locked<'_, T>,
+        at: &Attached<'_, Self>,
+        awake: Option<Awake>,
+        charged: bool,
+    ) -> Result {
         // Pinned by an importer that was attached before, or by one that is no device.
         let can = match object.mem_type() {
             Some(MemType::Vram) => at.data().outcome.path.is_peer(),
@@ -940,14 +968,14 @@ impl<T: PeerObject> GemExport<T> {
         if !can {
             return Err(EOPNOTSUPP);
         }
-        self.note_place(&object, at, awake.is_some());
+        self.note_place(object, at, awake.is_some());
         if object.mem_type() != Some(MemType::Vram) {
             return object.pin_raw();
         }
 
         // It stays in VRAM for as long as it is pinned.
         let awake = awake.ok_or(EAGAIN)?;
-        object.pin_raw()?;
+        object.pin_accounted(charged)?;
         awake.forget();
         Ok(())
     }
@@ -1013,7 +1041,13 @@ impl<T: PeerObject> GemExport<T> {
 
         let stays = object.is_pinned() || (awake.is_some() && self.is_in_first_place(cx));
         if !stays {
-            object.validate(&self.places(cx, awake.is_some())?, ctx)?;
+            let places = self.places(cx, awake.is_some())?;
+
+            if vram_or_fail::<T>(&self.obj) {
+                object.validate_patiently(&places, ctx)?;
+            } else {
+                object.validate(&places, ctx)?;
+            }
         }
         self.note_place(&object, at, awake.is_some());
 

@@ -103,6 +103,10 @@ use crate::{
         },
         Arc, //
     },
+    time::{
+        delay::fsleep,
+        Delta, //
+    },
     types::{
         NotThreadSafe,
         Opaque, //
@@ -119,6 +123,9 @@ use core::{
 
 /// How many pages one fault maps at most.
 const FAULT_AROUND: usize = 16;
+
+/// How often an object is tried to be placed while others may be in the way, which takes some 100 ms.
+const PATIENCE: u32 = 16;
 
 /// A GEM object of TTM.
 ///
@@ -360,6 +367,14 @@ impl<T: TtmObject> Object<T> {
     #[inline]
     pub fn residence(&self) -> Option<MemType> {
         MemType::from_raw(self.residence.load(Relaxed))
+    }
+
+    /// Tells whether the object was in VRAM, and could be evicted, when somebody looked last.
+    pub(crate) fn may_leave_vram(&self) -> bool {
+        // SAFETY: The object is valid. The count is only looked at, and may change.
+        let pins = unsafe { (&raw const (*self.bo()).pin_count).read_volatile() };
+
+        self.residence() == Some(MemType::Vram) && self.domain() == Domain::Either && pins == 0
     }
 
     /// Returns the object as the subject of a tracepoint.
@@ -618,6 +633,28 @@ impl<T: TtmObject> Locked<'_, T> {
         to_result(unsafe { bindings::ttm_bo_validate(self.bo(), &mut placement, &mut ctx.0) })
     }
 
+    /// As [`Self::validate`], for a task that has no ticket, and holds the reservation of the object
+    /// only.
+    ///
+    /// TTM only tries the locks of those that it would evict then, so that it finds no room while
+    /// others look at them. Where there could be room it is tried again, for some time.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::validate`].
+    pub(crate) fn validate_patiently(&mut self, places: &[Place], ctx: &mut OpCtx) -> Result {
+        let size = self.obj.size() as u64;
+
+        for attempt in 0..PATIENCE {
+            match self.validate(places, ctx) {
+                Err(e) if e == ENOSPC && self.ttm().could_have_room(size) => (),
+                ret => return ret,
+            }
+            fsleep(Delta::from_millis(1 << attempt.min(3)));
+        }
+        self.validate(places, ctx)
+    }
+
     /// Makes the object stay where it is until [`Self::unpin_raw`]. Calls nest.
     ///
     /// Pages that could be swapped out without a word are moved to where they cannot. Waits for moves
@@ -629,6 +666,15 @@ impl<T: TtmObject> Locked<'_, T> {
     /// - `ERESTARTSYS` if a signal arrived.
     /// - Those of [`Self::validate`].
     pub(crate) fn pin_raw(&mut self) -> Result {
+        self.pin_accounted(false)
+    }
+
+    /// As [`Self::pin_raw`]. `charged` says that [`Self::charge`] was called.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::pin_raw`].
+    pub(crate) fn pin_accounted(&mut self, charged: bool) -> Result {
         let bo = self.bo();
 
         if !self.is_pinned() {
@@ -636,7 +682,7 @@ impl<T: TtmObject> Locked<'_, T> {
                 self.validate(&[Place::TT], &mut OpCtx::uninterruptible())?;
             }
             self.resv().resv().wait(Usage::Kernel, true)?;
-            if self.mem_type() == Some(MemType::Vram) {
+            if self.mem_type() == Some(MemType::Vram) && !charged {
                 self.charge()?;
             }
         }
@@ -660,22 +706,28 @@ impl<T: TtmObject> Locked<'_, T> {
         }
     }
 
-    /// Accounts for the object, which is about to be pinned in VRAM.
-    fn charge(&mut self) -> Result {
+    /// Accounts for the object, which is not pinned and about to be, in VRAM.
+    ///
+    /// # Errors
+    ///
+    /// `EDQUOT` if it is more than may be, of all or of the client that exported it.
+    pub(crate) fn charge(&mut self) -> Result {
         let size = self.obj.size() as u64;
 
         self.ttm().charge_pin(size)?;
         // SAFETY: The reservation, which guards the cell, is held.
         let pins = unsafe { &mut *self.obj.pins.get() };
-        pins.charged = pins.exporter.clone();
-        if let Some(account) = &pins.charged {
-            account.add(size);
+        if let Some(account) = &pins.exporter {
+            account
+                .charge(size, self.obj.ttm().client_pin_limit())
+                .inspect_err(|_| self.obj.ttm().uncharge_pin(size))?;
         }
+        pins.charged = pins.exporter.clone();
         Ok(())
     }
 
-    /// Undoes [`Self::charge`].
-    fn uncharge(&mut self) {
+    /// Undoes [`Self::charge`], of an object that is not pinned any more, or was not.
+    pub(crate) fn uncharge(&mut self) {
         let size = self.obj.size() as u64;
 
         self.ttm().uncharge_pin(size);
@@ -1324,7 +1376,7 @@ unsafe fn make_visible<T: TtmObject>(bo: *mut bindings::ttm_buffer_object) -> Re
                 Place::TT.fallback()
             };
 
-            locked.validate(&[vram, second], &mut OpCtx::interruptible())
+            locked.validate_patiently(&[vram, second], &mut OpCtx::interruptible())
         }
         _ => Ok(()),
     }

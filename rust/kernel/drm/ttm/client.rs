@@ -52,12 +52,38 @@ impl PinAccount {
         self.0.load(Relaxed)
     }
 
-    pub(crate) fn add(&self, bytes: u64) {
-        self.0.fetch_add(bytes, Relaxed);
+    /// Accounts for `bytes` that are about to be pinned.
+    ///
+    /// # Errors
+    ///
+    /// `EDQUOT` if it would be more than `limit`.
+    pub(crate) fn charge(&self, bytes: u64, limit: u64) -> Result {
+        charge(&self.0, bytes, limit)
     }
 
     pub(crate) fn sub(&self, bytes: u64) {
         self.0.fetch_sub(bytes, Relaxed);
+    }
+}
+
+/// Adds `bytes` to a sum that is at most `limit`.
+///
+/// # Errors
+///
+/// `EDQUOT` if it would be more.
+pub(crate) fn charge(sum: &Atomic<u64>, bytes: u64, limit: u64) -> Result {
+    let mut before = sum.load(Relaxed);
+
+    loop {
+        let after = before
+            .checked_add(bytes)
+            .filter(|after| *after <= limit)
+            .ok_or(EDQUOT)?;
+
+        match sum.cmpxchg(before, after, Relaxed) {
+            Ok(_) => return Ok(()),
+            Err(now) => before = now,
+        }
     }
 }
 

@@ -8,6 +8,7 @@
 
 use super::{
     admission::Admission,
+    client::charge,
     engine::Moves,
     objects::{
         Objects,
@@ -50,6 +51,7 @@ use crate::{
                 move_callback,
                 Object, //
             },
+            BaseObject,
             IntoGEMObject, //
         }, //
     },
@@ -113,6 +115,8 @@ pub struct Device<T: TtmObject> {
     pinned: Atomic<u64>,
     /// How many bytes may be.
     pin_limit: Atomic<u64>,
+    /// How many of these for one client.
+    client_pin_limit: Atomic<u64>,
     /// How often the content of an object was moved.
     move_count: Atomic<u64>,
     moves: Moves,
@@ -170,6 +174,7 @@ impl<T: TtmObject> Device<T> {
             ready: Atomic::new(false),
             pinned: Atomic::new(0),
             pin_limit: Atomic::new(vram_size / 2),
+            client_pin_limit: Atomic::new(u64::MAX),
             move_count: Atomic::new(0),
             moves: Moves::new(<T::Driver as drm::Driver>::INFO.name)?,
             admission: Admission::new()?,
@@ -449,6 +454,20 @@ impl<T: TtmObject> Device<T> {
         self.pin_limit.store(bytes, Relaxed);
     }
 
+    /// Returns how much of VRAM may be pinned on the account of one client, in bytes.
+    #[inline]
+    pub fn client_pin_limit(&self) -> u64 {
+        self.client_pin_limit.load(Relaxed)
+    }
+
+    /// Changes how much of VRAM may be pinned on the account of one client, see [`PinAccount`]. What
+    /// is pinned already stays. Without a limit of its own a client has that of the device.
+    ///
+    /// [`PinAccount`]: super::PinAccount
+    pub fn set_client_pin_limit(&self, bytes: u64) {
+        self.client_pin_limit.store(bytes, Relaxed);
+    }
+
     /// Calls `f` to lock objects and to move them to where they are needed, with the device awake.
     ///
     /// As [`Exec::run`], but `f` is called again, some times, if there was no room: tasks that evict
@@ -617,18 +636,26 @@ impl<T: TtmObject> Device<T> {
     ///
     /// `EDQUOT` if it is more than may be.
     pub(crate) fn charge_pin(&self, bytes: u64) -> Result {
-        let mut pinned = self.pinned.load(Relaxed);
+        charge(&self.pinned, bytes, self.pin_limit())
+    }
 
-        loop {
-            let sum = pinned.checked_add(bytes).ok_or(EDQUOT)?;
-            if sum > self.pin_limit() {
-                return Err(EDQUOT);
-            }
-            match self.pinned.cmpxchg(pinned, sum, Relaxed) {
-                Ok(_) => return Ok(()),
-                Err(now) => pinned = now,
+    /// Tells whether there could be room in VRAM for `bytes`, if all left that may.
+    ///
+    /// Looks at all objects, and at none of them for long: what it says is true for a moment.
+    pub(crate) fn could_have_room(&self, bytes: u64) -> bool {
+        let (mut room, mut next) = (self.vram_free(), 0);
+
+        while room < bytes {
+            let Some(obj) = self.object_from(next) else {
+                return false;
+            };
+
+            next = obj.id() + 1;
+            if obj.may_leave_vram() {
+                room += obj.size() as u64;
             }
         }
+        true
     }
 
     /// Undoes [`Self::charge_pin`].

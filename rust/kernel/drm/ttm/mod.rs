@@ -97,6 +97,7 @@ pub(crate) use self::{
         CpuAccess,
         Lent, //
     },
+    client::charge,
     device::{
         tt_create_callback,
         tt_destroy_callback, //

@@ -9,6 +9,7 @@
 //! - `counters`: how often importers did not get peer memory, by reason, and how often the content
 //!   of an object was moved,
 //! - `pin_limit`: how many bytes of VRAM may be pinned; can be written,
+//! - `client_pin_limit`: how many of these on the account of one client; can be written,
 //! - `unrevocable`: what importers may have that cannot be told to let go, and what they have pinned;
 //!   `accept`, `refuse` and a number of bytes, the limit, can be written,
 //! - `move`: moves objects when it is written to.
@@ -62,6 +63,7 @@ pub fn add_files<T: PeerObject>(dir: &Dir<'_, DriverOf<T>>) {
     dir.add::<Buffers<T>>();
     dir.add::<CountersFile<T>>();
     dir.add::<PinLimit<T>>();
+    dir.add::<ClientPinLimit<T>>();
     dir.add::<UnrevocableFile<T>>();
     dir.add::<Move<T>>();
 }
@@ -200,6 +202,35 @@ impl<T: PeerObject> File for PinLimit<T> {
             return Err(EINVAL);
         }
         ttm.set_pin_limit(limit);
+        Ok(())
+    }
+}
+
+/// The file `client_pin_limit`.
+struct ClientPinLimit<T>(PhantomData<T>);
+
+#[vtable]
+impl<T: PeerObject> File for ClientPinLimit<T> {
+    type Driver = DriverOf<T>;
+
+    const NAME: &'static CStr = c"client_pin_limit";
+
+    fn show(dev: &Device<T>, m: &SeqFile) -> Result {
+        let ttm = T::ttm(dev);
+
+        seq_print!(m, "{}\n", ttm.client_pin_limit().min(ttm.pin_limit()));
+        Ok(())
+    }
+
+    /// Sets the limit in bytes, at most the size of VRAM.
+    fn write(dev: &Device<T>, text: &str) -> Result {
+        let ttm = T::ttm(dev);
+        let limit = number(text)?;
+
+        if limit > ttm.vram_size() {
+            return Err(EINVAL);
+        }
+        ttm.set_client_pin_limit(limit);
         Ok(())
     }
 }

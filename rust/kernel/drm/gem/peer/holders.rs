@@ -7,6 +7,7 @@
 //! A device says by [`Unrevocable`] what of its VRAM it exposes to that.
 
 use crate::{
+    drm::ttm::charge,
     prelude::*,
     sync::atomic::{
         Atomic,
@@ -110,19 +111,7 @@ impl Holders {
             // One that was attached before the policy changed.
             Unrevocable::Accept | Unrevocable::Refuse => u64::MAX,
         };
-        let mut held = self.held();
-
-        loop {
-            let sum = held
-                .checked_add(bytes)
-                .filter(|sum| *sum <= limit)
-                .ok_or(EDQUOT)?;
-
-            match self.held.cmpxchg(held, sum, Relaxed) {
-                Ok(_) => return Ok(()),
-                Err(now) => held = now,
-            }
-        }
+        charge(&self.held, bytes, limit)
     }
 
     /// Undoes [`Self::charge`].
