@@ -56,8 +56,12 @@ mod export;
 mod fence;
 #[path = "vram/lend.rs"]
 mod lend;
+#[path = "vram/lru.rs"]
+mod lru;
 #[path = "vram/place.rs"]
 mod place;
+#[path = "vram/tt.rs"]
+mod tt;
 #[path = "vram/worker.rs"]
 mod worker;
 

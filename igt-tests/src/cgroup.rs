@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::debugfs::mounted;
 use crate::misc;
 use crate::pci::PciDevice;
-use crate::{Outcome, Stop};
+use crate::{Outcome, Stop, SysError};
 
 /// Where the groups are.
 const ROOT: &str = "/tmp/cgroup";
@@ -22,6 +22,21 @@ const ROOT: &str = "/tmp/cgroup";
 #[track_caller]
 pub fn capacity() -> Result<Option<u64>, Stop> {
     Ok(number(&root()?.join("dmem.capacity"), &region()?))
+}
+
+/// Returns how many regions the controller has that are called like VRAM.
+///
+/// # Errors
+///
+/// Fails the subtest if the controller is missing.
+#[track_caller]
+pub fn regions() -> Result<usize, Stop> {
+    let path = root()?.join("dmem.capacity");
+    let text = fs::read_to_string(&path)
+        .map_err(|error| SysError::io(&path.display().to_string(), &error))?;
+    let region = region()?;
+    let names = text.lines().filter_map(|line| line.split(' ').next());
+    Ok(names.filter(|name| *name == region).count())
 }
 
 /// Where the file system of groups is mounted.

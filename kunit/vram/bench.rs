@@ -220,6 +220,17 @@ impl RegistrationInit<Driver> for Init {
 /// The driver's part of an object.
 pub(crate) struct Bo(Domain);
 
+/// How often the class was asked where an object may live.
+static DOMAINS: Atomic<usize> = Atomic::new(0);
+
+/// Returns how often the class is asked where objects may live while `f` runs.
+pub(crate) fn domains_asked<R>(f: impl FnOnce() -> R) -> (usize, R) {
+    let before = DOMAINS.load(Relaxed);
+    let ret = f();
+
+    (DOMAINS.load(Relaxed) - before, ret)
+}
+
 static OPS: [peer::Ops<Bo>; 2] = [const { peer::Ops::new() }; 2];
 
 /// How often the class was asked for its table while it is fickle.
@@ -251,6 +262,7 @@ impl TtmObject for Bo {
     }
 
     fn domain(&self) -> Domain {
+        DOMAINS.fetch_add(1, Relaxed);
         self.0
     }
 

@@ -25,9 +25,10 @@ rust_helper_drm_gem_object_is_shared_for_memory_stats(struct drm_gem_object *obj
 	return drm_gem_object_is_shared_for_memory_stats(obj);
 }
 
-__rust_helper void rust_helper_ttm_bo_unreserve(struct ttm_buffer_object *bo)
+__rust_helper void
+rust_helper_ttm_bo_move_to_lru_tail_unlocked(struct ttm_buffer_object *bo)
 {
-	ttm_bo_unreserve(bo);
+	ttm_bo_move_to_lru_tail_unlocked(bo);
 }
 
 __rust_helper void rust_helper_ttm_bo_move_null(struct ttm_buffer_object *bo,

@@ -10,8 +10,8 @@ use vvram_tests::misc;
 use vvram_tests::pci::{Bar, PciDevice};
 use vvram_tests::proc::{Child, Steps};
 use vvram_tests::rebind::Unbinding;
-use vvram_tests::scene::{patterns, Expect};
-use vvram_tests::{check_eq, expect_errno, fail, igt_main, uapi, Outcome, Stop};
+use vvram_tests::scene::{patterns, placed, squeeze_idle, Expect};
+use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome, Stop};
 
 const PAGE64: u64 = PAGE as u64;
 const SIZE: u64 = 4 * PAGE64;
@@ -103,6 +103,37 @@ fn both_ways() -> Outcome {
         }
         reached(&theirs[1], &imports[1])?;
         gpus.swap(0, 1);
+    }
+    Ok(())
+}
+
+/// What a copy had of the other device is neither pinned nor mapped when the copy is done.
+fn released() -> Outcome {
+    let gpus = gpus()?;
+    let (a, b) = (Drm::open_on(&gpus[0])?, Drm::open_on(&gpus[1])?);
+    let (x, y) = patterns();
+    let theirs = a.create_flags(SIZE, EITHER)?;
+    theirs.map()?.fill(x);
+    let import = b.import(&theirs.export()?)?;
+    let ours = b.create(SIZE)?;
+    let map = ours.map()?;
+    map.fill(y);
+
+    b.copy((&import, 0), (&ours, 0), 8)?.finish()?;
+    reached(&theirs, &import)?;
+    check_eq!(map.read(0), x.word(0), "the word that was copied");
+    let released = misc::poll(LIMIT, || {
+        let pinned = a.getparam(uapi::PARAM_VRAM_PINNED).ok()?;
+        (pinned == 0).then_some(())
+    });
+    check!(released.is_some(), "the object is still pinned");
+    // It leaves for others, and the next copy finds it.
+    let taken = squeeze_idle(&a)?;
+    placed(&theirs, uapi::PLACEMENT_SYSTEM)?;
+    drop(taken);
+    b.copy((&import, 0), (&ours, 0), SIZE)?.finish()?;
+    if let Err(mismatch) = map.verify(x) {
+        fail!("after a move: {mismatch}");
     }
     Ok(())
 }
@@ -216,6 +247,7 @@ fn unbind() -> Outcome {
 
 igt_main! {
     "both-ways", "the path, where it is, and the bytes", both_ways;
+    "released", "nothing is pinned when a copy is done", released;
     "ping-pong", "two engines on one buffer", ping_pong;
     "storm", "while the exporter evicts", storm;
     "unbind", "of either device, with copies in the queue", unbind;

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! VRAM as a region of the cgroup controller dmem.
+//! VRAM as a region of the cgroup controller dmem, which the next driver or a reset makes anew.
 
 use std::time::Duration;
 
 use vvram_tests::cgroup::{self, Group};
 use vvram_tests::drm::Drm;
+use vvram_tests::pci::PciDevice;
 use vvram_tests::proc::Child;
-use vvram_tests::scene::patterns;
+use vvram_tests::rebind::Unbound;
+use vvram_tests::scene::{patterns, placed};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome};
 
 const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
@@ -66,7 +68,65 @@ fn limit() -> Outcome {
     group.await_current(0)
 }
 
+/// There is one region at any time, that of the device which is there, whoever still has objects of
+/// the one before.
+fn renewed(name: &str, renew: impl Fn(&PciDevice) -> Outcome) -> Outcome {
+    let gpu = PciDevice::vvram()?;
+    let group = Group::new(name)?;
+    let (a, b) = patterns();
+    let mut child = Child::spawn(|| {
+        group.enter()?;
+        let old = Drm::open()?;
+        let before = [old.create(MIB)?, old.create_flags(MIB, EITHER)?];
+        check_eq!(group.current(), Some(2 * MIB), "VRAM of the group");
+        renew(&gpu)?;
+        check_eq!(cgroup::regions()?, 1, "regions");
+        check_eq!(
+            group.current(),
+            Some(0),
+            "VRAM that the group has of the new device"
+        );
+        // Limits are those of the new device.
+        group.set("max", MIB)?;
+        let new = Drm::open()?;
+        let kept = new.create(MIB)?;
+        kept.map()?.fill(a);
+        placed(&kept, uapi::PLACEMENT_VRAM)?;
+        expect_errno("VRAM over the limit", new.create(MIB), libc::ENOSPC)?;
+        let other = new.create_flags(MIB, EITHER)?;
+        other.map()?.fill(b);
+        placed(&other, uapi::PLACEMENT_SYSTEM)?;
+        check_eq!(group.current(), Some(MIB), "VRAM of the group");
+        // What is given back was the old one's.
+        drop(before);
+        drop(old);
+        check_eq!(group.current(), Some(MIB), "VRAM of the group");
+        for (object, pattern) in [(&kept, a), (&other, b)] {
+            if let Err(mismatch) = object.map()?.verify(pattern) {
+                fail!("{:?}: {mismatch}", object.info()?);
+            }
+        }
+        Ok(())
+    })?;
+    child.join("the group", Duration::from_secs(60))?;
+    group.await_current(0)
+}
+
+fn rebound() -> Outcome {
+    renewed("rebound", |gpu| {
+        let unbound = Unbound::new(gpu)?;
+        check_eq!(cgroup::regions()?, 0, "regions without a driver");
+        unbound.rebind()
+    })
+}
+
+fn reset() -> Outcome {
+    renewed("reset", |gpu| Ok(gpu.reset()?))
+}
+
 igt_main! {
     "capacity", "the region has the size of VRAM", capacity;
     "limit", "what a group has in VRAM is counted and limited", limit;
+    "rebound", "limits reach the device that is bound, not the one before", rebound;
+    "reset", "limits reach the device after a reset, not the one before", reset;
 }

@@ -1049,6 +1049,7 @@ impl<T: PeerObject> GemExport<T> {
                 object.validate(&places, ctx)?;
             }
         }
+        object.touch();
         self.note_place(&object, at, awake.is_some());
 
         if let Some(vram) = object.vram() {

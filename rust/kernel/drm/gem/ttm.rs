@@ -134,6 +134,7 @@ const PATIENCE: u32 = 16;
 /// - `bo` is an initialized object of a [`Device`](drm::ttm::Device).
 /// - The object owns a reference to its DRM device until its own last reference is gone.
 /// - `exported` is null or the dma-buf of the object; the reservation guards it, `pins` and `backup`.
+/// - While `pins.off_lru` is set the object is in VRAM, and one of the pins of `bo` is due to that.
 /// - An object with `import` is of the type `ttm_bo_type_sg` and shares the reservation of the buffer
 ///   that it stands for. Others have a reservation of their own.
 #[repr(C)]
@@ -154,8 +155,10 @@ pub struct Object<T: TtmObject> {
     data: T,
 }
 
-/// On whose account an object is pinned.
+/// Why an object is pinned, and on whose account.
 struct Pins {
+    /// One of the pins that TTM counts only keeps the object off the LRU list.
+    off_lru: bool,
     /// That of the client that exported it.
     exporter: Option<Arc<PinAccount>>,
     /// The one that has been charged.
@@ -267,6 +270,7 @@ impl<T: TtmObject> Object<T> {
                 bo: Opaque::zeroed(),
                 exported: UnsafeCell::new(ptr::null_mut()),
                 pins: UnsafeCell::new(Pins {
+                    off_lru: false,
                     exporter: None,
                     charged: None,
                 }),
@@ -323,12 +327,16 @@ impl<T: TtmObject> Object<T> {
                 bindings::drm_dev_put(drm);
                 return Err(e);
             }
-            bindings::ttm_bo_unreserve(bo);
         }
 
         // INVARIANT: Initialized, and the reference to the device was taken above.
         // SAFETY: The value is valid, and the reference is its first.
         let obj: ARef<Self> = unsafe { ARef::from_raw(NonNull::new_unchecked(this)) };
+        // SAFETY: The object was made with its reservation held.
+        unsafe {
+            obj.assume_locked().take_off_lru();
+            bindings::dma_resv_unlock((*obj.as_raw()).resv);
+        }
         // SAFETY: `free_callback` removes it.
         unsafe { ttm.insert(&obj, room) };
         Ok(obj)
@@ -544,6 +552,8 @@ impl<T: TtmObject> AllocImpl for Object<T> {
         dumb_create: None,
         dumb_map_offset: None,
     };
+
+    const UNPLUGGED: Option<unsafe fn(*mut bindings::drm_device)> = Some(unplugged_callback::<T>);
 }
 
 /// An object whose reservation is held by this task.
@@ -601,15 +611,57 @@ impl<T: TtmObject> Locked<'_, T> {
     /// Tells whether the object is pinned.
     #[inline]
     pub fn is_pinned(&self) -> bool {
-        // SAFETY: The reservation, which guards the count, is held.
-        unsafe { (*self.bo()).pin_count > 0 }
+        // SAFETY: The reservation, which guards the count and the cell, is held.
+        unsafe { (*self.bo()).pin_count > u32::from((*self.obj.pins.get()).off_lru) }
+    }
+
+    /// Takes note that the object is used: of those that can be evicted it is the last one now.
+    ///
+    /// Whoever has the object reserved calls this if it is going to access the content, or has
+    /// somebody else do so, and not to look at where it is.
+    pub(crate) fn touch(&self) {
+        // SAFETY: The object is valid, and its reservation is held.
+        unsafe { bindings::ttm_bo_move_to_lru_tail_unlocked(self.bo()) };
+    }
+
+    /// Takes an object that is in VRAM and never leaves it off the LRU list, where each task that
+    /// evicts would have to pass it over.
+    ///
+    /// TTM keeps what is pinned off the list, so this is a pin for TTM. It is none for others:
+    /// [`Self::is_pinned`] does not tell of it, it is not charged, and [`Self::validate`] moves the
+    /// object all the same.
+    fn take_off_lru(&mut self) {
+        if self.data().domain() == Domain::Vram && self.mem_type() == Some(MemType::Vram) {
+            self.set_off_lru(true);
+        }
+    }
+
+    fn set_off_lru(&mut self, off_lru: bool) {
+        // SAFETY: The reservation, which guards the cell, is held.
+        let pins = unsafe { &mut *self.obj.pins.get() };
+
+        if pins.off_lru == off_lru {
+            return;
+        }
+        // INVARIANT: Pinned below, by who found it in VRAM, or not pinned any more.
+        pins.off_lru = off_lru;
+        // SAFETY: The object is valid, and its reservation is held. Only what was pinned here is
+        // unpinned.
+        unsafe {
+            if off_lru {
+                bindings::ttm_bo_pin(self.bo());
+            } else {
+                bindings::ttm_bo_unpin(self.bo());
+            }
+        }
     }
 
     /// Moves the object to one of `places`, unless it is in one already.
     ///
     /// Importers are told before it moves. Waits for the work on the object, but not for the move:
-    /// its fence is in the reservation. To move it to or from VRAM takes a device that is awake, see
-    /// the [module](self). Mirrors `ttm_bo_validate()`.
+    /// its fence is in the reservation. The object counts as used, also if it does not move. To move
+    /// it to or from VRAM takes a device that is awake, see the [module](self). Mirrors
+    /// `ttm_bo_validate()`.
     ///
     /// # Errors
     ///
@@ -628,9 +680,17 @@ impl<T: TtmObject> Locked<'_, T> {
 
         let places = self.ttm().fitting(places, self.obj.size() as u64)?;
 
+        // TTM does not move what is pinned. Others cannot evict it meanwhile, as it is reserved.
+        self.set_off_lru(false);
         let mut placement = placement(&places);
         // SAFETY: The object is valid, and its reservation is held.
-        to_result(unsafe { bindings::ttm_bo_validate(self.bo(), &mut placement, &mut ctx.0) })
+        let ret =
+            to_result(unsafe { bindings::ttm_bo_validate(self.bo(), &mut placement, &mut ctx.0) });
+        self.take_off_lru();
+        ret?;
+
+        self.touch();
+        Ok(())
     }
 
     /// As [`Self::validate`], for a task that has no ticket, and holds the reservation of the object
@@ -908,7 +968,7 @@ impl<T: TtmObject> Drop for Pinned<T> {
 impl<T: TtmObject> Drop for Reserved<'_, T> {
     fn drop(&mut self) {
         // SAFETY: The reservation is held.
-        unsafe { bindings::ttm_bo_unreserve(self.bo()) };
+        unsafe { bindings::dma_resv_unlock((*self.obj.as_raw()).resv) };
     }
 }
 
@@ -1127,6 +1187,34 @@ unsafe fn move_object<T: TtmObject>(
     Ok(())
 }
 
+/// Undoes [`Locked::take_off_lru`] of an object that is about to be freed.
+///
+/// If the engine still works on it, it is freed later, and tasks that evict find it on the LRU list
+/// and wait for that.
+///
+/// # Safety
+///
+/// `bo` must be valid, in VRAM and pinned by [`Locked::take_off_lru`] alone, and have no GEM
+/// reference.
+// Not inlined into modules, which cannot call the function.
+#[inline(never)]
+unsafe fn put_on_lru(bo: *mut bindings::ttm_buffer_object) {
+    // The reservation must not be waited for, as this task may hold others. A task that evicts may
+    // hold it: one that has met the object on the list while it was being validated. So this is
+    // done with the lock of the list alone, as `ttm_bo_release()` does it.
+    // SAFETY: By the safety requirements. Nobody pins an object without a reference. Its resource
+    // does not change either: an eviction that sees it unpinned allocates another one first, which
+    // takes the lock. What is in VRAM has no `ttm`, for which TTM wants the reservation to be held.
+    unsafe {
+        let lock = &raw mut (*(*bo).bdev).lru_lock;
+
+        bindings::spin_lock(lock);
+        (*bo).pin_count -= 1;
+        bindings::ttm_resource_move_to_lru_tail((*bo).resource);
+        bindings::spin_unlock(lock);
+    }
+}
+
 /// Takes away what an object has for system memory, if it has anything.
 ///
 /// # Safety
@@ -1155,9 +1243,23 @@ unsafe extern "C" fn free_callback<T: TtmObject>(gem: *mut bindings::drm_gem_obj
     unsafe {
         let dev = (*gem).dev;
 
+        // Nobody changes the cell any more.
+        if (*obj.pins.get()).off_lru {
+            put_on_lru(obj.bo());
+        }
         bindings::ttm_bo_fini(container_of!(gem, bindings::ttm_buffer_object, base));
         bindings::drm_dev_put(dev);
     }
+}
+
+/// # Safety
+///
+/// Called with a device of `T::Driver` that was unplugged.
+unsafe fn unplugged_callback<T: TtmObject>(dev: *mut bindings::drm_device) {
+    // SAFETY: The device is valid and of `T::Driver`.
+    let drm: &drm::Device<T::Driver> = unsafe { drm::Device::from_raw(dev) };
+
+    T::ttm(drm).unplugged(dev);
 }
 
 /// # Safety
@@ -1357,7 +1459,7 @@ unsafe fn insert_pages<T: TtmObject>(
     }
 }
 
-/// Moves an object to where the CPU sees it.
+/// Moves an object to where the CPU sees it, which is about to access it.
 ///
 /// # Safety
 ///
@@ -1378,7 +1480,10 @@ unsafe fn make_visible<T: TtmObject>(bo: *mut bindings::ttm_buffer_object) -> Re
 
             locked.validate_patiently(&[vram, second], &mut OpCtx::interruptible())
         }
-        _ => Ok(()),
+        _ => {
+            locked.touch();
+            Ok(())
+        }
     }
 }
 

@@ -15,19 +15,15 @@ use super::{
         Room, //
     },
     placement::{
-        Domain,
         MemType,
         Place, //
     },
+    region::Region,
+    tt::TtManager,
     vram::VramManager,
     Job,
     TtmObject,
     Work, //
-};
-#[cfg(CONFIG_CGROUP_DMEM)]
-use crate::error::{
-    from_err_ptr,
-    from_result, //
 };
 use crate::{
     bindings,
@@ -71,7 +67,8 @@ use crate::{
             Relaxed,
             Release, //
         },
-        Mutex, //
+        Mutex,
+        SetOnce, //
     },
     types::Opaque, //
 };
@@ -97,15 +94,17 @@ use core::{
 ///
 /// Once `ready` is set, which happens once:
 ///
-/// - `bdev` is an initialized device with the managers `vram` and that of `TTM_PL_TT`; `drm` is the
-///   DRM device whose data `self` is part of,
-/// - `vram_start`, `visible` and `dmem` do not change.
+/// - `bdev` is an initialized device with the managers `vram` and `tt`; `drm` is the DRM device
+///   whose data `self` is part of,
+/// - `vram_start` and `visible` do not change.
 #[pin_data(PinnedDrop)]
 pub struct Device<T: TtmObject> {
     bdev: Opaque<bindings::ttm_device>,
     vram: VramManager,
+    tt: TtManager,
     drm: UnsafeCell<*mut bindings::drm_device>,
-    dmem: UnsafeCell<*mut bindings::dmem_cgroup_region>,
+    /// VRAM for the cgroup controller, by which objects in VRAM are charged.
+    region: SetOnce<Region>,
     /// The physical address of VRAM.
     vram_start: UnsafeCell<u64>,
     /// How much of VRAM the CPU and peers see, in bytes.
@@ -145,7 +144,7 @@ impl<T: TtmObject> Device<T> {
     const FUNCS: bindings::ttm_device_funcs = bindings::ttm_device_funcs {
         ttm_tt_create: Some(tt_create_callback),
         ttm_tt_destroy: Some(tt_destroy_callback),
-        eviction_valuable: Some(eviction_valuable_callback::<T>),
+        eviction_valuable: Some(bindings::ttm_bo_eviction_valuable),
         evict_flags: Some(evict_flags_callback),
         move_: Some(move_callback::<T>),
         io_mem_reserve: Some(io_mem_reserve_callback::<T>),
@@ -167,8 +166,9 @@ impl<T: TtmObject> Device<T> {
         try_pin_init!(Self {
             bdev: Opaque::zeroed(),
             vram: VramManager::new(vram_size)?,
+            tt: TtManager::new(),
             drm: UnsafeCell::new(ptr::null_mut()),
-            dmem: UnsafeCell::new(ptr::null_mut()),
+            region: SetOnce::new(),
             vram_start: UnsafeCell::new(0),
             visible: UnsafeCell::new(0),
             ready: Atomic::new(false),
@@ -194,7 +194,8 @@ impl<T: TtmObject> Device<T> {
     /// The CPU and peers see the first `visible` bytes of VRAM, at most what the BAR shows. Objects
     /// are moved there when they are to be accessed.
     ///
-    /// VRAM is a region of the cgroup controller `dmem`, called `drm/<device>/vram0`.
+    /// VRAM is a region of the cgroup controller `dmem`, called `drm/<device>/vram0`, until the DRM
+    /// device is unplugged.
     ///
     /// # Errors
     ///
@@ -240,12 +241,10 @@ impl<T: TtmObject> Device<T> {
             *this.vram_start.get() = vram_start;
             *this.visible.get() = visible;
         }
-        // SAFETY: As above.
-        unsafe { this.register_dmem((*dev).dev) }?;
 
         let bdev = this.bdev.get();
         // SAFETY: `bdev` is zeroed. The DRM device outlives it, as it is part of its data.
-        let ret = to_result(unsafe {
+        to_result(unsafe {
             bindings::ttm_device_init(
                 bdev,
                 const { &Self::FUNCS },
@@ -254,39 +253,30 @@ impl<T: TtmObject> Device<T> {
                 (*dev).vma_offset_manager,
                 bindings::TTM_ALLOCATION_PROPAGATE_ENOSPC,
             )
-        });
-        if let Err(e) = ret {
-            // SAFETY: The region was registered above.
-            unsafe { this.unregister_dmem() };
-            return Err(e);
-        }
+        })?;
 
         // SAFETY: The device was just initialized, and `self` is pinned: the only constructor is a
-        // pin-initializer. `PinnedDrop` undoes it.
-        unsafe {
+        // pin-initializer. `PinnedDrop` undoes it. The parent of a DRM device is valid as long as
+        // that, and the manager stays until the region is dropped.
+        let region = unsafe {
             this.vram.init(bdev);
-            bindings::ttm_resource_manager_set_dmem_region(this.vram.as_raw(), *this.dmem.get());
-        }
-
-        // As many pages as TTM allows for all devices.
-        // SAFETY: The device was just initialized.
-        let ret = to_result(unsafe {
-            bindings::ttm_range_man_init_nocheck(
-                bdev,
-                bindings::TTM_PL_TT,
-                true,
-                bindings::ttm_tt_pages_limit(),
-            )
-        });
-        if let Err(e) = ret {
+            this.tt.init(bdev);
+            Region::new((*dev).dev, this.vram.as_raw(), this.vram_size())
+        };
+        let region = region.inspect_err(|_| {
             // SAFETY: There is no object, and all of this was done above.
             unsafe {
-                this.unregister_dmem();
+                this.tt.fini(bdev);
                 this.vram.fini(bdev);
                 bindings::ttm_device_fini(bdev);
             }
-            return Err(e);
-        }
+        })?;
+        // SAFETY: The manager was initialized above. The region is valid until `PinnedDrop` takes
+        // it from the manager.
+        unsafe {
+            bindings::ttm_resource_manager_set_dmem_region(this.vram.as_raw(), region.as_raw())
+        };
+        this.region.populate(region);
 
         // INVARIANT: Everything is there.
         this.ready.store(true, Release);
@@ -304,50 +294,10 @@ impl<T: TtmObject> Device<T> {
         }
     }
 
-    /// # Safety
-    ///
-    /// Called by [`Self::setup`] alone, with a valid device.
-    #[cfg(CONFIG_CGROUP_DMEM)]
-    unsafe fn register_dmem(&self, dev: *mut bindings::device) -> Result {
-        let init = bindings::dmem_cgroup_init {
-            size: self.vram.buddy().size(),
-            ops: &DMEM_OPS,
-            reclaim_priv: self.vram.as_raw().cast(),
-        };
-
-        // SAFETY: The format has one string, the name of the device. Nobody else uses the cell.
-        unsafe {
-            *self.dmem.get() = from_err_ptr(bindings::dmem_cgroup_register_region(
-                &init,
-                c"drm/%s/vram0".as_char_ptr(),
-                bindings::dev_name(dev),
-            ))?;
-        }
-        Ok(())
-    }
-
-    /// # Safety
-    ///
-    /// None; the same as with the controller.
-    #[cfg(not(CONFIG_CGROUP_DMEM))]
-    unsafe fn register_dmem(&self, _dev: *mut bindings::device) -> Result {
-        Ok(())
-    }
-
-    /// # Safety
-    ///
-    /// [`Self::register_dmem`] must have been called.
-    unsafe fn unregister_dmem(&self) {
-        // SAFETY: By the safety requirements; nobody else uses the cell.
-        unsafe {
-            let dmem = core::mem::replace(&mut *self.dmem.get(), ptr::null_mut());
-
-            // No more reclaim after this.
-            #[cfg(CONFIG_CGROUP_DMEM)]
-            bindings::dmem_cgroup_unregister_region(dmem);
-            #[cfg(not(CONFIG_CGROUP_DMEM))]
-            let _ = dmem;
-            (*self.vram.as_raw()).cg = ptr::null_mut();
+    /// Takes note that `drm` was unplugged: nothing gets VRAM any more.
+    pub(crate) fn unplugged(&self, drm: *mut bindings::drm_device) {
+        if let (Ok(_), Some(region)) = (self.bdev(drm), self.region.as_ref()) {
+            region.unregister();
         }
     }
 
@@ -408,9 +358,7 @@ impl<T: TtmObject> Device<T> {
     pub(crate) fn size_of(&self, mem_type: MemType) -> u64 {
         match mem_type {
             MemType::Vram => self.vram_size(),
-            // CAST: The number of pages of a machine is far below 2^52.
-            // SAFETY: The function has no requirements.
-            _ => (unsafe { bindings::ttm_tt_pages_limit() } as u64) << PAGE_SHIFT,
+            _ => self.tt.limit(),
         }
     }
 
@@ -452,6 +400,14 @@ impl<T: TtmObject> Device<T> {
     /// Changes how much of VRAM may be pinned. What is pinned already stays.
     pub fn set_pin_limit(&self, bytes: u64) {
         self.pin_limit.store(bytes, Relaxed);
+    }
+
+    /// Changes how many bytes objects may have in [`Place::TT`]. Objects that are there stay.
+    ///
+    /// At first there is no limit but that of TTM for all devices together. An object for which
+    /// there is no room takes that of others, which are moved to [`Place::SYSTEM`].
+    pub fn set_tt_limit(&self, bytes: u64) {
+        self.tt.set_limit(bytes);
     }
 
     /// Returns how much of VRAM may be pinned on the account of one client, in bytes.
@@ -722,46 +678,18 @@ impl<T: TtmObject> PinnedDrop for Device<T> {
         // and so `self`, until its last reference is gone; those that are left wait for their
         // deletion, which the functions below do or wait for.
         unsafe {
-            self.unregister_dmem();
+            // No more reclaim after this, and no more charges.
+            if let Some(region) = self.region.as_ref() {
+                region.unregister();
+            }
+            (*self.vram.as_raw()).cg = ptr::null_mut();
             // They wait for fences for as long as it takes, and need the managers.
             bindings::drain_workqueue((*bdev).wq);
             self.vram.fini(bdev);
-            let man = bindings::ttm_manager_type(bdev, bindings::TTM_PL_TT as i32);
-            bindings::ttm_resource_manager_evict_all(bdev, man);
-            // Warns if there still is an object.
-            bindings::ttm_range_man_fini_nocheck(bdev, bindings::TTM_PL_TT);
+            self.tt.fini(bdev);
             bindings::ttm_device_fini(bdev);
         }
     }
-}
-
-#[cfg(CONFIG_CGROUP_DMEM)]
-static DMEM_OPS: bindings::dmem_cgroup_ops = bindings::dmem_cgroup_ops {
-    reclaim: Some(dmem_reclaim_callback),
-};
-
-/// # Safety
-///
-/// Called by the cgroup controller, when a limit was lowered, with the manager of VRAM of a device.
-#[cfg(CONFIG_CGROUP_DMEM)]
-unsafe extern "C" fn dmem_reclaim_callback(
-    pool: *mut bindings::dmem_cgroup_pool_state,
-    bytes: u64,
-    man: *mut c_void,
-) -> c_int {
-    from_result(|| {
-        // SAFETY: The manager is valid, and has a device by the time that somebody uses its memory.
-        let dev = unsafe {
-            let bdev = (*man.cast::<bindings::ttm_resource_manager>()).bdev;
-
-            device::Device::from_raw((*bdev).pool.dev)
-        };
-        // Objects are moved from VRAM.
-        let _awake = Awake::new(dev)?;
-
-        // SAFETY: As promised by the caller.
-        Ok(unsafe { bindings::ttm_resource_manager_dmem_reclaim(pool, bytes, man) })
-    })
 }
 
 static EVICT_VRAM: Place = Place::TT;
@@ -807,27 +735,6 @@ pub(crate) unsafe extern "C" fn tt_destroy_callback(
     unsafe {
         bindings::ttm_tt_fini(tt);
         drop(KBox::from_raw(tt.cast::<Opaque<bindings::ttm_tt>>()));
-    }
-}
-
-/// # Safety
-///
-/// See [`tt_create_callback`].
-unsafe extern "C" fn eviction_valuable_callback<T: TtmObject>(
-    bo: *mut bindings::ttm_buffer_object,
-    place: *const bindings::ttm_place,
-) -> bool {
-    // SAFETY: The object is valid, and `resource` is set for what is on a list of a manager.
-    unsafe {
-        // What is being deleted can always go.
-        if !(*bo).deleted && (*(*bo).resource).mem_type == bindings::TTM_PL_VRAM {
-            if let Some(obj) = Object::<T>::from_bo(bo) {
-                if obj.domain() == Domain::Vram {
-                    return false;
-                }
-            }
-        }
-        bindings::ttm_bo_eviction_valuable(bo, place)
     }
 }
 

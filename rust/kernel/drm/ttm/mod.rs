@@ -5,7 +5,10 @@
 //! - [`Device`] is the memory of one DRM device: VRAM, managed by [`GpuBuddy`], and system memory
 //!   from TTM's pool. It belongs into the data of the DRM driver.
 //! - [`gem::ttm::Object`] is a GEM object that lives in one of them. TTM decides which, by a list
-//!   of [`Place`]s, and evicts the objects that were used least recently.
+//!   of [`Place`]s, and evicts the objects that were used least recently. Use is what needs the
+//!   content: a [validation](gem::ttm::Reserved::validate), a copy, a fault, a pin, and a mapping
+//!   of a peer. To reserve an object and look where it is, is none. Objects that never leave VRAM
+//!   are not on that list, so that an eviction need not pass them over.
 //! - [`TtmObject`] is what a driver implements: where to find things, and how to start a [`Job`],
 //!   the move of the content of an object.
 //! - [`CpuEngine`] does jobs where the device cannot, by [`Window`], the CPU's view of VRAM.
@@ -23,8 +26,9 @@
 //! The [`Device`] lives as long as the DRM device, because objects do; every object keeps the DRM
 //! device alive. When the driver is unbound, what was in VRAM is lost: nobody can ask for it any
 //! more, as the DRM file gives `ENODEV`, mappings end in `SIGBUS`, and importers were told. No
-//! object is moved after that. The addresses are not given to anybody else either: they are those
-//! of a device without a driver, whose next driver makes a [`Device`] of its own.
+//! object is moved after that, and VRAM is no region of the cgroup controller `dmem` any more. The
+//! addresses are not given to anybody else either: they are those of a device without a driver,
+//! whose next driver makes a [`Device`] of its own.
 //!
 //! # Locking
 //!
@@ -55,10 +59,13 @@ mod blit;
 mod client;
 mod device;
 mod engine;
+mod manager;
 mod objects;
 mod placement;
+mod region;
 pub(crate) mod trace;
 mod transfer;
+mod tt;
 mod vram;
 mod window;
 

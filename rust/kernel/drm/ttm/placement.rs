@@ -140,7 +140,9 @@ impl Place {
         self.with(bindings::TTM_PL_FLAG_TOPDOWN)
     }
 
-    /// Below offset `end` of the memory, in bytes; the rest of a page is not used.
+    /// Below offset `end` of VRAM, in bytes; the rest of a page is not used.
+    ///
+    /// System memory has no offsets, and is all the same.
     pub const fn below(mut self, end: u64) -> Self {
         self.0.lpfn = end >> PAGE_SHIFT;
         if self.0.lpfn == 0 {

@@ -13,7 +13,13 @@
 //!
 //! C header: [`include/drm/ttm/ttm_resource.h`](srctree/include/drm/ttm/ttm_resource.h)
 
-use super::placement::Place;
+use super::{
+    manager::Manager,
+    placement::{
+        MemType,
+        Place, //
+    }, //
+};
 use crate::{
     bindings,
     container_of,
@@ -153,15 +159,9 @@ impl VramResource {
 ///
 /// Once [`Self::init`] was called the value does not move.
 pub(super) struct VramManager {
-    man: Opaque<bindings::ttm_resource_manager>,
+    man: Manager,
     buddy: GpuBuddy,
 }
-
-// SAFETY: TTM synchronizes access to `man`, and the allocator has a lock.
-unsafe impl Send for VramManager {}
-
-// SAFETY: As for `Send`.
-unsafe impl Sync for VramManager {}
 
 static FUNCS: bindings::ttm_resource_manager_func = bindings::ttm_resource_manager_func {
     alloc: Some(alloc_callback),
@@ -175,7 +175,7 @@ impl VramManager {
     /// Makes a manager of `size` bytes.
     pub(super) fn new(size: u64) -> Result<Self> {
         Ok(Self {
-            man: Opaque::zeroed(),
+            man: Manager::new(),
             buddy: GpuBuddy::new(GpuBuddyParams {
                 base_offset: 0,
                 size,
@@ -189,7 +189,7 @@ impl VramManager {
     }
 
     pub(super) fn as_raw(&self) -> *mut bindings::ttm_resource_manager {
-        self.man.get()
+        self.man.as_raw()
     }
 
     /// Adds the manager to a device.
@@ -199,16 +199,11 @@ impl VramManager {
     /// `bdev` must be an initialized device of which [`Self::fini`] is called before it is
     /// finished, and before `self` is dropped or moved.
     pub(super) unsafe fn init(&self, bdev: *mut bindings::ttm_device) {
-        let man = self.as_raw();
-
-        // SAFETY: The manager is zeroed memory that nobody else knows yet, and the device is valid.
+        // SAFETY: By the safety requirements; the callbacks are those for this type.
         unsafe {
-            (*man).func = &FUNCS;
-            bindings::ttm_resource_manager_init(man, bdev, self.buddy.size());
-            // CAST: The kinds of memory are small numbers.
-            bindings::ttm_set_driver_manager(bdev, bindings::TTM_PL_VRAM as i32, man);
-            bindings::ttm_resource_manager_set_used(man, true);
-        }
+            self.man
+                .init(bdev, MemType::Vram, self.buddy.size(), &FUNCS)
+        };
     }
 
     /// Takes the manager away from the device.
@@ -218,20 +213,8 @@ impl VramManager {
     /// [`Self::init`] must have been called for `bdev`, and there must be no object any more but
     /// those that wait for their deletion.
     pub(super) unsafe fn fini(&self, bdev: *mut bindings::ttm_device) {
-        let man = self.as_raw();
-
-        // SAFETY: By the safety requirements. What is left is deleted, so that the lists are empty.
-        unsafe {
-            // There is a limit to how long it waits for an object.
-            while bindings::ttm_resource_manager_evict_all(bdev, man) == EBUSY.to_errno() {}
-            bindings::ttm_resource_manager_set_used(man, false);
-            bindings::ttm_resource_manager_cleanup(man);
-            bindings::ttm_set_driver_manager(
-                bdev,
-                bindings::TTM_PL_VRAM as i32,
-                core::ptr::null_mut(),
-            );
-        }
+        // SAFETY: By the safety requirements.
+        unsafe { self.man.fini(bdev, MemType::Vram) };
     }
 
     fn alloc(&self, size: u64, align: u64, place: &Place) -> Result<KBox<VramResource>> {
@@ -313,8 +296,8 @@ unsafe extern "C" fn alloc_callback(
     res: *mut *mut bindings::ttm_resource,
 ) -> c_int {
     from_result(|| {
-        // SAFETY: The manager is embedded in a `VramManager`.
-        let this = unsafe { &*container_of!(Opaque::cast_from(man), VramManager, man) };
+        // SAFETY: The manager is embedded in a `VramManager`; `Manager` is a transparent wrapper.
+        let this = unsafe { &*container_of!(man.cast::<Manager>(), VramManager, man) };
         // SAFETY: TTM passes a valid object and a valid place.
         let (size, align) = unsafe { ((*bo).base.size as u64, (*bo).page_alignment) };
         let align = u64::from(align.max(1)) << PAGE_SHIFT;

@@ -116,6 +116,7 @@ impl<T: TtmObject> Part<'_, T> {
             // It may have been swapped out.
             locked.validate(&[Place::TT], ctx)?;
         }
+        locked.touch();
         let bo = locked.bo();
         // SAFETY: The object is valid, and its reservation is held. It has a resource, and a `ttm`
         // if that is system memory.

@@ -1,0 +1,329 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Which object leaves VRAM: the order of use, and objects that are not in it.
+
+use kernel::prelude::*;
+
+#[kunit_tests(vram_lru)]
+mod tests {
+    use crate::bench::{
+        domains_asked,
+        export,
+        fill,
+        holds,
+        validate,
+        with_device,
+        Bo,
+        Card,
+        Mode,
+        Object,
+        PAGE, //
+    };
+    use kernel::{
+        device::Bound,
+        dma::DataDirection,
+        dma_buf::{
+            importer::Invalidated,
+            vmap::VMap,
+            Attachment,
+            Importer, //
+        },
+        drm::{
+            exec::Flag,
+            gem::{
+                peer,
+                BaseObject, //
+            },
+            ttm::{
+                Domain,
+                MemType,
+                OpCtx,
+                Place, //
+            }, //
+        },
+        pci,
+        prelude::*,
+        sync::aref::ARef,
+        time::{
+            delay::fsleep,
+            Delta,
+            Instant,
+            Monotonic, //
+        }, //
+    };
+
+    use crate::worker;
+
+    const DIR: DataDirection = DataDirection::Bidirectional;
+
+    /// How many small objects never leave VRAM.
+    const UNEVICTABLE: u64 = 1000;
+
+    /// Follows a buffer, and opts in to peer memory.
+    struct Follower;
+
+    #[vtable]
+    impl Importer for Follower {
+        const PEER2PEER: bool = true;
+
+        fn invalidate(&self, at: &mut Invalidated<'_>) {
+            at.unmap();
+        }
+    }
+
+    /// Pins, and opts in.
+    struct Pinner;
+
+    #[vtable]
+    impl Importer for Pinner {
+        const PEER2PEER: bool = true;
+    }
+
+    fn mem_type(object: &Object) -> Result<Option<MemType>> {
+        Ok(object.reserve(false)?.mem_type())
+    }
+
+    /// An object that is older than another one, both of half of VRAM, on a device of its own.
+    struct Older {
+        older: ARef<Object>,
+        newer: ARef<Object>,
+        card: Card,
+    }
+
+    impl Older {
+        fn new(pdev: &pci::Device<Bound>) -> Result<Self> {
+            let card = Card::new(pdev, 0)?;
+            let half = card.ttm().vram_size() / PAGE / 2;
+            let older = card.object(half, &[Place::VRAM], Domain::Either)?;
+            fill(&older, 1)?;
+            let newer = card.object(half, &[Place::VRAM], Domain::Either)?;
+            fill(&newer, 2)?;
+
+            check_eq!(card.ttm().vram_free(), 0);
+            Ok(Self { older, newer, card })
+        }
+
+        /// Tells whether the older one stays when a third one needs as much.
+        fn stays(self) -> Result<bool> {
+            let half = self.older.size() as u64 / PAGE;
+            let third = self.card.object(half, &[Place::VRAM], Domain::Either)?;
+
+            check_eq!(mem_type(&third)?, Some(MemType::Vram));
+            let places = [mem_type(&self.older)?, mem_type(&self.newer)?];
+            check!(holds(&self.older, Some(1))? && holds(&self.newer, Some(2))?);
+            match places {
+                [Some(MemType::Vram), Some(MemType::Tt)] => Ok(true),
+                [Some(MemType::Tt), Some(MemType::Vram)] => Ok(false),
+                _ => Err(EPROTO),
+            }
+        }
+    }
+
+    #[test]
+    fn oldest_leaves_first() -> Result {
+        with_device(|pdev| {
+            check!(!Older::new(pdev)?.stays()?);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn validation_is_use() -> Result {
+        with_device(|pdev| {
+            // Also where it does not move, and in a round of several objects.
+            let bench = Older::new(pdev)?;
+            validate(&bench.older, &[Place::VRAM])?;
+            check!(bench.stays()?);
+
+            let bench = Older::new(pdev)?;
+            bench.card.ttm().exec(Flag::Interruptible, |exec| {
+                let mut object = bench.older.lock(exec)?.ok_or(EALREADY)?;
+
+                object.validate(&[Place::VRAM], &mut OpCtx::interruptible())
+            })?;
+            check!(bench.stays()?);
+
+            // One that fails is none.
+            let bench = Older::new(pdev)?;
+            let nowhere = Place::VRAM.below(PAGE);
+            check_eq!(validate(&bench.older, &[nowhere]), Err(ENOSPC));
+            check!(!bench.stays()?);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn importers_use() -> Result {
+        with_device(|pdev| {
+            let bench = Older::new(pdev)?;
+            let at = Attachment::new(export(&bench.older)?, pdev.as_ref(), Follower)?;
+            check!(!bench.stays()?);
+            drop(at);
+
+            let bench = Older::new(pdev)?;
+            let at = Attachment::new(export(&bench.older)?, pdev.as_ref(), Follower)?;
+            at.with(|at| at.map(DIR).map(|_| ()))?;
+            check!(bench.stays()?);
+            drop(at);
+
+            let bench = Older::new(pdev)?;
+            let at = Attachment::new(export(&bench.older)?, pdev.as_ref(), Pinner)?;
+            at.with(|at| at.pin())?;
+            drop(at);
+            check!(bench.stays()?);
+
+            // The kernel itself, which pins for as long as it maps.
+            let bench = Older::new(pdev)?;
+            drop(VMap::new(export(&bench.older)?)?);
+            check!(bench.stays()?);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn questions_are_no_use() -> Result {
+        with_device(|pdev| {
+            let bench = Older::new(pdev)?;
+            let buf = export(&bench.older)?;
+
+            for _ in 0..2 {
+                let object = bench.older.reserve(false)?;
+                check_eq!(object.mem_type(), Some(MemType::Vram));
+                check!(object.vram().is_some() && !object.is_pinned());
+            }
+            check_eq!(peer::attachments::<Bo>(&bench.older)?.len(), 0);
+            let found = bench.card.ttm().object(bench.older.id()).ok_or(ENOENT)?;
+            check_eq!(found.residence(), Some(MemType::Vram));
+            drop((found, buf));
+            check!(!bench.stays()?);
+            Ok(())
+        })
+    }
+
+    /// What a task that needs room does about objects that cannot make any.
+    #[test]
+    fn unevictable_objects_are_not_asked() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0)?;
+            let pages = card.ttm().vram_size() / PAGE;
+            let mut kept = KVec::new();
+
+            for _ in 0..UNEVICTABLE {
+                kept.push(card.object(1, &[Place::VRAM], Domain::Vram)?, GFP_KERNEL)?;
+            }
+            let rest = pages - UNEVICTABLE;
+            let old = card.object(rest, &[Place::VRAM], Domain::Either)?;
+            fill(&old, 3)?;
+
+            let start = Instant::<Monotonic>::now();
+            let (asked, new) = domains_asked(|| card.object(rest, &[Place::VRAM], Domain::Either));
+            let new = new?;
+            let took = start.elapsed();
+            check_eq!(mem_type(&new)?, Some(MemType::Vram));
+            check_eq!(mem_type(&old)?, Some(MemType::Tt));
+            check!(holds(&old, Some(3))?);
+            pr_info!(
+                "room by eviction: asked {} times, {} us\n",
+                asked,
+                took.as_micros_ceil()
+            );
+
+            // Now there is nobody who could leave.
+            let all = new.reserve(false)?.pin()?;
+            let start = Instant::<Monotonic>::now();
+            let (failed, ret) = domains_asked(|| card.object(1, &[Place::VRAM], Domain::Either));
+            let took = start.elapsed();
+            check_eq!(ret.err(), Some(ENOSPC));
+            pr_info!(
+                "no room: asked {} times, {} us\n",
+                failed,
+                took.as_micros_ceil()
+            );
+            drop(all);
+            check!(asked < 10 && failed < 10);
+            for object in &kept {
+                check_eq!(mem_type(object)?, Some(MemType::Vram));
+            }
+            Ok(())
+        })
+    }
+
+    /// They are as others in all that can be seen of them.
+    #[test]
+    fn unevictable_objects_move_and_pin() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0)?;
+            let size = card.ttm().vram_size();
+            let object = card.object(3, &[Place::VRAM.top_down()], Domain::Vram)?;
+            let low = Place::VRAM.below(size / 2);
+            fill(&object, 4)?;
+
+            check!(!object.reserve(false)?.is_pinned());
+            check_eq!(card.ttm().pinned(), 0);
+            // A pin is one, and ends.
+            let pinned = object.reserve(false)?.pin()?;
+            check!(object.reserve(false)?.is_pinned());
+            check_eq!(card.ttm().pinned(), 3 * PAGE);
+            check_eq!(validate(&object, &[low]), Err(EINVAL));
+            check_eq!(validate(&object, &[Place::VRAM]), Ok(()));
+            drop(pinned);
+            check!(!object.reserve(false)?.is_pinned());
+            check_eq!(card.ttm().pinned(), 0);
+            validate(&object, &[low])?;
+            check!(object
+                .reserve(false)?
+                .vram()
+                .is_some_and(|vram| vram.is_below(size / 2)));
+            check!(holds(&object, Some(4))?);
+
+            // It was on the list meanwhile, and is not any more.
+            let rest = (size / PAGE) - 3;
+            let other = card.object(rest, &[Place::VRAM], Domain::Either)?;
+            check_eq!(
+                card.object(rest + 1, &[Place::VRAM], Domain::Either).err(),
+                Some(ENOSPC)
+            );
+            check_eq!(mem_type(&object)?, Some(MemType::Vram));
+            drop(other);
+            check_eq!(card.free(size - 3 * PAGE), size - 3 * PAGE);
+
+            // One that is moved by who may can leave VRAM.
+            validate(&object, &[Place::TT])?;
+            check_eq!(mem_type(&object)?, Some(MemType::Tt));
+            check!(holds(&object, Some(4))?);
+            validate(&object, &[Place::VRAM])?;
+            check!(holds(&object, Some(4))?);
+            drop(object);
+            check_eq!(card.free(size), size);
+            Ok(())
+        })
+    }
+
+    /// The memory of an object that is freed while the engine works on it is waited for.
+    #[test]
+    fn freed_objects_are_waited_for() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0)?;
+            let pages = card.ttm().vram_size() / PAGE;
+
+            card.control.set(Mode::Keep);
+            let object = card.object(pages, &[Place::VRAM], Domain::Vram)?;
+            drop(object);
+            check_eq!(card.control.kept(), 1);
+            check_eq!(card.ttm().vram_free(), 0);
+            card.control.set(Mode::Work);
+
+            let control = card.control.clone();
+            worker::spawn(move || {
+                fsleep(Delta::from_millis(500));
+                if let Ok(job) = control.take() {
+                    job.finish(Ok(()));
+                }
+            })?;
+            let next = card.object(pages, &[Place::VRAM], Domain::Vram)?;
+            check_eq!(mem_type(&next)?, Some(MemType::Vram));
+            check!(holds(&next, None)?);
+            Ok(())
+        })
+    }
+}

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The limit of system memory for objects: a number of bytes, without places that could be taken.
+
+use kernel::prelude::*;
+
+#[kunit_tests(vram_tt)]
+mod tests {
+    use crate::bench::{
+        fill,
+        holds,
+        validate,
+        with_device,
+        Card,
+        Object,
+        PAGE, //
+    };
+    use kernel::{
+        drm::ttm::{
+            Domain,
+            MemType,
+            Place, //
+        },
+        prelude::*,
+        sync::aref::ARef,
+        time::{
+            delay::fsleep,
+            Delta, //
+        }, //
+    };
+
+    /// How many pages objects may have in system memory.
+    const PAGES: u64 = 16;
+
+    fn local(card: &Card, pages: u64) -> Result<ARef<Object>> {
+        card.object(pages, &[Place::TT], Domain::System)
+    }
+
+    fn mem_type(object: &Object) -> Result<Option<MemType>> {
+        Ok(object.reserve(false)?.mem_type())
+    }
+
+    /// Each object of a page that is left has a free page at either side.
+    #[test]
+    fn memory_has_no_holes() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0)?;
+            card.ttm().set_tt_limit(PAGES * PAGE);
+            let mut pinned = KVec::new();
+            let mut others = KVec::new();
+
+            for page in 0..PAGES {
+                let object = local(&card, 1)?;
+
+                fill(&object, page)?;
+                if page % 2 == 0 {
+                    pinned.push((object.reserve(false)?.pin()?, page), GFP_KERNEL)?;
+                } else {
+                    others.push(object, GFP_KERNEL)?;
+                }
+            }
+            drop(others);
+
+            // Half of the memory is free.
+            let object = local(&card, PAGES / 2)?;
+            check_eq!(mem_type(&object)?, Some(MemType::Tt));
+            check!(holds(&object, None)?);
+            fill(&object, PAGES)?;
+            check!(holds(&object, Some(PAGES))?);
+            for (object, page) in &pinned {
+                check_eq!(mem_type(object)?, Some(MemType::Tt));
+                check!(holds(object, Some(*page))?);
+            }
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn limit_holds() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0)?;
+            let vram = card.object(2, &[Place::VRAM], Domain::Either)?;
+            fill(&vram, 1)?;
+            card.ttm().set_tt_limit(PAGES * PAGE);
+
+            // More than it can be is refused before somebody leaves.
+            check_eq!(local(&card, PAGES + 1).err(), Some(ENOSPC));
+            let all = local(&card, PAGES)?;
+            fill(&all, 2)?;
+            check_eq!(local(&card, PAGES + 1).err(), Some(ENOSPC));
+            check_eq!(mem_type(&all)?, Some(MemType::Tt));
+
+            // To the last page, and no further.
+            let pinned = all.reserve(false)?.pin()?;
+            check_eq!(local(&card, 1).err(), Some(ENOSPC));
+            check_eq!(validate(&vram, &[Place::TT]), Err(ENOSPC));
+            check_eq!(mem_type(&vram)?, Some(MemType::Vram));
+            drop(pinned);
+
+            // What may leave does, to where nobody counts it, and comes back when there is room.
+            validate(&vram, &[Place::TT])?;
+            check_eq!(mem_type(&vram)?, Some(MemType::Tt));
+            check_eq!(mem_type(&all)?, Some(MemType::System));
+            check_eq!(validate(&all, &[Place::TT.desired()]), Err(ENOSPC));
+            check!(holds(&vram, Some(1))?);
+            validate(&vram, &[Place::VRAM])?;
+            // Its pages there are given back by a worker.
+            let mut ret = Err(ENOSPC);
+            for _ in 0..100 {
+                ret = validate(&all, &[Place::TT.desired()]);
+                if ret.is_ok() {
+                    break;
+                }
+                fsleep(Delta::from_millis(10));
+            }
+            check_eq!(ret, Ok(()));
+            check!(holds(&all, Some(2))? && holds(&vram, Some(1))?);
+
+            // A lower limit takes nothing away, and counts for what comes.
+            card.ttm().set_tt_limit(PAGE);
+            check_eq!(mem_type(&all)?, Some(MemType::Tt));
+            check!(holds(&all, Some(2))?);
+            let pinned = all.reserve(false)?.pin()?;
+            check_eq!(local(&card, 1).err(), Some(ENOSPC));
+            drop((pinned, all));
+            let one = local(&card, 1)?;
+            check_eq!(mem_type(&one)?, Some(MemType::Tt));
+            check!(holds(&one, None)?);
+            Ok(())
+        })
+    }
+}

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! What the managers of both kinds of memory have in common: how a device gets one, and loses it.
+//!
+//! C header: [`include/drm/ttm/ttm_resource.h`](srctree/include/drm/ttm/ttm_resource.h)
+
+use super::placement::MemType;
+use crate::{
+    bindings,
+    prelude::*,
+    types::Opaque, //
+};
+
+/// The part of a manager that TTM knows, `struct ttm_resource_manager`.
+#[repr(transparent)]
+pub(super) struct Manager(Opaque<bindings::ttm_resource_manager>);
+
+// SAFETY: TTM synchronizes access to it.
+unsafe impl Send for Manager {}
+
+// SAFETY: As for `Send`.
+unsafe impl Sync for Manager {}
+
+impl Manager {
+    /// Makes one that no device has.
+    pub(super) const fn new() -> Self {
+        Self(Opaque::zeroed())
+    }
+
+    pub(super) fn as_raw(&self) -> *mut bindings::ttm_resource_manager {
+        self.0.get()
+    }
+
+    /// Makes it the manager of `mem_type`, of which the device has `size` bytes.
+    ///
+    /// # Safety
+    ///
+    /// - `bdev` must be an initialized device of which [`Self::fini`] is called before it is
+    ///   finished, and before `self` is dropped or moved.
+    /// - The callbacks of `func` must be those for the type that `self` is a part of.
+    pub(super) unsafe fn init(
+        &self,
+        bdev: *mut bindings::ttm_device,
+        mem_type: MemType,
+        size: u64,
+        func: &'static bindings::ttm_resource_manager_func,
+    ) {
+        let man = self.as_raw();
+
+        // SAFETY: The manager is zeroed memory that nobody else knows yet, and the device is valid.
+        unsafe {
+            (*man).func = func;
+            // Objects in system memory have pages.
+            (*man).use_tt = mem_type != MemType::Vram;
+            bindings::ttm_resource_manager_init(man, bdev, size);
+            // CAST: The kinds of memory are small numbers.
+            bindings::ttm_set_driver_manager(bdev, mem_type.as_raw() as i32, man);
+            bindings::ttm_resource_manager_set_used(man, true);
+        }
+    }
+
+    /// Takes it away from the device.
+    ///
+    /// # Safety
+    ///
+    /// [`Self::init`] must have been called with the same arguments, and there must be no object
+    /// any more but those that wait for their deletion.
+    pub(super) unsafe fn fini(&self, bdev: *mut bindings::ttm_device, mem_type: MemType) {
+        let man = self.as_raw();
+
+        // SAFETY: By the safety requirements. What is left is deleted, so that the lists are empty.
+        unsafe {
+            // There is a limit to how long it waits for an object.
+            while bindings::ttm_resource_manager_evict_all(bdev, man) == EBUSY.to_errno() {}
+            bindings::ttm_resource_manager_set_used(man, false);
+            bindings::ttm_resource_manager_cleanup(man);
+            bindings::ttm_set_driver_manager(bdev, mem_type.as_raw() as i32, core::ptr::null_mut());
+        }
+    }
+}

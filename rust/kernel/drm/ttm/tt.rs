@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! The manager of system memory that devices access.
+//!
+//! Such memory has no addresses: an object gets pages wherever they are, and peers map them page by
+//! page. So the manager counts bytes and nothing else, and an object fits as long as that many are
+//! left. The pages are TTM's, which has a limit for those of all devices together; it swaps objects
+//! out for it.
+//!
+//! # Locking
+//!
+//! The callbacks are called with the reservation of the object held, except for `free`, which may
+//! run on the workqueue of TTM. The count is atomic.
+//!
+//! C header: [`include/drm/ttm/ttm_resource.h`](srctree/include/drm/ttm/ttm_resource.h)
+
+use super::{
+    manager::Manager,
+    placement::MemType, //
+};
+use crate::{
+    bindings,
+    container_of,
+    error::from_result,
+    page::PAGE_SHIFT,
+    prelude::*,
+    sync::atomic::{
+        Atomic,
+        Relaxed, //
+    },
+    types::Opaque, //
+};
+
+/// The manager of `TTM_PL_TT`.
+pub(super) struct TtManager {
+    man: Manager,
+    /// The bytes that objects have.
+    used: Atomic<u64>,
+    /// How many they may have, if TTM allows as many.
+    limit: Atomic<u64>,
+}
+
+static FUNCS: bindings::ttm_resource_manager_func = bindings::ttm_resource_manager_func {
+    alloc: Some(alloc_callback),
+    free: Some(free_callback),
+    // To evict any object makes room, and one is as good as another.
+    intersects: None,
+    compatible: None,
+    debug: None,
+};
+
+impl TtManager {
+    /// Makes a manager whose only limit is that of TTM.
+    pub(super) fn new() -> Self {
+        Self {
+            man: Manager::new(),
+            used: Atomic::new(0),
+            limit: Atomic::new(u64::MAX),
+        }
+    }
+
+    /// Returns how many bytes objects may have.
+    pub(super) fn limit(&self) -> u64 {
+        // CAST: The number of pages of a machine is far below 2^52.
+        // SAFETY: The function has no requirements.
+        let all = (unsafe { bindings::ttm_tt_pages_limit() } as u64) << PAGE_SHIFT;
+
+        self.limit.load(Relaxed).min(all)
+    }
+
+    /// Changes how many bytes objects may have.
+    pub(super) fn set_limit(&self, bytes: u64) {
+        self.limit.store(bytes, Relaxed);
+    }
+
+    /// Adds the manager to a device.
+    ///
+    /// # Safety
+    ///
+    /// `bdev` must be an initialized device of which [`Self::fini`] is called before it is
+    /// finished, and before `self` is dropped or moved.
+    pub(super) unsafe fn init(&self, bdev: *mut bindings::ttm_device) {
+        // SAFETY: By the safety requirements; the callbacks are those for this type.
+        unsafe { self.man.init(bdev, MemType::Tt, self.limit(), &FUNCS) };
+    }
+
+    /// Takes the manager away from the device.
+    ///
+    /// # Safety
+    ///
+    /// [`Self::init`] must have been called for `bdev`, and there must be no object any more but
+    /// those that wait for their deletion.
+    pub(super) unsafe fn fini(&self, bdev: *mut bindings::ttm_device) {
+        // SAFETY: By the safety requirements.
+        unsafe { self.man.fini(bdev, MemType::Tt) };
+    }
+
+    /// Counts `size` bytes of an object.
+    ///
+    /// Tasks that do it at the same time do not fail if there is enough for one of them.
+    fn charge(&self, size: u64) -> Result {
+        let mut used = self.used.load(Relaxed);
+
+        loop {
+            let sum = used.checked_add(size).ok_or(ENOSPC)?;
+            if sum > self.limit() {
+                return Err(ENOSPC);
+            }
+            match self.used.cmpxchg(used, sum, Relaxed) {
+                Ok(_) => return Ok(()),
+                Err(now) => used = now,
+            }
+        }
+    }
+
+    /// Undoes [`Self::charge`].
+    fn uncharge(&self, size: u64) {
+        self.used.fetch_sub(size, Relaxed);
+    }
+
+    /// # Safety
+    ///
+    /// `man` must be part of a `Self` that is valid for `'a`.
+    unsafe fn from_raw<'a>(man: *mut bindings::ttm_resource_manager) -> &'a Self {
+        // SAFETY: By the safety requirements; `Manager` is a transparent wrapper.
+        unsafe { &*container_of!(man.cast::<Manager>(), Self, man) }
+    }
+}
+
+/// # Safety
+///
+/// All callbacks are called by TTM, with the manager of a device that [`TtManager::init`] added.
+unsafe extern "C" fn alloc_callback(
+    man: *mut bindings::ttm_resource_manager,
+    bo: *mut bindings::ttm_buffer_object,
+    place: *const bindings::ttm_place,
+    res: *mut *mut bindings::ttm_resource,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: The manager is embedded in a `TtManager`, and TTM passes a valid object.
+        let (this, size) = unsafe { (TtManager::from_raw(man), (*bo).base.size as u64) };
+
+        let resource = KBox::<Opaque<bindings::ttm_resource>>::new(Opaque::zeroed(), GFP_KERNEL)?;
+        this.charge(size)?;
+        let raw = KBox::into_raw(resource).cast();
+
+        // SAFETY: All arguments are valid; TTM gives the resource back to `free_callback`.
+        unsafe {
+            bindings::ttm_resource_init(bo, place, raw);
+            *res = raw;
+        }
+        Ok(0)
+    })
+}
+
+/// # Safety
+///
+/// See [`alloc_callback`].
+unsafe extern "C" fn free_callback(
+    man: *mut bindings::ttm_resource_manager,
+    res: *mut bindings::ttm_resource,
+) {
+    // SAFETY: `alloc_callback` made the resource, which nobody uses any more; `ttm_resource_init()`
+    // has noted the size of the object, which does not change.
+    unsafe {
+        let size = (*res).size as u64;
+
+        bindings::ttm_resource_fini(man, res);
+        drop(KBox::from_raw(res.cast::<Opaque<bindings::ttm_resource>>()));
+        TtManager::from_raw(man).uncharge(size);
+    }
+}
