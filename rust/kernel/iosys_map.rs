@@ -79,13 +79,13 @@ impl IosysMap {
 
     /// Returns the C structure.
     #[inline]
-    pub(crate) fn into_raw(self) -> bindings::iosys_map {
+    pub fn into_raw(self) -> bindings::iosys_map {
         self.0
     }
 
     /// Takes the C structure.
     #[inline]
-    pub(crate) fn from_raw(raw: bindings::iosys_map) -> Self {
+    pub fn from_raw(raw: bindings::iosys_map) -> Self {
         Self(raw)
     }
 }

@@ -1059,6 +1059,7 @@ where
 /// - `EINVAL` if it is not a buffer of `E`.
 /// - `ENODEV` if it was revoked.
 /// - What `f` returns.
+#[cfg_attr(not(CONFIG_RUST_DRM_TTM), expect(dead_code))]
 pub(crate) fn with_exporter_of<E, R>(
     at: &MappingSlot<'_>,
     f: impl FnOnce(&E, &Locked<'_, E>, &Attached<'_, E>) -> Result<R>,

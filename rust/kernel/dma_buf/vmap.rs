@@ -66,6 +66,7 @@ impl VMap {
     ///
     /// - `EINVAL` if `resv` is not the reservation of `buf`.
     /// - Those of [`Self::new`].
+    #[cfg_attr(not(CONFIG_RUST_DRM_TTM), expect(dead_code))]
     pub(crate) fn new_locked(buf: ARef<DmaBuf>, resv: &mut LockedResv<'_>) -> Result<Self> {
         if !resv.is_for(buf.resv()) {
             return Err(EINVAL);
@@ -84,6 +85,7 @@ impl VMap {
     }
 
     /// Returns where the buffer is mapped.
+    #[cfg_attr(not(CONFIG_RUST_DRM_TTM), expect(dead_code))]
     #[inline]
     pub(crate) fn as_map(&self) -> IosysMap {
         self.map

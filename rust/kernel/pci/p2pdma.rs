@@ -189,9 +189,8 @@ impl<'a> Provider<'a> {
     }
 
     /// Tells whether the physical addresses from `start` to `end` are inside the BAR.
-    #[cfg(CONFIG_DMA_SHARED_BUFFER)]
     #[inline]
-    pub(crate) fn contains(&self, start: u64, end: u64) -> bool {
+    pub fn contains(&self, start: u64, end: u64) -> bool {
         // OVERFLOW: By the type invariant.
         self.start <= start && start <= end && end <= self.start + self.len
     }
@@ -239,9 +238,8 @@ impl<'a> Provider<'a> {
     }
 
     /// Returns the pointer to the C structure.
-    #[cfg(CONFIG_DMA_SHARED_BUFFER)]
     #[inline]
-    pub(crate) fn as_raw(&self) -> *mut bindings::p2pdma_provider {
+    pub fn as_raw(&self) -> *mut bindings::p2pdma_provider {
         self.raw.as_ptr()
     }
 }
