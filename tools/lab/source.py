@@ -9,6 +9,7 @@ on no others.
 import functools
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -19,6 +20,13 @@ from steps import LabError
 
 TARBALL = "usr/src/linux-source-7.3.tar.xz"
 OVERLAY = ["rust", "drivers", "include", "Documentation"]
+# The KUnit suites have another place in the kernel, without the skips that the lab expects.
+KUNIT = "drivers/gpu/drm/vvram/tests"
+NOT_KUNIT = ["skips.txt"]
+# Of this file the repository has only what is to be added.
+MAINTAINERS = "MAINTAINERS"
+# A section of it begins with its title and a first entry.
+SECTION = re.compile(r"(.+)\n[A-Z]:\t")
 GB = 3
 
 
@@ -42,6 +50,16 @@ class Source:
     def _managed(self):
         return self.folder / "managed.json"
 
+    @property
+    def managed(self):
+        """The paths of all that the repository put in."""
+        return self._read_managed()
+
+    def pristine(self, path):
+        """The upstream version of a file, None if there is none."""
+        file = (self._originals if path in self.managed else self.tree) / path
+        return file if file.is_file() else None
+
     def complete(self):
         """Whether the tree is there, and which files in it are the repository's is known."""
         try:
@@ -59,9 +77,12 @@ class Source:
         """Bring the tree to upstream plus the repository's files and patches."""
         managed = self._read_managed()
         patches = patches_of(repo)
-        touched = sorted({path for patch in patches for path in touched_by(patch.read_text())})
+        touched = sorted({MAINTAINERS}.union(*(touched_by(patch.read_text()) for patch in patches)))
         wanted = self._patched(step, patches, touched, managed, box)
-        for path, file in overlay_files(repo):
+        if MAINTAINERS in wanted and (repo / MAINTAINERS).is_file():
+            file = wanted[MAINTAINERS]
+            file.write_text(with_sections(file.read_text(), (repo / MAINTAINERS).read_text()))
+        for path, file in [*overlay_files(repo), *suite_files(repo)]:
             if path in wanted or (path not in managed and (self.tree / path).exists()):
                 raise LabError(f"{path} exists upstream",
                                "a change to an upstream file is a patch in patches/, not a copy")
@@ -96,12 +117,7 @@ class Source:
             if (self._originals / path).is_file():
                 (staging / path).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(self._originals / path, staging / path)
-        inside = box.with_binds({"/build/staging": staging})
-        for patch in patches:
-            with_patch = inside.with_binds(readonly={"/build/patch": patch})
-            step.run(["patch", "-p1", "--no-backup-if-mismatch", "--fuzz=0", "-i", "/build/patch"],
-                     f"{patch.name} does not apply to this tree: refresh it",
-                     with_patch, cwd="/build/staging")
+        apply(step, patches, staging, box)
         return {path: staging / path for path in touched if (staging / path).is_file()}
 
     def _restore(self, path):
@@ -113,13 +129,50 @@ class Source:
             (self.tree / path).unlink(missing_ok=True)
 
 
+def apply(step, patches, folder, box):
+    """Apply patches to the files in a folder."""
+    inside = box.with_binds({"/build/staging": folder})
+    for patch in patches:
+        with_patch = inside.with_binds(readonly={"/build/patch": patch})
+        step.run(["patch", "-p1", "--no-backup-if-mismatch", "--fuzz=0", "-i", "/build/patch"],
+                 f"{patch.name} does not apply to this tree: refresh it",
+                 with_patch, cwd="/build/staging")
+
+
 def patches_of(repo):
     """The repository's patches in the order in which they apply.
 
     Those for tests only come last: the series does not need them.
     """
-    return [patch for folder in (repo / "patches", repo / "patches/test-only")
-            for patch in sorted(folder.glob("*.patch"))]
+    return [*series_of(repo), *test_only_of(repo)]
+
+
+def series_of(repo):
+    """The patches that change the kernel, in the order in which they apply."""
+    return sorted((repo / "patches").glob("*.patch"))
+
+
+def test_only_of(repo):
+    """The patches that only the tests need, in the order in which they apply."""
+    return sorted((repo / "patches/test-only").glob("*.patch"))
+
+
+def with_sections(upstream, ours):
+    """The text of MAINTAINERS with our sections, each in its place of the alphabet."""
+    parts = upstream.rstrip("\n").split("\n\n")
+    for section in ours.strip("\n").split("\n\n"):
+        title = section.partition("\n")[0]
+        titles = [(number, match.group(1)) for number, part in enumerate(parts)
+                  if (match := SECTION.match(part))]
+        # Some sections are out of order: the place is where the fewest are on the wrong side. The
+        # last section is for all files, and ends the alphabet.
+        place, wrong, fewest = titles[0][0], 0, 0
+        for number, other in titles[:-1]:
+            wrong += 1 if other > title else -1
+            if wrong <= fewest:
+                place, fewest = number + 1, wrong
+        parts.insert(place, section)
+    return "\n\n".join(parts) + "\n"
 
 
 def touched_by(patch):
@@ -135,8 +188,20 @@ def overlay_files(repo):
     """(path in the kernel tree, file) for all that the repository lays over it."""
     for top in OVERLAY:
         for file in sorted((repo / top).rglob("*")):
-            if file.is_file() and not file.name.endswith((".o", ".ko", ".cmd", ".mod", "~")):
+            if file.is_file() and not left_behind(file):
                 yield str(file.relative_to(repo)), file
+
+
+def suite_files(repo):
+    """(path in the kernel tree, file) for the KUnit suites."""
+    for file in sorted((repo / "kunit").rglob("*")):
+        if file.is_file() and file.name not in NOT_KUNIT and not left_behind(file):
+            yield f"{KUNIT}/{file.relative_to(repo / 'kunit')}", file
+
+
+def left_behind(file):
+    """Whether a file is what a build or an editor left."""
+    return file.name.endswith((".o", ".ko", ".cmd", ".mod", "~"))
 
 
 def locate(ksrc, box):
