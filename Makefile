@@ -3,11 +3,11 @@
 # The commands of the repository; tools/lab does the work. The kernel's own
 # build reads Kbuild in this folder, never this file.
 
-export KSRC MIRROR KVM JOBS GUESTS SEED FLAVOUR TOPOLOGY TEST MUTANT
+export KSRC MIRROR KVM JOBS GUESTS SEED FLAVOUR TOPOLOGY TEST MUTANT OUT AUTHOR
 
 LAB := python3 -B tools/lab
 
-.PHONY: help demo check soak test rdma bench mutants style shell clean python
+.PHONY: help demo check soak test rdma bench mutants style tree shell clean python
 
 help:
 	@echo 'make demo    build everything, boot every topology, show one table'
@@ -17,7 +17,8 @@ help:
 	@echo 'make rdma    pass the tests with RDMA alone, show what moved how fast'
 	@echo 'make bench   count instructions of moves, exports and mappings'
 	@echo 'make mutants break the code in one place after the other, see that a test finds it'
-	@echo 'make style   rustfmt, clippy, checkpatch and get_maintainer'
+	@echo 'make style   rustfmt, clippy, checkpatch, git am and get_maintainer'
+	@echo 'make tree    a git tree of Linux in OUT=dir, with a commit for each step of the series'
 	@echo 'make shell   an interactive guest with the devices in place'
 	@echo 'make clean   remove the caches'
 	@echo
@@ -31,7 +32,11 @@ help:
 	@echo '                  kasan (KASAN and UBSAN, no lockdep) or'
 	@echo '                  kmemleak (looks for leaks at the end of each boot) or'
 	@echo '                  plain (no checks); make bench always takes plain, and'
-	@echo '                  make soak all the others if none is given'
+	@echo '                  make soak all the others if none is given, then also'
+	@echo '                  tree (builds each commit of make tree, x86-64 and arm64)'
+	@echo '  OUT=dir         folder of make tree, new or empty; dir.patches gets the patches'
+	@echo '  AUTHOR=name     who signs off the commits of make tree, "Name <mail>" (default:'
+	@echo '                  the identity that git has)'
 	@echo '  TOPOLOGY=name   machine of make test and make shell: switch (default), host-bridge,'
 	@echo '                  intel-iommu, no-route, acs-pair, virtio-iommu, or with two GPUs'
 	@echo '                  pair-switch, pair-host-bridge, pair-intel-iommu, pair-no-route,'
@@ -42,9 +47,9 @@ help:
 	@echo 'A Debian machine (bookworm or later, amd64) with git, make and apt is enough, as root;'
 	@echo 'as a plain user, with python3, mmdebstrap and uidmap installed and a range in'
 	@echo '/etc/subuid. Caches and logs: $$XDG_CACHE_HOME/vvram-lab, else ~/.cache/vvram-lab;'
-	@echo 'they need 12 GB.'
+	@echo 'they need 12 GB, and 4 GB more for FLAVOUR=tree.'
 
-demo check soak test rdma bench mutants style shell clean: python
+demo check soak test rdma bench mutants style tree shell clean: python
 	@$(LAB) $@
 
 python:

@@ -17,6 +17,7 @@ import debianroot
 import demo
 import kernel
 import mutants
+import onebyone
 import pipeline
 import qemu
 import rdma
@@ -24,6 +25,7 @@ import steps
 import style
 import tally
 import topologies
+import tree
 
 
 def with_rdma(work, flavour=None, variant=None):
@@ -64,11 +66,17 @@ def run_check(work):
 def run_soak(work):
     """Pass the tests that take too long to be run with each change.
 
-    On the kernel of `make check`, then on those with sanitizers; FLAVOUR= has one of them.
+    On the kernel of `make check`, then on those with sanitizers, then the build of each commit of
+    `make tree`; FLAVOUR= has one of them.
     """
     asked = os.environ.get("FLAVOUR")
     bad = 0
-    for flavour in [asked] if asked else [kernel.DEFAULT, *kernel.SANITIZERS]:
+    for flavour in [asked] if asked else [kernel.DEFAULT, *kernel.SANITIZERS, onebyone.FLAVOUR]:
+        if flavour == onebyone.FLAVOUR:
+            # It is not a kernel that boots.
+            os.environ.pop("FLAVOUR", None)
+            bad |= tally.close(work.console, onebyone.run(work))
+            continue
         # All that follows goes by it.
         os.environ["FLAVOUR"] = flavour
         kernel.need_checks()
@@ -113,6 +121,16 @@ def run_style(work):
     return tally.close(work.console, style.run(work))
 
 
+def run_tree(work):
+    """Make a git tree of Linux with the repository as commits."""
+    out = tree.destination(os.environ.get("OUT"))
+    who = tree.author(pipeline.REPO)
+    box, src = pipeline.sources(work)
+    tree.make(work, src, pipeline.REPO, box, out, who)
+    work.console.say(f"total time: {work.console.elapsed()}")
+    return 0
+
+
 def run_shell(work):
     """An interactive guest on the topology named by TOPOLOGY=."""
     topology = chosen_topology()
@@ -132,7 +150,7 @@ def run_clean(work):
 
 COMMANDS = {"demo": run_demo, "check": run_check, "soak": run_soak, "test": run_test,
             "rdma": run_rdma, "bench": run_bench, "mutants": run_mutants, "style": run_style,
-            "shell": run_shell, "clean": run_clean}
+            "tree": run_tree, "shell": run_shell, "clean": run_clean}
 
 
 def main():

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The style gates: rustfmt, clippy, checkpatch and MAINTAINERS, each file a check of its own."""
+"""The style gates: rustfmt, clippy, checkpatch, git am and MAINTAINERS, each file its own check."""
 
+import cache
+import debianroot
 import pipeline
 import programs
 import source
+import tree
 from igt import Verdict
 from steps import LabError
 
@@ -42,6 +45,7 @@ def run(steps):
     inside = box.with_binds(readonly={"/build/src": src.tree, "/repo": pipeline.REPO})
     verdicts = formatted(steps, inside) + checkpatch(steps, inside)
     verdicts += maintained(steps, inside)
+    verdicts.append(_gate("git am: the series", lambda: taken(steps, box, src)))
     verdicts.append(_gate("clippy: kernel", lambda: pipeline.kernel_only(steps)))
     return verdicts + [_gate("clippy: igt-tests", lambda: _clippy_programs(steps, box))]
 
@@ -94,6 +98,32 @@ def checkpatch(steps, box):
             verdicts.append(_gate(f"checkpatch: {name}", lambda file=name, mode=whole: step.run(
                 [*CHECKPATCH, *mode, file], HINT, box, cwd="/repo", env=NO_GIT)))
     return verdicts
+
+
+def taken(steps, box, src):
+    """git am takes the patches that `make tree` writes, and comes to what the lab builds.
+
+    In trees that have the files of the patches and no others.
+    """
+    series = tree.commits(pipeline.REPO, src)
+    paths = sorted({path for commit in series for path in commit.paths})
+    folder = src.folder / f"am{cache.PARTIAL}"
+    with steps.step("git am") as step:
+        debianroot.remove(folder)
+        made, told = (tree.Repository(step, box, folder / name, tree.NOBODY)
+                      for name in ("made", "told"))
+        for repository in (made, told):
+            tree.lay(step, src, repository.folder, paths)
+            repository.plant(tree.version(src))
+        made.grow(series)
+        made.export(folder / "patches")
+        patches = [f"/build/patches/{patch.name}"
+                   for patch in sorted((folder / "patches").iterdir())]
+        told.git("am", "--quiet", "--whitespace=error", *patches,
+                 box=told.box.with_binds(readonly={"/build/patches": folder / "patches"}),
+                 hint="git am does not take what make tree writes")
+        tree.check_same(step, src, pipeline.REPO, told.folder, box)
+        debianroot.remove(folder)
 
 
 def maintained(steps, box):
