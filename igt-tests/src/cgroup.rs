@@ -33,7 +33,7 @@ pub fn capacity() -> Result<Option<u64>, Stop> {
 pub fn regions() -> Result<usize, Stop> {
     let path = root()?.join("dmem.capacity");
     let text = fs::read_to_string(&path)
-        .map_err(|error| SysError::io(&path.display().to_string(), &error))?;
+        .map_err(|error| SysError::io(path.display().to_string(), &error))?;
     let region = region()?;
     let names = text.lines().filter_map(|line| line.split(' ').next());
     Ok(names.filter(|name| *name == region).count())
