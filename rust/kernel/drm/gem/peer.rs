@@ -32,9 +32,11 @@
 //! From the outside to the inside; nothing is taken in the other direction:
 //!
 //! 1. `drm_device.object_name_lock`, held by the DRM core when it exports or imports,
-//! 2. the reservation of the object, which its dma-buf shares, held when this layer attaches, pins,
+//! 2. the callbacks of the driver that suspend and resume the device, which are waited for before
+//!    an attach and an export,
+//! 3. the reservation of the object, which its dma-buf shares, held when this layer attaches, pins,
 //!    maps, moves and lists,
-//! 3. the mutex of the refusals, taken last and never while something else is done.
+//! 4. the mutex of the refusals, taken last and never while something else is done.
 //!
 //! # Examples
 //!

@@ -35,17 +35,19 @@
 //! From the outside to the inside:
 //!
 //! 1. `mmap_lock`, held by a fault,
-//! 2. the semaphore of [`Device::exec`], which lets one caller try alone when several were in each
+//! 2. the callbacks of the driver that suspend and resume the device, which lockdep knows as
+//!    `pm::callbacks`: who resumes the device waits for them, and they take what follows,
+//! 3. the semaphore of [`Device::exec`], which lets one caller try alone when several were in each
 //!    other's way,
-//! 3. the reservation of an object. Eviction holds a second one; it only tries that lock, unless
+//! 4. the reservation of an object. Eviction holds a second one; it only tries that lock, unless
 //!    the first one was taken with the ticket of [`Exec`],
-//! 4. the SRCU section of [`drm_dev_enter()`](drm::RegistrationGuard), in which VRAM is accessed;
+//! 5. the SRCU section of [`drm_dev_enter()`](drm::RegistrationGuard), in which VRAM is accessed;
 //!    unbinding waits for it. Ioctls have entered it before all of these,
-//! 5. the mutex of the order of moves, held while a driver queues one,
-//! 6. the lock of the allocator of VRAM, and inside of TTM the `lru_lock`,
-//! 7. the lock of the list of all objects, which is taken last.
+//! 6. the mutex of the order of moves, held while a driver queues one,
+//! 7. the lock of the allocator of VRAM, and inside of TTM the `lru_lock`,
+//! 8. the lock of the list of all objects, which is taken last.
 //!
-//! Callbacks of TTM run with 3 held and must not take another reservation.
+//! Callbacks of TTM run with 4 held and must not take another reservation.
 //!
 //! [`GpuBuddy`]: crate::gpu::buddy::GpuBuddy
 //! [`Exec`]: drm::exec::Exec
