@@ -196,12 +196,8 @@ impl<T: PeerObject> File for PinLimit<T> {
     /// Sets the limit in bytes, at most the size of VRAM.
     fn write(dev: &Device<T>, text: &str) -> Result {
         let ttm = T::ttm(dev);
-        let limit = number(text)?;
 
-        if limit > ttm.vram_size() {
-            return Err(EINVAL);
-        }
-        ttm.set_pin_limit(limit);
+        ttm.set_pin_limit(number_up_to(text, ttm.vram_size())?);
         Ok(())
     }
 }
@@ -225,12 +221,8 @@ impl<T: PeerObject> File for ClientPinLimit<T> {
     /// Sets the limit in bytes, at most the size of VRAM.
     fn write(dev: &Device<T>, text: &str) -> Result {
         let ttm = T::ttm(dev);
-        let limit = number(text)?;
 
-        if limit > ttm.vram_size() {
-            return Err(EINVAL);
-        }
-        ttm.set_client_pin_limit(limit);
+        ttm.set_client_pin_limit(number_up_to(text, ttm.vram_size())?);
         Ok(())
     }
 }
@@ -325,6 +317,16 @@ fn force<T: PeerObject>(obj: &Object<T>, to: MemType) -> Result {
         return Err(EBUSY);
     }
     object.validate(&[place], &mut OpCtx::interruptible())
+}
+
+/// Reads a number that is at most `max`.
+fn number_up_to(text: &str, max: u64) -> Result<u64> {
+    let number = number(text)?;
+
+    if number > max {
+        return Err(EINVAL);
+    }
+    Ok(number)
 }
 
 /// Reads a number: digits, and nothing else.
