@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Groups of the cgroup controller dmem, with VRAM as its region.
+//! Groups of the cgroup controller dmem, with VRAM and what is pinned of it as its regions.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,29 +14,29 @@ use crate::{Outcome, Stop, SysError};
 /// Where the groups are.
 const ROOT: &str = "/tmp/cgroup";
 
-/// Returns how much VRAM the controller knows of, in bytes.
+/// Returns the regions of the device that the controller knows, with their sizes in bytes, in the
+/// order of their names.
 ///
 /// # Errors
 ///
 /// Fails the subtest if the controller is missing.
 #[track_caller]
-pub fn capacity() -> Result<Option<u64>, Stop> {
-    Ok(number(&root()?.join("dmem.capacity"), &region()?))
-}
-
-/// Returns how many regions the controller has that are called like VRAM.
-///
-/// # Errors
-///
-/// Fails the subtest if the controller is missing.
-#[track_caller]
-pub fn regions() -> Result<usize, Stop> {
+pub fn regions() -> Result<Vec<(String, u64)>, Stop> {
     let path = root()?.join("dmem.capacity");
     let text = fs::read_to_string(&path)
         .map_err(|error| SysError::io(path.display().to_string(), &error))?;
-    let region = region()?;
-    let names = text.lines().filter_map(|line| line.split(' ').next());
-    Ok(names.filter(|name| *name == region).count())
+    let device = region("")?;
+    let mut regions = Vec::new();
+    for line in text.lines() {
+        let Some((name, size)) = line.split_once(' ') else {
+            continue;
+        };
+        if let (Some(name), Ok(size)) = (name.strip_prefix(&device), size.parse()) {
+            regions.push((name.to_owned(), size));
+        }
+    }
+    regions.sort();
+    Ok(regions)
 }
 
 /// Where the file system of groups is mounted.
@@ -47,23 +47,24 @@ fn root() -> Result<PathBuf, Stop> {
     mounted("cgroup2", ROOT)
 }
 
-/// What VRAM is called in the files of the controller.
-fn region() -> Result<String, Stop> {
-    Ok(format!("drm/{}/vram0", PciDevice::vvram()?.name()))
+/// What a region of the device is called in the files of the controller.
+fn region(name: &str) -> Result<String, Stop> {
+    Ok(format!("drm/{}/{name}", PciDevice::vvram()?.name()))
 }
 
 /// The number of a region in a file.
 fn number(file: &Path, region: &str) -> Option<u64> {
     let text = fs::read_to_string(file).ok()?;
-    let line = text.lines().find(|line| line.starts_with(region))?;
-    line.split_whitespace().nth(1)?.parse().ok()
+    let mut lines = text.lines().filter_map(|line| line.split_once(' '));
+    lines.find(|(name, _)| *name == region)?.1.parse().ok()
 }
 
 /// A group, removed when dropped.
 #[derive(Debug)]
 pub struct Group {
     path: PathBuf,
-    region: String,
+    vram: String,
+    pinned: String,
 }
 
 #[track_caller]
@@ -106,13 +107,19 @@ impl Group {
         check!(made.is_ok(), "mkdir {}: {made:?}", path.display());
         Ok(Self {
             path,
-            region: region()?,
+            vram: region("vram0")?,
+            pinned: region("pinned")?,
         })
     }
 
     /// How much VRAM the group has, in bytes.
     pub fn current(&self) -> Option<u64> {
-        number(&self.path.join("dmem.current"), &self.region)
+        number(&self.path.join("dmem.current"), &self.vram)
+    }
+
+    /// How much VRAM processes of the group have pinned, in bytes.
+    pub fn pinned(&self) -> Option<u64> {
+        number(&self.path.join("dmem.current"), &self.pinned)
     }
 
     /// Waits until the group has so much VRAM.
@@ -135,15 +142,26 @@ impl Group {
         }
     }
 
-    /// Sets `max`, `min` or `low`, in bytes.
+    /// Sets `max`, `min` or `low` of VRAM, in bytes.
     ///
     /// # Errors
     ///
     /// Fails the subtest if it cannot be set.
     #[track_caller]
     pub fn set(&self, limit: &str, bytes: u64) -> Outcome {
-        let text = format!("{} {bytes}", self.region);
+        let text = format!("{} {bytes}", self.vram);
         write(&self.path.join(format!("dmem.{limit}")), &text)
+    }
+
+    /// Sets how many bytes of VRAM processes of the group may pin.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if it cannot be set.
+    #[track_caller]
+    pub fn set_max_pinned(&self, bytes: u64) -> Outcome {
+        let text = format!("{} {bytes}", self.pinned);
+        write(&self.path.join("dmem.max"), &text)
     }
 
     /// Moves this process into the group: what it allocates from now on is the group's.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! VRAM as a region of the cgroup controller dmem, which the next driver or a reset makes anew.
+//! VRAM and what is pinned of it as regions of the cgroup controller dmem, which the next driver or
+//! a reset makes anew.
 
 use std::time::Duration;
 
@@ -15,9 +16,11 @@ use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome};
 const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 const MIB: u64 = 1 << 20;
 
+/// There are two regions, both of the size of VRAM.
 fn capacity() -> Outcome {
     let size = Drm::open()?.getparam(uapi::PARAM_VRAM_SIZE)?;
-    check_eq!(cgroup::capacity()?, Some(size), "dmem.capacity");
+    let regions = ["pinned", "vram0"].map(|name| (name.to_owned(), size));
+    check_eq!(cgroup::regions()?, regions, "dmem.capacity");
     Ok(())
 }
 
@@ -68,8 +71,8 @@ fn limit() -> Outcome {
     group.await_current(0)
 }
 
-/// There is one region at any time, that of the device which is there, whoever still has objects of
-/// the one before.
+/// The regions are at any time those of the device which is there, whoever still has objects of the
+/// one before.
 fn renewed(name: &str, renew: impl Fn(&PciDevice) -> Outcome) -> Outcome {
     let gpu = PciDevice::vvram()?;
     let group = Group::new(name)?;
@@ -80,7 +83,7 @@ fn renewed(name: &str, renew: impl Fn(&PciDevice) -> Outcome) -> Outcome {
         let before = [old.create(MIB)?, old.create_flags(MIB, EITHER)?];
         check_eq!(group.current(), Some(2 * MIB), "VRAM of the group");
         renew(&gpu)?;
-        check_eq!(cgroup::regions()?, 1, "regions");
+        capacity()?;
         check_eq!(
             group.current(),
             Some(0),
@@ -115,7 +118,7 @@ fn renewed(name: &str, renew: impl Fn(&PciDevice) -> Outcome) -> Outcome {
 fn rebound() -> Outcome {
     renewed("rebound", |gpu| {
         let unbound = Unbound::new(gpu)?;
-        check_eq!(cgroup::regions()?, 0, "regions without a driver");
+        check_eq!(cgroup::regions()?, [], "regions without a driver");
         unbound.rebind()
     })
 }
@@ -125,7 +128,7 @@ fn reset() -> Outcome {
 }
 
 igt_main! {
-    "capacity", "the region has the size of VRAM", capacity;
+    "capacity", "the regions have the size of VRAM", capacity;
     "limit", "what a group has in VRAM is counted and limited", limit;
     "rebound", "limits reach the device that is bound, not the one before", rebound;
     "reset", "limits reach the device after a reset, not the one before", reset;

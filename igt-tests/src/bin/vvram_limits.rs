@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The limits of the cgroup controller dmem: a maximum below what is in use, and VRAM that is
-//! protected from others.
+//! The limits of the cgroup controller dmem: a maximum below what is in use, VRAM that is protected
+//! from others, and a maximum of what is pinned.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use vvram_tests::cgroup::Group;
 use vvram_tests::drm::{Drm, Gem};
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::pattern::Pattern;
-use vvram_tests::peer::Mode;
+use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::proc::Child;
 use vvram_tests::scene::{patterns, peer_reads, Scene};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome, Stop};
@@ -201,9 +201,65 @@ fn low() -> Outcome {
     })
 }
 
+/// A pin is the group's whose process pins, and over its maximum fails without evicting anybody.
+fn pinned() -> Outcome {
+    let scene = Scene::with_route()?;
+    let (exporting, importing) = (Group::new("exporting")?, Group::new("importing")?);
+    apart("both groups", || {
+        exporting.enter()?;
+        let drm = Drm::open()?;
+        let objects = Objects::new(&drm, 2)?;
+        let buffers = [objects.0[0].0.export()?, objects.0[1].0.export()?];
+        importing.set_max_pinned(MIB)?;
+        importing.enter()?;
+        let peers = [Peer::open()?, Peer::open()?, Peer::open()?];
+        for (peer, buffer) in peers.iter().zip([0, 0, 1]) {
+            peer.attach(&buffers[buffer], Mode::Pinned)?;
+        }
+        peers[0].pin_and_map(Mode::Pinned)?;
+        // An object counts once, whoever else pins it.
+        peers[1].pin_and_map(Mode::Pinned)?;
+        check_eq!(importing.pinned(), Some(MIB), "pinned by the group");
+        check_eq!(exporting.pinned(), Some(0), "pinned by the other group");
+        check_eq!(importing.current(), Some(0), "VRAM of the group");
+        check_eq!(
+            exporting.current(),
+            Some(2 * MIB),
+            "VRAM of the other group"
+        );
+        let moves = drm.getparam(uapi::PARAM_MOVES)?;
+        expect_errno("a pin over the maximum", peers[2].pin(), libc::EDQUOT)?;
+        check_eq!(drm.getparam(uapi::PARAM_MOVES)?, moves, "moves");
+        check_eq!(objects.in_vram()?, 2, "objects in VRAM");
+        check_eq!(importing.pinned(), Some(MIB), "pinned by the group");
+        // It is given back with the last pin.
+        peers[0].detach()?;
+        check_eq!(importing.pinned(), Some(MIB), "pinned by the group");
+        expect_errno("a pin over the maximum", peers[2].pin(), libc::EDQUOT)?;
+        peers[1].detach()?;
+        check_eq!(importing.pinned(), Some(0), "pinned by the group");
+        peers[2].pin_and_map(Mode::Pinned)?;
+        check_eq!(importing.pinned(), Some(MIB), "pinned by the group");
+        peer_reads(&peers[2], objects.0[1].2, &[0, MIB as usize / PAGE - 1])?;
+        // A group without a maximum.
+        exporting.enter()?;
+        peers[0].attach(&buffers[0], Mode::Pinned)?;
+        peers[0].pin_and_map(Mode::Pinned)?;
+        check_eq!(exporting.pinned(), Some(MIB), "pinned by the other group");
+        objects.verify()
+    })?;
+    drop(scene);
+    for group in [&exporting, &importing] {
+        group.await_current(0)?;
+        check_eq!(group.pinned(), Some(0), "pinned at the end");
+    }
+    Ok(())
+}
+
 igt_main! {
     "max-lowered", "what is over a new maximum leaves VRAM", max_lowered;
     "max-unevictable", "what cannot leave stays over the maximum", max_unevictable;
     "min", "others do not get what min protects", min;
     "low", "what low protects leaves last", low;
+    "pinned", "a pin over the maximum of the group of who pins fails", pinned;
 }

@@ -69,6 +69,7 @@ use crate::{
         private::Sealed,
         ttm::{
             trace,
+            Charge,
             Domain,
             MemType,
             OpCtx,
@@ -163,6 +164,8 @@ struct Pins {
     exporter: Option<Arc<PinAccount>>,
     /// The one that has been charged.
     charged: Option<Arc<PinAccount>>,
+    /// What the group of the process that pinned it was charged.
+    group: Option<Charge>,
 }
 
 // SAFETY: GEM objects may be used and released from any task, and `T` is `Send`.
@@ -273,6 +276,7 @@ impl<T: TtmObject> Object<T> {
                     off_lru: false,
                     exporter: None,
                     charged: None,
+                    group: None,
                 }),
                 backup: UnsafeCell::new(None),
                 residence: Atomic::new(trace::NO_PLACEMENT),
@@ -770,11 +774,12 @@ impl<T: TtmObject> Locked<'_, T> {
     ///
     /// # Errors
     ///
-    /// `EDQUOT` if it is more than may be, of all or of the client that exported it.
+    /// `EDQUOT` if it is more than may be: of all, of the client that exported it, or of the group of
+    /// the current task.
     pub(crate) fn charge(&mut self) -> Result {
         let size = self.obj.size() as u64;
 
-        self.ttm().charge_pin(size)?;
+        let group = self.ttm().charge_pin(size)?;
         // SAFETY: The reservation, which guards the cell, is held.
         let pins = unsafe { &mut *self.obj.pins.get() };
         if let Some(account) = &pins.exporter {
@@ -783,6 +788,7 @@ impl<T: TtmObject> Locked<'_, T> {
                 .inspect_err(|_| self.obj.ttm().uncharge_pin(size))?;
         }
         pins.charged = pins.exporter.clone();
+        pins.group = Some(group);
         Ok(())
     }
 
@@ -792,7 +798,9 @@ impl<T: TtmObject> Locked<'_, T> {
 
         self.ttm().uncharge_pin(size);
         // SAFETY: The reservation, which guards the cell, is held.
-        if let Some(account) = unsafe { (*self.obj.pins.get()).charged.take() } {
+        let pins = unsafe { &mut *self.obj.pins.get() };
+        pins.group = None;
+        if let Some(account) = pins.charged.take() {
             account.sub(size);
         }
     }

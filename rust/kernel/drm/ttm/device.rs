@@ -18,7 +18,10 @@ use super::{
         MemType,
         Place, //
     },
-    region::Region,
+    region::{
+        Charge,
+        Region, //
+    },
     tt::TtManager,
     vram::VramManager,
     Job,
@@ -105,6 +108,7 @@ pub struct Device<T: TtmObject> {
     drm: UnsafeCell<*mut bindings::drm_device>,
     /// VRAM for the cgroup controller, by which objects in VRAM are charged.
     region: SetOnce<Region>,
+    pin_region: SetOnce<Region>,
     /// The physical address of VRAM.
     vram_start: UnsafeCell<u64>,
     /// How much of VRAM the CPU and peers see, in bytes.
@@ -169,6 +173,7 @@ impl<T: TtmObject> Device<T> {
             tt: TtManager::new(),
             drm: UnsafeCell::new(ptr::null_mut()),
             region: SetOnce::new(),
+            pin_region: SetOnce::new(),
             vram_start: UnsafeCell::new(0),
             visible: UnsafeCell::new(0),
             ready: Atomic::new(false),
@@ -194,8 +199,8 @@ impl<T: TtmObject> Device<T> {
     /// The CPU and peers see the first `visible` bytes of VRAM, at most what the BAR shows. Objects
     /// are moved there when they are to be accessed.
     ///
-    /// VRAM is a region of the cgroup controller `dmem`, called `drm/<device>/vram0`, until the DRM
-    /// device is unplugged.
+    /// VRAM is a region of the cgroup controller `dmem`, called `drm/<device>/vram0`, and what is
+    /// pinned of it one called `drm/<device>/pinned`, until the DRM device is unplugged.
     ///
     /// # Errors
     ///
@@ -258,12 +263,13 @@ impl<T: TtmObject> Device<T> {
         // SAFETY: The device was just initialized, and `self` is pinned: the only constructor is a
         // pin-initializer. `PinnedDrop` undoes it. The parent of a DRM device is valid as long as
         // that, and the manager stays until the region is dropped.
-        let region = unsafe {
+        let regions = unsafe {
             this.vram.init(bdev);
             this.tt.init(bdev);
-            Region::new((*dev).dev, this.vram.as_raw(), this.vram_size())
+            Region::of_vram((*dev).dev, this.vram.as_raw(), this.vram_size())
+                .and_then(|vram| Ok((vram, Region::of_pins((*dev).dev, this.vram_size())?)))
         };
-        let region = region.inspect_err(|_| {
+        let (region, pin_region) = regions.inspect_err(|_| {
             // SAFETY: There is no object, and all of this was done above.
             unsafe {
                 this.tt.fini(bdev);
@@ -277,6 +283,7 @@ impl<T: TtmObject> Device<T> {
             bindings::ttm_resource_manager_set_dmem_region(this.vram.as_raw(), region.as_raw())
         };
         this.region.populate(region);
+        this.pin_region.populate(pin_region);
 
         // INVARIANT: Everything is there.
         this.ready.store(true, Release);
@@ -296,8 +303,16 @@ impl<T: TtmObject> Device<T> {
 
     /// Takes note that `drm` was unplugged: nothing gets VRAM any more.
     pub(crate) fn unplugged(&self, drm: *mut bindings::drm_device) {
-        if let (Ok(_), Some(region)) = (self.bdev(drm), self.region.as_ref()) {
-            region.unregister();
+        if self.bdev(drm).is_ok() {
+            self.unregister_regions();
+        }
+    }
+
+    fn unregister_regions(&self) {
+        for region in [&self.region, &self.pin_region] {
+            if let Some(region) = region.as_ref() {
+                region.unregister();
+            }
         }
     }
 
@@ -586,13 +601,18 @@ impl<T: TtmObject> Device<T> {
         })
     }
 
-    /// Accounts for `bytes` of VRAM that are about to be pinned.
+    /// Accounts for `bytes` of VRAM that are about to be pinned, also to the group of the current
+    /// task.
     ///
     /// # Errors
     ///
-    /// `EDQUOT` if it is more than may be.
-    pub(crate) fn charge_pin(&self, bytes: u64) -> Result {
-        charge(&self.pinned, bytes, self.pin_limit())
+    /// - `EDQUOT` if it is more than may be.
+    /// - `ENODEV` if the device was unplugged, and `ENOMEM`.
+    pub(crate) fn charge_pin(&self, bytes: u64) -> Result<Charge> {
+        let group = self.pin_region.as_ref().ok_or(EINVAL)?.charge(bytes)?;
+
+        charge(&self.pinned, bytes, self.pin_limit())?;
+        Ok(group)
     }
 
     /// Tells whether there could be room in VRAM for `bytes`, if all left that may.
@@ -614,7 +634,7 @@ impl<T: TtmObject> Device<T> {
         true
     }
 
-    /// Undoes [`Self::charge_pin`].
+    /// Undoes [`Self::charge_pin`], but for the group, whose charge ends when it is dropped.
     pub(crate) fn uncharge_pin(&self, bytes: u64) {
         self.pinned.fetch_sub(bytes, Relaxed);
     }
@@ -679,9 +699,7 @@ impl<T: TtmObject> PinnedDrop for Device<T> {
         // deletion, which the functions below do or wait for.
         unsafe {
             // No more reclaim after this, and no more charges.
-            if let Some(region) = self.region.as_ref() {
-                region.unregister();
-            }
+            self.unregister_regions();
             (*self.vram.as_raw()).cg = ptr::null_mut();
             // They wait for fences for as long as it takes, and need the managers.
             bindings::drain_workqueue((*bdev).wq);

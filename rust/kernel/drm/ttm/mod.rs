@@ -111,6 +111,7 @@ pub(crate) use self::{
         tt_create_callback,
         tt_destroy_callback, //
     },
+    region::Charge,
     transfer::Side,
     vram::VramResource, //
 };

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! VRAM as a region of the cgroup controller `dmem`.
+//! VRAM, and what is pinned of it, as regions of the cgroup controller `dmem`.
 //!
-//! The controller knows a region by its name, which is that of the device. So the region has to go
+//! The controller knows a region by its name, which is that of the device. So the regions have to go
 //! when the device is unplugged, although its objects may live on: their charges stay valid, and
-//! who binds a driver to the device next gets a region that is alone in having the name.
+//! who binds a driver to the device next gets regions that are alone in having their names.
 //!
 //! C header: [`include/linux/cgroup_dmem.h`](srctree/include/linux/cgroup_dmem.h)
 
@@ -32,13 +32,13 @@ use core::ptr;
 ///
 /// # Invariants
 ///
-/// - `region` was registered, and is unregistered once, by whoever changes `registered` to false.
-/// - `charge` is a charge of no bytes, which keeps the memory of `region`: TTM looks at a region
-///   without a lock, at any time when it allocates.
+/// `region` was registered, and is unregistered once, by whoever changes `registered` to false.
 #[cfg(CONFIG_CGROUP_DMEM)]
 pub(super) struct Region {
     region: *mut bindings::dmem_cgroup_region,
-    charge: *mut bindings::dmem_cgroup_pool_state,
+    /// One of no bytes, which keeps the memory of `region`: TTM looks at a region without a lock, at
+    /// any time when it allocates.
+    _memory: Charge,
     registered: Atomic<bool>,
 }
 
@@ -49,6 +49,56 @@ unsafe impl Send for Region {}
 // SAFETY: As for `Send`.
 #[cfg(CONFIG_CGROUP_DMEM)]
 unsafe impl Sync for Region {}
+
+/// What the group of a process has of a region, until this is dropped.
+///
+/// # Invariants
+///
+/// `pool` was charged `bytes`.
+#[cfg(CONFIG_CGROUP_DMEM)]
+pub(crate) struct Charge {
+    pool: *mut bindings::dmem_cgroup_pool_state,
+    bytes: u64,
+}
+
+// SAFETY: The controller synchronizes access to the pool, and whoever drops the charge uncharges it.
+#[cfg(CONFIG_CGROUP_DMEM)]
+unsafe impl Send for Charge {}
+
+// SAFETY: Nothing can be done with a reference.
+#[cfg(CONFIG_CGROUP_DMEM)]
+unsafe impl Sync for Charge {}
+
+#[cfg(CONFIG_CGROUP_DMEM)]
+impl Charge {
+    /// Charges the group of the current task.
+    ///
+    /// # Errors
+    ///
+    /// `EAGAIN` if it may not have that much, `ENODEV` if the region is unregistered, and `ENOMEM`.
+    ///
+    /// # Safety
+    ///
+    /// The memory of `region` must be there.
+    unsafe fn new(region: *mut bindings::dmem_cgroup_region, bytes: u64) -> Result<Self> {
+        let mut pool = ptr::null_mut();
+
+        // SAFETY: As promised by the caller; `pool` is written to only.
+        to_result(unsafe {
+            bindings::dmem_cgroup_try_charge(region, bytes, &mut pool, ptr::null_mut())
+        })?;
+        // INVARIANT: Charged above.
+        Ok(Self { pool, bytes })
+    }
+}
+
+#[cfg(CONFIG_CGROUP_DMEM)]
+impl Drop for Charge {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariant.
+        unsafe { bindings::dmem_cgroup_uncharge(self.pool, self.bytes) };
+    }
+}
 
 #[cfg(CONFIG_CGROUP_DMEM)]
 static OPS: bindings::dmem_cgroup_ops = bindings::dmem_cgroup_ops {
@@ -87,7 +137,7 @@ impl Region {
     ///
     /// `dev` must be valid, and `man` an initialized manager that stays until [`Self::unregister`]
     /// has returned or the value is dropped.
-    pub(super) unsafe fn new(
+    pub(super) unsafe fn of_vram(
         dev: *mut bindings::device,
         man: *mut bindings::ttm_resource_manager,
         size: u64,
@@ -97,34 +147,64 @@ impl Region {
             ops: &OPS,
             reclaim_priv: man.cast(),
         };
-        let mut charge = ptr::null_mut();
 
-        // SAFETY: The format has one string, the name of the device. The region is valid until it
-        // is unregistered, and `charge` is written to only.
-        unsafe {
-            let region = from_err_ptr(bindings::dmem_cgroup_register_region(
-                &init,
-                c"drm/%s/vram0".as_char_ptr(),
+        // SAFETY: As promised by the caller; the format has one string.
+        unsafe { Self::register(dev, c"drm/%s/vram0", &init) }
+    }
+
+    /// Registers what may be pinned of `size` bytes of `dev`. What is pinned cannot be reclaimed.
+    ///
+    /// # Safety
+    ///
+    /// `dev` must be valid.
+    pub(super) unsafe fn of_pins(dev: *mut bindings::device, size: u64) -> Result<Self> {
+        let init = bindings::dmem_cgroup_init {
+            size,
+            ..pin_init::zeroed()
+        };
+
+        // SAFETY: As promised by the caller; the format has one string.
+        unsafe { Self::register(dev, c"drm/%s/pinned", &init) }
+    }
+
+    /// # Safety
+    ///
+    /// `dev` must be valid, what `init` refers to must stay until the region is unregistered, and
+    /// `format` must have one string, which is to be the name of the device.
+    unsafe fn register(
+        dev: *mut bindings::device,
+        format: &CStr,
+        init: &bindings::dmem_cgroup_init,
+    ) -> Result<Self> {
+        // SAFETY: As promised by the caller.
+        let region = from_err_ptr(unsafe {
+            bindings::dmem_cgroup_register_region(
+                init,
+                format.as_char_ptr(),
                 bindings::dev_name(dev),
-            ))?;
-            let charged = to_result(bindings::dmem_cgroup_try_charge(
-                region,
-                0,
-                &mut charge,
-                ptr::null_mut(),
-            ));
+            )
+        })?;
+        // SAFETY: The region was registered above.
+        let memory = unsafe { Charge::new(region, 0) }
+            // SAFETY: As above, and nobody else has the region.
+            .inspect_err(|_| unsafe { bindings::dmem_cgroup_unregister_region(region) })?;
 
-            if let Err(e) = charged {
-                bindings::dmem_cgroup_unregister_region(region);
-                return Err(e);
-            }
-            // INVARIANT: Registered and charged above.
-            Ok(Self {
-                region,
-                charge,
-                registered: Atomic::new(true),
-            })
-        }
+        // INVARIANT: Registered above.
+        Ok(Self {
+            region,
+            _memory: memory,
+            registered: Atomic::new(true),
+        })
+    }
+
+    /// Charges the group of the current task. Sleeps.
+    ///
+    /// # Errors
+    ///
+    /// `EDQUOT` if it may not have that much, `ENODEV` if the region is unregistered, and `ENOMEM`.
+    pub(super) fn charge(&self, bytes: u64) -> Result<Charge> {
+        // SAFETY: `_memory` keeps the memory of the region.
+        unsafe { Charge::new(self.region, bytes) }.map_err(|e| if e == EAGAIN { EDQUOT } else { e })
     }
 
     /// Returns the region, which is valid as long as the value. It may be unregistered.
@@ -148,9 +228,6 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         self.unregister();
-        // SAFETY: By the type invariant it is a charge of no bytes. Nobody looks at the region any
-        // more.
-        unsafe { bindings::dmem_cgroup_uncharge(self.charge, 0) };
     }
 }
 
@@ -158,17 +235,32 @@ impl Drop for Region {
 #[cfg(not(CONFIG_CGROUP_DMEM))]
 pub(super) struct Region;
 
+/// Nothing, as there is no such controller.
+#[cfg(not(CONFIG_CGROUP_DMEM))]
+pub(crate) struct Charge;
+
 #[cfg(not(CONFIG_CGROUP_DMEM))]
 impl Region {
     /// # Safety
     ///
     /// None; the same as with the controller.
-    pub(super) unsafe fn new(
+    pub(super) unsafe fn of_vram(
         _dev: *mut bindings::device,
         _man: *mut bindings::ttm_resource_manager,
         _size: u64,
     ) -> Result<Self> {
         Ok(Self)
+    }
+
+    /// # Safety
+    ///
+    /// None; the same as with the controller.
+    pub(super) unsafe fn of_pins(_dev: *mut bindings::device, _size: u64) -> Result<Self> {
+        Ok(Self)
+    }
+
+    pub(super) fn charge(&self, _bytes: u64) -> Result<Charge> {
+        Ok(Charge)
     }
 
     pub(super) fn as_raw(&self) -> *mut bindings::dmem_cgroup_region {
