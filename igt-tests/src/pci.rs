@@ -131,7 +131,7 @@ impl PciDevice {
         &self.name
     }
 
-    fn path(&self, file: &str) -> PathBuf {
+    pub(crate) fn path(&self, file: &str) -> PathBuf {
         Path::new(DEVICES).join(&self.name).join(file)
     }
 

@@ -2,12 +2,16 @@
 
 //! Runtime PM of a device, and the sleep of the system.
 
-use std::fs;
+use std::fs::{self, File};
+use std::marker::PhantomData;
+use std::os::unix::fs::FileExt;
 use std::thread;
 use std::time::Duration;
 
 use crate::misc;
 use crate::pci::PciDevice;
+use crate::rebind::{module_users, reload};
+use crate::scene::works;
 use crate::{Outcome, Stop, SysError};
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -140,6 +144,156 @@ impl<'a> Auto<'a> {
         f()?;
         self.0.set_power("control", "auto")?;
         Ok(())
+    }
+}
+
+/// Runs a test with VRAM that loses its content when it is suspended, and without that afterwards.
+///
+/// # Errors
+///
+/// Those of the test; skips it if vvram is no module.
+#[track_caller]
+pub fn lossy(body: impl FnOnce() -> Outcome) -> Outcome {
+    if module_users("vvram").is_none() {
+        skip!("vvram is built into the kernel");
+    }
+    reload("vvram", &["lossy_suspend=1"])?;
+    let outcome = body();
+    reload("vvram", &[])?;
+    outcome?;
+    works()
+}
+
+/// Suspends a device, and resumes it, as part of what this thread does.
+#[derive(Debug)]
+pub struct Manual<'a> {
+    control: File,
+    delay: File,
+    status: File,
+    _device: PhantomData<&'a PciDevice>,
+}
+
+impl<'a> Manual<'a> {
+    /// Keeps the device awake at first.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the files.
+    pub fn new(device: &'a PciDevice) -> Result<Self, SysError> {
+        let open = |name: &str| {
+            let path = device.path("power").join(name);
+            File::options()
+                .read(true)
+                .write(name != "runtime_status")
+                .open(&path)
+                .map_err(|error| SysError::io(format!("opening {}", path.display()), &error))
+        };
+        let power = Self {
+            control: open("control")?,
+            delay: open("autosuspend_delay_ms")?,
+            status: open("runtime_status")?,
+            _device: PhantomData,
+        };
+        power.on()?;
+        Ok(power)
+    }
+
+    fn set_control(&self, text: &str) -> Result<(), SysError> {
+        self.control
+            .write_all_at(text.as_bytes(), 0)
+            .map_err(|error| SysError::io(format!("control = {text}"), &error))
+    }
+
+    /// With a delay of 0 it is suspended before the write returns, with a negative one resumed.
+    fn set_delay(&self, text: &str) -> Result<(), SysError> {
+        self.delay
+            .write_all_at(text.as_bytes(), 0)
+            .map_err(|error| SysError::io(format!("autosuspend_delay_ms = {text}"), &error))
+    }
+
+    /// Sees that the device is in this state.
+    fn expect(&self, state: &str) -> Result<(), SysError> {
+        let mut text = [0; 16];
+        let len = self
+            .status
+            .read_at(&mut text, 0)
+            .map_err(|error| SysError::io("runtime_status", &error))?;
+        match String::from_utf8_lossy(&text[..len]).trim() {
+            is if is == state => Ok(()),
+            is => Err(SysError::new(
+                format!("a device to be {state} that is {is}"),
+                if is == "error" {
+                    libc::EIO
+                } else {
+                    libc::EAGAIN
+                },
+            )),
+        }
+    }
+
+    /// Suspends the device, unless somebody uses it.
+    ///
+    /// # Errors
+    ///
+    /// `EAGAIN` if it is not suspended, `EIO` if it cannot be any more.
+    pub fn off(&self) -> Result<(), SysError> {
+        self.set_delay("0")?;
+        self.expect("suspended")
+    }
+
+    /// Suspends the device as soon as nobody uses it.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if it cannot be, or if somebody goes on using it.
+    #[track_caller]
+    pub fn off_at_last(&self) -> Outcome {
+        let mut last = Ok(());
+        let off = misc::poll(LIMIT, || {
+            last = self.off();
+            last.is_ok().then_some(())
+        });
+        match off {
+            Some(()) => Ok(()),
+            None => Ok(last?),
+        }
+    }
+
+    /// Resumes the device, and keeps it awake.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the files.
+    pub fn on(&self) -> Result<(), SysError> {
+        self.set_delay("-1")?;
+        self.set_control("auto")
+    }
+
+    /// Resumes the device, and says whether that worked. [`Manual::on`] or
+    /// [`Manual::undo_resume`] follows.
+    ///
+    /// # Errors
+    ///
+    /// `EAGAIN` if it is not resumed, `EIO` if it cannot be any more.
+    pub fn resume(&self) -> Result<(), SysError> {
+        self.set_control("on")?;
+        self.expect("active")
+    }
+
+    /// Lets [`Manual::resume`] be tried again.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the file.
+    pub fn undo_resume(&self) -> Result<(), SysError> {
+        self.set_control("auto")
+    }
+}
+
+impl Drop for Manual<'_> {
+    fn drop(&mut self) {
+        let _ = self.set_control("on");
+        let _ = self.set_delay(DELAY);
     }
 }
 

@@ -2,7 +2,7 @@
 
 //! Every operation, with each of its allocations and copies failing in turn.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::time::Duration;
@@ -14,11 +14,14 @@ use vvram_tests::foreign::{self, Foreign, Kind};
 use vvram_tests::lender::{export_request, request, Lent, MEMORY};
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::misc;
+use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::{Mode, Peer};
-use vvram_tests::power::Auto;
+use vvram_tests::power::{lossy, Auto, Manual};
 use vvram_tests::rebind::{reload, Unbound};
-use vvram_tests::scene::{cpu_reads, patterns, peer_reads, peer_writes, share, works, Scene};
+use vvram_tests::scene::{
+    cpu_reads, patterns, peer_reads, peer_writes, placed, share, works, Scene,
+};
 use vvram_tests::uapi::{
     self, VvramGemAttachments, VvramGemCopy, VvramGemCreate, VvramGemImport, VvramGemMmapOffset,
 };
@@ -764,6 +767,92 @@ fn resume() -> Outcome {
     )
 }
 
+/// Objects in VRAM of a device that is awake, with patterns in them that VRAM loses.
+struct InVram<'a> {
+    power: &'a Manual<'a>,
+    lost: &'a RefCell<Option<String>>,
+    held: Vec<(Map, Pattern)>,
+    _buffers: Vec<DmaBuf>,
+    _drm: Drm,
+}
+
+impl<'a> InVram<'a> {
+    fn new(power: &'a Manual<'a>, lost: &'a RefCell<Option<String>>) -> Result<Self, Stop> {
+        power.on()?;
+        let drm = Drm::open()?;
+        let (mut held, mut buffers) = (Vec::new(), Vec::new());
+        for (flags, index) in [
+            (uapi::CREATE_VRAM_OR_FAIL, 0),
+            (uapi::CREATE_VRAM_OR_FAIL, 1),
+            (EITHER, 2),
+        ] {
+            let object = drm.create_flags(4 * PAGE64, flags)?;
+            let (map, pattern) = (object.map()?, patterns().0.derive(index));
+            map.fill(pattern);
+            placed(&object, uapi::PLACEMENT_VRAM)?;
+            buffers.push(object.export()?);
+            held.push((map, pattern));
+            object.leak();
+        }
+        // Until those who have just used it are done.
+        power.off_at_last()?;
+        power.on()?;
+        Ok(Self {
+            power,
+            lost,
+            held,
+            _buffers: buffers,
+            _drm: drm,
+        })
+    }
+}
+
+impl Drop for InVram<'_> {
+    fn drop(&mut self) {
+        let woken = self.power.on();
+        for (map, pattern) in &self.held {
+            if let (Err(mismatch), _) | (_, Err(mismatch)) = (
+                map.verify(*pattern).map_err(|error| error.to_string()),
+                woken.as_ref().map_err(|error| error.to_string()),
+            ) {
+                self.lost.borrow_mut().get_or_insert(mismatch);
+            }
+        }
+    }
+}
+
+/// What suspends a device whose VRAM loses its content then, and what wakes it.
+fn suspend() -> Outcome {
+    lossy(|| {
+        let gpu = PciDevice::vvram()?;
+        let lost = RefCell::new(None);
+        let power = Manual::new(&gpu)?;
+        let mut faults = Faults::new()?;
+        faults.sweep(
+            "suspend, VRAM is lost",
+            // Who lacks memory asks to be suspended later.
+            &[libc::ENOMEM, libc::EFAULT, libc::EAGAIN],
+            || InVram::new(&power, &lost),
+            |it| it.power.off(),
+            nothing,
+        )?;
+        faults.sweep(
+            "resume, VRAM was lost",
+            &USUAL,
+            || {
+                let it = InVram::new(&power, &lost)?;
+                power.off_at_last()?;
+                Ok(it)
+            },
+            |it| it.power.resume(),
+            |it| it.power.undo_resume(),
+        )?;
+        let lost = lost.borrow_mut().take();
+        check!(lost.is_none(), "{lost:?}");
+        Ok(())
+    })
+}
+
 /// What workers do, with their allocations failing: they have none, and all that was promised is
 /// kept.
 fn workers() -> Outcome {
@@ -911,6 +1000,7 @@ igt_main! {
     "moves", "moves while somebody has the object", moves;
     "cpu-access", "begin and end of an access by the CPU", cpu_access;
     "resume", "what wakes the device", resume;
+    "suspend", "a suspend in which VRAM loses its content, and the resume after it", suspend;
     "bar-export", "the operations of bar_export", bar_export;
     "probe", "the probe of each driver", probe;
     "probing-worker", "a probe by a worker", probing_worker;

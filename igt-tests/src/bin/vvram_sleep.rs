@@ -10,30 +10,17 @@ use vvram_tests::map::{Map, PAGE};
 use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::{Bar, PciDevice};
 use vvram_tests::peer::Mode;
-use vvram_tests::power::{self, Auto};
-use vvram_tests::rebind::{module_users, reload};
+use vvram_tests::power::{self, lossy, Auto};
 use vvram_tests::scene::{
     cpu_reads, in_system_memory, patterns, peer_reads, peer_writes, placed, works, Scene,
 };
-use vvram_tests::{check_eq, igt_main, skip, uapi, Outcome, Stop};
+use vvram_tests::{check_eq, igt_main, uapi, Outcome, Stop};
 
 const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 const ONLY: u32 = uapi::CREATE_VRAM_OR_FAIL;
 const PAGES: usize = 4;
 /// What the driver leaves of VRAM.
 const LOST: u64 = 0xa5a5_a5a5_a5a5_a5a5;
-
-/// Runs a test with VRAM that loses its content, and without that afterwards.
-fn lossy(body: fn() -> Outcome) -> Outcome {
-    if module_users("vvram").is_none() {
-        skip!("vvram is built into the kernel");
-    }
-    reload("vvram", &["lossy_suspend=1"])?;
-    let outcome = body();
-    reload("vvram", &[])?;
-    outcome?;
-    works()
-}
 
 /// An object with a pattern in it, which begins in VRAM.
 struct Filled<'a> {

@@ -48,9 +48,16 @@ use crate::{
     sync::{
         aref::ARef,
         atomic::Relaxed, //
+    },
+    time::{
+        delay::fsleep,
+        Delta, //
     }, //
 };
 use core::ptr::NonNull;
+
+/// How often it is tried again to put an object back for which there is no memory.
+const RESTORE_ATTEMPTS: usize = 100;
 
 /// What becomes of VRAM while a device is suspended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -230,7 +237,16 @@ impl<T: TtmObject> Locked<'_, T> {
         let Some(backup) = self.take_backup() else {
             return Ok(());
         };
-        let ret = self.transfer(&backup, false);
+        // If this fails the content is lost for now, and after the system has slept nobody tries
+        // again. It takes little memory, which there is sooner or later.
+        let mut ret = self.transfer(&backup, false);
+        for _ in 0..RESTORE_ATTEMPTS {
+            if ret != Err(ENOMEM) {
+                break;
+            }
+            fsleep(Delta::from_millis(10));
+            ret = self.transfer(&backup, false);
+        }
 
         if ret.is_err() {
             // SAFETY: The reservation, which guards the cell, is held.
