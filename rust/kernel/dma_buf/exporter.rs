@@ -26,7 +26,7 @@ use super::{
     importer::MappingSlot,
     mapping::{
         Mapping,
-        Spare,
+        RangeTable,
         Table, //
     },
     DmaBuf, //
@@ -544,8 +544,8 @@ impl<E: Exporter> Buffer<E> {
         self.exporter.revoke();
         // SAFETY: The reservation is held until after the loop.
         for at in unsafe { self.attachments(buf) } {
-            // There is no next mapping.
-            drop(at.holdings().take_spare());
+            // The buffer is revoked, so no table is needed for a later mapping.
+            drop(at.holdings().take_cached());
             at.with_tables(|tables| tables.iter_mut().for_each(Table::forgo));
         }
 
@@ -700,7 +700,7 @@ pub(super) struct Holdings {
     pins: Cell<usize>,
     tables: UnsafeCell<KVec<Table>>,
     /// For the next mapping.
-    spare: Cell<Option<Spare>>,
+    cached: Cell<Option<RangeTable>>,
 }
 
 impl Holdings {
@@ -717,14 +717,14 @@ impl Holdings {
 
     /// Returns the table that is kept for the next mapping.
     #[inline]
-    pub(super) fn take_spare(&self) -> Option<Spare> {
-        self.spare.take()
+    pub(super) fn take_cached(&self) -> Option<RangeTable> {
+        self.cached.take()
     }
 
     /// Keeps a table for the next mapping.
     #[inline]
-    pub(super) fn set_spare(&self, spare: Spare) {
-        self.spare.set(Some(spare));
+    pub(super) fn set_cached(&self, table: RangeTable) {
+        self.cached.set(Some(table));
     }
 }
 
@@ -759,7 +759,7 @@ pub(crate) unsafe fn retire(buf: *mut bindings::dma_buf) {
         // SAFETY: The reservation guards the tables; nobody else looks at them.
         let tables = unsafe { &mut *holdings.tables.get() };
 
-        drop(holdings.take_spare());
+        drop(holdings.take_cached());
         for table in tables.iter_mut().filter(|table| !table.void) {
             // SAFETY: The table is one of the attachment, whose memory is still there.
             unsafe { table.sync_for_cpu(dev) };
@@ -1166,7 +1166,7 @@ unsafe extern "C" fn attach_callback<E: Exporter>(
                         next: Cell::new(ptr::null_mut()),
                         pins: Cell::new(0),
                         tables: UnsafeCell::new(KVec::new()),
-                        spare: Cell::new(None),
+                        cached: Cell::new(None),
                     },
                     data: accepted,
                 },

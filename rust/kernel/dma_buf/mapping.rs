@@ -39,11 +39,7 @@ use crate::{
 };
 use core::{
     marker::PhantomData,
-    mem::ManuallyDrop,
-    ptr::{
-        self,
-        NonNull, //
-    }, //
+    ptr::NonNull, //
 };
 
 /// A list of physical ranges with neighbours merged.
@@ -196,16 +192,103 @@ impl RangeList {
     }
 }
 
+/// A table of ranges for one attachment, which can be mapped more than once.
+///
+/// Wraps `struct dma_buf_phys_table`. While it is not mapped it is kept for the next mapping, as long
+/// as the buffer stays where it is.
+///
+/// # Invariants
+///
+/// `raw` is a valid table of `ranges` for an attachment that outlives it. It is only mapped while a
+/// [`Table`] has it.
+pub(super) struct RangeTable {
+    raw: NonNull<bindings::dma_buf_phys_table>,
+    ranges: Arc<RangeList>,
+}
+
+impl RangeTable {
+    /// Makes a table of `ranges` for an attachment.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the importer has no permitted route to the memory or takes less than a page at
+    /// once, and `ENOMEM`.
+    ///
+    /// # Safety
+    ///
+    /// `attach` must be valid for as long as the table exists, and the ranges must be in the BAR of
+    /// `provider`.
+    unsafe fn new(
+        attach: *mut bindings::dma_buf_attachment,
+        provider: &Provider<'_>,
+        ranges: &Arc<RangeList>,
+    ) -> Result<Self> {
+        // SAFETY: As promised by the caller; the array is valid for its length, and is copied.
+        let raw = from_err_ptr(unsafe {
+            bindings::dma_buf_phys_table_create(
+                attach,
+                provider.as_raw(),
+                ranges.ranges.as_ptr(),
+                ranges.len(),
+                ranges.size(),
+            )
+        })?;
+
+        // INVARIANT: Just made of `ranges`, and not mapped.
+        Ok(Self {
+            // SAFETY: A pointer that is not an error is not null.
+            raw: unsafe { NonNull::new_unchecked(raw) },
+            ranges: ranges.clone(),
+        })
+    }
+
+    /// Maps the table.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM` or `EIO`; the table is gone then. Where no IOVA is left for it, a new one may still
+    /// be possible.
+    ///
+    /// # Safety
+    ///
+    /// The reservation of the buffer must be held, and its device must be bound.
+    unsafe fn map(self, dir: bindings::dma_data_direction) -> Result<Table> {
+        // SAFETY: By the type invariant the table is valid and not mapped, and the caller holds the
+        // reservation.
+        let sgt =
+            from_err_ptr(unsafe { bindings::dma_buf_phys_table_map(self.raw.as_ptr(), dir) })?;
+
+        // INVARIANT: Mapped above.
+        Ok(Table {
+            // SAFETY: A pointer that is not an error is not null.
+            sgt: unsafe { NonNull::new_unchecked(sgt) },
+            dir,
+            ranges: Some(self),
+            void: false,
+            last: false,
+            has_user: false,
+        })
+    }
+}
+
+impl Drop for RangeTable {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariants the table is valid and not mapped, and the attachment is
+        // there. No one else has a pointer to it.
+        unsafe { bindings::dma_buf_phys_table_destroy(self.raw.as_ptr()) };
+    }
+}
+
 /// A scatter table that an importer has, or had.
 ///
 /// # Invariants
 ///
-/// `sgt` was made with `dir`: by `dma_buf_phys_vec_to_sgt()` of `ranges`, or, if there are none, by
+/// `sgt` is mapped in direction `dir`. It is that of `ranges` or, if there are none, was made by
 /// [`MapRequest::map_pages`].
 pub(super) struct Table {
     sgt: NonNull<bindings::sg_table>,
     dir: bindings::dma_data_direction,
-    ranges: Option<Arc<RangeList>>,
+    ranges: Option<RangeTable>,
     /// The memory of the buffer is not what the table leads to any more.
     pub(super) void: bool,
     /// The table is not kept when it is unmapped.
@@ -259,15 +342,13 @@ impl Table {
                     bindings::sg_free_table(sgt);
                     drop(KBox::from_raw(sgt));
                 }
-                // The next mapping is one of other ranges, or there is none.
-                Some(_) if self.void || self.last => bindings::dma_buf_free_sgt(attach, sgt, dir),
-                Some(ranges) => {
-                    bindings::dma_buf_unmap_sgt(attach, sgt, dir);
-                    // INVARIANT: Unmapped above.
-                    Holdings::of(attach).set_spare(Spare {
-                        sgt: self.sgt,
-                        ranges,
-                    });
+                Some(table) => {
+                    bindings::dma_buf_phys_table_unmap(table.raw.as_ptr());
+                    // Once the buffer has moved the next mapping is one of other ranges, and once
+                    // it is revoked there is none.
+                    if !self.void && !self.last {
+                        Holdings::of(attach).set_cached(table);
+                    }
                 }
             }
         }
@@ -306,72 +387,6 @@ impl Table {
     }
 }
 
-/// A table of ranges that is not mapped, to be used again while the buffer stays where it is.
-///
-/// # Invariants
-///
-/// `sgt` was made of `ranges` by `dma_buf_phys_vec_to_sgt()`, and unmapped.
-pub(super) struct Spare {
-    sgt: NonNull<bindings::sg_table>,
-    ranges: Arc<RangeList>,
-}
-
-impl Spare {
-    /// Maps the table again, for the attachment that it was made for, if it is one of `ranges`.
-    ///
-    /// # Safety
-    ///
-    /// `attach` must be that attachment, the reservation of its buffer must be held, and `provider`
-    /// must be that of the BAR in which the ranges are.
-    unsafe fn map(
-        self,
-        attach: *mut bindings::dma_buf_attachment,
-        provider: &Provider<'_>,
-        ranges: &Arc<RangeList>,
-        dir: bindings::dma_data_direction,
-    ) -> Option<Table> {
-        if !Arc::ptr_eq(&self.ranges, ranges) {
-            return None;
-        }
-
-        // SAFETY: By the safety requirements, and the table is not mapped by the type invariant.
-        let ret = unsafe {
-            bindings::dma_buf_remap_sgt(
-                attach,
-                self.sgt.as_ptr(),
-                provider.as_raw(),
-                ranges.ranges.as_ptr(),
-                ranges.len(),
-                dir,
-            )
-        };
-        // A new one may be possible where this is not.
-        if ret != 0 {
-            return None;
-        }
-
-        let this = ManuallyDrop::new(self);
-
-        // INVARIANT: The table is mapped, and made of these ranges.
-        Some(Table {
-            sgt: this.sgt,
-            dir,
-            // SAFETY: The value is not used after this.
-            ranges: Some(unsafe { ptr::read(&this.ranges) }),
-            void: false,
-            last: false,
-            has_user: false,
-        })
-    }
-}
-
-impl Drop for Spare {
-    fn drop(&mut self) {
-        // SAFETY: By the type invariant the table is not mapped, and nobody else has it.
-        unsafe { bindings::dma_buf_release_sgt(self.sgt.as_ptr()) };
-    }
-}
-
 /// The proof that [`Exporter::map`] has mapped the buffer.
 ///
 /// `'r` ties it to the call of [`Exporter::map`] that it was made in, so that an exporter can only
@@ -407,8 +422,8 @@ impl<'r, E: Exporter> MapRequest<'r, E> {
     ///
     /// `provider` finds the provider of the BAR in what the exporter has of its bound device, so that
     /// it is one of that device: the mapping is taken back when that is unbound, and not when another
-    /// one is. The memory of a table that the importer had before is used again if `ranges` is the
-    /// same list as then. Mirrors `dma_buf_phys_vec_to_sgt()`. Sleeps.
+    /// one is. The table that the importer had before is mapped again if `ranges` is the same list as
+    /// then. Mirrors `dma_buf_phys_table_create()` and `dma_buf_phys_table_map()`. Sleeps.
     ///
     /// # Errors
     ///
@@ -433,14 +448,15 @@ impl<'r, E: Exporter> MapRequest<'r, E> {
         let dir = valid(dir)?;
         let table = self
             .holdings()
-            .take_spare()
-            // SAFETY: The table is of this attachment, and the ranges were checked to be in the BAR
-            // of the provider, as they were when it was made: physical addresses are those of one
-            // BAR. The reservation is held while an `Attached` exists.
-            .and_then(|spare| unsafe { spare.map(self.as_raw(), provider, ranges, dir) });
+            .take_cached()
+            .filter(|table| Arc::ptr_eq(&table.ranges, ranges))
+            // SAFETY: The reservation is held while an `Attached` exists, and the device is bound.
+            .and_then(|table| unsafe { table.map(dir) }.ok());
         let table = match table {
             Some(table) => table,
-            None => self.new_table(provider, ranges, dir)?,
+            // SAFETY: As above. The ranges were checked to be in the BAR, and the table is one of
+            // the attachment, with which it is dropped at the latest.
+            None => unsafe { RangeTable::new(self.as_raw(), provider, ranges)?.map(dir)? },
         };
 
         self.keep(table)
@@ -463,39 +479,6 @@ impl<'r, E: Exporter> MapRequest<'r, E> {
                 unsafe { table.unmap(self.as_raw()) };
                 Err(EBUSY)
             }
-        })
-    }
-
-    fn new_table(
-        &self,
-        provider: &Provider<'_>,
-        ranges: &Arc<RangeList>,
-        dir: bindings::dma_data_direction,
-    ) -> Result<Table> {
-        // SAFETY:
-        // - `Attached` is only handed out while the reservation is held.
-        // - The provider is valid, and the caller checked that the ranges lie in its BAR. The
-        //   function does not write to them.
-        let sgt = from_err_ptr(unsafe {
-            bindings::dma_buf_phys_vec_to_sgt(
-                self.as_raw(),
-                provider.as_raw(),
-                ranges.ranges.as_ptr().cast_mut(),
-                ranges.len(),
-                ranges.size(),
-                dir,
-            )
-        })?;
-
-        // INVARIANT: Just made of `ranges`.
-        Ok(Table {
-            // SAFETY: A pointer that is not an error is not null.
-            sgt: unsafe { NonNull::new_unchecked(sgt) },
-            dir,
-            ranges: Some(ranges.clone()),
-            void: false,
-            last: false,
-            has_user: false,
         })
     }
 }
