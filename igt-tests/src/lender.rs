@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::drm::{ioctl, DmaBuf};
 use crate::misc;
 use crate::pci::PciDevice;
-use crate::rebind::Unbound;
+use crate::rebind::{Overridden, Unbound};
 use crate::uapi::{self, BarExport, BarExportRange};
 use crate::{Stop, SysError};
 
@@ -24,18 +24,6 @@ pub struct Lent {
     gpu: Overridden,
     // Dropped last: binds the driver from before.
     _own: Unbound,
-}
-
-#[derive(Debug)]
-struct Overridden(PciDevice);
-
-impl Drop for Overridden {
-    fn drop(&mut self) {
-        if self.0.driver().as_deref() == Some(DRIVER) {
-            let _ = self.0.unbind(DRIVER);
-        }
-        let _ = self.0.set_override("");
-    }
 }
 
 impl Lent {
@@ -62,15 +50,13 @@ impl Lent {
             "modprobe {DRIVER}: {loaded:?}"
         );
         let own = Unbound::new(gpu)?;
-        let gpu = Overridden(gpu.clone());
-        gpu.0.set_override(DRIVER)?;
-        gpu.0.bind(DRIVER)?;
+        let gpu = Overridden::new(gpu, DRIVER)?;
         Ok(Self { gpu, _own: own })
     }
 
     /// The device.
     pub fn gpu(&self) -> &PciDevice {
-        &self.gpu.0
+        self.gpu.device()
     }
 
     /// Opens the character device.
@@ -96,7 +82,7 @@ impl Lent {
     }
 
     fn path(&self) -> String {
-        format!("/dev/bar-export-{}", self.gpu.0.name())
+        format!("/dev/bar-export-{}", self.gpu().name())
     }
 }
 

@@ -163,6 +163,44 @@ impl Drop for Unbound {
     }
 }
 
+/// A device that is given to a driver by name, and taken from it when this is dropped.
+#[derive(Debug)]
+pub struct Overridden {
+    device: PciDevice,
+    driver: &'static str,
+}
+
+impl Overridden {
+    /// Gives a device without a driver to one.
+    ///
+    /// # Errors
+    ///
+    /// Any error of sysfs, which is the error of the driver's probe.
+    pub fn new(device: &PciDevice, driver: &'static str) -> Result<Self, SysError> {
+        let given = Self {
+            device: device.clone(),
+            driver,
+        };
+        device.set_override(driver)?;
+        device.bind(driver)?;
+        Ok(given)
+    }
+
+    /// The device.
+    pub fn device(&self) -> &PciDevice {
+        &self.device
+    }
+}
+
+impl Drop for Overridden {
+    fn drop(&mut self) {
+        if self.device.driver().as_deref() == Some(self.driver) {
+            let _ = self.device.unbind(self.driver);
+        }
+        let _ = self.device.set_override("");
+    }
+}
+
 /// Unloads a module, without waiting for its users.
 ///
 /// # Errors

@@ -387,6 +387,19 @@ pub fn compare_table(
     Ok(())
 }
 
+/// Checks that a peer's mapping leads to pages of the BAR.
+///
+/// # Errors
+///
+/// Fails the subtest if it leads elsewhere.
+#[track_caller]
+pub fn leads_to(peer: &Peer, bar: &Bar, pages: &[u64]) -> Outcome {
+    let size = (pages.len() * PAGE) as u64;
+    let way = Way::of(&PciDevice::named(peer.name()))?;
+    let layout = Layout::new(pages.to_vec());
+    compare_table(&peer.table()?, &layout, size, bar, &way).map_err(Stop::fail)
+}
+
 /// Lets the peer read pages and compares them with a pattern.
 ///
 /// # Errors

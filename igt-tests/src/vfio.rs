@@ -6,13 +6,14 @@ use std::fs;
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
 use crate::drm::{ioctl_raw, DmaBuf};
 use crate::misc;
 use crate::pci::PciDevice;
+use crate::rebind::Overridden;
 use crate::{Outcome, Stop, SysError};
 
 // From include/uapi/linux/vfio.h.
@@ -31,13 +32,15 @@ const PCI_COMMAND_MEMORY: u8 = 2;
 
 const DRIVER: &str = "vfio-pci";
 
-/// A device that vfio-pci has, with its memory enabled.
+/// A device that vfio-pci has, with its memory enabled; taken from it when this is dropped.
 #[derive(Debug)]
 pub struct Vfio {
     device: File,
     // The device is only usable while these are open.
     _group: File,
     _container: File,
+    // Dropped last: the driver lets go when nobody has the device open.
+    _overridden: Overridden,
 }
 
 fn modprobe(module: &str) -> Outcome {
@@ -87,9 +90,7 @@ impl Vfio {
         ] {
             write(&Path::new("/sys/module").join(parameter), "1")?;
         }
-        let sysfs = PathBuf::from("/sys/bus/pci/devices").join(device.name());
-        write(&sysfs.join("driver_override"), DRIVER)?;
-        device.bind(DRIVER)?;
+        let overridden = Overridden::new(device, DRIVER)?;
 
         let group = misc::poll(Duration::from_secs(5), || {
             let names = fs::read_dir("/dev/vfio").ok()?.flatten();
@@ -130,20 +131,34 @@ impl Vfio {
         // SAFETY: the kernel has just made it, and nobody else knows it.
         let device = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
 
-        let at = CONFIG_REGION + PCI_COMMAND;
-        let mut command = [0u8; 1];
-        device
-            .read_exact_at(&mut command, at)
-            .map_err(|error| SysError::io("reading PCI_COMMAND", &error))?;
-        command[0] |= PCI_COMMAND_MEMORY;
-        device
-            .write_all_at(&command, at)
-            .map_err(|error| SysError::io("writing PCI_COMMAND", &error))?;
-        Ok(Self {
+        let vfio = Self {
             device,
             _group: group,
             _container: container,
-        })
+            _overridden: overridden,
+        };
+        vfio.set_memory(true)?;
+        Ok(vfio)
+    }
+
+    /// Enables the memory of the device, or disables it, which revokes its dma-bufs.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the access to its configuration space.
+    pub fn set_memory(&self, enabled: bool) -> Result<(), SysError> {
+        let at = CONFIG_REGION + PCI_COMMAND;
+        let mut command = [0u8; 1];
+        self.device
+            .read_exact_at(&mut command, at)
+            .map_err(|error| SysError::io("reading PCI_COMMAND", &error))?;
+        command[0] &= !PCI_COMMAND_MEMORY;
+        if enabled {
+            command[0] |= PCI_COMMAND_MEMORY;
+        }
+        self.device
+            .write_all_at(&command, at)
+            .map_err(|error| SysError::io("writing PCI_COMMAND", &error))
     }
 
     /// What the ioctl reads for ranges (offset and length) of a BAR.

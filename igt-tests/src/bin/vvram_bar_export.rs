@@ -6,30 +6,16 @@ use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 use vvram_tests::drm::ioctl;
-use vvram_tests::iommu::Way;
 use vvram_tests::lender::{export, export_ranges, export_raw, Lent, MEMORY};
 use vvram_tests::map::PAGE;
-use vvram_tests::pci::{Bar, Layout, PciDevice};
+use vvram_tests::pci::Bar;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::rebind::Unbinding;
-use vvram_tests::scene::{compare_table, patterns, peer_reads, peer_writes, works, Expect};
+use vvram_tests::scene::{leads_to, patterns, peer_reads, peer_writes, works, Expect};
 use vvram_tests::uapi::{self, BarExport};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome};
 
 const PAGE64: u64 = PAGE as u64;
-
-/// Checks that the peer's mapping leads to pages of the BAR.
-fn leads_to(peer: &Peer, bar: &Bar, pages: &[u64]) -> Outcome {
-    let (size, way) = (
-        pages.len() as u64 * PAGE64,
-        Way::of(&PciDevice::named(peer.name()))?,
-    );
-    let layout = Layout::new(pages.to_vec());
-    if let Err(text) = compare_table(&peer.table()?, &layout, size, bar, &way) {
-        fail!("{text}");
-    }
-    Ok(())
-}
 
 /// A peer writes and reads the range, and nothing beside it.
 fn peer() -> Outcome {

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Ranges of a BAR as dma-bufs of vfio-pci, in place of vvram.
+
+use vvram_tests::drm::DmaBuf;
+use vvram_tests::map::PAGE;
+use vvram_tests::pci::{Bar, PciDevice};
+use vvram_tests::peer::{Mode, Peer};
+use vvram_tests::rebind::Unbound;
+use vvram_tests::scene::{leads_to, patterns, peer_reads, peer_writes, works, Expect};
+use vvram_tests::vfio::Vfio;
+use vvram_tests::{check, check_eq, expect_errno, igt_main, Outcome, Stop};
+
+const PAGE64: u64 = PAGE as u64;
+/// The BAR of ivshmem that is memory.
+const MEMORY: u32 = 2;
+/// In the order of the buffer: two neighbours, and one before them.
+const PAGES: [u64; 3] = [9, 10, 3];
+
+/// The device with vfio-pci in place of its own driver, and a buffer of its BAR.
+struct Lent {
+    buffer: DmaBuf,
+    vfio: Vfio,
+    bar: Bar,
+    // Dropped last: binds the driver from before.
+    _own: Unbound,
+}
+
+impl Lent {
+    fn new() -> Result<Self, Stop> {
+        let gpu = PciDevice::vvram()?;
+        let own = Unbound::new(&gpu)?;
+        let vfio = Vfio::open(&gpu)?;
+        let buffer = vfio.export(MEMORY, &PAGES.map(|page| (page * PAGE64, PAGE64)))?;
+        Ok(Self {
+            buffer,
+            vfio,
+            bar: Bar::open(&gpu)?,
+            _own: own,
+        })
+    }
+
+    /// Lets a peer, which has the buffer mapped, write all of it; the CPU finds it in the BAR.
+    fn written_by(&self, peer: &Peer, round: u64) -> Outcome {
+        let pattern = patterns().0.derive(round);
+        leads_to(peer, &self.bar, &PAGES)?;
+        peer_writes(peer, pattern, &[2, 0, 1])?;
+        for (page, at) in PAGES.iter().enumerate() {
+            let mut want = [0u8; 8];
+            pattern.fill(&mut want, page as u64 * PAGE64);
+            check_eq!(
+                self.bar.word(at * PAGE64),
+                u64::from_le_bytes(want),
+                "first word of page {at} in round {round}"
+            );
+        }
+        peer_reads(peer, pattern, &[0, 1, 2])
+    }
+}
+
+/// The table is kept, and leads to the same place each time.
+fn again() -> Outcome {
+    let lent = Lent::new()?;
+    let peer = Peer::open()?;
+    peer.attach(&lent.buffer, Mode::Dynamic)?;
+    if Expect::get()? == Expect::Refused {
+        expect_errno("map without a route", peer.map(), libc::EINVAL)?;
+    } else {
+        for round in 0..3 {
+            peer.map()?;
+            lent.written_by(&peer, round)?;
+            peer.unmap()?;
+        }
+    }
+    drop((peer, lent));
+    works()
+}
+
+/// Each attachment has a table of its own.
+fn several() -> Outcome {
+    Expect::get()?.need_route()?;
+    let lent = Lent::new()?;
+    let peers = [Peer::open()?, Peer::open()?, Peer::open()?];
+    for (peer, mode) in peers
+        .iter()
+        .zip([Mode::Dynamic, Mode::Revocable, Mode::Dynamic])
+    {
+        peer.attach(&lent.buffer, mode)?;
+        peer.pin_and_map(mode)?;
+    }
+    for (round, peer) in (0..).zip(&peers) {
+        lent.written_by(peer, round)?;
+    }
+    let [first, second, _] = &peers;
+    first.unmap()?;
+    second.detach()?;
+    first.map()?;
+    for (round, peer) in (3..).zip([&peers[2], first]) {
+        lent.written_by(peer, round)?;
+    }
+    Ok(())
+}
+
+/// While the memory of the device is disabled nobody has a mapping, afterwards everybody can again.
+fn revoked() -> Outcome {
+    Expect::get()?.need_route()?;
+    let lent = Lent::new()?;
+    let peer = Peer::open()?;
+    peer.attach(&lent.buffer, Mode::Dynamic)?;
+    for round in 0..2 {
+        peer.map()?;
+        lent.written_by(&peer, round)?;
+        let told = peer.status()?.invalidations;
+        lent.vfio.set_memory(false)?;
+        check!(
+            peer.status()?.invalidations > told,
+            "the importer was not told: {:?}",
+            peer.status()?
+        );
+        expect_errno("map without memory", peer.map(), libc::ENODEV)?;
+        expect_errno(
+            "attach without memory",
+            Peer::open()?.attach(&lent.buffer, Mode::Dynamic),
+            libc::ENODEV,
+        )?;
+        lent.vfio.set_memory(true)?;
+    }
+    peer.map()?;
+    lent.written_by(&peer, 2)
+}
+
+igt_main! {
+    "again", "a buffer that is mapped again leads to the same place", again;
+    "several", "each attachment has a table of its own", several;
+    "revoked", "a revoked buffer cannot be mapped until it is given back", revoked;
+}
