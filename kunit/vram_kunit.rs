@@ -46,6 +46,8 @@ macro_rules! check_eq {
     };
 }
 
+#[path = "vram/auxiliary.rs"]
+mod auxiliary;
 #[path = "vram/bench.rs"]
 mod bench;
 #[path = "vram/engine.rs"]
@@ -78,6 +80,7 @@ struct VramKunit;
 
 impl kernel::Module for VramKunit {
     fn init(_module: &'static ThisModule) -> Result<Self> {
+        auxiliary::init();
         bench::init();
         Ok(Self)
     }

@@ -154,6 +154,8 @@ impl pci::Driver for Probe {
 pub(crate) enum Mode {
     /// Does what it is asked to.
     Work,
+    /// Does one job, and does not take another one.
+    WorkOnce,
     /// Does not take a job.
     Refuse,
     /// Does not take a job, but keeps it.
@@ -271,6 +273,10 @@ impl TtmObject for Bo {
 
         match mode {
             Mode::Work => return vram.engine.submit(job),
+            Mode::WorkOnce => {
+                vram.control.set(Mode::Refuse);
+                return vram.engine.submit(job);
+            }
             Mode::Refuse => return Err(REFUSED),
             Mode::Fail => job.finish(Err(FAILED)),
             Mode::Drop => drop(job),
@@ -417,7 +423,7 @@ impl Card {
 }
 
 /// Moves an object.
-pub(crate) fn validate(object: &Object, places: &[Place]) -> Result {
+pub(crate) fn validate<T: TtmObject>(object: &gem::ttm::Object<T>, places: &[Place]) -> Result {
     object
         .reserve(false)?
         .validate(places, &mut OpCtx::uninterruptible())
@@ -436,7 +442,7 @@ pub(crate) fn move_of(object: &Object) -> Result<ARef<Fence>> {
 }
 
 /// Exports an object as the DRM core does.
-pub(crate) fn export(object: &Object) -> Result<ARef<DmaBuf>> {
+pub(crate) fn export<T: TtmObject>(object: &gem::ttm::Object<T>) -> Result<ARef<DmaBuf>> {
     let gem = object.as_raw();
 
     // SAFETY: The object is valid, its class exports, and the device is registered.
@@ -457,7 +463,10 @@ fn word(seed: u64, index: u64) -> u64 {
 
 /// Calls `f` with each page of an object: its number, where it is mapped, and whether that is I/O
 /// memory.
-fn each_page(object: &Object, mut f: impl FnMut(u64, *mut c_void, bool) -> Result) -> Result {
+fn each_page<T: TtmObject>(
+    object: &gem::ttm::Object<T>,
+    mut f: impl FnMut(u64, *mut c_void, bool) -> Result,
+) -> Result {
     let gem = object.as_raw();
     let mut map = bindings::iosys_map::default();
 
@@ -484,7 +493,7 @@ fn each_page(object: &Object, mut f: impl FnMut(u64, *mut c_void, bool) -> Resul
 }
 
 /// Fills an object with words that are different in each place, and for each seed.
-pub(crate) fn fill(object: &Object, seed: u64) -> Result {
+pub(crate) fn fill<T: TtmObject>(object: &gem::ttm::Object<T>, seed: u64) -> Result {
     let mut words = KVec::from_elem(0u64, PAGE_SIZE / 8, GFP_KERNEL)?;
 
     each_page(object, |page, to, is_iomem| {
@@ -504,7 +513,7 @@ pub(crate) fn fill(object: &Object, seed: u64) -> Result {
 }
 
 /// Tells whether an object has the words of [`fill`], or zeroes if there is no seed.
-pub(crate) fn holds(object: &Object, seed: Option<u64>) -> Result<bool> {
+pub(crate) fn holds<T: TtmObject>(object: &gem::ttm::Object<T>, seed: Option<u64>) -> Result<bool> {
     let mut words = KVec::from_elem(0u64, PAGE_SIZE / 8, GFP_KERNEL)?;
     let mut same = true;
 

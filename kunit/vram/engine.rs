@@ -140,7 +140,11 @@ mod tests {
             let pin = pinned.reserve(false)?.pin()?;
             let ctx = &mut OpCtx::uninterruptible();
 
-            for (mode, error) in [(Mode::Refuse, REFUSED), (Mode::Fail, FAILED)] {
+            for (mode, error) in [
+                (Mode::Refuse, REFUSED),
+                (Mode::WorkOnce, REFUSED),
+                (Mode::Fail, FAILED),
+            ] {
                 card.control.set(mode);
                 check_eq!(card.ttm().suspend(Content::Lost, ctx), Err(error));
                 card.control.set(Mode::Work);

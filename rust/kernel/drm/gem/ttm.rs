@@ -49,7 +49,6 @@ use super::{
 use crate::{
     bindings,
     container_of,
-    device,
     dma_buf::exporter,
     dma_resv::{
         LockedResv,
@@ -392,8 +391,7 @@ impl<T: TtmObject> Object<T> {
     /// Returns the object as the subject of a tracepoint.
     pub(crate) fn subject(&self) -> trace::Subject<'_> {
         trace::Subject {
-            // SAFETY: The DRM device of a valid object is valid, and so is its parent.
-            exporter: unsafe { device::Device::from_raw((*(*self.as_raw()).dev).dev) },
+            exporter: self.ttm().owner(),
             id: self.id,
             size: self.size() as u64,
         }
@@ -472,18 +470,18 @@ impl<T: TtmObject> Object<T> {
         unsafe { drm::ttm::Device::from_raw((*self.bo()).bdev) }
     }
 
-    /// Keeps the parent of the DRM device awake, which VRAM is out of reach without.
+    /// Keeps the device awake whose memory VRAM is, which is out of reach otherwise.
     ///
     /// # Errors
     ///
     /// Those of [`Awake::new`].
     pub(crate) fn awake(&self) -> Result<Awake> {
-        Awake::new(self.parent())
+        Awake::new(self.ttm().owner())
     }
 
     /// As [`Self::awake`] for a task that has a reservation, [`None`] if the device is not awake.
     pub(crate) fn awake_if_active(&self) -> Option<Awake> {
-        Awake::if_active(self.parent())
+        Awake::if_active(self.ttm().owner())
     }
 
     /// Takes back what of [`Self::awake`] was forgotten.
@@ -493,12 +491,7 @@ impl<T: TtmObject> Object<T> {
     /// Those of [`Awake::from_forgotten`].
     pub(crate) unsafe fn awake_from_forgotten(&self) -> Awake {
         // SAFETY: As promised by the caller.
-        unsafe { Awake::from_forgotten(self.parent()) }
-    }
-
-    fn parent(&self) -> &device::Device {
-        // SAFETY: The device of a valid object is valid, and has a reference to its parent.
-        unsafe { device::Device::from_raw((*(*self.as_raw()).dev).dev) }
+        unsafe { Awake::from_forgotten(self.ttm().owner()) }
     }
 }
 
@@ -547,7 +540,7 @@ impl<T: TtmObject> AllocImpl for Object<T> {
         gem_create_object: None,
         prime_handle_to_fd: Some(handle_to_fd_callback::<T>),
         prime_fd_to_handle: if T::PRIME.import.is_some() {
-            Some(import::fd_to_handle_callback::<T>)
+            Some(import::fd_to_handle_callback)
         } else {
             None
         },
@@ -1516,7 +1509,7 @@ unsafe extern "C" fn vmap_callback<T: TtmObject>(
 
         if locked.mem_type() == Some(MemType::Vram) && obj.awake_if_active().is_none() {
             // It is too late to wait for that.
-            Awake::request(obj.parent());
+            Awake::request(obj.ttm().owner());
             return Err(EAGAIN);
         }
         if !locked.is_pinned() {

@@ -193,8 +193,11 @@ impl<T: TtmObject> Device<T> {
         })
     }
 
-    /// Starts the memory management of `drm`, whose parent is `pdev` and whose VRAM is shown by its
-    /// BAR `bar`.
+    /// Starts the memory management of `drm`, whose VRAM is shown by the BAR `bar` of `pdev`.
+    ///
+    /// `pdev` is the parent of the DRM device, or that of the auxiliary device which is its parent. It
+    /// becomes the DMA device: what keeps VRAM awake, maps system memory, imports buffers, and is named
+    /// to the tracepoints and to the cgroup controller is `pdev`, not the parent.
     ///
     /// The CPU and peers see the first `visible` bytes of VRAM, at most what the BAR shows. Objects
     /// are moved there when they are to be accessed.
@@ -204,8 +207,8 @@ impl<T: TtmObject> Device<T> {
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if `pdev` is not the parent of `drm`, `visible` is more than there is, there is no
-    ///   such BAR, or [`TtmObject::ttm`] does not return a part of the data of `drm`.
+    /// - `EINVAL` if `pdev` is neither the parent of `drm` nor that one's, `visible` is more than there
+    ///   is, there is no such BAR, or [`TtmObject::ttm`] does not return a part of the data of `drm`.
     /// - `EBUSY` if that was done before.
     /// - `ENOMEM` if memory runs out.
     pub fn setup(
@@ -225,9 +228,12 @@ impl<T: TtmObject> Device<T> {
             return Err(EINVAL);
         }
 
-        let parent: &device::Device<device::Bound> = pdev.as_ref();
-        // SAFETY: The parent of a DRM device never changes.
-        if unsafe { (*dev).dev } != parent.as_raw()
+        let owner: &device::Device<device::Bound> = pdev.as_ref();
+        // An auxiliary device goes before the driver of its parent is unbound, and so does what is
+        // registered for it.
+        // SAFETY: The parent of a DRM device never changes, nor does that of a registered device.
+        let parents = unsafe { [(*dev).dev, (*(*dev).dev).parent] };
+        if !parents.contains(&owner.as_raw())
             || visible > this.vram_size().min(pdev.resource_len(bar)?)
         {
             return Err(EINVAL);
@@ -248,12 +254,15 @@ impl<T: TtmObject> Device<T> {
         }
 
         let bdev = this.bdev.get();
-        // SAFETY: `bdev` is zeroed. The DRM device outlives it, as it is part of its data.
+        // SAFETY: Both devices are valid, and the DRM device is not in use yet: it keeps the other one
+        // until after its data is dropped. `bdev` is zeroed. The DRM device outlives it, as it is part
+        // of its data.
         to_result(unsafe {
+            bindings::drm_dev_set_dma_dev(dev, owner.as_raw());
             bindings::ttm_device_init(
                 bdev,
                 const { &Self::FUNCS },
-                (*dev).dev,
+                owner.as_raw(),
                 (*(*dev).anon_inode).i_mapping,
                 (*dev).vma_offset_manager,
                 bindings::TTM_ALLOCATION_PROPAGATE_ENOSPC,
@@ -261,13 +270,13 @@ impl<T: TtmObject> Device<T> {
         })?;
 
         // SAFETY: The device was just initialized, and `self` is pinned: the only constructor is a
-        // pin-initializer. `PinnedDrop` undoes it. The parent of a DRM device is valid as long as
+        // pin-initializer. `PinnedDrop` undoes it. The DMA device of a DRM device is valid as long as
         // that, and the manager stays until the region is dropped.
         let regions = unsafe {
             this.vram.init(bdev);
             this.tt.init(bdev);
-            Region::of_vram((*dev).dev, this.vram.as_raw(), this.vram_size())
-                .and_then(|vram| Ok((vram, Region::of_pins((*dev).dev, this.vram_size())?)))
+            Region::of_vram(owner.as_raw(), this.vram.as_raw(), this.vram_size())
+                .and_then(|vram| Ok((vram, Region::of_pins(owner.as_raw(), this.vram_size())?)))
         };
         let (region, pin_region) = regions.inspect_err(|_| {
             // SAFETY: There is no object, and all of this was done above.
@@ -495,14 +504,13 @@ impl<T: TtmObject> Device<T> {
             return Err(EINVAL);
         }
 
-        Awake::new(self.parent())
+        Awake::new(self.owner())
     }
 
-    /// Returns the parent of the DRM device. Only after [`Self::setup`].
-    fn parent(&self) -> &device::Device {
-        // SAFETY: `drm` does not change once `ready` is set; `self` is a part of its data. The parent
-        // of a DRM device is valid as long as that is.
-        unsafe { device::Device::from_raw((**self.drm.get()).dev) }
+    /// Returns the device whose memory VRAM is. Only after [`Self::setup`].
+    pub(crate) fn owner(&self) -> &device::Device {
+        // SAFETY: `drm` does not change once `ready` is set; `self` is a part of its data.
+        unsafe { dma_device(*self.drm.get()) }
     }
 
     /// Returns the policy for importers that cannot be told to let go, and what they hold.
@@ -524,7 +532,7 @@ impl<T: TtmObject> Device<T> {
     ) -> Result<ARef<Fence>> {
         // Without `awake` it is an object that importers have, which leaves VRAM: the driver cannot
         // suspend the device before it has taken the reservation, and seen that the object has left.
-        if awake.is_none() && !self.in_transition.load(Relaxed) && !pm::is_suspending(self.parent())
+        if awake.is_none() && !self.in_transition.load(Relaxed) && !pm::is_suspending(self.owner())
         {
             return Err(EAGAIN);
         }
@@ -707,6 +715,24 @@ impl<T: TtmObject> PinnedDrop for Device<T> {
             self.tt.fini(bdev);
             bindings::ttm_device_fini(bdev);
         }
+    }
+}
+
+/// Returns the device that does the DMA of a DRM device. Mirrors `drm_dev_dma_dev()`.
+///
+/// # Safety
+///
+/// `drm` must be valid for `'a`, and its DMA device not be changed meanwhile.
+pub(crate) unsafe fn dma_device<'a>(drm: *mut bindings::drm_device) -> &'a device::Device {
+    // SAFETY: As promised by the caller; a DRM device keeps its DMA device and its parent.
+    unsafe {
+        let dev = if (*drm).dma_dev.is_null() {
+            (*drm).dev
+        } else {
+            (*drm).dma_dev
+        };
+
+        device::Device::from_raw(dev)
     }
 }
 

@@ -108,6 +108,7 @@ pub(crate) use self::{
     },
     client::charge,
     device::{
+        dma_device,
         tt_create_callback,
         tt_destroy_callback, //
     },

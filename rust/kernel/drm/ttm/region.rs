@@ -115,7 +115,7 @@ unsafe extern "C" fn reclaim_callback(
     man: *mut c_void,
 ) -> c_int {
     from_result(|| {
-        // SAFETY: The manager is valid, and so is the parent of its device.
+        // SAFETY: The manager is valid, and so is the device of its pool.
         let dev = unsafe {
             let bdev = (*man.cast::<bindings::ttm_resource_manager>()).bdev;
 

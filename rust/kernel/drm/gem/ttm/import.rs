@@ -19,9 +19,10 @@
 //!
 //! # Locking
 //!
-//! The device lock of the importing device is taken for an import, outside of the locks of the DRM
-//! core and of all that is listed in [`drm::ttm`]: an attachment is a resource of the device, which
-//! must not be unbound meanwhile.
+//! Buffers are imported by the DMA device of the DRM device, which [`drm::ttm::Device::setup`] has
+//! set. Its device lock is taken for an import, outside of the locks of the DRM core and of all that
+//! is listed in [`drm::ttm`]: an attachment is a resource of the device, which must not be unbound
+//! meanwhile.
 //!
 //! C header: [`include/linux/dma-buf.h`](srctree/include/linux/dma-buf.h)
 
@@ -43,6 +44,7 @@ use crate::{
     drm::{
         self,
         ttm::{
+            dma_device,
             OpCtx,
             Place,
             TtmObject, //
@@ -145,18 +147,17 @@ impl Import {
 /// # Safety
 ///
 /// Called by the DRM core with a device of `T::Driver`, one of its files, and a handle to be filled.
-pub(super) unsafe extern "C" fn fd_to_handle_callback<T: TtmObject>(
+pub(super) unsafe extern "C" fn fd_to_handle_callback(
     dev: *mut bindings::drm_device,
     file: *mut bindings::drm_file,
     fd: c_int,
     handle: *mut u32,
 ) -> c_int {
-    // SAFETY: The device is valid and of `T::Driver`.
-    let drm: &drm::Device<T::Driver> = unsafe { drm::Device::from_raw(dev) };
-    let parent: &<T::Driver as drm::Driver>::ParentDevice<device::Normal> = drm.as_ref();
+    // SAFETY: The device is valid, and registered, as it has files: its DMA device does not change.
+    let importer = unsafe { dma_device(dev) };
 
     from_result(|| {
-        parent.as_ref().with_bound(|_| {
+        importer.with_bound(|_| {
             // SAFETY: As promised by the caller.
             to_result(unsafe { bindings::drm_gem_prime_fd_to_handle(dev, file, fd, handle) })?;
             Ok(0)
@@ -177,22 +178,21 @@ impl<T: TtmObject> Object<T> {
     ///
     /// # Safety
     ///
-    /// The device lock of the parent of `dev` must be held, and a driver bound to it.
+    /// The device lock of the DMA device of `dev` must be held, and a driver bound to it.
     pub(crate) unsafe fn import(
         dev: &drm::Device<T::Driver, drm::Ioctl>,
         buf: ARef<DmaBuf>,
         args: T::Args,
     ) -> Result<ARef<Self>> {
         let drm: &drm::Device<T::Driver> = dev;
-        let parent: &<T::Driver as drm::Driver>::ParentDevice<device::Normal> = drm.as_ref();
-
-        // SAFETY: A driver is bound, which does not change before this returns.
-        let parent = unsafe { parent.as_ref().as_bound() };
+        // SAFETY: The device is registered, so that its DMA device does not change. A driver is bound
+        // to that, which does not change either before this returns.
+        let importer = unsafe { dma_device(drm.as_raw()).as_bound() };
         let import = {
             // Another driver, or the same one anew, may be bound by now.
             let _guard = dev.registration_guard().ok_or(ENODEV)?;
 
-            Import::new(buf, parent)?
+            Import::new(buf, importer)?
         };
 
         let size = import.dma_buf().size();

@@ -1,0 +1,375 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A DRM device below an auxiliary device, as a GPU driver has it that is split in two: VRAM belongs
+//! to the PCI device of the core driver, which makes the auxiliary device.
+
+use crate::bench::{
+    with_device,
+    BAR, //
+};
+use kernel::{
+    auxiliary,
+    device::{
+        Bound,
+        Core,
+        DeviceContext, //
+    },
+    driver,
+    drm::{
+        self,
+        devres::RegistrationInit,
+        gem::{
+            self,
+            peer::{
+                self,
+                PeerObject, //
+            }, //
+        },
+        ttm::{
+            CpuEngine,
+            Domain,
+            Job,
+            OpCtx,
+            Place,
+            Ranges,
+            TtmObject,
+            Window, //
+        }, //
+    },
+    module::this_module,
+    page::PAGE_SIZE,
+    pci,
+    prelude::*,
+    sync::aref::ARef,
+    types::CovariantForLt, //
+};
+
+type Object = gem::ttm::Object<Bo>;
+
+const NAME: &CStr = c"vram";
+const MODULE: &CStr = c"vram_kunit";
+
+/// What the core driver hands to the other one.
+struct Api<'a> {
+    pdev: &'a pci::Device<Bound>,
+}
+
+type ApiOf = CovariantForLt!(Api<'_>);
+
+/// A test that needs the auxiliary device, which is being probed, and the PCI device.
+type Body = fn(&auxiliary::Device<Core<'_>>, &pci::Device<Bound>) -> Result;
+
+kernel::sync::global_lock! {
+    // SAFETY: Initialized by `init()`, which the module calls before a suite runs.
+    unsafe(uninit) static TURN: Mutex<(Option<Body>, Result)> = (None, Ok(()));
+}
+
+/// Prepares the suite. Called once, by the module.
+pub(crate) fn init() {
+    // SAFETY: Called exactly once.
+    unsafe { TURN.init() };
+}
+
+/// The driver of the auxiliary device: a test runs in its probe.
+struct Probe;
+
+kernel::auxiliary_device_table!(
+    AUX_TABLE,
+    <Probe as auxiliary::Driver>::IdInfo,
+    [(auxiliary::DeviceId::new(MODULE, NAME), ())]
+);
+
+impl auxiliary::Driver for Probe {
+    type IdInfo = ();
+    type Data<'bound> = Self;
+
+    const ID_TABLE: auxiliary::IdTable<Self::IdInfo> = &AUX_TABLE;
+
+    fn probe<'bound>(
+        adev: &'bound auxiliary::Device<Core<'_>>,
+        _info: &'bound (),
+    ) -> impl PinInit<Self, Error> + 'bound {
+        let body = TURN.lock().0.take().ok_or(ENODEV)?;
+        let result = adev
+            .registration_data::<ApiOf>()
+            .and_then(|api| body(adev, api.pdev));
+
+        TURN.lock().1 = result;
+        Ok(Self)
+    }
+}
+
+/// Runs a test with an auxiliary device of the PCI device, until both are gone again.
+fn with_auxiliary(body: Body) -> Result {
+    *TURN.lock() = (Some(body), Err(ENXIO));
+    let driver = KBox::pin_init(
+        driver::Registration::<auxiliary::Adapter<Probe>>::new(
+            MODULE,
+            this_module::<crate::LocalModule>(),
+        ),
+        GFP_KERNEL,
+    )?;
+
+    with_device(|pdev| {
+        let api = Api { pdev };
+        // SAFETY: The value is dropped below.
+        let made = unsafe {
+            auxiliary::Registration::<ApiOf>::new_with_lt(pdev.as_ref(), NAME, 0, MODULE, api)
+        }?;
+
+        drop(made);
+        Ok(())
+    })?;
+    drop(driver);
+    TURN.lock().1
+}
+
+struct Vram<'a> {
+    exports: peer::Exports<'a, Bo>,
+    engine: CpuEngine<'a>,
+}
+
+struct Init;
+
+impl RegistrationInit<Driver> for Init {
+    fn init<'a>(self, adev: &'a auxiliary::Device<Bound>) -> impl PinInit<Vram<'a>, Error> {
+        let pdev = adev.registration_data::<ApiOf>()?.get_ref().pdev;
+
+        Ok(Vram {
+            exports: peer::exports(pdev, BAR)?,
+            engine: CpuEngine::new(Window::new(pdev, BAR, MODULE)?)?,
+        })
+    }
+}
+
+struct Bo;
+
+static OPS: peer::Ops<Bo> = peer::Ops::new();
+
+impl gem::DriverObject for Bo {
+    type Driver = Driver;
+    type Args = ();
+
+    const PRIME: gem::PrimeHooks<Self> = peer::hooks();
+
+    fn new(_dev: &drm::Device<Driver>, _size: usize, _args: ()) -> impl PinInit<Self, Error> {
+        Ok::<_, Error>(Self)
+    }
+}
+
+impl TtmObject for Bo {
+    fn ttm(data: &Data) -> &drm::ttm::Device<Self> {
+        &data.ttm
+    }
+
+    fn domain(&self) -> Domain {
+        Domain::Either
+    }
+
+    fn transfer<'a>(vram: &'a Vram<'a>, job: Job) -> Result {
+        vram.engine.submit(job)
+    }
+
+    fn flush<'a>(vram: &'a Vram<'a>, ranges: &Ranges) {
+        vram.engine.flush(ranges);
+    }
+}
+
+impl PeerObject for Bo {
+    fn ops() -> &'static peer::Ops<Self> {
+        &OPS
+    }
+
+    fn exports<'a>(vram: &'a Vram<'a>) -> &'a peer::Exports<'a, Self> {
+        &vram.exports
+    }
+}
+
+#[pin_data]
+struct Data {
+    #[pin]
+    ttm: drm::ttm::Device<Bo>,
+}
+
+struct File;
+
+impl drm::file::DriverFile for File {
+    type Driver = Driver;
+
+    fn open(_dev: &drm::Device<Driver>) -> Result<Pin<KBox<Self>>> {
+        Ok(KBox::new(Self, GFP_KERNEL)?.into())
+    }
+}
+
+struct Driver;
+
+#[vtable]
+impl drm::Driver for Driver {
+    type Data = Data;
+    type RegistrationData<'a> = Vram<'a>;
+    type File = File;
+    type Object = Object;
+    type ParentDevice<Ctx: DeviceContext> = auxiliary::Device<Ctx>;
+
+    const INFO: drm::DriverInfo = drm::DriverInfo {
+        major: 1,
+        minor: 0,
+        patchlevel: 0,
+        name: c"vram_kunit_aux",
+        desc: c"VRAM in BAR 2 of the parent",
+    };
+    const IOCTLS: &'static [drm::ioctl::DrmIoctlDescriptor] = &[];
+}
+
+type Card = drm::devres::Registration<Driver>;
+
+fn card(adev: &auxiliary::Device<Bound>, pdev: &pci::Device<Bound>) -> Result<Card> {
+    let size = pdev.resource_len(BAR)?;
+    let drm = drm::UnregisteredDevice::<Driver>::new(
+        adev,
+        try_pin_init!(Data {
+            ttm <- drm::ttm::Device::new(size),
+        }),
+    )?;
+
+    drm::ttm::Device::<Bo>::setup(&drm, pdev, BAR, size)?;
+    drm.ttm.set_pin_limit(size);
+    Card::new(adev, drm, Init, 0)
+}
+
+/// Makes an object of two pages in VRAM.
+fn object(card: &Card) -> Result<ARef<Object>> {
+    Object::new(
+        card.device(),
+        2 * PAGE_SIZE,
+        &[Place::VRAM],
+        &mut OpCtx::uninterruptible(),
+        (),
+    )
+}
+
+#[kunit_tests(vram_auxiliary)]
+mod tests {
+    use super::*;
+    use crate::bench::{
+        export,
+        fill,
+        holds,
+        validate,
+        Asleep, //
+    };
+    use kernel::{
+        dma::DataDirection,
+        dma_buf::{
+            importer::Invalidated,
+            Attachment,
+            Importer, //
+        },
+        drm::{
+            gem::peer::{
+                attachments,
+                Outcome,
+                Path,
+                Reason, //
+            },
+            ttm::MemType, //
+        }, //
+    };
+
+    const DIR: DataDirection = DataDirection::Bidirectional;
+
+    struct Prompt;
+
+    #[vtable]
+    impl Importer for Prompt {
+        const PEER2PEER: bool = true;
+
+        fn invalidate(&self, at: &mut Invalidated<'_>) {
+            at.unmap();
+        }
+    }
+
+    /// VRAM is that of the PCI device: for moves, for peers, and for who keeps it awake.
+    #[test]
+    fn vram_is_of_the_pci_device() -> Result {
+        with_auxiliary(|adev, pdev| {
+            let card = card(adev, pdev)?;
+            let object = object(&card)?;
+            fill(&object, 1)?;
+            validate(&object, &[Place::TT])?;
+            check!(holds(&object, Some(1))?);
+            validate(&object, &[Place::VRAM])?;
+            check!(holds(&object, Some(1))?);
+
+            let buf = export(&object)?;
+            let asleep = Asleep::new(pdev.as_ref());
+            let at = Attachment::new(buf.clone(), pdev.as_ref(), Prompt)?;
+            check_eq!(
+                attachments::<Bo>(&object)?[0].outcome,
+                Outcome::system(Reason::Suspended)
+            );
+            drop((at, asleep));
+
+            let at = Attachment::new(buf, pdev.as_ref(), Prompt)?;
+            let now = attachments::<Bo>(&object)?;
+            check_eq!(now[0].outcome, Outcome::peer(Path::PeerBus));
+            let place = object
+                .reserve(false)?
+                .vram()
+                .and_then(|vram| vram.offset(0));
+            at.with(|at| {
+                let first = at.map(DIR)?.iter().next().map(|entry| entry.dma_address());
+
+                check_eq!(first, Some(pdev.resource_start(BAR)? + place.ok_or(ENXIO)?));
+                Ok(())
+            })
+        })
+    }
+
+    /// A suspended auxiliary device is not what VRAM needs.
+    #[test]
+    fn parent_may_be_suspended() -> Result {
+        with_auxiliary(|adev, pdev| {
+            let card = card(adev, pdev)?;
+            let object = object(&card)?;
+            let buf = export(&object)?;
+            let _asleep = Asleep::new(adev.as_ref());
+            let at = Attachment::new(buf, pdev.as_ref(), Prompt)?;
+
+            check_eq!(
+                attachments::<Bo>(&object)?[0].outcome,
+                Outcome::peer(Path::PeerBus)
+            );
+            at.with(|at| at.map(DIR).map(|_| ()))?;
+            check_eq!(object.reserve(false)?.mem_type(), Some(MemType::Vram));
+            fill(&object, 2)?;
+            check!(holds(&object, Some(2))?);
+            Ok(())
+        })
+    }
+
+    /// The end of the auxiliary device is that of the buffers, whatever becomes of the PCI device.
+    #[test]
+    fn unplug_takes_everything_back() -> Result {
+        with_auxiliary(|adev, pdev| {
+            let card = card(adev, pdev)?;
+            let object = object(&card)?;
+            let buf = export(&object)?;
+            let at = Attachment::new(buf.clone(), pdev.as_ref(), Prompt)?;
+            at.with(|at| at.map(DIR).map(|_| ()))?;
+
+            drop(card);
+            at.with(|at| {
+                check!(at.mapping().is_none());
+                check_eq!(at.map(DIR).err(), Some(ENODEV));
+                Ok(())
+            })?;
+            check_eq!(
+                Attachment::new(buf, pdev.as_ref(), Prompt).err(),
+                Some(ENODEV)
+            );
+            check_eq!(validate(&object, &[Place::TT]), Err(ENODEV));
+            Ok(())
+        })
+    }
+}
