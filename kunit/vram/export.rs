@@ -88,6 +88,7 @@ mod tests {
             delay::fsleep,
             Delta, //
         }, //
+        types::CovariantForLt,
     };
 
     use crate::worker;
@@ -160,17 +161,11 @@ mod tests {
 
     #[vtable]
     impl Exporter for Part {
-        type Bound<'a> = Provider<'a>;
+        type Bound = CovariantForLt!(Provider<'_>);
         type Prepared = ();
         type Attachment = ();
 
         const NAME: &'static CStr = c"part";
-
-        fn shorten<'short, 'long: 'short>(
-            bound: &'short Provider<'long>,
-        ) -> &'short Provider<'short> {
-            bound
-        }
 
         fn ops() -> &'static Ops<Self> {
             &OPS

@@ -16,7 +16,8 @@ use kernel::{
     },
     pci::p2pdma::Provider,
     prelude::*,
-    sync::Arc, //
+    sync::Arc,
+    types::CovariantForLt, //
 };
 
 #[expect(dead_code)]
@@ -26,7 +27,7 @@ fn map<'r, E>(
     ranges: &Arc<RangeList>,
 ) -> Result<Mapping<'r>>
 where
-    E: for<'a> Exporter<Bound<'a> = Provider<'a>>,
+    E: Exporter<Bound = CovariantForLt!(Provider<'_>)>,
 {
     let dir = DataDirection::Bidirectional;
 

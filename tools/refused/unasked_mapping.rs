@@ -17,7 +17,8 @@ use kernel::{
     },
     pci::p2pdma::Provider,
     prelude::*,
-    sync::Arc, //
+    sync::Arc,
+    types::CovariantForLt, //
 };
 
 #[expect(dead_code)]
@@ -27,7 +28,7 @@ fn map<'r, E>(
     ranges: &Arc<RangeList>,
 ) -> Result<Mapping<'r>>
 where
-    E: for<'a> Exporter<Bound<'a> = Provider<'a>>,
+    E: Exporter<Bound = CovariantForLt!(Provider<'_>)>,
 {
     let dir = DataDirection::Bidirectional;
 

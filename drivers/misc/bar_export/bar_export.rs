@@ -29,6 +29,7 @@ use kernel::{
         Arc,
         ArcBorrow, //
     },
+    types::CovariantForLt,
     uaccess,
     uapi, //
 };
@@ -45,15 +46,11 @@ static OPS: exporter::Ops<Ranges> = exporter::Ops::new();
 
 #[vtable]
 impl Exporter for Ranges {
-    type Bound<'a> = &'a Device;
+    type Bound = CovariantForLt!(&Device);
     type Prepared = ();
     type Attachment = ();
 
     const NAME: &'static CStr = c"bar_export";
-
-    fn shorten<'short, 'long: 'short>(bound: &'short &'long Device) -> &'short &'short Device {
-        bound
-    }
 
     fn ops() -> &'static exporter::Ops<Self> {
         &OPS

@@ -51,7 +51,11 @@ use crate::{
         CondVar,
         Mutex, //
     },
-    types::NotThreadSafe, //
+    types::{
+        CovariantForLt,
+        ForLt,
+        NotThreadSafe, //
+    }, //
 };
 use core::{
     any::TypeId,
@@ -66,6 +70,9 @@ use core::{
         NonNull, //
     }, //
 };
+
+/// What an exporter keeps for the bound device, borrowed from that for `'a`.
+pub type BoundOf<'a, E> = <<E as Exporter>::Bound as ForLt>::Of<'a>;
 
 /// A driver's side of a buffer that it lends to others.
 ///
@@ -97,7 +104,8 @@ use core::{
 ///     },
 ///     pci::p2pdma::Provider,
 ///     prelude::*,
-///     sync::Arc, //
+///     sync::Arc,
+///     types::CovariantForLt, //
 /// };
 ///
 /// /// Where the buffer is.
@@ -107,15 +115,11 @@ use core::{
 ///
 /// #[vtable]
 /// impl Exporter for Window {
-///     type Bound<'a> = Provider<'a>;
+///     type Bound = CovariantForLt!(Provider<'_>);
 ///     type Prepared = ();
 ///     type Attachment = ();
 ///
 ///     const NAME: &'static CStr = c"window";
-///
-///     fn shorten<'short, 'long: 'short>(bound: &'short Provider<'long>) -> &'short Provider<'short> {
-///         bound
-///     }
 ///
 ///     fn ops() -> &'static Ops<Self> {
 ///         &OPS
@@ -150,17 +154,11 @@ use core::{
 pub trait Exporter: Sized + Send + Sync + 'static {
     /// What the callbacks need of the bound device: a [`Provider`], a BAR, a lock.
     ///
-    /// It is made when the driver binds and out of reach once the buffer is revoked. It must be
-    /// covariant, which [`shorten`](Self::shorten) proves: a type that one could put a reference
-    /// into would keep it beyond the callback.
+    /// It is made when the driver binds and out of reach once the buffer is revoked. It is covariant:
+    /// a type that one could put a reference into would keep it beyond the callback.
     ///
     /// [`Provider`]: crate::pci::p2pdma::Provider
-    type Bound<'a>: Send + Sync + 'a;
-
-    /// Returns `bound`. That this compiles proves that [`Self::Bound`] is covariant.
-    fn shorten<'short, 'long: 'short>(
-        bound: &'short Self::Bound<'long>,
-    ) -> &'short Self::Bound<'short>;
+    type Bound: CovariantForLt + 'static;
 
     /// What [`attach`](Self::attach) needs that is not to be had with the reservation held, such as a
     /// device that is awake.
@@ -411,7 +409,7 @@ pub(super) struct Buffer<E: Exporter> {
 
     /// What the callbacks need of the bound device; `None` once revoked. Guarded by the
     /// reservation.
-    bound: UnsafeCell<Option<NonNull<E::Bound<'static>>>>,
+    bound: UnsafeCell<Option<NonNull<BoundOf<'static, E>>>>,
 
     /// How many mappings of the device's own memory importers hold, and one for the kernel's own
     /// (vmap). Changes with the reservation held. System memory stays as long as the buffer, so that
@@ -455,7 +453,7 @@ impl<E: Exporter> Buffer<E> {
     pub(super) unsafe fn new(
         exporter: E,
         registry: Arc<Registry>,
-        bound: NonNull<E::Bound<'static>>,
+        bound: NonNull<BoundOf<'static, E>>,
     ) -> Result<Pin<KBox<Self>>> {
         KBox::pin_init(
             pin_init!(Self {
@@ -504,9 +502,8 @@ impl<E: Exporter> Buffer<E> {
         // the reservation.
         Ok(Locked {
             buf,
-            // SAFETY: `bound` is valid until `revoke`. `shorten` is generic over the lifetimes, so
-            // it cannot make use of the longer one.
-            bound: E::shorten(unsafe { bound.as_ref() }),
+            // SAFETY: `bound` is valid until `revoke`.
+            bound: E::Bound::cast_ref(unsafe { bound.as_ref() }),
             _not_send: NotThreadSafe,
         })
     }
@@ -775,14 +772,14 @@ pub(crate) unsafe fn retire(buf: *mut bindings::dma_buf) {
 /// The reservation of `buf` is held, and the device that exported it is bound, for `'a`.
 pub struct Locked<'a, E: Exporter> {
     buf: &'a DmaBuf,
-    bound: &'a E::Bound<'a>,
+    bound: &'a BoundOf<'a, E>,
     _not_send: NotThreadSafe,
 }
 
 impl<'a, E: Exporter> Locked<'a, E> {
     /// Returns what the exporter keeps for the bound device.
     #[inline]
-    pub fn bound(&self) -> &E::Bound<'a> {
+    pub fn bound(&self) -> &BoundOf<'a, E> {
         self.bound
     }
 
@@ -911,7 +908,7 @@ impl<'r, E: Exporter> Attached<'r, E> {
     ///
     /// `ENODEV` if the buffer was revoked.
     #[inline]
-    pub(super) fn bound(&self) -> Result<&E::Bound<'_>> {
+    pub(super) fn bound(&self) -> Result<&BoundOf<'_, E>> {
         let buf = self.dma_buf();
 
         // SAFETY: By the type invariant this is a buffer of `E`, whose reservation is held.

@@ -25,6 +25,7 @@
 
 use super::{
     exporter::{
+        BoundOf,
         Buffer,
         Exporter, //
     },
@@ -61,7 +62,8 @@ use crate::{
         Delta,
         Instant,
         Monotonic, //
-    }, //
+    },
+    types::CovariantForLt, //
 };
 use core::{
     marker::PhantomData,
@@ -179,8 +181,14 @@ struct Revocation<E: Exporter> {
     dev: ARef<device::Device>,
     registry: Arc<Registry>,
     // Dropped after the buffers were taken back.
-    bound: E::Bound<'static>,
+    bound: BoundOf<'static, E>,
 }
+
+// SAFETY: `Exports::new()`, which makes it, requires that `bound` is `Send`; the rest is.
+unsafe impl<E: Exporter> Send for Revocation<E> {}
+
+// SAFETY: As for `Send`, of `Sync`.
+unsafe impl<E: Exporter> Sync for Revocation<E> {}
 
 impl<E: Exporter> Revocation<E> {
     fn for_each(&self, mut f: impl FnMut(&DmaBuf, &Buffer<E>)) {
@@ -300,9 +308,9 @@ fn report_holders<E: Exporter>(
 /// `bound` points to the value in `devres`.
 pub struct Exports<'bound, E: Exporter> {
     registry: Arc<Registry>,
-    bound: NonNull<E::Bound<'static>>,
+    bound: NonNull<BoundOf<'static, E>>,
     _devres: Devres<Revocation<E>>,
-    _p: PhantomData<(&'bound (), E::Bound<'bound>)>,
+    _p: PhantomData<(&'bound (), BoundOf<'bound, E>)>,
 }
 
 // SAFETY: `bound` points to a value that is `Send` and `Sync`.
@@ -322,10 +330,11 @@ impl<'bound, E: Exporter> Exports<'bound, E> {
     /// `ENOMEM` if memory runs out, and what `bound` returns.
     pub fn new<D>(
         dev: &'bound D,
-        bound: impl for<'a> FnOnce(&'a D) -> Result<E::Bound<'a>>,
+        bound: impl for<'a> FnOnce(&'a D) -> Result<BoundOf<'a, E>>,
     ) -> Result<Self>
     where
         D: device::AsBusDevice<device::Bound>,
+        for<'a> BoundOf<'a, E>: Send + Sync,
     {
         let registry = Registry::new()?;
 
@@ -333,7 +342,7 @@ impl<'bound, E: Exporter> Exports<'bound, E> {
         // SAFETY: The lifetime is erased, which does not change the layout; the original is not
         // used again. The value borrows from the bus device only, which is bound and valid until
         // devres drops the value.
-        let value = unsafe { core::mem::transmute_copy::<_, E::Bound<'static>>(&value) };
+        let value = unsafe { core::mem::transmute_copy::<_, BoundOf<'static, E>>(&value) };
 
         let devres = Devres::<Revocation<E>>::new::<Error>(
             dev.as_ref(),
@@ -372,10 +381,10 @@ impl<'bound, E: Exporter> Exports<'bound, E> {
 
     /// Returns what was made for the bound device.
     #[inline]
-    pub fn bound<'a>(&'a self) -> &'a E::Bound<'a> {
+    pub fn bound<'a>(&'a self) -> &'a BoundOf<'a, E> {
         // SAFETY: By the type invariant the pointer is valid until devres drops the value, which
         // is not before `'bound` ends or `self` is dropped.
-        E::shorten(unsafe { self.bound.cast::<E::Bound<'bound>>().as_ref() })
+        E::Bound::cast_ref(unsafe { self.bound.cast::<BoundOf<'bound, E>>().as_ref() })
     }
 
     /// Lends a buffer of `size` bytes.

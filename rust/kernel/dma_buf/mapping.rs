@@ -16,6 +16,7 @@ use super::{
     direction,
     exporter::{
         Attached,
+        BoundOf,
         Brand,
         Exporter,
         Holdings,
@@ -435,7 +436,7 @@ impl<'r, E: Exporter> MapRequest<'r, E> {
     /// - `ENODEV` if the buffer was revoked, and what `provider` returns.
     pub fn map_mmio(
         &self,
-        provider: impl for<'b> FnOnce(&'b E::Bound<'b>) -> Result<Provider<'b>>,
+        provider: impl for<'b> FnOnce(&'b BoundOf<'b, E>) -> Result<Provider<'b>>,
         ranges: &Arc<RangeList>,
         dir: DataDirection,
     ) -> Result<Mapping<'r>> {

@@ -67,7 +67,8 @@
 //!     sync::{
 //!         Arc,
 //!         Mutex, //
-//!     }, //
+//!     },
+//!     types::CovariantForLt, //
 //! };
 //!
 //! /// Lends memory to peers, and to nobody else.
@@ -81,16 +82,12 @@
 //!
 //! #[vtable]
 //! impl Exporter for Lender {
-//!     type Bound<'a> = u32;
+//!     type Bound = CovariantForLt!(u32);
 //!     type Prepared = ();
 //!     /// What the attachment was called.
 //!     type Attachment = usize;
 //!
 //!     const NAME: &'static CStr = c"lender";
-//!
-//!     fn shorten<'short, 'long: 'short>(bound: &'short u32) -> &'short u32 {
-//!         bound
-//!     }
 //!
 //!     fn ops() -> &'static Ops<Self> {
 //!         &OPS

@@ -410,7 +410,8 @@ use crate::{
             Relaxed, //
         },
         Mutex, //
-    }, //
+    },
+    types::CovariantForLt, //
 };
 use core::{
     marker::PhantomData,
@@ -1085,15 +1086,11 @@ fn all_peers<T: PeerObject>(cx: &Locked<'_, GemExport<T>>) -> bool {
 #[vtable]
 impl<T: PeerObject> Exporter for GemExport<T> {
     type OwnerModule = <T::Driver as drm::Driver>::OwnerModule;
-    type Bound<'a> = Provider<'a>;
+    type Bound = CovariantForLt!(Provider<'_>);
     type Prepared = Option<Result<Awake>>;
     type Attachment = Attachment;
 
     const NAME: &'static CStr = <T::Driver as drm::Driver>::INFO.name;
-
-    fn shorten<'short, 'long: 'short>(bound: &'short Provider<'long>) -> &'short Provider<'short> {
-        bound
-    }
 
     fn ops() -> &'static Ops<T> {
         T::ops()
