@@ -301,6 +301,9 @@ static phys_addr_t lookup(dma_addr_t addr)
 	return iommu_iova_to_phys(iommu_get_domain_for_dev(&peer->dev), addr);
 }
 
+/* What an importer without a limit of its own takes as one entry. */
+#define MAX_ENTRY		PAGE_ALIGN_DOWN(UINT_MAX)
+
 /*
  * The number of entries for size bytes that follow each other: page by page, a
  * new entry where the last one has no room or the address is at a boundary.
@@ -401,7 +404,7 @@ static void every_page_in_place(struct kunit *test)
 	/* Importers recognise by this that there is no CPU list */
 	KUNIT_EXPECT_EQ(test, m->own->orig_nents, 0);
 
-	nents = check_table(test, m->vec, m->nr_ranges, m->sgt, SZ_2G, uses_iova);
+	nents = check_table(test, m->vec, m->nr_ranges, m->sgt, MAX_ENTRY, uses_iova);
 	/* One IOVA area spans the buffer */
 	KUNIT_EXPECT_EQ(test, nents, uses_iova ? 1 : m->nr_ranges);
 
@@ -528,8 +531,14 @@ static struct dma_buf_phys_table *create_table(struct bench *b,
 					       struct phys_vec *vec,
 					       size_t nr_ranges, size_t size)
 {
-	return dma_buf_phys_table_create(b->m->attach, b->m->provider, vec,
-					 nr_ranges, size);
+	struct dma_buf_phys_table *table;
+
+	dma_resv_lock(b->m->buf->resv, NULL);
+	table = dma_buf_phys_table_create(b->m->attach, b->m->provider, vec,
+					  nr_ranges, size);
+	dma_resv_unlock(b->m->buf->resv);
+
+	return table;
 }
 
 static struct sg_table *map_table(struct bench *b,
@@ -544,15 +553,17 @@ static struct sg_table *map_table(struct bench *b,
 	return sgt;
 }
 
-static bool unmap_table(struct bench *b, struct dma_buf_phys_table *table)
+/* Returns the table, which is kept. */
+static struct dma_buf_phys_table *unmap_table(struct bench *b,
+					      struct sg_table *sgt)
 {
-	bool unmapped;
+	struct dma_buf_phys_table *table;
 
 	dma_resv_lock(b->m->buf->resv, NULL);
-	unmapped = dma_buf_phys_table_unmap(table);
+	table = dma_buf_phys_table_unmap(sgt);
 	dma_resv_unlock(b->m->buf->resv);
 
-	return unmapped;
+	return table;
 }
 
 /* Makes a table and maps it. */
@@ -574,10 +585,7 @@ static struct sg_table *make_table(struct bench *b, struct phys_vec *vec,
 
 static void free_table(struct bench *b, struct sg_table *sgt)
 {
-	struct dma_buf_phys_table *table = dma_buf_phys_table_of(sgt);
-
-	unmap_table(b, table);
-	dma_buf_phys_table_destroy(table);
+	dma_buf_phys_table_destroy(unmap_table(b, sgt));
 }
 
 /* What the peer was like before the test. */
@@ -671,12 +679,15 @@ static void bad_ranges_are_refused(struct kunit *test)
 	const size_t unit = pages * PAGE_SIZE;
 	const struct {
 		const char *desc;
-		size_t len, size;
+		size_t nr_ranges, first, second, size;
+		unsigned int warnings;
 	} cases[] = {
-		{ "more than there is", unit, 3 * unit },
-		{ "less than there is", 2 * unit, 2 * unit },
-		{ "nothing", unit, 0 },
-		{ "a sum that overflows", -unit, unit },
+		{ "more than there is", 2, unit, unit, 3 * unit, 1 },
+		{ "less than there is", 2, unit, 2 * unit, 2 * unit, 1 },
+		{ "nothing", 2, unit, unit, 0, 0 },
+		{ "a sum that overflows", 2, unit, -unit, unit, 1 },
+		{ "no ranges", 0, unit, unit, unit, 1 },
+		{ "empty ranges", 2, 0, 0, unit, 1 },
 	};
 	struct phys_vec *vec = new_vec(test, 2);
 	dma_addr_t iova;
@@ -690,10 +701,13 @@ static void bad_ranges_are_refused(struct kunit *test)
 
 		vec[0] = bar_pages(0, pages);
 		vec[1] = bar_pages(2 * pages, pages);
-		vec[1].len = cases[i].len;
+		vec[0].len = cases[i].first;
+		vec[1].len = cases[i].second;
 		kunit_warning_suppress(test) {
-			table = create_table(&b, vec, 2, cases[i].size);
-			KUNIT_EXPECT_SUPPRESSED_WARNING_COUNT(test, 1);
+			table = create_table(&b, vec, cases[i].nr_ranges,
+					     cases[i].size);
+			KUNIT_EXPECT_SUPPRESSED_WARNING_COUNT(test,
+							      cases[i].warnings);
 		}
 		KUNIT_EXPECT_EQ_MSG(test, PTR_ERR_OR_ZERO(table), -EINVAL, "%s\n",
 				    cases[i].desc);
@@ -726,7 +740,7 @@ static void entries_keep_to_the_limits(struct kunit *test)
 	vec[2] = bar_pages(100, 300);
 	for (i = 0; i < ARRAY_SIZE(limits) * ARRAY_SIZE(boundaries); i++) {
 		unsigned int limit = limits[i % ARRAY_SIZE(limits)];
-		size_t max_len = min(PAGE_ALIGN_DOWN(limit), SZ_2G);
+		size_t max_len = PAGE_ALIGN_DOWN(limit);
 		size_t nents = 0;
 		struct sg_table *sgt;
 
@@ -776,9 +790,8 @@ static void table_keeps_its_ranges(struct kunit *test)
 		other[i] = bar_pages(100, 30);
 		sgt = map_table(&b, table);
 		KUNIT_ASSERT_NOT_ERR_OR_NULL(test, sgt);
-		KUNIT_EXPECT_PTR_EQ(test, table, dma_buf_phys_table_of(sgt));
-		check_table(test, vec, 3, sgt, SZ_2G, b.uses_iova);
-		KUNIT_EXPECT_TRUE(test, unmap_table(&b, table));
+		check_table(test, vec, 3, sgt, MAX_ENTRY, b.uses_iova);
+		KUNIT_EXPECT_PTR_EQ(test, table, unmap_table(&b, sgt));
 	}
 	dma_buf_phys_table_destroy(table);
 }
@@ -802,23 +815,64 @@ static void table_knows_if_it_is_mapped(struct kunit *test)
 	dma_buf_phys_table_destroy(NULL);
 	KUNIT_EXPECT_EQ(test, iova, probe_iova(test, &b, pages));
 
-	sgt = make_table(&b, &vec, 1, vec.len);
+	table = create_table(&b, &vec, 1, vec.len);
+	KUNIT_ASSERT_NOT_ERR_OR_NULL(test, table);
+	sgt = map_table(&b, table);
 	KUNIT_ASSERT_NOT_ERR_OR_NULL(test, sgt);
-	table = dma_buf_phys_table_of(sgt);
 	kunit_warning_suppress(test) {
 		KUNIT_EXPECT_EQ(test, -EBUSY,
 				PTR_ERR_OR_ZERO(map_table(&b, table)));
 		dma_buf_phys_table_destroy(table);
 		KUNIT_EXPECT_SUPPRESSED_WARNING_COUNT(test, 2);
 	}
-	check_table(test, &vec, 1, sgt, SZ_2G, b.uses_iova);
-	KUNIT_EXPECT_TRUE(test, unmap_table(&b, table));
+	check_table(test, &vec, 1, sgt, MAX_ENTRY, b.uses_iova);
+	KUNIT_EXPECT_PTR_EQ(test, table, unmap_table(&b, sgt));
 	kunit_warning_suppress(test) {
-		KUNIT_EXPECT_FALSE(test, unmap_table(&b, table));
+		KUNIT_EXPECT_NULL(test, unmap_table(&b, sgt));
 		KUNIT_EXPECT_SUPPRESSED_WARNING_COUNT(test, 1);
 	}
 	dma_buf_phys_table_destroy(table);
 	KUNIT_EXPECT_EQ(test, iova, probe_iova(test, &b, pages));
+}
+
+/*
+ * A table that was made when no IOVA was left for all of it has one for each
+ * range, and makes way for one that has a single IOVA.
+ */
+static void table_gets_an_iova_later(struct kunit *test)
+{
+	const unsigned int pages = 100;
+	struct phys_vec *vec = new_vec(test, 3);
+	struct dma_buf_phys_table *table;
+	struct sg_table *sgt;
+	struct bench b;
+	size_t i;
+
+	bench_init(test, &b);
+	if (!b.uses_iova)
+		kunit_skip(test, "there are no IOVAs");
+
+	for (i = 0; i < 3; i++)
+		vec[i] = bar_pages(2 * i * pages, pages);
+	/* Room for each range, and not for all of them. */
+	peer->dev.bus_dma_limit = 2 * 128 * PAGE_SIZE - 1;
+	vec[2].len = PAGE_SIZE;
+	table = create_table(&b, vec, 3, (2 * pages + 1) * PAGE_SIZE);
+	peer->dev.bus_dma_limit = FAR_AWAY - 1;
+	KUNIT_ASSERT_NOT_ERR_OR_NULL(test, table);
+	sgt = map_table(&b, table);
+	KUNIT_ASSERT_NOT_ERR_OR_NULL(test, sgt);
+	KUNIT_EXPECT_EQ(test, sgt->nents, 3);
+	check_table(test, vec, 3, sgt, MAX_ENTRY, true);
+	KUNIT_EXPECT_PTR_EQ(test, table, unmap_table(&b, sgt));
+	KUNIT_EXPECT_EQ(test, -EAGAIN, PTR_ERR_OR_ZERO(map_table(&b, table)));
+	dma_buf_phys_table_destroy(table);
+
+	sgt = make_table(&b, vec, 3, (2 * pages + 1) * PAGE_SIZE);
+	KUNIT_ASSERT_NOT_ERR_OR_NULL(test, sgt);
+	KUNIT_EXPECT_EQ(test, sgt->nents, 1);
+	check_table(test, vec, 3, sgt, MAX_ENTRY, true);
+	free_table(&b, sgt);
 }
 
 /*
@@ -828,7 +882,7 @@ static void table_knows_if_it_is_mapped(struct kunit *test)
 static void long_ranges_are_unmapped_as_mapped(struct kunit *test)
 {
 	static const size_t lengths[] = {
-		SZ_2G, SZ_2G + PAGE_SIZE, 5ULL * SZ_1G + PAGE_SIZE, 64ULL * SZ_1G,
+		SZ_2G, SZ_4G - PAGE_SIZE, SZ_4G, 5ULL * SZ_1G + PAGE_SIZE, 64ULL * SZ_1G,
 	};
 	struct phys_vec *vec = new_vec(test, 2);
 	struct scatterlist *sg;
@@ -849,14 +903,14 @@ static void long_ranges_are_unmapped_as_mapped(struct kunit *test)
 			sgt = make_table(&b, vec, 2, size);
 			KUNIT_ASSERT_NOT_ERR_OR_NULL(test, sgt);
 			for_each_sgtable_dma_sg(sgt, sg, i) {
-				KUNIT_EXPECT_LE(test, sg_dma_len(sg), SZ_2G);
+				KUNIT_EXPECT_LE(test, sg_dma_len(sg), MAX_ENTRY);
 				total += sg_dma_len(sg);
 			}
 			nents = 1 + count_entries(mapping_bus_addr(vec[0].paddr),
-						  vec[0].len, SZ_2G);
+						  vec[0].len, MAX_ENTRY);
 			if (b.uses_iova)
 				nents = count_entries(sg_dma_address(sgt->sgl),
-						      size, SZ_2G);
+						      size, MAX_ENTRY);
 			KUNIT_EXPECT_EQ(test, i, nents);
 			KUNIT_EXPECT_EQ(test, total, size);
 			free_table(&b, sgt);
@@ -965,7 +1019,7 @@ static void failing_allocation_is_undone(struct kunit *test)
 			continue;
 		}
 		/* There was another way, or nothing failed */
-		check_table(test, vec, nr_ranges, sgt, SZ_2G, b.uses_iova);
+		check_table(test, vec, nr_ranges, sgt, MAX_ENTRY, b.uses_iova);
 		free_table(&b, sgt);
 	}
 	/* Came to an end, by way of the table at least */
@@ -1051,7 +1105,7 @@ static void random_tables(struct kunit *test)
 		if (limit & 1)
 			limit = UINT_MAX;
 		dma_set_max_seg_size(&peer->dev, limit);
-		limit = min(PAGE_ALIGN_DOWN(limit), SZ_2G);
+		limit = PAGE_ALIGN_DOWN(limit);
 		dma_set_seg_boundary(&peer->dev,
 				     prandom_u32_state(&rnd) % 2 ? boundary - 1 : U32_MAX);
 
@@ -1106,8 +1160,8 @@ static void random_tables(struct kunit *test)
 		}
 
 		/* Again, of the same ranges, at another place if there are IOVAs */
-		table = dma_buf_phys_table_of(sgt);
-		KUNIT_ASSERT_TRUE(test, unmap_table(&b, table));
+		table = unmap_table(&b, sgt);
+		KUNIT_ASSERT_NOT_NULL(test, table);
 		if (kind == 2)
 			scribble(sgt, &rnd);
 		sgt = kind == 4 ? map_with_failure(test, &b, table, &rnd) : NULL;
@@ -1218,6 +1272,7 @@ static struct kunit_case dma_buf_mapping_cases[] = {
 	KUNIT_CASE(entries_keep_to_the_limits),
 	KUNIT_CASE(table_keeps_its_ranges),
 	KUNIT_CASE(table_knows_if_it_is_mapped),
+	KUNIT_CASE(table_gets_an_iova_later),
 	KUNIT_CASE(long_ranges_are_unmapped_as_mapped),
 	KUNIT_CASE(failing_range_is_undone),
 	KUNIT_CASE(failing_allocation_is_undone),

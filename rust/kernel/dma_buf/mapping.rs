@@ -247,8 +247,7 @@ impl RangeTable {
     ///
     /// # Errors
     ///
-    /// `ENOMEM` or `EIO`; the table is gone then. Where no IOVA is left for it, a new one may still
-    /// be possible.
+    /// `ENOMEM`, `EAGAIN` or `EIO`; the table is gone then. A new one may be possible.
     ///
     /// # Safety
     ///
@@ -274,8 +273,9 @@ impl RangeTable {
 
 impl Drop for RangeTable {
     fn drop(&mut self) {
-        // SAFETY: By the type invariants the table is valid and not mapped, and the attachment is
-        // there. No one else has a pointer to it.
+        // SAFETY: By the type invariants the table is valid, and the attachment is there. It is not
+        // mapped: a `Table`, whose `unmap()` is the only way to give it up, has unmapped it. No one
+        // else has a pointer to it.
         unsafe { bindings::dma_buf_phys_table_destroy(self.raw.as_ptr()) };
     }
 }
@@ -344,7 +344,7 @@ impl Table {
                     drop(KBox::from_raw(sgt));
                 }
                 Some(table) => {
-                    bindings::dma_buf_phys_table_unmap(table.raw.as_ptr());
+                    bindings::dma_buf_phys_table_unmap(sgt);
                     // Once the buffer has moved the next mapping is one of other ranges, and once
                     // it is revoked there is none.
                     if !self.void && !self.last {
