@@ -27,7 +27,8 @@ use super::{
     mapping::{
         Mapping,
         RangeTable,
-        Table, //
+        Table,
+        Tables, //
     },
     DmaBuf, //
 };
@@ -695,7 +696,7 @@ pub(super) struct Holdings {
     previous: Cell<*mut bindings::dma_buf_attachment>,
     next: Cell<*mut bindings::dma_buf_attachment>,
     pins: Cell<usize>,
-    tables: UnsafeCell<KVec<Table>>,
+    tables: UnsafeCell<Tables>,
     /// For the next mapping.
     cached: Cell<Option<RangeTable>>,
 }
@@ -980,22 +981,15 @@ impl<'r, E: Exporter> Attached<'r, E> {
 
     /// Unmaps the tables for which `keep` returns false.
     fn unmap_unless(&self, mut keep: impl FnMut(&mut Table) -> bool) {
-        self.with_tables(|tables| {
-            for index in (0..tables.len()).rev() {
-                if keep(&mut tables[index]) {
-                    continue;
-                }
-                if let Ok(table) = tables.remove(index) {
-                    // SAFETY: It was a table of this attachment, whose reservation is held.
-                    unsafe { table.unmap(self.as_raw()) };
-                }
-            }
-        });
+        while let Some(table) = self.with_tables(|tables| tables.take(|table| !keep(table))) {
+            // SAFETY: It was a table of this attachment, whose reservation is held.
+            unsafe { table.unmap(self.as_raw()) };
+        }
     }
 
     /// Calls `f`, which must not call back, with the tables that the importer has.
     #[inline]
-    pub(super) fn with_tables<R>(&self, f: impl FnOnce(&mut KVec<Table>) -> R) -> R {
+    pub(super) fn with_tables<R>(&self, f: impl FnOnce(&mut Tables) -> R) -> R {
         // SAFETY: The reservation, which guards the tables, is held by the type invariant. `f` has
         // no other way to them.
         f(unsafe { &mut *self.holdings().tables.get() })
@@ -1162,7 +1156,7 @@ unsafe extern "C" fn attach_callback<E: Exporter>(
                         previous: Cell::new(ptr::null_mut()),
                         next: Cell::new(ptr::null_mut()),
                         pins: Cell::new(0),
-                        tables: UnsafeCell::new(KVec::new()),
+                        tables: UnsafeCell::new(Tables::new()),
                         cached: Cell::new(None),
                     },
                     data: accepted,
@@ -1301,7 +1295,7 @@ unsafe extern "C" fn map_callback<E: Exporter>(
         let cx = unsafe { buffer.locked(buf) }?;
 
         // First, so that nothing fails once the exporter has mapped.
-        at.with_tables(|tables| tables.reserve(1, GFP_KERNEL))?;
+        at.with_tables(Tables::reserve)?;
         let sgt = buffer
             .exporter
             .map(&cx, &at, direction(dir))
@@ -1337,13 +1331,8 @@ unsafe extern "C" fn unmap_callback<E: Exporter>(
     let at = unsafe { Attached::<E>::from_raw(raw_attach) };
     // SAFETY: This callback is only in the table of `E`.
     let buffer = unsafe { Buffer::<E>::of(at.dma_buf()) };
-    let table = at.with_tables(|tables| {
-        let index = tables
-            .iter()
-            .position(|table| ptr::eq(table.sgt().as_ptr(), raw_sgt))?;
-
-        tables.remove(index).ok()
-    });
+    let table =
+        at.with_tables(|tables| tables.take(|table| ptr::eq(table.sgt().as_ptr(), raw_sgt)));
     let Some(table) = table else {
         dev_warn!(
             at.device(),

@@ -388,6 +388,70 @@ impl Table {
     }
 }
 
+/// The tables that an importer has of an attachment. Most have one at a time, which is kept without
+/// an allocation.
+pub(super) struct Tables {
+    first: Option<Table>,
+    others: KVec<Table>,
+}
+
+impl Tables {
+    pub(super) const fn new() -> Self {
+        Self {
+            first: None,
+            others: KVec::new(),
+        }
+    }
+
+    #[inline]
+    pub(super) fn len(&self) -> usize {
+        usize::from(self.first.is_some()) + self.others.len()
+    }
+
+    #[inline]
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Table> {
+        Iterator::chain(self.first.iter(), self.others.iter())
+    }
+
+    #[inline]
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Table> {
+        Iterator::chain(self.first.iter_mut(), self.others.iter_mut())
+    }
+
+    /// Makes room for one more. Sleeps.
+    #[inline]
+    pub(super) fn reserve(&mut self) -> Result {
+        if self.first.is_some() {
+            self.others.reserve(1, GFP_KERNEL)?;
+        }
+        Ok(())
+    }
+
+    /// Adds a table, or returns it if there is no room.
+    #[inline]
+    fn push(&mut self, table: Table) -> core::result::Result<(), Table> {
+        if self.first.is_none() {
+            self.first = Some(table);
+            return Ok(());
+        }
+        self.others
+            .push_within_capacity(table)
+            .map_err(|PushError(table)| table)
+    }
+
+    /// Takes out a table for which `f` returns true, [`None`] if there is none.
+    #[inline]
+    pub(super) fn take(&mut self, mut f: impl FnMut(&mut Table) -> bool) -> Option<Table> {
+        if self.first.as_mut().is_some_and(&mut f) {
+            return self.first.take();
+        }
+
+        let index = self.others.iter_mut().position(f)?;
+
+        self.others.remove(index).ok()
+    }
+}
+
 /// The proof that [`Exporter::map`] has mapped the buffer.
 ///
 /// `'r` ties it to the call of [`Exporter::map`] that it was made in, so that an exporter can only
@@ -468,14 +532,14 @@ impl<'r, E: Exporter> MapRequest<'r, E> {
         let sgt = table.sgt;
 
         // There is room for one at least; an exporter that makes several may get an error.
-        self.with_tables(|tables| match tables.push_within_capacity(table) {
+        self.with_tables(|tables| match tables.push(table) {
             // INVARIANT: It is on the list.
             Ok(()) => Ok(Mapping {
                 sgt,
                 _brand: PhantomData,
                 _not_send: NotThreadSafe,
             }),
-            Err(PushError(table)) => {
+            Err(table) => {
                 // SAFETY: The table was just made for this attachment, and the reservation is held.
                 unsafe { table.unmap(self.as_raw()) };
                 Err(EBUSY)

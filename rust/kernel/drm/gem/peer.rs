@@ -1038,11 +1038,13 @@ impl<T: PeerObject> GemExport<T> {
     ) -> Result<Mapping<'r>> {
         let mut object = self.object(cx);
         let ctx = &mut OpCtx::uninterruptible();
-        // Until the importer has the mapping. After that it is told when the device is suspended, or
-        // keeps it awake.
-        let awake = self.obj.awake_if_active();
+        // What is in VRAM is within reach. Before the device is suspended the driver takes the
+        // reservation to move what is exported, and importers are told; those of what does not move
+        // keep the device awake.
+        let stays = object.is_pinned() || self.is_in_first_place(cx);
+        // Until it has moved there.
+        let awake = (!stays).then(|| self.obj.awake_if_active()).flatten();
 
-        let stays = object.is_pinned() || (awake.is_some() && self.is_in_first_place(cx));
         if !stays {
             let places = self.places(cx, awake.is_some())?;
 
@@ -1053,7 +1055,7 @@ impl<T: PeerObject> GemExport<T> {
             }
         }
         object.touch();
-        self.note_place(&object, at, awake.is_some());
+        self.note_place(&object, at, stays || awake.is_some());
 
         if let Some(vram) = object.vram() {
             if !at.data().outcome.path.is_peer() {

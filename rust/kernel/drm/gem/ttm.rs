@@ -617,8 +617,13 @@ impl<T: TtmObject> Locked<'_, T> {
     /// Whoever has the object reserved calls this if it is going to access the content, or has
     /// somebody else do so, and not to look at where it is.
     pub(crate) fn touch(&self) {
-        // SAFETY: The object is valid, and its reservation is held.
-        unsafe { bindings::ttm_bo_move_to_lru_tail_unlocked(self.bo()) };
+        // SAFETY: The object is valid, and its reservation is held, which guards the count and the
+        // place. What is pinned is on no list.
+        unsafe {
+            if (*self.bo()).pin_count == 0 {
+                bindings::ttm_bo_move_to_lru_tail_unlocked(self.bo());
+            }
+        }
     }
 
     /// Takes an object that is in VRAM and never leaves it off the LRU list, where each task that
