@@ -3,7 +3,7 @@
 # The commands of the repository; tools/lab does the work. The kernel's own
 # build reads Kbuild in this folder, never this file.
 
-export KSRC MIRROR KVM JOBS GUESTS SEED FLAVOUR TOPOLOGY TEST MUTANT OUT AUTHOR
+export KSRC MIRROR KVM JOBS GUESTS SEED FLAVOUR TOPOLOGY TEST MUTANT WITHOUT OUT AUTHOR
 
 LAB := python3 -B tools/lab
 
@@ -42,6 +42,7 @@ help:
 	@echo '                  pair-switch, pair-host-bridge, pair-intel-iommu, pair-no-route,'
 	@echo '                  or with these and a NIC: rdma-switch, and so on'
 	@echo '  MUTANT=id,...   only these mutations of tools/mutants/list.toml'
+	@echo '  WITHOUT=id,...  build a kernel without the patches whose names begin so'
 	@echo '  KVM=1           run guests under KVM instead of TCG (real time, not reproducible)'
 	@echo
 	@echo 'A Debian machine (bookworm or later, amd64) with git, make and apt is enough, as root;'

@@ -76,7 +76,7 @@ class Source:
     def sync(self, step, repo, box):
         """Bring the tree to upstream plus the repository's files and patches."""
         managed = self._read_managed()
-        patches = patches_of(repo)
+        patches = applied(patches_of(repo), os.environ.get("WITHOUT", ""))
         touched = sorted({MAINTAINERS}.union(*(touched_by(patch.read_text()) for patch in patches)))
         wanted = self._patched(step, patches, touched, managed, box)
         if MAINTAINERS in wanted and (repo / MAINTAINERS).is_file():
@@ -173,6 +173,15 @@ def with_sections(upstream, ours):
                 place, fewest = number + 1, wrong
         parts.insert(place, section)
     return "\n\n".join(parts) + "\n"
+
+
+def applied(patches, without):
+    """The patches but those that WITHOUT= names by how their names begin, to compare with."""
+    unwanted = tuple(name for name in without.split(",") if name)
+    for name in unwanted:
+        if not any(patch.name.startswith(name) for patch in patches):
+            raise LabError(f"there is no patch {name}", "see patches/ for what WITHOUT= can name")
+    return [patch for patch in patches if not patch.name.startswith(unwanted)]
 
 
 def touched_by(patch):

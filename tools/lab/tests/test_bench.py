@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
 """Tests of what the benchmark concludes from its figures."""
 
+import os
 import tempfile
 import unittest
 from pathlib import Path
@@ -32,7 +33,7 @@ FIGURES = {"move.bytes": 2 << 20, **COSTS,
 
 
 class Bench(unittest.TestCase):
-    def run_with(self, *runs, status=None):
+    def run_with(self, *runs, status=None, base="", without=""):
         """Run the command over boots that leave these figures, in turn, for each machine."""
         with tempfile.TemporaryDirectory() as folder:
             outcomes = []
@@ -48,10 +49,16 @@ class Bench(unittest.TestCase):
             steps, built = mock.MagicMock(), mock.MagicMock()
             steps.logs = Path(folder)
             built.machine.run_all.return_value = outcomes
+            baseline = Path(folder) / "recorded.txt"
+            baseline.write_text(base)
             try:
-                bench.run(steps, built)
+                with mock.patch.object(bench, "BASELINE", baseline), \
+                        mock.patch.dict(os.environ, WITHOUT=without):
+                    bench.run(steps, built)
             finally:
                 self.report = (Path(folder) / "bench.txt").read_text()
+                if without:
+                    self.written = baseline.read_text()
 
     def test_all_targets_are_met(self):
         self.run_with(FIGURES, FIGURES)
@@ -61,11 +68,35 @@ class Bench(unittest.TestCase):
 
     def test_each_target_can_be_missed(self):
         for name, value in (("move.out", 2000), ("move.back", 2000), ("cycle.10000", 121),
-                            ("map.4k.ours", 1100), ("map.adjacent.ours", 51)):
+                            ("map.4k.ours", 1100), ("map.adjacent.ours", 51),
+                            ("first.4k.ours", 61)):
             worse = {**FIGURES, name: value}
             with self.assertRaises(LabError, msg=name):
                 self.run_with(worse, worse)
             self.assertIn("MISSED", self.report)
+
+    def test_another_kernel_is_compared_with(self):
+        self.run_with(FIGURES, FIGURES, base="# why\n\nswitch map.4k.vfio 11\n")
+        self.assertRegex(self.report, r"bus address: 1 x 4 KiB, vvram +10 +11 ")
+        self.assertRegex(self.report, r"host bridge, no IOMMU: 1 x 4 KiB, vvram +10 +1,000 ")
+        with self.assertRaises(LabError):
+            self.run_with(FIGURES, FIGURES, base="switch map.4k.vfio 9\n")
+
+    def test_figures_have_limits_of_their_own(self):
+        self.run_with(FIGURES, FIGURES, base="switch map.4k.ours 10\n")
+        with self.assertRaises(LabError):
+            self.run_with(FIGURES, FIGURES, base="intel-iommu map.4k.ours 9\n")
+        self.assertIn("intel-iommu: map.4k.ours: 10, at most 9 are allowed", self.report)
+
+    def test_a_kernel_without_patches_is_a_baseline(self):
+        odd = {**FIGURES, "map.huge.ours.entries": 25}
+        self.run_with(odd, odd, base="switch map.4k.ours 9\n", without="0011")
+        self.assertEqual(bench.recorded(self.written)["switch"]["map.4k.vfio"], 1000)
+        self.assertNotIn("ours", self.written)
+
+    def test_the_recorded_figures_are_of_known_machines(self):
+        base = bench.recorded(bench.BASELINE.read_text())
+        self.assertLessEqual(base.keys(), {*bench.MACHINES, *bench.HUGE_MACHINES})
 
     def test_growth_is_a_line(self):
         start, slope, worst = bench.fit([(n, 7 + 3 * n) for n in bench.GROWTH])

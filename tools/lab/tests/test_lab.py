@@ -144,6 +144,14 @@ class Patches(unittest.TestCase):
                  "--- a/old.c\n+++ /dev/null\n")
         self.assertEqual(source.touched_by(patch), {"one.c", "dir/new.c", "old.c"})
 
+    def test_patches_can_be_left_out(self):
+        patches = [Path(name) for name in ("0001-a.patch", "0011-b.patch", "0011a-c.patch")]
+        self.assertEqual(source.applied(patches, ""), patches)
+        self.assertEqual(source.applied(patches, "0011"), patches[:1])
+        self.assertEqual(source.applied(patches, "0011-,0001"), patches[2:])
+        with self.assertRaises(LabError):
+            source.applied(patches, "0002")
+
 
 class Skips(unittest.TestCase):
     SKIPS = igt.expected_skips("# remark\nvvram_a@x  no such thing\nswitch:vvram_a@y  switches\n")
