@@ -1301,15 +1301,18 @@ unsafe extern "C" fn map_callback<E: Exporter>(
             .map(&cx, &at, direction(dir))
             .map(|mapping| mapping.sgt());
 
+        let mut is_peer = false;
         // What it has made and not returned has no user.
         at.unmap_unless(|table| {
-            table.has_user |= Ok(table.sgt()) == sgt;
+            if Ok(table.sgt()) == sgt {
+                table.has_user = true;
+                is_peer = !table.has_pages();
+            }
             table.has_user
         });
         let sgt = sgt?;
 
-        let is_peer = |table: &Table| table.sgt() == sgt && !table.has_pages();
-        if at.with_tables(|tables| tables.iter().any(is_peer)) {
+        if is_peer {
             // SAFETY: The reservation is held.
             unsafe { buffer.get_mapping() };
         }

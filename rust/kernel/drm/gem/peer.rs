@@ -1061,7 +1061,7 @@ impl<T: PeerObject> GemExport<T> {
             if !at.data().outcome.path.is_peer() {
                 return Err(EOPNOTSUPP);
             }
-            return at.map_mmio(|bound| Ok(*bound), &vram.in_bar(cx.bound())?, dir);
+            return at.map_mmio(|bound| Ok(*bound), vram.in_bar(cx.bound())?, dir);
         }
         // Pinned by one that is no device.
         if vram_or_fail::<T>(&self.obj) {

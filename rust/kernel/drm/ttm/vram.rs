@@ -91,15 +91,16 @@ impl Ranges {
     /// # Errors
     ///
     /// Those of [`RangeList::in_bar`].
-    pub(crate) fn in_bar(&self, provider: &Provider<'_>) -> Result<Arc<RangeList>> {
+    #[inline]
+    pub(crate) fn in_bar(&self, provider: &Provider<'_>) -> Result<&Arc<RangeList>> {
         if let Some(list) = self.in_bar.as_ref() {
-            return Ok(list.clone());
+            return Ok(list);
         }
 
         let list = RangeList::in_bar(provider, self.ranges.iter().map(|r| (r.offset, r.len)))?;
 
-        self.in_bar.populate(list.clone());
-        Ok(list)
+        self.in_bar.populate(list);
+        self.in_bar.as_ref().ok_or(EINVAL)
     }
 
     /// Returns the address of a byte of the last range, where VRAM is mapped at `vram`.
