@@ -3,7 +3,6 @@
 //! Runtime PM of a device, and the sleep of the system.
 
 use std::fs::{self, File};
-use std::marker::PhantomData;
 use std::os::unix::fs::FileExt;
 use std::thread;
 use std::time::Duration;
@@ -170,7 +169,7 @@ pub struct Manual<'a> {
     control: File,
     delay: File,
     status: File,
-    _device: PhantomData<&'a PciDevice>,
+    device: &'a PciDevice,
 }
 
 impl<'a> Manual<'a> {
@@ -192,10 +191,15 @@ impl<'a> Manual<'a> {
             control: open("control")?,
             delay: open("autosuspend_delay_ms")?,
             status: open("runtime_status")?,
-            _device: PhantomData,
+            device,
         };
         power.on()?;
         Ok(power)
+    }
+
+    /// The device.
+    pub fn device(&self) -> &PciDevice {
+        self.device
     }
 
     fn set_control(&self, text: &str) -> Result<(), SysError> {
@@ -235,7 +239,7 @@ impl<'a> Manual<'a> {
     ///
     /// # Errors
     ///
-    /// `EAGAIN` if it is not suspended, `EIO` if it cannot be any more.
+    /// `EAGAIN` if it is not suspended, `EIO` if the PM core has given it up.
     pub fn off(&self) -> Result<(), SysError> {
         self.set_delay("0")?;
         self.expect("suspended")
@@ -274,7 +278,7 @@ impl<'a> Manual<'a> {
     ///
     /// # Errors
     ///
-    /// `EAGAIN` if it is not resumed, `EIO` if it cannot be any more.
+    /// `EAGAIN` if it is not resumed, `EIO` if the PM core has given it up.
     pub fn resume(&self) -> Result<(), SysError> {
         self.set_control("on")?;
         self.expect("active")

@@ -348,7 +348,7 @@ mod tests {
         })
     }
 
-    /// The end of the auxiliary device is that of the buffers, whatever becomes of the PCI device.
+    /// The unbinding of the auxiliary driver revokes the buffers.
     #[test]
     fn unplug_takes_everything_back() -> Result {
         with_auxiliary(|adev, pdev| {

@@ -94,6 +94,30 @@ pub(crate) fn is_suspending(dev: &Device) -> bool {
     ret
 }
 
+/// Takes note that a device is used, so that it is not suspended before the delay that its driver has
+/// set. Returns false if the device is suspended.
+///
+/// For callers that hold what the driver needs before it lets the device be suspended. One that is
+/// about to be is taken for a device that is not suspended. Mirrors `pm_runtime_mark_last_busy()`.
+#[cfg_attr(not(CONFIG_RUST_DRM_TTM), expect(dead_code))]
+pub(crate) fn note_use(dev: &Device) -> bool {
+    #[cfg(CONFIG_PM)]
+    // SAFETY: The device is valid. The PM core changes the state at any time, but it does not suspend
+    // the device before the driver has answered.
+    unsafe {
+        let status = (&raw const (*dev.as_raw()).power.runtime_status).read_volatile();
+
+        if status == bindings::rpm_status_RPM_SUSPENDED {
+            return false;
+        }
+        bindings::pm_runtime_mark_last_busy(dev.as_raw());
+    }
+    #[cfg(not(CONFIG_PM))]
+    let _ = dev;
+
+    true
+}
+
 /// Keeps a device awake until it is dropped.
 ///
 /// Afterwards the device stays awake for the time that its driver has set, so that one which is

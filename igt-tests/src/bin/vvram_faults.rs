@@ -780,7 +780,7 @@ impl<'a> InVram<'a> {
     fn new(power: &'a Manual<'a>, lost: &'a RefCell<Option<String>>) -> Result<Self, Stop> {
         power.on()?;
         let drm = Drm::open()?;
-        let (mut held, mut buffers) = (Vec::new(), Vec::new());
+        let (mut held, mut buffers, mut last) = (Vec::new(), Vec::new(), (0, 0));
         for (flags, index) in [
             (uapi::CREATE_VRAM_OR_FAIL, 0),
             (uapi::CREATE_VRAM_OR_FAIL, 1),
@@ -792,11 +792,18 @@ impl<'a> InVram<'a> {
             placed(&object, uapi::PLACEMENT_VRAM)?;
             buffers.push(object.export()?);
             held.push((map, pattern));
-            object.leak();
+            last = (object.info()?.id, object.leak());
         }
         // Until those who have just used it are done.
         power.off_at_last()?;
         power.on()?;
+        // The suspend has moved what may live in system memory.
+        DebugFs::open(power.device())?.write("move", &format!("{} vram", last.0))?;
+        check_eq!(
+            drm.info(last.1)?.placement,
+            uapi::PLACEMENT_VRAM,
+            "placement of what may be moved"
+        );
         Ok(Self {
             power,
             lost,

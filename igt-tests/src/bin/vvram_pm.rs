@@ -5,7 +5,8 @@
 //! While something is expected to keep it awake, the device is given many times as long as it needs
 //! to be suspended: a device that nobody keeps awake is then seen to be suspended.
 
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use vvram_tests::debugfs::{difference, DebugFs};
 use vvram_tests::drm::Drm;
@@ -317,11 +318,43 @@ fn rebound(auto: &Auto<'_>) -> Outcome {
     auto.sleeps("after the rebind")
 }
 
+/// One that maps for each use keeps VRAM for as long as the uses follow each other.
+fn mapped_often() -> Outcome {
+    let scene = Scene::with_route()?;
+    let _auto = Auto::new(&scene.gpu)?;
+    let delay = Duration::from_millis(500) * misc::slower();
+    scene
+        .gpu
+        .set_power("autosuspend_delay_ms", &delay.as_millis().to_string())?;
+    let object = scene.drm.create_flags(2 * PAGE as u64, EITHER)?;
+    let buffer = object.export()?;
+    let peer = &scene.peer;
+    peer.attach(&buffer, Mode::Dynamic)?;
+    peer.map()?;
+    scene.check_only(&object, Mode::Dynamic, false, true)?;
+    let table = peer.table()?;
+    let begin = Instant::now();
+    while begin.elapsed() < 3 * delay {
+        peer.unmap()?;
+        thread::sleep(delay / 50);
+        peer.map()?;
+        check_eq!(
+            peer.table()?,
+            table,
+            "the table after {:?}",
+            begin.elapsed()
+        );
+    }
+    check_eq!(peer.status()?.invalidations, 0, "invalidations");
+    Ok(())
+}
+
 igt_main! {
     "idle", "suspended while files are open, and woken by accesses to VRAM", idle;
     "peer", "awake while a peer is attached", peer;
     "evicted", "suspended while importers go on in system memory", evicted;
     "pinned", "awake while VRAM is pinned", pinned;
+    "mapped-often", "awake while a peer maps again and again", mapped_often;
     "kept", "awake while a peer is attached that needs VRAM", kept;
     "storm", "suspended and resumed while VRAM is in use", storm;
     "system", "suspended while a peer uses system memory", system;

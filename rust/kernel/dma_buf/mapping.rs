@@ -251,7 +251,7 @@ impl RangeTable {
     ///
     /// # Safety
     ///
-    /// The reservation of the buffer must be held, and its device must be bound.
+    /// The reservation of the buffer must be held, and the device that exports it must be bound.
     unsafe fn map(self, dir: bindings::dma_data_direction) -> Result<Table> {
         // SAFETY: By the type invariant the table is valid and not mapped, and the caller holds the
         // reservation.

@@ -401,7 +401,10 @@ use crate::{
         self,
         p2pdma::Provider, //
     },
-    pm::Awake,
+    pm::{
+        self,
+        Awake, //
+    },
     prelude::*,
     sync::{
         aref::ARef,
@@ -1038,11 +1041,11 @@ impl<T: PeerObject> GemExport<T> {
     ) -> Result<Mapping<'r>> {
         let mut object = self.object(cx);
         let ctx = &mut OpCtx::uninterruptible();
-        // What is in VRAM is within reach. Before the device is suspended the driver takes the
-        // reservation to move what is exported, and importers are told; those of what does not move
-        // keep the device awake.
-        let stays = object.is_pinned() || self.is_in_first_place(cx);
-        // Until it has moved there.
+        // The driver moves what is exported before the device is suspended, with the reservation held,
+        // and importers are told. Importers of what does not move keep the device awake.
+        let stays = object.is_pinned()
+            || (self.is_in_first_place(cx) && pm::note_use(self.obj.ttm().owner()));
+        // Keeps the device awake until the object has moved.
         let awake = (!stays).then(|| self.obj.awake_if_active()).flatten();
 
         if !stays {
@@ -1053,9 +1056,9 @@ impl<T: PeerObject> GemExport<T> {
             } else {
                 object.validate(&places, ctx)?;
             }
+            self.note_place(&object, at, awake.is_some());
         }
         object.touch();
-        self.note_place(&object, at, stays || awake.is_some());
 
         if let Some(vram) = object.vram() {
             if !at.data().outcome.path.is_peer() {

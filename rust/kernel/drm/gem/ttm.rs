@@ -618,7 +618,7 @@ impl<T: TtmObject> Locked<'_, T> {
     /// somebody else do so, and not to look at where it is.
     pub(crate) fn touch(&self) {
         // SAFETY: The object is valid, and its reservation is held, which guards the count and the
-        // place. What is pinned is on no list.
+        // place. What is pinned is on no LRU list.
         unsafe {
             if (*self.bo()).pin_count == 0 {
                 bindings::ttm_bo_move_to_lru_tail_unlocked(self.bo());
@@ -772,8 +772,9 @@ impl<T: TtmObject> Locked<'_, T> {
     ///
     /// # Errors
     ///
-    /// `EDQUOT` if it is more than may be: of all, of the client that exported it, or of the group of
-    /// the current task.
+    /// - `EDQUOT` if it is more than may be: of all, of the client that exported it, or of the group
+    ///   of the current task.
+    /// - `ENODEV` if the device was unplugged, and `ENOMEM`.
     pub(crate) fn charge(&mut self) -> Result {
         let size = self.obj.size() as u64;
 

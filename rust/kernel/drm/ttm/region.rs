@@ -214,7 +214,8 @@ impl Region {
 
     /// Takes the region away from the controller: charges fail with `ENODEV` from now on.
     ///
-    /// What is charged stays charged, and is uncharged as usual. Waits for reclaim. Sleeps.
+    /// What is charged stays charged, and is uncharged as usual. Waits for reclaim, which takes
+    /// reservations, so that none may be held. Sleeps.
     pub(super) fn unregister(&self) {
         if self.registered.xchg(false, Relaxed) {
             // SAFETY: By the type invariant it was registered, and this is the first one to get

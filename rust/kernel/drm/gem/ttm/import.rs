@@ -146,7 +146,7 @@ impl Import {
 ///
 /// # Safety
 ///
-/// Called by the DRM core with a device of `T::Driver`, one of its files, and a handle to be filled.
+/// Called by the DRM core with a registered device, one of its files, and a handle to be filled.
 pub(super) unsafe extern "C" fn fd_to_handle_callback(
     dev: *mut bindings::drm_device,
     file: *mut bindings::drm_file,

@@ -237,8 +237,8 @@ impl<T: TtmObject> Locked<'_, T> {
         let Some(backup) = self.take_backup() else {
             return Ok(());
         };
-        // If this fails the content is lost for now, and after the system has slept nobody tries
-        // again. It takes little memory, which there is sooner or later.
+        // Until the copy is made VRAM does not have the content, and the callback of a system resume is
+        // not called again. So a copy that lacks memory is tried again for a second.
         let mut ret = self.transfer(&backup, false);
         for _ in 0..RESTORE_ATTEMPTS {
             if ret != Err(ENOMEM) {
