@@ -80,15 +80,20 @@ pub(crate) fn in_callback<R>(f: impl FnOnce() -> R) -> R {
 /// given up.
 #[cfg_attr(not(CONFIG_RUST_DRM_TTM), expect(dead_code))]
 pub(crate) fn is_suspending(dev: &Device) -> bool {
+    // The PM core does not leave this state before the driver has answered.
+    status(dev) == bindings::rpm_status_RPM_SUSPENDING
+}
+
+/// Returns the state of a device, which the PM core changes at any time.
+#[cfg_attr(not(CONFIG_RUST_DRM_TTM), expect(dead_code))]
+fn status(dev: &Device) -> bindings::rpm_status {
     #[cfg(CONFIG_PM)]
-    // SAFETY: The device is valid. The PM core changes the field at any time, but it does not leave
-    // this state before the driver has answered.
-    let ret = unsafe { (&raw const (*dev.as_raw()).power.runtime_status).read_volatile() }
-        == bindings::rpm_status_RPM_SUSPENDING;
+    // SAFETY: The device is valid.
+    let ret = unsafe { (&raw const (*dev.as_raw()).power.runtime_status).read_volatile() };
     #[cfg(not(CONFIG_PM))]
     let ret = {
         let _ = dev;
-        false
+        bindings::rpm_status_RPM_ACTIVE
     };
 
     ret
@@ -101,20 +106,13 @@ pub(crate) fn is_suspending(dev: &Device) -> bool {
 /// about to be is taken for a device that is not suspended. Mirrors `pm_runtime_mark_last_busy()`.
 #[cfg_attr(not(CONFIG_RUST_DRM_TTM), expect(dead_code))]
 pub(crate) fn note_use(dev: &Device) -> bool {
-    #[cfg(CONFIG_PM)]
-    // SAFETY: The device is valid. The PM core changes the state at any time, but it does not suspend
-    // the device before the driver has answered.
-    unsafe {
-        let status = (&raw const (*dev.as_raw()).power.runtime_status).read_volatile();
-
-        if status == bindings::rpm_status_RPM_SUSPENDED {
-            return false;
-        }
-        bindings::pm_runtime_mark_last_busy(dev.as_raw());
+    // The PM core does not get to this state before the driver has answered.
+    if status(dev) == bindings::rpm_status_RPM_SUSPENDED {
+        return false;
     }
-    #[cfg(not(CONFIG_PM))]
-    let _ = dev;
 
+    // SAFETY: The device is valid.
+    unsafe { bindings::pm_runtime_mark_last_busy(dev.as_raw()) };
     true
 }
 

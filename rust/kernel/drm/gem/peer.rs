@@ -922,50 +922,44 @@ impl<T: PeerObject> GemExport<T> {
     /// Pins the object for an importer, in VRAM if all importers can access it there.
     fn try_pin(&self, cx: &Locked<'_, Self>, at: &Attached<'_, Self>) -> Result {
         let mut object = self.object(cx);
+        let ret = self.place_and_pin(cx, &mut object, at);
+
+        // It may have failed after that.
+        object.uncharge_unpinned();
+        ret
+    }
+
+    fn place_and_pin(
+        &self,
+        cx: &Locked<'_, Self>,
+        object: &mut super::ttm::Locked<'_, T>,
+        at: &Attached<'_, Self>,
+    ) -> Result {
         let awake = self.obj.awake_if_active();
-        let mut charged = false;
 
         if !object.is_pinned() {
             let ctx = &mut OpCtx::interruptible();
             let [first, second] = self.places(cx, awake.is_some())?;
 
             // Before anybody is evicted for it.
-            charged = first.mem_type() == MemType::Vram;
-            if charged {
+            if first.mem_type() == MemType::Vram {
                 object.charge()?;
             }
 
             // With both at once an object would stay in system memory rather than evict others.
-            let ret = match object.validate_patiently(&[first], ctx) {
+            match object.validate_patiently(&[first], ctx) {
                 Err(e) if e == ENOSPC && second.mem_type() != first.mem_type() => {
                     object.validate(&[second], ctx)
                 }
                 // What holds it up takes too long. The core warns about the other error.
                 Err(e) if e == EBUSY => Err(ETIMEDOUT),
                 ret => ret,
-            };
-            if charged && (ret.is_err() || object.mem_type() != Some(MemType::Vram)) {
-                object.uncharge();
-                charged = false;
+            }?;
+            if object.mem_type() != Some(MemType::Vram) {
+                object.uncharge_unpinned();
             }
-            ret?;
         }
 
-        let ret = self.pin_in_place(&mut object, at, awake, charged);
-        if charged && ret.is_err() {
-            object.uncharge();
-        }
-        ret
-    }
-
-    /// Pins the object for an importer where it is.
-    fn pin_in_place(
-        &self,
-        object: &mut super::ttm::Locked<'_, T>,
-        at: &Attached<'_, Self>,
-        awake: Option<Awake>,
-        charged: bool,
-    ) -> Result {
         // Pinned by an importer that was attached before, or by one that is no device.
         let can = match object.mem_type() {
             Some(MemType::Vram) => at.data().outcome.path.is_peer(),
@@ -981,7 +975,7 @@ impl<T: PeerObject> GemExport<T> {
 
         // It stays in VRAM for as long as it is pinned.
         let awake = awake.ok_or(EAGAIN)?;
-        object.pin_accounted(charged)?;
+        object.pin_raw()?;
         awake.forget();
         Ok(())
     }

@@ -163,7 +163,7 @@ struct Pins {
     exporter: Option<Arc<PinAccount>>,
     /// The one that has been charged.
     charged: Option<Arc<PinAccount>>,
-    /// What the group of the process that pinned it was charged.
+    /// What the group of the process that pinned it was charged, while anybody is.
     group: Option<Charge>,
 }
 
@@ -728,15 +728,6 @@ impl<T: TtmObject> Locked<'_, T> {
     /// - `ERESTARTSYS` if a signal arrived.
     /// - Those of [`Self::validate`].
     pub(crate) fn pin_raw(&mut self) -> Result {
-        self.pin_accounted(false)
-    }
-
-    /// As [`Self::pin_raw`]. `charged` says that [`Self::charge`] was called.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Self::pin_raw`].
-    pub(crate) fn pin_accounted(&mut self, charged: bool) -> Result {
         let bo = self.bo();
 
         if !self.is_pinned() {
@@ -744,7 +735,7 @@ impl<T: TtmObject> Locked<'_, T> {
                 self.validate(&[Place::TT], &mut OpCtx::uninterruptible())?;
             }
             self.resv().resv().wait(Usage::Kernel, true)?;
-            if self.mem_type() == Some(MemType::Vram) && !charged {
+            if self.mem_type() == Some(MemType::Vram) {
                 self.charge()?;
             }
         }
@@ -763,12 +754,11 @@ impl<T: TtmObject> Locked<'_, T> {
 
         // SAFETY: The object is valid, pinned, and its reservation is held.
         unsafe { bindings::ttm_bo_unpin(self.bo()) };
-        if !self.is_pinned() && self.mem_type() == Some(MemType::Vram) {
-            self.uncharge();
-        }
+        self.uncharge_unpinned();
     }
 
-    /// Accounts for the object, which is not pinned and about to be, in VRAM.
+    /// Accounts for the object, which is not pinned and about to be, in VRAM. Does nothing if that was
+    /// done. If it is not pinned after all, [`Self::uncharge_unpinned`] follows.
     ///
     /// # Errors
     ///
@@ -777,10 +767,14 @@ impl<T: TtmObject> Locked<'_, T> {
     /// - `ENODEV` if the device was unplugged, and `ENOMEM`.
     pub(crate) fn charge(&mut self) -> Result {
         let size = self.obj.size() as u64;
-
-        let group = self.ttm().charge_pin(size)?;
         // SAFETY: The reservation, which guards the cell, is held.
         let pins = unsafe { &mut *self.obj.pins.get() };
+
+        if pins.group.is_some() {
+            return Ok(());
+        }
+
+        let group = self.obj.ttm().charge_pin(size)?;
         if let Some(account) = &pins.exporter {
             account
                 .charge(size, self.obj.ttm().client_pin_limit())
@@ -791,14 +785,17 @@ impl<T: TtmObject> Locked<'_, T> {
         Ok(())
     }
 
-    /// Undoes [`Self::charge`], of an object that is not pinned any more, or was not.
-    pub(crate) fn uncharge(&mut self) {
+    /// Undoes [`Self::charge`], if that was called and the object is not pinned.
+    pub(crate) fn uncharge_unpinned(&mut self) {
         let size = self.obj.size() as u64;
-
-        self.ttm().uncharge_pin(size);
         // SAFETY: The reservation, which guards the cell, is held.
         let pins = unsafe { &mut *self.obj.pins.get() };
-        pins.group = None;
+
+        if self.is_pinned() || pins.group.take().is_none() {
+            return;
+        }
+
+        self.obj.ttm().uncharge_pin(size);
         if let Some(account) = pins.charged.take() {
             account.sub(size);
         }

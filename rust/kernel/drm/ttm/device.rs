@@ -20,7 +20,7 @@ use super::{
     },
     region::{
         Charge,
-        Region, //
+        Regions, //
     },
     tt::TtManager,
     vram::VramManager,
@@ -106,9 +106,8 @@ pub struct Device<T: TtmObject> {
     vram: VramManager,
     tt: TtManager,
     drm: UnsafeCell<*mut bindings::drm_device>,
-    /// VRAM for the cgroup controller, by which objects in VRAM are charged.
-    region: SetOnce<Region>,
-    pin_region: SetOnce<Region>,
+    /// VRAM for the cgroup controller, by which objects in VRAM, and pins, are charged.
+    regions: SetOnce<Regions>,
     /// The physical address of VRAM.
     vram_start: UnsafeCell<u64>,
     /// How much of VRAM the CPU and peers see, in bytes.
@@ -172,8 +171,7 @@ impl<T: TtmObject> Device<T> {
             vram: VramManager::new(vram_size)?,
             tt: TtManager::new(),
             drm: UnsafeCell::new(ptr::null_mut()),
-            region: SetOnce::new(),
-            pin_region: SetOnce::new(),
+            regions: SetOnce::new(),
             vram_start: UnsafeCell::new(0),
             visible: UnsafeCell::new(0),
             ready: Atomic::new(false),
@@ -271,14 +269,13 @@ impl<T: TtmObject> Device<T> {
 
         // SAFETY: The device was just initialized, and `self` is pinned: the only constructor is a
         // pin-initializer. `PinnedDrop` undoes it. The DMA device of a DRM device is valid as long as
-        // that, and the manager stays until the region is dropped.
+        // that, and the manager stays until the regions are dropped.
         let regions = unsafe {
             this.vram.init(bdev);
             this.tt.init(bdev);
-            Region::of_vram(owner.as_raw(), this.vram.as_raw(), this.vram_size())
-                .and_then(|vram| Ok((vram, Region::of_pins(owner.as_raw(), this.vram_size())?)))
+            Regions::new(owner.as_raw(), this.vram.as_raw(), this.vram_size())
         };
-        let (region, pin_region) = regions.inspect_err(|_| {
+        let regions = regions.inspect_err(|_| {
             // SAFETY: There is no object, and all of this was done above.
             unsafe {
                 this.tt.fini(bdev);
@@ -289,10 +286,9 @@ impl<T: TtmObject> Device<T> {
         // SAFETY: The manager was initialized above. The region is valid until `PinnedDrop` takes
         // it from the manager.
         unsafe {
-            bindings::ttm_resource_manager_set_dmem_region(this.vram.as_raw(), region.as_raw())
+            bindings::ttm_resource_manager_set_dmem_region(this.vram.as_raw(), regions.vram())
         };
-        this.region.populate(region);
-        this.pin_region.populate(pin_region);
+        this.regions.populate(regions);
 
         // INVARIANT: Everything is there.
         this.ready.store(true, Release);
@@ -318,10 +314,8 @@ impl<T: TtmObject> Device<T> {
     }
 
     fn unregister_regions(&self) {
-        for region in [&self.region, &self.pin_region] {
-            if let Some(region) = region.as_ref() {
-                region.unregister();
-            }
+        if let Some(regions) = self.regions.as_ref() {
+            regions.unregister();
         }
     }
 
@@ -617,7 +611,7 @@ impl<T: TtmObject> Device<T> {
     /// - `EDQUOT` if it is more than may be.
     /// - `ENODEV` if the device was unplugged, and `ENOMEM`.
     pub(crate) fn charge_pin(&self, bytes: u64) -> Result<Charge> {
-        let group = self.pin_region.as_ref().ok_or(EINVAL)?.charge(bytes)?;
+        let group = self.regions.as_ref().ok_or(EINVAL)?.charge_pin(bytes)?;
 
         charge(&self.pinned, bytes, self.pin_limit())?;
         Ok(group)

@@ -78,3 +78,24 @@ impl Manager {
         }
     }
 }
+
+/// Gives a resource to TTM, at the end of a callback that allocates one.
+///
+/// # Safety
+///
+/// `R` must begin with a `struct ttm_resource`, the arguments be those of the callback, and the
+/// callback of the manager that frees a resource drop the box.
+pub(super) unsafe fn hand_over<R>(
+    resource: KBox<R>,
+    bo: *mut bindings::ttm_buffer_object,
+    place: *const bindings::ttm_place,
+    res: *mut *mut bindings::ttm_resource,
+) {
+    let raw = KBox::into_raw(resource).cast();
+
+    // SAFETY: As promised by the caller.
+    unsafe {
+        bindings::ttm_resource_init(bo, place, raw);
+        *res = raw;
+    }
+}

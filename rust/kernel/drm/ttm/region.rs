@@ -28,13 +28,64 @@ use crate::{
 };
 use core::ptr;
 
+/// The two regions of a device.
+pub(super) struct Regions {
+    vram: Region,
+    pinned: Region,
+}
+
+impl Regions {
+    /// Registers `size` bytes of `dev`, the memory of `man`.
+    ///
+    /// # Safety
+    ///
+    /// `dev` must be valid, and `man` an initialized manager that stays until [`Self::unregister`]
+    /// has returned or the value is dropped.
+    pub(super) unsafe fn new(
+        dev: *mut bindings::device,
+        man: *mut bindings::ttm_resource_manager,
+        size: u64,
+    ) -> Result<Self> {
+        // SAFETY: As promised by the caller.
+        unsafe {
+            Ok(Self {
+                vram: Region::of_vram(dev, man, size)?,
+                pinned: Region::of_pins(dev, size)?,
+            })
+        }
+    }
+
+    /// Returns the region of VRAM, which is valid as long as the value. It may be unregistered.
+    pub(super) fn vram(&self) -> *mut bindings::dmem_cgroup_region {
+        self.vram.as_raw()
+    }
+
+    /// Charges the group of the current task for what it is about to pin. Sleeps.
+    ///
+    /// # Errors
+    ///
+    /// `EDQUOT` if it may not have that much, `ENODEV` if the region is unregistered, and `ENOMEM`.
+    pub(super) fn charge_pin(&self, bytes: u64) -> Result<Charge> {
+        self.pinned.charge(bytes)
+    }
+
+    /// Takes the regions away from the controller: charges fail with `ENODEV` from now on.
+    ///
+    /// What is charged stays charged, and is uncharged as usual. Waits for reclaim, which takes
+    /// reservations, so that none may be held. Sleeps.
+    pub(super) fn unregister(&self) {
+        self.vram.unregister();
+        self.pinned.unregister();
+    }
+}
+
 /// A region, which takes charges until [`Self::unregister`].
 ///
 /// # Invariants
 ///
 /// `region` was registered, and is unregistered once, by whoever changes `registered` to false.
 #[cfg(CONFIG_CGROUP_DMEM)]
-pub(super) struct Region {
+struct Region {
     region: *mut bindings::dmem_cgroup_region,
     /// One of no bytes, which keeps the memory of `region`: TTM looks at a region without a lock, at
     /// any time when it allocates.
@@ -135,9 +186,8 @@ impl Region {
     ///
     /// # Safety
     ///
-    /// `dev` must be valid, and `man` an initialized manager that stays until [`Self::unregister`]
-    /// has returned or the value is dropped.
-    pub(super) unsafe fn of_vram(
+    /// Those of [`Regions::new`].
+    unsafe fn of_vram(
         dev: *mut bindings::device,
         man: *mut bindings::ttm_resource_manager,
         size: u64,
@@ -157,7 +207,7 @@ impl Region {
     /// # Safety
     ///
     /// `dev` must be valid.
-    pub(super) unsafe fn of_pins(dev: *mut bindings::device, size: u64) -> Result<Self> {
+    unsafe fn of_pins(dev: *mut bindings::device, size: u64) -> Result<Self> {
         let init = bindings::dmem_cgroup_init {
             size,
             ..pin_init::zeroed()
@@ -197,26 +247,16 @@ impl Region {
         })
     }
 
-    /// Charges the group of the current task. Sleeps.
-    ///
-    /// # Errors
-    ///
-    /// `EDQUOT` if it may not have that much, `ENODEV` if the region is unregistered, and `ENOMEM`.
-    pub(super) fn charge(&self, bytes: u64) -> Result<Charge> {
+    fn charge(&self, bytes: u64) -> Result<Charge> {
         // SAFETY: `_memory` keeps the memory of the region.
         unsafe { Charge::new(self.region, bytes) }.map_err(|e| if e == EAGAIN { EDQUOT } else { e })
     }
 
-    /// Returns the region, which is valid as long as the value. It may be unregistered.
-    pub(super) fn as_raw(&self) -> *mut bindings::dmem_cgroup_region {
+    fn as_raw(&self) -> *mut bindings::dmem_cgroup_region {
         self.region
     }
 
-    /// Takes the region away from the controller: charges fail with `ENODEV` from now on.
-    ///
-    /// What is charged stays charged, and is uncharged as usual. Waits for reclaim, which takes
-    /// reservations, so that none may be held. Sleeps.
-    pub(super) fn unregister(&self) {
+    fn unregister(&self) {
         if self.registered.xchg(false, Relaxed) {
             // SAFETY: By the type invariant it was registered, and this is the first one to get
             // here.
@@ -234,7 +274,7 @@ impl Drop for Region {
 
 /// Nothing, as there is no such controller.
 #[cfg(not(CONFIG_CGROUP_DMEM))]
-pub(super) struct Region;
+struct Region;
 
 /// Nothing, as there is no such controller.
 #[cfg(not(CONFIG_CGROUP_DMEM))]
@@ -245,7 +285,7 @@ impl Region {
     /// # Safety
     ///
     /// None; the same as with the controller.
-    pub(super) unsafe fn of_vram(
+    unsafe fn of_vram(
         _dev: *mut bindings::device,
         _man: *mut bindings::ttm_resource_manager,
         _size: u64,
@@ -256,17 +296,17 @@ impl Region {
     /// # Safety
     ///
     /// None; the same as with the controller.
-    pub(super) unsafe fn of_pins(_dev: *mut bindings::device, _size: u64) -> Result<Self> {
+    unsafe fn of_pins(_dev: *mut bindings::device, _size: u64) -> Result<Self> {
         Ok(Self)
     }
 
-    pub(super) fn charge(&self, _bytes: u64) -> Result<Charge> {
+    fn charge(&self, _bytes: u64) -> Result<Charge> {
         Ok(Charge)
     }
 
-    pub(super) fn as_raw(&self) -> *mut bindings::dmem_cgroup_region {
+    fn as_raw(&self) -> *mut bindings::dmem_cgroup_region {
         ptr::null_mut()
     }
 
-    pub(super) fn unregister(&self) {}
+    fn unregister(&self) {}
 }

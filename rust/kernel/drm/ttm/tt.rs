@@ -15,7 +15,11 @@
 //! C header: [`include/drm/ttm/ttm_resource.h`](srctree/include/drm/ttm/ttm_resource.h)
 
 use super::{
-    manager::Manager,
+    client::charge,
+    manager::{
+        hand_over,
+        Manager, //
+    },
     placement::MemType, //
 };
 use crate::{
@@ -99,18 +103,7 @@ impl TtManager {
     ///
     /// Tasks that do it at the same time do not fail if there is enough for one of them.
     fn charge(&self, size: u64) -> Result {
-        let mut used = self.used.load(Relaxed);
-
-        loop {
-            let sum = used.checked_add(size).ok_or(ENOSPC)?;
-            if sum > self.limit() {
-                return Err(ENOSPC);
-            }
-            match self.used.cmpxchg(used, sum, Relaxed) {
-                Ok(_) => return Ok(()),
-                Err(now) => used = now,
-            }
-        }
+        charge(&self.used, size, self.limit()).map_err(|_| ENOSPC)
     }
 
     /// Undoes [`Self::charge`].
@@ -142,13 +135,8 @@ unsafe extern "C" fn alloc_callback(
 
         let resource = KBox::<Opaque<bindings::ttm_resource>>::new(Opaque::zeroed(), GFP_KERNEL)?;
         this.charge(size)?;
-        let raw = KBox::into_raw(resource).cast();
-
-        // SAFETY: All arguments are valid; TTM gives the resource back to `free_callback`.
-        unsafe {
-            bindings::ttm_resource_init(bo, place, raw);
-            *res = raw;
-        }
+        // SAFETY: TTM passes valid arguments, and gives the resource back to `free_callback`.
+        unsafe { hand_over(resource, bo, place, res) };
         Ok(0)
     })
 }

@@ -14,7 +14,10 @@
 //! C header: [`include/drm/ttm/ttm_resource.h`](srctree/include/drm/ttm/ttm_resource.h)
 
 use super::{
-    manager::Manager,
+    manager::{
+        hand_over,
+        Manager, //
+    },
     placement::{
         MemType,
         Place, //
@@ -305,13 +308,9 @@ unsafe extern "C" fn alloc_callback(
 
         // SAFETY: TTM passes a valid place.
         let resource = this.alloc(size, align, unsafe { Place::from_raw(place) })?;
-        let raw = KBox::into_raw(resource).cast::<bindings::ttm_resource>();
-
-        // SAFETY: All arguments are valid; TTM gives the resource back to `free_callback`.
-        unsafe {
-            bindings::ttm_resource_init(bo, place, raw);
-            *res = raw;
-        }
+        // SAFETY: TTM passes valid arguments, and gives the resource back to `free_callback`. The
+        // type begins with that of TTM.
+        unsafe { hand_over(resource, bo, place, res) };
         Ok(0)
     })
 }
