@@ -163,6 +163,11 @@ pub fn lossy(body: impl FnOnce() -> Outcome) -> Outcome {
     works()
 }
 
+fn rewrite(file: &File, name: &str, text: &str) -> Result<(), SysError> {
+    file.write_all_at(text.as_bytes(), 0)
+        .map_err(|error| SysError::io(format!("{name} = {text}"), &error))
+}
+
 /// Suspends a device, and resumes it, as part of what this thread does.
 #[derive(Debug)]
 pub struct Manual<'a> {
@@ -203,16 +208,12 @@ impl<'a> Manual<'a> {
     }
 
     fn set_control(&self, text: &str) -> Result<(), SysError> {
-        self.control
-            .write_all_at(text.as_bytes(), 0)
-            .map_err(|error| SysError::io(format!("control = {text}"), &error))
+        rewrite(&self.control, "control", text)
     }
 
     /// With a delay of 0 it is suspended before the write returns, with a negative one resumed.
     fn set_delay(&self, text: &str) -> Result<(), SysError> {
-        self.delay
-            .write_all_at(text.as_bytes(), 0)
-            .map_err(|error| SysError::io(format!("autosuspend_delay_ms = {text}"), &error))
+        rewrite(&self.delay, "autosuspend_delay_ms", text)
     }
 
     /// Sees that the device is in this state.

@@ -93,7 +93,7 @@ class Stamp:
 
 
 class Times:
-    """Remembers how many seconds things took, so that the longest can start first."""
+    """Remembers how many seconds things took."""
 
     def __init__(self, path):
         self.path = path
@@ -103,7 +103,9 @@ class Times:
             self.seconds = {}
 
     def expected(self, name):
-        """Seconds that something took the last time; more than anything if it is new."""
+        """Seconds that something took the last time; more than anything if it is new, so that what
+        takes longest, or may do so, can start first.
+        """
         return self.seconds.get(name, float("inf"))
 
     def record(self, seconds):

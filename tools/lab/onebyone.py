@@ -5,7 +5,6 @@ There is one build folder for each architecture, so that a commit costs what it 
 built once, and still has the same content, is not built again.
 """
 
-import json
 import re
 import time
 
@@ -37,7 +36,8 @@ def run(steps):
     box, src = pipeline.sources(steps)
     series = tree.commits(pipeline.REPO, src)
     folder = cache.base() / f"tree-{src.key}"
-    built, repository = Built(folder / "built.json"), None
+    # How long what was built took, by its content.
+    built, repository = cache.Times(folder / "built.json"), None
     rows = planned(src, series)
     if all(build.key in built.seconds for row in rows for build in row):
         steps.current("commits one by one")
@@ -144,22 +144,6 @@ def tag(commit):
     return commit.patch.stem
 
 
-class Built:
-    """Remembers how long what was built took, by its content."""
-
-    def __init__(self, path):
-        self.path = path
-        try:
-            self.seconds = json.loads(path.read_text())
-        except (OSError, ValueError):
-            self.seconds = {}
-
-    def add(self, key, seconds):
-        """Remember one more."""
-        self.seconds[key] = seconds
-        cache.write(self.path, json.dumps(self.seconds, sort_keys=True).encode())
-
-
 def verdict_of(steps, built, build, place, action):
     """Build a commit, unless that was done, and say how it went; return the verdict."""
     name = f"{build.arch}: {build.commit.patch.name}"
@@ -173,7 +157,7 @@ def verdict_of(steps, built, build, place, action):
     except LabError as error:
         steps.console.say(f"{title}: does NOT build")
         return Verdict(name, "fail", f"{error}, log: {error.log}")
-    built.add(build.key, time.monotonic() - begin)
+    built.record({build.key: time.monotonic() - begin})
     return Verdict(name, "pass")
 
 

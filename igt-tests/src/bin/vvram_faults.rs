@@ -816,14 +816,11 @@ impl<'a> InVram<'a> {
 
 impl Drop for InVram<'_> {
     fn drop(&mut self) {
-        let woken = self.power.on();
-        for (map, pattern) in &self.held {
-            if let (Err(mismatch), _) | (_, Err(mismatch)) = (
-                map.verify(*pattern).map_err(|error| error.to_string()),
-                woken.as_ref().map_err(|error| error.to_string()),
-            ) {
-                self.lost.borrow_mut().get_or_insert(mismatch);
-            }
+        let asleep = self.power.on().err().map(|error| error.to_string());
+        let mismatch =
+            |(map, pattern): &(Map, Pattern)| Some(map.verify(*pattern).err()?.to_string());
+        if let Some(lost) = asleep.or_else(|| self.held.iter().find_map(mismatch)) {
+            self.lost.borrow_mut().get_or_insert(lost);
         }
     }
 }

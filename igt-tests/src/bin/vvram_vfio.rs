@@ -46,11 +46,9 @@ impl Lent {
         leads_to(peer, &self.bar, &PAGES)?;
         peer_writes(peer, pattern, &[2, 0, 1])?;
         for (page, at) in PAGES.iter().enumerate() {
-            let mut want = [0u8; 8];
-            pattern.fill(&mut want, page as u64 * PAGE64);
             check_eq!(
                 self.bar.word(at * PAGE64),
-                u64::from_le_bytes(want),
+                pattern.word((page * PAGE / 8) as u64),
                 "first word of page {at} in round {round}"
             );
         }
