@@ -166,7 +166,13 @@ mod tests {
             fill(&pinned, 6)?;
             card.control.set(Mode::Refuse);
             check_eq!(card.ttm().resume(), Err(REFUSED));
+            // What could not be put back is not replaced by what VRAM has instead.
+            check_eq!(card.ttm().suspend(Content::Lost, ctx), Ok(()));
+            check_eq!(card.ttm().resume(), Err(REFUSED));
             card.control.set(Mode::Work);
+            card.ttm().suspend(Content::Lost, ctx)?;
+            fill(&only, 7)?;
+            fill(&pinned, 7)?;
             card.ttm().resume()?;
             check!(holds(&only, Some(1))?);
             check!(holds(&pinned, Some(5))?);

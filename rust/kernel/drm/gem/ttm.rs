@@ -935,13 +935,23 @@ impl<T: TtmObject> Reserved<'_, T> {
 
     /// Makes the object stay where it is until the value that is returned is dropped. Calls nest.
     ///
+    /// If it is in VRAM the device stays awake for that long.
+    ///
     /// # Errors
     ///
+    /// - `EAGAIN` if it is in VRAM, and the device is suspended.
     /// - `EDQUOT` if it is in VRAM, of which no more may be pinned.
     /// - Those of [`Locked::validate`].
     pub fn pin(&mut self) -> Result<Pinned<T>> {
+        let awake = (self.mem_type() == Some(MemType::Vram))
+            .then(|| self.obj.awake_if_active().ok_or(EAGAIN))
+            .transpose()?;
+
         self.view().pin_raw()?;
-        Ok(Pinned(self.0.obj.into()))
+        Ok(Pinned {
+            obj: self.0.obj.into(),
+            _awake: awake,
+        })
     }
 }
 
@@ -949,21 +959,25 @@ impl<T: TtmObject> Reserved<'_, T> {
 ///
 /// It is dropped without the reservation, which it takes.
 #[must_use = "the object may move again when the value is dropped"]
-pub struct Pinned<T: TtmObject>(ARef<Object<T>>);
+pub struct Pinned<T: TtmObject> {
+    obj: ARef<Object<T>>,
+    // Dropped after the object was unpinned.
+    _awake: Option<Awake>,
+}
 
 impl<T: TtmObject> Deref for Pinned<T> {
     type Target = Object<T>;
 
     #[inline]
     fn deref(&self) -> &Object<T> {
-        &self.0
+        &self.obj
     }
 }
 
 impl<T: TtmObject> Drop for Pinned<T> {
     fn drop(&mut self) {
         // Without signals it does not fail.
-        if let Ok(mut object) = self.0.reserve(false) {
+        if let Ok(mut object) = self.obj.reserve(false) {
             object.view().unpin_raw();
         }
     }

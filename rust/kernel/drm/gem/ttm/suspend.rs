@@ -76,6 +76,8 @@ pub enum Content {
 pub(super) struct Backup {
     bdev: *mut bindings::ttm_device,
     tt: NonNull<bindings::ttm_tt>,
+    /// VRAM does not have the content: it was lost, and could not be put back.
+    is_due: bool,
 }
 
 // SAFETY: The pages belong to the value, whichever task uses it.
@@ -97,7 +99,11 @@ impl Backup {
             to_result(bindings::ttm_tt_populate(bdev, tt.as_ptr(), &mut ctx.0))
                 .inspect_err(|_| tt_destroy_callback(bdev, tt.as_ptr()))?;
             // INVARIANT: Populated above.
-            Ok(Self { bdev, tt })
+            Ok(Self {
+                bdev,
+                tt,
+                is_due: false,
+            })
         }
     }
 }
@@ -139,7 +145,9 @@ impl<T: TtmObject> Device<T> {
         if ret.is_err() {
             // The content is where it was.
             let _ = self.for_each_object(|object| {
-                object.take_backup();
+                if !object.is_restore_due() {
+                    object.take_backup();
+                }
                 Ok(())
             });
         }
@@ -219,6 +227,11 @@ impl<T: TtmObject> Locked<'_, T> {
         // What others write is to be saved as well.
         self.resv().resv().wait(Usage::Bookkeep, false)?;
 
+        // What VRAM has then is not the content of the object.
+        if self.is_restore_due() && self.restore().is_err() {
+            return Ok(());
+        }
+
         let backup = match self.take_backup() {
             Some(backup) => backup,
             // SAFETY: The object is valid, its reservation held, and the value is dropped before it.
@@ -234,7 +247,7 @@ impl<T: TtmObject> Locked<'_, T> {
 
     /// Copies what was saved back to VRAM.
     fn restore(&mut self) -> Result {
-        let Some(backup) = self.take_backup() else {
+        let Some(mut backup) = self.take_backup() else {
             return Ok(());
         };
         // Until the copy is made VRAM does not have the content, and the callback of a system resume is
@@ -249,10 +262,17 @@ impl<T: TtmObject> Locked<'_, T> {
         }
 
         if ret.is_err() {
+            backup.is_due = true;
             // SAFETY: The reservation, which guards the cell, is held.
             unsafe { *self.obj.backup.get() = Some(backup) };
         }
         ret
+    }
+
+    /// Tells whether [`Self::restore`] has failed since the content was saved.
+    fn is_restore_due(&self) -> bool {
+        // SAFETY: The reservation, which guards the cell, is held.
+        unsafe { (*self.obj.backup.get()).as_ref() }.is_some_and(|backup| backup.is_due)
     }
 
     fn take_backup(&mut self) -> Option<Backup> {
