@@ -36,7 +36,7 @@ mod tests {
                 MAX_REFUSALS,
                 NAME_LEN, //
             },
-            ttm::{
+            vram::{
                 Domain,
                 MemType, //
             }, //

@@ -27,12 +27,15 @@ use kernel::{
         },
         ttm::{
             CpuEngine,
-            Domain,
             Job,
             OpCtx,
             Place,
+            TtmObject, //
+        },
+        vram::{
+            Allocator,
+            Domain,
             Ranges,
-            TtmObject,
             Window, //
         }, //
     },
@@ -176,6 +179,8 @@ impl TtmObject for Bo {
 }
 
 impl PeerObject for Bo {
+    type Class = Object;
+
     fn ops() -> &'static peer::Ops<Self> {
         &OPS
     }
@@ -228,7 +233,7 @@ fn card(adev: &auxiliary::Device<Bound>, pdev: &pci::Device<Bound>) -> Result<Ca
     let drm = drm::UnregisteredDevice::<Driver>::new(
         adev,
         try_pin_init!(Data {
-            ttm <- drm::ttm::Device::new(size),
+            ttm <- drm::ttm::Device::new(Allocator::new(0..size)?),
         }),
     )?;
 
@@ -272,7 +277,7 @@ mod tests {
                 Path,
                 Reason, //
             },
-            ttm::MemType, //
+            vram::MemType, //
         }, //
     };
 

@@ -30,12 +30,15 @@ use kernel::{
         },
         ttm::{
             CpuEngine,
-            Domain,
             Job,
             OpCtx,
             Place,
+            TtmObject, //
+        },
+        vram::{
+            Allocator,
+            Domain,
             Ranges,
-            TtmObject,
             Window, //
         }, //
     },
@@ -296,6 +299,8 @@ impl TtmObject for Bo {
 }
 
 impl PeerObject for Bo {
+    type Class = Object;
+
     fn ops() -> &'static peer::Ops<Self> {
         let asked = if FICKLE.load(Relaxed) {
             ASKED.fetch_add(1, Relaxed)
@@ -369,7 +374,7 @@ impl Card {
         let drm = drm::UnregisteredDevice::<Driver>::new(
             pdev,
             try_pin_init!(Data {
-                ttm <- drm::ttm::Device::new(size),
+                ttm <- drm::ttm::Device::new(Allocator::new(0..size)?),
             }),
         )?;
 

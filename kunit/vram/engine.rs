@@ -13,6 +13,7 @@ mod tests {
         move_of,
         validate,
         with_device,
+        Bo,
         Card,
         Gone,
         Mode,
@@ -31,11 +32,13 @@ mod tests {
                 BaseObject, //
             },
             ttm::{
-                Domain,
-                MemType,
                 OpCtx,
                 Place,
                 Work, //
+            },
+            vram::{
+                Domain,
+                MemType, //
             }, //
         },
         new_mutex,
@@ -459,7 +462,7 @@ mod tests {
 
             validate(&object, &[Place::VRAM.below(visible)])?;
             check!(holds(&object, Some(9))?);
-            check_eq!(peer::attachments(&object)?.len(), 0);
+            check_eq!(peer::attachments::<Bo>(&object)?.len(), 0);
             check_eq!(object.size() as u64, PAGE);
             Ok(())
         })

@@ -59,10 +59,12 @@ mod tests {
                 BaseObject, //
             },
             ttm::{
-                Domain,
-                MemType,
                 OpCtx,
                 Place, //
+            },
+            vram::{
+                Domain,
+                MemType, //
             }, //
         },
         faux,

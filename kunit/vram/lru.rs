@@ -35,10 +35,12 @@ mod tests {
                 BaseObject, //
             },
             ttm::{
-                Domain,
-                MemType,
                 OpCtx,
                 Place, //
+            },
+            vram::{
+                Domain,
+                MemType, //
             }, //
         },
         pci,

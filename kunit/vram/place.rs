@@ -22,10 +22,12 @@ mod tests {
             exec::Flag,
             gem::BaseObject,
             ttm::{
+                OpCtx,
+                Place, //
+            },
+            vram::{
                 Domain,
                 MemType,
-                OpCtx,
-                Place,
                 Range,
                 Window, //
             }, //

@@ -16,10 +16,10 @@ mod tests {
         PAGE, //
     };
     use kernel::{
-        drm::ttm::{
+        drm::ttm::Place,
+        drm::vram::{
             Domain,
-            MemType,
-            Place, //
+            MemType, //
         },
         prelude::*,
         sync::aref::ARef,

@@ -85,7 +85,6 @@ pub(crate) fn is_suspending(dev: &Device) -> bool {
 }
 
 /// Returns the state of a device, which the PM core changes at any time.
-#[cfg_attr(not(CONFIG_RUST_DRM_TTM), expect(dead_code))]
 fn status(dev: &Device) -> bindings::rpm_status {
     #[cfg(CONFIG_PM)]
     // SAFETY: The device is valid.
@@ -104,7 +103,7 @@ fn status(dev: &Device) -> bindings::rpm_status {
 ///
 /// For callers that hold what the driver needs before it lets the device be suspended. One that is
 /// about to be is taken for a device that is not suspended. Mirrors `pm_runtime_mark_last_busy()`.
-#[cfg_attr(not(CONFIG_RUST_DRM_TTM), expect(dead_code))]
+#[cfg_attr(not(CONFIG_RUST_DRM_PEER), expect(dead_code))]
 pub(crate) fn note_use(dev: &Device) -> bool {
     // The PM core does not get to this state before the driver has answered.
     if status(dev) == bindings::rpm_status_RPM_SUSPENDED {
@@ -186,7 +185,7 @@ impl Awake {
     }
 
     /// Keeps the device awake until [`Self::from_forgotten`].
-    #[cfg_attr(not(CONFIG_RUST_DRM_TTM), expect(dead_code))]
+    #[cfg_attr(not(CONFIG_RUST_DRM_PEER), expect(dead_code))]
     pub(crate) fn forget(self) {
         core::mem::forget(self);
     }
@@ -196,7 +195,7 @@ impl Awake {
     /// # Safety
     ///
     /// [`Self::forget`] must have been called for `dev`, and not been undone.
-    #[cfg_attr(not(CONFIG_RUST_DRM_TTM), expect(dead_code))]
+    #[cfg_attr(not(CONFIG_RUST_DRM_PEER), expect(dead_code))]
     pub(crate) unsafe fn from_forgotten(dev: &Device) -> Self {
         // INVARIANT: The user was counted and forgotten, and so was a reference.
         Self {

@@ -1050,7 +1050,7 @@ where
 /// - `EINVAL` if it is not a buffer of `E`.
 /// - `ENODEV` if it was revoked.
 /// - What `f` returns.
-#[cfg_attr(not(CONFIG_RUST_DRM_TTM), expect(dead_code))]
+#[cfg_attr(not(CONFIG_RUST_DRM_PEER), expect(dead_code))]
 pub(crate) fn with_exporter_of<E, R>(
     at: &MappingSlot<'_>,
     f: impl FnOnce(&E, &Locked<'_, E>, &Attached<'_, E>) -> Result<R>,
@@ -1078,7 +1078,7 @@ pub fn exporter_of<E: Exporter>(buf: &DmaBuf) -> Option<&E> {
 /// # Safety
 ///
 /// `buf` must have been exported by an [`Exports`](super::Exports) of `E`.
-#[cfg_attr(not(CONFIG_RUST_DRM_TTM), expect(dead_code))]
+#[cfg_attr(not(CONFIG_RUST_DRM_PEER), expect(dead_code))]
 pub(crate) unsafe fn assume_exporter_of<E: Exporter>(buf: &DmaBuf) -> &E {
     // SAFETY: As promised by the caller.
     &unsafe { Buffer::<E>::of(buf) }.exporter

@@ -602,7 +602,7 @@ impl<'r, E: Exporter> MapRequest<'r, E> {
     /// The pages must stay until the importer has unmapped them, or was told to let go and the
     /// fences of what it started have signalled.
     // Exporters of system memory alone have others to do it, so there may be no caller.
-    #[cfg_attr(not(CONFIG_RUST_DRM_TTM), expect(dead_code))]
+    #[cfg_attr(not(CONFIG_RUST_DRM_PEER), expect(dead_code))]
     pub(crate) unsafe fn map_pages(
         &self,
         pages: &[*mut bindings::page],

@@ -136,3 +136,12 @@ pub(crate) unsafe extern "C" fn init_callback<D: drm::Driver>(minor: *mut bindin
         _p: PhantomData,
     });
 }
+
+/// Reads a number: digits, and nothing else.
+#[cfg(CONFIG_RUST_DRM_PEER)]
+pub(crate) fn number(text: &str) -> Result<u64> {
+    if text.starts_with('+') {
+        return Err(EINVAL);
+    }
+    text.parse().map_err(|_| EINVAL)
+}

@@ -114,3 +114,50 @@ impl<T: Driver + 'static> Registration<T> {
         Some(dev.registration_guard()?.registration_data_with(f))
     }
 }
+
+/// Calls `f` with the registration data, while the driver is bound.
+///
+/// # Errors
+///
+/// `ENODEV` if the DRM device is not registered, and what `f` returns.
+///
+/// # Safety
+///
+/// `dev` must be a valid device of `D`.
+#[cfg(CONFIG_RUST_DRM_PEER)]
+pub(crate) unsafe fn while_registered<D: Driver, R>(
+    dev: *mut crate::bindings::drm_device,
+    f: impl for<'a> FnOnce(&'a D::RegistrationData<'a>) -> Result<R>,
+) -> Result<R> {
+    struct Section(i32);
+
+    impl Drop for Section {
+        fn drop(&mut self) {
+            // SAFETY: The section was entered.
+            unsafe { crate::bindings::drm_dev_exit(self.0) };
+        }
+    }
+
+    let mut section = Section(0);
+    // SAFETY: The device is valid.
+    if !unsafe { crate::bindings::drm_dev_enter(dev, &mut section.0) } {
+        core::mem::forget(section);
+        return Err(ENODEV);
+    }
+
+    // A device that was never registered can be entered too. It has no registration data; once it
+    // has, that stays until after an unplug, which waits for this section.
+    // SAFETY: The device is valid and of `D`.
+    let device: &drm::Device<D> = unsafe { drm::Device::from_raw(dev) };
+    if device
+        .registration_data
+        .load(crate::sync::atomic::Acquire)
+        .is_null()
+    {
+        return Err(ENODEV);
+    }
+
+    // SAFETY: The device is registered until the end of the section.
+    let dev: &drm::Device<D, drm::Registered> = unsafe { drm::Device::from_raw(dev) };
+    dev.registration_data_with(f)
+}

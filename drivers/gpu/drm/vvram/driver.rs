@@ -13,6 +13,7 @@ use kernel::{
         self,
         devres::RegistrationInit,
         gem::{
+            self,
             peer::{
                 self,
                 Unrevocable, //
@@ -23,7 +24,8 @@ use kernel::{
         ttm::{
             self,
             OpCtx, //
-        }, //
+        },
+        vram::Allocation, //
     },
     new_mutex,
     pci,
@@ -43,6 +45,7 @@ use crate::{
         Ivshmem,
         Variant, //
     },
+    layout,
     module_parameters, //
 };
 
@@ -54,6 +57,8 @@ pub(crate) type VvramDevice<Ctx = drm::Normal> = drm::Device<VvramDriver, Ctx>;
 /// What lives as long as the DRM device, which may be longer than the driver is bound.
 #[pin_data]
 pub(crate) struct VvramData {
+    /// Parts of VRAM that no object gets.
+    _holes: KVVec<Allocation>,
     /// What is where in VRAM and in system memory.
     #[pin]
     pub(crate) ttm: ttm::Device<BoData>,
@@ -148,10 +153,12 @@ fn make_card(pdev: &pci::Device<device::Bound>, variant: &'static dyn Variant) -
             .min(variant.cpu_visible_size(pdev)?),
     };
 
+    let vram = layout::allocator(vram_size, variant.cpu_visible_size(pdev)?)?;
     let drm = drm::UnregisteredDevice::<VvramDriver>::new(
         pdev,
         try_pin_init!(VvramData {
-            ttm <- ttm::Device::new(vram_size),
+            _holes: layout::holes(&vram)?,
+            ttm <- ttm::Device::new(vram),
         }),
     )?;
     ttm::Device::<BoData>::setup(&drm, pdev, variant.vram_bar(), cpu_visible)?;
@@ -299,6 +306,7 @@ impl drm::Driver for VvramDriver {
 
     fn debugfs_init(dir: &drm::debugfs::Dir<'_, Self>) {
         peer::debugfs::add_files::<BoData>(dir);
+        gem::ttm::debugfs::add_files::<BoData>(dir);
     }
 
     kernel::declare_drm_ioctls! {

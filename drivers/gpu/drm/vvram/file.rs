@@ -17,10 +17,10 @@ use kernel::{
             BaseObject, //
         },
         syncobj::SyncObj,
-        ttm::{
+        ttm::PinAccount,
+        vram::{
             Domain,
-            MemType,
-            PinAccount, //
+            MemType, //
         },
         Registered, //
     },

@@ -15,12 +15,14 @@ use kernel::{
         ttm::{
             self,
             ClientOf,
-            Domain,
             Job,
             OpCtx,
             PinAccount,
-            Ranges,
             TtmObject, //
+        },
+        vram::{
+            Domain,
+            Ranges, //
         }, //
     },
     prelude::*,
@@ -104,6 +106,8 @@ impl TtmObject for BoData {
 }
 
 impl PeerObject for BoData {
+    type Class = Bo;
+
     fn ops() -> &'static peer::Ops<Self> {
         &PEER_OPS
     }

@@ -6,11 +6,15 @@
 
 use kernel::{
     device::Bound,
-    drm::ttm::{
-        CpuEngine,
-        Job,
-        Ranges,
-        Window, //
+    drm::{
+        ttm::{
+            CpuEngine,
+            Job, //
+        },
+        vram::{
+            Ranges,
+            Window, //
+        }, //
     },
     pci,
     prelude::*, //

@@ -4,12 +4,14 @@
 //!
 //! The reference for drivers that adopt [`kernel::drm::gem::peer`]. The layers, from the top:
 //! `file` (the ioctls), `gem` (the objects and how the layers of the kernel crate see them),
-//! `driver` (probe and what exists while the driver is bound), `hw` (what differs between devices).
+//! `driver` (probe and what exists while the driver is bound), `hw` (what differs between devices),
+//! `layout` (VRAM that is not in order, or not all there, to test the layers with that).
 
 mod driver;
 mod file;
 mod gem;
 mod hw;
+mod layout;
 
 use crate::driver::VvramDriver;
 
@@ -36,6 +38,14 @@ kernel::module_pci_driver! {
         unrevocable_percent: u64 {
             default: 100,
             description: "How much of VRAM importers may pin that cannot be told to let go, in percent (0: they get none)",
+        },
+        scramble: u8 {
+            default: 0,
+            description: "Let the BAR show the pages of VRAM in another order, to test that",
+        },
+        holes: u8 {
+            default: 0,
+            description: "Keep pages in the middle of VRAM from being used, to test that",
         },
         lossy_suspend: u8 {
             default: 0,

@@ -2,10 +2,11 @@
 
 //! The export policy for GEM objects in VRAM: which importer reaches them, how, and why not.
 //!
-//! A driver whose objects are managed by [TTM](drm::ttm) implements [`PeerObject`], keeps an
-//! [`Exports`] in its registration data, and sets
-//! [`DriverObject::PRIME`](super::DriverObject::PRIME) to [`hooks`]. Its objects
-//! are then exported as dma-bufs:
+//! A driver implements [`PeerObject`] for its objects, keeps an [`Exports`] in its registration data,
+//! and sets [`DriverObject::PRIME`](super::DriverObject::PRIME) to [`hooks`]. Where the objects are,
+//! and whether they move, is up to their class, a [`Backing`]: [`gem::ttm`](super::ttm) has those that
+//! TTM moves, [`gem::vram`](super::vram) is for those that stay in VRAM. They are then exported as
+//! dma-bufs:
 //!
 //! - When an importer attaches, the path to it is measured and [`decide`] says what it gets: peer
 //!   to peer by bus address, peer to peer through the host bridge, system memory, or a refusal with
@@ -63,13 +64,16 @@
 //!         },
 //!         ttm::{
 //!             CpuEngine,
-//!             Domain,
 //!             Job,
-//!             MemType,
 //!             OpCtx,
 //!             Place,
+//!             TtmObject, //
+//!         },
+//!         vram::{
+//!             Allocator,
+//!             Domain,
+//!             MemType,
 //!             Ranges,
-//!             TtmObject,
 //!             Window, //
 //!         }, //
 //!     },
@@ -149,6 +153,8 @@
 //! }
 //!
 //! impl PeerObject for Bo {
+//!     type Class = gem::ttm::Object<Self>;
+//!
 //!     fn ops() -> &'static peer::Ops<Self> {
 //!         &OPS
 //!     }
@@ -216,7 +222,7 @@
 //!         let drm = drm::UnregisteredDevice::<Self>::new(
 //!             pdev,
 //!             try_pin_init!(Data {
-//!                 ttm <- drm::ttm::Device::new(size),
+//!                 ttm <- drm::ttm::Device::new(Allocator::new(0..size)?),
 //!             }),
 //!         )?;
 //!         drm::ttm::Device::<Bo>::setup(&drm, pdev, 2, size)?;
@@ -327,11 +333,18 @@
 //! C headers: [`include/drm/drm_prime.h`](srctree/include/drm/drm_prime.h),
 //! [`include/linux/dma-buf.h`](srctree/include/linux/dma-buf.h)
 
+mod backing;
 mod counters;
 pub mod debugfs;
 mod holders;
+pub(crate) mod trace;
 
 pub use self::{
+    backing::{
+        Backing,
+        Vram,
+        Want, //
+    },
     counters::{
         Counters,
         Event, //
@@ -346,12 +359,20 @@ pub use crate::dma_buf::peer::{
     Reason, //
 };
 
-use super::{
-    ttm::{
-        Import,
-        Object, //
+use self::{
+    backing::{
+        awake,
+        awake_if_active,
+        subject,
+        with_reserved, //
     },
+    trace::Act, //
+};
+use super::{
+    import::Import,
     BaseObject,
+    DriverObject,
+    Held,
     IntoGEMObject,
     PrimeHooks, //
 };
@@ -381,16 +402,9 @@ use crate::{
     },
     drm::{
         self,
-        ttm::{
-            trace::{
-                self,
-                Act, //
-            },
+        vram::{
             Domain,
-            MemType,
-            OpCtx,
-            Place,
-            TtmObject, //
+            MemType, //
         }, //
     },
     error::to_result,
@@ -518,7 +532,7 @@ pub struct Facts {
 ///             Path,
 ///             Reason, //
 ///         },
-///         ttm::Domain, //
+///         vram::Domain, //
 ///     },
 ///     pci::p2pdma::MapType, //
 /// };
@@ -736,7 +750,10 @@ impl Refusals {
 /// A GEM object that peers may access in VRAM.
 ///
 /// See the [module](self) for an example.
-pub trait PeerObject: TtmObject {
+pub trait PeerObject: DriverObject<Driver: drm::Driver<Object = Self::Class>> {
+    /// The class of the objects, such as [`gem::ttm::Object<Self>`](super::ttm::Object).
+    type Class: Backing<Data = Self>;
+
     /// Returns the table of dma-buf operations of this class.
     ///
     /// It must be a `static` of the driver: by its address the driver tells its own buffers.
@@ -763,6 +780,8 @@ pub trait PeerObject: TtmObject {
         None
     }
 }
+
+type Object<T> = <T as PeerObject>::Class;
 
 /// The table of dma-buf operations of a class of objects.
 pub type Ops<T> = dma_buf::Ops<GemExport<T>>;
@@ -812,22 +831,22 @@ pub struct GemExport<T: PeerObject> {
 
 impl<T: PeerObject> GemExport<T> {
     /// Returns the object, whose reservation is that of the dma-buf.
-    fn object(&self, _cx: &Locked<'_, Self>) -> super::ttm::Locked<'_, T> {
+    fn object(&self, _cx: &Locked<'_, Self>) -> Held<'_, Object<T>> {
         // SAFETY: A `Locked` dma-buf exists only while its reservation is held, and there is one
         // `GemExport` for each.
-        unsafe { self.obj.assume_locked() }
+        unsafe { Held::assume(&*self.obj) }
     }
 
     /// Returns how the importers of the object fared.
     fn counters(&self) -> &Counters {
-        self.obj.ttm().peers()
+        self.obj.vram().counters()
     }
 
     /// Tells the tracepoint what an importer did, and what came of it.
     fn trace(&self, act: Act, importer: &device::Device, outcome: Outcome, ret: Result) {
         let (path, reason) = (outcome.path.code(), outcome.reason.code());
 
-        trace::importer(act, self.obj.subject(), importer, path, reason, ret);
+        trace::importer(act, subject(&*self.obj), importer, path, reason, ret);
     }
 
     /// Returns what an importer has, which is not what it could have, where the object is now.
@@ -835,14 +854,14 @@ impl<T: PeerObject> GemExport<T> {
         let object = self.object(cx);
         let outcome = at.data().outcome;
 
-        if !outcome.path.is_peer() || object.mem_type() == Some(MemType::Vram) {
+        if !outcome.path.is_peer() || Object::<T>::mem_type(&object) == Some(MemType::Vram) {
             return outcome;
         }
         let reason = if !all_peers(cx) {
             Reason::OtherImporter
         } else if self.suspended.load(Relaxed) {
             Reason::Suspended
-        } else if object.is_pinned() {
+        } else if Object::<T>::is_pinned(&object) {
             Reason::PinnedElsewhere
         } else {
             Reason::NoVram
@@ -858,25 +877,19 @@ impl<T: PeerObject> GemExport<T> {
     /// Finds out what [`decide`] needs to know.
     fn facts(&self, cx: &Locked<'_, Self>, req: &AttachRequest<'_>, suspended: bool) -> Facts {
         let object = self.object(cx);
-        let visible = object.visible();
-        let pinned = object.mem_type().filter(|_| object.is_pinned());
-        let inside_bar = match object.vram() {
-            Some(vram) if pinned.is_some() => vram.is_below(visible),
-            // It can be moved.
-            _ => self.obj.size() as u64 <= visible,
-        };
+        let pinned = Object::<T>::mem_type(&object).filter(|_| Object::<T>::is_pinned(&object));
 
         Facts {
             // `cx` proves that the device is bound.
             gone: false,
             suspended,
             route: Route::new(cx.bound(), req),
-            inside_bar,
+            inside_bar: Object::<T>::can_be_seen(&object),
             domain: self.obj.domain(),
-            vram_or_fail: self.obj.vram_or_fail(),
+            vram_or_fail: self.obj.data().vram_or_fail(),
             pinned,
             unrevocable: !req.is_revocable()
-                && self.obj.ttm().holders().policy() == Unrevocable::Refuse,
+                && self.obj.vram().holders().policy() == Unrevocable::Refuse,
         }
     }
 
@@ -885,36 +898,27 @@ impl<T: PeerObject> GemExport<T> {
         at.data().outcome.path.is_peer() && !at.is_revocable()
     }
 
-    /// Returns the places for the object while all of its importers use it, best first. `awake` says
-    /// whether the device is.
-    ///
-    /// An object that is in the second place stays there if the first one is full.
+    /// Returns where the object is to be while all of its importers use it. `awake` says whether the
+    /// device is.
     ///
     /// # Errors
     ///
     /// `EAGAIN` if it has to be in VRAM, and that is out of reach.
-    fn places(&self, cx: &Locked<'_, Self>, awake: bool) -> Result<[Place; 2]> {
-        let vram = Place::VRAM.below(self.object(cx).visible());
-        let peers = all_peers(cx);
-
+    fn wanted(&self, cx: &Locked<'_, Self>, awake: bool) -> Result<Want> {
         match self.obj.domain() {
             // Its peers keep the device awake; who else maps it gets nothing.
             _ if vram_or_fail::<T>(&self.obj) && !awake => Err(EAGAIN),
-            _ if vram_or_fail::<T>(&self.obj) => Ok([vram, vram]),
+            _ if vram_or_fail::<T>(&self.obj) => Ok(Want::Vram),
             // Not evicted from there for the sake of system memory.
-            Domain::Either if peers && awake => Ok([vram, Place::TT.fallback()]),
-            _ => Ok([Place::TT, Place::TT]),
+            Domain::Either if all_peers(cx) && awake => Ok(Want::VramFirst),
+            _ => Ok(Want::System),
         }
     }
 
-    /// Tells whether the object is in VRAM and [`Self::places`] would have it there, which takes
+    /// Tells whether the object is in VRAM and [`Self::wanted`] would have it there, which takes
     /// less than to validate it.
     fn is_in_first_place(&self, cx: &Locked<'_, Self>) -> bool {
-        let object = self.object(cx);
-
-        object
-            .vram()
-            .is_some_and(|vram| vram.is_below(object.visible()))
+        Object::<T>::is_seen(&self.object(cx))
             && self.obj.domain() != Domain::System
             && (vram_or_fail::<T>(&self.obj) || all_peers(cx))
     }
@@ -925,43 +929,47 @@ impl<T: PeerObject> GemExport<T> {
         let ret = self.place_and_pin(cx, &mut object, at);
 
         // It may have failed after that.
-        object.uncharge_unpinned();
+        Object::<T>::uncharge(&mut object);
         ret
     }
 
     fn place_and_pin(
         &self,
         cx: &Locked<'_, Self>,
-        object: &mut super::ttm::Locked<'_, T>,
+        object: &mut Held<'_, Object<T>>,
         at: &Attached<'_, Self>,
     ) -> Result {
-        let awake = self.obj.awake_if_active();
+        let awake = awake_if_active(&*self.obj);
 
-        if !object.is_pinned() {
-            let ctx = &mut OpCtx::interruptible();
-            let [first, second] = self.places(cx, awake.is_some())?;
+        if !Object::<T>::is_pinned(object) {
+            let want = self.wanted(cx, awake.is_some())?;
 
             // Before anybody is evicted for it.
-            if first.mem_type() == MemType::Vram {
-                object.charge()?;
+            if want != Want::System {
+                Object::<T>::charge(object)?;
             }
 
             // With both at once an object would stay in system memory rather than evict others.
-            match object.validate_patiently(&[first], ctx) {
-                Err(e) if e == ENOSPC && second.mem_type() != first.mem_type() => {
-                    object.validate(&[second], ctx)
+            let first = if want == Want::VramFirst {
+                Want::Vram
+            } else {
+                want
+            };
+            match Object::<T>::bring(object, first, true, true) {
+                Err(e) if e == ENOSPC && want == Want::VramFirst => {
+                    Object::<T>::bring(object, Want::System, true, false)
                 }
                 // What holds it up takes too long. The core warns about the other error.
                 Err(e) if e == EBUSY => Err(ETIMEDOUT),
                 ret => ret,
             }?;
-            if object.mem_type() != Some(MemType::Vram) {
-                object.uncharge_unpinned();
+            if Object::<T>::mem_type(object) != Some(MemType::Vram) {
+                Object::<T>::uncharge(object);
             }
         }
 
         // Pinned by an importer that was attached before, or by one that is no device.
-        let can = match object.mem_type() {
+        let can = match Object::<T>::mem_type(object) {
             Some(MemType::Vram) => at.data().outcome.path.is_peer(),
             _ => !vram_or_fail::<T>(&self.obj),
         };
@@ -969,21 +977,21 @@ impl<T: PeerObject> GemExport<T> {
             return Err(EOPNOTSUPP);
         }
         self.note_place(object, at, awake.is_some());
-        if object.mem_type() != Some(MemType::Vram) {
-            return object.pin_raw();
+        if Object::<T>::mem_type(object) != Some(MemType::Vram) {
+            return Object::<T>::pin(object);
         }
 
         // It stays in VRAM for as long as it is pinned.
         let awake = awake.ok_or(EAGAIN)?;
-        object.pin_raw()?;
+        Object::<T>::pin(object)?;
         awake.forget();
         Ok(())
     }
 
     /// Takes note of why a peer gets system memory, if it does.
-    fn note_place(&self, object: &super::ttm::Locked<'_, T>, at: &Attached<'_, Self>, awake: bool) {
+    fn note_place(&self, object: &Held<'_, Object<T>>, at: &Attached<'_, Self>, awake: bool) {
         if at.data().outcome.path.is_peer() {
-            let in_vram = object.mem_type() == Some(MemType::Vram);
+            let in_vram = Object::<T>::mem_type(object) == Some(MemType::Vram);
 
             self.suspended.store(!in_vram && !awake, Relaxed);
         }
@@ -997,7 +1005,7 @@ impl<T: PeerObject> GemExport<T> {
         cx: &Locked<'_, Self>,
         at: &Attached<'_, Self>,
     ) -> core::result::Result<(), (Error, Reason)> {
-        let holders = self.obj.ttm().holders();
+        let holders = self.obj.vram().holders();
         let size = self.obj.size() as u64;
         // Before anybody is evicted for it.
         let charged = Self::is_holder(at) && self.held.load(Relaxed) == 0;
@@ -1008,8 +1016,9 @@ impl<T: PeerObject> GemExport<T> {
         }
 
         let ret = self.try_pin(cx, at);
-        let holds =
-            Self::is_holder(at) && ret.is_ok() && self.object(cx).mem_type() == Some(MemType::Vram);
+        let holds = Self::is_holder(at)
+            && ret.is_ok()
+            && Object::<T>::mem_type(&self.object(cx)) == Some(MemType::Vram);
         if holds {
             self.held.add(1, Relaxed);
         } else if charged {
@@ -1034,47 +1043,46 @@ impl<T: PeerObject> GemExport<T> {
         dir: DataDirection,
     ) -> Result<Mapping<'r>> {
         let mut object = self.object(cx);
-        let ctx = &mut OpCtx::uninterruptible();
         // The driver moves what is exported before the device is suspended, with the reservation held,
         // and importers are told. Importers of what does not move keep the device awake.
-        let stays = object.is_pinned()
-            || (self.is_in_first_place(cx) && pm::note_use(self.obj.ttm().owner()));
+        let stays = Object::<T>::is_pinned(&object)
+            || (self.is_in_first_place(cx) && pm::note_use(self.obj.owner()));
         // Keeps the device awake until the object has moved.
-        let awake = (!stays).then(|| self.obj.awake_if_active()).flatten();
+        let awake = (!stays).then(|| awake_if_active(&*self.obj)).flatten();
 
         if !stays {
-            let places = self.places(cx, awake.is_some())?;
+            let want = self.wanted(cx, awake.is_some())?;
 
-            if vram_or_fail::<T>(&self.obj) {
-                object.validate_patiently(&places, ctx)?;
-            } else {
-                object.validate(&places, ctx)?;
-            }
+            Object::<T>::bring(&mut object, want, false, vram_or_fail::<T>(&self.obj))?;
             self.note_place(&object, at, awake.is_some());
         }
-        object.touch();
+        Object::<T>::touch(&object);
 
-        if let Some(vram) = object.vram() {
+        if Object::<T>::mem_type(&object) == Some(MemType::Vram) {
             if !at.data().outcome.path.is_peer() {
                 return Err(EOPNOTSUPP);
             }
-            return at.map_mmio(|bound| Ok(*bound), vram.in_bar(cx.bound())?, dir);
+            return at.map_mmio(
+                |bound| Ok(*bound),
+                Object::<T>::in_bar(&object, cx.bound())?,
+                dir,
+            );
         }
         // Pinned by one that is no device.
         if vram_or_fail::<T>(&self.obj) {
             return Err(EOPNOTSUPP);
         }
 
-        let pages = object.pages(ctx)?;
+        let pages = Object::<T>::pages(&mut object)?;
         // SAFETY: The pages stay until the object moves, before which importers are told and fences
         // are waited for, or is gone, which is after the last mapping.
-        unsafe { at.map_pages(pages.as_slice(), dir) }
+        unsafe { at.map_pages(pages, dir) }
     }
 }
 
 /// Tells whether importers get an object in VRAM or not at all.
-fn vram_or_fail<T: PeerObject>(obj: &T) -> bool {
-    obj.vram_or_fail() || obj.domain() == Domain::Vram
+fn vram_or_fail<T: PeerObject>(obj: &Object<T>) -> bool {
+    obj.data().vram_or_fail() || obj.domain() == Domain::Vram
 }
 
 /// Tells whether all importers of a buffer can have peer memory.
@@ -1097,7 +1105,7 @@ impl<T: PeerObject> Exporter for GemExport<T> {
 
     fn prepare_attach(&self) -> Option<Result<Awake>> {
         // A peer will want VRAM soon.
-        (self.obj.domain() != Domain::System).then(|| self.obj.awake())
+        (self.obj.domain() != Domain::System).then(|| awake(&*self.obj))
     }
 
     fn attach(
@@ -1164,16 +1172,16 @@ impl<T: PeerObject> Exporter for GemExport<T> {
 
     fn unpin(&self, _buf: &DmaBuf, at: &Attached<'_, Self>) {
         // SAFETY: Called with the reservation held.
-        let mut object = unsafe { self.obj.assume_locked() };
-        let in_vram = object.mem_type() == Some(MemType::Vram);
+        let mut object = unsafe { Held::assume(&*self.obj) };
+        let in_vram = Object::<T>::mem_type(&object) == Some(MemType::Vram);
 
-        object.unpin_raw();
+        Object::<T>::unpin(&mut object);
         if in_vram {
             // SAFETY: An object does not move while it is pinned, so it was in VRAM when this pin was
             // made, which forgot one.
-            drop(unsafe { self.obj.awake_from_forgotten() });
+            drop(unsafe { Awake::from_forgotten(self.obj.owner()) });
             if Self::is_holder(at) && self.held.fetch_sub(1, Relaxed) == 1 {
-                self.obj.ttm().holders().uncharge(self.obj.size() as u64);
+                self.obj.vram().holders().uncharge(self.obj.size() as u64);
             }
         }
         // What it had, for all that is known here, is what it could have.
@@ -1223,7 +1231,7 @@ impl<T: PeerObject> Exporter for GemExport<T> {
         if dir == DataDirection::FromDevice {
             return Ok(());
         }
-        self.object(cx).flush()
+        Object::<T>::flush(&self.object(cx))
     }
 
     fn mmap(&self, _buf: &DmaBuf, vma: &VmaNew) -> Result {
@@ -1243,18 +1251,25 @@ impl<T: PeerObject> Exporter for GemExport<T> {
     }
 
     fn revoke(&self) {
-        self.obj.trace_invalidate();
+        let placement = self
+            .obj
+            .residence()
+            .map_or(trace::NO_PLACEMENT, MemType::as_raw);
+
+        trace::invalidate(subject(&*self.obj), placement);
     }
 
     fn release(&self) {
-        if let Ok(mut object) = self.obj.reserve(false) {
+        // Without signals it does not fail.
+        let _ = with_reserved(&*self.obj, false, |object| {
             // A dma-buf that the object does not know is one whose export failed; there may be
             // another one by now.
-            if object.exported().addr() == self.buf.load(Relaxed) {
+            if Object::<T>::exported(object).addr() == self.buf.load(Relaxed) {
                 // SAFETY: There is no dma-buf any more.
-                unsafe { object.view().set_exported(ptr::null_mut()) };
+                unsafe { Object::<T>::set_exported(object, ptr::null_mut()) };
             }
-        }
+            Ok(())
+        });
     }
 
     fn vunmap(&self, _buf: &DmaBuf, map: IosysMap) {
@@ -1307,8 +1322,8 @@ unsafe extern "C" fn export_callback<T: PeerObject>(
 }
 
 fn export<T: PeerObject>(obj: &Object<T>, flags: c_int) -> Result<ARef<DmaBuf>> {
-    if let Some(import) = obj.as_import() {
-        return Ok(import.dma_buf().into());
+    if let Some(buf) = obj.imported() {
+        return Ok(buf.into());
     }
 
     let raw = obj.as_raw();
@@ -1316,14 +1331,18 @@ fn export<T: PeerObject>(obj: &Object<T>, flags: c_int) -> Result<ARef<DmaBuf>> 
     // An object that is exported leaves VRAM when the device is suspended the next time, so that those
     // who cannot resume the device reach it. It does not leave while the device is suspended.
     let _awake = (obj.domain() != Domain::System)
-        .then(|| obj.awake())
+        .then(|| awake(obj))
         .transpose();
 
     // The DRM core keeps the dma-buf of an object that has handles; one that is still used by
     // others after the last handle was closed is imported again, not exported.
-    if !obj.reserve(true)?.exported().is_null() {
-        return Err(EBUSY);
-    }
+    with_reserved(obj, true, |object| {
+        if Object::<T>::exported(object).is_null() {
+            Ok(())
+        } else {
+            Err(EBUSY)
+        }
+    })?;
 
     // SAFETY: The device of a valid object is valid. Only objects of registered devices have
     // handles, and so are exported.
@@ -1350,13 +1369,13 @@ fn export<T: PeerObject>(obj: &Object<T>, flags: c_int) -> Result<ARef<DmaBuf>> 
     // must not depend on what `T::ops()` returns by now.
     // SAFETY: It was made above, of a `GemExport<T>`.
     let export = unsafe { assume_exporter_of::<GemExport<T>>(&buf) };
-    let mut object = obj.reserve(false)?;
-
-    export.buf.store(buf.as_raw().addr(), Relaxed);
-    // SAFETY: The dma-buf shares the reservation of the object; when it is released the pointer is
-    // taken back.
-    unsafe { object.view().set_exported(buf.as_raw()) };
-    drop(object);
+    with_reserved(obj, false, |object| {
+        export.buf.store(buf.as_raw().addr(), Relaxed);
+        // SAFETY: The dma-buf shares the reservation of the object; when it is released the pointer
+        // is taken back.
+        unsafe { Object::<T>::set_exported(object, buf.as_raw()) };
+        Ok(())
+    })?;
 
     // As `drm_gem_dmabuf_export()` does: mappings of the dma-buf are mappings of the device.
     // SAFETY: The dma-buf and the device are valid, and nobody else uses the file yet.
@@ -1385,13 +1404,9 @@ unsafe extern "C" fn import_callback<T: PeerObject>(
 
     // SAFETY: The device is valid. Only a registered device has files, and so imports.
     let dev: &drm::Device<T::Driver, drm::Ioctl> = unsafe { drm::Device::from_raw(dev) };
-    let obj = T::import_args()
-        .ok_or(EINVAL)
-        // SAFETY: The class of objects lets the core import with the device lock held, and a driver
-        // bound.
-        .and_then(|args| unsafe { Object::<T>::import(dev, dma_buf.into(), args) });
-
-    match obj {
+    // SAFETY: The class of objects lets the core import with the device lock held, and a driver bound,
+    // if it imports at all.
+    match unsafe { Object::<T>::import(dev, dma_buf.into()) } {
         // The caller gets the reference.
         Ok(obj) => {
             let raw = obj.as_raw();
@@ -1450,10 +1465,13 @@ pub fn import_info<T: PeerObject>(import: &Import) -> Result<ImportInfo> {
 /// - `ENODEV` if the exporting device is gone.
 /// - `ENOMEM` if memory runs out.
 pub fn attachments<T: PeerObject>(obj: &Object<T>) -> Result<KVec<AttachmentInfo>> {
-    let object = obj.reserve(false)?;
+    with_reserved(obj, false, |object| attachments_of::<T>(object))
+}
+
+fn attachments_of<T: PeerObject>(object: &Held<'_, Object<T>>) -> Result<KVec<AttachmentInfo>> {
     let mut list = KVec::new();
 
-    let Some(buf) = NonNull::new(object.exported()) else {
+    let Some(buf) = NonNull::new(Object::<T>::exported(object)) else {
         return Ok(list);
     };
     // SAFETY: The object knows its dma-buf until that is released, which needs the reservation. No

@@ -4,7 +4,7 @@
 //!
 //! An [`Object`] is made with a list of [`Place`]s and moves when TTM needs room. Whoever wants to
 //! look at where it is, move or pin it, reserves it first: [`Reserved`] is the proof that the
-//! reservation is held. [`Locked`] is the view that it gives, and that the layers of the kernel
+//! reservation is held. [`Held`] is the view that it gives, and that the layers of the kernel
 //! crate have in callbacks, which are called with the reservation held.
 //!
 //! Processes map an object through its fake offset, write-combined where it is in VRAM; the kernel
@@ -26,7 +26,9 @@
 //!
 //! C header: [`include/drm/ttm/ttm_bo.h`](srctree/include/drm/ttm/ttm_bo.h)
 
+mod backing;
 mod copy;
+pub mod debugfs;
 mod import;
 mod suspend;
 
@@ -35,14 +37,16 @@ pub use self::{
         copy,
         Part, //
     },
-    import::Import,
     suspend::Content, //
 };
+pub use super::import::Import;
 
 use super::{
     close_callback,
     open_callback,
+    peer::trace,
     BaseObject,
+    Held,
     IntoGEMObject,
     Status, //
 };
@@ -56,6 +60,7 @@ use crate::{
     },
     drm::{
         self,
+        devres::while_registered,
         driver::{
             AllocImpl,
             AllocOps, //
@@ -67,20 +72,21 @@ use crate::{
         },
         private::Sealed,
         ttm::{
-            trace,
             Charge,
-            Domain,
-            MemType,
             OpCtx,
             Pages,
             PinAccount,
             Place,
-            Ranges,
             Side,
             Transfer,
             TtmObject,
             VramResource,
             Work, //
+        },
+        vram::{
+            Domain,
+            MemType,
+            Ranges, //
         }, //
     },
     error::{
@@ -97,7 +103,6 @@ use crate::{
     sync::{
         aref::ARef,
         atomic::{
-            Acquire,
             Atomic,
             Relaxed, //
         },
@@ -107,10 +112,7 @@ use crate::{
         delay::fsleep,
         Delta, //
     },
-    types::{
-        NotThreadSafe,
-        Opaque, //
-    }, //
+    types::Opaque, //
 };
 use core::{
     cell::UnsafeCell,
@@ -337,7 +339,7 @@ impl<T: TtmObject> Object<T> {
         let obj: ARef<Self> = unsafe { ARef::from_raw(NonNull::new_unchecked(this)) };
         // SAFETY: The object was made with its reservation held.
         unsafe {
-            obj.assume_locked().take_off_lru();
+            Held::assume(&*obj).take_off_lru();
             bindings::dma_resv_unlock((*obj.as_raw()).resv);
         }
         // SAFETY: `free_callback` removes it.
@@ -353,16 +355,14 @@ impl<T: TtmObject> Object<T> {
     /// # Errors
     ///
     /// Those of [`ExecCtx::prepare_obj`].
-    pub fn lock<'a>(&self, exec: &mut ExecCtx<'a>) -> Result<Option<Locked<'a, T>>> {
+    pub fn lock<'a>(&self, exec: &mut ExecCtx<'a>) -> Result<Option<Held<'a, Object<T>>>> {
         let Some(_) = exec.prepare_obj(self, 0)? else {
             return Ok(None);
         };
 
-        Ok(Some(Locked {
-            // SAFETY: The round has a reference to the object, and lasts for `'a`.
-            obj: unsafe { &*ptr::from_ref(self) },
-            _not_send: NotThreadSafe,
-        }))
+        // SAFETY: The round has a reference to the object and holds the reservation, and lasts for
+        // `'a`.
+        Ok(Some(unsafe { Held::assume(&*ptr::from_ref(self)) }))
     }
 
     /// Returns the number of the object, which no other object of the device has or had.
@@ -397,11 +397,6 @@ impl<T: TtmObject> Object<T> {
         }
     }
 
-    /// Tells the tracepoint that the importers of the object are about to be told.
-    pub(crate) fn trace_invalidate(&self) {
-        trace::invalidate(self.subject(), self.residence.load(Relaxed));
-    }
-
     /// Reserves the object.
     ///
     /// No other reservation may be held.
@@ -421,25 +416,8 @@ impl<T: TtmObject> Object<T> {
             }
         }
 
-        // INVARIANT: Locked above.
-        Ok(Reserved(Locked {
-            obj: self,
-            _not_send: NotThreadSafe,
-        }))
-    }
-
-    /// Makes the view of an object whose reservation somebody else took.
-    ///
-    /// # Safety
-    ///
-    /// The reservation must be held by this task while the view exists.
-    #[inline]
-    pub(crate) unsafe fn assume_locked(&self) -> Locked<'_, T> {
-        // INVARIANT: By the safety requirements.
-        Locked {
-            obj: self,
-            _not_send: NotThreadSafe,
-        }
+        // SAFETY: Locked above.
+        Ok(Reserved(unsafe { Held::assume(self) }))
     }
 
     /// Returns the object of a C structure, [`None`] if it is a ghost.
@@ -553,17 +531,7 @@ impl<T: TtmObject> AllocImpl for Object<T> {
     const UNPLUGGED: Option<unsafe fn(*mut bindings::drm_device)> = Some(unplugged_callback::<T>);
 }
 
-/// An object whose reservation is held by this task.
-///
-/// # Invariants
-///
-/// The reservation of `obj` is held.
-pub struct Locked<'a, T: TtmObject> {
-    obj: &'a Object<T>,
-    _not_send: NotThreadSafe,
-}
-
-impl<T: TtmObject> Locked<'_, T> {
+impl<T: TtmObject> Held<'_, Object<T>> {
     /// Returns the driver's part of the object.
     #[inline]
     pub fn data(&self) -> &T {
@@ -836,14 +804,6 @@ impl<T: TtmObject> Locked<'_, T> {
         }
     }
 
-    /// Returns the view of the reservation, by which fences are looked at and added.
-    #[inline]
-    pub fn resv(&mut self) -> LockedResv<'_> {
-        // SAFETY: The reservation of a valid object is valid, and held. Others add fences to it
-        // when they have `self` by mutable reference only, which the view keeps them from.
-        unsafe { LockedResv::from_raw((*self.obj.as_raw()).resv) }
-    }
-
     /// Makes what the CPU wrote to an object in VRAM visible to devices.
     ///
     /// # Errors
@@ -891,10 +851,10 @@ impl<T: TtmObject> Locked<'_, T> {
 
 /// The proof that an object is reserved. Dropping it ends the reservation.
 #[must_use = "the reservation ends when the guard is dropped"]
-pub struct Reserved<'a, T: TtmObject>(Locked<'a, T>);
+pub struct Reserved<'a, T: TtmObject>(Held<'a, Object<T>>);
 
 impl<'a, T: TtmObject> Deref for Reserved<'a, T> {
-    type Target = Locked<'a, T>;
+    type Target = Held<'a, Object<T>>;
 
     #[inline]
     fn deref(&self) -> &Self::Target {
@@ -908,21 +868,18 @@ impl<T: TtmObject> Reserved<'_, T> {
     /// Not by `DerefMut`: the views of two objects could be swapped, and with them which one is
     /// unlocked.
     #[inline]
-    pub(crate) fn view(&mut self) -> Locked<'_, T> {
-        // INVARIANT: The reservation is held as long as `self` is borrowed.
-        Locked {
-            obj: self.0.obj,
-            _not_send: NotThreadSafe,
-        }
+    pub(crate) fn view(&mut self) -> Held<'_, Object<T>> {
+        // SAFETY: The reservation is held as long as `self` is borrowed.
+        unsafe { Held::assume(self.0.obj) }
     }
 
     /// Moves the object to one of `places`, unless it is in one already.
     ///
-    /// See [`Locked::validate`].
+    /// See [`Held::validate`].
     ///
     /// # Errors
     ///
-    /// Those of [`Locked::validate`].
+    /// Those of [`Held::validate`].
     pub fn validate(&mut self, places: &[Place], ctx: &mut OpCtx) -> Result {
         self.view().validate(places, ctx)
     }
@@ -941,7 +898,7 @@ impl<T: TtmObject> Reserved<'_, T> {
     ///
     /// - `EAGAIN` if it is in VRAM, and the device is suspended.
     /// - `EDQUOT` if it is in VRAM, of which no more may be pinned.
-    /// - Those of [`Locked::validate`].
+    /// - Those of [`Held::validate`].
     pub fn pin(&mut self) -> Result<Pinned<T>> {
         let awake = (self.mem_type() == Some(MemType::Vram))
             .then(|| self.obj.awake_if_active().ok_or(EAGAIN))
@@ -988,48 +945,6 @@ impl<T: TtmObject> Drop for Reserved<'_, T> {
         // SAFETY: The reservation is held.
         unsafe { bindings::dma_resv_unlock((*self.obj.as_raw()).resv) };
     }
-}
-
-/// Calls `f` with the registration data, while the driver is bound.
-///
-/// # Errors
-///
-/// `ENODEV` if the DRM device is not registered, and what `f` returns.
-///
-/// # Safety
-///
-/// `dev` must be a valid device of `D`.
-unsafe fn while_registered<D: drm::Driver, R>(
-    dev: *mut bindings::drm_device,
-    f: impl for<'a> FnOnce(&'a D::RegistrationData<'a>) -> Result<R>,
-) -> Result<R> {
-    struct Section(i32);
-
-    impl Drop for Section {
-        fn drop(&mut self) {
-            // SAFETY: The section was entered.
-            unsafe { bindings::drm_dev_exit(self.0) };
-        }
-    }
-
-    let mut section = Section(0);
-    // SAFETY: The device is valid.
-    if !unsafe { bindings::drm_dev_enter(dev, &mut section.0) } {
-        core::mem::forget(section);
-        return Err(ENODEV);
-    }
-
-    // A device that was never registered can be entered too. It has no registration data; once it
-    // has, that stays until after an unplug, which waits for this section.
-    // SAFETY: The device is valid and of `D`.
-    let device: &drm::Device<D> = unsafe { drm::Device::from_raw(dev) };
-    if device.registration_data.load(Acquire).is_null() {
-        return Err(ENODEV);
-    }
-
-    // SAFETY: The device is registered until the end of the section.
-    let dev: &drm::Device<D, drm::Registered> = unsafe { drm::Device::from_raw(dev) };
-    dev.registration_data_with(f)
 }
 
 /// Returns what TTM calls a resource as one side of a transfer.
@@ -1107,12 +1022,12 @@ unsafe fn move_object<T: TtmObject>(
         )
     };
     // SAFETY: The reservation is held.
-    let mut locked = unsafe { obj.assume_locked() };
+    let mut locked = unsafe { Held::assume(obj) };
 
     // Importers have mapped what is about to move; what they started is in the fences.
     let buf = locked.exported();
     if !old.is_null() && !buf.is_null() {
-        obj.trace_invalidate();
+        trace::invalidate(obj.subject(), obj.residence.load(Relaxed));
         // SAFETY: By the type invariant it is the dma-buf of the object, whose reservation, which
         // they share, is held.
         unsafe { bindings::dma_buf_invalidate_mappings(buf) };
@@ -1205,14 +1120,14 @@ unsafe fn move_object<T: TtmObject>(
     Ok(())
 }
 
-/// Undoes [`Locked::take_off_lru`] of an object that is about to be freed.
+/// Undoes [`Held::take_off_lru`] of an object that is about to be freed.
 ///
 /// If the engine still works on it, it is freed later, and tasks that evict find it on the LRU list
 /// and wait for that.
 ///
 /// # Safety
 ///
-/// `bo` must be valid, in VRAM and pinned by [`Locked::take_off_lru`] alone, and have no GEM
+/// `bo` must be valid, in VRAM and pinned by [`Held::take_off_lru`] alone, and have no GEM
 /// reference.
 // Not inlined into modules, which cannot call the function.
 #[inline(never)]
@@ -1422,7 +1337,7 @@ unsafe extern "C" fn fault_callback<T: TtmObject>(
     // then takes away what was inserted.
     unsafe {
         if bindings::drm_dev_enter((*bo).base.dev, &mut idx) {
-            let locked = obj.assume_locked();
+            let locked = Held::assume(obj);
             if awake.is_none() && locked.mem_type() == Some(MemType::Vram) {
                 // It has moved there meanwhile.
                 awake = obj.awake_if_active();
@@ -1484,7 +1399,7 @@ unsafe fn insert_pages<T: TtmObject>(
 /// `bo` must be an object of a device of `T`, not a ghost, whose reservation is held.
 unsafe fn make_visible<T: TtmObject>(bo: *mut bindings::ttm_buffer_object) -> Result {
     // SAFETY: As promised by the caller.
-    let mut locked = unsafe { Object::<T>::from_bo(bo).ok_or(EINVAL)?.assume_locked() };
+    let mut locked = unsafe { Held::assume(Object::<T>::from_bo(bo).ok_or(EINVAL)?) };
     let visible = locked.visible();
 
     match locked.vram() {
@@ -1522,7 +1437,7 @@ unsafe extern "C" fn vmap_callback<T: TtmObject>(
             return Ok(0);
         }
         // SAFETY: The reservation is held.
-        let mut locked = unsafe { obj.assume_locked() };
+        let mut locked = unsafe { Held::assume(obj) };
 
         if locked.mem_type() == Some(MemType::Vram) && obj.awake_if_active().is_none() {
             // It is too late to wait for that.
@@ -1552,7 +1467,7 @@ unsafe extern "C" fn vmap_callback<T: TtmObject>(
 ///
 /// `map` must be valid for writing.
 unsafe fn vmap_pinned<T: TtmObject>(
-    locked: &Locked<'_, T>,
+    locked: &Held<'_, Object<T>>,
     map: *mut bindings::iosys_map,
 ) -> Result {
     let bo = locked.bo();
@@ -1571,7 +1486,7 @@ unsafe fn vmap_pinned<T: TtmObject>(
     let start = locked.ttm().vram_start();
 
     let mut pfns = KVVec::with_capacity(locked.obj.size() >> PAGE_SHIFT, GFP_KERNEL)?;
-    for range in vram.ranges() {
+    for range in vram.shown() {
         let first = (start + range.offset) >> PAGE_SHIFT;
 
         for pfn in first..first + (range.len >> PAGE_SHIFT) {
@@ -1642,6 +1557,6 @@ unsafe extern "C" fn vunmap_callback<T: TtmObject>(
         } else {
             bindings::ttm_bo_vunmap(obj.bo(), map);
         }
-        obj.assume_locked().unpin_raw();
+        Held::assume(obj).unpin_raw();
     }
 }

@@ -218,11 +218,11 @@ impl Blit {
         self.size
     }
 
-    /// Tells whether all VRAM that takes part is below `end`.
-    pub(super) fn is_below(&self, end: u64) -> bool {
+    /// Tells whether a BAR of `len` bytes shows all VRAM that takes part.
+    pub(super) fn is_in_bar(&self, len: u64) -> bool {
         [self.from().0, self.to().0]
             .into_iter()
-            .all(|memory| memory.is_below(end))
+            .all(|memory| memory.is_in_bar(len))
     }
 
     /// Lets the CPU do it. Does not allocate memory.
@@ -274,7 +274,7 @@ impl Chunk {
         let (addr, len, is_iomem, is_page) = match memory {
             Memory::Vram(ranges) => {
                 // CAST: Offsets have 64 bits.
-                let (offset, len) = ranges.piece(at as u64).unwrap_or_default();
+                let (offset, len) = ranges.bar_piece(at as u64).unwrap_or_default();
 
                 (
                     vram.wrapping_byte_add(offset as usize),

@@ -4,11 +4,7 @@
 //!
 //! C header: [`include/drm/drm_file.h`](srctree/include/drm/drm_file.h)
 
-use super::{
-    Domain,
-    MemType,
-    TtmObject, //
-};
+use super::TtmObject;
 use crate::{
     bindings,
     drm::{
@@ -17,6 +13,11 @@ use crate::{
             ttm::Object,
             BaseObject,
             IntoGEMObject, //
+        },
+        vram::{
+            charge,
+            Domain,
+            MemType, //
         }, //
     },
     prelude::*,
@@ -63,27 +64,6 @@ impl PinAccount {
 
     pub(crate) fn sub(&self, bytes: u64) {
         self.0.fetch_sub(bytes, Relaxed);
-    }
-}
-
-/// Adds `bytes` to a sum that is at most `limit`.
-///
-/// # Errors
-///
-/// `EDQUOT` if it would be more.
-pub(crate) fn charge(sum: &Atomic<u64>, bytes: u64, limit: u64) -> Result {
-    let mut before = sum.load(Relaxed);
-
-    loop {
-        let after = before
-            .checked_add(bytes)
-            .filter(|after| *after <= limit)
-            .ok_or(EDQUOT)?;
-
-        match sum.cmpxchg(before, after, Relaxed) {
-            Ok(_) => return Ok(()),
-            Err(now) => before = now,
-        }
     }
 }
 

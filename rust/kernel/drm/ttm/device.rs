@@ -8,16 +8,8 @@
 
 use super::{
     admission::Admission,
-    client::charge,
     engine::Moves,
-    objects::{
-        Objects,
-        Room, //
-    },
-    placement::{
-        MemType,
-        Place, //
-    },
+    placement::Place,
     region::{
         Charge,
         Regions, //
@@ -52,6 +44,13 @@ use crate::{
             },
             BaseObject,
             IntoGEMObject, //
+        },
+        vram::{
+            charge,
+            Allocator,
+            MemType,
+            Objects,
+            Room, //
         }, //
     },
     error::to_result,
@@ -70,6 +69,7 @@ use crate::{
             Relaxed,
             Release, //
         },
+        Arc,
         Mutex,
         SetOnce, //
     },
@@ -155,20 +155,21 @@ impl<T: TtmObject> Device<T> {
         ..pin_init::zeroed()
     };
 
-    /// Makes the memory of a device with `vram_size` bytes of VRAM, a multiple of the page size.
+    /// Makes the memory of a device whose VRAM is what `allocator` has.
     ///
     /// At first half of it may be pinned.
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if the size is not one that the allocator takes.
     /// - `ENAMETOOLONG` if the name of the driver has more than 31 bytes.
     /// - `ENOMEM` if memory runs out.
-    pub fn new(vram_size: u64) -> impl PinInit<Self, Error> {
+    pub fn new(allocator: Arc<Allocator>) -> impl PinInit<Self, Error> {
+        let vram_size = allocator.size();
+
         // INVARIANT: Not ready.
         try_pin_init!(Self {
             bdev: Opaque::zeroed(),
-            vram: VramManager::new(vram_size)?,
+            vram: VramManager::new(allocator),
             tt: TtManager::new(),
             drm: UnsafeCell::new(ptr::null_mut()),
             regions: SetOnce::new(),
@@ -232,7 +233,8 @@ impl<T: TtmObject> Device<T> {
         // SAFETY: The parent of a DRM device never changes, nor does that of a registered device.
         let parents = unsafe { [(*dev).dev, (*(*dev).dev).parent] };
         if !parents.contains(&owner.as_raw())
-            || visible > this.vram_size().min(pdev.resource_len(bar)?)
+            || !this.vram.allocator().fits_bar(pdev.resource_len(bar)?)
+            || visible > this.vram.allocator().end().min(pdev.resource_len(bar)?)
         {
             return Err(EINVAL);
         }
@@ -372,10 +374,10 @@ impl<T: TtmObject> Device<T> {
         Ok(found)
     }
 
-    /// Returns the size of a kind of memory in bytes.
+    /// Returns the offset after the last byte of a kind of memory.
     pub(crate) fn size_of(&self, mem_type: MemType) -> u64 {
         match mem_type {
-            MemType::Vram => self.vram_size(),
+            MemType::Vram => self.vram.allocator().end(),
             _ => self.tt.limit(),
         }
     }
@@ -383,7 +385,7 @@ impl<T: TtmObject> Device<T> {
     /// Returns the size of VRAM in bytes.
     #[inline]
     pub fn vram_size(&self) -> u64 {
-        self.vram.buddy().size()
+        self.vram.allocator().size()
     }
 
     /// Returns how much of VRAM the CPU and peers see, in bytes; 0 before [`Self::setup`].
@@ -400,7 +402,7 @@ impl<T: TtmObject> Device<T> {
     /// Returns how much of VRAM is free, in bytes. What waits for a deletion is not.
     #[inline]
     pub fn vram_free(&self) -> u64 {
-        self.vram.buddy().avail()
+        self.vram.allocator().avail()
     }
 
     /// Returns how much of VRAM is pinned, in bytes.
@@ -839,10 +841,10 @@ unsafe extern "C" fn io_mem_pfn_callback<T: TtmObject>(
     // TTM asks for pages of the object only, and its ranges have all of them. If it ever asked for
     // another one it would get one of this object, and not one of somebody else.
     let ranges = resource.ranges();
-    let offset = ranges
-        .offset((page as u64) << PAGE_SHIFT)
-        .or_else(|| ranges.offset(0))
-        .unwrap_or(0);
+    let (offset, _) = ranges
+        .bar_piece((page as u64) << PAGE_SHIFT)
+        .or_else(|| ranges.bar_piece(0))
+        .unwrap_or_default();
     // CAST: Physical addresses have less than 64 bits.
     ((start + offset) >> PAGE_SHIFT) as usize
 }

@@ -23,12 +23,7 @@
 
 use super::{
     blit::Blit,
-    transfer::Transfer,
-    vram::Ranges,
-    window::{
-        flush,
-        Window, //
-    }, //
+    transfer::Transfer, //
 };
 use crate::{
     bindings,
@@ -38,6 +33,11 @@ use crate::{
         FenceContext,
         FenceContextOps,
         SignallingSection, //
+    },
+    drm::vram::{
+        flush,
+        Ranges,
+        Window, //
     },
     impl_has_work,
     new_mutex,
@@ -68,11 +68,11 @@ pub enum Work {
 }
 
 impl Work {
-    /// Tells whether all VRAM that takes part is below `end`.
-    fn is_below(&self, end: u64) -> bool {
+    /// Tells whether a BAR of `len` bytes shows all VRAM that takes part.
+    fn is_in_bar(&self, len: u64) -> bool {
         match self {
-            Self::Move(transfer) => transfer.is_below(end),
-            Self::Copy(blit) => blit.is_below(end),
+            Self::Move(transfer) => transfer.is_in_bar(len),
+            Self::Copy(blit) => blit.is_in_bar(len),
         }
     }
 
@@ -293,7 +293,7 @@ impl<'a> CpuEngine<'a> {
     /// `EINVAL` if a part of it is not inside the window. The job is dropped.
     #[inline(never)]
     pub fn submit(&self, job: Job) -> Result {
-        if !job.work().is_below(self.window.len()) {
+        if !job.work().is_in_bar(self.window.len()) {
             return Err(EINVAL);
         }
 

@@ -4,9 +4,9 @@
 //!
 //! C header: [`include/drm/ttm/ttm_resource.h`](srctree/include/drm/ttm/ttm_resource.h)
 
-use super::placement::MemType;
 use crate::{
     bindings,
+    drm::vram::MemType,
     prelude::*,
     types::Opaque, //
 };

@@ -2,7 +2,7 @@
 
 //! TTM, the memory manager for objects that move between VRAM and system memory.
 //!
-//! - [`Device`] is the memory of one DRM device: VRAM, managed by [`GpuBuddy`], and system memory
+//! - [`Device`] is the memory of one DRM device: VRAM, managed by an [`Allocator`], and system memory
 //!   from TTM's pool. It belongs into the data of the DRM driver.
 //! - [`gem::ttm::Object`] is a GEM object that lives in one of them. TTM decides which, by a list
 //!   of [`Place`]s, and evicts the objects that were used least recently. Use is what needs the
@@ -11,7 +11,7 @@
 //!   are not on that list, so that an eviction need not pass them over.
 //! - [`TtmObject`] is what a driver implements: where to find things, and how to start a [`Job`],
 //!   the move of the content of an object.
-//! - [`CpuEngine`] does jobs where the device cannot, by [`Window`], the CPU's view of VRAM.
+//! - [`CpuEngine`] does jobs where the device cannot, by [`Window`](drm::vram::Window), the CPU's view of VRAM.
 //!
 //! # Moves
 //!
@@ -49,7 +49,7 @@
 //!
 //! Callbacks of TTM run with 4 held and must not take another reservation.
 //!
-//! [`GpuBuddy`]: crate::gpu::buddy::GpuBuddy
+//! [`Allocator`]: drm::vram::Allocator
 //! [`Exec`]: drm::exec::Exec
 //! [`gem::ttm::Object`]: drm::gem::ttm::Object
 //!
@@ -62,14 +62,11 @@ mod client;
 mod device;
 mod engine;
 mod manager;
-mod objects;
 mod placement;
 mod region;
-pub(crate) mod trace;
 mod transfer;
 mod tt;
 mod vram;
-mod window;
 
 pub use self::{
     blit::Blit,
@@ -85,8 +82,6 @@ pub use self::{
         Work, //
     },
     placement::{
-        Domain,
-        MemType,
         OpCtx,
         Place, //
     },
@@ -95,18 +90,12 @@ pub use self::{
         Pages,
         Transfer, //
     },
-    vram::{
-        Range,
-        Ranges, //
-    },
-    window::Window, //
 };
 pub(crate) use self::{
     blit::{
         CpuAccess,
         Lent, //
     },
-    client::charge,
     device::{
         dma_device,
         tt_create_callback,
@@ -123,6 +112,10 @@ use crate::{
         gem::{
             self,
             DriverObject, //
+        },
+        vram::{
+            Domain,
+            Ranges, //
         }, //
     },
     prelude::*,

@@ -4,16 +4,14 @@
 //!
 //! C header: [`include/drm/ttm/ttm_kmap_iter.h`](srctree/include/drm/ttm/ttm_kmap_iter.h)
 
-use super::{
-    blit::Lent,
-    vram::{
-        Range,
-        Ranges, //
-    }, //
-};
+use super::blit::Lent;
 use crate::{
     bindings,
     dma_buf::vmap::VMap,
+    drm::vram::{
+        Range,
+        Ranges, //
+    },
     page::{
         PAGE_SHIFT,
         PAGE_SIZE, //
@@ -72,10 +70,10 @@ pub enum Memory<'a> {
 }
 
 impl Memory<'_> {
-    /// Tells whether all of it is below `end` if it is in VRAM.
-    pub(super) fn is_below(&self, end: u64) -> bool {
+    /// Tells whether a BAR of `len` bytes shows all of it, if it is in VRAM.
+    pub(super) fn is_in_bar(&self, len: u64) -> bool {
         match self {
-            Self::Vram(vram) => vram.is_below(end),
+            Self::Vram(vram) => vram.is_in_bar(len),
             Self::Pages(_) | Self::Mapped(_) => true,
         }
     }
@@ -155,9 +153,9 @@ impl Transfer {
         self.size
     }
 
-    /// Tells whether all VRAM that takes part is below `end`.
-    pub(super) fn is_below(&self, end: u64) -> bool {
-        self.to().is_below(end) && self.from().is_none_or(|from| from.is_below(end))
+    /// Tells whether a BAR of `len` bytes shows all VRAM that takes part.
+    pub(super) fn is_in_bar(&self, len: u64) -> bool {
+        self.to().is_in_bar(len) && self.from().is_none_or(|from| from.is_in_bar(len))
     }
 
     /// Lets the CPU do it.
@@ -227,7 +225,7 @@ impl<'a> Iter<'a> {
             Memory::Vram(vram_ranges) => Self::Vram(VramIter {
                 base: bindings::ttm_kmap_iter { ops: &VRAM_OPS },
                 vram,
-                ranges: vram_ranges.ranges(),
+                ranges: vram_ranges.shown(),
                 index: 0,
             }),
             Memory::Pages(pages) => {

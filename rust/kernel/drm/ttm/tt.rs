@@ -14,17 +14,17 @@
 //!
 //! C header: [`include/drm/ttm/ttm_resource.h`](srctree/include/drm/ttm/ttm_resource.h)
 
-use super::{
-    client::charge,
-    manager::{
-        hand_over,
-        Manager, //
-    },
-    placement::MemType, //
+use super::manager::{
+    hand_over,
+    Manager, //
 };
 use crate::{
     bindings,
     container_of,
+    drm::vram::{
+        charge,
+        MemType, //
+    },
     error::from_result,
     page::PAGE_SHIFT,
     prelude::*,

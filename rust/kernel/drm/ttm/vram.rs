@@ -1,15 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! The manager of VRAM, on [`GpuBuddy`].
-//!
-//! The ranges of a resource, that is its blocks with neighbours merged, are computed when it is
-//! allocated and do not change. Faults, copies and mappings for peers all go by them; what a peer
-//! maps is computed of them once.
+//! The manager of VRAM, on an [`Allocator`].
 //!
 //! # Locking
 //!
 //! The callbacks are called with the reservation of the object held, except for `free`, which may
-//! run on the workqueue of TTM. They take the lock of the buddy allocator only, which sleeps.
+//! run on the workqueue of TTM. They take the lock of the allocator only, which sleeps.
 //!
 //! C header: [`include/drm/ttm/ttm_resource.h`](srctree/include/drm/ttm/ttm_resource.h)
 
@@ -18,134 +14,42 @@ use super::{
         hand_over,
         Manager, //
     },
-    placement::{
-        MemType,
-        Place, //
-    }, //
+    placement::Place, //
 };
 use crate::{
     bindings,
     container_of,
-    dma_buf::mapping::RangeList,
+    drm::vram::{
+        Allocation,
+        Allocator,
+        MemType,
+        Ranges, //
+    },
     error::from_result,
     gpu::buddy::{
-        AllocatedBlocks,
-        GpuBuddy,
         GpuBuddyAllocFlag,
         GpuBuddyAllocFlags,
-        GpuBuddyAllocMode,
-        GpuBuddyParams, //
+        GpuBuddyAllocMode, //
     },
-    page::{
-        PAGE_SHIFT,
-        PAGE_SIZE, //
-    },
-    pci::p2pdma::Provider,
+    page::PAGE_SHIFT,
     prelude::*,
     ptr::Alignment,
-    sync::{
-        Arc,
-        SetOnce, //
-    },
+    sync::Arc,
     types::Opaque, //
 };
-
-/// A piece of VRAM that belongs to an object.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Range {
-    /// The offset in the object at which it begins, in bytes.
-    pub at: u64,
-    /// The offset in VRAM, in bytes.
-    pub offset: u64,
-    /// The length, in bytes.
-    pub len: u64,
-}
-
-/// The VRAM of an object, in the order of the object.
-///
-/// # Invariants
-///
-/// - The ranges are not empty, made of whole pages, and follow each other without a gap from offset
-///   0 of the object to its end.
-/// - All of them are below `end`.
-pub struct Ranges {
-    ranges: KVVec<Range>,
-    end: u64,
-    in_bar: SetOnce<Arc<RangeList>>,
-}
-
-impl Ranges {
-    /// Returns the ranges, in the order of the object.
-    #[inline]
-    pub fn ranges(&self) -> &[Range] {
-        &self.ranges
-    }
-
-    /// Tells whether all of it is below `end`, an offset in VRAM.
-    #[inline]
-    pub fn is_below(&self, end: u64) -> bool {
-        self.end <= end
-    }
-
-    /// Returns where it is for peers, who see VRAM in the BAR of `provider`.
-    ///
-    /// Computed when it is asked for first. The reservation of the object is held.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`RangeList::in_bar`].
-    #[inline]
-    pub(crate) fn in_bar(&self, provider: &Provider<'_>) -> Result<&Arc<RangeList>> {
-        if let Some(list) = self.in_bar.as_ref() {
-            return Ok(list);
-        }
-
-        let list = RangeList::in_bar(provider, self.ranges.iter().map(|r| (r.offset, r.len)))?;
-
-        self.in_bar.populate(list);
-        self.in_bar.as_ref().ok_or(EINVAL)
-    }
-
-    /// Returns the address of a byte of the last range, where VRAM is mapped at `vram`.
-    pub(super) fn last(&self, vram: *mut c_void) -> Option<*mut c_void> {
-        let last = self.ranges.last()?;
-
-        // CAST: Inside of VRAM, which is mapped.
-        Some(vram.wrapping_byte_add(last.offset as usize))
-    }
-
-    /// Returns the offset in VRAM of offset `at` of the object.
-    pub fn offset(&self, at: u64) -> Option<u64> {
-        self.piece(at).map(|(offset, _)| offset)
-    }
-
-    /// Returns the offset in VRAM of offset `at` of the object, and how many bytes follow each other
-    /// from there on.
-    pub(super) fn piece(&self, at: u64) -> Option<(u64, u64)> {
-        // OVERFLOW: The ranges are inside of the object and of VRAM.
-        let index = self.ranges.partition_point(|r| r.at + r.len <= at);
-        let range = self.ranges.get(index)?;
-        let skip = at - range.at;
-
-        Some((range.offset + skip, range.len - skip))
-    }
-}
 
 /// VRAM that is given to an object, `struct ttm_resource`.
 #[repr(C)]
 pub(crate) struct VramResource {
     base: Opaque<bindings::ttm_resource>,
-    /// Shared with those who still copy from there after the object has left.
-    ranges: Arc<Ranges>,
-    // Returned to the allocator when it is dropped.
-    _blocks: Pin<KBox<AllocatedBlocks>>,
+    vram: Allocation,
 }
 
 impl VramResource {
     /// Returns where it is.
     #[inline]
     pub(crate) fn ranges(&self) -> &Arc<Ranges> {
-        &self.ranges
+        self.vram.ranges()
     }
 
     /// # Safety
@@ -164,7 +68,7 @@ impl VramResource {
 /// Once [`Self::init`] was called the value does not move.
 pub(super) struct VramManager {
     man: Manager,
-    buddy: GpuBuddy,
+    allocator: Arc<Allocator>,
 }
 
 static FUNCS: bindings::ttm_resource_manager_func = bindings::ttm_resource_manager_func {
@@ -176,20 +80,16 @@ static FUNCS: bindings::ttm_resource_manager_func = bindings::ttm_resource_manag
 };
 
 impl VramManager {
-    /// Makes a manager of `size` bytes.
-    pub(super) fn new(size: u64) -> Result<Self> {
-        Ok(Self {
+    /// Makes a manager of what `allocator` has.
+    pub(super) fn new(allocator: Arc<Allocator>) -> Self {
+        Self {
             man: Manager::new(),
-            buddy: GpuBuddy::new(GpuBuddyParams {
-                base_offset: 0,
-                size,
-                chunk_size: Alignment::new::<{ PAGE_SIZE }>(),
-            })?,
-        })
+            allocator,
+        }
     }
 
-    pub(super) fn buddy(&self) -> &GpuBuddy {
-        &self.buddy
+    pub(super) fn allocator(&self) -> &Allocator {
+        &self.allocator
     }
 
     pub(super) fn as_raw(&self) -> *mut bindings::ttm_resource_manager {
@@ -206,7 +106,7 @@ impl VramManager {
         // SAFETY: By the safety requirements; the callbacks are those for this type.
         unsafe {
             self.man
-                .init(bdev, MemType::Vram, self.buddy.size(), &FUNCS)
+                .init(bdev, MemType::Vram, self.allocator.end(), &FUNCS)
         };
     }
 
@@ -222,7 +122,7 @@ impl VramManager {
     }
 
     fn alloc(&self, size: u64, align: u64, place: &Place) -> Result<KBox<VramResource>> {
-        let total = self.buddy.size();
+        let total = self.allocator.end();
         let (start, end) = place.range(total);
         if size > end - start {
             return Err(ENOSPC);
@@ -242,48 +142,10 @@ impl VramManager {
         };
         let align = Alignment::new_checked(usize::try_from(align)?).ok_or(EINVAL)?;
 
-        let blocks = KBox::pin_init(
-            self.buddy.alloc_blocks(mode, size, align, flags),
-            GFP_KERNEL,
-        )
-        // The size was checked above; what the allocator takes for bad input is one that it would
-        // have to round up to more than there is.
-        .map_err(|e| if e == EINVAL { ENOSPC } else { e })?;
-
-        let mut ranges = KVVec::<Range>::new();
-        let (mut at, mut end) = (0, 0);
-        for block in blocks.iter() {
-            let (offset, len) = (block.offset(), block.size());
-
-            // OVERFLOW: Blocks are inside of VRAM.
-            end = end.max(offset + len);
-
-            match ranges.last_mut() {
-                // OVERFLOW: As above.
-                Some(last) if last.offset + last.len == offset => last.len += len,
-                _ => ranges.push(Range { at, offset, len }, GFP_KERNEL)?,
-            }
-            at += len;
-        }
-        if at != size {
-            return Err(EIO);
-        }
-
-        // INVARIANT: Blocks are whole pages, and they add up to the size of the object.
-        let ranges = Arc::new(
-            Ranges {
-                ranges,
-                end,
-                in_bar: SetOnce::new(),
-            },
-            GFP_KERNEL,
-        )?;
-
         Ok(KBox::new(
             VramResource {
                 base: Opaque::zeroed(),
-                ranges,
-                _blocks: blocks,
+                vram: self.allocator.alloc_with(mode, size, align, flags)?,
             },
             GFP_KERNEL,
         )?)
@@ -341,7 +203,7 @@ unsafe extern "C" fn intersects_callback(
     // SAFETY: TTM passes a valid resource of this manager, and a place that is not null.
     let (res, place) = unsafe { (VramResource::from_raw(res), Place::from_raw(place)) };
 
-    let ranges = res.ranges.ranges();
+    let ranges = res.ranges().ranges();
 
     ranges.iter().any(|r| place.intersects(r.offset, r.len))
 }
@@ -358,7 +220,7 @@ unsafe extern "C" fn compatible_callback(
     // SAFETY: As in `intersects_callback`.
     let (res, place) = unsafe { (VramResource::from_raw(res), Place::from_raw(place)) };
 
-    let ranges = res.ranges.ranges();
+    let ranges = res.ranges().ranges();
 
     (!place.is_contiguous() || ranges.len() == 1)
         && ranges.iter().all(|r| place.contains(r.offset, r.len))

@@ -8,11 +8,8 @@
 //!   late,
 //! - `counters`: how often importers did not get peer memory, by reason, and how often the content
 //!   of an object was moved,
-//! - `pin_limit`: how many bytes of VRAM may be pinned; can be written,
-//! - `client_pin_limit`: how many of these on the account of one client; can be written,
 //! - `unrevocable`: what importers may have that cannot be told to let go, and what they have pinned;
-//!   `accept`, `refuse` and a number of bytes, the limit, can be written,
-//! - `move`: moves objects when it is written to.
+//!   `accept`, `refuse` and a number of bytes, the limit, can be written.
 //!
 //! # Locking
 //!
@@ -20,31 +17,33 @@
 
 use super::{
     attachments,
+    backing::with_reserved,
     flags,
     vram_or_fail,
     AttachmentInfo,
+    Backing,
     Event,
+    Object,
     PeerObject,
     Reason,
-    Unrevocable, //
+    Unrevocable,
+    Vram, //
 };
 use crate::{
     drm::{
         self,
         debugfs::{
+            number,
             Dir,
             File, //
         },
         gem::{
-            ttm::Object,
             BaseObject,
             DriverObject, //
         },
-        ttm::{
+        vram::{
             Domain,
-            MemType,
-            OpCtx,
-            Place, //
+            MemType, //
         },
         Registered, //
     },
@@ -62,10 +61,7 @@ type Device<T> = drm::Device<DriverOf<T>, Registered>;
 pub fn add_files<T: PeerObject>(dir: &Dir<'_, DriverOf<T>>) {
     dir.add::<Buffers<T>>();
     dir.add::<CountersFile<T>>();
-    dir.add::<PinLimit<T>>();
-    dir.add::<ClientPinLimit<T>>();
     dir.add::<UnrevocableFile<T>>();
-    dir.add::<Move<T>>();
 }
 
 /// The file `buffers`.
@@ -80,9 +76,9 @@ impl<T: PeerObject> File for Buffers<T> {
     fn show(dev: &Device<T>, m: &SeqFile) -> Result {
         let mut next = 0;
 
-        while let Some(obj) = T::ttm(dev).object_from(next) {
+        while let Some(obj) = Object::<T>::vram_of(dev).object_from(next) {
             next = obj.id() + 1;
-            show_buffer(&obj, m)?;
+            show_buffer::<T>(&obj, m)?;
         }
         Ok(())
     }
@@ -94,21 +90,20 @@ fn show_buffer<T: PeerObject>(obj: &Object<T>, m: &SeqFile) -> Result {
         Domain::System => "system",
         Domain::Either => "either",
     };
-    let (placement, pinned, exported) = {
-        let object = obj.reserve(true)?;
-        let placement = match object.mem_type() {
+    let (placement, pinned, exported) = with_reserved(obj, true, |object| {
+        let placement = match Object::<T>::mem_type(object) {
             None => "none",
             Some(MemType::Vram) => "vram",
             Some(MemType::Tt) => "system",
             Some(MemType::System) => "swappable",
         };
 
-        (
+        Ok((
             placement,
-            u32::from(object.is_pinned()),
-            u32::from(!object.exported().is_null()),
-        )
-    };
+            u32::from(Object::<T>::is_pinned(object)),
+            u32::from(!Object::<T>::exported(object).is_null()),
+        ))
+    })?;
 
     seq_print!(
         m,
@@ -121,7 +116,7 @@ fn show_buffer<T: PeerObject>(obj: &Object<T>, m: &SeqFile) -> Result {
         pinned,
         exported
     );
-    for info in &attachments(obj)? {
+    for info in &attachments::<T>(obj)? {
         show_importer(info, m);
     }
     Ok(())
@@ -165,64 +160,16 @@ impl<T: PeerObject> File for CountersFile<T> {
     const NAME: &'static CStr = c"counters";
 
     fn show(dev: &Device<T>, m: &SeqFile) -> Result {
-        let ttm = T::ttm(dev);
+        let vram = Object::<T>::vram_of(dev);
 
         for event in Event::ALL {
             for reason in Reason::ALL {
-                let count = ttm.peers().get(event, reason);
+                let count = vram.counters().get(event, reason);
 
                 seq_print!(m, "{} {} {count}\n", event.name(), reason.name());
             }
         }
-        seq_print!(m, "moves - {}\n", ttm.moves());
-        Ok(())
-    }
-}
-
-/// The file `pin_limit`.
-struct PinLimit<T>(PhantomData<T>);
-
-#[vtable]
-impl<T: PeerObject> File for PinLimit<T> {
-    type Driver = DriverOf<T>;
-
-    const NAME: &'static CStr = c"pin_limit";
-
-    fn show(dev: &Device<T>, m: &SeqFile) -> Result {
-        seq_print!(m, "{}\n", T::ttm(dev).pin_limit());
-        Ok(())
-    }
-
-    /// Sets the limit in bytes, at most the size of VRAM.
-    fn write(dev: &Device<T>, text: &str) -> Result {
-        let ttm = T::ttm(dev);
-
-        ttm.set_pin_limit(number_up_to(text, ttm.vram_size())?);
-        Ok(())
-    }
-}
-
-/// The file `client_pin_limit`.
-struct ClientPinLimit<T>(PhantomData<T>);
-
-#[vtable]
-impl<T: PeerObject> File for ClientPinLimit<T> {
-    type Driver = DriverOf<T>;
-
-    const NAME: &'static CStr = c"client_pin_limit";
-
-    fn show(dev: &Device<T>, m: &SeqFile) -> Result {
-        let ttm = T::ttm(dev);
-
-        seq_print!(m, "{}\n", ttm.client_pin_limit().min(ttm.pin_limit()));
-        Ok(())
-    }
-
-    /// Sets the limit in bytes, at most the size of VRAM.
-    fn write(dev: &Device<T>, text: &str) -> Result {
-        let ttm = T::ttm(dev);
-
-        ttm.set_client_pin_limit(number_up_to(text, ttm.vram_size())?);
+        seq_print!(m, "moves - {}\n", vram.moves());
         Ok(())
     }
 }
@@ -237,7 +184,7 @@ impl<T: PeerObject> File for UnrevocableFile<T> {
     const NAME: &'static CStr = c"unrevocable";
 
     fn show(dev: &Device<T>, m: &SeqFile) -> Result {
-        let holders = T::ttm(dev).holders();
+        let holders = Object::<T>::vram_of(dev).holders();
 
         match holders.policy() {
             Unrevocable::Accept => seq_print!(m, "policy=accept"),
@@ -256,83 +203,7 @@ impl<T: PeerObject> File for UnrevocableFile<T> {
             bytes => Unrevocable::Limit(number(bytes)?),
         };
 
-        T::ttm(dev).holders().set_policy(policy);
+        Object::<T>::vram_of(dev).holders().set_policy(policy);
         Ok(())
     }
-}
-
-/// The file `move`.
-struct Move<T>(PhantomData<T>);
-
-#[vtable]
-impl<T: PeerObject> File for Move<T> {
-    type Driver = DriverOf<T>;
-
-    const NAME: &'static CStr = c"move";
-
-    /// `<id> vram` and `<id> system` move one object, and `evict` moves all that can leave VRAM.
-    ///
-    /// `ENOENT` if there is no such object, `EBUSY` if it is pinned, `EINVAL` if it may not live
-    /// there, `ENOSPC` if there is no room.
-    fn write(dev: &Device<T>, text: &str) -> Result {
-        let ttm = T::ttm(dev);
-
-        if text == "evict" {
-            let mut next = 0;
-
-            while let Some(obj) = ttm.object_from(next) {
-                next = obj.id() + 1;
-                match force(&obj, MemType::Tt) {
-                    // Pinned, or to stay in VRAM.
-                    Err(e) if e == EBUSY || e == EINVAL => (),
-                    ret => ret?,
-                }
-            }
-            return Ok(());
-        }
-
-        let (id, place) = text.split_once(' ').ok_or(EINVAL)?;
-        let to = match place {
-            "vram" => MemType::Vram,
-            "system" => MemType::Tt,
-            _ => return Err(EINVAL),
-        };
-        let obj = ttm.object(number(id)?).ok_or(ENOENT)?;
-
-        force(&obj, to)
-    }
-}
-
-/// Moves an object.
-fn force<T: PeerObject>(obj: &Object<T>, to: MemType) -> Result {
-    let _awake = obj.awake()?;
-    let mut object = obj.reserve(true)?;
-    let place = match (to, obj.domain()) {
-        (MemType::Vram, Domain::Vram | Domain::Either) => Place::VRAM.below(object.visible()),
-        (MemType::Tt, Domain::System | Domain::Either) => Place::TT,
-        _ => return Err(EINVAL),
-    };
-
-    if object.is_pinned() {
-        return Err(EBUSY);
-    }
-    object.validate(&[place], &mut OpCtx::interruptible())
-}
-
-/// Reads a number that is at most `max`.
-fn number_up_to(text: &str, max: u64) -> Result<u64> {
-    let number = number(text)?;
-
-    if number > max {
-        return Err(EINVAL);
-    }
-    Ok(number)
-}
-
-/// Reads a number: digits, and nothing else.
-fn number(text: &str) -> Result<u64> {
-    if text.starts_with('+') {
-        return Err(EINVAL);
-    }
-    text.parse().map_err(|_| EINVAL)
 }

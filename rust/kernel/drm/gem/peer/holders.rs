@@ -7,7 +7,7 @@
 //! A device says by [`Unrevocable`] what of its VRAM it exposes to that.
 
 use crate::{
-    drm::ttm::charge,
+    drm::vram::charge,
     prelude::*,
     sync::atomic::{
         Atomic,

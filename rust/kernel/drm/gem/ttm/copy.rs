@@ -13,8 +13,8 @@
 
 use super::{
     side_of,
+    Held,
     Import,
-    Locked,
     Object, //
 };
 use crate::{
@@ -36,13 +36,13 @@ use crate::{
             Blit,
             CpuAccess,
             Lent,
-            MemType,
             OpCtx,
             Place,
             Side,
             TtmObject,
             Work, //
-        }, //
+        },
+        vram::MemType, //
     },
     error::to_result,
     prelude::*,
@@ -100,7 +100,7 @@ impl<T: TtmObject> Part<'_, T> {
     /// Returns where the object is. `locked` is the object, or one with the same reservation.
     fn side(
         &self,
-        locked: &mut Locked<'_, T>,
+        locked: &mut Held<'_, Object<T>>,
         access: Option<&Arc<CpuAccess>>,
         ctx: &mut OpCtx,
     ) -> Result<Side> {

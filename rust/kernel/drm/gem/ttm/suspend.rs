@@ -16,14 +16,15 @@
 //! C headers: [`include/drm/ttm/ttm_tt.h`](srctree/include/drm/ttm/ttm_tt.h)
 
 use super::{
-    while_registered,
-    Locked, //
+    Held,
+    Object, //
 };
 use crate::{
     bindings,
     dma_buf::fence::Fence,
     dma_resv::Usage,
     drm::{
+        devres::while_registered,
         gem::{
             BaseObject,
             IntoGEMObject, //
@@ -32,8 +33,6 @@ use crate::{
             tt_create_callback,
             tt_destroy_callback,
             Device,
-            Domain,
-            MemType,
             OpCtx,
             Place,
             Side,
@@ -41,6 +40,10 @@ use crate::{
             TtmObject,
             VramResource,
             Work, //
+        },
+        vram::{
+            Domain,
+            MemType, //
         }, //
     },
     error::to_result,
@@ -169,7 +172,13 @@ impl<T: TtmObject> Device<T> {
         }
 
         self.in_transition.store(true, Relaxed);
-        let ret = self.for_each_object(|object| object.restore());
+        // One that fails does not keep the others from what they had.
+        let mut first = Ok(());
+        let ret = self.for_each_object(|object| {
+            first = first.and(object.restore());
+            Ok(())
+        });
+        let ret = ret.and(first);
         self.in_transition.store(false, Relaxed);
 
         if ret.is_ok() {
@@ -178,7 +187,7 @@ impl<T: TtmObject> Device<T> {
         ret
     }
 
-    fn for_each_object(&self, mut f: impl FnMut(&mut Locked<'_, T>) -> Result) -> Result {
+    fn for_each_object(&self, mut f: impl FnMut(&mut Held<'_, Object<T>>) -> Result) -> Result {
         let mut next = 0;
 
         while let Some(obj) = self.object_from(next) {
@@ -189,7 +198,7 @@ impl<T: TtmObject> Device<T> {
     }
 }
 
-impl<T: TtmObject> Locked<'_, T> {
+impl<T: TtmObject> Held<'_, Object<T>> {
     /// Moves the object to system memory or saves its content, if it is in VRAM and that is needed.
     fn leave_vram(&mut self, content: Content, ctx: &mut OpCtx) -> Result {
         if self.obj.import.is_some() {

@@ -32,7 +32,7 @@ unsafe impl Send for Entry {}
 pub(crate) type Room = RBTreeNodeReservation<u64, Entry>;
 
 /// The objects, and the number of the next one.
-pub(super) struct Objects {
+pub(crate) struct Objects {
     list: RBTree<u64, Entry>,
     next: u64,
 }
@@ -40,21 +40,21 @@ pub(super) struct Objects {
 impl Objects {
     /// Not inlined, so that the lock class and its name stay in the kernel crate.
     #[inline(never)]
-    pub(super) fn new() -> Result<Pin<KBox<Mutex<Self>>>> {
+    pub(crate) fn new() -> Result<Pin<KBox<Mutex<Self>>>> {
         KBox::pin_init(
             new_mutex!(
                 Self {
                     list: RBTree::new(),
                     next: 1,
                 },
-                "drm::ttm::Objects"
+                "drm::vram::Objects"
             ),
             GFP_KERNEL,
         )
     }
 
     /// Returns a number for an object; none is given out twice.
-    pub(super) fn number(&mut self) -> u64 {
+    pub(crate) fn number(&mut self) -> u64 {
         let id = self.next;
 
         self.next += 1;
@@ -66,7 +66,7 @@ impl Objects {
     /// # Safety
     ///
     /// The object must be valid until [`Self::remove`] was called.
-    pub(super) unsafe fn insert(
+    pub(crate) unsafe fn insert(
         &mut self,
         id: u64,
         obj: NonNull<bindings::drm_gem_object>,
@@ -77,12 +77,12 @@ impl Objects {
     }
 
     /// Removes an object.
-    pub(super) fn remove(&mut self, id: u64) {
+    pub(crate) fn remove(&mut self, id: u64) {
         self.list.remove(&id);
     }
 
     /// Returns a new reference to the first object whose number is at least `id`.
-    pub(super) fn get(&self, mut id: u64) -> Option<NonNull<bindings::drm_gem_object>> {
+    pub(crate) fn get(&self, mut id: u64) -> Option<NonNull<bindings::drm_gem_object>> {
         loop {
             let cursor = self.list.cursor_lower_bound(&id)?;
             let (at, entry) = cursor.current();

@@ -26,7 +26,7 @@ use core::ptr::NonNull;
 /// use kernel::{
 ///     device::Core,
 ///     driver,
-///     drm::ttm::Window,
+///     drm::vram::Window,
 ///     module::this_module,
 ///     pci,
 ///     prelude::*, //
@@ -150,18 +150,18 @@ impl<'a> Window<'a> {
 
     /// Returns the address at which the BAR is mapped.
     #[inline]
-    pub(super) fn as_ptr(&self) -> *mut c_void {
+    pub(crate) fn as_ptr(&self) -> *mut c_void {
         self.addr.as_ptr()
     }
 
     /// Returns the device.
-    pub(super) fn as_pci(&self) -> *mut bindings::pci_dev {
+    pub(crate) fn as_pci(&self) -> *mut bindings::pci_dev {
         raw_pci(self.pdev)
     }
 
     /// Writes `byte` to all of it.
     #[inline(never)]
-    pub(super) fn fill(&self, byte: u8) {
+    pub(crate) fn fill(&self, byte: u8) {
         // CAST: What is mapped has less than 64 bits.
         let len = self.len as usize;
 
@@ -169,12 +169,35 @@ impl<'a> Window<'a> {
         unsafe { bindings::memset_io(self.addr.as_ptr(), byte.into(), len) };
     }
 
+    /// Makes the VRAM of an object zero. It has arrived there when this returns.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if not all of it is inside the BAR.
+    #[inline(never)]
+    pub fn clear(&self, vram: &Ranges) -> Result {
+        if !vram.is_in_bar(self.len) {
+            return Err(EINVAL);
+        }
+
+        for range in vram.shown() {
+            // CAST: What is mapped has less than 64 bits.
+            let (offset, len) = (range.offset as usize, range.len as usize);
+
+            // SAFETY: By the type invariant the whole BAR is mapped, and it has all of the ranges,
+            // whose content nobody relies on.
+            unsafe { bindings::memset_io(self.addr.as_ptr().wrapping_byte_add(offset), 0, len) };
+        }
+        self.flush(vram);
+        Ok(())
+    }
+
     /// Makes what this CPU wrote to an object in VRAM arrive there.
     ///
     /// Does nothing for an object that is not inside the BAR.
     #[inline(never)]
     pub fn flush(&self, vram: &Ranges) {
-        if !vram.is_below(self.len) {
+        if !vram.is_in_bar(self.len) {
             return;
         }
         if let Some(at) = vram.last(self.addr.as_ptr()) {
@@ -189,7 +212,7 @@ impl<'a> Window<'a> {
 /// # Safety
 ///
 /// `at` must be the address of a byte of that memory, which is mapped.
-pub(super) unsafe fn flush(at: *mut c_void) {
+pub(crate) unsafe fn flush(at: *mut c_void) {
     // Write-combining buffers keep data until they are flushed. What left them is posted: it may be
     // on its way when a peer, which takes another one, reads. The answer to a read comes after all
     // writes before it.

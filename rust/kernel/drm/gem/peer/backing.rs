@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! What the policy asks the provider of memory.
+
+use super::{
+    trace::Subject,
+    Counters,
+    Holders,
+    PeerObject, //
+};
+use crate::{
+    bindings,
+    device,
+    dma_buf::{
+        mapping::RangeList,
+        DmaBuf, //
+    },
+    drm::{
+        self,
+        gem::{
+            BaseObject,
+            DriverObject,
+            Held, //
+        },
+        vram::{
+            Domain,
+            MemType, //
+        }, //
+    },
+    pci::p2pdma::Provider,
+    pm::Awake,
+    prelude::*,
+    sync::{
+        aref::{
+            ARef,
+            AlwaysRefCounted, //
+        },
+        Arc, //
+    }, //
+};
+
+type DriverOf<T> = <T as DriverObject>::Driver;
+/// What lives as long as the DRM device of an object.
+pub(super) type DataOf<T> = <DriverOf<T> as drm::Driver>::Data;
+
+/// Where [`Backing::bring`] is to move an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Want {
+    /// To where peers see it in VRAM.
+    Vram,
+    /// To where peers see it in VRAM, for which others may have to leave. If it is in system memory,
+    /// and VRAM is full of what cannot leave, it stays there.
+    VramFirst,
+    /// To system memory that devices may access.
+    System,
+}
+
+/// A class of GEM objects with memory that can be exported to peers: [`gem::ttm::Object`], which TTM
+/// moves, and [`gem::Object`] whose VRAM is of [`gem::vram`], and stays where it is.
+///
+/// # Locking
+///
+/// Functions that take a [`Held`] are called with the reservation of the object held, the others
+/// without any lock, or with the reservation.
+///
+/// # Safety
+///
+/// - [`Self::exported`] returns what [`Self::set_exported`] was given last, null at first.
+/// - Before an object in VRAM or its pages move, or go, the dma-buf that [`Self::exported`] returns is
+///   invalidated by `dma_buf_invalidate_mappings()`, with the reservation held, and the fences of the
+///   reservation are waited for.
+/// - The pages that [`Self::pages`] returns are those of the object until then.
+///
+/// [`gem::ttm::Object`]: crate::drm::gem::ttm::Object
+/// [`gem::Object`]: crate::drm::gem::Object
+/// [`gem::vram`]: crate::drm::gem::vram
+pub unsafe trait Backing: BaseObject + AlwaysRefCounted + Send + Sync + 'static {
+    /// The driver's part of the objects.
+    type Data: PeerObject<Class = Self>;
+    /// The VRAM of a device.
+    type Vram: Vram<Self>;
+
+    /// Returns the driver's part of the object.
+    fn data(&self) -> &Self::Data;
+
+    /// Returns the VRAM that is part of the data of a DRM device.
+    fn vram_of(data: &DataOf<Self::Data>) -> &Self::Vram;
+
+    /// Returns the VRAM of the device of the object.
+    fn vram(&self) -> &Self::Vram;
+
+    /// Returns the device whose memory VRAM is.
+    fn owner(&self) -> &device::Device;
+
+    /// Returns the number of the object, which no other object of the device has or had.
+    fn id(&self) -> u64;
+
+    /// Returns where the object may live, which does not change.
+    fn domain(&self) -> Domain;
+
+    /// Returns where the object was when somebody looked last, [`None`] if it had no memory.
+    fn residence(&self) -> Option<MemType>;
+
+    /// Returns where the object is, [`None`] if it has no memory yet.
+    fn mem_type(object: &Held<'_, Self>) -> Option<MemType>;
+
+    /// Tells whether the object may not move: it is pinned, or of a class that does not.
+    fn is_pinned(object: &Held<'_, Self>) -> bool;
+
+    /// Tells whether peers see the object where it is in VRAM, or could see it after a move.
+    fn can_be_seen(object: &Held<'_, Self>) -> bool;
+
+    /// Tells whether the object is in VRAM where peers see it.
+    fn is_seen(object: &Held<'_, Self>) -> bool;
+
+    /// Moves the object, which is not pinned. May sleep. `patient` says to try again where others are
+    /// in the way.
+    ///
+    /// # Errors
+    ///
+    /// - `EOPNOTSUPP` if it is of a class that does not move, or is imported.
+    /// - `ENOSPC` if there is no room.
+    /// - `EBUSY` if work on it, or on what it would evict, takes too long.
+    /// - `ERESTARTSYS` if a signal arrived and `interruptible` is set.
+    /// - `ENODEV` if the driver is not bound any more, `ENOMEM` if memory runs out.
+    fn bring(object: &mut Held<'_, Self>, want: Want, interruptible: bool, patient: bool)
+        -> Result;
+
+    /// Takes note that the object is used.
+    fn touch(object: &Held<'_, Self>) {
+        let _ = object;
+    }
+
+    /// Accounts for the object, which is about to be pinned in VRAM. Does nothing if that was done. If
+    /// it is not pinned after all, [`Self::uncharge`] follows.
+    ///
+    /// # Errors
+    ///
+    /// `EDQUOT` if no more may be pinned.
+    fn charge(object: &mut Held<'_, Self>) -> Result {
+        let _ = object;
+        Ok(())
+    }
+
+    /// Undoes [`Self::charge`], if that was called and the object is not pinned.
+    fn uncharge(object: &mut Held<'_, Self>) {
+        let _ = object;
+    }
+
+    /// Makes the object stay where it is until [`Self::unpin`]. Calls nest.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::charge`], and `ERESTARTSYS` if a signal arrived.
+    fn pin(object: &mut Held<'_, Self>) -> Result;
+
+    /// Undoes [`Self::pin`].
+    fn unpin(object: &mut Held<'_, Self>);
+
+    /// Returns where an object in VRAM is for peers, who see VRAM in the BAR of `provider`.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL` if it is not in VRAM, or not all of it in the BAR.
+    /// - `ENOMEM` if memory runs out.
+    fn in_bar<'a>(
+        object: &'a Held<'_, Self>,
+        provider: &Provider<'_>,
+    ) -> Result<&'a Arc<RangeList>>;
+
+    /// Returns the pages of an object in system memory, after waiting for moves that fill them.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL` if it is in VRAM.
+    /// - `ENOMEM` if memory runs out.
+    fn pages<'a>(object: &'a mut Held<'_, Self>) -> Result<&'a [*mut bindings::page]> {
+        let _ = object;
+        Err(EINVAL)
+    }
+
+    /// Makes what the CPU wrote to an object in VRAM visible to devices.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` if the driver is not bound any more.
+    fn flush(object: &Held<'_, Self>) -> Result;
+
+    /// Returns the dma-buf of the object, null if there is none.
+    fn exported(object: &Held<'_, Self>) -> *mut bindings::dma_buf;
+
+    /// Remembers, or forgets, the dma-buf of the object.
+    ///
+    /// # Safety
+    ///
+    /// `buf` must be null, or a dma-buf that shares the reservation of the object and stays valid
+    /// until this is called again.
+    unsafe fn set_exported(object: &mut Held<'_, Self>, buf: *mut bindings::dma_buf);
+
+    /// Returns the buffer of another device that the object stands for.
+    fn imported(&self) -> Option<&DmaBuf> {
+        None
+    }
+
+    /// Makes an object that stands for the buffer of another device.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the class has no such objects.
+    ///
+    /// # Safety
+    ///
+    /// The device lock of the DMA device of `dev` must be held, and a driver bound to it.
+    unsafe fn import(
+        dev: &drm::Device<DriverOf<Self::Data>, drm::Ioctl>,
+        buf: ARef<DmaBuf>,
+    ) -> Result<ARef<Self>> {
+        let _ = (dev, buf);
+        Err(EINVAL)
+    }
+}
+
+/// The VRAM of a device, as the policy sees it.
+pub trait Vram<O: AlwaysRefCounted> {
+    /// Returns how those fared who wanted to access VRAM.
+    fn counters(&self) -> &Counters;
+
+    /// Returns the policy for importers that cannot be told to let go, and what they hold.
+    fn holders(&self) -> &Holders;
+
+    /// Returns the first object whose number is at least `id`, of those that [`debugfs`] lists.
+    ///
+    /// [`debugfs`]: super::debugfs
+    fn object_from(&self, id: u64) -> Option<ARef<O>>;
+
+    /// Returns how often the content of an object was moved to or from VRAM.
+    fn moves(&self) -> u64 {
+        0
+    }
+}
+
+/// Returns an object as the subject of a tracepoint.
+pub(super) fn subject<O: Backing>(obj: &O) -> Subject<'_> {
+    Subject {
+        exporter: obj.owner(),
+        id: obj.id(),
+        size: obj.size() as u64,
+    }
+}
+
+/// Reserves an object. No other reservation may be held.
+///
+/// # Errors
+///
+/// `EINTR` if `interruptible`, and a signal is pending.
+pub(super) fn with_reserved<O: Backing, R>(
+    obj: &O,
+    interruptible: bool,
+    f: impl FnOnce(&mut Held<'_, O>) -> Result<R>,
+) -> Result<R> {
+    struct Unlock(*mut bindings::dma_resv);
+
+    impl Drop for Unlock {
+        fn drop(&mut self) {
+            // SAFETY: It was locked by this task, and the object has it.
+            unsafe { bindings::dma_resv_unlock(self.0) };
+        }
+    }
+
+    // SAFETY: The reservation of a valid object is valid.
+    let resv = unsafe { (*obj.as_raw()).resv };
+    // SAFETY: As above.
+    unsafe {
+        if interruptible {
+            crate::error::to_result(bindings::dma_resv_lock_interruptible(
+                resv,
+                core::ptr::null_mut(),
+            ))?;
+        } else {
+            bindings::dma_resv_lock(resv, core::ptr::null_mut());
+        }
+    }
+    let _unlock = Unlock(resv);
+
+    // SAFETY: Locked above, until this returns.
+    f(&mut unsafe { Held::assume(obj) })
+}
+
+/// Keeps the device awake whose memory VRAM is, which is out of reach otherwise.
+///
+/// # Errors
+///
+/// Those of [`Awake::new`].
+pub(super) fn awake<O: Backing>(obj: &O) -> Result<Awake> {
+    Awake::new(obj.owner())
+}
+
+/// As [`awake`] for a task that has a reservation, [`None`] if the device is not awake.
+pub(super) fn awake_if_active<O: Backing>(obj: &O) -> Option<Awake> {
+    Awake::if_active(obj.owner())
+}

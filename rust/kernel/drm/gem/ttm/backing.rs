@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! What the policy of exports asks of objects that TTM moves.
+
+use super::{
+    Held,
+    Object, //
+};
+use crate::{
+    bindings,
+    device,
+    dma_buf::{
+        mapping::RangeList,
+        DmaBuf, //
+    },
+    drm::{
+        self,
+        gem::{
+            peer::{
+                Backing,
+                Counters,
+                Holders,
+                PeerObject,
+                Vram,
+                Want, //
+            },
+            BaseObject, //
+        },
+        ttm::{
+            Device,
+            OpCtx,
+            Place,
+            TtmObject, //
+        },
+        vram::{
+            Domain,
+            MemType, //
+        }, //
+    },
+    pci::p2pdma::Provider,
+    prelude::*,
+    sync::{
+        aref::ARef,
+        Arc, //
+    }, //
+};
+
+// SAFETY: The cell `exported` is written by `set_exported()` only. `move_object()` invalidates the
+// dma-buf and waits for the fences before an object leaves where it is, and pages stay until then.
+unsafe impl<T: TtmObject + PeerObject<Class = Object<T>>> Backing for Object<T> {
+    type Data = T;
+    type Vram = Device<T>;
+
+    #[inline]
+    fn data(&self) -> &T {
+        self
+    }
+
+    #[inline]
+    fn vram_of(data: &<T::Driver as drm::Driver>::Data) -> &Device<T> {
+        T::ttm(data)
+    }
+
+    #[inline]
+    fn vram(&self) -> &Device<T> {
+        self.ttm()
+    }
+
+    #[inline]
+    fn owner(&self) -> &device::Device {
+        self.ttm().owner()
+    }
+
+    #[inline]
+    fn id(&self) -> u64 {
+        self.id
+    }
+
+    #[inline]
+    fn domain(&self) -> Domain {
+        T::domain(self)
+    }
+
+    #[inline]
+    fn residence(&self) -> Option<MemType> {
+        Object::residence(self)
+    }
+
+    #[inline]
+    fn mem_type(object: &Held<'_, Self>) -> Option<MemType> {
+        object.mem_type()
+    }
+
+    #[inline]
+    fn is_pinned(object: &Held<'_, Self>) -> bool {
+        object.is_pinned()
+    }
+
+    fn can_be_seen(object: &Held<'_, Self>) -> bool {
+        match object.vram() {
+            Some(vram) if object.is_pinned() => vram.is_below(object.visible()),
+            // It can be moved.
+            _ => object.obj.size() as u64 <= object.visible(),
+        }
+    }
+
+    #[inline]
+    fn is_seen(object: &Held<'_, Self>) -> bool {
+        object
+            .vram()
+            .is_some_and(|vram| vram.is_below(object.visible()))
+    }
+
+    fn bring(
+        object: &mut Held<'_, Self>,
+        want: Want,
+        interruptible: bool,
+        patient: bool,
+    ) -> Result {
+        let ctx = &mut if interruptible {
+            OpCtx::interruptible()
+        } else {
+            OpCtx::uninterruptible()
+        };
+        let vram = Place::VRAM.below(object.visible());
+        let places = match want {
+            Want::Vram => [vram, vram],
+            Want::VramFirst => [vram, Place::TT.fallback()],
+            Want::System => [Place::TT, Place::TT],
+        };
+
+        if patient {
+            object.validate_patiently(&places, ctx)
+        } else {
+            object.validate(&places, ctx)
+        }
+    }
+
+    #[inline]
+    fn touch(object: &Held<'_, Self>) {
+        object.touch();
+    }
+
+    fn charge(object: &mut Held<'_, Self>) -> Result {
+        object.charge()
+    }
+
+    fn uncharge(object: &mut Held<'_, Self>) {
+        object.uncharge_unpinned();
+    }
+
+    fn pin(object: &mut Held<'_, Self>) -> Result {
+        object.pin_raw()
+    }
+
+    fn unpin(object: &mut Held<'_, Self>) {
+        object.unpin_raw();
+    }
+
+    #[inline]
+    fn in_bar<'a>(
+        object: &'a Held<'_, Self>,
+        provider: &Provider<'_>,
+    ) -> Result<&'a Arc<RangeList>> {
+        object.vram().ok_or(EINVAL)?.in_bar(provider)
+    }
+
+    fn pages<'a>(object: &'a mut Held<'_, Self>) -> Result<&'a [*mut bindings::page]> {
+        Ok(object.pages(&mut OpCtx::uninterruptible())?.as_slice())
+    }
+
+    fn flush(object: &Held<'_, Self>) -> Result {
+        object.flush()
+    }
+
+    #[inline]
+    fn exported(object: &Held<'_, Self>) -> *mut bindings::dma_buf {
+        object.exported()
+    }
+
+    unsafe fn set_exported(object: &mut Held<'_, Self>, buf: *mut bindings::dma_buf) {
+        // SAFETY: As promised by the caller.
+        unsafe { object.set_exported(buf) };
+    }
+
+    fn imported(&self) -> Option<&DmaBuf> {
+        self.as_import().map(|import| import.dma_buf())
+    }
+
+    unsafe fn import(
+        dev: &drm::Device<T::Driver, drm::Ioctl>,
+        buf: ARef<DmaBuf>,
+    ) -> Result<ARef<Self>> {
+        let args = T::import_args().ok_or(EINVAL)?;
+
+        // SAFETY: As promised by the caller.
+        unsafe { Self::import(dev, buf, args) }
+    }
+}
+
+impl<T: TtmObject> Vram<Object<T>> for Device<T> {
+    #[inline]
+    fn counters(&self) -> &Counters {
+        self.peers()
+    }
+
+    #[inline]
+    fn holders(&self) -> &Holders {
+        Device::holders(self)
+    }
+
+    fn object_from(&self, id: u64) -> Option<ARef<Object<T>>> {
+        Device::object_from(self, id)
+    }
+
+    fn moves(&self) -> u64 {
+        Device::moves(self)
+    }
+}

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! The files by which an operator moves objects, and limits what may be pinned.
+//!
+//! A driver calls [`add_files`] in [`debugfs_init`](drm::Driver::debugfs_init). The files are:
+//!
+//! - `pin_limit`: how many bytes of VRAM may be pinned; can be written,
+//! - `client_pin_limit`: how many of these on the account of one client; can be written,
+//! - `move`: moves objects when it is written to.
+//!
+//! # Locking
+//!
+//! The files take the reservation of one object at a time and hold no other lock.
+
+use super::Object;
+use crate::{
+    drm::{
+        self,
+        debugfs::{
+            number,
+            Dir,
+            File, //
+        },
+        gem::DriverObject,
+        ttm::{
+            OpCtx,
+            Place,
+            TtmObject, //
+        },
+        vram::{
+            Domain,
+            MemType, //
+        },
+        Registered, //
+    },
+    prelude::*,
+    seq_file::SeqFile,
+    seq_print, //
+};
+use core::marker::PhantomData;
+
+type DriverOf<T> = <T as DriverObject>::Driver;
+type Device<T> = drm::Device<DriverOf<T>, Registered>;
+
+/// Adds the files to the directory of a device.
+pub fn add_files<T: TtmObject>(dir: &Dir<'_, DriverOf<T>>) {
+    dir.add::<PinLimit<T>>();
+    dir.add::<ClientPinLimit<T>>();
+    dir.add::<Move<T>>();
+}
+
+/// The file `pin_limit`.
+struct PinLimit<T>(PhantomData<T>);
+
+#[vtable]
+impl<T: TtmObject> File for PinLimit<T> {
+    type Driver = DriverOf<T>;
+
+    const NAME: &'static CStr = c"pin_limit";
+
+    fn show(dev: &Device<T>, m: &SeqFile) -> Result {
+        seq_print!(m, "{}\n", T::ttm(dev).pin_limit());
+        Ok(())
+    }
+
+    /// Sets the limit in bytes, at most the size of VRAM.
+    fn write(dev: &Device<T>, text: &str) -> Result {
+        let ttm = T::ttm(dev);
+
+        ttm.set_pin_limit(number_up_to(text, ttm.vram_size())?);
+        Ok(())
+    }
+}
+
+/// The file `client_pin_limit`.
+struct ClientPinLimit<T>(PhantomData<T>);
+
+#[vtable]
+impl<T: TtmObject> File for ClientPinLimit<T> {
+    type Driver = DriverOf<T>;
+
+    const NAME: &'static CStr = c"client_pin_limit";
+
+    fn show(dev: &Device<T>, m: &SeqFile) -> Result {
+        let ttm = T::ttm(dev);
+
+        seq_print!(m, "{}\n", ttm.client_pin_limit().min(ttm.pin_limit()));
+        Ok(())
+    }
+
+    /// Sets the limit in bytes, at most the size of VRAM.
+    fn write(dev: &Device<T>, text: &str) -> Result {
+        let ttm = T::ttm(dev);
+
+        ttm.set_client_pin_limit(number_up_to(text, ttm.vram_size())?);
+        Ok(())
+    }
+}
+
+/// The file `move`.
+struct Move<T>(PhantomData<T>);
+
+#[vtable]
+impl<T: TtmObject> File for Move<T> {
+    type Driver = DriverOf<T>;
+
+    const NAME: &'static CStr = c"move";
+
+    /// `<id> vram` and `<id> system` move one object, and `evict` moves all that can leave VRAM.
+    ///
+    /// `ENOENT` if there is no such object, `EBUSY` if it is pinned, `EINVAL` if it may not live
+    /// there, `ENOSPC` if there is no room.
+    fn write(dev: &Device<T>, text: &str) -> Result {
+        let ttm = T::ttm(dev);
+
+        if text == "evict" {
+            let mut next = 0;
+
+            while let Some(obj) = ttm.object_from(next) {
+                next = obj.id() + 1;
+                match force(&obj, MemType::Tt) {
+                    // Pinned, or to stay in VRAM.
+                    Err(e) if e == EBUSY || e == EINVAL => (),
+                    ret => ret?,
+                }
+            }
+            return Ok(());
+        }
+
+        let (id, place) = text.split_once(' ').ok_or(EINVAL)?;
+        let to = match place {
+            "vram" => MemType::Vram,
+            "system" => MemType::Tt,
+            _ => return Err(EINVAL),
+        };
+        let obj = ttm.object(number(id)?).ok_or(ENOENT)?;
+
+        force(&obj, to)
+    }
+}
+
+/// Moves an object.
+fn force<T: TtmObject>(obj: &Object<T>, to: MemType) -> Result {
+    let _awake = obj.awake()?;
+    let mut object = obj.reserve(true)?;
+    let place = match (to, obj.domain()) {
+        (MemType::Vram, Domain::Vram | Domain::Either) => Place::VRAM.below(object.visible()),
+        (MemType::Tt, Domain::System | Domain::Either) => Place::TT,
+        _ => return Err(EINVAL),
+    };
+
+    if object.is_pinned() {
+        return Err(EBUSY);
+    }
+    object.validate(&[place], &mut OpCtx::interruptible())
+}
+
+/// Reads a number that is at most `max`.
+fn number_up_to(text: &str, max: u64) -> Result<u64> {
+    let number = number(text)?;
+
+    if number > max {
+        return Err(EINVAL);
+    }
+    Ok(number)
+}

@@ -1,0 +1,519 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! GEM objects that are made in VRAM and stay there.
+//!
+//! For drivers that do without [TTM](drm::ttm): an [`Object`] has its VRAM from an [`Allocator`] for as
+//! long as it lives. It is exported to peers as others are, by [`gem::peer`](super::peer), with
+//! reasons, counters, tracepoints and debugfs. An importer that cannot reach VRAM is refused.
+//!
+//! Such an object is not mapped by processes or by the kernel. A driver that suspends its device has to
+//! keep the content of VRAM: nothing is moved, and peers keep the device awake.
+//!
+//! # Locking
+//!
+//! 1. the reservation of an object, held by the policy when it asks where the object is,
+//! 2. the SRCU section of `drm_dev_enter()`, in which VRAM is cleared and flushed,
+//! 3. the lock of the allocator, and that of the list of all objects; neither is taken inside of the
+//!    other.
+//!
+//! C header: [`include/drm/drm_gem.h`](srctree/include/drm/drm_gem.h)
+
+use super::{
+    close_callback,
+    open_callback,
+    peer::{
+        self,
+        Backing,
+        Counters,
+        Holders,
+        PeerObject,
+        Want, //
+    },
+    Held,
+    IntoGEMObject,
+    Status, //
+};
+use crate::{
+    bindings,
+    container_of,
+    device,
+    dma_buf::mapping::RangeList,
+    drm::{
+        self,
+        devres::while_registered,
+        driver::{
+            AllocImpl,
+            AllocOps, //
+        },
+        private::Sealed,
+        vram::{
+            Allocation,
+            Allocator,
+            Domain,
+            MemType,
+            Objects,
+            Ranges, //
+        }, //
+    },
+    page::page_align,
+    pci::{
+        self,
+        p2pdma::Provider, //
+    },
+    pm::Awake,
+    prelude::*,
+    rbtree::RBTreeNodeReservation,
+    sync::{
+        aref::ARef,
+        Arc,
+        Mutex,
+        SetOnce, //
+    },
+    types::Opaque, //
+};
+use core::{
+    cell::UnsafeCell,
+    marker::PhantomData,
+    ops::Deref,
+    ptr::{
+        self,
+        NonNull, //
+    }, //
+};
+
+/// The driver's part of an object that stays in VRAM.
+///
+/// It must not own a reference to the DRM device, nor to an object: the object itself keeps the device
+/// alive.
+pub trait VramObject: PeerObject<Class = Object<Self>> {
+    /// Returns the VRAM of the device, which is a part of `data`.
+    fn vram(data: &<Self::Driver as drm::Driver>::Data) -> &Device<Self>;
+
+    /// Makes VRAM that a new object gets zero. Others have used it before.
+    ///
+    /// Called while the driver is bound, with the device awake and no lock held. VRAM is zero when this
+    /// returns.
+    ///
+    /// # Errors
+    ///
+    /// The object is not made.
+    fn clear<'a>(
+        reg: &'a <Self::Driver as drm::Driver>::RegistrationData<'a>,
+        vram: &Ranges,
+    ) -> Result;
+
+    /// Makes what the CPU wrote to an object through the BAR visible to the device and to peers.
+    ///
+    /// Called with the reservation of the object held, while the driver is bound.
+    fn flush<'a>(reg: &'a <Self::Driver as drm::Driver>::RegistrationData<'a>, vram: &Ranges);
+}
+
+/// The VRAM of one DRM device, for objects that stay there.
+///
+/// It belongs into the data of the DRM device ([`drm::Driver::Data`]). After the DRM device was made,
+/// [`Self::setup`] is called once; there are no objects before.
+pub struct Device<T: VramObject>(Arc<Shared<T>>);
+
+/// What objects have of their device.
+struct Shared<T> {
+    allocator: Arc<Allocator>,
+    whose: SetOnce<Whose>,
+    counters: Counters,
+    holders: Holders,
+    objects: Pin<KBox<Mutex<Objects>>>,
+    _p: PhantomData<fn(T)>,
+}
+
+/// What is known after [`Device::setup`].
+struct Whose {
+    /// The address of the DRM device.
+    drm: usize,
+    owner: ARef<device::Device>,
+    /// How much of VRAM peers see, in bytes.
+    visible: u64,
+}
+
+impl<T: VramObject> Device<T> {
+    /// Makes the VRAM of a device, which is what `allocator` has.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM` if memory runs out.
+    pub fn new(allocator: Arc<Allocator>) -> Result<Self> {
+        Ok(Self(Arc::new(
+            Shared {
+                allocator,
+                whose: SetOnce::new(),
+                counters: Counters::new(),
+                holders: Holders::new(),
+                objects: Objects::new()?,
+                _p: PhantomData,
+            },
+            GFP_KERNEL,
+        )?))
+    }
+
+    /// Says whose VRAM it is: that of `pdev`, which shows the first `visible` bytes of it in a BAR.
+    ///
+    /// `pdev` is the parent of the DRM device, or that of the auxiliary device which is its parent. It
+    /// becomes the DMA device, is kept awake for peers, and is named to the tracepoints.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL` if `pdev` is neither the parent of `drm` nor that one's, or [`VramObject::vram`] is
+    ///   about another value.
+    /// - `EBUSY` if that was done before.
+    pub fn setup(
+        drm: &drm::UnregisteredDevice<T::Driver>,
+        pdev: &pci::Device<device::Bound>,
+        visible: u64,
+    ) -> Result {
+        let data: &<T::Driver as drm::Driver>::Data = drm;
+        let dev = drm.as_raw();
+        let owner: &device::Device<device::Bound> = pdev.as_ref();
+
+        // SAFETY: The parent of a DRM device never changes, nor does that of a registered device.
+        let parents = unsafe { [(*dev).dev, (*(*dev).dev).parent] };
+        if !parents.contains(&owner.as_raw()) {
+            return Err(EINVAL);
+        }
+
+        let owner: &device::Device = owner;
+        let whose = Whose {
+            drm: dev.addr(),
+            owner: owner.into(),
+            visible,
+        };
+        if !T::vram(data).0.whose.populate(whose) {
+            return Err(EBUSY);
+        }
+
+        // SAFETY: Both devices are valid, and the DRM device is not in use yet: it keeps the other one
+        // until after its data is dropped.
+        unsafe { bindings::drm_dev_set_dma_dev(dev, owner.as_raw()) };
+        Ok(())
+    }
+
+    /// Returns who gives out VRAM.
+    #[inline]
+    pub fn allocator(&self) -> &Arc<Allocator> {
+        &self.0.allocator
+    }
+
+    /// Returns how those fared who wanted to access VRAM.
+    #[inline]
+    pub fn peers(&self) -> &Counters {
+        &self.0.counters
+    }
+
+    /// Returns the policy for importers that cannot be told to let go, and what they hold.
+    #[inline]
+    pub fn holders(&self) -> &Holders {
+        &self.0.holders
+    }
+}
+
+impl<T: VramObject> peer::Vram<Object<T>> for Device<T> {
+    fn counters(&self) -> &Counters {
+        self.peers()
+    }
+
+    fn holders(&self) -> &Holders {
+        self.holders()
+    }
+
+    fn object_from(&self, id: u64) -> Option<ARef<Object<T>>> {
+        let gem = self.0.objects.lock().get(id)?;
+
+        // SAFETY: The reference that was just taken belongs to the caller now. All objects on the list
+        // are of this class.
+        Some(unsafe {
+            let obj: &Object<T> = IntoGEMObject::from_raw(gem.as_ptr());
+            ARef::from_raw(obj.into())
+        })
+    }
+}
+
+/// A GEM object that stays in VRAM.
+///
+/// # Invariants
+///
+/// - `gem` is an initialized object, on the list of `device`, which owns a reference to its DRM device.
+/// - `exported` is null or the dma-buf of the object; the reservation guards it.
+#[repr(C)]
+#[pin_data]
+pub struct Object<T: VramObject> {
+    // First: it is found by the address.
+    gem: Opaque<bindings::drm_gem_object>,
+    exported: UnsafeCell<*mut bindings::dma_buf>,
+    id: u64,
+    vram: Allocation,
+    device: Device<T>,
+    owner: ARef<device::Device>,
+    /// Peers see all of it.
+    is_visible: bool,
+    #[pin]
+    data: T,
+}
+
+// SAFETY: GEM objects may be used and released from any task, and `T` is `Send`.
+unsafe impl<T: VramObject> Send for Object<T> {}
+
+// SAFETY: The reservation guards `exported`, the rest does not change, and `T` is `Sync`.
+unsafe impl<T: VramObject> Sync for Object<T> {}
+
+impl<T: VramObject> Object<T> {
+    const FUNCS: bindings::drm_gem_object_funcs = bindings::drm_gem_object_funcs {
+        free: Some(free_callback::<T>),
+        open: Some(open_callback::<T>),
+        close: Some(close_callback::<T>),
+        export: T::PRIME.export,
+        status: Some(status_callback),
+        ..pin_init::zeroed()
+    };
+
+    /// Makes an object of at least `size` bytes, rounded up to pages, that reads as zeroes.
+    ///
+    /// It is where peers see it, if there is room.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL` if `size` is 0, or the VRAM of `dev` was not set up.
+    /// - `ENOSPC` if there is no room.
+    /// - `ENODEV` if the driver is not bound, or the DRM device not registered.
+    /// - `ENOMEM` if memory runs out.
+    /// - Those of [`VramObject::clear`] and [`Awake::new`].
+    pub fn new(dev: &drm::Device<T::Driver>, size: usize, args: T::Args) -> Result<ARef<Self>> {
+        if size == 0 {
+            return Err(EINVAL);
+        }
+        let size = page_align(size).ok_or(ENOSPC)?;
+        let drm = dev.as_raw();
+        let data: &<T::Driver as drm::Driver>::Data = dev;
+        let device = T::vram(data);
+        let whose = device
+            .0
+            .whose
+            .as_ref()
+            .filter(|whose| whose.drm == drm.addr())
+            .ok_or(EINVAL)?;
+
+        let allocator = &device.0.allocator;
+        let vram = match allocator.alloc_below(size as u64, whose.visible) {
+            Err(e) if e == ENOSPC => allocator.alloc(size as u64)?,
+            ret => ret?,
+        };
+        {
+            let _awake = Awake::new(&whose.owner)?;
+
+            // SAFETY: The device is valid and of `T::Driver`.
+            unsafe { while_registered::<T::Driver, _>(drm, |reg| T::clear(reg, vram.ranges())) }?;
+        }
+
+        let room = RBTreeNodeReservation::new(GFP_KERNEL)?;
+        let id = device.0.objects.lock().number();
+        let obj = KBox::pin_init(
+            try_pin_init!(Self {
+                gem: Opaque::zeroed(),
+                exported: UnsafeCell::new(ptr::null_mut()),
+                id,
+                is_visible: vram.ranges().is_below(whose.visible),
+                owner: whose.owner.clone(),
+                vram,
+                device: Device(device.0.clone()),
+                data <- T::new(dev, size, args),
+            }),
+            GFP_KERNEL,
+        )?;
+
+        // SAFETY: The value is not moved. It belongs to its references from here on.
+        let this = KBox::into_raw(unsafe { Pin::into_inner_unchecked(obj) });
+        // INVARIANT: Initialized, on the list, and with a reference to the device.
+        // SAFETY: The GEM object is zeroed and the device valid; `free_callback` puts the reference and
+        // takes the object off the list. The reference to the object is its first.
+        unsafe {
+            let gem = (*this).gem.get();
+
+            (*gem).funcs = const { &Self::FUNCS };
+            bindings::drm_gem_private_object_init(drm, gem, size);
+            bindings::drm_dev_get(drm);
+            device
+                .0
+                .objects
+                .lock()
+                .insert(id, NonNull::new_unchecked(gem), room);
+            Ok(ARef::from_raw(NonNull::new_unchecked(this)))
+        }
+    }
+
+    /// Returns where in VRAM the object is.
+    #[inline]
+    pub fn ranges(&self) -> &Arc<Ranges> {
+        self.vram.ranges()
+    }
+}
+
+impl<T: VramObject> Sealed for Object<T> {}
+
+super::impl_aref_for_gem_obj! {
+    impl<T> for Object<T>
+    where
+        T: VramObject
+}
+
+impl<T: VramObject> IntoGEMObject for Object<T> {
+    fn as_raw(&self) -> *mut bindings::drm_gem_object {
+        self.gem.get()
+    }
+
+    unsafe fn from_raw<'a>(gem: *mut bindings::drm_gem_object) -> &'a Self {
+        // SAFETY: The GEM object is the first field of a `Self`, and valid for `'a` as the caller
+        // promises.
+        unsafe { &*gem.cast() }
+    }
+}
+
+impl<T: VramObject> Deref for Object<T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        &self.data
+    }
+}
+
+impl<T: VramObject> AllocImpl for Object<T> {
+    type Driver = T::Driver;
+
+    const ALLOC_OPS: AllocOps = AllocOps {
+        gem_create_object: None,
+        prime_handle_to_fd: None,
+        prime_fd_to_handle: None,
+        gem_prime_import: T::PRIME.import,
+        gem_prime_import_sg_table: None,
+        dumb_create: None,
+        dumb_map_offset: None,
+    };
+}
+
+// SAFETY: The cell `exported` is written by `set_exported()` only. The object never moves, its VRAM
+// goes with the last reference, of which a dma-buf has one, and it has no pages.
+unsafe impl<T: VramObject> Backing for Object<T> {
+    type Data = T;
+    type Vram = Device<T>;
+
+    fn data(&self) -> &T {
+        self
+    }
+
+    fn vram_of(data: &<T::Driver as drm::Driver>::Data) -> &Device<T> {
+        T::vram(data)
+    }
+
+    fn vram(&self) -> &Device<T> {
+        &self.device
+    }
+
+    fn owner(&self) -> &device::Device {
+        &self.owner
+    }
+
+    fn id(&self) -> u64 {
+        self.id
+    }
+
+    fn domain(&self) -> Domain {
+        Domain::Vram
+    }
+
+    fn residence(&self) -> Option<MemType> {
+        Some(MemType::Vram)
+    }
+
+    fn mem_type(_object: &Held<'_, Self>) -> Option<MemType> {
+        Some(MemType::Vram)
+    }
+
+    fn is_pinned(_object: &Held<'_, Self>) -> bool {
+        true
+    }
+
+    fn can_be_seen(object: &Held<'_, Self>) -> bool {
+        object.obj.is_visible
+    }
+
+    fn is_seen(object: &Held<'_, Self>) -> bool {
+        object.obj.is_visible
+    }
+
+    fn bring(
+        _object: &mut Held<'_, Self>,
+        _want: Want,
+        _interruptible: bool,
+        _patient: bool,
+    ) -> Result {
+        Err(EOPNOTSUPP)
+    }
+
+    fn pin(_object: &mut Held<'_, Self>) -> Result {
+        Ok(())
+    }
+
+    fn unpin(_object: &mut Held<'_, Self>) {}
+
+    fn in_bar<'a>(
+        object: &'a Held<'_, Self>,
+        provider: &Provider<'_>,
+    ) -> Result<&'a Arc<RangeList>> {
+        object.obj.ranges().in_bar(provider)
+    }
+
+    fn flush(object: &Held<'_, Self>) -> Result {
+        // SAFETY: The device is valid and of `T::Driver`.
+        unsafe {
+            while_registered::<T::Driver, _>((*object.obj.as_raw()).dev, |reg| {
+                T::flush(reg, object.obj.ranges());
+                Ok(())
+            })
+        }
+    }
+
+    fn exported(object: &Held<'_, Self>) -> *mut bindings::dma_buf {
+        // SAFETY: The reservation, which guards the cell, is held.
+        unsafe { *object.obj.exported.get() }
+    }
+
+    unsafe fn set_exported(object: &mut Held<'_, Self>, buf: *mut bindings::dma_buf) {
+        // INVARIANT: By the safety requirements.
+        // SAFETY: The reservation, which guards the cell, is held.
+        unsafe { *object.obj.exported.get() = buf };
+    }
+}
+
+/// # Safety
+///
+/// Called by the DRM core when the last reference to an object of this class is gone.
+unsafe extern "C" fn free_callback<T: VramObject>(gem: *mut bindings::drm_gem_object) {
+    // SAFETY: The object is an `Object<T>` in a box. By the type invariant it has a reference to the
+    // device, and is on the list; from there on nobody gets a reference any more.
+    unsafe {
+        let dev = (*gem).dev;
+        let obj: &Object<T> = IntoGEMObject::from_raw(gem);
+
+        obj.device.0.objects.lock().remove(obj.id);
+        bindings::drm_gem_object_release(gem);
+        drop(KBox::from_raw(
+            container_of!(Opaque::cast_from(gem), Object<T>, gem).cast_mut(),
+        ));
+        bindings::drm_dev_put(dev);
+    }
+}
+
+/// # Safety
+///
+/// Called by the DRM core with an object of this class, maybe with a spinlock held.
+unsafe extern "C" fn status_callback(
+    _gem: *mut bindings::drm_gem_object,
+) -> bindings::drm_gem_object_status {
+    Status::RESIDENT.0
+}

@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! Who has which part of VRAM.
+//!
+//! # Locking
+//!
+//! The allocator has one lock, which sleeps. Nothing is taken while it is held.
+
+use super::{
+    ranges::Shown,
+    Layout,
+    Ranges, //
+};
+use crate::{
+    gpu::buddy::{
+        AllocatedBlocks,
+        GpuBuddy,
+        GpuBuddyAllocFlag,
+        GpuBuddyAllocFlags,
+        GpuBuddyAllocMode,
+        GpuBuddyParams, //
+    },
+    page::PAGE_SIZE,
+    prelude::*,
+    ptr::Alignment,
+    sync::Arc, //
+};
+use core::ops::Range;
+
+/// The allocator of VRAM, or of a part of it, on [`GpuBuddy`].
+///
+/// The references to one allocator give out the same memory: a core driver that needs some for itself
+/// shares it with the driver that makes objects. Offsets are those in VRAM, wherever the part begins.
+///
+/// # Examples
+///
+/// ```
+/// use kernel::{
+///     drm::vram::Allocator,
+///     page::PAGE_SIZE, //
+/// };
+///
+/// let page = PAGE_SIZE as u64;
+/// let vram = Allocator::new(16 * page..32 * page)?;
+///
+/// // The firmware has four pages in the middle.
+/// let hole = vram.reserve(20 * page..24 * page)?;
+/// assert_eq!(vram.avail(), 12 * page);
+/// assert_eq!(hole.ranges().ranges()[0].offset, 20 * page);
+/// assert_eq!(vram.reserve(23 * page..25 * page).err(), Some(ENOSPC));
+///
+/// // What is larger than the pieces that are left has several.
+/// let all = vram.alloc(12 * page)?;
+/// let ranges = all.ranges().ranges();
+/// assert_eq!(ranges.iter().map(|range| range.len).sum::<u64>(), 12 * page);
+/// assert!(ranges
+///     .iter()
+///     .all(|range| range.offset + range.len <= 20 * page || range.offset >= 24 * page));
+/// assert_eq!(vram.alloc(page).err(), Some(ENOSPC));
+///
+/// drop((all, hole));
+/// assert_eq!(vram.avail(), vram.size());
+/// # Ok::<(), Error>(())
+/// ```
+pub struct Allocator {
+    buddy: GpuBuddy,
+    shown: Option<Shown>,
+}
+
+impl Allocator {
+    /// Makes the allocator of a range of VRAM, which consists of whole pages.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL` if the range is one that the allocator does not take, such as none.
+    /// - `ENOMEM` if memory runs out.
+    pub fn new(range: Range<u64>) -> Result<Arc<Self>> {
+        Self::make(range, None)
+    }
+
+    /// As [`Self::new`], for VRAM of which a BAR shows the first `len` bytes in the order of `layout`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::new`].
+    pub fn with_layout(range: Range<u64>, len: u64, layout: KBox<dyn Layout>) -> Result<Arc<Self>> {
+        Self::make(range, Some(Shown { len, layout }))
+    }
+
+    fn make(range: Range<u64>, shown: Option<Shown>) -> Result<Arc<Self>> {
+        let buddy = GpuBuddy::new(GpuBuddyParams {
+            base_offset: range.start,
+            size: range.end.checked_sub(range.start).ok_or(EINVAL)?,
+            chunk_size: Alignment::new::<{ PAGE_SIZE }>(),
+        })?;
+
+        Ok(Arc::new(Self { buddy, shown }, GFP_KERNEL)?)
+    }
+
+    /// Returns how much memory there is, in bytes.
+    #[inline]
+    pub fn size(&self) -> u64 {
+        self.buddy.size()
+    }
+
+    /// Returns how much of it is free, in bytes.
+    #[inline]
+    pub fn avail(&self) -> u64 {
+        self.buddy.avail()
+    }
+
+    /// Returns the offset in VRAM after the last byte.
+    #[inline]
+    pub fn end(&self) -> u64 {
+        // OVERFLOW: The constructor was given the sum.
+        self.buddy.base_offset() + self.buddy.size()
+    }
+
+    /// Tells whether what a BAR of `len` bytes is said to show is inside of it.
+    pub(crate) fn fits_bar(&self, len: u64) -> bool {
+        self.shown.as_ref().is_none_or(|shown| shown.len <= len)
+    }
+
+    /// Allocates `size` bytes, which are whole pages, anywhere.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOSPC` if there is no room.
+    /// - `ENOMEM` if memory runs out.
+    pub fn alloc(&self, size: u64) -> Result<Allocation> {
+        self.alloc_with(
+            GpuBuddyAllocMode::Simple,
+            size,
+            Alignment::new::<{ PAGE_SIZE }>(),
+            GpuBuddyAllocFlags::default(),
+        )
+    }
+
+    /// As [`Self::alloc`], below the offset `end` of VRAM.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::alloc`].
+    pub fn alloc_below(&self, size: u64, end: u64) -> Result<Allocation> {
+        let end = end.min(self.end());
+        let start = self.buddy.base_offset();
+        if end <= start || size > end - start {
+            return Err(ENOSPC);
+        }
+
+        self.alloc_with(
+            GpuBuddyAllocMode::Range(start..end),
+            size,
+            Alignment::new::<{ PAGE_SIZE }>(),
+            GpuBuddyAllocFlags::default(),
+        )
+    }
+
+    /// Allocates a range of VRAM, such as one that the firmware uses.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOSPC` if somebody has a part of it, or it is not in the memory of this allocator.
+    /// - `ENOMEM` if memory runs out.
+    pub fn reserve(&self, range: Range<u64>) -> Result<Allocation> {
+        if range.start < self.buddy.base_offset() || range.end > self.end() || range.is_empty() {
+            return Err(ENOSPC);
+        }
+
+        let size = range.end - range.start;
+        self.alloc_with(
+            GpuBuddyAllocMode::Range(range),
+            size,
+            Alignment::new::<{ PAGE_SIZE }>(),
+            GpuBuddyAllocFlag::Contiguous.into(),
+        )
+    }
+
+    /// Allocates as the caller says. A range of `mode` is one of VRAM.
+    pub(crate) fn alloc_with(
+        &self,
+        mode: GpuBuddyAllocMode,
+        size: u64,
+        align: Alignment,
+        flags: GpuBuddyAllocFlags,
+    ) -> Result<Allocation> {
+        if size == 0 || size > self.size() {
+            return Err(ENOSPC);
+        }
+        // The allocator counts from its own start.
+        let base = self.buddy.base_offset();
+        let mode = match mode {
+            GpuBuddyAllocMode::Range(range) => GpuBuddyAllocMode::Range(
+                range.start.saturating_sub(base)..range.end.saturating_sub(base),
+            ),
+            mode => mode,
+        };
+
+        let blocks = KBox::pin_init(
+            self.buddy.alloc_blocks(mode, size, align, flags),
+            GFP_KERNEL,
+        )
+        // What the allocator takes for bad input is a size that it would have to round up to
+        // more than there is.
+        .map_err(|e| if e == EINVAL { ENOSPC } else { e })?;
+        let ranges = Ranges::new(
+            blocks.iter().map(|block| (block.offset(), block.size())),
+            size,
+            self.shown.as_ref(),
+        )?;
+
+        Ok(Allocation {
+            ranges,
+            _blocks: blocks,
+        })
+    }
+}
+
+/// A part of VRAM, which is free again when this is dropped.
+pub struct Allocation {
+    /// Shared with those who still copy from there after the memory was given up.
+    ranges: Arc<Ranges>,
+    // Returned to the allocator when it is dropped.
+    _blocks: Pin<KBox<AllocatedBlocks>>,
+}
+
+impl Allocation {
+    /// Returns where it is.
+    #[inline]
+    pub fn ranges(&self) -> &Arc<Ranges> {
+        &self.ranges
+    }
+}

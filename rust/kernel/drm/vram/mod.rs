@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! The memory of a GPU: who has which part of it, and where an object may be.
+//!
+//! What [TTM](crate::drm::ttm), which moves objects, and [`gem::vram`](crate::drm::gem::vram), whose
+//! objects stay in VRAM, have in common.
+
+mod allocator;
+mod objects;
+mod place;
+mod ranges;
+mod window;
+
+pub use self::{
+    allocator::{
+        Allocation,
+        Allocator, //
+    },
+    place::{
+        Domain,
+        MemType, //
+    },
+    ranges::{
+        Layout,
+        Range,
+        Ranges, //
+    },
+    window::Window, //
+};
+pub(crate) use self::{
+    objects::{
+        Objects,
+        Room, //
+    },
+    window::flush, //
+};
+
+use crate::{
+    prelude::*,
+    sync::atomic::{
+        Atomic,
+        Relaxed, //
+    }, //
+};
+
+/// Adds `bytes` to a sum that is at most `limit`.
+///
+/// # Errors
+///
+/// `EDQUOT` if it would be more.
+pub(crate) fn charge(sum: &Atomic<u64>, bytes: u64, limit: u64) -> Result {
+    let mut before = sum.load(Relaxed);
+
+    loop {
+        let after = before
+            .checked_add(bytes)
+            .filter(|after| *after <= limit)
+            .ok_or(EDQUOT)?;
+
+        match sum.cmpxchg(before, after, Relaxed) {
+            Ok(_) => return Ok(()),
+            Err(now) => before = now,
+        }
+    }
+}

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! Where an object is, and where it may be.
+
+use crate::bindings;
+
+/// The kind of memory that an object is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemType {
+    /// System memory that no device knows. The pages may be swapped out at any time without anybody
+    /// being asked.
+    System,
+    /// System memory that devices may access.
+    Tt,
+    /// The memory of the device.
+    Vram,
+}
+
+impl MemType {
+    pub(crate) const fn as_raw(self) -> u32 {
+        match self {
+            Self::System => bindings::TTM_PL_SYSTEM,
+            Self::Tt => bindings::TTM_PL_TT,
+            Self::Vram => bindings::TTM_PL_VRAM,
+        }
+    }
+
+    pub(crate) const fn from_raw(raw: u32) -> Option<Self> {
+        match raw {
+            bindings::TTM_PL_SYSTEM => Some(Self::System),
+            bindings::TTM_PL_TT => Some(Self::Tt),
+            bindings::TTM_PL_VRAM => Some(Self::Vram),
+            _ => None,
+        }
+    }
+}
+
+/// Where an object may live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Domain {
+    /// In VRAM, which it never leaves.
+    Vram,
+    /// In system memory.
+    System,
+    /// In VRAM, and in system memory when there is not enough of it.
+    Either,
+}

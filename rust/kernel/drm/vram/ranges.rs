@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! The pieces of VRAM that an object has.
+//!
+//! They are computed when VRAM is allocated and do not change. Faults, copies and mappings for peers
+//! all go by them; what a peer maps is computed of them once.
+
+use crate::{
+    dma_buf::mapping::RangeList,
+    page::PAGE_SIZE,
+    pci::p2pdma::Provider,
+    prelude::*,
+    sync::{
+        Arc,
+        SetOnce, //
+    }, //
+};
+
+/// The order in which a BAR shows VRAM, if that is not the order of VRAM.
+pub trait Layout: Send + Sync {
+    /// Returns where in the BAR the page of VRAM at `offset` is, in bytes. The answer does not change.
+    ///
+    /// Called for pages that the BAR shows.
+    fn bar_offset(&self, offset: u64) -> u64;
+}
+
+/// A BAR that shows VRAM in an order of its own.
+pub(super) struct Shown {
+    /// How much of VRAM, and of the BAR, that is.
+    pub(super) len: u64,
+    pub(super) layout: KBox<dyn Layout>,
+}
+
+/// A piece of VRAM that belongs to an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Range {
+    /// The offset in the object at which it begins, in bytes.
+    pub at: u64,
+    /// The offset in VRAM, in bytes.
+    pub offset: u64,
+    /// The length, in bytes.
+    pub len: u64,
+}
+
+/// The VRAM of an object, in the order of the object.
+///
+/// # Invariants
+///
+/// - The ranges are not empty, made of whole pages, and follow each other without a gap from offset
+///   0 of the object to its end.
+/// - All of them are below `end`.
+/// - `shown` has the same pieces of the object with their offsets in the BAR, all of them below
+///   `bar_end`; [`None`] if these are the offsets in VRAM.
+pub struct Ranges {
+    ranges: KVVec<Range>,
+    end: u64,
+    shown: Option<KVVec<Range>>,
+    bar_end: u64,
+    in_bar: SetOnce<Arc<RangeList>>,
+}
+
+impl Ranges {
+    /// Makes the list of `pieces` of VRAM, the offset and the length of each, in the order of the
+    /// object. Neighbours become one range.
+    ///
+    /// # Errors
+    ///
+    /// - `EIO` if they do not add up to `size`, or a page is shown outside of the BAR.
+    /// - `ENOMEM` if memory runs out.
+    pub(super) fn new(
+        pieces: impl Iterator<Item = (u64, u64)>,
+        size: u64,
+        shown: Option<&Shown>,
+    ) -> Result<Arc<Self>> {
+        let (ranges, end) = merged(pieces, size)?;
+        let (mut in_order, mut bar_end) = (None, end);
+
+        if let Some(Shown { len, layout }) = shown.filter(|shown| end <= shown.len) {
+            let page = PAGE_SIZE as u64;
+            let pages = ranges
+                .iter()
+                .flat_map(|range| (range.offset..range.offset + range.len).step_by(PAGE_SIZE));
+            let found = merged(pages.map(|at| (layout.bar_offset(at), page)), size)?;
+
+            bar_end = found.1;
+            if bar_end > *len {
+                return Err(EIO);
+            }
+            in_order = Some(found.0);
+        }
+
+        // INVARIANT: The allocator gives blocks of whole pages, and they add up to the size.
+        Ok(Arc::new(
+            Self {
+                ranges,
+                end,
+                shown: in_order,
+                bar_end,
+                in_bar: SetOnce::new(),
+            },
+            GFP_KERNEL,
+        )?)
+    }
+
+    /// Returns the ranges, in the order of the object.
+    #[inline]
+    pub fn ranges(&self) -> &[Range] {
+        &self.ranges
+    }
+
+    /// Tells whether all of it is below `end`, an offset in VRAM.
+    #[inline]
+    pub fn is_below(&self, end: u64) -> bool {
+        self.end <= end
+    }
+
+    /// Tells whether a BAR of `len` bytes shows all of it.
+    #[inline]
+    pub(crate) fn is_in_bar(&self, len: u64) -> bool {
+        self.bar_end <= len
+    }
+
+    /// Returns the pieces with their offsets in the BAR, which shows all of it.
+    #[inline]
+    pub(crate) fn shown(&self) -> &[Range] {
+        self.shown.as_deref().unwrap_or(&self.ranges)
+    }
+
+    /// Returns where it is for peers, who see VRAM in the BAR of `provider`.
+    ///
+    /// Computed when it is asked for first. The reservation of the object is held.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`RangeList::in_bar`].
+    #[inline]
+    pub(crate) fn in_bar(&self, provider: &Provider<'_>) -> Result<&Arc<RangeList>> {
+        if let Some(list) = self.in_bar.as_ref() {
+            return Ok(list);
+        }
+
+        let list = RangeList::in_bar(provider, self.shown().iter().map(|r| (r.offset, r.len)))?;
+
+        self.in_bar.populate(list);
+        self.in_bar.as_ref().ok_or(EINVAL)
+    }
+
+    /// Returns the address of a byte of the last range, where VRAM is mapped at `vram`.
+    pub(crate) fn last(&self, vram: *mut c_void) -> Option<*mut c_void> {
+        let last = self.shown().last()?;
+
+        // CAST: Inside of VRAM, which is mapped.
+        Some(vram.wrapping_byte_add(last.offset as usize))
+    }
+
+    /// Returns the offset in VRAM of offset `at` of the object.
+    pub fn offset(&self, at: u64) -> Option<u64> {
+        piece(&self.ranges, at).map(|(offset, _)| offset)
+    }
+
+    /// Returns the offset in the BAR of offset `at` of the object, and how many bytes follow each other
+    /// from there on.
+    pub(crate) fn bar_piece(&self, at: u64) -> Option<(u64, u64)> {
+        piece(self.shown(), at)
+    }
+}
+
+/// Makes ranges of pieces, and returns the end of the last one as well.
+fn merged(pieces: impl Iterator<Item = (u64, u64)>, size: u64) -> Result<(KVVec<Range>, u64)> {
+    let mut ranges = KVVec::<Range>::new();
+    let (mut at, mut end) = (0, 0);
+
+    for (offset, len) in pieces {
+        end = end.max(offset.checked_add(len).ok_or(EIO)?);
+
+        match ranges.last_mut() {
+            // OVERFLOW: The sum was checked above, when the range was made.
+            Some(last) if last.offset + last.len == offset => last.len += len,
+            _ => ranges.push(Range { at, offset, len }, GFP_KERNEL)?,
+        }
+        // OVERFLOW: The pieces are as many as VRAM has.
+        at += len;
+    }
+    if at != size {
+        return Err(EIO);
+    }
+    Ok((ranges, end))
+}
+
+/// Returns the offset at which `at` of the object is, and how many bytes follow each other.
+fn piece(ranges: &[Range], at: u64) -> Option<(u64, u64)> {
+    // OVERFLOW: The ranges are inside of the object, and of VRAM or a BAR.
+    let index = ranges.partition_point(|r| r.at + r.len <= at);
+    let range = ranges.get(index)?;
+    let skip = at - range.at;
+
+    Some((range.offset + skip, range.len - skip))
+}
