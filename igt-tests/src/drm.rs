@@ -89,7 +89,7 @@ fn driver_name(fd: RawFd) -> Result<String, SysError> {
 }
 
 /// Nodes in /dev/dri with a prefix and a driver, in order.
-fn nodes(prefix: &str, driver: &str) -> Vec<(PathBuf, File)> {
+pub(crate) fn nodes(prefix: &str, driver: &str) -> Vec<(PathBuf, File)> {
     let Ok(dir) = fs::read_dir("/dev/dri") else {
         return Vec::new();
     };

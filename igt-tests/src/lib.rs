@@ -40,6 +40,7 @@ pub mod rebind;
 pub mod scene;
 pub mod signals;
 pub mod socket;
+pub mod split;
 pub mod syncfile;
 pub mod trace;
 pub mod uapi;

@@ -155,6 +155,18 @@ pub const PARAM_VRAM_PIN_LIMIT: u32 = 5;
 /// How often the content of an object was moved.
 pub const PARAM_MOVES: u32 = 6;
 
+/// `struct drm_avram_gem_create`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AvramGemCreate {
+    /// In and out, bytes.
+    pub size: u64,
+    /// Out.
+    pub handle: u32,
+    /// Zero.
+    pub pad: u32,
+}
+
 /// `struct drm_vvram_gem_create`
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -306,6 +318,8 @@ pub struct VvramGemAttachments {
     pub attachments: u64,
 }
 
+/// GEM_CREATE of avram.
+pub const AVRAM_GEM_CREATE: u64 = iowr::<AvramGemCreate>(DRM, DRM_COMMAND_BASE);
 /// GETPARAM.
 pub const VVRAM_GETPARAM: u64 = iowr::<VvramGetparam>(DRM, DRM_COMMAND_BASE);
 /// GEM_CREATE.
@@ -753,6 +767,7 @@ const _: () = {
     assert!(DRM_IOCTL_GEM_CLOSE == 0x4008_6409);
     assert!(DRM_IOCTL_PRIME_HANDLE_TO_FD == 0xc00c_642d);
     assert!(DRM_IOCTL_PRIME_FD_TO_HANDLE == 0xc00c_642e);
+    assert!(AVRAM_GEM_CREATE == 0xc010_6440);
     assert!(VVRAM_GETPARAM == 0xc010_6440);
     assert!(VVRAM_GEM_CREATE == 0xc010_6441);
     assert!(VVRAM_GEM_MMAP_OFFSET == 0xc010_6442);

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! VRAM behind a PCI BAR, exported peer to peer by a driver that is split in two.
+//!
+//! The reference for drivers in this shape: `core` has the PCI device, gives out its memory and makes
+//! an auxiliary device; `card` is the DRM driver of that, whose objects (`gem`) stay in VRAM. The
+//! policy of the export is [`kernel::drm::gem::peer`].
+
+mod card;
+mod core;
+mod gem;
+
+use kernel::{
+    auxiliary,
+    driver,
+    pci,
+    prelude::*,
+    InPlaceModule, //
+};
+
+/// The name of the module, by which the auxiliary device finds its driver.
+const MODULE: &CStr = c"avram";
+
+#[pin_data]
+struct Avram {
+    #[pin]
+    _core: driver::Registration<pci::Adapter<crate::core::Core>>,
+    #[pin]
+    _card: driver::Registration<auxiliary::Adapter<card::Driver>>,
+}
+
+impl InPlaceModule for Avram {
+    fn init(module: &'static kernel::ThisModule) -> impl PinInit<Self, Error> {
+        try_pin_init!(Self {
+            _core <- driver::Registration::new(MODULE, module),
+            _card <- driver::Registration::new(MODULE, module),
+        })
+    }
+}
+
+module! {
+    type: Avram,
+    name: "avram",
+    authors: ["The vvram authors"],
+    description: "VRAM behind a PCI BAR, exported by a driver that is split in two",
+    license: "GPL",
+    imports_ns: ["DMA_BUF"],
+}

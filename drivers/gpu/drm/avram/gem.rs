@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The objects.
+
+use kernel::{
+    drm::{
+        self,
+        gem::{
+            self,
+            peer::{
+                self,
+                PeerObject, //
+            },
+            vram::VramObject,
+            DriverObject, //
+        },
+        vram::Ranges, //
+    },
+    prelude::*, //
+};
+
+use crate::card::{
+    Bound,
+    Data,
+    Driver, //
+};
+
+/// An object, which userspace refers to by a handle.
+pub(crate) type Bo = gem::vram::Object<BoData>;
+
+/// The driver's part of an object: nothing.
+pub(crate) struct BoData;
+
+static PEER_OPS: peer::Ops<BoData> = peer::Ops::new();
+
+impl DriverObject for BoData {
+    type Driver = Driver;
+    type Args = ();
+
+    const PRIME: gem::PrimeHooks<Self> = peer::hooks();
+
+    fn new(_dev: &drm::Device<Driver>, _size: usize, _args: ()) -> impl PinInit<Self, Error> {
+        Ok::<_, Error>(Self)
+    }
+}
+
+impl VramObject for BoData {
+    fn vram(data: &Data) -> &gem::vram::Device<Self> {
+        &data.vram
+    }
+
+    fn clear<'a>(bound: &'a Bound<'a>, vram: &Ranges) -> Result {
+        bound.window.clear(vram)
+    }
+
+    fn flush<'a>(bound: &'a Bound<'a>, vram: &Ranges) {
+        bound.window.flush(vram);
+    }
+}
+
+impl PeerObject for BoData {
+    type Class = Bo;
+
+    fn ops() -> &'static peer::Ops<Self> {
+        &PEER_OPS
+    }
+
+    fn exports<'a>(bound: &'a Bound<'a>) -> &'a peer::Exports<'a, Self> {
+        &bound.exports
+    }
+}

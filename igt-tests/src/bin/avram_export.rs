@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The policy over a driver that is split in two, whose objects stay in VRAM without TTM.
+
+use std::time::Duration;
+
+use vvram_tests::debugfs::difference;
+use vvram_tests::drm::{DmaBuf, Drm};
+use vvram_tests::foreign::{self, Kind};
+use vvram_tests::map::PAGE;
+use vvram_tests::misc;
+use vvram_tests::pattern::Pattern;
+use vvram_tests::pci::{Bar, PciDevice};
+use vvram_tests::peer::{Mode, Peer};
+use vvram_tests::power::Auto;
+use vvram_tests::rebind;
+use vvram_tests::scene::{leads_to, patterns, peer_reads, peer_writes, works, Expect};
+use vvram_tests::split::{self, Card, Split};
+use vvram_tests::uapi::AvramGemCreate;
+use vvram_tests::{check, check_eq, expect_errno, igt_main, Outcome, Stop};
+
+const PAGE64: u64 = PAGE as u64;
+const PAGES: usize = 3;
+const SIZE: u64 = (PAGES * PAGE) as u64;
+const MODES: [Mode; 3] = [Mode::Dynamic, Mode::Revocable, Mode::Pinned];
+
+/// Where in the BAR the pages of a pattern are.
+fn located(bar: &Bar, pattern: Pattern) -> Result<Vec<u64>, Stop> {
+    (0..PAGES)
+        .map(|page| {
+            let word = pattern.word((page * PAGE / 8) as u64);
+            let found: Vec<_> = (0..bar.len() / PAGE64)
+                .filter(|at| bar.word(at * PAGE64) == word)
+                .collect();
+            check_eq!(found.len(), 1, "places of page {page} in the BAR");
+            Ok(found[0])
+        })
+        .collect()
+}
+
+/// Checks that a peer, which has a buffer mapped, reaches VRAM: by its table, and by the bytes.
+fn reaches_vram(peer: &Peer, bar: &Bar, round: u64) -> Outcome {
+    let pattern = patterns().0.derive(round);
+    peer_writes(peer, pattern, &[2, 0, 1])?;
+    leads_to(peer, bar, &located(bar, pattern)?)?;
+    peer_reads(peer, pattern, &[0, 1, 2])
+}
+
+/// What the listing says of the importers of the only object.
+fn importers(card: &Card) -> Result<Vec<(String, String)>, Stop> {
+    let buffers = card.debugfs()?.buffers()?;
+    check_eq!(buffers.len(), 1, "objects in {buffers:?}");
+    check!(
+        buffers[0].placement == "vram" && buffers[0].domain == "vram" && buffers[0].vram_or_fail,
+        "{:?} is not one that stays in VRAM",
+        buffers[0]
+    );
+    Ok(buffers[0]
+        .importers
+        .iter()
+        .map(|importer| (importer.path.clone(), importer.reason.clone()))
+        .collect())
+}
+
+fn pair(path: &str, reason: &str) -> (String, String) {
+    (path.to_string(), reason.to_string())
+}
+
+/// Each class of importer reaches VRAM as the route allows, or is refused with the reason.
+fn matrix() -> Outcome {
+    let gpu = PciDevice::vvram()?;
+    let split = Split::new(&gpu)?;
+    let card = Card::open(split.gpu())?;
+    let bar = Bar::open(&gpu)?;
+    let buffer = card.export(card.create(SIZE)?)?;
+    let expect = Expect::get()?;
+    let counters = card.debugfs()?.counters()?;
+    for (round, mode) in (0..).zip(MODES) {
+        let peer = Peer::open()?;
+        let attached = peer.attach(&buffer, mode);
+        match expect {
+            Expect::Refused => {
+                expect_errno("attach without a route", attached, libc::EOPNOTSUPP)?;
+                check!(
+                    importers(&card)?.contains(&pair("refused", "no-route")),
+                    "the refusal of {mode:?} is not listed"
+                );
+            }
+            Expect::Bus | Expect::HostBridge => {
+                attached?;
+                peer.pin_and_map(mode)?;
+                reaches_vram(&peer, &bar, round)?;
+                let path = if expect == Expect::Bus {
+                    "bus"
+                } else {
+                    "host-bridge"
+                };
+                check_eq!(importers(&card)?, [pair(path, "none")], "importers");
+            }
+        }
+    }
+    // Who does not take peer memory gets nothing, wherever it is.
+    for mode in [Mode::NoP2p, Mode::Static] {
+        expect_errno(
+            "attach without peer-to-peer",
+            Peer::open()?.attach(&buffer, mode),
+            libc::EOPNOTSUPP,
+        )?;
+    }
+    check_eq!(
+        importers(&card)?.pop(),
+        Some(pair("refused", "no-opt-in")),
+        "the last refusal"
+    );
+    let refused = |reason: &str, count| ("attach-refused".to_string(), reason.to_string(), count);
+    let mut want = vec![refused("no-opt-in", 2)];
+    if expect == Expect::Refused {
+        want.push(refused("no-route", MODES.len() as u64));
+    }
+    check_eq!(
+        difference(&counters, &card.debugfs()?.counters()?),
+        want,
+        "what was counted"
+    );
+    drop((buffer, card));
+    split.undo()?;
+    works()
+}
+
+/// Whoever gets VRAM finds zeroes there, and what was closed is given to others.
+fn reused() -> Outcome {
+    Expect::get()?.need_route()?;
+    let gpu = PciDevice::vvram()?;
+    let split = Split::new(&gpu)?;
+    let card = Card::open(split.gpu())?;
+    let all = Bar::open(&gpu)?.len();
+
+    expect_errno("an object of nothing", card.create(0), libc::EINVAL)?;
+    let mut bad = AvramGemCreate {
+        size: 1,
+        pad: 1,
+        ..Default::default()
+    };
+    expect_errno(
+        "a field that is to be zero",
+        card.create_raw(&mut bad),
+        libc::EINVAL,
+    )?;
+    expect_errno("too much", card.create(all + 1), libc::ENOSPC)?;
+    for round in 0..2 {
+        let rest = card.create(all - SIZE)?;
+        let mut one = AvramGemCreate {
+            size: SIZE - 1,
+            ..Default::default()
+        };
+        card.create_raw(&mut one)?;
+        check_eq!(one.size, SIZE, "the size is rounded up");
+        expect_errno("one page more", card.create(1), libc::ENOSPC)?;
+
+        let buffer = card.export(one.handle)?;
+        let peer = Peer::open()?;
+        peer.attach(&buffer, Mode::Dynamic)?;
+        peer.map()?;
+        let mut data = vec![0xa5; SIZE as usize];
+        for (page, bytes) in data.chunks_mut(PAGE).enumerate() {
+            peer.read((page * PAGE) as u64, bytes)?;
+        }
+        check!(
+            data.iter().all(|byte| *byte == 0),
+            "VRAM is not zero in round {round}"
+        );
+        peer_writes(&peer, patterns().0, &[0, 1, 2])?;
+
+        // The object lives as long as its dma-buf, and that as long as its importers.
+        card.close(one.handle)?;
+        drop(buffer);
+        expect_errno("what a peer has", card.create(SIZE), libc::ENOSPC)?;
+        drop(peer);
+        card.close(rest)?;
+    }
+    Ok(())
+}
+
+/// An object that comes back is the object; other buffers are not taken.
+fn imported() -> Outcome {
+    let gpu = PciDevice::vvram()?;
+    let split = Split::new(&gpu)?;
+    let (card, other) = (Card::open(split.gpu())?, Card::open(split.gpu())?);
+    let handle = card.create(SIZE)?;
+    let buffer = card.export(handle)?;
+    check_eq!(
+        card.import(&buffer)?,
+        handle,
+        "the handle of the own object"
+    );
+    let again = other.import(&buffer)?;
+    check_eq!(
+        other.export(again)?.inode()?,
+        buffer.inode()?,
+        "the dma-buf of both"
+    );
+    check_eq!(card.debugfs()?.buffers()?.len(), 1, "objects");
+    let foreign = foreign::make(Kind::Heap, PAGES)?;
+    expect_errno(
+        "import of a foreign buffer",
+        card.import(&foreign.buffer),
+        libc::EINVAL,
+    )
+}
+
+/// The device of the core driver is awake while a peer may reach VRAM, and no longer.
+fn awake() -> Outcome {
+    Expect::get()?.need_route()?;
+    let gpu = PciDevice::vvram()?;
+    let split = Split::new(&gpu)?;
+    let card = Card::open(split.gpu())?;
+    let bar = Bar::open(&gpu)?;
+    let buffer = card.export(card.create(SIZE)?)?;
+    let auto = Auto::new(&gpu)?;
+    for (round, mode) in (0..).zip(MODES) {
+        auto.sleeps("nobody is attached")?;
+        let peer = Peer::open()?;
+        peer.attach(&buffer, mode)?;
+        auto.stays_awake("a peer is attached")?;
+        peer.pin_and_map(mode)?;
+        reaches_vram(&peer, &bar, round)?;
+        peer.unmap()?;
+        auto.stays_awake("it may map again")?;
+    }
+    auto.sleeps("all peers are gone")
+}
+
+/// When the core driver is unbound, importers are told, and what they have is void.
+fn unbound() -> Outcome {
+    Expect::get()?.need_route()?;
+    let gpu = PciDevice::vvram()?;
+    let bar = Bar::open(&gpu)?;
+    let mut left: Vec<(Peer, DmaBuf, Card)> = Vec::new();
+    for round in 0..2 {
+        let split = Split::new(&gpu)?;
+        let card = Card::open(split.gpu())?;
+        let buffer = card.export(card.create(SIZE)?)?;
+        let peer = Peer::open()?;
+        peer.attach(&buffer, Mode::Dynamic)?;
+        peer.map()?;
+        reaches_vram(&peer, &bar, round)?;
+        let told = peer.status()?.invalidations;
+
+        split.undo()?;
+        check!(
+            peer.status()?.invalidations > told,
+            "the importer was not told: {:?}",
+            peer.status()?
+        );
+        expect_errno("map after the unbind", peer.map(), libc::ENODEV)?;
+        expect_errno("create after the unbind", card.create(SIZE), libc::ENODEV)?;
+        expect_errno(
+            "attach after the unbind",
+            Peer::open()?.attach(&buffer, Mode::Dynamic),
+            libc::ENODEV,
+        )?;
+        // Another driver has the device while somebody still has the objects.
+        left.push((peer, buffer, card));
+        check!(Drm::open()?.vram_free()? > 0, "vvram has no VRAM");
+    }
+    drop(left);
+    works()
+}
+
+/// Nothing keeps the module when all is closed.
+fn unloaded() -> Outcome {
+    let gpu = PciDevice::vvram()?;
+    let split = Split::new(&gpu)?;
+    let card = Card::open(split.gpu())?;
+    let buffer = card.export(card.create(SIZE)?)?;
+    split.undo()?;
+    check!(
+        rebind::delete_module(split::DRIVER).is_err(),
+        "the module went while a file was open"
+    );
+    drop((buffer, card));
+    let gone = misc::poll(Duration::from_secs(5), || {
+        rebind::delete_module(split::DRIVER).ok()
+    });
+    check!(
+        gone.is_some(),
+        "the module has {:?} users",
+        rebind::module_users(split::DRIVER)
+    );
+    works()
+}
+
+igt_main! {
+    "matrix", "each class of importer gets what the route allows", matrix;
+    "reused", "VRAM is zero when it is given out, and given out again", reused;
+    "imported", "an own object is recognised, others are not taken", imported;
+    "awake", "peers keep the device awake whose memory it is", awake;
+    "unloaded", "nothing keeps the module when all is closed", unloaded;
+    "unbound", "an unbind of the core takes everything back", unbound;
+}

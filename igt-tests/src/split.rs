@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The driver that is split in two, avram, in place of vvram.
+
+use std::fs;
+use std::fs::File;
+use std::os::fd::{AsRawFd, RawFd};
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use crate::debugfs::DebugFs;
+use crate::drm::{ioctl, nodes, prime_export, prime_import, DmaBuf};
+use crate::misc;
+use crate::pci::PciDevice;
+use crate::rebind::{Overridden, Unbound};
+use crate::uapi;
+use crate::uapi::{AvramGemCreate, DrmGemClose};
+use crate::{Stop, SysError};
+
+/// Name of the PCI driver, and of the DRM driver.
+pub const DRIVER: &str = "avram";
+
+/// A device that avram has; vvram gets it back when this is dropped.
+#[derive(Debug)]
+pub struct Split {
+    // Dropped in this order.
+    overridden: Overridden,
+    own: Unbound,
+}
+
+impl Split {
+    /// Takes a device from vvram and gives it to avram.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if a driver does not do what it should.
+    #[track_caller]
+    pub fn new(gpu: &PciDevice) -> Result<Self, Stop> {
+        let own = Unbound::new(gpu)?;
+        let status = Command::new("modprobe").arg(DRIVER).status();
+        check!(
+            status.as_ref().is_ok_and(|status| status.success()),
+            "modprobe {DRIVER}: {status:?}"
+        );
+        if gpu.driver().as_deref() == Some(DRIVER) {
+            // It was loaded just now, and takes what is free.
+            gpu.unbind(DRIVER)?;
+        }
+        Ok(Self {
+            overridden: Overridden::new(gpu, DRIVER)?,
+            own,
+        })
+    }
+
+    /// The PCI device.
+    pub fn gpu(&self) -> &PciDevice {
+        self.overridden.device()
+    }
+
+    /// Takes the device from the core driver, and gives it back to vvram.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if vvram does not take it.
+    #[track_caller]
+    pub fn undo(self) -> Result<(), Stop> {
+        drop(self.overridden);
+        self.own.rebind()
+    }
+}
+
+/// An open file of avram's DRM device.
+#[derive(Debug)]
+pub struct Card {
+    file: File,
+    device: String,
+}
+
+/// The auxiliary device behind a node in /dev/dri, if it is below a PCI device.
+fn auxiliary_of(node: &Path, gpu: &PciDevice) -> Option<String> {
+    let link = Path::new("/sys/class/drm")
+        .join(node.file_name()?)
+        .join("device");
+    let path = fs::canonicalize(link).ok()?;
+    let parent = path.parent()?.file_name()?.to_string_lossy().into_owned();
+    (parent == gpu.name()).then(|| path.file_name().map(|n| n.to_string_lossy().into_owned()))?
+}
+
+impl Card {
+    /// Opens the render node.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if there is none within five seconds.
+    #[track_caller]
+    pub fn open(gpu: &PciDevice) -> Result<Self, Stop> {
+        let found = misc::poll(Duration::from_secs(5), || {
+            nodes("renderD", DRIVER)
+                .into_iter()
+                .find_map(|(path, file)| Some((auxiliary_of(&path, gpu)?, file)))
+        });
+        match found {
+            Some((device, file)) => Ok(Self { file, device }),
+            None => Err(Stop::fail(format_args!(
+                "no node in /dev/dri belongs to {DRIVER} and {}",
+                gpu.name()
+            ))),
+        }
+    }
+
+    fn fd(&self) -> RawFd {
+        self.file.as_raw_fd()
+    }
+
+    /// What the driver shows in debugfs.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if there is nothing.
+    #[track_caller]
+    pub fn debugfs(&self) -> Result<DebugFs, Stop> {
+        DebugFs::open(&PciDevice::named(&self.device))
+    }
+
+    /// Creates an object and returns its handle.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn create(&self, size: u64) -> Result<u32, SysError> {
+        let mut argument = AvramGemCreate {
+            size,
+            ..Default::default()
+        };
+        self.create_raw(&mut argument)?;
+        Ok(argument.handle)
+    }
+
+    /// GEM_CREATE with a given argument.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn create_raw(&self, argument: &mut AvramGemCreate) -> Result<(), SysError> {
+        let given = *argument;
+        ioctl(self.fd(), uapi::AVRAM_GEM_CREATE, argument, || {
+            format!("GEM_CREATE({given:?})")
+        })?;
+        Ok(())
+    }
+
+    /// Exports an object.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn export(&self, handle: u32) -> Result<DmaBuf, SysError> {
+        prime_export(self.fd(), handle, uapi::DRM_CLOEXEC | uapi::DRM_RDWR)
+    }
+
+    /// Imports a dma-buf and returns the handle.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn import(&self, buffer: &DmaBuf) -> Result<u32, SysError> {
+        prime_import(self.fd(), buffer.fd())
+    }
+
+    /// Closes a handle.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn close(&self, handle: u32) -> Result<(), SysError> {
+        let mut argument = DrmGemClose { handle, pad: 0 };
+        ioctl(self.fd(), uapi::DRM_IOCTL_GEM_CLOSE, &mut argument, || {
+            format!("GEM_CLOSE(handle={handle})")
+        })?;
+        Ok(())
+    }
+}
