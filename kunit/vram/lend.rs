@@ -324,6 +324,8 @@ mod tests {
                 card.object(1, &[Place::VRAM], Domain::Either).err(),
                 Some(EACCES)
             );
+            check_eq!(either.reserve(false)?.pin().err(), Some(EAGAIN));
+            drop(local.reserve(false)?.pin()?);
             check_eq!(holds(&either, None), Err(EAGAIN));
             check_eq!(mem_type(&either)?, Some(MemType::Vram));
             check_eq!(mem_type(&local)?, Some(MemType::Tt));

@@ -30,7 +30,6 @@ LOAD = 0.5
 SLOWER = 2
 # Runs before the mutations do, on the same kernel.
 NONE = "none"
-BOUNCE = "bounce"
 # How many verdicts are told of each.
 TOLD = 2
 # Tests in a boot without a mutation: they have to fit the command line of the kernel.
@@ -142,8 +141,8 @@ def run(steps, built, mutations):
 def machine(m):
     """The topology of a mutation, and its name in `make check`."""
     name = m.on or (topologies.find("host-bridge").name if m.suites else plan.SWITCH.name)
-    if name == BOUNCE:
-        return dataclasses.replace(plan.SWITCH, cmdline="swiotlb=force"), name
+    if name in plan.VARIANTS:
+        return plan.variant(name), name
     topology = topologies.find(name)
     if topology is None:
         raise LabError(f"mutation {m.id}: there is no topology {name}", f"correct {LIST}")

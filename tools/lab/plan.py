@@ -42,6 +42,12 @@ RDMA_KINDS = ("rdma_life",)
 RDMA_ONCE = ("rdma_clients", "rdma_pressure")
 # Where devices see other memory than the CPU, code that forgets to synchronize fails.
 BOUNCED = ("vvram_bounce", "vvram_sync")
+# Where the BAR shows VRAM in another order, and VRAM has holes, code that takes one offset for the
+# other fails. By default and in `make soak`.
+SCRAMBLED = ("vvram_copy", "vvram_mmap", "vvram_move", "vvram_p2p", "vvram_views", "vvram_vmap")
+SCRAMBLED_SOAK = (*SCRAMBLED, "vvram_export", "vvram_matrix", "vvram_storm")
+# Machines of a topology that differ from it, by the name that their boots and mutations have.
+VARIANTS = {"bounce": "swiotlb=force", "scramble": "vvram.scramble=1 vvram.holes=1"}
 # The tests of IGT that open any driver, the one that IGT_FORCE_DRIVER names; those for displays
 # and other vendors cannot apply.
 GENERIC = ("core_*",)
@@ -92,6 +98,8 @@ def soak():
             *[igt(f"soak-{topology.name}", topology, PAIR, VVRAM_SOAK=SOAK)
               for topology in topologies.PAIRS],
             *once("soak", VVRAM_SOAK=SOAK),
+            *[igt(f"soak-scramble-{topology.name}", variant("scramble", topology), SCRAMBLED_SOAK)
+              for topology in topologies.TOPOLOGIES if of_kinds(topology)],
             igt("soak-sync", SWITCH, ("vvram_sync",), VVRAM_SOAK=SOAK),
             igt("soak-rdma-once", switch, RDMA_ONCE, RDMA_LOAD, VVRAM_SOAK=SOAK),
             *[igt(f"soak-{topology.name}", topology, (*RDMA_KINDS, *RDMA_ONCE), RDMA_LOAD)
@@ -100,12 +108,17 @@ def soak():
 
 def own():
     """The boots of the project's own programs, without those that need a NIC."""
-    bounce = dataclasses.replace(SWITCH, cmdline="swiotlb=force")
     return [*[igt(f"check-{topology.name}", topology, some(topology, EVERYWHERE, KINDS))
               for topology in topologies.TOPOLOGIES],
-            *once("check"), igt("check-bounce", bounce, BOUNCED),
+            *once("check"), igt("check-bounce", variant("bounce"), BOUNCED),
+            igt("check-scramble", variant("scramble"), SCRAMBLED),
             *[igt(f"check-{topology.name}", topology, PAIR)
               for topology in topologies.PAIRS if of_kinds(topology)]]
+
+
+def variant(name, topology=SWITCH):
+    """A topology with one of `VARIANTS`."""
+    return dataclasses.replace(topology, cmdline=f"{topology.cmdline} {VARIANTS[name]}".strip())
 
 
 def of_kinds(topology):

@@ -166,7 +166,8 @@ class List(unittest.TestCase):
     def test_each_says_who_finds_it(self):
         programs = {path.stem: path.read_text()
                     for path in (pipeline.REPO / "igt-tests/src/bin").glob("*.rs")}
-        ran = {"": {*plan.EVERYWHERE, *plan.KINDS, *plan.ONCE}, mutants.BOUNCE: plan.BOUNCED,
+        ran = {"": {*plan.EVERYWHERE, *plan.KINDS, *plan.ONCE}, "bounce": plan.BOUNCED,
+               "scramble": plan.SCRAMBLED,
                "pair": plan.PAIR, "rdma": {*plan.RDMA, *plan.RDMA_KINDS}}
         for m in self.mutations:
             self.assertNotEqual(bool(m.tests), bool(m.suites), m.id)
