@@ -12,7 +12,7 @@
 //! [`copy`] takes the reservations of both objects. No other may be held.
 
 use super::{
-    side_of,
+    moves::side_of,
     Held,
     Import,
     Object, //

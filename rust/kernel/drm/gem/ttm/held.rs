@@ -1,0 +1,473 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! What can be done with an object whose reservation is held.
+//!
+//! C header: [`include/drm/ttm/ttm_bo.h`](srctree/include/drm/ttm/ttm_bo.h)
+
+use super::{
+    placement,
+    Held,
+    Object, //
+};
+use crate::{
+    bindings,
+    dma_resv::{
+        LockedResv,
+        Usage, //
+    },
+    drm::{
+        self,
+        devres::while_registered,
+        gem::{
+            BaseObject,
+            IntoGEMObject, //
+        },
+        ttm::{
+            OpCtx,
+            Pages,
+            PinAccount,
+            Place,
+            TtmObject,
+            VramResource, //
+        },
+        vram::{
+            Domain,
+            MemType,
+            Ranges, //
+        }, //
+    },
+    error::to_result,
+    pm::Awake,
+    prelude::*,
+    sync::{
+        aref::ARef,
+        Arc, //
+    },
+    time::{
+        delay::fsleep,
+        Delta, //
+    }, //
+};
+use core::{
+    ops::Deref,
+    ptr::NonNull, //
+};
+
+/// How often an object is tried to be placed while others may be in the way, which takes some 100 ms.
+const PATIENCE: u32 = 16;
+
+impl<T: TtmObject> Held<'_, Object<T>> {
+    /// Returns the driver's part of the object.
+    #[inline]
+    pub fn data(&self) -> &T {
+        &self.obj.data
+    }
+
+    pub(super) fn bo(&self) -> *mut bindings::ttm_buffer_object {
+        self.obj.bo()
+    }
+
+    /// Returns the kind of memory that the object is in, [`None`] if it has none yet.
+    pub fn mem_type(&self) -> Option<MemType> {
+        // SAFETY: The reservation, which guards the resource, is held.
+        unsafe {
+            let resource = (*self.bo()).resource;
+
+            if resource.is_null() {
+                None
+            } else {
+                MemType::from_raw((*resource).mem_type)
+            }
+        }
+    }
+
+    /// Returns where in VRAM the object is, [`None`] if it is not.
+    pub fn vram(&self) -> Option<&Ranges> {
+        if self.mem_type() != Some(MemType::Vram) {
+            return None;
+        }
+
+        // SAFETY: It is a resource of VRAM, which stays while the reservation is held and the view
+        // is not used to move it.
+        Some(unsafe { VramResource::from_raw((*self.bo()).resource) }.ranges())
+    }
+
+    /// Returns how much of VRAM the CPU and peers see, in bytes.
+    #[inline]
+    pub fn visible(&self) -> u64 {
+        self.ttm().visible()
+    }
+
+    /// Tells whether the object is pinned.
+    #[inline]
+    pub fn is_pinned(&self) -> bool {
+        // SAFETY: The reservation, which guards the count and the cell, is held.
+        unsafe { (*self.bo()).pin_count > u32::from((*self.obj.pins.get()).off_lru) }
+    }
+
+    /// Takes note that the object is used: of those that can be evicted it is the last one now.
+    ///
+    /// Whoever has the object reserved calls this if it is going to access the content, or has
+    /// somebody else do so, and not to look at where it is.
+    pub(crate) fn touch(&self) {
+        // SAFETY: The object is valid, and its reservation is held, which guards the count and the
+        // place. What is pinned is on no LRU list.
+        unsafe {
+            if (*self.bo()).pin_count == 0 {
+                bindings::ttm_bo_move_to_lru_tail_unlocked(self.bo());
+            }
+        }
+    }
+
+    /// Takes an object that is in VRAM and never leaves it off the LRU list, where each task that
+    /// evicts would have to pass it over.
+    ///
+    /// TTM keeps what is pinned off the list, so this is a pin for TTM. It is none for others:
+    /// [`Self::is_pinned`] does not tell of it, it is not charged, and [`Self::validate`] moves the
+    /// object all the same.
+    pub(super) fn take_off_lru(&mut self) {
+        if self.data().domain() == Domain::Vram && self.mem_type() == Some(MemType::Vram) {
+            self.set_off_lru(true);
+        }
+    }
+
+    fn set_off_lru(&mut self, off_lru: bool) {
+        // SAFETY: The reservation, which guards the cell, is held.
+        let pins = unsafe { &mut *self.obj.pins.get() };
+
+        if pins.off_lru == off_lru {
+            return;
+        }
+        // INVARIANT: Pinned below, by who found it in VRAM, or not pinned any more.
+        pins.off_lru = off_lru;
+        // SAFETY: The object is valid, and its reservation is held. Only what was pinned here is
+        // unpinned.
+        unsafe {
+            if off_lru {
+                bindings::ttm_bo_pin(self.bo());
+            } else {
+                bindings::ttm_bo_unpin(self.bo());
+            }
+        }
+    }
+
+    /// Moves the object to one of `places`, unless it is in one already.
+    ///
+    /// Importers are told before it moves. Waits for the work on the object, but not for the move:
+    /// its fence is in the reservation. The object counts as used, also if it does not move. To move
+    /// it to or from VRAM takes a device that is awake, see the [module](self). Mirrors
+    /// `ttm_bo_validate()`.
+    ///
+    /// # Errors
+    ///
+    /// - `EAGAIN` if the device is suspended.
+    /// - `EINVAL` if it is pinned elsewhere.
+    /// - `EOPNOTSUPP` if it is imported: it is up to its exporter where it is.
+    /// - `ENOSPC` if no place has room for it.
+    /// - `ENODEV` if the driver is not bound any more.
+    /// - `EBUSY` if the work on it, or on what it would evict, takes too long.
+    /// - `ERESTARTSYS` if a signal arrived.
+    /// - `ENOMEM` if memory runs out.
+    pub fn validate(&mut self, places: &[Place], ctx: &mut OpCtx) -> Result {
+        if self.obj.import.is_some() {
+            return Err(EOPNOTSUPP);
+        }
+
+        let places = self.ttm().fitting(places, self.obj.size() as u64)?;
+
+        // TTM does not move what is pinned. Others cannot evict it meanwhile, as it is reserved.
+        self.set_off_lru(false);
+        let mut placement = placement(&places);
+        // SAFETY: The object is valid, and its reservation is held.
+        let ret =
+            to_result(unsafe { bindings::ttm_bo_validate(self.bo(), &mut placement, &mut ctx.0) });
+        self.take_off_lru();
+        ret?;
+
+        self.touch();
+        Ok(())
+    }
+
+    /// As [`Self::validate`], for a task that has no ticket, and holds the reservation of the object
+    /// only.
+    ///
+    /// TTM only tries the locks of those that it would evict then, so that it finds no room while
+    /// others look at them. Where there could be room it is tried again, for some time.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::validate`].
+    pub(crate) fn validate_patiently(&mut self, places: &[Place], ctx: &mut OpCtx) -> Result {
+        let size = self.obj.size() as u64;
+
+        for attempt in 0..PATIENCE {
+            match self.validate(places, ctx) {
+                Err(e) if e == ENOSPC && self.ttm().could_have_room(size) => (),
+                ret => return ret,
+            }
+            fsleep(Delta::from_millis(1 << attempt.min(3)));
+        }
+        self.validate(places, ctx)
+    }
+
+    /// Makes the object stay where it is until [`Self::unpin_raw`]. Calls nest.
+    ///
+    /// Pages that could be swapped out without a word are moved to where they cannot. Waits for moves
+    /// of the object: who has pinned it need not.
+    ///
+    /// # Errors
+    ///
+    /// - `EDQUOT` if it is in VRAM, of which no more may be pinned.
+    /// - `ERESTARTSYS` if a signal arrived.
+    /// - Those of [`Self::validate`].
+    pub(crate) fn pin_raw(&mut self) -> Result {
+        let bo = self.bo();
+
+        if !self.is_pinned() {
+            if !matches!(self.mem_type(), Some(MemType::Vram | MemType::Tt)) {
+                self.validate(&[Place::TT], &mut OpCtx::uninterruptible())?;
+            }
+            self.resv().resv().wait(Usage::Kernel, true)?;
+            if self.mem_type() == Some(MemType::Vram) {
+                self.charge()?;
+            }
+        }
+        // SAFETY: The object is valid, and its reservation is held.
+        unsafe { bindings::ttm_bo_pin(bo) };
+        Ok(())
+    }
+
+    /// Allows the object to move again. Does nothing if it is not pinned.
+    ///
+    /// Only for whoever called [`Self::pin_raw`].
+    pub(crate) fn unpin_raw(&mut self) {
+        if !self.is_pinned() {
+            return;
+        }
+
+        // SAFETY: The object is valid, pinned, and its reservation is held.
+        unsafe { bindings::ttm_bo_unpin(self.bo()) };
+        self.uncharge_unpinned();
+    }
+
+    /// Accounts for the object, which is not pinned and about to be, in VRAM. Does nothing if that was
+    /// done. If it is not pinned after all, [`Self::uncharge_unpinned`] follows.
+    ///
+    /// # Errors
+    ///
+    /// - `EDQUOT` if it is more than may be: of all, of the client that exported it, or of the group
+    ///   of the current task.
+    /// - `ENODEV` if the device was unplugged, and `ENOMEM`.
+    pub(crate) fn charge(&mut self) -> Result {
+        let size = self.obj.size() as u64;
+        // SAFETY: The reservation, which guards the cell, is held.
+        let pins = unsafe { &mut *self.obj.pins.get() };
+
+        if pins.group.is_some() {
+            return Ok(());
+        }
+
+        let group = self.obj.ttm().charge_pin(size)?;
+        if let Some(account) = &pins.exporter {
+            account
+                .charge(size, self.obj.ttm().client_pin_limit())
+                .inspect_err(|_| self.obj.ttm().uncharge_pin(size))?;
+        }
+        pins.charged = pins.exporter.clone();
+        pins.group = Some(group);
+        Ok(())
+    }
+
+    /// Undoes [`Self::charge`], if that was called and the object is not pinned.
+    pub(crate) fn uncharge_unpinned(&mut self) {
+        let size = self.obj.size() as u64;
+        // SAFETY: The reservation, which guards the cell, is held.
+        let pins = unsafe { &mut *self.obj.pins.get() };
+
+        if self.is_pinned() || pins.group.take().is_none() {
+            return;
+        }
+
+        self.obj.ttm().uncharge_pin(size);
+        if let Some(account) = pins.charged.take() {
+            account.sub(size);
+        }
+    }
+
+    /// Says whose account is charged for pins, unless somebody has exported the object already.
+    pub(super) fn set_exporter(&mut self, account: &Arc<PinAccount>) {
+        if self.exported().is_null() {
+            // SAFETY: The reservation, which guards the cell, is held.
+            unsafe { (*self.obj.pins.get()).exporter = Some(account.clone()) };
+        }
+    }
+
+    /// Returns the pages of an object that is in system memory, which are made if there are none.
+    ///
+    /// Waits for moves that fill them. The pages stay while the object is pinned, or does not move.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL` if it is in VRAM, or in system memory that could be swapped out without a word.
+    /// - `ENOMEM` if memory runs out, `ERESTARTSYS` if a signal arrived.
+    pub(crate) fn pages(&mut self, ctx: &mut OpCtx) -> Result<Pages<'_>> {
+        if self.mem_type() != Some(MemType::Tt) {
+            return Err(EINVAL);
+        }
+
+        // Who maps them for a device may copy them right away, where it cannot reach them.
+        self.resv()
+            .resv()
+            .wait(Usage::Kernel, ctx.is_interruptible())?;
+        // SAFETY: The object is valid, and its reservation is held. What is in system memory has a
+        // `ttm`, which has all of its pages when it is populated.
+        unsafe {
+            to_result(bindings::ttm_bo_populate(self.bo(), &mut ctx.0))?;
+            Ok(Pages::from_raw(
+                NonNull::new((*self.bo()).ttm).ok_or(EINVAL)?,
+            ))
+        }
+    }
+
+    /// Makes what the CPU wrote to an object in VRAM visible to devices.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` if the driver is not bound any more.
+    pub(crate) fn flush(&self) -> Result {
+        let Some(vram) = self.vram() else {
+            return Ok(());
+        };
+
+        // SAFETY: The device is valid and of `T::Driver`.
+        unsafe {
+            while_registered::<T::Driver, _>((*self.bo()).base.dev, |reg| {
+                // What was written before a device was suspended has arrived, and nothing was since.
+                if let Some(_awake) = self.obj.awake_if_active() {
+                    T::flush(reg, vram);
+                }
+                Ok(())
+            })
+        }
+    }
+
+    pub(super) fn ttm(&self) -> &drm::ttm::Device<T> {
+        self.obj.ttm()
+    }
+
+    /// Remembers, or forgets, the dma-buf of the object, whose importers are told of a move.
+    ///
+    /// # Safety
+    ///
+    /// `buf` must be null, or a dma-buf that shares the reservation of the object and stays valid
+    /// until this is called again.
+    pub(crate) unsafe fn set_exported(&mut self, buf: *mut bindings::dma_buf) {
+        // INVARIANT: By the safety requirements.
+        // SAFETY: The reservation, which guards the cell, is held.
+        unsafe { *self.obj.exported.get() = buf };
+    }
+
+    /// Returns the dma-buf of the object, null if there is none.
+    pub(crate) fn exported(&self) -> *mut bindings::dma_buf {
+        // SAFETY: The reservation, which guards the cell, is held.
+        unsafe { *self.obj.exported.get() }
+    }
+}
+
+/// The proof that an object is reserved. Dropping it ends the reservation.
+#[must_use = "the reservation ends when the guard is dropped"]
+pub struct Reserved<'a, T: TtmObject>(pub(super) Held<'a, Object<T>>);
+
+impl<'a, T: TtmObject> Deref for Reserved<'a, T> {
+    type Target = Held<'a, Object<T>>;
+
+    #[inline]
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
+}
+
+impl<T: TtmObject> Reserved<'_, T> {
+    /// Returns the view of the object.
+    ///
+    /// Not by `DerefMut`: the views of two objects could be swapped, and with them which one is
+    /// unlocked.
+    #[inline]
+    pub(crate) fn view(&mut self) -> Held<'_, Object<T>> {
+        // SAFETY: The reservation is held as long as `self` is borrowed.
+        unsafe { Held::assume(self.0.obj) }
+    }
+
+    /// Moves the object to one of `places`, unless it is in one already.
+    ///
+    /// See [`Held::validate`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Held::validate`].
+    pub fn validate(&mut self, places: &[Place], ctx: &mut OpCtx) -> Result {
+        self.view().validate(places, ctx)
+    }
+
+    /// Returns the view of the reservation, by which fences are looked at and added.
+    #[inline]
+    pub fn resv(&mut self) -> LockedResv<'_> {
+        self.0.resv()
+    }
+
+    /// Makes the object stay where it is until the value that is returned is dropped. Calls nest.
+    ///
+    /// If it is in VRAM the device stays awake for that long.
+    ///
+    /// # Errors
+    ///
+    /// - `EAGAIN` if it is in VRAM, and the device is suspended.
+    /// - `EDQUOT` if it is in VRAM, of which no more may be pinned.
+    /// - Those of [`Held::validate`].
+    pub fn pin(&mut self) -> Result<Pinned<T>> {
+        let awake = (self.mem_type() == Some(MemType::Vram))
+            .then(|| self.obj.awake_if_active().ok_or(EAGAIN))
+            .transpose()?;
+
+        self.view().pin_raw()?;
+        Ok(Pinned {
+            obj: self.0.obj.into(),
+            _awake: awake,
+        })
+    }
+}
+
+/// An object that does not move. Dropping it ends that.
+///
+/// It is dropped without the reservation, which it takes.
+#[must_use = "the object may move again when the value is dropped"]
+pub struct Pinned<T: TtmObject> {
+    obj: ARef<Object<T>>,
+    // Dropped after the object was unpinned.
+    _awake: Option<Awake>,
+}
+
+impl<T: TtmObject> Deref for Pinned<T> {
+    type Target = Object<T>;
+
+    #[inline]
+    fn deref(&self) -> &Object<T> {
+        &self.obj
+    }
+}
+
+impl<T: TtmObject> Drop for Pinned<T> {
+    fn drop(&mut self) {
+        // Without signals it does not fail.
+        if let Ok(mut object) = self.obj.reserve(false) {
+            object.view().unpin_raw();
+        }
+    }
+}
+
+impl<T: TtmObject> Drop for Reserved<'_, T> {
+    fn drop(&mut self) {
+        // SAFETY: The reservation is held.
+        unsafe { bindings::dma_resv_unlock((*self.obj.as_raw()).resv) };
+    }
+}

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! Objects that processes map.
+//!
+//! What is in VRAM is mapped write-combined. A mapping is taken away when the object moves, or the
+//! device is suspended, and made anew at the next access.
+//!
+//! # Locking
+//!
+//! A fault comes with the `mmap_lock` held and takes the reservation of the object. If the object is in
+//! VRAM the device is resumed before.
+//!
+//! C header: [`include/linux/mm.h`](srctree/include/linux/mm.h)
+
+use super::{
+    Held,
+    Object, //
+};
+use crate::{
+    bindings,
+    drm::{
+        gem::IntoGEMObject,
+        ttm::{
+            OpCtx,
+            Place,
+            TtmObject, //
+        },
+        vram::{
+            Domain,
+            MemType, //
+        }, //
+    },
+    prelude::*, //
+};
+use core::ptr;
+
+/// How many pages one fault maps at most.
+const FAULT_AROUND: usize = 16;
+
+/// # Safety
+///
+/// Called by the DRM core with an object of this class, and the area of an `mmap()` that is under
+/// way.
+pub(super) unsafe extern "C" fn mmap_callback<T: TtmObject>(
+    gem: *mut bindings::drm_gem_object,
+    vma: *mut bindings::vm_area_struct,
+) -> c_int {
+    let mut idx = 0;
+
+    // SAFETY: The device of a valid object is valid.
+    unsafe {
+        if !bindings::drm_dev_enter((*gem).dev, &mut idx) {
+            return ENODEV.to_errno();
+        }
+        bindings::drm_dev_exit(idx);
+
+        let obj: &Object<T> = IntoGEMObject::from_raw(gem);
+        let Some(import) = &obj.import else {
+            return bindings::drm_gem_ttm_mmap(gem, vma);
+        };
+
+        // The exporter sets what it needs. Of this object nothing must be left.
+        (*vma).vm_private_data = ptr::null_mut();
+        (*vma).vm_ops = ptr::null();
+        let ret = bindings::dma_buf_mmap(import.dma_buf().as_raw(), vma, 0);
+        if ret == 0 {
+            // The area keeps the buffer, not the object.
+            bindings::drm_gem_object_put(gem);
+        }
+        ret
+    }
+}
+
+/// # Safety
+///
+/// Called by the memory management with a fault in an area of an object of this class.
+pub(super) unsafe extern "C" fn fault_callback<T: TtmObject>(
+    vmf: *mut bindings::vm_fault,
+) -> bindings::vm_fault_t {
+    // SAFETY: The fault and its area are valid; TTM keeps the object as the private data of the
+    // area, which has a reference to it.
+    let (bo, prot) = unsafe {
+        let vma = (*vmf).__bindgen_anon_1.vma;
+
+        (
+            (*vma).vm_private_data.cast::<bindings::ttm_buffer_object>(),
+            (*vma).vm_page_prot,
+        )
+    };
+
+    // SAFETY: TTM does not map ghosts, and the area has a reference to the object.
+    let Some(obj) = (unsafe { Object::<T>::from_bo(bo) }) else {
+        return bindings::vm_fault_reason_VM_FAULT_SIGBUS;
+    };
+    // Until the process has what it needs. When the device is suspended it is taken away.
+    let mut awake = None;
+    if obj.residence() == Some(MemType::Vram) {
+        match obj.awake() {
+            Ok(now) => awake = Some(now),
+            Err(_) => return bindings::vm_fault_reason_VM_FAULT_SIGBUS,
+        }
+    }
+
+    // SAFETY: As above.
+    let ret = unsafe { bindings::ttm_bo_vm_reserve(bo, vmf) };
+    if ret != 0 {
+        return ret;
+    }
+
+    let mut idx = 0;
+    let mut ret = bindings::vm_fault_reason_VM_FAULT_SIGBUS;
+    // SAFETY: The object is reserved, and its device is valid. An unplug waits for the section, and
+    // then takes away what was inserted.
+    unsafe {
+        if bindings::drm_dev_enter((*bo).base.dev, &mut idx) {
+            let locked = Held::assume(obj);
+            if awake.is_none() && locked.mem_type() == Some(MemType::Vram) {
+                // It has moved there meanwhile.
+                awake = obj.awake_if_active();
+            }
+
+            ret = match locked.vram() {
+                // The next try resumes the device.
+                Some(_) if awake.is_none() => bindings::vm_fault_reason_VM_FAULT_NOPAGE,
+                _ => insert_pages::<T>(vmf, prot),
+            };
+            bindings::drm_dev_exit(idx);
+        }
+    }
+
+    // SAFETY: The fault is valid.
+    let flags = unsafe { (*vmf).flags };
+    if ret == bindings::vm_fault_reason_VM_FAULT_RETRY
+        && flags & bindings::fault_flag_FAULT_FLAG_RETRY_NOWAIT == 0
+    {
+        // The reservation was given up with the `mmap_lock`.
+        return ret;
+    }
+
+    // SAFETY: The object was reserved above.
+    unsafe { bindings::dma_resv_unlock((*bo).base.resv) };
+    ret
+}
+
+/// Maps the pages around a fault into the process.
+///
+/// # Safety
+///
+/// `vmf` must be a fault in an area of an object of a device of `T`, whose reservation is held, with a
+/// device that is awake if the object is in VRAM.
+unsafe fn insert_pages<T: TtmObject>(
+    vmf: *mut bindings::vm_fault,
+    prot: bindings::pgprot_t,
+) -> bindings::vm_fault_t {
+    // SAFETY: As promised by the caller.
+    let ret = unsafe { make_visible::<T>((*(*vmf).__bindgen_anon_1.vma).vm_private_data.cast()) };
+
+    match ret {
+        // SAFETY: As promised by the caller.
+        Ok(()) => unsafe { bindings::ttm_bo_vm_fault_reserved(vmf, prot, FAULT_AROUND) },
+        // The access is tried again: after the signal was handled, or because somebody still uses the
+        // object.
+        Err(e) if e == EINTR || e == ERESTARTSYS || e == EBUSY => {
+            bindings::vm_fault_reason_VM_FAULT_NOPAGE
+        }
+        Err(e) if e == ENOMEM => bindings::vm_fault_reason_VM_FAULT_OOM,
+        Err(_) => bindings::vm_fault_reason_VM_FAULT_SIGBUS,
+    }
+}
+
+/// Moves an object to where the CPU sees it, which is about to access it.
+///
+/// # Safety
+///
+/// `bo` must be an object of a device of `T`, not a ghost, whose reservation is held.
+pub(super) unsafe fn make_visible<T: TtmObject>(bo: *mut bindings::ttm_buffer_object) -> Result {
+    // SAFETY: As promised by the caller.
+    let mut locked = unsafe { Held::assume(Object::<T>::from_bo(bo).ok_or(EINVAL)?) };
+    let visible = locked.visible();
+
+    match locked.vram() {
+        Some(vram) if !vram.is_below(visible) => {
+            let vram = Place::VRAM.below(visible);
+            let second = if locked.data().domain() == Domain::Vram {
+                vram
+            } else {
+                Place::TT.fallback()
+            };
+
+            locked.validate_patiently(&[vram, second], &mut OpCtx::interruptible())
+        }
+        _ => {
+            locked.touch();
+            Ok(())
+        }
+    }
+}

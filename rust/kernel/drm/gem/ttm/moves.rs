@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! Moves of the content of objects, which TTM asks for.
+//!
+//! Importers are told before an object moves, and what they started is waited for; the move itself is
+//! not. See [`drm::ttm`](crate::drm::ttm).
+//!
+//! # Locking
+//!
+//! TTM holds the reservation of the object, or of what is left of it.
+//!
+//! C header: [`include/drm/ttm/ttm_device.h`](srctree/include/drm/ttm/ttm_device.h)
+
+use super::{
+    Held,
+    Object, //
+};
+use crate::{
+    bindings,
+    dma_buf::exporter,
+    dma_resv::Usage,
+    drm::{
+        devres::while_registered,
+        gem::peer::trace,
+        ttm::{
+            Side,
+            Transfer,
+            TtmObject,
+            VramResource,
+            Work, //
+        }, //
+    },
+    error::{
+        from_result,
+        to_result, //
+    },
+    prelude::*,
+    sync::atomic::Relaxed, //
+};
+use core::ptr::NonNull;
+
+/// Returns what TTM calls a resource as one side of a transfer.
+///
+/// # Safety
+///
+/// `resource` must be valid.
+pub(super) unsafe fn side_of(
+    bo: *mut bindings::ttm_buffer_object,
+    resource: *mut bindings::ttm_resource,
+) -> Result<Side> {
+    // SAFETY: By the safety requirements.
+    unsafe {
+        if (*resource).mem_type == bindings::TTM_PL_VRAM {
+            Ok(Side::Vram(
+                VramResource::from_raw(resource).ranges().clone(),
+            ))
+        } else {
+            Ok(Side::Pages(NonNull::new((*bo).ttm).ok_or(EINVAL)?))
+        }
+    }
+}
+
+/// # Safety
+///
+/// Called by TTM with an object of a device of `T`, which may be a ghost, with its reservation held
+/// and room for a fence in it, and the resource that it is to move to.
+pub(crate) unsafe extern "C" fn move_callback<T: TtmObject>(
+    bo: *mut bindings::ttm_buffer_object,
+    evict: bool,
+    ctx: *mut bindings::ttm_operation_ctx,
+    to: *mut bindings::ttm_resource,
+    _hop: *mut bindings::ttm_place,
+) -> c_int {
+    // SAFETY: The object and the resource are valid.
+    let (obj, to_type) = unsafe { (Object::<T>::from_bo(bo), (*to).mem_type) };
+    // SAFETY: As promised by the caller.
+    let ret = unsafe {
+        // What another device exports has no memory here; it gets a resource when it is made.
+        if (*bo).type_ == bindings::ttm_bo_type_ttm_bo_type_sg {
+            bindings::ttm_bo_move_null(bo, to);
+            return 0;
+        }
+        move_object::<T>(bo, evict, ctx, to)
+    };
+
+    if let Some(obj) = obj {
+        // Only moves change it, and the reservation is held.
+        let from_type = obj.residence.load(Relaxed);
+        if ret.is_ok() {
+            obj.residence.store(to_type, Relaxed);
+        }
+        trace::moved(obj.subject(), from_type, to_type, evict, ret);
+    }
+    from_result(|| ret.map(|()| 0))
+}
+
+/// # Safety
+///
+/// Those of [`move_callback`].
+unsafe fn move_object<T: TtmObject>(
+    bo: *mut bindings::ttm_buffer_object,
+    evict: bool,
+    ctx: *mut bindings::ttm_operation_ctx,
+    to: *mut bindings::ttm_resource,
+) -> Result {
+    let vram = bindings::TTM_PL_VRAM;
+    // What is left of an object that moved is about to be freed, and passed over with this error.
+    // SAFETY: As the caller promises.
+    let (obj, old, to_type) = unsafe {
+        (
+            Object::<T>::from_bo(bo).ok_or(EBUSY)?,
+            (*bo).resource,
+            (*to).mem_type,
+        )
+    };
+    // SAFETY: The reservation is held.
+    let mut locked = unsafe { Held::assume(obj) };
+
+    // Importers have mapped what is about to move; what they started is in the fences.
+    let buf = locked.exported();
+    if !old.is_null() && !buf.is_null() {
+        trace::invalidate(obj.subject(), obj.residence.load(Relaxed));
+        // SAFETY: By the type invariant it is the dma-buf of the object, whose reservation, which
+        // they share, is held.
+        unsafe { bindings::dma_buf_invalidate_mappings(buf) };
+    }
+
+    // SAFETY: `old` is valid unless it is null.
+    let from_vram = !old.is_null() && unsafe { (*old).mem_type } == vram;
+    let by_engine = from_vram || to_type == vram;
+    let must_wait = obj.ttm().is_used_by_others(&locked.resv(), Usage::Bookkeep);
+    // Pages that the engine still works on must not be swapped out.
+    if must_wait || !by_engine {
+        // SAFETY: The object and the context are valid.
+        to_result(unsafe { bindings::ttm_bo_wait_ctx(bo, ctx) })?;
+    }
+    if !old.is_null() && !buf.is_null() {
+        // SAFETY: As above; the memory is still there, and what importers started is done.
+        unsafe { exporter::retire(buf) };
+    }
+    if !by_engine {
+        // The pages stay what they are.
+        // SAFETY: The object is valid, and `to` becomes its resource.
+        unsafe { bindings::ttm_bo_move_null(bo, to) };
+        return Ok(());
+    }
+
+    // SAFETY: The object is valid, and so is its `ttm` if there is one.
+    let has_pages = unsafe {
+        let tt = (*bo).ttm;
+
+        !tt.is_null() && (bindings::ttm_tt_is_populated(tt) || bindings::ttm_tt_is_swapped(tt))
+    };
+    // What was never written to is zero, and so are pages that are made below.
+    let clear = !from_vram && !has_pages;
+    if !clear {
+        // TTM has done it for some kinds of memory. Brings back what was swapped out, too.
+        // SAFETY: The object and the context are valid; without a `ttm` nothing is done.
+        to_result(unsafe { bindings::ttm_bo_populate(bo, ctx) })?;
+    }
+
+    // SAFETY: Both resources are valid. Where one is system memory, and looked at, the object was
+    // populated above. The pages stay until the fence of the transfer signals: all that could take
+    // them away waits for it, as it is in the reservation of whoever has them, the object or a
+    // ghost.
+    let transfer = unsafe {
+        let from = if clear { None } else { Some(side_of(bo, old)?) };
+
+        Transfer::new(from, side_of(bo, to)?, (*bo).base.size)
+    };
+    // SAFETY: The device of an object is valid and of `T::Driver`.
+    let fence = unsafe {
+        while_registered::<T::Driver, _>((*bo).base.dev, |reg| {
+            obj.ttm()
+                .submit(reg, Work::Move(transfer), obj.awake_if_active())
+        })
+    }?;
+    if !clear {
+        obj.ttm().count_move();
+    }
+
+    if clear {
+        // Nobody looks at what the object had before, if it had anything.
+        // SAFETY: The object is valid, and `to` becomes its resource. TTM has made room for the
+        // fence, and nothing was added since.
+        unsafe {
+            bindings::dma_resv_add_fence(
+                (*bo).base.resv,
+                fence.as_raw(),
+                bindings::dma_resv_usage_DMA_RESV_USAGE_KERNEL,
+            );
+            bindings::ttm_bo_move_null(bo, to);
+            // It has no pages; an array for them is not needed in VRAM.
+            destroy_tt(bo);
+        }
+        return Ok(());
+    }
+
+    // VRAM is given to others at once, as all that is done to it is done by the engine, in order.
+    // SAFETY: The object is valid, has a resource, and `to` becomes its new one. The fence was made
+    // for this move, and TTM has made room for it.
+    let ret = to_result(unsafe {
+        bindings::ttm_bo_move_accel_cleanup(bo, fence.as_raw(), evict, true, to)
+    });
+    if ret.is_err() {
+        // The content is on its way, so there is no way back.
+        // It cannot fail without signals.
+        let _ = fence.wait(false);
+        // SAFETY: As above; nothing is under way any more.
+        unsafe { bindings::ttm_bo_move_sync_cleanup(bo, to) };
+    }
+    Ok(())
+}
+
+/// Undoes [`Held::take_off_lru`] of an object that is about to be freed.
+///
+/// If the engine still works on it, it is freed later, and tasks that evict find it on the LRU list
+/// and wait for that.
+///
+/// # Safety
+///
+/// `bo` must be valid, in VRAM and pinned by [`Held::take_off_lru`] alone, and have no GEM
+/// reference.
+// Not inlined into modules, which cannot call the function.
+#[inline(never)]
+pub(super) unsafe fn put_on_lru(bo: *mut bindings::ttm_buffer_object) {
+    // The reservation must not be waited for, as this task may hold others. A task that evicts may
+    // hold it: one that has met the object on the list while it was being validated. So this is
+    // done with the lock of the list alone, as `ttm_bo_release()` does it.
+    // SAFETY: By the safety requirements. Nobody pins an object without a reference. Its resource
+    // does not change either: an eviction that sees it unpinned allocates another one first, which
+    // takes the lock. What is in VRAM has no `ttm`, for which TTM wants the reservation to be held.
+    unsafe {
+        let lock = &raw mut (*(*bo).bdev).lru_lock;
+
+        bindings::spin_lock(lock);
+        (*bo).pin_count -= 1;
+        bindings::ttm_resource_move_to_lru_tail((*bo).resource);
+        bindings::spin_unlock(lock);
+    }
+}
+
+/// Takes away what an object has for system memory, if it has anything.
+///
+/// # Safety
+///
+/// `bo` must be reserved, not be in system memory, and have no pages.
+// Not inlined into modules, which cannot call the function.
+#[inline(never)]
+pub(super) unsafe fn destroy_tt(bo: *mut bindings::ttm_buffer_object) {
+    // SAFETY: By the safety requirements.
+    unsafe { bindings::ttm_bo_tt_destroy(bo) };
+}
