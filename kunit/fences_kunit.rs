@@ -62,7 +62,7 @@ mod tests {
 
     #[vtable]
     impl FenceCallback for Count {
-        fn called(&self, _fence: &Fence) {
+        fn called(&self, _fence: &AnyFence) {
             self.0.fetch_add(1, Relaxed);
         }
     }
@@ -164,7 +164,7 @@ mod tests {
         // SAFETY: The fence is valid as long as `both` is.
         let references = || unsafe { (*merged).refcount.refcount.refs.counter };
         // SAFETY: The fence was just made, and comes with a reference.
-        let both = unsafe { AnyFence::from_raw(NonNull::new(merged).ok_or(ENOMEM)?) };
+        let both = unsafe { AnyFence::from_owned(NonNull::new(merged).ok_or(ENOMEM)?) };
 
         let contexts = [a.fence().context(), b.fence().context()];
         let mut parts = KVec::new();
@@ -178,13 +178,23 @@ mod tests {
         assert!(both.parts().next().is_some());
         assert_eq!(references(), 1);
 
+        // It can be waited for with a callback, which is called once for all of it.
+        static CALLS: Atomic<u32> = Atomic::new(0);
+        let seen = KBox::pin_init(
+            FenceCallbackRegistration::new(both.clone(), Count(&CALLS)),
+            GFP_KERNEL,
+        )?;
+
         assert_eq!(both.status(), None);
         a.signal(Ok(()));
         assert!(!both.is_signaled());
+        assert_eq!(CALLS.load(Relaxed), 0);
         assert_eq!(both.wait_timeout(false, 1), Err(ETIME));
         b.signal(Ok(()));
         both.wait(false)?;
         assert!(both.is_signaled());
+        assert_eq!(CALLS.load(Relaxed), 1);
+        drop(seen);
         assert_eq!(both.status(), Some(Ok(())));
         Ok(())
     }

@@ -60,6 +60,10 @@ mod fence;
 mod lend;
 #[path = "vram/lru.rs"]
 mod lru;
+#[path = "vram/memory.rs"]
+mod memory;
+#[path = "vram/pages.rs"]
+mod pages;
 #[path = "vram/place.rs"]
 mod place;
 #[path = "vram/tt.rs"]

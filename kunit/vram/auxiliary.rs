@@ -135,7 +135,11 @@ struct Vram<'a> {
 struct Init;
 
 impl RegistrationInit<Driver> for Init {
-    fn init<'a>(self, adev: &'a auxiliary::Device<Bound>) -> impl PinInit<Vram<'a>, Error> {
+    fn init<'a>(
+        self,
+        adev: &'a auxiliary::Device<Bound>,
+        _drm: &drm::UnregisteredDevice<Driver>,
+    ) -> impl PinInit<Vram<'a>, Error> {
         let pdev = adev.registration_data::<ApiOf>()?.get_ref().pdev;
 
         Ok(Vram {
@@ -181,9 +185,7 @@ impl TtmObject for Bo {
 impl PeerObject for Bo {
     type Class = Object;
 
-    fn ops() -> &'static peer::Ops<Self> {
-        &OPS
-    }
+    const OPS: &'static peer::Ops<Self> = &OPS;
 
     fn exports<'a>(vram: &'a Vram<'a>) -> &'a peer::Exports<'a, Self> {
         &vram.exports

@@ -213,7 +213,11 @@ pub(crate) struct Vram<'a> {
 struct Init(Arc<Control>);
 
 impl RegistrationInit<Driver> for Init {
-    fn init<'a>(self, pdev: &'a pci::Device<device::Bound>) -> impl PinInit<Vram<'a>, Error> {
+    fn init<'a>(
+        self,
+        pdev: &'a pci::Device<device::Bound>,
+        _drm: &drm::UnregisteredDevice<Driver>,
+    ) -> impl PinInit<Vram<'a>, Error> {
         Ok(Vram {
             exports: peer::exports(pdev, BAR)?,
             engine: CpuEngine::new(Window::new(pdev, BAR, c"vram_kunit")?)?,
@@ -236,19 +240,7 @@ pub(crate) fn domains_asked<R>(f: impl FnOnce() -> R) -> (usize, R) {
     (DOMAINS.load(Relaxed) - before, ret)
 }
 
-static OPS: [peer::Ops<Bo>; 2] = [const { peer::Ops::new() }; 2];
-
-/// How often the class was asked for its table while it is fickle.
-static ASKED: Atomic<usize> = Atomic::new(0);
-static FICKLE: Atomic<bool> = Atomic::new(false);
-
-/// Calls `f` while the class has another table of operations each time, which it must not.
-pub(crate) fn while_fickle<R>(f: impl FnOnce() -> R) -> R {
-    FICKLE.store(true, Relaxed);
-    let ret = f();
-    FICKLE.store(false, Relaxed);
-    ret
-}
+static OPS: peer::Ops<Bo> = peer::Ops::new();
 
 impl gem::DriverObject for Bo {
     type Driver = Driver;
@@ -301,15 +293,7 @@ impl TtmObject for Bo {
 impl PeerObject for Bo {
     type Class = Object;
 
-    fn ops() -> &'static peer::Ops<Self> {
-        let asked = if FICKLE.load(Relaxed) {
-            ASKED.fetch_add(1, Relaxed)
-        } else {
-            0
-        };
-
-        &OPS[asked % OPS.len()]
-    }
+    const OPS: &'static peer::Ops<Self> = &OPS;
 
     fn exports<'a>(vram: &'a Vram<'a>) -> &'a peer::Exports<'a, Self> {
         &vram.exports

@@ -166,10 +166,7 @@ mod tests {
         type Attachment = ();
 
         const NAME: &'static CStr = c"part";
-
-        fn ops() -> &'static Ops<Self> {
-            &OPS
-        }
+        const OPS: &'static Ops<Self> = &OPS;
 
         fn prepare_attach(&self) {}
 

@@ -11,6 +11,7 @@ mod tests {
         bindings,
         dma_buf::{
             fence::{
+                AnyFence,
                 DriverFence,
                 Fence,
                 FenceCallback,
@@ -87,7 +88,7 @@ mod tests {
 
     #[vtable]
     impl FenceCallback for Count {
-        fn called(&self, fence: &Fence) {
+        fn called(&self, fence: &AnyFence) {
             if fence.is_signaled() {
                 self.0.fetch_add(1, Relaxed);
             }

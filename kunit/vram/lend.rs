@@ -11,7 +11,6 @@ mod tests {
         fill,
         holds,
         validate,
-        while_fickle,
         with_device,
         Asleep,
         Bo,
@@ -823,25 +822,6 @@ mod tests {
             let dev: &Device<Bound> = pdev.as_ref();
 
             check_eq!(dev.with_bound(|_| Ok(())), Err(ERESTARTSYS));
-            Ok(())
-        })
-    }
-
-    #[test]
-    fn importers_are_told_whatever_the_table_is() -> Result {
-        with_device(|pdev| {
-            let card = Card::new(pdev, 0)?;
-
-            for _ in 0..2 {
-                let object = card.object(1, &[Place::VRAM], Domain::Either)?;
-                let buf = while_fickle(|| export(&object))?;
-                let at = Attachment::new(buf, pdev.as_ref(), prompt())?;
-                at.with(|at| at.map(DIR).map(|_| ()))?;
-
-                validate(&object, &[Place::TT])?;
-                check_eq!(at.importer().0.load(Relaxed), 1);
-                check!(at.with(|at| Ok(at.mapping().is_none()))?);
-            }
             Ok(())
         })
     }

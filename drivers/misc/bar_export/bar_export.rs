@@ -51,10 +51,7 @@ impl Exporter for Ranges {
     type Attachment = ();
 
     const NAME: &'static CStr = c"bar_export";
-
-    fn ops() -> &'static exporter::Ops<Self> {
-        &OPS
-    }
+    const OPS: &'static exporter::Ops<Self> = &OPS;
 
     fn prepare_attach(&self) {}
 

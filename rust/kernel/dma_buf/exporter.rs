@@ -10,6 +10,7 @@
 //! | callback | reservation | device |
 //! |---|---|---|
 //! | [`attach`](Exporter::attach), [`begin_cpu_access`](Exporter::begin_cpu_access), [`end_cpu_access`](Exporter::end_cpu_access) | taken here | bound |
+//! | [`pages`](Exporter::pages) | held, taken here for a process | bound |
 //! | [`prepare_attach`](Exporter::prepare_attach) | not held | maybe gone |
 //! | [`detach`](Exporter::detach) | not held, taken to undo what is left | maybe gone |
 //! | [`pin`](Exporter::pin), [`map`](Exporter::map), [`vmap`](Exporter::vmap) | held | bound |
@@ -20,15 +21,24 @@
 //! [`Exporter::Bound`]. After the buffer was revoked these callbacks are not made any more, and the
 //! importer gets `ENODEV`.
 
+#[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
+use super::mapping::RangeTable;
 use super::{
     direction,
     exports::Registry,
     importer::MappingSlot,
-    mapping::{
+    pages::{
+        KernelMapping,
+        Pages, //
+    },
+    table::{
         Mapping,
-        RangeTable,
         Table,
         Tables, //
+    },
+    user::{
+        insert_page,
+        UserMappings, //
     },
     DmaBuf, //
 };
@@ -50,7 +60,8 @@ use crate::{
         },
         Arc,
         CondVar,
-        Mutex, //
+        Mutex,
+        SetOnce, //
     },
     types::{
         CovariantForLt,
@@ -83,62 +94,54 @@ pub type BoundOf<'a, E> = <<E as Exporter>::Bound as ForLt>::Of<'a>;
 ///
 /// # Examples
 ///
-/// A BAR that peers may read and write:
+/// Pages of system memory, which importers and the CPU may access:
 ///
-/// ```no_run
+/// ```
 /// use kernel::{
 ///     dma::DataDirection,
 ///     dma_buf::{
 ///         exporter::{
 ///             AttachRequest,
-///             Attached,
 ///             Exporter,
 ///             Locked,
 ///             MapRequest,
 ///             Ops, //
 ///         },
-///         mapping::{
-///             Mapping,
-///             RangeList, //
-///         },
-///         DmaBuf, //
+///         pages::Pages,
+///         table::Mapping,
+///         vmap::VMap,
+///         Exports, //
 ///     },
-///     pci::p2pdma::Provider,
+///     faux,
+///     page::PAGE_SIZE,
 ///     prelude::*,
 ///     sync::Arc,
 ///     types::CovariantForLt, //
 /// };
 ///
-/// /// Where the buffer is.
-/// struct Window(Arc<RangeList>);
+/// /// What is in the buffer.
+/// struct Store(Arc<Pages>);
 ///
-/// static OPS: Ops<Window> = Ops::new();
+/// static OPS: Ops<Store> = Ops::new();
 ///
 /// #[vtable]
-/// impl Exporter for Window {
-///     type Bound = CovariantForLt!(Provider<'_>);
+/// impl Exporter for Store {
+///     type Bound = CovariantForLt!(());
 ///     type Prepared = ();
 ///     type Attachment = ();
 ///
-///     const NAME: &'static CStr = c"window";
-///
-///     fn ops() -> &'static Ops<Self> {
-///         &OPS
-///     }
+///     const NAME: &'static CStr = c"store";
+///     const OPS: &'static Ops<Self> = &OPS;
 ///
 ///     fn prepare_attach(&self) {}
 ///
 ///     fn attach(
 ///         &self,
-///         cx: &Locked<'_, Self>,
-///         req: &mut AttachRequest<'_>,
+///         _cx: &Locked<'_, Self>,
+///         _req: &mut AttachRequest<'_>,
 ///         _prepared: (),
 ///     ) -> Result {
-///         // Nobody gets a copy instead, and who cannot be told to let go is refused.
-///         if !req.peer2peer() || !req.is_revocable() {
-///             return Err(EOPNOTSUPP);
-///         }
-///         cx.bound().distance(req.device()).map(|_| ()).ok_or(EOPNOTSUPP)
+///         Ok(())
 ///     }
 ///
 ///     fn map<'r>(
@@ -147,18 +150,51 @@ pub type BoundOf<'a, E> = <<E as Exporter>::Bound as ForLt>::Of<'a>;
 ///         at: &MapRequest<'r, Self>,
 ///         dir: DataDirection,
 ///     ) -> Result<Mapping<'r>> {
-///         at.map_mmio(|bound| Ok(*bound), &self.0, dir)
+///         at.map_pages(&self.0, dir)
+///     }
+///
+///     fn begin_cpu_access(&self, cx: &Locked<'_, Self>, _dir: DataDirection) -> Result {
+///         cx.attachments().for_each(|at| at.sync_for_cpu());
+///         Ok(())
+///     }
+///
+///     fn end_cpu_access(&self, cx: &Locked<'_, Self>, dir: DataDirection) -> Result {
+///         cx.attachments().for_each(|at| at.sync_for_device(dir));
+///         Ok(())
+///     }
+///
+///     fn pages(&self, _cx: &Locked<'_, Self>) -> Result<Arc<Pages>> {
+///         Ok(self.0.clone())
 ///     }
 /// }
+///
+/// let dev = faux::Registration::new(c"store", None)?;
+/// let exports = Exports::<Store>::new(dev.as_ref(), |_dev| Ok(()))?;
+/// let pages = Pages::new(2 * PAGE_SIZE, GFP_KERNEL)?;
+/// let buf = exports.export(Store(pages), 2 * PAGE_SIZE, 0)?;
+///
+/// let map = VMap::new(buf.clone())?;
+/// let mut bytes = [1; 4];
+/// assert!(!map.is_iomem());
+/// map.read(PAGE_SIZE - 2, &mut bytes)?;
+/// assert_eq!(bytes, [0; 4]);
+/// map.write(PAGE_SIZE - 2, b"both")?;
+/// map.read(PAGE_SIZE - 2, &mut bytes)?;
+/// assert_eq!(&bytes, b"both");
+/// drop(map);
+///
+/// drop(exports);
+/// assert_eq!(VMap::new(buf).err(), Some(ENODEV));
+/// # Ok::<(), Error>(())
 /// ```
+///
+/// `MapRequest::map_mmio` has an example of memory in a BAR.
 #[vtable]
 pub trait Exporter: Sized + Send + Sync + 'static {
-    /// What the callbacks need of the bound device: a [`Provider`], a BAR, a lock.
+    /// What the callbacks need of the bound device: the provider of a BAR, a BAR, a lock.
     ///
     /// It is made when the driver binds and out of reach once the buffer is revoked. It is covariant:
     /// a type that one could put a reference into would keep it beyond the callback.
-    ///
-    /// [`Provider`]: crate::pci::p2pdma::Provider
     type Bound: CovariantForLt + 'static;
 
     /// What [`attach`](Self::attach) needs that is not to be had with the reservation held, such as a
@@ -171,11 +207,12 @@ pub trait Exporter: Sized + Send + Sync + 'static {
     /// The name of the exporter, as `/sys/kernel/debug/dma_buf/bufinfo` shows it.
     const NAME: &'static CStr;
 
-    /// Returns the table of operations of this exporter.
+    /// The table of operations of this exporter.
     ///
-    /// It must be a `static`: the address of the table tells whose buffer a dma-buf is. For a buffer
-    /// with another one [`exporter_of`] returns nothing, and [`with_exporter`] fails.
-    fn ops() -> &'static Ops<Self>;
+    /// It refers to a `static`: the address of the table tells whose buffer a dma-buf is, and a
+    /// value that the compiler makes for a constant may have several. For a buffer with another
+    /// address [`exporter_of`] returns nothing, and [`with_exporter`] fails.
+    const OPS: &'static Ops<Self>;
 
     /// An importer is about to attach. The reservation is not held, and the device may be gone.
     fn prepare_attach(&self) -> Self::Prepared;
@@ -262,7 +299,29 @@ pub trait Exporter: Sized + Send + Sync + 'static {
         build_error!(crate::error::VTABLE_DEFAULT_ERROR)
     }
 
+    /// Returns the pages of a buffer that is in system memory, for the CPU.
+    ///
+    /// An exporter that has it does not implement [`mmap`](Self::mmap) nor [`vmap`](Self::vmap):
+    /// the buffer is mapped into the kernel as a whole, and into processes page by page, when they
+    /// access it. These mappings keep the pages. What processes have mapped is unmapped when the
+    /// buffer is revoked, and an access raises `SIGBUS` from then on.
+    ///
+    /// Called with the reservation held. The pages add up to the size of the buffer, and are the
+    /// same each time.
+    ///
+    /// # Errors
+    ///
+    /// Returned to the caller, `SIGBUS` to a process that accesses the buffer.
+    fn pages(&self, cx: &Locked<'_, Self>) -> Result<Arc<Pages>> {
+        let _ = cx;
+        build_error!(crate::error::VTABLE_DEFAULT_ERROR)
+    }
+
     /// Maps the buffer into a process. The reservation is not held; the range is inside the buffer.
+    ///
+    /// What a process has mapped is not unmapped when the buffer is revoked, unless the exporter
+    /// does it, as GEM objects are when their device is unplugged. That of [`pages`](Self::pages)
+    /// is.
     ///
     /// # Errors
     ///
@@ -331,6 +390,10 @@ impl<E: Exporter> Ops<E> {
                 E::HAS_VMAP == E::HAS_VUNMAP,
                 "an exporter has both vmap and vunmap or neither"
             );
+            assert!(
+                !E::HAS_PAGES || !(E::HAS_MMAP || E::HAS_VMAP),
+                "an exporter with pages has neither mmap nor vmap"
+            );
         }
 
         // Tests of constants: `if` is what a `const fn` can do.
@@ -363,16 +426,22 @@ impl<E: Exporter> Ops<E> {
                 },
                 mmap: if E::HAS_MMAP {
                     Some(mmap_callback::<E>)
+                } else if E::HAS_PAGES {
+                    Some(mmap_pages_callback::<E>)
                 } else {
                     None
                 },
                 vmap: if E::HAS_VMAP {
                     Some(vmap_callback::<E>)
+                } else if E::HAS_PAGES {
+                    Some(vmap_pages_callback::<E>)
                 } else {
                     None
                 },
                 vunmap: if E::HAS_VUNMAP {
                     Some(vunmap_callback::<E>)
+                } else if E::HAS_PAGES {
+                    Some(vunmap_pages_callback::<E>)
                 } else {
                     None
                 },
@@ -380,6 +449,12 @@ impl<E: Exporter> Ops<E> {
             PhantomData,
         )
     }
+
+    /// The operations of an area of a process that maps pages.
+    const VM_OPS: bindings::vm_operations_struct = bindings::vm_operations_struct {
+        fault: Some(fault_callback::<E>),
+        ..pin_init::zeroed()
+    };
 
     /// Returns the pointer to the C structure.
     pub(super) fn as_raw(&'static self) -> *const bindings::dma_buf_ops {
@@ -417,6 +492,12 @@ pub(super) struct Buffer<E: Exporter> {
     /// nobody waits for mappings of that.
     mappings: Atomic<usize>,
 
+    /// The mapping of pages for the kernel. Guarded by the reservation.
+    kernel: Cell<Option<KernelMapping>>,
+
+    /// What processes have mapped, of an exporter with pages.
+    pub(super) user: SetOnce<UserMappings>,
+
     /// Taken to wait for `unmapped`, inside of no other lock but the reservation.
     #[pin]
     waiting: Mutex<()>,
@@ -426,8 +507,8 @@ pub(super) struct Buffer<E: Exporter> {
     unmapped: CondVar,
 }
 
-// SAFETY: `bound`, and the attachments with their holdings, are guarded by the reservation; `bound`
-// points to a value that is `Send` and `Sync`.
+// SAFETY: `bound`, `kernel`, and the attachments with their holdings, are guarded by the
+// reservation; `bound` points to a value that is `Send` and `Sync`.
 unsafe impl<E: Exporter> Send for Buffer<E> {}
 
 // SAFETY: As for `Send`.
@@ -466,6 +547,8 @@ impl<E: Exporter> Buffer<E> {
                 registry,
                 bound: UnsafeCell::new(Some(bound)),
                 mappings: Atomic::new(0),
+                kernel: Cell::new(None),
+                user: SetOnce::new(),
                 waiting <- Mutex::new((), waiting_name(), crate::sync::static_lock_class!()),
                 unmapped <- CondVar::new(unmapped_name(), crate::sync::static_lock_class!()),
             }),
@@ -540,10 +623,14 @@ impl<E: Exporter> Buffer<E> {
         // out for a call that holds the reservation.
         unsafe { *self.bound.get() = None };
         self.exporter.revoke();
+        // An access from now on finds that the buffer is revoked; it waits for the reservation.
+        if let Some(user) = self.user.as_ref() {
+            user.unmap();
+        }
         // SAFETY: The reservation is held until after the loop.
         for at in unsafe { self.attachments(buf) } {
             // The buffer is revoked, so no table is needed for a later mapping.
-            drop(at.holdings().take_cached());
+            at.holdings().drop_cached();
             at.with_tables(|tables| tables.iter_mut().for_each(Table::forgo));
         }
 
@@ -698,6 +785,7 @@ pub(super) struct Holdings {
     pins: Cell<usize>,
     tables: UnsafeCell<Tables>,
     /// For the next mapping.
+    #[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
     cached: Cell<Option<RangeTable>>,
 }
 
@@ -713,13 +801,22 @@ impl Holdings {
         unsafe { &*(*attach).priv_.cast::<Self>() }
     }
 
+    /// Drops the table that is kept for the next mapping.
+    #[inline]
+    pub(super) fn drop_cached(&self) {
+        #[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
+        drop(self.take_cached());
+    }
+
     /// Returns the table that is kept for the next mapping.
+    #[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
     #[inline]
     pub(super) fn take_cached(&self) -> Option<RangeTable> {
         self.cached.take()
     }
 
     /// Keeps a table for the next mapping.
+    #[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
     #[inline]
     pub(super) fn set_cached(&self, table: RangeTable) {
         self.cached.set(Some(table));
@@ -757,7 +854,7 @@ pub(crate) unsafe fn retire(buf: *mut bindings::dma_buf) {
         // SAFETY: The reservation guards the tables; nobody else looks at them.
         let tables = unsafe { &mut *holdings.tables.get() };
 
-        drop(holdings.take_cached());
+        holdings.drop_cached();
         for table in tables.iter_mut().filter(|table| !table.void) {
             // SAFETY: The table is one of the attachment, whose memory is still there.
             unsafe { table.sync_for_cpu(dev) };
@@ -908,6 +1005,7 @@ impl<'r, E: Exporter> Attached<'r, E> {
     /// # Errors
     ///
     /// `ENODEV` if the buffer was revoked.
+    #[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
     #[inline]
     pub(super) fn bound(&self) -> Result<&BoundOf<'_, E>> {
         let buf = self.dma_buf();
@@ -1088,7 +1186,7 @@ fn buffer_of<E: Exporter>(buf: &DmaBuf) -> Option<&Buffer<E>> {
     // SAFETY: The dma-buf is valid, and its table never changes.
     let ops = unsafe { (*buf.as_raw()).ops };
 
-    if !ptr::eq(ops, E::ops().as_raw()) {
+    if !ptr::eq(ops, E::OPS.as_raw()) {
         return None;
     }
 
@@ -1157,6 +1255,7 @@ unsafe extern "C" fn attach_callback<E: Exporter>(
                         next: Cell::new(ptr::null_mut()),
                         pins: Cell::new(0),
                         tables: UnsafeCell::new(Tables::new()),
+                        #[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
                         cached: Cell::new(None),
                     },
                     data: accepted,
@@ -1460,6 +1559,78 @@ unsafe extern "C" fn mmap_callback<E: Exporter>(
 /// # Safety
 ///
 /// See [`attach_callback`].
+unsafe extern "C" fn mmap_pages_callback<E: Exporter>(
+    raw_buf: *mut bindings::dma_buf,
+    vma: *mut bindings::vm_area_struct,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: The core passes a valid dma-buf.
+        let buf = unsafe { DmaBuf::from_raw(raw_buf) };
+        // SAFETY: This callback is only in the table of `E`.
+        let buffer = unsafe { Buffer::<E>::of(buf) };
+
+        let guard = buf.resv().lock_interruptible()?;
+        // SAFETY: The reservation is held until after the view is gone.
+        let ret = unsafe { buffer.locked(buf) }.map(|_| ());
+
+        drop(guard);
+        ret?;
+        // No page is inserted yet: a revocation would not find it, as the area is not on the list
+        // of the file before this returns.
+        // SAFETY: The core passes the area of an `mmap()` that is under way. Its file is that of
+        // the dma-buf, so it keeps that, and the module of the operations.
+        unsafe {
+            let area = VmaNew::from_raw(vma);
+
+            area.set_mixedmap();
+            area.set_dontexpand();
+            (*vma).vm_private_data = raw_buf.cast();
+            (*vma).vm_ops = const { &Ops::<E>::VM_OPS };
+        }
+        Ok(0)
+    })
+}
+
+/// # Safety
+///
+/// Called by the memory management with a fault in an area that [`mmap_pages_callback`] has set up.
+unsafe extern "C" fn fault_callback<E: Exporter>(
+    vmf: *mut bindings::vm_fault,
+) -> bindings::vm_fault_t {
+    // SAFETY: The fault and its area are valid, and the area has a reference to the dma-buf, which
+    // is its private data.
+    let (buf, index) = unsafe {
+        let fault = &(*vmf).__bindgen_anon_1;
+
+        (
+            DmaBuf::from_raw((*fault.vma).vm_private_data.cast()),
+            fault.pgoff,
+        )
+    };
+    // SAFETY: The area is one of a dma-buf with the table of `E`.
+    let buffer = unsafe { Buffer::<E>::of(buf) };
+
+    // The access is tried again after the signal was handled.
+    let Ok(guard) = buf.resv().lock_interruptible() else {
+        return bindings::vm_fault_reason_VM_FAULT_NOPAGE;
+    };
+    // SAFETY: The reservation is held until after the view is gone.
+    let ret = unsafe { buffer.locked(buf) }
+        .and_then(|cx| buffer.exporter.pages(&cx))
+        // SAFETY: The fault is valid, and one of an area with `VM_MIXEDMAP`.
+        .and_then(|pages| unsafe { insert_page(vmf, &pages, index) });
+
+    drop(guard);
+    match ret {
+        Ok(()) => bindings::vm_fault_reason_VM_FAULT_NOPAGE,
+        Err(e) if e == ENOMEM => bindings::vm_fault_reason_VM_FAULT_OOM,
+        Err(_) => bindings::vm_fault_reason_VM_FAULT_SIGBUS,
+    }
+}
+
+/// # Safety
+///
+/// See [`attach_callback`].
 unsafe extern "C" fn vmap_callback<E: Exporter>(
     raw_buf: *mut bindings::dma_buf,
     map: *mut bindings::iosys_map,
@@ -1504,4 +1675,49 @@ unsafe extern "C" fn vunmap_callback<E: Exporter>(
         // SAFETY: The reservation is held.
         unsafe { buffer.put_mapping() };
     }
+}
+
+/// # Safety
+///
+/// See [`attach_callback`].
+unsafe extern "C" fn vmap_pages_callback<E: Exporter>(
+    raw_buf: *mut bindings::dma_buf,
+    map: *mut bindings::iosys_map,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: The core passes a valid dma-buf, with the reservation held.
+        let buf = unsafe { DmaBuf::from_raw(raw_buf) };
+        // SAFETY: This callback is only in the table of `E`.
+        let buffer = unsafe { Buffer::<E>::of(buf) };
+        // SAFETY: The reservation is held for the whole callback.
+        let cx = unsafe { buffer.locked(buf) }?;
+
+        let pages = buffer.exporter.pages(&cx)?;
+        // Users of the mapping go by the size of the buffer.
+        if pages.size() != buf.size() {
+            return Err(EINVAL);
+        }
+        let mapping = KernelMapping::new(pages)?;
+
+        // SAFETY: The core passes a pointer to a structure that it wants to have filled. The
+        // address is that of system memory, which stays mapped until `vunmap_pages_callback`.
+        unsafe { map.write(IosysMap::from_sysmem(mapping.addr()).into_raw()) };
+        buffer.kernel.set(Some(mapping));
+        Ok(0)
+    })
+}
+
+/// # Safety
+///
+/// See [`attach_callback`].
+unsafe extern "C" fn vunmap_pages_callback<E: Exporter>(
+    raw_buf: *mut bindings::dma_buf,
+    _map: *mut bindings::iosys_map,
+) {
+    // SAFETY: The core passes a valid dma-buf, with the reservation held.
+    let buf = unsafe { DmaBuf::from_raw(raw_buf) };
+    // SAFETY: This callback is only in the table of `E`.
+    let buffer = unsafe { Buffer::<E>::of(buf) };
+
+    drop(buffer.kernel.take());
 }

@@ -7,7 +7,8 @@
 //! driver's buffers. When it is dropped, or the driver unbound, it takes all of them back:
 //!
 //! 1. no new attachment, pin or mapping is made (`ENODEV`),
-//! 2. importers are told that their mappings are void,
+//! 2. what processes have mapped of pages is taken away, and importers are told that their mappings
+//!    are void,
 //! 3. fences of work on the buffers are waited for,
 //! 4. mappings of the device's own memory are waited for, without a limit: an importer that cannot be
 //!    told to let go, as most RDMA devices cannot, keeps its addresses until it is done. A message
@@ -29,8 +30,11 @@ use super::{
         Buffer,
         Exporter, //
     },
+    user::UserMappings,
     DmaBuf, //
 };
+#[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
+use crate::pci;
 use crate::{
     bindings,
     device,
@@ -39,7 +43,6 @@ use crate::{
     error::from_err_ptr,
     module::this_module,
     page::PAGE_SIZE,
-    pci,
     prelude::*,
     rbtree::{
         RBTree,
@@ -252,8 +255,15 @@ fn wait_unmapped<E: Exporter>(dev: &device::Device, buf: &DmaBuf, buffer: &Buffe
 }
 
 /// Tells whether a device was removed by surprise, so that it does not access anything any more.
+#[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
 fn is_disconnected(dev: &device::Device) -> bool {
     <&pci::Device>::try_from(dev).is_ok_and(pci::Device::is_disconnected)
+}
+
+/// Only PCI tells.
+#[cfg(not(all(CONFIG_PCI, CONFIG_64BIT)))]
+fn is_disconnected(_dev: &device::Device) -> bool {
+    false
 }
 
 /// Logs who has the mappings of a buffer of `dev` that is waited for. Returns whether anybody has.
@@ -429,7 +439,7 @@ impl<'bound, E: Exporter> Exports<'bound, E> {
         let info = bindings::dma_buf_export_info {
             exp_name: E::NAME.as_char_ptr(),
             owner: this_module::<E::OwnerModule>().as_ptr(),
-            ops: E::ops().as_raw(),
+            ops: E::OPS.as_raw(),
             size,
             // CAST: Flags of `open()` fit an `int`.
             flags: flags as i32,
@@ -450,6 +460,13 @@ impl<'bound, E: Exporter> Exports<'bound, E> {
 
         // SAFETY: The pointer is valid and comes with a reference.
         let buf = unsafe { ARef::<DmaBuf>::from_raw(NonNull::new_unchecked(raw.cast())) };
+
+        if E::HAS_PAGES {
+            // SAFETY: The buffer was just exported with the table of `E`.
+            unsafe { Buffer::<E>::of(&buf) }
+                .user
+                .populate(UserMappings::new(&buf));
+        }
 
         // On failure the buffer goes away again; nobody has seen it.
         self.registry.insert(raw)?;

@@ -6,11 +6,10 @@
 //! error, and never again. A fence has two sides:
 //!
 //! - [`Fence`] is shared. Anybody who has one can wait for it, look at it, or have a function called
-//!   when it signals ([`FenceCallbackRegistration`]).
+//!   when it signals ([`FenceCallbackRegistration`]). Where it may be a container of fences, as in
+//!   what userspace passes, it is an [`AnyFence`].
 //! - [`DriverFence`] belongs to the driver that does the work. There is one per fence, and it is
 //!   what signals. Dropping it signals too, so that nobody waits for work that was given up.
-//!
-//! What userspace passes may be a container of fences: an [`AnyFence`].
 //!
 //! Fences are made on a [`FenceContext`], a line of work whose fences signal in the order in which
 //! they were made. Making one takes two steps: [`FenceContext::new_fence_allocation`] has the
@@ -42,6 +41,7 @@
 //! ```
 //! use kernel::{
 //!     dma_buf::fence::{
+//!         AnyFence,
 //!         DriverFence,
 //!         Fence,
 //!         FenceCallback,
@@ -110,7 +110,7 @@
 //!
 //! #[vtable]
 //! impl FenceCallback for Count {
-//!     fn called(&self, fence: &Fence) {
+//!     fn called(&self, fence: &AnyFence) {
 //!         assert!(fence.is_signaled());
 //!         self.0.fetch_add(1, Relaxed);
 //!     }
@@ -189,6 +189,7 @@ use core::{
         ManuallyDrop,
         MaybeUninit, //
     },
+    ops::Deref,
     ptr::{
         self,
         NonNull, //
@@ -213,26 +214,60 @@ fn name(text: &CStr) -> Result<Name> {
     Ok(name)
 }
 
-/// A fence, `struct dma_fence`.
+/// A fence, or a container of several: a chain or an array, `struct dma_fence_chain` or
+/// `struct dma_fence_array`.
 ///
-/// Fences of all drivers are of this type, whether they are written in Rust or in C. Containers of
-/// fences are not, see [`AnyFence`].
+/// It is what userspace passes. One can wait for all of it, pass it on, or take it apart: a
+/// reservation takes fences one by one
+/// ([`FenceSlot::add_fence`](crate::dma_resv::FenceSlot::add_fence)). A [`Fence`] can be used
+/// wherever one of these is asked for.
 ///
 /// # Invariants
 ///
-/// `self.0` is an initialized `struct dma_fence`, and no container unless it is inside of an
-/// [`AnyFence`]. Every [`ARef`] to it owns a reference.
+/// `self.0` is an initialized `struct dma_fence`. Every [`ARef`] to it owns a reference.
+///
+/// # Examples
+///
+/// ```
+/// use kernel::{
+///     dma_buf::fence::{
+///         AnyFence,
+///         FenceContext,
+///         FenceContextOps, //
+///     },
+///     prelude::*,
+///     sync::aref::ARef, //
+/// };
+///
+/// struct Ring;
+///
+/// impl FenceContextOps for Ring {
+///     const DRIVER_NAME: &'static CStr = c"driver";
+///     type Data = ();
+/// }
+///
+/// let job = FenceContext::<Ring>::new(c"ring")?.new_fence_allocation(())?.new_fence();
+/// let any: ARef<AnyFence> = job.fence().into();
+///
+/// // One that is no container is its only part.
+/// assert!(any.parts().map(|part| part.seqno()).eq([job.fence().seqno()]));
+/// assert!(!any.is_signaled());
+/// job.signal(Ok(()));
+/// assert!(any.is_signaled());
+/// any.wait(true)?;
+/// # Ok::<(), Error>(())
+/// ```
 #[repr(transparent)]
-pub struct Fence(Opaque<bindings::dma_fence>);
+pub struct AnyFence(Opaque<bindings::dma_fence>);
 
 // SAFETY: A fence may be used and released from any task.
-unsafe impl Send for Fence {}
+unsafe impl Send for AnyFence {}
 
 // SAFETY: All methods that take `&self` are synchronized by the C side.
-unsafe impl Sync for Fence {}
+unsafe impl Sync for AnyFence {}
 
 // SAFETY: A `struct dma_fence` is reference counted.
-unsafe impl AlwaysRefCounted for Fence {
+unsafe impl AlwaysRefCounted for AnyFence {
     fn inc_ref(&self) {
         // SAFETY: The existence of a shared reference means that the reference count is not zero.
         unsafe { bindings::dma_fence_get(self.as_raw()) };
@@ -244,17 +279,28 @@ unsafe impl AlwaysRefCounted for Fence {
     }
 }
 
-impl Fence {
+impl AnyFence {
     /// Turns a pointer to a `struct dma_fence` into a reference.
     ///
     /// # Safety
     ///
     /// `ptr` must point to an initialized `struct dma_fence` whose reference count does not drop to
-    /// zero during `'a`, and which is not a container.
+    /// zero during `'a`.
     #[inline]
     pub unsafe fn from_raw<'a>(ptr: *mut bindings::dma_fence) -> &'a Self {
-        // SAFETY: `Fence` is a transparent wrapper, and the caller promises validity.
+        // SAFETY: `AnyFence` is a transparent wrapper, and the caller promises validity.
         unsafe { &*ptr.cast() }
+    }
+
+    /// Takes over a reference to a fence that C code has returned.
+    ///
+    /// # Safety
+    ///
+    /// `ptr` must be an initialized `struct dma_fence`, and come with a reference.
+    #[inline]
+    pub unsafe fn from_owned(ptr: NonNull<bindings::dma_fence>) -> ARef<Self> {
+        // SAFETY: As promised by the caller.
+        unsafe { ARef::from_raw(ptr.cast()) }
     }
 
     /// Returns the pointer to the C structure.
@@ -281,7 +327,7 @@ impl Fence {
         unsafe { (*self.as_raw()).seqno }
     }
 
-    /// Tells whether the fence has signalled.
+    /// Tells whether the fence has signalled: of a container, all of it.
     ///
     /// May be called from any context. Mirrors `dma_fence_is_signaled()`.
     #[inline]
@@ -290,7 +336,8 @@ impl Fence {
         unsafe { bindings::dma_fence_is_signaled(self.as_raw()) }
     }
 
-    /// Returns how the work ended, or nothing if the fence has not signalled yet.
+    /// Returns how the work ended, or nothing if the fence has not signalled yet. A chain does not
+    /// tell of the errors of its parts.
     ///
     /// May be called from any context, but not from a callback of this fence, because it takes the
     /// lock of the fence. Mirrors `dma_fence_get_status()`.
@@ -337,109 +384,6 @@ impl Fence {
             bindings::dma_fence_wait_timeout(self.as_raw(), interruptible, timeout)
         })
     }
-}
-
-/// A fence, or a container of several: a chain or an array, `struct dma_fence_chain` or
-/// `struct dma_fence_array`.
-///
-/// It is what userspace passes. One can wait for all of it, or take it apart: a reservation takes
-/// fences one by one ([`FenceSlot::add_fence`](crate::dma_resv::FenceSlot::add_fence)).
-///
-/// # Invariants
-///
-/// `self.0` owns a reference to an initialized `struct dma_fence`.
-///
-/// # Examples
-///
-/// ```
-/// use kernel::{
-///     dma_buf::fence::{
-///         AnyFence,
-///         FenceContext,
-///         FenceContextOps, //
-///     },
-///     prelude::*,
-///     sync::aref::ARef, //
-/// };
-///
-/// struct Ring;
-///
-/// impl FenceContextOps for Ring {
-///     const DRIVER_NAME: &'static CStr = c"driver";
-///     type Data = ();
-/// }
-///
-/// let job = FenceContext::<Ring>::new(c"ring")?.new_fence_allocation(())?.new_fence();
-/// let any = AnyFence::from(ARef::from(job.fence()));
-///
-/// // One that is no container is its only part.
-/// assert!(any.parts().map(|part| part.seqno()).eq([job.fence().seqno()]));
-/// assert!(!any.is_signaled());
-/// job.signal(Ok(()));
-/// assert!(any.is_signaled());
-/// any.wait(true)?;
-/// # Ok::<(), Error>(())
-/// ```
-pub struct AnyFence(ARef<Fence>);
-
-impl From<ARef<Fence>> for AnyFence {
-    #[inline]
-    fn from(fence: ARef<Fence>) -> Self {
-        Self(fence)
-    }
-}
-
-impl AnyFence {
-    /// Takes over a reference to a fence that C code has returned.
-    ///
-    /// # Safety
-    ///
-    /// `ptr` must be an initialized `struct dma_fence`, and come with a reference.
-    pub unsafe fn from_raw(ptr: NonNull<bindings::dma_fence>) -> Self {
-        // INVARIANT: By the safety requirements. The `Fence` inside may be a container: it is not
-        // given out.
-        // SAFETY: As promised by the caller.
-        Self(unsafe { ARef::from_raw(ptr.cast()) })
-    }
-
-    /// Tells whether all of it has signalled.
-    ///
-    /// May be called from any context. Mirrors `dma_fence_is_signaled()`.
-    #[inline]
-    pub fn is_signaled(&self) -> bool {
-        self.0.is_signaled()
-    }
-
-    /// Returns how the work ended, or nothing if not all of it has signalled yet.
-    ///
-    /// See [`Fence::status`]. A chain does not tell of the errors of its parts.
-    pub fn status(&self) -> Option<Result> {
-        self.0.status()
-    }
-
-    /// Waits until all of it has signalled. With `interruptible` a signal to the task ends the wait.
-    ///
-    /// See [`Fence::wait`].
-    ///
-    /// # Errors
-    ///
-    /// `ERESTARTSYS` if a signal to the task arrived.
-    #[inline]
-    pub fn wait(&self, interruptible: bool) -> Result {
-        self.0.wait(interruptible)
-    }
-
-    /// Waits until all of it has signalled, for `timeout` at most.
-    ///
-    /// See [`Fence::wait_timeout`].
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Fence::wait_timeout`].
-    #[inline]
-    pub fn wait_timeout(&self, interruptible: bool, timeout: Jiffies) -> Result<Jiffies> {
-        self.0.wait_timeout(interruptible, timeout)
-    }
 
     /// Returns the fences that it consists of. Of a chain, links behind the first one that have
     /// signalled are left out.
@@ -451,6 +395,67 @@ impl AnyFence {
             cursor: bindings::dma_fence_unwrap::default(),
             started: false,
         }
+    }
+}
+
+/// A fence that is no container, `struct dma_fence`.
+///
+/// Fences of all drivers are of this type, whether they are written in Rust or in C. It
+/// dereferences to [`AnyFence`], which has what can be done with it.
+///
+/// # Invariants
+///
+/// `self.0` is no container.
+#[repr(transparent)]
+pub struct Fence(AnyFence);
+
+// SAFETY: The references are those of the `AnyFence`, and the type is a transparent wrapper of it.
+unsafe impl AlwaysRefCounted for Fence {
+    fn inc_ref(&self) {
+        self.0.inc_ref();
+    }
+
+    unsafe fn dec_ref(obj: NonNull<Self>) {
+        // SAFETY: As promised by the caller.
+        unsafe { AnyFence::dec_ref(obj.cast()) };
+    }
+}
+
+impl Fence {
+    /// Turns a pointer to a `struct dma_fence` into a reference.
+    ///
+    /// # Safety
+    ///
+    /// `ptr` must point to an initialized `struct dma_fence` whose reference count does not drop to
+    /// zero during `'a`, and which is not a container.
+    #[inline]
+    pub unsafe fn from_raw<'a>(ptr: *mut bindings::dma_fence) -> &'a Self {
+        // SAFETY: `Fence` is a transparent wrapper, and the caller promises validity.
+        unsafe { &*ptr.cast() }
+    }
+}
+
+impl Deref for Fence {
+    type Target = AnyFence;
+
+    #[inline]
+    fn deref(&self) -> &AnyFence {
+        &self.0
+    }
+}
+
+impl From<ARef<Fence>> for ARef<AnyFence> {
+    #[inline]
+    fn from(fence: ARef<Fence>) -> Self {
+        // SAFETY: A `Fence` is a transparent wrapper of an `AnyFence`, whose reference passes on.
+        unsafe { ARef::from_raw(ARef::into_raw(fence).cast()) }
+    }
+}
+
+impl From<&Fence> for ARef<AnyFence> {
+    #[inline]
+    fn from(fence: &Fence) -> Self {
+        ARef::from(&fence.0)
     }
 }
 
@@ -471,7 +476,7 @@ impl Iterator for Parts<'_> {
         let part = unsafe {
             if !self.started {
                 self.started = true;
-                bindings::dma_fence_unwrap_first(self.any.0.as_raw(), &mut self.cursor)
+                bindings::dma_fence_unwrap_first(self.any.as_raw(), &mut self.cursor)
             } else if self.cursor.chain.is_null() {
                 ptr::null_mut()
             } else {
@@ -971,7 +976,7 @@ pub trait FenceCallback: Sync + 'static {
     /// Runs in atomic context, with interrupts disabled and the lock of the fence held. It must not
     /// sleep, nor signal another fence, nor call what takes the lock of this one:
     /// [`Fence::status`], a wait, and registering or dropping callbacks of it.
-    fn called(&self, fence: &Fence);
+    fn called(&self, fence: &AnyFence);
 }
 
 /// A callback that waits for a fence. Dropping it removes the callback.
@@ -988,7 +993,7 @@ pub trait FenceCallback: Sync + 'static {
 /// ```
 /// use kernel::{
 ///     dma_buf::fence::{
-///         Fence,
+///         AnyFence,
 ///         FenceCallback,
 ///         FenceCallbackRegistration,
 ///         FenceContext,
@@ -1016,7 +1021,7 @@ pub trait FenceCallback: Sync + 'static {
 ///
 /// #[vtable]
 /// impl FenceCallback for Last {
-///     fn called(&self, fence: &Fence) {
+///     fn called(&self, fence: &AnyFence) {
 ///         self.0.store(fence.seqno(), Relaxed);
 ///     }
 /// }
@@ -1028,7 +1033,7 @@ pub trait FenceCallback: Sync + 'static {
 ///
 /// let [on_first, on_second] = [&first, &second].map(|fence| {
 ///     KBox::pin_init(
-///         FenceCallbackRegistration::new(fence.fence().into(), Last(last.clone())),
+///         FenceCallbackRegistration::new(fence.fence(), Last(last.clone())),
 ///         GFP_KERNEL,
 ///     )
 /// });
@@ -1046,7 +1051,7 @@ pub trait FenceCallback: Sync + 'static {
 #[pin_data(PinnedDrop)]
 pub struct FenceCallbackRegistration<C: FenceCallback> {
     callback: C,
-    fence: ARef<Fence>,
+    fence: ARef<AnyFence>,
     #[pin]
     cb: Opaque<bindings::dma_fence_cb>,
     // Dropped last, after the callback was removed.
@@ -1081,7 +1086,7 @@ unsafe impl<C: FenceCallback + Send> Send for FenceCallbackRegistration<C> {}
 unsafe impl<C: FenceCallback> Sync for FenceCallbackRegistration<C> {}
 
 impl<C: FenceCallback> FenceCallbackRegistration<C> {
-    /// Registers a callback.
+    /// Registers a callback of a fence, or of a container, for when all of it has signalled.
     ///
     /// May be called from any context, but not from a callback of the same fence. Mirrors
     /// `dma_fence_add_callback()`.
@@ -1092,7 +1097,9 @@ impl<C: FenceCallback> FenceCallbackRegistration<C> {
     /// - `ENODEV` if the module is being unloaded.
     ///
     /// The callback is dropped without being called.
-    pub fn new(fence: ARef<Fence>, callback: C) -> impl PinInit<Self, Error> {
+    pub fn new(fence: impl Into<ARef<AnyFence>>, callback: C) -> impl PinInit<Self, Error> {
+        let fence = fence.into();
+
         try_pin_init!(&this in Self {
             _owner: Owner::new(this_module::<C::OwnerModule>())?,
             callback,
@@ -1126,7 +1133,7 @@ impl<C: FenceCallback> FenceCallbackRegistration<C> {
         let callback = unsafe { &(*this).callback };
 
         // SAFETY: The fence is valid, and the registration owns a reference to it.
-        callback.called(unsafe { Fence::from_raw(fence) });
+        callback.called(unsafe { AnyFence::from_raw(fence) });
     }
 }
 

@@ -1,47 +1,40 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! From the place of a buffer to the scatter table of an importer.
+//! From the ranges of a BAR to the scatter table of an importer.
 //!
 //! An exporter describes a buffer in a BAR as a [`RangeList`]: pieces of one BAR in the order of the
 //! buffer. It is made once for as long as the buffer stays where it is. [`MapRequest::map_mmio`] turns
 //! it into the table, by the kind of route between both devices: bus addresses below a switch,
-//! physical addresses or one IOVA through the host bridge. System memory is mapped from its pages.
-//! No table has both.
+//! physical addresses or one IOVA through the host bridge.
 //!
 //! What an importer takes at once limits the entries of a table, not the ranges.
 //!
 //! C header: [`include/linux/dma-buf-mapping.h`](srctree/include/linux/dma-buf-mapping.h)
 
 use super::{
-    direction,
     exporter::{
-        Attached,
         BoundOf,
-        Brand,
         Exporter,
-        Holdings,
         MapRequest, //
+    },
+    table::{
+        valid,
+        Memory,
+        Table, //
     }, //
 };
 use crate::{
-    alloc::kvec::PushError,
     bindings,
     dma::DataDirection,
-    error::{
-        from_err_ptr,
-        to_result, //
-    },
+    error::from_err_ptr,
     page::PAGE_SIZE,
     pci::p2pdma::Provider,
     prelude::*,
-    scatterlist::SGTable,
-    sync::Arc,
-    types::NotThreadSafe, //
+    sync::Arc, //
 };
-use core::{
-    marker::PhantomData,
-    ptr::NonNull, //
-};
+use core::ptr::NonNull;
+
+pub use super::table::Mapping;
 
 /// A list of physical ranges with neighbours merged.
 ///
@@ -258,16 +251,9 @@ impl RangeTable {
         let sgt =
             from_err_ptr(unsafe { bindings::dma_buf_phys_table_map(self.raw.as_ptr(), dir) })?;
 
-        // INVARIANT: Mapped above.
-        Ok(Table {
-            // SAFETY: A pointer that is not an error is not null.
-            sgt: unsafe { NonNull::new_unchecked(sgt) },
-            dir,
-            ranges: Some(self),
-            void: false,
-            last: false,
-            has_user: false,
-        })
+        // SAFETY: A pointer that is not an error is not null. The table was just mapped, and is
+        // that of these ranges.
+        Ok(unsafe { Table::new(NonNull::new_unchecked(sgt), dir, Memory::Ranges(self)) })
     }
 }
 
@@ -277,208 +263,6 @@ impl Drop for RangeTable {
         // mapped: a `Table`, whose `unmap()` is the only way to give it up, has unmapped it. No one
         // else has a pointer to it.
         unsafe { bindings::dma_buf_phys_table_destroy(self.raw.as_ptr()) };
-    }
-}
-
-/// A scatter table that an importer has, or had.
-///
-/// # Invariants
-///
-/// `sgt` is mapped in direction `dir`. It is that of `ranges` or, if there are none, was made by
-/// [`MapRequest::map_pages`].
-pub(super) struct Table {
-    sgt: NonNull<bindings::sg_table>,
-    dir: bindings::dma_data_direction,
-    ranges: Option<RangeTable>,
-    /// The memory of the buffer is not what the table leads to any more.
-    pub(super) void: bool,
-    /// The table is not kept when it is unmapped.
-    last: bool,
-    /// The importer has the table, and nobody else has it until it unmaps.
-    pub(super) has_user: bool,
-}
-
-impl Table {
-    /// Returns the pointer to the C structure.
-    #[inline]
-    pub(super) fn sgt(&self) -> NonNull<bindings::sg_table> {
-        self.sgt
-    }
-
-    /// Does not let the table be kept when it is unmapped.
-    #[inline]
-    pub(super) fn forgo(&mut self) {
-        self.last = true;
-    }
-
-    /// Tells whether the table is one of pages.
-    #[inline]
-    pub(super) fn has_pages(&self) -> bool {
-        self.ranges.is_none()
-    }
-
-    /// Unmaps the table, which is kept for the next mapping if it can be of use then.
-    ///
-    /// # Safety
-    ///
-    /// `attach` must be the attachment that the table was made for, and the reservation of its
-    /// buffer must be held. The table must not be among those of the attachment any more.
-    pub(super) unsafe fn unmap(self, attach: *mut bindings::dma_buf_attachment) {
-        let (sgt, dir) = (self.sgt.as_ptr(), self.dir);
-
-        // SAFETY: By the type invariants this is a table of the attachment, made in one of the two
-        // ways, and the reservation is held.
-        unsafe {
-            match self.ranges {
-                None => {
-                    // The pages of a table that is void may belong to somebody else by now.
-                    let attrs = if self.void {
-                        // CAST: A small number.
-                        bindings::DMA_ATTR_SKIP_CPU_SYNC as usize
-                    } else {
-                        0
-                    };
-
-                    bindings::dma_unmap_sgtable((*attach).dev, sgt, dir, attrs);
-                    bindings::sg_free_table(sgt);
-                    drop(KBox::from_raw(sgt));
-                }
-                Some(table) => {
-                    bindings::dma_buf_phys_table_unmap(sgt);
-                    // Once the buffer has moved the next mapping is one of other ranges, and once
-                    // it is revoked there is none.
-                    if !self.void && !self.last {
-                        Holdings::of(attach).set_cached(table);
-                    }
-                }
-            }
-        }
-    }
-
-    /// Makes the CPU see what the device wrote.
-    ///
-    /// # Safety
-    ///
-    /// The table must be mapped for `dev`.
-    pub(super) unsafe fn sync_for_cpu(&self, dev: *mut bindings::device) {
-        if self.has_pages() {
-            // SAFETY: As promised by the caller; the direction is that of the mapping.
-            unsafe { bindings::dma_sync_sgtable_for_cpu(dev, self.sgt.as_ptr(), self.dir) };
-        }
-    }
-
-    /// Makes the device see what the CPU wrote, or only gives the memory back to it.
-    ///
-    /// # Safety
-    ///
-    /// The table must be mapped for `dev`.
-    unsafe fn sync_for_device(&self, dev: *mut bindings::device, written: bool) {
-        let dir = match direction(self.dir) {
-            // Otherwise a bounce buffer would be filled with what the CPU saw, over what the device
-            // has written since.
-            DataDirection::Bidirectional if !written => DataDirection::FromDevice,
-            dir => dir,
-        };
-
-        if self.has_pages() {
-            // SAFETY: As promised by the caller; the direction is that of the mapping, or one of
-            // those that it has.
-            unsafe { bindings::dma_sync_sgtable_for_device(dev, self.sgt.as_ptr(), dir.into()) };
-        }
-    }
-}
-
-/// The tables that an importer has of an attachment. Most have one at a time, which is kept without
-/// an allocation.
-pub(super) struct Tables {
-    first: Option<Table>,
-    others: KVec<Table>,
-}
-
-impl Tables {
-    pub(super) const fn new() -> Self {
-        Self {
-            first: None,
-            others: KVec::new(),
-        }
-    }
-
-    #[inline]
-    pub(super) fn len(&self) -> usize {
-        usize::from(self.first.is_some()) + self.others.len()
-    }
-
-    #[inline]
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Table> {
-        Iterator::chain(self.first.iter(), self.others.iter())
-    }
-
-    #[inline]
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Table> {
-        Iterator::chain(self.first.iter_mut(), self.others.iter_mut())
-    }
-
-    /// Makes room for one more. Sleeps.
-    #[inline]
-    pub(super) fn reserve(&mut self) -> Result {
-        if self.first.is_some() {
-            self.others.reserve(1, GFP_KERNEL)?;
-        }
-        Ok(())
-    }
-
-    /// Adds a table, or returns it if there is no room.
-    #[inline]
-    fn push(&mut self, table: Table) -> core::result::Result<(), Table> {
-        if self.first.is_none() {
-            self.first = Some(table);
-            return Ok(());
-        }
-        self.others
-            .push_within_capacity(table)
-            .map_err(|PushError(table)| table)
-    }
-
-    /// Takes out a table for which `f` returns true, [`None`] if there is none.
-    #[inline]
-    pub(super) fn take(&mut self, mut f: impl FnMut(&mut Table) -> bool) -> Option<Table> {
-        if self.first.as_mut().is_some_and(&mut f) {
-            return self.first.take();
-        }
-
-        let index = self.others.iter_mut().position(f)?;
-
-        self.others.remove(index).ok()
-    }
-}
-
-/// The proof that [`Exporter::map`] has mapped the buffer.
-///
-/// `'r` ties it to the call of [`Exporter::map`] that it was made in, so that an exporter can only
-/// return a mapping of the attachment that it was asked for. The table belongs to the attachment:
-/// it is unmapped when the importer has no more use for it, or when the call fails.
-///
-/// # Invariants
-///
-/// `sgt` is among the tables of the attachment, at least until the call is over.
-pub struct Mapping<'r> {
-    sgt: NonNull<bindings::sg_table>,
-    _brand: Brand<'r>,
-    _not_send: NotThreadSafe,
-}
-
-impl Mapping<'_> {
-    /// Returns the pointer to the C structure.
-    #[inline]
-    pub(super) fn sgt(&self) -> NonNull<bindings::sg_table> {
-        self.sgt
-    }
-
-    /// Returns the scatter table. An importer uses DMA addresses and lengths only.
-    #[inline]
-    pub fn table(&self) -> &SGTable {
-        // SAFETY: By the type invariant the table is valid, and nothing changes it during the call.
-        unsafe { SGTable::from_raw(self.sgt.as_ptr()) }
     }
 }
 
@@ -498,6 +282,72 @@ impl<'r, E: Exporter> MapRequest<'r, E> {
     /// - `ENOMEM` or `EIO` if the mapping fails.
     /// - `EBUSY` if there is a mapping for this request already.
     /// - `ENODEV` if the buffer was revoked, and what `provider` returns.
+    ///
+    /// # Examples
+    ///
+    /// A BAR that peers may read and write:
+    ///
+    /// ```no_run
+    /// use kernel::{
+    ///     dma::DataDirection,
+    ///     dma_buf::{
+    ///         exporter::{
+    ///             AttachRequest,
+    ///             Exporter,
+    ///             Locked,
+    ///             MapRequest,
+    ///             Ops, //
+    ///         },
+    ///         mapping::{
+    ///             Mapping,
+    ///             RangeList, //
+    ///         }, //
+    ///     },
+    ///     pci::p2pdma::Provider,
+    ///     prelude::*,
+    ///     sync::Arc,
+    ///     types::CovariantForLt, //
+    /// };
+    ///
+    /// /// Where the buffer is.
+    /// struct Window(Arc<RangeList>);
+    ///
+    /// static OPS: Ops<Window> = Ops::new();
+    ///
+    /// #[vtable]
+    /// impl Exporter for Window {
+    ///     type Bound = CovariantForLt!(Provider<'_>);
+    ///     type Prepared = ();
+    ///     type Attachment = ();
+    ///
+    ///     const NAME: &'static CStr = c"window";
+    ///     const OPS: &'static Ops<Self> = &OPS;
+    ///
+    ///     fn prepare_attach(&self) {}
+    ///
+    ///     fn attach(
+    ///         &self,
+    ///         cx: &Locked<'_, Self>,
+    ///         req: &mut AttachRequest<'_>,
+    ///         _prepared: (),
+    ///     ) -> Result {
+    ///         // Nobody gets a copy instead, and who cannot be told to let go is refused.
+    ///         if !req.peer2peer() || !req.is_revocable() {
+    ///             return Err(EOPNOTSUPP);
+    ///         }
+    ///         cx.bound().distance(req.device()).map(|_| ()).ok_or(EOPNOTSUPP)
+    ///     }
+    ///
+    ///     fn map<'r>(
+    ///         &self,
+    ///         _cx: &Locked<'_, Self>,
+    ///         at: &MapRequest<'r, Self>,
+    ///         dir: DataDirection,
+    ///     ) -> Result<Mapping<'r>> {
+    ///         at.map_mmio(|bound| Ok(*bound), &self.0, dir)
+    ///     }
+    /// }
+    /// ```
     pub fn map_mmio(
         &self,
         provider: impl for<'b> FnOnce(&'b BoundOf<'b, E>) -> Result<Provider<'b>>,
@@ -525,145 +375,5 @@ impl<'r, E: Exporter> MapRequest<'r, E> {
         };
 
         self.keep(table)
-    }
-
-    /// Makes a table one of the attachment.
-    fn keep(&self, table: Table) -> Result<Mapping<'r>> {
-        let sgt = table.sgt;
-
-        // There is room for one at least; an exporter that makes several may get an error.
-        self.with_tables(|tables| match tables.push(table) {
-            // INVARIANT: It is on the list.
-            Ok(()) => Ok(Mapping {
-                sgt,
-                _brand: PhantomData,
-                _not_send: NotThreadSafe,
-            }),
-            Err(table) => {
-                // SAFETY: The table was just made for this attachment, and the reservation is held.
-                unsafe { table.unmap(self.as_raw()) };
-                Err(EBUSY)
-            }
-        })
-    }
-}
-
-impl<E: Exporter> Attached<'_, E> {
-    /// Makes the CPU see what the importer's device wrote to mappings of system memory.
-    ///
-    /// Where the device sees the same memory as the CPU nothing is done. What bounces is copied as a
-    /// whole: with two importers that bounce the CPU sees what the one has that is synchronized
-    /// last. Mirrors `dma_sync_sgtable_for_cpu()`.
-    pub fn sync_for_cpu(&self) {
-        self.for_each_valid(|dev, table| {
-            // SAFETY: The table is one of this attachment.
-            unsafe { table.sync_for_cpu(dev) }
-        });
-    }
-
-    /// Makes the importer's device see what the CPU wrote to system memory, if `dir`, the direction
-    /// of the access by the CPU, says that it wrote.
-    ///
-    /// Mirrors `dma_sync_sgtable_for_device()`.
-    pub fn sync_for_device(&self, dir: DataDirection) {
-        let written = dir != DataDirection::FromDevice;
-
-        self.for_each_valid(|dev, table| {
-            // SAFETY: The table is one of this attachment.
-            unsafe { table.sync_for_device(dev, written) }
-        });
-    }
-
-    fn for_each_valid(&self, f: impl Fn(*mut bindings::device, &Table)) {
-        // SAFETY: The attachment is valid, and so is its device.
-        let dev = unsafe { (*self.as_raw()).dev };
-
-        self.with_tables(|tables| {
-            for table in tables.iter().filter(|table| !table.void) {
-                f(dev, table);
-            }
-        });
-    }
-}
-
-impl<'r, E: Exporter> MapRequest<'r, E> {
-    /// Maps pages of system memory for the importer. Sleeps.
-    ///
-    /// Mirrors `dma_map_sgtable()`.
-    ///
-    /// # Errors
-    ///
-    /// - `EINVAL` if the pages do not add up to the size of the buffer, or `dir` is none.
-    /// - `EBUSY` if there is a mapping for this request already.
-    /// - `ENOMEM`, `EIO` or `EREMOTEIO` if the mapping fails.
-    ///
-    /// # Safety
-    ///
-    /// The pages must stay until the importer has unmapped them, or was told to let go and the
-    /// fences of what it started have signalled.
-    // Exporters of system memory alone have others to do it, so there may be no caller.
-    #[cfg_attr(not(CONFIG_RUST_DRM_PEER), expect(dead_code))]
-    pub(crate) unsafe fn map_pages(
-        &self,
-        pages: &[*mut bindings::page],
-        dir: DataDirection,
-    ) -> Result<Mapping<'r>> {
-        let size = self.dma_buf().size();
-        if pages.len().checked_mul(PAGE_SIZE) != Some(size) {
-            return Err(EINVAL);
-        }
-
-        let dir = valid(dir)?;
-        let count = pages.len().try_into()?;
-        let sgt = KBox::new(bindings::sg_table::default(), GFP_KERNEL)?;
-        let sgt = KBox::into_raw(sgt);
-        // SAFETY: The attachment is valid, and so is its device.
-        let dev = unsafe { (*self.as_raw()).dev };
-
-        // SAFETY: The table is not initialized yet, the array is valid for its length and not
-        // written to, and the device is valid. On failure nothing is left.
-        let ret = to_result(unsafe {
-            bindings::sg_alloc_table_from_pages_segment(
-                sgt,
-                pages.as_ptr().cast_mut(),
-                count,
-                0,
-                size,
-                bindings::dma_get_max_seg_size(dev),
-                bindings::GFP_KERNEL,
-            )
-        })
-        .and_then(|()| {
-            // SAFETY: The table was just made, of pages that the caller promises to stay.
-            to_result(unsafe { bindings::dma_map_sgtable(dev, sgt, dir, 0) }).inspect_err(|_| {
-                // SAFETY: The table is not mapped.
-                unsafe { bindings::sg_free_table(sgt) }
-            })
-        });
-        if let Err(e) = ret {
-            // SAFETY: Made above, and not used any more.
-            drop(unsafe { KBox::from_raw(sgt) });
-            return Err(e);
-        }
-
-        // INVARIANT: The table was just made, with at least one entry.
-        self.keep(Table {
-            // SAFETY: A box is not null.
-            sgt: unsafe { NonNull::new_unchecked(sgt) },
-            dir,
-            ranges: None,
-            void: false,
-            last: false,
-            has_user: false,
-        })
-    }
-}
-
-/// Returns what the DMA core calls a direction; it has a `BUG_ON()` for none.
-#[inline]
-fn valid(dir: DataDirection) -> Result<bindings::dma_data_direction> {
-    match dir {
-        DataDirection::None => Err(EINVAL),
-        dir => Ok(dir.into()),
     }
 }

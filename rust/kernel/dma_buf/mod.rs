@@ -9,10 +9,14 @@
 //! - [`exports`]: the buffers that one bound driver has lent, and how it gets them back,
 //! - [`fence`]: when work on a buffer is done,
 //! - [`importer`]: attachments, each with one slot for a mapping,
-//! - [`mapping`]: from ranges of a PCI BAR to the scatter table of an importer,
-//! - [`peer`]: how an importer reaches memory behind a BAR, and why not,
+//! - `mapping`: from ranges of a PCI BAR to the scatter table of an importer,
+//! - [`pages`]: from pages of system memory to the scatter table of an importer,
+//! - `peer`: how an importer reaches memory behind a BAR, and why not,
 //! - [`sync_file`]: a fence as a file of userspace,
+//! - [`table`]: the scatter tables that importers have,
 //! - [`vmap`]: access by the kernel itself.
+//!
+//! What is about BARs needs PCI and 64 bits; the rest does not.
 //!
 //! # Locking
 //!
@@ -20,10 +24,11 @@
 //! unmapped or invalidated. Views that need it ([`exporter::Locked`],
 //! [`importer::LockedAttachment`]) are only handed out while it is held. The order is:
 //!
-//! 1. the attachment mutex of an importer (sleeps, taken in [`importer::Attachment::with`]),
+//! 1. the attachment mutex of an importer (sleeps, taken in [`importer::Attachment::with`]), or the
+//!    `mmap_lock` of a process that accesses a buffer,
 //! 2. the reservation of the buffer,
 //! 3. the mapping count of the buffer, and the list of a driver's exports; neither is held while
-//!    another lock is taken.
+//!    another lock is taken; the locks of the areas of a file, which a revocation takes.
 //!
 //! # Examples
 //!
@@ -47,7 +52,7 @@
 //!             MapRequest, //
 //!         },
 //!         importer::Invalidated,
-//!         mapping::Mapping,
+//!         table::Mapping,
 //!         vmap::VMap,
 //!         Attachment,
 //!         DmaBuf,
@@ -88,10 +93,7 @@
 //!     type Attachment = usize;
 //!
 //!     const NAME: &'static CStr = c"lender";
-//!
-//!     fn ops() -> &'static Ops<Self> {
-//!         &OPS
-//!     }
+//!     const OPS: &'static Ops<Self> = &OPS;
 //!
 //!     fn prepare_attach(&self) {}
 //!
@@ -265,10 +267,15 @@ pub mod exporter;
 pub mod exports;
 pub mod fence;
 pub mod importer;
+#[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
 pub mod mapping;
+pub mod pages;
+#[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
 pub mod peer;
 #[cfg(CONFIG_SYNC_FILE)]
 pub mod sync_file;
+pub mod table;
+mod user;
 pub mod vmap;
 
 pub use self::{

@@ -7,10 +7,7 @@
 //!
 //! C header: [`include/linux/sync_file.h`](srctree/include/linux/sync_file.h)
 
-use super::fence::{
-    AnyFence,
-    Fence, //
-};
+use super::fence::AnyFence;
 use crate::{
     bindings,
     fs::{
@@ -62,6 +59,8 @@ use core::ptr::NonNull;
 /// // Another driver is given the file descriptor.
 /// let fence = SyncFile::fence_of(fd)?;
 /// assert!(fence.parts().map(|part| part.seqno()).eq([job.fence().seqno()]));
+/// // It may be passed on as it is, whether it is a container or not.
+/// drop(SyncFile::new(&fence)?);
 /// job.signal(Ok(()));
 /// assert!(fence.is_signaled());
 ///
@@ -81,7 +80,7 @@ impl SyncFile {
     ///
     /// `ENOMEM` if there is no memory.
     #[inline(never)]
-    pub fn new(fence: &Fence) -> Result<Self> {
+    pub fn new(fence: &AnyFence) -> Result<Self> {
         // SAFETY: The fence is valid; the sync file takes a reference of its own.
         let sync_file = unsafe { bindings::sync_file_create(fence.as_raw()) };
         let sync_file = NonNull::new(sync_file).ok_or(ENOMEM)?;
@@ -115,12 +114,12 @@ impl SyncFile {
     ///
     /// `EINVAL` if `fd` is not open, or not a sync file.
     #[inline(never)]
-    pub fn fence_of(fd: i32) -> Result<AnyFence> {
+    pub fn fence_of(fd: i32) -> Result<ARef<AnyFence>> {
         // SAFETY: The function has no requirements.
         let fence = unsafe { bindings::sync_file_get_fence(fd) };
         let fence = NonNull::new(fence).ok_or(EINVAL)?;
 
         // SAFETY: The fence is valid and comes with a reference.
-        Ok(unsafe { AnyFence::from_raw(fence) })
+        Ok(unsafe { AnyFence::from_owned(fence) })
     }
 }

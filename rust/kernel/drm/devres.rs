@@ -4,8 +4,8 @@
 //!
 //! The data of a [`drm::Registration`] borrows from the bound parent device, so the registration
 //! must be dropped before the device is unbound. Nothing in Rust keeps a driver from forgetting a
-//! value, which is why [`drm::Registration::new`] is `unsafe`. [`register`] leaves the registration
-//! to devres instead, and is safe.
+//! value, which is why [`drm::Registration::new`] is `unsafe`. [`Registration`] leaves it to
+//! devres instead, and is safe.
 //!
 //! C header: [`include/drm/drm_drv.h`](srctree/include/drm/drm_drv.h)
 
@@ -29,11 +29,16 @@ pub trait RegistrationInit<T: Driver> {
     /// `parent` is the bound parent device. The method is generic over the time for which it is
     /// bound: the data may borrow from the device, and from nothing else that is not static.
     ///
+    /// `drm` is the DRM device, which is not registered yet. What the device needs before that is
+    /// made of it here, such as GEM objects for firmware, and may be kept in the data: a reference
+    /// to an object keeps the DRM device as well, which outlives its registration.
+    ///
     /// What the data needs of device-managed resources is to be acquired here and not later: devres
     /// releases in reverse order, so these resources outlive the data.
     fn init<'a>(
         self,
         parent: &'a T::ParentDevice<Bound>,
+        drm: &drm::UnregisteredDevice<T>,
     ) -> impl PinInit<T::RegistrationData<'a>, Error>;
 }
 
@@ -59,7 +64,146 @@ impl<T: Driver + 'static> Registration<T> {
     /// - `ENOMEM` if memory runs out.
     /// - What `data` or `drm_dev_register()` return.
     ///
-    /// See [`gem::peer`](drm::gem::peer) for an example.
+    /// # Examples
+    ///
+    /// A device with an object for its firmware, which is there before the device is registered:
+    ///
+    /// ```
+    /// use kernel::{
+    ///     device::{
+    ///         Bound,
+    ///         Device,
+    ///         DeviceContext, //
+    ///     },
+    ///     drm::{
+    ///         self,
+    ///         devres::{
+    ///             Registration,
+    ///             RegistrationInit, //
+    ///         },
+    ///         gem::{
+    ///             self,
+    ///             BaseObject, //
+    ///         },
+    ///         UnregisteredDevice, //
+    ///     },
+    ///     faux,
+    ///     page::PAGE_SIZE,
+    ///     prelude::*,
+    ///     sync::{
+    ///         aref::ARef,
+    ///         atomic::{
+    ///             Atomic,
+    ///             Relaxed, //
+    ///         }, //
+    ///     },
+    /// };
+    ///
+    /// struct Example;
+    ///
+    /// /// How many objects there are.
+    /// static OBJECTS: Atomic<u32> = Atomic::new(0);
+    ///
+    /// struct Bo;
+    ///
+    /// impl gem::DriverObject for Bo {
+    ///     type Driver = Example;
+    ///     type Args = ();
+    ///
+    ///     fn new(
+    ///         _dev: &drm::Device<Example>,
+    ///         _size: usize,
+    ///         _args: (),
+    ///     ) -> impl PinInit<Self, Error> {
+    ///         OBJECTS.fetch_add(1, Relaxed);
+    ///         Ok::<_, Error>(Self)
+    ///     }
+    /// }
+    ///
+    /// impl Drop for Bo {
+    ///     fn drop(&mut self) {
+    ///         OBJECTS.fetch_sub(1, Relaxed);
+    ///     }
+    /// }
+    ///
+    /// type Object = gem::Object<Bo>;
+    ///
+    /// /// What exists while the device is registered.
+    /// struct Loaded<'a> {
+    ///     firmware: ARef<Object>,
+    ///     _parent: &'a Device<Bound>,
+    /// }
+    ///
+    /// /// Loads the firmware, which is good or not.
+    /// struct Load(bool);
+    ///
+    /// impl RegistrationInit<Example> for Load {
+    ///     fn init<'a>(
+    ///         self,
+    ///         parent: &'a faux::Device<Bound>,
+    ///         drm: &UnregisteredDevice<Example>,
+    ///     ) -> impl PinInit<Loaded<'a>, Error> {
+    ///         let firmware = Object::new(drm, 3 * PAGE_SIZE, ())?;
+    ///
+    ///         if !self.0 {
+    ///             return Err(EIO);
+    ///         }
+    ///         Ok(Loaded {
+    ///             firmware,
+    ///             _parent: parent.as_ref(),
+    ///         })
+    ///     }
+    /// }
+    ///
+    /// # struct File;
+    /// #
+    /// # impl drm::file::DriverFile for File {
+    /// #     type Driver = Example;
+    /// #
+    /// #     fn open(_dev: &drm::Device<Example>) -> Result<Pin<KBox<Self>>> {
+    /// #         Ok(KBox::new(Self, GFP_KERNEL)?.into())
+    /// #     }
+    /// # }
+    /// #
+    /// #[vtable]
+    /// impl drm::Driver for Example {
+    ///     type Data = ();
+    ///     type RegistrationData<'a> = Loaded<'a>;
+    ///     type File = File;
+    ///     type Object = Object;
+    ///     type ParentDevice<Ctx: DeviceContext> = faux::Device<Ctx>;
+    ///
+    ///     const INFO: drm::DriverInfo = drm::DriverInfo {
+    ///         major: 1,
+    ///         minor: 0,
+    ///         patchlevel: 0,
+    ///         name: c"drm_devres_example",
+    ///         desc: c"Firmware in an object",
+    ///     };
+    ///     const IOCTLS: &'static [drm::ioctl::DrmIoctlDescriptor] = &[];
+    /// }
+    ///
+    /// let faux = faux::Registration::new(c"drm_devres_example", None)?;
+    /// let parent: &faux::Device<Bound> = faux.as_ref();
+    /// let new = || UnregisteredDevice::<Example>::new(parent, Ok(()));
+    ///
+    /// let registration = Registration::new(parent, new()?, Load(true), 0)?;
+    /// assert_eq!(
+    ///     registration.with_data(|loaded| loaded.firmware.size()),
+    ///     Some(3 * PAGE_SIZE)
+    /// );
+    ///
+    /// assert_eq!(OBJECTS.load(Relaxed), 1);
+    ///
+    /// // Objects go with the registration, and with one that fails.
+    /// drop(registration);
+    /// assert_eq!(OBJECTS.load(Relaxed), 0);
+    /// assert_eq!(Registration::new(parent, new()?, Load(false), 0).err(), Some(EIO));
+    /// assert_eq!(OBJECTS.load(Relaxed), 0);
+    /// # Ok::<(), Error>(())
+    /// ```
+    ///
+    /// See [`gem::peer`](drm::gem::peer) for one with VRAM.
     pub fn new(
         parent: &T::ParentDevice<Bound>,
         drm: drm::UnregisteredDevice<T>,
@@ -71,7 +215,14 @@ impl<T: Driver + 'static> Registration<T> {
         // SAFETY: The registration is not forgotten: it is dropped below if something fails, and
         // otherwise by devres, which releases all resources of a device when its driver is unbound
         // or the probe fails.
-        let reg = unsafe { drm::Registration::<T>::new(dev, drm, data.init(parent), flags) }?;
+        let reg = unsafe {
+            drm::Registration::<T>::new_with(
+                dev,
+                drm,
+                |drm| KBox::pin_init(data.init(parent, drm), GFP_KERNEL),
+                flags,
+            )
+        }?;
         let drm = reg.device().into();
 
         // SAFETY: Lifetimes do not change the layout. Beyond the borrow of `parent` the value is

@@ -9,10 +9,7 @@
 
 use crate::{
     bindings,
-    dma_buf::fence::{
-        AnyFence,
-        Fence, //
-    },
+    dma_buf::fence::AnyFence,
     drm::{
         self,
         file::DriverFile, //
@@ -36,7 +33,7 @@ use core::ptr::NonNull;
 ///
 /// ```
 /// use kernel::{
-///     dma_buf::fence::Fence,
+///     dma_buf::fence::AnyFence,
 ///     drm::{
 ///         self,
 ///         file::DriverFile,
@@ -50,7 +47,7 @@ use core::ptr::NonNull;
 /// fn submit<F: DriverFile>(
 ///     file: &drm::File<F>,
 ///     handle: u32,
-///     work: impl FnOnce() -> Result<ARef<Fence>>,
+///     work: impl FnOnce() -> Result<ARef<AnyFence>>,
 /// ) -> Result {
 ///     // What can fail comes before the work begins.
 ///     let out = SyncObj::lookup(file, handle)?;
@@ -108,7 +105,7 @@ impl SyncObj {
     /// the object to get one.
     ///
     /// Mirrors `drm_syncobj_replace_fence()`.
-    pub fn replace_fence(&self, fence: &Fence) {
+    pub fn replace_fence(&self, fence: &AnyFence) {
         // SAFETY: By the type invariant the object is valid, and so is the fence, to which it takes
         // a reference.
         unsafe { bindings::drm_syncobj_replace_fence(self.0.get(), fence.as_raw()) };
@@ -117,11 +114,11 @@ impl SyncObj {
     /// Returns the fence in the object, [`None`] if there is none.
     ///
     /// Mirrors `drm_syncobj_fence_get()`.
-    pub fn fence(&self) -> Option<AnyFence> {
+    pub fn fence(&self) -> Option<ARef<AnyFence>> {
         // SAFETY: By the type invariant the object is valid.
         let fence = NonNull::new(unsafe { bindings::drm_syncobj_fence_get(self.0.get()) })?;
 
         // SAFETY: The fence is valid and comes with a reference.
-        Some(unsafe { AnyFence::from_raw(fence) })
+        Some(unsafe { AnyFence::from_owned(fence) })
     }
 }

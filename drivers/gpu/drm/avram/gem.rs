@@ -61,9 +61,7 @@ impl VramObject for BoData {
 impl PeerObject for BoData {
     type Class = Bo;
 
-    fn ops() -> &'static peer::Ops<Self> {
-        &PEER_OPS
-    }
+    const OPS: &'static peer::Ops<Self> = &PEER_OPS;
 
     fn exports<'a>(bound: &'a Bound<'a>) -> &'a peer::Exports<'a, Self> {
         &bound.exports

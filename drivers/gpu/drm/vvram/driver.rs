@@ -76,7 +76,11 @@ pub(crate) struct BoundData<'a> {
 struct Bind(&'static dyn Variant);
 
 impl RegistrationInit<VvramDriver> for Bind {
-    fn init<'a>(self, pdev: &'a pci::Device<device::Bound>) -> impl PinInit<BoundData<'a>, Error> {
+    fn init<'a>(
+        self,
+        pdev: &'a pci::Device<device::Bound>,
+        _drm: &drm::UnregisteredDevice<VvramDriver>,
+    ) -> impl PinInit<BoundData<'a>, Error> {
         let bar = self.0.vram_bar();
 
         Ok(BoundData {

@@ -108,9 +108,7 @@ impl TtmObject for BoData {
 impl PeerObject for BoData {
     type Class = Bo;
 
-    fn ops() -> &'static peer::Ops<Self> {
-        &PEER_OPS
-    }
+    const OPS: &'static peer::Ops<Self> = &PEER_OPS;
 
     fn exports<'a>(bound: &'a BoundData<'a>) -> &'a peer::Exports<'a, Self> {
         &bound.exports

@@ -106,6 +106,7 @@
 //!     fn init<'a>(
 //!         self,
 //!         pdev: &'a pci::Device<device::Bound>,
+//!         _drm: &drm::UnregisteredDevice<Example>,
 //!     ) -> impl PinInit<Vram<'a>, Error> {
 //!         Ok(Vram {
 //!             exports: peer::exports(pdev, 2)?,
@@ -155,9 +156,7 @@
 //! impl PeerObject for Bo {
 //!     type Class = gem::ttm::Object<Self>;
 //!
-//!     fn ops() -> &'static peer::Ops<Self> {
-//!         &OPS
-//!     }
+//!     const OPS: &'static peer::Ops<Self> = &OPS;
 //!
 //!     fn exports<'a>(vram: &'a Vram<'a>) -> &'a peer::Exports<'a, Self> {
 //!         &vram.exports
@@ -754,10 +753,11 @@ pub trait PeerObject: DriverObject<Driver: drm::Driver<Object = Self::Class>> {
     /// The class of the objects, such as [`gem::ttm::Object<Self>`](super::ttm::Object).
     type Class: Backing<Data = Self>;
 
-    /// Returns the table of dma-buf operations of this class.
+    /// The table of dma-buf operations of this class.
     ///
-    /// It must be a `static` of the driver: by its address the driver tells its own buffers.
-    fn ops() -> &'static Ops<Self>;
+    /// It refers to a `static` of the driver, see [`Exporter::OPS`]: by its address the driver
+    /// tells its own buffers.
+    const OPS: &'static Ops<Self>;
 
     /// Returns the list of exported buffers, which the driver keeps in its registration data.
     fn exports<'a>(
@@ -1076,7 +1076,7 @@ impl<T: PeerObject> GemExport<T> {
         let pages = Object::<T>::pages(&mut object)?;
         // SAFETY: The pages stay until the object moves, before which importers are told and fences
         // are waited for, or is gone, which is after the last mapping.
-        unsafe { at.map_pages(pages, dir) }
+        unsafe { at.map_raw_pages(pages, dir) }
     }
 }
 
@@ -1098,10 +1098,7 @@ impl<T: PeerObject> Exporter for GemExport<T> {
     type Attachment = Attachment;
 
     const NAME: &'static CStr = <T::Driver as drm::Driver>::INFO.name;
-
-    fn ops() -> &'static Ops<T> {
-        T::ops()
-    }
+    const OPS: &'static Ops<T> = T::OPS;
 
     fn prepare_attach(&self) -> Option<Result<Awake>> {
         // A peer will want VRAM soon.
@@ -1366,7 +1363,7 @@ fn export<T: PeerObject>(obj: &Object<T>, flags: c_int) -> Result<ARef<DmaBuf>> 
     })?;
 
     // An object that does not know of its dma-buf would not tell importers when it moves, so this
-    // must not depend on what `T::ops()` returns by now.
+    // must not depend on whether the table of `T` has one address.
     // SAFETY: It was made above, of a `GemExport<T>`.
     let export = unsafe { assume_exporter_of::<GemExport<T>>(&buf) };
     with_reserved(obj, false, |object| {

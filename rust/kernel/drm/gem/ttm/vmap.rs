@@ -146,7 +146,7 @@ fn vmap(pfns: &[usize]) -> Result<NonNull<c_void>> {
         bindings::vmap_pfn(
             pfns.as_ptr().cast_mut(),
             pfns.len().try_into()?,
-            bindings::pgprot_decrypted(bindings::pgprot_writecombine(bindings::pgprot_kernel())),
+            bindings::pgprot_decrypted(bindings::pgprot_writecombine(bindings::page_kernel())),
         )
     };
     NonNull::new(addr).ok_or(ENOMEM)

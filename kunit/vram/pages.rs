@@ -1,0 +1,547 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! An exporter of system memory, which is written as a driver would write it: without `unsafe`.
+
+use kernel::prelude::*;
+
+#[kunit_tests(dma_buf_pages)]
+mod tests {
+    use crate::{
+        bench::with_device,
+        memory::{
+            available_pages,
+            translate,
+            Access,
+            Mapped,
+            Physical,
+            Sharing, //
+        },
+        worker, //
+    };
+    use kernel::{
+        device::{
+            Bound,
+            Device, //
+        },
+        dma::DataDirection,
+        dma_buf::{
+            exporter::{
+                AttachRequest,
+                Locked,
+                MapRequest, //
+            },
+            importer::{
+                Invalidated,
+                LockedAttachment, //
+            },
+            pages::Pages,
+            table::Mapping,
+            vmap::VMap,
+            Attachment,
+            DmaBuf,
+            Exporter,
+            Exports,
+            Importer,
+            Ops,
+            StaticAttachment, //
+        },
+        faux,
+        fs::file::flags,
+        new_mutex,
+        page::{
+            Page,
+            PAGE_SIZE, //
+        },
+        prelude::*,
+        sync::{
+            aref::ARef,
+            atomic::{
+                Atomic,
+                Relaxed, //
+            },
+            Arc,
+            Completion,
+            Mutex, //
+        },
+        time::{
+            delay::fsleep,
+            Delta, //
+        },
+        types::CovariantForLt, //
+    };
+
+    /// What a test has in common with its buffer.
+    #[pin_data]
+    struct Shared {
+        #[pin]
+        pages: Mutex<Option<Arc<Pages>>>,
+        /// How often the CPU was given the pages.
+        asked: Atomic<u32>,
+        /// How many accesses by the CPU have begun and not ended.
+        begun: Atomic<i32>,
+        /// Somebody has asked for the pages, and gets them a moment later.
+        #[pin]
+        slow: Mutex<Option<Arc<Completion>>>,
+    }
+
+    impl Shared {
+        fn new(pages: Arc<Pages>) -> Result<Arc<Self>> {
+            Arc::pin_init(
+                pin_init!(Self {
+                    pages <- new_mutex!(Some(pages)),
+                    asked: Atomic::new(0),
+                    begun: Atomic::new(0),
+                    slow <- new_mutex!(None),
+                }),
+                GFP_KERNEL,
+            )
+        }
+
+        fn pages(&self) -> Result<Arc<Pages>> {
+            self.pages.lock().clone().ok_or(ENXIO)
+        }
+    }
+
+    /// The buffer.
+    struct Store(Arc<Shared>);
+
+    static OPS: Ops<Store> = Ops::new();
+
+    #[vtable]
+    impl Exporter for Store {
+        type Bound = CovariantForLt!(());
+        type Prepared = ();
+        type Attachment = ();
+
+        const NAME: &'static CStr = c"store";
+        const OPS: &'static Ops<Self> = &OPS;
+
+        fn prepare_attach(&self) {}
+
+        fn attach(
+            &self,
+            _cx: &Locked<'_, Self>,
+            req: &mut AttachRequest<'_>,
+            _prepared: (),
+        ) -> Result {
+            req.clear_peer2peer();
+            Ok(())
+        }
+
+        fn map<'r>(
+            &self,
+            _cx: &Locked<'_, Self>,
+            at: &MapRequest<'r, Self>,
+            dir: DataDirection,
+        ) -> Result<Mapping<'r>> {
+            at.map_pages(&self.0.pages()?, dir)
+        }
+
+        fn begin_cpu_access(&self, cx: &Locked<'_, Self>, _dir: DataDirection) -> Result {
+            cx.attachments().for_each(|at| at.sync_for_cpu());
+            self.0.begun.fetch_add(1, Relaxed);
+            Ok(())
+        }
+
+        fn end_cpu_access(&self, cx: &Locked<'_, Self>, dir: DataDirection) -> Result {
+            self.0.begun.fetch_sub(1, Relaxed);
+            cx.attachments().for_each(|at| at.sync_for_device(dir));
+            Ok(())
+        }
+
+        fn pages(&self, _cx: &Locked<'_, Self>) -> Result<Arc<Pages>> {
+            self.0.asked.fetch_add(1, Relaxed);
+            let slow = self.0.slow.lock().take();
+            if let Some(asked) = slow {
+                asked.complete_all();
+                fsleep(Delta::from_millis(50));
+            }
+            self.0.pages()
+        }
+    }
+
+    /// Lets go at once when it is told to.
+    struct Prompt(Atomic<u32>);
+
+    #[vtable]
+    impl Importer for Prompt {
+        const PEER2PEER: bool = true;
+
+        fn invalidate(&self, at: &mut Invalidated<'_>) {
+            self.0.fetch_add(1, Relaxed);
+            at.unmap();
+        }
+    }
+
+    const COUNT: usize = 3;
+    const SIZE: usize = COUNT * PAGE_SIZE;
+    const BOTH: DataDirection = DataDirection::Bidirectional;
+
+    /// Bytes that no other page of a test has.
+    fn bytes(what: &[u8; 7], page: usize) -> [u8; 8] {
+        let mut bytes = [page as u8; 8];
+
+        bytes[..7].copy_from_slice(what);
+        bytes
+    }
+
+    fn exports(dev: &faux::Registration) -> Result<Exports<'_, Store>> {
+        Exports::new(dev.as_ref(), |_dev: &faux::Device<Bound>| Ok(()))
+    }
+
+    /// Returns the pages of a buffer, no two of which are neighbours in the order of the buffer.
+    fn scattered() -> Result<Arc<Pages>> {
+        let mut pages = KVec::new();
+
+        for _ in 0..2 * COUNT {
+            pages.push(Page::alloc_page(GFP_KERNEL | __GFP_ZERO)?, GFP_KERNEL)?;
+        }
+        Pages::from_pages(pages.into_iter().step_by(2))
+    }
+
+    fn lend(exports: &Exports<'_, Store>) -> Result<(Arc<Shared>, ARef<DmaBuf>)> {
+        let shared = Shared::new(scattered()?)?;
+        let buf = exports.export(Store(shared.clone()), SIZE, flags::O_RDWR)?;
+
+        Ok((shared, buf))
+    }
+
+    /// Writes to each page of a buffer by the mapping of the kernel.
+    fn fill(buf: &DmaBuf, what: &[u8; 7]) -> Result {
+        let map = VMap::new(buf.into())?;
+
+        check!(!map.is_iomem());
+        for page in 0..COUNT {
+            map.write(page * PAGE_SIZE, &bytes(what, page))?;
+        }
+        Ok(())
+    }
+
+    /// Returns what the mapping of the kernel has in a page of a buffer.
+    fn look(buf: &DmaBuf, page: usize) -> Result<[u8; 8]> {
+        let mut bytes = [0; 8];
+
+        VMap::new(buf.into())?.read(page * PAGE_SIZE, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Returns where a device accesses each page of what is mapped.
+    ///
+    /// Addresses are physical ones without an IOMMU, and others with one.
+    fn reached(dev: &Device<Bound>, at: &LockedAttachment<'_>) -> Result<KVec<Physical>> {
+        let mut pages = KVec::new();
+
+        for entry in at.mapping().ok_or(ENOENT)?.iter() {
+            for offset in (0..entry.dma_len()).step_by(PAGE_SIZE) {
+                let addr = entry.dma_address() + offset;
+                let (phys, translated) = translate(dev, addr);
+
+                check_eq!(phys == addr, !translated);
+                pages.push(Physical::new(phys)?, GFP_KERNEL)?;
+            }
+        }
+        check_eq!(pages.len(), COUNT);
+        Ok(pages)
+    }
+
+    /// Takes what was freed last, so that nobody has the bytes that were in it.
+    fn reuse() -> Result<KVec<Page>> {
+        let mut pages = KVec::new();
+
+        for _ in 0..64 {
+            pages.push(Page::alloc_page(GFP_KERNEL | __GFP_ZERO)?, GFP_KERNEL)?;
+        }
+        Ok(pages)
+    }
+
+    #[test]
+    fn device_reaches_the_bytes() -> Result {
+        with_device(|pdev| {
+            let dev = faux::Registration::new(c"vram_kunit", None)?;
+            let exports = exports(&dev)?;
+            let (shared, buf) = lend(&exports)?;
+            let at = Attachment::new(buf.clone(), pdev.as_ref(), Prompt(Atomic::new(0)))?;
+
+            fill(&buf, b"written")?;
+            at.with(|at| {
+                at.map(BOTH)?;
+                for (number, page) in reached(pdev.as_ref(), at)?.iter().enumerate() {
+                    check_eq!(page.read(), bytes(b"written", number));
+                    page.write(bytes(b"by DMA.", number));
+                }
+                Ok(())
+            })?;
+
+            buf.begin_cpu_access(BOTH)?;
+            check_eq!(shared.begun.load(Relaxed), 1);
+            for page in 0..COUNT {
+                check_eq!(look(&buf, page)?, bytes(b"by DMA.", page));
+            }
+            buf.end_cpu_access(BOTH)?;
+            check_eq!(shared.begun.load(Relaxed), 0);
+
+            // One for which the core pins gets the same.
+            drop(at);
+            let at = StaticAttachment::new(buf.clone(), pdev.as_ref())?;
+            at.with(|at| {
+                check!(at.map(DataDirection::ToDevice)?.iter().count() > 0);
+                Ok(())
+            })
+        })
+    }
+
+    #[test]
+    fn mapped_pages_stay() -> Result {
+        with_device(|pdev| {
+            let dev = faux::Registration::new(c"vram_kunit", None)?;
+            let exports = exports(&dev)?;
+            let (shared, buf) = lend(&exports)?;
+            let at = Attachment::new(buf.clone(), pdev.as_ref(), Prompt(Atomic::new(0)))?;
+
+            fill(&buf, b"of DMA.")?;
+            at.with(|at| {
+                at.map(BOTH)?;
+                // The exporter gives up its pages, which it may do.
+                drop(shared.pages.lock().take());
+                let _others = reuse()?;
+                for (number, page) in reached(pdev.as_ref(), at)?.iter().enumerate() {
+                    check_eq!(page.read(), bytes(b"of DMA.", number));
+                }
+                at.unmap();
+                check_eq!(at.map(BOTH).err(), Some(ENXIO));
+                Ok(())
+            })?;
+
+            // The kernel keeps what it has, too.
+            *shared.pages.lock() = Some(scattered()?);
+            fill(&buf, b"vmapped")?;
+            let map = VMap::new(buf.clone())?;
+            drop(shared.pages.lock().take());
+            let _others = reuse()?;
+            for page in 0..COUNT {
+                check_eq!(look(&buf, page)?, bytes(b"vmapped", page));
+            }
+            drop(map);
+            check_eq!(VMap::new(buf).err(), Some(ENXIO));
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn size_has_to_be_right() -> Result {
+        with_device(|pdev| {
+            let dev = faux::Registration::new(c"vram_kunit", None)?;
+            let exports = exports(&dev)?;
+            let (shared, buf) = lend(&exports)?;
+            let at = Attachment::new(buf.clone(), pdev.as_ref(), Prompt(Atomic::new(0)))?;
+
+            for size in [SIZE - PAGE_SIZE, SIZE + PAGE_SIZE] {
+                *shared.pages.lock() = Some(Pages::new(size, GFP_KERNEL)?);
+                check_eq!(at.with(|at| at.map(BOTH).map(|_| ())), Err(EINVAL));
+                check_eq!(VMap::new(buf.clone()).err(), Some(EINVAL));
+            }
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn pages_are_given_back() -> Result {
+        // So many in all that it would be seen, and not so many that others would starve.
+        const PAGES: usize = 2048;
+        const ROUNDS: usize = 16;
+        let dev = faux::Registration::new(c"vram_kunit", None)?;
+        let exports = exports(&dev)?;
+        let before = available_pages();
+
+        for _ in 0..ROUNDS {
+            let pages = Pages::new(PAGES * PAGE_SIZE, GFP_KERNEL)?;
+            let shared = Shared::new(pages)?;
+            let buf = exports.export(Store(shared.clone()), PAGES * PAGE_SIZE, flags::O_RDWR)?;
+
+            // Those that somebody has mapped as well.
+            let map = Mapped::new(&buf, 0, PAGES, Sharing::Shared)?;
+            for page in 0..64 {
+                map.write(page * PAGE_SIZE, [1; 8])?;
+            }
+            check_eq!(look(&buf, 1)?, [1; 8]);
+            drop(shared.pages.lock().take());
+        }
+        check!(before < available_pages() + ROUNDS * PAGES / 2);
+        Ok(())
+    }
+
+    #[test]
+    fn process_shares_the_bytes() -> Result {
+        let dev = faux::Registration::new(c"vram_kunit", None)?;
+        let exports = exports(&dev)?;
+        let (shared, buf) = lend(&exports)?;
+
+        fill(&buf, b"written")?;
+        let asked = shared.asked.load(Relaxed);
+        let all = Mapped::new(&buf, 0, COUNT, Sharing::Shared)?;
+        let last = Mapped::new(&buf, 2, 1, Sharing::Shared)?;
+        let own = Mapped::new(&buf, 0, COUNT, Sharing::Private)?;
+        check_eq!(
+            Mapped::new(&buf, 1, COUNT, Sharing::Shared).err(),
+            Some(EINVAL)
+        );
+        // Nothing is mapped before it is accessed, and then once.
+        check_eq!(shared.asked.load(Relaxed), asked);
+        for page in 0..COUNT {
+            for _ in 0..2 {
+                check_eq!(all.read(page * PAGE_SIZE)?, bytes(b"written", page));
+            }
+        }
+        check_eq!(shared.asked.load(Relaxed), asked + COUNT as u32);
+        check_eq!(last.read(0)?, bytes(b"written", 2));
+        // A fault where a page is already does no harm.
+        check_eq!(all.fault(0)?, Access::Works);
+
+        // What is written is there for all, but by who has a copy.
+        last.write(0, bytes(b"changed", 9))?;
+        check_eq!(all.read(2 * PAGE_SIZE)?, bytes(b"changed", 9));
+        check_eq!(look(&buf, 2)?, bytes(b"changed", 9));
+        own.write(PAGE_SIZE, bytes(b"copied.", 1))?;
+        check_eq!(own.read(PAGE_SIZE)?, bytes(b"copied.", 1));
+        check_eq!(all.read(PAGE_SIZE)?, bytes(b"written", 1));
+        check_eq!(look(&buf, 1)?, bytes(b"written", 1));
+
+        // What the process has stays, also if the exporter gives it up. The rest is not there.
+        drop(all);
+        drop(shared.pages.lock().take());
+        let _others = reuse()?;
+        check_eq!(last.read(0)?, bytes(b"changed", 9));
+        check_eq!(own.read(2 * PAGE_SIZE).err(), Some(EFAULT));
+        check_eq!(own.fault(2 * PAGE_SIZE)?, Access::Sigbus);
+        Ok(())
+    }
+
+    #[test]
+    fn too_few_pages_for_a_process() -> Result {
+        let dev = faux::Registration::new(c"vram_kunit", None)?;
+        let exports = exports(&dev)?;
+        let (shared, buf) = lend(&exports)?;
+
+        *shared.pages.lock() = Some(Pages::new(PAGE_SIZE, GFP_KERNEL)?);
+        let all = Mapped::new(&buf, 0, COUNT, Sharing::Shared)?;
+        check_eq!(all.read(0)?, [0; 8]);
+        check_eq!(all.fault(PAGE_SIZE)?, Access::Sigbus);
+        check_eq!(all.read(PAGE_SIZE).err(), Some(EFAULT));
+        Ok(())
+    }
+
+    #[test]
+    fn revoked_buffer_raises_sigbus() -> Result {
+        let dev = faux::Registration::new(c"vram_kunit", None)?;
+        let exports = exports(&dev)?;
+        let (_, buf) = lend(&exports)?;
+        let (_, other) = lend(&exports)?;
+
+        let maps = [Sharing::Shared, Sharing::Private].map(|sharing| {
+            let map = Mapped::new(&buf, 0, COUNT, sharing)?;
+
+            // One page is there, one is a copy, and one was not accessed.
+            map.read(0)?;
+            map.write(PAGE_SIZE, bytes(b"private", 1))?;
+            check_eq!(map.fault(0)?, Access::Works);
+            Ok(map)
+        });
+        let other = Mapped::new(&other, 0, COUNT, Sharing::Shared)?;
+        other.write(0, bytes(b"another", 0))?;
+
+        drop(exports);
+        for map in maps {
+            let map = map?;
+
+            for page in 0..COUNT {
+                check_eq!(map.fault(page * PAGE_SIZE)?, Access::Sigbus);
+                check_eq!(map.read(page * PAGE_SIZE).err(), Some(EFAULT));
+                check_eq!(map.write(page * PAGE_SIZE, [0; 8]), Err(EFAULT));
+            }
+        }
+        check_eq!(other.read(0).err(), Some(EFAULT));
+        Ok(())
+    }
+
+    #[test]
+    fn revoked_buffer_is_not_mapped() -> Result {
+        let dev = faux::Registration::new(c"vram_kunit", None)?;
+        let exports = exports(&dev)?;
+        let (_, buf) = lend(&exports)?;
+
+        drop(exports);
+        check_eq!(Mapped::new(&buf, 0, 1, Sharing::Shared).err(), Some(ENODEV));
+        check_eq!(VMap::new(buf).err(), Some(ENODEV));
+        Ok(())
+    }
+
+    #[test]
+    fn buffer_lives_as_long_as_an_area_of_it() -> Result {
+        let dev = faux::Registration::new(c"vram_kunit", None)?;
+        let exports = exports(&dev)?;
+        let (shared, buf) = lend(&exports)?;
+
+        fill(&buf, b"written")?;
+        let map = Mapped::new(&buf, 1, 1, Sharing::Shared)?;
+        drop(buf);
+        check_eq!(map.read(0)?, bytes(b"written", 1));
+        check_eq!(map.dma_buf().size(), SIZE);
+        drop(map);
+        // Files go away in the background.
+        drop(exports);
+        check!(shared.pages.lock().is_some());
+        Ok(())
+    }
+
+    #[test]
+    fn access_during_the_revocation() -> Result {
+        let dev = faux::Registration::new(c"vram_kunit", None)?;
+        let handle = exports(&dev)?.into_handle();
+        let shared = Shared::new(scattered()?)?;
+        let size = SIZE;
+        // The lock of the device is free.
+        let store = Store(shared.clone());
+        let buf = handle.with(|exports| exports.export(store, size, flags::O_RDWR))?;
+        let map = Mapped::new(&buf, 0, COUNT, Sharing::Shared)?;
+
+        // While the process waits for a page, the buffer is revoked: the page that it gets after
+        // that is taken away.
+        let asked = Arc::pin_init(Completion::new(), GFP_KERNEL)?;
+        let done = Arc::pin_init(Completion::new(), GFP_KERNEL)?;
+        *shared.slow.lock() = Some(asked.clone());
+        let is_done = done.clone();
+        worker::spawn(move || {
+            asked.wait_for_completion();
+            drop(handle);
+            is_done.complete_all();
+        })?;
+        check_eq!(map.fault(0)?, Access::Works);
+        done.wait_for_completion();
+        check_eq!(shared.asked.load(Relaxed), 1);
+        check_eq!(map.read(0).err(), Some(EFAULT));
+        check_eq!(map.fault(0)?, Access::Sigbus);
+        Ok(())
+    }
+
+    #[test]
+    fn importers_are_told() -> Result {
+        with_device(|pdev| {
+            let dev = faux::Registration::new(c"vram_kunit", None)?;
+            let exports = exports(&dev)?;
+            let (_, buf) = lend(&exports)?;
+            let at = Attachment::new(buf.clone(), pdev.as_ref(), Prompt(Atomic::new(0)))?;
+
+            at.with(|at| at.map(BOTH).map(|_| ()))?;
+            drop(exports);
+            check_eq!(at.importer().0.load(Relaxed), 1);
+            at.with(|at| {
+                check!(at.mapping().is_none());
+                check_eq!(at.map(BOTH).err(), Some(ENODEV));
+                Ok(())
+            })?;
+            check_eq!(VMap::new(buf.clone()).err(), Some(ENODEV));
+            check_eq!(buf.begin_cpu_access(BOTH), Err(ENODEV));
+            Ok(())
+        })
+    }
+}

@@ -1,0 +1,341 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The scatter tables that importers have.
+//!
+//! A table belongs to an attachment from when the exporter has made it until the importer unmaps
+//! it. It leads to ranges of a BAR (`mapping`) or to pages of system memory
+//! ([`pages`](super::pages)), never to both.
+
+use super::{
+    direction,
+    exporter::{
+        Attached,
+        Brand,
+        Exporter,
+        MapRequest, //
+    },
+    pages::Pages, //
+};
+#[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
+use super::{
+    exporter::Holdings,
+    mapping::RangeTable, //
+};
+use crate::{
+    alloc::kvec::PushError,
+    bindings,
+    dma::DataDirection,
+    prelude::*,
+    scatterlist::SGTable,
+    sync::Arc,
+    types::NotThreadSafe, //
+};
+use core::{
+    marker::PhantomData,
+    ptr::NonNull, //
+};
+
+/// What a table leads to.
+pub(super) enum Memory {
+    /// Ranges of a BAR.
+    #[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
+    Ranges(RangeTable),
+    /// Pages of system memory, which the table keeps if there is a value.
+    Pages(Option<Arc<Pages>>),
+}
+
+/// A scatter table that an importer has, or had.
+///
+/// # Invariants
+///
+/// `sgt` is mapped in direction `dir`. It is that of the ranges in `memory` or, if that is pages, a
+/// box that the DMA core has mapped.
+pub(super) struct Table {
+    sgt: NonNull<bindings::sg_table>,
+    dir: bindings::dma_data_direction,
+    memory: Memory,
+    /// The memory of the buffer is not what the table leads to any more.
+    pub(super) void: bool,
+    /// The table is not kept when it is unmapped.
+    last: bool,
+    /// The importer has the table, and nobody else has it until it unmaps.
+    pub(super) has_user: bool,
+}
+
+impl Table {
+    /// Takes over a table.
+    ///
+    /// # Safety
+    ///
+    /// `sgt` must be mapped in direction `dir`, and be that of the ranges in `memory` or, if that
+    /// is pages, a box that was mapped by `dma_map_sgtable()`.
+    #[inline]
+    pub(super) unsafe fn new(
+        sgt: NonNull<bindings::sg_table>,
+        dir: bindings::dma_data_direction,
+        memory: Memory,
+    ) -> Self {
+        // INVARIANT: As promised by the caller.
+        Self {
+            sgt,
+            dir,
+            memory,
+            void: false,
+            last: false,
+            has_user: false,
+        }
+    }
+
+    /// Returns the pointer to the C structure.
+    #[inline]
+    pub(super) fn sgt(&self) -> NonNull<bindings::sg_table> {
+        self.sgt
+    }
+
+    /// Does not let the table be kept when it is unmapped.
+    #[inline]
+    pub(super) fn forgo(&mut self) {
+        self.last = true;
+    }
+
+    /// Tells whether the table is one of pages.
+    #[inline]
+    pub(super) fn has_pages(&self) -> bool {
+        matches!(self.memory, Memory::Pages(_))
+    }
+
+    /// Unmaps the table, which is kept for the next mapping if it can be of use then.
+    ///
+    /// # Safety
+    ///
+    /// `attach` must be the attachment that the table was made for, and the reservation of its
+    /// buffer must be held. The table must not be among those of the attachment any more.
+    pub(super) unsafe fn unmap(self, attach: *mut bindings::dma_buf_attachment) {
+        let (sgt, dir) = (self.sgt.as_ptr(), self.dir);
+
+        // SAFETY: By the type invariants this is a table of the attachment, made in one of the two
+        // ways, and the reservation is held.
+        unsafe {
+            match self.memory {
+                // Pages that the table keeps are given back once they are not mapped.
+                Memory::Pages(_pages) => {
+                    // The pages of a table that is void may belong to somebody else by now.
+                    let attrs = if self.void {
+                        // CAST: A small number.
+                        bindings::DMA_ATTR_SKIP_CPU_SYNC as usize
+                    } else {
+                        0
+                    };
+
+                    bindings::dma_unmap_sgtable((*attach).dev, sgt, dir, attrs);
+                    bindings::sg_free_table(sgt);
+                    drop(KBox::from_raw(sgt));
+                }
+                #[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
+                Memory::Ranges(table) => {
+                    bindings::dma_buf_phys_table_unmap(sgt);
+                    // Once the buffer has moved the next mapping is one of other ranges, and once
+                    // it is revoked there is none.
+                    if !self.void && !self.last {
+                        Holdings::of(attach).set_cached(table);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Makes the CPU see what the device wrote.
+    ///
+    /// # Safety
+    ///
+    /// The table must be mapped for `dev`.
+    pub(super) unsafe fn sync_for_cpu(&self, dev: *mut bindings::device) {
+        if self.has_pages() {
+            // SAFETY: As promised by the caller; the direction is that of the mapping.
+            unsafe { bindings::dma_sync_sgtable_for_cpu(dev, self.sgt.as_ptr(), self.dir) };
+        }
+    }
+
+    /// Makes the device see what the CPU wrote, or only gives the memory back to it.
+    ///
+    /// # Safety
+    ///
+    /// The table must be mapped for `dev`.
+    unsafe fn sync_for_device(&self, dev: *mut bindings::device, written: bool) {
+        let dir = match direction(self.dir) {
+            // Otherwise a bounce buffer would be filled with what the CPU saw, over what the device
+            // has written since.
+            DataDirection::Bidirectional if !written => DataDirection::FromDevice,
+            dir => dir,
+        };
+
+        if self.has_pages() {
+            // SAFETY: As promised by the caller; the direction is that of the mapping, or one of
+            // those that it has.
+            unsafe { bindings::dma_sync_sgtable_for_device(dev, self.sgt.as_ptr(), dir.into()) };
+        }
+    }
+}
+
+/// The tables that an importer has of an attachment. Most have one at a time, which is kept without
+/// an allocation.
+pub(super) struct Tables {
+    first: Option<Table>,
+    others: KVec<Table>,
+}
+
+impl Tables {
+    pub(super) const fn new() -> Self {
+        Self {
+            first: None,
+            others: KVec::new(),
+        }
+    }
+
+    #[inline]
+    pub(super) fn len(&self) -> usize {
+        usize::from(self.first.is_some()) + self.others.len()
+    }
+
+    #[inline]
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Table> {
+        Iterator::chain(self.first.iter(), self.others.iter())
+    }
+
+    #[inline]
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Table> {
+        Iterator::chain(self.first.iter_mut(), self.others.iter_mut())
+    }
+
+    /// Makes room for one more. Sleeps.
+    #[inline]
+    pub(super) fn reserve(&mut self) -> Result {
+        if self.first.is_some() {
+            self.others.reserve(1, GFP_KERNEL)?;
+        }
+        Ok(())
+    }
+
+    /// Adds a table, or returns it if there is no room.
+    #[inline]
+    fn push(&mut self, table: Table) -> core::result::Result<(), Table> {
+        if self.first.is_none() {
+            self.first = Some(table);
+            return Ok(());
+        }
+        self.others
+            .push_within_capacity(table)
+            .map_err(|PushError(table)| table)
+    }
+
+    /// Takes out a table for which `f` returns true, [`None`] if there is none.
+    #[inline]
+    pub(super) fn take(&mut self, mut f: impl FnMut(&mut Table) -> bool) -> Option<Table> {
+        if self.first.as_mut().is_some_and(&mut f) {
+            return self.first.take();
+        }
+
+        let index = self.others.iter_mut().position(f)?;
+
+        self.others.remove(index).ok()
+    }
+}
+
+/// The proof that [`Exporter::map`] has mapped the buffer.
+///
+/// `'r` ties it to the call of [`Exporter::map`] that it was made in, so that an exporter can only
+/// return a mapping of the attachment that it was asked for. The table belongs to the attachment:
+/// it is unmapped when the importer has no more use for it, or when the call fails.
+///
+/// # Invariants
+///
+/// `sgt` is among the tables of the attachment, at least until the call is over.
+pub struct Mapping<'r> {
+    sgt: NonNull<bindings::sg_table>,
+    _brand: Brand<'r>,
+    _not_send: NotThreadSafe,
+}
+
+impl Mapping<'_> {
+    /// Returns the pointer to the C structure.
+    #[inline]
+    pub(super) fn sgt(&self) -> NonNull<bindings::sg_table> {
+        self.sgt
+    }
+
+    /// Returns the scatter table. An importer uses DMA addresses and lengths only.
+    #[inline]
+    pub fn table(&self) -> &SGTable {
+        // SAFETY: By the type invariant the table is valid, and nothing changes it during the call.
+        unsafe { SGTable::from_raw(self.sgt.as_ptr()) }
+    }
+}
+
+impl<'r, E: Exporter> MapRequest<'r, E> {
+    /// Makes a table one of the attachment.
+    pub(super) fn keep(&self, table: Table) -> Result<Mapping<'r>> {
+        let sgt = table.sgt;
+
+        // There is room for one at least; an exporter that makes several may get an error.
+        self.with_tables(|tables| match tables.push(table) {
+            // INVARIANT: It is on the list.
+            Ok(()) => Ok(Mapping {
+                sgt,
+                _brand: PhantomData,
+                _not_send: NotThreadSafe,
+            }),
+            Err(table) => {
+                // SAFETY: The table was just made for this attachment, and the reservation is held.
+                unsafe { table.unmap(self.as_raw()) };
+                Err(EBUSY)
+            }
+        })
+    }
+}
+
+impl<E: Exporter> Attached<'_, E> {
+    /// Makes the CPU see what the importer's device wrote to mappings of system memory.
+    ///
+    /// Where the device sees the same memory as the CPU nothing is done. What bounces is copied as a
+    /// whole: with two importers that bounce the CPU sees what the one has that is synchronized
+    /// last. Mirrors `dma_sync_sgtable_for_cpu()`.
+    pub fn sync_for_cpu(&self) {
+        self.for_each_valid(|dev, table| {
+            // SAFETY: The table is one of this attachment.
+            unsafe { table.sync_for_cpu(dev) }
+        });
+    }
+
+    /// Makes the importer's device see what the CPU wrote to system memory, if `dir`, the direction
+    /// of the access by the CPU, says that it wrote.
+    ///
+    /// Mirrors `dma_sync_sgtable_for_device()`.
+    pub fn sync_for_device(&self, dir: DataDirection) {
+        let written = dir != DataDirection::FromDevice;
+
+        self.for_each_valid(|dev, table| {
+            // SAFETY: The table is one of this attachment.
+            unsafe { table.sync_for_device(dev, written) }
+        });
+    }
+
+    fn for_each_valid(&self, f: impl Fn(*mut bindings::device, &Table)) {
+        // SAFETY: The attachment is valid, and so is its device.
+        let dev = unsafe { (*self.as_raw()).dev };
+
+        self.with_tables(|tables| {
+            for table in tables.iter().filter(|table| !table.void) {
+                f(dev, table);
+            }
+        });
+    }
+}
+
+/// Returns what the DMA core calls a direction; it has a `BUG_ON()` for none.
+#[inline]
+pub(super) fn valid(dir: DataDirection) -> Result<bindings::dma_data_direction> {
+    match dir {
+        DataDirection::None => Err(EINVAL),
+        dir => Ok(dir.into()),
+    }
+}
