@@ -180,7 +180,21 @@ mod tests {
             check!(holds(&only, Some(1))?);
             check!(holds(&pinned, Some(5))?);
             check!(holds(&either, Some(2))?);
+
+            // What may move does so with its content, or not at all.
+            card.ttm().suspend(Content::Lost, ctx)?;
+            fill(&pinned, 8)?;
+            card.control.set(Mode::Refuse);
+            check_eq!(card.ttm().resume(), Err(REFUSED));
             drop(pin);
+            check_eq!(card.ttm().suspend(Content::Lost, ctx), Err(EBUSY));
+            card.control.set(Mode::Work);
+            card.ttm().suspend(Content::Lost, ctx)?;
+            check_eq!(place_of(&pinned)?, Some(MemType::Tt));
+            check!(holds(&pinned, Some(5))?);
+            card.ttm().resume()?;
+            check!(holds(&pinned, Some(5))?);
+            check!(holds(&only, Some(1))?);
 
             // Without a loss only what is exported leaves.
             validate(&either, &[Place::VRAM])?;

@@ -99,7 +99,7 @@ impl RangeList {
     /// Makes the list of `pieces` of a BAR: the offset in the BAR and the length of each, in bytes,
     /// in the order of the buffer.
     ///
-    /// [`drm::gem::peer`](crate::drm::gem::peer) has an example.
+    /// [`drm::gem::ttm`](crate::drm::gem::ttm) has an example.
     ///
     /// # Errors
     ///

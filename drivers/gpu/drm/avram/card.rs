@@ -93,7 +93,7 @@ impl auxiliary::Driver for Driver {
         let vram = gem::vram::Device::new(api.vram.clone())?;
         let drm = drm::UnregisteredDevice::<Self>::new(adev, Ok(Data { vram }))?;
 
-        gem::vram::Device::<BoData>::setup(&drm, pdev, pdev.resource_len(BAR)?)?;
+        gem::vram::Device::<BoData>::setup(&drm, pdev, BAR, pdev.resource_len(BAR)?)?;
         drm::devres::Registration::new(adev, drm, Init, 0)
     }
 }

@@ -22,40 +22,22 @@ use kernel::{
 
 use crate::module_parameters;
 
-/// A permutation of the pages of a BAR, whose number is a power of two.
-struct Scrambled {
-    pages: u64,
-}
-
-impl Scrambled {
-    // Odd, so that no two pages have the same place.
-    const FACTOR: u64 = 0x9e37_79b1;
-    const START: u64 = 7;
-}
-
-impl Layout for Scrambled {
-    fn bar_offset(&self, offset: u64) -> u64 {
-        let page = (offset >> PAGE_SHIFT)
-            .wrapping_mul(Self::FACTOR)
-            .wrapping_add(Self::START);
-
-        (page & (self.pages - 1)) << PAGE_SHIFT
-    }
-}
-
 /// Makes the allocator of `size` bytes of VRAM, of which the BAR shows the first `bar_len` bytes.
 pub(crate) fn allocator(size: u64, bar_len: u64) -> Result<Arc<Allocator>> {
     if module_parameters::scramble.value() == 0 {
         return Allocator::new(0..size);
     }
 
-    // A BAR has a power of two.
+    // Prime to the number of pages, so that no two pages have the same place.
+    const FACTOR: u64 = 0x9e37_79b1;
+    const START: u64 = 7;
+
     let pages = bar_len >> PAGE_SHIFT;
-    if !pages.is_power_of_two() {
-        return Err(EINVAL);
+    let mut order = KVVec::with_capacity(pages.try_into()?, GFP_KERNEL)?;
+    for page in 0..pages {
+        order.push((page * FACTOR + START) % pages, GFP_KERNEL)?;
     }
-    let layout = KBox::new(Scrambled { pages }, GFP_KERNEL)?;
-    Allocator::with_layout(0..size, bar_len, layout)
+    Allocator::with_layout(0..size, Layout::new(PAGE_SIZE as u64, order)?)
 }
 
 /// Takes pages out of VRAM: one of each MiB, and not at the same place.

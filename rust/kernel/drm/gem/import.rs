@@ -50,6 +50,7 @@ impl Importer for Follower {
 pub struct Import(Attachment<Follower>);
 
 impl Import {
+    #[cfg(CONFIG_RUST_DRM_TTM)]
     pub(super) fn new(buf: ARef<DmaBuf>, dev: &device::Device<device::Bound>) -> Result<Self> {
         let follower = Follower {
             invalidations: Atomic::new(0),

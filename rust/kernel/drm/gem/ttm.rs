@@ -24,6 +24,296 @@
 //!
 //! For locks and lifetimes see [`drm::ttm`].
 //!
+//! # Examples
+//!
+//! A whole driver, whose VRAM is BAR 2 of QEMU's `ivshmem-plain`.
+//!
+//! ```
+//! use kernel::{
+//!     device::{
+//!         self,
+//!         Core, //
+//!     },
+//!     dma_buf::mapping::RangeList,
+//!     driver,
+//!     drm::{
+//!         self,
+//!         devres::RegistrationInit,
+//!         gem::{
+//!             self,
+//!             peer::{
+//!                 self,
+//!                 PeerObject, //
+//!             },
+//!             BaseObject, //
+//!         },
+//!         ttm::{
+//!             CpuEngine,
+//!             Job,
+//!             OpCtx,
+//!             Place,
+//!             TtmObject, //
+//!         },
+//!         vram::{
+//!             Allocator,
+//!             Domain,
+//!             MemType,
+//!             Ranges,
+//!             Window, //
+//!         }, //
+//!     },
+//!     module::this_module,
+//!     page::PAGE_SIZE,
+//!     pci,
+//!     prelude::*,
+//!     sync::{
+//!         Arc,
+//!         Completion, //
+//!     },
+//!     time::{
+//!         delay::fsleep,
+//!         Delta, //
+//!     },
+//!     workqueue, //
+//! };
+//!
+//! struct Example;
+//!
+//! /// What exists while the driver is bound.
+//! struct Vram<'a> {
+//!     exports: peer::Exports<'a, Bo>,
+//!     engine: CpuEngine<'a>,
+//! }
+//!
+//! struct Init;
+//!
+//! impl RegistrationInit<Example> for Init {
+//!     fn init<'a>(
+//!         self,
+//!         pdev: &'a pci::Device<device::Bound>,
+//!         _drm: &drm::UnregisteredDevice<Example>,
+//!     ) -> impl PinInit<Vram<'a>, Error> {
+//!         Ok(Vram {
+//!             exports: peer::exports(pdev, 2)?,
+//!             engine: CpuEngine::new(Window::new(pdev, 2, c"drm_peer_example")?)?,
+//!         })
+//!     }
+//! }
+//!
+//! /// The objects.
+//! struct Bo(Domain);
+//!
+//! static OPS: peer::Ops<Bo> = peer::Ops::new();
+//!
+//! impl gem::DriverObject for Bo {
+//!     type Driver = Example;
+//!     type Args = Domain;
+//!
+//!     const PRIME: gem::PrimeHooks<Self> = peer::hooks();
+//!
+//!     fn new(
+//!         _dev: &drm::Device<Example>,
+//!         _size: usize,
+//!         domain: Domain,
+//!     ) -> impl PinInit<Self, Error> {
+//!         Ok::<_, Error>(Self(domain))
+//!     }
+//! }
+//!
+//! impl TtmObject for Bo {
+//!     fn ttm(data: &Data) -> &drm::ttm::Device<Self> {
+//!         &data.ttm
+//!     }
+//!
+//!     fn domain(&self) -> Domain {
+//!         self.0
+//!     }
+//!
+//!     fn transfer<'a>(vram: &'a Vram<'a>, job: Job) -> Result {
+//!         vram.engine.submit(job)
+//!     }
+//!
+//!     fn flush<'a>(vram: &'a Vram<'a>, ranges: &Ranges) {
+//!         vram.engine.flush(ranges);
+//!     }
+//! }
+//!
+//! impl PeerObject for Bo {
+//!     type Class = gem::ttm::Object<Self>;
+//!
+//!     const OPS: &'static peer::Ops<Self> = &OPS;
+//!
+//!     fn exports<'a>(vram: &'a Vram<'a>) -> &'a peer::Exports<'a, Self> {
+//!         &vram.exports
+//!     }
+//! }
+//!
+//! /// What lives as long as the DRM device.
+//! #[pin_data]
+//! struct Data {
+//!     #[pin]
+//!     ttm: drm::ttm::Device<Bo>,
+//! }
+//!
+//! # struct File;
+//! #
+//! # impl drm::file::DriverFile for File {
+//! #     type Driver = Example;
+//! #
+//! #     fn open(_dev: &drm::Device<Example>) -> Result<Pin<KBox<Self>>> {
+//! #         Ok(KBox::new(Self, GFP_KERNEL)?.into())
+//! #     }
+//! # }
+//! #
+//! #[vtable]
+//! impl drm::Driver for Example {
+//!     type Data = Data;
+//!     type RegistrationData<'a> = Vram<'a>;
+//!     type File = File;
+//!     type Object = gem::ttm::Object<Bo>;
+//!     type ParentDevice<Ctx: device::DeviceContext> = pci::Device<Ctx>;
+//!
+//!     const INFO: drm::DriverInfo = drm::DriverInfo {
+//!         major: 1,
+//!         minor: 0,
+//!         patchlevel: 0,
+//!         name: c"drm_peer_example",
+//!         desc: c"VRAM in BAR 2",
+//!     };
+//!     const IOCTLS: &'static [drm::ioctl::DrmIoctlDescriptor] = &[];
+//! }
+//!
+//! kernel::pci_device_table!(
+//!     PCI_TABLE,
+//!     <Example as pci::Driver>::IdInfo,
+//!     [(pci::DeviceId::from_id(pci::Vendor::REDHAT_QUMRANET, 0x1110), ())]
+//! );
+//!
+//! impl pci::Driver for Example {
+//!     type IdInfo = ();
+//!     type Data<'bound> = Self;
+//!
+//!     const ID_TABLE: pci::IdTable<Self::IdInfo> = &PCI_TABLE;
+//!
+//!     fn probe<'bound>(
+//!         pdev: &'bound pci::Device<Core<'_>>,
+//!         _info: Option<&'bound ()>,
+//!     ) -> impl PinInit<Self, Error> + 'bound {
+//!         pdev.enable_device_mem()?;
+//!         pdev.enable_p2pdma()?;
+//!
+//!         let size = pdev.resource_len(2)?;
+//!         let drm = drm::UnregisteredDevice::<Self>::new(
+//!             pdev,
+//!             try_pin_init!(Data {
+//!                 ttm <- drm::ttm::Device::new(Allocator::new(0..size)?),
+//!             }),
+//!         )?;
+//!         drm::ttm::Device::<Bo>::setup(&drm, pdev, 2, size)?;
+//!         let registration = drm::devres::Registration::<Self>::new(pdev, drm, Init, 0)?;
+//!         let drm = registration.device();
+//!         assert_eq!(drm.ttm.vram_free(), size);
+//!
+//!         // One object fills VRAM, and cannot leave it.
+//!         let ctx = &mut OpCtx::uninterruptible();
+//!         let new = |size, places: &[Place], ctx: &mut OpCtx, domain| {
+//!             gem::ttm::Object::<Bo>::new(drm, size, places, ctx, domain)
+//!         };
+//!         let all = new(size as usize, &[Place::VRAM], ctx, Domain::Vram)?;
+//!         assert_eq!(all.size() as u64, size);
+//!         assert_eq!(drm.ttm.vram_free(), 0);
+//!         assert_eq!(
+//!             new(1, &[Place::VRAM], ctx, Domain::Vram).err(),
+//!             Some(ENOSPC)
+//!         );
+//!
+//!         // Another one has to live in system memory until the first one is gone.
+//!         let bo = new(1, &[Place::VRAM, Place::TT], ctx, Domain::Either)?;
+//!         assert_eq!(bo.size(), PAGE_SIZE);
+//!         assert_eq!(bo.reserve(false)?.mem_type(), Some(MemType::Tt));
+//!         drop(all);
+//!         {
+//!             let mut bo = bo.reserve(false)?;
+//!
+//!             bo.validate(&[Place::VRAM], ctx)?;
+//!             assert_eq!(bo.mem_type(), Some(MemType::Vram));
+//!             assert_eq!(bo.vram().map(|vram| vram.ranges().len()), Some(1));
+//!             assert_eq!(drm.ttm.vram_free(), size - PAGE_SIZE as u64);
+//!
+//!         }
+//!
+//!         // It does not move while it is pinned, which is limited.
+//!         let pinned = bo.reserve(false)?.pin()?;
+//!         assert_eq!(drm.ttm.pinned(), PAGE_SIZE as u64);
+//!         assert_eq!(
+//!             pinned.reserve(false)?.validate(&[Place::TT], ctx),
+//!             Err(EINVAL)
+//!         );
+//!         drop(pinned);
+//!         assert_eq!(drm.ttm.pinned(), 0);
+//!         drm.ttm.set_pin_limit(0);
+//!         assert_eq!(bo.reserve(false)?.pin().err(), Some(EDQUOT));
+//!
+//!         // Objects have numbers, by which they are found.
+//!         let found = drm.ttm.object(bo.id()).ok_or(ENOENT)?;
+//!         assert!(core::ptr::eq(&*found, &*bo));
+//!         assert_eq!(found.residence(), Some(MemType::Vram));
+//!         drop(found);
+//!         assert!(drm.ttm.object(0).is_none());
+//!
+//!         // A new object in VRAM takes the room of one that may leave.
+//!         let all = new(size as usize, &[Place::VRAM], ctx, Domain::Vram)?;
+//!         assert_eq!(bo.reserve(false)?.mem_type(), Some(MemType::Tt));
+//!         assert_eq!(bo.residence(), Some(MemType::Tt));
+//!         let gone = all.id();
+//!         drop(all);
+//!         assert!(drm.ttm.object(gone).is_none());
+//!
+//!         // If somebody has it reserved, that is waited for.
+//!         bo.reserve(false)?.validate(&[Place::VRAM], ctx)?;
+//!         let (other, held) = (bo.clone(), Arc::pin_init(Completion::new(), GFP_KERNEL)?);
+//!         let is_held = held.clone();
+//!         workqueue::system_unbound().try_spawn(GFP_KERNEL, move || {
+//!             let reserved = other.reserve(false);
+//!             is_held.complete_all();
+//!             fsleep(Delta::from_millis(20));
+//!             drop(reserved);
+//!         })?;
+//!         held.wait_for_completion();
+//!         let all = new(size as usize, &[Place::VRAM], ctx, Domain::Vram)?;
+//!         assert_eq!(bo.reserve(false)?.mem_type(), Some(MemType::Tt));
+//!         drop(all);
+//!
+//!         // What peers would map of an object: the pieces of the BAR, neighbours as one.
+//!         let provider = pdev.p2pdma_provider(2)?;
+//!         let page = PAGE_SIZE as u64;
+//!         let ranges = RangeList::in_bar(&provider, [(0, page), (page, page)])?;
+//!         let start = pdev.resource_start(2)?;
+//!         assert!(ranges.iter().eq([(start, 2 * page)]));
+//!         assert_eq!(
+//!             RangeList::in_bar(&provider, [(size, page)]).err(),
+//!             Some(EINVAL)
+//!         );
+//!
+//!         // Nobody has attached to an object that is not exported.
+//!         assert_eq!(peer::attachments::<Bo>(&bo)?.len(), 0);
+//!
+//!         dev_info!(pdev, "VRAM is open to peers\n");
+//!         Ok(Self)
+//!     }
+//! }
+//!
+//! // Binds to each such device that has no driver, until it is dropped.
+//! let driver = KBox::pin_init(
+//!     driver::Registration::<pci::Adapter<Example>>::new(
+//!         c"drm_peer_example",
+//!         this_module::<crate::LocalModule>(),
+//!     ),
+//!     GFP_KERNEL,
+//! )?;
+//! # Ok::<(), Error>(())
+//! ```
+//!
 //! C header: [`include/drm/ttm/ttm_bo.h`](srctree/include/drm/ttm/ttm_bo.h)
 
 mod backing;

@@ -38,6 +38,10 @@ use crate::{
     container_of,
     device,
     dma_buf::mapping::RangeList,
+    dma_resv::{
+        DmaResv,
+        Usage, //
+    },
     drm::{
         self,
         devres::while_registered,
@@ -104,7 +108,7 @@ pub trait VramObject: PeerObject<Class = Object<Self>> {
 
     /// Makes what the CPU wrote to an object through the BAR visible to the device and to peers.
     ///
-    /// Called with the reservation of the object held, while the driver is bound.
+    /// Called with the reservation of the object held, while the driver is bound and the device awake.
     fn flush<'a>(reg: &'a <Self::Driver as drm::Driver>::RegistrationData<'a>, vram: &Ranges);
 }
 
@@ -153,28 +157,43 @@ impl<T: VramObject> Device<T> {
         )?))
     }
 
-    /// Says whose VRAM it is: that of `pdev`, which shows the first `visible` bytes of it in a BAR.
+    /// Says whose VRAM it is: that of `pdev`, whose BAR `bar` shows the first `visible` bytes of it.
     ///
     /// `pdev` is the parent of the DRM device, or that of the auxiliary device which is its parent. It
     /// becomes the DMA device, is kept awake for peers, and is named to the tracepoints.
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if `pdev` is neither the parent of `drm` nor that one's, or [`VramObject::vram`] is
-    ///   about another value.
+    /// - `EINVAL` if `pdev` is neither the parent of `drm` nor that one's, there is no such BAR,
+    ///   `visible` is more than it shows, or [`VramObject::vram`] does not return a part of the data of
+    ///   `drm`.
     /// - `EBUSY` if that was done before.
     pub fn setup(
         drm: &drm::UnregisteredDevice<T::Driver>,
         pdev: &pci::Device<device::Bound>,
+        bar: u32,
         visible: u64,
     ) -> Result {
         let data: &<T::Driver as drm::Driver>::Data = drm;
+        let this = T::vram(data);
         let dev = drm.as_raw();
+
+        // What lives as long as the DRM device is its data.
+        let start = ptr::from_ref(data).addr();
+        let inside = start..start + size_of_val(data);
+        if !inside.contains(&ptr::from_ref(this).addr()) {
+            return Err(EINVAL);
+        }
         let owner: &device::Device<device::Bound> = pdev.as_ref();
 
         // SAFETY: The parent of a DRM device never changes, nor does that of a registered device.
         let parents = unsafe { [(*dev).dev, (*(*dev).dev).parent] };
-        if !parents.contains(&owner.as_raw()) {
+        if !parents.contains(&owner.as_raw())
+            || !this
+                .0
+                .allocator
+                .can_be_shown(visible, pdev.resource_len(bar)?)
+        {
             return Err(EINVAL);
         }
 
@@ -184,7 +203,7 @@ impl<T: VramObject> Device<T> {
             owner: owner.into(),
             visible,
         };
-        if !T::vram(data).0.whose.populate(whose) {
+        if !this.0.whose.populate(whose) {
             return Err(EBUSY);
         }
 
@@ -396,8 +415,8 @@ impl<T: VramObject> AllocImpl for Object<T> {
     };
 }
 
-// SAFETY: The cell `exported` is written by `set_exported()` only. The object never moves, its VRAM
-// goes with the last reference, of which a dma-buf has one, and it has no pages.
+// SAFETY: The cell `exported` is written by `set_exported()` only. The object never moves and has no
+// pages. Its VRAM goes with the last reference, of which a dma-buf has one, after the fences.
 unsafe impl<T: VramObject> Backing for Object<T> {
     type Data = T;
     type Vram = Device<T>;
@@ -472,7 +491,10 @@ unsafe impl<T: VramObject> Backing for Object<T> {
         // SAFETY: The device is valid and of `T::Driver`.
         unsafe {
             while_registered::<T::Driver, _>((*object.obj.as_raw()).dev, |reg| {
-                T::flush(reg, object.obj.ranges());
+                // What was written before a device was suspended has arrived, and nothing was since.
+                if let Some(_awake) = Awake::if_active(object.obj.owner()) {
+                    T::flush(reg, object.obj.ranges());
+                }
                 Ok(())
             })
         }
@@ -501,6 +523,8 @@ unsafe extern "C" fn free_callback<T: VramObject>(gem: *mut bindings::drm_gem_ob
         let obj: &Object<T> = IntoGEMObject::from_raw(gem);
 
         obj.device.0.objects.lock().remove(obj.id);
+        // Others get the VRAM, which work of the driver may still use. Without signals it does not fail.
+        let _ = DmaResv::from_raw((*gem).resv).wait(Usage::Bookkeep, false);
         bindings::drm_gem_object_release(gem);
         drop(KBox::from_raw(
             container_of!(Opaque::cast_from(gem), Object<T>, gem).cast_mut(),

@@ -233,8 +233,10 @@ impl<T: TtmObject> Device<T> {
         // SAFETY: The parent of a DRM device never changes, nor does that of a registered device.
         let parents = unsafe { [(*dev).dev, (*(*dev).dev).parent] };
         if !parents.contains(&owner.as_raw())
-            || !this.vram.allocator().fits_bar(pdev.resource_len(bar)?)
-            || visible > this.vram.allocator().end().min(pdev.resource_len(bar)?)
+            || !this
+                .vram
+                .allocator()
+                .can_be_shown(visible, pdev.resource_len(bar)?)
         {
             return Err(EINVAL);
         }
@@ -372,6 +374,12 @@ impl<T: TtmObject> Device<T> {
             return Err(ENOSPC);
         }
         Ok(found)
+    }
+
+    /// Returns who gives out VRAM.
+    #[inline]
+    pub fn allocator(&self) -> &Allocator {
+        self.vram.allocator()
     }
 
     /// Returns the offset after the last byte of a kind of memory.

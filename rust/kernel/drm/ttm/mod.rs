@@ -127,7 +127,7 @@ use crate::{
 /// It must not own a reference to the DRM device, nor to an object: it may be dropped by a worker
 /// that the release of the device waits for. The object itself keeps the device alive.
 ///
-/// See [`peer`](gem::peer) for an example.
+/// See [`gem::ttm`] for an example.
 pub trait TtmObject: DriverObject<Driver: drm::Driver<Object = gem::ttm::Object<Self>>> {
     /// Returns the memory of the device, which is a part of `data`.
     fn ttm(data: &<Self::Driver as drm::Driver>::Data) -> &Device<Self>;

@@ -7,7 +7,6 @@
 //! The allocator has one lock, which sleeps. Nothing is taken while it is held.
 
 use super::{
-    ranges::Shown,
     Layout,
     Ranges, //
 };
@@ -20,7 +19,10 @@ use crate::{
         GpuBuddyAllocMode,
         GpuBuddyParams, //
     },
-    page::PAGE_SIZE,
+    page::{
+        PAGE_MASK,
+        PAGE_SIZE, //
+    },
     prelude::*,
     ptr::Alignment,
     sync::Arc, //
@@ -64,7 +66,7 @@ use core::ops::Range;
 /// ```
 pub struct Allocator {
     buddy: GpuBuddy,
-    shown: Option<Shown>,
+    layout: Option<Layout>,
 }
 
 impl Allocator {
@@ -78,23 +80,27 @@ impl Allocator {
         Self::make(range, None)
     }
 
-    /// As [`Self::new`], for VRAM of which a BAR shows the first `len` bytes in the order of `layout`.
+    /// As [`Self::new`], for VRAM that a BAR shows as `layout` says.
     ///
     /// # Errors
     ///
     /// Those of [`Self::new`].
-    pub fn with_layout(range: Range<u64>, len: u64, layout: KBox<dyn Layout>) -> Result<Arc<Self>> {
-        Self::make(range, Some(Shown { len, layout }))
+    pub fn with_layout(range: Range<u64>, layout: Layout) -> Result<Arc<Self>> {
+        Self::make(range, Some(layout))
     }
 
-    fn make(range: Range<u64>, shown: Option<Shown>) -> Result<Arc<Self>> {
+    fn make(range: Range<u64>, layout: Option<Layout>) -> Result<Arc<Self>> {
+        if !is_aligned(&range) {
+            return Err(EINVAL);
+        }
+
         let buddy = GpuBuddy::new(GpuBuddyParams {
             base_offset: range.start,
             size: range.end.checked_sub(range.start).ok_or(EINVAL)?,
             chunk_size: Alignment::new::<{ PAGE_SIZE }>(),
         })?;
 
-        Ok(Arc::new(Self { buddy, shown }, GFP_KERNEL)?)
+        Ok(Arc::new(Self { buddy, layout }, GFP_KERNEL)?)
     }
 
     /// Returns how much memory there is, in bytes.
@@ -116,9 +122,19 @@ impl Allocator {
         self.buddy.base_offset() + self.buddy.size()
     }
 
-    /// Tells whether what a BAR of `len` bytes is said to show is inside of it.
-    pub(crate) fn fits_bar(&self, len: u64) -> bool {
-        self.shown.as_ref().is_none_or(|shown| shown.len <= len)
+    /// Returns the offset in VRAM of the first byte.
+    #[inline]
+    pub fn start(&self) -> u64 {
+        self.buddy.base_offset()
+    }
+
+    /// Tells whether a BAR of `len` bytes can show the first `visible` bytes of VRAM.
+    pub(crate) fn can_be_shown(&self, visible: u64, len: u64) -> bool {
+        visible <= self.end().min(len)
+            && self
+                .layout
+                .as_ref()
+                .is_none_or(|layout| (visible..=len).contains(&layout.len()))
     }
 
     /// Allocates `size` bytes, which are whole pages, anywhere.
@@ -142,8 +158,8 @@ impl Allocator {
     ///
     /// Those of [`Self::alloc`].
     pub fn alloc_below(&self, size: u64, end: u64) -> Result<Allocation> {
-        let end = end.min(self.end());
-        let start = self.buddy.base_offset();
+        let end = end.min(self.end()) & PAGE_MASK as u64;
+        let start = self.start();
         if end <= start || size > end - start {
             return Err(ENOSPC);
         }
@@ -160,10 +176,14 @@ impl Allocator {
     ///
     /// # Errors
     ///
+    /// - `EINVAL` if it does not consist of whole pages.
     /// - `ENOSPC` if somebody has a part of it, or it is not in the memory of this allocator.
     /// - `ENOMEM` if memory runs out.
     pub fn reserve(&self, range: Range<u64>) -> Result<Allocation> {
-        if range.start < self.buddy.base_offset() || range.end > self.end() || range.is_empty() {
+        if !is_aligned(&range) {
+            return Err(EINVAL);
+        }
+        if range.start < self.start() || range.end > self.end() || range.is_empty() {
             return Err(ENOSPC);
         }
 
@@ -206,7 +226,7 @@ impl Allocator {
         let ranges = Ranges::new(
             blocks.iter().map(|block| (block.offset(), block.size())),
             size,
-            self.shown.as_ref(),
+            self.layout.as_ref(),
         )?;
 
         Ok(Allocation {
@@ -214,6 +234,10 @@ impl Allocator {
             _blocks: blocks,
         })
     }
+}
+
+fn is_aligned(range: &Range<u64>) -> bool {
+    (range.start | range.end) & !(PAGE_MASK as u64) == 0
 }
 
 /// A part of VRAM, which is free again when this is dropped.

@@ -6,32 +6,32 @@
 //! objects stay in VRAM, have in common.
 
 mod allocator;
+mod layout;
 mod objects;
 mod place;
 mod ranges;
 mod window;
 
+pub(crate) use self::objects::Objects;
 pub use self::{
     allocator::{
         Allocation,
         Allocator, //
     },
+    layout::Layout,
     place::{
         Domain,
         MemType, //
     },
     ranges::{
-        Layout,
         Range,
         Ranges, //
     },
     window::Window, //
 };
+#[cfg(CONFIG_RUST_DRM_TTM)]
 pub(crate) use self::{
-    objects::{
-        Objects,
-        Room, //
-    },
+    objects::Room,
     window::flush, //
 };
 

@@ -5,6 +5,7 @@
 //! They are computed when VRAM is allocated and do not change. Faults, copies and mappings for peers
 //! all go by them; what a peer maps is computed of them once.
 
+use super::Layout;
 use crate::{
     dma_buf::mapping::RangeList,
     page::PAGE_SIZE,
@@ -15,21 +16,6 @@ use crate::{
         SetOnce, //
     }, //
 };
-
-/// The order in which a BAR shows VRAM, if that is not the order of VRAM.
-pub trait Layout: Send + Sync {
-    /// Returns where in the BAR the page of VRAM at `offset` is, in bytes. The answer does not change.
-    ///
-    /// Called for pages that the BAR shows.
-    fn bar_offset(&self, offset: u64) -> u64;
-}
-
-/// A BAR that shows VRAM in an order of its own.
-pub(super) struct Shown {
-    /// How much of VRAM, and of the BAR, that is.
-    pub(super) len: u64,
-    pub(super) layout: KBox<dyn Layout>,
-}
 
 /// A piece of VRAM that belongs to an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +36,8 @@ pub struct Range {
 ///   0 of the object to its end.
 /// - All of them are below `end`.
 /// - `shown` has the same pieces of the object with their offsets in the BAR, all of them below
-///   `bar_end`; [`None`] if these are the offsets in VRAM.
+///   `bar_end`; [`None`] if these are the offsets in VRAM. If the BAR does not show all of them it has
+///   none, and `bar_end` is the largest number.
 pub struct Ranges {
     ranges: KVVec<Range>,
     end: u64,
@@ -65,28 +52,31 @@ impl Ranges {
     ///
     /// # Errors
     ///
-    /// - `EIO` if they do not add up to `size`, or a page is shown outside of the BAR.
+    /// - `EIO` if they do not add up to `size`.
     /// - `ENOMEM` if memory runs out.
     pub(super) fn new(
         pieces: impl Iterator<Item = (u64, u64)>,
         size: u64,
-        shown: Option<&Shown>,
+        layout: Option<&Layout>,
     ) -> Result<Arc<Self>> {
         let (ranges, end) = merged(pieces, size)?;
         let (mut in_order, mut bar_end) = (None, end);
 
-        if let Some(Shown { len, layout }) = shown.filter(|shown| end <= shown.len) {
-            let page = PAGE_SIZE as u64;
-            let pages = ranges
-                .iter()
-                .flat_map(|range| (range.offset..range.offset + range.len).step_by(PAGE_SIZE));
-            let found = merged(pages.map(|at| (layout.bar_offset(at), page)), size)?;
+        if let Some(layout) = layout {
+            if end <= layout.len() {
+                let pages = ranges
+                    .iter()
+                    .flat_map(|range| (range.offset..range.offset + range.len).step_by(PAGE_SIZE))
+                    .filter_map(|at| layout.bar_offset(at));
+                let found = merged(pages.map(|at| (at, PAGE_SIZE as u64)), size)?;
 
-            bar_end = found.1;
-            if bar_end > *len {
-                return Err(EIO);
+                in_order = Some(found.0);
+                bar_end = found.1;
+            } else {
+                // Not all of it is shown, so that none of it is accessed.
+                in_order = Some(KVVec::new());
+                bar_end = u64::MAX;
             }
-            in_order = Some(found.0);
         }
 
         // INVARIANT: The allocator gives blocks of whole pages, and they add up to the size.
@@ -132,13 +122,16 @@ impl Ranges {
     ///
     /// # Errors
     ///
-    /// Those of [`RangeList::in_bar`].
+    /// `EINVAL` if the BAR does not show all of it, and those of [`RangeList::in_bar`].
     #[inline]
     pub(crate) fn in_bar(&self, provider: &Provider<'_>) -> Result<&Arc<RangeList>> {
         if let Some(list) = self.in_bar.as_ref() {
             return Ok(list);
         }
 
+        if self.bar_end == u64::MAX {
+            return Err(EINVAL);
+        }
         let list = RangeList::in_bar(provider, self.shown().iter().map(|r| (r.offset, r.len)))?;
 
         self.in_bar.populate(list);
@@ -160,6 +153,7 @@ impl Ranges {
 
     /// Returns the offset in the BAR of offset `at` of the object, and how many bytes follow each other
     /// from there on.
+    #[cfg(CONFIG_RUST_DRM_TTM)]
     pub(crate) fn bar_piece(&self, at: u64) -> Option<(u64, u64)> {
         piece(self.shown(), at)
     }

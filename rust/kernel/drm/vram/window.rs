@@ -10,9 +10,13 @@ use crate::{
     container_of,
     device::Bound,
     pci,
-    prelude::*, //
+    prelude::*,
+    sizes::SZ_1M, //
 };
 use core::ptr::NonNull;
+
+/// How many bytes are cleared before others may have the processor.
+const CLEAR_AT_ONCE: usize = SZ_1M;
 
 /// A memory BAR that the CPU sees, mapped write-combined into the kernel.
 ///
@@ -149,17 +153,20 @@ impl<'a> Window<'a> {
     }
 
     /// Returns the address at which the BAR is mapped.
+    #[cfg(CONFIG_RUST_DRM_TTM)]
     #[inline]
     pub(crate) fn as_ptr(&self) -> *mut c_void {
         self.addr.as_ptr()
     }
 
     /// Returns the device.
+    #[cfg(CONFIG_RUST_DRM_TTM)]
     pub(crate) fn as_pci(&self) -> *mut bindings::pci_dev {
         raw_pci(self.pdev)
     }
 
     /// Writes `byte` to all of it.
+    #[cfg(CONFIG_RUST_DRM_TTM)]
     #[inline(never)]
     pub(crate) fn fill(&self, byte: u8) {
         // CAST: What is mapped has less than 64 bits.
@@ -169,7 +176,7 @@ impl<'a> Window<'a> {
         unsafe { bindings::memset_io(self.addr.as_ptr(), byte.into(), len) };
     }
 
-    /// Makes the VRAM of an object zero. It has arrived there when this returns.
+    /// Makes the VRAM of an object zero. It has arrived there when this returns. May sleep.
     ///
     /// # Errors
     ///
@@ -184,9 +191,16 @@ impl<'a> Window<'a> {
             // CAST: What is mapped has less than 64 bits.
             let (offset, len) = (range.offset as usize, range.len as usize);
 
-            // SAFETY: By the type invariant the whole BAR is mapped, and it has all of the ranges,
-            // whose content nobody relies on.
-            unsafe { bindings::memset_io(self.addr.as_ptr().wrapping_byte_add(offset), 0, len) };
+            for at in (0..len).step_by(CLEAR_AT_ONCE) {
+                let to = self.addr.as_ptr().wrapping_byte_add(offset + at);
+
+                // SAFETY: By the type invariant the whole BAR is mapped, and it has all of the ranges,
+                // whose content nobody relies on. May sleep.
+                unsafe {
+                    bindings::memset_io(to, 0, CLEAR_AT_ONCE.min(len - at));
+                    bindings::cond_resched();
+                }
+            }
         }
         self.flush(vram);
         Ok(())

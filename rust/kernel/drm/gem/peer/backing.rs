@@ -56,7 +56,7 @@ pub enum Want {
 }
 
 /// A class of GEM objects with memory that can be exported to peers: [`gem::ttm::Object`], which TTM
-/// moves, and [`gem::Object`] whose VRAM is of [`gem::vram`], and stays where it is.
+/// moves, and [`gem::vram::Object`], which stays where it is.
 ///
 /// # Locking
 ///
@@ -72,8 +72,7 @@ pub enum Want {
 /// - The pages that [`Self::pages`] returns are those of the object until then.
 ///
 /// [`gem::ttm::Object`]: crate::drm::gem::ttm::Object
-/// [`gem::Object`]: crate::drm::gem::Object
-/// [`gem::vram`]: crate::drm::gem::vram
+/// [`gem::vram::Object`]: crate::drm::gem::vram::Object
 pub unsafe trait Backing: BaseObject + AlwaysRefCounted + Send + Sync + 'static {
     /// The driver's part of the objects.
     type Data: PeerObject<Class = Self>;

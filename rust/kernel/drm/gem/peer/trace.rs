@@ -173,6 +173,7 @@ pub(crate) fn invalidate(subject: Subject<'_>, placement: u32) {
 }
 
 /// An object was moved, or stays where it is because of an error.
+#[cfg(CONFIG_RUST_DRM_TTM)]
 #[inline(never)]
 pub(crate) fn moved(subject: Subject<'_>, from: u32, to: u32, evict: bool, ret: Result) {
     let Subject { exporter, id, size } = subject;

@@ -100,7 +100,11 @@ unsafe impl<T: TtmObject + PeerObject<Class = Object<T>>> Backing for Object<T> 
         match object.vram() {
             Some(vram) if object.is_pinned() => vram.is_below(object.visible()),
             // It can be moved.
-            _ => object.obj.size() as u64 <= object.visible(),
+            _ => {
+                let first = object.obj.ttm().allocator().start();
+
+                object.obj.size() as u64 <= object.visible().saturating_sub(first)
+            }
         }
     }
 
@@ -123,16 +127,16 @@ unsafe impl<T: TtmObject + PeerObject<Class = Object<T>>> Backing for Object<T> 
             OpCtx::uninterruptible()
         };
         let vram = Place::VRAM.below(object.visible());
-        let places = match want {
-            Want::Vram => [vram, vram],
-            Want::VramFirst => [vram, Place::TT.fallback()],
-            Want::System => [Place::TT, Place::TT],
+        let places: &[Place] = match want {
+            Want::Vram => &[vram],
+            Want::VramFirst => &[vram, Place::TT.fallback()],
+            Want::System => &[Place::TT],
         };
 
         if patient {
-            object.validate_patiently(&places, ctx)
+            object.validate_patiently(places, ctx)
         } else {
-            object.validate(&places, ctx)
+            object.validate(places, ctx)
         }
     }
 

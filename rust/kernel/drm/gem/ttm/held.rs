@@ -421,7 +421,7 @@ impl<T: TtmObject> Reserved<'_, T> {
     ///
     /// # Errors
     ///
-    /// - `EAGAIN` if it is in VRAM, and the device is suspended.
+    /// - `EAGAIN` if it is in VRAM, and the device is suspended, or its runtime PM disabled.
     /// - `EDQUOT` if it is in VRAM, of which no more may be pinned.
     /// - Those of [`Held::validate`].
     pub fn pin(&mut self) -> Result<Pinned<T>> {

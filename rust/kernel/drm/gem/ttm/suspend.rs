@@ -222,6 +222,9 @@ impl<T: TtmObject> Held<'_, Object<T>> {
 
             if stays {
                 self.save(ctx)?;
+            } else if self.is_restore_due() && self.restore().is_err() {
+                // What would be moved is not the content.
+                return Err(EBUSY);
             } else {
                 let full = |e| if e == ENOSPC { EAGAIN } else { e };
                 self.validate(&[Place::TT], ctx).map_err(full)?;
@@ -259,6 +262,10 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         let Some(mut backup) = self.take_backup() else {
             return Ok(());
         };
+        // It was moved since, with what VRAM had.
+        if self.mem_type() != Some(MemType::Vram) {
+            return Ok(());
+        }
         // Until the copy is made VRAM does not have the content, and the callback of a system resume is
         // not called again. So a copy that lacks memory is tried again for a second.
         let mut ret = self.transfer(&backup, false);
