@@ -46,14 +46,13 @@ mod tests {
     };
 
     /// How many bits a case is encoded in: see [`facts`].
-    const CASE_BITS: u32 = 14;
+    const CASE_BITS: u32 = 13;
 
     /// Makes one of all combinations of facts.
     fn facts(case: u32) -> Facts {
         let bit = |n: u32| case & (1 << n) != 0;
 
         Facts {
-            gone: bit(0),
             suspended: bit(1),
             route: Route {
                 opted_in: bit(2),
@@ -79,14 +78,13 @@ mod tests {
                 2 => Some(MemType::System),
                 _ => Some(MemType::Vram),
             },
-            unrevocable: bit(13),
+            unrevocable: bit(0),
         }
     }
 
     /// What stands between the importer and peer memory, in the order in which it is reported.
-    fn obstacles(f: &Facts) -> [(bool, Reason); 7] {
+    fn obstacles(f: &Facts) -> [(bool, Reason); 6] {
         [
-            (f.gone, Reason::DeviceGone),
             (!f.route.opted_in, Reason::NoOptIn),
             (!f.route.pci, Reason::NotPci),
             (
@@ -122,7 +120,6 @@ mod tests {
                 }
                 None if f.route.map_type == MapType::BUS_ADDR => Outcome::peer(Path::PeerBus),
                 None => Outcome::peer(Path::PeerHostBridge),
-                Some((_, Reason::DeviceGone)) => Outcome::refused(Reason::DeviceGone),
                 Some((_, reason)) if f.vram_or_fail || f.domain == Domain::Vram => {
                     Outcome::refused(reason)
                 }
@@ -164,7 +161,6 @@ mod tests {
             (Reason::NotRevocable, EOPNOTSUPP),
             (Reason::PinnedElsewhere, EOPNOTSUPP),
             (Reason::Quota, EDQUOT),
-            (Reason::DeviceGone, ENODEV),
         ] {
             assert!(Outcome::refused(reason).result() == Err(error));
         }
@@ -191,11 +187,10 @@ mod tests {
             Reason::NotRevocable,
             Reason::PinnedElsewhere,
             Reason::Quota,
-            Reason::DeviceGone,
         ];
 
         assert!(paths.map(Path::code) == [1, 2, 3, 4]);
-        assert!(reasons.map(Reason::code) == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 18]);
+        assert!(reasons.map(Reason::code) == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17]);
     }
 
     #[test]

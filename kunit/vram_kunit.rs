@@ -66,6 +66,8 @@ mod memory;
 mod pages;
 #[path = "vram/place.rs"]
 mod place;
+#[path = "vram/query.rs"]
+mod query;
 #[path = "vram/tt.rs"]
 mod tt;
 #[path = "vram/worker.rs"]

@@ -45,6 +45,8 @@ pub fn words(text: &str) -> BTreeMap<&str, &str> {
 pub struct Importer {
     /// Name of the device.
     pub device: String,
+    /// Name of its driver.
+    pub driver: String,
     /// Name of the path.
     pub path: String,
     /// Name of the reason.
@@ -53,6 +55,8 @@ pub struct Importer {
     pub hops: i32,
     /// Names of the flags.
     pub flags: Vec<String>,
+    /// Says how long ago it was refused.
+    pub has_age: bool,
 }
 
 /// One buffer of the listing.
@@ -72,6 +76,8 @@ pub struct Buffer {
     pub pinned: bool,
     /// There is a dma-buf.
     pub exported: bool,
+    /// Its inode, or 0.
+    pub inode: u64,
     /// Who uses it, and who was refused.
     pub importers: Vec<Importer>,
 }
@@ -91,12 +97,14 @@ fn parse(text: &str) -> Option<Vec<Buffer>> {
                 placement: text("placement")?,
                 pinned: flag("pinned")?,
                 exported: flag("exported")?,
+                inode: words.get("ino")?.parse().ok()?,
                 importers: Vec::new(),
             });
         } else {
             let flags = words.get("flags")?.split(',');
             buffers.last_mut()?.importers.push(Importer {
                 device: text("importer")?,
+                driver: text("driver")?,
                 path: text("path")?,
                 reason: text("reason")?,
                 hops: words.get("hops")?.parse().ok()?,
@@ -104,6 +112,7 @@ fn parse(text: &str) -> Option<Vec<Buffer>> {
                     .filter(|flag| !flag.is_empty())
                     .map(str::to_string)
                     .collect(),
+                has_age: words.contains_key("age_ms"),
             });
         }
     }
@@ -272,16 +281,18 @@ mod tests {
 
     #[test]
     fn listings() {
-        let text = "buffer id=7 size=8192 domain=either vram_or_fail=0 placement=vram pinned=0 exported=1\n\
-                    \timporter=0000:03:00.0 path=bus reason=none hops=4 flags=mapped,dynamic\n\
-                    \timporter=x path=refused reason=quota hops=-1 flags=\n\
-                    buffer id=9 size=4096 domain=vram vram_or_fail=1 placement=vram pinned=1 exported=0\n";
+        let text = "buffer id=7 size=8192 domain=either vram_or_fail=0 placement=vram pinned=0 exported=1 ino=12\n\
+                    \timporter=0000:03:00.0 driver=edu_peer path=bus reason=none hops=4 flags=mapped,dynamic\n\
+                    \timporter=x driver=y path=refused reason=quota hops=-1 flags= age_ms=3\n\
+                    buffer id=9 size=4096 domain=vram vram_or_fail=1 placement=vram pinned=1 exported=0 ino=0\n";
         let buffers = parse(text).unwrap();
         assert_eq!(buffers.len(), 2);
         assert_eq!(buffers[0].importers[0].flags, ["mapped", "dynamic"]);
         assert!(buffers[0].importers[1].flags.is_empty());
         assert_eq!(buffers[0].importers[1].hops, -1);
         assert!(buffers[1].pinned && !buffers[1].exported);
+        assert!(buffers[0].importers[1].has_age && !buffers[0].importers[0].has_age);
+        assert_eq!((buffers[0].inode, buffers[1].inode), (12, 0));
         assert!(buffers[1].vram_or_fail && !buffers[0].vram_or_fail);
         assert_eq!(parse("\timporter=x"), None);
         assert_eq!(parse("buffer id=x"), None);

@@ -5,6 +5,7 @@
 use std::fs;
 use std::fs::File;
 use std::fs::OpenOptions;
+use std::mem::size_of;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::fs::OpenOptionsExt;
@@ -19,7 +20,7 @@ use crate::syncfile::SyncFile;
 use crate::uapi;
 use crate::uapi::{
     DmaBufSync, DmaBufSyncFile, DrmGemClose, DrmGemFlink, DrmGemOpen, DrmPrimeHandle, DrmVersion,
-    VvramAttachment, VvramGemAttachments, VvramGemCopy, VvramGemCreate, VvramGemImport,
+    PeerAttachment, PeerAttachments, PeerQuery, VvramGemCopy, VvramGemCreate, VvramGemImport,
     VvramGemInfo, VvramGemMmapOffset, VvramGetparam,
 };
 use crate::{Outcome, Stop, SysError};
@@ -192,10 +193,15 @@ pub fn reason_name(reason: u32) -> String {
         9 => "not-revocable",
         16 => "pinned-elsewhere",
         17 => "quota",
-        18 => "device-gone",
         other => return format!("reason {other}"),
     }
     .to_string()
+}
+
+/// A name of the kernel, without what it is filled up with.
+pub fn text(bytes: &[u8]) -> String {
+    let len = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
+    String::from_utf8_lossy(&bytes[..len]).into_owned()
 }
 
 impl Drm {
@@ -480,12 +486,47 @@ impl Drm {
     /// # Errors
     ///
     /// Any error of the ioctl.
-    pub fn attachments_raw(&self, argument: &mut VvramGemAttachments) -> Result<(), SysError> {
+    pub fn attachments_raw(&self, argument: &mut PeerAttachments) -> Result<(), SysError> {
         let given = *argument;
         ioctl(self.fd(), uapi::VVRAM_GEM_ATTACHMENTS, argument, || {
             format!("GEM_ATTACHMENTS({given:?})")
         })?;
         Ok(())
+    }
+
+    /// PEER_QUERY with a given argument.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn query_raw(&self, argument: &mut PeerQuery) -> Result<(), SysError> {
+        let given = *argument;
+        ioctl(self.fd(), uapi::VVRAM_PEER_QUERY, argument, || {
+            format!("PEER_QUERY({given:?})")
+        })?;
+        Ok(())
+    }
+
+    /// What a device would get of an object, or of VRAM if the handle is 0, as an importer of the
+    /// class that the flags are of.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn query(
+        &self,
+        handle: u32,
+        flags: u32,
+        importer: &PciDevice,
+    ) -> Result<PeerQuery, SysError> {
+        let mut argument = PeerQuery {
+            handle,
+            flags,
+            importer: importer.address(),
+            ..Default::default()
+        };
+        self.query_raw(&mut argument)?;
+        Ok(argument)
     }
 
     /// Where an object is.
@@ -562,25 +603,34 @@ impl Drm {
     ///
     /// Any error of the ioctl.
     pub fn attachments(&self, handle: u32) -> Result<Vec<Attachment>, SysError> {
-        let mut entries = vec![VvramAttachment::default(); 64];
-        let mut argument = VvramGemAttachments {
+        let (entries, _) = self.records(handle)?;
+        let decode = |entry: &PeerAttachment| Attachment {
+            device: text(&entry.device),
+            path: entry.path,
+            reason: entry.reason,
+            flags: entry.flags,
+            distance: entry.distance,
+        };
+        Ok(entries.iter().map(decode).collect())
+    }
+
+    /// The same as the kernel writes it, with the inode of the dma-buf.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn records(&self, handle: u32) -> Result<(Vec<PeerAttachment>, u64), SysError> {
+        let mut entries = vec![PeerAttachment::default(); 64];
+        let mut argument = PeerAttachments {
             handle,
+            entry_size: size_of::<PeerAttachment>() as u32,
             count: entries.len() as u32,
             attachments: entries.as_mut_ptr() as u64,
+            ..Default::default()
         };
         self.attachments_raw(&mut argument)?;
         entries.truncate(argument.count as usize);
-        let decode = |entry: &VvramAttachment| {
-            let len = entry.device.iter().position(|b| *b == 0).unwrap_or(32);
-            Attachment {
-                device: String::from_utf8_lossy(&entry.device[..len]).into_owned(),
-                path: entry.path,
-                reason: entry.reason,
-                flags: entry.flags,
-                distance: entry.distance,
-            }
-        };
-        Ok(entries.iter().map(decode).collect())
+        Ok((entries, argument.inode))
     }
 }
 
@@ -737,6 +787,15 @@ impl Gem<'_> {
     /// Any error of the ioctl.
     pub fn attachments(&self) -> Result<Vec<Attachment>, SysError> {
         self.drm.attachments(self.handle)
+    }
+
+    /// The same as the kernel writes it, with the inode of the dma-buf.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn records(&self) -> Result<(Vec<PeerAttachment>, u64), SysError> {
+        self.drm.records(self.handle)
     }
 
     /// Closes the handle and reports errors, which dropping does not.

@@ -37,6 +37,7 @@ pub mod proc;
 pub mod qmp;
 pub mod rdma;
 pub mod rebind;
+pub mod route;
 pub mod scene;
 pub mod signals;
 pub mod socket;

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use crate::map::{Map, PAGE};
 use crate::misc;
+use crate::uapi::PeerAddress;
 use crate::{Stop, SysError};
 
 const DEVICES: &str = "/sys/bus/pci/devices";
@@ -71,19 +72,10 @@ impl PciDevice {
 
     /// Finds the devices of a vendor and device number, in order.
     pub fn all(vendor: u16, device: u16) -> Vec<Self> {
-        let number = |path: &Path, file: &str| {
-            let text = fs::read_to_string(path.join(file)).ok()?;
-            u16::from_str_radix(text.trim().strip_prefix("0x")?, 16).ok()
+        let is = |found: &Self| {
+            found.number("vendor") == Some(vendor) && found.number("device") == Some(device)
         };
-        let mut found = Vec::new();
-        for entry in fs::read_dir(DEVICES).into_iter().flatten().flatten() {
-            let path = entry.path();
-            if number(&path, "vendor") == Some(vendor) && number(&path, "device") == Some(device) {
-                found.push(entry.file_name().to_string_lossy().into_owned());
-            }
-        }
-        found.sort();
-        found.iter().map(|name| Self::named(name)).collect()
+        Self::everything().into_iter().filter(is).collect()
     }
 
     /// Finds the first device of a vendor and device number.
@@ -129,6 +121,62 @@ impl PciDevice {
     /// Name of the device.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// The address that the name stands for; all zero if it is no address.
+    pub fn address(&self) -> PeerAddress {
+        let parts: Vec<_> = self.name.split([':', '.']).collect();
+        let number = |text: &str| u32::from_str_radix(text, 16).ok();
+        let parsed = || match parts.as_slice() {
+            [domain, bus, slot, function] => Some(PeerAddress {
+                domain: number(domain)?,
+                bus: number(bus)?.try_into().ok()?,
+                devfn: (number(slot)? << 3 | number(function)?).try_into().ok()?,
+                pad: 0,
+            }),
+            _ => None,
+        };
+        parsed().unwrap_or_default()
+    }
+
+    /// All PCI devices, in order.
+    pub fn everything() -> Vec<Self> {
+        let mut found: Vec<_> = fs::read_dir(DEVICES)
+            .into_iter()
+            .flatten()
+            .flatten()
+            .map(|entry| entry.file_name().to_string_lossy().into_owned())
+            .collect();
+        found.sort();
+        found.iter().map(|name| Self::named(name)).collect()
+    }
+
+    /// Its vendor and device number.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if sysfs does not have them.
+    #[track_caller]
+    pub fn ids(&self) -> Result<(u16, u16), Stop> {
+        match (self.number("vendor"), self.number("device")) {
+            (Some(vendor), Some(device)) => Ok((vendor, device)),
+            other => Err(Stop::fail(format_args!("IDs of {}: {other:?}", self.name))),
+        }
+    }
+
+    fn number(&self, file: &str) -> Option<u16> {
+        let text = fs::read_to_string(self.path(file)).ok()?;
+        u16::from_str_radix(text.trim().strip_prefix("0x")?, 16).ok()
+    }
+
+    /// Its configuration space, as much as the kernel shows.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the read.
+    pub fn config(&self) -> Result<Vec<u8>, SysError> {
+        let path = self.path("config");
+        fs::read(&path).map_err(|error| SysError::io(format!("reading {}", path.display()), &error))
     }
 
     pub(crate) fn path(&self, file: &str) -> PathBuf {
@@ -243,7 +291,7 @@ impl PciDevice {
     }
 
     /// Hops from a PCI root down to the device, itself included.
-    fn route(&self) -> Vec<String> {
+    pub fn route(&self) -> Vec<String> {
         let path = fs::canonicalize(self.path("")).unwrap_or_default();
         path.components()
             .map(|part| part.as_os_str().to_string_lossy().into_owned())
@@ -453,6 +501,19 @@ mod tests {
         assert_eq!(count("pci0/rp1/up/d1/gpu", "pci0/rp1/up/d2/edu"), 4);
         assert_eq!(count("pci0/rp1/up/d1/gpu", "pci0/edu"), 5);
         assert_eq!(count("pci1/rp1/gpu", "pci0/rp2/edu"), 4);
+    }
+
+    #[test]
+    fn addresses_are_numbers() {
+        let address = PciDevice::named("10000:e1:1f.7").address();
+        assert_eq!(
+            (address.domain, address.bus, address.devfn),
+            (0x10000, 0xe1, 0xff)
+        );
+        assert_eq!(
+            PciDevice::named("virtio0").address(),
+            PeerAddress::default()
+        );
     }
 
     #[test]

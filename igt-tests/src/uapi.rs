@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! The ioctls the tests use, mirrored from `include/uapi/drm/vvram_drm.h`,
-//! `include/uapi/misc/edu_peer.h`, `drm.h`, `dma-buf.h` and `dma-heap.h`.
+//! `include/uapi/drm/drm_peer.h`, `include/uapi/misc/edu_peer.h`, `drm.h`, `dma-buf.h` and `dma-heap.h`.
 //!
 //! They are written out by hand on purpose: a program built against an older
 //! header must keep working, so a change of the ABI has to fail here.
@@ -290,12 +290,14 @@ pub const ATTACHMENT_PEER2PEER: u32 = 1 << 4;
 /// Most refusals GEM_ATTACHMENTS lists.
 pub const MAX_REFUSALS: usize = 8;
 
-/// `struct drm_vvram_attachment`
+/// `struct drm_peer_attachment`
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct VvramAttachment {
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PeerAttachment {
     /// Name of the importer, NUL terminated.
     pub device: [u8; 32],
+    /// Name of its driver, NUL terminated.
+    pub driver: [u8; 32],
     /// `PATH_*`.
     pub path: u32,
     /// `REASON_*`.
@@ -304,18 +306,86 @@ pub struct VvramAttachment {
     pub flags: u32,
     /// PCI hops or -1.
     pub distance: i32,
+    /// Of a refusal, how long ago it was, in nanoseconds.
+    pub age: u64,
 }
 
-/// `struct drm_vvram_gem_attachments`
+/// Size of the first version of that.
+pub const ATTACHMENT_SIZE_VER0: u32 = 88;
+
+/// `struct drm_peer_attachments`
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub struct VvramGemAttachments {
+pub struct PeerAttachments {
     /// The object.
     pub handle: u32,
+    /// Bytes of an entry, in and out.
+    pub entry_size: u32,
     /// In and out.
     pub count: u32,
+    /// Zero.
+    pub pad: u32,
     /// User pointer.
     pub attachments: u64,
+    /// Out, inode of the dma-buf.
+    pub inode: u64,
+}
+
+/// `struct drm_peer_address`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PeerAddress {
+    /// PCI domain.
+    pub domain: u32,
+    /// Bus.
+    pub bus: u8,
+    /// Device times 8, plus function.
+    pub devfn: u8,
+    /// Zero.
+    pub pad: u16,
+}
+
+/// Both devices are below one bridge.
+pub const ROUTE_BRIDGE: u32 = 1 << 0;
+/// A port on the way redirects.
+pub const ROUTE_ACS_REDIRECT: u32 = 1 << 1;
+/// The route goes through the host.
+pub const ROUTE_HOST: u32 = 1 << 2;
+/// The processor is known to forward.
+pub const ROUTE_HOST_CPU: u32 = 1 << 3;
+/// The host bridge is on the list of those that forward.
+pub const ROUTE_HOST_LISTED: u32 = 1 << 4;
+
+/// `struct drm_peer_query`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PeerQuery {
+    /// The object, or 0.
+    pub handle: u32,
+    /// `ATTACHMENT_DYNAMIC`, `ATTACHMENT_REVOCABLE`, `ATTACHMENT_PEER2PEER`.
+    pub flags: u32,
+    /// Which device.
+    pub importer: PeerAddress,
+    /// Out, `PATH_*`.
+    pub path: u32,
+    /// Out, `REASON_*`.
+    pub reason: u32,
+    /// Out, PCI hops or -1.
+    pub distance: i32,
+    /// Out, `ROUTE_*`.
+    pub route: u32,
+    /// Out, the common bridge.
+    pub bridge: PeerAddress,
+    /// Out, the port that redirects.
+    pub redirect: PeerAddress,
+    /// Out, its bits that do so.
+    pub acs: u16,
+    /// Out, vendor of the host bridge.
+    pub host_vendor: u16,
+    /// Out, device ID of the host bridge.
+    pub host_device: u16,
+    /// Zero.
+    pub pad: u16,
 }
 
 /// GEM_CREATE of avram.
@@ -327,7 +397,7 @@ pub const VVRAM_GEM_CREATE: u64 = iowr::<VvramGemCreate>(DRM, DRM_COMMAND_BASE +
 /// GEM_MMAP_OFFSET.
 pub const VVRAM_GEM_MMAP_OFFSET: u64 = iowr::<VvramGemMmapOffset>(DRM, DRM_COMMAND_BASE + 2);
 /// GEM_ATTACHMENTS.
-pub const VVRAM_GEM_ATTACHMENTS: u64 = iowr::<VvramGemAttachments>(DRM, DRM_COMMAND_BASE + 3);
+pub const VVRAM_GEM_ATTACHMENTS: u64 = iowr::<PeerAttachments>(DRM, DRM_COMMAND_BASE + 3);
 /// GEM_INFO.
 pub const VVRAM_GEM_INFO: u64 = iowr::<VvramGemInfo>(DRM, DRM_COMMAND_BASE + 4);
 
@@ -366,6 +436,9 @@ pub struct VvramGemCopy {
 
 /// GEM_COPY.
 pub const VVRAM_GEM_COPY: u64 = iowr::<VvramGemCopy>(DRM, DRM_COMMAND_BASE + 6);
+
+/// PEER_QUERY.
+pub const VVRAM_PEER_QUERY: u64 = iowr::<PeerQuery>(DRM, DRM_COMMAND_BASE + 7);
 
 /// GEM_IMPORT.
 pub const VVRAM_GEM_IMPORT: u64 = iowr::<VvramGemImport>(DRM, DRM_COMMAND_BASE + 5);
@@ -741,8 +814,10 @@ const _: () = {
     assert!(size_of::<VvramGemCreate>() == 16);
     assert!(size_of::<VvramGemMmapOffset>() == 16);
     assert!(size_of::<VvramGemInfo>() == 32);
-    assert!(size_of::<VvramAttachment>() == 48);
-    assert!(size_of::<VvramGemAttachments>() == 16);
+    assert!(size_of::<PeerAttachment>() == 88);
+    assert!(size_of::<PeerAttachments>() == 32);
+    assert!(size_of::<PeerAddress>() == 8);
+    assert!(size_of::<PeerQuery>() == 56);
     assert!(size_of::<EduPeerAttach>() == 16);
     assert!(size_of::<EduPeerTransfer>() == 32);
     assert!(size_of::<EduPeerSegment>() == 16);
@@ -771,10 +846,11 @@ const _: () = {
     assert!(VVRAM_GETPARAM == 0xc010_6440);
     assert!(VVRAM_GEM_CREATE == 0xc010_6441);
     assert!(VVRAM_GEM_MMAP_OFFSET == 0xc010_6442);
-    assert!(VVRAM_GEM_ATTACHMENTS == 0xc010_6443);
+    assert!(VVRAM_GEM_ATTACHMENTS == 0xc020_6443);
     assert!(VVRAM_GEM_INFO == 0xc020_6444);
     assert!(VVRAM_GEM_IMPORT == 0xc018_6445);
     assert!(VVRAM_GEM_COPY == 0xc030_6446);
+    assert!(VVRAM_PEER_QUERY == 0xc038_6447);
     assert!(EDU_PEER_IOC_ATTACH == 0xc010_ed10);
     assert!(EDU_PEER_IOC_DETACH == 0x0000_ed11);
     assert!(EDU_PEER_IOC_TRANSFER == 0xc020_ed16);

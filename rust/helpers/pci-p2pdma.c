@@ -35,4 +35,11 @@ rust_helper_pci_p2pdma_map_type(struct p2pdma_provider *provider,
 {
 	return pci_p2pdma_map_type(provider, dev);
 }
+
+__rust_helper enum pci_p2pdma_map_type
+rust_helper_pci_p2pdma_decide(struct pci_dev *provider, struct pci_dev *client,
+			      struct pci_p2pdma_decision *decision, bool verbose)
+{
+	return pci_p2pdma_decide(provider, client, decision, verbose);
+}
 #endif

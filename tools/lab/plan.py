@@ -18,7 +18,7 @@ TEST_TIMEOUT = 60
 SILENCE = 100
 SWITCH, *_ = topologies.TOPOLOGIES
 # Programs whose outcome depends on the route between exporter and importer.
-EVERYWHERE = ("vvram_bar_export", "vvram_export", "vvram_matrix", "vvram_p2p")
+EVERYWHERE = ("vvram_bar_export", "vvram_export", "vvram_matrix", "vvram_p2p", "vvram_query")
 # Those that only depend on what an importer is given: a bus address, an address behind an IOMMU,
 # or nothing.
 KINDS = ("avram_export", "vvram_counters", "vvram_hotplug", "vvram_kill", "vvram_move", "vvram_reset",

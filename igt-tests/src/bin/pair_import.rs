@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use vvram_tests::drm::{path_name, reason_name, Attachment, Drm, Gem};
+use vvram_tests::drm::{path_name, reason_name, text, Attachment, Drm, Gem};
 use vvram_tests::map::PAGE;
 use vvram_tests::misc;
 use vvram_tests::pci::PciDevice;
@@ -68,6 +68,17 @@ impl Pair {
         }
     }
 
+    /// Checks what the importer is told that it would get of an object.
+    #[track_caller]
+    fn asked(&self, object: &Gem<'_>, want: (u32, u32)) -> Outcome {
+        let class =
+            uapi::ATTACHMENT_DYNAMIC | uapi::ATTACHMENT_REVOCABLE | uapi::ATTACHMENT_PEER2PEER;
+        let answer = self.a.query(object.handle(), class, &self.gpu_b)?;
+        check_eq!((answer.path, answer.reason), want, "path and reason before");
+        check_eq!(answer.distance, self.distance(), "distance before");
+        Ok(())
+    }
+
     /// Checks what both sides say about the one import of an object.
     #[track_caller]
     fn check(&self, object: &Gem<'_>, import: &Gem<'_>, want: (u32, u32)) -> Outcome {
@@ -93,6 +104,8 @@ impl Pair {
             distance: self.distance(),
         };
         check_eq!(object.attachments()?, vec![entry], "attachments");
+        let (records, _) = object.records()?;
+        check_eq!(text(&records[0].driver), "vvram", "driver of the importer");
         let told = import.info()?;
         check_eq!(told.placement, uapi::PLACEMENT_IMPORTED, "placement");
         check_eq!(told.size, object.size(), "size");
@@ -125,6 +138,7 @@ fn path() -> Outcome {
         let map = object.map()?;
         map.fill(x);
         placed(&object, uapi::PLACEMENT_VRAM)?;
+        pair.asked(&object, pair.path())?;
         let buffer = object.export()?;
         let import = pair.b.import(&buffer)?;
         check_eq!(
@@ -177,6 +191,7 @@ fn vram_or_fail() -> Outcome {
     let pair = Pair::open()?;
     let object = pair.a.create(4 * PAGE64)?;
     let buffer = object.export()?;
+    pair.asked(&object, (pair.expect.path(), pair.path().1))?;
     if pair.expect != Expect::Refused {
         let import = pair.b.import(&buffer)?;
         return pair.check(&object, &import, pair.path());

@@ -22,7 +22,7 @@ const NOWHERE: [u64; 5] = [
 ];
 
 /// Calls of the driver with an argument, and of the peer.
-const DRM_CALLS: [u64; 7] = [
+const DRM_CALLS: [u64; 8] = [
     uapi::VVRAM_GETPARAM,
     uapi::VVRAM_GEM_CREATE,
     uapi::VVRAM_GEM_MMAP_OFFSET,
@@ -30,6 +30,7 @@ const DRM_CALLS: [u64; 7] = [
     uapi::VVRAM_GEM_INFO,
     uapi::VVRAM_GEM_IMPORT,
     uapi::VVRAM_GEM_COPY,
+    uapi::VVRAM_PEER_QUERY,
 ];
 const PEER_CALLS: [u64; 7] = [
     uapi::EDU_PEER_IOC_ATTACH,
@@ -100,13 +101,14 @@ impl Answers {
 fn drm_fuzz() -> Outcome {
     let mut random = Lcg::new(misc::nonce());
     let mut answers = Answers::default();
-    let mut scratch = vec![0u64; 1024];
+    let mut scratch = vec![0u64; 16 * 512];
     let allowed = [
         libc::EINVAL,
         libc::ENOENT,
         libc::ENOSPC,
         libc::EFAULT,
         libc::ENOMEM,
+        libc::ENXIO,
     ];
     for _ in 0..6 {
         let drm = Drm::open()?;
@@ -119,7 +121,7 @@ fn drm_fuzz() -> Outcome {
                     _ => random.pick(&EDGES),
                 };
             }
-            let nr = random.below(8);
+            let nr = random.below(9);
             match nr {
                 // Mostly sizes that fit, so that handles exist.
                 1 if random.below(2) == 0 => {
@@ -141,15 +143,27 @@ fn drm_fuzz() -> Outcome {
                     words[5..].fill(0);
                 }
                 3 => {
-                    // At most nine entries of 48 bytes are ever written.
-                    words[1] = match random.below(3) {
+                    // At most nine entries of 4096 bytes are ever written.
+                    words[2] = match random.below(3) {
                         0 => random.pick(&NOWHERE),
                         _ => scratch.as_mut_ptr() as u64,
                     };
+                    if random.below(2) == 0 {
+                        words[0] = random.below(16) | random.pick(&[88, 96, 4096]) << 32;
+                        words[1] = random.below(16);
+                        words[3] = 0;
+                    }
+                }
+                7 if random.below(2) == 0 => {
+                    // A class of importer that may be, of a bus that may be.
+                    let class = random.pick(&[0, 4, 0xc, 0x14, 0x1c]);
+                    words = [0; 8];
+                    words[0] = random.below(16) | class << 32;
+                    words[1] = random.below(4) << 32 | random.below(16) << 43;
                 }
                 _ => {}
             }
-            let size = random.pick(&[0, 4, 8, 16, 24, 48, 64]);
+            let size = random.pick(&[0, 4, 8, 16, 24, 32, 48, 56, 64]);
             let dir = random.pick(&[3, 3, 3, 3, 2, 1, 0]);
             let request = match DRM_CALLS.get(nr as usize) {
                 Some(call) if random.below(3) > 0 => *call,
@@ -289,7 +303,7 @@ fn drm_numbers() -> Outcome {
     let drm = Drm::open()?;
     let mut words = [0u64; 8];
     let address = words.as_mut_ptr() as u64;
-    for nr in 7..0x60 {
+    for nr in 8..0x60 {
         let request = uapi::ioc(3, u64::from(b'd'), uapi::DRM_COMMAND_BASE + nr, 16);
         // SAFETY: the kernel writes to `words`, if at all.
         let result = unsafe {

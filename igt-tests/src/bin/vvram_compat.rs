@@ -165,6 +165,12 @@ fn vvram() -> Outcome {
         let list: Vec<Attachment> = dst.attachments()?;
         seen.push(format!("{list:?}"));
         seen.push(errno("ATTACHMENTS of nothing", drm.attachments(0xdead)));
+        for handle in [dst.handle(), 0, 0xdead] {
+            let flags = Mode::Dynamic.attachment_flags();
+            let query = drm.query(handle, flags, &scene.edu);
+            let query = query.map(|query| uapi::PeerQuery { handle: 0, ..query });
+            seen.push(errno("QUERY", query));
+        }
         seen.push(errno("CLOSE of nothing", drm.close(0xdead)));
         Ok(seen)
     })
@@ -263,7 +269,7 @@ fn unknown() -> Outcome {
         let request = uapi::ioc(3, 0xed, 0x7f, 8);
         let result = ioctl(peer.fd(), request, &mut argument, what);
         expect_errno("no request of edu_peer", result, libc::ENOTTY)?;
-        let request = uapi::ioc(3, u64::from(b'd'), uapi::DRM_COMMAND_BASE + 7, 8);
+        let request = uapi::ioc(3, u64::from(b'd'), uapi::DRM_COMMAND_BASE + 8, 8);
         let result = ioctl(drm.fd(), request, &mut argument, what);
         expect_errno("no request of vvram", result, libc::EINVAL)?;
     }

@@ -23,7 +23,7 @@ use vvram_tests::scene::{
     cpu_reads, patterns, peer_reads, peer_writes, placed, share, works, Scene,
 };
 use vvram_tests::uapi::{
-    self, VvramGemAttachments, VvramGemCopy, VvramGemCreate, VvramGemImport, VvramGemMmapOffset,
+    self, PeerAttachments, VvramGemCopy, VvramGemCreate, VvramGemImport, VvramGemMmapOffset,
 };
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome, Stop, SysError};
 
@@ -153,7 +153,7 @@ fn ioctls() -> Outcome {
             Ok((it, peer))
         },
         |((it, _), _)| {
-            it.drm.attachments_raw(&mut VvramGemAttachments {
+            it.drm.attachments_raw(&mut PeerAttachments {
                 handle: it.handle,
                 ..Default::default()
             })

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use vvram_tests::drm::{path_name, reason_name};
+use vvram_tests::drm::{path_name, reason_name, text};
 use vvram_tests::map::PAGE;
 use vvram_tests::misc::{self, meminfo};
 use vvram_tests::pattern::Pattern;
@@ -15,12 +15,16 @@ use vvram_tests::proc::Child;
 use vvram_tests::scene::{
     cpu_reads, in_system_memory, patterns, peer_reads, peer_writes, share, Expect, Scene,
 };
-use vvram_tests::uapi::{self, VvramAttachment, VvramGemAttachments};
+use vvram_tests::uapi::{self, PeerAttachment, PeerAttachments};
 use vvram_tests::{
     check, check_eq, expect_errno, fail, fragment, heap, igt_main, skip, Need, Outcome, Stop,
 };
 
 const PAGE64: u64 = PAGE as u64;
+/// Bytes of a record of GEM_ATTACHMENTS.
+const RECORD: usize = std::mem::size_of::<PeerAttachment>();
+/// Between refusals, to tell their ages.
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// Attaches in one mode and moves pages both ways, or sees the refusal.
 fn mode_moves_bytes(mode: Mode) -> Outcome {
@@ -154,22 +158,26 @@ fn attachments_listed() -> Outcome {
 
     // A short array is filled as far as it goes, and not further.
     for room in 0..=all {
-        let untouched = VvramAttachment {
+        let untouched = PeerAttachment {
             device: [0x5a; 32],
+            driver: [0x5a; 32],
             path: !0,
             reason: !0,
             flags: !0,
             distance: i32::MIN,
+            age: !0,
         };
         let mut entries = vec![untouched; all as usize + 1];
-        let mut argument = VvramGemAttachments {
+        let mut argument = PeerAttachments {
             handle: object.handle(),
+            entry_size: RECORD as u32,
             count: room,
             attachments: if room == 0 {
                 0
             } else {
                 entries.as_mut_ptr() as u64
             },
+            ..Default::default()
         };
         scene.drm.attachments_raw(&mut argument)?;
         check_eq!(argument.count, all, "count with room for {room}");
@@ -181,16 +189,123 @@ fn attachments_listed() -> Outcome {
             );
         }
     }
-    let mut argument = VvramGemAttachments {
+    let mut argument = PeerAttachments {
         handle: object.handle(),
+        entry_size: RECORD as u32,
         count: 1,
         attachments: 8,
+        ..Default::default()
     };
     expect_errno(
         "GEM_ATTACHMENTS with a bad array",
         scene.drm.attachments_raw(&mut argument),
         libc::EFAULT,
     )?;
+    Ok(())
+}
+
+/// Records of a size that the caller chooses, and what is in them besides the path.
+fn attachments_records() -> Outcome {
+    let scene = Scene::open()?;
+    let object = scene.drm.create((2 * PAGE) as u64)?;
+    check_eq!(
+        object.records()?,
+        (vec![], 0),
+        "records and inode of an object that is not exported"
+    );
+    let buffer = object.export()?;
+    for refused in 0..3 {
+        let attached = scene.peer.attach(&buffer, Mode::Static);
+        expect_errno("attaching in mode Static", attached, libc::EOPNOTSUPP)?;
+        if refused == 0 {
+            // The others are younger by this.
+            std::thread::sleep(PAUSE);
+        }
+    }
+    let live = usize::from(scene.expect != Expect::Refused);
+    if live > 0 {
+        scene.peer.attach(&buffer, Mode::Dynamic)?;
+    }
+    let (records, inode) = object.records()?;
+    check_eq!(inode, buffer.inode()?, "the inode of the dma-buf");
+    check_eq!(records.len(), live + 3, "records");
+    for record in &records {
+        check_eq!(text(&record.device), scene.peer.name(), "the device");
+        check_eq!(text(&record.driver), "edu_peer", "the driver");
+    }
+    check!(
+        records[..live].iter().all(|record| record.age == 0),
+        "an attachment has the age of a refusal: {records:?}"
+    );
+    let ages: Vec<_> = records[live..].iter().map(|record| record.age).collect();
+    let pause = PAUSE.as_nanos() as u64;
+    check!(
+        ages[0] >= ages[1] + pause && ages[1] >= ages[2] && ages[2] > 0,
+        "the oldest refusal comes first, {pause} ns before the others: {ages:?}"
+    );
+
+    // The size of the caller's record: what both know is the same, and the rest is zero.
+    for size in [RECORD, RECORD + 8, 4096] {
+        let mut bytes = vec![0x5au8; size * (records.len() + 1)];
+        let mut argument = PeerAttachments {
+            handle: object.handle(),
+            entry_size: size as u32,
+            count: records.len() as u32,
+            attachments: bytes.as_mut_ptr() as u64,
+            ..Default::default()
+        };
+        scene.drm.attachments_raw(&mut argument)?;
+        check_eq!(argument.entry_size as usize, RECORD, "the kernel's record");
+        check_eq!(argument.inode, inode, "the inode");
+        for (entry, record) in bytes.chunks(size).zip(&records) {
+            check_eq!(text(&entry[..32]), text(&record.device), "the device");
+            check_eq!(text(&entry[32..64]), "edu_peer", "the driver");
+            let path = entry[64..68].try_into().map(u32::from_ne_bytes).ok();
+            check_eq!(path, Some(record.path), "the path in {size} bytes");
+            check!(
+                entry[RECORD..].iter().all(|byte| *byte == 0),
+                "what the kernel does not know is not zero in {size} bytes"
+            );
+        }
+        check!(
+            bytes[size * records.len()..].iter().all(|b| *b == 0x5a),
+            "more than {} records of {size} bytes were written",
+            records.len()
+        );
+    }
+    for size in [0, 8, RECORD - 8, RECORD + 4, 4104] {
+        let mut bytes = vec![0u8; 5000];
+        let mut argument = PeerAttachments {
+            handle: object.handle(),
+            entry_size: size as u32,
+            count: 1,
+            attachments: bytes.as_mut_ptr() as u64,
+            ..Default::default()
+        };
+        let listed = scene.drm.attachments_raw(&mut argument);
+        expect_errno("a record that never was", listed, libc::EINVAL)?;
+        // It does not matter to who asks for the number only.
+        argument.count = 0;
+        scene.drm.attachments_raw(&mut argument)?;
+        check_eq!(argument.count as usize, records.len(), "number of records");
+    }
+    for broken in [
+        PeerAttachments {
+            pad: 1,
+            ..Default::default()
+        },
+        PeerAttachments {
+            inode: 1,
+            ..Default::default()
+        },
+    ] {
+        let mut argument = PeerAttachments {
+            handle: object.handle(),
+            ..broken
+        };
+        let listed = scene.drm.attachments_raw(&mut argument);
+        expect_errno("what has to be zero", listed, libc::EINVAL)?;
+    }
     Ok(())
 }
 
@@ -764,6 +879,7 @@ igt_main! {
     "static-refused", "an importer without importer ops is refused: no-opt-in", static_refused;
     "no-p2p-refused", "an importer without allow_peer2peer is refused: no-opt-in", no_p2p_refused;
     "attachments-listed", "GEM_ATTACHMENTS counts, orders, bounds and truncates", attachments_listed;
+    "attachments-records", "records of any size, the driver, the inode, the age", attachments_records;
     "map-needs-pin", "pinned mode cannot map without a pin", map_needs_pin;
     "pin-balance", "pins show in GEM_ATTACHMENTS, one per importer", pin_balance;
     "status", "the peer's own state, and its errors", status;

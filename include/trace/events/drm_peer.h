@@ -12,31 +12,48 @@
 #include <linux/device.h>
 #include <linux/tracepoint.h>
 #include <linux/types.h>
+#include <uapi/drm/drm_peer.h>
 
-/* The names are those of debugfs; the values are Path of gem/peer.rs. */
+/* Lets readers of the binary trace have the numbers. */
+TRACE_DEFINE_ENUM(DRM_PEER_PATH_BUS);
+TRACE_DEFINE_ENUM(DRM_PEER_PATH_HOST_BRIDGE);
+TRACE_DEFINE_ENUM(DRM_PEER_PATH_SYSTEM);
+TRACE_DEFINE_ENUM(DRM_PEER_PATH_REFUSED);
+TRACE_DEFINE_ENUM(DRM_PEER_REASON_NONE);
+TRACE_DEFINE_ENUM(DRM_PEER_REASON_NO_OPT_IN);
+TRACE_DEFINE_ENUM(DRM_PEER_REASON_NOT_PCI);
+TRACE_DEFINE_ENUM(DRM_PEER_REASON_NO_ROUTE);
+TRACE_DEFINE_ENUM(DRM_PEER_REASON_OUTSIDE_BAR);
+TRACE_DEFINE_ENUM(DRM_PEER_REASON_SUSPENDED);
+TRACE_DEFINE_ENUM(DRM_PEER_REASON_OTHER_IMPORTER);
+TRACE_DEFINE_ENUM(DRM_PEER_REASON_NO_VRAM);
+TRACE_DEFINE_ENUM(DRM_PEER_REASON_SYSTEM_ONLY);
+TRACE_DEFINE_ENUM(DRM_PEER_REASON_NOT_REVOCABLE);
+TRACE_DEFINE_ENUM(DRM_PEER_REASON_PINNED_ELSEWHERE);
+TRACE_DEFINE_ENUM(DRM_PEER_REASON_QUOTA);
+
+/* The names are those of debugfs. */
 #define show_drm_peer_path(path)					\
 	__print_symbolic(path,						\
-			 { 1, "bus" },					\
-			 { 2, "host-bridge" },				\
-			 { 3, "system" },				\
-			 { 4, "refused" })
+			 { DRM_PEER_PATH_BUS, "bus" },			\
+			 { DRM_PEER_PATH_HOST_BRIDGE, "host-bridge" },	\
+			 { DRM_PEER_PATH_SYSTEM, "system" },		\
+			 { DRM_PEER_PATH_REFUSED, "refused" })
 
-/* As above, Reason of gem/peer.rs. */
 #define show_drm_peer_reason(reason)					\
 	__print_symbolic(reason,					\
-			 { 0, "none" },					\
-			 { 1, "no-opt-in" },				\
-			 { 2, "not-pci" },				\
-			 { 3, "no-route" },				\
-			 { 4, "outside-bar" },				\
-			 { 5, "suspended" },				\
-			 { 6, "other-importer" },			\
-			 { 7, "no-vram" },				\
-			 { 8, "system-only" },				\
-			 { 9, "not-revocable" },			\
-			 { 16, "pinned-elsewhere" },			\
-			 { 17, "quota" },				\
-			 { 18, "device-gone" })
+			 { DRM_PEER_REASON_NONE, "none" },		\
+			 { DRM_PEER_REASON_NO_OPT_IN, "no-opt-in" },	\
+			 { DRM_PEER_REASON_NOT_PCI, "not-pci" },	\
+			 { DRM_PEER_REASON_NO_ROUTE, "no-route" },	\
+			 { DRM_PEER_REASON_OUTSIDE_BAR, "outside-bar" },	\
+			 { DRM_PEER_REASON_SUSPENDED, "suspended" },	\
+			 { DRM_PEER_REASON_OTHER_IMPORTER, "other-importer" },	\
+			 { DRM_PEER_REASON_NO_VRAM, "no-vram" },	\
+			 { DRM_PEER_REASON_SYSTEM_ONLY, "system-only" },	\
+			 { DRM_PEER_REASON_NOT_REVOCABLE, "not-revocable" },	\
+			 { DRM_PEER_REASON_PINNED_ELSEWHERE, "pinned-elsewhere" },	\
+			 { DRM_PEER_REASON_QUOTA, "quota" })
 
 /* TTM_PL_*, and one more for an object that has no memory yet. */
 #define show_drm_peer_placement(placement)				\

@@ -8,12 +8,15 @@
 #define _UAPI_AVRAM_DRM_H_
 
 #include "drm.h"
+#include "drm_peer.h"
 
 #if defined(__cplusplus)
 extern "C" {
 #endif
 
 #define DRM_AVRAM_GEM_CREATE		0x00
+#define DRM_AVRAM_PEER_ATTACHMENTS	0x01
+#define DRM_AVRAM_PEER_QUERY		0x02
 
 /**
  * struct drm_avram_gem_create - argument of DRM_IOCTL_AVRAM_GEM_CREATE
@@ -35,6 +38,12 @@ enum {
 	DRM_IOCTL_AVRAM_GEM_CREATE =
 		DRM_IOWR(DRM_COMMAND_BASE + DRM_AVRAM_GEM_CREATE,
 			 struct drm_avram_gem_create),
+	DRM_IOCTL_AVRAM_PEER_ATTACHMENTS =
+		DRM_IOWR(DRM_COMMAND_BASE + DRM_AVRAM_PEER_ATTACHMENTS,
+			 struct drm_peer_attachments),
+	DRM_IOCTL_AVRAM_PEER_QUERY =
+		DRM_IOWR(DRM_COMMAND_BASE + DRM_AVRAM_PEER_QUERY,
+			 struct drm_peer_query),
 };
 
 #if defined(__cplusplus)

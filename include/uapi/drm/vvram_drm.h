@@ -4,12 +4,14 @@
  *
  * Every structure has the same layout for 32- and 64-bit callers. Fields named
  * pad and flag bits that are not listed here must be zero, or the call returns
- * -EINVAL. Sizes and offsets are in bytes.
+ * -EINVAL. Sizes and offsets are in bytes. DRM_IOCTL_VVRAM_GEM_ATTACHMENTS and
+ * DRM_IOCTL_VVRAM_PEER_QUERY are those of drm_peer.h.
  */
 #ifndef _UAPI_VVRAM_DRM_H_
 #define _UAPI_VVRAM_DRM_H_
 
 #include "drm.h"
+#include "drm_peer.h"
 
 #if defined(__cplusplus)
 extern "C" {
@@ -22,6 +24,7 @@ extern "C" {
 #define DRM_VVRAM_GEM_INFO		0x04
 #define DRM_VVRAM_GEM_IMPORT		0x05
 #define DRM_VVRAM_GEM_COPY		0x06
+#define DRM_VVRAM_PEER_QUERY		0x07
 
 /**
  * enum drm_vvram_param - what DRM_IOCTL_VVRAM_GETPARAM can be asked for
@@ -175,133 +178,6 @@ struct drm_vvram_gem_info {
 };
 
 /**
- * enum drm_vvram_path - how an importer reaches a buffer
- */
-enum drm_vvram_path {
-	/**
-	 * @DRM_VVRAM_PATH_UNKNOWN: by addresses that do not tell what is behind
-	 * them, from an exporter that does not tell either.
-	 */
-	DRM_VVRAM_PATH_UNKNOWN = 0,
-	/** @DRM_VVRAM_PATH_PEER_BUS: peer to peer, by PCI bus address. */
-	DRM_VVRAM_PATH_PEER_BUS = 1,
-	/**
-	 * @DRM_VVRAM_PATH_PEER_HOST_BRIDGE: peer to peer through the host
-	 * bridge, by IOVA where the importer is behind an IOMMU.
-	 */
-	DRM_VVRAM_PATH_PEER_HOST_BRIDGE = 2,
-	/** @DRM_VVRAM_PATH_SYSTEM: the buffer is served from system memory. */
-	DRM_VVRAM_PATH_SYSTEM = 3,
-	/** @DRM_VVRAM_PATH_REFUSED: the attach was refused. */
-	DRM_VVRAM_PATH_REFUSED = 4,
-};
-
-/**
- * enum drm_vvram_reason - why a path is not peer to peer
- *
- * The reasons from 1 to 5, and 9, lead to system memory where the buffer may live
- * there, and to a refusal where it may not (DRM_VVRAM_GEM_CREATE_VRAM_OR_FAIL and
- * DRM_VVRAM_GEM_CREATE_EXPORT_VRAM_OR_FAIL). Where several of these apply, the
- * first of the list is given. With 6 to 8 the importer could have peer memory, but
- * the buffer is in system memory. The same is true for PINNED_ELSEWHERE, unless
- * the importer was refused, and for SUSPENDED, if the importer can be told to let
- * go. QUOTA and DEVICE_GONE are not given: these are errors of the importer's
- * call.
- */
-enum drm_vvram_reason {
-	/** @DRM_VVRAM_REASON_NONE: it is peer to peer. */
-	DRM_VVRAM_REASON_NONE = 0,
-	/** @DRM_VVRAM_REASON_NO_OPT_IN: the importer does not take peer memory. */
-	DRM_VVRAM_REASON_NO_OPT_IN = 1,
-	/** @DRM_VVRAM_REASON_NOT_PCI: the importer is not a PCI device. */
-	DRM_VVRAM_REASON_NOT_PCI = 2,
-	/** @DRM_VVRAM_REASON_NO_ROUTE: PCI has no permitted route between both. */
-	DRM_VVRAM_REASON_NO_ROUTE = 3,
-	/** @DRM_VVRAM_REASON_OUTSIDE_BAR: the BAR does not show the buffer. */
-	DRM_VVRAM_REASON_OUTSIDE_BAR = 4,
-	/**
-	 * @DRM_VVRAM_REASON_SUSPENDED: the exporting device does not resume, or
-	 * was suspended when the importer mapped the buffer.
-	 */
-	DRM_VVRAM_REASON_SUSPENDED = 5,
-	/** @DRM_VVRAM_REASON_OTHER_IMPORTER: another one needs system memory. */
-	DRM_VVRAM_REASON_OTHER_IMPORTER = 6,
-	/** @DRM_VVRAM_REASON_NO_VRAM: there is no room in VRAM. */
-	DRM_VVRAM_REASON_NO_VRAM = 7,
-	/** @DRM_VVRAM_REASON_SYSTEM_ONLY: DRM_VVRAM_GEM_CREATE_SYSTEM alone. */
-	DRM_VVRAM_REASON_SYSTEM_ONLY = 8,
-	/**
-	 * @DRM_VVRAM_REASON_NOT_REVOCABLE: the importer cannot be told to let go
-	 * of VRAM, and the device does not give it to such importers.
-	 */
-	DRM_VVRAM_REASON_NOT_REVOCABLE = 9,
-	/** @DRM_VVRAM_REASON_PINNED_ELSEWHERE: pinned where it cannot reach. */
-	DRM_VVRAM_REASON_PINNED_ELSEWHERE = 16,
-	/** @DRM_VVRAM_REASON_QUOTA: the limit of pinned VRAM is reached. */
-	DRM_VVRAM_REASON_QUOTA = 17,
-	/** @DRM_VVRAM_REASON_DEVICE_GONE: the exporting device is unbound. */
-	DRM_VVRAM_REASON_DEVICE_GONE = 18,
-};
-
-/**
- * DRM_VVRAM_ATTACHMENT_PINNED - the attachment is pinned.
- */
-#define DRM_VVRAM_ATTACHMENT_PINNED	(1 << 0)
-/**
- * DRM_VVRAM_ATTACHMENT_MAPPED - the attachment holds at least one mapping.
- */
-#define DRM_VVRAM_ATTACHMENT_MAPPED	(1 << 1)
-/**
- * DRM_VVRAM_ATTACHMENT_DYNAMIC - the importer attached dynamically: it manages pinning itself.
- */
-#define DRM_VVRAM_ATTACHMENT_DYNAMIC	(1 << 2)
-/**
- * DRM_VVRAM_ATTACHMENT_REVOCABLE - the importer can be told to drop its mapping.
- */
-#define DRM_VVRAM_ATTACHMENT_REVOCABLE	(1 << 3)
-/**
- * DRM_VVRAM_ATTACHMENT_PEER2PEER - the importer opted in to peer-to-peer memory.
- */
-#define DRM_VVRAM_ATTACHMENT_PEER2PEER	(1 << 4)
-
-#define DRM_VVRAM_ATTACHMENT_NAME_LEN	32
-
-/**
- * struct drm_vvram_attachment - one importer of a buffer
- */
-struct drm_vvram_attachment {
-	/** @device: name of the importing device, NUL terminated. */
-	char device[DRM_VVRAM_ATTACHMENT_NAME_LEN];
-	/** @path: one of enum drm_vvram_path. */
-	__u32 path;
-	/** @reason: one of enum drm_vvram_reason. */
-	__u32 reason;
-	/** @flags: DRM_VVRAM_ATTACHMENT_*. */
-	__u32 flags;
-	/** @distance: PCI hops to the importer, -1 where there is no route. */
-	__s32 distance;
-};
-
-/**
- * struct drm_vvram_gem_attachments - argument of
- * DRM_IOCTL_VVRAM_GEM_ATTACHMENTS
- *
- * Lists the attachments of a buffer, oldest first, followed by the most recent
- * refusals (at most 8, with DRM_VVRAM_PATH_REFUSED), oldest first. A refusal has
- * the flags of the importer and the distance to it. An array that is too short
- * gets the first entries; with count 0, which asks how many there are, it may be
- * a null pointer. Returns -EINVAL for an imported object: its exporter knows.
- */
-struct drm_vvram_gem_attachments {
-	/** @handle: in, -ENOENT if unknown. */
-	__u32 handle;
-	/** @count: in, entries the array holds; out, entries there are. */
-	__u32 count;
-	/** @attachments: in, user pointer to struct drm_vvram_attachment. */
-	__u64 attachments;
-};
-
-/**
  * struct drm_vvram_gem_import - argument of DRM_IOCTL_VVRAM_GEM_IMPORT
  *
  * Tells how the device reaches the buffer behind an imported object, which is
@@ -314,11 +190,11 @@ struct drm_vvram_gem_import {
 	/** @handle: in, -ENOENT if unknown. */
 	__u32 handle;
 	/**
-	 * @path: out, one of enum drm_vvram_path. This and what follows must be
+	 * @path: out, one of enum drm_peer_path. This and what follows must be
 	 * zero on input.
 	 */
 	__u32 path;
-	/** @reason: out, one of enum drm_vvram_reason. */
+	/** @reason: out, one of enum drm_peer_reason. */
 	__u32 reason;
 	/** @segments: out, the number of pieces that the mapping has. */
 	__u32 segments;
@@ -402,7 +278,7 @@ enum {
 			 struct drm_vvram_gem_mmap_offset),
 	DRM_IOCTL_VVRAM_GEM_ATTACHMENTS =
 		DRM_IOWR(DRM_COMMAND_BASE + DRM_VVRAM_GEM_ATTACHMENTS,
-			 struct drm_vvram_gem_attachments),
+			 struct drm_peer_attachments),
 	DRM_IOCTL_VVRAM_GEM_INFO =
 		DRM_IOWR(DRM_COMMAND_BASE + DRM_VVRAM_GEM_INFO,
 			 struct drm_vvram_gem_info),
@@ -412,6 +288,9 @@ enum {
 	DRM_IOCTL_VVRAM_GEM_COPY =
 		DRM_IOWR(DRM_COMMAND_BASE + DRM_VVRAM_GEM_COPY,
 			 struct drm_vvram_gem_copy),
+	DRM_IOCTL_VVRAM_PEER_QUERY =
+		DRM_IOWR(DRM_COMMAND_BASE + DRM_VVRAM_PEER_QUERY,
+			 struct drm_peer_query),
 };
 
 #if defined(__cplusplus)

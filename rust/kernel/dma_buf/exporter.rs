@@ -910,6 +910,17 @@ impl AttachRequest<'_> {
         unsafe { device::Device::from_raw(self.attach.dev) }
     }
 
+    /// Returns the name of the driver of the importer's device, or that of its bus if it has none.
+    ///
+    /// Mirrors `dev_driver_string()`.
+    #[inline]
+    pub fn driver_name(&self) -> &CStr {
+        // SAFETY: The device is valid, and the function returns a valid string. The name of a bus is
+        // static, that of a driver as long as its module is loaded: the importer is at work for its
+        // device, and does not outlive the module of the driver.
+        unsafe { CStr::from_char_ptr(bindings::dev_driver_string(self.attach.dev)) }
+    }
+
     /// Tells whether the importer takes peer memory.
     ///
     /// A static importer never does.

@@ -11,30 +11,31 @@
 
 use super::exporter::AttachRequest;
 use crate::{
+    device,
     pci::{
         self,
         p2pdma::{
+            Decision,
             MapType,
             Provider, //
         }, //
     },
-    prelude::*, //
+    prelude::*,
+    uapi, //
 };
 
-/// How an importer reaches a buffer.
-///
-/// The values are part of the uAPI of drivers that use this layer and do not change.
+/// How an importer reaches a buffer, `enum drm_peer_path`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Path {
     /// Peer to peer, by PCI bus address: both devices are below one switch or bridge.
-    PeerBus = 1,
+    PeerBus = uapi::drm_peer_path_DRM_PEER_PATH_BUS,
     /// Peer to peer through the host bridge, by IOVA where the importer is behind an IOMMU.
-    PeerHostBridge = 2,
+    PeerHostBridge = uapi::drm_peer_path_DRM_PEER_PATH_HOST_BRIDGE,
     /// The importer is served from system memory.
-    System = 3,
+    System = uapi::drm_peer_path_DRM_PEER_PATH_SYSTEM,
     /// The importer was not attached.
-    Refused = 4,
+    Refused = uapi::drm_peer_path_DRM_PEER_PATH_REFUSED,
 }
 
 impl Path {
@@ -62,48 +63,46 @@ impl Path {
     }
 }
 
-/// Why an importer does not get peer memory.
+/// Why an importer does not get peer memory, `enum drm_peer_reason`.
 ///
 /// The reasons from 1 to 5, and 9, lead to system memory where the object may live there, and to a
 /// refusal where it may not. Those from 6 to 8 are about where the object is, and lead to system
 /// memory.
 /// The others refuse; an importer that could have peer memory gets system memory, if the object is
-/// pinned there. The values are part of the uAPI of drivers that use this layer and do not change.
+/// pinned there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Reason {
     /// It gets peer memory.
-    None = 0,
+    None = uapi::drm_peer_reason_DRM_PEER_REASON_NONE,
     /// The importer did not say that it takes peer memory; static importers never do.
-    NoOptIn = 1,
+    NoOptIn = uapi::drm_peer_reason_DRM_PEER_REASON_NO_OPT_IN,
     /// The importer is not a PCI device.
-    NotPci = 2,
+    NotPci = uapi::drm_peer_reason_DRM_PEER_REASON_NOT_PCI,
     /// PCI has no permitted route between both devices.
-    NoRoute = 3,
+    NoRoute = uapi::drm_peer_reason_DRM_PEER_REASON_NO_ROUTE,
     /// The object is not inside the part of VRAM that the BAR shows.
-    OutsideBar = 4,
+    OutsideBar = uapi::drm_peer_reason_DRM_PEER_REASON_OUTSIDE_BAR,
     /// The exporting device is suspended.
-    Suspended = 5,
+    Suspended = uapi::drm_peer_reason_DRM_PEER_REASON_SUSPENDED,
     /// Another importer needs the object in system memory.
-    OtherImporter = 6,
+    OtherImporter = uapi::drm_peer_reason_DRM_PEER_REASON_OTHER_IMPORTER,
     /// There is no room in VRAM.
-    NoVram = 7,
+    NoVram = uapi::drm_peer_reason_DRM_PEER_REASON_NO_VRAM,
     /// The object was made to live in system memory.
-    SystemOnly = 8,
+    SystemOnly = uapi::drm_peer_reason_DRM_PEER_REASON_SYSTEM_ONLY,
     /// The importer cannot be told to let go, and the exporting device does not give its memory to
     /// such importers, or no more of it.
-    NotRevocable = 9,
+    NotRevocable = uapi::drm_peer_reason_DRM_PEER_REASON_NOT_REVOCABLE,
     /// The object is pinned where the importer cannot reach it.
-    PinnedElsewhere = 16,
+    PinnedElsewhere = uapi::drm_peer_reason_DRM_PEER_REASON_PINNED_ELSEWHERE,
     /// The limit of pinned VRAM is reached.
-    Quota = 17,
-    /// The exporting device is unbound.
-    DeviceGone = 18,
+    Quota = uapi::drm_peer_reason_DRM_PEER_REASON_QUOTA,
 }
 
 impl Reason {
     /// All reasons, in the order of their values.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 12] = [
         Self::None,
         Self::NoOptIn,
         Self::NotPci,
@@ -116,7 +115,6 @@ impl Reason {
         Self::NotRevocable,
         Self::PinnedElsewhere,
         Self::Quota,
-        Self::DeviceGone,
     ];
 
     /// Returns the name of the reason, as debugfs and the tracepoints have it.
@@ -134,7 +132,6 @@ impl Reason {
             Self::NotRevocable => "not-revocable",
             Self::PinnedElsewhere => "pinned-elsewhere",
             Self::Quota => "quota",
-            Self::DeviceGone => "device-gone",
         }
     }
 
@@ -162,20 +159,28 @@ pub struct Route {
 impl Route {
     /// Measures the route of an importer that attaches.
     pub fn new(provider: &Provider<'_>, req: &AttachRequest<'_>) -> Self {
-        let client = req.device();
-        let pci = <&pci::Device>::try_from(client).is_ok();
-        let (distance, map_type) = if pci {
-            (provider.distance(client), provider.map_type(client))
-        } else {
-            (None, MapType::NOT_SUPPORTED)
+        Self::measure(provider, req.device(), req.peer2peer()).0
+    }
+
+    /// Measures the route of a device that may attach, opted in to peer memory or not.
+    ///
+    /// For a PCI device it also returns what the route follows from.
+    pub fn measure(
+        provider: &Provider<'_>,
+        client: &device::Device,
+        opted_in: bool,
+    ) -> (Self, Option<Decision>) {
+        let decision = <&pci::Device>::try_from(client)
+            .ok()
+            .map(|client| provider.decide(client));
+        let route = Self {
+            opted_in,
+            pci: decision.is_some(),
+            distance: decision.and_then(|decision| decision.distance),
+            map_type: decision.map_or(MapType::NOT_SUPPORTED, |decision| decision.map_type),
         };
 
-        Self {
-            opted_in: req.peer2peer(),
-            pci,
-            distance,
-            map_type,
-        }
+        (route, decision)
     }
 
     /// Returns the path along the route, or the reason why there is none.

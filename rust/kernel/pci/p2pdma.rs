@@ -5,11 +5,15 @@
 //! A [`Provider`] stands for one BAR of a PCI device whose memory other PCI devices may read and
 //! write. It answers the two questions of an exporter: is there a permitted route from a client to
 //! the BAR ([`Provider::distance`]), and by which kind of address does the client reach it
-//! ([`Provider::map_type`]).
+//! ([`Provider::map_type`]). [`Provider::decide`] answers both at once, and tells what the answers
+//! follow from.
 //!
 //! C header: [`include/linux/pci-p2pdma.h`](srctree/include/linux/pci-p2pdma.h)
 
-use super::Device;
+use super::{
+    Address,
+    Device, //
+};
 use crate::{
     bindings,
     device,
@@ -51,6 +55,87 @@ impl MapType {
     #[inline]
     pub fn is_supported(self) -> bool {
         self == Self::BUS_ADDR || self == Self::THRU_HOST_BRIDGE
+    }
+}
+
+/// A port that sends requests between two devices below one bridge to the host instead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Redirect {
+    /// Where the port is.
+    pub port: Address,
+    /// Those bits of its ACS control register that make it do so: `PCI_ACS_RR`, `PCI_ACS_CR` and
+    /// `PCI_ACS_EC`.
+    pub acs: u16,
+}
+
+/// What is known about the host, for a route that goes through it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Host {
+    /// The processor is one that forwards.
+    Cpu,
+    /// The host bridge with these IDs decides, by whether it is on the kernel's list of those that
+    /// forward. The IDs are 0 if no PCI function stands for it.
+    Bridge {
+        /// Its PCI vendor ID.
+        vendor: u16,
+        /// Its PCI device ID.
+        device: u16,
+        /// It is on the list. Of two host bridges, the other one is as well.
+        listed: bool,
+    },
+}
+
+/// How a client reaches a BAR, and what that follows from, `struct pci_p2pdma_decision`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Decision {
+    /// The kind of mapping.
+    pub map_type: MapType,
+    /// PCI hops between both devices; [`None`] if there is no permitted route.
+    pub distance: Option<u32>,
+    /// The lowest bridge that both devices are below, or the device itself if both are one; [`None`]
+    /// if they meet in the host only.
+    pub bridge: Option<Address>,
+    /// The first port on the way to `bridge`, from the provider, that redirects.
+    pub redirect: Option<Redirect>,
+    /// What the host has to say; [`None`] for a route that does not go through it.
+    pub host: Option<Host>,
+}
+
+impl Decision {
+    /// # Safety
+    ///
+    /// The bridges in `raw` must be valid devices.
+    unsafe fn from_raw(raw: &bindings::pci_p2pdma_decision) -> Self {
+        let address = |pdev: *mut bindings::pci_dev| {
+            // SAFETY: A bridge that is not null is valid, as the caller promises, and `Device` is a
+            // transparent wrapper.
+            unsafe { pdev.cast::<Device>().as_ref() }.map(|bridge| bridge.address())
+        };
+        let map_type = MapType(raw.map_type);
+        let bridge = address(raw.bridge);
+        let redirect = address(raw.redirect).map(|port| Redirect {
+            port,
+            acs: raw.redirect_bits,
+        });
+        let through_host = bridge.is_none() || redirect.is_some();
+
+        Self {
+            map_type,
+            distance: u32::try_from(raw.distance)
+                .ok()
+                .filter(|_| map_type.is_supported()),
+            bridge,
+            redirect,
+            host: through_host.then_some(if raw.by_cpu {
+                Host::Cpu
+            } else {
+                Host::Bridge {
+                    vendor: raw.host_vendor,
+                    device: raw.host_device,
+                    listed: map_type.is_supported(),
+                }
+            }),
+        }
     }
 }
 
@@ -116,6 +201,17 @@ impl MapType {
 ///         assert_eq!(vram.distance_many(&[pdev.as_ref(), pdev.as_ref()]), Some(0));
 ///         assert_eq!(vram.distance_many(&[]), None);
 ///         assert_eq!(vram.map_type(pdev.as_ref()), MapType::BUS_ADDR);
+///
+///         // That has nothing to do with any other device.
+///         let itself = vram.decide(pdev);
+///         assert_eq!(itself.map_type, MapType::BUS_ADDR);
+///         assert_eq!(itself.distance, Some(0));
+///         assert_eq!(itself.bridge, Some(pdev.address()));
+///         assert_eq!((itself.redirect, itself.host), (None, None));
+///
+///         // It is found by its address.
+///         let found = pci::Device::at(pdev.address()).ok_or(ENXIO)?;
+///         assert_eq!(found.address(), pdev.address());
 ///
 ///         dev_info!(pdev, "BAR {} is open to peers\n", vram.bar());
 ///         Ok(Self)
@@ -235,6 +331,24 @@ impl<'a> Provider<'a> {
     pub fn map_type(&self, client: &device::Device) -> MapType {
         // SAFETY: By the type invariant the provider is valid, and so is `client`.
         MapType(unsafe { bindings::pci_p2pdma_map_type(self.raw.as_ptr(), client.as_raw()) })
+    }
+
+    /// Returns how `client` reaches the BAR, and what that follows from.
+    ///
+    /// [`Self::distance`] and [`Self::map_type`] say the same. Mirrors `pci_p2pdma_decide()`.
+    #[inline(never)]
+    pub fn decide(&self, client: &Device) -> Decision {
+        let mut raw = bindings::pci_p2pdma_decision::default();
+
+        // SAFETY: By the type invariant `pdev` is a valid device, and so is `client`. The structure
+        // is written to and not kept.
+        unsafe {
+            bindings::pci_p2pdma_decide(self.pdev.as_raw(), client.as_raw(), &mut raw, false)
+        };
+
+        // SAFETY: The bridges are above one of both devices. A device holds its bus, and that the
+        // bridge above it, for as long as it is valid.
+        unsafe { Decision::from_raw(&raw) }
     }
 
     /// Returns the pointer to the C structure.

@@ -121,6 +121,13 @@ impl drm::Driver for Driver {
 
     kernel::declare_drm_ioctls! {
         (AVRAM_GEM_CREATE, drm_avram_gem_create, ioctl::RENDER_ALLOW, File::gem_create),
+        (
+            AVRAM_PEER_ATTACHMENTS,
+            drm_peer_attachments,
+            ioctl::RENDER_ALLOW,
+            peer::ioctl::attachments::<BoData>
+        ),
+        (AVRAM_PEER_QUERY, drm_peer_query, ioctl::RENDER_ALLOW, peer::ioctl::query::<BoData>),
     }
 }
 

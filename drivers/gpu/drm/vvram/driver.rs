@@ -324,12 +324,13 @@ impl drm::Driver for VvramDriver {
         ),
         (
             VVRAM_GEM_ATTACHMENTS,
-            drm_vvram_gem_attachments,
+            drm_peer_attachments,
             ioctl::RENDER_ALLOW,
-            File::gem_attachments
+            peer::ioctl::attachments::<BoData>
         ),
         (VVRAM_GEM_INFO, drm_vvram_gem_info, ioctl::RENDER_ALLOW, File::gem_info),
         (VVRAM_GEM_IMPORT, drm_vvram_gem_import, ioctl::RENDER_ALLOW, File::gem_import),
         (VVRAM_GEM_COPY, drm_vvram_gem_copy, ioctl::RENDER_ALLOW, File::gem_copy),
+        (VVRAM_PEER_QUERY, drm_peer_query, ioctl::RENDER_ALLOW, peer::ioctl::query::<BoData>),
     }
 }

@@ -8,11 +8,7 @@ use kernel::{
         self,
         gem::{
             self,
-            peer::{
-                self,
-                Path,
-                Reason, //
-            },
+            peer,
             ttm::Part,
             BaseObject, //
         },
@@ -33,10 +29,6 @@ use kernel::{
     sync::{
         aref::ARef,
         Arc, //
-    },
-    uaccess::{
-        UserPtr,
-        UserSlice, //
     },
     uapi, //
 };
@@ -226,35 +218,6 @@ impl File {
         }
         Ok(0)
     }
-
-    /// `DRM_IOCTL_VVRAM_GEM_ATTACHMENTS`
-    pub(crate) fn gem_attachments(
-        _dev: &VvramDevice<Registered>,
-        _bound: &BoundData<'_>,
-        args: &mut uapi::drm_vvram_gem_attachments,
-        file: &drm::File<File>,
-    ) -> Result<u32> {
-        const ENTRY: usize = size_of::<uapi::drm_vvram_attachment>();
-
-        let bo = Bo::lookup_handle(file, args.handle)?;
-        // Who else is attached to it is up to its exporter to tell.
-        check(bo.as_import().is_none())?;
-        let list = peer::attachments::<BoData>(&bo)?;
-        let count = list.len().min(args.count as usize);
-
-        let addr = UserPtr::from_addr(args.attachments.try_into()?);
-        let mut out = UserSlice::new(addr, count * ENTRY).writer();
-        for info in list.iter().take(count) {
-            out.write_slice(&info.name)?;
-            out.write(&info.outcome.path.code())?;
-            out.write(&info.outcome.reason.code())?;
-            out.write(&info.flags)?;
-            out.write(&info.hops())?;
-        }
-
-        args.count = list.len().try_into()?;
-        Ok(0)
-    }
 }
 
 /// Waits for the fence that a copy is to wait for, if there is one.
@@ -338,40 +301,3 @@ fn flags(bo: &BoData) -> u32 {
         placements
     }
 }
-
-// The uAPI is what userspace was compiled with; it and the peer layer must not drift apart.
-const _: () = {
-    macro_rules! same {
-        ($($ours:expr => $uapi:ident),* $(,)?) => {
-            $(assert!($ours == uapi::$uapi);)*
-        };
-    }
-
-    assert!(peer::NAME_LEN == uapi::DRM_VVRAM_ATTACHMENT_NAME_LEN as usize);
-    assert!(size_of::<uapi::drm_vvram_attachment>() == peer::NAME_LEN + 4 * size_of::<u32>());
-
-    same! {
-        Path::PeerBus.code() => drm_vvram_path_DRM_VVRAM_PATH_PEER_BUS,
-        Path::PeerHostBridge.code() => drm_vvram_path_DRM_VVRAM_PATH_PEER_HOST_BRIDGE,
-        Path::System.code() => drm_vvram_path_DRM_VVRAM_PATH_SYSTEM,
-        Path::Refused.code() => drm_vvram_path_DRM_VVRAM_PATH_REFUSED,
-        Reason::None.code() => drm_vvram_reason_DRM_VVRAM_REASON_NONE,
-        Reason::NoOptIn.code() => drm_vvram_reason_DRM_VVRAM_REASON_NO_OPT_IN,
-        Reason::NotPci.code() => drm_vvram_reason_DRM_VVRAM_REASON_NOT_PCI,
-        Reason::NoRoute.code() => drm_vvram_reason_DRM_VVRAM_REASON_NO_ROUTE,
-        Reason::OutsideBar.code() => drm_vvram_reason_DRM_VVRAM_REASON_OUTSIDE_BAR,
-        Reason::Suspended.code() => drm_vvram_reason_DRM_VVRAM_REASON_SUSPENDED,
-        Reason::OtherImporter.code() => drm_vvram_reason_DRM_VVRAM_REASON_OTHER_IMPORTER,
-        Reason::NoVram.code() => drm_vvram_reason_DRM_VVRAM_REASON_NO_VRAM,
-        Reason::SystemOnly.code() => drm_vvram_reason_DRM_VVRAM_REASON_SYSTEM_ONLY,
-        Reason::NotRevocable.code() => drm_vvram_reason_DRM_VVRAM_REASON_NOT_REVOCABLE,
-        Reason::PinnedElsewhere.code() => drm_vvram_reason_DRM_VVRAM_REASON_PINNED_ELSEWHERE,
-        Reason::Quota.code() => drm_vvram_reason_DRM_VVRAM_REASON_QUOTA,
-        Reason::DeviceGone.code() => drm_vvram_reason_DRM_VVRAM_REASON_DEVICE_GONE,
-        peer::flags::PINNED => DRM_VVRAM_ATTACHMENT_PINNED,
-        peer::flags::MAPPED => DRM_VVRAM_ATTACHMENT_MAPPED,
-        peer::flags::DYNAMIC => DRM_VVRAM_ATTACHMENT_DYNAMIC,
-        peer::flags::REVOCABLE => DRM_VVRAM_ATTACHMENT_REVOCABLE,
-        peer::flags::PEER2PEER => DRM_VVRAM_ATTACHMENT_PEER2PEER,
-    }
-};

@@ -18,6 +18,8 @@
 //!   (`DMA_BUF_IOCTL_SYNC`).
 //! - [`attachments`] lists the importers of an object and the most recent refusals; [`debugfs`]
 //!   shows them for all objects, and [`Counters`] how often importers did not get peer memory.
+//! - [`query`] tells what an importer would get, by the same facts and the same [`decide`].
+//! - [`ioctl`] has both as ioctls.
 //! - What importers do has tracepoints.
 //! - Importing an object into the device it comes from gives the object itself. Other buffers are
 //!   imported as objects that stand for them, if the driver wants to ([`PeerObject::import_args`]);
@@ -46,6 +48,8 @@ mod backing;
 mod counters;
 pub mod debugfs;
 mod holders;
+pub mod ioctl;
+pub mod query;
 pub(crate) mod trace;
 
 pub use self::{
@@ -75,6 +79,7 @@ use self::{
         subject,
         with_reserved, //
     },
+    query::Importer,
     trace::Act, //
 };
 use super::{
@@ -137,7 +142,12 @@ use crate::{
         },
         Mutex, //
     },
-    types::CovariantForLt, //
+    time::{
+        Instant,
+        Monotonic, //
+    },
+    types::CovariantForLt,
+    uapi, //
 };
 use core::{
     marker::PhantomData,
@@ -189,11 +199,9 @@ impl Outcome {
     ///
     /// # Errors
     ///
-    /// `ENODEV` if the exporting device is gone, `EDQUOT` if the limit of pinned VRAM is reached,
-    /// and `EOPNOTSUPP` for all other refusals.
+    /// `EDQUOT` if the limit of pinned VRAM is reached, and `EOPNOTSUPP` for all other refusals.
     pub const fn result(self) -> Result {
         match (self.path, self.reason) {
-            (Path::Refused, Reason::DeviceGone) => Err(ENODEV),
             (Path::Refused, Reason::Quota) => Err(EDQUOT),
             (Path::Refused, _) => Err(EOPNOTSUPP),
             _ => Ok(()),
@@ -204,8 +212,6 @@ impl Outcome {
 /// All that is known about an importer and the object that it wants to attach to.
 #[derive(Clone, Copy, Debug)]
 pub struct Facts {
-    /// The exporting device is unbound.
-    pub gone: bool,
     /// The exporting device is suspended.
     pub suspended: bool,
     /// What is between the importer and the memory.
@@ -253,7 +259,6 @@ pub struct Facts {
 ///     map_type: MapType::BUS_ADDR,
 /// };
 /// let below_one_switch = Facts {
-///     gone: false,
 ///     suspended: false,
 ///     route,
 ///     inside_bar: true,
@@ -283,10 +288,6 @@ pub struct Facts {
 /// assert_eq!(decide(&no_route), Outcome::refused(Reason::NoRoute));
 /// ```
 pub fn decide(facts: &Facts) -> Outcome {
-    if facts.gone {
-        return Outcome::refused(Reason::DeviceGone);
-    }
-
     let path = match facts.route.path() {
         Ok(_) if !facts.inside_bar => Err(Reason::OutsideBar),
         Ok(_) if facts.suspended => Err(Reason::Suspended),
@@ -313,30 +314,49 @@ pub fn decide(facts: &Facts) -> Outcome {
     }
 }
 
-/// The flags of an [`AttachmentInfo`].
-///
-/// The values are part of the uAPI of drivers that use this layer and do not change.
+/// The flags of an [`AttachmentInfo`], `DRM_PEER_IMPORTER_*`.
 pub mod flags {
+    use crate::uapi;
+
     /// The attachment is pinned.
-    pub const PINNED: u32 = 1 << 0;
+    pub const PINNED: u32 = uapi::DRM_PEER_IMPORTER_PINNED;
     /// The attachment holds at least one mapping.
-    pub const MAPPED: u32 = 1 << 1;
+    pub const MAPPED: u32 = uapi::DRM_PEER_IMPORTER_MAPPED;
     /// The importer attached dynamically: it manages pinning itself.
-    pub const DYNAMIC: u32 = 1 << 2;
+    pub const DYNAMIC: u32 = uapi::DRM_PEER_IMPORTER_DYNAMIC;
     /// The importer can be told to drop its mapping.
-    pub const REVOCABLE: u32 = 1 << 3;
+    pub const REVOCABLE: u32 = uapi::DRM_PEER_IMPORTER_REVOCABLE;
     /// The importer opted in to peer memory.
-    pub const PEER2PEER: u32 = 1 << 4;
+    pub const PEER2PEER: u32 = uapi::DRM_PEER_IMPORTER_PEER2PEER;
 }
 
-/// The size of the name in an [`AttachmentInfo`] in bytes, with the NUL at its end.
-pub const NAME_LEN: usize = 32;
+/// The size of a name in an [`AttachmentInfo`] in bytes, with the NUL at its end.
+// CAST: It is small.
+pub const NAME_LEN: usize = uapi::DRM_PEER_NAME_LEN as usize;
+
+/// A name, cut to fit and filled up with NUL bytes.
+pub type Name = [u8; NAME_LEN];
+
+/// Cuts a name to fit.
+fn cut(name: &CStr) -> Name {
+    let mut buf = [0; NAME_LEN];
+    let bytes = name.to_bytes();
+    let len = bytes.len().min(NAME_LEN - 1);
+
+    buf[..len].copy_from_slice(&bytes[..len]);
+    buf
+}
 
 /// One importer of an object, attached or refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 pub struct AttachmentInfo {
-    /// The name of the importing device, cut to fit and filled up with NUL bytes.
-    pub name: [u8; NAME_LEN],
+    /// The name of the importing device.
+    pub name: Name,
+    /// The name of the driver that the device had when it attached, see
+    /// [`AttachRequest::driver_name`]. Empty until it is set.
+    pub driver: Name,
+    /// When it was refused.
+    pub refused_at: Option<Instant<Monotonic>>,
     /// What the importer got.
     pub outcome: Outcome,
     /// PCI hops to the importer; [`None`] where there is no route or the importer is not PCI.
@@ -366,13 +386,10 @@ impl AttachmentInfo {
     /// assert_eq!(info.hops(), -1);
     /// ```
     pub fn new(name: &CStr, outcome: Outcome, distance: Option<u32>, flags: u32) -> Self {
-        let mut buf = [0; NAME_LEN];
-        let bytes = name.to_bytes();
-        let len = bytes.len().min(NAME_LEN - 1);
-
-        buf[..len].copy_from_slice(&bytes[..len]);
         Self {
-            name: buf,
+            name: cut(name),
+            driver: [0; NAME_LEN],
+            refused_at: None,
             outcome,
             distance,
             flags,
@@ -461,7 +478,7 @@ impl Refusals {
 /// See [`gem::ttm`](super::ttm) for an example.
 pub trait PeerObject: DriverObject<Driver: drm::Driver<Object = Self::Class>> {
     /// The class of the objects, such as [`gem::ttm::Object<Self>`](super::ttm::Object).
-    type Class: Backing<Data = Self>;
+    type Class: Backing<Data = Self> + drm::driver::AllocImpl<Driver = Self::Driver>;
 
     /// The table of dma-buf operations of this class.
     ///
@@ -516,6 +533,7 @@ pub fn exports<T: PeerObject>(pdev: &pci::Device<Bound>, bar: u32) -> Result<Exp
 
 /// What is kept for each attachment.
 pub struct Attachment {
+    driver: Name,
     outcome: Outcome,
     distance: Option<u32>,
     opted_in: bool,
@@ -531,6 +549,8 @@ pub struct GemExport<T: PeerObject> {
     dev: ARef<drm::Device<T::Driver>>,
     /// The address of the dma-buf, 0 until the object knows it.
     buf: Atomic<usize>,
+    /// The number of its inode. The reservation guards it.
+    inode: Atomic<u64>,
     /// How many pins of VRAM there are by importers that cannot be told to let go. The reservation
     /// guards it.
     held: Atomic<usize>,
@@ -584,22 +604,25 @@ impl<T: PeerObject> GemExport<T> {
         }
     }
 
-    /// Finds out what [`decide`] needs to know.
-    fn facts(&self, cx: &Locked<'_, Self>, req: &AttachRequest<'_>, suspended: bool) -> Facts {
-        let object = self.object(cx);
-        let pinned = Object::<T>::mem_type(&object).filter(|_| Object::<T>::is_pinned(&object));
+    /// Finds out what [`decide`] needs to know about an object and an importer, to which `route`
+    /// leads.
+    fn facts(
+        object: &Held<'_, Object<T>>,
+        importer: &Importer<'_>,
+        route: Route,
+        suspended: bool,
+    ) -> Facts {
+        let obj = object.object();
+        let pinned = Object::<T>::mem_type(object).filter(|_| Object::<T>::is_pinned(object));
 
         Facts {
-            // `cx` proves that the device is bound.
-            gone: false,
             suspended,
-            route: Route::new(cx.bound(), req),
-            inside_bar: Object::<T>::can_be_seen(&object),
-            domain: self.obj.domain(),
-            vram_or_fail: self.obj.data().vram_or_fail(),
+            route,
+            inside_bar: Object::<T>::can_be_seen(object),
+            domain: obj.domain(),
+            vram_or_fail: obj.data().vram_or_fail(),
             pinned,
-            unrevocable: !req.is_revocable()
-                && self.obj.vram().holders().policy() == Unrevocable::Refuse,
+            unrevocable: importer.is_unrevocable(obj.vram().holders()),
         }
     }
 
@@ -822,8 +845,11 @@ impl<T: PeerObject> Exporter for GemExport<T> {
         awake: Option<Result<Awake>>,
     ) -> Result<Attachment> {
         let suspended = matches!(&awake, Some(Err(_)));
-        let facts = self.facts(cx, req, suspended);
+        let importer = Importer::of(req);
+        let route = Route::new(cx.bound(), req);
+        let facts = Self::facts(&self.object(cx), &importer, route, suspended);
         let outcome = decide(&facts);
+        let driver = cut(req.driver_name());
 
         match outcome.path {
             Path::System => self.counters().count(Event::AttachSystem, outcome.reason),
@@ -833,19 +859,12 @@ impl<T: PeerObject> Exporter for GemExport<T> {
         self.trace(Act::Attach, req.device(), outcome, outcome.result());
 
         if outcome.path == Path::Refused {
-            let mut flags = 0;
-            if facts.route.opted_in {
-                flags |= flags::PEER2PEER;
-            }
-            if req.is_dynamic() {
-                flags |= flags::DYNAMIC;
-            }
-            if req.is_revocable() {
-                flags |= flags::REVOCABLE;
-            }
-
             let name = req.device().name();
-            let refusal = AttachmentInfo::new(name, outcome, facts.route.distance, flags);
+            let refusal = AttachmentInfo {
+                driver,
+                refused_at: Some(Instant::now()),
+                ..AttachmentInfo::new(name, outcome, route.distance, importer.flags())
+            };
             self.refusals.lock().push(refusal);
         } else if outcome.path == Path::System {
             req.clear_peer2peer();
@@ -855,9 +874,10 @@ impl<T: PeerObject> Exporter for GemExport<T> {
         let keeps_awake =
             outcome.path.is_peer() && (!req.is_revocable() || vram_or_fail::<T>(&self.obj));
         Ok(Attachment {
+            driver,
             outcome,
-            distance: facts.route.distance,
-            opted_in: facts.route.opted_in,
+            distance: route.distance,
+            opted_in: route.opted_in,
             _awake: awake.and_then(Result::ok).filter(|_| keeps_awake),
         })
     }
@@ -1061,6 +1081,7 @@ fn export<T: PeerObject>(obj: &Object<T>, flags: c_int) -> Result<ARef<DmaBuf>> 
         obj: obj.into(),
         dev: normal.into(),
         buf: Atomic::new(0),
+        inode: Atomic::new(0),
         held: Atomic::new(0),
         suspended: Atomic::new(false),
         refusals: new_refusals()?,
@@ -1076,8 +1097,11 @@ fn export<T: PeerObject>(obj: &Object<T>, flags: c_int) -> Result<ARef<DmaBuf>> 
     // must not depend on whether the table of `T` has one address.
     // SAFETY: It was made above, of a `GemExport<T>`.
     let export = unsafe { assume_exporter_of::<GemExport<T>>(&buf) };
+    // SAFETY: There is a reference to the dma-buf, so its file is valid, and so is the inode of that.
+    let inode = unsafe { (*(*(*buf.as_raw()).file).f_inode).i_ino };
     with_reserved(obj, false, |object| {
         export.buf.store(buf.as_raw().addr(), Relaxed);
+        export.inode.store(inode, Relaxed);
         // SAFETY: The dma-buf shares the reservation of the object; when it is released the pointer
         // is taken back.
         unsafe { Object::<T>::set_exported(object, buf.as_raw()) };
@@ -1172,20 +1196,27 @@ pub fn import_info<T: PeerObject>(import: &Import) -> Result<ImportInfo> {
 /// - `ENODEV` if the exporting device is gone.
 /// - `ENOMEM` if memory runs out.
 pub fn attachments<T: PeerObject>(obj: &Object<T>) -> Result<KVec<AttachmentInfo>> {
-    with_reserved(obj, false, |object| attachments_of::<T>(object))
+    listing::<T>(obj).map(|(list, _)| list)
 }
 
-fn attachments_of<T: PeerObject>(object: &Held<'_, Object<T>>) -> Result<KVec<AttachmentInfo>> {
+/// As [`attachments`], with the number of the inode of the dma-buf, which is 0 if there is none.
+fn listing<T: PeerObject>(obj: &Object<T>) -> Result<(KVec<AttachmentInfo>, u64)> {
+    with_reserved(obj, false, |object| listing_of::<T>(object))
+}
+
+fn listing_of<T: PeerObject>(object: &Held<'_, Object<T>>) -> Result<(KVec<AttachmentInfo>, u64)> {
     let mut list = KVec::new();
+    let mut inode = 0;
 
     let Some(buf) = NonNull::new(Object::<T>::exported(object)) else {
-        return Ok(list);
+        return Ok((list, inode));
     };
     // SAFETY: The object knows its dma-buf until that is released, which needs the reservation. No
     // reference is taken, as there may be none left.
     let buf = unsafe { DmaBuf::from_raw(buf.as_ptr()) };
 
     let add = |export: &GemExport<T>, cx: &Locked<'_, GemExport<T>>| {
+        inode = export.inode.load(Relaxed);
         for at in cx.attachments() {
             let data = at.data();
             let mut flags = 0;
@@ -1208,10 +1239,11 @@ fn attachments_of<T: PeerObject>(object: &Held<'_, Object<T>>) -> Result<KVec<At
             } else {
                 data.outcome
             };
-            list.push(
-                AttachmentInfo::new(at.device().name(), outcome, data.distance, flags),
-                GFP_KERNEL,
-            )?;
+            let info = AttachmentInfo {
+                driver: data.driver,
+                ..AttachmentInfo::new(at.device().name(), outcome, data.distance, flags)
+            };
+            list.push(info, GFP_KERNEL)?;
         }
 
         // The mutex is not held while memory is allocated.
@@ -1223,5 +1255,5 @@ fn attachments_of<T: PeerObject>(object: &Held<'_, Object<T>>) -> Result<KVec<At
     };
     // SAFETY: The dma-buf shares the reservation of the object, which is held.
     unsafe { with_locked_exporter(buf, add) }?;
-    Ok(list)
+    Ok((list, inode))
 }

@@ -326,6 +326,7 @@ mod moves;
 mod suspend;
 mod vmap;
 
+pub(crate) use self::moves::move_callback;
 pub use self::{
     copy::{
         copy,
@@ -338,7 +339,6 @@ pub use self::{
     suspend::Content, //
 };
 pub use super::import::Import;
-pub(crate) use self::moves::move_callback;
 
 use self::{
     mmap::{
@@ -919,4 +919,3 @@ unsafe extern "C" fn handle_to_fd_callback<T: TtmObject>(
         Ok(0)
     })
 }
-

@@ -47,6 +47,7 @@ use crate::{
         },
         vram::{
             charge,
+            dma_device,
             Allocator,
             MemType,
             Objects,
@@ -719,24 +720,6 @@ impl<T: TtmObject> PinnedDrop for Device<T> {
             self.tt.fini(bdev);
             bindings::ttm_device_fini(bdev);
         }
-    }
-}
-
-/// Returns the device that does the DMA of a DRM device. Mirrors `drm_dev_dma_dev()`.
-///
-/// # Safety
-///
-/// `drm` must be valid for `'a`, and its DMA device not be changed meanwhile.
-pub(crate) unsafe fn dma_device<'a>(drm: *mut bindings::drm_device) -> &'a device::Device {
-    // SAFETY: As promised by the caller; a DRM device keeps its DMA device and its parent.
-    unsafe {
-        let dev = if (*drm).dma_dev.is_null() {
-            (*drm).dev
-        } else {
-            (*drm).dma_dev
-        };
-
-        device::Device::from_raw(dev)
     }
 }
 

@@ -97,7 +97,6 @@ pub(crate) use self::{
         Lent, //
     },
     device::{
-        dma_device,
         tt_create_callback,
         tt_destroy_callback, //
     },

@@ -36,6 +36,8 @@ pub(crate) use self::{
 };
 
 use crate::{
+    bindings,
+    device,
     prelude::*,
     sync::atomic::{
         Atomic,
@@ -61,5 +63,23 @@ pub(crate) fn charge(sum: &Atomic<u64>, bytes: u64, limit: u64) -> Result {
             Ok(_) => return Ok(()),
             Err(now) => before = now,
         }
+    }
+}
+
+/// Returns the device that does the DMA of a DRM device. Mirrors `drm_dev_dma_dev()`.
+///
+/// # Safety
+///
+/// `drm` must be valid for `'a`, and its DMA device not be changed meanwhile.
+pub(crate) unsafe fn dma_device<'a>(drm: *mut bindings::drm_device) -> &'a device::Device {
+    // SAFETY: As promised by the caller; a DRM device keeps its DMA device and its parent.
+    unsafe {
+        let dev = if (*drm).dma_dev.is_null() {
+            (*drm).dev
+        } else {
+            (*drm).dma_dev
+        };
+
+        device::Device::from_raw(dev)
     }
 }

@@ -111,7 +111,6 @@ impl Counters {
             Reason::NotRevocable => 9,
             Reason::PinnedElsewhere => 10,
             Reason::Quota => 11,
-            Reason::DeviceGone => 12,
         };
 
         &self.0[event as usize][column]

@@ -16,13 +16,14 @@
 //! The files take the reservation of one object at a time and hold no other lock.
 
 use super::{
-    attachments,
     backing::with_reserved,
     flags,
+    listing,
     vram_or_fail,
     AttachmentInfo,
     Backing,
     Event,
+    Name,
     Object,
     PeerObject,
     Reason,
@@ -90,6 +91,7 @@ fn show_buffer<T: PeerObject>(obj: &Object<T>, m: &SeqFile) -> Result {
         Domain::System => "system",
         Domain::Either => "either",
     };
+    let (list, inode) = listing::<T>(obj)?;
     let (placement, pinned, exported) = with_reserved(obj, true, |object| {
         let placement = match Object::<T>::mem_type(object) {
             None => "none",
@@ -107,28 +109,28 @@ fn show_buffer<T: PeerObject>(obj: &Object<T>, m: &SeqFile) -> Result {
 
     seq_print!(
         m,
-        "buffer id={} size={} domain={} vram_or_fail={} placement={} pinned={} exported={}\n",
+        "buffer id={} size={} domain={} vram_or_fail={} placement={} pinned={} exported={} ino={}\n",
         obj.id(),
         obj.size(),
         domain,
         u32::from(vram_or_fail::<T>(obj)),
         placement,
         pinned,
-        exported
+        exported,
+        inode
     );
-    for info in &attachments::<T>(obj)? {
+    for info in &list {
         show_importer(info, m);
     }
     Ok(())
 }
 
 fn show_importer(info: &AttachmentInfo, m: &SeqFile) {
-    let len = info.name.iter().position(|b| *b == 0);
-
     seq_print!(
         m,
-        "\timporter={} path={} reason={} hops={} flags=",
-        BStr::from_bytes(&info.name[..len.unwrap_or(info.name.len())]),
+        "\timporter={} driver={} path={} reason={} hops={} flags=",
+        text(&info.name),
+        text(&info.driver),
         info.outcome.path.name(),
         info.outcome.reason.name(),
         info.hops()
@@ -147,7 +149,17 @@ fn show_importer(info: &AttachmentInfo, m: &SeqFile) {
             separator = ",";
         }
     }
+    if let Some(at) = info.refused_at {
+        seq_print!(m, " age_ms={}", at.elapsed().as_millis());
+    }
     seq_print!(m, "\n");
+}
+
+/// A name without what it is filled up with.
+fn text(name: &Name) -> &BStr {
+    let len = name.iter().position(|b| *b == 0);
+
+    BStr::from_bytes(&name[..len.unwrap_or(name.len())])
 }
 
 /// The file `counters`.

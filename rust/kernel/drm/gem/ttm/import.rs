@@ -34,11 +34,11 @@ use crate::{
     drm::{
         self,
         ttm::{
-            dma_device,
             OpCtx,
             Place,
             TtmObject, //
         }, //
+        vram::dma_device,
     },
     error::{
         from_result,

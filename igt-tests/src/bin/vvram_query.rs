@@ -1,0 +1,512 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What an importer would get: PEER_QUERY, and whether the attach then gives it.
+//!
+//! Each answer is compared twice: with what the attach comes to, and with the
+//! rules (`policy`) or with sysfs (`route`), from which both are expected.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use vvram_tests::debugfs::{difference, DebugFs};
+use vvram_tests::drm::{path_name, reason_name, DmaBuf, Drm, Gem};
+use vvram_tests::heap;
+use vvram_tests::map::PAGE;
+use vvram_tests::pci::PciDevice;
+use vvram_tests::peer::{Mode, Peer};
+use vvram_tests::policy::{importer_name, Gets, Object, Order, Rules, IMPORTERS};
+use vvram_tests::proc::Child;
+use vvram_tests::rebind::{module_users, reload, Unbound};
+use vvram_tests::route::explained;
+use vvram_tests::scene::{in_system_memory, patterns, peer_reads, placed, works, Expect, Scene};
+use vvram_tests::uapi::{self, PeerAddress, PeerQuery};
+use vvram_tests::user::{self, become_nobody};
+use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, skip, Outcome, Stop};
+
+const PAGE64: u64 = PAGE as u64;
+const PAGES: u64 = 2;
+const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
+const LIMIT: Duration = Duration::from_secs(20);
+/// The class of an importer that can do everything.
+const ABLE: u32 =
+    uapi::ATTACHMENT_DYNAMIC | uapi::ATTACHMENT_REVOCABLE | uapi::ATTACHMENT_PEER2PEER;
+
+/// Asks for the peer of a scene, as an importer of a class.
+#[track_caller]
+fn ask(scene: &Scene, handle: u32, mode: Mode) -> Result<PeerQuery, Stop> {
+    Ok(scene
+        .drm
+        .query(handle, mode.attachment_flags(), &scene.edu)?)
+}
+
+/// The rules of the machine.
+fn rules(scene: &Scene) -> Rules {
+    Rules {
+        route: match scene.expect {
+            Expect::Refused => None,
+            route => Some(route.path()),
+        },
+    }
+}
+
+/// What an answer says that the importer gets.
+fn gets(answer: &PeerQuery) -> Gets {
+    Gets {
+        path: answer.path,
+        reason: answer.reason,
+    }
+}
+
+/// Asks, attaches, and compares. Returns the importer if it is attached.
+#[track_caller]
+fn ask_and_attach(
+    scene: &Scene,
+    object: &Gem<'_>,
+    buffer: &DmaBuf,
+    mode: Mode,
+) -> Result<(Gets, Option<Peer>), Stop> {
+    let before = object.attachments()?;
+    let answer = ask(scene, object.handle(), mode)?;
+    check_eq!(
+        object.attachments()?,
+        before,
+        "attachments and refusals after the question"
+    );
+    let peer = scene.peer.reopen()?;
+    let attached = peer.attach(buffer, mode);
+    let list = object.attachments()?;
+    // The newest attachment is the last one before the refusals, the newest refusal the last of all.
+    let entry = match &attached {
+        Ok(_) => list.iter().rfind(|entry| !entry.refused()),
+        Err(_) => list.last(),
+    };
+    let Some(entry) = entry else {
+        fail!("nothing is listed after {attached:?}");
+    };
+    let name = importer_name(mode);
+    check!(
+        (answer.path, answer.reason) == (entry.path, entry.reason),
+        "{name}: asked before it was {} for {}, the attach gives {} for {}",
+        path_name(answer.path),
+        reason_name(answer.reason),
+        path_name(entry.path),
+        reason_name(entry.reason)
+    );
+    check_eq!(answer.distance, entry.distance, "{name}: distance");
+    check_eq!(answer.flags, entry.flags, "{name}: class");
+    check_eq!(
+        answer.path == uapi::PATH_REFUSED,
+        attached.is_err(),
+        "{name}: whether it is refused"
+    );
+    if attached.is_err() {
+        expect_errno("a refused attach", attached, libc::EOPNOTSUPP)?;
+        return Ok((gets(&answer), None));
+    }
+    Ok((gets(&answer), Some(peer)))
+}
+
+/// Each class with each kind of object: the rules, the answer and the attach agree, and the mapping
+/// leads to where the answer says.
+fn attach() -> Outcome {
+    let scene = Scene::open()?;
+    let rules = rules(&scene);
+    let (a, _) = patterns();
+    for kind in Object::ALL {
+        for mode in IMPORTERS {
+            let object = scene.drm.create_flags(PAGES * PAGE64, kind.flags())?;
+            let map = object.map()?;
+            map.fill(a);
+            // The answer does not depend on whether there is a dma-buf.
+            let early = ask(&scene, object.handle(), mode)?;
+            let buffer = object.export()?;
+            check_eq!(ask(&scene, object.handle(), mode)?, early, "the same again");
+            let want = rules.alone(kind, mode);
+            let (seen, peer) = ask_and_attach(&scene, &object, &buffer, mode)?;
+            check_eq!(
+                seen,
+                want.first,
+                "what {} gets of {}",
+                importer_name(mode),
+                kind.name()
+            );
+            if let Some(peer) = peer {
+                peer.pin_and_map(mode)?;
+                placed(&object, want.placement)?;
+                if want.placement == uapi::PLACEMENT_VRAM {
+                    scene.check_table(&peer, &map)?;
+                } else {
+                    in_system_memory(&scene, &peer)?;
+                }
+                peer_reads(&peer, a, &[1])?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// An object that importers get in VRAM or not at all, though it moves.
+fn vram_or_fail() -> Outcome {
+    let scene = Scene::open()?;
+    let flags = EITHER | uapi::CREATE_EXPORT_VRAM_OR_FAIL;
+    for mode in IMPORTERS {
+        let object = scene.drm.create_flags(PAGES * PAGE64, flags)?;
+        let buffer = object.export()?;
+        let want = rules(&scene).alone(Object::Vram, mode).first;
+        let (seen, peer) = ask_and_attach(&scene, &object, &buffer, mode)?;
+        check_eq!(seen, want, "what {} gets", importer_name(mode));
+        if let Some(peer) = peer {
+            peer.pin_and_map(mode)?;
+            placed(&object, uapi::PLACEMENT_VRAM)?;
+            scene.check_table_of(&peer, object.size())?;
+        }
+    }
+    Ok(())
+}
+
+/// Another importer has the object, and holds it if its class does.
+fn beside() -> Outcome {
+    let scene = Scene::open()?;
+    let rules = rules(&scene);
+    let mut reasons = BTreeSet::new();
+    for first in IMPORTERS {
+        for second in IMPORTERS {
+            let object = scene.drm.create_flags(PAGES * PAGE64, EITHER)?;
+            let buffer = object.export()?;
+            let one = scene.peer.reopen()?;
+            one.attach(&buffer, first)?;
+            one.pin_and_map(first)?;
+            let (seen, _) = ask_and_attach(&scene, &object, &buffer, second)?;
+            // An attach does not move the object: what it comes to if the object moves then is what
+            // the importer has alone.
+            let want = match Rules::holds(first) {
+                true => {
+                    rules
+                        .both(Object::Either, Order::Late, first, second)
+                        .second
+                }
+                false => Some(rules.alone(Object::Either, second).first),
+            };
+            check_eq!(
+                Some(seen),
+                want,
+                "what {} gets beside {}",
+                importer_name(second),
+                importer_name(first)
+            );
+            reasons.insert(seen.reason);
+        }
+    }
+    check!(
+        scene.expect == Expect::Refused || reasons.contains(&uapi::REASON_PINNED_ELSEWHERE),
+        "nobody met a pin: {reasons:?}"
+    );
+    Ok(())
+}
+
+/// Without an object: as for one that never leaves VRAM.
+fn vram() -> Outcome {
+    let scene = Scene::open()?;
+    let object = scene.drm.create(PAGE64)?;
+    for mode in IMPORTERS {
+        let of_vram = ask(&scene, 0, mode)?;
+        let of_object = ask(&scene, object.handle(), mode)?;
+        let want = PeerQuery {
+            handle: 0,
+            ..of_object
+        };
+        check_eq!(of_vram, want, "VRAM at all, for {}", importer_name(mode));
+        check_eq!(
+            gets(&of_vram),
+            rules(&scene).alone(Object::Vram, mode).first,
+            "what {} gets of VRAM",
+            importer_name(mode)
+        );
+    }
+    Ok(())
+}
+
+/// What decided, of the peer: by what sysfs shows, and by what the machine was built for.
+fn decided() -> Outcome {
+    let scene = Scene::open()?;
+    for mode in IMPORTERS {
+        let answer = ask(&scene, 0, mode)?;
+        let mut want = explained(&scene.gpu, &scene.edu)?;
+        // The route is told whether it decides or not.
+        check_eq!(want.path, scene.expect.path(), "the path by sysfs");
+        (want.flags, want.importer) = (answer.flags, answer.importer);
+        (want.path, want.reason) = (answer.path, answer.reason);
+        check_eq!(answer, want, "for {}", importer_name(mode));
+    }
+    let answer = ask(&scene, 0, Mode::Dynamic)?;
+    let host = uapi::ROUTE_HOST | uapi::ROUTE_HOST_CPU;
+    let same_slot = uapi::ROUTE_BRIDGE | uapi::ROUTE_ACS_REDIRECT;
+    let none = PeerAddress::default();
+    match scene.expect {
+        Expect::Bus => {
+            check_eq!(answer.route, uapi::ROUTE_BRIDGE, "a switch");
+            check!(answer.bridge != none, "which bridge is it? {answer:?}");
+        }
+        Expect::HostBridge if answer.distance == 2 => {
+            check_eq!(answer.route, host | same_slot, "a port with ACS");
+            check_eq!(answer.redirect, answer.bridge, "the port");
+            // Request and completion redirect, which an IOMMU makes the kernel set.
+            check_eq!(answer.acs & 0xc, 0xc, "its bits");
+        }
+        Expect::HostBridge => check_eq!(answer.route, host, "two root ports"),
+        Expect::Refused => {
+            check_eq!(answer.route, uapi::ROUTE_HOST, "two root ports");
+            check_eq!(
+                (answer.host_vendor, answer.host_device),
+                (0x8086, 0x29c0),
+                "the host bridge"
+            );
+            check_eq!(answer.reason, uapi::REASON_NO_ROUTE, "reason");
+        }
+    }
+    Ok(())
+}
+
+/// All PCI devices of the machine, with a driver or without, the exporter among them.
+fn everything() -> Outcome {
+    let scene = Scene::open()?;
+    let mut routes = BTreeSet::new();
+    let all = PciDevice::everything();
+    for device in &all {
+        let answer = scene.drm.query(0, ABLE, device)?;
+        let want = PeerQuery {
+            flags: ABLE,
+            importer: device.address(),
+            ..explained(&scene.gpu, device)?
+        };
+        check_eq!(answer, want, "for {}", device.name());
+        routes.insert(answer.route);
+    }
+    let itself = scene.drm.query(0, ABLE, &scene.gpu)?;
+    check_eq!(itself.distance, 0, "distance to itself");
+    check_eq!(itself.bridge, scene.gpu.address(), "the device itself");
+    check!(
+        all.len() > 3 && routes.len() > 1,
+        "{} devices with routes {routes:?} are too few",
+        all.len()
+    );
+    Ok(())
+}
+
+/// A question leaves nothing behind: no dma-buf, no refusal, no count, and the object where it was.
+fn quiet() -> Outcome {
+    let scene = Scene::open()?;
+    let debugfs = DebugFs::open(&scene.gpu)?;
+    let object = scene.drm.create_flags(PAGES * PAGE64, EITHER)?;
+    let before = (debugfs.counters()?, object.info()?);
+    for mode in IMPORTERS {
+        for handle in [0, object.handle()] {
+            ask(&scene, handle, mode)?;
+        }
+    }
+    check_eq!(
+        difference(&before.0, &debugfs.counters()?),
+        [],
+        "what was counted"
+    );
+    let after = object.info()?;
+    check_eq!(after.placement, before.1.placement, "placement");
+    let (records, inode) = object.records()?;
+    check_eq!((records.len(), inode), (0, 0), "attachments and inode");
+    check!(!debugfs.buffer(after.id)?.exported, "it is exported");
+    Ok(())
+}
+
+/// A device that gives no VRAM to importers that cannot be told to let go.
+fn unrevocable() -> Outcome {
+    let scene = Scene::with_route()?;
+    let debugfs = DebugFs::open(&scene.gpu)?;
+    debugfs.write("unrevocable", "refuse")?;
+    let outcome = (|| {
+        for kind in Object::ALL {
+            for mode in [Mode::Pinned, Mode::Revocable] {
+                let object = scene.drm.create_flags(PAGE64, kind.flags())?;
+                let buffer = object.export()?;
+                let (seen, _) = ask_and_attach(&scene, &object, &buffer, mode)?;
+                let not_revocable = uapi::REASON_NOT_REVOCABLE;
+                let want = match (kind, mode) {
+                    (Object::Vram, Mode::Pinned) => Gets::refused(not_revocable),
+                    (Object::Either, Mode::Pinned) => Gets::system(not_revocable),
+                    _ => rules(&scene).alone(kind, mode).first,
+                };
+                check_eq!(seen, want, "{} of {}", importer_name(mode), kind.name());
+            }
+        }
+        let of_vram = gets(&ask(&scene, 0, Mode::Pinned)?);
+        check_eq!(
+            of_vram,
+            Gets::refused(uapi::REASON_NOT_REVOCABLE),
+            "VRAM at all"
+        );
+        Ok(())
+    })();
+    debugfs.write("unrevocable", "accept")?;
+    outcome
+}
+
+/// A BAR that does not show the object.
+fn outside_bar() -> Outcome {
+    const VISIBLE: u64 = 1 << 20;
+    Expect::get()?.need_route()?;
+    if module_users("vvram").is_none() {
+        skip!("vvram is built into the kernel");
+    }
+    reload("vvram", &[&format!("visible_kib={}", VISIBLE >> 10)])?;
+    let outcome = (|| {
+        let scene = Scene::open()?;
+        for (size, outside) in [(VISIBLE, false), (VISIBLE + PAGE64, true)] {
+            for kind in [Object::Vram, Object::Either] {
+                let object = scene.drm.create_flags(size, kind.flags())?;
+                let buffer = object.export()?;
+                let (seen, _) = ask_and_attach(&scene, &object, &buffer, Mode::Dynamic)?;
+                let want = match (kind, outside) {
+                    (_, false) => rules(&scene).alone(kind, Mode::Dynamic).first,
+                    (Object::Vram, true) => Gets::refused(uapi::REASON_OUTSIDE_BAR),
+                    (_, true) => Gets::system(uapi::REASON_OUTSIDE_BAR),
+                };
+                check_eq!(seen, want, "{size} bytes of {}", kind.name());
+            }
+        }
+        // VRAM at all is not about a size.
+        let of_vram = ask(&scene, 0, Mode::Dynamic)?;
+        check_eq!(of_vram.path, scene.expect.path(), "VRAM at all");
+        Ok(())
+    })();
+    reload("vvram", &[])?;
+    outcome?;
+    works()
+}
+
+/// What makes no sense.
+fn badinput() -> Outcome {
+    let scene = Scene::open()?;
+    let object = scene.drm.create(PAGE64)?;
+    let good = PeerQuery {
+        handle: object.handle(),
+        flags: ABLE,
+        importer: scene.edu.address(),
+        ..Default::default()
+    };
+    let asked = |mut argument: PeerQuery| scene.drm.query_raw(&mut argument);
+    asked(good)?;
+    let expect =
+        |what: &str, broken: PeerQuery, errno: i32| expect_errno(what, asked(broken), errno);
+
+    for handle in [0xdead, u32::MAX] {
+        expect(
+            "an unknown handle",
+            PeerQuery { handle, ..good },
+            libc::ENOENT,
+        )?;
+    }
+    for flags in [
+        uapi::ATTACHMENT_PEER2PEER,
+        uapi::ATTACHMENT_REVOCABLE,
+        ABLE | uapi::ATTACHMENT_PINNED,
+        ABLE | uapi::ATTACHMENT_MAPPED,
+        1 << 5,
+        1 << 31,
+    ] {
+        expect("no class", PeerQuery { flags, ..good }, libc::EINVAL)?;
+    }
+    let address = good.importer;
+    for importer in [
+        PeerAddress {
+            domain: 0x7fff_ffff,
+            ..address
+        },
+        PeerAddress {
+            domain: u32::MAX,
+            ..address
+        },
+        PeerAddress {
+            bus: 0xff,
+            devfn: 0xff,
+            ..address
+        },
+    ] {
+        expect("no device", PeerQuery { importer, ..good }, libc::ENXIO)?;
+    }
+    let importer = PeerAddress { pad: 1, ..address };
+    expect("a pad", PeerQuery { importer, ..good }, libc::EINVAL)?;
+
+    // All that is an output, a byte at a time.
+    for at in 16..std::mem::size_of::<PeerQuery>() {
+        let mut broken = good;
+        // SAFETY: a structure of numbers without padding; one of its bytes is changed.
+        unsafe {
+            std::ptr::from_mut(&mut broken)
+                .cast::<u8>()
+                .add(at)
+                .write(1)
+        };
+        expect(&format!("byte {at} is not zero"), broken, libc::EINVAL)?;
+    }
+
+    let heap = heap::allocate(PAGE64)?;
+    let import = scene.drm.import(&heap)?;
+    let handle = import.handle();
+    expect("an import", PeerQuery { handle, ..good }, libc::EINVAL)
+}
+
+/// A client without privileges gets all of the answer, of what it has a handle of.
+fn nobody() -> Outcome {
+    let scene = Scene::open()?;
+    let mine = scene.drm.create(PAGE64)?;
+    let want = scene.drm.query(0, ABLE, &scene.edu)?;
+    let (path, edu) = (scene.drm.path().to_path_buf(), scene.edu.clone());
+    let _open = user::Mode::set(&path, 0o666)?;
+    let mut child = Child::spawn(|| {
+        become_nobody()?;
+        let drm = Drm::open_path(&path)?;
+        check_eq!(drm.query(0, ABLE, &edu)?, want, "what nobody is told");
+        let unknown = drm.query(mine.handle(), ABLE, &edu);
+        expect_errno("the handle of another client", unknown, libc::ENOENT)?;
+        let object = drm.create(PAGE64)?;
+        let answer = drm.query(object.handle(), ABLE, &edu)?;
+        check_eq!(gets(&answer), gets(&want), "what nobody is told of its own");
+        Ok(())
+    })?;
+    child.join("a client that is nobody", LIMIT)
+}
+
+/// A device that is gone does not answer, and the next one does.
+fn unbound() -> Outcome {
+    let scene = Scene::open()?;
+    let object = scene.drm.create(PAGE64)?;
+    let unbound = Unbound::new(&scene.gpu)?;
+    for handle in [0, object.handle()] {
+        let answer = scene.drm.query(handle, ABLE, &scene.edu);
+        expect_errno("a device without its driver", answer, libc::ENODEV)?;
+    }
+    unbound.rebind()?;
+    drop(object);
+    drop(scene);
+    let scene = Scene::open()?;
+    check_eq!(
+        gets(&ask(&scene, 0, Mode::Dynamic)?),
+        rules(&scene).alone(Object::Vram, Mode::Dynamic).first,
+        "the next device"
+    );
+    works()
+}
+
+igt_main! {
+    "attach", "what the attach of each class to each kind of object then gives", attach;
+    "vram-or-fail", "the same of objects that importers get in VRAM only", vram_or_fail;
+    "beside", "the same beside each other importer", beside;
+    "vram", "VRAM at all", vram;
+    "decided", "the bridge, its ACS bits, the processor, the host bridge", decided;
+    "everything", "each PCI device of the machine", everything;
+    "quiet", "nothing is left of a question", quiet;
+    "unrevocable", "a device that refuses importers that cannot be told to let go", unrevocable;
+    "outside-bar", "a BAR that does not show the object", outside_bar;
+    "badinput", "what makes no sense", badinput;
+    "nobody", "a client without privileges", nobody;
+    "unbound", "a device without its driver", unbound;
+}

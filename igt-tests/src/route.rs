@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What a route between two PCI devices follows from, as sysfs has it.
+//!
+//! The rules are those of PCI and of the documentation of the kernel. Bridges are
+//! found by the paths of sysfs, redirections are read from configuration space
+//! and the processor from /proc/cpuinfo, so that what the exporter tells can be
+//! compared with it.
+
+use std::fs;
+
+use crate::pci::PciDevice;
+use crate::uapi;
+use crate::uapi::{PeerAddress, PeerQuery};
+use crate::Stop;
+
+/// Where extended capabilities begin in configuration space.
+const EXTENDED: usize = 0x100;
+/// The capability ACS, and where its control register is.
+const ACS: u16 = 0x0d;
+const ACS_CTRL: usize = 6;
+/// Redirects requests, redirects completions, controls egress.
+const REDIRECT: u16 = 1 << 2 | 1 << 3 | 1 << 5;
+
+/// The ACS control register in a configuration space, if it has one.
+fn acs_control(config: &[u8]) -> Option<u16> {
+    let word = |at: usize| {
+        let bytes = config.get(at..at + 2)?;
+        Some(u16::from_le_bytes([bytes[0], bytes[1]]))
+    };
+    let mut at = EXTENDED;
+    // The list has no more members than there is room for.
+    for _ in 0..4096 / 8 {
+        let (id, next) = (word(at)?, word(at + 2)? >> 4);
+        if id == ACS {
+            return word(at + ACS_CTRL);
+        }
+        at = usize::from(next);
+        if at < EXTENDED {
+            return None;
+        }
+    }
+    None
+}
+
+/// The bits by which a port redirects, 0 if it does not.
+#[track_caller]
+fn redirects(port: &PciDevice) -> Result<u16, Stop> {
+    Ok(acs_control(&port.config()?).unwrap_or(0) & REDIRECT)
+}
+
+/// Whether a processor forwards: AMD since Zen.
+fn forwards(cpuinfo: &str) -> bool {
+    let value = |key: &str| {
+        let line = cpuinfo.lines().find(|line| line.starts_with(key))?;
+        Some(line.split_once(':')?.1.trim())
+    };
+    let family = value("cpu family").and_then(|text| text.parse::<u32>().ok());
+    value("vendor_id") == Some("AuthenticAMD") && family.is_some_and(|family| family >= 0x17)
+}
+
+/// What PEER_QUERY has to say of the way from `gpu` to `importer`: everything
+/// but what was asked, with the path that the route has for a peer.
+///
+/// Host bridges of the lab's machines are not on the kernel's list.
+///
+/// # Errors
+///
+/// Fails the subtest if sysfs does not tell.
+#[track_caller]
+pub fn explained(gpu: &PciDevice, importer: &PciDevice) -> Result<PeerQuery, Stop> {
+    let (down, up) = (importer.route(), gpu.route());
+    let shared = up.iter().zip(&down).take_while(|(a, b)| a == b).count();
+    let mut want = PeerQuery {
+        distance: gpu.distance(importer),
+        path: uapi::PATH_PEER_BUS,
+        ..Default::default()
+    };
+    // The first of both is the root, which is no bridge.
+    if shared > 1 {
+        want.route |= uapi::ROUTE_BRIDGE;
+        want.bridge = PciDevice::named(&up[shared - 1]).address();
+        let way = up[shared - 1..].iter().rev();
+        for name in way.chain(down[shared..].iter().rev()) {
+            let port = PciDevice::named(name);
+            let bits = redirects(&port)?;
+            if bits != 0 {
+                want.route |= uapi::ROUTE_ACS_REDIRECT;
+                want.redirect = port.address();
+                want.acs = bits;
+                break;
+            }
+        }
+    }
+    if want.redirect == PeerAddress::default() && shared > 1 {
+        return Ok(want);
+    }
+    want.route |= uapi::ROUTE_HOST;
+    want.path = uapi::PATH_PEER_HOST_BRIDGE;
+    if forwards(&fs::read_to_string("/proc/cpuinfo").unwrap_or_default()) {
+        want.route |= uapi::ROUTE_HOST_CPU;
+        return Ok(want);
+    }
+    (want.host_vendor, want.host_device) = PciDevice::named("0000:00:00.0").ids()?;
+    want.path = uapi::PATH_REFUSED;
+    want.reason = uapi::REASON_NO_ROUTE;
+    want.distance = -1;
+    Ok(want)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_control_register_is_found() {
+        let mut config = vec![0u8; 4096];
+        assert_eq!(acs_control(&config), None);
+        assert_eq!(acs_control(&config[..256]), None);
+        // Another capability comes first.
+        config[0x100..0x104].copy_from_slice(&[1, 0, 1, 0x15]);
+        config[0x150..0x154].copy_from_slice(&[0x0d, 0, 1, 0]);
+        config[0x156..0x158].copy_from_slice(&[0x1d, 0]);
+        assert_eq!(acs_control(&config), Some(0x1d));
+        // A list without an end ends all the same.
+        config[0x150..0x154].copy_from_slice(&[2, 0, 1, 0x15]);
+        assert_eq!(acs_control(&config), None);
+    }
+
+    #[test]
+    fn processors() {
+        let cpu = |vendor: &str, family: u32| {
+            forwards(&format!(
+                "processor\t: 0\nvendor_id\t: {vendor}\ncpu family\t: {family}\nmodel\t: 1\n"
+            ))
+        };
+        assert!(cpu("AuthenticAMD", 25));
+        assert!(cpu("AuthenticAMD", 23));
+        assert!(!cpu("AuthenticAMD", 6));
+        assert!(!cpu("GenuineIntel", 25));
+        assert!(!forwards(""));
+    }
+}

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What an importer would get, where machines of the tests do not have such an importer or exporter.
+
+use kernel::prelude::*;
+
+#[kunit_tests(vram_query)]
+mod tests {
+    use crate::bench::{
+        export,
+        with_device,
+        Asleep,
+        Bo,
+        Card,
+        Object,
+        BAR, //
+    };
+    use kernel::{
+        device::{
+            Bound,
+            Device, //
+        },
+        dma_buf::{
+            importer::Invalidated,
+            Attachment,
+            Importer, //
+        },
+        drm::{
+            gem::peer::{
+                attachments,
+                flags,
+                query,
+                AttachmentInfo,
+                Outcome,
+                Path,
+                Reason, //
+            },
+            vram::Domain, //
+        },
+        faux,
+        pci::{
+            self,
+            p2pdma::MapType, //
+        },
+        prelude::*, //
+    };
+
+    struct Prompt;
+
+    #[vtable]
+    impl Importer for Prompt {
+        const PEER2PEER: bool = true;
+
+        fn invalidate(&self, at: &mut Invalidated<'_>) {
+            at.unmap();
+        }
+    }
+
+    /// As which class of importer [`Prompt`] attaches.
+    const CLASS: u32 = flags::DYNAMIC | flags::REVOCABLE | flags::PEER2PEER;
+
+    /// Asks what `client` would get, lets it attach, and returns the answer if it is the same.
+    fn ask_and_attach(
+        pdev: &pci::Device<Bound>,
+        object: &Object,
+        client: &Device<Bound>,
+    ) -> Result<query::Answer> {
+        let importer = query::Importer::new(client, query::Class::new(CLASS)?);
+        let provider = pdev.p2pdma_provider(BAR)?;
+        let answer = query::of_object::<Bo>(object, &provider, &importer)?;
+        check_eq!(attachments::<Bo>(object)?.len(), 0);
+
+        let buf = export(object)?;
+        let at = Attachment::new(buf.clone(), client, Prompt);
+        check_eq!(at.as_ref().err().copied(), answer.outcome.result().err());
+        let list = attachments::<Bo>(object)?;
+        check_eq!(list.len(), 1);
+        let AttachmentInfo {
+            outcome,
+            distance,
+            flags,
+            refused_at,
+            ..
+        } = list[0];
+
+        check_eq!(outcome, answer.outcome);
+        check_eq!(distance, answer.distance);
+        check_eq!(flags, CLASS);
+        check_eq!(refused_at.is_some(), outcome.path == Path::Refused);
+        Ok(answer)
+    }
+
+    #[test]
+    fn importer_is_not_pci() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0)?;
+            let faux = faux::Registration::new(c"vram_kunit", None)?;
+            let client: &Device<Bound> = faux.as_ref().as_ref();
+
+            for (domain, outcome) in [
+                (Domain::Vram, Outcome::refused(Reason::NotPci)),
+                (Domain::Either, Outcome::system(Reason::NotPci)),
+                (Domain::System, Outcome::system(Reason::NotPci)),
+            ] {
+                let object = card.object(1, &domain.places(), domain)?;
+                let answer = ask_and_attach(pdev, &object, client)?;
+
+                check_eq!(answer.outcome, outcome);
+                check!(answer.decision.is_none());
+            }
+
+            let importer = query::Importer::new(client, query::Class::new(CLASS)?);
+            let provider = pdev.p2pdma_provider(BAR)?;
+            let answer = query::of_vram::<Bo>(card.ttm(), pdev.as_ref(), &provider, &importer);
+            check_eq!(answer.outcome, Outcome::refused(Reason::NotPci));
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn device_does_not_resume() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0)?;
+            let dev: &Device<Bound> = pdev.as_ref();
+            let domains = [Domain::Vram, Domain::Either, Domain::System];
+            let mut objects = KVec::new();
+            for domain in domains {
+                objects.push(card.object(1, &domain.places(), domain)?, GFP_KERNEL)?;
+            }
+
+            let asleep = Asleep::new(dev);
+            for (object, outcome) in objects.iter().zip([
+                Outcome::refused(Reason::Suspended),
+                Outcome::system(Reason::Suspended),
+                // It does not matter to what is never in VRAM.
+                Outcome::system(Reason::SystemOnly),
+            ]) {
+                let answer = ask_and_attach(pdev, object, dev)?;
+
+                check_eq!(answer.outcome, outcome);
+                // The route is told all the same.
+                let decision = answer.decision.ok_or(ENXIO)?;
+                check_eq!(decision.map_type, MapType::BUS_ADDR);
+                check_eq!(decision.bridge, Some(pdev.address()));
+            }
+            let importer = query::Importer::new(dev, query::Class::new(CLASS)?);
+            let provider = pdev.p2pdma_provider(BAR)?;
+            let of_vram =
+                || query::of_vram::<Bo>(card.ttm(), pdev.as_ref(), &provider, &importer).outcome;
+            check_eq!(of_vram(), Outcome::refused(Reason::Suspended));
+            drop(asleep);
+            check_eq!(of_vram(), Outcome::peer(Path::PeerBus));
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn driver_of_the_importer_is_kept() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0)?;
+            let object = card.object(1, &Domain::Vram.places(), Domain::Vram)?;
+            let at = Attachment::new(export(&object)?, pdev.as_ref(), Prompt)?;
+            let list = attachments::<Bo>(&object)?;
+
+            check!(list[0].driver.starts_with(b"vram_kunit\0"));
+            drop(at);
+            Ok(())
+        })
+    }
+}

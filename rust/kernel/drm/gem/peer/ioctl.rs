@@ -1,0 +1,359 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! The ioctls that drivers have in common: who is attached to an object, and who could.
+//!
+//! A driver gives them numbers in its own header, and puts them into its table with a line each:
+//!
+//! ```ignore
+//! kernel::declare_drm_ioctls! {
+//!     (FOO_ATTACHMENTS, drm_peer_attachments, ioctl::RENDER_ALLOW, peer::ioctl::attachments::<Bo>),
+//!     (FOO_QUERY, drm_peer_query, ioctl::RENDER_ALLOW, peer::ioctl::query::<Bo>),
+//! }
+//! ```
+//!
+//! C header: [`include/uapi/drm/drm_peer.h`](srctree/include/uapi/drm/drm_peer.h)
+
+use super::{
+    listing,
+    query::{
+        self,
+        Answer,
+        Class,
+        Importer, //
+    },
+    AttachmentInfo,
+    Backing,
+    Object,
+    PeerObject, //
+};
+use crate::{
+    drm::{
+        self,
+        gem::{
+            BaseObject,
+            DriverObject, //
+        },
+        vram::dma_device,
+        Registered, //
+    },
+    pci::{
+        self,
+        p2pdma::{
+            Decision,
+            Host, //
+        },
+        Address, //
+    },
+    prelude::*,
+    transmute::AsBytes,
+    uaccess::{
+        UserPtr,
+        UserSlice, //
+    },
+    uapi, //
+};
+
+type DriverOf<T> = <T as DriverObject>::Driver;
+type FileOf<T> = <DriverOf<T> as drm::Driver>::File;
+type DataOf<'a, T> = <DriverOf<T> as drm::Driver>::RegistrationData<'a>;
+
+/// The size of a record in bytes.
+const RECORD: usize = size_of::<uapi::drm_peer_attachment>();
+/// The longest record that a caller may know.
+const RECORD_MAX: usize = 4096;
+
+// Records only grow.
+const _: () = assert!(RECORD >= uapi::DRM_PEER_ATTACHMENT_SIZE_VER0 as usize);
+
+// SAFETY: There is no padding: names, numbers of 32 bits, and one of 64 bits at a multiple of 8.
+unsafe impl AsBytes for uapi::drm_peer_attachment {}
+
+/// Returns `EINVAL` unless `ok`.
+fn check(ok: bool) -> Result {
+    if ok {
+        Ok(())
+    } else {
+        Err(EINVAL)
+    }
+}
+
+/// Checks the size of the records of a caller, which may know more of them or less.
+///
+/// # Examples
+///
+/// ```
+/// use kernel::drm::gem::peer::ioctl::entry_size;
+///
+/// assert_eq!(entry_size(88), Ok(88));
+/// assert_eq!(entry_size(4096), Ok(4096));
+/// for size in [0, 8, 80, 87, 89, 92, 4104, u32::MAX] {
+///     assert_eq!(entry_size(size), Err(EINVAL));
+/// }
+/// ```
+///
+/// # Errors
+///
+/// `EINVAL` if no version of the record has this size.
+pub fn entry_size(size: u32) -> Result<usize> {
+    // CAST: On all machines an `usize` has 32 bits at least.
+    let size = size as usize;
+
+    check(size >= uapi::DRM_PEER_ATTACHMENT_SIZE_VER0 as usize)?;
+    check(size <= RECORD_MAX && size % align_of::<u64>() == 0)?;
+    Ok(size)
+}
+
+impl From<&AttachmentInfo> for uapi::drm_peer_attachment {
+    fn from(info: &AttachmentInfo) -> Self {
+        Self {
+            device: info.name,
+            driver: info.driver,
+            path: info.outcome.path.code(),
+            reason: info.outcome.reason.code(),
+            flags: info.flags,
+            distance: info.hops(),
+            age: info.refused_at.map_or(0, |at| {
+                // The clock is monotonic. 0 stands for an importer that was not refused.
+                u64::try_from(at.elapsed().as_nanos()).unwrap_or(0).max(1)
+            }),
+        }
+    }
+}
+
+/// Writes as many records as there is room for, one every `entry` bytes.
+///
+/// Neither generic nor inlined, so that drivers have no copy of it.
+#[inline(never)]
+fn write_records(
+    list: &[AttachmentInfo],
+    entry: usize,
+    args: &mut uapi::drm_peer_attachments,
+) -> Result {
+    static REST: [u8; RECORD_MAX] = [0; RECORD_MAX];
+
+    let count = list.len().min(args.count as usize);
+    let addr = UserPtr::from_addr(args.attachments.try_into()?);
+    let mut out = UserSlice::new(addr, count * entry).writer();
+
+    for info in list.iter().take(count) {
+        let record = uapi::drm_peer_attachment::from(info);
+        let known = entry.min(RECORD);
+
+        out.write_slice(&record.as_bytes()[..known])?;
+        out.write_slice(&REST[..entry - known])?;
+    }
+
+    args.count = list.len().try_into()?;
+    args.entry_size = RECORD.try_into()?;
+    Ok(())
+}
+
+/// Serves an ioctl with `struct drm_peer_attachments`: lists who is attached to an object, and who was
+/// refused.
+///
+/// # Errors
+///
+/// See the header.
+pub fn attachments<T: PeerObject>(
+    _dev: &drm::Device<DriverOf<T>, Registered>,
+    _reg: &DataOf<'_, T>,
+    args: &mut uapi::drm_peer_attachments,
+    file: &drm::File<FileOf<T>>,
+) -> Result<u32>
+where
+    FileOf<T>: drm::file::DriverFile<Driver = DriverOf<T>>,
+{
+    check(args.pad == 0 && args.inode == 0)?;
+    let entry = match args.count {
+        0 => 0,
+        _ => entry_size(args.entry_size)?,
+    };
+
+    let obj = Object::<T>::lookup_handle(file, args.handle)?;
+    // The exporter of an import tells who else is attached to it.
+    check(obj.imported().is_none())?;
+    let (list, inode) = listing::<T>(&*obj)?;
+
+    write_records(&list, entry, args)?;
+    args.inode = inode;
+    Ok(0)
+}
+
+impl From<Address> for uapi::drm_peer_address {
+    fn from(address: Address) -> Self {
+        Self {
+            domain: address.domain,
+            bus: address.bus,
+            devfn: address.devfn,
+            pad: 0,
+        }
+    }
+}
+
+/// Writes down what a route follows from.
+///
+/// # Examples
+///
+/// ```
+/// use kernel::{
+///     drm::gem::peer::ioctl::explain,
+///     pci::{
+///         p2pdma::{
+///             Decision,
+///             Host,
+///             MapType,
+///             Redirect, //
+///         },
+///         Address, //
+///     },
+///     uapi, //
+/// };
+///
+/// let port = |devfn| Address {
+///     domain: 1,
+///     bus: 2,
+///     devfn,
+/// };
+/// let mut args = uapi::drm_peer_query::default();
+///
+/// // Below one bridge, without anything in the way.
+/// let straight = Decision {
+///     map_type: MapType::BUS_ADDR,
+///     distance: Some(4),
+///     bridge: Some(port(8)),
+///     redirect: None,
+///     host: None,
+/// };
+/// explain(&straight, &mut args);
+/// assert_eq!(args.route, uapi::DRM_PEER_ROUTE_BRIDGE);
+/// assert_eq!((args.bridge.domain, args.bridge.bus, args.bridge.devfn), (1, 2, 8));
+/// assert_eq!((args.redirect.devfn, args.acs, args.host_vendor), (0, 0, 0));
+///
+/// // With a port that redirects to a host bridge that is not on the list.
+/// let redirected = Decision {
+///     map_type: MapType::NOT_SUPPORTED,
+///     distance: None,
+///     redirect: Some(Redirect {
+///         port: port(16),
+///         acs: 0xc,
+///     }),
+///     host: Some(Host::Bridge {
+///         vendor: 0x8086,
+///         device: 0x29c0,
+///         listed: false,
+///     }),
+///     ..straight
+/// };
+/// explain(&redirected, &mut args);
+/// assert_eq!(
+///     args.route,
+///     uapi::DRM_PEER_ROUTE_BRIDGE
+///         | uapi::DRM_PEER_ROUTE_ACS_REDIRECT
+///         | uapi::DRM_PEER_ROUTE_HOST
+/// );
+/// assert_eq!((args.redirect.devfn, args.acs), (16, 0xc));
+/// assert_eq!((args.host_vendor, args.host_device), (0x8086, 0x29c0));
+/// ```
+pub fn explain(decision: &Decision, args: &mut uapi::drm_peer_query) {
+    args.route = 0;
+    if let Some(bridge) = decision.bridge {
+        args.route |= uapi::DRM_PEER_ROUTE_BRIDGE;
+        args.bridge = bridge.into();
+    }
+    if let Some(redirect) = decision.redirect {
+        args.route |= uapi::DRM_PEER_ROUTE_ACS_REDIRECT;
+        args.redirect = redirect.port.into();
+        args.acs = redirect.acs;
+    }
+    match decision.host {
+        None => (),
+        Some(Host::Cpu) => {
+            args.route |= uapi::DRM_PEER_ROUTE_HOST | uapi::DRM_PEER_ROUTE_HOST_CPU;
+        }
+        Some(Host::Bridge {
+            vendor,
+            device,
+            listed,
+        }) => {
+            args.route |= uapi::DRM_PEER_ROUTE_HOST;
+            if listed {
+                args.route |= uapi::DRM_PEER_ROUTE_HOST_LISTED;
+            }
+            args.host_vendor = vendor;
+            args.host_device = device;
+        }
+    }
+}
+
+/// Serves an ioctl with `struct drm_peer_query`: tells what an importer would get.
+///
+/// # Errors
+///
+/// See the header.
+pub fn query<T: PeerObject>(
+    dev: &drm::Device<DriverOf<T>, Registered>,
+    _reg: &DataOf<'_, T>,
+    args: &mut uapi::drm_peer_query,
+    file: &drm::File<FileOf<T>>,
+) -> Result<u32>
+where
+    FileOf<T>: drm::file::DriverFile<Driver = DriverOf<T>>,
+{
+    check(args.importer.pad == 0 && args.pad == 0)?;
+    check(args.path == 0 && args.reason == 0 && args.distance == 0 && args.route == 0)?;
+    for address in [&args.bridge, &args.redirect] {
+        check(address.domain == 0 && address.bus == 0 && address.devfn == 0 && address.pad == 0)?;
+    }
+    check(args.acs == 0 && args.host_vendor == 0 && args.host_device == 0)?;
+    let class = Class::new(args.flags)?;
+
+    let obj = match args.handle {
+        0 => None,
+        handle => Some(Object::<T>::lookup_handle(file, handle)?),
+    };
+    check(obj.as_ref().is_none_or(|obj| obj.imported().is_none()))?;
+    let client = pci::Device::at(Address {
+        domain: args.importer.domain,
+        bus: args.importer.bus,
+        devfn: args.importer.devfn,
+    })
+    .ok_or(ENXIO)?;
+    let importer = Importer::new((*client).as_ref(), class);
+
+    // SAFETY: The device is valid, and was registered.
+    let again: &drm::Device<DriverOf<T>, drm::Ioctl> =
+        unsafe { drm::Device::from_raw(dev.as_raw()) };
+    let guard = again.registration_guard().ok_or(ENODEV)?;
+    let Answer {
+        outcome,
+        distance,
+        decision,
+    } = guard.registration_data_with(|reg| {
+        let provider = T::exports(reg).bound();
+
+        match &obj {
+            Some(obj) => query::of_object::<T>(obj, provider, &importer),
+            None => {
+                // SAFETY: The DMA device of a registered device does not change.
+                let owner = unsafe { dma_device(dev.as_raw()) };
+
+                Ok(query::of_vram::<T>(
+                    Object::<T>::vram_of(dev),
+                    owner,
+                    provider,
+                    &importer,
+                ))
+            }
+        }
+    })?;
+
+    args.path = outcome.path.code();
+    args.reason = outcome.reason.code();
+    args.distance = distance
+        .and_then(|hops| i32::try_from(hops).ok())
+        .unwrap_or(-1);
+    if let Some(decision) = &decision {
+        explain(decision, args);
+    }
+    Ok(0)
+}
