@@ -7,7 +7,7 @@ export KSRC MIRROR KVM JOBS GUESTS SEED FLAVOUR TOPOLOGY TEST MUTANT WITHOUT OUT
 
 LAB := python3 -B tools/lab
 
-.PHONY: help demo check soak test rdma bench mutants style tree shell clean python
+.PHONY: help demo check soak test rdma bench profile mutants style tree shell clean python
 
 help:
 	@echo 'make demo    build everything, boot every topology, show one table'
@@ -16,6 +16,7 @@ help:
 	@echo 'make test    pass some tests on one machine: TEST=program[@subtest],... and TOPOLOGY='
 	@echo 'make rdma    pass the tests with RDMA alone, show what moved how fast'
 	@echo 'make bench   count instructions of moves, exports and mappings'
+	@echo 'make profile show the functions that take the instructions of some figures, on TOPOLOGY='
 	@echo 'make mutants break the code in one place after the other, see that a test finds it'
 	@echo 'make style   rustfmt, clippy, checkpatch, git am and get_maintainer'
 	@echo 'make tree    a git tree of Linux in OUT=dir, with a commit for each step of the series'
@@ -31,13 +32,13 @@ help:
 	@echo '  FLAVOUR=name    kernel: check (default: lockdep, checks of the DMA API) or'
 	@echo '                  kasan (KASAN and UBSAN, no lockdep) or'
 	@echo '                  kmemleak (looks for leaks at the end of each boot) or'
-	@echo '                  plain (no checks); make bench always takes plain, and'
-	@echo '                  make soak all the others if none is given, then also'
+	@echo '                  plain (no checks); make bench and profile always take plain,'
+	@echo '                  and make soak all the others if none is given, then also'
 	@echo '                  tree (builds each commit of make tree, x86-64 and arm64)'
 	@echo '  OUT=dir         folder of make tree, new or empty; dir.patches gets the patches'
 	@echo '  AUTHOR=name     who signs off the commits of make tree, "Name <mail>" (default:'
 	@echo '                  the identity that git has)'
-	@echo '  TOPOLOGY=name   machine of make test and make shell: switch (default), host-bridge,'
+	@echo '  TOPOLOGY=name   machine of make test, profile and shell: switch (default), host-bridge,'
 	@echo '                  intel-iommu, no-route, acs-pair, virtio-iommu, or with two GPUs'
 	@echo '                  pair-switch, pair-host-bridge, pair-intel-iommu, pair-no-route,'
 	@echo '                  or with these and a NIC: rdma-switch, and so on'
@@ -50,7 +51,7 @@ help:
 	@echo '/etc/subuid. Caches and logs: $$XDG_CACHE_HOME/vvram-lab, else ~/.cache/vvram-lab;'
 	@echo 'they need 12 GB, and 4 GB more for FLAVOUR=tree.'
 
-demo check soak test rdma bench mutants style tree shell clean: python
+demo check soak test rdma bench profile mutants style tree shell clean: python
 	@$(LAB) $@
 
 python:

@@ -57,7 +57,6 @@ mod tests {
             route: Route {
                 opted_in: bit(2),
                 pci: bit(3),
-                distance: if bit(4) { Some(case) } else { None },
                 map_type: match (case >> 10) & 3 {
                     0 => MapType::NOT_SUPPORTED,
                     1 => MapType::BUS_ADDR,
@@ -87,10 +86,7 @@ mod tests {
         [
             (!f.route.opted_in, Reason::NoOptIn),
             (!f.route.pci, Reason::NotPci),
-            (
-                f.route.distance.is_none() || f.route.map_type == MapType::NOT_SUPPORTED,
-                Reason::NoRoute,
-            ),
+            (f.route.map_type == MapType::NOT_SUPPORTED, Reason::NoRoute),
             (!f.inside_bar, Reason::OutsideBar),
             (f.suspended, Reason::Suspended),
             (

@@ -105,6 +105,10 @@ mod tests {
                 }
                 let len = (1 + random.below(8)) * PAGE;
 
+                // Room is made before the first range, for it alone, later, or not at all.
+                if random.below(4) == 0 {
+                    list.reserve(random.below(4) as usize, GFP_KERNEL)?;
+                }
                 list.push(next, len)?;
                 for page in (next..next + len).step_by(PAGE_SIZE) {
                     pages.push(page, GFP_KERNEL)?;

@@ -8,6 +8,9 @@ use std::process::ExitCode;
 use crate::clock::Costs;
 use crate::Outcome;
 
+/// What the names of numbers of windows begin with.
+const WINDOWS: &str = "windows.";
+
 /// The figures so far.
 #[derive(Debug, Default)]
 pub struct Figures(String);
@@ -23,6 +26,11 @@ impl Figures {
         self.add(name, costs.least());
         self.add(&format!("{name}.median"), costs.median());
         self.add(&format!("{name}.most"), costs.most());
+    }
+
+    /// Says that the next so many windows ([`crate::window`]) are those of a figure.
+    pub fn windows(&mut self, name: &str, count: usize) {
+        self.add(&format!("{WINDOWS}{name}"), count as u64);
     }
 }
 

@@ -92,12 +92,13 @@ impl Lent {
 ///
 /// Any error of the ioctl.
 pub fn export_raw(lender: &File, argument: &mut BarExport) -> Result<DmaBuf, SysError> {
-    let what = format!("BAR_EXPORT_IOC_EXPORT({argument:x?})");
+    // Only made if there is something to tell: what it takes would be measured, too.
+    let before = *argument;
     let fd = ioctl(
         lender.as_raw_fd(),
         uapi::BAR_EXPORT_IOC_EXPORT,
         argument,
-        || what,
+        || format!("BAR_EXPORT_IOC_EXPORT({before:x?})"),
     )?;
     // SAFETY: the ioctl returned a new file descriptor, which nobody else has.
     Ok(DmaBuf::new(unsafe { OwnedFd::from_raw_fd(fd) }))

@@ -195,13 +195,14 @@ impl Vfio {
     ///
     /// Any error of the ioctl.
     pub fn export_request(&self, words: &mut [u32]) -> Result<DmaBuf, SysError> {
-        let what = format!("VFIO_DEVICE_FEATURE_DMA_BUF({} bytes)", words[0]);
-        let fd = call(
-            self.device.as_raw_fd(),
-            DEVICE_FEATURE,
-            words.as_mut_ptr() as u64,
-            &what,
-        )?;
+        let argument = words.as_mut_ptr() as u64;
+        // The text is only made if there is something to tell: it would be measured, too.
+        // SAFETY: the argument has the size that it says it has.
+        let fd = unsafe {
+            ioctl_raw(self.device.as_raw_fd(), DEVICE_FEATURE, argument, || {
+                format!("VFIO_DEVICE_FEATURE_DMA_BUF({} bytes)", words[0])
+            })
+        }?;
         // SAFETY: the kernel has just made it, and nobody else knows it.
         Ok(DmaBuf::new(unsafe { OwnedFd::from_raw_fd(fd) }))
     }

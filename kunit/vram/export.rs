@@ -592,13 +592,11 @@ mod tests {
             let route = Route {
                 opted_in: true,
                 pci: false,
-                distance: None,
                 map_type: provider.map_type(client),
             };
             check_eq!(route.path(), Err(Reason::NotPci));
             let peer = Route {
                 pci: true,
-                distance: provider.distance(pdev.as_ref()),
                 map_type: provider.map_type(pdev.as_ref()),
                 ..route
             };

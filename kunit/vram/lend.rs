@@ -324,7 +324,9 @@ mod tests {
                 Some(EACCES)
             );
             check_eq!(either.reserve(false)?.pin().err(), Some(EAGAIN));
-            drop(local.reserve(false)?.pin()?);
+            // To unpin takes the reservation.
+            let pin = local.reserve(false)?.pin()?;
+            drop(pin);
             check_eq!(holds(&either, None), Err(EAGAIN));
             check_eq!(mem_type(&either)?, Some(MemType::Vram));
             check_eq!(mem_type(&local)?, Some(MemType::Tt));

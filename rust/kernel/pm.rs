@@ -19,7 +19,13 @@ use crate::{
     device::Device,
     error::to_result,
     prelude::*,
-    sync::aref::ARef, //
+    sync::{
+        aref::ARef,
+        atomic::{
+            Atomic,
+            Relaxed, //
+        }, //
+    }, //
 };
 use core::ptr::NonNull;
 
@@ -84,6 +90,16 @@ pub(crate) fn is_suspending(dev: &Device) -> bool {
     status(dev) == bindings::rpm_status_RPM_SUSPENDING
 }
 
+/// Tells whether a device is suspended.
+///
+/// For callers that hold what the driver needs before it lets the device be suspended. One that is
+/// about to be is taken for a device that is not suspended.
+#[cfg_attr(not(CONFIG_RUST_DRM_PEER), allow(dead_code))]
+pub(crate) fn is_suspended(dev: &Device) -> bool {
+    // The PM core does not get to this state before the driver has answered.
+    status(dev) == bindings::rpm_status_RPM_SUSPENDED
+}
+
 /// Returns the state of a device, which the PM core changes at any time.
 fn status(dev: &Device) -> bindings::rpm_status {
     #[cfg(CONFIG_PM)]
@@ -98,21 +114,46 @@ fn status(dev: &Device) -> bindings::rpm_status {
     ret
 }
 
-/// Takes note that a device is used, so that it is not suspended before the delay that its driver has
-/// set. Returns false if the device is suspended.
-///
-/// For callers that hold what the driver needs before it lets the device be suspended. One that is
-/// about to be is taken for a device that is not suspended. Mirrors `pm_runtime_mark_last_busy()`.
-#[cfg_attr(not(CONFIG_RUST_DRM_PEER), expect(dead_code))]
-pub(crate) fn note_use(dev: &Device) -> bool {
-    // The PM core does not get to this state before the driver has answered.
-    if status(dev) == bindings::rpm_status_RPM_SUSPENDED {
-        return false;
+/// When the use of a device was noted last, see [`Self::note`].
+#[cfg_attr(not(CONFIG_RUST_DRM_PEER), allow(dead_code))]
+pub(crate) struct LastUse {
+    /// In ticks of the timer.
+    at: Atomic<usize>,
+}
+
+#[cfg_attr(not(CONFIG_RUST_DRM_PEER), allow(dead_code))]
+impl LastUse {
+    /// No use was noted yet.
+    pub(crate) const fn new() -> Self {
+        // In the tick that has this number the first use is not noted, as if it were the second.
+        Self { at: Atomic::new(0) }
     }
 
-    // SAFETY: The device is valid.
-    unsafe { bindings::pm_runtime_mark_last_busy(dev.as_raw()) };
-    true
+    /// Takes note that a device is used, so that it is not suspended before the delay that its
+    /// driver has set. Returns false if the device is suspended.
+    ///
+    /// The state of the device is looked at in each call, but the time is noted once in each tick
+    /// of the timer: to read the clock is a good part of what it takes to map a buffer again. So
+    /// the delay may begin a tick too early; it is a number of milliseconds, of which a tick has 1
+    /// to 10. All calls for one `self` are for the same device.
+    ///
+    /// For the same callers as [`is_suspended`]. Mirrors `pm_runtime_mark_last_busy()`.
+    pub(crate) fn note(&self, dev: &Device) -> bool {
+        if is_suspended(dev) {
+            return false;
+        }
+
+        // SAFETY: The timer's interrupt changes the number, which is read at once.
+        let now = unsafe { (&raw const bindings::jiffies).read_volatile() };
+
+        // Two callers that note the same tick do no harm.
+        if self.at.load(Relaxed) != now {
+            self.at.store(now, Relaxed);
+            // SAFETY: The device is valid.
+            unsafe { bindings::pm_runtime_mark_last_busy(dev.as_raw()) };
+        }
+        true
+    }
 }
 
 /// Keeps a device awake until it is dropped.
@@ -156,6 +197,10 @@ impl Awake {
     /// - What the driver returns if it cannot resume the device.
     pub fn new(dev: &Device) -> Result<Self> {
         in_callback(|| ());
+        // As a rule it is awake, and then this takes half as long.
+        if let Some(awake) = Self::if_active(dev) {
+            return Ok(awake);
+        }
         // SAFETY: The device is valid.
         to_result(unsafe { bindings::pm_runtime_resume_and_get(dev.as_raw()) })?;
 

@@ -19,6 +19,7 @@ import kernel
 import mutants
 import onebyone
 import pipeline
+import profiler
 import qemu
 import rdma
 import steps
@@ -107,6 +108,14 @@ def run_bench(work):
     return 0
 
 
+def run_profile(work):
+    """Show which functions take the instructions of some figures of the benchmark."""
+    topology = chosen_topology()
+    profiler.run(work, pipeline.everything(work, bench.FLAVOUR), topology)
+    work.console.say(f"total time: {work.console.elapsed()}")
+    return 0
+
+
 def run_mutants(work):
     """Break the code on purpose, each time in one place, and see that the tests find it."""
     kernel.need_checks()
@@ -149,8 +158,8 @@ def run_clean(work):
 
 
 COMMANDS = {"demo": run_demo, "check": run_check, "soak": run_soak, "test": run_test,
-            "rdma": run_rdma, "bench": run_bench, "mutants": run_mutants, "style": run_style,
-            "tree": run_tree, "shell": run_shell, "clean": run_clean}
+            "rdma": run_rdma, "bench": run_bench, "profile": run_profile, "mutants": run_mutants,
+            "style": run_style, "tree": run_tree, "shell": run_shell, "clean": run_clean}
 
 
 def main():

@@ -35,6 +35,7 @@ TOLERANCES = {"move.": 2e-2, "cycle.": 1e-2, "whole.": 5e-4, "first.": 1e-3, "ma
 # What vfio-pci's exporter costs without patches that make it faster, and what ours may cost at most.
 BASELINE = Path(__file__).with_name("baseline.txt")
 THEIRS = ".vfio"           # what the names of its figures end with
+WINDOWS = "windows."       # what numbers of windows of a profile begin with, which are no figures
 MACHINES = {"switch": "bus address", "host-bridge": "host bridge, no IOMMU",
             "intel-iommu": "host bridge, intel-iommu"}
 MAPPINGS = (("4k", "1 x 4 KiB", 1.05), ("256m", "1 x 256 MiB", 1.05),
@@ -44,7 +45,11 @@ MAPPINGS = (("4k", "1 x 4 KiB", 1.05), ("256m", "1 x 256 MiB", 1.05),
 GROWTH = (1, 16, 256, 4096, 65536)
 WHOLE = (1, 4096, 65536)
 FIRST = ("4k", "scattered")      # those that have a row for the first time
-FIRST_TARGET = 1.0
+# What is aimed at, of vfio-pci's. A goal that is not met is no error, but figures are not to become
+# worse: the baseline has ceilings for them.
+FIRST_GOAL = 1.0
+WHOLE_GOAL = 1.0
+ATTACH_GOAL = 1.2
 ATTACHES = ((1, "attach the first"), (1000, "attach one more to 999"))
 # A BAR and a buffer that no memory is behind.
 HUGE_MACHINES = {"switch": "bus address", "host-bridge": "host bridge, no IOMMU"}
@@ -68,17 +73,22 @@ class Row:
     spread: str = "-"
     least: float = None      # of the ratio
     most: float = None
+    goal: float = None       # the most that is aimed at
 
     @property
     def target(self):
-        """The target as text."""
+        """The target, or the goal, as text."""
         if self.least is not None:
             return f"at least {self.least}"
+        if self.goal is not None:
+            return f"goal {self.goal}"
         return f"at most {self.most}" if self.most is not None else "-"
 
     @property
     def verdict(self):
-        """Whether the target is met."""
+        """Whether the target, or the goal, is met."""
+        if self.goal is not None:
+            return "met" if self.ratio <= self.goal else "not met"
         if self.least is None and self.most is None:
             return "-"
         good = (self.least is None or self.ratio >= self.least) and \
@@ -162,10 +172,10 @@ def general(figures):
                 spread(figures, "transfer.direct.time"))]
 
 
-def against_vfio(figures, name, what, target=None):
+def against_vfio(figures, name, what, target=None, goal=None):
     """A figure of ours against that of vfio-pci's exporter."""
     ours, theirs = figures[f"{name}.ours"], figures[f"{name}.vfio"]
-    return Row(what, ours, theirs, "vfio-pci", ours / theirs, most=target)
+    return Row(what, ours, theirs, "vfio-pci", ours / theirs, most=target, goal=goal)
 
 
 def mappings(figures, path):
@@ -173,7 +183,7 @@ def mappings(figures, path):
     found = [against_vfio(figures, f"map.{name}", f"{path}: {title}, vvram", target)
              for name, title, target in MAPPINGS]
     return found + [against_vfio(figures, f"first.{name}", f"{path}: {title}, vvram, the first time",
-                                 FIRST_TARGET)
+                                 goal=FIRST_GOAL)
                     for name, title, _ in MAPPINGS if name in FIRST]
 
 
@@ -210,9 +220,10 @@ def exceeded(measured, base):
 def paths(figures, path):
     """Everything that an importer does from the export on, and the attach alone."""
     return [against_vfio(figures, f"whole.{blocks}",
-                         f"{path}: export to close, {blocks:,} scattered, bar_export")
+                         f"{path}: export to close, {blocks:,} scattered, bar_export",
+                         goal=WHOLE_GOAL)
             for blocks in WHOLE] + \
-           [against_vfio(figures, f"attach.{count}", f"{path}: {title}, vvram")
+           [against_vfio(figures, f"attach.{count}", f"{path}: {title}, vvram", goal=ATTACH_GOAL)
             for count, title in ATTACHES]
 
 
@@ -302,7 +313,9 @@ def gather(outcomes):
         wrong += [f"{outcome.boot.name}: {text}" for text in complaints(outcome)]
         if outcome.error:
             continue
-        figures = parse((outcome.results / "figures").read_text())
+        figures = {name: value for name, value in
+                   parse((outcome.results / "figures").read_text()).items()
+                   if not name.startswith(WINDOWS)}
         machine, run = outcome.boot.name.removeprefix("bench-").rsplit("-", 1)
         runs.setdefault(machine, {})[run] = figures
     for machine, of_machine in runs.items():

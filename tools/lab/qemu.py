@@ -68,6 +68,7 @@ class Boot:
     exact: bool = False                 # the same in each run, at the price of one processor
     load: float = 1                     # processors of the host that it keeps busy, about
     silence: int | None = None          # seconds without a mark in its folder, after which it hangs
+    arguments: tuple = ()               # for QEMU, beside those of the topology
 
 
 @dataclasses.dataclass
@@ -131,7 +132,7 @@ class Machine:
                 "-device", "virtio-blk-pci,drive=root",
                 *MONITOR,
                 "-object", f"memory-backend-ram,id=vram,size={boot.vram},share=on,reserve=off",
-                *boot.topology.machine, *SHARE]
+                *boot.topology.machine, *SHARE, *boot.arguments]
 
     def run(self, boot, cpu):
         """Boot, wait for the end, and see that the job came to one.

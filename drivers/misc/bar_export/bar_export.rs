@@ -22,7 +22,10 @@ use kernel::{
         MiscDevice,
         MiscDeviceRegistration, //
     },
-    pci,
+    pci::{
+        self,
+        p2pdma::Provider, //
+    },
     prelude::*,
     str::CString,
     sync::{
@@ -36,9 +39,21 @@ use kernel::{
 
 type Device = pci::Device<device::Bound>;
 
+/// The memory BARs of a device; none where there is another one, or no BAR at all.
+type Bars<'a> = [Option<Provider<'a>>; 6];
+
+fn provider<'a>(bars: &Bars<'a>, bar: usize) -> Result<Provider<'a>> {
+    bars.get(bar).copied().flatten().ok_or(EINVAL)
+}
+
+/// How many ranges are copied from userspace at once.
+const BATCH: usize = 16;
+/// For how many there is room before they are seen.
+const ROOM: usize = 4096;
+
 /// Ranges of a BAR that are lent.
 struct Ranges {
-    bar: u32,
+    bar: usize,
     list: Arc<mapping::RangeList>,
 }
 
@@ -46,7 +61,7 @@ static OPS: exporter::Ops<Ranges> = exporter::Ops::new();
 
 #[vtable]
 impl Exporter for Ranges {
-    type Bound = CovariantForLt!(&Device);
+    type Bound = CovariantForLt!(Bars<'_>);
     type Prepared = ();
     type Attachment = ();
 
@@ -61,7 +76,7 @@ impl Exporter for Ranges {
         req: &mut exporter::AttachRequest<'_>,
         _prepared: (),
     ) -> Result {
-        peer::require_path(&cx.bound().p2pdma_provider(self.bar)?, req)?;
+        peer::require_path(&provider(cx.bound(), self.bar)?, req)?;
         // The device is not held up by who cannot let go.
         req.is_revocable().then_some(()).ok_or(EOPNOTSUPP)
     }
@@ -72,7 +87,7 @@ impl Exporter for Ranges {
         at: &exporter::MapRequest<'r, Self>,
         dir: DataDirection,
     ) -> Result<mapping::Mapping<'r>> {
-        at.map_mmio(|dev| dev.p2pdma_provider(self.bar), &self.list, dir)
+        at.map_mmio(|bars| provider(bars, self.bar), &self.list, dir)
     }
 }
 
@@ -96,15 +111,26 @@ impl MiscDevice for Lender {
         let slice =
             |addr, len| uaccess::UserSlice::new(uaccess::UserPtr::from_addr(addr), len).reader();
         let [bar, count, addr] = slice(arg, size_of::<uapi::bar_export>()).read::<[u64; 3]>()?;
-        let len = size_of::<uapi::bar_export_range>().checked_mul(count.try_into()?);
+        let count = count.try_into()?;
+        let len = size_of::<uapi::bar_export_range>().checked_mul(count);
         let mut reader = slice(addr.try_into()?, len.ok_or(EINVAL)?);
-        let mut ranges = KVVec::new();
+        let mut list = mapping::RangeList::new();
+        list.reserve(count.min(ROOM), GFP_KERNEL_ACCOUNT)?;
+        let mut add = |ranges: &[[u64; 2]]| -> Result {
+            list.reserve(ranges.len(), GFP_KERNEL_ACCOUNT)?;
+            ranges
+                .iter()
+                .try_for_each(|&[offset, len]| list.push_piece(offset, len))
+        };
+        while reader.len() >= size_of::<[[u64; 2]; BATCH]>() {
+            add(&reader.read::<[[u64; 2]; BATCH]>()?)?;
+        }
         while !reader.is_empty() {
-            ranges.push(reader.read::<[u64; 2]>()?.into(), GFP_KERNEL_ACCOUNT)?;
+            add(&[reader.read()?])?;
         }
         let bar = bar.try_into()?;
         let buf = me.0.with(|exports| {
-            let list = mapping::RangeList::in_bar(&exports.bound().p2pdma_provider(bar)?, ranges)?;
+            let list = list.move_to_bar(&provider(exports.bound(), bar)?)?;
             let size = list.size();
             exports.export(Ranges { bar, list }, size, fs::file::flags::O_RDWR)
         })?;
@@ -130,7 +156,13 @@ impl pci::Driver for BarExport {
             pdev.enable_device_mem()?;
             pdev.enable_p2pdma()?;
 
-            let exports = Exports::new::<Device>(pdev, |pdev| Ok(pdev))?.into_handle();
+            let exports = Exports::new::<Device>(pdev, |pdev| {
+                Ok(core::array::from_fn(|bar| {
+                    // CAST: It is less than 6.
+                    pdev.p2pdma_provider(bar as u32).ok()
+                }))
+            })?
+            .into_handle();
             let name = CString::try_from_fmt(fmt!("bar-export-{}", pdev.as_ref().name()))?;
             let lender = Arc::new(Lender(exports), GFP_KERNEL);
             Ok(MiscDeviceRegistration::register_named(name, lender))

@@ -17,13 +17,15 @@ use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::rebind::Unbound;
 use vvram_tests::scene::{cpu_reads, patterns, placed, Scene};
 use vvram_tests::vfio::Vfio;
-use vvram_tests::{check, check_eq, fragment, uapi, Outcome, Stop, SysError};
+use vvram_tests::{check, check_eq, fragment, uapi, window, Outcome, Stop, SysError};
 
 const PAGE64: u64 = PAGE as u64;
 const MIB: u64 = 1 << 20;
 const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 /// Blocks of the large cases of a mapping.
 const BLOCKS: u64 = 4096;
+/// Numbers of attachments of a buffer, with the one that is measured.
+const ATTACHES: [usize; 2] = [1, 1000];
 /// Numbers of scattered blocks, to see how the costs grow.
 const GROWTH: [u64; 5] = [1, 16, 256, BLOCKS, 65_536];
 /// The large buffer of the large BAR.
@@ -192,14 +194,16 @@ fn mapping(peer: &Peer, buffer: &DmaBuf, name: &str, figures: &mut Figures) -> O
     peer.detach()?;
     // Others have been here before, but not with this attachment: the exporter knows the ranges, and
     // of the allocators, that of IOVAs too, the least of several is the way that needs no refill.
+    let rounds = if entries > BLOCKS { 4 } else { 16 };
     let mut first = u64::MAX;
-    for _ in 0..if entries > BLOCKS { 4 } else { 16 } {
+    for _ in 0..rounds {
         peer.attach(buffer, Mode::Dynamic)?;
         clock::settle();
-        let cost = peer.measure(1)?;
+        let cost = window::of(|| peer.measure(1))?;
         first = first.min(cost.least - cost.clock);
         peer.detach()?;
     }
+    figures.windows(&format!("first.{name}"), rounds);
     peer.attach(buffer, Mode::Dynamic)?;
     // Warm up, then measure: the least of many, but of the long ones few are enough.
     peer.measure(4)?;
@@ -220,22 +224,31 @@ fn whole(
 ) -> Outcome {
     let peer = peer.reopen()?;
     clock::settle();
-    costs.time(|| -> Result<(), SysError> {
-        let buffer = export()?;
-        peer.attach(&buffer, Mode::Dynamic)?;
-        peer.map()?;
-        peer.unmap()?;
-        peer.detach()
+    window::of(|| {
+        costs.time(|| -> Result<(), SysError> {
+            let buffer = export()?;
+            peer.attach(&buffer, Mode::Dynamic)?;
+            peer.map()?;
+            peer.unmap()?;
+            peer.detach()
+        })
     })?;
     Ok(())
 }
 
-/// Times an attach to a buffer that has no other, and to one that has many.
-fn attaches(peer: &Peer, buffer: &DmaBuf, name: &str, figures: &mut Figures) -> Outcome {
-    const MANY: usize = 1000;
+/// Times an attach to a buffer that has `counts` attachments with it.
+///
+/// The kernel knows the route of the importer from an attachment before.
+fn attaches(
+    peer: &Peer,
+    buffer: &DmaBuf,
+    counts: &[usize],
+    name: &str,
+    figures: &mut Figures,
+) -> Outcome {
     const ROUNDS: usize = 16;
-    let mut others = Vec::with_capacity(MANY);
-    for count in [1, MANY] {
+    let mut others = Vec::new();
+    for &count in counts {
         while others.len() + 1 < count {
             let other = peer.reopen()?;
             other.attach(buffer, Mode::Dynamic)?;
@@ -245,28 +258,31 @@ fn attaches(peer: &Peer, buffer: &DmaBuf, name: &str, figures: &mut Figures) -> 
         let mut costs = Costs::default();
         clock::settle();
         for _ in 0..ROUNDS {
-            costs.time(|| last.attach(buffer, Mode::Dynamic))?;
+            window::of(|| costs.time(|| last.attach(buffer, Mode::Dynamic)))?;
             last.detach()?;
         }
+        figures.windows(&format!("attach.{count}.{name}"), ROUNDS);
         figures.costs(&format!("attach.{count}.{name}"), &costs);
     }
     Ok(())
 }
 
+/// Map and unmap of a page of this project's exporter, and attaches to it.
+fn our_page(scene: &Scene, counts: &[usize], figures: &mut Figures) -> Outcome {
+    let object = scene.drm.create_flags(PAGE64, uapi::CREATE_VRAM_OR_FAIL)?;
+    let buffer = object.export()?;
+    mapping(&scene.peer, &buffer, "4k.ours", figures)?;
+    attaches(&scene.peer, &buffer, counts, "ours", figures)
+}
+
 /// Map and unmap of this project's exporter.
 fn ours(scene: &Scene, figures: &mut Figures) -> Outcome {
     let (drm, peer) = (&scene.drm, &scene.peer);
-    for (name, size) in [
-        ("4k", PAGE64),
-        ("256m", 256 * MIB),
-        ("adjacent", BLOCKS * PAGE64),
-    ] {
-        let buffer_of = drm.create_flags(size, uapi::CREATE_VRAM_OR_FAIL)?;
-        let buffer = buffer_of.export()?;
+    our_page(scene, &ATTACHES, figures)?;
+    for (name, size) in [("256m", 256 * MIB), ("adjacent", BLOCKS * PAGE64)] {
+        let object = drm.create_flags(size, uapi::CREATE_VRAM_OR_FAIL)?;
+        let buffer = object.export()?;
         mapping(peer, &buffer, &format!("{name}.ours"), figures)?;
-        if size == PAGE64 {
-            attaches(peer, &buffer, "ours", figures)?;
-        }
     }
     let ragged = fragment::create(drm, &scene.bar, BLOCKS * PAGE64, BLOCKS as usize)?;
     check_eq!(
@@ -286,17 +302,20 @@ fn scattered(count: u64) -> Vec<(u64, u64)> {
 /// How the costs of an exporter of ranges grow with their number.
 fn growth<R>(
     peer: &Peer,
+    counts: &[u64],
     request: impl Fn(&[(u64, u64)]) -> R,
     export: impl Fn(&mut R) -> Result<DmaBuf, SysError>,
     name: &str,
     figures: &mut Figures,
 ) -> Outcome {
-    for count in GROWTH {
+    const ROUNDS: usize = 4;
+    for &count in counts {
         let mut request = request(&scattered(count));
         let mut costs = Costs::default();
-        for _ in 0..4 {
+        for _ in 0..ROUNDS {
             whole(peer, || export(&mut request), &mut costs)?;
         }
+        figures.windows(&format!("whole.{count}.{name}"), ROUNDS);
         figures.add(&format!("whole.{count}.{name}"), costs.least());
         let buffer = export(&mut request)?;
         mapping(peer, &buffer, &format!("{count}.{name}"), figures)?;
@@ -304,23 +323,47 @@ fn growth<R>(
     Ok(())
 }
 
-/// The same of vfio-pci's, with the same importer.
+/// The same as [`our_page`] of vfio-pci's, with the same importer.
+fn their_page(peer: &Peer, vfio: &Vfio, counts: &[usize], figures: &mut Figures) -> Outcome {
+    let buffer = vfio.export(2, &[(0, PAGE64)])?;
+    mapping(peer, &buffer, "4k.vfio", figures)?;
+    attaches(peer, &buffer, counts, "vfio", figures)
+}
+
+/// The same as [`ours`] of vfio-pci's.
 fn theirs(peer: &Peer, vfio: &Vfio, figures: &mut Figures) -> Outcome {
     let adjacent: Vec<_> = (0..BLOCKS).map(|i| (i * PAGE64, PAGE64)).collect();
+    their_page(peer, vfio, &ATTACHES, figures)?;
     for (name, ranges) in [
-        ("4k", vec![(0, PAGE64)]),
         ("256m", vec![(0, 256 * MIB)]),
         ("adjacent", adjacent),
         ("scattered", scattered(BLOCKS)),
     ] {
         let buffer = vfio.export(2, &ranges)?;
         mapping(peer, &buffer, &format!("{name}.vfio"), figures)?;
-        if name == "4k" {
-            attaches(peer, &buffer, "vfio", figures)?;
-        }
     }
+    their_growth(peer, vfio, &GROWTH, figures)
+}
+
+/// How the costs of bar_export grow.
+fn our_growth(peer: &Peer, counts: &[u64], figures: &mut Figures) -> Outcome {
+    let lent = Lent::new()?;
+    let lender = lent.open()?;
     growth(
         peer,
+        counts,
+        lender::request,
+        |request| lender::export_request(&lender, MEMORY, request),
+        "ours",
+        figures,
+    )
+}
+
+/// How those of vfio-pci's exporter do.
+fn their_growth(peer: &Peer, vfio: &Vfio, counts: &[u64], figures: &mut Figures) -> Outcome {
+    growth(
+        peer,
+        counts,
         |ranges| Vfio::request(2, ranges),
         |request| vfio.export_request(request),
         "vfio",
@@ -381,17 +424,7 @@ fn bench(figures: &mut Figures) -> Outcome {
         ..
     } = scene;
     drop((drm, bar));
-    {
-        let lent = Lent::new()?;
-        let lender = lent.open()?;
-        growth(
-            &peer,
-            lender::request,
-            |request| lender::export_request(&lender, MEMORY, request),
-            "ours",
-            figures,
-        )?;
-    }
+    our_growth(&peer, &GROWTH, figures)?;
     let unbound = Unbound::new(&gpu)?;
     let vfio = Vfio::open(&gpu)?;
     theirs(&peer, &vfio, figures)?;
@@ -400,6 +433,29 @@ fn bench(figures: &mut Figures) -> Outcome {
     Ok(())
 }
 
+/// What a profile is made of: that of both exporters which is least, and so is all overhead.
+fn profile(figures: &mut Figures) -> Outcome {
+    let scene = Scene::open()?;
+    clock::stay_in_memory()?;
+    our_page(&scene, &ATTACHES[..1], figures)?;
+    let Scene {
+        drm,
+        bar,
+        peer,
+        gpu,
+        ..
+    } = scene;
+    drop((drm, bar));
+    our_growth(&peer, &GROWTH[..1], figures)?;
+    let unbound = Unbound::new(&gpu)?;
+    let vfio = Vfio::open(&gpu)?;
+    their_page(&peer, &vfio, &ATTACHES[..1], figures)?;
+    their_growth(&peer, &vfio, &GROWTH[..1], figures)?;
+    // The guest ends here: there is nobody who needs the device.
+    std::mem::forget((unbound, vfio));
+    Ok(())
+}
+
 fn main() -> ExitCode {
-    figures::main(&[("", bench), ("--huge", huge)])
+    figures::main(&[("", bench), ("--huge", huge), ("--profile", profile)])
 }

@@ -22,7 +22,7 @@ const SIZES: [(&str, u64); 3] = [("4k", PAGE as u64), ("4m", 4 * MIB), ("256m", 
 
 /// Registers and deregisters memory of one size, of each kind.
 fn registrations(fabric: &Fabric, name: &str, size: u64, figures: &mut Figures) -> Outcome {
-    let rounds = if size > MIB { 4 } else { 32 };
+    let rounds = if size > MIB { 4 } else { 128 };
     let (nic, access) = (&fabric.nic, fabric.nic.all_access());
     for (kind, flags, place) in [
         (
@@ -62,6 +62,7 @@ fn registrations(fabric: &Fabric, name: &str, size: u64, figures: &mut Figures) 
 /// RDMA writes, many at once, to each kind of memory.
 fn writes(fabric: &Fabric, figures: &mut Figures) -> Outcome {
     const SIZE: u64 = MIB;
+    const ROUNDS: usize = 4;
     let nic = &fabric.nic;
     let from = Buffer::host(nic, "source", SIZE)?;
     let host = Buffer::host(nic, "host", SIZE)?;
@@ -74,9 +75,14 @@ fn writes(fabric: &Fabric, figures: &mut Figures) -> Outcome {
         let (from, to) = (Part::whole(&from), Part::whole(to));
         // The first one maps the buffer for the CPU.
         bandwidth(&pair, Op::Write, from, to, SIZE, 1)?;
-        clock::settle();
-        let speed = bandwidth(&pair, Op::Write, from, to, 4 * SIZE, 2)?;
-        figures.add(&format!("rdma.write.{name}"), (speed / 1e3) as u64);
+        // How long the workers of soft RoCE sleep in between is a matter of chance: the best
+        // counts.
+        let mut best: f64 = 0.0;
+        for _ in 0..ROUNDS {
+            clock::settle();
+            best = best.max(bandwidth(&pair, Op::Write, from, to, 4 * SIZE, 2)?);
+        }
+        figures.add(&format!("rdma.write.{name}"), (best / 1e3) as u64);
     }
     Ok(())
 }

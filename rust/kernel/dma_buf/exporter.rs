@@ -25,7 +25,10 @@
 use super::mapping::RangeTable;
 use super::{
     direction,
-    exports::Registry,
+    exports::{
+        Links,
+        Registry, //
+    },
     importer::MappingSlot,
     pages::{
         KernelMapping,
@@ -41,6 +44,11 @@ use super::{
         UserMappings, //
     },
     DmaBuf, //
+};
+#[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
+use crate::pci::p2pdma::{
+    MapType,
+    Provider, //
 };
 use crate::{
     bindings,
@@ -59,8 +67,6 @@ use crate::{
             Release, //
         },
         Arc,
-        CondVar,
-        Mutex,
         SetOnce, //
     },
     types::{
@@ -466,6 +472,9 @@ impl<E: Exporter> Ops<E> {
 struct Common {
     exporter_type: TypeId,
 
+    /// The place on the list of the exporting driver.
+    links: Links,
+
     /// The attachments, from when the exporter accepts them until they are detached. Guarded by the
     /// reservation.
     attached: Attachments,
@@ -497,34 +506,15 @@ pub(super) struct Buffer<E: Exporter> {
 
     /// What processes have mapped, of an exporter with pages.
     pub(super) user: SetOnce<UserMappings>,
-
-    /// Taken to wait for `unmapped`, inside of no other lock but the reservation.
-    #[pin]
-    waiting: Mutex<()>,
-
-    /// Woken when the last mapping of a buffer that was revoked is gone.
-    #[pin]
-    unmapped: CondVar,
 }
 
 // SAFETY: `bound`, `kernel`, and the attachments with their holdings, are guarded by the
-// reservation; `bound` points to a value that is `Send` and `Sync`.
+// reservation, and the links by the mutex of the list; `bound` points to a value that is `Send` and
+// `Sync`.
 unsafe impl<E: Exporter> Send for Buffer<E> {}
 
 // SAFETY: As for `Send`.
 unsafe impl<E: Exporter> Sync for Buffer<E> {}
-
-// This code is instantiated in modules, but each lock class is one: lockdep wants its name at one
-// address, and the class outlives the modules.
-#[inline(never)]
-fn waiting_name() -> &'static CStr {
-    c"dma_buf::Buffer::waiting"
-}
-
-#[inline(never)]
-fn unmapped_name() -> &'static CStr {
-    c"dma_buf::Buffer::unmapped"
-}
 
 impl<E: Exporter> Buffer<E> {
     /// Makes the private data of a buffer that is about to be exported.
@@ -541,6 +531,7 @@ impl<E: Exporter> Buffer<E> {
             pin_init!(Self {
                 common: Common {
                     exporter_type: TypeId::of::<E>(),
+                    links: Links::new(),
                     attached: Attachments::new(),
                 },
                 exporter,
@@ -549,8 +540,6 @@ impl<E: Exporter> Buffer<E> {
                 mappings: Atomic::new(0),
                 kernel: Cell::new(None),
                 user: SetOnce::new(),
-                waiting <- Mutex::new((), waiting_name(), crate::sync::static_lock_class!()),
-                unmapped <- CondVar::new(unmapped_name(), crate::sync::static_lock_class!()),
             }),
             GFP_KERNEL,
         )
@@ -661,10 +650,7 @@ impl<E: Exporter> Buffer<E> {
         self.mappings.store(left, Release);
         // SAFETY: The reservation guards `bound`, and the caller holds it.
         if left == 0 && unsafe { (*self.bound.get()).is_none() } {
-            // Who waits looks at the count with the lock held.
-            let _guard = self.waiting.lock();
-
-            self.unmapped.notify_all();
+            self.registry.wake_waiter();
         }
     }
 
@@ -672,16 +658,6 @@ impl<E: Exporter> Buffer<E> {
     #[inline]
     pub(super) fn mappings(&self) -> usize {
         self.mappings.load(Acquire)
-    }
-
-    /// Returns the lock to take for a wait until there are none. Only of a buffer that was revoked.
-    pub(super) fn waiting(&self) -> &Mutex<()> {
-        &self.waiting
-    }
-
-    /// Returns what is woken when the last mapping is gone.
-    pub(super) fn unmapped(&self) -> &CondVar {
-        &self.unmapped
     }
 }
 
@@ -714,6 +690,7 @@ impl Attachments {
     ///
     /// Its private data must begin with [`Holdings`], it must stay valid until it is removed, and
     /// the reservation must be held.
+    #[inline]
     unsafe fn push(&self, raw: *mut bindings::dma_buf_attachment) {
         let last = self.last.replace(raw);
 
@@ -787,7 +764,18 @@ pub(super) struct Holdings {
     /// For the next mapping.
     #[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
     cached: Cell<Option<RangeTable>>,
+    /// What the exporter has found out when the importer came. Does not change.
+    #[cfg_attr(not(all(CONFIG_PCI, CONFIG_64BIT)), expect(dead_code))]
+    route: Option<KnownRoute>,
 }
+
+/// The provider that a route leads to, only to be compared, and the kind of the route.
+#[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
+type KnownRoute = (*mut bindings::p2pdma_provider, MapType);
+
+/// Without PCI there is no memory that routes lead to.
+#[cfg(not(all(CONFIG_PCI, CONFIG_64BIT)))]
+type KnownRoute = ();
 
 impl Holdings {
     /// # Safety
@@ -806,6 +794,16 @@ impl Holdings {
     pub(super) fn drop_cached(&self) {
         #[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
         drop(self.take_cached());
+    }
+
+    /// Returns the kind of the route to memory of `provider`; [`None`] if the exporter has not
+    /// asked.
+    #[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
+    #[inline]
+    pub(super) fn map_type(&self, provider: &Provider<'_>) -> Option<MapType> {
+        self.route
+            .filter(|(raw, _)| ptr::eq(*raw, provider.as_raw()))
+            .map(|(_, map_type)| map_type)
     }
 
     /// Returns the table that is kept for the next mapping.
@@ -829,6 +827,16 @@ struct AttachmentData<E: Exporter> {
     /// First, where it is found by what does not know the type.
     holdings: Holdings,
     data: E::Attachment,
+}
+
+/// Returns the place of a buffer on the list of its driver.
+///
+/// # Safety
+///
+/// `buf` must be a buffer of an [`Exporter`] that is not freed for `'a`.
+pub(super) unsafe fn links_of<'a>(buf: *mut bindings::dma_buf) -> &'a Links {
+    // SAFETY: As promised by the caller; the private data of a buffer begins with what all have.
+    &unsafe { &*(*buf).priv_.cast::<Common>() }.links
 }
 
 /// Takes over what devices wrote through mappings that were invalidated and not unmapped since.
@@ -900,6 +908,10 @@ impl<'a, E: Exporter> Locked<'a, E> {
 /// An importer that asks to be attached.
 pub struct AttachRequest<'a> {
     attach: &'a mut bindings::dma_buf_attachment,
+    #[cfg_attr(not(all(CONFIG_PCI, CONFIG_64BIT)), expect(dead_code))]
+    registry: &'a Registry,
+    /// What the exporter has found out about the importer's way to its memory.
+    route: Cell<Option<KnownRoute>>,
 }
 
 impl AttachRequest<'_> {
@@ -919,6 +931,16 @@ impl AttachRequest<'_> {
         // static, that of a driver as long as its module is loaded: the importer is at work for its
         // device, and does not outlive the module of the driver.
         unsafe { CStr::from_char_ptr(bindings::dev_driver_string(self.attach.dev)) }
+    }
+
+    /// Returns the kind of mapping that the importer gets for memory of `provider`, and keeps it
+    /// for the mappings.
+    #[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
+    pub(super) fn map_type(&self, provider: &Provider<'_>) -> MapType {
+        let map_type = self.registry.map_type(provider, self.device());
+
+        self.route.set(Some((provider.as_raw(), map_type)));
+        map_type
     }
 
     /// Tells whether the importer takes peer memory.
@@ -1251,13 +1273,16 @@ unsafe extern "C" fn attach_callback<E: Exporter>(
             let mut request = AttachRequest {
                 // SAFETY: The attachment is valid, and nobody else has a pointer to it yet.
                 attach: unsafe { &mut *raw_attach },
+                registry: &buffer.registry,
+                route: Cell::new(None),
             };
 
-            buffer.exporter.attach(&cx, &mut request, prepared)
+            let accepted = buffer.exporter.attach(&cx, &mut request, prepared)?;
+            Ok((accepted, request.route.get()))
         });
         // The reservation is kept until the attachment is on the list, so that whatever is decided
         // next takes it into account.
-        let ret = ret.map(|accepted| {
+        let ret = ret.map(|(accepted, route)| {
             let data = KBox::write(
                 data,
                 AttachmentData {
@@ -1268,6 +1293,7 @@ unsafe extern "C" fn attach_callback<E: Exporter>(
                         tables: UnsafeCell::new(Tables::new()),
                         #[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
                         cached: Cell::new(None),
+                        route,
                     },
                     data: accepted,
                 },
@@ -1470,11 +1496,17 @@ unsafe extern "C" fn unmap_callback<E: Exporter>(
 ///
 /// See [`attach_callback`].
 unsafe extern "C" fn release_callback<E: Exporter>(raw_buf: *mut bindings::dma_buf) {
-    // SAFETY: `Exports::export` put a box there, and the dma-buf is not used any more.
+    // SAFETY: `Exports::export` put a box there, and `raw_buf` on the list. From here on a
+    // revocation does not find the buffer.
+    unsafe {
+        let buffer = &*(*raw_buf).priv_.cast::<Buffer<E>>();
+
+        buffer.registry.remove(raw_buf);
+    }
+
+    // SAFETY: The box was put there, and nobody uses the dma-buf any more.
     let buffer = unsafe { KBox::from_raw((*raw_buf).priv_.cast::<Buffer<E>>()) };
 
-    // From here on a revocation does not find the buffer.
-    buffer.registry.remove(raw_buf);
     buffer.exporter.release();
 }
 

@@ -22,10 +22,12 @@
 //!
 //! The list's mutex is not held while another lock is taken. The list does not own references to
 //! the buffers; a buffer takes itself off the list before it is freed, and a revocation that looks
-//! at the buffer makes that wait.
+//! at the buffer makes that wait. The list is linked through the buffers, so that to be on it needs
+//! no memory.
 
 use super::{
     exporter::{
+        links_of,
         BoundOf,
         Buffer,
         Exporter, //
@@ -34,7 +36,13 @@ use super::{
     DmaBuf, //
 };
 #[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
-use crate::pci;
+use crate::pci::{
+    self,
+    p2pdma::{
+        MapType,
+        Provider, //
+    }, //
+};
 use crate::{
     bindings,
     device,
@@ -44,14 +52,11 @@ use crate::{
     module::this_module,
     page::PAGE_SIZE,
     prelude::*,
-    rbtree::{
-        RBTree,
-        RBTreeNode, //
-    },
     sync::{
         aref::ARef,
         atomic::{
             Atomic,
+            Full,
             Relaxed, //
         },
         Arc,
@@ -69,6 +74,7 @@ use crate::{
     types::CovariantForLt, //
 };
 use core::{
+    cell::Cell,
     marker::PhantomData,
     ptr::{
         self,
@@ -81,12 +87,48 @@ use core::{
 const REMIND_MS: u32 = 10_000;
 const REMIND_MAX_MS: u32 = 600_000;
 
-/// The dma-bufs on a list, by their address.
+/// The routes of how many importers are remembered.
+const ROUTES: usize = 16;
+/// Addresses of two PCI devices are about as far apart, as a power of two.
+#[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
+const DEVICE_SHIFT: u32 = 12;
+/// The bits of an address of a device that are 0, where the kind of a route is kept.
+const KIND: usize = align_of::<bindings::device>() - 1;
+
+/// The place of a buffer on a list. Guarded by the mutex of the list.
+pub(super) struct Links {
+    previous: Cell<*mut bindings::dma_buf>,
+    next: Cell<*mut bindings::dma_buf>,
+    /// Whether [`Held`] keeps the buffer from being freed.
+    held: Cell<bool>,
+}
+
+impl Links {
+    pub(super) const fn new() -> Self {
+        Self {
+            previous: Cell::new(ptr::null_mut()),
+            next: Cell::new(ptr::null_mut()),
+            held: Cell::new(false),
+        }
+    }
+}
+
+/// The first buffer of a list, or null.
+///
+/// # Invariants
+///
+/// The buffers that [`Links`] lead to from it were all exported by [`Exports`] of the same list,
+/// and are valid. They are linked in both directions.
+struct First(*mut bindings::dma_buf);
+
+// SAFETY: The buffers, and their links, may be used from any task that has the mutex of the list.
+unsafe impl Send for First {}
+
+/// The dma-bufs on a list, the youngest first.
 #[pin_data]
 pub(super) struct Registry {
-    /// Whether [`Held`] keeps the buffer from being freed.
     #[pin]
-    bufs: Mutex<RBTree<usize, bool>>,
+    first: Mutex<First>,
 
     /// Woken when a buffer is not kept any more.
     #[pin]
@@ -94,28 +136,62 @@ pub(super) struct Registry {
 
     /// Whether the buffers were taken back.
     closed: Atomic<bool>,
+
+    /// Taken to wait for `unmapped`, inside of no other lock but a reservation.
+    #[pin]
+    waiting: Mutex<()>,
+
+    /// Woken when the last mapping of a buffer that was revoked is gone.
+    #[pin]
+    unmapped: CondVar,
+
+    /// The address of the device that exports.
+    #[cfg_attr(not(all(CONFIG_PCI, CONFIG_64BIT)), expect(dead_code))]
+    owner: usize,
+
+    /// The routes from devices that have attached to that which exports, the last one of those that
+    /// share a place: the address of the device, of which there is a reference, and the kind.
+    routes: [Atomic<usize>; ROUTES],
 }
 
 impl Registry {
     /// Not inlined into modules: the names of the lock classes stay at one address.
     #[inline(never)]
-    fn new() -> Result<Arc<Self>> {
+    fn new(owner: &device::Device) -> Result<Arc<Self>> {
         Arc::pin_init(
             pin_init!(Self {
-                bufs <- crate::new_mutex!(RBTree::new(), "dma_buf::Registry"),
+                // INVARIANT: There is no buffer.
+                first <- crate::new_mutex!(First(ptr::null_mut()), "dma_buf::Registry"),
                 let_go <- crate::new_condvar!("dma_buf::Registry::let_go"),
                 closed: Atomic::new(false),
+                waiting <- crate::new_mutex!((), "dma_buf::Registry::waiting"),
+                unmapped <- crate::new_condvar!("dma_buf::Registry::unmapped"),
+                owner: owner.as_raw().addr(),
+                routes: [const { Atomic::new(0) }; ROUTES],
             }),
             GFP_KERNEL,
         )
     }
 
-    fn insert(&self, buf: *mut bindings::dma_buf) -> Result {
-        // Memory is not allocated with the mutex held.
-        let node = RBTreeNode::new(buf as usize, false, GFP_KERNEL)?;
+    /// Puts a buffer on the list.
+    ///
+    /// # Safety
+    ///
+    /// It must be a buffer that was made for this list and is on none. It must stay valid until it
+    /// is taken off, see [`Self::remove`].
+    unsafe fn insert(&self, buf: *mut bindings::dma_buf) {
+        let mut first = self.first.lock();
+        let next = first.0;
 
-        self.bufs.lock().insert(node);
-        Ok(())
+        // INVARIANT: Linked to the one after it, and there is none before it.
+        // SAFETY: As promised by the caller, and by the type invariant; the mutex is held.
+        unsafe {
+            links_of(buf).next.set(next);
+            if !next.is_null() {
+                links_of(next).previous.set(buf);
+            }
+        }
+        first.0 = buf;
     }
 
     /// Takes a buffer off the list.
@@ -123,32 +199,112 @@ impl Registry {
     /// Called while it is released, before anything of it is freed. Waits for a revocation that
     /// looks at the buffer; that does not wait for mappings, as the last of them is gone before the
     /// release.
-    pub(super) fn remove(&self, buf: *mut bindings::dma_buf) {
-        let key = buf as usize;
-        let mut bufs = self.bufs.lock();
+    ///
+    /// # Safety
+    ///
+    /// The buffer must be on the list.
+    pub(super) unsafe fn remove(&self, buf: *mut bindings::dma_buf) {
+        let mut first = self.first.lock();
+        // SAFETY: As promised by the caller; the mutex is held whenever the links are looked at.
+        let links = unsafe { links_of(buf) };
 
-        while bufs.get(&key) == Some(&true) {
-            self.let_go.wait(&mut bufs);
+        while links.held.get() {
+            self.let_go.wait(&mut first);
         }
-        bufs.remove(&key);
+
+        let (previous, next) = (links.previous.get(), links.next.get());
+        // INVARIANT: Those before and after it are linked to each other.
+        // SAFETY: By the type invariant they are valid.
+        unsafe {
+            if previous.is_null() {
+                first.0 = next;
+            } else {
+                links_of(previous).next.set(next);
+            }
+            if !next.is_null() {
+                links_of(next).previous.set(previous);
+            }
+        }
     }
 
-    /// Keeps the first buffer above the address `after`.
+    /// Keeps the buffer after one that is kept, or the first one.
     ///
     /// A reference cannot be taken: the file of a buffer may be gone while somebody keeps the
     /// dentry, and so the buffer, by an `O_PATH` descriptor.
-    fn next(&self, after: usize) -> Option<Held<'_>> {
-        let mut bufs = self.bufs.lock();
-        let mut cursor = bufs.cursor_lower_bound_mut(&after.checked_add(1)?)?;
-        let (&key, held) = cursor.current_mut();
+    fn next(&self, after: Option<&Held<'_>>) -> Option<Held<'_>> {
+        let first = self.first.lock();
+        let buf = match after {
+            None => first.0,
+            // SAFETY: By the type invariant it is on the list; the mutex is held.
+            Some(held) => unsafe { links_of(held.buf) }.next.get(),
+        };
+        if buf.is_null() {
+            return None;
+        }
 
-        *held = true;
-
+        // SAFETY: By the type invariant it is valid; the mutex is held.
+        unsafe { links_of(buf) }.held.set(true);
         // INVARIANT: Marked as kept. Only the driver that is being unbound does so, one at a time.
         Some(Held {
             registry: self,
-            key,
+            buf,
         })
+    }
+
+    /// Wakes the wait for the mappings of a buffer: the last one is gone.
+    pub(super) fn wake_waiter(&self) {
+        // The waiter looks at the count of mappings with the lock held.
+        let _guard = self.waiting.lock();
+
+        self.unmapped.notify_all();
+    }
+
+    /// Returns the kind of mapping that an importer gets for memory of `provider`.
+    ///
+    /// The route is walked if it is not remembered. It does not change while both devices are
+    /// there: the PCI core keeps the kind as well, for as long as the driver is bound that exports.
+    #[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
+    pub(super) fn map_type(&self, provider: &Provider<'_>, importer: &device::Device) -> MapType {
+        let address = importer.as_raw().addr();
+        let place = &self.routes[(address >> DEVICE_SHIFT) % ROUTES];
+        let is_ours = provider.device().as_ref().as_raw().addr() == self.owner;
+
+        let found = place.load(Relaxed);
+        // The device cannot be another one at the same address, as there is a reference.
+        if is_ours && found & !KIND == address {
+            // CAST: A small number.
+            return MapType::from_raw((found & KIND) as u32);
+        }
+
+        // This walk is silent. Where there is no route, that of `map_type()` warns.
+        provider.distance(importer);
+        let map_type = provider.map_type(importer);
+        // CAST: `usize` has at least as many bits.
+        let kind = map_type.as_raw() as usize;
+
+        if is_ours && map_type.is_supported() && kind <= KIND {
+            let kept = ARef::<device::Device>::from(importer);
+
+            // Ordered after the reference was taken, which another task may give back at once.
+            forget(place.xchg(ARef::into_raw(kept).addr().get() | kind, Full));
+        }
+        map_type
+    }
+
+    /// Forgets all routes.
+    fn forget_routes(&self) {
+        for place in &self.routes {
+            forget(place.xchg(0, Full));
+        }
+    }
+}
+
+/// Gives back the reference that belongs to a route which was remembered.
+fn forget(route: usize) {
+    if let Some(dev) = NonNull::new((route & !KIND) as *mut device::Device) {
+        // SAFETY: `Registry::map_type` has put the reference there, and the task that takes a route
+        // out of its place gives it back.
+        drop(unsafe { ARef::from_raw(dev) });
     }
 }
 
@@ -156,25 +312,27 @@ impl Registry {
 ///
 /// # Invariants
 ///
-/// `key` is the address of a dma-buf on the list of `registry`, which marks it as kept.
+/// `buf` is a dma-buf on the list of `registry`, and marked as kept.
 struct Held<'a> {
     registry: &'a Registry,
-    key: usize,
+    buf: *mut bindings::dma_buf,
 }
 
 impl Held<'_> {
     fn buf(&self) -> &DmaBuf {
         // SAFETY: By the type invariant the release of the buffer has not got past
         // `Registry::remove()`, so everything of it is valid. No `ARef` is made of the reference.
-        unsafe { DmaBuf::from_raw(self.key as *mut bindings::dma_buf) }
+        unsafe { DmaBuf::from_raw(self.buf) }
     }
 }
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        if let Some(held) = self.registry.bufs.lock().get_mut(&self.key) {
-            *held = false;
-        }
+        let first = self.registry.first.lock();
+
+        // SAFETY: By the type invariant it is on the list; the mutex is held.
+        unsafe { links_of(self.buf) }.held.set(false);
+        drop(first);
         self.registry.let_go.notify_all();
     }
 }
@@ -195,12 +353,47 @@ unsafe impl<E: Exporter> Sync for Revocation<E> {}
 
 impl<E: Exporter> Revocation<E> {
     fn for_each(&self, mut f: impl FnMut(&DmaBuf, &Buffer<E>)) {
-        let mut after = 0;
+        let mut next = self.registry.next(None);
 
-        while let Some(held) = self.registry.next(after) {
+        while let Some(held) = next {
             // SAFETY: Only buffers that were exported with the table of `E` are on the list.
             f(held.buf(), unsafe { Buffer::of(held.buf()) });
-            after = held.key;
+            // One that is kept does not leave its place.
+            next = self.registry.next(Some(&held));
+        }
+    }
+
+    /// Waits until nobody has a mapping of `buf`, and says who has.
+    fn wait_unmapped(&self, buf: &DmaBuf, buffer: &Buffer<E>) {
+        let (waiter, unmapped) = (&self.registry.waiting, &self.registry.unmapped);
+        let since = Instant::<Monotonic>::now();
+        let mut remind = REMIND_MS;
+        let mut waiting = waiter.lock();
+
+        while buffer.mappings() > 0 {
+            drop(waiting);
+            if !report_holders(&self.dev, buf, buffer, since.elapsed()) {
+                return;
+            }
+            waiting = waiter.lock();
+
+            let mut left = msecs_to_jiffies(remind);
+            remind = (remind * 2).min(REMIND_MAX_MS);
+            while buffer.mappings() > 0 && left > 0 {
+                // An uninterruptible sleep would be reported as a hung task.
+                match unmapped.wait_interruptible_timeout(&mut waiting, left) {
+                    CondVarTimeoutResult::Woken { jiffies } => left = jiffies,
+                    CondVarTimeoutResult::Timeout => left = 0,
+                    CondVarTimeoutResult::Signal { jiffies } => {
+                        // The memory must not be given up because of a signal. It stays pending, so
+                        // that the next wait would return at once.
+                        drop(waiting);
+                        fsleep(Delta::from_millis(100));
+                        waiting = waiter.lock();
+                        left = jiffies.saturating_sub(msecs_to_jiffies(100));
+                    }
+                }
+            }
         }
     }
 }
@@ -213,44 +406,10 @@ impl<E: Exporter> Drop for Revocation<E> {
         self.for_each(|buf, buffer| {
             // A wait that is not interruptible does not fail.
             let _ = buf.resv().wait(Usage::Bookkeep, false);
-            wait_unmapped(&self.dev, buf, buffer);
+            self.wait_unmapped(buf, buffer);
         });
-    }
-}
-
-/// Waits until nobody has a mapping of `buf`, and says who has.
-fn wait_unmapped<E: Exporter>(dev: &device::Device, buf: &DmaBuf, buffer: &Buffer<E>) {
-    let since = Instant::<Monotonic>::now();
-    let mut remind = REMIND_MS;
-    let mut waiting = buffer.waiting().lock();
-
-    while buffer.mappings() > 0 {
-        drop(waiting);
-        if !report_holders(dev, buf, buffer, since.elapsed()) {
-            return;
-        }
-        waiting = buffer.waiting().lock();
-
-        let mut left = msecs_to_jiffies(remind);
-        remind = (remind * 2).min(REMIND_MAX_MS);
-        while buffer.mappings() > 0 && left > 0 {
-            // An uninterruptible sleep would be reported as a hung task.
-            match buffer
-                .unmapped()
-                .wait_interruptible_timeout(&mut waiting, left)
-            {
-                CondVarTimeoutResult::Woken { jiffies } => left = jiffies,
-                CondVarTimeoutResult::Timeout => left = 0,
-                CondVarTimeoutResult::Signal { jiffies } => {
-                    // The memory must not be given up because of a signal. It stays pending, so
-                    // that the next wait would return at once.
-                    drop(waiting);
-                    fsleep(Delta::from_millis(100));
-                    waiting = buffer.waiting().lock();
-                    left = jiffies.saturating_sub(msecs_to_jiffies(100));
-                }
-            }
-        }
+        // Nobody attaches any more to what was taken back.
+        self.registry.forget_routes();
     }
 }
 
@@ -346,7 +505,7 @@ impl<'bound, E: Exporter> Exports<'bound, E> {
         D: device::AsBusDevice<device::Bound>,
         for<'a> BoundOf<'a, E>: Send + Sync,
     {
-        let registry = Registry::new()?;
+        let registry = Registry::new(dev.as_ref())?;
 
         let value = core::mem::ManuallyDrop::new(bound(dev)?);
         // SAFETY: The lifetime is erased, which does not change the layout; the original is not
@@ -468,8 +627,8 @@ impl<'bound, E: Exporter> Exports<'bound, E> {
                 .populate(UserMappings::new(&buf));
         }
 
-        // On failure the buffer goes away again; nobody has seen it.
-        self.registry.insert(raw)?;
+        // SAFETY: It was made for this list, above, and its release takes it off.
+        unsafe { self.registry.insert(raw) };
         Ok(buf)
     }
 }

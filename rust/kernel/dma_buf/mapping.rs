@@ -24,17 +24,27 @@ use super::{
     }, //
 };
 use crate::{
+    alloc::Flags,
     bindings,
     dma::DataDirection,
     error::from_err_ptr,
     page::PAGE_SIZE,
-    pci::p2pdma::Provider,
+    pci::p2pdma::{
+        MapType,
+        Provider, //
+    },
     prelude::*,
     sync::Arc, //
 };
-use core::ptr::NonNull;
+use core::{
+    ptr::NonNull,
+    slice, //
+};
 
 pub use super::table::Mapping;
+
+// CAST: The page size is far below 2^64.
+const IN_PAGE: u64 = PAGE_SIZE as u64 - 1;
 
 /// A list of physical ranges with neighbours merged.
 ///
@@ -46,6 +56,7 @@ pub use super::table::Mapping;
 ///   overflow.
 /// - `size` is the sum of the lengths.
 /// - All ranges are between `start` and `end`.
+/// - The ranges are those in `all` or, without that and if `size` is not 0, `alone`.
 ///
 /// # Examples
 ///
@@ -72,7 +83,10 @@ pub use super::table::Mapping;
 /// # Ok::<(), Error>(())
 /// ```
 pub struct RangeList {
-    ranges: KVVec<bindings::phys_vec>,
+    /// A buffer in one piece, as most are, takes no allocation for its ranges.
+    alone: bindings::phys_vec,
+    /// Not only empty without ranges: to drop an empty vector is a call of the allocator.
+    all: Option<KVVec<bindings::phys_vec>>,
     size: usize,
     start: u64,
     end: u64,
@@ -89,7 +103,8 @@ impl RangeList {
     pub const fn new() -> Self {
         // INVARIANT: There is no range, and the sum of none is 0.
         Self {
-            ranges: KVVec::new(),
+            alone: bindings::phys_vec { paddr: 0, len: 0 },
+            all: None,
             size: 0,
             start: u64::MAX,
             end: 0,
@@ -111,11 +126,91 @@ impl RangeList {
         let mut list = Self::new();
         let pieces = pieces.into_iter();
 
-        list.ranges.reserve(pieces.size_hint().0, GFP_KERNEL)?;
+        list.reserve(pieces.size_hint().0, GFP_KERNEL)?;
         for (offset, len) in pieces {
-            list.push(provider.phys_addr(offset, len)?, len)?;
+            list.push_piece(offset, len)?;
         }
-        Ok(Arc::new(list, GFP_KERNEL)?)
+        list.move_to_bar(provider)
+    }
+
+    /// Appends `len` bytes at `offset` of a BAR that is not known yet, see [`Self::move_to_bar`].
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if no BAR can have such a piece, and those of [`Self::push`].
+    pub fn push_piece(&mut self, offset: u64, len: u64) -> Result {
+        self.push(offset, len)
+            .map_err(|e| if e == EOVERFLOW { EINVAL } else { e })
+    }
+
+    /// Makes physical addresses of the offsets of a list whose ranges are pieces of a BAR.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if one of them is not inside the BAR, or if that does not begin at a page boundary,
+    /// and `ENOMEM`.
+    pub fn move_to_bar(mut self, provider: &Provider<'_>) -> Result<Arc<Self>> {
+        // All pieces end there at the latest.
+        let start = provider.phys_addr(0, self.end)?;
+        if start & IN_PAGE != 0 {
+            return Err(EINVAL);
+        }
+
+        // INVARIANT: What is inside of the BAR is so at its address, where no sum overflows. All is
+        // moved by as many whole pages.
+        // OVERFLOW: By the type invariant of the provider. Without ranges `start` is not used, and
+        // all ones already.
+        for range in self.as_mut_slice() {
+            range.paddr += start;
+        }
+        self.start = self.start.saturating_add(start);
+        self.end += start;
+        Ok(Arc::new(self, GFP_KERNEL)?)
+    }
+
+    /// Makes room for more ranges. For one alone there always is.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM` if memory runs out.
+    #[inline]
+    pub fn reserve(&mut self, additional: usize, flags: Flags) -> Result {
+        match &mut self.all {
+            Some(all) => Ok(all.reserve(additional, flags)?),
+            None if additional > usize::from(self.size == 0) => {
+                self.give_up_alone(additional, flags)
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Makes room for more ranges than one in a list that has none, or one.
+    fn give_up_alone(&mut self, additional: usize, flags: Flags) -> Result {
+        let alone = self.size != 0;
+        let mut all = KVVec::with_capacity(additional.saturating_add(alone.into()), flags)?;
+
+        if alone {
+            all.push_within_capacity(self.alone)?;
+        }
+        // INVARIANT: The range is the same, if there is one.
+        self.all = Some(all);
+        Ok(())
+    }
+
+    fn as_slice(&self) -> &[bindings::phys_vec] {
+        match &self.all {
+            Some(all) => all,
+            None if self.size == 0 => &[],
+            None => slice::from_ref(&self.alone),
+        }
+    }
+
+    fn as_mut_slice(&mut self) -> &mut [bindings::phys_vec] {
+        match &mut self.all {
+            Some(all) => all,
+            None if self.size == 0 => &mut [],
+            None => slice::from_mut(&mut self.alone),
+        }
     }
 
     /// Appends `len` bytes at the physical address `start`.
@@ -130,29 +225,31 @@ impl RangeList {
     ///
     /// The list is as before if it fails.
     pub fn push(&mut self, start: u64, len: u64) -> Result {
-        // CAST: The page size is far below 2^64.
-        const MASK: u64 = PAGE_SIZE as u64 - 1;
-
-        if len == 0 || start & MASK != 0 || len & MASK != 0 {
+        if len == 0 || start & IN_PAGE != 0 || len & IN_PAGE != 0 {
             return Err(EINVAL);
         }
         let end = start.checked_add(len).ok_or(EOVERFLOW)?;
         let bytes = usize::try_from(len).map_err(|_| EOVERFLOW)?;
         let size = self.size.checked_add(bytes).ok_or(EOVERFLOW)?;
 
-        match self.ranges.last_mut() {
+        match self.as_mut_slice().last_mut() {
             // INVARIANT: The sum is a multiple of the page size, and ends where the range that was
             // checked above does. It is not more than `size`, which does not overflow.
             // OVERFLOW: By the type invariant no range overflows.
             Some(last) if last.paddr + last.len as u64 == start => last.len += bytes,
-            // INVARIANT: The range was checked above.
-            _ => self.ranges.push(
-                bindings::phys_vec {
+            _ => {
+                let range = bindings::phys_vec {
                     paddr: start,
                     len: bytes,
-                },
-                GFP_KERNEL,
-            )?,
+                };
+
+                self.reserve(1, GFP_KERNEL)?;
+                // INVARIANT: The range was checked above. It is the only one, or there is room.
+                match &mut self.all {
+                    Some(all) => all.push_within_capacity(range)?,
+                    None => self.alone = range,
+                }
+            }
         }
 
         // INVARIANT: `len` bytes from `start` to `end` were appended.
@@ -165,13 +262,13 @@ impl RangeList {
     /// Returns the number of ranges.
     #[inline]
     pub fn len(&self) -> usize {
-        self.ranges.len()
+        self.as_slice().len()
     }
 
     /// Tells whether there is no range.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.ranges.is_empty()
+        self.size == 0
     }
 
     /// Returns the sum of the lengths, in bytes.
@@ -182,7 +279,7 @@ impl RangeList {
 
     /// Iterates over the ranges as physical address and length in bytes.
     pub fn iter(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
-        self.ranges.iter().map(|r| (r.paddr, r.len as u64))
+        self.as_slice().iter().map(|r| (r.paddr, r.len as u64))
     }
 }
 
@@ -210,19 +307,21 @@ impl RangeTable {
     ///
     /// # Safety
     ///
-    /// `attach` must be valid for as long as the table exists, and the ranges must be in the BAR of
-    /// `provider`.
+    /// `attach` must be valid for as long as the table exists, the ranges must be in the BAR of
+    /// `provider`, and `map_type` must be the kind of the importer's route to it.
     unsafe fn new(
         attach: *mut bindings::dma_buf_attachment,
         provider: &Provider<'_>,
+        map_type: MapType,
         ranges: &Arc<RangeList>,
     ) -> Result<Self> {
         // SAFETY: As promised by the caller; the array is valid for its length, and is copied.
         let raw = from_err_ptr(unsafe {
-            bindings::dma_buf_phys_table_create(
+            bindings::dma_buf_phys_table_create_routed(
                 attach,
                 provider.as_raw(),
-                ranges.ranges.as_ptr(),
+                map_type.as_raw(),
+                ranges.as_slice().as_ptr(),
                 ranges.len(),
                 ranges.size(),
             )
@@ -272,7 +371,7 @@ impl<'r, E: Exporter> MapRequest<'r, E> {
     /// `provider` finds the provider of the BAR in what the exporter has of its bound device, so that
     /// it is one of that device: the mapping is taken back when that is unbound, and not when another
     /// one is. The table that the importer had before is mapped again if `ranges` is the same list as
-    /// then. Mirrors `dma_buf_phys_table_create()` and `dma_buf_phys_table_map()`. Sleeps.
+    /// then. Mirrors `dma_buf_phys_table_create_routed()` and `dma_buf_phys_table_map()`. Sleeps.
     ///
     /// # Errors
     ///
@@ -369,9 +468,17 @@ impl<'r, E: Exporter> MapRequest<'r, E> {
             .and_then(|table| unsafe { table.map(dir) }.ok());
         let table = match table {
             Some(table) => table,
-            // SAFETY: As above. The ranges were checked to be in the BAR, and the table is one of
-            // the attachment, with which it is dropped at the latest.
-            None => unsafe { RangeTable::new(self.as_raw(), provider, ranges)?.map(dir)? },
+            // SAFETY: As above. The ranges were checked to be in the BAR, the kind of the route is
+            // that of both, and the table is one of the attachment, with which it is dropped at the
+            // latest.
+            None => unsafe {
+                let map_type = self
+                    .holdings()
+                    .map_type(provider)
+                    .unwrap_or_else(|| provider.map_type(self.device()));
+
+                RangeTable::new(self.as_raw(), provider, map_type, ranges)?.map(dir)?
+            },
         };
 
         self.keep(table)

@@ -143,6 +143,23 @@ impl Reason {
     }
 }
 
+/// Returns the PCI hops between an importer and the memory behind a BAR; [`None`] if there is no
+/// permitted route, or the importer is not a PCI device.
+///
+/// Walks the route, which takes longer than all else of an attach: for those who look at an
+/// attachment, not for each that is made.
+pub fn distance(provider: &Provider<'_>, importer: &device::Device) -> Option<u32> {
+    if is_pci(importer) {
+        provider.distance(importer)
+    } else {
+        None
+    }
+}
+
+fn is_pci(dev: &device::Device) -> bool {
+    <&pci::Device>::try_from(dev).is_ok()
+}
+
 /// What is between an importer and the memory behind a BAR.
 #[derive(Clone, Copy, Debug)]
 pub struct Route {
@@ -150,16 +167,28 @@ pub struct Route {
     pub opted_in: bool,
     /// The importer is a PCI device.
     pub pci: bool,
-    /// PCI hops between both devices; [`None`] if there is no permitted route.
-    pub distance: Option<u32>,
     /// The kind of mapping that PCI allows.
     pub map_type: MapType,
 }
 
 impl Route {
-    /// Measures the route of an importer that attaches.
+    /// Finds out about the route of an importer that attaches.
+    ///
+    /// It is walked when an importer comes for the first time. The kind is remembered, and is also
+    /// that of each mapping.
     pub fn new(provider: &Provider<'_>, req: &AttachRequest<'_>) -> Self {
-        Self::measure(provider, req.device(), req.peer2peer()).0
+        let pci = is_pci(req.device());
+        let map_type = if pci {
+            req.map_type(provider)
+        } else {
+            MapType::NOT_SUPPORTED
+        };
+
+        Self {
+            opted_in: req.peer2peer(),
+            pci,
+            map_type,
+        }
     }
 
     /// Measures the route of a device that may attach, opted in to peer memory or not.
@@ -176,7 +205,6 @@ impl Route {
         let route = Self {
             opted_in,
             pci: decision.is_some(),
-            distance: decision.and_then(|decision| decision.distance),
             map_type: decision.map_or(MapType::NOT_SUPPORTED, |decision| decision.map_type),
         };
 
@@ -203,7 +231,6 @@ impl Route {
     /// let below_one_switch = Route {
     ///     opted_in: true,
     ///     pci: true,
-    ///     distance: Some(4),
     ///     map_type: MapType::BUS_ADDR,
     /// };
     /// assert_eq!(below_one_switch.path(), Ok(Path::PeerBus));
@@ -219,8 +246,6 @@ impl Route {
             Err(Reason::NoOptIn)
         } else if !self.pci {
             Err(Reason::NotPci)
-        } else if self.distance.is_none() {
-            Err(Reason::NoRoute)
         } else if self.map_type == MapType::BUS_ADDR {
             Ok(Path::PeerBus)
         } else if self.map_type == MapType::THRU_HOST_BRIDGE {

@@ -181,37 +181,41 @@ impl Table {
 /// an allocation.
 pub(super) struct Tables {
     first: Option<Table>,
-    others: KVec<Table>,
+    /// Not only empty without tables: to drop an empty vector is a call of the allocator.
+    others: Option<KVec<Table>>,
 }
 
 impl Tables {
+    #[inline]
     pub(super) const fn new() -> Self {
         Self {
             first: None,
-            others: KVec::new(),
+            others: None,
         }
     }
 
     #[inline]
     pub(super) fn len(&self) -> usize {
-        usize::from(self.first.is_some()) + self.others.len()
+        usize::from(self.first.is_some()) + self.others.as_ref().map_or(0, KVec::len)
     }
 
     #[inline]
     pub(super) fn iter(&self) -> impl Iterator<Item = &Table> {
-        Iterator::chain(self.first.iter(), self.others.iter())
+        Iterator::chain(self.first.iter(), self.others.iter().flatten())
     }
 
     #[inline]
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Table> {
-        Iterator::chain(self.first.iter_mut(), self.others.iter_mut())
+        Iterator::chain(self.first.iter_mut(), self.others.iter_mut().flatten())
     }
 
     /// Makes room for one more. Sleeps.
     #[inline]
     pub(super) fn reserve(&mut self) -> Result {
         if self.first.is_some() {
-            self.others.reserve(1, GFP_KERNEL)?;
+            self.others
+                .get_or_insert_with(KVec::new)
+                .reserve(1, GFP_KERNEL)?;
         }
         Ok(())
     }
@@ -223,9 +227,12 @@ impl Tables {
             self.first = Some(table);
             return Ok(());
         }
-        self.others
-            .push_within_capacity(table)
-            .map_err(|PushError(table)| table)
+        match &mut self.others {
+            Some(others) => others
+                .push_within_capacity(table)
+                .map_err(|PushError(table)| table),
+            None => Err(table),
+        }
     }
 
     /// Takes out a table for which `f` returns true, [`None`] if there is none.
@@ -235,9 +242,10 @@ impl Tables {
             return self.first.take();
         }
 
-        let index = self.others.iter_mut().position(f)?;
+        let others = self.others.as_mut()?;
+        let index = others.iter_mut().position(f)?;
 
-        self.others.remove(index).ok()
+        others.remove(index).ok()
     }
 }
 

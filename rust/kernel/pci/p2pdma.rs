@@ -51,6 +51,18 @@ impl MapType {
     pub const THRU_HOST_BRIDGE: Self =
         Self(bindings::pci_p2pdma_map_type_PCI_P2PDMA_MAP_THRU_HOST_BRIDGE);
 
+    /// Returns the value of the C side.
+    #[inline]
+    pub(crate) const fn as_raw(self) -> bindings::pci_p2pdma_map_type {
+        self.0
+    }
+
+    /// Returns the kind that has a value of the C side.
+    #[inline]
+    pub(crate) const fn from_raw(raw: bindings::pci_p2pdma_map_type) -> Self {
+        Self(raw)
+    }
+
     /// Tells whether a client with this kind of route can be given a mapping.
     #[inline]
     pub fn is_supported(self) -> bool {

@@ -111,7 +111,10 @@ use crate::{
             MapRequest, //
         },
         mapping::Mapping,
-        peer::Route,
+        peer::{
+            distance,
+            Route, //
+        },
         DmaBuf, //
     },
     drm::{
@@ -131,7 +134,8 @@ use crate::{
     },
     pm::{
         self,
-        Awake, //
+        Awake,
+        LastUse, //
     },
     prelude::*,
     sync::{
@@ -255,7 +259,6 @@ pub struct Facts {
 /// let route = Route {
 ///     opted_in: true,
 ///     pci: true,
-///     distance: Some(4),
 ///     map_type: MapType::BUS_ADDR,
 /// };
 /// let below_one_switch = Facts {
@@ -272,7 +275,6 @@ pub struct Facts {
 /// // Without a route it depends on where the object may live.
 /// let mut no_route = Facts {
 ///     route: Route {
-///         distance: None,
 ///         map_type: MapType::NOT_SUPPORTED,
 ///         ..route
 ///     },
@@ -287,6 +289,7 @@ pub struct Facts {
 /// no_route.vram_or_fail = true;
 /// assert_eq!(decide(&no_route), Outcome::refused(Reason::NoRoute));
 /// ```
+#[inline]
 pub fn decide(facts: &Facts) -> Outcome {
     let path = match facts.route.path() {
         Ok(_) if !facts.inside_bar => Err(Reason::OutsideBar),
@@ -535,11 +538,10 @@ pub fn exports<T: PeerObject>(pdev: &pci::Device<Bound>, bar: u32) -> Result<Exp
 pub struct Attachment {
     driver: Name,
     outcome: Outcome,
-    distance: Option<u32>,
     opted_in: bool,
     /// For a peer that does not let go of VRAM, or does not take anything else: it can map at any
     /// time, with the reservation held, when it is too late to resume the device.
-    _awake: Option<Awake>,
+    awake: Option<Awake>,
 }
 
 /// A GEM object that is exported as a dma-buf.
@@ -556,6 +558,8 @@ pub struct GemExport<T: PeerObject> {
     held: Atomic<usize>,
     /// A peer was given system memory because the device was suspended. The reservation guards it.
     suspended: Atomic<bool>,
+    /// When an importer has mapped the object in VRAM.
+    last_use: LastUse,
     refusals: Pin<KBox<Mutex<Refusals>>>,
 }
 
@@ -574,9 +578,11 @@ impl<T: PeerObject> GemExport<T> {
 
     /// Tells the tracepoint what an importer did, and what came of it.
     fn trace(&self, act: Act, importer: &device::Device, outcome: Outcome, ret: Result) {
-        let (path, reason) = (outcome.path.code(), outcome.reason.code());
+        if trace::is_on(act) {
+            let (path, reason) = (outcome.path.code(), outcome.reason.code());
 
-        trace::importer(act, subject(&*self.obj), importer, path, reason, ret);
+            trace::importer(act, subject(&*self.obj), importer, path, reason, ret);
+        }
     }
 
     /// Returns what an importer has, which is not what it could have, where the object is now.
@@ -623,6 +629,18 @@ impl<T: PeerObject> GemExport<T> {
             vram_or_fail: obj.data().vram_or_fail(),
             pinned,
             unrevocable: importer.is_unrevocable(obj.vram().holders()),
+        }
+    }
+
+    /// Takes note that an importer uses the device; returns whether that is awake.
+    fn note_use(&self, at: &Attached<'_, Self>) -> bool {
+        let dev = self.obj.owner();
+
+        // A device that the attachment keeps awake has its delay from when that is gone.
+        if at.data().awake.is_some() {
+            !pm::is_suspended(dev)
+        } else {
+            self.last_use.note(dev)
         }
     }
 
@@ -778,8 +796,8 @@ impl<T: PeerObject> GemExport<T> {
         let mut object = self.object(cx);
         // The driver moves what is exported before the device is suspended, with the reservation held,
         // and importers are told. Importers of what does not move keep the device awake.
-        let stays = Object::<T>::is_pinned(&object)
-            || (self.is_in_first_place(cx) && pm::note_use(self.obj.owner()));
+        let stays =
+            Object::<T>::is_pinned(&object) || (self.is_in_first_place(cx) && self.note_use(at));
         // Keeps the device awake until the object has moved.
         let awake = (!stays).then(|| awake_if_active(&*self.obj)).flatten();
 
@@ -859,11 +877,11 @@ impl<T: PeerObject> Exporter for GemExport<T> {
         self.trace(Act::Attach, req.device(), outcome, outcome.result());
 
         if outcome.path == Path::Refused {
-            let name = req.device().name();
+            let (name, hops) = (req.device().name(), distance(cx.bound(), req.device()));
             let refusal = AttachmentInfo {
                 driver,
                 refused_at: Some(Instant::now()),
-                ..AttachmentInfo::new(name, outcome, route.distance, importer.flags())
+                ..AttachmentInfo::new(name, outcome, hops, importer.flags())
             };
             self.refusals.lock().push(refusal);
         } else if outcome.path == Path::System {
@@ -872,13 +890,12 @@ impl<T: PeerObject> Exporter for GemExport<T> {
 
         outcome.result()?;
         let keeps_awake =
-            outcome.path.is_peer() && (!req.is_revocable() || vram_or_fail::<T>(&self.obj));
+            outcome.path.is_peer() && (vram_or_fail::<T>(&self.obj) || !req.is_revocable());
         Ok(Attachment {
             driver,
             outcome,
-            distance: route.distance,
             opted_in: route.opted_in,
-            _awake: awake.and_then(Result::ok).filter(|_| keeps_awake),
+            awake: awake.and_then(Result::ok).filter(|_| keeps_awake),
         })
     }
 
@@ -1084,6 +1101,7 @@ fn export<T: PeerObject>(obj: &Object<T>, flags: c_int) -> Result<ARef<DmaBuf>> 
         inode: Atomic::new(0),
         held: Atomic::new(0),
         suspended: Atomic::new(false),
+        last_use: LastUse::new(),
         refusals: new_refusals()?,
     };
 
@@ -1239,9 +1257,10 @@ fn listing_of<T: PeerObject>(object: &Held<'_, Object<T>>) -> Result<(KVec<Attac
             } else {
                 data.outcome
             };
+            let hops = distance(cx.bound(), at.device());
             let info = AttachmentInfo {
                 driver: data.driver,
-                ..AttachmentInfo::new(at.device().name(), outcome, data.distance, flags)
+                ..AttachmentInfo::new(at.device().name(), outcome, hops, flags)
             };
             list.push(info, GFP_KERNEL)?;
         }

@@ -136,6 +136,36 @@ fn errno(ret: Result) -> c_int {
     }
 }
 
+/// Tells whether somebody traces `act`, which takes less than to say what there is to be traced.
+#[inline(never)]
+pub(crate) fn is_on(act: Act) -> bool {
+    macro_rules! is_on {
+        ($tracepoint:ident) => {{
+            #[cfg(CONFIG_TRACEPOINTS)]
+            // SAFETY: The key of a tracepoint is static, and may be looked at at any time.
+            let on = unsafe {
+                crate::jump_label::static_branch_unlikely!(
+                    bindings::$tracepoint,
+                    bindings::tracepoint,
+                    key
+                )
+            };
+            #[cfg(not(CONFIG_TRACEPOINTS))]
+            let on = false;
+
+            on
+        }};
+    }
+
+    match act {
+        Act::Attach => is_on!(__tracepoint_drm_peer_attach),
+        Act::Pin => is_on!(__tracepoint_drm_peer_pin),
+        Act::Unpin => is_on!(__tracepoint_drm_peer_unpin),
+        Act::Map => is_on!(__tracepoint_drm_peer_map),
+        Act::Unmap => is_on!(__tracepoint_drm_peer_unmap),
+    }
+}
+
 /// An importer does, or tries to do, `act`. `path` and `reason` are codes of the peer layer.
 #[inline(never)]
 pub(crate) fn importer(
