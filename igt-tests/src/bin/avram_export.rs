@@ -177,6 +177,7 @@ fn reused() -> Outcome {
         expect_errno("what a peer has", card.create(SIZE), libc::ENOSPC)?;
         drop(peer);
         card.close(rest)?;
+        check_eq!(card.debugfs()?.buffers()?, [], "objects in round {round}");
     }
     Ok(())
 }
