@@ -13,13 +13,47 @@ use crate::debugfs::DebugFs;
 use crate::drm::{ioctl, nodes, prime_export, prime_import, DmaBuf};
 use crate::misc;
 use crate::pci::PciDevice;
-use crate::rebind::{Overridden, Unbound};
+use crate::rebind::{self, Overridden, Unbound};
 use crate::uapi;
 use crate::uapi::{AvramGemCreate, DrmGemClose};
 use crate::{Stop, SysError};
 
 /// Name of the PCI driver, and of the DRM driver.
 pub const DRIVER: &str = "avram";
+
+/// The module, which takes any such device that has no driver; unloaded when this is dropped.
+///
+/// Made first, so that it is dropped when nobody has a file of it any more.
+#[derive(Debug)]
+pub struct Module(());
+
+impl Module {
+    /// Loads it.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if it is missing.
+    #[track_caller]
+    pub fn load() -> Result<Self, Stop> {
+        let status = Command::new("modprobe").arg(DRIVER).status();
+        check!(
+            status.as_ref().is_ok_and(|status| status.success()),
+            "modprobe {DRIVER}: {status:?}"
+        );
+        Ok(Self(()))
+    }
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        misc::poll(Duration::from_secs(5), || {
+            match rebind::delete_module(DRIVER) {
+                Err(error) if error.errno == libc::EWOULDBLOCK => None,
+                _ => Some(()),
+            }
+        });
+    }
+}
 
 /// A device that avram has; vvram gets it back when this is dropped.
 #[derive(Debug)]
@@ -36,17 +70,8 @@ impl Split {
     ///
     /// Fails the subtest if a driver does not do what it should.
     #[track_caller]
-    pub fn new(gpu: &PciDevice) -> Result<Self, Stop> {
+    pub fn new(_module: &Module, gpu: &PciDevice) -> Result<Self, Stop> {
         let own = Unbound::new(gpu)?;
-        let status = Command::new("modprobe").arg(DRIVER).status();
-        check!(
-            status.as_ref().is_ok_and(|status| status.success()),
-            "modprobe {DRIVER}: {status:?}"
-        );
-        if gpu.driver().as_deref() == Some(DRIVER) {
-            // It was loaded just now, and takes what is free.
-            gpu.unbind(DRIVER)?;
-        }
         Ok(Self {
             overridden: Overridden::new(gpu, DRIVER)?,
             own,

@@ -15,7 +15,7 @@ use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::power::Auto;
 use vvram_tests::rebind;
 use vvram_tests::scene::{leads_to, patterns, peer_reads, peer_writes, works, Expect};
-use vvram_tests::split::{self, Card, Split};
+use vvram_tests::split::{self, Card, Module, Split};
 use vvram_tests::uapi::{self, AvramGemCreate};
 use vvram_tests::{check, check_eq, expect_errno, igt_main, Outcome, Stop};
 
@@ -68,8 +68,9 @@ fn pair(path: &str, reason: &str) -> (String, String) {
 
 /// Each class of importer reaches VRAM as the route allows, or is refused with the reason.
 fn matrix() -> Outcome {
+    let module = Module::load()?;
     let gpu = PciDevice::vvram()?;
-    let split = Split::new(&gpu)?;
+    let split = Split::new(&module, &gpu)?;
     let card = Card::open(split.gpu())?;
     let bar = Bar::open(&gpu)?;
     let buffer = card.export(card.create(SIZE)?)?;
@@ -129,9 +130,10 @@ fn matrix() -> Outcome {
 
 /// Whoever gets VRAM finds zeroes there, and what was closed is given to others.
 fn reused() -> Outcome {
+    let module = Module::load()?;
     Expect::get()?.need_route()?;
     let gpu = PciDevice::vvram()?;
-    let split = Split::new(&gpu)?;
+    let split = Split::new(&module, &gpu)?;
     let card = Card::open(split.gpu())?;
     let all = Bar::open(&gpu)?.len();
 
@@ -184,8 +186,9 @@ fn reused() -> Outcome {
 
 /// An object that comes back is the object; other buffers are not taken.
 fn imported() -> Outcome {
+    let module = Module::load()?;
     let gpu = PciDevice::vvram()?;
-    let split = Split::new(&gpu)?;
+    let split = Split::new(&module, &gpu)?;
     let (card, other) = (Card::open(split.gpu())?, Card::open(split.gpu())?);
     let handle = card.create(SIZE)?;
     let buffer = card.export(handle)?;
@@ -211,9 +214,10 @@ fn imported() -> Outcome {
 
 /// The device of the core driver is awake while a peer may reach VRAM, and no longer.
 fn awake() -> Outcome {
+    let module = Module::load()?;
     Expect::get()?.need_route()?;
     let gpu = PciDevice::vvram()?;
-    let split = Split::new(&gpu)?;
+    let split = Split::new(&module, &gpu)?;
     let card = Card::open(split.gpu())?;
     let bar = Bar::open(&gpu)?;
     let buffer = card.export(card.create(SIZE)?)?;
@@ -237,12 +241,13 @@ fn awake() -> Outcome {
 
 /// When the core driver is unbound, importers are told, and what they have is void.
 fn unbound() -> Outcome {
+    let module = Module::load()?;
     Expect::get()?.need_route()?;
     let gpu = PciDevice::vvram()?;
     let bar = Bar::open(&gpu)?;
     let mut left: Vec<(Peer, DmaBuf, Card)> = Vec::new();
     for round in 0..2 {
-        let split = Split::new(&gpu)?;
+        let split = Split::new(&module, &gpu)?;
         let card = Card::open(split.gpu())?;
         let buffer = card.export(card.create(SIZE)?)?;
         let peer = Peer::open()?;
@@ -274,8 +279,9 @@ fn unbound() -> Outcome {
 
 /// Nothing keeps the module when all is closed.
 fn unloaded() -> Outcome {
+    let module = Module::load()?;
     let gpu = PciDevice::vvram()?;
-    let split = Split::new(&gpu)?;
+    let split = Split::new(&module, &gpu)?;
     let card = Card::open(split.gpu())?;
     let buffer = card.export(card.create(SIZE)?)?;
     split.undo()?;
