@@ -178,25 +178,11 @@ impl<T: VramObject> Device<T> {
         let this = T::vram(data);
         let dev = drm.as_raw();
 
-        // What lives as long as the DRM device is its data.
-        let start = ptr::from_ref(data).addr();
-        let inside = start..start + size_of_val(data);
-        if !inside.contains(&ptr::from_ref(this).addr()) {
-            return Err(EINVAL);
-        }
+        this.0
+            .allocator
+            .check_setup(drm, this, pdev, bar, visible)?;
+
         let owner: &device::Device<device::Bound> = pdev.as_ref();
-
-        // SAFETY: The parent of a DRM device never changes, nor does that of a registered device.
-        let parents = unsafe { [(*dev).dev, (*(*dev).dev).parent] };
-        if !parents.contains(&owner.as_raw())
-            || !this
-                .0
-                .allocator
-                .can_be_shown(visible, pdev.resource_len(bar)?)
-        {
-            return Err(EINVAL);
-        }
-
         let owner: &device::Device = owner;
         let whose = Whose {
             drm: dev.addr(),

@@ -221,26 +221,11 @@ impl<T: TtmObject> Device<T> {
         let this = T::ttm(data);
         let dev = drm.as_raw();
 
-        // What lives as long as the DRM device is its data.
-        let start = ptr::from_ref(data).addr();
-        let inside = start..start + size_of_val(data);
-        if !inside.contains(&ptr::from_ref(this).addr()) {
-            return Err(EINVAL);
-        }
+        this.vram
+            .allocator()
+            .check_setup(drm, this, pdev, bar, visible)?;
 
         let owner: &device::Device<device::Bound> = pdev.as_ref();
-        // An auxiliary device goes before the driver of its parent is unbound, and so does what is
-        // registered for it.
-        // SAFETY: The parent of a DRM device never changes, nor does that of a registered device.
-        let parents = unsafe { [(*dev).dev, (*(*dev).dev).parent] };
-        if !parents.contains(&owner.as_raw())
-            || !this
-                .vram
-                .allocator()
-                .can_be_shown(visible, pdev.resource_len(bar)?)
-        {
-            return Err(EINVAL);
-        }
         let vram_start = pdev.resource_start(bar)?;
         vram_start.checked_add(visible).ok_or(EINVAL)?;
 

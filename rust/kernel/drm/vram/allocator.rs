@@ -11,6 +11,11 @@ use super::{
     Ranges, //
 };
 use crate::{
+    device::{
+        self,
+        Bound, //
+    },
+    drm,
     gpu::buddy::{
         AllocatedBlocks,
         GpuBuddy,
@@ -23,11 +28,15 @@ use crate::{
         PAGE_MASK,
         PAGE_SIZE, //
     },
+    pci,
     prelude::*,
     ptr::Alignment,
     sync::Arc, //
 };
-use core::ops::Range;
+use core::{
+    ops::Range,
+    ptr, //
+};
 
 /// The allocator of VRAM, or of a part of it, on [`GpuBuddy`].
 ///
@@ -128,8 +137,46 @@ impl Allocator {
         self.buddy.base_offset()
     }
 
+    /// Checks that `vram`, which has the memory of this allocator, can be the VRAM of `drm`: that of
+    /// `pdev`, whose BAR `bar` shows the first `visible` bytes of it.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if `vram` is not a part of the data of `drm`, `pdev` is neither the parent of `drm` nor
+    /// that one's, there is no such BAR, or `visible` is more than it shows.
+    pub(crate) fn check_setup<D: drm::Driver, V>(
+        &self,
+        drm: &drm::UnregisteredDevice<D>,
+        vram: &V,
+        pdev: &pci::Device<Bound>,
+        bar: u32,
+        visible: u64,
+    ) -> Result {
+        let data: &D::Data = drm;
+        let dev = drm.as_raw();
+
+        // What lives as long as the DRM device is its data.
+        let start = ptr::from_ref(data).addr();
+        let inside = start..start + size_of_val(data);
+        if !inside.contains(&ptr::from_ref(vram).addr()) {
+            return Err(EINVAL);
+        }
+
+        let owner: &device::Device<Bound> = pdev.as_ref();
+        // An auxiliary device goes before the driver of its parent is unbound, and so does what is
+        // registered for it.
+        // SAFETY: The parent of a DRM device never changes, nor does that of a registered device.
+        let parents = unsafe { [(*dev).dev, (*(*dev).dev).parent] };
+        if !parents.contains(&owner.as_raw())
+            || !self.can_be_shown(visible, pdev.resource_len(bar)?)
+        {
+            return Err(EINVAL);
+        }
+        Ok(())
+    }
+
     /// Tells whether a BAR of `len` bytes can show the first `visible` bytes of VRAM.
-    pub(crate) fn can_be_shown(&self, visible: u64, len: u64) -> bool {
+    fn can_be_shown(&self, visible: u64, len: u64) -> bool {
         visible <= self.end().min(len)
             && self
                 .layout
