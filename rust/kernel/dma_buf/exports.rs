@@ -146,7 +146,6 @@ pub(super) struct Registry {
     unmapped: CondVar,
 
     /// The address of the device that exports.
-    #[cfg_attr(not(all(CONFIG_PCI, CONFIG_64BIT)), expect(dead_code))]
     owner: usize,
 
     /// The routes from devices that have attached to that which exports, the last one of those that
