@@ -168,12 +168,21 @@ fn rewrite(file: &File, name: &str, text: &str) -> Result<(), SysError> {
         .map_err(|error| SysError::io(format!("{name} = {text}"), &error))
 }
 
+fn contents(file: &File, name: &str) -> Result<String, SysError> {
+    let mut text = [0; 16];
+    let len = file
+        .read_at(&mut text, 0)
+        .map_err(|error| SysError::io(name, &error))?;
+    Ok(String::from_utf8_lossy(&text[..len]).trim().to_owned())
+}
+
 /// Suspends a device, and resumes it, as part of what this thread does.
 #[derive(Debug)]
 pub struct Manual<'a> {
     control: File,
     delay: File,
     status: File,
+    usage: File,
     device: &'a PciDevice,
 }
 
@@ -188,7 +197,7 @@ impl<'a> Manual<'a> {
             let path = device.path("power").join(name);
             File::options()
                 .read(true)
-                .write(name != "runtime_status")
+                .write(!name.starts_with("runtime_"))
                 .open(&path)
                 .map_err(|error| SysError::io(format!("opening {}", path.display()), &error))
         };
@@ -196,6 +205,7 @@ impl<'a> Manual<'a> {
             control: open("control")?,
             delay: open("autosuspend_delay_ms")?,
             status: open("runtime_status")?,
+            usage: open("runtime_usage")?,
             device,
         };
         power.on()?;
@@ -218,12 +228,7 @@ impl<'a> Manual<'a> {
 
     /// Sees that the device is in this state.
     fn expect(&self, state: &str) -> Result<(), SysError> {
-        let mut text = [0; 16];
-        let len = self
-            .status
-            .read_at(&mut text, 0)
-            .map_err(|error| SysError::io("runtime_status", &error))?;
-        match String::from_utf8_lossy(&text[..len]).trim() {
+        match contents(&self.status, "runtime_status")?.as_str() {
             is if is == state => Ok(()),
             is => Err(SysError::new(
                 format!("a device to be {state} that is {is}"),
@@ -272,6 +277,24 @@ impl<'a> Manual<'a> {
     pub fn on(&self) -> Result<(), SysError> {
         self.set_delay("-1")?;
         self.set_control("auto")
+    }
+
+    /// Waits until only [`Manual::on`] keeps the device awake: the worker that ends a move may use
+    /// it for a moment longer than the move.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if somebody goes on using it.
+    #[track_caller]
+    pub fn unused(&self) -> Outcome {
+        let mut usage = String::new();
+        let unused = misc::poll(LIMIT, || {
+            usage =
+                contents(&self.usage, "runtime_usage").unwrap_or_else(|error| error.to_string());
+            (usage == "1").then_some(())
+        });
+        check!(unused.is_some(), "runtime_usage: {usage}");
+        Ok(())
     }
 
     /// Resumes the device, and says whether that worked. [`Manual::on`] or

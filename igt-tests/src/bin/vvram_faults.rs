@@ -804,6 +804,7 @@ impl<'a> InVram<'a> {
             uapi::PLACEMENT_VRAM,
             "placement of what may be moved"
         );
+        power.unused()?;
         Ok(Self {
             power,
             lost,
