@@ -5,20 +5,8 @@
 #include <drm/ttm/ttm_device.h>
 #include <drm/ttm/ttm_resource.h>
 #include <drm/ttm/ttm_tt.h>
-#include <linux/kref.h>
-#include <linux/sched.h>
 
 #ifdef CONFIG_RUST_DRM_TTM
-__rust_helper void rust_helper_cond_resched(void)
-{
-	cond_resched();
-}
-
-__rust_helper int rust_helper_kref_get_unless_zero(struct kref *kref)
-{
-	return kref_get_unless_zero(kref);
-}
-
 __rust_helper bool
 rust_helper_drm_gem_object_is_shared_for_memory_stats(struct drm_gem_object *obj)
 {

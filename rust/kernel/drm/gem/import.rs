@@ -50,8 +50,13 @@ impl Importer for Follower {
 pub struct Import(Attachment<Follower>);
 
 impl Import {
-    #[cfg(CONFIG_RUST_DRM_TTM)]
-    pub(super) fn new(buf: ARef<DmaBuf>, dev: &device::Device<device::Bound>) -> Result<Self> {
+    /// Attaches `dev`, which accesses the memory of the buffer: the DMA device of a DRM device.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOMEM` if memory runs out.
+    /// - What the exporter says.
+    pub fn new(buf: ARef<DmaBuf>, dev: &device::Device<device::Bound>) -> Result<Self> {
         let follower = Follower {
             invalidations: Atomic::new(0),
         };

@@ -117,6 +117,7 @@ mod raw {
         /// # Safety
         ///
         /// The device must be valid.
+        #[cfg(CONFIG_RUST_DRM_TTM)]
         pub(super) unsafe fn drm_peer_move(
             exporter: *const bindings::device,
             id: u64,
