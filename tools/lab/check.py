@@ -17,6 +17,7 @@ from pathlib import Path
 from unittest import mock
 
 import cache
+import compiled
 import igt
 import kernel
 import kernellog
@@ -24,7 +25,6 @@ import ktap
 import matrix
 import pipeline
 import plan
-import portable
 import programs
 import qemu
 import rdma
@@ -64,7 +64,7 @@ class Lists:
 def run(steps, built):
     """Run everything; return the verdicts."""
     verdicts = (unit_tests(steps, built) + program_tests(steps, built) + modules(steps, built)
-                + refused.run(steps, built) + portable.run(steps, built))
+                + refused.run(steps, built) + compiled.run(steps, built))
     lists = Lists.of(built)
     outcomes, unsteady = once_more(steps, built, lists,
                                    boot(steps, built, "boot the tests", plan.check()))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Tests of how the kernel crate is compiled without PCI."""
+"""Tests of what is compiled in configurations that no guest boots."""
 
 import contextlib
 import re
@@ -10,8 +10,11 @@ from pathlib import Path
 from unittest import mock
 
 import cache
-import portable
+import compiled
 from steps import LabError
+
+
+IT, WITHOUT_TTM = compiled.ALL
 
 
 class Steps:
@@ -35,14 +38,14 @@ class Steps:
     def run(self, argv, _hint, *_box, **_more):
         self.ran.append(argv[-1])
         if argv[-1] == "allnoconfig":
-            (self.out / "portable.result").write_text(portable.FRAGMENT.read_text())
+            (self.out / f"{IT.file}.result").write_text(IT.fragment.read_text())
         if argv[-1] == self.fail:
             error = LabError("it does not compile", "")
             error.log = "a log"
             raise error
 
 
-class Portable(unittest.TestCase):
+class Compiled(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
@@ -56,13 +59,13 @@ class Portable(unittest.TestCase):
         steps = Steps(fail)
         source = types.SimpleNamespace(key="key", state=state, kconfig="kconfig", tree=self.top)
         box = types.SimpleNamespace(with_binds=lambda *_args, **_more: None)
-        steps.out = self.top / f"portable-{cache.digest('key', portable.toolchain.KEY)}"
-        [verdict] = portable.run(steps, types.SimpleNamespace(box=box, source=source))
+        steps.out = self.top / f"{IT.file}-{cache.digest('key', compiled.toolchain.KEY)}"
+        verdict = compiled.compiled(steps, types.SimpleNamespace(box=box, source=source), IT)
         return verdict.result, steps.ran
 
     def test_is_compiled_when_something_changed(self):
         self.assertEqual(self.run_once(), ("pass", ["allnoconfig", "prepare"]))
-        self.assertEqual(self.run_once(), ("pass", [f"current: {portable.NAME}"]))
+        self.assertEqual(self.run_once(), ("pass", [f"current: {IT.name}"]))
         self.assertEqual(self.run_once("two"), ("pass", ["prepare"]))
 
     def test_what_does_not_compile_fails_each_time(self):
@@ -72,11 +75,21 @@ class Portable(unittest.TestCase):
             self.assertEqual(ran[-1], "prepare")
 
     def test_has_neither_pci_nor_64_bits(self):
-        text = portable.FRAGMENT.read_text()
+        text = IT.fragment.read_text()
         for option in ("PCI", "64BIT"):
             self.assertIn(f"# CONFIG_{option} is not set\n", text)
-        self.assertIn("CONFIG_WERROR=y\n", text)
-        self.assertTrue(re.findall(r"^\tselect \w+$", portable.LAYERS.read_text(), re.M))
+        self.assertTrue(re.findall(rb"^\tselect \w+$", IT.layers, re.M))
+
+    def test_has_no_ttm(self):
+        text = WITHOUT_TTM.fragment.read_text()
+        for option in ("DRM_TTM", "RUST_DRM_TTM"):
+            self.assertIn(f"# CONFIG_{option} is not set\n", text)
+        self.assertEqual(WITHOUT_TTM.layers, b"")
+        self.assertIn("drivers/gpu/drm/avram/", WITHOUT_TTM.targets)
+
+    def test_warnings_are_errors(self):
+        for it in compiled.ALL:
+            self.assertIn("CONFIG_WERROR=y\n", it.fragment.read_text())
 
 
 if __name__ == "__main__":
