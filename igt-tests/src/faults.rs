@@ -391,7 +391,7 @@ pub struct Snapshot {
     /// Unless the GPU has another driver.
     gpu: Option<Gpu>,
     system: u64,
-    users: [Option<i64>; 3],
+    users: [Option<i64>; 4],
 }
 
 /// What vvram has.
@@ -441,7 +441,7 @@ impl Snapshot {
                 let _ = std::fs::write("/proc/sys/vm/stat_refresh", "1");
                 meminfo("GPUActive").unwrap_or(0)
             },
-            users: ["vvram", "edu_peer", "bar_export"].map(module_users),
+            users: ["vvram", "edu_peer", "bar_export", "avram"].map(module_users),
         })
     }
 

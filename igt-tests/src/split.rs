@@ -15,7 +15,7 @@ use crate::misc;
 use crate::pci::PciDevice;
 use crate::rebind::{self, Overridden, Unbound};
 use crate::uapi;
-use crate::uapi::{AvramGemCreate, DrmGemClose};
+use crate::uapi::{AvramGemCreate, DrmGemClose, PeerAttachment, PeerAttachments, PeerQuery};
 use crate::{Stop, SysError};
 
 /// Name of the PCI driver, and of the DRM driver.
@@ -134,6 +134,20 @@ impl Card {
         }
     }
 
+    /// Opens the node once more.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the open.
+    pub fn reopen(&self) -> Result<Self, SysError> {
+        let path = format!("/proc/self/fd/{}", self.fd());
+        let file = File::options().read(true).write(true).open(&path);
+        Ok(Self {
+            file: file.map_err(|error| SysError::io(path, &error))?,
+            device: self.device.clone(),
+        })
+    }
+
     fn fd(&self) -> RawFd {
         self.file.as_raw_fd()
     }
@@ -205,4 +219,63 @@ impl Card {
         })?;
         Ok(())
     }
+
+    /// PEER_ATTACHMENTS: the importers of an object and those that were refused, at most 64.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn attachments(&self, handle: u32) -> Result<Vec<PeerAttachment>, SysError> {
+        let mut entries = vec![PeerAttachment::default(); 64];
+        let mut argument = PeerAttachments {
+            handle,
+            entry_size: size_of::<PeerAttachment>() as u32,
+            count: entries.len() as u32,
+            attachments: entries.as_mut_ptr() as u64,
+            ..Default::default()
+        };
+        let name = || format!("PEER_ATTACHMENTS(handle={handle})");
+        ioctl(self.fd(), uapi::AVRAM_PEER_ATTACHMENTS, &mut argument, name)?;
+        entries.truncate(argument.count as usize);
+        Ok(entries)
+    }
+
+    /// PEER_QUERY: what a device would get of an object, as an importer of the class that the
+    /// flags are of.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn query(
+        &self,
+        handle: u32,
+        flags: u32,
+        importer: &PciDevice,
+    ) -> Result<PeerQuery, SysError> {
+        let mut argument = PeerQuery {
+            handle,
+            flags,
+            importer: importer.address(),
+            ..Default::default()
+        };
+        let name = || format!("PEER_QUERY(handle={handle})");
+        ioctl(self.fd(), uapi::AVRAM_PEER_QUERY, &mut argument, name)?;
+        Ok(argument)
+    }
+
+    /// The auxiliary device that the DRM device belongs to.
+    pub fn device(&self) -> &str {
+        &self.device
+    }
+}
+
+/// Takes an auxiliary device from the DRM driver, or gives it back.
+///
+/// # Errors
+///
+/// Any error of sysfs.
+pub fn set_bound(device: &str, bound: bool) -> Result<(), SysError> {
+    let file = if bound { "bind" } else { "unbind" };
+    let path = format!("/sys/bus/auxiliary/drivers/{DRIVER}.{DRIVER}/{file}");
+    fs::write(&path, device).map_err(|error| SysError::io(path, &error))
 }

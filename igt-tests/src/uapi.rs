@@ -390,6 +390,10 @@ pub struct PeerQuery {
 
 /// GEM_CREATE of avram.
 pub const AVRAM_GEM_CREATE: u64 = iowr::<AvramGemCreate>(DRM, DRM_COMMAND_BASE);
+/// ATTACHMENTS of avram.
+pub const AVRAM_PEER_ATTACHMENTS: u64 = iowr::<PeerAttachments>(DRM, DRM_COMMAND_BASE + 1);
+/// QUERY of avram.
+pub const AVRAM_PEER_QUERY: u64 = iowr::<PeerQuery>(DRM, DRM_COMMAND_BASE + 2);
 /// GETPARAM.
 pub const VVRAM_GETPARAM: u64 = iowr::<VvramGetparam>(DRM, DRM_COMMAND_BASE);
 /// GEM_CREATE.

@@ -26,6 +26,8 @@ KINDS = ("avram_export", "vvram_counters", "vvram_hotplug", "vvram_kill", "vvram
 PAIR = ("pair_copy", "pair_import")                                             # two GPUs
 # How the names of the topologies of these end.
 KIND_OF_EACH = ("switch", "intel-iommu", "no-route")
+# Where each allocation fails.
+FAULTS = ("avram_faults", "vvram_faults")
 # Those that come to the same on all machines.
 ONCE = ("vvram_async", "vvram_badinput", "vvram_compat", "vvram_copy", "vvram_create",
         "vvram_debugfs", "vvram_dmem", "vvram_failures", "vvram_fdinfo", "vvram_holders",
@@ -34,7 +36,7 @@ ONCE = ("vvram_async", "vvram_badinput", "vvram_compat", "vvram_copy", "vvram_cr
         "vvram_sleep", "vvram_smallbar", "vvram_split", "vvram_storm", "vvram_trace", "vvram_usage",
         "vvram_user", "vvram_views", "vvram_vmap",
         # Last: an allocation that fails may turn checks of the kernel off.
-        "vvram_faults")
+        *FAULTS)
 ONCE_BOOTS = 2
 # With a NIC: everywhere, for each kind of address, and once.
 RDMA = ("rdma_matrix",)
@@ -43,8 +45,10 @@ RDMA_ONCE = ("rdma_clients", "rdma_pressure")
 # Where devices see other memory than the CPU, code that forgets to synchronize fails.
 BOUNCED = ("vvram_bounce", "vvram_sync")
 # Where the BAR shows VRAM in another order, and VRAM has holes, code that takes one offset for the
-# other fails. By default and in `make soak`.
-SCRAMBLED = ("vvram_copy", "vvram_mmap", "vvram_move", "vvram_p2p", "vvram_views", "vvram_vmap")
+# other fails. Of the policy, what has to do with VRAM. By default and in `make soak`.
+SCRAMBLED = ("vvram_copy", "vvram_matrix@vram-dynamic", "vvram_matrix@vram-revocable",
+             "vvram_matrix@either-dynamic", "vvram_matrix@either-pinned", "vvram_mmap", "vvram_move",
+             "vvram_p2p", "vvram_views", "vvram_vmap")
 SCRAMBLED_SOAK = (*SCRAMBLED, "vvram_export", "vvram_matrix", "vvram_storm")
 # Machines of a topology that differ from it, by the name that their boots and mutations have.
 VARIANTS = {"bounce": "swiotlb=force", "scramble": "vvram.scramble=1 vvram.holes=1"}
@@ -80,7 +84,7 @@ def sanitized():
 
 def faults():
     """The boot in which each allocation of each operation fails."""
-    return igt("soak-faults", SWITCH, ("vvram_faults",), VVRAM_SOAK=SOAK)
+    return igt("soak-faults", SWITCH, FAULTS, VVRAM_SOAK=SOAK)
 
 
 def soak():

@@ -12,12 +12,13 @@ use vvram_tests::misc;
 use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::{Bar, PciDevice};
 use vvram_tests::peer::{Mode, Peer};
+use vvram_tests::policy::{Gets, Object, Order, Rules, IMPORTERS};
 use vvram_tests::power::Auto;
 use vvram_tests::rebind;
 use vvram_tests::scene::{leads_to, patterns, peer_reads, peer_writes, works, Expect};
 use vvram_tests::split::{self, Card, Module, Split};
 use vvram_tests::uapi::{self, AvramGemCreate};
-use vvram_tests::{check, check_eq, expect_errno, igt_main, Outcome, Stop};
+use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome, Stop};
 
 const PAGE64: u64 = PAGE as u64;
 const PAGES: usize = 3;
@@ -124,6 +125,102 @@ fn matrix() -> Outcome {
         "what was counted"
     );
     drop((buffer, card));
+    split.undo()?;
+    works()
+}
+
+/// One importer of a pair: what it is told before, what the attach gives, and what the rules say.
+#[track_caller]
+fn attached(
+    card: &Card,
+    (handle, buffer): (u32, &DmaBuf),
+    mode: Mode,
+    want: Gets,
+) -> Result<Option<Peer>, Stop> {
+    let answer = card.query(handle, mode.attachment_flags(), &PciDevice::edu()?)?;
+    let peer = Peer::open()?;
+    let result = peer.attach(buffer, mode);
+    let list = card.attachments(handle)?;
+    // Attachments come first, the oldest one first, then refusals.
+    let entry = match &result {
+        Ok(_) => list.iter().rfind(|entry| entry.path != uapi::PATH_REFUSED),
+        Err(_) => list.last(),
+    };
+    let Some(entry) = entry else {
+        fail!("nothing is listed after {result:?} in mode {mode:?}");
+    };
+    check_eq!(
+        ((answer.path, answer.reason), (entry.path, entry.reason)),
+        ((want.path, want.reason), (want.path, want.reason)),
+        "path and reason in mode {mode:?}, as asked for before and as attached"
+    );
+    check_eq!(answer.distance, entry.distance, "distance in mode {mode:?}");
+    if want.path == uapi::PATH_REFUSED {
+        expect_errno("a refused attach", result, libc::EOPNOTSUPP)?;
+        return Ok(None);
+    }
+    result?;
+    Ok(Some(peer))
+}
+
+/// Each pair of classes, in both orders: one importer does not change what the other one gets.
+fn pairs() -> Outcome {
+    let module = Module::load()?;
+    let gpu = PciDevice::vvram()?;
+    let split = Split::new(&module, &gpu)?;
+    let card = Card::open(split.gpu())?;
+    let bar = Bar::open(&gpu)?;
+    let rules = Rules {
+        route: match Expect::get()? {
+            Expect::Refused => None,
+            route => Some(route.path()),
+        },
+    };
+    let (seed, _) = patterns();
+    let mut round = 0;
+    for first in IMPORTERS {
+        for second in IMPORTERS {
+            for order in [Order::Early, Order::Late] {
+                let handle = card.create(SIZE)?;
+                let buffer = card.export(handle)?;
+                let want = rules.both(Object::Vram, order, first, second);
+                let Some(other) = want.second else {
+                    fail!("the rules say nothing of a second importer");
+                };
+                let one = attached(&card, (handle, &buffer), first, want.first)?;
+                if let (Some(peer), Order::Late) = (&one, order) {
+                    peer.pin_and_map(first)?;
+                }
+                let two = attached(&card, (handle, &buffer), second, other)?;
+                if let (Some(peer), Order::Early) = (&one, order) {
+                    peer.pin_and_map(first)?;
+                }
+                if let Some(peer) = &two {
+                    peer.pin_and_map(second)?;
+                }
+                let peers: Vec<_> = one.iter().chain(&two).collect();
+                if let [writer, reader] = peers[..] {
+                    round += 1;
+                    let pattern = seed.derive(round);
+                    peer_writes(writer, pattern, &[0, 1, 2])?;
+                    peer_reads(reader, pattern, &[1])?;
+                    let places = located(&bar, pattern)?;
+                    for peer in [writer, reader] {
+                        leads_to(peer, &bar, &places)?;
+                        check_eq!(
+                            peer.status()?.invalidations,
+                            0,
+                            "invalidations in {first:?} and {second:?}, {order:?}"
+                        );
+                    }
+                }
+                drop((one, two, buffer));
+                card.close(handle)?;
+            }
+        }
+    }
+    check_eq!(card.debugfs()?.buffers()?, [], "objects that are left");
+    drop(card);
     split.undo()?;
     works()
 }
@@ -277,6 +374,50 @@ fn unbound() -> Outcome {
     works()
 }
 
+/// When only the DRM driver is unbound, importers are told; the core keeps the VRAM of what is left,
+/// and the DRM driver can come back.
+fn card_unbound() -> Outcome {
+    let module = Module::load()?;
+    Expect::get()?.need_route()?;
+    let gpu = PciDevice::vvram()?;
+    let bar = Bar::open(&gpu)?;
+    let split = Split::new(&module, &gpu)?;
+    let card = Card::open(split.gpu())?;
+    let buffer = card.export(card.create(SIZE)?)?;
+    let peer = Peer::open()?;
+    peer.attach(&buffer, Mode::Dynamic)?;
+    peer.map()?;
+    reaches_vram(&peer, &bar, 0)?;
+    let told = peer.status()?.invalidations;
+
+    split::set_bound(card.device(), false)?;
+    check!(
+        peer.status()?.invalidations > told,
+        "the importer was not told: {:?}",
+        peer.status()?
+    );
+    expect_errno("map after the unbind", peer.map(), libc::ENODEV)?;
+    expect_errno("create after the unbind", card.create(SIZE), libc::ENODEV)?;
+    split::set_bound(card.device(), true)?;
+
+    let again = Card::open(split.gpu())?;
+    let all = bar.len();
+    expect_errno("what the old object has", again.create(all), libc::ENOSPC)?;
+    let handle = again.create(SIZE)?;
+    let other = again.export(handle)?;
+    peer.detach()?;
+    peer.attach(&other, Mode::Dynamic)?;
+    peer.map()?;
+    reaches_vram(&peer, &bar, 1)?;
+    drop((peer, other, buffer, card));
+    again.close(handle)?;
+    let handle = again.create(all)?;
+    again.close(handle)?;
+    drop(again);
+    split.undo()?;
+    works()
+}
+
 /// Nothing keeps the module when all is closed.
 fn unloaded() -> Outcome {
     let module = Module::load()?;
@@ -304,9 +445,11 @@ fn unloaded() -> Outcome {
 
 igt_main! {
     "matrix", "each class of importer gets what the route allows", matrix;
+    "pairs", "one importer does not change what another one gets", pairs;
     "reused", "VRAM is zero when it is given out, and given out again", reused;
     "imported", "an own object is recognised, others are not taken", imported;
     "awake", "peers keep the device awake whose memory it is", awake;
     "unloaded", "nothing keeps the module when all is closed", unloaded;
+    "card-unbound", "the DRM driver can go alone, and come back", card_unbound;
     "unbound", "an unbind of the core takes everything back", unbound;
 }

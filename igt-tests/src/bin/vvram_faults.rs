@@ -160,6 +160,17 @@ fn ioctls() -> Outcome {
         },
         nothing,
     )?;
+    let edu = PciDevice::edu()?;
+    faults.sweep(
+        "PEER_QUERY",
+        &USUAL,
+        object,
+        |it| {
+            let flags = Mode::Dynamic.attachment_flags();
+            it.drm.query(it.handle, flags, &edu).map(|_| ())
+        },
+        nothing,
+    )?;
     faults.sweep(
         "GEM_IMPORT",
         &USUAL,

@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Every operation of the driver that is split in two, with each of its allocations and copies
+//! failing in turn.
+
+use std::cell::Cell;
+
+use vvram_tests::drm::DmaBuf;
+use vvram_tests::faults::Faults;
+use vvram_tests::map::PAGE;
+use vvram_tests::pci::{Bar, PciDevice};
+use vvram_tests::peer::{Mode, Peer};
+use vvram_tests::power::Auto;
+use vvram_tests::rebind::Unbound;
+use vvram_tests::scene::{patterns, peer_reads, peer_writes, works, Expect};
+use vvram_tests::split::{Card, Module, Split, DRIVER};
+use vvram_tests::{check_eq, igt_main, uapi, Outcome, Stop, SysError};
+
+const SIZE: u64 = 4 * PAGE as u64;
+/// What the allocation of memory and the copy of arguments may return.
+const USUAL: [i32; 2] = [libc::ENOMEM, libc::EFAULT];
+/// What must not fail needs no memory.
+const NONE: [i32; 0] = [];
+
+fn nothing<S>(_: &mut S) -> Result<(), SysError> {
+    Ok(())
+}
+
+/// Does `body` while avram has the GPU; then all VRAM can be had, and vvram works again.
+fn split(body: impl FnOnce(&PciDevice) -> Outcome) -> Outcome {
+    let module = Module::load()?;
+    let gpu = PciDevice::vvram()?;
+    let size = Bar::open(&gpu)?.len();
+    let split = Split::new(&module, &gpu)?;
+    body(split.gpu())?;
+    let card = Card::open(split.gpu())?;
+    check_eq!(card.debugfs()?.buffers()?, [], "objects that are left");
+    let all = card.create(size)?;
+    card.close(all)?;
+    drop(card);
+    split.undo()?;
+    works()
+}
+
+/// A file of the GPU, and the dma-buf of an object of some pages in it.
+struct Exported {
+    handle: u32,
+    card: Card,
+    buffer: DmaBuf,
+}
+
+impl Exported {
+    fn new(gpu: &PciDevice) -> Result<Self, Stop> {
+        let card = Card::open(gpu)?;
+        let handle = card.create(SIZE)?;
+        let buffer = card.export(handle)?;
+        Ok(Self {
+            handle,
+            card,
+            buffer,
+        })
+    }
+}
+
+/// Open, and the ioctls.
+fn ioctls() -> Outcome {
+    let edu = PciDevice::edu()?;
+    split(|gpu| {
+        let mut faults = Faults::new()?;
+        let kept = Card::open(gpu)?;
+        faults.sweep(
+            "open, avram",
+            &USUAL,
+            || Ok(None),
+            |card: &mut Option<Card>| {
+                *card = Some(kept.reopen()?);
+                Ok(())
+            },
+            nothing,
+        )?;
+        faults.sweep(
+            "GEM_CREATE, avram",
+            &USUAL,
+            || Card::open(gpu),
+            |card| card.create(SIZE).map(drop),
+            nothing,
+        )?;
+        faults.sweep(
+            "PRIME_HANDLE_TO_FD, avram",
+            &USUAL,
+            || {
+                let card = Card::open(gpu)?;
+                Ok((card.create(SIZE)?, card))
+            },
+            |(handle, card)| card.export(*handle).map(drop),
+            nothing,
+        )?;
+        faults.sweep(
+            "PRIME_FD_TO_HANDLE, avram",
+            &USUAL,
+            || Ok((Exported::new(gpu)?, Card::open(gpu)?)),
+            |(it, card)| card.import(&it.buffer).map(drop),
+            nothing,
+        )?;
+        faults.sweep(
+            "PEER_ATTACHMENTS, avram",
+            &USUAL,
+            || {
+                let it = Exported::new(gpu)?;
+                let peer = Peer::open()?;
+                // Refused or not, it is listed.
+                let _ = peer.attach(&it.buffer, Mode::Dynamic);
+                Ok((it, peer))
+            },
+            |(it, _)| it.card.attachments(it.handle).map(drop),
+            nothing,
+        )?;
+        faults.sweep(
+            "PEER_QUERY, avram",
+            &USUAL,
+            || Exported::new(gpu),
+            |it| {
+                let flags = Mode::Dynamic.attachment_flags();
+                it.card.query(it.handle, flags, &edu).map(drop)
+            },
+            nothing,
+        )
+    })
+}
+
+/// What importers do, of each class that reaches VRAM.
+fn importers() -> Outcome {
+    Expect::get()?.need_route()?;
+    let (pattern, _) = patterns();
+    split(|gpu| {
+        let mut faults = Faults::new()?;
+        for mode in [Mode::Dynamic, Mode::Pinned, Mode::Revocable] {
+            let open = || Ok((Exported::new(gpu)?, Peer::open()?));
+            let attached = || -> Result<_, Stop> {
+                let it = open()?;
+                it.1.attach(&it.0.buffer, mode)?;
+                Ok(it)
+            };
+            let mapped = || -> Result<_, Stop> {
+                let it = attached()?;
+                it.1.pin_and_map(mode)?;
+                peer_writes(&it.1, pattern, &[3])?;
+                Ok((it, Cell::new(false)))
+            };
+            faults.sweep(
+                &format!("attach, avram, {mode:?}"),
+                &USUAL,
+                open,
+                |(it, peer)| peer.attach(&it.buffer, mode).map(drop),
+                |(_, peer)| peer.detach(),
+            )?;
+            faults.sweep(
+                &format!("map, avram, {mode:?}"),
+                &USUAL,
+                || {
+                    let it = attached()?;
+                    if mode.needs_pin() {
+                        it.1.pin()?;
+                    }
+                    Ok(it)
+                },
+                |(_, peer)| peer.map(),
+                nothing,
+            )?;
+            faults.sweep(
+                &format!("unmap, avram, {mode:?}"),
+                &NONE,
+                mapped,
+                |((_, peer), done)| {
+                    if !done.get() {
+                        peer.unmap()?;
+                        done.set(true);
+                    }
+                    Ok(())
+                },
+                nothing,
+            )?;
+            let ((_it, peer), _) = mapped()?;
+            peer_reads(&peer, pattern, &[3])?;
+        }
+        Ok(())
+    })
+}
+
+/// What wakes the device of the core driver.
+fn resume() -> Outcome {
+    Expect::get()?.need_route()?;
+    split(|gpu| {
+        let auto = Auto::new(gpu)?;
+        let it = Exported::new(gpu)?;
+        let peer = Peer::open()?;
+        let mut faults = Faults::new()?;
+        faults.sweep(
+            "attach, avram, suspended",
+            &USUAL,
+            || {
+                auto.sleeps("before the attach")?;
+                Ok(peer.reopen()?)
+            },
+            |peer| peer.attach(&it.buffer, Mode::Dynamic).map(drop),
+            |peer| peer.detach(),
+        )?;
+        let access = uapi::DMA_BUF_SYNC_READ | uapi::DMA_BUF_SYNC_WRITE;
+        faults.sweep(
+            "CPU access, avram, suspended",
+            &USUAL,
+            || auto.sleeps("before the access"),
+            |()| {
+                it.buffer.sync(access)?;
+                it.buffer.sync(access | uapi::DMA_BUF_SYNC_END)
+            },
+            nothing,
+        )
+    })
+}
+
+/// The GPU without its driver, and with it again when this is dropped.
+struct Probe {
+    gpu: PciDevice,
+    /// It was bound, although the write that asked for it failed.
+    done: bool,
+}
+
+impl Probe {
+    fn new(gpu: &PciDevice) -> Result<Self, Stop> {
+        Unbound::new(gpu)?.keep();
+        Ok(Self {
+            gpu: gpu.clone(),
+            done: false,
+        })
+    }
+}
+
+impl Drop for Probe {
+    fn drop(&mut self) {
+        // The core has probed without its DRM driver, if that had no memory.
+        if self.gpu.driver().is_some() {
+            let _ = self.gpu.unbind(DRIVER);
+        }
+        let _ = self.gpu.bind(DRIVER);
+    }
+}
+
+/// The probe of the core driver, which makes the auxiliary device that the DRM driver probes.
+fn probe() -> Outcome {
+    split(|gpu| {
+        Faults::new()?.sweep(
+            "probe, avram",
+            &USUAL,
+            || Probe::new(gpu),
+            |it| {
+                if !it.done {
+                    it.gpu.bind(DRIVER)?;
+                }
+                Ok(())
+            },
+            |it| {
+                it.done = it.gpu.driver().is_some();
+                Ok(())
+            },
+        )
+    })
+}
+
+igt_main! {
+    "ioctls", "open, and the ioctls", ioctls;
+    "importers", "what importers do", importers;
+    "resume", "what wakes the device", resume;
+    "probe", "the probe of both drivers", probe;
+}
