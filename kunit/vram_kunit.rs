@@ -56,6 +56,8 @@ mod engine;
 mod export;
 #[path = "vram/fence.rs"]
 mod fence;
+#[path = "vram/importer.rs"]
+mod importer;
 #[path = "vram/lend.rs"]
 mod lend;
 #[path = "vram/lru.rs"]

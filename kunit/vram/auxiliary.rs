@@ -258,20 +258,19 @@ fn object(card: &Card) -> Result<ARef<Object>> {
 #[kunit_tests(vram_auxiliary)]
 mod tests {
     use super::*;
-    use crate::bench::{
-        export,
-        fill,
-        holds,
-        validate,
-        Asleep, //
+    use crate::{
+        bench::{
+            export,
+            fill,
+            holds,
+            validate,
+            Asleep, //
+        },
+        importer::prompt, //
     };
     use kernel::{
         dma::DataDirection,
-        dma_buf::{
-            importer::Invalidated,
-            Attachment,
-            Importer, //
-        },
+        dma_buf::Attachment,
         drm::{
             gem::peer::{
                 attachments,
@@ -284,17 +283,6 @@ mod tests {
     };
 
     const DIR: DataDirection = DataDirection::Bidirectional;
-
-    struct Prompt;
-
-    #[vtable]
-    impl Importer for Prompt {
-        const PEER2PEER: bool = true;
-
-        fn invalidate(&self, at: &mut Invalidated<'_>) {
-            at.unmap();
-        }
-    }
 
     /// VRAM is that of the PCI device: for moves, for peers, and for who keeps it awake.
     #[test]
@@ -310,14 +298,14 @@ mod tests {
 
             let buf = export(&object)?;
             let asleep = Asleep::new(pdev.as_ref());
-            let at = Attachment::new(buf.clone(), pdev.as_ref(), Prompt)?;
+            let at = Attachment::new(buf.clone(), pdev.as_ref(), prompt())?;
             check_eq!(
                 attachments::<Bo>(&object)?[0].outcome,
                 Outcome::system(Reason::Suspended)
             );
             drop((at, asleep));
 
-            let at = Attachment::new(buf, pdev.as_ref(), Prompt)?;
+            let at = Attachment::new(buf, pdev.as_ref(), prompt())?;
             let now = attachments::<Bo>(&object)?;
             check_eq!(now[0].outcome, Outcome::peer(Path::PeerBus));
             let place = object
@@ -341,7 +329,7 @@ mod tests {
             let object = object(&card)?;
             let buf = export(&object)?;
             let _asleep = Asleep::new(adev.as_ref());
-            let at = Attachment::new(buf, pdev.as_ref(), Prompt)?;
+            let at = Attachment::new(buf, pdev.as_ref(), prompt())?;
 
             check_eq!(
                 attachments::<Bo>(&object)?[0].outcome,
@@ -362,7 +350,7 @@ mod tests {
             let card = card(adev, pdev)?;
             let object = object(&card)?;
             let buf = export(&object)?;
-            let at = Attachment::new(buf.clone(), pdev.as_ref(), Prompt)?;
+            let at = Attachment::new(buf.clone(), pdev.as_ref(), prompt())?;
             at.with(|at| at.map(DIR).map(|_| ()))?;
 
             drop(card);
@@ -372,7 +360,7 @@ mod tests {
                 Ok(())
             })?;
             check_eq!(
-                Attachment::new(buf, pdev.as_ref(), Prompt).err(),
+                Attachment::new(buf, pdev.as_ref(), prompt()).err(),
                 Some(ENODEV)
             );
             check_eq!(validate(&object, &[Place::TT]), Err(ENODEV));

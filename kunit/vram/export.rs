@@ -28,33 +28,29 @@ mod tests {
                 with_exporter,
                 AttachRequest,
                 Attached,
-                Locked,
+                LockedBuffer,
                 MapRequest, //
             },
             fence::{
                 FenceContext,
                 FenceContextOps, //
             },
-            importer::{
-                Invalidated,
-                LockedAttachment, //
-            },
+            importer::LockedAttachment,
             mapping::{
                 Mapping,
                 RangeList, //
             },
             peer::{
                 require_path,
-                Path,
-                Reason,
-                Route, //
+                PeerPath,
+                Route,
+                RouteError, //
             },
             vmap::VMap,
             Attachment,
             DmaBuf,
             Exporter,
             Exports,
-            Importer,
             Ops,
             StaticAttachment, //
         },
@@ -91,7 +87,14 @@ mod tests {
         types::CovariantForLt,
     };
 
-    use crate::worker;
+    use crate::{
+        importer::{
+            late,
+            revocable,
+            Pinner, //
+        },
+        worker, //
+    };
 
     /// What happened to a buffer, in order.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -172,7 +175,7 @@ mod tests {
 
         fn attach(
             &self,
-            cx: &Locked<'_, Self>,
+            cx: &LockedBuffer<'_, Self>,
             req: &mut AttachRequest<'_>,
             _prepared: (),
         ) -> Result {
@@ -184,7 +187,7 @@ mod tests {
             self.0.note_end(Detach);
         }
 
-        fn pin(&self, _cx: &Locked<'_, Self>, _at: &Attached<'_, Self>) -> Result {
+        fn pin(&self, _cx: &LockedBuffer<'_, Self>, _at: &Attached<'_, Self>) -> Result {
             self.0.note(Pinned)
         }
 
@@ -194,7 +197,7 @@ mod tests {
 
         fn map<'r>(
             &self,
-            _cx: &Locked<'_, Self>,
+            _cx: &LockedBuffer<'_, Self>,
             at: &MapRequest<'r, Self>,
             dir: DataDirection,
         ) -> Result<Mapping<'r>> {
@@ -216,11 +219,11 @@ mod tests {
             self.0.note_end(Unmap);
         }
 
-        fn begin_cpu_access(&self, _cx: &Locked<'_, Self>, _dir: DataDirection) -> Result {
+        fn begin_cpu_access(&self, _cx: &LockedBuffer<'_, Self>, _dir: DataDirection) -> Result {
             self.0.note(Begin)
         }
 
-        fn end_cpu_access(&self, _cx: &Locked<'_, Self>, _dir: DataDirection) -> Result {
+        fn end_cpu_access(&self, _cx: &LockedBuffer<'_, Self>, _dir: DataDirection) -> Result {
             self.0.note(End)
         }
 
@@ -231,38 +234,6 @@ mod tests {
         fn release(&self) {
             self.0.note_end(Release);
         }
-    }
-
-    /// Lets go at once when it is told to.
-    struct Prompt(Atomic<u32>);
-
-    #[vtable]
-    impl Importer for Prompt {
-        const PEER2PEER: bool = true;
-
-        fn invalidate(&self, at: &mut Invalidated<'_>) {
-            self.0.fetch_add(1, Relaxed);
-            at.unmap();
-            at.unpin();
-        }
-    }
-
-    /// Lets go when the test does it.
-    struct Late;
-
-    #[vtable]
-    impl Importer for Late {
-        const PEER2PEER: bool = true;
-
-        fn invalidate(&self, _at: &mut Invalidated<'_>) {}
-    }
-
-    /// Cannot be told to let go, so it pins.
-    struct Pinner;
-
-    #[vtable]
-    impl Importer for Pinner {
-        const PEER2PEER: bool = true;
     }
 
     fn exports(pdev: &pci::Device<Bound>) -> Result<Exports<'_, Part>> {
@@ -285,10 +256,6 @@ mod tests {
         Ok((shared, buf))
     }
 
-    fn prompt() -> Prompt {
-        Prompt(Atomic::new(0))
-    }
-
     /// Returns the offset in the BAR of what is mapped, and its length.
     ///
     /// The device reaches its own BAR by bus addresses, which are those of the BAR.
@@ -306,7 +273,7 @@ mod tests {
         with_device(|pdev| {
             let exports = exports(pdev)?;
             let (shared, buf) = lend(pdev, &exports)?;
-            let at = Attachment::new(buf.clone(), pdev.as_ref(), prompt())?;
+            let at = Attachment::new(buf.clone(), pdev.as_ref(), revocable())?;
 
             at.with(|at| {
                 at.map(DataDirection::ToDevice)?;
@@ -329,7 +296,7 @@ mod tests {
             })?;
 
             // Two attachments have one each.
-            let other = Attachment::new(buf.clone(), pdev.as_ref(), prompt())?;
+            let other = Attachment::new(buf.clone(), pdev.as_ref(), revocable())?;
             other.with(|at| at.map(DataDirection::ToDevice).map(|_| ()))?;
             with_exporter(&buf, |_: &Part, cx| {
                 check!(cx.attachments().map(|at| at.maps()).eq([1, 1]));
@@ -437,7 +404,7 @@ mod tests {
         with_device(|pdev| {
             let exports = exports(pdev)?;
             let (shared, buf) = lend(pdev, &exports)?;
-            let at = Attachment::new(buf.clone(), pdev.as_ref(), Late)?;
+            let at = Attachment::new(buf.clone(), pdev.as_ref(), late())?;
 
             // The exporter has mapped already, and drops the mapping.
             *shared.fails.lock() = Some(Map);
@@ -466,7 +433,7 @@ mod tests {
         with_device(|pdev| {
             let exports = exports(pdev)?;
             let (shared, buf) = lend(pdev, &exports)?;
-            let at = Attachment::new(buf.clone(), pdev.as_ref(), prompt())?;
+            let at = Attachment::new(buf.clone(), pdev.as_ref(), revocable())?;
             let start = pdev.resource_start(BAR)?;
             let len = pdev.resource_len(BAR)?;
             let map = |first: u64, len: u64| {
@@ -579,7 +546,7 @@ mod tests {
             let exports = exports(pdev)?;
             let (shared, buf) = lend(pdev, &exports)?;
             check_eq!(
-                Attachment::new(buf.clone(), client, prompt()).err(),
+                Attachment::new(buf.clone(), client, revocable()).err(),
                 Some(EOPNOTSUPP)
             );
             // The device of the BAR is one, but a static importer does not opt in.
@@ -594,19 +561,19 @@ mod tests {
                 pci: false,
                 map_type: provider.map_type(client),
             };
-            check_eq!(route.path(), Err(Reason::NotPci));
+            check_eq!(route.path(), Err(RouteError::NotPci));
             let peer = Route {
                 pci: true,
                 map_type: provider.map_type(pdev.as_ref()),
                 ..route
             };
-            check_eq!(peer.path(), Ok(Path::PeerBus));
+            check_eq!(peer.path(), Ok(PeerPath::Bus));
             // A kind of route that nobody knows is none.
             let unknown = Route {
                 map_type: MapType::NOT_SUPPORTED,
                 ..peer
             };
-            check_eq!(unknown.path(), Err(Reason::NoRoute));
+            check_eq!(unknown.path(), Err(RouteError::NoRoute));
             Ok(())
         })
     }
@@ -616,7 +583,7 @@ mod tests {
         with_device(|pdev| {
             let exports = exports(pdev)?;
             let (shared, buf) = lend(pdev, &exports)?;
-            let at = Attachment::new(buf.clone(), pdev.as_ref(), prompt())?;
+            let at = Attachment::new(buf.clone(), pdev.as_ref(), revocable())?;
 
             // The table is kept while the buffer is where it was, in each direction, and not
             // when it moved; it may be at the same place again, by another list.
@@ -671,7 +638,7 @@ mod tests {
         with_device(|pdev| {
             let exports = exports(pdev)?;
             let (shared, buf) = lend(pdev, &exports)?;
-            let at = Attachment::new(buf.clone(), pdev.as_ref(), prompt())?;
+            let at = Attachment::new(buf.clone(), pdev.as_ref(), revocable())?;
 
             at.with(|at| {
                 check_eq!(at.map(DataDirection::None).err(), Some(EINVAL));
@@ -827,7 +794,7 @@ mod tests {
         with_device(|pdev| {
             let exports = exports(pdev)?;
             let (shared, buf) = lend(pdev, &exports)?;
-            let at = Attachment::new(buf.clone(), pdev.as_ref(), prompt())?;
+            let at = Attachment::new(buf.clone(), pdev.as_ref(), revocable())?;
             at.with(|at| {
                 at.pin()?;
                 at.map(DataDirection::ToDevice).map(|_| ())
@@ -854,7 +821,7 @@ mod tests {
             }
             check_eq!(VMap::new(buf.clone()).err(), Some(EINVAL));
             check_eq!(
-                Attachment::new(buf.clone(), pdev.as_ref(), prompt()).err(),
+                Attachment::new(buf.clone(), pdev.as_ref(), revocable()).err(),
                 Some(ENODEV)
             );
             check_eq!(with_exporter(&buf, |_: &Part, _| Ok(())), Err(ENODEV));
@@ -874,7 +841,7 @@ mod tests {
             let exports = exports(pdev)?;
             let (shared, buf) = lend(pdev, &exports)?;
             let at = Arc::new(
-                Attachment::new(buf.clone(), pdev.as_ref(), Late)?,
+                Attachment::new(buf.clone(), pdev.as_ref(), late())?,
                 GFP_KERNEL,
             )?;
             let revoked = Arc::pin_init(new_mutex!(false), GFP_KERNEL)?;
@@ -1022,7 +989,7 @@ mod tests {
             let exports = exports(pdev)?;
             let (_, buf) = lend(pdev, &exports)?;
             let (_, other) = lend(pdev, &exports)?;
-            let at = Attachment::new(buf.clone(), pdev.as_ref(), prompt())?;
+            let at = Attachment::new(buf.clone(), pdev.as_ref(), revocable())?;
 
             {
                 let mut guard = other.resv().lock();

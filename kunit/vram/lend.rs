@@ -33,10 +33,7 @@ mod tests {
                 FenceContext,
                 FenceContextOps, //
             },
-            importer::{
-                Invalidated,
-                LockedAttachment, //
-            },
+            importer::LockedAttachment,
             vmap::VMap,
             Attachment,
             Importer,
@@ -72,10 +69,7 @@ mod tests {
         prelude::*,
         sync::{
             aref::ARef,
-            atomic::{
-                Atomic,
-                Relaxed, //
-            },
+            atomic::Relaxed,
             Arc,
             Completion, //
         },
@@ -85,39 +79,16 @@ mod tests {
         }, //
     };
 
-    use crate::worker;
+    use crate::{
+        importer::{
+            late,
+            prompt,
+            Pinner, //
+        },
+        worker, //
+    };
 
     const DIR: DataDirection = DataDirection::Bidirectional;
-
-    /// Follows a buffer: unmaps it at once when it moves, and counts that.
-    struct Prompt(Atomic<u32>);
-
-    #[vtable]
-    impl Importer for Prompt {
-        const PEER2PEER: bool = true;
-
-        fn invalidate(&self, at: &mut Invalidated<'_>) {
-            self.0.fetch_add(1, Relaxed);
-            at.unmap();
-        }
-    }
-
-    fn prompt() -> Prompt {
-        Prompt(Atomic::new(0))
-    }
-
-    /// Follows a buffer, and unmaps it when it maps again.
-    struct Late(Atomic<u32>);
-
-    #[vtable]
-    impl Importer for Late {
-        const PEER2PEER: bool = true;
-
-        fn invalidate(&self, at: &mut Invalidated<'_>) {
-            self.0.fetch_add(1, Relaxed);
-            let _ = at.dma_buf();
-        }
-    }
 
     /// Pins, and does not opt in to peer memory.
     struct Local;
@@ -125,14 +96,6 @@ mod tests {
     #[vtable]
     impl Importer for Local {
         const PEER2PEER: bool = false;
-    }
-
-    /// Pins, and opts in.
-    struct Pinner;
-
-    #[vtable]
-    impl Importer for Pinner {
-        const PEER2PEER: bool = true;
     }
 
     struct Ring;
@@ -355,7 +318,7 @@ mod tests {
             fill(&object, 4)?;
             let buf = export(&object)?;
             let prompt = Attachment::new(buf.clone(), pdev.as_ref(), prompt())?;
-            let late = Attachment::new(buf.clone(), pdev.as_ref(), Late(Atomic::new(0)))?;
+            let late = Attachment::new(buf.clone(), pdev.as_ref(), late())?;
             let mut others = KVec::<ARef<Object>>::new();
 
             for _ in 0..3 {
@@ -377,12 +340,12 @@ mod tests {
                     Ok(())
                 })?;
 
-                let told =
+                let before =
                     [&prompt.importer().0, &late.importer().0].map(|count| count.load(Relaxed));
                 validate(&object, &[Place::TT])?;
                 let now =
                     [&prompt.importer().0, &late.importer().0].map(|count| count.load(Relaxed));
-                check_eq!(now, told.map(|count| count + 1));
+                check_eq!(now, before.map(|count| count + 1));
                 prompt.with(|at| {
                     check!(at.mapping().is_none());
                     Ok(())

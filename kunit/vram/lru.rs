@@ -23,10 +23,8 @@ mod tests {
         device::Bound,
         dma::DataDirection,
         dma_buf::{
-            importer::Invalidated,
             vmap::VMap,
-            Attachment,
-            Importer, //
+            Attachment, //
         },
         drm::{
             exec::Flag,
@@ -54,32 +52,18 @@ mod tests {
         }, //
     };
 
-    use crate::worker;
+    use crate::{
+        importer::{
+            prompt,
+            Pinner, //
+        },
+        worker, //
+    };
 
     const DIR: DataDirection = DataDirection::Bidirectional;
 
     /// How many small objects never leave VRAM.
     const UNEVICTABLE: u64 = 1000;
-
-    /// Follows a buffer, and opts in to peer memory.
-    struct Follower;
-
-    #[vtable]
-    impl Importer for Follower {
-        const PEER2PEER: bool = true;
-
-        fn invalidate(&self, at: &mut Invalidated<'_>) {
-            at.unmap();
-        }
-    }
-
-    /// Pins, and opts in.
-    struct Pinner;
-
-    #[vtable]
-    impl Importer for Pinner {
-        const PEER2PEER: bool = true;
-    }
 
     fn mem_type(object: &Object) -> Result<Option<MemType>> {
         Ok(object.reserve(false)?.mem_type())
@@ -158,12 +142,12 @@ mod tests {
     fn importers_use() -> Result {
         with_device(|pdev| {
             let bench = Older::new(pdev)?;
-            let at = Attachment::new(export(&bench.older)?, pdev.as_ref(), Follower)?;
+            let at = Attachment::new(export(&bench.older)?, pdev.as_ref(), prompt())?;
             check!(!bench.stays()?);
             drop(at);
 
             let bench = Older::new(pdev)?;
-            let at = Attachment::new(export(&bench.older)?, pdev.as_ref(), Follower)?;
+            let at = Attachment::new(export(&bench.older)?, pdev.as_ref(), prompt())?;
             at.with(|at| at.map(DIR).map(|_| ()))?;
             check!(bench.stays()?);
             drop(at);

@@ -8,6 +8,7 @@ use kernel::prelude::*;
 mod tests {
     use crate::{
         bench::with_device,
+        importer::prompt,
         memory::{
             available_pages,
             translate,
@@ -27,13 +28,10 @@ mod tests {
         dma_buf::{
             exporter::{
                 AttachRequest,
-                Locked,
+                LockedBuffer,
                 MapRequest, //
             },
-            importer::{
-                Invalidated,
-                LockedAttachment, //
-            },
+            importer::LockedAttachment,
             pages::Pages,
             table::Mapping,
             vmap::VMap,
@@ -41,7 +39,6 @@ mod tests {
             DmaBuf,
             Exporter,
             Exports,
-            Importer,
             Ops,
             StaticAttachment, //
         },
@@ -120,7 +117,7 @@ mod tests {
 
         fn attach(
             &self,
-            _cx: &Locked<'_, Self>,
+            _cx: &LockedBuffer<'_, Self>,
             req: &mut AttachRequest<'_>,
             _prepared: (),
         ) -> Result {
@@ -130,26 +127,26 @@ mod tests {
 
         fn map<'r>(
             &self,
-            _cx: &Locked<'_, Self>,
+            _cx: &LockedBuffer<'_, Self>,
             at: &MapRequest<'r, Self>,
             dir: DataDirection,
         ) -> Result<Mapping<'r>> {
             at.map_pages(&self.0.pages()?, dir)
         }
 
-        fn begin_cpu_access(&self, cx: &Locked<'_, Self>, _dir: DataDirection) -> Result {
+        fn begin_cpu_access(&self, cx: &LockedBuffer<'_, Self>, _dir: DataDirection) -> Result {
             cx.attachments().for_each(|at| at.sync_for_cpu());
             self.0.begun.fetch_add(1, Relaxed);
             Ok(())
         }
 
-        fn end_cpu_access(&self, cx: &Locked<'_, Self>, dir: DataDirection) -> Result {
+        fn end_cpu_access(&self, cx: &LockedBuffer<'_, Self>, dir: DataDirection) -> Result {
             self.0.begun.fetch_sub(1, Relaxed);
             cx.attachments().for_each(|at| at.sync_for_device(dir));
             Ok(())
         }
 
-        fn pages(&self, _cx: &Locked<'_, Self>) -> Result<Arc<Pages>> {
+        fn pages(&self, _cx: &LockedBuffer<'_, Self>) -> Result<Arc<Pages>> {
             self.0.asked.fetch_add(1, Relaxed);
             let slow = self.0.slow.lock().take();
             if let Some(asked) = slow {
@@ -157,19 +154,6 @@ mod tests {
                 fsleep(Delta::from_millis(50));
             }
             self.0.pages()
-        }
-    }
-
-    /// Lets go at once when it is told to.
-    struct Prompt(Atomic<u32>);
-
-    #[vtable]
-    impl Importer for Prompt {
-        const PEER2PEER: bool = true;
-
-        fn invalidate(&self, at: &mut Invalidated<'_>) {
-            self.0.fetch_add(1, Relaxed);
-            at.unmap();
         }
     }
 
@@ -260,7 +244,7 @@ mod tests {
             let dev = faux::Registration::new(c"vram_kunit", None)?;
             let exports = exports(&dev)?;
             let (shared, buf) = lend(&exports)?;
-            let at = Attachment::new(buf.clone(), pdev.as_ref(), Prompt(Atomic::new(0)))?;
+            let at = Attachment::new(buf.clone(), pdev.as_ref(), prompt())?;
 
             fill(&buf, b"written")?;
             at.with(|at| {
@@ -296,7 +280,7 @@ mod tests {
             let dev = faux::Registration::new(c"vram_kunit", None)?;
             let exports = exports(&dev)?;
             let (shared, buf) = lend(&exports)?;
-            let at = Attachment::new(buf.clone(), pdev.as_ref(), Prompt(Atomic::new(0)))?;
+            let at = Attachment::new(buf.clone(), pdev.as_ref(), prompt())?;
 
             fill(&buf, b"of DMA.")?;
             at.with(|at| {
@@ -333,7 +317,7 @@ mod tests {
             let dev = faux::Registration::new(c"vram_kunit", None)?;
             let exports = exports(&dev)?;
             let (shared, buf) = lend(&exports)?;
-            let at = Attachment::new(buf.clone(), pdev.as_ref(), Prompt(Atomic::new(0)))?;
+            let at = Attachment::new(buf.clone(), pdev.as_ref(), prompt())?;
 
             for size in [SIZE - PAGE_SIZE, SIZE + PAGE_SIZE] {
                 *shared.pages.lock() = Some(Pages::new(size, GFP_KERNEL)?);
@@ -524,12 +508,12 @@ mod tests {
     }
 
     #[test]
-    fn importers_are_told() -> Result {
+    fn mappings_are_invalidated() -> Result {
         with_device(|pdev| {
             let dev = faux::Registration::new(c"vram_kunit", None)?;
             let exports = exports(&dev)?;
             let (_, buf) = lend(&exports)?;
-            let at = Attachment::new(buf.clone(), pdev.as_ref(), Prompt(Atomic::new(0)))?;
+            let at = Attachment::new(buf.clone(), pdev.as_ref(), prompt())?;
 
             at.with(|at| at.map(BOTH).map(|_| ()))?;
             drop(exports);

@@ -6,25 +6,24 @@ use kernel::prelude::*;
 
 #[kunit_tests(vram_query)]
 mod tests {
-    use crate::bench::{
-        export,
-        with_device,
-        Asleep,
-        Bo,
-        Card,
-        Object,
-        BAR, //
+    use crate::{
+        bench::{
+            export,
+            with_device,
+            Asleep,
+            Bo,
+            Card,
+            Object,
+            BAR, //
+        },
+        importer::prompt, //
     };
     use kernel::{
         device::{
             Bound,
             Device, //
         },
-        dma_buf::{
-            importer::Invalidated,
-            Attachment,
-            Importer, //
-        },
+        dma_buf::Attachment,
         drm::{
             gem::peer::{
                 attachments,
@@ -45,18 +44,7 @@ mod tests {
         prelude::*, //
     };
 
-    struct Prompt;
-
-    #[vtable]
-    impl Importer for Prompt {
-        const PEER2PEER: bool = true;
-
-        fn invalidate(&self, at: &mut Invalidated<'_>) {
-            at.unmap();
-        }
-    }
-
-    /// As which class of importer [`Prompt`] attaches.
+    /// As which class of importer [`prompt`] attaches.
     const CLASS: u32 = flags::DYNAMIC | flags::REVOCABLE | flags::PEER2PEER;
 
     /// Asks what `client` would get, lets it attach, and returns the answer if it is the same.
@@ -71,7 +59,7 @@ mod tests {
         check_eq!(attachments::<Bo>(object)?.len(), 0);
 
         let buf = export(object)?;
-        let at = Attachment::new(buf.clone(), client, Prompt);
+        let at = Attachment::new(buf.clone(), client, prompt());
         check_eq!(at.as_ref().err().copied(), answer.outcome.result().err());
         let list = attachments::<Bo>(object)?;
         check_eq!(list.len(), 1);
@@ -159,7 +147,7 @@ mod tests {
         with_device(|pdev| {
             let card = Card::new(pdev, 0)?;
             let object = card.object(1, &Domain::Vram.places(), Domain::Vram)?;
-            let at = Attachment::new(export(&object)?, pdev.as_ref(), Prompt)?;
+            let at = Attachment::new(export(&object)?, pdev.as_ref(), prompt())?;
             let list = attachments::<Bo>(&object)?;
 
             check!(list[0].driver.starts_with(b"vram_kunit\0"));

@@ -52,7 +52,7 @@ def for_topology(work, topology):
 
 
 def run_demo(work):
-    """Show the main job on every topology."""
+    """Show a transfer peer to peer on every topology."""
     demo.run(work, pipeline.everything(work))
     work.console.say(f"total time: {work.console.elapsed()}")
     return 0

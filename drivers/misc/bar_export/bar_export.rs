@@ -2,8 +2,8 @@
 
 //! Ranges of the BARs of any PCI device as dma-bufs.
 //!
-//! The smallest exporter of peer memory: what it lends never moves and is nowhere else. It is bound
-//! by `driver_override`, or by an identification that is written to `new_id`.
+//! The smallest exporter of peer-to-peer memory: it never moves and has no copy elsewhere. It is
+//! bound by `driver_override`, or by an identification that is written to `new_id`.
 
 use kernel::{
     device,
@@ -51,7 +51,7 @@ const BATCH: usize = 16;
 /// For how many there is room before they are seen.
 const ROOM: usize = 4096;
 
-/// Ranges of a BAR that are lent.
+/// Ranges of a BAR that are exported.
 struct Ranges {
     bar: usize,
     list: Arc<mapping::RangeList>,
@@ -72,18 +72,18 @@ impl Exporter for Ranges {
 
     fn attach(
         &self,
-        cx: &exporter::Locked<'_, Self>,
+        cx: &exporter::LockedBuffer<'_, Self>,
         req: &mut exporter::AttachRequest<'_>,
         _prepared: (),
     ) -> Result {
         peer::require_path(&provider(cx.bound(), self.bar)?, req)?;
-        // The device is not held up by who cannot let go.
+        // Refuse importers that cannot be revoked: they could block an unbind.
         req.is_revocable().then_some(()).ok_or(EOPNOTSUPP)
     }
 
     fn map<'r>(
         &self,
-        _cx: &exporter::Locked<'_, Self>,
+        _cx: &exporter::LockedBuffer<'_, Self>,
         at: &exporter::MapRequest<'r, Self>,
         dir: DataDirection,
     ) -> Result<mapping::Mapping<'r>> {

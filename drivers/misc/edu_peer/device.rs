@@ -7,7 +7,7 @@
 //! buffer: what the CPU wants to put there or to get from there takes a second transfer, through a
 //! bounce buffer in system memory.
 //!
-//! The engine does not tell whether its reads and writes arrived. The driver of an oracle must not
+//! The engine does not tell whether its reads and writes arrived. The driver of a checker must not
 //! mistake what is left in the internal buffer for what was read, which is why it overwrites it
 //! first ([`Engine::scrub`]).
 

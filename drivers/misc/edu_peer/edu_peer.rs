@@ -7,9 +7,9 @@
 //! does. This driver imports dma-bufs on its behalf, in the way of each class of importer, and
 //! moves bytes between them and userspace, so that an exporter can be tested with real transfers.
 //!
-//! It is the oracle of such tests. Therefore it takes nothing on trust from the exporter: a scatter
-//! table that is not what the contract of dma-buf promises is refused ([`table`]), and a transfer
-//! that did not happen cannot look like one that did ([`device`]).
+//! It is the checker of such tests. Therefore it takes nothing on trust from the exporter: a
+//! scatter table that is not what the contract of dma-buf promises is refused ([`table`]), and a
+//! transfer that did not happen cannot look like one that did ([`device`]).
 //!
 //! - [`device`]: registers and the DMA engine,
 //! - [`table`]: what a scatter table must be, and where in it an offset lies,

@@ -18,8 +18,8 @@ use kernel::{
             SignallingSection, //
         },
         importer::{
+            self,
             Invalidated,
-            LockedAttachment,
             MappingSlot, //
         },
         Attachment,
@@ -162,8 +162,7 @@ impl Importer for NoP2p {
     }
 }
 
-/// Cannot let go of a mapping, hence pins first. It has no `invalidate`, which is what tells the
-/// core.
+/// Cannot be revoked, hence pins first. The core sees that from the missing `invalidate`.
 pub(crate) struct Pinned(Counters);
 
 #[vtable]
@@ -171,7 +170,7 @@ impl Importer for Pinned {
     const PEER2PEER: bool = true;
 }
 
-/// Pins, but can let go once: for good.
+/// Pins, but can be revoked, for good.
 pub(crate) struct Revocable(Counters);
 
 #[vtable]
@@ -191,12 +190,12 @@ impl Importer for Revocable {
 }
 
 /// An attachment of any class, with the reservation held.
-enum Locked<'a, 'b> {
+enum LockedAttachment<'a, 'b> {
     Static(&'a mut MappingSlot<'b>),
-    Managed(&'a mut LockedAttachment<'b>),
+    Managed(&'a mut importer::LockedAttachment<'b>),
 }
 
-impl<'b> Deref for Locked<'_, 'b> {
+impl<'b> Deref for LockedAttachment<'_, 'b> {
     type Target = MappingSlot<'b>;
 
     fn deref(&self) -> &Self::Target {
@@ -207,7 +206,7 @@ impl<'b> Deref for Locked<'_, 'b> {
     }
 }
 
-impl DerefMut for Locked<'_, '_> {
+impl DerefMut for LockedAttachment<'_, '_> {
     fn deref_mut(&mut self) -> &mut Self::Target {
         match self {
             Self::Static(at) => at,
@@ -216,9 +215,9 @@ impl DerefMut for Locked<'_, '_> {
     }
 }
 
-impl<'b> Locked<'_, 'b> {
+impl<'b> LockedAttachment<'_, 'b> {
     /// The attachment, if it is of a class that pins.
-    fn managed(&mut self) -> Option<&mut LockedAttachment<'b>> {
+    fn managed(&mut self) -> Option<&mut importer::LockedAttachment<'b>> {
         match self {
             Self::Static(_) => None,
             Self::Managed(at) => Some(at),
@@ -310,13 +309,23 @@ impl Attached {
     /// # Errors
     ///
     /// `EAGAIN` if somebody else has it, and those of [`Self::with`].
-    fn try_with<R>(&self, f: impl FnOnce(&mut Locked<'_, '_>) -> Result<R>) -> Result<R> {
+    fn try_with<R>(&self, f: impl FnOnce(&mut LockedAttachment<'_, '_>) -> Result<R>) -> Result<R> {
         match self {
-            Self::Static(attachment, _) => attachment.try_with(|at| f(&mut Locked::Static(at))),
-            Self::Dynamic(attachment) => attachment.try_with(|at| f(&mut Locked::Managed(at))),
-            Self::Pinned(attachment) => attachment.try_with(|at| f(&mut Locked::Managed(at))),
-            Self::Revocable(attachment) => attachment.try_with(|at| f(&mut Locked::Managed(at))),
-            Self::NoP2p(attachment) => attachment.try_with(|at| f(&mut Locked::Managed(at))),
+            Self::Static(attachment, _) => {
+                attachment.try_with(|at| f(&mut LockedAttachment::Static(at)))
+            }
+            Self::Dynamic(attachment) => {
+                attachment.try_with(|at| f(&mut LockedAttachment::Managed(at)))
+            }
+            Self::Pinned(attachment) => {
+                attachment.try_with(|at| f(&mut LockedAttachment::Managed(at)))
+            }
+            Self::Revocable(attachment) => {
+                attachment.try_with(|at| f(&mut LockedAttachment::Managed(at)))
+            }
+            Self::NoP2p(attachment) => {
+                attachment.try_with(|at| f(&mut LockedAttachment::Managed(at)))
+            }
         }
     }
 
@@ -330,13 +339,19 @@ impl Attached {
     /// # Errors
     ///
     /// `ENODEV` if the driver is not bound any more, and what `f` returns.
-    fn with<R>(&self, f: impl FnOnce(&mut Locked<'_, '_>) -> Result<R>) -> Result<R> {
+    fn with<R>(&self, f: impl FnOnce(&mut LockedAttachment<'_, '_>) -> Result<R>) -> Result<R> {
         match self {
-            Self::Static(attachment, _) => attachment.with(|at| f(&mut Locked::Static(at))),
-            Self::Dynamic(attachment) => attachment.with(|at| f(&mut Locked::Managed(at))),
-            Self::Pinned(attachment) => attachment.with(|at| f(&mut Locked::Managed(at))),
-            Self::Revocable(attachment) => attachment.with(|at| f(&mut Locked::Managed(at))),
-            Self::NoP2p(attachment) => attachment.with(|at| f(&mut Locked::Managed(at))),
+            Self::Static(attachment, _) => {
+                attachment.with(|at| f(&mut LockedAttachment::Static(at)))
+            }
+            Self::Dynamic(attachment) => {
+                attachment.with(|at| f(&mut LockedAttachment::Managed(at)))
+            }
+            Self::Pinned(attachment) => attachment.with(|at| f(&mut LockedAttachment::Managed(at))),
+            Self::Revocable(attachment) => {
+                attachment.with(|at| f(&mut LockedAttachment::Managed(at)))
+            }
+            Self::NoP2p(attachment) => attachment.with(|at| f(&mut LockedAttachment::Managed(at))),
         }
     }
 
@@ -348,11 +363,11 @@ impl Attached {
     /// - `EINVAL` if it has to be pinned first.
     /// - `EBADMSG` if the scatter table is wrong.
     /// - What the exporter says.
-    fn map_locked(&self, edu: &Edu, at: &mut Locked<'_, '_>) -> Result {
+    fn map_locked(&self, edu: &Edu, at: &mut LockedAttachment<'_, '_>) -> Result {
         if self.counters().revoked() {
             return Err(ENODEV);
         }
-        // One that cannot be told to let go is refused without a pin by the core.
+        // The core refuses a map without a pin for importers that cannot be revoked.
         if matches!(self, Self::Revocable(_)) && !at.is_pinned() {
             return Err(EINVAL);
         }
@@ -615,7 +630,7 @@ impl Attached {
 }
 
 /// The longest piece of a mapped buffer that starts at `offset` and has at most `limit` bytes.
-fn locate(at: &Locked<'_, '_>, offset: u64, limit: u64) -> Result<Segment> {
+fn locate(at: &LockedAttachment<'_, '_>, offset: u64, limit: u64) -> Result<Segment> {
     let sgt = at.mapping().ok_or(ENODEV)?;
 
     // The table was checked to have the size of the buffer, and the offset to be inside.

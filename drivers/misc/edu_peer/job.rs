@@ -2,7 +2,7 @@
 
 //! A transfer that goes on after the call that started it.
 //!
-//! A fence in the reservation of the buffer stands for it: whoever moves the buffer, takes it back
+//! A fence in the reservation of the buffer stands for it: whoever moves the buffer, revokes it
 //! or accesses it by the CPU waits for that. What the transfer needs is there before the fence is
 //! published. Between that and the signal, which is code that others wait for, nothing is allocated
 //! and no reservation is taken.
@@ -88,7 +88,7 @@ struct Job {
     start: Mutex<Option<Start>>,
     #[pin]
     end: Mutex<Option<End>>,
-    /// The worker has let go of the attachment.
+    /// The worker has released the attachment.
     #[pin]
     done: Completion,
     #[pin]
@@ -260,18 +260,18 @@ impl Ticket {
     /// # Errors
     ///
     /// - `ERESTARTSYS` if a signal arrived.
-    /// - `EINVAL` if somebody else was told.
+    /// - `EINVAL` if another caller has got the result.
     pub(crate) fn wait(&self) -> Result<End> {
         self.0.fence.wait(true)?;
         // What is left does not take long.
         self.0.done.wait_for_completion();
 
         let mut end = self.0.end.lock();
-        let told = (*end).as_mut().ok_or(EINVAL)?;
+        let outcome = (*end).as_mut().ok_or(EINVAL)?;
         Ok(End {
-            result: told.result,
-            moved: core::mem::take(&mut told.moved),
-            bytes: core::mem::take(&mut told.bytes),
+            result: outcome.result,
+            moved: core::mem::take(&mut outcome.moved),
+            bytes: core::mem::take(&mut outcome.bytes),
         })
     }
 }

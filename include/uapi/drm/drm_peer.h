@@ -52,7 +52,7 @@ enum drm_peer_path {
  * several of these apply, the first of the list is given. With 6 to 8 the
  * importer could have peer memory, but the buffer is in system memory. The same
  * is true for PINNED_ELSEWHERE, unless the importer was refused, and for
- * SUSPENDED, if the importer can be told to let go.
+ * SUSPENDED, if the importer can be revoked.
  */
 enum drm_peer_reason {
 	/** @DRM_PEER_REASON_NONE: it is peer to peer. */
@@ -77,8 +77,8 @@ enum drm_peer_reason {
 	/** @DRM_PEER_REASON_SYSTEM_ONLY: the buffer is never in VRAM. */
 	DRM_PEER_REASON_SYSTEM_ONLY = 8,
 	/**
-	 * @DRM_PEER_REASON_NOT_REVOCABLE: the importer cannot be told to let go
-	 * of VRAM, and the device does not give it to such importers.
+	 * @DRM_PEER_REASON_NOT_REVOCABLE: the importer cannot be revoked, and
+	 * the device does not give VRAM to such importers.
 	 */
 	DRM_PEER_REASON_NOT_REVOCABLE = 9,
 	/** @DRM_PEER_REASON_PINNED_ELSEWHERE: pinned where it cannot reach. */
@@ -104,7 +104,7 @@ enum drm_peer_reason {
  */
 #define DRM_PEER_IMPORTER_DYNAMIC	(1 << 2)
 /**
- * DRM_PEER_IMPORTER_REVOCABLE - the importer can be told to drop its mapping.
+ * DRM_PEER_IMPORTER_REVOCABLE - the mapping of the importer can be revoked.
  */
 #define DRM_PEER_IMPORTER_REVOCABLE	(1 << 3)
 /**

@@ -1,22 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The buffers that a bound driver has lent.
+//! The buffers that a bound driver has exported.
 //!
-//! A dma-buf lives for as long as somebody has its file, so it may outlive the driver that exported
-//! it, and importers may hold addresses of a device that is going away. [`Exports`] is the list of a
-//! driver's buffers. When it is dropped, or the driver unbound, it takes all of them back:
+//! A dma-buf lives for as long as its file, so it may outlive the driver that exported it, and
+//! importers may hold addresses of a device that is going away. [`Exports`] is the list of a
+//! driver's buffers. When it is dropped, or the driver unbound, it revokes all of them:
 //!
 //! 1. no new attachment, pin or mapping is made (`ENODEV`),
-//! 2. what processes have mapped of pages is taken away, and importers are told that their mappings
-//!    are void,
+//! 2. pages that processes have mapped are unmapped, and the mappings of importers are invalidated,
 //! 3. fences of work on the buffers are waited for,
-//! 4. mappings of the device's own memory are waited for, without a limit: an importer that cannot be
-//!    told to let go, as most RDMA devices cannot, keeps its addresses until it is done. A message
-//!    names it. A PCI device that was removed by surprise has none any more, whatever its driver still
-//!    holds.
+//! 4. mappings of the device's own memory are waited for, without a limit: an importer that cannot
+//!    be revoked, such as most RDMA devices, keeps its addresses until it is done. A message names
+//!    it. A PCI device that was removed by surprise does not access anything any more, whatever its
+//!    driver still holds.
 //!
-//! System memory stays as long as somebody has the buffer, so that mappings of that are not waited
-//! for.
+//! System memory stays as long as the buffer, so mappings of it are not waited for.
 //!
 //! # Locking
 //!
@@ -82,7 +80,7 @@ use core::{
     }, //
 };
 
-/// How long the wait for mappings is silent after it has named who it is waiting for, in
+/// How long the wait for mappings is silent after it has named the importer that it waits for, in
 /// milliseconds. Each time it is twice as long as the time before, up to the maximum.
 const REMIND_MS: u32 = 10_000;
 const REMIND_MAX_MS: u32 = 600_000;
@@ -130,11 +128,11 @@ pub(super) struct Registry {
     #[pin]
     first: Mutex<First>,
 
-    /// Woken when a buffer is not kept any more.
+    /// Woken when [`Held`] does not keep a buffer from being freed any more.
     #[pin]
-    let_go: CondVar,
+    released: CondVar,
 
-    /// Whether the buffers were taken back.
+    /// Whether the buffers were revoked.
     closed: Atomic<bool>,
 
     /// Taken to wait for `unmapped`, inside of no other lock but a reservation.
@@ -148,8 +146,9 @@ pub(super) struct Registry {
     /// The address of the device that exports.
     owner: usize,
 
-    /// The routes from devices that have attached to that which exports, the last one of those that
-    /// share a place: the address of the device, of which there is a reference, and the kind.
+    /// The routes to the exporting device from devices that have attached: the address of the
+    /// device, of which there is a reference, and the kind. Of several that share a place it is the
+    /// last one.
     routes: [Atomic<usize>; ROUTES],
 }
 
@@ -161,7 +160,7 @@ impl Registry {
             pin_init!(Self {
                 // INVARIANT: There is no buffer.
                 first <- crate::new_mutex!(First(ptr::null_mut()), "dma_buf::Registry"),
-                let_go <- crate::new_condvar!("dma_buf::Registry::let_go"),
+                released <- crate::new_condvar!("dma_buf::Registry::released"),
                 closed: Atomic::new(false),
                 waiting <- crate::new_mutex!((), "dma_buf::Registry::waiting"),
                 unmapped <- crate::new_condvar!("dma_buf::Registry::unmapped"),
@@ -208,11 +207,11 @@ impl Registry {
         let links = unsafe { links_of(buf) };
 
         while links.held.get() {
-            self.let_go.wait(&mut first);
+            self.released.wait(&mut first);
         }
 
         let (previous, next) = (links.previous.get(), links.next.get());
-        // INVARIANT: Those before and after it are linked to each other.
+        // INVARIANT: Its neighbours are linked to each other.
         // SAFETY: By the type invariant they are valid.
         unsafe {
             if previous.is_null() {
@@ -228,8 +227,8 @@ impl Registry {
 
     /// Keeps the buffer after one that is kept, or the first one.
     ///
-    /// A reference cannot be taken: the file of a buffer may be gone while somebody keeps the
-    /// dentry, and so the buffer, by an `O_PATH` descriptor.
+    /// A reference cannot be taken: the file of a buffer may be gone while an `O_PATH` descriptor
+    /// keeps the dentry, and so the buffer.
     fn next(&self, after: Option<&Held<'_>>) -> Option<Held<'_>> {
         let first = self.first.lock();
         let buf = match after {
@@ -332,15 +331,15 @@ impl Drop for Held<'_> {
         // SAFETY: By the type invariant it is on the list; the mutex is held.
         unsafe { links_of(self.buf) }.held.set(false);
         drop(first);
-        self.registry.let_go.notify_all();
+        self.registry.released.notify_all();
     }
 }
 
-/// What devres owns: dropping it takes all buffers back.
+/// What devres owns: dropping it revokes all buffers.
 struct Revocation<E: Exporter> {
     dev: ARef<device::Device>,
     registry: Arc<Registry>,
-    // Dropped after the buffers were taken back.
+    // Dropped after the buffers were revoked.
     bound: BoundOf<'static, E>,
 }
 
@@ -362,7 +361,7 @@ impl<E: Exporter> Revocation<E> {
         }
     }
 
-    /// Waits until nobody has a mapping of `buf`, and says who has.
+    /// Waits until there is no mapping of `buf`, and logs the importers that have one.
     fn wait_unmapped(&self, buf: &DmaBuf, buffer: &Buffer<E>) {
         let (waiter, unmapped) = (&self.registry.waiting, &self.registry.unmapped);
         let since = Instant::<Monotonic>::now();
@@ -400,14 +399,14 @@ impl<E: Exporter> Revocation<E> {
 impl<E: Exporter> Drop for Revocation<E> {
     fn drop(&mut self) {
         self.registry.closed.store(true, Relaxed);
-        // All are told before the first is waited for.
+        // All are revoked before the first is waited for.
         self.for_each(|buf, buffer| buffer.revoke(buf));
         self.for_each(|buf, buffer| {
             // A wait that is not interruptible does not fail.
             let _ = buf.resv().wait(Usage::Bookkeep, false);
             self.wait_unmapped(buf, buffer);
         });
-        // Nobody attaches any more to what was taken back.
+        // There are no attaches to revoked buffers that would need the routes.
         self.registry.forget_routes();
     }
 }
@@ -424,7 +423,8 @@ fn is_disconnected(_dev: &device::Device) -> bool {
     false
 }
 
-/// Logs who has the mappings of a buffer of `dev` that is waited for. Returns whether anybody has.
+/// Logs the importers that have mappings of a buffer of `dev`. Returns whether there are any to
+/// wait for.
 fn report_holders<E: Exporter>(
     dev: &device::Device,
     buf: &DmaBuf,
@@ -465,11 +465,11 @@ fn report_holders<E: Exporter>(
     waits
 }
 
-/// The buffers that a bound driver has lent.
+/// The buffers that a bound driver has exported.
 ///
-/// `'bound` is the time for which the driver is bound. Dropping the list takes the buffers back and
-/// waits until they are; at the latest this happens when the driver is unbound, even if the value
-/// was forgotten.
+/// `'bound` is the time for which the driver is bound. Dropping the list revokes the buffers and
+/// waits until they are not mapped any more; at the latest this happens when the driver is unbound,
+/// even if the value was forgotten.
 ///
 /// # Invariants
 ///
@@ -537,7 +537,7 @@ impl<'bound, E: Exporter> Exports<'bound, E> {
     /// Turns the list into one that code outside of the driver's callbacks can reach, such as the
     /// file operations of a misc device.
     ///
-    /// It is still taken back when the driver is unbound.
+    /// Its buffers are still revoked when the driver is unbound.
     pub fn into_handle(self) -> ExportsHandle<E> {
         ExportsHandle(Exports {
             registry: self.registry,
@@ -555,7 +555,7 @@ impl<'bound, E: Exporter> Exports<'bound, E> {
         E::Bound::cast_ref(unsafe { self.bound.cast::<BoundOf<'bound, E>>().as_ref() })
     }
 
-    /// Lends a buffer of `size` bytes.
+    /// Exports a buffer of `size` bytes.
     ///
     /// The buffer has a reservation of its own. `flags` are those of its file: an access mode, such
     /// as `O_RDWR`, and `O_CLOEXEC`.
@@ -572,7 +572,7 @@ impl<'bound, E: Exporter> Exports<'bound, E> {
         unsafe { self.export_with_resv(exporter, size, flags, ptr::null_mut()) }
     }
 
-    /// Lends a buffer that shares the reservation of another object.
+    /// Exports a buffer that shares the reservation of another object.
     ///
     /// # Safety
     ///
@@ -589,7 +589,7 @@ impl<'bound, E: Exporter> Exports<'bound, E> {
         }
 
         // SAFETY: When the value that `bound` points to is dropped, devres revokes all buffers on
-        // the list before; the buffer is on it below, and nobody else has it until then.
+        // the list before; the buffer is put on it below, and is not given out until then.
         let buffer = unsafe { Buffer::new(exporter, self.registry.clone(), self.bound) }?;
         // SAFETY: The value is not moved: it stays in its box until the release.
         let buffer = KBox::into_raw(unsafe { Pin::into_inner_unchecked(buffer) });
@@ -632,7 +632,7 @@ impl<'bound, E: Exporter> Exports<'bound, E> {
     }
 }
 
-/// The buffers that a driver has lent, and may lend while it is bound.
+/// The buffers that a driver has exported, and may export while it is bound.
 ///
 /// # Examples
 ///
@@ -647,8 +647,8 @@ impl<'bound, E: Exporter> Exports<'bound, E> {
 ///     sync::aref::ARef, //
 /// };
 ///
-/// /// Serves an ioctl: lends a page.
-/// fn lend<E: Exporter>(exports: &ExportsHandle<E>, page: E) -> Result<ARef<DmaBuf>> {
+/// /// Serves an ioctl: exports a page.
+/// fn export<E: Exporter>(exports: &ExportsHandle<E>, page: E) -> Result<ARef<DmaBuf>> {
 ///     exports.with(|exports| exports.export(page, kernel::page::PAGE_SIZE, 0))
 /// }
 /// ```
@@ -675,7 +675,7 @@ impl<E: Exporter> ExportsHandle<E> {
             }
 
             // The lifetime of the reference, and so what `f` can get, is that of this call, in
-            // which the device is bound: the buffers are taken back with the device lock held, and
+            // which the device is bound: the buffers are revoked with the device lock held, and
             // they were not.
             f(&self.0)
         })

@@ -4,11 +4,11 @@
 //!
 //! There are four classes of importers, told apart by their type:
 //!
-//! | class | type | peer memory | moves |
+//! | class | type | peer-to-peer memory | moves |
 //! |---|---|---|---|
 //! | static | [`StaticAttachment`] | never | the core pins while it is mapped |
 //! | pinned | [`Attachment`] of an [`Importer`] without [`invalidate`](Importer::invalidate) | if it opts in | no, it pins |
-//! | revocable | the same with `invalidate`, pinned | if it opts in | no, but it lets go for good |
+//! | revocable | the same with `invalidate`, pinned | if it opts in | no, but it can be revoked |
 //! | dynamic | the same with `invalidate`, not pinned | if it opts in | yes, it maps again |
 //!
 //! An attachment has one slot for a mapping, guarded by the reservation of the buffer. A mapping can
@@ -17,8 +17,8 @@
 //!
 //! # Locking
 //!
-//! [`Attachment::with`] takes the mutex of the attachment, then the reservation of the buffer. For
-//! who holds the reservation already there is [`Attachment::locked`], which takes no lock.
+//! [`Attachment::with`] takes the mutex of the attachment, then the reservation of the buffer. A
+//! task that holds the reservation already uses [`Attachment::locked`], which takes no lock.
 //! [`Importer::invalidate`] is called with the reservation held and must not take it again.
 //!
 //! C header: [`include/linux/dma-buf.h`](srctree/include/linux/dma-buf.h)
@@ -112,7 +112,7 @@ pub trait Importer: Sized + Send + Sync + 'static {
     /// Whether the importer takes addresses of peer memory.
     const PEER2PEER: bool;
 
-    /// The mapping is void: the buffer moves or goes away.
+    /// The mapping is invalid from now on: the buffer moves or goes away.
     ///
     /// Called with the reservation held, maybe before [`Attachment::new`] has returned. When it
     /// returns, or when the fences are signalled that the importer had added to the reservation, the
@@ -131,10 +131,10 @@ pub trait Importer: Sized + Send + Sync + 'static {
 ///
 /// # Invariants
 ///
-/// - `raw` is null or a valid attachment of `buf`. It is an attachment while `attached` is true, and
-///   does not stop to be one while the reservation of `buf` is held by somebody else.
-/// - The cells are only accessed with the reservation of `buf` held, or while nobody else has the
-///   state.
+/// - `raw` is null or a valid attachment of `buf`. It is an attachment while `attached` is true,
+///   and does not stop to be one while another task holds the reservation of `buf`.
+/// - The cells are only accessed with the reservation of `buf` held, or while there is no other
+///   reference to the state.
 /// - `sgt`, if not null, is the mapping of the attachment in the direction `dir`.
 #[pin_data]
 struct State {
@@ -143,7 +143,7 @@ struct State {
     sgt: Cell<*mut bindings::sg_table>,
     dir: Cell<DataDirection>,
     /// Whether the mapping was invalidated and is still there.
-    void: Cell<bool>,
+    invalidated: Cell<bool>,
     pinned: Cell<bool>,
     /// Whether the importer must pin before it maps.
     must_pin: bool,
@@ -176,7 +176,7 @@ impl State {
             raw: Cell::new(ptr::null_mut()),
             sgt: Cell::new(ptr::null_mut()),
             dir: Cell::new(DataDirection::None),
-            void: Cell::new(false),
+            invalidated: Cell::new(false),
             pinned: Cell::new(false),
             must_pin,
             dynamic,
@@ -203,7 +203,7 @@ impl State {
         ret
     }
 
-    /// Calls `f` with the reservation held, if still attached and nobody else has a lock.
+    /// Calls `f` with the reservation held, if still attached and no other task has a lock.
     fn try_with<R>(&self, f: impl FnOnce(MappingSlot<'_>) -> Result<R>) -> Result<R> {
         let attached = self.attached.try_lock().ok_or(EAGAIN)?;
         if !*attached {
@@ -240,7 +240,7 @@ impl State {
         locked.unmap();
         // Only an importer with operations can have pinned.
         locked.unpin();
-        // INVARIANT: From here on nobody who takes the reservation finds the attachment.
+        // INVARIANT: A task that takes the reservation from here on finds no attachment.
         let raw = self.raw.replace(ptr::null_mut());
         drop(guard);
 
@@ -278,8 +278,8 @@ impl MappingSlot<'_> {
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if the importer cannot be told to let go and has not pinned the buffer, or if `dir`
-    ///   is none.
+    /// - `EINVAL` if the importer has no [`invalidate`](Importer::invalidate) and has not pinned
+    ///   the buffer, or if `dir` is none.
     /// - `EBUSY` if the buffer is mapped for another direction.
     /// - `ENODEV` if the exporter is gone, and what else it returns.
     /// - `ERESTARTSYS` if a signal arrived while it waited for a move.
@@ -290,7 +290,7 @@ impl MappingSlot<'_> {
         if dir == DataDirection::None {
             return Err(EINVAL);
         }
-        if state.void.get() {
+        if state.invalidated.get() {
             self.unmap();
         }
         if !state.sgt.get().is_null() {
@@ -330,13 +330,13 @@ impl MappingSlot<'_> {
     /// Returns the table of the mapping, if there is one that was not invalidated.
     #[inline]
     pub fn mapping(&self) -> Option<&SGTable> {
-        if self.state.void.get() {
+        if self.state.invalidated.get() {
             return None;
         }
         let sgt = NonNull::new(self.state.sgt.get())?;
 
         // SAFETY: The table is valid until it is unmapped, which needs `&mut self` or the
-        // reservation, which is held. It belongs to the importer, so nobody else changes it.
+        // reservation, which is held. It belongs to the importer, so others do not change it.
         Some(unsafe { SGTable::from_raw(sgt.as_ptr()) })
     }
 
@@ -357,7 +357,7 @@ impl MappingSlot<'_> {
     pub fn unmap(&mut self) {
         // INVARIANT: The slot is empty before the mapping is gone.
         let sgt = self.state.sgt.replace(ptr::null_mut());
-        self.state.void.set(false);
+        self.state.invalidated.set(false);
 
         if !sgt.is_null() {
             // SAFETY: This is the mapping of the attachment in that direction, and the reservation
@@ -430,9 +430,10 @@ impl LockedAttachment<'_> {
     }
 }
 
-/// An attachment whose mapping is void, with the reservation held: see [`Importer::invalidate`].
+/// An attachment whose mapping was invalidated, with the reservation held: see
+/// [`Importer::invalidate`].
 ///
-/// All that can be done with it is to let go.
+/// The importer can only unmap and unpin.
 pub struct Invalidated<'a>(LockedAttachment<'a>);
 
 impl Invalidated<'_> {
@@ -557,7 +558,7 @@ impl<I: Importer> Attachment<I> {
     ///
     /// # Errors
     ///
-    /// `EAGAIN` if somebody else has the reservation, and those of [`Self::with`].
+    /// `EAGAIN` if another task has the reservation, and those of [`Self::with`].
     pub fn try_with<R>(&self, f: impl FnOnce(&mut LockedAttachment<'_>) -> Result<R>) -> Result<R> {
         self.inner
             .state
@@ -605,13 +606,14 @@ impl<I: Importer> Attachment<I> {
         // `State::raw`, which the view below does not use.
         let inner = unsafe { &*(*raw).importer_priv.cast::<Inner<I>>() };
 
-        inner.state.void.set(!inner.state.sgt.get().is_null());
+        let state = &inner.state;
+        state.invalidated.set(!state.sgt.get().is_null());
 
         // INVARIANT: The core passes the attachment with the reservation held.
         inner
             .importer
             .invalidate(&mut Invalidated(LockedAttachment(MappingSlot {
-                state: &inner.state,
+                state,
                 raw,
                 _not_send: NotThreadSafe,
             })));
@@ -693,7 +695,7 @@ fn attach<I: Send + Sync + 'static>(
         )
     })?;
 
-    // INVARIANT: Attached. Nobody else has the state but `invalidate`, which does not use `raw`.
+    // INVARIANT: Attached. Only `invalidate` may use the state already, and not `raw`.
     state.raw.set(raw);
     *state.attached.lock() = true;
 

@@ -369,7 +369,7 @@ impl<'r, E: Exporter> MapRequest<'r, E> {
     /// Maps ranges of a BAR for the importer.
     ///
     /// `provider` finds the provider of the BAR in what the exporter has of its bound device, so that
-    /// it is one of that device: the mapping is taken back when that is unbound, and not when another
+    /// it is one of that device: the mapping is revoked when that is unbound, and not when another
     /// one is. The table that the importer had before is mapped again if `ranges` is the same list as
     /// then. Mirrors `dma_buf_phys_table_create_routed()` and `dma_buf_phys_table_map()`. Sleeps.
     ///
@@ -393,7 +393,7 @@ impl<'r, E: Exporter> MapRequest<'r, E> {
     ///         exporter::{
     ///             AttachRequest,
     ///             Exporter,
-    ///             Locked,
+    ///             LockedBuffer,
     ///             MapRequest,
     ///             Ops, //
     ///         },
@@ -426,11 +426,11 @@ impl<'r, E: Exporter> MapRequest<'r, E> {
     ///
     ///     fn attach(
     ///         &self,
-    ///         cx: &Locked<'_, Self>,
+    ///         cx: &LockedBuffer<'_, Self>,
     ///         req: &mut AttachRequest<'_>,
     ///         _prepared: (),
     ///     ) -> Result {
-    ///         // Nobody gets a copy instead, and who cannot be told to let go is refused.
+    ///         // Importers without a route are refused, and so are those that cannot be revoked.
     ///         if !req.peer2peer() || !req.is_revocable() {
     ///             return Err(EOPNOTSUPP);
     ///         }
@@ -439,7 +439,7 @@ impl<'r, E: Exporter> MapRequest<'r, E> {
     ///
     ///     fn map<'r>(
     ///         &self,
-    ///         _cx: &Locked<'_, Self>,
+    ///         _cx: &LockedBuffer<'_, Self>,
     ///         at: &MapRequest<'r, Self>,
     ///         dir: DataDirection,
     ///     ) -> Result<Mapping<'r>> {

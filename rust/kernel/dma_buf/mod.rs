@@ -2,26 +2,26 @@
 
 //! Buffers shared between devices.
 //!
-//! A [`DmaBuf`] is a buffer that one driver, the exporter, lends to others, the importers; in
+//! A [`DmaBuf`] is a buffer that one driver, the exporter, shares with others, the importers; in
 //! userspace it is a file descriptor. This module has both sides:
 //!
 //! - [`exporter`]: the [`Exporter`] trait and its table of C operations,
-//! - [`exports`]: the buffers that one bound driver has lent, and how it gets them back,
+//! - [`exports`]: the buffers that one bound driver has exported, and their revocation,
 //! - [`fence`]: when work on a buffer is done,
 //! - [`importer`]: attachments, each with one slot for a mapping,
 //! - `mapping`: from ranges of a PCI BAR to the scatter table of an importer,
 //! - [`pages`]: from pages of system memory to the scatter table of an importer,
-//! - `peer`: how an importer reaches memory behind a BAR, and why not,
+//! - `peer`: how an importer reaches memory behind a BAR, or why not,
 //! - [`sync_file`]: a fence as a file of userspace,
 //! - [`table`]: the scatter tables that importers have,
 //! - [`vmap`]: access by the kernel itself.
 //!
-//! What is about BARs needs PCI and 64 bits; the rest does not.
+//! Mappings of BARs need PCI and 64 bits; the rest does not.
 //!
 //! # Locking
 //!
 //! The reservation of a buffer ([`DmaBuf::resv`]) is held whenever the buffer is pinned, mapped,
-//! unmapped or invalidated. Views that need it ([`exporter::Locked`],
+//! unmapped or invalidated. Views that need it ([`exporter::LockedBuffer`],
 //! [`importer::LockedAttachment`]) are only handed out while it is held. The order is:
 //!
 //! 1. the attachment mutex of an importer (sleeps, taken in [`importer::Attachment::with`]), or the
@@ -32,8 +32,8 @@
 //!
 //! # Examples
 //!
-//! Two devices without hardware: one lends a buffer that only the kernel can map, the other attaches
-//! to it, pins it, and loses it when the lender goes away.
+//! Two devices without hardware: one exports a buffer that only the kernel can map, the other
+//! attaches to it, pins it, and loses it when the exporter is unbound.
 //!
 //! ```
 //! use kernel::{
@@ -48,7 +48,7 @@
 //!             with_exporter,
 //!             AttachRequest,
 //!             Attached,
-//!             Locked,
+//!             LockedBuffer,
 //!             MapRequest, //
 //!         },
 //!         importer::Invalidated,
@@ -76,30 +76,30 @@
 //!     types::CovariantForLt, //
 //! };
 //!
-//! /// Lends memory to peers, and to nobody else.
-//! struct Lender {
+//! /// Exports memory to importers that take peer-to-peer memory, and to no others.
+//! struct Buffer {
 //!     memory: Pin<KBox<Mutex<KVec<u8>>>>,
 //!     /// How many accesses by the CPU have begun and not ended.
 //!     cpu_users: Arc<Mutex<i32>>,
 //! }
 //!
-//! static OPS: Ops<Lender> = Ops::new();
+//! static OPS: Ops<Buffer> = Ops::new();
 //!
 //! #[vtable]
-//! impl Exporter for Lender {
+//! impl Exporter for Buffer {
 //!     type Bound = CovariantForLt!(u32);
 //!     type Prepared = ();
 //!     /// What the attachment was called.
 //!     type Attachment = usize;
 //!
-//!     const NAME: &'static CStr = c"lender";
+//!     const NAME: &'static CStr = c"buffer";
 //!     const OPS: &'static Ops<Self> = &OPS;
 //!
 //!     fn prepare_attach(&self) {}
 //!
 //!     fn attach(
 //!         &self,
-//!         cx: &Locked<'_, Self>,
+//!         cx: &LockedBuffer<'_, Self>,
 //!         req: &mut AttachRequest<'_>,
 //!         _prepared: (),
 //!     ) -> Result<usize> {
@@ -109,7 +109,7 @@
 //!         Ok(cx.attachments().count())
 //!     }
 //!
-//!     fn pin(&self, _cx: &Locked<'_, Self>, _at: &Attached<'_, Self>) -> Result {
+//!     fn pin(&self, _cx: &LockedBuffer<'_, Self>, _at: &Attached<'_, Self>) -> Result {
 //!         Ok(())
 //!     }
 //!
@@ -117,24 +117,24 @@
 //!
 //!     fn map<'r>(
 //!         &self,
-//!         _cx: &Locked<'_, Self>,
+//!         _cx: &LockedBuffer<'_, Self>,
 //!         _at: &MapRequest<'r, Self>,
 //!         _dir: DataDirection,
 //!     ) -> Result<Mapping<'r>> {
 //!         Err(ENXIO)
 //!     }
 //!
-//!     fn begin_cpu_access(&self, _cx: &Locked<'_, Self>, _dir: DataDirection) -> Result {
+//!     fn begin_cpu_access(&self, _cx: &LockedBuffer<'_, Self>, _dir: DataDirection) -> Result {
 //!         *self.cpu_users.lock() += 1;
 //!         Ok(())
 //!     }
 //!
-//!     fn end_cpu_access(&self, _cx: &Locked<'_, Self>, _dir: DataDirection) -> Result {
+//!     fn end_cpu_access(&self, _cx: &LockedBuffer<'_, Self>, _dir: DataDirection) -> Result {
 //!         *self.cpu_users.lock() -= 1;
 //!         Ok(())
 //!     }
 //!
-//!     fn vmap(&self, _cx: &Locked<'_, Self>) -> Result<IosysMap> {
+//!     fn vmap(&self, _cx: &LockedBuffer<'_, Self>) -> Result<IosysMap> {
 //!         // SAFETY: The memory is not touched otherwise and lives as long as the buffer.
 //!         Ok(unsafe { IosysMap::from_sysmem(self.memory.lock().as_mut_ptr().cast()) })
 //!     }
@@ -144,10 +144,10 @@
 //!     }
 //! }
 //!
-//! struct Borrower;
+//! struct Client;
 //!
 //! #[vtable]
-//! impl Importer for Borrower {
+//! impl Importer for Client {
 //!     const PEER2PEER: bool = true;
 //!
 //!     fn invalidate(&self, at: &mut Invalidated<'_>) {
@@ -156,18 +156,18 @@
 //!     }
 //! }
 //!
-//! let lender = faux::Registration::new(c"dma_buf_lender", None)?;
-//! let borrower = faux::Registration::new(c"dma_buf_borrower", None)?;
-//! let dev: &Device<Bound> = borrower.as_ref().as_ref();
+//! let exporter_dev = faux::Registration::new(c"dma_buf_exporter", None)?;
+//! let importer_dev = faux::Registration::new(c"dma_buf_importer", None)?;
+//! let dev: &Device<Bound> = importer_dev.as_ref().as_ref();
 //!
-//! let exports = Exports::<Lender>::new(lender.as_ref(), |_dev| Ok(42))?;
+//! let exports = Exports::<Buffer>::new(exporter_dev.as_ref(), |_dev| Ok(42))?;
 //! assert_eq!(*exports.bound(), 42);
 //!
 //! let cpu_users = Arc::pin_init(new_mutex!(0), GFP_KERNEL)?;
-//! let new = || -> Result<Lender> {
+//! let new = || -> Result<Buffer> {
 //!     let memory = KVec::from_elem(0u8, PAGE_SIZE, GFP_KERNEL)?;
 //!
-//!     Ok(Lender {
+//!     Ok(Buffer {
 //!         memory: KBox::pin_init(new_mutex!(memory), GFP_KERNEL)?,
 //!         cpu_users: cpu_users.clone(),
 //!     })
@@ -176,19 +176,19 @@
 //!
 //! let buf = exports.export(new()?, PAGE_SIZE, 0)?;
 //! assert_eq!(buf.size(), PAGE_SIZE);
-//! assert!(exporter_of::<Lender>(&buf).is_some());
+//! assert!(exporter_of::<Buffer>(&buf).is_some());
 //!
 //! // To userspace and back it is the same buffer.
 //! let fd = DmaBuf::into_fd(buf.clone(), flags::O_CLOEXEC)?;
 //! assert!(core::ptr::eq(&*DmaBuf::from_fd(fd)?, &*buf));
-//! # // SAFETY: Nobody else knows the file descriptor.
+//! # // SAFETY: The file descriptor is not used otherwise.
 //! # assert_eq!(unsafe { kernel::bindings::close_fd(fd as u32) }, 0);
 //!
-//! // A static importer does not take peer memory.
+//! // A static importer does not take peer-to-peer memory.
 //! assert_eq!(StaticAttachment::new(buf.clone(), dev).err(), Some(EOPNOTSUPP));
 //!
-//! let first = Attachment::new(buf.clone(), dev, Borrower)?;
-//! let second = Attachment::new(buf.clone(), dev, Borrower)?;
+//! let first = Attachment::new(buf.clone(), dev, Client)?;
+//! let second = Attachment::new(buf.clone(), dev, Client)?;
 //!
 //! first.with(|at| {
 //!     at.pin()?;
@@ -198,7 +198,7 @@
 //!     Ok(())
 //! })?;
 //!
-//! // Who has the reservation already gets the same view, of its own buffer.
+//! // A task that has the reservation already gets the same view, of its own buffer.
 //! {
 //!     let mut guard = buf.resv().lock();
 //!     let mut resv = guard.locked();
@@ -211,7 +211,7 @@
 //! drop(guard);
 //!
 //! // What the exporter sees: oldest first, with the reservation held.
-//! with_exporter(&buf, |_: &Lender, cx| {
+//! with_exporter(&buf, |_: &Buffer, cx| {
 //!     assert_eq!(*cx.bound(), 42);
 //!     assert!(cx.attachments().map(|at| *at.data()).eq([0, 1]));
 //!     assert!(cx.attachments().map(|at| at.pins()).eq([1, 0]));
@@ -244,17 +244,17 @@
 //! buf.end_cpu_access(DataDirection::Bidirectional)?;
 //! assert_eq!(*cpu_users.lock(), 0);
 //!
-//! // The lender goes away: importers are told, and nothing new begins.
+//! // The exporter is unbound: mappings are invalidated, and no new ones can be made.
 //! drop(exports);
 //! first.with(|at| {
 //!     assert!(!at.is_pinned());
 //!     assert_eq!(at.pin(), Err(ENODEV));
 //!     Ok(())
 //! })?;
-//! assert_eq!(Attachment::new(buf.clone(), dev, Borrower).err(), Some(ENODEV));
+//! assert_eq!(Attachment::new(buf.clone(), dev, Client).err(), Some(ENODEV));
 //!
-//! // So does the borrower.
-//! drop(borrower);
+//! // So is the importer.
+//! drop(importer_dev);
 //! assert_eq!(second.with(|_| Ok(())), Err(ENODEV));
 //! let mut guard = buf.resv().lock();
 //! assert_eq!(second.locked(&mut guard.locked()).err(), Some(ENODEV));

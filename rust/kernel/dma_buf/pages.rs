@@ -225,7 +225,7 @@ impl<'r, E: Exporter> MapRequest<'r, E> {
         unsafe { self.map_list(&pages.list, Some(pages.clone()), dir) }
     }
 
-    /// Maps pages that somebody else keeps for the importer. Sleeps.
+    /// Maps pages that the caller keeps for the importer. Sleeps.
     ///
     /// # Errors
     ///
@@ -233,8 +233,8 @@ impl<'r, E: Exporter> MapRequest<'r, E> {
     ///
     /// # Safety
     ///
-    /// The pages must stay until the importer has unmapped them, or was told to let go and the
-    /// fences of what it started have signalled.
+    /// The pages must stay until the importer has unmapped them, or its mapping was invalidated and
+    /// the fences of its work have signalled.
     #[cfg_attr(not(CONFIG_RUST_DRM_PEER), expect(dead_code))]
     pub(crate) unsafe fn map_raw_pages(
         &self,

@@ -54,11 +54,11 @@ pub(super) struct Table {
     sgt: NonNull<bindings::sg_table>,
     dir: bindings::dma_data_direction,
     memory: Memory,
-    /// The memory of the buffer is not what the table leads to any more.
-    pub(super) void: bool,
-    /// The table is not kept when it is unmapped.
-    last: bool,
-    /// The importer has the table, and nobody else has it until it unmaps.
+    /// The buffer has moved: the memory that the table leads to may belong to something else.
+    pub(super) retired: bool,
+    /// The buffer was revoked: the table is of no use for a later mapping.
+    invalidated: bool,
+    /// The importer has the table, and has it alone until it unmaps.
     pub(super) has_user: bool,
 }
 
@@ -80,8 +80,8 @@ impl Table {
             sgt,
             dir,
             memory,
-            void: false,
-            last: false,
+            retired: false,
+            invalidated: false,
             has_user: false,
         }
     }
@@ -92,10 +92,10 @@ impl Table {
         self.sgt
     }
 
-    /// Does not let the table be kept when it is unmapped.
+    /// Takes note that the buffer was revoked, so that the table is not cached when it is unmapped.
     #[inline]
-    pub(super) fn forgo(&mut self) {
-        self.last = true;
+    pub(super) fn invalidate(&mut self) {
+        self.invalidated = true;
     }
 
     /// Tells whether the table is one of pages.
@@ -104,7 +104,7 @@ impl Table {
         matches!(self.memory, Memory::Pages(_))
     }
 
-    /// Unmaps the table, which is kept for the next mapping if it can be of use then.
+    /// Unmaps the table, which is cached for the next mapping if it can be of use then.
     ///
     /// # Safety
     ///
@@ -117,10 +117,10 @@ impl Table {
         // ways, and the reservation is held.
         unsafe {
             match self.memory {
-                // Pages that the table keeps are given back once they are not mapped.
+                // Pages that the table keeps are released after they were unmapped.
                 Memory::Pages(_pages) => {
-                    // The pages of a table that is void may belong to somebody else by now.
-                    let attrs = if self.void {
+                    // The pages of a retired table may belong to something else by now.
+                    let attrs = if self.retired {
                         // CAST: A small number.
                         bindings::DMA_ATTR_SKIP_CPU_SYNC as usize
                     } else {
@@ -136,7 +136,7 @@ impl Table {
                     bindings::dma_buf_phys_table_unmap(sgt);
                     // Once the buffer has moved the next mapping is one of other ranges, and once
                     // it is revoked there is none.
-                    if !self.void && !self.last {
+                    if !self.retired && !self.invalidated {
                         Holdings::of(attach).set_cached(table);
                     }
                 }
@@ -332,7 +332,7 @@ impl<E: Exporter> Attached<'_, E> {
         let dev = unsafe { (*self.as_raw()).dev };
 
         self.with_tables(|tables| {
-            for table in tables.iter().filter(|table| !table.void) {
+            for table in tables.iter().filter(|table| !table.retired) {
                 f(dev, table);
             }
         });

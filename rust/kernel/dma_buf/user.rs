@@ -3,7 +3,7 @@
 //! Buffers in system memory that processes have mapped.
 //!
 //! A process maps the file of a buffer, and gets a page when it accesses that. Each page that it
-//! has comes with a reference. When the buffer is revoked they are all taken away.
+//! has comes with a reference. When the buffer is revoked they are all unmapped.
 
 use super::{
     pages::Pages,
@@ -50,7 +50,7 @@ impl UserMappings {
         }
     }
 
-    /// Takes away what processes have mapped.
+    /// Unmaps all pages that processes have mapped.
     ///
     /// Sleeps. Mirrors `unmap_mapping_range()`.
     #[inline(never)]

@@ -113,7 +113,7 @@ pub struct Dir<'a, D: drm::Driver> {
 impl<D: drm::Driver> Dir<'_, D> {
     /// Adds a file, which only root may read or write.
     ///
-    /// As always in debugfs, nobody is told if that fails.
+    /// As always in debugfs, a failure is not reported.
     pub fn add<F: File<Driver = D>>(&self) {
         #[cfg(CONFIG_DEBUG_FS)]
         // SAFETY: By the type invariant; the description is that of a file of `D`.

@@ -47,7 +47,7 @@ pub(crate) struct Data {
 
 /// What exists while the driver is bound. Fields are dropped in this order.
 pub(crate) struct Bound<'a> {
-    /// The exported buffers: taken back before VRAM is out of reach.
+    /// The exported buffers: revoked before VRAM is out of reach.
     pub(crate) exports: peer::Exports<'a, BoData>,
     /// The CPU's view of VRAM.
     pub(crate) window: Window<'a>,

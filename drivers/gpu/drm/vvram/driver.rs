@@ -66,7 +66,7 @@ pub(crate) struct VvramData {
 
 /// What exists while the driver is bound. Fields are dropped in this order.
 pub(crate) struct BoundData<'a> {
-    /// The exported buffers: taken back before VRAM is out of reach.
+    /// The exported buffers: revoked before VRAM is out of reach.
     pub(crate) exports: peer::Exports<'a, BoData>,
     /// What works on VRAM. Dropped when all work is done.
     pub(crate) engine: KBox<dyn Engine + 'a>,
@@ -269,7 +269,7 @@ impl pci::Driver for VvramDriver {
     fn reset_prepare<'bound>(_pdev: &'bound pci::Device<Core<'_>>, this: Pin<&Self::Data<'bound>>) {
         let card = this.card.lock().take();
 
-        // Waits for importers that cannot let go, without the lock.
+        // Waits for importers that cannot be revoked, without the lock.
         drop(card);
     }
 

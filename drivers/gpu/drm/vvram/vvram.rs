@@ -37,7 +37,7 @@ kernel::module_pci_driver! {
         },
         unrevocable_percent: u64 {
             default: 100,
-            description: "How much of VRAM importers may pin that cannot be told to let go, in percent (0: they get none)",
+            description: "How much of VRAM importers may pin that cannot be revoked, in percent (0: they get none)",
         },
         scramble: u8 {
             default: 0,

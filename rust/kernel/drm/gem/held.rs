@@ -4,8 +4,15 @@
 
 use super::IntoGEMObject;
 use crate::{
+    bindings,
     dma_resv::LockedResv,
+    error::to_result,
+    prelude::*,
     types::NotThreadSafe, //
+};
+use core::{
+    ops::Deref,
+    ptr, //
 };
 
 /// An object whose reservation is held by this task.
@@ -47,5 +54,69 @@ impl<'a, O: IntoGEMObject> Held<'a, O> {
         // SAFETY: The reservation of a valid object is valid, and held. Others add fences to it
         // when they have `self` by mutable reference only, which the view keeps them from.
         unsafe { LockedResv::from_raw((*self.obj.as_raw()).resv) }
+    }
+}
+
+/// The proof that an object is reserved. Dropping it ends the reservation.
+///
+/// # Invariants
+///
+/// The reservation of the object was taken by this task for this value.
+#[must_use = "the reservation ends when the guard is dropped"]
+pub struct Reserved<'a, O: IntoGEMObject>(Held<'a, O>);
+
+impl<'a, O: IntoGEMObject> Reserved<'a, O> {
+    /// Reserves an object. No other reservation may be held.
+    ///
+    /// # Errors
+    ///
+    /// `EINTR` if `interruptible`, and a signal is pending.
+    pub(super) fn new(obj: &'a O, interruptible: bool) -> Result<Self> {
+        // SAFETY: The reservation of a valid object is valid.
+        unsafe {
+            let resv = (*obj.as_raw()).resv;
+
+            if interruptible {
+                to_result(bindings::dma_resv_lock_interruptible(resv, ptr::null_mut()))?;
+            } else {
+                bindings::dma_resv_lock(resv, ptr::null_mut());
+            }
+        }
+
+        // INVARIANT: Taken above.
+        // SAFETY: As above; it is held until the value is dropped.
+        Ok(Self(unsafe { Held::assume(obj) }))
+    }
+
+    /// Returns the view of the object.
+    ///
+    /// Not by `DerefMut`: the views of two objects could be swapped, and with them which one is
+    /// unlocked.
+    #[inline]
+    pub(crate) fn view(&mut self) -> Held<'_, O> {
+        // SAFETY: The reservation is held as long as `self` is borrowed.
+        unsafe { Held::assume(self.0.obj) }
+    }
+
+    /// Returns the view of the reservation, by which fences are looked at and added.
+    #[inline]
+    pub fn resv(&mut self) -> LockedResv<'_> {
+        self.0.resv()
+    }
+}
+
+impl<'a, O: IntoGEMObject> Deref for Reserved<'a, O> {
+    type Target = Held<'a, O>;
+
+    #[inline]
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
+}
+
+impl<O: IntoGEMObject> Drop for Reserved<'_, O> {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariant the reservation is held by this task.
+        unsafe { bindings::dma_resv_unlock((*self.0.obj.as_raw()).resv) };
     }
 }

@@ -70,7 +70,7 @@ impl Import {
         self.0.dma_buf()
     }
 
-    /// Returns how often the exporter told the device to let go of the buffer.
+    /// Returns how often the exporter invalidated the mapping.
     #[inline]
     pub fn invalidations(&self) -> u64 {
         self.0.importer().invalidations.load(Relaxed)

@@ -693,19 +693,7 @@ impl<T: TtmObject> Object<T> {
     ///
     /// `EINTR` if `interruptible`, and a signal is pending.
     pub fn reserve(&self, interruptible: bool) -> Result<Reserved<'_, T>> {
-        // SAFETY: The reservation of a valid object is valid.
-        unsafe {
-            let resv = (*self.as_raw()).resv;
-
-            if interruptible {
-                to_result(bindings::dma_resv_lock_interruptible(resv, ptr::null_mut()))?;
-            } else {
-                bindings::dma_resv_lock(resv, ptr::null_mut());
-            }
-        }
-
-        // SAFETY: Locked above.
-        Ok(Reserved(unsafe { Held::assume(self) }))
+        Reserved::new(self, interruptible)
     }
 
     /// Returns the object of a C structure, [`None`] if it is a ghost.

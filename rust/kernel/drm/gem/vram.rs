@@ -211,7 +211,7 @@ impl<T: VramObject> Device<T> {
         &self.0.counters
     }
 
-    /// Returns the policy for importers that cannot be told to let go, and what they hold.
+    /// Returns the policy for importers that cannot be revoked, and what they have pinned.
     #[inline]
     pub fn holders(&self) -> &Holders {
         &self.0.holders

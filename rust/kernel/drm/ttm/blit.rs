@@ -89,16 +89,16 @@ impl Drop for CpuAccess {
     }
 }
 
-/// A buffer of another device that is mapped into the kernel until the value is dropped, or a little
-/// longer: a worker gives it back. So the value may be dropped with reservations held.
+/// A buffer of another device, mapped into the kernel (vmap) until the value is dropped, or a
+/// little longer: a worker unmaps it, so that the value may be dropped with reservations held.
 ///
 /// All of the buffer is mapped, also to copy one byte, because dma-buf has no mapping of a part.
 /// Copies that overlap share a mapping: the core maps for the first user and counts the others. It
-/// is not kept between copies. A mapping of the kernel is a pin, and no callback takes it back: it
+/// is not kept between copies. A mapping of the kernel is a pin, and no callback revokes it: it
 /// would count against what the exporter lets be pinned, refuse importers that cannot reach the
 /// buffer where it is, keep its device awake, and hold up an unbind of that device, for an importer
 /// that may never copy again.
-pub(crate) struct Lent(ManuallyDrop<Pin<KBox<GiveBack>>>);
+pub(crate) struct VmappedImport(ManuallyDrop<Pin<KBox<GiveBack>>>);
 
 #[pin_data]
 struct GiveBack {
@@ -121,7 +121,7 @@ impl WorkItem for GiveBack {
     }
 }
 
-impl Lent {
+impl VmappedImport {
     /// Maps a buffer whose reservation is held.
     ///
     /// # Errors
@@ -153,7 +153,7 @@ impl Lent {
     }
 }
 
-impl Drop for Lent {
+impl Drop for VmappedImport {
     fn drop(&mut self) {
         // SAFETY: The value is not used after this.
         let item = unsafe { ManuallyDrop::take(&mut self.0) };

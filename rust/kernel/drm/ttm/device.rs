@@ -7,7 +7,6 @@
 //! C header: [`include/drm/ttm/ttm_device.h`](srctree/include/drm/ttm/ttm_device.h)
 
 use super::{
-    admission::Admission,
     engine::Moves,
     placement::Place,
     region::{
@@ -15,6 +14,7 @@ use super::{
         Regions, //
     },
     tt::TtManager,
+    validation::Validation,
     vram::VramManager,
     Job,
     TtmObject,
@@ -123,7 +123,7 @@ pub struct Device<T: TtmObject> {
     /// How often the content of an object was moved.
     move_count: Atomic<u64>,
     moves: Moves,
-    admission: Pin<KBox<Admission>>,
+    validation: Pin<KBox<Validation>>,
     /// How those fared who wanted to access VRAM.
     peers: peer::Counters,
     holders: peer::Holders,
@@ -182,7 +182,7 @@ impl<T: TtmObject> Device<T> {
             client_pin_limit: Atomic::new(u64::MAX),
             move_count: Atomic::new(0),
             moves: Moves::new(<T::Driver as drm::Driver>::INFO.name)?,
-            admission: Admission::new()?,
+            validation: Validation::new()?,
             peers: peer::Counters::new(),
             holders: peer::Holders::new(),
             in_transition: Atomic::new(false),
@@ -467,7 +467,7 @@ impl<T: TtmObject> Device<T> {
     ) -> Result<R> {
         let flags = flags.into();
 
-        self.admission
+        self.validation
             .run(|| Exec::run(flags, &mut f))
             // Nothing was done, so the system call can be restarted.
             .map_err(|e| if e == EINTR { ERESTARTSYS } else { e })
@@ -503,7 +503,7 @@ impl<T: TtmObject> Device<T> {
         unsafe { dma_device(*self.drm.get()) }
     }
 
-    /// Returns the policy for importers that cannot be told to let go, and what they hold.
+    /// Returns the policy for importers that cannot be revoked, and what they have pinned.
     #[inline]
     pub fn holders(&self) -> &peer::Holders {
         &self.holders

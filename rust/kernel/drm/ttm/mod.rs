@@ -18,7 +18,7 @@
 //! A move is not waited for by who causes it. Its fence is in the reservation with usage
 //! [`Kernel`](crate::dma_resv::Usage::Kernel); faults, importers and the next move that is not done
 //! by the same engine wait for it. The memory that an object left is used again at once, guarded by
-//! the order of the jobs. Importers are told before a move, and what they have put into the
+//! the order of the jobs. Mappings are invalidated before a move, and what they have put into the
 //! reservation is waited for.
 //!
 //! # Lifetimes
@@ -56,7 +56,6 @@
 //! C headers: [`include/drm/ttm/ttm_device.h`](srctree/include/drm/ttm/ttm_device.h),
 //! [`include/drm/ttm/ttm_bo.h`](srctree/include/drm/ttm/ttm_bo.h)
 
-mod admission;
 mod blit;
 mod client;
 mod device;
@@ -66,6 +65,7 @@ mod placement;
 mod region;
 mod transfer;
 mod tt;
+mod validation;
 mod vram;
 
 pub use self::{
@@ -94,7 +94,7 @@ pub use self::{
 pub(crate) use self::{
     blit::{
         CpuAccess,
-        Lent, //
+        VmappedImport, //
     },
     device::{
         tt_create_callback,

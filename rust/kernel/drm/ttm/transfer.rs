@@ -4,7 +4,7 @@
 //!
 //! C header: [`include/drm/ttm/ttm_kmap_iter.h`](srctree/include/drm/ttm/ttm_kmap_iter.h)
 
-use super::blit::Lent;
+use super::blit::VmappedImport;
 use crate::{
     bindings,
     dma_buf::vmap::VMap,
@@ -83,7 +83,7 @@ impl Memory<'_> {
 pub(crate) enum Side {
     Vram(Arc<Ranges>),
     Pages(NonNull<bindings::ttm_tt>),
-    Mapped(Lent),
+    Mapped(VmappedImport),
 }
 
 impl Side {
@@ -97,7 +97,7 @@ impl Side {
             Self::Vram(ranges) => Memory::Vram(ranges),
             // SAFETY: By the safety requirements.
             Self::Pages(tt) => Memory::Pages(unsafe { Pages::from_raw(*tt) }),
-            Self::Mapped(lent) => Memory::Mapped(lent.map()),
+            Self::Mapped(import) => Memory::Mapped(import.map()),
         }
     }
 }

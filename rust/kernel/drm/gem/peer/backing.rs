@@ -18,6 +18,7 @@ use crate::{
     drm::{
         self,
         gem::{
+            held::Reserved,
             BaseObject,
             DriverObject,
             Held, //
@@ -40,7 +41,7 @@ use crate::{
 };
 
 type DriverOf<T> = <T as DriverObject>::Driver;
-/// What lives as long as the DRM device of an object.
+/// The data of the DRM device of an object; outlives the binding.
 pub(super) type DataOf<T> = <DriverOf<T> as drm::Driver>::Data;
 
 /// Where [`Backing::bring`] is to move an object.
@@ -221,10 +222,10 @@ pub unsafe trait Backing: BaseObject + AlwaysRefCounted + Send + Sync + 'static 
 
 /// The VRAM of a device, as the policy sees it.
 pub trait Vram<O: AlwaysRefCounted> {
-    /// Returns how those fared who wanted to access VRAM.
+    /// Returns the counters of what importers got.
     fn counters(&self) -> &Counters;
 
-    /// Returns the policy for importers that cannot be told to let go, and what they hold.
+    /// Returns the policy for importers that cannot be revoked, and what they have pinned.
     fn holders(&self) -> &Holders;
 
     /// Returns the first object whose number is at least `id`, of those that [`debugfs`] lists.
@@ -257,32 +258,7 @@ pub(super) fn with_reserved<O: Backing, R>(
     interruptible: bool,
     f: impl FnOnce(&mut Held<'_, O>) -> Result<R>,
 ) -> Result<R> {
-    struct Unlock(*mut bindings::dma_resv);
-
-    impl Drop for Unlock {
-        fn drop(&mut self) {
-            // SAFETY: It was locked by this task, and the object has it.
-            unsafe { bindings::dma_resv_unlock(self.0) };
-        }
-    }
-
-    // SAFETY: The reservation of a valid object is valid.
-    let resv = unsafe { (*obj.as_raw()).resv };
-    // SAFETY: As above.
-    unsafe {
-        if interruptible {
-            crate::error::to_result(bindings::dma_resv_lock_interruptible(
-                resv,
-                core::ptr::null_mut(),
-            ))?;
-        } else {
-            bindings::dma_resv_lock(resv, core::ptr::null_mut());
-        }
-    }
-    let _unlock = Unlock(resv);
-
-    // SAFETY: Locked above, until this returns.
-    f(&mut unsafe { Held::assume(obj) })
+    f(&mut Reserved::new(obj, interruptible)?.view())
 }
 
 /// Keeps the device awake whose memory VRAM is, which is out of reach otherwise.

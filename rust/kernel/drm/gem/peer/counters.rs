@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! How often importers did not get peer memory, and why.
+//! How often importers did not get peer-to-peer memory, and why.
 
 use super::Reason;
 use crate::sync::atomic::{

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! Importers that cannot be told to let go of VRAM.
+//! Importers that cannot be revoked.
 //!
-//! Most RDMA devices are such importers. What they have pinned they keep until their user is done, who
-//! may be any process: until then the driver cannot be unbound, nor the device be reset or unplugged.
-//! A device says by [`Unrevocable`] what of its VRAM it exposes to that.
+//! Most RDMA devices are such importers. They keep what they have pinned until the process that
+//! uses them is done: until then the driver cannot be unbound, nor the device be reset or
+//! unplugged. A device says by [`Unrevocable`] how much of its VRAM such importers may have.
 
 use crate::{
     drm::vram::charge,
@@ -15,16 +15,16 @@ use crate::{
     }, //
 };
 
-/// What importers that cannot be told to let go may have of VRAM.
+/// How much of VRAM importers may have that cannot be revoked.
 ///
-/// Where they may not have it they get system memory, or are refused if the object cannot live there,
-/// with the reason [`NotRevocable`](super::Reason::NotRevocable).
+/// An importer that may not have it gets system memory, or is refused if the object cannot live
+/// there, with the reason [`NotRevocable`](super::Reason::NotRevocable).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unrevocable {
     /// All of it.
     Accept,
-    /// They are attached as others are, and may have pinned at most so many bytes of objects at the
-    /// same time. A pin that is over the limit fails with `EDQUOT`.
+    /// At most so many bytes of objects may be pinned at the same time. A pin that is over the
+    /// limit fails with `EDQUOT`; the attach succeeds as for other importers.
     Limit(u64),
     /// None of it.
     Refuse,
@@ -67,7 +67,7 @@ impl Holders {
     const ACCEPT: u64 = u64::MAX;
     const REFUSE: u64 = u64::MAX - 1;
 
-    /// Nothing is held, and everything may be.
+    /// Nothing is pinned, and there is no limit.
     pub const fn new() -> Self {
         Self {
             policy: Atomic::new(Self::ACCEPT),
@@ -95,7 +95,7 @@ impl Holders {
         self.policy.store(value, Relaxed);
     }
 
-    /// Returns how many bytes of VRAM are pinned for importers that cannot be told to let go.
+    /// Returns how many bytes of VRAM are pinned for importers that cannot be revoked.
     pub fn held(&self) -> u64 {
         self.held.load(Relaxed)
     }
@@ -104,11 +104,11 @@ impl Holders {
     ///
     /// # Errors
     ///
-    /// `EDQUOT` if it is more than may be.
+    /// `EDQUOT` if that exceeds the limit.
     pub(super) fn charge(&self, bytes: u64) -> Result {
         let limit = match self.policy() {
             Unrevocable::Limit(limit) => limit,
-            // One that was attached before the policy changed.
+            // An importer that was attached before the policy changed.
             Unrevocable::Accept | Unrevocable::Refuse => u64::MAX,
         };
         charge(&self.held, bytes, limit)

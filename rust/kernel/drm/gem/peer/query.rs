@@ -70,7 +70,7 @@ use crate::{
 ///     assert_eq!(Class::new(class)?.flags(), class);
 /// }
 ///
-/// // A static importer has no callbacks, by which it would be told of a move.
+/// // A static importer has no callbacks, so its mapping cannot be invalidated.
 /// assert_eq!(Class::new(PEER2PEER), Err(EINVAL));
 /// assert_eq!(Class::new(REVOCABLE), Err(EINVAL));
 /// // What an attachment does with the buffer is not a class.
@@ -141,7 +141,7 @@ impl<'a> Importer<'a> {
         self.class.flags()
     }
 
-    /// Tells whether it cannot be told to let go, and gets no VRAM for that.
+    /// Tells whether it cannot be revoked, and gets no VRAM because of that.
     pub(super) fn is_unrevocable(&self, holders: &Holders) -> bool {
         self.flags() & flags::REVOCABLE == 0 && holders.policy() == Unrevocable::Refuse
     }

@@ -137,7 +137,7 @@ fn errno(ret: Result) -> c_int {
     }
 }
 
-/// Tells whether somebody traces `act`, which takes less than to say what there is to be traced.
+/// Tells whether `act` is traced, which takes less than to collect the arguments of the tracepoint.
 #[inline(never)]
 pub(crate) fn is_on(act: Act) -> bool {
     macro_rules! is_on {
@@ -194,7 +194,7 @@ pub(crate) fn importer(
     }
 }
 
-/// The importers of an object that is in `placement`, a `TTM_PL_*`, are told that it moves.
+/// The mappings of an object that is in `placement`, a `TTM_PL_*`, are invalidated.
 #[inline(never)]
 pub(crate) fn invalidate(subject: Subject<'_>, placement: u32) {
     let Subject { exporter, id, size } = subject;

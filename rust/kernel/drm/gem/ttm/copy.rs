@@ -35,11 +35,11 @@ use crate::{
         ttm::{
             Blit,
             CpuAccess,
-            Lent,
             OpCtx,
             Place,
             Side,
             TtmObject,
+            VmappedImport,
             Work, //
         },
         vram::MemType, //
@@ -105,7 +105,7 @@ impl<T: TtmObject> Part<'_, T> {
         ctx: &mut OpCtx,
     ) -> Result<Side> {
         if let (Some(import), Some(access)) = (self.object.as_import(), access) {
-            return lend(import, access, &mut locked.resv());
+            return vmapped(import, access, &mut locked.resv());
         }
         // Only what is imported shares a reservation.
         if !ptr::eq(locked.obj, self.object) {
@@ -133,9 +133,9 @@ impl<T: TtmObject> Part<'_, T> {
 ///
 /// The former is what a device needs that copies by itself, and has the exporter move the buffer to
 /// where it is reached; the latter keeps it there, as the CPU is what copies.
-fn lend(import: &Import, access: &Arc<CpuAccess>, resv: &mut LockedResv<'_>) -> Result<Side> {
+fn vmapped(import: &Import, access: &Arc<CpuAccess>, resv: &mut LockedResv<'_>) -> Result<Side> {
     import.map(resv)?;
-    Lent::new(access.clone(), resv).map(Side::Mapped)
+    VmappedImport::new(access.clone(), resv).map(Side::Mapped)
 }
 
 /// Copies `size` bytes, and returns the fence that signals when they are there.

@@ -11,16 +11,13 @@ use super::{
 };
 use crate::{
     bindings,
-    dma_resv::{
-        LockedResv,
-        Usage, //
-    },
+    dma_resv::Usage,
     drm::{
         self,
         devres::while_registered,
         gem::{
-            BaseObject,
-            IntoGEMObject, //
+            self,
+            BaseObject, //
         },
         ttm::{
             OpCtx,
@@ -153,7 +150,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
 
     /// Moves the object to one of `places`, unless it is in one already.
     ///
-    /// Importers are told before it moves. Waits for the work on the object, but not for the move:
+    /// Mappings are invalidated first. Waits for the work on the object, but not for the move:
     /// its fence is in the reservation. The object counts as used, also if it does not move. To move
     /// it to or from VRAM takes a device that is awake, see the [module](self). Mirrors
     /// `ttm_bo_validate()`.
@@ -355,7 +352,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         self.obj.ttm()
     }
 
-    /// Remembers, or forgets, the dma-buf of the object, whose importers are told of a move.
+    /// Remembers, or forgets, the dma-buf of the object, whose mappings a move invalidates.
     ///
     /// # Safety
     ///
@@ -375,29 +372,9 @@ impl<T: TtmObject> Held<'_, Object<T>> {
 }
 
 /// The proof that an object is reserved. Dropping it ends the reservation.
-#[must_use = "the reservation ends when the guard is dropped"]
-pub struct Reserved<'a, T: TtmObject>(pub(super) Held<'a, Object<T>>);
-
-impl<'a, T: TtmObject> Deref for Reserved<'a, T> {
-    type Target = Held<'a, Object<T>>;
-
-    #[inline]
-    fn deref(&self) -> &Self::Target {
-        &self.0
-    }
-}
+pub type Reserved<'a, T> = gem::held::Reserved<'a, Object<T>>;
 
 impl<T: TtmObject> Reserved<'_, T> {
-    /// Returns the view of the object.
-    ///
-    /// Not by `DerefMut`: the views of two objects could be swapped, and with them which one is
-    /// unlocked.
-    #[inline]
-    pub(crate) fn view(&mut self) -> Held<'_, Object<T>> {
-        // SAFETY: The reservation is held as long as `self` is borrowed.
-        unsafe { Held::assume(self.0.obj) }
-    }
-
     /// Moves the object to one of `places`, unless it is in one already.
     ///
     /// See [`Held::validate`].
@@ -407,12 +384,6 @@ impl<T: TtmObject> Reserved<'_, T> {
     /// Those of [`Held::validate`].
     pub fn validate(&mut self, places: &[Place], ctx: &mut OpCtx) -> Result {
         self.view().validate(places, ctx)
-    }
-
-    /// Returns the view of the reservation, by which fences are looked at and added.
-    #[inline]
-    pub fn resv(&mut self) -> LockedResv<'_> {
-        self.0.resv()
     }
 
     /// Makes the object stay where it is until the value that is returned is dropped. Calls nest.
@@ -431,7 +402,7 @@ impl<T: TtmObject> Reserved<'_, T> {
 
         self.view().pin_raw()?;
         Ok(Pinned {
-            obj: self.0.obj.into(),
+            obj: self.object().into(),
             _awake: awake,
         })
     }
@@ -462,12 +433,5 @@ impl<T: TtmObject> Drop for Pinned<T> {
         if let Ok(mut object) = self.obj.reserve(false) {
             object.view().unpin_raw();
         }
-    }
-}
-
-impl<T: TtmObject> Drop for Reserved<'_, T> {
-    fn drop(&mut self) {
-        // SAFETY: The reservation is held.
-        unsafe { bindings::dma_resv_unlock((*self.obj.as_raw()).resv) };
     }
 }

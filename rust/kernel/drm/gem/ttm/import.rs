@@ -10,7 +10,7 @@
 //!
 //! # Lifetimes
 //!
-//! The object keeps the buffer, and with it the reservation, until TTM has let go of it. When the
+//! The object keeps the buffer, and with it the reservation, until TTM has released it. When the
 //! driver is unbound the device is detached, whoever still has the object. That is why
 //! `drm_gem_object.import_attach` is not used, which would dangle then. The DRM core finds the buffer
 //! by `drm_gem_object.dma_buf` as long as there is a handle: an export gives the original buffer.

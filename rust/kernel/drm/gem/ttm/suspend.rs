@@ -214,7 +214,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         };
 
         if is_concerned && self.mem_type() == Some(MemType::Vram) {
-            // Nobody is told to let go of what is in use, to be told again later.
+            // The mappings of an object that is in use are invalidated by a later attempt.
             let ttm = self.obj.ttm();
             if ctx.0.no_wait_gpu && ttm.is_used_by_others(&self.resv(), Usage::Bookkeep) {
                 return Err(EBUSY);

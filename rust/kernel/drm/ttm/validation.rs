@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! Who makes room for objects at the same time.
+//! Validations that fail for want of room, tried again alone.
 //!
-//! An object that needs room evicts others, whose reservations it has to take. Tasks that do this at
-//! the same time get into each other's way: one of them gives up, and is told that there is no room
-//! although there is. It then tries again, alone.
+//! A task that validates an object evicts others, whose reservations it has to take. Of two tasks
+//! that do this at the same time one may find all objects reserved, and gets `ENOSPC` although
+//! there is room to be made. It then tries again while no other task validates.
 //!
 //! # Locking
 //!
@@ -28,34 +28,35 @@ use crate::{
     }, //
 };
 
-/// How long to wait before each time that it is tried alone, in milliseconds.
+/// How long to wait before each attempt alone, in milliseconds.
 ///
-/// Who holds the reservation of an object without admission does so for a short time, unless its
-/// processor is taken from it, as that of a virtual machine may be.
+/// A task that holds a reservation and not the semaphore does so for a short time, unless its
+/// processor is taken away, as that of a virtual machine may be.
 const PAUSES: [i64; 4] = [0, 1, 5, 25];
 
-/// A semaphore for those that may be many, and for one that has to be alone.
+/// The semaphore of validations: taken for reading by each, and for writing by one that runs alone.
 ///
 /// # Invariants
 ///
 /// `sem` is initialized.
 #[pin_data]
-pub(super) struct Admission {
+pub(super) struct Validation {
     #[pin]
     sem: Opaque<bindings::rw_semaphore>,
 }
 
 // SAFETY: A semaphore may be used from any task.
-unsafe impl Send for Admission {}
+unsafe impl Send for Validation {}
 
 // SAFETY: As for `Send`.
-unsafe impl Sync for Admission {}
+unsafe impl Sync for Validation {}
 
-impl Admission {
+impl Validation {
     // Not generic and not inlined, so that the lock class and its name stay in the kernel crate.
     #[inline(never)]
     pub(super) fn new() -> Result<Pin<KBox<Self>>> {
         let key: Pin<&'static LockClassKey> = crate::static_lock_class!();
+        let name = c"drm::ttm::Validation".as_char_ptr();
 
         // INVARIANT: Initialized here.
         KBox::pin_init(
@@ -63,19 +64,19 @@ impl Admission {
                 // SAFETY: `slot` is memory for a semaphore that does not move; the name and the
                 // class are static.
                 sem <- Opaque::ffi_init(|slot| unsafe {
-                    bindings::__init_rwsem(slot, c"drm::ttm::Admission".as_char_ptr(), key.as_ptr())
+                    bindings::__init_rwsem(slot, name, key.as_ptr())
                 }),
             }),
             GFP_KERNEL,
         )
     }
 
-    /// Calls `f`, which may evict objects; some more times, without any other call, if there was no
-    /// room.
+    /// Calls `f`, which may evict objects. If it returns `ENOSPC` it is called again, a few times,
+    /// while no other validation runs.
     ///
-    /// More than once, as others may have objects reserved for a short time: faults, importers,
-    /// workers that give the memory of a deleted object back, and other devices with whom a
-    /// reservation is shared.
+    /// More than once, because tasks without the semaphore hold reservations for a short time:
+    /// faults, importers, workers that release the memory of a deleted object, and other devices
+    /// that share a reservation.
     ///
     /// # Errors
     ///
@@ -117,7 +118,7 @@ impl Admission {
 
         // INVARIANT: Just taken.
         Ok(Entered {
-            admission: self,
+            validation: self,
             alone,
             _not_send: NotThreadSafe,
         })
@@ -128,7 +129,7 @@ impl Admission {
 ///
 /// The semaphore is held by this task, for writing if `alone`.
 struct Entered<'a> {
-    admission: &'a Admission,
+    validation: &'a Validation,
     alone: bool,
     _not_send: NotThreadSafe,
 }
@@ -138,9 +139,9 @@ impl Drop for Entered<'_> {
         // SAFETY: By the type invariant.
         unsafe {
             if self.alone {
-                bindings::up_write(self.admission.sem.get());
+                bindings::up_write(self.validation.sem.get());
             } else {
-                bindings::up_read(self.admission.sem.get());
+                bindings::up_read(self.validation.sem.get());
             }
         }
     }

@@ -1,0 +1,472 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Attachments as the exporter sees them: the request to attach, what an importer has pinned and
+//! mapped, and the request for a mapping.
+//!
+//! # Locking
+//!
+//! The reservation of the buffer guards all of it.
+
+use super::Exporter;
+#[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
+use super::{
+    buffer::Buffer,
+    BoundOf, //
+};
+use crate::{
+    bindings,
+    device,
+    dma_buf::{
+        exports::Registry,
+        table::{
+            Table,
+            Tables, //
+        },
+        DmaBuf, //
+    },
+    prelude::*, //
+};
+#[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
+use crate::{
+    dma_buf::mapping::RangeTable,
+    pci::p2pdma::{
+        MapType,
+        Provider, //
+    }, //
+};
+use core::{
+    cell::{
+        Cell,
+        UnsafeCell, //
+    },
+    marker::PhantomData,
+    ops::Deref,
+    ptr::{
+        self,
+        NonNull, //
+    }, //
+};
+
+/// A list of attachments, oldest first.
+///
+/// The core has one as well, but adds an attachment some time after the exporter has accepted it: a
+/// decision about all importers that is made in between would miss the new one.
+///
+/// # Invariants
+///
+/// Each is valid, and its private data begins with [`Holdings`], which are linked in both
+/// directions.
+pub(super) struct Attachments {
+    first: Cell<*mut bindings::dma_buf_attachment>,
+    last: Cell<*mut bindings::dma_buf_attachment>,
+}
+
+impl Attachments {
+    pub(super) const fn new() -> Self {
+        // INVARIANT: There is none.
+        Self {
+            first: Cell::new(ptr::null_mut()),
+            last: Cell::new(ptr::null_mut()),
+        }
+    }
+
+    /// Appends an attachment.
+    ///
+    /// # Safety
+    ///
+    /// Its private data must begin with [`Holdings`], it must stay valid until it is removed, and
+    /// the reservation must be held.
+    #[inline]
+    pub(super) unsafe fn push(&self, raw: *mut bindings::dma_buf_attachment) {
+        let last = self.last.replace(raw);
+
+        // INVARIANT: Linked to the one before it, and there is none after it.
+        // SAFETY: As promised by the caller, and by the type invariant.
+        unsafe {
+            Holdings::of(raw).previous.set(last);
+            if last.is_null() {
+                self.first.set(raw);
+            } else {
+                Holdings::of(last).next.set(raw);
+            }
+        }
+    }
+
+    /// Removes an attachment.
+    ///
+    /// # Safety
+    ///
+    /// It must be on the list, and the reservation must be held.
+    pub(super) unsafe fn remove(&self, raw: *mut bindings::dma_buf_attachment) {
+        // INVARIANT: Its neighbours are linked to each other.
+        // SAFETY: As promised by the caller, and by the type invariant.
+        unsafe {
+            let (previous, next) = (
+                Holdings::of(raw).previous.get(),
+                Holdings::of(raw).next.get(),
+            );
+
+            if previous.is_null() {
+                self.first.set(next);
+            } else {
+                Holdings::of(previous).next.set(next);
+            }
+            if next.is_null() {
+                self.last.set(previous);
+            } else {
+                Holdings::of(next).previous.set(previous);
+            }
+        }
+    }
+
+    /// Iterates over the attachments.
+    ///
+    /// # Safety
+    ///
+    /// The reservation must be held for as long as the iterator is used.
+    pub(super) unsafe fn iter(&self) -> impl Iterator<Item = *mut bindings::dma_buf_attachment> {
+        let mut next = self.first.get();
+
+        core::iter::from_fn(move || {
+            let raw = next;
+            if raw.is_null() {
+                return None;
+            }
+
+            // SAFETY: By the type invariant, and as promised by the caller.
+            next = unsafe { Holdings::of(raw) }.next.get();
+            Some(raw)
+        })
+    }
+}
+
+/// What an importer has pinned and mapped. Guarded by the reservation.
+pub(in crate::dma_buf) struct Holdings {
+    /// Links of [`Attachments`].
+    previous: Cell<*mut bindings::dma_buf_attachment>,
+    next: Cell<*mut bindings::dma_buf_attachment>,
+    pub(super) pins: Cell<usize>,
+    pub(super) tables: UnsafeCell<Tables>,
+    /// A table that is not mapped, cached for the next mapping.
+    #[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
+    cached: Cell<Option<RangeTable>>,
+    /// The route that the exporter has asked for at the attach. Does not change.
+    #[cfg_attr(not(all(CONFIG_PCI, CONFIG_64BIT)), expect(dead_code))]
+    route: Option<KnownRoute>,
+}
+
+/// The provider that a route leads to, only to be compared, and the kind of the route.
+#[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
+type KnownRoute = (*mut bindings::p2pdma_provider, MapType);
+
+/// Without PCI there are no routes.
+#[cfg(not(all(CONFIG_PCI, CONFIG_64BIT)))]
+type KnownRoute = ();
+
+impl Holdings {
+    /// Nothing is pinned or mapped yet.
+    #[inline]
+    pub(super) const fn new(route: Option<KnownRoute>) -> Self {
+        Self {
+            previous: Cell::new(ptr::null_mut()),
+            next: Cell::new(ptr::null_mut()),
+            pins: Cell::new(0),
+            tables: UnsafeCell::new(Tables::new()),
+            #[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
+            cached: Cell::new(None),
+            route,
+        }
+    }
+
+    /// # Safety
+    ///
+    /// `attach` must be a valid attachment of a buffer of an [`Exporter`], whose reservation is
+    /// held for `'a`.
+    #[inline]
+    pub(in crate::dma_buf) unsafe fn of<'a>(attach: *mut bindings::dma_buf_attachment) -> &'a Self {
+        // SAFETY: The private data of an attachment begins with its holdings, whatever the type of
+        // the exporter. The reservation guards them.
+        unsafe { &*(*attach).priv_.cast::<Self>() }
+    }
+
+    /// Drops the cached table.
+    #[inline]
+    pub(in crate::dma_buf) fn drop_cached(&self) {
+        #[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
+        drop(self.take_cached());
+    }
+
+    /// Returns the kind of the route to memory of `provider`; [`None`] if the exporter has not
+    /// asked.
+    #[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
+    #[inline]
+    pub(in crate::dma_buf) fn map_type(&self, provider: &Provider<'_>) -> Option<MapType> {
+        self.route
+            .filter(|(raw, _)| ptr::eq(*raw, provider.as_raw()))
+            .map(|(_, map_type)| map_type)
+    }
+
+    /// Takes the cached table, if there is one.
+    #[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
+    #[inline]
+    pub(in crate::dma_buf) fn take_cached(&self) -> Option<RangeTable> {
+        self.cached.take()
+    }
+
+    /// Caches a table, which is not mapped, for the next mapping.
+    #[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
+    #[inline]
+    pub(in crate::dma_buf) fn set_cached(&self, table: RangeTable) {
+        self.cached.set(Some(table));
+    }
+}
+
+/// The private data of an attachment, in `dma_buf_attachment.priv`.
+#[repr(C)]
+pub(super) struct AttachmentData<E: Exporter> {
+    /// First, so that it can be found before the type is known.
+    pub(super) holdings: Holdings,
+    pub(super) data: E::Attachment,
+}
+
+/// An importer that asks to be attached.
+pub struct AttachRequest<'a> {
+    attach: &'a mut bindings::dma_buf_attachment,
+    #[cfg_attr(not(all(CONFIG_PCI, CONFIG_64BIT)), expect(dead_code))]
+    registry: &'a Registry,
+    /// The importer's route to the memory of the exporter, once that has asked for it.
+    route: Cell<Option<KnownRoute>>,
+}
+
+impl<'a> AttachRequest<'a> {
+    /// Describes an attachment that is being made.
+    #[inline]
+    pub(super) fn new(
+        attach: &'a mut bindings::dma_buf_attachment,
+        registry: &'a Registry,
+    ) -> Self {
+        Self {
+            attach,
+            registry,
+            route: Cell::new(None),
+        }
+    }
+
+    /// Returns what [`Self::map_type`] has kept.
+    #[inline]
+    pub(super) fn route(&self) -> Option<KnownRoute> {
+        self.route.get()
+    }
+
+    /// Returns the device of the importer.
+    #[inline]
+    pub fn device(&self) -> &device::Device {
+        // SAFETY: The core passes a valid device, which outlives its attachment.
+        unsafe { device::Device::from_raw(self.attach.dev) }
+    }
+
+    /// Returns the name of the driver of the importer's device, or that of its bus if it has none.
+    ///
+    /// Mirrors `dev_driver_string()`.
+    #[inline]
+    pub fn driver_name(&self) -> &CStr {
+        // SAFETY: The device is valid, and the function returns a valid string. The name of a bus
+        // is static, that of a driver as long as its module is loaded: the importer is at work for
+        // its device, and does not outlive the module of the driver.
+        unsafe { CStr::from_char_ptr(bindings::dev_driver_string(self.attach.dev)) }
+    }
+
+    /// Returns the kind of mapping that the importer gets for memory of `provider`, and keeps it
+    /// for the mappings.
+    #[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
+    pub(in crate::dma_buf) fn map_type(&self, provider: &Provider<'_>) -> MapType {
+        let map_type = self.registry.map_type(provider, self.device());
+
+        self.route.set(Some((provider.as_raw(), map_type)));
+        map_type
+    }
+
+    /// Tells whether the importer takes peer-to-peer memory.
+    ///
+    /// A static importer never does.
+    #[inline]
+    pub fn peer2peer(&self) -> bool {
+        self.attach.peer2peer
+    }
+
+    /// Withdraws the offer of peer-to-peer memory: the importer gets system memory.
+    #[inline]
+    pub fn clear_peer2peer(&mut self) {
+        self.attach.peer2peer = false;
+    }
+
+    /// Tells whether the importer manages pinning itself.
+    ///
+    /// For other importers the core pins the buffer while it is mapped.
+    #[inline]
+    pub fn is_dynamic(&self) -> bool {
+        !self.attach.importer_ops.is_null()
+    }
+
+    /// Tells whether the mappings of the importer can be revoked.
+    ///
+    /// Mirrors `dma_buf_attach_revocable()`.
+    #[inline]
+    pub fn is_revocable(&self) -> bool {
+        // SAFETY: `attach` is valid.
+        unsafe { bindings::dma_buf_attach_revocable(ptr::from_ref(self.attach).cast_mut()) }
+    }
+}
+
+/// Ties a value to one call of a callback: invariant, so that `'r` matches no other lifetime.
+pub(in crate::dma_buf) type Brand<'r> = PhantomData<fn(&'r ()) -> &'r ()>;
+
+/// An importer that asks for a mapping: the attachment, and the permission to map the buffer for
+/// it.
+///
+/// Only [`Exporter::map`] gets it. When that has returned, the mapping is counted, so that an
+/// unbind waits for it, and a mapping that was made and not returned is unmapped.
+pub struct MapRequest<'r, E: Exporter>(pub(super) Attached<'r, E>);
+
+impl<'r, E: Exporter> Deref for MapRequest<'r, E> {
+    type Target = Attached<'r, E>;
+
+    #[inline]
+    fn deref(&self) -> &Attached<'r, E> {
+        &self.0
+    }
+}
+
+/// An attachment of a buffer, seen with the reservation held.
+///
+/// # Invariants
+///
+/// `raw` is a valid attachment of a buffer of `E`, whose reservation is held for `'r`; its private
+/// data is an `AttachmentData` of `E`.
+pub struct Attached<'r, E: Exporter> {
+    raw: NonNull<bindings::dma_buf_attachment>,
+    _brand: Brand<'r>,
+    _exporter: PhantomData<*mut E>,
+}
+
+impl<'r, E: Exporter> Attached<'r, E> {
+    /// # Safety
+    ///
+    /// `raw` must be a valid attachment that was accepted by the table of `E`, and the reservation
+    /// of its buffer must be held for `'r`.
+    #[inline]
+    pub(super) unsafe fn from_raw(raw: *mut bindings::dma_buf_attachment) -> Self {
+        // INVARIANT: By the safety requirements.
+        Self {
+            // SAFETY: A valid pointer is not null.
+            raw: unsafe { NonNull::new_unchecked(raw) },
+            _brand: PhantomData,
+            _exporter: PhantomData,
+        }
+    }
+
+    /// Returns the pointer to the C structure.
+    #[inline]
+    pub(in crate::dma_buf) fn as_raw(&self) -> *mut bindings::dma_buf_attachment {
+        self.raw.as_ptr()
+    }
+
+    #[inline]
+    fn private(&self) -> &AttachmentData<E> {
+        // SAFETY: By the type invariant.
+        unsafe { &*(*self.as_raw()).priv_.cast::<AttachmentData<E>>() }
+    }
+
+    /// Returns what the exporter keeps for the bound device.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` if the buffer was revoked.
+    #[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
+    #[inline]
+    pub(in crate::dma_buf) fn bound(&self) -> Result<&BoundOf<'_, E>> {
+        let buf = self.dma_buf();
+
+        // SAFETY: By the type invariant this is a buffer of `E`, whose reservation is held.
+        unsafe { Buffer::<E>::of(buf).locked(buf) }.map(|cx| cx.bound)
+    }
+
+    /// Returns the buffer.
+    #[inline]
+    pub fn dma_buf(&self) -> &DmaBuf {
+        // SAFETY: An attachment holds a reference to its buffer.
+        unsafe { DmaBuf::from_raw((*self.as_raw()).dmabuf) }
+    }
+
+    /// Returns the device of the importer.
+    #[inline]
+    pub fn device(&self) -> &device::Device {
+        // SAFETY: The device of an attachment outlives it.
+        unsafe { device::Device::from_raw((*self.as_raw()).dev) }
+    }
+
+    /// Returns what [`Exporter::attach`] returned.
+    #[inline]
+    pub fn data(&self) -> &E::Attachment {
+        &self.private().data
+    }
+
+    /// Tells whether the importer is given peer-to-peer memory.
+    #[inline]
+    pub fn peer2peer(&self) -> bool {
+        // SAFETY: By the type invariant the attachment is valid.
+        unsafe { (*self.as_raw()).peer2peer }
+    }
+
+    /// Tells whether the importer manages pinning itself.
+    #[inline]
+    pub fn is_dynamic(&self) -> bool {
+        // SAFETY: By the type invariant the attachment is valid.
+        !unsafe { (*self.as_raw()).importer_ops }.is_null()
+    }
+
+    /// Tells whether the mappings of the importer can be revoked.
+    #[inline]
+    pub fn is_revocable(&self) -> bool {
+        // SAFETY: By the type invariant the attachment is valid.
+        unsafe { bindings::dma_buf_attach_revocable(self.as_raw()) }
+    }
+
+    /// Returns how many times the attachment is pinned.
+    #[inline]
+    pub fn pins(&self) -> usize {
+        self.holdings().pins.get()
+    }
+
+    /// Returns how many mappings the attachment holds.
+    #[inline]
+    pub fn maps(&self) -> usize {
+        self.with_tables(|tables| tables.len())
+    }
+
+    /// Returns how many of them are mappings of the device's own memory.
+    pub(in crate::dma_buf) fn peer_maps(&self) -> usize {
+        self.with_tables(|tables| tables.iter().filter(|table| !table.has_pages()).count())
+    }
+
+    #[inline]
+    pub(in crate::dma_buf) fn holdings(&self) -> &Holdings {
+        &self.private().holdings
+    }
+
+    /// Unmaps the tables for which `keep` returns false.
+    pub(super) fn unmap_unless(&self, mut keep: impl FnMut(&mut Table) -> bool) {
+        while let Some(table) = self.with_tables(|tables| tables.take(|table| !keep(table))) {
+            // SAFETY: It was a table of this attachment, whose reservation is held.
+            unsafe { table.unmap(self.as_raw()) };
+        }
+    }
+
+    /// Calls `f` with the tables that the importer has. `f` must not call this again.
+    #[inline]
+    pub(in crate::dma_buf) fn with_tables<R>(&self, f: impl FnOnce(&mut Tables) -> R) -> R {
+        // SAFETY: The reservation, which guards the tables, is held by the type invariant. `f` has
+        // no other way to them.
+        f(unsafe { &mut *self.holdings().tables.get() })
+    }
+}

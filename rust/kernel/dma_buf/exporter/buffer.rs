@@ -1,0 +1,436 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What a dma-buf has for its exporter: the private data of the buffer, and the ways to it.
+//!
+//! # Locking
+//!
+//! The reservation of the buffer guards the bound device, the attachments and the mapping of the
+//! kernel. [`LockedBuffer`] is the proof that it is held.
+
+use super::{
+    attachment::{
+        Attached,
+        Attachments,
+        Holdings, //
+    },
+    BoundOf,
+    Exporter, //
+};
+use crate::{
+    bindings,
+    dma_buf::{
+        exports::{
+            Links,
+            Registry, //
+        },
+        importer::MappingSlot,
+        pages::KernelMapping,
+        table::Table,
+        user::UserMappings,
+        DmaBuf, //
+    },
+    prelude::*,
+    sync::{
+        atomic::{
+            Acquire,
+            Atomic,
+            Relaxed,
+            Release, //
+        },
+        Arc,
+        SetOnce, //
+    },
+    types::{
+        CovariantForLt,
+        NotThreadSafe, //
+    }, //
+};
+use core::{
+    any::TypeId,
+    cell::{
+        Cell,
+        UnsafeCell, //
+    },
+    ptr::{
+        self,
+        NonNull, //
+    }, //
+};
+
+/// What the private data of every dma-buf of an [`Exporter`] has.
+pub(super) struct Common {
+    exporter_type: TypeId,
+
+    /// The place on the list of the exporting driver.
+    links: Links,
+
+    /// The attachments, from when the exporter accepts them until they are detached. Guarded by the
+    /// reservation.
+    pub(super) attached: Attachments,
+}
+
+/// The private data of a dma-buf, in `dma_buf.priv`.
+#[repr(C)]
+#[pin_data]
+pub(in crate::dma_buf) struct Buffer<E: Exporter> {
+    /// First in every `Buffer`, so that it can be found before the type is known.
+    pub(super) common: Common,
+
+    pub(super) exporter: E,
+
+    /// The list that the buffer is on.
+    pub(super) registry: Arc<Registry>,
+
+    /// What the callbacks need of the bound device; `None` once revoked. Guarded by the
+    /// reservation.
+    bound: UnsafeCell<Option<NonNull<BoundOf<'static, E>>>>,
+
+    /// How many mappings of the device's own memory there are: those of importers, and one for the
+    /// kernel (vmap). Changes with the reservation held. Mappings of system memory are not counted:
+    /// the memory stays as long as the buffer, so an unbind does not wait for them.
+    mappings: Atomic<usize>,
+
+    /// The mapping of pages for the kernel. Guarded by the reservation.
+    pub(super) kernel: Cell<Option<KernelMapping>>,
+
+    /// The mappings of processes, of an exporter with [`pages`](Exporter::pages).
+    pub(in crate::dma_buf) user: SetOnce<UserMappings>,
+}
+
+// SAFETY: `bound`, `kernel`, and the attachments with their holdings, are guarded by the
+// reservation, and the links by the mutex of the list; `bound` points to a value that is `Send` and
+// `Sync`.
+unsafe impl<E: Exporter> Send for Buffer<E> {}
+
+// SAFETY: As for `Send`.
+unsafe impl<E: Exporter> Sync for Buffer<E> {}
+
+impl<E: Exporter> Buffer<E> {
+    /// Makes the private data of a buffer that is about to be exported.
+    ///
+    /// # Safety
+    ///
+    /// `bound` must stay valid until [`Self::revoke`] was called or the buffer is gone.
+    pub(in crate::dma_buf) unsafe fn new(
+        exporter: E,
+        registry: Arc<Registry>,
+        bound: NonNull<BoundOf<'static, E>>,
+    ) -> Result<Pin<KBox<Self>>> {
+        KBox::pin_init(
+            pin_init!(Self {
+                common: Common {
+                    exporter_type: TypeId::of::<E>(),
+                    links: Links::new(),
+                    attached: Attachments::new(),
+                },
+                exporter,
+                registry,
+                bound: UnsafeCell::new(Some(bound)),
+                mappings: Atomic::new(0),
+                kernel: Cell::new(None),
+                user: SetOnce::new(),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    /// Returns the private data of a dma-buf.
+    ///
+    /// # Safety
+    ///
+    /// `buf` must have been exported with the table of `E`.
+    #[inline]
+    pub(in crate::dma_buf) unsafe fn of(buf: &DmaBuf) -> &Self {
+        // SAFETY: By the safety requirements `priv` points to a `Self`, which lives until the
+        // release of the dma-buf.
+        unsafe { &*(*buf.as_raw()).priv_.cast::<Self>() }
+    }
+
+    /// Makes the view that callbacks get.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` if the buffer was revoked.
+    ///
+    /// # Safety
+    ///
+    /// The reservation of `buf` must be held for `'a`, and `buf` must be the dma-buf of `self`.
+    #[inline]
+    pub(super) unsafe fn locked<'a>(&'a self, buf: &'a DmaBuf) -> Result<LockedBuffer<'a, E>> {
+        // SAFETY: The reservation guards `bound`, and the caller holds it.
+        let bound = unsafe { *self.bound.get() }.ok_or(ENODEV)?;
+
+        // INVARIANT: The reservation is held, and the device is bound until `revoke`, which needs
+        // the reservation.
+        Ok(LockedBuffer {
+            buf,
+            // SAFETY: `bound` is valid until `revoke`.
+            bound: E::Bound::cast_ref(unsafe { bound.as_ref() }),
+            _not_send: NotThreadSafe,
+        })
+    }
+
+    /// Iterates over the attachments, oldest first.
+    ///
+    /// # Safety
+    ///
+    /// The reservation of `buf` must be held for `'a`, and `buf` must be the dma-buf of `self`.
+    pub(in crate::dma_buf) unsafe fn attachments<'a>(
+        &'a self,
+        buf: &'a DmaBuf,
+    ) -> impl Iterator<Item = Attached<'a, E>> + use<'a, E> {
+        // The reservation is held as long as it is borrowed.
+        let _: &'a DmaBuf = buf;
+
+        // SAFETY: As promised by the caller. Attachments on the list were accepted by the exporter
+        // of this buffer, and stay valid while the reservation is held.
+        unsafe {
+            self.common
+                .attached
+                .iter()
+                .map(|raw| Attached::from_raw(raw))
+        }
+    }
+
+    /// Revokes the buffer: takes the bound device away from it, and invalidates the mappings of
+    /// importers.
+    pub(in crate::dma_buf) fn revoke(&self, buf: &DmaBuf) {
+        let _guard = buf.resv().lock();
+
+        // SAFETY: The reservation guards `bound`. No `LockedBuffer` view exists, as each is only
+        // handed out for a call that holds the reservation.
+        unsafe { *self.bound.get() = None };
+        self.exporter.revoke();
+        // A later page fault waits for the reservation, and then finds the buffer revoked.
+        if let Some(user) = self.user.as_ref() {
+            user.unmap();
+        }
+        // SAFETY: The reservation is held until after the loop.
+        for at in unsafe { self.attachments(buf) } {
+            // The buffer is revoked, so no table is needed for a later mapping.
+            at.holdings().drop_cached();
+            at.with_tables(|tables| tables.iter_mut().for_each(Table::invalidate));
+        }
+
+        // SAFETY: The reservation is held.
+        unsafe { bindings::dma_buf_invalidate_mappings(buf.as_raw()) };
+    }
+
+    /// Adds a mapping to the count.
+    ///
+    /// # Safety
+    ///
+    /// The reservation must be held.
+    #[inline]
+    pub(super) unsafe fn get_mapping(&self) {
+        self.mappings.store(self.mappings() + 1, Relaxed);
+    }
+
+    /// Removes a mapping from the count. The last one of a revoked buffer wakes the waiter.
+    ///
+    /// # Safety
+    ///
+    /// The reservation must be held.
+    #[inline]
+    pub(super) unsafe fn put_mapping(&self) {
+        let left = self.mappings().saturating_sub(1);
+
+        // Orders what the importer did, and the unmap, before what follows the wait for them.
+        self.mappings.store(left, Release);
+        // SAFETY: The reservation guards `bound`, and the caller holds it.
+        if left == 0 && unsafe { (*self.bound.get()).is_none() } {
+            self.registry.wake_waiter();
+        }
+    }
+
+    /// Returns the number of mappings of the device's own memory.
+    #[inline]
+    pub(in crate::dma_buf) fn mappings(&self) -> usize {
+        self.mappings.load(Acquire)
+    }
+}
+
+/// Returns the place of a buffer on the list of its driver.
+///
+/// # Safety
+///
+/// `buf` must be a buffer of an [`Exporter`] that is not freed for `'a`.
+pub(in crate::dma_buf) unsafe fn links_of<'a>(buf: *mut bindings::dma_buf) -> &'a Links {
+    // SAFETY: As promised by the caller; the private data of a buffer begins with what all have.
+    &unsafe { &*(*buf).priv_.cast::<Common>() }.links
+}
+
+/// Makes the CPU see what devices wrote through mappings that were invalidated and not unmapped
+/// since.
+///
+/// The exporter calls it after `dma_buf_invalidate_mappings()`, and after a wait for the fences of
+/// the importers. Afterwards it can move the content of the buffer. A later unmap of such a mapping
+/// does not write to the old memory, which may belong to something else by then.
+///
+/// # Safety
+///
+/// `buf` must be a valid buffer of an [`Exporter`], whose reservation is held, and the memory that
+/// was mapped must still be there.
+#[cfg_attr(not(CONFIG_RUST_DRM_TTM), expect(dead_code))]
+pub(crate) unsafe fn retire(buf: *mut bindings::dma_buf) {
+    // SAFETY: As promised by the caller; the private data of a buffer begins with what all have.
+    let common = unsafe { &*(*buf).priv_.cast::<Common>() };
+
+    // SAFETY: The reservation is held.
+    for raw in unsafe { common.attached.iter() } {
+        // SAFETY: Attachments on the list are valid, and the reservation is held.
+        let (dev, holdings) = unsafe { ((*raw).dev, Holdings::of(raw)) };
+        // SAFETY: The reservation guards the tables; there is no other reference to them.
+        let tables = unsafe { &mut *holdings.tables.get() };
+
+        holdings.drop_cached();
+        for table in tables.iter_mut().filter(|table| !table.retired) {
+            // SAFETY: The table is one of the attachment, whose memory is still there.
+            unsafe { table.sync_for_cpu(dev) };
+            table.retired = true;
+        }
+    }
+}
+
+/// A buffer whose reservation is held and whose device is bound.
+///
+/// # Invariants
+///
+/// The reservation of `buf` is held, and the device that exported it is bound, for `'a`.
+pub struct LockedBuffer<'a, E: Exporter> {
+    buf: &'a DmaBuf,
+    pub(super) bound: &'a BoundOf<'a, E>,
+    _not_send: NotThreadSafe,
+}
+
+impl<'a, E: Exporter> LockedBuffer<'a, E> {
+    /// Returns what the exporter keeps for the bound device.
+    #[inline]
+    pub fn bound(&self) -> &BoundOf<'a, E> {
+        self.bound
+    }
+
+    /// Returns the buffer.
+    #[inline]
+    pub fn dma_buf(&self) -> &DmaBuf {
+        self.buf
+    }
+
+    /// Iterates over the attachments, oldest first.
+    ///
+    /// An attachment that is being made is not among them yet.
+    pub fn attachments(&self) -> impl Iterator<Item = Attached<'_, E>> {
+        // SAFETY: By the type invariant the reservation is held, and a view is only made of a
+        // buffer that was exported with the table of `E`.
+        unsafe { Buffer::<E>::of(self.buf).attachments(self.buf) }
+    }
+}
+
+/// Calls `f` with the exporter of `buf` and its locked view.
+///
+/// Takes the reservation of `buf`.
+///
+/// # Errors
+///
+/// - `EINVAL` if `buf` is not a buffer of `E`.
+/// - `ENODEV` if it was revoked.
+/// - What `f` returns.
+pub fn with_exporter<E, R>(
+    buf: &DmaBuf,
+    f: impl FnOnce(&E, &LockedBuffer<'_, E>) -> Result<R>,
+) -> Result<R>
+where
+    E: Exporter,
+{
+    let guard = buf.resv().lock();
+    // SAFETY: The reservation is held.
+    let ret = unsafe { with_locked_exporter(buf, f) };
+
+    drop(guard);
+    ret
+}
+
+/// Calls `f` with the exporter of `buf` and its locked view.
+///
+/// # Errors
+///
+/// Those of [`with_exporter`].
+///
+/// # Safety
+///
+/// The reservation of `buf` must be held.
+pub(crate) unsafe fn with_locked_exporter<E, R>(
+    buf: &DmaBuf,
+    f: impl FnOnce(&E, &LockedBuffer<'_, E>) -> Result<R>,
+) -> Result<R>
+where
+    E: Exporter,
+{
+    let buffer = buffer_of::<E>(buf).ok_or(EINVAL)?;
+
+    // SAFETY: The reservation is held until after the view is gone.
+    unsafe { buffer.locked(buf) }.and_then(|cx| f(&buffer.exporter, &cx))
+}
+
+/// Calls `f` with the exporter of a buffer and an attachment as it sees it, for an importer that
+/// has the reservation.
+///
+/// # Errors
+///
+/// - `EINVAL` if it is not a buffer of `E`.
+/// - `ENODEV` if it was revoked.
+/// - What `f` returns.
+#[cfg_attr(not(CONFIG_RUST_DRM_PEER), expect(dead_code))]
+pub(crate) fn with_exporter_of<E, R>(
+    at: &MappingSlot<'_>,
+    f: impl FnOnce(&E, &LockedBuffer<'_, E>, &Attached<'_, E>) -> Result<R>,
+) -> Result<R>
+where
+    E: Exporter,
+{
+    let buf = at.dma_buf();
+    let buffer = buffer_of::<E>(buf).ok_or(EINVAL)?;
+
+    // SAFETY: The slot exists while the reservation is held. It is that of an attachment of `buf`,
+    // which the table of `E` accepted.
+    let (cx, at) = unsafe { (buffer.locked(buf)?, Attached::from_raw(at.as_raw())) };
+
+    f(&buffer.exporter, &cx, &at)
+}
+
+/// Returns the exporter of `buf` if that is an `E`.
+pub fn exporter_of<E: Exporter>(buf: &DmaBuf) -> Option<&E> {
+    buffer_of::<E>(buf).map(|buffer| &buffer.exporter)
+}
+
+/// Returns the exporter of `buf`.
+///
+/// # Safety
+///
+/// `buf` must have been exported by an [`Exports`](super::Exports) of `E`.
+#[cfg_attr(not(CONFIG_RUST_DRM_PEER), expect(dead_code))]
+pub(crate) unsafe fn assume_exporter_of<E: Exporter>(buf: &DmaBuf) -> &E {
+    // SAFETY: As promised by the caller.
+    &unsafe { Buffer::<E>::of(buf) }.exporter
+}
+
+fn buffer_of<E: Exporter>(buf: &DmaBuf) -> Option<&Buffer<E>> {
+    // SAFETY: The dma-buf is valid, and its table never changes.
+    let ops = unsafe { (*buf.as_raw()).ops };
+
+    if !ptr::eq(ops, E::OPS.as_raw()) {
+        return None;
+    }
+
+    // A driver that does not keep its table in a `static` could share the address with another.
+    // SAFETY: The table is that of some exporter in Rust, and only `Exports::export` uses these.
+    // Hence `priv` is a `Buffer`, whatever of, and that begins with what all have.
+    let exporter_type = unsafe { (*(*buf.as_raw()).priv_.cast::<Common>()).exporter_type };
+
+    if exporter_type == TypeId::of::<E>() {
+        // SAFETY: The dma-buf is one of `E`.
+        Some(unsafe { Buffer::of(buf) })
+    } else {
+        None
+    }
+}

@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Access by the CPU: where the dma-buf core and the memory management call in for it.
+//!
+//! A process maps a buffer and announces what it does with it; the kernel maps it with a vmap. Of
+//! an exporter with [`pages`](Exporter::pages) the mappings are made here, of others by the
+//! exporter.
+
+use super::{
+    buffer::Buffer,
+    ops::Ops,
+    Exporter, //
+};
+use crate::{
+    bindings,
+    dma::DataDirection,
+    dma_buf::{
+        direction,
+        pages::KernelMapping,
+        user::insert_page,
+        DmaBuf, //
+    },
+    dma_resv::Usage,
+    error::from_result,
+    iosys_map::IosysMap,
+    mm::virt::VmaNew,
+    prelude::*, //
+};
+
+/// How often an access by the CPU waits for fences without the reservation, before it waits with
+/// the reservation held, so that no fence is added.
+const WAITS: u32 = 3;
+
+impl<E: Exporter> Ops<E> {
+    /// The operations of an area of a process that maps pages.
+    const VM_OPS: bindings::vm_operations_struct = bindings::vm_operations_struct {
+        fault: Some(fault_callback::<E>),
+        ..pin_init::zeroed()
+    };
+}
+
+/// # Safety
+///
+/// See [`attach_callback`](super::ops).
+pub(super) unsafe extern "C" fn begin_cpu_access_callback<E: Exporter>(
+    raw_buf: *mut bindings::dma_buf,
+    dir: bindings::dma_data_direction,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: The core passes a valid dma-buf.
+        let buf = unsafe { DmaBuf::from_raw(raw_buf) };
+        // SAFETY: This callback is only in the table of `E`.
+        let buffer = unsafe { Buffer::<E>::of(buf) };
+        let dir = direction(dir);
+
+        // The core waits too, but after this callback: a device must have written before its writes
+        // can be synchronized for the CPU.
+        let usage = if dir == DataDirection::FromDevice {
+            Usage::Write
+        } else {
+            Usage::Read
+        };
+        buf.resv().wait(usage, true)?;
+
+        let mut guard = buf.resv().lock_interruptible()?;
+        let mut waits = 0;
+        // Fences that were added before the lock was taken are waited for without it, because
+        // others need it.
+        while !buf.resv().test_signaled(usage) {
+            if waits == WAITS {
+                buf.resv().wait(usage, true)?;
+                break;
+            }
+            drop(guard);
+            buf.resv().wait(usage, true)?;
+            guard = buf.resv().lock_interruptible()?;
+            waits += 1;
+        }
+        // SAFETY: The reservation is held until after the view is gone.
+        let ret =
+            unsafe { buffer.locked(buf) }.and_then(|cx| buffer.exporter.begin_cpu_access(&cx, dir));
+
+        drop(guard);
+        ret.map(|()| 0)
+    })
+}
+
+/// # Safety
+///
+/// See [`attach_callback`](super::ops).
+pub(super) unsafe extern "C" fn end_cpu_access_callback<E: Exporter>(
+    raw_buf: *mut bindings::dma_buf,
+    dir: bindings::dma_data_direction,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: The core passes a valid dma-buf.
+        let buf = unsafe { DmaBuf::from_raw(raw_buf) };
+        // SAFETY: This callback is only in the table of `E`.
+        let buffer = unsafe { Buffer::<E>::of(buf) };
+
+        let guard = buf.resv().lock();
+        // SAFETY: The reservation is held until after the view is gone.
+        let ret = unsafe { buffer.locked(buf) }
+            .and_then(|cx| buffer.exporter.end_cpu_access(&cx, direction(dir)));
+
+        drop(guard);
+        ret.map(|()| 0)
+    })
+}
+
+/// # Safety
+///
+/// See [`attach_callback`](super::ops).
+pub(super) unsafe extern "C" fn mmap_callback<E: Exporter>(
+    raw_buf: *mut bindings::dma_buf,
+    vma: *mut bindings::vm_area_struct,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: The core passes a valid dma-buf.
+        let buf = unsafe { DmaBuf::from_raw(raw_buf) };
+        // SAFETY: This callback is only in the table of `E`.
+        let buffer = unsafe { Buffer::<E>::of(buf) };
+
+        // SAFETY: The core passes the area of an `mmap()` that is under way.
+        let vma = unsafe { VmaNew::from_raw(vma) };
+
+        buffer.exporter.mmap(buf, vma)?;
+        Ok(0)
+    })
+}
+
+/// # Safety
+///
+/// See [`attach_callback`](super::ops).
+pub(super) unsafe extern "C" fn mmap_pages_callback<E: Exporter>(
+    raw_buf: *mut bindings::dma_buf,
+    vma: *mut bindings::vm_area_struct,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: The core passes a valid dma-buf.
+        let buf = unsafe { DmaBuf::from_raw(raw_buf) };
+        // SAFETY: This callback is only in the table of `E`.
+        let buffer = unsafe { Buffer::<E>::of(buf) };
+
+        let guard = buf.resv().lock_interruptible()?;
+        // SAFETY: The reservation is held until after the view is gone.
+        let ret = unsafe { buffer.locked(buf) }.map(|_| ());
+
+        drop(guard);
+        ret?;
+        // No page is inserted yet: a revocation would not find it, as the area is not on the list
+        // of the file before this returns.
+        // SAFETY: The core passes the area of an `mmap()` that is under way. Its file is that of
+        // the dma-buf, so it keeps that, and the module of the operations.
+        unsafe {
+            let area = VmaNew::from_raw(vma);
+
+            area.set_mixedmap();
+            area.set_dontexpand();
+            (*vma).vm_private_data = raw_buf.cast();
+            (*vma).vm_ops = const { &Ops::<E>::VM_OPS };
+        }
+        Ok(0)
+    })
+}
+
+/// # Safety
+///
+/// Called by the memory management with a fault in an area that [`mmap_pages_callback`] has set up.
+unsafe extern "C" fn fault_callback<E: Exporter>(
+    vmf: *mut bindings::vm_fault,
+) -> bindings::vm_fault_t {
+    // SAFETY: The fault and its area are valid, and the area has a reference to the dma-buf, which
+    // is its private data.
+    let (buf, index) = unsafe {
+        let fault = &(*vmf).__bindgen_anon_1;
+
+        (
+            DmaBuf::from_raw((*fault.vma).vm_private_data.cast()),
+            fault.pgoff,
+        )
+    };
+    // SAFETY: The area is one of a dma-buf with the table of `E`.
+    let buffer = unsafe { Buffer::<E>::of(buf) };
+
+    // The access is tried again after the signal was handled.
+    let Ok(guard) = buf.resv().lock_interruptible() else {
+        return bindings::vm_fault_reason_VM_FAULT_NOPAGE;
+    };
+    // SAFETY: The reservation is held until after the view is gone.
+    let ret = unsafe { buffer.locked(buf) }
+        .and_then(|cx| buffer.exporter.pages(&cx))
+        // SAFETY: The fault is valid, and one of an area with `VM_MIXEDMAP`.
+        .and_then(|pages| unsafe { insert_page(vmf, &pages, index) });
+
+    drop(guard);
+    match ret {
+        Ok(()) => bindings::vm_fault_reason_VM_FAULT_NOPAGE,
+        Err(e) if e == ENOMEM => bindings::vm_fault_reason_VM_FAULT_OOM,
+        Err(_) => bindings::vm_fault_reason_VM_FAULT_SIGBUS,
+    }
+}
+
+/// # Safety
+///
+/// See [`attach_callback`](super::ops).
+pub(super) unsafe extern "C" fn vmap_callback<E: Exporter>(
+    raw_buf: *mut bindings::dma_buf,
+    map: *mut bindings::iosys_map,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: The core passes a valid dma-buf, with the reservation held.
+        let buf = unsafe { DmaBuf::from_raw(raw_buf) };
+        // SAFETY: This callback is only in the table of `E`.
+        let buffer = unsafe { Buffer::<E>::of(buf) };
+        // SAFETY: The reservation is held for the whole callback.
+        let cx = unsafe { buffer.locked(buf) }?;
+
+        let addr = buffer.exporter.vmap(&cx)?;
+        if addr.is_iomem() {
+            // SAFETY: The reservation is held.
+            unsafe { buffer.get_mapping() };
+        }
+
+        // SAFETY: The core passes a pointer to a structure that it wants to have filled.
+        unsafe { map.write(addr.into_raw()) };
+        Ok(0)
+    })
+}
+
+/// # Safety
+///
+/// See [`attach_callback`](super::ops).
+pub(super) unsafe extern "C" fn vunmap_callback<E: Exporter>(
+    raw_buf: *mut bindings::dma_buf,
+    map: *mut bindings::iosys_map,
+) {
+    // SAFETY: The core passes a valid dma-buf, with the reservation held.
+    let buf = unsafe { DmaBuf::from_raw(raw_buf) };
+    // SAFETY: This callback is only in the table of `E`.
+    let buffer = unsafe { Buffer::<E>::of(buf) };
+
+    // SAFETY: The core passes what `vmap_callback` filled in.
+    let map = IosysMap::from_raw(unsafe { *map });
+
+    buffer.exporter.vunmap(buf, map);
+    if map.is_iomem() {
+        // SAFETY: The reservation is held.
+        unsafe { buffer.put_mapping() };
+    }
+}
+
+/// # Safety
+///
+/// See [`attach_callback`](super::ops).
+pub(super) unsafe extern "C" fn vmap_pages_callback<E: Exporter>(
+    raw_buf: *mut bindings::dma_buf,
+    map: *mut bindings::iosys_map,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: The core passes a valid dma-buf, with the reservation held.
+        let buf = unsafe { DmaBuf::from_raw(raw_buf) };
+        // SAFETY: This callback is only in the table of `E`.
+        let buffer = unsafe { Buffer::<E>::of(buf) };
+        // SAFETY: The reservation is held for the whole callback.
+        let cx = unsafe { buffer.locked(buf) }?;
+
+        let pages = buffer.exporter.pages(&cx)?;
+        // Users of the mapping go by the size of the buffer.
+        if pages.size() != buf.size() {
+            return Err(EINVAL);
+        }
+        let mapping = KernelMapping::new(pages)?;
+
+        // SAFETY: The core passes a pointer to a structure that it wants to have filled. The
+        // address is that of system memory, which stays mapped until `vunmap_pages_callback`.
+        unsafe { map.write(IosysMap::from_sysmem(mapping.addr()).into_raw()) };
+        buffer.kernel.set(Some(mapping));
+        Ok(0)
+    })
+}
+
+/// # Safety
+///
+/// See [`attach_callback`](super::ops).
+pub(super) unsafe extern "C" fn vunmap_pages_callback<E: Exporter>(
+    raw_buf: *mut bindings::dma_buf,
+    _map: *mut bindings::iosys_map,
+) {
+    // SAFETY: The core passes a valid dma-buf, with the reservation held.
+    let buf = unsafe { DmaBuf::from_raw(raw_buf) };
+    // SAFETY: This callback is only in the table of `E`.
+    let buffer = unsafe { Buffer::<E>::of(buf) };
+
+    drop(buffer.kernel.take());
+}

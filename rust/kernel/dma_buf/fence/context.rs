@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The side of a fence that belongs to the driver: contexts, and the fences that are made on them.
+
+use super::{
+    timeline::{
+        Memory,
+        Timeline, //
+    },
+    Fence, //
+};
+use crate::{
+    bindings,
+    prelude::*,
+    sync::{
+        aref::ARef,
+        Arc, //
+    }, //
+};
+use core::{
+    marker::PhantomData,
+    mem::{
+        ManuallyDrop,
+        MaybeUninit, //
+    }, //
+};
+
+/// The name and the data of a driver's fences.
+pub trait FenceContextOps: 'static {
+    /// The name of the driver, of 31 bytes at most.
+    const DRIVER_NAME: &'static CStr;
+
+    /// The data that the driver attaches to a fence until its work is done.
+    type Data;
+}
+
+/// A line of work, whose fences are signalled in the order in which they are made.
+///
+/// A reservation keeps only the latest fence of a context: a waiter that sees it signalled takes
+/// the earlier work for done. So a fence whose work is done before that of an earlier one signals
+/// when the earlier one does. Work that may end in any order needs several contexts. A
+/// [`DriverFence`] that is leaked keeps all later fences of its context from signalling.
+///
+/// # Examples
+///
+/// ```
+/// use kernel::{
+///     dma_buf::fence::{
+///         FenceContext,
+///         FenceContextOps, //
+///     },
+///     prelude::*, //
+/// };
+///
+/// struct Ring;
+///
+/// impl FenceContextOps for Ring {
+///     const DRIVER_NAME: &'static CStr = c"driver";
+///     type Data = ();
+/// }
+///
+/// let ring = FenceContext::<Ring>::new(c"ring 0")?;
+/// let other = FenceContext::<Ring>::new(c"ring 1")?;
+/// assert_ne!(ring.id(), other.id());
+///
+/// // Fences are numbered when they are made, not when their memory is allocated.
+/// let first = ring.new_fence_allocation(())?;
+/// let second = ring.new_fence_allocation(())?;
+/// let second = second.new_fence();
+/// let first = first.new_fence();
+/// assert_eq!(second.fence().seqno(), 1);
+/// assert_eq!(first.fence().seqno(), 2);
+/// assert_eq!(first.fence().context(), ring.id());
+///
+/// let long = c"a name that is too long for a fence";
+/// assert_eq!(FenceContext::<Ring>::new(long).err(), Some(ENAMETOOLONG));
+/// # Ok::<(), Error>(())
+/// ```
+pub struct FenceContext<T: FenceContextOps> {
+    timeline: Arc<Timeline>,
+    _ops: PhantomData<fn() -> T>,
+}
+
+impl<T: FenceContextOps> FenceContext<T> {
+    /// Makes a context, with the name of what it stands for, such as a ring.
+    ///
+    /// Both names are copied. May sleep. Mirrors `dma_fence_context_alloc()`.
+    ///
+    /// # Errors
+    ///
+    /// - `ENAMETOOLONG` if a name has more than 31 bytes.
+    /// - `ENOMEM` if there is no memory.
+    pub fn new(timeline: &CStr) -> Result<Self> {
+        Ok(Self {
+            timeline: Timeline::new(T::DRIVER_NAME, timeline)?,
+            _ops: PhantomData,
+        })
+    }
+
+    /// Returns the number of the context, which no other context has.
+    #[inline]
+    pub fn id(&self) -> u64 {
+        self.timeline.context
+    }
+
+    /// Allocates what a fence needs, and attaches `data` to it.
+    ///
+    /// May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM` if there is no memory.
+    pub fn new_fence_allocation(&self, data: T::Data) -> Result<FenceAllocation<T>> {
+        Ok(FenceAllocation {
+            data,
+            memory: KBox::new_uninit(GFP_KERNEL)?,
+            timeline: self.timeline.clone(),
+        })
+    }
+}
+
+/// A fence that needs nothing more to be made.
+///
+/// It has no number yet, and cannot be waited for.
+#[must_use = "no fence is made if the allocation is dropped"]
+pub struct FenceAllocation<T: FenceContextOps> {
+    data: T::Data,
+    memory: KBox<MaybeUninit<Memory>>,
+    timeline: Arc<Timeline>,
+}
+
+impl<T: FenceContextOps> FenceAllocation<T> {
+    /// Makes the fence, which gets the next number of its context.
+    ///
+    /// May be called from any context, and cannot fail. A driver that has to hand work to the
+    /// device in the order of the fences calls this under the lock of its queue.
+    ///
+    /// Mirrors `dma_fence_init64()`.
+    pub fn new_fence(self) -> DriverFence<T> {
+        DriverFence {
+            data: self.data,
+            fence: ManuallyDrop::new(self.timeline.new_fence(self.memory)),
+            timeline: self.timeline,
+            result: Err(ECANCELED),
+        }
+    }
+}
+
+/// The side of a fence that signals.
+///
+/// A fence that is dropped without [`Self::signal`] is signalled with `ECANCELED`.
+///
+/// # Invariants
+///
+/// `fence` has not signalled; nothing but this signals it.
+///
+/// # Examples
+///
+/// ```
+/// use kernel::{
+///     dma_buf::fence::{
+///         Fence,
+///         FenceContext,
+///         FenceContextOps, //
+///     },
+///     prelude::*,
+///     sync::{
+///         aref::ARef,
+///         atomic::{
+///             Atomic,
+///             Relaxed, //
+///         },
+///         Arc, //
+///     },
+/// };
+///
+/// /// What the device works on. Tells when it is given back.
+/// struct Memory(Arc<Atomic<bool>>);
+///
+/// impl Drop for Memory {
+///     fn drop(&mut self) {
+///         self.0.store(true, Relaxed);
+///     }
+/// }
+///
+/// struct Ring;
+///
+/// impl FenceContextOps for Ring {
+///     const DRIVER_NAME: &'static CStr = c"driver";
+///     type Data = Memory;
+/// }
+///
+/// let given_back = Arc::new(Atomic::new(false), GFP_KERNEL)?;
+/// let ring = FenceContext::<Ring>::new(c"ring")?;
+/// let job = ring
+///     .new_fence_allocation(Memory(given_back.clone()))?
+///     .new_fence();
+/// let fence: ARef<Fence> = job.fence().into();
+/// assert!(!given_back.load(Relaxed));
+///
+/// // It is given back at the signal, not when the fence is freed.
+/// job.signal(Err(EIO));
+/// assert!(given_back.load(Relaxed));
+/// assert_eq!(fence.status(), Some(Err(EIO)));
+/// # Ok::<(), Error>(())
+/// ```
+#[must_use = "the fence is cancelled when this is dropped"]
+pub struct DriverFence<T: FenceContextOps> {
+    // Dropped after `drop()` has signalled.
+    data: T::Data,
+    // Handed over by `drop()`.
+    fence: ManuallyDrop<ARef<Fence>>,
+    timeline: Arc<Timeline>,
+    result: Result,
+}
+
+impl<T: FenceContextOps> DriverFence<T> {
+    /// Returns the fence, for others to wait for.
+    #[inline]
+    pub fn fence(&self) -> &Fence {
+        &self.fence
+    }
+
+    /// Returns the data that the driver attached.
+    #[inline]
+    pub fn data(&self) -> &T::Data {
+        &self.data
+    }
+
+    /// Returns the result with which the fence is signalled when it is dropped.
+    #[inline]
+    pub fn result(&self) -> Result {
+        self.result
+    }
+
+    /// Sets the result with which the fence is signalled when it is dropped.
+    ///
+    /// For drivers that cannot move the fence out of where it is; others have [`Self::signal`].
+    #[inline]
+    pub fn set_result(&mut self, result: Result) {
+        self.result = result;
+    }
+
+    /// Signals the fence, with the error if there is one, and then drops the data.
+    ///
+    /// While an earlier fence of the context has not signalled, this one waits for its turn. Even
+    /// if its turn has come another processor may be about to signal it when this returns.
+    ///
+    /// May be called from any context in which the data can be dropped, but not from a callback of
+    /// a fence. Mirrors `dma_fence_set_error()` and `dma_fence_signal()`.
+    #[inline]
+    pub fn signal(mut self, result: Result) {
+        self.set_result(result);
+        // The rest is done by `drop()`.
+    }
+}
+
+impl<T: FenceContextOps> Drop for DriverFence<T> {
+    fn drop(&mut self) {
+        let fence = self.fence.as_raw();
+
+        if let Err(error) = self.result {
+            // SAFETY: The fence is valid, and by the type invariant not signalled. An `Error` is
+            // in the range of an errno.
+            unsafe { bindings::dma_fence_set_error(fence, error.to_errno()) };
+        }
+
+        // SAFETY: The value is not used any more.
+        let fence = unsafe { ManuallyDrop::take(&mut self.fence) };
+        // From here on nothing refers to the data.
+        // SAFETY: The fence was made with this timeline, and the value is dropped once.
+        unsafe { self.timeline.finish(fence) };
+    }
+}

@@ -1,0 +1,331 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The order in which the fences of a context signal.
+//!
+//! Fences are made and signalled here, for whichever driver: their memory, names and operations
+//! belong to the kernel, because a fence may outlive the driver that made it.
+//!
+//! # Locking
+//!
+//! The lock of a [`Line`] is taken with interrupts disabled. It is not held while a fence is
+//! signalled, because the callbacks of the fence run then.
+
+use super::Fence;
+use crate::{
+    bindings,
+    interrupt::local_interrupt_disable,
+    new_spinlock_irq,
+    prelude::*,
+    sync::{
+        aref::ARef,
+        Arc,
+        SpinLockIrq, //
+    },
+    types::Opaque, //
+};
+use core::{
+    cell::UnsafeCell,
+    mem::MaybeUninit,
+    ptr::{
+        self,
+        NonNull, //
+    }, //
+};
+
+/// How many bytes a name of a fence has at most, with the terminating NUL.
+const NAME_SIZE: usize = 32;
+
+type Name = [c_char; NAME_SIZE];
+
+/// Copies a string to where it can stay for as long as the fence.
+fn name(text: &CStr) -> Result<Name> {
+    let bytes = text.to_bytes();
+    let mut name = [0; NAME_SIZE];
+
+    // The last byte stays NUL.
+    name[..NAME_SIZE - 1]
+        .get_mut(..bytes.len())
+        .ok_or(ENAMETOOLONG)?
+        .copy_from_slice(bytes);
+    Ok(name)
+}
+
+/// The memory of a fence that was made here.
+///
+/// All that the operations of the fence touch is in it, so it is complete as long as the fence is.
+#[repr(C)]
+pub(super) struct Memory {
+    /// Must be first: the core frees the memory by the address of the fence.
+    fence: Opaque<bindings::dma_fence>,
+    driver: Name,
+    timeline: Name,
+    /// The next fence of the timeline, while this one has not signalled. Guarded by the lock of the
+    /// timeline, like `is_done`.
+    next: UnsafeCell<*const Memory>,
+    /// Whether the work is done. The fence signals once those before it have signalled too.
+    is_done: UnsafeCell<bool>,
+}
+
+/// The operations of all fences that are made here, for whichever driver.
+///
+/// The table and its functions are in the kernel crate, which is never unloaded. Without `wait` and
+/// `release` the core drops the table when the fence signals, and frees the fence with
+/// `dma_fence_free()`.
+static OPS: bindings::dma_fence_ops = bindings::dma_fence_ops {
+    get_driver_name: Some(driver_name),
+    get_timeline_name: Some(timeline_name),
+    enable_signaling: None,
+    signaled: None,
+    wait: None,
+    release: None,
+    set_deadline: None,
+};
+
+extern "C" fn driver_name(fence: *mut bindings::dma_fence) -> *const c_char {
+    let memory: *const Memory = fence.cast();
+
+    // SAFETY: `OPS` is only used for fences at the start of a `Memory`, which lives as long.
+    unsafe { &raw const (*memory).driver }.cast()
+}
+
+extern "C" fn timeline_name(fence: *mut bindings::dma_fence) -> *const c_char {
+    let memory: *const Memory = fence.cast();
+
+    // SAFETY: As in `driver_name()`.
+    unsafe { &raw const (*memory).timeline }.cast()
+}
+
+/// What the fences of a context have in common.
+///
+/// Not generic, so that the code, the lock class and its name stay in the kernel crate.
+#[pin_data]
+pub(super) struct Timeline {
+    pub(super) context: u64,
+    driver: Name,
+    timeline: Name,
+    #[pin]
+    line: SpinLockIrq<Line>,
+}
+
+/// The fences of a timeline that have not signalled.
+///
+/// # Invariants
+///
+/// `first` is null or the oldest of them, `last` the latest, and each leads to the one after it.
+/// A reference to each is owned by its [`DriverFence`](super::DriverFence) or, once the work is
+/// done, by the line.
+struct Line {
+    /// The number of the latest fence. The lock is held until the fence is initialized, so the
+    /// order of the numbers is that in which the fences come to be.
+    seqno: u64,
+    first: *const Memory,
+    last: *const Memory,
+    /// Whether a task is signalling the fences whose turn it is.
+    busy: bool,
+}
+
+// SAFETY: What the pointers lead to is guarded by the lock that a `Line` is in.
+unsafe impl Send for Line {}
+
+impl Line {
+    const fn new() -> Self {
+        // INVARIANT: There is no fence.
+        Self {
+            seqno: 0,
+            first: ptr::null(),
+            last: ptr::null(),
+            busy: false,
+        }
+    }
+
+    /// Appends a fence.
+    ///
+    /// # Safety
+    ///
+    /// `memory` must stay valid until it is removed by [`Self::take_done`].
+    unsafe fn push(&mut self, memory: *const Memory) {
+        // INVARIANT: The fence is the latest, and the one before it leads to it.
+        if self.last.is_null() {
+            self.first = memory;
+        } else {
+            // SAFETY: By the type invariant the fence is valid; the line is what guards the cell.
+            unsafe { *(*self.last).next.get() = memory };
+        }
+        self.last = memory;
+    }
+
+    /// Removes the oldest fence, if its work is done.
+    fn take_done(&mut self) -> Option<NonNull<Memory>> {
+        let first = NonNull::new(self.first.cast_mut())?;
+
+        // INVARIANT: The one after it is the oldest now.
+        // SAFETY: By the type invariant the fence is valid; the line is what guards the cells.
+        unsafe {
+            if !*first.as_ref().is_done.get() {
+                return None;
+            }
+            self.first = *first.as_ref().next.get();
+        }
+        if self.first.is_null() {
+            self.last = ptr::null();
+        }
+        Some(first)
+    }
+}
+
+impl Timeline {
+    #[inline(never)]
+    pub(super) fn new(driver: &CStr, timeline: &CStr) -> Result<Arc<Self>> {
+        let driver = name(driver)?;
+        let timeline = name(timeline)?;
+
+        Arc::pin_init(
+            pin_init!(Self {
+                // SAFETY: The function has no requirements.
+                context: unsafe { bindings::dma_fence_context_alloc(1) },
+                driver,
+                timeline,
+                line <- new_spinlock_irq!(Line::new(), "dma_buf::fence::Timeline"),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    /// Makes the next fence.
+    #[inline(never)]
+    pub(super) fn new_fence(&self, memory: KBox<MaybeUninit<Memory>>) -> ARef<Fence> {
+        // The names come first: initialization has a tracepoint that reads them.
+        let memory = KBox::into_raw(KBox::write(
+            memory,
+            Memory {
+                fence: Opaque::uninit(),
+                driver: self.driver,
+                timeline: self.timeline,
+                next: UnsafeCell::new(ptr::null()),
+                is_done: UnsafeCell::new(false),
+            },
+        ));
+        let fence: *mut bindings::dma_fence = memory.cast();
+
+        let mut line = self.line.lock();
+        // OVERFLOW: There are never 2^64 fences.
+        line.seqno += 1;
+
+        // SAFETY:
+        // - `fence` is at the start of memory that was allocated with `kmalloc()` and is owned by
+        //   this function alone, as `dma_fence_free()` needs it.
+        // - `OPS` is static, and its functions get what they need, a `Memory`.
+        // - Without an external lock the fence uses the one inside of it.
+        unsafe {
+            bindings::dma_fence_init64(fence, &OPS, ptr::null_mut(), self.context, line.seqno);
+            // The reference below is kept until the fence has signalled.
+            line.push(memory);
+        }
+        drop(line);
+
+        // INVARIANT: The fence was just initialized.
+        // SAFETY: `fence` is not null, and the `ARef` takes over its first reference.
+        unsafe { ARef::from_raw(NonNull::new_unchecked(fence.cast())) }
+    }
+
+    /// Takes note that the work of a fence is done, and signals all fences whose turn has come.
+    ///
+    /// # Safety
+    ///
+    /// The fence must have been made by [`Self::new_fence`] of this timeline, and this must not
+    /// have been called for it before. The reference passes to the line.
+    #[inline(never)]
+    pub(super) unsafe fn finish(&self, fence: ARef<Fence>) {
+        let memory: NonNull<Memory> = ARef::into_raw(fence).cast();
+        // Other tasks leave their fences to the one that signals, which therefore must not be
+        // interrupted.
+        let _irqs = local_interrupt_disable();
+        let mut line = self.line.lock();
+
+        // SAFETY: The fence is at the start of a `Memory`, and the line is locked.
+        unsafe { *memory.as_ref().is_done.get() = true };
+        // The task that signals sees the fence, and signals it in its turn.
+        if line.busy {
+            return;
+        }
+        line.busy = true;
+        while let Some(done) = line.take_done() {
+            drop(line);
+            // SAFETY: The fence has not signalled. Its reference belonged to the line, and does to
+            // this function since.
+            unsafe {
+                bindings::dma_fence_signal(done.as_ptr().cast());
+                bindings::dma_fence_put(done.as_ptr().cast());
+            }
+            line = self.line.lock();
+        }
+        line.busy = false;
+    }
+}
+
+#[kunit_tests(rust_dma_fence)]
+mod tests {
+    use super::*;
+    use crate::{
+        dma_buf::fence::{
+            FenceContext,
+            FenceContextOps, //
+        },
+        str::CString,
+        sync::rcu, //
+    };
+
+    struct Ops;
+
+    impl FenceContextOps for Ops {
+        const DRIVER_NAME: &'static CStr = c"a driver";
+        type Data = ();
+    }
+
+    #[test]
+    fn names_are_copied() -> Result {
+        let timeline = CString::try_from_fmt(fmt!("ring {}", 7))?;
+        let context = FenceContext::<Ops>::new(&timeline)?;
+        drop(timeline);
+        let fence = context.new_fence_allocation(())?.new_fence();
+        drop(context);
+
+        let _rcu = rcu::read_lock();
+        let raw = fence.fence().as_raw();
+        // SAFETY: The fence is valid, and names are only looked at in this section.
+        let (driver, timeline) = unsafe {
+            (
+                CStr::from_char_ptr(bindings::dma_fence_driver_name(raw)),
+                CStr::from_char_ptr(bindings::dma_fence_timeline_name(raw)),
+            )
+        };
+        assert_eq!(driver, c"a driver");
+        assert_eq!(timeline, c"ring 7");
+
+        Ok(())
+    }
+
+    #[test]
+    fn core_lets_go_at_the_signal() -> Result {
+        let context = FenceContext::<Ops>::new(c"ring")?;
+        let driver_fence = context.new_fence_allocation(())?.new_fence();
+        let fence: ARef<Fence> = driver_fence.fence().into();
+
+        // SAFETY: The fence is valid.
+        assert!(ptr::eq(unsafe { (*fence.as_raw()).ops }, &OPS));
+        driver_fence.signal(Ok(()));
+        // SAFETY: The fence is valid.
+        assert!(unsafe { (*fence.as_raw()).ops }.is_null());
+
+        Ok(())
+    }
+
+    #[test]
+    fn longest_name() {
+        assert!(name(c"0123456789012345678901234567890").is_ok());
+        assert_eq!(
+            name(c"01234567890123456789012345678901").err(),
+            Some(ENAMETOOLONG)
+        );
+    }
+}

@@ -1,0 +1,610 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! An exported object: what its importers attach to, pin and map.
+//!
+//! # Locking
+//!
+//! The reservation of the object, which its dma-buf shares, guards the fields of [`GemExport`].
+
+use super::{
+    backing::{
+        awake,
+        awake_if_active,
+        subject,
+        with_reserved, //
+    },
+    decide,
+    importers::{
+        cut,
+        new_refusals, //
+    },
+    query::Importer,
+    trace::{
+        self,
+        Act, //
+    },
+    AttachmentInfo,
+    Backing,
+    Counters,
+    Event,
+    Facts,
+    Name,
+    Object,
+    Ops,
+    Outcome,
+    Path,
+    PeerObject,
+    Reason,
+    Refusals,
+    Vram,
+    Want, //
+};
+use crate::{
+    bindings,
+    device,
+    dma::DataDirection,
+    dma_buf::{
+        exporter::{
+            AttachRequest,
+            Attached,
+            Exporter,
+            LockedBuffer,
+            MapRequest, //
+        },
+        mapping::Mapping,
+        peer::{
+            distance,
+            Route, //
+        },
+        DmaBuf, //
+    },
+    drm::{
+        self,
+        gem::{
+            BaseObject,
+            Held,
+            IntoGEMObject, //
+        },
+        vram::{
+            Domain,
+            MemType, //
+        }, //
+    },
+    error::to_result,
+    iosys_map::IosysMap,
+    mm::virt::VmaNew,
+    pci::p2pdma::Provider,
+    pm::{
+        self,
+        Awake,
+        LastUse, //
+    },
+    prelude::*,
+    sync::{
+        aref::ARef,
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
+        Mutex, //
+    },
+    time::Instant,
+    types::CovariantForLt, //
+};
+use core::ptr;
+
+/// The data of an attachment.
+pub struct Attachment {
+    pub(super) driver: Name,
+    pub(super) outcome: Outcome,
+    pub(super) opted_in: bool,
+    /// For a peer that cannot be revoked, or that gets nothing but VRAM: it can map at any time,
+    /// with the reservation held, when it is too late to resume the device.
+    awake: Option<Awake>,
+}
+
+/// A GEM object that is exported as a dma-buf.
+pub struct GemExport<T: PeerObject> {
+    // Dropped before its device, which it needs until it is freed.
+    pub(super) obj: ARef<Object<T>>,
+    pub(super) dev: ARef<drm::Device<T::Driver>>,
+    /// The address of the dma-buf, 0 until the object knows it.
+    pub(super) buf: Atomic<usize>,
+    /// The number of its inode. The reservation guards it.
+    pub(super) inode: Atomic<u64>,
+    /// How many pins of VRAM there are by importers that cannot be revoked. The reservation guards
+    /// it.
+    held: Atomic<usize>,
+    /// A peer was given system memory because the device was suspended. The reservation guards it.
+    suspended: Atomic<bool>,
+    /// When an importer last mapped the object in VRAM.
+    last_use: LastUse,
+    pub(super) refusals: Pin<KBox<Mutex<Refusals>>>,
+}
+
+impl<T: PeerObject> GemExport<T> {
+    /// Describes an object that is about to be exported.
+    pub(super) fn new(obj: &Object<T>, dev: &drm::Device<T::Driver>) -> Result<Self> {
+        Ok(Self {
+            obj: obj.into(),
+            dev: dev.into(),
+            buf: Atomic::new(0),
+            inode: Atomic::new(0),
+            held: Atomic::new(0),
+            suspended: Atomic::new(false),
+            last_use: LastUse::new(),
+            refusals: new_refusals()?,
+        })
+    }
+
+    /// Returns the object, whose reservation is that of the dma-buf.
+    fn object(&self, _cx: &LockedBuffer<'_, Self>) -> Held<'_, Object<T>> {
+        // SAFETY: A `LockedBuffer` dma-buf exists only while its reservation is held, and there is
+        // one `GemExport` for each.
+        unsafe { Held::assume(&*self.obj) }
+    }
+
+    /// Returns the counters of what importers of the device got.
+    fn counters(&self) -> &Counters {
+        self.obj.vram().counters()
+    }
+
+    /// Traces an operation of an importer, and its result.
+    fn trace(&self, act: Act, importer: &device::Device, outcome: Outcome, ret: Result) {
+        if trace::is_on(act) {
+            let (path, reason) = (outcome.path.code(), outcome.reason.code());
+
+            trace::importer(act, subject(&*self.obj), importer, path, reason, ret);
+        }
+    }
+
+    /// Returns what an importer gets where the object is now, which may be less than the outcome of
+    /// its attach.
+    pub(super) fn outcome_now(
+        &self,
+        cx: &LockedBuffer<'_, Self>,
+        at: &Attached<'_, Self>,
+    ) -> Outcome {
+        let object = self.object(cx);
+        let outcome = at.data().outcome;
+
+        if !outcome.path.is_peer() || Object::<T>::mem_type(&object) == Some(MemType::Vram) {
+            return outcome;
+        }
+        let reason = if !all_peers(cx) {
+            Reason::OtherImporter
+        } else if self.suspended.load(Relaxed) {
+            Reason::Suspended
+        } else if Object::<T>::is_pinned(&object) {
+            Reason::PinnedElsewhere
+        } else {
+            Reason::NoVram
+        };
+
+        if vram_or_fail::<T>(&self.obj) {
+            Outcome::refused(reason)
+        } else {
+            Outcome::system(reason)
+        }
+    }
+
+    /// Collects what [`decide`] needs to know about an object and an importer, to which `route`
+    /// leads.
+    pub(super) fn facts(
+        object: &Held<'_, Object<T>>,
+        importer: &Importer<'_>,
+        route: Route,
+        suspended: bool,
+    ) -> Facts {
+        let obj = object.object();
+        let pinned = Object::<T>::mem_type(object).filter(|_| Object::<T>::is_pinned(object));
+
+        Facts {
+            suspended,
+            route,
+            inside_bar: Object::<T>::can_be_seen(object),
+            domain: obj.domain(),
+            vram_or_fail: obj.data().vram_or_fail(),
+            pinned,
+            unrevocable: importer.is_unrevocable(obj.vram().holders()),
+        }
+    }
+
+    /// Marks the device as used by an importer, for its autosuspend; returns whether it is awake.
+    fn note_use(&self, at: &Attached<'_, Self>) -> bool {
+        let dev = self.obj.owner();
+
+        // The attachment keeps the device awake; its autosuspend delay begins at the detach.
+        if at.data().awake.is_some() {
+            !pm::is_suspended(dev)
+        } else {
+            self.last_use.note(dev)
+        }
+    }
+
+    /// Tells whether pins of an attachment count for [`Holders`](super::Holders).
+    fn is_holder(at: &Attached<'_, Self>) -> bool {
+        at.data().outcome.path.is_peer() && !at.is_revocable()
+    }
+
+    /// Returns where the object is to be while all of its importers use it. `awake` says whether
+    /// the device is.
+    ///
+    /// # Errors
+    ///
+    /// `EAGAIN` if it has to be in VRAM, and that is out of reach.
+    fn wanted(&self, cx: &LockedBuffer<'_, Self>, awake: bool) -> Result<Want> {
+        match self.obj.domain() {
+            // Its peers keep the device awake, and there are no other importers to serve.
+            _ if vram_or_fail::<T>(&self.obj) && !awake => Err(EAGAIN),
+            _ if vram_or_fail::<T>(&self.obj) => Ok(Want::Vram),
+            // An object that is in VRAM is not evicted to make room in system memory.
+            Domain::Either if all_peers(cx) && awake => Ok(Want::VramFirst),
+            _ => Ok(Want::System),
+        }
+    }
+
+    /// Tells whether the object is in VRAM and [`Self::wanted`] would have it there, which takes
+    /// less than to validate it.
+    fn is_in_first_place(&self, cx: &LockedBuffer<'_, Self>) -> bool {
+        Object::<T>::is_seen(&self.object(cx))
+            && self.obj.domain() != Domain::System
+            && (vram_or_fail::<T>(&self.obj) || all_peers(cx))
+    }
+
+    /// Pins the object for an importer, in VRAM if all importers can access it there.
+    fn try_pin(&self, cx: &LockedBuffer<'_, Self>, at: &Attached<'_, Self>) -> Result {
+        let mut object = self.object(cx);
+        let ret = self.place_and_pin(cx, &mut object, at);
+
+        // The pin may have failed after it was charged.
+        Object::<T>::uncharge(&mut object);
+        ret
+    }
+
+    fn place_and_pin(
+        &self,
+        cx: &LockedBuffer<'_, Self>,
+        object: &mut Held<'_, Object<T>>,
+        at: &Attached<'_, Self>,
+    ) -> Result {
+        let awake = awake_if_active(&*self.obj);
+
+        if !Object::<T>::is_pinned(object) {
+            let want = self.wanted(cx, awake.is_some())?;
+
+            // Charged before other objects are evicted for it.
+            if want != Want::System {
+                Object::<T>::charge(object)?;
+            }
+
+            // With `VramFirst` an object would stay in system memory rather than evict others.
+            let first = if want == Want::VramFirst {
+                Want::Vram
+            } else {
+                want
+            };
+            match Object::<T>::bring(object, first, true, true) {
+                Err(e) if e == ENOSPC && want == Want::VramFirst => {
+                    Object::<T>::bring(object, Want::System, true, false)
+                }
+                // The work that has to be waited for takes too long. The core warns about `EBUSY`.
+                Err(e) if e == EBUSY => Err(ETIMEDOUT),
+                ret => ret,
+            }?;
+            if Object::<T>::mem_type(object) != Some(MemType::Vram) {
+                Object::<T>::uncharge(object);
+            }
+        }
+
+        // The object may be pinned elsewhere by an earlier importer, or by the driver itself.
+        let can = match Object::<T>::mem_type(object) {
+            Some(MemType::Vram) => at.data().outcome.path.is_peer(),
+            _ => !vram_or_fail::<T>(&self.obj),
+        };
+        if !can {
+            return Err(EOPNOTSUPP);
+        }
+        self.note_place(object, at, awake.is_some());
+        if Object::<T>::mem_type(object) != Some(MemType::Vram) {
+            return Object::<T>::pin(object);
+        }
+
+        // The object stays in VRAM, and the device awake, for as long as it is pinned.
+        let awake = awake.ok_or(EAGAIN)?;
+        Object::<T>::pin(object)?;
+        awake.forget();
+        Ok(())
+    }
+
+    /// Notes whether a peer gets system memory because the device is suspended.
+    fn note_place(&self, object: &Held<'_, Object<T>>, at: &Attached<'_, Self>, awake: bool) {
+        if at.data().outcome.path.is_peer() {
+            let in_vram = Object::<T>::mem_type(object) == Some(MemType::Vram);
+
+            self.suspended.store(!in_vram && !awake, Relaxed);
+        }
+    }
+
+    /// Pins the object, as [`Self::try_pin`]. The pin of an importer that cannot be revoked is
+    /// charged to [`Holders`](super::Holders).
+    ///
+    /// An error comes with its reason.
+    fn charge_and_pin(
+        &self,
+        cx: &LockedBuffer<'_, Self>,
+        at: &Attached<'_, Self>,
+    ) -> core::result::Result<(), (Error, Reason)> {
+        let holders = self.obj.vram().holders();
+        let size = self.obj.size() as u64;
+        // Charged before other objects are evicted for it.
+        let charged = Self::is_holder(at) && self.held.load(Relaxed) == 0;
+        if charged {
+            holders
+                .charge(size)
+                .map_err(|e| (e, Reason::NotRevocable))?;
+        }
+
+        let ret = self.try_pin(cx, at);
+        let holds = Self::is_holder(at)
+            && ret.is_ok()
+            && Object::<T>::mem_type(&self.object(cx)) == Some(MemType::Vram);
+        if holds {
+            self.held.add(1, Relaxed);
+        } else if charged {
+            holders.uncharge(size);
+        }
+
+        ret.map_err(|e| match e {
+            e if e == EDQUOT => (e, Reason::Quota),
+            e if e == EOPNOTSUPP => (e, Reason::PinnedElsewhere),
+            e if e == ENOSPC => (e, Reason::NoVram),
+            e if e == EAGAIN => (e, Reason::Suspended),
+            // A signal, or no memory for other things.
+            e => (e, Reason::None),
+        })
+    }
+
+    /// Maps the object for an importer, where it is or where it is to be for all of them.
+    fn try_map<'r>(
+        &self,
+        cx: &LockedBuffer<'_, Self>,
+        at: &MapRequest<'r, Self>,
+        dir: DataDirection,
+    ) -> Result<Mapping<'r>> {
+        let mut object = self.object(cx);
+        // Before the device is suspended the driver moves what is exported, with the reservation
+        // held, which invalidates the mappings. Importers of objects that do not move keep the
+        // device awake.
+        let stays =
+            Object::<T>::is_pinned(&object) || (self.is_in_first_place(cx) && self.note_use(at));
+        // Keeps the device awake until the object has moved.
+        let awake = (!stays).then(|| awake_if_active(&*self.obj)).flatten();
+
+        if !stays {
+            let want = self.wanted(cx, awake.is_some())?;
+
+            Object::<T>::bring(&mut object, want, false, vram_or_fail::<T>(&self.obj))?;
+            self.note_place(&object, at, awake.is_some());
+        }
+        Object::<T>::touch(&object);
+
+        if Object::<T>::mem_type(&object) == Some(MemType::Vram) {
+            if !at.data().outcome.path.is_peer() {
+                return Err(EOPNOTSUPP);
+            }
+            return at.map_mmio(
+                |bound| Ok(*bound),
+                Object::<T>::in_bar(&object, cx.bound())?,
+                dir,
+            );
+        }
+        // The object is pinned in system memory by the driver itself.
+        if vram_or_fail::<T>(&self.obj) {
+            return Err(EOPNOTSUPP);
+        }
+
+        let pages = Object::<T>::pages(&mut object)?;
+        // SAFETY: The pages stay until the object moves, before which mappings are invalidated and
+        // fences are waited for, or is gone, which is after the last mapping.
+        unsafe { at.map_raw_pages(pages, dir) }
+    }
+}
+
+/// Tells whether importers get an object in VRAM or not at all.
+pub(super) fn vram_or_fail<T: PeerObject>(obj: &Object<T>) -> bool {
+    obj.data().vram_or_fail() || obj.domain() == Domain::Vram
+}
+
+/// Tells whether all importers of a buffer can have peer-to-peer memory.
+fn all_peers<T: PeerObject>(cx: &LockedBuffer<'_, GemExport<T>>) -> bool {
+    cx.attachments().all(|at| at.data().outcome.path.is_peer())
+}
+
+#[vtable]
+impl<T: PeerObject> Exporter for GemExport<T> {
+    type OwnerModule = <T::Driver as drm::Driver>::OwnerModule;
+    type Bound = CovariantForLt!(Provider<'_>);
+    type Prepared = Option<Result<Awake>>;
+    type Attachment = Attachment;
+
+    const NAME: &'static CStr = <T::Driver as drm::Driver>::INFO.name;
+    const OPS: &'static Ops<T> = T::OPS;
+
+    fn prepare_attach(&self) -> Option<Result<Awake>> {
+        // A peer is going to map VRAM, which takes a device that is awake.
+        (self.obj.domain() != Domain::System).then(|| awake(&*self.obj))
+    }
+
+    fn attach(
+        &self,
+        cx: &LockedBuffer<'_, Self>,
+        req: &mut AttachRequest<'_>,
+        awake: Option<Result<Awake>>,
+    ) -> Result<Attachment> {
+        let suspended = matches!(&awake, Some(Err(_)));
+        let importer = Importer::of(req);
+        let route = Route::new(cx.bound(), req);
+        let facts = Self::facts(&self.object(cx), &importer, route, suspended);
+        let outcome = decide(&facts);
+        let driver = cut(req.driver_name());
+
+        match outcome.path {
+            Path::System => self.counters().count(Event::AttachSystem, outcome.reason),
+            Path::Refused => self.counters().count(Event::AttachRefused, outcome.reason),
+            _ => (),
+        }
+        self.trace(Act::Attach, req.device(), outcome, outcome.result());
+
+        if outcome.path == Path::Refused {
+            let (name, hops) = (req.device().name(), distance(cx.bound(), req.device()));
+            let refusal = AttachmentInfo {
+                driver,
+                refused_at: Some(Instant::now()),
+                ..AttachmentInfo::new(name, outcome, hops, importer.flags())
+            };
+            self.refusals.lock().push(refusal);
+        } else if outcome.path == Path::System {
+            req.clear_peer2peer();
+        }
+
+        outcome.result()?;
+        let keeps_awake =
+            outcome.path.is_peer() && (vram_or_fail::<T>(&self.obj) || !req.is_revocable());
+        Ok(Attachment {
+            driver,
+            outcome,
+            opted_in: route.opted_in,
+            awake: awake.and_then(Result::ok).filter(|_| keeps_awake),
+        })
+    }
+
+    fn pin(&self, cx: &LockedBuffer<'_, Self>, at: &Attached<'_, Self>) -> Result {
+        let ret = self.charge_and_pin(cx, at);
+        let outcome = match ret {
+            Ok(()) => self.outcome_now(cx, at),
+            Err((_, reason)) => Outcome::refused(reason),
+        };
+        let ret = ret.map_err(|(e, _)| e);
+
+        if outcome.path == Path::Refused {
+            self.counters().count(Event::PinRefused, outcome.reason);
+        }
+        self.trace(Act::Pin, at.device(), outcome, ret);
+        ret
+    }
+
+    fn unpin(&self, _buf: &DmaBuf, at: &Attached<'_, Self>) {
+        // SAFETY: Called with the reservation held.
+        let mut object = unsafe { Held::assume(&*self.obj) };
+        let in_vram = Object::<T>::mem_type(&object) == Some(MemType::Vram);
+
+        Object::<T>::unpin(&mut object);
+        if in_vram {
+            // SAFETY: An object does not move while it is pinned, so it was in VRAM when this pin
+            // was made, which forgot an `Awake`.
+            drop(unsafe { Awake::from_forgotten(self.obj.owner()) });
+            if Self::is_holder(at) && self.held.fetch_sub(1, Relaxed) == 1 {
+                self.obj.vram().holders().uncharge(self.obj.size() as u64);
+            }
+        }
+        // The device may be gone, so the outcome is that of the attach.
+        self.trace(Act::Unpin, at.device(), at.data().outcome, Ok(()));
+    }
+
+    fn map<'r>(
+        &self,
+        cx: &LockedBuffer<'_, Self>,
+        at: &MapRequest<'r, Self>,
+        dir: DataDirection,
+    ) -> Result<Mapping<'r>> {
+        let ret = self.try_map(cx, at, dir);
+        let outcome = self.outcome_now(cx, at);
+        let result = ret.as_ref().map(|_| ()).map_err(|e| *e);
+
+        match ret {
+            Ok(_) if outcome.path == Path::System => {
+                self.counters().count(Event::MapSystem, outcome.reason);
+            }
+            Err(_) if outcome.path == Path::Refused => {
+                self.counters().count(Event::MapRefused, outcome.reason);
+            }
+            _ => (),
+        }
+        self.trace(Act::Map, at.device(), outcome, result);
+        ret
+    }
+
+    fn unmap(&self, at: &Attached<'_, Self>) {
+        self.trace(Act::Unmap, at.device(), at.data().outcome, Ok(()));
+    }
+
+    fn begin_cpu_access(&self, cx: &LockedBuffer<'_, Self>, _dir: DataDirection) -> Result {
+        // The CPU does not cache VRAM. System memory is synchronized for the CPU also if that is
+        // going to write: it may write a part only, and the end synchronizes the whole for the
+        // devices.
+        for at in cx.attachments() {
+            at.sync_for_cpu();
+        }
+        Ok(())
+    }
+
+    fn end_cpu_access(&self, cx: &LockedBuffer<'_, Self>, dir: DataDirection) -> Result {
+        for at in cx.attachments() {
+            at.sync_for_device(dir);
+        }
+        if dir == DataDirection::FromDevice {
+            return Ok(());
+        }
+        Object::<T>::flush(&self.object(cx))
+    }
+
+    fn mmap(&self, _buf: &DmaBuf, vma: &VmaNew) -> Result {
+        // SAFETY: The object is valid, and the area is that of an `mmap()` that is under way.
+        to_result(unsafe { bindings::drm_gem_prime_mmap(self.obj.as_raw(), vma.as_ptr()) })
+    }
+
+    fn vmap(&self, _cx: &LockedBuffer<'_, Self>) -> Result<IosysMap> {
+        let obj = self.obj.as_raw();
+        // SAFETY: The object is valid, and its functions never change.
+        let vmap = unsafe { (*(*obj).funcs).vmap }.ok_or(EOPNOTSUPP)?;
+        let mut map = bindings::iosys_map::default();
+
+        // SAFETY: The object is valid, and its reservation, which is that of the dma-buf, is held.
+        to_result(unsafe { vmap(obj, &mut map) })?;
+        Ok(IosysMap::from_raw(map))
+    }
+
+    fn revoke(&self) {
+        let placement = self
+            .obj
+            .residence()
+            .map_or(trace::NO_PLACEMENT, MemType::as_raw);
+
+        trace::invalidate(subject(&*self.obj), placement);
+    }
+
+    fn release(&self) {
+        // Without signals it does not fail.
+        let _ = with_reserved(&*self.obj, false, |object| {
+            // An object that knows another dma-buf, or none, is one whose export with this one has
+            // failed.
+            if Object::<T>::exported(object).addr() == self.buf.load(Relaxed) {
+                // SAFETY: There is no dma-buf any more.
+                unsafe { Object::<T>::set_exported(object, ptr::null_mut()) };
+            }
+            Ok(())
+        });
+    }
+
+    fn vunmap(&self, _buf: &DmaBuf, map: IosysMap) {
+        let obj = self.obj.as_raw();
+
+        // SAFETY: The object is valid, and its functions never change.
+        if let Some(vunmap) = unsafe { (*(*obj).funcs).vunmap } {
+            // SAFETY: The object is valid, its reservation is held, and `map` is what its `vmap`
+            // returned.
+            unsafe { vunmap(obj, &mut map.into_raw()) };
+        }
+    }
+}

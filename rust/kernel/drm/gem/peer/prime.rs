@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! How the DRM core exports an object and imports a dma-buf.
+//!
+//! C header: [`include/drm/drm_prime.h`](srctree/include/drm/drm_prime.h)
+
+use super::{
+    backing::{
+        awake,
+        with_reserved, //
+    },
+    export::GemExport,
+    Backing,
+    Object,
+    Outcome,
+    PeerObject, //
+};
+use crate::{
+    bindings,
+    dma_buf::{
+        exporter::{
+            assume_exporter_of,
+            exporter_of,
+            with_exporter_of, //
+        },
+        DmaBuf, //
+    },
+    drm::{
+        self,
+        gem::{
+            import::Import,
+            BaseObject,
+            IntoGEMObject,
+            PrimeHooks, //
+        },
+        vram::Domain, //
+    },
+    prelude::*,
+    sync::{
+        aref::ARef,
+        atomic::Relaxed, //
+    }, //
+};
+use core::{
+    marker::PhantomData,
+    mem,
+    ptr, //
+};
+
+/// Returns the callbacks for [`DriverObject::PRIME`](crate::drm::gem::DriverObject::PRIME).
+pub const fn hooks<T: PeerObject>() -> PrimeHooks<T> {
+    // INVARIANT: The callbacks expect objects of the class `Object<T>`.
+    PrimeHooks {
+        export: Some(export_callback::<T>),
+        import: Some(import_callback::<T>),
+        _p: PhantomData,
+    }
+}
+
+/// # Safety
+///
+/// Called by the DRM core with an object of the class `Object<T>` that has a handle.
+unsafe extern "C" fn export_callback<T: PeerObject>(
+    obj: *mut bindings::drm_gem_object,
+    flags: c_int,
+) -> *mut bindings::dma_buf {
+    // SAFETY: The object is valid and of this class.
+    let obj: &Object<T> = unsafe { IntoGEMObject::from_raw(obj) };
+
+    match export::<T>(obj, flags) {
+        Ok(buf) => ARef::into_raw(buf).as_ptr().cast(),
+        Err(e) => e.to_ptr(),
+    }
+}
+
+fn export<T: PeerObject>(obj: &Object<T>, flags: c_int) -> Result<ARef<DmaBuf>> {
+    if let Some(buf) = obj.imported() {
+        return Ok(buf.into());
+    }
+
+    let raw = obj.as_raw();
+
+    // An object that is exported leaves VRAM when the device is suspended the next time, so that
+    // importers that cannot resume the device reach it. It does not leave while the device is
+    // suspended.
+    let _awake = (obj.domain() != Domain::System)
+        .then(|| awake(obj))
+        .transpose();
+
+    // The DRM core keeps the dma-buf of an object that has handles. A dma-buf that is still used
+    // after the last handle was closed has to be imported again, and not exported.
+    with_reserved(obj, true, |object| {
+        if Object::<T>::exported(object).is_null() {
+            Ok(())
+        } else {
+            Err(EBUSY)
+        }
+    })?;
+
+    // SAFETY: The device of a valid object is valid. Only objects of registered devices have
+    // handles, and so are exported.
+    let dev: &drm::Device<T::Driver, drm::Ioctl> = unsafe { drm::Device::from_raw((*raw).dev) };
+    let guard = dev.registration_guard().ok_or(ENODEV)?;
+    let normal: &drm::Device<T::Driver> = dev;
+
+    let export = GemExport::<T>::new(obj, normal)?;
+
+    let buf = guard.registration_data_with(|reg| {
+        // CAST: Flags of `open()` are not negative.
+        // SAFETY: The reservation is that of the object, which `export` keeps alive.
+        unsafe { T::exports(reg).export_with_resv(export, obj.size(), flags as u32, (*raw).resv) }
+    })?;
+
+    // An object that does not know its dma-buf would move without invalidating mappings, so this
+    // must not depend on whether the table of `T` has one address.
+    // SAFETY: It was made above, of a `GemExport<T>`.
+    let export = unsafe { assume_exporter_of::<GemExport<T>>(&buf) };
+    // SAFETY: There is a reference to the dma-buf, so its file is valid, and so is the inode of
+    // that.
+    let inode = unsafe { (*(*(*buf.as_raw()).file).f_inode).i_ino };
+    with_reserved(obj, false, |object| {
+        export.buf.store(buf.as_raw().addr(), Relaxed);
+        export.inode.store(inode, Relaxed);
+        // SAFETY: The dma-buf shares the reservation of the object; its release resets the pointer.
+        unsafe { Object::<T>::set_exported(object, buf.as_raw()) };
+        Ok(())
+    })?;
+
+    // As `drm_gem_dmabuf_export()` does: mappings of the dma-buf are mappings of the device.
+    // SAFETY: The dma-buf and the device are valid, and the file is not used by others yet.
+    unsafe { (*(*buf.as_raw()).file).f_mapping = (*(*(*raw).dev).anon_inode).i_mapping };
+    Ok(buf)
+}
+
+/// # Safety
+///
+/// Called by the DRM core with a device of `T::Driver` and a valid dma-buf.
+unsafe extern "C" fn import_callback<T: PeerObject>(
+    dev: *mut bindings::drm_device,
+    buf: *mut bindings::dma_buf,
+) -> *mut bindings::drm_gem_object {
+    // SAFETY: The dma-buf is valid for the time of the call.
+    let dma_buf = unsafe { DmaBuf::from_raw(buf) };
+
+    if let Some(export) = exporter_of::<GemExport<T>>(dma_buf) {
+        if ptr::eq(export.dev.as_raw(), dev) {
+            // The new handle refers to the object itself and not to the dma-buf. The caller gets
+            // the reference.
+            mem::forget(export.obj.clone());
+            return export.obj.as_raw();
+        }
+    }
+
+    // SAFETY: The device is valid. Only a registered device has files, and so imports.
+    let dev: &drm::Device<T::Driver, drm::Ioctl> = unsafe { drm::Device::from_raw(dev) };
+    // SAFETY: The class of objects lets the core import with the device lock held, and a driver
+    // bound, if it imports at all.
+    match unsafe { Object::<T>::import(dev, dma_buf.into()) } {
+        // The caller gets the reference.
+        Ok(obj) => {
+            let raw = obj.as_raw();
+
+            mem::forget(obj);
+            raw
+        }
+        Err(e) => e.to_ptr(),
+    }
+}
+
+/// How the device reaches a buffer that it imported, see [`import_info`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ImportInfo {
+    /// What the exporter has decided, [`None`] if it is of another class, which cannot be asked.
+    pub outcome: Option<Outcome>,
+    /// How many entries the scatter table has.
+    pub segments: u32,
+    /// How often the exporter invalidated the mapping.
+    pub invalidations: u64,
+}
+
+/// Maps a buffer that was imported, unless it is mapped, and tells how the device reaches it.
+///
+/// Takes the reservation of the buffer.
+///
+/// # Errors
+///
+/// Those of [`Import::with_mapping`].
+pub fn import_info<T: PeerObject>(import: &Import) -> Result<ImportInfo> {
+    import.with_mapping(|at| {
+        let segments = at.mapping().map_or(0, |table| table.iter().count());
+        let outcome = with_exporter_of(at, |export: &GemExport<T>, cx, at| {
+            Ok(export.outcome_now(cx, at))
+        });
+
+        Ok(ImportInfo {
+            outcome: match outcome {
+                Ok(outcome) => Some(outcome),
+                // The buffer of another class.
+                Err(e) if e == EINVAL => None,
+                Err(e) => return Err(e),
+            },
+            segments: segments.try_into()?,
+            invalidations: import.invalidations(),
+        })
+    })
+}

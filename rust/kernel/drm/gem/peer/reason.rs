@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! How an importer reaches an object, and why not peer to peer: the names and numbers of
+//! `drm_peer.h`.
+//!
+//! C header: [`include/uapi/drm/drm_peer.h`](srctree/include/uapi/drm/drm_peer.h)
+
+use crate::{
+    dma_buf::peer::{
+        PeerPath,
+        RouteError, //
+    },
+    uapi, //
+};
+
+/// How an importer reaches a buffer, `enum drm_peer_path`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Path {
+    /// Peer to peer, by PCI bus address: both devices are below one switch or bridge.
+    PeerBus = uapi::drm_peer_path_DRM_PEER_PATH_BUS,
+    /// Peer to peer through the host bridge, by IOVA where the importer is behind an IOMMU.
+    PeerHostBridge = uapi::drm_peer_path_DRM_PEER_PATH_HOST_BRIDGE,
+    /// The importer is served from system memory.
+    System = uapi::drm_peer_path_DRM_PEER_PATH_SYSTEM,
+    /// The importer was not attached.
+    Refused = uapi::drm_peer_path_DRM_PEER_PATH_REFUSED,
+}
+
+impl Path {
+    /// Tells whether the importer accesses the exporter's own memory.
+    #[inline]
+    pub const fn is_peer(self) -> bool {
+        matches!(self, Self::PeerBus | Self::PeerHostBridge)
+    }
+
+    /// Returns the name of the path, as debugfs and the tracepoints have it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::PeerBus => "bus",
+            Self::PeerHostBridge => "host-bridge",
+            Self::System => "system",
+            Self::Refused => "refused",
+        }
+    }
+
+    /// Returns the value that stands for the path in the uAPI.
+    #[inline]
+    pub const fn code(self) -> u32 {
+        // CAST: The values are small.
+        self as u32
+    }
+}
+
+impl From<PeerPath> for Path {
+    #[inline]
+    fn from(path: PeerPath) -> Self {
+        match path {
+            PeerPath::Bus => Self::PeerBus,
+            PeerPath::HostBridge => Self::PeerHostBridge,
+        }
+    }
+}
+
+/// Why an importer does not get peer-to-peer memory, `enum drm_peer_reason`.
+///
+/// The reasons from 1 to 5, and 9, lead to system memory where the object may live there, and to a
+/// refusal where it may not. Those from 6 to 8 are about where the object is, and lead to system
+/// memory. The others refuse; an importer that could have peer-to-peer memory gets system memory if
+/// the object is pinned there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Reason {
+    /// It gets peer-to-peer memory.
+    None = uapi::drm_peer_reason_DRM_PEER_REASON_NONE,
+    /// The importer did not opt in to peer-to-peer memory; static importers never do.
+    NoOptIn = uapi::drm_peer_reason_DRM_PEER_REASON_NO_OPT_IN,
+    /// The importer is not a PCI device.
+    NotPci = uapi::drm_peer_reason_DRM_PEER_REASON_NOT_PCI,
+    /// PCI has no permitted route between both devices.
+    NoRoute = uapi::drm_peer_reason_DRM_PEER_REASON_NO_ROUTE,
+    /// The object is not inside the part of VRAM that the BAR shows.
+    OutsideBar = uapi::drm_peer_reason_DRM_PEER_REASON_OUTSIDE_BAR,
+    /// The exporting device is suspended.
+    Suspended = uapi::drm_peer_reason_DRM_PEER_REASON_SUSPENDED,
+    /// Another importer needs the object in system memory.
+    OtherImporter = uapi::drm_peer_reason_DRM_PEER_REASON_OTHER_IMPORTER,
+    /// There is no room in VRAM.
+    NoVram = uapi::drm_peer_reason_DRM_PEER_REASON_NO_VRAM,
+    /// The object was made to live in system memory.
+    SystemOnly = uapi::drm_peer_reason_DRM_PEER_REASON_SYSTEM_ONLY,
+    /// The importer cannot be revoked, and the exporting device does not give its memory to such
+    /// importers, or no more of it.
+    NotRevocable = uapi::drm_peer_reason_DRM_PEER_REASON_NOT_REVOCABLE,
+    /// The object is pinned where the importer cannot reach it.
+    PinnedElsewhere = uapi::drm_peer_reason_DRM_PEER_REASON_PINNED_ELSEWHERE,
+    /// The limit of pinned VRAM is reached.
+    Quota = uapi::drm_peer_reason_DRM_PEER_REASON_QUOTA,
+}
+
+impl From<RouteError> for Reason {
+    #[inline]
+    fn from(error: RouteError) -> Self {
+        match error {
+            RouteError::NoOptIn => Self::NoOptIn,
+            RouteError::NotPci => Self::NotPci,
+            RouteError::NoRoute => Self::NoRoute,
+        }
+    }
+}
+
+impl Reason {
+    /// All reasons, in the order of their values.
+    pub const ALL: [Self; 12] = [
+        Self::None,
+        Self::NoOptIn,
+        Self::NotPci,
+        Self::NoRoute,
+        Self::OutsideBar,
+        Self::Suspended,
+        Self::OtherImporter,
+        Self::NoVram,
+        Self::SystemOnly,
+        Self::NotRevocable,
+        Self::PinnedElsewhere,
+        Self::Quota,
+    ];
+
+    /// Returns the name of the reason, as debugfs and the tracepoints have it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::NoOptIn => "no-opt-in",
+            Self::NotPci => "not-pci",
+            Self::NoRoute => "no-route",
+            Self::OutsideBar => "outside-bar",
+            Self::Suspended => "suspended",
+            Self::OtherImporter => "other-importer",
+            Self::NoVram => "no-vram",
+            Self::SystemOnly => "system-only",
+            Self::NotRevocable => "not-revocable",
+            Self::PinnedElsewhere => "pinned-elsewhere",
+            Self::Quota => "quota",
+        }
+    }
+
+    /// Returns the value that stands for the reason in the uAPI.
+    #[inline]
+    pub const fn code(self) -> u32 {
+        // CAST: The values are small.
+        self as u32
+    }
+}
