@@ -242,9 +242,18 @@ impl DebugFs {
 ///
 /// Any error of open(2).
 pub fn open(path: &Path, read: bool) -> Result<File, SysError> {
+    open_for(path, read, !read)
+}
+
+/// Opens a file to read, to write, or both.
+///
+/// # Errors
+///
+/// Any error of open(2).
+pub fn open_for(path: &Path, read: bool, write: bool) -> Result<File, SysError> {
     OpenOptions::new()
         .read(read)
-        .write(!read)
+        .write(write)
         .open(path)
         .map_err(|error| SysError::io(format!("open({})", path.display()), &error))
 }

@@ -438,11 +438,7 @@ impl Drm {
     ///
     /// Any error of the ioctl.
     pub fn close(&self, handle: u32) -> Result<(), SysError> {
-        let mut argument = DrmGemClose { handle, pad: 0 };
-        ioctl(self.fd(), uapi::DRM_IOCTL_GEM_CLOSE, &mut argument, || {
-            format!("GEM_CLOSE(handle={handle})")
-        })?;
-        Ok(())
+        gem_close(self.fd(), handle)
     }
 
     /// Exports a handle.
@@ -673,6 +669,19 @@ pub fn prime_import(drm: RawFd, fd: RawFd) -> Result<u32, SysError> {
         || format!("PRIME_FD_TO_HANDLE(fd={fd})"),
     )?;
     Ok(argument.handle)
+}
+
+/// GEM_CLOSE on any DRM fd.
+///
+/// # Errors
+///
+/// Any error of the ioctl.
+pub fn gem_close(drm: RawFd, handle: u32) -> Result<(), SysError> {
+    let mut argument = DrmGemClose { handle, pad: 0 };
+    ioctl(drm, uapi::DRM_IOCTL_GEM_CLOSE, &mut argument, || {
+        format!("GEM_CLOSE(handle={handle})")
+    })?;
+    Ok(())
 }
 
 impl Drm {

@@ -10,9 +10,9 @@
 mod check;
 
 pub mod cgroup;
+pub mod clients;
 pub mod clock;
 pub mod compat;
-pub mod crowd;
 pub mod debugfs;
 pub mod drm;
 pub mod fabric;

@@ -10,12 +10,12 @@ use std::process::Command;
 use std::time::Duration;
 
 use crate::debugfs::DebugFs;
-use crate::drm::{ioctl, nodes, prime_export, prime_import, DmaBuf};
+use crate::drm::{gem_close, ioctl, nodes, prime_export, prime_import, DmaBuf};
 use crate::misc;
 use crate::pci::PciDevice;
 use crate::rebind::{self, Overridden, Unbound};
 use crate::uapi;
-use crate::uapi::{AvramGemCreate, DrmGemClose, PeerAttachment, PeerAttachments, PeerQuery};
+use crate::uapi::{AvramGemCreate, PeerAttachment, PeerAttachments, PeerQuery};
 use crate::{Stop, SysError};
 
 /// Name of the PCI driver, and of the DRM driver.
@@ -213,11 +213,7 @@ impl Card {
     ///
     /// Any error of the ioctl.
     pub fn close(&self, handle: u32) -> Result<(), SysError> {
-        let mut argument = DrmGemClose { handle, pad: 0 };
-        ioctl(self.fd(), uapi::DRM_IOCTL_GEM_CLOSE, &mut argument, || {
-            format!("GEM_CLOSE(handle={handle})")
-        })?;
-        Ok(())
+        gem_close(self.fd(), handle)
     }
 
     /// PEER_ATTACHMENTS: the importers of an object and those that were refused, at most 64.

@@ -271,7 +271,7 @@ pub const REASON_OTHER_IMPORTER: u32 = 6;
 pub const REASON_NO_VRAM: u32 = 7;
 /// Made to live in system memory.
 pub const REASON_SYSTEM_ONLY: u32 = 8;
-/// The importer cannot be told to let go, and gets no VRAM for that.
+/// The importer cannot be revoked, and gets no VRAM because of that.
 pub const REASON_NOT_REVOCABLE: u32 = 9;
 /// Pinned where the importer does not reach it, or not as it could.
 pub const REASON_PINNED_ELSEWHERE: u32 = 16;

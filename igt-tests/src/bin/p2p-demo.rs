@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Shows the main job once: VRAM over several ranges, exported through
+//! Shows one transfer peer to peer: VRAM over several ranges, exported through
 //! dma-buf, read and written by another PCI device, every byte checked.
 //!
 //! The result is one JSON object in a file. Where PCI has no permitted route,

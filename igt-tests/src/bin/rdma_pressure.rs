@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use vvram_tests::crowd::{client, four_times, Usage, EITHER, PIECE};
+use vvram_tests::clients::{client, four_times, Usage, EITHER, PIECE};
 use vvram_tests::drm::{Drm, Gem};
 use vvram_tests::fabric::{Fabric, CLASSES};
 use vvram_tests::map::{Map, PAGE};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What importers get that cannot be told to let go, by the policy of the device.
+//! What importers get that cannot be revoked, by the policy of the device.
 
 use std::time::Duration;
 

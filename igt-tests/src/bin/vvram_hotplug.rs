@@ -122,7 +122,7 @@ fn idle() -> Outcome {
     expect_errno("GETPARAM on the old fd", drm.getparam(0), libc::ENODEV)
 }
 
-/// Importers that can be told to let go.
+/// Importers that can be revoked.
 fn mapped() -> Outcome {
     for mode in [Mode::Dynamic, Mode::Revocable] {
         let scene = Scene::with_route()?;

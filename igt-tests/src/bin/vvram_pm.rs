@@ -90,7 +90,7 @@ fn peer() -> Outcome {
     Ok(())
 }
 
-/// One that can be told to let go gets system memory while the device is suspended.
+/// One that can be revoked gets system memory while the device is suspended.
 fn evicted() -> Outcome {
     let scene = Scene::with_route()?;
     let auto = Auto::new(&scene.gpu)?;
@@ -108,7 +108,7 @@ fn evicted() -> Outcome {
         scene.check_table(peer, &map)?;
         peer_reads(peer, a, &[0, 1])
     })?;
-    auto.sleeps("while an importer is attached that can be told to let go")?;
+    auto.sleeps("while an importer is attached that can be revoked")?;
     placed(&object, uapi::PLACEMENT_SYSTEM)?;
     auto.sleeps_through("what an importer does in system memory", || {
         check_eq!(peer.status()?.invalidations, 1, "invalidations");

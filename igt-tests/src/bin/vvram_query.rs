@@ -317,7 +317,7 @@ fn quiet() -> Outcome {
     Ok(())
 }
 
-/// A device that gives no VRAM to importers that cannot be told to let go.
+/// A device that gives no VRAM to importers that cannot be revoked.
 fn unrevocable() -> Outcome {
     let scene = Scene::with_route()?;
     let debugfs = DebugFs::open(&scene.gpu)?;
@@ -504,7 +504,7 @@ igt_main! {
     "decided", "the bridge, its ACS bits, the processor, the host bridge", decided;
     "everything", "each PCI device of the machine", everything;
     "quiet", "nothing is left of a question", quiet;
-    "unrevocable", "a device that refuses importers that cannot be told to let go", unrevocable;
+    "unrevocable", "a device that refuses importers that cannot be revoked", unrevocable;
     "outside-bar", "a BAR that does not show the object", outside_bar;
     "badinput", "what makes no sense", badinput;
     "nobody", "a client without privileges", nobody;

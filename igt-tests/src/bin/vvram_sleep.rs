@@ -80,7 +80,8 @@ fn runtime_lost() -> Outcome {
     })
 }
 
-/// An importer that is told to let go has system memory while VRAM is lost, and VRAM afterwards.
+/// An importer whose mapping is invalidated has system memory while VRAM is lost, and VRAM
+/// afterwards.
 fn runtime_lost_mapped() -> Outcome {
     vvram_tests::scene::Expect::get()?.need_route()?;
     lossy(|| {
@@ -93,7 +94,7 @@ fn runtime_lost_mapped() -> Outcome {
         peer.map()?;
         scene.check_table(peer, &filled.map)?;
         let auto = Auto::new(&scene.gpu)?;
-        auto.sleeps("while an importer has VRAM that can be told to let go")?;
+        auto.sleeps("while an importer has VRAM that can be revoked")?;
         check_eq!(peer.status()?.invalidations, 1, "invalidations");
         auto.sleeps_through("a map and a transfer", || {
             peer.map()?;
@@ -153,7 +154,11 @@ fn system(content_lost: bool) -> Outcome {
         let in_vram = *placement == uapi::PLACEMENT_VRAM;
         let leaves = in_vram && *flags == EITHER && !mode.needs_pin();
         println!("{mode:?} {flags:#x}: placement {placement}, {told} invalidations");
-        check_eq!(told > 0, leaves, "whether {mode:?} was told to let go");
+        check_eq!(
+            told > 0,
+            leaves,
+            "whether the mapping of {mode:?} was invalidated"
+        );
         if leaves {
             peer.map()?;
             scene.check_table(peer, &filled.map)?;

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use vvram_tests::crowd::{client, four_times, Usage, EITHER, PIECE};
+use vvram_tests::clients::{client, four_times, Usage, EITHER, PIECE};
 use vvram_tests::drm::Drm;
 use vvram_tests::misc;
 use vvram_tests::peer::Mode;

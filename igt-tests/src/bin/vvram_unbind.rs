@@ -146,7 +146,7 @@ fn attached() -> Outcome {
     works()
 }
 
-/// Importers that can be told to let go: the unbind does not wait for them.
+/// Importers that can be revoked: the unbind does not wait for them.
 fn mapped(mode: Mode) -> Outcome {
     let scene = Scene::with_route()?;
     let shared = share(&scene.drm, 2)?;
@@ -601,7 +601,7 @@ igt_main! {
     "path-fd", "a dma-buf that only an O_PATH descriptor keeps does not disturb the unbind", path_fd;
     "attached", "attachments without a mapping get ENODEV", attached;
     "dynamic-mapped", "a dynamic importer is told to unmap", dynamic_mapped;
-    "revocable-mapped", "a revocable importer is told to let go", revocable_mapped;
+    "revocable-mapped", "the mapping of a revocable importer is invalidated", revocable_mapped;
     "pinned-only", "a pin without a mapping does not hold the unbind up", pinned_only;
     "pinned-mapped", "the unbind waits for a pinned importer, names it, ends with its unmap", pinned_mapped;
     "pinned-mapped-closed", "the same, ended by the importer's death", pinned_mapped_closed;

@@ -2,11 +2,11 @@
 
 //! Callers that are not root: what they may do, and what the modes of files keep them from.
 
-use std::fs::{self, OpenOptions};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use vvram_tests::debugfs::{mounted, DebugFs};
+use vvram_tests::debugfs::{mounted, open_for, DebugFs};
 use vvram_tests::drm::{ioctl, Drm, Gem};
 use vvram_tests::fdinfo::FdInfo;
 use vvram_tests::fence::SyncObj;
@@ -16,7 +16,7 @@ use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::proc::Child;
 use vvram_tests::scene::{cpu_reads, patterns, peer_reads, peer_writes, placed, Expect, Scene};
 use vvram_tests::user::{self, become_nobody};
-use vvram_tests::{check, check_eq, expect_errno, igt_main, uapi, Outcome, SysError};
+use vvram_tests::{check, check_eq, expect_errno, igt_main, uapi, Outcome};
 
 const PAGE64: u64 = PAGE as u64;
 const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
@@ -39,19 +39,12 @@ fn as_nobody(what: &str, body: impl FnOnce() -> Outcome) -> Outcome {
     child.join(what, LIMIT)
 }
 
-/// Tries to open a file as asked for.
-fn open(path: &Path, read: bool, write: bool) -> Result<(), SysError> {
-    let file = OpenOptions::new().read(read).write(write).open(path);
-    file.map(drop)
-        .map_err(|error| SysError::io(format!("open({})", path.display()), &error))
-}
-
 /// Expects that a file cannot be opened, in no way.
 #[track_caller]
 fn refused(path: &Path) -> Outcome {
     for (read, write) in [(true, false), (false, true), (true, true)] {
         let what = format!("opening {} as nobody", path.display());
-        expect_errno(&what, open(path, read, write), libc::EACCES)?;
+        expect_errno(&what, open_for(path, read, write), libc::EACCES)?;
     }
     Ok(())
 }
@@ -236,7 +229,7 @@ fn sysfs() -> Outcome {
             let path = device.join(name);
             expect_errno(
                 &format!("writing {}", path.display()),
-                open(&path, false, true),
+                open_for(&path, false, true),
                 libc::EACCES,
             )?;
         }
