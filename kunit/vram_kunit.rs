@@ -50,6 +50,8 @@ macro_rules! check_eq {
 mod auxiliary;
 #[path = "vram/bench.rs"]
 mod bench;
+#[path = "vram/dma.rs"]
+mod dma;
 #[path = "vram/engine.rs"]
 mod engine;
 #[path = "vram/export.rs"]
@@ -60,6 +62,8 @@ mod fence;
 mod importer;
 #[path = "vram/lend.rs"]
 mod lend;
+#[path = "vram/loss.rs"]
+mod loss;
 #[path = "vram/lru.rs"]
 mod lru;
 #[path = "vram/memory.rs"]

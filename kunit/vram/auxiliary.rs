@@ -27,7 +27,6 @@ use kernel::{
         },
         ttm::{
             CpuEngine,
-            Job,
             OpCtx,
             Place,
             TtmObject, //
@@ -173,8 +172,10 @@ impl TtmObject for Bo {
         Domain::Either
     }
 
-    fn transfer<'a>(vram: &'a Vram<'a>, job: Job) -> Result {
-        vram.engine.submit(job)
+    type Engine<'a> = &'a CpuEngine<'a>;
+
+    fn engine<'a>(vram: &'a Vram<'a>, _index: usize) -> &'a CpuEngine<'a> {
+        &vram.engine
     }
 
     fn flush<'a>(vram: &'a Vram<'a>, ranges: &Ranges) {
@@ -293,6 +294,8 @@ mod tests {
             fill(&object, 1)?;
             validate(&object, &[Place::TT])?;
             check!(holds(&object, Some(1))?);
+            // The engine is the CPU, which needs no DMA addresses.
+            check_eq!(card.device().ttm.dma_mapped(), 0);
             validate(&object, &[Place::VRAM])?;
             check!(holds(&object, Some(1))?);
 

@@ -30,10 +30,13 @@ use kernel::{
         },
         ttm::{
             CpuEngine,
+            Engine,
             Job,
+            Memory,
             OpCtx,
             Place,
-            TtmObject, //
+            TtmObject,
+            Work, //
         },
         vram::{
             Allocator,
@@ -161,8 +164,6 @@ pub(crate) enum Mode {
     WorkOnce,
     /// Does not take a job.
     Refuse,
-    /// Does not take a job, but keeps it.
-    RefuseAndKeep,
     /// Takes a job, and fails.
     Fail,
     /// Takes a job, and drops it.
@@ -175,6 +176,15 @@ pub(crate) enum Mode {
 pub(crate) const REFUSED: Error = EPERM;
 pub(crate) const FAILED: Error = EIO;
 
+/// The system memory that a job reaches by DMA.
+#[derive(Default)]
+pub(crate) struct Reached {
+    /// The DMA address and the length of each piece.
+    pub(crate) segments: KVec<(u64, u64)>,
+    /// The physical address of each page.
+    pub(crate) frames: KVec<u64>,
+}
+
 /// By which a test tells the engine what to do.
 #[pin_data]
 pub(crate) struct Control {
@@ -182,12 +192,48 @@ pub(crate) struct Control {
     mode: Mutex<Mode>,
     #[pin]
     kept: Mutex<KVec<Job>>,
+    /// The DMA addresses of the system memory that the last job got.
+    #[pin]
+    reached: Mutex<Reached>,
+    /// What an engine failed to do is done by the CPU.
+    again: Atomic<bool>,
 }
 
 impl Control {
-    /// From now on the engine does this.
+    /// From now on the engine does this: the first one, if there are two.
     pub(crate) fn set(&self, mode: Mode) {
         *self.mode.lock() = mode;
+    }
+
+    /// From now on the CPU does what the engine failed to do, or not.
+    pub(crate) fn set_again(&self, again: bool) {
+        self.again.store(again, Relaxed);
+    }
+
+    /// Returns the DMA addresses of the system memory that the last job got, and forgets them.
+    pub(crate) fn reached(&self) -> Reached {
+        core::mem::take(&mut *self.reached.lock())
+    }
+
+    /// Takes note of the DMA addresses of a job, which are mapped as long as that.
+    fn note(&self, work: &Work, pdev: &pci::Device<device::Bound>) -> Result {
+        let Work::Move(transfer) = work else {
+            return Ok(());
+        };
+        let mut reached = Reached::default();
+
+        for memory in transfer.from().into_iter().chain([transfer.to()]) {
+            if let Memory::Pages(pages) = memory {
+                for (addr, len) in pages.dma().ok_or(EPROTO)? {
+                    reached.segments.push((addr, len), GFP_KERNEL)?;
+                    for at in (0..len).step_by(PAGE_SIZE) {
+                        reached.frames.push(behind(pdev, addr + at), GFP_KERNEL)?;
+                    }
+                }
+            }
+        }
+        *self.reached.lock() = reached;
+        Ok(())
     }
 
     /// Takes the oldest job that the engine has kept.
@@ -208,9 +254,12 @@ pub(crate) struct Vram<'a> {
     exports: peer::Exports<'a, Bo>,
     engine: CpuEngine<'a>,
     control: Arc<Control>,
+    /// How many engines there are.
+    engines: usize,
+    pdev: &'a pci::Device<device::Bound>,
 }
 
-struct Init(Arc<Control>);
+struct Init(Arc<Control>, usize);
 
 impl RegistrationInit<Driver> for Init {
     fn init<'a>(
@@ -222,6 +271,8 @@ impl RegistrationInit<Driver> for Init {
             exports: peer::exports(pdev, BAR)?,
             engine: CpuEngine::new(Window::new(pdev, BAR, c"vram_kunit")?)?,
             control: self.0,
+            engines: self.1,
+            pdev,
         })
     }
 }
@@ -263,30 +314,72 @@ impl TtmObject for Bo {
         self.0
     }
 
-    fn transfer<'a>(vram: &'a Vram<'a>, job: Job) -> Result {
-        let mode = *vram.control.mode.lock();
+    type Engine<'a> = Ring<'a>;
 
-        match mode {
-            Mode::Work => return vram.engine.submit(job),
-            Mode::WorkOnce => {
-                vram.control.set(Mode::Refuse);
-                return vram.engine.submit(job);
-            }
-            Mode::Refuse => return Err(REFUSED),
-            Mode::Fail => job.finish(Err(FAILED)),
-            Mode::Drop => drop(job),
-            Mode::Keep | Mode::RefuseAndKeep => {
-                vram.control.kept.lock().push(job, GFP_KERNEL)?;
-                if mode == Mode::RefuseAndKeep {
-                    return Err(REFUSED);
-                }
-            }
+    fn engine<'a>(vram: &'a Vram<'a>, index: usize) -> Ring<'a> {
+        Ring { vram, index }
+    }
+
+    /// With two engines the first one does what leaves VRAM, and the second one the rest.
+    fn choose<'a>(vram: &'a Vram<'a>, work: &Work) -> usize {
+        match work {
+            Work::Move(transfer) if matches!(transfer.to(), Memory::Pages(_)) => 0,
+            _ => vram.engines - 1,
         }
-        Ok(())
     }
 
     fn flush<'a>(vram: &'a Vram<'a>, ranges: &Ranges) {
         vram.engine.flush(ranges);
+    }
+}
+
+/// An engine. The CPU does its work, if that is what the test wants.
+pub(crate) struct Ring<'a> {
+    vram: &'a Vram<'a>,
+    index: usize,
+}
+
+impl Engine for Ring<'_> {
+    // What it gets it does not use: the device has no DMA.
+    const DMA: bool = true;
+
+    type Ready = Mode;
+
+    fn prepare(&self, work: &Work) -> Result<Mode> {
+        let control = &self.vram.control;
+        let mode = match self.index {
+            0 => *control.mode.lock(),
+            _ => Mode::Work,
+        };
+
+        match mode {
+            Mode::Refuse => return Err(REFUSED),
+            Mode::Work | Mode::WorkOnce => self.vram.engine.prepare(work)?,
+            _ => (),
+        }
+        if mode == Mode::WorkOnce {
+            control.set(Mode::Refuse);
+        }
+        control.note(work, self.vram.pdev)?;
+        Ok(mode)
+    }
+
+    fn run(&self, job: Job, mode: Mode) {
+        match mode {
+            Mode::Fail | Mode::Refuse => job.finish(Err(FAILED)),
+            Mode::Drop => drop(job),
+            Mode::Keep => {
+                // One for which there is no room is dropped.
+                let _ = self.vram.control.kept.lock().push_within_capacity(job);
+            }
+            Mode::Work | Mode::WorkOnce => self.vram.engine.run(job, ()),
+        }
+    }
+
+    fn cpu(&self) -> Option<&CpuEngine<'_>> {
+        let again = self.vram.control.again.load(Relaxed);
+
+        again.then_some(&self.vram.engine)
     }
 }
 
@@ -346,19 +439,31 @@ pub(crate) struct Card {
 impl Card {
     /// Makes a device with `hidden` bytes of VRAM behind what the BAR shows.
     pub(crate) fn new(pdev: &pci::Device<device::Bound>, hidden: u64) -> Result<Self> {
+        Self::with_engines(pdev, hidden, &[c"vram_kunit"])
+    }
+
+    /// As [`Self::new`], with an engine for each of `names`.
+    pub(crate) fn with_engines(
+        pdev: &pci::Device<device::Bound>,
+        hidden: u64,
+        names: &[&CStr],
+    ) -> Result<Self> {
         let visible = pdev.resource_len(BAR)?;
         let size = visible + hidden;
+        let kept = KVec::with_capacity(16, GFP_KERNEL)?;
         let control = Arc::pin_init(
             pin_init!(Control {
                 mode <- new_mutex!(Mode::Work),
-                kept <- new_mutex!(KVec::new()),
+                kept <- new_mutex!(kept),
+                reached <- new_mutex!(Reached::default()),
+                again: Atomic::new(false),
             }),
             GFP_KERNEL,
         )?;
         let drm = drm::UnregisteredDevice::<Driver>::new(
             pdev,
             try_pin_init!(Data {
-                ttm <- drm::ttm::Device::new(Allocator::new(0..size)?),
+                ttm <- drm::ttm::Device::with_engines(Allocator::new(0..size)?, names),
             }),
         )?;
 
@@ -366,7 +471,12 @@ impl Card {
         // The tests look at bytes by mappings, which pin.
         drm.ttm.set_pin_limit(size);
         Ok(Self {
-            registration: drm::devres::Registration::new(pdev, drm, Init(control.clone()), 0)?,
+            registration: drm::devres::Registration::new(
+                pdev,
+                drm,
+                Init(control.clone(), names.len()),
+                0,
+            )?,
             control,
         })
     }
@@ -380,6 +490,18 @@ impl Card {
 
     pub(crate) fn ttm(&self) -> &drm::ttm::Device<Bo> {
         &self.registration.device().ttm
+    }
+
+    /// Calls `f` with the device, which is registered.
+    pub(crate) fn registered<R>(
+        &self,
+        f: impl FnOnce(&drm::Device<Driver, drm::Registered>) -> Result<R>,
+    ) -> Result<R> {
+        let drm: &drm::Device<Driver> = self.registration.device();
+        // SAFETY: The device is valid, and was registered. The contexts do not change the layout.
+        let drm: &drm::Device<Driver, drm::Ioctl> = unsafe { &*core::ptr::from_ref(drm).cast() };
+
+        f(&*drm.registration_guard().ok_or(ENODEV)?)
     }
 
     /// Makes an object of so many pages.
@@ -408,6 +530,15 @@ impl Card {
             fsleep(Delta::from_millis(10));
         }
         self.ttm().vram_free()
+    }
+}
+
+impl Drop for Card {
+    fn drop(&mut self) {
+        // The engine waits for what a test that failed has left.
+        while let Ok(job) = self.control.take() {
+            drop(job);
+        }
     }
 }
 
@@ -523,6 +654,39 @@ pub(crate) fn holds<T: TtmObject>(object: &gem::ttm::Object<T>, seed: Option<u64
         Ok(())
     })?;
     Ok(same)
+}
+
+/// Returns the physical addresses of the pages of an object in system memory.
+pub(crate) fn frames(object: &Object) -> Result<KVec<u64>> {
+    let mut frames = KVec::new();
+
+    each_page(object, |_, addr, is_iomem| {
+        if is_iomem {
+            return Err(EINVAL);
+        }
+        // SAFETY: A page is mapped there.
+        let pfn = unsafe { bindings::vmalloc_to_pfn(addr) };
+        frames.push(pfn as u64 * PAGE, GFP_KERNEL)?;
+        Ok(())
+    })?;
+    Ok(frames)
+}
+
+/// Returns the physical address that a device reaches at a DMA address.
+fn behind(pdev: &pci::Device<device::Bound>, addr: u64) -> u64 {
+    let dev: &device::Device<device::Bound> = pdev.as_ref();
+
+    // SAFETY: The device, a transparent wrapper, is valid and bound, and so its domain stays.
+    unsafe {
+        let raw = core::ptr::from_ref(dev).cast_mut().cast();
+        let domain = bindings::iommu_get_domain_for_dev(raw);
+
+        if domain.is_null() {
+            addr
+        } else {
+            bindings::iommu_iova_to_phys(domain, addr)
+        }
+    }
 }
 
 /// A signal that is pending for this task, a kernel thread, until it is dropped.

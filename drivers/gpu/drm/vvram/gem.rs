@@ -15,7 +15,6 @@ use kernel::{
         ttm::{
             self,
             ClientOf,
-            Job,
             OpCtx,
             PinAccount,
             TtmObject, //
@@ -32,11 +31,14 @@ use kernel::{
     }, //
 };
 
-use crate::driver::{
-    BoundData,
-    VvramData,
-    VvramDevice,
-    VvramDriver, //
+use crate::{
+    driver::{
+        BoundData,
+        VvramData,
+        VvramDevice,
+        VvramDriver, //
+    },
+    hw::Engine, //
 };
 
 /// An object, which userspace refers to by a handle.
@@ -96,8 +98,10 @@ impl TtmObject for BoData {
         Some(file.inner().get_ref().pins())
     }
 
-    fn transfer<'a>(bound: &'a BoundData<'a>, job: Job) -> Result {
-        bound.engine.submit(job)
+    type Engine<'a> = &'a (dyn Engine + 'a);
+
+    fn engine<'a>(bound: &'a BoundData<'a>, _index: usize) -> Self::Engine<'a> {
+        &*bound.engine
     }
 
     fn flush<'a>(bound: &'a BoundData<'a>, vram: &Ranges) {

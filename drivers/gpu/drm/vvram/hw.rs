@@ -8,8 +8,10 @@ use kernel::{
     device::Bound,
     drm::{
         ttm::{
+            self,
             CpuEngine,
-            Job, //
+            Job,
+            Work, //
         },
         vram::{
             Ranges,
@@ -44,10 +46,13 @@ pub(crate) trait Variant: Sync {
 
 /// How a device works on its VRAM, while the driver is bound.
 pub(crate) trait Engine: Send + Sync {
-    /// Queues the move of the content of an object.
+    /// Prepares a job, which may not be made after all.
+    fn prepare(&self, work: &Work) -> Result;
+
+    /// Queues a job. Must not allocate memory, nor take a reservation.
     ///
     /// Jobs are finished in their order, and all of them before the engine is gone.
-    fn submit(&self, job: Job) -> Result;
+    fn run(&self, job: Job);
 
     /// Makes what the CPU wrote to VRAM visible to the device and to peers.
     fn flush(&self, vram: &Ranges);
@@ -75,9 +80,25 @@ impl Variant for Ivshmem {
     }
 }
 
+impl ttm::Engine for dyn Engine + '_ {
+    type Ready = ();
+
+    fn prepare(&self, work: &Work) -> Result {
+        Engine::prepare(self, work)
+    }
+
+    fn run(&self, job: Job, _ready: ()) {
+        Engine::run(self, job);
+    }
+}
+
 impl Engine for CpuEngine<'_> {
-    fn submit(&self, job: Job) -> Result {
-        self.submit(job)
+    fn prepare(&self, work: &Work) -> Result {
+        ttm::Engine::prepare(self, work)
+    }
+
+    fn run(&self, job: Job) {
+        ttm::Engine::run(self, job, ());
     }
 
     fn flush(&self, vram: &Ranges) {

@@ -49,7 +49,6 @@
 //!         },
 //!         ttm::{
 //!             CpuEngine,
-//!             Job,
 //!             OpCtx,
 //!             Place,
 //!             TtmObject, //
@@ -129,8 +128,10 @@
 //!         self.0
 //!     }
 //!
-//!     fn transfer<'a>(vram: &'a Vram<'a>, job: Job) -> Result {
-//!         vram.engine.submit(job)
+//!     type Engine<'a> = &'a CpuEngine<'a>;
+//!
+//!     fn engine<'a>(vram: &'a Vram<'a>, _index: usize) -> &'a CpuEngine<'a> {
+//!         &vram.engine
 //!     }
 //!
 //!     fn flush<'a>(vram: &'a Vram<'a>, ranges: &Ranges) {
@@ -239,7 +240,6 @@
 //!             assert_eq!(bo.mem_type(), Some(MemType::Vram));
 //!             assert_eq!(bo.vram().map(|vram| vram.ranges().len()), Some(1));
 //!             assert_eq!(drm.ttm.vram_free(), size - PAGE_SIZE as u64);
-//!
 //!         }
 //!
 //!         // It does not move while it is pinned, which is limited.
@@ -438,7 +438,7 @@ pub struct Object<T: TtmObject> {
     backup: UnsafeCell<Option<suspend::Backup>>,
     /// What `bo.resource` is, for those without the reservation: a `TTM_PL_*`, or `NO_PLACEMENT`.
     residence: Atomic<u32>,
-    id: u64,
+    loss: Arc<drm::ttm::Loss>,
     // Keeps the reservation, which TTM uses until it calls `destroy_callback`.
     import: Option<Import>,
     #[pin]
@@ -569,7 +569,7 @@ impl<T: TtmObject> Object<T> {
                 }),
                 backup: UnsafeCell::new(None),
                 residence: Atomic::new(trace::NO_PLACEMENT),
-                id: ttm.number(),
+                loss: ttm.new_loss()?,
                 import,
                 data <- T::new(dev, size, args),
             }),
@@ -656,7 +656,7 @@ impl<T: TtmObject> Object<T> {
     /// Returns the number of the object, which no other object of the device has or had.
     #[inline]
     pub fn id(&self) -> u64 {
-        self.id
+        self.loss.id()
     }
 
     /// Returns where the object was when somebody looked last, [`None`] if it had no memory.
@@ -680,7 +680,7 @@ impl<T: TtmObject> Object<T> {
     pub(crate) fn subject(&self) -> trace::Subject<'_> {
         trace::Subject {
             exporter: self.ttm().owner(),
-            id: self.id,
+            id: self.id(),
             size: self.size() as u64,
         }
     }
@@ -815,7 +815,7 @@ unsafe extern "C" fn free_callback<T: TtmObject>(gem: *mut bindings::drm_gem_obj
     let obj: &Object<T> = unsafe { IntoGEMObject::from_raw(gem) };
 
     // From here on nobody gets a reference any more.
-    obj.ttm().remove(obj.id);
+    obj.ttm().remove(obj.id());
 
     // SAFETY: The object is valid and part of a TTM object. By the type invariant of `Object` it
     // has a reference to the device. The rest of the object may be used by TTM until the device is

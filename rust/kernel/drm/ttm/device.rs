@@ -7,7 +7,11 @@
 //! C header: [`include/drm/ttm/ttm_device.h`](srctree/include/drm/ttm/ttm_device.h)
 
 use super::{
-    engine::Moves,
+    engine::Engine,
+    jobs::{
+        unpopulate_callback,
+        Jobs, //
+    },
     placement::Place,
     region::{
         Charge,
@@ -16,19 +20,12 @@ use super::{
     tt::TtManager,
     validation::Validation,
     vram::VramManager,
-    Job,
-    TtmObject,
-    Work, //
+    TtmObject, //
 };
 use crate::{
     bindings,
     container_of,
     device,
-    dma_buf::fence::Fence,
-    dma_resv::{
-        LockedResv,
-        Usage, //
-    },
     drm::{
         self,
         exec::{
@@ -57,10 +54,7 @@ use crate::{
     error::to_result,
     page::PAGE_SHIFT,
     pci,
-    pm::{
-        self,
-        Awake, //
-    },
+    pm::Awake,
     prelude::*,
     sync::{
         aref::ARef,
@@ -122,7 +116,7 @@ pub struct Device<T: TtmObject> {
     client_pin_limit: Atomic<u64>,
     /// How often the content of an object was moved.
     move_count: Atomic<u64>,
-    moves: Moves,
+    pub(super) jobs: Jobs,
     validation: Pin<KBox<Validation>>,
     /// How those fared who wanted to access VRAM.
     peers: peer::Counters,
@@ -153,10 +147,15 @@ impl<T: TtmObject> Device<T> {
         move_: Some(move_callback::<T>),
         io_mem_reserve: Some(io_mem_reserve_callback::<T>),
         io_mem_pfn: Some(io_mem_pfn_callback::<T>),
+        ttm_tt_unpopulate: if <T::Engine<'static> as Engine>::DMA {
+            Some(unpopulate_callback::<T>)
+        } else {
+            None
+        },
         ..pin_init::zeroed()
     };
 
-    /// Makes the memory of a device whose VRAM is what `allocator` has.
+    /// Makes the memory of a device with one engine, whose VRAM is what `allocator` has.
     ///
     /// At first half of it may be pinned.
     ///
@@ -165,7 +164,23 @@ impl<T: TtmObject> Device<T> {
     /// - `ENAMETOOLONG` if the name of the driver has more than 31 bytes.
     /// - `ENOMEM` if memory runs out.
     pub fn new(allocator: Arc<Allocator>) -> impl PinInit<Self, Error> {
+        Self::with_engines(allocator, &[<T::Driver as drm::Driver>::INFO.name])
+    }
+
+    /// As [`Self::new`], with an engine for each of `names`, by which their fences are known.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL` if there is no name, `E2BIG` if there are more than
+    ///   [`MAX_ENGINES`](super::MAX_ENGINES).
+    /// - `ENAMETOOLONG` if one has more than 31 bytes.
+    /// - `ENOMEM` if memory runs out.
+    pub fn with_engines(
+        allocator: Arc<Allocator>,
+        names: &[&CStr],
+    ) -> impl PinInit<Self, Error> + use<T> {
         let vram_size = allocator.size();
+        let jobs = Jobs::new(names);
 
         // INVARIANT: Not ready.
         try_pin_init!(Self {
@@ -181,7 +196,7 @@ impl<T: TtmObject> Device<T> {
             pin_limit: Atomic::new(vram_size / 2),
             client_pin_limit: Atomic::new(u64::MAX),
             move_count: Atomic::new(0),
-            moves: Moves::new(<T::Driver as drm::Driver>::INFO.name)?,
+            jobs: jobs?,
             validation: Validation::new()?,
             peers: peer::Counters::new(),
             holders: peer::Holders::new(),
@@ -210,6 +225,7 @@ impl<T: TtmObject> Device<T> {
     /// - `EINVAL` if `pdev` is neither the parent of `drm` nor that one's, `visible` is more than there
     ///   is, there is no such BAR, or [`TtmObject::ttm`] does not return a part of the data of `drm`.
     /// - `EBUSY` if that was done before.
+    /// - `EOPNOTSUPP` if the engines do DMA, which `pdev` cannot do to all system memory.
     /// - `ENOMEM` if memory runs out.
     pub fn setup(
         drm: &drm::UnregisteredDevice<T::Driver>,
@@ -226,6 +242,7 @@ impl<T: TtmObject> Device<T> {
             .check_setup(drm, this, pdev, bar, visible)?;
 
         let owner: &device::Device<device::Bound> = pdev.as_ref();
+        this.setup_jobs(owner)?;
         let vram_start = pdev.resource_start(bar)?;
         vram_start.checked_add(visible).ok_or(EINVAL)?;
 
@@ -300,6 +317,8 @@ impl<T: TtmObject> Device<T> {
     pub(crate) fn unplugged(&self, drm: *mut bindings::drm_device) {
         if self.bdev(drm).is_ok() {
             self.unregister_regions();
+            // SAFETY: Drivers finish all jobs before their registration data is gone, which it is.
+            unsafe { self.unmap_all() };
         }
     }
 
@@ -507,46 +526,6 @@ impl<T: TtmObject> Device<T> {
     #[inline]
     pub fn holders(&self) -> &peer::Holders {
         &self.holders
-    }
-
-    /// Makes a job and gives it to the driver. `awake` keeps the device awake until it is done.
-    ///
-    /// # Errors
-    ///
-    /// `EAGAIN` without `awake`, unless the device is about to be suspended, or being resumed. What the driver says. `ENOMEM` if memory runs out.
-    pub(crate) fn submit<'a>(
-        &self,
-        reg: &'a <T::Driver as drm::Driver>::RegistrationData<'a>,
-        work: Work,
-        awake: Option<Awake>,
-    ) -> Result<ARef<Fence>> {
-        // Without `awake` it is an object that importers have, which leaves VRAM: the driver cannot
-        // suspend the device before it has taken the reservation, and seen that the object has left.
-        if awake.is_none() && !self.in_transition.load(Relaxed) && !pm::is_suspending(self.owner())
-        {
-            return Err(EAGAIN);
-        }
-        self.moves
-            .submit(work, awake, &mut |job: Job| T::transfer(reg, job))
-    }
-
-    /// Tells whether work of `usage` on an object is under way that is not done by the engine of this
-    /// device, which does its own in order.
-    pub(crate) fn is_used_by_others(&self, resv: &LockedResv<'_>, usage: Usage) -> bool {
-        resv.fences(usage)
-            .any(|fence| !self.moves.has(fence) && !fence.is_signaled())
-    }
-
-    /// Waits for the work that [`Self::is_used_by_others`] tells of.
-    ///
-    /// # Errors
-    ///
-    /// `ERESTARTSYS` if a signal arrived.
-    pub(crate) fn wait_for_others(&self, resv: &LockedResv<'_>, usage: Usage) -> Result {
-        if self.is_used_by_others(resv, usage) {
-            resv.resv().wait(usage, true)?;
-        }
-        Ok(())
     }
 
     /// Returns how those fared who wanted to access VRAM.

@@ -9,8 +9,8 @@
 //!   content: a [validation](gem::ttm::Reserved::validate), a copy, a fault, a pin, and a mapping
 //!   of a peer. To reserve an object and look where it is, is none. Objects that never leave VRAM
 //!   are not on that list, so that an eviction need not pass them over.
-//! - [`TtmObject`] is what a driver implements: where to find things, and how to start a [`Job`],
-//!   the move of the content of an object.
+//! - [`TtmObject`] is what a driver implements: where to find things, and which [`Engine`] does a
+//!   [`Job`], the move of the content of an object.
 //! - [`CpuEngine`] does jobs where the device cannot, by [`Window`](drm::vram::Window), the CPU's view of VRAM.
 //!
 //! # Moves
@@ -18,7 +18,8 @@
 //! A move is not waited for by who causes it. Its fence is in the reservation with usage
 //! [`Kernel`](crate::dma_resv::Usage::Kernel); faults, importers and the next move that is not done
 //! by the same engine wait for it. The memory that an object left is used again at once, guarded by
-//! the order of the jobs. Mappings are invalidated before a move, and what they have put into the
+//! the order of the jobs of one engine, and by fences between several. If a move fails, users of
+//! the object get `EIO`. Mappings are invalidated before a move, and what they have put into the
 //! reservation is waited for.
 //!
 //! # Lifetimes
@@ -44,7 +45,8 @@
 //! 5. the SRCU section of [`drm_dev_enter()`](drm::RegistrationGuard), in which VRAM is accessed;
 //!    unbinding waits for it. Ioctls have entered it before all of these,
 //! 6. the mutex of the order of moves, held while a driver queues one,
-//! 7. the lock of the allocator of VRAM, and inside of TTM the `lru_lock`,
+//! 7. the lock of the allocator of VRAM, that of its quarantine, that of the list of what is mapped
+//!    for engines, and inside of TTM the `lru_lock`,
 //! 8. the lock of the list of all objects, which is taken last.
 //!
 //! Callbacks of TTM run with 4 held and must not take another reservation.
@@ -59,7 +61,10 @@
 mod blit;
 mod client;
 mod device;
+mod dma;
 mod engine;
+mod jobs;
+mod loss;
 mod manager;
 mod placement;
 mod region;
@@ -76,10 +81,13 @@ pub use self::{
         PinAccount, //
     },
     device::Device,
+    dma::Segments,
     engine::{
         CpuEngine,
+        Engine,
         Job,
-        Work, //
+        Work,
+        MAX_ENGINES, //
     },
     placement::{
         OpCtx,
@@ -100,6 +108,8 @@ pub(crate) use self::{
         tt_create_callback,
         tt_destroy_callback, //
     },
+    engine::Request,
+    loss::Loss,
     region::Charge,
     transfer::Side,
     vram::VramResource, //
@@ -117,7 +127,6 @@ use crate::{
             Ranges, //
         }, //
     },
-    prelude::*,
     sync::Arc, //
 };
 
@@ -143,23 +152,28 @@ pub trait TtmObject: DriverObject<Driver: drm::Driver<Object = gem::ttm::Object<
         None
     }
 
-    /// Starts to move, clear or copy the content of objects, see [`Work`].
+    /// What moves, clears and copies the content of objects, see [`Work`].
+    type Engine<'a>: Engine;
+
+    /// Returns the engine with the number `index`: 0, or one of those that [`Device::with_engines`]
+    /// was given names of.
     ///
-    /// Called with the reservation of the object held, while the driver is bound. All jobs of a
-    /// device must be finished in the order in which they are passed to this method, so there is one
-    /// queue for all of them, and before the registration data is gone. A device that copies in VRAM
-    /// finds the addresses in the job; system memory is reached by [`CpuEngine::submit`] only, for
-    /// now. A driver that finishes a job without having done it shows what others left in the memory.
-    ///
-    /// It must not take what is held while a job is worked on, and may sleep for a short time only.
-    ///
-    /// # Errors
-    ///
-    /// The object stays where it is. The job must have been dropped.
-    fn transfer<'a>(
+    /// Called with the reservation of an object held, while the driver is bound.
+    fn engine<'a>(
         reg: &'a <Self::Driver as drm::Driver>::RegistrationData<'a>,
-        job: Job,
-    ) -> Result;
+        index: usize,
+    ) -> Self::Engine<'a>;
+
+    /// Returns the number of the engine that is to do `work`.
+    ///
+    /// Called as [`Self::engine`] is.
+    fn choose<'a>(
+        reg: &'a <Self::Driver as drm::Driver>::RegistrationData<'a>,
+        work: &Work,
+    ) -> usize {
+        let _ = (reg, work);
+        0
+    }
 
     /// Makes what the CPU wrote to an object in VRAM through the BAR visible to the device and to
     /// peers.

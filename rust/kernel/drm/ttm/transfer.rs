@@ -4,7 +4,13 @@
 //!
 //! C header: [`include/drm/ttm/ttm_kmap_iter.h`](srctree/include/drm/ttm/ttm_kmap_iter.h)
 
-use super::blit::VmappedImport;
+use super::{
+    blit::VmappedImport,
+    dma::{
+        Segments,
+        Table, //
+    }, //
+};
 use crate::{
     bindings,
     dma_buf::vmap::VMap,
@@ -32,6 +38,7 @@ use core::{
 #[derive(Clone, Copy)]
 pub struct Pages<'a> {
     tt: NonNull<bindings::ttm_tt>,
+    dma: Option<&'a Table>,
     _p: PhantomData<&'a bindings::ttm_tt>,
 }
 
@@ -43,8 +50,19 @@ impl<'a> Pages<'a> {
         // INVARIANT: By the safety requirements.
         Self {
             tt,
+            dma: None,
             _p: PhantomData,
         }
+    }
+
+    /// Returns the DMA addresses of the pages for the device whose memory VRAM is: the address and
+    /// the length in bytes of each piece, in the order of the object. The pieces are whole pages,
+    /// as long as the pages have neighbours, and at most as long as a segment of the device may be.
+    ///
+    /// [`None`] if the engines of the device do no DMA, see [`Engine::DMA`](super::Engine::DMA).
+    #[inline]
+    pub fn dma(&self) -> Option<Segments<'a>> {
+        self.dma.map(Segments::of)
     }
 
     /// Returns the pages, one for each page of the object.
@@ -82,7 +100,8 @@ impl Memory<'_> {
 /// As [`Memory`], for as long as it takes.
 pub(crate) enum Side {
     Vram(Arc<Ranges>),
-    Pages(NonNull<bindings::ttm_tt>),
+    /// With the DMA addresses, if there are engines that need them.
+    Pages(NonNull<bindings::ttm_tt>, Option<Arc<Table>>),
     Mapped(VmappedImport),
 }
 
@@ -95,8 +114,11 @@ impl Side {
     pub(super) unsafe fn memory(&self) -> Memory<'_> {
         match self {
             Self::Vram(ranges) => Memory::Vram(ranges),
-            // SAFETY: By the safety requirements.
-            Self::Pages(tt) => Memory::Pages(unsafe { Pages::from_raw(*tt) }),
+            Self::Pages(tt, dma) => Memory::Pages(Pages {
+                dma: dma.as_deref(),
+                // SAFETY: By the safety requirements.
+                ..unsafe { Pages::from_raw(*tt) }
+            }),
             Self::Mapped(import) => Memory::Mapped(import.map()),
         }
     }
@@ -181,19 +203,6 @@ impl Transfer {
                 to.as_raw(),
                 from.as_raw(),
             );
-        }
-    }
-
-    /// Makes system memory that was to be filled zero: nobody sees what others left there.
-    pub(super) fn clear_pages(&self) {
-        if let Memory::Pages(_) = self.to() {
-            let mut to = Iter::new(self.to(), core::ptr::null_mut());
-            let mut from = Iter::nothing();
-
-            // SAFETY: The side has so many pages, which the iterator maps without VRAM.
-            unsafe {
-                bindings::ttm_move_memcpy(true, self.pages(), to.as_raw(), from.as_raw());
-            }
         }
     }
 
@@ -288,8 +297,7 @@ unsafe extern "C" fn vram_map_local(
     let iter = unsafe { &mut *iter.cast::<VramIter<'_>>() };
     let at = (page as u64) << PAGE_SHIFT;
 
-    // `ttm_move_memcpy()` goes through all pages without a pause. It does not get here to clear
-    // pages, which may be done in any context.
+    // `ttm_move_memcpy()` goes through all pages without a pause.
     if page % PAGES_WITHOUT_PAUSE == 0 {
         pause();
     }

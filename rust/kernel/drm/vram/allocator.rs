@@ -4,7 +4,8 @@
 //!
 //! # Locking
 //!
-//! The allocator has one lock, which sleeps. Nothing is taken while it is held.
+//! The allocator has one lock, which sleeps. Nothing is taken while it is held. The lock of the
+//! quarantine is another one; memory may be allocated while it is held.
 
 use super::{
     Layout,
@@ -24,6 +25,7 @@ use crate::{
         GpuBuddyAllocMode,
         GpuBuddyParams, //
     },
+    new_mutex,
     page::{
         PAGE_MASK,
         PAGE_SIZE, //
@@ -31,9 +33,13 @@ use crate::{
     pci,
     prelude::*,
     ptr::Alignment,
-    sync::Arc, //
+    sync::{
+        Arc,
+        Mutex, //
+    }, //
 };
 use core::{
+    mem::ManuallyDrop,
     ops::Range,
     ptr, //
 };
@@ -76,6 +82,42 @@ use core::{
 pub struct Allocator {
     buddy: GpuBuddy,
     layout: Option<Layout>,
+    quarantine: Arc<Quarantine>,
+}
+
+type Blocks = Pin<KBox<AllocatedBlocks>>;
+
+/// Memory that was freed, but could not be filled before. It is not given out until the device was
+/// reset.
+#[pin_data]
+struct Quarantine {
+    #[pin]
+    blocks: Mutex<KVec<Blocks>>,
+}
+
+impl Quarantine {
+    // Not inlined, so that the lock class and its name stay in the kernel crate.
+    #[inline(never)]
+    fn new() -> Result<Arc<Self>> {
+        Arc::pin_init(
+            pin_init!(Self {
+                blocks <- new_mutex!(KVec::new(), "drm::vram::Quarantine"),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    fn add(&self, blocks: Blocks) {
+        let mut list = self.blocks.lock();
+
+        if list.reserve(1, GFP_KERNEL).is_err() {
+            // It is lost, which is better than to show what it has.
+            core::mem::forget(blocks);
+            return;
+        }
+        // There is room.
+        let _ = list.push(blocks, GFP_KERNEL);
+    }
 }
 
 impl Allocator {
@@ -109,7 +151,14 @@ impl Allocator {
             chunk_size: Alignment::new::<{ PAGE_SIZE }>(),
         })?;
 
-        Ok(Arc::new(Self { buddy, layout }, GFP_KERNEL)?)
+        Ok(Arc::new(
+            Self {
+                buddy,
+                layout,
+                quarantine: Quarantine::new()?,
+            },
+            GFP_KERNEL,
+        )?)
     }
 
     /// Returns how much memory there is, in bytes.
@@ -135,6 +184,25 @@ impl Allocator {
     #[inline]
     pub fn start(&self) -> u64 {
         self.buddy.base_offset()
+    }
+
+    /// Returns how much of it is in quarantine, in bytes: it was freed, but a job that was to fill
+    /// it before has failed, so that it may have what others left there.
+    pub fn quarantined(&self) -> u64 {
+        let list = self.quarantine.blocks.lock();
+
+        list.iter()
+            .flat_map(|blocks| blocks.iter().map(|block| block.size()))
+            .sum()
+    }
+
+    /// Ends the quarantine: the memory may be given to others again.
+    ///
+    /// For a driver that has reset its device, which works again. May sleep.
+    pub fn end_quarantine(&self) {
+        let all = core::mem::take(&mut *self.quarantine.blocks.lock());
+
+        drop(all);
     }
 
     /// Checks that `vram`, which has the memory of this allocator, can be the VRAM of `drm`: that of
@@ -278,7 +346,8 @@ impl Allocator {
 
         Ok(Allocation {
             ranges,
-            _blocks: blocks,
+            blocks: ManuallyDrop::new(blocks),
+            quarantine: self.quarantine.clone(),
         })
     }
 }
@@ -291,8 +360,9 @@ fn is_aligned(range: &Range<u64>) -> bool {
 pub struct Allocation {
     /// Shared with those who still copy from there after the memory was given up.
     ranges: Arc<Ranges>,
-    // Returned to the allocator when it is dropped.
-    _blocks: Pin<KBox<AllocatedBlocks>>,
+    // Handed over by `drop()`.
+    blocks: ManuallyDrop<Blocks>,
+    quarantine: Arc<Quarantine>,
 }
 
 impl Allocation {
@@ -300,5 +370,17 @@ impl Allocation {
     #[inline]
     pub fn ranges(&self) -> &Arc<Ranges> {
         &self.ranges
+    }
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        // SAFETY: The value is not used any more.
+        let blocks = unsafe { ManuallyDrop::take(&mut self.blocks) };
+
+        if self.ranges.is_tainted() {
+            self.quarantine.add(blocks);
+        }
+        // Otherwise they are returned to the allocator.
     }
 }

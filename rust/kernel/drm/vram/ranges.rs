@@ -12,6 +12,10 @@ use crate::{
     pci::p2pdma::Provider,
     prelude::*,
     sync::{
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
         Arc,
         SetOnce, //
     }, //
@@ -44,6 +48,8 @@ pub struct Ranges {
     shown: Option<KVVec<Range>>,
     bar_end: u64,
     in_bar: SetOnce<Arc<RangeList>>,
+    /// A job that was to fill it has failed: it may have what others left there.
+    is_tainted: Atomic<bool>,
 }
 
 impl Ranges {
@@ -87,6 +93,7 @@ impl Ranges {
                 shown: in_order,
                 bar_end,
                 in_bar: SetOnce::new(),
+                is_tainted: Atomic::new(false),
             },
             GFP_KERNEL,
         )?)
@@ -136,6 +143,20 @@ impl Ranges {
 
         self.in_bar.populate(list);
         self.in_bar.as_ref().ok_or(EINVAL)
+    }
+
+    /// Takes note that all of it could not be filled, or was: what is tainted is not given to
+    /// others when it is freed.
+    ///
+    /// May be called in any context.
+    #[cfg(CONFIG_RUST_DRM_TTM)]
+    pub(crate) fn set_tainted(&self, is_tainted: bool) {
+        self.is_tainted.store(is_tainted, Relaxed);
+    }
+
+    /// Returns what [`Self::set_tainted`] was given last.
+    pub(super) fn is_tainted(&self) -> bool {
+        self.is_tainted.load(Relaxed)
     }
 
     /// Returns the address of a byte of the last range, where VRAM is mapped at `vram`.

@@ -151,7 +151,8 @@ pub unsafe trait Backing: BaseObject + AlwaysRefCounted + Send + Sync + 'static 
     ///
     /// # Errors
     ///
-    /// Those of [`Self::charge`], and `ERESTARTSYS` if a signal arrived.
+    /// Those of [`Self::charge`], `EIO` if it has lost its content, and `ERESTARTSYS` if a signal
+    /// arrived.
     fn pin(object: &mut Held<'_, Self>) -> Result;
 
     /// Undoes [`Self::pin`].
@@ -162,6 +163,7 @@ pub unsafe trait Backing: BaseObject + AlwaysRefCounted + Send + Sync + 'static 
     /// # Errors
     ///
     /// - `EINVAL` if it is not in VRAM, or not all of it in the BAR.
+    /// - `EIO` if it has lost its content.
     /// - `ENOMEM` if memory runs out.
     fn in_bar<'a>(
         object: &'a Held<'_, Self>,
@@ -173,6 +175,7 @@ pub unsafe trait Backing: BaseObject + AlwaysRefCounted + Send + Sync + 'static 
     /// # Errors
     ///
     /// - `EINVAL` if it is in VRAM.
+    /// - `EIO` if it has lost its content.
     /// - `ENOMEM` if memory runs out.
     fn pages<'a>(object: &'a mut Held<'_, Self>) -> Result<&'a [*mut bindings::page]> {
         let _ = object;

@@ -73,7 +73,7 @@ unsafe impl<T: TtmObject + PeerObject<Class = Object<T>>> Backing for Object<T> 
 
     #[inline]
     fn id(&self) -> u64 {
-        self.id
+        Object::id(self)
     }
 
     #[inline]
@@ -166,6 +166,7 @@ unsafe impl<T: TtmObject + PeerObject<Class = Object<T>>> Backing for Object<T> 
         object: &'a Held<'_, Self>,
         provider: &Provider<'_>,
     ) -> Result<&'a Arc<RangeList>> {
+        object.check_content()?;
         object.vram().ok_or(EINVAL)?.in_bar(provider)
     }
 

@@ -35,8 +35,10 @@ use crate::{
         ttm::{
             Blit,
             CpuAccess,
+            Loss,
             OpCtx,
             Place,
+            Request,
             Side,
             TtmObject,
             VmappedImport,
@@ -116,6 +118,7 @@ impl<T: TtmObject> Part<'_, T> {
             // It may have been swapped out.
             locked.validate(&[Place::TT], ctx)?;
         }
+        locked.check_content()?;
         locked.touch();
         let bo = locked.bo();
         // SAFETY: The object is valid, and its reservation is held. It has a resource, and a `ttm`
@@ -124,8 +127,15 @@ impl<T: TtmObject> Part<'_, T> {
             if locked.mem_type() == Some(MemType::Tt) {
                 to_result(bindings::ttm_bo_populate(bo, &mut ctx.0))?;
             }
-            side_of(bo, (*bo).resource)
+            side_of(locked.ttm(), bo, (*bo).resource)
         }
+    }
+
+    /// Returns what tells of a loss of the content, [`None`] if that is up to another device.
+    fn loss(&self) -> Option<Arc<Loss>> {
+        let object = self.object;
+
+        object.as_import().is_none().then(|| object.loss.clone())
     }
 }
 
@@ -150,6 +160,8 @@ fn vmapped(import: &Import, access: &Arc<CpuAccess>, resv: &mut LockedResv<'_>) 
 /// - `EINVAL` if `size` is 0, a part is not inside of its object, the parts overlap, an object is of
 ///   another device, or the exporter of an import has no mappings for the kernel.
 /// - `ENODEV` if the driver of an import's exporter is not bound any more.
+/// - `EIO` if an object has lost its content, because a move of it failed. If that turns out later,
+///   the fence signals with it, and what is written loses its content, too.
 /// - `ERESTARTSYS` or `EINTR` if a signal arrived.
 /// - `ENOMEM` if memory runs out, and what the exporter of an import says.
 ///
@@ -216,11 +228,15 @@ pub fn copy<T: TtmObject>(
         // No fence is added by others any more.
         let mut read = first.resv();
         let mut written = second.as_mut().map(|second| second.resv());
+        let mut after = KVec::new();
         if let Some(written) = &written {
             ttm.wait_for_others(&read, Usage::Write)?;
             ttm.wait_for_others(written, Usage::Read)?;
+            ttm.add_dependencies(&read, Usage::Write, &mut after)?;
+            ttm.add_dependencies(written, Usage::Read, &mut after)?;
         } else {
             ttm.wait_for_others(&read, Usage::Read)?;
+            ttm.add_dependencies(&read, Usage::Read, &mut after)?;
         }
 
         let write_usage = if writing.is_some() {
@@ -244,7 +260,14 @@ pub fn copy<T: TtmObject>(
         // SAFETY: The parts were checked. Pages stay until the fence signals, as it is added to the
         // reservation of their object, or nobody has got the job.
         let blit = unsafe { Blit::new((from_side, from_at), (to_side, to_at), size) };
-        let fence = dev.registration_data_with(|reg| ttm.submit(reg, Work::Copy(blit), awake))?;
+        let request = Request {
+            work: Work::Copy(blit),
+            awake,
+            after,
+            from: from.loss(),
+            to: to.loss(),
+        };
+        let fence = dev.registration_data_with(|reg| ttm.submit(reg, request))?;
 
         for slot in read {
             slot.add_fence(&fence, read_usage);

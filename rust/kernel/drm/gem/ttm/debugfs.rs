@@ -6,7 +6,10 @@
 //!
 //! - `pin_limit`: how many bytes of VRAM may be pinned; can be written,
 //! - `client_pin_limit`: how many of these on the account of one client; can be written,
-//! - `move`: moves objects when it is written to.
+//! - `move`: moves objects when it is written to,
+//! - `jobs`: how many objects have lost their content because a job failed, how many jobs the CPU
+//!   did instead of an engine, and how many bytes of VRAM are in quarantine, and of system memory
+//!   mapped for the engines.
 //!
 //! # Locking
 //!
@@ -47,6 +50,7 @@ pub fn add_files<T: TtmObject>(dir: &Dir<'_, DriverOf<T>>) {
     dir.add::<PinLimit<T>>();
     dir.add::<ClientPinLimit<T>>();
     dir.add::<Move<T>>();
+    dir.add::<Jobs<T>>();
 }
 
 /// The file `pin_limit`.
@@ -136,6 +140,26 @@ impl<T: TtmObject> File for Move<T> {
         let obj = ttm.object(number(id)?).ok_or(ENOENT)?;
 
         force(&obj, to)
+    }
+}
+
+/// The file `jobs`.
+struct Jobs<T>(PhantomData<T>);
+
+#[vtable]
+impl<T: TtmObject> File for Jobs<T> {
+    type Driver = DriverOf<T>;
+
+    const NAME: &'static CStr = c"jobs";
+
+    fn show(dev: &Device<T>, m: &SeqFile) -> Result {
+        let ttm = T::ttm(dev);
+
+        seq_print!(m, "lost: {}\n", ttm.losses());
+        seq_print!(m, "done again: {}\n", ttm.done_again());
+        seq_print!(m, "quarantined: {}\n", ttm.allocator().quarantined());
+        seq_print!(m, "mapped: {}\n", ttm.dma_mapped());
+        Ok(())
     }
 }
 

@@ -215,6 +215,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
     /// # Errors
     ///
     /// - `EDQUOT` if it is in VRAM, of which no more may be pinned.
+    /// - `EIO` if it has lost its content, because a move of it failed.
     /// - `ERESTARTSYS` if a signal arrived.
     /// - Those of [`Self::validate`].
     pub(crate) fn pin_raw(&mut self) -> Result {
@@ -225,6 +226,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
                 self.validate(&[Place::TT], &mut OpCtx::uninterruptible())?;
             }
             self.resv().resv().wait(Usage::Kernel, true)?;
+            self.check_content()?;
             if self.mem_type() == Some(MemType::Vram) {
                 self.charge()?;
             }
@@ -306,6 +308,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
     /// # Errors
     ///
     /// - `EINVAL` if it is in VRAM, or in system memory that could be swapped out without a word.
+    /// - `EIO` if it has lost its content, because a move of it failed.
     /// - `ENOMEM` if memory runs out, `ERESTARTSYS` if a signal arrived.
     pub(crate) fn pages(&mut self, ctx: &mut OpCtx) -> Result<Pages<'_>> {
         if self.mem_type() != Some(MemType::Tt) {
@@ -316,6 +319,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         self.resv()
             .resv()
             .wait(Usage::Kernel, ctx.is_interruptible())?;
+        self.check_content()?;
         // SAFETY: The object is valid, and its reservation is held. What is in system memory has a
         // `ttm`, which has all of its pages when it is populated.
         unsafe {
@@ -324,6 +328,18 @@ impl<T: TtmObject> Held<'_, Object<T>> {
                 NonNull::new((*self.bo()).ttm).ok_or(EINVAL)?,
             ))
         }
+    }
+
+    /// Checks that the object has its content. Of moves that are under way this tells nothing.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` if it was lost, because a move of it failed.
+    pub(crate) fn check_content(&self) -> Result {
+        if self.obj.loss.is_lost() {
+            return Err(EIO);
+        }
+        Ok(())
     }
 
     /// Makes what the CPU wrote to an object in VRAM visible to devices.
@@ -394,6 +410,7 @@ impl<T: TtmObject> Reserved<'_, T> {
     ///
     /// - `EAGAIN` if it is in VRAM, and the device is suspended, or its runtime PM disabled.
     /// - `EDQUOT` if it is in VRAM, of which no more may be pinned.
+    /// - `EIO` if it has lost its content, because a move of it failed.
     /// - Those of [`Held::validate`].
     pub fn pin(&mut self) -> Result<Pinned<T>> {
         let awake = (self.mem_type() == Some(MemType::Vram))

@@ -3,7 +3,8 @@
 //! Objects that processes map.
 //!
 //! What is in VRAM is mapped write-combined. A mapping is taken away when the object moves, or the
-//! device is suspended, and made anew at the next access.
+//! device is suspended, and made anew at the next access. If the object has lost its content by
+//! then, because the move failed, the access ends in `SIGBUS`.
 //!
 //! # Locking
 //!
@@ -153,11 +154,24 @@ unsafe fn insert_pages<T: TtmObject>(
     prot: bindings::pgprot_t,
 ) -> bindings::vm_fault_t {
     // SAFETY: As promised by the caller.
-    let ret = unsafe { make_visible::<T>((*(*vmf).__bindgen_anon_1.vma).vm_private_data.cast()) };
+    let bo = unsafe { (*(*vmf).__bindgen_anon_1.vma).vm_private_data.cast() };
+    // SAFETY: As promised by the caller.
+    let ret = unsafe { make_visible::<T>(bo).and_then(|()| check_content::<T>(bo)) };
 
     match ret {
-        // SAFETY: As promised by the caller.
-        Ok(()) => unsafe { bindings::ttm_bo_vm_fault_reserved(vmf, prot, FAULT_AROUND) },
+        // SAFETY: As promised by the caller. The reservation is still held if pages were inserted.
+        Ok(()) => unsafe {
+            let ret = bindings::ttm_bo_vm_fault_reserved(vmf, prot, FAULT_AROUND);
+
+            // A move that TTM has waited for may have failed.
+            if ret == bindings::vm_fault_reason_VM_FAULT_NOPAGE
+                && Object::<T>::from_bo(bo).is_some_and(|obj| obj.loss.is_lost())
+            {
+                bindings::ttm_bo_unmap_virtual(bo);
+                return bindings::vm_fault_reason_VM_FAULT_SIGBUS;
+            }
+            ret
+        },
         // The access is tried again: after the signal was handled, or because somebody still uses the
         // object.
         Err(e) if e == EINTR || e == ERESTARTSYS || e == EBUSY => {
@@ -166,6 +180,16 @@ unsafe fn insert_pages<T: TtmObject>(
         Err(e) if e == ENOMEM => bindings::vm_fault_reason_VM_FAULT_OOM,
         Err(_) => bindings::vm_fault_reason_VM_FAULT_SIGBUS,
     }
+}
+
+/// Checks that an object has its content.
+///
+/// # Safety
+///
+/// Those of [`make_visible`].
+unsafe fn check_content<T: TtmObject>(bo: *mut bindings::ttm_buffer_object) -> Result {
+    // SAFETY: As promised by the caller.
+    unsafe { Held::assume(Object::<T>::from_bo(bo).ok_or(EINVAL)?) }.check_content()
 }
 
 /// Moves an object to where the CPU sees it, which is about to access it.

@@ -23,6 +23,8 @@ use crate::{
         devres::while_registered,
         gem::peer::trace,
         ttm::{
+            Device,
+            Request,
             Side,
             Transfer,
             TtmObject,
@@ -43,8 +45,10 @@ use core::ptr::NonNull;
 ///
 /// # Safety
 ///
-/// `resource` must be valid.
-pub(super) unsafe fn side_of(
+/// `bo` must be an object of `ttm` whose reservation is held, and `resource` be valid. If that is
+/// system memory, the object must have its pages until no job needs them any more.
+pub(super) unsafe fn side_of<T: TtmObject>(
+    ttm: &Device<T>,
     bo: *mut bindings::ttm_buffer_object,
     resource: *mut bindings::ttm_resource,
 ) -> Result<Side> {
@@ -55,7 +59,9 @@ pub(super) unsafe fn side_of(
                 VramResource::from_raw(resource).ranges().clone(),
             ))
         } else {
-            Ok(Side::Pages(NonNull::new((*bo).ttm).ok_or(EINVAL)?))
+            let tt = NonNull::new((*bo).ttm).ok_or(EINVAL)?;
+
+            ttm.side_of_pages((*bo).base.dev, tt)
         }
     }
 }
@@ -139,9 +145,19 @@ unsafe fn move_object<T: TtmObject>(
         unsafe { exporter::retire(buf) };
     }
     if !by_engine {
-        // The pages stay what they are.
-        // SAFETY: The object is valid, and `to` becomes its resource.
-        unsafe { bindings::ttm_bo_move_null(bo, to) };
+        // The pages stay what they are, but engines reach them in one of the places only.
+        // SAFETY: The object is valid, and `to` becomes its resource. TTM has made the pages of
+        // what is to be in `TTM_PL_TT`, and all work on the object is done.
+        unsafe {
+            if let Some(tt) = NonNull::new((*bo).ttm) {
+                if to_type == bindings::TTM_PL_TT {
+                    obj.ttm().map_pages((*bo).base.dev, tt)?;
+                } else {
+                    obj.ttm().unmap_pages(tt);
+                }
+            }
+            bindings::ttm_bo_move_null(bo, to);
+        }
         return Ok(());
     }
 
@@ -164,16 +180,27 @@ unsafe fn move_object<T: TtmObject>(
     // them away waits for it, as it is in the reservation of whoever has them, the object or a
     // ghost.
     let transfer = unsafe {
-        let from = if clear { None } else { Some(side_of(bo, old)?) };
+        let from = if clear {
+            None
+        } else {
+            Some(side_of(obj.ttm(), bo, old)?)
+        };
 
-        Transfer::new(from, side_of(bo, to)?, (*bo).base.size)
+        Transfer::new(from, side_of(obj.ttm(), bo, to)?, (*bo).base.size)
+    };
+    let mut after = KVec::new();
+    obj.ttm()
+        .add_dependencies(&locked.resv(), Usage::Bookkeep, &mut after)?;
+    let request = Request {
+        work: Work::Move(transfer),
+        awake: obj.awake_if_active(),
+        after,
+        from: Some(obj.loss.clone()),
+        to: Some(obj.loss.clone()),
     };
     // SAFETY: The device of an object is valid and of `T::Driver`.
     let fence = unsafe {
-        while_registered::<T::Driver, _>((*bo).base.dev, |reg| {
-            obj.ttm()
-                .submit(reg, Work::Move(transfer), obj.awake_if_active())
-        })
+        while_registered::<T::Driver, _>((*bo).base.dev, |reg| obj.ttm().submit(reg, request))
     }?;
     if !clear {
         obj.ttm().count_move();
@@ -196,9 +223,9 @@ unsafe fn move_object<T: TtmObject>(
         return Ok(());
     }
 
-    // VRAM is given to others at once, as all that is done to it is done by the engine, in order.
-    // SAFETY: The object is valid, has a resource, and `to` becomes its new one. The fence was made
-    // for this move, and TTM has made room for it.
+    // VRAM is given to others at once: the engine works in order, and other engines wait for the
+    // fence, which TTM keeps for that. SAFETY: The object is valid, has a resource, and `to`
+    // becomes its new one. The fence was made for this move, and TTM has made room for it.
     let ret = to_result(unsafe {
         bindings::ttm_bo_move_accel_cleanup(bo, fence.as_raw(), evict, true, to)
     });

@@ -35,6 +35,7 @@ use crate::{
             Device,
             OpCtx,
             Place,
+            Request,
             Side,
             Transfer,
             TtmObject,
@@ -302,7 +303,12 @@ impl<T: TtmObject> Held<'_, Object<T>> {
             return Err(EINVAL);
         }
 
-        let pages = Side::Pages(backup.tt);
+        // SAFETY: The object is valid, and the backup, which is one of it, has its pages.
+        let pages = unsafe {
+            self.obj
+                .ttm()
+                .side_of_pages((*self.obj.as_raw()).dev, backup.tt)
+        }?;
         // SAFETY: The object is in VRAM.
         let ranges = unsafe { VramResource::from_raw((*self.bo()).resource) }.ranges();
         let vram = Side::Vram(ranges.clone());
@@ -310,12 +316,23 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         // SAFETY: Both sides have the size of the object. The pages stay until the fence signals,
         // which is waited for.
         let transfer = unsafe { Transfer::new(Some(from), to, self.obj.size()) };
+        let mut after = KVec::new();
+        self.obj
+            .ttm()
+            .add_dependencies(&self.resv(), Usage::Bookkeep, &mut after)?;
+        // Nothing is lost if it fails: the other copy is still there.
+        let request = Request {
+            work: Work::Move(transfer),
+            awake: self.obj.awake_if_active(),
+            after,
+            from: None,
+            to: None,
+        };
 
         // SAFETY: The device of an object is valid and of `T::Driver`.
         let fence: ARef<Fence> = unsafe {
             while_registered::<T::Driver, _>((*self.obj.as_raw()).dev, |reg| {
-                self.ttm()
-                    .submit(reg, Work::Move(transfer), self.obj.awake_if_active())
+                self.ttm().submit(reg, request)
             })
         }?;
 

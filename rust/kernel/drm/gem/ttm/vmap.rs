@@ -2,7 +2,8 @@
 
 //! Objects that the kernel maps, for those who import their dma-buf.
 //!
-//! An object does not move while it is mapped.
+//! An object does not move while it is mapped. One that has lost its content, because a move of it
+//! failed, is not mapped: `EIO`.
 //!
 //! C header: [`include/linux/iosys-map.h`](srctree/include/linux/iosys-map.h)
 

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Engines that reach system memory by DMA, and several of them.
+
+use kernel::prelude::*;
+
+#[kunit_tests(vram_dma)]
+mod tests {
+    use crate::bench::{
+        fill,
+        frames,
+        holds,
+        move_of,
+        validate,
+        with_device,
+        Bo,
+        Card,
+        Mode,
+        Reached,
+        FAILED,
+        PAGE, //
+    };
+    use kernel::{
+        drm::{
+            self,
+            ttm::{
+                Place,
+                MAX_ENGINES, //
+            },
+            vram::{
+                Allocator,
+                Domain,
+                MemType, //
+            }, //
+        },
+        prelude::*,
+        time::{
+            delay::fsleep,
+            Delta, //
+        }, //
+    };
+
+    const PAGES: u64 = 37;
+
+    /// Checks that a job reaches these pages, in this order, in pieces as large as can be.
+    fn are(reached: &Reached, frames: &[u64]) -> Result<bool> {
+        let segments = &reached.segments;
+
+        check_eq!(
+            segments.iter().map(|(_, len)| len).sum::<u64>(),
+            PAGES * PAGE
+        );
+        check!(segments
+            .iter()
+            .all(|(addr, len)| *len > 0 && (addr | len) % PAGE == 0));
+        // Neighbours are one, up to the limit of a segment, which is some pages at least.
+        check!(!segments.windows(2).any(|pair| {
+            let ((addr, len), (next, next_len)) = (pair[0], pair[1]);
+
+            addr + len == next && len + next_len == 2 * PAGE
+        }));
+        Ok(*reached.frames == *frames)
+    }
+
+    /// Waits until so many bytes are mapped, as pages are freed by a worker.
+    fn mapped(card: &Card, bytes: u64) -> u64 {
+        for _ in 0..100 {
+            if card.ttm().dma_mapped() == bytes {
+                break;
+            }
+            fsleep(Delta::from_millis(10));
+        }
+        card.ttm().dma_mapped()
+    }
+
+    #[test]
+    fn engine_gets_the_addresses_of_the_pages() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0)?;
+            let object = card.object(PAGES, &[Place::TT], Domain::Either)?;
+            check_eq!(mapped(&card, PAGES * PAGE), PAGES * PAGE);
+            fill(&object, 1)?;
+
+            for _ in 0..2 {
+                let pages = frames(&object)?;
+                validate(&object, &[Place::VRAM])?;
+                check!(are(&card.control.reached(), &pages)?);
+                check!(holds(&object, Some(1))?);
+                // What is in VRAM has no pages.
+                check_eq!(mapped(&card, 0), 0);
+
+                validate(&object, &[Place::TT])?;
+                let reached = card.control.reached();
+                check!(holds(&object, Some(1))?);
+                check!(are(&reached, &frames(&object)?)?);
+                check_eq!(mapped(&card, PAGES * PAGE), PAGES * PAGE);
+            }
+
+            // Pages that may be swapped out are not mapped.
+            validate(&object, &[Place::SYSTEM])?;
+            check_eq!(object.reserve(false)?.mem_type(), Some(MemType::System));
+            check_eq!(card.ttm().dma_mapped(), 0);
+            validate(&object, &[Place::VRAM])?;
+            check!(holds(&object, Some(1))?);
+            check_eq!(mapped(&card, 0), 0);
+            validate(&object, &[Place::TT])?;
+            validate(&object, &[Place::SYSTEM])?;
+            validate(&object, &[Place::TT])?;
+            check_eq!(card.ttm().dma_mapped(), PAGES * PAGE);
+            check!(holds(&object, Some(1))?);
+
+            // Nor are those of an object that is freed.
+            drop(object);
+            check_eq!(mapped(&card, 0), 0);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn nothing_is_mapped_after_an_unplug() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0)?;
+            let drm = card.drm();
+            let object = card.object(PAGES, &[Place::TT], Domain::Either)?;
+            let moved = card.object(PAGES, &[Place::VRAM], Domain::Either)?;
+            fill(&object, 2)?;
+            fill(&moved, 3)?;
+
+            // One of them is on its way.
+            card.control.set(Mode::Keep);
+            validate(&moved, &[Place::TT])?;
+            check_eq!(drm.ttm.dma_mapped(), 2 * PAGES * PAGE);
+            drop(card);
+            check_eq!(drm.ttm.dma_mapped(), 0);
+
+            // The content is not in the mapping.
+            check_eq!(object.reserve(false)?.mem_type(), Some(MemType::Tt));
+            check!(holds(&object, Some(2))?);
+            validate(&object, &[Place::SYSTEM])?;
+            validate(&object, &[Place::TT])?;
+            check_eq!(drm.ttm.dma_mapped(), 0);
+            check!(holds(&object, Some(2))?);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn vram_that_a_stalled_engine_evicts_is_waited_for() -> Result {
+        with_device(|pdev| {
+            let card = Card::with_engines(pdev, 0, &[c"evictions", c"others"])?;
+            let size = card.ttm().vram_size();
+            let victim = card.object(size / PAGE, &[Place::VRAM], Domain::Either)?;
+            fill(&victim, 4)?;
+
+            // The first engine stalls, and the second one has to clear VRAM that it reads.
+            card.control.set(Mode::Keep);
+            let new = card.object(PAGES, &[Place::VRAM], Domain::Vram)?;
+            check_eq!(card.control.kept(), 1);
+            let (eviction, clearing) = (move_of(&victim)?, move_of(&new)?);
+            check!(eviction.context() != clearing.context());
+            fsleep(Delta::from_millis(30));
+            check_eq!(eviction.status(), None);
+            check_eq!(clearing.status(), None);
+            check_eq!(victim.reserve(false)?.mem_type(), Some(MemType::Tt));
+            check_eq!(new.reserve(false)?.mem_type(), Some(MemType::Vram));
+
+            // The CPU does the eviction, which the first engine fails to do.
+            card.control.set_again(true);
+            let job = card.control.take()?;
+            check_eq!(job.after().len(), 0);
+            card.control.set(Mode::Work);
+            drop(job);
+            check_eq!(eviction.status(), Some(Err(ECANCELED)));
+            clearing.wait(false)?;
+            check_eq!(holds(&victim, Some(4)), Err(EIO));
+            check!(holds(&new, None)?);
+
+            // The same with an eviction that is done.
+            drop((victim, new));
+            check_eq!(card.free(size), size);
+            let victim = card.object(size / PAGE, &[Place::VRAM], Domain::Either)?;
+            fill(&victim, 5)?;
+            card.control.set(Mode::Keep);
+            let new = card.object(PAGES, &[Place::VRAM], Domain::Vram)?;
+            let job = card.control.take()?;
+            card.control.set(Mode::Work);
+            fsleep(Delta::from_millis(30));
+            check_eq!(move_of(&new)?.status(), None);
+            job.finish(Err(FAILED));
+            check_eq!(card.ttm().done_again(), 1);
+            check!(holds(&victim, Some(5))?);
+            check!(holds(&new, None)?);
+
+            // And back: the second engine reads what the first one wrote.
+            drop(new);
+            validate(&victim, &[Place::VRAM])?;
+            check!(holds(&victim, Some(5))?);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn ninth_engine_is_refused() -> Result {
+        with_device(|pdev| {
+            let names = [c"engine"; MAX_ENGINES + 1];
+            let make = |names: &[&CStr]| -> Result {
+                let allocator = Allocator::new(0..PAGE)?;
+
+                KBox::pin_init(
+                    drm::ttm::Device::<Bo>::with_engines(allocator, names),
+                    GFP_KERNEL,
+                )?;
+                Ok(())
+            };
+
+            check_eq!(MAX_ENGINES, 8);
+            check_eq!(make(&[]), Err(EINVAL));
+            check_eq!(make(&names), Err(E2BIG));
+            check_eq!(make(&names[1..]), Ok(()));
+            check_eq!(Card::with_engines(pdev, 0, &names).err(), Some(E2BIG));
+            Ok(())
+        })
+    }
+}

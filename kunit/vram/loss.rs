@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What becomes of objects whose move fails, and of the VRAM that they have.
+
+use kernel::prelude::*;
+
+#[kunit_tests(vram_loss)]
+mod tests {
+    use crate::bench::{
+        export,
+        fill,
+        holds,
+        move_of,
+        validate,
+        with_device,
+        Bo,
+        Card,
+        Mode,
+        Object,
+        BAR,
+        FAILED,
+        PAGE, //
+    };
+    use kernel::{
+        dma::DataDirection,
+        dma_buf::{
+            fence::Fence,
+            importer::Invalidated,
+            vmap::VMap,
+            Attachment,
+            Importer, //
+        },
+        drm::{
+            gem::{
+                peer::{
+                    attachments,
+                    Outcome,
+                    Path, //
+                },
+                ttm::{
+                    copy,
+                    Part, //
+                },
+                BaseObject, //
+            },
+            ttm::Place,
+            vram::{
+                Domain,
+                MemType, //
+            }, //
+        },
+        prelude::*,
+        sync::aref::ARef,
+        time::{
+            delay::fsleep,
+            Delta, //
+        }, //
+    };
+
+    const PAGES: u64 = 5;
+
+    const DIR: DataDirection = DataDirection::Bidirectional;
+
+    /// A peer that lets go of what moves.
+    struct Prompt;
+
+    #[vtable]
+    impl Importer for Prompt {
+        const PEER2PEER: bool = true;
+
+        fn invalidate(&self, at: &mut Invalidated<'_>) {
+            at.unmap();
+        }
+    }
+
+    /// The ways in which a job is not done.
+    const FAILURES: [(Mode, Error); 2] = [(Mode::Fail, FAILED), (Mode::Drop, ECANCELED)];
+
+    fn place_of(object: &Object) -> Result<Option<MemType>> {
+        Ok(object.reserve(false)?.mem_type())
+    }
+
+    /// Returns how much is in quarantine, once everything is freed that waits for it: at most a
+    /// second, if that is not `expected`.
+    fn quarantined(card: &Card, expected: u64) -> u64 {
+        let vram = card.ttm().allocator();
+
+        for _ in 0..100 {
+            if vram.quarantined() == expected {
+                break;
+            }
+            fsleep(Delta::from_millis(10));
+        }
+        vram.quarantined()
+    }
+
+    /// Starts to copy the first page of an object to another.
+    fn start_copy(card: &Card, from: &Object, to: &Object) -> Result<ARef<Fence>> {
+        let [from, to] = [from, to].map(|object| Part { object, offset: 0 });
+
+        card.registered(|dev| copy(dev, &from, &to, PAGE))
+    }
+
+    /// The same, and waits for it.
+    fn copy_page(card: &Card, from: &Object, to: &Object) -> Result {
+        let fence = start_copy(card, from, to)?;
+
+        fence.wait(false)?;
+        fence.status().unwrap_or(Ok(()))
+    }
+
+    /// Checks that an object that has lost its content cannot be used.
+    fn is_lost(card: &Card, object: &Object) -> Result {
+        check_eq!(holds(object, None), Err(EIO));
+        check_eq!(object.reserve(false)?.pin().err(), Some(EIO));
+        check_eq!(card.ttm().pinned(), 0);
+
+        let other = card.object(1, &[Place::TT], Domain::Either)?;
+        fill(&other, 9)?;
+        check_eq!(copy_page(card, object, &other), Err(EIO));
+        check_eq!(copy_page(card, &other, object), Err(EIO));
+        check!(holds(&other, Some(9))?);
+        Ok(())
+    }
+
+    #[test]
+    fn failed_move_to_system_memory_loses_the_object() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0)?;
+            let size = card.ttm().vram_size();
+
+            for (count, (mode, error)) in FAILURES.into_iter().enumerate() {
+                let object = card.object(PAGES, &[Place::VRAM], Domain::Either)?;
+                fill(&object, 4)?;
+
+                card.control.set(mode);
+                validate(&object, &[Place::TT])?;
+                card.control.set(Mode::Work);
+                check_eq!(move_of(&object)?.status(), Some(Err(error)));
+                check_eq!(place_of(&object)?, Some(MemType::Tt));
+                is_lost(&card, &object)?;
+                check_eq!(card.ttm().losses(), count as u64 + 1);
+
+                // A move brings nothing back, and the loss is told once.
+                validate(&object, &[Place::VRAM])?;
+                check_eq!(move_of(&object)?.wait(false), Ok(()));
+                check_eq!(move_of(&object)?.status(), Some(Err(EIO)));
+                is_lost(&card, &object)?;
+                check_eq!(card.ttm().losses(), count as u64 + 1);
+                drop(object);
+
+                // That move has not filled VRAM.
+                check_eq!(card.free(size - PAGES * PAGE), size - PAGES * PAGE);
+                check_eq!(quarantined(&card, PAGES * PAGE), PAGES * PAGE);
+                card.ttm().allocator().end_quarantine();
+                check_eq!(card.free(size), size);
+            }
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn next_owner_of_vram_that_was_not_filled_reads_zeroes() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0)?;
+            let size = card.ttm().vram_size();
+
+            // What others left there.
+            let old = card.object(size / PAGE, &[Place::VRAM], Domain::Vram)?;
+            fill(&old, 5)?;
+            drop(old);
+            check_eq!(card.free(size), size);
+
+            for (mode, error) in FAILURES {
+                let object = card.object(PAGES, &[Place::TT], Domain::Either)?;
+                fill(&object, 6)?;
+
+                card.control.set(mode);
+                validate(&object, &[Place::VRAM])?;
+                check_eq!(move_of(&object)?.status(), Some(Err(error)));
+                check_eq!(place_of(&object)?, Some(MemType::Vram));
+                // So does the clearing of a new object.
+                let new = card.object(PAGES, &[Place::VRAM], Domain::Vram)?;
+                check_eq!(move_of(&new)?.status(), Some(Err(error)));
+                card.control.set(Mode::Work);
+                is_lost(&card, &object)?;
+                is_lost(&card, &new)?;
+
+                // It is exported, but mapped neither by the kernel nor by a peer.
+                let buf = export(&new)?;
+                check_eq!(VMap::new(buf.clone()).err(), Some(EIO));
+                let at = Attachment::new(buf, pdev.as_ref(), Prompt)?;
+                check_eq!(
+                    attachments::<Bo>(&new)?[0].outcome,
+                    Outcome::peer(Path::PeerBus)
+                );
+                check_eq!(at.with(|at| at.map(DIR).map(|_| ())), Err(EIO));
+                drop(at);
+
+                // That VRAM is not given out before the device was reset.
+                drop((object, new));
+                let left = size - 2 * PAGES * PAGE;
+                check_eq!(quarantined(&card, size - left), size - left);
+                check_eq!(card.free(left), left);
+                let rest = card.object(left / PAGE, &[Place::VRAM], Domain::Vram)?;
+                check!(holds(&rest, None)?);
+                check_eq!(
+                    card.object(1, &[Place::VRAM], Domain::Vram).err(),
+                    Some(ENOSPC)
+                );
+                fill(&rest, 5)?;
+                drop(rest);
+                card.ttm().allocator().end_quarantine();
+                check_eq!(card.ttm().allocator().quarantined(), 0);
+                check_eq!(card.free(size), size);
+            }
+
+            let all = card.object(size / PAGE, &[Place::VRAM], Domain::Vram)?;
+            check!(holds(&all, None)?);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn copy_of_what_is_lost_meanwhile_is_lost() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0)?;
+            let object = card.object(PAGES, &[Place::TT], Domain::Either)?;
+            let other = card.object(PAGES, &[Place::TT], Domain::Either)?;
+            fill(&object, 1)?;
+            fill(&other, 2)?;
+
+            // The copy is asked for while the move is under way.
+            card.control.set(Mode::Keep);
+            validate(&object, &[Place::VRAM])?;
+            let fence = start_copy(&card, &object, &other)?;
+            let (first, second) = (card.control.take()?, card.control.take()?);
+            card.control.set(Mode::Work);
+            check!(!second.is_void());
+            first.finish(Err(FAILED));
+
+            // An engine that does it all the same has copied what VRAM had.
+            check!(second.is_void());
+            second.finish(Ok(()));
+            check_eq!(fence.status(), Some(Err(EIO)));
+            check_eq!(card.ttm().losses(), 2);
+            is_lost(&card, &object)?;
+            is_lost(&card, &other)?;
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn cpu_does_again_what_an_engine_fails_to_do() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0)?;
+            let size = card.ttm().vram_size();
+            card.control.set_again(true);
+
+            for (count, (mode, _)) in FAILURES.into_iter().enumerate() {
+                let object = card.object(PAGES, &[Place::TT], Domain::Either)?;
+                fill(&object, 7)?;
+
+                card.control.set(mode);
+                for place in [Place::VRAM, Place::TT, Place::VRAM] {
+                    validate(&object, &[place])?;
+                    check_eq!(move_of(&object)?.status(), Some(Ok(())));
+                    check!(holds(&object, Some(7))?);
+                }
+                let new = card.object(PAGES, &[Place::VRAM], Domain::Vram)?;
+                check!(holds(&new, None)?);
+                fill(&new, 8)?;
+                card.control.set(Mode::Work);
+
+                check_eq!(card.ttm().done_again(), 4 * (count as u64 + 1));
+                check_eq!(card.ttm().losses(), 0);
+                drop((object, new));
+                check_eq!(card.free(size), size);
+            }
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn cpu_does_not_do_what_it_does_not_see() -> Result {
+        with_device(|pdev| {
+            let visible = pdev.resource_len(BAR)?;
+            let card = Card::new(pdev, visible)?;
+            card.control.set_again(true);
+
+            card.control.set(Mode::Fail);
+            let object = card.object(PAGES, &[Place::VRAM.top_down()], Domain::Either)?;
+            card.control.set(Mode::Work);
+            check_eq!(move_of(&object)?.status(), Some(Err(FAILED)));
+            check_eq!(card.ttm().losses(), 1);
+            check_eq!(card.ttm().done_again(), 0);
+            drop(object);
+            check_eq!(
+                card.free(2 * visible - PAGES * PAGE),
+                2 * visible - PAGES * PAGE
+            );
+
+            // Nor what it does not see any more, because the driver is gone.
+            let object = card.object(PAGES, &[Place::VRAM.below(visible)], Domain::Either)?;
+            fill(&object, 1)?;
+            card.control.set(Mode::Keep);
+            validate(&object, &[Place::TT])?;
+            let fence = move_of(&object)?;
+            let job = card.control.take()?;
+            drop(card);
+            job.finish(Err(FAILED));
+            check_eq!(fence.status(), Some(Err(FAILED)));
+            check_eq!(object.size() as u64, PAGES * PAGE);
+            Ok(())
+        })
+    }
+}

@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! The DMA addresses of system memory, for engines that reach it by DMA.
+//!
+//! The pages of an object are mapped on their way to [`Place::TT`](super::Place::TT), all of them
+//! as one scatter table whose neighbours are merged, and unmapped on their way to
+//! [`Place::SYSTEM`](super::Place::SYSTEM), before TTM frees them, and when the DRM device is
+//! unplugged. The content stays in the pages. What another device exports is mapped by its
+//! exporter, and not here.
+//!
+//! The mappings are made without synchronization for the CPU, as those of xe are: the device must
+//! be coherent, and reach all system memory. [`check_device`] sees to the latter.
+//!
+//! # Locking
+//!
+//! The mutex guards the list, and is held while something is unmapped, so that an unplug waits for
+//! that. It is taken with the reservation of an object held, or by a worker that frees memory.
+//! Nothing is allocated while it is held.
+//!
+//! C header: [`include/linux/dma-mapping.h`](srctree/include/linux/dma-mapping.h)
+
+use crate::{
+    bindings,
+    device,
+    dma::DmaAddress,
+    error::to_result,
+    new_mutex,
+    page::{
+        PAGE_MASK,
+        PAGE_SHIFT, //
+    },
+    prelude::*,
+    rbtree::{
+        RBTree,
+        RBTreeNodeReservation, //
+    },
+    sync::{
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
+        Arc,
+        Mutex,
+        UniqueArc, //
+    },
+    types::Opaque, //
+};
+use core::{
+    iter,
+    marker::PhantomData,
+    ptr::NonNull, //
+};
+
+const BOTH_WAYS: bindings::dma_data_direction = bindings::dma_data_direction::DMA_BIDIRECTIONAL;
+const ATTRS: usize = bindings::DMA_ATTR_SKIP_CPU_SYNC as usize;
+
+/// Checks that a device reaches system memory without bounce buffers.
+///
+/// # Errors
+///
+/// `EOPNOTSUPP` if it does not.
+pub(super) fn check_device(dev: &device::Device<device::Bound>) -> Result {
+    // SAFETY: The device is valid and bound.
+    if unsafe { bindings::dma_max_mapping_size(dev.as_raw()) } == usize::MAX {
+        Ok(())
+    } else {
+        Err(EOPNOTSUPP)
+    }
+}
+
+/// The scatter table of the pages of a `struct ttm_tt`.
+///
+/// # Invariants
+///
+/// `sgt` is an initialized table, which was mapped and does not change any more.
+pub(crate) struct Table {
+    sgt: Opaque<bindings::sg_table>,
+    len: u64,
+}
+
+// SAFETY: The table does not change, and may be freed by any task.
+unsafe impl Send for Table {}
+
+// SAFETY: As for `Send`.
+unsafe impl Sync for Table {}
+
+impl Table {
+    /// Maps all pages.
+    ///
+    /// # Safety
+    ///
+    /// - `dev` must be bound, and `tt` have all of its pages.
+    /// - [`Self::unmap`] must be called once, while both hold.
+    // Not inlined into modules, which cannot call the functions.
+    #[inline(never)]
+    unsafe fn new(dev: &device::Device, tt: NonNull<bindings::ttm_tt>) -> Result<Arc<Self>> {
+        // SAFETY: As promised by the caller.
+        let (pages, count) = unsafe { ((*tt.as_ptr()).pages, (*tt.as_ptr()).num_pages) };
+        // CAST: Objects are below 16 TiB.
+        let len = u64::from(count) << PAGE_SHIFT;
+        let memory = UniqueArc::<Self>::new_uninit(GFP_KERNEL)?;
+        let sgt = Opaque::<bindings::sg_table>::zeroed();
+
+        // SAFETY: The table is zeroed, the array has so many pages and is not written to, and the
+        // device is valid. On failure nothing is left.
+        to_result(unsafe {
+            bindings::sg_alloc_table_from_pages_segment(
+                sgt.get(),
+                pages,
+                count,
+                0,
+                len as usize,
+                bindings::dma_get_max_seg_size(dev.as_raw()) & PAGE_MASK as u32,
+                bindings::GFP_KERNEL,
+            )
+        })?;
+        // SAFETY: The table was just made, and the device is bound.
+        to_result(unsafe { bindings::dma_map_sgtable(dev.as_raw(), sgt.get(), BOTH_WAYS, ATTRS) })
+            .inspect_err(|_| {
+                // SAFETY: The table is not mapped.
+                unsafe { bindings::sg_free_table(sgt.get()) }
+            })?;
+
+        // INVARIANT: Mapped above. The table may be moved: nothing points to it.
+        Ok(memory.write(Self { sgt, len }).into())
+    }
+
+    /// Ends the mapping.
+    ///
+    /// # Safety
+    ///
+    /// To be called once, with the device that it was made with, which is bound. The addresses must
+    /// not be used any more.
+    #[inline(never)]
+    unsafe fn unmap(&self, dev: &device::Device) {
+        // SAFETY: As promised by the caller; by the type invariant the table was mapped.
+        unsafe {
+            bindings::dma_unmap_sgtable(dev.as_raw(), self.sgt.get(), BOTH_WAYS, ATTRS);
+        }
+    }
+
+    fn segments(&self) -> Segments<'_> {
+        // SAFETY: By the type invariant the table is initialized, and does not change.
+        let (sg, left) = unsafe { ((*self.sgt.get()).sgl, (*self.sgt.get()).nents) };
+
+        Segments {
+            sg,
+            left,
+            _p: PhantomData,
+        }
+    }
+}
+
+impl Drop for Table {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariant the table is initialized; it is not mapped any more.
+        unsafe { bindings::sg_free_table(self.sgt.get()) };
+    }
+}
+
+/// An iterator over the DMA addresses of system memory in the order of the object: where a piece
+/// begins, and its length in bytes.
+///
+/// # Invariants
+///
+/// `sg` is an entry of a mapped table that is valid for `'a`, with `left - 1` more after it, unless
+/// `left` is 0.
+pub struct Segments<'a> {
+    sg: *mut bindings::scatterlist,
+    left: u32,
+    _p: PhantomData<&'a Table>,
+}
+
+impl<'a> Segments<'a> {
+    pub(super) fn of(table: &'a Table) -> Self {
+        table.segments()
+    }
+}
+
+impl Iterator for Segments<'_> {
+    type Item = (DmaAddress, u64);
+
+    #[inline(never)]
+    fn next(&mut self) -> Option<Self::Item> {
+        self.left = self.left.checked_sub(1)?;
+        // INVARIANT: The next one is there unless `left` is 0 now.
+        // SAFETY: By the type invariant.
+        unsafe {
+            let segment = (
+                bindings::sg_dma_address(self.sg),
+                u64::from(bindings::sg_dma_len(self.sg)),
+            );
+
+            self.sg = bindings::sg_next(self.sg);
+            Some(segment)
+        }
+    }
+}
+
+type List = RBTree<usize, Arc<Table>>;
+
+/// The tables of a device, by the address of the `struct ttm_tt`.
+pub(super) struct Tables {
+    list: Pin<KBox<Mutex<List>>>,
+    mapped: Atomic<u64>,
+}
+
+impl Tables {
+    // Not inlined, so that the lock class and its name stay in the kernel crate.
+    #[inline(never)]
+    pub(super) fn new() -> Result<Self> {
+        Ok(Self {
+            list: KBox::pin_init(new_mutex!(RBTree::new(), "drm::ttm::Tables"), GFP_KERNEL)?,
+            mapped: Atomic::new(0),
+        })
+    }
+
+    /// Returns how many bytes are mapped.
+    pub(super) fn mapped(&self) -> u64 {
+        self.mapped.load(Relaxed)
+    }
+
+    /// Returns the table of `tt`, [`None`] if that is not mapped.
+    pub(super) fn get(&self, tt: NonNull<bindings::ttm_tt>) -> Option<Arc<Table>> {
+        self.list.lock().get(&tt.addr().get()).cloned()
+    }
+
+    /// Maps the pages of `tt`, unless that was done.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM` if memory runs out, and what `dma_map_sgtable()` returns.
+    ///
+    /// # Safety
+    ///
+    /// - `dev` must be bound, and [`Self::unmap_all`] be called before it is unbound, but after
+    ///   this function has returned.
+    /// - `tt` must have all of its pages until [`Self::unmap`] is called.
+    /// - The reservation of the object that has it must be held.
+    pub(super) unsafe fn map(&self, dev: &device::Device, tt: NonNull<bindings::ttm_tt>) -> Result {
+        if self.get(tt).is_some() {
+            return Ok(());
+        }
+
+        let room = RBTreeNodeReservation::new(GFP_KERNEL)?;
+        // SAFETY: As promised by the caller. What is on the list is unmapped when it leaves it.
+        let table = unsafe { Table::new(dev, tt) }?;
+        self.mapped.fetch_add(table.len, Relaxed);
+        // No other task maps it, as the reservation is held.
+        self.list
+            .lock()
+            .insert(room.into_node(tt.addr().get(), table));
+        Ok(())
+    }
+
+    /// Ends the mapping of `tt`, if it is mapped.
+    ///
+    /// # Safety
+    ///
+    /// No job that uses it may be left. `dev` must be the device that it was mapped for.
+    pub(super) unsafe fn unmap(&self, dev: &device::Device, tt: NonNull<bindings::ttm_tt>) {
+        let mut list = self.list.lock();
+
+        if let Some(table) = list.remove(&tt.addr().get()) {
+            self.mapped.fetch_sub(table.len, Relaxed);
+            // SAFETY: As promised by the caller. It was on the list, so that the device is bound:
+            // `unmap_all` waits for the lock.
+            unsafe { table.unmap(dev) };
+        }
+    }
+
+    /// Ends all mappings.
+    ///
+    /// # Safety
+    ///
+    /// No job may be left. `dev` must be the device that they were made for.
+    pub(super) unsafe fn unmap_all(&self, dev: &device::Device) {
+        let mut list = self.list.lock();
+
+        let all = iter::from_fn(|| Some(list.cursor_front_mut()?.remove_current().1));
+        for (_, table) in all.map(|node| node.to_key_value()) {
+            self.mapped.fetch_sub(table.len, Relaxed);
+            // SAFETY: As promised by the caller; it was on the list.
+            unsafe { table.unmap(dev) };
+        }
+    }
+}

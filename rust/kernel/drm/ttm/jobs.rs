@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! What the memory of a device keeps for its engines, and how it makes their jobs.
+//!
+//! See [`engine`](super::engine), [`dma`](super::dma) and [`loss`](super::loss).
+
+use super::{
+    device::Device,
+    dma::{
+        self,
+        Tables, //
+    },
+    engine::{
+        Engine,
+        Moves,
+        Request, //
+    },
+    loss::{
+        Loss,
+        Losses, //
+    },
+    transfer::Side,
+    TtmObject, //
+};
+use crate::{
+    bindings,
+    device,
+    dma_buf::fence::Fence,
+    dma_resv::{
+        LockedResv,
+        Usage, //
+    },
+    drm::{
+        self,
+        devres::while_registered, //
+    },
+    pm,
+    prelude::*,
+    sync::{
+        aref::ARef,
+        atomic::Relaxed,
+        Arc, //
+    }, //
+};
+use core::ptr::NonNull;
+
+/// What a device has for jobs.
+pub(super) struct Jobs {
+    moves: Moves,
+    losses: Arc<Losses>,
+    tables: Tables,
+}
+
+impl Jobs {
+    pub(super) fn new(names: &[&CStr]) -> Result<Self> {
+        Ok(Self {
+            moves: Moves::new(names)?,
+            losses: Losses::new()?,
+            tables: Tables::new()?,
+        })
+    }
+}
+
+impl<T: TtmObject> Device<T> {
+    const DMA: bool = <T::Engine<'static> as Engine>::DMA;
+
+    /// Checks that the engines can work for `dev`, whose memory VRAM is.
+    pub(super) fn setup_jobs(&self, dev: &device::Device<device::Bound>) -> Result {
+        if Self::DMA {
+            dma::check_device(dev)?;
+        }
+        self.jobs.losses.set_device(dev);
+        Ok(())
+    }
+
+    /// Makes a job and gives it to an engine of the driver.
+    ///
+    /// # Errors
+    ///
+    /// - `EAGAIN` if the device is not kept awake, unless it is about to be suspended, or being
+    ///   resumed.
+    /// - `EINVAL` if the driver chooses an engine that there is not.
+    /// - What the engine says. `ENOMEM` if memory runs out.
+    pub(crate) fn submit<'a>(
+        &self,
+        reg: &'a <T::Driver as drm::Driver>::RegistrationData<'a>,
+        request: Request,
+    ) -> Result<ARef<Fence>> {
+        // Without `awake` it is an object that importers have, which leaves VRAM: the driver cannot
+        // suspend the device before it has taken the reservation, and seen that the object has
+        // left.
+        if request.awake.is_none()
+            && !self.in_transition.load(Relaxed)
+            && !pm::is_suspending(self.owner())
+        {
+            return Err(EAGAIN);
+        }
+
+        let index = T::choose(reg, &request.work);
+        if index >= self.jobs.moves.engines() {
+            return Err(EINVAL);
+        }
+        self.jobs
+            .moves
+            .submit(index, &T::engine(reg, index), request)
+    }
+
+    /// Tells whether work of `usage` on an object is under way that is not done by an engine of
+    /// this device.
+    pub(crate) fn is_used_by_others(&self, resv: &LockedResv<'_>, usage: Usage) -> bool {
+        resv.fences(usage)
+            .any(|fence| !self.jobs.moves.has(fence) && !fence.is_signaled())
+    }
+
+    /// Waits for the work that [`Self::is_used_by_others`] tells of.
+    ///
+    /// # Errors
+    ///
+    /// `ERESTARTSYS` if a signal arrived.
+    pub(crate) fn wait_for_others(&self, resv: &LockedResv<'_>, usage: Usage) -> Result {
+        if self.is_used_by_others(resv, usage) {
+            resv.resv().wait(usage, true)?;
+        }
+        Ok(())
+    }
+
+    /// Adds to `after` the work of `usage` on an object that engines of this device have to do yet.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM` if memory runs out.
+    pub(crate) fn add_dependencies(
+        &self,
+        resv: &LockedResv<'_>,
+        usage: Usage,
+        after: &mut KVec<ARef<Fence>>,
+    ) -> Result {
+        self.jobs.moves.add_dependencies(resv, usage, after)
+    }
+
+    /// Makes what tells of the content of a new object, which gets its number by that.
+    pub(crate) fn new_loss(&self) -> Result<Arc<Loss>> {
+        Loss::new(self.number(), self.jobs.losses.clone())
+    }
+
+    /// Returns how many objects have lost their content because a move failed.
+    pub fn losses(&self) -> u64 {
+        self.jobs.losses.objects()
+    }
+
+    /// Returns how many jobs the CPU did because an engine had failed.
+    pub fn done_again(&self) -> u64 {
+        self.jobs.losses.again()
+    }
+
+    /// Returns how many bytes of system memory are mapped for the engines.
+    pub fn dma_mapped(&self) -> u64 {
+        self.jobs.tables.mapped()
+    }
+
+    /// Maps the pages of `tt` for the engines, if they do DMA and the DRM device is registered.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM` if memory runs out, and what `dma_map_sgtable()` returns.
+    ///
+    /// # Safety
+    ///
+    /// `tt` must be that of an object of this device whose reservation is held, or of a backup of
+    /// one, and have all of its pages until `unpopulate_callback` is called.
+    pub(crate) unsafe fn map_pages(
+        &self,
+        drm: *mut bindings::drm_device,
+        tt: NonNull<bindings::ttm_tt>,
+    ) -> Result {
+        if !Self::DMA {
+            return Ok(());
+        }
+
+        // SAFETY: The device is that of an object, hence valid and of `T::Driver`. It is bound
+        // until an unplug, which waits for this, and calls `unmap_all()` then. The rest is as
+        // promised by the caller.
+        let ret = unsafe {
+            while_registered::<T::Driver, _>(drm, |_| self.jobs.tables.map(self.owner(), tt))
+        };
+        match ret {
+            // There is no engine.
+            Err(e) if e == ENODEV => Ok(()),
+            ret => ret,
+        }
+    }
+
+    /// Ends what [`Self::map_pages`] did.
+    ///
+    /// # Safety
+    ///
+    /// No job that uses the pages may be left.
+    pub(crate) unsafe fn unmap_pages(&self, tt: NonNull<bindings::ttm_tt>) {
+        if Self::DMA {
+            // SAFETY: As promised by the caller; all was mapped for this device.
+            unsafe { self.jobs.tables.unmap(self.owner(), tt) };
+        }
+    }
+
+    /// Ends all mappings for the engines.
+    ///
+    /// # Safety
+    ///
+    /// No job may be left.
+    pub(super) unsafe fn unmap_all(&self) {
+        if Self::DMA {
+            // SAFETY: As promised by the caller; all was mapped for this device.
+            unsafe { self.jobs.tables.unmap_all(self.owner()) };
+        }
+    }
+
+    /// Returns pages as one side of a job, after mapping them if the engines do DMA.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` if the DRM device is not registered, and those of [`Self::map_pages`].
+    ///
+    /// # Safety
+    ///
+    /// Those of [`Self::map_pages`].
+    pub(crate) unsafe fn side_of_pages(
+        &self,
+        drm: *mut bindings::drm_device,
+        tt: NonNull<bindings::ttm_tt>,
+    ) -> Result<Side> {
+        if !Self::DMA {
+            return Ok(Side::Pages(tt, None));
+        }
+
+        // SAFETY: As promised by the caller.
+        unsafe { self.map_pages(drm, tt) }?;
+        let table = self.jobs.tables.get(tt).ok_or(ENODEV)?;
+        Ok(Side::Pages(tt, Some(table)))
+    }
+}
+
+/// Frees pages, which TTM is about to do, after ending their mapping.
+///
+/// # Safety
+///
+/// Called by TTM with the device of a [`Device<T>`], and a `tt` that is not used any more.
+pub(super) unsafe extern "C" fn unpopulate_callback<T: TtmObject>(
+    bdev: *mut bindings::ttm_device,
+    tt: *mut bindings::ttm_tt,
+) {
+    // SAFETY: As promised by TTM, which frees pages when the fences of all jobs have signalled.
+    unsafe {
+        if let Some(tt) = NonNull::new(tt) {
+            Device::<T>::from_raw(bdev).unmap_pages(tt);
+        }
+        free_pages(bdev, tt);
+    }
+}
+
+/// Frees pages as TTM does by default.
+///
+/// # Safety
+///
+/// Those of [`unpopulate_callback`].
+// Not inlined into modules, which cannot call the function.
+#[inline(never)]
+unsafe fn free_pages(bdev: *mut bindings::ttm_device, tt: *mut bindings::ttm_tt) {
+    // SAFETY: As promised by the caller.
+    unsafe { bindings::ttm_pool_free(&raw mut (*bdev).pool, tt) };
+}

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! Objects whose content was lost, because a move of it failed.
+//!
+//! A move is not waited for by the task that causes it, so its error is told to the next user of
+//! the object: each use waits for the fences of the moves and then asks [`Loss`], which was told
+//! before the fence signalled. The fence alone would not do, as a reservation keeps the latest of
+//! an engine only.
+//!
+//! An object that has lost its content stays so until it is freed. It can be moved, which brings
+//! nothing back.
+//!
+//! # Locking
+//!
+//! There is no lock: all of it is atomic. [`Loss::lose`] may be called in any context.
+
+use crate::{
+    device,
+    prelude::*,
+    sync::{
+        aref::ARef,
+        atomic::{
+            Acquire,
+            Atomic,
+            Relaxed,
+            Release, //
+        },
+        Arc,
+        SetOnce, //
+    }, //
+};
+
+/// The losses of a device.
+pub(crate) struct Losses {
+    /// The device that is named in the log.
+    dev: SetOnce<ARef<device::Device>>,
+    objects: Atomic<u64>,
+    again: Atomic<u64>,
+}
+
+impl Losses {
+    pub(super) fn new() -> Result<Arc<Self>> {
+        Ok(Arc::new(
+            Self {
+                dev: SetOnce::new(),
+                objects: Atomic::new(0),
+                again: Atomic::new(0),
+            },
+            GFP_KERNEL,
+        )?)
+    }
+
+    /// Says which device it is.
+    pub(super) fn set_device(&self, dev: &device::Device) {
+        self.dev.populate(dev.into());
+    }
+
+    /// Returns how many objects have lost their content.
+    pub(super) fn objects(&self) -> u64 {
+        self.objects.load(Relaxed)
+    }
+
+    /// Returns how many jobs the CPU did that an engine had failed to do.
+    pub(super) fn again(&self) -> u64 {
+        self.again.load(Relaxed)
+    }
+}
+
+/// Whether an object has lost its content. Jobs share it with the object.
+pub(crate) struct Loss {
+    id: u64,
+    is_lost: Atomic<bool>,
+    all: Arc<Losses>,
+}
+
+impl Loss {
+    /// Makes that of the object with the number `id`, which has its content.
+    pub(super) fn new(id: u64, all: Arc<Losses>) -> Result<Arc<Self>> {
+        Ok(Arc::new(
+            Self {
+                id,
+                is_lost: Atomic::new(false),
+                all,
+            },
+            GFP_KERNEL,
+        )?)
+    }
+
+    /// Returns the number of the object.
+    #[inline]
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Tells whether the content is lost. Of moves that are under way it tells nothing.
+    #[inline]
+    pub(crate) fn is_lost(&self) -> bool {
+        self.is_lost.load(Acquire)
+    }
+
+    /// Takes note that a move failed. The first one of an object is logged and counted.
+    pub(super) fn lose(&self, error: Error) {
+        if self.is_lost.xchg(true, Release) {
+            return;
+        }
+
+        self.all.objects.fetch_add(1, Relaxed);
+        let Some(dev) = self.all.dev.as_ref() else {
+            return;
+        };
+        if error == ENODEV {
+            // The loss of the device was told, and is not that of one object.
+            dev_info!(dev, "object {} is lost with the device\n", self.id);
+        } else {
+            dev_err!(
+                dev,
+                "object {} has lost its content, a move failed: {:?}\n",
+                self.id,
+                error
+            );
+        }
+    }
+
+    /// Counts a job that the CPU did again.
+    pub(super) fn note_again(&self) {
+        self.all.again.fetch_add(1, Relaxed);
+    }
+}
