@@ -418,6 +418,29 @@ fn evict() -> Outcome {
     placed(&pinned, SYSTEM)
 }
 
+/// Moves that are done lose nothing, and the CPU, which is the engine, needs no DMA addresses.
+fn jobs() -> Outcome {
+    let scene = Scene::open()?;
+    let debugfs = DebugFs::open(&scene.gpu)?;
+    let (a, _) = patterns();
+    let object = scene.drm.create_flags(2 * PAGE64, EITHER)?;
+    let id = object.info()?.id;
+    object.map()?.fill(a);
+    for (name, place) in [("system", SYSTEM), ("vram", VRAM)] {
+        debugfs.write("move", &format!("{id} {name}"))?;
+        placed(&object, place)?;
+        if let Err(mismatch) = object.map()?.verify(a) {
+            return Err(Stop::fail(format_args!("moved to {name}: {mismatch}")));
+        }
+        check_eq!(
+            debugfs.read("jobs")?,
+            "lost: 0\ndone again: 0\nquarantined: 0\nmapped: 0\n",
+            "the jobs"
+        );
+    }
+    Ok(())
+}
+
 /// The quota changes at run time: what is pinned stays, the next one is refused, and counted.
 fn pin_limit() -> Outcome {
     let scene = Scene::with_route()?;
@@ -732,6 +755,7 @@ igt_main! {
     "forced-move", "a peer is told of a forced move and finds the bytes", forced_move;
     "strict", "what is no command is an error", strict;
     "evict", "all that may leave VRAM does, and nothing else", evict;
+    "jobs", "moves lose nothing, and the CPU needs no DMA addresses", jobs;
     "pin-limit", "the quota changes at run time", pin_limit;
     "counters", "fallbacks and refusals are counted by their reason", counters;
     "storm", "forced moves under peers, the CPU and new objects", storm;
