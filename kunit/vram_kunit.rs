@@ -58,6 +58,8 @@ mod engine;
 mod export;
 #[path = "vram/fence.rs"]
 mod fence;
+#[path = "vram/fixed.rs"]
+mod fixed;
 #[path = "vram/importer.rs"]
 mod importer;
 #[path = "vram/lend.rs"]
@@ -66,6 +68,8 @@ mod lend;
 mod loss;
 #[path = "vram/lru.rs"]
 mod lru;
+#[path = "vram/mappings.rs"]
+mod mappings;
 #[path = "vram/memory.rs"]
 mod memory;
 #[path = "vram/pages.rs"]

@@ -21,12 +21,18 @@ use kernel::{
         devres::RegistrationInit,
         gem::{
             self,
+            mappings::{
+                mapping_hooks,
+                Address, //
+            },
             peer::{
                 self,
                 PeerObject, //
             },
             BaseObject,
-            IntoGEMObject, //
+            Held,
+            IntoGEMObject,
+            Mappings, //
         },
         ttm::{
             CpuEngine,
@@ -185,6 +191,47 @@ pub(crate) struct Reached {
     pub(crate) frames: KVec<u64>,
 }
 
+/// What happens when an object moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// An importer was told.
+    Invalidated,
+    /// The driver was: [`Mappings::evicted`].
+    Evicted,
+    /// What used the object is done.
+    Done,
+    /// The driver was told again: [`Mappings::zap`].
+    Zapped,
+    /// The engine got the job.
+    Queued,
+}
+
+/// An entry of the page table.
+#[derive(Clone, Copy)]
+pub(crate) struct Entry {
+    pub(crate) object: u64,
+    pub(crate) at: u64,
+    pub(crate) address: Address,
+}
+
+/// The page table of the device, and what happened to objects, in its order.
+struct Record {
+    steps: KVec<Step>,
+    entries: KVec<Entry>,
+}
+
+impl Record {
+    /// How many steps, and entries, there may be: the calls of [`Mappings`] do not allocate.
+    const CAPACITY: usize = 64;
+
+    fn new() -> Result<Self> {
+        Ok(Self {
+            steps: KVec::with_capacity(Self::CAPACITY, GFP_KERNEL)?,
+            entries: KVec::with_capacity(Self::CAPACITY, GFP_KERNEL)?,
+        })
+    }
+}
+
 /// By which a test tells the engine what to do.
 #[pin_data]
 pub(crate) struct Control {
@@ -197,9 +244,70 @@ pub(crate) struct Control {
     reached: Mutex<Reached>,
     /// What an engine failed to do is done by the CPU.
     again: Atomic<bool>,
+    #[pin]
+    record: Mutex<Record>,
 }
 
 impl Control {
+    /// Takes note of a step.
+    pub(crate) fn saw(&self, step: Step) {
+        let _ = self.record.lock().steps.push_within_capacity(step);
+    }
+
+    /// Returns the steps since the last call.
+    pub(crate) fn steps(&self) -> Result<KVec<Step>> {
+        let new = Record::new()?.steps;
+
+        Ok(core::mem::replace(&mut self.record.lock().steps, new))
+    }
+
+    /// Returns the page table.
+    pub(crate) fn entries(&self) -> Result<KVec<Entry>> {
+        let mut entries = Record::new()?.entries;
+
+        for entry in &self.record.lock().entries {
+            entries.push_within_capacity(*entry).map_err(|_| ENOMEM)?;
+        }
+        Ok(entries)
+    }
+
+    /// Fills the page table with the first page of an object, and its last.
+    pub(crate) fn show(&self, object: &Object) -> Result {
+        registered(object, |dev| {
+            let mut reserved = object.reserve(false)?;
+            let placed = reserved.placed(dev, &mut OpCtx::uninterruptible())?;
+
+            for at in [0, object.size() as u64 - PAGE] {
+                let (address, _) = placed.address(at).ok_or(ENXIO)?;
+                let entry = Entry {
+                    object: object.id(),
+                    at,
+                    address,
+                };
+
+                self.record
+                    .lock()
+                    .entries
+                    .push_within_capacity(entry)
+                    .map_err(|_| ENOMEM)?;
+            }
+            Ok(())
+        })
+    }
+
+    fn zap(&self, object: u64) {
+        let mut record = self.record.lock();
+        let mut index = 0;
+
+        while let Some(entry) = record.entries.get(index) {
+            if entry.object == object {
+                let _ = record.entries.remove(index);
+            } else {
+                index += 1;
+            }
+        }
+    }
+
     /// From now on the engine does this: the first one, if there are two.
     pub(crate) fn set(&self, mode: Mode) {
         *self.mode.lock() = mode;
@@ -304,7 +412,20 @@ impl gem::DriverObject for Bo {
     }
 }
 
+impl Mappings for Bo {
+    fn evicted<'a>(vram: &'a Vram<'a>, _object: &Held<'_, Object>) {
+        vram.control.saw(Step::Evicted);
+    }
+
+    fn zap<'a>(vram: &'a Vram<'a>, object: &Held<'_, Object>) {
+        vram.control.saw(Step::Zapped);
+        vram.control.zap(object.object().id());
+    }
+}
+
 impl TtmObject for Bo {
+    const MAPPINGS: gem::MappingHooks<Self> = mapping_hooks();
+
     fn ttm(data: &Data) -> &drm::ttm::Device<Self> {
         &data.ttm
     }
@@ -361,6 +482,9 @@ impl Engine for Ring<'_> {
             control.set(Mode::Refuse);
         }
         control.note(work, self.vram.pdev)?;
+        if matches!(work, Work::Move(_)) {
+            control.saw(Step::Queued);
+        }
         Ok(mode)
     }
 
@@ -390,6 +514,10 @@ impl PeerObject for Bo {
 
     fn exports<'a>(vram: &'a Vram<'a>) -> &'a peer::Exports<'a, Self> {
         &vram.exports
+    }
+
+    fn import_args() -> Option<Domain> {
+        Some(Domain::System)
     }
 }
 
@@ -451,12 +579,14 @@ impl Card {
         let visible = pdev.resource_len(BAR)?;
         let size = visible + hidden;
         let kept = KVec::with_capacity(16, GFP_KERNEL)?;
+        let record = Record::new()?;
         let control = Arc::pin_init(
             pin_init!(Control {
                 mode <- new_mutex!(Mode::Work),
                 kept <- new_mutex!(kept),
                 reached <- new_mutex!(Reached::default()),
                 again: Atomic::new(false),
+                record <- new_mutex!(record),
             }),
             GFP_KERNEL,
         )?;
@@ -540,6 +670,49 @@ impl Drop for Card {
             drop(job);
         }
     }
+}
+
+/// Calls `f` with the device of an object, while it is registered.
+pub(crate) fn registered<R>(
+    object: &Object,
+    f: impl FnOnce(&drm::Device<Driver, drm::Registered>) -> Result<R>,
+) -> Result<R> {
+    // SAFETY: The device of an object is valid, and was registered.
+    let dev: &drm::Device<Driver, drm::Ioctl> =
+        unsafe { drm::Device::from_raw((*object.as_raw()).dev) };
+
+    let guard = dev.registration_guard().ok_or(ENODEV)?;
+
+    f(&guard)
+}
+
+/// Imports a buffer as the DRM core does, for the device of `neighbour`, which is being probed.
+pub(crate) fn import(neighbour: &Object, buf: &DmaBuf) -> Result<ARef<Object>> {
+    // SAFETY: The device is valid and registered, and its device lock held. The call returns a
+    // reference to an object of the class.
+    unsafe {
+        let dev = (*neighbour.as_raw()).dev;
+        let import = (*(*dev).driver).gem_prime_import.ok_or(EINVAL)?;
+        let gem = kernel::error::from_err_ptr(import(dev, raw_buf(buf)))?;
+        let object: &Object = IntoGEMObject::from_raw(gem);
+
+        Ok(ARef::from_raw(object.into()))
+    }
+}
+
+/// Tells the importers of a buffer that it is about to move, as its exporter does.
+pub(crate) fn invalidate(buf: &DmaBuf) {
+    let _guard = buf.resv().lock();
+
+    // SAFETY: The buffer is valid, and its reservation is held.
+    unsafe { bindings::dma_buf_invalidate_mappings(raw_buf(buf)) };
+}
+
+fn raw_buf(buf: &DmaBuf) -> *mut bindings::dma_buf {
+    // `DmaBuf` is a transparent wrapper.
+    core::ptr::from_ref(buf)
+        .cast::<bindings::dma_buf>()
+        .cast_mut()
 }
 
 /// Moves an object.

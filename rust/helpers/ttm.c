@@ -5,8 +5,14 @@
 #include <drm/ttm/ttm_device.h>
 #include <drm/ttm/ttm_resource.h>
 #include <drm/ttm/ttm_tt.h>
+#include <linux/io.h>
 
 #ifdef CONFIG_RUST_DRM_TTM
+__rust_helper phys_addr_t rust_helper_page_to_phys(struct page *page)
+{
+	return page_to_phys(page);
+}
+
 __rust_helper bool
 rust_helper_drm_gem_object_is_shared_for_memory_stats(struct drm_gem_object *obj)
 {

@@ -340,6 +340,23 @@ impl MappingSlot<'_> {
         Some(unsafe { SGTable::from_raw(sgt.as_ptr()) })
     }
 
+    /// Returns the table of the mapping, also of one that was invalidated and is still there.
+    #[cfg(CONFIG_RUST_DRM_PEER)]
+    #[inline]
+    pub(crate) fn kept(&self) -> Option<&SGTable> {
+        let sgt = NonNull::new(self.state.sgt.get())?;
+
+        // SAFETY: As in `mapping()`.
+        Some(unsafe { SGTable::from_raw(sgt.as_ptr()) })
+    }
+
+    /// Tells whether there is a mapping that was invalidated.
+    #[cfg(CONFIG_RUST_DRM_PEER)]
+    #[inline]
+    pub(crate) fn is_invalidated(&self) -> bool {
+        self.state.invalidated.get()
+    }
+
     /// Returns the view of the reservation by which fences are added.
     ///
     /// A device that goes on to use the mapping when the reservation is not held any more has a
@@ -527,6 +544,13 @@ impl<I: Importer> Attachment<I> {
         })
     }
 
+    /// Returns the attachment for work that may take place after it was detached.
+    #[cfg(CONFIG_RUST_DRM_PEER)]
+    #[inline]
+    pub(crate) fn handle(&self) -> AttachmentHandle<I> {
+        AttachmentHandle(self.inner.clone())
+    }
+
     /// Returns the importer.
     #[inline]
     pub fn importer(&self) -> &I {
@@ -617,6 +641,38 @@ impl<I: Importer> Attachment<I> {
                 raw,
                 _not_send: NotThreadSafe,
             })));
+    }
+}
+
+/// An [`Attachment`] that may be detached by now. It keeps the buffer and the importer, not the
+/// device.
+#[cfg(CONFIG_RUST_DRM_PEER)]
+pub(crate) struct AttachmentHandle<I>(Arc<Inner<I>>);
+
+#[cfg(CONFIG_RUST_DRM_PEER)]
+impl<I: Importer> AttachmentHandle<I> {
+    /// Returns the importer.
+    #[inline]
+    pub(crate) fn importer(&self) -> &I {
+        &self.0.importer
+    }
+
+    /// Returns the buffer.
+    #[inline]
+    pub(crate) fn dma_buf(&self) -> &DmaBuf {
+        &self.0.state.buf
+    }
+
+    /// As [`Attachment::with`].
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` if it was detached, and what `f` returns.
+    pub(crate) fn with<R>(
+        &self,
+        f: impl FnOnce(&mut LockedAttachment<'_>) -> Result<R>,
+    ) -> Result<R> {
+        self.0.state.with(|slot| f(&mut LockedAttachment(slot)))
     }
 }
 

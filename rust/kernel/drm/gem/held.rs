@@ -63,7 +63,7 @@ impl<'a, O: IntoGEMObject> Held<'a, O> {
 ///
 /// The reservation of the object was taken by this task for this value.
 #[must_use = "the reservation ends when the guard is dropped"]
-pub struct Reserved<'a, O: IntoGEMObject>(Held<'a, O>);
+pub struct Reserved<'a, O: IntoGEMObject>(pub(super) Held<'a, O>);
 
 impl<'a, O: IntoGEMObject> Reserved<'a, O> {
     /// Reserves an object. No other reservation may be held.

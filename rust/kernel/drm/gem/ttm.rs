@@ -323,6 +323,7 @@ mod held;
 mod import;
 mod mmap;
 mod moves;
+mod placed;
 mod suspend;
 mod vmap;
 
@@ -336,6 +337,7 @@ pub use self::{
         Pinned,
         Reserved, //
     },
+    placed::Placed,
     suspend::Content, //
 };
 pub use super::import::Import;
@@ -423,7 +425,8 @@ use core::{
 ///
 /// - `bo` is an initialized object of a [`Device`](drm::ttm::Device).
 /// - The object owns a reference to its DRM device until its own last reference is gone.
-/// - `exported` is null or the dma-buf of the object; the reservation guards it, `pins` and `backup`.
+/// - `exported` is null or the dma-buf of the object; the reservation guards it, `pins`, `backup`
+///   and `shown`.
 /// - While `pins.off_lru` is set the object is in VRAM, and one of the pins of `bo` is due to that.
 /// - An object with `import` is of the type `ttm_bo_type_sg` and shares the reservation of the buffer
 ///   that it stands for. Others have a reservation of their own.
@@ -436,6 +439,8 @@ pub struct Object<T: TtmObject> {
     pins: UnsafeCell<Pins>,
     /// What was in VRAM when the device was suspended, if it loses that. The reservation guards it.
     backup: UnsafeCell<Option<suspend::Backup>>,
+    /// A page table of the device may show it. Not used for an import, which has its own.
+    shown: UnsafeCell<bool>,
     /// What `bo.resource` is, for those without the reservation: a `TTM_PL_*`, or `NO_PLACEMENT`.
     residence: Atomic<u32>,
     loss: Arc<drm::ttm::Loss>,
@@ -568,6 +573,7 @@ impl<T: TtmObject> Object<T> {
                     group: None,
                 }),
                 backup: UnsafeCell::new(None),
+                shown: UnsafeCell::new(false),
                 residence: Atomic::new(trace::NO_PLACEMENT),
                 loss: ttm.new_loss()?,
                 import,
@@ -628,6 +634,9 @@ impl<T: TtmObject> Object<T> {
         // SAFETY: The object was made with its reservation held.
         unsafe {
             Held::assume(&*obj).take_off_lru();
+            if let Some(import) = &obj.import {
+                import.follow(obj.as_raw());
+            }
             bindings::dma_resv_unlock((*obj.as_raw()).resv);
         }
         // SAFETY: `free_callback` removes it.
@@ -804,6 +813,10 @@ impl<T: TtmObject> AllocImpl for Object<T> {
         dumb_map_offset: None,
     };
 
+    const UNPLUGGING: Option<unsafe fn(*mut bindings::drm_device)> = match Object::<T>::CALLER {
+        Some(_) => Some(placed::unplugging_callback::<T>),
+        None => None,
+    };
     const UNPLUGGED: Option<unsafe fn(*mut bindings::drm_device)> = Some(unplugged_callback::<T>);
 }
 

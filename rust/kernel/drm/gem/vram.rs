@@ -20,6 +20,10 @@
 
 use super::{
     close_callback,
+    mappings::{
+        Call,
+        When, //
+    },
     open_callback,
     peer::{
         self,
@@ -29,8 +33,10 @@ use super::{
         PeerObject,
         Want, //
     },
+    DriverObject,
     Held,
     IntoGEMObject,
+    MappingHooks,
     Status, //
 };
 use crate::{
@@ -89,7 +95,16 @@ use core::{
 ///
 /// It must not own a reference to the DRM device, nor to an object: the object itself keeps the device
 /// alive.
-pub trait VramObject: PeerObject<Class = Object<Self>> {
+pub trait VramObject:
+    PeerObject<Class = Object<Self>> + DriverObject<Driver: drm::Driver<Object = Object<Self>>>
+{
+    /// How page tables of the device show objects, if it has any: see
+    /// [`mapping_hooks`](super::mappings::mapping_hooks).
+    ///
+    /// Objects do not move, so that [`Object::ranges`] is what a page table shows until the device
+    /// is unplugged. Then there are the calls for each object, whether one shows it or not.
+    const MAPPINGS: MappingHooks<Self> = MappingHooks::NONE;
+
     /// Returns the VRAM of the device, which is a part of `data`.
     fn vram(data: &<Self::Driver as drm::Driver>::Data) -> &Device<Self>;
 
@@ -399,6 +414,11 @@ impl<T: VramObject> AllocImpl for Object<T> {
         dumb_create: None,
         dumb_map_offset: None,
     };
+
+    const UNPLUGGING: Option<unsafe fn(*mut bindings::drm_device)> = match T::MAPPINGS.caller() {
+        Some(_) => Some(unplugging_callback::<T>),
+        None => None,
+    };
 }
 
 // SAFETY: The cell `exported` is written by `set_exported()` only. The object never moves and has no
@@ -495,6 +515,30 @@ unsafe impl<T: VramObject> Backing for Object<T> {
         // INVARIANT: By the safety requirements.
         // SAFETY: The reservation, which guards the cell, is held.
         unsafe { *object.obj.exported.get() = buf };
+    }
+}
+
+/// # Safety
+///
+/// Called with a device of `T::Driver` that was unplugged, whose registration data is still there.
+unsafe fn unplugging_callback<T: VramObject>(dev: *mut bindings::drm_device) {
+    // SAFETY: The device is valid and of `T::Driver`.
+    let drm: &drm::Device<T::Driver> = unsafe { drm::Device::from_raw(dev) };
+    let (vram, mut next) = (T::vram(drm), 0);
+
+    while let Some(obj) = peer::Vram::object_from(vram, next) {
+        next = obj.id + 1;
+        for call in [Call::Evicted, Call::Zap] {
+            // SAFETY: The object is valid, and so is its reservation, which is held. The device is
+            // unplugged, and its data still there.
+            unsafe {
+                let _resv = DmaResv::from_raw((*obj.as_raw()).resv).lock();
+
+                if let Some(caller) = T::MAPPINGS.caller() {
+                    let _ = caller(obj.as_raw(), call, When::Unplugged);
+                }
+            }
+        }
     }
 }
 

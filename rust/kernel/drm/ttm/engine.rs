@@ -647,6 +647,16 @@ impl<'a> CpuEngine<'a> {
         self.window.fill(byte);
     }
 
+    /// Reads what the BAR shows at `at`, as the device does by an address in a page table.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Window::read`].
+    #[inline]
+    pub fn read(&self, at: u64, to: &mut [u8]) -> Result {
+        self.window.read(at, to)
+    }
+
     /// Makes what the CPU wrote to an object in VRAM visible to devices.
     #[inline]
     pub fn flush(&self, vram: &Ranges) {

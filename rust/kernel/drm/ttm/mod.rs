@@ -137,6 +137,10 @@ use crate::{
 ///
 /// See [`gem::ttm`] for an example.
 pub trait TtmObject: DriverObject<Driver: drm::Driver<Object = gem::ttm::Object<Self>>> {
+    /// How page tables of the device follow objects, if it has any: see
+    /// [`mapping_hooks`](gem::mappings::mapping_hooks).
+    const MAPPINGS: gem::MappingHooks<Self> = gem::MappingHooks::NONE;
+
     /// Returns the memory of the device, which is a part of `data`.
     fn ttm(data: &<Self::Driver as drm::Driver>::Data) -> &Device<Self>;
 

@@ -173,6 +173,14 @@ impl Allocator {
         self.buddy.avail()
     }
 
+    /// Returns where the BAR shows offset `offset` of VRAM, [`None`] if it does not.
+    pub fn bar_offset(&self, offset: u64) -> Option<u64> {
+        match &self.layout {
+            Some(layout) => layout.bar_offset(offset),
+            None => Some(offset),
+        }
+    }
+
     /// Returns the offset in VRAM after the last byte.
     #[inline]
     pub fn end(&self) -> u64 {

@@ -176,6 +176,31 @@ impl<'a> Window<'a> {
         unsafe { bindings::memset_io(self.addr.as_ptr(), byte.into(), len) };
     }
 
+    /// Reads what the BAR shows at `at`.
+    ///
+    /// Others may write to it meanwhile, as to all memory that is shared.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if that is not inside the BAR.
+    #[inline(never)]
+    pub fn read(&self, at: u64, to: &mut [u8]) -> Result {
+        if at > self.len || to.len() as u64 > self.len - at {
+            return Err(EINVAL);
+        }
+
+        // SAFETY: By the type invariant the whole BAR is mapped; the bytes are inside of it.
+        unsafe {
+            bindings::memcpy_fromio(
+                to.as_mut_ptr().cast(),
+                // CAST: What is mapped has less than 64 bits.
+                self.addr.as_ptr().wrapping_byte_add(at as usize),
+                to.len(),
+            );
+        }
+        Ok(())
+    }
+
     /// Makes the VRAM of an object zero. It has arrived there when this returns. May sleep.
     ///
     /// # Errors

@@ -102,7 +102,7 @@ impl<T: TtmObject> Object<T> {
             // Another driver, or the same one anew, may be bound by now.
             let _guard = dev.registration_guard().ok_or(ENODEV)?;
 
-            Import::new(buf, importer)?
+            Import::new(buf, importer, Object::<T>::CALLER)?
         };
 
         let size = import.dma_buf().size();

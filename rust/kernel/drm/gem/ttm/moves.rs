@@ -130,6 +130,7 @@ unsafe fn move_object<T: TtmObject>(
         // they share, is held.
         unsafe { bindings::dma_buf_invalidate_mappings(buf) };
     }
+    locked.tell_evicted()?;
 
     // SAFETY: `old` is valid unless it is null.
     let from_vram = !old.is_null() && unsafe { (*old).mem_type } == vram;
@@ -144,6 +145,8 @@ unsafe fn move_object<T: TtmObject>(
         // SAFETY: As above; the memory is still there, and what importers started is done.
         unsafe { exporter::retire(buf) };
     }
+    // What the device started by its page tables is done as well.
+    locked.zap()?;
     if !by_engine {
         // The pages stay what they are, but engines reach them in one of the places only.
         // SAFETY: The object is valid, and `to` becomes its resource. TTM has made the pages of

@@ -1,0 +1,514 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Page tables of a device, and when it is told that what they show moves.
+
+use kernel::prelude::*;
+
+#[kunit_tests(vram_mappings)]
+mod tests {
+    use crate::bench::{
+        export,
+        fill,
+        holds,
+        import,
+        invalidate,
+        registered,
+        validate,
+        with_device,
+        Card,
+        Control,
+        Mode,
+        Object,
+        Step,
+        PAGE,
+        REFUSED, //
+    };
+    use kernel::{
+        dma::DataDirection,
+        dma_buf::{
+            exporter::{
+                AttachRequest,
+                Locked,
+                MapRequest, //
+            },
+            fence::{
+                DriverFence,
+                FenceContext,
+                FenceContextOps, //
+            },
+            importer::Invalidated,
+            pages::Pages,
+            table::Mapping,
+            Attachment,
+            DmaBuf,
+            Exporter,
+            Exports,
+            Importer,
+            Ops, //
+        },
+        dma_resv::{
+            LockedResv,
+            Usage, //
+        },
+        drm::{
+            gem::mappings::Address,
+            ttm::{
+                OpCtx,
+                Place, //
+            },
+            vram::{
+                Domain,
+                MemType, //
+            }, //
+        },
+        faux,
+        fs::file::flags,
+        page::PAGE_SIZE,
+        prelude::*,
+        sync::{
+            aref::ARef,
+            Arc, //
+        },
+        time::{
+            delay::fsleep,
+            Delta, //
+        },
+        types::CovariantForLt, //
+    };
+
+    use crate::worker;
+
+    /// A move of what is shown, and of what is not.
+    const TOLD: [Step; 3] = [Step::Evicted, Step::Zapped, Step::Queued];
+    const UNTOLD: [Step; 1] = [Step::Queued];
+
+    struct Ring;
+
+    impl FenceContextOps for Ring {
+        const DRIVER_NAME: &'static CStr = c"vram_kunit";
+        type Data = ();
+    }
+
+    /// Adds work to a reservation that is not done yet.
+    fn work(resv: &mut LockedResv<'_>) -> Result<DriverFence<Ring>> {
+        let job = FenceContext::<Ring>::new(c"ring")?
+            .new_fence_allocation(())?
+            .new_fence();
+
+        resv.reserve_fences(1)?
+            .next()
+            .ok_or(ENOSPC)?
+            .add_fence(job.fence(), Usage::Bookkeep);
+        Ok(job)
+    }
+
+    /// Has the work done a moment later.
+    fn done_later(control: &Arc<Control>, job: DriverFence<Ring>) -> Result {
+        let control = control.clone();
+
+        worker::spawn(move || {
+            fsleep(Delta::from_millis(30));
+            control.saw(Step::Done);
+            job.signal(Ok(()));
+        })
+    }
+
+    /// Takes note of when it is told.
+    struct Peer(Arc<Control>);
+
+    #[vtable]
+    impl Importer for Peer {
+        const PEER2PEER: bool = true;
+
+        fn invalidate(&self, at: &mut Invalidated<'_>) {
+            self.0.saw(Step::Invalidated);
+            at.unmap();
+        }
+    }
+
+    /// Tells whether all entries of the page table lead to an object, and how many there are.
+    fn lead_to(control: &Control, object: &Object) -> Result<(bool, usize)> {
+        let (mut right, mut count) = (true, 0);
+        let entries = control.entries()?;
+        let mut reserved = object.reserve(false)?;
+
+        for entry in entries.iter().filter(|entry| entry.object == object.id()) {
+            right &= reserved.is_at(entry.at, entry.address);
+            count += 1;
+        }
+        Ok((right, count))
+    }
+
+    fn mem_type(object: &Object) -> Result<Option<MemType>> {
+        Ok(object.reserve(false)?.mem_type())
+    }
+
+    #[test]
+    fn device_is_told_in_order() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0)?;
+            let control = &card.control;
+            let object = card.object(3, &[Place::VRAM], Domain::Either)?;
+            fill(&object, 1)?;
+            let buf = export(&object)?;
+            let peer = Attachment::new(buf, pdev.as_ref(), Peer(control.clone()))?;
+            peer.with(|at| at.map(DataDirection::Bidirectional).map(|_| ()))?;
+            control.show(&object)?;
+            check_eq!(lead_to(control, &object)?, (true, 2));
+            let job = {
+                let mut reserved = object.reserve(false)?;
+                let mut resv = reserved.resv();
+                work(&mut resv)?
+            };
+            control.steps()?;
+
+            done_later(control, job)?;
+            validate(&object, &[Place::TT])?;
+            check_eq!(
+                control.steps()?[..],
+                [
+                    Step::Invalidated,
+                    Step::Evicted,
+                    Step::Done,
+                    Step::Zapped,
+                    Step::Queued
+                ]
+            );
+            check_eq!(lead_to(control, &object)?.1, 0);
+            check!(holds(&object, Some(1))?);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn every_kind_of_move_is_told() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0)?;
+            let control = &card.control;
+            let object = card.object(3, &[Place::VRAM], Domain::Either)?;
+            fill(&object, 1)?;
+            control.steps()?;
+
+            // Nothing shows it.
+            validate(&object, &[Place::TT])?;
+            check_eq!(control.steps()?[..], UNTOLD);
+
+            for place in [Place::VRAM, Place::TT, Place::VRAM] {
+                control.show(&object)?;
+                check_eq!(lead_to(control, &object)?, (true, 2));
+                validate(&object, &[place])?;
+                check_eq!(control.steps()?[..], TOLD);
+                check_eq!(lead_to(control, &object)?.1, 0);
+                // The one time is enough.
+                let back = if place.mem_type() == MemType::Vram {
+                    Place::TT
+                } else {
+                    Place::VRAM
+                };
+                validate(&object, &[back])?;
+                validate(&object, &[place])?;
+                check_eq!(control.steps()?[..], [Step::Queued; 2]);
+            }
+
+            // To where it can be swapped out: no bytes move.
+            validate(&object, &[Place::TT])?;
+            control.show(&object)?;
+            control.steps()?;
+            validate(&object, &[Place::SYSTEM])?;
+            check_eq!(control.steps()?[..], TOLD[..2]);
+            check_eq!(control.show(&object), Err(EINVAL));
+            validate(&object, &[Place::TT])?;
+            check!(holds(&object, Some(1))?);
+
+            // Evicted by somebody else.
+            validate(&object, &[Place::VRAM])?;
+            control.show(&object)?;
+            control.steps()?;
+            let all = card.object(
+                card.ttm().vram_size() / PAGE,
+                &[Place::VRAM],
+                Domain::Either,
+            )?;
+            check_eq!(control.steps()?[..2], TOLD[..2]);
+            check_eq!(mem_type(&object)?, Some(MemType::Tt));
+            check_eq!(lead_to(control, &object)?.1, 0);
+            drop(all);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn failed_move_leaves_what_is_right() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0)?;
+            let control = &card.control;
+            let object = card.object(3, &[Place::VRAM], Domain::Either)?;
+            fill(&object, 1)?;
+            control.show(&object)?;
+            control.steps()?;
+
+            // Before it is zapped.
+            let job = {
+                let mut reserved = object.reserve(false)?;
+                let mut resv = reserved.resv();
+                work(&mut resv)?
+            };
+            let ret = object
+                .reserve(false)?
+                .validate(&[Place::TT], &mut OpCtx::without_waiting());
+            check!(ret.is_err());
+            check_eq!(control.steps()?[..], [Step::Evicted]);
+            check_eq!(mem_type(&object)?, Some(MemType::Vram));
+            check_eq!(lead_to(control, &object)?, (true, 2));
+            job.signal(Ok(()));
+
+            // And after that.
+            control.set(Mode::Refuse);
+            check_eq!(validate(&object, &[Place::TT]), Err(REFUSED));
+            control.set(Mode::Work);
+            check_eq!(control.steps()?[..], TOLD);
+            check_eq!(mem_type(&object)?, Some(MemType::Vram));
+            check_eq!(lead_to(control, &object)?.1, 0);
+
+            control.show(&object)?;
+            check_eq!(lead_to(control, &object)?, (true, 2));
+            validate(&object, &[Place::TT])?;
+            check_eq!(control.steps()?[..], TOLD);
+            check!(holds(&object, Some(1))?);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn unplug_clears_all() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0)?;
+            let control = card.control.clone();
+            let vram = card.object(3, &[Place::VRAM], Domain::Vram)?;
+            let local = card.object(3, &[Place::TT], Domain::Either)?;
+            let unseen = card.object(3, &[Place::VRAM], Domain::Either)?;
+            control.show(&vram)?;
+            control.show(&local)?;
+            control.steps()?;
+
+            drop(card);
+            check_eq!(
+                control.steps()?[..],
+                [Step::Evicted, Step::Zapped, Step::Evicted, Step::Zapped]
+            );
+            check_eq!(control.entries()?.len(), 0);
+            // No address is given away any more, and what moves is not told.
+            check_eq!(control.show(&unseen), Err(ENODEV));
+            validate(&local, &[Place::SYSTEM])?;
+            check_eq!(control.steps()?.len(), 0);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn storm_leaves_no_wrong_entry() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0)?;
+            let control = &card.control;
+            let pages = card.ttm().vram_size() / PAGE / 3;
+            let mut objects = KVec::new();
+
+            for seed in 0..5 {
+                let object = card.object(pages, &[Place::VRAM, Place::TT], Domain::Either)?;
+
+                fill(&object, seed)?;
+                objects.push(object, GFP_KERNEL)?;
+            }
+            let mut told = 0;
+            for round in 0..40 {
+                let object = &objects[round * 7 % 5];
+                let place = if round % 3 == 0 {
+                    Place::TT
+                } else {
+                    Place::VRAM
+                };
+
+                validate(object, &[place])?;
+                let steps = control.steps()?;
+                told += steps.iter().filter(|step| **step == Step::Zapped).count();
+                if lead_to(control, object)?.1 == 0 {
+                    control.show(object)?;
+                }
+                for object in &objects {
+                    check!(lead_to(control, object)?.0);
+                }
+            }
+            check!(told > 20);
+            for (seed, object) in objects.iter().enumerate() {
+                check!(holds(object, Some(seed as u64))?);
+            }
+            Ok(())
+        })
+    }
+
+    /// A buffer of another device.
+    struct Store(Arc<Pages>);
+
+    static OPS: Ops<Store> = Ops::new();
+
+    #[vtable]
+    impl Exporter for Store {
+        type Bound = CovariantForLt!(());
+        type Prepared = ();
+        type Attachment = ();
+
+        const NAME: &'static CStr = c"store";
+        const OPS: &'static Ops<Self> = &OPS;
+
+        fn prepare_attach(&self) {}
+
+        fn attach(
+            &self,
+            _cx: &Locked<'_, Self>,
+            req: &mut AttachRequest<'_>,
+            _prepared: (),
+        ) -> Result {
+            req.clear_peer2peer();
+            Ok(())
+        }
+
+        fn map<'r>(
+            &self,
+            _cx: &Locked<'_, Self>,
+            at: &MapRequest<'r, Self>,
+            dir: DataDirection,
+        ) -> Result<Mapping<'r>> {
+            at.map_pages(&self.0, dir)
+        }
+    }
+
+    /// Calls `f` with a device and an imported object that its page table shows.
+    fn with_import(
+        pdev: &kernel::pci::Device<kernel::device::Core<'_>>,
+        f: impl FnOnce(Card, &DmaBuf, ARef<Object>) -> Result,
+    ) -> Result {
+        let faux = faux::Registration::new(c"vram_kunit", None)?;
+        let exports: Exports<'_, Store> =
+            Exports::new(faux.as_ref(), |_: &faux::Device<kernel::device::Bound>| {
+                Ok(())
+            })?;
+        let pages = Pages::new(3 * PAGE_SIZE, GFP_KERNEL)?;
+        let buf = exports.export(Store(pages), 3 * PAGE_SIZE, flags::O_RDWR)?;
+        let card = Card::new(pdev, 0)?;
+        let neighbour = card.object(1, &[Place::TT], Domain::Either)?;
+        let object = import(&neighbour, &buf)?;
+
+        card.control.show(&object)?;
+        check_eq!(lead_to(&card.control, &object)?, (true, 2));
+        for entry in &card.control.entries()? {
+            check!(matches!(entry.address, Address::Dma(_)));
+        }
+        card.control.steps()?;
+        f(card, &buf, object)
+    }
+
+    /// Waits until the page table shows nothing of an object, and returns what happened.
+    fn cleared(control: &Control, object: &Object) -> Result<KVec<Step>> {
+        for _ in 0..100 {
+            if lead_to(control, object)?.1 == 0 {
+                return control.steps();
+            }
+            fsleep(Delta::from_millis(10));
+        }
+        Err(ETIMEDOUT)
+    }
+
+    #[test]
+    fn import_that_is_idle_goes_at_once() -> Result {
+        with_device(|pdev| {
+            with_import(pdev, |card, buf, object| {
+                let control = &card.control;
+                let before = control.entries()?;
+
+                invalidate(buf);
+                check_eq!(control.steps()?[..], TOLD[..2]);
+                check_eq!(control.entries()?.len(), 0);
+                check!(!object
+                    .reserve(false)?
+                    .is_at(before[0].at, before[0].address));
+
+                // The next use maps it anew.
+                control.show(&object)?;
+                check_eq!(lead_to(control, &object)?, (true, 2));
+                check_eq!(control.steps()?.len(), 0);
+                // One that nothing shows is not told of.
+                invalidate(buf);
+                control.steps()?;
+                invalidate(buf);
+                check_eq!(control.steps()?.len(), 0);
+                Ok(())
+            })
+        })
+    }
+
+    #[test]
+    fn import_in_use_is_kept_until_it_is_not() -> Result {
+        with_device(|pdev| {
+            with_import(pdev, |card, buf, object| {
+                let control = &card.control;
+
+                // Nobody uses it again.
+                let job = work(&mut buf.resv().lock().locked())?;
+                invalidate(buf);
+                check_eq!(control.steps()?[..], [Step::Evicted]);
+                fsleep(Delta::from_millis(20));
+                check_eq!(lead_to(control, &object)?, (true, 2));
+                done_later(control, job)?;
+                check_eq!(cleared(control, &object)?[..], [Step::Done, Step::Zapped]);
+
+                // Somebody does.
+                control.show(&object)?;
+                let job = work(&mut buf.resv().lock().locked())?;
+                invalidate(buf);
+                done_later(control, job)?;
+                registered(&object, |dev| {
+                    let mut reserved = object.reserve(false)?;
+
+                    reserved.placed(dev, &mut OpCtx::uninterruptible())?;
+                    Ok(())
+                })?;
+                check_eq!(
+                    control.steps()?[..],
+                    [Step::Evicted, Step::Done, Step::Zapped]
+                );
+                check_eq!(lead_to(control, &object)?.1, 0);
+                Ok(())
+            })
+        })
+    }
+
+    #[test]
+    fn import_goes_with_the_device() -> Result {
+        with_device(|pdev| {
+            // Whether work is under way or not: nobody waits for a device that goes.
+            for is_busy in [false, true] {
+                with_import(pdev, |card, buf, object| {
+                    let control = card.control.clone();
+                    let before = control.entries()?;
+                    let job = if is_busy {
+                        Some(work(&mut buf.resv().lock().locked())?)
+                    } else {
+                        None
+                    };
+
+                    drop(card);
+                    check_eq!(control.steps()?[..], TOLD[..2]);
+                    check_eq!(control.entries()?.len(), 0);
+                    check!(!object
+                        .reserve(false)?
+                        .is_at(before[0].at, before[0].address));
+                    drop(job);
+                    invalidate(buf);
+                    check_eq!(control.steps()?.len(), 0);
+                    Ok(())
+                })?;
+            }
+            Ok(())
+        })
+    }
+}

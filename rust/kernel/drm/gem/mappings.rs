@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! Page tables of a device, which follow the objects that they show.
+//!
+//! A driver whose device has page tables implements [`Mappings`] for its objects and names the
+//! implementation in the class: [`TtmObject::MAPPINGS`](drm::ttm::TtmObject::MAPPINGS) or
+//! [`VramObject::MAPPINGS`](super::vram::VramObject::MAPPINGS). It has the addresses of an object
+//! from [`Held::placed`](super::Held), with the reservation held and the device registered. From
+//! then on the layer calls the driver before an address becomes wrong:
+//!
+//! - The object moves, to or from VRAM, or to where it can be swapped out:
+//!   [`evicted`](Mappings::evicted) comes before any wait, [`zap`](Mappings::zap) after the wait
+//!   and before the copy is queued.
+//! - The exporter of an imported buffer invalidates it: `evicted` comes in its call, which must not
+//!   wait, `zap` when the fences are signalled that the buffer had then, before it is unmapped. A
+//!   use of the buffer before that waits for the fences.
+//! - The importing device is unbound: both come one after the other, before the buffer is unmapped.
+//! - The DRM device is unplugged: the same, before the registration data is dropped.
+//!
+//! An object that does not move gets the last of these only. The layer remembers for each object
+//! whether its addresses were given out since the last `zap`, and calls for those only.
+//!
+//! - A move that fails after `evicted` leaves the object where it was, and entries of page tables
+//!   are right. A move that fails after `zap` leaves it there, too, without entries. Neither has to
+//!   be undone: the next use of the object asks for its addresses again.
+//! - A suspended device keeps its entries: what moves out of VRAM is zapped as in any move, and
+//!   what stays is put back to the same place.
+//! - TTM never throws the content of an object away, so there is no call for that.
+//! - What TTM leaves of an object that moved or is being freed, a ghost, has no calls.
+//!
+//! # Locking
+//!
+//! Both calls come with the reservation of the object held, and `zap` under the rules for code that
+//! signals fences: it takes no reservation and allocates no memory, and takes no lock under which
+//! somebody does. lockdep checks that.
+
+use super::{
+    DriverAllocImpl,
+    DriverObject,
+    Held,
+    IntoGEMObject, //
+};
+use crate::{
+    bindings,
+    dma_buf::fence::SignallingSection,
+    drm::{
+        self,
+        devres::while_registered, //
+    },
+    prelude::*, //
+};
+use core::marker::PhantomData;
+
+/// The registration data of the driver of an object.
+pub type RegistrationData<'a, T> =
+    <<T as DriverObject>::Driver as drm::Driver>::RegistrationData<'a>;
+
+/// A driver with page tables of its own, which show its objects.
+///
+/// A page table has a reference to each object that it shows: an object whose last reference is
+/// gone has no calls any more.
+///
+/// Both calls may come more than once for one move, and for an object that no page table shows. See
+/// [`Held::placed`] for an example.
+pub trait Mappings: DriverObject {
+    /// The object is about to leave where it is: new work must not use its addresses.
+    ///
+    /// Called after importers were told and before anything is waited for. Sets flags; must not
+    /// wait.
+    fn evicted<'a>(reg: &'a RegistrationData<'a, Self>, object: &Held<'_, DriverAllocImpl<Self>>);
+
+    /// The object leaves where it is: no entry of a page table may lead there when this returns.
+    ///
+    /// Called after what is in the reservation was waited for, unless the device is unplugged or
+    /// unbound: then work that still uses the addresses faults. The memory is given to others, or
+    /// unmapped, after this. Clears the entries and has the device forget what it has cached of
+    /// them, once for each page table. May sleep, within the rules of the [module](self).
+    fn zap<'a>(reg: &'a RegistrationData<'a, Self>, object: &Held<'_, DriverAllocImpl<Self>>);
+}
+
+/// The address of a part of an object, for a page table of the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Address {
+    /// An offset in VRAM.
+    Vram(u64),
+    /// The physical address of system memory.
+    System(u64),
+    /// The address at which the device reaches the buffer of another one.
+    Dma(u64),
+}
+
+impl Address {
+    /// Returns the address of what is `bytes` behind it in the same part of the object.
+    #[inline]
+    pub fn after(self, bytes: u64) -> Self {
+        match self {
+            Self::Vram(at) => Self::Vram(at + bytes),
+            Self::System(at) => Self::System(at + bytes),
+            Self::Dma(at) => Self::Dma(at + bytes),
+        }
+    }
+}
+
+/// Which of the two calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Call {
+    Evicted,
+    Zap,
+}
+
+/// When it is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum When {
+    /// While the device is registered, if it is.
+    Registered,
+    /// After it was unplugged, and before its registration data is dropped.
+    Unplugged,
+}
+
+/// Makes a call for an object, unless its last reference is gone.
+///
+/// `ENODEV` if the device is not registered and it is to be.
+///
+/// # Safety
+///
+/// The memory of the GEM object, which is one of the class that the function was made for, must be
+/// valid and its reservation held. `When::Unplugged` must be true.
+pub(crate) type Caller = unsafe fn(*mut bindings::drm_gem_object, Call, When) -> Result;
+
+/// The calls of [`Mappings`] as a constant of the class of objects.
+pub struct MappingHooks<T: DriverObject> {
+    caller: Option<Caller>,
+    _p: PhantomData<fn(T)>,
+}
+
+impl<T: DriverObject> MappingHooks<T> {
+    /// For drivers without page tables.
+    pub const NONE: Self = Self {
+        caller: None,
+        _p: PhantomData,
+    };
+
+    /// Returns the function that makes the calls.
+    #[inline]
+    pub(crate) const fn caller(&self) -> Option<Caller> {
+        self.caller
+    }
+}
+
+/// Returns the calls of a driver with page tables.
+pub const fn mapping_hooks<T: Mappings>() -> MappingHooks<T> {
+    MappingHooks {
+        caller: Some(call::<T>),
+        _p: PhantomData,
+    }
+}
+
+/// # Safety
+///
+/// See [`Caller`].
+unsafe fn call<T: Mappings>(gem: *mut bindings::drm_gem_object, call: Call, when: When) -> Result {
+    // SAFETY: By the safety requirements.
+    let dev = unsafe { (*gem).dev };
+
+    match when {
+        // SAFETY: The device of an object is valid and of `T::Driver`; the rest is promised.
+        When::Registered => unsafe {
+            while_registered::<T::Driver, _>(dev, |reg| {
+                with_reference::<T>(gem, call, reg);
+                Ok(())
+            })
+        },
+        When::Unplugged => {
+            // SAFETY: The device is valid and of `T::Driver`. It was registered, and its data is
+            // not dropped before this returns.
+            let dev: &drm::Device<T::Driver, drm::Registered> =
+                unsafe { drm::Device::from_raw(dev) };
+
+            // SAFETY: As promised by the caller.
+            dev.registration_data_with(|reg| unsafe { with_reference::<T>(gem, call, reg) });
+            Ok(())
+        }
+    }
+}
+
+/// # Safety
+///
+/// Those of [`Caller`], with a DRM device to which somebody has a reference.
+unsafe fn with_reference<'a, T: Mappings>(
+    gem: *mut bindings::drm_gem_object,
+    call: Call,
+    reg: &'a RegistrationData<'a, T>,
+) {
+    // The driver may take references, so there has to be one.
+    // SAFETY: The memory of the object is valid.
+    if unsafe { bindings::kref_get_unless_zero(&raw mut (*gem).refcount) } == 0 {
+        return;
+    }
+
+    {
+        // SAFETY: The object is one of this class, and valid until the reference is put.
+        let object: &DriverAllocImpl<T> = unsafe { IntoGEMObject::from_raw(gem) };
+        // SAFETY: As promised by the caller.
+        let held = unsafe { Held::assume(object) };
+
+        match call {
+            Call::Evicted => T::evicted(reg, &held),
+            Call::Zap => {
+                let _section = SignallingSection::begin();
+
+                T::zap(reg, &held);
+            }
+        }
+    }
+
+    // It may be the last one: what frees the object does not take the reservation, and the device
+    // has another reference.
+    // SAFETY: The reference was taken above.
+    unsafe { bindings::drm_gem_object_put(gem) };
+}

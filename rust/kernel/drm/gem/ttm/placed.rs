@@ -1,0 +1,408 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! Where an object is, for page tables of the device.
+//!
+//! See [`gem::mappings`](crate::drm::gem::mappings).
+//!
+//! # Locking
+//!
+//! The reservation of the object is held.
+//!
+//! C header: [`include/drm/ttm/ttm_tt.h`](srctree/include/drm/ttm/ttm_tt.h)
+
+use super::{
+    Held,
+    Object,
+    Reserved, //
+};
+use crate::{
+    bindings,
+    drm::{
+        self,
+        gem::{
+            mappings::{
+                Address,
+                Call,
+                Caller,
+                When, //
+            },
+            BaseObject,
+            IntoGEMObject, //
+        },
+        ttm::{
+            OpCtx,
+            TtmObject, //
+        },
+        vram::{
+            MemType,
+            Range,
+            Ranges, //
+        }, //
+    },
+    page::{
+        PAGE_SHIFT,
+        PAGE_SIZE, //
+    },
+    prelude::*,
+    scatterlist::SGTable, //
+};
+
+/// Where an object is, as long as its reservation is held and it does not move.
+pub struct Placed<'a>(Spot<'a>);
+
+enum Spot<'a> {
+    Vram(&'a Ranges),
+    Pages(&'a [*mut bindings::page]),
+    /// The buffer of another device; offsets are DMA addresses.
+    Import(KVVec<Range>),
+}
+
+impl Placed<'_> {
+    /// Returns the address of offset `at` of the object, and how many bytes follow each other from
+    /// there on. [`None`] behind the end.
+    pub fn address(&self, at: u64) -> Option<(Address, u64)> {
+        match &self.0 {
+            Spot::Vram(vram) => piece(vram.ranges(), at).map(|(at, len)| (Address::Vram(at), len)),
+            Spot::Pages(pages) => page_address(pages, at),
+            Spot::Import(pieces) => piece(pieces, at).map(|(at, len)| (Address::Dma(at), len)),
+        }
+    }
+}
+
+/// Returns the offset that a list of ranges has for `at`, and how many bytes follow each other.
+fn piece(ranges: &[Range], at: u64) -> Option<(u64, u64)> {
+    // OVERFLOW: Ranges are inside of the object, of VRAM, and of what a device can address.
+    let range = ranges.get(ranges.partition_point(|r| r.at + r.len <= at))?;
+    let skip = at - range.at;
+
+    Some((range.offset + skip, range.len - skip))
+}
+
+fn page_address(pages: &[*mut bindings::page], at: u64) -> Option<(Address, u64)> {
+    let page = *pages.get(usize::try_from(at >> PAGE_SHIFT).ok()?)?;
+    let skip = at % PAGE_SIZE as u64;
+
+    // SAFETY: The pages of an object are valid.
+    let phys = unsafe { bindings::page_to_phys(page) };
+    Some((Address::System(phys + skip), PAGE_SIZE as u64 - skip))
+}
+
+/// Returns the pieces of a table in the order of the buffer, with their DMA addresses.
+fn pieces(table: &SGTable) -> Result<KVVec<Range>> {
+    let (mut pieces, mut at) = (KVVec::new(), 0);
+
+    for entry in table.iter() {
+        let (offset, len) = (entry.dma_address(), entry.dma_len());
+
+        pieces.push(Range { at, offset, len }, GFP_KERNEL)?;
+        at += len;
+    }
+    Ok(pieces)
+}
+
+impl<T: TtmObject> Object<T> {
+    pub(super) const CALLER: Option<Caller> = T::MAPPINGS.caller();
+}
+
+impl<T: TtmObject> Held<'_, Object<T>> {
+    /// Returns where the object is, for a page table of `dev`, which shows it until
+    /// [`Mappings::zap`](crate::drm::gem::Mappings::zap).
+    ///
+    /// The object is in VRAM, or in system memory that a device may access: see [`Self::validate`].
+    /// An imported buffer is mapped, and stays where it is until the reservation is given up. The
+    /// content of an object in VRAM may be on its way there: work that uses the addresses depends
+    /// on the fences with usage [`Kernel`](crate::dma_resv::Usage::Kernel), and adds a fence of its
+    /// own to the reservation.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL` if it is an object of another device, or is in system memory that could be
+    ///   swapped out.
+    /// - `ENOMEM` if memory runs out, `ERESTARTSYS` if a signal arrived.
+    /// - Those of [`Import::map`](super::Import::map).
+    ///
+    /// # Examples
+    ///
+    /// A device with one page table of one entry.
+    ///
+    /// ```
+    /// use kernel::{
+    ///     drm::{
+    ///         self,
+    ///         gem::{
+    ///             mappings::{
+    ///                 Address,
+    ///                 RegistrationData, //
+    ///             },
+    ///             Held,
+    ///             Mappings, //
+    ///         },
+    ///         ttm::{
+    ///             OpCtx,
+    ///             TtmObject, //
+    ///         }, //
+    ///     },
+    ///     prelude::*,
+    ///     sync::{
+    ///         atomic::{
+    ///             Atomic,
+    ///             Relaxed, //
+    ///         },
+    ///         Mutex, //
+    ///     }, //
+    /// };
+    ///
+    /// /// A part of the registration data.
+    /// #[pin_data]
+    /// struct Table {
+    ///     /// The object has moved, or is about to.
+    ///     stale: Atomic<bool>,
+    ///     #[pin]
+    ///     entry: Mutex<Option<Address>>,
+    /// }
+    ///
+    /// impl Table {
+    ///     /// What `Mappings::evicted()` calls.
+    ///     fn evicted(&self) {
+    ///         self.stale.store(true, Relaxed);
+    ///     }
+    ///
+    ///     /// What `Mappings::zap()` calls. Then the device forgets what it has cached.
+    ///     fn zap(&self) {
+    ///         *self.entry.lock() = None;
+    ///     }
+    ///
+    ///     /// Lets the entry lead to the first page of an object.
+    ///     fn show<T: TtmObject>(
+    ///         &self,
+    ///         dev: &drm::Device<T::Driver, drm::Registered>,
+    ///         object: &mut Held<'_, drm::gem::ttm::Object<T>>,
+    ///     ) -> Result {
+    ///         let placed = object.placed(dev, &mut OpCtx::interruptible())?;
+    ///         let (address, _) = placed.address(0).ok_or(EINVAL)?;
+    ///
+    ///         *self.entry.lock() = Some(address);
+    ///         self.stale.store(false, Relaxed);
+    ///         Ok(())
+    ///     }
+    /// }
+    /// ```
+    pub fn placed(
+        &mut self,
+        dev: &drm::Device<T::Driver, drm::Registered>,
+        ctx: &mut OpCtx,
+    ) -> Result<Placed<'_>> {
+        let obj = self.obj;
+
+        // An unplug waits for whoever has `dev`, and then clears the flag.
+        // SAFETY: The object is valid.
+        if unsafe { (*obj.as_raw()).dev } != dev.as_raw() {
+            return Err(EINVAL);
+        }
+
+        if let Some(import) = &obj.import {
+            let pieces = import.map_shown(&mut self.resv(), pieces)?;
+
+            return Ok(Placed(Spot::Import(pieces)));
+        }
+
+        // SAFETY: The reservation, which guards the cell, is held.
+        unsafe { *obj.shown.get() = true };
+
+        if self.mem_type() == Some(MemType::Vram) {
+            self.vram().map(Spot::Vram)
+        } else {
+            Some(Spot::Pages(self.pages(ctx)?.as_slice()))
+        }
+        .map(Placed)
+        .ok_or(EINVAL)
+    }
+
+    /// Tells whether offset `at` of the object is at `address` now.
+    ///
+    /// For checks of a page table: changes nothing, and gives no address away. Where the buffer of
+    /// another device was invalidated, and what the device does with it is not done, that is where
+    /// it was.
+    pub fn is_at(&mut self, at: u64, address: Address) -> bool {
+        let obj = self.obj;
+        let found = if let Some(import) = &obj.import {
+            import.dma_address(&mut self.resv(), at).map(Address::Dma)
+        } else if let Some(vram) = self.vram() {
+            vram.offset(at).map(Address::Vram)
+        } else {
+            self.populated()
+                .and_then(|pages| page_address(pages, at))
+                .map(|(address, _)| address)
+        };
+
+        found == Some(address)
+    }
+
+    /// Reads system memory by an address in a page table.
+    ///
+    /// Moves of the object must be done: see [`Usage::Kernel`](crate::dma_resv::Usage::Kernel).
+    ///
+    /// # Errors
+    ///
+    /// - `EFAULT` if offset `at` of the object is not at `address` now, or the bytes go over the
+    ///   end of a page.
+    /// - `EOPNOTSUPP` if that is not system memory of this device.
+    pub fn read_system(&self, at: u64, address: Address, to: &mut [u8]) -> Result {
+        if !matches!(address, Address::System(_)) {
+            return Err(EOPNOTSUPP);
+        }
+
+        // CAST: Below the page size.
+        let skip = (at % PAGE_SIZE as u64) as usize;
+        let pages = self.populated().ok_or(EFAULT)?;
+        if page_address(pages, at) != Some((address, (PAGE_SIZE - skip) as u64))
+            || to.len() > PAGE_SIZE - skip
+        {
+            return Err(EFAULT);
+        }
+        let page = *pages
+            .get(usize::try_from(at >> PAGE_SHIFT)?)
+            .ok_or(EFAULT)?;
+
+        // SAFETY: The page is one of the object, and stays while the reservation is held. The bytes
+        // are inside of it; others may write to them meanwhile, as to all memory that is shared.
+        unsafe {
+            let from = bindings::kmap_local_page(page);
+
+            bindings::memcpy(
+                to.as_mut_ptr().cast(),
+                from.wrapping_byte_add(skip),
+                to.len(),
+            );
+            bindings::kunmap_local(from);
+        }
+        Ok(())
+    }
+
+    /// Returns the pages of an object that is in system memory which a device may access.
+    fn populated(&self) -> Option<&[*mut bindings::page]> {
+        if self.mem_type() != Some(MemType::Tt) {
+            return None;
+        }
+
+        // SAFETY: The object is valid and its reservation held: the array and its pages stay.
+        unsafe {
+            let tt = (*self.bo()).ttm;
+
+            if tt.is_null() || !bindings::ttm_tt_is_populated(tt) {
+                return None;
+            }
+            Some(core::slice::from_raw_parts(
+                (*tt).pages,
+                self.obj.size() >> PAGE_SHIFT,
+            ))
+        }
+    }
+
+    /// Tells the driver that the object is about to leave where it is, if a page table may show it.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` if the device is just being unplugged, which will tell the driver.
+    pub(super) fn tell_evicted(&self) -> Result {
+        // SAFETY: The reservation is held, and the device is registered or that is checked.
+        unsafe { self.call(Call::Evicted, When::Registered) }
+    }
+
+    /// Has the driver clear its page tables of the object, if they may show it.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::tell_evicted`].
+    pub(super) fn zap(&self) -> Result {
+        // SAFETY: As in `tell_evicted()`.
+        unsafe { self.call(Call::Zap, When::Registered) }
+    }
+
+    /// Makes both calls, and has the buffer of another device unmapped.
+    ///
+    /// # Safety
+    ///
+    /// The device of the object must be unplugged, and its registration data still be there.
+    pub(super) unsafe fn unplug(&mut self) {
+        // A device that is gone does not answer, so nothing is waited for.
+        let obj = self.obj;
+        if let Some(import) = &obj.import {
+            // SAFETY: As promised by the caller.
+            unsafe { import.unplugged(&mut self.resv()) };
+            return;
+        }
+
+        // It cannot fail then.
+        // SAFETY: As promised by the caller.
+        unsafe {
+            let _ = self.call(Call::Evicted, When::Unplugged);
+            let _ = self.call(Call::Zap, When::Unplugged);
+        }
+    }
+
+    /// # Safety
+    ///
+    /// `When::Unplugged` must be true.
+    unsafe fn call(&self, call: Call, when: When) -> Result {
+        let Some(caller) = Object::<T>::CALLER else {
+            return Ok(());
+        };
+
+        // SAFETY: The reservation, which guards the cell, is held.
+        if !unsafe { *self.obj.shown.get() } {
+            return Ok(());
+        }
+        // SAFETY: The object is of this class, and its reservation held.
+        unsafe { caller(self.obj.as_raw(), call, when) }?;
+        if call == Call::Zap {
+            // SAFETY: As above.
+            unsafe { *self.obj.shown.get() = false };
+        }
+        Ok(())
+    }
+}
+
+impl<T: TtmObject> Reserved<'_, T> {
+    /// Returns where the object is, for a page table of `dev`.
+    ///
+    /// See [`Held::placed`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Held::placed`].
+    pub fn placed(
+        &mut self,
+        dev: &drm::Device<T::Driver, drm::Registered>,
+        ctx: &mut OpCtx,
+    ) -> Result<Placed<'_>> {
+        self.0.placed(dev, ctx)
+    }
+
+    /// Tells whether offset `at` of the object is at `address` now.
+    ///
+    /// See [`Held::is_at`].
+    pub fn is_at(&mut self, at: u64, address: Address) -> bool {
+        self.0.is_at(at, address)
+    }
+}
+
+/// # Safety
+///
+/// Called with a device of `T::Driver` that was unplugged, whose registration data is still there.
+pub(super) unsafe fn unplugging_callback<T: TtmObject>(dev: *mut bindings::drm_device) {
+    // SAFETY: The device is valid and of `T::Driver`.
+    let drm: &drm::Device<T::Driver> = unsafe { drm::Device::from_raw(dev) };
+    let ttm = T::ttm(drm);
+    let mut next = 0;
+
+    // Nobody has the addresses of an object that is not on the list yet, and nobody gets any now.
+    while let Some(obj) = ttm.object_from(next) {
+        next = obj.id() + 1;
+        // Without signals it does not fail.
+        if let Ok(mut object) = obj.reserve(false) {
+            // SAFETY: As promised by the caller.
+            unsafe { object.view().unplug() };
+        }
+    }
+}
