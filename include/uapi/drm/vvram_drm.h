@@ -25,6 +25,8 @@ extern "C" {
 #define DRM_VVRAM_GEM_IMPORT		0x05
 #define DRM_VVRAM_GEM_COPY		0x06
 #define DRM_VVRAM_PEER_QUERY		0x07
+#define DRM_VVRAM_VM_BIND		0x08
+#define DRM_VVRAM_VM_READ		0x09
 
 /**
  * enum drm_vvram_param - what DRM_IOCTL_VVRAM_GETPARAM can be asked for
@@ -265,6 +267,79 @@ struct drm_vvram_gem_copy {
 	__u32 pad;
 };
 
+/**
+ * DRM_VVRAM_VM_SIZE - size of the address space of an open file, in bytes.
+ *
+ * It begins at address 0, and nothing is in it at first.
+ */
+#define DRM_VVRAM_VM_SIZE			(1 << 26)
+
+/**
+ * DRM_VVRAM_VM_BIND_UNBIND - take away what is at the addresses.
+ */
+#define DRM_VVRAM_VM_BIND_UNBIND		(1 << 0)
+
+/**
+ * struct drm_vvram_vm_bind - argument of DRM_IOCTL_VVRAM_VM_BIND
+ *
+ * Shows a part of an object in the address space of the file, wherever the
+ * object is, until that part is taken away or the file is closed. The address
+ * space keeps the object, also when its handle is closed. The object may move;
+ * the addresses stay.
+ *
+ * Returns -EINVAL for addresses, sizes and offsets that are not multiples of
+ * the page size, for what is not inside of the address space or of the object,
+ * and for an unknown flag; -ENOENT for an unknown handle; -EEXIST if something
+ * is at one of the addresses. With DRM_VVRAM_VM_BIND_UNBIND handle and offset
+ * must be zero, and -ENOENT says that nothing was bound to just these
+ * addresses by one call.
+ */
+struct drm_vvram_vm_bind {
+	/** @addr: in, first address. */
+	__u64 addr;
+	/** @size: in, how many bytes; not 0. */
+	__u64 size;
+	/** @offset: in, first byte of the object. */
+	__u64 offset;
+	/** @handle: in, handle of the object. */
+	__u32 handle;
+	/** @flags: in, DRM_VVRAM_VM_BIND_*. */
+	__u32 flags;
+};
+
+/**
+ * DRM_VVRAM_VM_READ_AS_IS - read by the page table as it is.
+ *
+ * Without this flag the call first brings up to date what it reads by, as for
+ * a job of a GPU. With it -EFAULT is returned for what has moved since it was
+ * used.
+ */
+#define DRM_VVRAM_VM_READ_AS_IS			(1 << 0)
+
+/**
+ * struct drm_vvram_vm_read - argument of DRM_IOCTL_VVRAM_VM_READ
+ *
+ * Reads bytes by their addresses in the address space of the file. This is for
+ * tests, which see by it that page tables follow objects.
+ *
+ * Returns -EINVAL for a size of 0, for addresses that are not inside of the
+ * address space, and for an unknown flag; -EFAULT if nothing is at one of the
+ * addresses, or data cannot be written to; -EOPNOTSUPP if that is the buffer of
+ * another device. Some bytes may have been written then.
+ */
+struct drm_vvram_vm_read {
+	/** @addr: in, first address. */
+	__u64 addr;
+	/** @size: in, how many bytes. */
+	__u64 size;
+	/** @data: in, pointer to where they go. */
+	__u64 data;
+	/** @flags: in, DRM_VVRAM_VM_READ_*. */
+	__u32 flags;
+	/** @pad: must be zero. */
+	__u32 pad;
+};
+
 /* An enum, so that Rust's bindgen resolves the numbers. */
 enum {
 	DRM_IOCTL_VVRAM_GETPARAM =
@@ -291,6 +366,12 @@ enum {
 	DRM_IOCTL_VVRAM_PEER_QUERY =
 		DRM_IOWR(DRM_COMMAND_BASE + DRM_VVRAM_PEER_QUERY,
 			 struct drm_peer_query),
+	DRM_IOCTL_VVRAM_VM_BIND =
+		DRM_IOWR(DRM_COMMAND_BASE + DRM_VVRAM_VM_BIND,
+			 struct drm_vvram_vm_bind),
+	DRM_IOCTL_VVRAM_VM_READ =
+		DRM_IOWR(DRM_COMMAND_BASE + DRM_VVRAM_VM_READ,
+			 struct drm_vvram_vm_read),
 };
 
 #if defined(__cplusplus)

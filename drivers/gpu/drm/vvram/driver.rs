@@ -31,7 +31,10 @@ use kernel::{
     pci,
     prelude::*,
     sizes::SZ_1K,
-    sync::Mutex, //
+    sync::{
+        Arc,
+        Mutex, //
+    }, //
 };
 
 use crate::{
@@ -46,7 +49,12 @@ use crate::{
         Variant, //
     },
     layout,
-    module_parameters, //
+    module_parameters,
+    vm::{
+        self,
+        Mapped,
+        Spaces, //
+    }, //
 };
 
 pub(crate) struct VvramDriver;
@@ -62,6 +70,8 @@ pub(crate) struct VvramData {
     /// What is where in VRAM and in system memory.
     #[pin]
     pub(crate) ttm: ttm::Device<BoData>,
+    /// What the address spaces of clients show.
+    pub(crate) mapped: Arc<Mapped>,
 }
 
 /// What exists while the driver is bound. Fields are dropped in this order.
@@ -70,6 +80,8 @@ pub(crate) struct BoundData<'a> {
     pub(crate) exports: peer::Exports<'a, BoData>,
     /// What works on VRAM. Dropped when all work is done.
     pub(crate) engine: KBox<dyn Engine + 'a>,
+    /// That of the DRM device.
+    pub(crate) mapped: Arc<Mapped>,
 }
 
 /// Makes a [`BoundData`] for a kind of device.
@@ -79,13 +91,14 @@ impl RegistrationInit<VvramDriver> for Bind {
     fn init<'a>(
         self,
         pdev: &'a pci::Device<device::Bound>,
-        _drm: &drm::UnregisteredDevice<VvramDriver>,
+        drm: &drm::UnregisteredDevice<VvramDriver>,
     ) -> impl PinInit<BoundData<'a>, Error> {
         let bar = self.0.vram_bar();
 
         Ok(BoundData {
             exports: peer::exports(pdev, bar)?,
             engine: self.0.engine(pdev)?,
+            mapped: drm.mapped.clone(),
         })
     }
 }
@@ -163,6 +176,7 @@ fn make_card(pdev: &pci::Device<device::Bound>, variant: &'static dyn Variant) -
         try_pin_init!(VvramData {
             _holes: layout::holes(&vram)?,
             ttm <- ttm::Device::new(vram),
+            mapped: Mapped::new()?,
         }),
     )?;
     ttm::Device::<BoData>::setup(&drm, pdev, variant.vram_bar(), cpu_visible)?;
@@ -311,6 +325,7 @@ impl drm::Driver for VvramDriver {
     fn debugfs_init(dir: &drm::debugfs::Dir<'_, Self>) {
         peer::debugfs::add_files::<BoData>(dir);
         gem::ttm::debugfs::add_files::<BoData>(dir);
+        dir.add::<Spaces>();
     }
 
     kernel::declare_drm_ioctls! {
@@ -332,5 +347,7 @@ impl drm::Driver for VvramDriver {
         (VVRAM_GEM_IMPORT, drm_vvram_gem_import, ioctl::RENDER_ALLOW, File::gem_import),
         (VVRAM_GEM_COPY, drm_vvram_gem_copy, ioctl::RENDER_ALLOW, File::gem_copy),
         (VVRAM_PEER_QUERY, drm_peer_query, ioctl::RENDER_ALLOW, peer::ioctl::query::<BoData>),
+        (VVRAM_VM_BIND, drm_vvram_vm_bind, ioctl::RENDER_ALLOW, vm::bind),
+        (VVRAM_VM_READ, drm_vvram_vm_read, ioctl::RENDER_ALLOW, vm::read),
     }
 }

@@ -43,12 +43,16 @@ use crate::{
         Bo,
         BoData, //
     },
+    vm::Vm, //
 };
 
 /// An open file of the device.
+#[pin_data]
 pub(crate) struct File {
     /// What is pinned on its behalf.
     pins: Arc<PinAccount>,
+    #[pin]
+    vm: Vm,
 }
 
 impl drm::file::DriverFile for File {
@@ -57,7 +61,7 @@ impl drm::file::DriverFile for File {
     fn open(_dev: &VvramDevice) -> Result<Pin<KBox<Self>>> {
         let pins = Arc::new(PinAccount::new(), GFP_KERNEL)?;
 
-        Ok(KBox::new(Self { pins }, GFP_KERNEL)?.into())
+        KBox::try_pin_init(try_pin_init!(Self { pins, vm <- Vm::new() }), GFP_KERNEL)
     }
 }
 
@@ -74,6 +78,11 @@ impl File {
     /// Returns the account for what is pinned on its behalf.
     pub(crate) fn pins(&self) -> &Arc<PinAccount> {
         &self.pins
+    }
+
+    /// Returns its address space.
+    pub(crate) fn vm(&self) -> &Vm {
+        &self.vm
     }
 
     /// `DRM_IOCTL_VVRAM_GETPARAM`

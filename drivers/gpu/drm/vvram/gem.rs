@@ -6,11 +6,14 @@ use kernel::{
     drm::{
         gem::{
             self,
+            mappings::mapping_hooks,
             peer::{
                 self,
                 PeerObject, //
             },
-            DriverObject, //
+            DriverObject,
+            Held,
+            Mappings, //
         },
         ttm::{
             self,
@@ -85,7 +88,19 @@ impl DriverObject for BoData {
     }
 }
 
+impl Mappings for BoData {
+    fn evicted<'a>(bound: &'a BoundData<'a>, object: &Held<'_, Bo>) {
+        bound.mapped.evicted(object.object().id());
+    }
+
+    fn zap<'a>(bound: &'a BoundData<'a>, object: &Held<'_, Bo>) {
+        bound.mapped.zap(object.object().id());
+    }
+}
+
 impl TtmObject for BoData {
+    const MAPPINGS: gem::MappingHooks<Self> = mapping_hooks();
+
     fn ttm(data: &VvramData) -> &ttm::Device<Self> {
         &data.ttm
     }

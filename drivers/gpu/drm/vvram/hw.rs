@@ -57,6 +57,9 @@ pub(crate) trait Engine: Send + Sync {
     /// Makes what the CPU wrote to VRAM visible to the device and to peers.
     fn flush(&self, vram: &Ranges);
 
+    /// Reads bytes of VRAM that the BAR shows at `at`.
+    fn read(&self, at: u64, to: &mut [u8]) -> Result;
+
     /// Does to VRAM what a loss of power does. Nothing is queued.
     fn lose_content(&self);
 }
@@ -103,6 +106,10 @@ impl Engine for CpuEngine<'_> {
 
     fn flush(&self, vram: &Ranges) {
         self.flush(vram);
+    }
+
+    fn read(&self, at: u64, to: &mut [u8]) -> Result {
+        self.read(at, to)
     }
 
     fn lose_content(&self) {

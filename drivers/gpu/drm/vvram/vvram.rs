@@ -5,6 +5,7 @@
 //! The reference for drivers that adopt [`kernel::drm::gem::peer`]. The layers, from the top:
 //! `file` (the ioctls), `gem` (the objects and how the layers of the kernel crate see them),
 //! `driver` (probe and what exists while the driver is bound), `hw` (what differs between devices),
+//! `vm` (address spaces of clients, as a GPU with page tables has them),
 //! `layout` (VRAM that is not in order, or not all there, to test the layers with that).
 
 mod driver;
@@ -12,6 +13,7 @@ mod file;
 mod gem;
 mod hw;
 mod layout;
+mod vm;
 
 use crate::driver::VvramDriver;
 

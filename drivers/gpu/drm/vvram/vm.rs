@@ -1,0 +1,538 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Address spaces of clients, as a GPU with page tables has them.
+//!
+//! The device has no page tables; these are shadows, which nothing but [`read`] goes through. They
+//! show what a driver does that has some. An entry has the place of a page: an offset in VRAM, the
+//! address of system memory, or that at which the device reaches the buffer of another one. It is
+//! filled with the reservation of the object held, and cleared by [`Mappings`] when the object
+//! leaves that place. The layer says when; objects are found by their numbers in the list of all
+//! mappings of the device.
+//!
+//! Entries that were cleared are filled again when the client uses the address space, which is what
+//! [`read`] does: as with a job of a GPU, what it needs is where it has to be before it begins. A
+//! copy of bytes between objects is no such use: the engine gets places and not addresses of a
+//! client.
+//!
+//! # Locking
+//!
+//! From the outside to the inside: the space of a client, the reservation of an object, the list of
+//! all mappings, the entries of a space. The last two are taken by code that signals fences, so no
+//! memory is allocated with them held.
+
+use kernel::{
+    dma_resv::Usage,
+    drm::{
+        self,
+        exec::Flag,
+        gem::{
+            mappings::Address,
+            BaseObject,
+            Held, //
+        },
+        ttm::{
+            OpCtx,
+            Place, //
+        },
+        vram::MemType,
+        Registered, //
+    },
+    new_mutex,
+    page::{
+        PAGE_SHIFT,
+        PAGE_SIZE, //
+    },
+    prelude::*,
+    rbtree::{
+        RBTree,
+        RBTreeNode, //
+    },
+    seq_file::SeqFile,
+    seq_print,
+    sync::{
+        aref::ARef,
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
+        Arc,
+        Mutex, //
+    },
+    uaccess::{
+        UserPtr,
+        UserSlice, //
+    },
+    uapi, //
+};
+
+use crate::{
+    driver::{
+        BoundData,
+        VvramDevice,
+        VvramDriver, //
+    },
+    file::File,
+    gem::Bo, //
+};
+
+/// How many pages an address space has.
+const PAGES: usize = uapi::DRM_VVRAM_VM_SIZE as usize >> PAGE_SHIFT;
+
+/// Where to find a mapping of an object.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Key {
+    object: u64,
+    space: u64,
+    first: usize,
+}
+
+/// The entries of an address space, one for each page.
+#[pin_data]
+struct Table {
+    #[pin]
+    entries: Mutex<KVVec<Option<Address>>>,
+}
+
+/// A part of an object in an address space.
+struct Mapping {
+    table: Arc<Table>,
+    /// The first page of the address space.
+    first: usize,
+    pages: usize,
+    /// The offset in the object.
+    offset: u64,
+    /// The object has moved, or is about to: the entries are to be filled again.
+    evicted: Atomic<bool>,
+}
+
+impl Mapping {
+    /// Fills the entries with where the object is.
+    fn fill(&self, dev: &VvramDevice<Registered>, object: &mut Held<'_, Bo>) -> Result {
+        let ctx = &mut OpCtx::interruptible();
+        let is_import = object.object().as_import().is_some();
+
+        if !is_import && !matches!(object.mem_type(), Some(MemType::Vram | MemType::Tt)) {
+            // It may have been swapped out.
+            object.validate(&[Place::TT], ctx)?;
+        }
+        let placed = object.placed(dev, ctx)?;
+
+        let mut entries = self.table.entries.lock();
+        for (page, entry) in entries
+            .iter_mut()
+            .skip(self.first)
+            .take(self.pages)
+            .enumerate()
+        {
+            let at = self.offset + ((page as u64) << PAGE_SHIFT);
+            let (address, _) = placed.address(at).ok_or(EINVAL)?;
+
+            *entry = Some(address);
+        }
+        self.evicted.store(false, Relaxed);
+        Ok(())
+    }
+
+    fn clear(&self) {
+        let mut entries = self.table.entries.lock();
+
+        for entry in entries.iter_mut().skip(self.first).take(self.pages) {
+            *entry = None;
+        }
+    }
+
+    /// Returns how many entries are present, and how many of them lead elsewhere than to the
+    /// object.
+    fn checked(&self, mut is_at: impl FnMut(u64, Address) -> bool) -> (usize, usize) {
+        let entries = self.table.entries.lock();
+        let (mut present, mut wrong) = (0, 0);
+
+        for (page, entry) in entries.iter().skip(self.first).take(self.pages).enumerate() {
+            let at = self.offset + ((page as u64) << PAGE_SHIFT);
+
+            if let Some(address) = entry {
+                present += 1;
+                wrong += usize::from(!is_at(at, *address));
+            }
+        }
+        (present, wrong)
+    }
+}
+
+/// All mappings of the objects of a device.
+#[pin_data]
+pub(crate) struct Mapped {
+    #[pin]
+    list: Mutex<RBTree<Key, Arc<Mapping>>>,
+    spaces: Atomic<u64>,
+}
+
+impl Mapped {
+    pub(crate) fn new() -> Result<Arc<Self>> {
+        Arc::pin_init(
+            pin_init!(Self {
+                list <- new_mutex!(RBTree::new(), "vvram::mapped"),
+                spaces: Atomic::new(0),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    /// Calls `f` with each mapping of an object.
+    fn each(&self, object: u64, mut f: impl FnMut(&Key, &Mapping)) {
+        let list = self.list.lock();
+        let mut from = Key {
+            object,
+            space: 0,
+            first: 0,
+        };
+
+        while let Some(cursor) = list.cursor_lower_bound(&from) {
+            let (key, mapping) = cursor.current();
+            if key.object != object {
+                break;
+            }
+            f(key, mapping);
+            from = *key;
+            from.first += 1;
+        }
+    }
+
+    /// Lets the next use of an object's mappings fill them again.
+    pub(crate) fn evicted(&self, object: u64) {
+        self.each(object, |_, mapping| mapping.evicted.store(true, Relaxed));
+    }
+
+    /// Clears all entries that lead to an object.
+    pub(crate) fn zap(&self, object: u64) {
+        self.each(object, |_, mapping| mapping.clear());
+    }
+
+    /// Prints the mappings of an object, whose reservation is held.
+    fn print(&self, m: &SeqFile, object: u64, mut is_at: impl FnMut(u64, Address) -> bool) {
+        self.each(object, |key, mapping| {
+            let (present, wrong) = mapping.checked(&mut is_at);
+
+            seq_print!(
+                m,
+                "space={} object={object} addr={:#x} offset={:#x} pages={} present={present} \
+                 wrong={wrong} evicted={}\n",
+                key.space,
+                mapping.first << PAGE_SHIFT,
+                mapping.offset,
+                mapping.pages,
+                u8::from(mapping.evicted.load(Relaxed))
+            );
+        });
+    }
+}
+
+/// A mapping, with the object that it keeps.
+struct Bound {
+    object: ARef<Bo>,
+    mapping: Arc<Mapping>,
+}
+
+/// The address space of a client that has one.
+struct Space {
+    mapped: Arc<Mapped>,
+    id: u64,
+    table: Arc<Table>,
+    bound: RBTree<usize, Bound>,
+}
+
+impl Space {
+    fn new(mapped: &Arc<Mapped>) -> Result<Self> {
+        let mut entries = KVVec::new();
+
+        entries.resize(PAGES, None, GFP_KERNEL)?;
+        Ok(Self {
+            mapped: mapped.clone(),
+            id: mapped.spaces.fetch_add(1, Relaxed) + 1,
+            table: Arc::pin_init(
+                pin_init!(Table {
+                    entries <- new_mutex!(entries, "vvram::entries"),
+                }),
+                GFP_KERNEL,
+            )?,
+            bound: RBTree::new(),
+        })
+    }
+
+    fn key(&self, object: u64, first: usize) -> Key {
+        Key {
+            object,
+            space: self.id,
+            first,
+        }
+    }
+
+    /// Returns what is at a page.
+    fn at(&self, page: usize) -> Option<&Bound> {
+        self.bound.values().find(|bound| {
+            let mapping = &bound.mapping;
+
+            (mapping.first..mapping.first + mapping.pages).contains(&page)
+        })
+    }
+
+    /// Tells whether something is at one of the pages before `end`.
+    fn has_any(&self, first: usize, end: usize) -> bool {
+        self.bound.values().any(|bound| {
+            let mapping = &bound.mapping;
+
+            mapping.first < end && first < mapping.first + mapping.pages
+        })
+    }
+
+    fn bind(
+        &mut self,
+        dev: &VvramDevice<Registered>,
+        object: ARef<Bo>,
+        offset: u64,
+        first: usize,
+        pages: usize,
+    ) -> Result {
+        let mapping = Arc::new(
+            Mapping {
+                table: self.table.clone(),
+                first,
+                pages,
+                offset,
+                evicted: Atomic::new(true),
+            },
+            GFP_KERNEL,
+        )?;
+        let id = object.id();
+        let listed = RBTreeNode::new(self.key(id, first), mapping.clone(), GFP_KERNEL)?;
+        let bound = Bound { object, mapping };
+        let bound = RBTreeNode::new(first, bound, GFP_KERNEL)?;
+
+        // From here on the object takes the mapping along.
+        self.mapped.list.lock().insert(listed);
+        self.bound.insert(bound);
+        let filled = self
+            .at(first)
+            .ok_or(ENOENT)
+            .and_then(|bound| bound.with(dev, |_, _| Ok(())));
+        if filled.is_err() {
+            self.unbind(first);
+        }
+        filled
+    }
+
+    fn unbind(&mut self, first: usize) {
+        if let Some(bound) = self.bound.remove(&first) {
+            self.mapped
+                .list
+                .lock()
+                .remove(&self.key(bound.object.id(), first));
+            bound.mapping.clear();
+        }
+    }
+}
+
+impl Drop for Space {
+    fn drop(&mut self) {
+        for (first, bound) in &self.bound {
+            self.mapped
+                .list
+                .lock()
+                .remove(&self.key(bound.object.id(), *first));
+        }
+    }
+}
+
+impl Bound {
+    /// Calls `f` with the object reserved, and its entries filled.
+    fn with(
+        &self,
+        dev: &VvramDevice<Registered>,
+        mut f: impl FnMut(&Mapping, &mut Held<'_, Bo>) -> Result,
+    ) -> Result {
+        dev.ttm.exec(Flag::Interruptible, |exec| {
+            let mut object = self.object.lock(exec)?.ok_or(EALREADY)?;
+
+            if self.mapping.evicted.load(Relaxed) {
+                self.mapping.fill(dev, &mut object)?;
+            }
+            f(&self.mapping, &mut object)
+        })
+    }
+
+    /// As [`Self::with`], with the entries as they are.
+    fn as_is(
+        &self,
+        dev: &VvramDevice<Registered>,
+        mut f: impl FnMut(&Mapping, &mut Held<'_, Bo>) -> Result,
+    ) -> Result {
+        dev.ttm.exec(Flag::Interruptible, |exec| {
+            f(&self.mapping, &mut self.object.lock(exec)?.ok_or(EALREADY)?)
+        })
+    }
+}
+
+/// The address space of a client, which begins with its first mapping.
+#[pin_data]
+pub(crate) struct Vm {
+    #[pin]
+    space: Mutex<Option<Space>>,
+}
+
+impl Vm {
+    pub(crate) fn new() -> impl PinInit<Self, Error> {
+        try_pin_init!(Self {
+            space <- new_mutex!(None, "vvram::space"),
+        })
+    }
+}
+
+/// Returns the number of a page, or of pages.
+fn page_number(bytes: u64) -> Result<usize> {
+    if bytes % PAGE_SIZE as u64 != 0 {
+        return Err(EINVAL);
+    }
+    Ok(usize::try_from(bytes >> PAGE_SHIFT)?)
+}
+
+/// `DRM_IOCTL_VVRAM_VM_BIND`
+pub(crate) fn bind(
+    dev: &VvramDevice<Registered>,
+    _bound: &BoundData<'_>,
+    args: &mut uapi::drm_vvram_vm_bind,
+    file: &drm::File<File>,
+) -> Result<u32> {
+    let (first, pages) = (page_number(args.addr)?, page_number(args.size)?);
+    let end = first.checked_add(pages).ok_or(EINVAL)?;
+    if pages == 0 || end > PAGES || args.flags & !uapi::DRM_VVRAM_VM_BIND_UNBIND != 0 {
+        return Err(EINVAL);
+    }
+
+    let mut space = file.inner().get_ref().vm().space.lock();
+    if args.flags & uapi::DRM_VVRAM_VM_BIND_UNBIND != 0 {
+        if args.handle != 0 || args.offset != 0 {
+            return Err(EINVAL);
+        }
+        let space = (*space).as_mut().ok_or(ENOENT)?;
+        let found = space.bound.get(&first).ok_or(ENOENT)?;
+
+        if found.mapping.pages != pages {
+            return Err(ENOENT);
+        }
+        space.unbind(first);
+        return Ok(0);
+    }
+
+    let object = Bo::lookup_handle(file, args.handle)?;
+    page_number(args.offset)?;
+    let end_in_object = args.offset.checked_add(args.size).ok_or(EINVAL)?;
+    if end_in_object > object.size() as u64 {
+        return Err(EINVAL);
+    }
+
+    if space.is_none() {
+        *space = Some(Space::new(&dev.mapped)?);
+    }
+    let space = (*space).as_mut().ok_or(EINVAL)?;
+    if space.has_any(first, end) {
+        return Err(EEXIST);
+    }
+    space.bind(dev, object, args.offset, first, pages)?;
+    Ok(0)
+}
+
+/// `DRM_IOCTL_VVRAM_VM_READ`
+pub(crate) fn read(
+    dev: &VvramDevice<Registered>,
+    bound: &BoundData<'_>,
+    args: &mut uapi::drm_vvram_vm_read,
+    file: &drm::File<File>,
+) -> Result<u32> {
+    let end = args.addr.checked_add(args.size).ok_or(EINVAL)?;
+    if args.pad != 0
+        || args.size == 0
+        || end > u64::from(uapi::DRM_VVRAM_VM_SIZE)
+        || args.flags & !uapi::DRM_VVRAM_VM_READ_AS_IS != 0
+    {
+        return Err(EINVAL);
+    }
+
+    let space = file.inner().get_ref().vm().space.lock();
+    let space = space.as_ref().ok_or(EFAULT)?;
+    let to = UserPtr::from_addr(usize::try_from(args.data)?);
+    let mut to = UserSlice::new(to, usize::try_from(args.size)?).writer();
+    let mut bytes = KVec::from_elem(0u8, PAGE_SIZE, GFP_KERNEL)?;
+    let mut at = args.addr;
+
+    while at < end {
+        // CAST: Both are below the size of an address space.
+        let (page, skip) = ((at >> PAGE_SHIFT) as usize, at as usize % PAGE_SIZE);
+        let len = (PAGE_SIZE - skip).min((end - at) as usize);
+        let bytes = &mut bytes[..len];
+        let here = space.at(page).ok_or(EFAULT)?;
+        let page_by = |mapping: &Mapping, object: &mut Held<'_, Bo>| {
+            read_page(dev, bound, mapping, object, page, skip, &mut *bytes)
+        };
+
+        if args.flags & uapi::DRM_VVRAM_VM_READ_AS_IS != 0 {
+            here.as_is(dev, page_by)
+        } else {
+            here.with(dev, page_by)
+        }?;
+        to.write_slice(bytes)?;
+        at += len as u64;
+    }
+    Ok(0)
+}
+
+/// Reads bytes of a page by its entry.
+fn read_page(
+    dev: &VvramDevice<Registered>,
+    bound: &BoundData<'_>,
+    mapping: &Mapping,
+    object: &mut Held<'_, Bo>,
+    page: usize,
+    skip: usize,
+    to: &mut [u8],
+) -> Result {
+    // The content may be on its way.
+    object.resv().resv().wait(Usage::Kernel, true)?;
+
+    let entry = mapping.table.entries.lock().get(page).copied().flatten();
+    match entry.ok_or(EFAULT)?.after(skip as u64) {
+        Address::Vram(at) => {
+            let at = dev.ttm.allocator().bar_offset(at).ok_or(EFAULT)?;
+
+            bound.engine.read(at, to)
+        }
+        address => {
+            let in_object = ((page - mapping.first) << PAGE_SHIFT) + skip;
+
+            object.read_system(mapping.offset + in_object as u64, address, to)
+        }
+    }
+}
+
+/// The file `spaces` in debugfs: all mappings, with what of their entries is present, and wrong.
+pub(crate) struct Spaces;
+
+#[vtable]
+impl drm::debugfs::File for Spaces {
+    type Driver = VvramDriver;
+
+    const NAME: &'static CStr = c"spaces";
+
+    fn show(dev: &VvramDevice<Registered>, m: &SeqFile) -> Result {
+        let mut next = 0;
+
+        while let Some(object) = dev.ttm.object_from(next) {
+            let id = object.id();
+            let mut reserved = object.reserve(true)?;
+
+            next = id + 1;
+            dev.mapped
+                .print(m, id, |at, address| reserved.is_at(at, address));
+        }
+        Ok(())
+    }
+}
