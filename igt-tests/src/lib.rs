@@ -48,6 +48,7 @@ pub mod uapi;
 pub mod user;
 pub mod verbs;
 pub mod vfio;
+pub mod vm;
 pub mod window;
 
 pub use check::{errno_name, expect_errno, Need, Outcome, Stop, SysError};

@@ -444,6 +444,52 @@ pub const VVRAM_GEM_COPY: u64 = iowr::<VvramGemCopy>(DRM, DRM_COMMAND_BASE + 6);
 /// PEER_QUERY.
 pub const VVRAM_PEER_QUERY: u64 = iowr::<PeerQuery>(DRM, DRM_COMMAND_BASE + 7);
 
+/// Size of an address space in bytes.
+pub const VM_SIZE: u64 = 1 << 26;
+/// Take away what is at the addresses.
+pub const VM_BIND_UNBIND: u32 = 1 << 0;
+
+/// `struct drm_vvram_vm_bind`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct VvramVmBind {
+    /// First address.
+    pub addr: u64,
+    /// Bytes.
+    pub size: u64,
+    /// First byte of the object.
+    pub offset: u64,
+    /// Handle.
+    pub handle: u32,
+    /// `VM_BIND_*`.
+    pub flags: u32,
+}
+
+/// VM_BIND.
+pub const VVRAM_VM_BIND: u64 = iowr::<VvramVmBind>(DRM, DRM_COMMAND_BASE + 8);
+
+/// Read by the page table as it is.
+pub const VM_READ_AS_IS: u32 = 1 << 0;
+
+/// `struct drm_vvram_vm_read`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct VvramVmRead {
+    /// First address.
+    pub addr: u64,
+    /// Bytes.
+    pub size: u64,
+    /// Where they go.
+    pub data: u64,
+    /// `VM_READ_*`.
+    pub flags: u32,
+    /// Zero.
+    pub pad: u32,
+}
+
+/// VM_READ.
+pub const VVRAM_VM_READ: u64 = iowr::<VvramVmRead>(DRM, DRM_COMMAND_BASE + 9);
+
 /// GEM_IMPORT.
 pub const VVRAM_GEM_IMPORT: u64 = iowr::<VvramGemImport>(DRM, DRM_COMMAND_BASE + 5);
 
@@ -855,6 +901,8 @@ const _: () = {
     assert!(VVRAM_GEM_IMPORT == 0xc018_6445);
     assert!(VVRAM_GEM_COPY == 0xc030_6446);
     assert!(VVRAM_PEER_QUERY == 0xc038_6447);
+    assert!(VVRAM_VM_BIND == 0xc020_6448);
+    assert!(VVRAM_VM_READ == 0xc020_6449);
     assert!(EDU_PEER_IOC_ATTACH == 0xc010_ed10);
     assert!(EDU_PEER_IOC_DETACH == 0x0000_ed11);
     assert!(EDU_PEER_IOC_TRANSFER == 0xc020_ed16);

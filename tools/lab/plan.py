@@ -34,7 +34,7 @@ ONCE = ("vvram_async", "vvram_badinput", "vvram_compat", "vvram_copy", "vvram_cr
         "vvram_import", "vvram_leaks", "vvram_limits", "vvram_lru", "vvram_mmap",
         "vvram_modules", "vvram_params", "vvram_pm", "vvram_prime", "vvram_signals",
         "vvram_sleep", "vvram_smallbar", "vvram_split", "vvram_storm", "vvram_trace", "vvram_usage",
-        "vvram_user", "vvram_views", "vvram_vmap",
+        "vvram_user", "vvram_views", "vvram_vm", "vvram_vmap",
         # Last: an allocation that fails may turn checks of the kernel off.
         *FAULTS)
 ONCE_BOOTS = 2
@@ -48,7 +48,7 @@ BOUNCED = ("vvram_bounce", "vvram_sync")
 # other fails. Of the policy, what has to do with VRAM. By default and in `make soak`.
 SCRAMBLED = ("vvram_copy", "vvram_matrix@vram-dynamic", "vvram_matrix@vram-revocable",
              "vvram_matrix@either-dynamic", "vvram_matrix@either-pinned", "vvram_mmap", "vvram_move",
-             "vvram_p2p", "vvram_views", "vvram_vmap")
+             "vvram_p2p", "vvram_views", "vvram_vm", "vvram_vmap")
 SCRAMBLED_SOAK = (*SCRAMBLED, "vvram_export", "vvram_matrix", "vvram_storm")
 # Machines of a topology that differ from it, by the name that their boots and mutations have.
 VARIANTS = {"bounce": "swiotlb=force", "scramble": "vvram.scramble=1 vvram.holes=1"}

@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use vvram_tests::debugfs::DebugFs;
 use vvram_tests::drm::{path_name, reason_name, text, Attachment, Drm, Gem};
 use vvram_tests::map::PAGE;
 use vvram_tests::misc;
@@ -11,7 +12,7 @@ use vvram_tests::pci::PciDevice;
 use vvram_tests::proc::Child;
 use vvram_tests::rebind::Unbinding;
 use vvram_tests::scene::{patterns, placed, squeeze, Expect};
-use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome, Stop};
+use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, vm, Outcome, Stop};
 
 const PAGE64: u64 = PAGE as u64;
 const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
@@ -406,6 +407,44 @@ fn crosswise() -> Outcome {
     path()
 }
 
+/// Page tables of the importer are cleared when the exporter moves the buffer, and filled anew.
+fn page_tables() -> Outcome {
+    let mut pair = Pair::open()?;
+    for _ in 0..2 {
+        let object = pair.a.create_flags(4 * PAGE64, EITHER)?;
+        let import = pair.b.import(&object.export()?)?;
+        let (exporter, importer) = (DebugFs::open(&pair.gpu_a)?, DebugFs::open(&pair.gpu_b)?);
+        let (here, there) = (object.info()?.id, import.info()?.id);
+        pair.b.vm_bind(&import, 0)?;
+        for _ in 0..3 {
+            vm::shown(&importer, there, true)?;
+            let told = import.import_info()?.invalidations;
+            let place = match object.info()?.placement {
+                uapi::PLACEMENT_VRAM => "system",
+                _ => "vram",
+            };
+            exporter.write("move", &format!("{here} {place}"))?;
+            // At once, or as soon as the copy of the last move is done.
+            let cleared = misc::poll(LIMIT, || vm::shown(&importer, there, false).ok());
+            check!(cleared.is_some(), "entries lead to where the buffer was");
+            expect_errno(
+                "a read by the address for a device",
+                pair.b.vm_read(0, 8, 0),
+                libc::EOPNOTSUPP,
+            )?;
+            vm::shown(&importer, there, true)?;
+            check!(
+                import.import_info()?.invalidations > told,
+                "the importer was not told"
+            );
+        }
+        drop((import, object));
+        pair.b.vm_unbind(0, 4 * PAGE64)?;
+        pair = pair.swapped();
+    }
+    Ok(())
+}
+
 igt_main! {
     "path", "bus address, host bridge or system memory, and the bytes", path;
     "vram-or-fail", "peer to peer or refused with the reason", vram_or_fail;
@@ -414,4 +453,5 @@ igt_main! {
     "unbind-exporter", "the importer lets go and gets ENODEV", unbind_exporter;
     "unbind-importer", "it is detached when its driver goes", unbind_importer;
     "crosswise", "both import from each other under pressure", crosswise;
+    "page-tables", "page tables of the importer, while the exporter moves the buffer", page_tables;
 }

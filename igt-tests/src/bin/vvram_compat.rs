@@ -269,7 +269,7 @@ fn unknown() -> Outcome {
         let request = uapi::ioc(3, 0xed, 0x7f, 8);
         let result = ioctl(peer.fd(), request, &mut argument, what);
         expect_errno("no request of edu_peer", result, libc::ENOTTY)?;
-        let request = uapi::ioc(3, u64::from(b'd'), uapi::DRM_COMMAND_BASE + 8, 8);
+        let request = uapi::ioc(3, u64::from(b'd'), uapi::DRM_COMMAND_BASE + 10, 8);
         let result = ioctl(drm.fd(), request, &mut argument, what);
         expect_errno("no request of vvram", result, libc::EINVAL)?;
     }

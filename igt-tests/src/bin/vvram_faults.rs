@@ -1018,6 +1018,7 @@ igt_main! {
     "resume", "what wakes the device", resume;
     "suspend", "a suspend in which VRAM loses its content, and the resume after it", suspend;
     "bar-export", "the operations of bar_export", bar_export;
+    "vm", "address spaces", vvram_tests::vm::faults;
     "probe", "the probe of each driver", probe;
     "probing-worker", "a probe by a worker", probing_worker;
     "workers", "what is done in the background", workers;

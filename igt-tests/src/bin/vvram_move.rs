@@ -17,7 +17,7 @@ use vvram_tests::scene::{
     cpu_reads, in_system_memory, patterns, peer_reads, peer_writes, placed, squeeze, squeeze_idle,
     works, Expect, Scene,
 };
-use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome, Stop};
+use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, vm, Outcome, Stop};
 
 const PAGE64: u64 = PAGE as u64;
 const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
@@ -632,6 +632,8 @@ fn storm() -> Outcome {
     let map = object.map()?;
     let buffer = object.export()?;
     scene.peer.attach(&buffer, Mode::Dynamic)?;
+    let debugfs = DebugFs::open(&scene.gpu)?;
+    scene.drm.vm_bind(&object, 0)?;
     // Each time the object has come to VRAM, it has to go, while the peer is at work on it.
     let mut child = Child::spawn(|| {
         let drm = Drm::open()?;
@@ -659,6 +661,15 @@ fn storm() -> Outcome {
             map.fill(pattern);
         }
         peer_reads(&scene.peer, pattern, &[page])?;
+        // Page tables of the device lead to the object, or nowhere, also when filled again.
+        vm::mappings(&debugfs)?;
+        let seen = scene.drm.vm_read(page as u64 * PAGE64, PAGE, 0)?;
+        check_eq!(
+            pattern.verify(&seen, page as u64 * PAGE64),
+            Ok(()),
+            "bytes by the page table"
+        );
+        vm::mappings(&debugfs)?;
         let status = scene.peer.status()?;
         told = status.invalidations;
         // The next transfer maps it again, in VRAM if there is room at the moment.

@@ -1,0 +1,499 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Page tables that follow objects: what they show is where the object is, or nothing.
+
+use std::fs;
+use std::thread;
+use std::time::Duration;
+
+use vvram_tests::debugfs::DebugFs;
+use vvram_tests::drm::{Drm, Gem};
+use vvram_tests::foreign::{self, Kind};
+use vvram_tests::map::PAGE;
+use vvram_tests::misc;
+use vvram_tests::pattern::Pattern;
+use vvram_tests::pci::PciDevice;
+use vvram_tests::proc::Child;
+use vvram_tests::rebind::Unbound;
+use vvram_tests::scene::{patterns, placed, squeeze_idle, works};
+use vvram_tests::uapi::{VvramVmBind, VvramVmRead};
+use vvram_tests::vm::{mapping_of, mappings, shown};
+use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome, Stop};
+
+const PAGE64: u64 = PAGE as u64;
+const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
+const VRAM: u32 = uapi::PLACEMENT_VRAM;
+const SYSTEM: u32 = uapi::PLACEMENT_SYSTEM;
+const AS_IS: u32 = uapi::VM_READ_AS_IS;
+const LIMIT: Duration = Duration::from_secs(20);
+/// Where objects are bound.
+const AT: u64 = 5 * PAGE64;
+
+/// A device and its debugfs.
+struct Gpu {
+    drm: Drm,
+    debugfs: DebugFs,
+    device: PciDevice,
+}
+
+impl Gpu {
+    #[track_caller]
+    fn open() -> Result<Self, Stop> {
+        let device = PciDevice::vvram()?;
+        let gpu = Self {
+            drm: Drm::open_on(&device)?,
+            debugfs: DebugFs::open(&device)?,
+            device,
+        };
+        check_eq!(mappings(&gpu.debugfs)?, [], "mappings at first");
+        Ok(gpu)
+    }
+
+    /// Moves an object to `vram` or `system`.
+    #[track_caller]
+    fn force(&self, object: &Gem<'_>, to: &str) -> Outcome {
+        let id = object.info()?.id;
+        Ok(self.debugfs.write("move", &format!("{id} {to}"))?)
+    }
+
+    /// Reads all of what is bound to an address and compares it.
+    #[track_caller]
+    fn reads(&self, addr: u64, size: u64, pattern: Pattern, flags: u32) -> Outcome {
+        let bytes = self.drm.vm_read(addr, size as usize, flags)?;
+        match pattern.verify(&bytes, 0) {
+            Ok(()) => Ok(()),
+            Err(mismatch) => fail!("read at {addr:#x}: {mismatch}"),
+        }
+    }
+
+    /// Checks that an object has moved away from what the page table had, and is shown again when
+    /// it is used.
+    #[track_caller]
+    fn follows(&self, object: &Gem<'_>, pattern: Pattern, place: u32) -> Outcome {
+        let id = object.info()?.id;
+        placed(object, place)?;
+        shown(&self.debugfs, id, false)?;
+        expect_errno(
+            "a read by entries that were cleared",
+            self.drm.vm_read(AT, 8, AS_IS),
+            libc::EFAULT,
+        )?;
+        self.reads(AT, object.size(), pattern, 0)?;
+        // The use does not move it.
+        placed(object, place)?;
+        shown(&self.debugfs, id, true)?;
+        self.reads(AT, object.size(), pattern, AS_IS)
+    }
+}
+
+/// Objects in both kinds of memory, parts of them, and an end.
+fn bind() -> Outcome {
+    let gpu = Gpu::open()?;
+    let (a, b) = patterns();
+    let vram = gpu.drm.create_flags(7 * PAGE64, EITHER)?;
+    let local = gpu.drm.create_flags(3 * PAGE64, uapi::CREATE_SYSTEM)?;
+    vram.map()?.fill(a);
+    local.map()?.fill(b);
+    placed(&vram, VRAM)?;
+    placed(&local, SYSTEM)?;
+    gpu.drm.vm_bind(&vram, AT)?;
+    gpu.drm.vm_bind(&local, AT + 7 * PAGE64)?;
+    for (object, pages) in [(&vram, 7), (&local, 3)] {
+        let mapping = mapping_of(&gpu.debugfs, object.info()?.id)?;
+        check_eq!(mapping.pages, pages, "pages");
+        check_eq!(
+            (mapping.present, mapping.evicted),
+            (pages, false),
+            "entries"
+        );
+    }
+    for flags in [0, AS_IS] {
+        gpu.reads(AT, 7 * PAGE64, a, flags)?;
+        gpu.reads(AT + 7 * PAGE64, 3 * PAGE64, b, flags)?;
+        // Over the end of the one object and of pages.
+        let at = AT + 7 * PAGE64;
+        let bytes = gpu.drm.vm_read(at - PAGE64 - 11, 2 * PAGE + 22, flags)?;
+        let (of_a, of_b) = bytes.split_at(PAGE + 11);
+        check_eq!(
+            (a.verify(of_a, 6 * PAGE64 - 11), b.verify(of_b, 0)),
+            (Ok(()), Ok(())),
+            "bytes at the end and at the beginning"
+        );
+    }
+
+    // A part of an object that is there twice.
+    gpu.drm.vm_bind_raw(VvramVmBind {
+        addr: 0,
+        size: 2 * PAGE64,
+        offset: 3 * PAGE64,
+        handle: vram.handle(),
+        flags: 0,
+    })?;
+    let bytes = gpu.drm.vm_read(0, 2 * PAGE, AS_IS)?;
+    check_eq!(a.verify(&bytes, 3 * PAGE64), Ok(()), "bytes of the part");
+    check_eq!(mappings(&gpu.debugfs)?.len(), 3, "mappings");
+
+    gpu.drm.vm_unbind(AT, 7 * PAGE64)?;
+    expect_errno(
+        "an address without an object",
+        gpu.drm.vm_read(AT, 1, 0),
+        libc::EFAULT,
+    )?;
+    expect_errno(
+        "a second unbind",
+        gpu.drm.vm_unbind(AT, 7 * PAGE64),
+        libc::ENOENT,
+    )?;
+    gpu.reads(AT + 7 * PAGE64, 3 * PAGE64, b, 0)?;
+    // The other part is still there, and follows.
+    gpu.force(&vram, "system")?;
+    shown(&gpu.debugfs, vram.info()?.id, false)?;
+    let bytes = gpu.drm.vm_read(0, 2 * PAGE, 0)?;
+    check_eq!(a.verify(&bytes, 3 * PAGE64), Ok(()), "bytes of the part");
+    shown(&gpu.debugfs, vram.info()?.id, true)
+}
+
+/// What cannot be bound or read, after which nothing is bound that was not.
+fn bad_input() -> Outcome {
+    let gpu = Gpu::open()?;
+    let object = gpu.drm.create_flags(4 * PAGE64, EITHER)?;
+    let good = VvramVmBind {
+        addr: AT,
+        size: 2 * PAGE64,
+        offset: PAGE64,
+        handle: object.handle(),
+        flags: 0,
+    };
+    let end = uapi::VM_SIZE;
+    expect_errno("nothing is bound", gpu.drm.vm_read(AT, 1, 0), libc::EFAULT)?;
+    expect_errno(
+        "an unbind before a bind",
+        gpu.drm.vm_unbind(AT, PAGE64),
+        libc::ENOENT,
+    )?;
+    for bad in [
+        VvramVmBind {
+            addr: AT + 1,
+            ..good
+        },
+        VvramVmBind { size: 0, ..good },
+        VvramVmBind {
+            size: PAGE64 - 1,
+            ..good
+        },
+        VvramVmBind { offset: 8, ..good },
+        VvramVmBind {
+            offset: 3 * PAGE64,
+            ..good
+        },
+        VvramVmBind {
+            offset: u64::MAX - PAGE64 + 1,
+            ..good
+        },
+        VvramVmBind { addr: end, ..good },
+        VvramVmBind {
+            addr: end - PAGE64,
+            ..good
+        },
+        VvramVmBind {
+            addr: u64::MAX - PAGE64 + 1,
+            ..good
+        },
+        VvramVmBind { flags: 2, ..good },
+        VvramVmBind {
+            flags: uapi::VM_BIND_UNBIND,
+            ..good
+        },
+        VvramVmBind {
+            flags: uapi::VM_BIND_UNBIND,
+            handle: 0,
+            ..good
+        },
+    ] {
+        expect_errno(&format!("{bad:?}"), gpu.drm.vm_bind_raw(bad), libc::EINVAL)?;
+    }
+    expect_errno(
+        "no object",
+        gpu.drm.vm_bind_raw(VvramVmBind {
+            handle: 0xdead,
+            ..good
+        }),
+        libc::ENOENT,
+    )?;
+    check_eq!(mappings(&gpu.debugfs)?, [], "mappings after errors");
+
+    gpu.drm.vm_bind_raw(good)?;
+    for addr in [AT, AT - PAGE64, AT + PAGE64] {
+        expect_errno(
+            "addresses that are taken",
+            gpu.drm.vm_bind_raw(VvramVmBind { addr, ..good }),
+            libc::EEXIST,
+        )?;
+    }
+    for (addr, size) in [
+        (AT, PAGE64),
+        (AT + PAGE64, PAGE64),
+        (AT - PAGE64, 3 * PAGE64),
+    ] {
+        expect_errno(
+            "an unbind of something else",
+            gpu.drm.vm_unbind(addr, size),
+            libc::ENOENT,
+        )?;
+    }
+    let mut byte = 0u8;
+    let read = VvramVmRead {
+        addr: AT,
+        size: 1,
+        data: &raw mut byte as u64,
+        flags: 0,
+        pad: 0,
+    };
+    for (bad, errno) in [
+        (VvramVmRead { size: 0, ..read }, libc::EINVAL),
+        (VvramVmRead { flags: 2, ..read }, libc::EINVAL),
+        (VvramVmRead { pad: 1, ..read }, libc::EINVAL),
+        (VvramVmRead { addr: end, ..read }, libc::EINVAL),
+        (
+            VvramVmRead {
+                addr: u64::MAX,
+                ..read
+            },
+            libc::EINVAL,
+        ),
+        (VvramVmRead { data: 0, ..read }, libc::EFAULT),
+        (
+            VvramVmRead {
+                addr: AT - 1,
+                ..read
+            },
+            libc::EFAULT,
+        ),
+        (
+            VvramVmRead {
+                addr: AT + 2 * PAGE64,
+                ..read
+            },
+            libc::EFAULT,
+        ),
+    ] {
+        // SAFETY: there is a byte, or the address is null.
+        expect_errno(
+            &format!("{bad:?}"),
+            unsafe { gpu.drm.vm_read_raw(bad) },
+            errno,
+        )?;
+    }
+    // Its end is an address like others.
+    gpu.drm.vm_bind_raw(VvramVmBind {
+        addr: end - 2 * PAGE64,
+        ..good
+    })?;
+    check_eq!(gpu.drm.vm_read(end - 1, 1, 0)?, [0], "the last byte");
+    Ok(())
+}
+
+/// An object that is moved, evicted, and brought back.
+fn follows() -> Outcome {
+    let gpu = Gpu::open()?;
+    let (a, b) = patterns();
+    let object = gpu.drm.create_flags(6 * PAGE64, EITHER)?;
+    let map = object.map()?;
+    let mut pattern = a;
+    map.fill(pattern);
+    gpu.drm.vm_bind(&object, AT)?;
+    gpu.reads(AT, object.size(), pattern, AS_IS)?;
+    for round in 0..3 {
+        let taken = squeeze_idle(&gpu.drm)?;
+        gpu.follows(&object, pattern, SYSTEM)?;
+        drop(taken);
+        gpu.force(&object, "vram")?;
+        gpu.follows(&object, pattern, VRAM)?;
+        pattern = b.derive(round);
+        map.fill(pattern);
+        gpu.reads(AT, object.size(), pattern, AS_IS)?;
+    }
+    Ok(())
+}
+
+/// Who uses an object that moves waits for its bytes, down to the last one.
+fn arrives() -> Outcome {
+    let gpu = Gpu::open()?;
+    let (a, _) = patterns();
+    let size = gpu.drm.getparam(uapi::PARAM_VRAM_SIZE)? / 2;
+    let object = gpu.drm.create_flags(size, EITHER)?;
+    let map = object.map()?;
+    gpu.drm.vm_bind(&object, AT)?;
+    for round in 0..4 {
+        let pattern = a.derive(round);
+        gpu.force(&object, "system")?;
+        map.fill(pattern);
+        gpu.force(&object, "vram")?;
+        let last = gpu.drm.vm_read(AT + size - PAGE64, PAGE, 0)?;
+        check_eq!(
+            pattern.verify(&last, size - PAGE64),
+            Ok(()),
+            "the last page"
+        );
+        placed(&object, VRAM)?;
+    }
+    Ok(())
+}
+
+/// What is swapped out is nowhere, and comes back when it is used.
+fn swap() -> Outcome {
+    let gpu = Gpu::open()?;
+    let (a, _) = patterns();
+    let object = gpu.drm.create_flags(4 * PAGE64, uapi::CREATE_SYSTEM)?;
+    object.map()?.fill(a);
+    gpu.drm.vm_bind(&object, AT)?;
+    let id = object.info()?.id;
+    shown(&gpu.debugfs, id, true)?;
+    let swapped = misc::poll(Duration::from_secs(10), || {
+        fs::read_to_string("/sys/kernel/debug/ttm/tt_shrink").ok()?;
+        let buffer = gpu.debugfs.buffer(id).ok()?;
+        (buffer.placement == "swappable").then_some(())
+    });
+    check!(swapped.is_some(), "the object was not swapped out");
+    shown(&gpu.debugfs, id, false)?;
+    gpu.follows(&object, a, SYSTEM)
+}
+
+/// Two clients read and bind while others take VRAM all the time.
+fn storm() -> Outcome {
+    let gpu = Gpu::open()?;
+    let (a, _) = patterns();
+    let object = gpu.drm.create_flags(6 * PAGE64, EITHER)?;
+    object.map()?.fill(a);
+    gpu.drm.vm_bind(&object, AT)?;
+    let id = object.info()?.id;
+    let mut child = Child::spawn(|| {
+        let drm = Drm::open()?;
+        loop {
+            if object.info()?.placement == VRAM {
+                drop(squeeze_idle(&drm)?);
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+    })?;
+    let (mut wrong, mut looks) = (None, 0);
+    for _ in 0..12 * misc::soak() {
+        // The others have all of VRAM now and then.
+        let came = misc::poll(LIMIT, || {
+            gpu.debugfs.write("move", &format!("{id} vram")).ok()
+        });
+        check!(came.is_some(), "the object does not get to VRAM");
+        gpu.reads(AT, object.size(), a, 0)?;
+        // Until it has left, before the read or after that, the entries lead to it.
+        let evicted = misc::poll(LIMIT, || {
+            looks += 1;
+            let look = || -> Result<bool, Stop> {
+                let evicted = mapping_of(&gpu.debugfs, id)?.evicted;
+                match gpu.drm.vm_read(AT, 6 * PAGE, AS_IS) {
+                    Ok(bytes) => check_eq!(a.verify(&bytes, 0), Ok(()), "bytes as they are"),
+                    Err(error) => check_eq!(error.errno, libc::EFAULT, "a read as they are"),
+                }
+                Ok(evicted || object.info()?.placement == SYSTEM)
+            };
+            match look() {
+                Ok(evicted) => evicted.then_some(()),
+                Err(stop) => {
+                    wrong = Some(stop);
+                    Some(())
+                }
+            }
+        });
+        if let Some(stop) = wrong.take() {
+            return Err(stop);
+        }
+        check!(
+            evicted.is_some() && child.ended().is_none(),
+            "the object stays: this is no storm; the others: {:?}",
+            child.ended()
+        );
+        gpu.reads(AT, object.size(), a, 0)?;
+    }
+    child.kill()?;
+    println!("{looks} looks at the page table");
+    Ok(())
+}
+
+/// The address space keeps the object, and goes with the file, also while the object moves.
+fn close() -> Outcome {
+    let gpu = Gpu::open()?;
+    let (a, _) = patterns();
+    let free = gpu.drm.vram_free()?;
+    let other = gpu.drm.reopen()?;
+    let object = other.create_flags(6 * PAGE64, EITHER)?;
+    object.map()?.fill(a);
+    let id = object.info()?.id;
+    other.vm_bind(&object, AT)?;
+    object.close()?;
+    gpu.drm.await_vram_free(free - 6 * PAGE64)?;
+    shown(&gpu.debugfs, id, true)?;
+    let bytes = other.vm_read(AT, 6 * PAGE, AS_IS)?;
+    check_eq!(a.verify(&bytes, 0), Ok(()), "bytes without a handle");
+    // A move is under way when the file is closed.
+    gpu.debugfs.write("move", &format!("{id} system"))?;
+    gpu.debugfs.write("move", &format!("{id} vram"))?;
+    drop(other);
+    check_eq!(mappings(&gpu.debugfs)?, [], "mappings after the close");
+    gpu.drm.await_vram_free(free)
+}
+
+/// The buffer of another device has addresses too; the CPU cannot read by these.
+fn import() -> Outcome {
+    let gpu = Gpu::open()?;
+    for kind in [Kind::Heap, Kind::Udmabuf] {
+        let buffer = foreign::make(kind, 4)?;
+        let object = gpu.drm.import(&buffer.buffer)?;
+        gpu.drm.vm_bind(&object, AT)?;
+        shown(&gpu.debugfs, object.info()?.id, true)?;
+        expect_errno(
+            "a read by the address for a device",
+            gpu.drm.vm_read(AT, 8, 0),
+            libc::EOPNOTSUPP,
+        )?;
+        gpu.drm.vm_unbind(AT, 4 * PAGE64)?;
+    }
+    Ok(())
+}
+
+/// A device that goes away with address spaces, and comes back without.
+fn unbind() -> Outcome {
+    let gpu = Gpu::open()?;
+    let (a, _) = patterns();
+    let vram = gpu.drm.create_flags(3 * PAGE64, EITHER)?;
+    let local = gpu.drm.create_flags(3 * PAGE64, uapi::CREATE_SYSTEM)?;
+    let heap = foreign::make(Kind::Heap, 4)?;
+    let import = gpu.drm.import(&heap.buffer)?;
+    vram.map()?.fill(a);
+    gpu.drm.vm_bind(&vram, AT)?;
+    gpu.drm.vm_bind(&local, AT + 3 * PAGE64)?;
+    gpu.drm.vm_bind(&import, AT + 6 * PAGE64)?;
+    let gone = Unbound::new(&gpu.device)?;
+    expect_errno("VM_READ", gpu.drm.vm_read(AT, 8, 0), libc::ENODEV)?;
+    expect_errno("VM_BIND", gpu.drm.vm_bind(&vram, 0), libc::ENODEV)?;
+    gone.rebind()?;
+    let again = Drm::open_on(&gpu.device)?;
+    check_eq!(
+        mappings(&DebugFs::open(&gpu.device)?)?,
+        [],
+        "mappings of the new device"
+    );
+    expect_errno("VM_READ", again.vm_read(AT, 8, 0), libc::EFAULT)?;
+    drop((vram, local, import));
+    works()
+}
+
+igt_main! {
+    "bind", "parts of objects in both kinds of memory, by their bytes", bind;
+    "bad-input", "what cannot be bound or read", bad_input;
+    "follows", "an object that moves, there and back", follows;
+    "arrives", "an object whose bytes are on their way", arrives;
+    "swap", "an object that is swapped out", swap;
+    "storm", "entries and bytes while VRAM is taken all the time", storm;
+    "close", "objects that only an address space keeps", close;
+    "import", "buffers of other devices", import;
+    "unbind", "an unbind with objects in address spaces", unbind;
+}
