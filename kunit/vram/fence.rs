@@ -321,7 +321,7 @@ mod tests {
 
         check_eq!(SyncFile::fence_of(-1).err(), Some(EINVAL));
         // A file that no descriptor was given to goes away.
-        drop(SyncFile::new(job.fence())?);
+        drop(SyncFile::new()?);
 
         let fd = FileDescriptorReservation::get_unused_fd_flags(flags::O_CLOEXEC)?;
         // Reserved is not open.
@@ -329,7 +329,7 @@ mod tests {
             SyncFile::fence_of(fd.reserved_fd() as i32).err(),
             Some(EINVAL)
         );
-        let fd = SyncFile::new(job.fence())?.install(fd);
+        let fd = SyncFile::new()?.install(fd, job.fence());
         let fence = SyncFile::fence_of(fd);
         job.signal(Err(EIO));
         // SAFETY: Nobody else knows the file descriptor.

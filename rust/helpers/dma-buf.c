@@ -10,6 +10,11 @@ __rust_helper void rust_helper_get_dma_buf(struct dma_buf *dmabuf)
 	get_dma_buf(dmabuf);
 }
 
+__rust_helper unsigned long rust_helper_file_count(struct file *file)
+{
+	return file_count(file);
+}
+
 __rust_helper unsigned int rust_helper_dma_get_max_seg_size(struct device *dev)
 {
 	return dma_get_max_seg_size(dev);

@@ -18,4 +18,14 @@ rust_helper_drm_syncobj_fence_get(struct drm_syncobj *syncobj)
 {
 	return drm_syncobj_fence_get(syncobj);
 }
+
+__rust_helper struct dma_fence_chain *rust_helper_dma_fence_chain_alloc(void)
+{
+	return dma_fence_chain_alloc();
+}
+
+__rust_helper void rust_helper_dma_fence_chain_free(struct dma_fence_chain *chain)
+{
+	dma_fence_chain_free(chain);
+}
 #endif

@@ -308,6 +308,9 @@ use crate::{
 };
 use core::ptr::NonNull;
 
+/// The size of the name of a buffer in bytes, with the NUL at its end: `DMA_BUF_NAME_LEN`.
+pub const NAME_LEN: usize = 32;
+
 /// A buffer shared between devices, `struct dma_buf`.
 ///
 /// # Invariants
@@ -412,6 +415,36 @@ impl DmaBuf {
     pub fn size(&self) -> usize {
         // SAFETY: By the type invariant the dma-buf is valid; its size never changes.
         unsafe { (*self.as_raw()).size }
+    }
+
+    /// Returns the name that userspace has given the buffer by `DMA_BUF_SET_NAME`, filled up with
+    /// NUL bytes, of which there is at least one.
+    ///
+    /// Takes the spinlock of the name.
+    pub fn name(&self) -> [u8; NAME_LEN] {
+        let mut buf = [0; NAME_LEN];
+        let raw = self.as_raw();
+
+        // SAFETY: By the type invariant the dma-buf is valid. The lock guards its name, which is
+        // null or a string.
+        unsafe {
+            bindings::spin_lock(&raw mut (*raw).name_lock);
+            if !(*raw).name.is_null() {
+                let name = CStr::from_char_ptr((*raw).name).to_bytes();
+                let len = name.len().min(NAME_LEN - 1);
+
+                buf[..len].copy_from_slice(&name[..len]);
+            }
+            bindings::spin_unlock(&raw mut (*raw).name_lock);
+        }
+        buf
+    }
+
+    /// Returns how many references there are: file descriptors, mappings of userspace, importers,
+    /// and code that works with the buffer. They may change meanwhile.
+    pub fn references(&self) -> usize {
+        // SAFETY: By the type invariant the dma-buf is valid, and so is its file.
+        unsafe { bindings::file_count((*self.as_raw()).file) as usize }
     }
 
     /// Returns the reservation of the buffer.

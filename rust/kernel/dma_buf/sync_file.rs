@@ -17,13 +17,18 @@ use crate::{
     prelude::*,
     sync::aref::ARef, //
 };
-use core::ptr::NonNull;
+use core::{
+    mem::ManuallyDrop,
+    ptr::NonNull, //
+};
 
-/// A file that stands for a fence, `struct sync_file`.
+/// A file that is to stand for a fence, `struct sync_file`, and has none yet.
+///
+/// It is made before the work whose fence it gets, as nothing may fail after that.
 ///
 /// # Invariants
 ///
-/// The file is that of a sync file, and nobody else has a file descriptor for it.
+/// `sync_file` is valid. The value owns the only reference to its file, which has no descriptor.
 ///
 /// # Examples
 ///
@@ -50,59 +55,74 @@ use core::ptr::NonNull;
 ///     type Data = ();
 /// }
 ///
-/// let job = FenceContext::<Ring>::new(c"ring")?.new_fence_allocation(())?.new_fence();
-///
 /// // What can fail comes first; the file descriptor is there when nothing can.
 /// let fd = FileDescriptorReservation::get_unused_fd_flags(flags::O_CLOEXEC)?;
-/// let fd = SyncFile::new(job.fence())?.install(fd);
+/// let file = SyncFile::new()?;
+///
+/// let job = FenceContext::<Ring>::new(c"ring")?.new_fence_allocation(())?.new_fence();
+/// let fd = file.install(fd, job.fence());
 ///
 /// // Another driver is given the file descriptor.
 /// let fence = SyncFile::fence_of(fd)?;
 /// assert!(fence.parts().map(|part| part.seqno()).eq([job.fence().seqno()]));
-/// // It may be passed on as it is, whether it is a container or not.
-/// drop(SyncFile::new(&fence)?);
+/// assert!(!fence.is_signaled());
 /// job.signal(Ok(()));
 /// assert!(fence.is_signaled());
 ///
 /// # // SAFETY: Nobody else knows the file descriptor.
 /// # assert_eq!(unsafe { kernel::bindings::close_fd(fd as u32) }, 0);
 /// assert_eq!(SyncFile::fence_of(fd).err(), Some(EINVAL));
+/// // One that is not used is freed.
+/// drop(SyncFile::new()?);
 /// # Ok::<(), Error>(())
 /// ```
-pub struct SyncFile(ARef<File>);
+pub struct SyncFile(NonNull<bindings::sync_file>);
+
+// SAFETY: A file that nobody else knows may be used and released from any task.
+unsafe impl Send for SyncFile {}
 
 impl SyncFile {
-    /// Makes a file for `fence`. May sleep.
-    ///
-    /// Mirrors `sync_file_create()`.
+    /// Makes a file without a fence. May sleep.
     ///
     /// # Errors
     ///
     /// `ENOMEM` if there is no memory.
     #[inline(never)]
-    pub fn new(fence: &AnyFence) -> Result<Self> {
-        // SAFETY: The fence is valid; the sync file takes a reference of its own.
-        let sync_file = unsafe { bindings::sync_file_create(fence.as_raw()) };
-        let sync_file = NonNull::new(sync_file).ok_or(ENOMEM)?;
+    pub fn new() -> Result<Self> {
+        // SAFETY: The function has no requirements, and returns a valid fence with a reference.
+        let stub = unsafe { bindings::dma_fence_get_stub() };
+        // SAFETY: The fence is valid. The sync file takes a reference of its own.
+        let sync_file = unsafe { bindings::sync_file_create(stub) };
 
-        // SAFETY: The sync file is valid, and its file lives as long.
-        let file = unsafe { (*sync_file.as_ptr()).file };
-        // INVARIANT: It was just made. The only reference to the file passes to the value, so
-        // dropping that frees the sync file.
-        // SAFETY: The file is valid, has no descriptor, and is not used by `fdget_pos()`.
-        Ok(Self(unsafe {
-            ARef::from_raw(NonNull::new_unchecked(file.cast()))
-        }))
+        // SAFETY: The reference is not needed any more.
+        unsafe { bindings::dma_fence_put(stub) };
+        // INVARIANT: It was just made, with a reference.
+        Ok(Self(NonNull::new(sync_file).ok_or(ENOMEM)?))
     }
 
-    /// Gives the file to the current task, under the file descriptor that was reserved, which is
-    /// returned.
-    #[inline]
-    pub fn install(self, fd: FileDescriptorReservation) -> i32 {
+    /// Gives the file to the current task, to stand for `fence`, under the file descriptor that was
+    /// reserved, which is returned.
+    #[inline(never)]
+    pub fn install(self, fd: FileDescriptorReservation, fence: &AnyFence) -> i32 {
         // CAST: File descriptors fit an `int`.
         let number = fd.reserved_fd() as i32;
+        let sync_file = ManuallyDrop::new(self).0.as_ptr();
 
-        fd.fd_install(self.0);
+        // The fence has signalled that `new()` gave the file in its place.
+        // SAFETY: By the type invariant the file is valid and nobody else has it, so nothing looks
+        // at its fence, and no callback was added to that. Each fence is valid; the file gives up
+        // its reference to the old one, and gets a new one to the other.
+        let file = unsafe {
+            let old = (*sync_file).fence;
+
+            (*sync_file).fence = bindings::dma_fence_get(fence.as_raw());
+            bindings::dma_fence_put(old);
+            (*sync_file).file
+        };
+
+        // SAFETY: The file is valid, has no descriptor, and is not used by `fdget_pos()`. Its only
+        // reference passes to the `ARef`.
+        fd.fd_install(unsafe { ARef::<File>::from_raw(NonNull::new_unchecked(file.cast())) });
         number
     }
 
@@ -121,5 +141,12 @@ impl SyncFile {
 
         // SAFETY: The fence is valid and comes with a reference.
         Ok(unsafe { AnyFence::from_owned(fence) })
+    }
+}
+
+impl Drop for SyncFile {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariant the value owns the reference; that frees the sync file.
+        unsafe { bindings::fput((*self.0.as_ptr()).file) };
     }
 }

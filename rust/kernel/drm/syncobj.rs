@@ -5,15 +5,23 @@
 //! A sync object is a place for a fence, to which userspace has a handle. An ioctl puts the fence of
 //! its work into one; another ioctl, or userspace itself, takes it out and waits for it.
 //!
+//! A sync object is binary, with one fence, or a timeline: a chain of fences, each of which signals
+//! a point, a number. A fence that replaces the one of the object ends a timeline, and a point that
+//! is added begins one.
+//!
 //! C header: [`include/drm/drm_syncobj.h`](srctree/include/drm/drm_syncobj.h)
 
 use crate::{
     bindings,
-    dma_buf::fence::AnyFence,
+    dma_buf::fence::{
+        AnyFence,
+        Fence, //
+    },
     drm::{
         self,
         file::DriverFile, //
     },
+    error::to_result,
     prelude::*,
     sync::aref::{
         ARef,
@@ -21,7 +29,14 @@ use crate::{
     },
     types::Opaque, //
 };
-use core::ptr::NonNull;
+use core::{
+    mem::ManuallyDrop,
+    num::NonZeroU64,
+    ptr::{
+        self,
+        NonNull, //
+    }, //
+};
 
 /// A sync object, `struct drm_syncobj`.
 ///
@@ -33,28 +48,60 @@ use core::ptr::NonNull;
 ///
 /// ```
 /// use kernel::{
-///     dma_buf::fence::AnyFence,
-///     drm::{
-///         self,
-///         file::DriverFile,
-///         syncobj::SyncObj, //
+///     dma_buf::fence::{
+///         FenceContext,
+///         FenceContextOps, //
 ///     },
-///     prelude::*,
-///     sync::aref::ARef, //
+///     drm::syncobj::{
+///         ChainNode,
+///         SyncObj, //
+///     },
+///     prelude::*, //
 /// };
+/// # use core::num::NonZeroU64;
 ///
-/// /// What an ioctl does with the handle of the object that is to get the fence of its work.
-/// fn submit<F: DriverFile>(
-///     file: &drm::File<F>,
-///     handle: u32,
-///     work: impl FnOnce() -> Result<ARef<AnyFence>>,
-/// ) -> Result {
-///     // What can fail comes before the work begins.
-///     let out = SyncObj::lookup(file, handle)?;
+/// struct Ring;
 ///
-///     out.replace_fence(&*work()?);
-///     Ok(())
+/// impl FenceContextOps for Ring {
+///     const DRIVER_NAME: &'static CStr = c"driver";
+///     type Data = ();
 /// }
+///
+/// let ring = FenceContext::<Ring>::new(c"ring")?;
+/// let new_job = || Ok::<_, Error>(ring.new_fence_allocation(())?.new_fence());
+/// let obj = SyncObj::new()?;
+///
+/// assert_eq!(obj.fence_at(0).err(), Some(EINVAL));
+///
+/// // A binary sync object has the last fence that was put there, and no points.
+/// let (first, second) = (new_job()?, new_job()?);
+/// obj.replace_fence(first.fence());
+/// obj.replace_fence(second.fence());
+/// assert_eq!(obj.fence_at(0)?.as_raw(), second.fence().as_raw());
+/// assert_eq!(obj.fence_at(1).err(), Some(EINVAL));
+///
+/// // What a timeline needs is allocated before there is a fence.
+/// let timeline = SyncObj::new()?;
+/// let (three, seven) = (ChainNode::new()?, ChainNode::new()?);
+/// let point = |point| NonZeroU64::new(point).ok_or(EINVAL);
+/// timeline.add_point(three, point(3)?, first.fence());
+/// timeline.add_point(seven, point(7)?, second.fence());
+///
+/// // A point is that of the first fence that is not before it.
+/// let (at_two, at_four) = (timeline.fence_at(2)?, timeline.fence_at(4)?);
+/// let at_seven = timeline.fence_at(7)?;
+/// assert_eq!(timeline.fence_at(8).err(), Some(EINVAL));
+/// first.signal(Ok(()));
+/// assert!(at_two.is_signaled());
+/// assert!(!at_four.is_signaled() && !at_seven.is_signaled());
+/// second.signal(Ok(()));
+/// assert!(at_four.is_signaled() && at_seven.is_signaled());
+/// // One that has signalled is found as well.
+/// assert!(timeline.fence_at(3)?.is_signaled());
+///
+/// // Memory that is not used is freed.
+/// drop(ChainNode::new()?);
+/// # Ok::<(), Error>(())
 /// ```
 #[repr(transparent)]
 pub struct SyncObj(Opaque<bindings::drm_syncobj>);
@@ -101,8 +148,26 @@ impl SyncObj {
         Ok(unsafe { ARef::from_raw(obj.cast()) })
     }
 
-    /// Puts a fence into the object, in place of the one that was there. Tells those who wait for
-    /// the object to get one.
+    /// Makes a binary sync object without a fence, to which no file has a handle.
+    ///
+    /// Mirrors `drm_syncobj_create()`.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM` if there is no memory.
+    pub fn new() -> Result<ARef<Self>> {
+        let mut obj = ptr::null_mut();
+
+        // SAFETY: `obj` is written to, and there is no fence.
+        to_result(unsafe { bindings::drm_syncobj_create(&mut obj, 0, ptr::null_mut()) })?;
+        let obj = NonNull::new(obj).ok_or(ENOMEM)?;
+
+        // SAFETY: The object is valid and comes with a reference, which the `ARef` takes over.
+        Ok(unsafe { ARef::from_raw(obj.cast()) })
+    }
+
+    /// Puts a fence into the object, in place of the one, or of the timeline, that was there. Wakes
+    /// the tasks that wait for the object to get a fence.
     ///
     /// Mirrors `drm_syncobj_replace_fence()`.
     pub fn replace_fence(&self, fence: &AnyFence) {
@@ -111,14 +176,89 @@ impl SyncObj {
         unsafe { bindings::drm_syncobj_replace_fence(self.0.get(), fence.as_raw()) };
     }
 
-    /// Returns the fence in the object, [`None`] if there is none.
+    /// Adds a point to the timeline that the object is, which signals with `fence` and after the
+    /// points that are there. Wakes the tasks that wait for the point to be added.
     ///
-    /// Mirrors `drm_syncobj_fence_get()`.
-    pub fn fence(&self) -> Option<ARef<AnyFence>> {
-        // SAFETY: By the type invariant the object is valid.
-        let fence = NonNull::new(unsafe { bindings::drm_syncobj_fence_get(self.0.get()) })?;
+    /// A point that is not beyond those that are there takes the number of the last one. `fence` is
+    /// one fence, as a chain cannot contain a chain. Mirrors `drm_syncobj_add_point()`.
+    pub fn add_point(&self, node: ChainNode, point: NonZeroU64, fence: &Fence) {
+        let node = ManuallyDrop::new(node).0.as_ptr();
 
+        // SAFETY: By the type invariant the object is valid. The node is not initialized yet, and
+        // becomes the object's. The fence is valid and not a chain; the object takes a reference to
+        // it.
+        unsafe {
+            bindings::drm_syncobj_add_point(self.0.get(), node, fence.as_raw(), point.get());
+        }
+    }
+
+    /// Returns the fence that signals `point`, or with 0 the fence in the object.
+    ///
+    /// Does not wait for a fence to be put there. Mirrors `drm_syncobj_find_fence()`.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if there is no fence, or none for this point yet.
+    pub fn fence_at(&self, point: u64) -> Result<ARef<AnyFence>> {
+        // SAFETY: By the type invariant the object is valid.
+        let mut fence = unsafe { bindings::drm_syncobj_fence_get(self.0.get()) };
+
+        if fence.is_null() {
+            return Err(EINVAL);
+        }
+        // SAFETY: The fence is valid and comes with a reference, which is exchanged for one to the
+        // fence that is found.
+        let ret = to_result(unsafe { bindings::dma_fence_chain_find_seqno(&mut fence, point) });
+        if let Err(e) = ret {
+            // SAFETY: The reference was not given up.
+            unsafe { bindings::dma_fence_put(fence) };
+            return Err(e);
+        }
+
+        // A point that has signalled may be gone from the chain.
+        let fence = NonNull::new(fence)
+            // SAFETY: The function has no requirements, and returns a reference.
+            .or_else(|| NonNull::new(unsafe { bindings::dma_fence_get_stub() }))
+            .ok_or(EINVAL)?;
         // SAFETY: The fence is valid and comes with a reference.
-        Some(unsafe { AnyFence::from_owned(fence) })
+        Ok(unsafe { AnyFence::from_owned(fence) })
+    }
+}
+
+/// The memory of one point of a timeline, `struct dma_fence_chain`, for [`SyncObj::add_point`].
+///
+/// It is allocated before the work whose fence signals the point, as nothing may fail after that.
+///
+/// # Invariants
+///
+/// The memory was allocated by `dma_fence_chain_alloc()`, is owned by the value, and is not
+/// initialized.
+pub struct ChainNode(NonNull<bindings::dma_fence_chain>);
+
+// SAFETY: Memory may be used and freed by any task.
+unsafe impl Send for ChainNode {}
+
+// SAFETY: There is nothing to be done with a shared reference.
+unsafe impl Sync for ChainNode {}
+
+impl ChainNode {
+    /// Allocates the memory. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM` if there is none.
+    pub fn new() -> Result<Self> {
+        // SAFETY: The function has no requirements.
+        let node = unsafe { bindings::dma_fence_chain_alloc() };
+
+        // INVARIANT: It was just allocated.
+        Ok(Self(NonNull::new(node).ok_or(ENOMEM)?))
+    }
+}
+
+impl Drop for ChainNode {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariant; the memory was not used.
+        unsafe { bindings::dma_fence_chain_free(self.0.as_ptr()) };
     }
 }

@@ -52,6 +52,7 @@ mod export;
 mod holders;
 mod importers;
 pub mod ioctl;
+mod origin;
 mod policy;
 mod prime;
 pub mod query;
@@ -85,6 +86,7 @@ pub use self::{
         MAX_REFUSALS,
         NAME_LEN, //
     },
+    origin::Client,
     policy::{
         decide,
         Facts,
@@ -101,6 +103,7 @@ pub use self::{
     }, //
 };
 
+pub(super) use self::backing::with_reserved;
 use self::{
     export::vram_or_fail,
     importers::listing, //

@@ -27,7 +27,9 @@ use super::{
     open_callback,
     peer::{
         self,
+        with_reserved,
         Backing,
+        Client,
         Counters,
         Holders,
         PeerObject,
@@ -64,6 +66,10 @@ use crate::{
             Objects,
             Ranges, //
         }, //
+    },
+    error::{
+        from_result,
+        to_result, //
     },
     page::page_align,
     pci::{
@@ -214,6 +220,12 @@ impl<T: VramObject> Device<T> {
         Ok(())
     }
 
+    /// Returns how much of VRAM the CPU and peers see, in bytes: nothing before [`Self::setup`].
+    #[inline]
+    pub fn visible(&self) -> u64 {
+        self.0.whose.as_ref().map_or(0, |whose| whose.visible)
+    }
+
     /// Returns who gives out VRAM.
     #[inline]
     pub fn allocator(&self) -> &Arc<Allocator> {
@@ -242,6 +254,10 @@ impl<T: VramObject> peer::Vram<Object<T>> for Device<T> {
         self.holders()
     }
 
+    fn visible(&self) -> u64 {
+        self.visible()
+    }
+
     fn object_from(&self, id: u64) -> Option<ARef<Object<T>>> {
         let gem = self.0.objects.lock().get(id)?;
 
@@ -266,6 +282,8 @@ pub struct Object<T: VramObject> {
     // First: it is found by the address.
     gem: Opaque<bindings::drm_gem_object>,
     exported: UnsafeCell<*mut bindings::dma_buf>,
+    /// The client that exported it.
+    client: UnsafeCell<Client>,
     id: u64,
     vram: Allocation,
     device: Device<T>,
@@ -279,7 +297,8 @@ pub struct Object<T: VramObject> {
 // SAFETY: GEM objects may be used and released from any task, and `T` is `Send`.
 unsafe impl<T: VramObject> Send for Object<T> {}
 
-// SAFETY: The reservation guards `exported`, the rest does not change, and `T` is `Sync`.
+// SAFETY: The reservation guards `exported` and `client`, the rest does not change, and `T` is
+// `Sync`.
 unsafe impl<T: VramObject> Sync for Object<T> {}
 
 impl<T: VramObject> Object<T> {
@@ -336,6 +355,7 @@ impl<T: VramObject> Object<T> {
             try_pin_init!(Self {
                 gem: Opaque::zeroed(),
                 exported: UnsafeCell::new(ptr::null_mut()),
+                client: UnsafeCell::new(Client::NONE),
                 id,
                 is_visible: vram.ranges().is_below(whose.visible),
                 owner: whose.owner.clone(),
@@ -407,7 +427,7 @@ impl<T: VramObject> AllocImpl for Object<T> {
 
     const ALLOC_OPS: AllocOps = AllocOps {
         gem_create_object: None,
-        prime_handle_to_fd: None,
+        prime_handle_to_fd: Some(handle_to_fd_callback::<T>),
         prime_fd_to_handle: None,
         gem_prime_import: T::PRIME.import,
         gem_prime_import_sg_table: None,
@@ -457,6 +477,15 @@ unsafe impl<T: VramObject> Backing for Object<T> {
 
     fn mem_type(_object: &Held<'_, Self>) -> Option<MemType> {
         Some(MemType::Vram)
+    }
+
+    fn bytes_seen(object: &Held<'_, Self>) -> u64 {
+        object.obj.ranges().bytes_below(object.obj.device.visible())
+    }
+
+    fn client(object: &Held<'_, Self>) -> Client {
+        // SAFETY: The reservation, which guards the cell, is held.
+        unsafe { *object.obj.client.get() }
     }
 
     fn is_pinned(_object: &Held<'_, Self>) -> bool {
@@ -561,6 +590,48 @@ unsafe extern "C" fn free_callback<T: VramObject>(gem: *mut bindings::drm_gem_ob
         ));
         bindings::drm_dev_put(dev);
     }
+}
+
+/// Exports an object as the DRM core does, and takes note of the client.
+///
+/// # Safety
+///
+/// Called by the DRM core with a device and an open file of `T::Driver`.
+unsafe extern "C" fn handle_to_fd_callback<T: VramObject>(
+    dev: *mut bindings::drm_device,
+    file: *mut bindings::drm_file,
+    handle: u32,
+    flags: u32,
+    fd: *mut c_int,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: The file is open, and that of `T::Driver`.
+        let client: &drm::File<<T::Driver as drm::Driver>::File> =
+            unsafe { drm::File::from_raw(file) };
+        // SAFETY: The file is open.
+        let gem = unsafe { bindings::drm_gem_object_lookup(file, handle) };
+        if gem.is_null() {
+            return Err(ENOENT);
+        }
+        // SAFETY: Objects of the driver are of this class; the lookup took a reference.
+        let obj = unsafe {
+            let obj: &Object<T> = IntoGEMObject::from_raw(gem);
+            ARef::from_raw(obj.into())
+        };
+        let client = Client::of(client);
+
+        with_reserved(&*obj, true, |object| {
+            if Object::<T>::exported(object).is_null() {
+                // SAFETY: The reservation, which guards the cell, is held.
+                unsafe { *object.obj.client.get() = client };
+            }
+            Ok(())
+        })?;
+
+        // SAFETY: As promised by the caller.
+        to_result(unsafe { bindings::drm_gem_prime_handle_to_fd(dev, file, handle, flags, fd) })?;
+        Ok(0)
+    })
 }
 
 /// # Safety

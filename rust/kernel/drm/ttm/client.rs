@@ -70,14 +70,16 @@ impl PinAccount {
 /// An open file of the driver of `T`.
 pub type ClientOf<T> = drm::File<<<T as drm::gem::DriverObject>::Driver as drm::Driver>::File>;
 
-/// Prints how much memory the objects have that `file` has handles of, for fdinfo.
+/// Prints how much memory the objects have that `file` has handles of, for fdinfo, and returns how
+/// much of VRAM that the CPU and peers see they have, in bytes, for a key of the driver.
 ///
 /// The regions are `vram0` and `system`. An object counts for the total of one of them: `vram0` if
 /// it may live there, else `system`. It is resident where it is. What is in system memory that may
 /// be swapped out is not resident. Mirrors `drm_show_memory_stats()`, which knows one region.
-pub fn show_memory_stats<T: TtmObject>(file: &ClientOf<T>, p: &mut drm::Printer) {
+pub fn show_memory_stats<T: TtmObject>(file: &ClientOf<T>, p: &mut drm::Printer) -> u64 {
     let mut vram = bindings::drm_memory_stats::default();
     let mut system = bindings::drm_memory_stats::default();
+    let mut seen = 0;
     let file = file.as_raw();
     let mut id = 0;
 
@@ -114,6 +116,7 @@ pub fn show_memory_stats<T: TtmObject>(file: &ClientOf<T>, p: &mut drm::Printer)
             _ => continue,
         };
         resident.resident += size;
+        seen += obj.bytes_seen();
         // SAFETY: The object is valid, and so is its reservation, which need not be held.
         if !unsafe { bindings::dma_resv_test_signaled((*gem).resv, READERS) } {
             resident.active += size;
@@ -134,6 +137,7 @@ pub fn show_memory_stats<T: TtmObject>(file: &ClientOf<T>, p: &mut drm::Printer)
             )
         };
     }
+    seen
 }
 
 /// What a reader of an object does not wait for is not activity.

@@ -111,6 +111,14 @@ impl Ranges {
         self.end <= end
     }
 
+    /// Returns how many bytes of it are below `end`, an offset in VRAM.
+    pub fn bytes_below(&self, end: u64) -> u64 {
+        self.ranges
+            .iter()
+            .map(|range| end.saturating_sub(range.offset).min(range.len))
+            .sum()
+    }
+
     /// Tells whether a BAR of `len` bytes shows all of it.
     #[inline]
     pub(crate) fn is_in_bar(&self, len: u64) -> bool {

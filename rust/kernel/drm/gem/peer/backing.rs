@@ -4,6 +4,7 @@
 
 use super::{
     trace::Subject,
+    Client,
     Counters,
     Holders,
     PeerObject, //
@@ -103,6 +104,16 @@ pub unsafe trait Backing: BaseObject + AlwaysRefCounted + Send + Sync + 'static 
 
     /// Returns where the object is, [`None`] if it has no memory yet.
     fn mem_type(object: &Held<'_, Self>) -> Option<MemType>;
+
+    /// Returns how many bytes of the object are in VRAM where the CPU and peers see them.
+    fn bytes_seen(object: &Held<'_, Self>) -> u64;
+
+    /// Returns the client that exported the object, [`Client::NONE`] if there is none, or if the
+    /// class takes no note of that.
+    fn client(object: &Held<'_, Self>) -> Client {
+        let _ = object;
+        Client::NONE
+    }
 
     /// Tells whether the object may not move: it is pinned, or of a class that does not.
     fn is_pinned(object: &Held<'_, Self>) -> bool;
@@ -231,6 +242,9 @@ pub trait Vram<O: AlwaysRefCounted> {
     /// Returns the policy for importers that cannot be revoked, and what they have pinned.
     fn holders(&self) -> &Holders;
 
+    /// Returns how much of VRAM the CPU and peers see, in bytes.
+    fn visible(&self) -> u64;
+
     /// Returns the first object whose number is at least `id`, of those that [`debugfs`] lists.
     ///
     /// [`debugfs`]: super::debugfs
@@ -256,7 +270,7 @@ pub(super) fn subject<O: Backing>(obj: &O) -> Subject<'_> {
 /// # Errors
 ///
 /// `EINTR` if `interruptible`, and a signal is pending.
-pub(super) fn with_reserved<O: Backing, R>(
+pub(in crate::drm::gem) fn with_reserved<O: Backing, R>(
     obj: &O,
     interruptible: bool,
     f: impl FnOnce(&mut Held<'_, O>) -> Result<R>,

@@ -5,7 +5,13 @@
 //! A driver calls [`add_files`] in [`debugfs_init`](drm::Driver::debugfs_init). The files are:
 //!
 //! - `buffers`: a line for each object, and below it one for each importer: attached, or refused of
-//!   late,
+//!   late. Of an object that is exported it names the dma-buf by its inode and its name, or that of
+//!   the client if it has none, and who exported it: the DRM client and the process, as they were
+//!   at the export. `visible` is how many bytes are in VRAM where the CPU sees them. An object is
+//!   an `orphan` if nobody has a handle or a file descriptor any more, so that its importers alone
+//!   keep it. Bytes of names that are not printable, and blanks, are shown as `\x20`,
+//! - `usage`: how much of the VRAM that the CPU sees is in use, how many objects are exported, how
+//!   many importers are attached to them, and how many of these to orphans,
 //! - `counters`: how often importers did not get peer memory, by reason, and how often the content
 //!   of an object was moved,
 //! - `unrevocable`: what importers may have that cannot be told to let go, and what they have pinned;
@@ -18,12 +24,14 @@
 use super::{
     backing::with_reserved,
     flags,
-    listing,
+    importers::listing_of,
+    origin::Process,
     vram_or_fail,
     AttachmentInfo,
     Backing,
+    Client,
     Event,
-    Name,
+    GemExport,
     Object,
     PeerObject,
     Reason,
@@ -31,6 +39,11 @@ use super::{
     Vram, //
 };
 use crate::{
+    dma_buf::{
+        self,
+        exporter::assume_exporter_of,
+        DmaBuf, //
+    },
     drm::{
         self,
         debugfs::{
@@ -40,7 +53,9 @@ use crate::{
         },
         gem::{
             BaseObject,
-            DriverObject, //
+            DriverObject,
+            Held,
+            IntoGEMObject, //
         },
         vram::{
             Domain,
@@ -48,10 +63,10 @@ use crate::{
         },
         Registered, //
     },
+    fmt,
     prelude::*,
     seq_file::SeqFile,
-    seq_print,
-    str::BStr, //
+    seq_print, //
 };
 use core::marker::PhantomData;
 
@@ -61,6 +76,7 @@ type Device<T> = drm::Device<DriverOf<T>, Registered>;
 /// Adds the files to the directory of a device.
 pub fn add_files<T: PeerObject>(dir: &Dir<'_, DriverOf<T>>) {
     dir.add::<Buffers<T>>();
+    dir.add::<Usage<T>>();
     dir.add::<CountersFile<T>>();
     dir.add::<UnrevocableFile<T>>();
 }
@@ -85,52 +101,182 @@ impl<T: PeerObject> File for Buffers<T> {
     }
 }
 
-fn show_buffer<T: PeerObject>(obj: &Object<T>, m: &SeqFile) -> Result {
-    let domain = match obj.domain() {
-        Domain::Vram => "vram",
-        Domain::System => "system",
-        Domain::Either => "either",
-    };
-    let (list, inode) = listing::<T>(obj)?;
-    let (placement, pinned, exported) = with_reserved(obj, true, |object| {
+/// What is shown of an object beside its importers.
+struct Shown {
+    placement: &'static str,
+    pinned: bool,
+    /// Bytes in VRAM that the CPU sees.
+    visible: u64,
+    export: Option<Export>,
+}
+
+/// What is shown of an object that is exported.
+struct Export {
+    client: Client,
+    process: Process,
+    /// That of the dma-buf.
+    name: [u8; dma_buf::NAME_LEN],
+    /// References to the dma-buf. The DRM core has some of them while there are handles.
+    references: usize,
+    has_handles: bool,
+}
+
+impl Export {
+    /// Returns what there is to show of the dma-buf of an object.
+    fn of<T: PeerObject>(object: &Held<'_, Object<T>>) -> Option<Self> {
+        let buf = Object::<T>::exported(object);
+
+        if buf.is_null() {
+            return None;
+        }
+        // SAFETY: The object knows its dma-buf until that is released, which needs the reservation.
+        // No reference is taken, as there may be none left. It was exported by this layer, as that
+        // of an object of this class.
+        let (buf, export, handles) = unsafe {
+            let buf = DmaBuf::from_raw(buf);
+            let handles = &raw const (*object.object().as_raw()).handle_count;
+
+            (
+                buf,
+                assume_exporter_of::<GemExport<T>>(buf),
+                handles.read_volatile(),
+            )
+        };
+
+        Some(Self {
+            client: Object::<T>::client(object),
+            process: export.process,
+            name: buf.name(),
+            references: buf.references(),
+            has_handles: handles > 0,
+        })
+    }
+
+    /// Tells whether importers, of which there are `attached`, are all that keeps the dma-buf. Each
+    /// has a reference of its own; one with more of them cannot be told from a file descriptor.
+    fn is_orphan(&self, attached: usize) -> bool {
+        !self.has_handles && self.references <= attached
+    }
+}
+
+/// Looks at an object, and at who is attached to it and was refused.
+fn look<T: PeerObject>(obj: &Object<T>) -> Result<(Shown, KVec<AttachmentInfo>, u64)> {
+    with_reserved(obj, true, |object| {
+        let (list, inode) = listing_of::<T>(object)?;
         let placement = match Object::<T>::mem_type(object) {
             None => "none",
             Some(MemType::Vram) => "vram",
             Some(MemType::Tt) => "system",
             Some(MemType::System) => "swappable",
         };
-
-        Ok((
+        let shown = Shown {
             placement,
-            u32::from(Object::<T>::is_pinned(object)),
-            u32::from(!Object::<T>::exported(object).is_null()),
-        ))
-    })?;
+            pinned: Object::<T>::is_pinned(object),
+            visible: Object::<T>::bytes_seen(object),
+            export: Export::of::<T>(object),
+        };
+
+        Ok((shown, list, inode))
+    })
+}
+
+/// Returns how many importers of a list are attached.
+fn attached(list: &[AttachmentInfo]) -> usize {
+    list.iter().filter(|info| info.refused_at.is_none()).count()
+}
+
+fn show_buffer<T: PeerObject>(obj: &Object<T>, m: &SeqFile) -> Result {
+    let domain = match obj.domain() {
+        Domain::Vram => "vram",
+        Domain::System => "system",
+        Domain::Either => "either",
+    };
+    let (shown, list, inode) = look::<T>(obj)?;
 
     seq_print!(
         m,
-        "buffer id={} size={} domain={} vram_or_fail={} placement={} pinned={} exported={} ino={}\n",
+        "buffer id={} size={} domain={} vram_or_fail={} placement={}",
         obj.id(),
         obj.size(),
         domain,
         u32::from(vram_or_fail::<T>(obj)),
-        placement,
-        pinned,
-        exported,
+        shown.placement
+    );
+    seq_print!(
+        m,
+        " visible={} pinned={} exported={} ino={}",
+        shown.visible,
+        u32::from(shown.pinned),
+        u32::from(shown.export.is_some()),
         inode
     );
+    if let Some(export) = &shown.export {
+        let name = match export.name[0] {
+            0 => Word(&export.client.name),
+            _ => Word(&export.name),
+        };
+
+        seq_print!(
+            m,
+            " orphan={} client={} name={} pid={} comm={}",
+            u32::from(export.is_orphan(attached(&list))),
+            export.client.id,
+            name,
+            export.process.pid,
+            Word(&export.process.comm)
+        );
+    }
+    seq_print!(m, "\n");
     for info in &list {
         show_importer(info, m);
     }
     Ok(())
 }
 
+/// The file `usage`.
+struct Usage<T>(PhantomData<T>);
+
+#[vtable]
+impl<T: PeerObject> File for Usage<T> {
+    type Driver = DriverOf<T>;
+
+    const NAME: &'static CStr = c"usage";
+
+    fn show(dev: &Device<T>, m: &SeqFile) -> Result {
+        let vram = Object::<T>::vram_of(dev);
+        let (mut visible, mut exported, mut importers, mut orphaned) = (0, 0, 0, 0);
+        let mut next = 0;
+
+        while let Some(obj) = vram.object_from(next) {
+            next = obj.id() + 1;
+            let (shown, list, _) = look::<T>(&obj)?;
+            let count = attached(&list);
+
+            visible += shown.visible;
+            if let Some(export) = shown.export {
+                exported += 1;
+                importers += count;
+                if export.is_orphan(count) {
+                    orphaned += count;
+                }
+            }
+        }
+        seq_print!(
+            m,
+            "visible={} used={visible} exported={exported}",
+            vram.visible()
+        );
+        seq_print!(m, " attached={importers} orphaned={orphaned}\n");
+        Ok(())
+    }
+}
+
 fn show_importer(info: &AttachmentInfo, m: &SeqFile) {
     seq_print!(
         m,
         "\timporter={} driver={} path={} reason={} hops={} flags=",
-        text(&info.name),
-        text(&info.driver),
+        Word(&info.name),
+        Word(&info.driver),
         info.outcome.path.name(),
         info.outcome.reason.name(),
         info.hops()
@@ -155,11 +301,20 @@ fn show_importer(info: &AttachmentInfo, m: &SeqFile) {
     seq_print!(m, "\n");
 }
 
-/// A name without what it is filled up with.
-fn text(name: &Name) -> &BStr {
-    let len = name.iter().position(|b| *b == 0);
+/// A name as one word, without the NUL bytes that it is filled up with.
+struct Word<'a>(&'a [u8]);
 
-    BStr::from_bytes(&name[..len.unwrap_or(name.len())])
+impl fmt::Display for Word<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0
+            .iter()
+            .take_while(|byte| **byte != 0)
+            .try_for_each(|byte| match byte {
+                b'\\' => write!(f, "\\x5c"),
+                byte if byte.is_ascii_graphic() => write!(f, "{}", *byte as char),
+                byte => write!(f, "\\x{byte:02x}"),
+            })
+    }
 }
 
 /// The file `counters`.

@@ -18,6 +18,7 @@ use super::{
         cut,
         new_refusals, //
     },
+    origin::Process,
     query::Importer,
     trace::{
         self,
@@ -112,6 +113,8 @@ pub struct GemExport<T: PeerObject> {
     pub(super) buf: Atomic<usize>,
     /// The number of its inode. The reservation guards it.
     pub(super) inode: Atomic<u64>,
+    /// The process that exported the object.
+    pub(super) process: Process,
     /// How many pins of VRAM there are by importers that cannot be revoked. The reservation guards
     /// it.
     held: Atomic<usize>,
@@ -130,6 +133,7 @@ impl<T: PeerObject> GemExport<T> {
             dev: dev.into(),
             buf: Atomic::new(0),
             inode: Atomic::new(0),
+            process: Process::current(),
             held: Atomic::new(0),
             suspended: Atomic::new(false),
             last_use: LastUse::new(),

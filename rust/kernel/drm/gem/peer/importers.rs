@@ -225,7 +225,9 @@ pub(super) fn listing<T: PeerObject>(obj: &Object<T>) -> Result<(KVec<Attachment
     with_reserved(obj, false, |object| listing_of::<T>(object))
 }
 
-fn listing_of<T: PeerObject>(object: &Held<'_, Object<T>>) -> Result<(KVec<AttachmentInfo>, u64)> {
+pub(super) fn listing_of<T: PeerObject>(
+    object: &Held<'_, Object<T>>,
+) -> Result<(KVec<AttachmentInfo>, u64)> {
     let mut list = KVec::new();
     let mut inode = 0;
 

@@ -18,6 +18,7 @@ use crate::{
         gem::{
             peer::{
                 Backing,
+                Client,
                 Counters,
                 Holders,
                 PeerObject,
@@ -89,6 +90,14 @@ unsafe impl<T: TtmObject + PeerObject<Class = Object<T>>> Backing for Object<T> 
     #[inline]
     fn mem_type(object: &Held<'_, Self>) -> Option<MemType> {
         object.mem_type()
+    }
+
+    fn bytes_seen(object: &Held<'_, Self>) -> u64 {
+        object.bytes_seen()
+    }
+
+    fn client(object: &Held<'_, Self>) -> Client {
+        object.client()
     }
 
     #[inline]
@@ -212,6 +221,11 @@ impl<T: TtmObject> Vram<Object<T>> for Device<T> {
     #[inline]
     fn holders(&self) -> &Holders {
         Device::holders(self)
+    }
+
+    #[inline]
+    fn visible(&self) -> u64 {
+        Device::visible(self)
     }
 
     fn object_from(&self, id: u64) -> Option<ARef<Object<T>>> {

@@ -17,6 +17,7 @@ use crate::{
         devres::while_registered,
         gem::{
             self,
+            peer::Client,
             BaseObject, //
         },
         ttm::{
@@ -293,12 +294,30 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         }
     }
 
-    /// Says whose account is charged for pins, unless somebody has exported the object already.
-    pub(super) fn set_exporter(&mut self, account: &Arc<PinAccount>) {
+    /// Sets the client that exports the object, and the account that is charged for pins, unless
+    /// the object is exported already.
+    pub(super) fn set_exporter(&mut self, account: Option<&Arc<PinAccount>>, client: Client) {
         if self.exported().is_null() {
             // SAFETY: The reservation, which guards the cell, is held.
-            unsafe { (*self.obj.pins.get()).exporter = Some(account.clone()) };
+            let pins = unsafe { &mut *self.obj.pins.get() };
+
+            if let Some(account) = account {
+                pins.exporter = Some(account.clone());
+            }
+            pins.client = client;
         }
+    }
+
+    /// Returns the client that exported the object last.
+    pub(super) fn client(&self) -> Client {
+        // SAFETY: The reservation, which guards the cell, is held.
+        unsafe { (*self.obj.pins.get()).client }
+    }
+
+    /// Returns how many bytes of the object are in VRAM where the CPU and peers see them.
+    pub(super) fn bytes_seen(&self) -> u64 {
+        self.vram()
+            .map_or(0, |vram| vram.bytes_below(self.visible()))
     }
 
     /// Returns the pages of an object that is in system memory, which are made if there are none.

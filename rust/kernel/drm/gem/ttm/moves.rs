@@ -94,6 +94,9 @@ pub(crate) unsafe extern "C" fn move_callback<T: TtmObject>(
         let from_type = obj.residence.load(Relaxed);
         if ret.is_ok() {
             obj.residence.store(to_type, Relaxed);
+            // SAFETY: The reservation is held.
+            let seen = unsafe { Held::assume(obj) }.bytes_seen();
+            obj.seen.store(seen, Relaxed);
         }
         trace::moved(obj.subject(), from_type, to_type, evict, ret);
     }

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! Who exported a buffer: the client and the process, kept as they were at the export.
+//!
+//! The process may be gone, or have given its file descriptors to others, while importers still use
+//! the buffer; an operator has to find out where it came from.
+
+use super::{
+    importers::cut,
+    Name, //
+};
+use crate::{
+    bindings,
+    drm::{
+        self,
+        file::DriverFile, //
+    },
+    prelude::*,
+    str::CStr,
+    task::Pid, //
+};
+
+/// A client, an open file of a DRM device, as it was when an object was exported.
+#[derive(Clone, Copy)]
+pub struct Client {
+    /// The number of the client, as `drm-client-id` in fdinfo; 0 is none.
+    pub id: u64,
+    /// The name that the client has given itself, as `drm-client-name` in fdinfo, cut to fit.
+    pub name: Name,
+}
+
+impl Client {
+    /// No client.
+    pub const NONE: Self = Self {
+        id: 0,
+        name: [0; super::NAME_LEN],
+    };
+
+    /// Returns the client that an open file is.
+    ///
+    /// Takes the mutex of the name of the client, and no lock while it has that.
+    pub fn of<F: DriverFile>(file: &drm::File<F>) -> Self {
+        let file = file.as_raw();
+
+        // SAFETY: The file is open. Its number does not change, and the mutex guards its name,
+        // which is null or a string.
+        unsafe {
+            let lock = &raw mut (*file).client_name_lock;
+
+            bindings::mutex_lock(lock);
+            let name = (*file).client_name;
+            let name = if name.is_null() {
+                [0; super::NAME_LEN]
+            } else {
+                cut(CStr::from_char_ptr(name))
+            };
+            bindings::mutex_unlock(lock);
+
+            Self {
+                id: (*file).client_id,
+                name,
+            }
+        }
+    }
+}
+
+/// The process that exported a buffer.
+#[derive(Clone, Copy)]
+pub(super) struct Process {
+    /// Its number, in the initial namespace.
+    pub(super) pid: Pid,
+    /// Its name, the `comm` of its first thread, NUL terminated.
+    pub(super) comm: [u8; COMM_LEN],
+}
+
+// CAST: It is small.
+const COMM_LEN: usize = bindings::TASK_COMM_LEN as usize;
+
+impl Process {
+    /// Returns the process of the current task.
+    pub(super) fn current() -> Self {
+        let task = current!();
+        let leader = task.group_leader();
+        // SAFETY: The task is valid. The name may change meanwhile, which makes it a mixture of
+        // both names: as for `get_task_comm()` there is no lock, and the last byte is always NUL.
+        let comm = unsafe { (&raw const (*leader.as_ptr()).comm).read_volatile() };
+
+        Self {
+            pid: task.tgid(),
+            comm,
+        }
+    }
+}

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! The class of objects for the DRM core and for TTM: its callbacks, and how it is a GEM object.
+
+use super::{
+    import::fd_to_handle_callback,
+    moves::put_on_lru,
+    placed::unplugging_callback,
+    Object, //
+};
+use crate::{
+    bindings,
+    container_of,
+    drm::{
+        self,
+        driver::{
+            AllocImpl,
+            AllocOps, //
+        },
+        gem::{
+            peer::Client,
+            IntoGEMObject,
+            Status, //
+        },
+        private::Sealed,
+        ttm::TtmObject,
+        vram::MemType, //
+    },
+    error::{
+        from_result,
+        to_result, //
+    },
+    prelude::*,
+    sync::aref::ARef,
+    types::Opaque, //
+};
+
+impl<T: TtmObject> Sealed for Object<T> {}
+
+crate::drm::gem::impl_aref_for_gem_obj! {
+    impl<T> for Object<T>
+    where
+        T: TtmObject
+}
+
+impl<T: TtmObject> IntoGEMObject for Object<T> {
+    fn as_raw(&self) -> *mut bindings::drm_gem_object {
+        // SAFETY: `bo` is valid; no reference is made.
+        unsafe { &raw mut (*self.bo.get()).base }
+    }
+
+    unsafe fn from_raw<'a>(gem: *mut bindings::drm_gem_object) -> &'a Self {
+        // SAFETY: The GEM object is the first field of the first field of a `Self`, and valid for
+        // `'a` as the caller promises.
+        unsafe { &*gem.cast() }
+    }
+}
+
+impl<T: TtmObject> AllocImpl for Object<T> {
+    type Driver = T::Driver;
+
+    const ALLOC_OPS: AllocOps = AllocOps {
+        gem_create_object: None,
+        prime_handle_to_fd: Some(handle_to_fd_callback::<T>),
+        prime_fd_to_handle: if T::PRIME.import.is_some() {
+            Some(fd_to_handle_callback)
+        } else {
+            None
+        },
+        gem_prime_import: T::PRIME.import,
+        gem_prime_import_sg_table: None,
+        dumb_create: None,
+        dumb_map_offset: None,
+    };
+
+    const UNPLUGGING: Option<unsafe fn(*mut bindings::drm_device)> = match Object::<T>::CALLER {
+        Some(_) => Some(unplugging_callback::<T>),
+        None => None,
+    };
+    const UNPLUGGED: Option<unsafe fn(*mut bindings::drm_device)> = Some(unplugged_callback::<T>);
+}
+
+/// # Safety
+///
+/// Called by the DRM core when the last reference to an object of this class is gone.
+pub(super) unsafe extern "C" fn free_callback<T: TtmObject>(gem: *mut bindings::drm_gem_object) {
+    // SAFETY: The object is valid and of this class.
+    let obj: &Object<T> = unsafe { IntoGEMObject::from_raw(gem) };
+
+    // From here on nobody gets a reference any more.
+    obj.ttm().remove(obj.id());
+
+    // SAFETY: The object is valid and part of a TTM object. By the type invariant of `Object` it
+    // has a reference to the device. The rest of the object may be used by TTM until the device is
+    // released, which waits for that.
+    unsafe {
+        let dev = (*gem).dev;
+
+        // Nobody changes the cell any more.
+        if (*obj.pins.get()).off_lru {
+            put_on_lru(obj.bo());
+        }
+        bindings::ttm_bo_fini(container_of!(gem, bindings::ttm_buffer_object, base));
+        bindings::drm_dev_put(dev);
+    }
+}
+
+/// # Safety
+///
+/// Called with a device of `T::Driver` that was unplugged.
+unsafe fn unplugged_callback<T: TtmObject>(dev: *mut bindings::drm_device) {
+    // SAFETY: The device is valid and of `T::Driver`.
+    let drm: &drm::Device<T::Driver> = unsafe { drm::Device::from_raw(dev) };
+
+    T::ttm(drm).unplugged(dev);
+}
+
+/// # Safety
+///
+/// Called by TTM when nobody uses the object any more, or [`Object::new`] failed.
+pub(super) unsafe extern "C" fn destroy_callback<T: TtmObject>(
+    bo: *mut bindings::ttm_buffer_object,
+) {
+    // SAFETY: The object is an `Object<T>` in a box.
+    unsafe {
+        bindings::drm_gem_object_release(&raw mut (*bo).base);
+        drop(KBox::from_raw(
+            container_of!(Opaque::cast_from(bo), Object<T>, bo).cast_mut(),
+        ));
+    }
+}
+
+/// The class knows it, so that drivers are not asked for theirs.
+///
+/// # Safety
+///
+/// Called by the DRM core with an object of this class, maybe with a spinlock held.
+pub(super) unsafe extern "C" fn status_callback<T: TtmObject>(
+    gem: *mut bindings::drm_gem_object,
+) -> bindings::drm_gem_object_status {
+    // SAFETY: The object is valid and of this class.
+    let obj: &Object<T> = unsafe { IntoGEMObject::from_raw(gem) };
+
+    match obj.residence() {
+        Some(MemType::Vram | MemType::Tt) => Status::RESIDENT.0,
+        _ => Status::NONE.0,
+    }
+}
+
+/// Exports an object as the DRM core does, and takes note of the client.
+///
+/// # Safety
+///
+/// Called by the DRM core with a device and an open file of `T::Driver`.
+unsafe extern "C" fn handle_to_fd_callback<T: TtmObject>(
+    dev: *mut bindings::drm_device,
+    file: *mut bindings::drm_file,
+    handle: u32,
+    flags: u32,
+    fd: *mut c_int,
+) -> c_int {
+    from_result(|| {
+        // SAFETY: The file is open, and that of `T::Driver`.
+        let client = unsafe { drm::File::from_raw(file) };
+
+        // SAFETY: The file is open.
+        let gem = unsafe { bindings::drm_gem_object_lookup(file, handle) };
+        if gem.is_null() {
+            return Err(ENOENT);
+        }
+        // SAFETY: Objects of the driver are of this class; the lookup took a reference.
+        let obj = unsafe {
+            let obj: &Object<T> = IntoGEMObject::from_raw(gem);
+            ARef::from_raw(obj.into())
+        };
+        let (account, name) = (T::pins(client), Client::of(client));
+
+        obj.reserve(true)?.view().set_exporter(account, name);
+
+        // SAFETY: As promised by the caller.
+        to_result(unsafe { bindings::drm_gem_prime_handle_to_fd(dev, file, handle, flags, fd) })?;
+        Ok(0)
+    })
+}
