@@ -269,15 +269,15 @@ static struct edu_peer_status status(struct kunit *test, struct lender *lender)
 static void map_in_each_class(struct kunit *test, const struct table *table, bool good)
 {
 	static const enum edu_peer_mode modes[] = {
-		EDU_PEER_STATIC, EDU_PEER_DYNAMIC, EDU_PEER_PINNED,
-		EDU_PEER_REVOCABLE, EDU_PEER_NO_P2P,
+		EDU_PEER_MODE_STATIC, EDU_PEER_MODE_DYNAMIC, EDU_PEER_MODE_PINNED,
+		EDU_PEER_MODE_REVOCABLE, EDU_PEER_MODE_NO_P2P,
 	};
 
 	for (unsigned int i = 0; i < ARRAY_SIZE(modes); i++) {
 		struct lender *lender = attach(test, table, modes[i]);
 		u32 mapped;
 
-		if (modes[i] == EDU_PEER_PINNED || modes[i] == EDU_PEER_REVOCABLE)
+		if (modes[i] == EDU_PEER_MODE_PINNED || modes[i] == EDU_PEER_MODE_REVOCABLE)
 			KUNIT_EXPECT_EQ(test, call(lender, EDU_PEER_IOC_PIN, 0), 0);
 
 		KUNIT_EXPECT_EQ_MSG(test, call(lender, EDU_PEER_IOC_MAP, 0),
@@ -285,8 +285,8 @@ static void map_in_each_class(struct kunit *test, const struct table *table, boo
 		KUNIT_EXPECT_EQ(test, lender->maps, 1);
 		/* What is refused does not stay mapped, and does not count. */
 		KUNIT_EXPECT_EQ(test, lender->unmaps, good ? 0 : 1);
-		mapped = status(test, lender).flags & EDU_PEER_MAPPED;
-		KUNIT_EXPECT_EQ(test, mapped, good ? EDU_PEER_MAPPED : 0);
+		mapped = status(test, lender).flags & EDU_PEER_STATUS_MAPPED;
+		KUNIT_EXPECT_EQ(test, mapped, good ? EDU_PEER_STATUS_MAPPED : 0);
 		KUNIT_EXPECT_EQ(test, status(test, lender).maps, good ? 1 : 0);
 		detach(test, lender);
 	}
@@ -305,12 +305,12 @@ static void bad_tables_are_refused(struct kunit *test)
 /* A transfer makes a mapping if there is none: it looks at the table before it begins. */
 static void a_transfer_looks_at_the_table(struct kunit *test)
 {
-	struct edu_peer_transfer request = { .direction = EDU_PEER_READ };
+	struct edu_peer_transfer request = { .direction = EDU_PEER_DIRECTION_READ };
 	const struct table *table = test->param_value;
 	unsigned int commands[] = { EDU_PEER_IOC_TRANSFER, EDU_PEER_IOC_SUBMIT };
 	struct lender *lender;
 
-	lender = attach(test, table, EDU_PEER_DYNAMIC);
+	lender = attach(test, table, EDU_PEER_MODE_DYNAMIC);
 	request.data = (unsigned long)lender->arg + 256;
 	for (unsigned int i = 0; i < ARRAY_SIZE(commands); i++) {
 		request.length = SZ_2K;
@@ -329,7 +329,7 @@ static void each_mapping_is_looked_at(struct kunit *test)
 	static const struct table bad = {
 		"an unaligned page", SZ_4K, 1, { { FAR + SZ_1K, SZ_4K } }
 	};
-	struct lender *lender = attach(test, &good_tables[0], EDU_PEER_DYNAMIC);
+	struct lender *lender = attach(test, &good_tables[0], EDU_PEER_MODE_DYNAMIC);
 
 	for (unsigned int i = 1; i < 4; i++) {
 		lender->table = &good_tables[0];
@@ -354,7 +354,7 @@ static void each_mapping_is_looked_at(struct kunit *test)
 static void the_table_is_shown(struct kunit *test)
 {
 	const struct table *table = &good_tables[1];
-	struct lender *lender = attach(test, table, EDU_PEER_DYNAMIC);
+	struct lender *lender = attach(test, table, EDU_PEER_MODE_DYNAMIC);
 	struct edu_peer_segment segments[MAX_ENTRIES] = {};
 	struct edu_peer_table request = {
 		.segments = (unsigned long)lender->arg + SZ_1K,

@@ -78,6 +78,18 @@ pub struct Buffer {
     pub exported: bool,
     /// Its inode, or 0.
     pub inode: u64,
+    /// Bytes in VRAM that the CPU sees.
+    pub visible: u64,
+    /// Importers alone keep it.
+    pub orphan: bool,
+    /// The client that exported it, or 0.
+    pub client: u64,
+    /// Its name, or that of the client.
+    pub name: String,
+    /// The process that exported it, or 0.
+    pub pid: u32,
+    /// The name of that.
+    pub comm: String,
     /// Who uses it, and who was refused.
     pub importers: Vec<Importer>,
 }
@@ -98,6 +110,12 @@ fn parse(text: &str) -> Option<Vec<Buffer>> {
                 pinned: flag("pinned")?,
                 exported: flag("exported")?,
                 inode: words.get("ino")?.parse().ok()?,
+                visible: words.get("visible")?.parse().ok()?,
+                orphan: words.get("orphan").is_some_and(|word| *word == "1"),
+                client: words.get("client").unwrap_or(&"0").parse().ok()?,
+                name: text("name").unwrap_or_default(),
+                pid: words.get("pid").unwrap_or(&"0").parse().ok()?,
+                comm: text("comm").unwrap_or_default(),
                 importers: Vec::new(),
             });
         } else {
@@ -290,10 +308,10 @@ mod tests {
 
     #[test]
     fn listings() {
-        let text = "buffer id=7 size=8192 domain=either vram_or_fail=0 placement=vram pinned=0 exported=1 ino=12\n\
+        let text = "buffer id=7 size=8192 domain=either vram_or_fail=0 placement=vram visible=4096 pinned=0 exported=1 ino=12 orphan=1 client=3 name=a\\x20b pid=77 comm=x\n\
                     \timporter=0000:03:00.0 driver=edu_peer path=bus reason=none hops=4 flags=mapped,dynamic\n\
                     \timporter=x driver=y path=refused reason=quota hops=-1 flags= age_ms=3\n\
-                    buffer id=9 size=4096 domain=vram vram_or_fail=1 placement=vram pinned=1 exported=0 ino=0\n";
+                    buffer id=9 size=4096 domain=vram vram_or_fail=1 placement=vram visible=0 pinned=1 exported=0 ino=0\n";
         let buffers = parse(text).unwrap();
         assert_eq!(buffers.len(), 2);
         assert_eq!(buffers[0].importers[0].flags, ["mapped", "dynamic"]);
@@ -302,6 +320,11 @@ mod tests {
         assert!(buffers[1].pinned && !buffers[1].exported);
         assert!(buffers[0].importers[1].has_age && !buffers[0].importers[0].has_age);
         assert_eq!((buffers[0].inode, buffers[1].inode), (12, 0));
+        assert_eq!((buffers[0].visible, buffers[1].visible), (4096, 0));
+        assert!(buffers[0].orphan && !buffers[1].orphan);
+        assert_eq!((buffers[0].client, buffers[0].pid), (3, 77));
+        assert_eq!((buffers[1].client, buffers[1].pid), (0, 0));
+        assert_eq!((&*buffers[0].name, &*buffers[0].comm), ("a\\x20b", "x"));
         assert!(buffers[1].vram_or_fail && !buffers[0].vram_or_fail);
         assert_eq!(parse("\timporter=x"), None);
         assert_eq!(parse("buffer id=x"), None);

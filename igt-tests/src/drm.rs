@@ -20,8 +20,8 @@ use crate::syncfile::SyncFile;
 use crate::uapi;
 use crate::uapi::{
     DmaBufSync, DmaBufSyncFile, DrmGemClose, DrmGemFlink, DrmGemOpen, DrmPrimeHandle, DrmVersion,
-    PeerAttachment, PeerAttachments, PeerQuery, VvramGemCopy, VvramGemCreate, VvramGemImport,
-    VvramGemInfo, VvramGemMmapOffset, VvramGetparam,
+    PeerAttachment, PeerAttachments, PeerQuery, VvramGemCreate, VvramGemImportInfo, VvramGemInfo,
+    VvramGemMmapOffset, VvramGetparam,
 };
 use crate::{Outcome, Stop, SysError};
 
@@ -370,20 +370,16 @@ impl Drm {
     ///
     /// Any error of the ioctl.
     pub fn create(&self, size: u64) -> Result<Gem<'_>, SysError> {
-        self.create_flags(size, uapi::CREATE_VRAM_OR_FAIL)
+        self.create_flags(size, uapi::CREATE_VRAM)
     }
 
-    /// Creates an object.
+    /// Creates an object that is what `CREATE_*` say.
     ///
     /// # Errors
     ///
     /// Any error of the ioctl.
-    pub fn create_flags(&self, size: u64, flags: u32) -> Result<Gem<'_>, SysError> {
-        let mut argument = VvramGemCreate {
-            size,
-            flags,
-            handle: 0,
-        };
+    pub fn create_flags(&self, size: u64, what: u32) -> Result<Gem<'_>, SysError> {
+        let mut argument = VvramGemCreate::new(size, what);
         self.create_raw(&mut argument)?;
         Ok(Gem {
             drm: self,
@@ -541,54 +537,15 @@ impl Drm {
         Ok(argument)
     }
 
-    /// GEM_COPY with a given argument.
+    /// GEM_IMPORT_INFO with a given argument.
     ///
     /// # Errors
     ///
     /// Any error of the ioctl.
-    pub fn copy_raw(&self, argument: &mut VvramGemCopy) -> Result<(), SysError> {
+    pub fn import_info_raw(&self, argument: &mut VvramGemImportInfo) -> Result<(), SysError> {
         let given = *argument;
-        ioctl(self.fd(), uapi::VVRAM_GEM_COPY, argument, || {
-            format!("GEM_COPY({given:?})")
-        })?;
-        Ok(())
-    }
-
-    /// Copies bytes and returns the sync file of the copy.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
-    pub fn copy(
-        &self,
-        src: (&Gem<'_>, u64),
-        dst: (&Gem<'_>, u64),
-        size: u64,
-    ) -> Result<SyncFile, SysError> {
-        let mut argument = VvramGemCopy {
-            src: src.0.handle(),
-            dst: dst.0.handle(),
-            src_offset: src.1,
-            dst_offset: dst.1,
-            size,
-            flags: uapi::COPY_OUT_SYNC_FILE,
-            ..Default::default()
-        };
-        self.copy_raw(&mut argument)?;
-        // SAFETY: the kernel made a new fd that nothing else owns.
-        let fd = unsafe { OwnedFd::from_raw_fd(argument.out_fence as i32) };
-        Ok(SyncFile::new(fd))
-    }
-
-    /// GEM_IMPORT with a given argument.
-    ///
-    /// # Errors
-    ///
-    /// Any error of the ioctl.
-    pub fn import_info_raw(&self, argument: &mut VvramGemImport) -> Result<(), SysError> {
-        let given = *argument;
-        ioctl(self.fd(), uapi::VVRAM_GEM_IMPORT, argument, || {
-            format!("GEM_IMPORT({given:?})")
+        ioctl(self.fd(), uapi::VVRAM_GEM_IMPORT_INFO, argument, || {
+            format!("GEM_IMPORT_INFO({given:?})")
         })?;
         Ok(())
     }
@@ -750,8 +707,8 @@ impl Gem<'_> {
     /// # Errors
     ///
     /// Any error of the ioctl.
-    pub fn import_info(&self) -> Result<VvramGemImport, SysError> {
-        let mut argument = VvramGemImport {
+    pub fn import_info(&self) -> Result<VvramGemImportInfo, SysError> {
+        let mut argument = VvramGemImportInfo {
             handle: self.handle,
             ..Default::default()
         };

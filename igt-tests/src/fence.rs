@@ -7,7 +7,10 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use crate::drm::{ioctl, DmaBuf};
 use crate::syncfile::SyncFile;
-use crate::uapi::{self, DmaBufSyncFile, DrmSyncobj, DrmSyncobjWait, SwSyncCreateFence};
+use crate::uapi::{
+    self, DmaBufSyncFile, DrmSyncobj, DrmSyncobjHandle, DrmSyncobjTimelineArray,
+    DrmSyncobjTimelineWait, DrmSyncobjWait, SwSyncCreateFence, VvramSync,
+};
 use crate::{Stop, SysError};
 
 /// A sync object of a DRM file, destroyed when dropped.
@@ -59,6 +62,82 @@ impl SyncObj {
             || format!("SYNCOBJ_WAIT(timeout={timeout})"),
         )?;
         Ok(())
+    }
+
+    /// A point of it, or with 0 its fence, as an argument of GEM_COPY.
+    pub fn sync(&self, point: u64) -> VvramSync {
+        VvramSync {
+            handle: self.handle,
+            point,
+            ..Default::default()
+        }
+    }
+
+    /// Adds a point that signals with a sync file.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn add_point(&self, point: u64, fence: &SyncFile) -> Result<(), SysError> {
+        let mut argument = DrmSyncobjHandle {
+            handle: self.handle,
+            flags: uapi::SYNCOBJ_IMPORT_SYNC_FILE | uapi::SYNCOBJ_IMPORT_TIMELINE,
+            fd: fence.fd(),
+            point,
+            ..Default::default()
+        };
+        ioctl(
+            self.drm,
+            uapi::DRM_IOCTL_SYNCOBJ_FD_TO_HANDLE,
+            &mut argument,
+            || format!("SYNCOBJ_FD_TO_HANDLE(point={point})"),
+        )?;
+        Ok(())
+    }
+
+    /// Waits for a point until the monotonic clock has `timeout` nanoseconds.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl: `EINVAL` if the point is not there, `ETIME`.
+    pub fn wait_point(&self, point: u64, timeout: i64) -> Result<(), SysError> {
+        let (handles, points) = ([self.handle], [point]);
+        let mut argument = DrmSyncobjTimelineWait {
+            handles: handles.as_ptr() as u64,
+            points: points.as_ptr() as u64,
+            timeout,
+            count: 1,
+            ..Default::default()
+        };
+        ioctl(
+            self.drm,
+            uapi::DRM_IOCTL_SYNCOBJ_TIMELINE_WAIT,
+            &mut argument,
+            || format!("SYNCOBJ_TIMELINE_WAIT(point={point}, timeout={timeout})"),
+        )?;
+        Ok(())
+    }
+
+    /// The last point that was added, 0 if it is no timeline.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn last_point(&self) -> Result<u64, SysError> {
+        let (handles, mut points) = ([self.handle], [u64::MAX]);
+        let mut argument = DrmSyncobjTimelineArray {
+            handles: handles.as_ptr() as u64,
+            points: points.as_mut_ptr() as u64,
+            count: 1,
+            flags: uapi::SYNCOBJ_QUERY_LAST_SUBMITTED,
+        };
+        ioctl(
+            self.drm,
+            uapi::DRM_IOCTL_SYNCOBJ_QUERY,
+            &mut argument,
+            || "SYNCOBJ_QUERY".to_string(),
+        )?;
+        Ok(points[0])
     }
 }
 

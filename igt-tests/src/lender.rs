@@ -16,7 +16,7 @@ use crate::{Stop, SysError};
 
 const DRIVER: &str = "bar_export";
 /// The BAR of ivshmem that is memory.
-pub const MEMORY: u64 = 2;
+pub const MEMORY: u32 = 2;
 
 /// The device with bar_export in place of its own driver, which has it back when this is dropped.
 #[derive(Debug)]
@@ -117,13 +117,14 @@ pub fn request(ranges: &[(u64, u64)]) -> Vec<BarExportRange> {
 /// Any error of the ioctl.
 pub fn export_request(
     lender: &File,
-    bar: u64,
+    bar: u32,
     request: &[BarExportRange],
 ) -> Result<DmaBuf, SysError> {
     let mut argument = BarExport {
         bar,
-        count: request.len() as u64,
+        count: request.len() as u32,
         ranges: request.as_ptr() as u64,
+        ..Default::default()
     };
     export_raw(lender, &mut argument)
 }
@@ -133,7 +134,7 @@ pub fn export_request(
 /// # Errors
 ///
 /// Any error of the ioctl.
-pub fn export_ranges(lender: &File, bar: u64, ranges: &[(u64, u64)]) -> Result<DmaBuf, SysError> {
+pub fn export_ranges(lender: &File, bar: u32, ranges: &[(u64, u64)]) -> Result<DmaBuf, SysError> {
     export_request(lender, bar, &request(ranges))
 }
 
@@ -142,6 +143,6 @@ pub fn export_ranges(lender: &File, bar: u64, ranges: &[(u64, u64)]) -> Result<D
 /// # Errors
 ///
 /// Any error of the ioctl.
-pub fn export(lender: &File, bar: u64, offset: u64, size: u64) -> Result<DmaBuf, SysError> {
+pub fn export(lender: &File, bar: u32, offset: u64, size: u64) -> Result<DmaBuf, SysError> {
     export_ranges(lender, bar, &[(offset, size)])
 }

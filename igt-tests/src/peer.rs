@@ -41,12 +41,12 @@ impl Mode {
     /// The number in the uAPI.
     pub fn number(self) -> u32 {
         match self {
-            Self::Static => uapi::EDU_PEER_STATIC,
-            Self::Dynamic => uapi::EDU_PEER_DYNAMIC,
-            Self::Pinned => uapi::EDU_PEER_PINNED,
-            Self::Revocable => uapi::EDU_PEER_REVOCABLE,
-            Self::NoP2p => uapi::EDU_PEER_NO_P2P,
-            Self::Cpu => uapi::EDU_PEER_CPU,
+            Self::Static => uapi::EDU_PEER_MODE_STATIC,
+            Self::Dynamic => uapi::EDU_PEER_MODE_DYNAMIC,
+            Self::Pinned => uapi::EDU_PEER_MODE_PINNED,
+            Self::Revocable => uapi::EDU_PEER_MODE_REVOCABLE,
+            Self::NoP2p => uapi::EDU_PEER_MODE_NO_P2P,
+            Self::Cpu => uapi::EDU_PEER_MODE_CPU,
         }
     }
 
@@ -345,7 +345,7 @@ impl Peer {
             offset,
             data.as_mut_ptr() as u64,
             length,
-            uapi::EDU_PEER_READ,
+            uapi::EDU_PEER_DIRECTION_READ,
         )
     }
 
@@ -356,7 +356,12 @@ impl Peer {
     /// Any error of the ioctl, or a transfer that fell short.
     pub fn write(&self, offset: u64, data: &[u8]) -> Result<(), SysError> {
         let length = data.len() as u64;
-        self.transfer(offset, data.as_ptr() as u64, length, uapi::EDU_PEER_WRITE)
+        self.transfer(
+            offset,
+            data.as_ptr() as u64,
+            length,
+            uapi::EDU_PEER_DIRECTION_WRITE,
+        )
     }
 
     /// Starts to let the device read up to 64 KiB of the buffer.
@@ -365,7 +370,7 @@ impl Peer {
     ///
     /// Any error of the ioctl.
     pub fn submit_read(&self, offset: u64, length: usize) -> Result<(), SysError> {
-        self.submit(offset, 0, length, uapi::EDU_PEER_READ)
+        self.submit(offset, 0, length, uapi::EDU_PEER_DIRECTION_READ)
     }
 
     /// Starts to let the device write up to 64 KiB to the buffer.
@@ -375,7 +380,7 @@ impl Peer {
     /// Any error of the ioctl.
     pub fn submit_write(&self, offset: u64, data: &[u8]) -> Result<(), SysError> {
         let address = data.as_ptr() as u64;
-        self.submit(offset, address, data.len(), uapi::EDU_PEER_WRITE)
+        self.submit(offset, address, data.len(), uapi::EDU_PEER_DIRECTION_WRITE)
     }
 
     fn submit(&self, offset: u64, data: u64, len: usize, direction: u32) -> Result<(), SysError> {
@@ -417,7 +422,7 @@ impl Peer {
     ///
     /// As for [`Peer::finish_write`].
     pub fn finish_read(&self, data: &mut [u8]) -> Result<u64, SysError> {
-        self.finish(data, uapi::EDU_PEER_READ)
+        self.finish(data, uapi::EDU_PEER_DIRECTION_READ)
     }
 
     /// Waits for a write that was submitted, and returns how many bytes were moved.
@@ -426,7 +431,7 @@ impl Peer {
     ///
     /// Any error of the ioctl, which is that of the transfer.
     pub fn finish_write(&self) -> Result<u64, SysError> {
-        self.finish(&mut [], uapi::EDU_PEER_WRITE)
+        self.finish(&mut [], uapi::EDU_PEER_DIRECTION_WRITE)
     }
 
     /// The scatter table of the mapping.

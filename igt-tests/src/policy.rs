@@ -36,7 +36,7 @@ impl Object {
     /// The flags of GEM_CREATE.
     pub fn flags(self) -> u32 {
         match self {
-            Self::Vram => uapi::CREATE_VRAM_OR_FAIL,
+            Self::Vram => uapi::CREATE_VRAM,
             Self::System => uapi::CREATE_SYSTEM,
             Self::Either => uapi::CREATE_VRAM | uapi::CREATE_SYSTEM,
         }

@@ -8,6 +8,10 @@
 
 use std::mem::size_of;
 
+mod sync;
+
+pub use sync::*;
+
 const NONE: u64 = 0;
 const WRITE: u64 = 1;
 const READ: u64 = 2;
@@ -173,20 +177,36 @@ pub struct AvramGemCreate {
 pub struct VvramGemCreate {
     /// In and out, bytes.
     pub size: u64,
-    /// `CREATE_*`.
+    /// Where it may live.
+    pub placements: u32,
+    /// How it is exported.
     pub flags: u32,
     /// Out.
     pub handle: u32,
+    /// Zero.
+    pub pad: u32,
 }
 
-/// May be placed in VRAM.
+impl VvramGemCreate {
+    /// Asks for an object that is what `CREATE_*` say.
+    pub fn new(size: u64, what: u32) -> Self {
+        Self {
+            size,
+            placements: what & 0xffff,
+            flags: what >> 16,
+            ..Default::default()
+        }
+    }
+}
+
+// What an object is in one number: the placements, and the flags in the upper half.
+
+/// May be placed in VRAM; alone: never leaves it.
 pub const CREATE_VRAM: u32 = 1 << 0;
-/// Never leaves VRAM.
-pub const CREATE_VRAM_OR_FAIL: u32 = 1 << 1;
-/// May be placed in system memory.
-pub const CREATE_SYSTEM: u32 = 1 << 2;
+/// May be placed in system memory; alone: is never in VRAM.
+pub const CREATE_SYSTEM: u32 = 1 << 1;
 /// Importers get it in VRAM or not at all.
-pub const CREATE_EXPORT_VRAM_OR_FAIL: u32 = 1 << 3;
+pub const CREATE_EXPORT_VRAM_OR_FAIL: u32 = 1 << 16;
 
 /// In VRAM.
 pub const PLACEMENT_VRAM: u32 = 1;
@@ -203,12 +223,23 @@ pub struct VvramGemInfo {
     pub placement: u32,
     /// Bytes.
     pub size: u64,
-    /// `CREATE_*`.
+    /// Where it may live.
+    pub placements: u32,
+    /// How it is exported.
     pub flags: u32,
     /// 1 if it does not move.
     pub pinned: u32,
+    /// Zero.
+    pub pad: u32,
     /// The number in debugfs and in tracepoints.
     pub id: u64,
+}
+
+impl VvramGemInfo {
+    /// What it is, by `CREATE_*`.
+    pub fn what(&self) -> u32 {
+        self.placements | self.flags << 16
+    }
 }
 
 /// `struct drm_vvram_gem_mmap_offset`
@@ -226,10 +257,10 @@ pub struct VvramGemMmapOffset {
 /// Stands for the buffer of another device.
 pub const PLACEMENT_IMPORTED: u32 = 3;
 
-/// `struct drm_vvram_gem_import`
+/// `struct drm_vvram_gem_import_info`
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub struct VvramGemImport {
+pub struct VvramGemImportInfo {
     /// The object.
     pub handle: u32,
     /// `PATH_*`.
@@ -405,15 +436,6 @@ pub const VVRAM_GEM_ATTACHMENTS: u64 = iowr::<PeerAttachments>(DRM, DRM_COMMAND_
 /// GEM_INFO.
 pub const VVRAM_GEM_INFO: u64 = iowr::<VvramGemInfo>(DRM, DRM_COMMAND_BASE + 4);
 
-/// Wait for a sync object.
-pub const COPY_IN_SYNCOBJ: u32 = 1 << 0;
-/// Wait for a sync file.
-pub const COPY_IN_SYNC_FILE: u32 = 1 << 1;
-/// Put the fence into a sync object.
-pub const COPY_OUT_SYNCOBJ: u32 = 1 << 2;
-/// Return a sync file.
-pub const COPY_OUT_SYNC_FILE: u32 = 1 << 3;
-
 /// `struct drm_vvram_gem_copy`
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -428,18 +450,22 @@ pub struct VvramGemCopy {
     pub dst_offset: u64,
     /// Bytes.
     pub size: u64,
-    /// `COPY_*`.
-    pub flags: u32,
-    /// Sync object or sync file.
-    pub in_fence: u32,
-    /// Sync object, or out, sync file.
-    pub out_fence: u32,
+    /// User pointer to what to wait for.
+    pub in_syncs: u64,
+    /// User pointer to what to signal.
+    pub out_syncs: u64,
+    /// Entries of the first.
+    pub in_count: u32,
+    /// Entries of the second.
+    pub out_count: u32,
+    /// Bytes from one entry to the next.
+    pub sync_size: u32,
     /// Zero.
-    pub pad: u32,
+    pub flags: u32,
 }
 
 /// GEM_COPY.
-pub const VVRAM_GEM_COPY: u64 = iowr::<VvramGemCopy>(DRM, DRM_COMMAND_BASE + 6);
+pub const VVRAM_GEM_COPY: u64 = iow::<VvramGemCopy>(DRM, DRM_COMMAND_BASE + 6);
 
 /// PEER_QUERY.
 pub const VVRAM_PEER_QUERY: u64 = iowr::<PeerQuery>(DRM, DRM_COMMAND_BASE + 7);
@@ -490,21 +516,21 @@ pub struct VvramVmRead {
 /// VM_READ.
 pub const VVRAM_VM_READ: u64 = iowr::<VvramVmRead>(DRM, DRM_COMMAND_BASE + 9);
 
-/// GEM_IMPORT.
-pub const VVRAM_GEM_IMPORT: u64 = iowr::<VvramGemImport>(DRM, DRM_COMMAND_BASE + 5);
+/// GEM_IMPORT_INFO.
+pub const VVRAM_GEM_IMPORT_INFO: u64 = iowr::<VvramGemImportInfo>(DRM, DRM_COMMAND_BASE + 5);
 
 /// No importer ops.
-pub const EDU_PEER_STATIC: u32 = 0;
+pub const EDU_PEER_MODE_STATIC: u32 = 0;
 /// invalidate_mappings drops the mapping.
-pub const EDU_PEER_DYNAMIC: u32 = 1;
+pub const EDU_PEER_MODE_DYNAMIC: u32 = 1;
 /// No invalidate_mappings.
-pub const EDU_PEER_PINNED: u32 = 2;
+pub const EDU_PEER_MODE_PINNED: u32 = 2;
 /// invalidate_mappings drops everything for good.
-pub const EDU_PEER_REVOCABLE: u32 = 3;
+pub const EDU_PEER_MODE_REVOCABLE: u32 = 3;
 /// Dynamic without allow_peer2peer.
-pub const EDU_PEER_NO_P2P: u32 = 4;
+pub const EDU_PEER_MODE_NO_P2P: u32 = 4;
 /// The CPU in place of the device.
-pub const EDU_PEER_CPU: u32 = 5;
+pub const EDU_PEER_MODE_CPU: u32 = 5;
 
 /// `struct edu_peer_attach`
 #[repr(C)]
@@ -519,9 +545,9 @@ pub struct EduPeerAttach {
 }
 
 /// From the dma-buf to the caller.
-pub const EDU_PEER_READ: u32 = 0;
+pub const EDU_PEER_DIRECTION_READ: u32 = 0;
 /// From the caller to the dma-buf.
-pub const EDU_PEER_WRITE: u32 = 1;
+pub const EDU_PEER_DIRECTION_WRITE: u32 = 1;
 
 /// `struct edu_peer_transfer`
 #[repr(C)]
@@ -533,7 +559,7 @@ pub struct EduPeerTransfer {
     pub length: u64,
     /// User pointer.
     pub data: u64,
-    /// `EDU_PEER_READ` or `EDU_PEER_WRITE`.
+    /// `EDU_PEER_DIRECTION_READ` or `EDU_PEER_DIRECTION_WRITE`.
     pub direction: u32,
     /// Zero.
     pub pad: u32,
@@ -562,17 +588,17 @@ pub struct EduPeerTable {
 }
 
 /// Attached.
-pub const EDU_PEER_ATTACHED: u32 = 1 << 0;
+pub const EDU_PEER_STATUS_ATTACHED: u32 = 1 << 0;
 /// Mapped.
-pub const EDU_PEER_MAPPED: u32 = 1 << 1;
+pub const EDU_PEER_STATUS_MAPPED: u32 = 1 << 1;
 /// Pinned.
-pub const EDU_PEER_IS_PINNED: u32 = 1 << 2;
+pub const EDU_PEER_STATUS_PINNED: u32 = 1 << 2;
 /// Revoked.
-pub const EDU_PEER_REVOKED: u32 = 1 << 3;
+pub const EDU_PEER_STATUS_REVOKED: u32 = 1 << 3;
 /// The mapping of the kernel is I/O memory.
-pub const EDU_PEER_IOMEM: u32 = 1 << 4;
+pub const EDU_PEER_STATUS_IOMEM: u32 = 1 << 4;
 /// A transfer is under way.
-pub const EDU_PEER_BUSY: u32 = 1 << 5;
+pub const EDU_PEER_STATUS_BUSY: u32 = 1 << 5;
 /// Most bytes SUBMIT moves.
 pub const EDU_PEER_SUBMIT_MAX: usize = 16 * 4096;
 
@@ -580,7 +606,7 @@ pub const EDU_PEER_SUBMIT_MAX: usize = 16 * 4096;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct EduPeerStatus {
-    /// `EDU_PEER_ATTACHED` and following.
+    /// `EDU_PEER_STATUS_ATTACHED` and following.
     pub flags: u32,
     /// Zero.
     pub pad: u32,
@@ -591,7 +617,7 @@ pub struct EduPeerStatus {
 }
 
 /// Most rounds of one measurement.
-pub const EDU_PEER_MAX_ROUNDS: u32 = 10000;
+pub const EDU_PEER_MEASURE_MAX: u32 = 10000;
 
 /// `struct edu_peer_measure`
 #[repr(C)]
@@ -652,42 +678,21 @@ pub const DMA_BUF_SYNC_END: u64 = 4;
 /// Brackets CPU access to a dma-buf.
 pub const DMA_BUF_IOCTL_SYNC: u64 = iow::<DmaBufSync>(b'b' as u64, 0);
 
-/// `struct sync_fence_info`
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct SyncFenceInfo {
-    /// Name of the timeline.
-    pub obj_name: [u8; 32],
-    /// Name of the driver.
-    pub driver_name: [u8; 32],
-    /// 0 while it is pending, 1, or an error.
-    pub status: i32,
-    /// Zero.
-    pub flags: u32,
-    /// When it signalled.
-    pub timestamp_ns: u64,
-}
+/// Names a buffer.
+pub const DMA_BUF_SET_NAME: u64 = iow::<u64>(b'b' as u64, 1);
 
-/// `struct sync_file_info`
+/// `struct drm_set_client_name`
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub struct SyncFileInfo {
-    /// Name.
-    pub name: [u8; 32],
-    /// 0 while one of the fences is pending, 1, or an error.
-    pub status: i32,
-    /// Zero.
-    pub flags: u32,
-    /// In and out.
-    pub num_fences: u32,
-    /// Zero.
-    pub pad: u32,
+pub struct DrmSetClientName {
+    /// Bytes.
+    pub name_len: u64,
     /// User pointer.
-    pub sync_fence_info: u64,
+    pub name: u64,
 }
 
-/// Looks at a sync file.
-pub const SYNC_IOC_FILE_INFO: u64 = iowr::<SyncFileInfo>(b'>' as u64, 4);
+/// Names a client.
+pub const DRM_IOCTL_SET_CLIENT_NAME: u64 = iowr::<DrmSetClientName>(DRM, 0xd1);
 
 /// `struct dma_heap_allocation_data`
 #[repr(C)]
@@ -718,9 +723,13 @@ pub struct BarExportRange {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BarExport {
     /// Number of the BAR.
-    pub bar: u64,
+    pub bar: u32,
+    /// Zero.
+    pub flags: u32,
     /// How many ranges there are.
-    pub count: u64,
+    pub count: u32,
+    /// Zero.
+    pub pad: u32,
     /// Where they are.
     pub ranges: u64,
 }
@@ -771,99 +780,14 @@ pub struct DrmModeCreateDumb {
 /// Makes an object of any driver that has such.
 pub const DRM_IOCTL_MODE_CREATE_DUMB: u64 = iowr::<DrmModeCreateDumb>(DRM, 0xb2);
 
-/// `struct drm_get_cap`
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct DrmGetCap {
-    /// Which one.
-    pub capability: u64,
-    /// Out.
-    pub value: u64,
-}
-
-/// Whether there are sync objects.
-pub const DRM_CAP_SYNCOBJ: u64 = 0x13;
-/// Asks for a capability.
-pub const DRM_IOCTL_GET_CAP: u64 = iowr::<DrmGetCap>(DRM, 0x0c);
-
-/// `struct drm_syncobj_create`, `struct drm_syncobj_destroy`
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct DrmSyncobj {
-    /// Out, or the one to destroy.
-    pub handle: u32,
-    /// Flags or zero.
-    pub flags: u32,
-}
-
-/// Makes a sync object.
-pub const DRM_IOCTL_SYNCOBJ_CREATE: u64 = iowr::<DrmSyncobj>(DRM, 0xbf);
-/// Destroys it.
-pub const DRM_IOCTL_SYNCOBJ_DESTROY: u64 = iowr::<DrmSyncobj>(DRM, 0xc0);
-
-/// `struct drm_syncobj_wait`
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct DrmSyncobjWait {
-    /// User pointer to handles.
-    pub handles: u64,
-    /// Nanoseconds of the monotonic clock.
-    pub timeout: i64,
-    /// Number of handles.
-    pub count: u32,
-    /// Flags.
-    pub flags: u32,
-    /// Out.
-    pub first: u32,
-    /// Zero.
-    pub pad: u32,
-    /// A hint.
-    pub deadline: u64,
-}
-
-/// Waits for sync objects.
-pub const DRM_IOCTL_SYNCOBJ_WAIT: u64 = iowr::<DrmSyncobjWait>(DRM, 0xc3);
-
-/// `struct sw_sync_create_fence_data`
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct SwSyncCreateFence {
-    /// When the timeline is that far.
-    pub value: u32,
-    /// A name.
-    pub name: [u8; 32],
-    /// Out, a sync file.
-    pub fence: i32,
-}
-
-/// Makes a fence that userspace signals.
-pub const SW_SYNC_IOC_CREATE_FENCE: u64 = iowr::<SwSyncCreateFence>(b'W' as u64, 0);
-/// Signals it.
-pub const SW_SYNC_IOC_INC: u64 = iow::<u32>(b'W' as u64, 1);
-
-/// `struct dma_buf_import_sync_file`, `struct dma_buf_export_sync_file`
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct DmaBufSyncFile {
-    /// `DMA_BUF_SYNC_*`.
-    pub flags: u32,
-    /// The sync file.
-    pub fd: i32,
-}
-
-/// Gives the implicit fences of a dma-buf as a sync file.
-pub const DMA_BUF_IOCTL_EXPORT_SYNC_FILE: u64 = iowr::<DmaBufSyncFile>(b'b' as u64, 2);
-/// Adds a sync file to the implicit fences of a dma-buf.
-pub const DMA_BUF_IOCTL_IMPORT_SYNC_FILE: u64 = iow::<DmaBufSyncFile>(b'b' as u64, 3);
-
 const _: () = {
     assert!(size_of::<DrmVersion>() == 64);
     assert!(size_of::<DrmGemClose>() == 8);
     assert!(size_of::<DrmPrimeHandle>() == 12);
     assert!(size_of::<VvramGetparam>() == 16);
-    assert!(size_of::<VvramGemCreate>() == 16);
+    assert!(size_of::<VvramGemCreate>() == 24);
     assert!(size_of::<VvramGemMmapOffset>() == 16);
-    assert!(size_of::<VvramGemInfo>() == 32);
+    assert!(size_of::<VvramGemInfo>() == 40);
     assert!(size_of::<PeerAttachment>() == 88);
     assert!(size_of::<PeerAttachments>() == 32);
     assert!(size_of::<PeerAddress>() == 8);
@@ -877,16 +801,12 @@ const _: () = {
     assert!(size_of::<BarExport>() == 24);
     assert!(size_of::<EduPeerMeasure>() == 32);
     assert!(size_of::<DmaBufSync>() == 8);
-    assert!(size_of::<DmaBufSyncFile>() == 8);
-    assert!(size_of::<SyncFenceInfo>() == 80);
-    assert!(size_of::<SyncFileInfo>() == 56);
     assert!(size_of::<DmaHeapAllocation>() == 24);
-    assert!(size_of::<VvramGemImport>() == 24);
-    assert!(size_of::<VvramGemCopy>() == 48);
-    assert!(size_of::<DrmSyncobjWait>() == 40);
-    assert!(size_of::<SwSyncCreateFence>() == 40);
+    assert!(size_of::<VvramGemImportInfo>() == 24);
+    assert!(size_of::<VvramGemCopy>() == 64);
     assert!(size_of::<UdmabufCreate>() == 24);
     assert!(size_of::<DrmModeCreateDumb>() == 32);
+    assert!(size_of::<DrmSetClientName>() == 16);
     // Numbers as the C headers compute them.
     assert!(DRM_IOCTL_VERSION == 0xc040_6400);
     assert!(DRM_IOCTL_GEM_CLOSE == 0x4008_6409);
@@ -894,12 +814,12 @@ const _: () = {
     assert!(DRM_IOCTL_PRIME_FD_TO_HANDLE == 0xc00c_642e);
     assert!(AVRAM_GEM_CREATE == 0xc010_6440);
     assert!(VVRAM_GETPARAM == 0xc010_6440);
-    assert!(VVRAM_GEM_CREATE == 0xc010_6441);
+    assert!(VVRAM_GEM_CREATE == 0xc018_6441);
     assert!(VVRAM_GEM_MMAP_OFFSET == 0xc010_6442);
     assert!(VVRAM_GEM_ATTACHMENTS == 0xc020_6443);
-    assert!(VVRAM_GEM_INFO == 0xc020_6444);
-    assert!(VVRAM_GEM_IMPORT == 0xc018_6445);
-    assert!(VVRAM_GEM_COPY == 0xc030_6446);
+    assert!(VVRAM_GEM_INFO == 0xc028_6444);
+    assert!(VVRAM_GEM_IMPORT_INFO == 0xc018_6445);
+    assert!(VVRAM_GEM_COPY == 0x4040_6446);
     assert!(VVRAM_PEER_QUERY == 0xc038_6447);
     assert!(VVRAM_VM_BIND == 0xc020_6448);
     assert!(VVRAM_VM_READ == 0xc020_6449);
@@ -913,15 +833,7 @@ const _: () = {
     assert!(EDU_PEER_IOC_FINISH == 0xc020_ed1a);
     assert!(EDU_PEER_IOC_MEASURE == 0xc020_ed1b);
     assert!(DMA_BUF_IOCTL_SYNC == 0x4008_6200);
-    assert!(DMA_BUF_IOCTL_EXPORT_SYNC_FILE == 0xc008_6202);
-    assert!(SYNC_IOC_FILE_INFO == 0xc038_3e04);
     assert!(DMA_HEAP_IOCTL_ALLOC == 0xc018_4800);
     assert!(UDMABUF_CREATE == 0x4018_7542);
-    assert!(DRM_IOCTL_GET_CAP == 0xc010_640c);
-    assert!(DRM_IOCTL_SYNCOBJ_CREATE == 0xc008_64bf);
-    assert!(DRM_IOCTL_SYNCOBJ_WAIT == 0xc028_64c3);
-    assert!(SW_SYNC_IOC_CREATE_FENCE == 0xc028_5700);
-    assert!(SW_SYNC_IOC_INC == 0x4004_5701);
-    assert!(DMA_BUF_IOCTL_IMPORT_SYNC_FILE == 0x4008_6203);
     assert!(DRM_IOCTL_MODE_CREATE_DUMB == 0xc020_64b2);
 };

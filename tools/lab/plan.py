@@ -30,11 +30,11 @@ KIND_OF_EACH = ("switch", "intel-iommu", "no-route")
 FAULTS = ("avram_faults", "vvram_faults")
 # Those that come to the same on all machines.
 ONCE = ("vvram_async", "vvram_badinput", "vvram_compat", "vvram_copy", "vvram_create",
-        "vvram_debugfs", "vvram_dmem", "vvram_failures", "vvram_fdinfo", "vvram_holders",
-        "vvram_import", "vvram_leaks", "vvram_limits", "vvram_lru", "vvram_mmap",
+        "vvram_debugfs", "vvram_dmem", "vvram_exporter", "vvram_failures", "vvram_fdinfo",
+        "vvram_holders", "vvram_import", "vvram_leaks", "vvram_limits", "vvram_lru", "vvram_mmap",
         "vvram_modules", "vvram_params", "vvram_pm", "vvram_prime", "vvram_signals",
-        "vvram_sleep", "vvram_smallbar", "vvram_split", "vvram_storm", "vvram_trace", "vvram_usage",
-        "vvram_user", "vvram_views", "vvram_vm", "vvram_vmap",
+        "vvram_sleep", "vvram_smallbar", "vvram_split", "vvram_storm", "vvram_syncobj",
+        "vvram_trace", "vvram_usage", "vvram_user", "vvram_views", "vvram_vm", "vvram_vmap",
         # Last: an allocation that fails may turn checks of the kernel off.
         *FAULTS)
 ONCE_BOOTS = 2

@@ -5,6 +5,8 @@
 //! The smallest exporter of peer-to-peer memory: it never moves and has no copy elsewhere. It is
 //! bound by `driver_override`, or by an identification that is written to `new_id`.
 
+mod abi;
+
 use kernel::{
     device,
     dma::DataDirection,
@@ -110,10 +112,21 @@ impl MiscDevice for Lender {
 
         let slice =
             |addr, len| uaccess::UserSlice::new(uaccess::UserPtr::from_addr(addr), len).reader();
-        let [bar, count, addr] = slice(arg, size_of::<uapi::bar_export>()).read::<[u64; 3]>()?;
-        let count = count.try_into()?;
+        let mut reader = slice(arg, size_of::<uapi::bar_export>());
+        let request = uapi::bar_export {
+            bar: reader.read()?,
+            flags: reader.read()?,
+            count: reader.read()?,
+            pad: reader.read()?,
+            ranges: reader.read()?,
+        };
+        if request.flags != 0 || request.pad != 0 {
+            return Err(EINVAL);
+        }
+
+        let count = request.count.try_into()?;
         let len = size_of::<uapi::bar_export_range>().checked_mul(count);
-        let mut reader = slice(addr.try_into()?, len.ok_or(EINVAL)?);
+        let mut reader = slice(request.ranges.try_into()?, len.ok_or(EINVAL)?);
         let mut list = mapping::RangeList::new();
         list.reserve(count.min(ROOM), GFP_KERNEL_ACCOUNT)?;
         let mut add = |ranges: &[[u64; 2]]| -> Result {
@@ -128,7 +141,7 @@ impl MiscDevice for Lender {
         while !reader.is_empty() {
             add(&[reader.read()?])?;
         }
-        let bar = bar.try_into()?;
+        let bar = request.bar.try_into()?;
         let buf = me.0.with(|exports| {
             let list = list.move_to_bar(&provider(exports.bound(), bar)?)?;
             let size = list.size();

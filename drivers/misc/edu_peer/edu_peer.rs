@@ -17,7 +17,8 @@
 //! - [`job`]: transfers that go on after the call that started them, with a fence,
 //! - [`cpu`]: the CPU in place of the device,
 //! - [`client`]: what an open file has, one or the other,
-//! - [`file`]: the character device.
+//! - [`file`]: the character device,
+//! - `abi`: the layout of the arguments of its ioctls.
 //!
 //! # Locking
 //!
@@ -45,6 +46,7 @@ use kernel::{
     sync::Arc, //
 };
 
+mod abi;
 mod client;
 mod cpu;
 mod device;

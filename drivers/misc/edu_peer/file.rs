@@ -317,13 +317,13 @@ impl PeerFile {
             let state = client.state()?;
             let counters = client.counters();
 
-            status.flags = uapi::EDU_PEER_ATTACHED;
+            status.flags = uapi::EDU_PEER_STATUS_ATTACHED;
             for (set, flag) in [
-                (state.mapped, uapi::EDU_PEER_MAPPED),
-                (state.pinned, uapi::EDU_PEER_IS_PINNED),
-                (counters.revoked(), uapi::EDU_PEER_REVOKED),
-                (state.iomem, uapi::EDU_PEER_IOMEM),
-                (client.is_busy(), uapi::EDU_PEER_BUSY),
+                (state.mapped, uapi::EDU_PEER_STATUS_MAPPED),
+                (state.pinned, uapi::EDU_PEER_STATUS_PINNED),
+                (counters.revoked(), uapi::EDU_PEER_STATUS_REVOKED),
+                (state.iomem, uapi::EDU_PEER_STATUS_IOMEM),
+                (client.is_busy(), uapi::EDU_PEER_STATUS_BUSY),
             ] {
                 if set {
                     status.flags |= flag;
@@ -345,7 +345,7 @@ impl PeerFile {
         let mut reader = reader::<uapi::edu_peer_measure>(arg);
         let (rounds, pad): (u32, u32) = (reader.read()?, reader.read()?);
 
-        if pad != 0 || rounds == 0 || rounds > uapi::EDU_PEER_MAX_ROUNDS {
+        if pad != 0 || rounds == 0 || rounds > uapi::EDU_PEER_MEASURE_MAX {
             return Err(EINVAL);
         }
 
@@ -375,8 +375,8 @@ fn read_transfer(arg: UserPtr) -> Result<(uapi::edu_peer_transfer, bool)> {
         return Err(EINVAL);
     }
     let write = match request.direction {
-        uapi::EDU_PEER_READ => false,
-        uapi::EDU_PEER_WRITE => true,
+        uapi::EDU_PEER_DIRECTION_READ => false,
+        uapi::EDU_PEER_DIRECTION_WRITE => true,
         _ => return Err(EINVAL),
     };
     Ok((request, write))

@@ -77,12 +77,12 @@ impl TryFrom<u32> for Mode {
 
     fn try_from(mode: u32) -> Result<Self> {
         match mode {
-            uapi::edu_peer_mode_EDU_PEER_STATIC => Ok(Self::Static),
-            uapi::edu_peer_mode_EDU_PEER_DYNAMIC => Ok(Self::Dynamic),
-            uapi::edu_peer_mode_EDU_PEER_PINNED => Ok(Self::Pinned),
-            uapi::edu_peer_mode_EDU_PEER_REVOCABLE => Ok(Self::Revocable),
-            uapi::edu_peer_mode_EDU_PEER_NO_P2P => Ok(Self::NoP2p),
-            uapi::edu_peer_mode_EDU_PEER_CPU => Ok(Self::Cpu),
+            uapi::edu_peer_mode_EDU_PEER_MODE_STATIC => Ok(Self::Static),
+            uapi::edu_peer_mode_EDU_PEER_MODE_DYNAMIC => Ok(Self::Dynamic),
+            uapi::edu_peer_mode_EDU_PEER_MODE_PINNED => Ok(Self::Pinned),
+            uapi::edu_peer_mode_EDU_PEER_MODE_REVOCABLE => Ok(Self::Revocable),
+            uapi::edu_peer_mode_EDU_PEER_MODE_NO_P2P => Ok(Self::NoP2p),
+            uapi::edu_peer_mode_EDU_PEER_MODE_CPU => Ok(Self::Cpu),
             _ => Err(EINVAL),
         }
     }

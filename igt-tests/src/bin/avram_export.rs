@@ -56,6 +56,12 @@ fn importers(card: &Card) -> Result<Vec<(String, String)>, Stop> {
         "{:?} is not one that stays in VRAM",
         buffers[0]
     );
+    check_eq!(
+        (buffers[0].pid, buffers[0].visible),
+        (std::process::id(), buffers[0].size),
+        "process that exported it, and bytes that the CPU sees"
+    );
+    check!(buffers[0].client > 0, "no client exported {buffers:?}");
     Ok(buffers[0]
         .importers
         .iter()

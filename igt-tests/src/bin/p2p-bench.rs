@@ -139,7 +139,7 @@ fn cycles(scene: &Scene, live: usize, figures: &mut Figures) -> Outcome {
 /// The device reads a page of VRAM by itself, or the CPU copies it to system memory first.
 fn transfers(scene: &Scene, figures: &mut Figures) -> Outcome {
     const ROUNDS: u64 = 8;
-    let in_vram = scene.drm.create_flags(PAGE64, uapi::CREATE_VRAM_OR_FAIL)?;
+    let in_vram = scene.drm.create_flags(PAGE64, uapi::CREATE_VRAM)?;
     let in_system = scene.drm.create_flags(PAGE64, uapi::CREATE_SYSTEM)?;
     let (vram, system) = (in_vram.map()?, in_system.map()?);
     let (direct, bounce) = (scene.peer.reopen()?, scene.peer.reopen()?);
@@ -269,7 +269,7 @@ fn attaches(
 
 /// Map and unmap of a page of this project's exporter, and attaches to it.
 fn our_page(scene: &Scene, counts: &[usize], figures: &mut Figures) -> Outcome {
-    let object = scene.drm.create_flags(PAGE64, uapi::CREATE_VRAM_OR_FAIL)?;
+    let object = scene.drm.create_flags(PAGE64, uapi::CREATE_VRAM)?;
     let buffer = object.export()?;
     mapping(&scene.peer, &buffer, "4k.ours", figures)?;
     attaches(&scene.peer, &buffer, counts, "ours", figures)
@@ -280,7 +280,7 @@ fn ours(scene: &Scene, figures: &mut Figures) -> Outcome {
     let (drm, peer) = (&scene.drm, &scene.peer);
     our_page(scene, &ATTACHES, figures)?;
     for (name, size) in [("256m", 256 * MIB), ("adjacent", BLOCKS * PAGE64)] {
-        let object = drm.create_flags(size, uapi::CREATE_VRAM_OR_FAIL)?;
+        let object = drm.create_flags(size, uapi::CREATE_VRAM)?;
         let buffer = object.export()?;
         mapping(peer, &buffer, &format!("{name}.ours"), figures)?;
     }

@@ -186,7 +186,7 @@ fn create<'nic>(nic: &'nic Nic, name: &str, kind: &Kind, size: u64) -> Result<Bu
             let flags = if *system {
                 uapi::CREATE_SYSTEM
             } else {
-                uapi::CREATE_VRAM_OR_FAIL
+                uapi::CREATE_VRAM
             };
             // The dma-buf keeps the object.
             let object = drm.create_flags(size, flags)?;

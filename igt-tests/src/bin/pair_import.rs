@@ -110,7 +110,7 @@ impl Pair {
         let told = import.info()?;
         check_eq!(told.placement, uapi::PLACEMENT_IMPORTED, "placement");
         check_eq!(told.size, object.size(), "size");
-        check_eq!((told.flags, told.pinned), (0, 0), "flags and pinned");
+        check_eq!((told.what(), told.pinned), (0, 0), "what it is, and pinned");
         Ok(())
     }
 }
@@ -322,7 +322,7 @@ fn unbind_exporter() -> Outcome {
             pair.check(&object, &import, pair.path())?;
         }
         let gone = Unbinding::start(&pair.gpu_a)?.finish(LIMIT)?;
-        expect_errno("GEM_IMPORT", import.import_info(), libc::ENODEV)?;
+        expect_errno("GEM_IMPORT_INFO", import.import_info(), libc::ENODEV)?;
         check_eq!(
             import.info()?.placement,
             uapi::PLACEMENT_IMPORTED,
@@ -334,7 +334,7 @@ fn unbind_exporter() -> Outcome {
             libc::ENODEV,
         )?;
         gone.rebind()?;
-        expect_errno("GEM_IMPORT", import.import_info(), libc::ENODEV)?;
+        expect_errno("GEM_IMPORT_INFO", import.import_info(), libc::ENODEV)?;
         drop(import);
     }
     path()
@@ -357,7 +357,7 @@ fn unbind_importer() -> Outcome {
         }
         let gone = Unbinding::start(&pair.gpu_b)?.finish(LIMIT)?;
         alone(&object)?;
-        expect_errno("GEM_IMPORT", import.import_info(), libc::ENODEV)?;
+        expect_errno("GEM_IMPORT_INFO", import.import_info(), libc::ENODEV)?;
         if let Err(mismatch) = map.verify(x) {
             fail!("after the importer was unbound: {mismatch}");
         }

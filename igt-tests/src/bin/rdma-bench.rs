@@ -17,6 +17,7 @@ use vvram_tests::scene::placed;
 use vvram_tests::verbs::Pair;
 use vvram_tests::{uapi, Outcome};
 
+const EXPORT: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM | uapi::CREATE_EXPORT_VRAM_OR_FAIL;
 const MIB: u64 = 1 << 20;
 const SIZES: [(&str, u64); 3] = [("4k", PAGE as u64), ("4m", 4 * MIB), ("256m", 256 * MIB)];
 
@@ -27,12 +28,7 @@ fn registrations(fabric: &Fabric, name: &str, size: u64, figures: &mut Figures) 
     let few = if size > MIB { 4 } else { 128 };
     let (nic, access) = (&fabric.nic, fabric.nic.all_access());
     for (kind, flags, place, rounds) in [
-        (
-            "vram",
-            uapi::CREATE_EXPORT_VRAM_OR_FAIL,
-            uapi::PLACEMENT_VRAM,
-            128,
-        ),
+        ("vram", EXPORT, uapi::PLACEMENT_VRAM, 128),
         ("system", uapi::CREATE_SYSTEM, uapi::PLACEMENT_SYSTEM, few),
     ] {
         let object = fabric.drm.create_flags(size, flags)?;
@@ -69,9 +65,7 @@ fn writes(fabric: &Fabric, figures: &mut Figures) -> Outcome {
     let nic = &fabric.nic;
     let from = Buffer::host(nic, "source", SIZE)?;
     let host = Buffer::host(nic, "host", SIZE)?;
-    let object = fabric
-        .drm
-        .create_flags(SIZE, uapi::CREATE_EXPORT_VRAM_OR_FAIL)?;
+    let object = fabric.drm.create_flags(SIZE, EXPORT)?;
     let vram = Buffer::shared(nic, "vram", object.export()?)?;
     let pair = Pair::new(nic)?;
     for (name, to) in [("vram", &vram), ("host", &host)] {

@@ -20,6 +20,7 @@ use vvram_tests::scene::placed;
 use vvram_tests::{check, check_eq, fail, igt_main, uapi, Outcome, Stop, SysError};
 
 /// Where they are, and the address of the RDMA device.
+const EXPORT: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM | uapi::CREATE_EXPORT_VRAM_OR_FAIL;
 const PROGRAMS: &str = "/lab/rdma";
 const ADDRESS: &str = "192.168.77.1";
 const LIMIT: Duration = Duration::from_secs(30);
@@ -199,8 +200,8 @@ fn libfabric() -> Outcome {
             let shared = object.export()?;
             Ok((object, shared))
         };
-        let (one, shared) = vram(uapi::CREATE_EXPORT_VRAM_OR_FAIL)?;
-        let (two, other) = vram(uapi::CREATE_EXPORT_VRAM_OR_FAIL)?;
+        let (one, shared) = vram(EXPORT)?;
+        let (two, other) = vram(EXPORT)?;
         let (three, system) = vram(uapi::CREATE_SYSTEM)?;
         let name = |buffer: &DmaBuf| -> Result<String, SysError> {
             Ok(format!("fd:{}", inherited(buffer)?))

@@ -18,6 +18,7 @@ use vvram_tests::verbs::{expect_status, Pair, Region, Status};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome, Stop};
 
 /// Registrations, and moves meanwhile.
+const EXPORT: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM | uapi::CREATE_EXPORT_VRAM_OR_FAIL;
 const CYCLES: u64 = 70;
 /// Regions that are alive at once, and those of them that are never given up.
 const ALIVE: usize = 64;
@@ -315,7 +316,7 @@ fn no_room() -> Outcome {
     let drm = &fabric.drm;
     for class in CLASSES {
         fabric.choose(class)?;
-        let object = drm.create_flags(PIECE, uapi::CREATE_EXPORT_VRAM_OR_FAIL)?;
+        let object = drm.create_flags(PIECE, EXPORT)?;
         let shared = object.export()?;
         let register = || {
             let access = fabric.nic.all_access();

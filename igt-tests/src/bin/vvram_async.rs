@@ -39,7 +39,7 @@ fn clear() -> Outcome {
             round < LOOKS.end,
             "no work was under way when the ioctl returned, in any of {round} rounds"
         );
-        let object = whole_vram(&drm, uapi::CREATE_VRAM_OR_FAIL)?;
+        let object = whole_vram(&drm, uapi::CREATE_VRAM)?;
         let buffer = object.export()?;
         busy += u64::from(!buffer.is_idle()?);
         let map = object.map()?;
@@ -76,7 +76,7 @@ fn eviction() -> Outcome {
             "placement before the eviction"
         );
         let moves = drm.getparam(uapi::PARAM_MOVES)?;
-        let second = whole_vram(&drm, uapi::CREATE_VRAM_OR_FAIL)?;
+        let second = whole_vram(&drm, uapi::CREATE_VRAM)?;
         busy += u64::from(!buffer.is_idle()?);
         check_eq!(drm.getparam(uapi::PARAM_MOVES)?, moves + 1, "moves");
         check_eq!(
@@ -113,7 +113,7 @@ fn chain() -> Outcome {
         objects.push((object, map));
     }
     // Nothing is waited for in between.
-    let taken = whole_vram(&drm, uapi::CREATE_VRAM_OR_FAIL)?;
+    let taken = whole_vram(&drm, uapi::CREATE_VRAM)?;
     for (index, (object, map)) in objects.iter().enumerate() {
         check_eq!(
             object.info()?.placement,
@@ -143,7 +143,7 @@ fn peer_waits() -> Outcome {
     for round in 0..3 {
         let pattern = seed.derive(round);
         map.fill_pages(pattern, last, 1);
-        let taken = whole_vram(&scene.drm, uapi::CREATE_VRAM_OR_FAIL)?;
+        let taken = whole_vram(&scene.drm, uapi::CREATE_VRAM)?;
         check_eq!(
             object.info()?.placement,
             SYSTEM,
@@ -195,8 +195,8 @@ fn contended() -> Outcome {
             let drm = Drm::open()?;
             for _ in 0..10 * misc::soak() {
                 let objects = [
-                    drm.create_flags(share / 2, uapi::CREATE_VRAM_OR_FAIL)?,
-                    drm.create_flags(share / 2, uapi::CREATE_VRAM_OR_FAIL)?,
+                    drm.create_flags(share / 2, uapi::CREATE_VRAM)?,
+                    drm.create_flags(share / 2, uapi::CREATE_VRAM)?,
                 ];
                 // Those who may leave take the room again.
                 for _ in 0..4 {
@@ -223,7 +223,7 @@ fn unbind() -> Outcome {
     let map = first.map()?;
     map.fill(pattern);
     let buffer = first.export()?;
-    let second = whole_vram(&drm, uapi::CREATE_VRAM_OR_FAIL)?;
+    let second = whole_vram(&drm, uapi::CREATE_VRAM)?;
     let gone = Unbound::new(&gpu)?;
     check!(buffer.is_idle()?, "a move is under way without a driver");
     gone.rebind()?;

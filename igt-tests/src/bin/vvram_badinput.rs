@@ -28,7 +28,7 @@ const DRM_CALLS: [u64; 8] = [
     uapi::VVRAM_GEM_MMAP_OFFSET,
     uapi::VVRAM_GEM_ATTACHMENTS,
     uapi::VVRAM_GEM_INFO,
-    uapi::VVRAM_GEM_IMPORT,
+    uapi::VVRAM_GEM_IMPORT_INFO,
     uapi::VVRAM_GEM_COPY,
     uapi::VVRAM_PEER_QUERY,
 ];
@@ -109,6 +109,7 @@ fn drm_fuzz() -> Outcome {
         libc::EFAULT,
         libc::ENOMEM,
         libc::ENXIO,
+        libc::E2BIG,
     ];
     for _ in 0..6 {
         let drm = Drm::open()?;
@@ -126,21 +127,34 @@ fn drm_fuzz() -> Outcome {
                 // Mostly sizes that fit, so that handles exist.
                 1 if random.below(2) == 0 => {
                     words[0] = 1 + random.below(0x8000);
-                    words[1] = random.below(8);
+                    words[1] = random.below(8) | random.below(2) << 32;
+                    words[2] = 0;
                 }
-                1 if random.below(2) == 0 => words[1] = random.below(4),
+                1 if random.below(2) == 0 => {
+                    words[1] = random.below(4) | random.below(4) << 32;
+                    words[2] = 0;
+                }
                 2 | 4 | 5 if random.below(2) == 0 => {
                     words = [0; 8];
                     words[0] = random.below(16);
                 }
                 6 if random.below(2) == 0 => {
-                    // Two objects, and pages inside of them; no fence, or bad ones.
+                    // Two objects, and pages inside of them; no fences, or bad ones.
                     words[0] = random.below(16) | random.below(16) << 32;
                     for word in &mut words[1..4] {
                         *word = random.below(4) * PAGE as u64;
                     }
-                    words[4] = random.below(2) * random.below(16);
-                    words[5..].fill(0);
+                    words[4..].fill(0);
+                    if random.below(2) == 0 {
+                        for word in &mut words[4..6] {
+                            *word = match random.below(3) {
+                                0 => random.pick(&NOWHERE),
+                                _ => scratch.as_mut_ptr() as u64,
+                            };
+                        }
+                        words[6] = random.below(3) | random.pick(&[0, 1, 65]) << 32;
+                        words[7] = random.pick(&[0, 23, 24, 32, 4096, 1 << 32 | 24]);
+                    }
                 }
                 3 => {
                     // At most nine entries of 4096 bytes are ever written.
@@ -163,7 +177,7 @@ fn drm_fuzz() -> Outcome {
                 }
                 _ => {}
             }
-            let size = random.pick(&[0, 4, 8, 16, 24, 32, 48, 56, 64]);
+            let size = random.pick(&[0, 4, 8, 16, 24, 32, 40, 56, 64]);
             let dir = random.pick(&[3, 3, 3, 3, 2, 1, 0]);
             let request = match DRM_CALLS.get(nr as usize) {
                 Some(call) if random.below(3) > 0 => *call,
@@ -344,7 +358,7 @@ fn peer_attach() -> Outcome {
     let peer = Peer::open()?;
     let good = EduPeerAttach {
         fd: shared.buffer.fd(),
-        mode: uapi::EDU_PEER_DYNAMIC,
+        mode: uapi::EDU_PEER_MODE_DYNAMIC,
         size: 0,
     };
     for mode in [6, 7, 0x8000_0000, u32::MAX] {
@@ -411,7 +425,7 @@ fn peer_transfer() -> Outcome {
         offset: 0,
         length: 64,
         data: data.as_mut_ptr() as u64,
-        direction: uapi::EDU_PEER_WRITE,
+        direction: uapi::EDU_PEER_DIRECTION_WRITE,
         pad: 0,
     };
     for (direction, pad) in [(2, 0), (u32::MAX, 0), (0, 1), (1, 1 << 31)] {
@@ -425,7 +439,10 @@ fn peer_transfer() -> Outcome {
         expect_errno("a bad direction or pad", result, libc::EINVAL)?;
     }
     for address in NOWHERE {
-        for direction in [uapi::EDU_PEER_READ, uapi::EDU_PEER_WRITE] {
+        for direction in [
+            uapi::EDU_PEER_DIRECTION_READ,
+            uapi::EDU_PEER_DIRECTION_WRITE,
+        ] {
             let mut argument = EduPeerTransfer {
                 data: address,
                 direction,
@@ -458,7 +475,7 @@ fn peer_transfer() -> Outcome {
     expect_errno("timing of what is mapped", peer.measure(1), libc::EBUSY)?;
     bad_submits(&peer, &good)?;
     peer.unmap()?;
-    for (rounds, pad) in [(0, 0), (uapi::EDU_PEER_MAX_ROUNDS + 1, 0), (1, 1)] {
+    for (rounds, pad) in [(0, 0), (uapi::EDU_PEER_MEASURE_MAX + 1, 0), (1, 1)] {
         let mut measure = EduPeerMeasure {
             rounds,
             pad,
@@ -477,7 +494,7 @@ fn peer_transfer() -> Outcome {
         "times of a map and an unmap: {cost:?}"
     );
     check_eq!(
-        peer.status()?.flags & uapi::EDU_PEER_MAPPED,
+        peer.status()?.flags & uapi::EDU_PEER_STATUS_MAPPED,
         0,
         "mapped after it was timed"
     );
@@ -555,6 +572,49 @@ fn bad_submits(peer: &Peer, good: &EduPeerTransfer) -> Outcome {
     Ok(())
 }
 
+/// Fields that must be zero, one after the other, and flags that nobody knows.
+fn drm_fields() -> Outcome {
+    let drm = Drm::open()?;
+    let object = drm.create(PAGE as u64)?;
+    let handle = object.handle();
+    let size = PAGE as u32;
+    // What is good, by words of 32 bits, and those of them that must be zero.
+    let calls: [(u64, Vec<u32>, std::ops::Range<usize>); 5] = [
+        (uapi::VVRAM_GETPARAM, vec![0; 4], 1..4),
+        (uapi::VVRAM_GEM_CREATE, vec![size, 0, 1, 0, 0, 0], 4..6),
+        (uapi::VVRAM_GEM_MMAP_OFFSET, vec![handle, 0, 0, 0], 1..4),
+        (
+            uapi::VVRAM_GEM_INFO,
+            [vec![handle], vec![0; 9]].concat(),
+            1..10,
+        ),
+        (uapi::VVRAM_GEM_COPY, vec![0; 16], 15..16),
+    ];
+    for (request, good, zero) in calls {
+        let call = |mut words: Vec<u32>| {
+            let what = format!("{request:#x} with {words:x?}");
+            // SAFETY: the argument has the size that the request says.
+            unsafe { ioctl_raw(drm.fd(), request, words.as_mut_ptr() as u64, || what) }
+        };
+        // The copy of no object shows whether the flags are looked at first.
+        match request {
+            uapi::VVRAM_GEM_COPY => {
+                expect_errno("no object", call(good.clone()), libc::ENOENT)?;
+            }
+            _ => drop(call(good.clone())?),
+        }
+        for index in zero {
+            for value in [1, 1 << 31] {
+                let mut bad = good.clone();
+                bad[index] = value;
+                let what = format!("word {index} of {request:#x} is {value:#x}");
+                expect_errno(&what, call(bad), libc::EINVAL)?;
+            }
+        }
+    }
+    Ok(())
+}
+
 fn bad_pointers() -> Outcome {
     let drm = Drm::open()?;
     let peer = Peer::open()?;
@@ -577,6 +637,7 @@ fn bad_pointers() -> Outcome {
 igt_main! {
     "drm-fuzz", "2400 random calls, then everything works", drm_fuzz;
     "peer-fuzz", "1200 random calls, then everything works", peer_fuzz;
+    "drm-fields", "EINVAL for fields that must be zero and are not", drm_fields;
     "drm-numbers", "EINVAL for driver ioctls that do not exist", drm_numbers;
     "peer-numbers", "ENOTTY for peer ioctls that do not exist", peer_numbers;
     "peer-attach", "bad modes, fds and fields", peer_attach;

@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 use vvram_tests::drm::ioctl;
-use vvram_tests::lender::{export, export_ranges, export_raw, Lent, MEMORY};
+use vvram_tests::lender::{export, export_ranges, export_raw, request, Lent, MEMORY};
 use vvram_tests::map::PAGE;
 use vvram_tests::pci::Bar;
 use vvram_tests::peer::{Mode, Peer};
@@ -137,7 +137,7 @@ fn badinput() -> Outcome {
         // There is none.
         (1, 0, PAGE64),
         (6, 0, PAGE64),
-        (u64::MAX, 0, PAGE64),
+        (u32::MAX, 0, PAGE64),
     ] {
         expect_errno(
             &format!("exporting {size:#x} bytes at {offset:#x} of BAR {bar}"),
@@ -154,14 +154,37 @@ fn badinput() -> Outcome {
             libc::EINVAL,
         )?;
     }
-    for (count, errno) in [(1, libc::EFAULT), (u64::MAX, libc::EINVAL)] {
-        let (bar, ranges) = (MEMORY, 0);
+    let plain = BarExport {
+        bar: MEMORY,
+        count: 1,
+        ..Default::default()
+    };
+    for count in [1, u32::MAX] {
         expect_errno(
             &format!("exporting {count} ranges at address 0"),
-            export_raw(&lender, &mut BarExport { bar, count, ranges }),
-            errno,
+            export_raw(&lender, &mut BarExport { count, ..plain }),
+            libc::EFAULT,
         )?;
     }
+    let range = request(&[good]);
+    let plain = BarExport {
+        ranges: range.as_ptr() as u64,
+        ..plain
+    };
+    for bit in [0, 1, 30, 31] {
+        let flags = 1 << bit;
+        for mut bad in [
+            BarExport { flags, ..plain },
+            BarExport {
+                pad: flags,
+                ..plain
+            },
+        ] {
+            let what = format!("exporting with {bad:x?}");
+            expect_errno(&what, export_raw(&lender, &mut bad), libc::EINVAL)?;
+        }
+    }
+    export_raw(&lender, &mut { plain })?;
     let mut argument = BarExport::default();
     expect_errno(
         "an unknown ioctl",

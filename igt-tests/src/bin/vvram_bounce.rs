@@ -63,7 +63,7 @@ fn up() -> Outcome {
     b.fill(&mut data, 0);
     peer.submit_write(0, &data)?;
     check!(
-        peer.status()?.flags & uapi::EDU_PEER_BUSY != 0,
+        peer.status()?.flags & uapi::EDU_PEER_STATUS_BUSY != 0,
         "the transfer is over before it was looked at"
     );
     other.attach(&buffer, Mode::Dynamic)?;

@@ -98,12 +98,8 @@ fn vvram() -> Outcome {
                 errno("GETPARAM", drm.getparam(param))
             ));
         }
-        for flags in [EITHER, uapi::CREATE_SYSTEM, 1 << 20] {
-            let mut argument = VvramGemCreate {
-                size: PAGE64 + 1,
-                flags,
-                handle: 0,
-            };
+        for what in [EITHER, uapi::CREATE_SYSTEM, 1 << 20, EITHER | 1 << 20, 0] {
+            let mut argument = VvramGemCreate::new(PAGE64 + 1, what);
             let made = drm.create_raw(&mut argument);
             if made.is_ok() {
                 drm.close(argument.handle)?;
@@ -136,15 +132,19 @@ fn vvram() -> Outcome {
             src: src.handle(),
             dst: dst.handle(),
             size: PAGE64,
-            flags: uapi::COPY_OUT_SYNCOBJ,
-            out_fence: sync.handle(),
             ..Default::default()
         };
-        drm.copy_raw(&mut copy)?;
-        sync.wait(i64::MAX)?;
+        let (one, two) = (sync.sync(1), sync.sync(2));
+        drm.copy_syncs(&copy, &[], &mut [one, two])?;
+        seen.push(format!("last point {}", sync.last_point()?));
+        sync.wait_point(2, i64::MAX)?;
         cpu_reads(&to, a, &[0])?;
+        drm.copy_syncs(&copy, &[one, two], &mut [sync.sync(0)])?;
+        sync.wait(i64::MAX)?;
+        let none = drm.copy_syncs(&copy, &[two], &mut []);
+        seen.push(errno("a copy after no point", none));
         copy.size = u64::MAX;
-        seen.push(errno("a copy of too much", drm.copy_raw(&mut copy)));
+        seen.push(errno("a copy of too much", drm.copy_raw(&copy)));
 
         let import = drm.import(&heap)?;
         let mut info = import.import_info()?;

@@ -16,7 +16,7 @@ use vvram_tests::pci::{Bar, PciDevice};
 use vvram_tests::proc::Child;
 use vvram_tests::rebind::Unbinding;
 use vvram_tests::scene::{patterns, squeeze, works};
-use vvram_tests::uapi::{DrmGetCap, VvramGemCopy};
+use vvram_tests::uapi::{DrmGetCap, VvramGemCopy, VvramSync};
 use vvram_tests::{check, check_eq, drm, expect_errno, fail, igt_main, uapi, Outcome, Stop};
 
 const PAGE64: u64 = PAGE as u64;
@@ -390,17 +390,12 @@ fn syncobj() -> Outcome {
         x.map.fill(a);
         let (first, second) = (SyncObj::new(drm.fd())?, SyncObj::new(drm.fd())?);
         expect_errno("a wait without a fence", first.wait(0), libc::EINVAL)?;
-        drm.copy_raw(&mut VvramGemCopy {
-            flags: uapi::COPY_OUT_SYNCOBJ,
-            out_fence: first.handle(),
-            ..argument(&x.object, &y.object)
-        })?;
-        drm.copy_raw(&mut VvramGemCopy {
-            flags: uapi::COPY_IN_SYNCOBJ | uapi::COPY_OUT_SYNCOBJ,
-            in_fence: first.handle(),
-            out_fence: second.handle(),
-            ..argument(&y.object, &z.object)
-        })?;
+        drm.copy_syncs(&argument(&x.object, &y.object), &[], &mut [first.sync(0)])?;
+        drm.copy_syncs(
+            &argument(&y.object, &z.object),
+            &[first.sync(0)],
+            &mut [second.sync(0)],
+        )?;
         second.wait(i64::MAX)?;
         first.wait(0)?;
         holds(&z.map, a, &format!("by way of {place:?}"))?;
@@ -414,18 +409,13 @@ fn held_back(
     drm: &Drm,
     timeline: &Timeline,
     (src, dst): (&Side<'_>, &Side<'_>),
-    flags: u32,
-    in_fence: u32,
+    ins: &[VvramSync],
 ) -> Outcome {
     let (a, b) = patterns();
     src.map.fill(a);
     dst.map.fill(b);
     let mut child = Child::spawn(|| {
-        drm.copy_raw(&mut VvramGemCopy {
-            flags,
-            in_fence,
-            ..argument(&src.object, &dst.object)
-        })?;
+        drm.copy_syncs(&argument(&src.object, &dst.object), ins, &mut [])?;
         Ok(())
     })?;
     let asleep = misc::poll(LIMIT, || (child.state() == Some('S')).then_some(()));
@@ -457,13 +447,7 @@ fn in_sync_file() -> Outcome {
     let timeline = Timeline::new()?;
     let fence = timeline.fence(1)?;
     check!(!fence.poll(0)?, "the fence of the test has signalled");
-    held_back(
-        &drm,
-        &timeline,
-        (&src, &dst),
-        uapi::COPY_IN_SYNC_FILE,
-        fence.fd() as u32,
-    )
+    held_back(&drm, &timeline, (&src, &dst), &[fence.sync()])
 }
 
 /// How often to look for a copy that is under way.
@@ -481,7 +465,7 @@ fn implicit() -> Outcome {
         for (buffer, usage) in [(&from, write), (&to, write), (&to, read)] {
             step += 1;
             buffer.add_fence(usage, &timeline.fence(step)?)?;
-            held_back(&drm, &timeline, (&src, &dst), 0, 0)?;
+            held_back(&drm, &timeline, (&src, &dst), &[])?;
         }
 
         // A read that is under way does not hold up another one.
@@ -530,11 +514,7 @@ fn badinput() -> Outcome {
     );
     dst.map.fill(a);
     let good = argument(&src.object, &dst.object);
-    let sync = SyncObj::new(drm.fd())?;
-    let out_file = uapi::COPY_OUT_SYNC_FILE;
-    let both_in = uapi::COPY_IN_SYNCOBJ | uapi::COPY_IN_SYNC_FILE;
-    let both_out = uapi::COPY_OUT_SYNCOBJ | out_file;
-    for (mut bad, errno) in [
+    for (bad, errno) in [
         (VvramGemCopy { size: 0, ..good }, libc::EINVAL),
         (
             VvramGemCopy {
@@ -579,90 +559,7 @@ fn badinput() -> Outcome {
             },
             libc::EINVAL,
         ),
-        (VvramGemCopy { pad: 1, ..good }, libc::EINVAL),
-        (
-            VvramGemCopy {
-                flags: 1 << 4,
-                ..good
-            },
-            libc::EINVAL,
-        ),
-        (
-            VvramGemCopy {
-                in_fence: 1,
-                ..good
-            },
-            libc::EINVAL,
-        ),
-        (
-            VvramGemCopy {
-                out_fence: 1,
-                ..good
-            },
-            libc::EINVAL,
-        ),
-        (
-            VvramGemCopy {
-                flags: out_file,
-                out_fence: 1,
-                ..good
-            },
-            libc::EINVAL,
-        ),
-        (
-            VvramGemCopy {
-                flags: both_in,
-                ..good
-            },
-            libc::EINVAL,
-        ),
-        (
-            VvramGemCopy {
-                flags: both_out,
-                ..good
-            },
-            libc::EINVAL,
-        ),
-        (
-            VvramGemCopy {
-                flags: uapi::COPY_IN_SYNC_FILE,
-                in_fence: drm.fd() as u32,
-                ..good
-            },
-            libc::EINVAL,
-        ),
-        (
-            VvramGemCopy {
-                flags: uapi::COPY_IN_SYNC_FILE,
-                in_fence: u32::MAX,
-                ..good
-            },
-            libc::EINVAL,
-        ),
-        (
-            VvramGemCopy {
-                flags: uapi::COPY_IN_SYNCOBJ,
-                in_fence: sync.handle(),
-                ..good
-            },
-            libc::EINVAL,
-        ),
-        (
-            VvramGemCopy {
-                flags: uapi::COPY_IN_SYNCOBJ,
-                in_fence: 0xdead,
-                ..good
-            },
-            libc::ENOENT,
-        ),
-        (
-            VvramGemCopy {
-                flags: uapi::COPY_OUT_SYNCOBJ,
-                out_fence: 0xdead,
-                ..good
-            },
-            libc::ENOENT,
-        ),
+        (VvramGemCopy { flags: 1, ..good }, libc::EINVAL),
         (
             VvramGemCopy {
                 src: 0xdead,
@@ -679,7 +576,7 @@ fn badinput() -> Outcome {
         ),
     ] {
         let given = format!("{bad:x?}");
-        expect_errno(&given, drm.copy_raw(&mut bad), errno)?;
+        expect_errno(&given, drm.copy_raw(&bad), errno)?;
         holds(&dst.map, a, &given)?;
     }
     drop((src, dst));

@@ -19,8 +19,8 @@ use vvram_tests::{check_eq, expect_errno, igt_main, Outcome, Stop, SysError};
 
 const PAGE64: u64 = PAGE as u64;
 const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
-const EXPORT: u32 = uapi::CREATE_EXPORT_VRAM_OR_FAIL;
-const ONLY: u32 = uapi::CREATE_VRAM_OR_FAIL;
+const EXPORT: u32 = EITHER | uapi::CREATE_EXPORT_VRAM_OR_FAIL;
+const ONLY: u32 = uapi::CREATE_VRAM;
 
 /// A device whose counters are looked at.
 struct Counted {
@@ -95,7 +95,7 @@ impl Counted {
 fn no_opt_in() -> Outcome {
     let c = Counted::new(Scene::open()?)?;
     for mode in [Mode::Static, Mode::NoP2p] {
-        for flags in [ONLY, EITHER | EXPORT] {
+        for flags in [ONLY, EXPORT] {
             let (_object, buffer) = c.object(flags)?;
             c.once("attach-refused", "no-opt-in", || c.refused(&buffer, mode))?;
         }
@@ -164,7 +164,7 @@ fn other_importer() -> Outcome {
 fn no_vram() -> Outcome {
     let c = Counted::new(Scene::with_route()?)?;
     let (_either, buffer) = c.object(EITHER)?;
-    let (_export, export_buffer) = c.object(EITHER | EXPORT)?;
+    let (_export, export_buffer) = c.object(EXPORT)?;
     let peer = c.attached(&buffer, Mode::Dynamic)?;
     let pinning = c.attached(&buffer, Mode::Pinned)?;
     let strict = c.attached(&export_buffer, Mode::Dynamic)?;
@@ -220,7 +220,7 @@ fn pinned_elsewhere() -> Outcome {
         c.once("map-system", "pinned-elsewhere", || Ok(late.map()?))?;
         c.once("map-system", "other-importer", || Ok(early.map()?))?;
     }
-    let (object, buffer) = c.object(EITHER | EXPORT)?;
+    let (object, buffer) = c.object(EXPORT)?;
     let peer = c.attached(&buffer, Mode::Dynamic)?;
     let pinning = c.attached(&buffer, Mode::Pinned)?;
     let id = object.info()?.id;

@@ -8,6 +8,7 @@ use vvram_tests::uapi::{self, VvramGemCreate};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome};
 
 const PAGE64: u64 = PAGE as u64;
+const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 
 fn sizes() -> Outcome {
     let drm = Drm::open()?;
@@ -27,7 +28,7 @@ fn sizes() -> Outcome {
 
 fn size_zero() -> Outcome {
     let drm = Drm::open()?;
-    for flags in [0, uapi::CREATE_VRAM, uapi::CREATE_VRAM_OR_FAIL] {
+    for flags in [EITHER, uapi::CREATE_VRAM, uapi::CREATE_SYSTEM] {
         expect_errno(
             "GEM_CREATE of 0 bytes",
             drm.create_flags(0, flags),
@@ -40,8 +41,13 @@ fn size_zero() -> Outcome {
 fn flags_known() -> Outcome {
     let drm = Drm::open()?;
     let free = drm.vram_free()?;
-    let (vram, only) = (uapi::CREATE_VRAM, uapi::CREATE_VRAM_OR_FAIL);
-    for flags in [0, vram, only, vram | only] {
+    let flag = uapi::CREATE_EXPORT_VRAM_OR_FAIL;
+    for flags in [
+        EITHER,
+        EITHER | flag,
+        uapi::CREATE_VRAM,
+        uapi::CREATE_VRAM | flag,
+    ] {
         let object = drm.create_flags(PAGE64, flags)?;
         drm.await_vram_free(free - PAGE64)?;
         object.close()?;
@@ -51,17 +57,34 @@ fn flags_known() -> Outcome {
 
 fn flags_unknown() -> Outcome {
     let drm = Drm::open()?;
-    for bit in 4..32 {
-        for other in [0, uapi::CREATE_VRAM] {
-            let flags = 1 << bit | other;
-            expect_errno(
-                &format!("GEM_CREATE with flags {flags:#x}"),
-                drm.create_flags(PAGE64, flags),
-                libc::EINVAL,
-            )?;
+    let good = VvramGemCreate {
+        size: PAGE64,
+        placements: EITHER,
+        ..Default::default()
+    };
+    let bad = |bad: VvramGemCreate| {
+        let what = format!("{bad:x?}");
+        expect_errno(&what, drm.create_raw(&mut { bad }), libc::EINVAL)
+    };
+    bad(VvramGemCreate {
+        placements: 0,
+        ..good
+    })?;
+    for bit in 2..32 {
+        for other in [0, EITHER] {
+            bad(VvramGemCreate {
+                placements: 1 << bit | other,
+                ..good
+            })?;
         }
     }
-    Ok(())
+    for bit in 1..32 {
+        bad(VvramGemCreate {
+            flags: 1 << bit,
+            ..good
+        })?;
+    }
+    bad(VvramGemCreate { pad: 1, ..good })
 }
 
 fn nonzero_handle() -> Outcome {
@@ -69,8 +92,9 @@ fn nonzero_handle() -> Outcome {
     for handle in [1, u32::MAX] {
         let mut argument = VvramGemCreate {
             size: PAGE64,
-            flags: uapi::CREATE_VRAM,
+            placements: EITHER,
             handle,
+            ..Default::default()
         };
         let result = drm.create_raw(&mut argument);
         expect_errno("GEM_CREATE with a nonzero handle", result, libc::EINVAL)?;

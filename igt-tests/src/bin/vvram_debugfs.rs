@@ -53,6 +53,12 @@ fn importer(entry: &PeerAttachment) -> Importer {
     }
 }
 
+/// The name of this process.
+fn comm() -> String {
+    let text = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
+    text.trim_end().to_string()
+}
+
 /// Checks the line of an object.
 #[track_caller]
 fn listed(debugfs: &DebugFs, object: &Gem<'_>, domain: &str, placement: &str) -> Outcome {
@@ -68,6 +74,24 @@ fn listed(debugfs: &DebugFs, object: &Gem<'_>, domain: &str, placement: &str) ->
         pinned: info.pinned != 0,
         exported: inode != 0,
         inode,
+        visible: match placement {
+            "vram" => object.size(),
+            _ => 0,
+        },
+        orphan: false,
+        client: match inode {
+            0 => 0,
+            _ => seen.client.max(1),
+        },
+        name: String::new(),
+        pid: match inode {
+            0 => 0,
+            _ => std::process::id(),
+        },
+        comm: match inode {
+            0 => String::new(),
+            _ => comm(),
+        },
         importers: records.iter().map(importer).collect(),
     };
     if seen == want {

@@ -7,10 +7,11 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
+use vvram_tests::copy::{Fenced, Imported};
 use vvram_tests::debugfs::DebugFs;
 use vvram_tests::drm::{DmaBuf, Drm};
 use vvram_tests::faults::{Code, Faults, Snapshot, Workers};
-use vvram_tests::foreign::{self, Foreign, Kind};
+use vvram_tests::foreign::{self, Kind};
 use vvram_tests::lender::{export_request, request, Lent, MEMORY};
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::misc;
@@ -23,7 +24,7 @@ use vvram_tests::scene::{
     cpu_reads, patterns, peer_reads, peer_writes, placed, share, works, Scene,
 };
 use vvram_tests::uapi::{
-    self, PeerAttachments, VvramGemCopy, VvramGemCreate, VvramGemImport, VvramGemMmapOffset,
+    self, PeerAttachments, VvramGemCopy, VvramGemCreate, VvramGemImportInfo, VvramGemMmapOffset,
 };
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome, Stop, SysError};
 
@@ -93,7 +94,6 @@ fn create() -> Outcome {
     let mut faults = Faults::new()?;
     for (name, flags) in [
         ("GEM_CREATE, VRAM", uapi::CREATE_VRAM),
-        ("GEM_CREATE, VRAM or fail", uapi::CREATE_VRAM_OR_FAIL),
         ("GEM_CREATE, system", uapi::CREATE_SYSTEM),
         ("GEM_CREATE, either", EITHER),
     ] {
@@ -101,13 +101,7 @@ fn create() -> Outcome {
             name,
             &USUAL,
             Drm::open,
-            |drm| {
-                drm.create_raw(&mut VvramGemCreate {
-                    size: 4 * PAGE64,
-                    flags,
-                    handle: 0,
-                })
-            },
+            |drm| drm.create_raw(&mut VvramGemCreate::new(4 * PAGE64, flags)),
             nothing,
         )?;
     }
@@ -172,11 +166,11 @@ fn ioctls() -> Outcome {
         nothing,
     )?;
     faults.sweep(
-        "GEM_IMPORT",
+        "GEM_IMPORT_INFO",
         &USUAL,
         || Imported::new(Kind::Heap),
         |it| {
-            it.drm.import_info_raw(&mut VvramGemImport {
+            it.drm.import_info_raw(&mut VvramGemImportInfo {
                 handle: it.handle,
                 ..Default::default()
             })
@@ -199,30 +193,7 @@ fn ioctls() -> Outcome {
     Ok(())
 }
 
-/// A file of the GPU that has imported a buffer of system memory, and an object beside it.
-struct Imported {
-    handle: u32,
-    own: u32,
-    drm: Drm,
-    _foreign: Foreign,
-}
-
-impl Imported {
-    fn new(kind: Kind) -> Result<Self, Stop> {
-        let drm = Drm::open()?;
-        let foreign = foreign::make(kind, 4)?;
-        let handle = drm.import_handle(foreign.buffer.fd())?;
-        let own = drm.create_flags(4 * PAGE64, EITHER)?.leak();
-        Ok(Self {
-            handle,
-            own,
-            drm,
-            _foreign: foreign,
-        })
-    }
-}
-
-/// Copies, for which the kernel maps what is not ours.
+/// Copies, for which the kernel maps what is not ours, with fences of all kinds.
 fn copies() -> Outcome {
     let mut faults = Faults::new()?;
     for (name, kind) in [("heap", Kind::Heap), ("udmabuf", Kind::Udmabuf)] {
@@ -230,21 +201,8 @@ fn copies() -> Outcome {
             faults.sweep(
                 &format!("GEM_COPY, {} {name}", if into { "into" } else { "of" }),
                 &USUAL,
-                || Imported::new(kind),
-                |it| {
-                    let (src, dst) = if into {
-                        (it.own, it.handle)
-                    } else {
-                        (it.handle, it.own)
-                    };
-                    it.drm.copy_raw(&mut VvramGemCopy {
-                        src,
-                        dst,
-                        size: 4 * PAGE64,
-                        flags: uapi::COPY_OUT_SYNC_FILE,
-                        ..Default::default()
-                    })
-                },
+                || Fenced::new(kind, into),
+                Fenced::run,
                 nothing,
             )?;
         }
@@ -307,7 +265,7 @@ fn mmap() -> Outcome {
     };
     // What is next to two page tables' worth may have page tables, but not those of all of it.
     for (name, flags, size) in [
-        ("page fault, VRAM", uapi::CREATE_VRAM, 2 * TABLE),
+        ("page fault, VRAM", EITHER, 2 * TABLE),
         ("page fault, system", uapi::CREATE_SYSTEM, 2 * TABLE),
     ] {
         faults.sweep(
@@ -586,7 +544,7 @@ fn moves() -> Outcome {
 /// Access by the CPU to a dma-buf of the GPU.
 fn cpu_access() -> Outcome {
     let mut faults = Faults::new()?;
-    for flags in [uapi::CREATE_VRAM, uapi::CREATE_SYSTEM] {
+    for flags in [EITHER, uapi::CREATE_SYSTEM] {
         faults.sweep(
             &format!("begin access, {flags}"),
             &USUAL,
@@ -754,7 +712,7 @@ fn resume() -> Outcome {
     let scene = Scene::with_route()?;
     let auto = Auto::new(&scene.gpu)?;
     let mut faults = Faults::new()?;
-    let object = scene.drm.create_flags(PAGE64, uapi::CREATE_VRAM)?;
+    let object = scene.drm.create_flags(PAGE64, EITHER)?;
     let buffer = object.export()?;
     faults.sweep(
         "attach, suspended",
@@ -792,11 +750,7 @@ impl<'a> InVram<'a> {
         power.on()?;
         let drm = Drm::open()?;
         let (mut held, mut buffers, mut last) = (Vec::new(), Vec::new(), (0, 0));
-        for (flags, index) in [
-            (uapi::CREATE_VRAM_OR_FAIL, 0),
-            (uapi::CREATE_VRAM_OR_FAIL, 1),
-            (EITHER, 2),
-        ] {
+        for (flags, index) in [(uapi::CREATE_VRAM, 0), (uapi::CREATE_VRAM, 1), (EITHER, 2)] {
             let object = drm.create_flags(4 * PAGE64, flags)?;
             let (map, pattern) = (object.map()?, patterns().0.derive(index));
             map.fill(pattern);
@@ -908,7 +862,7 @@ fn workers() -> Outcome {
         // A copy of an import, which a worker gives back.
         let import = Imported::new(Kind::Heap)?;
         for _ in 0..2 {
-            import.drm.copy_raw(&mut VvramGemCopy {
+            import.drm.copy_raw(&VvramGemCopy {
                 src: import.handle,
                 dst: import.own,
                 size: 4 * PAGE64,

@@ -14,6 +14,7 @@ use vvram_tests::{check, check_eq, igt_main, uapi, Outcome, Stop};
 const PAGE64: u64 = PAGE as u64;
 const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 const PINNED: &str = "vvram-pinned-vram0";
+const VISIBLE: &str = "vvram-visible-vram0";
 
 fn keys() -> Outcome {
     let gpu = PciDevice::vvram()?;
@@ -32,6 +33,7 @@ fn keys() -> Outcome {
             }
         }
         check_eq!(info.bytes(PINNED)?, 0, "{PINNED}");
+        check_eq!(info.bytes(VISIBLE)?, 0, "{VISIBLE}");
     }
     check!(ids[0] != ids[1], "two clients are both {}", ids[0]);
     Ok(())
@@ -49,6 +51,12 @@ fn memory(drm: &Drm, what: &str, want: &[(&str, u64)]) -> Outcome {
             )));
         }
     }
+    // The CPU sees all of VRAM in these guests.
+    check_eq!(
+        info.bytes(VISIBLE)?,
+        info.bytes("drm-resident-vram0")?,
+        "{VISIBLE} {what}"
+    );
     Ok(())
 }
 

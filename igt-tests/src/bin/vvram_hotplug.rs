@@ -139,9 +139,9 @@ fn mapped() -> Outcome {
             status.invalidations >= 1,
             "the importer was not told: {status:?}"
         );
-        let mut want = uapi::EDU_PEER_ATTACHED;
+        let mut want = uapi::EDU_PEER_STATUS_ATTACHED;
         if mode == Mode::Revocable {
-            want |= uapi::EDU_PEER_REVOKED;
+            want |= uapi::EDU_PEER_STATUS_REVOKED;
         }
         check_eq!(status.flags, want, "flags after the unplug in {mode:?}");
         expect_errno("map", peer.map(), libc::ENODEV)?;

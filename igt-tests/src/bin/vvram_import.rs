@@ -13,7 +13,7 @@ use vvram_tests::pci::PciDevice;
 use vvram_tests::proc::Child;
 use vvram_tests::rebind::Unbound;
 use vvram_tests::scene::{patterns, works};
-use vvram_tests::uapi::VvramGemImport;
+use vvram_tests::uapi::VvramGemImportInfo;
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome, Stop};
 
 const PAGE64: u64 = PAGE as u64;
@@ -44,7 +44,7 @@ fn described(object: &Gem<'_>) -> Outcome {
     let info = object.info()?;
     check_eq!(info.placement, uapi::PLACEMENT_IMPORTED, "placement");
     check_eq!(info.size, PAGES as u64 * PAGE64, "size");
-    check_eq!((info.flags, info.pinned), (0, 0), "flags and pinned");
+    check_eq!((info.what(), info.pinned), (0, 0), "what it is, and pinned");
     let import = object.import_info()?;
     check_eq!(
         (import.path, import.reason),
@@ -196,7 +196,7 @@ fn unbind() -> Outcome {
             let ours = object.map()?;
             let gone = Unbound::new(&gpu)?;
             attached(buffer, &[])?;
-            expect_errno("GEM_IMPORT", object.import_info(), libc::ENODEV)?;
+            expect_errno("GEM_IMPORT_INFO", object.import_info(), libc::ENODEV)?;
             expect_errno("GEM_INFO", object.info(), libc::ENODEV)?;
             expect_errno("PRIME_HANDLE_TO_FD", object.export(), libc::ENODEV)?;
             expect_errno("an import", drm.import(buffer), libc::ENODEV)?;
@@ -204,7 +204,7 @@ fn unbind() -> Outcome {
                 fail!("{kind:?}: the mapping of the exporter after the unbind: {mismatch}");
             }
             gone.rebind()?;
-            expect_errno("GEM_IMPORT", object.import_info(), libc::ENODEV)?;
+            expect_errno("GEM_IMPORT_INFO", object.import_info(), libc::ENODEV)?;
             attached(buffer, &[])?;
         }
         let drm = Drm::open()?;
@@ -278,7 +278,11 @@ fn pressure() -> Outcome {
 fn badinput() -> Outcome {
     let drm = Drm::open()?;
     let own = drm.create(PAGE64)?;
-    expect_errno("GEM_IMPORT of our own", own.import_info(), libc::EINVAL)?;
+    expect_errno(
+        "GEM_IMPORT_INFO of our own",
+        own.import_info(),
+        libc::EINVAL,
+    )?;
     let foreign = make(KINDS[0], PAGES)?;
     let object = drm.import(&foreign.buffer)?;
     expect_errno(
@@ -286,18 +290,18 @@ fn badinput() -> Outcome {
         object.attachments(),
         libc::EINVAL,
     )?;
-    let good = VvramGemImport {
+    let good = VvramGemImportInfo {
         handle: object.handle(),
         ..Default::default()
     };
     for mut bad in [
-        VvramGemImport { path: 1, ..good },
-        VvramGemImport { reason: 1, ..good },
-        VvramGemImport {
+        VvramGemImportInfo { path: 1, ..good },
+        VvramGemImportInfo { reason: 1, ..good },
+        VvramGemImportInfo {
             segments: 1,
             ..good
         },
-        VvramGemImport {
+        VvramGemImportInfo {
             invalidations: 1,
             ..good
         },
@@ -305,12 +309,12 @@ fn badinput() -> Outcome {
         let given = format!("{bad:?}");
         expect_errno(&given, drm.import_info_raw(&mut bad), libc::EINVAL)?;
     }
-    let mut unknown = VvramGemImport {
+    let mut unknown = VvramGemImportInfo {
         handle: 0xdead,
         ..good
     };
     expect_errno(
-        "GEM_IMPORT of no object",
+        "GEM_IMPORT_INFO of no object",
         drm.import_info_raw(&mut unknown),
         libc::ENOENT,
     )?;

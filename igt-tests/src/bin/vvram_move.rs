@@ -38,20 +38,16 @@ fn attached(object: &Gem<'_>, index: usize, path: u32, reason: u32) -> Outcome {
 
 fn flags() -> Outcome {
     let drm = Drm::open()?;
-    let only = uapi::CREATE_VRAM | uapi::CREATE_VRAM_OR_FAIL;
-    for (flags, placement, told) in [
-        (0, VRAM, EITHER),
-        (uapi::CREATE_VRAM, VRAM, EITHER),
-        (EITHER, VRAM, EITHER),
-        (uapi::CREATE_SYSTEM, SYSTEM, uapi::CREATE_SYSTEM),
-        (uapi::CREATE_VRAM_OR_FAIL, VRAM, only),
-        (only, VRAM, only),
+    for (flags, placement) in [
+        (EITHER, VRAM),
+        (uapi::CREATE_SYSTEM, SYSTEM),
+        (uapi::CREATE_VRAM, VRAM),
     ] {
         let free = drm.vram_free()?;
         let object = drm.create_flags(3 * PAGE64 - 1, flags)?;
         placed(&object, placement)?;
         let info = object.info()?;
-        check_eq!(info.flags, told, "flags of an object with {flags:#x}");
+        check_eq!(info.what(), flags, "what an object with {flags:#x} is");
         check_eq!(info.size, 3 * PAGE64, "its size");
         check_eq!(info.pinned, 0, "whether it is pinned");
         let used = if placement == VRAM { 3 * PAGE64 } else { 0 };
@@ -60,22 +56,48 @@ fn flags() -> Outcome {
             fail!("a new object with flags {flags:#x} is not zero: {mismatch}");
         }
     }
-    for flags in [uapi::CREATE_SYSTEM, EITHER] {
-        expect_errno(
-            "VRAM or fail in system memory",
-            drm.create_flags(PAGE64, flags | uapi::CREATE_VRAM_OR_FAIL),
-            libc::EINVAL,
-        )?;
-    }
     expect_errno("GEM_INFO of no object", drm.info(0xdead), libc::ENOENT)?;
     Ok(())
+}
+
+/// With VRAM as its only placement an object stays there; with both it makes room for others.
+fn alone() -> Outcome {
+    let drm = Drm::open()?;
+    let size = drm.getparam(uapi::PARAM_VRAM_SIZE)?;
+    let (a, b) = patterns();
+    let alone = drm.create_flags(4 * PAGE64, uapi::CREATE_VRAM)?;
+    let either = drm.create_flags(4 * PAGE64, EITHER)?;
+    let (alone_map, either_map) = (alone.map()?, either.map()?);
+    alone_map.fill(a);
+    either_map.fill(b);
+    let others: Vec<Gem<'_>> = (0..16)
+        .map(|_| drm.create_flags(size / 8, EITHER))
+        .collect::<Result<_, _>>()?;
+    placed(&either, SYSTEM)?;
+    placed(&alone, VRAM)?;
+    for _ in 0..2 {
+        for object in &others {
+            object.map()?.write(0, 1);
+            placed(&alone, VRAM)?;
+        }
+    }
+    cpu_reads(&alone_map, a, &[0, 1, 2, 3])?;
+    cpu_reads(&either_map, b, &[0, 1, 2, 3])?;
+    // All that is left of VRAM is given to one that has no other place, and not a page more.
+    expect_errno(
+        "all of VRAM beside an object that stays there",
+        drm.create_flags(size, uapi::CREATE_VRAM),
+        libc::ENOSPC,
+    )?;
+    placed(&alone, VRAM)?;
+    cpu_reads(&alone_map, a, &[0, 1, 2, 3])
 }
 
 /// No placement is large enough: nothing is taken, and the kernel does not complain.
 fn too_large() -> Outcome {
     let drm = Drm::open()?;
     let free = drm.vram_free()?;
-    for flags in [0, uapi::CREATE_SYSTEM] {
+    for flags in [EITHER, uapi::CREATE_SYSTEM] {
         for size in [1 << 40, 1 << 62, u64::MAX] {
             expect_errno(
                 &format!("GEM_CREATE of {size:#x} bytes with flags {flags:#x}"),
@@ -162,7 +184,7 @@ fn peer_follows() -> Outcome {
         );
         check_eq!(
             peer.status()?.flags,
-            uapi::EDU_PEER_ATTACHED,
+            uapi::EDU_PEER_STATUS_ATTACHED,
             "flags after the move: not mapped"
         );
         placed(&object, SYSTEM)?;
@@ -500,7 +522,7 @@ fn vmap_holds() -> Outcome {
         peer.attach(&buffer, Mode::Cpu)?;
         peer.map()?;
         let at = object.info()?.placement;
-        let iomem = peer.status()?.flags & uapi::EDU_PEER_IOMEM != 0;
+        let iomem = peer.status()?.flags & uapi::EDU_PEER_STATUS_IOMEM != 0;
         check_eq!(iomem, at == VRAM, "I/O memory for flags {flags:#x}");
         let taken = squeeze_idle(&scene.drm)?;
         placed(&object, at)?;
@@ -516,7 +538,7 @@ fn vmap_holds() -> Outcome {
         // Where there is no room in VRAM it is mapped where it is.
         peer_reads(&peer, b, &[1])?;
         check_eq!(
-            peer.status()?.flags & uapi::EDU_PEER_IOMEM,
+            peer.status()?.flags & uapi::EDU_PEER_STATUS_IOMEM,
             0,
             "I/O memory of an object in system memory"
         );
@@ -673,7 +695,7 @@ fn storm() -> Outcome {
         let status = scene.peer.status()?;
         told = status.invalidations;
         // The next transfer maps it again, in VRAM if there is room at the moment.
-        if status.flags & uapi::EDU_PEER_MAPPED != 0 {
+        if status.flags & uapi::EDU_PEER_STATUS_MAPPED != 0 {
             match scene.peer.unmap() {
                 // It was just told of another move.
                 Err(error) if error.errno == libc::EINVAL => {}
@@ -764,6 +786,7 @@ fn cpu_follows_with_route() -> Outcome {
 }
 
 igt_main! {
+    "alone", "with VRAM as its only placement an object stays there", alone;
     "flags", "where new objects are, and what GEM_INFO says", flags;
     "too-large", "ENOSPC for what no memory holds", too_large;
     "oversubscribe", "objects of four times VRAM keep their bytes", oversubscribe;

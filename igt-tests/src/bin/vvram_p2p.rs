@@ -380,23 +380,23 @@ fn status() -> Outcome {
     expect("of a new file", 0, 0)?;
     expect_errno("unmap before attach", peer.unmap(), libc::EINVAL)?;
     peer.attach(&shared.buffer, Mode::Pinned)?;
-    expect("attached", uapi::EDU_PEER_ATTACHED, 0)?;
+    expect("attached", uapi::EDU_PEER_STATUS_ATTACHED, 0)?;
     expect_errno("unmap before map", peer.unmap(), libc::EINVAL)?;
     expect_errno("table before map", peer.table(), libc::EINVAL)?;
     peer.pin()?;
-    let pinned = uapi::EDU_PEER_ATTACHED | uapi::EDU_PEER_IS_PINNED;
+    let pinned = uapi::EDU_PEER_STATUS_ATTACHED | uapi::EDU_PEER_STATUS_PINNED;
     expect("pinned", pinned, 0)?;
     peer.map()?;
-    expect("mapped", pinned | uapi::EDU_PEER_MAPPED, 1)?;
+    expect("mapped", pinned | uapi::EDU_PEER_STATUS_MAPPED, 1)?;
     // Mapping what is mapped is no new mapping.
     peer.map()?;
-    expect("mapped again", pinned | uapi::EDU_PEER_MAPPED, 1)?;
+    expect("mapped again", pinned | uapi::EDU_PEER_STATUS_MAPPED, 1)?;
     peer.unmap()?;
     expect("unmapped", pinned, 1)?;
     peer.map()?;
     expect(
         "mapped for the second time",
-        pinned | uapi::EDU_PEER_MAPPED,
+        pinned | uapi::EDU_PEER_STATUS_MAPPED,
         2,
     )?;
     expect_errno(
@@ -526,7 +526,10 @@ fn out_of_range() -> Outcome {
         (size, u64::MAX - size + 1),
         (1, u64::MAX),
     ] {
-        for direction in [uapi::EDU_PEER_READ, uapi::EDU_PEER_WRITE] {
+        for direction in [
+            uapi::EDU_PEER_DIRECTION_READ,
+            uapi::EDU_PEER_DIRECTION_WRITE,
+        ] {
             let mut argument = uapi::EduPeerTransfer {
                 offset,
                 length,

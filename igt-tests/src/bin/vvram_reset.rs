@@ -89,7 +89,7 @@ fn revocable() -> Outcome {
         let status = peer.status()?;
         check!(status.invalidations > 0, "a peer was not told: {status:?}");
         check!(
-            status.flags & uapi::EDU_PEER_MAPPED == 0,
+            status.flags & uapi::EDU_PEER_STATUS_MAPPED == 0,
             "a peer kept its mapping: {status:?}"
         );
         expect_errno("map after the reset", peer.map(), libc::ENODEV)?;

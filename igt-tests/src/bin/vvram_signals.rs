@@ -20,8 +20,8 @@ use vvram_tests::rebind::Unbinding;
 use vvram_tests::scene::{cpu_reads, patterns, peer_reads, placed, share, works, Scene};
 use vvram_tests::signals::{asleep, await_sleep, catch, caught, open_files, sleeps_in};
 use vvram_tests::uapi::{
-    self, EduPeerTransfer, VvramGemCopy, DMA_BUF_SYNC_END as END, DMA_BUF_SYNC_READ as READ,
-    DMA_BUF_SYNC_WRITE as WRITE,
+    self, EduPeerTransfer, VvramGemCopy, VvramSync, DMA_BUF_SYNC_END as END,
+    DMA_BUF_SYNC_READ as READ, DMA_BUF_SYNC_WRITE as WRITE,
 };
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome, Stop, SysError};
 
@@ -108,15 +108,14 @@ impl<'a> Copy<'a> {
         })
     }
 
-    fn run(&self, flags: u32, in_fence: u32) -> Result<(), SysError> {
-        self.drm.copy_raw(&mut VvramGemCopy {
+    fn run(&self, ins: &[VvramSync]) -> Result<(), SysError> {
+        let argument = VvramGemCopy {
             src: self.src.handle(),
             dst: self.dst.handle(),
             size: 2 * PAGE64,
-            flags: flags | uapi::COPY_OUT_SYNC_FILE,
-            in_fence,
             ..Default::default()
-        })
+        };
+        self.drm.copy_syncs(&argument, ins, &mut [VvramSync::FILE])
     }
 }
 
@@ -130,7 +129,7 @@ fn in_fence() -> Outcome {
     copy.to.fill(b);
     let timeline = Timeline::new()?;
     let fence = timeline.fence(1)?;
-    let call = || copy.run(uapi::COPY_IN_SYNC_FILE, fence.fd() as u32);
+    let call = || copy.run(&[fence.sync()]);
     interrupt(FENCE, call, || Ok(()))?;
     kill(FENCE, call)?;
     cpu_reads(&copy.to, b, &[0, 1])?;
@@ -157,7 +156,7 @@ fn copy_implicit() -> Outcome {
         let timeline = Timeline::new()?;
         let held = if on_src { &copy.src } else { &copy.dst };
         held.export()?.add_fence(flags, &timeline.fence(1)?)?;
-        let call = || copy.run(0, 0);
+        let call = || copy.run(&[]);
         interrupt(FENCE, call, || Ok(()))?;
         kill(FENCE, call)?;
         cpu_reads(&copy.to, b, &[0, 1])?;
@@ -366,7 +365,7 @@ fn move_under_way(scene: &Scene, time: Duration) -> Result<bool, Stop> {
         let flags = peer.status()?.flags;
         check_eq!(
             flags,
-            uapi::EDU_PEER_ATTACHED,
+            uapi::EDU_PEER_STATUS_ATTACHED,
             "flags in mode {mode:?} after the signals"
         );
     }
@@ -446,7 +445,7 @@ fn submit() -> Outcome {
     peer.attach(&shared.buffer, Mode::Dynamic)?;
     let call = || peer.submit_read(0, PAGE);
     let idle = || {
-        let busy = peer.status()?.flags & uapi::EDU_PEER_BUSY;
+        let busy = peer.status()?.flags & uapi::EDU_PEER_STATUS_BUSY;
         check_eq!(busy, 0, "busy after the signal");
         let ended = peer.finish_read(&mut [0; 16]);
         expect_errno("the end of no transfer", ended, libc::EINVAL)
@@ -481,8 +480,8 @@ fn finish() -> Outcome {
         Ok(())
     };
     interrupt(FENCE, call, || {
-        let busy = peer.status()?.flags & uapi::EDU_PEER_BUSY;
-        check_eq!(busy, uapi::EDU_PEER_BUSY, "busy after the signal");
+        let busy = peer.status()?.flags & uapi::EDU_PEER_STATUS_BUSY;
+        check_eq!(busy, uapi::EDU_PEER_STATUS_BUSY, "busy after the signal");
         Ok(())
     })?;
     kill(FENCE, call)?;
@@ -507,7 +506,7 @@ fn transfer() -> Outcome {
                 offset: 0,
                 length: data.len() as u64,
                 data: data.as_mut_ptr() as u64,
-                direction: uapi::EDU_PEER_READ,
+                direction: uapi::EDU_PEER_DIRECTION_READ,
                 pad: 0,
             };
             // SAFETY: the memory is as long as the argument says.
@@ -538,7 +537,7 @@ fn transfer() -> Outcome {
 /// The begin of an access by the CPU.
 fn cpu_access() -> Outcome {
     let drm = Drm::open()?;
-    for flags in [uapi::CREATE_VRAM_OR_FAIL, uapi::CREATE_SYSTEM] {
+    for flags in [uapi::CREATE_VRAM, uapi::CREATE_SYSTEM] {
         let buffer = drm.create_flags(PAGE64, flags)?.export()?;
         let timeline = Timeline::new()?;
         buffer.add_fence(READ, &timeline.fence(1)?)?;
@@ -668,7 +667,7 @@ fn unbind_in_fence() -> Outcome {
     let fence = timeline.fence(1)?;
     let mut child = {
         let copy = Copy::new(&scene.drm)?;
-        let call = || copy.run(uapi::COPY_IN_SYNC_FILE, fence.fd() as u32);
+        let call = || copy.run(&[fence.sync()]);
         let mut child = Child::spawn(|| {
             // It may be done before the device is gone, or not be done at all.
             let _ = call();

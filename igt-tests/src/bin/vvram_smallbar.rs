@@ -2,7 +2,9 @@
 
 //! A BAR that shows a part of VRAM only, and other settings of the driver.
 
+use vvram_tests::debugfs::{words, DebugFs};
 use vvram_tests::drm::{Drm, Gem};
+use vvram_tests::fdinfo::FdInfo;
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::pci::{Bar, PciDevice};
 use vvram_tests::peer::Mode;
@@ -148,6 +150,49 @@ fn reached(scene: &Scene, object: &Gem<'_>, mode: Mode) -> Outcome {
     Ok(())
 }
 
+/// How much of what the CPU sees is in use, by debugfs, and how much of it a client has.
+fn usage_of_small() -> Outcome {
+    let drm = Drm::open()?;
+    let debugfs = DebugFs::open(&PciDevice::vvram()?)?;
+    let used = |what: &str, want: u64| -> Outcome {
+        let text = debugfs.read("usage")?;
+        let words = words(&text);
+        check_eq!(
+            (words["visible"], words["used"]),
+            (&*VISIBLE.to_string(), &*want.to_string()),
+            "the file usage {what}"
+        );
+        let seen = FdInfo::of(&drm)?.bytes("vvram-visible-vram0")?;
+        check_eq!(seen, want, "vvram-visible-vram0 {what}");
+        Ok(())
+    };
+    used("at first", 0)?;
+    // It is where the CPU does not see it, until it looks.
+    let object = drm.create_flags(4 * PAGE64, EITHER)?;
+    let id = object.info()?.id;
+    used("with an object elsewhere in VRAM", 0)?;
+    check_eq!(debugfs.buffer(id)?.placement, "vram", "placement");
+    object.map()?.set(0x5a);
+    used("with one that the CPU has used", 4 * PAGE64)?;
+    check_eq!(debugfs.buffer(id)?.visible, 4 * PAGE64, "visible");
+    debugfs.write("move", &format!("{id} system"))?;
+    used("with one in system memory", 0)?;
+    check_eq!(debugfs.buffer(id)?.visible, 0, "visible");
+    drop(object);
+    // All of VRAM has some of both.
+    let size = drm.getparam(uapi::PARAM_VRAM_SIZE)?;
+    let all = drm.create(size)?;
+    used("with all of VRAM", VISIBLE)?;
+    let info = FdInfo::of(&drm)?;
+    check_eq!(info.bytes("drm-resident-vram0")?, size, "resident");
+    drop(all);
+    used("at the end", 0)
+}
+
+fn usage() -> Outcome {
+    small(usage_of_small)
+}
+
 /// What is larger than the BAR gets its reason when somebody attaches.
 fn too_large() -> Outcome {
     let scene = Scene::open()?;
@@ -226,6 +271,7 @@ fn outside_bar() -> Outcome {
 }
 
 igt_main! {
+    "usage", "how much of what the CPU sees is in use", usage;
     "visible", "GETPARAM tells what is visible", visible;
     "mmap", "objects are moved to where the CPU sees them", mmap_moves;
     "peer", "objects are moved to where a peer reaches them", peer_moves;

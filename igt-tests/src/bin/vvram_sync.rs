@@ -182,7 +182,7 @@ fn start(peer: &Peer, pattern: Pattern) -> Outcome {
     pattern.fill(&mut data, 0);
     peer.submit_write(0, &data)?;
     check!(
-        peer.status()?.flags & uapi::EDU_PEER_BUSY != 0,
+        peer.status()?.flags & uapi::EDU_PEER_STATUS_BUSY != 0,
         "the transfer is over before it was looked at"
     );
     Ok(())
@@ -390,7 +390,7 @@ fn moves() -> Outcome {
     check_eq!(fence.status()?, 0, "status of the fence before the move");
     // Takes all of VRAM, so that what may leave has to.
     let size = scene.drm.getparam(uapi::PARAM_VRAM_SIZE)?;
-    let all = scene.drm.create_flags(size, uapi::CREATE_VRAM_OR_FAIL)?;
+    let all = scene.drm.create_flags(size, uapi::CREATE_VRAM)?;
     check_eq!(
         object.info()?.placement,
         uapi::PLACEMENT_SYSTEM,
@@ -403,7 +403,7 @@ fn moves() -> Outcome {
     check_eq!(status.invalidations, 1, "invalidations");
     check_eq!(
         status.flags,
-        uapi::EDU_PEER_ATTACHED,
+        uapi::EDU_PEER_STATUS_ATTACHED,
         "flags after the move"
     );
     drop(all);
@@ -425,9 +425,9 @@ fn unbind() -> Outcome {
         let gone = Unbound::new(&scene.gpu)?;
         check_eq!(fence.status()?, 1, "status of the fence after the unbind");
         check_eq!(peer.finish_write()?, BYTES, "bytes written");
-        let mut want = uapi::EDU_PEER_ATTACHED;
+        let mut want = uapi::EDU_PEER_STATUS_ATTACHED;
         if mode == Mode::Revocable {
-            want |= uapi::EDU_PEER_REVOKED;
+            want |= uapi::EDU_PEER_STATUS_REVOKED;
         }
         check_eq!(peer.status()?.flags, want, "flags after the unbind");
         expect_errno("SUBMIT", peer.submit_read(0, PAGE), libc::ENODEV)?;

@@ -137,7 +137,7 @@ fn attached() -> Outcome {
             expect_errno(&format!("map in mode {mode:?}"), peer.map(), libc::ENODEV)?;
         }
         check!(
-            peer.status()?.flags & uapi::EDU_PEER_ATTACHED != 0,
+            peer.status()?.flags & uapi::EDU_PEER_STATUS_ATTACHED != 0,
             "the attachment in mode {mode:?} is gone: only its buffer is"
         );
         peer.detach()?;
@@ -161,9 +161,9 @@ fn mapped(mode: Mode) -> Outcome {
         status.invalidations >= 1,
         "the importer was not told: {status:?}"
     );
-    let mut want = uapi::EDU_PEER_ATTACHED;
+    let mut want = uapi::EDU_PEER_STATUS_ATTACHED;
     if mode == Mode::Revocable {
-        want |= uapi::EDU_PEER_REVOKED;
+        want |= uapi::EDU_PEER_STATUS_REVOKED;
     }
     check_eq!(
         status.flags,
@@ -384,7 +384,7 @@ fn vmapped() -> Outcome {
         libc::ENODEV,
     )?;
     check!(
-        peer.status()?.flags & uapi::EDU_PEER_MAPPED != 0,
+        peer.status()?.flags & uapi::EDU_PEER_STATUS_MAPPED != 0,
         "the mapping is gone"
     );
     scene.peer.unmap()?;

@@ -139,8 +139,8 @@ fn peer() -> Outcome {
     says(drm, "pinned and mapped", want, 16)?;
     peer.submit_read(0, 16 * PAGE)?;
     let during = usage(drm)?;
-    let busy = peer.status()?.flags & uapi::EDU_PEER_BUSY;
-    check_eq!(busy, uapi::EDU_PEER_BUSY, "a transfer of 3 s");
+    let busy = peer.status()?.flags & uapi::EDU_PEER_STATUS_BUSY;
+    check_eq!(busy, uapi::EDU_PEER_STATUS_BUSY, "a transfer of 3 s");
     want[0].active = 16;
     check_eq!(during, (want, 16), "usage during a transfer");
     peer.detach()?;

@@ -8,7 +8,8 @@ use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::scene::{cpu_reads, patterns, peer_reads, peer_writes, share, Scene};
 use vvram_tests::{check, check_eq, expect_errno, fail, fragment, igt_main, uapi, Outcome};
 
-const MAPPED: u32 = uapi::EDU_PEER_ATTACHED | uapi::EDU_PEER_MAPPED | uapi::EDU_PEER_IOMEM;
+const MAPPED: u32 =
+    uapi::EDU_PEER_STATUS_ATTACHED | uapi::EDU_PEER_STATUS_MAPPED | uapi::EDU_PEER_STATUS_IOMEM;
 
 /// Every page both ways, of an object in one piece and of one in several.
 fn bytes() -> Outcome {
@@ -26,7 +27,7 @@ fn bytes() -> Outcome {
         peer.attach(&buffer, Mode::Cpu)?;
         check_eq!(
             peer.status()?.flags,
-            uapi::EDU_PEER_ATTACHED,
+            uapi::EDU_PEER_STATUS_ATTACHED,
             "flags at first"
         );
         scene.check_none(object)?;
@@ -117,7 +118,7 @@ fn two_users() -> Outcome {
     other.unmap()?;
     check_eq!(
         other.status()?.flags,
-        uapi::EDU_PEER_ATTACHED,
+        uapi::EDU_PEER_STATUS_ATTACHED,
         "flags at the end"
     );
     Ok(())
@@ -145,7 +146,7 @@ fn system_memory() -> Outcome {
     peer_reads(&peer, a, &[0])?;
     check_eq!(
         peer.status()?.flags,
-        MAPPED & !uapi::EDU_PEER_IOMEM,
+        MAPPED & !uapi::EDU_PEER_STATUS_IOMEM,
         "flags of a mapping of system memory"
     );
     Ok(())

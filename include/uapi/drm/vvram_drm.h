@@ -5,7 +5,8 @@
  * Every structure has the same layout for 32- and 64-bit callers. Fields named
  * pad and flag bits that are not listed here must be zero, or the call returns
  * -EINVAL. Sizes and offsets are in bytes. DRM_IOCTL_VVRAM_GEM_ATTACHMENTS and
- * DRM_IOCTL_VVRAM_PEER_QUERY are those of drm_peer.h.
+ * DRM_IOCTL_VVRAM_PEER_QUERY are those of drm_peer.h. File descriptors are
+ * signed, handles are not.
  */
 #ifndef _UAPI_VVRAM_DRM_H_
 #define _UAPI_VVRAM_DRM_H_
@@ -22,7 +23,7 @@ extern "C" {
 #define DRM_VVRAM_GEM_MMAP_OFFSET	0x02
 #define DRM_VVRAM_GEM_ATTACHMENTS	0x03
 #define DRM_VVRAM_GEM_INFO		0x04
-#define DRM_VVRAM_GEM_IMPORT		0x05
+#define DRM_VVRAM_GEM_IMPORT_INFO	0x05
 #define DRM_VVRAM_GEM_COPY		0x06
 #define DRM_VVRAM_PEER_QUERY		0x07
 #define DRM_VVRAM_VM_BIND		0x08
@@ -67,56 +68,58 @@ struct drm_vvram_getparam {
 };
 
 /**
- * DRM_VVRAM_GEM_CREATE_VRAM - the object may be placed in VRAM.
+ * DRM_VVRAM_GEM_PLACE_VRAM - the object may be placed in VRAM.
  *
- * Unless DRM_VVRAM_GEM_CREATE_VRAM_OR_FAIL is given too, it is moved to system
- * memory when there is not enough VRAM for all, and back when it is used by a
- * peer again. A call without a placement means the same.
+ * Alone it means VRAM alone: the object is in VRAM for as long as it lives, and an
+ * importer that cannot reach it there is refused with -EOPNOTSUPP. It takes its
+ * VRAM from everybody else, which is not accounted for as pinned; an administrator
+ * limits it by the cgroup controller dmem.
  */
-#define DRM_VVRAM_GEM_CREATE_VRAM		(1 << 0)
+#define DRM_VVRAM_GEM_PLACE_VRAM	(1 << 0)
 /**
- * DRM_VVRAM_GEM_CREATE_VRAM_OR_FAIL - never leave VRAM.
+ * DRM_VVRAM_GEM_PLACE_SYSTEM - the object may be placed in system memory.
  *
- * The object is in VRAM for as long as it lives, and an importer that cannot
- * reach it there is refused with -EOPNOTSUPP instead of being given system
- * memory. It takes its VRAM from everybody else, which is not accounted for as
- * pinned; an administrator limits it by the cgroup controller dmem. Not with
- * DRM_VVRAM_GEM_CREATE_SYSTEM.
+ * Alone it means that the object is never placed in VRAM. With
+ * DRM_VVRAM_GEM_PLACE_VRAM the object begins in VRAM if there is room, is moved to
+ * system memory when there is not enough VRAM for all, and back when it is used by
+ * a peer again.
  */
-#define DRM_VVRAM_GEM_CREATE_VRAM_OR_FAIL	(1 << 1)
+#define DRM_VVRAM_GEM_PLACE_SYSTEM	(1 << 1)
+
 /**
- * DRM_VVRAM_GEM_CREATE_SYSTEM - the object may be placed in system memory.
- *
- * Without DRM_VVRAM_GEM_CREATE_VRAM it is never placed in VRAM.
- */
-#define DRM_VVRAM_GEM_CREATE_SYSTEM		(1 << 2)
-/**
- * DRM_VVRAM_GEM_CREATE_EXPORT_VRAM_OR_FAIL - importers get it in VRAM or not at
+ * DRM_VVRAM_GEM_EXPORT_VRAM_OR_FAIL - importers get the object in VRAM or not at
  * all.
  *
- * The object may still be moved to system memory when there is not enough VRAM
- * for all. An importer that cannot reach VRAM is refused with -EOPNOTSUPP. One
- * that can has the object moved back when it maps or pins it; that fails with
- * -ENOSPC if there is no room, and with -EOPNOTSUPP if the kernel keeps the
- * object in system memory because it has mapped it for its own use. Not with
- * DRM_VVRAM_GEM_CREATE_SYSTEM alone; implied by
- * DRM_VVRAM_GEM_CREATE_VRAM_OR_FAIL.
+ * It needs DRM_VVRAM_GEM_PLACE_VRAM. With DRM_VVRAM_GEM_PLACE_SYSTEM the object may
+ * still be moved to system memory when there is not enough VRAM for all. An
+ * importer that cannot reach VRAM is refused with -EOPNOTSUPP. One that can has the
+ * object moved back when it maps or pins it; that fails with -ENOSPC if there is no
+ * room, and with -EOPNOTSUPP if the kernel keeps the object in system memory because
+ * it has mapped it for its own use. An object that may be placed in VRAM alone is
+ * exported like this with the flag and without.
  */
-#define DRM_VVRAM_GEM_CREATE_EXPORT_VRAM_OR_FAIL	(1 << 3)
+#define DRM_VVRAM_GEM_EXPORT_VRAM_OR_FAIL	(1 << 0)
 
 /**
  * struct drm_vvram_gem_create - argument of DRM_IOCTL_VVRAM_GEM_CREATE
  *
- * Creates an object that reads as zeroes. Returns -EINVAL for a size of 0 or
- * an unknown flag and -ENOSPC when no placement has room for it.
+ * Creates an object that reads as zeroes. Returns -EINVAL for a size of 0, for a
+ * placement or a flag that is unknown, and without a placement: there is no
+ * default, because a caller that does not say where an object may live would get
+ * one that is refused to importers, or one that moves, without having asked for
+ * either. Returns -ENOSPC when no placement has room for it.
  */
 struct drm_vvram_gem_create {
 	/** @size: in, at least 1; out, rounded up to a page. */
 	__u64 size;
-	/** @flags: in, DRM_VVRAM_GEM_CREATE_*. */
+	/** @placements: in, at least one of DRM_VVRAM_GEM_PLACE_*. */
+	__u32 placements;
+	/** @flags: in, DRM_VVRAM_GEM_EXPORT_VRAM_OR_FAIL or 0. */
 	__u32 flags;
 	/** @handle: out, must be zero on input. */
 	__u32 handle;
+	/** @pad: must be zero. */
+	__u32 pad;
 };
 
 /**
@@ -166,12 +169,16 @@ struct drm_vvram_gem_info {
 	/** @size: out, in bytes. */
 	__u64 size;
 	/**
-	 * @flags: out, those of DRM_VVRAM_GEM_CREATE_* that describe it, all
-	 * placements that it may have among them; none if it is imported.
+	 * @placements: out, the DRM_VVRAM_GEM_PLACE_* that it was created with;
+	 * 0 if it is imported.
 	 */
+	__u32 placements;
+	/** @flags: out, the flags that it was created with. */
 	__u32 flags;
 	/** @pinned: out, 1 if it does not move, else 0. */
 	__u32 pinned;
+	/** @pad: must be zero. */
+	__u32 pad;
 	/**
 	 * @id: out, the number of the object in debugfs and in tracepoints. No
 	 * other object of the device has it, or had it before.
@@ -180,7 +187,8 @@ struct drm_vvram_gem_info {
 };
 
 /**
- * struct drm_vvram_gem_import - argument of DRM_IOCTL_VVRAM_GEM_IMPORT
+ * struct drm_vvram_gem_import_info - argument of
+ * DRM_IOCTL_VVRAM_GEM_IMPORT_INFO
  *
  * Tells how the device reaches the buffer behind an imported object, which is
  * mapped for it unless it is. Another device of this driver tells the path; it
@@ -188,7 +196,7 @@ struct drm_vvram_gem_info {
  * imported, -ENODEV if the driver of the exporting device is gone, and other
  * errors of the exporter.
  */
-struct drm_vvram_gem_import {
+struct drm_vvram_gem_import_info {
 	/** @handle: in, -ENOENT if unknown. */
 	__u32 handle;
 	/**
@@ -208,40 +216,74 @@ struct drm_vvram_gem_import {
 };
 
 /**
- * DRM_VVRAM_GEM_COPY_IN_SYNCOBJ - wait for the fence of the sync object in_fence
- * before the copy.
+ * DRM_VVRAM_SYNC_FILE - the fence is that of a sync file, and not of a sync object.
  */
-#define DRM_VVRAM_GEM_COPY_IN_SYNCOBJ		(1 << 0)
+#define DRM_VVRAM_SYNC_FILE		(1 << 0)
+
 /**
- * DRM_VVRAM_GEM_COPY_IN_SYNC_FILE - wait for the sync file in_fence before the
- * copy.
+ * struct drm_vvram_sync - a fence to wait for, or a place for a fence
  */
-#define DRM_VVRAM_GEM_COPY_IN_SYNC_FILE		(1 << 1)
+struct drm_vvram_sync {
+	/**
+	 * @handle: in, the sync object, -ENOENT if unknown; zero with
+	 * DRM_VVRAM_SYNC_FILE.
+	 */
+	__u32 handle;
+	/**
+	 * @fd: the sync file with DRM_VVRAM_SYNC_FILE, else zero. To wait for: in,
+	 * -EINVAL if it is not a sync file. To signal: out, must be zero on input;
+	 * it is written before the work is queued, and means nothing if the call
+	 * fails.
+	 */
+	__s32 fd;
+	/** @flags: in, DRM_VVRAM_SYNC_FILE or 0. */
+	__u32 flags;
+	/** @pad: must be zero. */
+	__u32 pad;
+	/**
+	 * @point: in, the point of the timeline that the sync object is, or 0 for a
+	 * sync object with one fence. To wait for a point that is not there yet is
+	 * -EINVAL, as it is for a sync object without a fence. A point to signal is
+	 * to be beyond those that are there; else it takes the number of the last
+	 * one. Zero with DRM_VVRAM_SYNC_FILE.
+	 */
+	__u64 point;
+};
+
 /**
- * DRM_VVRAM_GEM_COPY_OUT_SYNCOBJ - put the fence of the copy into the sync
- * object out_fence.
+ * DRM_VVRAM_SYNC_SIZE_VER0 - size of the first version of struct drm_vvram_sync.
  */
-#define DRM_VVRAM_GEM_COPY_OUT_SYNCOBJ		(1 << 2)
+#define DRM_VVRAM_SYNC_SIZE_VER0	24
+
 /**
- * DRM_VVRAM_GEM_COPY_OUT_SYNC_FILE - return a sync file for the fence of the
- * copy in out_fence.
+ * DRM_VVRAM_SYNC_MAX - how many fences a call waits for at most, and how many it
+ * signals.
  */
-#define DRM_VVRAM_GEM_COPY_OUT_SYNC_FILE	(1 << 3)
+#define DRM_VVRAM_SYNC_MAX		64
 
 /**
  * struct drm_vvram_gem_copy - argument of DRM_IOCTL_VVRAM_GEM_COPY
  *
  * Copies bytes between objects, wherever they are; one may be imported, or both.
- * The call returns when the copy is queued. It is done after what was asked for
- * before, and after the implicit fences of both objects: writes to the source,
- * and all accesses to the destination. Its own fence is one of these for others.
+ * The call waits for the fences in @in_syncs, queues the copy, and returns. The
+ * copy is done after what was asked for before, and after the implicit fences of
+ * both objects: writes to the source, and all accesses to the destination. Its own
+ * fence is one of these for others, and is put into each place of @out_syncs, in
+ * their order. A copy to the buffer of another device is over when the call returns.
  *
- * Returns -EINVAL for a size of 0, for a part that is not inside of its object,
- * for parts of one object that overlap, for flags that contradict each other, for
- * a sync object without a fence, and for a buffer of another device that the CPU
- * cannot access; -ENOENT for an unknown handle; -ENODEV if the driver of the
- * device that exports a buffer is gone. With -ENOMEM the copy may take place all
- * the same.
+ * A call that fails has queued nothing, and has put its fence nowhere.
+ *
+ * Records of both arrays grow at their end. What a caller knows of a longer one must
+ * be zero where the kernel does not know it.
+ *
+ * Returns -EINVAL for a size of 0, for a part that is not inside of its object, for
+ * parts of one object that overlap, for more than DRM_VVRAM_SYNC_MAX entries, for a
+ * sync_size that is below DRM_VVRAM_SYNC_SIZE_VER0, above 4096, or not a multiple of
+ * 8, and for a buffer of another device that the CPU cannot access; -E2BIG for an
+ * entry that is not zero beyond what the kernel knows; -EFAULT for an array that
+ * cannot be read, or for a sync file cannot be written; -EMFILE if there is no file
+ * descriptor left; -ENOENT for an unknown handle; -ENODEV if the driver of the device
+ * that exports a buffer is gone.
  */
 struct drm_vvram_gem_copy {
 	/** @src: in, handle of the object that is read. */
@@ -254,17 +296,21 @@ struct drm_vvram_gem_copy {
 	__u64 dst_offset;
 	/** @size: in, how many bytes; any number but 0. */
 	__u64 size;
-	/** @flags: in, DRM_VVRAM_GEM_COPY_*, at most one IN and one OUT. */
-	__u32 flags;
-	/** @in_fence: in, sync object or sync file; zero without a flag for it. */
-	__u32 in_fence;
+	/** @in_syncs: in, user pointer to struct drm_vvram_sync to wait for. */
+	__u64 in_syncs;
+	/** @out_syncs: in, user pointer to struct drm_vvram_sync to signal. */
+	__u64 out_syncs;
+	/** @in_count: in, entries of @in_syncs; with 0 it is not looked at. */
+	__u32 in_count;
+	/** @out_count: in, entries of @out_syncs; with 0 it is not looked at. */
+	__u32 out_count;
 	/**
-	 * @out_fence: in, sync object; out, sync file, and zero on input then, as
-	 * without a flag for it.
+	 * @sync_size: in, bytes from one entry of either array to the next; not
+	 * looked at if both are empty.
 	 */
-	__u32 out_fence;
-	/** @pad: must be zero. */
-	__u32 pad;
+	__u32 sync_size;
+	/** @flags: must be zero. */
+	__u32 flags;
 };
 
 /**
@@ -357,12 +403,16 @@ enum {
 	DRM_IOCTL_VVRAM_GEM_INFO =
 		DRM_IOWR(DRM_COMMAND_BASE + DRM_VVRAM_GEM_INFO,
 			 struct drm_vvram_gem_info),
-	DRM_IOCTL_VVRAM_GEM_IMPORT =
-		DRM_IOWR(DRM_COMMAND_BASE + DRM_VVRAM_GEM_IMPORT,
-			 struct drm_vvram_gem_import),
+	DRM_IOCTL_VVRAM_GEM_IMPORT_INFO =
+		DRM_IOWR(DRM_COMMAND_BASE + DRM_VVRAM_GEM_IMPORT_INFO,
+			 struct drm_vvram_gem_import_info),
+	/*
+	 * Nothing is written back to the argument, which could fail after the copy
+	 * was queued.
+	 */
 	DRM_IOCTL_VVRAM_GEM_COPY =
-		DRM_IOWR(DRM_COMMAND_BASE + DRM_VVRAM_GEM_COPY,
-			 struct drm_vvram_gem_copy),
+		DRM_IOW(DRM_COMMAND_BASE + DRM_VVRAM_GEM_COPY,
+			struct drm_vvram_gem_copy),
 	DRM_IOCTL_VVRAM_PEER_QUERY =
 		DRM_IOWR(DRM_COMMAND_BASE + DRM_VVRAM_PEER_QUERY,
 			 struct drm_peer_query),

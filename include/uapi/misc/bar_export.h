@@ -11,6 +11,8 @@
 #include <linux/ioctl.h>
 #include <linux/types.h>
 
+#define BAR_EXPORT_IOC		0xed
+
 /** struct bar_export_range - a piece of a BAR */
 struct bar_export_range {
 	/** @offset: where in the BAR it begins, in bytes; whole pages. */
@@ -22,10 +24,17 @@ struct bar_export_range {
 /** struct bar_export - argument of BAR_EXPORT_IOC_EXPORT */
 struct bar_export {
 	/** @bar: in, the number of a memory BAR, 0 to 5. */
-	__u64 bar;
+	__u32 bar;
+	/** @flags: must be zero. */
+	__u32 flags;
 	/** @count: in, how many ranges there are, at least 1. */
-	__u64 count;
-	/** @ranges: in, user pointer to them, in the order of the buffer. */
+	__u32 count;
+	/** @pad: must be zero. */
+	__u32 pad;
+	/**
+	 * @ranges: in, user pointer to struct bar_export_range, in the order of
+	 * the buffer.
+	 */
 	__u64 ranges;
 };
 
@@ -41,10 +50,10 @@ enum {
 	 * -EOPNOTSUPP when it attaches.
 	 *
 	 * -EINVAL if there is no range, or one is not inside a memory BAR or
-	 * not made of whole pages; -EFAULT if they cannot be read; -ENODEV if
-	 * the driver was unbound.
+	 * not made of whole pages, or if flags or pad is not zero; -EFAULT if
+	 * they cannot be read; -ENODEV if the driver was unbound.
 	 */
-	BAR_EXPORT_IOC_EXPORT = _IOW(0xed, 0x20, struct bar_export),
+	BAR_EXPORT_IOC_EXPORT = _IOW(BAR_EXPORT_IOC, 0x20, struct bar_export),
 };
 
 #endif /* _UAPI_MISC_BAR_EXPORT_H_ */

@@ -19,34 +19,34 @@
  */
 enum edu_peer_mode {
 	/**
-	 * @EDU_PEER_STATIC: dma_buf_attach(), no importer ops: the core pins on
+	 * @EDU_PEER_MODE_STATIC: dma_buf_attach(), no importer ops: the core pins on
 	 * map and never offers peer-to-peer memory.
 	 */
-	EDU_PEER_STATIC = 0,
+	EDU_PEER_MODE_STATIC = 0,
 	/**
-	 * @EDU_PEER_DYNAMIC: invalidate_mappings drops the mapping; the next
+	 * @EDU_PEER_MODE_DYNAMIC: invalidate_mappings drops the mapping; the next
 	 * transfer maps again.
 	 */
-	EDU_PEER_DYNAMIC = 1,
+	EDU_PEER_MODE_DYNAMIC = 1,
 	/**
-	 * @EDU_PEER_PINNED: importer ops without invalidate_mappings, as most
+	 * @EDU_PEER_MODE_PINNED: importer ops without invalidate_mappings, as most
 	 * RDMA devices are; without EDU_PEER_IOC_PIN first, a map or transfer
 	 * returns -EINVAL.
 	 */
-	EDU_PEER_PINNED = 2,
+	EDU_PEER_MODE_PINNED = 2,
 	/**
-	 * @EDU_PEER_REVOCABLE: as pinned, but invalidate_mappings drops mapping
+	 * @EDU_PEER_MODE_REVOCABLE: as pinned, but invalidate_mappings drops mapping
 	 * and pin for good: later maps return -ENODEV.
 	 */
-	EDU_PEER_REVOCABLE = 3,
-	/** @EDU_PEER_NO_P2P: as dynamic, but without allow_peer2peer. */
-	EDU_PEER_NO_P2P = 4,
+	EDU_PEER_MODE_REVOCABLE = 3,
+	/** @EDU_PEER_MODE_NO_P2P: as dynamic, but without allow_peer2peer. */
+	EDU_PEER_MODE_NO_P2P = 4,
 	/**
-	 * @EDU_PEER_CPU: the kernel in place of the device: no attachment, but a
+	 * @EDU_PEER_MODE_CPU: the kernel in place of the device: no attachment, but a
 	 * mapping of dma_buf_vmap() by which the CPU moves the bytes, between
 	 * begin and end of CPU access. It has no scatter table.
 	 */
-	EDU_PEER_CPU = 5,
+	EDU_PEER_MODE_CPU = 5,
 };
 
 /** struct edu_peer_attach - argument of EDU_PEER_IOC_ATTACH */
@@ -60,13 +60,13 @@ struct edu_peer_attach {
 };
 
 /**
- * EDU_PEER_READ - move bytes from the dma-buf to the caller.
+ * EDU_PEER_DIRECTION_READ - move bytes from the dma-buf to the caller.
  */
-#define EDU_PEER_READ	0
+#define EDU_PEER_DIRECTION_READ	0
 /**
- * EDU_PEER_WRITE - move bytes from the caller to the dma-buf.
+ * EDU_PEER_DIRECTION_WRITE - move bytes from the caller to the dma-buf.
  */
-#define EDU_PEER_WRITE	1
+#define EDU_PEER_DIRECTION_WRITE	1
 
 /**
  * struct edu_peer_transfer - argument of EDU_PEER_IOC_TRANSFER
@@ -85,7 +85,7 @@ struct edu_peer_transfer {
 	__u64 length;
 	/** @data: in, user pointer to @length bytes. */
 	__u64 data;
-	/** @direction: in, EDU_PEER_READ or EDU_PEER_WRITE. */
+	/** @direction: in, EDU_PEER_DIRECTION_READ or EDU_PEER_DIRECTION_WRITE. */
 	__u32 direction;
 	/** @pad: must be zero. */
 	__u32 pad;
@@ -118,14 +118,31 @@ struct edu_peer_table {
 	__u32 pad;
 };
 
-#define EDU_PEER_ATTACHED	(1 << 0)
-#define EDU_PEER_MAPPED		(1 << 1)
-#define EDU_PEER_IS_PINNED	(1 << 2)
-#define EDU_PEER_REVOKED	(1 << 3)
-/* The mapping of the kernel is I/O memory; only in mode EDU_PEER_CPU. */
-#define EDU_PEER_IOMEM		(1 << 4)
-/* A transfer of EDU_PEER_IOC_SUBMIT is under way. */
-#define EDU_PEER_BUSY		(1 << 5)
+/**
+ * EDU_PEER_STATUS_ATTACHED - there is an attachment.
+ */
+#define EDU_PEER_STATUS_ATTACHED	(1 << 0)
+/**
+ * EDU_PEER_STATUS_MAPPED - it is mapped.
+ */
+#define EDU_PEER_STATUS_MAPPED		(1 << 1)
+/**
+ * EDU_PEER_STATUS_PINNED - it is pinned.
+ */
+#define EDU_PEER_STATUS_PINNED		(1 << 2)
+/**
+ * EDU_PEER_STATUS_REVOKED - the exporter took the mapping away for good.
+ */
+#define EDU_PEER_STATUS_REVOKED		(1 << 3)
+/**
+ * EDU_PEER_STATUS_IOMEM - the mapping of the kernel is I/O memory; only in mode
+ * EDU_PEER_MODE_CPU.
+ */
+#define EDU_PEER_STATUS_IOMEM		(1 << 4)
+/**
+ * EDU_PEER_STATUS_BUSY - a transfer of EDU_PEER_IOC_SUBMIT is under way.
+ */
+#define EDU_PEER_STATUS_BUSY		(1 << 5)
 
 /**
  * struct edu_peer_status - argument of EDU_PEER_IOC_STATUS
@@ -134,7 +151,7 @@ struct edu_peer_table {
  * Waits for a call on the same file that is under way.
  */
 struct edu_peer_status {
-	/** @flags: out, EDU_PEER_ATTACHED and following. */
+	/** @flags: out, EDU_PEER_STATUS_*. */
 	__u32 flags;
 	/** @pad: out, zero. */
 	__u32 pad;
@@ -144,8 +161,11 @@ struct edu_peer_status {
 	__u64 maps;
 };
 
-/* Most rounds of one EDU_PEER_IOC_MEASURE; the reservation is held all the time. */
-#define EDU_PEER_MAX_ROUNDS	10000
+/**
+ * EDU_PEER_MEASURE_MAX - most rounds of one EDU_PEER_IOC_MEASURE. The reservation
+ * is held all the time.
+ */
+#define EDU_PEER_MEASURE_MAX	10000
 
 /**
  * struct edu_peer_measure - argument of EDU_PEER_IOC_MEASURE
@@ -156,7 +176,7 @@ struct edu_peer_status {
  * is what they are.
  */
 struct edu_peer_measure {
-	/** @rounds: in, how often, from 1 to EDU_PEER_MAX_ROUNDS. */
+	/** @rounds: in, how often, from 1 to EDU_PEER_MEASURE_MAX. */
 	__u32 rounds;
 	/** @pad: must be zero. */
 	__u32 pad;
@@ -202,7 +222,7 @@ enum {
 	EDU_PEER_IOC_SUBMIT = _IOWR(EDU_PEER_IOC, 0x19, struct edu_peer_transfer),
 	/*
 	 * Wait for the last transfer of EDU_PEER_IOC_SUBMIT, and return its
-	 * error. Gives the number of bytes moved, once, and for EDU_PEER_READ
+	 * error. Gives the number of bytes moved, once, and for EDU_PEER_DIRECTION_READ
 	 * the bytes, as many as fit into the length that is given. -EINVAL if
 	 * there was none, -EINTR or a restart if a signal arrives.
 	 */

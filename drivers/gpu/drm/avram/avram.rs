@@ -4,8 +4,9 @@
 //!
 //! The reference for drivers in this shape: `core` has the PCI device, gives out its memory and makes
 //! an auxiliary device; `card` is the DRM driver of that, whose objects (`gem`) stay in VRAM. The
-//! policy of the export is [`kernel::drm::gem::peer`].
+//! policy of the export is [`kernel::drm::gem::peer`]. `abi` is the layout of the uAPI.
 
+mod abi;
 mod card;
 mod core;
 mod gem;

@@ -38,6 +38,7 @@ use kernel::{
 };
 
 use crate::{
+    copy,
     file::File,
     gem::{
         Bo,
@@ -312,13 +313,16 @@ impl drm::Driver for VvramDriver {
     };
     const FEAT_RENDER: bool = true;
     const FEAT_SYNCOBJ: bool = true;
+    const FEAT_SYNCOBJ_TIMELINE: bool = true;
 
     fn show_fdinfo(
         _dev: &VvramDevice<drm::Registered>,
         file: &drm::File<File>,
         p: &mut drm::Printer,
     ) {
-        ttm::show_memory_stats::<BoData>(file, p);
+        let visible = ttm::show_memory_stats::<BoData>(file, p);
+
+        p.size(c"vvram", c"visible", c"vram0", visible);
         p.size(c"vvram", c"pinned", c"vram0", file.inner().pins().pinned());
     }
 
@@ -344,8 +348,13 @@ impl drm::Driver for VvramDriver {
             peer::ioctl::attachments::<BoData>
         ),
         (VVRAM_GEM_INFO, drm_vvram_gem_info, ioctl::RENDER_ALLOW, File::gem_info),
-        (VVRAM_GEM_IMPORT, drm_vvram_gem_import, ioctl::RENDER_ALLOW, File::gem_import),
-        (VVRAM_GEM_COPY, drm_vvram_gem_copy, ioctl::RENDER_ALLOW, File::gem_copy),
+        (
+            VVRAM_GEM_IMPORT_INFO,
+            drm_vvram_gem_import_info,
+            ioctl::RENDER_ALLOW,
+            File::gem_import_info
+        ),
+        (VVRAM_GEM_COPY, drm_vvram_gem_copy, ioctl::RENDER_ALLOW, copy::gem_copy),
         (VVRAM_PEER_QUERY, drm_peer_query, ioctl::RENDER_ALLOW, peer::ioctl::query::<BoData>),
         (VVRAM_VM_BIND, drm_vvram_vm_bind, ioctl::RENDER_ALLOW, vm::bind),
         (VVRAM_VM_READ, drm_vvram_vm_read, ioctl::RENDER_ALLOW, vm::read),

@@ -3,16 +3,12 @@
 //! The ioctls.
 
 use kernel::{
-    dma_buf::sync_file::SyncFile,
     drm::{
         self,
         gem::{
-            self,
             peer,
-            ttm::Part,
             BaseObject, //
         },
-        syncobj::SyncObj,
         ttm::PinAccount,
         vram::{
             Domain,
@@ -20,16 +16,9 @@ use kernel::{
         },
         Registered, //
     },
-    fs::file::{
-        self,
-        FileDescriptorReservation, //
-    },
     page,
     prelude::*,
-    sync::{
-        aref::ARef,
-        Arc, //
-    },
+    sync::Arc,
     uapi, //
 };
 
@@ -65,8 +54,13 @@ impl drm::file::DriverFile for File {
     }
 }
 
+const PLACE_VRAM: u32 = uapi::DRM_VVRAM_GEM_PLACE_VRAM;
+const PLACE_SYSTEM: u32 = uapi::DRM_VVRAM_GEM_PLACE_SYSTEM;
+const PLACE_EITHER: u32 = PLACE_VRAM | PLACE_SYSTEM;
+const EXPORT_VRAM_OR_FAIL: u32 = uapi::DRM_VVRAM_GEM_EXPORT_VRAM_OR_FAIL;
+
 /// Returns `EINVAL` unless `ok`.
-fn check(ok: bool) -> Result {
+pub(crate) fn check(ok: bool) -> Result {
     if ok {
         Ok(())
     } else {
@@ -114,9 +108,9 @@ impl File {
         args: &mut uapi::drm_vvram_gem_create,
         file: &drm::File<File>,
     ) -> Result<u32> {
-        check(args.handle == 0)?;
+        check(args.handle == 0 && args.pad == 0)?;
 
-        let bo = bo_data(args.flags)?.create(dev, args.size)?;
+        let bo = bo_data(args.placements, args.flags)?.create(dev, args.size)?;
 
         args.handle = bo.create_handle(file)?;
         args.size = bo.size() as u64;
@@ -143,8 +137,8 @@ impl File {
         args: &mut uapi::drm_vvram_gem_info,
         file: &drm::File<File>,
     ) -> Result<u32> {
-        check(args.placement == 0 && args.size == 0 && args.flags == 0)?;
-        check(args.pinned == 0 && args.id == 0)?;
+        check(args.placement == 0 && args.size == 0 && args.placements == 0 && args.flags == 0)?;
+        check(args.pinned == 0 && args.pad == 0 && args.id == 0)?;
 
         let bo = Bo::lookup_handle(file, args.handle)?;
         let object = bo.reserve(true)?;
@@ -159,19 +153,19 @@ impl File {
         };
         args.pinned = object.is_pinned().into();
         args.size = bo.size() as u64;
-        args.flags = match bo.as_import() {
-            Some(_) => 0,
-            None => flags(object.data()),
+        (args.placements, args.flags) = match bo.as_import() {
+            Some(_) => (0, 0),
+            None => placements_and_flags(object.data()),
         };
         args.id = bo.id();
         Ok(0)
     }
 
-    /// `DRM_IOCTL_VVRAM_GEM_IMPORT`
-    pub(crate) fn gem_import(
+    /// `DRM_IOCTL_VVRAM_GEM_IMPORT_INFO`
+    pub(crate) fn gem_import_info(
         _dev: &VvramDevice<Registered>,
         _bound: &BoundData<'_>,
-        args: &mut uapi::drm_vvram_gem_import,
+        args: &mut uapi::drm_vvram_gem_import_info,
         file: &drm::File<File>,
     ) -> Result<u32> {
         check(args.path == 0 && args.reason == 0 && args.segments == 0 && args.invalidations == 0)?;
@@ -187,105 +181,21 @@ impl File {
         args.invalidations = info.invalidations;
         Ok(0)
     }
-
-    /// `DRM_IOCTL_VVRAM_GEM_COPY`
-    pub(crate) fn gem_copy(
-        dev: &VvramDevice<Registered>,
-        _bound: &BoundData<'_>,
-        args: &mut uapi::drm_vvram_gem_copy,
-        file: &drm::File<File>,
-    ) -> Result<u32> {
-        const IN: u32 = uapi::DRM_VVRAM_GEM_COPY_IN_SYNCOBJ | uapi::DRM_VVRAM_GEM_COPY_IN_SYNC_FILE;
-        const OUT: u32 =
-            uapi::DRM_VVRAM_GEM_COPY_OUT_SYNCOBJ | uapi::DRM_VVRAM_GEM_COPY_OUT_SYNC_FILE;
-
-        check(args.pad == 0 && args.flags & !(IN | OUT) == 0)?;
-        check(args.flags & IN != IN && args.flags & OUT != OUT)?;
-
-        let (src, dst) = (
-            Bo::lookup_handle(file, args.src)?,
-            Bo::lookup_handle(file, args.dst)?,
-        );
-        let out = OutFence::new(args, file)?;
-        wait_in_fence(args, file)?;
-
-        let from = Part {
-            object: &*src,
-            offset: args.src_offset,
-        };
-        let to = Part {
-            object: &*dst,
-            offset: args.dst_offset,
-        };
-        let fence = gem::ttm::copy(dev, &from, &to, args.size)?;
-
-        match out {
-            OutFence::None => (),
-            OutFence::SyncObj(obj) => obj.replace_fence(&fence),
-            // CAST: File descriptors are not negative.
-            OutFence::SyncFile(fd) => args.out_fence = SyncFile::new(&fence)?.install(fd) as u32,
-        }
-        Ok(0)
-    }
 }
 
-/// Waits for the fence that a copy is to wait for, if there is one.
-fn wait_in_fence(args: &uapi::drm_vvram_gem_copy, file: &drm::File<File>) -> Result {
-    let fence = if args.flags & uapi::DRM_VVRAM_GEM_COPY_IN_SYNCOBJ != 0 {
-        SyncObj::lookup(file, args.in_fence)?
-            .fence()
-            .ok_or(EINVAL)?
-    } else if args.flags & uapi::DRM_VVRAM_GEM_COPY_IN_SYNC_FILE != 0 {
-        SyncFile::fence_of(args.in_fence.try_into()?)?
-    } else {
-        return check(args.in_fence == 0);
-    };
-
-    fence.wait(true)
-}
-
-/// Where the fence of a copy goes to. What can fail was done when it is made.
-enum OutFence {
-    None,
-    SyncObj(ARef<SyncObj>),
-    SyncFile(FileDescriptorReservation),
-}
-
-impl OutFence {
-    fn new(args: &uapi::drm_vvram_gem_copy, file: &drm::File<File>) -> Result<Self> {
-        if args.flags & uapi::DRM_VVRAM_GEM_COPY_OUT_SYNCOBJ != 0 {
-            return SyncObj::lookup(file, args.out_fence).map(Self::SyncObj);
-        }
-
-        check(args.out_fence == 0)?;
-        if args.flags & uapi::DRM_VVRAM_GEM_COPY_OUT_SYNC_FILE != 0 {
-            FileDescriptorReservation::get_unused_fd_flags(file::flags::O_CLOEXEC)
-                .map(Self::SyncFile)
-        } else {
-            Ok(Self::None)
-        }
-    }
-}
-
-/// Returns what an object with these flags is.
+/// Returns what an object that is created like this is.
 ///
 /// # Errors
 ///
-/// `EINVAL` if the flags are unknown or contradict each other.
-fn bo_data(flags: u32) -> Result<BoData> {
-    const VRAM: u32 = uapi::DRM_VVRAM_GEM_CREATE_VRAM;
-    const VRAM_OR_FAIL: u32 = uapi::DRM_VVRAM_GEM_CREATE_VRAM_OR_FAIL;
-    const SYSTEM: u32 = uapi::DRM_VVRAM_GEM_CREATE_SYSTEM;
-    const EXPORT_VRAM_OR_FAIL: u32 = uapi::DRM_VVRAM_GEM_CREATE_EXPORT_VRAM_OR_FAIL;
-    const EITHER: u32 = VRAM | SYSTEM;
-    const ONLY_VRAM: u32 = VRAM | VRAM_OR_FAIL;
-
-    let domain = match flags & !EXPORT_VRAM_OR_FAIL {
-        0 | VRAM | EITHER => Domain::Either,
-        VRAM_OR_FAIL | ONLY_VRAM => Domain::Vram,
-        SYSTEM => Domain::System,
+/// `EINVAL` if there is no placement, or one or a flag is unknown, or they contradict each other.
+fn bo_data(placements: u32, flags: u32) -> Result<BoData> {
+    let domain = match placements {
+        PLACE_VRAM => Domain::Vram,
+        PLACE_SYSTEM => Domain::System,
+        PLACE_EITHER => Domain::Either,
         _ => return Err(EINVAL),
     };
+    check(flags & !EXPORT_VRAM_OR_FAIL == 0)?;
     let vram_or_fail = flags & EXPORT_VRAM_OR_FAIL != 0;
 
     // It is never where it would have to be.
@@ -296,17 +206,17 @@ fn bo_data(flags: u32) -> Result<BoData> {
     })
 }
 
-/// Returns the flags of an object.
-fn flags(bo: &BoData) -> u32 {
+/// Returns the placements and the flags that an object was created with.
+fn placements_and_flags(bo: &BoData) -> (u32, u32) {
     let placements = match bo.domain {
-        Domain::Vram => uapi::DRM_VVRAM_GEM_CREATE_VRAM | uapi::DRM_VVRAM_GEM_CREATE_VRAM_OR_FAIL,
-        Domain::System => uapi::DRM_VVRAM_GEM_CREATE_SYSTEM,
-        Domain::Either => uapi::DRM_VVRAM_GEM_CREATE_VRAM | uapi::DRM_VVRAM_GEM_CREATE_SYSTEM,
+        Domain::Vram => PLACE_VRAM,
+        Domain::System => PLACE_SYSTEM,
+        Domain::Either => PLACE_EITHER,
     };
 
     if bo.vram_or_fail {
-        placements | uapi::DRM_VVRAM_GEM_CREATE_EXPORT_VRAM_OR_FAIL
+        (placements, EXPORT_VRAM_OR_FAIL)
     } else {
-        placements
+        (placements, 0)
     }
 }

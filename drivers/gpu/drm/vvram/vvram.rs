@@ -3,11 +3,14 @@
 //! VRAM behind a PCI BAR, exported peer to peer.
 //!
 //! The reference for drivers that adopt [`kernel::drm::gem::peer`]. The layers, from the top:
-//! `file` (the ioctls), `gem` (the objects and how the layers of the kernel crate see them),
+//! `file` (the ioctls) and `copy` (the one that copies), `abi` (the layout of their arguments),
+//! `gem` (the objects and how the layers of the kernel crate see them),
 //! `driver` (probe and what exists while the driver is bound), `hw` (what differs between devices),
 //! `vm` (address spaces of clients, as a GPU with page tables has them),
 //! `layout` (VRAM that is not in order, or not all there, to test the layers with that).
 
+mod abi;
+mod copy;
 mod driver;
 mod file;
 mod gem;

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The layout of the structures of the uAPI.
+//!
+//! All fields are listed, with no room between them, and those of 64 bits are at multiples of 8, as
+//! the sizes are: so callers of 32 and of 64 bits have the same structures.
+//!
+//! C header: [`include/uapi/misc/edu_peer.h`](srctree/include/uapi/misc/edu_peer.h)
+
+use core::mem::{
+    offset_of,
+    size_of, //
+};
+use kernel::uapi;
+
+const _: () = {
+    use uapi::edu_peer_attach as T;
+
+    assert!(offset_of!(T, fd) == 0);
+    assert!(offset_of!(T, mode) == 4);
+    assert!(offset_of!(T, size) == 8);
+    assert!(size_of::<T>() == 16);
+};
+
+const _: () = {
+    use uapi::edu_peer_transfer as T;
+
+    assert!(offset_of!(T, offset) == 0);
+    assert!(offset_of!(T, length) == 8);
+    assert!(offset_of!(T, data) == 16);
+    assert!(offset_of!(T, direction) == 24);
+    assert!(offset_of!(T, pad) == 28);
+    assert!(size_of::<T>() == 32);
+};
+
+const _: () = {
+    use uapi::edu_peer_segment as T;
+
+    assert!(offset_of!(T, dma_address) == 0);
+    assert!(offset_of!(T, length) == 8);
+    assert!(size_of::<T>() == 16);
+};
+
+const _: () = {
+    use uapi::edu_peer_table as T;
+
+    assert!(offset_of!(T, segments) == 0);
+    assert!(offset_of!(T, count) == 8);
+    assert!(offset_of!(T, pad) == 12);
+    assert!(size_of::<T>() == 16);
+};
+
+const _: () = {
+    use uapi::edu_peer_status as T;
+
+    assert!(offset_of!(T, flags) == 0);
+    assert!(offset_of!(T, pad) == 4);
+    assert!(offset_of!(T, invalidations) == 8);
+    assert!(offset_of!(T, maps) == 16);
+    assert!(size_of::<T>() == 24);
+};
+
+const _: () = {
+    use uapi::edu_peer_measure as T;
+
+    assert!(offset_of!(T, rounds) == 0);
+    assert!(offset_of!(T, pad) == 4);
+    assert!(offset_of!(T, least) == 8);
+    assert!(offset_of!(T, most) == 16);
+    assert!(offset_of!(T, clock) == 24);
+    assert!(size_of::<T>() == 32);
+};

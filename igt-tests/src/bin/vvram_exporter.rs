@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What debugfs says about who exported a buffer, and about buffers that importers alone keep.
+
+use std::fs;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::time::Duration;
+
+use vvram_tests::debugfs::{words, Buffer, DebugFs};
+use vvram_tests::drm::{DmaBuf, Drm};
+use vvram_tests::fdinfo::FdInfo;
+use vvram_tests::map::PAGE;
+use vvram_tests::peer::Mode;
+use vvram_tests::proc::Child;
+use vvram_tests::scene::{patterns, peer_reads, placed, Scene};
+use vvram_tests::socket::{receive_fd, send_fd, sockets};
+use vvram_tests::uapi;
+use vvram_tests::{check_eq, igt_main, Outcome, Stop};
+
+const PAGE64: u64 = PAGE as u64;
+const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// The number of a client.
+fn client(drm: &Drm) -> Result<u64, Stop> {
+    let info = FdInfo::of(drm)?;
+    let id = info.text("drm-client-id")?;
+    id.parse()
+        .map_err(|_| Stop::fail(format_args!("drm-client-id is {id:?}")))
+}
+
+/// Who exported a buffer, by the listing.
+#[track_caller]
+fn exported_by(buffer: &Buffer, want: (u64, u32, &str), name: &str) -> Outcome {
+    check_eq!(
+        (buffer.client, buffer.pid, buffer.comm.as_str()),
+        want,
+        "client, process and its name"
+    );
+    check_eq!(buffer.name, name, "name");
+    Ok(())
+}
+
+/// The numbers of the file `usage`.
+fn usage(debugfs: &DebugFs) -> Result<[u64; 5], Stop> {
+    let text = debugfs.read("usage")?;
+    let words = words(&text);
+    let mut numbers = [0; 5];
+    let names = ["visible", "used", "exported", "attached", "orphaned"];
+    for (number, name) in numbers.iter_mut().zip(names) {
+        match words.get(name).and_then(|word| word.parse().ok()) {
+            Some(value) => *number = value,
+            None => return Err(Stop::fail(format_args!("{name} in {text:?}"))),
+        }
+    }
+    Ok(numbers)
+}
+
+/// The exporter is named as it was, when it is gone and others have the buffer.
+fn origin() -> Outcome {
+    let scene = Scene::open()?;
+    let debugfs = DebugFs::open(&scene.gpu)?;
+    let (drm, other) = (&scene.drm, scene.drm.reopen()?);
+    let object = drm.create_flags(PAGE64, EITHER)?;
+    let id = object.info()?.id;
+    exported_by(&debugfs.buffer(id)?, (0, 0, ""), "")?;
+    check_eq!(debugfs.buffer(id)?.orphan, false, "orphan");
+
+    let (here, there) = sockets()?;
+    let mut child = Child::spawn(|| {
+        // SAFETY: the string is NUL terminated.
+        unsafe { libc::prctl(libc::PR_SET_NAME, c"a b\\c\x01".as_ptr()) };
+        let buffer = object.export()?;
+        Ok(send_fd(&there, buffer.fd())?)
+    })?;
+    let pid = child.pid() as u32;
+    child.join("the exporter", LIMIT)?;
+    // SAFETY: the fd was just received, and nothing else owns it.
+    let buffer = DmaBuf::new(receive_fd(&here)?);
+    let by_child = (client(drm)?, pid, "a\\x20b\\x5cc\\x01");
+    exported_by(&debugfs.buffer(id)?, by_child, "")?;
+    check_eq!(debugfs.buffer(id)?.inode, buffer.inode()?, "inode");
+
+    // Another client, and another process, have it now, and export it again: it is the same buffer.
+    let imported = other.import(&buffer)?;
+    let again = imported.export()?;
+    check_eq!(
+        again.inode()?,
+        buffer.inode()?,
+        "inode of the second export"
+    );
+    exported_by(&debugfs.buffer(id)?, by_child, "")?;
+
+    // A name that is given later is that of the buffer.
+    buffer.set_name("frame 1=\n")?;
+    exported_by(&debugfs.buffer(id)?, by_child, "frame\\x201=\\x0a")?;
+
+    // A new export is one of the process, and of the client, that make it.
+    drop((buffer, again, imported));
+    object.close()?;
+    other.set_name("renderer-7")?;
+    let object = other.create_flags(PAGE64, EITHER)?;
+    let id = object.info()?.id;
+    let buffer = object.export()?;
+    let comm = fs::read_to_string("/proc/self/comm").unwrap_or_default();
+    let this = (client(&other)?, std::process::id(), comm.trim_end());
+    exported_by(&debugfs.buffer(id)?, this, "renderer-7")?;
+    other.set_name("renamed")?;
+    exported_by(&debugfs.buffer(id)?, this, "renderer-7")?;
+    buffer.set_name("its-own")?;
+    exported_by(&debugfs.buffer(id)?, this, "its-own")
+}
+
+/// Attachments that outlive all handles and file descriptors are listed, and counted.
+fn orphans() -> Outcome {
+    let scene = Scene::with_route()?;
+    let debugfs = DebugFs::open(&scene.gpu)?;
+    let (a, _) = patterns();
+    let before = usage(&debugfs)?;
+    let object = scene.drm.create_flags(2 * PAGE64, EITHER)?;
+    let id = object.info()?.id;
+    object.map()?.fill(a);
+    placed(&object, uapi::PLACEMENT_VRAM)?;
+    let more = |by: [u64; 5]| -> Outcome {
+        let want: Vec<u64> = before.iter().zip(by).map(|(was, by)| was + by).collect();
+        check_eq!(usage(&debugfs)?.to_vec(), want, "the file usage");
+        Ok(())
+    };
+    let is_orphan = |want: bool, what: &str| -> Outcome {
+        check_eq!(debugfs.buffer(id)?.orphan, want, "orphan {what}");
+        Ok(())
+    };
+    let used = 2 * PAGE64;
+    more([0, used, 0, 0, 0])?;
+    let buffer = object.export()?;
+    more([0, used, 1, 0, 0])?;
+    let peers = [scene.peer.reopen()?, scene.peer.reopen()?];
+    for peer in &peers {
+        peer.attach(&buffer, Mode::Dynamic)?;
+        peer.map()?;
+    }
+    more([0, used, 1, 2, 0])?;
+    is_orphan(false, "with a handle and a file descriptor")?;
+    let second = buffer.dup()?;
+    drop(buffer);
+    drop(object);
+    is_orphan(false, "with a file descriptor")?;
+    // A mapping of the CPU keeps it as well.
+    let map = second.map()?;
+    drop(second);
+    is_orphan(false, "with a mapping")?;
+    more([0, used, 1, 2, 0])?;
+    drop(map);
+    is_orphan(true, "with two importers")?;
+    more([0, used, 1, 2, 2])?;
+    peer_reads(&peers[0], a, &[0, 1])?;
+    let seen = debugfs.buffer(id)?;
+    check_eq!(seen.importers.len(), 2, "importers");
+    check_eq!(
+        (seen.importers[0].driver.as_str(), seen.placement.as_str()),
+        ("edu_peer", "vram"),
+        "driver of an importer, and placement"
+    );
+    check_eq!(seen.pid, std::process::id(), "process that exported");
+    peers[0].detach()?;
+    is_orphan(true, "with one importer")?;
+    more([0, used, 1, 1, 1])?;
+    peers[1].detach()?;
+    more([0; 5])
+}
+
+igt_main! {
+    "origin", "client, process and names, as they were at the export", origin;
+    "orphans", "attachments that outlive all handles and file descriptors", orphans;
+}

@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Fences in the uAPI: sync objects, sync files, and what ioctls take and return of them.
+
+use std::mem::size_of;
+
+use super::{iow, iowr, DRM};
+
+/// The fence of a sync file.
+pub const SYNC_FILE: u32 = 1 << 0;
+/// How many fences there are at most in an array.
+pub const SYNC_MAX: usize = 64;
+
+/// `struct drm_vvram_sync`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VvramSync {
+    /// The sync object.
+    pub handle: u32,
+    /// The sync file.
+    pub fd: i32,
+    /// `SYNC_FILE` or zero.
+    pub flags: u32,
+    /// Zero.
+    pub pad: u32,
+    /// The point of a timeline.
+    pub point: u64,
+}
+
+impl VvramSync {
+    /// A sync file that the kernel is to make.
+    pub const FILE: Self = Self {
+        handle: 0,
+        fd: 0,
+        flags: SYNC_FILE,
+        pad: 0,
+        point: 0,
+    };
+}
+
+/// `struct drm_get_cap`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DrmGetCap {
+    /// Which one.
+    pub capability: u64,
+    /// Out.
+    pub value: u64,
+}
+
+/// Whether there are sync objects.
+pub const DRM_CAP_SYNCOBJ: u64 = 0x13;
+/// Whether they may be timelines.
+pub const DRM_CAP_SYNCOBJ_TIMELINE: u64 = 0x14;
+/// Asks for a capability.
+pub const DRM_IOCTL_GET_CAP: u64 = iowr::<DrmGetCap>(DRM, 0x0c);
+
+/// `struct drm_syncobj_create`, `struct drm_syncobj_destroy`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DrmSyncobj {
+    /// Out, or the one to destroy.
+    pub handle: u32,
+    /// Flags or zero.
+    pub flags: u32,
+}
+
+/// Makes a sync object.
+pub const DRM_IOCTL_SYNCOBJ_CREATE: u64 = iowr::<DrmSyncobj>(DRM, 0xbf);
+/// Destroys it.
+pub const DRM_IOCTL_SYNCOBJ_DESTROY: u64 = iowr::<DrmSyncobj>(DRM, 0xc0);
+
+/// `struct drm_syncobj_wait`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DrmSyncobjWait {
+    /// User pointer to handles.
+    pub handles: u64,
+    /// Nanoseconds of the monotonic clock.
+    pub timeout: i64,
+    /// Number of handles.
+    pub count: u32,
+    /// Flags.
+    pub flags: u32,
+    /// Out.
+    pub first: u32,
+    /// Zero.
+    pub pad: u32,
+    /// A hint.
+    pub deadline: u64,
+}
+
+/// Waits for sync objects.
+pub const DRM_IOCTL_SYNCOBJ_WAIT: u64 = iowr::<DrmSyncobjWait>(DRM, 0xc3);
+
+/// `struct drm_syncobj_handle`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DrmSyncobjHandle {
+    /// The sync object.
+    pub handle: u32,
+    /// What is imported.
+    pub flags: u32,
+    /// A sync file.
+    pub fd: i32,
+    /// Zero.
+    pub pad: u32,
+    /// Where in a timeline.
+    pub point: u64,
+}
+
+/// It is a sync file.
+pub const SYNCOBJ_IMPORT_SYNC_FILE: u32 = 1 << 0;
+/// It goes to a point of a timeline.
+pub const SYNCOBJ_IMPORT_TIMELINE: u32 = 1 << 1;
+/// Puts a fence into a sync object.
+pub const DRM_IOCTL_SYNCOBJ_FD_TO_HANDLE: u64 = iowr::<DrmSyncobjHandle>(DRM, 0xc2);
+
+/// `struct drm_syncobj_timeline_wait`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DrmSyncobjTimelineWait {
+    /// User pointer to handles.
+    pub handles: u64,
+    /// User pointer to points.
+    pub points: u64,
+    /// Nanoseconds of the monotonic clock.
+    pub timeout: i64,
+    /// Number of handles.
+    pub count: u32,
+    /// Flags.
+    pub flags: u32,
+    /// Out.
+    pub first: u32,
+    /// Zero.
+    pub pad: u32,
+    /// A hint.
+    pub deadline: u64,
+}
+
+/// Waits for points of timelines.
+pub const DRM_IOCTL_SYNCOBJ_TIMELINE_WAIT: u64 = iowr::<DrmSyncobjTimelineWait>(DRM, 0xca);
+
+/// `struct drm_syncobj_timeline_array`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DrmSyncobjTimelineArray {
+    /// User pointer to handles.
+    pub handles: u64,
+    /// User pointer to points.
+    pub points: u64,
+    /// Number of handles.
+    pub count: u32,
+    /// Flags.
+    pub flags: u32,
+}
+
+/// Tells of the last point that was added, and not that has signalled.
+pub const SYNCOBJ_QUERY_LAST_SUBMITTED: u32 = 1 << 0;
+/// Tells how far timelines are.
+pub const DRM_IOCTL_SYNCOBJ_QUERY: u64 = iowr::<DrmSyncobjTimelineArray>(DRM, 0xcb);
+
+/// `struct sync_fence_info`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SyncFenceInfo {
+    /// Name of the timeline.
+    pub obj_name: [u8; 32],
+    /// Name of the driver.
+    pub driver_name: [u8; 32],
+    /// 0 while it is pending, 1, or an error.
+    pub status: i32,
+    /// Zero.
+    pub flags: u32,
+    /// When it signalled.
+    pub timestamp_ns: u64,
+}
+
+/// `struct sync_file_info`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SyncFileInfo {
+    /// Name.
+    pub name: [u8; 32],
+    /// 0 while one of the fences is pending, 1, or an error.
+    pub status: i32,
+    /// Zero.
+    pub flags: u32,
+    /// In and out.
+    pub num_fences: u32,
+    /// Zero.
+    pub pad: u32,
+    /// User pointer.
+    pub sync_fence_info: u64,
+}
+
+/// Looks at a sync file.
+pub const SYNC_IOC_FILE_INFO: u64 = iowr::<SyncFileInfo>(b'>' as u64, 4);
+
+/// `struct sw_sync_create_fence_data`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SwSyncCreateFence {
+    /// When the timeline is that far.
+    pub value: u32,
+    /// A name.
+    pub name: [u8; 32],
+    /// Out, a sync file.
+    pub fence: i32,
+}
+
+/// Makes a fence that userspace signals.
+pub const SW_SYNC_IOC_CREATE_FENCE: u64 = iowr::<SwSyncCreateFence>(b'W' as u64, 0);
+/// Signals it.
+pub const SW_SYNC_IOC_INC: u64 = iow::<u32>(b'W' as u64, 1);
+
+/// `struct dma_buf_import_sync_file`, `struct dma_buf_export_sync_file`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DmaBufSyncFile {
+    /// `DMA_BUF_SYNC_*`.
+    pub flags: u32,
+    /// The sync file.
+    pub fd: i32,
+}
+
+/// Gives the implicit fences of a dma-buf as a sync file.
+pub const DMA_BUF_IOCTL_EXPORT_SYNC_FILE: u64 = iowr::<DmaBufSyncFile>(b'b' as u64, 2);
+/// Adds a sync file to the implicit fences of a dma-buf.
+pub const DMA_BUF_IOCTL_IMPORT_SYNC_FILE: u64 = iow::<DmaBufSyncFile>(b'b' as u64, 3);
+
+const _: () = {
+    assert!(size_of::<DmaBufSyncFile>() == 8);
+    assert!(size_of::<SyncFenceInfo>() == 80);
+    assert!(size_of::<SyncFileInfo>() == 56);
+    assert!(size_of::<VvramSync>() == 24);
+    assert!(size_of::<DrmSyncobjWait>() == 40);
+    assert!(size_of::<DrmSyncobjHandle>() == 24);
+    assert!(size_of::<DrmSyncobjTimelineWait>() == 48);
+    assert!(size_of::<DrmSyncobjTimelineArray>() == 24);
+    assert!(size_of::<SwSyncCreateFence>() == 40);
+    // Numbers as the C headers compute them.
+    assert!(DMA_BUF_IOCTL_EXPORT_SYNC_FILE == 0xc008_6202);
+    assert!(SYNC_IOC_FILE_INFO == 0xc038_3e04);
+    assert!(DRM_IOCTL_GET_CAP == 0xc010_640c);
+    assert!(DRM_IOCTL_SYNCOBJ_CREATE == 0xc008_64bf);
+    assert!(DRM_IOCTL_SYNCOBJ_WAIT == 0xc028_64c3);
+    assert!(DRM_IOCTL_SYNCOBJ_FD_TO_HANDLE == 0xc018_64c2);
+    assert!(DRM_IOCTL_SYNCOBJ_TIMELINE_WAIT == 0xc030_64ca);
+    assert!(DRM_IOCTL_SYNCOBJ_QUERY == 0xc018_64cb);
+    assert!(SW_SYNC_IOC_CREATE_FENCE == 0xc028_5700);
+    assert!(SW_SYNC_IOC_INC == 0x4004_5701);
+    assert!(DMA_BUF_IOCTL_IMPORT_SYNC_FILE == 0x4008_6203);
+};
