@@ -28,7 +28,7 @@ mod tests {
         dma_buf::{
             exporter::{
                 AttachRequest,
-                Locked,
+                LockedBuffer,
                 MapRequest, //
             },
             fence::{
@@ -266,7 +266,7 @@ mod tests {
             control.set(Mode::Refuse);
             check_eq!(validate(&object, &[Place::TT]), Err(REFUSED));
             control.set(Mode::Work);
-            check_eq!(control.steps()?[..], TOLD);
+            check_eq!(control.steps()?[..], [Step::Evicted, Step::Zapped]);
             check_eq!(mem_type(&object)?, Some(MemType::Vram));
             check_eq!(lead_to(control, &object)?.1, 0);
 
@@ -364,7 +364,7 @@ mod tests {
 
         fn attach(
             &self,
-            _cx: &Locked<'_, Self>,
+            _cx: &LockedBuffer<'_, Self>,
             req: &mut AttachRequest<'_>,
             _prepared: (),
         ) -> Result {
@@ -374,7 +374,7 @@ mod tests {
 
         fn map<'r>(
             &self,
-            _cx: &Locked<'_, Self>,
+            _cx: &LockedBuffer<'_, Self>,
             at: &MapRequest<'r, Self>,
             dir: DataDirection,
         ) -> Result<Mapping<'r>> {
