@@ -276,7 +276,7 @@
 //!         workqueue::system_unbound().try_spawn(GFP_KERNEL, move || {
 //!             let reserved = other.reserve(false);
 //!             is_held.complete_all();
-//!             fsleep(Delta::from_millis(20));
+//!             fsleep(Delta::from_millis(3));
 //!             drop(reserved);
 //!         })?;
 //!         held.wait_for_completion();
