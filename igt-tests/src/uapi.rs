@@ -492,7 +492,7 @@ pub struct VvramVmBind {
 }
 
 /// VM_BIND.
-pub const VVRAM_VM_BIND: u64 = iowr::<VvramVmBind>(DRM, DRM_COMMAND_BASE + 8);
+pub const VVRAM_VM_BIND: u64 = iow::<VvramVmBind>(DRM, DRM_COMMAND_BASE + 8);
 
 /// Read by the page table as it is.
 pub const VM_READ_AS_IS: u32 = 1 << 0;
@@ -514,7 +514,7 @@ pub struct VvramVmRead {
 }
 
 /// VM_READ.
-pub const VVRAM_VM_READ: u64 = iowr::<VvramVmRead>(DRM, DRM_COMMAND_BASE + 9);
+pub const VVRAM_VM_READ: u64 = iow::<VvramVmRead>(DRM, DRM_COMMAND_BASE + 9);
 
 /// GEM_IMPORT_INFO.
 pub const VVRAM_GEM_IMPORT_INFO: u64 = iowr::<VvramGemImportInfo>(DRM, DRM_COMMAND_BASE + 5);
@@ -821,8 +821,8 @@ const _: () = {
     assert!(VVRAM_GEM_IMPORT_INFO == 0xc018_6445);
     assert!(VVRAM_GEM_COPY == 0x4040_6446);
     assert!(VVRAM_PEER_QUERY == 0xc038_6447);
-    assert!(VVRAM_VM_BIND == 0xc020_6448);
-    assert!(VVRAM_VM_READ == 0xc020_6449);
+    assert!(VVRAM_VM_BIND == 0x4020_6448);
+    assert!(VVRAM_VM_READ == 0x4020_6449);
     assert!(EDU_PEER_IOC_ATTACH == 0xc010_ed10);
     assert!(EDU_PEER_IOC_DETACH == 0x0000_ed11);
     assert!(EDU_PEER_IOC_TRANSFER == 0xc020_ed16);

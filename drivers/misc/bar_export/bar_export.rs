@@ -123,6 +123,9 @@ impl MiscDevice for Lender {
         if request.flags != 0 || request.pad != 0 {
             return Err(EINVAL);
         }
+        if request.count > uapi::BAR_EXPORT_MAX_RANGES {
+            return Err(EINVAL);
+        }
 
         let count = request.count.try_into()?;
         let len = size_of::<uapi::bar_export_range>().checked_mul(count);

@@ -22,7 +22,7 @@ const NOWHERE: [u64; 5] = [
 ];
 
 /// Calls of the driver with an argument, and of the peer.
-const DRM_CALLS: [u64; 8] = [
+const DRM_CALLS: [u64; 10] = [
     uapi::VVRAM_GETPARAM,
     uapi::VVRAM_GEM_CREATE,
     uapi::VVRAM_GEM_MMAP_OFFSET,
@@ -31,6 +31,8 @@ const DRM_CALLS: [u64; 8] = [
     uapi::VVRAM_GEM_IMPORT_INFO,
     uapi::VVRAM_GEM_COPY,
     uapi::VVRAM_PEER_QUERY,
+    uapi::VVRAM_VM_BIND,
+    uapi::VVRAM_VM_READ,
 ];
 const PEER_CALLS: [u64; 7] = [
     uapi::EDU_PEER_IOC_ATTACH,
@@ -110,6 +112,8 @@ fn drm_fuzz() -> Outcome {
         libc::ENOMEM,
         libc::ENXIO,
         libc::E2BIG,
+        libc::EEXIST,
+        libc::EOPNOTSUPP,
     ];
     for _ in 0..6 {
         let drm = Drm::open()?;
@@ -122,7 +126,8 @@ fn drm_fuzz() -> Outcome {
                     _ => random.pick(&EDGES),
                 };
             }
-            let nr = random.below(9);
+            // The last one does not exist.
+            let nr = random.below(11);
             match nr {
                 // Mostly sizes that fit, so that handles exist.
                 1 if random.below(2) == 0 => {
@@ -167,6 +172,23 @@ fn drm_fuzz() -> Outcome {
                         words[1] = random.below(16);
                         words[3] = 0;
                     }
+                }
+                8 if random.below(2) == 0 => {
+                    words = [0; 8];
+                    words[0] = random.below(64) * PAGE as u64;
+                    words[1] = (1 + random.below(3)) * PAGE as u64;
+                    words[2] = random.below(3) * PAGE as u64;
+                    words[3] = random.below(16) | random.below(2) << 32;
+                }
+                9 => {
+                    // What is read is written to `scratch`, of which nothing is overrun.
+                    words[0] = random.below(64 * PAGE as u64);
+                    words[1] = random.below(scratch.len() as u64 * 8);
+                    words[2] = match random.below(3) {
+                        0 => random.pick(&NOWHERE),
+                        _ => scratch.as_mut_ptr() as u64,
+                    };
+                    words[3] = random.below(4);
                 }
                 7 if random.below(2) == 0 => {
                     // A class of importer that may be, of a bus that may be.

@@ -159,11 +159,16 @@ fn badinput() -> Outcome {
         count: 1,
         ..Default::default()
     };
-    for count in [1, u32::MAX] {
+    for (count, errno) in [
+        (1, libc::EFAULT),
+        (1 << 20, libc::EFAULT),
+        ((1 << 20) + 1, libc::EINVAL),
+        (u32::MAX, libc::EINVAL),
+    ] {
         expect_errno(
             &format!("exporting {count} ranges at address 0"),
             export_raw(&lender, &mut BarExport { count, ..plain }),
-            libc::EFAULT,
+            errno,
         )?;
     }
     let range = request(&[good]);

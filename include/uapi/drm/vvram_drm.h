@@ -175,7 +175,7 @@ struct drm_vvram_gem_info {
 	__u32 placements;
 	/** @flags: out, the flags that it was created with. */
 	__u32 flags;
-	/** @pinned: out, 1 if it does not move, else 0. */
+	/** @pinned: out, 1 if an importer or the kernel has pinned it, else 0. */
 	__u32 pinned;
 	/** @pad: must be zero. */
 	__u32 pad;
@@ -416,12 +416,13 @@ enum {
 	DRM_IOCTL_VVRAM_PEER_QUERY =
 		DRM_IOWR(DRM_COMMAND_BASE + DRM_VVRAM_PEER_QUERY,
 			 struct drm_peer_query),
+	/* Nothing is written back to the argument here, either. */
 	DRM_IOCTL_VVRAM_VM_BIND =
-		DRM_IOWR(DRM_COMMAND_BASE + DRM_VVRAM_VM_BIND,
-			 struct drm_vvram_vm_bind),
+		DRM_IOW(DRM_COMMAND_BASE + DRM_VVRAM_VM_BIND,
+			struct drm_vvram_vm_bind),
 	DRM_IOCTL_VVRAM_VM_READ =
-		DRM_IOWR(DRM_COMMAND_BASE + DRM_VVRAM_VM_READ,
-			 struct drm_vvram_vm_read),
+		DRM_IOW(DRM_COMMAND_BASE + DRM_VVRAM_VM_READ,
+			struct drm_vvram_vm_read),
 };
 
 #if defined(__cplusplus)

@@ -13,6 +13,9 @@
 
 #define BAR_EXPORT_IOC		0xed
 
+/** BAR_EXPORT_MAX_RANGES - the most ranges that a buffer may have */
+#define BAR_EXPORT_MAX_RANGES	(1 << 20)
+
 /** struct bar_export_range - a piece of a BAR */
 struct bar_export_range {
 	/** @offset: where in the BAR it begins, in bytes; whole pages. */
@@ -27,7 +30,7 @@ struct bar_export {
 	__u32 bar;
 	/** @flags: must be zero. */
 	__u32 flags;
-	/** @count: in, how many ranges there are, at least 1. */
+	/** @count: in, how many ranges there are, 1 to BAR_EXPORT_MAX_RANGES. */
 	__u32 count;
 	/** @pad: must be zero. */
 	__u32 pad;

@@ -96,3 +96,25 @@ const _: () = {
     assert!(offset_of!(T, flags) == 60);
     assert!(size_of::<T>() == 64);
 };
+
+const _: () = {
+    use uapi::drm_vvram_vm_bind as T;
+
+    assert!(offset_of!(T, addr) == 0);
+    assert!(offset_of!(T, size) == 8);
+    assert!(offset_of!(T, offset) == 16);
+    assert!(offset_of!(T, handle) == 24);
+    assert!(offset_of!(T, flags) == 28);
+    assert!(size_of::<T>() == 32);
+};
+
+const _: () = {
+    use uapi::drm_vvram_vm_read as T;
+
+    assert!(offset_of!(T, addr) == 0);
+    assert!(offset_of!(T, size) == 8);
+    assert!(offset_of!(T, data) == 16);
+    assert!(offset_of!(T, flags) == 24);
+    assert!(offset_of!(T, pad) == 28);
+    assert!(size_of::<T>() == 32);
+};

@@ -125,8 +125,12 @@ impl Mapping {
             .enumerate()
         {
             let at = self.offset + ((page as u64) << PAGE_SHIFT);
-            let (address, _) = placed.address(at).ok_or(EINVAL)?;
+            let (address, len) = placed.address(at).ok_or(EINVAL)?;
 
+            // A piece of an import may end inside of a page, which has one entry.
+            if len < PAGE_SIZE as u64 {
+                return Err(EINVAL);
+            }
             *entry = Some(address);
         }
         self.evicted.store(false, Relaxed);
@@ -323,11 +327,13 @@ impl Space {
 
     fn unbind(&mut self, first: usize) {
         if let Some(bound) = self.bound.remove(&first) {
+            // A move of the object clears the entries until they are gone here. The page table of
+            // a device has to be flushed as well before the object is let go.
+            bound.mapping.clear();
             self.mapped
                 .list
                 .lock()
                 .remove(&self.key(bound.object.id(), first));
-            bound.mapping.clear();
         }
     }
 }
@@ -457,8 +463,6 @@ pub(crate) fn read(
         return Err(EINVAL);
     }
 
-    let space = file.inner().get_ref().vm().space.lock();
-    let space = space.as_ref().ok_or(EFAULT)?;
     let to = UserPtr::from_addr(usize::try_from(args.data)?);
     let mut to = UserSlice::new(to, usize::try_from(args.size)?).writer();
     let mut bytes = KVec::from_elem(0u8, PAGE_SIZE, GFP_KERNEL)?;
@@ -469,16 +473,23 @@ pub(crate) fn read(
         let (page, skip) = ((at >> PAGE_SHIFT) as usize, at as usize % PAGE_SIZE);
         let len = (PAGE_SIZE - skip).min((end - at) as usize);
         let bytes = &mut bytes[..len];
-        let here = space.at(page).ok_or(EFAULT)?;
-        let page_by = |mapping: &Mapping, object: &mut Held<'_, Bo>| {
-            read_page(dev, bound, mapping, object, page, skip, &mut *bytes)
-        };
+        {
+            let space = file.inner().get_ref().vm().space.lock();
+            let here = space
+                .as_ref()
+                .and_then(|space| space.at(page))
+                .ok_or(EFAULT)?;
+            let page_by = |mapping: &Mapping, object: &mut Held<'_, Bo>| {
+                read_page(dev, bound, mapping, object, page, skip, &mut *bytes)
+            };
 
-        if args.flags & uapi::DRM_VVRAM_VM_READ_AS_IS != 0 {
-            here.as_is(dev, page_by)
-        } else {
-            here.with(dev, page_by)
-        }?;
+            if args.flags & uapi::DRM_VVRAM_VM_READ_AS_IS != 0 {
+                here.as_is(dev, page_by)
+            } else {
+                here.with(dev, page_by)
+            }?;
+        }
+        // Without the mutex: another process may have to answer a fault first.
         to.write_slice(bytes)?;
         at += len as u64;
     }
@@ -495,8 +506,9 @@ fn read_page(
     skip: usize,
     to: &mut [u8],
 ) -> Result {
-    // The content may be on its way.
+    // The content may be on its way, or be lost on it.
     object.resv().resv().wait(Usage::Kernel, true)?;
+    object.check_content()?;
 
     let entry = mapping.table.entries.lock().get(page).copied().flatten();
     match entry.ok_or(EFAULT)?.after(skip as u64) {
