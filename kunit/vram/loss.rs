@@ -21,6 +21,7 @@ mod tests {
         FAILED,
         PAGE, //
     };
+    use crate::worker;
     use kernel::{
         dma::DataDirection,
         dma_buf::{
@@ -141,18 +142,12 @@ mod tests {
                 is_lost(&card, &object)?;
                 check_eq!(card.ttm().losses(), count as u64 + 1);
 
-                // A move brings nothing back, and the loss is told once.
-                validate(&object, &[Place::VRAM])?;
-                check_eq!(move_of(&object)?.wait(false), Ok(()));
-                check_eq!(move_of(&object)?.status(), Some(Err(EIO)));
+                // It takes no VRAM any more, and the loss is told once.
+                check_eq!(validate(&object, &[Place::VRAM]), Err(EIO));
+                check_eq!(place_of(&object)?, Some(MemType::Tt));
                 is_lost(&card, &object)?;
                 check_eq!(card.ttm().losses(), count as u64 + 1);
                 drop(object);
-
-                // That move has not filled VRAM.
-                check_eq!(card.free(size - PAGES * PAGE), size - PAGES * PAGE);
-                check_eq!(quarantined(&card, PAGES * PAGE), PAGES * PAGE);
-                card.ttm().allocator().end_quarantine();
                 check_eq!(card.free(size), size);
             }
             Ok(())
@@ -217,6 +212,33 @@ mod tests {
 
             let all = card.object(size / PAGE, &[Place::VRAM], Domain::Vram)?;
             check!(holds(&all, None)?);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn peer_waits_for_a_move_that_may_fail() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0)?;
+
+            for result in [Ok(()), Err(FAILED)] {
+                card.control.set(Mode::Keep);
+                let object = card.object(PAGES, &[Place::VRAM], Domain::Vram)?;
+                card.control.set(Mode::Work);
+                let buf = export(&object)?;
+                let at = Attachment::new(buf, pdev.as_ref(), Prompt)?;
+
+                // Who maps it gets the addresses of VRAM that is not filled yet otherwise.
+                let control = card.control.clone();
+                worker::spawn(move || {
+                    fsleep(Delta::from_millis(20));
+                    if let Ok(job) = control.take() {
+                        job.finish(result);
+                    }
+                })?;
+                let mapped = at.with(|at| at.map(DIR).map(|_| ()));
+                check_eq!(mapped, result.map_err(|_| EIO));
+            }
             Ok(())
         })
     }

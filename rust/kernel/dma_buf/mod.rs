@@ -442,8 +442,15 @@ impl DmaBuf {
 
     /// Returns how many references there are: file descriptors, mappings of userspace, importers,
     /// and code that works with the buffer. They may change meanwhile.
-    pub fn references(&self) -> usize {
-        // SAFETY: By the type invariant the dma-buf is valid, and so is its file.
+    ///
+    /// # Safety
+    ///
+    /// There must be a reference to the file of the buffer, such as that of an importer that is
+    /// attached: the file may be gone while an `O_PATH` descriptor keeps the dentry, and so the
+    /// buffer.
+    pub(crate) unsafe fn references(&self) -> usize {
+        // SAFETY: By the type invariant the dma-buf is valid, and by the safety requirements its
+        // file.
         unsafe { bindings::file_count((*self.as_raw()).file) as usize }
     }
 

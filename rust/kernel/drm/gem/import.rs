@@ -28,6 +28,7 @@ use crate::{
     devres::Devres,
     dma::DataDirection,
     dma_buf::{
+        fence::Fence,
         importer::{
             AttachmentHandle,
             Invalidated,
@@ -194,26 +195,38 @@ impl WorkItem for Late {
 
     fn run(this: Arc<Self>) {
         let at = &this.attachment;
+        let invalidations = || at.importer().invalidations.load(Relaxed);
 
-        // Without signals the wait does not fail.
-        while at.dma_buf().resv().wait(Usage::Bookkeep, false).is_ok() {
-            let is_done = at.with(|slot| {
-                if !slot.is_invalidated() {
-                    return Ok(true);
+        // Fences that come later are for where the buffer is by then.
+        let mut fences = KVec::new();
+        let count = at.with(|slot| {
+            if slot.is_invalidated() {
+                for fence in slot.resv().fences(Usage::Bookkeep) {
+                    fences.push(ARef::<Fence>::from(fence), GFP_KERNEL)?;
                 }
-
-                let is_idle = slot.dma_buf().resv().test_signaled(Usage::Bookkeep);
-                if is_idle {
-                    at.importer().let_go(slot, When::Registered);
-                }
-                Ok(is_idle)
-            });
-
-            // It is detached if that fails.
-            if is_done.unwrap_or(true) {
-                break;
             }
+            Ok(invalidations())
+        });
+        match &count {
+            // Without signals the waits do not fail.
+            Ok(_) => fences.iter().for_each(|fence| {
+                let _ = fence.wait(false);
+            }),
+            // All that come meanwhile are waited for, too.
+            Err(e) if *e == ENOMEM => {
+                let _ = at.dma_buf().resv().wait(Usage::Bookkeep, false);
+            }
+            // It is detached.
+            Err(_) => return,
         }
+
+        let _ = at.with(|slot| {
+            // If it was mapped and invalidated again, this is queued again.
+            if slot.is_invalidated() && count.unwrap_or(invalidations()) == invalidations() {
+                at.importer().let_go(slot, When::Registered);
+            }
+            Ok(())
+        });
     }
 }
 
@@ -324,10 +337,16 @@ impl Import {
     ) -> Result<R> {
         let mut at = self.attachment.locked(resv)?;
 
+        // The device of an import with page tables that has none any more is being unbound.
+        // SAFETY: The reservation is held.
+        let tables = unsafe { (*self.attachment.importer().tables.get()).as_ref() };
+        if self._ends.is_some() && tables.is_none() {
+            return Err(ENODEV);
+        }
+
         self.attachment.importer().map(&mut at)?;
         let ret = f(at.mapping().ok_or(EINVAL)?)?;
-        // SAFETY: The reservation is held.
-        if let Some(tables) = unsafe { (*self.attachment.importer().tables.get()).as_ref() } {
+        if let Some(tables) = tables {
             // INVARIANT: The object exists, and has this import until its memory is freed.
             tables.shown.set(true);
         }

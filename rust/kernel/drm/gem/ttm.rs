@@ -673,6 +673,12 @@ impl<T: TtmObject> Object<T> {
         self.loss.id()
     }
 
+    /// Tells whether the content is lost. Of moves that are under way it tells nothing.
+    #[inline]
+    pub(crate) fn is_lost(&self) -> bool {
+        self.loss.is_lost()
+    }
+
     /// Returns where the object was when somebody looked last, [`None`] if it had no memory.
     ///
     /// For statistics: without the reservation, which this does not need, it may be elsewhere by

@@ -761,9 +761,13 @@ unsafe extern "C" fn io_mem_reserve_callback<T: TtmObject>(
     bdev: *mut bindings::ttm_device,
     resource: *mut bindings::ttm_resource,
 ) -> c_int {
-    // SAFETY: The resource is valid, and the device is that of a `Device<T>` whose cell does not
-    // change any more.
+    // SAFETY: The resource is valid and that of a valid object of the device, whose reservation is
+    // held. The device is that of a `Device<T>` whose cell does not change any more.
     unsafe {
+        // A fault has waited for the move by now, and nothing is inserted before this.
+        if Object::<T>::from_bo((*resource).bo).is_some_and(|obj| obj.is_lost()) {
+            return EIO.to_errno();
+        }
         if (*resource).mem_type == bindings::TTM_PL_VRAM {
             let start = *Device::<T>::from_raw(bdev).vram_start.get();
             let bus = &mut (*resource).bus;

@@ -348,6 +348,9 @@ impl PinnedDrop for Task {
             }
         }
         this.fence.set_result(result);
+        if let Some(to) = this.to.as_ref() {
+            to.end();
+        }
         // The objects may be gone when the fence has signalled.
         *this.from = None;
         *this.to = None;
@@ -530,6 +533,9 @@ impl Line {
             None
         };
         let again = view.map(|view| Again { view, before });
+        if let Some(to) = request.to.as_ref() {
+            to.begin();
+        }
         // INVARIANT: Not in a queue.
         let task = task.write_pin_init(pin_init!(Task {
             fence,

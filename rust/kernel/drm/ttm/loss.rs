@@ -69,6 +69,8 @@ impl Losses {
 /// Whether an object has lost its content. Jobs share it with the object.
 pub(crate) struct Loss {
     id: u64,
+    /// How many jobs that write to the object are not done.
+    pending: Atomic<u32>,
     is_lost: Atomic<bool>,
     all: Arc<Losses>,
 }
@@ -79,6 +81,7 @@ impl Loss {
         Ok(Arc::new(
             Self {
                 id,
+                pending: Atomic::new(0),
                 is_lost: Atomic::new(false),
                 all,
             },
@@ -96,6 +99,23 @@ impl Loss {
     #[inline]
     pub(crate) fn is_lost(&self) -> bool {
         self.is_lost.load(Acquire)
+    }
+
+    /// Tells whether a job that writes to the object may still fail. The reservation of the object is
+    /// held, so that no job is added.
+    #[inline]
+    pub(crate) fn may_come(&self) -> bool {
+        self.pending.load(Acquire) != 0
+    }
+
+    /// Takes note of a job that writes to the object, whose reservation is held.
+    pub(super) fn begin(&self) {
+        self.pending.fetch_add(1, Relaxed);
+    }
+
+    /// Ends [`Self::begin`]. If the job failed, [`Self::lose`] was called.
+    pub(super) fn end(&self) {
+        self.pending.fetch_sub(1, Release);
     }
 
     /// Takes note that a move failed. The first one of an object is logged and counted.

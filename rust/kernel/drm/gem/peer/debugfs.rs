@@ -116,14 +116,15 @@ struct Export {
     process: Process,
     /// That of the dma-buf.
     name: [u8; dma_buf::NAME_LEN],
-    /// References to the dma-buf. The DRM core has some of them while there are handles.
-    references: usize,
-    has_handles: bool,
+    /// Importers are all that keeps the dma-buf. Each has a reference of its own; one with more of
+    /// them, such as a DRM device with a handle, cannot be told from a file descriptor.
+    is_orphan: bool,
 }
 
 impl Export {
-    /// Returns what there is to show of the dma-buf of an object.
-    fn of<T: PeerObject>(object: &Held<'_, Object<T>>) -> Option<Self> {
+    /// Returns what there is to show of the dma-buf of an object, to which `attached` importers are
+    /// attached.
+    fn of<T: PeerObject>(object: &Held<'_, Object<T>>, attached: usize) -> Option<Self> {
         let buf = Object::<T>::exported(object);
 
         if buf.is_null() {
@@ -147,15 +148,12 @@ impl Export {
             client: Object::<T>::client(object),
             process: export.process,
             name: buf.name(),
-            references: buf.references(),
-            has_handles: handles > 0,
+            is_orphan: attached > 0
+                && handles == 0
+                // SAFETY: Each importer has a reference to the file until it has detached, which
+                // takes the reservation.
+                && unsafe { buf.references() } <= attached,
         })
-    }
-
-    /// Tells whether importers, of which there are `attached`, are all that keeps the dma-buf. Each
-    /// has a reference of its own; one with more of them cannot be told from a file descriptor.
-    fn is_orphan(&self, attached: usize) -> bool {
-        !self.has_handles && self.references <= attached
     }
 }
 
@@ -173,7 +171,7 @@ fn look<T: PeerObject>(obj: &Object<T>) -> Result<(Shown, KVec<AttachmentInfo>, 
             placement,
             pinned: Object::<T>::is_pinned(object),
             visible: Object::<T>::bytes_seen(object),
-            export: Export::of::<T>(object),
+            export: Export::of::<T>(object, attached(&list)),
         };
 
         Ok((shown, list, inode))
@@ -219,7 +217,7 @@ fn show_buffer<T: PeerObject>(obj: &Object<T>, m: &SeqFile) -> Result {
         seq_print!(
             m,
             " orphan={} client={} name={} pid={} comm={}",
-            u32::from(export.is_orphan(attached(&list))),
+            u32::from(export.is_orphan),
             export.client.id,
             name,
             export.process.pid,
@@ -256,7 +254,7 @@ impl<T: PeerObject> File for Usage<T> {
             if let Some(export) = shown.export {
                 exported += 1;
                 importers += count;
-                if export.is_orphan(count) {
+                if export.is_orphan {
                     orphaned += count;
                 }
             }

@@ -175,7 +175,8 @@ unsafe impl<T: TtmObject + PeerObject<Class = Object<T>>> Backing for Object<T> 
         object: &'a Held<'_, Self>,
         provider: &Provider<'_>,
     ) -> Result<&'a Arc<RangeList>> {
-        object.check_content()?;
+        // An importer does not look at the error of a fence.
+        object.settle_content()?;
         object.vram().ok_or(EINVAL)?.in_bar(provider)
     }
 

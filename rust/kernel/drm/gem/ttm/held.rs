@@ -11,14 +11,18 @@ use super::{
 };
 use crate::{
     bindings,
-    dma_resv::Usage,
+    dma_resv::{
+        DmaResv,
+        Usage, //
+    },
     drm::{
         self,
         devres::while_registered,
         gem::{
             self,
             peer::Client,
-            BaseObject, //
+            BaseObject,
+            IntoGEMObject, //
         },
         ttm::{
             OpCtx,
@@ -354,11 +358,26 @@ impl<T: TtmObject> Held<'_, Object<T>> {
     /// # Errors
     ///
     /// `EIO` if it was lost, because a move of it failed.
-    pub(crate) fn check_content(&self) -> Result {
+    pub fn check_content(&self) -> Result {
         if self.obj.loss.is_lost() {
             return Err(EIO);
         }
         Ok(())
+    }
+
+    /// As [`Self::check_content`], after waiting for a job that may still fail.
+    ///
+    /// # Errors
+    ///
+    /// `ERESTARTSYS` if a signal arrived, and those of [`Self::check_content`].
+    pub(super) fn settle_content(&self) -> Result {
+        if self.obj.loss.may_come() {
+            // SAFETY: The reservation of a valid object is valid.
+            let resv = unsafe { DmaResv::from_raw((*self.obj.as_raw()).resv) };
+
+            resv.wait(Usage::Kernel, true)?;
+        }
+        self.check_content()
     }
 
     /// Makes what the CPU wrote to an object in VRAM visible to devices.

@@ -160,18 +160,8 @@ unsafe fn insert_pages<T: TtmObject>(
 
     match ret {
         // SAFETY: As promised by the caller. The reservation is still held if pages were inserted.
-        Ok(()) => unsafe {
-            let ret = bindings::ttm_bo_vm_fault_reserved(vmf, prot, FAULT_AROUND);
-
-            // A move that TTM has waited for may have failed.
-            if ret == bindings::vm_fault_reason_VM_FAULT_NOPAGE
-                && Object::<T>::from_bo(bo).is_some_and(|obj| obj.loss.is_lost())
-            {
-                bindings::ttm_bo_unmap_virtual(bo);
-                return bindings::vm_fault_reason_VM_FAULT_SIGBUS;
-            }
-            ret
-        },
+        // A move that TTM waits for may fail, which `io_mem_reserve_callback` looks at.
+        Ok(()) => unsafe { bindings::ttm_bo_vm_fault_reserved(vmf, prot, FAULT_AROUND) },
         // The access is tried again: after the signal was handled, or because somebody still uses the
         // object.
         Err(e) if e == EINTR || e == ERESTARTSYS || e == EBUSY => {

@@ -124,6 +124,14 @@ unsafe fn move_object<T: TtmObject>(
     };
     // SAFETY: The reservation is held.
     let mut locked = unsafe { Held::assume(obj) };
+    // SAFETY: `old` is valid unless it is null.
+    let from_vram = !old.is_null() && unsafe { (*old).mem_type } == vram;
+    let by_engine = from_vram || to_type == vram;
+
+    // What a copy of nothing leaves in VRAM would be kept from others until a reset.
+    if to_type == vram && !from_vram {
+        locked.check_content()?;
+    }
 
     // Importers have mapped what is about to move; what they started is in the fences.
     let buf = locked.exported();
@@ -133,11 +141,10 @@ unsafe fn move_object<T: TtmObject>(
         // they share, is held.
         unsafe { bindings::dma_buf_invalidate_mappings(buf) };
     }
-    locked.tell_evicted()?;
+    // What is swapped out may be so for another device, which passes over it with this error.
+    let unregistered = |e| if by_engine { e } else { EBUSY };
+    locked.tell_evicted().map_err(unregistered)?;
 
-    // SAFETY: `old` is valid unless it is null.
-    let from_vram = !old.is_null() && unsafe { (*old).mem_type } == vram;
-    let by_engine = from_vram || to_type == vram;
     let must_wait = obj.ttm().is_used_by_others(&locked.resv(), Usage::Bookkeep);
     // Pages that the engine still works on must not be swapped out.
     if must_wait || !by_engine {
@@ -149,7 +156,7 @@ unsafe fn move_object<T: TtmObject>(
         unsafe { exporter::retire(buf) };
     }
     // What the device started by its page tables is done as well.
-    locked.zap()?;
+    locked.zap().map_err(unregistered)?;
     if !by_engine {
         // The pages stay what they are, but engines reach them in one of the places only.
         // SAFETY: The object is valid, and `to` becomes its resource. TTM has made the pages of

@@ -118,6 +118,9 @@ impl<T: TtmObject> Held<'_, Object<T>> {
     ///
     /// - `EINVAL` if it is an object of another device, or is in system memory that could be
     ///   swapped out.
+    /// - `EIO` if it has lost its content, because a move of it failed. Of a move that is under way
+    ///   this tells nothing: work that uses the addresses looks at the error of its fence, and a
+    ///   task that has waited for it asks [`Self::check_content`].
     /// - `ENOMEM` if memory runs out, `ERESTARTSYS` if a signal arrived.
     /// - Those of [`Import::map`](super::Import::map).
     ///
@@ -206,6 +209,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
             return Ok(Placed(Spot::Import(pieces)));
         }
 
+        self.check_content()?;
         // SAFETY: The reservation, which guards the cell, is held.
         unsafe { *obj.shown.get() = true };
 
