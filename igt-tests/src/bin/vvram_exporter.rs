@@ -3,7 +3,6 @@
 //! What debugfs says about who exported a buffer, and about buffers that importers alone keep.
 
 use std::fs;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
 use vvram_tests::debugfs::{words, Buffer, DebugFs};
