@@ -7,6 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use vvram_tests::debugfs::DebugFs;
 use vvram_tests::drm::Drm;
 use vvram_tests::foreign::{make, Kind};
 use vvram_tests::map::PAGE;
@@ -113,6 +114,14 @@ fn path_fd() -> Outcome {
     drop(buffer);
     object.close()?;
     drm.await_vram_free(free - 4 * PAGE as u64)?;
+    // The listings find the buffer, and do not look at its file.
+    let debugfs = DebugFs::open(&gpu)?;
+    check_eq!(debugfs.buffers()?.len(), 1, "objects in the listing");
+    let usage = debugfs.read("usage")?;
+    check!(
+        usage.contains("exported=1 attached=0 orphaned=0"),
+        "usage: {usage}"
+    );
     let gone = Unbound::new(&gpu)?;
     gone.rebind()?;
     drop(path);
