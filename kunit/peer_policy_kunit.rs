@@ -155,6 +155,7 @@ mod tests {
             (Reason::NoVram, EOPNOTSUPP),
             (Reason::SystemOnly, EOPNOTSUPP),
             (Reason::NotRevocable, EOPNOTSUPP),
+            (Reason::NoWindow, EOPNOTSUPP),
             (Reason::PinnedElsewhere, EOPNOTSUPP),
             (Reason::Quota, EDQUOT),
         ] {
@@ -181,12 +182,13 @@ mod tests {
             Reason::NoVram,
             Reason::SystemOnly,
             Reason::NotRevocable,
+            Reason::NoWindow,
             Reason::PinnedElsewhere,
             Reason::Quota,
         ];
 
         assert!(paths.map(Path::code) == [1, 2, 3, 4]);
-        assert!(reasons.map(Reason::code) == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17]);
+        assert!(reasons.map(Reason::code) == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 16, 17]);
     }
 
     #[test]

@@ -46,6 +46,8 @@ macro_rules! check_eq {
     };
 }
 
+#[path = "vram/aperture.rs"]
+mod aperture;
 #[path = "vram/auxiliary.rs"]
 mod auxiliary;
 #[path = "vram/bench.rs"]

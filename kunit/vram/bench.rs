@@ -736,6 +736,11 @@ pub(crate) fn move_of(object: &Object) -> Result<ARef<Fence>> {
 
 /// Exports an object as the DRM core does.
 pub(crate) fn export<T: TtmObject>(object: &gem::ttm::Object<T>) -> Result<ARef<DmaBuf>> {
+    export_any(object)
+}
+
+/// As [`export`], of any class that exports.
+pub(crate) fn export_any(object: &impl IntoGEMObject) -> Result<ARef<DmaBuf>> {
     let gem = object.as_raw();
 
     // SAFETY: The object is valid, its class exports, and the device is registered.
@@ -750,7 +755,7 @@ pub(crate) fn export<T: TtmObject>(object: &gem::ttm::Object<T>) -> Result<ARef<
 }
 
 /// Returns the word at `index` of an object that was filled from `seed`.
-fn word(seed: u64, index: u64) -> u64 {
+pub(crate) fn word(seed: u64, index: u64) -> u64 {
     (seed << 32 | index).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 

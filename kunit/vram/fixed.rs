@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A device with page tables whose objects never move: it is told when it is unplugged.
+//! A device with page tables whose objects never move: it is told when it is unplugged. Its BAR
+//! shows VRAM to peers through windows, in which the last page of the BAR is the first one of the
+//! object.
 
 use crate::bench::{
     with_device,
@@ -12,6 +14,7 @@ use kernel::{
         Bound,
         DeviceContext, //
     },
+    dma_buf::mapping::RangeList,
     drm::{
         self,
         devres::RegistrationInit,
@@ -27,7 +30,10 @@ use kernel::{
             Mappings, //
         },
         vram::{
+            aperture_hook,
             Allocator,
+            Aperture,
+            ApertureHook,
             Ranges,
             Window, //
         }, //
@@ -50,6 +56,7 @@ struct Told {
     evicted: Atomic<u64>,
     zapped: Atomic<u64>,
     bytes: Atomic<u64>,
+    windows: Atomic<u64>,
 }
 
 struct Vram<'a> {
@@ -116,6 +123,10 @@ impl VramObject for Bo {
     }
 
     fn clear<'a>(vram: &'a Vram<'a>, ranges: &Ranges) -> Result {
+        // The CPU has no other way to VRAM, and nobody reads what is behind the BAR.
+        if !ranges.is_below(vram.window.len()) {
+            return Ok(());
+        }
         vram.window.clear(ranges)
     }
 
@@ -124,10 +135,36 @@ impl VramObject for Bo {
     }
 }
 
+/// A window, which is counted.
+struct Shown(Arc<Told>);
+
+impl Drop for Shown {
+    fn drop(&mut self) {
+        self.0.windows.fetch_sub(1, Relaxed);
+    }
+}
+
+impl Aperture for Bo {
+    type Window = Shown;
+
+    fn map<'a>(vram: &'a Vram<'a>, ranges: &Ranges, pieces: &mut RangeList) -> Result<Shown> {
+        for range in ranges.ranges() {
+            for at in (range.at..range.at + range.len).step_by(PAGE as usize) {
+                let end = vram.window.len().checked_sub(at).ok_or(EINVAL)?;
+
+                pieces.push_piece(end - PAGE, PAGE)?;
+            }
+        }
+        vram.told.windows.fetch_add(1, Relaxed);
+        Ok(Shown(vram.told.clone()))
+    }
+}
+
 impl PeerObject for Bo {
     type Class = Object;
 
     const OPS: &'static peer::Ops<Self> = &OPS;
+    const APERTURE: ApertureHook<Self> = aperture_hook();
 
     fn exports<'a>(vram: &'a Vram<'a>) -> &'a peer::Exports<'a, Self> {
         &vram.exports
@@ -171,25 +208,84 @@ impl drm::Driver for Driver {
 #[kunit_tests(vram_fixed)]
 mod tests {
     use super::*;
+    use crate::{
+        bench::export_any,
+        importer::prompt, //
+    };
+    use kernel::{
+        dma::DataDirection,
+        dma_buf::Attachment,
+        drm::gem::peer::{
+            Event,
+            Reason, //
+        }, //
+    };
+
+    /// Makes a device with `size` bytes of VRAM, of which the CPU sees `visible`.
+    fn card(
+        pdev: &pci::Device<Bound>,
+        size: u64,
+        visible: u64,
+    ) -> Result<(drm::devres::Registration<Driver>, Arc<Told>)> {
+        let told = Arc::new(
+            Told {
+                evicted: Atomic::new(0),
+                zapped: Atomic::new(0),
+                bytes: Atomic::new(0),
+                windows: Atomic::new(0),
+            },
+            GFP_KERNEL,
+        )?;
+        let vram = gem::vram::Device::new(Allocator::new(0..size)?)?;
+        let drm = drm::UnregisteredDevice::<Driver>::new(pdev, Ok(Data { vram }))?;
+
+        gem::vram::Device::<Bo>::setup(&drm, pdev, BAR, visible)?;
+        let card = drm::devres::Registration::new(pdev, drm, Init(told.clone()), 0)?;
+        Ok((card, told))
+    }
+
+    /// Peers see what the BAR does not show at all times, unless it is larger than the BAR.
+    #[test]
+    fn windows_show_what_fits() -> Result {
+        with_device(|pdev| {
+            let pdev: &pci::Device<Bound> = pdev;
+            let size = pdev.resource_len(BAR)?;
+            let (card, told) = card(pdev, 4 * size, 0)?;
+            let object = Object::new(card.device(), 2 * PAGE as usize, ())?;
+            let large = Object::new(card.device(), (size + PAGE) as usize, ())?;
+            let refused = Attachment::new(export_any(&*large)?, pdev.as_ref(), prompt());
+            let at = Attachment::new(export_any(&*object)?, pdev.as_ref(), prompt())?;
+            let counters = card.device().vram.peers();
+
+            check_eq!(refused.err(), Some(EOPNOTSUPP));
+            check_eq!(counters.get(Event::AttachRefused, Reason::OutsideBar), 1);
+            check_eq!(told.windows.load(Relaxed), 0);
+            at.with(|at| {
+                let end = pdev.resource_start(BAR)? + size;
+                let table = at.map(DataDirection::ToDevice)?;
+                let pages = table
+                    .iter()
+                    .map(|entry| (entry.dma_address(), entry.dma_len()));
+
+                check!(pages.eq([(end - PAGE, PAGE), (end - 2 * PAGE, PAGE)]));
+                check_eq!(told.windows.load(Relaxed), 1);
+                at.unmap();
+                check_eq!(told.windows.load(Relaxed), 0);
+                at.map(DataDirection::ToDevice).map(|_| ())
+            })?;
+            check_eq!(told.windows.load(Relaxed), 1);
+            drop(card);
+            check_eq!(told.windows.load(Relaxed), 0);
+            Ok(())
+        })
+    }
 
     #[test]
     fn unplug_is_told_once_for_each_object() -> Result {
         with_device(|pdev| {
             let pdev: &pci::Device<Bound> = pdev;
             let size = pdev.resource_len(BAR)?;
-            let told = Arc::new(
-                Told {
-                    evicted: Atomic::new(0),
-                    zapped: Atomic::new(0),
-                    bytes: Atomic::new(0),
-                },
-                GFP_KERNEL,
-            )?;
-            let vram = gem::vram::Device::new(Allocator::new(0..size)?)?;
-            let drm = drm::UnregisteredDevice::<Driver>::new(pdev, Ok(Data { vram }))?;
-
-            gem::vram::Device::<Bo>::setup(&drm, pdev, BAR, size)?;
-            let card = drm::devres::Registration::new(pdev, drm, Init(told.clone()), 0)?;
+            let (card, told) = card(pdev, size, size)?;
             let first = Object::new(card.device(), PAGE as usize, ())?;
             let gone = Object::new(card.device(), PAGE as usize, ())?;
             let second = Object::new(card.device(), 3 * PAGE as usize, ())?;

@@ -3,9 +3,19 @@
 //! The importers of the tests: what each does when its mapping is invalidated.
 
 use kernel::{
+    bindings,
+    device::{
+        Bound,
+        Device, //
+    },
     dma_buf::{
         importer::Invalidated,
+        DmaBuf,
         Importer, //
+    },
+    error::{
+        from_err_ptr,
+        to_result, //
     },
     prelude::*,
     sync::atomic::{
@@ -73,4 +83,37 @@ pub(crate) struct Pinner;
 #[vtable]
 impl Importer for Pinner {
     const PEER2PEER: bool = true;
+}
+
+/// Maps a buffer as an importer in C that cannot be revoked, and detaches without an unmap and an
+/// unpin.
+pub(crate) fn map_and_leave(buf: &DmaBuf, dev: &Device<Bound>) -> Result {
+    static OPS: bindings::dma_buf_attach_ops = bindings::dma_buf_attach_ops {
+        allow_peer2peer: true,
+        invalidate_mappings: None,
+    };
+    let raw: *mut bindings::dma_buf = core::ptr::from_ref(buf).cast_mut().cast();
+
+    // SAFETY: The buffer and the device are valid, and the table is static. Nothing uses the
+    // mapping, which ends with the attachment.
+    unsafe {
+        let at = from_err_ptr(bindings::dma_buf_dynamic_attach(
+            raw,
+            core::ptr::from_ref(dev).cast_mut().cast(),
+            &raw const OPS,
+            core::ptr::null_mut(),
+        ))?;
+        let ret = {
+            let _guard = buf.resv().lock();
+
+            to_result(bindings::dma_buf_pin(at)).and_then(|()| {
+                let map = (*(*raw).ops).map_dma_buf.ok_or(EINVAL)?;
+
+                from_err_ptr(map(at, bindings::dma_data_direction::DMA_TO_DEVICE)).map(|_| ())
+            })
+        };
+
+        bindings::dma_buf_detach(raw, at);
+        ret
+    }
 }

@@ -52,7 +52,8 @@ enum drm_peer_path {
  * several of these apply, the first of the list is given. With 6 to 8 the
  * importer could have peer memory, but the buffer is in system memory. The same
  * is true for PINNED_ELSEWHERE, unless the importer was refused, and for
- * SUSPENDED, if the importer can be revoked.
+ * SUSPENDED, if the importer can be revoked. NO_WINDOW is the reason of a map:
+ * of system memory, or of -ENOSPC where the buffer cannot move there.
  */
 enum drm_peer_reason {
 	/** @DRM_PEER_REASON_NONE: it is peer to peer. */
@@ -81,6 +82,11 @@ enum drm_peer_reason {
 	 * the device does not give VRAM to such importers.
 	 */
 	DRM_PEER_REASON_NOT_REVOCABLE = 9,
+	/**
+	 * @DRM_PEER_REASON_NO_WINDOW: the aperture through which peers see VRAM
+	 * is full of windows that others have mapped.
+	 */
+	DRM_PEER_REASON_NO_WINDOW = 10,
 	/** @DRM_PEER_REASON_PINNED_ELSEWHERE: pinned where it cannot reach. */
 	DRM_PEER_REASON_PINNED_ELSEWHERE = 16,
 	/**

@@ -15,6 +15,7 @@ use super::{
     exporter::{
         BoundOf,
         Exporter,
+        LockedBuffer,
         MapRequest, //
     },
     table::{
@@ -90,6 +91,9 @@ pub struct RangeList {
     size: usize,
     start: u64,
     end: u64,
+    /// Keeps the ranges in the BAR, if they are not there at all times: see
+    /// [`Self::move_to_window`].
+    window: Option<KBox<dyn Send + Sync>>,
 }
 
 impl Default for RangeList {
@@ -108,6 +112,7 @@ impl RangeList {
             size: 0,
             start: u64::MAX,
             end: 0,
+            window: None,
         }
     }
 
@@ -166,6 +171,24 @@ impl RangeList {
         self.start = self.start.saturating_add(start);
         self.end += start;
         Ok(Arc::new(self, GFP_KERNEL)?)
+    }
+
+    /// As [`Self::move_to_bar`], for ranges that are in the BAR until `window` is dropped.
+    ///
+    /// The list keeps it, and each table that is mapped keeps the list: the window is dropped after
+    /// the last of them is unmapped. Such a table is not mapped again, so that
+    /// [`LockedBuffer::window`] is how a later mapping shares the window.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::move_to_bar`]. `window` is dropped.
+    pub fn move_to_window<W: Send + Sync + 'static>(
+        mut self,
+        provider: &Provider<'_>,
+        window: W,
+    ) -> Result<Arc<Self>> {
+        self.window = Some(KBox::new(window, GFP_KERNEL)? as KBox<dyn Send + Sync>);
+        self.move_to_bar(provider)
     }
 
     /// Makes room for more ranges. For one alone there always is.
@@ -354,6 +377,11 @@ impl RangeTable {
         // that of these ranges.
         Ok(unsafe { Table::new(NonNull::new_unchecked(sgt), dir, Memory::Ranges(self)) })
     }
+
+    /// Returns the ranges if a window keeps them in the BAR.
+    pub(super) fn window(&self) -> Option<&Arc<RangeList>> {
+        self.ranges.window.is_some().then_some(&self.ranges)
+    }
 }
 
 impl Drop for RangeTable {
@@ -362,6 +390,15 @@ impl Drop for RangeTable {
         // mapped: a `Table`, whose `unmap()` is the only way to give it up, has unmapped it. No one
         // else has a pointer to it.
         unsafe { bindings::dma_buf_phys_table_destroy(self.raw.as_ptr()) };
+    }
+}
+
+impl<E: Exporter> LockedBuffer<'_, E> {
+    /// Returns the ranges of a window that an importer has mapped since the buffer moved last, so
+    /// that other importers share it.
+    pub fn window(&self) -> Option<Arc<RangeList>> {
+        self.attachments()
+            .find_map(|at| at.with_tables(|tables| tables.iter().find_map(Table::window).cloned()))
     }
 }
 
@@ -477,7 +514,13 @@ impl<'r, E: Exporter> MapRequest<'r, E> {
                     .map_type(provider)
                     .unwrap_or_else(|| provider.map_type(self.device()));
 
-                RangeTable::new(self.as_raw(), provider, map_type, ranges)?.map(dir)?
+                let mut table =
+                    RangeTable::new(self.as_raw(), provider, map_type, ranges)?.map(dir)?;
+
+                if ranges.window.is_some() {
+                    table.set_single_use();
+                }
+                table
             },
         };
 

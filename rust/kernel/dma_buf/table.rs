@@ -19,7 +19,10 @@ use super::{
 #[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
 use super::{
     exporter::Holdings,
-    mapping::RangeTable, //
+    mapping::{
+        RangeList,
+        RangeTable, //
+    }, //
 };
 use crate::{
     alloc::kvec::PushError,
@@ -56,8 +59,9 @@ pub(super) struct Table {
     memory: Memory,
     /// The buffer has moved: the memory that the table leads to may belong to something else.
     pub(super) retired: bool,
-    /// The buffer was revoked: the table is of no use for a later mapping.
-    invalidated: bool,
+    /// The table is of no use for a later mapping: the buffer was revoked, or the ranges are in the
+    /// BAR only as long as they are mapped.
+    single_use: bool,
     /// The importer has the table, and has it alone until it unmaps.
     pub(super) has_user: bool,
 }
@@ -81,7 +85,7 @@ impl Table {
             dir,
             memory,
             retired: false,
-            invalidated: false,
+            single_use: false,
             has_user: false,
         }
     }
@@ -92,10 +96,20 @@ impl Table {
         self.sgt
     }
 
-    /// Takes note that the buffer was revoked, so that the table is not cached when it is unmapped.
+    /// Takes note that there is no later mapping of the table, so that it is not cached when it is
+    /// unmapped.
     #[inline]
-    pub(super) fn invalidate(&mut self) {
-        self.invalidated = true;
+    pub(super) fn set_single_use(&mut self) {
+        self.single_use = true;
+    }
+
+    /// Returns the ranges of a window in which the buffer is where the table leads.
+    #[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
+    pub(super) fn window(&self) -> Option<&Arc<RangeList>> {
+        match &self.memory {
+            Memory::Ranges(table) if !self.retired => table.window(),
+            _ => None,
+        }
     }
 
     /// Tells whether the table is one of pages.
@@ -135,8 +149,8 @@ impl Table {
                 Memory::Ranges(table) => {
                     bindings::dma_buf_phys_table_unmap(sgt);
                     // Once the buffer has moved the next mapping is one of other ranges, and once
-                    // it is revoked there is none.
-                    if !self.retired && !self.invalidated {
+                    // it is revoked there is none. A window goes with its last table.
+                    if !self.retired && !self.single_use {
                         Holdings::of(attach).set_cached(table);
                     }
                 }

@@ -209,7 +209,7 @@ impl<E: Exporter> Buffer<E> {
         for at in unsafe { self.attachments(buf) } {
             // The buffer is revoked, so no table is needed for a later mapping.
             at.holdings().drop_cached();
-            at.with_tables(|tables| tables.iter_mut().for_each(Table::invalidate));
+            at.with_tables(|tables| tables.iter_mut().for_each(Table::set_single_use));
         }
 
         // SAFETY: The reservation is held.

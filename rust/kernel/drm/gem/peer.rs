@@ -112,7 +112,10 @@ use super::DriverObject;
 use crate::{
     device::Bound,
     dma_buf,
-    drm,
+    drm::{
+        self,
+        vram::ApertureHook, //
+    },
     pci,
     prelude::*, //
 };
@@ -134,6 +137,14 @@ pub trait PeerObject: DriverObject<Driver: drm::Driver<Object = Self::Class>> {
     fn exports<'a>(
         reg: &'a <Self::Driver as drm::Driver>::RegistrationData<'a>,
     ) -> &'a Exports<'a, Self>;
+
+    /// The windows through which peers see VRAM, for a device whose BAR does not show it at all
+    /// times: see [`aperture_hook`](drm::vram::aperture_hook).
+    ///
+    /// An importer that finds the aperture full of windows gets system memory with the reason
+    /// [`Reason::NoWindow`] if the object may move there: one that is pinned may not. Otherwise its
+    /// mapping fails with `ENOSPC`, until an importer of another object unmaps.
+    const APERTURE: ApertureHook<Self> = ApertureHook::NONE;
 
     /// Tells whether importers get the object in VRAM or not at all.
     ///

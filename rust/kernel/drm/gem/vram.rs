@@ -45,7 +45,6 @@ use crate::{
     bindings,
     container_of,
     device,
-    dma_buf::mapping::RangeList,
     dma_resv::{
         DmaResv,
         Usage, //
@@ -72,10 +71,7 @@ use crate::{
         to_result, //
     },
     page::page_align,
-    pci::{
-        self,
-        p2pdma::Provider, //
-    },
+    pci,
     pm::Awake,
     prelude::*,
     rbtree::RBTreeNodeReservation,
@@ -515,11 +511,8 @@ unsafe impl<T: VramObject> Backing for Object<T> {
 
     fn unpin(_object: &mut Held<'_, Self>) {}
 
-    fn in_bar<'a>(
-        object: &'a Held<'_, Self>,
-        provider: &Provider<'_>,
-    ) -> Result<&'a Arc<RangeList>> {
-        object.obj.ranges().in_bar(provider)
+    fn vram_ranges<'a>(object: &'a Held<'_, Self>) -> Result<&'a Ranges> {
+        Ok(object.obj.ranges())
     }
 
     fn flush(object: &Held<'_, Self>) -> Result {

@@ -6,6 +6,7 @@
 //! objects stay in VRAM, have in common.
 
 mod allocator;
+mod aperture;
 mod layout;
 mod objects;
 mod place;
@@ -17,6 +18,11 @@ pub use self::{
     allocator::{
         Allocation,
         Allocator, //
+    },
+    aperture::{
+        aperture_hook,
+        Aperture,
+        ApertureHook, //
     },
     layout::Layout,
     place::{

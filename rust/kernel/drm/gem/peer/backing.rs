@@ -12,10 +12,7 @@ use super::{
 use crate::{
     bindings,
     device,
-    dma_buf::{
-        mapping::RangeList,
-        DmaBuf, //
-    },
+    dma_buf::DmaBuf,
     drm::{
         self,
         gem::{
@@ -26,18 +23,15 @@ use crate::{
         },
         vram::{
             Domain,
-            MemType, //
+            MemType,
+            Ranges, //
         }, //
     },
-    pci::p2pdma::Provider,
     pm::Awake,
     prelude::*,
-    sync::{
-        aref::{
-            ARef,
-            AlwaysRefCounted, //
-        },
-        Arc, //
+    sync::aref::{
+        ARef,
+        AlwaysRefCounted, //
     }, //
 };
 
@@ -48,7 +42,8 @@ pub(super) type DataOf<T> = <DriverOf<T> as drm::Driver>::Data;
 /// Where [`Backing::bring`] is to move an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Want {
-    /// To where peers see it in VRAM.
+    /// To where peers see it in VRAM, or can see it through a window of the
+    /// [aperture](PeerObject::APERTURE).
     Vram,
     /// To where peers see it in VRAM, for which others may have to leave. If it is in system memory,
     /// and VRAM is full of what cannot leave, it stays there.
@@ -169,17 +164,13 @@ pub unsafe trait Backing: BaseObject + AlwaysRefCounted + Send + Sync + 'static 
     /// Undoes [`Self::pin`].
     fn unpin(object: &mut Held<'_, Self>);
 
-    /// Returns where an object in VRAM is for peers, who see VRAM in the BAR of `provider`.
+    /// Returns where in VRAM an object is that is there.
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if it is not in VRAM, or not all of it in the BAR.
+    /// - `EINVAL` if it is not in VRAM.
     /// - `EIO` if it has lost its content.
-    /// - `ENOMEM` if memory runs out.
-    fn in_bar<'a>(
-        object: &'a Held<'_, Self>,
-        provider: &Provider<'_>,
-    ) -> Result<&'a Arc<RangeList>>;
+    fn vram_ranges<'a>(object: &'a Held<'_, Self>) -> Result<&'a Ranges>;
 
     /// Returns the pages of an object in system memory, after waiting for moves that fill them.
     ///

@@ -111,6 +111,7 @@ impl Counters {
             Reason::NotRevocable => 9,
             Reason::PinnedElsewhere => 10,
             Reason::Quota => 11,
+            Reason::NoWindow => 12,
         };
 
         &self.0[event as usize][column]

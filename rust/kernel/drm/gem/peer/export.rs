@@ -52,7 +52,10 @@ use crate::{
             LockedBuffer,
             MapRequest, //
         },
-        mapping::Mapping,
+        mapping::{
+            Mapping,
+            RangeList, //
+        },
         peer::{
             distance,
             Route, //
@@ -68,7 +71,8 @@ use crate::{
         },
         vram::{
             Domain,
-            MemType, //
+            MemType,
+            Ranges, //
         }, //
     },
     error::to_result,
@@ -87,6 +91,7 @@ use crate::{
             Atomic,
             Relaxed, //
         },
+        Arc,
         Mutex, //
     },
     time::Instant,
@@ -120,6 +125,8 @@ pub struct GemExport<T: PeerObject> {
     held: Atomic<usize>,
     /// A peer was given system memory because the device was suspended. The reservation guards it.
     suspended: Atomic<bool>,
+    /// The last map in VRAM found the aperture full. The reservation guards it.
+    no_window: Atomic<bool>,
     /// When an importer last mapped the object in VRAM.
     last_use: LastUse,
     pub(super) refusals: Pin<KBox<Mutex<Refusals>>>,
@@ -136,6 +143,7 @@ impl<T: PeerObject> GemExport<T> {
             process: Process::current(),
             held: Atomic::new(0),
             suspended: Atomic::new(false),
+            no_window: Atomic::new(false),
             last_use: LastUse::new(),
             refusals: new_refusals()?,
         })
@@ -172,20 +180,27 @@ impl<T: PeerObject> GemExport<T> {
         let object = self.object(cx);
         let outcome = at.data().outcome;
 
-        if !outcome.path.is_peer() || Object::<T>::mem_type(&object) == Some(MemType::Vram) {
+        let in_vram = Object::<T>::mem_type(&object) == Some(MemType::Vram);
+        let no_window = T::APERTURE.is_some() && self.no_window.load(Relaxed);
+
+        if !outcome.path.is_peer() || (in_vram && !no_window) {
             return outcome;
         }
         let reason = if !all_peers(cx) {
             Reason::OtherImporter
+        } else if in_vram {
+            Reason::NoWindow
         } else if self.suspended.load(Relaxed) {
             Reason::Suspended
         } else if Object::<T>::is_pinned(&object) {
             Reason::PinnedElsewhere
+        } else if no_window {
+            Reason::NoWindow
         } else {
             Reason::NoVram
         };
 
-        if vram_or_fail::<T>(&self.obj) {
+        if in_vram || vram_or_fail::<T>(&self.obj) {
             Outcome::refused(reason)
         } else {
             Outcome::system(reason)
@@ -193,9 +208,10 @@ impl<T: PeerObject> GemExport<T> {
     }
 
     /// Collects what [`decide`] needs to know about an object and an importer, to which `route`
-    /// leads.
+    /// leads from the BAR of `provider`.
     pub(super) fn facts(
         object: &Held<'_, Object<T>>,
+        provider: &Provider<'_>,
         importer: &Importer<'_>,
         route: Route,
         suspended: bool,
@@ -206,7 +222,11 @@ impl<T: PeerObject> GemExport<T> {
         Facts {
             suspended,
             route,
-            inside_bar: Object::<T>::can_be_seen(object),
+            inside_bar: if T::APERTURE.is_some() {
+                obj.size() as u64 <= provider.bar_len()
+            } else {
+                Object::<T>::can_be_seen(object)
+            },
             domain: obj.domain(),
             vram_or_fail: obj.data().vram_or_fail(),
             pinned,
@@ -242,16 +262,48 @@ impl<T: PeerObject> GemExport<T> {
             // Its peers keep the device awake, and there are no other importers to serve.
             _ if vram_or_fail::<T>(&self.obj) && !awake => Err(EAGAIN),
             _ if vram_or_fail::<T>(&self.obj) => Ok(Want::Vram),
+            Domain::Either if self.lacks_window(cx) => Ok(Want::System),
             // An object that is in VRAM is not evicted to make room in system memory.
             Domain::Either if all_peers(cx) && awake => Ok(Want::VramFirst),
             _ => Ok(Want::System),
         }
     }
 
+    /// Tells whether importers have mapped the object in system memory for want of a window: if the
+    /// next one tried again, two of them could move it to and fro for ever.
+    fn lacks_window(&self, cx: &LockedBuffer<'_, Self>) -> bool {
+        T::APERTURE.is_some()
+            && self.no_window.load(Relaxed)
+            && cx.attachments().any(|at| at.maps() != 0)
+    }
+
+    /// Returns the ranges of the window through which importers see the object, which is at `vram`.
+    ///
+    /// # Errors
+    ///
+    /// `ENOSPC` if the aperture is full, and those of the driver.
+    fn window(&self, cx: &LockedBuffer<'_, Self>, vram: &Ranges) -> Result<Arc<RangeList>> {
+        let ret = match cx.window() {
+            Some(shared) => Ok(shared),
+            None => T::APERTURE.map(&self.dev, vram, cx.bound()),
+        };
+
+        self.no_window
+            .store(ret.as_ref().err() == Some(&ENOSPC), Relaxed);
+        ret
+    }
+
     /// Tells whether the object is in VRAM and [`Self::wanted`] would have it there, which takes
     /// less than to validate it.
     fn is_in_first_place(&self, cx: &LockedBuffer<'_, Self>) -> bool {
-        Object::<T>::is_seen(&self.object(cx))
+        let object = self.object(cx);
+        let is_seen = if T::APERTURE.is_some() {
+            Object::<T>::mem_type(&object) == Some(MemType::Vram)
+        } else {
+            Object::<T>::is_seen(&object)
+        };
+
+        is_seen
             && self.obj.domain() != Domain::System
             && (vram_or_fail::<T>(&self.obj) || all_peers(cx))
     }
@@ -389,6 +441,13 @@ impl<T: PeerObject> GemExport<T> {
             let want = self.wanted(cx, awake.is_some())?;
 
             Object::<T>::bring(&mut object, want, false, vram_or_fail::<T>(&self.obj))?;
+            if T::APERTURE.is_some()
+                && want != Want::System
+                && Object::<T>::mem_type(&object) != Some(MemType::Vram)
+            {
+                // It is the room in VRAM that is short.
+                self.no_window.store(false, Relaxed);
+            }
             self.note_place(&object, at, awake.is_some());
         }
         Object::<T>::touch(&object);
@@ -397,11 +456,23 @@ impl<T: PeerObject> GemExport<T> {
             if !at.data().outcome.path.is_peer() {
                 return Err(EOPNOTSUPP);
             }
-            return at.map_mmio(
-                |bound| Ok(*bound),
-                Object::<T>::in_bar(&object, cx.bound())?,
-                dir,
-            );
+            let vram = Object::<T>::vram_ranges(&object)?;
+            if !T::APERTURE.is_some() {
+                return at.map_mmio(|bound| Ok(*bound), vram.in_bar(cx.bound())?, dir);
+            }
+
+            match self.window(cx, vram) {
+                Err(e)
+                    if e == ENOSPC
+                        && !vram_or_fail::<T>(&self.obj)
+                        && !Object::<T>::is_pinned(&object) =>
+                {
+                    let _awake = awake_if_active(&*self.obj);
+
+                    Object::<T>::bring(&mut object, Want::System, false, false)?;
+                }
+                ranges => return at.map_mmio(|bound| Ok(*bound), &ranges?, dir),
+            }
         }
         // The object is pinned in system memory by the driver itself.
         if vram_or_fail::<T>(&self.obj) {
@@ -449,7 +520,7 @@ impl<T: PeerObject> Exporter for GemExport<T> {
         let suspended = matches!(&awake, Some(Err(_)));
         let importer = Importer::of(req);
         let route = Route::new(cx.bound(), req);
-        let facts = Self::facts(&self.object(cx), &importer, route, suspended);
+        let facts = Self::facts(&self.object(cx), cx.bound(), &importer, route, suspended);
         let outcome = decide(&facts);
         let driver = cut(req.driver_name());
 

@@ -65,9 +65,9 @@ impl From<PeerPath> for Path {
 /// Why an importer does not get peer-to-peer memory, `enum drm_peer_reason`.
 ///
 /// The reasons from 1 to 5, and 9, lead to system memory where the object may live there, and to a
-/// refusal where it may not. Those from 6 to 8 are about where the object is, and lead to system
-/// memory. The others refuse; an importer that could have peer-to-peer memory gets system memory if
-/// the object is pinned there.
+/// refusal where it may not, and so does 10, but at a map. Those from 6 to 8 are about where the
+/// object is, and lead to system memory. The others refuse; an importer that could have
+/// peer-to-peer memory gets system memory if the object is pinned there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Reason {
@@ -92,6 +92,8 @@ pub enum Reason {
     /// The importer cannot be revoked, and the exporting device does not give its memory to such
     /// importers, or no more of it.
     NotRevocable = uapi::drm_peer_reason_DRM_PEER_REASON_NOT_REVOCABLE,
+    /// The aperture through which peers see VRAM is full of windows.
+    NoWindow = uapi::drm_peer_reason_DRM_PEER_REASON_NO_WINDOW,
     /// The object is pinned where the importer cannot reach it.
     PinnedElsewhere = uapi::drm_peer_reason_DRM_PEER_REASON_PINNED_ELSEWHERE,
     /// The limit of pinned VRAM is reached.
@@ -111,7 +113,7 @@ impl From<RouteError> for Reason {
 
 impl Reason {
     /// All reasons, in the order of their values.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::None,
         Self::NoOptIn,
         Self::NotPci,
@@ -122,6 +124,7 @@ impl Reason {
         Self::NoVram,
         Self::SystemOnly,
         Self::NotRevocable,
+        Self::NoWindow,
         Self::PinnedElsewhere,
         Self::Quota,
     ];
@@ -139,6 +142,7 @@ impl Reason {
             Self::NoVram => "no-vram",
             Self::SystemOnly => "system-only",
             Self::NotRevocable => "not-revocable",
+            Self::NoWindow => "no-window",
             Self::PinnedElsewhere => "pinned-elsewhere",
             Self::Quota => "quota",
         }

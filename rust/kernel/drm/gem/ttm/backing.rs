@@ -9,10 +9,7 @@ use super::{
 use crate::{
     bindings,
     device,
-    dma_buf::{
-        mapping::RangeList,
-        DmaBuf, //
-    },
+    dma_buf::DmaBuf,
     drm::{
         self,
         gem::{
@@ -35,15 +32,12 @@ use crate::{
         },
         vram::{
             Domain,
-            MemType, //
+            MemType,
+            Ranges, //
         }, //
     },
-    pci::p2pdma::Provider,
     prelude::*,
-    sync::{
-        aref::ARef,
-        Arc, //
-    }, //
+    sync::aref::ARef, //
 };
 
 // SAFETY: The cell `exported` is written by `set_exported()` only. `move_object()` invalidates the
@@ -135,7 +129,12 @@ unsafe impl<T: TtmObject + PeerObject<Class = Object<T>>> Backing for Object<T> 
         } else {
             OpCtx::uninterruptible()
         };
-        let vram = Place::VRAM.below(object.visible());
+        // A window shows peers any part of VRAM.
+        let vram = if T::APERTURE.is_some() {
+            Place::VRAM
+        } else {
+            Place::VRAM.below(object.visible())
+        };
         let places: &[Place] = match want {
             Want::Vram => &[vram],
             Want::VramFirst => &[vram, Place::TT.fallback()],
@@ -171,13 +170,10 @@ unsafe impl<T: TtmObject + PeerObject<Class = Object<T>>> Backing for Object<T> 
     }
 
     #[inline]
-    fn in_bar<'a>(
-        object: &'a Held<'_, Self>,
-        provider: &Provider<'_>,
-    ) -> Result<&'a Arc<RangeList>> {
+    fn vram_ranges<'a>(object: &'a Held<'_, Self>) -> Result<&'a Ranges> {
         // An importer does not look at the error of a fence.
         object.settle_content()?;
-        object.vram().ok_or(EINVAL)?.in_bar(provider)
+        object.vram().ok_or(EINVAL)
     }
 
     fn pages<'a>(object: &'a mut Held<'_, Self>) -> Result<&'a [*mut bindings::page]> {
