@@ -242,7 +242,9 @@ fn names() -> Outcome {
     for event in ["attach", "pin", "unpin", "map", "unmap"] {
         let format = trace.format(event)?;
         let paths = (1..=4).map(|path| (path, path_name(path)));
-        let reasons = (0..=9).chain(16..=17).map(|code| (code, reason_name(code)));
+        let reasons = (0..=10)
+            .chain(16..=17)
+            .map(|code| (code, reason_name(code)));
         for (code, name) in paths.chain(reasons) {
             let symbol = format!("{{ {code}, \"{name}\" }}");
             check!(
