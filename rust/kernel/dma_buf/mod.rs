@@ -448,6 +448,7 @@ impl DmaBuf {
     /// There must be a reference to the file of the buffer, such as that of an importer that is
     /// attached: the file may be gone while an `O_PATH` descriptor keeps the dentry, and so the
     /// buffer.
+    #[cfg_attr(not(CONFIG_RUST_DRM_PEER), expect(dead_code))]
     pub(crate) unsafe fn references(&self) -> usize {
         // SAFETY: By the type invariant the dma-buf is valid, and by the safety requirements its
         // file.
