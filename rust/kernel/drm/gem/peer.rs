@@ -103,7 +103,10 @@ pub use self::{
     }, //
 };
 
-pub(super) use self::backing::with_reserved;
+pub(super) use self::{
+    backing::with_reserved,
+    origin::handle_to_fd, //
+};
 use self::{
     export::vram_or_fail,
     importers::listing, //

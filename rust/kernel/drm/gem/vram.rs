@@ -27,6 +27,7 @@ use super::{
     open_callback,
     peer::{
         self,
+        handle_to_fd,
         with_reserved,
         Backing,
         Client,
@@ -65,10 +66,6 @@ use crate::{
             Objects,
             Ranges, //
         }, //
-    },
-    error::{
-        from_result,
-        to_result, //
     },
     page::page_align,
     pci,
@@ -597,34 +594,20 @@ unsafe extern "C" fn handle_to_fd_callback<T: VramObject>(
     flags: u32,
     fd: *mut c_int,
 ) -> c_int {
-    from_result(|| {
-        // SAFETY: The file is open, and that of `T::Driver`.
-        let client: &drm::File<<T::Driver as drm::Driver>::File> =
-            unsafe { drm::File::from_raw(file) };
-        // SAFETY: The file is open.
-        let gem = unsafe { bindings::drm_gem_object_lookup(file, handle) };
-        if gem.is_null() {
-            return Err(ENOENT);
-        }
-        // SAFETY: Objects of the driver are of this class; the lookup took a reference.
-        let obj = unsafe {
-            let obj: &Object<T> = IntoGEMObject::from_raw(gem);
-            ARef::from_raw(obj.into())
-        };
+    let note = |client: &drm::File<<T::Driver as drm::Driver>::File>, obj: &Object<T>| {
         let client = Client::of(client);
 
-        with_reserved(&*obj, true, |object| {
+        with_reserved(obj, true, |object| {
             if Object::<T>::exported(object).is_null() {
                 // SAFETY: The reservation, which guards the cell, is held.
                 unsafe { *object.obj.client.get() = client };
             }
             Ok(())
-        })?;
+        })
+    };
 
-        // SAFETY: As promised by the caller.
-        to_result(unsafe { bindings::drm_gem_prime_handle_to_fd(dev, file, handle, flags, fd) })?;
-        Ok(0)
-    })
+    // SAFETY: As promised by the caller; objects of the driver are of this class.
+    unsafe { handle_to_fd::<T::Driver, Object<T>>(dev, file, handle, flags, fd, note) }
 }
 
 /// # Safety

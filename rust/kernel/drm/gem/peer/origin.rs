@@ -13,10 +13,19 @@ use crate::{
     bindings,
     drm::{
         self,
-        file::DriverFile, //
+        file::DriverFile,
+        gem::IntoGEMObject, //
+    },
+    error::{
+        from_result,
+        to_result, //
     },
     prelude::*,
     str::CStr,
+    sync::aref::{
+        ARef,
+        AlwaysRefCounted, //
+    },
     task::Pid, //
 };
 
@@ -90,4 +99,45 @@ impl Process {
             comm,
         }
     }
+}
+
+/// Exports the object behind a handle as the DRM core does. Before that `note` takes note of who
+/// exports it.
+///
+/// # Safety
+///
+/// Called by the DRM core with a device and an open file of `D`, whose objects are of class `O`.
+pub(in crate::drm::gem) unsafe fn handle_to_fd<D, O>(
+    dev: *mut bindings::drm_device,
+    file: *mut bindings::drm_file,
+    handle: u32,
+    flags: u32,
+    fd: *mut c_int,
+    note: impl FnOnce(&drm::File<D::File>, &O) -> Result,
+) -> c_int
+where
+    D: drm::Driver,
+    O: IntoGEMObject + AlwaysRefCounted,
+{
+    from_result(|| {
+        // SAFETY: The file is open, and that of `D`.
+        let client = unsafe { drm::File::from_raw(file) };
+
+        // SAFETY: The file is open.
+        let gem = unsafe { bindings::drm_gem_object_lookup(file, handle) };
+        if gem.is_null() {
+            return Err(ENOENT);
+        }
+        // SAFETY: Objects of the driver are of class `O`; the lookup took a reference.
+        let obj = unsafe {
+            let obj: &O = IntoGEMObject::from_raw(gem);
+            ARef::from_raw(obj.into())
+        };
+
+        note(client, &obj)?;
+
+        // SAFETY: As promised by the caller.
+        to_result(unsafe { bindings::drm_gem_prime_handle_to_fd(dev, file, handle, flags, fd) })?;
+        Ok(0)
+    })
 }

@@ -18,7 +18,10 @@ use crate::{
             AllocOps, //
         },
         gem::{
-            peer::Client,
+            peer::{
+                handle_to_fd,
+                Client, //
+            },
             IntoGEMObject,
             Status, //
         },
@@ -26,12 +29,7 @@ use crate::{
         ttm::TtmObject,
         vram::MemType, //
     },
-    error::{
-        from_result,
-        to_result, //
-    },
     prelude::*,
-    sync::aref::ARef,
     types::Opaque, //
 };
 
@@ -159,26 +157,13 @@ unsafe extern "C" fn handle_to_fd_callback<T: TtmObject>(
     flags: u32,
     fd: *mut c_int,
 ) -> c_int {
-    from_result(|| {
-        // SAFETY: The file is open, and that of `T::Driver`.
-        let client = unsafe { drm::File::from_raw(file) };
-
-        // SAFETY: The file is open.
-        let gem = unsafe { bindings::drm_gem_object_lookup(file, handle) };
-        if gem.is_null() {
-            return Err(ENOENT);
-        }
-        // SAFETY: Objects of the driver are of this class; the lookup took a reference.
-        let obj = unsafe {
-            let obj: &Object<T> = IntoGEMObject::from_raw(gem);
-            ARef::from_raw(obj.into())
-        };
+    let note = |client: &drm::File<<T::Driver as drm::Driver>::File>, obj: &Object<T>| {
         let (account, name) = (T::pins(client), Client::of(client));
 
         obj.reserve(true)?.view().set_exporter(account, name);
+        Ok(())
+    };
 
-        // SAFETY: As promised by the caller.
-        to_result(unsafe { bindings::drm_gem_prime_handle_to_fd(dev, file, handle, flags, fd) })?;
-        Ok(0)
-    })
+    // SAFETY: As promised by the caller; objects of the driver are of this class.
+    unsafe { handle_to_fd::<T::Driver, Object<T>>(dev, file, handle, flags, fd, note) }
 }
