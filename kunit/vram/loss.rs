@@ -21,15 +21,16 @@ mod tests {
         FAILED,
         PAGE, //
     };
-    use crate::worker;
+    use crate::{
+        importer::prompt,
+        worker, //
+    };
     use kernel::{
         dma::DataDirection,
         dma_buf::{
             fence::Fence,
-            importer::Invalidated,
             vmap::VMap,
-            Attachment,
-            Importer, //
+            Attachment, //
         },
         drm::{
             gem::{
@@ -61,18 +62,6 @@ mod tests {
     const PAGES: u64 = 5;
 
     const DIR: DataDirection = DataDirection::Bidirectional;
-
-    /// A peer that lets go of what moves.
-    struct Prompt;
-
-    #[vtable]
-    impl Importer for Prompt {
-        const PEER2PEER: bool = true;
-
-        fn invalidate(&self, at: &mut Invalidated<'_>) {
-            at.unmap();
-        }
-    }
 
     /// The ways in which a job is not done.
     const FAILURES: [(Mode, Error); 2] = [(Mode::Fail, FAILED), (Mode::Drop, ECANCELED)];
@@ -184,7 +173,7 @@ mod tests {
                 // It is exported, but mapped neither by the kernel nor by a peer.
                 let buf = export(&new)?;
                 check_eq!(VMap::new(buf.clone()).err(), Some(EIO));
-                let at = Attachment::new(buf, pdev.as_ref(), Prompt)?;
+                let at = Attachment::new(buf, pdev.as_ref(), prompt())?;
                 check_eq!(
                     attachments::<Bo>(&new)?[0].outcome,
                     Outcome::peer(Path::PeerBus)
@@ -226,7 +215,7 @@ mod tests {
                 let object = card.object(PAGES, &[Place::VRAM], Domain::Vram)?;
                 card.control.set(Mode::Work);
                 let buf = export(&object)?;
-                let at = Attachment::new(buf, pdev.as_ref(), Prompt)?;
+                let at = Attachment::new(buf, pdev.as_ref(), prompt())?;
 
                 // Who maps it gets the addresses of VRAM that is not filled yet otherwise.
                 let control = card.control.clone();
