@@ -480,11 +480,7 @@ impl Drm {
     ///
     /// Any error of the ioctl.
     pub fn attachments_raw(&self, argument: &mut PeerAttachments) -> Result<(), SysError> {
-        let given = *argument;
-        ioctl(self.fd(), uapi::VVRAM_GEM_ATTACHMENTS, argument, || {
-            format!("GEM_ATTACHMENTS({given:?})")
-        })?;
-        Ok(())
+        peer_attachments_raw(self.fd(), uapi::VVRAM_GEM_ATTACHMENTS, argument)
     }
 
     /// PEER_QUERY with a given argument.
@@ -493,11 +489,7 @@ impl Drm {
     ///
     /// Any error of the ioctl.
     pub fn query_raw(&self, argument: &mut PeerQuery) -> Result<(), SysError> {
-        let given = *argument;
-        ioctl(self.fd(), uapi::VVRAM_PEER_QUERY, argument, || {
-            format!("PEER_QUERY({given:?})")
-        })?;
-        Ok(())
+        peer_query_raw(self.fd(), uapi::VVRAM_PEER_QUERY, argument)
     }
 
     /// What a device would get of an object, or of VRAM if the handle is 0, as an importer of the
@@ -512,14 +504,7 @@ impl Drm {
         flags: u32,
         importer: &PciDevice,
     ) -> Result<PeerQuery, SysError> {
-        let mut argument = PeerQuery {
-            handle,
-            flags,
-            importer: importer.address(),
-            ..Default::default()
-        };
-        self.query_raw(&mut argument)?;
-        Ok(argument)
+        peer_query(self.fd(), uapi::VVRAM_PEER_QUERY, handle, flags, importer)
     }
 
     /// Where an object is.
@@ -574,18 +559,81 @@ impl Drm {
     ///
     /// Any error of the ioctl.
     pub fn records(&self, handle: u32) -> Result<(Vec<PeerAttachment>, u64), SysError> {
-        let mut entries = vec![PeerAttachment::default(); 64];
-        let mut argument = PeerAttachments {
-            handle,
-            entry_size: size_of::<PeerAttachment>() as u32,
-            count: entries.len() as u32,
-            attachments: entries.as_mut_ptr() as u64,
-            ..Default::default()
-        };
-        self.attachments_raw(&mut argument)?;
-        entries.truncate(argument.count as usize);
-        Ok((entries, argument.inode))
+        peer_attachments(self.fd(), uapi::VVRAM_GEM_ATTACHMENTS, handle)
     }
+}
+
+/// ATTACHMENTS of drm_peer.h, which has a number of its own in each driver, with a given argument.
+///
+/// # Errors
+///
+/// Any error of the ioctl.
+fn peer_attachments_raw(
+    drm: RawFd,
+    request: u64,
+    argument: &mut PeerAttachments,
+) -> Result<(), SysError> {
+    let given = *argument;
+    ioctl(drm, request, argument, || format!("ATTACHMENTS({given:?})"))?;
+    Ok(())
+}
+
+/// The importers of an object and those that were refused, at most 64, and the inode of its
+/// dma-buf.
+///
+/// # Errors
+///
+/// Any error of the ioctl.
+pub(crate) fn peer_attachments(
+    drm: RawFd,
+    request: u64,
+    handle: u32,
+) -> Result<(Vec<PeerAttachment>, u64), SysError> {
+    let mut entries = vec![PeerAttachment::default(); 64];
+    let mut argument = PeerAttachments {
+        handle,
+        entry_size: size_of::<PeerAttachment>() as u32,
+        count: entries.len() as u32,
+        attachments: entries.as_mut_ptr() as u64,
+        ..Default::default()
+    };
+    peer_attachments_raw(drm, request, &mut argument)?;
+    entries.truncate(argument.count as usize);
+    Ok((entries, argument.inode))
+}
+
+/// QUERY of drm_peer.h with a given argument.
+///
+/// # Errors
+///
+/// Any error of the ioctl.
+fn peer_query_raw(drm: RawFd, request: u64, argument: &mut PeerQuery) -> Result<(), SysError> {
+    let given = *argument;
+    ioctl(drm, request, argument, || format!("QUERY({given:?})"))?;
+    Ok(())
+}
+
+/// What a device would get of an object, or of VRAM if the handle is 0, as an importer of the class
+/// that the flags are of.
+///
+/// # Errors
+///
+/// Any error of the ioctl.
+pub(crate) fn peer_query(
+    drm: RawFd,
+    request: u64,
+    handle: u32,
+    flags: u32,
+    importer: &PciDevice,
+) -> Result<PeerQuery, SysError> {
+    let mut argument = PeerQuery {
+        handle,
+        flags,
+        importer: importer.address(),
+        ..Default::default()
+    };
+    peer_query_raw(drm, request, &mut argument)?;
+    Ok(argument)
 }
 
 /// PRIME_HANDLE_TO_FD on any DRM fd.

@@ -163,6 +163,66 @@ impl Drop for Unbound {
     }
 }
 
+/// A device whose driver comes or goes, and that has it again when this is dropped.
+#[derive(Debug)]
+pub struct Probe {
+    device: PciDevice,
+    driver: &'static str,
+    /// The operation was done, although the write that asked for it failed.
+    pub done: bool,
+}
+
+impl Probe {
+    /// A device that this driver has, or is to have.
+    pub fn new(device: &PciDevice, driver: &'static str) -> Self {
+        Self {
+            device: device.clone(),
+            driver,
+            done: false,
+        }
+    }
+
+    /// Gives the device to the driver, unless that was done.
+    ///
+    /// # Errors
+    ///
+    /// Any error of sysfs, which is the error of the driver's probe.
+    pub fn bind(&mut self) -> Result<(), SysError> {
+        if !self.done {
+            self.device.bind(self.driver)?;
+        }
+        Ok(())
+    }
+
+    /// Takes the device from the driver, unless that was done.
+    ///
+    /// # Errors
+    ///
+    /// Any error of sysfs.
+    pub fn unbind(&mut self) -> Result<(), SysError> {
+        if !self.done {
+            self.device.unbind(self.driver)?;
+        }
+        Ok(())
+    }
+
+    /// Whether a driver has the device.
+    pub fn is_bound(&self) -> bool {
+        self.device.driver().is_some()
+    }
+}
+
+impl Drop for Probe {
+    fn drop(&mut self) {
+        // A probe goes on without what it has no memory for in debugfs, and a core driver without
+        // its DRM driver.
+        if self.is_bound() {
+            let _ = self.device.unbind(self.driver);
+        }
+        let _ = self.device.bind(self.driver);
+    }
+}
+
 /// A device that is given to a driver by name, and taken from it when this is dropped.
 #[derive(Debug)]
 pub struct Overridden {

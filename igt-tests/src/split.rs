@@ -10,12 +10,14 @@ use std::process::Command;
 use std::time::Duration;
 
 use crate::debugfs::DebugFs;
-use crate::drm::{gem_close, ioctl, nodes, prime_export, prime_import, DmaBuf};
+use crate::drm::{
+    gem_close, ioctl, nodes, peer_attachments, peer_query, prime_export, prime_import, DmaBuf,
+};
 use crate::misc;
 use crate::pci::PciDevice;
 use crate::rebind::{self, Overridden, Unbound};
 use crate::uapi;
-use crate::uapi::{AvramGemCreate, PeerAttachment, PeerAttachments, PeerQuery};
+use crate::uapi::{AvramGemCreate, PeerAttachment, PeerQuery};
 use crate::{Stop, SysError};
 
 /// Name of the PCI driver, and of the DRM driver.
@@ -222,17 +224,7 @@ impl Card {
     ///
     /// Any error of the ioctl.
     pub fn attachments(&self, handle: u32) -> Result<Vec<PeerAttachment>, SysError> {
-        let mut entries = vec![PeerAttachment::default(); 64];
-        let mut argument = PeerAttachments {
-            handle,
-            entry_size: size_of::<PeerAttachment>() as u32,
-            count: entries.len() as u32,
-            attachments: entries.as_mut_ptr() as u64,
-            ..Default::default()
-        };
-        let name = || format!("PEER_ATTACHMENTS(handle={handle})");
-        ioctl(self.fd(), uapi::AVRAM_PEER_ATTACHMENTS, &mut argument, name)?;
-        entries.truncate(argument.count as usize);
+        let (entries, _) = peer_attachments(self.fd(), uapi::AVRAM_PEER_ATTACHMENTS, handle)?;
         Ok(entries)
     }
 
@@ -248,15 +240,7 @@ impl Card {
         flags: u32,
         importer: &PciDevice,
     ) -> Result<PeerQuery, SysError> {
-        let mut argument = PeerQuery {
-            handle,
-            flags,
-            importer: importer.address(),
-            ..Default::default()
-        };
-        let name = || format!("PEER_QUERY(handle={handle})");
-        ioctl(self.fd(), uapi::AVRAM_PEER_QUERY, &mut argument, name)?;
-        Ok(argument)
+        peer_query(self.fd(), uapi::AVRAM_PEER_QUERY, handle, flags, importer)
     }
 
     /// The auxiliary device that the DRM device belongs to.

@@ -11,7 +11,7 @@ use vvram_tests::map::PAGE;
 use vvram_tests::pci::{Bar, PciDevice};
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::power::Auto;
-use vvram_tests::rebind::Unbound;
+use vvram_tests::rebind::{Probe, Unbound};
 use vvram_tests::scene::{patterns, peer_reads, peer_writes, works, Expect};
 use vvram_tests::split::{Card, Module, Split, DRIVER};
 use vvram_tests::{check_eq, igt_main, uapi, Outcome, Stop, SysError};
@@ -219,48 +219,19 @@ fn resume() -> Outcome {
     })
 }
 
-/// The GPU without its driver, and with it again when this is dropped.
-struct Probe {
-    gpu: PciDevice,
-    /// It was bound, although the write that asked for it failed.
-    done: bool,
-}
-
-impl Probe {
-    fn new(gpu: &PciDevice) -> Result<Self, Stop> {
-        Unbound::new(gpu)?.keep();
-        Ok(Self {
-            gpu: gpu.clone(),
-            done: false,
-        })
-    }
-}
-
-impl Drop for Probe {
-    fn drop(&mut self) {
-        // The core has probed without its DRM driver, if that had no memory.
-        if self.gpu.driver().is_some() {
-            let _ = self.gpu.unbind(DRIVER);
-        }
-        let _ = self.gpu.bind(DRIVER);
-    }
-}
-
 /// The probe of the core driver, which makes the auxiliary device that the DRM driver probes.
 fn probe() -> Outcome {
     split(|gpu| {
         Faults::new()?.sweep(
             "probe, avram",
             &USUAL,
-            || Probe::new(gpu),
-            |it| {
-                if !it.done {
-                    it.gpu.bind(DRIVER)?;
-                }
-                Ok(())
+            || {
+                Unbound::new(gpu)?.keep();
+                Ok(Probe::new(gpu, DRIVER))
             },
+            Probe::bind,
             |it| {
-                it.done = it.gpu.driver().is_some();
+                it.done = it.is_bound();
                 Ok(())
             },
         )

@@ -19,7 +19,7 @@ use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::power::{lossy, Auto, Manual};
-use vvram_tests::rebind::{reload, Unbound};
+use vvram_tests::rebind::{reload, Probe, Unbound};
 use vvram_tests::scene::{
     cpu_reads, patterns, peer_reads, peer_writes, placed, share, works, Scene,
 };
@@ -630,52 +630,6 @@ fn bar_export() -> Outcome {
         |(_, peer)| peer.map(),
         nothing,
     )
-}
-
-/// A device whose driver comes or goes, and that has it again when this is dropped.
-struct Probe {
-    device: PciDevice,
-    driver: &'static str,
-    /// The operation was done, although the write that asked for it failed.
-    done: bool,
-}
-
-impl Probe {
-    fn new(device: &PciDevice, driver: &'static str) -> Self {
-        Self {
-            device: device.clone(),
-            driver,
-            done: false,
-        }
-    }
-
-    fn bind(&mut self) -> Result<(), SysError> {
-        if !self.done {
-            self.device.bind(self.driver)?;
-        }
-        Ok(())
-    }
-
-    fn unbind(&mut self) -> Result<(), SysError> {
-        if !self.done {
-            self.device.unbind(self.driver)?;
-        }
-        Ok(())
-    }
-
-    fn is_bound(&self) -> bool {
-        self.device.driver().is_some()
-    }
-}
-
-impl Drop for Probe {
-    fn drop(&mut self) {
-        // A probe goes on without what it has no memory for in debugfs.
-        if self.is_bound() {
-            let _ = self.device.unbind(self.driver);
-        }
-        let _ = self.device.bind(self.driver);
-    }
 }
 
 /// The probe of each driver.
