@@ -3,6 +3,8 @@
 //! What debugfs says about who exported a buffer, and about buffers that importers alone keep.
 
 use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::Duration;
 
 use vvram_tests::debugfs::{words, Buffer, DebugFs};
@@ -19,6 +21,10 @@ use vvram_tests::{check_eq, igt_main, Outcome, Stop};
 const PAGE64: u64 = PAGE as u64;
 const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 const LIMIT: Duration = Duration::from_secs(20);
+/// How often a handle is exported that another thread swaps, and how many of these buffers are kept
+/// until the listing is read.
+const ROUNDS: usize = 100;
+const AT_ONCE: usize = 32;
 
 /// The number of a client.
 fn client(drm: &Drm) -> Result<u64, Stop> {
@@ -168,7 +174,58 @@ fn orphans() -> Outcome {
     more([0; 5])
 }
 
+/// A handle that is closed, and is that of another object then, while it is exported: no buffer
+/// comes to be that nobody exported.
+fn reused() -> Outcome {
+    let scene = Scene::open()?;
+    let debugfs = DebugFs::open(&scene.gpu)?;
+    let (drm, done) = (&scene.drm, AtomicBool::new(false));
+    // The DRM core gives out the lowest number that is free.
+    let handle = drm.create_flags(PAGE64, EITHER)?.leak();
+
+    thread::scope(|scope| {
+        let swapper = scope.spawn(|| -> Outcome {
+            while !done.load(Ordering::Relaxed) {
+                drm.close(handle)?;
+                let next = drm.create_flags(PAGE64, EITHER)?.leak();
+                check_eq!(next, handle, "handle of the next object");
+            }
+            Ok(())
+        });
+        let exported = exports_known(drm, &debugfs, handle);
+        done.store(true, Ordering::Relaxed);
+        let swapped = swapper
+            .join()
+            .unwrap_or_else(|_| Err(Stop::fail("the thread that swaps objects panicked")));
+        exported.and(swapped)
+    })?;
+    Ok(drm.close(handle)?)
+}
+
+/// Exports a handle that others swap, and checks that each buffer names its exporter.
+fn exports_known(drm: &Drm, debugfs: &DebugFs, handle: u32) -> Outcome {
+    let this = client(drm)?;
+    for _ in 0..ROUNDS {
+        let mut kept = Vec::new();
+        for _ in 0..AT_ONCE {
+            match drm.export(handle, 0) {
+                Ok(buffer) => kept.push(buffer),
+                Err(error) if error.errno == libc::ENOENT => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let mut seen = 0;
+        for buffer in debugfs.buffers()?.iter().filter(|buffer| buffer.exported) {
+            check_eq!(buffer.client, this, "client that exported a buffer");
+            seen += 1;
+        }
+        check_eq!(seen > 0 || kept.is_empty(), true, "buffers are listed");
+    }
+    Ok(())
+}
+
 igt_main! {
     "origin", "client, process and names, as they were at the export", origin;
+    "reused", "a handle that becomes that of another object during the export", reused;
     "orphans", "attachments that outlive all handles and file descriptors", orphans;
 }

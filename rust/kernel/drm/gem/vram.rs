@@ -532,8 +532,13 @@ unsafe impl<T: VramObject> Backing for Object<T> {
 
     unsafe fn set_exported(object: &mut Held<'_, Self>, buf: *mut bindings::dma_buf) {
         // INVARIANT: By the safety requirements.
-        // SAFETY: The reservation, which guards the cell, is held.
-        unsafe { *object.obj.exported.get() = buf };
+        // SAFETY: The reservation, which guards the cells, is held.
+        unsafe {
+            *object.obj.exported.get() = buf;
+            if buf.is_null() {
+                *object.obj.client.get() = Client::NONE;
+            }
+        }
     }
 }
 
@@ -598,9 +603,12 @@ unsafe extern "C" fn handle_to_fd_callback<T: VramObject>(
         let client = Client::of(client);
 
         with_reserved(obj, true, |object| {
-            if Object::<T>::exported(object).is_null() {
-                // SAFETY: The reservation, which guards the cell, is held.
-                unsafe { *object.obj.client.get() = client };
+            let is_exported = !Object::<T>::exported(object).is_null();
+            // SAFETY: The reservation, which guards the cell, is held.
+            let exporter = unsafe { &mut *object.obj.client.get() };
+
+            if !is_exported || exporter.id == Client::NONE.id {
+                *exporter = client;
             }
             Ok(())
         })

@@ -11,14 +11,15 @@ use super::{
 };
 use crate::{
     bindings,
+    dma_buf::DmaBuf,
     drm::{
         self,
         file::DriverFile,
         gem::IntoGEMObject, //
     },
     error::{
-        from_result,
-        to_result, //
+        from_err_ptr,
+        from_result, //
     },
     prelude::*,
     str::CStr,
@@ -28,6 +29,7 @@ use crate::{
     },
     task::Pid, //
 };
+use core::ptr::NonNull;
 
 /// A client, an open file of a DRM device, as it was when an object was exported.
 #[derive(Clone, Copy)]
@@ -101,12 +103,16 @@ impl Process {
     }
 }
 
-/// Exports the object behind a handle as the DRM core does. Before that `note` takes note of who
-/// exports it.
+/// Exports the object behind a handle as `drm_gem_prime_handle_to_fd()` does. Before that `note`
+/// takes note of who exports it.
+///
+/// A handle that is closed meanwhile, and maybe is that of another object then, is as one that was
+/// closed before: nobody took note of who exports that object.
 ///
 /// # Safety
 ///
-/// Called by the DRM core with a device and an open file of `D`, whose objects are of class `O`.
+/// Called by the DRM core with a device and an open file of `D`, whose objects are of class `O`, and
+/// with a valid `fd`.
 pub(in crate::drm::gem) unsafe fn handle_to_fd<D, O>(
     dev: *mut bindings::drm_device,
     file: *mut bindings::drm_file,
@@ -136,8 +142,38 @@ where
 
         note(client, &obj)?;
 
+        // SAFETY: As promised by the caller. The reference that it returns is taken over.
+        let buf: ARef<DmaBuf> = unsafe {
+            let buf = bindings::drm_gem_prime_handle_to_dmabuf(dev, file, handle, flags);
+
+            ARef::from_raw(NonNull::new_unchecked(from_err_ptr(buf)?.cast()))
+        };
+        if !is_buffer_of(&buf, &*obj) {
+            return Err(ENOENT);
+        }
+
+        let number = DmaBuf::into_fd(buf, flags)?;
         // SAFETY: As promised by the caller.
-        to_result(unsafe { bindings::drm_gem_prime_handle_to_fd(dev, file, handle, flags, fd) })?;
+        unsafe { *fd = number };
         Ok(0)
     })
+}
+
+/// Tells whether a dma-buf is that of an object: the one that it was exported as, or imported from.
+fn is_buffer_of<O: IntoGEMObject>(buf: &DmaBuf, obj: &O) -> bool {
+    let gem = obj.as_raw();
+
+    // SAFETY: The object is valid. Its attachment does not change, and is valid as long as the
+    // object is. Its dma-buf may be forgotten meanwhile, because the last handle was closed: then
+    // the pointer, which is only compared, is null.
+    unsafe {
+        let attachment = (*gem).import_attach;
+
+        buf.as_raw()
+            == if attachment.is_null() {
+                (&raw const (*gem).dma_buf).read_volatile()
+            } else {
+                (*attachment).dmabuf
+            }
+    }
 }

@@ -299,12 +299,13 @@ impl<T: TtmObject> Held<'_, Object<T>> {
     }
 
     /// Sets the client that exports the object, and the account that is charged for pins, unless
-    /// the object is exported already.
+    /// the object is exported already, and one is known.
     pub(super) fn set_exporter(&mut self, account: Option<&Arc<PinAccount>>, client: Client) {
-        if self.exported().is_null() {
-            // SAFETY: The reservation, which guards the cell, is held.
-            let pins = unsafe { &mut *self.obj.pins.get() };
+        let is_exported = !self.exported().is_null();
+        // SAFETY: The reservation, which guards the cell, is held.
+        let pins = unsafe { &mut *self.obj.pins.get() };
 
+        if !is_exported || pins.client.id == Client::NONE.id {
             if let Some(account) = account {
                 pins.exporter = Some(account.clone());
             }
@@ -414,8 +415,13 @@ impl<T: TtmObject> Held<'_, Object<T>> {
     /// until this is called again.
     pub(crate) unsafe fn set_exported(&mut self, buf: *mut bindings::dma_buf) {
         // INVARIANT: By the safety requirements.
-        // SAFETY: The reservation, which guards the cell, is held.
-        unsafe { *self.obj.exported.get() = buf };
+        // SAFETY: The reservation, which guards the cells, is held.
+        unsafe {
+            *self.obj.exported.get() = buf;
+            if buf.is_null() {
+                (*self.obj.pins.get()).client = Client::NONE;
+            }
+        }
     }
 
     /// Returns the dma-buf of the object, null if there is none.
