@@ -215,12 +215,18 @@ impl PeerFile {
     /// Serves `EDU_PEER_IOC_FINISH`.
     fn finish(&self, arg: UserPtr) -> Result {
         let (mut request, write) = read_transfer(arg)?;
+        if request.offset != 0 {
+            return Err(EINVAL);
+        }
 
         // The lock is not held while it waits.
         let last = self.with_client(|client| client.last().ok_or(EINVAL))?;
         let end = last.wait()?;
+        if write != end.write {
+            return Err(EINVAL);
+        }
 
-        let moved = end.bytes.get(..end.moved).ok_or(EINVAL)?;
+        let moved = end.moved();
         if !write {
             let room = moved.len().min(usize::try_from(request.length)?);
             let user = UserPtr::from_addr(request.data.try_into()?);
@@ -344,8 +350,9 @@ impl PeerFile {
     fn measure(&self, arg: UserPtr) -> Result {
         let mut reader = reader::<uapi::edu_peer_measure>(arg);
         let (rounds, pad): (u32, u32) = (reader.read()?, reader.read()?);
+        let results: [u64; 3] = [reader.read()?, reader.read()?, reader.read()?];
 
-        if pad != 0 || rounds == 0 || rounds > uapi::EDU_PEER_MEASURE_MAX {
+        if pad != 0 || results != [0; 3] || rounds == 0 || rounds > uapi::EDU_PEER_MEASURE_MAX {
             return Err(EINVAL);
         }
 

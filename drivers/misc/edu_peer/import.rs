@@ -150,7 +150,7 @@ impl Importer for Dynamic {
     }
 }
 
-/// As [`Dynamic`], for a device that cannot use peer memory.
+/// As [`Dynamic`], for a device that cannot use peer-to-peer memory.
 pub(crate) struct NoP2p(Counters);
 
 #[vtable]

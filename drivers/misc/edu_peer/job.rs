@@ -28,7 +28,8 @@ use kernel::{
         },
         Arc,
         Completion,
-        Mutex, //
+        Mutex,
+        SetOnce, //
     },
     uapi,
     workqueue::{
@@ -65,9 +66,17 @@ pub(crate) struct Order {
 /// How a transfer ended.
 pub(crate) struct End {
     pub(crate) result: Result,
-    /// How many bytes were moved, also in case of an error.
-    pub(crate) moved: usize,
-    pub(crate) bytes: KVVec<u8>,
+    /// To the buffer instead of from it.
+    pub(crate) write: bool,
+    bytes: KVVec<u8>,
+    moved: usize,
+}
+
+impl End {
+    /// The bytes that were moved, also in case of an error.
+    pub(crate) fn moved(&self) -> &[u8] {
+        self.bytes.get(..self.moved).unwrap_or_default()
+    }
 }
 
 /// What the worker takes to begin.
@@ -86,8 +95,7 @@ struct Job {
     cancelled: Atomic<bool>,
     #[pin]
     start: Mutex<Option<Start>>,
-    #[pin]
-    end: Mutex<Option<End>>,
+    end: SetOnce<End>,
     /// The worker has released the attachment.
     #[pin]
     done: Completion,
@@ -140,10 +148,12 @@ impl Job {
         drop(section);
 
         attached.idle();
-        *self.end.lock() = Some(End {
+        // Nobody else sets it.
+        let _ = self.end.populate(End {
             result,
-            moved,
+            write: order.write,
             bytes: order.bytes,
+            moved,
         });
     }
 
@@ -181,7 +191,7 @@ impl Jobs {
     pub(crate) fn is_busy(&self) -> bool {
         self.last
             .as_ref()
-            .is_some_and(|job| job.end.lock().is_none())
+            .is_some_and(|job| job.end.as_ref().is_none())
     }
 
     /// Starts a transfer that is known to be inside the buffer.
@@ -220,7 +230,7 @@ impl Jobs {
                     fence: own,
                     cancelled: Atomic::new(false),
                     start <- new_mutex!(Some(start), "edu_peer::Job::start"),
-                    end <- new_mutex!(None, "edu_peer::Job::end"),
+                    end: SetOnce::new(),
                     done <- Completion::new(),
                     work <- new_work!("edu_peer::Job::work"),
                 }),
@@ -255,24 +265,18 @@ impl Drop for Jobs {
 pub(crate) struct Ticket(Arc<Job>);
 
 impl Ticket {
-    /// Waits until the transfer is over, and returns how it ended, once.
+    /// Waits until the transfer is over, and returns how it ended.
     ///
     /// # Errors
     ///
-    /// - `ERESTARTSYS` if a signal arrived.
-    /// - `EINVAL` if another caller has got the result.
-    pub(crate) fn wait(&self) -> Result<End> {
+    /// `ERESTARTSYS` if a signal arrived.
+    pub(crate) fn wait(&self) -> Result<&End> {
         self.0.fence.wait(true)?;
         // What is left does not take long.
         self.0.done.wait_for_completion();
 
-        let mut end = self.0.end.lock();
-        let outcome = (*end).as_mut().ok_or(EINVAL)?;
-        Ok(End {
-            result: outcome.result,
-            moved: core::mem::take(&mut outcome.moved),
-            bytes: core::mem::take(&mut outcome.bytes),
-        })
+        // A worker that is done has set it.
+        self.0.end.as_ref().ok_or(EINVAL)
     }
 }
 

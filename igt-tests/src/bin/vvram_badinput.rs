@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 
 use vvram_tests::drm::{ioctl, ioctl_raw, Drm};
+use vvram_tests::heap;
 use vvram_tests::map::PAGE;
 use vvram_tests::misc::{self, Lcg};
 use vvram_tests::peer::{Mode, Peer};
@@ -497,15 +498,24 @@ fn peer_transfer() -> Outcome {
     expect_errno("timing of what is mapped", peer.measure(1), libc::EBUSY)?;
     bad_submits(&peer, &good)?;
     peer.unmap()?;
-    for (rounds, pad) in [(0, 0), (uapi::EDU_PEER_MEASURE_MAX + 1, 0), (1, 1)] {
+    for (rounds, pad, [least, most, clock]) in [
+        (0, 0, [0; 3]),
+        (uapi::EDU_PEER_MEASURE_MAX + 1, 0, [0; 3]),
+        (1, 1, [0; 3]),
+        (1, 0, [1, 0, 0]),
+        (1, 0, [0, 1, 0]),
+        (1, 0, [0, 0, 1 << 63]),
+    ] {
         let mut measure = EduPeerMeasure {
             rounds,
             pad,
-            ..Default::default()
+            least,
+            most,
+            clock,
         };
         let result = peer.measure_raw(&mut measure);
         expect_errno(
-            "timing of no, too many or padded rounds",
+            "timing of no, too many or padded rounds, or with results",
             result,
             libc::EINVAL,
         )?;
@@ -578,12 +588,40 @@ fn bad_submits(peer: &Peer, good: &EduPeerTransfer) -> Outcome {
         busy,
     )?;
     let mut data = [0u8; 64];
-    peer.finish_read(&mut data)?;
-    check_eq!(
-        data,
-        [0x11; 64],
-        "what was submitted, after all that was refused"
-    );
+    let read = EduPeerTransfer {
+        data: data.as_mut_ptr() as u64,
+        direction: uapi::EDU_PEER_DIRECTION_READ,
+        ..*good
+    };
+    let write = EduPeerTransfer {
+        direction: uapi::EDU_PEER_DIRECTION_WRITE,
+        ..read
+    };
+    let elsewhere = EduPeerTransfer { offset: 1, ..read };
+    for (what, argument) in [("the other direction", write), ("an offset", elsewhere)] {
+        expect_errno(what, call(finish, argument), libc::EINVAL)?;
+    }
+    for address in NOWHERE {
+        let nowhere = EduPeerTransfer {
+            data: address,
+            ..read
+        };
+        expect_errno(
+            "finish at a bad address",
+            call(finish, nowhere),
+            libc::EFAULT,
+        )?;
+    }
+    // Nothing of that has taken the result, nor does who is told first.
+    for _ in 0..2 {
+        data.fill(0);
+        peer.finish_read(&mut data)?;
+        check_eq!(
+            data,
+            [0x11; 64],
+            "what was submitted, after all that was refused"
+        );
+    }
     // No more is copied than there is room for.
     peer.submit_read(0, 64)?;
     let mut data = [0u8; 64];
@@ -600,8 +638,10 @@ fn drm_fields() -> Outcome {
     let object = drm.create(PAGE as u64)?;
     let handle = object.handle();
     let size = PAGE as u32;
+    let import = drm.import(&heap::allocate(PAGE as u64)?)?;
+    let imported = import.handle();
     // What is good, by words of 32 bits, and those of them that must be zero.
-    let calls: [(u64, Vec<u32>, std::ops::Range<usize>); 5] = [
+    let calls: [(u64, Vec<u32>, std::ops::Range<usize>); 6] = [
         (uapi::VVRAM_GETPARAM, vec![0; 4], 1..4),
         (uapi::VVRAM_GEM_CREATE, vec![size, 0, 1, 0, 0, 0], 4..6),
         (uapi::VVRAM_GEM_MMAP_OFFSET, vec![handle, 0, 0, 0], 1..4),
@@ -609,6 +649,11 @@ fn drm_fields() -> Outcome {
             uapi::VVRAM_GEM_INFO,
             [vec![handle], vec![0; 9]].concat(),
             1..10,
+        ),
+        (
+            uapi::VVRAM_GEM_IMPORT_INFO,
+            vec![imported, 0, 0, 0, 0, 0],
+            1..6,
         ),
         (uapi::VVRAM_GEM_COPY, vec![0; 16], 15..16),
     ];

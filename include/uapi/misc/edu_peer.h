@@ -173,7 +173,7 @@ struct edu_peer_status {
  * Maps and unmaps the dma-buf again and again, with its reservation held and
  * without a look at the scatter table, and tells how long that takes. Times are
  * in nanoseconds; where the guest's time is the number of its instructions, that
- * is what they are.
+ * is what they are. The results must be zero on input.
  */
 struct edu_peer_measure {
 	/** @rounds: in, how often, from 1 to EDU_PEER_MEASURE_MAX. */
@@ -222,9 +222,11 @@ enum {
 	EDU_PEER_IOC_SUBMIT = _IOWR(EDU_PEER_IOC, 0x19, struct edu_peer_transfer),
 	/*
 	 * Wait for the last transfer of EDU_PEER_IOC_SUBMIT, and return its
-	 * error. Gives the number of bytes moved, once, and for EDU_PEER_DIRECTION_READ
-	 * the bytes, as many as fit into the length that is given. -EINVAL if
-	 * there was none, -EINTR or a restart if a signal arrives.
+	 * error. The direction has to be that of the transfer, and the offset
+	 * zero. Gives the number of bytes moved, and for EDU_PEER_DIRECTION_READ
+	 * the bytes, as many as fit into the length that is given; a second call
+	 * gives them again. -EINVAL if there was no transfer, -EINTR or a
+	 * restart if a signal arrives.
 	 */
 	EDU_PEER_IOC_FINISH = _IOWR(EDU_PEER_IOC, 0x1a, struct edu_peer_transfer),
 	/* Time map and unmap; -EBUSY if it is mapped, -EINVAL in CPU mode. */
