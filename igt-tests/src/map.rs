@@ -48,6 +48,25 @@ impl Map {
         Self::with_flags(-1, 0, len, prot, libc::MAP_SHARED | libc::MAP_ANONYMOUS)
     }
 
+    /// Returns a page of memory that begins with `value`, and that can only be read.
+    ///
+    /// # Errors
+    ///
+    /// Any error of mmap(2) and mprotect(2).
+    pub fn read_only<T: Copy>(value: T) -> Result<Self, SysError> {
+        const { assert!(size_of::<T>() <= PAGE) };
+        let page = Self::anonymous(PAGE)?;
+        let base = page.address().as_ptr();
+        // SAFETY: the page has room for the value, and nothing else refers to it.
+        unsafe { base.cast::<T>().write(value) };
+        // SAFETY: the mapping stays readable, and is not written to from here on.
+        let status = unsafe { libc::mprotect(base.cast(), PAGE, libc::PROT_READ) };
+        if status < 0 {
+            return Err(SysError::last("mprotect(PROT_READ)"));
+        }
+        Ok(page)
+    }
+
     fn with_flags(
         fd: RawFd,
         offset: u64,

@@ -494,16 +494,11 @@ fn errors() -> Outcome {
 fn read_only() -> Outcome {
     let drm = Drm::open()?;
     let copy = Copy::new(&drm)?;
-    let page = Map::anonymous(PAGE)?;
-    let base = page.address().as_ptr();
-    // SAFETY: the page has room for the argument, which nothing refers to.
-    unsafe { base.cast::<VvramGemCopy>().write(copy.argument()) };
-    // SAFETY: the mapping stays readable, and is not written to from here on.
-    let status = unsafe { libc::mprotect(base.cast(), PAGE, libc::PROT_READ) };
-    check_eq!(status, 0, "mprotect()");
+    let page = Map::read_only(copy.argument())?;
+    let at = page.address().as_ptr() as u64;
     let what = || "GEM_COPY from memory that is read only".to_string();
     // SAFETY: the kernel does not write there.
-    unsafe { ioctl_raw(drm.fd(), uapi::VVRAM_GEM_COPY, base as u64, what) }?;
+    unsafe { ioctl_raw(drm.fd(), uapi::VVRAM_GEM_COPY, at, what) }?;
     copy.took_place()
 }
 

@@ -7,9 +7,9 @@ use std::thread;
 use std::time::Duration;
 
 use vvram_tests::debugfs::DebugFs;
-use vvram_tests::drm::{Drm, Gem};
+use vvram_tests::drm::{ioctl_raw, Drm, Gem};
 use vvram_tests::foreign::{self, Kind};
-use vvram_tests::map::PAGE;
+use vvram_tests::map::{Map, PAGE};
 use vvram_tests::misc;
 use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::PciDevice;
@@ -486,9 +486,42 @@ fn unbind() -> Outcome {
     works()
 }
 
+/// The arguments are not written to: what comes from read-only memory succeeds.
+fn read_only() -> Outcome {
+    let gpu = Gpu::open()?;
+    let (a, _) = patterns();
+    let object = gpu.drm.create_flags(PAGE64, EITHER)?;
+    object.map()?.fill(a);
+    let call = |request: u64, page: Map| {
+        let what = || format!("{request:#x} from memory that is read only");
+        // SAFETY: the kernel does not write there.
+        unsafe { ioctl_raw(gpu.drm.fd(), request, page.address().as_ptr() as u64, what) }
+    };
+    let bind = VvramVmBind {
+        addr: AT,
+        size: PAGE64,
+        offset: 0,
+        handle: object.handle(),
+        flags: 0,
+    };
+    call(uapi::VVRAM_VM_BIND, Map::read_only(bind)?)?;
+    let mut bytes = vec![0u8; PAGE];
+    let read = VvramVmRead {
+        addr: AT,
+        size: PAGE64,
+        data: bytes.as_mut_ptr() as u64,
+        flags: 0,
+        pad: 0,
+    };
+    call(uapi::VVRAM_VM_READ, Map::read_only(read)?)?;
+    check_eq!(a.verify(&bytes, 0), Ok(()), "bytes that were read");
+    Ok(())
+}
+
 igt_main! {
     "bind", "parts of objects in both kinds of memory, by their bytes", bind;
     "bad-input", "what cannot be bound or read", bad_input;
+    "read-only", "arguments that are not written to", read_only;
     "follows", "an object that moves, there and back", follows;
     "arrives", "an object whose bytes are on their way", arrives;
     "swap", "an object that is swapped out", swap;
