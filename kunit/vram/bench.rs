@@ -576,8 +576,18 @@ impl Card {
         hidden: u64,
         names: &[&CStr],
     ) -> Result<Self> {
-        let visible = pdev.resource_len(BAR)?;
-        let size = visible + hidden;
+        let size = pdev.resource_len(BAR)? + hidden;
+
+        Self::with_allocator(pdev, Allocator::new(0..size)?, names)
+    }
+
+    /// As [`Self::with_engines`], with the VRAM that an allocator has.
+    pub(crate) fn with_allocator(
+        pdev: &pci::Device<device::Bound>,
+        allocator: Arc<Allocator>,
+        names: &[&CStr],
+    ) -> Result<Self> {
+        let (visible, size) = (pdev.resource_len(BAR)?, allocator.size());
         let kept = KVec::with_capacity(16, GFP_KERNEL)?;
         let record = Record::new()?;
         let control = Arc::pin_init(
@@ -593,7 +603,7 @@ impl Card {
         let drm = drm::UnregisteredDevice::<Driver>::new(
             pdev,
             try_pin_init!(Data {
-                ttm <- drm::ttm::Device::with_engines(Allocator::new(0..size)?, names),
+                ttm <- drm::ttm::Device::with_engines(allocator, names),
             }),
         )?;
 
@@ -851,7 +861,7 @@ pub(crate) fn frames(object: &Object) -> Result<KVec<u64>> {
 }
 
 /// Returns the physical address that a device reaches at a DMA address.
-fn behind(pdev: &pci::Device<device::Bound>, addr: u64) -> u64 {
+pub(crate) fn behind(pdev: &pci::Device<device::Bound>, addr: u64) -> u64 {
     let dev: &device::Device<device::Bound> = pdev.as_ref();
 
     // SAFETY: The device, a transparent wrapper, is valid and bound, and so its domain stays.

@@ -7,6 +7,7 @@ use kernel::prelude::*;
 #[kunit_tests(vram_dma)]
 mod tests {
     use crate::bench::{
+        behind,
         fill,
         frames,
         holds,
@@ -17,13 +18,17 @@ mod tests {
         Card,
         Mode,
         Reached,
+        BAR,
         FAILED,
         PAGE, //
     };
+    use crate::worker;
     use kernel::{
         drm::{
             self,
+            gem::mappings::Address,
             ttm::{
+                OpCtx,
                 Place,
                 MAX_ENGINES, //
             },
@@ -34,6 +39,13 @@ mod tests {
             }, //
         },
         prelude::*,
+        sync::{
+            atomic::{
+                Atomic,
+                Relaxed, //
+            },
+            Arc, //
+        },
         time::{
             delay::fsleep,
             Delta, //
@@ -152,7 +164,7 @@ mod tests {
             let victim = card.object(size / PAGE, &[Place::VRAM], Domain::Either)?;
             fill(&victim, 4)?;
 
-            // The first engine stalls, and the second one has to clear VRAM that it reads.
+            // The second engine has to clear VRAM that the first one, which stalls, still reads.
             card.control.set(Mode::Keep);
             let new = card.object(PAGES, &[Place::VRAM], Domain::Vram)?;
             check_eq!(card.control.kept(), 1);
@@ -196,6 +208,112 @@ mod tests {
             validate(&victim, &[Place::VRAM])?;
             check!(holds(&victim, Some(5))?);
             Ok(())
+        })
+    }
+
+    #[test]
+    fn core_driver_gets_vram_that_no_job_uses() -> Result {
+        with_device(|pdev| {
+            let size = pdev.resource_len(BAR)?;
+
+            // Without a word nobody shares VRAM with TTM, which gives it to those who wait only.
+            let allocator = Allocator::new(0..size)?;
+            let before = allocator.alloc(PAGE)?;
+            let card = Card::with_allocator(pdev, allocator.clone(), &[c"engine"])?;
+            check_eq!(allocator.alloc(PAGE).err(), Some(EBUSY));
+            check_eq!(allocator.alloc_below(PAGE, size).err(), Some(EBUSY));
+            check_eq!(allocator.reserve(0..PAGE).err(), Some(EBUSY));
+            drop((before, card));
+
+            let allocator = Allocator::shared(0..size, None)?;
+            let card = Card::with_allocator(pdev, allocator.clone(), &[c"engine"])?;
+            let object = card.object(size / PAGE, &[Place::VRAM], Domain::Either)?;
+            fill(&object, 6)?;
+            check_eq!(allocator.alloc(PAGE).err(), Some(ENOSPC));
+
+            // The engine still has to read all of it.
+            card.control.set_again(true);
+            card.control.set(Mode::Keep);
+            validate(&object, &[Place::TT])?;
+            check_eq!(card.control.kept(), 1);
+            check_eq!(allocator.alloc(PAGE).err(), Some(ENOSPC));
+
+            card.control.set(Mode::Work);
+            drop(card.control.take()?);
+            check_eq!(card.free(size), size);
+            let part = allocator.alloc(PAGE)?;
+            check!(holds(&object, Some(6))?);
+            drop(part);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn evicted_vram_is_free_when_the_job_is_done() -> Result {
+        with_device(|pdev| {
+            let size = pdev.resource_len(BAR)?;
+            let allocator = Allocator::shared(0..size, None)?;
+            let card = Card::with_allocator(pdev, allocator, &[c"engine"])?;
+            let victim = card.object(size / PAGE, &[Place::VRAM], Domain::Either)?;
+            fill(&victim, 7)?;
+
+            // Whoever evicts waits for a job that another task finishes.
+            card.control.set(Mode::Keep);
+            card.control.set_again(true);
+            let control = card.control.clone();
+            let was_waited_for = Arc::new(Atomic::new(false), GFP_KERNEL)?;
+            let told = was_waited_for.clone();
+            worker::spawn(move || {
+                for _ in 0..100 {
+                    fsleep(Delta::from_millis(10));
+                    if control.kept() == 0 {
+                        continue;
+                    }
+                    control.set(Mode::Work);
+                    told.store(true, Relaxed);
+                    drop(control.take());
+                    break;
+                }
+            })?;
+            let new = card.object(PAGES, &[Place::VRAM], Domain::Vram)?;
+            check!(was_waited_for.load(Relaxed));
+            check!(holds(&victim, Some(7))?);
+            check!(holds(&new, None)?);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn page_tables_get_the_addresses_of_engines() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0)?;
+            let object = card.object(PAGES, &[Place::TT], Domain::Either)?;
+            let pages = frames(&object)?;
+
+            card.registered(|dev| {
+                let mut reserved = object.reserve(false)?;
+
+                for (number, frame) in (0u64..).zip(&pages) {
+                    let at = number * PAGE + 8;
+                    let ctx = &mut OpCtx::uninterruptible();
+                    let (address, len) = reserved.placed(dev, ctx)?.address(at).ok_or(ENXIO)?;
+                    let Address::Dma(dma) = address else {
+                        return Err(EPROTO);
+                    };
+
+                    check_eq!(behind(pdev, dma), frame + 8);
+                    check!(len >= PAGE - 8);
+                    // The last of these bytes is where the first one says that it is.
+                    let last = (at + len - 1) / PAGE;
+                    check_eq!(behind(pdev, dma + len - 1), pages[last as usize] + PAGE - 1);
+                    check!(reserved.is_at(at, address));
+                    check!(!reserved.is_at(at + 1, address));
+                    check!(!reserved.is_at(at, Address::System(frame + 8)));
+                }
+                let ctx = &mut OpCtx::uninterruptible();
+                check!(reserved.placed(dev, ctx)?.address(PAGES * PAGE).is_none());
+                Ok(())
+            })
         })
     }
 

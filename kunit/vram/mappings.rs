@@ -15,6 +15,7 @@ mod tests {
         registered,
         validate,
         with_device,
+        Asleep,
         Card,
         Control,
         Mode,
@@ -274,6 +275,32 @@ mod tests {
             check_eq!(lead_to(control, &object)?, (true, 2));
             validate(&object, &[Place::TT])?;
             check_eq!(control.steps()?[..], TOLD);
+            check!(holds(&object, Some(1))?);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn suspended_device_is_not_asked() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0)?;
+            let control = &card.control;
+            let object = card.object(3, &[Place::VRAM], Domain::Either)?;
+            fill(&object, 1)?;
+            control.show(&object)?;
+            control.steps()?;
+
+            let asleep = Asleep::new(pdev.as_ref());
+            check_eq!(validate(&object, &[Place::TT]), Err(EAGAIN));
+            // The entries stay, as does the object.
+            check_eq!(control.steps()?[..], [Step::Evicted]);
+            check_eq!(mem_type(&object)?, Some(MemType::Vram));
+            check_eq!(lead_to(control, &object)?, (true, 2));
+            drop(asleep);
+
+            validate(&object, &[Place::TT])?;
+            check_eq!(control.steps()?[..], TOLD);
+            check_eq!(lead_to(control, &object)?.1, 0);
             check!(holds(&object, Some(1))?);
             Ok(())
         })

@@ -2,9 +2,9 @@
 
 //! What an object has that stands for the buffer of another device.
 //!
-//! The device is attached dynamically and takes peer memory. The buffer is mapped when it is used,
-//! with the reservation held. When the exporter moves it, the mapping is dropped, and the next use
-//! maps it again.
+//! The device is attached dynamically and takes peer-to-peer memory. The buffer is mapped when it is
+//! used, with the reservation held. When the exporter moves it, the mapping is dropped, and the next
+//! use maps it again.
 //!
 //! If page tables of the device show the buffer, see [`Mappings`](super::Mappings), the mapping is
 //! kept until the fences are signalled which the reservation had when the exporter moved it. Then
@@ -18,6 +18,7 @@
 #![cfg_attr(not(CONFIG_RUST_DRM_TTM), expect(dead_code))]
 
 use super::mappings::{
+    address_at,
     Call,
     Caller,
     When, //
@@ -357,17 +358,12 @@ impl Import {
     /// and is still mapped.
     pub(super) fn dma_address(&self, resv: &mut LockedResv<'_>, offset: u64) -> Option<u64> {
         let at = self.attachment.locked(resv).ok()?;
-        let mut skip = offset;
+        let entries = at.kept()?.iter();
 
-        for entry in at.kept()?.iter() {
-            let len = entry.dma_len();
-
-            if skip < len {
-                return Some(entry.dma_address() + skip);
-            }
-            skip -= len;
-        }
-        None
+        address_at(
+            entries.map(|entry| (entry.dma_address(), entry.dma_len())),
+            offset,
+        )
     }
 
     /// Has page tables cleared and the buffer unmapped.

@@ -75,6 +75,10 @@ pub trait Mappings: DriverObject {
     /// unbound: then work that still uses the addresses faults. The memory is given to others, or
     /// unmapped, after this. Clears the entries and has the device forget what it has cached of
     /// them, once for each page table. May sleep, within the rules of the [module](self).
+    ///
+    /// The device is awake if the object moves to or from VRAM. It may be suspended if system memory
+    /// is about to be swapped out, or a buffer of another device is invalidated: then the entries
+    /// have to be cleared before the device uses them again.
     fn zap<'a>(reg: &'a RegistrationData<'a, Self>, object: &Held<'_, DriverAllocImpl<Self>>);
 }
 
@@ -83,9 +87,10 @@ pub trait Mappings: DriverObject {
 pub enum Address {
     /// An offset in VRAM.
     Vram(u64),
-    /// The physical address of system memory.
+    /// The physical address of system memory, for engines that do not reach that by DMA:
+    /// [`Engine::DMA`](drm::ttm::Engine::DMA).
     System(u64),
-    /// The address at which the device reaches the buffer of another one.
+    /// The address at which the device reaches system memory, or the buffer of another device.
     Dma(u64),
 }
 
@@ -99,6 +104,18 @@ impl Address {
             Self::Dma(at) => Self::Dma(at + bytes),
         }
     }
+}
+
+/// Returns the address of offset `at` in pieces that follow each other, given by their addresses and
+/// lengths.
+pub(super) fn address_at(pieces: impl Iterator<Item = (u64, u64)>, mut at: u64) -> Option<u64> {
+    for (address, len) in pieces {
+        if at < len {
+            return Some(address + at);
+        }
+        at -= len;
+    }
+    None
 }
 
 /// Which of the two calls.

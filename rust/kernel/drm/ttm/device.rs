@@ -12,7 +12,10 @@ use super::{
         unpopulate_callback,
         Jobs, //
     },
-    placement::Place,
+    placement::{
+        Place,
+        Places, //
+    },
     region::{
         Charge,
         Regions, //
@@ -76,7 +79,6 @@ use core::{
         PhantomData,
         PhantomPinned, //
     },
-    ops::Deref,
     ptr::{
         self,
         NonNull, //
@@ -317,8 +319,7 @@ impl<T: TtmObject> Device<T> {
     pub(crate) fn unplugged(&self, drm: *mut bindings::drm_device) {
         if self.bdev(drm).is_ok() {
             self.unregister_regions();
-            // SAFETY: Drivers finish all jobs before their registration data is gone, which it is.
-            unsafe { self.unmap_all() };
+            self.unmap_all();
         }
     }
 
@@ -355,30 +356,9 @@ impl<T: TtmObject> Device<T> {
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if there is no place, for which TTM would throw the content away, or more than
-    ///   [`MAX_PLACES`].
-    /// - `ENOSPC` if none has room for it.
+    /// Those of [`Places::fitting`].
     pub(crate) fn fitting(&self, places: &[Place], size: u64) -> Result<Places> {
-        if places.is_empty() || places.len() > MAX_PLACES {
-            return Err(EINVAL);
-        }
-
-        let mut found = Places {
-            places: [places[0]; MAX_PLACES + 1],
-            count: 0,
-        };
-        for place in places {
-            let (start, end) = place.range(self.size_of(place.mem_type()));
-
-            if size <= end - start {
-                found.places[found.count] = *place;
-                found.count += 1;
-            }
-        }
-        if found.count == 0 {
-            return Err(ENOSPC);
-        }
-        Ok(found)
+        Places::fitting(places, size, |mem_type| self.size_of(mem_type))
     }
 
     /// Returns who gives out VRAM.
@@ -624,41 +604,6 @@ impl<T: TtmObject> Device<T> {
     pub(crate) unsafe fn from_raw<'a>(bdev: *mut bindings::ttm_device) -> &'a Self {
         // SAFETY: By the safety requirements.
         unsafe { &*container_of!(Opaque::cast_from(bdev), Self, bdev) }
-    }
-}
-
-/// How many places an object can be given at once.
-pub(crate) const MAX_PLACES: usize = 4;
-
-/// Some places.
-pub(crate) struct Places {
-    // One more for `without_eviction()`.
-    places: [Place; MAX_PLACES + 1],
-    count: usize,
-}
-
-impl Places {
-    /// Returns the same places, but nobody is evicted for them; if they have no room the object is
-    /// in system memory that no device accesses.
-    pub(crate) fn without_eviction(&self) -> Self {
-        let mut places = self.places;
-
-        for place in &mut places[..self.count] {
-            *place = place.desired();
-        }
-        places[self.count] = Place::SYSTEM.fallback();
-        Self {
-            places,
-            count: self.count + 1,
-        }
-    }
-}
-
-impl Deref for Places {
-    type Target = [Place];
-
-    fn deref(&self) -> &[Place] {
-        &self.places[..self.count]
     }
 }
 

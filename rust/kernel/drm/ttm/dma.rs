@@ -129,8 +129,7 @@ impl Table {
     ///
     /// # Safety
     ///
-    /// To be called once, with the device that it was made with, which is bound. The addresses must
-    /// not be used any more.
+    /// To be called once, with the device that it was made with, which is bound.
     #[inline(never)]
     unsafe fn unmap(&self, dev: &device::Device) {
         // SAFETY: As promised by the caller; by the type invariant the table was mapped.
@@ -172,7 +171,7 @@ pub struct Segments<'a> {
 }
 
 impl<'a> Segments<'a> {
-    pub(super) fn of(table: &'a Table) -> Self {
+    pub(crate) fn of(table: &'a Table) -> Self {
         table.segments()
     }
 }
@@ -269,11 +268,11 @@ impl Tables {
         }
     }
 
-    /// Ends all mappings.
+    /// Ends all mappings. A table that a job still has is a bug of the driver, which is logged.
     ///
     /// # Safety
     ///
-    /// No job may be left. `dev` must be the device that they were made for.
+    /// `dev` must be the device that they were made for.
     pub(super) unsafe fn unmap_all(&self, dev: &device::Device) {
         let mut list = self.list.lock();
 
@@ -282,6 +281,12 @@ impl Tables {
             self.mapped.fetch_sub(table.len, Relaxed);
             // SAFETY: As promised by the caller; it was on the list.
             unsafe { table.unmap(dev) };
+            if Arc::into_unique_or_drop(table).is_none() {
+                dev_warn!(
+                    dev,
+                    "a job of an engine was not finished before the unplug\n"
+                );
+            }
         }
     }
 }

@@ -8,6 +8,7 @@ use super::{
     device::Device,
     dma::{
         self,
+        Table,
         Tables, //
     },
     engine::{
@@ -19,7 +20,6 @@ use super::{
         Loss,
         Losses, //
     },
-    transfer::Side,
     TtmObject, //
 };
 use crate::{
@@ -34,7 +34,10 @@ use crate::{
         self,
         devres::while_registered, //
     },
-    pm,
+    pm::{
+        self,
+        Awake, //
+    },
     prelude::*,
     sync::{
         aref::ARef,
@@ -86,15 +89,7 @@ impl<T: TtmObject> Device<T> {
         reg: &'a <T::Driver as drm::Driver>::RegistrationData<'a>,
         request: Request,
     ) -> Result<ARef<Fence>> {
-        // Without `awake` it is an object that importers have, which leaves VRAM: the driver cannot
-        // suspend the device before it has taken the reservation, and seen that the object has
-        // left.
-        if request.awake.is_none()
-            && !self.in_transition.load(Relaxed)
-            && !pm::is_suspending(self.owner())
-        {
-            return Err(EAGAIN);
-        }
+        self.check_awake(request.awake.as_ref())?;
 
         let index = T::choose(reg, &request.work);
         if index >= self.jobs.moves.engines() {
@@ -103,6 +98,22 @@ impl<T: TtmObject> Device<T> {
         self.jobs
             .moves
             .submit(index, &T::engine(reg, index), request)
+    }
+
+    /// Checks that engines can work, with what keeps the device awake for them.
+    ///
+    /// # Errors
+    ///
+    /// `EAGAIN` as for [`Self::submit`].
+    pub(crate) fn check_awake(&self, awake: Option<&Awake>) -> Result {
+        // Without `awake` it is an object that importers have, which leaves VRAM: the driver cannot
+        // suspend the device before it has taken the reservation, and seen that the object has
+        // left.
+        if awake.is_none() && !self.in_transition.load(Relaxed) && !pm::is_suspending(self.owner())
+        {
+            return Err(EAGAIN);
+        }
+        Ok(())
     }
 
     /// Tells whether work of `usage` on an object is under way that is not done by an engine of
@@ -204,17 +215,16 @@ impl<T: TtmObject> Device<T> {
 
     /// Ends all mappings for the engines.
     ///
-    /// # Safety
-    ///
-    /// No job may be left.
-    pub(super) unsafe fn unmap_all(&self) {
+    /// Drivers finish all jobs before, see [`Engine::run`]. What a job has that is left are numbers:
+    /// the device must not use them any more, as it must not after any unbind.
+    pub(super) fn unmap_all(&self) {
         if Self::DMA {
-            // SAFETY: As promised by the caller; all was mapped for this device.
+            // SAFETY: All was mapped for this device.
             unsafe { self.jobs.tables.unmap_all(self.owner()) };
         }
     }
 
-    /// Returns pages as one side of a job, after mapping them if the engines do DMA.
+    /// Returns the DMA addresses of pages, after mapping them, if the engines do DMA.
     ///
     /// # Errors
     ///
@@ -223,19 +233,23 @@ impl<T: TtmObject> Device<T> {
     /// # Safety
     ///
     /// Those of [`Self::map_pages`].
-    pub(crate) unsafe fn side_of_pages(
+    pub(crate) unsafe fn table_of_pages(
         &self,
         drm: *mut bindings::drm_device,
         tt: NonNull<bindings::ttm_tt>,
-    ) -> Result<Side> {
+    ) -> Result<Option<Arc<Table>>> {
         if !Self::DMA {
-            return Ok(Side::Pages(tt, None));
+            return Ok(None);
         }
 
         // SAFETY: As promised by the caller.
         unsafe { self.map_pages(drm, tt) }?;
-        let table = self.jobs.tables.get(tt).ok_or(ENODEV)?;
-        Ok(Side::Pages(tt, Some(table)))
+        Ok(Some(self.mapped_table(tt).ok_or(ENODEV)?))
+    }
+
+    /// Returns the DMA addresses of pages, if they are mapped.
+    pub(crate) fn mapped_table(&self, tt: NonNull<bindings::ttm_tt>) -> Option<Arc<Table>> {
+        self.jobs.tables.get(tt)
     }
 }
 

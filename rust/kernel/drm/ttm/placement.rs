@@ -10,8 +10,10 @@ use crate::{
         Domain,
         MemType, //
     },
-    page::PAGE_SHIFT, //
+    page::PAGE_SHIFT,
+    prelude::*, //
 };
+use core::ops::Deref;
 
 impl Domain {
     /// Returns the places for an object that is new or used again.
@@ -183,6 +185,76 @@ impl Place {
     pub(super) unsafe fn from_raw<'a>(raw: *const bindings::ttm_place) -> &'a Self {
         // SAFETY: `Place` is a transparent wrapper.
         unsafe { &*raw.cast() }
+    }
+}
+
+/// How many places an object can be given at once.
+pub(crate) const MAX_PLACES: usize = 4;
+
+/// Some places, in the order in which they are tried.
+pub(crate) struct Places {
+    // One more for `without_eviction()`.
+    places: [Place; MAX_PLACES + 1],
+    count: usize,
+}
+
+impl Places {
+    /// Returns those of `places` that have room for `size` bytes, where a kind of memory has as many
+    /// as `size_of` returns.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL` if there is no place, for which TTM would throw the content away, or more than
+    ///   [`MAX_PLACES`].
+    /// - `ENOSPC` if none has room for it.
+    pub(super) fn fitting(
+        places: &[Place],
+        size: u64,
+        size_of: impl Fn(MemType) -> u64,
+    ) -> Result<Self> {
+        if places.is_empty() || places.len() > MAX_PLACES {
+            return Err(EINVAL);
+        }
+
+        let mut found = Self {
+            places: [places[0]; MAX_PLACES + 1],
+            count: 0,
+        };
+        for place in places {
+            let (start, end) = place.range(size_of(place.mem_type()));
+
+            if size <= end - start {
+                found.places[found.count] = *place;
+                found.count += 1;
+            }
+        }
+        if found.count == 0 {
+            return Err(ENOSPC);
+        }
+        Ok(found)
+    }
+
+    /// Returns the same places, but nobody is evicted for them; if they have no room the object is
+    /// in system memory that no device accesses.
+    pub(crate) fn without_eviction(&self) -> Self {
+        let mut places = self.places;
+
+        for place in &mut places[..self.count] {
+            *place = place.desired();
+        }
+        places[self.count] = Place::SYSTEM.fallback();
+        Self {
+            places,
+            count: self.count + 1,
+        }
+    }
+}
+
+impl Deref for Places {
+    type Target = [Place];
+
+    fn deref(&self) -> &[Place] {
+        &self.places[..self.count]
     }
 }
 

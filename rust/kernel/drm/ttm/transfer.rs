@@ -217,8 +217,9 @@ const PAGES_WITHOUT_PAUSE: usize = 256;
 
 /// Offers to reschedule, for kernels that do not preempt kernel code. May sleep.
 pub(super) fn pause() {
-    // SAFETY: Only the worker of the engine gets here; it holds no spinlock. The pages that it has
-    // mapped for itself stay mapped meanwhile.
+    // SAFETY: The CPU moves bytes in the worker of a `CpuEngine`, and where a job is finished that
+    // has failed; both hold no spinlock and may sleep. The pages that the task has mapped for itself
+    // stay mapped meanwhile.
     unsafe { bindings::cond_resched() };
 }
 

@@ -82,6 +82,7 @@ static FUNCS: bindings::ttm_resource_manager_func = bindings::ttm_resource_manag
 impl VramManager {
     /// Makes a manager of what `allocator` has.
     pub(super) fn new(allocator: Arc<Allocator>) -> Self {
+        allocator.begin_pipelining();
         Self {
             man: Manager::new(),
             allocator,

@@ -34,6 +34,10 @@ use crate::{
     prelude::*,
     ptr::Alignment,
     sync::{
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
         Arc,
         Mutex, //
     }, //
@@ -48,6 +52,10 @@ use core::{
 ///
 /// The references to one allocator give out the same memory: a core driver that needs some for itself
 /// shares it with the driver that makes objects. Offsets are those in VRAM, wherever the part begins.
+///
+/// TTM frees VRAM that an object leaves at once, while an engine still reads it, because the next
+/// object waits for that. Nobody else does, so that an allocator whose memory TTM has gives none to
+/// others, unless it was made by [`Self::shared`].
 ///
 /// # Examples
 ///
@@ -83,6 +91,9 @@ pub struct Allocator {
     buddy: GpuBuddy,
     layout: Option<Layout>,
     quarantine: Arc<Quarantine>,
+    is_shared: bool,
+    /// Memory is given out before the jobs that use it are done.
+    is_pipelined: Atomic<bool>,
 }
 
 type Blocks = Pin<KBox<AllocatedBlocks>>;
@@ -128,7 +139,7 @@ impl Allocator {
     /// - `EINVAL` if the range is one that the allocator does not take, such as none.
     /// - `ENOMEM` if memory runs out.
     pub fn new(range: Range<u64>) -> Result<Arc<Self>> {
-        Self::make(range, None)
+        Self::make(range, None, false)
     }
 
     /// As [`Self::new`], for VRAM that a BAR shows as `layout` says.
@@ -137,10 +148,23 @@ impl Allocator {
     ///
     /// Those of [`Self::new`].
     pub fn with_layout(range: Range<u64>, layout: Layout) -> Result<Arc<Self>> {
-        Self::make(range, Some(layout))
+        Self::make(range, Some(layout), false)
     }
 
-    fn make(range: Range<u64>, layout: Option<Layout>) -> Result<Arc<Self>> {
+    /// As [`Self::new`], or [`Self::with_layout`], for memory of which a core driver takes a part
+    /// while TTM has the rest.
+    ///
+    /// VRAM that an object leaves is free when the jobs that use it are done, and an eviction waits
+    /// for that.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::new`].
+    pub fn shared(range: Range<u64>, layout: Option<Layout>) -> Result<Arc<Self>> {
+        Self::make(range, layout, true)
+    }
+
+    fn make(range: Range<u64>, layout: Option<Layout>, is_shared: bool) -> Result<Arc<Self>> {
         if !is_aligned(&range) {
             return Err(EINVAL);
         }
@@ -156,6 +180,8 @@ impl Allocator {
                 buddy,
                 layout,
                 quarantine: Quarantine::new()?,
+                is_shared,
+                is_pipelined: Atomic::new(false),
             },
             GFP_KERNEL,
         )?)
@@ -260,13 +286,33 @@ impl Allocator {
                 .is_none_or(|layout| (visible..=len).contains(&layout.len()))
     }
 
+    /// Takes note that TTM has the memory.
+    pub(crate) fn begin_pipelining(&self) {
+        self.is_pipelined.store(!self.is_shared, Relaxed);
+    }
+
+    /// Tells whether memory may be freed before the jobs that use it are done.
+    #[inline]
+    pub(crate) fn is_pipelined(&self) -> bool {
+        self.is_pipelined.load(Relaxed)
+    }
+
+    fn check_pipelining(&self) -> Result {
+        if self.is_pipelined() {
+            return Err(EBUSY);
+        }
+        Ok(())
+    }
+
     /// Allocates `size` bytes, which are whole pages, anywhere.
     ///
     /// # Errors
     ///
+    /// - `EBUSY` if TTM has the memory, and it is not [`Self::shared`].
     /// - `ENOSPC` if there is no room.
     /// - `ENOMEM` if memory runs out.
     pub fn alloc(&self, size: u64) -> Result<Allocation> {
+        self.check_pipelining()?;
         self.alloc_with(
             GpuBuddyAllocMode::Simple,
             size,
@@ -281,6 +327,7 @@ impl Allocator {
     ///
     /// Those of [`Self::alloc`].
     pub fn alloc_below(&self, size: u64, end: u64) -> Result<Allocation> {
+        self.check_pipelining()?;
         let end = end.min(self.end()) & PAGE_MASK as u64;
         let start = self.start();
         if end <= start || size > end - start {
@@ -299,10 +346,12 @@ impl Allocator {
     ///
     /// # Errors
     ///
+    /// - `EBUSY` if TTM has the memory, and it is not [`Self::shared`].
     /// - `EINVAL` if it does not consist of whole pages.
     /// - `ENOSPC` if somebody has a part of it, or it is not in the memory of this allocator.
     /// - `ENOMEM` if memory runs out.
     pub fn reserve(&self, range: Range<u64>) -> Result<Allocation> {
+        self.check_pipelining()?;
         if !is_aligned(&range) {
             return Err(EINVAL);
         }

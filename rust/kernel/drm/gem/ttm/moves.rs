@@ -61,7 +61,7 @@ pub(super) unsafe fn side_of<T: TtmObject>(
         } else {
             let tt = NonNull::new((*bo).ttm).ok_or(EINVAL)?;
 
-            ttm.side_of_pages((*bo).base.dev, tt)
+            Ok(Side::Pages(tt, ttm.table_of_pages((*bo).base.dev, tt)?))
         }
     }
 }
@@ -155,6 +155,15 @@ unsafe fn move_object<T: TtmObject>(
         // SAFETY: As above; the memory is still there, and what importers started is done.
         unsafe { exporter::retire(buf) };
     }
+    // Before the device is asked to do anything.
+    let awake = if by_engine {
+        let awake = obj.awake_if_active();
+
+        obj.ttm().check_awake(awake.as_ref())?;
+        awake
+    } else {
+        None
+    };
     // What the device started by its page tables is done as well.
     locked.zap().map_err(unregistered)?;
     if !by_engine {
@@ -206,7 +215,7 @@ unsafe fn move_object<T: TtmObject>(
         .add_dependencies(&locked.resv(), Usage::Bookkeep, &mut after)?;
     let request = Request {
         work: Work::Move(transfer),
-        awake: obj.awake_if_active(),
+        awake,
         after,
         from: Some(obj.loss.clone()),
         to: Some(obj.loss.clone()),
@@ -236,11 +245,13 @@ unsafe fn move_object<T: TtmObject>(
         return Ok(());
     }
 
-    // VRAM is given to others at once: the engine works in order, and other engines wait for the
-    // fence, which TTM keeps for that. SAFETY: The object is valid, has a resource, and `to`
-    // becomes its new one. The fence was made for this move, and TTM has made room for it.
+    // TTM gives VRAM to other objects at once: the engine works in order, and other engines wait
+    // for the fence, which TTM keeps for that. A core driver would not wait.
+    let pipeline = obj.ttm().allocator().is_pipelined();
+    // SAFETY: The object is valid, has a resource, and `to` becomes its new one. The fence was made
+    // for this move, and TTM has made room for it.
     let ret = to_result(unsafe {
-        bindings::ttm_bo_move_accel_cleanup(bo, fence.as_raw(), evict, true, to)
+        bindings::ttm_bo_move_accel_cleanup(bo, fence.as_raw(), evict, pipeline, to)
     });
     if ret.is_err() {
         // The content is on its way, so there is no way back.

@@ -21,6 +21,7 @@ use crate::{
         self,
         gem::{
             mappings::{
+                address_at,
                 Address,
                 Call,
                 Caller,
@@ -31,6 +32,7 @@ use crate::{
         },
         ttm::{
             OpCtx,
+            Segments,
             TtmObject, //
         },
         vram::{
@@ -46,6 +48,7 @@ use crate::{
     prelude::*,
     scatterlist::SGTable, //
 };
+use core::ptr::NonNull;
 
 /// Where an object is, as long as its reservation is held and it does not move.
 pub struct Placed<'a>(Spot<'a>);
@@ -53,8 +56,8 @@ pub struct Placed<'a>(Spot<'a>);
 enum Spot<'a> {
     Vram(&'a Ranges),
     Pages(&'a [*mut bindings::page]),
-    /// The buffer of another device; offsets are DMA addresses.
-    Import(KVVec<Range>),
+    /// What the device reaches by DMA; offsets are DMA addresses.
+    Dma(KVVec<Range>),
 }
 
 impl Placed<'_> {
@@ -64,7 +67,7 @@ impl Placed<'_> {
         match &self.0 {
             Spot::Vram(vram) => piece(vram.ranges(), at).map(|(at, len)| (Address::Vram(at), len)),
             Spot::Pages(pages) => page_address(pages, at),
-            Spot::Import(pieces) => piece(pieces, at).map(|(at, len)| (Address::Dma(at), len)),
+            Spot::Dma(pieces) => piece(pieces, at).map(|(at, len)| (Address::Dma(at), len)),
         }
     }
 }
@@ -89,15 +92,22 @@ fn page_address(pages: &[*mut bindings::page], at: u64) -> Option<(Address, u64)
 
 /// Returns the pieces of a table in the order of the buffer, with their DMA addresses.
 fn pieces(table: &SGTable) -> Result<KVVec<Range>> {
-    let (mut pieces, mut at) = (KVVec::new(), 0);
+    ranges(
+        table
+            .iter()
+            .map(|entry| (entry.dma_address(), entry.dma_len())),
+    )
+}
 
-    for entry in table.iter() {
-        let (offset, len) = (entry.dma_address(), entry.dma_len());
+/// Returns pieces that follow each other, given by their DMA addresses and lengths.
+fn ranges(pieces: impl Iterator<Item = (u64, u64)>) -> Result<KVVec<Range>> {
+    let (mut ranges, mut at) = (KVVec::new(), 0);
 
-        pieces.push(Range { at, offset, len }, GFP_KERNEL)?;
+    for (offset, len) in pieces {
+        ranges.push(Range { at, offset, len }, GFP_KERNEL)?;
         at += len;
     }
-    Ok(pieces)
+    Ok(ranges)
 }
 
 impl<T: TtmObject> Object<T> {
@@ -206,7 +216,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         if let Some(import) = &obj.import {
             let pieces = import.map_shown(&mut self.resv(), pieces)?;
 
-            return Ok(Placed(Spot::Import(pieces)));
+            return Ok(Placed(Spot::Dma(pieces)));
         }
 
         self.check_content()?;
@@ -214,12 +224,16 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         unsafe { *obj.shown.get() = true };
 
         if self.mem_type() == Some(MemType::Vram) {
-            self.vram().map(Spot::Vram)
-        } else {
-            Some(Spot::Pages(self.pages(ctx)?.as_slice()))
+            return self.vram().map(Spot::Vram).map(Placed).ok_or(EINVAL);
         }
-        .map(Placed)
-        .ok_or(EINVAL)
+
+        self.pages(ctx)?;
+        let tt = self.tt().ok_or(EINVAL)?;
+        // SAFETY: It is that of the object, whose reservation is held, and has all of its pages.
+        match unsafe { obj.ttm().table_of_pages(dev.as_raw(), tt) }? {
+            Some(table) => Ok(Placed(Spot::Dma(ranges(Segments::of(&table))?))),
+            None => self.populated().map(Spot::Pages).map(Placed).ok_or(EINVAL),
+        }
     }
 
     /// Tells whether offset `at` of the object is at `address` now.
@@ -233,6 +247,8 @@ impl<T: TtmObject> Held<'_, Object<T>> {
             import.dma_address(&mut self.resv(), at).map(Address::Dma)
         } else if let Some(vram) = self.vram() {
             vram.offset(at).map(Address::Vram)
+        } else if let Some(table) = self.tt().and_then(|tt| obj.ttm().mapped_table(tt)) {
+            address_at(Segments::of(&table), at).map(Address::Dma)
         } else {
             self.populated()
                 .and_then(|pages| page_address(pages, at))
@@ -281,6 +297,11 @@ impl<T: TtmObject> Held<'_, Object<T>> {
             bindings::kunmap_local(from);
         }
         Ok(())
+    }
+
+    fn tt(&self) -> Option<NonNull<bindings::ttm_tt>> {
+        // SAFETY: The object is valid and its reservation held.
+        NonNull::new(unsafe { (*self.bo()).ttm })
     }
 
     /// Returns the pages of an object that is in system memory which a device may access.

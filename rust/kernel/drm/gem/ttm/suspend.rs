@@ -304,11 +304,12 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         }
 
         // SAFETY: The object is valid, and the backup, which is one of it, has its pages.
-        let pages = unsafe {
+        let table = unsafe {
             self.obj
                 .ttm()
-                .side_of_pages((*self.obj.as_raw()).dev, backup.tt)
+                .table_of_pages((*self.obj.as_raw()).dev, backup.tt)
         }?;
+        let pages = Side::Pages(backup.tt, table);
         // SAFETY: The object is in VRAM.
         let ranges = unsafe { VramResource::from_raw((*self.bo()).resource) }.ranges();
         let vram = Side::Vram(ranges.clone());
