@@ -81,7 +81,7 @@ mod tests {
         }
     }
 
-    /// What stands between the importer and peer memory, in the order in which it is reported.
+    /// What stands between the importer and peer-to-peer memory, in the order in which it is reported.
     fn obstacles(f: &Facts) -> [(bool, Reason); 6] {
         [
             (!f.route.opted_in, Reason::NoOptIn),

@@ -11,7 +11,7 @@ module! {
     type: RangeListKunit,
     name: "range_list_kunit",
     authors: ["The vvram developers"],
-    description: "KUnit suite for ranges of peer memory",
+    description: "KUnit suite for ranges of peer-to-peer memory",
     license: "GPL",
     params: {
         seed: u32 {

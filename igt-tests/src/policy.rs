@@ -134,7 +134,7 @@ pub struct Rules {
 
 impl Rules {
     /// Why an importer cannot access VRAM, whatever the object: it does not take
-    /// peer memory, or there is no route. What it says of itself comes first.
+    /// peer-to-peer memory, or there is no route. What it says of itself comes first.
     fn obstacle(self, mode: Mode) -> Option<u32> {
         match (mode, self.route) {
             (Mode::Static | Mode::NoP2p | Mode::Cpu, _) => Some(uapi::REASON_NO_OPT_IN),

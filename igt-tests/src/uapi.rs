@@ -286,7 +286,7 @@ pub const PATH_REFUSED: u32 = 4;
 
 /// It is peer to peer.
 pub const REASON_NONE: u32 = 0;
-/// The importer does not take peer memory.
+/// The importer does not take peer-to-peer memory.
 pub const REASON_NO_OPT_IN: u32 = 1;
 /// The importer is not a PCI device.
 pub const REASON_NOT_PCI: u32 = 2;
@@ -315,7 +315,7 @@ pub const ATTACHMENT_MAPPED: u32 = 1 << 1;
 pub const ATTACHMENT_DYNAMIC: u32 = 1 << 2;
 /// Can be invalidated.
 pub const ATTACHMENT_REVOCABLE: u32 = 1 << 3;
-/// Opted in to peer memory.
+/// Opted in to peer-to-peer memory.
 pub const ATTACHMENT_PEER2PEER: u32 = 1 << 4;
 
 /// Most refusals GEM_ATTACHMENTS lists.

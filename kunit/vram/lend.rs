@@ -90,7 +90,7 @@ mod tests {
 
     const DIR: DataDirection = DataDirection::Bidirectional;
 
-    /// Pins, and does not opt in to peer memory.
+    /// Pins, and does not opt in to peer-to-peer memory.
     struct Local;
 
     #[vtable]

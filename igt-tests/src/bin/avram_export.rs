@@ -107,7 +107,7 @@ fn matrix() -> Outcome {
             }
         }
     }
-    // Who does not take peer memory gets nothing, wherever it is.
+    // Who does not take peer-to-peer memory gets nothing, wherever it is.
     for mode in [Mode::NoP2p, Mode::Static] {
         expect_errno(
             "attach without peer-to-peer",

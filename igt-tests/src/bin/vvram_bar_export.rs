@@ -56,7 +56,7 @@ fn peer() -> Outcome {
     Ok(())
 }
 
-/// Who cannot have peer memory, or cannot let go, is refused.
+/// Who cannot have peer-to-peer memory, or cannot let go, is refused.
 fn refusals() -> Outcome {
     let lent = Lent::new()?;
     let lender = lent.open()?;

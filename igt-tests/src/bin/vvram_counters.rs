@@ -2,7 +2,7 @@
 
 //! Each counter of fallbacks and refusals, made to count by one action that no other counter sees.
 //!
-//! Not made here: not-pci, for which an importer has to take peer memory without being a PCI
+//! Not made here: not-pci, for which an importer has to take peer-to-peer memory without being a PCI
 //! device, and suspended, for which a resume has to fail.
 
 use vvram_tests::debugfs::{difference, DebugFs};
@@ -91,7 +91,7 @@ impl Counted {
     }
 }
 
-/// Importers that do not take peer memory.
+/// Importers that do not take peer-to-peer memory.
 fn no_opt_in() -> Outcome {
     let c = Counted::new(Scene::open()?)?;
     for mode in [Mode::Static, Mode::NoP2p] {
@@ -319,7 +319,7 @@ fn device_gone() -> Outcome {
 }
 
 igt_main! {
-    "no-opt-in", "importers that do not take peer memory", no_opt_in;
+    "no-opt-in", "importers that do not take peer-to-peer memory", no_opt_in;
     "no-route", "importers that take it, with a route and without", no_route;
     "other-importer", "a peer beside one that is none", other_importer;
     "no-vram", "no room in VRAM", no_vram;

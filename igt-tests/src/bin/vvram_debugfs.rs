@@ -169,7 +169,7 @@ fn importers() -> Outcome {
     let only = scene.drm.create(PAGE64)?;
     let only_buffer = only.export()?;
     expect_errno(
-        "attaching without peer memory to VRAM only",
+        "attaching without peer-to-peer memory to VRAM only",
         scene.peer.attach(&only_buffer, Mode::NoP2p),
         libc::EOPNOTSUPP,
     )?;
@@ -536,7 +536,7 @@ fn counters() -> Outcome {
     check_eq!(before.len(), 5 * 13 + 1, "counters");
     for _ in 0..3 {
         expect_errno(
-            "attaching without peer memory to VRAM only",
+            "attaching without peer-to-peer memory to VRAM only",
             peer.attach(&only_buffer, Mode::NoP2p),
             libc::EOPNOTSUPP,
         )?;

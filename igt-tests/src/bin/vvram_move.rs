@@ -237,7 +237,7 @@ fn peer_follows_without_handle() -> Outcome {
     peer_reads(&scene.peer, a, &[0, 1])
 }
 
-/// Importers that cannot have peer memory get system memory, with the reason.
+/// Importers that cannot have peer-to-peer memory get system memory, with the reason.
 fn system_path() -> Outcome {
     let scene = Scene::open()?;
     let (a, b) = patterns();
@@ -646,7 +646,8 @@ fn in_flight() -> Outcome {
     peer_reads(peer, b, &[0, 3])
 }
 
-/// A dynamic peer and one without peer memory read and write while others take VRAM all the time.
+/// A dynamic peer, and one without peer-to-peer memory, read and write while others take VRAM all
+/// the time.
 fn storm() -> Outcome {
     let scene = Scene::with_route()?;
     let (a, _) = patterns();
@@ -793,7 +794,7 @@ igt_main! {
     "cpu-follows", "mappings of processes follow an object there and back", cpu_follows_with_route;
     "peer-follows", "a dynamic peer follows an object there and back", peer_follows;
     "without-handle", "the same for an object that only a dma-buf keeps", peer_follows_without_handle;
-    "system-path", "importers without peer memory get system memory", system_path;
+    "system-path", "importers without peer-to-peer memory get system memory", system_path;
     "system-only", "objects of system memory are served from there", system_only;
     "mixed", "one importer in need of system memory moves the object for all", mixed;
     "pin-holds", "pinned objects stay, and refuse who contradicts", pin_holds;

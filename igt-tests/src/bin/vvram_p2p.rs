@@ -81,7 +81,7 @@ fn revocable() -> Outcome {
     mode_moves_bytes(Mode::Revocable)
 }
 
-/// Modes that do not take peer memory are refused on every topology.
+/// Modes that do not take peer-to-peer memory are refused on every topology.
 fn mode_refused(mode: Mode) -> Outcome {
     let scene = Scene::open()?;
     let shared = share(&scene.drm, 2)?;

@@ -52,7 +52,7 @@ impl Traced {
         format!("{name} importer={importer} path={path} reason={reason} ret={ret}")
     }
 
-    /// An event of the peer that has peer memory.
+    /// An event of the peer that has peer-to-peer memory.
     fn peer(&self, name: &str) -> String {
         let path = path_name(self.scene.expect.path());
         self.importer(name, &path, "none", 0)
@@ -173,14 +173,14 @@ fn pin() -> Outcome {
     )
 }
 
-/// Importers that do not take peer memory: refused, or served from system memory.
+/// Importers that do not take peer-to-peer memory: refused, or served from system memory.
 fn fallback() -> Outcome {
     let t = Traced::new(Scene::open()?)?;
     let peer = &t.scene.peer;
     let only = t.scene.drm.create(PAGE64)?;
     let buffer = only.export()?;
     expect_errno(
-        "attaching without peer memory to VRAM only",
+        "attaching without peer-to-peer memory to VRAM only",
         peer.attach(&buffer, Mode::NoP2p),
         libc::EOPNOTSUPP,
     )?;

@@ -50,15 +50,18 @@ enum drm_peer_path {
  * The reasons from 1 to 5, and 9, lead to system memory where the buffer may
  * live there and importers may get it there, and else to a refusal. Where
  * several of these apply, the first of the list is given. With 6 to 8 the
- * importer could have peer memory, but the buffer is in system memory. The same
- * is true for PINNED_ELSEWHERE, unless the importer was refused, and for
- * SUSPENDED, if the importer can be revoked. NO_WINDOW is the reason of a map:
- * of system memory, or of -ENOSPC where the buffer cannot move there.
+ * importer could have peer-to-peer memory, but the buffer is in system memory.
+ * The same is true for PINNED_ELSEWHERE, unless the importer was refused, and
+ * for SUSPENDED, if the importer can be revoked. NO_WINDOW is the reason of a
+ * map: of system memory, or of -ENOSPC where the buffer cannot move there.
  */
 enum drm_peer_reason {
 	/** @DRM_PEER_REASON_NONE: it is peer to peer. */
 	DRM_PEER_REASON_NONE = 0,
-	/** @DRM_PEER_REASON_NO_OPT_IN: the importer does not take peer memory. */
+	/**
+	 * @DRM_PEER_REASON_NO_OPT_IN: the importer does not take peer-to-peer
+	 * memory.
+	 */
 	DRM_PEER_REASON_NO_OPT_IN = 1,
 	/** @DRM_PEER_REASON_NOT_PCI: the importer is not a PCI device. */
 	DRM_PEER_REASON_NOT_PCI = 2,
@@ -254,8 +257,8 @@ struct drm_peer_address {
  *
  * Returns -ENOENT for an unknown handle, -ENXIO if there is no such PCI device,
  * and -EINVAL for an imported object and for a class of importer that cannot be:
- * one that attaches statically neither takes peer memory nor can be told to drop
- * its mapping.
+ * one that attaches statically neither takes peer-to-peer memory nor can be told
+ * to drop its mapping.
  */
 struct drm_peer_query {
 	/**

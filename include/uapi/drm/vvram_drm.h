@@ -209,8 +209,8 @@ struct drm_vvram_gem_import_info {
 	/** @segments: out, the number of pieces that the mapping has. */
 	__u32 segments;
 	/**
-	 * @invalidations: out, how often the device was told to let go of the
-	 * buffer.
+	 * @invalidations: out, how often the exporter invalidated the mapping of
+	 * the device.
 	 */
 	__u64 invalidations;
 };

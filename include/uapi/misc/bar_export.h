@@ -47,9 +47,9 @@ enum {
 	 * Export ranges of a BAR as one dma-buf. Returns its file descriptor,
 	 * with O_RDWR and O_CLOEXEC.
 	 *
-	 * The dma-buf is for PCI devices that take peer memory and can be told
-	 * to drop a mapping; there is no system memory to fall back to. Who
-	 * does not qualify, or has no route to the device, is refused with
+	 * The dma-buf is for PCI devices that take peer-to-peer memory and can
+	 * be told to drop a mapping; there is no system memory to fall back to.
+	 * Who does not qualify, or has no route to the device, is refused with
 	 * -EOPNOTSUPP when it attaches.
 	 *
 	 * -EINVAL if there is no range, or one is not inside a memory BAR or

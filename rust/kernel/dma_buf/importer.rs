@@ -109,7 +109,7 @@ use core::{
 /// ```
 #[vtable]
 pub trait Importer: Sized + Send + Sync + 'static {
-    /// Whether the importer takes addresses of peer memory.
+    /// Whether the importer takes addresses of peer-to-peer memory.
     const PEER2PEER: bool;
 
     /// The mapping is invalid from now on: the buffer moves or goes away.
@@ -678,7 +678,7 @@ impl<I: Importer> AttachmentHandle<I> {
 
 /// A device attached to a buffer, by an importer for which the core pins while it is mapped.
 ///
-/// It is never given peer memory. Otherwise it is like [`Attachment`].
+/// It is never given peer-to-peer memory. Otherwise it is like [`Attachment`].
 pub struct StaticAttachment {
     inner: Arc<Inner<()>>,
     _devres: Devres<Detach<()>>,

@@ -27,8 +27,8 @@
 //! 1. the attachment mutex of an importer (sleeps, taken in [`importer::Attachment::with`]), or the
 //!    `mmap_lock` of a process that accesses a buffer,
 //! 2. the reservation of the buffer,
-//! 3. the mapping count of the buffer, and the list of a driver's exports; neither is held while
-//!    another lock is taken; the locks of the areas of a file, which a revocation takes.
+//! 3. the list of a driver's exports, which is not held while another lock is taken; the locks of
+//!    the areas of a file, which a revocation takes.
 //!
 //! # Examples
 //!

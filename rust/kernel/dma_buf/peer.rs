@@ -102,7 +102,7 @@ impl Route {
         }
     }
 
-    /// Measures the route of a device that may attach, opted in to peer memory or not.
+    /// Measures the route of a device that may attach, opted in to peer-to-peer memory or not.
     ///
     /// For a PCI device it also returns what the route follows from.
     pub fn measure(

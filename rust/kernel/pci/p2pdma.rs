@@ -22,7 +22,7 @@ use crate::{
 };
 use core::ptr::NonNull;
 
-/// How a client reaches peer memory, `enum pci_p2pdma_map_type`.
+/// How a client reaches peer-to-peer memory, `enum pci_p2pdma_map_type`.
 ///
 /// An open enum: kinds that a later kernel adds (other interconnects, say) are values without a
 /// name here, not undefined behaviour.

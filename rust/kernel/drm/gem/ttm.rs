@@ -468,8 +468,8 @@ struct Pins {
 // SAFETY: GEM objects may be used and released from any task, and `T` is `Send`.
 unsafe impl<T: TtmObject> Send for Object<T> {}
 
-// SAFETY: TTM synchronizes access to the object, the reservation guards `exported` and `pins`, and
-// `T` is `Sync`.
+// SAFETY: TTM synchronizes access to the object, the reservation guards all cells, the rest does
+// not change or is atomic, and `T` is `Sync`.
 unsafe impl<T: TtmObject> Sync for Object<T> {}
 
 impl<T: TtmObject> Object<T> {

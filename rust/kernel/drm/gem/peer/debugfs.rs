@@ -12,14 +12,14 @@
 //!   keep it. Bytes of names that are not printable, and blanks, are shown as `\x20`,
 //! - `usage`: how much of the VRAM that the CPU sees is in use, how many objects are exported, how
 //!   many importers are attached to them, and how many of these to orphans,
-//! - `counters`: how often importers did not get peer memory, by reason, and how often the content
-//!   of an object was moved,
-//! - `unrevocable`: what importers may have that cannot be told to let go, and what they have pinned;
-//!   `accept`, `refuse` and a number of bytes, the limit, can be written.
+//! - `counters`: how often importers did not get peer-to-peer memory, by reason, and how often the
+//!   content of an object was moved,
+//! - `unrevocable`: what importers may have whose mappings cannot be revoked, and what they have
+//!   pinned; `accept`, `refuse` and a number of bytes, the limit, can be written.
 //!
 //! # Locking
 //!
-//! The files take the reservation of one object at a time and hold no other lock.
+//! The files take the reservation of one object at a time.
 
 use super::{
     backing::with_reserved,

@@ -60,7 +60,7 @@ use crate::{
 ///     query::Class, //
 /// };
 ///
-/// // Statically, pinned as most RDMA devices, without peer memory, and able to move.
+/// // Statically, pinned as most RDMA devices, without peer-to-peer memory, and able to move.
 /// for class in [
 ///     0,
 ///     DYNAMIC | PEER2PEER,

@@ -13,7 +13,7 @@
 //!
 //! # Locking
 //!
-//! The files take the reservation of one object at a time and hold no other lock.
+//! The files take the reservation of one object at a time.
 
 use super::Object;
 use crate::{
