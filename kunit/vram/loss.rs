@@ -23,6 +23,11 @@ mod tests {
     };
     use crate::{
         importer::prompt,
+        memory::{
+            Access,
+            Mapped,
+            Sharing, //
+        },
         worker, //
     };
     use kernel::{
@@ -51,6 +56,7 @@ mod tests {
                 MemType, //
             }, //
         },
+        page::PAGE_SIZE,
         prelude::*,
         sync::aref::ARef,
         time::{
@@ -139,6 +145,29 @@ mod tests {
                 drop(object);
                 check_eq!(card.free(size), size);
             }
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn process_that_accesses_what_is_lost_gets_a_signal() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0)?;
+            let object = card.object(PAGES, &[Place::VRAM], Domain::Either)?;
+            fill(&object, 3)?;
+            let buf = export(&object)?;
+            let map = Mapped::new(&buf, 0, PAGES as usize, Sharing::Shared)?;
+            check_eq!(map.fault(0)?, Access::Works);
+
+            card.control.set(Mode::Fail);
+            validate(&object, &[Place::TT])?;
+            card.control.set(Mode::Work);
+            check_eq!(move_of(&object)?.status(), Some(Err(FAILED)));
+            // Of what it had mapped as well as of the rest.
+            check_eq!(map.fault(0)?, Access::Sigbus);
+            check_eq!(map.read(PAGE_SIZE), Err(EFAULT));
+            check_eq!(map.write(0, [0; 8]), Err(EFAULT));
+            check_eq!(place_of(&object)?, Some(MemType::Tt));
             Ok(())
         })
     }
