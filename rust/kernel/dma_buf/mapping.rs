@@ -300,6 +300,21 @@ impl RangeList {
         self.size
     }
 
+    /// Returns the physical address of offset `at` of the buffer, [`None`] behind its end.
+    ///
+    /// Goes through the ranges one by one.
+    #[cfg(CONFIG_RUST_DRM_TTM)]
+    pub(crate) fn address(&self, mut at: u64) -> Option<u64> {
+        for (start, len) in self.iter() {
+            if at < len {
+                // OVERFLOW: By the type invariant no range overflows.
+                return Some(start + at);
+            }
+            at -= len;
+        }
+        None
+    }
+
     /// Iterates over the ranges as physical address and length in bytes.
     pub fn iter(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         self.as_slice().iter().map(|r| (r.paddr, r.len as u64))

@@ -103,6 +103,8 @@ pub use self::{
     }, //
 };
 
+#[cfg(CONFIG_RUST_DRM_TTM)]
+pub(in crate::drm) use self::importers::window_of_importers;
 pub(super) use self::{
     backing::with_reserved,
     origin::handle_to_fd, //
@@ -115,10 +117,7 @@ use super::DriverObject;
 use crate::{
     device::Bound,
     dma_buf,
-    drm::{
-        self,
-        vram::ApertureHook, //
-    },
+    drm,
     pci,
     prelude::*, //
 };
@@ -140,14 +139,6 @@ pub trait PeerObject: DriverObject<Driver: drm::Driver<Object = Self::Class>> {
     fn exports<'a>(
         reg: &'a <Self::Driver as drm::Driver>::RegistrationData<'a>,
     ) -> &'a Exports<'a, Self>;
-
-    /// The windows through which peers see VRAM, for a device whose BAR does not show it at all
-    /// times: see [`aperture_hook`](drm::vram::aperture_hook).
-    ///
-    /// An importer that finds the aperture full of windows gets system memory with the reason
-    /// [`Reason::NoWindow`] if the object may move there: one that is pinned may not. Otherwise its
-    /// mapping fails with `ENOSPC`, until an importer of another object unmaps.
-    const APERTURE: ApertureHook<Self> = ApertureHook::NONE;
 
     /// Tells whether importers get the object in VRAM or not at all.
     ///

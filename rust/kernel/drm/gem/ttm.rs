@@ -327,8 +327,8 @@ mod ops;
 mod placed;
 mod suspend;
 mod vmap;
+mod windows;
 
-pub(crate) use self::moves::move_callback;
 pub use self::{
     copy::{
         copy,
@@ -340,6 +340,10 @@ pub use self::{
     },
     placed::Placed,
     suspend::Content, //
+};
+pub(crate) use self::{
+    mmap::io_mem_pfn_callback,
+    moves::move_callback, //
 };
 pub use super::import::Import;
 

@@ -46,6 +46,7 @@ use crate::{
     bindings,
     container_of,
     device,
+    dma_buf::mapping::RangeList,
     dma_resv::{
         DmaResv,
         Usage, //
@@ -61,6 +62,7 @@ use crate::{
         vram::{
             Allocation,
             Allocator,
+            ApertureHook,
             Domain,
             MemType,
             Objects,
@@ -103,6 +105,10 @@ pub trait VramObject:
     /// Objects do not move, so that [`Object::ranges`] is what a page table shows until the device
     /// is unplugged. Then there are the calls for each object, whether one shows it or not.
     const MAPPINGS: MappingHooks<Self> = MappingHooks::NONE;
+
+    /// The windows through which peers see VRAM, for a device whose BAR does not show it at all
+    /// times: see [`aperture_hook`](drm::vram::aperture_hook).
+    const APERTURE: ApertureHook<Self> = ApertureHook::NONE;
 
     /// Returns the VRAM of the device, which is a part of `data`.
     fn vram(data: &<Self::Driver as drm::Driver>::Data) -> &Device<Self>;
@@ -440,6 +446,8 @@ unsafe impl<T: VramObject> Backing for Object<T> {
     type Data = T;
     type Vram = Device<T>;
 
+    const HAS_WINDOWS: bool = T::APERTURE.is_some();
+
     fn data(&self) -> &T {
         self
     }
@@ -510,6 +518,14 @@ unsafe impl<T: VramObject> Backing for Object<T> {
 
     fn vram_ranges<'a>(object: &'a Held<'_, Self>) -> Result<&'a Ranges> {
         Ok(object.obj.ranges())
+    }
+
+    fn window(object: &Held<'_, Self>) -> Result<Arc<RangeList>> {
+        // SAFETY: The device of a valid object is valid, and of `T::Driver`.
+        let dev: &drm::Device<T::Driver> =
+            unsafe { drm::Device::from_raw((*object.obj.as_raw()).dev) };
+
+        T::APERTURE.map(dev, object.obj.ranges())
     }
 
     fn flush(object: &Held<'_, Self>) -> Result {

@@ -23,6 +23,7 @@ use super::{
     tt::TtManager,
     validation::Validation,
     vram::VramManager,
+    windows::Windows,
     TtmObject, //
 };
 use crate::{
@@ -39,6 +40,7 @@ use crate::{
         gem::{
             peer,
             ttm::{
+                io_mem_pfn_callback,
                 move_callback,
                 Object, //
             },
@@ -55,7 +57,6 @@ use crate::{
         }, //
     },
     error::to_result,
-    page::PAGE_SHIFT,
     pci,
     pm::Awake,
     prelude::*,
@@ -128,6 +129,8 @@ pub struct Device<T: TtmObject> {
     /// Objects have backups.
     pub(crate) has_backups: Atomic<bool>,
     objects: Pin<KBox<Mutex<Objects>>>,
+    /// Through which the CPU sees objects.
+    pub(crate) windows: Windows,
     #[pin]
     _pin: PhantomPinned,
     _p: PhantomData<fn(T)>,
@@ -205,6 +208,7 @@ impl<T: TtmObject> Device<T> {
             in_transition: Atomic::new(false),
             has_backups: Atomic::new(false),
             objects: Objects::new()?,
+            windows: Windows::new()?,
             _pin: PhantomPinned,
             _p: PhantomData,
         })
@@ -217,7 +221,8 @@ impl<T: TtmObject> Device<T> {
     /// to the tracepoints and to the cgroup controller is `pdev`, not the parent.
     ///
     /// The CPU and peers see the first `visible` bytes of VRAM, at most what the BAR shows. Objects
-    /// are moved there when they are to be accessed.
+    /// are moved there when they are to be accessed, unless there are windows:
+    /// [`TtmObject::APERTURE`].
     ///
     /// VRAM is a region of the cgroup controller `dmem`, called `drm/<device>/vram0`, and what is
     /// pinned of it one called `drm/<device>/pinned`, until the DRM device is unplugged.
@@ -724,31 +729,4 @@ unsafe extern "C" fn io_mem_reserve_callback<T: TtmObject>(
         }
     }
     0
-}
-
-/// # Safety
-///
-/// See [`tt_create_callback`]; the object is in VRAM.
-unsafe extern "C" fn io_mem_pfn_callback<T: TtmObject>(
-    bo: *mut bindings::ttm_buffer_object,
-    page: usize,
-) -> usize {
-    // SAFETY: The object is in VRAM, which has resources of this type, and the device is that of a
-    // `Device<T>`, whose cell does not change any more.
-    let (resource, start) = unsafe {
-        (
-            super::VramResource::from_raw((*bo).resource),
-            *Device::<T>::from_raw((*bo).bdev).vram_start.get(),
-        )
-    };
-
-    // TTM asks for pages of the object only, and its ranges have all of them. If it ever asked for
-    // another one it would get one of this object, and not one of somebody else.
-    let ranges = resource.ranges();
-    let (offset, _) = ranges
-        .bar_piece((page as u64) << PAGE_SHIFT)
-        .or_else(|| ranges.bar_piece(0))
-        .unwrap_or_default();
-    // CAST: Physical addresses have less than 64 bits.
-    ((start + offset) >> PAGE_SHIFT) as usize
 }

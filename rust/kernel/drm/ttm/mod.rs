@@ -46,7 +46,7 @@
 //!    unbinding waits for it. Ioctls have entered it before all of these,
 //! 6. the mutex of the order of moves, held while a driver queues one,
 //! 7. the lock of the allocator of VRAM, that of its quarantine, that of the list of what is mapped
-//!    for engines, and inside of TTM the `lru_lock`,
+//!    for engines, that of the windows of the CPU, and inside of TTM the `lru_lock`,
 //! 8. the lock of the list of all objects, which is taken last.
 //!
 //! Callbacks of TTM run with 4 held and must not take another reservation.
@@ -72,6 +72,7 @@ mod transfer;
 mod tt;
 mod validation;
 mod vram;
+mod windows;
 
 pub use self::{
     blit::Blit,
@@ -112,7 +113,8 @@ pub(crate) use self::{
     loss::Loss,
     region::Charge,
     transfer::Side,
-    vram::VramResource, //
+    vram::VramResource,
+    windows::Holder, //
 };
 
 use crate::{
@@ -123,6 +125,7 @@ use crate::{
             DriverObject, //
         },
         vram::{
+            ApertureHook,
             Domain,
             Ranges, //
         }, //
@@ -140,6 +143,10 @@ pub trait TtmObject: DriverObject<Driver: drm::Driver<Object = gem::ttm::Object<
     /// How page tables of the device follow objects, if it has any: see
     /// [`mapping_hooks`](gem::mappings::mapping_hooks).
     const MAPPINGS: gem::MappingHooks<Self> = gem::MappingHooks::NONE;
+
+    /// The windows through which peers and the CPU see VRAM, for a device whose BAR does not show it
+    /// at all times: see [`aperture_hook`](drm::vram::aperture_hook).
+    const APERTURE: ApertureHook<Self> = ApertureHook::NONE;
 
     /// Returns the memory of the device, which is a part of `data`.
     fn ttm(data: &<Self::Driver as drm::Driver>::Data) -> &Device<Self>;

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! Windows through which peers see VRAM that the BAR does not show at all times.
+//! Windows through which peers and the CPU see VRAM that the BAR does not show at all times.
 //!
 //! A device whose BAR has page tables of its own, an aperture, shows VRAM only where a driver has
 //! made a window. Such a driver implements [`Aperture`] for its objects and names the
-//! implementation in [`PeerObject::APERTURE`]. A window is there for peers from before an object is
-//! mapped for the first of them until after the last of these mappings is unmapped:
+//! implementation in the class: [`TtmObject::APERTURE`] or [`VramObject::APERTURE`].
+//!
+//! A window is there for peers from before an object is mapped for the first of them until after
+//! the last of these mappings is unmapped:
 //!
 //! - All importers of an object where it is share one window.
 //! - An object that moves gets another window where it is then. An importer that has not unmapped
@@ -14,19 +16,26 @@
 //! - A mapping that fails leaves no window, nor does an importer that detaches without an unmap.
 //! - When the driver is unbound, [`Exports`] is dropped first: after that there is no window.
 //!
-//! Without an [`Aperture`] all of VRAM that peers reach is in the BAR at all times, in its own
-//! order or in that of a [`Layout`](super::Layout), and none of this costs anything.
+//! The CPU sees objects of [`gem::ttm`](crate::drm::gem::ttm) through windows as well: an object
+//! has one while the kernel maps it (vmap), and from the first page fault until it moves, or until
+//! the window is needed for another object. It is the window of the importers, if they have one.
+//! The CPU does not access objects of [`gem::vram`](crate::drm::gem::vram).
 //!
-//! Only peers have windows. Page faults and mappings for the kernel go by the layout: they see the
-//! `visible` bytes that [`setup`](crate::drm::gem::vram::Device::setup) was told of, which have to
-//! be in the BAR at all times, where no window is. With 0 bytes no object in VRAM is visible to the
-//! CPU: an object that may be in system memory moves there for a fault or a mapping, and the others
-//! fail. What copies by the CPU goes by the layout as well.
+//! With windows the `visible` bytes that [`setup`](crate::drm::gem::vram::Device::setup) was told
+//! of are what statistics count as seen, and where an object of `gem::vram` is put first. What
+//! copies by the CPU, such as [`CpuEngine`](crate::drm::ttm::CpuEngine), goes by the
+//! [`Layout`](super::Layout), and not by windows.
 //!
-//! [`PeerObject::APERTURE`]: crate::drm::gem::peer::PeerObject::APERTURE
+//! Without an [`Aperture`] all of VRAM that peers and the CPU reach is in the BAR at all times, in
+//! its own order or in that of a [`Layout`](super::Layout), and none of this costs anything.
+//!
+//! [`TtmObject::APERTURE`]: crate::drm::ttm::TtmObject::APERTURE
+//! [`VramObject::APERTURE`]: crate::drm::gem::vram::VramObject::APERTURE
 //! [`Exports`]: crate::drm::gem::peer::Exports
 
 use super::Ranges;
+#[cfg(CONFIG_RUST_DRM_TTM)]
+use crate::bindings;
 use crate::{
     dma_buf::mapping::RangeList,
     drm::{
@@ -34,39 +43,51 @@ use crate::{
         devres::while_registered,
         gem::{
             mappings::RegistrationData,
+            peer::PeerObject,
             DriverObject, //
         }, //
     },
-    pci::p2pdma::Provider,
     prelude::*,
     sync::Arc, //
 };
-use core::marker::PhantomData;
 
-/// A driver whose BAR shows VRAM to peers through windows.
+/// A driver whose BAR shows VRAM through windows.
 pub trait Aperture: DriverObject {
     /// A window: what [`Self::map`] shows is in the BAR until the value is dropped.
     ///
-    /// The drop invalidates the entries of the aperture and waits for that. It may sleep, and is
-    /// called with the reservation of the object held; it takes no reservation and allocates no
-    /// memory. The device may be suspended, or have been removed by surprise: then no peer
-    /// accesses the window any more.
+    /// The drop invalidates the entries of the aperture and waits for that. It may sleep; it takes
+    /// no reservation and allocates no memory, because it is called with the reservation of the
+    /// object held. Without it, a window is dropped whose object is freed, or which only page
+    /// faults had when the device was unplugged. The device may be suspended, or have been removed
+    /// by surprise: then neither peers nor the CPU access the window any more.
     ///
     /// The value has what it needs for that, such as a reference to the state of the aperture. All
     /// windows are dropped before the registration data is, but for its list of exported buffers,
-    /// which waits for them.
+    /// which waits for those of importers and of their mappings by the kernel. A mapping by the
+    /// kernel that is not one of an exported buffer keeps its window until it is unmapped.
     type Window: Send + Sync + 'static;
 
     /// Makes a window that shows an object, which is at `vram`, and appends to `pieces`, which is
     /// empty, where in the BAR it does: by [`RangeList::push_piece`], in the order of the object.
     ///
-    /// Called with the reservation of the object held, while the driver is bound. May sleep.
+    /// Called with the reservation of the object held, for a page fault also with the `mmap_lock`,
+    /// while the driver is bound and the device awake. May sleep.
+    ///
+    /// The windows of pins of importers and of mappings of the kernel are bounded by the limit of
+    /// pins. Those of dynamic mappings of importers are not: a driver that keeps a part of the
+    /// aperture for others refuses more with `ENOSPC`.
     ///
     /// # Errors
     ///
-    /// `ENOSPC` if the aperture is full of windows that are held. The importer gets system memory
-    /// then if the object may move there, and else this error, in both cases with the reason
-    /// [`NoWindow`]. Any other error is that of the mapping.
+    /// `ENOSPC` if the aperture is full. Windows that only page faults hold are dropped then, the
+    /// least recently used first, and this is called again after each. If all are held otherwise:
+    ///
+    /// - An importer gets system memory if the object may move there, and else this error, in both
+    ///   cases with the reason [`NoWindow`].
+    /// - For a page fault, and for a mapping of the kernel, an object moves to system memory if it
+    ///   may. Else the access ends in `SIGBUS`, and the mapping fails with this error.
+    ///
+    /// Any other error is that of the mapping; a page fault ends in `SIGBUS`.
     ///
     /// [`NoWindow`]: crate::drm::gem::peer::Reason::NoWindow
     fn map<'a>(
@@ -76,62 +97,93 @@ pub trait Aperture: DriverObject {
     ) -> Result<Self::Window>;
 }
 
-type Mapper<T> =
-    fn(&drm::Device<<T as DriverObject>::Driver>, &Ranges, &Provider<'_>) -> Result<Arc<RangeList>>;
+type Mapper<T> = fn(&drm::Device<<T as DriverObject>::Driver>, &Ranges) -> Result<Arc<RangeList>>;
+
+struct Functions<T: DriverObject> {
+    map: Mapper<T>,
+    #[cfg(CONFIG_RUST_DRM_TTM)]
+    of_importers: unsafe fn(*mut bindings::dma_buf) -> Option<Arc<RangeList>>,
+}
 
 /// The windows of an [`Aperture`] as a constant of the class of objects.
-pub struct ApertureHook<T: DriverObject> {
-    mapper: Option<Mapper<T>>,
-    _p: PhantomData<fn(T)>,
-}
+pub struct ApertureHook<T: DriverObject>(Option<Functions<T>>);
 
 impl<T: DriverObject> ApertureHook<T> {
     /// For drivers whose BAR shows VRAM at all times.
-    pub const NONE: Self = Self {
-        mapper: None,
-        _p: PhantomData,
-    };
+    pub const NONE: Self = Self(None);
 
     /// Tells whether there are windows.
     #[inline]
     pub(crate) const fn is_some(&self) -> bool {
-        self.mapper.is_some()
+        self.0.is_some()
     }
 
-    /// Returns the ranges of a new window that shows an object of `dev` in the BAR of `provider`.
+    /// Returns the ranges of a new window that shows an object of `dev`.
     ///
     /// # Errors
     ///
-    /// `ENODEV` if the driver is not bound any more, `EINVAL` if a piece is not inside the BAR, or
-    /// if there are no windows, and those of [`Aperture::map`].
+    /// - `ENODEV` if the driver is not bound any more.
+    /// - `E2BIG` if the object is larger than the BAR.
+    /// - `EINVAL` if the pieces are not inside the BAR, or not as large as the object, or if there
+    ///   are no windows.
+    /// - Those of [`Aperture::map`].
     pub(crate) fn map(
         &self,
         dev: &drm::Device<T::Driver>,
         vram: &Ranges,
-        provider: &Provider<'_>,
     ) -> Result<Arc<RangeList>> {
-        self.mapper.ok_or(EINVAL)?(dev, vram, provider)
+        (self.0.as_ref().ok_or(EINVAL)?.map)(dev, vram)
+    }
+
+    /// Returns the ranges of the window through which importers see an object where it is.
+    ///
+    /// # Safety
+    ///
+    /// `buf` must be null, or the dma-buf of an object of the class, whose reservation is held.
+    #[cfg(CONFIG_RUST_DRM_TTM)]
+    pub(crate) unsafe fn of_importers(
+        &self,
+        buf: *mut bindings::dma_buf,
+    ) -> Option<Arc<RangeList>> {
+        if buf.is_null() {
+            return None;
+        }
+
+        // SAFETY: As promised by the caller.
+        unsafe { (self.0.as_ref()?.of_importers)(buf) }
     }
 }
 
-/// Returns the windows of a driver with an aperture.
-pub const fn aperture_hook<T: Aperture>() -> ApertureHook<T> {
-    ApertureHook {
-        mapper: Some(map::<T>),
-        _p: PhantomData,
-    }
+/// Returns the windows of a driver with an aperture, which are in the BAR of its
+/// [exports](PeerObject::exports).
+pub const fn aperture_hook<T: Aperture + PeerObject>() -> ApertureHook<T> {
+    ApertureHook(Some(Functions {
+        map: map::<T>,
+        #[cfg(CONFIG_RUST_DRM_TTM)]
+        of_importers: drm::gem::peer::window_of_importers::<T>,
+    }))
 }
 
-fn map<T: Aperture>(
+fn map<T: Aperture + PeerObject>(
     dev: &drm::Device<T::Driver>,
     vram: &Ranges,
-    provider: &Provider<'_>,
 ) -> Result<Arc<RangeList>> {
-    let mut pieces = RangeList::new();
-    // SAFETY: The device is valid and of `T::Driver`.
-    let window = unsafe {
-        while_registered::<T::Driver, _>(dev.as_raw(), |reg| T::map(reg, vram, &mut pieces))
-    }?;
+    let size = vram.bytes_below(u64::MAX);
 
-    pieces.move_to_window(provider, window)
+    // SAFETY: The device is valid and of `T::Driver`.
+    unsafe {
+        while_registered::<T::Driver, _>(dev.as_raw(), |reg| {
+            let provider = T::exports(reg).bound();
+            if size > provider.bar_len() {
+                return Err(E2BIG);
+            }
+
+            let mut pieces = RangeList::new();
+            let window = T::map(reg, vram, &mut pieces)?;
+            if pieces.size() as u64 != size {
+                return Err(EINVAL);
+            }
+            pieces.move_to_window(provider, window)
+        })
+    }
 }

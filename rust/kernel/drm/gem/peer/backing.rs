@@ -12,7 +12,10 @@ use super::{
 use crate::{
     bindings,
     device,
-    dma_buf::DmaBuf,
+    dma_buf::{
+        mapping::RangeList,
+        DmaBuf, //
+    },
     drm::{
         self,
         gem::{
@@ -29,9 +32,12 @@ use crate::{
     },
     pm::Awake,
     prelude::*,
-    sync::aref::{
-        ARef,
-        AlwaysRefCounted, //
+    sync::{
+        aref::{
+            ARef,
+            AlwaysRefCounted, //
+        },
+        Arc, //
     }, //
 };
 
@@ -43,7 +49,7 @@ pub(super) type DataOf<T> = <DriverOf<T> as drm::Driver>::Data;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Want {
     /// To where peers see it in VRAM, or can see it through a window of the
-    /// [aperture](PeerObject::APERTURE).
+    /// [aperture](crate::drm::vram::Aperture).
     Vram,
     /// To where peers see it in VRAM, for which others may have to leave. If it is in system memory,
     /// and VRAM is full of what cannot leave, it stays there.
@@ -75,6 +81,9 @@ pub unsafe trait Backing: BaseObject + AlwaysRefCounted + Send + Sync + 'static 
     type Data: PeerObject<Class = Self>;
     /// The VRAM of a device.
     type Vram: Vram<Self>;
+
+    /// The device shows VRAM through windows of an [aperture](crate::drm::vram::Aperture).
+    const HAS_WINDOWS: bool;
 
     /// Returns the driver's part of the object.
     fn data(&self) -> &Self::Data;
@@ -171,6 +180,17 @@ pub unsafe trait Backing: BaseObject + AlwaysRefCounted + Send + Sync + 'static 
     /// - `EINVAL` if it is not in VRAM.
     /// - `EIO` if it has lost its content.
     fn vram_ranges<'a>(object: &'a Held<'_, Self>) -> Result<&'a Ranges>;
+
+    /// Returns the ranges of a window that shows an object in VRAM: that of the CPU, or a new one.
+    /// May sleep.
+    ///
+    /// Only called with [`Self::HAS_WINDOWS`].
+    ///
+    /// # Errors
+    ///
+    /// `ENOSPC` if the aperture is full, `EINVAL` if the object is not in VRAM, and those of the
+    /// driver.
+    fn window(object: &Held<'_, Self>) -> Result<Arc<RangeList>>;
 
     /// Returns the pages of an object in system memory, after waiting for moves that fill them.
     ///

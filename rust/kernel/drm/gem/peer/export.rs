@@ -71,8 +71,7 @@ use crate::{
         },
         vram::{
             Domain,
-            MemType,
-            Ranges, //
+            MemType, //
         }, //
     },
     error::to_result,
@@ -181,7 +180,7 @@ impl<T: PeerObject> GemExport<T> {
         let outcome = at.data().outcome;
 
         let in_vram = Object::<T>::mem_type(&object) == Some(MemType::Vram);
-        let no_window = T::APERTURE.is_some() && self.no_window.load(Relaxed);
+        let no_window = Object::<T>::HAS_WINDOWS && self.no_window.load(Relaxed);
 
         if !outcome.path.is_peer() || (in_vram && !no_window) {
             return outcome;
@@ -222,7 +221,7 @@ impl<T: PeerObject> GemExport<T> {
         Facts {
             suspended,
             route,
-            inside_bar: if T::APERTURE.is_some() {
+            inside_bar: if Object::<T>::HAS_WINDOWS {
                 obj.size() as u64 <= provider.bar_len()
             } else {
                 Object::<T>::can_be_seen(object)
@@ -272,20 +271,20 @@ impl<T: PeerObject> GemExport<T> {
     /// Tells whether importers have mapped the object in system memory for want of a window: if the
     /// next one tried again, two of them could move it to and fro for ever.
     fn lacks_window(&self, cx: &LockedBuffer<'_, Self>) -> bool {
-        T::APERTURE.is_some()
+        Object::<T>::HAS_WINDOWS
             && self.no_window.load(Relaxed)
             && cx.attachments().any(|at| at.maps() != 0)
     }
 
-    /// Returns the ranges of the window through which importers see the object, which is at `vram`.
+    /// Returns the ranges of the window through which importers see the object, which is in VRAM.
     ///
     /// # Errors
     ///
     /// `ENOSPC` if the aperture is full, and those of the driver.
-    fn window(&self, cx: &LockedBuffer<'_, Self>, vram: &Ranges) -> Result<Arc<RangeList>> {
+    fn window(&self, cx: &LockedBuffer<'_, Self>) -> Result<Arc<RangeList>> {
         let ret = match cx.window() {
             Some(shared) => Ok(shared),
-            None => T::APERTURE.map(&self.dev, vram, cx.bound()),
+            None => Object::<T>::window(&self.object(cx)),
         };
 
         self.no_window
@@ -297,7 +296,7 @@ impl<T: PeerObject> GemExport<T> {
     /// less than to validate it.
     fn is_in_first_place(&self, cx: &LockedBuffer<'_, Self>) -> bool {
         let object = self.object(cx);
-        let is_seen = if T::APERTURE.is_some() {
+        let is_seen = if Object::<T>::HAS_WINDOWS {
             Object::<T>::mem_type(&object) == Some(MemType::Vram)
         } else {
             Object::<T>::is_seen(&object)
@@ -441,7 +440,7 @@ impl<T: PeerObject> GemExport<T> {
             let want = self.wanted(cx, awake.is_some())?;
 
             Object::<T>::bring(&mut object, want, false, vram_or_fail::<T>(&self.obj))?;
-            if T::APERTURE.is_some()
+            if Object::<T>::HAS_WINDOWS
                 && want != Want::System
                 && Object::<T>::mem_type(&object) != Some(MemType::Vram)
             {
@@ -457,11 +456,11 @@ impl<T: PeerObject> GemExport<T> {
                 return Err(EOPNOTSUPP);
             }
             let vram = Object::<T>::vram_ranges(&object)?;
-            if !T::APERTURE.is_some() {
+            if !Object::<T>::HAS_WINDOWS {
                 return at.map_mmio(|bound| Ok(*bound), vram.in_bar(cx.bound())?, dir);
             }
 
-            match self.window(cx, vram) {
+            match self.window(cx) {
                 Err(e)
                     if e == ENOSPC
                         && !vram_or_fail::<T>(&self.obj)

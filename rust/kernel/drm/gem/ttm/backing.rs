@@ -9,7 +9,10 @@ use super::{
 use crate::{
     bindings,
     device,
-    dma_buf::DmaBuf,
+    dma_buf::{
+        mapping::RangeList,
+        DmaBuf, //
+    },
     drm::{
         self,
         gem::{
@@ -37,7 +40,10 @@ use crate::{
         }, //
     },
     prelude::*,
-    sync::aref::ARef, //
+    sync::{
+        aref::ARef,
+        Arc, //
+    }, //
 };
 
 // SAFETY: The cell `exported` is written by `set_exported()` only. `move_object()` invalidates the
@@ -45,6 +51,8 @@ use crate::{
 unsafe impl<T: TtmObject + PeerObject<Class = Object<T>>> Backing for Object<T> {
     type Data = T;
     type Vram = Device<T>;
+
+    const HAS_WINDOWS: bool = T::APERTURE.is_some();
 
     #[inline]
     fn data(&self) -> &T {
@@ -174,6 +182,10 @@ unsafe impl<T: TtmObject + PeerObject<Class = Object<T>>> Backing for Object<T> 
         // An importer does not look at the error of a fence.
         object.settle_content()?;
         object.vram().ok_or(EINVAL)
+    }
+
+    fn window(object: &Held<'_, Self>) -> Result<Arc<RangeList>> {
+        object.window(true)
     }
 
     fn pages<'a>(object: &'a mut Held<'_, Self>) -> Result<&'a [*mut bindings::page]> {

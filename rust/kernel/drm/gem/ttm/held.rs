@@ -55,8 +55,8 @@ use core::{
     ptr::NonNull, //
 };
 
-/// How often an object is tried to be placed while others may be in the way, which takes some 100 ms.
-const PATIENCE: u32 = 16;
+/// How often room for an object is looked for while others may be in the way, which takes some 100 ms.
+pub(super) const PATIENCE: u32 = 16;
 
 impl<T: TtmObject> Held<'_, Object<T>> {
     /// Returns the driver's part of the object.

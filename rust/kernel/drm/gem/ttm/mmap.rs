@@ -3,8 +3,9 @@
 //! Objects that processes map.
 //!
 //! What is in VRAM is mapped write-combined. A mapping is taken away when the object moves, or the
-//! device is suspended, and made anew at the next access. If the object has lost its content by
-//! then, because the move failed, the access ends in `SIGBUS`.
+//! device is suspended, or its window is needed for another object (see `windows.rs`), and made anew
+//! at the next access. If the object has lost its content by then, because the move failed, the
+//! access ends in `SIGBUS`.
 //!
 //! # Locking
 //!
@@ -22,15 +23,18 @@ use crate::{
     drm::{
         gem::IntoGEMObject,
         ttm::{
+            Device,
             OpCtx,
             Place,
-            TtmObject, //
+            TtmObject,
+            VramResource, //
         },
         vram::{
             Domain,
             MemType, //
         }, //
     },
+    page::PAGE_SHIFT,
     prelude::*, //
 };
 use core::ptr;
@@ -156,7 +160,7 @@ unsafe fn insert_pages<T: TtmObject>(
     // SAFETY: As promised by the caller.
     let bo = unsafe { (*(*vmf).__bindgen_anon_1.vma).vm_private_data.cast() };
     // SAFETY: As promised by the caller.
-    let ret = unsafe { make_visible::<T>(bo).and_then(|()| check_content::<T>(bo)) };
+    let ret = unsafe { show::<T>(bo) };
 
     match ret {
         // SAFETY: As promised by the caller. The reservation is still held if pages were inserted.
@@ -172,14 +176,22 @@ unsafe fn insert_pages<T: TtmObject>(
     }
 }
 
-/// Checks that an object has its content.
+/// Makes an object, which is to have its content, visible to the process that faults.
 ///
 /// # Safety
 ///
-/// Those of [`make_visible`].
-unsafe fn check_content<T: TtmObject>(bo: *mut bindings::ttm_buffer_object) -> Result {
+/// Those of [`make_visible`], with a device that is awake if the object is in VRAM.
+unsafe fn show<T: TtmObject>(bo: *mut bindings::ttm_buffer_object) -> Result {
     // SAFETY: As promised by the caller.
-    unsafe { Held::assume(Object::<T>::from_bo(bo).ok_or(EINVAL)?) }.check_content()
+    let mut locked = unsafe { Held::assume(Object::<T>::from_bo(bo).ok_or(EINVAL)?) };
+
+    if T::APERTURE.is_some() {
+        locked.show_to_processes()?;
+    } else {
+        // SAFETY: As promised by the caller.
+        unsafe { make_visible::<T>(bo) }?;
+    }
+    locked.check_content()
 }
 
 /// Moves an object to where the CPU sees it, which is about to access it.
@@ -208,4 +220,43 @@ pub(super) unsafe fn make_visible<T: TtmObject>(bo: *mut bindings::ttm_buffer_ob
             Ok(())
         }
     }
+}
+
+/// # Safety
+///
+/// Called by TTM with an object of a device of `T` that is in VRAM, and may be a ghost, with its
+/// reservation held.
+pub(crate) unsafe extern "C" fn io_mem_pfn_callback<T: TtmObject>(
+    bo: *mut bindings::ttm_buffer_object,
+    page: usize,
+) -> usize {
+    let at = (page as u64) << PAGE_SHIFT;
+    // SAFETY: The object is one of a `Device<T>`.
+    let ttm = unsafe { Device::<T>::from_raw((*bo).bdev) };
+
+    if T::APERTURE.is_some() {
+        // `show_to_processes()` has made it, and the reservation was held since. If TTM ever asked
+        // without that, it would get the first page of the BAR, and no system memory.
+        // SAFETY: As promised by the caller.
+        let addr = unsafe { Object::<T>::from_bo(bo) }
+            .and_then(|obj| ttm.windows.get(obj.id()))
+            .and_then(|window| window.address(at).or_else(|| window.address(0)))
+            .unwrap_or(ttm.vram_start());
+
+        // CAST: Physical addresses have less than 64 bits.
+        return (addr >> PAGE_SHIFT) as usize;
+    }
+
+    // SAFETY: The object is in VRAM, which has resources of this type.
+    let resource = unsafe { VramResource::from_raw((*bo).resource) };
+
+    // TTM asks for pages of the object only, and its ranges have all of them. If it ever asked for
+    // another one it would get one of this object, and not one of somebody else.
+    let ranges = resource.ranges();
+    let (offset, _) = ranges
+        .bar_piece(at)
+        .or_else(|| ranges.bar_piece(0))
+        .unwrap_or_default();
+    // CAST: Physical addresses have less than 64 bits.
+    ((ttm.vram_start() + offset) >> PAGE_SHIFT) as usize
 }

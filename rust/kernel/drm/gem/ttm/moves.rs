@@ -128,6 +128,8 @@ unsafe fn move_object<T: TtmObject>(
     let from_vram = !old.is_null() && unsafe { (*old).mem_type } == vram;
     let by_engine = from_vram || to_type == vram;
 
+    // TTM has zapped page tables.
+    obj.drop_fault_window();
     // What a copy of nothing leaves in VRAM would be kept from others until a reset.
     if to_type == vram && !from_vram {
         locked.check_content()?;

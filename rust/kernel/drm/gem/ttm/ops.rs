@@ -5,7 +5,7 @@
 use super::{
     import::fd_to_handle_callback,
     moves::put_on_lru,
-    placed::unplugging_callback,
+    placed,
     Object, //
 };
 use crate::{
@@ -71,10 +71,12 @@ impl<T: TtmObject> AllocImpl for Object<T> {
         dumb_map_offset: None,
     };
 
-    const UNPLUGGING: Option<unsafe fn(*mut bindings::drm_device)> = match Object::<T>::CALLER {
-        Some(_) => Some(unplugging_callback::<T>),
-        None => None,
-    };
+    const UNPLUGGING: Option<unsafe fn(*mut bindings::drm_device)> =
+        if T::APERTURE.is_some() || Object::<T>::CALLER.is_some() {
+            Some(unplugging_callback::<T>)
+        } else {
+            None
+        };
     const UNPLUGGED: Option<unsafe fn(*mut bindings::drm_device)> = Some(unplugged_callback::<T>);
 }
 
@@ -87,6 +89,8 @@ pub(super) unsafe extern "C" fn free_callback<T: TtmObject>(gem: *mut bindings::
 
     // From here on nobody gets a reference any more.
     obj.ttm().remove(obj.id());
+    // Processes that have mapped it have a reference.
+    obj.drop_fault_window();
 
     // SAFETY: The object is valid and part of a TTM object. By the type invariant of `Object` it
     // has a reference to the device. The rest of the object may be used by TTM until the device is
@@ -100,6 +104,23 @@ pub(super) unsafe extern "C" fn free_callback<T: TtmObject>(gem: *mut bindings::
         }
         bindings::ttm_bo_fini(container_of!(gem, bindings::ttm_buffer_object, base));
         bindings::drm_dev_put(dev);
+    }
+}
+
+/// # Safety
+///
+/// Called with a device of `T::Driver` that was unplugged, whose registration data is still there.
+unsafe fn unplugging_callback<T: TtmObject>(dev: *mut bindings::drm_device) {
+    if T::APERTURE.is_some() {
+        // SAFETY: The device is valid and of `T::Driver`.
+        let drm: &drm::Device<T::Driver> = unsafe { drm::Device::from_raw(dev) };
+
+        // The unplug has zapped page tables.
+        T::ttm(drm).windows.release_faults();
+    }
+    if Object::<T>::CALLER.is_some() {
+        // SAFETY: As promised by the caller.
+        unsafe { placed::unplugging_callback::<T>(dev) };
     }
 }
 

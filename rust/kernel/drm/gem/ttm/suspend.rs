@@ -205,6 +205,8 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         if self.obj.import.is_some() {
             return Ok(());
         }
+        // The aperture may be out of reach as well.
+        self.unmap_from_processes();
 
         let stays = self.is_pinned() || self.data().domain() == Domain::Vram;
         let is_exported = !self.exported().is_null();

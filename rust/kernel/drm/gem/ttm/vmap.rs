@@ -2,8 +2,9 @@
 
 //! Objects that the kernel maps, for those who import their dma-buf.
 //!
-//! An object does not move while it is mapped. One that has lost its content, because a move of it
-//! failed, is not mapped: `EIO`.
+//! An object does not move while it is mapped, and has a window if VRAM is seen through windows
+//! (see `windows.rs`). One that has lost its content, because a move of it failed, is not mapped:
+//! `EIO`.
 //!
 //! C header: [`include/linux/iosys-map.h`](srctree/include/linux/iosys-map.h)
 
@@ -21,6 +22,7 @@ use crate::{
             IntoGEMObject, //
         },
         ttm::{
+            Holder,
             OpCtx,
             Place,
             TtmObject, //
@@ -64,23 +66,41 @@ pub(super) unsafe extern "C" fn vmap_callback<T: TtmObject>(
             Awake::request(obj.ttm().owner());
             return Err(EAGAIN);
         }
-        if !locked.is_pinned() {
+        if !T::APERTURE.is_some() && !locked.is_pinned() {
             // SAFETY: The object is valid, and its reservation is held.
             unsafe { make_visible::<T>(obj.bo()) }?;
         }
-        match locked.pin_raw() {
-            // What may not stay in VRAM for that long is mapped elsewhere.
-            Err(e) if e == EDQUOT && locked.data().domain() == Domain::Either => {
+        // SAFETY: As promised by the caller.
+        match unsafe { pin_and_vmap(&mut locked, map) } {
+            // What has no window is mapped elsewhere.
+            Err(e) if e == ENOSPC && T::APERTURE.is_some() && locked.may_do_without_window() => {
                 locked.validate(&[Place::TT], &mut OpCtx::uninterruptible())?;
-                locked.pin_raw()
+                // SAFETY: As promised by the caller.
+                unsafe { pin_and_vmap(&mut locked, map) }
             }
             ret => ret,
-        }?;
-        // SAFETY: As promised by the caller.
-        unsafe { vmap_pinned(&locked, map) }
-            .inspect_err(|_| locked.unpin_raw())
-            .map(|()| 0)
+        }
+        .map(|()| 0)
     })
+}
+
+/// # Safety
+///
+/// `map` must be valid for writing.
+unsafe fn pin_and_vmap<T: TtmObject>(
+    locked: &mut Held<'_, Object<T>>,
+    map: *mut bindings::iosys_map,
+) -> Result {
+    match locked.pin_raw() {
+        // What may not stay in VRAM for that long is mapped elsewhere.
+        Err(e) if e == EDQUOT && locked.data().domain() == Domain::Either => {
+            locked.validate(&[Place::TT], &mut OpCtx::uninterruptible())?;
+            locked.pin_raw()
+        }
+        ret => ret,
+    }?;
+    // SAFETY: As promised by the caller.
+    unsafe { vmap_pinned(locked, map) }.inspect_err(|_| locked.unpin_raw())
 }
 
 /// # Safety
@@ -91,6 +111,7 @@ unsafe fn vmap_pinned<T: TtmObject>(
     map: *mut bindings::iosys_map,
 ) -> Result {
     let bo = locked.bo();
+    let (windows, id) = (&locked.ttm().windows, locked.obj.id());
 
     // No move is under way, of which `ttm_bo_vmap()` knows nothing: to pin is to wait for them.
     let Some(vram) = locked.vram() else {
@@ -100,23 +121,40 @@ unsafe fn vmap_pinned<T: TtmObject>(
 
     // SAFETY: The device is valid and of `T::Driver`.
     unsafe { while_registered::<T::Driver, _>((*bo).base.dev, |_| Ok(())) }?;
-    if !vram.is_below(locked.visible()) {
+    if !T::APERTURE.is_some() && !vram.is_below(locked.visible()) {
         return Err(EINVAL);
     }
+    let awake = locked.obj.awake_if_active().ok_or(EAGAIN)?;
     let start = locked.ttm().vram_start();
 
     let mut pfns = KVVec::with_capacity(locked.obj.size() >> PAGE_SHIFT, GFP_KERNEL)?;
-    for range in vram.shown() {
-        let first = (start + range.offset) >> PAGE_SHIFT;
+    let mut push = |at: u64, len: u64| -> Result {
+        let first = at >> PAGE_SHIFT;
 
-        for pfn in first..first + (range.len >> PAGE_SHIFT) {
+        for pfn in first..first + (len >> PAGE_SHIFT) {
             // CAST: Physical addresses have less than 64 bits.
             pfns.push(pfn as usize, GFP_KERNEL)?;
         }
+        Ok(())
+    };
+    if T::APERTURE.is_some() {
+        let window = locked.window(true)?;
+
+        for (at, len) in window.iter() {
+            push(at, len)?;
+        }
+        windows.hold(id, window, Holder::Kernel)?;
+    } else {
+        for range in vram.shown() {
+            push(start + range.offset, range.len)?;
+        }
     }
 
-    let awake = locked.obj.awake_if_active().ok_or(EAGAIN)?;
-    let addr = vmap(&pfns)?;
+    let addr = vmap(&pfns).inspect_err(|_| {
+        if T::APERTURE.is_some() {
+            windows.release(id, Holder::Kernel);
+        }
+    })?;
     // Until `vunmap_callback()`.
     awake.forget();
     // SAFETY: The caller wants it to be filled.
@@ -173,6 +211,9 @@ pub(super) unsafe extern "C" fn vunmap_callback<T: TtmObject>(
         }
         if (*map).is_iomem {
             bindings::vunmap((*map).__bindgen_anon_1.vaddr_iomem);
+            if T::APERTURE.is_some() {
+                obj.ttm().windows.release(obj.id(), Holder::Kernel);
+            }
             drop(obj.awake_from_forgotten());
         } else {
             bindings::ttm_bo_vunmap(obj.bo(), map);
