@@ -48,6 +48,8 @@ macro_rules! check_eq {
 
 #[path = "vram/aperture.rs"]
 mod aperture;
+#[path = "vram/aperture_cpu.rs"]
+mod aperture_cpu;
 #[path = "vram/auxiliary.rs"]
 mod auxiliary;
 #[path = "vram/bench.rs"]
@@ -82,6 +84,8 @@ mod place;
 mod query;
 #[path = "vram/tt.rs"]
 mod tt;
+#[path = "vram/windows.rs"]
+mod windows;
 #[path = "vram/worker.rs"]
 mod worker;
 

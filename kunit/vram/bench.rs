@@ -757,7 +757,7 @@ pub(crate) fn export_any(object: &impl IntoGEMObject) -> Result<ARef<DmaBuf>> {
     let buf = unsafe {
         let export = (*(*gem).funcs).export.ok_or(EINVAL)?;
 
-        kernel::error::from_err_ptr(export(gem, 0))?
+        kernel::error::from_err_ptr(export(gem, kernel::fs::file::flags::O_RDWR as c_int))?
     };
 
     // SAFETY: The buffer is valid and comes with a reference; `DmaBuf` is its transparent wrapper.

@@ -117,6 +117,7 @@ impl Mappings for Bo {
 
 impl VramObject for Bo {
     const MAPPINGS: gem::MappingHooks<Self> = mapping_hooks();
+    const APERTURE: ApertureHook<Self> = aperture_hook();
 
     fn vram(data: &Data) -> &gem::vram::Device<Self> {
         &data.vram
@@ -164,7 +165,6 @@ impl PeerObject for Bo {
     type Class = Object;
 
     const OPS: &'static peer::Ops<Self> = &OPS;
-    const APERTURE: ApertureHook<Self> = aperture_hook();
 
     fn exports<'a>(vram: &'a Vram<'a>) -> &'a peer::Exports<'a, Self> {
         &vram.exports

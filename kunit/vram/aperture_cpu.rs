@@ -1,0 +1,612 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Page faults and mappings of the kernel on a device that shows VRAM through windows: see
+//! [`windows`](crate::windows).
+
+use crate::{
+    bench::{
+        export,
+        holds,
+        validate,
+        with_device,
+        word,
+        PAGE, //
+    },
+    importer::{
+        late,
+        prompt,
+        revocable, //
+    },
+    memory::{
+        Access,
+        Mapped,
+        Sharing, //
+    },
+    windows::{
+        card_showing,
+        object,
+        Bo,
+        Card,
+        Mode,
+        Object,
+        Slots, //
+    },
+    worker, //
+};
+use kernel::{
+    bindings,
+    device::Bound,
+    dma::DataDirection,
+    dma_buf::{
+        vmap::VMap,
+        Attachment,
+        DmaBuf,
+        Importer, //
+    },
+    dma_resv::Usage,
+    drm::{
+        gem::{
+            peer::{
+                attachments,
+                Event,
+                Outcome,
+                Path,
+                Reason, //
+            },
+            ttm::Content,
+            IntoGEMObject, //
+        },
+        ttm::{
+            OpCtx,
+            Place, //
+        },
+        vram::{
+            Domain,
+            MemType, //
+        }, //
+    },
+    error::to_result,
+    page::PAGE_SIZE,
+    pci,
+    prelude::*,
+    sync::{
+        aref::ARef,
+        atomic::Relaxed,
+        Arc,
+        Completion, //
+    },
+    time::{
+        delay::fsleep,
+        Delta, //
+    }, //
+};
+
+const DIR: DataDirection = DataDirection::Bidirectional;
+
+/// Makes a device of whose VRAM the CPU sees nothing without a window.
+fn card(pdev: &pci::Device<Bound>) -> Result<(Card, Arc<Slots>)> {
+    card_showing(pdev, 0)
+}
+
+/// Maps all of a buffer into the process of the test.
+fn mapped(buf: &DmaBuf) -> Result<Mapped> {
+    Mapped::new(buf, 0, buf.size() / PAGE_SIZE, Sharing::Shared)
+}
+
+/// Returns the first bytes of a page of an object that was filled from `seed`.
+fn bytes(seed: u64, page: u64) -> [u8; 8] {
+    word(seed, page * PAGE / 8).to_ne_bytes()
+}
+
+/// Tells whether a process reads the first bytes of all pages, of an object that was filled from
+/// `seed`.
+fn reads(map: &Mapped, seed: u64) -> Result<bool> {
+    let pages = map.dma_buf().size() as u64 / PAGE;
+    let mut same = true;
+
+    for page in 0..pages {
+        same &= map.read((page * PAGE) as usize)? == bytes(seed, page);
+    }
+    Ok(same)
+}
+
+/// Tells whether the kernel sees the first bytes of all pages.
+fn vmap_has(map: &VMap, seed: u64) -> Result<bool> {
+    let mut same = true;
+
+    for page in 0..map.dma_buf().size() as u64 / PAGE {
+        let mut now = [0; 8];
+
+        map.read((page * PAGE) as usize, &mut now)?;
+        same &= now == bytes(seed, page);
+    }
+    Ok(same)
+}
+
+/// Maps, and tells whether the importer sees the object through a window.
+fn sees<I: Importer>(at: &Attachment<I>, aperture: &Slots, pages: u64, seed: u64) -> Result<bool> {
+    at.with(|at| aperture.is_seen(at.map(DIR)?, pages, Some(seed)))
+}
+
+fn unmap<I: Importer>(at: &Attachment<I>) -> Result {
+    at.with(|at| {
+        at.unmap();
+        Ok(())
+    })
+}
+
+fn place(object: &Object) -> Result<Option<MemType>> {
+    Ok(object.reserve(false)?.mem_type())
+}
+
+/// Moves an object, and waits for that: a window of the test shows what VRAM had when it was made.
+fn move_to(object: &Object, places: &[Place]) -> Result {
+    validate(object, places)?;
+    object
+        .reserve(false)?
+        .resv()
+        .resv()
+        .wait(Usage::Kernel, false)
+}
+
+/// Returns how many windows there are, once that is as expected: at most after a second, in which
+/// files go away.
+fn live(aperture: &Slots, expected: usize) -> usize {
+    for _ in 0..100 {
+        if aperture.windows().0 == expected {
+            break;
+        }
+        fsleep(Delta::from_millis(10));
+    }
+    aperture.windows().0
+}
+
+/// An object that another task has reserved, for some milliseconds.
+fn busy(object: &ARef<Object>) -> Result {
+    let other = object.clone();
+    let held = Arc::pin_init(Completion::new(), GFP_KERNEL)?;
+    let is_held = held.clone();
+
+    worker::spawn(move || {
+        let reserved = other.reserve(false);
+
+        is_held.complete_all();
+        fsleep(Delta::from_millis(10));
+        drop(reserved);
+    })?;
+    held.wait_for_completion();
+    Ok(())
+}
+
+#[kunit_tests(vram_aperture_cpu)]
+mod tests {
+    use super::*;
+
+    /// What a process writes is in the window, and in VRAM when that is dropped.
+    #[test]
+    fn fault_makes_a_window() -> Result {
+        with_device(|pdev| {
+            let (card, aperture) = card(pdev)?;
+            let object = object(&card, 3, Domain::Either, 1)?;
+            let map = mapped(&*export(&object)?)?;
+
+            check_eq!(aperture.windows(), (0, 0));
+            check!(reads(&map, 1)?);
+            check_eq!(aperture.windows(), (1, 1));
+            check_eq!(place(&object)?, Some(MemType::Vram));
+
+            map.write(0, [0xaa; 8])?;
+            let first = u64::from_ne_bytes(bytes(1, 0));
+            check_eq!(
+                aperture.first_words(),
+                Some((u64::from_ne_bytes([0xaa; 8]), first))
+            );
+
+            // The window goes when the object moves, and another one comes with it.
+            move_to(&object, &[Place::TT])?;
+            check_eq!(aperture.windows(), (0, 1));
+            check_eq!(map.read(0)?, [0xaa; 8]);
+            check_eq!(map.read(2 * PAGE_SIZE)?, bytes(1, 2));
+            check_eq!(aperture.windows(), (0, 1));
+            map.write(0, bytes(1, 0))?;
+            move_to(&object, &[Place::VRAM])?;
+            check!(reads(&map, 1)?);
+            check_eq!(aperture.windows(), (1, 2));
+            check!(aperture.first_words().is_some());
+
+            // It is kept when the process has unmapped the object, until that goes as well.
+            drop(map);
+            check_eq!(aperture.windows(), (1, 2));
+            drop(object);
+            check_eq!(live(&aperture, 0), 0);
+            drop(card);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn kernel_has_a_window_while_it_maps() -> Result {
+        with_device(|pdev| {
+            let (card, aperture) = card(pdev)?;
+            let object = object(&card, 3, Domain::Vram, 1)?;
+            let buf = export(&object)?;
+
+            {
+                let map = VMap::new(buf.clone())?;
+                check!(map.is_iomem());
+                check!(vmap_has(&map, 1)?);
+                check_eq!(aperture.windows(), (1, 1));
+                // Another mapping is one of the same window.
+                check!(holds(&object, Some(1))?);
+                check_eq!(aperture.windows(), (1, 1));
+                map.write(0, &[0xaa; 8])?;
+                check_eq!(
+                    aperture.first_words().map(|words| words.0),
+                    Some(u64::from_ne_bytes([0xaa; 8]))
+                );
+            }
+            check_eq!(aperture.windows(), (0, 1));
+
+            let map = VMap::new(buf)?;
+            let mut now = [0; 8];
+            map.read(0, &mut now)?;
+            check_eq!(now, [0xaa; 8]);
+            check_eq!(aperture.windows(), (1, 2));
+            drop(map);
+            check_eq!(aperture.windows(), (0, 2));
+            check_eq!(card.device().ttm.pinned(), 0);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn all_share_a_window() -> Result {
+        with_device(|pdev| {
+            let (card, aperture) = card(pdev)?;
+            let object = object(&card, 2, Domain::Either, 1)?;
+            let buf = export(&object)?;
+            let at = Attachment::new(buf.clone(), pdev.as_ref(), prompt())?;
+            let map = mapped(&buf)?;
+
+            // There is no room for two.
+            aperture.set_limit(2);
+            check!(sees(&at, &aperture, 2, 1)?);
+            check!(reads(&map, 1)?);
+            let vmap = VMap::new(buf.clone())?;
+            check!(vmap_has(&vmap, 1)?);
+            check_eq!(aperture.windows(), (1, 1));
+
+            // An importer keeps what the others give up, and the other way round.
+            drop(vmap);
+            unmap(&at)?;
+            check_eq!(aperture.windows(), (1, 1));
+            check!(sees(&at, &aperture, 2, 1)?);
+            check_eq!(aperture.windows(), (1, 1));
+            let vmap = VMap::new(buf)?;
+            unmap(&at)?;
+            check!(vmap_has(&vmap, 1)?);
+            check!(reads(&map, 1)?);
+            drop(vmap);
+            check_eq!(aperture.windows(), (1, 1));
+
+            move_to(&object, &[Place::TT])?;
+            check_eq!(aperture.windows(), (0, 1));
+            check!(reads(&map, 1)?);
+            Ok(())
+        })
+    }
+
+    /// What an importer keeps of where an object was is not where the object is.
+    #[test]
+    fn old_window_is_not_shared() -> Result {
+        with_device(|pdev| {
+            let (card, aperture) = card(pdev)?;
+            let object = object(&card, 2, Domain::Either, 1)?;
+            let buf = export(&object)?;
+            let at = Attachment::new(buf.clone(), pdev.as_ref(), late())?;
+            let map = mapped(&buf)?;
+
+            check!(sees(&at, &aperture, 2, 1)?);
+            check!(reads(&map, 1)?);
+            move_to(&object, &[Place::TT])?;
+            check_eq!(at.importer().0.load(Relaxed), 1);
+            check_eq!(aperture.windows(), (1, 1));
+            move_to(&object, &[Place::VRAM])?;
+            check!(reads(&map, 1)?);
+            check_eq!(aperture.windows(), (2, 2));
+            unmap(&at)?;
+            check_eq!(aperture.windows(), (1, 2));
+            check!(reads(&map, 1)?);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn importer_evicts_the_window_of_a_fault() -> Result {
+        with_device(|pdev| {
+            let (card, aperture) = card(pdev)?;
+            let touched = object(&card, 2, Domain::Vram, 1)?;
+            let other = object(&card, 2, Domain::Vram, 2)?;
+            let map = mapped(&*export(&touched)?)?;
+            let buf = export(&other)?;
+            let at = Attachment::new(buf.clone(), pdev.as_ref(), prompt())?;
+
+            aperture.set_limit(3);
+            check!(reads(&map, 1)?);
+            check_eq!(aperture.windows(), (1, 1));
+            check!(sees(&at, &aperture, 2, 2)?);
+            check_eq!(aperture.windows(), (1, 2));
+            check_eq!(
+                attachments::<Bo>(&other)?[0].outcome,
+                Outcome::peer(Path::PeerBus)
+            );
+
+            // What the importer holds is not evicted.
+            check_eq!(map.fault(0)?, Access::Sigbus);
+            check_eq!(map.read(0).err(), Some(EFAULT));
+            check_eq!(holds(&touched, Some(1)).err(), Some(ENOSPC));
+            check_eq!(aperture.windows(), (1, 2));
+            unmap(&at)?;
+            check!(reads(&map, 1)?);
+            check_eq!(aperture.windows(), (1, 3));
+
+            // The kernel evicts as well, and so does another fault.
+            let vmap = VMap::new(buf.clone())?;
+            check!(vmap_has(&vmap, 2)?);
+            check_eq!(aperture.windows(), (1, 4));
+            check_eq!(map.read(0).err(), Some(EFAULT));
+            drop(vmap);
+            check!(reads(&map, 1)?);
+            check!(reads(&mapped(&buf)?, 2)?);
+            check_eq!(aperture.windows(), (1, 6));
+            check!(reads(&map, 1)?);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn least_recently_used_window_is_evicted() -> Result {
+        with_device(|pdev| {
+            // As many as one fault maps, and more.
+            const LARGE: u64 = 18;
+            let (card, aperture) = card(pdev)?;
+            let large = object(&card, LARGE, Domain::Vram, 1)?;
+            let small = object(&card, 2, Domain::Vram, 2)?;
+            let other = object(&card, 2, Domain::Vram, 3)?;
+            let first = mapped(&*export(&large)?)?;
+            let second = mapped(&*export(&small)?)?;
+            let at = Attachment::new(export(&other)?, pdev.as_ref(), prompt())?;
+
+            aperture.set_limit(LARGE as usize + 2);
+            check_eq!(first.read(0)?, bytes(1, 0));
+            check!(reads(&second, 2)?);
+            // The large object is used again.
+            check_eq!(first.read(17 * PAGE_SIZE)?, bytes(1, 17));
+            check_eq!(aperture.windows(), (2, 2));
+
+            check!(sees(&at, &aperture, 2, 3)?);
+            check_eq!(aperture.windows(), (2, 3));
+            check!(reads(&first, 1)?);
+            check_eq!(aperture.windows(), (2, 3));
+            check!(reads(&second, 2)?);
+            check_eq!(aperture.windows(), (2, 4));
+            Ok(())
+        })
+    }
+
+    /// Not evicted: the window that an importer shares, with which nothing would be gained.
+    #[test]
+    fn shared_window_is_not_evicted() -> Result {
+        with_device(|pdev| {
+            let (card, aperture) = card(pdev)?;
+            let shared = object(&card, 1, Domain::Vram, 1)?;
+            let touched = object(&card, 1, Domain::Vram, 2)?;
+            let other = object(&card, 1, Domain::Vram, 3)?;
+            let buf = export(&shared)?;
+            let holder = Attachment::new(buf.clone(), pdev.as_ref(), prompt())?;
+            let at = Attachment::new(export(&other)?, pdev.as_ref(), prompt())?;
+            let first = mapped(&buf)?;
+            let second = mapped(&*export(&touched)?)?;
+
+            aperture.set_limit(2);
+            check!(reads(&first, 1)?);
+            check!(reads(&second, 2)?);
+            check!(sees(&holder, &aperture, 1, 1)?);
+            check!(sees(&at, &aperture, 1, 3)?);
+            check_eq!(aperture.windows(), (2, 3));
+            // The process still holds it, which was the first one to fault.
+            unmap(&holder)?;
+            check_eq!(aperture.windows(), (2, 3));
+            check!(reads(&first, 1)?);
+            check_eq!(aperture.windows(), (2, 3));
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn full_aperture_leads_to_system_memory() -> Result {
+        with_device(|pdev| {
+            let (card, aperture) = card(pdev)?;
+            let other = object(&card, 2, Domain::Vram, 1)?;
+            let touched = object(&card, 2, Domain::Either, 2)?;
+            let looked = object(&card, 2, Domain::Either, 3)?;
+            let pinned = object(&card, 2, Domain::Either, 4)?;
+            let holder = Attachment::new(export(&other)?, pdev.as_ref(), prompt())?;
+            let map = mapped(&*export(&touched)?)?;
+            let buf = export(&pinned)?;
+            let pins = Attachment::new(buf.clone(), pdev.as_ref(), revocable())?;
+            let second = mapped(&buf)?;
+
+            aperture.set_limit(2);
+            pins.with(|at| at.pin())?;
+            check!(sees(&holder, &aperture, 2, 1)?);
+            check!(reads(&map, 2)?);
+            check_eq!(place(&touched)?, Some(MemType::Tt));
+            {
+                let vmap = VMap::new(export(&looked)?)?;
+
+                check!(!vmap.is_iomem());
+                check!(vmap_has(&vmap, 3)?);
+                check_eq!(place(&looked)?, Some(MemType::Tt));
+            }
+
+            // What is pinned stays.
+            check_eq!(second.fault(0)?, Access::Sigbus);
+            check_eq!(VMap::new(buf.clone()).err(), Some(ENOSPC));
+            check_eq!(place(&pinned)?, Some(MemType::Vram));
+            check_eq!(card.device().ttm.pinned(), 2 * PAGE);
+            check_eq!(aperture.windows(), (1, 1));
+            unmap(&holder)?;
+            check!(reads(&second, 4)?);
+            check_eq!(aperture.windows(), (1, 2));
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn full_aperture_is_an_error() -> Result {
+        with_device(|pdev| {
+            let (card, aperture) = card(pdev)?;
+            let object_of = |seed| object(&card, 2, Domain::Vram, seed);
+            let (first, second) = (object_of(1)?, object_of(2)?);
+            let buf = export(&second)?;
+            let at = Attachment::new(buf.clone(), pdev.as_ref(), prompt())?;
+            let map = mapped(&buf)?;
+            let count = || {
+                let counters = card.device().ttm.peers();
+
+                counters.get(Event::MapRefused, Reason::NoWindow)
+            };
+
+            aperture.set_limit(3);
+            let vmap = VMap::new(export(&first)?)?;
+            check!(vmap_has(&vmap, 1)?);
+            check_eq!(sees(&at, &aperture, 2, 2).err(), Some(ENOSPC));
+            check_eq!(count(), 1);
+            check_eq!(VMap::new(buf).err(), Some(ENOSPC));
+            check_eq!(map.fault(0)?, Access::Sigbus);
+            check_eq!(place(&second)?, Some(MemType::Vram));
+            check_eq!(aperture.windows(), (1, 1));
+
+            drop(vmap);
+            check!(sees(&at, &aperture, 2, 2)?);
+            check!(reads(&map, 2)?);
+            check_eq!(count(), 1);
+            check_eq!(aperture.windows(), (1, 2));
+            Ok(())
+        })
+    }
+
+    /// An object that another task has for a moment is waited for.
+    #[test]
+    fn busy_object_is_evicted_later() -> Result {
+        with_device(|pdev| {
+            let (card, aperture) = card(pdev)?;
+            let touched = object(&card, 2, Domain::Vram, 1)?;
+            let other = object(&card, 2, Domain::Vram, 2)?;
+            let (first, second) = (export(&touched)?, export(&other)?);
+            let at = Attachment::new(second.clone(), pdev.as_ref(), prompt())?;
+            let (map, other_map) = (mapped(&first)?, mapped(&second)?);
+
+            aperture.set_limit(2);
+            check!(reads(&map, 1)?);
+            busy(&touched)?;
+            check!(sees(&at, &aperture, 2, 2)?);
+            unmap(&at)?;
+
+            // A fault is tried again.
+            check!(reads(&map, 1)?);
+            busy(&touched)?;
+            check_eq!(other_map.fault(0)?, Access::Works);
+            check!(reads(&other_map, 2)?);
+            check_eq!(live(&aperture, 1), 1);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn failed_window_leaves_nothing() -> Result {
+        with_device(|pdev| {
+            let (card, aperture) = card(pdev)?;
+            let object = object(&card, 2, Domain::Either, 1)?;
+            let buf = export(&object)?;
+            let map = mapped(&buf)?;
+
+            for (made, mode) in [(1, Mode::Short), (3, Mode::Outside)] {
+                aperture.set(mode);
+                check_eq!(map.fault(0)?, Access::Sigbus);
+                check_eq!(aperture.windows(), (0, made));
+                check_eq!(VMap::new(buf.clone()).err(), Some(EINVAL));
+                check_eq!(aperture.windows(), (0, made + 1));
+            }
+            aperture.set(Mode::Work);
+            check_eq!(card.device().ttm.pinned(), 0);
+            check!(reads(&map, 1)?);
+            check_eq!(aperture.windows(), (1, 5));
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn suspended_device_has_no_window_of_a_fault() -> Result {
+        with_device(|pdev| {
+            let (card, aperture) = card(pdev)?;
+            let object = object(&card, 2, Domain::Vram, 1)?;
+            let map = mapped(&*export(&object)?)?;
+            let ttm = &card.device().ttm;
+
+            check!(reads(&map, 1)?);
+            ttm.suspend(Content::Kept, &mut OpCtx::uninterruptible())?;
+            check_eq!(aperture.windows(), (0, 1));
+            ttm.resume()?;
+            check!(reads(&map, 1)?);
+            check_eq!(aperture.windows(), (1, 2));
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn unbind_leaves_no_window() -> Result {
+        with_device(|pdev| {
+            let (card, aperture) = card(pdev)?;
+            let touched = object(&card, 2, Domain::Vram, 1)?;
+            let shared = object(&card, 2, Domain::Either, 2)?;
+            let buf = export(&shared)?;
+            let at = Attachment::new(buf.clone(), pdev.as_ref(), prompt())?;
+            let maps = (mapped(&*export(&touched)?)?, mapped(&buf)?);
+
+            check!(reads(&maps.0, 1)?);
+            check!(reads(&maps.1, 2)?);
+            check!(sees(&at, &aperture, 2, 2)?);
+            check_eq!(aperture.windows(), (2, 2));
+            drop(card);
+            check_eq!(aperture.windows(), (0, 2));
+            check_eq!(maps.0.fault(0)?, Access::Sigbus);
+            check_eq!(maps.1.read(0).err(), Some(EFAULT));
+            check_eq!(VMap::new(buf).err(), Some(ENODEV));
+            check_eq!(aperture.windows(), (0, 2));
+            Ok(())
+        })
+    }
+
+    /// A mapping that is not one of a buffer, for which an unbind does not wait.
+    #[test]
+    fn kernel_keeps_a_window_over_an_unbind() -> Result {
+        with_device(|pdev| {
+            let (card, aperture) = card(pdev)?;
+            let object = object(&card, 2, Domain::Vram, 1)?;
+            let gem = object.as_raw();
+            let mut vmap = bindings::iosys_map::default();
+
+            // SAFETY: The object is valid, and its reservation is not held.
+            to_result(unsafe { bindings::drm_gem_vmap(gem, &mut vmap) })?;
+            check_eq!(aperture.windows(), (1, 1));
+            drop(card);
+            check_eq!(aperture.windows(), (1, 1));
+            // SAFETY: Mapped above.
+            unsafe { bindings::drm_gem_vunmap(gem, &mut vmap) };
+            check_eq!(aperture.windows(), (0, 1));
+            Ok(())
+        })
+    }
+}
