@@ -13,6 +13,7 @@ import kernel
 import programs
 import qemu
 import sandbox
+import selftests
 import source
 import toolchain
 
@@ -73,6 +74,7 @@ def everything(steps, flavour=None, variant=None):
     """Everything up to a guest that is ready to boot."""
     built = kernel_only(steps, (toolchain, guestroot), flavour, variant)
     programs.ensure(steps, built.box, REPO, built.kernel)
+    selftests.ensure(steps, built.kernel)
     image = guestroot.ensure(steps, built.box)
     scripts = built.kernel.share / "guest"
     shutil.rmtree(scripts, ignore_errors=True)

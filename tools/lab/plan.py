@@ -29,7 +29,7 @@ KIND_OF_EACH = ("switch", "intel-iommu", "no-route")
 # Where each allocation fails.
 FAULTS = ("avram_faults", "vvram_faults")
 # Those that come to the same on all machines.
-ONCE = ("vvram_async", "vvram_badinput", "vvram_compat", "vvram_copy", "vvram_create",
+ONCE = ("hmm_cases", "vvram_async", "vvram_badinput", "vvram_compat", "vvram_copy", "vvram_create",
         "vvram_debugfs", "vvram_dmem", "vvram_exporter", "vvram_failures", "vvram_fdinfo",
         "vvram_holders", "vvram_import", "vvram_leaks", "vvram_limits", "vvram_lru", "vvram_mmap",
         "vvram_modules", "vvram_params", "vvram_pm", "vvram_prime", "vvram_signals",
@@ -41,7 +41,7 @@ ONCE_BOOTS = 2
 # With a NIC: everywhere, for each kind of address, and once.
 RDMA = ("rdma_matrix",)
 RDMA_KINDS = ("rdma_life",)
-RDMA_ONCE = ("rdma_clients", "rdma_pressure")
+RDMA_ONCE = ("rdma_clients", "rdma_odp", "rdma_pressure")
 # Where devices see other memory than the CPU, code that forgets to synchronize fails.
 BOUNCED = ("vvram_bounce", "vvram_sync")
 # Where the BAR shows VRAM in another order, and VRAM has holes, code that takes one offset for the

@@ -21,6 +21,7 @@ import pipeline
 import plan
 import qemu
 import rdma
+import source
 import tally
 import topologies
 from steps import LabError
@@ -230,6 +231,14 @@ class Plan(unittest.TestCase):
         named = {test.partition("@")[0] for boot in plan.sanitized() if boot.job == "igt"
                  for test in boot.settings["LAB_TESTS"].split(",")}
         self.assertEqual(named - set(plan.GENERIC), programs)
+
+    def test_each_case_that_a_patch_adds_to_hmm_tests_is_run(self):
+        patches = "".join(patch.read_text() for patch in source.series_of(pipeline.REPO))
+        program = (pipeline.REPO / "igt-tests/src/bin/hmm_cases.rs").read_text()
+        cases = re.findall(r"^\+TEST_F\(hmm_(private|p2p), (\w+)\)$", patches, re.M)
+        self.assertTrue(cases)
+        self.assertEqual(sorted(cases),
+                         sorted(re.findall(r'\|\| (private|p2p)\("(\w+)"\)', program)))
 
     def test_check_and_soak_run_each_case_of_pyverbs(self):
         cases = [case for boot in (*plan.check(), *plan.soak()) if boot.job == "pyverbs"

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The cases of the kernel's own hmm-tests for device private pages and their P2PDMA pages.
+
+use std::process::Command;
+
+use vvram_tests::dmirror::TestHmm;
+use vvram_tests::igt::say;
+use vvram_tests::{check, igt_main, Outcome};
+
+const PROGRAM: &str = "/lab/selftests/hmm-tests";
+
+/// Runs one case.
+fn case(name: &str) -> Outcome {
+    let ran = Command::new(PROGRAM).args(["-r", name]).output();
+    let Ok(ran) = ran else {
+        vvram_tests::fail!("{PROGRAM}: {ran:?}");
+    };
+    let text = String::from_utf8_lossy(&ran.stdout);
+    for line in text.lines() {
+        say(line);
+    }
+    for line in String::from_utf8_lossy(&ran.stderr).lines() {
+        say(line);
+    }
+    // One that skips is ok as well, and says so.
+    let passed = format!("ok 1 {name}");
+    check!(
+        ran.status.success() && text.lines().any(|line| line == passed),
+        "{name} did not pass: {}",
+        ran.status
+    );
+    Ok(())
+}
+
+/// A case of devices that have their memory nowhere in particular.
+fn private(name: &str) -> Outcome {
+    let hmm = TestHmm::load()?;
+    case(&format!("hmm_private.{name}"))?;
+    drop(hmm);
+    Ok(())
+}
+
+/// A case of a device that has its memory in a BAR.
+fn p2p(name: &str) -> Outcome {
+    let hmm = TestHmm::with_memory()?;
+    case(&format!("hmm_p2p.{name}"))?;
+    drop(hmm);
+    Ok(())
+}
+
+igt_main! {
+    "write-after-fork", "a device writes to its pages, which a child has as well",
+        || private("write_after_fork");
+    "write-after-fork-huge", "the same with a huge page",
+        || private("write_after_fork_huge");
+    "read-inside-huge", "a device reads a part of a huge page of its own",
+        || private("read_inside_huge");
+    "snapshot-of-others", "what a device is told of the pages of another one",
+        || private("snapshot_of_others");
+    "snapshot-of-others-huge", "the same with a huge page",
+        || private("snapshot_of_others_huge");
+    "read-next-to-hole", "pages of a device behind one that is not there stay",
+        || private("read_next_to_hole");
+    "evict-behind-free-folio", "pages that were part of a huge page leave the device",
+        || private("evict_behind_free_folio");
+    "p2p-access", "a peer reads and writes device memory where it is",
+        || p2p("access");
+    "p2p-access-huge", "the same with a huge page",
+        || p2p("access_huge");
+    "p2p-read-inside-huge", "a peer reads a part of a huge page",
+        || p2p("read_inside_huge");
+    "p2p-holes", "pages that no peer can reach are migrated, and only these",
+        || p2p("holes");
+    "p2p-holes-huge", "a huge page with such pages is migrated",
+        || p2p("holes_huge");
+    "p2p-write-after-fork", "a peer writes to pages that a child has as well",
+        || p2p("write_after_fork");
+    "p2p-write-after-fork-huge", "the same with a huge page",
+        || p2p("write_after_fork_huge");
+    "p2p-not-asked-for", "a peer that does not ask for it gets pages migrated",
+        || p2p("not_asked_for");
+    "p2p-release", "a device gives up its memory while a peer uses it",
+        || p2p("release");
+    "p2p-read-while-migrating", "a peer reads pages that come and go",
+        || p2p("read_while_migrating");
+}
