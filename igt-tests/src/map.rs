@@ -12,7 +12,7 @@ use crate::SysError;
 pub const PAGE: usize = 4096;
 const PAGE_WORDS: usize = PAGE / 8;
 
-/// A shared mapping of a file, or of memory, unmapped when dropped.
+/// A mapping of a file, or of memory, unmapped when dropped.
 #[derive(Debug)]
 pub struct Map {
     base: NonNull<u64>,
@@ -65,6 +65,16 @@ impl Map {
             return Err(SysError::last("mprotect(PROT_READ)"));
         }
         Ok(page)
+    }
+
+    /// Maps `len` bytes of zeroed memory that no other process gets to share.
+    ///
+    /// # Errors
+    ///
+    /// Any error of mmap(2).
+    pub fn private(len: usize) -> Result<Self, SysError> {
+        let prot = libc::PROT_READ | libc::PROT_WRITE;
+        Self::with_flags(-1, 0, len, prot, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS)
     }
 
     fn with_flags(

@@ -26,6 +26,8 @@ const MESSAGE: u64 = 1 << 20;
 const CHUNK: u64 = 64 << 10;
 /// Words that atomic operations change.
 const WORDS: u64 = 16;
+/// Access to a region whose pages are not pinned, but found when the device needs them.
+pub const ON_DEMAND: u32 = 1 << 6;
 /// How far from the ends of both parts some transfers are, at most.
 const MARGIN: u64 = 256;
 

@@ -375,7 +375,7 @@ impl Nic {
 
     /// Registers all of a mapping of memory.
     ///
-    /// The kernel pins the pages: they stay, for the device, where the mapping goes first.
+    /// The kernel pins the pages, unless on demand: they stay where the mapping goes first.
     ///
     /// # Errors
     ///
@@ -383,7 +383,7 @@ impl Nic {
     pub fn register_memory(&self, map: &Map, access: u32) -> Result<Region<'_>, SysError> {
         let (base, len) = (map.address(), map.len());
         // SAFETY: the domain is there. What the device writes to is accessed with volatile
-        // accesses only, and pinned as long as it can write.
+        // accesses only, and is this memory as long as it can write.
         let region = unsafe {
             sys::ibv_reg_mr(
                 self.domain.0.as_ptr(),
