@@ -23,7 +23,7 @@ use crate::{errno_name, uapi, Outcome, Stop, SysError};
 
 /// More than any operation needs.
 const ALL: u32 = 1 << 20;
-/// How many of the first ones a short run lets fail, and one of the others.
+/// How many of the first ones a short run lets fail, the last one, and one of the others.
 const FIRST: u32 = 3;
 /// What has to be set before anything fails: those that may sleep, single pages, and pages that
 /// may be anywhere, as those of TTM.
@@ -196,11 +196,11 @@ impl Faults {
             row.points = ALL - left;
         }
         let mut points: Vec<u32> = (1..=row.points).collect();
-        if misc::soak() == 1 && row.points > FIRST {
-            let other =
-                FIRST + 1 + Lcg::new(misc::nonce()).below((row.points - FIRST).into()) as u32;
+        if misc::soak() == 1 && row.points > FIRST + 1 {
+            let others = row.points - FIRST - 1;
+            let other = FIRST + 1 + Lcg::new(misc::nonce()).below(others.into()) as u32;
             points.truncate(FIRST as usize);
-            points.push(other);
+            points.extend([other, row.points]);
         }
         for n in points {
             let before = Snapshot::take()?;

@@ -291,6 +291,29 @@ mod tests {
     }
 
     #[test]
+    fn object_is_lost_once() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0)?;
+            let object = card.object(PAGES, &[Place::VRAM], Domain::Either)?;
+            fill(&object, 1)?;
+
+            // It moves on while it is not known that the first move fails.
+            card.control.set(Mode::Keep);
+            validate(&object, &[Place::TT])?;
+            validate(&object, &[Place::VRAM])?;
+            card.control.set(Mode::Work);
+            let (first, second) = (card.control.take()?, card.control.take()?);
+            first.finish(Err(FAILED));
+            check_eq!(card.ttm().losses(), 1);
+            check!(second.is_void());
+            second.finish(Err(FAILED));
+            check_eq!(card.ttm().losses(), 1);
+            is_lost(&card, &object)?;
+            Ok(())
+        })
+    }
+
+    #[test]
     fn cpu_does_again_what_an_engine_fails_to_do() -> Result {
         with_device(|pdev| {
             let card = Card::new(pdev, 0)?;

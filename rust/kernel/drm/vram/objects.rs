@@ -37,6 +37,13 @@ pub(crate) struct Objects {
     next: u64,
 }
 
+impl Drop for Objects {
+    fn drop(&mut self) {
+        // The objects have the device that has the list.
+        crate::warn_on!(!self.list.is_empty());
+    }
+}
+
 impl Objects {
     /// Not inlined, so that the lock class and its name stay in the kernel crate.
     #[inline(never)]
