@@ -187,6 +187,12 @@ impl Allocator {
         )?)
     }
 
+    /// Tells whether it was made by [`Self::shared`].
+    #[inline]
+    pub fn is_shared(&self) -> bool {
+        self.is_shared
+    }
+
     /// Returns how much memory there is, in bytes.
     #[inline]
     pub fn size(&self) -> u64 {
@@ -287,8 +293,9 @@ impl Allocator {
     }
 
     /// Takes note that TTM has the memory.
+    #[cfg(CONFIG_RUST_DRM_TTM)]
     pub(crate) fn begin_pipelining(&self) {
-        self.is_pipelined.store(!self.is_shared, Relaxed);
+        self.is_pipelined.store(!self.is_shared(), Relaxed);
     }
 
     /// Tells whether memory may be freed before the jobs that use it are done.
