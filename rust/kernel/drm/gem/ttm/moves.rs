@@ -128,8 +128,15 @@ unsafe fn move_object<T: TtmObject>(
     let from_vram = !old.is_null() && unsafe { (*old).mem_type } == vram;
     let by_engine = from_vram || to_type == vram;
 
-    // TTM has zapped page tables.
-    obj.drop_fault_window();
+    // Before importers are told.
+    let awake = if by_engine {
+        let awake = obj.awake_if_active();
+
+        obj.ttm().check_awake(awake.as_ref())?;
+        awake
+    } else {
+        None
+    };
     // What a copy of nothing leaves in VRAM would be kept from others until a reset.
     if to_type == vram && !from_vram {
         locked.check_content()?;
@@ -157,15 +164,8 @@ unsafe fn move_object<T: TtmObject>(
         // SAFETY: As above; the memory is still there, and what importers started is done.
         unsafe { exporter::retire(buf) };
     }
-    // Before the device is asked to do anything.
-    let awake = if by_engine {
-        let awake = obj.awake_if_active();
-
-        obj.ttm().check_awake(awake.as_ref())?;
-        awake
-    } else {
-        None
-    };
+    // TTM has zapped the page tables of processes.
+    obj.drop_fault_window();
     // What the device started by its page tables is done as well.
     locked.zap().map_err(unregistered)?;
     if !by_engine {
