@@ -55,6 +55,28 @@ pub fn poll_fd(fd: RawFd, events: i16, limit: Duration) -> Result<i16, SysError>
     Ok(poll.revents)
 }
 
+/// Runs something while the process can have no more file descriptors. No other thread may need
+/// one meanwhile.
+pub fn without_fds<R>(run: impl FnOnce() -> R) -> R {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: the kernel writes the limit.
+    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
+    // Those of the standard streams are in use.
+    let low = libc::rlimit {
+        rlim_cur: 3,
+        ..limit
+    };
+    // SAFETY: the kernel reads the limit.
+    unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const low) };
+    let result = run();
+    // SAFETY: as above.
+    unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
+    result
+}
+
 /// A linear congruential generator: the same seed gives the same numbers.
 #[derive(Clone, Debug)]
 pub struct Lcg(u64);

@@ -10,12 +10,13 @@ use vvram_tests::debugfs::{words, Buffer, DebugFs};
 use vvram_tests::drm::{DmaBuf, Drm};
 use vvram_tests::fdinfo::FdInfo;
 use vvram_tests::map::PAGE;
+use vvram_tests::misc::without_fds;
 use vvram_tests::peer::Mode;
 use vvram_tests::proc::Child;
 use vvram_tests::scene::{patterns, peer_reads, placed, Scene};
 use vvram_tests::socket::{receive_fd, send_fd, sockets};
 use vvram_tests::uapi;
-use vvram_tests::{check, check_eq, igt_main, Outcome, Stop};
+use vvram_tests::{check, check_eq, expect_errno, igt_main, Outcome, Stop};
 
 const PAGE64: u64 = PAGE as u64;
 const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
@@ -70,6 +71,13 @@ fn origin() -> Outcome {
     let id = object.info()?.id;
     exported_by(&debugfs.buffer(id)?, (0, 0, ""), "")?;
     check_eq!(debugfs.buffer(id)?.orphan, false, "orphan");
+
+    // An export for which there is no file descriptor is none.
+    let before = usage(&debugfs)?;
+    let result = without_fds(|| object.export());
+    expect_errno("export without a file descriptor", result, libc::EMFILE)?;
+    check_eq!(usage(&debugfs)?, before, "the file usage");
+    exported_by(&debugfs.buffer(id)?, (0, 0, ""), "")?;
 
     let (here, there) = sockets()?;
     let mut child = Child::spawn(|| {

@@ -452,22 +452,8 @@ fn errors() -> Outcome {
     refused("a place that is read only", result, libc::EFAULT, state)?;
 
     // No file descriptor is left.
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    // SAFETY: the kernel writes the limit.
-    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
-    let low = libc::rlimit {
-        rlim_cur: 3,
-        ..limit
-    };
     let mut places = outs;
-    // SAFETY: the kernel reads the limits, which are valid.
-    unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const low) };
-    let result = copy.run(&[good], &mut places);
-    // SAFETY: as above.
-    unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
+    let result = misc::without_fds(|| copy.run(&[good], &mut places));
     refused("without a file descriptor", result, libc::EMFILE, state)?;
     check_eq!(places, outs, "what is to be signalled");
 

@@ -299,6 +299,7 @@ use crate::{
         from_err_ptr,
         to_result, //
     },
+    fs::file::FileDescriptorReservation,
     prelude::*,
     sync::aref::{
         ARef,
@@ -397,17 +398,26 @@ impl DmaBuf {
     ///
     /// `EMFILE` if the task has too many open files.
     ///
-    ///
     /// See the [module](self) for an example.
     pub fn into_fd(this: ARef<Self>, flags: u32) -> Result<i32> {
-        // CAST: Flags of `open()` fit an `int`.
-        // SAFETY: `this` is a valid dma-buf; on success the file descriptor takes its reference.
-        let fd = unsafe { bindings::dma_buf_fd(this.as_raw(), flags as i32) };
-        to_result(fd)?;
+        let fd = FileDescriptorReservation::get_unused_fd_flags(flags)?;
 
-        // The reference belongs to the file descriptor now.
+        Ok(Self::install(this, fd))
+    }
+
+    /// Installs a file descriptor that was reserved in the current task, which then owns `this`.
+    ///
+    /// For an export whose other steps cannot be undone. Mirrors `dma_buf_fd_install()`.
+    pub fn install(this: ARef<Self>, fd: FileDescriptorReservation) -> i32 {
+        // CAST: File descriptors fit an `int`.
+        let number = fd.reserved_fd() as i32;
+
+        // SAFETY: The file descriptor is reserved in the current task, as its type is not `Send`,
+        // and takes the reference to the valid dma-buf. Neither is used any more.
+        unsafe { bindings::dma_buf_fd_install(this.as_raw(), number) };
         let _ = ARef::into_raw(this);
-        Ok(fd)
+        core::mem::forget(fd);
+        number
     }
 
     /// Returns the size of the buffer in bytes.

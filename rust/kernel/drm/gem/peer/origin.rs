@@ -21,6 +21,7 @@ use crate::{
         from_err_ptr,
         from_result, //
     },
+    fs::file::FileDescriptorReservation,
     prelude::*,
     str::CStr,
     sync::aref::{
@@ -126,6 +127,8 @@ where
     O: IntoGEMObject + AlwaysRefCounted,
 {
     from_result(|| {
+        // The export is not undone for want of a file descriptor.
+        let number = FileDescriptorReservation::get_unused_fd_flags(flags)?;
         // SAFETY: The file is open, and that of `D`.
         let client = unsafe { drm::File::from_raw(file) };
 
@@ -152,9 +155,8 @@ where
             return Err(ENOENT);
         }
 
-        let number = DmaBuf::into_fd(buf, flags)?;
         // SAFETY: As promised by the caller.
-        unsafe { *fd = number };
+        unsafe { *fd = DmaBuf::install(buf, number) };
         Ok(0)
     })
 }
