@@ -268,7 +268,8 @@ impl Tables {
         }
     }
 
-    /// Ends all mappings. A table that a job still has is a bug of the driver, which is logged.
+    /// Ends all mappings. A table that somebody still has is logged for debugging: it is that of a
+    /// job that the driver did not finish, or of a task whose move is about to fail.
     ///
     /// # Safety
     ///
@@ -282,10 +283,7 @@ impl Tables {
             // SAFETY: As promised by the caller; it was on the list.
             unsafe { table.unmap(dev) };
             if Arc::into_unique_or_drop(table).is_none() {
-                dev_warn!(
-                    dev,
-                    "a job of an engine was not finished before the unplug\n"
-                );
+                dev_dbg!(dev, "pages are still in use after the unplug\n");
             }
         }
     }
