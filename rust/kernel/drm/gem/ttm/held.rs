@@ -419,7 +419,10 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         unsafe {
             *self.obj.exported.get() = buf;
             if buf.is_null() {
-                (*self.obj.pins.get()).client = Client::NONE;
+                let pins = &mut *self.obj.pins.get();
+
+                pins.client = Client::NONE;
+                pins.exporter = None;
             }
         }
     }
