@@ -45,6 +45,7 @@ use kernel::{
     },
     dma_resv::Usage,
     drm::{
+        exec::Flag,
         gem::{
             peer::{
                 attachments,
@@ -520,6 +521,79 @@ mod tests {
             check_eq!(other_map.fault(0)?, Access::Works);
             check!(reads(&other_map, 2)?);
             check_eq!(live(&aperture, 1), 1);
+            Ok(())
+        })
+    }
+
+    /// The room of a window that another task drops is there when it has done so.
+    #[test]
+    fn window_that_is_being_dropped_is_waited_for() -> Result {
+        with_device(|pdev| {
+            let (card, aperture) = card(pdev)?;
+            let leaving = object(&card, 2, Domain::Either, 1)?;
+            let other = object(&card, 2, Domain::Vram, 2)?;
+            let (map, buf) = (mapped(&*export(&leaving)?)?, export(&other)?);
+            let other_map = mapped(&buf)?;
+            let leave = || -> Result {
+                let object = leaving.clone();
+
+                check!(reads(&map, 1)?);
+                worker::spawn(move || {
+                    let _ = move_to(&object, &[Place::TT]);
+                })?;
+                while !aperture.is_dropping() {
+                    fsleep(Delta::from_micros(100));
+                }
+                Ok(())
+            };
+
+            aperture.set_limit(2);
+            aperture.set_delay(20);
+            leave()?;
+            check_eq!(other_map.fault(0)?, Access::Works);
+            check!(reads(&other_map, 2)?);
+            check_eq!(aperture.windows(), (1, 2));
+
+            // So it is for the kernel.
+            move_to(&leaving, &[Place::VRAM])?;
+            leave()?;
+            let vmap = VMap::new(buf)?;
+            check!(vmap_has(&vmap, 2)?);
+            check_eq!(aperture.windows().0, 1);
+            drop(vmap);
+            aperture.set_delay(0);
+            Ok(())
+        })
+    }
+
+    /// A task that has reserved several objects evicts the window of one for another.
+    #[test]
+    fn window_of_an_object_that_is_reserved_as_well_is_evicted() -> Result {
+        with_device(|pdev| {
+            let (card, aperture) = card(pdev)?;
+            let touched = object(&card, 2, Domain::Vram, 1)?;
+            let other = object(&card, 2, Domain::Vram, 2)?;
+            let (map, exported) = (mapped(&*export(&touched)?)?, export(&other)?);
+            // `DmaBuf` is a transparent wrapper.
+            let buf = core::ptr::from_ref(&*exported)
+                .cast::<bindings::dma_buf>()
+                .cast_mut();
+            let mut vmap = bindings::iosys_map::default();
+
+            aperture.set_limit(2);
+            check!(reads(&map, 1)?);
+            card.device().ttm.exec(Flag::Interruptible, |exec| {
+                let _first = touched.lock(exec)?.ok_or(EALREADY)?;
+                let _second = other.lock(exec)?.ok_or(EALREADY)?;
+
+                // SAFETY: The buffer is valid, and its object reserved.
+                to_result(unsafe { bindings::dma_buf_vmap(buf, &mut vmap) })
+            })?;
+            check_eq!(aperture.windows(), (1, 2));
+            // SAFETY: Mapped above.
+            unsafe { bindings::dma_buf_vunmap_unlocked(buf, &mut vmap) };
+            check!(reads(&map, 1)?);
+            check_eq!(aperture.windows(), (1, 3));
             Ok(())
         })
     }

@@ -56,6 +56,10 @@ use kernel::{
         aref::ARef,
         Arc,
         Mutex, //
+    },
+    time::{
+        delay::fsleep,
+        Delta, //
     }, //
 };
 
@@ -92,6 +96,9 @@ struct State {
     /// How many windows were made, and how many there are.
     made: usize,
     live: usize,
+    /// How many milliseconds it takes to drop one, and how many are being dropped.
+    delay: i64,
+    dropping: usize,
 }
 
 /// The aperture: the second half of the BAR.
@@ -139,6 +146,8 @@ impl Slots {
                     same,
                     made: 0,
                     live: 0,
+                    delay: 0,
+                    dropping: 0,
                 }),
             }),
             GFP_KERNEL,
@@ -262,6 +271,16 @@ impl Slots {
         self.state.lock().limit = pages;
     }
 
+    /// Lets it take some milliseconds to drop a window.
+    pub(crate) fn set_delay(&self, milliseconds: i64) {
+        self.state.lock().delay = milliseconds;
+    }
+
+    /// Tells whether a window is being dropped.
+    pub(crate) fn is_dropping(&self) -> bool {
+        self.state.lock().dropping != 0
+    }
+
     /// Returns how many windows there are, and how many were made.
     pub(crate) fn windows(&self) -> (usize, usize) {
         let state = self.state.lock();
@@ -332,7 +351,15 @@ pub(crate) struct Shown {
 impl Drop for Shown {
     fn drop(&mut self) {
         let mut state = self.aperture.state.lock();
+        let delay = state.delay;
 
+        state.dropping += 1;
+        drop(state);
+        if delay != 0 {
+            fsleep(Delta::from_millis(delay));
+        }
+
+        let mut state = self.aperture.state.lock();
         for slot in &self.slots {
             self.aperture.sync(&mut state, *slot);
             let page = self.aperture.page(self.aperture.offset(*slot));
@@ -342,6 +369,7 @@ impl Drop for Shown {
             state.taken[*slot] = None;
         }
         state.live -= 1;
+        state.dropping -= 1;
     }
 }
 

@@ -46,4 +46,10 @@ __rust_helper bool rust_helper_dma_resv_trylock(struct dma_resv *obj)
 {
 	return dma_resv_trylock(obj);
 }
+
+__rust_helper struct ww_acquire_ctx *
+rust_helper_dma_resv_locking_ctx(struct dma_resv *obj)
+{
+	return dma_resv_locking_ctx(obj);
+}
 #endif

@@ -262,6 +262,24 @@ impl DmaResv {
         }
     }
 
+    /// Tells whether the lock is held by the task that holds that of `own`, because it took both
+    /// with one acquire context.
+    ///
+    /// The lock of `own` must be held by the current task: then the answer does not change until it
+    /// unlocks one of them. Mirrors `dma_resv_locking_ctx()`.
+    #[cfg(CONFIG_RUST_DRM_TTM)]
+    pub(crate) fn is_locked_with(&self, own: &Self) -> bool {
+        // SAFETY: By the type invariant the reservations are valid. The contexts are compared only.
+        let (context, own) = unsafe {
+            (
+                bindings::dma_resv_locking_ctx(self.as_raw()),
+                bindings::dma_resv_locking_ctx(own.as_raw()),
+            )
+        };
+
+        !own.is_null() && context == own
+    }
+
     /// Waits for the fences of `usage`, with or without the lock.
     ///
     /// Sleeps. Mirrors `dma_resv_wait_timeout()` without a limit. With `interruptible` a signal ends

@@ -42,12 +42,14 @@
 //!    other's way,
 //! 4. the reservation of an object. Eviction holds a second one; it only tries that lock, unless
 //!    the first one was taken with the ticket of [`Exec`],
-//! 5. the SRCU section of [`drm_dev_enter()`](drm::RegistrationGuard), in which VRAM is accessed;
+//! 5. the mutex with which windows of the CPU are made and dropped. With it, and without another
+//!    reservation, 4 is only tried,
+//! 6. the SRCU section of [`drm_dev_enter()`](drm::RegistrationGuard), in which VRAM is accessed;
 //!    unbinding waits for it. Ioctls have entered it before all of these,
-//! 6. the mutex of the order of moves, held while a driver queues one,
-//! 7. the lock of the allocator of VRAM, that of its quarantine, that of the list of what is mapped
-//!    for engines, that of the windows of the CPU, and inside of TTM the `lru_lock`,
-//! 8. the lock of the list of all objects, which is taken last.
+//! 7. the mutex of the order of moves, held while a driver queues one,
+//! 8. the lock of the allocator of VRAM, that of its quarantine, that of the list of what is mapped
+//!    for engines, that of the list of the windows of the CPU, and inside of TTM the `lru_lock`,
+//! 9. the lock of the list of all objects, which is taken last.
 //!
 //! Callbacks of TTM run with 4 held and must not take another reservation.
 //!
@@ -114,7 +116,11 @@ pub(crate) use self::{
     region::Charge,
     transfer::Side,
     vram::VramResource,
-    windows::Holder, //
+    windows::{
+        Holder,
+        NewEntry,
+        Room, //
+    }, //
 };
 
 use crate::{

@@ -8,8 +8,9 @@
 //!
 //! # Locking
 //!
-//! The mutex is taken with the reservation of an object held, or without. Nothing is locked,
-//! allocated or dropped while it is held.
+//! There are two mutexes. That of the room comes after the reservation of an object, or is taken
+//! without one: see [`Room`]. That of the list comes after it. Nothing is locked, allocated or
+//! dropped while the latter is held.
 
 use crate::{
     dma_buf::mapping::RangeList,
@@ -17,11 +18,13 @@ use crate::{
     prelude::*,
     rbtree::{
         RBTree,
+        RBTreeNode,
         RBTreeNodeReservation, //
     },
     sync::{
         Arc,
-        Mutex, //
+        Mutex,
+        MutexGuard, //
     }, //
 };
 
@@ -37,123 +40,222 @@ pub(crate) enum Holder {
 /// The window of an object.
 struct Entry {
     ranges: Arc<RangeList>,
-    is_faulted: bool,
+    /// The number of the last fault, if page faults hold it: its place in [`List::faulted`].
+    used: Option<u64>,
     /// How many mappings of the kernel hold it.
     mappings: usize,
-    /// The number of the last fault, or of the first mapping if there was none.
-    used: u64,
+    /// What [`List::faulted`] needs for it, if it is not there.
+    unused: Option<RBTreeNodeReservation<u64, u64>>,
 }
 
 /// The windows by the numbers of their objects.
 struct List {
     entries: RBTree<u64, Entry>,
+    /// The numbers of the objects whose windows page faults hold, by [`Entry::used`].
+    faulted: RBTree<u64, u64>,
     /// How many numbers were given out for [`Entry::used`].
     uses: u64,
 }
 
 impl List {
-    fn next_use(&mut self) -> u64 {
+    /// Takes note that page faults hold the window of an object, which was used last from now on.
+    /// Returns false if there is none.
+    fn fault(&mut self, id: u64) -> bool {
+        let Some(entry) = self.entries.get_mut(&id) else {
+            return false;
+        };
+        let node = match entry.used {
+            Some(used) => self
+                .faulted
+                .remove_node(&used)
+                .map(RBTreeNode::into_reservation),
+            None => entry.unused.take(),
+        };
+
         self.uses += 1;
-        self.uses
+        entry.used = Some(self.uses);
+        if let Some(node) = node {
+            self.faulted.insert(node.into_node(self.uses, id));
+        }
+        true
+    }
+
+    /// Takes note that page faults do not hold the window of an object any more.
+    fn end_faults(&mut self, id: u64) {
+        if let Some(entry) = self.entries.get_mut(&id) {
+            if let Some(used) = entry.used.take() {
+                entry.unused = self
+                    .faulted
+                    .remove_node(&used)
+                    .map(RBTreeNode::into_reservation);
+            }
+        }
+    }
+}
+
+/// The memory for a new entry of the list.
+pub(crate) struct NewEntry {
+    entry: RBTreeNodeReservation<u64, Entry>,
+    faulted: RBTreeNodeReservation<u64, u64>,
+}
+
+impl NewEntry {
+    /// Allocates it.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM` if memory runs out.
+    pub(crate) fn reserve() -> Result<Self> {
+        Ok(Self {
+            entry: RBTreeNodeReservation::new(GFP_KERNEL)?,
+            faulted: RBTreeNodeReservation::new(GFP_KERNEL)?,
+        })
     }
 }
 
 /// The windows that the CPU has of the objects of a device.
-pub(crate) struct Windows(Pin<KBox<Mutex<List>>>);
+pub(crate) struct Windows {
+    list: Pin<KBox<Mutex<List>>>,
+    room: Pin<KBox<Mutex<()>>>,
+}
+
+/// The right to make and to drop windows of the CPU, which one task has at a time.
+///
+/// So none of them takes room in the aperture that is not on the list, and room that was made is
+/// there for who has made it. Only importers drop windows without it.
+///
+/// It is a mutex. With it held the driver makes and drops windows, page tables are zapped, and
+/// reservations are only tried. No reference to an object is dropped.
+#[must_use = "others may take the room when the value is dropped"]
+pub(crate) struct Room<'a> {
+    windows: &'a Windows,
+    _guard: MutexGuard<'a, ()>,
+}
 
 impl Windows {
-    /// Not inlined, so that the lock class and its name stay in the kernel crate.
+    /// Not inlined, so that the lock classes and their names stay in the kernel crate.
     #[inline(never)]
     pub(super) fn new() -> Result<Self> {
-        Ok(Self(KBox::pin_init(
-            new_mutex!(
-                List {
-                    entries: RBTree::new(),
-                    uses: 0,
-                },
-                "drm::ttm::Windows"
-            ),
-            GFP_KERNEL,
-        )?))
+        Ok(Self {
+            list: KBox::pin_init(
+                new_mutex!(
+                    List {
+                        entries: RBTree::new(),
+                        faulted: RBTree::new(),
+                        uses: 0,
+                    },
+                    "drm::ttm::Windows::list"
+                ),
+                GFP_KERNEL,
+            )?,
+            room: KBox::pin_init(new_mutex!((), "drm::ttm::Windows::room"), GFP_KERNEL)?,
+        })
     }
 
-    /// Returns the number of the last use of a window, for [`Self::least_recently_faulted`].
-    pub(crate) fn last_use(&self) -> u64 {
-        self.0.lock().uses
+    /// Returns the right to make and to drop windows. Sleeps.
+    pub(crate) fn room(&self) -> Room<'_> {
+        Room {
+            windows: self,
+            _guard: self.room.lock(),
+        }
     }
 
     /// Returns the window of the object with the number `id`.
     pub(crate) fn get(&self, id: u64) -> Option<Arc<RangeList>> {
-        self.0
+        self.list
             .lock()
             .entries
             .get(&id)
             .map(|entry| entry.ranges.clone())
     }
 
+    /// Tells whether page faults hold the window of an object.
+    pub(crate) fn is_faulted(&self, id: u64) -> bool {
+        self.list
+            .lock()
+            .entries
+            .get(&id)
+            .is_some_and(|entry| entry.used.is_some())
+    }
+
     /// Lets page faults hold the window of an object, which was used last from now on. Returns
     /// false if there is none.
     pub(crate) fn hold_for_fault(&self, id: u64) -> bool {
-        let mut list = self.0.lock();
-        let used = list.next_use();
-
-        list.entries.get_mut(&id).is_some_and(|entry| {
-            entry.is_faulted = true;
-            entry.used = used;
-            true
-        })
-    }
-
-    /// Adds a holder of the window `ranges` of an object, which is where it is.
-    ///
-    /// # Errors
-    ///
-    /// `ENOMEM` if memory runs out.
-    pub(crate) fn hold(&self, id: u64, ranges: Arc<RangeList>, holder: Holder) -> Result {
-        let room = RBTreeNodeReservation::new(GFP_KERNEL)?;
-        let mut unused = None;
-        let mut list = self.0.lock();
-        let used = list.next_use();
-
-        if list.entries.get(&id).is_none() {
-            list.entries.insert(room.into_node(
-                id,
-                Entry {
-                    ranges,
-                    is_faulted: false,
-                    mappings: 0,
-                    used,
-                },
-            ));
-        } else {
-            // Dropped without the mutex.
-            unused = Some((room, ranges));
-        }
-        if let Some(entry) = list.entries.get_mut(&id) {
-            match holder {
-                Holder::Faults => entry.is_faulted = true,
-                Holder::Kernel => entry.mappings += 1,
-            }
-        }
-
-        drop(list);
-        drop(unused);
-        Ok(())
+        self.list.lock().fault(id)
     }
 
     /// Removes a holder of the window of an object, if there is one: page faults as a whole. The
     /// window is dropped with the last one, unless importers have it. Sleeps.
     pub(crate) fn release(&self, id: u64, holder: Holder) {
-        let mut list = self.0.lock();
-        let Some(entry) = list.entries.get_mut(&id) else {
-            return;
+        self.room().release(id, holder);
+    }
+
+    /// Removes page faults from the holders of all windows, of a device that was unplugged: no page
+    /// table has an entry any more, and no fault inserts one. Sleeps.
+    pub(crate) fn release_faults(&self) {
+        let faulted = || {
+            self.list
+                .lock()
+                .faulted
+                .cursor_front()
+                .map(|cursor| *cursor.current().1)
         };
 
-        match holder {
-            Holder::Faults => entry.is_faulted = false,
-            Holder::Kernel => entry.mappings = entry.mappings.saturating_sub(1),
+        while let Some(id) = faulted() {
+            self.release(id, Holder::Faults);
         }
-        if !entry.is_faulted && entry.mappings == 0 {
+    }
+}
+
+impl Room<'_> {
+    /// Adds a holder of the window `ranges` of an object, which is where it is.
+    pub(crate) fn hold(&mut self, id: u64, ranges: Arc<RangeList>, holder: Holder, new: NewEntry) {
+        let mut list = self.windows.list.lock();
+        let mut unused = None;
+
+        if list.entries.get(&id).is_none() {
+            list.entries.insert(new.entry.into_node(
+                id,
+                Entry {
+                    ranges,
+                    used: None,
+                    mappings: 0,
+                    unused: Some(new.faulted),
+                },
+            ));
+        } else {
+            // Dropped without the mutex.
+            unused = Some((ranges, new));
+        }
+        match holder {
+            Holder::Faults => {
+                list.fault(id);
+            }
+            Holder::Kernel => {
+                if let Some(entry) = list.entries.get_mut(&id) {
+                    entry.mappings += 1;
+                }
+            }
+        }
+
+        drop(list);
+        drop(unused);
+    }
+
+    /// Removes a holder of the window of an object, as [`Windows::release`].
+    pub(crate) fn release(&mut self, id: u64, holder: Holder) {
+        let mut list = self.windows.list.lock();
+
+        match holder {
+            Holder::Faults => list.end_faults(id),
+            Holder::Kernel => {
+                if let Some(entry) = list.entries.get_mut(&id) {
+                    entry.mappings = entry.mappings.saturating_sub(1);
+                }
+            }
+        }
+        let is_held = |entry: &Entry| entry.used.is_some() || entry.mappings != 0;
+        if !list.entries.get(&id).is_none_or(is_held) {
             let node = list.entries.remove_node(&id);
 
             drop(list);
@@ -161,32 +263,25 @@ impl Windows {
         }
     }
 
+    /// Returns the number of the last use of a window, for [`Self::least_recently_faulted`].
+    pub(crate) fn last_use(&self) -> u64 {
+        self.windows.list.lock().uses
+    }
+
     /// Looks at the windows that page faults hold, and no mapping of the kernel, and that were last
     /// used after the use `after`. Returns the object of the one that was used least recently, and
     /// the number of this use.
-    pub(crate) fn least_recently_faulted(&self, after: u64) -> Option<(u64, u64)> {
-        self.0
-            .lock()
-            .entries
-            .iter()
-            .filter(|(_, entry)| entry.is_faulted && entry.mappings == 0 && entry.used > after)
-            .map(|(id, entry)| (*id, entry.used))
-            .min_by_key(|(_, used)| *used)
-    }
+    pub(crate) fn least_recently_faulted(&self, mut after: u64) -> Option<(u64, u64)> {
+        let list = self.windows.list.lock();
 
-    /// Removes page faults from the holders of all windows, of a device that was unplugged: no page
-    /// table has an entry any more, and no fault inserts one. Sleeps.
-    pub(crate) fn release_faults(&self) {
-        let faulted = || {
-            self.0
-                .lock()
-                .entries
-                .iter()
-                .find_map(|(id, entry)| entry.is_faulted.then_some(*id))
-        };
+        loop {
+            let cursor = list.faulted.cursor_lower_bound(&(after + 1))?;
+            let (used, id) = cursor.current();
 
-        while let Some(id) = faulted() {
-            self.release(id, Holder::Faults);
+            if list.entries.get(id)?.mappings == 0 {
+                return Some((*id, *used));
+            }
+            after = *used;
         }
     }
 }

@@ -56,10 +56,16 @@ pub trait Aperture: DriverObject {
     /// A window: what [`Self::map`] shows is in the BAR until the value is dropped.
     ///
     /// The drop invalidates the entries of the aperture and waits for that. It may sleep; it takes
-    /// no reservation and allocates no memory, because it is called with the reservation of the
-    /// object held. Without it, a window is dropped whose object is freed, or which only page
-    /// faults had when the device was unplugged. The device may be suspended, or have been removed
-    /// by surprise: then neither peers nor the CPU access the window any more.
+    /// no reservation and allocates no memory. It is called with the reservation of the object
+    /// held, and if it makes room for another object with that of this one as well, for a page
+    /// fault also with the `mmap_lock`. Without a reservation, a window is dropped whose object is
+    /// freed, or which only page faults had when the device was unplugged. The device may be
+    /// suspended, or have been removed by surprise: then neither peers nor the CPU access the
+    /// window any more.
+    ///
+    /// The windows of importers and of mappings of the kernel outlive a time in which the device
+    /// is suspended. If it loses the entries of the aperture then, its driver writes them again
+    /// when it resumes.
     ///
     /// The value has what it needs for that, such as a reference to the state of the aperture. All
     /// windows are dropped before the registration data is, but for its list of exported buffers,
@@ -80,7 +86,9 @@ pub trait Aperture: DriverObject {
     /// # Errors
     ///
     /// `ENOSPC` if the aperture is full. Windows that only page faults hold are dropped then, the
-    /// least recently used first, and this is called again after each. If all are held otherwise:
+    /// least recently used first, and this is called again after each. `E2BIG` if the object is too
+    /// large for the aperture even if that is empty: then none is dropped. If all are held
+    /// otherwise, or there is no hope:
     ///
     /// - An importer gets system memory if the object may move there, and else this error, in both
     ///   cases with the reason [`NoWindow`].

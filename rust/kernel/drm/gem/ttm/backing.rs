@@ -185,7 +185,7 @@ unsafe impl<T: TtmObject + PeerObject<Class = Object<T>>> Backing for Object<T> 
     }
 
     fn window(object: &Held<'_, Self>) -> Result<Arc<RangeList>> {
-        object.window(true)
+        object.window(None)
     }
 
     fn pages<'a>(object: &'a mut Held<'_, Self>) -> Result<&'a [*mut bindings::page]> {

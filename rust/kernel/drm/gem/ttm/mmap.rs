@@ -35,7 +35,11 @@ use crate::{
         }, //
     },
     page::PAGE_SHIFT,
-    prelude::*, //
+    prelude::*,
+    time::{
+        delay::fsleep,
+        Delta, //
+    }, //
 };
 use core::ptr;
 
@@ -112,7 +116,7 @@ pub(super) unsafe extern "C" fn fault_callback<T: TtmObject>(
         return ret;
     }
 
-    let mut idx = 0;
+    let (mut idx, mut is_busy) = (0, false);
     let mut ret = bindings::vm_fault_reason_VM_FAULT_SIGBUS;
     // SAFETY: The object is reserved, and its device is valid. An unplug waits for the section, and
     // then takes away what was inserted.
@@ -127,7 +131,14 @@ pub(super) unsafe extern "C" fn fault_callback<T: TtmObject>(
             ret = match locked.vram() {
                 // The next try resumes the device.
                 Some(_) if awake.is_none() => bindings::vm_fault_reason_VM_FAULT_NOPAGE,
-                _ => insert_pages::<T>(vmf, prot),
+                _ => match show::<T>(bo) {
+                    // A move that TTM waits for may fail, which `io_mem_reserve_callback` looks at.
+                    Ok(()) => bindings::ttm_bo_vm_fault_reserved(vmf, prot, FAULT_AROUND),
+                    Err(e) => {
+                        is_busy = e == EBUSY;
+                        reason_of(e)
+                    }
+                },
             };
             bindings::drm_dev_exit(idx);
         }
@@ -144,35 +155,21 @@ pub(super) unsafe extern "C" fn fault_callback<T: TtmObject>(
 
     // SAFETY: The object was reserved above.
     unsafe { bindings::dma_resv_unlock((*bo).base.resv) };
+    if is_busy {
+        // Those who are in the way may wait for the object.
+        fsleep(Delta::from_millis(1));
+    }
     ret
 }
 
-/// Maps the pages around a fault into the process.
-///
-/// # Safety
-///
-/// `vmf` must be a fault in an area of an object of a device of `T`, whose reservation is held, with a
-/// device that is awake if the object is in VRAM.
-unsafe fn insert_pages<T: TtmObject>(
-    vmf: *mut bindings::vm_fault,
-    prot: bindings::pgprot_t,
-) -> bindings::vm_fault_t {
-    // SAFETY: As promised by the caller.
-    let bo = unsafe { (*(*vmf).__bindgen_anon_1.vma).vm_private_data.cast() };
-    // SAFETY: As promised by the caller.
-    let ret = unsafe { show::<T>(bo) };
-
-    match ret {
-        // SAFETY: As promised by the caller. The reservation is still held if pages were inserted.
-        // A move that TTM waits for may fail, which `io_mem_reserve_callback` looks at.
-        Ok(()) => unsafe { bindings::ttm_bo_vm_fault_reserved(vmf, prot, FAULT_AROUND) },
+/// Returns what becomes of a fault.
+fn reason_of(why: Error) -> bindings::vm_fault_t {
+    match why {
         // The access is tried again: after the signal was handled, or because somebody still uses the
-        // object.
-        Err(e) if e == EINTR || e == ERESTARTSYS || e == EBUSY => {
-            bindings::vm_fault_reason_VM_FAULT_NOPAGE
-        }
-        Err(e) if e == ENOMEM => bindings::vm_fault_reason_VM_FAULT_OOM,
-        Err(_) => bindings::vm_fault_reason_VM_FAULT_SIGBUS,
+        // object, or what would make room for its window.
+        EINTR | ERESTARTSYS | EBUSY => bindings::vm_fault_reason_VM_FAULT_NOPAGE,
+        ENOMEM => bindings::vm_fault_reason_VM_FAULT_OOM,
+        _ => bindings::vm_fault_reason_VM_FAULT_SIGBUS,
     }
 }
 
@@ -235,13 +232,16 @@ pub(crate) unsafe extern "C" fn io_mem_pfn_callback<T: TtmObject>(
     let ttm = unsafe { Device::<T>::from_raw((*bo).bdev) };
 
     if T::APERTURE.is_some() {
-        // `show_to_processes()` has made it, and the reservation was held since. If TTM ever asked
-        // without that, it would get the first page of the BAR, and no system memory.
+        // `show_to_processes()` has made it, and the reservation was held since.
         // SAFETY: As promised by the caller.
         let addr = unsafe { Object::<T>::from_bo(bo) }
             .and_then(|obj| ttm.windows.get(obj.id()))
-            .and_then(|window| window.address(at).or_else(|| window.address(0)))
-            .unwrap_or(ttm.vram_start());
+            .and_then(|window| window.address(at));
+        // A page of the BAR is at least no system memory.
+        let addr = addr.unwrap_or_else(|| {
+            crate::warn_on!(true);
+            ttm.vram_start()
+        });
 
         // CAST: Physical addresses have less than 64 bits.
         return (addr >> PAGE_SHIFT) as usize;

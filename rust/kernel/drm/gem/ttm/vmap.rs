@@ -111,7 +111,6 @@ unsafe fn vmap_pinned<T: TtmObject>(
     map: *mut bindings::iosys_map,
 ) -> Result {
     let bo = locked.bo();
-    let (windows, id) = (&locked.ttm().windows, locked.obj.id());
 
     // No move is under way, of which `ttm_bo_vmap()` knows nothing: to pin is to wait for them.
     let Some(vram) = locked.vram() else {
@@ -137,22 +136,25 @@ unsafe fn vmap_pinned<T: TtmObject>(
         }
         Ok(())
     };
-    if T::APERTURE.is_some() {
-        let window = locked.window(true)?;
-
-        for (at, len) in window.iter() {
-            push(at, len)?;
-        }
-        windows.hold(id, window, Holder::Kernel)?;
+    let window = if T::APERTURE.is_some() {
+        Some(locked.window(Some(Holder::Kernel))?)
     } else {
-        for range in vram.shown() {
-            push(start + range.offset, range.len)?;
-        }
-    }
+        None
+    };
+    let pushed = match &window {
+        Some(window) => window.iter().try_for_each(|(at, len)| push(at, len)),
+        None => vram
+            .shown()
+            .iter()
+            .try_for_each(|range| push(start + range.offset, range.len)),
+    };
 
-    let addr = vmap(&pfns).inspect_err(|_| {
-        if T::APERTURE.is_some() {
-            windows.release(id, Holder::Kernel);
+    let addr = pushed.and_then(|()| vmap(&pfns)).inspect_err(|_| {
+        if window.is_some() {
+            locked
+                .ttm()
+                .windows
+                .release(locked.obj.id(), Holder::Kernel);
         }
     })?;
     // Until `vunmap_callback()`.

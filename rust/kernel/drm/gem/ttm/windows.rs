@@ -20,15 +20,22 @@
 //! A process that accesses two objects by one instruction makes no progress if the aperture has
 //! room for one of them only: each fault evicts the other window. It can be killed.
 //!
+//! The windows of importers and of mappings of the kernel stay while the device is suspended. If it
+//! loses the entries of the aperture then, its driver writes them again when it resumes.
+//!
 //! # Locking
 //!
 //! The reservation of the object is held when its window is made, shared and dropped. To evict the
-//! window of another object takes the reservation of that, which is only tried. What the CPU's side
-//! holds is on the list of `drm/ttm/windows.rs`, whose mutex comes after the reservation. Only an
-//! object that is being freed drops its window without the reservation, which another task may
-//! have, and so does an unplug what is left of page faults: both by that mutex alone.
+//! window of another object takes the reservation of that, which is only tried, unless the same
+//! task has it already. [`Room`] comes after the reservation: a mutex with which windows of the CPU
+//! are made, evicted and dropped, so that nobody is refused for room that another task is about to
+//! give up or has just taken from it. Only an object that is being freed drops its window without
+//! the reservation, which another task may have, and so does an unplug what is left of page faults:
+//! both with the mutex alone.
 //!
 //! Mirrors `nouveau_ttm_io_mem_reserve()`, which evicts under a mutex that each fault takes.
+//!
+//! [`Room`]: crate::drm::ttm::Room
 //!
 //! [`Aperture`]: crate::drm::vram::Aperture
 
@@ -45,30 +52,55 @@ use crate::{
         self,
         gem::IntoGEMObject,
         ttm::{
-            Device,
             Holder,
+            NewEntry,
             OpCtx,
             Place,
+            Room,
             TtmObject, //
         },
         vram::{
             Domain,
-            MemType, //
+            MemType,
+            Ranges, //
         }, //
     },
     prelude::*,
-    sync::Arc,
+    sync::{
+        aref::ARef,
+        Arc, //
+    },
     time::{
         delay::fsleep,
         Delta, //
     }, //
 };
 
+/// Why an object has no window.
+pub(super) enum NoWindow {
+    /// The aperture is full.
+    Full,
+    /// Other tasks have reserved the objects whose windows could be evicted.
+    Busy,
+    /// The driver cannot make it, or memory has run out.
+    Failed(Error),
+}
+
+impl From<NoWindow> for Error {
+    /// For who has waited for other tasks as long as it does.
+    fn from(why: NoWindow) -> Error {
+        match why {
+            NoWindow::Full | NoWindow::Busy => ENOSPC,
+            NoWindow::Failed(e) => e,
+        }
+    }
+}
+
 /// What came of the attempt to evict a window.
 enum Eviction {
     /// There is more room.
     Done,
-    /// Other tasks have the objects whose windows could be evicted, or took the room.
+    /// Other tasks have the objects whose windows could be evicted.
     Busy,
     /// There is none that could be.
     Nothing,
@@ -76,54 +108,141 @@ enum Eviction {
 
 impl<T: TtmObject> Held<'_, Object<T>> {
     /// Returns the ranges of the window that shows the object, which is in VRAM: the one that it
-    /// has, or a new one. May sleep.
+    /// has, or a new one, which `holder` then has, if there is one. Sleeps.
     ///
-    /// `patient` says to wait for other tasks that are in the way of an eviction.
+    /// Waits for other tasks that are in the way of an eviction, for some time.
     ///
     /// # Errors
     ///
-    /// - `ENOSPC` if the aperture is full, also if that may be due to other tasks and `patient` is
-    ///   set; `EBUSY` if it is not.
+    /// - `ENOSPC` if the aperture is full.
     /// - `EINVAL` if the object is not in VRAM.
-    /// - `ENODEV` if the driver is not bound any more, and those of the driver.
-    pub(super) fn window(&self, patient: bool) -> Result<Arc<RangeList>> {
-        let ttm = self.obj.ttm();
-        let shared = ttm
-            .windows
-            .get(self.obj.id())
-            .or_else(|| self.window_of_importers());
-        if let Some(shared) = shared {
-            return Ok(shared);
+    /// - `ENODEV` if the driver is not bound any more, `ENOMEM`, and those of the driver.
+    pub(super) fn window(&self, holder: Option<Holder>) -> Result<Arc<RangeList>> {
+        for attempt in 0..PATIENCE {
+            match self.try_window(holder) {
+                Err(NoWindow::Busy) => fsleep(Delta::from_millis(1 << attempt.min(3))),
+                ret => return Ok(ret?),
+            }
         }
+        Ok(self.try_window(holder)?)
+    }
 
-        let vram = self.vram().ok_or(EINVAL)?;
+    /// Does what [`Self::window`] does, but waits for no other task.
+    fn try_window(&self, holder: Option<Holder>) -> Result<Arc<RangeList>, NoWindow> {
+        let (windows, id) = (&self.obj.ttm().windows, self.obj.id());
+        let vram = self.vram().ok_or(NoWindow::Failed(EINVAL))?;
+        let new = match holder {
+            Some(holder) => Some((holder, NewEntry::reserve().map_err(NoWindow::Failed)?)),
+            None => None,
+        };
+        // References to objects are dropped after `room`, which who frees an object takes.
+        let mut passed = KVec::new();
+        let mut room = windows.room();
+
+        let ranges = match windows.get(id).or_else(|| self.window_of_importers()) {
+            Some(shared) => shared,
+            None => self.new_window(vram, &mut room, &mut passed)?,
+        };
+        if let Some((holder, new)) = new {
+            room.hold(id, ranges.clone(), holder, new);
+        }
+        Ok(ranges)
+    }
+
+    /// Makes a window, for which others are evicted if there is no room.
+    fn new_window(
+        &self,
+        vram: &Ranges,
+        room: &mut Room<'_>,
+        passed: &mut KVec<ARef<Object<T>>>,
+    ) -> Result<Arc<RangeList>, NoWindow> {
         // SAFETY: The device of a valid object is valid, and of `T::Driver`.
         let dev: &drm::Device<T::Driver> =
             unsafe { drm::Device::from_raw((*self.obj.as_raw()).dev) };
-        let mut attempt = 0;
-        // Other tasks may fault as fast as their windows are evicted here.
-        let mut newest = ttm.windows.last_use();
 
         loop {
             match T::APERTURE.map(dev, vram) {
+                Ok(ranges) => return Ok(ranges),
                 // No eviction helps.
-                Err(e) if e == E2BIG => return Err(ENOSPC),
+                Err(e) if e == E2BIG => return Err(NoWindow::Full),
                 Err(e) if e == ENOSPC => (),
-                ret => return ret,
+                Err(e) => return Err(NoWindow::Failed(e)),
             }
 
-            match ttm.evict_window(newest) {
+            match self.evict_window(room, passed).map_err(NoWindow::Failed)? {
                 Eviction::Done => (),
-                Eviction::Nothing => return Err(ENOSPC),
-                Eviction::Busy if !patient => return Err(EBUSY),
-                Eviction::Busy if attempt == PATIENCE => return Err(ENOSPC),
-                Eviction::Busy => {
-                    fsleep(Delta::from_millis(1 << attempt.min(3)));
-                    attempt += 1;
-                    newest = ttm.windows.last_use();
-                }
+                Eviction::Busy => return Err(NoWindow::Busy),
+                Eviction::Nothing => return Err(NoWindow::Full),
             }
         }
+    }
+
+    /// Evicts the window that was used least recently of those that only page faults hold. The
+    /// objects that it has looked at are added to `passed`.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM` if memory runs out.
+    fn evict_window(
+        &self,
+        room: &mut Room<'_>,
+        passed: &mut KVec<ARef<Object<T>>>,
+    ) -> Result<Eviction> {
+        let (mut after, mut ret) = (0, Eviction::Nothing);
+        // Other tasks may use windows as fast as they are looked at here.
+        let newest = room.last_use();
+
+        while let Some((id, used)) = room.least_recently_faulted(after) {
+            if used > newest {
+                return Ok(Eviction::Busy);
+            }
+            after = used;
+
+            passed.reserve(1, GFP_KERNEL)?;
+            // One that is being freed drops its window soon.
+            let Some(obj) = self.obj.ttm().object(id) else {
+                ret = Eviction::Busy;
+                continue;
+            };
+            let is_evicted = self.evict_window_of(&obj, room);
+
+            // There is room.
+            let _ = passed.push(obj, GFP_KERNEL);
+            match is_evicted {
+                Some(true) => return Ok(Eviction::Done),
+                Some(false) => (),
+                None => ret = Eviction::Busy,
+            }
+        }
+        Ok(ret)
+    }
+
+    /// Evicts the window of another object, if no importer has it. Tells whether it did, or `None`
+    /// if another task has reserved the object.
+    fn evict_window_of(&self, other: &Object<T>, room: &mut Room<'_>) -> Option<bool> {
+        // SAFETY: The reservations of valid objects are valid.
+        let (resv, own) = unsafe {
+            (
+                DmaResv::from_raw((*other.as_raw()).resv),
+                DmaResv::from_raw((*self.obj.as_raw()).resv),
+            )
+        };
+        let _guard = if resv.is_locked_with(own) {
+            None
+        } else {
+            Some(resv.try_lock()?)
+        };
+        // SAFETY: The reservation is held until the end of the function: by the guard, or by who
+        // has reserved both objects, and calls this.
+        let held = unsafe { Held::assume(other) };
+
+        if held.window_of_importers().is_some() {
+            return Some(false);
+        }
+        // SAFETY: The object is valid, and its reservation is held.
+        unsafe { bindings::ttm_bo_unmap_virtual(held.bo()) };
+        room.release(other.id(), Holder::Faults);
+        Some(true)
     }
 
     fn window_of_importers(&self) -> Option<Arc<RangeList>> {
@@ -139,19 +258,24 @@ impl<T: TtmObject> Held<'_, Object<T>> {
     ///
     /// # Errors
     ///
-    /// `ENOMEM` if memory runs out, those of [`Self::window`], and those of
-    /// [`Self::validate_patiently`].
+    /// - `EBUSY` if other tasks are in the way: the fault is to come again.
+    /// - `ENOSPC` if the aperture is full, and the object has to stay in VRAM.
+    /// - `ENOMEM` if memory runs out, `EIO` for all other errors of the driver, and the errors of
+    ///   [`Self::validate_patiently`].
     pub(super) fn show_to_processes(&mut self) -> Result {
-        let obj = self.obj;
-        let (windows, id) = (&obj.ttm().windows, obj.id());
+        let is_seen = self.mem_type() != Some(MemType::Vram)
+            || self.obj.ttm().windows.hold_for_fault(self.obj.id());
 
-        if self.mem_type() == Some(MemType::Vram) && !windows.hold_for_fault(id) {
-            match self.window(false) {
-                Ok(ranges) => windows.hold(id, ranges, Holder::Faults)?,
-                Err(e) if e == ENOSPC && self.may_do_without_window() => {
+        if !is_seen {
+            match self.try_window(Some(Holder::Faults)) {
+                Ok(_) => (),
+                Err(NoWindow::Full) if self.may_do_without_window() => {
                     return self.validate_patiently(&[Place::TT], &mut OpCtx::interruptible());
                 }
-                Err(e) => return Err(e),
+                Err(NoWindow::Full) => return Err(ENOSPC),
+                Err(NoWindow::Busy) => return Err(EBUSY),
+                // An error that has another meaning for a fault is not one of the driver.
+                Err(NoWindow::Failed(e)) => return Err(if e == ENOMEM { e } else { EIO }),
             }
         }
         self.touch();
@@ -163,10 +287,10 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         self.data().domain() == Domain::Either && !self.is_pinned()
     }
 
-    /// Takes from processes what they have mapped of the object, which they get back at the next
-    /// access, and the window from page faults. Does nothing without an aperture. Sleeps.
+    /// Takes from processes what they have mapped of the object by a window, which they get back at
+    /// the next access, and the window from page faults. Does nothing without an aperture. Sleeps.
     pub(super) fn unmap_from_processes(&self) {
-        if T::APERTURE.is_some() {
+        if T::APERTURE.is_some() && self.obj.ttm().windows.is_faulted(self.obj.id()) {
             // SAFETY: The object is valid, and its reservation is held.
             unsafe { bindings::ttm_bo_unmap_virtual(self.bo()) };
             self.obj.drop_fault_window();
@@ -181,40 +305,5 @@ impl<T: TtmObject> Object<T> {
         if T::APERTURE.is_some() {
             self.ttm().windows.release(self.id(), Holder::Faults);
         }
-    }
-}
-
-impl<T: TtmObject> Device<T> {
-    /// Evicts the window that was used least recently of those that only page faults hold, unless
-    /// that was after the use `newest`. Sleeps.
-    fn evict_window(&self, newest: u64) -> Eviction {
-        let (mut after, mut ret) = (0, Eviction::Nothing);
-
-        while let Some((id, used)) = self.windows.least_recently_faulted(after) {
-            if used > newest {
-                return Eviction::Busy;
-            }
-            after = used;
-
-            // One that is being freed drops its window soon.
-            let Some(obj) = self.object(id) else {
-                ret = Eviction::Busy;
-                continue;
-            };
-            // SAFETY: The reservation of a valid object is valid.
-            let resv = unsafe { DmaResv::from_raw((*obj.as_raw()).resv) };
-            let Some(_guard) = resv.try_lock() else {
-                ret = Eviction::Busy;
-                continue;
-            };
-            // SAFETY: The reservation is held until the end of the round.
-            let held = unsafe { Held::assume(&*obj) };
-
-            if held.window_of_importers().is_none() {
-                held.unmap_from_processes();
-                return Eviction::Done;
-            }
-        }
-        ret
     }
 }
