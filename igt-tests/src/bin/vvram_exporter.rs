@@ -182,8 +182,8 @@ fn orphans() -> Outcome {
     more([0; 5])
 }
 
-/// A handle that is closed, and is that of another object then, while it is exported: no buffer
-/// comes to be that nobody exported.
+/// A handle that is closed, and is that of another object then, while it is exported: that is
+/// exported, and no buffer comes to be that nobody exported.
 fn reused() -> Outcome {
     let scene = Scene::open()?;
     let debugfs = DebugFs::open(&scene.gpu)?;
@@ -211,10 +211,14 @@ fn reused() -> Outcome {
         };
         measured?;
         check_eq!(next?, handle, "handle of the next object");
-        match &exported {
-            Err(error) if error.errno == libc::ENOENT => swapped += 1,
-            Err(error) => return Err(Stop::fail(error)),
-            Ok(_) => {}
+        let inode = exported?.inode()?;
+        if inode != buffer.inode()? {
+            check_eq!(
+                inode,
+                drm.export(handle, 0)?.inode()?,
+                "inode of the next object"
+            );
+            swapped += 1;
         }
         for buffer in debugfs.buffers()?.iter().filter(|buffer| buffer.exported) {
             check_eq!(buffer.client, this, "client that exported a buffer");

@@ -107,8 +107,8 @@ impl Process {
 /// Exports the object behind a handle as `drm_gem_prime_handle_to_fd()` does. Before that `note`
 /// takes note of who exports it.
 ///
-/// A handle that is closed meanwhile, and maybe is that of another object then, is as one that was
-/// closed before: nobody took note of who exports that object.
+/// A handle that is closed meanwhile, and is that of another object then, is looked up again:
+/// nobody took note of who exports that object.
 ///
 /// # Safety
 ///
@@ -120,7 +120,7 @@ pub(in crate::drm::gem) unsafe fn handle_to_fd<D, O>(
     handle: u32,
     flags: u32,
     fd: *mut c_int,
-    note: impl FnOnce(&drm::File<D::File>, &O) -> Result,
+    note: impl Fn(&drm::File<D::File>, &O) -> Result,
 ) -> c_int
 where
     D: drm::Driver,
@@ -132,28 +132,34 @@ where
         // SAFETY: The file is open, and that of `D`.
         let client = unsafe { drm::File::from_raw(file) };
 
-        // SAFETY: The file is open.
-        let gem = unsafe { bindings::drm_gem_object_lookup(file, handle) };
-        if gem.is_null() {
-            return Err(ENOENT);
-        }
-        // SAFETY: Objects of the driver are of class `O`; the lookup took a reference.
-        let obj = unsafe {
-            let obj: &O = IntoGEMObject::from_raw(gem);
-            ARef::from_raw(obj.into())
+        let buf = loop {
+            // SAFETY: The file is open.
+            let gem = unsafe { bindings::drm_gem_object_lookup(file, handle) };
+            if gem.is_null() {
+                return Err(ENOENT);
+            }
+            // SAFETY: Objects of the driver are of class `O`; the lookup took a reference.
+            let obj = unsafe {
+                let obj: &O = IntoGEMObject::from_raw(gem);
+                ARef::from_raw(obj.into())
+            };
+
+            note(client, &obj)?;
+
+            // SAFETY: As promised by the caller. The reference that it returns is taken over.
+            let buf: ARef<DmaBuf> = unsafe {
+                let buf = bindings::drm_gem_prime_handle_to_dmabuf(dev, file, handle, flags);
+
+                ARef::from_raw(NonNull::new_unchecked(from_err_ptr(buf)?.cast()))
+            };
+            if is_buffer_of(&buf, &*obj) {
+                break buf;
+            }
+            // Each round takes another object that the process puts behind the handle.
+            if current!().signal_pending() {
+                return Err(ERESTARTSYS);
+            }
         };
-
-        note(client, &obj)?;
-
-        // SAFETY: As promised by the caller. The reference that it returns is taken over.
-        let buf: ARef<DmaBuf> = unsafe {
-            let buf = bindings::drm_gem_prime_handle_to_dmabuf(dev, file, handle, flags);
-
-            ARef::from_raw(NonNull::new_unchecked(from_err_ptr(buf)?.cast()))
-        };
-        if !is_buffer_of(&buf, &*obj) {
-            return Err(ENOENT);
-        }
 
         // SAFETY: As promised by the caller.
         unsafe { *fd = DmaBuf::install(buf, number) };
