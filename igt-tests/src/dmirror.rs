@@ -46,7 +46,9 @@ const _: () = assert!(SNAPSHOT == 0xc028_4804);
 
 /// The module, unloaded when dropped.
 #[derive(Debug)]
-struct Module;
+struct Module {
+    loaded: bool,
+}
 
 impl Module {
     fn load() -> Result<Self, Stop> {
@@ -55,16 +57,35 @@ impl Module {
             loaded.as_ref().is_ok_and(|status| status.success()),
             "modprobe {MODULE}: {loaded:?}"
         );
-        Ok(Self)
+        Ok(Self { loaded: true })
+    }
+
+    /// Unloads it, unless it stays in use; returns whether it did.
+    fn try_unload(&mut self) -> bool {
+        // The files of a process that was killed may take a moment.
+        let unloaded = misc::poll(Duration::from_secs(5), || {
+            rebind::delete_module(MODULE).ok()
+        });
+        self.loaded = unloaded.is_none();
+        !self.loaded
+    }
+
+    /// Unloads it.
+    fn unload(mut self) -> Outcome {
+        check!(
+            self.try_unload(),
+            "{MODULE} cannot be unloaded: {:?} users",
+            rebind::module_users(MODULE)
+        );
+        Ok(())
     }
 }
 
 impl Drop for Module {
     fn drop(&mut self) {
-        // The files of a process that was killed may take a moment.
-        misc::poll(Duration::from_secs(5), || {
-            rebind::delete_module(MODULE).ok()
-        });
+        if self.loaded {
+            self.try_unload();
+        }
     }
 }
 
@@ -72,9 +93,9 @@ impl Drop for Module {
 #[derive(Debug)]
 pub struct TestHmm {
     // In the order in which they are undone.
-    _memory: Option<Overridden>,
-    _module: Module,
-    _own: Option<Unbound>,
+    memory: Option<Overridden>,
+    module: Module,
+    own: Option<Unbound>,
 }
 
 impl TestHmm {
@@ -85,9 +106,9 @@ impl TestHmm {
     /// Fails the subtest if it does not load.
     pub fn load() -> Result<Self, Stop> {
         Ok(Self {
-            _memory: None,
-            _module: Module::load()?,
-            _own: None,
+            memory: None,
+            module: Module::load()?,
+            own: None,
         })
     }
 
@@ -101,13 +122,49 @@ impl TestHmm {
         let own = Unbound::new(&gpu)?;
         let module = Module::load()?;
         Ok(Self {
-            _memory: Some(Overridden::new(&gpu, MODULE)?),
-            _module: module,
-            _own: Some(own),
+            memory: Some(Overridden::new(&gpu, MODULE)?),
+            module,
+            own: Some(own),
         })
+    }
+
+    /// Takes the GPU from it.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if it has no GPU, or keeps it.
+    pub fn unbind(&mut self) -> Outcome {
+        let Some(memory) = self.memory.take() else {
+            fail!("{MODULE} has no GPU");
+        };
+        let gpu = memory.device().clone();
+        drop(memory);
+        check!(gpu.driver().is_none(), "{MODULE} keeps the GPU");
+        Ok(())
+    }
+
+    /// Takes the GPU from it, unloads it, and gives the GPU back to its driver: as dropping it
+    /// does, which tells nothing of what fails.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if any of that fails.
+    pub fn close(mut self) -> Outcome {
+        if self.memory.is_some() {
+            self.unbind()?;
+        }
+        self.module.unload()?;
+        match self.own {
+            Some(own) => own.rebind(),
+            None => Ok(()),
+        }
     }
 }
 
+/// What a snapshot says of a page that is not there, or only on another device.
+pub const ABSENT: u8 = 0;
+/// What it says of the page of zeroes, which is for reading only.
+pub const ZEROES: u8 = 0x11;
 /// Which pages are in the memory of the device, as its own page tables would have them.
 pub const ON_DEVICE: u8 = 0x20;
 /// Which of its pages may be written to.
@@ -132,8 +189,8 @@ impl Mirror {
     }
 
     /// Runs a command on the pages of a mapping, with a buffer for what it says of them; returns
-    /// of how many it does.
-    fn run(&self, name: &str, request: u64, map: &Map, out: &mut [u8]) -> Result<u64, SysError> {
+    /// what it fills in.
+    fn run(&self, name: &str, request: u64, map: &Map, out: &mut [u8]) -> Result<Cmd, SysError> {
         let mut cmd = Cmd {
             addr: map.address().as_ptr() as u64,
             ptr: out.as_mut_ptr() as u64,
@@ -144,7 +201,7 @@ impl Mirror {
         ioctl(self.file.as_raw_fd(), request, &mut cmd, || {
             name.to_string()
         })?;
-        Ok(cmd.cpages)
+        Ok(cmd)
     }
 
     /// Moves all pages to the device.
@@ -179,6 +236,29 @@ impl Mirror {
         Ok(())
     }
 
+    /// What a snapshot says of each page.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest, or any error of the call.
+    #[track_caller]
+    pub fn places(&self, map: &Map) -> Result<Vec<u8>, Stop> {
+        let mut seen = vec![0; map.pages()];
+        let cmd = self.run("SNAPSHOT", SNAPSHOT, map, &mut seen)?;
+        check_eq!(cmd.cpages, map.pages() as u64, "pages of the snapshot");
+        Ok(seen)
+    }
+
+    /// How many pages of the device page faults have moved to system memory so far.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the call.
+    pub fn faulted(&self, map: &Map) -> Result<u64, SysError> {
+        let mut seen = vec![0; map.pages()];
+        Ok(self.run("SNAPSHOT", SNAPSHOT, map, &mut seen)?.faults)
+    }
+
     /// Fails unless exactly these pages are on the device, where it may write to them, and the
     /// others are in system memory.
     ///
@@ -187,10 +267,7 @@ impl Mirror {
     /// Fails the subtest, or any error of the call.
     #[track_caller]
     pub fn check_places(&self, map: &Map, on_device: impl Fn(usize) -> bool) -> Outcome {
-        let mut seen = vec![0; map.pages()];
-        let count = self.run("SNAPSHOT", SNAPSHOT, map, &mut seen)?;
-        check_eq!(count, map.pages() as u64, "pages of the snapshot");
-        for (page, seen) in seen.into_iter().enumerate() {
+        for (page, seen) in self.places(map)?.into_iter().enumerate() {
             let want = WRITABLE | if on_device(page) { ON_DEVICE } else { 0 };
             check_eq!(seen, want, "where page {page} of {} is", map.len() / PAGE);
         }

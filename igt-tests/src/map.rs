@@ -216,6 +216,24 @@ impl Map {
         compare.finish()
     }
 
+    /// Gives up a page of memory: the next access gets one that is new.
+    ///
+    /// # Errors
+    ///
+    /// Any error of madvise(2).
+    pub fn discard(&self, page: usize) -> Result<(), SysError> {
+        assert!(page < self.pages(), "page {page} is outside the mapping");
+        // SAFETY: the page is inside the mapping, which is accessed with volatile accesses only.
+        let status = unsafe {
+            let start = self.base.as_ptr().add(page * PAGE_WORDS);
+            libc::madvise(start.cast(), PAGE, libc::MADV_DONTNEED)
+        };
+        if status < 0 {
+            return Err(SysError::last("madvise(MADV_DONTNEED)"));
+        }
+        Ok(())
+    }
+
     /// Reads the byte at an offset.
     pub fn byte(&self, offset: usize) -> u8 {
         (self.read(offset / 8) >> (8 * (offset % 8))) as u8

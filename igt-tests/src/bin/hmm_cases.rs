@@ -37,19 +37,19 @@ fn case(name: &str) -> Outcome {
 fn private(name: &str) -> Outcome {
     let hmm = TestHmm::load()?;
     case(&format!("hmm_private.{name}"))?;
-    drop(hmm);
-    Ok(())
+    hmm.close()
 }
 
 /// A case of a device that has its memory in a BAR.
 fn p2p(name: &str) -> Outcome {
     let hmm = TestHmm::with_memory()?;
     case(&format!("hmm_p2p.{name}"))?;
-    drop(hmm);
-    Ok(())
+    hmm.close()
 }
 
 igt_main! {
+    "kill-in-fault", "a process is killed while a fault that does nothing is repeated",
+        || private("kill_in_fault");
     "write-after-fork", "a device writes to its pages, which a child has as well",
         || private("write_after_fork");
     "write-after-fork-huge", "the same with a huge page",
@@ -68,12 +68,16 @@ igt_main! {
         || p2p("access");
     "p2p-access-huge", "the same with a huge page",
         || p2p("access_huge");
+    "p2p-unaligned-huge", "the same with a huge page that is not aligned in the BAR",
+        || p2p("unaligned_huge");
     "p2p-read-inside-huge", "a peer reads a part of a huge page",
         || p2p("read_inside_huge");
     "p2p-holes", "pages that no peer can reach are migrated, and only these",
         || p2p("holes");
     "p2p-holes-huge", "a huge page with such pages is migrated",
         || p2p("holes_huge");
+    "p2p-hole-first-huge", "the same if the first page is one",
+        || p2p("hole_first_huge");
     "p2p-write-after-fork", "a peer writes to pages that a child has as well",
         || p2p("write_after_fork");
     "p2p-write-after-fork-huge", "the same with a huge page",
