@@ -2,19 +2,20 @@
 
 //! Memory regions with on-demand paging whose pages are in the memory of a device.
 //!
-//! The device is test_hmm, which has the first GPU in place of its own driver. Where each page is
-//! is what the device's own mirror of this process says.
+//! The device is test_hmm, which has the first GPU in place of its own driver. The device's own
+//! mirror of this process says where each page is, and how many pages it lost to page faults. That
+//! the NIC got at a page without such a fault is what shows that it used the P2PDMA page.
 
 use std::fs;
 
-use vvram_tests::dmirror::{Mirror, TestHmm};
+use vvram_tests::dmirror::{Mirror, TestHmm, ABSENT, ON_DEVICE, WRITABLE, ZEROES};
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::misc;
 use vvram_tests::pattern::Pattern;
 use vvram_tests::rdma::{Buffer, ON_DEMAND};
 use vvram_tests::scene::patterns;
 use vvram_tests::verbs::{Nic, Pair, Region};
-use vvram_tests::{check_eq, fail, igt_main, Outcome, SysError};
+use vvram_tests::{check_eq, fail, igt_main, Outcome, Stop, SysError};
 
 const PAGES: usize = 16;
 const SIZE: u32 = (PAGES * PAGE) as u32;
@@ -62,6 +63,11 @@ impl Setup<'_> {
         holds("the NIC", self.host.map(), pattern)
     }
 
+    /// How many pages of the device page faults have moved to system memory so far.
+    fn faulted(&self) -> Result<u64, SysError> {
+        self.mirror.faulted(self.map)
+    }
+
     /// Compares what the device has.
     fn device_has(&self, pattern: Pattern) -> Outcome {
         if let Err(mismatch) = pattern.verify(&self.mirror.read(self.map)?, 0) {
@@ -79,16 +85,31 @@ fn holds(who: &str, map: &Map, pattern: Pattern) -> Outcome {
     Ok(())
 }
 
-/// Registers memory that is on the device, and holds a pattern.
-fn with(ask: bool, pattern: Pattern, body: impl FnOnce(&Setup<'_>) -> Outcome) -> Outcome {
+/// When memory is registered.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Registered {
+    /// Before it is on the device, so that each page is got by a fault of the NIC.
+    Before,
+    /// While it is on the device, so that the region begins with a snapshot of it.
+    There,
+}
+
+/// Registers memory that holds a pattern and that is on the device then.
+fn with(
+    ask: bool,
+    registered: Registered,
+    pattern: Pattern,
+    body: impl FnOnce(&Setup<'_>, &mut TestHmm) -> Outcome,
+) -> Outcome {
     let _asks = Asks::new(ask)?;
-    let _hmm = TestHmm::with_memory()?;
+    let mut hmm = TestHmm::with_memory()?;
     let nic = Nic::open(None)?;
     let mirror = Mirror::open()?;
     let map = Map::private(PAGES * PAGE)?;
     map.fill(pattern);
-    mirror.migrate(&map)?;
-    mirror.check_places(&map, |_| true)?;
+    if registered == Registered::There {
+        mirror.migrate(&map)?;
+    }
     let setup = Setup {
         pair: Pair::new(&nic)?,
         host: Buffer::host(&nic, "host", u64::from(SIZE))?,
@@ -96,13 +117,21 @@ fn with(ask: bool, pattern: Pattern, body: impl FnOnce(&Setup<'_>) -> Outcome) -
         map: &map,
         mirror: &mirror,
     };
-    body(&setup)
+    if registered == Registered::Before {
+        mirror.migrate(&map)?;
+    }
+    mirror.check_places(&map, |_| true)?;
+    body(&setup, &mut hmm)?;
+    drop(setup);
+    drop(mirror);
+    hmm.close()
 }
 
 /// Every operation reaches the pages where they are.
-fn stays() -> Outcome {
+fn reaches(registered: Registered) -> Outcome {
     let (a, b) = patterns();
-    with(true, a, |setup| {
+    with(true, registered, a, |setup, _| {
+        let faulted = setup.faulted()?;
         setup.read(a)?;
         setup.mirror.check_places(setup.map, |_| true)?;
         setup.write(b)?;
@@ -114,8 +143,10 @@ fn stays() -> Outcome {
         setup.pair.fetch_add(result, on, 3)?;
         check_eq!(setup.host.map().read(0), old, "what fetch-and-add returns");
         setup.mirror.check_places(setup.map, |_| true)?;
+        check_eq!(setup.faulted()?, faulted, "pages that left the device");
 
         check_eq!(setup.map.read(0), old.wrapping_add(3), "the sum");
+        check_eq!(setup.faulted()?, faulted + 1, "pages the CPU has read");
         setup.map.write(0, old);
         holds("the CPU", setup.map, b)?;
         setup.mirror.check_places(setup.map, |_| false)?;
@@ -123,14 +154,27 @@ fn stays() -> Outcome {
     })
 }
 
-/// What was fetched for reading can be written to.
+/// A prefetch gets what is not there, and leaves where it is what is on the device. What was
+/// fetched for reading can be written to.
 fn prefetched() -> Outcome {
+    const ABSENT_PAGE: usize = 3;
     let (a, b) = patterns();
-    with(true, a, |setup| {
+    let there = |page| page != ABSENT_PAGE;
+    with(true, Registered::Before, a, |setup, _| {
+        let faulted = setup.faulted()?;
+        setup.map.discard(ABSENT_PAGE)?;
+        let place = || Ok::<_, Stop>(setup.mirror.places(setup.map)?[ABSENT_PAGE]);
+        check_eq!(place()?, ABSENT, "the page before the prefetch");
         setup.region.prefetch(SIZE)?;
-        setup.mirror.check_places(setup.map, |_| true)?;
+        check_eq!(place()?, ZEROES, "the page after the prefetch");
+        for (page, place) in setup.mirror.places(setup.map)?.into_iter().enumerate() {
+            if there(page) {
+                check_eq!(place, ON_DEVICE | WRITABLE, "where page {page} is");
+            }
+        }
         setup.write(b)?;
-        setup.mirror.check_places(setup.map, |_| true)?;
+        setup.mirror.check_places(setup.map, there)?;
+        check_eq!(setup.faulted()?, faulted, "pages that left the device");
         setup.device_has(b)
     })
 }
@@ -138,7 +182,8 @@ fn prefetched() -> Outcome {
 /// The page that the CPU needs moves, and no other one.
 fn mixed() -> Outcome {
     let (a, b) = patterns();
-    with(true, a, |setup| {
+    with(true, Registered::Before, a, |setup, _| {
+        let faulted = setup.faulted()?;
         setup.read(a)?;
         let there = |page| page != 5;
         check_eq!(
@@ -150,6 +195,8 @@ fn mixed() -> Outcome {
         setup.write(b)?;
         setup.read(b)?;
         setup.mirror.check_places(setup.map, there)?;
+        check_eq!(setup.faulted()?, faulted + 1, "pages that left the device");
+        setup.device_has(b)?;
         holds("the CPU", setup.map, b)
     })
 }
@@ -157,7 +204,7 @@ fn mixed() -> Outcome {
 /// A region follows its pages when the device gives up its memory, and back.
 fn released() -> Outcome {
     let (a, b) = patterns();
-    with(true, a, |setup| {
+    with(true, Registered::Before, a, |setup, _| {
         setup.write(b)?;
         setup.mirror.release(setup.map)?;
         setup.mirror.check_places(setup.map, |_| false)?;
@@ -171,11 +218,32 @@ fn released() -> Outcome {
     })
 }
 
+/// A region outlives the device: its pages are in system memory then.
+fn unbound() -> Outcome {
+    let (a, b) = patterns();
+    with(true, Registered::Before, a, |setup, hmm| {
+        setup.write(b)?;
+        setup.mirror.check_places(setup.map, |_| true)?;
+        hmm.unbind()?;
+        setup.mirror.check_places(setup.map, |_| false)?;
+        setup.read(b)?;
+        setup.write(a)?;
+        setup.read(a)?;
+        holds("the CPU", setup.map, a)
+    })
+}
+
 /// A region that does not ask for it has its pages migrated.
 fn not_asked() -> Outcome {
     let (a, b) = patterns();
-    with(false, a, |setup| {
+    with(false, Registered::Before, a, |setup, _| {
+        let faulted = setup.faulted()?;
         setup.read(a)?;
+        check_eq!(
+            setup.faulted()?,
+            faulted + PAGES as u64,
+            "pages that left the device"
+        );
         setup.mirror.check_places(setup.map, |_| false)?;
         setup.write(b)?;
         holds("the CPU", setup.map, b)
@@ -183,9 +251,13 @@ fn not_asked() -> Outcome {
 }
 
 igt_main! {
-    "stays", "read, write and fetch-and-add reach the pages where they are", stays;
-    "prefetched", "pages that were fetched for reading can be written to", prefetched;
+    "stays", "read, write and fetch-and-add reach the pages where they are",
+        || reaches(Registered::Before);
+    "stays-from-the-start", "the same if they are on the device when they are registered",
+        || reaches(Registered::There);
+    "prefetched", "a prefetch gets pages that are nowhere, and leaves the others", prefetched;
     "mixed", "the page that the CPU needs moves, and no other one", mixed;
     "released", "a region follows its pages out of the device, and back", released;
+    "unbound", "a region outlives the device that its pages are on", unbound;
     "not-asked", "a region that does not ask for it has its pages migrated", not_asked;
 }
