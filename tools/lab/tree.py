@@ -18,6 +18,8 @@ import source
 from steps import LabError
 
 NEW_FILES = "patches/new-files"
+# What is said of several patches when they are sent.
+COVER_LETTERS = "patches/cover-letters"
 # The tag of the commit that the series is upon, and the branch that has the series.
 BASE = "pristine"
 BRANCH = "vvram"
@@ -302,6 +304,8 @@ def make(steps, src, repo, box, out, who):
         repository.step = step
         repository.grow(series)
         repository.export(patches)
+        for letter in sorted((repo / COVER_LETTERS).glob("*.txt")):
+            shutil.copy2(letter, patches / f"cover-letter-{letter.name}")
         check_same(step, src, repo, partial, box)
     patches.rename(beside(out))
     partial.rename(out)

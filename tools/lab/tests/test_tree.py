@@ -320,11 +320,16 @@ class Trees(Small):
         self.assertNotEqual(heads[0], heads[2])
 
     def test_come_with_patches_for_git_am(self):
+        letter = self.repo / tree.COVER_LETTERS / "x.txt"
+        letter.parent.mkdir()
+        letter.write_text("Subject: [PATCH 0/2] x\n")
         out = self.make()
         self.git(out, "checkout", "-q", "-b", "again", tree.BASE)
-        patches = sorted((self.top / "out.patches").iterdir())
+        *patches, cover = sorted((self.top / "out.patches").iterdir())
         self.assertEqual([patch.name for patch in patches], ["0001-x-first.patch",
                                                              "0002-x-second.patch"])
+        self.assertEqual((cover.name, cover.read_text()),
+                         ("cover-letter-x.txt", letter.read_text()))
         self.assertIn("\n-old\n+new\n", patches[0].read_text())
         self.assertIn("\n+config C\n", patches[1].read_text())
         self.git(out, "-c", "user.name=x", "-c", "user.email=x@example.org", "am", "-q", *map(
