@@ -1,11 +1,30 @@
 // SPDX-License-Identifier: GPL-2.0
 
+#include <linux/io.h>
+#include <linux/memremap.h>
 #include <linux/pci-p2pdma.h>
 
 __rust_helper bool rust_helper_pci_dev_is_disconnected(const struct pci_dev *pdev)
 {
 	return pci_dev_is_disconnected(pdev);
 }
+
+#ifdef CONFIG_PCI_P2PDMA
+__rust_helper struct page *rust_helper_pfn_to_page(unsigned long pfn)
+{
+	return pfn_to_page(pfn);
+}
+
+__rust_helper void rust_helper_put_dev_pagemap(struct dev_pagemap *pgmap)
+{
+	put_dev_pagemap(pgmap);
+}
+
+__rust_helper phys_addr_t rust_helper_virt_to_phys(void *addr)
+{
+	return virt_to_phys(addr);
+}
+#endif
 
 /* Without CONFIG_PCI_P2PDMA these are inline stubs, which bindgen skips. */
 #ifndef CONFIG_PCI_P2PDMA

@@ -22,6 +22,12 @@ use crate::{
 };
 use core::ptr::NonNull;
 
+#[cfg(CONFIG_RUST_DRM_PAGEMAP)]
+mod pages;
+
+#[cfg(CONFIG_RUST_DRM_PAGEMAP)]
+pub use self::pages::BarPages;
+
 /// How a client reaches peer-to-peer memory, `enum pci_p2pdma_map_type`.
 ///
 /// An open enum: kinds that a later kernel adds (other interconnects, say) are values without a

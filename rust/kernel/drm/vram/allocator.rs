@@ -74,6 +74,13 @@ use core::{
 /// assert_eq!(hole.ranges().ranges()[0].offset, 20 * page);
 /// assert_eq!(vram.reserve(23 * page..25 * page).err(), Some(ENOSPC));
 ///
+/// // A block is aligned to its size.
+/// let block = vram.alloc_block(4 * PAGE_SIZE)?;
+/// assert_eq!(block.ranges().ranges().len(), 1);
+/// assert_eq!(block.ranges().ranges()[0].offset % (4 * page), 0);
+/// assert_eq!(vram.alloc_block(3 * PAGE_SIZE).err(), Some(EINVAL));
+/// drop(block);
+///
 /// // What is larger than the pieces that are left has several.
 /// let all = vram.alloc(12 * page)?;
 /// let ranges = all.ranges().ranges();
@@ -345,6 +352,21 @@ impl Allocator {
             GpuBuddyAllocMode::Range(start..end),
             size,
             Alignment::new::<{ PAGE_SIZE }>(),
+            GpuBuddyAllocFlags::default(),
+        )
+    }
+
+    /// Allocates `size` bytes, a power of two that is not below the page size, in one piece at a
+    /// multiple of that from the start of the allocator.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if `size` is not a power of two, and those of [`Self::alloc`].
+    pub fn alloc_block(&self, size: usize) -> Result<Allocation> {
+        self.alloc_with(
+            GpuBuddyAllocMode::Simple,
+            size as u64,
+            Alignment::new_checked(size.max(PAGE_SIZE)).ok_or(EINVAL)?,
             GpuBuddyAllocFlags::default(),
         )
     }

@@ -14,6 +14,10 @@ mod ranges;
 mod window;
 
 pub(crate) use self::objects::Objects;
+#[cfg(CONFIG_RUST_DRM_TTM)]
+pub(crate) use self::objects::Room;
+#[cfg(any(CONFIG_RUST_DRM_TTM, CONFIG_RUST_DRM_PAGEMAP))]
+pub(crate) use self::window::flush;
 pub use self::{
     allocator::{
         Allocation,
@@ -34,11 +38,6 @@ pub use self::{
         Ranges, //
     },
     window::Window, //
-};
-#[cfg(CONFIG_RUST_DRM_TTM)]
-pub(crate) use self::{
-    objects::Room,
-    window::flush, //
 };
 
 use crate::{

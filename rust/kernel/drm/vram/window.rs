@@ -153,7 +153,7 @@ impl<'a> Window<'a> {
     }
 
     /// Returns the address at which the BAR is mapped.
-    #[cfg(CONFIG_RUST_DRM_TTM)]
+    #[cfg(any(CONFIG_RUST_DRM_TTM, CONFIG_RUST_DRM_PAGEMAP))]
     #[inline]
     pub(crate) fn as_ptr(&self) -> *mut c_void {
         self.addr.as_ptr()

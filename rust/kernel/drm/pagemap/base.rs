@@ -1,0 +1,344 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! What all drivers have in common.
+//!
+//! # Locking
+//!
+//! The list of chunks has a mutex, which is taken inside the lock of the memory of a process.
+//! Nothing is taken while it is held but the locks of the allocator of memory.
+
+use super::{
+    chunk::Chunk,
+    queue::Queue, //
+};
+use crate::{
+    bindings,
+    error::to_result,
+    mm::pagemap::PrivatePages,
+    new_mutex,
+    page::PAGE_SIZE,
+    prelude::*,
+    rbtree::{
+        RBTree,
+        RBTreeNode, //
+    },
+    sync::{
+        Arc,
+        Completion,
+        Mutex, //
+    },
+    time::{
+        delay::fsleep,
+        Delta, //
+    },
+    types::Opaque, //
+};
+
+/// The chunks that exist, by the number of their first page.
+type Chunks = Mutex<RBTree<usize, Arc<Chunk>>>;
+
+// Not inlined, so that the lock class and its name stay in the kernel crate.
+#[inline(never)]
+fn new_chunks() -> Result<Pin<KBox<Chunks>>> {
+    KBox::pin_init(
+        new_mutex!(RBTree::new(), "drm::pagemap::Base::chunks"),
+        GFP_KERNEL,
+    )
+}
+
+/// The C structure, and the reference that it begins with.
+///
+/// # Invariants
+///
+/// `raw` was initialized, and its first reference was not put.
+#[pin_data(PinnedDrop)]
+struct Handle {
+    #[pin]
+    raw: Opaque<bindings::drm_pagemap>,
+    /// All references were put.
+    #[pin]
+    released: Completion,
+}
+
+#[pinned_drop]
+impl PinnedDrop for Handle {
+    fn drop(self: Pin<&mut Self>) {
+        // SAFETY: By the type invariant.
+        unsafe { bindings::drm_pagemap_put(self.raw.get()) };
+        // Each chunk had a reference, and all of them are gone: this does not wait for long.
+        self.released.wait_for_completion();
+    }
+}
+
+/// Says that all references were put. May be called in any context; the memory belongs to [`Base`].
+///
+/// # Safety
+///
+/// Called by the C code with the structure of a [`Handle`], when its last reference is put.
+pub(super) unsafe extern "C" fn destroy(dpagemap: *mut bindings::drm_pagemap, _is_atomic: bool) {
+    let raw = Opaque::cast_from(dpagemap).cast_mut();
+
+    // SAFETY: The operations are for a `Handle` only, which waits for this.
+    let handle = unsafe { &*crate::container_of!(raw, Handle, raw) };
+
+    handle.released.complete_all();
+}
+
+/// The pages of a device, and the chunks that have some of them.
+///
+/// Dropping it moves everything back. The order of the fields is that in which they go: the pages,
+/// which waits until none is in use; the reference of the C code to the device and its module; and
+/// the queue.
+#[pin_data(PinnedDrop)]
+pub(super) struct Base {
+    #[pin]
+    pages: PrivatePages,
+    #[pin]
+    handle: Handle,
+    chunks: Pin<KBox<Chunks>>,
+    queue: Queue,
+}
+
+// SAFETY: The C structures have locks of their own, or are constant.
+unsafe impl Send for Base {}
+
+// SAFETY: As for `Send`.
+unsafe impl Sync for Base {}
+
+impl Base {
+    /// Makes the pages of `size` bytes of memory of `drm`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`PrivatePages::new`].
+    ///
+    /// # Safety
+    ///
+    /// `drm` must be valid. The functions of `page_ops` must be those of the DRM core, and one for
+    /// the pages of peers; those of `ops` must be [`destroy`] and one that populates.
+    pub(super) unsafe fn new(
+        drm: *mut bindings::drm_device,
+        page_ops: bindings::dev_pagemap_ops,
+        ops: &'static bindings::drm_pagemap_ops,
+        size: usize,
+    ) -> Result<impl PinInit<Self, Error>> {
+        let chunks = new_chunks()?;
+        let queue = Queue::new()?;
+        // SAFETY: As the caller promises; the DRM device keeps its parent.
+        let nid = unsafe { bindings::dev_to_node((*drm).dev) };
+        // SAFETY: The functions of the DRM core are for pages that it migrates to, as all of these.
+        let pages = unsafe { PrivatePages::new(page_ops, size, nid, c"drm_pagemap") }?;
+
+        Ok(try_pin_init!(&this in Self {
+            pages <- pages,
+            handle <- {
+                // SAFETY: `this` is the memory of the value, whose pages were just initialized.
+                let pagemap = unsafe { &(*this.as_ptr()).pages }.as_raw();
+
+                try_pin_init!(Handle {
+                    raw <- Opaque::try_ffi_init(move |raw| {
+                        // SAFETY: `raw` is memory for the structure, and the pages stay where they
+                        // are. The device is valid, and the operations are static.
+                        to_result(unsafe { bindings::drm_pagemap_init(raw, pagemap, drm, ops) })
+                    }),
+                    released <- Completion::new(),
+                }? Error)
+            },
+            chunks,
+            queue,
+        }? Error))
+    }
+
+    /// Returns the C structure.
+    #[inline]
+    pub(super) fn as_raw(&self) -> *mut bindings::drm_pagemap {
+        self.handle.raw.get()
+    }
+
+    /// Returns the value that has a C structure.
+    ///
+    /// # Safety
+    ///
+    /// `raw` must be that of such a value.
+    pub(super) unsafe fn from_raw(raw: *mut bindings::drm_pagemap) -> *mut Self {
+        let raw = Opaque::cast_from(raw).cast_mut();
+
+        // SAFETY: As the caller promises.
+        unsafe {
+            let handle = crate::container_of!(raw, Handle, raw);
+
+            crate::container_of!(handle, Self, handle)
+        }
+    }
+
+    /// Returns the value that has the pages of `pgmap`.
+    ///
+    /// # Safety
+    ///
+    /// `pgmap` must be that of such a value.
+    #[inline]
+    pub(super) unsafe fn from_pgmap(pgmap: *mut bindings::dev_pagemap) -> *mut Self {
+        // SAFETY: As the caller promises.
+        unsafe { crate::container_of!(PrivatePages::from_raw(pgmap), Self, pages) }
+    }
+
+    #[inline]
+    pub(super) fn pages(&self) -> &PrivatePages {
+        &self.pages
+    }
+
+    #[inline]
+    pub(super) fn queue(&self) -> &Queue {
+        &self.queue
+    }
+
+    /// Returns where the area of the memory of a process ends that has the address `at`.
+    ///
+    /// # Errors
+    ///
+    /// `EFAULT` if there is none.
+    ///
+    /// # Safety
+    ///
+    /// The caller must hold the lock of the memory of the process, for reading at least.
+    pub(super) unsafe fn area_end(mm: *mut bindings::mm_struct, at: usize) -> Result<usize> {
+        // SAFETY: As the caller promises.
+        let area = unsafe { bindings::vma_lookup(mm, at) };
+
+        if area.is_null() {
+            return Err(EFAULT);
+        }
+        // SAFETY: The area stays while the lock is held.
+        Ok(unsafe { crate::mm::virt::VmaRef::from_raw(area) }.end())
+    }
+
+    /// Moves the memory of a process from the address `at` on to `offset` of the memory of the
+    /// device, as long as `size`, which belongs to `alloc`.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL` if the memory of the device is not a multiple of its size away from the
+    ///   beginning, or not there at all.
+    /// - `EEXIST` if another chunk has a part of it.
+    /// - `EBUSY` if not all of the memory of the process can move, or has moved just now.
+    /// - `ENOMEM` if memory runs out, and what the copy returns.
+    ///
+    /// # Safety
+    ///
+    /// The caller must hold the lock of the memory of the process, for reading at least. For `ops`
+    /// see [`Chunk::new`]. `size` must be that of a chunk.
+    pub(super) unsafe fn migrate(
+        &self,
+        mm: *mut bindings::mm_struct,
+        at: usize,
+        size: usize,
+        offset: u64,
+        alloc: KBox<dyn Send + Sync>,
+        ops: &'static bindings::drm_pagemap_devmem_ops,
+    ) -> Result {
+        let offset = usize::try_from(offset)?;
+        let (first, count) = (offset / PAGE_SIZE, size / PAGE_SIZE);
+        let end = first.checked_add(count).ok_or(EINVAL)?;
+
+        if offset % size != 0 || end > self.pages.count() {
+            return Err(EINVAL);
+        }
+        // SAFETY: The value waits for its chunks. The rest is as the caller promises.
+        let chunk = unsafe { Chunk::new(self, first, count, alloc, ops) }?;
+
+        self.insert(&chunk)?;
+        // SAFETY: As the caller promises. The chunk is new.
+        unsafe { chunk.migrate(mm, at..at.wrapping_add(size)) }
+    }
+
+    fn insert(&self, chunk: &Arc<Chunk>) -> Result {
+        let node = RBTreeNode::new(chunk.first(), chunk.clone(), GFP_KERNEL)?;
+        let mut chunks = self.chunks.lock();
+
+        // A page must not be initialized twice, whatever the driver allocates.
+        if find(&chunks, chunk.end() - 1).is_some_and(|before| before.end() > chunk.first()) {
+            drop(chunks);
+            return Err(EEXIST);
+        }
+        chunks.insert(node);
+        Ok(())
+    }
+
+    /// Removes a chunk of which no page is in use.
+    pub(super) fn remove(&self, chunk: &Arc<Chunk>) {
+        let node = self.chunks.lock().remove_node(&chunk.first());
+
+        // Not under the lock.
+        drop(node);
+    }
+
+    /// Moves back the chunk that has page `index`, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Chunk::evict`].
+    pub(super) fn evict(&self, index: usize) -> Result {
+        let found = find(&self.chunks.lock(), index).cloned();
+
+        match found {
+            Some(chunk) if chunk.end() > index => chunk.evict(),
+            _ => Ok(()),
+        }
+    }
+
+    /// Moves back all chunks, and waits until the last one is released.
+    ///
+    /// The caller prevents that there are new ones. Pages that cannot be moved just now are tried
+    /// again until they can, or are freed.
+    fn evict_all(&self) {
+        loop {
+            let mut next = 0;
+
+            loop {
+                let found = {
+                    let chunks = self.chunks.lock();
+                    let cursor = chunks.cursor_lower_bound(&next);
+
+                    cursor.map(|cursor| cursor.current().1.clone())
+                };
+                let Some(chunk) = found else { break };
+
+                next = chunk.end();
+                // What is left is tried again.
+                let _ = chunk.evict();
+            }
+
+            self.queue.flush();
+            if self.chunks.lock().is_empty() {
+                break;
+            }
+            fsleep(Delta::from_millis(1));
+        }
+        // Those that were being released as the list was looked at.
+        self.queue.flush();
+    }
+}
+
+/// Returns the last chunk that does not begin behind page `index`.
+fn find(chunks: &RBTree<usize, Arc<Chunk>>, index: usize) -> Option<&Arc<Chunk>> {
+    match chunks.cursor_lower_bound(&index) {
+        Some(cursor) => {
+            let found = chunks.get(&index);
+            let before = cursor.peek_prev().map(|(first, _)| *first);
+
+            found.or_else(|| chunks.get(&before?))
+        }
+        None => chunks.cursor_back().and_then(|cursor| {
+            let last = *cursor.current().0;
+
+            chunks.get(&last)
+        }),
+    }
+}
+
+#[pinned_drop]
+impl PinnedDrop for Base {
+    fn drop(self: Pin<&mut Self>) {
+        self.evict_all();
+    }
+}

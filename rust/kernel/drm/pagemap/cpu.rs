@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! The CPU as the engine that copies.
+//!
+//! It accesses system memory as the device would: where its DMA address leads, through an IOMMU or
+//! to a bounce buffer.
+
+use super::segments::{
+    Direction,
+    Peer,
+    Segment,
+    Segments, //
+};
+use crate::{
+    bindings,
+    device::Device,
+    drm::vram::Window,
+    page::PAGE_SIZE,
+    prelude::*, //
+};
+
+impl Segments<'_> {
+    /// Copies all pieces by the CPU, which sees the memory of the device in `window`, at the offset
+    /// that `bar_offset` returns for one in that memory. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` if a page is not in the window, or there is no memory at a DMA address.
+    #[inline(never)]
+    pub fn copy_by_cpu(
+        self,
+        window: &Window<'_>,
+        bar_offset: impl Fn(u64) -> Option<u64>,
+    ) -> Result {
+        copy(self, window, &bar_offset)
+    }
+}
+
+fn copy(
+    segments: Segments<'_>,
+    window: &Window<'_>,
+    bar_offset: &dyn Fn(u64) -> Option<u64>,
+) -> Result {
+    let (dev, direction) = (segments.dma_device(), segments.direction());
+    let mut last = None;
+
+    for Segment { offset, len, peer } in segments {
+        for at in (0..len).step_by(PAGE_SIZE) {
+            // OVERFLOW: A segment is inside of the memory of the device.
+            let shown = bar_offset(offset + at as u64)
+                .filter(|shown| *shown <= window.len().saturating_sub(PAGE_SIZE as u64))
+                .ok_or(EIO)?;
+            // CAST: What is mapped has less than 64 bits.
+            let vram = window.as_ptr().wrapping_byte_add(shown as usize);
+
+            // SAFETY: The window has a page there, which belongs to the pieces while they are
+            // copied. So does the page of system memory, and the device has it mapped.
+            unsafe {
+                match (peer, direction) {
+                    (Peer::Zero, _) => bindings::memset_io(vram, 0, PAGE_SIZE),
+                    (Peer::Dma(addr), Direction::ToDevice) => {
+                        let ram = memory_at(dev, addr.wrapping_add(at as u64))?;
+
+                        bindings::memcpy_toio(vram, ram, PAGE_SIZE);
+                    }
+                    (Peer::Dma(addr), Direction::ToRam) => {
+                        let ram = memory_at(dev, addr.wrapping_add(at as u64))?;
+
+                        bindings::memcpy_fromio(ram, vram, PAGE_SIZE);
+                    }
+                }
+                bindings::cond_resched();
+            }
+            last = Some(vram);
+        }
+    }
+
+    if let (Some(vram), Direction::ToDevice) = (last, direction) {
+        // SAFETY: The address is one of the window.
+        unsafe { crate::drm::vram::flush(vram) };
+    }
+    Ok(())
+}
+
+/// Returns where the kernel has the memory that a device reaches at a DMA address.
+///
+/// # Safety
+///
+/// The address must be one of a mapping of system memory for the device, which is there meanwhile.
+unsafe fn memory_at(dev: &Device, addr: u64) -> Result<*mut c_void> {
+    // SAFETY: As the caller promises, the device is bound, and so its domain stays.
+    let phys = unsafe {
+        match domain(dev) {
+            Some(domain) => bindings::iommu_iova_to_phys(domain, addr),
+            None => bindings::dma_to_phys(dev.as_raw(), addr),
+        }
+    };
+
+    if phys == 0 {
+        return Err(EIO);
+    }
+    // SAFETY: The memory is system memory, all of which is mapped on 64-bit machines.
+    Ok(unsafe { bindings::phys_to_virt(phys) })
+}
+
+/// Returns the domain of the IOMMU that translates for a device.
+#[cfg(CONFIG_IOMMU_API)]
+fn domain(dev: &Device) -> Option<*mut bindings::iommu_domain> {
+    // SAFETY: The device is valid.
+    let domain = unsafe { bindings::iommu_get_domain_for_dev(dev.as_raw()) };
+
+    (!domain.is_null()).then_some(domain)
+}
+
+#[cfg(not(CONFIG_IOMMU_API))]
+fn domain(_dev: &Device) -> Option<*mut bindings::iommu_domain> {
+    None
+}

@@ -1,0 +1,504 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! Memory of a device that takes the place of memory of a process.
+//!
+//! A driver with a [`Registration`] moves pieces of the anonymous memory of a process to the memory
+//! of its device, by [`PageMap::migrate`]. The process keeps its addresses; the entries of its page
+//! table name device-private pages. An access by the CPU faults, and moves the piece back. So does
+//! the driver that needs the memory, by [`PageMap::evict`], and the drop of the registration, which
+//! moves everything back.
+//!
+//! A piece, a chunk, is a power of two in size, 4 KiB to 2 MiB, within one area of the memory of
+//! the process, and at an address that is a multiple of its size. The allocation that the driver
+//! makes of it, [`Driver::alloc`], is as aligned in the memory of the device, and in one piece. It
+//! goes, in a work item, when no page of it is in use any more: all of it moved back, or the
+//! process freed it. After a `fork()` several processes may have a page.
+//!
+//! If a BAR shows the memory and has struct pages, [`BarPages`], then each device-private page has
+//! an alias, by which other PCI devices access it without a move: see [`P2pPage`].
+//!
+//! # Contexts and locking
+//!
+//! All of these may sleep, but for the last one:
+//!
+//! | called | with |
+//! |---|---|
+//! | [`Driver::alloc`] | the mmap lock of the process, for reading |
+//! | [`Driver::copy_to_dev`] | the same, and the locks of the folios |
+//! | [`Driver::copy_to_ram`] | the locks of the folios; the mmap lock if the CPU faults |
+//! | drop of [`Driver::Alloc`] | nothing, in a work item, or what calls [`PageMap::evict`] holds |
+//! | [`P2pPage`] | the RCU read lock: this is not code of a driver |
+//!
+//! The copies take no lock that is held where a process faults, or where memory is reclaimed: no
+//! reservation, for one.
+//!
+//! # Examples
+//!
+//! The driver of a device whose BAR shows all of its memory. It is no faster than the CPU:
+//!
+//! ```
+//! use kernel::{
+//!     drm::{
+//!         self,
+//!         pagemap::{
+//!             self,
+//!             Segments, //
+//!         },
+//!         vram::{
+//!             Allocation,
+//!             Allocator,
+//!             Window, //
+//!         }, //
+//!     },
+//!     prelude::*,
+//!     sync::Arc, //
+//! };
+//! # use core::marker::PhantomData;
+//!
+//! struct Memory<'a> {
+//!     vram: Arc<Allocator>,
+//!     window: Window<'a>,
+//! }
+//!
+//! struct Svm<D>(PhantomData<fn() -> D>);
+//!
+//! impl<D: drm::Driver + 'static> pagemap::Driver for Svm<D> {
+//!     type Drm = D;
+//!     type Data<'a> = Memory<'a>;
+//!     type Alloc = Allocation;
+//!     type View = pagemap::Linear;
+//!
+//!     fn alloc<'a>(memory: &'a Memory<'a>, size: usize) -> Result<Allocation> {
+//!         memory.vram.alloc_block(size)
+//!     }
+//!
+//!     fn offset(alloc: &Allocation) -> Option<u64> {
+//!         alloc.ranges().offset(0)
+//!     }
+//!
+//!     fn copy_to_dev<'a>(memory: &'a Memory<'a>, segments: Segments<'_>) -> Result {
+//!         segments.copy_by_cpu(&memory.window, Some)
+//!     }
+//!
+//!     fn copy_to_ram<'a>(memory: &'a Memory<'a>, segments: Segments<'_>) -> Result {
+//!         segments.copy_by_cpu(&memory.window, Some)
+//!     }
+//! }
+//! ```
+//!
+//! C header: [`include/drm/drm_pagemap.h`](srctree/include/drm/drm_pagemap.h)
+//!
+//! [`BarPages`]: crate::pci::p2pdma::BarPages
+
+mod base;
+mod chunk;
+mod cpu;
+mod registration;
+mod segments;
+mod view;
+
+mod queue;
+
+pub use self::{
+    registration::Registration,
+    segments::{
+        Direction,
+        Peer,
+        Segment,
+        Segments, //
+    },
+    view::{
+        Linear,
+        P2pPage,
+        Windows, //
+    }, //
+};
+
+use self::base::Base;
+use crate::{
+    bindings,
+    drm::{
+        self,
+        devres::while_registered, //
+    },
+    error::{
+        from_result,
+        to_result, //
+    },
+    mm::Mm,
+    page::PAGE_SIZE,
+    pci::p2pdma::BarPages,
+    prelude::*, //
+};
+use core::{
+    ops::Range,
+    ptr,
+    slice, //
+};
+
+/// A driver whose device has memory that takes the place of memory of processes.
+pub trait Driver: Sized + Send + Sync + 'static {
+    /// The DRM driver of the device.
+    type Drm: drm::Driver;
+
+    /// What the functions of this trait need, such as the allocator and the engine that copies. It
+    /// may borrow from the bound device.
+    type Data<'a>: Send + Sync + 'a;
+
+    /// Memory of the device, in one piece. It is free again when this is dropped.
+    type Alloc: Send + Sync + 'static;
+
+    /// Where the BAR shows the memory.
+    type View: P2pPage;
+
+    /// Allocates `size` bytes, a power of two, at a multiple of that.
+    ///
+    /// # Errors
+    ///
+    /// `ENOSPC` if there is no such piece: then smaller ones are asked for. Any other error is that
+    /// of the migration.
+    fn alloc<'a>(data: &'a Self::Data<'a>, size: usize) -> Result<Self::Alloc>;
+
+    /// Returns where an allocation is in the memory of the device, in bytes. It stays there.
+    ///
+    /// Returns [`None`] if it is not there, which makes the migration fail with `EINVAL`.
+    fn offset(alloc: &Self::Alloc) -> Option<u64>;
+
+    /// Copies from system memory to the memory of the device. All of it has arrived, and other
+    /// devices see it, when this returns.
+    ///
+    /// # Errors
+    ///
+    /// Any: the memory does not migrate.
+    fn copy_to_dev<'a>(data: &'a Self::Data<'a>, segments: Segments<'_>) -> Result;
+
+    /// Copies from the memory of the device to system memory. All of it has arrived when this
+    /// returns.
+    ///
+    /// The device may be unplugged, but its driver is still bound.
+    ///
+    /// # Errors
+    ///
+    /// Any: a process whose access has caused the copy gets `SIGBUS`. An unbind tries again until
+    /// the copy succeeds, so a driver whose engine is gone copies by the CPU, or fills the memory.
+    fn copy_to_ram<'a>(data: &'a Self::Data<'a>, segments: Segments<'_>) -> Result;
+}
+
+/// The memory of a device that takes the place of memory of processes.
+///
+/// # Invariants
+///
+/// `base` has the operations of `T`, and is that of a value of this type. `data`, and the pages of
+/// the BAR, do not outlive what they borrow from.
+// The base is the first to be dropped: it uses the rest until then.
+#[pin_data]
+pub struct PageMap<T: Driver> {
+    #[pin]
+    base: Base,
+    bar: Option<(BarPages<'static>, T::View)>,
+    #[pin]
+    data: T::Data<'static>,
+}
+
+// SAFETY: All fields are `Send`, whatever the lifetime of the data.
+unsafe impl<T: Driver> Send for PageMap<T> {}
+
+// SAFETY: As for `Send`.
+unsafe impl<T: Driver> Sync for PageMap<T> {}
+
+impl<T: Driver> PageMap<T> {
+    const MEMORY_OPS: bindings::drm_pagemap_devmem_ops = bindings::drm_pagemap_devmem_ops {
+        devmem_release: Some(chunk::release),
+        populate_devmem_pfn: Some(chunk::populate),
+        copy_to_devmem: Some(Self::copy_to_devmem),
+        copy_to_ram: Some(Self::copy_to_ram),
+    };
+
+    // Only pages of one owner are mapped for another device, and each value has its own.
+    const OPS: bindings::drm_pagemap_ops = bindings::drm_pagemap_ops {
+        device_map: None,
+        device_unmap: None,
+        populate_mm: Some(Self::populate_mm),
+        destroy: Some(base::destroy),
+    };
+
+    /// Makes the pages of `size` bytes of memory of `drm`.
+    ///
+    /// # Safety
+    ///
+    /// `drm` must be valid, and of `T::Drm`. The value must be dropped while what `bar` and `data`
+    /// borrow from is still there.
+    unsafe fn new(
+        drm: *mut bindings::drm_device,
+        size: usize,
+        bar: Option<(BarPages<'static>, T::View)>,
+        data: impl PinInit<T::Data<'static>, Error>,
+    ) -> Result<impl PinInit<Self, Error>> {
+        // SAFETY: The DRM core returns its table, which is constant.
+        let mut ops = unsafe { ptr::read(bindings::drm_pagemap_pagemap_ops_get()) };
+
+        if bar.is_some() {
+            ops.p2p_page = Some(Self::p2p_page);
+        }
+        // SAFETY: The operations are those of the DRM core and of this type, for a base that is a
+        // part of a value of it.
+        let base = unsafe { Base::new(drm, ops, &Self::OPS, size) }?;
+
+        // INVARIANT: As above, and as the caller promises.
+        Ok(try_pin_init!(Self {
+            base <- base,
+            bar,
+            data <- data,
+        }? Error))
+    }
+
+    /// Moves memory of a process to the device, the addresses `range`, which are whole pages.
+    ///
+    /// Memory that the process has not touched yet becomes zero there. The memory may move back at
+    /// any time, by an access of the CPU or an eviction: a caller that needs it on the device has to
+    /// check again. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// A part may have been moved when this fails.
+    ///
+    /// - `EINVAL` if `range` is not made of whole pages, or empty.
+    /// - `EFAULT` if the process has no memory there, or none at all any more.
+    /// - `EBUSY` if some of it cannot move: it is not anonymous memory, swapped out, or in use by a
+    ///   device. The rest is moved.
+    /// - `ENODEV` if the device is not registered any more.
+    /// - `ENOMEM` if memory runs out, and what [`Driver::alloc`] and [`Driver::copy_to_dev`]
+    ///   return.
+    pub fn migrate(&self, mm: &Mm, range: Range<usize>) -> Result {
+        let Range { mut start, end } = range;
+        let mut result = Ok(());
+
+        if start >= end || (start | end) % PAGE_SIZE != 0 {
+            return Err(EINVAL);
+        }
+        while start < end {
+            // Not more than a chunk at a time, so that others get the lock of the memory.
+            let next = start
+                .checked_add(1)
+                .and_then(|at| at.checked_next_multiple_of(chunk::LARGEST))
+                .unwrap_or(end)
+                .min(end);
+
+            // SAFETY: The structure and the memory of the process are valid; this is not called
+            // with its lock held.
+            match to_result(unsafe {
+                bindings::drm_pagemap_populate_mm(self.base.as_raw(), start, next, mm.as_raw(), 0)
+            }) {
+                Err(EBUSY) => result = Err(EBUSY),
+                other => other?,
+            }
+            start = next;
+        }
+        result
+    }
+
+    /// Moves what is at `offset` of the memory of the device back to the processes that have it:
+    /// all of its chunk.
+    ///
+    /// Its allocation is dropped by a work item, or before this returns. There may be nothing
+    /// there. The caller holds no lock that a process may hold as it faults, such as that of its
+    /// memory. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// - `EBUSY` if some of it is in use just now.
+    /// - `ENOMEM` if memory runs out, and what [`Driver::copy_to_ram`] returns.
+    pub fn evict(&self, offset: u64) -> Result {
+        self.base.evict(usize::try_from(offset)? / PAGE_SIZE)
+    }
+
+    /// Waits until the allocations that are not used any more have been dropped. Sleeps.
+    pub fn flush(&self) {
+        self.base.queue().flush();
+    }
+
+    /// Returns the C structure.
+    #[inline]
+    pub fn as_raw(&self) -> *mut bindings::drm_pagemap {
+        self.base.as_raw()
+    }
+
+    fn data(&self) -> &T::Data<'_> {
+        // SAFETY: By the type invariant what the data borrows from is there as long as the value
+        // is. Lifetimes do not change the layout.
+        unsafe { &*ptr::from_ref(&self.data).cast() }
+    }
+
+    /// # Safety
+    ///
+    /// `base` must be that of a value of this type.
+    unsafe fn from_base<'a>(base: *mut Base) -> &'a Self {
+        // SAFETY: As the caller promises.
+        unsafe { &*crate::container_of!(base, Self, base) }
+    }
+
+    /// Moves what of `start..end` can move. Returns the error of the last chunk that is busy.
+    ///
+    /// # Safety
+    ///
+    /// The caller must hold the lock of the memory of the process, for reading at least.
+    unsafe fn populate(&self, mm: *mut bindings::mm_struct, start: usize, end: usize) -> Result {
+        let (mut at, mut result) = (start, Ok(()));
+
+        while at < end {
+            // SAFETY: As the caller promises.
+            let limit = unsafe { Base::area_end(mm, at) }?.min(end);
+            let mut size = chunk::largest(at, limit);
+            let mut is_flushed = false;
+
+            loop {
+                // SAFETY: As the caller promises; the size is that of a chunk.
+                match unsafe { self.populate_chunk(mm, at, size) } {
+                    Ok(()) => break,
+                    // What was freed may still be on the queue.
+                    Err(ENOSPC) if !is_flushed => {
+                        self.flush();
+                        is_flushed = true;
+                    }
+                    // A part of it may move, or has moved before.
+                    Err(EBUSY | ENOSPC | ENOMEM) if size > PAGE_SIZE => size /= 2,
+                    Err(EBUSY) => {
+                        result = Err(EBUSY);
+                        break;
+                    }
+                    Err(e) => return Err(e),
+                }
+            }
+            // OVERFLOW: Not above the end of the area.
+            at += size;
+        }
+        result
+    }
+
+    /// # Safety
+    ///
+    /// As for [`Self::populate`]. `size` must be that of a chunk.
+    unsafe fn populate_chunk(
+        &self,
+        mm: *mut bindings::mm_struct,
+        at: usize,
+        size: usize,
+    ) -> Result {
+        let alloc = T::alloc(self.data(), size)?;
+        let offset = T::offset(&alloc).ok_or(EINVAL)?;
+        let alloc = KBox::new(alloc, GFP_KERNEL)? as KBox<dyn Send + Sync>;
+
+        // SAFETY: As the caller promises. The operations are those of this type.
+        unsafe {
+            self.base
+                .migrate(mm, at, size, offset, alloc, &Self::MEMORY_OPS)
+        }
+    }
+
+    /// # Safety
+    ///
+    /// Called by the C code with the structure of a [`PageMap<T>`], and with the lock of the memory
+    /// of the process held.
+    unsafe extern "C" fn populate_mm(
+        dpagemap: *mut bindings::drm_pagemap,
+        start: c_ulong,
+        end: c_ulong,
+        mm: *mut bindings::mm_struct,
+        _timeslice_ms: c_ulong,
+    ) -> c_int {
+        // SAFETY: The structure is that of a value, which is valid.
+        let this = unsafe { Self::from_base(Base::from_raw(dpagemap)) };
+        // SAFETY: By the type invariant of `Base` the device is valid, and of `T::Drm`. The lock of
+        // the memory is held.
+        let result = unsafe {
+            while_registered::<T::Drm, _>((*dpagemap).drm, |_| this.populate(mm, start, end))
+        };
+
+        from_result(|| result.map(|()| 0))
+    }
+
+    /// # Safety
+    ///
+    /// Called by the C code with arrays of `npages` elements: pages of a [`PageMap<T>`], which it
+    /// has locked, or null, and what they are copied from.
+    unsafe extern "C" fn copy_to_devmem(
+        pages: *mut *mut bindings::page,
+        addrs: *mut bindings::drm_pagemap_addr,
+        npages: c_ulong,
+        _fence: *mut bindings::dma_fence,
+    ) -> c_int {
+        // SAFETY: The arguments are those of the operation.
+        unsafe { Self::copy(pages, addrs, npages, Direction::ToDevice) }
+    }
+
+    /// # Safety
+    ///
+    /// As for [`Self::copy_to_devmem`]; the addresses are what the pages are copied to.
+    unsafe extern "C" fn copy_to_ram(
+        pages: *mut *mut bindings::page,
+        addrs: *mut bindings::drm_pagemap_addr,
+        npages: c_ulong,
+        _fence: *mut bindings::dma_fence,
+    ) -> c_int {
+        // SAFETY: The arguments are those of the operation.
+        unsafe { Self::copy(pages, addrs, npages, Direction::ToRam) }
+    }
+
+    /// # Safety
+    ///
+    /// The arguments must be those of the operation for `direction`, which is one of this type.
+    unsafe fn copy(
+        pages: *mut *mut bindings::page,
+        addrs: *mut bindings::drm_pagemap_addr,
+        npages: usize,
+        direction: Direction,
+    ) -> c_int {
+        // SAFETY: Both arrays have as many elements, which nothing else accesses meanwhile.
+        let (pages, addrs) = unsafe {
+            (
+                slice::from_raw_parts(pages, npages),
+                slice::from_raw_parts(addrs, npages),
+            )
+        };
+        let Some(page) = pages.iter().find(|page| !page.is_null()) else {
+            return 0;
+        };
+        // SAFETY: All pages are those of one value, as each has an owner of its own. They are in
+        // use, and so the value is valid.
+        let this = unsafe { Self::from_base(Base::from_pgmap(bindings::page_pgmap(*page))) };
+        // SAFETY: As the caller promises.
+        let segments = unsafe { Segments::new(&this.base, pages, addrs, direction) };
+
+        from_result(|| {
+            match direction {
+                Direction::ToDevice => T::copy_to_dev(this.data(), segments),
+                Direction::ToRam => T::copy_to_ram(this.data(), segments),
+            }
+            .map(|()| 0)
+        })
+    }
+
+    /// Returns the page of the BAR that shows a page, null if none does.
+    ///
+    /// # Safety
+    ///
+    /// Called by `hmm_range_fault()` with the structure of a [`PageMap<T>`] and one of its pages,
+    /// and with the RCU read lock: computes, and nothing else.
+    unsafe extern "C" fn p2p_page(
+        pgmap: *mut bindings::dev_pagemap,
+        page: *mut bindings::page,
+    ) -> *mut bindings::page {
+        // SAFETY: The structure is that of a value. It goes after its pages, which
+        // `memunmap_pages()` removes after all of these calls: each is in an RCU read-side section,
+        // and began when a page was in use.
+        let this = unsafe { Self::from_base(Base::from_pgmap(pgmap)) };
+        let alias = || {
+            let (pages, view) = this.bar.as_ref()?;
+            let index = this.base.pages().index(page)?;
+
+            pages.page(view.p2p_page(index as u64)?)
+        };
+
+        alias().unwrap_or(ptr::null_mut())
+    }
+}

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! The time for which a device has device-private pages.
+
+use super::{
+    Driver,
+    PageMap, //
+};
+use crate::{
+    device::{
+        self,
+        Bound, //
+    },
+    devres::Devres,
+    drm,
+    pci::p2pdma::BarPages,
+    prelude::*, //
+};
+use core::{
+    marker::PhantomData,
+    mem,
+    ops::Deref,
+    ptr::NonNull, //
+};
+
+/// The memory of a device that takes the place of memory of processes, until this is dropped or the
+/// driver is unbound.
+///
+/// Either moves all of it back, drops the allocations, then removes the pages, and then the pages
+/// of the BAR, in this order. It waits for pages that are in use, without a limit.
+///
+/// `'a` is the time for which the device is bound to its driver.
+#[must_use = "the memory moves back when this is dropped"]
+pub struct Registration<'a, T: Driver> {
+    // Owned by `_devres`.
+    pages: NonNull<PageMap<T>>,
+    _devres: Devres<Pin<KBox<PageMap<T>>>>,
+    _p: PhantomData<&'a PageMap<T>>,
+}
+
+// SAFETY: A `PageMap` may be used from any task, and so may what owns it.
+unsafe impl<T: Driver> Send for Registration<'_, T> {}
+
+// SAFETY: As for `Send`.
+unsafe impl<T: Driver> Sync for Registration<'_, T> {}
+
+impl<'a, T: Driver> Registration<'a, T> {
+    /// Makes the pages of `size` bytes of memory of `drm`, with the parent `parent`. They cost 64
+    /// bytes for each 4 KiB.
+    ///
+    /// `bar` are the pages of the BAR by which other devices access the memory, and where it is
+    /// shown there. Without, or where it is not shown, memory moves back before another device
+    /// accesses it.
+    ///
+    /// To be called before the device is registered: see [`RegistrationInit`]. What `data` borrows
+    /// from is then released after this, if it is there before.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL` if `parent` is not the parent of `drm`, the BAR is neither its own nor that of
+    ///   its parent, or `size` is 0 or not made of whole pages.
+    /// - `ENOMEM` if memory runs out, what `data` returns, and what `memremap_pages()` does.
+    ///
+    /// [`RegistrationInit`]: drm::devres::RegistrationInit
+    pub fn new(
+        drm: &drm::UnregisteredDevice<T::Drm>,
+        parent: &'a device::Device<Bound>,
+        size: usize,
+        bar: Option<(BarPages<'a>, T::View)>,
+        data: impl PinInit<T::Data<'a>, Error>,
+    ) -> Result<Self> {
+        let raw = drm.as_raw();
+
+        // SAFETY: The device is valid, and its parent never changes.
+        if unsafe { (*raw).dev } != parent.as_raw() {
+            return Err(EINVAL);
+        }
+        if let Some((pages, _)) = &bar {
+            let owner: &device::Device<Bound> = pages.device().as_ref();
+            // SAFETY: The parent of a device that is registered does not change.
+            let parents = unsafe { [parent.as_raw(), (*parent.as_raw()).parent] };
+
+            // An auxiliary device goes before the driver of its parent is unbound.
+            if !parents.contains(&owner.as_raw()) {
+                return Err(EINVAL);
+            }
+        }
+
+        let bar = bar.map(|(pages, view)| {
+            // SAFETY: Lifetimes do not change the layout. The value is only used until devres drops
+            // it, at the latest, while the device is still bound, and that of the BAR too.
+            let pages = unsafe { mem::transmute::<BarPages<'a>, BarPages<'static>>(pages) };
+
+            (pages, view)
+        });
+        // SAFETY: As above. What the data borrows from was acquired before the call of
+        // `Devres::new()` below, hence is released after it, and functions of `T` do not see the
+        // longer lifetime.
+        let data = unsafe { pin_init::cast_pin_init::<T::Data<'a>, T::Data<'static>, Error>(data) };
+        // SAFETY: The device is valid; devres drops the value in time.
+        let pages = KBox::pin_init(
+            unsafe { PageMap::<T>::new(raw, size, bar, data) }?,
+            GFP_KERNEL,
+        )?;
+
+        Ok(Self {
+            pages: NonNull::from(&*pages),
+            _devres: Devres::new(parent, Ok::<_, Error>(pages))?,
+            _p: PhantomData,
+        })
+    }
+}
+
+impl<T: Driver> Deref for Registration<'_, T> {
+    type Target = PageMap<T>;
+
+    #[inline]
+    fn deref(&self) -> &PageMap<T> {
+        // SAFETY: Devres has it until this is dropped, or the driver is unbound, which is after the
+        // lifetime of `self`.
+        unsafe { self.pages.as_ref() }
+    }
+}

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! What is to be copied when memory migrates.
+
+use super::base::Base;
+use crate::{
+    bindings,
+    device::Device,
+    drm::vram::dma_device,
+    page::{
+        PAGE_SHIFT,
+        PAGE_SIZE, //
+    }, //
+};
+
+/// Which way memory migrates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// To the memory of the device.
+    ToDevice,
+    /// To system memory.
+    ToRam,
+}
+
+/// What is at the other end of a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Peer {
+    /// Nothing: the memory of the device is to become zero. What it has from before belongs to
+    /// others.
+    Zero,
+    /// System memory, at this address of the device that does the DMA.
+    Dma(u64),
+}
+
+/// A piece that is contiguous at both ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// The offset in the memory of the device, in bytes.
+    pub offset: u64,
+    /// The length, in bytes: of whole pages.
+    pub len: usize,
+    /// The other end.
+    pub peer: Peer,
+}
+
+/// The pieces of a copy, in the order of the addresses of the process.
+///
+/// It is there while the copy is: the DMA addresses are not mapped any more after that.
+#[derive(Clone)]
+pub struct Segments<'a> {
+    base: &'a Base,
+    pages: &'a [*mut bindings::page],
+    addrs: &'a [bindings::drm_pagemap_addr],
+    next: usize,
+    direction: Direction,
+}
+
+impl<'a> Segments<'a> {
+    /// Makes the pieces of what the C code wants to be copied.
+    ///
+    /// # Safety
+    ///
+    /// The slices must be what an operation of `struct drm_pagemap_devmem_ops` was called with, for
+    /// pages of `base`, that for `direction`.
+    pub(super) unsafe fn new(
+        base: &'a Base,
+        pages: &'a [*mut bindings::page],
+        addrs: &'a [bindings::drm_pagemap_addr],
+        direction: Direction,
+    ) -> Self {
+        Self {
+            base,
+            pages,
+            addrs,
+            next: 0,
+            direction,
+        }
+    }
+
+    /// Returns which way they go.
+    #[inline]
+    pub fn direction(&self) -> Direction {
+        self.direction
+    }
+
+    /// Returns the device whose DMA addresses they have.
+    pub(super) fn dma_device(&self) -> &'a Device {
+        // SAFETY: The DRM device is valid, and keeps its DMA device while its driver is bound.
+        unsafe { dma_device((*self.base.as_raw()).drm) }
+    }
+}
+
+impl Iterator for Segments<'_> {
+    type Item = Segment;
+
+    fn next(&mut self) -> Option<Segment> {
+        while let (Some(&page), Some(addr)) = (self.pages.get(self.next), self.addrs.get(self.next))
+        {
+            let at = self.next;
+            let is_mapped = addr.addr != 0;
+
+            // There may be pages that stay where they are, and those that follow the first one of a
+            // folio have no entries.
+            if page.is_null() || (self.direction == Direction::ToRam && !is_mapped) {
+                self.next = at + 1;
+                continue;
+            }
+
+            let count = match self.direction {
+                // The folio was made for the copy, with its first page at hand. The order of the
+                // address would do, but for a folio that is to be cleared: that has no address.
+                // SAFETY: The page is valid, and its folio locked.
+                Direction::ToDevice => unsafe { bindings::compound_nr(page) },
+                // A folio of the device may go to several of system memory, with an address each.
+                Direction::ToRam => 1 << addr.order().min(u64::from(usize::BITS - 1)),
+            };
+            let count = count.min(self.pages.len() - at);
+
+            self.next = at + count;
+            // All pages are those of one device.
+            let index = self.base.pages().index(page)?;
+
+            return Some(Segment {
+                offset: (index as u64) << PAGE_SHIFT,
+                // OVERFLOW: As many pages as a chunk has.
+                len: count * PAGE_SIZE,
+                peer: if is_mapped {
+                    Peer::Dma(addr.addr)
+                } else {
+                    Peer::Zero
+                },
+            });
+        }
+        None
+    }
+}

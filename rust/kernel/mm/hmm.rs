@@ -1,0 +1,607 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Memory of a process for devices that use it by its addresses.
+//!
+//! [`IntervalNotifier::fault`] reads the page table of a process, and has pages faulted in. No
+//! reference to a page is taken: what it finds holds until the notifier is called, which may be
+//! before it returns. So it returns a [`Faulted`], of which nothing can be read. [`Faulted::lock`]
+//! takes the lock of the mirror, and compares: it returns either a [`Checked`], whose entries are
+//! valid as long as it is there, or [`Retry`].
+//!
+//! An [`Import`] does all of this for a device that does DMA: it maps the pages, unmaps them when
+//! the process changes them, and gets those in system memory that the device cannot reach in the
+//! BAR of another one.
+//!
+//! # Examples
+//!
+//! A device that is idle whenever the mirror is not locked has nothing to stop:
+//!
+//! ```
+//! use core::ops::Range;
+//! use kernel::{
+//!     device::{
+//!         Bound,
+//!         Device, //
+//!     },
+//!     devres::Devres,
+//!     mm::{
+//!         hmm::Import,
+//!         interval_notifier::Mirror,
+//!         MmWithUser, //
+//!     },
+//!     prelude::*, //
+//! };
+//!
+//! struct Engine;
+//!
+//! impl Engine {
+//!     fn send(&mut self, addr: u64) -> Result {
+//!         // Returns when the device has read the page.
+//!         # let _ = addr;
+//!         Ok(())
+//!     }
+//! }
+//!
+//! impl Mirror for Engine {
+//!     fn invalidate(&mut self, _range: Range<usize>) {}
+//! }
+//!
+//! fn import(
+//!     dev: &Device<Bound>,
+//!     mm: &MmWithUser,
+//!     range: Range<usize>,
+//! ) -> Result<Devres<Import<Engine>>> {
+//!     Import::new(dev, mm, range, Engine)
+//! }
+//!
+//! fn send(import: &Import<Engine>, range: Range<usize>) -> Result {
+//!     import.access(range, false, |engine, pages| {
+//!         pages.iter().try_for_each(|page| engine.send(page.addr))
+//!     })?
+//! }
+//! ```
+//!
+//! # Locking
+//!
+//! See [`interval_notifier`](super::interval_notifier#locking).
+//!
+//! C headers: [`include/linux/hmm.h`](srctree/include/linux/hmm.h),
+//! [`include/linux/hmm-dma.h`](srctree/include/linux/hmm-dma.h)
+
+use super::{
+    interval_notifier::{
+        IntervalNotifier,
+        Mirror, //
+    },
+    Mm,
+    MmWithUser, //
+};
+use crate::{
+    bindings,
+    device::{
+        Bound,
+        Device, //
+    },
+    devres::Devres,
+    error::to_result,
+    page::{
+        PAGE_SHIFT,
+        PAGE_SIZE, //
+    },
+    pci::p2pdma::MapType,
+    prelude::*,
+    sync::{
+        aref::ARef,
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
+        lock::{
+            mutex::MutexBackend,
+            Guard, //
+        },
+        LockClassKey,
+        Mutex, //
+    },
+    time::msecs_to_jiffies, //
+};
+use core::{
+    ops::Range,
+    ptr, //
+};
+
+const VALID: usize = bindings::hmm_pfn_flags_HMM_PFN_VALID;
+const WRITE: usize = bindings::hmm_pfn_flags_HMM_PFN_WRITE;
+const ERROR: usize = bindings::hmm_pfn_flags_HMM_PFN_ERROR;
+const P2PDMA: usize = bindings::hmm_pfn_flags_HMM_PFN_P2PDMA;
+const P2PDMA_BUS: usize = bindings::hmm_pfn_flags_HMM_PFN_P2PDMA_BUS;
+const DMA_MAPPED: usize = bindings::hmm_pfn_flags_HMM_PFN_DMA_MAPPED;
+const FLAGS: usize = bindings::hmm_pfn_flags_HMM_PFN_FLAGS;
+
+/// What is wanted of each page of a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Of each page, `enum hmm_pfn_flags`.
+    pages: usize,
+    /// Of the range, `enum hmm_range_flags`.
+    range: usize,
+}
+
+impl Request {
+    /// What the page table has. Nothing is faulted in.
+    pub const SNAPSHOT: Self = Self { pages: 0, range: 0 };
+    /// Pages that may be read.
+    pub const READ: Self = Self {
+        pages: bindings::hmm_pfn_flags_HMM_PFN_REQ_FAULT,
+        range: 0,
+    };
+    /// Pages that may be read and written.
+    pub const WRITE: Self = Self {
+        pages: Self::READ.pages | bindings::hmm_pfn_flags_HMM_PFN_REQ_WRITE,
+        range: 0,
+    };
+
+    /// The same, but memory that another device has, and shows in a BAR, stays there. Its entry has
+    /// the page of the BAR, which is to be mapped as that of a peer.
+    #[inline]
+    #[must_use]
+    pub const fn allow_p2p(self) -> Self {
+        Self {
+            // CAST: A flag of a `long`.
+            range: self.range | bindings::hmm_range_flags_HMM_RANGE_ALLOW_P2P as usize,
+            ..self
+        }
+    }
+}
+
+/// What a process has at the address of a page.
+///
+/// It is neither copied nor moved: it is valid where a [`Checked`] lends it.
+#[repr(transparent)]
+pub struct Entry(usize);
+
+impl Entry {
+    /// Tells whether there is a page that may be read.
+    #[inline]
+    pub fn is_valid(&self) -> bool {
+        self.0 & VALID != 0
+    }
+
+    /// Tells whether there is a page that may be written as well.
+    #[inline]
+    pub fn is_writable(&self) -> bool {
+        self.0 & (VALID | WRITE) == VALID | WRITE
+    }
+
+    /// Tells whether a device can have no page here.
+    #[inline]
+    pub fn is_error(&self) -> bool {
+        self.0 & ERROR != 0
+    }
+
+    /// Returns the physical address of the page, [`None`] if there is none.
+    #[inline]
+    pub fn phys(&self) -> Option<u64> {
+        // CAST: Page frame numbers are of this type.
+        self.is_valid()
+            .then_some(((self.0 & !FLAGS) as u64) << PAGE_SHIFT)
+    }
+}
+
+/// The process has changed what it had at the addresses: they are to be read again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Retry;
+
+/// What a process had at some addresses, and may not have any more.
+#[must_use = "nothing was checked yet"]
+pub struct Faulted<'a, T: Mirror> {
+    notifier: &'a IntervalNotifier<T>,
+    entries: KVVec<Entry>,
+    seq: usize,
+}
+
+/// What a process has at some addresses, and will have as long as this is there: the process waits
+/// for it before it changes them.
+#[must_use = "the mirror is locked"]
+pub struct Checked<'a, T: Mirror> {
+    mirror: Guard<'a, T, MutexBackend>,
+    entries: KVVec<Entry>,
+}
+
+impl<T: Mirror> IntervalNotifier<T> {
+    /// Returns how many pages are in a range of addresses.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if it is empty, not made of whole pages, or not in that of the notifier.
+    fn count(&self, range: &Range<usize>) -> Result<usize> {
+        let (all, Range { start, end }) = (self.range(), range.clone());
+
+        if start >= end || (start | end) % PAGE_SIZE != 0 || start < all.start || end > all.end {
+            return Err(EINVAL);
+        }
+        Ok((end - start) / PAGE_SIZE)
+    }
+
+    /// Reads what the process has at the addresses `range`, and has pages faulted in as `request`
+    /// says. May sleep; the caller does not hold the lock of the memory of the process.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL` if `range` is empty, not made of whole pages, or not in that of the notifier.
+    /// - `ESRCH` if the process has exited.
+    /// - `EFAULT` if the process has no memory there that a device can have.
+    /// - `EPERM` if it may not write there.
+    /// - `EBUSY` if it has changed the addresses again and again.
+    /// - `EINTR` if the task is killed, `ENOMEM` if memory runs out.
+    pub fn fault(&self, range: Range<usize>, request: Request) -> Result<Faulted<'_, T>> {
+        let count = self.count(&range)?;
+        let Range { start, end } = range;
+        let mut entries = KVVec::with_capacity(count, GFP_KERNEL)?;
+        for _ in 0..count {
+            entries.push(Entry(0), GFP_KERNEL)?;
+        }
+
+        // SAFETY: The notifier has a reference to the memory.
+        let mm = unsafe { Mm::from_raw((*self.as_raw()).mm) };
+        let _users = mm.mmget_not_zero().ok_or(ESRCH)?;
+        let mut raw = bindings::hmm_range {
+            notifier: self.as_raw(),
+            notifier_seq: 0,
+            start,
+            end,
+            hmm_pfns: entries.as_mut_ptr().cast(),
+            default_flags: request.pages,
+            pfn_flags_mask: 0,
+            dev_private_owner: ptr::null_mut(),
+            flags: request.range,
+        };
+
+        // SAFETY: The structure is valid, with an entry for each page, and the memory has users.
+        to_result(unsafe {
+            bindings::hmm_range_fault_unlocked_timeout(
+                &mut raw,
+                msecs_to_jiffies(bindings::HMM_RANGE_DEFAULT_TIMEOUT),
+            )
+        })?;
+        Ok(Faulted {
+            notifier: self,
+            entries,
+            seq: raw.notifier_seq,
+        })
+    }
+
+    /// As [`Self::fault`] and [`Faulted::lock`], until the process leaves the addresses alone.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::fault`].
+    pub fn fault_and_lock(&self, range: Range<usize>, request: Request) -> Result<Checked<'_, T>> {
+        loop {
+            if let Ok(checked) = self.fault(range.clone(), request)?.lock() {
+                return Ok(checked);
+            }
+            // SAFETY: The current task is valid.
+            if unsafe { bindings::fatal_signal_pending(bindings::get_current()) } != 0 {
+                return Err(EINTR);
+            }
+        }
+    }
+}
+
+impl<'a, T: Mirror> Faulted<'a, T> {
+    /// Locks the mirror, and checks that the process has not changed the addresses since.
+    ///
+    /// # Errors
+    ///
+    /// [`Retry`] if it may have.
+    pub fn lock(self) -> core::result::Result<Checked<'a, T>, Retry> {
+        let mirror = self.notifier.lock();
+
+        // SAFETY: The notifier is valid, and the lock is held that the callback takes.
+        if unsafe { bindings::mmu_interval_read_retry(self.notifier.as_raw(), self.seq) } {
+            return Err(Retry);
+        }
+        Ok(Checked {
+            mirror,
+            entries: self.entries,
+        })
+    }
+}
+
+impl<T: Mirror> Checked<'_, T> {
+    /// Returns the mirror, and an entry for each page of the range.
+    #[inline]
+    pub fn parts(&mut self) -> (&mut T, &[Entry]) {
+        (&mut self.mirror, &self.entries)
+    }
+
+    /// Returns an entry for each page of the range.
+    #[inline]
+    pub fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+}
+
+/// A page of a process, for the DMA of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DmaPage {
+    /// The DMA address.
+    pub addr: u64,
+    /// The way to the memory of a peer, [`None`] if the page is in system memory.
+    pub peer: Option<MapType>,
+}
+
+/// The mirror of an [`Import`]: what is mapped, and the mirror of the driver.
+///
+/// # Invariants
+///
+/// - `map` is that of `dev`, with an entry for each page of `range`.
+/// - The pages whose entries are flagged are mapped; `inner` knows of no others.
+struct Mapped<T: Mirror> {
+    inner: T,
+    dev: ARef<Device>,
+    map: bindings::hmm_dma_map,
+    range: Range<usize>,
+}
+
+// SAFETY: The map may be used from any task, by one at a time.
+unsafe impl<T: Mirror> Send for Mapped<T> {}
+
+impl<T: Mirror> Mapped<T> {
+    /// # Safety
+    ///
+    /// The value must be dropped while the device is bound.
+    unsafe fn new(dev: &Device<Bound>, range: Range<usize>, inner: T) -> Result<Self> {
+        let count = range.end.saturating_sub(range.start) / PAGE_SIZE;
+
+        if count == 0 {
+            return Err(EINVAL);
+        }
+
+        let mut map = bindings::hmm_dma_map::default();
+        // SAFETY: The device is bound, and the structure zeroed.
+        to_result(unsafe {
+            bindings::hmm_dma_map_alloc(dev.as_raw(), &mut map, count, PAGE_SIZE)
+        })?;
+
+        // INVARIANT: The map was just made, and nothing is mapped.
+        Ok(Self {
+            inner,
+            dev: dev.into(),
+            map,
+            range,
+        })
+    }
+
+    /// # Safety
+    ///
+    /// `index` must be that of a page of the range.
+    unsafe fn entry(&mut self, index: usize) -> &mut usize {
+        // SAFETY: As the caller promises.
+        unsafe { &mut *self.map.pfn_list.add(index) }
+    }
+
+    /// Maps page `index` of the range, which has just been checked to have `entry`, and is.
+    ///
+    /// # Errors
+    ///
+    /// - `EFAULT` if there is no page.
+    /// - `EREMOTEIO` if it is that of a peer that the device does not reach.
+    /// - `EIO` if it cannot be mapped.
+    ///
+    /// # Safety
+    ///
+    /// `index` must be that of a page of the range, and the lock of this be held since `entry` was
+    /// checked. `state` must have been used for this device only.
+    unsafe fn map(
+        &mut self,
+        index: usize,
+        entry: &Entry,
+        state: &mut bindings::pci_p2pdma_map_state,
+    ) -> Result<DmaPage> {
+        if !entry.is_valid() {
+            return Err(EFAULT);
+        }
+
+        let dev = self.dev.as_raw();
+        // SAFETY: As the caller promises.
+        let slot = unsafe { self.entry(index) };
+        // A page that is mapped is that of the entry: else it would have been invalidated. It may
+        // have been written to.
+        let mapped = if *slot & DMA_MAPPED != 0 {
+            *slot & (DMA_MAPPED | P2PDMA | P2PDMA_BUS | WRITE)
+        } else {
+            0
+        };
+
+        *slot = entry.0 & !(DMA_MAPPED | P2PDMA | P2PDMA_BUS) | mapped;
+        // SAFETY: The map is that of the device, which is bound, and has a page at the index, which
+        // stays until the mirror is invalidated.
+        let addr = unsafe { bindings::hmm_dma_map_pfn(dev, &mut self.map, index, state) };
+        // SAFETY: As the caller promises.
+        let slot = unsafe { self.entry(index) };
+
+        // `DMA_MAPPING_ERROR`.
+        if addr == bindings::dma_addr_t::MAX {
+            *slot = 0;
+            return Err(if MapType::from_raw(state.map) == MapType::NOT_SUPPORTED {
+                EREMOTEIO
+            } else {
+                EIO
+            });
+        }
+        Ok(DmaPage {
+            addr,
+            peer: if *slot & P2PDMA_BUS != 0 {
+                Some(MapType::BUS_ADDR)
+            } else if *slot & P2PDMA != 0 {
+                Some(MapType::THRU_HOST_BRIDGE)
+            } else {
+                None
+            },
+        })
+    }
+}
+
+impl<T: Mirror> Mirror for Mapped<T> {
+    fn invalidate(&mut self, range: Range<usize>) {
+        self.inner.invalidate(range.clone());
+
+        let dev = self.dev.as_raw();
+        // The range is inside of that of the notifier, and ends where a page does.
+        let first = (range.start - self.range.start) / PAGE_SIZE;
+        let end = (range.end - self.range.start).div_ceil(PAGE_SIZE);
+        for index in first..end {
+            // SAFETY: The page is one of the range.
+            let old = core::mem::take(unsafe { self.entry(index) });
+
+            if old & DMA_MAPPED == 0 {
+                continue;
+            }
+            // SAFETY: As above. The device is bound, and does not access the page any more. What
+            // the process has there does not go before this returns.
+            unsafe {
+                *self.entry(index) = old;
+                bindings::hmm_dma_unmap_pfn(dev, &mut self.map, index);
+                *self.entry(index) = 0;
+
+                let page = bindings::pfn_to_page(old & !FLAGS);
+                // That of a peer is not backed by a file, nor reclaimed.
+                if old & WRITE != 0 && !bindings::is_zone_device_page(page) {
+                    bindings::set_page_dirty(page);
+                }
+            }
+        }
+    }
+}
+
+impl<T: Mirror> Drop for Mapped<T> {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariant. The device is bound, as `new()` asks for, and nothing is
+        // mapped any more: the notifier invalidates everything.
+        unsafe { bindings::hmm_dma_map_free(self.dev.as_raw(), &mut self.map) };
+    }
+}
+
+/// The lock class of all imports.
+// Not inlined, so that it stays in the kernel crate.
+#[inline(never)]
+fn lock_class() -> Pin<&'static LockClassKey> {
+    crate::static_lock_class!()
+}
+
+/// Memory of a process that a device reaches by DMA, by the addresses of the process.
+///
+/// Pages are mapped when they are first accessed, and unmapped when the process changes them, such
+/// as when it frees them, or when they migrate.
+#[pin_data]
+pub struct Import<T: Mirror> {
+    #[pin]
+    notifier: IntervalNotifier<Mapped<T>>,
+    /// The device does not reach some of the memory of a peer.
+    is_p2p_denied: Atomic<bool>,
+}
+
+impl<T: Mirror> Import<T> {
+    /// Imports the addresses `range` of a process for the device `dev`. `mirror` is invalidated
+    /// before some of them are unmapped: it stops the DMA of the device to these.
+    ///
+    /// # Errors
+    ///
+    /// - `EOPNOTSUPP` if the DMA of the device needs to be synchronized, as when it is bounced.
+    /// - `EINVAL` if `range` is empty, or not made of whole pages.
+    /// - `ENOMEM` if memory runs out, `EINTR` if the task is killed.
+    pub fn new(
+        dev: &Device<Bound>,
+        mm: &MmWithUser,
+        range: Range<usize>,
+        mirror: T,
+    ) -> Result<Devres<Self>> {
+        // SAFETY: Devres drops it in time.
+        let mapped = unsafe { Mapped::new(dev, range.clone(), mirror) }?;
+
+        Devres::new(
+            dev,
+            try_pin_init!(Self {
+                notifier <- IntervalNotifier::new(
+                    mm,
+                    range,
+                    Mutex::new(mapped, c"hmm::Import", lock_class()),
+                ),
+                is_p2p_denied: Atomic::new(false),
+            }? Error),
+        )
+    }
+
+    /// Maps the addresses `range`, and calls `f` with the mirror and the DMA address of each page.
+    ///
+    /// The addresses are valid as long as `f` runs, and until the mirror is invalidated. `f` is
+    /// called with the mirror locked: see [`interval_notifier`](super::interval_notifier#locking).
+    ///
+    /// Memory of a peer stays where it is if the device reaches it. If it does not, it migrates to
+    /// system memory, and so does what is accessed later.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` if a page cannot be mapped, and those of [`IntervalNotifier::fault`].
+    pub fn access<R>(
+        &self,
+        range: Range<usize>,
+        is_write: bool,
+        f: impl FnOnce(&mut T, &[DmaPage]) -> R,
+    ) -> Result<R> {
+        let count = self.notifier.count(&range)?;
+        let first = (range.start - self.notifier.range().start) / PAGE_SIZE;
+        let wanted = if is_write {
+            Request::WRITE
+        } else {
+            Request::READ
+        };
+        // Not with the lock held.
+        let mut pages = KVVec::with_capacity(count, GFP_KERNEL)?;
+
+        loop {
+            let is_denied = self.is_p2p_denied.load(Relaxed);
+            let request = if is_denied {
+                wanted
+            } else {
+                wanted.allow_p2p()
+            };
+            let mut checked = self.notifier.fault_and_lock(range.clone(), request)?;
+            let (mapped, entries) = checked.parts();
+
+            match map_all(mapped, first, entries, &mut pages) {
+                Ok(()) => return Ok(f(&mut mapped.inner, &pages)),
+                Err(EREMOTEIO) if !is_denied => self.is_p2p_denied.store(true, Relaxed),
+                Err(EREMOTEIO) => return Err(EIO),
+                Err(e) => return Err(e),
+            }
+        }
+    }
+
+    /// Tells whether the device has not reached some of the memory of a peer.
+    #[inline]
+    pub fn is_p2p_denied(&self) -> bool {
+        self.is_p2p_denied.load(Relaxed)
+    }
+}
+
+/// Maps the pages from the number `first` on, whose entries were checked, and are.
+fn map_all<T: Mirror>(
+    mapped: &mut Mapped<T>,
+    first: usize,
+    entries: &[Entry],
+    pages: &mut KVVec<DmaPage>,
+) -> Result {
+    let mut state = bindings::pci_p2pdma_map_state::default();
+
+    pages.clear();
+    for (index, entry) in entries.iter().enumerate() {
+        // SAFETY: `fault_and_lock()` has checked the range, and the guard lends the entries.
+        let page = unsafe { mapped.map(first + index, entry, &mut state) }?;
+
+        pages.push_within_capacity(page).map_err(|_| EINVAL)?;
+    }
+    Ok(())
+}

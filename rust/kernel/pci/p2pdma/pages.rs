@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The struct pages of a BAR.
+//!
+//! Some users of peer-to-peer memory need struct pages: a device-private page, for one, names the
+//! page of the BAR that shows the same bytes. `pci_p2pdma_add_resource()` makes such pages, and a
+//! pool from which other drivers and, by `p2pmem/allocate` in sysfs, userspace can allocate them. A
+//! driver whose BAR is VRAM has an allocator of its own: it takes all of the pool, as [`BarPages`].
+//!
+//! The pages cost 64 bytes for each 4 KiB of the BAR.
+//!
+//! C header: [`include/linux/pci-p2pdma.h`](srctree/include/linux/pci-p2pdma.h)
+
+use super::{
+    Device,
+    Provider, //
+};
+use crate::{
+    bindings,
+    device,
+    error::to_result,
+    page::PAGE_SHIFT,
+    prelude::*, //
+};
+use core::ptr::NonNull;
+
+/// The struct pages of a BAR, none of which is in use.
+///
+/// Page 0 is the first one of the BAR. The value has all of the pool, until it is dropped.
+///
+/// # Invariants
+///
+/// - `addr` is what `pci_alloc_p2pmem()` returned for `len` bytes of `provider`'s device, and is
+///   not freed yet: these are the first `len` bytes of the BAR.
+/// - Page frame `first` is the first one of the BAR; that and those after it, up to `len` bytes,
+///   have struct pages of the type `MEMORY_DEVICE_PCI_P2PDMA`, for `'a`.
+pub struct BarPages<'a> {
+    provider: Provider<'a>,
+    addr: NonNull<c_void>,
+    first: usize,
+    len: u64,
+}
+
+// SAFETY: The pool has locks of its own, and the pages are not accessed.
+unsafe impl Send for BarPages<'_> {}
+
+// SAFETY: As for `Send`.
+unsafe impl Sync for BarPages<'_> {}
+
+impl<'a> BarPages<'a> {
+    /// Returns how much of the BAR has pages, in bytes.
+    #[inline]
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Tells whether nothing of the BAR has pages, which cannot be.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Returns the device that the BAR belongs to.
+    #[inline]
+    pub fn device(&self) -> &'a Device<device::Bound> {
+        self.provider.device()
+    }
+
+    /// Returns the page that shows the byte at `offset` of the BAR, [`None`] if no page does.
+    ///
+    /// May be called in any context.
+    #[inline]
+    pub(crate) fn page(&self, offset: u64) -> Option<*mut bindings::page> {
+        if offset >= self.len {
+            return None;
+        }
+
+        // CAST: The BAR is in the address space, which `usize` covers on 64-bit machines.
+        let index = (offset >> PAGE_SHIFT) as usize;
+        // SAFETY: By the type invariant the page frame has a struct page.
+        Some(unsafe { bindings::pfn_to_page(self.first.wrapping_add(index)) })
+    }
+}
+
+impl Drop for BarPages<'_> {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariant, the device is bound and the memory was not freed.
+        // CAST: It was allocated with this size.
+        unsafe {
+            bindings::pci_free_p2pmem(
+                self.provider.pdev.as_raw(),
+                self.addr.as_ptr(),
+                self.len as usize,
+            )
+        };
+    }
+}
+
+/// Tells whether the page frame at physical address `start` and that of the last byte before `end`
+/// have pages of one and the same set of peer-to-peer pages.
+fn has_pages(start: u64, end: u64) -> bool {
+    /// A reference to a `struct dev_pagemap`, or null.
+    struct PageMap(*mut bindings::dev_pagemap);
+
+    impl PageMap {
+        fn at(addr: u64) -> Self {
+            // SAFETY: The function takes any page frame number.
+            // CAST: A page frame number is a `usize`.
+            Self(unsafe { bindings::get_dev_pagemap((addr >> PAGE_SHIFT) as usize) })
+        }
+    }
+
+    impl Drop for PageMap {
+        fn drop(&mut self) {
+            // SAFETY: A reference that `get_dev_pagemap()` returned, or null.
+            unsafe { bindings::put_dev_pagemap(self.0) };
+        }
+    }
+
+    let (first, last) = (PageMap::at(start), PageMap::at(end.saturating_sub(1)));
+
+    if first.0.is_null() || first.0 != last.0 {
+        return false;
+    }
+
+    // SAFETY: The reference keeps it, and the type does not change.
+    unsafe { (*first.0).type_ == bindings::memory_type_MEMORY_DEVICE_PCI_P2PDMA }
+}
+
+impl Provider<'_> {
+    /// Returns how much of the BAR can have pages, in bytes: memory is added in sections.
+    fn pages_len(&self) -> u64 {
+        // SAFETY: The function has no requirements.
+        let align = unsafe { bindings::memremap_compat_align() } as u64;
+
+        if self.start % align != 0 {
+            return 0;
+        }
+        self.len - self.len % align
+    }
+}
+
+impl Device<device::Core<'_>> {
+    /// Makes struct pages for BAR `bar`, after [`enable_p2pdma`](Device::enable_p2pdma); undone
+    /// when the driver is unbound.
+    ///
+    /// Memory is added in sections of 2 MiB, on x86: what of the BAR is behind the last section has
+    /// no pages. The BAR is reserved to be mapped write-combining, because otherwise its pages
+    /// would make every later mapping of it uncached. Further calls do nothing.
+    ///
+    /// Mirrors `pci_p2pdma_add_resource()`. It asks for the [`Core`](device::Core) context because
+    /// the C function must not run twice at a time for one device.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL` if there is no such BAR, it is not a memory BAR, or it has no whole section.
+    /// - `ENXIO` if peer-to-peer was not enabled.
+    /// - `ENOMEM` if memory runs out, and what `memremap_pages()` returns.
+    #[inline(never)]
+    pub fn add_p2pdma_pages(&self, bar: u32) -> Result {
+        let provider = self.p2pdma_provider(bar)?;
+        let len = provider.pages_len();
+
+        if len == 0 {
+            return Err(EINVAL);
+        }
+        if has_pages(provider.start, provider.start + len) {
+            return Ok(());
+        }
+
+        let dev: &device::Device<device::Bound> = provider.pdev.as_ref();
+        // SAFETY: The device is bound, as a device-managed resource needs.
+        to_result(unsafe {
+            bindings::devm_arch_io_reserve_memtype_wc(dev.as_raw(), provider.start, len)
+        })?;
+
+        // SAFETY: The device is bound and its device lock held. The range is inside the BAR.
+        // CAST: The number of a BAR, and a size in the address space.
+        to_result(unsafe {
+            bindings::pci_p2pdma_add_resource(self.as_raw(), bar as i32, len as usize, 0)
+        })
+    }
+}
+
+impl<'a> Provider<'a> {
+    /// Takes all pages of the BAR, after [`add_p2pdma_pages`](Device::add_p2pdma_pages).
+    ///
+    /// # Errors
+    ///
+    /// - `ENXIO` if the BAR has no pages.
+    /// - `EBUSY` if one of them is in use: root may map some as soon as they are there. A driver
+    ///   can do without them.
+    #[inline(never)]
+    pub fn take_pages(&self) -> Result<BarPages<'a>> {
+        let len = self.pages_len();
+
+        if len == 0 || !has_pages(self.start, self.start + len) {
+            return Err(ENXIO);
+        }
+
+        // SAFETY: The device is bound, and has a pool since it has pages.
+        // CAST: A size in the address space.
+        let addr = unsafe { bindings::pci_alloc_p2pmem(self.pdev.as_raw(), len as usize) };
+        // INVARIANT: There are pages, as was checked; they are released by devres, so they are
+        // there while the device is bound.
+        let pages = BarPages {
+            provider: *self,
+            addr: NonNull::new(addr).ok_or(EBUSY)?,
+            first: (self.start >> PAGE_SHIFT) as usize,
+            len,
+        };
+
+        // The pool has all BARs of the device that have pages.
+        // SAFETY: The address is one of the linear map.
+        if unsafe { bindings::virt_to_phys(addr) } != self.start {
+            return Err(EBUSY);
+        }
+        Ok(pages)
+    }
+}

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What a process has at some addresses is not read after the lock was released.
+
+use kernel::mm::{
+    hmm::Checked,
+    interval_notifier::Mirror, //
+};
+
+#[expect(dead_code)]
+fn count<T: Mirror>(checked: Checked<'_, T>) -> usize {
+    let entries = checked.entries();
+
+    // refused: E0505
+    #[cfg(refused)]
+    drop(checked);
+
+    entries.len()
+}
