@@ -2,8 +2,8 @@
 
 //! KUnit suites for what an exporter and the memory of a device do when something goes wrong.
 //!
-//! They bring a driver for QEMU's `ivshmem-plain`, which must not have another one: see
-//! [`bench`].
+//! They bring drivers for QEMU's `ivshmem-plain` and for `edu`, which must not have other ones: see
+//! [`bench`] and [`edu`].
 
 use kernel::prelude::*;
 
@@ -46,6 +46,9 @@ macro_rules! check_eq {
     };
 }
 
+#[cfg(CONFIG_RUST_DRM_PAGEMAP)]
+#[path = "vram/anonymous.rs"]
+mod anonymous;
 #[path = "vram/aperture.rs"]
 mod aperture;
 #[path = "vram/aperture_cpu.rs"]
@@ -56,6 +59,9 @@ mod auxiliary;
 mod bench;
 #[path = "vram/dma.rs"]
 mod dma;
+#[cfg(all(CONFIG_RUST_DRM_PAGEMAP, CONFIG_RUST_HMM))]
+#[path = "vram/edu.rs"]
+mod edu;
 #[path = "vram/engine.rs"]
 mod engine;
 #[path = "vram/export.rs"]
@@ -64,6 +70,9 @@ mod export;
 mod fence;
 #[path = "vram/fixed.rs"]
 mod fixed;
+#[cfg(all(CONFIG_RUST_DRM_PAGEMAP, CONFIG_RUST_HMM))]
+#[path = "vram/hmm.rs"]
+mod hmm;
 #[path = "vram/importer.rs"]
 mod importer;
 #[path = "vram/lend.rs"]
@@ -76,6 +85,9 @@ mod lru;
 mod mappings;
 #[path = "vram/memory.rs"]
 mod memory;
+#[cfg(CONFIG_RUST_DRM_PAGEMAP)]
+#[path = "vram/pagemap.rs"]
+mod pagemap;
 #[path = "vram/pages.rs"]
 mod pages;
 #[path = "vram/place.rs"]
@@ -104,6 +116,8 @@ impl kernel::Module for VramKunit {
     fn init(_module: &'static ThisModule) -> Result<Self> {
         auxiliary::init();
         bench::init();
+        #[cfg(all(CONFIG_RUST_DRM_PAGEMAP, CONFIG_RUST_HMM))]
+        edu::init();
         Ok(Self)
     }
 }

@@ -118,10 +118,12 @@ def rewrite(text, mutations):
 
 
 def _with_prelude(text, file):
-    """What the new code needs, below the line with the licence."""
+    """What the new code needs, below the line with the licence, or the comment with it."""
     if PRELUDE in text:
         return text
-    first, newline, rest = text.partition("\n")
+    begin = text.index("*/") if text.startswith("/*") else 0
+    end = text.index("\n", begin)
+    first, newline, rest = text[:end], text[end], text[end + 1:]
     if file.endswith(".rs"):
         # Neither compiler nor clippy is asked for an opinion.
         prelude = PRELUDE

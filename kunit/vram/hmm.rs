@@ -1,0 +1,470 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Memory of a process for a device that uses it by the addresses of the process.
+
+use crate::{
+    anonymous::{
+        content,
+        Anonymous, //
+    },
+    bench::{
+        behind,
+        with_device,
+        BAR,
+        PAGE, //
+    },
+    edu::with_edu,
+    pagemap::Card, //
+};
+use core::ops::Range;
+use kernel::{
+    bindings,
+    device::{
+        Bound,
+        Device, //
+    },
+    devres::Devres,
+    mm::{
+        hmm::{
+            DmaPage,
+            Import,
+            Request,
+            Retry, //
+        },
+        interval_notifier::{
+            IntervalNotifier,
+            Mirror, //
+        },
+        MmWithUser, //
+    },
+    new_mutex,
+    pci,
+    pci::p2pdma::MapType,
+    prelude::*,
+    sync::{
+        aref::ARef,
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
+        Arc, //
+    }, //
+};
+
+/// Which addresses were invalidated.
+struct Told {
+    calls: Atomic<u64>,
+    start: Atomic<usize>,
+    end: Atomic<usize>,
+}
+
+impl Told {
+    fn new() -> Result<Arc<Self>> {
+        Ok(Arc::new(
+            Self {
+                calls: Atomic::new(0),
+                start: Atomic::new(usize::MAX),
+                end: Atomic::new(0),
+            },
+            GFP_KERNEL,
+        )?)
+    }
+
+    /// Returns the addresses that were invalidated since this was called last, [`None`] if there
+    /// were none.
+    fn take(&self) -> Option<Range<usize>> {
+        let start = self.start.load(Relaxed);
+        let end = self.end.load(Relaxed);
+
+        self.start.store(usize::MAX, Relaxed);
+        self.end.store(0, Relaxed);
+        (start < end).then_some(start..end)
+    }
+}
+
+/// A mirror that notes which addresses are invalidated.
+struct Notes(Arc<Told>);
+
+impl Mirror for Notes {
+    fn invalidate(&mut self, range: Range<usize>) {
+        let told = &self.0;
+
+        told.calls.add(1, Relaxed);
+        told.start
+            .store(told.start.load(Relaxed).min(range.start), Relaxed);
+        told.end
+            .store(told.end.load(Relaxed).max(range.end), Relaxed);
+    }
+}
+
+impl Anonymous {
+    fn users(&self) -> Result<ARef<MmWithUser>> {
+        self.mm().mmget_not_zero().ok_or(ESRCH)
+    }
+
+    /// Returns the addresses of some pages.
+    fn range(&self, pages: Range<usize>) -> Range<usize> {
+        self.addr + pages.start * PAGE as usize..self.addr + pages.end * PAGE as usize
+    }
+
+    /// Returns the addresses of all pages.
+    fn all(&self) -> Range<usize> {
+        self.range(0..self.pages)
+    }
+
+    /// Frees some pages.
+    fn unmap(&self, pages: Range<usize>) {
+        let range = self.range(pages);
+
+        // SAFETY: The thread has the memory of the process, of which nothing else is expected.
+        unsafe { bindings::vm_munmap(range.start, range.end - range.start) };
+    }
+
+    fn import(
+        &self,
+        dev: &Device<Bound>,
+        range: Range<usize>,
+        told: &Arc<Told>,
+    ) -> Result<Devres<Import<Notes>>> {
+        let mm = self.users()?;
+
+        Import::new(dev, &mm, range, Notes(told.clone()))
+    }
+
+    fn notifier(&self, told: &Arc<Told>) -> Result<Pin<KBox<IntervalNotifier<Notes>>>> {
+        let mm = self.users()?;
+
+        KBox::pin_init(
+            IntervalNotifier::new(
+                &mm,
+                self.all(),
+                new_mutex!(Notes(told.clone()), "vram_kunit::hmm"),
+            ),
+            GFP_KERNEL,
+        )
+    }
+}
+
+/// Returns the physical addresses of what the process has there.
+fn frames(
+    notifier: &IntervalNotifier<Notes>,
+    range: Range<usize>,
+    request: Request,
+) -> Result<KVec<Option<u64>>> {
+    let mut frames = KVec::with_capacity(range.len() / PAGE as usize, GFP_KERNEL)?;
+
+    for entry in notifier.fault_and_lock(range, request)?.entries() {
+        // Not to be waited for with the lock held.
+        frames.push(entry.phys(), GFP_NOWAIT)?;
+    }
+    Ok(frames)
+}
+
+/// Tells whether a page of system memory has the bytes of [`Anonymous::fill`], or zeroes.
+fn is_content(phys: u64, seed: Option<u64>, page: usize) -> Result<bool> {
+    let mut bytes = KVec::from_elem(0u8, PAGE as usize, GFP_KERNEL)?;
+
+    // SAFETY: System memory is in the linear map, all of which can be read. That there is a page,
+    // and that it stays, is what the test is about.
+    unsafe {
+        bytes
+            .as_mut_ptr()
+            .copy_from_nonoverlapping(bindings::phys_to_virt(phys).cast(), PAGE as usize)
+    };
+    Ok(bytes[..] == content(seed, page)?[..])
+}
+
+#[kunit_tests(vram_hmm)]
+mod tests {
+    use super::*;
+
+    /// How many pages an entry of a PMD has.
+    const PMD: usize = 512;
+
+    /// What the process changes before the mirror is locked is to be read again.
+    #[test]
+    fn what_has_changed_is_read_again() -> Result {
+        let memory = Anonymous::filled(4, 1)?;
+        let told = Told::new()?;
+        let notifier = memory.notifier(&told)?;
+
+        // Nothing has changed.
+        let faulted = notifier.fault(memory.all(), Request::READ)?;
+        check!(faulted.lock().is_ok());
+        check_eq!(told.take(), None);
+
+        let faulted = notifier.fault(memory.all(), Request::READ)?;
+        memory.unmap(1..2);
+        check_eq!(told.take(), Some(memory.range(1..2)));
+        check_eq!(faulted.lock().err(), Some(Retry));
+
+        // Nor is there anything any more.
+        check_eq!(
+            notifier.fault(memory.all(), Request::READ).err(),
+            Some(EFAULT)
+        );
+        check!(notifier
+            .fault(memory.range(2..4), Request::READ)?
+            .lock()
+            .is_ok());
+        Ok(())
+    }
+
+    /// An entry has the page of the process, which may be written if that was asked for.
+    #[test]
+    fn entries_are_the_pages_of_the_process() -> Result {
+        let memory = Anonymous::new(4)?;
+        let told = Told::new()?;
+        let notifier = memory.notifier(&told)?;
+
+        // Nothing is faulted in to look.
+        for _ in 0..2 {
+            let checked = notifier.fault_and_lock(memory.all(), Request::SNAPSHOT)?;
+
+            check_eq!(checked.entries().len(), 4);
+            check!(!checked
+                .entries()
+                .iter()
+                .any(|entry| entry.is_valid() || entry.is_error()));
+        }
+        {
+            let checked = notifier.fault_and_lock(memory.range(1..3), Request::READ)?;
+
+            check!(checked
+                .entries()
+                .iter()
+                .all(|entry| entry.is_valid() && !entry.is_writable()));
+        }
+        {
+            let checked = notifier.fault_and_lock(memory.all(), Request::WRITE)?;
+
+            check!(checked.entries().iter().all(|entry| entry.is_writable()));
+        }
+
+        memory.fill(1)?;
+        let all = frames(&notifier, memory.all(), Request::READ)?;
+        for (page, phys) in all.iter().enumerate() {
+            check!(is_content(phys.ok_or(ENOENT)?, Some(1), page)?);
+        }
+        // The first entry is that of the first page asked for.
+        check_eq!(
+            frames(&notifier, memory.range(2..4), Request::READ)?[..],
+            all[2..]
+        );
+        Ok(())
+    }
+
+    /// Memory in VRAM is what the BAR shows, if the caller allows that, and else moves.
+    #[test]
+    fn memory_of_a_peer_is_its_alias() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0, true)?;
+            let start = pdev.resource_start(BAR)?;
+            let memory = Anonymous::filled(PMD, 1)?;
+            let told = Told::new()?;
+            let notifier = memory.notifier(&told)?;
+            let aliases = |page: usize| Some(start + (PMD + page) as u64 * PAGE);
+
+            card.migrate_to(PMD as u64 * PAGE, &memory, 0, PMD)?;
+            check_eq!(told.take(), Some(memory.all()));
+
+            // A snapshot that does not allow it has no page there.
+            let seen = frames(&notifier, memory.all(), Request::SNAPSHOT)?;
+            check!(seen.iter().all(|phys| phys.is_none()));
+            for request in [Request::SNAPSHOT, Request::READ, Request::WRITE] {
+                let seen = frames(&notifier, memory.all(), request.allow_p2p())?;
+
+                check!(seen
+                    .iter()
+                    .enumerate()
+                    .all(|(page, phys)| *phys == aliases(page)));
+                // A part of a large folio.
+                let seen = frames(&notifier, memory.range(3..5), request.allow_p2p())?;
+                check_eq!(seen[..], [aliases(3), aliases(4)]);
+            }
+            check_eq!(card.told.to_ram.load(Relaxed), 0);
+            check_eq!(told.take(), None);
+            for page in [0, 1, PMD - 1] {
+                check!(card.shows((PMD + page) as u64 * PAGE, Some(1), page)?);
+            }
+
+            let seen = frames(&notifier, memory.range(3..5), Request::READ)?;
+            check_eq!(card.told.to_ram.load(Relaxed), PMD as u64 * PAGE);
+            check_eq!(card.used()?, 0);
+            check!(is_content(seen[0].ok_or(ENOENT)?, Some(1), 3)?);
+            check!(is_content(seen[1].ok_or(ENOENT)?, Some(1), 4)?);
+            Ok(())
+        })
+    }
+
+    /// Memory that no BAR shows moves.
+    #[test]
+    fn memory_without_alias_moves() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0, false)?;
+            let memory = Anonymous::filled(4, 1)?;
+            let notifier = memory.notifier(&Told::new()?)?;
+
+            card.migrate(&memory, 0, 4)?;
+            check_eq!(card.used()?, 4 * PAGE);
+            let seen = frames(&notifier, memory.all(), Request::READ.allow_p2p())?;
+            check_eq!(card.told.to_ram.load(Relaxed), 4 * PAGE);
+            for (page, phys) in seen.iter().enumerate() {
+                check!(is_content(phys.ok_or(ENOENT)?, Some(1), page)?);
+            }
+            Ok(())
+        })
+    }
+
+    /// What is mapped follows the memory: to VRAM, and back.
+    #[test]
+    fn an_import_follows_the_memory() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0, true)?;
+            let start = pdev.resource_start(BAR)?;
+            let pdev: &pci::Device<Bound> = pdev;
+            let dev: &Device<Bound> = pdev.as_ref();
+            let memory = Anonymous::filled(8, 1)?;
+            let told = Told::new()?;
+            let import = memory.import(dev, memory.all(), &told)?;
+            let import = import.access(dev)?;
+            let access = |pages: Range<usize>, is_write| -> Result<KVec<DmaPage>> {
+                let mut found = KVec::with_capacity(8, GFP_KERNEL)?;
+
+                import.access(memory.range(pages), is_write, |_, pages| {
+                    found.extend_from_slice(pages, GFP_NOWAIT)
+                })??;
+                Ok(found)
+            };
+
+            let ram = access(0..8, false)?;
+            for (page, found) in ram.iter().enumerate() {
+                check_eq!(found.peer, None);
+                check!(is_content(behind(pdev, found.addr), Some(1), page)?);
+            }
+            // They stay.
+            check_eq!(access(0..8, true)?, ram);
+            check_eq!(access(3..5, false)?[..], ram[3..5]);
+            check_eq!(told.take(), None);
+
+            card.migrate_to(64 * PAGE, &memory, 4, 4)?;
+            check_eq!(told.take(), Some(memory.range(4..8)));
+            for is_write in [false, true] {
+                let found = access(2..8, is_write)?;
+
+                check_eq!(found[..2], ram[2..4]);
+                for (page, found) in found[2..].iter().enumerate() {
+                    check_eq!(found.peer, Some(MapType::BUS_ADDR));
+                    check_eq!(found.addr, start + (64 + page) as u64 * PAGE);
+                }
+            }
+            check_eq!(card.told.to_ram.load(Relaxed), 0);
+            check!(!import.is_p2p_denied());
+
+            // The CPU has its chunk back.
+            check!(memory.holds(Some(1), 5)?);
+            check_eq!(card.told.to_ram.load(Relaxed), 4 * PAGE);
+            check_eq!(told.take(), Some(memory.range(4..8)));
+            let found = access(4..8, true)?;
+            for (page, found) in found.iter().enumerate() {
+                check_eq!(found.peer, None);
+                check!(is_content(behind(pdev, found.addr), Some(1), 4 + page)?);
+            }
+            check!(memory.all_hold(Some(1))?);
+            Ok(())
+        })
+    }
+
+    /// Another device accesses the memory: in the BAR if it reaches it, and else where it has moved.
+    #[test]
+    fn another_device_accesses_the_memory() -> Result {
+        with_edu(|pdev, edu| {
+            let card = Card::new(pdev, 0, true)?;
+            let kind = pdev.p2pdma_provider(BAR)?.map_type(edu.pdev.as_ref());
+            let dev: &Device<Bound> = edu.pdev.as_ref();
+            let memory = Anonymous::filled(8, 1)?;
+            let told = Told::new()?;
+            let import = memory.import(dev, memory.all(), &told)?;
+            let import = import.access(dev)?;
+            // The device reads page 5, and writes page 6, which it has not read.
+            let access = |other| -> Result<Option<MapType>> {
+                edu.put(&content(Some(2), other)?);
+                import.access(memory.all(), true, |_, pages| {
+                    check_eq!(pages.len(), 8);
+                    check!(pages.iter().all(|page| page.addr != 0));
+                    check_eq!(pages[0].peer, None);
+                    check_eq!(pages[6].peer, pages[5].peer);
+                    edu.copy(edu.memory(), pages[6].addr)?;
+                    edu.copy(pages[5].addr, edu.memory())?;
+                    Ok(pages[5].peer)
+                })?
+            };
+
+            card.migrate_to(64 * PAGE, &memory, 4, 4)?;
+            check_eq!(told.take(), Some(memory.range(4..8)));
+            let peer = access(3)?;
+            check!(edu.get()?[..] == content(Some(1), 5)?[..]);
+            if kind.is_supported() {
+                check_eq!(peer, Some(kind));
+                check!(!import.is_p2p_denied());
+                check_eq!(card.told.to_ram.load(Relaxed), 0);
+                check_eq!(card.used()?, 4 * PAGE);
+                check!(card.shows(65 * PAGE, Some(1), 5)?);
+                check!(card.shows(66 * PAGE, Some(2), 3)?);
+            } else {
+                check_eq!(peer, None);
+                check!(import.is_p2p_denied());
+                check_eq!(card.told.to_ram.load(Relaxed), 4 * PAGE);
+                check_eq!(card.used()?, 0);
+            }
+
+            // The CPU sees what the device has written, and the device what is in system memory.
+            check!(memory.has(6, Some(2), 3)?);
+            check!(memory.has(7, Some(1), 7)?);
+            check_eq!(card.told.to_ram.load(Relaxed), 4 * PAGE);
+            check_eq!(told.take(), Some(memory.range(4..8)));
+            check_eq!(access(4)?, None);
+            check!(edu.get()?[..] == content(Some(1), 5)?[..]);
+            check!(memory.has(6, Some(2), 4)?);
+            Ok(())
+        })
+    }
+
+    /// A mirror is invalidated before it is dropped, and not if an error occurs before that.
+    #[test]
+    fn a_mirror_is_told_at_the_end() -> Result {
+        with_device(|pdev| {
+            let pdev: &pci::Device<Bound> = pdev;
+            let dev: &Device<Bound> = pdev.as_ref();
+            let memory = Anonymous::filled(4, 1)?;
+            let (told, end) = (Told::new()?, memory.addr + 4 * PAGE as usize);
+            let import = memory.import(dev, memory.all(), &told)?;
+
+            {
+                let import = import.access(dev)?;
+                let refused = |range| import.access(range, false, |_, _| ()).err();
+
+                check_eq!(refused(end..end), Some(EINVAL));
+                check_eq!(refused(end..memory.addr), Some(EINVAL));
+                check_eq!(refused(memory.addr + 1..end), Some(EINVAL));
+                check_eq!(refused(memory.addr..end - 1), Some(EINVAL));
+                check_eq!(refused(memory.addr..end + PAGE as usize), Some(EINVAL));
+                check_eq!(refused(memory.addr - PAGE as usize..end), Some(EINVAL));
+                check_eq!(refused(memory.all()), None);
+
+                memory.unmap(3..4);
+                check_eq!(told.take(), Some(memory.range(3..4)));
+                check_eq!(refused(memory.all()), Some(EFAULT));
+                check_eq!(told.take(), None);
+            }
+            drop(import);
+            check_eq!(told.take(), Some(memory.all()));
+
+            let refused = |range| memory.import(dev, range, &told).err();
+            check_eq!(refused(end..end), Some(EINVAL));
+            check_eq!(refused(memory.addr..end - 1), Some(EINVAL));
+            check_eq!(told.take(), None);
+            Ok(())
+        })
+    }
+}

@@ -1,0 +1,701 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Memory of a process that is in the BAR of a device: a driver that copies by the CPU, to where a
+//! test says.
+
+use crate::{
+    anonymous::{
+        content,
+        Anonymous, //
+    },
+    bench::{
+        BAR,
+        PAGE, //
+    }, //
+};
+use kernel::{
+    bindings,
+    device::{
+        Bound,
+        Core,
+        DeviceContext, //
+    },
+    drm::{
+        self,
+        devres::RegistrationInit,
+        gem,
+        pagemap::{
+            self,
+            Linear,
+            PageMap,
+            Peer,
+            Registration,
+            Segments, //
+        },
+        vram::{
+            Allocation,
+            Allocator,
+            Window, //
+        }, //
+    },
+    page::PAGE_SHIFT,
+    pci,
+    prelude::*,
+    sync::{
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
+        Arc, //
+    }, //
+};
+
+/// No offset.
+const NONE: u64 = u64::MAX;
+
+/// By which a test tells the driver what to do, and what the driver did.
+pub(crate) struct Told {
+    /// Where memory is allocated; [`NONE`] for anywhere.
+    place: Atomic<u64>,
+    /// Where the driver says that it was allocated; [`NONE`] for the truth.
+    lie: Atomic<u64>,
+    /// Copies to the device fail.
+    fails: Atomic<bool>,
+    /// How often memory was allocated.
+    allocs: Atomic<u64>,
+    /// How many bytes were copied each way, and how many were made zero.
+    to_dev: Atomic<u64>,
+    pub(crate) to_ram: Atomic<u64>,
+    zeroed: Atomic<u64>,
+    /// The longest piece that went to the device, in bytes, and where the last one is.
+    longest: Atomic<u64>,
+    last: Atomic<u64>,
+}
+
+struct Memory<'a> {
+    vram: Arc<Allocator>,
+    window: Arc<Window<'a>>,
+    told: Arc<Told>,
+}
+
+/// Memory, and where the driver says that it is, if that is not the truth.
+struct Piece(Allocation, Option<u64>);
+
+struct Svm;
+
+impl pagemap::Driver for Svm {
+    type Drm = Driver;
+    type Data<'a> = Memory<'a>;
+    type Alloc = Piece;
+    type View = Linear;
+
+    fn alloc<'a>(memory: &'a Memory<'a>, size: usize) -> Result<Piece> {
+        memory.told.allocs.add(1, Relaxed);
+        let alloc = match memory.told.place.load(Relaxed) {
+            NONE => memory.vram.alloc_block(size)?,
+            at => memory.vram.reserve(at..at + size as u64)?,
+        };
+        let lie = memory.told.lie.load(Relaxed);
+
+        Ok(Piece(alloc, (lie != NONE).then_some(lie)))
+    }
+
+    fn offset(piece: &Piece) -> Option<u64> {
+        piece.1.or_else(|| piece.0.ranges().offset(0))
+    }
+
+    fn copy_to_dev<'a>(memory: &'a Memory<'a>, segments: Segments<'_>) -> Result {
+        let told = &memory.told;
+
+        if told.fails.load(Relaxed) {
+            return Err(EIO);
+        }
+        for segment in segments.clone() {
+            let len = segment.len as u64;
+
+            match segment.peer {
+                Peer::Zero => told.zeroed.add(len, Relaxed),
+                Peer::Dma(_) => told.to_dev.add(len, Relaxed),
+            }
+            told.longest
+                .store(told.longest.load(Relaxed).max(len), Relaxed);
+            told.last.store(segment.offset, Relaxed);
+        }
+        segments.copy_by_cpu(&memory.window, Some)
+    }
+
+    fn copy_to_ram<'a>(memory: &'a Memory<'a>, segments: Segments<'_>) -> Result {
+        for segment in segments.clone() {
+            memory.told.to_ram.add(segment.len as u64, Relaxed);
+        }
+        segments.copy_by_cpu(&memory.window, Some)
+    }
+}
+
+struct Loaded<'a> {
+    pages: Registration<'a, Svm>,
+    window: Arc<Window<'a>>,
+}
+
+struct Init {
+    vram: Arc<Allocator>,
+    told: Arc<Told>,
+    has_aliases: bool,
+}
+
+impl RegistrationInit<Driver> for Init {
+    fn init<'a>(
+        self,
+        pdev: &'a pci::Device<Bound>,
+        drm: &drm::UnregisteredDevice<Driver>,
+    ) -> impl PinInit<Loaded<'a>, Error> {
+        let window = Arc::new(Window::new(pdev, BAR, c"vram_kunit")?, GFP_KERNEL)?;
+        let bar = if self.has_aliases {
+            Some((pdev.p2pdma_provider(BAR)?.take_pages()?, Linear))
+        } else {
+            None
+        };
+        let size = self.vram.size() as usize;
+        let memory = Memory {
+            vram: self.vram,
+            window: window.clone(),
+            told: self.told,
+        };
+
+        Ok(Loaded {
+            pages: Registration::new(drm, pdev.as_ref(), size, bar, Ok(memory))?,
+            window,
+        })
+    }
+}
+
+struct Bo;
+
+impl gem::DriverObject for Bo {
+    type Driver = Driver;
+    type Args = ();
+
+    fn new(_dev: &drm::Device<Driver>, _size: usize, _args: ()) -> impl PinInit<Self, Error> {
+        Ok::<_, Error>(Self)
+    }
+}
+
+struct File;
+
+impl drm::file::DriverFile for File {
+    type Driver = Driver;
+
+    fn open(_dev: &drm::Device<Driver>) -> Result<Pin<KBox<Self>>> {
+        Ok(KBox::new(Self, GFP_KERNEL)?.into())
+    }
+}
+
+struct Driver;
+
+#[vtable]
+impl drm::Driver for Driver {
+    type Data = ();
+    type RegistrationData<'a> = Loaded<'a>;
+    type File = File;
+    type Object = gem::Object<Bo>;
+    type ParentDevice<Ctx: DeviceContext> = pci::Device<Ctx>;
+
+    const INFO: drm::DriverInfo = drm::DriverInfo {
+        major: 1,
+        minor: 0,
+        patchlevel: 0,
+        name: c"vram_kunit",
+        desc: c"VRAM that processes have",
+    };
+    const IOCTLS: &'static [drm::ioctl::DrmIoctlDescriptor] = &[];
+}
+
+/// A device with the BAR as VRAM, until it is dropped.
+pub(crate) struct Card {
+    vram: Arc<Allocator>,
+    pub(crate) told: Arc<Told>,
+    registration: drm::devres::Registration<Driver>,
+}
+
+impl Card {
+    /// Makes a device with `hidden` bytes of VRAM behind what the BAR shows.
+    pub(crate) fn new(
+        pdev: &pci::Device<Core<'_>>,
+        hidden: u64,
+        has_aliases: bool,
+    ) -> Result<Self> {
+        if has_aliases {
+            pdev.add_p2pdma_pages(BAR)?;
+        }
+
+        let pdev: &pci::Device<Bound> = pdev;
+        let vram = Allocator::new(0..pdev.resource_len(BAR)? + hidden)?;
+        let told = Arc::new(
+            Told {
+                place: Atomic::new(NONE),
+                lie: Atomic::new(NONE),
+                fails: Atomic::new(false),
+                allocs: Atomic::new(0),
+                to_dev: Atomic::new(0),
+                to_ram: Atomic::new(0),
+                zeroed: Atomic::new(0),
+                longest: Atomic::new(0),
+                last: Atomic::new(NONE),
+            },
+            GFP_KERNEL,
+        )?;
+        let drm = drm::UnregisteredDevice::<Driver>::new(pdev, Ok(()))?;
+        let init = Init {
+            vram: vram.clone(),
+            told: told.clone(),
+            has_aliases,
+        };
+
+        Ok(Self {
+            registration: drm::devres::Registration::new(pdev, drm, init, 0)?,
+            vram,
+            told,
+        })
+    }
+
+    fn with<R>(&self, f: impl for<'a> FnOnce(&'a Loaded<'a>) -> R) -> Result<R> {
+        self.registration.with_data(f).ok_or(ENODEV)
+    }
+
+    /// Moves pages of a process to the device.
+    pub(crate) fn migrate(&self, memory: &Anonymous, first: usize, count: usize) -> Result {
+        self.with(|loaded| {
+            let start = memory.addr + first * PAGE as usize;
+
+            loaded
+                .pages
+                .migrate(memory.mm(), start..start + count * PAGE as usize)
+        })?
+    }
+
+    /// As [`Self::migrate`], to `place` of VRAM.
+    pub(crate) fn migrate_to(
+        &self,
+        place: u64,
+        memory: &Anonymous,
+        first: usize,
+        count: usize,
+    ) -> Result {
+        self.told.place.store(place, Relaxed);
+        let result = self.migrate(memory, first, count);
+        self.told.place.store(NONE, Relaxed);
+
+        result
+    }
+
+    /// Returns how many bytes of VRAM are in use, once all is released that is not.
+    pub(crate) fn used(&self) -> Result<u64> {
+        self.with(|loaded| loaded.pages.flush())?;
+        Ok(self.vram.size() - self.vram.avail())
+    }
+
+    /// Tells whether VRAM has the bytes of a page at `offset`: those of [`Anonymous::fill`], or
+    /// zeroes.
+    pub(crate) fn shows(&self, offset: u64, seed: Option<u64>, page: usize) -> Result<bool> {
+        let mut bytes = KVec::from_elem(0u8, PAGE as usize, GFP_KERNEL)?;
+
+        self.with(|loaded| loaded.window.read(offset, &mut bytes))??;
+        Ok(bytes[..] == content(seed, page)?[..])
+    }
+
+    /// Returns the physical address of the page that peers access in place of the page `index` of
+    /// VRAM.
+    fn alias(&self, index: usize) -> Result<Option<u64>> {
+        self.with(|loaded| alias(&loaded.pages, index))
+    }
+}
+
+/// Asks as `hmm_range_fault()` does.
+fn alias(pages: &PageMap<Svm>, index: usize) -> Option<u64> {
+    // SAFETY: The structure is valid, and so are its pages. Those of the BAR have page maps as
+    // well.
+    unsafe {
+        let pgmap = (*pages.as_raw()).pagemap;
+        let p2p_page = (*(*pgmap).ops).p2p_page?;
+        let first = (*pgmap).__bindgen_anon_1.range.as_ref().start as usize >> PAGE_SHIFT;
+        let alias = p2p_page(pgmap, bindings::pfn_to_page(first + index));
+
+        if alias.is_null()
+            || (*bindings::page_pgmap(alias)).type_
+                != bindings::memory_type_MEMORY_DEVICE_PCI_P2PDMA
+        {
+            return None;
+        }
+        Some(bindings::page_to_phys(alias))
+    }
+}
+
+#[kunit_tests(vram_pagemap)]
+mod tests {
+    use super::*;
+    use crate::bench::with_device;
+
+    /// How many pages an entry of a PMD has.
+    const PMD: usize = 512;
+
+    /// A CPU that reads a page gets all of its chunk back, and no other one.
+    #[test]
+    fn a_fault_brings_back_one_chunk() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0, true)?;
+            let start = pdev.resource_start(BAR)?;
+            let memory = Anonymous::filled(32, 1)?;
+
+            card.migrate_to(64 * PAGE, &memory, 0, 16)?;
+            card.migrate_to(256 * PAGE, &memory, 16, 16)?;
+            check_eq!(card.used()?, 32 * PAGE);
+            check_eq!(card.told.to_dev.load(Relaxed), 32 * PAGE);
+            for page in 0..16 {
+                let (first, second) = (64 + page, 256 + page);
+
+                check!(card.shows(first as u64 * PAGE, Some(1), page)?);
+                check!(card.shows(second as u64 * PAGE, Some(1), 16 + page)?);
+                check_eq!(card.alias(first)?, Some(start + first as u64 * PAGE));
+                check_eq!(card.alias(second)?, Some(start + second as u64 * PAGE));
+            }
+
+            check!(memory.holds(Some(1), 3)?);
+            check_eq!(card.told.to_ram.load(Relaxed), 16 * PAGE);
+            check_eq!(card.used()?, 16 * PAGE);
+
+            // It is there again, and may change.
+            check!(memory.all_hold(Some(1))?);
+            check_eq!(card.told.to_ram.load(Relaxed), 32 * PAGE);
+            check_eq!(card.used()?, 0);
+            memory.fill(2)?;
+            card.migrate_to(0, &memory, 0, 32)?;
+            check!(card.shows(31 * PAGE, Some(2), 31)?);
+            check!(memory.all_hold(Some(2))?);
+            check_eq!(card.used()?, 0);
+            Ok(())
+        })
+    }
+
+    /// What is not aligned moves in several chunks, and what is around it stays.
+    #[test]
+    fn a_part_moves_in_aligned_chunks() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0, true)?;
+            let memory = Anonymous::filled(8, 1)?;
+
+            card.migrate(&memory, 1, 5)?;
+            check_eq!(card.used()?, 5 * PAGE);
+            check!(memory.holds(Some(1), 0)?);
+            check!(memory.holds(Some(1), 6)?);
+            check_eq!(card.told.to_ram.load(Relaxed), 0);
+
+            check!(memory.holds(Some(1), 4)?);
+            check_eq!(card.told.to_ram.load(Relaxed), 2 * PAGE);
+            check_eq!(card.used()?, 3 * PAGE);
+            // What is there already stays, and the rest moves.
+            card.migrate(&memory, 0, 8)?;
+            check_eq!(card.used()?, 8 * PAGE);
+            check!(memory.all_hold(Some(1))?);
+            check_eq!(card.used()?, 0);
+            Ok(())
+        })
+    }
+
+    /// Memory that was never touched does not show what VRAM had before.
+    #[test]
+    fn untouched_memory_is_zero() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0, true)?;
+            let all = (card.vram.size() / PAGE) as usize;
+            let others = Anonymous::filled(all, 1)?;
+
+            card.migrate(&others, 0, all)?;
+            check_eq!(card.used()?, card.vram.size());
+            drop(others);
+            check_eq!(card.used()?, 0);
+
+            let memory = Anonymous::new(PMD)?;
+            let allocs = card.told.allocs.load(Relaxed);
+            card.migrate(&memory, 0, PMD)?;
+            check_eq!(card.told.allocs.load(Relaxed), allocs + 1);
+            check_eq!(card.told.zeroed.load(Relaxed), PMD as u64 * PAGE);
+            check_eq!(card.used()?, PMD as u64 * PAGE);
+            let at = card.told.last.load(Relaxed) & !(PMD as u64 * PAGE - 1);
+            for page in 0..PMD {
+                check!(card.shows(at + page as u64 * PAGE, None, page)?);
+            }
+            check_eq!(card.told.to_ram.load(Relaxed), 0);
+            check!(memory.all_hold(None)?);
+            check_eq!(card.told.to_ram.load(Relaxed), PMD as u64 * PAGE);
+
+            let memory = Anonymous::new(4)?;
+            card.migrate_to(PAGE, &memory, 1, 1)?;
+            check!(card.shows(PAGE, None, 1)?);
+            check!(memory.all_hold(None)?);
+            check_eq!(card.used()?, 0);
+            Ok(())
+        })
+    }
+
+    /// A page in the middle of what was a large folio is one of its own.
+    #[test]
+    fn a_free_large_folio_leaves_nothing() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0, true)?;
+            let start = pdev.resource_start(BAR)?;
+            let memory = Anonymous::filled(PMD, 1)?;
+
+            card.migrate_to(0, &memory, 0, PMD)?;
+            // It moved in one piece.
+            check_eq!(card.told.longest.load(Relaxed), PMD as u64 * PAGE);
+            for page in 0..PMD {
+                check!(card.shows(page as u64 * PAGE, Some(1), page)?);
+            }
+            drop(memory);
+            check_eq!(card.used()?, 0);
+            check_eq!(card.told.to_ram.load(Relaxed), 0);
+
+            let memory = Anonymous::filled(2, 2)?;
+            card.migrate_to(3 * PAGE, &memory, 0, 1)?;
+            check_eq!(card.used()?, PAGE);
+            check!(card.shows(3 * PAGE, Some(2), 0)?);
+            check!(card.shows(2 * PAGE, Some(1), 2)?);
+            check_eq!(card.alias(3)?, Some(start + 3 * PAGE));
+            card.with(|loaded| loaded.pages.evict(3 * PAGE))??;
+            check_eq!(card.told.to_ram.load(Relaxed), PAGE);
+            check_eq!(card.used()?, 0);
+            check!(memory.all_hold(Some(2))?);
+            Ok(())
+        })
+    }
+
+    /// A large folio moves back in one piece, and a part of it may be freed before.
+    #[test]
+    fn a_large_folio_moves_back() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0, true)?;
+            let memory = Anonymous::filled(PMD, 1)?;
+
+            card.migrate(&memory, 0, PMD)?;
+            check_eq!(card.told.longest.load(Relaxed), PMD as u64 * PAGE);
+            check!(memory.all_hold(Some(1))?);
+            check_eq!(card.used()?, 0);
+
+            memory.fill(2)?;
+            card.migrate(&memory, 0, PMD)?;
+            // SAFETY: The process has the memory, of which nothing else is expected after this.
+            unsafe { bindings::vm_munmap(memory.addr, 16 * PAGE as usize) };
+            for page in 16..PMD {
+                check!(memory.holds(Some(2), page)?);
+            }
+            check_eq!(card.used()?, 0);
+            Ok(())
+        })
+    }
+
+    /// Memory that the process frees is not copied, and VRAM is free.
+    #[test]
+    fn freed_memory_releases_its_chunks() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0, true)?;
+            let memory = Anonymous::filled(16, 1)?;
+
+            card.migrate(&memory, 0, 16)?;
+            check_eq!(card.used()?, 16 * PAGE);
+            drop(memory);
+            check_eq!(card.used()?, 0);
+            check_eq!(card.told.to_ram.load(Relaxed), 0);
+            Ok(())
+        })
+    }
+
+    /// All memory moves back when the device goes.
+    #[test]
+    fn memory_survives_the_device() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0, true)?;
+            let large = Anonymous::filled(PMD, 1)?;
+            let small = Anonymous::filled(8, 2)?;
+            let (vram, told) = (card.vram.clone(), card.told.clone());
+
+            card.migrate(&large, 0, PMD)?;
+            card.migrate(&small, 1, 5)?;
+            check_eq!(card.used()?, (PMD as u64 + 5) * PAGE);
+            drop(card);
+            check_eq!(vram.avail(), vram.size());
+            check_eq!(told.to_ram.load(Relaxed), (PMD as u64 + 5) * PAGE);
+            check!(large.all_hold(Some(1))?);
+            check!(small.all_hold(Some(2))?);
+
+            // Nothing is left of it.
+            let card = Card::new(pdev, 0, true)?;
+            card.migrate(&small, 0, 8)?;
+            check_eq!(card.used()?, 8 * PAGE);
+            check!(small.all_hold(Some(2))?);
+            Ok(())
+        })
+    }
+
+    /// A driver that needs VRAM gets a chunk of it.
+    #[test]
+    fn a_chunk_is_evicted() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0, true)?;
+            let memory = Anonymous::filled(32, 1)?;
+
+            card.migrate_to(64 * PAGE, &memory, 0, 16)?;
+            card.migrate_to(80 * PAGE, &memory, 16, 16)?;
+            // Nothing is there.
+            card.with(|loaded| loaded.pages.evict(63 * PAGE))??;
+            card.with(|loaded| loaded.pages.evict(96 * PAGE))??;
+            check_eq!(card.used()?, 32 * PAGE);
+            card.with(|loaded| loaded.pages.evict(79 * PAGE))??;
+            check_eq!(card.told.to_ram.load(Relaxed), 16 * PAGE);
+            check_eq!(card.used()?, 16 * PAGE);
+            check!(memory.all_hold(Some(1))?);
+            Ok(())
+        })
+    }
+
+    /// A copy that fails leaves memory where it is.
+    #[test]
+    fn a_failed_copy_changes_nothing() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0, true)?;
+            let memory = Anonymous::filled(16, 1)?;
+
+            card.told.fails.store(true, Relaxed);
+            check_eq!(card.migrate(&memory, 0, 16), Err(EIO));
+            check_eq!(card.used()?, 0);
+            check!(memory.all_hold(Some(1))?);
+            check_eq!(card.told.to_ram.load(Relaxed), 0);
+
+            card.told.fails.store(false, Relaxed);
+            card.migrate(&memory, 0, 16)?;
+            check_eq!(card.used()?, 16 * PAGE);
+            check!(memory.all_hold(Some(1))?);
+            Ok(())
+        })
+    }
+
+    /// A driver that allocates the same memory twice, or what is not there, does no harm.
+    #[test]
+    fn a_false_allocation_is_refused() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0, true)?;
+            let memory = Anonymous::filled(32, 1)?;
+            let size = card.vram.size();
+
+            card.migrate_to(16 * PAGE, &memory, 0, 16)?;
+            for (lie, error) in [
+                (16 * PAGE, EEXIST),
+                (17 * PAGE, EINVAL),
+                (size, EINVAL),
+                (NONE - 1, EINVAL),
+            ] {
+                card.told.lie.store(lie, Relaxed);
+                check_eq!(card.migrate(&memory, 16, 16), Err(error));
+            }
+            // A larger one, around the first.
+            card.told.lie.store(0, Relaxed);
+            check_eq!(card.migrate(&Anonymous::filled(32, 2)?, 0, 32), Err(EEXIST));
+            card.told.lie.store(NONE, Relaxed);
+
+            check_eq!(card.used()?, 16 * PAGE);
+            check!(card.shows(16 * PAGE, Some(1), 0)?);
+            check!(memory.all_hold(Some(1))?);
+            check_eq!(card.used()?, 0);
+            Ok(())
+        })
+    }
+
+    /// Where VRAM has no room for a chunk, smaller ones move.
+    #[test]
+    fn fragmented_vram_gets_smaller_chunks() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0, true)?;
+            let memory = Anonymous::filled(4, 1)?;
+            let mut others = KVec::new();
+
+            for page in [1, 3] {
+                others.push(
+                    card.vram.reserve(page * PAGE..(page + 1) * PAGE)?,
+                    GFP_KERNEL,
+                )?;
+            }
+            others.push(card.vram.reserve(5 * PAGE..card.vram.size())?, GFP_KERNEL)?;
+
+            // Pages 0, 2 and 4 are free.
+            check_eq!(card.migrate(&memory, 0, 4), Err(ENOSPC));
+            check_eq!(card.told.longest.load(Relaxed), PAGE);
+            check_eq!(card.told.to_dev.load(Relaxed), 3 * PAGE);
+            check_eq!(card.used()?, card.vram.size());
+            check!(memory.all_hold(Some(1))?);
+            drop(others);
+            check_eq!(card.used()?, 0);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn what_is_no_memory_does_not_move() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0, true)?;
+            let memory = Anonymous::filled(4, 1)?;
+            let at = memory.addr;
+
+            card.with(|loaded| {
+                let migrate = |range| loaded.pages.migrate(memory.mm(), range);
+
+                check_eq!(migrate(at..at), Err(EINVAL));
+                check_eq!(migrate(at + 1..at + PAGE as usize), Err(EINVAL));
+                check_eq!(migrate(at..at + 1), Err(EINVAL));
+                check_eq!(migrate(0..PAGE as usize), Err(EFAULT));
+                Ok(())
+            })??;
+            check_eq!(card.used()?, 0);
+            check!(memory.all_hold(Some(1))?);
+            Ok(())
+        })
+    }
+
+    /// Only what the BAR shows has an alias, and only if the BAR has pages.
+    #[test]
+    fn hidden_vram_has_no_alias() -> Result {
+        with_device(|pdev| {
+            let start = pdev.resource_start(BAR)?;
+            let pages = (pdev.resource_len(BAR)? / PAGE) as usize;
+
+            let card = Card::new(pdev, PMD as u64 * PAGE, false)?;
+            check_eq!(card.alias(0)?, None);
+            drop(card);
+
+            let card = Card::new(pdev, PMD as u64 * PAGE, true)?;
+            let last = pages - 1;
+            check_eq!(card.alias(0)?, Some(start));
+            check_eq!(card.alias(last)?, Some(start + last as u64 * PAGE));
+            check_eq!(card.alias(pages)?, None);
+            check_eq!(card.alias(pages + PMD - 1)?, None);
+            Ok(())
+        })
+    }
+
+    /// The pages of a BAR belong to one.
+    #[test]
+    fn pages_of_a_bar_are_taken_once() -> Result {
+        with_device(|pdev| {
+            check_eq!(pdev.p2pdma_provider(BAR)?.take_pages().err(), Some(ENXIO));
+            check_eq!(pdev.add_p2pdma_pages(6), Err(EINVAL));
+            pdev.add_p2pdma_pages(BAR)?;
+            pdev.add_p2pdma_pages(BAR)?;
+
+            let pdev: &pci::Device<Bound> = pdev;
+            let pages = pdev.p2pdma_provider(BAR)?.take_pages()?;
+            check_eq!(pages.len(), pdev.resource_len(BAR)?);
+            check_eq!(pdev.p2pdma_provider(BAR)?.take_pages().err(), Some(EBUSY));
+            drop(pages);
+            check!(pdev.p2pdma_provider(BAR)?.take_pages().is_ok());
+            Ok(())
+        })
+    }
+}
