@@ -27,7 +27,7 @@
 //! | [`Driver::copy_to_dev`] | the same, and the locks of the folios |
 //! | [`Driver::copy_to_ram`] | the locks of the folios; the mmap lock if the CPU faults |
 //! | drop of [`Driver::Alloc`] | nothing, in a work item, or what calls [`PageMap::evict`] holds |
-//! | [`P2pPage`] | the RCU read lock: this is not code of a driver |
+//! | [`P2pPage`] | maybe the RCU read lock: this is not code of a driver |
 //!
 //! The copies take no lock that is held where a process faults, or where memory is reclaimed: no
 //! reservation, for one.
@@ -483,14 +483,13 @@ impl<T: Driver> PageMap<T> {
     /// # Safety
     ///
     /// Called by `hmm_range_fault()` with the structure of a [`PageMap<T>`] and one of its pages,
-    /// and with the RCU read lock: computes, and nothing else.
+    /// to which it has no reference: computes from its number, and nothing else.
     unsafe extern "C" fn p2p_page(
         pgmap: *mut bindings::dev_pagemap,
         page: *mut bindings::page,
     ) -> *mut bindings::page {
-        // SAFETY: The structure is that of a value. It goes after its pages, which
-        // `memunmap_pages()` removes after all of these calls: each is in an RCU read-side section,
-        // and began when a page was in use.
+        // SAFETY: The structure is that of a value. It goes after `memunmap_pages()`, which waits
+        // for the reference that the caller has to the structure.
         let this = unsafe { Self::from_base(Base::from_pgmap(pgmap)) };
         let alias = || {
             let (pages, view) = this.bar.as_ref()?;

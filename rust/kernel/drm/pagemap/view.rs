@@ -2,8 +2,8 @@
 
 //! Where a BAR shows device-private pages.
 //!
-//! The C code asks for that with the RCU read lock held, and without a reference to the page. So
-//! the answer is data and not code of a driver: [`P2pPage`] is implemented here only, by types that
+//! The C code asks for that where it must not sleep, and without a reference to the page. So the
+//! answer is data and not code of a driver: [`P2pPage`] is implemented here only, by types that
 //! compute, and that take no lock.
 //!
 //! The answer for a page is constant while the page is allocated. [`Linear`] and [`Layout`] never
