@@ -2,7 +2,9 @@
 """Builds the commits of `make tree` one after the other, for each architecture: FLAVOUR=tree.
 
 There is one build folder for each architecture, so that a commit costs what it changes. What was
-built once, and still has the same content, is not built again.
+built once, and still has the same content, is not built again. The folder with the sources goes
+from a commit to the next one, so that a run that goes on where another one was stopped finds what
+that has built.
 """
 
 import re
@@ -163,18 +165,18 @@ def verdict_of(steps, built, build, place, action):
 
 def made(step, repository, folder, build):
     """Check a commit out, configure it if it may need another configuration, and make it."""
-    out = folder / build.arch
-    out.mkdir(exist_ok=True)
+    out, sources = folder / build.arch, folder / "sources"
+    for each in (out, sources):
+        each.mkdir(exist_ok=True)
     kernel.remove_half_made(out)
     repository.step = step
-    repository.git("checkout", "--quiet", "--force", tag(build.commit))
-    box = repository.box.with_binds({"/build/out": out},
-                                    readonly={"/build/src": repository.folder})
+    repository.show(tag(build.commit), sources)
+    box = repository.box.with_binds({"/build/out": out}, readonly={"/build/src": sources})
     make = [*MAKE, f"ARCH={build.arch}"]
     stamp = cache.Stamp(out / "tree.configured")
     if not stamp.holds(build.config):
         stamp.clear()
-        configured(step, repository, out, build, make, box)
+        configured(step, sources, out, build, make, box)
         stamp.set(build.config)
     step.count_objects()
     step.run([*make, f"-j{kernel.jobs()}", *TARGETS],
@@ -182,9 +184,9 @@ def made(step, repository, folder, build):
              box, cwd="/build/src", env=kernel.IDENTITY)
 
 
-def configured(step, repository, out, build, make, box):
+def configured(step, sources, out, build, make, box):
     """Ask for what there is at a commit."""
-    cache.write_if_changed(out / "tree.Kconfig", (repository.folder / "Kconfig").read_bytes()
+    cache.write_if_changed(out / "tree.Kconfig", (sources / "Kconfig").read_bytes()
                            + b"\n" + LAYERS.read_bytes())
     (out / "tree.config").write_bytes(FRAGMENT.read_bytes())
     step.run([*make, "KCONFIG_ALLCONFIG=/build/out/tree.config",

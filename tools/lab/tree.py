@@ -35,6 +35,8 @@ GIT = ["git", "-c", "core.fsync=none", "-c", "gc.auto=0", "-c", "core.compressio
 INTO_A_PACK = ["-c", "core.bigFileThreshold=1"]
 ENV = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1"}
 HINT = "see the log"
+# What git knows of the files of a folder that shows a commit.
+INDEX = ".index"
 END_OF_MESSAGE = re.compile(r"^(?:---$|--- a/|--- /dev/null|diff --git )", re.M)
 TRAILER = re.compile(r"[A-Z][\w-]*: \S")
 
@@ -207,6 +209,13 @@ class Repository:
         """Make all commits on top of the first one."""
         for number, commit in enumerate(series, 1):
             self.commit(commit, number)
+
+    def show(self, name, folder):
+        """Make the files of another folder those of a commit; what is the same is left alone."""
+        self.step.run([*GIT, "--git-dir", "/build/linux/.git", "--work-tree", "/build/work",
+                       "read-tree", "--reset", "-u", name], HINT,
+                      self.box.with_binds({"/build/work": folder}), cwd="/build/work",
+                      env={**ENV, "GIT_INDEX_FILE": INDEX})
 
     def export(self, folder):
         """Write the commits as patches for git am."""

@@ -4,6 +4,7 @@
 import io
 import os
 import re
+import shutil
 import subprocess
 import tempfile
 import types
@@ -422,14 +423,16 @@ class OneByOne(Small):
                 (self.top / "arm64/tree.result").write_text(result[0])
 
         step = mock.MagicMock(run=run)
-        repository = mock.MagicMock(folder=self.src.tree)
+        repository = mock.MagicMock()
+        (self.top / "sources").mkdir()
+        shutil.copy2(self.src.tree / "Kconfig", self.top / "sources")
         (_, first), (_, second) = onebyone.planned(self.src, self.series)
         with mock.patch.object(onebyone, "wanted", lambda: "CONFIG_A=y\nCONFIG_C=y\n"):
             onebyone.made(step, repository, self.top, first)
             onebyone.made(step, repository, self.top, first)
             self.assertEqual(ran, ["config", "modules", "modules"])
             self.assertEqual((self.top / "arm64/.config").read_text(), result[0])
-            self.assertEqual(repository.git.call_args.args[-1], "1")
+            repository.show.assert_called_with("1", self.top / "sources")
             # What the second one adds is not there: no other try is taken for configured.
             for _ in range(2):
                 with self.assertRaisesRegex(LabError, "as asked for: CONFIG_C=y"):
@@ -440,6 +443,22 @@ class OneByOne(Small):
         kconfig = (self.top / "arm64/tree.Kconfig").read_text()
         self.assertTrue(kconfig.startswith((self.src.tree / "Kconfig").read_text()))
         self.assertTrue(kconfig.endswith(onebyone.LAYERS.read_text()))
+
+    def test_a_commit_costs_what_it_changes(self):
+        sources = self.top / "sources"
+        sources.mkdir()
+        with self.steps.step("x") as step, mock.patch.object(pipeline, "REPO", self.repo):
+            repository = onebyone.refreshed(step, self.src, Direct(), self.top / "x", self.series)
+            repository.show("1", sources)
+            self.assertEqual((sources / "Kconfig").read_text(), "config A\n")
+            before = (sources / "f").stat()
+            # In between there were other commits.
+            repository = onebyone.refreshed(step, self.src, Direct(), self.top / "x", self.series)
+            repository.show("2", sources)
+        self.assertEqual((sources / "f").read_text(), "new\n")
+        self.assertEqual((sources / "f").stat().st_mtime_ns, before.st_mtime_ns)
+        self.assertEqual((sources / "Kconfig").read_text(), "config A\nconfig B\n")
+        self.assertEqual((sources / "drivers/d").stat().st_mode & 0o777, 0o755)
 
     def test_is_a_flavour_of_soak_alone(self):
         self.assertNotIn(onebyone.FLAVOUR, kernel.FLAVOURS)
