@@ -4,6 +4,8 @@
 //! of the time stamp counter, for each instruction.
 
 use std::arch::x86_64::_rdtsc;
+use std::collections::BTreeMap;
+use std::fs;
 
 use crate::SysError;
 
@@ -61,8 +63,41 @@ fn clock(id: libc::clockid_t) -> libc::timespec {
 
 /// Nanoseconds that this thread ran on the processor, in the kernel or not.
 pub fn cpu() -> u64 {
-    let time = clock(libc::CLOCK_THREAD_CPUTIME_ID);
+    nanoseconds(clock(libc::CLOCK_THREAD_CPUTIME_ID))
+}
+
+fn nanoseconds(time: libc::timespec) -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// What the other processes had of the processor, the workers of the kernel among them.
+#[derive(Clone, Debug)]
+pub struct Others(BTreeMap<libc::pid_t, u64>);
+
+impl Others {
+    /// Looks at them now.
+    pub fn now() -> Self {
+        let own = std::process::id() as libc::pid_t;
+        let pids = fs::read_dir("/proc")
+            .into_iter()
+            .flatten()
+            .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+            .filter(|pid| *pid != own);
+        Self(pids.filter_map(|pid| Some((pid, process(pid)?))).collect())
+    }
+
+    /// Nanoseconds that they ran since `before`. One that has ended since then does not count.
+    pub fn since(&self, before: &Self) -> u64 {
+        let ran = |(pid, time): (&libc::pid_t, &u64)| time - before.0.get(pid).unwrap_or(&0);
+        self.0.iter().map(ran).sum()
+    }
+}
+
+/// Nanoseconds that a process ran on the processor, none if it is not there.
+fn process(pid: libc::pid_t) -> Option<u64> {
+    let mut id = 0;
+    // SAFETY: the pointer is valid for a write of a clock id.
+    (unsafe { libc::clock_getcpuclockid(pid, &mut id) } == 0).then(|| nanoseconds(clock(id)))
 }
 
 /// What repetitions of the same thing cost.
@@ -104,6 +139,15 @@ impl Costs {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn time_of_others_is_that_since_then() {
+        let others = |times: &[_]| Others(times.iter().copied().collect());
+        let (before, after) = (others(&[(1, 5), (2, 7)]), others(&[(1, 6), (3, 40)]));
+        assert_eq!(after.since(&before), 41);
+        assert_eq!(before.since(&before), 0);
+        assert!(!Others::now().0.is_empty());
+    }
 
     #[test]
     fn of_many_the_least() {

@@ -626,8 +626,7 @@ pub fn exercise(pair: &Pair<'_>, from: Part<'_>, to: Part<'_>, seed: u64) -> Res
 
 /// Measures writes or reads, many on their way at once: bytes in a second.
 ///
-/// At least `least` bytes are moved, and as much as there is in both parts. Both buffers are
-/// checked afterwards.
+/// Moves them as [`many_at_once`] does.
 ///
 /// # Errors
 ///
@@ -640,6 +639,28 @@ pub fn bandwidth(
     least: u64,
     seed: u64,
 ) -> Result<f64, Trouble> {
+    let (moved, start, end) = many_at_once(pair, op, from, to, least, seed, Instant::now)?;
+    Ok(moved as f64 / (end - start).as_secs_f64().max(1e-9))
+}
+
+/// Posts writes or reads, many on their way at once.
+///
+/// At least `least` bytes are moved, and as much as there is in both parts: returns how many, and
+/// what `now` returned before the first one was posted and after the last one was done. Both
+/// buffers are checked afterwards.
+///
+/// # Errors
+///
+/// As for [`exercise_op`].
+pub fn many_at_once<T>(
+    pair: &Pair<'_>,
+    op: Op,
+    from: Part<'_>,
+    to: Part<'_>,
+    least: u64,
+    seed: u64,
+    now: impl Fn() -> T,
+) -> Result<(u64, T, T), Trouble> {
     assert!(!from.overlaps(&to), "{from} and {to} overlap");
     let bench = Bench { pair, op, from, to };
     let (source, target) = bench.fill(&mut Lcg::new(seed))?;
@@ -666,15 +687,15 @@ pub fn bandwidth(
         }
         posted.drain(..).try_for_each(|ticket| pair.wait(ticket))
     };
-    let start = Instant::now();
+    let start = now();
     run().map_err(|failure| bench.failed(failure))?;
-    let seconds = start.elapsed().as_secs_f64();
+    let end = now();
     let model = Model::new(target).with_copy(source, from.offset, to.offset, len);
     bench.verify(&to, &model, ", many at once")?;
     if !from.same_buffer(&to) {
         bench.verify(&from, &Model::new(source), ", many at once")?;
     }
-    Ok(moved as f64 / seconds.max(1e-9))
+    Ok((moved, start, end))
 }
 
 #[cfg(test)]

@@ -240,7 +240,8 @@ def registrations(figures):
                 found.append(Row(f"RDMA: {what} {text} of {memory}", ours, other, "host memory",
                                  ours / other, spread(figures, name)))
     ours, other = figures["rdma.write.vram"], figures["rdma.write.host"]
-    return found + [Row("RDMA write to VRAM, kB/s", ours, other, "host memory", ours / other)]
+    return found + [Row("RDMA write of 4 MiB to VRAM: workers", ours, other, "host memory",
+                        ours / other, spread(figures, "rdma.write.vram"))]
 
 
 def huge(figures, path):
