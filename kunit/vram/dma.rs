@@ -222,6 +222,7 @@ mod tests {
             let card = Card::with_allocator(pdev, allocator.clone(), &[c"engine"])?;
             check_eq!(allocator.alloc(PAGE).err(), Some(EBUSY));
             check_eq!(allocator.alloc_below(PAGE, size).err(), Some(EBUSY));
+            check_eq!(allocator.alloc_block(PAGE as usize).err(), Some(EBUSY));
             check_eq!(allocator.reserve(0..PAGE).err(), Some(EBUSY));
             drop((before, card));
 

@@ -363,6 +363,7 @@ impl Allocator {
     ///
     /// `EINVAL` if `size` is not a power of two, and those of [`Self::alloc`].
     pub fn alloc_block(&self, size: usize) -> Result<Allocation> {
+        self.check_pipelining()?;
         self.alloc_with(
             GpuBuddyAllocMode::Simple,
             size as u64,
