@@ -298,20 +298,25 @@ def program_tests(steps, built):
 
 
 def modules(steps, built):
+    """Build the KUnit suites, and the drivers as external modules; return the verdict."""
+    try:
+        build_modules(steps, built)
+    except LabError as error:
+        return [Verdict("external modules", "fail", f"{error}, log: {error.log}")]
+    return [Verdict("external modules", "pass")]
+
+
+def build_modules(steps, built):
     """Build the KUnit suites, and the drivers as external modules."""
     key = cache.digest(built.kernel.key, cache.digest_tree(pipeline.REPO / "kunit"),
                        (pipeline.REPO / "Kbuild"))
     stamp = cache.Stamp(built.kernel.folder / "external-built")
     if stamp.holds(key):
         steps.current("external modules")
-        return [Verdict("external modules", "pass")]
+        return
     stamp.clear()
-    try:
-        with steps.step("external modules") as step:
-            suites = built.kernel.external(step, pipeline.REPO, "ext",
-                                           "the log names the file: fix it")
-    except LabError as error:
-        return [Verdict("external modules", "fail", f"{error}, log: {error.log}")]
+    with steps.step("external modules") as step:
+        suites = built.kernel.external(step, pipeline.REPO, "ext", "the log names the file: fix it")
     folder = built.kernel.share / "kunit"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -319,4 +324,3 @@ def modules(steps, built):
         if "kunit" in module.parent.name:
             shutil.copy2(module, folder)
     stamp.set(key)
-    return [Verdict("external modules", "pass")]
