@@ -5,11 +5,12 @@
 
 use crate::{
     bench::{
+        bytes,
         export,
         holds,
         validate,
+        vmap_has,
         with_device,
-        word,
         PAGE, //
     },
     importer::{
@@ -94,11 +95,6 @@ fn mapped(buf: &DmaBuf) -> Result<Mapped> {
     Mapped::new(buf, 0, buf.size() / PAGE_SIZE, Sharing::Shared)
 }
 
-/// Returns the first bytes of a page of an object that was filled from `seed`.
-fn bytes(seed: u64, page: u64) -> [u8; 8] {
-    word(seed, page * PAGE / 8).to_ne_bytes()
-}
-
 /// Tells whether a process reads the first bytes of all pages, of an object that was filled from
 /// `seed`.
 fn reads(map: &Mapped, seed: u64) -> Result<bool> {
@@ -107,19 +103,6 @@ fn reads(map: &Mapped, seed: u64) -> Result<bool> {
 
     for page in 0..pages {
         same &= map.read((page * PAGE) as usize)? == bytes(seed, page);
-    }
-    Ok(same)
-}
-
-/// Tells whether the kernel sees the first bytes of all pages.
-fn vmap_has(map: &VMap, seed: u64) -> Result<bool> {
-    let mut same = true;
-
-    for page in 0..map.dma_buf().size() as u64 / PAGE {
-        let mut now = [0; 8];
-
-        map.read((page * PAGE) as usize, &mut now)?;
-        same &= now == bytes(seed, page);
     }
     Ok(same)
 }

@@ -12,6 +12,7 @@ use kernel::{
     dma::DmaMask,
     dma_buf::{
         fence::Fence,
+        vmap::VMap,
         DmaBuf, //
     },
     dma_resv::Usage,
@@ -767,6 +768,25 @@ pub(crate) fn export_any(object: &impl IntoGEMObject) -> Result<ARef<DmaBuf>> {
 /// Returns the word at `index` of an object that was filled from `seed`.
 pub(crate) fn word(seed: u64, index: u64) -> u64 {
     (seed << 32 | index).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+/// Returns the first bytes of a page of an object that was filled from `seed`.
+pub(crate) fn bytes(seed: u64, page: u64) -> [u8; 8] {
+    word(seed, page * PAGE / 8).to_ne_bytes()
+}
+
+/// Tells whether the kernel sees the first bytes of all pages of an object that was filled from
+/// `seed`.
+pub(crate) fn vmap_has(map: &VMap, seed: u64) -> Result<bool> {
+    let mut same = true;
+
+    for page in 0..map.dma_buf().size() as u64 / PAGE {
+        let mut now = [0; 8];
+
+        map.read((page * PAGE) as usize, &mut now)?;
+        same &= now == bytes(seed, page);
+    }
+    Ok(same)
 }
 
 /// Calls `f` with each page of an object: its number, where it is mapped, and whether that is I/O

@@ -11,6 +11,7 @@ mod tests {
         fill,
         holds,
         validate,
+        vmap_has,
         with_device,
         Asleep,
         Bo,
@@ -660,6 +661,27 @@ mod tests {
             check!(holds(&new, None)?);
             drop((object, local, at, buf));
             check!(holds(&new, None)?);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn kernel_maps_vram_that_has_pages() -> Result {
+        with_device(|pdev| {
+            pdev.add_p2pdma_pages(BAR)?;
+            let card = Card::new(pdev, 0)?;
+            // Three pages behind one are in two pieces.
+            let _first = card.object(1, &[Place::VRAM], Domain::Vram)?;
+            let object = card.object(3, &[Place::VRAM], Domain::Vram)?;
+            fill(&object, 11)?;
+
+            let map = VMap::new(export(&object)?)?;
+            check!(map.is_iomem());
+            check!(vmap_has(&map, 11)?);
+
+            // The kernel writes to VRAM as well: what it reads was not of another object.
+            fill(&object, 12)?;
+            check!(vmap_has(&map, 12)?);
             Ok(())
         })
     }

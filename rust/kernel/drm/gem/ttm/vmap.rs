@@ -36,7 +36,6 @@ use crate::{
         from_result,
         to_result, //
     },
-    page::PAGE_SHIFT,
     pm::Awake,
     prelude::*, //
 };
@@ -126,30 +125,25 @@ unsafe fn vmap_pinned<T: TtmObject>(
     let awake = locked.obj.awake_if_active().ok_or(EAGAIN)?;
     let start = locked.ttm().vram_start();
 
-    let mut pfns = KVVec::with_capacity(locked.obj.size() >> PAGE_SHIFT, GFP_KERNEL)?;
-    let mut push = |at: u64, len: u64| -> Result {
-        let first = at >> PAGE_SHIFT;
-
-        for pfn in first..first + (len >> PAGE_SHIFT) {
-            // CAST: Physical addresses have less than 64 bits.
-            pfns.push(pfn as usize, GFP_KERNEL)?;
-        }
-        Ok(())
-    };
     let window = if T::APERTURE.is_some() {
         Some(locked.window(Some(Holder::Kernel))?)
     } else {
         None
     };
-    let pushed = match &window {
-        Some(window) => window.iter().try_for_each(|(at, len)| push(at, len)),
-        None => vram
-            .shown()
-            .iter()
-            .try_for_each(|range| push(start + range.offset, range.len)),
+    let size = locked.obj.size();
+    let mapped = match &window {
+        Some(window) => vmap(size, &mut window.iter()),
+        None => {
+            let shown = vram.shown().iter();
+
+            vmap(
+                size,
+                &mut shown.map(|range| (start + range.offset, range.len)),
+            )
+        }
     };
 
-    let addr = pushed.and_then(|()| vmap(&pfns)).inspect_err(|_| {
+    let addr = mapped.inspect_err(|_| {
         if window.is_some() {
             locked
                 .ttm()
@@ -171,26 +165,61 @@ unsafe fn vmap_pinned<T: TtmObject>(
     Ok(())
 }
 
-/// Maps pages of I/O memory, which need not be contiguous, write-combined into the kernel.
+/// Maps pieces of I/O memory one behind the other into the kernel, write-combined. Each is a
+/// physical address and a length; all of them are `size` bytes.
+///
+/// A part of a BAR may have struct pages. `vmap()` is for memory that has them, and `vmap_pfn()` for
+/// memory without.
+// Not inlined, because the functions are not exported to modules.
 #[inline(never)]
-fn vmap(pfns: &[usize]) -> Result<NonNull<c_void>> {
-    // `vmap_pfn()` is for addresses without a `struct page` and warns about others. A BAR has no
-    // pages, unless somebody made it device memory.
+fn vmap(size: usize, pieces: &mut dyn Iterator<Item = (u64, u64)>) -> Result<NonNull<c_void>> {
     // SAFETY: The function has no requirements.
-    let has_page = |&pfn| unsafe { bindings::pfn_valid(pfn) } != 0;
-    if pfns.iter().any(has_page) {
-        return Err(EOPNOTSUPP);
-    }
+    // CAST: A flag.
+    let area = unsafe { bindings::get_vm_area(size, bindings::VM_IOREMAP as usize).as_ref() };
+    let addr = area
+        .and_then(|area| NonNull::new(area.addr))
+        .ok_or(ENOMEM)?;
 
-    // SAFETY: The array is valid for its length and not written to.
-    let addr = unsafe {
-        bindings::vmap_pfn(
-            pfns.as_ptr().cast_mut(),
-            pfns.len().try_into()?,
-            bindings::pgprot_decrypted(bindings::pgprot_writecombine(bindings::page_kernel())),
-        )
-    };
-    NonNull::new(addr).ok_or(ENOMEM)
+    map_pieces(addr, size, pieces).inspect_err(|_| {
+        // SAFETY: The address is that of the area, of which a part may be mapped.
+        unsafe { bindings::vunmap(addr.as_ptr()) };
+    })?;
+    Ok(addr)
+}
+
+/// Maps the pieces into the area at `addr`, which has `size` bytes.
+fn map_pieces(
+    addr: NonNull<c_void>,
+    size: usize,
+    pieces: &mut dyn Iterator<Item = (u64, u64)>,
+) -> Result {
+    let mut at = addr.addr().get();
+    // OVERFLOW: The area is there.
+    let end = at + size;
+
+    for (phys, len) in pieces {
+        // CAST: What is larger than an address space is larger than the area.
+        let next = at.checked_add(len as usize).ok_or(EINVAL)?;
+
+        if next > end {
+            return Err(EINVAL);
+        }
+        // SAFETY: The addresses are inside of an area that nothing else is mapped to, and the
+        // memory belongs to the object for as long as it is pinned.
+        to_result(unsafe {
+            bindings::vmap_page_range(
+                at,
+                next,
+                phys,
+                bindings::pgprot_decrypted(bindings::pgprot_writecombine(bindings::page_kernel())),
+            )
+        })?;
+        at = next;
+    }
+    if at != end {
+        return Err(EINVAL);
+    }
+    Ok(())
 }
 
 /// # Safety
@@ -202,8 +231,8 @@ pub(super) unsafe extern "C" fn vunmap_callback<T: TtmObject>(
     map: *mut bindings::iosys_map,
 ) {
     // SAFETY: The object is valid, of this class, and reserved. By the safety requirements what is
-    // imported was mapped by `dma_buf_vmap()`, other I/O memory is what `vmap_pfn()` returned, with
-    // a user of the device that was forgotten, and the rest is what `ttm_bo_vmap()` did.
+    // imported was mapped by `dma_buf_vmap()`, other I/O memory is what `vmap()` returned, with a
+    // user of the device that was forgotten, and the rest is what `ttm_bo_vmap()` did.
     unsafe {
         let obj: &Object<T> = IntoGEMObject::from_raw(gem);
 
