@@ -58,14 +58,15 @@ impl MapType {
         Self(bindings::pci_p2pdma_map_type_PCI_P2PDMA_MAP_THRU_HOST_BRIDGE);
 
     /// Returns the value of the C side.
+    // Like the next one not only for this crate: the first who calls them, dma-buf, may be left out.
     #[inline]
-    pub(crate) const fn as_raw(self) -> bindings::pci_p2pdma_map_type {
+    pub const fn as_raw(self) -> bindings::pci_p2pdma_map_type {
         self.0
     }
 
     /// Returns the kind that has a value of the C side.
     #[inline]
-    pub(crate) const fn from_raw(raw: bindings::pci_p2pdma_map_type) -> Self {
+    pub const fn from_raw(raw: bindings::pci_p2pdma_map_type) -> Self {
         Self(raw)
     }
 
