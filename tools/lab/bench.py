@@ -33,7 +33,7 @@ SPREAD = (".median", ".most")
 # are there depends on what was freed before. A transfer sleeps, and looks at the engine once more
 # or once less. The workers of soft RoCE are woken for one packet or for several.
 TOLERANCES = {"move.": 2e-2, "cycle.": 1e-2, "whole.": 1e-3, "first.": 1e-3, "map.65536.": 2e-4,
-              "transfer.": 5e-2, "register.": 1e-2, "deregister.": 1e-2, "rdma.": 1e-2}
+              "transfer.": 5e-2, "register.": 1e-2, "deregister.": 1e-2, "rdma.": 2e-2}
 # What vfio-pci's exporter costs without patches that make it faster, and what ours may cost at most.
 BASELINE = Path(__file__).with_name("baseline.txt")
 THEIRS = ".vfio"           # what the names of its figures end with
@@ -241,7 +241,7 @@ def registrations(figures):
                                  ours / other, spread(figures, name)))
     ours, other = figures["rdma.write.vram"], figures["rdma.write.host"]
     return found + [Row("RDMA write of 4 MiB to VRAM: workers", ours, other, "host memory",
-                        ours / other, spread(figures, "rdma.write.vram"))]
+                        ours / other)]
 
 
 def huge(figures, path):

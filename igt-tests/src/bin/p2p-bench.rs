@@ -308,14 +308,15 @@ fn growth<R>(
     name: &str,
     figures: &mut Figures,
 ) -> Outcome {
-    const ROUNDS: usize = 4;
     for &count in counts {
+        // The fewer the blocks, the larger the part of what the allocators happen to have.
+        let rounds = if count > BLOCKS { 4 } else { 16 };
         let mut request = request(&scattered(count));
         let mut costs = Costs::default();
-        for _ in 0..ROUNDS {
+        for _ in 0..rounds {
             whole(peer, || export(&mut request), &mut costs)?;
         }
-        figures.windows(&format!("whole.{count}.{name}"), ROUNDS);
+        figures.windows(&format!("whole.{count}.{name}"), rounds);
         figures.add(&format!("whole.{count}.{name}"), costs.least());
         let buffer = export(&mut request)?;
         mapping(peer, &buffer, &format!("{count}.{name}"), figures)?;

@@ -16,7 +16,6 @@ COSTS = {"move.out": 1100, "move.out.still": 100, "move.back": 1100, "move.back.
          "copy.out": 900, "copy.back": 900, "cycle.10": 100, "cycle.10000": 110,
          "transfer.direct.cpu": 100, "transfer.bounce.cpu": 150,
          "transfer.direct.time": 1000, "transfer.bounce.time": 1010,
-         "rdma.write.vram": 90, "rdma.write.host": 100,
          **{f"{what}.{size}.{kind}": 100 for what in ("register", "deregister")
             for size, _ in bench.REGISTRATIONS for kind in ("vram", "system", "host")}}
 FIGURES = {"move.bytes": 2 << 20, **COSTS,
@@ -27,6 +26,7 @@ FIGURES = {"move.bytes": 2 << 20, **COSTS,
               for blocks in bench.GROWTH for who in ("ours", "vfio")},
            **{f"first.{name}.{who}": 60 for name in bench.FIRST for who in ("ours", "vfio")},
            **{f"attach.{count}.{who}": 50 for count, _ in bench.ATTACHES for who in ("ours", "vfio")},
+           "rdma.write.vram": 90, "rdma.write.host": 100,
            "map.huge.ours": 10, "map.huge.vfio": 20, "map.huge.ours.entries": 24,
            "map.huge.vfio.entries": 24,
            "map.huge.ours.bytes": 48 << 30}
