@@ -20,44 +20,100 @@ use crate::{
     device,
     error::to_result,
     page::PAGE_SHIFT,
-    prelude::*, //
+    prelude::*,
+    sync::{
+        aref::ARef,
+        Arc, //
+    }, //
 };
 use core::ptr::NonNull;
 
-/// The struct pages of a BAR, none of which is in use.
-///
-/// Page 0 is the first one of the BAR. The value has all of the pool, until it is dropped.
+/// All of the pool of a BAR, until it is dropped.
 ///
 /// # Invariants
 ///
-/// - `addr` is what `pci_alloc_p2pmem()` returned for `len` bytes of `provider`'s device, and is
-///   not freed yet: these are the first `len` bytes of the BAR.
-/// - Page frame `first` is the first one of the BAR; that and those after it, up to `len` bytes,
-///   have struct pages of the type `MEMORY_DEVICE_PCI_P2PDMA`, for `'a`.
-pub struct BarPages<'a> {
-    provider: Provider<'a>,
+/// - `addr` is what `pci_alloc_p2pmem()` returned for `len` bytes of `pdev`, and is not freed yet:
+///   these are the first `len` bytes of the BAR.
+/// - Only a [`BarPages`] has a reference to it, so that the pages and the pool are there as long
+///   as it is.
+struct Pool {
+    pdev: ARef<Device>,
     addr: NonNull<c_void>,
-    first: usize,
     len: u64,
 }
 
-// SAFETY: The pool has locks of its own, and the pages are not accessed.
-unsafe impl Send for BarPages<'_> {}
+// SAFETY: The pool has locks of its own, and the memory is not accessed.
+unsafe impl Send for Pool {}
 
 // SAFETY: As for `Send`.
-unsafe impl Sync for BarPages<'_> {}
+unsafe impl Sync for Pool {}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariant, the device is bound and the memory was not freed.
+        // CAST: It was allocated with this size.
+        unsafe {
+            bindings::pci_free_p2pmem(self.pdev.as_raw(), self.addr.as_ptr(), self.len as usize)
+        };
+    }
+}
+
+/// The struct pages of a BAR.
+///
+/// Page 0 is the first one of the BAR. The value and its clones have all of the pool, until the
+/// last of them is dropped: no other driver and no process gets any of it meanwhile.
+///
+/// # Invariants
+///
+/// `pool` is of `provider`'s device. Page frame `first` is the first one of the BAR; that and those
+/// after it, up to `pool.len` bytes, have struct pages of the type `MEMORY_DEVICE_PCI_P2PDMA`, for
+/// `'a`.
+#[derive(Clone)]
+pub struct BarPages<'a> {
+    provider: Provider<'a>,
+    pool: Arc<Pool>,
+    first: usize,
+}
 
 impl<'a> BarPages<'a> {
+    /// Returns the same pages, for as long as `pdev` is bound, which is the device that they belong
+    /// to.
+    ///
+    /// A driver that takes the pages in its probe gives them to what borrows from the device for
+    /// another time, such as the data of a DRM registration.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if they belong to another device.
+    pub fn of<'b>(&self, pdev: &'b Device<device::Bound>) -> Result<BarPages<'b>> {
+        if pdev.as_raw() != self.device().as_raw() {
+            return Err(EINVAL);
+        }
+        // INVARIANT: `self` is there, so this is the binding that the pages were made in, and it
+        // lasts for `'b`.
+        Ok(BarPages {
+            provider: pdev.p2pdma_provider(self.provider.bar())?,
+            pool: self.pool.clone(),
+            first: self.first,
+        })
+    }
+
     /// Returns how much of the BAR has pages, in bytes.
     #[inline]
     pub fn len(&self) -> u64 {
-        self.len
+        self.pool.len
+    }
+
+    /// Returns what the pages cost of system memory, in bytes.
+    #[inline]
+    pub fn cost(&self) -> u64 {
+        (self.pool.len >> PAGE_SHIFT) * size_of::<bindings::page>() as u64
     }
 
     /// Tells whether nothing of the BAR has pages, which cannot be.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.pool.len == 0
     }
 
     /// Returns the device that the BAR belongs to.
@@ -71,7 +127,7 @@ impl<'a> BarPages<'a> {
     /// May be called in any context.
     #[inline]
     pub(crate) fn page(&self, offset: u64) -> Option<*mut bindings::page> {
-        if offset >= self.len {
+        if offset >= self.pool.len {
             return None;
         }
 
@@ -79,20 +135,6 @@ impl<'a> BarPages<'a> {
         let index = (offset >> PAGE_SHIFT) as usize;
         // SAFETY: By the type invariant the page frame has a struct page.
         Some(unsafe { bindings::pfn_to_page(self.first.wrapping_add(index)) })
-    }
-}
-
-impl Drop for BarPages<'_> {
-    fn drop(&mut self) {
-        // SAFETY: By the type invariant, the device is bound and the memory was not freed.
-        // CAST: It was allocated with this size.
-        unsafe {
-            bindings::pci_free_p2pmem(
-                self.provider.pdev.as_raw(),
-                self.addr.as_ptr(),
-                self.len as usize,
-            )
-        };
     }
 }
 
@@ -201,12 +243,10 @@ impl<'a> Provider<'a> {
         // SAFETY: The device is bound, and has a pool since it has pages.
         // CAST: A size in the address space.
         let addr = unsafe { bindings::pci_alloc_p2pmem(self.pdev.as_raw(), len as usize) };
-        // INVARIANT: There are pages, as was checked; they are released by devres, so they are
-        // there while the device is bound.
-        let pages = BarPages {
-            provider: *self,
+        // INVARIANT: Just allocated. It is dropped here, or as a part of a `BarPages`.
+        let pool = Pool {
+            pdev: self.pdev.into(),
             addr: NonNull::new(addr).ok_or(EBUSY)?,
-            first: (self.start >> PAGE_SHIFT) as usize,
             len,
         };
 
@@ -215,6 +255,12 @@ impl<'a> Provider<'a> {
         if unsafe { bindings::virt_to_phys(addr) } != self.start {
             return Err(EBUSY);
         }
-        Ok(pages)
+        // INVARIANT: There are pages, as was checked; they are released by devres, so they are
+        // there while the device is bound.
+        Ok(BarPages {
+            provider: *self,
+            pool: Arc::new(pool, GFP_KERNEL)?,
+            first: (self.start >> PAGE_SHIFT) as usize,
+        })
     }
 }
