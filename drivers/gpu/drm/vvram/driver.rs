@@ -28,7 +28,10 @@ use kernel::{
         vram::Allocation, //
     },
     new_mutex,
-    pci,
+    pci::{
+        self,
+        p2pdma::BarPages, //
+    },
     prelude::*,
     sizes::SZ_1K,
     sync::{
@@ -79,26 +82,33 @@ pub(crate) struct VvramData {
 pub(crate) struct BoundData<'a> {
     /// The exported buffers: revoked before VRAM is out of reach.
     pub(crate) exports: peer::Exports<'a, BoData>,
+    /// The struct pages of the BAR, if it has some.
+    #[expect(dead_code)]
+    pub(crate) pages: Option<BarPages<'a>>,
     /// What works on VRAM. Dropped when all work is done.
     pub(crate) engine: KBox<dyn Engine + 'a>,
     /// That of the DRM device.
     pub(crate) mapped: Arc<Mapped>,
 }
 
-/// Makes a [`BoundData`] for a kind of device.
-struct Bind(&'static dyn Variant);
+/// Makes a [`BoundData`] for a kind of device, with the struct pages of its BAR, if it has some.
+struct Bind<'a> {
+    variant: &'static dyn Variant,
+    pages: Option<&'a BarPages<'a>>,
+}
 
-impl RegistrationInit<VvramDriver> for Bind {
+impl RegistrationInit<VvramDriver> for Bind<'_> {
     fn init<'a>(
         self,
         pdev: &'a pci::Device<device::Bound>,
         drm: &drm::UnregisteredDevice<VvramDriver>,
     ) -> impl PinInit<BoundData<'a>, Error> {
-        let bar = self.0.vram_bar();
+        let bar = self.variant.vram_bar();
 
         Ok(BoundData {
             exports: peer::exports(pdev, bar)?,
-            engine: self.0.engine(pdev)?,
+            pages: self.pages.map(|pages| pages.of(pdev)).transpose()?,
+            engine: self.variant.engine(pdev)?,
             mapped: drm.mapped.clone(),
         })
     }
@@ -117,8 +127,10 @@ type Card = drm::devres::Registration<VvramDriver>;
 
 /// What the driver has of a bound device.
 #[pin_data]
-pub(crate) struct Probed {
+pub(crate) struct Probed<'bound> {
     variant: &'static dyn Variant,
+    /// The struct pages of the BAR, if it has some. They stay when the device is reset.
+    pages: Option<BarPages<'bound>>,
     /// The DRM device, gone while the device is reset.
     #[pin]
     card: Mutex<Option<Card>>,
@@ -133,7 +145,7 @@ fn content() -> Content {
     }
 }
 
-impl Probed {
+impl Probed<'_> {
     /// Moves what is needed while the device is suspended out of VRAM.
     fn suspend(&self, ctx: &mut OpCtx) -> Result {
         match &*self.card.lock() {
@@ -161,8 +173,41 @@ impl Probed {
     }
 }
 
+/// Makes struct pages for the BAR that shows VRAM, unless the user does not want them.
+///
+/// A driver can do without: it has none if the BAR is too small for them, or if a process has taken
+/// some of them as soon as they were there.
+fn make_pages<'a>(
+    pdev: &'a pci::Device<Core<'_>>,
+    variant: &'static dyn Variant,
+) -> Option<BarPages<'a>> {
+    if module_parameters::struct_pages.value() == 0 {
+        return None;
+    }
+
+    let bar = variant.vram_bar();
+    let pages = pdev
+        .add_p2pdma_pages(bar)
+        .and_then(|()| pdev.p2pdma_provider(bar)?.take_pages());
+    match &pages {
+        Ok(pages) => dev_info!(
+            pdev,
+            "{} KiB of BAR {} have struct pages, which take {} KiB\n",
+            pages.len() / SZ_1K as u64,
+            bar,
+            pages.cost() / SZ_1K as u64
+        ),
+        Err(e) => dev_info!(pdev, "no struct pages for BAR {}: {:?}\n", bar, e),
+    }
+    pages.ok()
+}
+
 /// Makes the DRM device of a device.
-fn make_card(pdev: &pci::Device<device::Bound>, variant: &'static dyn Variant) -> Result<Card> {
+fn make_card(
+    pdev: &pci::Device<device::Bound>,
+    variant: &'static dyn Variant,
+    pages: Option<&BarPages<'_>>,
+) -> Result<Card> {
     let vram_size = variant.vram_size(pdev)?;
     let cpu_visible = match module_parameters::visible_kib.value() {
         0 => variant.cpu_visible_size(pdev)?,
@@ -194,7 +239,7 @@ fn make_card(pdev: &pci::Device<device::Bound>, variant: &'static dyn Variant) -
             percent @ 1..100 => Unrevocable::Limit(share(percent)),
             _ => Unrevocable::Accept,
         });
-    let card = Card::new(pdev, drm, Bind(variant), 0)?;
+    let card = Card::new(pdev, drm, Bind { variant, pages }, 0)?;
 
     dev_info!(
         pdev,
@@ -210,7 +255,7 @@ fn make_card(pdev: &pci::Device<device::Bound>, variant: &'static dyn Variant) -
 
 impl pci::Driver for VvramDriver {
     type IdInfo = &'static dyn Variant;
-    type Data<'bound> = Probed;
+    type Data<'bound> = Probed<'bound>;
 
     const AUTOSUSPEND_MS: Option<u32> = Some(1000);
     const HANDLES_RESET: bool = true;
@@ -230,9 +275,12 @@ impl pci::Driver for VvramDriver {
             pdev.enable_device_mem()?;
             pdev.enable_p2pdma()?;
 
-            let card = make_card(pdev, variant)?;
+            // Before anything maps the BAR, whose pages would make that mapping uncached.
+            let pages = make_pages(pdev, variant);
+            let card = make_card(pdev, variant, pages.as_ref())?;
             Ok(try_pin_init!(Probed {
                 variant,
+                pages,
                 card <- new_mutex!(Some(card), "vvram::card"),
             }))
         })
@@ -289,7 +337,7 @@ impl pci::Driver for VvramDriver {
     }
 
     fn reset_done<'bound>(pdev: &'bound pci::Device<Core<'_>>, this: Pin<&Self::Data<'bound>>) {
-        match make_card(pdev, this.variant) {
+        match make_card(pdev, this.variant, this.pages.as_ref()) {
             Ok(card) => *this.card.lock() = Some(card),
             Err(e) => dev_err!(pdev, "no device after the reset: {:?}\n", e),
         }

@@ -44,6 +44,10 @@ kernel::module_pci_driver! {
             default: 100,
             description: "How much of VRAM importers may pin that cannot be revoked, in percent (0: they get none)",
         },
+        struct_pages: u8 {
+            default: 1,
+            description: "Make struct pages for the BAR, which direct I/O and device-private memory need (0: none, saves 1.56 percent of VRAM in system memory)",
+        },
         scramble: u8 {
             default: 0,
             description: "Let the BAR show the pages of VRAM in another order, to test that",
