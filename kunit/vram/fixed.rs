@@ -280,6 +280,33 @@ mod tests {
         })
     }
 
+    /// An object that never moves has one window, whoever maps it.
+    #[test]
+    fn importers_share_a_window() -> Result {
+        with_device(|pdev| {
+            let pdev: &pci::Device<Bound> = pdev;
+            let size = pdev.resource_len(BAR)?;
+            let (card, told) = card(pdev, size, 0)?;
+            let object = Object::new(card.device(), PAGE as usize, ())?;
+            let buf = export_any(&*object)?;
+            let first = Attachment::new(buf.clone(), pdev.as_ref(), prompt())?;
+            let second = Attachment::new(buf, pdev.as_ref(), prompt())?;
+
+            for at in [&first, &second] {
+                at.with(|at| at.map(DataDirection::ToDevice).map(|_| ()))?;
+                check_eq!(told.windows.load(Relaxed), 1);
+            }
+            for (at, left) in [(&first, 1), (&second, 0)] {
+                at.with(|at| {
+                    at.unmap();
+                    Ok(())
+                })?;
+                check_eq!(told.windows.load(Relaxed), left);
+            }
+            Ok(())
+        })
+    }
+
     #[test]
     fn unplug_is_told_once_for_each_object() -> Result {
         with_device(|pdev| {
