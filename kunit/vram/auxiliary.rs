@@ -137,7 +137,7 @@ impl RegistrationInit<Driver> for Init {
     fn init<'a>(
         self,
         adev: &'a auxiliary::Device<Bound>,
-        _drm: &drm::UnregisteredDevice<Driver>,
+        _drm: drm::devres::Unregistered<'_, 'a, Driver>,
     ) -> impl PinInit<Vram<'a>, Error> {
         let pdev = adev.registration_data::<ApiOf>()?.get_ref().pdev;
 

@@ -71,7 +71,7 @@ impl RegistrationInit<Driver> for Init {
     fn init<'a>(
         self,
         pdev: &'a pci::Device<Bound>,
-        _drm: &drm::UnregisteredDevice<Driver>,
+        _drm: drm::devres::Unregistered<'_, 'a, Driver>,
     ) -> impl PinInit<Vram<'a>, Error> {
         Ok(Vram {
             exports: peer::exports(pdev, BAR)?,

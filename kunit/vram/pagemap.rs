@@ -147,7 +147,7 @@ impl RegistrationInit<Driver> for Init {
     fn init<'a>(
         self,
         pdev: &'a pci::Device<Bound>,
-        drm: &drm::UnregisteredDevice<Driver>,
+        drm: drm::devres::Unregistered<'_, 'a, Driver>,
     ) -> impl PinInit<Loaded<'a>, Error> {
         let window = Arc::new(Window::new(pdev, BAR, c"vram_kunit")?, GFP_KERNEL)?;
         let bar = if self.has_aliases {
@@ -163,7 +163,7 @@ impl RegistrationInit<Driver> for Init {
         };
 
         Ok(Loaded {
-            pages: Registration::new(drm, pdev.as_ref(), size, bar, Ok(memory))?,
+            pages: Registration::new(&drm, size, bar, Ok(memory))?,
             window,
         })
     }

@@ -19,6 +19,39 @@ use crate::{
     prelude::*,
     sync::aref::ARef, //
 };
+use core::{
+    marker::PhantomData,
+    ops::Deref, //
+};
+
+/// A DRM device that is not registered yet, and whose registration data is made.
+///
+/// The lifetime `'a` is one for which the parent device is bound. It is invariant, and whoever makes
+/// the data has no other: what borrows for `'a` borrows from the parent device, and not from
+/// something that is gone earlier. Devres may keep it, so a function that hands data over to devres
+/// asks for this.
+pub struct Unregistered<'drm, 'a, T: Driver> {
+    drm: &'drm drm::UnregisteredDevice<T>,
+    parent: &'a T::ParentDevice<Bound>,
+    _invariant: PhantomData<fn(&'a ()) -> &'a ()>,
+}
+
+impl<'a, T: Driver> Unregistered<'_, 'a, T> {
+    /// Returns the parent device.
+    #[inline]
+    pub fn parent(&self) -> &'a T::ParentDevice<Bound> {
+        self.parent
+    }
+}
+
+impl<T: Driver> Deref for Unregistered<'_, '_, T> {
+    type Target = drm::UnregisteredDevice<T>;
+
+    #[inline]
+    fn deref(&self) -> &drm::UnregisteredDevice<T> {
+        self.drm
+    }
+}
 
 /// Makes the data of a registration.
 ///
@@ -29,8 +62,7 @@ pub trait RegistrationInit<T: Driver> {
     /// `parent` is the bound parent device. The method is generic over the time for which it is
     /// bound: the data may borrow from the device, and from nothing else that is not static.
     ///
-    /// `drm` is the DRM device, which is not registered yet. What the device needs before that is
-    /// made of it here, such as GEM objects for firmware, and may be kept in the data: a reference
+    /// `drm` is the DRM device. What the device needs before it is registered is made of it here, such as GEM objects for firmware, and may be kept in the data: a reference
     /// to an object keeps the DRM device as well, which outlives its registration.
     ///
     /// What the data needs of device-managed resources is to be acquired here and not later: devres
@@ -38,7 +70,7 @@ pub trait RegistrationInit<T: Driver> {
     fn init<'a>(
         self,
         parent: &'a T::ParentDevice<Bound>,
-        drm: &drm::UnregisteredDevice<T>,
+        drm: Unregistered<'_, 'a, T>,
     ) -> impl PinInit<T::RegistrationData<'a>, Error>;
 }
 
@@ -79,7 +111,8 @@ impl<T: Driver + 'static> Registration<T> {
     ///         self,
     ///         devres::{
     ///             Registration,
-    ///             RegistrationInit, //
+    ///             RegistrationInit,
+    ///             Unregistered, //
     ///         },
     ///         gem::{
     ///             self,
@@ -141,9 +174,9 @@ impl<T: Driver + 'static> Registration<T> {
     ///     fn init<'a>(
     ///         self,
     ///         parent: &'a faux::Device<Bound>,
-    ///         drm: &UnregisteredDevice<Example>,
+    ///         drm: Unregistered<'_, 'a, Example>,
     ///     ) -> impl PinInit<Loaded<'a>, Error> {
-    ///         let firmware = Object::new(drm, 3 * PAGE_SIZE, ())?;
+    ///         let firmware = Object::new(&drm, 3 * PAGE_SIZE, ())?;
     ///
     ///         if !self.0 {
     ///             return Err(EIO);
@@ -219,7 +252,15 @@ impl<T: Driver + 'static> Registration<T> {
             drm::Registration::<T>::new_with(
                 dev,
                 drm,
-                |drm| KBox::pin_init(data.init(parent, drm), GFP_KERNEL),
+                |drm| {
+                    let drm = Unregistered {
+                        drm,
+                        parent,
+                        _invariant: PhantomData,
+                    };
+
+                    KBox::pin_init(data.init(parent, drm), GFP_KERNEL)
+                },
                 flags,
             )
         }?;

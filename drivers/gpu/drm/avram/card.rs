@@ -60,7 +60,7 @@ impl RegistrationInit<Driver> for Init {
     fn init<'a>(
         self,
         adev: &'a auxiliary::Device<device::Bound>,
-        _drm: &drm::UnregisteredDevice<Driver>,
+        _drm: drm::devres::Unregistered<'_, 'a, Driver>,
     ) -> impl PinInit<Bound<'a>, Error> {
         let pdev: &pci::Device<device::Bound> = adev.parent().try_into()?;
 

@@ -101,7 +101,7 @@ impl RegistrationInit<VvramDriver> for Bind<'_> {
     fn init<'a>(
         self,
         pdev: &'a pci::Device<device::Bound>,
-        drm: &drm::UnregisteredDevice<VvramDriver>,
+        drm: drm::devres::Unregistered<'_, 'a, VvramDriver>,
     ) -> impl PinInit<BoundData<'a>, Error> {
         let bar = self.variant.vram_bar();
 

@@ -90,7 +90,7 @@
 //!     fn init<'a>(
 //!         self,
 //!         pdev: &'a pci::Device<device::Bound>,
-//!         _drm: &drm::UnregisteredDevice<Example>,
+//!         _drm: drm::devres::Unregistered<'_, 'a, Example>,
 //!     ) -> impl PinInit<Vram<'a>, Error> {
 //!         Ok(Vram {
 //!             exports: peer::exports(pdev, 2)?,

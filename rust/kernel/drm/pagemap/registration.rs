@@ -45,36 +45,27 @@ unsafe impl<T: Driver> Send for Registration<'_, T> {}
 unsafe impl<T: Driver> Sync for Registration<'_, T> {}
 
 impl<'a, T: Driver> Registration<'a, T> {
-    /// Makes the pages of `size` bytes of memory of `drm`, with the parent `parent`. They cost 64
-    /// bytes for each 4 KiB.
+    /// Makes the pages of `size` bytes of memory of `drm`. They cost 64 bytes for each 4 KiB.
     ///
     /// `bar` are the pages of the BAR by which other devices access the memory, and where it is
     /// shown there. Without, or where it is not shown, memory moves back before another device
     /// accesses it.
     ///
-    /// To be called before the device is registered: see [`RegistrationInit`]. What `data` borrows
-    /// from is then released after this, if it is there before.
+    /// What `data` borrows from is released after this, if it is there before.
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if `parent` is not the parent of `drm`, the BAR is neither its own nor that of
-    ///   its parent, or `size` is 0 or not made of whole pages.
+    /// - `EINVAL` if the BAR is neither that of the parent of `drm` nor that of its parent, or
+    ///   `size` is 0 or not made of whole pages.
     /// - `ENOMEM` if memory runs out, what `data` returns, and what `memremap_pages()` does.
-    ///
-    /// [`RegistrationInit`]: drm::devres::RegistrationInit
     pub fn new(
-        drm: &drm::UnregisteredDevice<T::Drm>,
-        parent: &'a device::Device<Bound>,
+        drm: &drm::devres::Unregistered<'_, 'a, T::Drm>,
         size: usize,
         bar: Option<(BarPages<'a>, T::View)>,
         data: impl PinInit<T::Data<'a>, Error>,
     ) -> Result<Self> {
-        let raw = drm.as_raw();
+        let parent: &'a device::Device<Bound> = drm.parent().as_ref();
 
-        // SAFETY: The device is valid, and its parent never changes.
-        if unsafe { (*raw).dev } != parent.as_raw() {
-            return Err(EINVAL);
-        }
         if let Some((pages, _)) = &bar {
             let owner: &device::Device<Bound> = pages.device().as_ref();
             // SAFETY: The parent of a device that is registered does not change.
@@ -93,13 +84,14 @@ impl<'a, T: Driver> Registration<'a, T> {
 
             (pages, view)
         });
-        // SAFETY: As above. What the data borrows from was acquired before the call of
-        // `Devres::new()` below, hence is released after it, and functions of `T` do not see the
-        // longer lifetime.
+        // SAFETY: As above. `'a` is that of an `Unregistered`, so the data can borrow from nothing
+        // but the bound device. The device-managed resources behind such a borrow were acquired
+        // before the call of `Devres::new()` below, hence are released after it. Functions of `T`
+        // do not see the longer lifetime.
         let data = unsafe { pin_init::cast_pin_init::<T::Data<'a>, T::Data<'static>, Error>(data) };
         // SAFETY: The device is valid; devres drops the value in time.
         let pages = KBox::pin_init(
-            unsafe { PageMap::<T>::new(raw, size, bar, data) }?,
+            unsafe { PageMap::<T>::new(drm.as_raw(), size, bar, data) }?,
             GFP_KERNEL,
         )?;
 
