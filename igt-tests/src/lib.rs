@@ -45,6 +45,7 @@ pub mod scene;
 pub mod signals;
 pub mod socket;
 pub mod split;
+pub mod svm;
 pub mod syncfile;
 pub mod trace;
 pub mod uapi;

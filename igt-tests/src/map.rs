@@ -19,6 +19,12 @@ pub struct Map {
     len: usize,
 }
 
+// SAFETY: the mapping belongs to the value, whichever thread has it.
+unsafe impl Send for Map {}
+
+// SAFETY: words are accessed with volatile accesses, as others may change them at any time.
+unsafe impl Sync for Map {}
+
 impl Map {
     /// Maps `len` bytes for reading and writing.
     ///
@@ -75,6 +81,123 @@ impl Map {
     pub fn private(len: usize) -> Result<Self, SysError> {
         let prot = libc::PROT_READ | libc::PROT_WRITE;
         Self::with_flags(-1, 0, len, prot, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS)
+    }
+
+    /// As [`Map::private`], at a multiple of `align` bytes, which is a power of two.
+    ///
+    /// # Errors
+    ///
+    /// Any error of mmap(2).
+    pub fn private_aligned(len: usize, align: usize) -> Result<Self, SysError> {
+        assert!(align.is_power_of_two() && align >= PAGE && len.is_multiple_of(PAGE));
+        let map = Self::private(len + align)?;
+        let base = map.base.as_ptr().cast::<u8>();
+        let before = base.align_offset(align);
+        std::mem::forget(map);
+        // SAFETY: what is before and behind the aligned part is of the mapping, which was just made
+        // and belongs to nothing any more.
+        unsafe {
+            if before > 0 {
+                libc::munmap(base.cast(), before);
+            }
+            if before < align {
+                libc::munmap(base.add(before + len).cast(), align - before);
+            }
+        }
+        // SAFETY: not null, as it is inside of the mapping.
+        let base = unsafe { NonNull::new_unchecked(base.add(before).cast()) };
+        Ok(Self { base, len })
+    }
+
+    /// The address of a page.
+    pub fn page_address(&self, page: usize) -> u64 {
+        assert!(page <= self.pages(), "page {page} is outside the mapping");
+        self.base.as_ptr() as u64 + (page * PAGE) as u64
+    }
+
+    /// Calls `f` with the address of some pages and their length, such as to change how they are
+    /// mapped.
+    ///
+    /// # Errors
+    ///
+    /// The errno of `what`, the system call that `f` makes, if it returns a negative number.
+    pub fn with_pages(
+        &self,
+        what: &str,
+        pages: std::ops::Range<usize>,
+        f: impl FnOnce(*mut libc::c_void, usize) -> i32,
+    ) -> Result<(), SysError> {
+        let address = self.page_address(pages.start) as *mut libc::c_void;
+        assert!(pages.end <= self.pages(), "pages outside the mapping");
+        if f(address, pages.len() * PAGE) < 0 {
+            return Err(SysError::last(what));
+        }
+        Ok(())
+    }
+
+    /// mprotect(2) of some pages.
+    ///
+    /// # Errors
+    ///
+    /// Any error of mprotect(2).
+    pub fn protect(&self, pages: std::ops::Range<usize>, prot: i32) -> Result<(), SysError> {
+        // SAFETY: the pages are of the mapping; accesses to them fault as long as they may not be
+        // accessed, which is the caller's to avoid.
+        self.with_pages("mprotect()", pages, |address, len| unsafe {
+            libc::mprotect(address, len, prot)
+        })
+    }
+
+    /// madvise(2) of some pages.
+    ///
+    /// # Errors
+    ///
+    /// Any error of madvise(2).
+    pub fn advise(&self, pages: std::ops::Range<usize>, advice: i32) -> Result<(), SysError> {
+        // SAFETY: the pages are of the mapping, which is accessed with volatile accesses only.
+        self.with_pages("madvise()", pages, |address, len| unsafe {
+            libc::madvise(address, len, advice)
+        })
+    }
+
+    /// Moves the mapping to other addresses, by mremap(2).
+    ///
+    /// # Errors
+    ///
+    /// Any error of mremap(2).
+    pub fn moved(self) -> Result<Self, SysError> {
+        let target = Self::private(self.len)?;
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+        // SAFETY: both mappings belong to the values, of which one is what is left.
+        let base = unsafe {
+            libc::mremap(
+                self.base.as_ptr().cast(),
+                self.len,
+                self.len,
+                flags,
+                target.base.as_ptr(),
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(SysError::last("mremap()"));
+        }
+        std::mem::forget(self);
+        Ok(target)
+    }
+
+    /// Unmaps the pages from `first` on.
+    ///
+    /// # Errors
+    ///
+    /// Any error of munmap(2).
+    pub fn truncate(&mut self, first: usize) -> Result<(), SysError> {
+        let pages = first..self.pages();
+        // SAFETY: the pages are of the mapping, which ends before them from here on.
+        self.with_pages("munmap()", pages, |address, len| unsafe {
+            libc::munmap(address, len)
+        })?;
+        self.len = first * PAGE;
+        Ok(())
     }
 
     fn with_flags(

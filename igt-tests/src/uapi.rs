@@ -158,6 +158,10 @@ pub const PARAM_VRAM_PINNED: u32 = 4;
 pub const PARAM_VRAM_PIN_LIMIT: u32 = 5;
 /// How often the content of an object was moved.
 pub const PARAM_MOVES: u32 = 6;
+/// VRAM that memory of processes is in, in bytes.
+pub const PARAM_SVM_VRAM: u32 = 7;
+/// How many pages of processes were moved back.
+pub const PARAM_SVM_MOVED_BACK: u32 = 8;
 
 /// `struct drm_avram_gem_create`
 #[repr(C)]
@@ -516,6 +520,25 @@ pub struct VvramVmRead {
 /// VM_READ.
 pub const VVRAM_VM_READ: u64 = iow::<VvramVmRead>(DRM, DRM_COMMAND_BASE + 9);
 
+/// `struct drm_vvram_svm_range`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct VvramSvmRange {
+    /// First address.
+    pub addr: u64,
+    /// Bytes.
+    pub size: u64,
+    /// Zero.
+    pub flags: u32,
+    /// Zero.
+    pub pad: u32,
+}
+
+/// SVM_MIGRATE.
+pub const VVRAM_SVM_MIGRATE: u64 = iow::<VvramSvmRange>(DRM, DRM_COMMAND_BASE + 10);
+/// SVM_EVICT.
+pub const VVRAM_SVM_EVICT: u64 = iow::<VvramSvmRange>(DRM, DRM_COMMAND_BASE + 11);
+
 /// GEM_IMPORT_INFO.
 pub const VVRAM_GEM_IMPORT_INFO: u64 = iowr::<VvramGemImportInfo>(DRM, DRM_COMMAND_BASE + 5);
 
@@ -823,6 +846,8 @@ const _: () = {
     assert!(VVRAM_PEER_QUERY == 0xc038_6447);
     assert!(VVRAM_VM_BIND == 0x4020_6448);
     assert!(VVRAM_VM_READ == 0x4020_6449);
+    assert!(VVRAM_SVM_MIGRATE == 0x4018_644a);
+    assert!(VVRAM_SVM_EVICT == 0x4018_644b);
     assert!(EDU_PEER_IOC_ATTACH == 0xc010_ed10);
     assert!(EDU_PEER_IOC_DETACH == 0x0000_ed11);
     assert!(EDU_PEER_IOC_TRANSFER == 0xc020_ed16);

@@ -89,7 +89,7 @@ impl pagemap::Driver for Svm {
     type Alloc = Piece;
     type View = Linear;
 
-    fn alloc<'a>(memory: &'a Memory<'a>, size: usize) -> Result<Piece> {
+    fn alloc<'a>(_drm: &drm::Device<Driver>, memory: &'a Memory<'a>, size: usize) -> Result<Piece> {
         memory.told.allocs.add(1, Relaxed);
         let alloc = match memory.told.place.load(Relaxed) {
             NONE => memory.vram.alloc_block(size)?,

@@ -33,22 +33,23 @@ ONCE = ("hmm_cases", "vvram_async", "vvram_badinput", "vvram_compat", "vvram_cop
         "vvram_debugfs", "vvram_dmem", "vvram_exporter", "vvram_failures", "vvram_fdinfo",
         "vvram_holders", "vvram_import", "vvram_leaks", "vvram_limits", "vvram_lru", "vvram_mmap",
         "vvram_modules", "vvram_params", "vvram_pm", "vvram_prime", "vvram_signals",
-        "vvram_sleep", "vvram_smallbar", "vvram_split", "vvram_storm", "vvram_syncobj",
-        "vvram_trace", "vvram_usage", "vvram_user", "vvram_views", "vvram_vm", "vvram_vmap",
+        "vvram_sleep", "vvram_smallbar", "vvram_split", "vvram_storm", "vvram_svm", "vvram_svm_life",
+        "vvram_svm_share", "vvram_syncobj", "vvram_trace", "vvram_usage", "vvram_user", "vvram_views", "vvram_vm", "vvram_vmap",
         # Last: an allocation that fails may turn checks of the kernel off.
         *FAULTS)
 ONCE_BOOTS = 2
 # With a NIC: everywhere, for each kind of address, and once.
 RDMA = ("rdma_matrix",)
 RDMA_KINDS = ("rdma_life",)
-RDMA_ONCE = ("rdma_clients", "rdma_odp", "rdma_pressure")
+RDMA_ONCE = ("rdma_clients", "rdma_odp", "rdma_pressure", "rdma_svm")
 # Where devices see other memory than the CPU, code that forgets to synchronize fails.
 BOUNCED = ("vvram_bounce", "vvram_sync")
 # Where the BAR shows VRAM in another order, and VRAM has holes, code that takes one offset for the
 # other fails. Of the policy, what has to do with VRAM. By default and in `make soak`.
 SCRAMBLED = ("vvram_copy", "vvram_matrix@vram-dynamic", "vvram_matrix@vram-revocable",
              "vvram_matrix@either-dynamic", "vvram_matrix@either-pinned", "vvram_mmap", "vvram_move",
-             "vvram_p2p", "vvram_views", "vvram_vm", "vvram_vmap")
+             "vvram_p2p", "vvram_svm@huge", "vvram_svm@ranges", "vvram_svm@zero", "vvram_views",
+             "vvram_vm", "vvram_vmap")
 SCRAMBLED_SOAK = (*SCRAMBLED, "vvram_export", "vvram_matrix", "vvram_storm")
 # Machines of a topology that differ from it, by the name that their boots and mutations have.
 VARIANTS = {"bounce": "swiotlb=force", "scramble": "vvram.scramble=1 vvram.holes=1"}

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use vvram_tests::drm::{ioctl, ioctl_raw, Drm};
 use vvram_tests::heap;
-use vvram_tests::map::PAGE;
+use vvram_tests::map::{Map, PAGE};
 use vvram_tests::misc::{self, Lcg};
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::scene::{share, works, Expect};
@@ -23,7 +23,7 @@ const NOWHERE: [u64; 5] = [
 ];
 
 /// Calls of the driver with an argument, and of the peer.
-const DRM_CALLS: [u64; 10] = [
+const DRM_CALLS: [u64; 12] = [
     uapi::VVRAM_GETPARAM,
     uapi::VVRAM_GEM_CREATE,
     uapi::VVRAM_GEM_MMAP_OFFSET,
@@ -34,6 +34,8 @@ const DRM_CALLS: [u64; 10] = [
     uapi::VVRAM_PEER_QUERY,
     uapi::VVRAM_VM_BIND,
     uapi::VVRAM_VM_READ,
+    uapi::VVRAM_SVM_MIGRATE,
+    uapi::VVRAM_SVM_EVICT,
 ];
 const PEER_CALLS: [u64; 7] = [
     uapi::EDU_PEER_IOC_ATTACH,
@@ -115,6 +117,8 @@ fn drm_fuzz() -> Outcome {
         libc::E2BIG,
         libc::EEXIST,
         libc::EOPNOTSUPP,
+        // Memory that is not the kind that moves.
+        libc::EBUSY,
     ];
     for _ in 0..6 {
         let drm = Drm::open()?;
@@ -128,7 +132,7 @@ fn drm_fuzz() -> Outcome {
                 };
             }
             // The last one does not exist.
-            let nr = random.below(11);
+            let nr = random.below(13);
             match nr {
                 // Mostly sizes that fit, so that handles exist.
                 1 if random.below(2) == 0 => {
@@ -190,6 +194,14 @@ fn drm_fuzz() -> Outcome {
                         _ => scratch.as_mut_ptr() as u64,
                     };
                     words[3] = random.below(4);
+                }
+                10 | 11 if random.below(2) == 0 => {
+                    // Parts of `scratch`, and what is around it.
+                    let start = scratch.as_ptr() as u64 & !(PAGE as u64 - 1);
+                    words = [0; 8];
+                    words[0] = start + random.below(18) * PAGE as u64;
+                    words[1] = random.below(4) * PAGE as u64;
+                    words[2] = random.pick(&[0, 0, 0, 1, 1 << 32]);
                 }
                 7 if random.below(2) == 0 => {
                     // A class of importer that may be, of a bus that may be.
@@ -340,7 +352,7 @@ fn drm_numbers() -> Outcome {
     let drm = Drm::open()?;
     let mut words = [0u64; 8];
     let address = words.as_mut_ptr() as u64;
-    for nr in 10..0x60 {
+    for nr in 12..0x60 {
         let request = uapi::ioc(3, u64::from(b'd'), uapi::DRM_COMMAND_BASE + nr, 16);
         // SAFETY: the kernel writes to `words`, if at all.
         let result = unsafe {
@@ -641,7 +653,10 @@ fn drm_fields() -> Outcome {
     let import = drm.import(&heap::allocate(PAGE as u64)?)?;
     let imported = import.handle();
     // What is good, by words of 32 bits, and those of them that must be zero.
-    let calls: [(u64, Vec<u32>, std::ops::Range<usize>); 6] = [
+    let memory = Map::private(PAGE)?;
+    let address = memory.page_address(0);
+    let range = vec![address as u32, (address >> 32) as u32, size, 0, 0, 0];
+    let calls: [(u64, Vec<u32>, std::ops::Range<usize>); 8] = [
         (uapi::VVRAM_GETPARAM, vec![0; 4], 1..4),
         (uapi::VVRAM_GEM_CREATE, vec![size, 0, 1, 0, 0, 0], 4..6),
         (uapi::VVRAM_GEM_MMAP_OFFSET, vec![handle, 0, 0, 0], 1..4),
@@ -656,6 +671,8 @@ fn drm_fields() -> Outcome {
             1..6,
         ),
         (uapi::VVRAM_GEM_COPY, vec![0; 16], 15..16),
+        (uapi::VVRAM_SVM_MIGRATE, range.clone(), 4..6),
+        (uapi::VVRAM_SVM_EVICT, range, 4..6),
     ];
     for (request, good, zero) in calls {
         let call = |mut words: Vec<u32>| {

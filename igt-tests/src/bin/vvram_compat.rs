@@ -92,7 +92,7 @@ fn vvram() -> Outcome {
     let heap = heap::allocate(2 * PAGE64)?;
     same(|| {
         let mut seen = Vec::new();
-        for param in 0..=7 {
+        for param in 0..=8 {
             seen.push(format!(
                 "{param}: {}",
                 errno("GETPARAM", drm.getparam(param))

@@ -23,6 +23,7 @@ use vvram_tests::rebind::{reload, Probe, Unbound};
 use vvram_tests::scene::{
     cpu_reads, patterns, peer_reads, peer_writes, placed, share, works, Scene,
 };
+use vvram_tests::svm;
 use vvram_tests::uapi::{
     self, PeerAttachments, VvramGemCopy, VvramGemCreate, VvramGemImportInfo, VvramGemMmapOffset,
 };
@@ -191,6 +192,32 @@ fn ioctls() -> Outcome {
         nothing,
     )?;
     Ok(())
+}
+
+/// Memory of this process moves to VRAM, and back.
+fn svm() -> Outcome {
+    const PAGES: usize = 20;
+    let mut faults = Faults::new()?;
+    let prepare = || Ok((Drm::open()?, svm::filled(PAGES, patterns().0)?));
+    faults.sweep(
+        "SVM_MIGRATE",
+        // A page that cannot be allocated counts as one that is in use.
+        &[libc::ENOMEM, libc::EFAULT, libc::EBUSY],
+        prepare,
+        |(drm, map)| drm.svm_migrate(map, 0..PAGES),
+        nothing,
+    )?;
+    faults.sweep(
+        "SVM_EVICT",
+        &USUAL,
+        || {
+            let (drm, map) = prepare()?;
+            drm.svm_migrate(&map, 0..PAGES)?;
+            Ok((drm, map))
+        },
+        |(drm, map)| drm.svm_evict(map, 0..PAGES),
+        nothing,
+    )
 }
 
 /// Copies, for which the kernel maps what is not ours, with fences of all kinds.
@@ -916,6 +943,7 @@ igt_main! {
     "mmap", "page faults", mmap;
     "importers", "what importers of each class do", importers;
     "copies", "copies between objects and imports", copies;
+    "svm", "moves of memory of a process", svm;
     "release", "the last close", release;
     "transfers", "reads and writes of a peer", transfers;
     "questions", "what a peer tells of its mapping", questions;

@@ -28,6 +28,8 @@ extern "C" {
 #define DRM_VVRAM_PEER_QUERY		0x07
 #define DRM_VVRAM_VM_BIND		0x08
 #define DRM_VVRAM_VM_READ		0x09
+#define DRM_VVRAM_SVM_MIGRATE		0x0a
+#define DRM_VVRAM_SVM_EVICT		0x0b
 
 /**
  * enum drm_vvram_param - what DRM_IOCTL_VVRAM_GETPARAM can be asked for
@@ -53,6 +55,16 @@ enum drm_vvram_param {
 	 * to or from VRAM.
 	 */
 	DRM_VVRAM_PARAM_MOVES = 6,
+	/**
+	 * @DRM_VVRAM_PARAM_SVM_VRAM: VRAM that memory of processes is in, or was
+	 * until just now, in bytes.
+	 */
+	DRM_VVRAM_PARAM_SVM_VRAM = 7,
+	/**
+	 * @DRM_VVRAM_PARAM_SVM_MOVED_BACK: how many pages of processes were moved
+	 * from VRAM to system memory, by accesses of the CPU and otherwise.
+	 */
+	DRM_VVRAM_PARAM_SVM_MOVED_BACK = 8,
 };
 
 /**
@@ -386,6 +398,49 @@ struct drm_vvram_vm_read {
 	__u32 pad;
 };
 
+/**
+ * struct drm_vvram_svm_range - argument of DRM_IOCTL_VVRAM_SVM_MIGRATE and
+ * DRM_IOCTL_VVRAM_SVM_EVICT
+ *
+ * A range of the addresses of the calling process, made of whole pages.
+ *
+ * DRM_IOCTL_VVRAM_SVM_MIGRATE moves anonymous memory to VRAM. The process keeps
+ * its addresses. When the CPU accesses a page, all that was moved together with it
+ * moves back: an aligned piece with a power of two in size, 2 MiB at most; the rest
+ * stays. The memory also moves back when VRAM is needed for something else, when
+ * the device sleeps with the system, and when it is reset or goes away. It counts
+ * as memory of the process all the time, and keeps the device from being suspended
+ * at runtime.
+ *
+ * A peer that has registered the addresses accesses the memory in VRAM if it can
+ * reach it there, and if the BAR shows it; otherwise the memory moves back first.
+ *
+ * Objects and memory of processes share VRAM. Each of them has half of it if both
+ * need more than there is, and has what the other one does not need. What is pinned
+ * and objects that may be placed in VRAM alone do not give way.
+ *
+ * Returns -EINVAL for a size of 0, for addresses that are not those of pages, and
+ * for an unknown flag; -EFAULT if the process has nothing at one of the addresses;
+ * -EBUSY if some of it cannot move, because it is no private anonymous memory, or
+ * in use by a device or swapped out: all else is in VRAM then; -ENOSPC if there is
+ * no room for all of it. A call that fails may have moved a part.
+ *
+ * DRM_IOCTL_VVRAM_SVM_EVICT moves back what is in VRAM, of any device. Returns
+ * -EINVAL for the same reasons, and -EFAULT if the process cannot read one of the
+ * addresses. It reads each page, so memory that was never touched reads as zeroes
+ * afterwards, as before.
+ */
+struct drm_vvram_svm_range {
+	/** @addr: in, first address. */
+	__u64 addr;
+	/** @size: in, how many bytes. */
+	__u64 size;
+	/** @flags: must be zero. */
+	__u32 flags;
+	/** @pad: must be zero. */
+	__u32 pad;
+};
+
 /* An enum, so that Rust's bindgen resolves the numbers. */
 enum {
 	DRM_IOCTL_VVRAM_GETPARAM =
@@ -423,6 +478,12 @@ enum {
 	DRM_IOCTL_VVRAM_VM_READ =
 		DRM_IOW(DRM_COMMAND_BASE + DRM_VVRAM_VM_READ,
 			struct drm_vvram_vm_read),
+	DRM_IOCTL_VVRAM_SVM_MIGRATE =
+		DRM_IOW(DRM_COMMAND_BASE + DRM_VVRAM_SVM_MIGRATE,
+			struct drm_vvram_svm_range),
+	DRM_IOCTL_VVRAM_SVM_EVICT =
+		DRM_IOW(DRM_COMMAND_BASE + DRM_VVRAM_SVM_EVICT,
+			struct drm_vvram_svm_range),
 };
 
 #if defined(__cplusplus)

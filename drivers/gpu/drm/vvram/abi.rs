@@ -118,3 +118,13 @@ const _: () = {
     assert!(offset_of!(T, pad) == 28);
     assert!(size_of::<T>() == 32);
 };
+
+const _: () = {
+    use uapi::drm_vvram_svm_range as T;
+
+    assert!(offset_of!(T, addr) == 0);
+    assert!(offset_of!(T, size) == 8);
+    assert!(offset_of!(T, flags) == 16);
+    assert!(offset_of!(T, pad) == 20);
+    assert!(size_of::<T>() == 24);
+};

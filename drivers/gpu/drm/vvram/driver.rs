@@ -21,11 +21,15 @@ use kernel::{
             ttm::Content, //
         },
         ioctl,
+        pagemap,
         ttm::{
             self,
             OpCtx, //
         },
-        vram::Allocation, //
+        vram::{
+            Allocation,
+            Allocator, //
+        }, //
     },
     new_mutex,
     pci::{
@@ -54,6 +58,10 @@ use crate::{
     },
     layout,
     module_parameters,
+    svm::{
+        self,
+        Svm, //
+    },
     vm::{
         self,
         Mapped,
@@ -82,11 +90,13 @@ pub(crate) struct VvramData {
 pub(crate) struct BoundData<'a> {
     /// The exported buffers: revoked before VRAM is out of reach.
     pub(crate) exports: peer::Exports<'a, BoData>,
+    /// What processes have of VRAM: moved back before VRAM is out of reach.
+    pub(crate) svm: pagemap::Registration<'a, Svm>,
     /// The struct pages of the BAR, if it has some.
     #[expect(dead_code)]
     pub(crate) pages: Option<BarPages<'a>>,
     /// What works on VRAM. Dropped when all work is done.
-    pub(crate) engine: KBox<dyn Engine + 'a>,
+    pub(crate) engine: Arc<dyn Engine + 'a>,
     /// That of the DRM device.
     pub(crate) mapped: Arc<Mapped>,
 }
@@ -95,6 +105,9 @@ pub(crate) struct BoundData<'a> {
 struct Bind<'a> {
     variant: &'static dyn Variant,
     pages: Option<&'a BarPages<'a>>,
+    vram: Arc<Allocator>,
+    /// How much of VRAM the CPU and peers see, in bytes.
+    visible: u64,
 }
 
 impl RegistrationInit<VvramDriver> for Bind<'_> {
@@ -104,11 +117,18 @@ impl RegistrationInit<VvramDriver> for Bind<'_> {
         drm: drm::devres::Unregistered<'_, 'a, VvramDriver>,
     ) -> impl PinInit<BoundData<'a>, Error> {
         let bar = self.variant.vram_bar();
+        let pages = self.pages.map(|pages| pages.of(pdev)).transpose()?;
+        let engine = self.variant.engine(pdev)?;
+        let memory = svm::Memory {
+            vram: self.vram,
+            engine: engine.clone(),
+        };
 
         Ok(BoundData {
             exports: peer::exports(pdev, bar)?,
-            pages: self.pages.map(|pages| pages.of(pdev)).transpose()?,
-            engine: self.variant.engine(pdev)?,
+            svm: svm::register(&drm, pages.clone(), self.visible, memory)?,
+            pages,
+            engine,
             mapped: drm.mapped.clone(),
         })
     }
@@ -149,7 +169,12 @@ impl Probed<'_> {
     /// Moves what is needed while the device is suspended out of VRAM.
     fn suspend(&self, ctx: &mut OpCtx) -> Result {
         match &*self.card.lock() {
-            Some(card) => card.device().ttm.suspend(content(), ctx),
+            Some(card) => {
+                // At runtime there is nothing, as it keeps the device awake.
+                card.with_data(|bound| bound.svm.evict_all())
+                    .unwrap_or(Ok(()))?;
+                card.device().ttm.suspend(content(), ctx)
+            }
             None => Ok(()),
         }
     }
@@ -217,11 +242,12 @@ fn make_card(
     };
 
     let vram = layout::allocator(vram_size, variant.cpu_visible_size(pdev)?)?;
+    let of_objects = vram.clone();
     let drm = drm::UnregisteredDevice::<VvramDriver>::new(
         pdev,
         try_pin_init!(VvramData {
-            _holes: layout::holes(&vram)?,
-            ttm <- ttm::Device::new(vram),
+            _holes: layout::holes(&of_objects)?,
+            ttm <- ttm::Device::new(of_objects),
             mapped: Mapped::new()?,
         }),
     )?;
@@ -239,7 +265,13 @@ fn make_card(
             percent @ 1..100 => Unrevocable::Limit(share(percent)),
             _ => Unrevocable::Accept,
         });
-    let card = Card::new(pdev, drm, Bind { variant, pages }, 0)?;
+    let bind = Bind {
+        variant,
+        pages,
+        vram,
+        visible: cpu_visible,
+    };
+    let card = Card::new(pdev, drm, bind, 0)?;
 
     dev_info!(
         pdev,
@@ -328,7 +360,9 @@ impl pci::Driver for VvramDriver {
     }
 
     // A reset is an unplug and a new device: what was in VRAM is lost, and nobody has an address of
-    // it that is good after the reset.
+    // it that is good after the reset. What processes have of VRAM is moved back before, as it does
+    // not belong to the device. A device that has stopped to answer has lost that: its driver fills
+    // the pages.
     fn reset_prepare<'bound>(_pdev: &'bound pci::Device<Core<'_>>, this: Pin<&Self::Data<'bound>>) {
         let card = this.card.lock().take();
 
@@ -406,5 +440,7 @@ impl drm::Driver for VvramDriver {
         (VVRAM_PEER_QUERY, drm_peer_query, ioctl::RENDER_ALLOW, peer::ioctl::query::<BoData>),
         (VVRAM_VM_BIND, drm_vvram_vm_bind, ioctl::RENDER_ALLOW, vm::bind),
         (VVRAM_VM_READ, drm_vvram_vm_read, ioctl::RENDER_ALLOW, vm::read),
+        (VVRAM_SVM_MIGRATE, drm_vvram_svm_range, ioctl::RENDER_ALLOW, svm::migrate),
+        (VVRAM_SVM_EVICT, drm_vvram_svm_range, ioctl::RENDER_ALLOW, svm::evict),
     }
 }

@@ -82,7 +82,7 @@ impl File {
     /// `DRM_IOCTL_VVRAM_GETPARAM`
     pub(crate) fn getparam(
         dev: &VvramDevice<Registered>,
-        _bound: &BoundData<'_>,
+        bound: &BoundData<'_>,
         args: &mut uapi::drm_vvram_getparam,
         _file: &drm::File<File>,
     ) -> Result<u32> {
@@ -96,6 +96,8 @@ impl File {
             uapi::drm_vvram_param_DRM_VVRAM_PARAM_VRAM_PINNED => dev.ttm.pinned(),
             uapi::drm_vvram_param_DRM_VVRAM_PARAM_VRAM_PIN_LIMIT => dev.ttm.pin_limit(),
             uapi::drm_vvram_param_DRM_VVRAM_PARAM_MOVES => dev.ttm.moves(),
+            uapi::drm_vvram_param_DRM_VVRAM_PARAM_SVM_VRAM => bound.svm.held(),
+            uapi::drm_vvram_param_DRM_VVRAM_PARAM_SVM_MOVED_BACK => bound.svm.moved_back(),
             _ => return Err(EINVAL),
         };
         Ok(0)

@@ -24,7 +24,8 @@ use kernel::{
         },
         vram::{
             Domain,
-            Ranges, //
+            Ranges,
+            Reclaim, //
         }, //
     },
     prelude::*,
@@ -117,6 +118,10 @@ impl TtmObject for BoData {
 
     fn engine<'a>(bound: &'a BoundData<'a>, _index: usize) -> Self::Engine<'a> {
         &*bound.engine
+    }
+
+    fn reclaim<'a>(bound: &'a BoundData<'a>) -> Option<&'a dyn Reclaim> {
+        Some(&*bound.svm)
     }
 
     fn flush<'a>(bound: &'a BoundData<'a>, vram: &Ranges) {

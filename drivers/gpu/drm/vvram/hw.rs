@@ -7,6 +7,7 @@
 use kernel::{
     device::Bound,
     drm::{
+        pagemap::Segments,
         ttm::{
             self,
             CpuEngine,
@@ -14,12 +15,14 @@ use kernel::{
             Work, //
         },
         vram::{
+            Allocator,
             Ranges,
             Window, //
         }, //
     },
     pci,
-    prelude::*, //
+    prelude::*,
+    sync::Arc, //
 };
 
 /// A kind of device.
@@ -41,7 +44,7 @@ pub(crate) trait Variant: Sync {
     }
 
     /// Prepares the device for work on VRAM.
-    fn engine<'a>(&self, pdev: &'a pci::Device<Bound>) -> Result<KBox<dyn Engine + 'a>>;
+    fn engine<'a>(&self, pdev: &'a pci::Device<Bound>) -> Result<Arc<dyn Engine + 'a>>;
 }
 
 /// How a device works on its VRAM, while the driver is bound.
@@ -60,6 +63,10 @@ pub(crate) trait Engine: Send + Sync {
     /// Reads bytes of VRAM that the BAR shows at `at`.
     fn read(&self, at: u64, to: &mut [u8]) -> Result;
 
+    /// Copies pages of processes to VRAM or back, where the BAR shows it as `vram` says. It is done
+    /// when this returns. Takes no lock that is held where a process faults.
+    fn migrate(&self, segments: Segments<'_>, vram: &Allocator) -> Result;
+
     /// Does to VRAM what a loss of power does. Nothing is queued.
     fn lose_content(&self);
 }
@@ -76,10 +83,10 @@ impl Variant for Ivshmem {
         2
     }
 
-    fn engine<'a>(&self, pdev: &'a pci::Device<Bound>) -> Result<KBox<dyn Engine + 'a>> {
+    fn engine<'a>(&self, pdev: &'a pci::Device<Bound>) -> Result<Arc<dyn Engine + 'a>> {
         let window = Window::new(pdev, self.vram_bar(), c"vvram")?;
 
-        Ok(KBox::new(CpuEngine::new(window)?, GFP_KERNEL)?)
+        Ok(Arc::new(CpuEngine::new(window)?, GFP_KERNEL)?)
     }
 }
 
@@ -110,6 +117,10 @@ impl Engine for CpuEngine<'_> {
 
     fn read(&self, at: u64, to: &mut [u8]) -> Result {
         self.read(at, to)
+    }
+
+    fn migrate(&self, segments: Segments<'_>, vram: &Allocator) -> Result {
+        segments.copy_by_cpu(self.window(), |offset| vram.bar_offset(offset))
     }
 
     fn lose_content(&self) {

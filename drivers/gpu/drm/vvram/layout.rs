@@ -23,6 +23,8 @@ use kernel::{
 use crate::module_parameters;
 
 /// Makes the allocator of `size` bytes of VRAM, of which the BAR shows the first `bar_len` bytes.
+///
+/// Objects and device-private memory share it.
 pub(crate) fn allocator(size: u64, bar_len: u64) -> Result<Arc<Allocator>> {
     if module_parameters::scramble.value() == 0 {
         return Allocator::new(0..size);

@@ -7,6 +7,7 @@
 //! `gem` (the objects and how the layers of the kernel crate see them),
 //! `driver` (probe and what exists while the driver is bound), `hw` (what differs between devices),
 //! `vm` (address spaces of clients, as a GPU with page tables has them),
+//! `svm` (memory of processes that is in VRAM),
 //! `layout` (VRAM that is not in order, or not all there, to test the layers with that).
 
 mod abi;
@@ -16,6 +17,7 @@ mod file;
 mod gem;
 mod hw;
 mod layout;
+mod svm;
 mod vm;
 
 use crate::driver::VvramDriver;

@@ -4,8 +4,8 @@
 //!
 //! # Locking
 //!
-//! The list of chunks has a mutex, which is taken inside the lock of the memory of a process.
-//! Nothing is taken while it is held but the locks of the allocator of memory.
+//! The list of chunks has a mutex, which is taken inside the lock of the memory of a process, and
+//! inside of reservations. Nothing is taken while it is held.
 
 use super::{
     chunk::Chunk,
@@ -13,16 +13,23 @@ use super::{
 };
 use crate::{
     bindings,
+    drm::vram::dma_device,
     error::to_result,
     mm::pagemap::PrivatePages,
     new_mutex,
     page::PAGE_SIZE,
+    pm::Awake,
     prelude::*,
     rbtree::{
         RBTree,
-        RBTreeNode, //
+        RBTreeNode,
+        RBTreeNodeReservation, //
     },
     sync::{
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
         Arc,
         Completion,
         Mutex, //
@@ -33,20 +40,38 @@ use crate::{
     },
     types::Opaque, //
 };
+use core::ops::Range;
 
-/// The chunks that exist, by the number of their first page.
-type Chunks = Mutex<RBTree<usize, Arc<Chunk>>>;
+/// The chunks that exist.
+struct Chunks {
+    /// By the number of their first page.
+    by_page: RBTree<usize, Arc<Chunk>>,
+    /// In the order in which they were made, see [`Chunk::age`].
+    by_age: RBTree<u64, Arc<Chunk>>,
+    /// The number of the next one.
+    next: u64,
+}
 
 // Not inlined, so that the lock class and its name stay in the kernel crate.
 #[inline(never)]
-fn new_chunks() -> Result<Pin<KBox<Chunks>>> {
+fn new_chunks() -> Result<Pin<KBox<Mutex<Chunks>>>> {
+    let chunks = Chunks {
+        by_page: RBTree::new(),
+        by_age: RBTree::new(),
+        next: 0,
+    };
+
     KBox::pin_init(
-        new_mutex!(RBTree::new(), "drm::pagemap::Base::chunks"),
+        new_mutex!(chunks, "drm::pagemap::Base::chunks"),
         GFP_KERNEL,
     )
 }
 
 /// The C structure, and the reference that it begins with.
+///
+/// The C code takes a reference to the module of the driver, with which that could not be unloaded
+/// while a device is bound. It is given up until the C code puts it, because the driver waits for
+/// that when it is unbound.
 ///
 /// # Invariants
 ///
@@ -63,10 +88,58 @@ struct Handle {
 #[pinned_drop]
 impl PinnedDrop for Handle {
     fn drop(self: Pin<&mut Self>) {
-        // SAFETY: By the type invariant.
-        unsafe { bindings::drm_pagemap_put(self.raw.get()) };
+        // SAFETY: By the type invariant. The module is there: its code has made the device, and is
+        // waiting for this.
+        unsafe {
+            bindings::__module_get(module((*self.raw.get()).drm));
+            bindings::drm_pagemap_put(self.raw.get());
+        }
         // Each chunk had a reference, and all of them are gone: this does not wait for long.
         self.released.wait_for_completion();
+        // SAFETY: The function has no requirements. It waits for what puts the references.
+        unsafe { bindings::drm_pagemap_flush() };
+    }
+}
+
+/// Returns the module of the driver of a DRM device, null if it is built in.
+///
+/// # Safety
+///
+/// `drm` must be valid.
+unsafe fn module(drm: *mut bindings::drm_device) -> *mut bindings::module {
+    // SAFETY: A valid device has a driver, which is static, as its file operations are.
+    unsafe { (*(*(*drm).driver).fops).owner }
+}
+
+/// Initializes the C structure, without a reference to the module.
+///
+/// # Errors
+///
+/// `ENODEV` if the module is being unloaded, and those of `drm_pagemap_init()`.
+///
+/// # Safety
+///
+/// As for `drm_pagemap_init()`. [`Handle`] must see the structure go.
+unsafe fn init_without_module(
+    raw: *mut bindings::drm_pagemap,
+    pgmap: *mut bindings::dev_pagemap,
+    drm: *mut bindings::drm_device,
+    ops: &'static bindings::drm_pagemap_ops,
+) -> Result {
+    // SAFETY: As the caller promises. The C code does not look at whether it gets its reference:
+    // it does with one that is there already.
+    unsafe {
+        let module = module(drm);
+
+        if !bindings::try_module_get(module) {
+            return Err(ENODEV);
+        }
+        let result = to_result(bindings::drm_pagemap_init(raw, pgmap, drm, ops));
+        if result.is_ok() {
+            bindings::module_put(module);
+        }
+        bindings::module_put(module);
+        result
     }
 }
 
@@ -95,7 +168,11 @@ pub(super) struct Base {
     pages: PrivatePages,
     #[pin]
     handle: Handle,
-    chunks: Pin<KBox<Chunks>>,
+    chunks: Pin<KBox<Mutex<Chunks>>>,
+    /// How many bytes the chunks have.
+    held: Atomic<u64>,
+    /// How many pages were moved back.
+    moved_back: Atomic<u64>,
     queue: Queue,
 }
 
@@ -139,12 +216,14 @@ impl Base {
                     raw <- Opaque::try_ffi_init(move |raw| {
                         // SAFETY: `raw` is memory for the structure, and the pages stay where they
                         // are. The device is valid, and the operations are static.
-                        to_result(unsafe { bindings::drm_pagemap_init(raw, pagemap, drm, ops) })
+                        unsafe { init_without_module(raw, pagemap, drm, ops) }
                     }),
                     released <- Completion::new(),
                 }? Error)
             },
             chunks,
+            held: Atomic::new(0),
+            moved_back: Atomic::new(0),
             queue,
         }? Error))
     }
@@ -192,6 +271,48 @@ impl Base {
         &self.queue
     }
 
+    /// Returns how many bytes the chunks have.
+    #[inline]
+    pub(super) fn held(&self) -> u64 {
+        self.held.load(Relaxed)
+    }
+
+    /// Returns how many bytes of the pages `range` the chunks have.
+    pub(super) fn held_in(&self, range: &Range<usize>) -> u64 {
+        if range.start == 0 && range.end >= self.pages.count() {
+            return self.held();
+        }
+
+        let chunks = self.chunks.lock();
+        let pages: usize = chunks
+            .by_page
+            .values()
+            .map(|chunk| {
+                let end = chunk.end().min(range.end);
+
+                end.saturating_sub(chunk.first().max(range.start))
+            })
+            .sum();
+
+        (pages * PAGE_SIZE) as u64
+    }
+
+    /// Returns how many pages were moved back.
+    #[inline]
+    pub(super) fn moved_back(&self) -> u64 {
+        self.moved_back.load(Relaxed)
+    }
+
+    /// Counts pages that are moved back.
+    pub(super) fn count_moved_back(&self, pages: u64) {
+        self.moved_back.fetch_add(pages, Relaxed);
+    }
+
+    /// Returns the number that the next chunk will have, see [`Chunk::age`].
+    pub(super) fn now(&self) -> u64 {
+        self.chunks.lock().next
+    }
+
     /// Returns where the area of the memory of a process ends that has the address `at`.
     ///
     /// # Errors
@@ -221,6 +342,7 @@ impl Base {
     ///   beginning, or not there at all.
     /// - `EEXIST` if another chunk has a part of it.
     /// - `EBUSY` if not all of the memory of the process can move, or has moved just now.
+    /// - `EAGAIN` if the device is suspended.
     /// - `ENOMEM` if memory runs out, and what the copy returns.
     ///
     /// # Safety
@@ -243,8 +365,11 @@ impl Base {
         if offset % size != 0 || end > self.pages.count() {
             return Err(EINVAL);
         }
+        // The caller keeps it awake meanwhile.
+        // SAFETY: The DRM device is valid, and keeps its DMA device.
+        let awake = Awake::if_active(unsafe { dma_device((*self.as_raw()).drm) }).ok_or(EAGAIN)?;
         // SAFETY: The value waits for its chunks. The rest is as the caller promises.
-        let chunk = unsafe { Chunk::new(self, first, count, alloc, ops) }?;
+        let chunk = unsafe { Chunk::new(self, first, count, (alloc, awake), ops) }?;
 
         self.insert(&chunk)?;
         // SAFETY: As the caller promises. The chunk is new.
@@ -253,23 +378,40 @@ impl Base {
 
     fn insert(&self, chunk: &Arc<Chunk>) -> Result {
         let node = RBTreeNode::new(chunk.first(), chunk.clone(), GFP_KERNEL)?;
+        let room = RBTreeNodeReservation::new(GFP_KERNEL)?;
         let mut chunks = self.chunks.lock();
 
         // A page must not be initialized twice, whatever the driver allocates.
-        if find(&chunks, chunk.end() - 1).is_some_and(|before| before.end() > chunk.first()) {
+        if find(&chunks.by_page, chunk.end() - 1)
+            .is_some_and(|before| before.end() > chunk.first())
+        {
             drop(chunks);
             return Err(EEXIST);
         }
-        chunks.insert(node);
+        let age = chunks.next;
+
+        chunks.next += 1;
+        chunk.set_age(age);
+        chunks.by_page.insert(node);
+        chunks.by_age.insert(room.into_node(age, chunk.clone()));
+        self.held.fetch_add(chunk.len(), Relaxed);
         Ok(())
     }
 
     /// Removes a chunk of which no page is in use.
     pub(super) fn remove(&self, chunk: &Arc<Chunk>) {
-        let node = self.chunks.lock().remove_node(&chunk.first());
+        let nodes = {
+            let mut chunks = self.chunks.lock();
+
+            self.held.fetch_sub(chunk.len(), Relaxed);
+            (
+                chunks.by_page.remove_node(&chunk.first()),
+                chunks.by_age.remove_node(&chunk.age()),
+            )
+        };
 
         // Not under the lock.
-        drop(node);
+        drop(nodes);
     }
 
     /// Moves back the chunk that has page `index`, if there is one.
@@ -278,7 +420,7 @@ impl Base {
     ///
     /// Those of [`Chunk::evict`].
     pub(super) fn evict(&self, index: usize) -> Result {
-        let found = find(&self.chunks.lock(), index).cloned();
+        let found = find(&self.chunks.lock().by_page, index).cloned();
 
         match found {
             Some(chunk) if chunk.end() > index => chunk.evict(),
@@ -286,32 +428,48 @@ impl Base {
         }
     }
 
+    /// Moves back chunks with pages in `range` that were made before the one with the number
+    /// `until`, the oldest first, until they had `bytes` bytes. Returns how many they had. What is
+    /// in use stays.
+    pub(super) fn evict_oldest(&self, range: &Range<usize>, until: u64, bytes: u64) -> u64 {
+        let (mut freed, mut next) = (0, 0);
+
+        while freed < bytes {
+            let found = {
+                let chunks = self.chunks.lock();
+                let cursor = chunks.by_age.cursor_lower_bound(&next);
+
+                cursor.map(|cursor| cursor.current().1.clone())
+            };
+            let Some(chunk) = found.filter(|chunk| chunk.age() < until) else {
+                break;
+            };
+
+            next = chunk.age() + 1;
+            if chunk.first() >= range.end || chunk.end() <= range.start {
+                continue;
+            }
+            if chunk.evict().is_ok() {
+                freed += chunk.len();
+            }
+        }
+        self.queue.flush();
+        freed
+    }
+
+    /// Moves back all chunks, and waits until they are released. Returns whether all are: some may
+    /// be in use, or new.
+    pub(super) fn try_evict_all(&self) -> bool {
+        self.evict_oldest(&(0..usize::MAX), u64::MAX, u64::MAX);
+        self.chunks.lock().by_page.is_empty()
+    }
+
     /// Moves back all chunks, and waits until the last one is released.
     ///
     /// The caller prevents that there are new ones. Pages that cannot be moved just now are tried
     /// again until they can, or are freed.
     fn evict_all(&self) {
-        loop {
-            let mut next = 0;
-
-            loop {
-                let found = {
-                    let chunks = self.chunks.lock();
-                    let cursor = chunks.cursor_lower_bound(&next);
-
-                    cursor.map(|cursor| cursor.current().1.clone())
-                };
-                let Some(chunk) = found else { break };
-
-                next = chunk.end();
-                // What is left is tried again.
-                let _ = chunk.evict();
-            }
-
-            self.queue.flush();
-            if self.chunks.lock().is_empty() {
-                break;
-            }
+        while !self.try_evict_all() {
             fsleep(Delta::from_millis(1));
         }
         // Those that were being released as the list was looked at.

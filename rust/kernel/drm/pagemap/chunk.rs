@@ -8,8 +8,15 @@ use crate::{
     drm::vram::dma_device,
     error::to_result,
     page::PAGE_SIZE,
+    pm::Awake,
     prelude::*,
-    sync::Arc,
+    sync::{
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
+        Arc, //
+    },
     types::Opaque,
     workqueue::{
         impl_has_work,
@@ -63,7 +70,12 @@ pub(super) struct Chunk {
     base: NonNull<Base>,
     first: usize,
     count: usize,
+    /// See [`Self::age`].
+    age: Atomic<u64>,
     _alloc: KBox<dyn Send + Sync>,
+    /// Where the memory is does not lose power: the CPU accesses it where it cannot resume the
+    /// device, and others do without asking.
+    _awake: Awake,
     #[pin]
     work: Work<Chunk>,
 }
@@ -92,7 +104,7 @@ impl Chunk {
         base: &Base,
         first: usize,
         count: usize,
-        alloc: KBox<dyn Send + Sync>,
+        (alloc, awake): (KBox<dyn Send + Sync>, Awake),
         ops: &'static bindings::drm_pagemap_devmem_ops,
     ) -> Result<Arc<Self>> {
         let dpagemap = base.as_raw();
@@ -121,7 +133,9 @@ impl Chunk {
                 base: base.into(),
                 first,
                 count,
+                age: Atomic::new(0),
                 _alloc: alloc,
+                _awake: awake,
                 work <- new_work!("drm::pagemap::Chunk"),
             }),
             GFP_KERNEL,
@@ -139,6 +153,25 @@ impl Chunk {
     pub(super) fn end(&self) -> usize {
         // OVERFLOW: By the type invariant, both are numbers of pages that exist.
         self.first + self.count
+    }
+
+    /// Returns how many bytes it has.
+    #[inline]
+    pub(super) fn len(&self) -> u64 {
+        // OVERFLOW: At most `LARGEST`.
+        (self.count * PAGE_SIZE) as u64
+    }
+
+    /// Returns its number in the order in which chunks are made.
+    #[inline]
+    pub(super) fn age(&self) -> u64 {
+        self.age.load(Relaxed)
+    }
+
+    /// Sets what [`Self::age`] returns, before others know it.
+    #[inline]
+    pub(super) fn set_age(&self, age: u64) {
+        self.age.store(age, Relaxed);
     }
 
     /// Moves the memory of a process at `range` here. The chunk is gone soon after an error.

@@ -23,7 +23,7 @@
 //!
 //! | called | with |
 //! |---|---|
-//! | [`Driver::alloc`] | the mmap lock of the process, for reading |
+//! | [`Driver::alloc`], [`Driver::make_room`] | the mmap lock of the process, for reading |
 //! | [`Driver::copy_to_dev`] | the same, and the locks of the folios |
 //! | [`Driver::copy_to_ram`] | the locks of the folios; the mmap lock if the CPU faults |
 //! | drop of [`Driver::Alloc`] | nothing, in a work item, or what calls [`PageMap::evict`] holds |
@@ -31,6 +31,22 @@
 //!
 //! The copies take no lock that is held where a process faults, or where memory is reclaimed: no
 //! reservation, for one.
+//!
+//! # Sharing
+//!
+//! If objects have the same memory, the driver plugs the two together: objects that need room get
+//! it from a [`PageMap`], which is a [`Reclaim`], and chunks get it by [`Driver::make_room`]. What
+//! objects have left may still be read by jobs, which [`ttm::Device::alloc_block`] waits for. See
+//! [`Reclaim`] for who has to give up what. Chunks go in the order in which they were made: who
+//! accesses them is not known.
+//!
+//! # Power management
+//!
+//! As long as there is a chunk the device is kept awake: a fault by the CPU cannot resume it, since
+//! the callbacks that do take locks which are held there, and other devices do not ask before they
+//! access an alias. Before the system sleeps a driver moves everything back,
+//! [`PageMap::evict_all`]. A driver that resets its device drops the [`Registration`] before that,
+//! while the memory still has its content.
 //!
 //! # Examples
 //!
@@ -68,7 +84,11 @@
 //!     type Alloc = Allocation;
 //!     type View = pagemap::Linear;
 //!
-//!     fn alloc<'a>(memory: &'a Memory<'a>, size: usize) -> Result<Allocation> {
+//!     fn alloc<'a>(
+//!         _drm: &drm::Device<D>,
+//!         memory: &'a Memory<'a>,
+//!         size: usize,
+//!     ) -> Result<Allocation> {
 //!         memory.vram.alloc_block(size)
 //!     }
 //!
@@ -89,6 +109,7 @@
 //! C header: [`include/drm/drm_pagemap.h`](srctree/include/drm/drm_pagemap.h)
 //!
 //! [`BarPages`]: crate::pci::p2pdma::BarPages
+//! [`ttm::Device::alloc_block`]: drm::ttm::Device::alloc_block
 
 mod base;
 mod chunk;
@@ -110,6 +131,7 @@ pub use self::{
     view::{
         Linear,
         P2pPage,
+        Visible,
         Windows, //
     }, //
 };
@@ -119,22 +141,35 @@ use crate::{
     bindings,
     drm::{
         self,
-        devres::while_registered, //
+        devres::while_registered,
+        vram::{
+            dma_device,
+            fair_share,
+            Reclaim, //
+        }, //
     },
-    error::{
-        from_result,
-        to_result, //
-    },
+    error::from_result,
     mm::Mm,
     page::PAGE_SIZE,
     pci::p2pdma::BarPages,
-    prelude::*, //
+    pm::Awake,
+    prelude::*,
+    time::{
+        delay::fsleep,
+        Delta, //
+    }, //
 };
 use core::{
     ops::Range,
     ptr,
     slice, //
 };
+
+/// How often it is tried to allocate a chunk before smaller ones are.
+const ATTEMPTS: usize = 3;
+
+/// How often it is tried to move everything back, a millisecond apart.
+const EVICT_ATTEMPTS: usize = 1000;
 
 /// A driver whose device has memory that takes the place of memory of processes.
 pub trait Driver: Sized + Send + Sync + 'static {
@@ -155,9 +190,29 @@ pub trait Driver: Sized + Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// `ENOSPC` if there is no such piece: then smaller ones are asked for. Any other error is that
-    /// of the migration.
-    fn alloc<'a>(data: &'a Self::Data<'a>, size: usize) -> Result<Self::Alloc>;
+    /// `ENOSPC` if there is no such piece: then others make room, or smaller ones are asked for. Any
+    /// other error is that of the migration.
+    fn alloc<'a>(
+        drm: &drm::Device<Self::Drm>,
+        data: &'a Self::Data<'a>,
+        size: usize,
+    ) -> Result<Self::Alloc>;
+
+    /// Has other users of the memory of the device give up some, so that `bytes` of it are free.
+    /// Returns whether they are; if not, older device-private memory goes.
+    ///
+    /// Called if device-private memory has less than its half, with the mmap lock of a process held
+    /// for reading. A driver with objects calls [`ttm::Device::make_room`].
+    ///
+    /// # Errors
+    ///
+    /// Any: that of the migration.
+    ///
+    /// [`ttm::Device::make_room`]: drm::ttm::Device::make_room
+    fn make_room(drm: &drm::Device<Self::Drm>, bytes: u64) -> Result<bool> {
+        let _ = (drm, bytes);
+        Ok(false)
+    }
 
     /// Returns where an allocation is in the memory of the device, in bytes. It stays there.
     ///
@@ -266,9 +321,11 @@ impl<T: Driver> PageMap<T> {
     /// - `EFAULT` if the process has no memory there, or none at all any more.
     /// - `EBUSY` if some of it cannot move: it is not anonymous memory, swapped out, or in use by a
     ///   device. The rest is moved.
+    /// - `ENOSPC` if there is no more room: all of the memory has what this call has moved, or what
+    ///   cannot be moved away.
     /// - `ENODEV` if the device is not registered any more.
-    /// - `ENOMEM` if memory runs out, and what [`Driver::alloc`] and [`Driver::copy_to_dev`]
-    ///   return.
+    /// - `ENOMEM` if memory runs out, and what [`Driver::alloc`], [`Driver::make_room`],
+    ///   [`Driver::copy_to_dev`] and [`Awake::new`] return.
     pub fn migrate(&self, mm: &Mm, range: Range<usize>) -> Result {
         let Range { mut start, end } = range;
         let mut result = Ok(());
@@ -276,6 +333,10 @@ impl<T: Driver> PageMap<T> {
         if start >= end || (start | end) % PAGE_SIZE != 0 {
             return Err(EINVAL);
         }
+        // SAFETY: The DRM device is valid, and keeps its DMA device.
+        let _awake = Awake::new(unsafe { dma_device((*self.as_raw()).drm) })?;
+        let since = self.base.now();
+
         while start < end {
             // Not more than a chunk at a time, so that others get the lock of the memory.
             let next = start
@@ -284,11 +345,13 @@ impl<T: Driver> PageMap<T> {
                 .unwrap_or(end)
                 .min(end);
 
-            // SAFETY: The structure and the memory of the process are valid; this is not called
-            // with its lock held.
-            match to_result(unsafe {
-                bindings::drm_pagemap_populate_mm(self.base.as_raw(), start, next, mm.as_raw(), 0)
-            }) {
+            let users = mm.mmget_not_zero().ok_or(EFAULT)?;
+            let lock = users.mmap_read_lock();
+            // SAFETY: The lock of the memory is held.
+            let moved = unsafe { self.populate_registered(users.as_raw(), start, next, since) };
+
+            drop(lock);
+            match moved {
                 Err(EBUSY) => result = Err(EBUSY),
                 other => other?,
             }
@@ -310,6 +373,37 @@ impl<T: Driver> PageMap<T> {
     /// - `ENOMEM` if memory runs out, and what [`Driver::copy_to_ram`] returns.
     pub fn evict(&self, offset: u64) -> Result {
         self.base.evict(usize::try_from(offset)? / PAGE_SIZE)
+    }
+
+    /// Moves everything back, and waits until the allocations have been dropped.
+    ///
+    /// For the callback of a driver that lets the system sleep: while there is something, the
+    /// device is not suspended otherwise. The caller sees to it that no process moves memory to the
+    /// device meanwhile. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` if some of it is in use, again and again.
+    pub fn evict_all(&self) -> Result {
+        for _ in 0..EVICT_ATTEMPTS {
+            if self.base.try_evict_all() {
+                return Ok(());
+            }
+            fsleep(Delta::from_millis(1));
+        }
+        Err(EBUSY)
+    }
+
+    /// Returns how much of the memory of the device is allocated, in bytes.
+    #[inline]
+    pub fn held(&self) -> u64 {
+        self.base.held()
+    }
+
+    /// Returns how many pages have moved back, by accesses of the CPU and by evictions.
+    #[inline]
+    pub fn moved_back(&self) -> u64 {
+        self.base.moved_back()
     }
 
     /// Waits until the allocations that are not used any more have been dropped. Sleeps.
@@ -337,31 +431,83 @@ impl<T: Driver> PageMap<T> {
         unsafe { &*crate::container_of!(base, Self, base) }
     }
 
+    /// Returns the DRM device.
+    fn drm(&self) -> &drm::Device<T::Drm> {
+        // SAFETY: By the type invariant of `Base` the device is valid, and of `T::Drm`.
+        unsafe { drm::Device::from_raw((*self.base.as_raw()).drm) }
+    }
+
+    /// As [`Self::populate`], while the device is registered.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Self::populate`].
+    unsafe fn populate_registered(
+        &self,
+        mm: *mut bindings::mm_struct,
+        start: usize,
+        end: usize,
+        since: u64,
+    ) -> Result {
+        // SAFETY: The device is valid, and of `T::Drm`. The rest is as the caller promises.
+        unsafe {
+            while_registered::<T::Drm, _>((*self.base.as_raw()).drm, |_| {
+                self.populate(mm, start, end, since)
+            })
+        }
+    }
+
+    /// Makes room for `size` bytes. Returns false if there is nothing that could go: chunks from
+    /// the one with the number `since` on stay.
+    fn make_room(&self, size: usize, since: u64) -> Result<bool> {
+        let (bytes, all) = (size as u64, 0..self.base.pages().count());
+        // OVERFLOW: What exists has less than 64 bits.
+        let is_below = self.held() + bytes <= fair_share(&(0..(all.end * PAGE_SIZE) as u64));
+
+        if is_below && T::make_room(self.drm(), bytes)? {
+            return Ok(true);
+        }
+        Ok(self.base.evict_oldest(&all, since, bytes) > 0)
+    }
+
     /// Moves what of `start..end` can move. Returns the error of the last chunk that is busy.
+    /// Where there is no room, chunks with numbers below `since` may be evicted.
     ///
     /// # Safety
     ///
     /// The caller must hold the lock of the memory of the process, for reading at least.
-    unsafe fn populate(&self, mm: *mut bindings::mm_struct, start: usize, end: usize) -> Result {
+    unsafe fn populate(
+        &self,
+        mm: *mut bindings::mm_struct,
+        start: usize,
+        end: usize,
+        since: u64,
+    ) -> Result {
         let (mut at, mut result) = (start, Ok(()));
 
         while at < end {
             // SAFETY: As the caller promises.
             let limit = unsafe { Base::area_end(mm, at) }?.min(end);
             let mut size = chunk::largest(at, limit);
-            let mut is_flushed = false;
+            let mut attempt = 0;
 
             loop {
                 // SAFETY: As the caller promises; the size is that of a chunk.
                 match unsafe { self.populate_chunk(mm, at, size) } {
                     Ok(()) => break,
                     // What was freed may still be on the queue.
-                    Err(ENOSPC) if !is_flushed => {
+                    Err(ENOSPC) if attempt == 0 => {
                         self.flush();
-                        is_flushed = true;
+                        attempt = 1;
                     }
-                    // A part of it may move, or has moved before.
-                    Err(EBUSY | ENOSPC | ENOMEM) if size > PAGE_SIZE => size /= 2,
+                    Err(ENOSPC) if attempt < ATTEMPTS && self.make_room(size, since)? => {
+                        attempt += 1;
+                    }
+                    // A part of it may move, or has moved before. There may be room in pieces.
+                    Err(EBUSY | ENOSPC | ENOMEM) if size > PAGE_SIZE => {
+                        size /= 2;
+                        attempt = 1;
+                    }
                     Err(EBUSY) => {
                         result = Err(EBUSY);
                         break;
@@ -384,7 +530,7 @@ impl<T: Driver> PageMap<T> {
         at: usize,
         size: usize,
     ) -> Result {
-        let alloc = T::alloc(self.data(), size)?;
+        let alloc = T::alloc(self.drm(), self.data(), size)?;
         let offset = T::offset(&alloc).ok_or(EINVAL)?;
         let alloc = KBox::new(alloc, GFP_KERNEL)? as KBox<dyn Send + Sync>;
 
@@ -408,11 +554,8 @@ impl<T: Driver> PageMap<T> {
     ) -> c_int {
         // SAFETY: The structure is that of a value, which is valid.
         let this = unsafe { Self::from_base(Base::from_raw(dpagemap)) };
-        // SAFETY: By the type invariant of `Base` the device is valid, and of `T::Drm`. The lock of
-        // the memory is held.
-        let result = unsafe {
-            while_registered::<T::Drm, _>((*dpagemap).drm, |_| this.populate(mm, start, end))
-        };
+        // SAFETY: The lock of the memory is held.
+        let result = unsafe { this.populate_registered(mm, start, end, this.base.now()) };
 
         from_result(|| result.map(|()| 0))
     }
@@ -472,7 +615,10 @@ impl<T: Driver> PageMap<T> {
         from_result(|| {
             match direction {
                 Direction::ToDevice => T::copy_to_dev(this.data(), segments),
-                Direction::ToRam => T::copy_to_ram(this.data(), segments),
+                Direction::ToRam => {
+                    this.base.count_moved_back(segments.count_pages());
+                    T::copy_to_ram(this.data(), segments)
+                }
             }
             .map(|()| 0)
         })
@@ -500,4 +646,20 @@ impl<T: Driver> PageMap<T> {
 
         alias().unwrap_or(ptr::null_mut())
     }
+}
+
+impl<T: Driver> Reclaim for PageMap<T> {
+    fn held(&self, range: &Range<u64>) -> u64 {
+        self.base.held_in(&pages(range))
+    }
+
+    fn reclaim(&self, range: &Range<u64>, bytes: u64) -> u64 {
+        self.base.evict_oldest(&pages(range), u64::MAX, bytes)
+    }
+}
+
+/// Returns the pages that a range of bytes has a part of.
+fn pages(range: &Range<u64>) -> Range<usize> {
+    // CAST: The address space has less than 64 bits.
+    (range.start as usize / PAGE_SIZE)..(range.end as usize).div_ceil(PAGE_SIZE)
 }

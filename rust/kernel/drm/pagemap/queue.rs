@@ -30,7 +30,8 @@ impl Queue {
         let queue = unsafe {
             bindings::alloc_workqueue_noprof(
                 c"drm_pagemap".as_char_ptr(),
-                bindings::wq_flags_WQ_UNBOUND,
+                // What it frees is waited for where memory is allocated.
+                bindings::wq_flags_WQ_UNBOUND | bindings::wq_flags_WQ_MEM_RECLAIM,
                 0,
             )
         };

@@ -83,6 +83,13 @@ impl<'a> Segments<'a> {
         self.direction
     }
 
+    /// Returns how many pages all pieces have together.
+    pub(super) fn count_pages(&self) -> u64 {
+        self.clone()
+            .map(|segment| (segment.len / PAGE_SIZE) as u64)
+            .sum()
+    }
+
     /// Returns the device whose DMA addresses they have.
     pub(super) fn dma_device(&self) -> &'a Device {
         // SAFETY: The DRM device is valid, and keeps its DMA device while its driver is bound.

@@ -6,14 +6,17 @@
 //! answer is data and not code of a driver: [`P2pPage`] is implemented here only, by types that
 //! compute, and that take no lock.
 //!
-//! The answer for a page is constant while the page is allocated. [`Linear`] and [`Layout`] never
-//! change. Of a BAR with an aperture, [`Windows`] has an entry for each page: a driver makes the
+//! The answer for a page is constant while the page is allocated. [`Linear`], [`Layout`] and
+//! [`Visible`] never change. Of a BAR with an aperture, [`Windows`] has an entry for each page: a driver makes the
 //! window in [`Driver::alloc`](super::Driver::alloc), enters it, and removes both when the
 //! allocation is dropped. The pages of the allocation are installed after the one, and free before
 //! the other.
 
 use crate::{
-    drm::vram::Layout,
+    drm::vram::{
+        Allocator,
+        Layout, //
+    },
     page::PAGE_SIZE,
     prelude::*,
     sync::{
@@ -73,6 +76,64 @@ impl P2pPage for Layout {
     #[inline]
     fn p2p_page(&self, index: u64) -> Option<u64> {
         self.bar_offset(index.checked_mul(PAGE_SIZE as u64)?)
+    }
+}
+
+/// A BAR that shows the first bytes of what an [`Allocator`] has, where that says.
+///
+/// # Examples
+///
+/// ```
+/// use kernel::{
+///     drm::{
+///         pagemap::{
+///             P2pPage,
+///             Visible, //
+///         },
+///         vram::{
+///             Allocator,
+///             Layout, //
+///         }, //
+///     },
+///     page::PAGE_SIZE,
+///     prelude::*, //
+/// };
+///
+/// let page = PAGE_SIZE as u64;
+/// let mut order = KVVec::new();
+/// order.extend_from_slice(&[2, 0, 1], GFP_KERNEL)?;
+/// let vram = Allocator::with_layout(0..3 * page, Layout::new(page, order)?)?;
+///
+/// let view = Visible::new(vram, 2 * page);
+/// assert_eq!(view.p2p_page(0), Some(2 * page));
+/// assert_eq!(view.p2p_page(1), Some(0));
+/// assert_eq!(view.p2p_page(2), None);
+/// assert_eq!(view.p2p_page(u64::MAX), None);
+/// # Ok::<(), Error>(())
+/// ```
+pub struct Visible {
+    vram: Arc<Allocator>,
+    end: u64,
+}
+
+impl Visible {
+    /// Makes the view of the first `end` bytes of VRAM.
+    pub fn new(vram: Arc<Allocator>, end: u64) -> Self {
+        Self { vram, end }
+    }
+}
+
+impl Sealed for Visible {}
+
+impl P2pPage for Visible {
+    #[inline]
+    fn p2p_page(&self, index: u64) -> Option<u64> {
+        let at = index.checked_mul(PAGE_SIZE as u64)?;
+
+        if at.checked_add(PAGE_SIZE as u64)? > self.end {
+            return None;
+        }
+        self.vram.bar_offset(at)
     }
 }
 

@@ -13,6 +13,7 @@ use super::{
         Jobs, //
     },
     placement::{
+        OpCtx,
         Place,
         Places, //
     },
@@ -32,6 +33,7 @@ use crate::{
     device,
     drm::{
         self,
+        devres::while_registered,
         exec::{
             Exec,
             ExecCtx,
@@ -50,6 +52,7 @@ use crate::{
         vram::{
             charge,
             dma_device,
+            Allocation,
             Allocator,
             MemType,
             Objects,
@@ -285,7 +288,7 @@ impl<T: TtmObject> Device<T> {
         // pin-initializer. `PinnedDrop` undoes it. The DMA device of a DRM device is valid as long as
         // that, and the manager stays until the regions are dropped.
         let regions = unsafe {
-            this.vram.init(bdev);
+            this.vram.init::<T>(bdev);
             this.tt.init(bdev);
             Regions::new(owner.as_raw(), this.vram.as_raw(), this.vram_size())
         };
@@ -594,6 +597,77 @@ impl<T: TtmObject> Device<T> {
             }
         }
         true
+    }
+
+    /// Allocates a block of VRAM for another user, as [`Allocator::alloc_block`] does, and waits for
+    /// the jobs that still read what objects have left there.
+    ///
+    /// No reservation is held that such a job could need; the lock of the memory of a process may
+    /// be held.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL` before [`Self::setup`], or if `size` is not a power of two.
+    /// - `ENOSPC` if there is no room, `ENOMEM` if memory runs out.
+    /// - `ERESTARTSYS` if a signal arrived.
+    pub fn alloc_block(&self, size: usize) -> Result<Allocation> {
+        if !self.ready.load(Acquire) {
+            return Err(EINVAL);
+        }
+        // SAFETY: By the type invariant the device has the manager.
+        unsafe { self.vram.alloc_block(size) }
+    }
+
+    /// Moves objects out of VRAM until `bytes` of it are free, for another user: see
+    /// [`Self::alloc_block`]. Returns false if not as many objects can be moved.
+    ///
+    /// Those that were used least recently go first. The device is awake, and no reservation is
+    /// held; the lock of the memory of a process may be. `ctx` says whether a signal ends it.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL` before [`Self::setup`].
+    /// - `ERESTARTSYS` if a signal arrived.
+    /// - The error of a move, and `ENOMEM`.
+    pub fn make_room(&self, bytes: u64, ctx: &mut OpCtx) -> Result<bool> {
+        if !self.ready.load(Acquire) {
+            return Err(EINVAL);
+        }
+        // SAFETY: By the type invariant the device is initialized, with the manager.
+        unsafe { self.vram.make_room(self.bdev.get(), bytes, ctx) }
+    }
+
+    /// Has another user of VRAM give some up for an object of `bytes` bytes in `places`, although it
+    /// may not have more than its share: for when not enough objects can leave. Returns whether it
+    /// has given up something.
+    pub(crate) fn reclaim_more(
+        &self,
+        drm: *mut bindings::drm_device,
+        places: &[Place],
+        bytes: u64,
+    ) -> bool {
+        let range = |place: &Place| {
+            let (start, end) = place.range(self.size_of(MemType::Vram));
+
+            start..end
+        };
+        let ranges = places
+            .iter()
+            .filter(|place| place.mem_type() == MemType::Vram)
+            .map(range);
+        // SAFETY: The device of the data that `self` is a part of is valid, and of `T::Driver`.
+        let freed: Result<u64> = unsafe {
+            while_registered::<T::Driver, _>(drm, |reg| {
+                let other = T::reclaim(reg).ok_or(ENOSPC)?;
+
+                Ok(ranges
+                    .map(|range| other.reclaim(&range, bytes))
+                    .find(|freed| *freed > 0)
+                    .unwrap_or(0))
+            })
+        };
+
+        freed.is_ok_and(|freed| freed > 0)
     }
 
     /// Undoes [`Self::charge_pin`], but for the group, whose charge ends when it is dropped.

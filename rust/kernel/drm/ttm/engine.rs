@@ -645,6 +645,12 @@ impl<'a> CpuEngine<'a> {
         })
     }
 
+    /// Returns the CPU's view of VRAM.
+    #[inline]
+    pub fn window(&self) -> &Window<'a> {
+        &self.window
+    }
+
     /// Overwrites all of VRAM, as the loss of power does.
     ///
     /// For drivers of devices that keep their memory, to show what happens where it is lost. Nothing

@@ -4,12 +4,16 @@
 //!
 //! C header: [`include/drm/ttm/ttm_resource.h`](srctree/include/drm/ttm/ttm_resource.h)
 
+use super::placement::OpCtx;
 use crate::{
     bindings,
+    dma_buf::fence::AnyFence,
     drm::vram::MemType,
+    error::to_result,
     prelude::*,
     types::Opaque, //
 };
+use core::ptr::NonNull;
 
 /// The part of a manager that TTM knows, `struct ttm_resource_manager`.
 #[repr(transparent)]
@@ -76,6 +80,75 @@ impl Manager {
             bindings::ttm_resource_manager_cleanup(man);
             bindings::ttm_set_driver_manager(bdev, mem_type.as_raw() as i32, core::ptr::null_mut());
         }
+    }
+}
+
+impl Manager {
+    /// Moves the object away that has been used least recently. Returns false if none is left that
+    /// could be.
+    ///
+    /// # Errors
+    ///
+    /// - `ERESTARTSYS` if a signal arrived.
+    /// - The error of the move, and `ENOMEM`.
+    ///
+    /// # Safety
+    ///
+    /// `bdev` must be the device that has the manager. No reservation may be held.
+    // Not inlined into modules, which cannot call the function.
+    #[inline(never)]
+    pub(super) unsafe fn evict_first(
+        &self,
+        bdev: *mut bindings::ttm_device,
+        ctx: &mut OpCtx,
+    ) -> Result<bool> {
+        // SAFETY: As promised by the caller.
+        match to_result(unsafe {
+            bindings::ttm_bo_evict_first(bdev, self.as_raw(), &mut ctx.0)
+        }) {
+            Err(ENOENT) => Ok(false),
+            Err(EINTR) => Err(ERESTARTSYS),
+            ret => ret.map(|()| true),
+        }
+    }
+}
+
+impl Manager {
+    /// Waits until the jobs are done that read memory which objects have left. TTM has given that
+    /// to others, or will, who wait for these jobs.
+    ///
+    /// What has been free before the call is read by none of the jobs after it.
+    ///
+    /// # Errors
+    ///
+    /// `ERESTARTSYS` if a signal arrived.
+    ///
+    /// # Safety
+    ///
+    /// [`Self::init`] must have been called, and [`Self::fini`] not.
+    // Not inlined into modules, which cannot call the functions.
+    #[inline(never)]
+    pub(super) unsafe fn wait_for_moves(&self) -> Result {
+        let man = self.as_raw();
+
+        for index in 0..bindings::TTM_NUM_MOVE_FENCES as usize {
+            // SAFETY: The manager was initialized. A fence that the list has comes with a
+            // reference, which cannot be put while the lock is held.
+            let fence = unsafe {
+                let lock = &raw mut (*man).eviction_lock;
+
+                bindings::spin_lock(lock);
+                let fence = bindings::dma_fence_get((*man).eviction_fences[index]);
+                bindings::spin_unlock(lock);
+                // A reference to it was just taken.
+                NonNull::new(fence).map(|fence| AnyFence::from_owned(fence))
+            };
+
+            if let Some(fence) = fence {
+                fence.wait(true)?;
+            }
+        }
+        Ok(())
     }
 }
 

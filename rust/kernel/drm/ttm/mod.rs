@@ -133,7 +133,8 @@ use crate::{
         vram::{
             ApertureHook,
             Domain,
-            Ranges, //
+            Ranges,
+            Reclaim, //
         }, //
     },
     sync::Arc, //
@@ -190,6 +191,18 @@ pub trait TtmObject: DriverObject<Driver: drm::Driver<Object = gem::ttm::Object<
     ) -> usize {
         let _ = (reg, work);
         0
+    }
+
+    /// Returns what has VRAM beside the objects, from the same [`Allocator`](drm::vram::Allocator),
+    /// if something has.
+    ///
+    /// Called with the reservation of an object held, while the driver is bound. It is the other
+    /// side of [`Device::make_room`].
+    fn reclaim<'a>(
+        reg: &'a <Self::Driver as drm::Driver>::RegistrationData<'a>,
+    ) -> Option<&'a dyn Reclaim> {
+        let _ = reg;
+        None
     }
 
     /// Makes what the CPU wrote to an object in VRAM through the BAR visible to the device and to

@@ -5,7 +5,8 @@
 //! # Locking
 //!
 //! The callbacks are called with the reservation of the object held, except for `free`, which may
-//! run on the workqueue of TTM. They take the lock of the allocator only, which sleeps.
+//! run on the workqueue of TTM. They take the lock of the allocator only, which sleeps, and what a
+//! [`Reclaim`] takes.
 //!
 //! C header: [`include/drm/ttm/ttm_resource.h`](srctree/include/drm/ttm/ttm_resource.h)
 
@@ -14,16 +15,25 @@ use super::{
         hand_over,
         Manager, //
     },
-    placement::Place, //
+    placement::{
+        OpCtx,
+        Place, //
+    },
+    TtmObject, //
 };
 use crate::{
     bindings,
     container_of,
-    drm::vram::{
-        Allocation,
-        Allocator,
-        MemType,
-        Ranges, //
+    drm::{
+        devres::while_registered,
+        vram::{
+            fair_share,
+            Allocation,
+            Allocator,
+            MemType,
+            Ranges,
+            Reclaim, //
+        }, //
     },
     error::from_result,
     gpu::buddy::{
@@ -37,6 +47,10 @@ use crate::{
     sync::Arc,
     types::Opaque, //
 };
+use core::ops::Range;
+
+/// How many objects are moved away for a chunk of other memory, at most.
+const EVICTIONS: usize = 64;
 
 /// VRAM that is given to an object, `struct ttm_resource`.
 #[repr(C)]
@@ -71,13 +85,15 @@ pub(super) struct VramManager {
     allocator: Arc<Allocator>,
 }
 
-static FUNCS: bindings::ttm_resource_manager_func = bindings::ttm_resource_manager_func {
-    alloc: Some(alloc_callback),
-    free: Some(free_callback),
-    intersects: Some(intersects_callback),
-    compatible: Some(compatible_callback),
-    debug: None,
-};
+const fn funcs<T: TtmObject>() -> bindings::ttm_resource_manager_func {
+    bindings::ttm_resource_manager_func {
+        alloc: Some(alloc_callback::<T>),
+        free: Some(free_callback),
+        intersects: Some(intersects_callback),
+        compatible: Some(compatible_callback),
+        debug: None,
+    }
+}
 
 impl VramManager {
     /// Makes a manager of what `allocator` has.
@@ -101,14 +117,46 @@ impl VramManager {
     ///
     /// # Safety
     ///
-    /// `bdev` must be an initialized device of which [`Self::fini`] is called before it is
+    /// `bdev` must be an initialized device of [`Device<T>`](super::Device) of which [`Self::fini`] is called before it is
     /// finished, and before `self` is dropped or moved.
-    pub(super) unsafe fn init(&self, bdev: *mut bindings::ttm_device) {
+    pub(super) unsafe fn init<T: TtmObject>(&self, bdev: *mut bindings::ttm_device) {
         // SAFETY: By the safety requirements; the callbacks are those for this type.
         unsafe {
-            self.man
-                .init(bdev, MemType::Vram, self.allocator.end(), &FUNCS)
+            self.man.init(
+                bdev,
+                MemType::Vram,
+                self.allocator.end(),
+                const { &funcs::<T>() },
+            )
         };
+    }
+
+    /// Moves objects to system memory until `bytes` of VRAM are free, those first that were used
+    /// least recently. Returns false if not as many objects can be moved.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Manager::evict_first`].
+    ///
+    /// # Safety
+    ///
+    /// [`Self::init`] must have been called for `bdev`. No reservation may be held.
+    pub(super) unsafe fn make_room(
+        &self,
+        bdev: *mut bindings::ttm_device,
+        bytes: u64,
+        ctx: &mut OpCtx,
+    ) -> Result<bool> {
+        for _ in 0..EVICTIONS {
+            if self.allocator.avail() >= bytes {
+                return Ok(true);
+            }
+            // SAFETY: As promised by the caller.
+            if !unsafe { self.man.evict_first(bdev, ctx) }? {
+                return Ok(false);
+            }
+        }
+        Ok(self.allocator.avail() >= bytes)
     }
 
     /// Takes the manager away from the device.
@@ -122,6 +170,60 @@ impl VramManager {
         unsafe { self.man.fini(bdev, MemType::Vram) };
     }
 
+    /// Allocates a block for another user, which no job uses.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Allocator::alloc_block`] but for `EBUSY`, and those of
+    /// [`Manager::wait_for_moves`].
+    ///
+    /// # Safety
+    ///
+    /// [`Self::init`] must have been called.
+    pub(super) unsafe fn alloc_block(&self, size: usize) -> Result<Allocation> {
+        let block = self.allocator.alloc_any_block(size)?;
+
+        // TTM has added the fence of a move to its list before it has freed what the object left.
+        // SAFETY: As promised by the caller.
+        unsafe { self.man.wait_for_moves() }?;
+        Ok(block)
+    }
+
+    /// Returns the part of VRAM that a place has.
+    fn range_of(&self, place: &Place) -> Range<u64> {
+        let (start, end) = place.range(self.allocator.end());
+
+        start.max(self.allocator.start()).min(end)..end
+    }
+
+    /// As [`Self::alloc`]. If there is no room, what `other` has more than its share is reclaimed.
+    fn alloc_from(
+        &self,
+        other: &dyn Reclaim,
+        size: u64,
+        align: u64,
+        place: &Place,
+    ) -> Result<KBox<VramResource>> {
+        let range = self.range_of(place);
+        let mut excess = other.held(&range).saturating_sub(fair_share(&range));
+
+        while excess > 0 {
+            let freed = other.reclaim(&range, size.min(excess));
+            if freed == 0 {
+                break;
+            }
+
+            excess = excess.saturating_sub(freed);
+            match self.alloc(size, align, place) {
+                Err(ENOSPC) => (),
+                ret => return ret,
+            }
+        }
+        Err(ENOSPC)
+    }
+
+    // Not inlined into modules, which cannot call what it calls.
+    #[inline(never)]
     fn alloc(&self, size: u64, align: u64, place: &Place) -> Result<KBox<VramResource>> {
         let total = self.allocator.end();
         let (start, end) = place.range(total);
@@ -156,7 +258,7 @@ impl VramManager {
 /// # Safety
 ///
 /// All callbacks are called by TTM, with the manager of a device that [`VramManager::init`] added.
-unsafe extern "C" fn alloc_callback(
+unsafe extern "C" fn alloc_callback<T: TtmObject>(
     man: *mut bindings::ttm_resource_manager,
     bo: *mut bindings::ttm_buffer_object,
     place: *const bindings::ttm_place,
@@ -170,7 +272,17 @@ unsafe extern "C" fn alloc_callback(
         let align = u64::from(align.max(1)) << PAGE_SHIFT;
 
         // SAFETY: TTM passes a valid place.
-        let resource = this.alloc(size, align, unsafe { Place::from_raw(place) })?;
+        let at = unsafe { Place::from_raw(place) };
+        let resource = match this.alloc(size, align, at) {
+            // SAFETY: The object is valid, and one of a device of `T::Driver`.
+            Err(ENOSPC) => unsafe {
+                while_registered::<T::Driver, _>((*bo).base.dev, |reg| {
+                    this.alloc_from(T::reclaim(reg).ok_or(ENOSPC)?, size, align, at)
+                })
+            }
+            .map_err(|e| if e == ENODEV { ENOSPC } else { e }),
+            ret => ret,
+        }?;
         // SAFETY: TTM passes valid arguments, and gives the resource back to `free_callback`. The
         // type begins with that of TTM.
         unsafe { hand_over(resource, bo, place, res) };

@@ -55,7 +55,9 @@ use core::{
 ///
 /// TTM frees VRAM that an object leaves at once, while an engine still reads it, because the next
 /// object waits for that. Nobody else does, so that an allocator whose memory TTM has gives none to
-/// others, unless it was made by [`Self::shared`].
+/// others, unless it was made by [`Self::shared`], or by [`ttm::Device::alloc_block`], which waits.
+///
+/// [`ttm::Device::alloc_block`]: drm::ttm::Device::alloc_block
 ///
 /// # Examples
 ///
@@ -364,6 +366,11 @@ impl Allocator {
     /// `EINVAL` if `size` is not a power of two, and those of [`Self::alloc`].
     pub fn alloc_block(&self, size: usize) -> Result<Allocation> {
         self.check_pipelining()?;
+        self.alloc_any_block(size)
+    }
+
+    /// As [`Self::alloc_block`], for a caller that waits for the jobs which still use the memory.
+    pub(crate) fn alloc_any_block(&self, size: usize) -> Result<Allocation> {
         self.alloc_with(
             GpuBuddyAllocMode::Simple,
             size as u64,

@@ -11,9 +11,12 @@ mod layout;
 mod objects;
 mod place;
 mod ranges;
+mod reclaim;
 mod window;
 
 pub(crate) use self::objects::Objects;
+#[cfg(any(CONFIG_RUST_DRM_TTM, CONFIG_RUST_DRM_PAGEMAP))]
+pub(crate) use self::reclaim::fair_share;
 #[cfg(CONFIG_RUST_DRM_TTM)]
 pub(crate) use self::objects::Room;
 #[cfg(any(CONFIG_RUST_DRM_TTM, CONFIG_RUST_DRM_PAGEMAP))]
@@ -37,6 +40,7 @@ pub use self::{
         Range,
         Ranges, //
     },
+    reclaim::Reclaim,
     window::Window, //
 };
 

@@ -180,9 +180,14 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         // TTM does not move what is pinned. Others cannot evict it meanwhile, as it is reserved.
         self.set_off_lru(false);
         let mut placement = placement(&places);
-        // SAFETY: The object is valid, and its reservation is held.
-        let ret =
-            to_result(unsafe { bindings::ttm_bo_validate(self.bo(), &mut placement, &mut ctx.0) });
+        let mut validate = || {
+            // SAFETY: The object is valid, and its reservation is held.
+            to_result(unsafe { bindings::ttm_bo_validate(self.bo(), &mut placement, &mut ctx.0) })
+        };
+        let ret = match validate() {
+            Err(ENOSPC) if self.obj.has_room_made(&places) => validate(),
+            ret => ret,
+        };
         self.take_off_lru();
         ret?;
 

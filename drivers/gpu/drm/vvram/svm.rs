@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Memory of processes that is in VRAM, `DRM_IOCTL_VVRAM_SVM_MIGRATE` and `SVM_EVICT`.
+//!
+//! The process keeps its addresses. The device has no page tables of processes: who accesses the
+//! memory in VRAM is a peer that has registered it, by its alias in the BAR.
+
+use kernel::{
+    drm::{
+        self,
+        pagemap::{
+            self,
+            Registration,
+            Segments,
+            Visible, //
+        },
+        ttm::OpCtx,
+        vram::{
+            Allocation,
+            Allocator, //
+        },
+        Registered, //
+    },
+    page::PAGE_SIZE,
+    pci::p2pdma::BarPages,
+    prelude::*,
+    sync::Arc,
+    uaccess::{
+        UserPtr,
+        UserSlice, //
+    },
+    uapi, //
+};
+
+use crate::{
+    driver::{
+        BoundData,
+        VvramDevice,
+        VvramDriver, //
+    },
+    file::{
+        check,
+        File, //
+    },
+    hw::Engine, //
+};
+
+/// What moves memory of processes to VRAM and back.
+pub(crate) struct Memory<'a> {
+    /// That of the objects.
+    pub(crate) vram: Arc<Allocator>,
+    pub(crate) engine: Arc<dyn Engine + 'a>,
+}
+
+/// The driver of device-private memory.
+pub(crate) struct Svm;
+
+impl pagemap::Driver for Svm {
+    type Drm = VvramDriver;
+    type Data<'a> = Memory<'a>;
+    type Alloc = Allocation;
+    type View = Visible;
+
+    fn alloc<'a>(drm: &VvramDevice, _memory: &'a Memory<'a>, size: usize) -> Result<Allocation> {
+        drm.ttm.alloc_block(size)
+    }
+
+    fn make_room(drm: &VvramDevice, bytes: u64) -> Result<bool> {
+        drm.ttm.make_room(bytes, &mut OpCtx::interruptible())
+    }
+
+    fn offset(alloc: &Allocation) -> Option<u64> {
+        alloc.ranges().offset(0)
+    }
+
+    fn copy_to_dev<'a>(memory: &'a Memory<'a>, segments: Segments<'_>) -> Result {
+        memory.engine.migrate(segments, &memory.vram)
+    }
+
+    fn copy_to_ram<'a>(memory: &'a Memory<'a>, segments: Segments<'_>) -> Result {
+        memory.engine.migrate(segments, &memory.vram)
+    }
+}
+
+/// Makes device-private pages of all VRAM, of which peers see the first `visible` bytes, if the BAR
+/// has pages.
+pub(crate) fn register<'a>(
+    drm: &drm::devres::Unregistered<'_, 'a, VvramDriver>,
+    pages: Option<BarPages<'a>>,
+    visible: u64,
+    memory: Memory<'a>,
+) -> Result<Registration<'a, Svm>> {
+    let size = usize::try_from(memory.vram.size())?;
+    let bar = pages.map(|pages| (pages, Visible::new(memory.vram.clone(), visible)));
+
+    Registration::new(drm, size, bar, Ok(memory))
+}
+
+/// Returns the first address of a range and the one behind it.
+///
+/// # Errors
+///
+/// `EINVAL` if it is empty, not made of whole pages, or not in the address space; for an unknown
+/// flag too.
+fn range_of(args: &uapi::drm_vvram_svm_range) -> Result<core::ops::Range<usize>> {
+    let (start, size) = (usize::try_from(args.addr)?, usize::try_from(args.size)?);
+    let end = start.checked_add(size).ok_or(EINVAL)?;
+
+    check(args.flags == 0 && args.pad == 0 && size != 0)?;
+    check((start | end) % PAGE_SIZE == 0)?;
+    Ok(start..end)
+}
+
+/// `DRM_IOCTL_VVRAM_SVM_MIGRATE`
+pub(crate) fn migrate(
+    _dev: &VvramDevice<Registered>,
+    bound: &BoundData<'_>,
+    args: &mut uapi::drm_vvram_svm_range,
+    _file: &drm::File<File>,
+) -> Result<u32> {
+    let range = range_of(args)?;
+
+    bound.svm.migrate(current!().mm().ok_or(EFAULT)?, range)?;
+    Ok(0)
+}
+
+/// `DRM_IOCTL_VVRAM_SVM_EVICT`
+pub(crate) fn evict(
+    _dev: &VvramDevice<Registered>,
+    _bound: &BoundData<'_>,
+    args: &mut uapi::drm_vvram_svm_range,
+    _file: &drm::File<File>,
+) -> Result<u32> {
+    // What the CPU has read is in system memory: a page in VRAM has no entry that it could use.
+    for at in range_of(args)?.step_by(PAGE_SIZE) {
+        UserSlice::new(UserPtr::from_addr(at), 1)
+            .reader()
+            .read::<u8>()?;
+        if current!().signal_pending() {
+            return Err(ERESTARTSYS);
+        }
+    }
+    Ok(0)
+}

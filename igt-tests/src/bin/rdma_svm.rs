@@ -1,0 +1,340 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Memory regions with on-demand paging of memory that a process has in VRAM.
+//!
+//! Where each page is says whether the NIC has reached it there: a page that comes back is counted,
+//! and is seen in the page table. Soft RoCE accesses a BAR by the CPU, so that it reaches VRAM on
+//! every machine.
+
+use std::fs;
+use std::time::Duration;
+
+use vvram_tests::drm::Drm;
+use vvram_tests::map::{Map, PAGE};
+use vvram_tests::misc;
+use vvram_tests::pattern::Pattern;
+use vvram_tests::pci::PciDevice;
+use vvram_tests::proc::{Child, Steps};
+use vvram_tests::rdma::{Buffer, ON_DEMAND};
+use vvram_tests::rebind::{module_users, reload, Unbound};
+use vvram_tests::scene::{patterns, works};
+use vvram_tests::svm::{check_places, filled, holds, places, resident, Place, HUGE};
+use vvram_tests::verbs::{Nic, Pair, Region};
+use vvram_tests::{check, check_eq, igt_main, skip, Outcome, SysError};
+
+const PAGES: usize = 32;
+const LIMIT: Duration = Duration::from_secs(20);
+const P2P: &str = "/sys/module/rdma_rxe/parameters/odp_p2p";
+
+/// Has new regions ask for the memory of peers, until this is dropped.
+struct Asks;
+
+impl Asks {
+    fn new() -> Result<Self, SysError> {
+        fs::write(P2P, "Y").map_err(|error| SysError::io(P2P, &error))?;
+        Ok(Self)
+    }
+}
+
+impl Drop for Asks {
+    fn drop(&mut self) {
+        let _ = fs::write(P2P, "N");
+    }
+}
+
+/// A region of memory of this process, and other memory to transfer from and to.
+struct Setup<'a> {
+    pair: Pair<'a>,
+    host: Buffer<'a>,
+    region: Region<'a>,
+    map: &'a Map,
+}
+
+impl<'a> Setup<'a> {
+    fn new(nic: &'a Nic, map: &'a Map) -> Result<Self, vvram_tests::Stop> {
+        let _asks = Asks::new()?;
+        Ok(Self {
+            pair: Pair::new(nic)?,
+            host: Buffer::host(nic, "host", map.len() as u64)?,
+            region: nic.register_memory(map, nic.all_access() | ON_DEMAND)?,
+            map,
+        })
+    }
+
+    /// Lets the NIC write a pattern to all of the region.
+    fn write(&self, pattern: Pattern) -> Outcome {
+        self.host.fill(pattern)?;
+        let size = self.map.len() as u32;
+        self.pair
+            .write((self.host.region(), 0), (&self.region, 0), size)?;
+        Ok(())
+    }
+
+    /// Lets the NIC read all of the region, and compares.
+    fn read(&self, pattern: Pattern) -> Outcome {
+        self.host.fill(Pattern::new(misc::nonce()))?;
+        let size = self.map.len() as u32;
+        self.pair
+            .read((&self.region, 0), (self.host.region(), 0), size)?;
+        holds("the NIC", self.host.map(), pattern, 0..self.map.pages())
+    }
+
+    /// Lets the NIC add to the first word, which holds `old`.
+    fn add(&self, old: u64, value: u64) -> Outcome {
+        let (on, result) = ((&self.region, 0), (self.host.region(), 0));
+        self.pair.fetch_add(result, on, value)?;
+        check_eq!(self.host.map().read(0), old, "what fetch-and-add returns");
+        Ok(())
+    }
+}
+
+/// Every operation reaches the pages in VRAM, small and huge ones.
+fn reaches() -> Outcome {
+    let (a, b) = patterns();
+    let (drm, nic) = (Drm::open()?, Nic::open(None)?);
+    for huge in [false, true] {
+        let map = if huge {
+            let map = Map::private_aligned(HUGE * PAGE, HUGE * PAGE)?;
+            map.advise(0..HUGE, libc::MADV_HUGEPAGE)?;
+            map.fill(a);
+            map
+        } else {
+            filled(PAGES, a)?
+        };
+        let setup = Setup::new(&nic, &map)?;
+        drm.svm_migrate(&map, 0..map.pages())?;
+        let back = drm.svm_moved_back()?;
+        setup.read(a)?;
+        setup.write(b)?;
+        setup.read(b)?;
+        setup.add(b.word(0), 3)?;
+        check_places(&map, |_| true)?;
+        check_eq!(drm.svm_moved_back()?, back, "pages that came back");
+        check_eq!(map.read(0), b.word(0).wrapping_add(3), "the sum");
+        map.write(0, b.word(0));
+        holds("the CPU", &map, b, 0..map.pages())?;
+        check_eq!(
+            drm.svm_moved_back()?,
+            back + map.pages() as u64,
+            "pages that came back"
+        );
+        check_places(&map, |_| false)?;
+        setup.read(b)?;
+    }
+    Ok(())
+}
+
+/// The CPU takes a chunk, the process a part, and the NIC finds each page where it is.
+fn mixed() -> Outcome {
+    let (a, b) = patterns();
+    let (drm, nic) = (Drm::open()?, Nic::open(None)?);
+    let map = filled(PAGES, a)?;
+    let setup = Setup::new(&nic, &map)?;
+    // Chunks of four pages, but for the last ones, which stay.
+    for first in (0..PAGES - 4).step_by(4) {
+        drm.svm_migrate(&map, first..first + 4)?;
+    }
+    let back = drm.svm_moved_back()?;
+    check_places(&map, |page| page < PAGES - 4)?;
+    setup.read(a)?;
+    check_eq!(
+        map.read(5 * PAGE / 8),
+        a.word(5 * PAGE as u64 / 8),
+        "page 5"
+    );
+    let there = |page: usize| page < PAGES - 4 && !(4..8).contains(&page);
+    setup.write(b)?;
+    check_places(&map, there)?;
+    setup.read(b)?;
+    check_eq!(drm.svm_moved_back()?, back + 4, "pages that came back");
+
+    drm.svm_evict(&map, 8..16)?;
+    let there = |page: usize| there(page) && !(8..16).contains(&page);
+    setup.read(b)?;
+    setup.write(a)?;
+    check_places(&map, there)?;
+    check_eq!(drm.svm_moved_back()?, back + 12, "pages that came back");
+    holds("the CPU", &map, a, 0..PAGES)?;
+
+    drm.svm_migrate(&map, 0..PAGES)?;
+    let back = drm.svm_moved_back()?;
+    setup.write(b)?;
+    setup.read(b)?;
+    check_places(&map, |_| true)?;
+    check_eq!(drm.svm_moved_back()?, back, "pages that came back");
+    holds("the CPU", &map, b, 0..PAGES)
+}
+
+/// After a fork the NIC reads pages where they are, and what it writes is the parent's.
+fn fork() -> Outcome {
+    let (a, b) = patterns();
+    let (drm, nic) = (Drm::open()?, Nic::open(None)?);
+    let map = filled(PAGES, a)?;
+    let setup = Setup::new(&nic, &map)?;
+    drm.svm_migrate(&map, 0..PAGES)?;
+    let (go, free) = (Steps::new()?, drm.vram_free()?);
+    let mut child = Child::spawn(|| {
+        go.wait("the parent", LIMIT)?;
+        holds("the child", &map, a, 0..PAGES)
+    })?;
+    let back = drm.svm_moved_back()?;
+    setup.read(a)?;
+    check_places(&map, |_| true)?;
+    check_eq!(drm.svm_moved_back()?, back, "pages that came back");
+    setup.write(b)?;
+    setup.read(b)?;
+    go.done()?;
+    child.join("the child", LIMIT)?;
+    holds("the CPU", &map, b, 0..PAGES)?;
+    drm.svm_migrate(&map, 0..PAGES)?;
+    setup.write(a)?;
+    check_places(&map, |_| true)?;
+    holds("the CPU", &map, a, 0..PAGES)?;
+    drm.await_vram_free(free + (PAGES * PAGE) as u64)
+}
+
+/// Two processes with regions of their own.
+fn processes() -> Outcome {
+    let (a, b) = patterns();
+    let (there, go) = (Steps::new()?, Steps::new()?);
+    let client = |first: Pattern, second: Pattern| {
+        let (drm, nic) = (Drm::open()?, Nic::open(None)?);
+        let map = filled(PAGES, first)?;
+        let setup = Setup::new(&nic, &map)?;
+        drm.svm_migrate(&map, 0..PAGES)?;
+        there.done()?;
+        go.wait("the other one", LIMIT)?;
+        for (old, new) in [(first, second), (second, first)] {
+            setup.read(old)?;
+            setup.write(new)?;
+            setup.read(new)?;
+        }
+        check_places(&map, |_| true)?;
+        holds("the CPU", &map, first, 0..PAGES)
+    };
+    let mut child = Child::spawn(|| client(a, b))?;
+    let mut other = Child::spawn(|| client(b, a))?;
+    for _ in 0..2 {
+        there.wait("a client", LIMIT)?;
+    }
+    for _ in 0..2 {
+        go.done()?;
+    }
+    child.join("the first client", LIMIT)?;
+    other.join("the second client", LIMIT)
+}
+
+/// A region outlives the device, and goes on from system memory, when `leave` makes it go.
+fn outlives(leave: impl FnOnce(&PciDevice) -> Outcome) -> Outcome {
+    let (a, b) = patterns();
+    let nic = Nic::open(None)?;
+    let map = filled(PAGES, a)?;
+    let setup = Setup::new(&nic, &map)?;
+    {
+        let drm = Drm::open()?;
+        drm.svm_migrate(&map, 0..PAGES)?;
+        setup.read(a)?;
+        setup.write(b)?;
+        check_places(&map, |_| true)?;
+    }
+    leave(&PciDevice::vvram()?)?;
+    check_places(&map, |_| false)?;
+    setup.read(b)?;
+    setup.write(a)?;
+    setup.read(a)?;
+    holds("the CPU", &map, a, 0..PAGES)?;
+    Drm::open()?.svm_migrate(&map, 0..PAGES)?;
+    setup.write(b)?;
+    check_places(&map, |_| true)?;
+    holds("the CPU", &map, b, 0..PAGES)?;
+    works()
+}
+
+fn unbound() -> Outcome {
+    outlives(|gpu| Unbound::new(gpu)?.rebind())
+}
+
+fn removed() -> Outcome {
+    outlives(|gpu| {
+        gpu.remove()?;
+        PciDevice::rescan()?;
+        Ok(())
+    })
+}
+
+/// Without pages of the BAR, and where the BAR does not show VRAM, memory moves back first.
+fn no_alias() -> Outcome {
+    if module_users("vvram").is_none() {
+        skip!("vvram is built into the kernel");
+    }
+    let outcome = reload("vvram", &["struct_pages=0"]).and_then(|()| {
+        let (a, b) = patterns();
+        let (drm, nic) = (Drm::open()?, Nic::open(None)?);
+        let map = filled(PAGES, a)?;
+        let setup = Setup::new(&nic, &map)?;
+        drm.svm_migrate(&map, 0..PAGES)?;
+        let back = drm.svm_moved_back()?;
+        setup.read(a)?;
+        check_places(&map, |_| false)?;
+        check_eq!(
+            drm.svm_moved_back()?,
+            back + PAGES as u64,
+            "pages that came back"
+        );
+        setup.write(b)?;
+        holds("the CPU", &map, b, 0..PAGES)
+    });
+    reload("vvram", &[])?;
+    outcome?;
+    works()
+}
+
+/// How many pages the BAR shows, and how many are moved as one.
+const VISIBLE: usize = 256;
+const PIECE: usize = 16;
+
+fn hidden() -> Outcome {
+    if module_users("vvram").is_none() {
+        skip!("vvram is built into the kernel");
+    }
+    let kib = VISIBLE * PAGE >> 10;
+    let outcome = reload("vvram", &[&format!("visible_kib={kib}")]).and_then(|()| {
+        let (a, b) = patterns();
+        let (drm, nic) = (Drm::open()?, Nic::open(None)?);
+        let pages = drm.vram_free()? as usize / PAGE;
+        check!(pages > 2 * VISIBLE, "{pages} pages are too few");
+        let map = filled(pages, a)?;
+        for first in (0..pages).step_by(PIECE) {
+            drm.svm_migrate(&map, first..first + PIECE)?;
+        }
+        check_places(&map, |_| true)?;
+        let back = drm.svm_moved_back()?;
+        let setup = Setup::new(&nic, &map)?;
+        setup.read(a)?;
+        // Those that the BAR shows, and no other ones.
+        let shown = places(&map)?;
+        check_eq!(resident(&map)?, VISIBLE, "pages that stay");
+        check_eq!(
+            drm.svm_moved_back()?,
+            back + (pages - VISIBLE) as u64,
+            "pages that came back"
+        );
+        setup.write(b)?;
+        check_places(&map, |page| shown[page] == Place::Device)?;
+        holds("the CPU", &map, b, 0..pages)
+    });
+    reload("vvram", &[])?;
+    outcome?;
+    works()
+}
+
+igt_main! {
+    "reaches", "read, write and fetch-and-add reach memory in VRAM", reaches;
+    "mixed", "the NIC follows what the CPU and the process take back", mixed;
+    "fork", "what the NIC writes after a fork is the parent's", fork;
+    "processes", "two processes with memory in VRAM", processes;
+    "unbound", "regions go on from system memory without the driver", unbound;
+    "removed", "regions go on from system memory without the device", removed;
+    "no-alias", "without pages of the BAR memory moves back", no_alias;
+    "hidden", "memory that the BAR does not show moves back, and no other", hidden;
+}

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Memory of this process in VRAM, while the device sleeps, is reset, or goes away.
+
+use std::time::Duration;
+
+use vvram_tests::drm::Drm;
+use vvram_tests::map::{Map, PAGE};
+use vvram_tests::pattern::Pattern;
+use vvram_tests::pci::PciDevice;
+use vvram_tests::power::{self, lossy, Auto};
+use vvram_tests::proc::{Child, Steps};
+use vvram_tests::rebind::{module_users, reload, Unbinding, Unbound};
+use vvram_tests::scene::{patterns, works};
+use vvram_tests::svm::{check_places, filled, holds, HUGE};
+use vvram_tests::{check_eq, expect_errno, igt_main, skip, Need, Outcome, Stop};
+
+const PAGES: usize = HUGE + 40;
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// Memory that is in VRAM.
+fn in_vram(drm: &Drm, pattern: Pattern) -> Result<Map, Stop> {
+    let map = filled(PAGES, pattern)?;
+    drm.svm_migrate(&map, 0..PAGES)?;
+    check_places(&map, |_| true)?;
+    Ok(map)
+}
+
+/// All of it is in system memory, and can go back.
+fn is_back(map: &Map, pattern: Pattern) -> Outcome {
+    check_places(map, |_| false)?;
+    holds("the CPU", map, pattern, 0..PAGES)?;
+    let drm = Drm::open()?;
+    drm.svm_migrate(map, 0..PAGES)?;
+    check_places(map, |_| true)?;
+    holds("the CPU", map, pattern, 0..PAGES)
+}
+
+/// An unbind moves back what processes have, also a child that has pages of another process.
+fn unbind() -> Outcome {
+    let (a, _) = patterns();
+    let drm = Drm::open()?;
+    let map = in_vram(&drm, a)?;
+    let (there, go) = (Steps::new()?, Steps::new()?);
+    let mut child = Child::spawn(|| {
+        there.done()?;
+        go.wait("the unbind", LIMIT)?;
+        check_places(&map, |_| false)?;
+        holds("the child", &map, a, 0..PAGES)
+    })?;
+    there.wait("the child", LIMIT)?;
+    let unbound = Unbinding::start(&PciDevice::vvram()?)?.finish(LIMIT)?;
+    expect_errno("SVM_MIGRATE", drm.svm_migrate(&map, 0..PAGES), libc::ENODEV)?;
+    expect_errno("SVM_EVICT", drm.svm_evict(&map, 0..PAGES), libc::ENODEV)?;
+    check_places(&map, |_| false)?;
+    go.done()?;
+    child.join("the child", LIMIT)?;
+    unbound.rebind()?;
+    drop(drm);
+    is_back(&map, a)?;
+    works()
+}
+
+/// Processes that move memory while the driver is unbound get an error, and keep their bytes.
+fn unbind_while_moving() -> Outcome {
+    let (a, _) = patterns();
+    let there = Steps::new()?;
+    let mut children = Vec::new();
+    for index in 0..3 {
+        let there = &there;
+        children.push(Child::spawn(move || {
+            let (drm, pattern) = (Drm::open()?, a.derive(index));
+            let map = filled(64, pattern)?;
+            there.done()?;
+            loop {
+                match drm.svm_migrate(&map, 0..64) {
+                    Err(error) if error.errno == libc::ENODEV => break,
+                    Err(error) if error.errno == libc::EBUSY => {}
+                    result => result?,
+                }
+                map.write(0, pattern.word(0));
+            }
+            check_places(&map, |_| false)?;
+            holds("a client", &map, pattern, 0..64)
+        })?);
+    }
+    for _ in 0..3 {
+        there.wait("a client", LIMIT)?;
+    }
+    let unbound = Unbound::new(&PciDevice::vvram()?)?;
+    for child in &mut children {
+        child.join("a client", LIMIT)?;
+    }
+    unbound.rebind()?;
+    works()
+}
+
+/// A reset keeps what belongs to processes.
+fn reset() -> Outcome {
+    let (a, _) = patterns();
+    let gpu = PciDevice::vvram()?;
+    let map = in_vram(&Drm::open()?, a)?;
+    match gpu.reset() {
+        Err(error) if error.errno == libc::ENOTTY => return Err(Stop::needs(Need::OwnSlot)),
+        result => result?,
+    }
+    is_back(&map, a)?;
+    works()
+}
+
+/// The device is not suspended while there is something, and is when all is back.
+fn runtime() -> Outcome {
+    let (a, b) = patterns();
+    let gpu = PciDevice::vvram()?;
+    let drm = Drm::open()?;
+    let map = in_vram(&drm, a)?;
+    let auto = Auto::new(&gpu)?;
+    auto.stays_awake("while a process has memory in VRAM")?;
+    check_places(&map, |_| true)?;
+    holds("the CPU", &map, a, 0..PAGES)?;
+    auto.sleeps("when all of it is back")?;
+    auto.woken_by("SVM_MIGRATE", || {
+        drm.svm_migrate(&map, 0..PAGES)?;
+        map.fill(b);
+        Ok(())
+    })?;
+    auto.sleeps_through("accesses to memory that is back, and SVM_EVICT", || {
+        drm.svm_evict(&map, 0..PAGES)?;
+        holds("the CPU", &map, b, 0..PAGES)
+    })?;
+    drm.svm_migrate(&map, 0..PAGES)?;
+    auto.stays_awake("while a process has memory in VRAM")?;
+    drop(map);
+    auto.sleeps("when it was unmapped")
+}
+
+fn runtime_kept() -> Outcome {
+    runtime()?;
+    works()
+}
+
+fn runtime_lost() -> Outcome {
+    lossy(runtime)
+}
+
+/// Everything is back before the system sleeps.
+fn system() -> Outcome {
+    let (a, _) = patterns();
+    let drm = Drm::open()?;
+    let map = in_vram(&drm, a)?;
+    power::system_sleep()?;
+    check_eq!(drm.svm_vram()?, 0, "VRAM of processes");
+    is_back(&map, a)
+}
+
+fn system_kept() -> Outcome {
+    system()?;
+    works()
+}
+
+fn system_lost() -> Outcome {
+    lossy(system)
+}
+
+/// A driver without pages of the BAR, or with a part of it, moves memory as well.
+fn parameters() -> Outcome {
+    if module_users("vvram").is_none() {
+        skip!("vvram is built into the kernel");
+    }
+    let (a, _) = patterns();
+    for parameter in ["struct_pages=0", "visible_kib=1024", "scramble=1"] {
+        reload("vvram", &[parameter])?;
+        let outcome = Drm::open().and_then(|drm| {
+            let map = in_vram(&drm, a)?;
+            holds(parameter, &map, a, 0..PAGES)?;
+            let free = drm.vram_free()?;
+            let pages = free as usize / PAGE;
+            let all = filled(pages, a)?;
+            drm.svm_migrate(&all, 0..pages)?;
+            check_places(&all, |_| true)?;
+            holds(parameter, &all, a, 0..pages)
+        });
+        reload("vvram", &[])?;
+        outcome?;
+    }
+    works()
+}
+
+igt_main! {
+    "unbind", "an unbind moves back what processes have", unbind;
+    "unbind-while-moving", "an unbind while processes move memory", unbind_while_moving;
+    "reset", "a reset keeps what belongs to processes", reset;
+    "runtime-kept", "memory of a process keeps the device awake", runtime_kept;
+    "runtime-lost", "the same with VRAM that loses its content", runtime_lost;
+    "system-kept", "everything is back before the system sleeps", system_kept;
+    "system-lost", "the same with VRAM that loses its content", system_lost;
+    "parameters", "without pages of the BAR, with a small BAR, and in another order", parameters;
+}

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Memory of this process in VRAM, and how to see where it is.
+//!
+//! A page of a device has an entry in the page table that is not present, as one that is swapped
+//! out. The guests have no swap, so that `/proc/self/pagemap` tells exactly which pages are on a
+//! device, and looking does not move them.
+
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+
+use crate::drm::{ioctl, Drm};
+use crate::map::{Map, PAGE};
+use crate::pattern::Pattern;
+use crate::uapi::{self, VvramSvmRange};
+use crate::{Outcome, Stop, SysError};
+
+const PAGEMAP: &str = "/proc/self/pagemap";
+const PRESENT: u64 = 1 << 63;
+const SWAPPED: u64 = 1 << 62;
+
+/// Where a page of a process is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// It was never touched.
+    Nowhere,
+    /// In system memory.
+    Ram,
+    /// In the memory of a device.
+    Device,
+}
+
+/// Where each page of a mapping is.
+///
+/// # Errors
+///
+/// Any error of the file.
+pub fn places(map: &Map) -> Result<Vec<Place>, SysError> {
+    let fail = |error: std::io::Error| SysError::io(PAGEMAP, &error);
+    let file = File::open(PAGEMAP).map_err(fail)?;
+    let mut entries = vec![0; map.pages() * 8];
+    file.read_exact_at(&mut entries, map.page_address(0) / PAGE as u64 * 8)
+        .map_err(fail)?;
+    let place = |entry: &[u8]| match u64::from_le_bytes(entry.try_into().unwrap_or_default()) {
+        entry if entry & PRESENT != 0 => Place::Ram,
+        entry if entry & SWAPPED != 0 => Place::Device,
+        _ => Place::Nowhere,
+    };
+    Ok(entries.chunks_exact(8).map(place).collect())
+}
+
+/// How many pages of a mapping are on a device.
+///
+/// # Errors
+///
+/// Any error of the file.
+pub fn resident(map: &Map) -> Result<usize, SysError> {
+    let is_there = |place: &&Place| **place == Place::Device;
+    Ok(places(map)?.iter().filter(is_there).count())
+}
+
+/// Fails unless exactly these pages are on the device, and the others are not.
+///
+/// # Errors
+///
+/// As above, or any error of the file.
+#[track_caller]
+pub fn check_places(map: &Map, on_device: impl Fn(usize) -> bool) -> Outcome {
+    for (page, place) in places(map)?.into_iter().enumerate() {
+        if on_device(page) != (place == Place::Device) {
+            return Err(Stop::fail(format_args!(
+                "page {page} of {} is in {place:?}",
+                map.pages()
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Fails unless some pages hold a pattern.
+///
+/// # Errors
+///
+/// As above.
+#[track_caller]
+pub fn holds(who: &str, map: &Map, pattern: Pattern, pages: Range<usize>) -> Outcome {
+    map.verify_pages(pattern, pages.start, pages.len())
+        .map_err(|mismatch| Stop::fail(format_args!("{who}: {mismatch}")))
+}
+
+/// Memory of this process that holds a pattern, at a multiple of 2 MiB.
+///
+/// # Errors
+///
+/// Any error of mmap(2).
+pub fn filled(pages: usize, pattern: Pattern) -> Result<Map, SysError> {
+    let map = Map::private_aligned(pages * PAGE, HUGE * PAGE)?;
+    map.advise(0..pages, libc::MADV_NOHUGEPAGE)?;
+    map.fill(pattern);
+    Ok(map)
+}
+
+/// How many pages a huge page has.
+pub const HUGE: usize = 512;
+
+impl Drm {
+    fn svm(&self, request: u64, name: &str, addr: u64, size: u64) -> Result<(), SysError> {
+        let mut argument = VvramSvmRange {
+            addr,
+            size,
+            ..Default::default()
+        };
+        ioctl(self.fd(), request, &mut argument, || {
+            format!("{name}({addr:#x}, {size:#x})")
+        })?;
+        Ok(())
+    }
+
+    /// SVM_MIGRATE of any range.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn svm_migrate_at(&self, addr: u64, size: u64) -> Result<(), SysError> {
+        self.svm(uapi::VVRAM_SVM_MIGRATE, "SVM_MIGRATE", addr, size)
+    }
+
+    /// Moves pages of a mapping to VRAM.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn svm_migrate(&self, map: &Map, pages: Range<usize>) -> Result<(), SysError> {
+        let size = (pages.len() * PAGE) as u64;
+        self.svm_migrate_at(map.page_address(pages.start), size)
+    }
+
+    /// SVM_EVICT of any range.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn svm_evict_at(&self, addr: u64, size: u64) -> Result<(), SysError> {
+        self.svm(uapi::VVRAM_SVM_EVICT, "SVM_EVICT", addr, size)
+    }
+
+    /// Moves pages of a mapping to system memory.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn svm_evict(&self, map: &Map, pages: Range<usize>) -> Result<(), SysError> {
+        let size = (pages.len() * PAGE) as u64;
+        self.svm_evict_at(map.page_address(pages.start), size)
+    }
+
+    /// How much VRAM memory of processes is in, in bytes.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn svm_vram(&self) -> Result<u64, SysError> {
+        self.getparam(uapi::PARAM_SVM_VRAM)
+    }
+
+    /// How many pages of processes were moved back so far.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn svm_moved_back(&self) -> Result<u64, SysError> {
+        self.getparam(uapi::PARAM_SVM_MOVED_BACK)
+    }
+}
