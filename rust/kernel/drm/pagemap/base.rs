@@ -15,7 +15,14 @@ use crate::{
     bindings,
     drm::vram::dma_device,
     error::to_result,
-    mm::pagemap::PrivatePages,
+    mm::{
+        pagemap::PrivatePages,
+        virt::{
+            flags,
+            vm_flags_t,
+            VmaRef, //
+        }, //
+    },
     new_mutex,
     page::PAGE_SIZE,
     pm::Awake,
@@ -41,6 +48,12 @@ use crate::{
     types::Opaque, //
 };
 use core::ops::Range;
+
+/// Areas with one of these flags are mappings of a driver, `VM_SPECIAL`.
+const VM_SPECIAL: vm_flags_t = flags::IO | flags::DONTEXPAND | flags::PFNMAP | flags::MIXEDMAP;
+
+/// After how many attempts to move everything back, a millisecond apart, somebody is told.
+const PATIENCE: u32 = 10_000;
 
 /// The chunks that exist.
 struct Chunks {
@@ -313,7 +326,8 @@ impl Base {
         self.chunks.lock().next
     }
 
-    /// Returns where the area of the memory of a process ends that has the address `at`.
+    /// Returns where the area of the memory of a process ends that has the address `at`, and whether
+    /// it is private anonymous memory: nothing else moves.
     ///
     /// # Errors
     ///
@@ -322,7 +336,7 @@ impl Base {
     /// # Safety
     ///
     /// The caller must hold the lock of the memory of the process, for reading at least.
-    pub(super) unsafe fn area_end(mm: *mut bindings::mm_struct, at: usize) -> Result<usize> {
+    pub(super) unsafe fn area(mm: *mut bindings::mm_struct, at: usize) -> Result<(usize, bool)> {
         // SAFETY: As the caller promises.
         let area = unsafe { bindings::vma_lookup(mm, at) };
 
@@ -330,7 +344,14 @@ impl Base {
             return Err(EFAULT);
         }
         // SAFETY: The area stays while the lock is held.
-        Ok(unsafe { crate::mm::virt::VmaRef::from_raw(area) }.end())
+        unsafe {
+            let special = VmaRef::from_raw(area).flags() & VM_SPECIAL;
+
+            Ok((
+                VmaRef::from_raw(area).end(),
+                (*area).vm_ops.is_null() && special == 0,
+            ))
+        }
     }
 
     /// Moves the memory of a process from the address `at` on to `offset` of the memory of the
@@ -469,7 +490,20 @@ impl Base {
     /// The caller prevents that there are new ones. Pages that cannot be moved just now are tried
     /// again until they can, or are freed.
     fn evict_all(&self) {
+        let mut attempts: u32 = 0;
+
         while !self.try_evict_all() {
+            attempts = attempts.saturating_add(1);
+            if attempts == PATIENCE {
+                // SAFETY: The DRM device is valid, and keeps its DMA device.
+                let dev = unsafe { dma_device((*self.as_raw()).drm) };
+
+                dev_warn!(
+                    dev,
+                    "{} KiB of memory of processes cannot be moved back, the unbind waits\n",
+                    self.held() / crate::sizes::SZ_1K as u64
+                );
+            }
             fsleep(Delta::from_millis(1));
         }
         // Those that were being released as the list was looked at.

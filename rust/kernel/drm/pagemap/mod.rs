@@ -26,11 +26,13 @@
 //! | [`Driver::alloc`], [`Driver::make_room`] | the mmap lock of the process, for reading |
 //! | [`Driver::copy_to_dev`] | the same, and the locks of the folios |
 //! | [`Driver::copy_to_ram`] | the locks of the folios; the mmap lock if the CPU faults |
-//! | drop of [`Driver::Alloc`] | nothing, in a work item, or what calls [`PageMap::evict`] holds |
+//! | drop of [`Driver::Alloc`] | nothing, in a work item; the mmap lock if a migration fails |
 //! | [`P2pPage`] | maybe the RCU read lock: this is not code of a driver |
 //!
 //! The copies take no lock that is held where a process faults, or where memory is reclaimed: no
-//! reservation, for one.
+//! reservation, for one. Migrations, evictions, [`PageMap::flush`] and an unbind wait for the work
+//! item, with the locks of their callers held, so the drop of an allocation takes no lock with
+//! which user memory is accessed, and none that such a caller has.
 //!
 //! # Sharing
 //!
@@ -311,7 +313,7 @@ impl<T: Driver> PageMap<T> {
     ///
     /// Memory that the process has not touched yet becomes zero there. The memory may move back at
     /// any time, by an access of the CPU or an eviction: a caller that needs it on the device has to
-    /// check again. May sleep.
+    /// check again. May sleep; the caller does not hold the lock of the memory of a process.
     ///
     /// # Errors
     ///
@@ -319,11 +321,13 @@ impl<T: Driver> PageMap<T> {
     ///
     /// - `EINVAL` if `range` is not made of whole pages, or empty.
     /// - `EFAULT` if the process has no memory there, or none at all any more.
-    /// - `EBUSY` if some of it cannot move: it is not anonymous memory, swapped out, or in use by a
-    ///   device. The rest is moved.
+    /// - `EBUSY` if some of it cannot move: it is not private anonymous memory, swapped out, in use
+    ///   by a device, or its control group may not have more. The rest is moved.
     /// - `ENOSPC` if there is no more room: all of the memory has what this call has moved, or what
     ///   cannot be moved away.
     /// - `ENODEV` if the device is not registered any more.
+    /// - `EINTR` if the task is killed.
+    /// - `EIO` if system memory cannot be mapped for the device.
     /// - `ENOMEM` if memory runs out, and what [`Driver::alloc`], [`Driver::make_room`],
     ///   [`Driver::copy_to_dev`] and [`Awake::new`] return.
     pub fn migrate(&self, mm: &Mm, range: Range<usize>) -> Result {
@@ -351,6 +355,10 @@ impl<T: Driver> PageMap<T> {
             let moved = unsafe { self.populate_registered(users.as_raw(), start, next, since) };
 
             drop(lock);
+            // SAFETY: The current task is valid.
+            if unsafe { bindings::fatal_signal_pending(bindings::get_current()) } != 0 {
+                return Err(EINTR);
+            }
             match moved {
                 Err(EBUSY) => result = Err(EBUSY),
                 other => other?,
@@ -372,7 +380,8 @@ impl<T: Driver> PageMap<T> {
     /// - `EBUSY` if some of it is in use just now.
     /// - `ENOMEM` if memory runs out, and what [`Driver::copy_to_ram`] returns.
     pub fn evict(&self, offset: u64) -> Result {
-        self.base.evict(usize::try_from(offset)? / PAGE_SIZE)
+        // There is nothing behind what can be addressed.
+        usize::try_from(offset).map_or(Ok(()), |at| self.base.evict(at / PAGE_SIZE))
     }
 
     /// Moves everything back, and waits until the allocations have been dropped.
@@ -406,7 +415,8 @@ impl<T: Driver> PageMap<T> {
         self.base.moved_back()
     }
 
-    /// Waits until the allocations that are not used any more have been dropped. Sleeps.
+    /// Waits until the allocations that are not used any more have been dropped. Sleeps. The caller
+    /// holds no lock that this drop takes.
     pub fn flush(&self) {
         self.base.queue().flush();
     }
@@ -487,7 +497,13 @@ impl<T: Driver> PageMap<T> {
 
         while at < end {
             // SAFETY: As the caller promises.
-            let limit = unsafe { Base::area_end(mm, at) }?.min(end);
+            let (limit, can_move) = unsafe { Base::area(mm, at) }?;
+            let limit = limit.min(end);
+            if !can_move {
+                result = Err(EBUSY);
+                at = limit;
+                continue;
+            }
             let mut size = chunk::largest(at, limit);
             let mut attempt = 0;
 
@@ -535,10 +551,12 @@ impl<T: Driver> PageMap<T> {
         let alloc = KBox::new(alloc, GFP_KERNEL)? as KBox<dyn Send + Sync>;
 
         // SAFETY: As the caller promises. The operations are those of this type.
-        unsafe {
+        let migrated = unsafe {
             self.base
                 .migrate(mm, at, size, offset, alloc, &Self::MEMORY_OPS)
-        }
+        };
+        // There is memory at the address: what is not mapped is that for the device.
+        migrated.map_err(|e| if e == EFAULT { EIO } else { e })
     }
 
     /// # Safety
