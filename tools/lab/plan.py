@@ -63,8 +63,9 @@ NO_SUITES = "none"
 SOAK = 10
 TABLES = 100_000
 # pyverbs' tests with dma-bufs: class of importer and memory. Each class differs in how it gets
-# VRAM; system memory comes to the same as there, or as in the project's own tests.
-PYVERBS = ("pinned/vram", "revocable/vram", "dynamic/vram")
+# VRAM; system memory comes to the same as there, or as in the project's own tests. And those with
+# regions with on-demand paging.
+PYVERBS = ("pinned/vram", "revocable/vram", "dynamic/vram", rdma.ON_DEMAND)
 PYVERBS_SOAK = ("pinned/system", "revocable/system", "dynamic/system")
 # How many processors guests keep busy, as measured: the tests of edu_peer wait for edu, which takes
 # 100 ms for each transfer; soft RoCE and suites wait for nobody.

@@ -2,7 +2,9 @@
 """RDMA against VRAM: what the clients are built of, their boots, and their verdicts."""
 
 import json
+import re
 import shutil
+from pathlib import Path
 
 import igt
 import packaged
@@ -31,6 +33,10 @@ SHOWN = ("rdma_clients@own", "rdma_clients@bandwidth")
 DMABUF = ".DmaBuf"
 # What takes the place of cases where all modules run.
 MODULES = "modules"
+# The case of regions with on-demand paging, and its tests.
+ON_DEMAND = "on-demand"
+ODP_TESTS = re.findall(r"def (test_\w+)",
+                       (Path(__file__).parent / "guest/pyverbs_odp.py").read_text())
 # Says whether they had the memory that they were to have.
 MEMORY = "memory"
 
@@ -89,7 +95,8 @@ def pyverbs_verdicts(name, what, found, before):
     else:
         # Not one may be skipped: that would say that a dma-buf was not registered.
         tests = [test for test in before if DMABUF in test] + [MEMORY]
-        wanted = {f"{case}/{test}": "pass" for case in what.split(",") for test in tests}
+        wanted = {f"{case}/{test}": "pass" for case in what.split(",")
+                  for test in (ODP_TESTS if case == ON_DEMAND else tests)}
     verdicts = []
     for test in sorted(wanted.keys() | found.keys()):
         result, detail = found.get(test, ["fail", "it did not run"])

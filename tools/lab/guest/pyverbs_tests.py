@@ -3,6 +3,8 @@
 
     pyverbs_tests.py modules|CASE,... RESULTS
     pyverbs_tests.py --run vram|system RESULTS NAME...
+
+A case is a class of importer and the memory of a dma-buf, such as pinned/vram, or on-demand.
 """
 
 import json
@@ -18,6 +20,10 @@ MODE = Path("/sys/module/rdma_rxe/parameters/dmabuf_mode")
 # Those of devices that are not here have nothing to test.
 OTHERS = ("test_mlx5", "test_efa", "test_cuda")
 DMABUF = ["test_mr.DmaBufMRTest", "test_mr.DmaBufTestCase"]
+# The case of regions with on-demand paging, their tests, and what lets new ones ask for P2P.
+ON_DEMAND = "on-demand"
+ODP = "pyverbs_odp"
+ODP_P2P = Path("/sys/module/rdma_rxe/parameters/odp_p2p")
 # This makes a completion queue smaller while completions may still be on their way, and expects an
 # error. If they come after it they are lost, and the test waits for them in vain, which it says
 # in these words.
@@ -66,7 +72,8 @@ def run(memory, results, *names):
     sys.argv = ["tests", "--dev", "rxe0", *(["--gtt"] if memory == "system" else [])]
     from args_parser import parser
     parser.parse_args()
-    suite = unittest.defaultTestLoader.loadTestsFromNames(f"tests.{name}" for name in names)
+    suite = unittest.defaultTestLoader.loadTestsFromNames(
+        name if name == ODP else f"tests.{name}" for name in names)
     result = Result()
     suite.run(result)
     Path(results).write_text(json.dumps(result.found))
@@ -129,11 +136,26 @@ def dmabuf(cases):
         yield {f"{case}/{name}": came for name, came in tests.items()}
 
 
+def on_demand():
+    """Tests with regions of memory that vvram has migrated: gives what came of each."""
+    ODP_P2P.write_text("Y")
+    tests = start("vram", ODP)
+    ODP_P2P.write_text("N")
+    yield {f"{ON_DEMAND}/{name.rpartition('.')[2]}": came for name, came in tests.items()}
+
+
+def chosen(cases):
+    """Some cases: gives what came of their tests."""
+    yield from dmabuf(case for case in cases if case != ON_DEMAND)
+    if ON_DEMAND in cases:
+        yield from on_demand()
+
+
 if sys.argv[1] == "--run":
     run(*sys.argv[2:])
 else:
     everything = {}
-    for part in modules() if sys.argv[1] == "modules" else dmabuf(sys.argv[1].split(",")):
+    for part in modules() if sys.argv[1] == "modules" else chosen(sys.argv[1].split(",")):
         everything.update(part)
         # Whatever comes next, this is known.
         Path(sys.argv[2]).write_text(json.dumps(everything))

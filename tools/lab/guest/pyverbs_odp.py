@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Tests over pyverbs of regions with on-demand paging whose pages vvram has migrated to VRAM.
+
+pyverbs_tests.py runs them, with the tests of rdma-core to be imported. The CPU has no access to the
+memory of a region before the end of a test: it would move the pages back, and how many have moved
+back is what tells that the NIC has reached them where they are.
+"""
+
+import ctypes
+import fcntl
+import mmap
+import random
+import struct
+
+import pyverbs.enums as e
+from pyverbs.mr import MR
+from pyverbs.wr import SGE, SendWR
+from tests import base, utils
+
+NODE = "/dev/dri/renderD128"
+PAGES = 16
+SIZE = PAGES * mmap.PAGESIZE
+WORD = struct.Struct("<Q")
+# Two integers of 32 bits and one of 64: struct drm_vvram_getparam. And an address, a size, flags
+# and a pad: struct drm_vvram_svm_range.
+GETPARAM = struct.Struct("<IIQ")
+RANGE = struct.Struct("<QQII")
+SVM_VRAM, SVM_MOVED_BACK = 7, 8
+ACCESS = (e.IBV_ACCESS_LOCAL_WRITE | e.IBV_ACCESS_REMOTE_READ | e.IBV_ACCESS_REMOTE_WRITE |
+          e.IBV_ACCESS_REMOTE_ATOMIC)
+
+
+def ioctl(direction, number, layout):
+    """The number of an ioctl of the driver: 1 is written to the kernel, 3 both ways."""
+    return direction << 30 | layout.size << 16 | ord("d") << 8 | 0x40 + number
+
+
+class Gpu:
+    """The device of the driver."""
+
+    def __init__(self):
+        self.node = open(NODE, "r+b", buffering=0)
+
+    def param(self, number):
+        """What DRM_IOCTL_VVRAM_GETPARAM says."""
+        answer = fcntl.ioctl(self.node, ioctl(3, 0, GETPARAM), GETPARAM.pack(number, 0, 0))
+        return GETPARAM.unpack(answer)[2]
+
+    def migrate(self, addr, size):
+        """Move memory of this process to VRAM."""
+        fcntl.ioctl(self.node, ioctl(1, 0x0a, RANGE), RANGE.pack(addr, size, 0, 0))
+
+    def close(self):
+        """Close the device."""
+        self.node.close()
+
+
+class Resources(base.RCResources):
+    """A queue pair, memory that the CPU accesses, and memory that migrates."""
+
+    def create_qp_attr(self):
+        attr = super().create_qp_attr()
+        attr.qp_access_flags = ACCESS
+        return attr
+
+    def create_mr(self):
+        self.memory = mmap.mmap(-1, SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.addr = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+        self.host = MR(self.pd, SIZE, ACCESS)
+        self.mr = MR(self.pd, SIZE, ACCESS | e.IBV_ACCESS_ON_DEMAND, address=self.addr)
+
+
+class OnDemand(base.RDMATestCase):
+    """What the NIC does to memory in VRAM."""
+
+    def setUp(self):
+        super().setUp()
+        self.gpu = Gpu()
+        self.create_players(Resources)
+
+    def tearDown(self):
+        super().tearDown()
+        self.gpu.close()
+
+    def filled(self):
+        """Fill the memory of the server and migrate it; return its bytes."""
+        content = random.randbytes(SIZE)
+        self.server.memory[:] = content
+        before = self.gpu.param(SVM_VRAM)
+        self.gpu.migrate(self.server.addr, SIZE)
+        self.assertEqual(self.gpu.param(SVM_VRAM), before + SIZE)
+        return content
+
+    def transfer(self, opcode, size, atomic=None):
+        """Let the client transfer bytes between its host memory and the memory of the server."""
+        entry = SGE(self.client.host.buf, size, self.client.host.lkey)
+        request = SendWR(opcode=opcode, num_sge=1, sg=[entry])
+        if atomic is None:
+            request.set_wr_rdma(self.server.mr.rkey, self.server.mr.buf)
+        else:
+            request.set_wr_atomic(self.server.mr.rkey, self.server.mr.buf, atomic, 0)
+        utils.post_send(self.client, request)
+        utils.poll_cq(self.client.cq)
+
+    def read(self):
+        """What the NIC reads of the memory of the server."""
+        self.client.host.write(b"\0" * SIZE, SIZE)
+        self.transfer(e.IBV_WR_RDMA_READ, SIZE)
+        return self.client.host.read(SIZE, 0)
+
+    def test_operations_reach_pages_where_they_are(self):
+        """Reads, writes and atomics arrive, and no page moves back for them."""
+        content = self.filled()
+        moved = self.gpu.param(SVM_MOVED_BACK)
+        self.assertEqual(self.read(), content)
+
+        content = random.randbytes(SIZE)
+        self.client.host.write(content, SIZE)
+        self.transfer(e.IBV_WR_RDMA_WRITE, SIZE)
+        self.assertEqual(self.read(), content)
+
+        [old] = WORD.unpack_from(content)
+        self.transfer(e.IBV_WR_ATOMIC_FETCH_AND_ADD, WORD.size, atomic=3)
+        self.assertEqual(WORD.unpack(self.client.host.read(WORD.size, 0)), (old,))
+        content = WORD.pack((old + 3) % 2 ** 64) + content[WORD.size:]
+        self.assertEqual(self.read(), content)
+        self.assertEqual(self.gpu.param(SVM_MOVED_BACK), moved)
+
+        self.assertEqual(self.server.memory[:], content)
+        self.assertEqual(self.gpu.param(SVM_MOVED_BACK), moved + PAGES)
+        self.assertEqual(self.read(), content)
+
+    def test_regions_follow_pages_that_migrate_again(self):
+        """The NIC finds the same bytes in system memory and, after that, in VRAM."""
+        content = self.filled()
+        self.assertEqual(self.read(), content)
+        self.assertEqual(self.server.memory[:], content)
+        content = self.filled()
+        moved = self.gpu.param(SVM_MOVED_BACK)
+        self.assertEqual(self.read(), content)
+        self.assertEqual(self.gpu.param(SVM_MOVED_BACK), moved)
