@@ -23,7 +23,6 @@ use kernel::{
         Bound,
         Device, //
     },
-    devres::Devres,
     mm::{
         hmm::{
             DmaPage,
@@ -125,7 +124,7 @@ impl Anonymous {
         dev: &Device<Bound>,
         range: Range<usize>,
         told: &Arc<Told>,
-    ) -> Result<Devres<Import<Notes>>> {
+    ) -> Result<Import<Notes>> {
         let mm = self.users()?;
 
         Import::new(dev, &mm, range, Notes(told.clone()))
@@ -327,7 +326,6 @@ mod tests {
             let memory = Anonymous::filled(8, 1)?;
             let told = Told::new()?;
             let import = memory.import(dev, memory.all(), &told)?;
-            let import = import.access(dev)?;
             let access = |pages: Range<usize>, is_write| -> Result<KVec<DmaPage>> {
                 let mut found = KVec::with_capacity(8, GFP_KERNEL)?;
 
@@ -385,7 +383,6 @@ mod tests {
             let memory = Anonymous::filled(8, 1)?;
             let told = Told::new()?;
             let import = memory.import(dev, memory.all(), &told)?;
-            let import = import.access(dev)?;
             // The device reads page 5, and writes page 6, which it has not read.
             let access = |other| -> Result<Option<MapType>> {
                 edu.put(&content(Some(2), other)?);
@@ -430,6 +427,34 @@ mod tests {
         })
     }
 
+    /// An import that is revoked has nothing mapped, gets nothing more, and stays so.
+    #[test]
+    fn a_revoked_import_is_at_an_end() -> Result {
+        with_device(|pdev| {
+            let pdev: &pci::Device<Bound> = pdev;
+            let dev: &Device<Bound> = pdev.as_ref();
+            let memory = Anonymous::filled(4, 1)?;
+            let told = Told::new()?;
+            let import = memory.import(dev, memory.range(1..4), &told)?;
+            let access = |pages| import.access(memory.range(pages), true, |_, _| ()).err();
+
+            check_eq!(import.range(), memory.range(1..4));
+            check_eq!(access(1..4), None);
+            import.revoke();
+            check_eq!(told.take(), Some(memory.range(1..4)));
+            check_eq!(access(1..4), Some(ENODEV));
+            check_eq!(access(0..4), Some(EINVAL));
+
+            // The process goes on, and the mirror is told.
+            memory.unmap(2..3);
+            check_eq!(told.take(), Some(memory.range(2..3)));
+            import.revoke();
+            check_eq!(told.take(), None);
+            check_eq!(access(1..2), Some(ENODEV));
+            Ok(())
+        })
+    }
+
     /// A mirror is invalidated before it is dropped, and not if an error occurs before that.
     #[test]
     fn a_mirror_is_told_at_the_end() -> Result {
@@ -441,7 +466,6 @@ mod tests {
             let import = memory.import(dev, memory.all(), &told)?;
 
             {
-                let import = import.access(dev)?;
                 let refused = |range| import.access(range, false, |_, _| ()).err();
 
                 check_eq!(refused(end..end), Some(EINVAL));

@@ -9,8 +9,8 @@
 //! valid as long as it is there, or [`Retry`].
 //!
 //! An [`Import`] does all of this for a device that does DMA: it maps the pages, unmaps them when
-//! the process changes them, and gets those in system memory that the device cannot reach in the
-//! BAR of another one.
+//! the process changes them and when the device is unbound, and gets those in system memory that
+//! the device cannot reach in the BAR of another one.
 //!
 //! # Examples
 //!
@@ -23,7 +23,6 @@
 //!         Bound,
 //!         Device, //
 //!     },
-//!     devres::Devres,
 //!     mm::{
 //!         hmm::Import,
 //!         interval_notifier::Mirror,
@@ -50,7 +49,7 @@
 //!     dev: &Device<Bound>,
 //!     mm: &MmWithUser,
 //!     range: Range<usize>,
-//! ) -> Result<Devres<Import<Engine>>> {
+//! ) -> Result<Import<Engine>> {
 //!     Import::new(dev, mm, range, Engine)
 //! }
 //!
@@ -100,6 +99,7 @@ use crate::{
             mutex::MutexBackend,
             Guard, //
         },
+        Arc,
         LockClassKey,
         Mutex, //
     },
@@ -332,54 +332,51 @@ pub struct DmaPage {
     pub peer: Option<MapType>,
 }
 
-/// The mirror of an [`Import`]: what is mapped, and the mirror of the driver.
+/// What is mapped for a device.
 ///
 /// # Invariants
 ///
-/// - `map` is that of `dev`, with an entry for each page of `range`.
-/// - The pages whose entries are flagged are mapped; `inner` knows of no others.
-struct Mapped<T: Mirror> {
-    inner: T,
+/// - `raw` is a map of `dev`, with an entry for each of `count` pages.
+/// - The pages whose entries are flagged are mapped. They stay until they are unmapped.
+/// - `dev` is bound.
+struct DmaMap {
     dev: ARef<Device>,
-    map: bindings::hmm_dma_map,
-    range: Range<usize>,
+    raw: bindings::hmm_dma_map,
+    count: usize,
 }
 
 // SAFETY: The map may be used from any task, by one at a time.
-unsafe impl<T: Mirror> Send for Mapped<T> {}
+unsafe impl Send for DmaMap {}
 
-impl<T: Mirror> Mapped<T> {
+impl DmaMap {
     /// # Safety
     ///
     /// The value must be dropped while the device is bound.
-    unsafe fn new(dev: &Device<Bound>, range: Range<usize>, inner: T) -> Result<Self> {
-        let count = range.end.saturating_sub(range.start) / PAGE_SIZE;
-
+    unsafe fn new(dev: &Device<Bound>, count: usize) -> Result<Self> {
         if count == 0 {
             return Err(EINVAL);
         }
 
-        let mut map = bindings::hmm_dma_map::default();
+        let mut raw = bindings::hmm_dma_map::default();
         // SAFETY: The device is bound, and the structure zeroed.
         to_result(unsafe {
-            bindings::hmm_dma_map_alloc(dev.as_raw(), &mut map, count, PAGE_SIZE)
+            bindings::hmm_dma_map_alloc(dev.as_raw(), &mut raw, count, PAGE_SIZE)
         })?;
 
-        // INVARIANT: The map was just made, and nothing is mapped.
+        // INVARIANT: The map was just made, and nothing is mapped. The caller promises the rest.
         Ok(Self {
-            inner,
             dev: dev.into(),
-            map,
-            range,
+            raw,
+            count,
         })
     }
 
     /// # Safety
     ///
-    /// `index` must be that of a page of the range.
+    /// `index` must be that of a page.
     unsafe fn entry(&mut self, index: usize) -> &mut usize {
         // SAFETY: As the caller promises.
-        unsafe { &mut *self.map.pfn_list.add(index) }
+        unsafe { &mut *self.raw.pfn_list.add(index) }
     }
 
     /// Maps page `index` of the range, which has just been checked to have `entry`, and is.
@@ -392,7 +389,7 @@ impl<T: Mirror> Mapped<T> {
     ///
     /// # Safety
     ///
-    /// `index` must be that of a page of the range, and the lock of this be held since `entry` was
+    /// `index` must be that of a page, and the lock of the mirror be held since `entry` was
     /// checked. `state` must have been used for this device only.
     unsafe fn map(
         &mut self,
@@ -418,7 +415,7 @@ impl<T: Mirror> Mapped<T> {
         *slot = entry.0 & !(DMA_MAPPED | P2PDMA | P2PDMA_BUS) | mapped;
         // SAFETY: The map is that of the device, which is bound, and has a page at the index, which
         // stays until the mirror is invalidated.
-        let addr = unsafe { bindings::hmm_dma_map_pfn(dev, &mut self.map, index, state) };
+        let addr = unsafe { bindings::hmm_dma_map_pfn(dev, &mut self.raw, index, state) };
         // SAFETY: As the caller promises.
         let slot = unsafe { self.entry(index) };
 
@@ -442,28 +439,22 @@ impl<T: Mirror> Mapped<T> {
             },
         })
     }
-}
 
-impl<T: Mirror> Mirror for Mapped<T> {
-    fn invalidate(&mut self, range: Range<usize>) {
-        self.inner.invalidate(range.clone());
-
+    /// Unmaps what is mapped of some pages, which the device does not access any more.
+    fn unmap(&mut self, pages: Range<usize>) {
         let dev = self.dev.as_raw();
-        // The range is inside of that of the notifier, and ends where a page does.
-        let first = (range.start - self.range.start) / PAGE_SIZE;
-        let end = (range.end - self.range.start).div_ceil(PAGE_SIZE);
-        for index in first..end {
-            // SAFETY: The page is one of the range.
+
+        for index in pages.start..pages.end.min(self.count) {
+            // SAFETY: The page is one of the map.
             let old = core::mem::take(unsafe { self.entry(index) });
 
             if old & DMA_MAPPED == 0 {
                 continue;
             }
-            // SAFETY: As above. The device is bound, and does not access the page any more. What
-            // the process has there does not go before this returns.
+            // SAFETY: As above. By the type invariants the device is bound, and the page there.
             unsafe {
                 *self.entry(index) = old;
-                bindings::hmm_dma_unmap_pfn(dev, &mut self.map, index);
+                bindings::hmm_dma_unmap_pfn(dev, &mut self.raw, index);
                 *self.entry(index) = 0;
 
                 let page = bindings::pfn_to_page(old & !FLAGS);
@@ -476,11 +467,57 @@ impl<T: Mirror> Mirror for Mapped<T> {
     }
 }
 
-impl<T: Mirror> Drop for Mapped<T> {
+impl Drop for DmaMap {
     fn drop(&mut self) {
-        // SAFETY: By the type invariant. The device is bound, as `new()` asks for, and nothing is
-        // mapped any more: the notifier invalidates everything.
-        unsafe { bindings::hmm_dma_map_free(self.dev.as_raw(), &mut self.map) };
+        self.unmap(0..self.count);
+        // SAFETY: By the type invariants the map is that of the device, which is bound. Nothing is
+        // mapped any more.
+        unsafe { bindings::hmm_dma_map_free(self.dev.as_raw(), &mut self.raw) };
+    }
+}
+
+/// The mirror of an [`Import`]: what is mapped, and the mirror of the driver.
+struct Mapped<T: Mirror> {
+    inner: T,
+    /// Where the range begins.
+    start: usize,
+    /// [`None`] from the unbind of the device on. `inner` knows of no other pages.
+    map: Option<DmaMap>,
+}
+
+impl<T: Mirror> Mirror for Mapped<T> {
+    fn invalidate(&mut self, range: Range<usize>) {
+        self.inner.invalidate(range.clone());
+
+        if let Some(map) = &mut self.map {
+            // The range is inside of that of the notifier, and ends where a page does.
+            map.unmap(
+                (range.start - self.start) / PAGE_SIZE
+                    ..(range.end - self.start).div_ceil(PAGE_SIZE),
+            );
+        }
+    }
+}
+
+impl<T: Mirror> IntervalNotifier<Mapped<T>> {
+    /// Stops the device, and unmaps everything for good. Waits for the access that is under way.
+    fn revoke(&self) {
+        let mut mapped = self.lock();
+
+        if mapped.map.is_some() {
+            mapped.inner.invalidate(self.range());
+        }
+        // With the lock held: as long as it is, an unbind waits for it.
+        mapped.map = None;
+    }
+}
+
+/// Revokes an import when it is dropped.
+struct Revoker<T: Mirror>(Arc<IntervalNotifier<Mapped<T>>>);
+
+impl<T: Mirror> Drop for Revoker<T> {
+    fn drop(&mut self) {
+        self.0.revoke();
     }
 }
 
@@ -495,10 +532,14 @@ fn lock_class() -> Pin<&'static LockClassKey> {
 ///
 /// Pages are mapped when they are first accessed, and unmapped when the process changes them, such
 /// as when it frees them, or when they migrate.
-#[pin_data]
+///
+/// It may outlive the process and the binding of the device. An unbind waits for an access that has
+/// the mirror locked, but not for one whose pages are being faulted in, which may take as long as
+/// the process wants.
 pub struct Import<T: Mirror> {
-    #[pin]
-    notifier: IntervalNotifier<Mapped<T>>,
+    // Dropped first: it unmaps what the notifier stands for.
+    _revoker: Devres<Revoker<T>>,
+    notifier: Arc<IntervalNotifier<Mapped<T>>>,
     /// The device does not reach some of the memory of a peer.
     is_p2p_denied: Atomic<bool>,
 }
@@ -517,21 +558,36 @@ impl<T: Mirror> Import<T> {
         mm: &MmWithUser,
         range: Range<usize>,
         mirror: T,
-    ) -> Result<Devres<Self>> {
-        // SAFETY: Devres drops it in time.
-        let mapped = unsafe { Mapped::new(dev, range.clone(), mirror) }?;
+    ) -> Result<Self> {
+        let start = range.start;
+        let count = range.end.saturating_sub(start) / PAGE_SIZE;
+        let mapped = Mapped {
+            inner: mirror,
+            start,
+            // SAFETY: The revoker drops it in time. Until there is one, `dev` proves it.
+            map: Some(unsafe { DmaMap::new(dev, count) }?),
+        };
+        let notifier = Arc::pin_init(
+            IntervalNotifier::new(mm, range, Mutex::new(mapped, c"hmm::Import", lock_class())),
+            GFP_KERNEL,
+        )?;
 
-        Devres::new(
-            dev,
-            try_pin_init!(Self {
-                notifier <- IntervalNotifier::new(
-                    mm,
-                    range,
-                    Mutex::new(mapped, c"hmm::Import", lock_class()),
-                ),
-                is_p2p_denied: Atomic::new(false),
-            }? Error),
-        )
+        Ok(Self {
+            _revoker: Devres::new(dev, Revoker(notifier.clone()))?,
+            notifier,
+            is_p2p_denied: Atomic::new(false),
+        })
+    }
+
+    /// Returns the addresses that are imported.
+    #[inline]
+    pub fn range(&self) -> Range<usize> {
+        self.notifier.range()
+    }
+
+    /// Ends all access, as an unbind of the device does. Waits for the access that is under way.
+    pub fn revoke(&self) {
+        self.notifier.revoke();
     }
 
     /// Maps the addresses `range`, and calls `f` with the mirror and the DMA address of each page.
@@ -544,7 +600,9 @@ impl<T: Mirror> Import<T> {
     ///
     /// # Errors
     ///
-    /// `EIO` if a page cannot be mapped, and those of [`IntervalNotifier::fault`].
+    /// - `ENODEV` if the device was unbound, or the import [revoked](Self::revoke).
+    /// - `EIO` if a page cannot be mapped.
+    /// - Those of [`IntervalNotifier::fault`].
     pub fn access<R>(
         &self,
         range: Range<usize>,
@@ -570,8 +628,9 @@ impl<T: Mirror> Import<T> {
             };
             let mut checked = self.notifier.fault_and_lock(range.clone(), request)?;
             let (mapped, entries) = checked.parts();
+            let map = mapped.map.as_mut().ok_or(ENODEV)?;
 
-            match map_all(mapped, first, entries, &mut pages) {
+            match map_all(map, first, entries, &mut pages) {
                 Ok(()) => return Ok(f(&mut mapped.inner, &pages)),
                 Err(EREMOTEIO) if !is_denied => self.is_p2p_denied.store(true, Relaxed),
                 Err(EREMOTEIO) => return Err(EIO),
@@ -588,8 +647,8 @@ impl<T: Mirror> Import<T> {
 }
 
 /// Maps the pages from the number `first` on, whose entries were checked, and are.
-fn map_all<T: Mirror>(
-    mapped: &mut Mapped<T>,
+fn map_all(
+    map: &mut DmaMap,
     first: usize,
     entries: &[Entry],
     pages: &mut KVVec<DmaPage>,
@@ -599,7 +658,7 @@ fn map_all<T: Mirror>(
     pages.clear();
     for (index, entry) in entries.iter().enumerate() {
         // SAFETY: `fault_and_lock()` has checked the range, and the guard lends the entries.
-        let page = unsafe { mapped.map(first + index, entry, &mut state) }?;
+        let page = unsafe { map.map(first + index, entry, &mut state) }?;
 
         pages.push_within_capacity(page).map_err(|_| EINVAL)?;
     }
