@@ -345,14 +345,39 @@ impl Map {
     ///
     /// Any error of madvise(2).
     pub fn discard(&self, page: usize) -> Result<(), SysError> {
+        self.advise(page..page + 1, libc::MADV_DONTNEED)
+    }
+
+    /// Where a page starts, for system calls that change its mapping.
+    fn page(&self, page: usize) -> *mut libc::c_void {
         assert!(page < self.pages(), "page {page} is outside the mapping");
-        // SAFETY: the page is inside the mapping, which is accessed with volatile accesses only.
-        let status = unsafe {
-            let start = self.base.as_ptr().add(page * PAGE_WORDS);
-            libc::madvise(start.cast(), PAGE, libc::MADV_DONTNEED)
-        };
-        if status < 0 {
-            return Err(SysError::last("madvise(MADV_DONTNEED)"));
+        self.base.as_ptr().wrapping_add(page * PAGE_WORDS).cast()
+    }
+
+    /// Unmaps a page of private memory. Until [`Map::refill`] an access by the caller is fatal.
+    ///
+    /// # Errors
+    ///
+    /// Any error of munmap(2).
+    pub fn punch(&self, page: usize) -> Result<(), SysError> {
+        // SAFETY: the page is inside the mapping, of which there are no references.
+        self.with_pages("munmap()", page..page + 1, |address, len| unsafe {
+            libc::munmap(address, len)
+        })
+    }
+
+    /// Maps new private memory in the place of a page.
+    ///
+    /// # Errors
+    ///
+    /// Any error of mmap(2).
+    pub fn refill(&self, page: usize) -> Result<(), SysError> {
+        let prot = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+        // SAFETY: as above: the new memory takes the place of what is inside the mapping.
+        let base = unsafe { libc::mmap(self.page(page), PAGE, prot, flags, -1, 0) };
+        if base == libc::MAP_FAILED {
+            return Err(SysError::last("mmap(MAP_FIXED)"));
         }
         Ok(())
     }

@@ -215,7 +215,7 @@ impl Peer {
         Ok(argument.size)
     }
 
-    fn simple(&self, request: u64, what: &str) -> Result<(), SysError> {
+    pub(crate) fn simple(&self, request: u64, what: &str) -> Result<(), SysError> {
         if compat::is_on() {
             compat::ioctl(self.fd(), request, &mut (), || what.to_string())?;
             return Ok(());

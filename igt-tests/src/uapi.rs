@@ -8,8 +8,10 @@
 
 use std::mem::size_of;
 
+mod memory;
 mod sync;
 
+pub use memory::*;
 pub use sync::*;
 
 const NONE: u64 = 0;

@@ -70,3 +70,24 @@ const _: () = {
     assert!(offset_of!(T, clock) == 24);
     assert!(size_of::<T>() == 32);
 };
+
+const _: () = {
+    use uapi::edu_peer_memory_register as T;
+
+    assert!(offset_of!(T, address) == 0);
+    assert!(offset_of!(T, size) == 8);
+    assert!(size_of::<T>() == 16);
+};
+
+const _: () = {
+    use uapi::edu_peer_memory_query as T;
+
+    assert!(offset_of!(T, offset) == 0);
+    assert!(offset_of!(T, flags) == 8);
+    assert!(offset_of!(T, kind) == 12);
+    assert!(offset_of!(T, dma_address) == 16);
+    assert!(offset_of!(T, invalidations) == 24);
+    assert!(offset_of!(T, denied) == 32);
+    assert!(offset_of!(T, pad) == 36);
+    assert!(size_of::<T>() == 40);
+};

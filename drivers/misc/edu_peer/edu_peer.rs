@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! QEMU's `edu` device as a dma-buf peer.
+//! QEMU's `edu` device as a peer that uses dma-bufs, and memory of processes.
 //!
 //! `edu` is a PCI device for teaching, with a DMA engine that is a true bus master: what it reads
 //! and writes passes through switches, host bridges and IOMMUs as the traffic of real hardware
@@ -17,6 +17,7 @@
 //! - [`job`]: transfers that go on after the call that started them, with a fence,
 //! - [`cpu`]: the CPU in place of the device,
 //! - [`client`]: what an open file has, one or the other,
+//! - `memory`: memory of a process, by its addresses, which an open file may have as well,
 //! - [`file`]: the character device,
 //! - `abi`: the layout of the arguments of its ioctls.
 //!
@@ -25,16 +26,20 @@
 //! In this order, from the outside to the inside:
 //!
 //! 1. what an open file has ([`file::PeerFile`]), held during a call; memory of the caller is
-//!    accessed with it held, but with none of those below,
-//! 2. the lock of the PCI device, held during probe, unbind and attach,
+//!    accessed with it held, but with none of those below. A transfer of memory of a process does
+//!    not hold it: its page faults may take as long as the process wants,
+//! 2. the lock of the PCI device, held during probe, unbind, attach and the registration of memory,
 //! 3. the reservation of the dma-buf, held from the look at the mapping until the DMA that follows
-//!    from it is complete, or its fence is published,
+//!    from it is complete, or its fence is published; or the mirror of memory of a process, held
+//!    while one piece is moved. The kernel takes the mirror when the process changes its page
+//!    table, and when it reclaims memory,
 //! 4. the DMA engine ([`device::Engine`]), held while one piece is moved; what is done until a
 //!    fence signals takes no other lock. Who has it tries the reservation, but does not wait for
 //!    it.
 //!
-//! The unbind of the device comes with 2 held and takes 4 and, when the attachments are detached,
-//! 3. The invalidation of a mapping comes with 3 held and takes no lock.
+//! The unbind of the device comes with 2 held and takes 4 and, when the attachments are detached
+//! and the memory of processes is unmapped, 3. The invalidation of a mapping comes with 3 held and
+//! takes no lock.
 
 use kernel::{
     device::Core,
@@ -53,6 +58,8 @@ mod device;
 mod file;
 mod import;
 mod job;
+#[cfg(CONFIG_RUST_HMM)]
+mod memory;
 mod table;
 
 use self::{

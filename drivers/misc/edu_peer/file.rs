@@ -39,12 +39,19 @@ use crate::{
     }, //
 };
 
+#[cfg(CONFIG_RUST_HMM)]
+use crate::memory::Memory;
+
 /// An open file.
 #[pin_data]
 pub(crate) struct PeerFile {
     edu: Arc<Edu>,
     #[pin]
     client: Mutex<Option<Client>>,
+    /// Not held while it is accessed.
+    #[cfg(CONFIG_RUST_HMM)]
+    #[pin]
+    memory: Mutex<Option<Arc<Memory>>>,
 }
 
 #[vtable]
@@ -57,6 +64,8 @@ impl MiscDevice for PeerFile {
             pin_init!(Self {
                 edu: misc.data().clone(),
                 client <- new_mutex!(None, "edu_peer::client"),
+                #[cfg(CONFIG_RUST_HMM)]
+                memory <- new_mutex!(None, "edu_peer::memory"),
             }),
             GFP_KERNEL,
         )
@@ -78,6 +87,14 @@ impl MiscDevice for PeerFile {
             uapi::EDU_PEER_IOC_SUBMIT => me.submit(arg)?,
             uapi::EDU_PEER_IOC_FINISH => me.finish(arg)?,
             uapi::EDU_PEER_IOC_MEASURE => me.measure(arg)?,
+            #[cfg(CONFIG_RUST_HMM)]
+            uapi::EDU_PEER_IOC_MEMORY_REGISTER => me.register(arg)?,
+            #[cfg(CONFIG_RUST_HMM)]
+            uapi::EDU_PEER_IOC_MEMORY_UNREGISTER => me.unregister()?,
+            #[cfg(CONFIG_RUST_HMM)]
+            uapi::EDU_PEER_IOC_MEMORY_TRANSFER => me.transfer_memory(arg)?,
+            #[cfg(CONFIG_RUST_HMM)]
+            uapi::EDU_PEER_IOC_MEMORY_QUERY => me.query_memory(arg)?,
             _ => return Err(ENOTTY),
         }
 
@@ -164,23 +181,20 @@ impl PeerFile {
 
     /// Serves `EDU_PEER_IOC_TRANSFER`.
     fn transfer(&self, arg: UserPtr) -> Result {
-        let (mut request, write) = read_transfer(arg)?;
+        let (request, write) = read_transfer(arg)?;
 
-        let (ret, moved) = self.with_idle(|client| {
+        let moved = self.with_idle(|client| {
             client.check_range(request.offset, request.length)?;
-
-            let mut moved = 0;
-            let ret = self
-                .move_bytes(client, &request, write, &mut moved)
-                // The core would repeat the call, but with the length that is written back below.
-                .map_err(|e| if e == ERESTARTSYS { EINTR } else { e });
-            Ok((ret, moved))
+            Ok(Moved::by(&request, write, |offset, part| {
+                if write {
+                    client.write(&self.edu, offset, part)
+                } else {
+                    client.read(&self.edu, offset, part)
+                }
+            }))
         })?;
 
-        // What was moved is told in case of an error as well.
-        request.length = moved;
-        write_transfer(arg, &request)?;
-        ret
+        moved.answer(arg, request)
     }
 
     /// Serves `EDU_PEER_IOC_SUBMIT`.
@@ -239,47 +253,6 @@ impl PeerFile {
         request.length = moved.len() as u64;
         write_transfer(arg, &request)?;
         end.result
-    }
-
-    /// Moves the bytes of a request that is known to be inside the buffer. `moved` is the number of
-    /// bytes that were, also in case of an error.
-    fn move_bytes(
-        &self,
-        client: &mut Client,
-        request: &uapi::edu_peer_transfer,
-        write: bool,
-        moved: &mut u64,
-    ) -> Result {
-        let data = UserPtr::from_addr(request.data.try_into()?);
-        let mut bytes = KBox::new([0u8; PIECE], GFP_KERNEL)?;
-
-        while *moved < request.length {
-            if *moved > 0 && current!().signal_pending() {
-                return Err(EINTR);
-            }
-
-            // OVERFLOW: The end of the range was checked.
-            let offset = request.offset + *moved;
-            // CAST: `PIECE` fits 64 bits, hence so does the smaller of the two.
-            let limit = (request.length - *moved).min(PIECE as u64);
-            let user = data.wrapping_byte_add(usize::try_from(*moved)?);
-
-            let part = bytes.get_mut(..usize::try_from(limit)?).ok_or(EINVAL)?;
-
-            *moved += if write {
-                UserSlice::new(user, part.len()).reader().read_slice(part)?;
-                client.write(&self.edu, offset, part)?
-            } else {
-                let len = client.read(&self.edu, offset, part)?;
-                let part = part.get(..usize::try_from(len)?).ok_or(EINVAL)?;
-                UserSlice::new(user, part.len())
-                    .writer()
-                    .write_slice(part)?;
-                len
-            };
-        }
-
-        Ok(())
     }
 
     /// Serves `EDU_PEER_IOC_TABLE`.
@@ -364,6 +337,176 @@ impl PeerFile {
         writer.write(&cost.least)?;
         writer.write(&cost.most)?;
         writer.write(&cost.clock)
+    }
+}
+
+/// What came of a transfer.
+struct Moved {
+    /// How many bytes were moved, also in case of an error.
+    bytes: u64,
+    result: Result,
+}
+
+impl Moved {
+    /// Moves the bytes of a request whose range was checked, in pieces: `piece` moves the start of
+    /// what it is given from or to an offset, and returns how many bytes these were.
+    fn by(
+        request: &uapi::edu_peer_transfer,
+        write: bool,
+        piece: impl FnMut(u64, &mut [u8]) -> Result<u64>,
+    ) -> Self {
+        let mut bytes = 0;
+        let result = Self::pieces(request, write, piece, &mut bytes)
+            // The core would repeat the call, but with the length that is written back.
+            .map_err(|e| if e == ERESTARTSYS { EINTR } else { e });
+
+        Self { bytes, result }
+    }
+
+    fn pieces(
+        request: &uapi::edu_peer_transfer,
+        write: bool,
+        mut piece: impl FnMut(u64, &mut [u8]) -> Result<u64>,
+        moved: &mut u64,
+    ) -> Result {
+        let data = UserPtr::from_addr(request.data.try_into()?);
+        let mut bytes = KBox::new([0u8; PIECE], GFP_KERNEL)?;
+
+        while *moved < request.length {
+            if *moved > 0 && current!().signal_pending() {
+                return Err(EINTR);
+            }
+
+            // OVERFLOW: The end of the range was checked.
+            let offset = request.offset + *moved;
+            // CAST: `PIECE` fits 64 bits, hence so does the smaller of the two.
+            let limit = (request.length - *moved).min(PIECE as u64);
+            let user = data.wrapping_byte_add(usize::try_from(*moved)?);
+
+            let part = bytes.get_mut(..usize::try_from(limit)?).ok_or(EINVAL)?;
+
+            *moved += if write {
+                UserSlice::new(user, part.len()).reader().read_slice(part)?;
+                piece(offset, part)?
+            } else {
+                let len = piece(offset, part)?;
+                let part = part.get(..usize::try_from(len)?).ok_or(EINVAL)?;
+                UserSlice::new(user, part.len())
+                    .writer()
+                    .write_slice(part)?;
+                len
+            };
+        }
+
+        Ok(())
+    }
+
+    /// Tells the caller, how many bytes in case of an error as well.
+    fn answer(self, arg: UserPtr, mut request: uapi::edu_peer_transfer) -> Result {
+        request.length = self.bytes;
+        write_transfer(arg, &request)?;
+        self.result
+    }
+}
+
+#[cfg(CONFIG_RUST_HMM)]
+impl PeerFile {
+    /// The memory of a process that this file has.
+    ///
+    /// # Errors
+    ///
+    /// - `ENODEV` if the driver is not bound any more.
+    /// - `EINVAL` if there is none.
+    fn memory(&self) -> Result<Arc<Memory>> {
+        self.edu.check_bound()?;
+
+        self.memory.lock().clone().ok_or(EINVAL)
+    }
+
+    /// Serves `EDU_PEER_IOC_MEMORY_REGISTER`.
+    fn register(&self, arg: UserPtr) -> Result {
+        let mut reader = reader::<uapi::edu_peer_memory_register>(arg);
+        let (address, size): (u64, u64) = (reader.read()?, reader.read()?);
+
+        if size > u64::from(uapi::EDU_PEER_MEMORY_MAX) {
+            return Err(EINVAL);
+        }
+        let start = usize::try_from(address)?;
+        let end = start.checked_add(usize::try_from(size)?).ok_or(EINVAL)?;
+
+        self.edu.check_bound()?;
+        let mut slot = self.memory.lock();
+        if slot.is_some() {
+            return Err(EBUSY);
+        }
+
+        let memory = self.edu.pdev().as_ref().with_bound(|dev| {
+            // The device may be bound anew, but this file belongs to the time before.
+            self.edu.check_bound()?;
+            Memory::of_caller(dev, start..end)
+        })?;
+        *slot = Some(Arc::new(memory, GFP_KERNEL)?);
+        Ok(())
+    }
+
+    /// Serves `EDU_PEER_IOC_MEMORY_UNREGISTER`.
+    fn unregister(&self) -> Result {
+        self.edu.check_bound()?;
+
+        let memory = self.memory.lock().take();
+        // Waits for a piece, for which the lock is not needed.
+        memory.ok_or(EINVAL)?.end();
+        Ok(())
+    }
+
+    /// Serves `EDU_PEER_IOC_MEMORY_TRANSFER`.
+    fn transfer_memory(&self, arg: UserPtr) -> Result {
+        let (request, write) = read_transfer(arg)?;
+        let memory = self.memory()?;
+
+        memory.check_range(request.offset, request.length)?;
+        Moved::by(&request, write, |offset, part| {
+            if write {
+                memory.write(&self.edu, offset, part)
+            } else {
+                memory.read(&self.edu, offset, part)
+            }
+        })
+        .answer(arg, request)
+    }
+
+    /// Serves `EDU_PEER_IOC_MEMORY_QUERY`.
+    fn query_memory(&self, arg: UserPtr) -> Result {
+        let mut reader = reader::<uapi::edu_peer_memory_query>(arg);
+        let (offset, flags, kind): (u64, u32, u32) =
+            (reader.read()?, reader.read()?, reader.read()?);
+        let counters: [u64; 2] = [reader.read()?, reader.read()?];
+        let tail: [u32; 2] = [reader.read()?, reader.read()?];
+        let map = match flags {
+            0 => false,
+            uapi::EDU_PEER_MEMORY_QUERY_MAP => true,
+            _ => return Err(EINVAL),
+        };
+
+        if kind != 0 || counters != [0; 2] || tail != [0; 2] || !map && offset != 0 {
+            return Err(EINVAL);
+        }
+
+        let memory = self.memory()?;
+        let (kind, address) = if map {
+            memory.check_range(offset, 1)?;
+            memory.page(offset)?
+        } else {
+            (uapi::edu_peer_memory_kind_EDU_PEER_MEMORY_KIND_NONE, 0)
+        };
+
+        let mut writer = writer::<uapi::edu_peer_memory_query>(arg);
+        writer.write(&offset)?;
+        writer.write(&flags)?;
+        writer.write(&kind)?;
+        writer.write(&address)?;
+        writer.write(&memory.invalidations())?;
+        writer.write(&u32::from(memory.is_p2p_denied()))
     }
 }
 

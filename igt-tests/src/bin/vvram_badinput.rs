@@ -13,6 +13,8 @@ use vvram_tests::scene::{share, works, Expect};
 use vvram_tests::uapi::{self, EduPeerAttach, EduPeerMeasure, EduPeerTable, EduPeerTransfer};
 use vvram_tests::{check, check_eq, errno_name, expect_errno, fail, igt_main, Outcome, SysError};
 
+const PAGE64: u64 = PAGE as u64;
+
 /// Addresses at which nothing of ours is mapped.
 const NOWHERE: [u64; 5] = [
     0,
@@ -37,7 +39,7 @@ const DRM_CALLS: [u64; 12] = [
     uapi::VVRAM_SVM_MIGRATE,
     uapi::VVRAM_SVM_EVICT,
 ];
-const PEER_CALLS: [u64; 7] = [
+const PEER_CALLS: [u64; 10] = [
     uapi::EDU_PEER_IOC_ATTACH,
     uapi::EDU_PEER_IOC_TRANSFER,
     uapi::EDU_PEER_IOC_TABLE,
@@ -45,6 +47,9 @@ const PEER_CALLS: [u64; 7] = [
     uapi::EDU_PEER_IOC_SUBMIT,
     uapi::EDU_PEER_IOC_FINISH,
     uapi::EDU_PEER_IOC_MEASURE,
+    uapi::EDU_PEER_IOC_MEMORY_REGISTER,
+    uapi::EDU_PEER_IOC_MEMORY_TRANSFER,
+    uapi::EDU_PEER_IOC_MEMORY_QUERY,
 ];
 
 /// Numbers at which things tend to break.
@@ -247,6 +252,7 @@ fn peer_fuzz() -> Outcome {
     let mut scratch = vec![0u64; 4096];
     let drm = Drm::open()?;
     let shared = share(&drm, 1)?;
+    let memory = Map::private(PAGE)?;
     let allowed = [
         libc::EINVAL,
         libc::EBADF,
@@ -267,7 +273,7 @@ fn peer_fuzz() -> Outcome {
                     _ => random.pick(&EDGES),
                 };
             }
-            let nr = 0x10 + random.below(12);
+            let nr = 0x10 + random.below(16);
             let size = match nr {
                 0x10 => {
                     let fds = [shared.buffer.fd(), peer.fd(), drm.fd(), -1, i32::MIN, 9999];
@@ -279,8 +285,8 @@ fn peer_fuzz() -> Outcome {
                     words[1] = random.pick(&[0, 0, 0, 1, u64::MAX]);
                     16
                 }
-                0x16 | 0x19 | 0x1a => {
-                    // Inside the dma-buf of one page, or refused.
+                0x16 | 0x19 | 0x1a | 0x1e => {
+                    // Inside the dma-buf or the memory of one page, or refused.
                     words[2] = match random.below(2) {
                         0 => random.pick(&NOWHERE),
                         _ => scratch.as_mut_ptr() as u64,
@@ -308,11 +314,29 @@ fn peer_fuzz() -> Outcome {
                     words[0] = random.pick(&[0, 1, 2, 1 << 32, u64::MAX]);
                     32
                 }
+                0x1c => {
+                    // One page of this process, or none: the device writes what is registered.
+                    if random.below(2) == 0 {
+                        words[0] = memory.address().as_ptr() as u64;
+                        words[1] = PAGE64;
+                    } else {
+                        words[0] = random.pick(&NOWHERE) & !(PAGE64 - 1);
+                        words[1] = random.pick(&EDGES);
+                    }
+                    16
+                }
+                0x1f => {
+                    words[0] = random.below(2 * PAGE64);
+                    words[1] = random.below(3);
+                    words[2..].fill(0);
+                    40
+                }
                 _ => 0,
             };
             let dir = match nr {
-                0x10 | 0x16 | 0x17 | 0x19..=0x1b => 3,
+                0x10 | 0x16 | 0x17 | 0x19..=0x1b | 0x1e | 0x1f => 3,
                 0x18 => 2,
+                0x1c => 1,
                 _ => 0,
             };
             let size = match random.below(12) {
@@ -331,7 +355,7 @@ fn peer_fuzz() -> Outcome {
                     format!("edu_peer ioctl {request:#x} with {words:x?}")
                 })
             };
-            if [0x16, 0x19].contains(&nr)
+            if [0x16, 0x19, 0x1e].contains(&nr)
                 && (result.is_ok() || result.as_ref().is_err_and(|e| e.errno == libc::EFAULT))
             {
                 moved += 1;
@@ -372,7 +396,7 @@ fn peer_numbers() -> Outcome {
     let peer = Peer::open()?;
     let mut words = [0u64; 8];
     let address = words.as_mut_ptr() as u64;
-    for nr in (0..0x10).chain(0x1c..0x40) {
+    for nr in (0..0x10).chain(0x20..0x40) {
         for dir in 0..4 {
             let request = uapi::ioc(dir, 0xed, nr, 16);
             // SAFETY: the kernel writes to `words`, if at all.

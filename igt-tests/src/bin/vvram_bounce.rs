@@ -6,11 +6,12 @@
 //! device writes comes back when somebody asks for it: a move has to do both at
 //! the right time. Where nothing is bounced these tests pass all the same.
 
-use vvram_tests::map::PAGE;
-use vvram_tests::peer::Mode;
-use vvram_tests::scene::{cpu_reads, patterns, peer_reads, placed, Scene};
+use vvram_tests::map::{Map, PAGE};
+use vvram_tests::memory::reached;
+use vvram_tests::peer::{Mode, Peer};
+use vvram_tests::scene::{cpu_reads, patterns, peer_reads, placed, setting, Scene};
 use vvram_tests::uapi::{self, DMA_BUF_SYNC_END as END, DMA_BUF_SYNC_WRITE as WRITE};
-use vvram_tests::{check, check_eq, heap, igt_main, Outcome};
+use vvram_tests::{check, check_eq, expect_errno, heap, igt_main, Outcome};
 
 const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 /// So much that the engine has something to do before a move. A bounce buffer is smaller.
@@ -104,8 +105,21 @@ fn copied() -> Outcome {
     Ok(())
 }
 
+/// Bounce buffers would need somebody who synchronizes: memory of processes has nobody.
+fn user_memory() -> Outcome {
+    let peer = Peer::open()?;
+    let map = Map::private(PAGE)?;
+    if setting("swiotlb").as_deref() == Some("force") {
+        expect_errno("what is bounced", peer.register(&map), libc::EOPNOTSUPP)?;
+        return expect_errno("a query", peer.memory_counters(), libc::EINVAL);
+    }
+    peer.register(&map)?;
+    reached(&peer, 0, uapi::EDU_PEER_MEMORY_KIND_SYSTEM)
+}
+
 igt_main! {
     "down", "a mapping has what a move brought to system memory", down;
     "up", "a move to VRAM takes along what a device wrote", up;
     "copied", "a copy to an imported buffer reaches its other importers", copied;
+    "user-memory", "memory of processes cannot be bounced", user_memory;
 }

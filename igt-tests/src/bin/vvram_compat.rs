@@ -7,7 +7,8 @@ use vvram_tests::drm::{ioctl, Attachment, Drm};
 use vvram_tests::fence::SyncObj;
 use vvram_tests::heap;
 use vvram_tests::lender::{self, Lent};
-use vvram_tests::map::PAGE;
+use vvram_tests::map::{Map, PAGE};
+use vvram_tests::memory;
 use vvram_tests::peer::{check_table, Mode, Peer};
 use vvram_tests::scene::{cpu_reads, patterns, peer_reads, peer_writes, Expect, Scene};
 use vvram_tests::uapi::{self, VvramGemCopy, VvramGemCreate};
@@ -236,6 +237,20 @@ fn edu_peer() -> Outcome {
         seen.push(format!("{:?}", peer.status()?));
         peer.detach()?;
         scene.check_none(&object)?;
+
+        seen.push(errno("UNREGISTER of nothing", peer.unregister()));
+        let memory = Map::private(2 * PAGE)?;
+        memory.fill(a);
+        peer.register(&memory)?;
+        seen.push(errno("a second REGISTER", peer.register(&memory)));
+        memory::reached(&peer, 0, uapi::EDU_PEER_MEMORY_KIND_SYSTEM)?;
+        memory::reads(&peer, a, &[0])?;
+        memory::writes(&peer, b, &[1])?;
+        cpu_reads(&memory, b, &[1])?;
+        let (moved, result) = peer.memory_try_read(2 * PAGE64, &mut data);
+        seen.push(errno(&format!("{moved} bytes outside"), result));
+        seen.push(format!("{:?}", peer.memory_counters()?));
+        peer.unregister()?;
         Ok(seen)
     })
 }

@@ -428,6 +428,59 @@ fn transfers() -> Outcome {
     Ok(())
 }
 
+/// Memory of this process that the peer accesses.
+fn user_memory() -> Outcome {
+    let peer = Peer::open()?;
+    let mut faults = Faults::new()?;
+    let map = Map::private(2 * PAGE)?;
+    faults.sweep(
+        "MEMORY_REGISTER",
+        &USUAL,
+        || Ok(peer.reopen()?),
+        |peer| peer.register(&map),
+        |peer| peer.unregister(),
+    )?;
+    let registered = || -> Result<_, Stop> {
+        let it = peer.reopen()?;
+        it.register(&map)?;
+        Ok(it)
+    };
+    faults.sweep(
+        "MEMORY_TRANSFER, read",
+        &USUAL,
+        registered,
+        |peer| peer.memory_try_read(0, &mut [0; 64]).1,
+        nothing,
+    )?;
+    faults.sweep(
+        "MEMORY_TRANSFER, write",
+        &USUAL,
+        registered,
+        |peer| peer.memory_try_write(0, &[0; 64]).1,
+        nothing,
+    )?;
+    faults.sweep(
+        "MEMORY_QUERY",
+        &USUAL,
+        registered,
+        |peer| peer.memory_page(1).map(|_| ()),
+        nothing,
+    )?;
+    faults.sweep(
+        "MEMORY_UNREGISTER",
+        &NONE,
+        || Ok((registered()?, Cell::new(false))),
+        |(peer, done)| {
+            if !done.get() {
+                peer.unregister()?;
+                done.set(true);
+            }
+            Ok(())
+        },
+        nothing,
+    )
+}
+
 /// What a peer is asked of its mapping, and the end of a pin.
 fn questions() -> Outcome {
     let scene = Scene::with_route()?;
@@ -946,6 +999,7 @@ igt_main! {
     "svm", "moves of memory of a process", svm;
     "release", "the last close", release;
     "transfers", "reads and writes of a peer", transfers;
+    "user-memory", "memory of a process that a peer accesses", user_memory;
     "questions", "what a peer tells of its mapping", questions;
     "unbind", "the end, with importers", unbind;
     "pins", "pins of what is not in VRAM", pins;

@@ -1,12 +1,16 @@
 /* SPDX-License-Identifier: GPL-2.0 WITH Linux-syscall-note */
 /*
- * uAPI of the edu_peer driver: QEMU's edu device as a dma-buf importer.
+ * uAPI of the edu_peer driver: QEMU's edu device as an importer of dma-bufs, and
+ * of memory of processes.
  *
  * Each edu device has a character device /dev/edu-peer-<PCI name>, such as
  * /dev/edu-peer-0000:03:00.0. An open file holds at most one attachment; it is
  * detached when the file is closed or the device is unbound, after which calls
  * return -ENODEV. A call that needs an attachment returns -EINVAL if there is
  * none. Sizes and offsets are in bytes; fields named pad must be zero.
+ *
+ * An open file also holds at most one registration of memory of a process, which
+ * has nothing to do with the attachment. See struct edu_peer_memory_register.
  */
 #ifndef _UAPI_MISC_EDU_PEER_H_
 #define _UAPI_MISC_EDU_PEER_H_
@@ -70,6 +74,9 @@ struct edu_peer_attach {
 
 /**
  * struct edu_peer_transfer - argument of EDU_PEER_IOC_TRANSFER
+ *
+ * Also that of EDU_PEER_IOC_SUBMIT, EDU_PEER_IOC_FINISH and
+ * EDU_PEER_IOC_MEMORY_TRANSFER, which say what differs.
  *
  * Moves bytes by bus mastering, in pieces of at most 4 KiB. Each takes two
  * transfers of 100 ms, to and from edu's internal buffer, and a read takes a
@@ -188,6 +195,92 @@ struct edu_peer_measure {
 	__u64 clock;
 };
 
+/**
+ * EDU_PEER_MEMORY_MAX - most bytes of one EDU_PEER_IOC_MEMORY_REGISTER.
+ */
+#define EDU_PEER_MEMORY_MAX	(1 << 30)
+
+/**
+ * struct edu_peer_memory_register - argument of EDU_PEER_IOC_MEMORY_REGISTER
+ *
+ * Lets the device use addresses of the calling process. Nothing is pinned, and
+ * there need not be memory yet: a transfer has pages faulted in, with the
+ * permissions that the process has, and follows what the process does with its
+ * addresses. Memory of a GPU that has been migrated there stays if the device
+ * reaches it peer to peer. If it does not, the pages migrate to system memory when
+ * they are accessed.
+ *
+ * The address space is the one of the process at the time of the call, whichever
+ * process makes later calls on the file: after fork() it is that of the parent,
+ * and after the last process that has it has exited, or called execve(), calls
+ * that access memory return -ESRCH. The registration is there until
+ * EDU_PEER_IOC_MEMORY_UNREGISTER, or until the file is closed. A process that
+ * has got the file from another one accesses memory of that one: whoever passes
+ * on the file permits this.
+ *
+ * Returns -EINVAL if the range is empty, longer than EDU_PEER_MEMORY_MAX, or not
+ * made of whole pages, -EBUSY if the file has a registration, and -EOPNOTSUPP if
+ * the kernel has to synchronize the DMA of the device, as when it is bounced.
+ */
+struct edu_peer_memory_register {
+	/** @address: in, the first address. */
+	__u64 address;
+	/** @size: in, bytes. */
+	__u64 size;
+};
+
+/**
+ * enum edu_peer_memory_kind - how the device reaches a page of a process
+ */
+enum edu_peer_memory_kind {
+	/** @EDU_PEER_MEMORY_KIND_NONE: the call did not ask. */
+	EDU_PEER_MEMORY_KIND_NONE = 0,
+	/** @EDU_PEER_MEMORY_KIND_SYSTEM: it is in system memory. */
+	EDU_PEER_MEMORY_KIND_SYSTEM = 1,
+	/** @EDU_PEER_MEMORY_KIND_BUS: in the BAR of a peer, by its bus address. */
+	EDU_PEER_MEMORY_KIND_BUS = 2,
+	/**
+	 * @EDU_PEER_MEMORY_KIND_HOST_BRIDGE: in the BAR of a peer, through the host
+	 * bridge.
+	 */
+	EDU_PEER_MEMORY_KIND_HOST_BRIDGE = 3,
+};
+
+/**
+ * EDU_PEER_MEMORY_QUERY_MAP - ask how the device reaches a page: it is mapped for
+ * reading, as for a transfer, unless it is mapped already.
+ */
+#define EDU_PEER_MEMORY_QUERY_MAP	(1 << 0)
+
+/**
+ * struct edu_peer_memory_query - argument of EDU_PEER_IOC_MEMORY_QUERY
+ *
+ * What it says of the page holds until the process changes the page, which may be
+ * before the call returns. Fields with results must be zero on input.
+ */
+struct edu_peer_memory_query {
+	/**
+	 * @offset: in, any byte of the page, from the start of the registered range;
+	 * zero without EDU_PEER_MEMORY_QUERY_MAP.
+	 */
+	__u64 offset;
+	/** @flags: in, EDU_PEER_MEMORY_QUERY_*. */
+	__u32 flags;
+	/** @kind: out, one of enum edu_peer_memory_kind. */
+	__u32 kind;
+	/** @dma_address: out, address of the page that the device is given, or zero. */
+	__u64 dma_address;
+	/** @invalidations: out, times the process changed some of the addresses. */
+	__u64 invalidations;
+	/**
+	 * @denied: out, 1 if the device did not reach some memory of a peer: what is
+	 * accessed from then on migrates to system memory.
+	 */
+	__u32 denied;
+	/** @pad: must be zero. */
+	__u32 pad;
+};
+
 #define EDU_PEER_IOC		0xed
 
 /* An enum, so that Rust's bindgen resolves the numbers. */
@@ -231,6 +324,29 @@ enum {
 	EDU_PEER_IOC_FINISH = _IOWR(EDU_PEER_IOC, 0x1a, struct edu_peer_transfer),
 	/* Time map and unmap; -EBUSY if it is mapped, -EINVAL in CPU mode. */
 	EDU_PEER_IOC_MEASURE = _IOWR(EDU_PEER_IOC, 0x1b, struct edu_peer_measure),
+	/*
+	 * Register memory of the calling process. This and the other calls whose
+	 * names have MEMORY return -ENOTTY if the kernel has no HMM.
+	 */
+	EDU_PEER_IOC_MEMORY_REGISTER = _IOW(EDU_PEER_IOC, 0x1c, struct edu_peer_memory_register),
+	/*
+	 * End the registration. Waits for the piece that is being moved; a
+	 * transfer that has others left fails with -ECANCELED. -EINVAL if there
+	 * is none.
+	 */
+	EDU_PEER_IOC_MEMORY_UNREGISTER = _IO(EDU_PEER_IOC, 0x1d),
+	/*
+	 * Move bytes between the registered memory, by the offset from its
+	 * start, and the caller. No piece crosses a page. A process that changes
+	 * its addresses waits for the piece that is being moved there, and no
+	 * longer. -EINVAL if there is no registration or the range is outside of
+	 * it, -EFAULT if there is no memory at the address that a device can
+	 * have, -EPERM if it may not be written, -ESRCH if the address space is
+	 * gone, -EIO if a page cannot be mapped.
+	 */
+	EDU_PEER_IOC_MEMORY_TRANSFER = _IOWR(EDU_PEER_IOC, 0x1e, struct edu_peer_transfer),
+	/* How a page is reached, and counters; errors as those of a transfer. */
+	EDU_PEER_IOC_MEMORY_QUERY = _IOWR(EDU_PEER_IOC, 0x1f, struct edu_peer_memory_query),
 };
 
 #endif /* _UAPI_MISC_EDU_PEER_H_ */

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Memory of a process, which the device accesses by the addresses of the process.
+//!
+//! Nothing is pinned. Each piece has its page faulted in and mapped, and is moved with the mirror
+//! locked: what the process changes waits for the piece that is being moved, and the next piece
+//! finds what the process has then.
+
+use kernel::{
+    device::{
+        Bound,
+        Device, //
+    },
+    mm::{
+        hmm::{
+            DmaPage,
+            Import, //
+        },
+        interval_notifier::Mirror, //
+    },
+    page::PAGE_SIZE,
+    pci::p2pdma::MapType,
+    prelude::*,
+    sync::{
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
+        Arc, //
+    },
+    uapi, //
+};
+
+use core::ops::Range;
+
+use crate::{
+    device::{
+        Edu,
+        Engine, //
+    },
+    table::Segment, //
+};
+
+/// How often the process changed its addresses.
+struct Invalidations(Arc<Atomic<u64>>);
+
+impl Mirror for Invalidations {
+    fn invalidate(&mut self, _range: Range<usize>) {
+        // The device is idle: [`Memory::access`] moves a piece with the mirror locked.
+        self.0.add(1, Relaxed);
+    }
+}
+
+/// Memory of a process that is registered.
+pub(crate) struct Memory {
+    import: Import<Invalidations>,
+    invalidations: Arc<Atomic<u64>>,
+    /// The caller has ended it.
+    ended: Atomic<bool>,
+}
+
+impl Memory {
+    /// Lets `dev` access the addresses `range` of the calling process.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Import::new`].
+    pub(crate) fn of_caller(dev: &Device<Bound>, range: Range<usize>) -> Result<Self> {
+        let invalidations = Arc::new(Atomic::new(0), GFP_KERNEL)?;
+        let mirror = Invalidations(invalidations.clone());
+        let task = current!();
+
+        Ok(Self {
+            import: Import::new(dev, task.mm().ok_or(ESRCH)?, range, mirror)?,
+            invalidations,
+            ended: Atomic::new(false),
+        })
+    }
+
+    /// Ends all transfers. Waits for the piece that is being moved.
+    pub(crate) fn end(&self) {
+        self.ended.store(true, Relaxed);
+        self.import.revoke();
+    }
+
+    /// Checks that `length` bytes from `offset` on are inside the range.
+    pub(crate) fn check_range(&self, offset: u64, length: u64) -> Result {
+        let Range { start, end } = self.import.range();
+
+        // CAST: `usize` fits 64 bits.
+        match offset.checked_add(length) {
+            Some(last) if last <= (end - start) as u64 => Ok(()),
+            _ => Err(EINVAL),
+        }
+    }
+
+    /// Maps the page that has the byte at `offset`, and calls `f` with it, and with where in it the
+    /// byte is. The page stays until `f` returns.
+    ///
+    /// # Errors
+    ///
+    /// - `ECANCELED` if the caller has ended it.
+    /// - Those of [`Import::access`], and what `f` returns.
+    fn access<R>(
+        &self,
+        offset: u64,
+        write: bool,
+        f: impl FnOnce(DmaPage, usize) -> Result<R>,
+    ) -> Result<R> {
+        let address = usize::try_from(offset)?
+            .checked_add(self.import.range().start)
+            .ok_or(EINVAL)?;
+        let within = address % PAGE_SIZE;
+        let page = address - within;
+
+        self.import
+            .access(page..page + PAGE_SIZE, write, |_, pages| match pages {
+                [page] => f(*page, within),
+                _ => Err(EINVAL),
+            })
+            .map_err(|e| {
+                if self.ended.load(Relaxed) {
+                    ECANCELED
+                } else {
+                    e
+                }
+            })?
+    }
+
+    /// Calls `f` with the engine, the place of a piece of at most `len` bytes from `offset` on,
+    /// which does not cross a page, and its length. Returns that.
+    fn piece(
+        &self,
+        edu: &Edu,
+        offset: u64,
+        len: usize,
+        write: bool,
+        f: impl FnOnce(&mut Engine<'_>, Segment, usize) -> Result,
+    ) -> Result<u64> {
+        self.access(offset, write, |page, within| {
+            let len = len.min(PAGE_SIZE - within);
+            // CAST: `usize` fits 64 bits.
+            let piece = Segment {
+                address: page.addr.checked_add(within as u64).ok_or(EINVAL)?,
+                length: len as u64,
+            };
+
+            f(&mut edu.engine()?, piece, len)?;
+            Ok(piece.length)
+        })
+    }
+
+    /// Moves the start of `bytes` to `offset` of the range, and returns how many they were.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Import::access`] and of [`Engine::put`], `ECANCELED` if the caller has ended it.
+    pub(crate) fn write(&self, edu: &Edu, offset: u64, bytes: &[u8]) -> Result<u64> {
+        self.piece(edu, offset, bytes.len(), true, |engine, piece, len| {
+            engine.put(piece, bytes.get(..len).ok_or(EINVAL)?)
+        })
+    }
+
+    /// Moves what is at `offset` of the range to the start of `bytes`, and returns how many bytes
+    /// that were.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::write`].
+    pub(crate) fn read(&self, edu: &Edu, offset: u64, bytes: &mut [u8]) -> Result<u64> {
+        self.piece(edu, offset, bytes.len(), false, |engine, piece, len| {
+            engine.get(piece, bytes.get_mut(..len).ok_or(EINVAL)?)
+        })
+    }
+
+    /// How the device reaches the page that has the byte at `offset`, as the uAPI has it, and by
+    /// which DMA address.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::access`].
+    pub(crate) fn page(&self, offset: u64) -> Result<(uapi::edu_peer_memory_kind, u64)> {
+        self.access(offset, false, |page, _| {
+            let kind = match page.peer {
+                None => uapi::edu_peer_memory_kind_EDU_PEER_MEMORY_KIND_SYSTEM,
+                Some(MapType::BUS_ADDR) => uapi::edu_peer_memory_kind_EDU_PEER_MEMORY_KIND_BUS,
+                Some(_) => uapi::edu_peer_memory_kind_EDU_PEER_MEMORY_KIND_HOST_BRIDGE,
+            };
+
+            Ok((kind, page.addr))
+        })
+    }
+
+    /// How often the process changed some of the addresses.
+    pub(crate) fn invalidations(&self) -> u64 {
+        self.invalidations.load(Relaxed)
+    }
+
+    /// Whether the device did not reach some memory of a peer.
+    pub(crate) fn is_p2p_denied(&self) -> bool {
+        self.import.is_p2p_denied()
+    }
+}

@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Memory of processes that the peer uses by its addresses.
+
+use std::fs;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use crate::drm::ioctl;
+use crate::iommu::{is_ram, Way};
+use crate::map::{Map, PAGE};
+use crate::misc;
+use crate::pattern::Pattern;
+use crate::pci::PciDevice;
+use crate::peer::Peer;
+use crate::scene::Expect;
+use crate::uapi::{self, EduPeerMemoryQuery, EduPeerMemoryRegister, EduPeerTransfer};
+use crate::{Outcome, Stop, SysError};
+
+/// What a transfer came to: how many bytes it moved, and its error.
+pub type Moved = (u64, Result<(), SysError>);
+
+impl Peer {
+    /// Registers a range of addresses of this process.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn register_range(&self, address: u64, size: u64) -> Result<(), SysError> {
+        let mut argument = EduPeerMemoryRegister { address, size };
+        ioctl(
+            self.fd(),
+            uapi::EDU_PEER_IOC_MEMORY_REGISTER,
+            &mut argument,
+            || format!("EDU_PEER_IOC_MEMORY_REGISTER({address:#x}, {size:#x})"),
+        )?;
+        Ok(())
+    }
+
+    /// Registers a mapping of this process.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn register(&self, map: &Map) -> Result<(), SysError> {
+        self.register_range(map.address().as_ptr() as u64, map.len() as u64)
+    }
+
+    /// Ends the registration.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn unregister(&self) -> Result<(), SysError> {
+        self.simple(
+            uapi::EDU_PEER_IOC_MEMORY_UNREGISTER,
+            "EDU_PEER_IOC_MEMORY_UNREGISTER",
+        )
+    }
+
+    /// MEMORY_TRANSFER with a given argument.
+    ///
+    /// # Safety
+    ///
+    /// As for [`crate::drm::ioctl_raw`]: the kernel may write to the address, and the device to the
+    /// registered memory.
+    pub unsafe fn memory_transfer_raw(&self, argument: &mut EduPeerTransfer) -> Moved {
+        let given = *argument;
+        let result = ioctl(
+            self.fd(),
+            uapi::EDU_PEER_IOC_MEMORY_TRANSFER,
+            argument,
+            || format!("EDU_PEER_IOC_MEMORY_TRANSFER({given:x?})"),
+        );
+        (argument.length, result.map(drop))
+    }
+
+    /// Lets the device read from registered memory; what was moved may be less than all.
+    pub fn memory_try_read(&self, offset: u64, data: &mut [u8]) -> Moved {
+        let mut argument = EduPeerTransfer {
+            offset,
+            length: data.len() as u64,
+            data: data.as_mut_ptr() as u64,
+            direction: uapi::EDU_PEER_DIRECTION_READ,
+            pad: 0,
+        };
+        // SAFETY: the slice is mutable, and has that length.
+        unsafe { self.memory_transfer_raw(&mut argument) }
+    }
+
+    /// Lets the device write to registered memory, which is accessed as a [`Map`]; what was moved
+    /// may be less than all.
+    pub fn memory_try_write(&self, offset: u64, data: &[u8]) -> Moved {
+        let mut argument = EduPeerTransfer {
+            offset,
+            length: data.len() as u64,
+            data: data.as_ptr() as u64,
+            direction: uapi::EDU_PEER_DIRECTION_WRITE,
+            pad: 0,
+        };
+        // SAFETY: the kernel only reads the slice.
+        unsafe { self.memory_transfer_raw(&mut argument) }
+    }
+
+    /// MEMORY_QUERY with a given argument.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn memory_query_raw(&self, argument: &mut EduPeerMemoryQuery) -> Result<(), SysError> {
+        let given = *argument;
+        ioctl(self.fd(), uapi::EDU_PEER_IOC_MEMORY_QUERY, argument, || {
+            format!("EDU_PEER_IOC_MEMORY_QUERY({given:x?})")
+        })?;
+        Ok(())
+    }
+
+    /// How the device reaches a page.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn memory_page(&self, page: usize) -> Result<EduPeerMemoryQuery, SysError> {
+        let mut argument = EduPeerMemoryQuery {
+            offset: (page * PAGE) as u64,
+            flags: uapi::EDU_PEER_MEMORY_QUERY_MAP,
+            ..Default::default()
+        };
+        self.memory_query_raw(&mut argument)?;
+        Ok(argument)
+    }
+
+    /// The counters of the registration.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn memory_counters(&self) -> Result<EduPeerMemoryQuery, SysError> {
+        let mut argument = EduPeerMemoryQuery::default();
+        self.memory_query_raw(&mut argument)?;
+        Ok(argument)
+    }
+}
+
+/// Fails unless a transfer moved all bytes of some pages.
+///
+/// # Errors
+///
+/// Fails the subtest, or any error of the transfer.
+#[track_caller]
+pub fn complete((moved, result): Moved, pages: usize) -> Outcome {
+    result?;
+    check_eq!(moved, (pages * PAGE) as u64, "bytes moved");
+    Ok(())
+}
+
+/// Fails unless a transfer ended with an error after some pages.
+///
+/// # Errors
+///
+/// Fails the subtest if it went on, or failed earlier or in another way.
+#[track_caller]
+pub fn ended(what: &str, (moved, result): Moved, pages: usize, errno: i32) -> Outcome {
+    crate::expect_errno(what, result, errno)?;
+    check_eq!(moved, (pages * PAGE) as u64, "bytes moved by {what}");
+    Ok(())
+}
+
+/// Lets the device read pages of registered memory, and compares them with a pattern.
+///
+/// # Errors
+///
+/// Fails the subtest if a page reads differently, or any error of the transfer.
+#[track_caller]
+pub fn reads(peer: &Peer, pattern: Pattern, pages: &[usize]) -> Outcome {
+    for page in pages {
+        let offset = (page * PAGE) as u64;
+        let mut data = vec![0xa5; PAGE];
+        complete(peer.memory_try_read(offset, &mut data), 1)?;
+        if let Err(mismatch) = pattern.verify(&data, offset) {
+            fail!("the peer read page {page} of the process: {mismatch}");
+        }
+    }
+    Ok(())
+}
+
+/// Lets the device write a pattern to pages of registered memory.
+///
+/// # Errors
+///
+/// Fails the subtest if not all was moved, or any error of the transfer.
+#[track_caller]
+pub fn writes(peer: &Peer, pattern: Pattern, pages: &[usize]) -> Outcome {
+    for page in pages {
+        let offset = (page * PAGE) as u64;
+        complete(peer.memory_try_write(offset, &bytes(pattern, *page, 1)), 1)?;
+    }
+    Ok(())
+}
+
+/// The bytes that a pattern has in some pages.
+pub fn bytes(pattern: Pattern, first: usize, count: usize) -> Vec<u8> {
+    let mut data = vec![0; count * PAGE];
+    pattern.fill(&mut data, (first * PAGE) as u64);
+    data
+}
+
+/// How a page of the GPU's has to be reached.
+pub fn kind_of(expect: Expect) -> u32 {
+    match expect {
+        Expect::Bus => uapi::EDU_PEER_MEMORY_KIND_BUS,
+        Expect::HostBridge => uapi::EDU_PEER_MEMORY_KIND_HOST_BRIDGE,
+        Expect::Refused => uapi::EDU_PEER_MEMORY_KIND_SYSTEM,
+    }
+}
+
+/// Checks how the device reaches a page, and that the address it is given leads there: to system
+/// memory, or to the BAR of the GPU.
+///
+/// # Errors
+///
+/// Fails the subtest if it is reached in another way, or elsewhere.
+#[track_caller]
+pub fn reached(peer: &Peer, page: usize, kind: u32) -> Outcome {
+    let seen = peer.memory_page(page)?;
+    check_eq!(seen.kind, kind, "how page {page} is reached");
+    check!(
+        seen.dma_address != 0 && seen.dma_address.is_multiple_of(PAGE as u64),
+        "page {page} has the address {:#x}",
+        seen.dma_address
+    );
+    let range = (seen.dma_address, PAGE as u64);
+    let way = Way::of(&PciDevice::named(peer.name()))?;
+    let places = way.resolve(&[range]).map_err(Stop::fail)?;
+    let (start, len) = PciDevice::vvram()?.bar(2)?;
+    let in_bar = |at: u64| (start..start + len).contains(&at);
+    check!(
+        way == Way::Straight || !in_bar(seen.dma_address),
+        "behind an IOMMU page {page} has the address {:#x} of the BAR",
+        seen.dma_address
+    );
+    for (at, len) in places.into_iter().flatten() {
+        let there = if kind == uapi::EDU_PEER_MEMORY_KIND_SYSTEM {
+            is_ram((at, len))?
+        } else {
+            in_bar(at)
+        };
+        check!(
+            there,
+            "page {page}, reached in way {kind}, is at {at:#x}; BAR 2 starts at {start:#x}"
+        );
+    }
+    Ok(())
+}
+
+/// A thread of this process that has the device move bytes.
+#[derive(Debug)]
+pub struct Mover(AtomicI32);
+
+impl Mover {
+    /// Whether the device moves a piece for the thread.
+    pub fn is_moving(&self) -> bool {
+        let path = format!("/proc/self/task/{}/stack", self.0.load(Ordering::Relaxed));
+        // The driver sleeps only while it waits for the engine that it has started.
+        fs::read_to_string(path).is_ok_and(|stack| {
+            stack.contains("edu_peer")
+                && ["msleep", "usleep_range"]
+                    .iter()
+                    .any(|function| stack.contains(function))
+        })
+    }
+}
+
+/// Runs a transfer in another thread, and `body` once the device moves the first piece of it.
+/// Returns what came of the transfer.
+///
+/// # Errors
+///
+/// Fails the subtest if the device does not start, and those of `body`.
+#[track_caller]
+pub fn during(
+    transfer: impl FnOnce() -> Moved + Send,
+    body: impl FnOnce(&Mover) -> Outcome,
+) -> Result<Moved, Stop> {
+    let mover = Mover(AtomicI32::new(0));
+    thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            // SAFETY: a plain system call.
+            mover.0.store(unsafe { libc::gettid() }, Ordering::Relaxed);
+            transfer()
+        });
+        let moving = misc::poll(Duration::from_secs(10), || {
+            (mover.is_moving() || thread.is_finished()).then_some(())
+        });
+        let outcome = if moving.is_some() && !thread.is_finished() {
+            body(&mover)
+        } else {
+            Err(Stop::fail("the device was not seen to move anything"))
+        };
+        match (thread.join(), outcome) {
+            (Ok(moved), Ok(())) => Ok(moved),
+            (Ok((moved, result)), Err(stop)) => Err(Stop::fail(format_args!(
+                "{}; the transfer moved {moved} bytes: {result:?}",
+                stop.text()
+            ))),
+            (Err(_), _) => Err(Stop::fail("the thread with the transfer panicked")),
+        }
+    })
+}
