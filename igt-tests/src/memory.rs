@@ -15,7 +15,9 @@ use crate::pattern::Pattern;
 use crate::pci::PciDevice;
 use crate::peer::Peer;
 use crate::scene::Expect;
-use crate::uapi::{self, EduPeerMemoryQuery, EduPeerMemoryRegister, EduPeerTransfer};
+use crate::uapi::{
+    self, EduPeerMemoryMeasure, EduPeerMemoryQuery, EduPeerMemoryRegister, EduPeerTransfer,
+};
 use crate::{Outcome, Stop, SysError};
 
 /// What a transfer came to: how many bytes it moved, and its error.
@@ -128,6 +130,41 @@ impl Peer {
             ..Default::default()
         };
         self.memory_query_raw(&mut argument)?;
+        Ok(argument)
+    }
+
+    /// MEMORY_MEASURE with a given argument.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn memory_measure_raw(&self, argument: &mut EduPeerMemoryMeasure) -> Result<(), SysError> {
+        let given = *argument;
+        ioctl(
+            self.fd(),
+            uapi::EDU_PEER_IOC_MEMORY_MEASURE,
+            argument,
+            || format!("EDU_PEER_IOC_MEMORY_MEASURE({given:x?})"),
+        )?;
+        Ok(())
+    }
+
+    /// Times what finds some pages, from the first one on.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn memory_measure(
+        &self,
+        pages: usize,
+        flags: u32,
+    ) -> Result<EduPeerMemoryMeasure, SysError> {
+        let mut argument = EduPeerMemoryMeasure {
+            length: (pages * PAGE) as u64,
+            flags,
+            ..Default::default()
+        };
+        self.memory_measure_raw(&mut argument)?;
         Ok(argument)
     }
 

@@ -91,3 +91,15 @@ const _: () = {
     assert!(offset_of!(T, pad) == 36);
     assert!(size_of::<T>() == 40);
 };
+
+const _: () = {
+    use uapi::edu_peer_memory_measure as T;
+
+    assert!(offset_of!(T, offset) == 0);
+    assert!(offset_of!(T, length) == 8);
+    assert!(offset_of!(T, flags) == 16);
+    assert!(offset_of!(T, pad) == 20);
+    assert!(offset_of!(T, time) == 24);
+    assert!(offset_of!(T, clock) == 32);
+    assert!(size_of::<T>() == 40);
+};

@@ -41,6 +41,8 @@ use crate::{
 
 #[cfg(CONFIG_RUST_HMM)]
 use crate::memory::Memory;
+#[cfg(CONFIG_RUST_HMM)]
+use kernel::mm::hmm::Request;
 
 /// An open file.
 #[pin_data]
@@ -95,6 +97,8 @@ impl MiscDevice for PeerFile {
             uapi::EDU_PEER_IOC_MEMORY_TRANSFER => me.transfer_memory(arg)?,
             #[cfg(CONFIG_RUST_HMM)]
             uapi::EDU_PEER_IOC_MEMORY_QUERY => me.query_memory(arg)?,
+            #[cfg(CONFIG_RUST_HMM)]
+            uapi::EDU_PEER_IOC_MEMORY_MEASURE => me.measure_memory(arg)?,
             _ => return Err(ENOTTY),
         }
 
@@ -507,6 +511,41 @@ impl PeerFile {
         writer.write(&address)?;
         writer.write(&memory.invalidations())?;
         writer.write(&u32::from(memory.is_p2p_denied()))
+    }
+
+    /// Serves `EDU_PEER_IOC_MEMORY_MEASURE`.
+    fn measure_memory(&self, arg: UserPtr) -> Result {
+        const WRITE: u32 = uapi::EDU_PEER_MEMORY_MEASURE_WRITE;
+        const P2P: u32 = uapi::EDU_PEER_MEMORY_MEASURE_P2P;
+
+        let mut reader = reader::<uapi::edu_peer_memory_measure>(arg);
+        let (offset, length): (u64, u64) = (reader.read()?, reader.read()?);
+        let (flags, pad): (u32, u32) = (reader.read()?, reader.read()?);
+        let times: [u64; 2] = [reader.read()?, reader.read()?];
+
+        if flags & !(WRITE | P2P) != 0 || pad != 0 || times != [0; 2] {
+            return Err(EINVAL);
+        }
+        let request = match flags & WRITE {
+            0 => Request::READ,
+            _ => Request::WRITE,
+        };
+        let request = match flags & P2P {
+            0 => request,
+            _ => request.allow_p2p(),
+        };
+
+        let memory = self.memory()?;
+        memory.check_range(offset, length)?;
+        let (time, clock) = memory.measure(offset, length, request)?;
+
+        let mut writer = writer::<uapi::edu_peer_memory_measure>(arg);
+        writer.write(&offset)?;
+        writer.write(&length)?;
+        writer.write(&flags)?;
+        writer.write(&pad)?;
+        writer.write(&time)?;
+        writer.write(&clock)
     }
 }
 

@@ -14,7 +14,8 @@ use kernel::{
     mm::{
         hmm::{
             DmaPage,
-            Import, //
+            Import,
+            Request, //
         },
         interval_notifier::Mirror, //
     },
@@ -27,6 +28,10 @@ use kernel::{
             Relaxed, //
         },
         Arc, //
+    },
+    time::{
+        Instant,
+        Monotonic, //
     },
     uapi, //
 };
@@ -189,6 +194,30 @@ impl Memory {
 
             Ok((kind, page.addr))
         })
+    }
+
+    /// Finds the pages of `length` bytes from `offset` on, which are inside the range. Returns how
+    /// long that and a look at the clock take, and a look at the clock alone, in nanoseconds.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Import::fault`].
+    pub(crate) fn measure(&self, offset: u64, length: u64, request: Request) -> Result<(u64, u64)> {
+        let start = usize::try_from(offset)?
+            .checked_add(self.import.range().start)
+            .ok_or(EINVAL)?;
+        let end = start.checked_add(length.try_into()?).ok_or(EINVAL)?;
+
+        let before = Instant::<Monotonic>::now();
+        let begin = Instant::<Monotonic>::now();
+        self.import.fault(start..end, request)?;
+        let time = begin.elapsed();
+
+        // The clock does not go backwards.
+        Ok((
+            time.as_nanos().try_into()?,
+            (begin - before).as_nanos().try_into()?,
+        ))
     }
 
     /// How often the process changed some of the addresses.

@@ -22,7 +22,8 @@ use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::proc::{Child, Steps};
 use vvram_tests::scene::{cpu_reads, patterns, Expect};
 use vvram_tests::uapi::{
-    self, EduPeerMemoryQuery, EduPeerTransfer, EDU_PEER_MEMORY_KIND_SYSTEM as SYSTEM,
+    self, EduPeerMemoryMeasure, EduPeerMemoryQuery, EduPeerTransfer,
+    EDU_PEER_MEMORY_KIND_SYSTEM as SYSTEM,
 };
 use vvram_tests::userfault::Missing;
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome, Stop};
@@ -736,6 +737,52 @@ fn without_device(peer: &Peer, map: &Map) -> Outcome {
     Ok(())
 }
 
+/// Pages that are timed stay on the GPU if that is asked for, and else move.
+fn measured() -> Outcome {
+    on_device(|it, _| {
+        let Setup { peer, a, map, .. } = it.setup;
+        let faulted = it.faulted()?;
+        let p2p = uapi::EDU_PEER_MEMORY_MEASURE_P2P;
+        for flags in [p2p, p2p | uapi::EDU_PEER_MEMORY_MEASURE_WRITE] {
+            let cost = peer.memory_measure(PAGES, flags)?;
+            check!(cost.time > 0, "the pages cost nothing: {cost:?}");
+            it.check_places(|_| true)?;
+        }
+        let cost = peer.memory_measure(3, 0)?;
+        check!(cost.time > 0, "the pages cost nothing: {cost:?}");
+        it.check_places(|page| page == 3)?;
+        check_eq!(it.faulted()?, faulted + 3, "pages that left the GPU");
+        cpu_reads(map, *a, &[0, 1, 2, 3])?;
+
+        map.protect(1..2, libc::PROT_READ)?;
+        peer.memory_measure(PAGES, 0)?;
+        let write = peer.memory_measure(PAGES, uapi::EDU_PEER_MEMORY_MEASURE_WRITE);
+        expect_errno("a look for pages to write", write, libc::EPERM)?;
+        let good = EduPeerMemoryMeasure {
+            length: PAGE64,
+            ..Default::default()
+        };
+        for bad in [
+            EduPeerMemoryMeasure { length: 0, ..good },
+            EduPeerMemoryMeasure { length: 8, ..good },
+            EduPeerMemoryMeasure { offset: 8, ..good },
+            EduPeerMemoryMeasure {
+                offset: PAGES as u64 * PAGE64,
+                ..good
+            },
+            EduPeerMemoryMeasure { flags: 4, ..good },
+            EduPeerMemoryMeasure { pad: 1, ..good },
+            EduPeerMemoryMeasure { time: 1, ..good },
+            EduPeerMemoryMeasure { clock: 1, ..good },
+        ] {
+            let mut argument = bad;
+            let result = peer.memory_measure_raw(&mut argument);
+            expect_errno(&format!("{bad:x?}"), result, libc::EINVAL)?;
+        }
+        Ok(())
+    })
+}
+
 /// The registration outlives the GPU that its pages are on.
 fn gpu_unbound() -> Outcome {
     on_device(|it, hmm| {
@@ -775,5 +822,6 @@ igt_main! {
     "unmapped-meanwhile", "a transfer ends where its pages end", unmapped_meanwhile;
     "ended-meanwhile", "nothing waits for a page fault of a transfer", ended_meanwhile;
     "unbound", "an unbind of the peer waits for a piece, but for no page fault", unbound;
+    "measured", "what finds pages is timed, and leaves them where that is asked for", measured;
     "gpu-unbound", "a registration outlives the GPU that its pages are on", gpu_unbound;
 }

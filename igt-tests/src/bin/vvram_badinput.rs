@@ -39,7 +39,7 @@ const DRM_CALLS: [u64; 12] = [
     uapi::VVRAM_SVM_MIGRATE,
     uapi::VVRAM_SVM_EVICT,
 ];
-const PEER_CALLS: [u64; 10] = [
+const PEER_CALLS: [u64; 11] = [
     uapi::EDU_PEER_IOC_ATTACH,
     uapi::EDU_PEER_IOC_TRANSFER,
     uapi::EDU_PEER_IOC_TABLE,
@@ -50,6 +50,7 @@ const PEER_CALLS: [u64; 10] = [
     uapi::EDU_PEER_IOC_MEMORY_REGISTER,
     uapi::EDU_PEER_IOC_MEMORY_TRANSFER,
     uapi::EDU_PEER_IOC_MEMORY_QUERY,
+    uapi::EDU_PEER_IOC_MEMORY_MEASURE,
 ];
 
 /// Numbers at which things tend to break.
@@ -273,7 +274,7 @@ fn peer_fuzz() -> Outcome {
                     _ => random.pick(&EDGES),
                 };
             }
-            let nr = 0x10 + random.below(16);
+            let nr = 0xf + random.below(17);
             let size = match nr {
                 0x10 => {
                     let fds = [shared.buffer.fd(), peer.fd(), drm.fd(), -1, i32::MIN, 9999];
@@ -325,6 +326,13 @@ fn peer_fuzz() -> Outcome {
                     }
                     16
                 }
+                0x0f => {
+                    words[0] = random.below(2) * PAGE64;
+                    words[1] = random.below(3) * PAGE64;
+                    words[2] = random.below(5);
+                    words[3..].fill(0);
+                    40
+                }
                 0x1f => {
                     words[0] = random.below(2 * PAGE64);
                     words[1] = random.below(3);
@@ -334,7 +342,7 @@ fn peer_fuzz() -> Outcome {
                 _ => 0,
             };
             let dir = match nr {
-                0x10 | 0x16 | 0x17 | 0x19..=0x1b | 0x1e | 0x1f => 3,
+                0x0f | 0x10 | 0x16 | 0x17 | 0x19..=0x1b | 0x1e | 0x1f => 3,
                 0x18 => 2,
                 0x1c => 1,
                 _ => 0,
@@ -396,7 +404,7 @@ fn peer_numbers() -> Outcome {
     let peer = Peer::open()?;
     let mut words = [0u64; 8];
     let address = words.as_mut_ptr() as u64;
-    for nr in (0..0x10).chain(0x20..0x40) {
+    for nr in (0..0xf).chain(0x20..0x40) {
         for dir in 0..4 {
             let request = uapi::ioc(dir, 0xed, nr, 16);
             // SAFETY: the kernel writes to `words`, if at all.

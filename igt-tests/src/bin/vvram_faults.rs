@@ -467,6 +467,13 @@ fn user_memory() -> Outcome {
         nothing,
     )?;
     faults.sweep(
+        "MEMORY_MEASURE",
+        &USUAL,
+        registered,
+        |peer| peer.memory_measure(2, 0).map(|_| ()),
+        nothing,
+    )?;
+    faults.sweep(
         "MEMORY_UNREGISTER",
         &NONE,
         || Ok((registered()?, Cell::new(false))),

@@ -51,6 +51,31 @@ pub struct EduPeerMemoryQuery {
     pub pad: u32,
 }
 
+/// Pages that may be written.
+pub const EDU_PEER_MEMORY_MEASURE_WRITE: u32 = 1 << 0;
+/// Memory of a GPU stays.
+pub const EDU_PEER_MEMORY_MEASURE_P2P: u32 = 1 << 1;
+
+/// `struct edu_peer_memory_measure`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EduPeerMemoryMeasure {
+    /// Where it begins.
+    pub offset: u64,
+    /// Bytes.
+    pub length: u64,
+    /// `EDU_PEER_MEMORY_MEASURE_*`.
+    pub flags: u32,
+    /// Zero.
+    pub pad: u32,
+    /// Out, what it takes and a look at the clock, in ns.
+    pub time: u64,
+    /// Out, what a look at the clock takes.
+    pub clock: u64,
+}
+
+/// Times what finds pages.
+pub const EDU_PEER_IOC_MEMORY_MEASURE: u64 = iowr::<EduPeerMemoryMeasure>(EDU, 0x0f);
 /// Register memory.
 pub const EDU_PEER_IOC_MEMORY_REGISTER: u64 = iow::<EduPeerMemoryRegister>(EDU, 0x1c);
 /// End the registration.
@@ -63,7 +88,9 @@ pub const EDU_PEER_IOC_MEMORY_QUERY: u64 = iowr::<EduPeerMemoryQuery>(EDU, 0x1f)
 const _: () = {
     assert!(size_of::<EduPeerMemoryRegister>() == 16);
     assert!(size_of::<EduPeerMemoryQuery>() == 40);
+    assert!(size_of::<EduPeerMemoryMeasure>() == 40);
     // Numbers as the C header computes them.
+    assert!(EDU_PEER_IOC_MEMORY_MEASURE == 0xc028_ed0f);
     assert!(EDU_PEER_IOC_MEMORY_REGISTER == 0x4010_ed1c);
     assert!(EDU_PEER_IOC_MEMORY_UNREGISTER == 0x0000_ed1d);
     assert!(EDU_PEER_IOC_MEMORY_TRANSFER == 0xc020_ed1e);

@@ -281,10 +281,45 @@ struct edu_peer_memory_query {
 	__u32 pad;
 };
 
+/**
+ * EDU_PEER_MEMORY_MEASURE_WRITE - fault pages in that may be written.
+ */
+#define EDU_PEER_MEMORY_MEASURE_WRITE	(1 << 0)
+/**
+ * EDU_PEER_MEMORY_MEASURE_P2P - leave memory of a GPU where it is, whether the
+ * device reaches it or not. Without it that memory migrates to system memory.
+ */
+#define EDU_PEER_MEMORY_MEASURE_P2P	(1 << 1)
+
+/**
+ * struct edu_peer_memory_measure - argument of EDU_PEER_IOC_MEMORY_MEASURE
+ *
+ * Finds the pages of a part of the registered memory once, as a transfer does
+ * before it maps them, and tells how long that takes. Times are in nanoseconds;
+ * where the guest's time is the number of its instructions, that is what they
+ * are. The results must be zero on input.
+ */
+struct edu_peer_memory_measure {
+	/** @offset: in, where it begins; a multiple of the page size. */
+	__u64 offset;
+	/** @length: in, bytes; a multiple of the page size, but not 0. */
+	__u64 length;
+	/** @flags: in, EDU_PEER_MEMORY_MEASURE_*. */
+	__u32 flags;
+	/** @pad: must be zero. */
+	__u32 pad;
+	/** @time: out, what it takes, with that of one look at the clock. */
+	__u64 time;
+	/** @clock: out, time of a look at the clock. */
+	__u64 clock;
+};
+
 #define EDU_PEER_IOC		0xed
 
 /* An enum, so that Rust's bindgen resolves the numbers. */
 enum {
+	/* Time what finds pages; errors as those of EDU_PEER_IOC_MEMORY_TRANSFER. */
+	EDU_PEER_IOC_MEMORY_MEASURE = _IOWR(EDU_PEER_IOC, 0x0f, struct edu_peer_memory_measure),
 	/* Attach a dma-buf; -EBUSY if the file has one already. */
 	EDU_PEER_IOC_ATTACH = _IOWR(EDU_PEER_IOC, 0x10, struct edu_peer_attach),
 	/* Detach it, unmapping and unpinning first. */

@@ -590,6 +590,15 @@ impl<T: Mirror> Import<T> {
         self.notifier.revoke();
     }
 
+    /// Has the pages of the addresses `range` faulted in, as [`Self::access`] does, and maps none.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`IntervalNotifier::fault`].
+    pub fn fault(&self, range: Range<usize>, request: Request) -> Result {
+        self.notifier.fault_and_lock(range, request).map(drop)
+    }
+
     /// Maps the addresses `range`, and calls `f` with the mirror and the DMA address of each page.
     ///
     /// The addresses are valid as long as `f` runs, and until the mirror is invalidated. `f` is
