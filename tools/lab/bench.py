@@ -31,9 +31,11 @@ SPREAD = (".median", ".most")
 # mapping, which the whole path has as well, allocates memory, and finds the caches of the allocators
 # as workers have left them: the least of several is one that had to refill none, but which of them
 # are there depends on what was freed before. A transfer sleeps, and looks at the engine once more
-# or once less. The workers of soft RoCE are woken for one packet or for several.
+# or once less. The workers of soft RoCE are woken for one packet or for several. To find the pages
+# of a process takes longer than many interrupts of the timer.
 TOLERANCES = {"move.": 2e-2, "cycle.": 1e-2, "whole.": 1e-3, "first.": 1e-3, "map.65536.": 2e-4,
-              "transfer.": 5e-2, "register.": 1e-2, "deregister.": 1e-2, "rdma.": 2e-2}
+              "transfer.": 5e-2, "register.": 1e-2, "deregister.": 1e-2, "rdma.": 2e-2,
+              "find.": 2e-2}
 # What vfio-pci's exporter costs without patches that make it faster, and what ours may cost at most.
 BASELINE = Path(__file__).with_name("baseline.txt")
 THEIRS = ".vfio"           # what the names of its figures end with
@@ -60,6 +62,14 @@ HUGE = "-huge"             # what the names of its boots end with
 # The machine with a NIC.
 RDMA = "rdma-switch"
 REGISTRATIONS = (("4k", "4 KiB"), ("4m", "4 MiB"), ("256m", "256 MiB"))
+# Where devices find pages of processes, and what the names of its boots end with.
+FINDING = "switch"
+FIND = "-find"
+FOUND = (("4k", "4 KiB pages"), ("2m", "huge pages"))
+# What is aimed at: of what it takes to find pages in system memory, for those of 4 KiB; and how many
+# times more it takes to move them back.
+FIND_GOAL = {"4k": 1.5}
+BACK_TARGET = 20
 HEADER = ("what", "ours", "to compare", "with", "ratio", "spread", "target", "verdict")
 
 
@@ -109,7 +119,8 @@ def boots():
     for machines, suffix, vram, program, more in (
             (MACHINES, "", VRAM_SIZE, "p2p-bench", ""),
             (HUGE_MACHINES, HUGE, HUGE_SIZE, "p2p-bench", "--huge"),
-            ((RDMA,), "", VRAM_SIZE, "rdma-bench", "")):
+            ((RDMA,), "", VRAM_SIZE, "rdma-bench", ""),
+            ((FINDING,), FIND, VRAM_SIZE, "svm-bench", "")):
         for name in machines:
             topology = topologies.find(name)
             settings = {"VVRAM_EXPECT": topology.decision, "LAB_PROGRAM": program,
@@ -244,6 +255,33 @@ def registrations(figures):
                         ours / other)]
 
 
+def finding(figures):
+    """Pages of a process in VRAM against those in system memory, and against moving them back."""
+    found = []
+    for name, title in FOUND:
+        ram, vram, back = (figures[f"find.{name}.{place}"] for place in ("ram", "vram", "back"))
+        how = spread(figures, f"find.{name}.vram")
+        found += [Row(f"find 256 MiB of a process in VRAM, {title}", vram, ram, "in system memory",
+                      vram / ram, how, goal=FIND_GOAL.get(name)),
+                  Row(f"find 256 MiB of a process in VRAM, {title}", vram, back, "moved back first",
+                      back / vram, how, least=BACK_TARGET)]
+    return found
+
+
+def for_each_page(figures):
+    """What it takes to find a page, a line for each size, and what asks for each page of a folio."""
+    lines = []
+    for name, title in FOUND:
+        pages = figures[f"find.{name}.pages"]
+        ram, vram, back = (figures[f"find.{name}.{place}"] / pages
+                           for place in ("ram", "vram", "back"))
+        lines.append(f"{title}: {ram:.1f} instructions for a page in system memory, {vram:.1f} in "
+                     f"VRAM, {back:,.1f} if it is moved back")
+    lines.append(f"huge pages: of these, a callback for each folio instead of each page would save "
+                 f"at most {(vram - ram) * 511 / 512:.1f}")
+    return lines
+
+
 def huge(figures, path):
     """The large buffer of the large BAR."""
     size, entries = (figures[f"map.huge.ours.{name}"] for name in ("bytes", "entries"))
@@ -287,7 +325,7 @@ def rows(measured):
     found += [huge(measured[name], path) for name, path in HUGE_MACHINES.items()]
     for name, path in MACHINES.items():
         found += paths(measured[name], path)
-    return found + registrations(measured[RDMA])
+    return found + registrations(measured[RDMA]) + finding(measured[FINDING])
 
 
 def table(lines):
@@ -326,7 +364,7 @@ def gather(outcomes):
         for other in others:
             wrong += [f"{machine}: two runs differ: {text}" for text in differences(first, other)]
         # The large BAR is the same machine.
-        measured.setdefault(machine.removesuffix(HUGE), {}).update(first)
+        measured.setdefault(machine.removesuffix(HUGE).removesuffix(FIND), {}).update(first)
     return measured, wrong
 
 
@@ -354,6 +392,7 @@ def run(steps, built):
         lines = table(found) + [""]
         for name, path in MACHINES.items():
             lines += growth(measured[name], path)
+        lines += for_each_page(measured[FINDING])
         wrong += [f"{row.what}: {row.ratio:.3f}, the target is {row.target}"
                   for row in found if row.verdict == "MISSED"]
     for line in ["", *lines, "", *wrong]:

@@ -17,7 +17,9 @@ COSTS = {"move.out": 1100, "move.out.still": 100, "move.back": 1100, "move.back.
          "transfer.direct.cpu": 100, "transfer.bounce.cpu": 150,
          "transfer.direct.time": 1000, "transfer.bounce.time": 1010,
          **{f"{what}.{size}.{kind}": 100 for what in ("register", "deregister")
-            for size, _ in bench.REGISTRATIONS for kind in ("vram", "system", "host")}}
+            for size, _ in bench.REGISTRATIONS for kind in ("vram", "system", "host")},
+         **{f"find.{size}.{place}": cost for size, _ in bench.FOUND
+            for place, cost in (("ram", 1000), ("vram", 1200), ("back", 24_000))}}
 FIGURES = {"move.bytes": 2 << 20, **COSTS,
            **{f"{name}{which}": value for name, value in COSTS.items() for which in bench.SPREAD},
            **{f"map.{name}.ours": 10 for name, _, _ in bench.MAPPINGS},
@@ -26,6 +28,7 @@ FIGURES = {"move.bytes": 2 << 20, **COSTS,
               for blocks in bench.GROWTH for who in ("ours", "vfio")},
            **{f"first.{name}.{who}": 60 for name in bench.FIRST for who in ("ours", "vfio")},
            **{f"attach.{count}.{who}": 50 for count, _ in bench.ATTACHES for who in ("ours", "vfio")},
+           **{f"find.{size}.pages": 100 for size, _ in bench.FOUND},
            "rdma.write.vram": 90, "rdma.write.host": 100,
            "map.huge.ours": 10, "map.huge.vfio": 20, "map.huge.ours.entries": 24,
            "map.huge.vfio.entries": 24,
@@ -65,10 +68,13 @@ class Bench(unittest.TestCase):
         self.assertNotIn("MISSED", self.report)
         self.assertIn("bus address: 1 x 4 KiB", self.report)
         self.assertIn("host bridge, no IOMMU: 4096 scattered blocks", self.report)
+        self.assertIn("4 KiB pages: 10.0 instructions for a page in system memory, 12.0 in VRAM, "
+                      "240.0 if it is moved back", self.report)
 
     def test_each_target_can_be_missed(self):
         for name, value in (("move.out", 2000), ("move.back", 2000), ("cycle.10000", 121),
-                            ("map.4k.ours", 1100), ("map.adjacent.ours", 51)):
+                            ("map.4k.ours", 1100), ("map.adjacent.ours", 51),
+                            ("find.4k.vram", 1201), ("find.2m.back", 23_999)):
             worse = {**FIGURES, name: value}
             with self.assertRaises(LabError, msg=name):
                 self.run_with(worse, worse)
