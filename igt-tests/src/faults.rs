@@ -87,6 +87,29 @@ fn settings() -> Result<(PathBuf, Settings), Stop> {
     Ok((root, settings))
 }
 
+/// While it is there, nothing gets huge pages, nor anything else as large.
+#[derive(Debug)]
+pub struct Fragmented {
+    _settings: Settings,
+}
+
+impl Fragmented {
+    /// Lets allocations of 2 MiB and more fail.
+    ///
+    /// # Errors
+    ///
+    /// Skips the subtest if the kernel has no fault injection.
+    pub fn new() -> Result<Self, Stop> {
+        let (root, mut settings) = settings()?;
+        for (name, value) in [("min-order", "9"), ("times", "-1"), ("probability", "100")] {
+            settings.set(root.join("fail_page_alloc").join(name), value)?;
+        }
+        Ok(Self {
+            _settings: settings,
+        })
+    }
+}
+
 /// Lets one allocation or copy of this thread fail.
 #[derive(Debug)]
 pub struct Faults {
