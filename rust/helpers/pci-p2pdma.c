@@ -2,6 +2,7 @@
 
 #include <linux/io.h>
 #include <linux/memremap.h>
+#include <linux/page_ref.h>
 #include <linux/pci-p2pdma.h>
 
 __rust_helper bool rust_helper_pci_dev_is_disconnected(const struct pci_dev *pdev)
@@ -13,6 +14,16 @@ __rust_helper bool rust_helper_pci_dev_is_disconnected(const struct pci_dev *pde
 __rust_helper struct page *rust_helper_pfn_to_page(unsigned long pfn)
 {
 	return pfn_to_page(pfn);
+}
+
+__rust_helper int rust_helper_page_ref_freeze(struct page *page, int count)
+{
+	return page_ref_freeze(page, count);
+}
+
+__rust_helper void rust_helper_page_ref_unfreeze(struct page *page, int count)
+{
+	page_ref_unfreeze(page, count);
 }
 
 __rust_helper void rust_helper_put_dev_pagemap(struct dev_pagemap *pgmap)

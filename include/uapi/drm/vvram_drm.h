@@ -65,6 +65,18 @@ enum drm_vvram_param {
 	 * from VRAM to system memory, by accesses of the CPU and otherwise.
 	 */
 	DRM_VVRAM_PARAM_SVM_MOVED_BACK = 8,
+	/**
+	 * @DRM_VVRAM_PARAM_DIRECT_IO_SIZE: the part of VRAM that objects with
+	 * DRM_VVRAM_GEM_DIRECT_IO can be mapped in, in bytes; 0 if the BAR has
+	 * no struct pages.
+	 */
+	DRM_VVRAM_PARAM_DIRECT_IO_SIZE = 9,
+	/**
+	 * @DRM_VVRAM_PARAM_DIRECT_IO_BUSY: VRAM that no process maps for direct
+	 * I/O any more and that is kept because direct I/O to it is under way,
+	 * in bytes.
+	 */
+	DRM_VVRAM_PARAM_DIRECT_IO_BUSY = 10,
 };
 
 /**
@@ -113,20 +125,41 @@ struct drm_vvram_getparam {
 #define DRM_VVRAM_GEM_EXPORT_VRAM_OR_FAIL	(1 << 0)
 
 /**
+ * DRM_VVRAM_GEM_DIRECT_IO - a mapping of the object is good for direct I/O.
+ *
+ * A read() or write() of a file with O_DIRECT, whose buffer is in a mapping of
+ * this DRM fd, makes the disk access VRAM without a copy, where the disk and
+ * its driver can do that and there is a route.
+ *
+ * It needs DRM_VVRAM_GEM_PLACE_VRAM. An mmap() moves the object to VRAM, pins it
+ * there, and charges that to this file like the pin of an importer. That ends
+ * with the last munmap(), and when the I/O that is under way has come to its end.
+ * The mmap() must be shared, else -EINVAL, and fails with -EDQUOT if no more VRAM
+ * may be pinned, with -ENOSPC if there is no room in VRAM, and with -EBUSY if the
+ * object is pinned elsewhere. Mappings of a dma-buf of the object are as those of
+ * other objects.
+ */
+#define DRM_VVRAM_GEM_DIRECT_IO		(1 << 1)
+
+/**
  * struct drm_vvram_gem_create - argument of DRM_IOCTL_VVRAM_GEM_CREATE
  *
  * Creates an object that reads as zeroes. Returns -EINVAL for a size of 0, for a
  * placement or a flag that is unknown, and without a placement: there is no
  * default, because a caller that does not say where an object may live would get
  * one that is refused to importers, or one that moves, without having asked for
- * either. Returns -ENOSPC when no placement has room for it.
+ * either. Returns -ENOSPC when no placement has room for it, and -EOPNOTSUPP for
+ * DRM_VVRAM_GEM_DIRECT_IO if the BAR has no struct pages.
  */
 struct drm_vvram_gem_create {
 	/** @size: in, at least 1; out, rounded up to a page. */
 	__u64 size;
 	/** @placements: in, at least one of DRM_VVRAM_GEM_PLACE_*. */
 	__u32 placements;
-	/** @flags: in, DRM_VVRAM_GEM_EXPORT_VRAM_OR_FAIL or 0. */
+	/**
+	 * @flags: in, DRM_VVRAM_GEM_EXPORT_VRAM_OR_FAIL and
+	 * DRM_VVRAM_GEM_DIRECT_IO, or 0.
+	 */
 	__u32 flags;
 	/** @handle: out, must be zero on input. */
 	__u32 handle;

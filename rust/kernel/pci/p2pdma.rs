@@ -22,10 +22,12 @@ use crate::{
 };
 use core::ptr::NonNull;
 
-#[cfg(CONFIG_RUST_DRM_PAGEMAP)]
+#[cfg(CONFIG_RUST_DRM_TTM)]
+pub(crate) mod live;
+#[cfg(any(CONFIG_RUST_DRM_PAGEMAP, CONFIG_RUST_DRM_TTM))]
 mod pages;
 
-#[cfg(CONFIG_RUST_DRM_PAGEMAP)]
+#[cfg(any(CONFIG_RUST_DRM_PAGEMAP, CONFIG_RUST_DRM_TTM))]
 pub use self::pages::BarPages;
 
 /// How a client reaches peer-to-peer memory, `enum pci_p2pdma_map_type`.

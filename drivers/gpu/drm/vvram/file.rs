@@ -58,6 +58,7 @@ const PLACE_VRAM: u32 = uapi::DRM_VVRAM_GEM_PLACE_VRAM;
 const PLACE_SYSTEM: u32 = uapi::DRM_VVRAM_GEM_PLACE_SYSTEM;
 const PLACE_EITHER: u32 = PLACE_VRAM | PLACE_SYSTEM;
 const EXPORT_VRAM_OR_FAIL: u32 = uapi::DRM_VVRAM_GEM_EXPORT_VRAM_OR_FAIL;
+const DIRECT_IO: u32 = uapi::DRM_VVRAM_GEM_DIRECT_IO;
 
 /// Returns `EINVAL` unless `ok`.
 pub(crate) fn check(ok: bool) -> Result {
@@ -98,6 +99,11 @@ impl File {
             uapi::drm_vvram_param_DRM_VVRAM_PARAM_MOVES => dev.ttm.moves(),
             uapi::drm_vvram_param_DRM_VVRAM_PARAM_SVM_VRAM => bound.svm.held(),
             uapi::drm_vvram_param_DRM_VVRAM_PARAM_SVM_MOVED_BACK => bound.svm.moved_back(),
+            uapi::drm_vvram_param_DRM_VVRAM_PARAM_DIRECT_IO_SIZE => bound
+                .pages
+                .as_ref()
+                .map_or(0, |pages| pages.len().min(dev.ttm.visible())),
+            uapi::drm_vvram_param_DRM_VVRAM_PARAM_DIRECT_IO_BUSY => dev.ttm.referenced(),
             _ => return Err(EINVAL),
         };
         Ok(0)
@@ -106,13 +112,17 @@ impl File {
     /// `DRM_IOCTL_VVRAM_GEM_CREATE`
     pub(crate) fn gem_create(
         dev: &VvramDevice<Registered>,
-        _bound: &BoundData<'_>,
+        bound: &BoundData<'_>,
         args: &mut uapi::drm_vvram_gem_create,
         file: &drm::File<File>,
     ) -> Result<u32> {
         check(args.handle == 0 && args.pad == 0)?;
 
-        let bo = bo_data(args.placements, args.flags)?.create(dev, args.size)?;
+        let data = bo_data(args.placements, args.flags)?;
+        if data.direct_io && bound.pages.is_none() {
+            return Err(EOPNOTSUPP);
+        }
+        let bo = data.create(dev, args.size)?;
 
         args.handle = bo.create_handle(file)?;
         args.size = bo.size() as u64;
@@ -197,14 +207,16 @@ fn bo_data(placements: u32, flags: u32) -> Result<BoData> {
         PLACE_EITHER => Domain::Either,
         _ => return Err(EINVAL),
     };
-    check(flags & !EXPORT_VRAM_OR_FAIL == 0)?;
+    check(flags & !(EXPORT_VRAM_OR_FAIL | DIRECT_IO) == 0)?;
     let vram_or_fail = flags & EXPORT_VRAM_OR_FAIL != 0;
+    let direct_io = flags & DIRECT_IO != 0;
 
     // It is never where it would have to be.
-    check(!(vram_or_fail && domain == Domain::System))?;
+    check(!((vram_or_fail || direct_io) && domain == Domain::System))?;
     Ok(BoData {
         domain,
         vram_or_fail,
+        direct_io,
     })
 }
 
@@ -216,9 +228,12 @@ fn placements_and_flags(bo: &BoData) -> (u32, u32) {
         Domain::Either => PLACE_EITHER,
     };
 
+    let mut flags = 0;
     if bo.vram_or_fail {
-        (placements, EXPORT_VRAM_OR_FAIL)
-    } else {
-        (placements, 0)
+        flags |= EXPORT_VRAM_OR_FAIL;
     }
+    if bo.direct_io {
+        flags |= DIRECT_IO;
+    }
+    (placements, flags)
 }

@@ -28,6 +28,7 @@ use kernel::{
             Reclaim, //
         }, //
     },
+    pci::p2pdma::BarPages,
     prelude::*,
     sync::{
         aref::ARef,
@@ -55,6 +56,8 @@ pub(crate) struct BoData {
     pub(crate) domain: Domain,
     /// Importers get it in VRAM or not at all.
     pub(crate) vram_or_fail: bool,
+    /// Processes map it for direct I/O.
+    pub(crate) direct_io: bool,
 }
 
 impl BoData {
@@ -110,6 +113,14 @@ impl TtmObject for BoData {
         self.domain
     }
 
+    fn direct_io(&self) -> bool {
+        self.direct_io
+    }
+
+    fn pages<'a>(bound: &'a BoundData<'a>) -> Option<&'a BarPages<'a>> {
+        bound.pages.as_ref()
+    }
+
     fn pins(file: &ClientOf<Self>) -> Option<&Arc<PinAccount>> {
         Some(file.inner().get_ref().pins())
     }
@@ -147,6 +158,7 @@ impl PeerObject for BoData {
         Some(Self {
             domain: Domain::System,
             vram_or_fail: false,
+            direct_io: false,
         })
     }
 }

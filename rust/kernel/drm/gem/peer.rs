@@ -107,7 +107,10 @@ pub use self::{
 pub(in crate::drm) use self::importers::window_of_importers;
 pub(super) use self::{
     backing::with_reserved,
-    origin::handle_to_fd, //
+    origin::{
+        handle_to_fd,
+        Process, //
+    }, //
 };
 use self::{
     export::vram_or_fail,

@@ -9,7 +9,8 @@
 //!
 //! Processes map an object through its fake offset, write-combined where it is in VRAM; the kernel
 //! maps it for those who import its dma-buf. A mapping of a process is taken away when the object
-//! moves and made anew at the next access. An object does not move while the kernel maps it.
+//! moves and made anew at the next access. An object does not move while the kernel maps it, nor
+//! while a process maps it for direct I/O ([`TtmObject::direct_io`]).
 //!
 //! What is pinned of an object in VRAM is accounted to the client that exported it: see
 //! [`PinAccount`].
@@ -319,6 +320,7 @@
 mod backing;
 mod copy;
 pub mod debugfs;
+mod direct;
 mod held;
 mod import;
 mod mmap;
@@ -348,6 +350,7 @@ pub(crate) use self::{
 pub use super::import::Import;
 
 use self::{
+    direct::Direct,
     mmap::{
         fault_callback,
         mmap_callback, //
@@ -444,6 +447,7 @@ pub struct Object<T: TtmObject> {
     backup: UnsafeCell<Option<suspend::Backup>>,
     /// A page table of the device may show it. Not used for an import, which has its own.
     shown: UnsafeCell<bool>,
+    direct: Direct,
     /// What `bo.resource` is, for those without the reservation: a `TTM_PL_*`, or `NO_PLACEMENT`.
     residence: Atomic<u32>,
     loss: Arc<drm::ttm::Loss>,
@@ -582,6 +586,7 @@ impl<T: TtmObject> Object<T> {
                 }),
                 backup: UnsafeCell::new(None),
                 shown: UnsafeCell::new(false),
+                direct: Direct::new(),
                 residence: Atomic::new(trace::NO_PLACEMENT),
                 loss: ttm.new_loss()?,
                 seen: Atomic::new(0),

@@ -30,8 +30,8 @@ use crate::{
 /// The VRAM that is pinned on behalf of one client.
 ///
 /// A driver keeps one in each open file, and tells which by [`TtmObject::pins`]. An object is
-/// accounted to the client that exported it, for as long as it is pinned in VRAM by whomever: its
-/// size, once. Who pins is another device, which has no file. The account stays with the object
+/// accounted to the client that exported it, or that mapped it for direct I/O if that was first, for
+/// as long as it is pinned in VRAM by whomever: its size, once. Who pins is another device, which has no file. The account stays with the object
 /// when the client is gone, and the limit of the device holds.
 pub struct PinAccount(Atomic<u64>);
 

@@ -12,6 +12,7 @@ use super::{
         unpopulate_callback,
         Jobs, //
     },
+    limbo::Limbo,
     placement::{
         OpCtx,
         Place,
@@ -134,6 +135,8 @@ pub struct Device<T: TtmObject> {
     objects: Pin<KBox<Mutex<Objects>>>,
     /// Through which the CPU sees objects.
     pub(crate) windows: Windows,
+    /// Objects that nobody maps for direct I/O any more, whose pages are referenced.
+    pub(crate) limbo: Limbo,
     #[pin]
     _pin: PhantomPinned,
     _p: PhantomData<fn(T)>,
@@ -212,6 +215,7 @@ impl<T: TtmObject> Device<T> {
             has_backups: Atomic::new(false),
             objects: Objects::new()?,
             windows: Windows::new()?,
+            limbo: Limbo::new(),
             _pin: PhantomPinned,
             _p: PhantomData,
         })
@@ -421,6 +425,13 @@ impl<T: TtmObject> Device<T> {
     /// Changes how much of VRAM may be pinned. What is pinned already stays.
     pub fn set_pin_limit(&self, bytes: u64) {
         self.pin_limit.store(bytes, Relaxed);
+    }
+
+    /// Returns how many bytes of VRAM are kept from use because somebody has a reference to a page of
+    /// an object which nobody maps for direct I/O any more.
+    #[inline]
+    pub fn referenced(&self) -> u64 {
+        self.limbo.bytes()
     }
 
     /// Changes how many bytes objects may have in [`Place::TT`]. Objects that are there stay.

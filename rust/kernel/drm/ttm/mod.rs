@@ -66,6 +66,7 @@ mod device;
 mod dma;
 mod engine;
 mod jobs;
+mod limbo;
 mod loss;
 mod manager;
 mod placement;
@@ -137,6 +138,7 @@ use crate::{
             Reclaim, //
         }, //
     },
+    pci::p2pdma::BarPages,
     sync::Arc, //
 };
 
@@ -163,8 +165,28 @@ pub trait TtmObject: DriverObject<Driver: drm::Driver<Object = gem::ttm::Object<
     /// May be called with a spinlock held.
     fn domain(&self) -> Domain;
 
-    /// Returns the account for what is pinned of the objects that `file` exports, if the driver
-    /// keeps one.
+    /// Tells whether processes map the object for direct I/O: with struct pages, so that reads and
+    /// writes with `O_DIRECT` let a disk access VRAM. The answer must not change.
+    ///
+    /// Such a mapping pins the object in VRAM, see [`PinAccount`]. It is one of an open file of the
+    /// device: that of a dma-buf is an ordinary one.
+    fn direct_io(&self) -> bool {
+        false
+    }
+
+    /// Returns the struct pages of the BAR that shows VRAM, if there are some, which
+    /// [`Self::direct_io`] needs. The BAR shows VRAM at all times, without [`Self::APERTURE`].
+    ///
+    /// Called while the driver is bound, with or without the reservation of an object.
+    fn pages<'a>(
+        reg: &'a <Self::Driver as drm::Driver>::RegistrationData<'a>,
+    ) -> Option<&'a BarPages<'a>> {
+        let _ = reg;
+        None
+    }
+
+    /// Returns the account for what is pinned of the objects that `file` exports, or maps for direct
+    /// I/O, if the driver keeps one.
     fn pins(file: &ClientOf<Self>) -> Option<&Arc<PinAccount>> {
         let _ = file;
         None

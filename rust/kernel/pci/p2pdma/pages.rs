@@ -6,6 +6,7 @@
 //! page of the BAR that shows the same bytes. `pci_p2pdma_add_resource()` makes such pages, and a
 //! pool from which other drivers and, by `p2pmem/allocate` in sysfs, userspace can allocate them. A
 //! driver whose BAR is VRAM has an allocator of its own: it takes all of the pool, as [`BarPages`].
+//! What others may have references to is [`live`](super::live).
 //!
 //! The pages cost 64 bytes for each 4 KiB of the BAR.
 //!
@@ -72,7 +73,7 @@ impl Drop for Pool {
 pub struct BarPages<'a> {
     provider: Provider<'a>,
     pool: Arc<Pool>,
-    first: usize,
+    pub(super) first: usize,
 }
 
 impl<'a> BarPages<'a> {

@@ -76,13 +76,13 @@ impl Client {
     }
 }
 
-/// The process that exported a buffer.
+/// The process that exported a buffer, or mapped an object for direct I/O.
 #[derive(Clone, Copy)]
-pub(super) struct Process {
+pub(in crate::drm::gem) struct Process {
     /// Its number, in the initial namespace.
-    pub(super) pid: Pid,
+    pub(in crate::drm::gem) pid: Pid,
     /// Its name, the `comm` of its first thread, NUL terminated.
-    pub(super) comm: [u8; COMM_LEN],
+    pub(in crate::drm::gem) comm: [u8; COMM_LEN],
 }
 
 // CAST: It is small.
@@ -90,7 +90,7 @@ const COMM_LEN: usize = bindings::TASK_COMM_LEN as usize;
 
 impl Process {
     /// Returns the process of the current task.
-    pub(super) fn current() -> Self {
+    pub(in crate::drm::gem) fn current() -> Self {
         let task = current!();
         let leader = task.group_leader();
         // SAFETY: The task is valid. The name may change meanwhile, which makes it a mixture of

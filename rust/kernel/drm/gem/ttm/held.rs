@@ -268,6 +268,18 @@ impl<T: TtmObject> Held<'_, Object<T>> {
     ///   of the current task.
     /// - `ENODEV` if the device was unplugged, and `ENOMEM`.
     pub(crate) fn charge(&mut self) -> Result {
+        // SAFETY: The reservation, which guards the cell, is held.
+        let account = unsafe { (*self.obj.pins.get()).exporter.clone() };
+
+        self.charge_to(account)
+    }
+
+    /// As [`Self::charge`], on `account`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::charge`].
+    pub(super) fn charge_to(&mut self, account: Option<Arc<PinAccount>>) -> Result {
         let size = self.obj.size() as u64;
         // SAFETY: The reservation, which guards the cell, is held.
         let pins = unsafe { &mut *self.obj.pins.get() };
@@ -277,12 +289,12 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         }
 
         let group = self.obj.ttm().charge_pin(size)?;
-        if let Some(account) = &pins.exporter {
+        if let Some(account) = &account {
             account
                 .charge(size, self.obj.ttm().client_pin_limit())
                 .inspect_err(|_| self.obj.ttm().uncharge_pin(size))?;
         }
-        pins.charged = pins.exporter.clone();
+        pins.charged = account;
         pins.group = Some(group);
         Ok(())
     }

@@ -34,6 +34,7 @@ use crate::{
             MemType, //
         }, //
     },
+    error::from_result,
     page::PAGE_SHIFT,
     prelude::*,
     time::{
@@ -65,6 +66,12 @@ pub(super) unsafe extern "C" fn mmap_callback<T: TtmObject>(
 
         let obj: &Object<T> = IntoGEMObject::from_raw(gem);
         let Some(import) = &obj.import else {
+            // Of a file of the device. Who maps a dma-buf is no client that could be charged.
+            let is_client = (*(*vma).vm_file).f_op == (*(*(*gem).dev).driver).fops;
+
+            if obj.direct_io() && is_client {
+                return from_result(|| obj.map_direct(vma).map(|()| 0));
+            }
             return bindings::drm_gem_ttm_mmap(gem, vma);
         };
 

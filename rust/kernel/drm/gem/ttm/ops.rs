@@ -3,6 +3,7 @@
 //! The class of objects for the DRM core and for TTM: its callbacks, and how it is a GEM object.
 
 use super::{
+    direct,
     import::fd_to_handle_callback,
     moves::put_on_lru,
     placed,
@@ -71,12 +72,7 @@ impl<T: TtmObject> AllocImpl for Object<T> {
         dumb_map_offset: None,
     };
 
-    const UNPLUGGING: Option<unsafe fn(*mut bindings::drm_device)> =
-        if T::APERTURE.is_some() || Object::<T>::CALLER.is_some() {
-            Some(unplugging_callback::<T>)
-        } else {
-            None
-        };
+    const UNPLUGGING: Option<unsafe fn(*mut bindings::drm_device)> = Some(unplugging_callback::<T>);
     const UNPLUGGED: Option<unsafe fn(*mut bindings::drm_device)> = Some(unplugged_callback::<T>);
 }
 
@@ -122,6 +118,9 @@ unsafe fn unplugging_callback<T: TtmObject>(dev: *mut bindings::drm_device) {
         // SAFETY: As promised by the caller.
         unsafe { placed::unplugging_callback::<T>(dev) };
     }
+    // Last: what others have started must come to its end.
+    // SAFETY: As promised by the caller.
+    unsafe { direct::unplugging_callback::<T>(dev) };
 }
 
 /// # Safety

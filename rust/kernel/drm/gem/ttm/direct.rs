@@ -1,0 +1,552 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! Objects that processes map for direct I/O.
+//!
+//! An ordinary mapping of VRAM consists of page frames, which direct I/O refuses. The driver of a
+//! BAR with struct pages maps objects for which [`TtmObject::direct_io`] is true with these pages,
+//! so that a read or write with `O_DIRECT` lets the disk access VRAM, where there is a route.
+//!
+//! From the first such mapping of an object until the last one is gone, and nobody has a reference
+//! to one of its pages any more, the object is pinned in VRAM, and charged for as what is pinned. So
+//! a page that others have a reference to is neither moved nor used again, and a fault has nothing to
+//! wait for: what it inserts does not change.
+//!
+//! An object that is unmapped while a disk still accesses it lingers: it keeps its VRAM, with a
+//! reference to itself, until a worker finds that the references are gone (see `limbo.rs`). An unplug
+//! takes the mappings away, and then waits for the references, because the pages go with the binding
+//! of the driver. It holds no lock meanwhile: a task that has referenced the first pages of a buffer
+//! may be about to fault the next ones in.
+//!
+//! # Locking
+//!
+//! `mmap()`, and the last `munmap()`, take the reservation of the object, with the `mmap_lock` held.
+//! A fault takes no lock.
+//!
+//! C headers: [`include/linux/mm.h`](srctree/include/linux/mm.h),
+//! [`include/linux/page_ref.h`](srctree/include/linux/page_ref.h)
+
+use super::{
+    Held,
+    Object, //
+};
+use crate::{
+    bindings,
+    drm::{
+        self,
+        devres::while_registered,
+        gem::{
+            peer::Process,
+            BaseObject,
+            IntoGEMObject, //
+        },
+        ttm::{
+            ClientOf,
+            OpCtx,
+            Place,
+            TtmObject, //
+        },
+        vram::MemType, //
+    },
+    mm::virt::{
+        flags,
+        VmaNew, //
+    },
+    page::PAGE_SIZE,
+    pci::p2pdma::{
+        live::{
+            Busy,
+            Idle,
+            Live, //
+        },
+        BarPages, //
+    },
+    pm::Awake,
+    prelude::*,
+    str::CStr,
+    sync::{
+        aref::ARef,
+        atomic::{
+            Atomic,
+            Relaxed, //
+        }, //
+    },
+    time::{
+        delay::fsleep,
+        Delta,
+        Instant,
+        Monotonic, //
+    }, //
+};
+use core::{
+    cell::UnsafeCell,
+    ptr::NonNull, //
+};
+
+/// How many pages one fault maps at most.
+const FAULT_AROUND: usize = 16;
+/// How often an unplug looks whether references are gone.
+const PAUSE: Delta = Delta::from_millis(10);
+/// After how many milliseconds it says for whom it waits, and how often then.
+const REMIND_MS: i64 = 1000;
+const REMIND_MAX_MS: i64 = 10_000;
+
+/// How an object is mapped for direct I/O.
+///
+/// # Invariants
+///
+/// - The reservation of the object guards `mapped`. It does not change while there are areas and the
+///   device is registered, for those who keep either from changing.
+/// - While `lingers` is set the object has a reference to itself.
+pub(super) struct Direct {
+    /// How many areas of processes there are.
+    areas: Atomic<u64>,
+    lingers: Atomic<bool>,
+    mapped: UnsafeCell<Option<Mapped>>,
+}
+
+/// What an object is while it is mapped, or lingers. It is pinned.
+struct Mapped {
+    /// [`None`] once the device is unplugged, and nobody has a reference.
+    live: Option<Live>,
+    /// A disk does not wake the device.
+    awake: Option<Awake>,
+    /// The process that has mapped it first.
+    process: Process,
+}
+
+impl Direct {
+    pub(super) const fn new() -> Self {
+        Self {
+            areas: Atomic::new(0),
+            lingers: Atomic::new(false),
+            mapped: UnsafeCell::new(None),
+        }
+    }
+}
+
+impl<T: TtmObject> Object<T> {
+    const DIRECT_VM_OPS: bindings::vm_operations_struct = bindings::vm_operations_struct {
+        open: Some(open_callback::<T>),
+        close: Some(close_callback::<T>),
+        fault: Some(fault_callback::<T>),
+        ..pin_init::zeroed()
+    };
+
+    /// Maps the object for direct I/O.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL` for a private mapping, whose pages would be copied.
+    /// - `EOPNOTSUPP` if the device has no struct pages.
+    /// - `ENODEV` if it is not registered.
+    /// - `EDQUOT` if no more VRAM may be pinned.
+    /// - `EBUSY` if it is pinned where it has no pages.
+    /// - Those of [`Held::validate`].
+    ///
+    /// # Safety
+    ///
+    /// `vma` must be the area of an `mmap()` of a file of the device that is under way, and there must
+    /// be a reference to the object that the caller puts on an error, and the area has otherwise.
+    pub(super) unsafe fn map_direct(&self, vma: *mut bindings::vm_area_struct) -> Result {
+        // SAFETY: As promised by the caller.
+        let area = unsafe { VmaNew::from_raw(vma) };
+        if area.flags() & (flags::SHARED | flags::MAYWRITE) == flags::MAYWRITE {
+            return Err(EINVAL);
+        }
+        // SAFETY: It is an open file of the driver of `T`.
+        let client: &ClientOf<T> =
+            unsafe { drm::File::from_raw((*(*vma).vm_file).private_data.cast()) };
+
+        let awake = self.awake()?;
+        self.reserve(true)?.view().begin_direct(awake, client)?;
+
+        area.set_mixedmap();
+        area.set_dontexpand();
+        area.set_dontdump();
+        // SAFETY: The area is being set up. Accesses go to a device whose memory is not encrypted.
+        unsafe {
+            (*vma).vm_page_prot =
+                bindings::pgprot_decrypted(bindings::pgprot_writecombine((*vma).vm_page_prot));
+            (*vma).vm_ops = const { &Self::DIRECT_VM_OPS };
+            (*vma).vm_private_data = self.as_raw().cast();
+        }
+        Ok(())
+    }
+
+    /// Inserts the page that a fault asks for, and some that follow it.
+    ///
+    /// # Safety
+    ///
+    /// `vmf` must be a fault in an area of the object, and `pages` those of its device, which is
+    /// registered until this returns.
+    unsafe fn insert(
+        &self,
+        vmf: *mut bindings::vm_fault,
+        pages: &BarPages<'_>,
+    ) -> bindings::vm_fault_t {
+        // SAFETY: There is an area, and the device is registered, so that it does not change.
+        let live = unsafe { (*self.direct.mapped.get()).as_ref() }.and_then(|it| it.live.as_ref());
+        // SAFETY: The fault, its area and the object are valid.
+        let (vma, first, address, flags) = unsafe {
+            let fault = &(*vmf).__bindgen_anon_1;
+            let start = (*self.as_raw()).vma_node.vm_node.start;
+
+            // CAST: The offset is one of the address space.
+            (
+                fault.vma,
+                fault.pgoff.wrapping_sub(start as usize),
+                fault.address,
+                (*vmf).flags,
+            )
+        };
+        let page = |index: usize| live.and_then(|live| live.page(pages, index));
+        let Some(faulting) = page(first) else {
+            return bindings::vm_fault_reason_VM_FAULT_SIGBUS;
+        };
+        let is_write = flags & bindings::fault_flag_FAULT_FLAG_WRITE != 0;
+
+        // SAFETY: The fault is valid, and the page has a count.
+        let ret = unsafe { bindings::vmf_insert_page_mkwrite(vmf, faulting, is_write) };
+        if ret != bindings::vm_fault_reason_VM_FAULT_NOPAGE {
+            return ret;
+        }
+
+        // SAFETY: The area is valid.
+        let end = unsafe { (*vma).__bindgen_anon_1.__bindgen_anon_1.vm_end };
+        for (index, at) in (address..end)
+            .step_by(PAGE_SIZE)
+            .enumerate()
+            .take(FAULT_AROUND)
+            .skip(1)
+        {
+            let Some(next) = page(first + index) else {
+                break;
+            };
+            // SAFETY: The area has `VM_MIXEDMAP` and the address, and the page has a count. What
+            // cannot be inserted now is when it is accessed.
+            let _ = unsafe { bindings::vm_insert_page(vma, at, next) };
+        }
+        ret
+    }
+}
+
+impl<T: TtmObject> Held<'_, Object<T>> {
+    fn mapped(&mut self) -> &mut Option<Mapped> {
+        // SAFETY: The reservation, which guards the cell, is held; whoever reads it without that keeps
+        // it from being written to, by the type invariant.
+        unsafe { &mut *self.obj.direct.mapped.get() }
+    }
+
+    /// Takes note of one more area, and makes the pages of the object live for the first one.
+    fn begin_direct(&mut self, awake: Awake, client: &ClientOf<T>) -> Result {
+        // SAFETY: The device of an object is valid and of `T::Driver`.
+        unsafe {
+            while_registered::<T::Driver, _>((*self.bo()).base.dev, |reg| {
+                self.begin_with(T::pages(reg).ok_or(EOPNOTSUPP)?, awake, client)
+            })
+        }
+    }
+
+    fn begin_with(&mut self, pages: &BarPages<'_>, awake: Awake, client: &ClientOf<T>) -> Result {
+        if T::APERTURE.is_some() {
+            return Err(EOPNOTSUPP);
+        }
+
+        if self.mapped().is_none() {
+            if self.is_pinned() && self.mem_type() != Some(MemType::Vram) {
+                return Err(EBUSY);
+            }
+            // SAFETY: The object is valid.
+            let dev = NonNull::new(unsafe { (*self.bo()).base.dev }).ok_or(EINVAL)?;
+            // SAFETY: The device is that of the object, whose memory is a part of it. An unplug calls
+            // `unplugging_callback()`.
+            unsafe { self.ttm().limbo.prepare(dev, look::<T>) }?;
+
+            // Before anybody is evicted.
+            self.charge_to(T::pins(client).cloned())?;
+            let live = self
+                .go_live(pages)
+                .inspect_err(|_| self.uncharge_unpinned())?;
+
+            *self.mapped() = Some(Mapped {
+                live: Some(live),
+                awake: Some(awake),
+                process: Process::current(),
+            });
+        }
+        self.obj.direct.areas.add(1, Relaxed);
+        self.stop_lingering();
+        Ok(())
+    }
+
+    /// Pins the object in VRAM, where its pages become live.
+    fn go_live(&mut self, pages: &BarPages<'_>) -> Result<Live> {
+        let place = Place::VRAM.below(self.visible().min(pages.len()));
+
+        self.validate_patiently(&[place], &mut OpCtx::interruptible())
+            .map_err(|e| if e == EINVAL { EBUSY } else { e })?;
+        // Waits for what is on its way there.
+        self.pin_raw()?;
+
+        let idle = match self.vram() {
+            // SAFETY: The object has the memory, and keeps it as long as it is pinned: until the
+            // pages are idle again.
+            Some(vram) => unsafe {
+                Idle::new(
+                    pages,
+                    vram.shown().iter().map(|range| (range.offset, range.len)),
+                )
+            },
+            None => Err(EINVAL),
+        };
+        idle.and_then(|idle| idle.unfreeze(pages))
+            .inspect_err(|_| self.unpin_raw())
+    }
+
+    /// Ends what the first area has begun, if there is none any more. An object whose pages are
+    /// referenced lingers.
+    fn end_direct(&mut self) {
+        if self.obj.direct.areas.load(Relaxed) != 0 {
+            return;
+        }
+        let Some(mapped) = self.mapped() else {
+            return;
+        };
+
+        let mut live = mapped.live.take();
+        if live.is_some() {
+            // SAFETY: The device of an object is valid and of `T::Driver`. If it is being unplugged,
+            // `unplugging_callback()` does the rest.
+            let _ = unsafe {
+                while_registered::<T::Driver, _>((*self.bo()).base.dev, |reg| {
+                    live = live
+                        .take()
+                        .and_then(|live| idle_or_busy(live, T::pages(reg)));
+                    if live.is_some() {
+                        self.linger();
+                        self.ttm().limbo.wake();
+                    }
+                    Ok(())
+                })
+            };
+        }
+        if live.is_some() {
+            self.linger();
+            if let Some(mapped) = self.mapped() {
+                mapped.live = live;
+            }
+            return;
+        }
+        self.forget_direct();
+    }
+
+    /// Takes back what [`Self::go_live`] did. The pages are idle.
+    fn forget_direct(&mut self) {
+        let mapped = self.mapped().take();
+
+        if mapped.is_some() {
+            self.unpin_raw();
+        }
+        self.stop_lingering();
+    }
+
+    /// Keeps the object until the references to its pages are gone.
+    fn linger(&mut self) {
+        if !self.obj.direct.lingers.xchg(true, Relaxed) {
+            // INVARIANT: This is the reference.
+            core::mem::forget(ARef::from(self.obj));
+            self.ttm().limbo.add(self.obj.size() as u64);
+        }
+    }
+
+    /// Undoes [`Self::linger`]. Somebody else has a reference to the object.
+    fn stop_lingering(&mut self) {
+        if self.obj.direct.lingers.xchg(false, Relaxed) {
+            self.ttm().limbo.sub(self.obj.size() as u64);
+            // SAFETY: By the type invariant of `Direct` the reference is there.
+            drop(unsafe { ARef::from_raw(NonNull::from(self.obj)) });
+        }
+    }
+
+    /// Takes the pages back after an unplug, and returns whether nobody has a reference to one.
+    fn unplug_direct(&mut self, pages: &BarPages<'_>) -> bool {
+        let Some(mapped) = self.mapped() else {
+            return true;
+        };
+
+        mapped.live = mapped
+            .live
+            .take()
+            .and_then(|live| idle_or_busy(live, Some(pages)));
+        if mapped.live.is_some() {
+            return false;
+        }
+
+        mapped.awake = None;
+        // Otherwise the last `munmap()` ends it.
+        self.end_direct();
+        true
+    }
+
+    /// Says for whom an unplug waits.
+    fn report_direct(&mut self, since: Instant<Monotonic>) {
+        let obj = self.obj;
+        let (dev, id, size) = (obj.ttm().owner(), obj.id(), obj.size());
+
+        if let Some(mapped) = self.mapped() {
+            let comm = CStr::from_bytes_until_nul(&mapped.process.comm).unwrap_or(c"?");
+
+            dev_notice!(
+                dev,
+                "waiting for direct I/O to object {} of {} bytes, which {} ({}) has mapped, since {} s\n",
+                id,
+                size,
+                comm,
+                mapped.process.pid,
+                since.elapsed().as_millis() / 1000
+            );
+        }
+    }
+}
+
+/// Returns the pages that are still referenced, or of which that cannot be told.
+fn idle_or_busy(live: Live, pages: Option<&BarPages<'_>>) -> Option<Live> {
+    let Some(pages) = pages else {
+        return Some(live);
+    };
+
+    match live.try_idle(pages) {
+        Ok(_) => None,
+        Err(Busy(live)) => Some(live),
+    }
+}
+
+/// # Safety
+///
+/// Called by the memory management with an area that is a copy, or a part, of one of the object.
+unsafe extern "C" fn open_callback<T: TtmObject>(vma: *mut bindings::vm_area_struct) {
+    // SAFETY: The area that it was made of has a reference to the object.
+    unsafe {
+        let gem = (*vma).vm_private_data.cast::<bindings::drm_gem_object>();
+        let obj: &Object<T> = IntoGEMObject::from_raw(gem);
+
+        obj.direct.areas.add(1, Relaxed);
+        bindings::drm_gem_object_get(gem);
+    }
+}
+
+/// # Safety
+///
+/// Called by the memory management with an area of the object that goes, whose pages are unmapped.
+unsafe extern "C" fn close_callback<T: TtmObject>(vma: *mut bindings::vm_area_struct) {
+    // SAFETY: The area has a reference to the object.
+    unsafe {
+        let gem = (*vma).vm_private_data.cast::<bindings::drm_gem_object>();
+        let obj: &Object<T> = IntoGEMObject::from_raw(gem);
+
+        if obj.direct.areas.fetch_sub(1, Relaxed) == 1 {
+            // Without signals it does not fail.
+            if let Ok(mut object) = obj.reserve(false) {
+                object.view().end_direct();
+            }
+        }
+        bindings::drm_gem_object_put(gem);
+    }
+}
+
+/// # Safety
+///
+/// Called by the memory management with a fault in an area of an object of this class.
+unsafe extern "C" fn fault_callback<T: TtmObject>(
+    vmf: *mut bindings::vm_fault,
+) -> bindings::vm_fault_t {
+    // SAFETY: The fault is valid, and its area has a reference to the object.
+    let obj: &Object<T> = unsafe {
+        let vma = (*vmf).__bindgen_anon_1.vma;
+
+        IntoGEMObject::from_raw((*vma).vm_private_data.cast())
+    };
+    if obj.is_lost() {
+        return bindings::vm_fault_reason_VM_FAULT_SIGBUS;
+    }
+
+    // SAFETY: The device of an object is valid and of `T::Driver`. An unplug waits until this returns,
+    // and then takes away what was inserted.
+    let ret = unsafe {
+        while_registered::<T::Driver, _>((*obj.as_raw()).dev, |reg| {
+            Ok(obj.insert(vmf, T::pages(reg).ok_or(ENODEV)?))
+        })
+    };
+    ret.unwrap_or(bindings::vm_fault_reason_VM_FAULT_SIGBUS)
+}
+
+/// Looks at the objects that linger, and returns whether there are more.
+///
+/// # Safety
+///
+/// Those of [`Look`](crate::drm::ttm::Look).
+unsafe fn look<T: TtmObject>(dev: *mut bindings::drm_device) -> bool {
+    // SAFETY: The device is valid and of `T::Driver`.
+    let drm: &drm::Device<T::Driver> = unsafe { drm::Device::from_raw(dev) };
+    let ttm = T::ttm(drm);
+    let mut next = 0;
+
+    while let Some(obj) = ttm.object_from(next) {
+        next = obj.id() + 1;
+        if obj.direct.lingers.load(Relaxed) {
+            // Without signals it does not fail.
+            if let Ok(mut object) = obj.reserve(false) {
+                object.view().end_direct();
+            }
+        }
+    }
+    ttm.limbo.bytes() != 0
+}
+
+/// Takes back all pages of a device, and waits for those that are referenced.
+///
+/// # Safety
+///
+/// Called with a device of `T::Driver` that was unplugged, whose registration data is still there.
+pub(super) unsafe fn unplugging_callback<T: TtmObject>(dev: *mut bindings::drm_device) {
+    // SAFETY: The device is valid and of `T::Driver`. It was registered, and its data is not dropped
+    // before this returns.
+    let drm: &drm::Device<T::Driver, drm::Registered> = unsafe { drm::Device::from_raw(dev) };
+    let ttm = T::ttm(drm);
+
+    drm.registration_data_with(|reg| {
+        let (Some(pages), mut next) = (T::pages(reg), 0) else {
+            return;
+        };
+
+        // Nothing becomes live any more.
+        while let Some(obj) = ttm.object_from(next) {
+            next = obj.id() + 1;
+            await_idle(&obj, pages);
+        }
+    });
+    ttm.limbo.drain();
+}
+
+/// Waits until nobody has a reference to a page of an object.
+fn await_idle<T: TtmObject>(obj: &Object<T>, pages: &BarPages<'_>) {
+    let since = Instant::<Monotonic>::now();
+    let (mut pause, mut remind_at) = (REMIND_MS, REMIND_MS);
+
+    loop {
+        // Without signals it does not fail.
+        let Ok(mut object) = obj.reserve(false) else {
+            return;
+        };
+        if object.view().unplug_direct(pages) {
+            return;
+        }
+        if since.elapsed().as_millis() >= remind_at {
+            object.view().report_direct(since);
+            pause = (pause * 2).min(REMIND_MAX_MS);
+            remind_at += pause;
+        }
+        drop(object);
+        fsleep(PAUSE);
+    }
+}
