@@ -15,6 +15,7 @@ pub mod clock;
 pub mod compat;
 pub mod copy;
 pub mod debugfs;
+pub mod disk;
 pub mod dmirror;
 pub mod drm;
 pub mod fabric;

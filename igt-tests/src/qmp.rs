@@ -123,6 +123,22 @@ impl Monitor {
         Ok(self.line(&text, limit)?.is_some())
     }
 
+    /// Lets a disk move at most so many bytes in a second; 0 is no limit.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if there is no such disk.
+    #[track_caller]
+    pub fn throttle(&mut self, disk: &str, bytes: u64) -> Result<(), Stop> {
+        let arguments = format!(
+            "{{\"device\": \"{disk}\", \"bps\": {bytes}, \"bps_rd\": 0, \"bps_wr\": 0, \"iops\": 0, \"iops_rd\": 0, \"iops_wr\": 0}}"
+        );
+        match self.execute("block_set_io_throttle", &arguments)? {
+            Ok(()) => Ok(()),
+            Err(line) => Err(Stop::fail(format_args!("block_set_io_throttle: {line}"))),
+        }
+    }
+
     /// Makes memory for a device, and returns its name. Memory that a device had is not used again.
     ///
     /// # Errors

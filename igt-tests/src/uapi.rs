@@ -164,6 +164,10 @@ pub const PARAM_MOVES: u32 = 6;
 pub const PARAM_SVM_VRAM: u32 = 7;
 /// How many pages of processes were moved back.
 pub const PARAM_SVM_MOVED_BACK: u32 = 8;
+/// VRAM that direct I/O reaches.
+pub const PARAM_DIRECT_IO_SIZE: u32 = 9;
+/// VRAM that is unmapped while direct I/O is under way.
+pub const PARAM_DIRECT_IO_BUSY: u32 = 10;
 
 /// `struct drm_avram_gem_create`
 #[repr(C)]
@@ -213,6 +217,8 @@ pub const CREATE_VRAM: u32 = 1 << 0;
 pub const CREATE_SYSTEM: u32 = 1 << 1;
 /// Importers get it in VRAM or not at all.
 pub const CREATE_EXPORT_VRAM_OR_FAIL: u32 = 1 << 16;
+/// Processes map it for direct I/O.
+pub const CREATE_DIRECT_IO: u32 = 1 << 17;
 
 /// In VRAM.
 pub const PLACEMENT_VRAM: u32 = 1;

@@ -9,7 +9,7 @@ import debianroot
 STUB = Path(__file__).parent / "guest/stub"
 SUITES = ["trixie", "forky"]
 PACKAGES = """
-mount kmod iproute2 python3 procps pciutils udev
+mount kmod iproute2 python3 procps pciutils udev e2fsprogs fio
 python3-pyverbs ibverbs-providers ibverbs-utils rdma-core
 libpython3.13 libibumad3 libpci3 libfabric1
 """.split()

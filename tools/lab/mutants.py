@@ -141,8 +141,9 @@ def run(steps, built, mutations):
 def machine(m):
     """The topology of a mutation, and its name in `make check`."""
     name = m.on or (topologies.find("host-bridge").name if m.suites else plan.SWITCH.name)
-    if name in plan.VARIANTS:
-        return plan.variant(name), name
+    disk, _, kind = name.rpartition("-")
+    if kind in plan.VARIANTS:
+        return plan.variant(kind, topologies.find("disk-switch") if disk else plan.SWITCH), name
     topology = topologies.find(name)
     if topology is None:
         raise LabError(f"mutation {m.id}: there is no topology {name}", f"correct {LIST}")

@@ -42,6 +42,13 @@ ONCE_BOOTS = 2
 RDMA = ("rdma_matrix",)
 RDMA_KINDS = ("rdma_life",)
 RDMA_ONCE = ("rdma_clients", "rdma_odp", "rdma_pressure", "rdma_svm")
+# With a disk: for each kind of address, and once.
+DISK_KINDS = ("vvram_direct_io",)
+DISK_ONCE = ("vvram_direct_files", "vvram_direct_life")
+# Where all DMA to system memory is copied, and that to VRAM must not be.
+DISK_BOUNCED = ("vvram_direct_bounce",)
+# Where pages of the object are not pages of the BAR in that order.
+DISK_SCRAMBLED = ("vvram_direct_io@read", "vvram_direct_io@write", "vvram_direct_io@parts")
 # Where devices see other memory than the CPU, code that forgets to synchronize fails.
 BOUNCED = ("vvram_bounce", "vvram_sync")
 # Where the BAR shows VRAM in another order, and VRAM has holes, code that takes one offset for the
@@ -52,7 +59,8 @@ SCRAMBLED = ("vvram_copy", "vvram_matrix@vram-dynamic", "vvram_matrix@vram-revoc
              "vvram_vm", "vvram_vmap")
 SCRAMBLED_SOAK = (*SCRAMBLED, "vvram_export", "vvram_matrix", "vvram_storm")
 # Machines of a topology that differ from it, by the name that their boots and mutations have.
-VARIANTS = {"bounce": "swiotlb=force", "scramble": "vvram.scramble=1 vvram.holes=1"}
+VARIANTS = {"bounce": "swiotlb=force", "tracked": "swiotlb=force,track_hiwater",
+            "scramble": "vvram.scramble=1 vvram.holes=1"}
 # The tests of IGT that open any driver, the one that IGT_FORCE_DRIVER names; those for displays
 # and other vendors cannot apply.
 GENERIC = ("core_*",)
@@ -76,12 +84,12 @@ BUSY = 1.0
 
 def check():
     """The boots of `make check`."""
-    return [*kunit(), *own(), *rdma_boots()]
+    return [*kunit(), *own(), *disks(), *rdma_boots()]
 
 
 def sanitized():
     """The boots of `make soak` on a kernel with a sanitizer: all programs of the project."""
-    return [*kunit(), *own(), *own_rdma(), faults()]
+    return [*kunit(), *own(), *disks(), *own_rdma(), faults()]
 
 
 def faults():
@@ -120,6 +128,15 @@ def own():
             igt("check-scramble", variant("scramble"), SCRAMBLED),
             *[igt(f"check-{topology.name}", topology, PAIR)
               for topology in topologies.PAIRS if of_kinds(topology)]]
+
+
+def disks():
+    """The boots with a disk."""
+    switch, *others = topologies.DISKS
+    return [igt("check-disk-switch", switch, (*DISK_KINDS, *DISK_ONCE)),
+            *[igt(f"check-{topology.name}", topology, DISK_KINDS) for topology in others],
+            igt("check-disk-tracked", variant("tracked", switch), DISK_BOUNCED),
+            igt("check-disk-scramble", variant("scramble", switch), DISK_SCRAMBLED)]
 
 
 def variant(name, topology=SWITCH):

@@ -43,10 +43,13 @@ def _copy(crate, copy):
 def ensure(steps, box, repo, kernel):
     """Build the crate and put its programs into the share."""
     with steps.step("guest programs") as step:
-        built = cargo(step, box, repo, "build", "the log names the file: fix it")
+        built = cargo(step, box, repo, "build", "the log names the file: fix it",
+                      "--bins", "--examples")
         names = [p.stem for p in sorted((repo / CRATE / "src/bin").glob("*.rs"))]
         folder = kernel.share / "bin"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         for name in names:
             shutil.copy2(built / name, folder)
+        for path in sorted((repo / CRATE / "examples").glob("*.rs")):
+            shutil.copy2(built / f"examples/lib{path.stem}.so", folder)

@@ -142,7 +142,38 @@ RDMA = tuple(dataclasses.replace(
                               else fourth_root_port())))
              for pair in PAIRS)
 
-ALL = TOPOLOGIES + PAIRS + RDMA
+# A disk that forgets at the end of a boot what was written to it. It begins with what the guest's
+# root has, which nobody looks at.
+DISK = ("-drive", "if=none,id=disk,file=/build/guest.erofs,format=raw,snapshot=on")
+NVME = "nvme,id=nvme,serial=p2p,drive=disk"
+
+
+def disk_below_the_switch():
+    """A disk below a third port of the switch."""
+    return (*DISK, "-device", "xio3130-downstream,id=d3,bus=up,chassis=4,slot=3",
+            "-device", f"{NVME},bus=d3")
+
+
+def disk_below_a_root_port():
+    """A disk below a root port of its own."""
+    return (*DISK, "-device", "pcie-root-port,id=rp3,chassis=3", "-device", f"{NVME},bus=rp3")
+
+
+# The same with a disk: what is decided for the peer is what is decided for the disk.
+DISKS = (
+    Topology("disk-switch", "a disk below the switch",
+             (*OTHER, *switch(), *disk_below_the_switch()), BUS, 4),
+    Topology("disk-host-bridge", "a disk below a root port, AMD",
+             (*AMD, *two_root_ports(), *disk_below_a_root_port()), HOST_BRIDGE, 4),
+    Topology("disk-intel-iommu", "the same behind intel-iommu",
+             (*AMD, *INTEL_IOMMU, *two_root_ports(), *disk_below_a_root_port()), HOST_BRIDGE, 4,
+             "intel_iommu=on", has=NEEDS),
+    Topology("disk-no-route", "a disk below a root port, not AMD",
+             (*OTHER, *two_root_ports(), *disk_below_a_root_port()), REFUSED, -1,
+             has=frozenset({OWN_SLOT})),
+)
+
+ALL = TOPOLOGIES + PAIRS + RDMA + DISKS
 
 
 def find(name):

@@ -47,6 +47,8 @@ fn flags_known() -> Outcome {
         EITHER | flag,
         uapi::CREATE_VRAM,
         uapi::CREATE_VRAM | flag,
+        EITHER | uapi::CREATE_DIRECT_IO,
+        uapi::CREATE_VRAM | flag | uapi::CREATE_DIRECT_IO,
     ] {
         let object = drm.create_flags(PAGE64, flags)?;
         drm.await_vram_free(free - PAGE64)?;
@@ -78,7 +80,7 @@ fn flags_unknown() -> Outcome {
             })?;
         }
     }
-    for bit in 1..32 {
+    for bit in 2..32 {
         bad(VvramGemCreate {
             flags: 1 << bit,
             ..good

@@ -310,6 +310,18 @@ fn mmap() -> Outcome {
         |(_, buffer)| populate(&zero, &buffer.map()?),
         nothing,
     )?;
+    faults.sweep(
+        "mmap for direct I/O",
+        &USUAL,
+        || {
+            let drm = Drm::open()?;
+            let what = uapi::CREATE_VRAM | uapi::CREATE_DIRECT_IO;
+            let handle = drm.create_flags(2 * PAGE as u64, what)?.leak();
+            Ok((drm.mmap_offset(handle)?, drm))
+        },
+        |(offset, drm)| populate(&zero, &Map::new(drm.fd(), *offset, 2 * PAGE)?),
+        nothing,
+    )?;
     Ok(())
 }
 

@@ -42,7 +42,7 @@ fn free_follows() -> Outcome {
 
 fn both_nodes() -> Outcome {
     let (render, card) = (Drm::open()?, Drm::open_card()?);
-    for param in 0..9 {
+    for param in 0..11 {
         check_eq!(
             card.getparam(param)?,
             render.getparam(param)?,
@@ -54,7 +54,7 @@ fn both_nodes() -> Outcome {
 
 fn unknown_param() -> Outcome {
     let drm = Drm::open()?;
-    for param in [0x1000, 0x8000_0000, u32::MAX] {
+    for param in [11, 0x8000_0000, u32::MAX] {
         expect_errno(
             &format!("GETPARAM {param:#x}"),
             drm.getparam(param),

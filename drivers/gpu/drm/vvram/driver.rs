@@ -93,7 +93,6 @@ pub(crate) struct BoundData<'a> {
     /// What processes have of VRAM: moved back before VRAM is out of reach.
     pub(crate) svm: pagemap::Registration<'a, Svm>,
     /// The struct pages of the BAR, if it has some.
-    #[expect(dead_code)]
     pub(crate) pages: Option<BarPages<'a>>,
     /// What works on VRAM. Dropped when all work is done.
     pub(crate) engine: Arc<dyn Engine + 'a>,

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A disk that reads files straight to VRAM, and writes them from there.
+
+use vvram_tests::disk::{pinned, Direct, Disk, Part, Way};
+use vvram_tests::drm::{Drm, Gem};
+use vvram_tests::map::{Map, PAGE};
+use vvram_tests::pattern::Pattern;
+use vvram_tests::peer::{Mode, Peer};
+use vvram_tests::scene::{patterns, peer_reads, placed, Expect, Scene};
+use vvram_tests::uapi::{self, CREATE_DIRECT_IO, CREATE_SYSTEM, CREATE_VRAM};
+use vvram_tests::{check_eq, expect_errno, fail, igt_main, Outcome, Stop, SysError};
+
+const PAGE64: u64 = PAGE as u64;
+/// More than a bio has segments.
+const MANY: usize = 300;
+
+fn create(drm: &Drm, pages: usize) -> Result<Gem<'_>, SysError> {
+    drm.create_flags((pages * PAGE) as u64, CREATE_VRAM | CREATE_DIRECT_IO)
+}
+
+/// What a transfer between disk and VRAM has to end in.
+#[track_caller]
+fn check_transfer(disk: &Disk, way: Way, part: Part, offset: u64) -> Result<bool, Stop> {
+    let before = pinned()?;
+    let result = disk.direct.transfer(way, part, offset);
+    check_eq!(pinned()?, before, "pages that stay pinned after a transfer");
+    if Expect::get()? == Expect::Refused {
+        expect_errno("a transfer without a route", result, libc::EINVAL)?;
+        return Ok(false);
+    }
+    result?;
+    Ok(true)
+}
+
+fn verify(map: &Map, pattern: Pattern, what: &str) -> Outcome {
+    if let Err(mismatch) = map.verify(pattern) {
+        fail!("{what}: {mismatch}");
+    }
+    Ok(())
+}
+
+fn read() -> Outcome {
+    let scene = Scene::open()?;
+    let disk = Disk::open()?;
+    let (a, b) = patterns();
+    for pages in [1, 2, MANY] {
+        let object = create(&scene.drm, pages)?;
+        let map = object.map()?;
+        map.fill(b);
+        disk.fill(a, 0, pages * PAGE)?;
+        if !check_transfer(&disk, Way::Read, Part::all(&map), 0)? {
+            verify(&map, b, "VRAM after a read that was refused")?;
+            continue;
+        }
+        placed(&object, uapi::PLACEMENT_VRAM)?;
+        verify(&map, a, "VRAM as the CPU sees it")?;
+        let layout = scene.bar.locate(&map)?;
+        scene.check_vram(&layout, a, &[0, pages / 2, pages - 1])?;
+        // Another device sees the same.
+        let buffer = object.export()?;
+        let peer = Peer::open()?;
+        peer.attach(&buffer, Mode::Dynamic)?;
+        peer.map()?;
+        peer_reads(&peer, a, &[0, pages - 1])?;
+    }
+    Ok(())
+}
+
+fn write() -> Outcome {
+    let drm = Drm::open()?;
+    let disk = Disk::open()?;
+    let (a, b) = patterns();
+    for pages in [1, 2, MANY] {
+        let object = create(&drm, pages)?;
+        let map = object.map()?;
+        map.fill(a);
+        disk.fill(b, 0, pages * PAGE)?;
+        let is_there = check_transfer(&disk, Way::Write, Part::all(&map), 0)?;
+        disk.verify(if is_there { a } else { b }, 0, pages * PAGE)?;
+        placed(&object, uapi::PLACEMENT_VRAM)?;
+    }
+    Ok(())
+}
+
+fn parts() -> Outcome {
+    Expect::get()?.need_route()?;
+    let drm = Drm::open()?;
+    let disk = Disk::open()?;
+    let (a, b) = patterns();
+    let object = create(&drm, 8)?;
+    let map = object.map()?;
+    disk.fill(a, 0, 8 * PAGE)?;
+    // From the middle of a page to the middle of another one.
+    for (at, len) in [(512, 512), (PAGE - 512, 1024), (PAGE + 1536, 4 * PAGE)] {
+        map.fill(b);
+        disk.direct
+            .transfer(Way::Read, Part::of(&map, at, len), at as u64)?;
+        for word in 0..map.len() / 8 {
+            let inside = (at..at + len).contains(&(8 * word));
+            let want = if inside { a } else { b }.word(word as u64);
+            check_eq!(map.read(word), want, "word {word}, {len} bytes at {at}");
+        }
+    }
+    Ok(())
+}
+
+fn ordinary() -> Outcome {
+    let drm = Drm::open()?;
+    let disk = Disk::open()?;
+    let plain = drm.create(PAGE64)?;
+    let direct = create(&drm, 1)?;
+    let buffer = direct.export()?;
+    for (what, map) in [
+        ("an object without the flag", plain.map()?),
+        ("a dma-buf", buffer.map()?),
+    ] {
+        map.write(0, 1);
+        let result = disk.direct.transfer(Way::Read, Part::all(&map), 0);
+        expect_errno(&format!("a read to {what}"), result, libc::EFAULT)?;
+    }
+    Ok(())
+}
+
+fn without_feature() -> Outcome {
+    let drm = Drm::open()?;
+    let object = create(&drm, 1)?;
+    let map = object.map()?;
+    // The root of the guest is a virtio disk.
+    let root = Direct::open("/dev/vda".as_ref(), false)?;
+    let before = pinned()?;
+    let result = root.transfer(Way::Read, Part::all(&map), 0);
+    expect_errno("a read of a virtio disk to VRAM", result, libc::EREMOTEIO)?;
+    check_eq!(pinned()?, before, "pages that stay pinned");
+    Ok(())
+}
+
+fn elsewhere() -> Outcome {
+    let drm = Drm::open()?;
+    let object = drm.create_flags(PAGE64, CREATE_VRAM | CREATE_SYSTEM | CREATE_DIRECT_IO)?;
+    let buffer = object.export()?;
+    let peer = Peer::open()?;
+    peer.attach(&buffer, Mode::NoP2p)?;
+    peer.pin()?;
+    placed(&object, uapi::PLACEMENT_SYSTEM)?;
+    expect_errno(
+        "mapping what is pinned elsewhere",
+        object.map(),
+        libc::EBUSY,
+    )?;
+    check_eq!(drm.getparam(uapi::PARAM_VRAM_PINNED)?, 0, "pinned VRAM");
+    peer.unpin()?;
+    object.map()?.write(0, 1);
+    placed(&object, uapi::PLACEMENT_VRAM)
+}
+
+fn create_flags() -> Outcome {
+    let drm = Drm::open()?;
+    let both = CREATE_VRAM | CREATE_SYSTEM | CREATE_DIRECT_IO;
+    let object = drm.create_flags(PAGE64, both)?;
+    check_eq!(object.info()?.what(), both, "what GEM_INFO says");
+    let result = drm.create_flags(PAGE64, CREATE_SYSTEM | CREATE_DIRECT_IO);
+    expect_errno("direct I/O without VRAM", result, libc::EINVAL)?;
+    Ok(())
+}
+
+igt_main! {
+    "read", "a disk reads to VRAM; EINVAL without a route", read;
+    "write", "a disk writes from VRAM; EINVAL without a route", write;
+    "parts", "parts of pages", parts;
+    "ordinary", "EFAULT for other mappings of VRAM", ordinary;
+    "without-feature", "EREMOTEIO for a disk that cannot do it", without_feature;
+    "elsewhere", "EBUSY for an object that is pinned in system memory", elsewhere;
+    "create-flags", "the flag needs VRAM, and GEM_INFO has it", create_flags;
+}

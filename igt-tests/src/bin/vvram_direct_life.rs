@@ -1,0 +1,484 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! VRAM that a disk accesses while it is unmapped, moved, used up or unbound.
+
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use vvram_tests::debugfs::DebugFs;
+use vvram_tests::disk::{pinned, Disk, Part, Way};
+use vvram_tests::drm::{Drm, Gem};
+use vvram_tests::map::{Map, PAGE};
+use vvram_tests::misc;
+use vvram_tests::pci::PciDevice;
+use vvram_tests::proc::{Child, KernelLog, Steps};
+use vvram_tests::rebind::{module_users, reload, Unbinding};
+use vvram_tests::scene::{patterns, placed, squeeze, works, Expect};
+use vvram_tests::uapi::{self, CREATE_DIRECT_IO, CREATE_SYSTEM, CREATE_VRAM};
+use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, skip, Outcome, Stop, SysError};
+
+const PAGE64: u64 = PAGE as u64;
+const LIMIT: Duration = Duration::from_secs(20);
+const EITHER: u32 = CREATE_VRAM | CREATE_SYSTEM | CREATE_DIRECT_IO;
+const PAGES: usize = 64;
+const SIZE: u64 = PAGES as u64 * PAGE64;
+
+fn create(drm: &Drm, pages: usize) -> Result<Gem<'_>, SysError> {
+    drm.create_flags((pages * PAGE) as u64, EITHER)
+}
+
+fn busy(drm: &Drm) -> Result<u64, SysError> {
+    drm.getparam(uapi::PARAM_DIRECT_IO_BUSY)
+}
+
+fn charged(drm: &Drm) -> Result<u64, SysError> {
+    drm.getparam(uapi::PARAM_VRAM_PINNED)
+}
+
+/// Waits until a parameter has a value.
+#[track_caller]
+fn await_param(drm: &Drm, param: u32, want: u64) -> Outcome {
+    let found = misc::poll(LIMIT, || (drm.getparam(param).ok()? == want).then_some(()));
+    check!(
+        found.is_some(),
+        "parameter {param}: expected {want}, saw {}",
+        drm.getparam(param)?
+    );
+    Ok(())
+}
+
+fn counted() -> Outcome {
+    let drm = Drm::open()?;
+    let before = charged(&drm)?;
+    let object = create(&drm, PAGES)?;
+    check_eq!(charged(&drm)?, before, "pinned before a mapping");
+    let one = object.map()?;
+    check_eq!(charged(&drm)?, before + SIZE, "pinned with one mapping");
+    check_eq!(
+        object.info()?.pinned,
+        1,
+        "what GEM_INFO says of a mapped object"
+    );
+    let two = object.map()?;
+    check_eq!(charged(&drm)?, before + SIZE, "pinned with two mappings");
+    one.write(0, 1);
+    drop(one);
+    check_eq!(two.read(0), 1, "the other mapping");
+    check_eq!(
+        charged(&drm)?,
+        before + SIZE,
+        "pinned with one of them left"
+    );
+    let map = two;
+    let mut child = Child::spawn(|| {
+        check_eq!(map.read(0), 1, "the mapping of a child");
+        Ok(())
+    })?;
+    child.join("the child", LIMIT)?;
+    drop(map);
+    check_eq!(charged(&drm)?, before, "pinned without a mapping");
+    check_eq!(object.info()?.pinned, 0, "what GEM_INFO says then");
+    check_eq!(busy(&drm)?, 0, "VRAM kept from use");
+    Ok(())
+}
+
+fn child_keeps() -> Outcome {
+    let drm = Drm::open()?;
+    let before = charged(&drm)?;
+    let object = create(&drm, 1)?;
+    let map = object.map()?;
+    map.write(0, 1);
+    let end = Steps::new()?;
+    let mut child = Child::spawn(|| {
+        end.wait("the parent", LIMIT)?;
+        check_eq!(map.read(0), 1, "the mapping that the parent has dropped");
+        Ok(())
+    })?;
+    drop(map);
+    check_eq!(charged(&drm)?, before + PAGE64, "pinned by the child");
+    end.done()?;
+    child.join("the child", LIMIT)?;
+    await_param(&drm, uapi::PARAM_VRAM_PINNED, before)
+}
+
+fn limits() -> Outcome {
+    let drm = Drm::open()?;
+    let files = DebugFs::open(&PciDevice::vvram()?)?;
+    for name in ["pin_limit", "client_pin_limit"] {
+        let object = create(&drm, 2)?;
+        let old = files.read(name)?;
+        files.write(name, &PAGE64.to_string())?;
+        let result = object.map();
+        files.write(name, old.trim())?;
+        expect_errno(&format!("a mapping over {name}"), result, libc::EDQUOT)?;
+        check_eq!(charged(&drm)?, 0, "pinned after that");
+        object.map()?.write(0, 1);
+    }
+    Ok(())
+}
+
+fn many() -> Outcome {
+    let drm = Drm::open()?;
+    let files = DebugFs::open(&PciDevice::vvram()?)?;
+    let object = create(&drm, 1)?;
+    // More references than a pin counts for.
+    let maps: Vec<Map> = (0..1100).map(|_| object.map()).collect::<Result<_, _>>()?;
+    for map in &maps {
+        map.write(0, 1);
+    }
+    drop(maps);
+    check_eq!(busy(&drm)?, 0, "VRAM kept from use");
+    files.write("move", &format!("{} system", object.info()?.id))?;
+    placed(&object, uapi::PLACEMENT_SYSTEM)
+}
+
+/// What is mapped does not move, and does again afterwards.
+fn moved() -> Outcome {
+    let drm = Drm::open()?;
+    let files = DebugFs::open(&PciDevice::vvram()?)?;
+    let (a, _) = patterns();
+    let object = create(&drm, PAGES)?;
+    let away = format!("{} system", object.info()?.id);
+    for round in 0..3u64 {
+        let map = object.map()?;
+        placed(&object, uapi::PLACEMENT_VRAM)?;
+        if round > 0 {
+            if let Err(mismatch) = map.verify(a.derive(round - 1)) {
+                fail!("back in VRAM: {mismatch}");
+            }
+        }
+        map.fill(a.derive(round));
+        expect_errno(
+            "moving a mapped object",
+            files.write("move", &away),
+            libc::EBUSY,
+        )?;
+        files.write("move", "evict")?;
+        placed(&object, uapi::PLACEMENT_VRAM)?;
+        drop(map);
+        files.write("move", &away)?;
+        placed(&object, uapi::PLACEMENT_SYSTEM)?;
+    }
+    Ok(())
+}
+
+/// VRAM that a disk still writes to is not given to others.
+fn reused() -> Outcome {
+    Expect::get()?.need_route()?;
+    let drm = Drm::open()?;
+    let disk = Disk::open()?;
+    let (a, b) = patterns();
+    let free = drm.vram_free()?;
+    disk.fill(a, 0, PAGES * PAGE)?;
+    let object = create(&drm, PAGES)?;
+    let map = object.map()?;
+    map.fill(b);
+    let stalled = disk.stall()?;
+    let read = disk.direct.start(Way::Read, Part::all(&map), 0)?;
+    drop(map);
+    object.close()?;
+    check_eq!(busy(&drm)?, SIZE, "VRAM kept from use");
+    check_eq!(charged(&drm)?, SIZE, "pinned");
+    let others = squeeze(&drm)?;
+    let taken: u64 = others.iter().map(Gem::size).sum();
+    check_eq!(taken, free - SIZE, "VRAM that others get");
+    for other in &others {
+        other.map()?.fill(b);
+    }
+    check!(read.try_recv().is_err(), "the disk did not wait");
+    drop(stalled);
+    check_eq!(read.recv_timeout(LIMIT), Ok(0), "what came of the read");
+    for other in &others {
+        if let Err(mismatch) = other.map()?.verify(b) {
+            fail!("the disk wrote to VRAM of others: {mismatch}");
+        }
+    }
+    await_param(&drm, uapi::PARAM_DIRECT_IO_BUSY, 0)?;
+    await_param(&drm, uapi::PARAM_VRAM_PINNED, 0)?;
+    drop(others);
+    drm.await_vram_free(free)
+}
+
+/// An object that is mapped again while a disk still writes to it is the same.
+fn again() -> Outcome {
+    Expect::get()?.need_route()?;
+    let drm = Drm::open()?;
+    let disk = Disk::open()?;
+    let files = DebugFs::open(&PciDevice::vvram()?)?;
+    let (a, b) = patterns();
+    disk.fill(a, 0, PAGES * PAGE)?;
+    let object = create(&drm, PAGES)?;
+    let map = object.map()?;
+    map.fill(b);
+    let stalled = disk.stall()?;
+    let read = disk.direct.start(Way::Read, Part::all(&map), 0)?;
+    drop(map);
+    check_eq!(busy(&drm)?, SIZE, "VRAM kept from use");
+    let away = format!("{} system", object.info()?.id);
+    expect_errno(
+        "moving what is read to",
+        files.write("move", &away),
+        libc::EBUSY,
+    )?;
+    files.write("move", "evict")?;
+    let map = object.map()?;
+    check_eq!(busy(&drm)?, 0, "VRAM kept from use, of a mapped object");
+    check_eq!(charged(&drm)?, SIZE, "pinned");
+    drop(stalled);
+    check_eq!(read.recv_timeout(LIMIT), Ok(0), "what came of the read");
+    if let Err(mismatch) = map.verify(a) {
+        fail!("mapped again: {mismatch}");
+    }
+    drop(map);
+    await_param(&drm, uapi::PARAM_VRAM_PINNED, 0)?;
+    files.write("move", &away).map_err(Stop::from)
+}
+
+/// An unbind waits for what the disk does, and says for whom.
+fn unbind() -> Outcome {
+    Expect::get()?.need_route()?;
+    let gpu = PciDevice::vvram()?;
+    let drm = Drm::open()?;
+    let disk = Disk::open()?;
+    let mut log = KernelLog::open()?;
+    let object = create(&drm, PAGES)?;
+    let map = object.map()?;
+    let other = create(&drm, 1)?.map()?;
+    other.write(0, 1);
+    let id = object.info()?.id;
+    // Dropped after the disk goes on, if a check fails.
+    let mut unbinding;
+    let stalled = disk.stall()?;
+    let read = disk.direct.start(Way::Read, Part::all(&map), 0)?;
+    unbinding = Unbinding::start(&gpu)?;
+    let wanted =
+        format!("waiting for direct I/O to object {id} of {SIZE} bytes, which vvram_direct_li (");
+    let told = misc::poll(LIMIT, || {
+        log.lines().into_iter().find(|line| line.contains(&wanted))
+    });
+    check!(
+        told.is_some(),
+        "the unbind does not say for whom it waits: {wanted}"
+    );
+    check!(unbinding.child.ended().is_none(), "the unbind did not wait");
+    check!(read.try_recv().is_err(), "the disk did not wait");
+    drop(stalled);
+    check_eq!(read.recv_timeout(LIMIT), Ok(0), "what came of the read");
+    let gone = unbinding.finish(LIMIT)?;
+    check_eq!(pinned()?, 0, "pages that stay pinned");
+    expect_errno("a mapping after the unbind", object.map(), libc::ENODEV)?;
+    gone.rebind()?;
+    // What is left of the old device goes while the new one works.
+    drop((map, other));
+    drop(object);
+    works()
+}
+
+/// Evictions, signals and transfers at the same time.
+fn storm() -> Outcome {
+    Expect::get()?.need_route()?;
+    let drm = Drm::open()?;
+    let disk = Disk::open()?;
+    let (a, b) = patterns();
+    disk.fill(a, 0, PAGES * PAGE)?;
+    let end = Steps::new()?;
+    let mut child = Child::spawn(|| {
+        let files = DebugFs::open(&PciDevice::vvram()?)?;
+        while !end.is_done()? {
+            files.write("move", "evict")?;
+        }
+        Ok(())
+    })?;
+    let timer = Ticks::start()?;
+    let object = create(&drm, PAGES)?;
+    for round in 0..20 {
+        // A mapping is interrupted by a signal, as any wait is.
+        let map = misc::poll(LIMIT, || object.map().ok());
+        let Some(map) = map else {
+            fail!("round {round}: no mapping");
+        };
+        map.write(0, b.word(0));
+        disk.direct.transfer(Way::Read, Part::all(&map), 0)?;
+        if let Err(mismatch) = map.verify(a) {
+            fail!("round {round}: {mismatch}");
+        }
+    }
+    drop(timer);
+    end.done()?;
+    child.join("the evictions", LIMIT)?;
+    check_eq!(pinned()?, 0, "pages that stay pinned");
+    Ok(())
+}
+
+/// A signal in each millisecond, until this is dropped.
+struct Ticks;
+
+impl Ticks {
+    fn start() -> Result<Self, SysError> {
+        extern "C" fn nothing(_signal: i32) {}
+        // SAFETY: all-zero is a valid value, and the handler does nothing.
+        let status = unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = nothing as extern "C" fn(i32) as usize;
+            action.sa_flags = libc::SA_RESTART;
+            libc::sigaction(libc::SIGALRM, &raw const action, std::ptr::null_mut())
+        };
+        if status < 0 {
+            return Err(SysError::last("sigaction(SIGALRM)"));
+        }
+        Self::set(1000)?;
+        Ok(Self)
+    }
+
+    fn set(microseconds: i64) -> Result<(), SysError> {
+        let every = libc::timeval {
+            tv_sec: 0,
+            tv_usec: microseconds,
+        };
+        let timer = libc::itimerval {
+            it_interval: every,
+            it_value: every,
+        };
+        // SAFETY: the pointer is valid for a read.
+        let status =
+            unsafe { libc::syscall(libc::SYS_setitimer, libc::ITIMER_REAL, &raw const timer, 0) };
+        if status < 0 {
+            return Err(SysError::last("setitimer()"));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Ticks {
+    fn drop(&mut self) {
+        let _ = Self::set(0);
+    }
+}
+
+/// A process that is killed while a disk writes to its VRAM leaves nothing behind.
+fn killed() -> Outcome {
+    Expect::get()?.need_route()?;
+    let drm = Drm::open()?;
+    let disk = Disk::open()?;
+    let free = drm.vram_free()?;
+    let begun = Steps::new()?;
+    let stalled = disk.stall()?;
+    let mut child = Child::spawn(|| {
+        let drm = Drm::open()?;
+        let object = create(&drm, PAGES)?;
+        let map = object.map()?;
+        let read = disk.direct.start(Way::Read, Part::all(&map), 0)?;
+        begun.done()?;
+        let _ = read.recv();
+        Ok(())
+    })?;
+    begun.wait("the transfer of the child", LIMIT)?;
+    child.signal(libc::SIGKILL);
+    thread::sleep(Duration::from_millis(100));
+    drop(stalled);
+    let _ = child.wait(LIMIT);
+    await_param(&drm, uapi::PARAM_DIRECT_IO_BUSY, 0)?;
+    await_param(&drm, uapi::PARAM_VRAM_PINNED, 0)?;
+    drm.await_vram_free(free)
+}
+
+/// The pages of the BAR are good for nobody else.
+fn pool() -> Outcome {
+    let drm = Drm::open()?;
+    let gpu = PciDevice::vvram()?;
+    check!(
+        drm.getparam(uapi::PARAM_DIRECT_IO_SIZE)? > 0,
+        "no struct pages"
+    );
+    let folder = format!("/sys/bus/pci/devices/{}/p2pmem", gpu.name());
+    let available = Command::new("cat")
+        .arg(format!("{folder}/available"))
+        .output();
+    let available = available.map(|it| String::from_utf8_lossy(&it.stdout).trim().to_string());
+    check!(
+        available.as_ref().is_ok_and(|text| text == "0"),
+        "available in the pool: {available:?}"
+    );
+    let file = std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(format!("{folder}/allocate"))
+        .map_err(|error| SysError::io("open(allocate)", &error))?;
+    let result = Map::new(std::os::fd::AsRawFd::as_raw_fd(&file), 0, PAGE);
+    expect_errno("mapping allocate", result, libc::ENOMEM)?;
+    Ok(())
+}
+
+/// Runs a test with the driver loaded with a parameter, and without that afterwards.
+fn with(parameter: &str, body: fn() -> Outcome) -> Outcome {
+    if module_users("vvram").is_none() {
+        skip!("vvram is built into the kernel");
+    }
+    reload("vvram", &[parameter])?;
+    let outcome = body();
+    reload("vvram", &[])?;
+    outcome?;
+    works()
+}
+
+fn without_pages() -> Outcome {
+    let drm = Drm::open()?;
+    check_eq!(
+        drm.getparam(uapi::PARAM_DIRECT_IO_SIZE)?,
+        0,
+        "VRAM with pages"
+    );
+    expect_errno(
+        "direct I/O without pages",
+        create(&drm, 1),
+        libc::EOPNOTSUPP,
+    )?;
+    drop(drm);
+    works()
+}
+
+/// The BAR has pages, and the driver uses a part of it that is no multiple of their unit.
+fn small() -> Outcome {
+    const VISIBLE: u64 = 5000 << 10;
+    let drm = Drm::open()?;
+    let disk = Disk::open()?;
+    let (a, _) = patterns();
+    check_eq!(
+        drm.getparam(uapi::PARAM_DIRECT_IO_SIZE)?,
+        VISIBLE,
+        "VRAM with pages"
+    );
+    disk.fill(a, 0, PAGES * PAGE)?;
+    // What is in the other part of VRAM is moved.
+    let mut objects = Vec::new();
+    while drm.vram_free()? >= 2 * SIZE {
+        objects.push(create(&drm, PAGES)?);
+    }
+    for object in &objects {
+        let map = object.map()?;
+        disk.direct.transfer(Way::Read, Part::all(&map), 0)?;
+        if let Err(mismatch) = map.verify(a) {
+            fail!("{mismatch}");
+        }
+    }
+    Ok(())
+}
+
+igt_main! {
+    "counted", "a mapping is a pin, and charged as one", counted;
+    "child-keeps", "a child that has the mapping keeps the pin", child_keeps;
+    "limits", "EDQUOT over the limits of pins", limits;
+    "many", "1100 mappings are not mistaken for I/O", many;
+    "moved", "EBUSY for moves of what is mapped", moved;
+    "reused", "VRAM is not reused before the disk is done", reused;
+    "again", "mapped again while the disk is not done", again;
+    "unbind", "an unbind waits for the disk, and names the process", unbind;
+    "storm", "evictions, signals and transfers", storm;
+    "killed", "a killed process leaves nothing behind", killed;
+    "without-pages", "the driver works without pages, EOPNOTSUPP for direct I/O", || {
+        with("struct_pages=0", without_pages)
+    };
+    "small", "a part of VRAM is visible", || with("visible_kib=5000", small);
+    "pool", "nobody gets pages by p2pmem/allocate", pool;
+}

@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The NVMe disk, read and written with O_DIRECT from and to whatever memory.
+
+use std::fs;
+use std::fs::{File, OpenOptions};
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::mpsc::{channel, Receiver};
+use std::thread;
+use std::time::Duration;
+
+use crate::map::{Map, PAGE};
+use crate::misc;
+use crate::pattern::Pattern;
+use crate::pci::PciDevice;
+use crate::qmp::Monitor;
+use crate::{Stop, SysError};
+
+/// What QEMU calls it.
+pub const DRIVE: &str = "disk";
+const PATH: &str = "/dev/nvme0n1";
+
+/// Loads a module of the kernel.
+///
+/// # Errors
+///
+/// Fails the subtest if it does not load.
+#[track_caller]
+pub fn load(module: &str) -> Result<(), Stop> {
+    let status = Command::new("modprobe").arg(module).status();
+    if !status.as_ref().is_ok_and(std::process::ExitStatus::success) {
+        return Err(Stop::fail(format_args!("modprobe {module}: {status:?}")));
+    }
+    Ok(())
+}
+
+/// Part of a mapping, as the buffer of a read or a write.
+#[derive(Clone, Copy, Debug)]
+pub struct Part {
+    address: usize,
+    len: usize,
+}
+
+impl Part {
+    /// All of a mapping.
+    pub fn all(map: &Map) -> Self {
+        Self::of(map, 0, map.len())
+    }
+
+    /// Some bytes of a mapping.
+    pub fn of(map: &Map, at: usize, len: usize) -> Self {
+        assert!(
+            at + len <= map.len(),
+            "{len} bytes at {at} are outside the mapping"
+        );
+        Self {
+            address: map.address().as_ptr() as usize + at,
+            len,
+        }
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Where it begins.
+    pub fn address(&self) -> usize {
+        self.address
+    }
+}
+
+/// Which way the bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// From the file to memory.
+    Read,
+    /// From memory to the file.
+    Write,
+}
+
+/// A file that is read and written without the page cache.
+#[derive(Debug)]
+pub struct Direct {
+    file: File,
+    path: PathBuf,
+}
+
+impl Direct {
+    /// Opens a file, which is made if it is a regular one.
+    ///
+    /// # Errors
+    ///
+    /// Any error of open(2).
+    pub fn open(path: &Path, writable: bool) -> Result<Self, SysError> {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(writable)
+            .create(writable)
+            .custom_flags(libc::O_DIRECT | libc::O_CLOEXEC)
+            .open(path)
+            .map_err(|error| SysError::io(format!("open({})", path.display()), &error))?;
+        Ok(Self {
+            file,
+            path: path.to_path_buf(),
+        })
+    }
+
+    /// The file descriptor.
+    pub fn fd(&self) -> RawFd {
+        self.file.as_raw_fd()
+    }
+
+    /// Reads to memory, or writes from it, all bytes at once.
+    ///
+    /// The memory may be gone by the time, or never have been there: then the kernel says so.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the call, and EIO if not all bytes were moved.
+    pub fn transfer(&self, way: Way, part: Part, offset: u64) -> Result<(), SysError> {
+        transfer(self.fd(), way, part, offset).map_err(|errno| {
+            SysError::new(
+                format!(
+                    "{way:?}({}, {part:?}, offset={offset:#x})",
+                    self.path.display()
+                ),
+                errno,
+            )
+        })
+    }
+
+    /// Starts a transfer in a thread, which sends what came of it: 0 or an errno.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if it has not begun to wait within 20 seconds.
+    #[track_caller]
+    pub fn start(&self, way: Way, part: Part, offset: u64) -> Result<Receiver<i32>, Stop> {
+        let (fd, (send, receive)) = (self.fd(), channel());
+        let begun = pinned()?;
+        thread::spawn(move || {
+            let errno = transfer(fd, way, part, offset).err().unwrap_or(0);
+            let _ = send.send(errno);
+        });
+        let pages = (part.len / PAGE) as i64;
+        let begun = misc::poll(Duration::from_secs(20), || {
+            (pinned().ok()? >= begun + pages).then_some(())
+        });
+        match begun {
+            Some(()) => Ok(receive),
+            None => Err(Stop::fail(format_args!(
+                "a transfer does not pin {pages} pages: {:?}",
+                receive.try_recv()
+            ))),
+        }
+    }
+}
+
+fn transfer(fd: RawFd, way: Way, part: Part, offset: u64) -> Result<(), i32> {
+    let at = offset as libc::off_t;
+    // SAFETY: the kernel checks the address; what it writes to is a mapping that is accessed with
+    // volatile accesses only, or none of ours.
+    let count = unsafe {
+        match way {
+            Way::Read => libc::pread(fd, part.address as *mut libc::c_void, part.len, at),
+            Way::Write => libc::pwrite(fd, part.address as *const libc::c_void, part.len, at),
+        }
+    };
+    if count < 0 {
+        return Err(SysError::last("").errno);
+    }
+    if count as usize == part.len {
+        Ok(())
+    } else {
+        Err(libc::EIO)
+    }
+}
+
+/// A number in /proc/vmstat.
+///
+/// # Errors
+///
+/// Fails the subtest if it is not there.
+#[track_caller]
+pub fn vmstat(name: &str) -> Result<i64, Stop> {
+    // Each processor counts by itself, for some time.
+    let _ = fs::read("/proc/sys/vm/stat_refresh");
+    let text = fs::read_to_string("/proc/vmstat").unwrap_or_default();
+    let value = text.lines().find_map(|line| {
+        let (key, value) = line.split_once(' ')?;
+        (key == name).then(|| value.parse().ok())?
+    });
+    value.ok_or_else(|| Stop::fail(format_args!("/proc/vmstat has no {name}")))
+}
+
+/// How many pages are pinned for I/O right now, of all processes.
+///
+/// # Errors
+///
+/// As for [`vmstat`].
+#[track_caller]
+pub fn pinned() -> Result<i64, Stop> {
+    Ok(vmstat("nr_foll_pin_acquired")? - vmstat("nr_foll_pin_released")?)
+}
+
+/// The disk.
+#[derive(Debug)]
+pub struct Disk {
+    /// All of it, without the page cache.
+    pub direct: Direct,
+}
+
+impl Disk {
+    /// Opens it.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if there is none.
+    #[track_caller]
+    pub fn open() -> Result<Self, Stop> {
+        load("nvme")?;
+        let path = Path::new(PATH);
+        if misc::poll(Duration::from_secs(20), || path.exists().then_some(())).is_none() {
+            return Err(Stop::fail(format_args!("{PATH} is not there")));
+        }
+        Ok(Self {
+            direct: Direct::open(path, true)?,
+        })
+    }
+
+    /// The path of its node.
+    pub fn path(&self) -> &Path {
+        &self.direct.path
+    }
+
+    /// The PCI device.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if sysfs does not say.
+    #[track_caller]
+    pub fn device(&self) -> Result<PciDevice, Stop> {
+        PciDevice::above(Path::new("/sys/class/nvme/nvme0/device"))
+            .ok_or_else(|| Stop::fail("sysfs does not have the device of nvme0"))
+    }
+
+    /// Fills some bytes with a pattern, from system memory.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the write.
+    pub fn fill(&self, pattern: Pattern, offset: u64, len: usize) -> Result<(), SysError> {
+        let map = Map::private(len)?;
+        map.fill(pattern);
+        self.direct.transfer(Way::Write, Part::all(&map), offset)
+    }
+
+    /// Compares some bytes with a pattern, read to system memory.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if they differ.
+    #[track_caller]
+    pub fn verify(&self, pattern: Pattern, offset: u64, len: usize) -> Result<(), Stop> {
+        let map = Map::private(len)?;
+        self.direct.transfer(Way::Read, Part::all(&map), offset)?;
+        map.verify(pattern)
+            .map_err(|mismatch| Stop::fail(format_args!("on the disk: {mismatch}")))
+    }
+
+    /// Lets it do nothing until the value is dropped.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if QEMU does not do it.
+    #[track_caller]
+    pub fn stall(&self) -> Result<Stalled, Stop> {
+        let mut monitor = Monitor::open()?;
+        // One byte in a second: after a page it has nothing to do for more than an hour.
+        monitor.throttle(DRIVE, 1)?;
+        let stalled = Stalled { monitor };
+        let map = Map::private(PAGE)?;
+        self.direct.transfer(Way::Read, Part::all(&map), 0)?;
+        Ok(stalled)
+    }
+}
+
+/// A disk that does nothing until this is dropped.
+#[derive(Debug)]
+pub struct Stalled {
+    monitor: Monitor,
+}
+
+impl Drop for Stalled {
+    fn drop(&mut self) {
+        let _ = self.monitor.throttle(DRIVE, 0);
+    }
+}
+
+/// Reads all of a file through the page cache, after dropping what that has.
+///
+/// # Errors
+///
+/// Any error of the file.
+pub fn cached(path: &Path, offset: u64, len: usize) -> Result<Vec<u8>, SysError> {
+    let fail = |error: std::io::Error| SysError::io(path.display().to_string(), &error);
+    let file = File::open(path).map_err(fail)?;
+    // SAFETY: a plain system call on an fd that is open.
+    unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+    let mut data = vec![0; len];
+    file.read_exact_at(&mut data, offset).map_err(fail)?;
+    Ok(data)
+}
