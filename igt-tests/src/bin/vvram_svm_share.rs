@@ -70,8 +70,10 @@ fn objects_give_way() -> Outcome {
     let pages = all as usize / PAGE;
     let objects = fill(&drm, a)?;
     let map = filled(pages, b)?;
-    // The first half, then what is more takes the place of that.
-    drm.svm_migrate(&map, 0..pages / 2)?;
+    // The first half, then what is more takes the place of that. Each piece is a chunk.
+    for first in (0..pages / 2).step_by(PIECE) {
+        drm.svm_migrate(&map, first..first + PIECE)?;
+    }
     check_places(&map, |page| page < pages / 2)?;
     drm.svm_migrate(&map, pages / 2..pages / 2 + PIECE)?;
     check_eq!(resident(&map)?, pages / 2, "pages in VRAM");

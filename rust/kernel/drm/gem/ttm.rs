@@ -658,16 +658,6 @@ impl<T: TtmObject> Object<T> {
         Ok(obj)
     }
 
-    /// Has another user of VRAM give some up for the object, if not enough objects can. Returns
-    /// whether it has.
-    fn has_room_made(&self, places: &[Place]) -> bool {
-        let (ttm, size) = (self.ttm(), self.size() as u64);
-
-        // SAFETY: The object is valid.
-        !ttm.could_have_room(size)
-            && ttm.reclaim_more(unsafe { (*self.as_raw()).dev }, places, size)
-    }
-
     /// Locks the object together with others, in a round of [`Exec`](drm::exec::Exec).
     ///
     /// Returns [`None`] if its reservation is that of an object which is locked already, with

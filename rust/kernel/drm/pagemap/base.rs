@@ -74,10 +74,7 @@ fn new_chunks() -> Result<Pin<KBox<Mutex<Chunks>>>> {
         next: 0,
     };
 
-    KBox::pin_init(
-        new_mutex!(chunks, "drm::pagemap::Base::chunks"),
-        GFP_KERNEL,
-    )
+    KBox::pin_init(new_mutex!(chunks, "drm::pagemap::Base::chunks"), GFP_KERNEL)
 }
 
 /// The C structure, and the reference that it begins with.
@@ -403,8 +400,7 @@ impl Base {
         let mut chunks = self.chunks.lock();
 
         // A page must not be initialized twice, whatever the driver allocates.
-        if find(&chunks.by_page, chunk.end() - 1)
-            .is_some_and(|before| before.end() > chunk.first())
+        if find(&chunks.by_page, chunk.end() - 1).is_some_and(|before| before.end() > chunk.first())
         {
             drop(chunks);
             return Err(EEXIST);

@@ -14,7 +14,6 @@ use super::{
     },
     limbo::Limbo,
     placement::{
-        OpCtx,
         Place,
         Places, //
     },
@@ -34,7 +33,6 @@ use crate::{
     device,
     drm::{
         self,
-        devres::while_registered,
         exec::{
             Exec,
             ExecCtx,
@@ -53,7 +51,6 @@ use crate::{
         vram::{
             charge,
             dma_device,
-            Allocation,
             Allocator,
             MemType,
             Objects,
@@ -355,6 +352,18 @@ impl<T: TtmObject> Device<T> {
         }
     }
 
+    /// Returns the manager of VRAM, and the C structure.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` before [`Self::setup`].
+    pub(super) fn vram_manager(&self) -> Result<(&VramManager, *mut bindings::ttm_device)> {
+        if !self.ready.load(Acquire) {
+            return Err(EINVAL);
+        }
+        Ok((&self.vram, self.bdev.get()))
+    }
+
     /// Returns the physical address of VRAM.
     pub(crate) fn vram_start(&self) -> u64 {
         // SAFETY: It does not change once there is an object.
@@ -608,77 +617,6 @@ impl<T: TtmObject> Device<T> {
             }
         }
         true
-    }
-
-    /// Allocates a block of VRAM for another user, as [`Allocator::alloc_block`] does, and waits for
-    /// the jobs that still read what objects have left there.
-    ///
-    /// No reservation is held that such a job could need; the lock of the memory of a process may
-    /// be held.
-    ///
-    /// # Errors
-    ///
-    /// - `EINVAL` before [`Self::setup`], or if `size` is not a power of two.
-    /// - `ENOSPC` if there is no room, `ENOMEM` if memory runs out.
-    /// - `ERESTARTSYS` if a signal arrived.
-    pub fn alloc_block(&self, size: usize) -> Result<Allocation> {
-        if !self.ready.load(Acquire) {
-            return Err(EINVAL);
-        }
-        // SAFETY: By the type invariant the device has the manager.
-        unsafe { self.vram.alloc_block(size) }
-    }
-
-    /// Moves objects out of VRAM until `bytes` of it are free, for another user: see
-    /// [`Self::alloc_block`]. Returns false if not as many objects can be moved.
-    ///
-    /// Those that were used least recently go first. The device is awake, and no reservation is
-    /// held; the lock of the memory of a process may be. `ctx` says whether a signal ends it.
-    ///
-    /// # Errors
-    ///
-    /// - `EINVAL` before [`Self::setup`].
-    /// - `ERESTARTSYS` if a signal arrived.
-    /// - The error of a move, and `ENOMEM`.
-    pub fn make_room(&self, bytes: u64, ctx: &mut OpCtx) -> Result<bool> {
-        if !self.ready.load(Acquire) {
-            return Err(EINVAL);
-        }
-        // SAFETY: By the type invariant the device is initialized, with the manager.
-        unsafe { self.vram.make_room(self.bdev.get(), bytes, ctx) }
-    }
-
-    /// Has another user of VRAM give some up for an object of `bytes` bytes in `places`, although it
-    /// may not have more than its share: for when not enough objects can leave. Returns whether it
-    /// has given up something.
-    pub(crate) fn reclaim_more(
-        &self,
-        drm: *mut bindings::drm_device,
-        places: &[Place],
-        bytes: u64,
-    ) -> bool {
-        let range = |place: &Place| {
-            let (start, end) = place.range(self.size_of(MemType::Vram));
-
-            start..end
-        };
-        let ranges = places
-            .iter()
-            .filter(|place| place.mem_type() == MemType::Vram)
-            .map(range);
-        // SAFETY: The device of the data that `self` is a part of is valid, and of `T::Driver`.
-        let freed: Result<u64> = unsafe {
-            while_registered::<T::Driver, _>(drm, |reg| {
-                let other = T::reclaim(reg).ok_or(ENOSPC)?;
-
-                Ok(ranges
-                    .map(|range| other.reclaim(&range, bytes))
-                    .find(|freed| *freed > 0)
-                    .unwrap_or(0))
-            })
-        };
-
-        freed.is_ok_and(|freed| freed > 0)
     }
 
     /// Undoes [`Self::charge_pin`], but for the group, whose charge ends when it is dropped.

@@ -103,9 +103,7 @@ impl Manager {
         ctx: &mut OpCtx,
     ) -> Result<bool> {
         // SAFETY: As promised by the caller.
-        match to_result(unsafe {
-            bindings::ttm_bo_evict_first(bdev, self.as_raw(), &mut ctx.0)
-        }) {
+        match to_result(unsafe { bindings::ttm_bo_evict_first(bdev, self.as_raw(), &mut ctx.0) }) {
             Err(ENOENT) => Ok(false),
             Err(EINTR) => Err(ERESTARTSYS),
             ret => ret.map(|()| true),

@@ -71,6 +71,7 @@ mod loss;
 mod manager;
 mod placement;
 mod region;
+mod sharing;
 mod transfer;
 mod tt;
 mod validation;

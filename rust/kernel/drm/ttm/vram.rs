@@ -49,8 +49,9 @@ use crate::{
 };
 use core::ops::Range;
 
-/// How many objects are moved away for a chunk of other memory, at most.
-const EVICTIONS: usize = 64;
+/// How many objects are tried to be moved away for each page of another user, at most. A page may
+/// have a small object, and others may be faster.
+const EVICTIONS: u64 = 4;
 
 /// VRAM that is given to an object, `struct ttm_resource`.
 #[repr(C)]
@@ -147,7 +148,7 @@ impl VramManager {
         bytes: u64,
         ctx: &mut OpCtx,
     ) -> Result<bool> {
-        for _ in 0..EVICTIONS {
+        for _ in 0..EVICTIONS * (bytes >> PAGE_SHIFT) {
             if self.allocator.avail() >= bytes {
                 return Ok(true);
             }

@@ -15,10 +15,10 @@ mod reclaim;
 mod window;
 
 pub(crate) use self::objects::Objects;
-#[cfg(any(CONFIG_RUST_DRM_TTM, CONFIG_RUST_DRM_PAGEMAP))]
-pub(crate) use self::reclaim::fair_share;
 #[cfg(CONFIG_RUST_DRM_TTM)]
 pub(crate) use self::objects::Room;
+#[cfg(any(CONFIG_RUST_DRM_TTM, CONFIG_RUST_DRM_PAGEMAP))]
+pub(crate) use self::reclaim::fair_share;
 #[cfg(any(CONFIG_RUST_DRM_TTM, CONFIG_RUST_DRM_PAGEMAP))]
 pub(crate) use self::window::flush;
 pub use self::{

@@ -185,7 +185,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
             to_result(unsafe { bindings::ttm_bo_validate(self.bo(), &mut placement, &mut ctx.0) })
         };
         let ret = match validate() {
-            Err(ENOSPC) if self.obj.has_room_made(&places) => validate(),
+            Err(ENOSPC) if self.has_room_made(&places) => validate(),
             ret => ret,
         };
         self.take_off_lru();
@@ -193,6 +193,16 @@ impl<T: TtmObject> Held<'_, Object<T>> {
 
         self.touch();
         Ok(())
+    }
+
+    /// Has another user of VRAM give some up for the object, if not enough objects can. Returns
+    /// whether it has.
+    fn has_room_made(&self, places: &[Place]) -> bool {
+        let (ttm, size) = (self.ttm(), self.obj.size() as u64);
+
+        // SAFETY: The object is valid.
+        !ttm.could_have_room(size)
+            && ttm.reclaim_more(unsafe { (*self.obj.as_raw()).dev }, places, size)
     }
 
     /// As [`Self::validate`], for a task that has no ticket, and holds the reservation of the object
