@@ -20,7 +20,7 @@ use vvram_tests::rebind::{module_users, reload, Unbound};
 use vvram_tests::scene::{patterns, works};
 use vvram_tests::svm::{check_places, filled, holds, places, resident, Place, HUGE};
 use vvram_tests::verbs::{Nic, Pair, Region};
-use vvram_tests::{check, check_eq, igt_main, skip, Outcome, SysError};
+use vvram_tests::{check, check_eq, igt_main, skip, Outcome, Stop, SysError};
 
 const PAGES: usize = 32;
 const LIMIT: Duration = Duration::from_secs(20);
@@ -51,8 +51,13 @@ struct Setup<'a> {
 }
 
 impl<'a> Setup<'a> {
-    fn new(nic: &'a Nic, map: &'a Map) -> Result<Self, vvram_tests::Stop> {
+    fn new(nic: &'a Nic, map: &'a Map) -> Result<Self, Stop> {
         let _asks = Asks::new()?;
+        Self::as_is(nic, map)
+    }
+
+    /// The same while regions ask for the memory of peers already.
+    fn as_is(nic: &'a Nic, map: &'a Map) -> Result<Self, Stop> {
         Ok(Self {
             pair: Pair::new(nic)?,
             host: Buffer::host(nic, "host", map.len() as u64)?,
@@ -200,7 +205,7 @@ fn processes() -> Outcome {
     let client = |first: Pattern, second: Pattern| {
         let (drm, nic) = (Drm::open()?, Nic::open(None)?);
         let map = filled(PAGES, first)?;
-        let setup = Setup::new(&nic, &map)?;
+        let setup = Setup::as_is(&nic, &map)?;
         drm.svm_migrate(&map, 0..PAGES)?;
         there.done()?;
         go.wait("the other one", LIMIT)?;
@@ -212,6 +217,8 @@ fn processes() -> Outcome {
         check_places(&map, |_| true)?;
         holds("the CPU", &map, first, 0..PAGES)
     };
+    // For both: one that would stop asking could do so while the other one registers.
+    let _asks = Asks::new()?;
     let mut child = Child::spawn(|| client(a, b))?;
     let mut other = Child::spawn(|| client(b, a))?;
     for _ in 0..2 {
@@ -297,7 +304,7 @@ fn hidden() -> Outcome {
     if module_users("vvram").is_none() {
         skip!("vvram is built into the kernel");
     }
-    let kib = VISIBLE * PAGE >> 10;
+    let kib = (VISIBLE * PAGE) >> 10;
     let outcome = reload("vvram", &[&format!("visible_kib={kib}")]).and_then(|()| {
         let (a, b) = patterns();
         let (drm, nic) = (Drm::open()?, Nic::open(None)?);

@@ -234,10 +234,10 @@ fn fair(objects_first: bool) -> Outcome {
             None => Err(Stop::fail("the first side does not get on")),
         };
         race.stop.store(true, Ordering::Relaxed);
+        // The scope waits for those that are left.
         workers
             .into_iter()
-            .map(|worker| worker.join().unwrap_or_else(|_| Err(Stop::fail("panic"))))
-            .fold(Ok(()), |all: Outcome, one| one.and(all))
+            .try_for_each(|worker| worker.join().unwrap_or_else(|_| Err(Stop::fail("panic"))))
             .and(outcome)
     });
     println!("{} ms", start.elapsed().as_millis());

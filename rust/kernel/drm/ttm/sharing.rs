@@ -77,24 +77,24 @@ impl<T: TtmObject> Device<T> {
         places: &[Place],
         bytes: u64,
     ) -> bool {
-        let range = |place: &Place| {
-            let (start, end) = place.range(self.size_of(MemType::Vram));
-
-            start..end
-        };
-        let ranges = places
-            .iter()
-            .filter(|place| place.mem_type() == MemType::Vram)
-            .map(range);
         // SAFETY: The device of the data that `self` is a part of is valid, and of `T::Driver`.
         let freed: Result<u64> = unsafe {
             while_registered::<T::Driver, _>(drm, |reg| {
                 let other = T::reclaim(reg).ok_or(ENOSPC)?;
+                let all = self.size_of(MemType::Vram);
+                let range = places
+                    .iter()
+                    .filter(|place| place.mem_type() == MemType::Vram)
+                    .map(|place| place.range(all))
+                    .map(|(start, end)| start..end)
+                    .find(|range| other.held(range) > 0)
+                    .ok_or(ENOSPC)?;
 
-                Ok(ranges
-                    .map(|range| other.reclaim(&range, bytes))
-                    .find(|freed| *freed > 0)
-                    .unwrap_or(0))
+                // Asks all objects.
+                if self.could_have_room(bytes) {
+                    return Err(ENOSPC);
+                }
+                Ok(other.reclaim(&range, bytes))
             })
         };
 

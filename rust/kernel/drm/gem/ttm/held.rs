@@ -198,11 +198,10 @@ impl<T: TtmObject> Held<'_, Object<T>> {
     /// Has another user of VRAM give some up for the object, if not enough objects can. Returns
     /// whether it has.
     fn has_room_made(&self, places: &[Place]) -> bool {
-        let (ttm, size) = (self.ttm(), self.obj.size() as u64);
-
         // SAFETY: The object is valid.
-        !ttm.could_have_room(size)
-            && ttm.reclaim_more(unsafe { (*self.obj.as_raw()).dev }, places, size)
+        let drm = unsafe { (*self.obj.as_raw()).dev };
+
+        self.ttm().reclaim_more(drm, places, self.obj.size() as u64)
     }
 
     /// As [`Self::validate`], for a task that has no ticket, and holds the reservation of the object
