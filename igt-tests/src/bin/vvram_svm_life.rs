@@ -186,6 +186,29 @@ fn parameters() -> Outcome {
     works()
 }
 
+/// A driver that is to do without refuses to move anything, and works otherwise.
+fn without() -> Outcome {
+    if module_users("vvram").is_none() {
+        skip!("vvram is built into the kernel");
+    }
+    let (a, _) = patterns();
+    reload("vvram", &["svm=0"])?;
+    let outcome = Drm::open().map_err(Stop::from).and_then(|drm| {
+        let map = filled(PAGES, a)?;
+        expect_errno(
+            "SVM_MIGRATE",
+            drm.svm_migrate(&map, 0..PAGES),
+            libc::EOPNOTSUPP,
+        )?;
+        check_places(&map, |_| false)?;
+        check_eq!(drm.svm_vram()?, 0, "VRAM of processes");
+        check_eq!(drm.svm_moved_back()?, 0, "pages that came back");
+        works()
+    });
+    reload("vvram", &[])?;
+    outcome
+}
+
 igt_main! {
     "unbind", "an unbind moves back what processes have", unbind;
     "unbind-while-moving", "an unbind while processes move memory", unbind_while_moving;
@@ -195,4 +218,5 @@ igt_main! {
     "system-kept", "everything is back before the system sleeps", system_kept;
     "system-lost", "the same with VRAM that loses its content", system_lost;
     "parameters", "without pages of the BAR, with a small BAR, and in another order", parameters;
+    "without", "EOPNOTSUPP from a driver that is to do without", without;
 }

@@ -456,7 +456,8 @@ struct drm_vvram_vm_read {
  * for an unknown flag; -EFAULT if the process has nothing at one of the addresses;
  * -EBUSY if some of it cannot move, because it is no private anonymous memory, or
  * in use by a device or swapped out: all else is in VRAM then; -ENOSPC if there is
- * no room for all of it. A call that fails may have moved a part.
+ * no room for all of it; -EOPNOTSUPP if the driver was told to do without. A call
+ * that fails may have moved a part.
  *
  * DRM_IOCTL_VVRAM_SVM_EVICT moves back what is in VRAM, of any device. Returns
  * -EINVAL for the same reasons, and -EFAULT if the process cannot read one of the

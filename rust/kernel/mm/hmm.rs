@@ -273,6 +273,9 @@ impl<T: Mirror> IntervalNotifier<T> {
 
     /// As [`Self::fault`] and [`Faulted::lock`], until the process leaves the addresses alone.
     ///
+    /// Nothing but a fatal signal ends it before that: a worker, which gets none, calls the two
+    /// itself, and gives up some time.
+    ///
     /// # Errors
     ///
     /// Those of [`Self::fault`].
@@ -459,7 +462,7 @@ impl DmaMap {
 
                 let page = bindings::pfn_to_page(old & !FLAGS);
                 // That of a peer is not backed by a file, nor reclaimed.
-                if old & WRITE != 0 && !bindings::is_zone_device_page(page) {
+                if old & WRITE != 0 && old & (P2PDMA | P2PDMA_BUS) == 0 {
                     bindings::set_page_dirty(page);
                 }
             }

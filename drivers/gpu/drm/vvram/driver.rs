@@ -91,7 +91,7 @@ pub(crate) struct BoundData<'a> {
     /// The exported buffers: revoked before VRAM is out of reach.
     pub(crate) exports: peer::Exports<'a, BoData>,
     /// What processes have of VRAM: moved back before VRAM is out of reach.
-    pub(crate) svm: pagemap::Registration<'a, Svm>,
+    pub(crate) svm: Option<pagemap::Registration<'a, Svm>>,
     /// The struct pages of the BAR, if it has some.
     pub(crate) pages: Option<BarPages<'a>>,
     /// What works on VRAM. Dropped when all work is done.
@@ -170,7 +170,7 @@ impl Probed<'_> {
         match &*self.card.lock() {
             Some(card) => {
                 // At runtime there is nothing, as it keeps the device awake.
-                card.with_data(|bound| bound.svm.evict_all())
+                card.with_data(|bound| bound.svm.as_ref().map_or(Ok(()), |svm| svm.evict_all()))
                     .unwrap_or(Ok(()))?;
                 card.device().ttm.suspend(content(), ctx)
             }

@@ -97,8 +97,12 @@ impl File {
             uapi::drm_vvram_param_DRM_VVRAM_PARAM_VRAM_PINNED => dev.ttm.pinned(),
             uapi::drm_vvram_param_DRM_VVRAM_PARAM_VRAM_PIN_LIMIT => dev.ttm.pin_limit(),
             uapi::drm_vvram_param_DRM_VVRAM_PARAM_MOVES => dev.ttm.moves(),
-            uapi::drm_vvram_param_DRM_VVRAM_PARAM_SVM_VRAM => bound.svm.held(),
-            uapi::drm_vvram_param_DRM_VVRAM_PARAM_SVM_MOVED_BACK => bound.svm.moved_back(),
+            uapi::drm_vvram_param_DRM_VVRAM_PARAM_SVM_VRAM => {
+                bound.svm.as_ref().map_or(0, |svm| svm.held())
+            }
+            uapi::drm_vvram_param_DRM_VVRAM_PARAM_SVM_MOVED_BACK => {
+                bound.svm.as_ref().map_or(0, |svm| svm.moved_back())
+            }
             uapi::drm_vvram_param_DRM_VVRAM_PARAM_DIRECT_IO_SIZE => bound
                 .pages
                 .as_ref()

@@ -132,7 +132,7 @@ impl TtmObject for BoData {
     }
 
     fn reclaim<'a>(bound: &'a BoundData<'a>) -> Option<&'a dyn Reclaim> {
-        Some(&*bound.svm)
+        bound.svm.as_ref().map(|svm| &**svm as &dyn Reclaim)
     }
 
     fn flush<'a>(bound: &'a BoundData<'a>, vram: &Ranges) {

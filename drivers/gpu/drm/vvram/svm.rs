@@ -42,7 +42,8 @@ use crate::{
         check,
         File, //
     },
-    hw::Engine, //
+    hw::Engine,
+    module_parameters, //
 };
 
 /// What moves memory of processes to VRAM and back.
@@ -83,17 +84,21 @@ impl pagemap::Driver for Svm {
 }
 
 /// Makes device-private pages of all VRAM, of which peers see the first `visible` bytes, if the BAR
-/// has pages.
+/// has pages. Does nothing if the user does not want that.
 pub(crate) fn register<'a>(
     drm: &drm::devres::Unregistered<'_, 'a, VvramDriver>,
     pages: Option<BarPages<'a>>,
     visible: u64,
     memory: Memory<'a>,
-) -> Result<Registration<'a, Svm>> {
+) -> Result<Option<Registration<'a, Svm>>> {
+    if module_parameters::svm.value() == 0 {
+        return Ok(None);
+    }
+
     let size = usize::try_from(memory.vram.size())?;
     let bar = pages.map(|pages| (pages, Visible::new(memory.vram.clone(), visible)));
 
-    Registration::new(drm, size, bar, Ok(memory))
+    Registration::new(drm, size, bar, Ok(memory)).map(Some)
 }
 
 /// Returns the first address of a range and the one behind it.
@@ -120,7 +125,9 @@ pub(crate) fn migrate(
 ) -> Result<u32> {
     let range = range_of(args)?;
 
-    bound.svm.migrate(current!().mm().ok_or(EFAULT)?, range)?;
+    let svm = bound.svm.as_ref().ok_or(EOPNOTSUPP)?;
+
+    svm.migrate(current!().mm().ok_or(EFAULT)?, range)?;
     Ok(0)
 }
 

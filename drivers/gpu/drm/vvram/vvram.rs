@@ -50,6 +50,10 @@ kernel::module_pci_driver! {
             default: 1,
             description: "Make struct pages for the BAR, which direct I/O and device-private memory need (0: none, saves 1.56 percent of VRAM in system memory)",
         },
+        svm: u8 {
+            default: 1,
+            description: "Let processes have their memory in VRAM (0: not, saves 1.56 percent of VRAM in system memory)",
+        },
         scramble: u8 {
             default: 0,
             description: "Let the BAR show the pages of VRAM in another order, to test that",
