@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
 #ifdef CONFIG_RUST_HMM
-#include <linux/mm.h>
 #include <linux/mmu_notifier.h>
-#include <linux/sched/signal.h>
 
 __rust_helper void
 rust_helper_mmu_interval_set_seq(struct mmu_interval_notifier *interval_sub,
@@ -17,15 +15,5 @@ rust_helper_mmu_interval_read_retry(struct mmu_interval_notifier *interval_sub,
 				    unsigned long seq)
 {
 	return mmu_interval_read_retry(interval_sub, seq);
-}
-
-__rust_helper bool rust_helper_is_zone_device_page(const struct page *page)
-{
-	return is_zone_device_page(page);
-}
-
-__rust_helper int rust_helper_fatal_signal_pending(struct task_struct *p)
-{
-	return fatal_signal_pending(p);
 }
 #endif
