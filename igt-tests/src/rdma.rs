@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
+use std::fs;
 use std::ptr;
 use std::time::Instant;
 
@@ -30,6 +31,32 @@ const WORDS: u64 = 16;
 pub const ON_DEMAND: u32 = 1 << 6;
 /// How far from the ends of both parts some transfers are, at most.
 const MARGIN: u64 = 256;
+
+/// Has new on-demand regions ask for the memory of peers, or not, which they do not when this is
+/// dropped.
+#[derive(Debug)]
+pub struct OdpP2p(());
+
+impl OdpP2p {
+    const PARAMETER: &str = "/sys/module/rdma_rxe/parameters/odp_p2p";
+
+    /// Sets the parameter of soft RoCE.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the file.
+    pub fn new(ask: bool) -> Result<Self, SysError> {
+        fs::write(Self::PARAMETER, if ask { "Y" } else { "N" })
+            .map_err(|error| SysError::io(Self::PARAMETER, &error))?;
+        Ok(Self(()))
+    }
+}
+
+impl Drop for OdpP2p {
+    fn drop(&mut self) {
+        let _ = fs::write(Self::PARAMETER, "N");
+    }
+}
 
 /// An operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

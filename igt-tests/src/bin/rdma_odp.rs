@@ -6,36 +6,17 @@
 //! mirror of this process says where each page is, and how many pages it lost to page faults. That
 //! the NIC got at a page without such a fault is what shows that it used the P2PDMA page.
 
-use std::fs;
-
 use vvram_tests::dmirror::{Mirror, TestHmm, ABSENT, ON_DEVICE, WRITABLE, ZEROES};
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::misc;
 use vvram_tests::pattern::Pattern;
-use vvram_tests::rdma::{Buffer, ON_DEMAND};
+use vvram_tests::rdma::{Buffer, OdpP2p, ON_DEMAND};
 use vvram_tests::scene::patterns;
 use vvram_tests::verbs::{Nic, Pair, Region};
 use vvram_tests::{check_eq, fail, igt_main, Outcome, Stop, SysError};
 
 const PAGES: usize = 16;
 const SIZE: u32 = (PAGES * PAGE) as u32;
-const P2P: &str = "/sys/module/rdma_rxe/parameters/odp_p2p";
-
-/// Whether new regions ask for the memory of peers, which they do not when this is dropped.
-struct Asks;
-
-impl Asks {
-    fn new(yes: bool) -> Result<Self, SysError> {
-        fs::write(P2P, if yes { "Y" } else { "N" }).map_err(|error| SysError::io(P2P, &error))?;
-        Ok(Self)
-    }
-}
-
-impl Drop for Asks {
-    fn drop(&mut self) {
-        let _ = fs::write(P2P, "N");
-    }
-}
 
 /// Memory of this process that a region is of, and memory to transfer from and to.
 struct Setup<'a> {
@@ -101,7 +82,7 @@ fn with(
     pattern: Pattern,
     body: impl FnOnce(&Setup<'_>, &mut TestHmm) -> Outcome,
 ) -> Outcome {
-    let _asks = Asks::new(ask)?;
+    let _asks = OdpP2p::new(ask)?;
     let mut hmm = TestHmm::with_memory()?;
     let nic = Nic::open(None)?;
     let mirror = Mirror::open()?;

@@ -6,7 +6,6 @@
 //! and is seen in the page table. Soft RoCE accesses a BAR by the CPU, so that it reaches VRAM on
 //! every machine.
 
-use std::fs;
 use std::time::Duration;
 
 use vvram_tests::drm::Drm;
@@ -15,32 +14,15 @@ use vvram_tests::misc;
 use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::proc::{Child, Steps};
-use vvram_tests::rdma::{Buffer, ON_DEMAND};
+use vvram_tests::rdma::{Buffer, OdpP2p, ON_DEMAND};
 use vvram_tests::rebind::{module_users, reload, Unbound};
 use vvram_tests::scene::{patterns, works};
 use vvram_tests::svm::{check_places, filled, holds, places, resident, Place, HUGE};
 use vvram_tests::verbs::{Nic, Pair, Region};
-use vvram_tests::{check, check_eq, igt_main, skip, Outcome, Stop, SysError};
+use vvram_tests::{check, check_eq, igt_main, skip, Outcome, Stop};
 
 const PAGES: usize = 32;
 const LIMIT: Duration = Duration::from_secs(20);
-const P2P: &str = "/sys/module/rdma_rxe/parameters/odp_p2p";
-
-/// Has new regions ask for the memory of peers, until this is dropped.
-struct Asks;
-
-impl Asks {
-    fn new() -> Result<Self, SysError> {
-        fs::write(P2P, "Y").map_err(|error| SysError::io(P2P, &error))?;
-        Ok(Self)
-    }
-}
-
-impl Drop for Asks {
-    fn drop(&mut self) {
-        let _ = fs::write(P2P, "N");
-    }
-}
 
 /// A region of memory of this process, and other memory to transfer from and to.
 struct Setup<'a> {
@@ -52,7 +34,7 @@ struct Setup<'a> {
 
 impl<'a> Setup<'a> {
     fn new(nic: &'a Nic, map: &'a Map) -> Result<Self, Stop> {
-        let _asks = Asks::new()?;
+        let _asks = OdpP2p::new(true)?;
         Self::as_is(nic, map)
     }
 
@@ -218,7 +200,7 @@ fn processes() -> Outcome {
         holds("the CPU", &map, first, 0..PAGES)
     };
     // For both: one that would stop asking could do so while the other one registers.
-    let _asks = Asks::new()?;
+    let _asks = OdpP2p::new(true)?;
     let mut child = Child::spawn(|| client(a, b))?;
     let mut other = Child::spawn(|| client(b, a))?;
     for _ in 0..2 {
