@@ -621,7 +621,7 @@ impl<T: TtmObject> Object<T> {
             bindings::drm_gem_private_object_init(drm, gem, size);
             bindings::drm_dev_get(drm);
 
-            let mut placement = placement(places);
+            let mut placement = Place::list(places);
             let ret = to_result(bindings::ttm_bo_init_reserved(
                 bdev,
                 bo,
@@ -781,14 +781,6 @@ impl<T: TtmObject> Object<T> {
     pub(crate) unsafe fn awake_from_forgotten(&self) -> Awake {
         // SAFETY: As promised by the caller.
         unsafe { Awake::from_forgotten(self.ttm().owner()) }
-    }
-}
-
-fn placement(places: &[Place]) -> bindings::ttm_placement {
-    bindings::ttm_placement {
-        // CAST: There are few places.
-        num_placement: places.len() as u32,
-        placement: places.as_ptr().cast(),
     }
 }
 

@@ -61,6 +61,15 @@ unsafe impl Send for Place {}
 unsafe impl Sync for Place {}
 
 impl Place {
+    /// Returns the list of places that TTM takes, which borrows them without a lifetime.
+    pub(crate) fn list(places: &[Self]) -> bindings::ttm_placement {
+        bindings::ttm_placement {
+            // CAST: There are few places.
+            num_placement: places.len() as u32,
+            placement: places.as_ptr().cast(),
+        }
+    }
+
     /// Anywhere in VRAM.
     pub const VRAM: Self = Self::new(MemType::Vram);
     /// System memory that devices may access.

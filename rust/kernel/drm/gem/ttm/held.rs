@@ -5,7 +5,6 @@
 //! C header: [`include/drm/ttm/ttm_bo.h`](srctree/include/drm/ttm/ttm_bo.h)
 
 use super::{
-    placement,
     Held,
     Object, //
 };
@@ -179,7 +178,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
 
         // TTM does not move what is pinned. Others cannot evict it meanwhile, as it is reserved.
         self.set_off_lru(false);
-        let mut placement = placement(&places);
+        let mut placement = Place::list(&places);
         let mut validate = || {
             // SAFETY: The object is valid, and its reservation is held.
             to_result(unsafe { bindings::ttm_bo_validate(self.bo(), &mut placement, &mut ctx.0) })
