@@ -193,7 +193,7 @@ fn without() -> Outcome {
     }
     let (a, _) = patterns();
     reload("vvram", &["svm=0"])?;
-    let outcome = Drm::open().map_err(Stop::from).and_then(|drm| {
+    let outcome = Drm::open().and_then(|drm| {
         let map = filled(PAGES, a)?;
         expect_errno(
             "SVM_MIGRATE",

@@ -215,7 +215,8 @@ class Plan(unittest.TestCase):
     def test_each_program_is_in_the_table_once(self):
         programs = {path.stem for path in (pipeline.REPO / "igt-tests/src/bin").glob("*_*.rs")}
         table = [*plan.EVERYWHERE, *plan.KINDS, *plan.ONCE, *plan.PAIR, *plan.RDMA,
-                 *plan.RDMA_KINDS, *plan.RDMA_ONCE]
+                 *plan.RDMA_KINDS, *plan.RDMA_ONCE, *plan.DISK_KINDS, *plan.DISK_ONCE,
+                 *plan.DISK_BOUNCED]
         table += set(plan.BOUNCED) - set(table)
         self.assertEqual(sorted(table), sorted(programs))
 
@@ -223,7 +224,8 @@ class Plan(unittest.TestCase):
         named = {test for boot in plan.check() if boot.job == "igt"
                  for test in boot.settings["LAB_TESTS"].split(",")}
         for program in (*plan.EVERYWHERE, *plan.KINDS, *plan.ONCE, *plan.PAIR, *plan.RDMA,
-                        *plan.RDMA_KINDS, *plan.RDMA_ONCE, *plan.GENERIC, *plan.BOUNCED):
+                        *plan.RDMA_KINDS, *plan.RDMA_ONCE, *plan.GENERIC, *plan.BOUNCED,
+                        *plan.DISK_KINDS, *plan.DISK_ONCE, *plan.DISK_BOUNCED):
             self.assertIn(program, named)
 
     def test_sanitizers_see_all_programs(self):
@@ -243,7 +245,7 @@ class Plan(unittest.TestCase):
     def test_check_and_soak_run_each_case_of_pyverbs(self):
         cases = [case for boot in (*plan.check(), *plan.soak()) if boot.job == "pyverbs"
                  for case in boot.settings["LAB_PYVERBS"].split(",")]
-        self.assertEqual(sorted(cases), sorted([rdma.MODULES, *[
+        self.assertEqual(sorted(cases), sorted([rdma.MODULES, rdma.ON_DEMAND, *[
             f"{mode}/{memory}" for mode in ("pinned", "revocable", "dynamic")
             for memory in ("vram", "system")]]))
 

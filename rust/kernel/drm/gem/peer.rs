@@ -105,12 +105,11 @@ pub use self::{
 
 #[cfg(CONFIG_RUST_DRM_TTM)]
 pub(in crate::drm) use self::importers::window_of_importers;
+#[cfg(CONFIG_RUST_DRM_TTM)]
+pub(super) use self::origin::Process;
 pub(super) use self::{
     backing::with_reserved,
-    origin::{
-        handle_to_fd,
-        Process, //
-    }, //
+    origin::handle_to_fd, //
 };
 use self::{
     export::vram_or_fail,

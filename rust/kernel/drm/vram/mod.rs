@@ -11,6 +11,7 @@ mod layout;
 mod objects;
 mod place;
 mod ranges;
+#[cfg(any(CONFIG_RUST_DRM_TTM, CONFIG_RUST_DRM_PAGEMAP))]
 mod reclaim;
 mod window;
 
@@ -19,6 +20,8 @@ pub(crate) use self::objects::Objects;
 pub(crate) use self::objects::Room;
 #[cfg(any(CONFIG_RUST_DRM_TTM, CONFIG_RUST_DRM_PAGEMAP))]
 pub(crate) use self::reclaim::fair_share;
+#[cfg(any(CONFIG_RUST_DRM_TTM, CONFIG_RUST_DRM_PAGEMAP))]
+pub use self::reclaim::Reclaim;
 #[cfg(any(CONFIG_RUST_DRM_TTM, CONFIG_RUST_DRM_PAGEMAP))]
 pub(crate) use self::window::flush;
 pub use self::{
@@ -40,7 +43,6 @@ pub use self::{
         Range,
         Ranges, //
     },
-    reclaim::Reclaim,
     window::Window, //
 };
 
