@@ -655,6 +655,7 @@ impl<T: TtmObject> Object<T> {
         }
         // SAFETY: `free_callback` removes it.
         unsafe { ttm.insert(&obj, room) };
+        obj.prepare_direct()?;
         Ok(obj)
     }
 

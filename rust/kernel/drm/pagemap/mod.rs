@@ -208,7 +208,8 @@ pub trait Driver: Sized + Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// Any: that of the migration.
+    /// Those of a signal are that of the migration. With any other one, older device-private memory
+    /// goes.
     ///
     /// [`ttm::Device::make_room`]: drm::ttm::Device::make_room
     fn make_room(drm: &drm::Device<Self::Drm>, bytes: u64) -> Result<bool> {
@@ -474,8 +475,13 @@ impl<T: Driver> PageMap<T> {
         // OVERFLOW: What exists has less than 64 bits.
         let is_below = self.held() + bytes <= fair_share(&(0..(all.end * PAGE_SIZE) as u64));
 
-        if is_below && T::make_room(self.drm(), bytes)? {
-            return Ok(true);
+        if is_below {
+            match T::make_room(self.drm(), bytes) {
+                Ok(true) => return Ok(true),
+                Err(e) if e == ERESTARTSYS || e == EINTR => return Err(e),
+                // What cannot leave is passed over.
+                _ => (),
+            }
         }
         Ok(self.base.evict_oldest(&all, since, bytes) > 0)
     }

@@ -32,8 +32,10 @@ use crate::{
 };
 use core::ptr::NonNull;
 
-/// How often the worker looks.
-const PAUSE: Delta = Delta::from_millis(5);
+/// After how many milliseconds the worker looks: first, and at most. A disk may take its time, and
+/// to look is to ask all objects.
+const PAUSE_MS: i64 = 5;
+const PAUSE_MAX_MS: i64 = 320;
 
 /// Looks at the objects of a device, and tells whether to look again.
 ///
@@ -90,6 +92,7 @@ impl Limbo {
     /// Has the worker look, after [`Self::prepare`].
     pub(crate) fn wake(&self) {
         if let Some(worker) = self.worker.as_ref() {
+            worker.poll.pause.store(PAUSE_MS, Relaxed);
             worker.poll.enqueue();
         }
     }
@@ -131,6 +134,7 @@ impl Worker {
                 queue,
                 dev,
                 look,
+                pause: Atomic::new(PAUSE_MS),
             }),
             GFP_KERNEL,
         )
@@ -151,7 +155,8 @@ impl Drop for Worker {
 
 /// # Invariants
 ///
-/// While the work is queued or runs, `queue` and `dev` are valid, and `dev` is a device for `look`.
+/// As long as there is the [`Worker`], and while the work is queued or runs, `queue` and `dev` are
+/// valid, and `dev` is a device for `look`.
 #[pin_data]
 struct Poll {
     #[pin]
@@ -159,6 +164,8 @@ struct Poll {
     queue: NonNull<bindings::workqueue_struct>,
     dev: NonNull<bindings::drm_device>,
     look: Look,
+    /// In milliseconds.
+    pause: Atomic<i64>,
 }
 
 // SAFETY: Workqueues may be used from any task, and so may DRM devices.
@@ -185,7 +192,10 @@ impl WorkItem for Poll {
     type Pointer = Arc<Self>;
 
     fn run(this: Arc<Self>) {
-        fsleep(PAUSE);
+        let pause = this.pause.load(Relaxed);
+
+        this.pause.store((pause * 2).min(PAUSE_MAX_MS), Relaxed);
+        fsleep(Delta::from_millis(pause));
 
         // SAFETY: By the type invariant.
         if unsafe { (this.look)(this.dev.as_ptr()) } {

@@ -178,7 +178,8 @@ pub trait TtmObject: DriverObject<Driver: drm::Driver<Object = gem::ttm::Object<
     /// Returns the struct pages of the BAR that shows VRAM, if there are some, which
     /// [`Self::direct_io`] needs. The BAR shows VRAM at all times, without [`Self::APERTURE`].
     ///
-    /// Called while the driver is bound, with or without the reservation of an object.
+    /// Called while the driver is bound, with or without the reservation of an object. The answer must
+    /// not change: an unbind waits for the pages that are mapped, and for ever if they are not told.
     fn pages<'a>(
         reg: &'a <Self::Driver as drm::Driver>::RegistrationData<'a>,
     ) -> Option<&'a BarPages<'a>> {

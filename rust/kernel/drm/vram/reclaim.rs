@@ -21,7 +21,8 @@ pub trait Reclaim {
     fn held(&self, range: &Range<u64>) -> u64;
 
     /// Gives up memory in `range` of VRAM, the oldest first, until that were `bytes` or there is
-    /// nothing that can go. The memory is free when this returns.
+    /// nothing that can go. The memory is free when this returns, unless another task is just giving
+    /// it up as well.
     ///
     /// Returns how many bytes it has given up. Called with reservations held; may sleep.
     fn reclaim(&self, range: &Range<u64>, bytes: u64) -> u64;

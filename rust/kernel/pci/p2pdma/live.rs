@@ -16,14 +16,18 @@
 //!
 //! C header: [`include/linux/page_ref.h`](srctree/include/linux/page_ref.h)
 
-use super::BarPages;
+use super::pages::{
+    BarPages,
+    Pool, //
+};
 use crate::{
     bindings,
     page::{
         PAGE_MASK,
         PAGE_SHIFT, //
     },
-    prelude::*, //
+    prelude::*,
+    sync::Arc, //
 };
 
 /// Some pages of a BAR that follow each other, at a place of a buffer.
@@ -40,11 +44,12 @@ struct Piece {
 ///
 /// # Invariants
 ///
-/// - The pieces are inside of what has pages in the BAR whose first page frame is `first`.
+/// - The pieces are inside of what has pages in the BAR that `pool` is of. The reference to it keeps
+///   the pages: an unbind waits for it.
 /// - Nobody else uses the memory that they show.
 struct Pieces {
     pieces: KVVec<Piece>,
-    first: usize,
+    pool: Arc<Pool>,
 }
 
 impl Pieces {
@@ -52,7 +57,7 @@ impl Pieces {
     ///
     /// They are of the same device, bound once more, or another one otherwise.
     fn are_of(&self, pages: &BarPages<'_>) -> bool {
-        self.first == pages.first
+        Arc::ptr_eq(&self.pool, &pages.pool)
     }
 
     /// Returns the pages, in the order of the buffer.
@@ -80,7 +85,8 @@ pub(crate) struct Idle(Pieces);
 
 /// Pages of a buffer that others may have references to.
 ///
-/// It is not dropped while the driver is bound: [`Live::try_idle`] takes it.
+/// It is not dropped while the driver is bound: [`Live::try_idle`] takes it. An unbind waits for one
+/// that is kept.
 ///
 /// # Invariants
 ///
@@ -130,7 +136,7 @@ impl Idle {
         // others, so all counts are 0 that nobody has made live.
         Ok(Self(Pieces {
             pieces: list,
-            first: pages.first,
+            pool: pages.pool.clone(),
         }))
     }
 

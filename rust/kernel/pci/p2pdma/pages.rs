@@ -33,11 +33,10 @@ use core::ptr::NonNull;
 ///
 /// # Invariants
 ///
-/// - `addr` is what `pci_alloc_p2pmem()` returned for `len` bytes of `pdev`, and is not freed yet:
-///   these are the first `len` bytes of the BAR.
-/// - Only a [`BarPages`] has a reference to it, so that the pages and the pool are there as long
-///   as it is.
-struct Pool {
+/// `addr` is what `pci_alloc_p2pmem()` returned for `len` bytes of `pdev`, and is not freed yet:
+/// these are the first `len` bytes of the BAR. An unbind waits for that in `memunmap_pages()`, so
+/// the pages and the pool are there as long as the value is.
+pub(super) struct Pool {
     pdev: ARef<Device>,
     addr: NonNull<c_void>,
     len: u64,
@@ -72,8 +71,8 @@ impl Drop for Pool {
 #[derive(Clone)]
 pub struct BarPages<'a> {
     provider: Provider<'a>,
-    pool: Arc<Pool>,
-    pub(super) first: usize,
+    pub(super) pool: Arc<Pool>,
+    first: usize,
 }
 
 impl<'a> BarPages<'a> {
@@ -103,6 +102,12 @@ impl<'a> BarPages<'a> {
     #[inline]
     pub fn len(&self) -> u64 {
         self.pool.len
+    }
+
+    /// Returns the physical address of the BAR.
+    #[inline]
+    pub(crate) fn start(&self) -> u64 {
+        (self.first as u64) << PAGE_SHIFT
     }
 
     /// Returns what the pages cost of system memory, in bytes.

@@ -125,6 +125,23 @@ impl Direct {
 }
 
 impl<T: TtmObject> Object<T> {
+    /// Makes what looks at objects that linger, if this may be one. Called with no lock held.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM` if memory runs out.
+    pub(super) fn prepare_direct(&self) -> Result {
+        if !self.direct_io() {
+            return Ok(());
+        }
+        // SAFETY: The object is valid.
+        let dev = NonNull::new(unsafe { (*self.as_raw()).dev }).ok_or(EINVAL)?;
+
+        // SAFETY: The device is that of the object, whose memory is a part of it. An unplug calls
+        // `unplugging_callback()`.
+        unsafe { self.ttm().limbo.prepare(dev, look::<T>) }
+    }
+
     const DIRECT_VM_OPS: bindings::vm_operations_struct = bindings::vm_operations_struct {
         open: Some(open_callback::<T>),
         close: Some(close_callback::<T>),
@@ -231,10 +248,18 @@ impl<T: TtmObject> Object<T> {
 }
 
 impl<T: TtmObject> Held<'_, Object<T>> {
+    /// Returns the cell, to write to it. Faults read it without the reservation, as long as there are
+    /// areas and the device is registered: then nobody writes.
     fn mapped(&mut self) -> &mut Option<Mapped> {
         // SAFETY: The reservation, which guards the cell, is held; whoever reads it without that keeps
         // it from being written to, by the type invariant.
         unsafe { &mut *self.obj.direct.mapped.get() }
+    }
+
+    /// As [`Self::mapped`], while faults may read it as well.
+    fn as_mapped(&self) -> Option<&Mapped> {
+        // SAFETY: The reservation, with which it is written to, is held.
+        unsafe { (*self.obj.direct.mapped.get()).as_ref() }
     }
 
     /// Takes note of one more area, and makes the pages of the object live for the first one.
@@ -251,16 +276,15 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         if T::APERTURE.is_some() {
             return Err(EOPNOTSUPP);
         }
+        // What the driver says is not to be trusted: others would get pages that are not free.
+        if pages.start() != self.ttm().vram_start() {
+            return Err(EINVAL);
+        }
 
-        if self.mapped().is_none() {
+        if self.as_mapped().is_none() {
             if self.is_pinned() && self.mem_type() != Some(MemType::Vram) {
                 return Err(EBUSY);
             }
-            // SAFETY: The object is valid.
-            let dev = NonNull::new(unsafe { (*self.bo()).base.dev }).ok_or(EINVAL)?;
-            // SAFETY: The device is that of the object, whose memory is a part of it. An unplug calls
-            // `unplugging_callback()`.
-            unsafe { self.ttm().limbo.prepare(dev, look::<T>) }?;
 
             // Before anybody is evicted.
             self.charge_to(T::pins(client).cloned())?;
@@ -389,11 +413,11 @@ impl<T: TtmObject> Held<'_, Object<T>> {
     }
 
     /// Says for whom an unplug waits.
-    fn report_direct(&mut self, since: Instant<Monotonic>) {
+    fn report_direct(&self, since: Instant<Monotonic>) {
         let obj = self.obj;
         let (dev, id, size) = (obj.ttm().owner(), obj.id(), obj.size());
 
-        if let Some(mapped) = self.mapped() {
+        if let Some(mapped) = self.as_mapped() {
             let comm = CStr::from_bytes_until_nul(&mapped.process.comm).unwrap_or(c"?");
 
             dev_notice!(
