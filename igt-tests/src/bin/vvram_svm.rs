@@ -209,6 +209,7 @@ fn fork() -> Outcome {
         let (go, read) = (Steps::new()?, Steps::new()?);
         let mut child = Child::spawn(|| {
             check_places(&map, |_| true)?;
+            read.done()?;
             go.wait("the parent", LIMIT)?;
             holds("the child", &map, a, 0..32)?;
             read.done()?;
@@ -216,6 +217,8 @@ fn fork() -> Outcome {
             map.fill(b.derive(1));
             holds("the child", &map, b.derive(1), 0..32)
         })?;
+        // Nobody writes before it has looked.
+        read.wait("the child", LIMIT)?;
         check_places(&map, |_| true)?;
         if child_first {
             go.done()?;
@@ -414,7 +417,7 @@ fn processes() -> Outcome {
 }
 
 /// How long each round of the storm is, in operations of each thread.
-const OPERATIONS: u64 = 150;
+const OPERATIONS: u64 = 60;
 
 /// Threads of one process move, write, read, take back, and give up parts of one mapping, each its
 /// own pages, which are between those of the others.
