@@ -306,19 +306,26 @@ impl Card {
     /// Returns the physical address of the page that peers access in place of the page `index` of
     /// VRAM.
     fn alias(&self, index: usize) -> Result<Option<u64>> {
-        self.with(|loaded| alias(&loaded.pages, index))
+        Ok(self.aliases(index)?.map(|(first, _)| first))
+    }
+
+    /// Returns that of page `index`, and of how many pages from there on they follow each other.
+    fn aliases(&self, index: usize) -> Result<Option<(u64, usize)>> {
+        self.with(|loaded| aliases(&loaded.pages, index))
     }
 }
 
 /// Asks as `hmm_range_fault()` does.
-fn alias(pages: &PageMap<Svm>, index: usize) -> Option<u64> {
+fn aliases(pages: &PageMap<Svm>, index: usize) -> Option<(u64, usize)> {
+    let mut count = 1;
+
     // SAFETY: The structure is valid, and so are its pages. Those of the BAR have page maps as
     // well.
     unsafe {
         let pgmap = (*pages.as_raw()).pagemap;
         let p2p_page = (*(*pgmap).ops).p2p_page?;
         let first = (*pgmap).__bindgen_anon_1.range.as_ref().start as usize >> PAGE_SHIFT;
-        let alias = p2p_page(pgmap, bindings::pfn_to_page(first + index));
+        let alias = p2p_page(pgmap, bindings::pfn_to_page(first + index), &mut count);
 
         if alias.is_null()
             || (*bindings::page_pgmap(alias)).type_
@@ -326,7 +333,7 @@ fn alias(pages: &PageMap<Svm>, index: usize) -> Option<u64> {
         {
             return None;
         }
-        Some(bindings::page_to_phys(alias))
+        Some((bindings::page_to_phys(alias), count))
     }
 }
 
@@ -672,8 +679,8 @@ mod tests {
 
             let card = Card::new(pdev, PMD as u64 * PAGE, true)?;
             let last = pages - 1;
-            check_eq!(card.alias(0)?, Some(start));
-            check_eq!(card.alias(last)?, Some(start + last as u64 * PAGE));
+            check_eq!(card.aliases(0)?, Some((start, pages)));
+            check_eq!(card.aliases(last)?, Some((start + last as u64 * PAGE, 1)));
             check_eq!(card.alias(pages)?, None);
             check_eq!(card.alias(pages + PMD - 1)?, None);
             Ok(())

@@ -653,10 +653,12 @@ impl<T: Driver> PageMap<T> {
     /// # Safety
     ///
     /// Called by `hmm_range_fault()` with the structure of a [`PageMap<T>`] and one of its pages,
-    /// to which it has no reference: computes from its number, and nothing else.
+    /// to which it has no reference: computes from its number, and nothing else. `nr_pages` must
+    /// be valid to be written.
     unsafe extern "C" fn p2p_page(
         pgmap: *mut bindings::dev_pagemap,
         page: *mut bindings::page,
+        nr_pages: *mut c_ulong,
     ) -> *mut bindings::page {
         // SAFETY: The structure is that of a value. It goes after `memunmap_pages()`, which waits
         // for the reference that the caller has to the structure.
@@ -664,8 +666,17 @@ impl<T: Driver> PageMap<T> {
         let alias = || {
             let (pages, view) = this.bar.as_ref()?;
             let index = this.base.pages().index(page)?;
+            let offset = view.p2p_page(index as u64)?;
+            let alias = pages.page(offset)?;
+            // OVERFLOW: Both are inside, by what was returned for them.
+            let left = (this.base.pages().count() - index) as u64;
+            let in_bar = (pages.len() - offset) / PAGE_SIZE as u64;
+            let count = view.adjoining(index as u64).min(left).min(in_bar);
 
-            pages.page(view.p2p_page(index as u64)?)
+            // SAFETY: The caller has a place for the number.
+            // CAST: At most as many as there are.
+            unsafe { nr_pages.write((count as c_ulong).max(1)) };
+            Some(alias)
         };
 
         alias().unwrap_or(ptr::null_mut())

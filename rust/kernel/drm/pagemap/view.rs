@@ -41,6 +41,12 @@ pub trait P2pPage: Send + Sync + 'static + Sealed {
     ///
     /// May be called in any context.
     fn p2p_page(&self, index: u64) -> Option<u64>;
+
+    /// Returns of how many pages, from page `index` on, the BAR shows one after the other, as long
+    /// as the value is there, if it shows that page: at least 1. There may be fewer pages.
+    ///
+    /// May be called in any context.
+    fn adjoining(&self, index: u64) -> u64;
 }
 
 /// A BAR that shows memory in its own order, from the first page on.
@@ -68,6 +74,11 @@ impl P2pPage for Linear {
     fn p2p_page(&self, index: u64) -> Option<u64> {
         index.checked_mul(PAGE_SIZE as u64)
     }
+
+    #[inline]
+    fn adjoining(&self, _index: u64) -> u64 {
+        u64::MAX
+    }
 }
 
 impl Sealed for Layout {}
@@ -76,6 +87,11 @@ impl P2pPage for Layout {
     #[inline]
     fn p2p_page(&self, index: u64) -> Option<u64> {
         self.bar_offset(index.checked_mul(PAGE_SIZE as u64)?)
+    }
+
+    #[inline]
+    fn adjoining(&self, index: u64) -> u64 {
+        self.left_of_granule(index.saturating_mul(PAGE_SIZE as u64)) / PAGE_SIZE as u64
     }
 }
 
@@ -109,6 +125,12 @@ impl P2pPage for Layout {
 /// assert_eq!(view.p2p_page(1), Some(0));
 /// assert_eq!(view.p2p_page(2), None);
 /// assert_eq!(view.p2p_page(u64::MAX), None);
+///
+/// // The next page of memory is not the next one of the BAR.
+/// assert_eq!(view.adjoining(0), 1);
+/// let view = Visible::new(Allocator::new(0..3 * page)?, 2 * page);
+/// assert_eq!(view.adjoining(0), 2);
+/// assert_eq!(view.adjoining(1), 1);
 /// # Ok::<(), Error>(())
 /// ```
 pub struct Visible {
@@ -135,6 +157,14 @@ impl P2pPage for Visible {
         }
         self.vram.bar_offset(at)
     }
+
+    #[inline]
+    fn adjoining(&self, index: u64) -> u64 {
+        let at = index.saturating_mul(PAGE_SIZE as u64);
+        let shown = self.end.saturating_sub(at);
+
+        shown.min(self.vram.shown_in_order(at)) / PAGE_SIZE as u64
+    }
 }
 
 /// A BAR that shows memory through windows.
@@ -160,6 +190,8 @@ impl P2pPage for Visible {
 /// assert_eq!(windows.p2p_page(2), Some(100 * page));
 /// assert_eq!(windows.p2p_page(3), Some(101 * page));
 /// assert_eq!(windows.p2p_page(4), None);
+///
+/// assert_eq!(windows.adjoining(2), 1);
 ///
 /// windows.hide(2..4);
 /// assert_eq!(windows.p2p_page(2), None);
@@ -226,5 +258,11 @@ impl P2pPage for Arc<Windows> {
             .load(Relaxed)
             .checked_sub(1)?
             .checked_mul(PAGE_SIZE as u64)
+    }
+
+    /// What is shown behind the page may be another one tomorrow.
+    #[inline]
+    fn adjoining(&self, _index: u64) -> u64 {
+        1
     }
 }

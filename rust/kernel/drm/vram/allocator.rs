@@ -222,6 +222,14 @@ impl Allocator {
         }
     }
 
+    /// Returns how many bytes of VRAM, from `offset` on, the BAR shows in their order.
+    pub fn shown_in_order(&self, offset: u64) -> u64 {
+        match &self.layout {
+            Some(layout) => layout.left_of_granule(offset),
+            None => u64::MAX,
+        }
+    }
+
     /// Returns the offset in VRAM after the last byte.
     #[inline]
     pub fn end(&self) -> u64 {

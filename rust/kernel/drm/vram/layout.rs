@@ -97,4 +97,10 @@ impl Layout {
         // OVERFLOW: By the type invariant.
         Some(self.order.get(index)? * self.granule + offset % self.granule)
     }
+
+    /// Returns how many bytes of VRAM, from `offset` on, are in one piece of the BAR.
+    pub fn left_of_granule(&self, offset: u64) -> u64 {
+        // OVERFLOW: The rest is less.
+        self.granule - offset % self.granule
+    }
 }
