@@ -209,6 +209,23 @@ mod tests {
         Ok(())
     }
 
+    /// A mirror is told when its notifier goes, of all addresses, once.
+    #[test]
+    fn a_notifier_that_goes_invalidates_all() -> Result {
+        let memory = Anonymous::filled(4, 1)?;
+        let told = Told::new()?;
+        let notifier = memory.notifier(&told)?;
+
+        check_eq!(told.take(), None);
+        drop(notifier);
+        check_eq!(told.take(), Some(memory.all()));
+        check_eq!(told.calls.load(Relaxed), 1);
+
+        memory.unmap(0..4);
+        check_eq!(told.take(), None);
+        Ok(())
+    }
+
     /// An entry has the page of the process, which may be written if that was asked for.
     #[test]
     fn entries_are_the_pages_of_the_process() -> Result {
