@@ -272,7 +272,7 @@ def finding(figures):
 
 
 def for_each_page(figures):
-    """What it takes to find a page, a line for each size, and what asks for each page of a folio."""
+    """What it takes to find a page, a line for each size."""
     lines = []
     for name, title in FOUND:
         pages = figures[f"find.{name}.pages"]
@@ -280,8 +280,6 @@ def for_each_page(figures):
                            for place in ("ram", "vram", "back"))
         lines.append(f"{title}: {ram:.1f} instructions for a page in system memory, {vram:.1f} in "
                      f"VRAM, {back:,.1f} if it is moved back")
-    lines.append(f"huge pages: of these, a callback for each folio instead of each page would save "
-                 f"at most {(vram - ram) * 511 / 512:.1f}")
     return lines
 
 
