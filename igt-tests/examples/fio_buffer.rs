@@ -2,9 +2,9 @@
 
 //! A library that is preloaded into fio, so that its buffers are an object in VRAM.
 //!
-//! fio maps a file for its buffers if it is told to, from offset 0 on. An object of a DRM device is at
-//! another offset of a file that has a handle of it: `VVRAM_FD` and `VVRAM_OFFSET` say which. They take
-//! the place of the file that fio has opened, which is the same node of the device.
+//! fio maps a file for its buffers if it is told to, from offset 0 on. An object of a DRM device is
+//! at another offset of a file that has a handle of it: `VVRAM_FD` and `VVRAM_OFFSET` say which. They
+//! take the place of the file that fio has opened, which is the same node of the device.
 
 use std::env;
 use std::mem::zeroed;
@@ -32,39 +32,31 @@ fn instead(fd: i32) -> Option<(i64, i64)> {
     Some((number("VVRAM_FD")?, number("VVRAM_OFFSET")?))
 }
 
-/// mmap(2).
-///
-/// # Safety
-///
-/// Those of mmap(2).
-#[no_mangle]
-pub unsafe extern "C" fn mmap(
-    address: *mut libc::c_void,
-    len: usize,
-    prot: i32,
-    flags: i32,
-    fd: i32,
-    offset: libc::off_t,
-) -> *mut libc::c_void {
-    let (fd, offset) = instead(fd).unwrap_or((fd.into(), offset));
-    // SAFETY: as promised by the caller; a mapping of an object is as good as one of a file.
-    unsafe { libc::syscall(libc::SYS_mmap, address, len, prot, flags, fd, offset) as *mut _ }
+/// Defines a function that maps as `mmap()` does, by one of the names of that.
+macro_rules! mmap {
+    ($name:ident) => {
+        /// mmap(2).
+        ///
+        /// # Safety
+        ///
+        /// Those of mmap(2).
+        #[no_mangle]
+        pub unsafe extern "C" fn $name(
+            address: *mut libc::c_void,
+            len: usize,
+            prot: i32,
+            flags: i32,
+            fd: i32,
+            offset: libc::off_t,
+        ) -> *mut libc::c_void {
+            let (fd, offset) = instead(fd).unwrap_or((fd.into(), offset));
+            // SAFETY: as promised by the caller; a mapping of an object is as good as one of a file.
+            unsafe {
+                libc::syscall(libc::SYS_mmap, address, len, prot, flags, fd, offset) as *mut _
+            }
+        }
+    };
 }
 
-/// The same by its other name.
-///
-/// # Safety
-///
-/// Those of mmap(2).
-#[no_mangle]
-pub unsafe extern "C" fn mmap64(
-    address: *mut libc::c_void,
-    len: usize,
-    prot: i32,
-    flags: i32,
-    fd: i32,
-    offset: libc::off_t,
-) -> *mut libc::c_void {
-    // SAFETY: as promised by the caller.
-    unsafe { mmap(address, len, prot, flags, fd, offset) }
-}
+mmap!(mmap);
+mmap!(mmap64);

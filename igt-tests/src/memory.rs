@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use crate::dmirror::{Mirror, TestHmm};
 use crate::drm::ioctl;
 use crate::iommu::{is_ram, Way};
 use crate::map::{Map, PAGE};
@@ -14,7 +15,7 @@ use crate::misc;
 use crate::pattern::Pattern;
 use crate::pci::PciDevice;
 use crate::peer::Peer;
-use crate::scene::Expect;
+use crate::scene::{patterns, Expect};
 use crate::uapi::{
     self, EduPeerMemoryMeasure, EduPeerMemoryQuery, EduPeerMemoryRegister, EduPeerTransfer,
 };
@@ -344,4 +345,129 @@ pub fn during(
             (Err(_), _) => Err(Stop::fail("the thread with the transfer panicked")),
         }
     })
+}
+
+/// How many pages of this process most tests register.
+pub const PAGES: usize = 4;
+
+/// Memory of this process that is registered, full of a pattern, and another pattern.
+#[derive(Debug)]
+pub struct Setup {
+    /// The peer that has it.
+    pub peer: Peer,
+    /// The memory.
+    pub map: Map,
+    /// What it holds.
+    pub a: Pattern,
+    /// The other one.
+    pub b: Pattern,
+}
+
+impl Setup {
+    /// Registers a mapping.
+    ///
+    /// # Errors
+    ///
+    /// Any error on the way.
+    #[track_caller]
+    pub fn of(map: Map) -> Result<Self, Stop> {
+        let (a, b) = patterns();
+        let peer = Peer::open()?;
+        map.fill(a);
+        peer.register(&map)?;
+        Ok(Self { peer, map, a, b })
+    }
+
+    /// Registers [`PAGES`] pages.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::of`].
+    #[track_caller]
+    pub fn new() -> Result<Self, Stop> {
+        Self::of(Map::private(PAGES * PAGE)?)
+    }
+
+    /// How often the memory was invalidated.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn invalidations(&self) -> Result<u64, Stop> {
+        Ok(self.peer.memory_counters()?.invalidations)
+    }
+}
+
+/// A setup whose pages are in the memory of the GPU.
+///
+/// It is test_hmm, which has the GPU in place of its own driver. Its own mirror of this process says
+/// where each page is, and how many pages it lost to page faults.
+#[derive(Debug)]
+pub struct OnDevice<'a> {
+    /// The setup.
+    pub setup: &'a Setup,
+    /// What the GPU knows of this process.
+    pub mirror: &'a Mirror,
+    /// How the peer reaches the GPU.
+    pub expect: Expect,
+}
+
+impl OnDevice<'_> {
+    /// How many pages of the GPU page faults have moved to system memory so far.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn faulted(&self) -> Result<u64, Stop> {
+        Ok(self.mirror.faulted(&self.setup.map)?)
+    }
+
+    /// Fails unless exactly these pages are on the GPU.
+    ///
+    /// # Errors
+    ///
+    /// As above, or any error of the ioctl.
+    #[track_caller]
+    pub fn check_places(&self, on_device: impl Fn(usize) -> bool) -> Outcome {
+        self.mirror.check_places(&self.setup.map, on_device)
+    }
+
+    /// Compares what the GPU has.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if it differs.
+    #[track_caller]
+    pub fn device_has(&self, pattern: Pattern, page: usize) -> Outcome {
+        let all = self.mirror.read(&self.setup.map)?;
+        let at = page * PAGE;
+        if let Err(mismatch) = pattern.verify(&all[at..at + PAGE], at as u64) {
+            fail!("the GPU: {mismatch}");
+        }
+        Ok(())
+    }
+}
+
+/// Runs a test with [`PAGES`] pages of this process in the memory of the GPU.
+///
+/// # Errors
+///
+/// Those of the test, and any error on the way.
+#[track_caller]
+pub fn on_device(body: impl FnOnce(&OnDevice<'_>, &mut TestHmm) -> Outcome) -> Outcome {
+    let expect = Expect::get()?;
+    let mut hmm = TestHmm::with_memory()?;
+    let mirror = Mirror::open()?;
+    let setup = Setup::new()?;
+    mirror.migrate(&setup.map)?;
+    let it = OnDevice {
+        setup: &setup,
+        mirror: &mirror,
+        expect,
+    };
+    it.check_places(|_| true)?;
+    body(&it, &mut hmm)?;
+    drop(setup);
+    drop(mirror);
+    hmm.close()
 }

@@ -21,8 +21,8 @@ SWITCH, *_ = topologies.TOPOLOGIES
 EVERYWHERE = ("vvram_bar_export", "vvram_export", "vvram_matrix", "vvram_p2p", "vvram_query")
 # Those that only depend on what an importer is given: a bus address, an address behind an IOMMU,
 # or nothing.
-KINDS = ("avram_export", "edu_user_memory", "vvram_counters", "vvram_hotplug", "vvram_kill",
-         "vvram_move", "vvram_reset", "vvram_svm_peer", "vvram_unbind", "vvram_vfio")
+KINDS = ("avram_export", "edu_memory_life", "edu_user_memory", "vvram_counters", "vvram_hotplug",
+         "vvram_kill", "vvram_move", "vvram_reset", "vvram_svm_peer", "vvram_unbind", "vvram_vfio")
 PAIR = ("pair_copy", "pair_import")                                             # two GPUs
 # How the names of the topologies of these end.
 KIND_OF_EACH = ("switch", "intel-iommu", "no-route")

@@ -226,87 +226,77 @@ struct Report {
     error: Option<String>,
 }
 
-fn measure(
-    pair: &Pair<'_>,
-    op: Op,
-    from: Part<'_>,
-    to: Part<'_>,
-    size: u64,
-    seed: u64,
-) -> Result<f64, Trouble> {
-    let mut best: f64 = 0.0;
-    for run in 0..RUNS {
-        let seed = seed.wrapping_add(run);
-        best = best.max(bandwidth(pair, op, from, to, size, seed)?);
-    }
-    Ok(best)
+/// What all transfers have in common.
+struct Mover<'a> {
+    nic: &'a Nic,
+    options: &'a Options,
+    random: Lcg,
 }
 
-fn measure_both(
-    nic: &Nic,
-    from: Part<'_>,
-    to: Part<'_>,
-    size: u64,
-    random: &mut Lcg,
-) -> Result<Rates, (Op, Trouble)> {
-    let mut rate = |op: Op| {
-        let pair = Pair::new(nic).map_err(|error| (op, error.into()))?;
-        measure(&pair, op, from, to, size, random.word()).map_err(|trouble| (op, trouble))
-    };
-    Ok(Rates {
-        write: rate(Op::Write)?,
-        read: rate(Op::Read)?,
-    })
-}
-
-/// All there is between two parts. What fails does not keep the rest from being tried.
-fn between(
-    nic: &Nic,
-    from: Part<'_>,
-    to: Part<'_>,
-    options: &Options,
-    random: &mut Lcg,
-) -> Result<Line, Stop> {
-    let name = |part: Part<'_>, text: &str| {
-        let half = part.len() < part.buffer().len();
-        let text = if half { text } else { "" };
-        format!("{}{text}", part.buffer().name())
-    };
-    let upwards = from.offset() < to.offset();
-    let halves = ["[low]", "[high]"];
-    let mut line = Line {
-        from: name(from, halves[usize::from(!upwards)]),
-        to: name(to, halves[usize::from(upwards)]),
-        moved: [None; Op::ALL.len()],
-        rates: None,
-        trouble: Vec::new(),
-    };
-    let mut pair = Pair::new(nic)?;
-    for (index, op) in Op::ALL.into_iter().enumerate() {
-        if op.is_atomic() && !nic.atomics() {
-            continue;
+impl Mover<'_> {
+    /// The best rate of some runs, in bytes in a second.
+    fn rate(&mut self, op: Op, from: Part<'_>, to: Part<'_>) -> Result<f64, Trouble> {
+        let pair = Pair::new(self.nic)?;
+        let seed = self.random.word();
+        let mut best: f64 = 0.0;
+        for run in 0..RUNS {
+            let seed = seed.wrapping_add(run);
+            best = best.max(bandwidth(&pair, op, from, to, self.options.size, seed)?);
         }
-        let mut moved = 0;
-        for _ in 0..options.loops {
-            match exercise_op(&pair, op, from, to, random.word()) {
-                Ok(count) => moved += count,
-                Err(trouble) => {
-                    line.trouble.push((op, trouble));
-                    // It may be of no more use.
-                    pair = Pair::new(nic)?;
-                    break;
+        Ok(best)
+    }
+
+    fn rates(&mut self, from: Part<'_>, to: Part<'_>) -> Result<Rates, (Op, Trouble)> {
+        let mut rate = |op| self.rate(op, from, to).map_err(|trouble| (op, trouble));
+        Ok(Rates {
+            write: rate(Op::Write)?,
+            read: rate(Op::Read)?,
+        })
+    }
+
+    /// All there is between two parts. What fails does not keep the rest from being tried.
+    fn between(&mut self, from: Part<'_>, to: Part<'_>) -> Result<Line, Stop> {
+        let name = |part: Part<'_>, text: &str| {
+            let half = part.len() < part.buffer().len();
+            let text = if half { text } else { "" };
+            format!("{}{text}", part.buffer().name())
+        };
+        let upwards = from.offset() < to.offset();
+        let halves = ["[low]", "[high]"];
+        let mut line = Line {
+            from: name(from, halves[usize::from(!upwards)]),
+            to: name(to, halves[usize::from(upwards)]),
+            moved: [None; Op::ALL.len()],
+            rates: None,
+            trouble: Vec::new(),
+        };
+        let mut pair = Pair::new(self.nic)?;
+        for (index, op) in Op::ALL.into_iter().enumerate() {
+            if op.is_atomic() && !self.nic.atomics() {
+                continue;
+            }
+            let mut moved = 0;
+            for _ in 0..self.options.loops {
+                match exercise_op(&pair, op, from, to, self.random.word()) {
+                    Ok(count) => moved += count,
+                    Err(trouble) => {
+                        line.trouble.push((op, trouble));
+                        // It may be of no more use.
+                        pair = Pair::new(self.nic)?;
+                        break;
+                    }
                 }
             }
+            line.moved[index] = Some(moved);
         }
-        line.moved[index] = Some(moved);
-    }
-    if line.trouble.is_empty() {
-        match measure_both(nic, from, to, options.size, random) {
-            Ok(rates) => line.rates = Some(rates),
-            Err(trouble) => line.trouble.push(trouble),
+        if line.trouble.is_empty() {
+            match self.rates(from, to) {
+                Ok(rates) => line.rates = Some(rates),
+                Err(trouble) => line.trouble.push(trouble),
+            }
         }
+        Ok(line)
     }
-    Ok(line)
 }
 
 fn run(options: &Options, report: &mut Report) -> Result<(), Stop> {
@@ -319,7 +309,11 @@ fn run(options: &Options, report: &mut Report) -> Result<(), Stop> {
         report.pci.as_deref().unwrap_or("no PCI device"),
         nic.gid_index()
     );
-    let mut random = Lcg::new(misc::nonce());
+    let mut mover = Mover {
+        nic: &nic,
+        options,
+        random: Lcg::new(misc::nonce()),
+    };
     let mut buffers = Vec::new();
     for (name, kind) in &options.buffers {
         buffers.push(create(&nic, name, kind, options.size)?);
@@ -328,7 +322,7 @@ fn run(options: &Options, report: &mut Report) -> Result<(), Stop> {
         let from = Buffer::host(&nic, "host", options.size)?;
         let to = Buffer::host(&nic, "host", options.size)?;
         let (from, to) = (Part::whole(&from), Part::whole(&to));
-        let rates = measure_both(&nic, from, to, options.size, &mut random);
+        let rates = mover.rates(from, to);
         report.host = rates.map_err(|(_, trouble)| Stop::fail(trouble))?;
     }
     for (index, from) in buffers.iter().enumerate() {
@@ -340,7 +334,7 @@ fn run(options: &Options, report: &mut Report) -> Result<(), Stop> {
                 vec![(Part::whole(from), Part::whole(to))]
             };
             for (from, to) in pairs {
-                let line = between(&nic, from, to, options, &mut random)?;
+                let line = mover.between(from, to)?;
                 for (_, trouble) in &line.trouble {
                     eprintln!("p2p-rdma: {trouble}");
                 }
