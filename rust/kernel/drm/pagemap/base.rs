@@ -7,13 +7,13 @@
 //! The list of chunks has a mutex, which is taken inside the lock of the memory of a process, and
 //! inside of reservations. Nothing is taken while it is held.
 
-use super::{
-    chunk::Chunk,
-    queue::Queue, //
-};
+use super::chunk::Chunk;
 use crate::{
     bindings,
-    drm::vram::dma_device,
+    drm::{
+        queue::OwnedQueue,
+        vram::dma_device, //
+    },
     error::to_result,
     mm::{
         pagemap::PrivatePages,
@@ -183,7 +183,7 @@ pub(super) struct Base {
     held: Atomic<u64>,
     /// How many pages were moved back.
     moved_back: Atomic<u64>,
-    queue: Queue,
+    queue: OwnedQueue,
 }
 
 // SAFETY: The C structures have locks of their own, or are constant.
@@ -210,7 +210,8 @@ impl Base {
         size: usize,
     ) -> Result<impl PinInit<Self, Error>> {
         let chunks = new_chunks()?;
-        let queue = Queue::new()?;
+        // What it frees is waited for where memory is allocated.
+        let queue = OwnedQueue::new(c"drm_pagemap", true)?;
         // SAFETY: As the caller promises; the DRM device keeps its parent.
         let nid = unsafe { bindings::dev_to_node((*drm).dev) };
         // SAFETY: The functions of the DRM core are for pages that it migrates to, as all of these.
@@ -277,7 +278,7 @@ impl Base {
     }
 
     #[inline]
-    pub(super) fn queue(&self) -> &Queue {
+    pub(super) fn queue(&self) -> &OwnedQueue {
         &self.queue
     }
 

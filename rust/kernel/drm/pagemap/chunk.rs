@@ -239,7 +239,9 @@ pub(super) unsafe extern "C" fn release(raw: *mut bindings::drm_pagemap_devmem) 
     let base = chunk.base;
 
     // SAFETY: `base` waits for the chunk, and so for this work.
-    unsafe { base.as_ref() }.queue().release(chunk);
+    let queue = unsafe { base.as_ref() }.queue();
+    // A chunk that is on the queue already is released by that.
+    let _ = queue.enqueue(chunk);
 }
 
 /// Tells which page frames a chunk has.

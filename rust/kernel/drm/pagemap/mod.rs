@@ -120,8 +120,6 @@ mod registration;
 mod segments;
 mod view;
 
-mod queue;
-
 pub use self::{
     registration::Registration,
     segments::{

@@ -9,6 +9,7 @@
 
 use crate::{
     bindings,
+    drm::queue::OwnedQueue,
     impl_has_work,
     new_work,
     prelude::*,
@@ -25,7 +26,6 @@ use crate::{
         Delta, //
     },
     workqueue::{
-        self,
         Work,
         WorkItem, //
     }, //
@@ -93,25 +93,23 @@ impl Limbo {
     pub(crate) fn wake(&self) {
         if let Some(worker) = self.worker.as_ref() {
             worker.poll.pause.store(PAUSE_MS, Relaxed);
-            worker.poll.enqueue();
+            // If it is queued already, it has not looked yet.
+            let _ = worker.queue.enqueue(worker.poll.clone());
         }
     }
 
     /// Waits until the worker has nothing to look at.
     pub(crate) fn drain(&self) {
         if let Some(worker) = self.worker.as_ref() {
-            // SAFETY: By the type invariant.
-            unsafe { bindings::drain_workqueue(worker.poll.queue.as_ptr()) };
+            worker.queue.flush();
         }
     }
 }
 
 /// The workqueue, and what it does. Dropping it waits for that.
-///
-/// # Invariants
-///
-/// The queue of `poll` is owned by the value.
 struct Worker {
+    // Dropped first.
+    queue: OwnedQueue,
     poll: Arc<Poll>,
 }
 
@@ -119,56 +117,35 @@ impl Worker {
     // Not inlined, so that the lock class and its name stay in the kernel crate.
     #[inline(never)]
     fn new(dev: NonNull<bindings::drm_device>, look: Look) -> Result<Self> {
-        // SAFETY: The format has no arguments.
-        let queue = unsafe {
-            bindings::alloc_workqueue_noprof(
-                c"drm_direct_io".as_char_ptr(),
-                bindings::wq_flags_WQ_UNBOUND,
-                0,
-            )
-        };
-        let queue = NonNull::new(queue).ok_or(ENOMEM)?;
-        let poll = Arc::pin_init(
-            pin_init!(Poll {
-                work <- new_work!("drm::ttm::Poll"),
-                queue,
-                dev,
-                look,
-                pause: Atomic::new(PAUSE_MS),
-            }),
-            GFP_KERNEL,
-        )
-        // SAFETY: Just made, and nobody else has it.
-        .inspect_err(|_| unsafe { bindings::destroy_workqueue(queue.as_ptr()) })?;
-
-        // INVARIANT: Just made.
-        Ok(Self { poll })
-    }
-}
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        // SAFETY: By the type invariant. Nobody wakes the worker any more.
-        unsafe { bindings::destroy_workqueue(self.poll.queue.as_ptr()) };
+        Ok(Self {
+            queue: OwnedQueue::new(c"drm_direct_io", false)?,
+            poll: Arc::pin_init(
+                pin_init!(Poll {
+                    work <- new_work!("drm::ttm::Poll"),
+                    dev,
+                    look,
+                    pause: Atomic::new(PAUSE_MS),
+                }),
+                GFP_KERNEL,
+            )?,
+        })
     }
 }
 
 /// # Invariants
 ///
-/// As long as there is the [`Worker`], and while the work is queued or runs, `queue` and `dev` are
-/// valid, and `dev` is a device for `look`.
+/// While the work is queued or runs, `dev` is valid, and a device for `look`.
 #[pin_data]
 struct Poll {
     #[pin]
     work: Work<Poll>,
-    queue: NonNull<bindings::workqueue_struct>,
     dev: NonNull<bindings::drm_device>,
     look: Look,
     /// In milliseconds.
     pause: Atomic<i64>,
 }
 
-// SAFETY: Workqueues may be used from any task, and so may DRM devices.
+// SAFETY: DRM devices may be used from any task.
 unsafe impl Send for Poll {}
 
 // SAFETY: As for `Send`.
@@ -178,28 +155,20 @@ impl_has_work! {
     impl HasWork<Self> for Poll { self.work }
 }
 
-impl Poll {
-    fn enqueue(self: &Arc<Self>) {
-        // SAFETY: By the type invariant.
-        let queue = unsafe { workqueue::Queue::from_raw(self.queue.as_ptr()) };
-
-        // If it is queued already, it has not looked yet.
-        let _ = queue.enqueue(self.clone());
-    }
-}
-
 impl WorkItem for Poll {
     type Pointer = Arc<Self>;
 
     fn run(this: Arc<Self>) {
-        let pause = this.pause.load(Relaxed);
+        loop {
+            let pause = this.pause.load(Relaxed);
 
-        this.pause.store((pause * 2).min(PAUSE_MAX_MS), Relaxed);
-        fsleep(Delta::from_millis(pause));
+            this.pause.store((pause * 2).min(PAUSE_MAX_MS), Relaxed);
+            fsleep(Delta::from_millis(pause));
 
-        // SAFETY: By the type invariant.
-        if unsafe { (this.look)(this.dev.as_ptr()) } {
-            this.enqueue();
+            // SAFETY: By the type invariant.
+            if !unsafe { (this.look)(this.dev.as_ptr()) } {
+                break;
+            }
         }
     }
 }

@@ -81,9 +81,7 @@ impl Manager {
             bindings::ttm_set_driver_manager(bdev, mem_type.as_raw() as i32, core::ptr::null_mut());
         }
     }
-}
 
-impl Manager {
     /// Moves the object away that has been used least recently. Returns false if none is left that
     /// could be.
     ///
@@ -109,9 +107,7 @@ impl Manager {
             ret => ret.map(|()| true),
         }
     }
-}
 
-impl Manager {
     /// Waits until the jobs are done that read memory which objects have left. TTM has given that
     /// to others, or will, who wait for these jobs.
     ///

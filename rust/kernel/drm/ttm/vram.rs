@@ -118,8 +118,8 @@ impl VramManager {
     ///
     /// # Safety
     ///
-    /// `bdev` must be an initialized device of [`Device<T>`](super::Device) of which [`Self::fini`] is called before it is
-    /// finished, and before `self` is dropped or moved.
+    /// `bdev` must be an initialized device of [`Device<T>`](super::Device) of which [`Self::fini`]
+    /// is called before it is finished, and before `self` is dropped or moved.
     pub(super) unsafe fn init<T: TtmObject>(&self, bdev: *mut bindings::ttm_device) {
         // SAFETY: By the safety requirements; the callbacks are those for this type.
         unsafe {

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! Workqueues that have an owner, who waits for their work.
+//!
+//! C header: [`include/linux/workqueue.h`](srctree/include/linux/workqueue.h)
+
+use crate::{
+    bindings,
+    prelude::*,
+    str::CStr,
+    workqueue, //
+};
+use core::{
+    ops::Deref,
+    ptr::NonNull, //
+};
+
+/// A workqueue that is not bound to a processor. Dropping it waits for its work.
+///
+/// # Invariants
+///
+/// The workqueue is valid, and owned by the value.
+pub(crate) struct OwnedQueue(NonNull<bindings::workqueue_struct>);
+
+// SAFETY: Workqueues may be used and destroyed from any task.
+unsafe impl Send for OwnedQueue {}
+
+// SAFETY: As for `Send`.
+unsafe impl Sync for OwnedQueue {}
+
+impl OwnedQueue {
+    /// Makes a queue whose work may be done at the same time. If others wait for that where memory
+    /// is allocated, `is_for_reclaim` keeps a thread for it.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM` if memory runs out.
+    pub(crate) fn new(name: &'static CStr, is_for_reclaim: bool) -> Result<Self> {
+        let flags = bindings::wq_flags_WQ_UNBOUND
+            | if is_for_reclaim {
+                bindings::wq_flags_WQ_MEM_RECLAIM
+            } else {
+                0
+            };
+
+        // SAFETY: The format takes a string, which is one.
+        let queue = unsafe {
+            bindings::alloc_workqueue_noprof(c"%s".as_char_ptr(), flags, 0, name.as_char_ptr())
+        };
+
+        // INVARIANT: It was just made.
+        Ok(Self(NonNull::new(queue).ok_or(ENOMEM)?))
+    }
+
+    /// Waits for the work that is on the queue. Sleeps.
+    pub(crate) fn flush(&self) {
+        // SAFETY: By the type invariant.
+        unsafe { bindings::__flush_workqueue(self.0.as_ptr()) };
+    }
+}
+
+impl Deref for OwnedQueue {
+    type Target = workqueue::Queue;
+
+    fn deref(&self) -> &workqueue::Queue {
+        // SAFETY: By the type invariant the workqueue is valid, as long as the value.
+        unsafe { workqueue::Queue::from_raw(self.0.as_ptr()) }
+    }
+}
+
+impl Drop for OwnedQueue {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariant. No work can be added any more, as this owns the workqueue.
+        unsafe { bindings::destroy_workqueue(self.0.as_ptr()) };
+    }
+}
