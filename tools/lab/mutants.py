@@ -143,7 +143,7 @@ def machine(m):
     name = m.on or (topologies.find("host-bridge").name if m.suites else plan.SWITCH.name)
     disk, _, kind = name.rpartition("-")
     if kind in plan.VARIANTS:
-        return plan.variant(kind, topologies.find("disk-switch") if disk else plan.SWITCH), name
+        return (plan.disk if disk else plan.variant)(kind), name
     topology = topologies.find(name)
     if topology is None:
         raise LabError(f"mutation {m.id}: there is no topology {name}", f"correct {LIST}")

@@ -48,6 +48,8 @@ DISK_KINDS = ("vvram_direct_io",)
 DISK_ONCE = ("vvram_direct_files", "vvram_direct_life")
 # Where all DMA to system memory is copied, and that to VRAM must not be.
 DISK_BOUNCED = ("vvram_direct_bounce",)
+# Where that is so as well, and a disk cannot do without the copy: it tries for ever.
+DISK_STUCK = ("vvram_direct_stuck",)
 # Where pages of the object are not pages of the BAR in that order.
 DISK_SCRAMBLED = ("vvram_direct_io@read", "vvram_direct_io@write", "vvram_direct_io@parts")
 # Where devices see other memory than the CPU, code that forgets to synchronize fails.
@@ -60,7 +62,8 @@ SCRAMBLED = ("vvram_copy", "vvram_matrix@vram-dynamic", "vvram_matrix@vram-revoc
              "vvram_vm", "vvram_vmap")
 SCRAMBLED_SOAK = (*SCRAMBLED, "vvram_export", "vvram_matrix", "vvram_storm")
 # Machines of a topology that differ from it, by the name that their boots and mutations have.
-VARIANTS = {"bounce": "swiotlb=force", "tracked": "swiotlb=force,track_hiwater",
+VARIANTS = {"bounce": "swiotlb=force", "stuck": "swiotlb=force",
+            "tracked": "swiotlb=force,track_hiwater",
             "scramble": "vvram.scramble=1 vvram.holes=1"}
 # The tests of IGT that open any driver, the one that IGT_FORCE_DRIVER names; those for displays
 # and other vendors cannot apply.
@@ -136,13 +139,19 @@ def disks():
     switch, *others = topologies.DISKS
     return [igt("check-disk-switch", switch, (*DISK_KINDS, *DISK_ONCE)),
             *[igt(f"check-{topology.name}", topology, DISK_KINDS) for topology in others],
-            igt("check-disk-tracked", variant("tracked", switch), DISK_BOUNCED),
-            igt("check-disk-scramble", variant("scramble", switch), DISK_SCRAMBLED)]
+            igt("check-disk-tracked", disk("tracked"), DISK_BOUNCED),
+            igt("check-disk-stuck", disk("stuck"), DISK_STUCK),
+            igt("check-disk-scramble", disk("scramble"), DISK_SCRAMBLED)]
 
 
 def variant(name, topology=SWITCH):
     """A topology with one of `VARIANTS`."""
     return dataclasses.replace(topology, cmdline=f"{topology.cmdline} {VARIANTS[name]}".strip())
+
+
+def disk(kind):
+    """The machine with a disk that has one of `VARIANTS`."""
+    return variant(kind, topologies.find("disk-host-bridge" if kind == "stuck" else "disk-switch"))
 
 
 def of_kinds(topology):

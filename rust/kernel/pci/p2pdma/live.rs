@@ -11,10 +11,14 @@
 //! lock that a page fault takes never ends: direct I/O keeps the first pages of a buffer and then
 //! faults the next ones in. [`Busy`] has no way to wait, for that reason.
 //!
+//! A disk may try to map the pages of a request again and again, and keep them meanwhile. Whoever
+//! waits for it has that fail: [`Refused`].
+//!
 //! A page whose count falls to 0 would be put into the pool that the driver has taken. So the first
 //! reference is never put, but exchanged for none if it is the only one.
 //!
-//! C header: [`include/linux/page_ref.h`](srctree/include/linux/page_ref.h)
+//! C headers: [`include/linux/page_ref.h`](srctree/include/linux/page_ref.h),
+//! [`include/linux/pci-p2pdma.h`](srctree/include/linux/pci-p2pdma.h)
 
 use super::pages::{
     BarPages,
@@ -22,10 +26,12 @@ use super::pages::{
 };
 use crate::{
     bindings,
+    device,
     page::{
         PAGE_MASK,
         PAGE_SHIFT, //
     },
+    pci::Device,
     prelude::*,
     sync::Arc, //
 };
@@ -201,5 +207,33 @@ impl Live {
             unsafe { bindings::page_ref_unfreeze(page, 1) };
         }
         Err(Busy(self))
+    }
+}
+
+/// The memory of a device of which nobody gets a new mapping for DMA, until the value is dropped.
+///
+/// What is mapped stays so. A request that has referenced pages, and whose driver maps them late or
+/// once more, fails as if there were no route.
+///
+/// Mirrors `pci_p2pdma_refuse()`.
+#[must_use = "mappings are permitted when it is dropped"]
+pub(crate) struct Refused<'a>(&'a Device<device::Bound>);
+
+impl<'a> Refused<'a> {
+    /// Refuses new mappings of all BARs of the device. There is one such value of a device at a time:
+    /// the one of the driver that has the pages.
+    pub(crate) fn new(pages: &BarPages<'a>) -> Self {
+        let pdev = pages.device();
+
+        // SAFETY: The device is bound, and valid.
+        unsafe { bindings::pci_p2pdma_refuse(pdev.as_raw(), true) };
+        Self(pdev)
+    }
+}
+
+impl Drop for Refused<'_> {
+    fn drop(&mut self) {
+        // SAFETY: The device is bound, and valid.
+        unsafe { bindings::pci_p2pdma_refuse(self.0.as_raw(), false) };
     }
 }

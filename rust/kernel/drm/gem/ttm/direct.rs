@@ -15,7 +15,8 @@
 //! reference to itself, until a worker finds that the references are gone (see `limbo.rs`). An unplug
 //! takes the mappings away, and then waits for the references, because the pages go with the binding
 //! of the driver. It holds no lock meanwhile: a task that has referenced the first pages of a buffer
-//! may be about to fault the next ones in.
+//! may be about to fault the next ones in. A request that the disk has not begun fails then, so that
+//! none waits for something that does not come.
 //!
 //! # Locking
 //!
@@ -56,7 +57,8 @@ use crate::{
         live::{
             Busy,
             Idle,
-            Live, //
+            Live,
+            Refused, //
         },
         BarPages, //
     },
@@ -86,7 +88,7 @@ use core::{
 const FAULT_AROUND: usize = 16;
 /// How often an unplug looks whether references are gone.
 const PAUSE: Delta = Delta::from_millis(10);
-/// After how many milliseconds it says for whom it waits, and how often then.
+/// After how many milliseconds it says once more for whom it waits, and how often then.
 const REMIND_MS: i64 = 1000;
 const REMIND_MAX_MS: i64 = 10_000;
 
@@ -539,23 +541,44 @@ pub(super) unsafe fn unplugging_callback<T: TtmObject>(dev: *mut bindings::drm_d
     let ttm = T::ttm(drm);
 
     drm.registration_data_with(|reg| {
-        let (Some(pages), mut next) = (T::pages(reg), 0) else {
+        let Some(pages) = T::pages(reg) else {
             return;
         };
+        let since = Instant::<Monotonic>::now();
+        let for_each = |visit: &dyn Fn(&Object<T>)| {
+            let mut next = 0;
 
-        // Nothing becomes live any more.
-        while let Some(obj) = ttm.object_from(next) {
-            next = obj.id() + 1;
-            await_idle(&obj, pages);
-        }
+            // Nothing becomes live any more.
+            while let Some(obj) = ttm.object_from(next) {
+                next = obj.id() + 1;
+                visit(&obj);
+            }
+        };
+
+        // Before what comes next ends it.
+        for_each(&|obj| {
+            // Without signals it does not fail.
+            if let Ok(mut object) = obj.reserve(false) {
+                if !object.view().unplug_direct(pages) {
+                    object.view().report_direct(since);
+                }
+            }
+        });
+
+        // A disk that cannot map a page, and would try for ever, gives up. A reset has another device
+        // with the same pages, so this ends.
+        let _refused = Refused::new(pages);
+
+        for_each(&|obj| await_idle(obj, pages, since));
     });
     ttm.limbo.drain();
 }
 
-/// Waits until nobody has a reference to a page of an object.
-fn await_idle<T: TtmObject>(obj: &Object<T>, pages: &BarPages<'_>) {
-    let since = Instant::<Monotonic>::now();
-    let (mut pause, mut remind_at) = (REMIND_MS, REMIND_MS);
+/// Waits until nobody has a reference to a page of an object, since the time `since`.
+fn await_idle<T: TtmObject>(obj: &Object<T>, pages: &BarPages<'_>, since: Instant<Monotonic>) {
+    let mut pause = REMIND_MS;
+    // Others may have been waited for before.
+    let mut remind_at = since.elapsed().as_millis() + pause;
 
     loop {
         // Without signals it does not fail.
