@@ -17,7 +17,7 @@ use crate::misc;
 use crate::pattern::Pattern;
 use crate::pci::PciDevice;
 use crate::qmp::Monitor;
-use crate::{Stop, SysError};
+use crate::{Outcome, Stop, SysError};
 
 /// What QEMU calls it.
 pub const DRIVE: &str = "disk";
@@ -292,6 +292,20 @@ impl Disk {
         self.direct.transfer(Way::Read, Part::all(&map), 0)?;
         Ok(stalled)
     }
+
+    /// Lets it do nothing, and starts to read to all of a mapping.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::stall`] and [`Direct::start`].
+    #[track_caller]
+    pub fn stall_in_read(&self, map: &Map) -> Result<StalledRead, Stop> {
+        let stalled = self.stall()?;
+        Ok(StalledRead {
+            read: self.direct.start(Way::Read, Part::all(map), 0)?,
+            stalled,
+        })
+    }
 }
 
 /// A disk that does nothing until this is dropped.
@@ -300,9 +314,43 @@ pub struct Stalled {
     monitor: Monitor,
 }
 
+impl Stalled {
+    /// The monitor, to which there can be one connection.
+    pub fn monitor(&mut self) -> &mut Monitor {
+        &mut self.monitor
+    }
+}
+
 impl Drop for Stalled {
     fn drop(&mut self) {
         let _ = self.monitor.throttle(DRIVE, 0);
+    }
+}
+
+/// A read that a disk has begun, and does nothing for until this is dropped.
+#[derive(Debug)]
+pub struct StalledRead {
+    /// The disk.
+    pub stalled: Stalled,
+    read: Receiver<i32>,
+}
+
+impl StalledRead {
+    /// Lets the disk go on, and waits until it has read all.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if it was done before, or if it fails.
+    #[track_caller]
+    pub fn finish(&mut self) -> Outcome {
+        check!(self.read.try_recv().is_err(), "the disk did not wait");
+        self.stalled.monitor().throttle(DRIVE, 0)?;
+        check_eq!(
+            self.read.recv_timeout(Duration::from_secs(20)),
+            Ok(0),
+            "what came of the read"
+        );
+        Ok(())
     }
 }
 

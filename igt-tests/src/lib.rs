@@ -36,6 +36,7 @@ pub mod names;
 pub mod pattern;
 pub mod pci;
 pub mod peer;
+pub mod plug;
 pub mod policy;
 pub mod power;
 pub mod proc;

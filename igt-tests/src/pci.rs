@@ -6,12 +6,13 @@ use std::collections::HashMap;
 use std::fs;
 use std::fs::OpenOptions;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use crate::map::{Map, PAGE};
 use crate::misc;
 use crate::uapi::PeerAddress;
-use crate::{Stop, SysError};
+use crate::{Outcome, Stop, SysError};
 
 const DEVICES: &str = "/sys/bus/pci/devices";
 const DRIVERS: &str = "/sys/bus/pci/drivers";
@@ -271,6 +272,59 @@ impl PciDevice {
     /// Any error of the write.
     pub fn rescan() -> Result<(), SysError> {
         write_file(Path::new("/sys/bus/pci/rescan"), "1")
+    }
+
+    /// The bridge right above the device, if it is not on a root bus.
+    pub fn port(&self) -> Option<Self> {
+        Self::above(fs::canonicalize(self.path("")).ok()?.parent()?)
+    }
+
+    /// Where a capability is in the configuration space.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if the device has none.
+    #[track_caller]
+    fn capability(&self, id: u8) -> Result<usize, Stop> {
+        const FIRST: usize = 0x34;
+        let config = self.config()?;
+        let byte = |at: usize| config.get(at).copied().unwrap_or_default();
+        let mut at = usize::from(byte(FIRST));
+        while at != 0 && byte(at) != id {
+            at = usize::from(byte(at + 1));
+        }
+        if at == 0 {
+            return Err(Stop::fail(format_args!(
+                "{} has no capability {id:#x}",
+                self.name
+            )));
+        }
+        Ok(at)
+    }
+
+    /// Turns the slot below a port off, or on: what is in it is gone at once, or there, and nobody is
+    /// told.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if the port has no slot, or any error of the write.
+    #[track_caller]
+    pub fn turn_slot(&self, on: bool) -> Outcome {
+        const EXPRESS: u8 = 0x10;
+        const SLOT_CONTROL: usize = 0x18;
+        // Power, and its indicator.
+        const MASK: u16 = 0x0700;
+        const OFF: u16 = 0x0700;
+        const ON: u16 = 0x0100;
+        let at = self.capability(EXPRESS)? + SLOT_CONTROL;
+        let config = self.config()?;
+        let old = u16::from_le_bytes([config[at], config[at + 1]]);
+        let path = self.path("config");
+        let file = OpenOptions::new().write(true).open(&path);
+        let new = old & !MASK | if on { ON } else { OFF };
+        let written = file.and_then(|file| file.write_all_at(&new.to_le_bytes(), at as u64));
+        written.map_err(|error| SysError::io(path.display().to_string(), &error))?;
+        Ok(())
     }
 
     /// Start and length of a BAR, in CPU addresses.

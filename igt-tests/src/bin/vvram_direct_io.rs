@@ -2,7 +2,10 @@
 
 //! A disk that reads files straight to VRAM, and writes them from there.
 
-use vvram_tests::disk::{pinned, Direct, Disk, Part, Way};
+use std::path::Path;
+use std::process::Command;
+
+use vvram_tests::disk::{load, pinned, Direct, Disk, Part, Way};
 use vvram_tests::drm::{Drm, Gem};
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::pattern::Pattern;
@@ -122,16 +125,53 @@ fn ordinary() -> Outcome {
     Ok(())
 }
 
+/// A loop device, until this is dropped.
+struct Loop(String);
+
+impl Loop {
+    #[track_caller]
+    fn of(path: &Path) -> Result<Self, Stop> {
+        load("loop")?;
+        let output = Command::new("losetup")
+            .args(["--find", "--show"])
+            .arg(path)
+            .output();
+        match output {
+            Ok(output) if output.status.success() => Ok(Self(
+                String::from_utf8_lossy(&output.stdout).trim().to_string(),
+            )),
+            other => Err(Stop::fail(format_args!("losetup: {other:?}"))),
+        }
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup")
+            .arg("--detach")
+            .arg(&self.0)
+            .status();
+    }
+}
+
+/// Neither a disk of another kind, nor a device on top of one that could do it.
 fn without_feature() -> Outcome {
     let drm = Drm::open()?;
+    let disk = Disk::open()?;
     let object = create(&drm, 1)?;
-    let map = object.map()?;
+    let (map, ram) = (object.map()?, Map::private(PAGE)?);
+    let on_top = Loop::of(disk.path())?;
     // The root of the guest is a virtio disk.
-    let root = Direct::open("/dev/vda".as_ref(), false)?;
-    let before = pinned()?;
-    let result = root.transfer(Way::Read, Part::all(&map), 0);
-    expect_errno("a read of a virtio disk to VRAM", result, libc::EREMOTEIO)?;
-    check_eq!(pinned()?, before, "pages that stay pinned");
+    for path in ["/dev/vda", &on_top.0] {
+        let device = Direct::open(path.as_ref(), false)?;
+        let before = pinned()?;
+        let what = format!("a read of {path} to VRAM");
+        let result = device.transfer(Way::Read, Part::all(&map), 0);
+        expect_errno(&what, result, libc::EREMOTEIO)?;
+        check_eq!(pinned()?, before, "pages that stay pinned");
+        // The positive control.
+        device.transfer(Way::Read, Part::all(&ram), 0)?;
+    }
     Ok(())
 }
 

@@ -2,18 +2,22 @@
 
 //! VRAM that a disk accesses while it is unmapped, moved, used up or unbound.
 
-use std::process::Command;
+use std::fs;
+use std::os::fd::AsRawFd;
 use std::thread;
 use std::time::Duration;
 
 use vvram_tests::debugfs::DebugFs;
-use vvram_tests::disk::{pinned, Disk, Part, Way};
+use vvram_tests::disk::{pinned, Disk, Part, StalledRead, Way};
 use vvram_tests::drm::{Drm, Gem};
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::misc;
+use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::PciDevice;
+use vvram_tests::plug::Plug;
 use vvram_tests::proc::{Child, KernelLog, Steps};
-use vvram_tests::rebind::{module_users, reload, Unbinding};
+use vvram_tests::qmp::Monitor;
+use vvram_tests::rebind::{module_users, reload, Unbound};
 use vvram_tests::scene::{patterns, placed, squeeze, works, Expect};
 use vvram_tests::uapi::{self, CREATE_DIRECT_IO, CREATE_SYSTEM, CREATE_VRAM};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, skip, Outcome, Stop, SysError};
@@ -163,32 +167,40 @@ fn moved() -> Outcome {
     Ok(())
 }
 
+/// An object that a disk reads to, which does not go on, and that is not mapped any more.
+struct Lingering<'a> {
+    object: Gem<'a>,
+    read: StalledRead,
+}
+
+/// Starts to read a pattern to an object, and unmaps it.
+fn lingering<'a>(drm: &'a Drm, disk: &Disk, pattern: Pattern) -> Result<Lingering<'a>, Stop> {
+    Expect::get()?.need_route()?;
+    disk.fill(pattern, 0, PAGES * PAGE)?;
+    let object = create(drm, PAGES)?;
+    let map = object.map()?;
+    map.fill(patterns().1);
+    let read = disk.stall_in_read(&map)?;
+    drop(map);
+    check_eq!(busy(drm)?, SIZE, "VRAM kept from use");
+    check_eq!(charged(drm)?, SIZE, "pinned");
+    Ok(Lingering { object, read })
+}
+
 /// VRAM that a disk still writes to is not given to others.
 fn reused() -> Outcome {
-    Expect::get()?.need_route()?;
-    let drm = Drm::open()?;
-    let disk = Disk::open()?;
+    let (drm, disk) = (Drm::open()?, Disk::open()?);
     let (a, b) = patterns();
     let free = drm.vram_free()?;
-    disk.fill(a, 0, PAGES * PAGE)?;
-    let object = create(&drm, PAGES)?;
-    let map = object.map()?;
-    map.fill(b);
-    let stalled = disk.stall()?;
-    let read = disk.direct.start(Way::Read, Part::all(&map), 0)?;
-    drop(map);
+    let Lingering { object, mut read } = lingering(&drm, &disk, a)?;
     object.close()?;
-    check_eq!(busy(&drm)?, SIZE, "VRAM kept from use");
-    check_eq!(charged(&drm)?, SIZE, "pinned");
     let others = squeeze(&drm)?;
     let taken: u64 = others.iter().map(Gem::size).sum();
     check_eq!(taken, free - SIZE, "VRAM that others get");
     for other in &others {
         other.map()?.fill(b);
     }
-    check!(read.try_recv().is_err(), "the disk did not wait");
-    drop(stalled);
-    check_eq!(read.recv_timeout(LIMIT), Ok(0), "what came of the read");
+    read.finish()?;
     for other in &others {
         if let Err(mismatch) = other.map()?.verify(b) {
             fail!("the disk wrote to VRAM of others: {mismatch}");
@@ -202,19 +214,10 @@ fn reused() -> Outcome {
 
 /// An object that is mapped again while a disk still writes to it is the same.
 fn again() -> Outcome {
-    Expect::get()?.need_route()?;
-    let drm = Drm::open()?;
-    let disk = Disk::open()?;
+    let (drm, disk) = (Drm::open()?, Disk::open()?);
     let files = DebugFs::open(&PciDevice::vvram()?)?;
-    let (a, b) = patterns();
-    disk.fill(a, 0, PAGES * PAGE)?;
-    let object = create(&drm, PAGES)?;
-    let map = object.map()?;
-    map.fill(b);
-    let stalled = disk.stall()?;
-    let read = disk.direct.start(Way::Read, Part::all(&map), 0)?;
-    drop(map);
-    check_eq!(busy(&drm)?, SIZE, "VRAM kept from use");
+    let (a, _) = patterns();
+    let Lingering { object, mut read } = lingering(&drm, &disk, a)?;
     let away = format!("{} system", object.info()?.id);
     expect_errno(
         "moving what is read to",
@@ -225,8 +228,7 @@ fn again() -> Outcome {
     let map = object.map()?;
     check_eq!(busy(&drm)?, 0, "VRAM kept from use, of a mapped object");
     check_eq!(charged(&drm)?, SIZE, "pinned");
-    drop(stalled);
-    check_eq!(read.recv_timeout(LIMIT), Ok(0), "what came of the read");
+    read.finish()?;
     if let Err(mismatch) = map.verify(a) {
         fail!("mapped again: {mismatch}");
     }
@@ -235,44 +237,112 @@ fn again() -> Outcome {
     files.write("move", &away).map_err(Stop::from)
 }
 
-/// An unbind waits for what the disk does, and says for whom.
-fn unbind() -> Outcome {
+/// How a device goes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Goes {
+    Unbound,
+    Reset,
+    Unplugged,
+    Vanished,
+}
+
+impl Goes {
+    /// Starts it; the process ends when the driver has let the device go.
+    fn start(self, gpu: &PciDevice, monitor: &mut Monitor) -> Result<Child, Stop> {
+        match self {
+            Self::Unbound => Ok(Child::spawn(|| Ok(gpu.unbind("vvram")?))?),
+            Self::Reset => Ok(Child::spawn(|| Ok(gpu.reset()?))?),
+            Self::Unplugged => {
+                monitor.unplug(Plug::gpu()?.id())?;
+                Ok(Child::spawn(|| {
+                    let gone = misc::poll(LIMIT, || (!gpu.exists()).then_some(()));
+                    check!(gone.is_some(), "the device stays");
+                    Ok(())
+                })?)
+            }
+            Self::Vanished => {
+                Plug::gpu()?.vanish()?;
+                Ok(Child::spawn(|| Ok(gpu.remove()?))?)
+            }
+        }
+    }
+
+    /// Lets the device come back.
+    fn back(self, plug: &Plug, port: &PciDevice, monitor: &mut Monitor) -> Outcome {
+        match self {
+            Self::Unbound => plug.device().bind("vvram").map_err(Stop::from),
+            Self::Reset => Ok(()),
+            Self::Unplugged => {
+                plug.gone(monitor)?;
+                plug.back(monitor)
+            }
+            Self::Vanished => plug.appear(port),
+        }
+    }
+}
+
+/// A device that goes waits for what the disk does, and says for whom. The next one has pages that a
+/// disk can access.
+fn goes(how: Goes) -> Outcome {
     Expect::get()?.need_route()?;
-    let gpu = PciDevice::vvram()?;
-    let drm = Drm::open()?;
-    let disk = Disk::open()?;
+    let plug = Plug::gpu()?;
+    let gpu = plug.device();
+    let (drm, disk) = (Drm::open()?, Disk::open()?);
     let mut log = KernelLog::open()?;
+    let Some(port) = gpu.port() else {
+        fail!("{} is on a root bus", gpu.name());
+    };
     let object = create(&drm, PAGES)?;
     let map = object.map()?;
     let other = create(&drm, 1)?.map()?;
     other.write(0, 1);
     let id = object.info()?.id;
     // Dropped after the disk goes on, if a check fails.
-    let mut unbinding;
-    let stalled = disk.stall()?;
-    let read = disk.direct.start(Way::Read, Part::all(&map), 0)?;
-    unbinding = Unbinding::start(&gpu)?;
+    let mut going;
+    let mut read = disk.stall_in_read(&map)?;
+    going = how.start(gpu, read.stalled.monitor())?;
     let wanted =
         format!("waiting for direct I/O to object {id} of {SIZE} bytes, which vvram_direct_li (");
-    let told = misc::poll(LIMIT, || {
-        log.lines().into_iter().find(|line| line.contains(&wanted))
-    });
-    check!(
-        told.is_some(),
-        "the unbind does not say for whom it waits: {wanted}"
-    );
-    check!(unbinding.child.ended().is_none(), "the unbind did not wait");
-    check!(read.try_recv().is_err(), "the disk did not wait");
-    drop(stalled);
-    check_eq!(read.recv_timeout(LIMIT), Ok(0), "what came of the read");
-    let gone = unbinding.finish(LIMIT)?;
+    let mut told = |since: &str| {
+        let found = misc::poll(LIMIT, || {
+            let is_it = |line: &String| line.contains(&wanted) && line.ends_with(since);
+            log.lines().into_iter().find(is_it)
+        });
+        check!(
+            found.is_some(),
+            "the driver does not say for whom it waits: {wanted}"
+        );
+        Ok(())
+    };
+    told(" 0 s")?;
+    told(" 1 s")?;
+    check!(going.ended().is_none(), "the driver did not wait");
+    read.finish()?;
+    going.join("what has waited for the disk", LIMIT)?;
     check_eq!(pinned()?, 0, "pages that stay pinned");
-    expect_errno("a mapping after the unbind", object.map(), libc::ENODEV)?;
-    gone.rebind()?;
+    expect_errno("a mapping afterwards", object.map(), libc::ENODEV)?;
+    how.back(&plug, &port, read.stalled.monitor())?;
     // What is left of the old device goes while the new one works.
     drop((map, other));
     drop(object);
+    reads_to_vram(&disk)?;
     works()
+}
+
+/// A disk reads to VRAM.
+fn reads_to_vram(disk: &Disk) -> Outcome {
+    let (a, b) = patterns();
+    disk.fill(a, 0, PAGES * PAGE)?;
+    let drm = Drm::open()?;
+    let object = create(&drm, PAGES)?;
+    let map = object.map()?;
+    map.fill(b);
+    disk.direct.transfer(Way::Read, Part::all(&map), 0)?;
+    placed(&object, uapi::PLACEMENT_VRAM)?;
+    if let Err(mismatch) = map.verify(a) {
+        fail!("read to VRAM: {mismatch}");
+    }
+    Ok(())
 }
 
 /// Evictions, signals and transfers at the same time.
@@ -383,6 +453,17 @@ fn killed() -> Outcome {
     drm.await_vram_free(free)
 }
 
+/// Opens the file by which any program of root can map pages of the pool of the BAR.
+fn open_pool(gpu: &PciDevice) -> Result<fs::File, SysError> {
+    let path = format!("/sys/bus/pci/devices/{}/p2pmem/allocate", gpu.name());
+    let file = fs::OpenOptions::new().read(true).write(true).open(path);
+    file.map_err(|error| SysError::io("open(allocate)", &error))
+}
+
+fn from_pool(pool: &fs::File) -> Result<Map, SysError> {
+    Map::new(pool.as_raw_fd(), 0, PAGE)
+}
+
 /// The pages of the BAR are good for nobody else.
 fn pool() -> Outcome {
     let drm = Drm::open()?;
@@ -391,23 +472,79 @@ fn pool() -> Outcome {
         drm.getparam(uapi::PARAM_DIRECT_IO_SIZE)? > 0,
         "no struct pages"
     );
-    let folder = format!("/sys/bus/pci/devices/{}/p2pmem", gpu.name());
-    let available = Command::new("cat")
-        .arg(format!("{folder}/available"))
-        .output();
-    let available = available.map(|it| String::from_utf8_lossy(&it.stdout).trim().to_string());
-    check!(
-        available.as_ref().is_ok_and(|text| text == "0"),
-        "available in the pool: {available:?}"
-    );
-    let file = std::fs::OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open(format!("{folder}/allocate"))
-        .map_err(|error| SysError::io("open(allocate)", &error))?;
-    let result = Map::new(std::os::fd::AsRawFd::as_raw_fd(&file), 0, PAGE);
-    expect_errno("mapping allocate", result, libc::ENOMEM)?;
+    let path = format!("/sys/bus/pci/devices/{}/p2pmem/available", gpu.name());
+    let available = fs::read_to_string(&path).map_err(|error| SysError::io(path, &error))?;
+    check_eq!(available.trim(), "0", "available in the pool");
+    let pool = open_pool(&gpu)?;
+    expect_errno("mapping allocate", from_pool(&pool), libc::ENOMEM)?;
     Ok(())
+}
+
+/// Takes a page of the pool as soon as there is one, and keeps it until `end`.
+fn take_from_pool(gpu: &PciDevice, begun: &Steps, end: &Steps) -> Outcome {
+    begun.done()?;
+    let mut pool = None;
+    while !end.is_done()? {
+        // The file is there a moment before the pages.
+        pool = pool.or_else(|| open_pool(gpu).ok());
+        for _ in 0..100 {
+            if let Some(_page) = pool.as_ref().and_then(|pool| from_pool(pool).ok()) {
+                return end.wait("the parent", LIMIT);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Somebody is faster than the driver, which does without pages then, and has them when it is bound
+/// once more.
+///
+/// The pool is there for a moment before the driver takes it: the kernel logs a line meanwhile.
+fn pool_taken() -> Outcome {
+    const TRIES: u32 = 100;
+    const TAKERS: u32 = 3;
+    let gpu = PciDevice::vvram()?;
+    let mut log = KernelLog::open()?;
+    let size = || {
+        Drm::open()?
+            .getparam(uapi::PARAM_DIRECT_IO_SIZE)
+            .map_err(Stop::from)
+    };
+    for _ in 0..TRIES {
+        let unbound = Unbound::new(&gpu)?;
+        let (begun, end) = (Steps::new()?, Steps::new()?);
+        let mut takers = Vec::new();
+        for _ in 0..TAKERS {
+            takers.push(Child::spawn(|| take_from_pool(&gpu, &begun, &end))?);
+        }
+        for _ in 0..TAKERS {
+            begun.wait("a process that wants a page", LIMIT)?;
+        }
+        log.lines();
+        unbound.rebind()?;
+        let outcome = match size()? {
+            0 => Some(without_pages()),
+            _ => None,
+        };
+        let lines = log.lines();
+        if outcome.is_some() {
+            // With the page still there.
+            Unbound::new(&gpu)?.rebind()?;
+        }
+        drop(takers);
+        let Some(outcome) = outcome else {
+            continue;
+        };
+        outcome?;
+        let is_said = |line: &String| line.contains("no struct pages for BAR 2");
+        check!(
+            lines.iter().any(is_said),
+            "the driver does not say that it has no pages: {lines:?}"
+        );
+        check!(size()? > 0, "no struct pages when it is bound once more");
+        return works();
+    }
+    fail!("nobody was faster than the driver");
 }
 
 /// Runs a test with the driver loaded with a parameter, and without that afterwards.
@@ -473,7 +610,11 @@ igt_main! {
     "moved", "EBUSY for moves of what is mapped", moved;
     "reused", "VRAM is not reused before the disk is done", reused;
     "again", "mapped again while the disk is not done", again;
-    "unbind", "an unbind waits for the disk, and names the process", unbind;
+    "unbind", "an unbind waits for the disk, and names the process", || goes(Goes::Unbound);
+    "reset", "a reset waits for the disk, and names the process", || goes(Goes::Reset);
+    "unplugged", "an unplug waits for the disk, and names the process", || goes(Goes::Unplugged);
+    "vanished", "so does the removal of a device that has gone by surprise",
+        || goes(Goes::Vanished);
     "storm", "evictions, signals and transfers", storm;
     "killed", "a killed process leaves nothing behind", killed;
     "without-pages", "the driver works without pages, EOPNOTSUPP for direct I/O", || {
@@ -481,4 +622,5 @@ igt_main! {
     };
     "small", "a part of VRAM is visible", || with("visible_kib=5000", small);
     "pool", "nobody gets pages by p2pmem/allocate", pool;
+    "pool-taken", "the driver does without the pool if somebody has a part of it", pool_taken;
 }

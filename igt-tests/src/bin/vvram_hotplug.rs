@@ -9,89 +9,12 @@ use vvram_tests::map::PAGE;
 use vvram_tests::misc;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::{Mode, Peer};
+use vvram_tests::plug::{Plug, LIMIT};
 use vvram_tests::proc::{Child, KernelLog};
 use vvram_tests::qmp::Monitor;
 use vvram_tests::scene::{patterns, peer_reads, share, works, Scene};
 use vvram_tests::uapi;
-use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Need, Outcome, Stop};
-
-const LIMIT: Duration = Duration::from_secs(25);
-
-/// A device, and how to make it come back.
-struct Plug {
-    device: PciDevice,
-    /// The size of its memory; the peer has none.
-    memory: Option<u64>,
-}
-
-impl Plug {
-    fn new(device: PciDevice, other: &PciDevice, memory: Option<u64>) -> Result<Self, Stop> {
-        let slot = |device: &PciDevice| device.name().rsplit_once('.').map(|(s, _)| s.to_string());
-        if slot(&device) == slot(other) {
-            // Functions of one slot can only be unplugged together.
-            return Err(Stop::needs(Need::OwnSlot));
-        }
-        Ok(Self { device, memory })
-    }
-
-    fn id(&self) -> &'static str {
-        match self.memory {
-            Some(_) => "gpu",
-            None => "peer",
-        }
-    }
-
-    fn gpu() -> Result<Self, Stop> {
-        let gpu = PciDevice::vvram()?;
-        let (_, size) = gpu.bar(2)?;
-        Self::new(gpu, &PciDevice::edu()?, Some(size))
-    }
-
-    fn peer() -> Result<Self, Stop> {
-        Self::new(PciDevice::edu()?, &PciDevice::vvram()?, None)
-    }
-
-    /// Takes it out, and sees that it is gone from the guest and from QEMU.
-    fn out(&self, monitor: &mut Monitor) -> Outcome {
-        monitor.unplug(self.id())?;
-        self.gone(monitor)
-    }
-
-    fn gone(&self, monitor: &mut Monitor) -> Outcome {
-        check!(
-            monitor.unplugged(self.id(), LIMIT)?,
-            "{} was not unplugged",
-            self.device.name()
-        );
-        check!(
-            !self.device.exists(),
-            "{} was unplugged, but the kernel still has it",
-            self.device.name()
-        );
-        Ok(())
-    }
-
-    /// Puts it back, and waits for its driver.
-    fn back(&self, monitor: &mut Monitor) -> Outcome {
-        match self.memory {
-            Some(size) => {
-                let more = format!("\"memdev\": \"{}\"", monitor.memory(size)?);
-                monitor.plug("ivshmem-plain", self.id(), &more, &["d1", "rp1"])?;
-            }
-            None => {
-                let more = format!("\"dma_mask\": {}", u64::MAX);
-                monitor.plug("edu", self.id(), &more, &["d2", "rp2"])?;
-            }
-        }
-        self.bound()
-    }
-
-    fn bound(&self) -> Outcome {
-        let bound = misc::poll(LIMIT, || self.device.driver());
-        check!(bound.is_some(), "no driver for {}", self.device.name());
-        Ok(())
-    }
-}
+use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome};
 
 fn idle() -> Outcome {
     let plug = Plug::gpu()?;
@@ -177,7 +100,7 @@ fn pinned() -> Outcome {
         fail!("nobody says who the unplug waits for: {lines:?}");
     };
     check!(
-        named.contains(plug.device.name()),
+        named.contains(plug.device().name()),
         "the message does not name the device that waits: {named}"
     );
     check!(

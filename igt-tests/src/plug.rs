@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Devices that QEMU takes out of the guest, and puts back.
+
+use std::time::Duration;
+
+use crate::misc;
+use crate::pci::PciDevice;
+use crate::qmp::Monitor;
+use crate::{Need, Outcome, Stop};
+
+/// How long a device may take to go, and to come back.
+pub const LIMIT: Duration = Duration::from_secs(25);
+
+/// A device, and how to make it come back.
+#[derive(Debug)]
+pub struct Plug {
+    device: PciDevice,
+    /// The size of its memory; the peer has none.
+    memory: Option<u64>,
+}
+
+impl Plug {
+    fn new(device: PciDevice, other: &PciDevice, memory: Option<u64>) -> Result<Self, Stop> {
+        let slot = |device: &PciDevice| device.name().rsplit_once('.').map(|(s, _)| s.to_string());
+        if slot(&device) == slot(other) {
+            // Functions of one slot can only be unplugged together.
+            return Err(Stop::needs(Need::OwnSlot));
+        }
+        Ok(Self { device, memory })
+    }
+
+    /// The name that QEMU has for it.
+    pub fn id(&self) -> &'static str {
+        match self.memory {
+            Some(_) => "gpu",
+            None => "peer",
+        }
+    }
+
+    /// The first GPU.
+    ///
+    /// # Errors
+    ///
+    /// Skips if another device shares its slot.
+    #[track_caller]
+    pub fn gpu() -> Result<Self, Stop> {
+        let gpu = PciDevice::vvram()?;
+        let (_, size) = gpu.bar(2)?;
+        Self::new(gpu, &PciDevice::edu()?, Some(size))
+    }
+
+    /// The peer.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::gpu`].
+    #[track_caller]
+    pub fn peer() -> Result<Self, Stop> {
+        Self::new(PciDevice::edu()?, &PciDevice::vvram()?, None)
+    }
+
+    /// What the kernel calls it.
+    pub fn device(&self) -> &PciDevice {
+        &self.device
+    }
+
+    /// Takes it out, and sees that it is gone from the guest and from QEMU.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if it does not go.
+    #[track_caller]
+    pub fn out(&self, monitor: &mut Monitor) -> Outcome {
+        monitor.unplug(self.id())?;
+        self.gone(monitor)
+    }
+
+    /// Waits until a device is gone that was asked for.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::out`].
+    #[track_caller]
+    pub fn gone(&self, monitor: &mut Monitor) -> Outcome {
+        check!(
+            monitor.unplugged(self.id(), LIMIT)?,
+            "{} was not unplugged",
+            self.device.name()
+        );
+        check!(
+            !self.device.exists(),
+            "{} was unplugged, but the kernel still has it",
+            self.device.name()
+        );
+        Ok(())
+    }
+
+    /// Takes it out by surprise: its driver is not told before it does not answer any more.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if it still answers.
+    #[track_caller]
+    pub fn vanish(&self) -> Outcome {
+        let Some(port) = self.device.port() else {
+            fail!("{} is on a root bus", self.device.name());
+        };
+        port.turn_slot(false)?;
+        let answers = self.device.config()?.iter().any(|byte| *byte != 0xff);
+        check!(!answers, "{} still answers", self.device.name());
+        Ok(())
+    }
+
+    /// Lets it appear again below its port after it has vanished and was removed, and waits for its
+    /// driver.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if it does not come.
+    #[track_caller]
+    pub fn appear(&self, port: &PciDevice) -> Outcome {
+        port.turn_slot(true)?;
+        PciDevice::rescan()?;
+        self.bound()
+    }
+
+    fn bound(&self) -> Outcome {
+        let bound = misc::poll(LIMIT, || self.device.driver());
+        check!(bound.is_some(), "no driver for {}", self.device.name());
+        Ok(())
+    }
+
+    /// Puts it back, and waits for its driver.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if it does not come.
+    #[track_caller]
+    pub fn back(&self, monitor: &mut Monitor) -> Outcome {
+        match self.memory {
+            Some(size) => {
+                let more = format!("\"memdev\": \"{}\"", monitor.memory(size)?);
+                monitor.plug("ivshmem-plain", self.id(), &more, &["d1", "rp1"])?;
+            }
+            None => {
+                let more = format!("\"dma_mask\": {}", u64::MAX);
+                monitor.plug("edu", self.id(), &more, &["d2", "rp2"])?;
+            }
+        }
+        self.bound()
+    }
+}
