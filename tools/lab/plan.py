@@ -33,16 +33,16 @@ ONCE = ("hmm_cases", "vvram_async", "vvram_badinput", "vvram_compat", "vvram_cop
         "vvram_debugfs", "vvram_dmem", "vvram_exporter", "vvram_failures", "vvram_fdinfo",
         "vvram_holders", "vvram_import", "vvram_leaks", "vvram_limits", "vvram_lru", "vvram_mmap",
         "vvram_modules", "vvram_params", "vvram_pm", "vvram_prime", "vvram_signals",
-        "vvram_sleep", "vvram_smallbar", "vvram_split", "vvram_storm", "vvram_svm", "vvram_svm_life",
-        "vvram_svm_share", "vvram_syncobj", "vvram_trace", "vvram_usage", "vvram_user",
-        "vvram_views", "vvram_vm", "vvram_vmap",
+        "vvram_sleep", "vvram_smallbar", "vvram_split", "vvram_storm", "vvram_svm",
+        "vvram_svm_direct", "vvram_svm_life", "vvram_svm_share", "vvram_syncobj", "vvram_trace",
+        "vvram_usage", "vvram_user", "vvram_views", "vvram_vm", "vvram_vmap",
         # Last: an allocation that fails may turn checks of the kernel off.
         *FAULTS)
 ONCE_BOOTS = 2
 # With a NIC: everywhere, for each kind of address, and once.
 RDMA = ("rdma_matrix",)
 RDMA_KINDS = ("rdma_life",)
-RDMA_ONCE = ("rdma_clients", "rdma_odp", "rdma_pressure", "rdma_svm")
+RDMA_ONCE = ("rdma_clients", "rdma_direct", "rdma_odp", "rdma_pressure", "rdma_svm")
 # With a disk: for each kind of address, and once.
 DISK_KINDS = ("vvram_direct_io",)
 DISK_ONCE = ("vvram_direct_files", "vvram_direct_life")

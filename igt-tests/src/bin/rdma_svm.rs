@@ -13,7 +13,9 @@ use vvram_tests::map::{Map, PAGE};
 use vvram_tests::misc;
 use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::PciDevice;
+use vvram_tests::plug::Plug;
 use vvram_tests::proc::{Child, Steps};
+use vvram_tests::qmp::Monitor;
 use vvram_tests::rdma::{Buffer, OdpP2p, ON_DEMAND};
 use vvram_tests::rebind::{module_users, reload, Unbound};
 use vvram_tests::scene::{patterns, works};
@@ -251,6 +253,57 @@ fn removed() -> Outcome {
     })
 }
 
+fn unplugged() -> Outcome {
+    outlives(|_| {
+        let (plug, mut monitor) = (Plug::gpu()?, Monitor::open()?);
+        plug.out(&mut monitor)?;
+        plug.back(&mut monitor)
+    })
+}
+
+/// Several regions are in use by the NIC all the time while the device goes.
+fn unplugged_in_use() -> Outcome {
+    const CLIENTS: u64 = 3;
+    let (a, b) = patterns();
+    let (plug, mut monitor) = (Plug::gpu()?, Monitor::open()?);
+    let (there, end) = (Steps::new()?, Steps::new()?);
+    let _asks = OdpP2p::new(true)?;
+    let mut clients = Vec::new();
+    for index in 0..CLIENTS {
+        let (there, end, first, second) = (&there, &end, a.derive(index), b.derive(index));
+        clients.push(Child::spawn(move || {
+            let nic = Nic::open(None)?;
+            let map = filled(PAGES, first)?;
+            let setup = Setup::as_is(&nic, &map)?;
+            {
+                let drm = Drm::open()?;
+                drm.svm_migrate(&map, 0..PAGES)?;
+            }
+            setup.read(first)?;
+            check_places(&map, |_| true)?;
+            there.done()?;
+            while !end.is_done()? {
+                setup.write(second)?;
+                setup.read(second)?;
+                setup.write(first)?;
+                setup.read(first)?;
+            }
+            check_places(&map, |_| false)?;
+            holds("the CPU", &map, first, 0..PAGES)
+        })?);
+    }
+    for _ in 0..CLIENTS {
+        there.wait("a client", LIMIT)?;
+    }
+    plug.out(&mut monitor)?;
+    end.done()?;
+    for client in &mut clients {
+        client.join("a client", LIMIT)?;
+    }
+    plug.back(&mut monitor)?;
+    works()
+}
+
 /// Without pages of the BAR, and where the BAR does not show VRAM, memory moves back first.
 fn no_alias() -> Outcome {
     if module_users("vvram").is_none() {
@@ -324,6 +377,8 @@ igt_main! {
     "processes", "two processes with memory in VRAM", processes;
     "unbound", "regions go on from system memory without the driver", unbound;
     "removed", "regions go on from system memory without the device", removed;
+    "unplugged", "regions go on from system memory when the device is unplugged", unplugged;
+    "unplugged-in-use", "the same while the NIC accesses them", unplugged_in_use;
     "no-alias", "without pages of the BAR memory moves back", no_alias;
     "hidden", "memory that the BAR does not show moves back, and no other", hidden;
 }

@@ -7,10 +7,13 @@ use std::time::Duration;
 
 use vvram_tests::cgroup::{self, Group};
 use vvram_tests::drm::Drm;
+use vvram_tests::fdinfo::FdInfo;
+use vvram_tests::map::PAGE;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::proc::Child;
 use vvram_tests::rebind::Unbound;
 use vvram_tests::scene::{patterns, placed};
+use vvram_tests::svm::{check_places, filled, holds};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome};
 
 const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
@@ -69,6 +72,29 @@ fn limit() -> Outcome {
     })?;
     child.join("the group", Duration::from_secs(60))?;
     group.await_current(0)
+}
+
+/// Memory of processes in VRAM is no VRAM of their group: it counts as memory.
+fn processes() -> Outcome {
+    const PAGES: usize = 64;
+    let group = Group::new("processes")?;
+    let (seed, _) = patterns();
+    group.set("max", MIB / 8)?;
+    let mut child = Child::spawn(|| {
+        group.enter()?;
+        let drm = Drm::open()?;
+        let map = filled(PAGES, seed)?;
+        drm.svm_migrate(&map, 0..PAGES)?;
+        check_places(&map, |_| true)?;
+        check_eq!(drm.svm_vram()?, (PAGES * PAGE) as u64, "VRAM of processes");
+        check_eq!(group.current(), Some(0), "VRAM of the group");
+        let what = FdInfo::of(&drm)?;
+        for key in ["drm-total-vram0", "drm-resident-vram0"] {
+            check_eq!(what.bytes(key)?, 0, "{key}");
+        }
+        holds("the CPU", &map, seed, 0..PAGES)
+    })?;
+    child.join("the group", Duration::from_secs(60))
 }
 
 /// The regions are at any time those of the device which is there, whoever still has objects of the
@@ -130,6 +156,7 @@ fn reset() -> Outcome {
 igt_main! {
     "capacity", "the regions have the size of VRAM", capacity;
     "limit", "what a group has in VRAM is counted and limited", limit;
+    "processes", "memory of processes in VRAM is not counted", processes;
     "rebound", "limits reach the device that is bound, not the one before", rebound;
     "reset", "limits reach the device after a reset, not the one before", reset;
 }

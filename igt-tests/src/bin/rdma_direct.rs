@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Memory regions with on-demand paging of objects that are mapped for direct I/O.
+//!
+//! Such a mapping consists of pages of the BAR, which a region with on-demand paging finds as it finds
+//! any page, without a reference. They do not move as long as they are mapped; when they are unmapped,
+//! the region is told.
+
+use std::time::Duration;
+
+use vvram_tests::debugfs::DebugFs;
+use vvram_tests::drm::{Drm, Gem};
+use vvram_tests::map::{Map, PAGE};
+use vvram_tests::misc;
+use vvram_tests::pattern::Pattern;
+use vvram_tests::pci::{Bar, PciDevice};
+use vvram_tests::proc::{Child, Steps};
+use vvram_tests::rdma::{Buffer, ON_DEMAND};
+use vvram_tests::rebind::Unbound;
+use vvram_tests::scene::{patterns, placed, works};
+use vvram_tests::svm::{check_places, filled, holds};
+use vvram_tests::uapi::{self, CREATE_DIRECT_IO, CREATE_SYSTEM, CREATE_VRAM};
+use vvram_tests::verbs::{Nic, Pair, Region};
+use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome, Stop, SysError};
+
+const PAGES: usize = 16;
+const LIMIT: Duration = Duration::from_secs(20);
+
+fn create(drm: &Drm) -> Result<Gem<'_>, SysError> {
+    let flags = CREATE_VRAM | CREATE_SYSTEM | CREATE_DIRECT_IO;
+    drm.create_flags((PAGES * PAGE) as u64, flags)
+}
+
+/// A region of a mapping, and memory to transfer from and to.
+struct Setup<'a> {
+    pair: Pair<'a>,
+    host: Buffer<'a>,
+    region: Region<'a>,
+}
+
+impl<'a> Setup<'a> {
+    fn new(nic: &'a Nic, map: &Map) -> Result<Self, Stop> {
+        Ok(Self {
+            pair: Pair::new(nic)?,
+            host: Buffer::host(nic, "host", map.len() as u64)?,
+            region: nic.register_memory(map, nic.all_access() | ON_DEMAND)?,
+        })
+    }
+
+    fn len(&self) -> u32 {
+        self.host.len() as u32
+    }
+
+    fn write(&self, pattern: Pattern) -> Outcome {
+        self.host.fill(pattern)?;
+        self.pair
+            .write((self.host.region(), 0), (&self.region, 0), self.len())?;
+        Ok(())
+    }
+
+    fn read(&self, pattern: Pattern) -> Outcome {
+        self.host.fill(Pattern::new(misc::nonce()))?;
+        self.pair
+            .read((&self.region, 0), (self.host.region(), 0), self.len())?;
+        let map = self.host.map();
+        holds("the NIC", map, pattern, 0..map.pages())
+    }
+}
+
+/// The NIC accesses VRAM, which stays where it is while others evict.
+fn reaches() -> Outcome {
+    let (a, b) = patterns();
+    let (drm, nic) = (Drm::open()?, Nic::open(None)?);
+    let files = DebugFs::open(&PciDevice::vvram()?)?;
+    let object = create(&drm)?;
+    let map = object.map()?;
+    map.fill(a);
+    let setup = Setup::new(&nic, &map)?;
+    setup.read(a)?;
+    files.write("move", "evict")?;
+    setup.write(b)?;
+    placed(&object, uapi::PLACEMENT_VRAM)?;
+    holds("the CPU", &map, b, 0..PAGES)?;
+    // The bytes are in the BAR, in one copy.
+    Bar::open(&PciDevice::vvram()?)?.locate(&map)?;
+    setup.read(b)
+}
+
+/// A region of what is not mapped any more fails, and the object moves again.
+fn unmapped() -> Outcome {
+    let (a, b) = patterns();
+    let (drm, nic) = (Drm::open()?, Nic::open(None)?);
+    let files = DebugFs::open(&PciDevice::vvram()?)?;
+    let object = create(&drm)?;
+    let map = object.map()?;
+    map.fill(a);
+    let setup = Setup::new(&nic, &map)?;
+    setup.write(b)?;
+    drop(map);
+    // The region has no reference that VRAM would be kept for.
+    check_eq!(drm.getparam(uapi::PARAM_DIRECT_IO_BUSY)?, 0, "VRAM in use");
+    check_eq!(drm.getparam(uapi::PARAM_VRAM_PINNED)?, 0, "pinned VRAM");
+    files.write("move", &format!("{} system", object.info()?.id))?;
+    placed(&object, uapi::PLACEMENT_SYSTEM)?;
+    if setup.read(b).is_ok() {
+        fail!("the NIC reads what is not mapped");
+    }
+    holds("a new mapping", &object.map()?, b, 0..PAGES)
+}
+
+/// The device goes while the region is there.
+fn unbound() -> Outcome {
+    let (a, b) = patterns();
+    let nic = Nic::open(None)?;
+    let drm = Drm::open()?;
+    let object = create(&drm)?;
+    let map = object.map()?;
+    map.fill(a);
+    let setup = Setup::new(&nic, &map)?;
+    setup.write(b)?;
+    let unbound = Unbound::new(&PciDevice::vvram()?)?;
+    if setup.read(b).is_ok() {
+        fail!("the NIC reads VRAM of a device that is gone");
+    }
+    expect_errno("mapping it", object.map(), libc::ENODEV)?;
+    unbound.rebind()?;
+    drop(setup);
+    works()
+}
+
+/// Processes with an object that is mapped for direct I/O and memory in VRAM, with a region of each,
+/// while all of VRAM is evicted again and again.
+fn storm() -> Outcome {
+    const ROUNDS: usize = 12;
+    let (a, b) = patterns();
+    let gpu = PciDevice::vvram()?;
+    let (there, end) = (Steps::new()?, Steps::new()?);
+    let mut evictions = Child::spawn(|| {
+        let files = DebugFs::open(&gpu)?;
+        while !end.is_done()? {
+            files.write("move", "evict")?;
+        }
+        Ok(())
+    })?;
+    let mut clients = Vec::new();
+    for index in 0..2 {
+        let (there, a, b) = (&there, a.derive(index), b.derive(index));
+        clients.push(Child::spawn(move || {
+            let (drm, nic) = (Drm::open()?, Nic::open(None)?);
+            let memory = filled(PAGES, a)?;
+            let of_memory = Setup::new(&nic, &memory)?;
+            there.done()?;
+            for round in 0..ROUNDS {
+                let object = create(&drm)?;
+                let map = object.map()?;
+                map.fill(b);
+                let of_object = Setup::new(&nic, &map)?;
+                drm.svm_migrate(&memory, 0..PAGES)?;
+                of_object.read(b)?;
+                of_memory.read(a)?;
+                of_object.write(a)?;
+                holds("the object", &map, a, 0..PAGES)?;
+                placed(&object, uapi::PLACEMENT_VRAM)?;
+                if round % 2 == 0 {
+                    // The region outlives what it is of.
+                    drop(map);
+                    drop(object);
+                }
+                of_memory.write(a)?;
+            }
+            drm.svm_migrate(&memory, 0..PAGES)?;
+            check_places(&memory, |_| true)?;
+            holds("the memory", &memory, a, 0..PAGES)
+        })?);
+    }
+    for _ in 0..2 {
+        there.wait("a client", LIMIT)?;
+    }
+    for client in &mut clients {
+        client.join("a client", LIMIT)?;
+    }
+    end.done()?;
+    evictions.join("the evictions", LIMIT)?;
+    let drm = Drm::open()?;
+    let pinned = || drm.getparam(uapi::PARAM_VRAM_PINNED);
+    let none = misc::poll(LIMIT, || (pinned().ok()? == 0).then_some(()));
+    check!(none.is_some(), "pinned VRAM: {}", pinned()?);
+    works()
+}
+
+igt_main! {
+    "reaches", "the NIC accesses what is mapped, in VRAM", reaches;
+    "unmapped", "a region does not keep what is unmapped", unmapped;
+    "unbound", "a region does not keep the device", unbound;
+    "storm", "with memory of processes in VRAM, and evictions", storm;
+}

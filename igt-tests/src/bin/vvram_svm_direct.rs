@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Processes that have memory in VRAM, and objects that are mapped for direct I/O.
+//!
+//! Both have to do with the struct pages of the BAR: those of an object have references, and those of
+//! what shows memory of processes must never have one.
+
+use std::time::Duration;
+
+use vvram_tests::debugfs::DebugFs;
+use vvram_tests::drm::{Drm, Gem};
+use vvram_tests::map::{Map, PAGE};
+use vvram_tests::misc::{self, Lcg};
+use vvram_tests::pattern::Pattern;
+use vvram_tests::pci::PciDevice;
+use vvram_tests::proc::{Child, Steps};
+use vvram_tests::scene::{patterns, placed};
+use vvram_tests::svm::{check_places, filled, holds, resident};
+use vvram_tests::uapi::{self, CREATE_DIRECT_IO, CREATE_VRAM};
+use vvram_tests::{check, check_eq, expect_errno, igt_main, Outcome, Stop, SysError};
+
+const PAGES: usize = 64;
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn create(drm: &Drm, pages: usize) -> Result<Gem<'_>, SysError> {
+    drm.create_flags((pages * PAGE) as u64, CREATE_VRAM | CREATE_DIRECT_IO)
+}
+
+/// Nothing is left of what processes had.
+fn nothing_left(drm: &Drm, free: u64) -> Outcome {
+    let left = || -> Result<u64, SysError> {
+        Ok(drm.getparam(uapi::PARAM_DIRECT_IO_BUSY)?
+            + drm.getparam(uapi::PARAM_VRAM_PINNED)?
+            + drm.svm_vram()?)
+    };
+    let none = misc::poll(LIMIT, || (left().ok()? == 0).then_some(()));
+    check!(none.is_some(), "{} bytes are in use", left()?);
+    drm.await_vram_free(free)
+}
+
+/// Objects take room from memory of processes, and are not moved for it.
+fn objects_stay() -> Outcome {
+    let drm = Drm::open()?;
+    let (a, b) = patterns();
+    let (free, limit) = (drm.vram_free()?, drm.getparam(uapi::PARAM_VRAM_PIN_LIMIT)?);
+    let pages = free as usize / PAGE;
+    let memory = filled(pages, a)?;
+    for first in (0..pages).step_by(PAGES) {
+        drm.svm_migrate(&memory, first..first + PAGES)?;
+    }
+    check_places(&memory, |_| true)?;
+    let mut objects = Vec::new();
+    for index in 0..limit as usize / (PAGES * PAGE) {
+        let object = create(&drm, PAGES)?;
+        let map = object.map()?;
+        map.fill(b.derive(index as u64));
+        objects.push((object, map));
+    }
+    let more = create(&drm, PAGES)?;
+    expect_errno("more than may be pinned", more.map(), libc::EDQUOT)?;
+    drop(more);
+    // What processes want more does not get it from these.
+    for first in (0..pages).step_by(PAGES) {
+        drm.svm_migrate(&memory, first..first + PAGES)?;
+    }
+    check!(resident(&memory)? > 0, "no memory is in VRAM");
+    for (index, (object, map)) in objects.iter().enumerate() {
+        placed(object, uapi::PLACEMENT_VRAM)?;
+        holds("an object", map, b.derive(index as u64), 0..PAGES)?;
+    }
+    holds("the memory", &memory, a, 0..pages)?;
+    drop(objects);
+    drop(memory);
+    nothing_left(&drm, free)
+}
+
+/// A process forks, and both unmap what they have of both at the same time.
+fn fork() -> Outcome {
+    let drm = Drm::open()?;
+    let (a, b) = patterns();
+    let free = drm.vram_free()?;
+    for round in 0..10 {
+        let (a, b) = (a.derive(round), b.derive(round));
+        let memory = filled(PAGES, a)?;
+        let object = create(&drm, PAGES)?;
+        let map = object.map()?;
+        map.fill(b);
+        drm.svm_migrate(&memory, 0..PAGES)?;
+        let there = Steps::new()?;
+        let mut children = Vec::new();
+        for index in 0..3 {
+            let (there, map, memory) = (&there, &map, &memory);
+            children.push(Child::spawn(move || {
+                there.done()?;
+                holds("the object", map, b, 0..PAGES)?;
+                if index > 0 {
+                    holds("the memory", memory, a, 0..PAGES)?;
+                }
+                // Its end unmaps both.
+                Ok(())
+            })?);
+        }
+        for _ in 0..3 {
+            there.wait("a child", LIMIT)?;
+        }
+        placed(&object, uapi::PLACEMENT_VRAM)?;
+        drop((map, memory));
+        for child in &mut children {
+            child.join("a child", LIMIT)?;
+        }
+    }
+    nothing_left(&drm, free)
+}
+
+/// What one process of [`storm`] does.
+fn client(seed: u64, rounds: usize) -> Outcome {
+    let drm = Drm::open()?;
+    let mut random = Lcg::new(seed);
+    let pattern = Pattern::new(seed);
+    let memory = filled(4 * PAGES, pattern)?;
+    let mut held: Vec<(Map, Pattern)> = Vec::new();
+    for _ in 0..rounds {
+        let first = random.below(4) as usize * PAGES;
+        match drm.svm_migrate(&memory, first..first + PAGES) {
+            // It is being evicted, or others have all that may be had.
+            Err(error) if [libc::EBUSY, libc::ENOSPC].contains(&error.errno) => {}
+            result => result?,
+        }
+        if random.below(2) == 0 {
+            holds("a part", &memory, pattern, first..first + PAGES)?;
+        }
+        if held.len() == 3 {
+            let (map, old) = held.swap_remove(random.below(3) as usize);
+            holds("an object", &map, old, 0..map.pages())?;
+        }
+        let pages = 1 + random.below(PAGES as u64 / 2) as usize;
+        let new = Pattern::new(random.word());
+        match create(&drm, pages).and_then(|object| object.map()) {
+            Ok(map) => {
+                map.fill(new);
+                held.push((map, new));
+            }
+            Err(error) if [libc::EDQUOT, libc::ENOSPC].contains(&error.errno) => {}
+            Err(error) => return Err(error.into()),
+        }
+        if random.below(4) == 0 {
+            let (held, memory) = (&held, &memory);
+            let mut child = Child::spawn(move || {
+                holds(
+                    "the memory of a child",
+                    memory,
+                    pattern,
+                    first..first + PAGES,
+                )?;
+                held.iter()
+                    .try_for_each(|(map, new)| holds("an object", map, *new, 0..map.pages()))
+            })?;
+            child.join("a child", LIMIT)?;
+        }
+    }
+    holds("all of it", &memory, pattern, 0..4 * PAGES)
+}
+
+/// Processes with both, which come and go, while all that can be moved is.
+fn storm() -> Outcome {
+    const CLIENTS: u64 = 3;
+    let drm = Drm::open()?;
+    let (free, seed, end) = (drm.vram_free()?, misc::nonce(), Steps::new()?);
+    println!("seed of the storm {seed:#x}");
+    let rounds = 30 * misc::soak() as usize;
+    let mut evictions = Child::spawn(|| {
+        let files = DebugFs::open(&PciDevice::vvram()?)?;
+        while !end.is_done()? {
+            files.write("move", "evict")?;
+        }
+        Ok(())
+    })?;
+    let mut clients = (0..CLIENTS)
+        .map(|index| Child::spawn(move || client(seed + index, rounds)))
+        .collect::<Result<Vec<_>, _>>()?;
+    let outcome: Result<Vec<()>, Stop> = clients
+        .iter_mut()
+        .map(|client| client.join("a client", LIMIT))
+        .collect();
+    end.done()?;
+    evictions.join("the evictions", LIMIT)?;
+    outcome?;
+    check_eq!(drm.getparam(uapi::PARAM_DIRECT_IO_BUSY)?, 0, "VRAM in use");
+    nothing_left(&drm, free)
+}
+
+igt_main! {
+    "objects-stay", "objects that are mapped for direct I/O take room from processes", objects_stay;
+    "fork", "children and their parent unmap both at the same time", fork;
+    "storm", "processes with both, and evictions", storm;
+}
