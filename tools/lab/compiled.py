@@ -6,6 +6,7 @@ about BARs needs PCI. A 32-bit processor shows that nothing else needs it, nor t
 64 bits. Drivers whose memory does not move need no TTM.
 """
 
+from concurrent import futures
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,8 +51,12 @@ ALL = (Configuration("kernel crate without PCI and 64 bits", "portable", "arm", 
 
 
 def run(steps, built):
-    """Compile them, unless that was done; return the verdicts."""
-    return [compiled(steps, built, configuration) for configuration in ALL]
+    """Compile them, unless that was done; return the verdicts.
+
+    All at the same time: most of it are crates, and for each of these there is one compiler.
+    """
+    with futures.ThreadPoolExecutor(len(ALL)) as pool:
+        return list(pool.map(lambda it: compiled(steps, built, it), ALL))
 
 
 def compiled(steps, built, it):

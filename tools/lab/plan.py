@@ -18,7 +18,10 @@ TEST_TIMEOUT = 60
 SILENCE = 100
 SWITCH, *_ = topologies.TOPOLOGIES
 # Programs whose outcome depends on the route between exporter and importer.
-EVERYWHERE = ("vvram_bar_export", "vvram_export", "vvram_matrix", "vvram_p2p", "vvram_query")
+MATRIX = "vvram_matrix"
+EVERYWHERE = ("vvram_bar_export", "vvram_export", MATRIX, "vvram_p2p", "vvram_query")
+# Of the matrix, what depends on the route and not only on its kind.
+MATRIX_OF_ROUTE = (f"{MATRIX}@either-*", f"{MATRIX}@vram-*")
 # Those that only depend on what an importer is given: a bus address, an address behind an IOMMU,
 # or nothing.
 KINDS = ("avram_export", "edu_memory_life", "edu_user_memory", "vvram_counters", "vvram_hotplug",
@@ -126,7 +129,7 @@ def soak():
 
 def own():
     """The boots of the project's own programs, without those that need a NIC."""
-    return [*[igt(f"check-{topology.name}", topology, some(topology, EVERYWHERE, KINDS))
+    return [*[igt(f"check-{topology.name}", topology, some(topology, everywhere(topology), KINDS))
               for topology in topologies.TOPOLOGIES],
             *once("check"), igt("check-bounce", variant("bounce"), BOUNCED),
             igt("check-scramble", variant("scramble"), SCRAMBLED),
@@ -159,9 +162,16 @@ def of_kinds(topology):
     return topology.name.endswith(KIND_OF_EACH)
 
 
-def some(topology, everywhere, kinds):
+def everywhere(topology):
+    """What of `EVERYWHERE` runs on a topology: objects that stay in system memory know no route."""
+    if of_kinds(topology):
+        return EVERYWHERE
+    return (*[name for name in EVERYWHERE if name != MATRIX], *MATRIX_OF_ROUTE)
+
+
+def some(topology, on_all, kinds):
     """What runs on a topology, of programs that run on all and for each kind of address."""
-    return (*everywhere, *(kinds if of_kinds(topology) else ()))
+    return (*on_all, *(kinds if of_kinds(topology) else ()))
 
 
 def once(command, **settings):

@@ -63,6 +63,16 @@ class Matrix(unittest.TestCase):
         self.assertEqual(matrix.report({SWITCH: '{"tests": {}}'})[1].result, "fail")
         self.assertEqual(matrix.report({})[1].result, "fail")
 
+    def test_system_memory_is_tried_once_for_each_kind_of_address(self):
+        def without(topology):
+            return results(topology, lambda key, line: "" if key[0] == "system" else line)
+
+        lines, verdict = matrix.report({SWITCH: results(SWITCH), BRIDGE: without(BRIDGE)})
+        self.assertEqual((verdict.result, verdict.detail), ("pass", ""))
+        self.assertIn("275 cells, 0 of them not as expected.", lines)
+        _, verdict = matrix.report({SWITCH: without(SWITCH), BRIDGE: results(BRIDGE)})
+        self.assertEqual(verdict.result, "fail")
+
     def test_topologies_have_to_agree(self):
         text = self.altered("placement=vram", "placement=system")
         _, verdict = matrix.report({SWITCH: text, BRIDGE: results(BRIDGE)})
