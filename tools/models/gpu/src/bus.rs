@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What the engines access: the bus and VRAM, with a report and a fault for what may not be.
+
+use std::fmt;
+
+use vfio_user::port::Dma;
+use vfio_user::port::Refused;
+
+use crate::device::Gpu;
+use crate::pages::Place;
+use crate::registers::error;
+use crate::report::Broken;
+
+/// Why an entry was not done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// The ring or the device is to be reset.
+    Reset,
+    Fault(Fault),
+}
+
+/// What a fault record says of a fault, without the entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fault {
+    pub error: u32,
+    pub address: u64,
+    pub write: bool,
+}
+
+impl Fault {
+    /// An operation that the ring has not, or a field that is not allowed.
+    pub const OPERATION: Stop = Stop::Fault(Self {
+        error: error::OPERATION,
+        address: 0,
+        write: false,
+    });
+
+    /// The fault of an access to an address.
+    pub fn at(error: u32, address: u64, write: bool) -> Stop {
+        Stop::Fault(Self {
+            error,
+            address,
+            write,
+        })
+    }
+}
+
+/// Which part of the device accesses the bus, for the log.
+#[derive(Clone, Copy, Debug)]
+pub enum Who {
+    Ring { ring: usize, entry: u32 },
+    Aperture,
+    Status,
+}
+
+impl fmt::Display for Who {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ring { ring, entry } => write!(f, "ring {ring}, entry {entry}"),
+            Self::Aperture => f.write_str("aperture"),
+            Self::Status => f.write_str("status page"),
+        }
+    }
+}
+
+/// Access to the bus and to VRAM by a part of the device.
+#[derive(Clone, Copy)]
+pub struct Bus<'a> {
+    pub gpu: &'a Gpu,
+    pub dma: Dma<'a>,
+    pub who: Who,
+}
+
+impl Bus<'_> {
+    /// The result of an access to the bus; one that may not be is reported.
+    fn told<R>(&self, result: Result<R, Refused>, write: bool) -> Result<R, Stop> {
+        result.map_err(|refused| match refused {
+            Refused::Reset => Stop::Reset,
+            Refused::Unmapped { address } | Refused::NoMaster { address } => {
+                self.report(Broken::Dma { refused, write });
+                Fault::at(error::DMA, address, write)
+            }
+        })
+    }
+
+    /// Reports that a rule was broken.
+    pub fn report(&self, broken: Broken) {
+        self.gpu.reports.report(&self.gpu.port, &self.who, broken);
+    }
+
+    fn in_vram(&self, offset: u64, bytes: usize, write: bool) -> Result<(), Stop> {
+        match self.gpu.vram.holds(offset, bytes as u64) {
+            true => Ok(()),
+            false => Err(Fault::at(error::OUTSIDE, offset, write)),
+        }
+    }
+
+    /// Reads from a place.
+    pub fn read(&self, from: Place, to: &mut [u8]) -> Result<(), Stop> {
+        match from {
+            Place::Bus(address) => self.told(self.dma.read(address, to), false),
+            Place::Vram(offset) => {
+                self.in_vram(offset, to.len(), false)?;
+                self.gpu.vram.read(offset, to);
+                Ok(())
+            }
+        }
+    }
+
+    /// Writes to a place.
+    pub fn write(&self, to: Place, from: &[u8]) -> Result<(), Stop> {
+        match to {
+            Place::Bus(address) => self.told(self.dma.write(address, from), true),
+            Place::Vram(offset) => {
+                self.in_vram(offset, from.len(), true)?;
+                self.gpu.vram.write(offset, from);
+                Ok(())
+            }
+        }
+    }
+
+    /// Clears a range of VRAM.
+    pub fn clear(&self, offset: u64, bytes: usize) -> Result<(), Stop> {
+        self.in_vram(offset, bytes, true)?;
+        self.gpu.vram.clear(offset, bytes as u64);
+        Ok(())
+    }
+
+    /// Reads an aligned word in one piece.
+    pub fn load(&self, from: Place) -> Result<u64, Stop> {
+        match from {
+            Place::Bus(address) => self.told(self.dma.load(address), false),
+            Place::Vram(offset) => {
+                self.in_vram(offset, 8, false)?;
+                Ok(self.gpu.vram.load(offset))
+            }
+        }
+    }
+
+    /// Writes an aligned word in one piece.
+    pub fn store(&self, to: Place, value: u64) -> Result<(), Stop> {
+        match to {
+            Place::Bus(address) => self.told(self.dma.store(address, value), true),
+            Place::Vram(offset) => {
+                self.in_vram(offset, 8, true)?;
+                self.gpu.vram.store(offset, value);
+                Ok(())
+            }
+        }
+    }
+
+    /// Adds to an aligned word.
+    pub fn add(&self, to: Place, addend: u64) -> Result<(), Stop> {
+        match to {
+            Place::Bus(address) => self.told(self.dma.add(address, addend), true),
+            Place::Vram(offset) => {
+                self.in_vram(offset, 8, true)?;
+                self.gpu.vram.add(offset, addend);
+                Ok(())
+            }
+        }
+    }
+}

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Invalidations, and what a reset of the device takes besides its rings, done in order by a thread.
+
+use std::collections::BTreeMap;
+use std::collections::VecDeque;
+use std::sync::Condvar;
+use std::sync::Mutex;
+use std::sync::MutexGuard;
+use std::sync::PoisonError;
+
+use vfio_user::memory::PAGE;
+use vfio_user::port::Epoch;
+
+use crate::bus::Bus;
+use crate::bus::Stop;
+use crate::bus::Who;
+use crate::device::Gpu;
+use crate::pages;
+use crate::pages::Limits;
+use crate::pages::Place;
+use crate::pages::View;
+use crate::registers::APERTURE_CONTEXT;
+use crate::report::Broken;
+use crate::status;
+
+/// An invalidation.
+#[derive(Clone, Copy)]
+pub struct Invalidate {
+    pub context: u32,
+    /// The first address, and the last one.
+    pub start: u64,
+    pub last: u64,
+    /// What is written to the status page when it is done.
+    pub number: u32,
+}
+
+#[derive(Clone, Copy)]
+enum Work {
+    Invalidate(Invalidate, Epoch),
+    Reset,
+}
+
+#[derive(Default)]
+struct State {
+    queue: VecDeque<Work>,
+    /// What the thread does at the moment.
+    current: Option<Work>,
+}
+
+impl State {
+    fn all(&self) -> impl Iterator<Item = &Work> {
+        self.current.iter().chain(&self.queue)
+    }
+}
+
+/// What waits for the thread.
+#[derive(Default)]
+pub struct Control {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Control {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn push(&self, work: Work) {
+        self.lock().queue.push_back(work);
+        self.changed.notify_all();
+    }
+
+    /// Asks for an invalidation, which is not done if the device is reset before.
+    pub fn invalidate(&self, invalidate: Invalidate, epoch: Epoch) {
+        self.push(Work::Invalidate(invalidate, epoch));
+    }
+
+    /// Asks for a reset of what is not a ring.
+    pub fn reset(&self) {
+        self.push(Work::Reset);
+    }
+
+    /// Whether such a reset is not done yet.
+    pub fn is_resetting(&self) -> bool {
+        self.lock().all().any(|work| matches!(work, Work::Reset))
+    }
+
+    /// Whether there is something to do.
+    pub fn is_busy(&self) -> bool {
+        self.lock().all().next().is_some()
+    }
+
+    /// Whether an invalidation of an address was asked for and is not done yet.
+    pub fn will_invalidate(&self, context: u32, address: u64) -> bool {
+        self.lock().all().any(|work| match work {
+            Work::Invalidate(it, _) => {
+                it.context == context && (it.start..=it.last).contains(&address)
+            }
+            Work::Reset => true,
+        })
+    }
+
+    fn next(&self) -> Work {
+        let mut state = self.lock();
+        state.current = None;
+        loop {
+            if let Some(work) = state.queue.pop_front() {
+                state.current = Some(work);
+                return work;
+            }
+            state = self
+                .changed
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// Does what waits, as long as the program runs.
+pub fn run(gpu: &Gpu) {
+    loop {
+        match gpu.control.next() {
+            Work::Reset => {
+                gpu.tlb.clear();
+                let all = gpu.vram.aperture().bytes() / PAGE - 1;
+                told(gpu, gpu.vram.remap(0, all, &BTreeMap::new()));
+            }
+            Work::Invalidate(invalidate, epoch) => {
+                let bus = Bus {
+                    gpu,
+                    dma: gpu.port.dma_since(epoch),
+                    who: Who::Aperture,
+                };
+                // Whatever else it was, it is told.
+                let _ = done(bus, invalidate);
+            }
+        }
+    }
+}
+
+fn done(bus: Bus<'_>, invalidate: Invalidate) -> Result<(), Stop> {
+    match invalidate.context {
+        APERTURE_CONTEXT => aperture(bus, invalidate.start, invalidate.last)?,
+        context => bus
+            .gpu
+            .tlb
+            .invalidate(context, invalidate.start, invalidate.last),
+    }
+    let who = Who::Status;
+    status::invalidated(Bus { who, ..bus }, invalidate.number)
+}
+
+/// Maps and unmaps pages of the aperture as its tables say.
+fn aperture(bus: Bus<'_>, start: u64, last: u64) -> Result<(), Stop> {
+    let gpu = bus.gpu;
+    let last = last.min(gpu.vram.aperture().bytes() - 1);
+    if start > last {
+        return Ok(());
+    }
+    let limits = Limits {
+        vram: gpu.vram.bytes(),
+        first: start,
+        last,
+    };
+    let view = match view(bus, limits) {
+        Err(Stop::Reset) => return Err(Stop::Reset),
+        // What cannot be read maps nothing.
+        Err(Stop::Fault(_)) => View::default(),
+        Ok(view) => view,
+    };
+    for (address, entry) in view.wrong {
+        bus.report(Broken::Aperture { address, entry });
+    }
+    let (first, last) = (start / PAGE, last / PAGE);
+    told(gpu, gpu.vram.remap(first, last, &view.pages));
+    Ok(())
+}
+
+fn view(bus: Bus<'_>, limits: Limits) -> Result<View, Stop> {
+    let root = match bus.gpu.context_table() {
+        0 => 0,
+        table => bus.load(Place::Bus(table))?,
+    };
+    if root == 0 {
+        return Ok(View::default());
+    }
+    pages::view(root, limits, |table| {
+        let mut bytes = [0; PAGE as usize];
+        bus.read(Place::Bus(table), &mut bytes)?;
+        Ok(std::array::from_fn(|i| {
+            let word = bytes[8 * i..8 * i + 8].iter().rev();
+            word.fold(0, |word, &byte| word << 8 | u64::from(byte))
+        }))
+    })
+}
+
+/// Reports what was found in the aperture.
+pub fn told(gpu: &Gpu, found: Vec<Broken>) {
+    for broken in found {
+        gpu.reports.report(&gpu.port, &Who::Aperture, broken);
+    }
+}

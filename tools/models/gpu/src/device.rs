@@ -1,0 +1,338 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The device: its registers, and what a write to them starts.
+
+use std::io;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::MutexGuard;
+use std::sync::PoisonError;
+use std::thread;
+
+use vfio_user::config::Identity;
+use vfio_user::port::Bar;
+use vfio_user::port::Port;
+use vfio_user::server::After;
+use vfio_user::server::Device;
+use vfio_user::switch::Switch;
+
+use crate::control;
+use crate::control::Control;
+use crate::control::Invalidate;
+use crate::options::Options;
+use crate::registers;
+use crate::registers::inject;
+use crate::report::Reports;
+use crate::ring;
+use crate::ring::Ring;
+use crate::status::Status;
+use crate::tlb::Tlb;
+use crate::vram::Vram;
+
+const IDENTITY: Identity = Identity {
+    vendor: 0x1234,
+    device: 0x11f0,
+    // A display controller that is none of the kinds with a number.
+    class: 0x03_80_00,
+};
+const REGISTERS: usize = 0;
+const APERTURE: usize = 2;
+
+/// The registers that are not those of a ring.
+#[derive(Default)]
+struct Registers {
+    status_page: u64,
+    context_table: u64,
+    invalidate_start: u64,
+    invalidate_size: u64,
+    invalidate_context: u32,
+}
+
+/// A modelled GPU.
+pub struct Gpu {
+    pub(crate) port: Port,
+    pub(crate) vram: Vram,
+    pub(crate) reports: Reports,
+    pub(crate) rings: [Ring; registers::RING_COUNT],
+    pub(crate) control: Control,
+    pub(crate) status: Status,
+    pub(crate) tlb: Tlb,
+    registers: Mutex<Registers>,
+    /// The next INVALIDATE is not to be done.
+    skip_invalidate: AtomicBool,
+    /// It was removed by surprise, and what was written to it after that counts for nothing.
+    removed: AtomicBool,
+}
+
+impl Gpu {
+    /// A device below a switch, which nobody has plugged in yet.
+    pub fn new(
+        options: &Options,
+        switch: Arc<Switch>,
+        log: impl Fn(&str) + Send + Sync + 'static,
+    ) -> io::Result<Arc<Self>> {
+        let vram = Vram::new(options.vram, options.aperture)?;
+        let bytes = registers::BYTES;
+        let bars = vec![
+            (REGISTERS, Bar::Registers { bytes }),
+            (APERTURE, Bar::Memory(vram.aperture().clone())),
+        ];
+        let gpu = Arc::new(Self {
+            port: Port::new(&options.name, IDENTITY, bars, switch, options.strict, log),
+            vram,
+            reports: Reports::default(),
+            rings: Default::default(),
+            control: Control::default(),
+            status: Status::default(),
+            tlb: Tlb::default(),
+            registers: Mutex::default(),
+            skip_invalidate: AtomicBool::new(false),
+            removed: AtomicBool::new(false),
+        });
+        for number in 0..registers::RING_COUNT {
+            let gpu = gpu.clone();
+            thread::spawn(move || ring::run(&gpu, number));
+        }
+        let controlled = gpu.clone();
+        thread::spawn(move || control::run(&controlled));
+        Ok(gpu)
+    }
+
+    /// Whether a client has it, or it is not done yet with what one has left.
+    pub fn is_busy(&self) -> bool {
+        self.port.is_connected() || self.control.is_busy() || self.rings.iter().any(Ring::is_busy)
+    }
+
+    fn registers(&self) -> MutexGuard<'_, Registers> {
+        self.registers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The bus address of the status page, or zero.
+    pub(crate) fn status_page(&self) -> u64 {
+        self.registers().status_page
+    }
+
+    /// The bus address of the table of contexts, or zero.
+    pub(crate) fn context_table(&self) -> u64 {
+        self.registers().context_table
+    }
+
+    /// A register of 64 bits at this offset, and what it reads as.
+    fn wide(&self, offset: u64) -> Option<u64> {
+        Some(match offset {
+            registers::VRAM_SIZE => self.vram.bytes(),
+            registers::APERTURE_SIZE => self.vram.aperture().bytes(),
+            registers::STATUS_PAGE => self.registers().status_page,
+            registers::CONTEXT_TABLE => self.registers().context_table,
+            registers::INVALIDATE_START => self.registers().invalidate_start,
+            registers::INVALIDATE_SIZE => self.registers().invalidate_size,
+            _ => match of_ring(offset)? {
+                (ring, registers::RING_BASE) => self.rings[ring].base(),
+                _ => return None,
+            },
+        })
+    }
+
+    /// Writes a register of 64 bits at this offset; returns false if there is none.
+    fn set_wide(&self, offset: u64, value: u64) -> bool {
+        let mut registers = self.registers();
+        match offset {
+            registers::STATUS_PAGE => registers.status_page = value,
+            registers::CONTEXT_TABLE => registers.context_table = value,
+            registers::INVALIDATE_START => registers.invalidate_start = value,
+            registers::INVALIDATE_SIZE => registers.invalidate_size = value,
+            _ => match of_ring(offset) {
+                Some((ring, registers::RING_BASE)) => self.rings[ring].set_base(value),
+                _ => return false,
+            },
+        }
+        true
+    }
+
+    /// What the 32 bits at an offset read as.
+    fn register(&self, offset: u64) -> u32 {
+        if let Some(value) = self.wide(offset & !7) {
+            return (value >> (8 * (offset & 4))) as u32;
+        }
+        match offset {
+            registers::ID => registers::MAGIC,
+            registers::VERSION => registers::REVISION,
+            registers::RINGS => registers::RING_COUNT as u32,
+            registers::CONTEXTS => registers::CONTEXT_COUNT,
+            registers::INVALIDATE_CONTEXT => self.registers().invalidate_context,
+            registers::RESET => self.resetting(),
+            registers::REPORTS => self.reports.count(),
+            _ => match of_ring(offset) {
+                Some((ring, registers::RING_ENTRIES)) => self.rings[ring].entries(),
+                _ => 0,
+            },
+        }
+    }
+
+    /// Writes 32 bits at an offset.
+    fn set_register(&self, offset: u64, value: u32) -> After {
+        if let Some(old) = self.wide(offset & !7) {
+            let shift = 8 * (offset & 4);
+            let new = old & !(0xffff_ffff << shift) | u64::from(value) << shift;
+            self.set_wide(offset & !7, new);
+            return After::GoOn;
+        }
+        match offset {
+            registers::INVALIDATE_CONTEXT => self.registers().invalidate_context = value,
+            registers::INVALIDATE => self.invalidate(value),
+            registers::RESET => self.reset_parts(value),
+            registers::INJECT => return self.inject(value),
+            registers::CHECK => control::told(self, self.vram.check()),
+            _ => match of_ring(offset) {
+                Some((ring, registers::RING_ENTRIES)) => self.rings[ring].set_entries(value),
+                Some((ring, registers::RING_DOORBELL)) => self.rings[ring].ring(value),
+                _ => (),
+            },
+        }
+        After::GoOn
+    }
+
+    fn invalidate(&self, number: u32) {
+        if self.skip_invalidate.swap(false, Ordering::SeqCst) {
+            return;
+        }
+        let (start, size, context) = {
+            let registers = self.registers();
+            (
+                registers.invalidate_start,
+                registers.invalidate_size,
+                registers.invalidate_context,
+            )
+        };
+        // Of no bytes it only writes its number.
+        let (start, last) = match size.checked_sub(1) {
+            Some(more) => (start, start.saturating_add(more)),
+            None => (1, 0),
+        };
+        let invalidate = Invalidate {
+            context,
+            start,
+            last,
+            number,
+        };
+        self.control.invalidate(invalidate, self.port.epoch());
+    }
+
+    fn resetting(&self) -> u32 {
+        let mut bits = match self.control.is_resetting() {
+            true => registers::RESET_ALL,
+            false => 0,
+        };
+        for (number, ring) in self.rings.iter().enumerate() {
+            let (ring, device) = ring.is_resetting();
+            bits |= u32::from(ring) << number;
+            bits |= if device { registers::RESET_ALL } else { 0 };
+        }
+        bits
+    }
+
+    fn reset_parts(&self, bits: u32) {
+        if bits & registers::RESET_ALL != 0 {
+            self.reset();
+            self.port.cut_off();
+            return;
+        }
+        for (number, ring) in self.rings.iter().enumerate() {
+            if bits & 1 << number != 0 {
+                ring.reset();
+            }
+        }
+    }
+
+    fn inject(&self, value: u32) -> After {
+        let (what, ring, argument) = (value & 0xff, value >> 8 & 0xff, value >> 16);
+        match what {
+            inject::SKIP_INVALIDATE => self.skip_invalidate.store(true, Ordering::SeqCst),
+            inject::REMOVE => return After::Remove,
+            inject::EXPECT_REPORTS => self.reports.expect(argument),
+            _ => {
+                if let Some(ring) = self.rings.get(ring as usize) {
+                    ring.inject(what, argument);
+                }
+            }
+        }
+        After::GoOn
+    }
+}
+
+/// The ring whose register is at an offset, and which of its registers.
+fn of_ring(offset: u64) -> Option<(usize, u64)> {
+    let inside = offset.checked_sub(registers::RING)?;
+    let ring = (inside / registers::RING_STRIDE) as usize;
+    (ring < registers::RING_COUNT).then_some((ring, inside % registers::RING_STRIDE))
+}
+
+impl Device for Gpu {
+    fn port(&self) -> &Port {
+        &self.port
+    }
+
+    fn read(&self, _: usize, offset: u64, to: &mut [u8]) {
+        let mut at = offset;
+        for to in to.chunks_mut(4) {
+            let bytes = self.register(at & !3).to_le_bytes();
+            let inside = (at & 3) as usize;
+            // What is not aligned reads as far as its register goes.
+            for (to, byte) in to.iter_mut().zip(&bytes[inside..]) {
+                *to = *byte;
+            }
+            at += to.len() as u64;
+        }
+    }
+
+    fn write(&self, _: usize, offset: u64, from: &[u8]) -> After {
+        // Registers are written as a whole.
+        match *from {
+            [a, b, c, d] if offset.is_multiple_of(4) => {
+                self.set_register(offset, u32::from_le_bytes([a, b, c, d]))
+            }
+            [a, b, c, d, e, f, g, h] if offset.is_multiple_of(8) => {
+                let value = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
+                if self.set_wide(offset, value) {
+                    return After::GoOn;
+                }
+                let first = self.set_register(offset, value as u32);
+                match self.set_register(offset + 4, (value >> 32) as u32) {
+                    After::GoOn => first,
+                    After::Remove => After::Remove,
+                }
+            }
+            _ => After::GoOn,
+        }
+    }
+
+    fn reset(&self) {
+        *self.registers() = Registers::default();
+        self.skip_invalidate.store(false, Ordering::SeqCst);
+        for ring in &self.rings {
+            ring.reset_with_device();
+        }
+        self.status.clear();
+        self.control.reset();
+    }
+
+    fn connected(&self) {
+        self.reports.clear();
+        if self.removed.swap(false, Ordering::SeqCst) {
+            // It finds and mends what was done to a device that was not there.
+            self.vram.check();
+        }
+    }
+
+    fn disconnected(&self, removed: bool) {
+        if !removed {
+            control::told(self, self.vram.check());
+        }
+        self.removed.store(removed, Ordering::SeqCst);
+        self.reset();
+    }
+}

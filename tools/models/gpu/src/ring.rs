@@ -1,0 +1,403 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The rings, each with a thread that does its entries in order.
+
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering;
+use std::sync::Condvar;
+use std::sync::Mutex;
+use std::sync::MutexGuard;
+use std::sync::PoisonError;
+use std::time::Duration;
+
+use vfio_user::port::Dma;
+
+use crate::bus::Bus;
+use crate::bus::Fault;
+use crate::bus::Stop;
+use crate::bus::Who;
+use crate::device::Gpu;
+use crate::engine;
+use crate::entry;
+use crate::entry::Entry;
+use crate::entry::Operation;
+use crate::pages::Place;
+use crate::registers::error;
+use crate::registers::inject;
+use crate::registers::APERTURE_CONTEXT;
+use crate::space::Space;
+use crate::status;
+use crate::status::Culprit;
+
+/// The numbers of entries that a ring may have.
+const SIZES: std::ops::RangeInclusive<u32> = 8..=4096;
+/// Between an interrupt that is early and the value that it is about.
+const EARLY: Duration = Duration::from_millis(20);
+/// Between two looks at what an ACQUIRE waits for: the first ones, and the others.
+const SOON: Duration = Duration::from_micros(50);
+const LATER: Duration = Duration::from_millis(1);
+
+/// A reset that is to be done.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reset {
+    Ring,
+    /// Of the device, which does not have a status page any more.
+    Device,
+}
+
+/// Errors that are to happen.
+#[derive(Default)]
+struct Injected {
+    hang: bool,
+    fault: bool,
+    lose_interrupt: bool,
+    early_interrupt: bool,
+    /// Milliseconds that each entry takes more, and that the next one does.
+    slow: u32,
+    delay: u32,
+}
+
+#[derive(Default)]
+struct State {
+    base: u64,
+    entries: u32,
+    /// How many entries were written, and how many are done.
+    doorbell: u32,
+    done: u32,
+    /// It stopped by a fault.
+    stopped: bool,
+    /// Its thread does something else than waiting.
+    busy: bool,
+    reset: Option<Reset>,
+    resets: u32,
+    injected: Injected,
+}
+
+/// A ring.
+#[derive(Default)]
+pub struct Ring {
+    state: Mutex<State>,
+    changed: Condvar,
+    /// Whether a reset waits, for those who look often.
+    resetting: AtomicBool,
+}
+
+/// What the thread of a ring does next.
+enum Work<'a> {
+    Reset(Reset, u32),
+    Entry {
+        number: u32,
+        at: u64,
+        dma: Dma<'a>,
+    },
+    /// There are more entries than fit in.
+    Overrun {
+        number: u32,
+        dma: Dma<'a>,
+    },
+}
+
+impl Ring {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The base of the ring, and how many entries it has.
+    pub fn base(&self) -> u64 {
+        self.lock().base
+    }
+
+    pub fn entries(&self) -> u32 {
+        self.lock().entries
+    }
+
+    /// Changes the base.
+    pub fn set_base(&self, base: u64) {
+        self.lock().base = base;
+    }
+
+    /// Changes the number of entries; one that is not allowed turns the ring off.
+    pub fn set_entries(&self, entries: u32) {
+        let good = entries.is_power_of_two() && SIZES.contains(&entries);
+        self.lock().entries = if good { entries } else { 0 };
+        self.changed.notify_all();
+    }
+
+    /// There are entries up to this number.
+    pub fn ring(&self, doorbell: u32) {
+        self.lock().doorbell = doorbell;
+        self.changed.notify_all();
+    }
+
+    /// Asks for a reset of the ring.
+    pub fn reset(&self) {
+        let mut state = self.lock();
+        state.reset = state.reset.or(Some(Reset::Ring));
+        self.resetting.store(true, Ordering::SeqCst);
+        self.changed.notify_all();
+    }
+
+    /// Asks for the part of the ring in a reset of the device.
+    pub fn reset_with_device(&self) {
+        let mut state = self.lock();
+        *state = State {
+            reset: Some(Reset::Device),
+            busy: state.busy,
+            ..State::default()
+        };
+        self.resetting.store(true, Ordering::SeqCst);
+        self.changed.notify_all();
+    }
+
+    /// Whether a reset of it, and one of the device, is not done yet.
+    pub fn is_resetting(&self) -> (bool, bool) {
+        let reset = self.lock().reset;
+        (reset.is_some(), reset == Some(Reset::Device))
+    }
+
+    /// Whether its thread does something.
+    pub fn is_busy(&self) -> bool {
+        let state = self.lock();
+        state.busy || state.reset.is_some()
+    }
+
+    /// Lets an error happen.
+    pub fn inject(&self, what: u32, argument: u32) {
+        let mut state = self.lock();
+        let injected = &mut state.injected;
+        match what {
+            inject::HANG => injected.hang = true,
+            inject::FAULT => injected.fault = true,
+            inject::LOSE_INTERRUPT => injected.lose_interrupt = true,
+            inject::EARLY_INTERRUPT => injected.early_interrupt = true,
+            inject::SLOW => injected.slow = argument,
+            inject::DELAY => injected.delay = argument,
+            _ => (),
+        }
+    }
+
+    /// Goes on unless a reset waits.
+    fn go_on(&self) -> Result<(), Stop> {
+        match self.resetting.load(Ordering::SeqCst) {
+            true => Err(Stop::Reset),
+            false => Ok(()),
+        }
+    }
+
+    /// Sleeps, but not longer than until a reset.
+    fn sleep(&self, time: Duration) -> Result<(), Stop> {
+        let state = self.lock();
+        drop(
+            self.changed
+                .wait_timeout_while(state, time, |state| state.reset.is_none())
+                .unwrap_or_else(PoisonError::into_inner),
+        );
+        self.go_on()
+    }
+
+    /// Waits for something to do.
+    fn next<'a>(&self, gpu: &'a Gpu) -> Work<'a> {
+        let mut state = self.lock();
+        loop {
+            if let Some(reset) = state.reset {
+                if reset == Reset::Ring {
+                    state.resets = state.resets.wrapping_add(1);
+                }
+                state.busy = true;
+                return Work::Reset(reset, state.resets);
+            }
+            let left = state.doorbell.wrapping_sub(state.done);
+            if state.entries != 0 && !state.stopped && left != 0 {
+                state.busy = true;
+                let (number, dma) = (state.done, gpu.port.dma());
+                if left > state.entries {
+                    return Work::Overrun { number, dma };
+                }
+                let slot = number & (state.entries - 1);
+                let at = state.base + u64::from(slot) * entry::BYTES as u64;
+                return Work::Entry { number, at, dma };
+            }
+            state.busy = false;
+            state = self
+                .changed
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// A reset is done, unless it became another one meanwhile.
+    fn finish_reset(&self, reset: Reset) {
+        let mut state = self.lock();
+        if state.reset == Some(reset) {
+            state.doorbell = 0;
+            state.done = 0;
+            state.stopped = false;
+            state.reset = None;
+            self.resetting.store(false, Ordering::SeqCst);
+        }
+    }
+
+    /// Raises the interrupt, unless it is to be lost.
+    fn interrupt(&self, gpu: &Gpu) {
+        if !std::mem::take(&mut self.lock().injected.lose_interrupt) {
+            gpu.port.interrupt();
+        }
+    }
+
+    /// Lets happen what was injected into the next entry.
+    fn stumble(&self) -> Result<(), Stop> {
+        let (hang, fault, wait) = {
+            let injected = &mut self.lock().injected;
+            let wait = injected.slow + std::mem::take(&mut injected.delay);
+            let hang = std::mem::take(&mut injected.hang);
+            // Only one of them can end an entry.
+            let fault = !hang && std::mem::take(&mut injected.fault);
+            (hang, fault, wait)
+        };
+        if wait > 0 {
+            self.sleep(Duration::from_millis(wait.into()))?;
+        }
+        match (hang, fault) {
+            (true, _) => loop {
+                self.sleep(LATER)?;
+            },
+            (false, true) => Err(Fault::at(error::INJECTED, 0, false)),
+            (false, false) => Ok(()),
+        }
+    }
+
+    /// Waits until a word is at least a value.
+    fn acquire(&self, bus: Bus<'_>, context: u32, address: u64, value: u64) -> Result<(), Stop> {
+        let mut looks = 0;
+        loop {
+            let found = match context {
+                APERTURE_CONTEXT => bus.load(Place::Bus(address))?,
+                _ => Space { bus, context }.load(address)?,
+            };
+            if found >= value {
+                return Ok(());
+            }
+            looks += 1;
+            self.sleep(if looks < 20 { SOON } else { LATER })?;
+        }
+    }
+}
+
+/// Does the work of a ring, as long as the program runs.
+pub fn run(gpu: &Gpu, number: usize) {
+    let ring = &gpu.rings[number];
+    loop {
+        match ring.next(gpu) {
+            Work::Reset(reset, resets) => {
+                if reset == Reset::Ring {
+                    let bus = Bus {
+                        gpu,
+                        dma: gpu.port.dma(),
+                        who: Who::Status,
+                    };
+                    // Only a reset of the device is in the way, which comes next.
+                    let _ = status::reset(bus, number, resets);
+                }
+                ring.finish_reset(reset);
+            }
+            Work::Overrun { number: entry, dma } => {
+                let culprit = Culprit {
+                    ring: number,
+                    entry,
+                    context: 0,
+                };
+                let bus = Bus {
+                    gpu,
+                    dma,
+                    who: Who::Ring {
+                        ring: number,
+                        entry,
+                    },
+                };
+                end(bus, ring, culprit, Err(Fault::OPERATION));
+            }
+            Work::Entry {
+                number: entry,
+                at,
+                dma,
+            } => {
+                let bus = Bus {
+                    gpu,
+                    dma,
+                    who: Who::Ring {
+                        ring: number,
+                        entry,
+                    },
+                };
+                let mut culprit = Culprit {
+                    ring: number,
+                    entry,
+                    context: 0,
+                };
+                let result = perform(bus, ring, &mut culprit, at);
+                end(bus, ring, culprit, result);
+            }
+        }
+    }
+}
+
+/// Does an entry. Returns whether it raises the interrupt.
+fn perform(bus: Bus<'_>, ring: &Ring, culprit: &mut Culprit, at: u64) -> Result<bool, Stop> {
+    let mut bytes = [0; entry::BYTES];
+    bus.read(Place::Bus(at), &mut bytes)?;
+    let entry = Entry::parse(culprit.ring, &bytes);
+    culprit.context = entry.context;
+    ring.stumble()?;
+    match entry.operation {
+        Some(Operation::Fence { value, interrupt }) => {
+            let early = interrupt && std::mem::take(&mut ring.lock().injected.early_interrupt);
+            if early {
+                bus.gpu.port.interrupt();
+                ring.sleep(EARLY)?;
+            }
+            status::fence(bus, culprit.ring, value)?;
+            Ok(interrupt && !early)
+        }
+        Some(Operation::Acquire { address, value }) => {
+            ring.acquire(bus, entry.context, address, value)?;
+            Ok(false)
+        }
+        _ => {
+            engine::execute(bus, entry, || ring.go_on())?;
+            Ok(false)
+        }
+    }
+}
+
+/// Says how an entry ended.
+fn end(bus: Bus<'_>, ring: &Ring, culprit: Culprit, result: Result<bool, Stop>) {
+    match result {
+        // The reset says so.
+        Err(Stop::Reset) => (),
+        Err(Stop::Fault(fault)) => {
+            {
+                let mut state = ring.lock();
+                if state.reset.is_some() {
+                    return;
+                }
+                state.stopped = true;
+            }
+            if bus.gpu.status.fault(bus, culprit, fault).is_ok() {
+                ring.interrupt(bus.gpu);
+            }
+        }
+        Ok(interrupt) => {
+            let done = culprit.entry.wrapping_add(1);
+            {
+                let mut state = ring.lock();
+                if state.reset.is_some() {
+                    return;
+                }
+                state.done = done;
+            }
+            if status::done(bus, culprit.ring, done).is_ok() && interrupt {
+                ring.interrupt(bus.gpu);
+            }
+        }
+    }
+}

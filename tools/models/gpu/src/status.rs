@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The status page, which the device writes.
+
+use std::sync::Mutex;
+use std::sync::PoisonError;
+
+use crate::bus::Bus;
+use crate::bus::Fault;
+use crate::bus::Stop;
+use crate::pages::Place;
+use crate::registers::status;
+
+/// What the device writes to the status page besides values that it is given.
+#[derive(Default)]
+pub struct Status {
+    /// How many fault records were written.
+    faults: Mutex<u32>,
+}
+
+/// What a fault record says of the entry.
+#[derive(Clone, Copy)]
+pub struct Culprit {
+    pub ring: usize,
+    pub entry: u32,
+    pub context: u32,
+}
+
+/// Where a ring's part of the page is.
+fn of_ring(ring: usize, field: u64) -> u64 {
+    status::RING_STRIDE * ring as u64 + field
+}
+
+/// Writes to the page, if there is one. One that is not mapped for DMA is reported; nothing else can be
+/// done about it.
+fn put(bus: Bus<'_>, offset: u64, data: &[u8]) -> Result<(), Stop> {
+    match bus.gpu.status_page() {
+        0 => Ok(()),
+        page => match bus.write(Place::Bus(page.wrapping_add(offset)), data) {
+            Err(Stop::Reset) => Err(Stop::Reset),
+            _ => Ok(()),
+        },
+    }
+}
+
+/// Writes the value of a fence.
+pub fn fence(bus: Bus<'_>, ring: usize, value: u64) -> Result<(), Stop> {
+    put(bus, of_ring(ring, status::FENCE), &value.to_le_bytes())
+}
+
+/// Writes the number of entries that are done.
+pub fn done(bus: Bus<'_>, ring: usize, entries: u32) -> Result<(), Stop> {
+    put(bus, of_ring(ring, status::DONE), &entries.to_le_bytes())
+}
+
+/// Writes what a reset of a ring leaves: no entries, no error, and how many resets there were.
+pub fn reset(bus: Bus<'_>, ring: usize, resets: u32) -> Result<(), Stop> {
+    put(bus, of_ring(ring, status::DONE), &[0; 8])?;
+    put(bus, of_ring(ring, status::RESETS), &resets.to_le_bytes())
+}
+
+/// Writes the number of an INVALIDATE that is done.
+pub fn invalidated(bus: Bus<'_>, number: u32) -> Result<(), Stop> {
+    put(bus, status::INVALIDATED, &number.to_le_bytes())
+}
+
+impl Status {
+    /// Writes a fault record, the number of those, and then the error of the ring.
+    pub fn fault(&self, bus: Bus<'_>, culprit: Culprit, fault: Fault) -> Result<(), Stop> {
+        let mut faults = self.faults.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut record = Vec::with_capacity(status::RECORD_BYTES as usize);
+        record.extend(culprit.context.to_le_bytes());
+        record.extend((culprit.ring as u32).to_le_bytes());
+        record.extend(fault.address.to_le_bytes());
+        for field in [fault.write.into(), fault.error, culprit.entry, 0] {
+            record.extend(field.to_le_bytes());
+        }
+        let slot = u64::from(*faults % status::RECORD_COUNT);
+        put(bus, status::RECORDS + slot * status::RECORD_BYTES, &record)?;
+        *faults = faults.wrapping_add(1);
+        put(bus, status::FAULTS, &faults.to_le_bytes())?;
+        let error = fault.error.to_le_bytes();
+        put(bus, of_ring(culprit.ring, status::ERROR), &error)
+    }
+
+    /// Begins to count again.
+    pub fn clear(&self) {
+        *self.faults.lock().unwrap_or_else(PoisonError::into_inner) = 0;
+    }
+}

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The translations that the engines keep, until an INVALIDATE covers them.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::sync::MutexGuard;
+use std::sync::PoisonError;
+use std::sync::RwLock;
+use std::sync::RwLockReadGuard;
+
+use crate::pages::Leaf;
+
+/// Sizes of pages.
+const SIZES: [u64; 2] = [4 << 10, 2 << 20];
+
+/// A translation that is kept.
+#[derive(Clone, Copy)]
+struct Kept {
+    leaf: Leaf,
+    /// Whether it was reported that its entry has changed.
+    told: bool,
+}
+
+/// The translations of all contexts.
+#[derive(Default)]
+pub struct Tlb {
+    /// By context, first address and size.
+    kept: Mutex<HashMap<(u32, u64, u64), Kept>>,
+    /// Held for reading from a look at a translation to the end of the access it is for.
+    used: RwLock<()>,
+}
+
+impl Tlb {
+    fn lock(&self) -> MutexGuard<'_, HashMap<(u32, u64, u64), Kept>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// No translation is forgotten that is found, until the guard is dropped.
+    pub fn begin(&self) -> RwLockReadGuard<'_, ()> {
+        self.used.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The translation of an address, if it is kept.
+    pub fn find(&self, context: u32, address: u64) -> Option<Leaf> {
+        let kept = self.lock();
+        SIZES
+            .iter()
+            .find_map(|size| kept.get(&(context, address & !(size - 1), *size)))
+            .map(|kept| kept.leaf)
+    }
+
+    /// Keeps a translation.
+    pub fn keep(&self, context: u32, leaf: Leaf) {
+        let kept = Kept { leaf, told: false };
+        self.lock().insert((context, leaf.start, leaf.bytes), kept);
+    }
+
+    /// Notes that it was reported that the entry of a translation has changed; returns false if it
+    /// already was.
+    pub fn tell(&self, context: u32, leaf: Leaf) -> bool {
+        match self.lock().get_mut(&(context, leaf.start, leaf.bytes)) {
+            Some(kept) => !std::mem::replace(&mut kept.told, true),
+            None => false,
+        }
+    }
+
+    /// Forgets what is kept of a range of a context, once no access by it is under way.
+    pub fn invalidate(&self, context: u32, start: u64, last: u64) {
+        self.lock().retain(|&(of, first, bytes), _| {
+            of != context || first > last || first + (bytes - 1) < start
+        });
+        drop(self.used.write().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Forgets all.
+    pub fn clear(&self) {
+        self.lock().clear();
+        drop(self.used.write().unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pages::Place;
+
+    fn leaf(start: u64, bytes: u64) -> Leaf {
+        Leaf {
+            start,
+            bytes,
+            place: Place::Vram(start),
+            read_only: false,
+        }
+    }
+
+    #[test]
+    fn translations_are_kept_until_they_are_covered() {
+        let tlb = Tlb::default();
+        let (small, large) = (leaf(0x5000, 4 << 10), leaf(2 << 20, 2 << 20));
+        tlb.keep(1, small);
+        tlb.keep(1, large);
+        tlb.keep(2, small);
+        for (context, start, last) in [(3, 0, u64::MAX), (1, 0, 0x4fff), (1, 0x6000, 0x1f_ffff)] {
+            tlb.invalidate(context, start, last);
+        }
+        assert_eq!(tlb.find(1, 0x5fff), Some(small));
+        assert_eq!(tlb.find(1, 0x6000), None);
+        assert_eq!(tlb.find(1, (4 << 20) - 1), Some(large));
+        tlb.invalidate(1, 0x5fff, 0x5fff);
+        assert_eq!(tlb.find(1, 0x5fff), None);
+        tlb.invalidate(1, 0, 2 << 20);
+        assert_eq!(tlb.find(1, (4 << 20) - 1), None);
+        assert_eq!(tlb.find(2, 0x5000), Some(small));
+        tlb.clear();
+        assert_eq!(tlb.find(2, 0x5000), None);
+    }
+
+    #[test]
+    fn a_change_is_told_once() {
+        let tlb = Tlb::default();
+        let leaf = leaf(0, 4 << 10);
+        assert!(!tlb.tell(1, leaf));
+        tlb.keep(1, leaf);
+        assert!(tlb.tell(1, leaf));
+        assert!(!tlb.tell(1, leaf));
+    }
+}
