@@ -39,7 +39,7 @@ SLOWEST = 10
 # At most so many boots get a second try: if more fail, it is not by chance.
 AGAIN = 2
 # How the names of the verdicts about logs end.
-LOGS = ("kernel log", "qemu log", "kmemleak")
+LOGS = ("kernel log", "qemu log", "model log", "kmemleak")
 # Tells the lab's own tests where the kernel tree is.
 TREE = "LAB_TREE"
 
@@ -139,7 +139,7 @@ def serious(outcome):
     """Whether a boot has failed in a way that no load of the host explains."""
     found = kernellog.complaints(outcome.log, place(outcome.boot))
     leaks = [line for _, lines in kmemleak(outcome) for line in lines]
-    return bool(outcome.error or outcome.qemu_log or leaks
+    return bool(outcome.error or outcome.qemu_log or outcome.model_log or leaks
                 or any(kernellog.SERIOUS.search(line) for line in found))
 
 
@@ -229,10 +229,17 @@ def judge(outcome, lists, seen):
         verdicts.append(Verdict(f"{name}: tests", "fail", "none reported a result"))
     complaints = kernellog.brief(kernellog.complaints(outcome.log, name))
     for log, lines in (("kernel log", complaints), ("qemu log", outcome.qemu_log),
-                       *kmemleak(outcome)):
+                       *model_log(outcome), *kmemleak(outcome)):
         verdicts.append(Verdict(f"{name}: {log}", "fail" if lines else "pass",
                                 "\n      ".join(lines)))
     return verdicts
+
+
+def model_log(outcome):
+    """(name, lines) of what the modelled devices said, if there are any."""
+    if not outcome.boot.topology.models:
+        return []
+    return [("model log", kernellog.brief(outcome.model_log))]
 
 
 def kmemleak(outcome):

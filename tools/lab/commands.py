@@ -5,6 +5,7 @@ The sandbox ends a command whose lab has died (see sandbox.unshare). Each comman
 lock of the caches: should one go on all the same, the next run waits until it is gone.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -33,13 +34,19 @@ def run(argv, wait=subprocess.Popen.wait, **streams):
 
     The command is waited for by a function of the caller's; if that raises, the command is killed.
     """
-    with subprocess.Popen([str(a) for a in argv], stdin=subprocess.DEVNULL,
-                          pass_fds=cache.held(), **streams) as process:
+    with started(argv, stdin=subprocess.DEVNULL, **streams) as process:
+        return wait(process)
+
+
+@contextlib.contextmanager
+def started(argv, **streams):
+    """A command that runs, and is waited for at the end; if something is raised, it is killed."""
+    with subprocess.Popen([str(a) for a in argv], pass_fds=cache.held(), **streams) as process:
         _running.add(process)
         try:
             if _ending.is_set():
                 process.kill()
-            return wait(process)
+            yield process
         except BaseException:
             process.kill()
             raise

@@ -10,6 +10,7 @@ import debianroot
 import guestroot
 import host
 import kernel
+import models
 import programs
 import qemu
 import sandbox
@@ -74,6 +75,7 @@ def everything(steps, flavour=None, variant=None):
     """Everything up to a guest that is ready to boot."""
     built = kernel_only(steps, (toolchain, guestroot), flavour, variant)
     programs.ensure(steps, built.box, REPO, built.kernel)
+    models.ensure(steps, built.box, REPO, built.kernel)
     selftests.ensure(steps, built.kernel)
     image = guestroot.ensure(steps, built.box)
     scripts = built.kernel.share / "guest"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Builds the programs that run in the guest: the crate in igt-tests/."""
+"""Builds the programs that run in the guest, the crate in igt-tests/, and other crates."""
 
 import shutil
 
@@ -14,18 +14,18 @@ OFFLINE = ["--offline",
            "--config", 'source.debian.directory="/usr/share/cargo/registry"']
 
 
-def cargo(step, box, repo, command, hint, *more):
-    """Run a cargo command on the crate; return the folder of the programs.
+def cargo(step, box, repo, command, hint, *more, crate=CRATE):
+    """Run a cargo command on a crate; return the folder of the programs.
 
     Cargo works on a copy with a lock file of its own: a crate in Debian's
     registry has no checksum that a lock file made elsewhere could agree with.
     """
     folder = cache.base() / f"programs-{toolchain.KEY}"
-    _copy(repo / CRATE, folder / CRATE)
+    _copy(repo / crate, folder / crate)
     (folder / "target").mkdir(exist_ok=True)
     inside = box.with_binds({"/build/programs": folder})
     step.run(["cargo", command, *OFFLINE, "--release", *more], hint, inside,
-             cwd=f"/build/programs/{CRATE}", env={"CARGO_TARGET_DIR": "/build/programs/target"})
+             cwd=f"/build/programs/{crate}", env={"CARGO_TARGET_DIR": "/build/programs/target"})
     return folder / "target/release"
 
 

@@ -2,6 +2,7 @@
 """Boots guests: the machine of a topology, one job, and what came of it."""
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -18,6 +19,7 @@ import commands
 import guestroot
 import host
 import kernellog
+import models
 import watch
 from steps import LabError, duration, last_line
 from topologies import Topology
@@ -47,6 +49,10 @@ MONITOR = ("-chardev", "socket,id=monitor,path=/tmp/qmp,server=on,wait=off",
            "-device", "virtserialport,chardev=guest,name=qmp")
 
 
+# Devices outside of QEMU map the memory of the guest and of the GPU. No others need that.
+BACKEND = {False: "memory-backend-ram", True: "memory-backend-memfd"}
+MEMORY = "1G"
+
 # The folder of results. The server forgets its files when it is reset, so it must be a device that
 # is not reset when the guest sleeps: one on PCI Express. Last, so that the others are where they were.
 SHARE = ("-fsdev", "local,id=lab,path=/build/share,security_model=none",
@@ -69,6 +75,7 @@ class Boot:
     load: float = 1                     # processors of the host that it keeps busy, about
     silence: int | None = None          # seconds without a mark in its folder, after which it hangs
     arguments: tuple = ()               # for QEMU, beside those of the topology
+    sizes: str = models.SIZES           # of each modelled GPU, as its program has them
 
 
 @dataclasses.dataclass
@@ -88,13 +95,22 @@ class Outcome:
     @property
     def qemu_log(self):
         """What QEMU said, line by line: nothing, unless a device or an IOMMU was misused."""
-        text = _text(self.results / "qemu.log")
-        return [line.strip() for line in text.splitlines() if line.strip()]
+        return _lines(self.results / "qemu.log")
+
+    @property
+    def model_log(self):
+        """What the modelled devices said, line by line: nothing, unless a rule was broken."""
+        return _lines(self.results / models.LOG)
 
 
 def _text(path):
     """The text of a file; none of one that could not be made."""
     return path.read_text(errors="replace") if path.is_file() else ""
+
+
+def _lines(path):
+    """The lines of a file that are not blank."""
+    return [line.strip() for line in _text(path).splitlines() if line.strip()]
 
 
 class Machine:
@@ -125,13 +141,14 @@ class Machine:
             # The kernel would cut it, and run half of a test.
             raise LabError(f"{boot.name}: {len(cmdline)} characters are more than a kernel takes",
                            "name fewer tests, or use patterns")
-        return ["qemu-system-x86_64", "-machine", "q35", *accelerator(boot), "-m", "1G",
-                "-nodefaults", "-display", "none", "-no-reboot", *io,
+        backend = BACKEND[bool(boot.topology.models)]
+        return ["qemu-system-x86_64", *memory(boot), *accelerator(boot), "-nodefaults", "-display", "none",
+                "-no-reboot", *io,
                 "-kernel", "/build/out/arch/x86/boot/bzImage", "-append", cmdline,
                 "-drive", "file=/build/guest.erofs,format=raw,readonly=on,if=none,id=root",
                 "-device", "virtio-blk-pci,drive=root",
                 *MONITOR,
-                "-object", f"memory-backend-ram,id=vram,size={boot.vram},share=on,reserve=off",
+                "-object", f"{backend},id=vram,size={boot.vram},share=on,reserve=off",
                 *boot.topology.machine, *SHARE, *boot.arguments]
 
     def run(self, boot, cpu):
@@ -157,12 +174,14 @@ class Machine:
               *watch.arguments(f"/build/share/{folder}"))
         # A guest that outlives the lab in spite of all has the limit too.
         limit = ["timeout", "--signal=KILL", str(boot.timeout + GRACE)]
+        devices = models.Models(self.kernel, boot)
+        argv = devices.inside(self.box).argv([*limit, *self.argv(boot, io)])
         guard = watch.Watch(self.kernel.share / folder, boot.timeout, boot.silence)
         with open(self.kernel.share / folder / f"{prefix}qemu.log", "wb") as log:
             try:
-                commands.run([*pin, *self.box.argv([*limit, *self.argv(boot, io)])],
-                             guard.wait, stdout=log, stderr=subprocess.STDOUT)
-            except watch.Ended as why:
+                with devices.running():
+                    commands.run([*pin, *argv], guard.wait, stdout=log, stderr=subprocess.STDOUT)
+            except (watch.Ended, LabError) as why:
                 return str(why)
         return ""
 
@@ -215,7 +234,19 @@ class Machine:
     def interactive(self, boot):
         """Boot with the serial console on this terminal."""
         self.results(boot)
-        commands.become(self.box.argv(self.argv(boot, ("-serial", "mon:stdio"))))
+        devices = models.Models(self.kernel, boot)
+        with contextlib.ExitStack() as stack:
+            devices.leave(stack)
+            commands.become(devices.inside(self.box).argv(
+                self.argv(boot, ("-serial", "mon:stdio"))))
+
+
+def memory(boot):
+    """The machine and its memory."""
+    if not boot.topology.models:
+        return ("-machine", "q35", "-m", MEMORY)
+    return ("-machine", "q35,memory-backend=ram", "-m", MEMORY,
+            "-object", f"{BACKEND[True]},id=ram,size={MEMORY},share=on")
 
 
 def accelerator(boot):

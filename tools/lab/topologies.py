@@ -9,6 +9,8 @@ Zen: `-cpu max,family=25` is one, `-cpu max` is not.
 import dataclasses
 from dataclasses import dataclass
 
+import models
+
 AMD = ("-cpu", "max,family=25")
 OTHER = ("-cpu", "max")
 VRAM = "ivshmem-plain,id=gpu,memdev=vram"
@@ -41,6 +43,12 @@ class Topology:
     distance: int        # as pci_p2pdma_distance_many() counts; -1 is no path
     cmdline: str = ""    # more kernel parameters
     has: frozenset = frozenset({ROUTE, OWN_SLOT})
+    models: tuple = ()   # names of the modelled devices
+
+    @property
+    def is_translated(self):
+        """Whether devices use addresses of an IOMMU."""
+        return IOMMU in self.has
 
     @property
     def reason(self):
@@ -173,7 +181,38 @@ DISKS = (
              has=frozenset({OWN_SLOT})),
 )
 
-ALL = TOPOLOGIES + PAIRS + RDMA + DISKS
+# Modelled GPUs.
+GPUS = ("gpu-a", "gpu-b")
+# With it QEMU tells devices outside of it which addresses the IOMMU maps.
+INTEL_IOMMU_TOLD = ("-device", "intel-iommu,intremap=off,caching-mode=on")
+
+
+def gpus_below_the_switch():
+    """Modelled GPUs below a third and a fourth port of the switch."""
+    return [word for port, name in enumerate(GPUS, 3) for word in
+            ("-device", f"xio3130-downstream,id=d{port},bus=up,chassis={port + 1},slot={port}",
+             *models.device(name, f"d{port}"))]
+
+
+def gpus_below_root_ports():
+    """Modelled GPUs below root ports of their own."""
+    return [word for port, name in enumerate(GPUS, 3) for word in
+            ("-device", f"pcie-root-port,id=rp{port},chassis={port}",
+             *models.device(name, f"rp{port}"))]
+
+
+# The same with two GPUs that have engines, which are programs outside of QEMU.
+MODELS = (
+    Topology("gpu-switch", "two modelled GPUs below the switch",
+             (*OTHER, *switch(), *gpus_below_the_switch()), BUS, 4, models=GPUS),
+    Topology("gpu-host-bridge", "two modelled GPUs below root ports, AMD",
+             (*AMD, *two_root_ports(), *gpus_below_root_ports()), HOST_BRIDGE, 4, models=GPUS),
+    Topology("gpu-intel-iommu", "the same behind intel-iommu",
+             (*AMD, *INTEL_IOMMU_TOLD, *two_root_ports(), *gpus_below_root_ports()), HOST_BRIDGE,
+             4, "intel_iommu=on", has=NEEDS, models=GPUS),
+)
+
+ALL = TOPOLOGIES + PAIRS + RDMA + DISKS + MODELS
 
 
 def find(name):

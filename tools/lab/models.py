@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Builds and runs the modelled devices: programs of their own, to which QEMU connects."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+
+import commands
+import programs
+from steps import LabError
+
+CRATE = "tools/models"
+PROGRAM = "gpu"
+# Where the program and the sockets of a boot are, as the program and QEMU know them.
+PROGRAMS = "/build/models"
+SOCKETS = "/build/sockets"
+# In the folder of a boot.
+FOLDER = "sockets"
+LOG = "model.log"
+# What the program says once it listens.
+READY = b"ready\n"
+# Seconds that it has for its last words when QEMU is gone.
+END = 30
+# Of each device, unless a boot has others.
+SIZES = "vram=256M,aperture=64M"
+
+
+def ensure(steps, box, repo, kernel):
+    """Build the program, for the boots of a kernel."""
+    with steps.step("modelled devices") as step:
+        built = programs.cargo(step, box, repo, "build", "the log names the file: fix it",
+                               "--bins", crate=CRATE)
+        folder = kernel.folder / "models"
+        folder.mkdir(exist_ok=True)
+        shutil.copy2(built / PROGRAM, folder)
+
+
+def device(name, bus):
+    """QEMU's arguments for a modelled device below a port."""
+    return ("-device", f'{{"driver":"vfio-user-pci","id":"{name}","bus":"{bus}",'
+                       f'"socket":{{"type":"unix","path":"{SOCKETS}/{name}.sock"}}}}')
+
+
+def arguments(topology, sizes):
+    """The command line of the program for the devices of a machine."""
+    strict = ",strict" if topology.is_translated else ""
+    return [f"{PROGRAMS}/{PROGRAM}",
+            *[word for name in topology.models for word in
+              ("--device", f"socket={SOCKETS}/{name}.sock,name={name},{sizes}{strict}")]]
+
+
+class Models:
+    """The modelled devices of one boot, of which most have none."""
+
+    def __init__(self, kernel, boot):
+        self.topology = boot.topology
+        self.folder = kernel.share / "results" / boot.name
+        self.sockets = self.folder / FOLDER
+        self.argv = arguments(boot.topology, boot.sizes)
+        self.box = kernel.box.with_binds({SOCKETS: self.sockets},
+                                         readonly={PROGRAMS: kernel.folder / "models"}) \
+            if boot.topology.models else None
+
+    def inside(self, box):
+        """The sandbox of the machine, which sees the sockets."""
+        return box.with_binds({SOCKETS: self.sockets}) if self.topology.models else box
+
+    @contextlib.contextmanager
+    def running(self):
+        """Let the program run while QEMU does. It ends when its standard input does."""
+        if not self.topology.models:
+            yield
+            return
+        with open(self.folder / LOG, "ab") as log, self._start(log) as process:
+            yield
+            process.stdin.close()
+            try:
+                status = process.wait(END)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                status = f"none within {END} s"
+            if status:
+                log.write(f"the exit status of the modelled devices was {status}\n".encode())
+
+    @contextlib.contextmanager
+    def _start(self, log):
+        """Start the program and wait until it listens."""
+        self.sockets.mkdir(exist_ok=True)
+        with commands.started(self.box.argv(self.argv), stdin=subprocess.PIPE,
+                              stdout=subprocess.PIPE, stderr=log) as process:
+            if process.stdout.readline() != READY:
+                raise LabError("the modelled devices do not start", f"see {self.folder / LOG}")
+            yield process
+
+    def leave(self, stack):
+        """Let the program run for as long as what takes the place of this process."""
+        if self.topology.models:
+            log = stack.enter_context(open(self.folder / LOG, "ab"))
+            process = stack.enter_context(self._start(log))
+            os.set_inheritable(process.stdin.fileno(), True)
