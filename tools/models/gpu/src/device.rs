@@ -62,16 +62,22 @@ pub struct Gpu {
     registers: Mutex<Registers>,
     /// The next INVALIDATE is not to be done.
     skip_invalidate: AtomicBool,
+    /// Is called when it is removed by surprise.
+    on_removal: Box<dyn Fn() + Send + Sync>,
+    /// A client has it, or left things to be looked at.
+    plugged: AtomicBool,
     /// It was removed by surprise, and what was written to it after that counts for nothing.
     removed: AtomicBool,
 }
 
 impl Gpu {
-    /// A device below a switch, which nobody has plugged in yet.
+    /// A device below a switch, which nobody has plugged in yet. One function writes lines to the log,
+    /// and one is called when the device is removed by surprise.
     pub fn new(
         options: &Options,
         switch: Arc<Switch>,
         log: impl Fn(&str) + Send + Sync + 'static,
+        on_removal: impl Fn() + Send + Sync + 'static,
     ) -> io::Result<Arc<Self>> {
         let vram = Vram::new(options.vram, options.aperture)?;
         let bytes = registers::BYTES;
@@ -89,6 +95,8 @@ impl Gpu {
             tlb: Tlb::default(),
             registers: Mutex::default(),
             skip_invalidate: AtomicBool::new(false),
+            on_removal: Box::new(on_removal),
+            plugged: AtomicBool::new(false),
             removed: AtomicBool::new(false),
         });
         for number in 0..registers::RING_COUNT {
@@ -102,7 +110,9 @@ impl Gpu {
 
     /// Whether a client has it, or it is not done yet with what one has left.
     pub fn is_busy(&self) -> bool {
-        self.port.is_connected() || self.control.is_busy() || self.rings.iter().any(Ring::is_busy)
+        self.plugged.load(Ordering::SeqCst)
+            || self.control.is_busy()
+            || self.rings.iter().any(Ring::is_busy)
     }
 
     fn registers(&self) -> MutexGuard<'_, Registers> {
@@ -252,7 +262,10 @@ impl Gpu {
         let (what, ring, argument) = (value & 0xff, value >> 8 & 0xff, value >> 16);
         match what {
             inject::SKIP_INVALIDATE => self.skip_invalidate.store(true, Ordering::SeqCst),
-            inject::REMOVE => return After::Remove,
+            inject::REMOVE => {
+                (self.on_removal)();
+                return After::Remove;
+            }
             inject::EXPECT_REPORTS => self.reports.expect(argument),
             _ => {
                 if let Some(ring) = self.rings.get(ring as usize) {
@@ -321,6 +334,7 @@ impl Device for Gpu {
     }
 
     fn connected(&self) {
+        self.plugged.store(true, Ordering::SeqCst);
         self.reports.clear();
         if self.removed.swap(false, Ordering::SeqCst) {
             // It finds and mends what was done to a device that was not there.
@@ -334,5 +348,6 @@ impl Device for Gpu {
         }
         self.removed.store(removed, Ordering::SeqCst);
         self.reset();
+        self.plugged.store(false, Ordering::SeqCst);
     }
 }

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! Runs modelled GPUs, each at a socket of its own, until standard input ends.
+//!
+//! On standard output it says `ready` when it listens, and `removed` and the name of a device that is
+//! removed by surprise. Each line on standard error says that something is wrong.
 
 use std::env;
 use std::fs;
@@ -40,7 +43,14 @@ fn run(devices: Vec<Options>) -> Result<(), String> {
         let told = |error: io::Error| format!("{}: {error}", options.socket.display());
         // One that an earlier run left behind would be in the way.
         let _ = fs::remove_file(&options.socket);
-        let gpu = Gpu::new(&options, switch.clone(), |line| eprintln!("{line}")).map_err(told)?;
+        let name = options.name.clone();
+        let gpu = Gpu::new(
+            &options,
+            switch.clone(),
+            |line| eprintln!("{line}"),
+            move || println!("removed {name}"),
+        )
+        .map_err(told)?;
         let listener = UnixListener::bind(&options.socket).map_err(told)?;
         let served = gpu.clone();
         thread::spawn(move || {

@@ -214,7 +214,9 @@ impl Ring {
                     return Work::Overrun { number, dma };
                 }
                 let slot = number & (state.entries - 1);
-                let at = state.base + u64::from(slot) * entry::BYTES as u64;
+                let at = state
+                    .base
+                    .wrapping_add(u64::from(slot) * entry::BYTES as u64);
                 return Work::Entry { number, at, dma };
             }
             state.busy = false;

@@ -48,7 +48,7 @@ impl Space<'_> {
         match self.bus.gpu.context_table() {
             0 => Ok(None),
             table => {
-                let at = table + 8 * u64::from(self.context);
+                let at = table.wrapping_add(8 * u64::from(self.context));
                 Ok(Some(self.bus.load(Place::Bus(at))?).filter(|&root| root != 0))
             }
         }
@@ -60,7 +60,7 @@ impl Space<'_> {
         let peek = |at| self.bus.dma.peek(at).ok_or(());
         let now = match gpu.context_table() {
             0 => Ok(None),
-            table => match peek(table + 8 * u64::from(self.context)) {
+            table => match peek(table.wrapping_add(8 * u64::from(self.context))) {
                 Ok(0) => Ok(None),
                 Ok(root) => pages::walk(root, address, peek),
                 Err(()) => Err(()),

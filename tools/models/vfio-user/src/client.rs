@@ -53,11 +53,6 @@ impl Client {
         self.lock().stream = Some(stream);
     }
 
-    /// Whether one is there.
-    pub fn is_there(&self) -> bool {
-        self.lock().stream.is_some()
-    }
-
     /// Ends the connection; whoever waits for a reply gets [`Failed::Gone`].
     pub fn disconnect(&self) {
         let mut inner = self.lock();

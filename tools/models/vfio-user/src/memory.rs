@@ -3,8 +3,8 @@
 //! Memory that is mapped: of a device's own, of its BARs, of the guest.
 //!
 //! Others read and write it at the same time: the other threads of the model, QEMU, the processors of
-//! the guest. All access is by atomics, and the order of accesses to different words is only promised
-//! by those functions that say so.
+//! the guest. All access is by atomics. What a thread writes by one call is seen before what it writes by
+//! the next one; within a call there is no order.
 #![allow(unsafe_code)]
 
 use std::ffi::CStr;
@@ -15,6 +15,7 @@ use std::os::fd::AsRawFd;
 use std::os::fd::BorrowedFd;
 use std::os::fd::FromRawFd;
 use std::ptr::NonNull;
+use std::sync::atomic;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::AtomicU8;
 use std::sync::atomic::Ordering;
@@ -148,10 +149,12 @@ impl Memory {
         for (word, to) in body.iter().zip(middle.chunks_exact_mut(8)) {
             to.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
         }
+        atomic::fence(Ordering::Acquire);
     }
 
     /// Copies to the mapping.
     pub fn write(&self, offset: u64, from: &[u8]) {
+        atomic::fence(Ordering::Release);
         let (head, body, tail) = Self::words(self.at(offset, from.len()));
         let (first, rest) = from.split_at(head.len());
         let (middle, last) = rest.split_at(8 * body.len());
@@ -184,6 +187,7 @@ impl Memory {
 
     /// Writes the same byte everywhere in a range.
     pub fn fill(&self, offset: u64, bytes: u64, byte: u8) {
+        atomic::fence(Ordering::Release);
         let (head, body, tail) = Self::words(self.at(offset, bytes as usize));
         for place in head.iter().chain(tail) {
             place.store(byte, Ordering::Relaxed);

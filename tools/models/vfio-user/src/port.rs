@@ -4,6 +4,9 @@
 //!
 //! It outlives connections: a device may be unplugged and plugged in again.
 
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -72,6 +75,8 @@ pub struct Port {
     table: RwLock<Table>,
     /// Grows with each reset of the device: accesses that began before are refused.
     epoch: AtomicU64,
+    /// Whether a client is there. The device does not notice at once that it is gone.
+    connected: AtomicBool,
     interrupts: Interrupts,
     pub(crate) client: Client,
 }
@@ -112,6 +117,7 @@ impl Port {
             switch,
             table: RwLock::default(),
             epoch: AtomicU64::new(0),
+            connected: AtomicBool::new(false),
             interrupts: Interrupts::default(),
             client: Client::default(),
         }
@@ -131,7 +137,7 @@ impl Port {
 
     /// Whether a client has the device.
     pub fn is_connected(&self) -> bool {
-        self.client.is_there()
+        self.connected.load(Ordering::SeqCst)
     }
 
     /// Raises the interrupt of the device.
@@ -179,8 +185,16 @@ impl Port {
         self.with_table(|_| ());
     }
 
+    /// A client is there.
+    pub(crate) fn connect(&self, stream: &UnixStream) -> io::Result<()> {
+        self.client.connect(stream.try_clone()?);
+        self.connected.store(true, Ordering::SeqCst);
+        Ok(())
+    }
+
     /// Forgets all that a client has given, and the client.
     pub(crate) fn disconnect(&self) {
+        self.connected.store(false, Ordering::SeqCst);
         self.epoch.fetch_add(1, Ordering::SeqCst);
         self.client.disconnect();
         self.with_table(Table::clear);
@@ -237,7 +251,7 @@ impl Dma<'_> {
             .table
             .read()
             .unwrap_or_else(PoisonError::into_inner);
-        if self.port.epoch() != self.epoch {
+        if self.port.epoch() != self.epoch || !self.port.is_connected() {
             return Err(Refused::Reset);
         }
         if !self.port.config().master() {
@@ -336,11 +350,22 @@ impl Dma<'_> {
         }
     }
 
-    /// Reads an aligned word of 64 bits in one piece.
+    /// Accesses the memory of a word of 64 bits, if the process has it and the word is aligned.
+    fn word<R>(
+        &self,
+        address: u64,
+        access: u32,
+        f: impl FnOnce(&Memory, u64) -> R,
+    ) -> Result<Option<R>, Refused> {
+        match address.is_multiple_of(8) {
+            true => self.direct(address, 8, access, |memory, offset, _| f(memory, offset)),
+            false => Ok(None),
+        }
+    }
+
+    /// Reads a word of 64 bits: in one piece if it is aligned and the process has the memory.
     pub fn load(&self, address: u64) -> Result<u64, Refused> {
-        match self.direct(address, 8, dma::READ, |memory, offset, _| {
-            memory.load(offset)
-        })? {
+        match self.word(address, dma::READ, Memory::load)? {
             Some(value) => Ok(value),
             None => {
                 let mut bytes = [0; 8];
@@ -350,25 +375,19 @@ impl Dma<'_> {
         }
     }
 
-    /// Writes an aligned word of 64 bits in one piece, after all that was written before.
+    /// Writes a word of 64 bits after all that was written before, and in one piece as [`Self::load`].
     pub fn store(&self, address: u64, value: u64) -> Result<(), Refused> {
-        let direct = self.direct(address, 8, dma::WRITE, |memory, offset, _| {
-            memory.store(offset, value);
-        })?;
-        match direct {
+        match self.word(address, dma::WRITE, |memory, at| memory.store(at, value))? {
             Some(()) => Ok(()),
             None => self.write(address, &value.to_le_bytes()),
         }
     }
 
-    /// Adds to an aligned word of 64 bits: in one step where the process has the memory, else by a read
-    /// and a write.
+    /// Adds to a word of 64 bits: in one step if it is aligned and the process has the memory, else by a
+    /// read and a write.
     pub fn add(&self, address: u64, addend: u64) -> Result<(), Refused> {
         let access = dma::READ | dma::WRITE;
-        let direct = self.direct(address, 8, access, |memory, offset, _| {
-            memory.add(offset, addend);
-        })?;
-        match direct {
+        match self.word(address, access, |memory, at| memory.add(at, addend))? {
             Some(()) => Ok(()),
             None => {
                 let value = self.load(address)?;
@@ -379,10 +398,6 @@ impl Dma<'_> {
 
     /// Reads an aligned word without anybody noticing, if the process has the memory.
     pub fn peek(&self, address: u64) -> Option<u64> {
-        self.direct(address, 8, dma::READ, |memory, offset, _| {
-            memory.load(offset)
-        })
-        .ok()
-        .flatten()
+        self.word(address, dma::READ, Memory::load).ok().flatten()
     }
 }

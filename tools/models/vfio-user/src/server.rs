@@ -78,9 +78,8 @@ pub fn serve(listener: &UnixListener, device: &dyn Device) -> io::Error {
 /// Serves a client until it is gone.
 pub fn connection(stream: UnixStream, device: &dyn Device) {
     let port = device.port();
-    match stream.try_clone() {
-        Ok(writer) => port.client.connect(writer),
-        Err(error) => return port.log(&format!("a connection: {error}")),
+    if let Err(error) = port.connect(&stream) {
+        return port.log(&format!("a connection: {error}"));
     }
     device.connected();
     let removed = loop {

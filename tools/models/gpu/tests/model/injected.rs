@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Errors on request.
+
+use std::time::Duration;
+use std::time::Instant;
+
+use gpu::registers;
+use gpu::registers::error;
+use gpu::registers::inject;
+use gpu::registers::status;
+
+use crate::machine::eventually;
+use crate::machine::Entry;
+use crate::machine::Machine;
+use crate::machine::BASE;
+use crate::machine::STATUS;
+
+#[test]
+fn the_next_operation_hangs() {
+    let mut machine = Machine::new();
+    machine.inject(inject::HANG, 1, 0);
+    machine.run(0, &[Entry::nop()]);
+    machine.submit(1, &[Entry::fence(9)]);
+    machine.run(0, &[Entry::nop()]);
+    assert_eq!((machine.fence_value(1), machine.done(1)), (0, 0));
+    machine.reset(2);
+    machine.begin_again();
+    machine.run(1, &[Entry::nop()]);
+    assert_eq!(machine.error(1), 0);
+}
+
+#[test]
+fn the_next_operation_faults() {
+    let mut machine = Machine::new();
+    machine.inject(inject::FAULT, 0, 0);
+    let record = machine.fault(0, Entry::fence(1).context(3));
+    assert_eq!((record.error, record.context), (error::INJECTED, 3));
+    machine.run(0, &[Entry::nop()]);
+    machine.run(1, &[Entry::nop()]);
+}
+
+#[test]
+fn the_next_interrupt_is_lost() {
+    for fault in [false, true] {
+        let mut machine = Machine::new();
+        machine.inject(inject::LOSE_INTERRUPT, 0, 0);
+        if fault {
+            machine.fault(0, Entry::new(99));
+        } else {
+            machine.run(0, &[]);
+        }
+        // That of the other ring is not.
+        machine.run(1, &[]);
+        machine.client.wait_for_interrupt();
+        assert_eq!(machine.client.interrupts(), 0);
+        machine.run(0, &[]);
+        machine.client.wait_for_interrupt();
+    }
+}
+
+#[test]
+fn the_next_interrupt_is_early() {
+    let mut machine = Machine::new();
+    machine.inject(inject::EARLY_INTERRUPT, 0, 0);
+    let silent = Entry::new(1).wide(8, 1);
+    machine.submit(0, &[silent, Entry::fence(2), Entry::fence(3)]);
+    machine.client.wait_for_interrupt();
+    assert_eq!((machine.fence_value(0), machine.done(0)), (1, 1));
+    eventually("the values", || machine.done(0) == 3);
+    assert_eq!(machine.fence_value(0), 3);
+    // That of the third entry.
+    machine.client.wait_for_interrupt();
+    assert_eq!(machine.client.interrupts(), 0);
+}
+
+#[test]
+fn the_next_invalidate_is_not_done() {
+    let mut machine = Machine::new();
+    machine.inject(inject::SKIP_INVALIDATE, 0, 0);
+    machine.start_invalidate(1, 0, 4096, 41);
+    machine.start_invalidate(1, 0, 4096, 42);
+    eventually("the second one", || {
+        let number = machine.load32(STATUS + status::INVALIDATED);
+        assert_ne!(number, 41);
+        number == 42
+    });
+    machine.inject(inject::SKIP_INVALIDATE, 0, 0);
+    machine.start_invalidate(1, 0, 4096, 43);
+    machine.run(0, &[Entry::nop()]);
+    assert_eq!(machine.load32(STATUS + status::INVALIDATED), 42);
+}
+
+#[test]
+fn entries_take_longer() {
+    let mut machine = Machine::new();
+    machine.inject(inject::SLOW, 0, 30);
+    let begin = Instant::now();
+    machine.run(0, &[Entry::nop(); 4]);
+    assert!(begin.elapsed() >= Duration::from_millis(5 * 30));
+    machine.inject(inject::SLOW, 0, 10_000);
+    machine.inject(inject::SLOW, 0, 0);
+    machine.run(0, &[Entry::nop(); 4]);
+    machine.inject(inject::DELAY, 0, 100);
+    let begin = Instant::now();
+    machine.run(0, &[Entry::nop()]);
+    assert!(begin.elapsed() >= Duration::from_millis(100));
+    // One that is waited for can be reset.
+    machine.inject(inject::DELAY, 0, 60_000);
+    machine.submit(0, &[Entry::nop()]);
+    machine.reset(1);
+}
+
+#[test]
+fn reports_may_be_expected() {
+    let mut machine = Machine::new();
+    let entry = Entry::release(BASE - 8, 1);
+    machine.inject(inject::EXPECT_REPORTS, 0, 2);
+    for _ in 0..2 {
+        machine.fault(0, entry);
+    }
+    assert_eq!(machine.reports(), 2);
+    assert_eq!(machine.slot.log.lines(), [""; 0]);
+    machine.fault(0, entry);
+    assert_eq!(machine.reports(), 3);
+    assert_eq!(machine.slot.log.lines().len(), 1);
+}
+
+#[test]
+fn many_reports_are_told_in_part() {
+    let mut machine = Machine::new();
+    for _ in 0..60 {
+        machine.fault(0, Entry::release(BASE - 8, 1));
+    }
+    assert_eq!(machine.reports(), 60);
+    assert_eq!(machine.slot.log.lines().len(), 51);
+}
+
+#[test]
+fn what_is_no_error_is_ignored() {
+    let mut machine = Machine::new();
+    machine.inject(0, 0, 1);
+    machine.inject(255, 0, 1);
+    machine.inject(inject::HANG, 2, 0);
+    machine.inject(inject::HANG, 255, 0);
+    machine.run(0, &[Entry::nop()]);
+    machine.run(1, &[Entry::nop()]);
+    assert_eq!(machine.client.get(registers::INJECT), 0);
+    assert!(machine.is_quiet());
+}

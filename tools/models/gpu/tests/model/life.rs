@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! How a device comes, is reset, and goes.
+
+use std::sync::atomic::Ordering;
+
+use client::CONFIG;
+use gpu::registers;
+use gpu::registers::inject;
+use vfio_user::memory::PAGE;
+use vfio_user::message::command;
+use vfio_user::message::Body;
+
+use crate::machine::eventually;
+use crate::machine::Entry;
+use crate::machine::Machine;
+use crate::machine::APERTURE;
+use crate::machine::BASE;
+use crate::machine::DATA;
+use crate::machine::SEMAPHORE;
+
+/// Device control of the capability, with the bit that resets.
+const DEVICE_CONTROL: u64 = 0x48;
+const FUNCTION_RESET: u16 = 1 << 15;
+
+/// Makes sure that a device is as after power-on, and works.
+fn is_fresh(machine: &mut Machine) {
+    let client = &mut machine.client;
+    for register in [
+        registers::STATUS_PAGE,
+        registers::CONTEXT_TABLE,
+        Machine::of(1, registers::RING_BASE),
+        Machine::of(1, registers::RING_ENTRIES),
+    ] {
+        assert_eq!(client.get64(register), 0);
+    }
+    machine.finish_reset();
+    assert!(machine.aperture().is_filled(0, APERTURE, 0xa5));
+    machine.start();
+    for ring in 0..2 {
+        machine.run(ring, &[Entry::nop()]);
+    }
+    assert!(machine.is_quiet());
+}
+
+#[test]
+fn a_function_level_reset_resets_the_device() {
+    let mut machine = Machine::new();
+    machine.show(0, Some(0));
+    machine.inject(inject::HANG, 0, 0);
+    machine.submit(0, &[Entry::nop()]);
+    machine
+        .client
+        .write_region(CONFIG, DEVICE_CONTROL, &FUNCTION_RESET.to_le_bytes())
+        .unwrap();
+    is_fresh(&mut machine);
+}
+
+#[test]
+fn the_client_resets_the_device() {
+    let mut machine = Machine::new();
+    machine.show(0, Some(0));
+    machine.submit(1, &[Entry::acquire(BASE + SEMAPHORE, 1)]);
+    machine
+        .client
+        .ask(command::DEVICE_RESET, Body::default(), None)
+        .unwrap();
+    is_fresh(&mut machine);
+}
+
+#[test]
+fn there_is_no_dma_after_a_reset_by_the_client() {
+    let mut machine = Machine::new();
+    let pieces: Vec<(u64, u64)> = (0..60).map(|_| (BASE + DATA, 1 << 20)).collect();
+    let entry = machine.fill_list(&pieces, 60 << 20, 0x0101_0101);
+    machine.submit(0, &[entry]);
+    eventually("the fill", || machine.load(DATA) != 0);
+    machine
+        .client
+        .ask(command::DEVICE_RESET, Body::default(), None)
+        .unwrap();
+    // At once, and not only when the reset is done.
+    machine.client.memory.fill(DATA, 1 << 20, 0);
+    machine.finish_reset();
+    assert!(machine.client.memory.is_filled(DATA, 1 << 20, 0));
+    is_fresh(&mut machine);
+}
+
+#[test]
+fn a_device_is_unplugged_and_plugged_in_again() {
+    let mut machine = Machine::new();
+    for round in 0..3 {
+        machine.show(round, Some(7));
+        machine.run(0, &[Entry::nop()]);
+        machine.inject(inject::HANG, 0, 0);
+        machine.submit(0, &[Entry::nop()]);
+        machine.submit(1, &[Entry::acquire(BASE + SEMAPHORE, 1)]);
+        let slot = machine.unplug();
+        machine = Machine::plug(slot);
+        assert!(machine.aperture().is_filled(0, APERTURE, 0xa5));
+        machine.run(0, &[Entry::nop()]);
+        machine.run(1, &[Entry::nop()]);
+        assert_eq!(machine.resets(0), 0);
+        assert_eq!(machine.slot.log.lines(), [""; 0]);
+    }
+}
+
+#[test]
+fn a_client_may_go_while_it_is_asked_for_something() {
+    let mut machine = Machine::new();
+    let remote = 0x50_0000_0000;
+    machine.client.map_remote(remote, vec![0; 1 << 20]);
+    let pieces: Vec<(u64, u64)> = (0..60).map(|_| (remote, 1 << 20)).collect();
+    let entry = machine.fill_list(&pieces, 60 << 20, 0x0101_0101);
+    machine.submit(0, &[entry]);
+    eventually("the fill", || machine.client.remote(remote)[0] != 0);
+    let mut machine = Machine::plug(machine.unplug());
+    machine.run(0, &[Entry::nop()]);
+    assert!(machine.is_quiet());
+}
+
+#[test]
+fn a_device_is_removed_by_surprise() {
+    let mut machine = Machine::new();
+    let aperture = machine.aperture();
+    machine.show(5, Some(5));
+    machine.submit(1, &[Entry::acquire(BASE + SEMAPHORE, 1), Entry::fence(9)]);
+    machine.inject(inject::REMOVE, 0, 0);
+    assert!(machine.client.is_closed());
+    eventually("poison", || aperture.is_filled(0, APERTURE, 0xa5));
+    machine.client.memory.store(SEMAPHORE, 1);
+    // Nobody can know that it is gone before he reads.
+    aperture.write(9 * PAGE, &[1]);
+    let slot = machine.unplug();
+    assert!(slot.log.lines().is_empty());
+    assert_eq!(slot.removals.load(Ordering::SeqCst), 1);
+    let mut machine = Machine::plug(slot);
+    assert!(aperture.is_filled(0, APERTURE, 0xa5));
+    machine.run(0, &[Entry::nop()]);
+    machine.client.set(registers::CHECK, 0);
+    assert!(machine.is_quiet());
+}
