@@ -23,6 +23,7 @@ import kernel
 import kernellog
 import ktap
 import matrix
+import models
 import pipeline
 import plan
 import programs
@@ -294,14 +295,18 @@ def unit_tests_of(path):
 
 
 def program_tests(steps, built):
-    """The unit tests of the guest programs, which need no guest either."""
-    try:
-        with steps.step("unit tests of the guest programs") as step:
-            programs.cargo(step, built.kernel.box, pipeline.REPO, "test",
-                           "the log names the test: fix it")
-    except LabError as error:
-        return [Verdict("guest programs: unit tests", "fail", f"{error}, log: {error.log}")]
-    return [Verdict("guest programs: unit tests", "pass")]
+    """The unit tests of the guest programs and of the modelled devices, which need no guest either."""
+    verdicts = []
+    for name, crate in (("guest programs", programs.CRATE), ("modelled devices", models.CRATE)):
+        result, why = "pass", ""
+        try:
+            with steps.step(f"unit tests of the {name}") as step:
+                programs.cargo(step, built.kernel.box, pipeline.REPO, "test",
+                               "the log names the test: fix it", crate=crate)
+        except LabError as error:
+            result, why = "fail", f"{error}, log: {error.log}"
+        verdicts.append(Verdict(f"{name}: unit tests", result, why))
+    return verdicts
 
 
 def modules(steps, built):

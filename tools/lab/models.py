@@ -3,6 +3,7 @@
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 
@@ -18,8 +19,12 @@ SOCKETS = "/build/sockets"
 # In the folder of a boot.
 FOLDER = "sockets"
 LOG = "model.log"
-# What the program says once it listens.
+REMOVED = "removed"
+# What the program says once it listens. Later it says which device is removed by surprise.
 READY = b"ready\n"
+# What QEMU says of a device that is not there any more.
+OF_REMOVED = re.compile(r"qemu\S*: (failed to read header: EOF"
+                        r"|Unable to write to socket: Broken pipe|vfio.*)")
 # Seconds that it has for its last words when QEMU is gone.
 END = 30
 # Of each device, unless a boot has others.
@@ -80,6 +85,8 @@ class Models:
             except subprocess.TimeoutExpired:
                 process.kill()
                 status = f"none within {END} s"
+            if removed := process.stdout.read():
+                (self.folder / REMOVED).write_bytes(removed)
             if status:
                 log.write(f"the exit status of the modelled devices was {status}\n".encode())
 

@@ -95,7 +95,10 @@ class Outcome:
     @property
     def qemu_log(self):
         """What QEMU said, line by line: nothing, unless a device or an IOMMU was misused."""
-        return _lines(self.results / "qemu.log")
+        lines = _lines(self.results / "qemu.log")
+        if (self.results / models.REMOVED).exists():
+            return [line for line in lines if not models.OF_REMOVED.fullmatch(line)]
+        return lines
 
     @property
     def model_log(self):

@@ -3,6 +3,7 @@
 
 import cache
 import debianroot
+import models
 import pipeline
 import programs
 import source
@@ -11,6 +12,8 @@ from igt import Verdict
 from steps import LabError
 
 C_CODE = (".c", ".h")
+# What is built for this machine, and not by the kernel's make.
+CRATES = (programs.CRATE, models.CRATE)
 HINT = "the log shows what is asked for"
 # Who submits a patch signs it off; and the tree is not a git tree that could name the commits
 # which the patches mention. A new file of a patch is in a folder that upstream maintains.
@@ -47,7 +50,8 @@ def run(steps):
     verdicts += maintained(steps, inside)
     verdicts.append(_gate("git am: the series", lambda: taken(steps, box, src)))
     verdicts.append(_gate("clippy: kernel", lambda: pipeline.kernel_only(steps)))
-    return verdicts + [_gate("clippy: igt-tests", lambda: _clippy_programs(steps, box))]
+    return verdicts + [_gate(f"clippy: {crate}", lambda it=crate: _clippy_programs(steps, box, it))
+                       for crate in CRATES]
 
 
 def _gate(name, action):
@@ -59,10 +63,10 @@ def _gate(name, action):
     return Verdict(name, "pass")
 
 
-def _clippy_programs(steps, box):
-    with steps.step("clippy of igt-tests") as step:
+def _clippy_programs(steps, box, crate):
+    with steps.step(f"clippy of {crate}") as step:
         programs.cargo(step, box, pipeline.REPO, "clippy", HINT, "--all-targets", "--",
-                       "-Dwarnings")
+                       "-Dwarnings", crate=crate)
 
 
 def formatted(steps, box):
@@ -74,7 +78,7 @@ def formatted(steps, box):
     overlay = [f"/build/src/{path}" for path, _ in source.overlay_files(pipeline.REPO)]
     patched = {f"/build/src/{path}" for patch in source.patches_of(pipeline.REPO)
                for path in source.touched_by(patch.read_text())}
-    others = [f"/repo/{path.relative_to(pipeline.REPO)}" for top in ("kunit", "igt-tests")
+    others = [f"/repo/{path.relative_to(pipeline.REPO)}" for top in ("kunit", *CRATES)
               for path in sorted((pipeline.REPO / top).rglob("*.rs"))]
     verdicts = []
     with steps.step("rustfmt") as step:

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Tests of how the modelled devices are run beside QEMU."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+from unittest import mock
+
+import check
+import commands
+import models
+import plan
+import qemu
+import topologies
+from steps import LabError
+
+GPU = topologies.find("gpu-switch")
+# What stands for the program: it says what that says, and ends when its standard input does.
+PROGRAM = """
+import sys
+print("{first}", flush=True)
+sys.stdin.read()
+{then}
+"""
+
+
+class Box:
+    """A sandbox that only tells what it would run, or runs a program of the test's own."""
+
+    def __init__(self, program="", binds=()):
+        self.program = program
+        self.binds = dict(binds)
+
+    def with_binds(self, binds=(), readonly=()):
+        """The same with more folders."""
+        return Box(self.program, {**self.binds, **dict(binds), **dict(readonly)})
+
+    def argv(self, command):
+        """The command line."""
+        return [sys.executable, "-c", self.program] if self.program else list(command)
+
+
+class Running(unittest.TestCase):
+    def setUp(self):
+        self.share = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.boot = plan.test(["x"], GPU)
+        self.folder = self.share / "results" / self.boot.name
+        self.folder.mkdir(parents=True)
+
+    def devices(self, first="ready", then=""):
+        """The devices of a boot, by a program of the test's own."""
+        box = Box(PROGRAM.format(first=first, then=then))
+        kernel = mock.Mock(share=self.share, folder=self.share, box=box)
+        return models.Models(kernel, self.boot)
+
+    def log(self):
+        """What is in the log of the devices."""
+        return (self.folder / models.LOG).read_text()
+
+    def test_the_program_runs_as_long_as_qemu(self):
+        devices = self.devices(then="sys.stderr.write('over\\n')")
+        with devices.running():
+            self.assertEqual(self.log(), "")
+        self.assertEqual(self.log(), "over\n")
+        self.assertFalse((self.folder / models.REMOVED).exists())
+
+    def test_one_that_does_not_start_fails_the_boot(self):
+        with self.assertRaises(LabError), self.devices(first="usage").running():
+            self.fail("it runs")
+
+    def test_one_that_dies_is_told(self):
+        with self.devices(then="sys.exit(3)").running():
+            pass
+        self.assertEqual(self.log(), "the exit status of the modelled devices was 3\n")
+
+    def test_one_that_does_not_end_is_killed_and_told(self):
+        with mock.patch.object(models, "END", 0.5), \
+                self.devices(then="import time; time.sleep(1000)").running():
+            pass
+        self.assertEqual(self.log(), "the exit status of the modelled devices was none within 0.5 s\n")
+
+    def test_it_is_killed_if_qemu_is(self):
+        started, real = [], subprocess.Popen
+
+        def start(*args, **streams):
+            process = real(*args, **streams)
+            started.append(process)
+            return process
+
+        with mock.patch.object(commands.subprocess, "Popen", start), \
+                self.assertRaises(ZeroDivisionError), self.devices().running():
+            raise ZeroDivisionError
+        self.assertEqual(started[0].returncode, -9)
+
+    def test_a_removal_is_kept(self):
+        with self.devices(then="print('removed gpu-b')").running():
+            pass
+        self.assertEqual((self.folder / models.REMOVED).read_text(), "removed gpu-b\n")
+
+    def test_most_boots_have_none(self):
+        kernel = mock.Mock(share=self.share, folder=self.share, box=Box())
+        devices = models.Models(kernel, plan.test(["x"], topologies.find("switch")))
+        box = Box()
+        self.assertIs(devices.inside(box), box)
+        with devices.running():
+            pass
+        self.assertEqual(os.listdir(self.folder), [])
+
+    def test_qemu_sees_the_sockets(self):
+        self.assertEqual(self.devices().inside(Box()).binds,
+                         {models.SOCKETS: self.folder / models.FOLDER})
+
+
+class CommandLines(unittest.TestCase):
+    def test_each_device_of_the_program_is_one_of_qemu(self):
+        for topology in topologies.MODELS:
+            said = models.arguments(topology, models.SIZES)
+            sockets = [dict(part.split("=") for part in word.split(",") if "=" in part)["socket"]
+                       for word in said if word.startswith("socket=")]
+            devices = [json.loads(word) for word in topology.machine if word.startswith("{")]
+            self.assertEqual([device["driver"] for device in devices], ["vfio-user-pci"] * 2)
+            self.assertEqual([device["socket"]["path"] for device in devices], sockets)
+            self.assertEqual([device["id"] for device in devices], list(topology.models))
+
+    def test_a_device_behind_an_iommu_is_strict(self):
+        for topology in topologies.MODELS:
+            strict = [",strict" in word for word in models.arguments(topology, models.SIZES)
+                      if word.startswith("socket=")]
+            self.assertEqual(strict, [topology.name == "gpu-intel-iommu"] * 2)
+
+    def test_an_iommu_tells_the_devices_what_it_maps(self):
+        for topology in topologies.MODELS:
+            iommus = [word for word in topology.machine if "iommu" in word]
+            self.assertTrue(all("caching-mode=on" in word for word in iommus))
+
+    def test_sizes_can_be_chosen(self):
+        boot = plan.test(["x"], GPU)
+        self.assertIn(models.SIZES, " ".join(models.arguments(GPU, boot.sizes)))
+        with mock.patch.dict(os.environ, GPU="vram=64G,aperture=256M"):
+            boot = plan.test(["x"], GPU)
+        self.assertEqual(models.arguments(GPU, boot.sizes)[2],
+                         "socket=/build/sockets/gpu-a.sock,name=gpu-a,vram=64G,aperture=256M")
+
+    def test_their_memory_can_be_mapped_by_others(self):
+        machine = qemu.Machine(mock.Mock(cmdline=""), "/image")
+        for name, shared in (("gpu-switch", True), ("switch", False)):
+            argv = machine.argv(plan.test(["x"], topologies.find(name)), ())
+            memory = [word for word in argv if word.startswith("memory-backend-")]
+            files = [word for word in memory if word.startswith("memory-backend-memfd")]
+            self.assertEqual(len(files), 2 if shared else 0)
+            self.assertTrue(all("share=on" in word for word in memory))
+            self.assertEqual("q35,memory-backend=ram" in argv, shared)
+
+
+class Judged(unittest.TestCase):
+    """Each line of the devices fails their boot."""
+
+    def setUp(self):
+        self.share = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        (self.share / "bin").mkdir()
+
+    def outcome(self, topology=GPU, **texts):
+        """A boot that left these files."""
+        boot = dataclasses.replace(plan.igt("check-a", topology, ("x",)), name=f"check-{len(texts)}")
+        results = self.share / "results" / boot.name
+        results.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            (results / name.replace("_", ".")).write_text(text)
+        return qemu.Outcome(boot, results, 1.0)
+
+    def verdicts(self, outcome):
+        """The verdicts about logs, by their names."""
+        lists = check.Lists({}, {}, None)
+        return {v.name.partition(": ")[2]: (v.result, v.detail)
+                for v in check.judge(outcome, lists, {}) if v.name.endswith(check.LOGS)}
+
+    def test_silence_is_good(self):
+        found = self.verdicts(self.outcome(model_log=""))
+        self.assertEqual(found["model log"], ("pass", ""))
+
+    def test_a_report_is_a_failure_and_serious(self):
+        outcome = self.outcome(model_log="gpu-a: ring 0, entry 1: read of 0x0\n\n")
+        self.assertEqual(self.verdicts(outcome)["model log"],
+                         ("fail", "gpu-a: ring 0, entry 1: read of 0x0"))
+        self.assertTrue(check.serious(outcome))
+
+    def test_without_devices_there_is_no_verdict(self):
+        found = self.verdicts(self.outcome(topologies.find("switch")))
+        self.assertNotIn("model log", found)
+
+    def test_what_qemu_says_of_a_removed_device_is_expected(self):
+        lines = ["qemu-system-x86_64: failed to read header: EOF",
+                 "qemu-system-x86_64: vfio_user_device_io_region_read: "
+                 "Unable to write to socket: Broken pipe",
+                 "qemu-system-x86_64: Unable to write to socket: Broken pipe",
+                 "qemu-system-x86_64: vfio_region_read(vfio-user:/build/sockets/gpu-b.sock:"
+                 "region0+0x0, 8) failed: Bad address",
+                 "qemu-system-x86_64: vfio vfio-user:/build/sockets/gpu-b.sock: Failed to tear down "
+                 "TRIGGER eventfd signaling for interrupt ERR-0"]
+        other = "qemu-system-x86_64: vtd_iommu_translate: detected translation failure"
+        text = "\n".join([*lines, other])
+        self.assertEqual(self.outcome(qemu_log=text).qemu_log, [*lines, other])
+        outcome = self.outcome(qemu_log=text, removed="removed gpu-b\n")
+        self.assertEqual(outcome.qemu_log, [other])
+
+
+if __name__ == "__main__":
+    unittest.main()
