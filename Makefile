@@ -3,7 +3,7 @@
 # The commands of the repository; tools/lab does the work. The kernel's own
 # build reads Kbuild in this folder, never this file.
 
-export KSRC MIRROR KVM JOBS GUESTS SEED FLAVOUR TOPOLOGY TEST MUTANT WITHOUT OUT AUTHOR
+export KSRC MIRROR KVM JOBS GUESTS SEED FLAVOUR TOPOLOGY GPU TEST MUTANT WITHOUT OUT AUTHOR
 
 LAB := python3 -B tools/lab
 
@@ -41,7 +41,9 @@ help:
 	@echo '  TOPOLOGY=name   machine of make test, profile and shell: switch (default), host-bridge,'
 	@echo '                  intel-iommu, no-route, acs-pair, virtio-iommu, or with two GPUs'
 	@echo '                  pair-switch, pair-host-bridge, pair-intel-iommu, pair-no-route,'
-	@echo '                  or with these and a NIC: rdma-switch, and so on'
+	@echo '                  or with these and a NIC: rdma-switch, and so on,'
+	@echo '                  or with modelled GPUs: gpu-switch, gpu-host-bridge, gpu-intel-iommu'
+	@echo '  GPU=sizes       of each modelled GPU of make test and shell: vram=64G,aperture=256M'
 	@echo '  MUTANT=id,...   only these mutations of tools/mutants/list.toml'
 	@echo '  WITHOUT=id,...  build a kernel without the patches whose names begin so'
 	@echo '  KVM=1           run guests under KVM instead of TCG (real time, not reproducible)'

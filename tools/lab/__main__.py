@@ -19,8 +19,8 @@ import kernel
 import mutants
 import onebyone
 import pipeline
+import plan
 import profiler
-import qemu
 import rdma
 import steps
 import style
@@ -145,7 +145,7 @@ def run_shell(work):
     topology = chosen_topology()
     built = for_topology(work, topology)
     work.console.say(f"{topology.title}; exit powers the guest off, Ctrl-a x ends QEMU")
-    return built.machine.interactive(qemu.Boot("shell", topology, "shell", 0))
+    return built.machine.interactive(plan.shell(topology))
 
 
 def run_clean(work):

@@ -2,8 +2,10 @@
 """What runs where: the programs of the tests, and the machines on which each can find something."""
 
 import dataclasses
+import os
 
 import kernel
+import models
 import qemu
 import rdma
 import topologies
@@ -27,6 +29,8 @@ MATRIX_OF_ROUTE = (f"{MATRIX}@either-*", f"{MATRIX}@vram-*")
 KINDS = ("avram_export", "edu_memory_life", "edu_user_memory", "vvram_counters", "vvram_hotplug",
          "vvram_kill", "vvram_move", "vvram_reset", "vvram_svm_peer", "vvram_unbind", "vvram_vfio")
 PAIR = ("pair_copy", "pair_import")                                             # two GPUs
+# With modelled GPUs: for each kind of address.
+GPU_KINDS = ("mgpu_model",)
 # How the names of the topologies of these end.
 KIND_OF_EACH = ("switch", "intel-iommu", "no-route")
 # Where each allocation fails.
@@ -91,12 +95,12 @@ BUSY = 1.0
 
 def check():
     """The boots of `make check`."""
-    return [*kunit(), *own(), *disks(), *rdma_boots()]
+    return [*kunit(), *own(), *disks(), *gpus(), *rdma_boots()]
 
 
 def sanitized():
     """The boots of `make soak` on a kernel with a sanitizer: all programs of the project."""
-    return [*kunit(), *own(), *disks(), *own_rdma(), faults()]
+    return [*kunit(), *own(), *disks(), *gpus(), *own_rdma(), faults()]
 
 
 def faults():
@@ -145,6 +149,11 @@ def disks():
             igt("check-disk-tracked", disk("tracked"), DISK_BOUNCED),
             igt("check-disk-stuck", disk("stuck"), DISK_STUCK),
             igt("check-disk-scramble", disk("scramble"), DISK_SCRAMBLED)]
+
+
+def gpus():
+    """The boots with modelled GPUs."""
+    return [igt(f"check-{topology.name}", topology, GPU_KINDS) for topology in topologies.MODELS]
 
 
 def variant(name, topology=SWITCH):
@@ -197,7 +206,17 @@ def own_rdma():
 
 def test(tests, topology):
     """The boot of `make test`."""
-    return igt(f"test-{topology.name}", topology, tests)
+    return dataclasses.replace(igt(f"test-{topology.name}", topology, tests), sizes=sizes())
+
+
+def shell(topology):
+    """The boot of `make shell`."""
+    return qemu.Boot("shell", topology, "shell", 0, sizes=sizes())
+
+
+def sizes():
+    """The sizes of modelled GPUs that are asked for with GPU=."""
+    return os.environ.get("GPU") or models.SIZES
 
 
 def kunit():

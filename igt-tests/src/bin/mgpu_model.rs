@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The modelled GPU without its driver: that a broken rule is heard of, on which other tests rely.
+
+use std::fs;
+use std::fs::OpenOptions;
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use vvram_tests::map::{Map, PAGE};
+use vvram_tests::misc;
+use vvram_tests::pci::{Bar, PciDevice};
+use vvram_tests::qmp::Monitor;
+use vvram_tests::rebind::Unbound;
+use vvram_tests::{check, check_eq, fail, igt_main, Outcome, Stop, SysError};
+
+// Pairs of registers, which an access of 64 bits reaches, by the number of that.
+const ID_VERSION: usize = 0x000 / 8;
+const VRAM_SIZE: usize = 0x008 / 8;
+const APERTURE_SIZE: usize = 0x010 / 8;
+const RINGS_CONTEXTS: usize = 0x018 / 8;
+const STATUS_PAGE: usize = 0x020 / 8;
+const RESET_INJECT: usize = 0x048 / 8;
+const REPORTS_CHECK: usize = 0x050 / 8;
+
+const REMOVE: u64 = 7;
+const EXPECT_REPORTS: u64 = 9;
+const POISON: u64 = 0xa5a5_a5a5_a5a5_a5a5;
+const ONES: u64 = u64::MAX;
+
+/// The last GPU, as QEMU knows it, and where QEMU finds the sockets.
+const LAST: &str = "gpu-b";
+const SOCKETS: &str = "/build/sockets";
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// A GPU without a driver, whose registers and aperture are mapped.
+struct Gpu {
+    pci: PciDevice,
+    registers: Map,
+    aperture: Bar,
+    /// Binds its driver again, if it had one.
+    unbound: Option<Unbound>,
+}
+
+impl Gpu {
+    fn all() -> Vec<PciDevice> {
+        PciDevice::all(0x1234, 0x11f0)
+    }
+
+    fn open(pci: PciDevice) -> Result<Self, Stop> {
+        let unbound = match pci.driver() {
+            Some(_) => Some(Unbound::new(&pci)?),
+            None => None,
+        };
+        let folder = PathBuf::from("/sys/bus/pci/devices").join(pci.name());
+        let path = folder.join("enable");
+        fs::write(&path, "1")
+            .map_err(|error| SysError::io(format!("writing 1 to {}", path.display()), &error))?;
+        let path = folder.join("resource0");
+        let file = OpenOptions::new().read(true).write(true).open(&path);
+        let file =
+            file.map_err(|error| SysError::io(format!("open({})", path.display()), &error))?;
+        Ok(Self {
+            registers: Map::new(file.as_raw_fd(), 0, PAGE)?,
+            aperture: Bar::open(&pci)?,
+            pci,
+            unbound,
+        })
+    }
+
+    fn inject(&self, what: u64, argument: u64) {
+        // Zero for RESET resets nothing.
+        self.registers
+            .write(RESET_INJECT, (what | argument << 16) << 32);
+    }
+
+    /// How many reports there were, with those of a look at the aperture.
+    fn reports(&self) -> u64 {
+        self.registers.write(REPORTS_CHECK, 0);
+        self.registers.read(REPORTS_CHECK) & 0xffff_ffff
+    }
+}
+
+/// Each GPU, of which there are two.
+fn each(test: fn(&Gpu) -> Outcome) -> Outcome {
+    let found = Gpu::all();
+    check_eq!(found.len(), 2, "modelled GPUs");
+    for pci in found {
+        test(&Gpu::open(pci)?)?;
+    }
+    Ok(())
+}
+
+fn identity(gpu: &Gpu) -> Outcome {
+    let registers = &gpu.registers;
+    check_eq!(
+        registers.read(ID_VERSION),
+        1 << 32 | 0x5550_474d,
+        "ID, VERSION"
+    );
+    let vram = registers.read(VRAM_SIZE);
+    if !vram.is_power_of_two() || !(256 << 20..=64 << 30).contains(&vram) {
+        fail!("{vram:#x} bytes of VRAM");
+    }
+    check_eq!(
+        registers.read(APERTURE_SIZE),
+        gpu.aperture.len(),
+        "size of the aperture"
+    );
+    check_eq!(
+        registers.read(RINGS_CONTEXTS),
+        512 << 32 | 2,
+        "RINGS, CONTEXTS"
+    );
+    registers.write(STATUS_PAGE, 0x12_3456_7000);
+    check_eq!(registers.read(STATUS_PAGE), 0x12_3456_7000, "STATUS_PAGE");
+    gpu.pci.reset()?;
+    check_eq!(
+        registers.read(STATUS_PAGE),
+        0,
+        "STATUS_PAGE after a function level reset"
+    );
+    Ok(())
+}
+
+fn poison(gpu: &Gpu) -> Outcome {
+    let map = gpu.aperture.map();
+    for page in [0, 1, map.pages() / 2, map.pages() - 1] {
+        check_eq!(map.read(page * PAGE / 8), POISON, "page {page}");
+        check_eq!(map.byte((page + 1) * PAGE - 1), 0xa5, "end of page {page}");
+    }
+    check_eq!(gpu.reports(), 0, "reports");
+    Ok(())
+}
+
+fn reported(gpu: &Gpu) -> Outcome {
+    let map = gpu.aperture.map();
+    let before = gpu.reports();
+    gpu.inject(EXPECT_REPORTS, 2);
+    for (count, page) in [7, map.pages() - 1].into_iter().enumerate() {
+        let last = (page + 1) * PAGE / 8 - 1;
+        map.write(last, 0);
+        check_eq!(map.read(last), 0, "the word that was written");
+        check_eq!(gpu.reports(), before + count as u64 + 1, "reports");
+        check_eq!(map.read(last), POISON, "the word after the report");
+        check_eq!(
+            gpu.reports(),
+            before + count as u64 + 1,
+            "reports after that"
+        );
+    }
+    Ok(())
+}
+
+/// It is unplugged then, and plugged in again.
+fn removed() -> Outcome {
+    let Some(pci) = Gpu::all().pop() else {
+        fail!("there is no modelled GPU");
+    };
+    let driver = pci.driver();
+    let mut gpu = Gpu::open(pci.clone())?;
+    gpu.inject(REMOVE, 0);
+    let gone = misc::poll(LIMIT, || {
+        (gpu.registers.read(ID_VERSION) == ONES).then_some(())
+    });
+    check!(gone.is_some(), "ID reads as before");
+    check_eq!(gpu.registers.read(REPORTS_CHECK), ONES, "REPORTS");
+    let config = pci.config()?;
+    check_eq!(config[..4], [0xff; 4], "vendor and device");
+    if let Some(unbound) = gpu.unbound.take() {
+        unbound.keep();
+    }
+    drop(gpu);
+
+    let mut monitor = Monitor::open()?;
+    monitor.unplug(LAST)?;
+    check!(monitor.unplugged(LAST, LIMIT)?, "{LAST} was not unplugged");
+    check!(!pci.exists(), "the kernel still has {}", pci.name());
+    let socket = format!("\"socket\": {{\"type\": \"unix\", \"path\": \"{SOCKETS}/{LAST}.sock\"}}");
+    monitor.plug("vfio-user-pci", LAST, &socket, &["d4", "rp4"])?;
+    let back = misc::poll(LIMIT, || {
+        // The kernel knows a device before it gives it addresses.
+        let placed = pci.exists() && pci.bar(0).is_ok_and(|(start, _)| start != 0);
+        (placed && pci.driver() == driver).then_some(())
+    });
+    check!(back.is_some(), "{} does not come back", pci.name());
+    let gpu = Gpu::open(pci)?;
+    identity(&gpu)?;
+    poison(&gpu)
+}
+
+igt_main! {
+    "identity", "registers say what the device is, and a reset clears them", || each(identity);
+    "poison", "what is not mapped in the aperture is poison", || each(poison);
+    "reported", "a write to what is not mapped is reported", || each(reported);
+    "removed", "a device that is removed by surprise reads as ones, and can be plugged in again", removed;
+}
