@@ -27,7 +27,7 @@ use vfio_user::message::Message;
 use vfio_user::socket;
 
 /// Longer than anything takes that is not waited for in vain.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The region of the configuration space, and the registers in it that tests need.
 pub const CONFIG: u32 = 7;
@@ -291,16 +291,16 @@ fn receive(stream: &UnixStream, replies: &mpsc::Sender<(Message, Vec<File>)>, re
 /// Does a DMA_READ or a DMA_WRITE.
 fn served(message: &Message, remote: &Remote) -> Option<Vec<u8>> {
     let mut fields = Fields(&message.body);
-    let (address, bytes) = (fields.u64()?, fields.u32()?);
+    let (address, bytes) = (fields.u64()?, usize::try_from(fields.u64()?).ok()?);
     let mut remote = remote.lock().unwrap();
     let (start, content) = remote.range_mut(..=address).next_back()?;
     let from = usize::try_from(address - start).ok()?;
-    let part = content.get_mut(from..from.checked_add(bytes as usize)?)?;
-    let body = Body::default().u64(address).u32(bytes);
+    let part = content.get_mut(from..from.checked_add(bytes)?)?;
+    let body = Body::default().u64(address).u64(bytes as u64);
     match message.command {
         command::DMA_READ => Some(body.data(part).0),
         command::DMA_WRITE => {
-            part.copy_from_slice(fields.take(bytes as usize)?);
+            part.copy_from_slice(fields.take(bytes)?);
             Some(body.0)
         }
         _ => None,

@@ -115,8 +115,11 @@ pub fn execute(
 
 /// Bytes of a pattern, from a byte of it on.
 fn filled(pattern: u32, phase: usize, bytes: usize) -> Vec<u8> {
-    let pattern = pattern.to_le_bytes();
-    (phase..phase + bytes).map(|i| pattern[i % 4]).collect()
+    let mut pattern = pattern.to_le_bytes();
+    pattern.rotate_left(phase % 4);
+    let mut filled = pattern.repeat(bytes.div_ceil(4));
+    filled.truncate(bytes);
+    filled
 }
 
 /// Calls a function for each chunk, with where it begins, and its bytes.

@@ -31,8 +31,8 @@ use crate::status::Culprit;
 
 /// The numbers of entries that a ring may have.
 const SIZES: std::ops::RangeInclusive<u32> = 8..=4096;
-/// Between an interrupt that is early and the value that it is about.
-const EARLY: Duration = Duration::from_millis(20);
+/// Milliseconds between an interrupt that is early and the value that it is about, unless said otherwise.
+const EARLY: u32 = 20;
 /// Between two looks at what an ACQUIRE waits for: the first ones, and the others.
 const SOON: Duration = Duration::from_micros(50);
 const LATER: Duration = Duration::from_millis(1);
@@ -51,7 +51,8 @@ struct Injected {
     hang: bool,
     fault: bool,
     lose_interrupt: bool,
-    early_interrupt: bool,
+    /// How many milliseconds too early.
+    early_interrupt: Option<u32>,
     /// Milliseconds that each entry takes more, and that the next one does.
     slow: u32,
     delay: u32,
@@ -169,7 +170,9 @@ impl Ring {
             inject::HANG => injected.hang = true,
             inject::FAULT => injected.fault = true,
             inject::LOSE_INTERRUPT => injected.lose_interrupt = true,
-            inject::EARLY_INTERRUPT => injected.early_interrupt = true,
+            inject::EARLY_INTERRUPT => {
+                injected.early_interrupt = Some(if argument == 0 { EARLY } else { argument });
+            }
             inject::SLOW => injected.slow = argument,
             inject::DELAY => injected.delay = argument,
             _ => (),
@@ -234,6 +237,8 @@ impl Ring {
             state.doorbell = 0;
             state.done = 0;
             state.stopped = false;
+            // One that did not begin yet is over as well.
+            state.injected.hang = false;
             state.reset = None;
             self.resetting.store(false, Ordering::SeqCst);
         }
@@ -352,13 +357,16 @@ fn perform(bus: Bus<'_>, ring: &Ring, culprit: &mut Culprit, at: u64) -> Result<
     ring.stumble()?;
     match entry.operation {
         Some(Operation::Fence { value, interrupt }) => {
-            let early = interrupt && std::mem::take(&mut ring.lock().injected.early_interrupt);
-            if early {
+            let early = match interrupt {
+                true => ring.lock().injected.early_interrupt.take(),
+                false => None,
+            };
+            if let Some(early) = early {
                 bus.gpu.port.interrupt();
-                ring.sleep(EARLY)?;
+                ring.sleep(Duration::from_millis(early.into()))?;
             }
             status::fence(bus, culprit.ring, value)?;
-            Ok(interrupt && !early)
+            Ok(interrupt && early.is_none())
         }
         Some(Operation::Acquire { address, value }) => {
             ring.acquire(bus, entry.context, address, value)?;

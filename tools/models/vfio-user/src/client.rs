@@ -22,6 +22,9 @@ use crate::message::Message;
 use crate::message::DATA;
 use crate::socket;
 
+/// Bytes in front of the data of a DMA_READ or a DMA_WRITE: the address and the count.
+const FIELDS: usize = 16;
+
 /// Why the client did not do something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failed {
@@ -82,10 +85,9 @@ impl Client {
     /// Reads memory; at most [`DATA`] bytes.
     pub fn read(&self, address: u64, to: &mut [u8]) -> Result<(), Failed> {
         debug_assert!(to.len() <= DATA);
-        let body = Body::default().u64(address).u32(to.len() as u32);
+        let body = Body::default().u64(address).u64(to.len() as u64);
         let body = self.ask(command::DMA_READ, body)?;
-        // In front of the data is what was asked for.
-        match body.get(12..).filter(|data| data.len() == to.len()) {
+        match body.get(FIELDS..FIELDS + to.len()) {
             Some(data) => {
                 to.copy_from_slice(data);
                 Ok(())
@@ -97,7 +99,7 @@ impl Client {
     /// Writes memory; at most [`DATA`] bytes.
     pub fn write(&self, address: u64, from: &[u8]) -> Result<(), Failed> {
         debug_assert!(from.len() <= DATA);
-        let body = Body::default().u64(address).u32(from.len() as u32);
+        let body = Body::default().u64(address).u64(from.len() as u64);
         self.ask(command::DMA_WRITE, body.data(from)).map(|_| ())
     }
 

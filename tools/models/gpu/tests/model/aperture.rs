@@ -174,6 +174,19 @@ fn entries_that_are_not_allowed_are_reported_and_map_nothing() {
 }
 
 #[test]
+fn what_reaches_beyond_vram_is_reported_and_maps_nothing() {
+    let mut machine = Machine::with(|options| {
+        options.vram = 1 << 20;
+        options.aperture = 2 << 20;
+    });
+    let aperture = machine.aperture();
+    machine.set_entry(0, 0, 1, VALID | LEAF | IN_VRAM);
+    machine.invalidate(0, 0, u64::MAX);
+    assert_eq!(machine.reports(), 1);
+    assert!(aperture.is_filled(0, 2 << 20, POISON));
+}
+
+#[test]
 fn tables_that_are_not_mapped_for_dma_are_reported() {
     let mut machine = Machine::new();
     let aperture = machine.aperture();

@@ -100,10 +100,7 @@ fn a_device_answers_registers_while_it_does_dma() {
 #[test]
 fn nothing_is_accessed_once_it_is_unmapped() {
     let mut machine = Machine::with(|options| options.strict = true);
-    let pieces: Vec<(u64, u64)> = (0..60).map(|_| (BASE + DATA, 1 << 20)).collect();
-    let entry = machine.fill_list(&pieces, 60 << 20, 0x0101_0101);
-    machine.submit(0, &[entry]);
-    eventually("the fill", || machine.load(DATA) != 0);
+    machine.fill_for_long();
     machine.client.unmap(BASE + DATA, MEMORY - DATA);
     machine.client.memory.fill(DATA, 1 << 20, 0);
     eventually("a fault", || machine.error(0) == error::DMA);

@@ -71,10 +71,7 @@ fn the_client_resets_the_device() {
 #[test]
 fn there_is_no_dma_after_a_reset_by_the_client() {
     let mut machine = Machine::new();
-    let pieces: Vec<(u64, u64)> = (0..60).map(|_| (BASE + DATA, 1 << 20)).collect();
-    let entry = machine.fill_list(&pieces, 60 << 20, 0x0101_0101);
-    machine.submit(0, &[entry]);
-    eventually("the fill", || machine.load(DATA) != 0);
+    machine.fill_for_long();
     machine
         .client
         .ask(command::DEVICE_RESET, Body::default(), None)

@@ -389,6 +389,14 @@ impl Machine {
         entry.with(40, pattern)
     }
 
+    /// Begins to fill memory at DATA, again and again, which takes longer than what a test does meanwhile.
+    pub fn fill_for_long(&mut self) {
+        let pieces: Vec<(u64, u64)> = (0..60).map(|_| (BASE + DATA, 1 << 20)).collect();
+        let entry = self.fill_list(&pieces, 60 << 20, 0x0101_0101);
+        self.submit(0, &[entry; ENTRIES as usize]);
+        eventually("the fill", || self.load(DATA) != 0);
+    }
+
     /// Reads VRAM by the copy engine.
     pub fn vram(&mut self, offset: u64, bytes: u64) -> Vec<u8> {
         let at = MEMORY - (1 << 20);

@@ -204,16 +204,11 @@ fn a_reset_ends_a_wait() {
 #[test]
 fn a_reset_ends_a_long_copy_and_there_is_no_dma_after_it() {
     let mut machine = Machine::new();
-    // Many pieces over the same bytes: long enough to be in the middle of it.
-    let pieces: Vec<(u64, u64)> = (0..60).map(|_| (BASE + DATA, 1 << 20)).collect();
-    let mut entry = machine.fill_list(&pieces, 60 << 20, 0x0101_0101);
-    machine.submit(0, &[entry]);
-    eventually("the copy", || machine.load(DATA) != 0);
+    machine.fill_for_long();
     machine.reset(1);
     machine.client.memory.fill(DATA, 1 << 20, 0);
     machine.begin_again();
-    entry = Entry::nop();
-    machine.run(0, &[entry; 30]);
+    machine.run(0, &[Entry::nop(); 30]);
     assert!(machine.client.memory.is_filled(DATA, 1 << 20, 0));
     assert!(machine.is_quiet());
 }
