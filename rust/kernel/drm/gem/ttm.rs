@@ -327,6 +327,7 @@ mod mmap;
 mod moves;
 mod ops;
 mod placed;
+mod private;
 mod suspend;
 mod vmap;
 mod windows;
@@ -372,6 +373,7 @@ use super::{
         trace,
         Client, //
     },
+    shared_resv::ResvRef,
     BaseObject,
     Held,
     IntoGEMObject, //
@@ -403,7 +405,6 @@ use crate::{
         page_align,
         PAGE_SHIFT, //
     },
-    pm::Awake,
     prelude::*,
     rbtree::RBTreeNodeReservation,
     sync::{
@@ -435,7 +436,7 @@ use core::{
 ///   and `shown`.
 /// - While `pins.off_lru` is set the object is in VRAM, and one of the pins of `bo` is due to that.
 /// - An object with `import` is of the type `ttm_bo_type_sg` and shares the reservation of the buffer
-///   that it stands for. Others have a reservation of their own.
+///   that it stands for. One with `shared` has the reservation of that, others one of their own.
 #[repr(C)]
 #[pin_data]
 pub struct Object<T: TtmObject> {
@@ -453,8 +454,9 @@ pub struct Object<T: TtmObject> {
     loss: Arc<drm::ttm::Loss>,
     /// How many bytes of it were seen in VRAM then.
     seen: Atomic<u64>,
-    // Keeps the reservation, which TTM uses until it calls `destroy_callback`.
+    // Both keep the reservation, which TTM uses until it calls `destroy_callback`.
     import: Option<Import>,
+    shared: Option<ResvRef>,
     #[pin]
     data: T,
 }
@@ -513,13 +515,24 @@ impl<T: TtmObject> Object<T> {
     /// - `ENODEV` if it is to be in VRAM and the driver is not bound any more.
     /// - `ERESTARTSYS` if a signal arrived.
     /// - `ENOMEM` if memory runs out.
-    /// - Those of [`Awake::new`] if it may be in VRAM.
+    /// - Those of [`Awake::new`](crate::pm::Awake::new) if it may be in VRAM.
     pub fn new(
         dev: &drm::Device<T::Driver>,
         size: usize,
         places: &[Place],
         ctx: &mut OpCtx,
         args: T::Args,
+    ) -> Result<ARef<Self>> {
+        Self::new_with(dev, size, places, ctx, args, None)
+    }
+
+    fn new_with(
+        dev: &drm::Device<T::Driver>,
+        size: usize,
+        places: &[Place],
+        ctx: &mut OpCtx,
+        args: T::Args,
+        shared: Option<ResvRef>,
     ) -> Result<ARef<Self>> {
         if size == 0 {
             return Err(EINVAL);
@@ -534,7 +547,8 @@ impl<T: TtmObject> Object<T> {
             .any(|place| place.mem_type() == MemType::Vram)
             .then(|| ttm.awake())
             .transpose()?;
-        let obj = Self::make(dev, size, &places.without_eviction(), ctx, args, None)?;
+        let first = places.without_eviction();
+        let obj = Self::make(dev, size, &first, ctx, args, None, shared)?;
 
         // To evict others, their reservations may have to be waited for, which takes a ticket.
         let flags = if ctx.is_interruptible() {
@@ -549,7 +563,14 @@ impl<T: TtmObject> Object<T> {
         };
         if !is_placed(obj.reserve(false)?.mem_type()) {
             ttm.exec_as_is(flags, |exec| {
-                obj.lock(exec)?.ok_or(EALREADY)?.validate(&places, ctx)
+                let mut object = obj.lock(exec)?.ok_or(EALREADY)?;
+
+                match &obj.shared {
+                    None => object.validate(&places, ctx),
+                    Some(shared) => {
+                        ctx.with_siblings(shared.resv(), |ctx| object.validate(&places, ctx))
+                    }
+                }
             })?;
         }
         Ok(obj)
@@ -565,13 +586,15 @@ impl<T: TtmObject> Object<T> {
         ctx: &mut OpCtx,
         args: T::Args,
         import: Option<Import>,
+        shared: Option<ResvRef>,
     ) -> Result<ARef<Self>> {
         let drm = dev.as_raw();
         let ttm = T::ttm(dev);
         let bdev = ttm.bdev(drm)?;
         let room = RBTreeNodeReservation::new(GFP_KERNEL)?;
         // Who shares a reservation holds it while the object is made, and keeps what it is part of.
-        let shared = import.as_ref().map(|import| ARef::from(import.dma_buf()));
+        let buf = import.as_ref().map(|import| ARef::from(import.dma_buf()));
+        let kept = shared.clone();
 
         let obj = KBox::pin_init(
             try_pin_init!(Self {
@@ -591,6 +614,7 @@ impl<T: TtmObject> Object<T> {
                 loss: ttm.new_loss()?,
                 seen: Atomic::new(0),
                 import,
+                shared,
                 data <- T::new(dev, size, args),
             }),
             GFP_KERNEL,
@@ -601,19 +625,23 @@ impl<T: TtmObject> Object<T> {
         // SAFETY: Just allocated.
         let bo = unsafe { (*this).bo.get() };
 
-        let (bo_type, resv) = match &shared {
-            None => (bindings::ttm_bo_type_ttm_bo_type_device, ptr::null_mut()),
-            Some(buf) => {
-                // Unlocked by what unlocks the object below.
-                core::mem::forget(buf.resv().lock());
-                (bindings::ttm_bo_type_ttm_bo_type_sg, buf.resv().as_raw())
-            }
+        let (bo_type, resv) = match &buf {
+            Some(buf) => (bindings::ttm_bo_type_ttm_bo_type_sg, Some(buf.resv())),
+            None => (
+                bindings::ttm_bo_type_ttm_bo_type_device,
+                kept.as_ref().map(|kept| kept.resv()),
+            ),
         };
+        let resv = resv.map_or(ptr::null_mut(), |resv| {
+            // Unlocked by what unlocks the object below.
+            core::mem::forget(resv.lock());
+            resv.as_raw()
+        });
 
         // SAFETY: The GEM object is zeroed. The device is valid, and `free_callback` puts the
         // reference. A reservation that is shared is held, and valid as long as the object, which
-        // keeps its buffer. On failure TTM calls `destroy_callback`, for an object that shares its
-        // reservation later, by a worker which takes it.
+        // keeps what it is part of. On failure TTM calls `destroy_callback`, for an import later, by
+        // a worker which takes the reservation.
         unsafe {
             let gem = &raw mut (*bo).base;
 
@@ -758,30 +786,6 @@ impl<T: TtmObject> Object<T> {
         // SAFETY: By the type invariant the object is one of such a device, which is part of the
         // data of the DRM device, and so valid as long as the object.
         unsafe { drm::ttm::Device::from_raw((*self.bo()).bdev) }
-    }
-
-    /// Keeps the device awake whose memory VRAM is, which is out of reach otherwise.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Awake::new`].
-    pub(crate) fn awake(&self) -> Result<Awake> {
-        Awake::new(self.ttm().owner())
-    }
-
-    /// As [`Self::awake`] for a task that has a reservation, [`None`] if the device is not awake.
-    pub(crate) fn awake_if_active(&self) -> Option<Awake> {
-        Awake::if_active(self.ttm().owner())
-    }
-
-    /// Takes back what of [`Self::awake`] was forgotten.
-    ///
-    /// # Safety
-    ///
-    /// Those of [`Awake::from_forgotten`].
-    pub(crate) unsafe fn awake_from_forgotten(&self) -> Awake {
-        // SAFETY: As promised by the caller.
-        unsafe { Awake::from_forgotten(self.ttm().owner()) }
     }
 }
 

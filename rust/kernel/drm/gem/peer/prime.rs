@@ -80,6 +80,12 @@ fn export<T: PeerObject>(obj: &Object<T>, flags: c_int) -> Result<ARef<DmaBuf>> 
 
     let raw = obj.as_raw();
 
+    // An importer would lock all objects that share the reservation.
+    // SAFETY: The object is valid.
+    if unsafe { (*raw).resv != &raw mut (*raw)._resv } {
+        return Err(EPERM);
+    }
+
     // An object that is exported leaves VRAM when the device is suspended the next time, so that
     // importers that cannot resume the device reach it. It does not leave while the device is
     // suspended.

@@ -22,6 +22,7 @@ use crate::{
     dma::DataDirection,
     dma_buf::fence::Fence,
     dma_resv::{
+        DmaResv,
         LockedResv,
         Usage, //
     },
@@ -109,10 +110,14 @@ impl<T: TtmObject> Part<'_, T> {
         if let (Some(import), Some(access)) = (self.object.as_import(), access) {
             return vmapped(import, access, &mut locked.resv());
         }
-        // Only what is imported shares a reservation.
-        if !ptr::eq(locked.obj, self.object) {
+        // What is private may share a reservation with the other object.
+        // SAFETY: The reservation of a valid object is valid.
+        let resv = unsafe { DmaResv::from_raw((*self.object.as_raw()).resv) };
+        if !locked.resv().is_for(resv) {
             return Err(EINVAL);
         }
+        // SAFETY: Its reservation is held, and nobody else uses it while `locked` is borrowed.
+        let mut locked = unsafe { Held::assume(self.object) };
 
         if !matches!(locked.mem_type(), Some(MemType::Vram | MemType::Tt)) {
             // It may have been swapped out.

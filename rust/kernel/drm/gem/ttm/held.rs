@@ -109,8 +109,8 @@ impl<T: TtmObject> Held<'_, Object<T>> {
     /// Takes note that the object is used: of those that can be evicted it is the last one now.
     ///
     /// Whoever has the object reserved calls this if it is going to access the content, or has
-    /// somebody else do so, and not to look at where it is.
-    pub(crate) fn touch(&self) {
+    /// somebody else do so, such as a job of the device, and not to look at where it is.
+    pub fn touch(&self) {
         // SAFETY: The object is valid, and its reservation is held, which guards the count and the
         // place. What is pinned is on no LRU list.
         unsafe {

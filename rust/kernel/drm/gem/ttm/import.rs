@@ -114,6 +114,7 @@ impl<T: TtmObject> Object<T> {
             &mut OpCtx::interruptible(),
             args,
             Some(import),
+            None,
         )
     }
 

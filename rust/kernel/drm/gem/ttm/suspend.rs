@@ -48,6 +48,7 @@ use crate::{
         }, //
     },
     error::to_result,
+    pm::Awake,
     prelude::*,
     sync::{
         aref::ARef,
@@ -341,5 +342,31 @@ impl<T: TtmObject> Held<'_, Object<T>> {
 
         fence.wait(false)?;
         fence.status().unwrap_or(Ok(()))
+    }
+}
+
+impl<T: TtmObject> Object<T> {
+    /// Keeps the device awake whose memory VRAM is, which is out of reach otherwise.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Awake::new`].
+    pub(crate) fn awake(&self) -> Result<Awake> {
+        Awake::new(self.ttm().owner())
+    }
+
+    /// As [`Self::awake`] for a task that has a reservation, [`None`] if the device is not awake.
+    pub(crate) fn awake_if_active(&self) -> Option<Awake> {
+        Awake::if_active(self.ttm().owner())
+    }
+
+    /// Takes back what of [`Self::awake`] was forgotten.
+    ///
+    /// # Safety
+    ///
+    /// Those of [`Awake::from_forgotten`].
+    pub(crate) unsafe fn awake_from_forgotten(&self) -> Awake {
+        // SAFETY: As promised by the caller.
+        unsafe { Awake::from_forgotten(self.ttm().owner()) }
     }
 }

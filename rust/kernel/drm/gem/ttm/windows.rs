@@ -227,7 +227,8 @@ impl<T: TtmObject> Held<'_, Object<T>> {
                 DmaResv::from_raw((*self.obj.as_raw()).resv),
             )
         };
-        let _guard = if resv.is_locked_with(own) {
+        // Private objects may share one.
+        let _guard = if core::ptr::eq(resv, own) || resv.is_locked_with(own) {
             None
         } else {
             Some(resv.try_lock()?)
