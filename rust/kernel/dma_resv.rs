@@ -124,7 +124,7 @@ pub enum Usage {
 }
 
 impl Usage {
-    const fn as_raw(self) -> bindings::dma_resv_usage {
+    pub(crate) const fn as_raw(self) -> bindings::dma_resv_usage {
         match self {
             Usage::Kernel => bindings::dma_resv_usage_DMA_RESV_USAGE_KERNEL,
             Usage::Write => bindings::dma_resv_usage_DMA_RESV_USAGE_WRITE,

@@ -174,15 +174,24 @@ impl Exec {
         })
     }
 
+    /// Returns the C structure.
+    #[cfg_attr(
+        not(all(CONFIG_RUST_DRM_GPUVM, CONFIG_RUST_DRM_TTM)),
+        expect(dead_code)
+    )]
+    pub(crate) fn as_raw(&self) -> *mut bindings::drm_exec {
+        self.inner.get()
+    }
+
     /// Tells whether an object was contended in this round.
-    fn is_contended(&self) -> bool {
+    pub(crate) fn is_contended(&self) -> bool {
         // SAFETY: By the type invariant the context is initialized and used by this task only.
         // After `begin()` the pointer is null until an object is contended.
         unsafe { !(*self.inner.get()).contended.is_null() }
     }
 
     /// Returns how many objects are locked.
-    fn locked(&self) -> u32 {
+    pub(crate) fn locked(&self) -> u32 {
         // SAFETY: By the type invariant the context is initialized and used by this task only.
         unsafe { (*self.inner.get()).num_objects }
     }
@@ -243,7 +252,7 @@ impl PinnedDrop for Exec {
 /// - The round has begun, and lasts for `'a`.
 /// - `'a` is known to the closure of [`Exec::run`] only, so nothing that has it leaves the round.
 pub struct ExecCtx<'a> {
-    exec: &'a Exec,
+    pub(crate) exec: &'a Exec,
     _invariant: PhantomData<fn(&'a ()) -> &'a ()>,
 }
 

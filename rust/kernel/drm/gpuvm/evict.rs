@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! Objects that leave where page tables say that they are.
+//!
+//! An object may be mapped by several VMs, and at several addresses in each. A driver whose
+//! objects move implements [`Mappings`](drm::gem::Mappings), and calls from there
+//!
+//! - [`Held::mark_mappings_evicted`], so that [`LockedVm::validate`] brings the object back before
+//!   a VM is used again,
+//! - [`Held::for_each_vm`], to clear the entries that lead to it.
+//!
+//! The walk gives ranges, because the data of a mapping, [`DriverGpuVm::VaData`], and that of the
+//! VM belong to the task that has [`UniqueRefGpuVm`], by whatever lock. What the driver needs to
+//! clear entries, such as its page table, is therefore in [`DriverGpuVm::VmBoData`].
+//!
+//! An address that is not mapped any more is not in the walk. So the entries are cleared before
+//! [`OpUnmap::remove`] and [`OpRemap::remap`] are called, or with the reservation of the object
+//! held, without which it does not move.
+//!
+//! # Locking
+//!
+//! The reservation of the object is held, by whatever task moves it, and the walk takes its
+//! `gpuva.lock`, under which no memory is allocated.
+//!
+//! C header: [`include/drm/drm_gpuvm.h`](srctree/include/drm/drm_gpuvm.h)
+
+use super::*;
+use crate::{
+    container_of,
+    drm::gem::Held, //
+};
+use core::any::TypeId;
+
+/// Which kind of VM maps an object, so that a walk finds those of one kind.
+///
+/// See [`DriverGpuVm::EVICTABLE`].
+pub struct Evictable<T: DriverGpuVm> {
+    kind: Option<fn() -> TypeId>,
+    // Invariant: a kind is that of one lifetime.
+    _p: PhantomData<fn(T) -> T>,
+}
+
+impl<T: DriverGpuVm> Evictable<T> {
+    /// For VMs whose objects stay where they are.
+    pub const NONE: Self = Self {
+        kind: None,
+        _p: PhantomData,
+    };
+
+    pub(super) const fn kind(&self) -> Option<fn() -> TypeId> {
+        self.kind
+    }
+}
+
+/// Returns what VMs have whose objects move.
+pub const fn evictable<T: DriverGpuVm + 'static>() -> Evictable<T> {
+    Evictable {
+        kind: Some(TypeId::of::<T>),
+        _p: PhantomData,
+    }
+}
+
+/// A part of an object that a VM maps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MappedRange {
+    /// The addresses of the VM.
+    pub va: Range<u64>,
+    /// The offset in the object of the first one.
+    pub gem_offset: u64,
+}
+
+/// What a VM maps of an object.
+///
+/// # Invariants
+///
+/// `vm_bo` is one of a [`GpuVm<T>`], on the list of its object, whose `gpuva.lock` is held for
+/// `'a`.
+pub struct MappedIn<'a, T: DriverGpuVm> {
+    vm_bo: *mut bindings::drm_gpuvm_bo,
+    _p: PhantomData<&'a GpuVmBo<T>>,
+}
+
+impl<'a, T: DriverGpuVm> MappedIn<'a, T> {
+    /// Returns the VM.
+    #[inline]
+    pub fn vm(&self) -> &'a GpuVm<T> {
+        // SAFETY: By the type invariant; it has a reference to the VM.
+        unsafe { GpuVm::from_raw((*self.vm_bo).vm) }
+    }
+
+    /// Returns the driver's data for the object and the VM.
+    #[inline]
+    pub fn data(&self) -> &'a T::VmBoData {
+        // SAFETY: By the type invariant.
+        unsafe { GpuVmBo::<T>::from_raw(self.vm_bo) }.data()
+    }
+
+    /// Returns the ranges, in no order. While they change two of them may overlap.
+    #[inline]
+    pub fn ranges(&self) -> impl Iterator<Item = MappedRange> + 'a {
+        // SAFETY: By the type invariant the lock, which guards the list, is held.
+        unsafe { ranges_of(self.vm_bo) }
+    }
+}
+
+/// Returns what of an object is mapped.
+///
+/// # Safety
+///
+/// `vm_bo` must be valid, and the `gpuva.lock` of its object held, for `'a`.
+unsafe fn ranges_of<'a>(
+    vm_bo: *mut bindings::drm_gpuvm_bo,
+) -> impl Iterator<Item = MappedRange> + 'a {
+    // SAFETY: The lock guards the list, whose entries are parts of mappings. These do not change
+    // while they are on it.
+    unsafe { Entries::new(&raw mut (*vm_bo).list.gpuva) }.map(|entry| unsafe {
+        let va = container_of!(entry, bindings::drm_gpuva, gem.entry);
+        let start = (*va).va.addr;
+
+        MappedRange {
+            // OVERFLOW: A mapping is inside of its VM.
+            va: start..start + (*va).va.range,
+            gem_offset: (*va).gem.offset,
+        }
+    })
+}
+
+/// The entries of a list.
+///
+/// # Invariants
+///
+/// `head` is a valid list, `next` an entry of it or itself. It does not change as long as the
+/// iterator is used.
+pub(super) struct Entries {
+    head: *mut bindings::list_head,
+    next: *mut bindings::list_head,
+}
+
+impl Entries {
+    /// # Safety
+    ///
+    /// `head` must be a valid list that does not change as long as the iterator is used.
+    pub(super) unsafe fn new(head: *mut bindings::list_head) -> Self {
+        // INVARIANT: By the safety requirements.
+        Self {
+            head,
+            // SAFETY: The list is valid.
+            next: unsafe { (*head).next },
+        }
+    }
+}
+
+impl Iterator for Entries {
+    type Item = *mut bindings::list_head;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let entry = self.next;
+
+        if entry == self.head {
+            return None;
+        }
+        // SAFETY: By the type invariant it is an entry of a valid list.
+        self.next = unsafe { (*entry).next };
+        Some(entry)
+    }
+}
+
+/// Returns the lock of the list of what maps an object.
+fn gpuva_lock<O: IntoGEMObject>(obj: &O) -> &crate::sync::Mutex<()> {
+    // SAFETY: The object is valid, and the mutex initialized.
+    unsafe { crate::sync::Mutex::from_raw(&raw mut (*obj.as_raw()).gpuva.lock) }
+}
+
+impl<T: DriverGpuVm> GpuVmBo<T> {
+    /// Calls `f` with each range of the VM that maps the object, in no order.
+    ///
+    /// Takes the `gpuva.lock` of the object, under which no memory is allocated.
+    pub fn for_each_range(&self, f: impl FnMut(MappedRange)) {
+        let _lock = gpuva_lock(self.obj()).lock();
+
+        // SAFETY: The lock is held.
+        unsafe { ranges_of(self.as_raw()) }.for_each(f);
+    }
+
+    /// Tells whether the object was evicted since [`LockedVm::validate`] brought it back last.
+    ///
+    /// [`None`] if `object` is another one.
+    pub fn is_evicted(&self, object: &Held<'_, T::Object>) -> Option<bool> {
+        // SAFETY: The reservation of the object, which guards the flag, is held.
+        ptr::eq(object.object(), self.obj()).then(|| unsafe { (*self.as_raw()).evicted })
+    }
+}
+
+impl<O: IntoGEMObject> Held<'_, O> {
+    /// Calls `f` with each VM that has the object, and its `gpuva.lock` held.
+    fn for_each_vm_bo(&self, mut f: impl FnMut(*mut bindings::drm_gpuvm_bo)) {
+        let _lock = gpuva_lock(self.object()).lock();
+
+        // SAFETY: The object is valid, and the lock guards its list, whose entries are parts of
+        // what the function is called with.
+        unsafe {
+            Entries::new(&raw mut (*self.object().as_raw()).gpuva.list)
+                .for_each(|entry| f(container_of!(entry, bindings::drm_gpuvm_bo, list.entry.gem)));
+        }
+    }
+
+    /// Takes note that the object leaves where it is: no VM that has it is used before its driver
+    /// has brought it back by [`LockedVm::validate`].
+    ///
+    /// For [`Mappings::evicted`](drm::gem::Mappings::evicted). Mirrors `drm_gpuvm_bo_evict()`.
+    pub fn mark_mappings_evicted(&self) {
+        // SAFETY: The reservation of the object is held. Where it is that of the VM, too, it
+        // guards the list of the VM, which another VM changes when it is locked with the object.
+        self.for_each_vm_bo(|vm_bo| unsafe { bindings::drm_gpuvm_bo_evict(vm_bo, true) });
+    }
+}
+
+impl<O: drm::driver::AllocImpl> Held<'_, O> {
+    /// Calls `f` with each VM of the kind `T` that has the object.
+    ///
+    /// For [`Mappings::zap`](drm::gem::Mappings::zap): `f` clears the entries of page tables, and
+    /// has the device forget what it has cached of them, once for each VM. It is called with the
+    /// `gpuva.lock` of the object held, and takes none but the locks of page tables.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use core::ops::Range;
+    /// use kernel::{
+    ///     drm::{
+    ///         gem::Held,
+    ///         gpuvm::DriverGpuVm, //
+    ///     }, //
+    /// };
+    ///
+    /// /// A page table, which is in the data of each object that a VM maps.
+    /// trait Table {
+    ///     fn clear(&self, va: Range<u64>);
+    ///     fn invalidate(&self);
+    /// }
+    ///
+    /// fn zap<T: DriverGpuVm<VmBoData: Table>>(object: &Held<'_, T::Object>) {
+    ///     object.for_each_vm::<T>(|mapped| {
+    ///         for range in mapped.ranges() {
+    ///             mapped.data().clear(range.va);
+    ///         }
+    ///         mapped.data().invalidate();
+    ///     });
+    /// }
+    /// ```
+    pub fn for_each_vm<T: DriverGpuVm<Object = O>>(&self, mut f: impl FnMut(&MappedIn<'_, T>)) {
+        let kind = const {
+            T::EVICTABLE
+                .kind()
+                .expect("`EVICTABLE` of the VM is `NONE`")
+        }();
+
+        self.for_each_vm_bo(|vm_bo| {
+            // SAFETY: Objects of the class are mapped by what `GpuVm::new()` makes, whose
+            // operations are in a `Vtable`.
+            let vtable = unsafe { &*(*(*vm_bo).vm).ops.cast::<Vtable>() };
+
+            if vtable.kind.is_some_and(|of| of() == kind) {
+                // INVARIANT: It is on the list of the object, whose lock is held, and of a VM of
+                // this kind.
+                f(&MappedIn {
+                    vm_bo,
+                    _p: PhantomData,
+                });
+            }
+        });
+    }
+}

@@ -1,0 +1,549 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! Address spaces that are locked with all of their objects, to use them on the device.
+//!
+//! A job may access everything that its VM maps. So the objects have to be where the page tables
+//! say, and have to stay there until the job is done:
+//!
+//! 1. [`ExecCtx::lock_vm`] locks the reservation of the VM, which its private objects share, and
+//!    those of its external objects. The result is the proof of that.
+//! 2. [`LockedVm::validate`] has the driver bring back what was evicted, and write page tables,
+//!    until nothing of the VM is evicted. While the result exists, no object of the VM can be
+//!    moved by this task, and none by others, as all are locked.
+//! 3. [`ValidVm::for_each_fence`] has the fences that the job depends on, and [`ValidVm::reserve`]
+//!    makes room for that of the job. After that nothing fails: [`VmSlot::add_fence`] adds it.
+//!
+//! How objects get evicted is in [`evict`](super::evict).
+//!
+//! # Locking
+//!
+//! From the outside to the inside: `mmap_lock`; the reservations of a VM and of its external
+//! objects, taken with the ticket of one [`Exec`]; the mutex that the driver has around
+//! [`UniqueRefGpuVm`]; the `gpuva.lock` of an object; the locks of page tables.
+//!
+//! [`GpuVm::obtain`] and [`GpuVm::deferred_cleanup`] take the reservation of the VM without a
+//! ticket. So they are for before and after a round of [`Exec`], not for inside of it; lockdep
+//! complains at the first such call, whatever it would have done.
+//!
+//! [`Exec`]: drm::exec::Exec
+//!
+//! C header: [`include/drm/drm_gpuvm.h`](srctree/include/drm/drm_gpuvm.h)
+
+use super::{
+    evict::Entries,
+    *, //
+};
+use crate::{
+    container_of,
+    dma_buf::fence::Fence,
+    dma_resv::{
+        DmaResv,
+        LockedResv,
+        Usage, //
+    },
+    drm::{
+        exec::{
+            Exec,
+            ExecCtx, //
+        },
+        gem::Held, //
+    },
+    error::from_result,
+    types::NotThreadSafe, //
+};
+
+/// How often [`LockedVm::validate`] goes through what is evicted.
+///
+/// The objects of a VM do not evict each other over and over unless they do not fit. A driver
+/// whose page tables are evicted needs a few.
+const PASSES: u32 = 16;
+
+/// What brings back objects in [`LockedVm::validate`].
+type Validator<'f, T> = &'f mut dyn FnMut(&GpuVmBo<T>) -> Result;
+
+/// A VM whose reservation, and those of its external objects, are locked.
+///
+/// There is one in a round, so that there is one view of each reservation. The [`ExecCtx`] is
+/// borrowed meanwhile: [`Self::context`] returns it, to lock objects that the VM does not map.
+///
+/// # Invariants
+///
+/// - The first `count` objects of the round are those that were locked for the VM. Their
+///   reservations are that of the VM and those of its external objects, each one once.
+/// - There is no other view of these reservations.
+pub struct LockedVm<'r, 'a, T: DriverGpuVm> {
+    ctx: &'r mut ExecCtx<'a>,
+    vm: &'r GpuVm<T>,
+    count: u32,
+}
+
+impl<'a> ExecCtx<'a> {
+    /// Locks a VM: the reservation that its private objects share, and those of all objects with
+    /// another one that it maps.
+    ///
+    /// It comes first in a round, before any other object. Several external objects may have one
+    /// reservation, with and without
+    /// [`Flag::IgnoreDuplicates`](drm::exec::Flag::IgnoreDuplicates).
+    ///
+    /// May sleep. Mirrors `drm_gpuvm_prepare_vm()` and `drm_gpuvm_prepare_objects()`.
+    ///
+    /// # Errors
+    ///
+    /// - `EDEADLK` if an object of the round is contended. The closure is to return.
+    /// - `EINVAL` if an object, or another VM, was locked in this round before.
+    /// - `EINTR` if a signal to the task ended the wait, with
+    ///   [`Flag::Interruptible`](drm::exec::Flag::Interruptible).
+    /// - `ENOMEM` if there is no memory.
+    ///
+    /// # Examples
+    ///
+    /// What an ioctl does that runs a job: `bring` brings an object to where the device reaches
+    /// it, and writes page tables; `wait_for` makes the job depend on a fence.
+    ///
+    /// ```
+    /// use kernel::{
+    ///     dma_buf::fence::{
+    ///         DriverFence,
+    ///         Fence,
+    ///         FenceAllocation,
+    ///         FenceContextOps, //
+    ///     },
+    ///     dma_resv::Usage,
+    ///     drm::{
+    ///         exec::{
+    ///             Exec,
+    ///             Flag, //
+    ///         },
+    ///         gem::Held,
+    ///         gpuvm::{
+    ///             DriverGpuVm,
+    ///             GpuVm,
+    ///             GpuVmBo, //
+    ///         }, //
+    ///     },
+    ///     prelude::*, //
+    /// };
+    ///
+    /// fn submit<T: DriverGpuVm, F: FenceContextOps>(
+    ///     vm: &GpuVm<T>,
+    ///     job: FenceAllocation<F>,
+    ///     mut bring: impl FnMut(&GpuVmBo<T>, &mut Held<'_, T::Object>) -> Result,
+    ///     mut wait_for: impl FnMut(&Fence) -> Result,
+    /// ) -> Result<DriverFence<F>> {
+    ///     let mut job = Some(job);
+    ///
+    ///     Exec::run(Flag::Interruptible, |ctx| {
+    ///         let mut locked = ctx.lock_vm(vm)?;
+    ///         let mut valid = locked.validate(&mut bring)?;
+    ///
+    ///         valid.for_each_fence(Usage::Kernel, &mut wait_for)?;
+    ///         let slot = valid.reserve(1)?.next().ok_or(ENOSPC)?;
+    ///
+    ///         // This is reached only once, and nothing fails any more.
+    ///         let fence = job.take().ok_or(EINVAL)?.new_fence();
+    ///         slot.add_fence(fence.fence(), Usage::Bookkeep, Usage::Bookkeep);
+    ///         Ok(fence)
+    ///     })
+    /// }
+    /// ```
+    pub fn lock_vm<'r, T: DriverGpuVm>(
+        &'r mut self,
+        vm: &'r GpuVm<T>,
+    ) -> Result<LockedVm<'r, 'a, T>> {
+        if self.exec.is_contended() {
+            return Err(EDEADLK);
+        }
+        // Somebody may have a view of what was locked before.
+        if self.exec.locked() != 0 {
+            return Err(EINVAL);
+        }
+
+        // SAFETY: Nothing is locked, so no view of a reservation is in use.
+        unsafe { vm.prepare(self.exec) }?;
+        // INVARIANT: Locked above, all for the VM. Nobody else locks them in this round, and a
+        // second VM is refused, so there is no other view.
+        Ok(LockedVm {
+            count: self.exec.locked(),
+            ctx: self,
+            vm,
+        })
+    }
+}
+
+impl<T: DriverGpuVm> GpuVm<T> {
+    /// Locks the VM and its external objects, which may be locked already, and adds external
+    /// objects that were evicted to the list of those.
+    ///
+    /// # Safety
+    ///
+    /// What is locked in the round is locked for this VM.
+    unsafe fn prepare(&self, exec: &Exec) -> Result {
+        let raw = exec.as_raw();
+
+        // SAFETY: The context is valid, and used by this task only. For this time duplicates are
+        // no error: they are due to external objects with one reservation.
+        unsafe {
+            let flags = (*raw).flags;
+
+            (*raw).flags |= bindings::DRM_EXEC_IGNORE_DUPLICATES;
+            let ret = self.prepare_with_duplicates(raw);
+            (*raw).flags = flags;
+            ret
+        }
+    }
+
+    /// # Safety
+    ///
+    /// `exec` must be valid and in a round.
+    unsafe fn prepare_with_duplicates(&self, exec: *mut bindings::drm_exec) -> Result {
+        // SAFETY: The VM and the context are valid. The second call is made with the reservation
+        // of the VM held.
+        unsafe {
+            to_result(bindings::drm_gpuvm_prepare_vm(self.as_raw(), exec, 0))?;
+            to_result(bindings::drm_gpuvm_prepare_objects(self.as_raw(), exec, 0))?;
+        }
+
+        // What was contended in the last round is locked since the start of this one, and is not
+        // among the objects of the round before it is asked for. Another one may have its
+        // reservation.
+        // SAFETY: The object is valid as long as the context has it. It is locked already, so this
+        // puts it among the objects, for which there is a reference.
+        unsafe {
+            let first = (*exec).prelocked;
+
+            if !first.is_null() && self.uses((*first).resv) {
+                bindings::drm_gem_object_get(first);
+                let ret = to_result(bindings::drm_exec_lock_obj(exec, first));
+                bindings::drm_gem_object_put(first);
+                ret?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells whether a reservation is that of the VM, or of one of its external objects.
+    ///
+    /// # Safety
+    ///
+    /// The reservation of the VM must be held.
+    unsafe fn uses(&self, resv: *mut bindings::dma_resv) -> bool {
+        // SAFETY: The reservation of the VM, which guards the list, is held. What is on the list
+        // has an object, whose reservation does not change.
+        unsafe {
+            let extobjs = &raw mut (*self.as_raw()).extobj.list;
+
+            resv == self.raw_resv()
+                || Entries::new(extobjs).any(|entry| {
+                    let vm_bo = container_of!(entry, bindings::drm_gpuvm_bo, list.entry.extobj);
+
+                    (*(*vm_bo).obj).resv == resv
+                })
+        }
+    }
+
+    /// # Safety
+    ///
+    /// Called by [`LockedVm::validate`], by way of `drm_gpuvm_validate()`, with the reservations
+    /// of the VM and of the object held.
+    pub(super) unsafe extern "C" fn vm_bo_validate(
+        vm_bo: *mut bindings::drm_gpuvm_bo,
+        _exec: *mut bindings::drm_exec,
+    ) -> c_int {
+        // It stays on the list after its last reference is gone, until it is cleaned up.
+        // SAFETY: What is on the list is valid as long as the reservation of the VM is held.
+        if unsafe { bindings::kref_get_unless_zero(&raw mut (*vm_bo).kref) } == 0 {
+            return 0;
+        }
+
+        // SAFETY: It is one of this kind of VM, in the list of its object as it has references,
+        // and the one that was taken above is given away.
+        let this: ARef<GpuVmBo<T>> =
+            unsafe { ARef::from_raw(NonNull::new_unchecked(vm_bo.cast())) };
+        // SAFETY: The reservation of the VM, which guards the pointer, is held, and the function
+        // that has set it is waiting for this one.
+        let validator = unsafe { &mut *(*this.gpuvm().validator.get()).cast::<Validator<'_, T>>() };
+
+        let ret = validator(&this);
+        if ret.is_ok() {
+            // The caller takes it off the list.
+            // SAFETY: The reservation of the object, which guards the flag, is held.
+            unsafe { (*vm_bo).evicted = false };
+        }
+        from_result(|| ret.map(|()| 0))
+    }
+}
+
+impl<'a, T: DriverGpuVm> LockedVm<'_, 'a, T> {
+    /// Returns the VM.
+    #[inline]
+    pub fn vm(&self) -> &GpuVm<T> {
+        self.vm
+    }
+
+    /// Returns the round, to lock objects that the VM does not map.
+    ///
+    /// Those that it maps are locked already: see
+    /// [`Flag::IgnoreDuplicates`](drm::exec::Flag::IgnoreDuplicates).
+    #[inline]
+    pub fn context(&mut self) -> &mut ExecCtx<'a> {
+        self.ctx
+    }
+
+    /// Returns the view of an object that is private to the VM, or external to it. [`None`] if it
+    /// is neither.
+    ///
+    /// An object is external from the call of [`GpuVm::obtain`] on, if that was before the VM was
+    /// locked.
+    pub fn object<'s>(&'s mut self, obj: &'s T::Object) -> Option<Held<'s, T::Object>> {
+        // SAFETY: The object is valid.
+        let resv = unsafe { (*obj.as_raw()).resv };
+
+        // SAFETY: The reservation is held until the end of the round. By the type invariant there
+        // is no other view of it, and none can be had from `self`, which is borrowed.
+        self.resvs()
+            .any(|locked| locked.as_raw() == resv)
+            .then(|| unsafe { Held::assume(obj) })
+    }
+
+    /// Has [`Self::validate`] bring an object back, or to where it is to be in the first place.
+    ///
+    /// For objects that were mapped without entries in page tables.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if `vm_bo` is of another VM, or its object is not locked.
+    pub fn mark_evicted(&mut self, vm_bo: &GpuVmBo<T>) -> Result {
+        if vm_bo.gpuvm() != self.vm || self.object(vm_bo.obj()).is_none() {
+            return Err(EINVAL);
+        }
+
+        // SAFETY: The reservations of the VM and of the object are held.
+        unsafe { bindings::drm_gpuvm_bo_evict(vm_bo.as_raw(), true) };
+        Ok(())
+    }
+
+    /// Calls `bring` for each object that was evicted, to bring it back and to write its entries
+    /// of page tables, until none is evicted.
+    ///
+    /// What `bring` does may evict other objects of the VM, for which it is called, too. If it
+    /// fails the object is evicted still, and the others are left alone. It may be called for an
+    /// object that is not mapped any more.
+    ///
+    /// `bring` takes no reservation but by moving the object, and the locks of [the module](self).
+    /// Mirrors `drm_gpuvm_validate()`.
+    ///
+    /// # Errors
+    ///
+    /// `EDEADLK` if a reservation was contended in this round, `ENOSPC` if objects evict each other
+    /// over and over, and those of `bring`.
+    pub fn validate<'s>(
+        &'s mut self,
+        mut bring: impl FnMut(&GpuVmBo<T>, &mut Held<'_, T::Object>) -> Result,
+    ) -> Result<ValidVm<'s, T>> {
+        let exec = self.ctx.exec;
+
+        // Whatever the caller has made of the error: what is contended is locked in the next round
+        // only, when nothing else is.
+        if exec.is_contended() {
+            return Err(EDEADLK);
+        }
+        for _ in 0..PASSES {
+            let mut is_done = true;
+            let mut each = |vm_bo: &GpuVmBo<T>| {
+                is_done = false;
+                // SAFETY: The reservation of what is on the list is held. There is no other view,
+                // as `self` is borrowed.
+                bring(vm_bo, &mut unsafe { Held::assume(vm_bo.obj()) })
+            };
+            let mut validator: Validator<'_, T> = &mut each;
+
+            // External objects that were evicted in this round are not on the list.
+            // SAFETY: By the type invariant all that is locked, and belongs to the VM, is locked
+            // for it. No view of a reservation is in use.
+            unsafe { self.vm.prepare(exec) }?;
+
+            // SAFETY: The reservations of the VM and of all of its objects are held, of which the
+            // former guards the pointer.
+            unsafe {
+                let pointer = self.vm.validator.get();
+
+                *pointer = ptr::from_mut(&mut validator).cast();
+                let ret = bindings::drm_gpuvm_validate(self.vm.as_raw(), exec.as_raw());
+                *pointer = ptr::null_mut();
+                to_result(ret)?;
+            }
+
+            if is_done {
+                // INVARIANT: The list was gone through, and `bring` not called.
+                return Ok(ValidVm {
+                    exec,
+                    vm: self.vm,
+                    count: self.count,
+                    _locked: PhantomData,
+                });
+            }
+        }
+        Err(ENOSPC)
+    }
+
+    fn resvs(&self) -> impl Iterator<Item = &DmaResv> {
+        // SAFETY: By the type invariant.
+        unsafe { resvs_of(self.ctx.exec, self.count) }
+    }
+}
+
+/// Returns the reservations of the first `count` objects of a round.
+///
+/// # Safety
+///
+/// There must be as many objects, for `'a`.
+unsafe fn resvs_of<'a>(exec: &'a Exec, count: u32) -> impl Iterator<Item = &'a DmaResv> {
+    // SAFETY: The objects are valid, because the round has references to them, as it promises for
+    // `'a`; and so are their reservations.
+    (0..count as usize).map(move |index| unsafe {
+        let obj = *(*exec.as_raw()).objects.add(index);
+
+        DmaResv::from_raw((*obj).resv)
+    })
+}
+
+/// A VM that is locked, and none of whose objects is evicted.
+///
+/// # Invariants
+///
+/// - Those of [`LockedVm`], for `'s`.
+/// - No object of the VM is evicted.
+pub struct ValidVm<'s, T: DriverGpuVm> {
+    exec: &'s Exec,
+    vm: &'s GpuVm<T>,
+    count: u32,
+    _locked: PhantomData<&'s mut ()>,
+}
+
+impl<T: DriverGpuVm> ValidVm<'_, T> {
+    /// Returns the VM.
+    #[inline]
+    pub fn vm(&self) -> &GpuVm<T> {
+        self.vm
+    }
+
+    /// Calls `f` with each fence of `usage`, those that have signalled included, of the objects of
+    /// the VM.
+    ///
+    /// A job depends on those of [`Usage::Kernel`]: the content of an object may be on its way.
+    ///
+    /// # Errors
+    ///
+    /// Those of `f`.
+    pub fn for_each_fence(&self, usage: Usage, mut f: impl FnMut(&Fence) -> Result) -> Result {
+        // SAFETY: By the type invariant.
+        for resv in unsafe { resvs_of(self.exec, self.count) } {
+            // SAFETY: By the type invariant the reservation is held, and fences are added to it by
+            // a mutable borrow of `self` only.
+            let view = unsafe { LockedResv::from_raw(resv.as_raw()) };
+
+            for fence in view.fences(usage) {
+                f(fence)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes room for `count` fences in the reservations of all objects of the VM.
+    ///
+    /// May sleep. Mirrors `dma_resv_reserve_fences()`.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL` if `count` is above 4096.
+    /// - `ENOMEM` if there is no memory.
+    pub fn reserve(&mut self, count: u32) -> Result<VmSlots<'_, T>> {
+        // SAFETY: By the type invariant.
+        for resv in unsafe { resvs_of(self.exec, self.count) } {
+            // SAFETY: By the type invariant the reservation is held, and there is no other view.
+            unsafe { LockedResv::from_raw(resv.as_raw()) }.prepare(count)?;
+        }
+
+        // INVARIANT: Reserved above, in all of them, and `self` is borrowed.
+        Ok(VmSlots {
+            exec: self.exec,
+            vm: self.vm,
+            objects: self.count,
+            left: count,
+            _not_send: NotThreadSafe,
+        })
+    }
+}
+
+/// Room for fences of a VM: an iterator over slots.
+///
+/// # Invariants
+///
+/// The first `objects` objects of the round are those of a [`ValidVm`] that is borrowed, and
+/// `left` slots are reserved in each reservation that nothing else uses.
+pub struct VmSlots<'s, T: DriverGpuVm> {
+    exec: &'s Exec,
+    vm: &'s GpuVm<T>,
+    objects: u32,
+    left: u32,
+    _not_send: NotThreadSafe,
+}
+
+impl<'s, T: DriverGpuVm> Iterator for VmSlots<'s, T> {
+    type Item = VmSlot<'s, T>;
+
+    fn next(&mut self) -> Option<VmSlot<'s, T>> {
+        // INVARIANT: A slot passes from `self` to the new value.
+        self.left = self.left.checked_sub(1)?;
+
+        Some(VmSlot {
+            exec: self.exec,
+            vm: self.vm,
+            objects: self.objects,
+            _not_send: NotThreadSafe,
+        })
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        // CAST: There are 4096 slots at most.
+        (self.left as usize, Some(self.left as usize))
+    }
+}
+
+impl<T: DriverGpuVm> ExactSizeIterator for VmSlots<'_, T> {}
+
+/// Room for one fence in the reservations of all objects of a VM.
+///
+/// # Invariants
+///
+/// Those of [`VmSlots`], with one slot.
+#[must_use = "no fence is added unless one is given"]
+pub struct VmSlot<'s, T: DriverGpuVm> {
+    exec: &'s Exec,
+    vm: &'s GpuVm<T>,
+    objects: u32,
+    _not_send: NotThreadSafe,
+}
+
+impl<T: DriverGpuVm> VmSlot<'_, T> {
+    /// Adds a fence to all reservations, which uses up the slot: with the usage `private` to that
+    /// of the VM, and `external` to those of other objects.
+    ///
+    /// Does not sleep. Mirrors `drm_gpuvm_resv_add_fence()`.
+    pub fn add_fence(self, fence: &Fence, private: Usage, external: Usage) {
+        // SAFETY: By the type invariant.
+        for resv in unsafe { resvs_of(self.exec, self.objects) } {
+            let usage = if resv.as_raw() == self.vm.raw_resv() {
+                private
+            } else {
+                external
+            };
+
+            // SAFETY: By the type invariant the reservation is held, and there is room that
+            // nothing else uses. The reservation takes a reference of its own.
+            unsafe {
+                bindings::dma_resv_add_fence(resv.as_raw(), fence.as_raw(), usage.as_raw());
+            }
+        }
+    }
+}

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A VM whose objects may be evicted does not get the fence of a job.
+
+use kernel::{
+    drm::gpuvm::{
+        DriverGpuVm,
+        LockedVm, //
+    },
+    prelude::*, //
+};
+
+#[expect(dead_code)]
+fn submit<T: DriverGpuVm>(locked: &mut LockedVm<'_, '_, T>) -> Result {
+    // refused: E0599
+    #[cfg(refused)]
+    locked.reserve(1)?;
+
+    #[cfg(not(refused))]
+    locked.validate(|_, _| Ok(()))?.reserve(1)?;
+    Ok(())
+}

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Private objects of a VM have one reservation, of which there is one view at a time.
+
+use kernel::{
+    drm::{
+        gem::Held,
+        gpuvm::{
+            DriverGpuVm,
+            LockedVm, //
+        }, //
+    },
+    prelude::*, //
+};
+
+fn touch<O: kernel::drm::gem::IntoGEMObject>(object: &mut Held<'_, O>) {
+    let _ = object.resv();
+}
+
+#[expect(dead_code)]
+fn both<T: DriverGpuVm>(locked: &mut LockedVm<'_, '_, T>, objects: [&T::Object; 2]) -> Result {
+    let mut first = locked.object(objects[0]).ok_or(ENOENT)?;
+    #[cfg(not(refused))]
+    touch(&mut first);
+
+    // refused: E0499
+    let mut second = locked.object(objects[1]).ok_or(ENOENT)?;
+    touch(&mut second);
+    #[cfg(refused)]
+    touch(&mut first);
+    Ok(())
+}
