@@ -70,6 +70,9 @@ mod export;
 mod fence;
 #[path = "vram/fixed.rs"]
 mod fixed;
+#[cfg(CONFIG_RUST_DRM_GPUVM)]
+#[path = "vram/gpuvm.rs"]
+mod gpuvm;
 #[cfg(all(CONFIG_RUST_DRM_PAGEMAP, CONFIG_RUST_HMM))]
 #[path = "vram/hmm.rs"]
 mod hmm;

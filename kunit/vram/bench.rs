@@ -414,13 +414,19 @@ impl gem::DriverObject for Bo {
 }
 
 impl Mappings for Bo {
-    fn evicted<'a>(vram: &'a Vram<'a>, _object: &Held<'_, Object>) {
+    fn evicted<'a>(vram: &'a Vram<'a>, object: &Held<'_, Object>) {
         vram.control.saw(Step::Evicted);
+        #[cfg(CONFIG_RUST_DRM_GPUVM)]
+        object.mark_mappings_evicted();
+        #[cfg(not(CONFIG_RUST_DRM_GPUVM))]
+        let _ = object;
     }
 
     fn zap<'a>(vram: &'a Vram<'a>, object: &Held<'_, Object>) {
         vram.control.saw(Step::Zapped);
         vram.control.zap(object.object().id());
+        #[cfg(CONFIG_RUST_DRM_GPUVM)]
+        crate::gpuvm::zap(object);
     }
 }
 
