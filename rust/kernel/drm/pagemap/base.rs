@@ -11,8 +11,8 @@ use super::chunk::Chunk;
 use crate::{
     bindings,
     drm::{
-        queue::OwnedQueue,
-        vram::dma_device, //
+        vram::dma_device,
+        workqueue::OwnedQueue, //
     },
     error::to_result,
     mm::{

@@ -9,7 +9,7 @@
 
 use crate::{
     bindings,
-    drm::queue::OwnedQueue,
+    drm::workqueue::OwnedQueue,
     impl_has_work,
     new_work,
     prelude::*,
