@@ -293,16 +293,16 @@ impl Disk {
         Ok(stalled)
     }
 
-    /// Lets it do nothing, and starts to read to all of a mapping.
+    /// Lets it do nothing, and starts to read to a part of a mapping.
     ///
     /// # Errors
     ///
     /// As for [`Self::stall`] and [`Direct::start`].
     #[track_caller]
-    pub fn stall_in_read(&self, map: &Map) -> Result<StalledRead, Stop> {
+    pub fn stall_in_read(&self, part: Part) -> Result<StalledRead, Stop> {
         let stalled = self.stall()?;
         Ok(StalledRead {
-            read: self.direct.start(Way::Read, Part::all(map), 0)?,
+            read: self.direct.start(Way::Read, part, 0)?,
             stalled,
         })
     }

@@ -180,7 +180,7 @@ fn lingering<'a>(drm: &'a Drm, disk: &Disk, pattern: Pattern) -> Result<Lingerin
     let object = create(drm, PAGES)?;
     let map = object.map()?;
     map.fill(patterns().1);
-    let read = disk.stall_in_read(&map)?;
+    let read = disk.stall_in_read(Part::all(&map))?;
     drop(map);
     check_eq!(busy(drm)?, SIZE, "VRAM kept from use");
     check_eq!(charged(drm)?, SIZE, "pinned");
@@ -235,6 +235,37 @@ fn again() -> Outcome {
     drop(map);
     await_param(&drm, uapi::PARAM_VRAM_PINNED, 0)?;
     files.write("move", &away).map_err(Stop::from)
+}
+
+/// An object that a disk still reads to the last pages of can be mapped again: the others were not
+/// taken back.
+fn in_part() -> Outcome {
+    Expect::get()?.need_route()?;
+    let (drm, disk) = (Drm::open()?, Disk::open()?);
+    let (a, b) = patterns();
+    let half = SIZE as usize / 2;
+    disk.fill(a, 0, half)?;
+    let object = create(&drm, PAGES)?;
+    let map = object.map()?;
+    map.fill(b);
+    let mut read = disk.stall_in_read(Part::of(&map, half, half))?;
+    drop(map);
+    check_eq!(busy(&drm)?, SIZE, "VRAM kept from use");
+    let map = object.map()?;
+    if let Err(mismatch) = map.verify_pages(b, 0, PAGES / 2) {
+        fail!("the pages before those that are read to: {mismatch}");
+    }
+    read.finish()?;
+    for word in 0..half / 8 {
+        check_eq!(
+            map.read(half / 8 + word),
+            a.word(word as u64),
+            "what was read"
+        );
+    }
+    drop(map);
+    await_param(&drm, uapi::PARAM_DIRECT_IO_BUSY, 0)?;
+    await_param(&drm, uapi::PARAM_VRAM_PINNED, 0)
 }
 
 /// How a device goes.
@@ -299,7 +330,7 @@ fn goes(how: Goes) -> Outcome {
     let id = object.info()?.id;
     // Dropped after the disk goes on, if a check fails.
     let mut going;
-    let mut read = disk.stall_in_read(&map)?;
+    let mut read = disk.stall_in_read(Part::all(&map))?;
     going = how.start(gpu, read.stalled.monitor())?;
     let wanted =
         format!("waiting for direct I/O to object {id} of {SIZE} bytes, which vvram_direct_li (");
@@ -610,6 +641,7 @@ igt_main! {
     "moved", "EBUSY for moves of what is mapped", moved;
     "reused", "VRAM is not reused before the disk is done", reused;
     "again", "mapped again while the disk is not done", again;
+    "in-part", "the same with a disk that has a part of it", in_part;
     "unbind", "an unbind waits for the disk, and names the process", || goes(Goes::Unbound);
     "reset", "a reset waits for the disk, and names the process", || goes(Goes::Reset);
     "unplugged", "an unplug waits for the disk, and names the process", || goes(Goes::Unplugged);
