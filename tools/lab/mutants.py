@@ -160,7 +160,7 @@ def boot(m):
 
 def allocations_boot():
     """The boot that tells which places that allocate memory are reached."""
-    made = plan.igt(f"mutant-{ALLOCATIONS}", plan.SWITCH, ("vvram_faults",))
+    made = plan.igt(f"mutant-{ALLOCATIONS}", plan.SWITCH, plan.FAULTS)
     return dataclasses.replace(made, cmdline=f"mutant.active={sites.ACTIVE}")
 
 

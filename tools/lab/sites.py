@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0
 """The places of the code that allocate memory, and which of them no test has made to fail.
 
-The kernel tree with the mutations says of each, once, that it was reached while vvram_faults lets
-the allocations of an operation fail. In the long form of the test it fails then, if it does need
-memory: a list that has room left does not.
+The kernel tree with the mutations says of each, once, that it was reached while a program lets the
+allocations of an operation fail: FAULTS of plan.py. In the long form of the test it fails then, if
+it does need memory: a list that has room left does not.
 """
 
 import re
@@ -66,7 +66,7 @@ def report(everything, log, explained):
     lines = [f"allocations: {len(everything) - len(missing)} of {len(everything)} places reached"]
     for name in missing:
         lines.append(f"{'explained' if name in explained else 'NEVER FAILED':14} {name}")
-        lines.append(f"{'':14}     {explained.get(name, 'let an operation of vvram_faults do it')}")
+        lines.append(f"{'':14}     {explained.get(name, 'let an operation of a program of FAULTS do it')}")
     stale = [name for name in explained if name not in missing]
     lines += [f"{'STALE':14} {name} is reached, or gone" for name in stale]
     return lines, not stale and all(name in explained for name in missing)
