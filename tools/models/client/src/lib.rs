@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::io::Read;
+use std::net::Shutdown;
 use std::os::fd::AsFd;
 use std::os::fd::BorrowedFd;
 use std::os::fd::OwnedFd;
@@ -44,14 +45,21 @@ const EFAULT: u32 = 14;
 /// Memory that the device reaches by messages alone, in bytes by the address of the first.
 type Remote = Arc<Mutex<BTreeMap<u64, Vec<u8>>>>;
 
+/// Requests of the device that are not answered yet, while those are held back.
+type Held = Arc<Mutex<Option<Vec<Message>>>>;
+
+/// Where messages are sent, one at a time: the thread that answers the device sends some too.
+type Writer = Arc<Mutex<UnixStream>>;
+
 /// A connection to a device.
 pub struct Client {
-    stream: UnixStream,
+    writer: Writer,
     replies: mpsc::Receiver<(Message, Vec<File>)>,
     /// Memory of the machine, of which parts are mapped for DMA.
     pub memory: Memory,
     file: File,
     remote: Remote,
+    held: Held,
     /// Where the device's interrupts arrive.
     events: Option<UnixStream>,
     next: u16,
@@ -78,14 +86,20 @@ impl Client {
         let file = memory.file().expect("it is shared").try_clone_to_owned();
         let (sender, replies) = mpsc::channel();
         let remote = Remote::default();
-        let (reader, served) = (stream.try_clone().expect("a stream"), remote.clone());
-        thread::spawn(move || receive(&reader, &sender, &served));
+        let held = Held::default();
+        let writer = Arc::new(Mutex::new(stream.try_clone().expect("a stream")));
+        let answering = (writer.clone(), remote.clone(), held.clone());
+        thread::spawn(move || {
+            let (writer, remote, held) = answering;
+            receive(&stream, &sender, &writer, &remote, &held);
+        });
         Self {
-            stream,
+            writer,
             replies,
             memory,
             file: File::from(file.expect("a descriptor")),
             remote,
+            held,
             events: None,
             next: 0x8000,
         }
@@ -93,7 +107,7 @@ impl Client {
 
     /// Sends bytes that may be no message.
     pub fn send(&self, bytes: &[u8]) -> io::Result<()> {
-        socket::send(&self.stream, bytes, None)
+        socket::send(&self.writer.lock().unwrap(), bytes, None)
     }
 
     /// Sends a request, with a file beside it.
@@ -108,7 +122,7 @@ impl Client {
             body: body.0,
         };
         // A device that is gone answers nothing.
-        let _ = socket::send(&self.stream, &message.bytes(), file);
+        let _ = socket::send(&self.writer.lock().unwrap(), &message.bytes(), file);
     }
 
     /// Waits for the reply to the last request.
@@ -167,6 +181,24 @@ impl Client {
     /// The content of memory that only the client reaches.
     pub fn remote(&self, address: u64) -> Vec<u8> {
         self.remote.lock().unwrap()[&address].clone()
+    }
+
+    /// Does not answer what the device asks for from now on.
+    pub fn hold(&self) {
+        *self.held.lock().unwrap() = Some(Vec::new());
+    }
+
+    /// Whether the device waits for an answer that is held back.
+    pub fn holds(&self) -> bool {
+        let held = self.held.lock().unwrap();
+        held.as_ref().is_some_and(|requests| !requests.is_empty())
+    }
+
+    /// Answers what the device asked for meanwhile, and what it asks for.
+    pub fn release(&self) {
+        for request in self.held.lock().unwrap().take().into_iter().flatten() {
+            answer(&self.writer, &request, &self.remote).expect("the device is there");
+        }
     }
 
     /// Unmaps what was mapped for DMA.
@@ -268,12 +300,19 @@ impl Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        let _ = self.stream.shutdown(std::net::Shutdown::Both);
+        let writer = self.writer.lock();
+        let _ = writer.map(|stream| stream.shutdown(Shutdown::Both));
     }
 }
 
 /// Hands replies to who waits, and answers what the device asks for.
-fn receive(stream: &UnixStream, replies: &mpsc::Sender<(Message, Vec<File>)>, remote: &Remote) {
+fn receive(
+    stream: &UnixStream,
+    replies: &mpsc::Sender<(Message, Vec<File>)>,
+    writer: &Writer,
+    remote: &Remote,
+    held: &Held,
+) {
     while let Ok(Some((message, files))) = Message::receive(stream) {
         if message.is_reply() {
             if replies.send((message, files)).is_err() {
@@ -281,11 +320,19 @@ fn receive(stream: &UnixStream, replies: &mpsc::Sender<(Message, Vec<File>)>, re
             }
             continue;
         }
-        let reply = message.reply(served(&message, remote).ok_or(EFAULT));
-        if socket::send(stream, &reply.bytes(), None).is_err() {
+        if let Some(held) = held.lock().unwrap().as_mut() {
+            held.push(message);
+            continue;
+        }
+        if answer(writer, &message, remote).is_err() {
             return;
         }
     }
+}
+
+fn answer(writer: &Writer, request: &Message, remote: &Remote) -> io::Result<()> {
+    let reply = request.reply(served(request, remote).ok_or(EFAULT));
+    socket::send(&writer.lock().unwrap(), &reply.bytes(), None)
 }
 
 /// Does a DMA_READ or a DMA_WRITE.

@@ -2,6 +2,8 @@
 
 //! The status page, which the device writes.
 
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering;
 use std::sync::Mutex;
 use std::sync::PoisonError;
 
@@ -14,8 +16,10 @@ use crate::registers::status;
 /// What the device writes to the status page besides values that it is given.
 #[derive(Default)]
 pub struct Status {
-    /// How many fault records were written.
-    faults: Mutex<u32>,
+    /// How many fault records were written. Who begins to count again may not wait for DMA.
+    faults: AtomicU32,
+    /// Held while a record is written, since both rings may fault at once.
+    writing: Mutex<()>,
 }
 
 /// What a fault record says of the entry.
@@ -67,7 +71,8 @@ pub fn invalidated(bus: Bus<'_>, number: u32) -> Result<(), Stop> {
 impl Status {
     /// Writes a fault record, the number of those, and then the error of the ring.
     pub fn fault(&self, bus: Bus<'_>, culprit: Culprit, fault: Fault) -> Result<(), Stop> {
-        let mut faults = self.faults.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = self.faults.fetch_add(1, Ordering::SeqCst);
         let mut record = Vec::with_capacity(status::RECORD_BYTES as usize);
         record.extend(culprit.context.to_le_bytes());
         record.extend((culprit.ring as u32).to_le_bytes());
@@ -75,16 +80,15 @@ impl Status {
         for field in [fault.write.into(), fault.error, culprit.entry, 0] {
             record.extend(field.to_le_bytes());
         }
-        let slot = u64::from(*faults % status::RECORD_COUNT);
+        let slot = u64::from(number % status::RECORD_COUNT);
         put(bus, status::RECORDS + slot * status::RECORD_BYTES, &record)?;
-        *faults = faults.wrapping_add(1);
-        put(bus, status::FAULTS, &faults.to_le_bytes())?;
+        put(bus, status::FAULTS, &number.wrapping_add(1).to_le_bytes())?;
         let error = fault.error.to_le_bytes();
         put(bus, of_ring(culprit.ring, status::ERROR), &error)
     }
 
     /// Begins to count again.
     pub fn clear(&self) {
-        *self.faults.lock().unwrap_or_else(PoisonError::into_inner) = 0;
+        self.faults.store(0, Ordering::SeqCst);
     }
 }

@@ -117,6 +117,29 @@ fn a_client_may_go_while_it_is_asked_for_something() {
 }
 
 #[test]
+fn the_client_is_answered_while_it_does_not_answer() {
+    let mut machine = Machine::new();
+    let remote = 0x50_0000_0000;
+    machine.client.map_remote(remote, vec![0; PAGE as usize]);
+    machine.client.set64(registers::STATUS_PAGE, remote);
+    machine.client.hold();
+    machine.submit(0, &[Entry::new(99)]);
+    machine.start_invalidate(1, 0, PAGE, 1);
+    eventually("a request", || machine.client.holds());
+    let client = &mut machine.client;
+    assert_eq!(client.get(registers::ID), registers::MAGIC);
+    client.set(registers::CHECK, 0);
+    client.set(registers::RESET, 1);
+    client.unmap(remote, PAGE);
+    let reset = FUNCTION_RESET.to_le_bytes();
+    client.write_region(CONFIG, DEVICE_CONTROL, &reset).unwrap();
+    let reset = client.ask(command::DEVICE_RESET, Body::default(), None);
+    assert!(reset.is_ok());
+    client.release();
+    is_fresh(&mut machine);
+}
+
+#[test]
 fn a_device_is_removed_by_surprise() {
     let mut machine = Machine::new();
     let aperture = machine.aperture();
