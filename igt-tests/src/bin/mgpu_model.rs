@@ -15,14 +15,14 @@ use vvram_tests::qmp::Monitor;
 use vvram_tests::rebind::Unbound;
 use vvram_tests::{check, check_eq, fail, igt_main, Outcome, Stop, SysError};
 
-// Pairs of registers, which an access of 64 bits reaches, by the number of that.
-const ID_VERSION: usize = 0x000 / 8;
-const VRAM_SIZE: usize = 0x008 / 8;
-const APERTURE_SIZE: usize = 0x010 / 8;
-const RINGS_CONTEXTS: usize = 0x018 / 8;
-const STATUS_PAGE: usize = 0x020 / 8;
-const RESET_INJECT: usize = 0x048 / 8;
-const REPORTS_CHECK: usize = 0x050 / 8;
+// Registers of 64 bits, and pairs of such as have 32, by their offsets.
+const ID_VERSION: usize = 0x000;
+const VRAM_SIZE: usize = 0x008;
+const APERTURE_SIZE: usize = 0x010;
+const RINGS_CONTEXTS: usize = 0x018;
+const STATUS_PAGE: usize = 0x020;
+const RESET_INJECT: usize = 0x048;
+const REPORTS_CHECK: usize = 0x050;
 
 const REMOVE: u64 = 7;
 const EXPECT_REPORTS: u64 = 9;
@@ -69,16 +69,23 @@ impl Gpu {
         })
     }
 
+    fn get(&self, register: usize) -> u64 {
+        self.registers.read(register / 8)
+    }
+
+    fn set(&self, register: usize, value: u64) {
+        self.registers.write(register / 8, value);
+    }
+
     fn inject(&self, what: u64, argument: u64) {
         // Zero for RESET resets nothing.
-        self.registers
-            .write(RESET_INJECT, (what | argument << 16) << 32);
+        self.set(RESET_INJECT, (what | argument << 16) << 32);
     }
 
     /// How many reports there were, with those of a look at the aperture.
     fn reports(&self) -> u64 {
-        self.registers.write(REPORTS_CHECK, 0);
-        self.registers.read(REPORTS_CHECK) & 0xffff_ffff
+        self.set(REPORTS_CHECK, 0);
+        self.get(REPORTS_CHECK) & 0xffff_ffff
     }
 }
 
@@ -93,31 +100,22 @@ fn each(test: fn(&Gpu) -> Outcome) -> Outcome {
 }
 
 fn identity(gpu: &Gpu) -> Outcome {
-    let registers = &gpu.registers;
-    check_eq!(
-        registers.read(ID_VERSION),
-        1 << 32 | 0x5550_474d,
-        "ID, VERSION"
-    );
-    let vram = registers.read(VRAM_SIZE);
+    check_eq!(gpu.get(ID_VERSION), 1 << 32 | 0x5550_474d, "ID, VERSION");
+    let vram = gpu.get(VRAM_SIZE);
     if !vram.is_power_of_two() || !(256 << 20..=64 << 30).contains(&vram) {
         fail!("{vram:#x} bytes of VRAM");
     }
     check_eq!(
-        registers.read(APERTURE_SIZE),
+        gpu.get(APERTURE_SIZE),
         gpu.aperture.len(),
         "size of the aperture"
     );
-    check_eq!(
-        registers.read(RINGS_CONTEXTS),
-        512 << 32 | 2,
-        "RINGS, CONTEXTS"
-    );
-    registers.write(STATUS_PAGE, 0x12_3456_7000);
-    check_eq!(registers.read(STATUS_PAGE), 0x12_3456_7000, "STATUS_PAGE");
+    check_eq!(gpu.get(RINGS_CONTEXTS), 512 << 32 | 2, "RINGS, CONTEXTS");
+    gpu.set(STATUS_PAGE, 0x12_3456_7000);
+    check_eq!(gpu.get(STATUS_PAGE), 0x12_3456_7000, "STATUS_PAGE");
     gpu.pci.reset()?;
     check_eq!(
-        registers.read(STATUS_PAGE),
+        gpu.get(STATUS_PAGE),
         0,
         "STATUS_PAGE after a function level reset"
     );
@@ -161,11 +159,9 @@ fn removed() -> Outcome {
     let driver = pci.driver();
     let mut gpu = Gpu::open(pci.clone())?;
     gpu.inject(REMOVE, 0);
-    let gone = misc::poll(LIMIT, || {
-        (gpu.registers.read(ID_VERSION) == ONES).then_some(())
-    });
+    let gone = misc::poll(LIMIT, || (gpu.get(ID_VERSION) == ONES).then_some(()));
     check!(gone.is_some(), "ID reads as before");
-    check_eq!(gpu.registers.read(REPORTS_CHECK), ONES, "REPORTS");
+    check_eq!(gpu.get(REPORTS_CHECK), ONES, "REPORTS");
     let config = pci.config()?;
     check_eq!(config[..4], [0xff; 4], "vendor and device");
     if let Some(unbound) = gpu.unbound.take() {
