@@ -170,7 +170,7 @@ impl Importer for Follower {
         if tables.call(Call::Evicted, When::Registered).is_ok() {
             if !at.dma_buf().resv().test_signaled(Usage::Bookkeep) {
                 // If it is queued already, it has not looked yet.
-                let _ = workqueue::system_unbound().enqueue(tables.late.clone());
+                let _ = workqueue::system_long().enqueue(tables.late.clone());
             } else if tables.call(Call::Zap, When::Registered).is_ok() {
                 at.unmap();
             }
