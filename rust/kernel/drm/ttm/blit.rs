@@ -290,6 +290,8 @@ impl Chunk {
 
                 (addr, len, map.is_iomem(), false)
             }
+            // It has no address for the CPU: see `Memory::is_in_bar()`.
+            Memory::Peer(_) => (core::ptr::null_mut(), 0, false, false),
         };
 
         // SAFETY: Who uses the address knows that it is mapped, for the life of the value.

@@ -217,6 +217,16 @@ pub trait TtmObject: DriverObject<Driver: drm::Driver<Object = gem::ttm::Object<
         0
     }
 
+    /// The DRM device was unplugged: no job is made any more, and addresses that jobs have are about
+    /// to become wrong.
+    ///
+    /// For engines that do DMA. They have ended all jobs when this returns, and access no memory.
+    /// Called before [`gem::Mappings`] have their last calls, and before the registration data is
+    /// dropped. No reservation is held; sleeps.
+    fn end_jobs<'a>(reg: &'a <Self::Driver as drm::Driver>::RegistrationData<'a>) {
+        let _ = reg;
+    }
+
     /// Returns what has VRAM beside the objects, from the same [`Allocator`](drm::vram::Allocator),
     /// if something has.
     ///

@@ -85,14 +85,19 @@ pub enum Memory<'a> {
     Pages(Pages<'a>),
     /// With another device, mapped into the kernel. Only in a [`Blit`](super::Blit).
     Mapped(&'a VMap),
+    /// With another device, mapped for the device whose memory VRAM is: offsets are DMA addresses.
+    /// Only in a [`Blit`](super::Blit), for engines that do DMA, see
+    /// [`Engine::DMA`](super::Engine::DMA).
+    Peer(&'a [Range]),
 }
 
 impl Memory<'_> {
-    /// Tells whether a BAR of `len` bytes shows all of it, if it is in VRAM.
+    /// Tells whether the CPU reaches all of it, which a BAR of `len` bytes shows if it is in VRAM.
     pub(super) fn is_in_bar(&self, len: u64) -> bool {
         match self {
             Self::Vram(vram) => vram.is_in_bar(len),
             Self::Pages(_) | Self::Mapped(_) => true,
+            Self::Peer(_) => false,
         }
     }
 }
@@ -103,6 +108,8 @@ pub(crate) enum Side {
     /// With the DMA addresses, if there are engines that need them.
     Pages(NonNull<bindings::ttm_tt>, Option<Arc<Table>>),
     Mapped(VmappedImport),
+    /// By its DMA addresses, which stay until the fence of the job has signalled.
+    Peer(KVVec<Range>),
 }
 
 impl Side {
@@ -120,6 +127,7 @@ impl Side {
                 ..unsafe { Pages::from_raw(*tt) }
             }),
             Self::Mapped(import) => Memory::Mapped(import.map()),
+            Self::Peer(pieces) => Memory::Peer(pieces),
         }
     }
 }
@@ -128,7 +136,8 @@ impl Side {
 ///
 /// # Invariants
 ///
-/// - Both sides have at least `size` bytes, which are whole pages, and are not [`Side::Mapped`].
+/// - Both sides have at least `size` bytes, which are whole pages, and are neither [`Side::Mapped`]
+///   nor [`Side::Peer`].
 /// - What is in system memory has all of its pages until the fence of the job signals; nothing looks
 ///   at them after that.
 pub struct Transfer {
@@ -147,7 +156,7 @@ impl Transfer {
     /// # Safety
     ///
     /// - Both sides must have at least `size` bytes, and `size` must be a multiple of the page size.
-    ///   Neither may be [`Side::Mapped`].
+    ///   Neither may be [`Side::Mapped`] or [`Side::Peer`].
     /// - A side that is in system memory must have all of its pages until the fence of the job that
     ///   the value becomes has signalled, or the value is dropped.
     pub(crate) unsafe fn new(from: Option<Side>, to: Side, size: usize) -> Self {
@@ -246,7 +255,7 @@ impl<'a> Iter<'a> {
                 Self::Pages(iter)
             }
             // Moves are between memories of one device.
-            Memory::Mapped(_) => Self::nothing(),
+            Memory::Mapped(_) | Memory::Peer(_) => Self::nothing(),
         }
     }
 

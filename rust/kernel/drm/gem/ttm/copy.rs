@@ -7,12 +7,17 @@
 //! what is read, and all that they do with what is written. The fence of the copy is then in both
 //! reservations, so objects that move, and other devices, wait for it.
 //!
+//! An engine that does DMA reaches the buffer of another device by the addresses at which that is
+//! mapped for the device, which are kept until the copy is done: for that the driver has
+//! [`Mappings`](crate::drm::gem::Mappings). For other engines it is mapped into the kernel.
+//!
 //! # Locking
 //!
 //! [`copy`] takes the reservations of both objects. No other may be held.
 
 use super::{
     moves::side_of,
+    placed::pieces,
     Held,
     Import,
     Object, //
@@ -36,6 +41,7 @@ use crate::{
         ttm::{
             Blit,
             CpuAccess,
+            Engine,
             Loss,
             OpCtx,
             Place,
@@ -92,8 +98,15 @@ impl<T: TtmObject> Part<'_, T> {
             || buffer(self).is_some_and(|buf| Some(buf) == buffer(other))
     }
 
-    /// Lets the CPU access the buffer of another device. `None` if the object is one of this device.
+    /// Whether engines reach the buffer of another device by DMA.
+    const BY_DMA: bool = <T::Engine<'static> as Engine>::DMA && Object::<T>::CALLER.is_some();
+
+    /// Lets the CPU access the buffer of another device. `None` if the object is one of this device,
+    /// or the CPU is not what copies.
     fn access(&self, dir: DataDirection) -> Result<Option<Arc<CpuAccess>>> {
+        if Self::BY_DMA {
+            return Ok(None);
+        }
         self.object
             .as_import()
             .map(|import| CpuAccess::begin(import.dma_buf(), dir))
@@ -107,8 +120,13 @@ impl<T: TtmObject> Part<'_, T> {
         access: Option<&Arc<CpuAccess>>,
         ctx: &mut OpCtx,
     ) -> Result<Side> {
-        if let (Some(import), Some(access)) = (self.object.as_import(), access) {
-            return vmapped(import, access, &mut locked.resv());
+        match (self.object.as_import(), access) {
+            (Some(import), Some(access)) => return vmapped(import, access, &mut locked.resv()),
+            // The fence of the copy keeps the mapping.
+            (Some(import), None) => {
+                return import.map_shown(&mut locked.resv(), pieces).map(Side::Peer);
+            }
+            (None, _) => (),
         }
         // What is private may share a reservation with the other object.
         // SAFETY: The reservation of a valid object is valid.
@@ -155,7 +173,7 @@ fn vmapped(import: &Import, access: &Arc<CpuAccess>, resv: &mut LockedResv<'_>) 
 
 /// Copies `size` bytes, and returns the fence that signals when they are there.
 ///
-/// A copy to the buffer of another device is an access by the CPU, and what ends it, so that devices
+/// A copy by the CPU to the buffer of another device is an access by the CPU, and what ends it, so that devices
 /// see the bytes, takes the reservation: no fence can stand for that. Such a copy is done, and the
 /// access ended, when this returns. Its fence keeps the exporter from moving the buffer, and nobody
 /// who reads the buffer waits for it, as for other accesses by the CPU.

@@ -91,7 +91,7 @@ fn page_address(pages: &[*mut bindings::page], at: u64) -> Option<(Address, u64)
 }
 
 /// Returns the pieces of a table in the order of the buffer, with their DMA addresses.
-fn pieces(table: &SGTable) -> Result<KVVec<Range>> {
+pub(super) fn pieces(table: &SGTable) -> Result<KVVec<Range>> {
     ranges(
         table
             .iter()
@@ -420,6 +420,11 @@ pub(super) unsafe fn unplugging_callback<T: TtmObject>(dev: *mut bindings::drm_d
     let drm: &drm::Device<T::Driver> = unsafe { drm::Device::from_raw(dev) };
     let ttm = T::ttm(drm);
     let mut next = 0;
+
+    // SAFETY: It was registered, and its data is not dropped before this returns.
+    let registered: &drm::Device<T::Driver, drm::Registered> =
+        unsafe { drm::Device::from_raw(dev) };
+    registered.registration_data_with(|reg| T::end_jobs(reg));
 
     // Nobody has the addresses of an object that is not on the list yet, and nobody gets any now.
     while let Some(obj) = ttm.object_from(next) {
