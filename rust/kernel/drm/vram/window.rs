@@ -231,6 +231,13 @@ impl<'a> Window<'a> {
         Ok(())
     }
 
+    /// Makes what this CPU wrote to the BAR, through whatever window of an aperture, arrive there.
+    #[inline(never)]
+    pub fn flush_all(&self) {
+        // SAFETY: By the type invariant the BAR is mapped, and is not empty.
+        unsafe { flush(self.addr.as_ptr()) };
+    }
+
     /// Makes what this CPU wrote to an object in VRAM arrive there.
     ///
     /// Does nothing for an object that is not inside the BAR.
