@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The layout of the structures of the uAPI.
+//!
+//! All fields are listed, with no room between them, and those of 64 bits are at multiples of 8, as
+//! the sizes are: so callers of 32 and of 64 bits have the same structures.
+//!
+//! C header: [`include/uapi/drm/mgpu_drm.h`](srctree/include/uapi/drm/mgpu_drm.h)
+
+use core::mem::{
+    offset_of,
+    size_of, //
+};
+use kernel::uapi;
+
+const _: () = {
+    use uapi::drm_mgpu_getparam as T;
+
+    assert!(offset_of!(T, param) == 0);
+    assert!(offset_of!(T, pad) == 4);
+    assert!(offset_of!(T, value) == 8);
+    assert!(size_of::<T>() == 16);
+};
+
+const _: () = {
+    use uapi::drm_mgpu_gem_create as T;
+
+    assert!(offset_of!(T, size) == 0);
+    assert!(offset_of!(T, placements) == 8);
+    assert!(offset_of!(T, flags) == 12);
+    assert!(offset_of!(T, handle) == 16);
+    assert!(offset_of!(T, pad) == 20);
+    assert!(size_of::<T>() == 24);
+};
+
+const _: () = {
+    use uapi::drm_mgpu_gem_mmap_offset as T;
+
+    assert!(offset_of!(T, handle) == 0);
+    assert!(offset_of!(T, pad) == 4);
+    assert!(offset_of!(T, offset) == 8);
+    assert!(size_of::<T>() == 16);
+};
+
+const _: () = {
+    use uapi::drm_mgpu_gem_info as T;
+
+    assert!(offset_of!(T, handle) == 0);
+    assert!(offset_of!(T, placement) == 4);
+    assert!(offset_of!(T, size) == 8);
+    assert!(offset_of!(T, placements) == 16);
+    assert!(offset_of!(T, flags) == 20);
+    assert!(offset_of!(T, pinned) == 24);
+    assert!(offset_of!(T, pad) == 28);
+    assert!(offset_of!(T, id) == 32);
+    assert!(size_of::<T>() == 40);
+};
+
+const _: () = {
+    use uapi::drm_mgpu_gem_import_info as T;
+
+    assert!(offset_of!(T, handle) == 0);
+    assert!(offset_of!(T, path) == 4);
+    assert!(offset_of!(T, reason) == 8);
+    assert!(offset_of!(T, segments) == 12);
+    assert!(offset_of!(T, invalidations) == 16);
+    assert!(size_of::<T>() == 24);
+};
+
+const _: () = {
+    use uapi::drm_mgpu_sync as T;
+
+    assert!(offset_of!(T, handle) == 0);
+    assert!(offset_of!(T, fd) == 4);
+    assert!(offset_of!(T, flags) == 8);
+    assert!(offset_of!(T, pad) == 12);
+    assert!(offset_of!(T, point) == 16);
+    assert!(size_of::<T>() == 24);
+    // Records only grow.
+    assert!(size_of::<T>() >= uapi::DRM_MGPU_SYNC_SIZE_VER0 as usize);
+};
+
+const _: () = {
+    use uapi::drm_mgpu_gem_copy as T;
+
+    assert!(offset_of!(T, src) == 0);
+    assert!(offset_of!(T, dst) == 4);
+    assert!(offset_of!(T, src_offset) == 8);
+    assert!(offset_of!(T, dst_offset) == 16);
+    assert!(offset_of!(T, size) == 24);
+    assert!(offset_of!(T, in_syncs) == 32);
+    assert!(offset_of!(T, out_syncs) == 40);
+    assert!(offset_of!(T, in_count) == 48);
+    assert!(offset_of!(T, out_count) == 52);
+    assert!(offset_of!(T, sync_size) == 56);
+    assert!(offset_of!(T, flags) == 60);
+    assert!(size_of::<T>() == 64);
+};

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The DRM driver of the auxiliary device.
+
+use kernel::{
+    auxiliary,
+    device::{
+        self,
+        DeviceContext, //
+    },
+    drm::{
+        self,
+        devres::RegistrationInit,
+        gem::{
+            self,
+            peer, //
+        },
+        ioctl,
+        ttm,
+        vram::Window, //
+    },
+    pci,
+    prelude::*,
+    sync::Arc, //
+};
+
+use crate::{
+    copy,
+    core::{
+        ApiOf,
+        BAR,
+        NAME, //
+    },
+    debugfs,
+    engine::CopyEngine,
+    file::File,
+    gem::{
+        Bo,
+        BoData, //
+    },
+    gpu::Gpu,
+    MODULE, //
+};
+
+/// The DRM driver, which is that of the auxiliary device as well.
+pub(crate) struct Driver;
+
+/// The DRM device.
+pub(crate) type Device<Ctx = drm::Normal> = drm::Device<Driver, Ctx>;
+
+/// What lives as long as the DRM device, which may be longer than the driver is bound.
+#[pin_data]
+pub(crate) struct Data {
+    /// What is where in VRAM and in system memory.
+    #[pin]
+    pub(crate) ttm: ttm::Device<BoData>,
+}
+
+/// What exists while the driver is bound. Fields are dropped in this order.
+pub(crate) struct Bound<'a> {
+    /// The exported buffers: revoked before VRAM is out of reach.
+    pub(crate) exports: peer::Exports<'a, BoData>,
+    /// What moves and copies the content of objects.
+    pub(crate) engine: CopyEngine,
+    /// The CPU's view of the aperture.
+    pub(crate) window: Window<'a>,
+}
+
+/// Makes a [`Bound`].
+struct Init(Arc<Gpu>);
+
+impl RegistrationInit<Driver> for Init {
+    fn init<'a>(
+        self,
+        adev: &'a auxiliary::Device<device::Bound>,
+        _drm: drm::devres::Unregistered<'_, 'a, Driver>,
+    ) -> impl PinInit<Bound<'a>, Error> {
+        let pdev: &pci::Device<device::Bound> = adev.parent().try_into()?;
+
+        Ok(Bound {
+            exports: peer::exports(pdev, BAR)?,
+            engine: CopyEngine(self.0),
+            window: Window::new(pdev, BAR, MODULE)?,
+        })
+    }
+}
+
+kernel::auxiliary_device_table!(
+    AUX_TABLE,
+    <Driver as auxiliary::Driver>::IdInfo,
+    [(auxiliary::DeviceId::new(MODULE, NAME), ())]
+);
+
+impl auxiliary::Driver for Driver {
+    type IdInfo = ();
+    type Data<'bound> = drm::devres::Registration<Self>;
+
+    const ID_TABLE: auxiliary::IdTable<Self::IdInfo> = &AUX_TABLE;
+
+    fn probe<'bound>(
+        adev: &'bound auxiliary::Device<device::Core<'_>>,
+        _info: &'bound (),
+    ) -> impl PinInit<Self::Data<'bound>, Error> + 'bound {
+        let adev: &auxiliary::Device<device::Bound> = adev;
+        let gpu = &adev.registration_data::<ApiOf>()?.get_ref().gpu;
+        let pdev: &pci::Device<device::Bound> = adev.parent().try_into()?;
+        gpu.begin_jobs()?;
+        let vram = gpu.vram.clone();
+        let visible = gpu.aperture.len().min(vram.size());
+        let drm = drm::UnregisteredDevice::<Self>::new(
+            adev,
+            try_pin_init!(Data {
+                ttm <- ttm::Device::new(vram),
+            }),
+        )?;
+
+        ttm::Device::<BoData>::setup(&drm, pdev, BAR, visible)?;
+        drm::devres::Registration::new(adev, drm, Init(gpu.clone()), 0)
+    }
+}
+
+#[vtable]
+impl drm::Driver for Driver {
+    type Data = Data;
+    type RegistrationData<'a> = Bound<'a>;
+    type File = File;
+    type Object = Bo;
+    type ParentDevice<Ctx: DeviceContext> = auxiliary::Device<Ctx>;
+
+    const INFO: drm::DriverInfo = drm::DriverInfo {
+        major: 1,
+        minor: 0,
+        patchlevel: 0,
+        name: c"mgpu",
+        desc: c"A GPU that is modelled outside of QEMU",
+    };
+    const FEAT_RENDER: bool = true;
+    const FEAT_SYNCOBJ: bool = true;
+    const FEAT_SYNCOBJ_TIMELINE: bool = true;
+
+    fn show_fdinfo(_dev: &Device<drm::Registered>, file: &drm::File<File>, p: &mut drm::Printer) {
+        let visible = ttm::show_memory_stats::<BoData>(file, p);
+
+        p.size(c"mgpu", c"visible", c"vram0", visible);
+        p.size(
+            c"mgpu",
+            c"pinned",
+            c"vram0",
+            file.inner().get_ref().pins().pinned(),
+        );
+    }
+
+    fn debugfs_init(dir: &drm::debugfs::Dir<'_, Self>) {
+        peer::debugfs::add_files::<BoData>(dir);
+        gem::ttm::debugfs::add_files::<BoData>(dir);
+        dir.add::<debugfs::Inject>();
+        dir.add::<debugfs::Reports>();
+    }
+
+    kernel::declare_drm_ioctls! {
+        (MGPU_GETPARAM, drm_mgpu_getparam, ioctl::RENDER_ALLOW, File::getparam),
+        (MGPU_GEM_CREATE, drm_mgpu_gem_create, ioctl::RENDER_ALLOW, File::gem_create),
+        (
+            MGPU_GEM_MMAP_OFFSET,
+            drm_mgpu_gem_mmap_offset,
+            ioctl::RENDER_ALLOW,
+            File::gem_mmap_offset
+        ),
+        (
+            MGPU_PEER_ATTACHMENTS,
+            drm_peer_attachments,
+            ioctl::RENDER_ALLOW,
+            peer::ioctl::attachments::<BoData>
+        ),
+        (MGPU_GEM_INFO, drm_mgpu_gem_info, ioctl::RENDER_ALLOW, File::gem_info),
+        (
+            MGPU_GEM_IMPORT_INFO,
+            drm_mgpu_gem_import_info,
+            ioctl::RENDER_ALLOW,
+            File::gem_import_info
+        ),
+        (MGPU_GEM_COPY, drm_mgpu_gem_copy, ioctl::RENDER_ALLOW, copy::gem_copy),
+        (MGPU_PEER_QUERY, drm_peer_query, ioctl::RENDER_ALLOW, peer::ioctl::query::<BoData>),
+    }
+}

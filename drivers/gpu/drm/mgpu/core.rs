@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The driver of the PCI device.
+
+use kernel::{
+    auxiliary,
+    device,
+    dma::DmaMask,
+    pci,
+    prelude::*,
+    sizes::SZ_1K,
+    sync::{
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
+        Arc, //
+    },
+    types::CovariantForLt, //
+};
+
+use crate::{
+    gpu::{
+        Gpu,
+        Quiet, //
+    },
+    MODULE, //
+};
+
+/// What the device is known by.
+const VENDOR: u16 = 0x1234;
+const DEVICE: u16 = 0x11f0;
+
+/// The BAR that is the aperture.
+pub(crate) const BAR: u32 = 2;
+
+/// The number of the next auxiliary device.
+static IDS: Atomic<u32> = Atomic::new(0);
+
+/// The name of the auxiliary device.
+pub(crate) const NAME: &CStr = c"drm";
+
+/// What the core hands to the DRM driver.
+pub(crate) struct Api {
+    pub(crate) gpu: Arc<Gpu>,
+}
+
+/// The type of [`Api`] for the auxiliary bus.
+pub(crate) type ApiOf = CovariantForLt!(Api);
+
+/// The PCI driver.
+pub(crate) struct Core;
+
+/// What it has of a bound device. Fields are dropped in this order.
+pub(crate) struct Probed<'a> {
+    /// Unbinds the DRM driver, and then drops what that was handed.
+    _drm: auxiliary::Registration<'a, ApiOf>,
+    /// Nobody gives the device work any more. Its memory is given back after that.
+    _quiet: Quiet,
+}
+
+kernel::pci_device_table!(
+    PCI_TABLE,
+    <Core as pci::Driver>::IdInfo,
+    [
+        // There is no constant for the vendor, hence match by class, that is "other display", and
+        // let probe look at the rest.
+        (pci::DeviceId::from_class(0x038000, 0xffffff), ())
+    ]
+);
+
+impl pci::Driver for Core {
+    type IdInfo = ();
+    type Data<'bound> = Probed<'bound>;
+
+    const ID_TABLE: pci::IdTable<Self::IdInfo> = &PCI_TABLE;
+
+    const DMA_MASK: Option<DmaMask> = Some(DmaMask::new::<64>());
+
+    // A piece of a list may have any length.
+    const DMA_MAX_SEG_SIZE: Option<u32> = Some(u32::MAX);
+
+    fn probe<'bound>(
+        pdev: &'bound pci::Device<device::Core<'_>>,
+        _info: Option<&'bound ()>,
+    ) -> impl PinInit<Probed<'bound>, Error> + 'bound {
+        if pdev.vendor_id().as_raw() != VENDOR || pdev.device_id() != DEVICE {
+            return Err(ENODEV);
+        }
+
+        pdev.enable_device_mem()?;
+        pdev.set_master();
+        // That of the device which has the memory.
+        pdev.enable_p2pdma()?;
+
+        let bound: &'bound pci::Device<device::Bound> = pdev;
+        let quiet = Quiet(Gpu::new(bound)?);
+        let api = Api {
+            gpu: quiet.0.clone(),
+        };
+
+        let id = IDS.fetch_add(1, Relaxed);
+
+        dev_info!(
+            pdev,
+            "{} KiB of VRAM, an aperture of {} KiB\n",
+            api.gpu.vram.size() / SZ_1K as u64,
+            api.gpu.aperture.len() / SZ_1K as u64
+        );
+        Ok(Probed {
+            _drm: auxiliary::Registration::new(bound.as_ref(), NAME, id, MODULE, api)?,
+            _quiet: quiet,
+        })
+    }
+}

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Files in debugfs, for tests: errors that the device makes on request, and what it has to report.
+
+use kernel::{
+    drm::{
+        self,
+        Registered, //
+    },
+    prelude::*,
+    seq_file::SeqFile,
+    seq_print, //
+};
+
+use crate::card::{
+    Device,
+    Driver, //
+};
+
+/// Has the device make an error: what, the number of the ring, and an argument, in decimal numbers.
+pub(crate) struct Inject;
+
+#[vtable]
+impl drm::debugfs::File for Inject {
+    type Driver = Driver;
+
+    const NAME: &'static CStr = c"inject";
+
+    fn write(dev: &Device<Registered>, text: &str) -> Result {
+        let mut words = text.split_ascii_whitespace();
+        let mut next = || words.next().unwrap_or("0");
+        let (what, ring, argument) = (next(), next(), next());
+
+        if words.next().is_some() {
+            return Err(EINVAL);
+        }
+        let what = what.parse().map_err(|_| EINVAL)?;
+        let ring = ring.parse().map_err(|_| EINVAL)?;
+        let argument = argument.parse().map_err(|_| EINVAL)?;
+        dev.registration_data_with(|bound| bound.engine.0.regs.inject(what, ring, argument))
+    }
+}
+
+/// Shows how many rules of the device were broken so far.
+pub(crate) struct Reports;
+
+#[vtable]
+impl drm::debugfs::File for Reports {
+    type Driver = Driver;
+
+    const NAME: &'static CStr = c"reports";
+
+    fn show(dev: &Device<Registered>, m: &SeqFile) -> Result {
+        let reports = dev.registration_data_with(|bound| bound.engine.0.regs.reports())?;
+
+        seq_print!(m, "{}\n", reports);
+        Ok(())
+    }
+}

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The ioctls.
+
+use kernel::{
+    drm::{
+        self,
+        gem::{
+            peer,
+            BaseObject, //
+        },
+        ttm::PinAccount,
+        vram::{
+            Domain,
+            MemType, //
+        },
+        Registered, //
+    },
+    page,
+    prelude::*,
+    sync::Arc,
+    uapi, //
+};
+
+use crate::{
+    card::{
+        Bound,
+        Device,
+        Driver, //
+    },
+    gem::{
+        Bo,
+        BoData, //
+    }, //
+};
+
+/// An open file of the device.
+pub(crate) struct File {
+    /// What is pinned on its behalf.
+    pins: Arc<PinAccount>,
+}
+
+impl drm::file::DriverFile for File {
+    type Driver = Driver;
+
+    fn open(_dev: &Device) -> Result<Pin<KBox<Self>>> {
+        let pins = Arc::new(PinAccount::new(), GFP_KERNEL)?;
+
+        Ok(KBox::new(Self { pins }, GFP_KERNEL)?.into())
+    }
+}
+
+const PLACE_VRAM: u32 = uapi::DRM_MGPU_GEM_PLACE_VRAM;
+const PLACE_SYSTEM: u32 = uapi::DRM_MGPU_GEM_PLACE_SYSTEM;
+const PLACE_EITHER: u32 = PLACE_VRAM | PLACE_SYSTEM;
+const EXPORT_VRAM_OR_FAIL: u32 = uapi::DRM_MGPU_GEM_EXPORT_VRAM_OR_FAIL;
+
+/// Returns `EINVAL` unless `ok`.
+pub(crate) fn check(ok: bool) -> Result {
+    if ok {
+        Ok(())
+    } else {
+        Err(EINVAL)
+    }
+}
+
+impl File {
+    /// Returns the account for what is pinned on its behalf.
+    pub(crate) fn pins(&self) -> &Arc<PinAccount> {
+        &self.pins
+    }
+
+    /// `DRM_IOCTL_MGPU_GETPARAM`
+    pub(crate) fn getparam(
+        dev: &Device<Registered>,
+        bound: &Bound<'_>,
+        args: &mut uapi::drm_mgpu_getparam,
+        _file: &drm::File<File>,
+    ) -> Result<u32> {
+        check(args.pad == 0 && args.value == 0)?;
+
+        let gpu = &bound.engine.0;
+        args.value = match args.param {
+            uapi::drm_mgpu_param_DRM_MGPU_PARAM_VRAM_SIZE => dev.ttm.vram_size(),
+            uapi::drm_mgpu_param_DRM_MGPU_PARAM_APERTURE_SIZE => gpu.aperture.len(),
+            uapi::drm_mgpu_param_DRM_MGPU_PARAM_PAGE_SIZE => page::PAGE_SIZE as u64,
+            uapi::drm_mgpu_param_DRM_MGPU_PARAM_VRAM_FREE => dev.ttm.vram_free(),
+            uapi::drm_mgpu_param_DRM_MGPU_PARAM_VRAM_PINNED => dev.ttm.pinned(),
+            uapi::drm_mgpu_param_DRM_MGPU_PARAM_VRAM_PIN_LIMIT => dev.ttm.pin_limit(),
+            uapi::drm_mgpu_param_DRM_MGPU_PARAM_MOVES => dev.ttm.moves(),
+            uapi::drm_mgpu_param_DRM_MGPU_PARAM_APERTURE_FREE => gpu.aperture.free(),
+            uapi::drm_mgpu_param_DRM_MGPU_PARAM_RESETS => gpu.copy_ring().resets(),
+            uapi::drm_mgpu_param_DRM_MGPU_PARAM_LOSSES => dev.ttm.losses(),
+            uapi::drm_mgpu_param_DRM_MGPU_PARAM_QUARANTINED => dev.ttm.allocator().quarantined(),
+            uapi::drm_mgpu_param_DRM_MGPU_PARAM_DMA_MAPPED => dev.ttm.dma_mapped(),
+            _ => return Err(EINVAL),
+        };
+        Ok(0)
+    }
+
+    /// `DRM_IOCTL_MGPU_GEM_CREATE`
+    pub(crate) fn gem_create(
+        dev: &Device<Registered>,
+        _bound: &Bound<'_>,
+        args: &mut uapi::drm_mgpu_gem_create,
+        file: &drm::File<File>,
+    ) -> Result<u32> {
+        check(args.handle == 0 && args.pad == 0)?;
+
+        let bo = bo_data(args.placements, args.flags)?.create(dev, args.size)?;
+
+        args.handle = bo.create_handle(file)?;
+        args.size = bo.size() as u64;
+        Ok(0)
+    }
+
+    /// `DRM_IOCTL_MGPU_GEM_MMAP_OFFSET`
+    pub(crate) fn gem_mmap_offset(
+        _dev: &Device<Registered>,
+        _bound: &Bound<'_>,
+        args: &mut uapi::drm_mgpu_gem_mmap_offset,
+        file: &drm::File<File>,
+    ) -> Result<u32> {
+        check(args.pad == 0 && args.offset == 0)?;
+
+        args.offset = Bo::lookup_handle(file, args.handle)?.create_mmap_offset()?;
+        Ok(0)
+    }
+
+    /// `DRM_IOCTL_MGPU_GEM_INFO`
+    pub(crate) fn gem_info(
+        _dev: &Device<Registered>,
+        _bound: &Bound<'_>,
+        args: &mut uapi::drm_mgpu_gem_info,
+        file: &drm::File<File>,
+    ) -> Result<u32> {
+        check(args.placement == 0 && args.size == 0 && args.placements == 0 && args.flags == 0)?;
+        check(args.pinned == 0 && args.pad == 0 && args.id == 0)?;
+
+        let bo = Bo::lookup_handle(file, args.handle)?;
+        let object = bo.reserve(true)?;
+
+        args.placement = match object.mem_type() {
+            _ if bo.as_import().is_some() => uapi::drm_mgpu_placement_DRM_MGPU_PLACEMENT_IMPORTED,
+            None => uapi::drm_mgpu_placement_DRM_MGPU_PLACEMENT_NONE,
+            Some(MemType::Vram) => uapi::drm_mgpu_placement_DRM_MGPU_PLACEMENT_VRAM,
+            Some(MemType::Tt | MemType::System) => {
+                uapi::drm_mgpu_placement_DRM_MGPU_PLACEMENT_SYSTEM
+            }
+        };
+        args.pinned = object.is_pinned().into();
+        args.size = bo.size() as u64;
+        (args.placements, args.flags) = match bo.as_import() {
+            Some(_) => (0, 0),
+            None => placements_and_flags(object.data()),
+        };
+        args.id = bo.id();
+        Ok(0)
+    }
+
+    /// `DRM_IOCTL_MGPU_GEM_IMPORT_INFO`
+    pub(crate) fn gem_import_info(
+        _dev: &Device<Registered>,
+        _bound: &Bound<'_>,
+        args: &mut uapi::drm_mgpu_gem_import_info,
+        file: &drm::File<File>,
+    ) -> Result<u32> {
+        check(args.path == 0 && args.reason == 0 && args.segments == 0 && args.invalidations == 0)?;
+
+        let bo = Bo::lookup_handle(file, args.handle)?;
+        let info = peer::import_info::<BoData>(bo.as_import().ok_or(EINVAL)?)?;
+
+        if let Some(outcome) = info.outcome {
+            args.path = outcome.path.code();
+            args.reason = outcome.reason.code();
+        }
+        args.segments = info.segments;
+        args.invalidations = info.invalidations;
+        Ok(0)
+    }
+}
+
+/// Returns what an object that is created like this is.
+///
+/// # Errors
+///
+/// `EINVAL` if there is no placement, or one or a flag is unknown, or they contradict each other.
+fn bo_data(placements: u32, flags: u32) -> Result<BoData> {
+    let domain = match placements {
+        PLACE_VRAM => Domain::Vram,
+        PLACE_SYSTEM => Domain::System,
+        PLACE_EITHER => Domain::Either,
+        _ => return Err(EINVAL),
+    };
+    check(flags & !EXPORT_VRAM_OR_FAIL == 0)?;
+    let vram_or_fail = flags & EXPORT_VRAM_OR_FAIL != 0;
+
+    // It is never where it would have to be.
+    check(!(vram_or_fail && domain == Domain::System))?;
+    Ok(BoData {
+        domain,
+        vram_or_fail,
+    })
+}
+
+/// Returns the placements and the flags that an object was created with.
+fn placements_and_flags(bo: &BoData) -> (u32, u32) {
+    let placements = match bo.domain {
+        Domain::Vram => PLACE_VRAM,
+        Domain::System => PLACE_SYSTEM,
+        Domain::Either => PLACE_EITHER,
+    };
+    let flags = if bo.vram_or_fail {
+        EXPORT_VRAM_OR_FAIL
+    } else {
+        0
+    };
+
+    (placements, flags)
+}

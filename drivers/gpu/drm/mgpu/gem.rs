@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The objects.
+
+use kernel::{
+    dma_buf::mapping::RangeList,
+    drm::{
+        gem::{
+            self,
+            mappings::mapping_hooks,
+            peer::{
+                self,
+                PeerObject, //
+            },
+            DriverObject,
+            Held,
+            Mappings, //
+        },
+        ttm::{
+            self,
+            ClientOf,
+            OpCtx,
+            PinAccount,
+            TtmObject, //
+        },
+        vram::{
+            aperture_hook,
+            Aperture,
+            ApertureHook,
+            Domain,
+            Ranges, //
+        }, //
+    },
+    prelude::*,
+    sync::{
+        aref::ARef,
+        Arc, //
+    }, //
+};
+
+use crate::{
+    aperture::Window,
+    card::{
+        Bound,
+        Data,
+        Device,
+        Driver, //
+    },
+    engine::CopyEngine, //
+};
+
+/// An object, which userspace refers to by a handle.
+pub(crate) type Bo = gem::ttm::Object<BoData>;
+
+/// The driver's part of an object.
+#[derive(Clone, Copy)]
+pub(crate) struct BoData {
+    /// Where it may live.
+    pub(crate) domain: Domain,
+    /// Importers get it in VRAM or not at all.
+    pub(crate) vram_or_fail: bool,
+}
+
+impl BoData {
+    /// Makes an object of at least `size` bytes that reads as zeroes.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Bo::new`].
+    pub(crate) fn create(self, dev: &Device, size: u64) -> Result<ARef<Bo>> {
+        let size = size.try_into().map_err(|_| ENOSPC)?;
+
+        Bo::new(
+            dev,
+            size,
+            &self.domain.places(),
+            &mut OpCtx::interruptible(),
+            self,
+        )
+    }
+}
+
+static PEER_OPS: peer::Ops<BoData> = peer::Ops::new();
+
+impl DriverObject for BoData {
+    type Driver = Driver;
+    type Args = Self;
+
+    const PRIME: gem::PrimeHooks<Self> = peer::hooks();
+
+    fn new(_dev: &Device, _size: usize, args: Self) -> impl PinInit<Self, Error> {
+        Ok::<_, Error>(args)
+    }
+}
+
+impl Mappings for BoData {
+    // The only addresses that the device has are those of jobs of the copy engine, which end
+    // before.
+
+    fn evicted<'a>(_bound: &'a Bound<'a>, _object: &Held<'_, Bo>) {}
+
+    fn zap<'a>(_bound: &'a Bound<'a>, _object: &Held<'_, Bo>) {}
+}
+
+impl Aperture for BoData {
+    type Window = Window;
+
+    fn map<'a>(
+        bound: &'a Bound<'a>,
+        vram: &Ranges,
+        pieces: &mut RangeList,
+    ) -> Result<Self::Window> {
+        bound.engine.0.aperture.map(vram, pieces)
+    }
+}
+
+impl TtmObject for BoData {
+    const MAPPINGS: gem::MappingHooks<Self> = mapping_hooks();
+    const APERTURE: ApertureHook<Self> = aperture_hook();
+
+    fn ttm(data: &Data) -> &ttm::Device<Self> {
+        &data.ttm
+    }
+
+    fn domain(&self) -> Domain {
+        self.domain
+    }
+
+    fn pins(file: &ClientOf<Self>) -> Option<&Arc<PinAccount>> {
+        Some(file.inner().get_ref().pins())
+    }
+
+    type Engine<'a> = &'a CopyEngine;
+
+    fn engine<'a>(bound: &'a Bound<'a>, _index: usize) -> &'a CopyEngine {
+        &bound.engine
+    }
+
+    fn end_jobs<'a>(bound: &'a Bound<'a>) {
+        bound.engine.0.end_jobs();
+    }
+
+    fn flush<'a>(bound: &'a Bound<'a>, _vram: &Ranges) {
+        bound.window.flush_all();
+    }
+}
+
+impl PeerObject for BoData {
+    type Class = Bo;
+
+    const OPS: &'static peer::Ops<Self> = &PEER_OPS;
+
+    fn exports<'a>(bound: &'a Bound<'a>) -> &'a peer::Exports<'a, Self> {
+        &bound.exports
+    }
+
+    fn vram_or_fail(&self) -> bool {
+        self.vram_or_fail
+    }
+
+    /// Where the buffer of another device may live is not ours to say.
+    fn import_args() -> Option<Self> {
+        Some(Self {
+            domain: Domain::System,
+            vram_or_fail: false,
+        })
+    }
+}

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What a job of the copy engine copies: the addresses of both sides, as the engine knows them.
+//!
+//! They are computed when a job is prepared, as memory may be allocated then.
+
+use kernel::{
+    drm::ttm::{
+        Memory,
+        Work, //
+    },
+    prelude::*, //
+};
+
+/// The bit of an address that says that it is an offset in VRAM.
+const VRAM: u64 = 1 << 63;
+
+/// A piece of one side.
+#[derive(Clone, Copy)]
+pub(crate) struct Piece {
+    pub(crate) address: u64,
+    pub(crate) len: u64,
+}
+
+/// The pieces of one side, in the order of the bytes.
+pub(crate) struct List(KVVec<Piece>);
+
+impl List {
+    /// Returns the list of `size` bytes of a side, from offset `at` on.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL` if the side has fewer bytes, or the engine does not reach it.
+    /// - `ENOMEM` if memory runs out.
+    fn new(memory: Memory<'_>, at: u64, size: u64) -> Result<Self> {
+        let mut list = Cut {
+            pieces: KVVec::new(),
+            skip: at,
+            left: size,
+        };
+
+        match memory {
+            Memory::Vram(ranges) => {
+                list.add(ranges.ranges().iter().map(|r| (r.offset | VRAM, r.len)))?;
+            }
+            Memory::Pages(pages) => list.add(pages.dma().ok_or(EINVAL)?)?,
+            Memory::Peer(pieces) => list.add(pieces.iter().map(|r| (r.offset, r.len)))?,
+            Memory::Mapped(_) => return Err(EINVAL),
+        }
+        if list.left != 0 {
+            return Err(EINVAL);
+        }
+        Ok(Self(list.pieces))
+    }
+}
+
+/// A list of which the first `skip` bytes are left out.
+struct Cut {
+    pieces: KVVec<Piece>,
+    skip: u64,
+    left: u64,
+}
+
+impl Cut {
+    fn add(&mut self, pieces: impl Iterator<Item = (u64, u64)>) -> Result {
+        for (address, len) in pieces {
+            let skip = self.skip.min(len);
+            let len = (len - skip).min(self.left);
+
+            self.skip -= skip;
+            self.left -= len;
+            if len > 0 {
+                let address = address + skip;
+
+                match self.pieces.last_mut() {
+                    Some(last) if last.address + last.len == address => last.len += len,
+                    _ => self.pieces.push(Piece { address, len }, GFP_KERNEL)?,
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Both sides of a job.
+pub(crate) struct Lists {
+    /// [`None`] if the bytes are to be zero.
+    pub(crate) from: Option<List>,
+    pub(crate) to: List,
+    /// How many bytes.
+    pub(crate) size: u64,
+}
+
+impl Lists {
+    /// Computes those of a job.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`List::new`].
+    pub(crate) fn of(work: &Work) -> Result<Self> {
+        match work {
+            Work::Move(transfer) => {
+                let size = transfer.size() as u64;
+
+                Ok(Self {
+                    from: transfer
+                        .from()
+                        .map(|from| List::new(from, 0, size))
+                        .transpose()?,
+                    to: List::new(transfer.to(), 0, size)?,
+                    size,
+                })
+            }
+            Work::Copy(blit) => {
+                let size = blit.size() as u64;
+                let ((from, from_at), (to, to_at)) = (blit.from(), blit.to());
+
+                Ok(Self {
+                    from: Some(List::new(from, from_at as u64, size)?),
+                    to: List::new(to, to_at as u64, size)?,
+                    size,
+                })
+            }
+        }
+    }
+}
+
+/// A place in a list.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Place {
+    index: usize,
+    /// How many bytes of the piece were used.
+    used: u64,
+}
+
+impl Place {
+    /// Returns the next pieces of `list`, `most` at most, up to `bytes` bytes.
+    pub(crate) fn pieces<'a>(
+        &self,
+        list: &'a List,
+        most: usize,
+        bytes: u64,
+    ) -> impl Iterator<Item = Piece> + 'a {
+        let mut used = self.used;
+        let mut left = bytes;
+
+        list.0[self.index.min(list.0.len())..]
+            .iter()
+            .take(most)
+            .map_while(move |piece| {
+                let skip = core::mem::take(&mut used);
+                let len = (piece.len - skip).min(left);
+
+                left -= len;
+                (len > 0).then_some(Piece {
+                    address: piece.address + skip,
+                    len,
+                })
+            })
+    }
+
+    /// Goes on by `bytes` bytes.
+    pub(crate) fn advance(&mut self, list: &List, mut bytes: u64) {
+        while let Some(piece) = list.0.get(self.index) {
+            let left = piece.len - self.used;
+            if bytes < left {
+                self.used += bytes;
+                return;
+            }
+            bytes -= left;
+            self.index += 1;
+            self.used = 0;
+        }
+    }
+}

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The memory that the driver and the device share.
+//!
+//! It is coherent memory of words of 64 bits, which goes with the driver: the device has to be
+//! reset by then.
+
+use kernel::{
+    device::{
+        Bound,
+        Device, //
+    },
+    devres::Devres,
+    dma::Coherent,
+    io::{
+        io_read,
+        io_write, //
+    },
+    page::PAGE_SIZE,
+    prelude::*, //
+};
+
+/// How many words of 64 bits a page has.
+pub(crate) const WORDS: usize = PAGE_SIZE / 8;
+
+/// Some words.
+pub(crate) struct Words {
+    memory: Devres<Coherent<[u64]>>,
+    address: u64,
+}
+
+impl Words {
+    /// Makes `len` words of zero.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM` if memory runs out.
+    pub(crate) fn new(dev: &Device<Bound>, len: usize) -> Result<Self> {
+        let memory = Coherent::zeroed_slice(dev, len, GFP_KERNEL)?;
+
+        Ok(Self {
+            address: memory.dma_address(),
+            memory: Devres::new(dev, Ok::<_, Error>(memory))?,
+        })
+    }
+
+    /// Returns the bus address of word `index`.
+    pub(crate) fn address(&self, index: usize) -> u64 {
+        // OVERFLOW: Inside of the memory.
+        self.address + 8 * index as u64
+    }
+
+    /// Reads a word.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` after the driver was unbound, `ERANGE` if there is no such word.
+    pub(crate) fn read(&self, index: usize) -> Result<u64> {
+        let memory = self.memory.try_access().ok_or(ENODEV)?;
+        let words: &Coherent<[u64]> = &memory;
+
+        Ok(u64::from_le(io_read!(words, [try: index])))
+    }
+
+    /// Writes words that follow each other.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::read`]; some words may have been written then.
+    pub(crate) fn write(&self, first: usize, values: impl IntoIterator<Item = u64>) -> Result {
+        let memory = self.memory.try_access().ok_or(ENODEV)?;
+        let words: &Coherent<[u64]> = &memory;
+
+        for (index, value) in (first..).zip(values) {
+            io_write!(words, [try: index], value.to_le());
+        }
+        Ok(())
+    }
+}
+
+/// The page that the device writes to.
+pub(crate) struct Status(Words);
+
+/// What it says of a ring.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RingStatus {
+    /// The value of the last fence that was reached.
+    pub(crate) fence: u64,
+    /// Why the ring has stopped, or 0.
+    pub(crate) error: u32,
+}
+
+impl Status {
+    pub(crate) fn new(dev: &Device<Bound>) -> Result<Self> {
+        Ok(Self(Words::new(dev, WORDS)?))
+    }
+
+    /// Returns its bus address.
+    pub(crate) fn address(&self) -> u64 {
+        self.0.address(0)
+    }
+
+    /// Looks at a ring.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` after the driver was unbound.
+    pub(crate) fn ring(&self, ring: usize) -> Result<RingStatus> {
+        let first = ring * 8;
+
+        // The error first: what was reached before it is not missed.
+        let error = self.0.read(first + 1)? >> 32;
+        Ok(RingStatus {
+            fence: self.0.read(first)?,
+            // CAST: The upper half of a word.
+            error: error as u32,
+        })
+    }
+
+    /// Returns the number of the last invalidation that is done.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` after the driver was unbound.
+    pub(crate) fn invalidated(&self) -> Result<u32> {
+        // CAST: The lower half of a word.
+        Ok(self.0.read(0x800 / 8)? as u32)
+    }
+
+    /// Returns the address and the number of the entry of the last fault, if there was one.
+    pub(crate) fn fault(&self) -> Result<Option<(u64, u32)>> {
+        let count = self.0.read(0x800 / 8)? >> 32;
+        let Some(last) = count.checked_sub(1) else {
+            return Ok(None);
+        };
+        let first = 0x900 / 8 + (last % 16) as usize * 4;
+
+        // CAST: The lower half of a word.
+        Ok(Some((
+            self.0.read(first + 1)?,
+            self.0.read(first + 3)? as u32,
+        )))
+    }
+}

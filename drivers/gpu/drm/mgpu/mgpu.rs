@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A GPU that is modelled outside of QEMU, with engines, page tables and an aperture.
+//!
+//! The driver is split in two, as nova is: `core` is the driver of the PCI device and makes an
+//! auxiliary device; `card` is the DRM driver of that. What both have in common is in `gpu`: what
+//! there is of a device while its driver is bound. From below:
+//!
+//! - `regs` (the registers), `memory` (the memory that the device and the driver share),
+//! - `ring` (jobs, their order, and what becomes of those that hang), `list` (what they copy),
+//! - `aperture` (windows through which others see VRAM),
+//! - `gpu` and `core`,
+//! - `engine` (TTM's view of the copy engine), `gem` (the objects), `copy` and `file` (the ioctls),
+//!   `debugfs`, `card`, and `abi` (the layout of the uAPI).
+//!
+//! The interface of the device is described in Documentation/gpu/mgpu.rst.
+
+mod abi;
+mod aperture;
+mod card;
+mod copy;
+mod core;
+mod debugfs;
+mod engine;
+mod file;
+mod gem;
+mod gpu;
+mod list;
+mod memory;
+mod regs;
+mod ring;
+
+use kernel::{
+    auxiliary,
+    driver,
+    pci,
+    prelude::*,
+    InPlaceModule, //
+};
+
+/// The name of the module, by which the auxiliary device finds its driver.
+const MODULE: &CStr = c"mgpu";
+
+#[pin_data]
+struct Mgpu {
+    #[pin]
+    _core: driver::Registration<pci::Adapter<crate::core::Core>>,
+    #[pin]
+    _card: driver::Registration<auxiliary::Adapter<card::Driver>>,
+}
+
+impl InPlaceModule for Mgpu {
+    fn init(module: &'static kernel::ThisModule) -> impl PinInit<Self, Error> {
+        try_pin_init!(Self {
+            _core <- driver::Registration::new(MODULE, module),
+            _card <- driver::Registration::new(MODULE, module),
+        })
+    }
+}
+
+module! {
+    type: Mgpu,
+    name: "mgpu",
+    authors: ["The vvram authors"],
+    description: "A GPU that is modelled outside of QEMU",
+    license: "GPL",
+    imports_ns: ["DMA_BUF"],
+    params: {
+        timeout_ms: u32 {
+            default: 10000,
+            description: "How long a job may take without progress before its ring is reset, in ms",
+        },
+    },
+}

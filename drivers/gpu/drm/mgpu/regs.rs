@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The registers.
+//!
+//! An access takes long, as it leaves the virtual machine, so none is made where the status page
+//! tells the same. Registers can be accessed until the driver is unbound; a device that is gone
+//! answers all of them with ones. Those of 64 bits are two of 32 bits, of which the lower half
+//! comes first.
+
+use kernel::{
+    io::{
+        poll::read_poll_timeout,
+        register,
+        register::Array,
+        Io, //
+    },
+    pci::{
+        self,
+        Bar,
+        DevresBar, //
+    },
+    prelude::*,
+    time::Delta, //
+};
+
+use crate::MODULE;
+
+/// The BAR that has them.
+const BAR: u32 = 0;
+
+/// How many bytes it has.
+const SIZE: usize = 0x1000;
+
+/// How long a reset may take.
+const RESET_TIME: Delta = Delta::from_secs(5);
+
+register! {
+    /// Says what the device is.
+    ID(u32) @ 0x000 {}
+    /// The version of the interface.
+    VERSION(u32) @ 0x004 {}
+    /// The size of VRAM in bytes.
+    VRAM_SIZE(u32)[2] @ 0x008 {}
+    /// The size of the aperture in bytes.
+    APERTURE_SIZE(u32)[2] @ 0x010 {}
+    /// The bus address of the status page.
+    STATUS_PAGE(u32)[2] @ 0x020 {}
+    /// The bus address of the table of contexts.
+    CONTEXT_TABLE(u32)[2] @ 0x028 {}
+    /// The first address of the next invalidation.
+    INVALIDATE_START(u32)[2] @ 0x030 {}
+    /// How many bytes it covers.
+    INVALIDATE_SIZE(u32)[2] @ 0x038 {}
+    /// Of which context.
+    INVALIDATE_CONTEXT(u32) @ 0x040 {}
+    /// Does it, with a number.
+    INVALIDATE(u32) @ 0x044 {}
+    /// A bit for each ring, and one for all.
+    RESET(u32) @ 0x048 {}
+    /// Errors on request.
+    INJECT(u32) @ 0x04c {}
+    /// How many rules were broken.
+    REPORTS(u32) @ 0x050 {}
+    /// Looks for more of that.
+    CHECK(u32) @ 0x054 {}
+    /// The lower half of the bus address of a ring.
+    RING_BASE_LOW(u32)[2, stride = 0x20] @ 0x100 {}
+    /// The upper half.
+    RING_BASE_HIGH(u32)[2, stride = 0x20] @ 0x104 {}
+    /// How many entries it has.
+    RING_ENTRIES(u32)[2, stride = 0x20] @ 0x108 {}
+    /// How many were written so far.
+    RING_DOORBELL(u32)[2, stride = 0x20] @ 0x10c {}
+}
+
+/// What [`ID`] reads.
+const MGPU: u32 = 0x5550_474d;
+
+/// The bit of [`RESET`] for all of the device.
+const ALL: u32 = 1 << 31;
+
+/// Writes a register of 64 bits.
+macro_rules! write64 {
+    ($bar:expr, $register:ident, $value:expr) => {{
+        let value: u64 = $value;
+
+        // CAST: The lower half, and the upper one.
+        $bar.write($register::at(0), $register::from(value as u32));
+        $bar.write($register::at(1), $register::from((value >> 32) as u32));
+    }};
+}
+
+/// Reads a register of 64 bits.
+macro_rules! read64 {
+    ($bar:expr, $register:ident) => {
+        u64::from($bar.read($register::at(0)).into_raw())
+            | u64::from($bar.read($register::at(1)).into_raw()) << 32
+    };
+}
+
+/// The registers of a device.
+pub(crate) struct Regs(DevresBar<SIZE>);
+
+impl Regs {
+    /// Maps them.
+    ///
+    /// # Errors
+    ///
+    /// - `ENODEV` if it is another device.
+    /// - Those of [`pci::Device::iomap_region_sized`].
+    pub(crate) fn new(pdev: &pci::Device<kernel::device::Bound>) -> Result<Self> {
+        let bar = pdev.iomap_region_sized::<SIZE>(BAR, MODULE)?;
+        let (id, version) = ((&bar).read(ID).into_raw(), (&bar).read(VERSION).into_raw());
+
+        if (id, version) != (MGPU, 1) {
+            dev_err!(pdev, "unknown device {:#x}, version {}\n", id, version);
+            return Err(ENODEV);
+        }
+        Ok(Self(bar.into_devres()?))
+    }
+
+    fn with<R>(&self, f: impl FnOnce(&Bar<'_, SIZE>) -> R) -> Result<R> {
+        self.0.try_access_with(f).ok_or(ENODEV)
+    }
+
+    /// Tells whether the device does not answer any more.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.with(|bar| bar.read(ID).into_raw())
+            .is_ok_and(|id| id == u32::MAX)
+    }
+
+    /// Returns the size of VRAM and of the aperture in bytes.
+    pub(crate) fn sizes(&self) -> Result<(u64, u64)> {
+        self.with(|bar| (read64!(bar, VRAM_SIZE), read64!(bar, APERTURE_SIZE)))
+    }
+
+    /// Says where the status page and the table of contexts are.
+    pub(crate) fn set_memory(&self, status: u64, contexts: u64) -> Result {
+        self.with(|bar| {
+            write64!(bar, STATUS_PAGE, status);
+            write64!(bar, CONTEXT_TABLE, contexts);
+        })
+    }
+
+    /// Says where a ring is, which begins with its first entry.
+    pub(crate) fn set_ring(&self, ring: usize, base: u64, entries: u32) -> Result {
+        let (low, high, len) = (
+            RING_BASE_LOW::try_at(ring).ok_or(EINVAL)?,
+            RING_BASE_HIGH::try_at(ring).ok_or(EINVAL)?,
+            RING_ENTRIES::try_at(ring).ok_or(EINVAL)?,
+        );
+
+        self.with(|bar| {
+            // CAST: The lower half, and the upper one.
+            bar.write(low, RING_BASE_LOW::from(base as u32));
+            bar.write(high, RING_BASE_HIGH::from((base >> 32) as u32));
+            bar.write(len, RING_ENTRIES::from(entries));
+        })
+    }
+
+    /// Lets a ring go on, of which `written` entries were written so far.
+    pub(crate) fn ring_doorbell(&self, ring: usize, written: u32) -> Result {
+        let at = RING_DOORBELL::try_at(ring).ok_or(EINVAL)?;
+
+        self.with(|bar| bar.write(at, RING_DOORBELL::from(written)))
+    }
+
+    /// Has the device look at its page tables anew, and write `number` to the status page then.
+    ///
+    /// To be called by one task at a time.
+    pub(crate) fn invalidate(&self, context: u32, start: u64, size: u64, number: u32) -> Result {
+        self.with(|bar| {
+            write64!(bar, INVALIDATE_START, start);
+            write64!(bar, INVALIDATE_SIZE, size);
+            bar.write_reg(INVALIDATE_CONTEXT::from(context));
+            bar.write_reg(INVALIDATE::from(number));
+        })
+    }
+
+    /// Resets a ring: it does no DMA when this returns. Sleeps.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` if the device is gone, or its driver unbound, and `ETIMEDOUT`.
+    pub(crate) fn reset_ring(&self, ring: usize) -> Result {
+        self.reset(1 << ring)
+    }
+
+    /// Resets all of the device. Sleeps.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::reset_ring`].
+    pub(crate) fn reset_all(&self) -> Result {
+        self.reset(ALL)
+    }
+
+    fn reset(&self, bits: u32) -> Result {
+        self.with(|bar| bar.write_reg(RESET::from(bits)))?;
+
+        let left = read_poll_timeout(
+            || self.with(|bar| bar.read(RESET).into_raw()),
+            |left| left & bits == 0 || *left == u32::MAX,
+            Delta::from_micros(100),
+            RESET_TIME,
+        )?;
+        if left == u32::MAX {
+            return Err(ENODEV);
+        }
+        Ok(())
+    }
+
+    /// Asks for an error, see Documentation/gpu/mgpu.rst.
+    pub(crate) fn inject(&self, what: u8, ring: u8, argument: u16) -> Result {
+        let value = u32::from(what) | u32::from(ring) << 8 | u32::from(argument) << 16;
+
+        self.with(|bar| bar.write_reg(INJECT::from(value)))
+    }
+
+    /// Returns how many rules the driver has broken so far.
+    pub(crate) fn reports(&self) -> Result<u32> {
+        self.with(|bar| {
+            bar.write_reg(CHECK::from(1));
+            bar.read(REPORTS).into_raw()
+        })
+    }
+}

@@ -1,0 +1,376 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * uAPI of the mgpu driver: a GPU that is modelled outside of QEMU, whose VRAM is
+ * exported peer to peer.
+ *
+ * Every structure has the same layout for 32- and 64-bit callers. Fields named
+ * pad and flag bits that are not listed here must be zero, or the call returns
+ * -EINVAL. Sizes and offsets are in bytes. DRM_IOCTL_MGPU_PEER_ATTACHMENTS and
+ * DRM_IOCTL_MGPU_PEER_QUERY are those of drm_peer.h. File descriptors are signed,
+ * handles are not.
+ *
+ * The structures are those of vvram as far as both do the same.
+ */
+#ifndef _UAPI_MGPU_DRM_H_
+#define _UAPI_MGPU_DRM_H_
+
+#include "drm.h"
+#include "drm_peer.h"
+
+#if defined(__cplusplus)
+extern "C" {
+#endif
+
+#define DRM_MGPU_GETPARAM		0x00
+#define DRM_MGPU_GEM_CREATE		0x01
+#define DRM_MGPU_GEM_MMAP_OFFSET	0x02
+#define DRM_MGPU_PEER_ATTACHMENTS	0x03
+#define DRM_MGPU_GEM_INFO		0x04
+#define DRM_MGPU_GEM_IMPORT_INFO	0x05
+#define DRM_MGPU_GEM_COPY		0x06
+#define DRM_MGPU_PEER_QUERY		0x07
+
+/**
+ * enum drm_mgpu_param - what DRM_IOCTL_MGPU_GETPARAM can be asked for
+ */
+enum drm_mgpu_param {
+	/** @DRM_MGPU_PARAM_VRAM_SIZE: all VRAM of the device, in bytes. */
+	DRM_MGPU_PARAM_VRAM_SIZE = 0,
+	/**
+	 * @DRM_MGPU_PARAM_APERTURE_SIZE: the aperture, through which the CPU and
+	 * peers see VRAM, in bytes.
+	 */
+	DRM_MGPU_PARAM_APERTURE_SIZE = 1,
+	/** @DRM_MGPU_PARAM_PAGE_SIZE: the unit sizes are rounded up to. */
+	DRM_MGPU_PARAM_PAGE_SIZE = 2,
+	/** @DRM_MGPU_PARAM_VRAM_FREE: VRAM that is not allocated, in bytes. */
+	DRM_MGPU_PARAM_VRAM_FREE = 3,
+	/** @DRM_MGPU_PARAM_VRAM_PINNED: VRAM that is pinned, in bytes. */
+	DRM_MGPU_PARAM_VRAM_PINNED = 4,
+	/** @DRM_MGPU_PARAM_VRAM_PIN_LIMIT: how much of it may be, in bytes. */
+	DRM_MGPU_PARAM_VRAM_PIN_LIMIT = 5,
+	/**
+	 * @DRM_MGPU_PARAM_MOVES: how often the content of an object was moved
+	 * to or from VRAM.
+	 */
+	DRM_MGPU_PARAM_MOVES = 6,
+	/**
+	 * @DRM_MGPU_PARAM_APERTURE_FREE: the part of the aperture that shows
+	 * nothing, in bytes.
+	 */
+	DRM_MGPU_PARAM_APERTURE_FREE = 7,
+	/**
+	 * @DRM_MGPU_PARAM_RESETS: how often the ring of the copy engine was reset,
+	 * because a job hung or failed.
+	 */
+	DRM_MGPU_PARAM_RESETS = 8,
+	/**
+	 * @DRM_MGPU_PARAM_LOSSES: how many objects have lost their content,
+	 * because a move failed.
+	 */
+	DRM_MGPU_PARAM_LOSSES = 9,
+	/**
+	 * @DRM_MGPU_PARAM_QUARANTINED: VRAM that nobody gets before the driver is
+	 * bound anew, because it could not be cleared, in bytes.
+	 */
+	DRM_MGPU_PARAM_QUARANTINED = 10,
+	/**
+	 * @DRM_MGPU_PARAM_DMA_MAPPED: system memory of objects that the engines
+	 * reach, in bytes.
+	 */
+	DRM_MGPU_PARAM_DMA_MAPPED = 11,
+};
+
+/**
+ * struct drm_mgpu_getparam - argument of DRM_IOCTL_MGPU_GETPARAM
+ */
+struct drm_mgpu_getparam {
+	/** @param: in, one of enum drm_mgpu_param; -EINVAL if unknown. */
+	__u32 param;
+	/** @pad: must be zero. */
+	__u32 pad;
+	/** @value: out, must be zero on input. */
+	__u64 value;
+};
+
+/**
+ * DRM_MGPU_GEM_PLACE_VRAM - the object may be placed in VRAM.
+ *
+ * Alone it means VRAM alone: the object is in VRAM for as long as it lives, and an
+ * importer that cannot reach it there is refused with -EOPNOTSUPP. It takes its
+ * VRAM from everybody else, which is not accounted for as pinned; an administrator
+ * limits it by the cgroup controller dmem.
+ */
+#define DRM_MGPU_GEM_PLACE_VRAM	(1 << 0)
+/**
+ * DRM_MGPU_GEM_PLACE_SYSTEM - the object may be placed in system memory.
+ *
+ * Alone it means that the object is never placed in VRAM. With
+ * DRM_MGPU_GEM_PLACE_VRAM the object begins in VRAM if there is room, is moved to
+ * system memory when there is not enough VRAM for all, and back when it is used by
+ * a peer again.
+ */
+#define DRM_MGPU_GEM_PLACE_SYSTEM	(1 << 1)
+
+/**
+ * DRM_MGPU_GEM_EXPORT_VRAM_OR_FAIL - importers get the object in VRAM or not at
+ * all.
+ *
+ * It needs DRM_MGPU_GEM_PLACE_VRAM. With DRM_MGPU_GEM_PLACE_SYSTEM the object may
+ * still be moved to system memory when there is not enough VRAM for all. An
+ * importer that cannot reach VRAM is refused with -EOPNOTSUPP. One that can has the
+ * object moved back when it maps or pins it; that fails with -ENOSPC if there is no
+ * room, and with -EOPNOTSUPP if the kernel keeps the object in system memory because
+ * it has mapped it for its own use. An object that may be placed in VRAM alone is
+ * exported like this with the flag and without.
+ */
+#define DRM_MGPU_GEM_EXPORT_VRAM_OR_FAIL	(1 << 0)
+
+/**
+ * struct drm_mgpu_gem_create - argument of DRM_IOCTL_MGPU_GEM_CREATE
+ *
+ * Creates an object that reads as zeroes. Returns -EINVAL for a size of 0, for a
+ * placement or a flag that is unknown, and without a placement: there is no
+ * default. Returns -ENOSPC when no placement has room for it, and -EIO or -ENODEV if
+ * the device does not work any more.
+ */
+struct drm_mgpu_gem_create {
+	/** @size: in, at least 1; out, rounded up to a page. */
+	__u64 size;
+	/** @placements: in, at least one of DRM_MGPU_GEM_PLACE_*. */
+	__u32 placements;
+	/** @flags: in, DRM_MGPU_GEM_EXPORT_VRAM_OR_FAIL or 0. */
+	__u32 flags;
+	/** @handle: out, must be zero on input. */
+	__u32 handle;
+	/** @pad: must be zero. */
+	__u32 pad;
+};
+
+/**
+ * struct drm_mgpu_gem_mmap_offset - argument of
+ * DRM_IOCTL_MGPU_GEM_MMAP_OFFSET
+ */
+struct drm_mgpu_gem_mmap_offset {
+	/** @handle: in, -ENOENT if unknown. */
+	__u32 handle;
+	/** @pad: must be zero. */
+	__u32 pad;
+	/** @offset: out, for mmap() on this DRM fd; must be zero on input. */
+	__u64 offset;
+};
+
+/**
+ * enum drm_mgpu_placement - where an object is
+ */
+enum drm_mgpu_placement {
+	/** @DRM_MGPU_PLACEMENT_NONE: it has no memory yet. */
+	DRM_MGPU_PLACEMENT_NONE = 0,
+	/** @DRM_MGPU_PLACEMENT_VRAM: in VRAM. */
+	DRM_MGPU_PLACEMENT_VRAM = 1,
+	/** @DRM_MGPU_PLACEMENT_SYSTEM: in system memory. */
+	DRM_MGPU_PLACEMENT_SYSTEM = 2,
+	/**
+	 * @DRM_MGPU_PLACEMENT_IMPORTED: it stands for the buffer of another
+	 * device, whose driver decides where that is.
+	 */
+	DRM_MGPU_PLACEMENT_IMPORTED = 3,
+};
+
+/**
+ * struct drm_mgpu_gem_info - argument of DRM_IOCTL_MGPU_GEM_INFO
+ *
+ * Tells where an object is at the moment. It may be elsewhere by the time the
+ * caller reads it, unless it is pinned.
+ */
+struct drm_mgpu_gem_info {
+	/** @handle: in, -ENOENT if unknown. */
+	__u32 handle;
+	/**
+	 * @placement: out, one of enum drm_mgpu_placement. This and what
+	 * follows must be zero on input.
+	 */
+	__u32 placement;
+	/** @size: out, in bytes. */
+	__u64 size;
+	/**
+	 * @placements: out, the DRM_MGPU_GEM_PLACE_* that it was created with;
+	 * 0 if it is imported.
+	 */
+	__u32 placements;
+	/** @flags: out, the flags that it was created with. */
+	__u32 flags;
+	/** @pinned: out, 1 if an importer or the kernel has pinned it, else 0. */
+	__u32 pinned;
+	/** @pad: must be zero. */
+	__u32 pad;
+	/**
+	 * @id: out, the number of the object in debugfs and in tracepoints. No
+	 * other object of the device has it, or had it before.
+	 */
+	__u64 id;
+};
+
+/**
+ * struct drm_mgpu_gem_import_info - argument of
+ * DRM_IOCTL_MGPU_GEM_IMPORT_INFO
+ *
+ * Tells how the device reaches the buffer behind an imported object, which is
+ * mapped for it unless it is. Another device of this driver tells the path; it
+ * may change when the buffer moves. Returns -EINVAL for an object that is not
+ * imported, -ENODEV if the driver of the exporting device is gone, and other
+ * errors of the exporter.
+ */
+struct drm_mgpu_gem_import_info {
+	/** @handle: in, -ENOENT if unknown. */
+	__u32 handle;
+	/**
+	 * @path: out, one of enum drm_peer_path. This and what follows must be
+	 * zero on input.
+	 */
+	__u32 path;
+	/** @reason: out, one of enum drm_peer_reason. */
+	__u32 reason;
+	/** @segments: out, the number of pieces that the mapping has. */
+	__u32 segments;
+	/**
+	 * @invalidations: out, how often the exporter invalidated the mapping of
+	 * the device.
+	 */
+	__u64 invalidations;
+};
+
+/**
+ * DRM_MGPU_SYNC_FILE - the fence is that of a sync file, and not of a sync object.
+ */
+#define DRM_MGPU_SYNC_FILE		(1 << 0)
+
+/**
+ * struct drm_mgpu_sync - a fence to wait for, or a place for a fence
+ */
+struct drm_mgpu_sync {
+	/**
+	 * @handle: in, the sync object, -ENOENT if unknown; zero with
+	 * DRM_MGPU_SYNC_FILE.
+	 */
+	__u32 handle;
+	/**
+	 * @fd: the sync file with DRM_MGPU_SYNC_FILE, else zero. To wait for: in,
+	 * -EINVAL if it is not a sync file. To signal: out, must be zero on input;
+	 * it is written before the work is queued, and means nothing if the call
+	 * fails.
+	 */
+	__s32 fd;
+	/** @flags: in, DRM_MGPU_SYNC_FILE or 0. */
+	__u32 flags;
+	/** @pad: must be zero. */
+	__u32 pad;
+	/**
+	 * @point: in, the point of the timeline that the sync object is, or 0 for a
+	 * sync object with one fence. To wait for a point that is not there yet is
+	 * -EINVAL, as it is for a sync object without a fence. A point to signal is
+	 * to be beyond those that are there; else it takes the number of the last
+	 * one. Zero with DRM_MGPU_SYNC_FILE.
+	 */
+	__u64 point;
+};
+
+/**
+ * DRM_MGPU_SYNC_SIZE_VER0 - size of the first version of struct drm_mgpu_sync.
+ */
+#define DRM_MGPU_SYNC_SIZE_VER0	24
+
+/**
+ * DRM_MGPU_SYNC_MAX - how many fences a call waits for at most, and how many it
+ * signals.
+ */
+#define DRM_MGPU_SYNC_MAX		64
+
+/**
+ * struct drm_mgpu_gem_copy - argument of DRM_IOCTL_MGPU_GEM_COPY
+ *
+ * Copies bytes between objects, wherever they are; one may be imported, or both.
+ * The call waits for the fences in @in_syncs, queues the copy, and returns. The
+ * copy is done after what was asked for before, and after the implicit fences of
+ * both objects: writes to the source, and all accesses to the destination. Its own
+ * fence is one of these for others, and is put into each place of @out_syncs, in
+ * their order. It signals with an error if the engine could not do the copy.
+ *
+ * A call that fails has queued nothing, and has put its fence nowhere.
+ *
+ * Records of both arrays grow at their end. What a caller knows of a longer one must
+ * be zero where the kernel does not know it.
+ *
+ * Returns -EINVAL for a size of 0, for a part that is not inside of its object, for
+ * parts of one object that overlap, for more than DRM_MGPU_SYNC_MAX entries, for a
+ * sync_size that is below DRM_MGPU_SYNC_SIZE_VER0, above 4096, or not a multiple of
+ * 8; -E2BIG for an entry that is not zero beyond what the kernel knows; -EFAULT for
+ * an array that cannot be read, or for a sync file cannot be written; -EMFILE if there
+ * is no file descriptor left; -ENOENT for an unknown handle; -EIO for an object that
+ * has lost its content; -ENODEV if a device is gone, or its driver.
+ */
+struct drm_mgpu_gem_copy {
+	/** @src: in, handle of the object that is read. */
+	__u32 src;
+	/** @dst: in, handle of the object that is written. */
+	__u32 dst;
+	/** @src_offset: in, first byte that is read. */
+	__u64 src_offset;
+	/** @dst_offset: in, first byte that is written. */
+	__u64 dst_offset;
+	/** @size: in, how many bytes; any number but 0. */
+	__u64 size;
+	/** @in_syncs: in, user pointer to struct drm_mgpu_sync to wait for. */
+	__u64 in_syncs;
+	/** @out_syncs: in, user pointer to struct drm_mgpu_sync to signal. */
+	__u64 out_syncs;
+	/** @in_count: in, entries of @in_syncs; with 0 it is not looked at. */
+	__u32 in_count;
+	/** @out_count: in, entries of @out_syncs; with 0 it is not looked at. */
+	__u32 out_count;
+	/**
+	 * @sync_size: in, bytes from one entry of either array to the next; not
+	 * looked at if both are empty.
+	 */
+	__u32 sync_size;
+	/** @flags: must be zero. */
+	__u32 flags;
+};
+
+/* An enum, so that Rust's bindgen resolves the numbers. */
+enum {
+	DRM_IOCTL_MGPU_GETPARAM =
+		DRM_IOWR(DRM_COMMAND_BASE + DRM_MGPU_GETPARAM,
+			 struct drm_mgpu_getparam),
+	DRM_IOCTL_MGPU_GEM_CREATE =
+		DRM_IOWR(DRM_COMMAND_BASE + DRM_MGPU_GEM_CREATE,
+			 struct drm_mgpu_gem_create),
+	DRM_IOCTL_MGPU_GEM_MMAP_OFFSET =
+		DRM_IOWR(DRM_COMMAND_BASE + DRM_MGPU_GEM_MMAP_OFFSET,
+			 struct drm_mgpu_gem_mmap_offset),
+	DRM_IOCTL_MGPU_PEER_ATTACHMENTS =
+		DRM_IOWR(DRM_COMMAND_BASE + DRM_MGPU_PEER_ATTACHMENTS,
+			 struct drm_peer_attachments),
+	DRM_IOCTL_MGPU_GEM_INFO =
+		DRM_IOWR(DRM_COMMAND_BASE + DRM_MGPU_GEM_INFO,
+			 struct drm_mgpu_gem_info),
+	DRM_IOCTL_MGPU_GEM_IMPORT_INFO =
+		DRM_IOWR(DRM_COMMAND_BASE + DRM_MGPU_GEM_IMPORT_INFO,
+			 struct drm_mgpu_gem_import_info),
+	/*
+	 * Nothing is written back to the argument, which could fail after the copy
+	 * was queued.
+	 */
+	DRM_IOCTL_MGPU_GEM_COPY =
+		DRM_IOW(DRM_COMMAND_BASE + DRM_MGPU_GEM_COPY,
+			struct drm_mgpu_gem_copy),
+	DRM_IOCTL_MGPU_PEER_QUERY =
+		DRM_IOWR(DRM_COMMAND_BASE + DRM_MGPU_PEER_QUERY,
+			 struct drm_peer_query),
+};
+
+#if defined(__cplusplus)
+}
+#endif
+
+#endif /* _UAPI_MGPU_DRM_H_ */
