@@ -16,6 +16,7 @@ use crate::compat;
 use crate::map::{Map, PAGE};
 use crate::misc;
 use crate::pci::PciDevice;
+use crate::split::auxiliary_of;
 use crate::syncfile::SyncFile;
 use crate::uapi;
 use crate::uapi::{
@@ -243,6 +244,31 @@ impl Drm {
             Some((path, file)) => Ok(Self { file, path }),
             None => Err(Stop::fail(format_args!(
                 "no /dev/dri/{prefix}* belongs to {DRIVER} and {}: is the module loaded and the device bound?",
+                gpu.name()
+            ))),
+        }
+    }
+
+    /// Opens the render node that another driver with the same ioctls has for a PCI device, by its
+    /// auxiliary device, and returns the name of that.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if there is none within five seconds.
+    #[track_caller]
+    pub fn open_split(driver: &str, gpu: &PciDevice) -> Result<(Self, String), Stop> {
+        let found = misc::poll(Duration::from_secs(5), || {
+            nodes("renderD", driver)
+                .into_iter()
+                .find_map(|(path, file)| {
+                    let device = auxiliary_of(&path, gpu)?;
+                    Some((Self { file, path }, device))
+                })
+        });
+        match found {
+            Some(found) => Ok(found),
+            None => Err(Stop::fail(format_args!(
+                "no node in /dev/dri belongs to {driver} and {}",
                 gpu.name()
             ))),
         }

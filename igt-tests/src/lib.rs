@@ -31,6 +31,7 @@ pub mod iommu;
 pub mod lender;
 pub mod map;
 pub mod memory;
+pub mod mgpu;
 pub mod misc;
 pub mod names;
 pub mod pattern;

@@ -109,6 +109,11 @@ impl PciDevice {
         Self::all(0x1af4, 0x1110)
     }
 
+    /// The modelled GPUs, in order.
+    pub fn mgpus() -> Vec<Self> {
+        Self::all(0x1234, 0x11f0)
+    }
+
     /// The peer.
     ///
     /// # Errors

@@ -105,7 +105,7 @@ pub struct Card {
 }
 
 /// The auxiliary device behind a node in /dev/dri, if it is below a PCI device.
-fn auxiliary_of(node: &Path, gpu: &PciDevice) -> Option<String> {
+pub(crate) fn auxiliary_of(node: &Path, gpu: &PciDevice) -> Option<String> {
     let link = Path::new("/sys/class/drm")
         .join(node.file_name()?)
         .join("device");

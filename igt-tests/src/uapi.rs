@@ -316,6 +316,8 @@ pub const REASON_NO_VRAM: u32 = 7;
 pub const REASON_SYSTEM_ONLY: u32 = 8;
 /// The importer cannot be revoked, and gets no VRAM because of that.
 pub const REASON_NOT_REVOCABLE: u32 = 9;
+/// The aperture is full.
+pub const REASON_NO_WINDOW: u32 = 10;
 /// Pinned where the importer does not reach it, or not as it could.
 pub const REASON_PINNED_ELSEWHERE: u32 = 16;
 

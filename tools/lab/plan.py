@@ -29,8 +29,9 @@ MATRIX_OF_ROUTE = (f"{MATRIX}@either-*", f"{MATRIX}@vram-*")
 KINDS = ("avram_export", "edu_memory_life", "edu_user_memory", "vvram_counters", "vvram_hotplug",
          "vvram_kill", "vvram_move", "vvram_reset", "vvram_svm_peer", "vvram_unbind", "vvram_vfio")
 PAIR = ("pair_copy", "pair_import")                                             # two GPUs
-# With modelled GPUs: for each kind of address.
-GPU_KINDS = ("mgpu_model",)
+# With modelled GPUs: for each kind of address, and once.
+GPU_KINDS = ("mgpu_aperture", "mgpu_model", "mgpu_peer", "mgpu_unbind")
+GPU_ONCE = ("mgpu_engine", "mgpu_recover")
 # How the names of the topologies of these end.
 KIND_OF_EACH = ("switch", "intel-iommu", "no-route")
 # Where each allocation fails.
@@ -87,9 +88,10 @@ TABLES = 100_000
 PYVERBS = ("pinned/vram", "revocable/vram", "dynamic/vram", rdma.ON_DEMAND)
 PYVERBS_SOAK = ("pinned/system", "revocable/system", "dynamic/system")
 # How many processors guests keep busy, as measured: the tests of edu_peer wait for edu, which takes
-# 100 ms for each transfer; soft RoCE and suites wait for nobody.
+# 100 ms for each transfer; soft RoCE, the engines of modelled GPUs and suites wait for nobody.
 WAITS = 0.33
 RDMA_LOAD = 0.8
+GPU_LOAD = 0.8
 BUSY = 1.0
 
 
@@ -153,7 +155,9 @@ def disks():
 
 def gpus():
     """The boots with modelled GPUs."""
-    return [igt(f"check-{topology.name}", topology, GPU_KINDS) for topology in topologies.MODELS]
+    switch, *others = topologies.MODELS
+    return [igt(f"check-{switch.name}", switch, (*GPU_KINDS, *GPU_ONCE), GPU_LOAD),
+            *[igt(f"check-{topology.name}", topology, GPU_KINDS, GPU_LOAD) for topology in others]]
 
 
 def variant(name, topology=SWITCH):

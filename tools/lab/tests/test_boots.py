@@ -216,7 +216,8 @@ class Plan(unittest.TestCase):
         programs = {path.stem for path in (pipeline.REPO / "igt-tests/src/bin").glob("*_*.rs")}
         table = [*plan.EVERYWHERE, *plan.KINDS, *plan.ONCE, *plan.PAIR, *plan.RDMA,
                  *plan.RDMA_KINDS, *plan.RDMA_ONCE, *plan.DISK_KINDS, *plan.DISK_ONCE,
-                 *plan.DISK_BOUNCED, *plan.DISK_STUCK, *plan.GPU_KINDS]
+                 *plan.DISK_BOUNCED, *plan.DISK_STUCK, *plan.GPU_KINDS,
+                 *plan.GPU_ONCE]
         table += set(plan.BOUNCED) - set(table)
         self.assertEqual(sorted(table), sorted(programs))
 
@@ -226,7 +227,8 @@ class Plan(unittest.TestCase):
         for program in (*plan.EVERYWHERE, *plan.KINDS, *plan.ONCE, *plan.PAIR, *plan.RDMA,
                         *plan.RDMA_KINDS, *plan.RDMA_ONCE, *plan.GENERIC, *plan.BOUNCED,
                         *plan.DISK_KINDS, *plan.DISK_ONCE, *plan.DISK_BOUNCED,
-                        *plan.DISK_STUCK, *plan.GPU_KINDS):
+                        *plan.DISK_STUCK, *plan.GPU_KINDS,
+                        *plan.GPU_ONCE):
             self.assertIn(program, named)
 
     def test_sanitizers_see_all_programs(self):

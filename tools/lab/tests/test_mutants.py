@@ -169,7 +169,8 @@ class List(unittest.TestCase):
         ran = {"": {*plan.EVERYWHERE, *plan.KINDS, *plan.ONCE}, "bounce": plan.BOUNCED,
                "scramble": {test.partition("@")[0] for test in plan.SCRAMBLED},
                "pair": plan.PAIR, "rdma": {*plan.RDMA, *plan.RDMA_KINDS, *plan.RDMA_ONCE},
-               "disk": {*plan.DISK_KINDS, *plan.DISK_ONCE, *plan.DISK_STUCK}}
+               "disk": {*plan.DISK_KINDS, *plan.DISK_ONCE, *plan.DISK_STUCK},
+               "gpu": {*plan.GPU_KINDS, *plan.GPU_ONCE}}
         for m in self.mutations:
             self.assertNotEqual(bool(m.tests), bool(m.suites), m.id)
             mutants.machine(m)

@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! VRAM of the modelled GPU as the CPU and a peer see it, through windows of the aperture.
+
+use std::time::Duration;
+
+use vvram_tests::debugfs::difference;
+use vvram_tests::drm::{path_name, reason_name};
+use vvram_tests::map::PAGE;
+use vvram_tests::mgpu::{holds, take_all, Mgpu, EITHER, PARAM_APERTURE_FREE};
+use vvram_tests::misc;
+use vvram_tests::peer::{Mode, Peer};
+use vvram_tests::proc::Child;
+use vvram_tests::scene::{cpu_reads, patterns, peer_reads, peer_writes, placed, Expect};
+use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome};
+
+const PAGE64: u64 = PAGE as u64;
+const MODES: [Mode; 3] = [Mode::Dynamic, Mode::Revocable, Mode::Pinned];
+const LIMIT: Duration = Duration::from_secs(40);
+
+/// A peer reads and writes VRAM, in each way to import it.
+fn peer() -> Outcome {
+    let gpu = Mgpu::first()?;
+    let (a, b) = patterns();
+    let (start, len) = gpu.pci.bar(2)?;
+    let expect = Expect::get()?;
+    for mode in MODES {
+        let object = gpu.drm.create_flags(4 * PAGE64, EITHER)?;
+        let map = object.map()?;
+        map.fill(a);
+        let buffer = object.export()?;
+        let peer = Peer::open()?;
+        peer.attach(&buffer, mode)?;
+        peer.pin_and_map(mode)?;
+        let list = object.attachments()?;
+        check_eq!(list.len(), 1, "importers");
+        check!(
+            list[0].path == expect.path() && list[0].reason == uapi::REASON_NONE,
+            "{mode:?}: path {}, reason {}",
+            path_name(list[0].path),
+            reason_name(list[0].reason)
+        );
+        placed(&object, uapi::PLACEMENT_VRAM)?;
+        if expect == Expect::Bus {
+            let table = peer.table()?;
+            check!(
+                table
+                    .iter()
+                    .all(|piece| (start..start + len).contains(&piece.dma_address)),
+                "{table:x?} leads out of the aperture at {start:#x}"
+            );
+        }
+        peer_reads(&peer, a, &[0, 1, 2, 3])?;
+        peer_writes(&peer, b, &[1, 3])?;
+        cpu_reads(&map, a, &[0, 2])?;
+        cpu_reads(&map, b, &[1, 3])?;
+        // The engine sees the same.
+        let copy = gpu.drm.create_flags(4 * PAGE64, uapi::CREATE_SYSTEM)?;
+        gpu.drm
+            .copy((&object, 0), (&copy, 0), 4 * PAGE64)?
+            .finish()?;
+        cpu_reads(&copy.map()?, a, &[0, 2])?;
+        cpu_reads(&copy.map()?, b, &[1, 3])?;
+        drop((peer, buffer, map, object));
+        gpu.await_no_window()?;
+    }
+    gpu.clean()
+}
+
+/// What has left VRAM comes back for a peer, with its bytes.
+fn back() -> Outcome {
+    let gpu = Mgpu::first()?;
+    let (a, b) = patterns();
+    let object = gpu.drm.create_flags(4 * PAGE64, EITHER)?;
+    let map = object.map()?;
+    map.fill(a);
+    let buffer = object.export()?;
+    let peer = Peer::open()?;
+    peer.attach(&buffer, Mode::Dynamic)?;
+    for round in 0..4 {
+        let taken = take_all(&gpu)?;
+        placed(&object, uapi::PLACEMENT_SYSTEM)?;
+        drop(taken);
+        peer.map()?;
+        placed(&object, uapi::PLACEMENT_VRAM)?;
+        let (old, new) = (a.derive(round), a.derive(round + 1));
+        if round > 0 {
+            peer_reads(&peer, old, &[0, 1, 2, 3])?;
+        } else {
+            peer_reads(&peer, a, &[0, 1, 2, 3])?;
+        }
+        map.fill(b);
+        peer_writes(&peer, new, &[0, 1, 2, 3])?;
+        cpu_reads(&map, new, &[0, 1, 2, 3])?;
+        peer.unmap()?;
+    }
+    check!(
+        peer.status()?.invalidations > 0,
+        "no move invalidated the peer"
+    );
+    gpu.clean()
+}
+
+/// The CPU uses more VRAM than the aperture shows.
+fn windows() -> Outcome {
+    let gpu = Mgpu::first()?;
+    let (a, _) = patterns();
+    let (aperture, vram) = (gpu.aperture()?, gpu.drm.getparam(uapi::PARAM_VRAM_SIZE)?);
+    check!(
+        vram >= 2 * aperture,
+        "{vram} bytes of VRAM, an aperture of {aperture}"
+    );
+    let size = aperture / 8;
+    let objects: Vec<_> = (0..12)
+        .map(|_| gpu.drm.create(size))
+        .collect::<Result<_, _>>()?;
+    let maps: Vec<_> = objects.iter().map(|o| o.map()).collect::<Result<_, _>>()?;
+    // A page of each MiB, and the last one.
+    let pages: Vec<usize> = (0..objects[0].pages())
+        .step_by(256)
+        .chain([objects[0].pages() - 1])
+        .collect();
+    for round in 0..2 {
+        for (index, map) in (0..).zip(&maps) {
+            for page in &pages {
+                map.fill_pages(a.derive(100 * round + index), *page, 1);
+            }
+        }
+        for (index, map) in (0..).zip(&maps).collect::<Vec<_>>().into_iter().rev() {
+            cpu_reads(map, a.derive(100 * round + index), &pages)?;
+        }
+    }
+    for object in &objects {
+        placed(object, uapi::PLACEMENT_VRAM)?;
+    }
+    check!(
+        gpu.drm.getparam(PARAM_APERTURE_FREE)? < size,
+        "the aperture was never full"
+    );
+    drop((maps, objects));
+    gpu.await_no_window()?;
+    gpu.clean()
+}
+
+/// Several processes at the same time, so that faults and evictions of windows race.
+fn races() -> Outcome {
+    let gpu = Mgpu::first()?;
+    let aperture = gpu.aperture()?;
+    let size = aperture / 8;
+    let mut children: Vec<_> = (0..4)
+        .map(|child| {
+            let pci = gpu.pci.clone();
+            Child::spawn(move || {
+                let gpu = Mgpu::open(&pci)?;
+                let objects = [
+                    gpu.drm.create(size)?,
+                    gpu.drm.create(size)?,
+                    gpu.drm.create(size)?,
+                ];
+                let maps = [objects[0].map()?, objects[1].map()?, objects[2].map()?];
+                let (a, _) = patterns();
+                let last = objects[0].pages() - 1;
+                for round in 0..20 * misc::soak() {
+                    for (index, map) in (0..).zip(&maps) {
+                        let pattern = a.derive(1000 * child + 3 * round + index);
+                        map.fill_pages(pattern, 0, 1);
+                        map.fill_pages(pattern, last, 1);
+                        let other = &maps[((index + round) % 3) as usize];
+                        other.read(PAGE / 8 * (last / 2));
+                        cpu_reads(map, pattern, &[0, last])?;
+                    }
+                }
+                Ok(())
+            })
+        })
+        .collect::<Result<_, _>>()?;
+    for child in &mut children {
+        child.join("a process that uses windows", LIMIT)?;
+    }
+    gpu.await_no_window()?;
+    gpu.clean()
+}
+
+/// An object that is larger than the aperture: the CPU sees it in system memory, and no peer gets it
+/// in VRAM.
+fn large() -> Outcome {
+    let gpu = Mgpu::first()?;
+    let (a, _) = patterns();
+    let size = gpu.aperture()? + PAGE64;
+    let object = gpu.drm.create_flags(size, EITHER)?;
+    placed(&object, uapi::PLACEMENT_VRAM)?;
+    let buffer = object.export()?;
+    let peer = Peer::open()?;
+    peer.attach(&buffer, Mode::Dynamic)?;
+    peer.map()?;
+    let list = object.attachments()?;
+    check!(
+        list.len() == 1
+            && list[0].path == uapi::PATH_SYSTEM
+            && [uapi::REASON_OUTSIDE_BAR, uapi::REASON_NO_WINDOW].contains(&list[0].reason),
+        "{list:?}"
+    );
+    placed(&object, uapi::PLACEMENT_SYSTEM)?;
+    let map = object.map()?;
+    map.fill_pages(a, 0, 1);
+    map.fill_pages(a, object.pages() - 1, 1);
+    peer_reads(&peer, a, &[0, object.pages() - 1])?;
+    drop((peer, buffer));
+
+    // One that has to stay in VRAM.
+    let stays = gpu.drm.create(size)?;
+    let buffer = stays.export()?;
+    let peer = Peer::open()?;
+    let refused = match peer.attach(&buffer, Mode::Dynamic) {
+        Err(error) => Err(error),
+        Ok(_) => peer.map().map(|()| 0),
+    };
+    let Err(error) = refused else {
+        fail!("a peer got all of an object that is larger than the aperture");
+    };
+    check!(
+        [libc::EOPNOTSUPP, libc::ENOSPC].contains(&error.errno),
+        "{error:?}"
+    );
+    // The engine reaches all of it.
+    gpu.drm.copy((&object, 0), (&stays, 0), size)?.finish()?;
+    let part = gpu.drm.create_flags(PAGE64, uapi::CREATE_SYSTEM)?;
+    let at = size - PAGE64;
+    gpu.drm.copy((&stays, at), (&part, 0), PAGE64)?.finish()?;
+    let map = part.map()?;
+    for word in 0..PAGE64 / 8 {
+        check_eq!(
+            map.read(word as usize),
+            a.word(at / 8 + word),
+            "word {word}"
+        );
+    }
+    gpu.clean()
+}
+
+/// Peers that have mapped all of the aperture keep others out, until one unmaps.
+fn full() -> Outcome {
+    let gpu = Mgpu::first()?;
+    let (a, _) = patterns();
+    let all = gpu.drm.create(gpu.aperture()?)?;
+    let buffer = all.export()?;
+    let holder = Peer::open()?;
+    holder.attach(&buffer, Mode::Dynamic)?;
+    holder.map()?;
+    check_eq!(gpu.drm.getparam(PARAM_APERTURE_FREE)?, 0, "free aperture");
+
+    // Who may go to system memory does; who may not, waits for a window.
+    let either = gpu.drm.create_flags(PAGE64, EITHER)?;
+    either.map()?.fill(a);
+    placed(&either, uapi::PLACEMENT_SYSTEM)?;
+    let stays = gpu.drm.create(PAGE64)?;
+    let shared = stays.export()?;
+    let peer = Peer::open()?;
+    peer.attach(&shared, Mode::Dynamic)?;
+    let counters = gpu.debugfs()?.counters()?;
+    expect_errno("a map without a window", peer.map(), libc::ENOSPC)?;
+    let counted = difference(&counters, &gpu.debugfs()?.counters()?);
+    check!(
+        counted
+            .iter()
+            .any(|(_, reason, count)| reason == "no-window" && *count == 1),
+        "what was counted: {counted:?}"
+    );
+    holder.unmap()?;
+    peer.map()?;
+    stays.map()?.fill(a);
+    peer_reads(&peer, a, &[0])?;
+    holds(&stays, a, "through the same window")?;
+    gpu.clean()
+}
+
+igt_main! {
+    "peer", "the path, the addresses and the bytes", peer;
+    "back", "objects come back for a peer", back;
+    "windows", "more than the aperture shows", windows;
+    "races", "faults race with evictions of windows", races;
+    "large", "an object that is larger than the aperture", large;
+    "full", "peers have all of the aperture", full;
+}

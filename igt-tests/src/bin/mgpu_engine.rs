@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What the copy engine of the modelled GPU moves, clears and copies, byte by byte.
+
+use vvram_tests::map::PAGE;
+use vvram_tests::mgpu::{fragment, holds, take_all, Mgpu, EITHER, PARAM_DMA_MAPPED, PARAM_RESETS};
+use vvram_tests::misc;
+use vvram_tests::scene::{patterns, placed};
+use vvram_tests::uapi::{VvramGemCopy, VvramGemCreate, VvramGemMmapOffset, VvramGetparam};
+use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome, SysError};
+
+const PAGE64: u64 = PAGE as u64;
+const VRAM: u32 = uapi::CREATE_VRAM;
+const SYSTEM: u32 = uapi::CREATE_SYSTEM;
+const MIB: u64 = 1 << 20;
+
+/// New objects are zero, whatever was in their memory before.
+fn zero() -> Outcome {
+    let gpu = Mgpu::first()?;
+    let (a, _) = patterns();
+    let free = gpu.drm.vram_free()?;
+    // Few enough that all of them have a window.
+    let (count, size) = (6, MIB);
+    for round in 0..2 {
+        let objects: Vec<_> = (0..count)
+            .map(|_| gpu.drm.create(size))
+            .collect::<Result<_, _>>()?;
+        for (index, object) in objects.iter().enumerate() {
+            let map = object.map()?;
+            if let Err(mismatch) = map.verify_value(0) {
+                fail!("object {index} in round {round}: {mismatch}");
+            }
+            map.fill(a.derive(index as u64));
+            placed(object, uapi::PLACEMENT_VRAM)?;
+        }
+        drop(objects);
+        gpu.drm.await_vram_free(free)?;
+    }
+    gpu.clean()
+}
+
+/// Any bytes, between any two kinds of memory.
+fn copies() -> Outcome {
+    let gpu = Mgpu::first()?;
+    let (x, y) = patterns();
+    let size = 4 * PAGE64;
+    // In words: where from, where to, and how many.
+    let parts = [
+        (0, 0, size / 8),
+        (1, 0, 511),
+        (0, 3, 1),
+        (511, 513, 1024),
+        (700, 3, 1000),
+    ];
+    let mut round = 0;
+    for from_place in [VRAM, SYSTEM, EITHER] {
+        for to_place in [VRAM, SYSTEM] {
+            let from = gpu.drm.create_flags(size, from_place)?;
+            let to = gpu.drm.create_flags(size, to_place)?;
+            let (src, dst) = (from.map()?, to.map()?);
+            for (at, goes_to, words) in parts {
+                round += 1;
+                let (x, y) = (x.derive(round), y.derive(round));
+                src.fill(x);
+                dst.fill(y);
+                gpu.drm
+                    .copy((&from, 8 * at), (&to, 8 * goes_to), 8 * words)?
+                    .finish()?;
+                for index in 0..size / 8 {
+                    let want = if (goes_to..goes_to + words).contains(&index) {
+                        x.word(index - goes_to + at)
+                    } else {
+                        y.word(index)
+                    };
+                    check_eq!(
+                        dst.read(index as usize),
+                        want,
+                        "word {index}, {from_place} to {to_place}, {words} from {at} to {goes_to}"
+                    );
+                }
+                if let Err(mismatch) = src.verify(x) {
+                    fail!("the source: {mismatch}");
+                }
+            }
+            for (object, place) in [(&from, from_place), (&to, to_place)] {
+                let want = if place == SYSTEM {
+                    uapi::PLACEMENT_SYSTEM
+                } else {
+                    uapi::PLACEMENT_VRAM
+                };
+                placed(object, want)?;
+            }
+        }
+    }
+    let object = gpu.drm.create(size)?;
+    expect_errno(
+        "parts that overlap",
+        gpu.drm.copy((&object, 0), (&object, 8), 16),
+        libc::EINVAL,
+    )?;
+    gpu.clean()
+}
+
+/// Single bytes, at places that are no multiples of anything.
+fn bytes() -> Outcome {
+    let gpu = Mgpu::first()?;
+    let (x, y) = patterns();
+    let (from, to) = (
+        gpu.drm.create(2 * PAGE64)?,
+        gpu.drm.create_flags(2 * PAGE64, SYSTEM)?,
+    );
+    let (src, dst) = (from.map()?, to.map()?);
+    src.fill(x);
+    for (at, goes_to, len) in [(1u64, 3u64, 5u64), (4093, 4095, 7), (8191, 0, 1)] {
+        dst.fill(y);
+        gpu.drm.copy((&from, at), (&to, goes_to), len)?.finish()?;
+        for byte in 0..2 * PAGE64 {
+            let want = if (goes_to..goes_to + len).contains(&byte) {
+                src.byte((byte - goes_to + at) as usize)
+            } else {
+                (y.word(byte / 8) >> (8 * (byte % 8))) as u8
+            };
+            check_eq!(
+                dst.byte(byte as usize),
+                want,
+                "byte {byte} of {len} to {goes_to}"
+            );
+        }
+    }
+    gpu.clean()
+}
+
+/// A job that is too long for one submission, because its lists are, or its bytes.
+fn long() -> Outcome {
+    let gpu = Mgpu::first()?;
+    let (x, y) = patterns();
+    let pages = 700;
+    let kept = fragment(&gpu, pages)?;
+    let size = pages as u64 * PAGE64;
+    let (from, to) = (gpu.drm.create(size)?, gpu.drm.create_flags(size, SYSTEM)?);
+    from.map()?.fill(x);
+    to.map()?.fill(y);
+    gpu.drm.copy((&from, 0), (&to, 0), size)?.finish()?;
+    holds(&to, x, "of VRAM in pieces")?;
+    to.map()?.fill(y);
+    gpu.drm
+        .copy((&to, 8), (&from, PAGE64 + 16), size - 2 * PAGE64)?
+        .finish()?;
+    let map = from.map()?;
+    for index in 0..size / 8 {
+        let words = (PAGE64 + 16) / 8..(size - PAGE64 + 16) / 8;
+        let want = if words.contains(&index) {
+            y.word(index - words.start + 1)
+        } else {
+            x.word(index)
+        };
+        check_eq!(
+            map.read(index as usize),
+            want,
+            "word {index} of VRAM in pieces"
+        );
+    }
+    drop((map, from, to, kept));
+
+    // More than 32 MiB, between system memory, which is seen without a window.
+    let size = 33 * MIB;
+    let from = gpu.drm.create_flags(size, SYSTEM)?;
+    let to = gpu.drm.create_flags(size, SYSTEM)?;
+    from.map()?.fill(x);
+    gpu.drm.copy((&from, 0), (&to, 0), size)?.finish()?;
+    holds(&to, x, "of 33 MiB")?;
+    gpu.clean()
+}
+
+/// Objects leave VRAM for others, with their bytes, and the engine has nothing mapped of those that
+/// are gone.
+fn evicted() -> Outcome {
+    let gpu = Mgpu::first()?;
+    let (x, _) = patterns();
+    let (before, mapped) = (
+        gpu.drm.getparam(uapi::PARAM_MOVES)?,
+        gpu.drm.getparam(PARAM_DMA_MAPPED)?,
+    );
+    let sizes = [PAGE64, 3 * PAGE64, MIB, 2 * MIB + PAGE64];
+    let objects: Vec<_> = sizes
+        .iter()
+        .map(|size| gpu.drm.create_flags(*size, EITHER))
+        .collect::<Result<_, _>>()?;
+    for (index, object) in (0..).zip(&objects) {
+        object.map()?.fill(x.derive(index));
+        placed(object, uapi::PLACEMENT_VRAM)?;
+    }
+    let taken = take_all(&gpu)?;
+    for (index, object) in (0..).zip(&objects) {
+        placed(object, uapi::PLACEMENT_SYSTEM)?;
+        holds(object, x.derive(index), "after the eviction")?;
+    }
+    check!(
+        gpu.drm.getparam(uapi::PARAM_MOVES)? >= before + sizes.len() as u64,
+        "nothing was counted as moved"
+    );
+    check!(
+        gpu.drm.getparam(PARAM_DMA_MAPPED)? >= mapped + sizes.iter().sum::<u64>(),
+        "what is in system memory is not mapped for the engine"
+    );
+    drop(taken);
+    // They are read where they are, by the engine.
+    let copy = gpu.drm.create(2 * MIB + PAGE64)?;
+    for (index, object) in (0..).zip(&objects) {
+        let size = object.size();
+        gpu.drm.copy((object, 0), (&copy, 0), size)?.finish()?;
+        if let Err(mismatch) = copy
+            .map()?
+            .verify_pages(x.derive(index), 0, size as usize / PAGE)
+        {
+            fail!("copied from system memory: {mismatch}");
+        }
+    }
+    drop(objects);
+    let unmapped = misc::poll(std::time::Duration::from_secs(10), || {
+        (gpu.drm.getparam(PARAM_DMA_MAPPED).ok()? == mapped).then_some(())
+    });
+    check!(
+        unmapped.is_some(),
+        "system memory is left mapped for the engine"
+    );
+    check_eq!(gpu.drm.getparam(PARAM_RESETS)?, 0, "resets");
+    gpu.clean()
+}
+
+/// What the driver does not know is refused.
+fn bad_input() -> Outcome {
+    let gpu = Mgpu::first()?;
+    let drm = &gpu.drm;
+    let refused =
+        |what: &str, result: Result<(), SysError>| expect_errno(what, result, libc::EINVAL);
+    for (param, pad, value) in [(1000, 0, 0), (0, 1, 0), (0, 0, 1)] {
+        let mut argument = VvramGetparam { param, pad, value };
+        refused("GETPARAM", drm.getparam_raw(&mut argument))?;
+    }
+    for (placements, flags, pad) in [(0, 0, 0), (4, 0, 0), (1, 2, 0), (2, 1, 0), (1, 0, 1)] {
+        let mut argument = VvramGemCreate {
+            size: PAGE64,
+            placements,
+            flags,
+            pad,
+            ..Default::default()
+        };
+        refused("GEM_CREATE", drm.create_raw(&mut argument))?;
+    }
+    refused("GEM_CREATE of nothing", drm.create(0).map(drop))?;
+    let object = drm.create(PAGE64)?;
+    for (pad, offset) in [(1, 0), (0, 1)] {
+        let mut argument = VvramGemMmapOffset {
+            handle: object.handle(),
+            pad,
+            offset,
+        };
+        refused("GEM_MMAP_OFFSET", drm.mmap_offset_raw(&mut argument))?;
+    }
+    for (size, dst_offset, flags) in [(0, 8, 0), (8, PAGE64 - 4, 0), (8, 8, 1)] {
+        let argument = VvramGemCopy {
+            src: object.handle(),
+            dst: object.handle(),
+            dst_offset,
+            size,
+            flags,
+            ..Default::default()
+        };
+        refused("GEM_COPY", drm.copy_raw(&argument))?;
+    }
+    expect_errno("an unknown handle", drm.info(77_777), libc::ENOENT)?;
+    gpu.clean()
+}
+
+igt_main! {
+    "zero", "new objects are zero", zero;
+    "copies", "words, between all kinds of memory", copies;
+    "bytes", "bytes at any place", bytes;
+    "long", "jobs of several submissions", long;
+    "bad-input", "arguments that no caller should give", bad_input;
+    "evicted", "objects that leave VRAM", evicted;
+}

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The modelled GPU does not do what it should: jobs fail or are late, and the next ones are done.
+
+use vvram_tests::map::PAGE;
+use vvram_tests::mgpu::{
+    holds, take_all, Error, Impatient, Mgpu, EITHER, PARAM_LOSSES, PARAM_QUARANTINED, PARAM_RESETS,
+};
+use vvram_tests::scene::{patterns, placed};
+use vvram_tests::{check, check_eq, expect_errno, igt_main, uapi, Outcome};
+
+const PAGE64: u64 = PAGE as u64;
+const SIZE: u64 = 16 * PAGE64;
+
+/// A copy of a client fails with an error; those behind it are done, and the destination of the one
+/// that failed has what it had.
+fn fails(error: Error, errno: i32) -> Outcome {
+    let gpu = Mgpu::first()?;
+    let (x, y) = patterns();
+    let from = gpu.drm.create(SIZE)?;
+    let to: Vec<_> = (0..4)
+        .map(|_| gpu.drm.create_flags(SIZE, EITHER))
+        .collect::<Result<_, _>>()?;
+    from.map()?.fill(x);
+    for object in &to {
+        object.map()?.fill(y);
+    }
+    let (resets, losses) = (
+        gpu.drm.getparam(PARAM_RESETS)?,
+        gpu.drm.getparam(PARAM_LOSSES)?,
+    );
+    gpu.inject(error, 0)?;
+    let copies: Vec<_> = to
+        .iter()
+        .map(|to| gpu.drm.copy((&from, 0), (to, 0), SIZE))
+        .collect::<Result<_, _>>()?;
+    for copy in &copies {
+        copy.finish()?;
+    }
+    let states: Vec<_> = copies
+        .iter()
+        .map(|copy| copy.status())
+        .collect::<Result<_, _>>()?;
+    check_eq!(states, [-errno, 1, 1, 1], "what came of the copies");
+    holds(&to[0], y, "of the copy that failed")?;
+    for object in &to[1..] {
+        holds(object, x, "behind the copy that failed")?;
+    }
+    check_eq!(gpu.drm.getparam(PARAM_RESETS)?, resets + 1, "resets");
+    check_eq!(
+        gpu.drm.getparam(PARAM_LOSSES)?,
+        losses,
+        "objects that are lost"
+    );
+    gpu.clean()
+}
+
+fn hang() -> Outcome {
+    let _impatient = Impatient::new()?;
+    fails(Error::Hang, libc::ETIMEDOUT)
+}
+
+fn fault() -> Outcome {
+    fails(Error::Fault, libc::EIO)
+}
+
+/// A move hangs: the object is lost, and nobody gets what was not cleared.
+fn lost() -> Outcome {
+    let _impatient = Impatient::new()?;
+    let gpu = Mgpu::first()?;
+    let (x, _) = patterns();
+    let free = gpu.drm.vram_free()?;
+    gpu.inject(Error::Hang, 0)?;
+    let object = gpu.drm.create(SIZE)?;
+    let other = gpu.drm.create_flags(SIZE, EITHER)?;
+    other.map()?.fill(x);
+    check_eq!(gpu.drm.getparam(PARAM_LOSSES)?, 1, "objects that are lost");
+    let copy = gpu.drm.copy((&object, 0), (&other, 0), SIZE);
+    expect_errno("a copy of what is lost", copy, libc::EIO)?;
+    drop(object);
+    gpu.drm.await_vram_free(free - 2 * SIZE)?;
+    check_eq!(gpu.drm.getparam(PARAM_QUARANTINED)?, SIZE, "in quarantine");
+    holds(&other, x, "beside it")?;
+    // What moves after that has its content.
+    let taken = take_all(&gpu)?;
+    placed(&other, uapi::PLACEMENT_SYSTEM)?;
+    holds(&other, x, "after a move")?;
+    drop(taken);
+    gpu.clean()
+}
+
+/// The interrupt of a job is lost, or comes before the job is done: that is noticed.
+fn interrupts() -> Outcome {
+    let gpu = Mgpu::first()?;
+    let (x, y) = patterns();
+    let (from, to) = (gpu.drm.create(SIZE)?, gpu.drm.create(SIZE)?);
+    let resets = gpu.drm.getparam(PARAM_RESETS)?;
+    for error in [Error::Lost, Error::Early, Error::Lost] {
+        from.map()?.fill(x);
+        to.map()?.fill(y);
+        gpu.inject(error, 0)?;
+        let copy = gpu.drm.copy((&from, 0), (&to, 0), SIZE)?;
+        copy.finish()?;
+        check_eq!(copy.status()?, 1, "status after {error:?}");
+        holds(&to, x, "what was copied")?;
+    }
+    check_eq!(gpu.drm.getparam(PARAM_RESETS)?, resets, "resets");
+    gpu.clean()
+}
+
+/// The device does not look at its page tables: it is told again.
+fn invalidation() -> Outcome {
+    let gpu = Mgpu::first()?;
+    let (x, y) = patterns();
+    let object = gpu.drm.create(SIZE)?;
+    let map = object.map()?;
+    // The window is made.
+    gpu.inject(Error::NoInvalidate, 0)?;
+    map.fill(x);
+    holds(&object, x, "through the window")?;
+    // And closed.
+    gpu.inject(Error::NoInvalidate, 0)?;
+    drop((map, object));
+    gpu.await_no_window()?;
+    let object = gpu.drm.create(SIZE)?;
+    object.map()?.fill(y);
+    holds(&object, y, "through the next window")?;
+    gpu.clean()
+}
+
+/// Two jobs that hang one after the other, with others behind them.
+fn twice() -> Outcome {
+    let _impatient = Impatient::new()?;
+    for _ in 0..2 {
+        fails(Error::Hang, libc::ETIMEDOUT)?;
+    }
+    let gpu = Mgpu::first()?;
+    check!(
+        gpu.drm.getparam(PARAM_RESETS)? == 2,
+        "resets of this driver"
+    );
+    gpu.clean()
+}
+
+igt_main! {
+    "hang", "a copy that hangs", hang;
+    "fault", "a copy that faults", fault;
+    "lost", "a move that hangs", lost;
+    "interrupts", "an interrupt is lost, or too early", interrupts;
+    "invalidation", "the device does not look at page tables", invalidation;
+    "twice", "again", twice;
+}

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The driver of the modelled GPU goes while it works.
+
+use std::time::Duration;
+
+use vvram_tests::map::PAGE;
+use vvram_tests::mgpu::{holds, set_bound, Error, Mgpu, EITHER};
+use vvram_tests::misc;
+use vvram_tests::peer::{Mode, Peer};
+use vvram_tests::rebind::Unbinding;
+use vvram_tests::scene::{patterns, peer_reads};
+use vvram_tests::syncfile::SyncFile;
+use vvram_tests::{check, check_eq, expect_errno, igt_main, Outcome, Stop};
+
+const PAGE64: u64 = PAGE as u64;
+const SIZE: u64 = 16 * PAGE64;
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// Queues copies that take some time each.
+fn queue(gpu: &Mgpu, count: usize) -> Result<Vec<SyncFile>, Stop> {
+    let (from, to) = (gpu.drm.create(SIZE)?, gpu.drm.create_flags(SIZE, EITHER)?);
+    // Done before the next ones are slow.
+    gpu.drm.copy((&from, 0), (&to, 0), SIZE)?.finish()?;
+    gpu.inject(Error::Slow, 50)?;
+    let copies = (0..count)
+        .map(|_| gpu.drm.copy((&from, 0), (&to, 0), SIZE))
+        .collect::<Result<Vec<_>, _>>()?;
+    // Handles are closed while the copies are queued.
+    Ok(copies)
+}
+
+/// All fences signal, those of jobs that were not done with an error.
+fn ended(copies: &[SyncFile]) -> Outcome {
+    let mut failed = 0;
+    for copy in copies {
+        copy.finish()?;
+        match copy.status()? {
+            1 => check_eq!(failed, 0, "copies that failed before one that did not"),
+            status => {
+                check_eq!(status, -libc::ENODEV, "status of a copy");
+                failed += 1;
+            }
+        }
+    }
+    check!(
+        failed > 0,
+        "all copies were done before the driver had gone"
+    );
+    Ok(())
+}
+
+/// The device works.
+fn works() -> Outcome {
+    let gpu = Mgpu::first()?;
+    let (x, _) = patterns();
+    let (from, to) = (gpu.drm.create(SIZE)?, gpu.drm.create(SIZE)?);
+    from.map()?.fill(x);
+    gpu.drm.copy((&from, 0), (&to, 0), SIZE)?.finish()?;
+    holds(&to, x, "after all")?;
+    gpu.clean()
+}
+
+/// The PCI driver is unbound with jobs in the ring and in the queue.
+fn core() -> Outcome {
+    {
+        let gpu = Mgpu::first()?;
+        let copies = queue(&gpu, 40)?;
+        let gone = Unbinding::start(&gpu.pci)?.finish(LIMIT)?;
+        ended(&copies)?;
+        expect_errno("an object after that", gpu.drm.create(PAGE64), libc::ENODEV)?;
+        gone.rebind()?;
+    }
+    works()
+}
+
+/// The DRM driver is unbound from the auxiliary device, and bound again.
+fn auxiliary() -> Outcome {
+    {
+        let gpu = Mgpu::first()?;
+        let copies = queue(&gpu, 40)?;
+        set_bound(gpu.device(), false)?;
+        ended(&copies)?;
+        expect_errno("an object after that", gpu.drm.create(PAGE64), libc::ENODEV)?;
+        set_bound(gpu.device(), true)?;
+        let again = Mgpu::open(&gpu.pci)?;
+        again.inject(Error::Slow, 0)?;
+    }
+    works()
+}
+
+/// The driver is unbound while a peer has a window, which it loses.
+fn exported() -> Outcome {
+    {
+        let gpu = Mgpu::first()?;
+        let (x, _) = patterns();
+        let object = gpu.drm.create_flags(SIZE, EITHER)?;
+        object.map()?.fill(x);
+        let buffer = object.export()?;
+        let peer = Peer::open()?;
+        peer.attach(&buffer, Mode::Dynamic)?;
+        peer.map()?;
+        peer_reads(&peer, x, &[0, 15])?;
+        let copies = queue(&gpu, 40)?;
+        let gone = Unbinding::start(&gpu.pci)?.finish(LIMIT)?;
+        ended(&copies)?;
+        check!(peer.status()?.invalidations > 0, "the peer was not told");
+        expect_errno("a map after that", peer.map(), libc::ENODEV)?;
+        gone.rebind()?;
+    }
+    works()
+}
+
+/// The importer goes while its engine works on the buffer of another GPU.
+fn importer() -> Outcome {
+    {
+        let [a, b] = Mgpu::pair()?;
+        let object = a.drm.create_flags(SIZE, EITHER)?;
+        let import = b.drm.import(&object.export()?)?;
+        let ours = b.drm.create(SIZE)?;
+        b.drm.copy((&import, 0), (&ours, 0), SIZE)?.finish()?;
+        b.inject(Error::Slow, 50)?;
+        let copies = (0..40)
+            .map(|_| b.drm.copy((&import, 0), (&ours, 0), SIZE))
+            .collect::<Result<Vec<_>, _>>()?;
+        let gone = Unbinding::start(&b.pci)?.finish(LIMIT)?;
+        ended(&copies)?;
+        a.await_no_window()?;
+        a.clean()?;
+        gone.rebind()?;
+    }
+    for gpu in Mgpu::pair()? {
+        gpu.inject(Error::Slow, 0)?;
+        gpu.clean()?;
+    }
+    works()
+}
+
+/// The exporter goes while the engine of another GPU works on its buffer.
+fn exporter() -> Outcome {
+    {
+        let [a, b] = Mgpu::pair()?;
+        let object = a.drm.create_flags(SIZE, EITHER)?;
+        let import = b.drm.import(&object.export()?)?;
+        let ours = b.drm.create(SIZE)?;
+        b.drm.copy((&import, 0), (&ours, 0), SIZE)?.finish()?;
+        b.inject(Error::Slow, 20)?;
+        let copies = (0..20)
+            .map(|_| b.drm.copy((&import, 0), (&ours, 0), SIZE))
+            .collect::<Result<Vec<_>, _>>()?;
+        let gone = Unbinding::start(&a.pci)?.finish(LIMIT)?;
+        // The unbind has waited for them.
+        for copy in &copies {
+            check_eq!(
+                copy.status()?,
+                1,
+                "status of a copy from the device that has gone"
+            );
+        }
+        b.inject(Error::Slow, 0)?;
+        expect_errno(
+            "a copy after that",
+            b.drm.copy((&import, 0), (&ours, 0), SIZE),
+            libc::ENODEV,
+        )?;
+        b.clean()?;
+        gone.rebind()?;
+    }
+    misc::poll(LIMIT, || Mgpu::pair().ok());
+    works()
+}
+
+igt_main! {
+    "core", "of the PCI driver, with jobs", core;
+    "auxiliary", "of the DRM driver, with jobs", auxiliary;
+    "exported", "with a peer", exported;
+    "importer", "of the GPU that copies from another one", importer;
+    "exporter", "of the GPU that another one copies from", exporter;
+}

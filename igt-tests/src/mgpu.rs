@@ -1,0 +1,303 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The modelled GPU. The ioctls that it shares with vvram have the same numbers and arguments.
+
+use std::fs;
+use std::time::Duration;
+
+use crate::debugfs::DebugFs;
+use crate::drm::{Drm, Gem};
+use crate::map::PAGE;
+use crate::misc;
+use crate::pci::PciDevice;
+use crate::rebind;
+use crate::{uapi, Outcome, Stop, SysError};
+
+/// Name of the PCI driver, of the module, and of the DRM driver.
+pub const DRIVER: &str = "mgpu";
+
+/// The aperture, in bytes.
+pub const PARAM_APERTURE_SIZE: u32 = 1;
+/// How much of it shows nothing.
+pub const PARAM_APERTURE_FREE: u32 = 7;
+/// Resets of the ring of the copy engine.
+pub const PARAM_RESETS: u32 = 8;
+/// Objects that have lost their content.
+pub const PARAM_LOSSES: u32 = 9;
+/// VRAM that nobody gets.
+pub const PARAM_QUARANTINED: u32 = 10;
+/// System memory that the engines reach.
+pub const PARAM_DMA_MAPPED: u32 = 11;
+
+/// In VRAM or in system memory.
+pub const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
+
+/// How long a job may take in these tests before its ring is reset, in ms.
+pub const TIMEOUT: &str = "timeout_ms=700";
+
+/// The number of the ring of the copy engine.
+const COPY: u32 = 0;
+
+/// An error that the device makes on request.
+#[derive(Clone, Copy, Debug)]
+pub enum Error {
+    /// The next operation hangs.
+    Hang = 1,
+    /// The next operation faults.
+    Fault = 2,
+    /// The next interrupt is not raised.
+    Lost = 3,
+    /// The next fence raises its interrupt before its value is there.
+    Early = 4,
+    /// The next invalidation is not done.
+    NoInvalidate = 5,
+    /// Each entry of the ring takes so many ms more.
+    Slow = 6,
+    /// The device is removed by surprise.
+    Removed = 7,
+}
+
+/// An open file of a modelled GPU.
+#[derive(Debug)]
+pub struct Mgpu {
+    /// The DRM file.
+    pub drm: Drm,
+    /// The PCI device.
+    pub pci: PciDevice,
+    device: String,
+    /// What was reported when it was opened.
+    reports: u64,
+}
+
+impl Mgpu {
+    /// Opens the render node.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if there is none.
+    #[track_caller]
+    pub fn open(pci: &PciDevice) -> Result<Self, Stop> {
+        let (drm, device) = Drm::open_split(DRIVER, pci)?;
+        let mut this = Self {
+            drm,
+            pci: pci.clone(),
+            device,
+            reports: 0,
+        };
+        this.reports = this.reports()?;
+        Ok(this)
+    }
+
+    /// Opens that of the first one.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if there is none.
+    #[track_caller]
+    pub fn first() -> Result<Self, Stop> {
+        match PciDevice::mgpus().first() {
+            Some(pci) => Self::open(pci),
+            None => Err(Stop::fail("there is no modelled GPU")),
+        }
+    }
+
+    /// Opens those of the first two.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if there are not so many.
+    #[track_caller]
+    pub fn pair() -> Result<[Self; 2], Stop> {
+        match PciDevice::mgpus().as_slice() {
+            [a, b, ..] => Ok([Self::open(a)?, Self::open(b)?]),
+            other => Err(Stop::fail(format_args!(
+                "expected two modelled GPUs, saw {other:?}"
+            ))),
+        }
+    }
+
+    /// What the driver shows in debugfs.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if there is nothing.
+    #[track_caller]
+    pub fn debugfs(&self) -> Result<DebugFs, Stop> {
+        DebugFs::open(&PciDevice::named(&self.device))
+    }
+
+    /// The auxiliary device.
+    pub fn device(&self) -> &str {
+        &self.device
+    }
+
+    /// Asks for an error of the copy engine.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the file.
+    #[track_caller]
+    pub fn inject(&self, error: Error, argument: u32) -> Outcome {
+        let text = format!("{} {COPY} {argument}", error as u32);
+        Ok(self.debugfs()?.write("inject", &text)?)
+    }
+
+    /// How many rules the driver has broken so far.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the file.
+    #[track_caller]
+    pub fn reports(&self) -> Result<u64, Stop> {
+        let text = self.debugfs()?.read("reports")?;
+        match text.trim().parse() {
+            Ok(reports) => Ok(reports),
+            Err(_) => Err(Stop::fail(format_args!("{text:?} is no number"))),
+        }
+    }
+
+    /// The aperture, in bytes.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn aperture(&self) -> Result<u64, SysError> {
+        self.drm.getparam(PARAM_APERTURE_SIZE)
+    }
+
+    /// Waits until no window is left.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if that takes too long.
+    #[track_caller]
+    pub fn await_no_window(&self) -> Outcome {
+        let all = self.aperture()?;
+        let done = misc::poll(Duration::from_secs(10), || {
+            (self.drm.getparam(PARAM_APERTURE_FREE).ok()? == all).then_some(())
+        });
+        check!(
+            done.is_some(),
+            "{} of {all} bytes of the aperture are free",
+            self.drm.getparam(PARAM_APERTURE_FREE)?
+        );
+        Ok(())
+    }
+
+    /// Checks that whatever the driver did since the file was opened was right: for the end of a
+    /// subtest.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if the device has something to report.
+    #[track_caller]
+    pub fn clean(&self) -> Outcome {
+        check_eq!(
+            self.reports()?,
+            self.reports,
+            "reports of {}",
+            self.pci.name()
+        );
+        Ok(())
+    }
+}
+
+/// The driver, with a short timeout; as it was when this is dropped.
+///
+/// Made first, so that it is dropped when nobody has a file of it any more.
+#[derive(Debug)]
+pub struct Impatient(());
+
+impl Impatient {
+    /// Loads it anew. No file of it may be open.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if that does not work.
+    #[track_caller]
+    pub fn new() -> Result<Self, Stop> {
+        rebind::reload(DRIVER, &[TIMEOUT])?;
+        Ok(Self(()))
+    }
+}
+
+impl Drop for Impatient {
+    fn drop(&mut self) {
+        // If a file is still open the next subtest fails.
+        let _ = rebind::reload(DRIVER, &[]);
+    }
+}
+
+/// Takes an auxiliary device from the DRM driver, or gives it back.
+///
+/// # Errors
+///
+/// Any error of sysfs.
+pub fn set_bound(device: &str, bound: bool) -> Result<(), SysError> {
+    let file = if bound { "bind" } else { "unbind" };
+    let path = format!("/sys/bus/auxiliary/drivers/{DRIVER}.{DRIVER}/{file}");
+    fs::write(&path, device).map_err(|error| SysError::io(path, &error))
+}
+
+/// Checks every byte of an object.
+///
+/// # Errors
+///
+/// Fails the subtest if one differs.
+#[track_caller]
+pub fn holds(object: &Gem<'_>, pattern: crate::pattern::Pattern, what: &str) -> Outcome {
+    if let Err(mismatch) = object.map()?.verify(pattern) {
+        fail!("{what}: {mismatch}");
+    }
+    Ok(())
+}
+
+/// Takes all of VRAM that is not pinned or kept: what may leave has to. Waits until all have left,
+/// and checks that what was taken is zero where it begins.
+///
+/// # Errors
+///
+/// Fails the subtest if VRAM is left or not zero.
+#[track_caller]
+pub fn take_all(gpu: &Mgpu) -> Result<Vec<Gem<'_>>, Stop> {
+    let drm = &gpu.drm;
+    let word = drm.create_flags(PAGE as u64, uapi::CREATE_SYSTEM)?;
+    let map = word.map()?;
+    let mut taken = Vec::new();
+    // Pieces that have a window.
+    let mut size = gpu.aperture()? / 4;
+    while size >= PAGE as u64 {
+        match drm.create(size) {
+            Ok(object) => taken.push(object),
+            Err(error) if error.errno == libc::ENOSPC => size /= 2,
+            Err(error) => return Err(error.into()),
+        }
+    }
+    drm.await_vram_free(0)?;
+    for object in &taken {
+        map.set(u64::MAX);
+        // Done when the object is cleared, which is after the move of who was there before.
+        drm.copy((object, 0), (&word, 0), 8)?.finish()?;
+        check_eq!(map.read(0), 0, "the first word of a new object");
+    }
+    Ok(taken)
+}
+
+/// Lets all of VRAM be in pieces of one page with others between them, and returns what is between
+/// them, and the rest.
+///
+/// # Errors
+///
+/// Any error of the ioctls.
+pub fn fragment(gpu: &Mgpu, pieces: usize) -> Result<Vec<Gem<'_>>, Stop> {
+    let small: Vec<_> = (0..2 * pieces)
+        .map(|_| gpu.drm.create(PAGE as u64))
+        .collect::<Result<_, _>>()?;
+    let mut kept = take_all(gpu)?;
+    for (index, object) in small.into_iter().enumerate() {
+        if index % 2 == 0 {
+            kept.push(object);
+        }
+    }
+    Ok(kept)
+}
