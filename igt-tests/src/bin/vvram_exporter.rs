@@ -211,7 +211,12 @@ fn reused() -> Outcome {
         };
         measured?;
         check_eq!(next?, handle, "handle of the next object");
-        let inode = exported?.inode()?;
+        let exported = exported?;
+        let inode = exported.inode()?;
+        // Before the next export says whose it is.
+        for buffer in debugfs.buffers()?.iter().filter(|buffer| buffer.exported) {
+            check_eq!(buffer.client, this, "client that exported a buffer");
+        }
         if inode != buffer.inode()? {
             check_eq!(
                 inode,
@@ -219,9 +224,6 @@ fn reused() -> Outcome {
                 "inode of the next object"
             );
             swapped += 1;
-        }
-        for buffer in debugfs.buffers()?.iter().filter(|buffer| buffer.exported) {
-            check_eq!(buffer.client, this, "client that exported a buffer");
         }
         peer.detach()?;
         drm.close(handle)?;
