@@ -222,6 +222,17 @@ impl State {
         self.reached = self.submitted;
     }
 
+    /// Finishes the jobs up to a submission that is done.
+    fn reach(&mut self, fence: u64) {
+        while self.reached < fence.min(self.submitted) {
+            self.reached += 1;
+            self.since = Instant::now();
+            if let Some(job) = self.ends[slot(self.reached)].take() {
+                job.finish(Ok(()));
+            }
+        }
+    }
+
     /// Ends all jobs, and those that come.
     fn close(&mut self, error: Error) {
         self.take_back();
@@ -362,14 +373,7 @@ impl Ring {
     fn look(&self, state: &mut State) -> Result {
         let status = self.status.ring(self.index)?;
 
-        while state.reached < status.fence.min(state.submitted) {
-            state.reached += 1;
-            state.since = Instant::now();
-            if let Some(job) = state.ends[slot(state.reached)].take() {
-                job.finish(Ok(()));
-            }
-        }
-
+        state.reach(status.fence);
         if !state.is_busy() {
             return Ok(());
         }
@@ -412,9 +416,19 @@ impl Ring {
 
         state.resets += 1;
         state.written = 0;
+        // What the ring did until it was reset is not done again: memory that a job has left may be
+        // that of the job behind it.
+        let before = state.reached;
+        if let Ok(status) = self.status.ring(self.index) {
+            state.reach(status.fence);
+        }
+        let is_late = error == ETIMEDOUT && state.reached != before;
         state.take_back();
-        if let Some(job) = state.waiting.pop() {
-            job.finish(Err(error));
+        // A ring that was only late has no job that hangs.
+        if !is_late {
+            if let Some(job) = state.waiting.pop() {
+                job.finish(Err(error));
+            }
         }
     }
 
