@@ -11,6 +11,14 @@
 //!
 //! C header: [`include/drm/drm_syncobj.h`](srctree/include/drm/drm_syncobj.h)
 
+mod array;
+
+pub use self::array::{
+    Format,
+    Places,
+    SyncArray, //
+};
+
 use crate::{
     bindings,
     dma_buf::fence::{
