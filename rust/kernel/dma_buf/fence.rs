@@ -177,7 +177,8 @@ pub use self::{
         DriverFence,
         FenceAllocation,
         FenceContext,
-        FenceContextOps, //
+        FenceContextOps,
+        FenceGroup, //
     },
     parts::Parts,
     signalling::SignallingSection, //

@@ -92,7 +92,19 @@ impl<T: FenceContextOps> FenceContext<T> {
     /// - `ENOMEM` if there is no memory.
     pub fn new(timeline: &CStr) -> Result<Self> {
         Ok(Self {
-            timeline: Timeline::new(T::DRIVER_NAME, timeline)?,
+            timeline: Timeline::new(T::DRIVER_NAME, timeline, 0)?,
+            _ops: PhantomData,
+        })
+    }
+
+    /// As [`Self::new`], with fences that are of `group`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::new`].
+    pub fn new_in(timeline: &CStr, group: FenceGroup) -> Result<Self> {
+        Ok(Self {
+            timeline: Timeline::new(T::DRIVER_NAME, timeline, group.0)?,
             _ops: PhantomData,
         })
     }
@@ -115,7 +127,75 @@ impl<T: FenceContextOps> FenceContext<T> {
             data,
             memory: KBox::new_uninit(GFP_KERNEL)?,
             timeline: self.timeline.clone(),
+            external: false,
         })
+    }
+}
+
+/// The fences of one device, which are made on several contexts.
+///
+/// The owner of the device tells its own work from that of others by it. All that a fence of the
+/// group waits for is work of the group as well, unless it is external: then it may depend on the
+/// fence of another device, which signals when that likes. A fence is external if it was made so
+/// ([`FenceAllocation::set_external`]), or after an external one of its context that has not
+/// signalled.
+///
+/// # Examples
+///
+/// ```
+/// use kernel::{
+///     dma_buf::fence::{
+///         FenceContext,
+///         FenceContextOps,
+///         FenceGroup, //
+///     },
+///     prelude::*, //
+/// };
+///
+/// struct Ring;
+///
+/// impl FenceContextOps for Ring {
+///     const DRIVER_NAME: &'static CStr = c"driver";
+///     type Data = ();
+/// }
+///
+/// let (device, other) = (FenceGroup::new(), FenceGroup::new());
+/// let ring = FenceContext::<Ring>::new_in(c"ring", device)?;
+/// let first = ring.new_fence_allocation(())?.new_fence();
+/// assert!(device.has(first.fence()) && device.has_internal(first.fence()));
+/// assert!(!other.has(first.fence()));
+///
+/// // It waits for somebody else, and those after it do so too.
+/// let mut second = ring.new_fence_allocation(())?;
+/// second.set_external();
+/// let second = second.new_fence();
+/// let third = ring.new_fence_allocation(())?.new_fence();
+/// assert!(device.has(third.fence()));
+/// assert!(!device.has_internal(second.fence()) && !device.has_internal(third.fence()));
+/// # Ok::<(), Error>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct FenceGroup(u64);
+
+impl FenceGroup {
+    /// Makes a group, which has no fences yet.
+    #[allow(clippy::new_without_default)]
+    pub fn new() -> Self {
+        // The number of a context that has no fences: no other context and no other group has it,
+        // and it is not 0.
+        // SAFETY: The function has no requirements.
+        Self(unsafe { bindings::dma_fence_context_alloc(1) })
+    }
+
+    /// Tells whether `fence` is one of the group that has not signalled. May be called from any
+    /// context.
+    pub fn has(&self, fence: &Fence) -> bool {
+        Memory::group_of(fence).is_some_and(|(group, _)| group == self.0)
+    }
+
+    /// As [`Self::has`], of a fence that is not external.
+    pub fn has_internal(&self, fence: &Fence) -> bool {
+        Memory::group_of(fence) == Some((self.0, false))
     }
 }
 
@@ -127,9 +207,16 @@ pub struct FenceAllocation<T: FenceContextOps> {
     data: T::Data,
     memory: KBox<MaybeUninit<Memory>>,
     timeline: Arc<Timeline>,
+    external: bool,
 }
 
 impl<T: FenceContextOps> FenceAllocation<T> {
+    /// Says that the signal may depend on fences that are not of the [`FenceGroup`].
+    #[inline]
+    pub fn set_external(&mut self) {
+        self.external = true;
+    }
+
     /// Makes the fence, which gets the next number of its context.
     ///
     /// May be called from any context, and cannot fail. A driver that has to hand work to the
@@ -139,7 +226,7 @@ impl<T: FenceContextOps> FenceAllocation<T> {
     pub fn new_fence(self) -> DriverFence<T> {
         DriverFence {
             data: self.data,
-            fence: ManuallyDrop::new(self.timeline.new_fence(self.memory)),
+            fence: ManuallyDrop::new(self.timeline.new_fence(self.memory, self.external)),
             timeline: self.timeline,
             result: Err(ECANCELED),
         }

@@ -64,6 +64,31 @@ pub(super) struct Memory {
     next: UnsafeCell<*const Memory>,
     /// Whether the work is done. The fence signals once those before it have signalled too.
     is_done: UnsafeCell<bool>,
+    /// The number of the [`FenceGroup`](super::FenceGroup), 0 if there is none.
+    pub(super) group: u64,
+    /// Whether the signal may depend on fences that are not of the group.
+    pub(super) external: bool,
+}
+
+impl Memory {
+    /// Returns the number of the group of a fence that was made here, and whether its signal may
+    /// depend on fences that are not of the group. [`None`] if it was made elsewhere, or has
+    /// signalled.
+    pub(super) fn group_of(fence: &Fence) -> Option<(u64, bool)> {
+        let raw = fence.as_raw();
+
+        // SAFETY: The fence is valid. The core clears the pointer to the table when the fence
+        // signals, maybe at this time; it is compared only. A fence with this table is at the start
+        // of a `Memory`, which is freed with it, and whose fields that are read never change.
+        unsafe {
+            if !ptr::eq((&raw const (*raw).ops).read_volatile(), &OPS) {
+                return None;
+            }
+            let memory: *const Memory = raw.cast();
+
+            Some(((*memory).group, (*memory).external))
+        }
+    }
 }
 
 /// The operations of all fences that are made here, for whichever driver.
@@ -101,6 +126,7 @@ extern "C" fn timeline_name(fence: *mut bindings::dma_fence) -> *const c_char {
 #[pin_data]
 pub(super) struct Timeline {
     pub(super) context: u64,
+    group: u64,
     driver: Name,
     timeline: Name,
     #[pin]
@@ -154,6 +180,13 @@ impl Line {
         self.last = memory;
     }
 
+    /// Tells whether the signal of the latest fence may depend on fences that are not of the group.
+    fn ends_external(&self) -> bool {
+        // SAFETY: By the type invariant the fence is valid, if there is one; the field never
+        // changes.
+        !self.last.is_null() && unsafe { (*self.last).external }
+    }
+
     /// Removes the oldest fence, if its work is done.
     fn take_done(&mut self) -> Option<NonNull<Memory>> {
         let first = NonNull::new(self.first.cast_mut())?;
@@ -175,7 +208,7 @@ impl Line {
 
 impl Timeline {
     #[inline(never)]
-    pub(super) fn new(driver: &CStr, timeline: &CStr) -> Result<Arc<Self>> {
+    pub(super) fn new(driver: &CStr, timeline: &CStr, group: u64) -> Result<Arc<Self>> {
         let driver = name(driver)?;
         let timeline = name(timeline)?;
 
@@ -183,6 +216,7 @@ impl Timeline {
             pin_init!(Self {
                 // SAFETY: The function has no requirements.
                 context: unsafe { bindings::dma_fence_context_alloc(1) },
+                group,
                 driver,
                 timeline,
                 line <- new_spinlock_irq!(Line::new(), "dma_buf::fence::Timeline"),
@@ -191,9 +225,17 @@ impl Timeline {
         )
     }
 
-    /// Makes the next fence.
+    /// Makes the next fence. `external` says that its signal may depend on fences that are not of
+    /// the group; so does that of a fence whose turn comes after such a one.
     #[inline(never)]
-    pub(super) fn new_fence(&self, memory: KBox<MaybeUninit<Memory>>) -> ARef<Fence> {
+    pub(super) fn new_fence(
+        &self,
+        memory: KBox<MaybeUninit<Memory>>,
+        external: bool,
+    ) -> ARef<Fence> {
+        let mut line = self.line.lock();
+        let external = external || line.ends_external();
+
         // The names come first: initialization has a tracepoint that reads them.
         let memory = KBox::into_raw(KBox::write(
             memory,
@@ -203,11 +245,12 @@ impl Timeline {
                 timeline: self.timeline,
                 next: UnsafeCell::new(ptr::null()),
                 is_done: UnsafeCell::new(false),
+                group: self.group,
+                external,
             },
         ));
         let fence: *mut bindings::dma_fence = memory.cast();
 
-        let mut line = self.line.lock();
         // OVERFLOW: There are never 2^64 fences.
         line.seqno += 1;
 
