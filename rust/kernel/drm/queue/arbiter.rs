@@ -1,0 +1,656 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! What chooses the next job of a ring, and the worker that runs it.
+//!
+//! Not generic, so that this code, and its locks, are those of the kernel crate.
+
+use super::{
+    client::{
+        item,
+        Lane, //
+    },
+    done::Done,
+    fifo::Fifo,
+    job::{
+        Id,
+        Node, //
+    },
+    trace, //
+};
+use crate::{
+    bindings,
+    dma_buf::fence::{
+        DriverFence,
+        FenceContextOps,
+        SignallingSection, //
+    },
+    impl_has_delayed_work,
+    impl_has_work,
+    list::List,
+    new_delayed_work,
+    new_mutex,
+    new_spinlock_irq,
+    new_work,
+    prelude::*,
+    sync::{
+        Arc,
+        Completion,
+        Mutex,
+        SetOnce,
+        SpinLockIrq, //
+    },
+    time::{
+        Instant,
+        Monotonic,
+        Msecs, //
+    },
+    workqueue::{
+        self,
+        DelayedWork,
+        Work,
+        WorkItem, //
+    }, //
+};
+use core::{
+    mem,
+    ptr::NonNull, //
+};
+
+/// The fences of jobs.
+pub(super) struct Fences;
+
+impl FenceContextOps for Fences {
+    const DRIVER_NAME: &'static CStr = c"drm_queue";
+    type Data = ();
+}
+
+/// How many jobs the worker runs before it makes room for other work of the processor.
+const BATCH: usize = 16;
+
+/// The number of the work item that runs jobs, of the timer, and of what frees jobs.
+const RUN: u64 = 0;
+pub(super) const TIMER: u64 = 1;
+const REAP: u64 = 2;
+
+/// The name of a ring, with the NUL.
+pub(super) struct Name([u8; 32]);
+
+impl Name {
+    /// # Errors
+    ///
+    /// `ENAMETOOLONG` if it has more than 31 bytes.
+    pub(super) fn new(name: &CStr) -> Result<Self> {
+        let bytes = name.to_bytes_with_nul();
+        let mut copy = [0; 32];
+
+        copy.get_mut(..bytes.len())
+            .ok_or(ENAMETOOLONG)?
+            .copy_from_slice(bytes);
+        Ok(Self(copy))
+    }
+
+    pub(super) fn as_cstr(&self) -> &CStr {
+        CStr::from_bytes_until_nul(&self.0).unwrap_or(c"")
+    }
+
+    pub(super) fn as_ptr(&self) -> *const c_char {
+        self.0.as_ptr().cast()
+    }
+}
+
+/// A place in the hardware.
+pub(super) struct Slot {
+    /// The number of the run that has it, 0 if it is free. A run after a reset has a new one.
+    pub(super) ticket: u64,
+    pub(super) id: Id,
+    /// The fence of the job, until that ends. [`None`] too if the job has one of its own.
+    pub(super) fence: Option<DriverFence<Fences>>,
+    /// How the job ended. The worker takes it out then.
+    pub(super) ended: Option<Result>,
+}
+
+impl Slot {
+    const NO_ID: Id = Id {
+        context: 0,
+        seqno: 0,
+    };
+
+    const fn free() -> Self {
+        Self {
+            ticket: 0,
+            id: Self::NO_ID,
+            fence: None,
+            ended: None,
+        }
+    }
+
+    /// Tells whether a job is in the hardware here.
+    pub(super) fn is_running(&self) -> bool {
+        self.ticket != 0 && self.ended.is_none()
+    }
+}
+
+/// What the spinlock of a ring guards.
+pub(super) struct State {
+    /// Clients get nothing more.
+    closed: bool,
+    /// The kernel does not either: the ring goes.
+    dying: bool,
+    /// Why the ring does nothing any more.
+    broken: Option<Error>,
+    /// How many jobs there are, those that are not in a queue yet included.
+    jobs: usize,
+    /// The workqueue, until the ring is gone.
+    pub(super) queue: Option<NonNull<bindings::workqueue_struct>>,
+    /// The driver resets the hardware at this time.
+    pub(super) resetting: bool,
+    /// Queues of clients whose first job can begin, in the order of their turns.
+    ready: List<Lane, 0>,
+    /// All queues of clients.
+    all: List<Lane, 1>,
+    pub(super) slots: KVec<Slot>,
+    /// Jobs that were cancelled, for the worker to end them.
+    cancelled: Fifo,
+    /// Jobs that have ended, to be freed.
+    dead: Fifo,
+}
+
+// SAFETY: The workqueue may be used from any task; the rest is `Send`.
+unsafe impl Send for State {}
+
+impl State {
+    /// Starts the worker, unless the ring is gone.
+    fn kick(&self, core: &Arc<Core>) {
+        if let Some(queue) = self.queue {
+            // SAFETY: It is destroyed after it was taken out of here, under the lock.
+            let queue = unsafe { workqueue::Queue::from_raw(queue.as_ptr()) };
+
+            // If it is queued already it sees what there is.
+            let _ = queue.enqueue::<Arc<Core>, RUN>(core.clone());
+        }
+    }
+
+    /// Cancels all jobs of a queue that have not begun.
+    fn cancel_all(&mut self, lane: &Lane) {
+        let mut jobs = mem::replace(&mut lane.waiting.access_mut(self).jobs, Fifo::new());
+
+        self.cancelled.append(&mut jobs);
+    }
+
+    /// Cancels all jobs of clients that have not begun.
+    fn cancel_clients(&mut self) {
+        // The list is put back as it was: what is done to the lanes does not touch it.
+        let all = mem::take(&mut self.all);
+
+        for lane in &all {
+            self.cancel_all(&lane);
+        }
+        self.all = all;
+    }
+
+    /// Tells whether a queue has a job that can begin.
+    fn is_ready(&mut self, lane: &Lane) -> bool {
+        let first = lane.waiting.access_mut(self).jobs.first();
+
+        first.is_some_and(|node| node.deps.are_over())
+    }
+
+    /// Gives a queue its turn, if it has a job that can begin.
+    fn make_ready(&mut self, lane: &Arc<Lane>) {
+        if !lane.is_kernel() && self.is_ready(lane) {
+            if let Some(item) = item::<0>(lane) {
+                self.ready.push_back(item);
+            }
+        }
+    }
+}
+
+/// What only the worker touches.
+pub(super) struct Flight {
+    /// What the driver has of the hardware, until the ring is gone.
+    pub(super) hw: *const c_void,
+    /// The jobs in the slots.
+    pub(super) nodes: KVec<Option<KBox<Node>>>,
+    /// The number of the last run.
+    pub(super) ticket: u64,
+    /// When the oldest job in the hardware was the oldest first.
+    pub(super) since: Instant<Monotonic>,
+    /// Whether the timer is on its way.
+    pub(super) timer: bool,
+}
+
+// SAFETY: The hardware, which is `Sync`, may be used from any task.
+unsafe impl Send for Flight {}
+
+/// What the worker does next.
+enum Next {
+    /// The job of a slot has ended.
+    Ended(usize, Result),
+    /// A job was cancelled.
+    Cancelled(KBox<Node>, Error),
+    /// A job begins, in a slot.
+    Run(KBox<Node>, usize, Arc<Lane>),
+    /// A queue had its turn and no job.
+    Skip(Arc<Lane>),
+    /// All jobs are gone, and so is the ring.
+    Gone,
+    Nothing,
+}
+
+/// A ring without its types.
+#[pin_data]
+pub(super) struct Core {
+    pub(super) name: Name,
+    /// How long a job may run.
+    pub(super) timeout: Option<Msecs>,
+    /// Resets the ring.
+    ///
+    /// May only be called with [`Flight::hw`], while that is valid.
+    pub(super) reset: unsafe fn(*const c_void) -> Result,
+    #[pin]
+    pub(super) state: SpinLockIrq<State>,
+    #[pin]
+    pub(super) flight: Mutex<Flight>,
+    /// The queue of the kernel.
+    kernel: SetOnce<Arc<Lane>>,
+    /// All jobs are gone.
+    #[pin]
+    pub(super) gone: Completion,
+    #[pin]
+    work: Work<Core, RUN>,
+    #[pin]
+    pub(super) timer: DelayedWork<Core, TIMER>,
+    #[pin]
+    reaper: Work<Core, REAP>,
+}
+
+impl_has_work! {
+    impl HasWork<Self, 0> for Core { self.work }
+    impl HasWork<Self, 2> for Core { self.reaper }
+}
+
+impl_has_delayed_work! {
+    impl HasDelayedWork<Self, 1> for Core { self.timer }
+}
+
+impl WorkItem<RUN> for Core {
+    type Pointer = Arc<Self>;
+
+    fn run(this: Arc<Self>) {
+        this.work();
+    }
+}
+
+impl WorkItem<TIMER> for Core {
+    type Pointer = Arc<Self>;
+
+    fn run(this: Arc<Self>) {
+        this.expired();
+    }
+}
+
+impl WorkItem<REAP> for Core {
+    type Pointer = Arc<Self>;
+
+    fn run(this: Arc<Self>) {
+        // One by one, without the lock: jobs that end meanwhile are freed as well.
+        loop {
+            let node = this.state.lock().dead.pop();
+
+            if node.is_none() {
+                break;
+            }
+        }
+    }
+}
+
+impl Core {
+    // Not inlined into modules, so that the lock classes and their names stay in the kernel crate.
+    #[inline(never)]
+    pub(super) fn new(
+        name: &CStr,
+        credits: usize,
+        timeout: Option<Msecs>,
+        reset: unsafe fn(*const c_void) -> Result,
+        hw: *const c_void,
+        queue: NonNull<bindings::workqueue_struct>,
+    ) -> Result<Arc<Self>> {
+        if credits == 0 {
+            return Err(EINVAL);
+        }
+
+        let name = Name::new(name)?;
+        let mut slots = KVec::with_capacity(credits, GFP_KERNEL)?;
+        let mut nodes = KVec::with_capacity(credits, GFP_KERNEL)?;
+        for _ in 0..credits {
+            slots.push(Slot::free(), GFP_KERNEL)?;
+            nodes.push(None, GFP_KERNEL)?;
+        }
+
+        let state = State {
+            closed: false,
+            dying: false,
+            broken: None,
+            jobs: 0,
+            queue: Some(queue),
+            resetting: false,
+            ready: List::new(),
+            all: List::new(),
+            slots,
+            cancelled: Fifo::new(),
+            dead: Fifo::new(),
+        };
+        let flight = Flight {
+            hw,
+            nodes,
+            ticket: 0,
+            since: Instant::now(),
+            timer: false,
+        };
+
+        let core = Arc::pin_init(
+            pin_init!(Self {
+                name,
+                timeout,
+                reset,
+                state <- new_spinlock_irq!(state, "drm::queue::Core::state"),
+                flight <- new_mutex!(flight, "drm::queue::Core::flight"),
+                kernel: SetOnce::new(),
+                gone <- Completion::new(),
+                work <- new_work!("drm::queue::Core::work"),
+                timer <- new_delayed_work!("drm::queue::Core::timer"),
+                reaper <- new_work!("drm::queue::Core::reaper"),
+            }),
+            GFP_KERNEL,
+        )?;
+        core.kernel.populate(Lane::new(&core, None, None)?);
+        Ok(core)
+    }
+
+    /// Returns the queue of the kernel.
+    pub(super) fn kernel(&self) -> Option<&Arc<Lane>> {
+        self.kernel.as_ref()
+    }
+
+    /// Adds the queue of a client.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` if clients get nothing any more.
+    pub(super) fn add(&self, lane: &Arc<Lane>) -> Result {
+        let item = item::<1>(lane).ok_or(EBUSY)?;
+        let mut state = self.state.lock();
+
+        if state.closed {
+            return Err(ENODEV);
+        }
+        state.all.push_back(item);
+        Ok(())
+    }
+
+    /// Removes the queue of a client, and cancels its jobs that have not begun.
+    pub(super) fn remove(self: &Arc<Self>, lane: &Arc<Lane>) {
+        let mut state = self.state.lock();
+
+        lane.waiting.access_mut(&mut state).closed = true;
+        state.cancel_all(lane);
+        // SAFETY: The queue is in this list, or in none.
+        let item = unsafe { state.all.remove(lane) };
+        state.kick(self);
+        drop(state);
+        drop(item);
+    }
+
+    /// Tells whether clients get nothing any more.
+    pub(super) fn is_closed(&self) -> bool {
+        self.state.lock().closed
+    }
+
+    /// Counts a job of a queue, if that may have one more.
+    pub(super) fn admit(&self, is_kernel: bool) -> Result {
+        let mut state = self.state.lock();
+
+        if state.dying || state.broken.is_some() || (state.closed && !is_kernel) {
+            return Err(ENODEV);
+        }
+        state.jobs += 1;
+        Ok(())
+    }
+
+    /// Ends [`Self::admit`].
+    pub(super) fn leave(self: &Arc<Self>) {
+        let mut state = self.state.lock();
+
+        state.jobs -= 1;
+        if state.dying {
+            state.kick(self);
+        }
+    }
+
+    /// Puts a job, which was admitted, into its queue.
+    pub(super) fn push(self: &Arc<Self>, lane: &Arc<Lane>, node: KBox<Node>) {
+        let mut state = self.state.lock();
+        let is_closed = lane.waiting.access_mut(&mut state).closed
+            || state.broken.is_some()
+            || (state.closed && !lane.is_kernel());
+
+        node.deps.queued();
+        if is_closed {
+            state.cancelled.push(node);
+        } else {
+            lane.waiting.access_mut(&mut state).jobs.push(node);
+            state.make_ready(lane);
+        }
+        state.kick(self);
+    }
+
+    /// Takes note that what the first job of a queue depends on may be over. May be called in any
+    /// context.
+    pub(super) fn wake(self: &Arc<Self>, lane: &Arc<Lane>) {
+        let mut state = self.state.lock();
+
+        state.make_ready(lane);
+        state.kick(self);
+    }
+
+    /// Cancels a job that has not begun, and returns whether it did.
+    pub(super) fn cancel(self: &Arc<Self>, lane: &Arc<Lane>, id: Id) -> bool {
+        let mut state = self.state.lock();
+        let jobs = &mut lane.waiting.access_mut(&mut state).jobs;
+        let Some(node) = jobs.remove(|node| node.id == id) else {
+            return false;
+        };
+
+        state.cancelled.push(node);
+        state.make_ready(lane);
+        state.kick(self);
+        true
+    }
+
+    /// Ends the run of a job, with the number `ticket`. Returns its fence, unless that run is over.
+    /// Without a result the driver has given the job up.
+    pub(super) fn end(
+        self: &Arc<Self>,
+        slot: usize,
+        ticket: u64,
+        result: Option<Result>,
+    ) -> Option<(Option<DriverFence<Fences>>, Id)> {
+        let mut state = self.state.lock();
+        let result = match result {
+            Some(result) => result,
+            None if state.resetting => return None,
+            None => Err(ECANCELED),
+        };
+        let slot = state
+            .slots
+            .get_mut(slot)
+            .filter(|slot| slot.ticket == ticket && slot.is_running())?;
+
+        slot.ended = Some(result);
+        let ended = (slot.fence.take(), slot.id);
+        state.kick(self);
+        Some(ended)
+    }
+
+    /// Cancels what clients have, and takes nothing more from them.
+    pub(super) fn close(self: &Arc<Self>) {
+        let mut state = self.state.lock();
+
+        state.closed = true;
+        state.cancel_clients();
+        state.kick(self);
+    }
+
+    /// Takes nothing more from anybody.
+    pub(super) fn die(self: &Arc<Self>) {
+        self.close();
+        let mut state = self.state.lock();
+
+        state.dying = true;
+        state.kick(self);
+    }
+
+    /// Cancels everything that has not begun, because the ring does not work any more.
+    pub(super) fn give_up(self: &Arc<Self>, state: &mut State, error: Error) {
+        state.closed = true;
+        state.broken = Some(error);
+        state.cancel_clients();
+        if let Some(kernel) = self.kernel() {
+            state.cancel_all(kernel);
+        }
+    }
+
+    /// Takes the workqueue out, so that nothing uses it any more.
+    pub(super) fn detach(&self) {
+        self.state.lock().queue = None;
+        self.flight.lock().hw = core::ptr::null();
+    }
+
+    /// Chooses what the worker does next.
+    fn next(&self) -> Next {
+        let mut state = self.state.lock();
+
+        if let Some((index, slot)) = state
+            .slots
+            .iter_mut()
+            .enumerate()
+            .find(|(_, slot)| slot.ended.is_some())
+        {
+            let slot = mem::replace(slot, Slot::free());
+
+            return Next::Ended(index, slot.ended.unwrap_or(Ok(())));
+        }
+        if let Some(node) = state.cancelled.pop() {
+            return Next::Cancelled(node, state.broken.unwrap_or(ECANCELED));
+        }
+        if state.dying && state.jobs == 0 {
+            return Next::Gone;
+        }
+
+        let Some(free) = state.slots.iter().position(|slot| slot.ticket == 0) else {
+            return Next::Nothing;
+        };
+        if let Some(kernel) = self.kernel() {
+            if state.is_ready(kernel) {
+                if let Some(node) = kernel.waiting.access_mut(&mut state).jobs.pop() {
+                    return Next::Run(node, free, kernel.clone());
+                }
+            }
+        }
+
+        let Some(lane) = state.ready.pop_front() else {
+            return Next::Nothing;
+        };
+        let lane = lane.into_arc();
+        // What was cancelled meanwhile has no turn.
+        if !state.is_ready(&lane) {
+            return Next::Skip(lane);
+        }
+        let node = lane.waiting.access_mut(&mut state).jobs.pop();
+        // Its next turn is after that of all others.
+        state.make_ready(&lane);
+        match node {
+            Some(node) => Next::Run(node, free, lane),
+            None => Next::Skip(lane),
+        }
+    }
+
+    /// Runs jobs, ends those that were cancelled, and frees those that have ended.
+    fn work(self: &Arc<Self>) {
+        // Others wait for the fences.
+        let _section = SignallingSection::begin();
+        let mut flight = self.flight.lock();
+
+        for _ in 0..BATCH {
+            match self.next() {
+                Next::Ended(slot, result) => {
+                    flight.since = Instant::now();
+                    if let Some(mut node) = flight.nodes.get_mut(slot).and_then(Option::take) {
+                        node.payload.ended(result);
+                        self.bury(node);
+                    }
+                }
+                Next::Cancelled(mut node, error) => {
+                    trace::done(&self.name, node.id, Err(error));
+                    node.payload.ended(Err(error));
+                    if let Some(fence) = node.fence.take() {
+                        fence.signal(Err(error));
+                    }
+                    self.bury(node);
+                }
+                // The queue may be freed here, without the lock.
+                Next::Run(node, slot, _lane) => self.start(&mut flight, node, slot),
+                Next::Skip(_lane) => (),
+                Next::Gone => {
+                    self.gone.complete_all();
+                    return;
+                }
+                Next::Nothing => {
+                    self.set_timer(&mut flight);
+                    return;
+                }
+            }
+        }
+        self.set_timer(&mut flight);
+        self.state.lock().kick(self);
+    }
+
+    /// Lets a job begin in a slot that is free.
+    fn start(self: &Arc<Self>, flight: &mut Flight, mut node: KBox<Node>, slot: usize) {
+        if flight.nodes.iter().all(Option::is_none) {
+            flight.since = Instant::now();
+        }
+        // OVERFLOW: There are never 2^64 runs.
+        flight.ticket += 1;
+        if let Some(free) = self.state.lock().slots.get_mut(slot) {
+            free.ticket = flight.ticket;
+            free.id = node.id;
+            free.fence = node.fence.take();
+        }
+        self.run(flight, &mut node, slot, flight.ticket);
+        if let Some(place) = flight.nodes.get_mut(slot) {
+            *place = Some(node);
+        }
+    }
+
+    /// Gives a job to the driver.
+    pub(super) fn run(
+        self: &Arc<Self>,
+        flight: &Flight,
+        node: &mut Node,
+        slot: usize,
+        ticket: u64,
+    ) {
+        trace::run(&self.name, node.id);
+        // SAFETY: The hardware is valid until `detach()`, which the ring calls when there is no job
+        // any more.
+        unsafe { node.payload.run(flight.hw, Done::new(self, slot, ticket)) };
+    }
+
+    /// Has a job freed.
+    fn bury(self: &Arc<Self>, node: KBox<Node>) {
+        self.state.lock().dead.push(node);
+        // If it is queued already it frees this job as well.
+        let _ = workqueue::system_long().enqueue::<Arc<Self>, REAP>(self.clone());
+    }
+}

@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! The queue of a client, and how many jobs it may have.
+
+use super::{
+    arbiter::{
+        Core,
+        Fences,
+        State, //
+    },
+    fifo::Fifo,
+    job::{
+        Entry,
+        Id,
+        Job, //
+    },
+    ring::RingOps, //
+};
+use crate::{
+    dma_buf::fence::{
+        Fence,
+        FenceContext,
+        FenceGroup, //
+    },
+    list::{
+        impl_list_arc_safe,
+        impl_list_item,
+        AtomicTracker,
+        ListArc,
+        ListLinks,
+        TryNewListArc, //
+    },
+    new_condvar,
+    new_mutex,
+    prelude::*,
+    sync::{
+        Arc,
+        CondVar,
+        LockedBy,
+        Mutex, //
+    }, //
+};
+use core::marker::PhantomData;
+
+/// How many jobs a client may have.
+#[pin_data]
+pub(super) struct Permits {
+    #[pin]
+    free: Mutex<usize>,
+    #[pin]
+    freed: CondVar,
+}
+
+impl Permits {
+    // Not inlined into modules, so that the lock class and its name stay in the kernel crate.
+    #[inline(never)]
+    fn new(limit: usize) -> Result<Arc<Self>> {
+        Arc::pin_init(
+            pin_init!(Self {
+                free <- new_mutex!(limit, "drm::queue::Permits::free"),
+                freed <- new_condvar!("drm::queue::Permits::freed"),
+            }),
+            GFP_KERNEL,
+        )
+    }
+}
+
+/// The permission to have one more job in a queue, until it is dropped.
+#[must_use = "the permit is given back when this is dropped"]
+pub struct Permit(Arc<Permits>);
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        *self.0.free.lock() += 1;
+        self.0.freed.notify_one();
+    }
+}
+
+/// The jobs of a queue that have not begun, under the lock of the ring.
+pub(super) struct Waiting {
+    pub(super) jobs: Fifo,
+    /// Nothing begins any more.
+    pub(super) closed: bool,
+}
+
+/// A queue as the ring sees it.
+#[pin_data]
+pub(super) struct Lane {
+    pub(super) context: FenceContext<Fences>,
+    pub(super) group: Option<FenceGroup>,
+    /// Held from when a fence gets its number until its job is in the queue.
+    #[pin]
+    pub(super) order: Mutex<()>,
+    pub(super) waiting: LockedBy<Waiting, State>,
+    /// [`None`] of the kernel.
+    permits: Option<Arc<Permits>>,
+    /// In the list of queues whose first job can begin.
+    #[pin]
+    ready: ListLinks<0>,
+    #[pin]
+    ready_tracker: AtomicTracker<0>,
+    /// In the list of all queues of clients.
+    #[pin]
+    all: ListLinks<1>,
+    #[pin]
+    all_tracker: AtomicTracker<1>,
+}
+
+// The safety comment is that of the macro, where the lint does not look.
+#[allow(clippy::undocumented_unsafe_blocks)]
+mod tracked {
+    use super::{
+        impl_list_arc_safe,
+        AtomicTracker,
+        Lane,
+        TryNewListArc, //
+    };
+
+    impl_list_arc_safe! {
+        impl ListArcSafe<0> for Lane { tracked_by ready_tracker: AtomicTracker<0>; }
+        impl ListArcSafe<1> for Lane { tracked_by all_tracker: AtomicTracker<1>; }
+    }
+}
+
+impl_list_item! {
+    impl ListItem<0> for Lane { using ListLinks { self.ready }; }
+    impl ListItem<1> for Lane { using ListLinks { self.all }; }
+}
+
+impl Lane {
+    /// Makes the queue of a client that may have `limit` jobs, or that of the kernel.
+    // Not inlined into modules, so that the lock class and its name stay in the kernel crate.
+    #[inline(never)]
+    pub(super) fn new(
+        core: &Core,
+        limit: Option<usize>,
+        group: Option<FenceGroup>,
+    ) -> Result<Arc<Self>> {
+        let permits = limit.map(Permits::new).transpose()?;
+        let context = match group {
+            Some(group) => FenceContext::new_in(core.name.as_cstr(), group),
+            None => FenceContext::new(core.name.as_cstr()),
+        }?;
+        let waiting = Waiting {
+            jobs: Fifo::new(),
+            closed: false,
+        };
+
+        Arc::pin_init(
+            pin_init!(Self {
+                context,
+                group,
+                order <- new_mutex!((), "drm::queue::Lane::order"),
+                waiting: LockedBy::new(&core.state, waiting),
+                permits,
+                ready <- ListLinks::new(),
+                ready_tracker <- AtomicTracker::new(),
+                all <- ListLinks::new(),
+                all_tracker <- AtomicTracker::new(),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    /// Tells whether it is that of the kernel.
+    pub(super) fn is_kernel(&self) -> bool {
+        self.permits.is_none()
+    }
+}
+
+/// A queue of one client of a ring, or that of the kernel.
+///
+/// Dropping it cancels the jobs that have not begun, and does not wait. It may outlive the ring,
+/// whose end closes it.
+pub struct Queue<T: RingOps> {
+    core: Arc<Core>,
+    lane: Arc<Lane>,
+    _ops: PhantomData<fn(T)>,
+}
+
+impl<T: RingOps> Queue<T> {
+    pub(super) fn new(core: &Arc<Core>, lane: Arc<Lane>) -> Self {
+        Self {
+            core: core.clone(),
+            lane,
+            _ops: PhantomData,
+        }
+    }
+
+    /// Waits until the client may have one more job, interruptibly. Not for that of the kernel, which
+    /// has no bound.
+    ///
+    /// No lock may be held, as the wait may depend on other devices. An ioctl calls this before the
+    /// section that an unplug waits for, see [`declare_drm_ioctls`](crate::declare_drm_ioctls).
+    ///
+    /// # Errors
+    ///
+    /// - `ENODEV` if the ring is closed, `EINVAL` for the queue of the kernel.
+    /// - `ERESTARTSYS` if a signal arrived.
+    #[inline(never)]
+    pub fn permit(&self) -> Result<Permit> {
+        let permits = self.lane.permits.as_ref().ok_or(EINVAL)?;
+        let mut free = permits.free.lock();
+        let mut interrupted = false;
+
+        loop {
+            let ret = if self.core.is_closed() {
+                Err(ENODEV)
+            } else if interrupted {
+                Err(ERESTARTSYS)
+            } else if *free > 0 {
+                *free -= 1;
+                return Ok(Permit(permits.clone()));
+            } else {
+                interrupted = permits.freed.wait_interruptible(&mut free);
+                continue;
+            };
+
+            // The wake-up was for one of those who wait.
+            permits.freed.notify_one();
+            return ret;
+        }
+    }
+
+    /// As [`Self::permit`], without a wait.
+    ///
+    /// # Errors
+    ///
+    /// `EAGAIN` if there is no room, and those of [`Self::permit`], but for that of a signal.
+    #[inline(never)]
+    pub fn try_permit(&self) -> Result<Permit> {
+        let permits = self.lane.permits.as_ref().ok_or(EINVAL)?;
+        let mut free = permits.free.lock();
+
+        if self.core.is_closed() {
+            return Err(ENODEV);
+        }
+        *free = free.checked_sub(1).ok_or(EAGAIN)?;
+        Ok(Permit(permits.clone()))
+    }
+
+    /// Makes a job, which is not in the queue yet. Allocates all that it needs.
+    ///
+    /// # Errors
+    ///
+    /// - `ENODEV` if the ring is closed, `EINVAL` if the permit is not one of this queue.
+    /// - `ENOMEM` if memory runs out.
+    pub fn job(&self, permit: Option<Permit>, job: T::Job) -> Result<Job<T>> {
+        Job::new(self.entry(permit)?, job)
+    }
+
+    /// As [`Self::job`], for a job that has a fence of its own.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::job`].
+    pub fn entry(&self, permit: Option<Permit>) -> Result<Entry<T>> {
+        let is_mine = match (&permit, &self.lane.permits) {
+            // Tests, and drivers that count by themselves, do without.
+            (None, _) => true,
+            (Some(permit), Some(permits)) => Arc::ptr_eq(&permit.0, permits),
+            (Some(_), None) => false,
+        };
+
+        if !is_mine {
+            return Err(EINVAL);
+        }
+        Entry::new(&self.core, &self.lane, permit)
+    }
+
+    /// Cancels a job that has not begun, and returns whether it did.
+    ///
+    /// Its fence signals soon after, with `ECANCELED`.
+    pub fn cancel(&self, fence: &Fence) -> bool {
+        self.core.cancel(&self.lane, Id::of(fence))
+    }
+}
+
+impl<T: RingOps> Drop for Queue<T> {
+    fn drop(&mut self) {
+        // That of the kernel ends with the ring.
+        if !self.lane.is_kernel() {
+            self.core.remove(&self.lane);
+        }
+    }
+}
+
+/// Makes the reference for one of the lists, unless the queue is in that already.
+pub(super) fn item<const ID: u64>(lane: &Arc<Lane>) -> Option<ListArc<Lane, ID>>
+where
+    Lane: TryNewListArc<ID>,
+{
+    ListArc::try_from_arc(lane.clone()).ok()
+}

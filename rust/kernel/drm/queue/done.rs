@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! The end of a job, which the hardware reports.
+
+use super::{
+    arbiter::Core,
+    trace, //
+};
+use crate::{
+    prelude::*,
+    sync::Arc, //
+};
+
+/// What the driver has of a job that runs: by it the job ends.
+///
+/// A driver keeps it with the entry of the hardware's ring. Dropping it is an end with `ECANCELED`,
+/// but not in [`RingOps::reset`](super::RingOps::reset). It may outlive the ring. It does nothing once
+/// the run is over: when the job was ended by a timeout, or is run again.
+#[must_use = "the job ends with an error when this is dropped"]
+pub struct Done {
+    core: Arc<Core>,
+    slot: usize,
+    ticket: u64,
+    /// [`None`] if the driver has not said.
+    result: Option<Result>,
+}
+
+impl Done {
+    pub(super) fn new(core: &Arc<Core>, slot: usize, ticket: u64) -> Self {
+        Self {
+            core: core.clone(),
+            slot,
+            ticket,
+            result: None,
+        }
+    }
+
+    /// Ends the job, with the error if there is one: what it wrote is visible to all by now.
+    ///
+    /// Its fence signals, once those before it in its context have signalled. May be called in any
+    /// context, but not from a callback of a fence.
+    #[inline]
+    pub fn signal(mut self, result: Result) {
+        self.result = Some(result);
+        // The rest is done by `drop()`.
+    }
+}
+
+impl Drop for Done {
+    fn drop(&mut self) {
+        let Some((fence, id)) = self.core.end(self.slot, self.ticket, self.result) else {
+            return;
+        };
+        let result = self.result.unwrap_or(Err(ECANCELED));
+
+        trace::done(&self.core.name, id, result);
+        // Its callbacks run now, without the lock.
+        if let Some(fence) = fence {
+            fence.signal(result);
+        }
+    }
+}

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! Queues of jobs for the rings of a device.
+//!
+//! - A [`Ring`] stands for one ring of the hardware, or for whatever else does jobs one after the
+//!   other. It belongs to what exists while the driver is bound, and runs jobs by [`RingOps`].
+//! - A [`Queue`] is that of one client of a ring. It may outlive the ring. The kernel has one of its
+//!   own for each ring, [`Ring::kernel`], whose jobs go first.
+//! - A [`Job`] collects what it depends on, and is submitted by value. Its [`Fence`] signals when it
+//!   is done.
+//!
+//! The module knows nothing about memory: what a job means to objects is up to the fences that it
+//! depends on, and to the reservations that its fence is added to.
+//!
+//! # Fences, and the order of jobs
+//!
+//! Each queue has a fence context. Its jobs run in the order in which they were submitted, and a job
+//! that has to wait for its dependencies holds up those behind it. Between queues there is no order
+//! but that of fences: a job that needs the work of another queue, also of the same ring, depends on
+//! its fence ([`Job::depend`]). So memory that passes from one owner to the next is protected by
+//! fences alone.
+//!
+//! Dependencies are any fences, those of other devices and containers included. They are not waited
+//! for: a callback counts them down, and the ring chooses among the queues whose first job has none
+//! left. A dependency that failed is one that is over.
+//!
+//! The fences of a device are a [`FenceGroup`], and the fence of a job that depends on one which is
+//! not an internal one of the group is external. The owner of the memory, who must not let its own
+//! jobs wait for other devices, waits for such a fence before it makes a job.
+//!
+//! # Fairness, and bounds
+//!
+//! A ring runs [`Config::credits`] jobs at a time. A job of the kernel goes first; then each queue
+//! has its turn with one job. So between the submission of a job that depends on nothing and its end
+//! each other client runs one job, apart from those that the hardware has already.
+//!
+//! A client has as many jobs as [`Ring::queue`] was told. For each it needs a [`Permit`], which it
+//! waits for, interruptibly, before it takes any lock: [`Queue::permit`]. The permit is given back
+//! when the job is freed. The queue of the kernel has no bound.
+//!
+//! # Lifetimes
+//!
+//! What [`RingOps`] gets of the hardware, [`RingOps::Hw`], is gone when the ring is dropped, and so is
+//! each job. Devres drops it at the latest when the driver is unbound. A fence outlives all of that:
+//! no part of it is in the module of the driver. A [`Done`] that comes too late does nothing.
+//!
+//! The end of a ring, in this order:
+//!
+//! 1. [`Ring::close`]: nothing more is taken from clients, and what they have in their queues is
+//!    cancelled: each fence signals `ECANCELED`, in the order of its context. Jobs that have begun go
+//!    on. A driver closes all of its rings before it waits for its clients, which may wait for a job:
+//!    in `drm::Driver::unplug()`.
+//! 2. When the ring is dropped, the jobs of the kernel are done, which depend on the device alone:
+//!    what leaves VRAM arrives. Jobs in the hardware end, or time out.
+//! 3. All jobs are freed, then the worker stops, then [`RingOps::Hw`] is dropped.
+//!
+//! Closing a [`Queue`] cancels what has not begun, and does not wait.
+//!
+//! # Timeouts
+//!
+//! If no job ends for [`Config::timeout`] the driver looks at the oldest one
+//! ([`RingOps::timed_out`]) and may have the ring reset ([`RingOps::reset`]). The fence of that job
+//! signals `ETIME`; those behind it in the hardware are run again. If the reset fails the ring is
+//! broken: everything ends with the error.
+//!
+//! # Memory, and who sleeps where
+//!
+//! All that a job needs is allocated when it is made: submitting it cannot fail. From then on to the
+//! signal of its fence the worker of the ring, which has a workqueue of its own that works under
+//! memory pressure, neither allocates memory nor takes a reservation, and lockdep checks that
+//! ([`SignallingSection`]). Freeing a job may take the reservation of an import, so a worker of the
+//! system does it.
+//!
+//! # Locking
+//!
+//! From the outside to the inside; reservations are outside of all of them:
+//!
+//! 1. the mutex of a queue, from when a fence gets its number until the job is in the queue;
+//! 2. the mutex of the worker, while a job starts, or the ring is reset;
+//! 3. the lock of a fence, whose callbacks count dependencies down;
+//! 4. the spinlock of a ring, with interrupts disabled. No fence signals while it is held.
+//!
+//! The first two are never held together. The mutex of the permits of a queue is taken with none of
+//! the others held, but for the spinlock inside of it.
+//!
+//! [`Fence`]: crate::dma_buf::fence::Fence
+//! [`FenceGroup`]: crate::dma_buf::fence::FenceGroup
+//! [`SignallingSection`]: crate::dma_buf::fence::SignallingSection
+//!
+//! # Examples
+//!
+//! A ring whose hardware is a sum.
+//!
+//! ```
+//! use kernel::{
+//!     device,
+//!     dma_buf::fence::FenceGroup,
+//!     drm::queue::{
+//!         Config,
+//!         Done,
+//!         HwInit,
+//!         HwOf,
+//!         Ring,
+//!         RingOps, //
+//!     },
+//!     faux,
+//!     prelude::*,
+//!     sync::atomic::{
+//!         Atomic,
+//!         Relaxed, //
+//!     },
+//!     types::ForLt, //
+//! };
+//!
+//! struct Sum;
+//!
+//! /// What exists while the driver is bound.
+//! struct Adder<'a> {
+//!     sum: Atomic<u32>,
+//!     _dev: &'a device::Device<device::Bound>,
+//! }
+//!
+//! impl RingOps for Sum {
+//!     type Hw = ForLt!(Adder<'_>);
+//!     type Job = u32;
+//!
+//!     fn run(hw: &HwOf<'_, Self>, job: &mut u32, done: Done) {
+//!         hw.sum.fetch_add(*job, Relaxed);
+//!         // Hardware does this in the handler of its interrupt.
+//!         done.signal(Ok(()));
+//!     }
+//! }
+//!
+//! struct Init;
+//!
+//! impl HwInit<Sum> for Init {
+//!     fn init<'a>(
+//!         self,
+//!         dev: &'a device::Device<device::Bound>,
+//!     ) -> impl PinInit<Adder<'a>, Error> {
+//!         Ok(Adder {
+//!             sum: Atomic::new(0),
+//!             _dev: dev,
+//!         })
+//!     }
+//! }
+//!
+//! let faux = faux::Registration::new(c"drm_queue_example", None)?;
+//! let parent: &faux::Device<device::Bound> = faux.as_ref();
+//! let dev: &device::Device<device::Bound> = parent.as_ref();
+//! let config = Config {
+//!     name: c"sum",
+//!     credits: 1,
+//!     timeout: None,
+//! };
+//! let ring = Ring::<Sum>::new(dev, &config, Init)?;
+//!
+//! // What a client does, who may have four jobs at a time.
+//! let queue = ring.queue(4, FenceGroup::new())?;
+//! let permit = queue.permit()?;
+//! let first = queue.job(Some(permit), 3)?.submit(|_fence| ());
+//!
+//! let mut second = queue.job(Some(queue.permit()?), 4)?;
+//! second.depend(first.clone())?;
+//! let second = second.submit(|_fence| ());
+//! second.wait(true)?;
+//! assert_eq!(first.status(), Some(Ok(())));
+//! assert_eq!(ring.hw().sum.load(Relaxed), 7);
+//!
+//! // Nothing is taken any more from a client whose ring is gone.
+//! drop(ring);
+//! assert_eq!(queue.job(None, 1).err(), Some(ENODEV));
+//! # Ok::<(), Error>(())
+//! ```
+
+mod arbiter;
+mod client;
+mod done;
+mod fifo;
+mod job;
+mod recovery;
+mod ring;
+mod trace;
+
+pub use self::{
+    client::{
+        Permit,
+        Queue, //
+    },
+    done::Done,
+    job::{
+        Entry,
+        Job, //
+    },
+    ring::{
+        Config,
+        HwInit,
+        HwOf,
+        Ring,
+        RingOps,
+        Verdict, //
+    }, //
+};

@@ -1,0 +1,345 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! A ring, and what a driver is asked to do for it.
+
+use super::{
+    arbiter::{
+        Core,
+        TIMER, //
+    },
+    client::{
+        Lane,
+        Queue, //
+    },
+    done::Done,
+    job::Payload, //
+};
+use crate::{
+    bindings,
+    device::{
+        Bound,
+        Device, //
+    },
+    devres::Devres,
+    dma_buf::fence::FenceGroup,
+    prelude::*,
+    sync::Arc,
+    time::Msecs,
+    types::ForLt,
+    workqueue::DelayedWork, //
+};
+use core::{
+    marker::PhantomData,
+    ptr::NonNull, //
+};
+
+/// What a driver does for a ring.
+///
+/// All of it is called by the worker of the ring, one call at a time, in a
+/// [`SignallingSection`](crate::dma_buf::fence::SignallingSection): it may sleep for a short time, but
+/// not take a reservation, nor allocate memory in a way that waits.
+pub trait RingOps: Sized + 'static {
+    /// What the driver has of the hardware, which exists until the ring is dropped.
+    type Hw: ForLt;
+
+    /// What is to be done. Dropped by a worker of the system, which may take reservations.
+    type Job: Send + 'static;
+
+    /// Begins a job. When it has ended, `done` is signalled, in any context.
+    ///
+    /// After a reset it is called again for jobs that had not ended, but for the one that hung.
+    fn run(hw: &HwOf<'_, Self>, job: &mut Self::Job, done: Done);
+
+    /// Tells what to do about `job`, the oldest in the hardware, as no job has ended for
+    /// [`Config::timeout`].
+    fn timed_out(_hw: &HwOf<'_, Self>, _job: &Self::Job) -> Verdict {
+        Verdict::Reset
+    }
+
+    /// Resets the ring.
+    ///
+    /// When this returns the ring is empty, and does nothing more of what it was told before. Jobs
+    /// that had ended after all are signalled here; a [`Done`] that is dropped here does not count.
+    ///
+    /// # Errors
+    ///
+    /// The ring cannot be used any more: all jobs end with the error.
+    fn reset(_hw: &HwOf<'_, Self>) -> Result {
+        Err(EIO)
+    }
+
+    /// Called once when a job has ended, has timed out (`ETIME`), or was cancelled (`ECANCELED`).
+    ///
+    /// A fence of [`Queue::job`] may have signalled by then. Jobs that have a fence of their own
+    /// signal it here.
+    fn ended(_job: &mut Self::Job, _result: Result) {}
+}
+
+/// [`RingOps::Hw`] for the time in which the driver is bound.
+pub type HwOf<'a, T> = <<T as RingOps>::Hw as ForLt>::Of<'a>;
+
+/// Makes [`RingOps::Hw`].
+///
+/// A trait and not a closure, because what it makes depends on the lifetime.
+pub trait HwInit<T: RingOps> {
+    /// Returns the initializer.
+    ///
+    /// The method is generic over the time for which the device is bound: what it makes borrows from
+    /// the device, and from nothing else that is not static. What that needs of device-managed
+    /// resources is there before [`Ring::new`], so that it is released after the ring.
+    fn init<'a>(self, dev: &'a Device<Bound>) -> impl PinInit<HwOf<'a, T>, Error>;
+}
+
+/// What to do about a job that does not end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It works. It is looked at again after as long a time.
+    Busy,
+    /// It hangs.
+    Reset,
+}
+
+/// How a ring is made.
+pub struct Config<'a> {
+    /// The name, by which its fences are known: at most 31 bytes.
+    pub name: &'a CStr,
+    /// How many jobs may be in the hardware at a time.
+    pub credits: usize,
+    /// How long it may take until a job ends, in milliseconds. [`None`] for hardware that always
+    /// ends its jobs.
+    pub timeout: Option<Msecs>,
+}
+
+/// [`RingOps::Job`] as the ring sees it.
+pub(super) struct Typed<T: RingOps>(pub(super) T::Job);
+
+impl<T: RingOps> Payload for Typed<T> {
+    unsafe fn run(&mut self, hw: *const c_void, done: Done) {
+        // SAFETY: By the safety requirements.
+        T::run(unsafe { &*hw.cast::<HwOf<'_, T>>() }, &mut self.0, done);
+    }
+
+    unsafe fn timed_out(&self, hw: *const c_void) -> Verdict {
+        // SAFETY: By the safety requirements.
+        T::timed_out(unsafe { &*hw.cast::<HwOf<'_, T>>() }, &self.0)
+    }
+
+    fn ended(&mut self, result: Result) {
+        T::ended(&mut self.0, result);
+    }
+}
+
+/// Resets the hardware.
+///
+/// # Safety
+///
+/// `hw` must be that of a ring of `T`, and be valid until this returns.
+unsafe fn reset<T: RingOps>(hw: *const c_void) -> Result {
+    // SAFETY: By the safety requirements.
+    T::reset(unsafe { &*hw.cast::<HwOf<'_, T>>() })
+}
+
+/// The workqueue of a ring, which does one thing after the other.
+///
+/// # Invariants
+///
+/// The workqueue is valid, and owned by the value.
+struct Workqueue(NonNull<bindings::workqueue_struct>);
+
+// SAFETY: Workqueues may be used and destroyed from any task.
+unsafe impl Send for Workqueue {}
+
+// SAFETY: As for `Send`.
+unsafe impl Sync for Workqueue {}
+
+impl Workqueue {
+    #[inline(never)]
+    fn new() -> Result<Self> {
+        // Others wait for the jobs while they reclaim memory.
+        let flags = bindings::wq_flags_WQ_UNBOUND
+            | bindings::wq_flags___WQ_ORDERED
+            | bindings::wq_flags_WQ_MEM_RECLAIM;
+
+        // SAFETY: The format has no arguments.
+        let queue =
+            unsafe { bindings::alloc_workqueue_noprof(c"drm_queue".as_char_ptr(), flags, 1) };
+
+        // INVARIANT: It was just made.
+        Ok(Self(NonNull::new(queue).ok_or(ENOMEM)?))
+    }
+}
+
+impl Drop for Workqueue {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariant. Nobody else can add work: `Running` has taken the pointer
+        // out of the ring before, or nothing was ever queued.
+        unsafe { bindings::destroy_workqueue(self.0.as_ptr()) };
+    }
+}
+
+/// The end of a ring, when it is dropped.
+struct Running {
+    core: Arc<Core>,
+    _workqueue: Workqueue,
+}
+
+impl Drop for Running {
+    #[inline(never)]
+    fn drop(&mut self) {
+        self.core.die();
+        // The worker says so when there is no job any more.
+        self.core.gone.wait_for_completion();
+        self.core.detach();
+
+        // SAFETY: The timer is that of the ring. If it was pending this call has taken it off, and
+        // with it comes the reference to the ring that was given to it.
+        unsafe {
+            let timer = DelayedWork::<Core, TIMER>::raw_as_work(&raw const self.core.timer);
+
+            if bindings::cancel_delayed_work_sync(timer.cast()) {
+                drop(Arc::from_raw(Arc::as_ptr(&self.core)));
+            }
+        }
+        // Then the workqueue, which waits for the worker to return.
+    }
+}
+
+/// What devres has of a ring.
+struct Owned<T: RingOps> {
+    // Dropped before the hardware.
+    _running: Running,
+    _hw: Pin<KBox<HwOf<'static, T>>>,
+}
+
+// SAFETY: The hardware is `Send` and `Sync`: `Ring::new()` asks for that.
+unsafe impl<T: RingOps> Send for Owned<T> {}
+
+// SAFETY: As for `Send`.
+unsafe impl<T: RingOps> Sync for Owned<T> {}
+
+/// A ring of the hardware, which does the jobs of its queues.
+///
+/// Dropping it ends it, see the [module](super). It is ended at the latest when the driver is unbound.
+/// `'a` is the time for which the device is bound to its driver.
+#[must_use = "the ring ends when this is dropped"]
+pub struct Ring<'a, T: RingOps> {
+    core: Arc<Core>,
+    kernel: Queue<T>,
+    // Owned by `_devres`.
+    hw: NonNull<HwOf<'static, T>>,
+    _devres: Devres<Owned<T>>,
+    _p: PhantomData<&'a HwOf<'a, T>>,
+}
+
+// SAFETY: The hardware is `Send` and `Sync`: `Ring::new()` asks for that. The rest may be used from
+// any task.
+unsafe impl<T: RingOps> Send for Ring<'_, T> {}
+
+// SAFETY: As for `Send`.
+unsafe impl<T: RingOps> Sync for Ring<'_, T> {}
+
+impl<'a, T: RingOps> Ring<'a, T> {
+    /// Makes a ring of hardware of `dev`.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL` if there are no credits.
+    /// - `ENAMETOOLONG` if the name has more than 31 bytes.
+    /// - `ENOMEM` if memory runs out, and what `hw` returns.
+    pub fn new(dev: &'a Device<Bound>, config: &Config<'_>, hw: impl HwInit<T>) -> Result<Self>
+    where
+        for<'b> HwOf<'b, T>: Send + Sync,
+    {
+        let hw = hw.init(dev);
+
+        // SAFETY: `HwInit::init()` is generic over the lifetime, so what it makes borrows from the
+        // device alone, whatever the lifetime is that it was instantiated with here.
+        unsafe { Self::with_hw(dev, config, hw) }
+    }
+
+    /// As [`Self::new`], for hardware that was made elsewhere.
+    ///
+    /// # Safety
+    ///
+    /// What `hw` makes may borrow from the bound device, and from nothing else that is not static.
+    pub(crate) unsafe fn with_hw(
+        dev: &'a Device<Bound>,
+        config: &Config<'_>,
+        hw: impl PinInit<HwOf<'a, T>, Error>,
+    ) -> Result<Self>
+    where
+        for<'b> HwOf<'b, T>: Send + Sync,
+    {
+        // SAFETY: Lifetimes do not change the layout. The value is used as long as the device is
+        // bound, which devres sees to, and functions of `T` do not see the longer lifetime.
+        let hw = unsafe { pin_init::cast_pin_init::<HwOf<'a, T>, HwOf<'static, T>, Error>(hw) };
+        let hw = KBox::pin_init(hw, GFP_KERNEL)?;
+        let at = NonNull::from(&*hw);
+        let workqueue = Workqueue::new()?;
+        let core = Core::new(
+            config.name,
+            config.credits,
+            config.timeout,
+            reset::<T>,
+            at.as_ptr().cast_const().cast(),
+            workqueue.0,
+        )?;
+        let owned = Owned::<T> {
+            _running: Running {
+                core: core.clone(),
+                _workqueue: workqueue,
+            },
+            _hw: hw,
+        };
+
+        let kernel = core.kernel().cloned().ok_or(ENOMEM)?;
+        Ok(Self {
+            kernel: Queue::new(&core, kernel),
+            core,
+            hw: at,
+            _devres: Devres::new(dev, Ok::<_, Error>(owned))?,
+            _p: PhantomData,
+        })
+    }
+
+    /// Returns what the driver has of the hardware.
+    #[inline]
+    pub fn hw(&self) -> &HwOf<'a, T> {
+        // SAFETY: Devres has it until this is dropped, or the driver is unbound, which is after the
+        // lifetime of `self`. Lifetimes do not change the layout, and this one is that with which it
+        // was made.
+        unsafe { self.hw.cast::<HwOf<'a, T>>().as_ref() }
+    }
+
+    /// Returns the queue of the kernel, whose jobs go first and have no bound.
+    ///
+    /// What they depend on is work of the device alone: other devices would hold up all that comes
+    /// after, and the end of the ring.
+    #[inline]
+    pub fn kernel(&self) -> &Queue<T> {
+        &self.kernel
+    }
+
+    /// Makes the queue of a client that has at most `limit` jobs at a time. Its fences are of `group`.
+    ///
+    /// # Errors
+    ///
+    /// - `ENODEV` if the ring is closed, `EINVAL` if `limit` is 0.
+    /// - `ENOMEM` if memory runs out.
+    pub fn queue(&self, limit: usize, group: FenceGroup) -> Result<Queue<T>> {
+        if limit == 0 {
+            return Err(EINVAL);
+        }
+
+        let lane = Lane::new(&self.core, Some(limit), Some(group))?;
+        self.core.add(&lane)?;
+        Ok(Queue::new(&self.core, lane))
+    }
+
+    /// Takes nothing more from clients, and cancels what they have in their queues. Does not wait.
+    ///
+    /// Jobs that have begun go on, and so does the queue of the kernel.
+    pub fn close(&self) {
+        self.core.close();
+    }
+}
