@@ -103,3 +103,101 @@ impl Drop for Trace {
         let _ = fs::remove_dir(&self.dir);
     }
 }
+
+/// An event of a job.
+#[derive(Clone, Debug)]
+pub struct JobEvent {
+    /// `submit`, `run` or `done`.
+    pub name: String,
+    /// The process that was running.
+    pub pid: u32,
+    /// The context and the number of the fence.
+    pub context: u64,
+    pub seqno: u64,
+    /// The rest of the fields.
+    pub fields: String,
+}
+
+impl JobEvent {
+    /// Whether it is such an event, with such a process running.
+    pub fn is(&self, name: &str, pid: u32) -> bool {
+        self.name == name && self.pid == pid
+    }
+}
+
+/// A trace of the jobs of all rings.
+#[derive(Debug)]
+pub struct Jobs {
+    dir: PathBuf,
+}
+
+impl Jobs {
+    /// Makes one.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if there are no such events.
+    #[track_caller]
+    pub fn new() -> Result<Self, Stop> {
+        let root = mounted("tracefs", "/sys/kernel/tracing")?;
+        let dir = root
+            .join("instances")
+            .join(format!("vvram-jobs-{}", std::process::id()));
+        fs::create_dir(&dir).map_err(|error| SysError::io(dir.display().to_string(), &error))?;
+        let this = Self { dir };
+        // One order for all processors.
+        this.write("trace_clock", "global")?;
+        this.write("events/drm_queue/enable", "1")?;
+        Ok(this)
+    }
+
+    #[track_caller]
+    fn write(&self, file: &str, text: &str) -> Outcome {
+        let path = self.dir.join(file);
+        fs::write(&path, text).map_err(|error| SysError::io(path.display().to_string(), &error))?;
+        Ok(())
+    }
+
+    /// The events, in their order. Ends the trace.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if some of them were lost.
+    #[track_caller]
+    pub fn events(&self) -> Result<Vec<JobEvent>, Stop> {
+        self.write("events/drm_queue/enable", "0")?;
+        let path = self.dir.join("trace");
+        let text = fs::read_to_string(&path)
+            .map_err(|error| SysError::io(path.display().to_string(), &error))?;
+        check!(!text.contains("LOST"), "events were lost");
+        let mut found = Vec::new();
+        for line in text.lines() {
+            let Some((task, event)) = line.split_once(": drm_queue_") else {
+                continue;
+            };
+            let bad = || Stop::fail(format_args!("not an event: {line:?}"));
+            let (name, fields) = event.split_once(": ").ok_or_else(bad)?;
+            let all = words(fields);
+            let number = |key: &str| all.get(key).and_then(|text| text.parse().ok());
+            // "comm-pid [cpu] flags time"; there may be a dash in the name.
+            let pid = task
+                .split(" [")
+                .next()
+                .and_then(|task| task.trim_end().rsplit('-').next()?.parse().ok());
+            found.push(JobEvent {
+                name: name.to_string(),
+                pid: pid.ok_or_else(bad)?,
+                context: number("context").ok_or_else(bad)?,
+                seqno: number("seqno").ok_or_else(bad)?,
+                fields: fields.to_string(),
+            });
+        }
+        Ok(found)
+    }
+}
+
+impl Drop for Jobs {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir(&self.dir);
+    }
+}

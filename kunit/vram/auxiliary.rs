@@ -27,6 +27,7 @@ use kernel::{
         },
         ttm::{
             CpuEngine,
+            CpuRing,
             OpCtx,
             Place,
             TtmObject, //
@@ -173,6 +174,7 @@ impl TtmObject for Bo {
     }
 
     type Engine<'a> = &'a CpuEngine<'a>;
+    type Ring = CpuRing;
 
     fn engine<'a>(vram: &'a Vram<'a>, _index: usize) -> &'a CpuEngine<'a> {
         &vram.engine

@@ -35,13 +35,16 @@ use kernel::{
             IntoGEMObject,
             Mappings, //
         },
+        queue,
         ttm::{
             CpuEngine,
+            CpuRing,
             Engine,
             Job,
             Memory,
             OpCtx,
             Place,
+            Plan,
             TtmObject,
             Work, //
         },
@@ -443,6 +446,7 @@ impl TtmObject for Bo {
     }
 
     type Engine<'a> = Ring<'a>;
+    type Ring = CpuRing;
 
     fn engine<'a>(vram: &'a Vram<'a>, index: usize) -> Ring<'a> {
         Ring { vram, index }
@@ -471,20 +475,23 @@ impl Engine for Ring<'_> {
     // What it gets it does not use: the device has no DMA.
     const DMA: bool = true;
 
-    type Ready = Mode;
+    type Ring = CpuRing;
 
-    fn prepare(&self, work: &Work) -> Result<Mode> {
+    /// The CPU gets a job only if it is to work.
+    type Ready = (Mode, Option<queue::Entry<CpuRing>>);
+
+    fn prepare(&self, work: &Work, plan: Plan<'_, CpuRing>) -> Result<Self::Ready> {
         let control = &self.vram.control;
         let mode = match self.index {
             0 => *control.mode.lock(),
             _ => Mode::Work,
         };
 
-        match mode {
+        let entry = match mode {
             Mode::Refuse => return Err(REFUSED),
-            Mode::Work | Mode::WorkOnce => self.vram.engine.prepare(work)?,
-            _ => (),
-        }
+            Mode::Work | Mode::WorkOnce => Some(self.vram.engine.prepare(work, plan)?),
+            _ => None,
+        };
         if mode == Mode::WorkOnce {
             control.set(Mode::Refuse);
         }
@@ -492,18 +499,18 @@ impl Engine for Ring<'_> {
         if matches!(work, Work::Move(_)) {
             control.saw(Step::Queued);
         }
-        Ok(mode)
+        Ok((mode, entry))
     }
 
-    fn run(&self, job: Job, mode: Mode) {
-        match mode {
-            Mode::Fail | Mode::Refuse => job.finish(Err(FAILED)),
-            Mode::Drop => drop(job),
-            Mode::Keep => {
+    fn run(&self, job: Job, (mode, entry): Self::Ready) {
+        match (mode, entry) {
+            (_, Some(entry)) => self.vram.engine.run(job, entry),
+            (Mode::Drop, _) => drop(job),
+            (Mode::Keep, _) => {
                 // One for which there is no room is dropped.
                 let _ = self.vram.control.kept.lock().push_within_capacity(job);
             }
-            Mode::Work | Mode::WorkOnce => self.vram.engine.run(job, ()),
+            _ => job.finish(Err(FAILED)),
         }
     }
 

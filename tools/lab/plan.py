@@ -40,8 +40,8 @@ FAULTS = ("avram_faults", "vvram_faults")
 ONCE = ("hmm_cases", "vvram_async", "vvram_badinput", "vvram_compat", "vvram_copy", "vvram_create",
         "vvram_debugfs", "vvram_dmem", "vvram_exporter", "vvram_failures", "vvram_fdinfo",
         "vvram_holders", "vvram_import", "vvram_leaks", "vvram_limits", "vvram_lru", "vvram_mmap",
-        "vvram_modules", "vvram_params", "vvram_pm", "vvram_prime", "vvram_signals",
-        "vvram_sleep", "vvram_smallbar", "vvram_split", "vvram_storm", "vvram_svm",
+        "vvram_modules", "vvram_params", "vvram_pm", "vvram_prime", "vvram_queue",
+        "vvram_signals", "vvram_sleep", "vvram_smallbar", "vvram_split", "vvram_storm", "vvram_svm",
         "vvram_svm_direct", "vvram_svm_life", "vvram_svm_share", "vvram_syncobj", "vvram_trace",
         "vvram_usage", "vvram_user", "vvram_views", "vvram_vm", "vvram_vmap",
         # Last: an allocation that fails may turn checks of the kernel off.

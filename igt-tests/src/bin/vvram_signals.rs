@@ -32,6 +32,8 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// leave out the functions of the lock itself.
 const FENCE: &str = "dma_fence_default_wait";
 const LOCK: &str = "drm_ioctl_kernel";
+/// Where it waits for room in the queue of a client: `Queue::permit`.
+const ROOM: &str = "6permit";
 /// As much as one transfer that goes on by itself moves: more than 3 s of edu's time.
 const LONG: usize = uapi::EDU_PEER_SUBMIT_MAX;
 
@@ -117,54 +119,86 @@ impl<'a> Copy<'a> {
         };
         self.drm.copy_syncs(&argument, ins, &mut [VvramSync::FILE])
     }
+
+    /// The same, without a sync file.
+    fn run_only(&self, ins: &[VvramSync]) -> Result<(), SysError> {
+        let argument = VvramGemCopy {
+            src: self.src.handle(),
+            dst: self.dst.handle(),
+            size: 2 * PAGE64,
+            ..Default::default()
+        };
+        self.drm.copy_syncs(&argument, ins, &mut [])
+    }
 }
 
-/// The fence that a copy is told to wait for.
-fn in_fence() -> Outcome {
+/// Room in the queue of a client, whose copies wait for a fence: one of their own, or one that others
+/// have put on an object. No lock is held meanwhile.
+fn copy_room() -> Outcome {
     let drm = Drm::open()?;
     let (a, b) = patterns();
     let free = drm.vram_free()?;
-    let copy = Copy::new(&drm)?;
-    copy.from.fill(a);
-    copy.to.fill(b);
-    let timeline = Timeline::new()?;
-    let fence = timeline.fence(1)?;
-    let call = || copy.run(&[fence.sync()]);
-    interrupt(FENCE, call, || Ok(()))?;
-    kill(FENCE, call)?;
-    cpu_reads(&copy.to, b, &[0, 1])?;
-    restart(FENCE, call, || {
-        cpu_reads(&copy.to, b, &[0, 1])?;
-        Ok(timeline.step()?)
-    })?;
-    copy.dst.export()?.sync(READ)?;
-    cpu_reads(&copy.to, a, &[0, 1])?;
-    drop(copy);
-    drm.await_vram_free(free)
-}
-
-/// The fences that others have put on the objects of a copy.
-fn copy_implicit() -> Outcome {
-    let drm = Drm::open()?;
-    let (a, b) = patterns();
-    let free = drm.vram_free()?;
-    // To the destination a reader is in the way, too; to the source a writer.
-    for (on_src, flags) in [(false, READ), (false, WRITE), (true, WRITE)] {
+    for implicit in [false, true] {
         let copy = Copy::new(&drm)?;
         copy.from.fill(a);
         copy.to.fill(b);
         let timeline = Timeline::new()?;
-        let held = if on_src { &copy.src } else { &copy.dst };
-        held.export()?.add_fence(flags, &timeline.fence(1)?)?;
-        let call = || copy.run(&[]);
-        interrupt(FENCE, call, || Ok(()))?;
-        kill(FENCE, call)?;
-        cpu_reads(&copy.to, b, &[0, 1])?;
-        restart(FENCE, call, || Ok(timeline.step()?))?;
+        let fence = timeline.fence(1)?;
+        let ins = if implicit {
+            copy.dst.export()?.add_fence(WRITE, &fence)?;
+            vec![]
+        } else {
+            vec![fence.sync()]
+        };
+        for _ in 0..uapi::COPIES_MAX {
+            copy.run_only(&ins)?;
+        }
+        let call = || copy.run(&ins);
+        interrupt(ROOM, call, || Ok(()))?;
+        kill(ROOM, call)?;
+        restart(ROOM, call, || {
+            // Others have room, and get the locks.
+            let other = Drm::open()?;
+            let (one, two) = (other.create(PAGE64)?, other.create(PAGE64)?);
+            other.copy((&one, 0), (&two, 0), PAGE64)?.finish()?;
+            copy.src.info()?;
+            cpu_reads(&copy.to, b, &[0, 1])?;
+            Ok(timeline.step()?)
+        })?;
         copy.dst.export()?.sync(READ)?;
         cpu_reads(&copy.to, a, &[0, 1])?;
     }
     drm.await_vram_free(free)
+}
+
+/// The end of a copy to the buffer of another device, which waits for a fence: a signal cancels it.
+fn copy_to_import() -> Outcome {
+    let drm = Drm::open()?;
+    let (a, b) = patterns();
+    let heap = heap::allocate(2 * PAGE64)?;
+    let there = heap.map()?;
+    let import = drm.import(&heap)?;
+    let object = drm.create(2 * PAGE64)?;
+    object.map()?.fill(a);
+    there.fill(b);
+    let timeline = Timeline::new()?;
+    let fence = timeline.fence(1)?;
+    let argument = VvramGemCopy {
+        src: object.handle(),
+        dst: import.handle(),
+        size: 2 * PAGE64,
+        ..Default::default()
+    };
+    let call = || drm.copy_syncs(&argument, &[fence.sync()], &mut [VvramSync::FILE]);
+    let untouched = || cpu_reads(&there, b, &[0, 1]);
+    interrupt(FENCE, call, untouched)?;
+    kill(FENCE, call)?;
+    untouched()?;
+    restart(FENCE, call, || {
+        untouched()?;
+        Ok(timeline.step()?)
+    })?;
+    cpu_reads(&there, a, &[0, 1])
 }
 
 /// The fences of the buffer of somebody else, for the access by the CPU that a copy is.
@@ -272,8 +306,9 @@ fn map_foreign() -> Outcome {
     peer_reads(peer, a, &[0, 1])
 }
 
-/// Queues copies that take the engine about so long.
-fn backlog(drm: &Drm, time: Duration) -> Outcome {
+/// Queues copies that take the engine about so long, and behind them one from the object, for which
+/// its moves wait.
+fn backlog(drm: &Drm, object: &Gem<'_>, time: Duration) -> Outcome {
     const FEW: u32 = 8;
     let size = drm.getparam(uapi::PARAM_VRAM_SIZE)? / 4;
     let (src, dst) = (drm.create(size)?, drm.create(size)?);
@@ -288,10 +323,16 @@ fn backlog(drm: &Drm, time: Duration) -> Outcome {
     few()?;
     let each = (start.elapsed() / FEW).as_nanos().max(1);
     let rounds = (time.as_nanos() / each).clamp(1, 10_000);
-    for _ in 0..rounds {
+    // One client has room for some of them only.
+    let most = u128::from(uapi::COPIES_MAX) - 2;
+    for _ in 0..rounds.saturating_sub(most) {
         drm.copy((&src, 0), (&dst, 0), size)?;
     }
-    println!("{rounds} copies of {each} ns are in the queue");
+    for _ in 0..rounds.min(most) {
+        drm.copy((&src, 0), (&dst, 0), size)?;
+    }
+    drm.copy((object, 0), (&dst, 0), PAGE64)?;
+    println!("{rounds} copies of {each} ns were queued");
     Ok(())
 }
 
@@ -314,7 +355,7 @@ fn move_under_way(scene: &Scene, time: Duration) -> Result<bool, Stop> {
     for (mode, peer) in &peers {
         peer.attach(&buffer, *mode)?;
     }
-    backlog(&scene.drm, time)?;
+    backlog(&scene.drm, &object, time)?;
     debugfs.write("move", &format!("{id} vram"))?;
 
     let call = |(mode, peer): &(Mode, Peer)| match mode {
@@ -660,27 +701,47 @@ fn unbind() -> Outcome {
     works()
 }
 
-/// A copy that waits for a fence of somebody does not hold up the unbind.
+/// Copies that wait for a fence of somebody do not hold up the unbind, nor does a client that waits
+/// for room in its queue.
 fn unbind_in_fence() -> Outcome {
     let scene = Scene::open()?;
     let timeline = Timeline::new()?;
     let fence = timeline.fence(1)?;
     let mut child = {
         let copy = Copy::new(&scene.drm)?;
+        for _ in 0..uapi::COPIES_MAX {
+            copy.run_only(&[fence.sync()])?;
+        }
         let call = || copy.run(&[fence.sync()]);
-        let mut child = Child::spawn(|| {
-            // It may be done before the device is gone, or not be done at all.
-            let _ = call();
+        let mut child =
+            Child::spawn(|| expect_errno("a copy without a device", call(), libc::ENODEV))?;
+        await_sleep(&mut child, ROOM, "S")?;
+        child
+    };
+    // This one waits where the unbind waits for it.
+    let heap = heap::allocate(PAGE64)?;
+    let mut writer = {
+        let second = Drm::open()?;
+        let (object, import) = (second.create(PAGE64)?, second.import(&heap)?);
+        let argument = VvramGemCopy {
+            src: object.handle(),
+            dst: import.handle(),
+            size: PAGE64,
+            ..Default::default()
+        };
+        let mut writer = Child::spawn(|| {
+            second.copy_syncs(&argument, &[fence.sync()], &mut [])?;
             Ok(())
         })?;
-        await_sleep(&mut child, FENCE, "S")?;
-        child
+        await_sleep(&mut writer, FENCE, "S")?;
+        writer
     };
     let mut unbinding = Unbinding::start(&scene.gpu)?;
     let ended = misc::poll(Duration::from_secs(1), || unbinding.child.ended());
     let place = unbinding.child.whereabouts();
     timeline.step()?;
     child.join("the copy", LIMIT)?;
+    writer.join("the copy to an import", LIMIT)?;
     unbinding.finish(LIMIT)?.rebind()?;
     check!(
         ended.is_some(),
@@ -690,8 +751,8 @@ fn unbind_in_fence() -> Outcome {
 }
 
 igt_main! {
-    "in-fence", "a copy that waits for its in-fence", in_fence;
-    "copy-implicit", "a copy that waits for implicit fences", copy_implicit;
+    "copy-room", "a copy that waits for room in the queue of its client", copy_room;
+    "copy-to-import", "a copy to an imported buffer that waits for its in-fence", copy_to_import;
     "copy-import", "a copy that waits for the fences of an imported buffer", copy_import;
     "pin", "a pin that waits for others before it moves the object", pin;
     "map-foreign", "a map that waits for others: signals do not end it", map_foreign;

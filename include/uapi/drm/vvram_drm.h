@@ -307,14 +307,23 @@ struct drm_vvram_sync {
 #define DRM_VVRAM_SYNC_MAX		64
 
 /**
+ * DRM_VVRAM_COPIES_MAX - how many copies of one open file there are at a time: the
+ * call waits, interruptibly, for the end of one of them before it makes one more.
+ */
+#define DRM_VVRAM_COPIES_MAX		64
+
+/**
  * struct drm_vvram_gem_copy - argument of DRM_IOCTL_VVRAM_GEM_COPY
  *
  * Copies bytes between objects, wherever they are; one may be imported, or both.
- * The call waits for the fences in @in_syncs, queues the copy, and returns. The
- * copy is done after what was asked for before, and after the implicit fences of
- * both objects: writes to the source, and all accesses to the destination. Its own
+ * The call queues the copy, and returns. The copy is done after the fences in
+ * @in_syncs, after what was asked for before by the same open file, and after the
+ * implicit fences of both objects: writes to the source, and all accesses to the
+ * destination. None of these fences is waited for by the call. Its own
  * fence is one of these for others, and is put into each place of @out_syncs, in
- * their order. A copy to the buffer of another device is over when the call returns.
+ * their order. If the file is closed, or the device goes away, before the copy has
+ * begun, it signals -ECANCELED. A copy to the buffer of another device is over when
+ * the call returns.
  *
  * A call that fails has queued nothing, and has put its fence nowhere.
  *
@@ -327,8 +336,8 @@ struct drm_vvram_sync {
  * 8, and for a buffer of another device that the CPU cannot access; -E2BIG for an
  * entry that is not zero beyond what the kernel knows; -EFAULT for an array that
  * cannot be read, or for a sync file cannot be written; -EMFILE if there is no file
- * descriptor left; -ENOENT for an unknown handle; -ENODEV if the driver of the device
- * that exports a buffer is gone.
+ * descriptor left; -ENOENT for an unknown handle; -EINTR if a signal arrived; -ENODEV
+ * if the driver of the device, or of one that exports a buffer, is gone.
  */
 struct drm_vvram_gem_copy {
 	/** @src: in, handle of the object that is read. */

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! `DRM_IOCTL_VVRAM_GEM_COPY`: what a copy waits for, and where its fence goes to.
+//! `DRM_IOCTL_VVRAM_GEM_COPY`: what a copy depends on, and where its fence goes to.
 //!
 //! The DRM core writes nothing back to the argument of the ioctl.
 
@@ -44,10 +44,15 @@ const SYNCS: Format = Format {
 /// Serves `DRM_IOCTL_VVRAM_GEM_COPY`.
 pub(crate) fn gem_copy(
     dev: &VvramDevice<Registered>,
-    _bound: &BoundData<'_>,
+    bound: &BoundData<'_>,
     args: &mut uapi::drm_vvram_gem_copy,
     file: &drm::File<File>,
 ) -> Result<u32> {
+    // Before anything can fail: a call takes what was waited for on its behalf.
+    let client = file.inner();
+    let copies = client.copies(dev, bound)?;
+    let permit = client.room(copies)?;
+
     check(args.flags == 0)?;
     let (src, dst) = (
         Bo::lookup_handle(file, args.src)?,
@@ -67,10 +72,7 @@ pub(crate) fn gem_copy(
     let fences = ins.fences(file)?;
 
     outs.places(file)?.fill(|| {
-        for fence in &fences {
-            fence.wait(true)?;
-        }
-        gem::ttm::copy(dev, &from, &to, args.size)
+        gem::ttm::copy_after(dev, &from, &to, args.size, (copies, permit), &fences)
     })?;
     Ok(0)
 }

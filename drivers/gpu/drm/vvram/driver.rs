@@ -407,6 +407,11 @@ impl drm::Driver for VvramDriver {
         p.size(c"vvram", c"pinned", c"vram0", file.inner().pins().pinned());
     }
 
+    fn unplug(bound: &BoundData<'_>) {
+        // Clients wait for the end of copies to buffers of other devices.
+        bound.engine.close();
+    }
+
     fn debugfs_init(dir: &drm::debugfs::Dir<'_, Self>) {
         peer::debugfs::add_files::<BoData>(dir);
         gem::ttm::debugfs::add_files::<BoData>(dir);
@@ -435,7 +440,13 @@ impl drm::Driver for VvramDriver {
             ioctl::RENDER_ALLOW,
             File::gem_import_info
         ),
-        (VVRAM_GEM_COPY, drm_vvram_gem_copy, ioctl::RENDER_ALLOW, copy::gem_copy),
+        (
+            VVRAM_GEM_COPY,
+            drm_vvram_gem_copy,
+            ioctl::RENDER_ALLOW,
+            copy::gem_copy,
+            File::await_room
+        ),
         (VVRAM_PEER_QUERY, drm_peer_query, ioctl::RENDER_ALLOW, peer::ioctl::query::<BoData>),
         (VVRAM_VM_BIND, drm_vvram_vm_bind, ioctl::RENDER_ALLOW, vm::bind),
         (VVRAM_VM_READ, drm_vvram_vm_read, ioctl::RENDER_ALLOW, vm::read),

@@ -9,16 +9,26 @@ use kernel::{
             peer,
             BaseObject, //
         },
-        ttm::PinAccount,
+        queue::Permit,
+        ttm::{
+            CopyQueue,
+            CpuRing,
+            PinAccount, //
+        },
         vram::{
             Domain,
             MemType, //
         },
         Registered, //
     },
+    new_mutex,
     page,
     prelude::*,
-    sync::Arc,
+    sync::{
+        Arc,
+        Mutex,
+        SetOnce, //
+    },
     uapi, //
 };
 
@@ -40,6 +50,11 @@ use crate::{
 pub(crate) struct File {
     /// What is pinned on its behalf.
     pins: Arc<PinAccount>,
+    /// The copies that it has asked for, once it has asked for one.
+    copies: SetOnce<CopyQueue<CpuRing>>,
+    /// Room for copies that ioctls are about to ask for.
+    #[pin]
+    room: Mutex<KVec<Permit>>,
     #[pin]
     vm: Vm,
 }
@@ -50,9 +65,20 @@ impl drm::file::DriverFile for File {
     fn open(_dev: &VvramDevice) -> Result<Pin<KBox<Self>>> {
         let pins = Arc::new(PinAccount::new(), GFP_KERNEL)?;
 
-        KBox::try_pin_init(try_pin_init!(Self { pins, vm <- Vm::new() }), GFP_KERNEL)
+        KBox::try_pin_init(
+            try_pin_init!(Self {
+                pins,
+                copies: SetOnce::new(),
+                room <- new_mutex!(KVec::new(), "vvram::room"),
+                vm <- Vm::new(),
+            }),
+            GFP_KERNEL,
+        )
     }
 }
+
+/// How many copies of one open file there are at a time, see `DRM_IOCTL_VVRAM_GEM_COPY`.
+const COPIES: usize = uapi::DRM_VVRAM_COPIES_MAX as usize;
 
 const PLACE_VRAM: u32 = uapi::DRM_VVRAM_GEM_PLACE_VRAM;
 const PLACE_SYSTEM: u32 = uapi::DRM_VVRAM_GEM_PLACE_SYSTEM;
@@ -73,6 +99,43 @@ impl File {
     /// Returns the account for what is pinned on its behalf.
     pub(crate) fn pins(&self) -> &Arc<PinAccount> {
         &self.pins
+    }
+
+    /// Returns the queue of its copies, which is made when it asks for the first one.
+    pub(crate) fn copies(
+        &self,
+        dev: &VvramDevice<Registered>,
+        bound: &BoundData<'_>,
+    ) -> Result<&CopyQueue<CpuRing>> {
+        if self.copies.as_ref().is_none() {
+            let queue = bound.engine.queue(COPIES, dev.ttm.fence_group())?;
+
+            // Another thread may have been faster; then that one is taken.
+            self.copies
+                .populate(dev.ttm.copy_queue(c"vvram-copy", 0, queue)?);
+        }
+        self.copies.as_ref().ok_or(EINVAL)
+    }
+
+    /// Waits for room for one more copy, before the ioctl that asks for it enters the section that an
+    /// unplug waits for: the wait may depend on other devices.
+    pub(crate) fn await_room(file: &drm::File<File>) -> Result {
+        let file = file.inner();
+
+        // The first copy has room.
+        if let Some(copies) = file.copies.as_ref() {
+            let permit = copies.permit()?;
+
+            file.room.lock().push(permit, GFP_KERNEL)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the room that [`Self::await_room`] has waited for.
+    pub(crate) fn room(&self, copies: &CopyQueue<CpuRing>) -> Result<Permit> {
+        let permit = self.room.lock().pop();
+
+        permit.map_or_else(|| copies.try_permit(), Ok)
     }
 
     /// Returns its address space.

@@ -18,6 +18,7 @@ use kernel::{
         ttm::{
             self,
             ClientOf,
+            CpuRing,
             OpCtx,
             PinAccount,
             TtmObject, //
@@ -126,6 +127,7 @@ impl TtmObject for BoData {
     }
 
     type Engine<'a> = &'a (dyn Engine + 'a);
+    type Ring = CpuRing;
 
     fn engine<'a>(bound: &'a BoundData<'a>, _index: usize) -> Self::Engine<'a> {
         &*bound.engine

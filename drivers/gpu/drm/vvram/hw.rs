@@ -6,12 +6,19 @@
 
 use kernel::{
     device::Bound,
+    dma_buf::fence::FenceGroup,
     drm::{
         pagemap::Segments,
+        queue::{
+            Entry,
+            Queue, //
+        },
         ttm::{
             self,
             CpuEngine,
+            CpuRing,
             Job,
+            Plan,
             Work, //
         },
         vram::{
@@ -50,12 +57,18 @@ pub(crate) trait Variant: Sync {
 /// How a device works on its VRAM, while the driver is bound.
 pub(crate) trait Engine: Send + Sync {
     /// Prepares a job, which may not be made after all.
-    fn prepare(&self, work: &Work) -> Result;
+    fn prepare(&self, work: &Work, plan: Plan<'_, CpuRing>) -> Result<Entry<CpuRing>>;
 
     /// Queues a job. Must not allocate memory, nor take a reservation.
     ///
-    /// Jobs are finished in their order, and all of them before the engine is gone.
-    fn run(&self, job: Job);
+    /// Moves are finished in their order, and all of them before the engine is gone.
+    fn run(&self, job: Job, ready: Entry<CpuRing>);
+
+    /// Makes the queue of a client that has at most `limit` copies at a time.
+    fn queue(&self, limit: usize, group: FenceGroup) -> Result<Queue<CpuRing>>;
+
+    /// Takes no more copies, and cancels those that have not begun.
+    fn close(&self);
 
     /// Makes what the CPU wrote to VRAM visible to the device and to peers.
     fn flush(&self, vram: &Ranges);
@@ -91,24 +104,33 @@ impl Variant for Ivshmem {
 }
 
 impl ttm::Engine for dyn Engine + '_ {
-    type Ready = ();
+    type Ring = CpuRing;
+    type Ready = Entry<CpuRing>;
 
-    fn prepare(&self, work: &Work) -> Result {
-        Engine::prepare(self, work)
+    fn prepare(&self, work: &Work, plan: Plan<'_, CpuRing>) -> Result<Entry<CpuRing>> {
+        Engine::prepare(self, work, plan)
     }
 
-    fn run(&self, job: Job, _ready: ()) {
-        Engine::run(self, job);
+    fn run(&self, job: Job, ready: Entry<CpuRing>) {
+        Engine::run(self, job, ready);
     }
 }
 
 impl Engine for CpuEngine<'_> {
-    fn prepare(&self, work: &Work) -> Result {
-        ttm::Engine::prepare(self, work)
+    fn prepare(&self, work: &Work, plan: Plan<'_, CpuRing>) -> Result<Entry<CpuRing>> {
+        ttm::Engine::prepare(self, work, plan)
     }
 
-    fn run(&self, job: Job) {
-        ttm::Engine::run(self, job, ());
+    fn run(&self, job: Job, ready: Entry<CpuRing>) {
+        ttm::Engine::run(self, job, ready);
+    }
+
+    fn queue(&self, limit: usize, group: FenceGroup) -> Result<Queue<CpuRing>> {
+        self.queue(limit, group)
+    }
+
+    fn close(&self) {
+        self.close();
     }
 
     fn flush(&self, vram: &Ranges) {

@@ -50,6 +50,7 @@
 //!         },
 //!         ttm::{
 //!             CpuEngine,
+//!             CpuRing,
 //!             OpCtx,
 //!             Place,
 //!             TtmObject, //
@@ -130,6 +131,7 @@
 //!     }
 //!
 //!     type Engine<'a> = &'a CpuEngine<'a>;
+//!     type Ring = CpuRing;
 //!
 //!     fn engine<'a>(vram: &'a Vram<'a>, _index: usize) -> &'a CpuEngine<'a> {
 //!         &vram.engine
@@ -335,6 +337,7 @@ mod windows;
 pub use self::{
     copy::{
         copy,
+        copy_after,
         Part, //
     },
     held::{

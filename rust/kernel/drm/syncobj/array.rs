@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! Arrays of fences in the argument of an ioctl: what work waits for, and where its fence goes to.
+//! Arrays of fences in the argument of an ioctl: what work depends on, and where its fence goes to.
 //!
 //! An ioctl that queues work gets two of them. A call that fails has queued nothing, so all that can
 //! fail comes before the work is queued: the arrays are read and the fences looked up, the points of
@@ -146,7 +146,7 @@ impl<'a> SyncArray<'a> {
         sync.flags & self.format.file_flag != 0
     }
 
-    /// Returns the fences that work is to wait for.
+    /// Returns the fences that work depends on.
     ///
     /// # Errors
     ///

@@ -13,14 +13,17 @@
 //!
 //! # Order
 //!
-//! Each engine has a [`FenceContext`], and does its jobs in the order in which they were made. VRAM
-//! that an object leaves is given to the next one at once. If the same engine works for the new
-//! owner, its order is what protects the memory. Between engines nothing but fences does: TTM keeps
-//! the fence of the last eviction of each engine and adds all of them to the reservation of the new
-//! owner, and the layer makes those of other engines dependencies of the job ([`Job::after`]). TTM
-//! has room for the fences of [`MAX_ENGINES`] engines.
+//! Each engine has a [`FenceContext`] for moves, which it does in the order in which they were made,
+//! and each client that copies has one of its own ([`CopyQueue`]). VRAM that an object leaves is
+//! given to the next one at once. Between moves of one engine its order is what protects the memory;
+//! else nothing but fences does: TTM keeps the fence of the last eviction of each engine and adds all
+//! of them to the reservation of the new owner, and the layer makes the work on the objects of a job
+//! its dependencies ([`Job::after`]). TTM has room for the fences of [`MAX_ENGINES`] engines.
 //!
-//! Fences of other devices are waited for before a job is made.
+//! A copy of a client may depend on fences of other devices. A move does not, as it would hold up
+//! all that come after it: the task that causes it waits for them, and for copies that depend on
+//! them, before the move is made. All fences of a device are a [`FenceGroup`], by which it tells
+//! them from others.
 //!
 //! # Failures
 //!
@@ -38,8 +41,9 @@
 //!
 //! # Locking
 //!
-//! The mutex of a line of [`Moves`] is taken with the reservation of an object held, and is held
-//! while the driver runs a job. Nothing that a job waits for may take it. The mutex of [`View`] is
+//! The mutex of a line of [`Moves`], or of a [`CopyQueue`], is taken with the reservation of an object
+//! held, and is held while the driver gets a job. Nothing that a job waits for may take it. The mutex
+//! of [`View`] is
 //! taken by the task that finishes a job that failed; nothing is allocated or waited for while it
 //! is held.
 //!
@@ -53,24 +57,36 @@ use super::{
 use crate::{
     bindings,
     dma_buf::fence::{
+        AnyFence,
         DriverFence,
         Fence,
         FenceContext,
         FenceContextOps,
+        FenceGroup,
         SignallingSection, //
     },
     dma_resv::{
         LockedResv,
         Usage, //
     },
-    drm::vram::{
-        flush,
-        Ranges,
-        Window, //
+    drm::{
+        queue::{
+            Config,
+            Done,
+            Entry,
+            HwOf,
+            Permit,
+            Queue,
+            Ring,
+            RingOps, //
+        },
+        vram::{
+            flush,
+            Ranges,
+            Window, //
+        }, //
     },
-    impl_has_work,
     new_mutex,
-    new_work,
     pm::Awake,
     prelude::*,
     sync::{
@@ -78,15 +94,11 @@ use crate::{
         Arc,
         Mutex, //
     },
-    workqueue::{
-        self,
-        Queue,
-        WorkItem, //
-    }, //
+    types::ForLt, //
 };
-use core::ptr::{
-    self,
-    NonNull, //
+use core::{
+    marker::PhantomData,
+    mem, //
 };
 
 /// What an engine is asked to do.
@@ -163,7 +175,10 @@ pub trait Engine {
     /// addresses. If not, nothing is mapped.
     const DMA: bool = false;
 
-    /// What a job needs.
+    /// The ring that does the copies of clients.
+    type Ring: RingOps;
+
+    /// What a job needs. If a ring does it that is its [`Entry`].
     type Ready: Send;
 
     /// Prepares a job: allocates memory and whatever else it needs.
@@ -174,7 +189,7 @@ pub trait Engine {
     /// # Errors
     ///
     /// The objects stay where they are, and the content of no memory has changed.
-    fn prepare(&self, work: &Work) -> Result<Self::Ready>;
+    fn prepare(&self, work: &Work, plan: Plan<'_, Self::Ring>) -> Result<Self::Ready>;
 
     /// Starts a job, or queues it.
     ///
@@ -202,11 +217,12 @@ pub trait Engine {
 impl<E: Engine + ?Sized> Engine for &E {
     const DMA: bool = E::DMA;
 
+    type Ring = E::Ring;
     type Ready = E::Ready;
 
     #[inline]
-    fn prepare(&self, work: &Work) -> Result<E::Ready> {
-        E::prepare(self, work)
+    fn prepare(&self, work: &Work, plan: Plan<'_, E::Ring>) -> Result<E::Ready> {
+        E::prepare(self, work, plan)
     }
 
     #[inline]
@@ -217,6 +233,38 @@ impl<E: Engine + ?Sized> Engine for &E {
     #[inline]
     fn cpu(&self) -> Option<&CpuEngine<'_>> {
         E::cpu(self)
+    }
+}
+
+/// When a job that is being prepared may begin, and for whom it is.
+pub struct Plan<'a, R: RingOps> {
+    after: &'a [ARef<AnyFence>],
+    client: Option<(&'a Queue<R>, Permit)>,
+}
+
+impl<R: RingOps> Plan<'_, R> {
+    /// Returns the fences that must signal before the job begins.
+    #[inline]
+    pub fn after(&self) -> &[ARef<AnyFence>] {
+        self.after
+    }
+
+    /// Makes the entry of the job in a ring: in the queue of the client, or in `kernel` if it is for
+    /// the kernel. The job begins when [`Self::after`] is over.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Queue::entry`] and [`Entry::depend`].
+    pub fn entry(self, kernel: &Queue<R>) -> Result<Entry<R>> {
+        let mut entry = match self.client {
+            Some((queue, permit)) => queue.entry(Some(permit)),
+            None => kernel.entry(None),
+        }?;
+
+        for fence in self.after {
+            entry.depend(fence.clone())?;
+        }
+        Ok(entry)
     }
 }
 
@@ -236,7 +284,7 @@ impl FenceContextOps for Ops {
 /// It belongs to whoever does the work, and stands for the permission to access the memory. Dropping
 /// it is to fail with `ECANCELED`.
 #[must_use = "the move is given up when the job is dropped"]
-pub struct Job(Pin<KBox<Task>>);
+pub struct Job(KBox<Task>);
 
 impl Job {
     /// Returns what is to be done.
@@ -245,9 +293,16 @@ impl Job {
         self.0.fence.data()
     }
 
-    /// Returns the fences of other engines of the device that must signal before the job begins.
+    /// Returns the fence that others wait for.
     #[inline]
-    pub fn after(&self) -> &[ARef<Fence>] {
+    pub fn fence(&self) -> &Fence {
+        self.0.fence.fence()
+    }
+
+    /// Returns the fences that must signal before the job begins: those of other work of the device,
+    /// and, of a copy of a client, of other devices. A ring looks after that, see [`Plan::entry`].
+    #[inline]
+    pub fn after(&self) -> &[ARef<AnyFence>] {
         &self.0.after
     }
 
@@ -264,7 +319,7 @@ impl Job {
     /// the [module](self). May be called in a [`SignallingSection`]; sleeps if it failed and the
     /// engine has an [`Engine::cpu`].
     pub fn finish(mut self, result: Result) {
-        self.0.as_mut().project().fence.set_result(result);
+        self.0.fence.set_result(result);
         // The rest is done by `drop()`.
     }
 }
@@ -274,8 +329,10 @@ pub(crate) struct Request {
     pub(crate) work: Work,
     /// Keeps the device awake until it is done.
     pub(crate) awake: Option<Awake>,
-    /// The fences of engines of the device that it depends on.
-    pub(crate) after: KVec<ARef<Fence>>,
+    /// What it depends on.
+    pub(crate) after: KVec<ARef<AnyFence>>,
+    /// Whether one of these is not an internal one of the device.
+    pub(crate) external: bool,
     /// The object whose content is read, if it can be lost.
     pub(crate) from: Option<Arc<Loss>>,
     /// The object whose content is written, if it can be lost.
@@ -283,31 +340,14 @@ pub(crate) struct Request {
 }
 
 /// A job in its queue.
-///
-/// # Invariants
-///
-/// Between `CpuEngine::run` and the end of the work, `vram` is the address of VRAM, in which all
-/// ranges that take part are mapped, and `pdev` the device that has it.
-#[pin_data(PinnedDrop)]
 struct Task {
     // Signalled, then the device may be suspended.
     fence: DriverFence<Ops>,
-    awake: Option<Awake>,
-    after: KVec<ARef<Fence>>,
+    _awake: Option<Awake>,
+    after: KVec<ARef<AnyFence>>,
     from: Option<Arc<Loss>>,
     to: Option<Arc<Loss>>,
     again: Option<Again>,
-    vram: *mut c_void,
-    pdev: *mut bindings::pci_dev,
-    #[pin]
-    work: workqueue::Work<Task>,
-}
-
-// SAFETY: `vram` and `pdev` may be used by any task; the rest is `Send`.
-unsafe impl Send for Task {}
-
-impl_has_work! {
-    impl HasWork<Self> for Task { self.work }
 }
 
 impl Task {
@@ -317,22 +357,20 @@ impl Task {
     }
 }
 
-#[pinned_drop]
-impl PinnedDrop for Task {
-    fn drop(self: Pin<&mut Self>) {
+impl Drop for Task {
+    fn drop(&mut self) {
         let is_void = self.is_void();
-        let this = self.project();
-        let work = this.fence.data();
-        let mut result = this.fence.result();
+        let work = self.fence.data();
+        let mut result = self.fence.result();
 
         if is_void {
             // Whatever was copied is not what the object had, maybe that of others.
             result = Err(EIO);
-        } else if let (Err(_), Some(again)) = (result, this.again.take()) {
+        } else if let (Err(_), Some(again)) = (result, self.again.take()) {
             // What it depends on is not waited for here.
-            if this.after.iter().all(|fence| fence.is_signaled()) && again.by_cpu(work) {
+            if self.after.iter().all(|fence| fence.is_signaled()) && again.by_cpu(work) {
                 result = Ok(());
-                if let Some(to) = &this.to {
+                if let Some(to) = &self.to {
                     to.note_again();
                 }
             }
@@ -343,43 +381,18 @@ impl PinnedDrop for Task {
             // A copy that fails leaves what the object had, or what the client copies, unless that
             // was lost.
             let is_lost = is_void || matches!(work, Work::Move(_));
-            if let Some(to) = this.to.as_ref().filter(|_| is_lost) {
+            if let Some(to) = self.to.as_ref().filter(|_| is_lost) {
                 to.lose(error);
             }
         }
-        this.fence.set_result(result);
-        if let Some(to) = this.to.as_ref() {
+        self.fence.set_result(result);
+        if let Some(to) = self.to.as_ref() {
             to.end();
         }
         // The objects may be gone when the fence has signalled.
-        *this.from = None;
-        *this.to = None;
+        self.from = None;
+        self.to = None;
         // The fence signals when it is dropped, or in its turn, if jobs before it are not done.
-    }
-}
-
-impl WorkItem for Task {
-    type Pointer = Pin<KBox<Self>>;
-
-    fn run(mut this: Pin<KBox<Self>>) {
-        for fence in &this.after {
-            // It cannot fail without signals. Made before this job, so it does not wait for it.
-            let _ = fence.wait(false);
-        }
-        let _section = SignallingSection::begin();
-
-        // What is copied could be that of others, and go to where nobody can take it back.
-        // SAFETY: By the type invariant.
-        let result = if this.is_void() {
-            Err(EIO)
-        } else if unsafe { by_cpu(this.fence.data(), this.vram, this.pdev) } {
-            Ok(())
-        } else {
-            Err(ENODEV)
-        };
-        this.as_mut().project().fence.set_result(result);
-        // In the section, and not after it.
-        drop(this);
     }
 }
 
@@ -418,16 +431,74 @@ struct Line {
 impl Line {
     // Not generic and not inlined, so that the lock class and its name stay in the kernel crate.
     #[inline(never)]
-    fn new(name: &CStr) -> Result<Self> {
+    fn new(name: &CStr, group: FenceGroup) -> Result<Self> {
         Ok(Self {
-            context: FenceContext::new(name)?,
+            context: FenceContext::new_in(name, group)?,
             order: KBox::pin_init(new_mutex!(None, "drm::ttm::Moves::order"), GFP_KERNEL)?,
         })
     }
 }
 
-/// The orders of the jobs of a device, one for each engine.
-pub(super) struct Moves(KVec<Line>);
+/// The copies that a client has asked for, in the order in which it did.
+///
+/// See [`drm::queue`](crate::drm::queue): the client has as many at a time as its queue was made for,
+/// and asks for a permit before each. Dropping it cancels those that have not begun.
+pub struct CopyQueue<R: RingOps> {
+    line: Line,
+    queue: Queue<R>,
+    engine: usize,
+}
+
+impl<R: RingOps> CopyQueue<R> {
+    pub(super) fn new(
+        name: &CStr,
+        group: FenceGroup,
+        engine: usize,
+        queue: Queue<R>,
+    ) -> Result<Self> {
+        Ok(Self {
+            line: Line::new(name, group)?,
+            queue,
+            engine,
+        })
+    }
+
+    /// Waits until the client may have one more copy, interruptibly. No lock may be held, nor the
+    /// section be entered that an unplug waits for.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Queue::permit`].
+    #[inline]
+    pub fn permit(&self) -> Result<Permit> {
+        self.queue.permit()
+    }
+
+    /// As [`Self::permit`], without a wait.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Queue::try_permit`].
+    #[inline]
+    pub fn try_permit(&self) -> Result<Permit> {
+        self.queue.try_permit()
+    }
+
+    /// Cancels a copy that has not begun, and returns whether it did.
+    #[inline]
+    pub(crate) fn cancel(&self, fence: &Fence) -> bool {
+        self.queue.cancel(fence)
+    }
+}
+
+/// For whom a job is: a client, with the permit for one more job.
+pub(crate) type Client<'a, R> = Option<(&'a CopyQueue<R>, Permit)>;
+
+/// The orders of the moves of a device, one for each engine.
+pub(super) struct Moves {
+    lines: KVec<Line>,
+    group: FenceGroup,
+}
 
 impl Moves {
     /// Makes one for each engine that `names` has.
@@ -439,48 +510,55 @@ impl Moves {
             return Err(E2BIG);
         }
 
+        let group = FenceGroup::new();
         let mut lines = KVec::with_capacity(names.len(), GFP_KERNEL)?;
         for name in names {
-            lines.push(Line::new(name)?, GFP_KERNEL)?;
+            lines.push(Line::new(name, group)?, GFP_KERNEL)?;
         }
-        Ok(Self(lines))
+        Ok(Self { lines, group })
     }
 
     /// Returns how many engines there are.
     #[inline]
     pub(super) fn engines(&self) -> usize {
-        self.0.len()
+        self.lines.len()
     }
 
-    /// Tells whether `fence` is that of a move of this device.
+    /// Returns the group of all fences of the device.
+    #[inline]
+    pub(super) fn group(&self) -> FenceGroup {
+        self.group
+    }
+
+    /// Tells whether `fence` is one that work of this device may wait for: it has not signalled, and
+    /// depends on nothing but the device.
     #[inline]
     pub(super) fn has(&self, fence: &Fence) -> bool {
-        self.0
-            .iter()
-            .any(|line| fence.context() == line.context.id())
+        self.group.has_internal(fence)
     }
 
-    /// Adds to `after` what work on an object, that conflicts with all work up to `usage`, depends
-    /// on.
-    ///
-    /// With one engine that is nothing, as its order is that of the jobs.
+    /// Adds to `after` the work on an object, up to `usage`, that is not done; that of others only if
+    /// `with_others`. Returns whether some of it depends on others.
     pub(super) fn add_dependencies(
         &self,
         resv: &LockedResv<'_>,
         usage: Usage,
-        after: &mut KVec<ARef<Fence>>,
-    ) -> Result {
-        if self.0.len() > 1 {
-            for fence in resv.fences(usage) {
-                if self.has(fence) && !fence.is_signaled() {
-                    after.push(fence.into(), GFP_KERNEL)?;
-                }
+        with_others: bool,
+        after: &mut KVec<ARef<AnyFence>>,
+    ) -> Result<bool> {
+        let mut external = false;
+
+        for fence in resv.fences(usage) {
+            if !fence.is_signaled() && (with_others || self.group.has(fence)) {
+                external |= !self.has(fence);
+                after.push(fence.into(), GFP_KERNEL)?;
             }
         }
-        Ok(())
+        Ok(external)
     }
 
-    /// Makes a job for `engine`, the one with the number `index`.
+    /// Makes a job for an engine: the one with the number that `choose` returns, or that of the
+    /// client. It is the one that `engine` returns.
     ///
     /// # Errors
     ///
@@ -488,16 +566,31 @@ impl Moves {
     /// - What [`Engine::prepare`] returns, `ENOMEM` if memory runs out.
     pub(super) fn submit<E: Engine>(
         &self,
-        index: usize,
-        engine: &E,
-        request: Request,
+        choose: impl FnOnce(&Work) -> usize,
+        engine: impl FnOnce(usize) -> E,
+        mut request: Request,
+        client: Client<'_, E::Ring>,
     ) -> Result<ARef<Fence>> {
-        let line = self.0.get(index).ok_or(EINVAL)?;
-        let ready = engine.prepare(&request.work)?;
+        let index = match &client {
+            Some((copies, _)) => copies.engine,
+            None => choose(&request.work),
+        };
+        let line = self.lines.get(index).ok_or(EINVAL)?;
+        let line = client.as_ref().map_or(line, |(copies, _)| &copies.line);
+        let engine = engine(index);
+
+        // Their order is that of the line.
+        let context = line.context.id();
+        request.after.retain(|fence| fence.context() != context);
+        let plan = Plan {
+            after: &request.after,
+            client: client.map(|(copies, permit)| (&copies.queue, permit)),
+        };
+        let ready = engine.prepare(&request.work, plan)?;
         let cpu = engine.cpu();
         let view = cpu
-            .filter(|cpu| request.work.is_in_bar(cpu.window.len()))
-            .map(|cpu| cpu.view.0.clone());
+            .filter(|cpu| request.work.is_in_bar(cpu.window().len()))
+            .map(|cpu| cpu.ring.hw().view.0.clone());
         let mut ready = Some(ready);
 
         line.submit(request, cpu.is_some(), view, &mut |job| {
@@ -512,15 +605,15 @@ impl Line {
     #[inline(never)]
     fn submit(
         &self,
-        mut request: Request,
+        request: Request,
         has_cpu: bool,
         view: Option<Arc<View>>,
         run: &mut dyn FnMut(Job),
     ) -> Result<ARef<Fence>> {
-        request
-            .after
-            .retain(|fence| fence.context() != self.context.id());
-        let fence = self.context.new_fence_allocation(request.work)?;
+        let mut fence = self.context.new_fence_allocation(request.work)?;
+        if request.external {
+            fence.set_external();
+        }
         let task = KBox::<Task>::new_uninit(GFP_KERNEL)?;
 
         let mut last = self.order.lock();
@@ -536,18 +629,17 @@ impl Line {
         if let Some(to) = request.to.as_ref() {
             to.begin();
         }
-        // INVARIANT: Not in a queue.
-        let task = task.write_pin_init(pin_init!(Task {
-            fence,
-            awake: request.awake,
-            after: request.after,
-            from: request.from,
-            to: request.to,
-            again,
-            vram: ptr::null_mut(),
-            pdev: ptr::null_mut(),
-            work <- new_work!("drm::ttm::Task::work"),
-        }))?;
+        let task = KBox::write(
+            task,
+            Task {
+                fence,
+                _awake: request.awake,
+                after: request.after,
+                from: request.from,
+                to: request.to,
+                again,
+            },
+        );
 
         run(Job(task));
         Ok(shared)
@@ -620,15 +712,60 @@ impl Drop for Shown {
     }
 }
 
-/// The CPU as the copy engine of a device, which does jobs one after the other.
-///
-/// It owns the CPU's view of VRAM. Dropping it waits for the jobs that are in the queue.
-pub struct CpuEngine<'a> {
-    // Dropped first.
-    queue: OrderedQueue,
+/// What a [`CpuEngine`] has while the driver is bound.
+pub struct CpuHw<'a> {
     // Dropped before the window.
     view: Shown,
     window: Window<'a>,
+}
+
+/// The ring of a [`CpuEngine`]: its hardware is the CPU.
+pub struct CpuRing;
+
+impl RingOps for CpuRing {
+    type Hw = ForLt!(CpuHw<'_>);
+
+    /// Until it has ended.
+    type Job = Option<Job>;
+
+    fn run(hw: &HwOf<'_, Self>, job: &mut Option<Job>, done: Done) {
+        let window = &hw.window;
+        let result = match job {
+            // What is copied could be that of others, and go to where nobody can take it back.
+            Some(job) if job.is_void() => Err(EIO),
+            Some(job) if job.work().is_in_bar(window.len()) => {
+                // SAFETY: The window, in which all ranges are, is mapped as long as there is
+                // hardware.
+                if unsafe { by_cpu(job.work(), window.as_ptr(), window.as_pci()) } {
+                    Ok(())
+                } else {
+                    Err(ENODEV)
+                }
+            }
+            _ => Err(EINVAL),
+        };
+
+        done.signal(result);
+    }
+
+    fn ended(job: &mut Option<Job>, result: Result) {
+        if let Some(job) = job.take() {
+            job.finish(result);
+        }
+    }
+}
+
+/// The CPU as the copy engine of a device, which does jobs one after the other.
+///
+/// It owns the CPU's view of VRAM. Dropping it waits for the moves that are in the queue, and cancels
+/// copies of clients that have not begun: see [`Ring`].
+///
+/// # Invariants
+///
+/// `ring` was made for `'a`; the longer lifetime lets the type be covariant, as a [`Window`] is.
+pub struct CpuEngine<'a> {
+    ring: Ring<'static, CpuRing>,
+    _p: PhantomData<Window<'a>>,
 }
 
 impl<'a> CpuEngine<'a> {
@@ -638,17 +775,47 @@ impl<'a> CpuEngine<'a> {
     ///
     /// `ENOMEM` if memory runs out.
     pub fn new(window: Window<'a>) -> Result<Self> {
+        let config = Config {
+            name: c"cpu",
+            credits: 1,
+            timeout: None,
+        };
+        let dev = window.device();
+        let view = Shown(View::new(&window)?);
+
+        // SAFETY: A window borrows from the bound device alone, and the view from nothing.
+        let ring = unsafe { Ring::<CpuRing>::with_hw(dev, &config, Ok(CpuHw { view, window })) }?;
+
+        // INVARIANT: It was made for `'a`.
         Ok(Self {
-            queue: OrderedQueue::new()?,
-            view: Shown(View::new(&window)?),
-            window,
+            // SAFETY: Lifetimes do not change the layout. The value is not used beyond `'a`, and what
+            // is returned of it has that lifetime, which is shorter, at most.
+            ring: unsafe { mem::transmute::<Ring<'a, CpuRing>, Ring<'static, CpuRing>>(ring) },
+            _p: PhantomData,
         })
     }
 
     /// Returns the CPU's view of VRAM.
     #[inline]
     pub fn window(&self) -> &Window<'a> {
-        &self.window
+        &self.ring.hw().window
+    }
+
+    /// Makes the queue of a client that has at most `limit` copies at a time, see
+    /// [`Device::copy_queue`](super::Device::copy_queue).
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Ring::queue`].
+    #[inline]
+    pub fn queue(&self, limit: usize, group: FenceGroup) -> Result<Queue<CpuRing>> {
+        self.ring.queue(limit, group)
+    }
+
+    /// Cancels copies of clients that have not begun, and takes no more: see [`Ring::close`].
+    #[inline]
+    pub fn close(&self) {
+        self.ring.close();
     }
 
     /// Overwrites all of VRAM, as the loss of power does.
@@ -656,7 +823,7 @@ impl<'a> CpuEngine<'a> {
     /// For drivers of devices that keep their memory, to show what happens where it is lost. Nothing
     /// may be queued.
     pub fn scribble(&self, byte: u8) {
-        self.window.fill(byte);
+        self.window().fill(byte);
     }
 
     /// Reads what the BAR shows at `at`, as the device does by an address in a page table.
@@ -666,83 +833,36 @@ impl<'a> CpuEngine<'a> {
     /// Those of [`Window::read`].
     #[inline]
     pub fn read(&self, at: u64, to: &mut [u8]) -> Result {
-        self.window.read(at, to)
+        self.window().read(at, to)
     }
 
     /// Makes what the CPU wrote to an object in VRAM visible to devices.
     #[inline]
     pub fn flush(&self, vram: &Ranges) {
-        self.window.flush(vram);
+        self.window().flush(vram);
     }
 }
 
 impl Engine for CpuEngine<'_> {
-    type Ready = ();
+    type Ring = CpuRing;
+    type Ready = Entry<CpuRing>;
 
     /// # Errors
     ///
-    /// `EINVAL` if a part of it is not inside the window.
-    fn prepare(&self, work: &Work) -> Result {
-        if work.is_in_bar(self.window.len()) {
-            Ok(())
-        } else {
-            Err(EINVAL)
+    /// `EINVAL` if a part of it is not inside the window, and those of [`Plan::entry`].
+    #[inline(never)]
+    fn prepare(&self, work: &Work, plan: Plan<'_, CpuRing>) -> Result<Entry<CpuRing>> {
+        if !work.is_in_bar(self.window().len()) {
+            return Err(EINVAL);
         }
+        plan.entry(self.ring.kernel())
     }
 
     /// Queues a job. One of which a part is not inside the window fails with `EINVAL`.
     #[inline(never)]
-    fn run(&self, job: Job, _ready: ()) {
-        if let Err(e) = self.prepare(job.work()) {
-            job.finish(Err(e));
-            return;
-        }
+    fn run(&self, job: Job, ready: Entry<CpuRing>) {
+        let fence: ARef<Fence> = job.fence().into();
 
-        let Job(mut task) = job;
-        // INVARIANT: The window has all of the ranges, and `queue` is drained before it goes.
-        *task.as_mut().project().vram = self.window.as_ptr();
-        *task.as_mut().project().pdev = self.window.as_pci();
-        self.queue.enqueue(task);
-    }
-}
-
-/// A workqueue that runs one item after the other. Dropping it waits for all of them.
-///
-/// # Invariants
-///
-/// The workqueue is valid, and owned by the value.
-struct OrderedQueue(NonNull<bindings::workqueue_struct>);
-
-// SAFETY: Workqueues may be used and destroyed from any task.
-unsafe impl Send for OrderedQueue {}
-
-// SAFETY: As for `Send`.
-unsafe impl Sync for OrderedQueue {}
-
-impl OrderedQueue {
-    fn new() -> Result<Self> {
-        // Others wait for the jobs while they reclaim memory.
-        let flags = bindings::wq_flags_WQ_UNBOUND
-            | bindings::wq_flags___WQ_ORDERED
-            | bindings::wq_flags_WQ_MEM_RECLAIM;
-
-        // SAFETY: The format has no arguments.
-        let queue =
-            unsafe { bindings::alloc_workqueue_noprof(c"ttm_copy".as_char_ptr(), flags, 1) };
-
-        // INVARIANT: It was just made.
-        Ok(Self(NonNull::new(queue).ok_or(ENOMEM)?))
-    }
-
-    fn enqueue(&self, task: Pin<KBox<Task>>) {
-        // SAFETY: By the type invariant the workqueue is valid.
-        unsafe { Queue::from_raw(self.0.as_ptr()) }.enqueue(task);
-    }
-}
-
-impl Drop for OrderedQueue {
-    fn drop(&mut self) {
-        // SAFETY: By the type invariant, and nobody else can add work.
-        unsafe { bindings::destroy_workqueue(self.0.as_ptr()) };
+        ready.push(Some(job), &fence);
     }
 }

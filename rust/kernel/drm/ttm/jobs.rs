@@ -12,6 +12,8 @@ use super::{
         Tables, //
     },
     engine::{
+        Client,
+        CopyQueue,
         Engine,
         Moves,
         Request, //
@@ -25,14 +27,19 @@ use super::{
 use crate::{
     bindings,
     device,
-    dma_buf::fence::Fence,
+    dma_buf::fence::{
+        AnyFence,
+        Fence,
+        FenceGroup, //
+    },
     dma_resv::{
         LockedResv,
         Usage, //
     },
     drm::{
         self,
-        devres::while_registered, //
+        devres::while_registered,
+        queue::Queue, //
     },
     pm::{
         self,
@@ -76,7 +83,35 @@ impl<T: TtmObject> Device<T> {
         Ok(())
     }
 
-    /// Makes a job and gives it to an engine of the driver.
+    /// Returns the group of the fences of this device. Work of the device that is not done by its
+    /// engines, such as jobs of clients on other rings, has fences of it too, so that moves depend on
+    /// it, and do not wait.
+    #[inline]
+    pub fn fence_group(&self) -> FenceGroup {
+        self.jobs.moves.group()
+    }
+
+    /// Makes the queue of a client that copies by the engine with the number `engine`, whose ring
+    /// `queue` is one of, with fences of [`Self::fence_group`]. They are known by `name`.
+    ///
+    /// # Errors
+    ///
+    /// - `EINVAL` if there is no such engine.
+    /// - `ENAMETOOLONG` if the name has more than 31 bytes.
+    /// - `ENOMEM` if memory runs out.
+    pub fn copy_queue(
+        &self,
+        name: &CStr,
+        engine: usize,
+        queue: Queue<T::Ring>,
+    ) -> Result<CopyQueue<T::Ring>> {
+        if engine >= self.jobs.moves.engines() {
+            return Err(EINVAL);
+        }
+        CopyQueue::new(name, self.fence_group(), engine, queue)
+    }
+
+    /// Makes a job, for a client or for the kernel, and gives it to an engine of the driver.
     ///
     /// # Errors
     ///
@@ -88,16 +123,16 @@ impl<T: TtmObject> Device<T> {
         &self,
         reg: &'a <T::Driver as drm::Driver>::RegistrationData<'a>,
         request: Request,
+        client: Client<'_, T::Ring>,
     ) -> Result<ARef<Fence>> {
         self.check_awake(request.awake.as_ref())?;
 
-        let index = T::choose(reg, &request.work);
-        if index >= self.jobs.moves.engines() {
-            return Err(EINVAL);
-        }
-        self.jobs
-            .moves
-            .submit(index, &T::engine(reg, index), request)
+        self.jobs.moves.submit(
+            |work| T::choose(reg, work),
+            |index| T::engine(reg, index),
+            request,
+            client,
+        )
     }
 
     /// Checks that engines can work, with what keeps the device awake for them.
@@ -116,8 +151,8 @@ impl<T: TtmObject> Device<T> {
         Ok(())
     }
 
-    /// Tells whether work of `usage` on an object is under way that is not done by an engine of
-    /// this device.
+    /// Tells whether work of `usage` on an object is under way that is not that of this device, or
+    /// depends on other devices.
     pub(crate) fn is_used_by_others(&self, resv: &LockedResv<'_>, usage: Usage) -> bool {
         resv.fences(usage)
             .any(|fence| !self.jobs.moves.has(fence) && !fence.is_signaled())
@@ -135,7 +170,8 @@ impl<T: TtmObject> Device<T> {
         Ok(())
     }
 
-    /// Adds to `after` the work of `usage` on an object that engines of this device have to do yet.
+    /// Adds to `after` the work of `usage` on an object that is not done. Returns whether some of it
+    /// is what [`Self::is_used_by_others`] tells of.
     ///
     /// # Errors
     ///
@@ -144,9 +180,23 @@ impl<T: TtmObject> Device<T> {
         &self,
         resv: &LockedResv<'_>,
         usage: Usage,
-        after: &mut KVec<ARef<Fence>>,
-    ) -> Result {
-        self.jobs.moves.add_dependencies(resv, usage, after)
+        after: &mut KVec<ARef<AnyFence>>,
+    ) -> Result<bool> {
+        self.jobs.moves.add_dependencies(resv, usage, true, after)
+    }
+
+    /// As [`Self::add_dependencies`], without the work of other devices.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM` if memory runs out.
+    pub(crate) fn add_own_dependencies(
+        &self,
+        resv: &LockedResv<'_>,
+        usage: Usage,
+        after: &mut KVec<ARef<AnyFence>>,
+    ) -> Result<bool> {
+        self.jobs.moves.add_dependencies(resv, usage, false, after)
     }
 
     /// Makes what tells of the content of a new object, which gets its number by that.

@@ -16,9 +16,9 @@
 //! # Moves
 //!
 //! A move is not waited for by who causes it. Its fence is in the reservation with usage
-//! [`Kernel`](crate::dma_resv::Usage::Kernel); faults, importers and the next move that is not done
-//! by the same engine wait for it. The memory that an object left is used again at once, guarded by
-//! the order of the jobs of one engine, and by fences between several. If a move fails, users of
+//! [`Kernel`](crate::dma_resv::Usage::Kernel); faults, importers and the next job that is no move by
+//! the same engine wait for it. The memory that an object left is used again at once, guarded by
+//! the order of the moves of one engine, and by fences otherwise. If a move fails, users of
 //! the object get `EIO`. Mappings are invalidated before a move, and what they have put into the
 //! reservation is waited for.
 //!
@@ -46,7 +46,8 @@
 //!    reservation, 4 is only tried,
 //! 6. the SRCU section of [`drm_dev_enter()`](drm::RegistrationGuard), in which VRAM is accessed;
 //!    unbinding waits for it. Ioctls have entered it before all of these,
-//! 7. the mutex of the order of moves, held while a driver queues one,
+//! 7. the mutex of the order of moves, or of the copies of a client, held while a driver queues one,
+//!    and inside of it those of [`drm::queue`],
 //! 8. the lock of the allocator of VRAM, that of its quarantine, that of the list of what is mapped
 //!    for engines, that of the list of the windows of the CPU, and inside of TTM the `lru_lock`,
 //! 9. the lock of the list of all objects, which is taken last.
@@ -88,9 +89,13 @@ pub use self::{
     device::Device,
     dma::Segments,
     engine::{
+        CopyQueue,
         CpuEngine,
+        CpuHw,
+        CpuRing,
         Engine,
         Job,
+        Plan,
         Work,
         MAX_ENGINES, //
     },
@@ -132,6 +137,7 @@ use crate::{
             self,
             DriverObject, //
         },
+        queue::RingOps,
         vram::{
             ApertureHook,
             Domain,
@@ -195,7 +201,10 @@ pub trait TtmObject: DriverObject<Driver: drm::Driver<Object = gem::ttm::Object<
     }
 
     /// What moves, clears and copies the content of objects, see [`Work`].
-    type Engine<'a>: Engine;
+    type Engine<'a>: Engine<Ring = Self::Ring>;
+
+    /// The ring that does the copies of clients: [`Engine::Ring`].
+    type Ring: RingOps;
 
     /// Returns the engine with the number `index`: 0, or one of those that [`Device::with_engines`]
     /// was given names of.

@@ -161,6 +161,12 @@ impl<'a> Window<'a> {
 
     /// Returns the device.
     #[cfg(CONFIG_RUST_DRM_TTM)]
+    pub(crate) fn device(&self) -> &'a crate::device::Device<Bound> {
+        self.pdev.as_ref()
+    }
+
+    /// Returns the device.
+    #[cfg(CONFIG_RUST_DRM_TTM)]
     pub(crate) fn as_pci(&self) -> *mut bindings::pci_dev {
         raw_pci(self.pdev)
     }

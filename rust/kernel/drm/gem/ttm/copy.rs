@@ -2,9 +2,9 @@
 
 //! Copies of bytes between objects.
 //!
-//! A copy is done by the engine of the device, after the moves and copies that were asked for
-//! before. What others do with the objects is waited for when the copy is asked for: their writes to
-//! what is read, and all that they do with what is written. The fence of the copy is then in both
+//! A copy is done by the engine of the device, after the copies of the same client that were asked
+//! for before. It depends on what is done with the objects: the writes to what is read, and all that
+//! is done with what is written, by this device or by others. The fence of the copy is then in both
 //! reservations, so objects that move, and other devices, wait for it.
 //!
 //! An engine that does DMA reaches the buffer of another device by the addresses at which that is
@@ -13,7 +13,7 @@
 //!
 //! # Locking
 //!
-//! [`copy`] takes the reservations of both objects. No other may be held.
+//! [`copy`] and [`copy_after`] take the reservations of both objects. No other may be held.
 
 use super::{
     moves::side_of,
@@ -25,7 +25,10 @@ use super::{
 use crate::{
     bindings,
     dma::DataDirection,
-    dma_buf::fence::Fence,
+    dma_buf::fence::{
+        AnyFence,
+        Fence, //
+    },
     dma_resv::{
         DmaResv,
         LockedResv,
@@ -38,8 +41,13 @@ use crate::{
             BaseObject,
             IntoGEMObject, //
         },
+        queue::{
+            Permit,
+            RingOps, //
+        },
         ttm::{
             Blit,
+            CopyQueue,
             CpuAccess,
             Engine,
             Loss,
@@ -171,24 +179,15 @@ fn vmapped(import: &Import, access: &Arc<CpuAccess>, resv: &mut LockedResv<'_>) 
     VmappedImport::new(access.clone(), resv).map(Side::Mapped)
 }
 
-/// Copies `size` bytes, and returns the fence that signals when they are there.
+/// Copies `size` bytes for the kernel, and returns the fence that signals when they are there.
 ///
-/// A copy by the CPU to the buffer of another device is an access by the CPU, and what ends it, so that devices
-/// see the bytes, takes the reservation: no fence can stand for that. Such a copy is done, and the
-/// access ended, when this returns. Its fence keeps the exporter from moving the buffer, and nobody
-/// who reads the buffer waits for it, as for other accesses by the CPU.
-///
-/// If it returns an error nothing was queued.
+/// As [`copy_after`], but the copy is one of the jobs of the kernel, which go first and have no bound.
+/// What other devices do with the objects is waited for, with the reservations held, as it would hold
+/// up all moves.
 ///
 /// # Errors
 ///
-/// - `EINVAL` if `size` is 0, a part is not inside of its object, the parts overlap, an object is of
-///   another device, or the exporter of an import has no mappings for the kernel.
-/// - `ENODEV` if the driver of an import's exporter is not bound any more.
-/// - `EIO` if an object has lost its content, because a move of it failed. If that turns out later,
-///   the fence signals with it, and what is written loses its content, too.
-/// - `ERESTARTSYS` or `EINTR` if a signal arrived.
-/// - `ENOMEM` if memory runs out, and what the exporter of an import says.
+/// Those of [`copy_after`], but for that of a queue.
 ///
 /// # Examples
 ///
@@ -229,6 +228,50 @@ pub fn copy<T: TtmObject>(
     to: &Part<'_, T>,
     size: u64,
 ) -> Result<ARef<Fence>> {
+    copy_for(dev, from, to, size, None, &[])
+}
+
+/// Copies `size` bytes for a client, once `after` have signalled, and returns the fence that signals
+/// when they are there.
+///
+/// It does not wait for the fences: the copy depends on them, and on those in the reservations.
+/// `client` has the queue of the client, and the permit for one more copy.
+///
+/// A copy by the CPU to the buffer of another device is an access by the CPU, and what ends it, so
+/// that devices see the bytes, takes the reservation: no fence can stand for that. Such a copy is done, and the
+/// access ended, when this returns. Its fence keeps the exporter from moving the buffer, and nobody
+/// who reads the buffer waits for it, as for other accesses by the CPU.
+///
+/// If it returns an error nothing was copied.
+///
+/// # Errors
+///
+/// - `EINVAL` if `size` is 0, a part is not inside of its object, the parts overlap, an object is of
+///   another device, or the exporter of an import has no mappings for the kernel.
+/// - `ENODEV` if the driver of an import's exporter, or this one, is not bound any more.
+/// - `EIO` if an object has lost its content, because a move of it failed. If that turns out later,
+///   the fence signals with it, and what is written loses its content, too.
+/// - `ERESTARTSYS` or `EINTR` if a signal arrived.
+/// - `ENOMEM` if memory runs out, and what the exporter of an import says.
+pub fn copy_after<T: TtmObject>(
+    dev: &drm::Device<T::Driver, drm::Registered>,
+    from: &Part<'_, T>,
+    to: &Part<'_, T>,
+    size: u64,
+    client: (&CopyQueue<T::Ring>, Permit),
+    after: &[ARef<AnyFence>],
+) -> Result<ARef<Fence>> {
+    copy_for(dev, from, to, size, Some(client), after)
+}
+
+fn copy_for<T: TtmObject>(
+    dev: &drm::Device<T::Driver, drm::Registered>,
+    from: &Part<'_, T>,
+    to: &Part<'_, T>,
+    size: u64,
+    client: Option<(&CopyQueue<T::Ring>, Permit)>,
+    fences: &[ARef<AnyFence>],
+) -> Result<ARef<Fence>> {
     let size = usize::try_from(size)?;
     let (from_at, to_at) = (from.at(dev, size)?, to.at(dev, size)?);
     let ttm = T::ttm(dev);
@@ -238,6 +281,7 @@ pub fn copy<T: TtmObject>(
     }
 
     // Without a reservation, and kept until there is none again.
+    let (copies, mut permit) = client.unzip();
     let reading = from.access(DataDirection::FromDevice)?;
     let writing = to.access(DataDirection::ToDevice)?;
 
@@ -253,15 +297,25 @@ pub fn copy<T: TtmObject>(
         // No fence is added by others any more.
         let mut read = first.resv();
         let mut written = second.as_mut().map(|second| second.resv());
-        let mut after = KVec::new();
-        if let Some(written) = &written {
-            ttm.wait_for_others(&read, Usage::Write)?;
-            ttm.wait_for_others(written, Usage::Read)?;
-            ttm.add_dependencies(&read, Usage::Write, &mut after)?;
-            ttm.add_dependencies(written, Usage::Read, &mut after)?;
+        let read_conflicts = if written.is_some() {
+            Usage::Write
         } else {
-            ttm.wait_for_others(&read, Usage::Read)?;
-            ttm.add_dependencies(&read, Usage::Read, &mut after)?;
+            Usage::Read
+        };
+        if copies.is_none() {
+            ttm.wait_for_others(&read, read_conflicts)?;
+            if let Some(written) = &written {
+                ttm.wait_for_others(written, Usage::Read)?;
+            }
+        }
+        let mut after = KVec::new();
+        let mut external = !fences.is_empty();
+        for fence in fences {
+            after.push(fence.clone(), GFP_KERNEL)?;
+        }
+        external |= ttm.add_dependencies(&read, read_conflicts, &mut after)?;
+        if let Some(written) = &written {
+            external |= ttm.add_dependencies(written, Usage::Read, &mut after)?;
         }
 
         let write_usage = if writing.is_some() {
@@ -289,10 +343,16 @@ pub fn copy<T: TtmObject>(
             work: Work::Copy(blit),
             awake,
             after,
+            external,
             from: from.loss(),
             to: to.loss(),
         };
-        let fence = dev.registration_data_with(|reg| ttm.submit(reg, request))?;
+        // The closure is called again if there was no room, which is before this.
+        let client = match copies {
+            Some(copies) => Some((copies, permit.take().ok_or(EAGAIN)?)),
+            None => None,
+        };
+        let fence = dev.registration_data_with(|reg| ttm.submit(reg, request, client))?;
 
         for slot in read {
             slot.add_fence(&fence, read_usage);
@@ -304,11 +364,25 @@ pub fn copy<T: TtmObject>(
     })?;
 
     if let Some(access) = writing {
-        // A signal does not end the wait: the copy is queued, so this must not fail any more. The
-        // wait depends on the engine alone, as all that others had to do with the objects is over.
-        // Without signals it does not fail.
-        let _ = fence.wait(false);
+        finish_write(&fence, copies)?;
         access.end();
     }
     Ok(fence)
+}
+
+/// Waits for a copy to the buffer of another device.
+///
+/// # Errors
+///
+/// `ERESTARTSYS` if a signal arrived before the copy had begun: it was cancelled.
+fn finish_write<R: RingOps>(fence: &Fence, copies: Option<&CopyQueue<R>>) -> Result {
+    if let (Err(e), Some(copies)) = (fence.wait(true), copies) {
+        if copies.cancel(fence) {
+            return Err(e);
+        }
+    }
+    // Once it has begun it depends on the engine alone, and must not fail any more. Without signals
+    // the wait does not fail.
+    let _ = fence.wait(false);
+    Ok(())
 }

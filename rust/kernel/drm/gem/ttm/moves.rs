@@ -212,19 +212,22 @@ unsafe fn move_object<T: TtmObject>(
 
         Transfer::new(from, side_of(obj.ttm(), bo, to)?, (*bo).base.size)
     };
+    // What others do was waited for.
     let mut after = KVec::new();
-    obj.ttm()
+    let external = obj
+        .ttm()
         .add_dependencies(&locked.resv(), Usage::Bookkeep, &mut after)?;
     let request = Request {
         work: Work::Move(transfer),
         awake,
         after,
+        external,
         from: Some(obj.loss.clone()),
         to: Some(obj.loss.clone()),
     };
     // SAFETY: The device of an object is valid and of `T::Driver`.
     let fence = unsafe {
-        while_registered::<T::Driver, _>((*bo).base.dev, |reg| obj.ttm().submit(reg, request))
+        while_registered::<T::Driver, _>((*bo).base.dev, |reg| obj.ttm().submit(reg, request, None))
     }?;
     if !clear {
         obj.ttm().count_move();

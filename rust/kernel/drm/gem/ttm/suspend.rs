@@ -320,15 +320,18 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         // SAFETY: Both sides have the size of the object. The pages stay until the fence signals,
         // which is waited for.
         let transfer = unsafe { Transfer::new(Some(from), to, self.obj.size()) };
+        // What others do with a pinned object is up to them.
         let mut after = KVec::new();
-        self.obj
-            .ttm()
-            .add_dependencies(&self.resv(), Usage::Bookkeep, &mut after)?;
+        let external =
+            self.obj
+                .ttm()
+                .add_own_dependencies(&self.resv(), Usage::Bookkeep, &mut after)?;
         // Nothing is lost if it fails: the other copy is still there.
         let request = Request {
             work: Work::Move(transfer),
             awake: self.obj.awake_if_active(),
             after,
+            external,
             from: None,
             to: None,
         };
@@ -336,7 +339,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         // SAFETY: The device of an object is valid and of `T::Driver`.
         let fence: ARef<Fence> = unsafe {
             while_registered::<T::Driver, _>((*self.obj.as_raw()).dev, |reg| {
-                self.ttm().submit(reg, request)
+                self.ttm().submit(reg, request, None)
             })
         }?;
 

@@ -1,0 +1,374 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The queues of copies: what one client does to others, and what becomes of copies that wait.
+
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::time::Duration;
+
+use vvram_tests::debugfs::DebugFs;
+use vvram_tests::drm::{Drm, Gem};
+use vvram_tests::fence::Timeline;
+use vvram_tests::map::{Map, PAGE};
+use vvram_tests::pci::PciDevice;
+use vvram_tests::proc::{Child, Steps};
+use vvram_tests::rebind::Unbinding;
+use vvram_tests::scene::{cpu_reads, patterns, placed, works};
+use vvram_tests::signals::await_sleep;
+use vvram_tests::syncfile::SyncFile;
+use vvram_tests::trace::Jobs;
+use vvram_tests::uapi::{self, VvramGemCopy, VvramSync, COPIES_MAX};
+use vvram_tests::{check, check_eq, igt_main, Outcome, Stop};
+
+const PAGE64: u64 = PAGE as u64;
+const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
+const LIMIT: Duration = Duration::from_secs(20);
+/// Where the kernel waits for a fence.
+const FENCE: &str = "dma_fence_default_wait";
+/// Of a copy that was cancelled.
+const CANCELLED: i32 = -libc::ECANCELED;
+
+/// Copies all of an object after some fences, and returns the sync file of the copy.
+fn copy_after(
+    drm: &Drm,
+    (src, dst): (&Gem<'_>, &Gem<'_>),
+    ins: &[VvramSync],
+) -> Result<SyncFile, Stop> {
+    let argument = VvramGemCopy {
+        src: src.handle(),
+        dst: dst.handle(),
+        size: src.size(),
+        ..Default::default()
+    };
+    let mut out = [VvramSync::FILE];
+    drm.copy_syncs(&argument, ins, &mut out)?;
+    // SAFETY: the kernel made a new fd that nothing else owns.
+    Ok(SyncFile::new(unsafe { OwnedFd::from_raw_fd(out[0].fd) }))
+}
+
+/// One client queues as many copies as it can. Between the submission of a copy of another client
+/// and its end few of them run, and there are never more than its queue has room for.
+fn flood() -> Outcome {
+    /// What the engine does already, and one turn.
+    const MOST: usize = 2;
+    const ROUNDS: usize = 20;
+    let drm = Drm::open()?;
+    let (a, b) = patterns();
+    let (src, dst) = (drm.create(PAGE64)?, drm.create(PAGE64)?);
+    let (from, to) = (src.map()?, dst.map()?);
+    let jobs = Jobs::new()?;
+    let (ready, stop) = (Steps::new()?, Steps::new()?);
+    let mut flooder = Child::spawn(|| {
+        let drm = Drm::open()?;
+        let (one, two) = (drm.create(1 << 20)?, drm.create(1 << 20)?);
+        let mut count = 0;
+        while !stop.is_done()? {
+            let argument = VvramGemCopy {
+                src: one.handle(),
+                dst: two.handle(),
+                size: 1 << 20,
+                ..Default::default()
+            };
+            drm.copy_raw(&argument)?;
+            count += 1;
+            if count == 2 * COPIES_MAX {
+                ready.done()?;
+            }
+        }
+        Ok(())
+    })?;
+    ready.wait("the flood", LIMIT)?;
+    let mut mine = Vec::new();
+    for round in 0..ROUNDS {
+        let pattern = a.derive(round as u64);
+        from.fill(pattern);
+        to.fill(b);
+        drm.copy((&src, 0), (&dst, 0), PAGE64)?.finish()?;
+        cpu_reads(&to, pattern, &[0])?;
+        mine.push(round);
+    }
+    stop.done()?;
+    flooder.join("the flooder", LIMIT)?;
+
+    let events = jobs.events()?;
+    let context = |pid: u32| {
+        // The first ones are those that clear its objects.
+        let last = events.iter().rfind(|event| event.is("submit", pid));
+        last.map(|event| event.context)
+    };
+    let (Some(me), Some(other)) = (context(std::process::id()), context(flooder.pid() as u32))
+    else {
+        return Err(Stop::fail("a client has submitted no job"));
+    };
+    let (mut outstanding, mut runs) = (0i64, None);
+    let (mut busy, mut seen) = (0, 0);
+    for event in &events {
+        if event.context == other {
+            match event.name.as_str() {
+                "submit" => outstanding += 1,
+                "done" => outstanding -= 1,
+                _ => runs = runs.map(|runs: usize| runs + 1),
+            }
+            // One more is told of before the queue knows of the end of another.
+            check!(
+                outstanding <= i64::from(COPIES_MAX) + 1,
+                "the flooder has {outstanding} copies"
+            );
+        } else if event.context == me {
+            match event.name.as_str() {
+                "submit" => {
+                    runs = Some(0);
+                    busy += usize::from(outstanding > 2 * MOST as i64);
+                }
+                "done" => {
+                    let between = runs.take().unwrap_or(0);
+                    seen += 1;
+                    check!(
+                        between <= MOST,
+                        "{between} copies of the flooder ran before copy {seen}"
+                    );
+                }
+                _ => {}
+            }
+        }
+    }
+    check_eq!(seen, mine.len(), "copies that ended");
+    check!(
+        busy > ROUNDS / 2,
+        "there was a flood at {busy} of {ROUNDS} copies only"
+    );
+    Ok(())
+}
+
+/// A client that goes takes its copies with it: those that wait for somebody are cancelled, in their
+/// order, and nothing waits for that.
+fn closed() -> Outcome {
+    let (a, b) = patterns();
+    let other = Drm::open()?;
+    let free = other.vram_free()?;
+    let dst = other.create(PAGE64)?;
+    let map = dst.map()?;
+    map.fill(b);
+    let buffer = dst.export()?;
+    let timeline = Timeline::new()?;
+    let fence = timeline.fence(1)?;
+    let mut copies = Vec::new();
+    {
+        let drm = Drm::open()?;
+        let (src, dst) = (drm.create(PAGE64)?, drm.import(&buffer)?);
+        src.map()?.fill(a);
+        for _ in 0..COPIES_MAX {
+            copies.push(copy_after(&drm, (&src, &dst), &[fence.sync()])?);
+        }
+        check!(!copies[0].poll(0)?, "a copy did not wait");
+    }
+    for copy in &copies {
+        copy.finish()?;
+        check_eq!(copy.status()?, CANCELLED, "status of a copy");
+    }
+    check!(!fence.poll(0)?, "the fence of the test has signalled");
+    // What they would have written to is idle.
+    check!(
+        buffer.sync_file(uapi::DMA_BUF_SYNC_READ)?.poll(20_000)?,
+        "the object is in use"
+    );
+    timeline.step()?;
+    cpu_reads(&map, b, &[0])?;
+    drop((map, dst, buffer));
+    other.await_vram_free(free)
+}
+
+/// The same, of a client that is killed.
+fn killed() -> Outcome {
+    let drm = Drm::open()?;
+    let free = drm.vram_free()?;
+    let timeline = Timeline::new()?;
+    let fence = timeline.fence(1)?;
+    let told = Steps::new()?;
+    let mut child = Child::spawn(|| {
+        let drm = Drm::open()?;
+        let (src, dst) = (drm.create(PAGE64)?, drm.create(PAGE64)?);
+        for _ in 0..COPIES_MAX {
+            copy_after(&drm, (&src, &dst), &[fence.sync()])?;
+        }
+        told.done()?;
+        std::thread::sleep(2 * LIMIT);
+        Ok(())
+    })?;
+    told.wait("the copies", LIMIT)?;
+    check!(drm.vram_free()? < free, "the child has no objects");
+    child.kill()?;
+    drm.await_vram_free(free)?;
+    check!(!fence.poll(0)?, "the fence of the test has signalled");
+    works()
+}
+
+/// Checks that a child which moves an object waits, and that others are not held up by that.
+fn others_move(debugfs: &DebugFs, child: &mut Child, other: &Gem<'_>, map: &Map) -> Outcome {
+    await_sleep(child, FENCE, "SD")?;
+    let (a, _) = patterns();
+    map.fill(a);
+    let id = other.info()?.id;
+    for (place, placement) in [
+        ("system", uapi::PLACEMENT_SYSTEM),
+        ("vram", uapi::PLACEMENT_VRAM),
+    ] {
+        debugfs.write("move", &format!("{id} {place}"))?;
+        placed(other, placement)?;
+        cpu_reads(map, a, &[0, 1])?;
+    }
+    Ok(())
+}
+
+/// A copy that waits for another device holds up the task that moves its object, and no other move.
+fn moves() -> Outcome {
+    let debugfs = DebugFs::open(&PciDevice::vvram()?)?;
+    let drm = Drm::open()?;
+    let (a, b) = patterns();
+    let free = drm.vram_free()?;
+    let size = 2 * PAGE64;
+    let (src, dst) = (
+        drm.create_flags(size, EITHER)?,
+        drm.create_flags(size, EITHER)?,
+    );
+    let other = drm.create_flags(size, EITHER)?;
+    let (from, to, map) = (src.map()?, dst.map()?, other.map()?);
+    from.fill(a);
+    to.fill(b);
+    let timeline = Timeline::new()?;
+    let fence = timeline.fence(1)?;
+    let copy = copy_after(&drm, (&src, &dst), &[fence.sync()])?;
+    // So does one of another client that comes after it.
+    let second = {
+        let client = Drm::open()?;
+        let buffer = dst.export()?;
+        let (there, third) = (client.import(&buffer)?, client.create_flags(size, EITHER)?);
+        let after = copy_after(&client, (&there, &third), &[])?;
+        let seen = third.map()?;
+        (client.fd(), after.poll(0)?, seen.read(0))
+    };
+    check!(!second.1 && second.2 == 0, "a copy did not wait");
+    for object in [&dst, &src] {
+        let id = object.info()?.id;
+        let mut child = Child::spawn(|| Ok(debugfs.write("move", &format!("{id} system"))?))?;
+        others_move(&debugfs, &mut child, &other, &map)?;
+        child.kill()?;
+        placed(object, uapi::PLACEMENT_VRAM)?;
+    }
+    let id = dst.info()?.id;
+    let mut child = Child::spawn(|| Ok(debugfs.write("move", &format!("{id} system"))?))?;
+    await_sleep(&mut child, FENCE, "SD")?;
+    timeline.step()?;
+    child.join("the move", LIMIT)?;
+    copy.finish()?;
+    check_eq!(copy.status()?, 1, "status of the copy");
+    placed(&dst, uapi::PLACEMENT_SYSTEM)?;
+    cpu_reads(&to, a, &[0, 1])?;
+    drop((from, to, map));
+    drop((src, dst, other));
+    drm.await_vram_free(free)
+}
+
+/// An unbind with full queues: all copies end, those that wait for somebody with an error, and it
+/// waits for nobody.
+fn unbind() -> Outcome {
+    let gpu = PciDevice::vvram()?;
+    let timeline = Timeline::new()?;
+    let fence = timeline.fence(1)?;
+    let mut waiting = Vec::new();
+    let mut free = Vec::new();
+    {
+        let clients = [Drm::open()?, Drm::open()?, Drm::open()?];
+        for (index, drm) in clients.iter().enumerate() {
+            let (src, dst) = (drm.create(1 << 20)?, drm.create(1 << 20)?);
+            let ins = [fence.sync()];
+            let (ins, list) = if index == 0 {
+                (&[][..], &mut free)
+            } else {
+                (&ins[..], &mut waiting)
+            };
+            for _ in 0..COPIES_MAX {
+                list.push(copy_after(drm, (&src, &dst), ins)?);
+            }
+        }
+        let gone = Unbinding::start(&gpu)?.finish(LIMIT)?;
+        check!(!fence.poll(0)?, "the fence of the test has signalled");
+        gone.rebind()?;
+    }
+    let mut cancelled = false;
+    for copy in &free {
+        copy.finish()?;
+        let status = copy.status()?;
+        check!(
+            status == CANCELLED || (status == 1 && !cancelled),
+            "status {status} of a copy"
+        );
+        cancelled |= status == CANCELLED;
+    }
+    for copy in &waiting {
+        copy.finish()?;
+        check_eq!(copy.status()?, CANCELLED, "status of a copy that waited");
+    }
+    timeline.step()?;
+    works()
+}
+
+/// What the tracepoints tell of a copy that is done, and of one that is cancelled.
+fn traced() -> Outcome {
+    let other = Drm::open()?;
+    let (buffer, second) = (
+        other.create(PAGE64)?.export()?,
+        other.create(PAGE64)?.export()?,
+    );
+    let timeline = Timeline::new()?;
+    let fence = timeline.fence(1)?;
+    let jobs = Jobs::new()?;
+    let waits = {
+        let drm = Drm::open()?;
+        let (src, dst) = (drm.import(&buffer)?, drm.import(&second)?);
+        copy_after(&drm, (&src, &dst), &[])?.finish()?;
+        copy_after(&drm, (&src, &dst), &[fence.sync()])?
+    };
+    waits.finish()?;
+    let events = jobs.events()?;
+    let me = std::process::id();
+    let Some(context) = events
+        .iter()
+        .rfind(|event| event.is("submit", me))
+        .map(|event| event.context)
+    else {
+        return Err(Stop::fail("no job was submitted"));
+    };
+    let seen: Vec<String> = events
+        .iter()
+        .filter(|event| event.context == context)
+        .map(|event| {
+            let rest = event
+                .fields
+                .split_whitespace()
+                .filter(|word| !word.starts_with("context=") && !word.starts_with("dependencies="));
+            format!("{} {}", event.name, rest.collect::<Vec<_>>().join(" "))
+        })
+        .collect();
+    check_eq!(
+        seen,
+        [
+            "submit ring=cpu seqno=1 external=0",
+            "run ring=cpu seqno=1",
+            "done ring=cpu seqno=1 ret=0",
+            "submit ring=cpu seqno=2 external=1",
+            &format!("done ring=cpu seqno=2 ret={CANCELLED}"),
+        ],
+        "events of the client"
+    );
+    timeline.step()?;
+    Ok(())
+}
+
+igt_main! {
+    "flood", "a client that floods its queue, and another one", flood;
+    "traced", "what the tracepoints tell", traced;
+    "closed", "a client that goes with copies that wait", closed;
+    "killed", "a client that dies with copies that wait", killed;
+    "moves", "moves of objects with copies that wait, and of others", moves;
+    "unbind", "an unbind with full queues", unbind;
+}
