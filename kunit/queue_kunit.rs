@@ -248,7 +248,7 @@ mod tests {
                 .lock()
                 .verdicts
                 .pop()
-                .unwrap_or(Verdict::Reset)
+                .unwrap_or(Verdict::Reset(ETIME))
         }
 
         fn reset(hw: &HwOf<'_, Self>) -> Result {

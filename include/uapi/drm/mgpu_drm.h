@@ -281,20 +281,28 @@ struct drm_mgpu_sync {
 #define DRM_MGPU_SYNC_SIZE_VER0	24
 
 /**
- * DRM_MGPU_SYNC_MAX - how many fences a call waits for at most, and how many it
- * signals.
+ * DRM_MGPU_SYNC_MAX - how many fences a job depends on at most, and how many places
+ * its fence is put into.
  */
 #define DRM_MGPU_SYNC_MAX		64
+
+/**
+ * DRM_MGPU_COPIES_MAX - how many copies of one open file there are at a time: the
+ * call waits, interruptibly, for the end of one of them before it makes one more.
+ */
+#define DRM_MGPU_COPIES_MAX		64
 
 /**
  * struct drm_mgpu_gem_copy - argument of DRM_IOCTL_MGPU_GEM_COPY
  *
  * Copies bytes between objects, wherever they are; one may be imported, or both.
- * The call waits for the fences in @in_syncs, queues the copy, and returns. The
- * copy is done after what was asked for before, and after the implicit fences of
- * both objects: writes to the source, and all accesses to the destination. Its own
- * fence is one of these for others, and is put into each place of @out_syncs, in
- * their order. It signals with an error if the engine could not do the copy.
+ * The call queues the copy, and returns. The copy is done after the fences in
+ * @in_syncs, after what was asked for before by the same open file, and after the
+ * implicit fences of both objects: writes to the source, and all accesses to the
+ * destination. None of these fences is waited for by the call. Its own fence is one
+ * of these for others, and is put into each place of @out_syncs, in their order. It
+ * signals with an error if the engine could not do the copy, and with -ECANCELED if
+ * the file is closed, or the device goes away, before the copy has begun.
  *
  * A call that fails has queued nothing, and has put its fence nowhere.
  *
@@ -307,7 +315,8 @@ struct drm_mgpu_sync {
  * 8; -E2BIG for an entry that is not zero beyond what the kernel knows; -EFAULT for
  * an array that cannot be read, or for a sync file cannot be written; -EMFILE if there
  * is no file descriptor left; -ENOENT for an unknown handle; -EIO for an object that
- * has lost its content; -ENODEV if a device is gone, or its driver.
+ * has lost its content; -EINTR if a signal arrived; -ENODEV if a device is gone, or
+ * its driver.
  */
 struct drm_mgpu_gem_copy {
 	/** @src: in, handle of the object that is read. */
@@ -320,7 +329,7 @@ struct drm_mgpu_gem_copy {
 	__u64 dst_offset;
 	/** @size: in, how many bytes; any number but 0. */
 	__u64 size;
-	/** @in_syncs: in, user pointer to struct drm_mgpu_sync to wait for. */
+	/** @in_syncs: in, user pointer to struct drm_mgpu_sync to depend on. */
 	__u64 in_syncs;
 	/** @out_syncs: in, user pointer to struct drm_mgpu_sync to signal. */
 	__u64 out_syncs;

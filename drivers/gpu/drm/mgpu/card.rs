@@ -32,7 +32,10 @@ use crate::{
         NAME, //
     },
     debugfs,
-    engine::CopyEngine,
+    engine::{
+        self,
+        CopyEngine, //
+    },
     file::File,
     gem::{
         Bo,
@@ -61,7 +64,8 @@ pub(crate) struct Bound<'a> {
     /// The exported buffers: revoked before VRAM is out of reach.
     pub(crate) exports: peer::Exports<'a, BoData>,
     /// What moves and copies the content of objects.
-    pub(crate) engine: CopyEngine,
+    pub(crate) engine: CopyEngine<'a>,
+    pub(crate) gpu: Arc<Gpu>,
     /// The CPU's view of the aperture.
     pub(crate) window: Window<'a>,
 }
@@ -79,7 +83,8 @@ impl RegistrationInit<Driver> for Init {
 
         Ok(Bound {
             exports: peer::exports(pdev, BAR)?,
-            engine: CopyEngine(self.0),
+            engine: CopyEngine(engine::new_ring(adev.as_ref(), &self.0)?),
+            gpu: self.0,
             window: Window::new(pdev, BAR, MODULE)?,
         })
     }
@@ -150,6 +155,11 @@ impl drm::Driver for Driver {
         );
     }
 
+    fn unplug(bound: &Bound<'_>) {
+        // Clients wait for the end of their jobs, which wait for other devices.
+        bound.engine.0.close();
+    }
+
     fn debugfs_init(dir: &drm::debugfs::Dir<'_, Self>) {
         peer::debugfs::add_files::<BoData>(dir);
         gem::ttm::debugfs::add_files::<BoData>(dir);
@@ -179,7 +189,13 @@ impl drm::Driver for Driver {
             ioctl::RENDER_ALLOW,
             File::gem_import_info
         ),
-        (MGPU_GEM_COPY, drm_mgpu_gem_copy, ioctl::RENDER_ALLOW, copy::gem_copy),
+        (
+            MGPU_GEM_COPY,
+            drm_mgpu_gem_copy,
+            ioctl::RENDER_ALLOW,
+            copy::gem_copy,
+            File::await_room
+        ),
         (MGPU_PEER_QUERY, drm_peer_query, ioctl::RENDER_ALLOW, peer::ioctl::query::<BoData>),
     }
 }

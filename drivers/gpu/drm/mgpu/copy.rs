@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! `DRM_IOCTL_MGPU_GEM_COPY`: what a copy waits for, and where its fence goes to.
+//! `DRM_IOCTL_MGPU_GEM_COPY`: what a copy depends on, and where its fence goes to.
 //!
 //! The DRM core writes nothing back to the argument of the ioctl.
 
@@ -44,10 +44,13 @@ const SYNCS: Format = Format {
 /// Serves `DRM_IOCTL_MGPU_GEM_COPY`.
 pub(crate) fn gem_copy(
     dev: &Device<Registered>,
-    _bound: &Bound<'_>,
+    bound: &Bound<'_>,
     args: &mut uapi::drm_mgpu_gem_copy,
     file: &drm::File<File>,
 ) -> Result<u32> {
+    // Before anything can fail: a call takes what was waited for on its behalf.
+    let client = file.inner().get_ref().copies(dev, bound)?;
+
     check(args.flags == 0)?;
     let (src, dst) = (
         Bo::lookup_handle(file, args.src)?,
@@ -67,10 +70,7 @@ pub(crate) fn gem_copy(
     let fences = ins.fences(file)?;
 
     outs.places(file)?.fill(|| {
-        for fence in &fences {
-            fence.wait(true)?;
-        }
-        gem::ttm::copy(dev, &from, &to, args.size)
+        gem::ttm::copy_after(dev, &from, &to, args.size, client, &fences)
     })?;
     Ok(0)
 }

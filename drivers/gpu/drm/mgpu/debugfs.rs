@@ -37,7 +37,7 @@ impl drm::debugfs::File for Inject {
         let what = what.parse().map_err(|_| EINVAL)?;
         let ring = ring.parse().map_err(|_| EINVAL)?;
         let argument = argument.parse().map_err(|_| EINVAL)?;
-        dev.registration_data_with(|bound| bound.engine.0.regs.inject(what, ring, argument))
+        dev.registration_data_with(|bound| bound.gpu.regs.inject(what, ring, argument))
     }
 }
 
@@ -51,7 +51,7 @@ impl drm::debugfs::File for Reports {
     const NAME: &'static CStr = c"reports";
 
     fn show(dev: &Device<Registered>, m: &SeqFile) -> Result {
-        let reports = dev.registration_data_with(|bound| bound.engine.0.regs.reports())?;
+        let reports = dev.registration_data_with(|bound| bound.gpu.regs.reports())?;
 
         seq_print!(m, "{}\n", reports);
         Ok(())

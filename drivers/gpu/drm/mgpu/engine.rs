@@ -1,41 +1,187 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The copy engine, as TTM sees it.
+//! What the rings of the device do, as their queues and TTM see it.
 
+use core::marker::PhantomData;
 use kernel::{
-    drm::ttm::{
-        Engine,
-        Job,
-        Work, //
+    device::{
+        Bound,
+        Device, //
+    },
+    drm::{
+        queue::{
+            Config,
+            Done,
+            Entry,
+            HwInit,
+            HwOf,
+            Ring,
+            RingOps,
+            Verdict, //
+        },
+        ttm::{
+            Engine,
+            Job,
+            Plan,
+            Work, //
+        }, //
     },
     prelude::*,
-    sync::Arc, //
+    sync::{
+        aref::ARef,
+        Arc, //
+    },
+    types::ForLt, //
 };
 
 use crate::{
     gpu::Gpu,
-    ring::Queued, //
+    list::Lists,
+    module_parameters,
+    ring::{
+        self,
+        Entries, //
+    }, //
 };
 
-/// The copy engine. Its jobs end when this is dropped.
-pub(crate) struct CopyEngine(pub(crate) Arc<Gpu>);
+/// A job of one of the rings.
+pub(crate) trait RingJob: Send + 'static {
+    /// The name of the ring.
+    const NAME: &'static CStr;
 
-impl Engine for CopyEngine {
-    const DMA: bool = true;
+    /// What jobs of this ring write to it.
+    type Entries: Entries;
 
-    type Ready = KBox<Queued>;
+    /// Returns the ring.
+    fn ring(gpu: &Gpu) -> &ring::Ring<Self::Entries>;
 
-    fn prepare(&self, work: &Work) -> Result<KBox<Queued>> {
-        self.0.prepare(work)
+    /// Returns what is to be written. Called when the job begins, also again after a reset.
+    ///
+    /// # Errors
+    ///
+    /// The job ends with the error, and nothing is written.
+    fn begin(&mut self) -> Result<Arc<Self::Entries>>;
+
+    /// See [`RingOps::ended`].
+    fn ended(&mut self, _result: Result) {}
+}
+
+/// The ring that does jobs `J`.
+pub(crate) struct Jobs<J>(PhantomData<J>);
+
+impl<J: RingJob> RingOps for Jobs<J> {
+    type Hw = ForLt!(Arc<Gpu>);
+    type Job = J;
+
+    fn run(gpu: &HwOf<'_, Self>, job: &mut J, done: Done) {
+        match job.begin() {
+            Ok(entries) => {
+                J::ring(gpu).push(entries, done);
+                gpu.poll();
+            }
+            Err(e) => done.signal(Err(e)),
+        }
     }
 
-    fn run(&self, job: Job, ready: KBox<Queued>) {
-        self.0.copy(ready, job);
+    fn timed_out(gpu: &HwOf<'_, Self>, _job: &J) -> Verdict {
+        J::ring(gpu).timed_out()
+    }
+
+    fn is_gone(gpu: &HwOf<'_, Self>) -> bool {
+        gpu.regs.is_gone()
+    }
+
+    fn reset(gpu: &HwOf<'_, Self>) -> Result {
+        J::ring(gpu).reset()
+    }
+
+    fn ended(job: &mut J, result: Result) {
+        job.ended(result);
     }
 }
 
-impl Drop for CopyEngine {
-    fn drop(&mut self) {
-        self.0.end_jobs();
+/// By which a ring is made.
+struct Init(Arc<Gpu>);
+
+impl<J: RingJob> HwInit<Jobs<J>> for Init {
+    fn init<'a>(self, _dev: &'a Device<Bound>) -> impl PinInit<Arc<Gpu>, Error> {
+        Ok(self.0)
+    }
+}
+
+/// Makes the queues of a ring, for `dev`, the device whose driver has jobs.
+///
+/// # Errors
+///
+/// `ENOMEM` if memory runs out.
+pub(crate) fn new_ring<'a, J: RingJob>(
+    dev: &'a Device<Bound>,
+    gpu: &Arc<Gpu>,
+) -> Result<Ring<'a, Jobs<J>>> {
+    let config = Config {
+        name: J::NAME,
+        credits: ring::CREDITS,
+        timeout: Some(module_parameters::timeout_ms.value()),
+    };
+
+    Ring::new(dev, &config, Init(gpu.clone()))
+}
+
+/// A move, or a copy of a client.
+pub(crate) struct CopyJob {
+    /// Until it has ended.
+    job: Option<Job>,
+    lists: Arc<Lists>,
+}
+
+impl RingJob for CopyJob {
+    const NAME: &'static CStr = c"mgpu-copy";
+
+    type Entries = Lists;
+
+    fn ring(gpu: &Gpu) -> &ring::Ring<Lists> {
+        &gpu.copy
+    }
+
+    fn begin(&mut self) -> Result<Arc<Lists>> {
+        match &self.job {
+            Some(job) if !job.is_void() => Ok(self.lists.clone()),
+            _ => Err(EIO),
+        }
+    }
+
+    fn ended(&mut self, result: Result) {
+        if let Some(job) = self.job.take() {
+            job.finish(result);
+        }
+    }
+}
+
+/// The ring of the copy engine, as a client has a queue of it.
+pub(crate) type CopyRing = Jobs<CopyJob>;
+
+/// The copy engine. Its jobs end when this is dropped.
+pub(crate) struct CopyEngine<'a>(pub(crate) Ring<'a, CopyRing>);
+
+impl Engine for CopyEngine<'_> {
+    const DMA: bool = true;
+
+    type Ring = CopyRing;
+    type Ready = (Entry<CopyRing>, Arc<Lists>);
+
+    fn prepare(&self, work: &Work, plan: Plan<'_, CopyRing>) -> Result<Self::Ready> {
+        let lists = Arc::new(Lists::of(work)?, GFP_KERNEL)?;
+
+        Ok((plan.entry(self.0.kernel())?, lists))
+    }
+
+    fn run(&self, job: Job, (entry, lists): Self::Ready) {
+        let fence: ARef<_> = job.fence().into();
+        let job = CopyJob {
+            job: Some(job),
+            lists,
+        };
+
+        entry.push(job, &fence);
     }
 }

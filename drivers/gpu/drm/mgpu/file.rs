@@ -9,7 +9,12 @@ use kernel::{
             peer,
             BaseObject, //
         },
-        ttm::PinAccount,
+        queue::Permit,
+        ttm::{
+            Copies,
+            CopyQueue,
+            PinAccount, //
+        },
         vram::{
             Domain,
             MemType, //
@@ -28,6 +33,7 @@ use crate::{
         Device,
         Driver, //
     },
+    engine::CopyRing,
     gem::{
         Bo,
         BoData, //
@@ -35,9 +41,12 @@ use crate::{
 };
 
 /// An open file of the device.
+#[pin_data]
 pub(crate) struct File {
     /// What is pinned on its behalf.
     pins: Arc<PinAccount>,
+    #[pin]
+    copies: Copies<CopyRing>,
 }
 
 impl drm::file::DriverFile for File {
@@ -46,9 +55,18 @@ impl drm::file::DriverFile for File {
     fn open(_dev: &Device) -> Result<Pin<KBox<Self>>> {
         let pins = Arc::new(PinAccount::new(), GFP_KERNEL)?;
 
-        Ok(KBox::new(Self { pins }, GFP_KERNEL)?.into())
+        KBox::try_pin_init(
+            try_pin_init!(Self {
+                pins,
+                copies <- Copies::new(),
+            }),
+            GFP_KERNEL,
+        )
     }
 }
+
+/// How many copies of one open file there are at a time, see `DRM_IOCTL_MGPU_GEM_COPY`.
+const COPIES: usize = uapi::DRM_MGPU_COPIES_MAX as usize;
 
 const PLACE_VRAM: u32 = uapi::DRM_MGPU_GEM_PLACE_VRAM;
 const PLACE_SYSTEM: u32 = uapi::DRM_MGPU_GEM_PLACE_SYSTEM;
@@ -70,6 +88,25 @@ impl File {
         &self.pins
     }
 
+    /// Waits for room for one more copy, before the ioctl that asks for it enters the section that an
+    /// unplug waits for.
+    pub(crate) fn await_room(file: &drm::File<File>) -> Result {
+        file.inner().get_ref().copies.await_room()
+    }
+
+    /// Returns the queue of its copies, and that room.
+    pub(crate) fn copies(
+        &self,
+        dev: &Device<Registered>,
+        bound: &Bound<'_>,
+    ) -> Result<(&CopyQueue<CopyRing>, Permit)> {
+        self.copies.take(|| {
+            let queue = bound.engine.0.queue(COPIES, dev.ttm.fence_group())?;
+
+            dev.ttm.copy_queue(c"mgpu-copy", 0, queue)
+        })
+    }
+
     /// `DRM_IOCTL_MGPU_GETPARAM`
     pub(crate) fn getparam(
         dev: &Device<Registered>,
@@ -79,7 +116,7 @@ impl File {
     ) -> Result<u32> {
         check(args.pad == 0 && args.value == 0)?;
 
-        let gpu = &bound.engine.0;
+        let gpu = &bound.gpu;
         args.value = match args.param {
             uapi::drm_mgpu_param_DRM_MGPU_PARAM_VRAM_SIZE => dev.ttm.vram_size(),
             uapi::drm_mgpu_param_DRM_MGPU_PARAM_APERTURE_SIZE => gpu.aperture.len(),
@@ -89,7 +126,7 @@ impl File {
             uapi::drm_mgpu_param_DRM_MGPU_PARAM_VRAM_PIN_LIMIT => dev.ttm.pin_limit(),
             uapi::drm_mgpu_param_DRM_MGPU_PARAM_MOVES => dev.ttm.moves(),
             uapi::drm_mgpu_param_DRM_MGPU_PARAM_APERTURE_FREE => gpu.aperture.free(),
-            uapi::drm_mgpu_param_DRM_MGPU_PARAM_RESETS => gpu.copy_ring().resets(),
+            uapi::drm_mgpu_param_DRM_MGPU_PARAM_RESETS => gpu.resets(),
             uapi::drm_mgpu_param_DRM_MGPU_PARAM_LOSSES => dev.ttm.losses(),
             uapi::drm_mgpu_param_DRM_MGPU_PARAM_QUARANTINED => dev.ttm.allocator().quarantined(),
             uapi::drm_mgpu_param_DRM_MGPU_PARAM_DMA_MAPPED => dev.ttm.dma_mapped(),

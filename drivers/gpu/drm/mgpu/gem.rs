@@ -46,7 +46,10 @@ use crate::{
         Device,
         Driver, //
     },
-    engine::CopyEngine, //
+    engine::{
+        CopyEngine,
+        CopyRing, //
+    }, //
 };
 
 /// An object, which userspace refers to by a handle.
@@ -110,7 +113,7 @@ impl Aperture for BoData {
         vram: &Ranges,
         pieces: &mut RangeList,
     ) -> Result<Self::Window> {
-        bound.engine.0.aperture.map(vram, pieces)
+        bound.gpu.aperture.map(vram, pieces)
     }
 }
 
@@ -130,14 +133,15 @@ impl TtmObject for BoData {
         Some(file.inner().get_ref().pins())
     }
 
-    type Engine<'a> = &'a CopyEngine;
+    type Engine<'a> = &'a CopyEngine<'a>;
+    type Ring = CopyRing;
 
-    fn engine<'a>(bound: &'a Bound<'a>, _index: usize) -> &'a CopyEngine {
+    fn engine<'a>(bound: &'a Bound<'a>, _index: usize) -> &'a CopyEngine<'a> {
         &bound.engine
     }
 
     fn end_jobs<'a>(bound: &'a Bound<'a>) {
-        bound.engine.0.end_jobs();
+        bound.engine.0.end();
     }
 
     fn flush<'a>(bound: &'a Bound<'a>, _vram: &Ranges) {

@@ -29,10 +29,7 @@ use crate::{
     list::Lists,
     memory::Status,
     regs::Regs,
-    ring::{
-        Queued,
-        Ring, //
-    },
+    ring::Ring,
     MODULE, //
 };
 
@@ -43,13 +40,15 @@ const COPY: usize = 0;
 const POLL: Msecs = 100;
 
 /// What handles interrupts.
-struct Events(Arc<Ring>);
+struct Events {
+    copy: Arc<Ring<Lists>>,
+}
 
 impl InterruptHandler for Events {
     fn handle(&self) -> Option<Msecs> {
         let _section = SignallingSection::begin();
 
-        self.0.advance().then_some(POLL)
+        self.copy.advance().then_some(POLL)
     }
 }
 
@@ -59,7 +58,8 @@ pub(crate) struct Gpu {
     /// Who gives out VRAM.
     pub(crate) vram: Arc<Allocator>,
     pub(crate) aperture: Arc<Aperture>,
-    copy: Arc<Ring>,
+    /// The ring of the copy engine.
+    pub(crate) copy: Arc<Ring<Lists>>,
     interrupt: Interrupt<Events>,
     _status: Arc<Status>,
 }
@@ -85,7 +85,7 @@ impl Gpu {
             pdev,
             IrqTypes::default().with(IrqType::Msi),
             MODULE,
-            Ok::<_, Error>(Events(copy.clone())),
+            Ok::<_, Error>(Events { copy: copy.clone() }),
         )?;
 
         Ok(Arc::new(
@@ -101,43 +101,25 @@ impl Gpu {
         )?)
     }
 
-    /// Queues a copy.
-    pub(crate) fn copy(&self, queued: KBox<Queued>, job: kernel::drm::ttm::Job) {
-        self.copy.push(queued, job);
+    /// Has it looked at what the rings have done, also if no interrupt tells of it: to be called when
+    /// a ring was given something.
+    pub(crate) fn poll(&self) {
         self.interrupt.poll_in(POLL);
     }
 
-    /// Prepares a copy.
-    ///
-    /// # Errors
-    ///
-    /// - The error with which all copies end, if they do.
-    /// - `EINVAL` if the engine does not reach a side, `ENOMEM`.
-    pub(crate) fn prepare(&self, work: &kernel::drm::ttm::Work) -> Result<KBox<Queued>> {
-        if let Some(error) = self.copy.closed() {
-            return Err(error);
-        }
-        Queued::new(Lists::of(work)?)
+    /// Returns how often a ring was reset.
+    pub(crate) fn resets(&self) -> u64 {
+        self.copy.resets()
     }
 
-    /// Returns the ring of the copy engine.
-    pub(crate) fn copy_ring(&self) -> &Ring {
-        &self.copy
-    }
-
-    /// Lets the engines take jobs, for a DRM driver that is about to be bound.
+    /// Lets a DRM driver, which is about to be bound, have jobs.
     ///
     /// # Errors
     ///
     /// `EIO` if an engine does not work any more, `ENODEV` if the device is gone.
     pub(crate) fn begin_jobs(&self) -> Result {
         self.vram.end_quarantine();
-        self.copy.open()
-    }
-
-    /// Ends all jobs, until [`Self::begin_jobs`]. The engines access no memory when this returns.
-    pub(crate) fn end_jobs(&self) {
-        self.copy.close();
+        self.copy.check()
     }
 }
 
@@ -146,8 +128,7 @@ pub(crate) struct Quiet(pub(crate) Arc<Gpu>);
 
 impl Drop for Quiet {
     fn drop(&mut self) {
-        self.0.end_jobs();
-        // One that is gone does no DMA.
+        // Jobs have ended, as the DRM driver is unbound. One that is gone does no DMA.
         if self.0.regs.reset_all() == Err(ETIMEDOUT) {
             pr_err!("a device cannot be reset\n");
         }

@@ -12,18 +12,36 @@ use kernel::{
     prelude::*, //
 };
 
+use crate::ring::{
+    Entries,
+    Part, //
+};
+
+/// How many pieces the engine is given of a side at a time.
+const PIECES: usize = 256;
+
+/// How many words the list of one side has.
+const LIST: usize = 2 * PIECES;
+
+/// How many bytes are copied by a part at most, so that a long job is seen to make progress.
+const MOST: u64 = 1 << 25;
+
+/// The operations.
+const COPY_LIST: u64 = 16;
+const FILL_LIST: u64 = 17;
+
 /// The bit of an address that says that it is an offset in VRAM.
 const VRAM: u64 = 1 << 63;
 
 /// A piece of one side.
 #[derive(Clone, Copy)]
-pub(crate) struct Piece {
-    pub(crate) address: u64,
-    pub(crate) len: u64,
+struct Piece {
+    address: u64,
+    len: u64,
 }
 
 /// The pieces of one side, in the order of the bytes.
-pub(crate) struct List(KVVec<Piece>);
+struct List(KVVec<Piece>);
 
 impl List {
     /// Returns the list of `size` bytes of a side, from offset `at` on.
@@ -85,10 +103,10 @@ impl Cut {
 /// Both sides of a job.
 pub(crate) struct Lists {
     /// [`None`] if the bytes are to be zero.
-    pub(crate) from: Option<List>,
-    pub(crate) to: List,
+    from: Option<List>,
+    to: List,
     /// How many bytes.
-    pub(crate) size: u64,
+    size: u64,
 }
 
 impl Lists {
@@ -127,7 +145,7 @@ impl Lists {
 
 /// A place in a list.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Place {
+struct Place {
     index: usize,
     /// How many bytes of the piece were used.
     used: u64,
@@ -135,7 +153,7 @@ pub(crate) struct Place {
 
 impl Place {
     /// Returns the next pieces of `list`, `most` at most, up to `bytes` bytes.
-    pub(crate) fn pieces<'a>(
+    fn pieces<'a>(
         &self,
         list: &'a List,
         most: usize,
@@ -160,7 +178,7 @@ impl Place {
     }
 
     /// Goes on by `bytes` bytes.
-    pub(crate) fn advance(&mut self, list: &List, mut bytes: u64) {
+    fn advance(&mut self, list: &List, mut bytes: u64) {
         while let Some(piece) = list.0.get(self.index) {
             let left = piece.len - self.used;
             if bytes < left {
@@ -171,5 +189,64 @@ impl Place {
             self.index += 1;
             self.used = 0;
         }
+    }
+}
+
+/// How much of a job was written to the ring.
+#[derive(Default)]
+pub(crate) struct Progress {
+    from: Place,
+    to: Place,
+    bytes: u64,
+}
+
+impl Entries for Lists {
+    /// The lists of both sides.
+    const WORDS: usize = 2 * LIST;
+
+    type At = Progress;
+
+    fn write(&self, at: &mut Progress, part: &mut Part<'_>) -> Result<bool> {
+        let left = (self.size - at.bytes).min(MOST);
+        let words = |piece: Piece| [piece.address, piece.len];
+
+        let (mut from_pieces, mut from_bytes, mut from_address) = (0u64, left, 0);
+        if let Some(from) = &self.from {
+            from_bytes = 0;
+            let pieces = at.from.pieces(from, PIECES, left).inspect(|piece| {
+                from_pieces += 1;
+                from_bytes += piece.len;
+            });
+            from_address = part.write(0, pieces.flat_map(words))?;
+        }
+        let (mut to_pieces, mut bytes) = (0u64, 0);
+        let pieces = at.to.pieces(&self.to, PIECES, from_bytes).inspect(|piece| {
+            to_pieces += 1;
+            bytes += piece.len;
+        });
+        let to_address = part.write(LIST, pieces.flat_map(words))?;
+
+        let operation = if self.from.is_some() {
+            COPY_LIST
+        } else {
+            FILL_LIST
+        };
+        part.push([
+            operation,
+            from_address,
+            to_address,
+            from_pieces | to_pieces << 32,
+            bytes,
+            0,
+            0,
+            0,
+        ])?;
+
+        if let Some(from) = &self.from {
+            at.from.advance(from, bytes);
+        }
+        at.to.advance(&self.to, bytes);
+        at.bytes += bytes;
+        Ok(at.bytes == self.size)
     }
 }

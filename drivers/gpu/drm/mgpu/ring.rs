@@ -1,36 +1,39 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The ring of the copy engine: its jobs, their order, and what becomes of those that hang.
+//! A ring of the device: what it is given, in which order, and what it has done.
 //!
-//! A job is copied in parts, as its lists have room for some pieces only. A part is a *submission*:
-//! one entry that copies, and a fence with a number of its own and an interrupt. Up to [`SLOTS`] of
-//! them are in the ring at a time, of several jobs if these are short; all memory for them is
-//! allocated once. The jobs that wait are a list without a limit, whose memory was allocated when
-//! they were prepared.
+//! Jobs come from a queue of [`drm::queue`](kernel::drm::queue), [`CREDITS`] of them at a time: which
+//! ones, and what becomes of those that hang, is decided there. A job is written in parts, as an
+//! entry has room for so much only. A part is a *submission*: some entries that work, and a fence
+//! with a number of its own and an interrupt. Up to [`SLOTS`] of them are in the ring at a time, of
+//! several jobs if these are short; all memory for them is allocated once.
 //!
 //! All that looks at the device is [`Ring::advance`]: called for an interrupt, and some time later
 //! as long as something is in the ring, so that an interrupt that is lost or comes too early delays
 //! a job and no more. If there is no progress for a while, or the ring has stopped with an error,
-//! it is reset: the job that was in the way fails, and those behind it are done from their
-//! beginning. To do the beginning of a copy twice does no harm, as both sides of a job never
+//! the queue has it reset: the job that was in the way fails, and those behind it are done from
+//! their beginning. To do the beginning of a copy twice does no harm, as both sides of a job never
 //! overlap and jobs are done in their order.
 //!
 //! # Locking
 //!
-//! One mutex, with which jobs are finished, too, so that they are in their order, and that who has
-//! it knows that all jobs which are not on the lists were finished. It is taken in the path that
-//! leads to the signal of a fence: nothing is allocated in a way that waits, and no reservation is
-//! taken, while it is held.
+//! One mutex, with which jobs are ended, too, so that they are in their order. It is taken in the
+//! path that leads to the signal of a fence: nothing is allocated in a way that waits, and no
+//! reservation is taken, while it is held.
 
 use kernel::{
     device::{
         Bound,
         Device, //
     },
-    drm::ttm::Job,
+    drm::queue::{
+        Done,
+        Verdict, //
+    },
     new_mutex,
     prelude::*,
     sync::{
+        aref::ARef,
         Arc,
         Mutex, //
     },
@@ -42,10 +45,6 @@ use kernel::{
 };
 
 use crate::{
-    list::{
-        Lists,
-        Place, //
-    },
     memory::{
         Status,
         Words, //
@@ -58,127 +57,118 @@ use crate::{
 const ENTRIES: u32 = 64;
 
 /// How many words of 64 bits an entry has.
-const ENTRY: usize = 8;
+pub(crate) const ENTRY: usize = 8;
 
 /// How many submissions are in the ring at most.
 const SLOTS: usize = 8;
 
-/// How many entries a submission has.
-const SUBMISSION: u32 = 2;
+/// How many jobs are taken from the queue at a time.
+pub(crate) const CREDITS: usize = SLOTS;
 
-/// How many pieces a list has at most.
-const PIECES: usize = 256;
+/// How many entries a submission has at most.
+const SUBMISSION: u32 = ENTRIES / SLOTS as u32;
 
-/// How many bytes are copied by a submission at most, so that a long job is seen to make progress.
-const MOST: u64 = 1 << 25;
+/// How many entries of a job a submission has at most; the last one is that of the fence.
+pub(crate) const OPERATIONS: u32 = SUBMISSION - 1;
 
-const _: () = assert!(ENTRIES.is_power_of_two() && SLOTS as u32 * SUBMISSION <= ENTRIES);
+const _: () = assert!(ENTRIES.is_power_of_two());
 
-/// The operations.
+/// The operation that ends a submission.
 const FENCE: u64 = 1;
-const COPY_LIST: u64 = 16;
-const FILL_LIST: u64 = 17;
 
 /// The flag of a fence that raises an interrupt.
 const INTERRUPT: u64 = 1;
 
-/// A job that is prepared, or in the ring.
-pub(crate) struct Queued {
-    job: Option<Job>,
-    lists: Lists,
-    from_at: Place,
-    to_at: Place,
-    /// How many bytes were submitted.
-    done: u64,
-    next: Option<KBox<Queued>>,
-}
+/// What a job writes to its ring.
+pub(crate) trait Entries: Send + Sync + 'static {
+    /// How many words of memory a part needs beside its entries.
+    const WORDS: usize;
 
-impl Queued {
-    /// Allocates what a job needs.
+    /// Which parts were written. Begins with the default, again after a reset.
+    type At: Default + Send;
+
+    /// Writes the next part, and returns whether that is the last one.
+    ///
+    /// Called in a [`SignallingSection`](kernel::dma_buf::fence::SignallingSection), with a lock held:
+    /// neither allocates memory in a way that waits nor takes a reservation.
     ///
     /// # Errors
     ///
-    /// `ENOMEM` if memory runs out.
-    pub(crate) fn new(lists: Lists) -> Result<KBox<Self>> {
-        Ok(KBox::new(
-            Self {
-                job: None,
-                lists,
-                from_at: Place::default(),
-                to_at: Place::default(),
-                done: 0,
-                next: None,
-            },
-            GFP_KERNEL,
-        )?)
-    }
+    /// The job ends with the error, when its parts that were written before are done.
+    fn write(&self, at: &mut Self::At, part: &mut Part<'_>) -> Result<bool>;
+}
 
-    fn finish(mut self: KBox<Self>, result: Result) {
-        if let Some(job) = self.job.take() {
-            job.finish(result);
+/// Where a part of a job is written to: some entries, and some words of memory for what they lead to.
+pub(crate) struct Part<'a> {
+    entries: &'a Words,
+    /// How many entries were written, since the last reset.
+    written: u32,
+    /// How many of them are of this part.
+    count: u32,
+    words: &'a Words,
+    /// The first of the words.
+    first: usize,
+    /// How many there are.
+    len: usize,
+}
+
+impl Part<'_> {
+    /// Appends an entry. There is room for [`OPERATIONS`].
+    ///
+    /// # Errors
+    ///
+    /// - `ENOSPC` if there is no room.
+    /// - `ENODEV` if the driver of the PCI device is not bound any more.
+    pub(crate) fn push(&mut self, entry: [u64; ENTRY]) -> Result {
+        if self.count == OPERATIONS {
+            return Err(ENOSPC);
         }
+        self.push_any(entry)
     }
 
-    /// Begins anew.
-    fn rewind(&mut self) {
-        self.from_at = Place::default();
-        self.to_at = Place::default();
-        self.done = 0;
+    fn push_any(&mut self, entry: [u64; ENTRY]) -> Result {
+        let at = (self.written % ENTRIES) as usize * ENTRY;
+
+        self.entries.write(at, entry)?;
+        self.written = self.written.wrapping_add(1);
+        self.count += 1;
+        Ok(())
     }
 
-    fn is_void(&self) -> bool {
-        self.job.as_ref().is_some_and(|job| job.is_void())
-    }
-}
+    /// Writes words from `at` on, and returns the bus address of the first one.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOSPC` if there are not so many.
+    /// - `ENODEV` if the driver of the PCI device is not bound any more.
+    pub(crate) fn write(&self, at: usize, values: impl Iterator<Item = u64>) -> Result<u64> {
+        let mut values = values.fuse();
+        let left = self.len.checked_sub(at).ok_or(ENOSPC)?;
 
-/// Jobs in their order.
-#[derive(Default)]
-struct Fifo {
-    /// The first ones.
-    first: Option<KBox<Queued>>,
-    /// Those behind them, the last one first.
-    last: Option<KBox<Queued>>,
-}
-
-impl Fifo {
-    fn push(&mut self, mut job: KBox<Queued>) {
-        job.next = self.last.take();
-        self.last = Some(job);
-    }
-
-    fn push_first(&mut self, mut job: KBox<Queued>) {
-        job.next = self.first.take();
-        self.first = Some(job);
-    }
-
-    fn pop(&mut self) -> Option<KBox<Queued>> {
-        if self.first.is_none() {
-            while let Some(mut job) = self.last.take() {
-                self.last = job.next.take();
-                self.push_first(job);
-            }
+        self.words
+            .write(self.first + at, values.by_ref().take(left))?;
+        if values.next().is_some() {
+            return Err(ENOSPC);
         }
-
-        let mut job = self.first.take()?;
-        self.first = job.next.take();
-        Some(job)
+        Ok(self.words.address(self.first + at))
     }
 }
 
-impl Drop for Fifo {
-    // One after the other, and not each by the one before it.
-    fn drop(&mut self) {
-        while self.pop().is_some() {}
-    }
+/// A job that was taken from the queue.
+struct Begun<E: Entries> {
+    entries: Arc<E>,
+    at: E::At,
+    /// The number of the submission with which it ends, once that is known.
+    last: Option<u64>,
+    /// How it ends then.
+    result: Result,
+    done: Done,
 }
 
-/// What is in the ring, and what waits.
-struct State {
-    waiting: Fifo,
-    /// The job of which a part is submitted, but not its end.
-    begun: Option<KBox<Queued>>,
-    /// The job whose end is the submission of a slot.
-    ends: [Option<KBox<Queued>>; SLOTS],
+/// What is in the ring.
+struct State<E: Entries> {
+    /// The jobs in their order, [`CREDITS`] at most.
+    jobs: KVec<Begun<E>>,
     /// How many entries were written since the last reset.
     written: u32,
     /// The number of the last submission.
@@ -187,80 +177,52 @@ struct State {
     reached: u64,
     /// When there was progress last.
     since: Instant<Monotonic>,
-    /// Why no job is done any more.
-    closed: Option<Error>,
     /// The device is gone, or the ring cannot be reset.
-    is_dead: bool,
+    dead: Option<Error>,
     /// How often the ring was reset.
     resets: u64,
 }
 
-/// Returns the slot of a submission.
-fn slot(number: u64) -> usize {
-    // CAST: Below the number of slots.
-    (number % SLOTS as u64) as usize
-}
-
-impl State {
+impl<E: Entries> State<E> {
     fn is_busy(&self) -> bool {
         self.submitted != self.reached
     }
 
-    /// Takes all jobs out of the ring, in their order, to begin anew: to the front of those that
-    /// wait.
-    fn take_back(&mut self) {
-        if let Some(mut job) = self.begun.take() {
-            job.rewind();
-            self.waiting.push_first(job);
-        }
-        for number in (self.reached + 1..=self.submitted).rev() {
-            if let Some(mut job) = self.ends[slot(number)].take() {
-                job.rewind();
-                self.waiting.push_first(job);
-            }
-        }
-        self.reached = self.submitted;
-    }
-
-    /// Finishes the jobs up to a submission that is done.
+    /// Ends the jobs up to a submission that is done.
     fn reach(&mut self, fence: u64) {
-        while self.reached < fence.min(self.submitted) {
-            self.reached += 1;
-            self.since = Instant::now();
-            if let Some(job) = self.ends[slot(self.reached)].take() {
-                job.finish(Ok(()));
-            }
-        }
-    }
+        let fence = fence.min(self.submitted);
 
-    /// Ends all jobs, and those that come.
-    fn close(&mut self, error: Error) {
-        self.take_back();
-        let error = *self.closed.get_or_insert(error);
-        while let Some(job) = self.waiting.pop() {
-            job.finish(Err(error));
+        if self.reached < fence {
+            self.reached = fence;
+            self.since = Instant::now();
+        }
+        while self
+            .jobs
+            .first()
+            .is_some_and(|job| job.last.is_some_and(|last| last <= self.reached))
+        {
+            if let Ok(job) = self.jobs.remove(0) {
+                job.done.signal(job.result);
+            }
         }
     }
 }
 
-/// The ring of the copy engine.
+/// A ring of jobs that write `E`.
 #[pin_data]
-pub(crate) struct Ring {
+pub(crate) struct Ring<E: Entries> {
     index: usize,
     regs: Arc<Regs>,
     status: Arc<Status>,
     entries: Words,
-    /// For each slot the list of the source, and that of the destination.
-    lists: Words,
-    dev: kernel::sync::aref::ARef<Device>,
+    /// For each slot that of [`Part::write`].
+    words: Words,
+    dev: ARef<Device>,
     #[pin]
-    state: Mutex<State>,
+    state: Mutex<State<E>>,
 }
 
-/// How many words the list of one side has.
-const LIST: usize = 2 * PIECES;
-
-impl Ring {
+impl<E: Entries> Ring<E> {
     /// Makes the ring with the number `index`, of a device that was just reset.
     ///
     /// # Errors
@@ -273,7 +235,8 @@ impl Ring {
         index: usize,
     ) -> Result<Arc<Self>> {
         let entries = Words::new(dev, ENTRIES as usize * ENTRY)?;
-        let lists = Words::new(dev, SLOTS * 2 * LIST)?;
+        let words = Words::new(dev, (SLOTS * E::WORDS).max(1))?;
+        let jobs = KVec::with_capacity(CREDITS, GFP_KERNEL)?;
         let reached = status.ring(index)?.fence;
 
         regs.set_ring(index, entries.address(0), ENTRIES)?;
@@ -283,18 +246,15 @@ impl Ring {
                 regs,
                 status,
                 entries,
-                lists,
+                words,
                 dev: dev.into(),
                 state <- new_mutex!(State {
-                    waiting: Fifo::default(),
-                    begun: None,
-                    ends: Default::default(),
+                    jobs,
                     written: 0,
                     submitted: reached,
                     reached,
                     since: Instant::now(),
-                    closed: None,
-                    is_dead: false,
+                    dead: None,
                     resets: 0,
                 }, "mgpu::Ring"),
             }),
@@ -302,18 +262,21 @@ impl Ring {
         )
     }
 
-    /// Takes a job, which is done after those before it.
+    /// Begins a job, which is done after those before it. `done` is signalled when it has ended.
     ///
     /// [`Self::advance`] has to be called after that, until it returns false.
-    pub(crate) fn push(&self, mut queued: KBox<Queued>, job: Job) {
+    pub(crate) fn push(&self, entries: Arc<E>, done: Done) {
         let mut state = self.state.lock();
+        let job = Begun {
+            entries,
+            at: E::At::default(),
+            last: None,
+            result: Ok(()),
+            done,
+        };
 
-        queued.job = Some(job);
-        if let Some(error) = state.closed {
-            queued.finish(Err(error));
-            return;
-        }
-        state.waiting.push(queued);
+        // There is room: the queue has no more credits. Else the job ends with `ECANCELED`.
+        let _ = state.jobs.push_within_capacity(job);
         self.submit(&mut state);
     }
 
@@ -322,41 +285,100 @@ impl Ring {
     pub(crate) fn advance(&self) -> bool {
         let mut state = self.state.lock();
 
-        if let Err(error) = self.look(&mut state) {
-            self.give_up(&mut state, error);
+        // After the end of the driver nothing is in the ring.
+        if let Ok(status) = self.status.ring(self.index) {
+            state.reach(status.fence);
+            if status.error != 0 {
+                if let Some(job) = state.jobs.first() {
+                    job.done.expire();
+                }
+            } else {
+                self.submit(&mut state);
+            }
         }
-        self.submit(&mut state);
         state.is_busy()
     }
 
-    /// Ends all jobs with `ENODEV`, and those that come, until [`Self::open`]. The ring does no DMA
-    /// when this returns. Sleeps.
-    pub(crate) fn close(&self) {
+    /// Tells what to do about a ring in which no job has ended for some time, or that has stopped.
+    pub(crate) fn timed_out(&self) -> Verdict {
         let mut state = self.state.lock();
-
-        if state.is_busy() {
-            if let Err(e) = self.regs.reset_ring(self.index) {
-                state.is_dead = true;
-                dev_info!(self.dev, "ring {} is left as it is: {:?}\n", self.index, e);
+        let error = match self.status.ring(self.index) {
+            Ok(status) => {
+                state.reach(status.fence);
+                status.error
             }
-            state.written = 0;
+            Err(e) => return Verdict::Reset(e),
+        };
+        let timeout = Delta::from_millis(module_parameters::timeout_ms.value().into());
+
+        if self.regs.is_gone() {
+            Verdict::Reset(ENODEV)
+        } else if error != 0 {
+            Verdict::Reset(EIO)
+        } else if !state.is_busy() || state.since.elapsed() < timeout {
+            Verdict::Busy
+        } else {
+            Verdict::Reset(ETIMEDOUT)
         }
-        state.close(ENODEV);
     }
 
-    /// Takes jobs again, after [`Self::close`].
+    /// Resets the ring, and ends what it has done until then. The rest is not in the ring any more.
     ///
     /// # Errors
     ///
-    /// `EIO` or `ENODEV` if the ring does not work any more.
-    pub(crate) fn open(&self) -> Result {
+    /// `ENODEV` if the device is gone, `EIO` if it does not let the ring be reset.
+    pub(crate) fn reset(&self) -> Result {
         let mut state = self.state.lock();
+        let fault = self.status.fault().ok().flatten().unwrap_or_default();
 
-        if state.is_dead {
-            return Err(state.closed.unwrap_or(EIO));
+        dev_info!(
+            self.dev,
+            "ring {} is reset after submission {}, last fault at {:#x}\n",
+            self.index,
+            state.reached,
+            fault.0
+        );
+        let result = self.regs.reset_ring(self.index);
+        if result.is_ok() {
+            // What the ring did until it was reset is not done again: memory that a job has left may
+            // be that of the job behind it.
+            if let Ok(status) = self.status.ring(self.index) {
+                state.reach(status.fence);
+            }
         }
-        state.closed = None;
-        Ok(())
+        // The queue knows them, and begins them again.
+        state.jobs.clear();
+        state.reached = state.submitted;
+        state.written = 0;
+
+        match result {
+            Ok(()) => {
+                state.resets += 1;
+                Ok(())
+            }
+            Err(ENODEV) => {
+                dev_info!(self.dev, "the device does not answer any more\n");
+                state.dead = Some(ENODEV);
+                Err(ENODEV)
+            }
+            Err(e) => {
+                dev_err!(self.dev, "ring {} cannot be reset: {:?}\n", self.index, e);
+                state.dead = Some(EIO);
+                Err(EIO)
+            }
+        }
+    }
+
+    /// Checks that the ring works, for a DRM driver that is about to be bound.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` or `ENODEV` if it does not work any more.
+    pub(crate) fn check(&self) -> Result {
+        match self.state.lock().dead {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
     }
 
     /// Returns how often it was reset.
@@ -364,109 +386,35 @@ impl Ring {
         self.state.lock().resets
     }
 
-    /// Returns the error with which all jobs end, if they do.
-    pub(crate) fn closed(&self) -> Option<Error> {
-        self.state.lock().closed
-    }
-
-    /// Finishes what is done. Fails if that is not all, and nothing will come.
-    fn look(&self, state: &mut State) -> Result {
-        let status = self.status.ring(self.index)?;
-
-        state.reach(status.fence);
-        if !state.is_busy() {
-            return Ok(());
-        }
-        if status.error != 0 {
-            return Err(EIO);
-        }
-        let timeout = Delta::from_millis(module_parameters::timeout_ms.value().into());
-        if state.since.elapsed() > timeout {
-            return Err(ETIMEDOUT);
-        }
-        Ok(())
-    }
-
-    /// Lets the oldest job in the ring fail with `error`, and the others begin anew.
-    fn give_up(&self, state: &mut State, error: Error) {
-        if error == ENODEV || self.regs.is_gone() {
-            if state.closed.is_none() {
-                dev_info!(self.dev, "the device does not answer any more\n");
-            }
-            state.is_dead = true;
-            state.close(ENODEV);
-            return;
-        }
-
-        let fault = self.status.fault().ok().flatten().unwrap_or_default();
-        dev_info!(
-            self.dev,
-            "ring {} is reset: {:?} after submission {}, last fault at {:#x}\n",
-            self.index,
-            error,
-            state.reached,
-            fault.0
-        );
-        if let Err(e) = self.regs.reset_ring(self.index) {
-            dev_err!(self.dev, "ring {} cannot be reset: {:?}\n", self.index, e);
-            state.is_dead = true;
-            state.close(EIO);
-            return;
-        }
-
-        state.resets += 1;
-        state.written = 0;
-        // What the ring did until it was reset is not done again: memory that a job has left may be
-        // that of the job behind it.
-        let before = state.reached;
-        if let Ok(status) = self.status.ring(self.index) {
-            state.reach(status.fence);
-        }
-        let is_late = error == ETIMEDOUT && state.reached != before;
-        state.take_back();
-        // A ring that was only late has no job that hangs.
-        if !is_late {
-            if let Some(job) = state.waiting.pop() {
-                job.finish(Err(error));
-            }
-        }
-    }
-
-    /// Submits what waits, as far as there is room.
-    fn submit(&self, state: &mut State) {
+    /// Writes what waits, as far as there is room.
+    fn submit(&self, state: &mut State<E>) {
         let before = state.written;
 
         if !state.is_busy() {
             state.since = Instant::now();
         }
         while state.submitted - state.reached < SLOTS as u64 {
-            let Some(mut job) = state.begun.take().or_else(|| state.waiting.pop()) else {
+            let Some(index) = state.jobs.iter().position(|job| job.last.is_none()) else {
                 break;
             };
-            if job.done == 0 && job.is_void() {
-                if state.is_busy() {
-                    // In its order, when those before it are done.
-                    state.waiting.push_first(job);
-                    break;
-                }
-                job.finish(Err(EIO));
-                continue;
-            }
+            let (number, written) = (state.submitted + 1, state.written);
+            let Some(job) = state.jobs.get_mut(index) else {
+                break;
+            };
 
-            let number = state.submitted + 1;
-            if self.write(&mut job, number, state.written).is_err() {
-                // Only if the driver is unbound.
-                job.finish(Err(ENODEV));
-                continue;
-            }
-            state.submitted = number;
-            state.written = state.written.wrapping_add(SUBMISSION);
-            if job.done == job.lists.size {
-                state.ends[slot(number)] = Some(job);
-            } else {
-                state.begun = Some(job);
+            match self.write(job, number, written) {
+                Ok(count) => {
+                    state.submitted = number;
+                    state.written = written.wrapping_add(count);
+                }
+                Err(e) => {
+                    job.last = Some(number - 1);
+                    job.result = Err(e);
+                }
             }
         }
+        // Those that have failed with nothing before them in the ring.
+        state.reach(state.reached);
 
         if state.written != before {
             // If the driver is unbound, nothing is in the ring.
@@ -475,58 +423,23 @@ impl Ring {
     }
 
     /// Writes the next part of a job as the submission `number`, to the entries from `written` on.
-    fn write(&self, job: &mut Queued, number: u64, written: u32) -> Result {
-        let first = slot(number) * 2 * LIST;
-        let left = (job.lists.size - job.done).min(MOST);
-        let words = |piece: crate::list::Piece| [piece.address, piece.len];
-
-        let (mut from_pieces, mut from_bytes) = (0u64, left);
-        if let Some(from) = &job.lists.from {
-            from_bytes = 0;
-            let pieces = job.from_at.pieces(from, PIECES, left).inspect(|piece| {
-                from_pieces += 1;
-                from_bytes += piece.len;
-            });
-            self.lists.write(first, pieces.flat_map(words))?;
-        }
-        let (mut to_pieces, mut bytes) = (0u64, 0);
-        let pieces = job
-            .to_at
-            .pieces(&job.lists.to, PIECES, from_bytes)
-            .inspect(|piece| {
-                to_pieces += 1;
-                bytes += piece.len;
-            });
-        self.lists.write(first + LIST, pieces.flat_map(words))?;
-
-        let is_copy = job.lists.from.is_some();
-        let from_address = if is_copy {
-            self.lists.address(first)
-        } else {
-            0
+    /// Returns how many these are.
+    fn write(&self, job: &mut Begun<E>, number: u64, written: u32) -> Result<u32> {
+        // CAST: Below the number of slots.
+        let slot = (number % SLOTS as u64) as usize;
+        let mut part = Part {
+            entries: &self.entries,
+            written,
+            count: 0,
+            words: &self.words,
+            first: slot * E::WORDS,
+            len: E::WORDS,
         };
-        let operation = [
-            if is_copy { COPY_LIST } else { FILL_LIST },
-            from_address,
-            self.lists.address(first + LIST),
-            from_pieces | to_pieces << 32,
-            bytes,
-            0,
-            0,
-            0,
-        ];
-        let fence = [FENCE, number, INTERRUPT, 0, 0, 0, 0, 0];
-        for (entry, words) in (written..).zip([operation, fence]) {
-            let at = (entry % ENTRIES) as usize * ENTRY;
 
-            self.entries.write(at, words)?;
+        if job.entries.write(&mut job.at, &mut part)? {
+            job.last = Some(number);
         }
-
-        if let Some(from) = &job.lists.from {
-            job.from_at.advance(from, bytes);
-        }
-        job.to_at.advance(&job.lists.to, bytes);
-        job.done += bytes;
-        Ok(())
+        part.push_any([FENCE, number, INTERRUPT, 0, 0, 0, 0, 0])?;
+        Ok(part.count)
     }
 }

@@ -49,9 +49,7 @@ pub(crate) fn gem_copy(
     file: &drm::File<File>,
 ) -> Result<u32> {
     // Before anything can fail: a call takes what was waited for on its behalf.
-    let client = file.inner();
-    let copies = client.copies(dev, bound)?;
-    let permit = client.room(copies)?;
+    let client = file.inner().get_ref().copies(dev, bound)?;
 
     check(args.flags == 0)?;
     let (src, dst) = (
@@ -72,7 +70,7 @@ pub(crate) fn gem_copy(
     let fences = ins.fences(file)?;
 
     outs.places(file)?.fill(|| {
-        gem::ttm::copy_after(dev, &from, &to, args.size, (copies, permit), &fences)
+        gem::ttm::copy_after(dev, &from, &to, args.size, client, &fences)
     })?;
     Ok(0)
 }

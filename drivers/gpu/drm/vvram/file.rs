@@ -11,6 +11,7 @@ use kernel::{
         },
         queue::Permit,
         ttm::{
+            Copies,
             CopyQueue,
             CpuRing,
             PinAccount, //
@@ -21,14 +22,9 @@ use kernel::{
         },
         Registered, //
     },
-    new_mutex,
     page,
     prelude::*,
-    sync::{
-        Arc,
-        Mutex,
-        SetOnce, //
-    },
+    sync::Arc,
     uapi, //
 };
 
@@ -50,11 +46,8 @@ use crate::{
 pub(crate) struct File {
     /// What is pinned on its behalf.
     pins: Arc<PinAccount>,
-    /// The copies that it has asked for, once it has asked for one.
-    copies: SetOnce<CopyQueue<CpuRing>>,
-    /// Room for copies that ioctls are about to ask for.
     #[pin]
-    room: Mutex<KVec<Permit>>,
+    copies: Copies<CpuRing>,
     #[pin]
     vm: Vm,
 }
@@ -68,8 +61,7 @@ impl drm::file::DriverFile for File {
         KBox::try_pin_init(
             try_pin_init!(Self {
                 pins,
-                copies: SetOnce::new(),
-                room <- new_mutex!(KVec::new(), "vvram::room"),
+                copies <- Copies::new(),
                 vm <- Vm::new(),
             }),
             GFP_KERNEL,
@@ -101,41 +93,23 @@ impl File {
         &self.pins
     }
 
-    /// Returns the queue of its copies, which is made when it asks for the first one.
+    /// Waits for room for one more copy, before the ioctl that asks for it enters the section that an
+    /// unplug waits for.
+    pub(crate) fn await_room(file: &drm::File<File>) -> Result {
+        file.inner().get_ref().copies.await_room()
+    }
+
+    /// Returns the queue of its copies, and that room.
     pub(crate) fn copies(
         &self,
         dev: &VvramDevice<Registered>,
         bound: &BoundData<'_>,
-    ) -> Result<&CopyQueue<CpuRing>> {
-        if self.copies.as_ref().is_none() {
+    ) -> Result<(&CopyQueue<CpuRing>, Permit)> {
+        self.copies.take(|| {
             let queue = bound.engine.queue(COPIES, dev.ttm.fence_group())?;
 
-            // Another thread may have been faster; then that one is taken.
-            self.copies
-                .populate(dev.ttm.copy_queue(c"vvram-copy", 0, queue)?);
-        }
-        self.copies.as_ref().ok_or(EINVAL)
-    }
-
-    /// Waits for room for one more copy, before the ioctl that asks for it enters the section that an
-    /// unplug waits for: the wait may depend on other devices.
-    pub(crate) fn await_room(file: &drm::File<File>) -> Result {
-        let file = file.inner();
-
-        // The first copy has room.
-        if let Some(copies) = file.copies.as_ref() {
-            let permit = copies.permit()?;
-
-            file.room.lock().push(permit, GFP_KERNEL)?;
-        }
-        Ok(())
-    }
-
-    /// Returns the room that [`Self::await_room`] has waited for.
-    pub(crate) fn room(&self, copies: &CopyQueue<CpuRing>) -> Result<Permit> {
-        let permit = self.room.lock().pop();
-
-        permit.map_or_else(|| copies.try_permit(), Ok)
+            dev.ttm.copy_queue(c"vvram-copy", 0, queue)
+        })
     }
 
     /// Returns its address space.

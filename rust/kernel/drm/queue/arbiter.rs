@@ -144,6 +144,8 @@ pub(super) struct State {
     pub(super) queue: Option<NonNull<bindings::workqueue_struct>>,
     /// The driver resets the hardware at this time.
     pub(super) resetting: bool,
+    /// The driver wants the oldest job to be looked at.
+    expired: bool,
     /// Queues of clients whose first job can begin, in the order of their turns.
     ready: List<Lane, 0>,
     /// All queues of clients.
@@ -205,6 +207,16 @@ impl State {
     }
 }
 
+/// What is asked of the driver, beside what is asked of jobs.
+///
+/// The functions may only be called with [`Flight::hw`], while that is valid.
+pub(super) struct Calls {
+    /// Resets the ring.
+    pub(super) reset: unsafe fn(*const c_void) -> Result,
+    /// Tells whether the hardware is not there any more.
+    pub(super) is_gone: unsafe fn(*const c_void) -> bool,
+}
+
 /// What only the worker touches.
 pub(super) struct Flight {
     /// What the driver has of the hardware, until the ring is gone.
@@ -217,6 +229,8 @@ pub(super) struct Flight {
     pub(super) since: Instant<Monotonic>,
     /// Whether the timer is on its way.
     pub(super) timer: bool,
+    /// The ring goes, and it was asked whether the hardware has gone.
+    asked: bool,
 }
 
 // SAFETY: The hardware, which is `Sync`, may be used from any task.
@@ -243,10 +257,7 @@ pub(super) struct Core {
     pub(super) name: Name,
     /// How long a job may run.
     pub(super) timeout: Option<Msecs>,
-    /// Resets the ring.
-    ///
-    /// May only be called with [`Flight::hw`], while that is valid.
-    pub(super) reset: unsafe fn(*const c_void) -> Result,
+    pub(super) calls: Calls,
     #[pin]
     pub(super) state: SpinLockIrq<State>,
     #[pin]
@@ -255,7 +266,7 @@ pub(super) struct Core {
     kernel: SetOnce<Arc<Lane>>,
     /// All jobs are gone.
     #[pin]
-    pub(super) gone: Completion,
+    gone: Completion,
     #[pin]
     work: Work<Core, RUN>,
     #[pin]
@@ -311,7 +322,7 @@ impl Core {
         name: &CStr,
         credits: usize,
         timeout: Option<Msecs>,
-        reset: unsafe fn(*const c_void) -> Result,
+        calls: Calls,
         hw: *const c_void,
         queue: NonNull<bindings::workqueue_struct>,
     ) -> Result<Arc<Self>> {
@@ -334,6 +345,7 @@ impl Core {
             jobs: 0,
             queue: Some(queue),
             resetting: false,
+            expired: false,
             ready: List::new(),
             all: List::new(),
             slots,
@@ -346,13 +358,14 @@ impl Core {
             ticket: 0,
             since: Instant::now(),
             timer: false,
+            asked: false,
         };
 
         let core = Arc::pin_init(
             pin_init!(Self {
                 name,
                 timeout,
-                reset,
+                calls,
                 state <- new_spinlock_irq!(state, "drm::queue::Core::state"),
                 flight <- new_mutex!(flight, "drm::queue::Core::flight"),
                 kernel: SetOnce::new(),
@@ -501,13 +514,31 @@ impl Core {
         state.kick(self);
     }
 
-    /// Takes nothing more from anybody.
-    pub(super) fn die(self: &Arc<Self>) {
+    /// Takes nothing more from anybody, and waits for the end of all jobs.
+    pub(super) fn end_all(self: &Arc<Self>) {
         self.close();
-        let mut state = self.state.lock();
+        {
+            let mut state = self.state.lock();
 
-        state.dying = true;
-        state.kick(self);
+            state.dying = true;
+            state.kick(self);
+        }
+        // The worker says so when there is no job any more.
+        self.gone.wait_for_completion();
+    }
+
+    /// Has the driver asked about the oldest job, if the run with the number `ticket` is not over.
+    pub(super) fn expire(self: &Arc<Self>, slot: usize, ticket: u64) {
+        let mut state = self.state.lock();
+        let is_running = state
+            .slots
+            .get(slot)
+            .is_some_and(|slot| slot.ticket == ticket && slot.is_running());
+
+        if is_running {
+            state.expired = true;
+            state.kick(self);
+        }
     }
 
     /// Cancels everything that has not begun, because the ring does not work any more.
@@ -581,6 +612,7 @@ impl Core {
         let _section = SignallingSection::begin();
         let mut flight = self.flight.lock();
 
+        self.look(&mut flight);
         for _ in 0..BATCH {
             match self.next() {
                 Next::Ended(slot, result) => {
@@ -613,6 +645,25 @@ impl Core {
         }
         self.set_timer(&mut flight);
         self.state.lock().kick(self);
+    }
+
+    /// Looks at what the driver, or the end of the ring, wants to be looked at.
+    fn look(self: &Arc<Self>, flight: &mut Flight) {
+        let (expired, dying) = {
+            let mut state = self.state.lock();
+
+            (mem::take(&mut state.expired), state.dying)
+        };
+
+        if expired {
+            self.check(flight, true);
+        }
+        if dying && !mem::replace(&mut flight.asked, true) {
+            // SAFETY: The hardware is valid until `detach()`, which comes after the end of all jobs.
+            if !flight.hw.is_null() && unsafe { (self.calls.is_gone)(flight.hw) } {
+                self.recover(flight, None);
+            }
+        }
     }
 
     /// Lets a job begin in a slot that is free.

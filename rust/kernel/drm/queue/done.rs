@@ -44,6 +44,14 @@ impl Done {
         self.result = Some(result);
         // The rest is done by `drop()`.
     }
+
+    /// Tells that the ring has stopped, or that its jobs look as if they would not end: then
+    /// [`RingOps::timed_out`](super::RingOps::timed_out) is asked about the oldest one soon, however
+    /// long that runs. May be called in any context, and again.
+    #[inline]
+    pub fn expire(&self) {
+        self.core.expire(self.slot, self.ticket);
+    }
 }
 
 impl Drop for Done {

@@ -50,18 +50,20 @@
 //!    cancelled: each fence signals `ECANCELED`, in the order of its context. Jobs that have begun go
 //!    on. A driver closes all of its rings before it waits for its clients, which may wait for a job:
 //!    in `drm::Driver::unplug()`.
-//! 2. When the ring is dropped, the jobs of the kernel are done, which depend on the device alone:
-//!    what leaves VRAM arrives. Jobs in the hardware end, or time out.
+//! 2. When the ring is dropped, or before by [`Ring::end`], the jobs of the kernel are done, which
+//!    depend on the device alone: what leaves VRAM arrives. Jobs in the hardware end, or time out; if
+//!    the hardware is gone ([`RingOps::is_gone`]) they end at once.
 //! 3. All jobs are freed, then the worker stops, then [`RingOps::Hw`] is dropped.
 //!
 //! Closing a [`Queue`] cancels what has not begun, and does not wait.
 //!
 //! # Timeouts
 //!
-//! If no job ends for [`Config::timeout`] the driver looks at the oldest one
-//! ([`RingOps::timed_out`]) and may have the ring reset ([`RingOps::reset`]). The fence of that job
-//! signals `ETIME`; those behind it in the hardware are run again. If the reset fails the ring is
-//! broken: everything ends with the error.
+//! If no job ends for [`Config::timeout`], or the driver sees that the ring has stopped
+//! ([`Done::expire`]), the driver is asked about the oldest one ([`RingOps::timed_out`]) and may have
+//! the ring reset ([`RingOps::reset`]). The fence of that job signals the error; those behind it in
+//! the hardware are run again. If the reset fails the ring is broken: everything ends with the error
+//! of the reset.
 //!
 //! # Memory, and who sleeps where
 //!

@@ -40,10 +40,13 @@ impl Core {
             return;
         };
 
+        let left = i64::from(timeout) - flight.since.elapsed().as_millis();
+        // One more, as both are rounded down.
+        let left = Msecs::try_from(left + 1).unwrap_or(0);
         // SAFETY: It is destroyed after it was taken out of the state, whose lock is held.
         let queue = unsafe { workqueue::Queue::from_raw(queue.as_ptr()) };
         flight.timer = queue
-            .enqueue_delayed::<Arc<Self>, TIMER>(self.clone(), msecs_to_jiffies(timeout))
+            .enqueue_delayed::<Arc<Self>, TIMER>(self.clone(), msecs_to_jiffies(left.max(1)))
             .is_ok();
     }
 
@@ -53,12 +56,14 @@ impl Core {
         let mut flight = self.flight.lock();
 
         flight.timer = false;
-        self.check(&mut flight);
+        self.check(&mut flight, false);
         self.set_timer(&mut flight);
     }
 
-    fn check(self: &Arc<Self>, flight: &mut Flight) {
-        {
+    /// Asks the driver about the oldest job in the hardware, if that is there for too long, or if
+    /// the driver wants to be `asked` at once.
+    pub(super) fn check(self: &Arc<Self>, flight: &mut Flight, asked: bool) {
+        if !asked {
             let state = self.state.lock();
 
             // The worker has yet to see that there was progress.
@@ -72,7 +77,7 @@ impl Core {
         };
 
         let timeout = i64::from(self.timeout.unwrap_or(Msecs::MAX));
-        if flight.since.elapsed().as_millis() < timeout {
+        if !asked && flight.since.elapsed().as_millis() < timeout {
             return;
         }
         let Some(Some(node)) = flight.nodes.get(slot) else {
@@ -80,17 +85,21 @@ impl Core {
         };
         // SAFETY: The hardware is valid as long as there are jobs.
         match unsafe { node.payload.timed_out(flight.hw) } {
+            Verdict::Busy if asked => (),
             Verdict::Busy => flight.since = Instant::now(),
-            Verdict::Reset => self.recover(flight, ticket),
+            // The driver may have seen its end, and that another one is to blame.
+            Verdict::Reset(_) if !self.is_running(slot, ticket) => flight.since = Instant::now(),
+            Verdict::Reset(error) => self.recover(flight, Some((ticket, error))),
         }
     }
 
-    /// Resets the ring, ends the job that hangs, and runs those behind it again.
-    fn recover(self: &Arc<Self>, flight: &mut Flight, hung: u64) {
+    /// Resets the ring, ends the run that hangs with the error, if there is one, and runs the other
+    /// jobs again.
+    pub(super) fn recover(self: &Arc<Self>, flight: &mut Flight, hung: Option<(u64, Error)>) {
         // What the driver drops now, because it empties the ring, are no ends.
         self.state.lock().resetting = true;
         // SAFETY: The hardware is valid as long as there are jobs.
-        let result = unsafe { (self.reset)(flight.hw) };
+        let result = unsafe { (self.calls.reset)(flight.hw) };
         {
             let mut state = self.state.lock();
 
@@ -106,13 +115,22 @@ impl Core {
         let mut done = 0;
         while let Some((slot, ticket)) = self.oldest(done, last) {
             done = ticket;
-            match result {
-                _ if ticket == hung => Done::new(self, slot, ticket).signal(Err(ETIME)),
-                Ok(()) => self.run_again(flight, slot),
-                Err(error) => Done::new(self, slot, ticket).signal(Err(error)),
+            let error = hung.filter(|hung| hung.0 == ticket).map(|hung| hung.1);
+
+            match error.or(result.err()) {
+                None => self.run_again(flight, slot),
+                Some(error) => Done::new(self, slot, ticket).signal(Err(error)),
             }
         }
         flight.since = Instant::now();
+    }
+
+    /// Tells whether a run is not over.
+    fn is_running(&self, slot: usize, ticket: u64) -> bool {
+        let state = self.state.lock();
+        let slot = state.slots.get(slot);
+
+        slot.is_some_and(|slot| slot.ticket == ticket && slot.is_running())
     }
 
     /// Returns the oldest job in the hardware whose run is after `done`, and not after `last`.

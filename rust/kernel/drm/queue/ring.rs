@@ -4,6 +4,7 @@
 
 use super::{
     arbiter::{
+        Calls,
         Core,
         TIMER, //
     },
@@ -51,9 +52,17 @@ pub trait RingOps: Sized + 'static {
     fn run(hw: &HwOf<'_, Self>, job: &mut Self::Job, done: Done);
 
     /// Tells what to do about `job`, the oldest in the hardware, as no job has ended for
-    /// [`Config::timeout`].
+    /// [`Config::timeout`], or the driver has asked for that ([`Done::expire`]).
     fn timed_out(_hw: &HwOf<'_, Self>, _job: &Self::Job) -> Verdict {
-        Verdict::Reset
+        Verdict::Reset(ETIME)
+    }
+
+    /// Tells whether the hardware is not there any more, so that no job will end.
+    ///
+    /// Asked when the ring goes: then nobody waits for [`Config::timeout`] before the ring is reset,
+    /// which fails.
+    fn is_gone(_hw: &HwOf<'_, Self>) -> bool {
+        false
     }
 
     /// Resets the ring.
@@ -68,7 +77,7 @@ pub trait RingOps: Sized + 'static {
         Err(EIO)
     }
 
-    /// Called once when a job has ended, has timed out (`ETIME`), or was cancelled (`ECANCELED`).
+    /// Called once when a job has ended, hung, or was cancelled (`ECANCELED`).
     ///
     /// A fence of [`Queue::job`] may have signalled by then. Jobs that have a fence of their own
     /// signal it here.
@@ -95,8 +104,8 @@ pub trait HwInit<T: RingOps> {
 pub enum Verdict {
     /// It works. It is looked at again after as long a time.
     Busy,
-    /// It hangs.
-    Reset,
+    /// It hangs, or has stopped the ring: that is reset, and the job ends with this error.
+    Reset(Error),
 }
 
 /// How a ring is made.
@@ -137,6 +146,16 @@ impl<T: RingOps> Payload for Typed<T> {
 unsafe fn reset<T: RingOps>(hw: *const c_void) -> Result {
     // SAFETY: By the safety requirements.
     T::reset(unsafe { &*hw.cast::<HwOf<'_, T>>() })
+}
+
+/// Tells whether the hardware is not there any more.
+///
+/// # Safety
+///
+/// Those of [`reset`].
+unsafe fn is_gone<T: RingOps>(hw: *const c_void) -> bool {
+    // SAFETY: By the safety requirements.
+    T::is_gone(unsafe { &*hw.cast::<HwOf<'_, T>>() })
 }
 
 /// The workqueue of a ring, which does one thing after the other.
@@ -186,9 +205,7 @@ struct Running {
 impl Drop for Running {
     #[inline(never)]
     fn drop(&mut self) {
-        self.core.die();
-        // The worker says so when there is no job any more.
-        self.core.gone.wait_for_completion();
+        self.core.end_all();
         self.core.detach();
 
         // SAFETY: The timer is that of the ring. If it was pending this call has taken it off, and
@@ -280,7 +297,10 @@ impl<'a, T: RingOps> Ring<'a, T> {
             config.name,
             config.credits,
             config.timeout,
-            reset::<T>,
+            Calls {
+                reset: reset::<T>,
+                is_gone: is_gone::<T>,
+            },
             at.as_ptr().cast_const().cast(),
             workqueue.0,
         )?;
@@ -341,5 +361,15 @@ impl<'a, T: RingOps> Ring<'a, T> {
     /// Jobs that have begun go on, and so does the queue of the kernel.
     pub fn close(&self) {
         self.core.close();
+    }
+
+    /// Ends all jobs, and takes nothing more from anybody: the first two steps of the end of a ring,
+    /// see the [module](super). Sleeps, until no job is left.
+    ///
+    /// For memory that goes before the ring does: nothing accesses it any more on the ring's behalf.
+    /// The other rings of the device must still work, as jobs of the kernel may depend on them. No
+    /// reservation may be held.
+    pub fn end(&self) {
+        self.core.end_all();
     }
 }

@@ -63,6 +63,7 @@
 
 mod blit;
 mod client;
+mod copies;
 mod device;
 mod dma;
 mod engine;
@@ -86,6 +87,7 @@ pub use self::{
         ClientOf,
         PinAccount, //
     },
+    copies::Copies,
     device::Device,
     dma::Segments,
     engine::{

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! The copies of an open file.
+
+use super::engine::CopyQueue;
+use crate::{
+    drm::queue::{
+        Permit,
+        RingOps, //
+    },
+    new_mutex,
+    prelude::*,
+    sync::{
+        Mutex,
+        SetOnce, //
+    }, //
+};
+
+/// Room for copies that ioctls are about to ask for.
+#[pin_data]
+struct Room {
+    #[pin]
+    permits: Mutex<KVec<Permit>>,
+}
+
+impl Room {
+    // Not generic and not inlined, so that the lock class and its name stay in the kernel crate.
+    #[inline(never)]
+    fn new() -> impl PinInit<Self> {
+        pin_init!(Self {
+            permits <- new_mutex!(KVec::new(), "drm::ttm::Copies::room"),
+        })
+    }
+}
+
+/// The copies of an open file, whose queue is made when it asks for the first one.
+///
+/// An ioctl that copies waits for room before it enters the section that an unplug waits for, as the
+/// wait may depend on other devices ([`Self::await_room`]), and takes it inside ([`Self::take`]).
+///
+/// # Examples
+///
+/// ```
+/// use kernel::{
+///     drm::{
+///         queue::{
+///             Queue,
+///             RingOps, //
+///         },
+///         ttm::{
+///             Copies,
+///             Device,
+///             TtmObject, //
+///         }, //
+///     },
+///     prelude::*, //
+/// };
+///
+/// /// What an ioctl does before, and what it does then.
+/// fn copy<T: TtmObject>(
+///     ttm: &Device<T>,
+///     copies: &Copies<T::Ring>,
+///     queue: impl FnOnce() -> Result<Queue<T::Ring>>,
+/// ) -> Result {
+///     copies.await_room()?;
+///
+///     let (queue, permit) = copies.take(|| ttm.copy_queue(c"copies", 0, queue()?))?;
+///     // Asks for a copy by `gem::ttm::copy_after()`.
+///     drop((queue, permit));
+///     Ok(())
+/// }
+/// ```
+#[pin_data]
+pub struct Copies<R: RingOps> {
+    queue: SetOnce<CopyQueue<R>>,
+    #[pin]
+    room: Room,
+}
+
+impl<R: RingOps> Copies<R> {
+    /// Makes those of a file that has not asked for any.
+    pub fn new() -> impl PinInit<Self> {
+        pin_init!(Self {
+            queue: SetOnce::new(),
+            room <- Room::new(),
+        })
+    }
+
+    /// Waits for room for one more copy, interruptibly. No lock may be held.
+    ///
+    /// # Errors
+    ///
+    /// - `ENODEV` if the ring is closed.
+    /// - `ERESTARTSYS` if a signal arrived.
+    /// - `ENOMEM` if memory runs out.
+    pub fn await_room(&self) -> Result {
+        // The first copy has room.
+        if let Some(queue) = self.queue.as_ref() {
+            let permit = queue.permit()?;
+
+            self.room.permits.lock().push(permit, GFP_KERNEL)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the queue, and room for one more copy in it: what [`Self::await_room`] has waited for.
+    ///
+    /// `make` makes the queue, if there is none yet.
+    ///
+    /// # Errors
+    ///
+    /// - `EAGAIN` if another task has taken the room, which only is without a wait before.
+    /// - What `make` returns.
+    pub fn take(
+        &self,
+        make: impl FnOnce() -> Result<CopyQueue<R>>,
+    ) -> Result<(&CopyQueue<R>, Permit)> {
+        let mut permits = self.room.permits.lock();
+
+        if self.queue.as_ref().is_none() {
+            // Nobody else does so meanwhile.
+            self.queue.populate(make()?);
+        }
+        let queue = self.queue.as_ref().ok_or(EINVAL)?;
+        let permit = match permits.pop() {
+            Some(permit) => permit,
+            None => queue.try_permit()?,
+        };
+
+        Ok((queue, permit))
+    }
+}
