@@ -105,6 +105,12 @@ def replacement(mutation):
     return either if new else dropped
 
 
+def by_file(mutations):
+    """The mutations of each file: {path in the kernel tree: mutations}."""
+    return {path: [mutation for mutation in mutations if mutation.file == path]
+            for path in sorted({mutation.file for mutation in mutations})}
+
+
 def rewrite(text, mutations):
     """The text of a file that has all of these mutations."""
     places = sorted(((position(text, m), m) for m in mutations), key=lambda place: place[0])
@@ -145,8 +151,7 @@ class Mutator:
         texts = {path: (self.templates / name).read_text() for path, name in TEMPLATES.items()}
         for path, line in ((MAKEFILE, "obj-y += mutant.o\n"), (CRATE, "pub mod mutant;\n")):
             texts[path] = wanted[path].read_text() + line
-        for path in sorted({mutation.file for mutation in self.mutations}):
-            here = [mutation for mutation in self.mutations if mutation.file == path]
+        for path, here in by_file(self.mutations).items():
             try:
                 # A file that nobody changes is not ours to break.
                 texts[path] = rewrite(wanted[path].read_text(), here)

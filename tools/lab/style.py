@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The style gates: rustfmt, clippy, checkpatch, git am and MAINTAINERS, each file its own check."""
+"""The style gates: rustfmt, clippy, checkpatch, git am, mutations, MAINTAINERS; each file is a check."""
 
 import cache
 import debianroot
 import models
+import mutants
+import mutation
 import pipeline
 import programs
 import source
@@ -48,6 +50,7 @@ def run(steps):
     inside = box.with_binds(readonly={"/build/src": src.tree, "/repo": pipeline.REPO})
     verdicts = formatted(steps, inside) + checkpatch(steps, inside)
     verdicts += maintained(steps, inside)
+    verdicts += broken(steps, src)
     verdicts.append(_gate("git am: the series", lambda: taken(steps, box, src)))
     verdicts.append(_gate("clippy: kernel", lambda: pipeline.kernel_only(steps)))
     return verdicts + [_gate(f"clippy: {crate}", lambda it=crate: _clippy_programs(steps, box, it))
@@ -101,6 +104,19 @@ def checkpatch(steps, box):
             whole = ["--file"] if path.suffix in C_CODE else []
             verdicts.append(_gate(f"checkpatch: {name}", lambda file=name, mode=whole: step.run(
                 [*CHECKPATCH, *mode, file], HINT, box, cwd="/repo", env=NO_GIT)))
+    return verdicts
+
+
+def broken(steps, src):
+    """Each mutation finds in the tree what it breaks, without a kernel that has it."""
+    verdicts = []
+    with steps.step("mutations"):
+        for path, here in mutation.by_file(mutants.everything()).items():
+            try:
+                mutation.rewrite((src.tree / path).read_text(), here)
+                verdicts.append(Verdict(f"mutations: {path}", "pass"))
+            except (OSError, ValueError) as error:
+                verdicts.append(Verdict(f"mutations: {path}", "fail", str(error)))
     return verdicts
 
 

@@ -15,6 +15,7 @@ import guestroot
 import host
 import igt
 import kernel
+import mutants
 import pipeline
 import plan
 import qemu
@@ -22,6 +23,7 @@ import source
 import style
 import toolchain
 import topologies
+from mutation import Mutation
 from steps import LabError
 
 SWITCH = topologies.find("switch")
@@ -331,6 +333,20 @@ class Maintained(unittest.TestCase):
             verdicts = style.maintained(steps, None)
         self.assertEqual([(v.name.removeprefix("MAINTAINERS: "), v.result) for v in verdicts], [
             ("self-test", "pass"), ("form", "pass"), ("a.c", "pass"), ("b.c", "fail")])
+
+
+class Broken(unittest.TestCase):
+    def test_a_mutation_needs_its_place(self):
+        made = [Mutation("one", "a.c", "f(x);"), Mutation("two", "b.c", "g(y);"),
+                Mutation("three", "c.c", "h(z);")]
+        with tempfile.TemporaryDirectory() as folder, \
+                mock.patch.object(mutants, "everything", return_value=made):
+            src = mock.MagicMock(tree=Path(folder))
+            (src.tree / "a.c").write_text("// licence\nf(x);\n")
+            (src.tree / "b.c").write_text("// licence\ng(z);\n")
+            verdicts = style.broken(mock.MagicMock(), src)
+        self.assertEqual([(v.name.removeprefix("mutations: "), v.result) for v in verdicts], [
+            ("a.c", "pass"), ("b.c", "fail"), ("c.c", "fail")])
 
 
 class Topologies(unittest.TestCase):
