@@ -31,18 +31,28 @@ TRACE_EVENT(drm_queue_submit,
 		      __entry->dependencies, __entry->external)
 );
 
-TRACE_EVENT(drm_queue_run,
-	    TP_PROTO(const char *ring, u64 context, u64 seqno),
-	    TP_ARGS(ring, context, seqno),
-	    TP_STRUCT__entry(__string(ring, ring)
-			     __field(u64, context)
-			     __field(u64, seqno)),
-	    TP_fast_assign(__assign_str(ring);
-			   __entry->context = context;
-			   __entry->seqno = seqno;),
-	    TP_printk("ring=%s context=%llu seqno=%llu", __get_str(ring),
-		      __entry->context, __entry->seqno)
+DECLARE_EVENT_CLASS(drm_queue_job,
+		    TP_PROTO(const char *ring, u64 context, u64 seqno),
+		    TP_ARGS(ring, context, seqno),
+		    TP_STRUCT__entry(__string(ring, ring)
+				     __field(u64, context)
+				     __field(u64, seqno)),
+		    TP_fast_assign(__assign_str(ring);
+				   __entry->context = context;
+				   __entry->seqno = seqno;),
+		    TP_printk("ring=%s context=%llu seqno=%llu",
+			      __get_str(ring), __entry->context,
+			      __entry->seqno)
 );
+
+DEFINE_EVENT(drm_queue_job, drm_queue_run,
+	     TP_PROTO(const char *ring, u64 context, u64 seqno),
+	     TP_ARGS(ring, context, seqno));
+
+/* The driver has done with a job what it can do: rung a doorbell, or all of it. */
+DEFINE_EVENT(drm_queue_job, drm_queue_started,
+	     TP_PROTO(const char *ring, u64 context, u64 seqno),
+	     TP_ARGS(ring, context, seqno));
 
 TRACE_EVENT(drm_queue_done,
 	    TP_PROTO(const char *ring, u64 context, u64 seqno, int ret),

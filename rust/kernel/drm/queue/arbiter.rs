@@ -696,6 +696,7 @@ impl Core {
         // SAFETY: The hardware is valid until `detach()`, which the ring calls when there is no job
         // any more.
         unsafe { node.payload.run(flight.hw, Done::new(self, slot, ticket)) };
+        trace::started(&self.name, node.id);
     }
 
     /// Has a job freed.

@@ -39,6 +39,10 @@ mod raw {
         /// # Safety
         ///
         /// `ring` must be a string.
+        pub(super) unsafe fn drm_queue_started(ring: *const c_char, context: u64, seqno: u64);
+        /// # Safety
+        ///
+        /// `ring` must be a string.
         pub(super) unsafe fn drm_queue_done(
             ring: *const c_char,
             context: u64,
@@ -60,6 +64,14 @@ pub(super) fn submit(ring: &Name, id: Id, dependencies: u32, external: bool) {
 pub(super) fn run(ring: &Name, id: Id) {
     // SAFETY: As in `submit()`.
     unsafe { raw::drm_queue_run(ring.as_ptr(), id.context, id.seqno) }
+}
+
+/// The driver has begun with a job, and rung the doorbell if the hardware has one. It may be done
+/// already.
+#[inline(never)]
+pub(super) fn started(ring: &Name, id: Id) {
+    // SAFETY: As in `submit()`.
+    unsafe { raw::drm_queue_started(ring.as_ptr(), id.context, id.seqno) }
 }
 
 /// A job has ended, or was cancelled before it has begun.
