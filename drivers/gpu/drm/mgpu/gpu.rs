@@ -28,6 +28,7 @@ use crate::{
     aperture::Aperture,
     list::Lists,
     memory::Status,
+    module_parameters,
     regs::Regs,
     ring::Ring,
     MODULE, //
@@ -36,8 +37,10 @@ use crate::{
 /// The number of the ring of the copy engine.
 const COPY: usize = 0;
 
-/// After which time it is looked for an interrupt that was lost, in milliseconds.
-const POLL: Msecs = 100;
+/// Returns after which time it is looked for an interrupt that was lost.
+fn poll_time() -> Msecs {
+    module_parameters::poll_ms.value()
+}
 
 /// What handles interrupts.
 struct Events {
@@ -48,7 +51,7 @@ impl InterruptHandler for Events {
     fn handle(&self) -> Option<Msecs> {
         let _section = SignallingSection::begin();
 
-        self.copy.advance().then_some(POLL)
+        self.copy.advance().then_some(poll_time())
     }
 }
 
@@ -104,7 +107,7 @@ impl Gpu {
     /// Has it looked at what the rings have done, also if no interrupt tells of it: to be called when
     /// a ring was given something.
     pub(crate) fn poll(&self) {
-        self.interrupt.poll_in(POLL);
+        self.interrupt.poll_in(poll_time());
     }
 
     /// Returns how often a ring was reset.

@@ -70,5 +70,9 @@ module! {
             default: 10000,
             description: "How long a job may take without progress before its ring is reset, in ms",
         },
+        poll_ms: u32 {
+            default: 100,
+            description: "After which time it is looked for an interrupt that was lost, in ms",
+        },
     },
 }
