@@ -125,6 +125,17 @@ impl JobEvent {
     }
 }
 
+/// Any event, and when it was.
+#[derive(Clone, Debug)]
+pub struct Moment {
+    /// In ticks of the clock of the trace.
+    pub time: u64,
+    /// The event.
+    pub name: String,
+    /// Its fields.
+    pub fields: String,
+}
+
 /// A trace of the jobs of all rings.
 #[derive(Debug)]
 pub struct Jobs {
@@ -147,8 +158,54 @@ impl Jobs {
         let this = Self { dir };
         // One order for all processors.
         this.write("trace_clock", "global")?;
-        this.write("events/drm_queue/enable", "1")?;
+        for event in ["submit", "run", "done"] {
+            this.write(&format!("events/drm_queue/drm_queue_{event}/enable"), "1")?;
+        }
         Ok(this)
+    }
+
+    /// Makes one with doorbells, interrupts and fences, whose time is the time stamp counter.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if there are no such events.
+    #[track_caller]
+    pub fn with_interrupts() -> Result<Self, Stop> {
+        let this = Self::new()?;
+        this.write("trace_clock", "x86-tsc")?;
+        this.write("events/drm_queue/drm_queue_started/enable", "1")?;
+        this.write("events/irq/irq_handler_entry/enable", "1")?;
+        this.write("events/dma_fence/dma_fence_signaled/enable", "1")?;
+        Ok(this)
+    }
+
+    /// All events with their times, in their order. Ends the trace.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if some of them were lost.
+    #[track_caller]
+    pub fn moments(&self) -> Result<Vec<Moment>, Stop> {
+        self.write("events/enable", "0")?;
+        let path = self.dir.join("trace");
+        let text = fs::read_to_string(&path)
+            .map_err(|error| SysError::io(path.display().to_string(), &error))?;
+        check!(!text.contains("LOST"), "events were lost");
+        let mut found = Vec::new();
+        for line in text.lines().filter(|line| !line.starts_with('#')) {
+            // "comm-pid [cpu] flags time: name: fields"
+            let moment = line.split_once("] ").and_then(|(_, rest)| {
+                let mut parts = rest.splitn(3, ": ");
+                let time = parts.next()?.split_whitespace().last()?.parse().ok()?;
+                Some(Moment {
+                    time,
+                    name: parts.next()?.to_string(),
+                    fields: parts.next()?.to_string(),
+                })
+            });
+            found.push(moment.ok_or_else(|| Stop::fail(format_args!("not an event: {line:?}")))?);
+        }
+        Ok(found)
     }
 
     #[track_caller]

@@ -34,10 +34,11 @@ SPREAD = (".median", ".most")
 # as workers have left them: the least of several is one that had to refill none, but which of them
 # are there depends on what was freed before. A transfer sleeps, and looks at the engine once more
 # or once less. The workers of soft RoCE are woken for one packet or for several. To find the pages
-# of a process takes longer than many interrupts of the timer.
+# of a process takes longer than many interrupts of the timer. The engine of a modelled GPU takes as
+# long as its host likes, so that its interrupts come at any time.
 TOLERANCES = {"move.": 2e-2, "cycle.": 1e-2, "whole.": 1e-3, "first.": 1e-3, "map.65536.": 2e-4,
               "transfer.": 5e-2, "register.": 1e-2, "deregister.": 1e-2, "rdma.": 2e-2,
-              "find.": 2e-2}
+              "find.": 2e-2, "job.": 2e-2, "engine.": 5e-2}
 # What vfio-pci's exporter costs without patches that make it faster, and what ours may cost at most.
 BASELINE = Path(__file__).with_name("baseline.txt")
 THEIRS = ".vfio"           # what the names of its figures end with
@@ -72,6 +73,13 @@ FOUND = (("4k", "4 KiB pages"), ("2m", "huge pages"))
 # times more it takes to move them back.
 FIND_GOAL = {"4k": 1.5}
 BACK_TARGET = 20
+# The machine with a modelled GPU, how large that is, and what its driver is told: guest time runs
+# ahead while the device works, and nothing is to be looked for because of that.
+ENGINE = "gpu-switch"
+ENGINE_SIZES = "vram=1G,aperture=512M"
+PATIENT = "mgpu.timeout_ms=4000000000 mgpu.poll_ms=4000000000"
+MOVED = (("4k", 4 << 10), ("2m", 2 << 20), ("256m", 256 << 20))
+WAYS = (("out", "VRAM to system memory"), ("back", "system memory to VRAM"))
 HEADER = ("what", "ours", "to compare", "with", "ratio", "spread", "target", "verdict")
 
 
@@ -118,18 +126,19 @@ class Row:
 def boots():
     """The boots: the machines in order, each as often as it runs."""
     found = []
-    for machines, suffix, vram, program, more in (
-            (MACHINES, "", VRAM_SIZE, "p2p-bench", ""),
-            (HUGE_MACHINES, HUGE, HUGE_SIZE, "p2p-bench", "--huge"),
-            ((RDMA,), "", VRAM_SIZE, "rdma-bench", ""),
-            ((FINDING,), FIND, VRAM_SIZE, "svm-bench", "")):
+    for machines, suffix, vram, program, more, told in (
+            (MACHINES, "", VRAM_SIZE, "p2p-bench", "", ""),
+            (HUGE_MACHINES, HUGE, HUGE_SIZE, "p2p-bench", "--huge", NO_PAGES),
+            ((RDMA,), "", VRAM_SIZE, "rdma-bench", "", ""),
+            ((FINDING,), FIND, VRAM_SIZE, "svm-bench", "", ""),
+            ((ENGINE,), "", VRAM_SIZE, "mgpu-bench", "", PATIENT)):
         for name in machines:
             topology = topologies.find(name)
             settings = {"VVRAM_EXPECT": topology.decision, "LAB_PROGRAM": program,
                         "LAB_BENCH": more}
-            cmdline = f"{CLOCK} {NO_PAGES}" if suffix == HUGE else CLOCK
+            cmdline = f"{CLOCK} {told}".strip()
             found += [qemu.Boot(f"bench-{name}{suffix}-{run}", topology, "bench", TIMEOUT,
-                                settings, cmdline, vram, exact=True)
+                                settings, cmdline, vram, exact=True, sizes=ENGINE_SIZES)
                       for run in range(1, RUNS + 1)]
     return found
 
@@ -285,6 +294,33 @@ def for_each_page(figures):
     return lines
 
 
+def moved(figures, name, way):
+    """What a move by the engine takes of the processor, without what is done where nothing moves."""
+    return figures[f"engine.{name}.{way}"] - figures[f"engine.{name}.{way}.still"]
+
+
+def engine(figures):
+    """Moves by the engine: large ones against the smallest."""
+    least = MOVED[0][0]
+    return [Row(f"move {size >> 20} MiB by an engine, {title}", moved(figures, name, way),
+                moved(figures, least, way), "4 KiB",
+                moved(figures, name, way) / moved(figures, least, way),
+                spread(figures, f"engine.{name}.{way}"))
+            for way, title in WAYS for name, size in MOVED[1:]]
+
+
+def engine_growth(figures):
+    """What a job of the engine takes, and how that grows with what it moves, a line for each."""
+    lines = [f"a job of the engine: {figures['job.submit']:,} instructions from the ioctl to the "
+             f"doorbell, {figures['job.finish']:,} from the interrupt to the signalled fence"]
+    for way, title in WAYS:
+        points = [(size >> 12, moved(figures, name, way)) for name, size in MOVED]
+        start, slope, worst = fit(points)
+        lines.append(f"move n pages by the engine, {title}: {start:,.0f} + {slope:,.2f} n "
+                     f"instructions, within {100 * worst:.0f} %")
+    return lines
+
+
 def huge(figures, path):
     """The large buffer of the large BAR."""
     size, entries = (figures[f"map.huge.ours.{name}"] for name in ("bytes", "entries"))
@@ -328,7 +364,8 @@ def rows(measured):
     found += [huge(measured[name], path) for name, path in HUGE_MACHINES.items()]
     for name, path in MACHINES.items():
         found += paths(measured[name], path)
-    return found + registrations(measured[RDMA]) + finding(measured[FINDING])
+    return found + registrations(measured[RDMA]) + finding(measured[FINDING]) + \
+        engine(measured[ENGINE])
 
 
 def table(lines):
@@ -395,7 +432,7 @@ def run(steps, built):
         lines = table(found) + [""]
         for name, path in MACHINES.items():
             lines += growth(measured[name], path)
-        lines += for_each_page(measured[FINDING])
+        lines += for_each_page(measured[FINDING]) + engine_growth(measured[ENGINE])
         wrong += [f"{row.what}: {row.ratio:.3f}, the target is {row.target}"
                   for row in found if row.verdict == "MISSED"]
     for line in ["", *lines, "", *wrong]:

@@ -19,7 +19,9 @@ COSTS = {"move.out": 1100, "move.out.still": 100, "move.back": 1100, "move.back.
          **{f"{what}.{size}.{kind}": 100 for what in ("register", "deregister")
             for size, _ in bench.REGISTRATIONS for kind in ("vram", "system", "host")},
          **{f"find.{size}.{place}": cost for size, _ in bench.FOUND
-            for place, cost in (("ram", 1000), ("vram", 1200), ("back", 24_000))}}
+            for place, cost in (("ram", 1000), ("vram", 1200), ("back", 24_000))},
+         **{f"engine.{name}.{way}": 100 + 50 + 2 * (size >> 12) for name, size in bench.MOVED
+            for way, _ in bench.WAYS}}
 FIGURES = {"move.bytes": 2 << 20, **COSTS,
            **{f"{name}{which}": value for name, value in COSTS.items() for which in bench.SPREAD},
            **{f"map.{name}.ours": 10 for name, _, _ in bench.MAPPINGS},
@@ -29,6 +31,8 @@ FIGURES = {"move.bytes": 2 << 20, **COSTS,
            **{f"first.{name}.{who}": 60 for name in bench.FIRST for who in ("ours", "vfio")},
            **{f"attach.{count}.{who}": 50 for count, _ in bench.ATTACHES for who in ("ours", "vfio")},
            **{f"find.{size}.pages": 100 for size, _ in bench.FOUND},
+           "job.submit": 5000, "job.finish": 3000,
+           **{f"engine.{name}.{way}.still": 100 for name, _ in bench.MOVED for way, _ in bench.WAYS},
            "rdma.write.vram": 90, "rdma.write.host": 100,
            "map.huge.ours": 10, "map.huge.vfio": 20, "map.huge.ours.entries": 24,
            "map.huge.vfio.entries": 24,
@@ -70,6 +74,9 @@ class Bench(unittest.TestCase):
         self.assertIn("host bridge, no IOMMU: 4096 scattered blocks", self.report)
         self.assertIn("4 KiB pages: 10.0 instructions for a page in system memory, 12.0 in VRAM, "
                       "240.0 if it is moved back", self.report)
+        self.assertIn("a job of the engine: 5,000 instructions from the ioctl to the doorbell, 3,000 "
+                      "from the interrupt to the signalled fence", self.report)
+        self.assertIn("move n pages by the engine, VRAM to system memory: 50 + 2.00 n", self.report)
 
     def test_each_target_can_be_missed(self):
         for name, value in (("move.out", 2000), ("move.back", 2000), ("cycle.10000", 121),
@@ -114,7 +121,7 @@ class Bench(unittest.TestCase):
 
     def test_the_recorded_figures_are_of_known_machines(self):
         base = bench.recorded(bench.BASELINE.read_text())
-        self.assertLessEqual(base.keys(), {*bench.MACHINES, *bench.HUGE_MACHINES})
+        self.assertLessEqual(base.keys(), {*bench.MACHINES, *bench.HUGE_MACHINES, bench.ENGINE})
 
     def test_growth_is_a_line(self):
         start, slope, worst = bench.fit([(n, 7 + 3 * n) for n in bench.GROWTH])

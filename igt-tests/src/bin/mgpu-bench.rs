@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What jobs and moves by the copy engine of the modelled GPU cost, in instructions.
+//!
+//! For a guest whose time is the number of its instructions. Prints and writes
+//! one figure in each line, `name value`; the lab makes a table and judges it.
+//! The device takes as long as it likes: only what processors run is counted.
+
+use std::process::ExitCode;
+
+use vvram_tests::clock::{self, Costs, Others};
+use vvram_tests::figures::{self, Figures};
+use vvram_tests::map::PAGE;
+use vvram_tests::mgpu::{holds, Mgpu, EITHER};
+use vvram_tests::peer::{Mode, Peer};
+use vvram_tests::scene::{patterns, placed};
+use vvram_tests::trace::{Jobs, Moment};
+use vvram_tests::{check_eq, uapi, Outcome, Stop};
+
+const PAGE64: u64 = PAGE as u64;
+const MIB: u64 = 1 << 20;
+const SIZES: [(&str, u64); 3] = [("4k", PAGE64), ("2m", 2 * MIB), ("256m", 256 * MIB)];
+/// The doorbell was rung.
+const STARTED: &str = "drm_queue_started";
+/// An interrupt of any device.
+const INTERRUPT: &str = "irq_handler_entry";
+const SIGNALED: &str = "dma_fence_signaled";
+
+/// The first event of a name from an index on, that has these words.
+fn next(events: &[Moment], from: usize, name: &str, words: &str) -> Result<usize, Stop> {
+    events[from..]
+        .iter()
+        .position(|event| event.name == name && event.fields.contains(words))
+        .map(|index| from + index)
+        .ok_or_else(|| Stop::fail(format_args!("no {name} with {words:?} in {events:?}")))
+}
+
+/// The word of a field, as it stands in an event.
+fn field<'a>(event: &'a Moment, key: &str) -> Result<&'a str, Stop> {
+    event
+        .fields
+        .split_whitespace()
+        .find(|word| word.split('=').next() == Some(key))
+        .ok_or_else(|| Stop::fail(format_args!("no {key} in {event:?}")))
+}
+
+/// Copies a page, one job after the other.
+fn jobs(gpu: &Mgpu, figures: &mut Figures) -> Outcome {
+    const ROUNDS: usize = 64;
+    let (from, to) = (gpu.drm.create(PAGE64)?, gpu.drm.create(PAGE64)?);
+    let (x, y) = patterns();
+    from.map()?.fill(x);
+    to.map()?.fill(y);
+    // What the first one allocates is not measured.
+    gpu.drm.copy((&from, 0), (&to, 0), PAGE64)?.finish()?;
+    let (mut submit, mut finish) = (Costs::default(), Costs::default());
+    for _ in 0..ROUNDS {
+        let trace = Jobs::with_interrupts()?;
+        clock::settle();
+        let begin = clock::now();
+        let fence = gpu.drm.copy((&from, 0), (&to, 0), PAGE64)?;
+        fence.finish()?;
+        let events = trace.moments()?;
+        let started = next(&events, 0, STARTED, "ring=mgpu-copy")?;
+        submit.add(events[started].time - begin);
+        let interrupt = next(&events, started, INTERRUPT, "name=mgpu")?;
+        let context = field(&events[started], "context")?;
+        let signaled = next(&events, interrupt, SIGNALED, context)?;
+        finish.add(events[signaled].time - events[interrupt].time);
+    }
+    holds(&to, x, "the copy")?;
+    figures.costs("job.submit", &submit);
+    figures.costs("job.finish", &finish);
+    Ok(())
+}
+
+/// Moves an object of one size there and back.
+///
+/// A static importer's map moves the object to system memory, that of a peer
+/// back to VRAM. The same calls on an object that is where it has to be say what
+/// of it is not the move.
+fn moves(gpu: &Mgpu, name: &str, size: u64, figures: &mut Figures) -> Outcome {
+    const ROUNDS: u32 = 6;
+    let object = gpu.drm.create_flags(size, EITHER)?;
+    let (pattern, _) = patterns();
+    object.map()?.fill(pattern);
+    let buffer = object.export()?;
+    let before = gpu.drm.getparam(uapi::PARAM_MOVES)?;
+    let mut costs = [(); 4].map(|()| Costs::default());
+    let peer = Peer::open()?;
+    for _ in 0..ROUNDS {
+        let [out, stay_out, back, stay_back] = &mut costs;
+        for (mode, to, moved, stayed) in [
+            (Mode::Static, uapi::PLACEMENT_SYSTEM, out, stay_out),
+            (Mode::Dynamic, uapi::PLACEMENT_VRAM, back, stay_back),
+        ] {
+            let peer = peer.reopen()?;
+            peer.attach(&buffer, mode)?;
+            for costs in [moved, stayed] {
+                clock::settle();
+                let (others, own) = (Others::now(), clock::cpu());
+                peer.map()?;
+                let own = clock::cpu() - own;
+                clock::settle();
+                costs.add(own + Others::now().since(&others));
+                placed(&object, to)?;
+                peer.unmap()?;
+            }
+            peer.detach()?;
+        }
+    }
+    check_eq!(
+        gpu.drm.getparam(uapi::PARAM_MOVES)? - before,
+        2 * u64::from(ROUNDS),
+        "moves"
+    );
+    holds(&object, pattern, "after the moves")?;
+    let [out, stay_out, back, stay_back] = &costs;
+    for (way, moved, stayed) in [("out", out, stay_out), ("back", back, stay_back)] {
+        figures.costs(&format!("engine.{name}.{way}"), moved);
+        figures.costs(&format!("engine.{name}.{way}.still"), stayed);
+    }
+    Ok(())
+}
+
+fn bench(figures: &mut Figures) -> Outcome {
+    clock::stay_in_memory()?;
+    let gpu = Mgpu::first()?;
+    jobs(&gpu, figures)?;
+    for (name, size) in SIZES {
+        moves(&gpu, name, size, figures)?;
+    }
+    gpu.clean()
+}
+
+fn main() -> ExitCode {
+    figures::main(&[("", bench)])
+}
