@@ -22,6 +22,7 @@ import pipeline
 import plan
 import profiler
 import rdma
+import report
 import steps
 import style
 import tally
@@ -76,7 +77,9 @@ def run_soak(work):
         if flavour == onebyone.FLAVOUR:
             # It is not a kernel that boots.
             os.environ.pop("FLAVOUR", None)
-            bad |= tally.close(work.console, onebyone.run(work))
+            part = work.record.part(onebyone.FLAVOUR, None)
+            part.verdicts += onebyone.run(work)
+            bad |= tally.close(work.console, part.verdicts)
             continue
         # All that follows goes by it.
         os.environ["FLAVOUR"] = flavour
@@ -160,6 +163,10 @@ def run_clean(work):
 COMMANDS = {"demo": run_demo, "check": run_check, "soak": run_soak, "test": run_test,
             "rdma": run_rdma, "bench": run_bench, "profile": run_profile, "mutants": run_mutants,
             "style": run_style, "tree": run_tree, "shell": run_shell, "clean": run_clean}
+# Those that leave a report to look at.
+REPORTED = ("demo", "check", "soak", "test", "rdma", "bench")
+# What ends a command early.
+ENDS = (steps.LabError, OSError, commands.Interrupted)
 
 
 def main():
@@ -173,23 +180,39 @@ def main():
         commands.end_on_signals()
         with cache.lock(lambda who: console.say(f"{who} uses the caches: waiting")):
             console.restart()
-            return COMMANDS[command](steps.Steps(console, cache.base() / "logs" / command))
-    except steps.LabError as error:
-        steps.report(console, error)
-        console.say(f"total time: {console.elapsed()}")
-        return 1
-    except BrokenPipeError:
+            return recorded(console, command)
+    except ENDS as error:
+        return ended_by(console, error)
+
+
+def recorded(console, command):
+    """Run a command, and leave a report of it, however it ends."""
+    work = steps.Steps(console, cache.base() / "logs" / command)
+    error = None
+    try:
+        status = COMMANDS[command](work)
+    except ENDS as ended:
+        error, status = ended, ended_by(console, ended)
+    work.record.end(status, error)
+    report.leave(work, REPORTED)
+    return status
+
+
+def ended_by(console, error):
+    """Say why a command came to an early end; return the exit status."""
+    if isinstance(error, BrokenPipeError):
         # Whoever read what the lab says is gone.
         return 128 + signal.SIGPIPE
-    except OSError as error:
+    if isinstance(error, commands.Interrupted):
+        console.say(str(error))
+        return error.status
+    if isinstance(error, OSError):
         if error.errno not in steps.FULL:
-            raise
-        steps.report(console, steps.DiskFull(error))
-        console.say(f"total time: {console.elapsed()}")
-        return 1
-    except commands.Interrupted as interrupted:
-        console.say(str(interrupted))
-        return interrupted.status
+            raise error
+        error = steps.DiskFull(error)
+    steps.report(console, error)
+    console.say(f"total time: {console.elapsed()}")
+    return 1
 
 
 if __name__ == "__main__":

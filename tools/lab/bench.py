@@ -415,6 +415,8 @@ def run(steps, built):
     with steps.step("boot the benchmark") as step:
         outcomes = built.machine.run_all(step, steps.console, boots())
     measured, wrong = gather(outcomes)
+    record = steps.record
+    record.wrong = wrong
     lines = []
     if not any(outcome.error for outcome in outcomes):
         # A kernel without some patches is one to compare others with.
@@ -429,10 +431,10 @@ def run(steps, built):
                       for text in unlike(machine, figures)]
             wrong += exceeded(measured, base)
         found = rows(compared(measured, base))
-        lines = table(found) + [""]
-        for name, path in MACHINES.items():
-            lines += growth(measured[name], path)
-        lines += for_each_page(measured[FINDING]) + engine_growth(measured[ENGINE])
+        notes = [line for name, path in MACHINES.items() for line in growth(measured[name], path)]
+        notes += for_each_page(measured[FINDING]) + engine_growth(measured[ENGINE])
+        record.figures, record.rows, record.notes = measured, found, notes
+        lines = [*table(found), "", *notes]
         wrong += [f"{row.what}: {row.ratio:.3f}, the target is {row.target}"
                   for row in found if row.verdict == "MISSED"]
     for line in ["", *lines, "", *wrong]:

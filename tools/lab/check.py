@@ -64,9 +64,11 @@ class Lists:
 
 def run(steps, built):
     """Run everything; return the verdicts."""
-    verdicts = (unit_tests(steps, built) + program_tests(steps, built) + modules(steps, built)
-                + refused.run(steps, built) + compiled.run(steps, built))
     lists = Lists.of(built)
+    part = begin(steps, lists)
+    verdicts = part.verdicts
+    for action in (unit_tests, program_tests, modules, refused.run, compiled.run):
+        verdicts += action(steps, built)
     outcomes, unsteady = once_more(steps, built, lists,
                                    boot(steps, built, "boot the tests", plan.check()))
     seen = {}
@@ -79,19 +81,28 @@ def run(steps, built):
     verdicts.append(migration(steps.console, outcomes))
     rdma.report(steps.console, outcomes)
     slowest(steps.console, outcomes)
+    part.outcomes = outcomes
     return verdicts
+
+
+def begin(steps, lists):
+    """A part of the record of the run, for tests on the kernel of now."""
+    return steps.record.part(kernel.flavour(), lambda outcome: judge(outcome, lists, {}))
 
 
 def run_soak(steps, built):
     """Run what takes too long to be run with each change, on one kernel; return the verdicts."""
     flavour = kernel.flavour()
     boots = plan.sanitized() if flavour in kernel.SANITIZERS else plan.soak()
-    begin = time.monotonic()
-    verdicts = modules(steps, built)
+    since = time.monotonic()
+    lists = Lists.of(built)
+    part = begin(steps, lists)
+    part.verdicts += modules(steps, built)
     outcomes = boot(steps, built, f"boot the long tests ({flavour})", boots)
-    verdicts += judged(outcomes, {}, Lists.of(built))
-    sums(steps.console, outcomes, verdicts, time.monotonic() - begin)
-    return [dataclasses.replace(v, name=f"{flavour}: {v.name}") for v in verdicts]
+    part.verdicts += judged(outcomes, {}, lists)
+    part.outcomes = outcomes
+    sums(steps.console, outcomes, part.verdicts, time.monotonic() - since)
+    return [dataclasses.replace(v, name=f"{flavour}: {v.name}") for v in part.verdicts]
 
 
 def sums(console, outcomes, verdicts, seconds):
@@ -146,28 +157,43 @@ def serious(outcome):
 
 def slowest(console, outcomes):
     """Print which boots and which programs took the longest."""
+    for title, times in longest(outcomes):
+        console.say(f"the {SLOWEST} slowest {title}:")
+        for name, seconds in times:
+            console.say(f"    {seconds:7.1f} s  {name}")
+
+
+def longest(outcomes):
+    """(title, [(name, seconds)]) of the boots and of the programs that took the longest."""
     boots = {outcome.boot.name: outcome.seconds for outcome in outcomes}
     ran = collections.Counter()
     for outcome in outcomes:
         for test, entry in igt.tests(igt.results(outcome)).items():
             ran[test.partition("@")[0]] += igt.seconds(entry)
-    for title, times in (("boots", boots), ("programs, in all boots together", ran)):
-        console.say(f"the {SLOWEST} slowest {title}:")
-        for name, seconds in sorted(times.items(), key=lambda item: -item[1])[:SLOWEST]:
-            console.say(f"    {seconds:7.1f} s  {name}")
+    return [(title, sorted(times.items(), key=lambda item: -item[1])[:SLOWEST])
+            for title, times in (("boots", boots), ("programs, in all boots together", ran))]
 
 
 def run_test(steps, built, tests, topology):
     """Run some tests on one machine and nothing else; return the verdicts."""
-    return judged(boot(steps, built, f"boot {topology.title}", [plan.test(tests, topology)]), {},
-                  Lists.of(built))
+    return booted(steps, built, f"boot {topology.title}", [plan.test(tests, topology)])
 
 
 def run_rdma(steps, built):
     """Run the tests with RDMA and nothing else; return the verdicts."""
-    outcomes = boot(steps, built, "boot the RDMA tests", plan.rdma_boots())
-    rdma.report(steps.console, outcomes)
-    return judged(outcomes, {}, Lists.of(built))
+    verdicts = booted(steps, built, "boot the RDMA tests", plan.rdma_boots())
+    rdma.report(steps.console, steps.record.outcomes())
+    return verdicts
+
+
+def booted(steps, built, title, boots):
+    """Run boots and nothing else; return their verdicts."""
+    lists = Lists.of(built)
+    part = begin(steps, lists)
+    outcomes = boot(steps, built, title, boots)
+    part.verdicts += judged(outcomes, {}, lists)
+    part.outcomes = outcomes
+    return part.verdicts
 
 
 def judged(outcomes, seen, lists):

@@ -61,6 +61,11 @@ def become(argv):
     os.execvp(argv[0], argv)
 
 
+def ending():
+    """Whether a signal has asked the lab to end."""
+    return _ending.is_set()
+
+
 def end_on_signals():
     """Let signals end the commands of all threads, and raise Interrupted in the main one.
 

@@ -11,8 +11,7 @@ from steps import LabError
 TIMEOUT = 300
 MIN_BYTES = 4 << 20
 MIN_RANGES = 3
-HEADER = ("topology", "the kernel decided", "reason", "ranges", "written", "read", "verified",
-          "expected", "verdict")
+HEADER = ("topology", "decision", "distance", "ranges", "written", "read", "equal", "verdict")
 CLOSING = (
     "Shown: VRAM of one PCI device, exported by a Rust driver, read and written by another.",
     "Where no path exists the export says so and moves nothing; every byte above was compared.",
@@ -52,31 +51,38 @@ def deviations(topology, said):
 
 def judge(outcome):
     """The row of a boot, and what is wrong with it."""
-    topology = outcome.boot.topology
-    said, wrong = {}, []
-    try:
-        said = json.loads((outcome.results / "demo.json").read_text())
-        wrong += deviations(topology, said)
-    except (OSError, ValueError):
-        wrong.append("the program left no account of the transfer")
+    topology, said = outcome.boot.topology, account(outcome)
+    wrong = deviations(topology, said) if said else ["the program left no account of the transfer"]
     if outcome.error and not said.get("error"):
         wrong.append(outcome.error)
     wrong += [f"kernel log: {line}" for line in kernellog.brief(
         kernellog.complaints(outcome.log, outcome.boot.name))]
     wrong += [f"QEMU: {line}" for line in outcome.qemu_log]
     moved = said.get("bytes_written", 0) + said.get("bytes_read", 0)
-    row = (topology.title, said.get("decision", "-"), reason(said), said.get("ranges", "-"),
+    row = (topology.title, decision(said), distance(said), said.get("ranges", "-"),
            megabytes(said.get("bytes_written", 0)), megabytes(said.get("bytes_read", 0)),
            ("yes" if said.get("verified") else "no") if moved else "-",
-           topology.decision, "WRONG" if wrong else "ok")
+           "WRONG" if wrong else "ok")
     return row, wrong
 
 
-def reason(said):
-    """Why the kernel decided as it did: the distance of the path, or what stood against it."""
-    if said.get("reason") == "none":
-        return f"path of distance {said.get('distance')}"
-    return said.get("reason", "-")
+def account(outcome):
+    """What the program of a boot has left about the transfer, if anything."""
+    try:
+        return json.loads((outcome.results / "demo.json").read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def decision(said):
+    """What the kernel decided, and what stood against a path."""
+    found = [said.get("decision", "-"), said.get("reason", "none")]
+    return ": ".join(found[:1] if found[1] == "none" else found)
+
+
+def distance(said):
+    """The length of the path, where there is one."""
+    return said["distance"] if said.get("distance", -1) >= 0 else "-"
 
 
 def megabytes(count):
@@ -98,14 +104,17 @@ def run(steps, built):
     with steps.step("boot the topologies") as step:
         outcomes = built.machine.run_all(step, steps.console, boots())
     judged = [judge(outcome) for outcome in outcomes]
+    steps.record.demo = [(outcome, *found) for outcome, found in zip(outcomes, judged)]
     steps.console.say()
     for line in table([row for row, _ in judged]):
         steps.console.say(line)
     steps.console.say()
-    wrong = [(outcome, text) for outcome, (_, found) in zip(outcomes, judged) for text in found]
+    wrong = [f"{outcome.boot.topology.name}: {text}"
+             for outcome, (_, found) in zip(outcomes, judged) for text in found]
+    steps.record.wrong = wrong
     if wrong:
-        for outcome, text in wrong:
-            steps.console.say(f"{outcome.boot.topology.name}: {text}")
+        for text in wrong:
+            steps.console.say(text)
         raise LabError(f"{len(wrong)} deviations from what is expected",
                        f"read the logs in {outcomes[0].results.parent}/demo-*")
     for line in CLOSING:

@@ -38,6 +38,7 @@ class Cell:
 
     text: str
     wrong: dict = field(default_factory=dict)    # topology: what is wrong
+    seen: list = field(default_factory=list)     # (placement, path/reason of each importer)
 
 
 def parse(text):
@@ -75,7 +76,7 @@ def merge(seen):
     """Bring the cells of some topologies together; seen maps topologies to what parse() found."""
     cells = {}
     for key in keys():
-        texts, wrong = [], {}
+        texts, wrong, ways = [], {}, []
         for topology, found in seen.items():
             if key not in found:
                 if key[0] != "system" or plan.of_kinds(topology):
@@ -87,9 +88,10 @@ def merge(seen):
             text = short(place, got, topology.decision)
             if text not in texts:
                 texts.append(text)
+                ways.append((place, got))
         if len(texts) > 1 and not wrong:
             wrong["all"] = "the topologies do not agree"
-        cells[key] = Cell(" / ".join(texts) or "?", wrong)
+        cells[key] = Cell(" / ".join(texts) or "?", wrong, ways)
     return cells
 
 
@@ -119,20 +121,23 @@ def table(cells):
     return out
 
 
-def report(texts):
-    """The lines to print and a verdict.
+def groups(texts):
+    """(title, what parse() found by topology) of the topologies that share a table.
 
     texts maps topologies to the results.json of each.
     """
     seen = {topology: parse(text) for topology, text in texts.items()}
-    groups = [("with a path between the devices",
-               {t: f for t, f in seen.items() if t.decision != topologies.REFUSED}),
-              ("without one, so that all importers are unreachable",
-               {t: f for t, f in seen.items() if t.decision == topologies.REFUSED})]
+    found = [("with a path between the devices",
+              {t: f for t, f in seen.items() if t.decision != topologies.REFUSED}),
+             ("without a path, so that all importers are unreachable",
+              {t: f for t, f in seen.items() if t.decision == topologies.REFUSED})]
+    return [(title, group) for title, group in found if group]
+
+
+def report(texts):
+    """The lines to print and a verdict; texts is that of groups()."""
     lines, wrong, count = [], [], 0
-    for title, group in groups:
-        if not group:
-            continue
+    for title, group in groups(texts):
         cells = merge(group)
         names = ", ".join(t.name for t in group)
         lines += ["", f"The migration matrix {title} ({names}):", "", *table(cells)]

@@ -218,6 +218,8 @@ class Machine:
                 outcome = Outcome(boot, self.kernel.share / "results" / boot.name,
                                   time.monotonic() - running[boot.name], f"not run: {error}")
             del running[boot.name]
+            if not commands.ending():
+                step.outcomes.append(outcome)
             verdict = outcome.error or "ended"
             console.say(f"    {boot.name}: {verdict} after {duration(outcome.seconds)}")
             return outcome
@@ -228,6 +230,7 @@ class Machine:
                                           for name, since in sorted(running.items()))
 
         step.progress = progress
+        step.boots = len(boots)
         order = sorted(boots, key=lambda boot: times.expected(boot.name), reverse=True)
         done = Room(order).run(one)
         times.record({name: outcome.seconds for name, outcome in done.items()

@@ -18,6 +18,7 @@ import time
 
 import cache
 import commands
+import record
 import sandbox
 
 HEARTBEAT = 20
@@ -127,6 +128,10 @@ class Step:
         self.name = name
         self.log = log
         self.begin = time.monotonic()
+        self.end = None
+        self.result = ""             # of a verdict, once it has ended
+        self.boots = 0               # how many it is to run
+        self.outcomes = []           # of those that have ended
         self.progress = self._last_line
 
     def _last_line(self):
@@ -153,9 +158,14 @@ class Step:
                 raise DiskFull(self.name)
             raise LabError(f"{self.name}: exit status {status}", hint, self.log)
 
+    @property
+    def seconds(self):
+        """How long it took, or has taken so far."""
+        return (self.end or time.monotonic()) - self.begin
+
     def elapsed(self):
         """Time since the step began."""
-        return duration(time.monotonic() - self.begin)
+        return duration(self.seconds)
 
 
 class Steps:
@@ -164,9 +174,10 @@ class Steps:
     def __init__(self, console, logs):
         self.console = console
         self.logs = logs
-        for old in logs.glob("*.log"):
+        for old in [*logs.glob("*.log"), *logs.glob("*.html")]:
             old.unlink()
         self.number = 0
+        self.record = record.Record(logs.name)
 
     @contextlib.contextmanager
     def step(self, name):
@@ -176,6 +187,7 @@ class Steps:
         step = Step(name, self.logs / f"{self.number:02d}-{slug}.log")
         self.logs.mkdir(parents=True, exist_ok=True)
         step.log.touch()
+        self.record.steps.append(step)
         stop = threading.Event()
         beat = threading.Thread(target=self._beat, args=(step, stop), daemon=True)
         if not self.console.tty:
@@ -183,13 +195,16 @@ class Steps:
         beat.start()
         try:
             yield step
+            step.result = "pass"
         except LabError as error:
+            step.result = "fail"
             error.log = error.log or step.log
             raise
         finally:
             stop.set()
             # One that cannot write its line must not keep the lab.
             beat.join(JOIN)
+            step.end = time.monotonic()
         self.console.say(f"[{self.console.elapsed():>12}] {name}: done in {step.elapsed()}")
 
     def current(self, name):

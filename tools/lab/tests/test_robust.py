@@ -220,6 +220,16 @@ class Leftovers(InCaches):
         self.assertEqual(child.returncode, 128 + signal.SIGTERM, said)
         self.assertFalse(any(runs(pid) for pid in pids))
         self.assertEqual(len(list(cache.base().glob("pid-*"))), 2)
+        report = cache.base() / "logs/demo/report.html"
+        self.assertIn(f"report: {report}", said)
+        self.assertIn("4 boots did not come to their end.", report.read_text())
+
+    def test_a_lab_that_fails_leaves_a_report(self):
+        child = self.start("with work.step('x'):\n    raise steps.LabError('the error', 'the hint')")
+        said, _ = child.communicate(timeout=PATIENCE)
+        report = cache.base() / "logs/demo/report.html"
+        self.assertTrue(said.endswith(f"report: {report}\n"), said)
+        self.assertIn("What to do: the hint", report.read_text())
 
     def test_a_command_that_starts_while_the_lab_ends_does_not_stay(self):
         with mock.patch.object(commands, "_ending", mock.Mock(is_set=lambda: True)):

@@ -1,0 +1,393 @@
+# SPDX-License-Identifier: GPL-2.0
+"""What the report of a run says."""
+
+import collections
+import dataclasses
+import time
+
+import bench
+import check
+import demo
+import igt
+import kernel
+import matrix
+import qemu
+import topologies
+from report import drawing, logs
+from report.blocks import (BAD, GOOD, NONE, OFF, WARN, Cell, Folded, Gallery, Output, Page, Picture,
+                           Section, Table, Text)
+from steps import TAIL, duration
+
+STATES = {"pass": GOOD, "fail": BAD, "skip": OFF, "unsteady": WARN}
+WORDS = {"pass": "passed", "fail": "failed", "skip": "skipped", "unsteady": "unsteady"}
+DECISIONS = {topologies.BUS: "peer to peer by bus address, below the switch",
+             topologies.HOST_BRIDGE: "peer to peer through the host bridge",
+             topologies.REFUSED: "refused: PCI permits no route"}
+
+
+def page(record):
+    """The page of a run."""
+    verdicts = [verdict for part in record.parts for verdict in part.verdicts]
+    count = collections.Counter(verdict.result for verdict in verdicts)
+    title, state = ending(record)
+    sections = [wrong(record), *benchmark(record), topology_pictures(record), told_by_demo(record),
+                *matrices(record), slowest(record), boots(record), *all_verdicts(record),
+                work(record)]
+    counts = [(count[result], WORDS[result], STATES[result])
+              for result in STATES if verdicts and (count[result] or result in ("pass", "fail"))]
+    if record.rows:
+        count = collections.Counter(row.verdict for row in record.rows)
+        counts += [(count["ok"], "targets met", GOOD), (count["MISSED"], "targets missed", BAD),
+                   (count["met"], "goals met", GOOD), (count["not met"], "goals not met", WARN)]
+    if record.demo:
+        good = sum(not bad for *_, bad in record.demo)
+        counts += [(good, "machines as expected", GOOD), (len(record.demo) - good, "not as expected", BAD)]
+    return Page(f"make {record.command}", state, title, facts(record),
+                [(number, what, state if number else NONE) for number, what, state in counts],
+                [section for section in sections if section and section.blocks])
+
+
+def ending(record):
+    """How a run ended, in words and as a state."""
+    if record.status == 0:
+        return "everything as expected", GOOD
+    if record.status is not None and record.status >= 128:
+        return "cut short", WARN
+    return "failed", BAD
+
+
+def facts(record):
+    """(name, value) of what is to be known of a run."""
+    found = [("begin", time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(record.begin))),
+             ("time", duration(record.seconds)),
+             ("kernel", ", ".join(part.title for part in record.parts) or
+              (bench.FLAVOUR if record.command == "bench" else kernel.DEFAULT))]
+    if record.parts and record.outcomes():
+        found.append(("seed", str(record.seed or qemu.seed())))
+    return found
+
+
+def wrong(record):
+    """What has failed, or is unsteady."""
+    blocks = []
+    if record.error:
+        blocks.append(Text([str(record.error)]))
+        hint, log = getattr(record.error, "hint", ""), getattr(record.error, "log", None)
+        if hint:
+            blocks.append(Text([f"What to do: {hint}"]))
+        if log and log.is_file():
+            blocks += [Output(log.read_text(errors="replace").splitlines()[-TAIL:]),
+                       Table("The log", ("step",), [[Cell(log.stem, BAD, log=log)]])]
+    if record.wrong:
+        blocks.append(Table("Deviations from what is expected", ("deviation",),
+                            [[Cell(line, BAD)] for line in record.wrong]))
+    for part in record.parts:
+        places = logs.Places(part)
+        rows = [verdict_row(verdict, places) for verdict in part.verdicts
+                if verdict.result in ("fail", "unsteady")]
+        if rows:
+            blocks.append(Table(f"Failed or unsteady{of(record, part)}",
+                                ("check", "result", "what it said"), rows))
+    return Section("wrong", "What is wrong", blocks)
+
+
+def of(record, part):
+    """The name of a part, where there are several."""
+    return f", kernel {part.title}" if len(record.parts) > 1 else ""
+
+
+def verdict_row(verdict, places):
+    """A verdict as a row of a table."""
+    return [Cell(verdict.name, log=places.log(verdict)),
+            Cell(WORDS[verdict.result], STATES[verdict.result]),
+            Cell(verdict.detail)]
+
+
+def all_outcomes(record):
+    """(part, outcome) of all boots; there are no parts without tests."""
+    if not record.parts:
+        return [(None, outcome) for outcome in record.outcomes()]
+    return [(part, outcome) for part in record.parts for outcome in part.outcomes]
+
+
+def tally(verdicts):
+    """How many verdicts of a kind there are, in words."""
+    count = collections.Counter(verdict.result for verdict in verdicts)
+    return ", ".join(f"{count[result]} {WORDS[result]}" for result in STATES if count[result])
+
+
+def topology_pictures(record):
+    """A tree of each machine that was booted."""
+    by_name = collections.defaultdict(list)
+    for part, outcome in all_outcomes(record):
+        by_name[outcome.boot.topology.name].append((part, outcome))
+    told = {outcome.boot.topology.name: (demo.account(outcome), bad)
+            for outcome, _, bad in record.demo}
+    places = {id(part): logs.Places(part) for part in record.parts}
+    main, others = [], []
+    for machine in topologies.ALL:
+        if machine.name not in by_name:
+            continue
+        verdicts = [verdict for part, outcome in by_name[machine.name] if part
+                    for verdict in places[id(part)].verdicts(outcome)]
+        said, deviations = told.get(machine.name, ({}, []))
+        shown = dataclasses.replace(machine, decision=said.get("decision", machine.decision),
+                                    distance=said.get("distance", machine.distance))
+        lines = [DECISIONS.get(shown.decision, shown.decision)]
+        if shown.distance >= 0:
+            lines[0] += f", distance {shown.distance}"
+        errors = [outcome.error for _, outcome in by_name[machine.name] if outcome.error]
+        bad = any(verdict.result == "fail" for verdict in verdicts) or bool(errors) or bool(deviations)
+        if machine.name in told:
+            lines.append(moved(said))
+        elif verdicts:
+            lines.append(tally(verdicts))
+        picture = Picture(drawing.topology(shown, f"{machine.title} ({machine.name})"),
+                          f"{machine.title} ({machine.name})", BAD if bad else GOOD, lines)
+        (main if machine in topologies.TOPOLOGIES else others).append(picture)
+    blocks = [Gallery(main)] if main else []
+    if others:
+        state = BAD if any(picture.state == BAD for picture in others) else GOOD
+        blocks.append(Folded(f"More machines: {len(others)}", state, [Gallery(others)]) if main
+                      else Gallery(others))
+    if blocks:
+        blocks.insert(0, Text(["The way of the bytes from the VRAM to the device that accesses it: "
+                               "a solid green line where PCI permits it, a dashed red one with a "
+                               "stop sign where it does not, so that no byte moves. The sign in "
+                               "front of a title says whether all on the machine was as expected."]))
+    return Section("topologies", "Topologies", blocks)
+
+
+def moved(said):
+    """What the demo moved, in words."""
+    if not said.get("bytes_written") and not said.get("bytes_read"):
+        return "no bytes moved"
+    return (f"{demo.megabytes(said.get('bytes_written', 0))} written, "
+            f"{demo.megabytes(said.get('bytes_read', 0))} read by the peer, "
+            + ("all compared" if said.get("verified") else "NOT as expected"))
+
+
+def told_by_demo(record):
+    """The table of the demo."""
+    rows = [[Cell(str(text), log=outcome.results / "output.log" if not column else None,
+                  state=(BAD if bad else GOOD) if column == len(row) - 1 else NONE,
+                  hint="\n".join(bad) if column == len(row) - 1 else "")
+             for column, text in enumerate(row)] for outcome, row, bad in record.demo]
+    blocks = [Table("One transfer on each machine", demo.HEADER, rows)] if rows else []
+    return Section("demo", "The demo", blocks)
+
+
+def matrices(record):
+    """The migration matrix, of each kernel that has it."""
+    for part in record.parts:
+        outcomes = {}
+        for machine in topologies.TOPOLOGIES:
+            for outcome in part.outcomes:
+                if check.place(outcome.boot) == machine.name and \
+                        any(name.startswith(matrix.TEST) for name in
+                            igt.tests(igt.results(outcome))):
+                    outcomes[machine] = outcome
+        if outcomes:
+            yield Section(f"matrix-{part.title}", f"Migration matrix{of(record, part)}",
+                          list(matrix_tables(outcomes)))
+
+
+def matrix_tables(outcomes):
+    """The tables of a migration matrix, by machines that agree."""
+    yield Text(["What each pair of importers gets of each kind of object. A row is the first "
+                "importer, and whether the second one attaches before the first one maps (early) or "
+                "after that (late); a column is the second importer. In front is where the object "
+                "is: V in VRAM, S in system memory. Green: peer to peer for all. Blue: system memory "
+                "for at least one. Grey: refused for at least one. A cell with ✗ is not as expected. "
+                "Hover over a cell, or focus it, for the reasons."])
+    texts = {machine: igt.results(outcome) for machine, outcome in outcomes.items()}
+    for title, group in matrix.groups(texts):
+        cells = matrix.merge(group)
+        names = ", ".join(machine.name for machine in group)
+        first = next(iter(group))
+        for bo in matrix.OBJECTS:
+            rows = []
+            for importer in matrix.IMPORTERS:
+                for order in matrix.ORDERS:
+                    keys = [(bo, importer, order, second) for second in matrix.IMPORTERS]
+                    if order == matrix.ORDERS[0]:
+                        keys.insert(0, (bo, importer, "alone", "none"))
+                    found = [matrix_cell(key, cells[key], group, outcomes, first) for key in keys]
+                    if order != matrix.ORDERS[0]:
+                        found.insert(0, Cell(""))
+                    rows.append([Cell(importer), Cell(order), *found])
+            yield Table(f"Object of {OBJECTS[bo]}, {title} ({names})",
+                        ("first importer", "second attaches", "first one alone",
+                         *[f"and {name}" for name in matrix.IMPORTERS]),
+                        rows, kind="matrix", headers=2)
+
+
+OBJECTS = {"vram": "VRAM only", "system": "system memory only", "either": "either memory"}
+PLACES = {"vram": "in VRAM", "system": "in system memory"}
+REASONS = {"no-opt-in": "the importer does not take peer-to-peer memory",
+           "no-route": "PCI permits no route to it", "other-importer": "another importer needs it there",
+           "system-only": "the object was made for it",
+           "not-revocable": "the importer cannot be revoked",
+           "pinned-elsewhere": "it is pinned there", "no-vram": "VRAM is full"}
+
+
+def matrix_cell(key, cell, group, outcomes, first):
+    """A cell of the migration matrix."""
+    bo, importer, _, _ = key
+    machine = next((machine for machine in group if machine.name in cell.wrong), first)
+    hints = []
+    for place, got in cell.seen:
+        words = ", ".join(f"{which} importer: {path_words(item)}"
+                          for which, item in zip(("first", "second"), got))
+        hints.append(f"object {PLACES.get(place, place)}; {words}")
+    hints += [f"{where}: {why}" for where, why in cell.wrong.items()]
+    paths = {item.partition("/")[0] for _, got in cell.seen for item in got}
+    if not paths:
+        kind = "unseen"
+    elif topologies.REFUSED in paths:
+        kind = "refused"
+    else:
+        kind = "system" if "system" in paths else "peer"
+    return Cell(cell.text, BAD if cell.wrong else NONE, "\n".join(hints) or "it was not tried",
+                logs.of_test(outcomes[machine], f"{matrix.TEST}{bo}-{importer}"), kind=kind)
+
+
+def path_words(item):
+    """A path and its reason, in words."""
+    path, _, reason = item.partition("/")
+    words = {"system": "system memory", topologies.REFUSED: "refused",
+             topologies.BUS: "peer to peer by bus address",
+             topologies.HOST_BRIDGE: "peer to peer through the host bridge"}.get(path, path)
+    return words if reason == "none" else f"{words}, because {REASONS.get(reason, reason)}"
+
+
+def benchmark(record):
+    """Ratios against 1.0, and how costs grow."""
+    if record.rows:
+        yield Section("ratios", "Costs and what they are compared with", list(ratios(record)))
+    charts = [chart for machine, path in bench.MACHINES.items() if machine in record.figures
+              for chart in [growth(record.figures[machine], path)] if chart]
+    if charts:
+        yield Section("growth", "Growth with the number of scattered blocks",
+                      [Text(["Instructions of a mapping that is made and unmade again, and of all from "
+                             "the export to the close. Both axes are logarithmic."]),
+                       Gallery([picture for picture, _ in charts]), *[table for _, table in charts],
+                       *([Output(record.notes)] if record.notes else [])])
+
+
+def ratios(record):
+    """The rows of the benchmark, by what they are about."""
+    yield Text(["A bar begins at 1.0, the solid line: to the left the ratio is smaller, to the right it "
+                "is larger. One with a tip is longer than 2.0. The dotted line is the target or the goal. "
+                "A missed target fails the run, a goal that is not met does not."])
+    states = {"ok": GOOD, "met": GOOD, "MISSED": BAD, "not met": WARN}
+    groups = {}
+    for row in record.rows:
+        head, colon, rest = row.what.partition(": ")
+        known = colon and head in (*bench.MACHINES.values(), "RDMA")
+        groups.setdefault(head if known else "general", []).append((rest if known else row.what, row))
+    for head, rows in groups.items():
+        lines = []
+        for what, row in rows:
+            state = states.get(row.verdict, NONE)
+            limit = next((value for value in (row.least, row.most, row.goal) if value), None)
+            _, ours, other, against, ratio, spread, target, verdict = row.cells()
+            lines.append([Cell(what), Cell(ratio, number=True,
+                                           bar=drawing.bar(row.ratio, limit, state or "plain")),
+                          Cell(target), Cell("" if verdict == "-" else verdict, state),
+                          Cell(ours, number=True), Cell(other, number=True), Cell(against),
+                          Cell(spread, number=True)])
+        yield Table(head[0].upper() + head[1:], ("what", "ratio", "target", "verdict", "ours",
+                                                 "compared", "with", "spread"), lines, kind="bars")
+
+
+SERIES = (("map", "ours", "map, ours", "ours"), ("map", "vfio", "map, vfio-pci", "theirs"),
+          ("whole", "ours", "all, ours", "ours dashed"),
+          ("whole", "vfio", "all, vfio-pci", "theirs dashed"))
+
+
+def growth(figures, path):
+    """The curves of a path and their numbers, or nothing if some were not measured."""
+    names = [f"{what}.{n}.{who}" for what, who, *_ in SERIES for n in bench.GROWTH]
+    if any(name not in figures for name in names):
+        return None
+    curves = [(title, kind, [(n, figures[f"{what}.{n}.{who}"]) for n in bench.GROWTH])
+              for what, who, title, kind in SERIES]
+    rows = [[Cell(f"{n:,}", number=True),
+             *[Cell(f"{points[column][1]:,}", number=True) for _, _, points in curves]]
+            for column, n in enumerate(bench.GROWTH)]
+    return (Picture(drawing.lines(f"Instructions: {path}", curves), path),
+            Table(f"Instructions: {path}", ("blocks", *[title for title, *_ in curves]), rows,
+                  closed=True))
+
+
+def slowest(record):
+    """Which boots and which programs took the longest."""
+    outcomes = [outcome for _, outcome in all_outcomes(record)]
+    logs_of = {outcome.boot.name: outcome.results / "kernel.log" for outcome in outcomes}
+    blocks = []
+    for title, times in check.longest(outcomes):
+        if len(times) > 1:
+            rows = [[Cell(name, log=logs_of.get(name)),
+                     Cell(f"{seconds:.1f} s", number=True,
+                          bar=drawing.share(seconds / max(times[0][1], 1e-9)))]
+                    for name, seconds in times]
+            blocks.append(Table(f"The slowest {title}", ("name", "time"), rows, kind="bars"))
+    tests = sorted(((igt.seconds(entry), test, outcome) for outcome in outcomes
+                    for test, entry in igt.tests(igt.results(outcome)).items()),
+                   key=lambda item: -item[0])[:check.SLOWEST]
+    if tests:
+        blocks.append(Table("The slowest tests", ("test", "boot", "time"),
+                            [[Cell(test, log=logs.of_test(outcome, test)), Cell(outcome.boot.name),
+                              Cell(f"{seconds:.1f} s", number=True,
+                                   bar=drawing.share(seconds / max(tests[0][0], 1e-9)))]
+                             for seconds, test, outcome in tests], kind="bars"))
+    return Section("slowest", "What took the longest", blocks)
+
+
+def boots(record):
+    """All boots with their logs."""
+    rows = []
+    for part, outcome in all_outcomes(record):
+        verdicts = logs.Places(part).verdicts(outcome) if part else []
+        bad = outcome.error or any(verdict.result == "fail" for verdict in verdicts)
+        files = {name: outcome.results / name for name in logs.FILES}
+        rows.append([Cell(outcome.boot.name), Cell(outcome.boot.topology.title),
+                     Cell(outcome.error or tally(verdicts) or "ended", BAD if bad else GOOD),
+                     Cell(duration(outcome.seconds), number=True),
+                     *[Cell(name.partition(".")[0] if logs.holds(file) else "", log=file)
+                       for name, file in files.items()]])
+    planned = sum(step.boots for step in record.steps) - len(record.outcomes())
+    blocks = [Table("All boots", ("boot", "machine", "result", "time",
+                                  *["log"] * len(logs.FILES)), rows)] if rows else []
+    if planned > 0:
+        blocks.append(Text([f"{planned} boots did not come to their end."]))
+    return Section("boots", "Boots", blocks)
+
+
+def all_verdicts(record):
+    """Everything, folded by boot."""
+    for part in record.parts:
+        places = logs.Places(part)
+        folded = []
+        for title, verdicts in places.groups():
+            states = {verdict.result for verdict in verdicts}
+            state = next((STATES[result] for result in ("fail", "unsteady", "pass", "skip")
+                          if result in states), NONE)
+            # What is counted has one verdict for each.
+            rows = [[Cell(verdict.name + (f" ({times} times)" if times > 1 else ""),
+                          log=places.log(verdict, title)),
+                     Cell(WORDS[verdict.result], STATES[verdict.result]), Cell(verdict.detail)]
+                    for verdict, times in collections.Counter(verdicts).items()]
+            folded.append(Folded(f"{title}: {tally(verdicts)}", state,
+                                 [Table(title, ("check", "result", "what it said"), rows)]))
+        if folded:
+            yield Section(f"verdicts-{part.title}", f"All checks{of(record, part)}", folded)
+
+
+def work(record):
+    """The steps of the run with their logs."""
+    rows = [[Cell(step.name, log=step.log), Cell(WORDS.get(step.result, "did not end"), STATES.get(step.result, NONE)),
+             Cell(duration(step.seconds), number=True)] for step in record.steps]
+    return Section("steps", "Steps", [Table("Steps of the run", ("step", "result", "time"), rows)]
+                   if rows else [])
