@@ -7,7 +7,7 @@ export KSRC MIRROR KVM JOBS GUESTS SEED FLAVOUR TOPOLOGY GPU TEST MUTANT WITHOUT
 
 LAB := python3 -B tools/lab
 
-.PHONY: help demo check soak test rdma bench profile mutants style tree shell clean python
+.PHONY: help demo check soak test rdma bench profile mutants style docs tree shell clean python
 
 help:
 	@echo 'make demo    build everything, boot every topology, show one table'
@@ -18,7 +18,8 @@ help:
 	@echo 'make bench   count instructions of moves, exports and mappings'
 	@echo 'make profile show the functions that take the instructions of some figures, on TOPOLOGY='
 	@echo 'make mutants break the code in one place after the other, see that a test finds it'
-	@echo 'make style   rustfmt, clippy, checkpatch, git am and get_maintainer'
+	@echo 'make style   rustfmt, clippy, checkpatch, git am, get_maintainer, and make docs'
+	@echo 'make docs    the pages below Documentation, as the Sphinx of the kernel renders them'
 	@echo 'make tree    a git tree of Linux in OUT=dir, with a commit for each step of the series'
 	@echo 'make shell   an interactive guest with the devices in place'
 	@echo 'make clean   remove the caches'
@@ -53,7 +54,7 @@ help:
 	@echo '/etc/subuid. Caches and logs: $$XDG_CACHE_HOME/vvram-lab, else ~/.cache/vvram-lab;'
 	@echo 'they need 12 GB, and 4 GB more for FLAVOUR=tree.'
 
-demo check soak test rdma bench profile mutants style tree shell clean: python
+demo check soak test rdma bench profile mutants style docs tree shell clean: python
 	@$(LAB) $@
 
 python:

@@ -15,6 +15,7 @@ import check
 import commands
 import debianroot
 import demo
+import docs
 import kernel
 import mutants
 import onebyone
@@ -133,6 +134,13 @@ def run_style(work):
     return tally.close(work.console, style.run(work))
 
 
+def run_docs(work):
+    """Render the documentation."""
+    verdict, page = docs.run(work)
+    work.console.say(f"documentation: {page}")
+    return tally.close(work.console, [verdict])
+
+
 def run_tree(work):
     """Make a git tree of Linux with the repository as commits."""
     out = tree.destination(os.environ.get("OUT"))
@@ -162,7 +170,7 @@ def run_clean(work):
 
 COMMANDS = {"demo": run_demo, "check": run_check, "soak": run_soak, "test": run_test,
             "rdma": run_rdma, "bench": run_bench, "profile": run_profile, "mutants": run_mutants,
-            "style": run_style, "tree": run_tree, "shell": run_shell, "clean": run_clean}
+            "style": run_style, "docs": run_docs, "tree": run_tree, "shell": run_shell, "clean": run_clean}
 # Those that leave a report to look at.
 REPORTED = ("demo", "check", "soak", "test", "rdma", "bench")
 # What ends a command early.

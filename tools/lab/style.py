@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The style gates: rustfmt, clippy, checkpatch, git am, mutations, MAINTAINERS; each file is a check."""
+"""The style gates: rustfmt, clippy, checkpatch, git am, mutations, MAINTAINERS and the documentation.
+
+Each file is a check of its own.
+"""
 
 import cache
 import debianroot
+import docs
+import docsroot
 import models
 import mutants
 import mutation
 import pipeline
 import programs
 import source
+import toolchain
 import tree
 from igt import Verdict
 from steps import LabError
@@ -46,11 +52,12 @@ NO_GIT = {"GIT_DIR": "/nonexistent"}
 
 def run(steps):
     """Run the gates; return the verdicts. A kernel that does not build fails clippy."""
-    box, src = pipeline.sources(steps)
+    box, src = pipeline.sources(steps, (toolchain, docsroot))
     inside = box.with_binds(readonly={"/build/src": src.tree, "/repo": pipeline.REPO})
     verdicts = formatted(steps, inside) + checkpatch(steps, inside)
     verdicts += maintained(steps, inside)
     verdicts += broken(steps, src)
+    verdicts.append(docs.verdict(steps, docsroot.ensure(steps), src))
     verdicts.append(_gate("git am: the series", lambda: taken(steps, box, src)))
     verdicts.append(_gate("clippy: kernel", lambda: pipeline.kernel_only(steps)))
     return verdicts + [_gate(f"clippy: {crate}", lambda it=crate: _clippy_programs(steps, box, it))

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The root of the documentation: what renders it.
+
+It is not the toolchain's, so that another package of it has no kernel built anew.
+"""
+
+import cache
+import debianroot
+import sandbox
+
+SUITES = ["trixie"]
+PACKAGES = "python3-sphinx python3-yaml graphviz fonts-dejavu-core".split()
+GB = 1
+KEY = cache.digest(SUITES, PACKAGES)
+
+
+def path():
+    """Where the root is or will be."""
+    return cache.base() / f"docs-{KEY}"
+
+
+def ensure(steps):
+    """Make the root if it is not there; return a sandbox in it."""
+    final = path()
+    if final.exists():
+        steps.current("root of the documentation")
+    else:
+        with steps.step("root of the documentation") as step:
+            partial = final.with_suffix(cache.PARTIAL)
+            debianroot.build(step, partial, SUITES, PACKAGES)
+            partial.rename(final)
+    return sandbox.Sandbox(final)
