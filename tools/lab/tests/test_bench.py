@@ -2,12 +2,14 @@
 """Tests of what the benchmark concludes from its figures."""
 
 import os
+import re
 import tempfile
 import unittest
 from pathlib import Path
 from unittest import mock
 
 import bench
+import pipeline
 import qemu
 import topologies
 from steps import LabError
@@ -165,6 +167,12 @@ class Bench(unittest.TestCase):
     def test_a_boot_that_failed_is_no_success(self):
         with self.assertRaises(LabError):
             self.run_with(FIGURES, FIGURES, status="the job's exit status was 1")
+
+    def test_the_documentation_has_the_tolerances(self):
+        text = (pipeline.REPO / "Documentation/gpu/vvram-testing.rst").read_text()
+        rows = dict(re.findall(r"^``([a-z]+\.(?:\d+\.)?)`` +([\d.]+) %", text, re.M))
+        self.assertEqual({name: float(part) for name, part in rows.items()},
+                         {name: 100 * part for name, part in bench.TOLERANCES.items()})
 
 
 if __name__ == "__main__":

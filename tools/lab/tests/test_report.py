@@ -20,7 +20,7 @@ import report
 import steps
 import topologies
 from igt import Verdict
-from report import blocks, content, devices, drawing, logs, page
+from report import blocks, content, devices, drawing, logs, page, sheet
 from steps import LabError
 
 SWITCH = topologies.find("switch")
@@ -313,6 +313,10 @@ class Topologies(InFolder):
         text = self.read(1).text()
         self.assertIn("✓ two ports of a switch (switch)", text)
         self.assertIn("✗ two root ports, not AMD (no-route)", text)
+
+
+    def test_the_documentation_has_them_as_they_are(self):
+        self.assertEqual(sheet.FILE.read_text(), sheet.sheet(), "see tools/lab/report/sheet.py")
 
 
 class Demo(InFolder):
