@@ -12,6 +12,7 @@ from pathlib import Path
 from unittest import mock
 
 import bench
+import check
 import commands
 import matrix
 import qemu
@@ -124,10 +125,10 @@ class InFolder(unittest.TestCase):
         self.record.end(status, error)
         text = page.render(content.page(self.record), self.logs)
         reader = Reader(text)
-        self.check(reader, text)
+        self.sound(reader, text)
         return reader
 
-    def check(self, reader, text):
+    def sound(self, reader, text):
         """One file without a network, which a reader of the screen can read."""
         self.assertNotRegex(text.replace("http://www.w3.org/2000/svg", ""), r"https?://|url\(|@import")
         self.assertFalse(reader.all("script") + reader.all("link") + reader.all("img"))
@@ -443,7 +444,59 @@ class Leave(InFolder):
         self.assertFalse((self.logs / report.NAME).exists())
 
 
+class Parts(InFolder):
+    """What the commands with tests leave in the record."""
+
+    def run_with(self, function, *arguments):
+        """Run a command over one boot; return its verdicts and those in the record at the end."""
+        outcome = self.outcome()
+        work = mock.MagicMock(record=self.record)
+
+        def boots(*_):
+            self.step(outcome)
+            return [outcome]
+
+        nothing = dict.fromkeys(("unit_tests", "program_tests", "modules", "kunit_together"),
+                                mock.Mock(return_value=[]))
+        with mock.patch.multiple(
+                check, boot=boots, judge=lambda *_: [Verdict("switch: boot", "pass")],
+                Lists=mock.MagicMock(), migration=lambda *_: Verdict("migration matrix", "pass"),
+                slowest=mock.Mock(), sums=mock.Mock(), **nothing), \
+                mock.patch("refused.run", return_value=[]), \
+                mock.patch("compiled.run", return_value=[]), mock.patch("rdma.report"), \
+                mock.patch("igt.stale", return_value=[]), mock.patch("igt.mended", return_value=[]), \
+                mock.patch("kernellog.stale", return_value=[]):
+            returned = function(work, mock.MagicMock(), *arguments)
+            self.record.end(0)
+        [part] = self.record.parts
+        self.assertEqual(part.outcomes, [outcome])
+        return [verdict.name for verdict in returned], [verdict.name for verdict in part.verdicts]
+
+    def test_each_boot_is_judged_once(self):
+        returned, recorded = self.run_with(check.run)
+        self.assertEqual(returned, ["switch: boot", "migration matrix"])
+        self.assertEqual(recorded, returned)
+
+    def test_so_it_is_by_other_commands(self):
+        returned, recorded = self.run_with(check.run_test, ["a"], SWITCH)
+        self.assertEqual((returned, recorded), (["switch: boot"], ["switch: boot"]))
+
+    def test_a_kernel_of_soak_is_a_part(self):
+        returned, recorded = self.run_with(check.run_soak)
+        self.assertEqual((returned, recorded), (["check: switch: boot"], ["switch: boot"]))
+
+
 class Logs(InFolder):
+    def test_each_kind_of_check_has_its_log(self):
+        outcome = self.outcome(tests={"a@one": "", "b@two": ""})
+        places = logs.Places(self.part([outcome]))
+        for name, file in (("b@two", "runner/1/out.txt"), ("kernel log", "kernel.log"),
+                           ("qemu log", "qemu.log"), ("a@gone", "output.log")):
+            self.assertEqual(places.log(Verdict(f"switch: {name}", "pass")), outcome.results / file)
+        outcome.boot.job = "kunit"
+        self.assertEqual(places.log(Verdict("switch: suite.case", "pass")),
+                         outcome.results / "kernel.log")
+
     def test_a_named_log_is_the_log(self):
         part = self.part([])
         verdict = Verdict("external modules", "fail", "exit status 2, log: /x/y.log")
