@@ -52,7 +52,8 @@ help:
 	@echo 'A Debian machine (bookworm or later, amd64) with git, make and apt is enough, as root;'
 	@echo 'as a plain user, with python3, mmdebstrap and uidmap installed and a range in'
 	@echo '/etc/subuid. Caches and logs: $$XDG_CACHE_HOME/vvram-lab, else ~/.cache/vvram-lab;'
-	@echo 'they need 12 GB, and 4 GB more for FLAVOUR=tree.'
+	@echo 'they need 13 GB, and 4 GB more for FLAVOUR=tree. A report to look at, report.html,'
+	@echo 'is beside the logs of demo, check, soak, test, rdma and bench.'
 
 demo check soak test rdma bench profile mutants style docs tree shell clean: python
 	@$(LAB) $@

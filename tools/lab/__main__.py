@@ -170,7 +170,8 @@ def run_clean(work):
 
 COMMANDS = {"demo": run_demo, "check": run_check, "soak": run_soak, "test": run_test,
             "rdma": run_rdma, "bench": run_bench, "profile": run_profile, "mutants": run_mutants,
-            "style": run_style, "docs": run_docs, "tree": run_tree, "shell": run_shell, "clean": run_clean}
+            "style": run_style, "docs": run_docs, "tree": run_tree, "shell": run_shell,
+            "clean": run_clean}
 # Those that leave a report to look at.
 REPORTED = ("demo", "check", "soak", "test", "rdma", "bench")
 # What ends a command early.

@@ -199,7 +199,7 @@ def matrix_tables(outcomes):
                 "after that (late); a column is the second importer. In front is where the object "
                 "is: V in VRAM, S in system memory. Green: peer to peer for all. Blue: system memory "
                 "for at least one. Grey: refused for at least one. A cell with ✗ is not as expected. "
-                "Hover over a cell, or focus it, for the reasons."])
+                "Hover over a cell for the reasons; it leads to the log of the test."])
     texts = {machine: igt.results(outcome) for machine, outcome in outcomes.items()}
     for title, group in matrix.groups(texts):
         cells = matrix.merge(group)

@@ -94,11 +94,12 @@ def _(block: blocks.Table, folder):
 def cell(it, folder, is_header):
     """A cell of a table."""
     words = escape(it.text)
+    hint = f' title="{escape(it.hint)}"' if it.hint else ""
     if it.log and it.text and it.log.exists():
         link = quote(os.path.relpath(it.log, folder))
-        words = f'<a href="{link}">{words}</a>'
+        # The hint goes to what a reader can reach without a mouse.
+        words, hint = f'<a href="{link}"{hint}>{words}</a>', ""
     kinds = " ".join(kind for kind in (it.state, it.kind, "number" if it.number else "") if kind)
-    hint = f' title="{escape(it.hint)}"' if it.hint else ""
     name, scope = ("th", ' scope="row"') if is_header else ("td", "")
     of_kind = f' class="{kinds}"' if kinds else ""
     if it.bar:

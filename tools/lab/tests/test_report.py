@@ -256,6 +256,8 @@ class Matrix(InFolder):
                          "importer: system memory, because the importer does not take peer-to-peer "
                          "memory")
         self.assertEqual(cell.log.read_text().count("first=static"), 11)
+        link = f'title="{cell.hint}">V peer+opt-in</a></td>'
+        self.assertTrue(page.cell(cell, self.logs, False).endswith(link))
 
     def test_all_peer_to_peer_is_another_colour_than_refused(self):
         self.assertEqual(self.altered("system/no-opt-in", "bus/none").kind, "peer")
