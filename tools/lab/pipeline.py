@@ -6,6 +6,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+import crates
 import debianroot
 import guestroot
 import host
@@ -55,6 +56,7 @@ def sources(steps, roots=(toolchain,)):
     if new_roots:
         host.install_packages(steps)
     box = toolchain.ensure(steps)
+    crates.ensure(steps, box)
     return box, source.ensure(steps, REPO, ksrc, box)
 
 

@@ -4,6 +4,7 @@
 import shutil
 
 import cache
+import crates
 import toolchain
 
 CRATE = "igt-tests"
@@ -11,7 +12,7 @@ LOCK = "Cargo.lock"
 # Debian's own copies of crates: nothing is fetched from anywhere.
 OFFLINE = ["--offline",
            "--config", 'source.crates-io.replace-with="debian"',
-           "--config", 'source.debian.directory="/usr/share/cargo/registry"']
+           "--config", f'source.debian.directory="{crates.REGISTRY}"']
 
 
 def cargo(step, box, repo, command, hint, *more, crate=CRATE):
@@ -23,7 +24,7 @@ def cargo(step, box, repo, command, hint, *more, crate=CRATE):
     folder = cache.base() / f"programs-{toolchain.KEY}"
     _copy(repo / crate, folder / crate)
     (folder / "target").mkdir(exist_ok=True)
-    inside = box.with_binds({"/build/programs": folder})
+    inside = box.with_binds({"/build/programs": folder}, {crates.REGISTRY: crates.path()})
     step.run(["cargo", command, *OFFLINE, "--release", *more], hint, inside,
              cwd=f"/build/programs/{crate}", env={"CARGO_TARGET_DIR": "/build/programs/target"})
     return folder / "target/release"
