@@ -321,9 +321,10 @@ def unit_tests_of(path):
 
 
 def program_tests(steps, built):
-    """The unit tests of the guest programs and of the modelled devices, which need no guest either."""
+    """The tests of all crates, which need no guest either."""
     verdicts = []
-    for name, crate in (("guest programs", programs.CRATE), ("modelled devices", models.CRATE)):
+    for name, crate in (("guest programs", programs.CRATE), ("modelled devices", models.CRATE),
+                        ("tool p2p", programs.TOOL)):
         result, why = "pass", ""
         try:
             with steps.step(f"unit tests of the {name}") as step:

@@ -2,12 +2,15 @@
 """Builds the programs that run in the guest, the crate in igt-tests/, and other crates."""
 
 import shutil
+from pathlib import Path
 
 import cache
 import crates
 import toolchain
 
 CRATE = "igt-tests"
+# The tool for operators, which the guest has as well.
+TOOL = "tools/p2p"
 LOCK = "Cargo.lock"
 # Debian's own copies of crates: nothing is fetched from anywhere.
 OFFLINE = ["--offline",
@@ -42,11 +45,13 @@ def _copy(crate, copy):
 
 
 def ensure(steps, box, repo, kernel):
-    """Build the crate and put its programs into the share."""
+    """Build the crate and the tool, and put the programs into the share."""
     with steps.step("guest programs") as step:
         built = cargo(step, box, repo, "build", "the log names the file: fix it",
                       "--bins", "--examples")
+        cargo(step, box, repo, "build", "the log names the file: fix it", "--bins", crate=TOOL)
         names = [p.stem for p in sorted((repo / CRATE / "src/bin").glob("*.rs"))]
+        names.append(Path(TOOL).name)
         folder = kernel.share / "bin"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()

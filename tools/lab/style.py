@@ -21,7 +21,7 @@ from steps import LabError
 
 C_CODE = (".c", ".h")
 # What is built for this machine, and not by the kernel's make.
-CRATES = (programs.CRATE, models.CRATE)
+CRATES = (programs.CRATE, models.CRATE, programs.TOOL)
 HINT = "the log shows what is asked for"
 # Who submits a patch signs it off; and the tree is not a git tree that could name the commits
 # which the patches mention. A new file of a patch is in a folder that upstream maintains.

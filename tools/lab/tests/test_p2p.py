@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Tests of what the tool p2p has in common with the kernel: lists, numbers and names."""
+
+import os
+import re
+import tempfile
+import tomllib
+import unittest
+from pathlib import Path
+from unittest import mock
+
+import check
+import crates
+import pipeline
+import programs
+import sandbox
+
+TOOL = pipeline.REPO / programs.TOOL / "src"
+TREE = os.environ.get(check.TREE)
+UAPI = pipeline.REPO / "include/uapi/drm"
+
+
+@unittest.skipUnless(TREE, f"{check.TREE}= names no kernel tree")
+class Kernel(unittest.TestCase):
+    def setUp(self):
+        self.tree = Path(TREE)
+
+    def test_the_list_of_host_bridges_is_the_kernels(self):
+        ids = dict(re.findall(r"^#define (PCI_(?:VENDOR|DEVICE)_ID_\w+)\s+(0x\w+)",
+                              (self.tree / "include/linux/pci_ids.h").read_text(), re.M))
+        entries = re.search(r"pci_p2pdma_whitelist\[\] = {(.*?)\n};",
+                            (self.tree / "drivers/pci/p2pdma.c").read_text(), re.S)
+        kernels = [(ids[vendor].lower(), ids.get(device, device).lower(), flags != "0")
+                   for vendor, device, flags in
+                   re.findall(r"{(PCI_\w+),\s*(\w+),\s*(\w+)}", entries[1])]
+        self.assertGreater(len(kernels), 20)
+
+        text = (TOOL / "hosts.rs").read_text()
+        vendors = dict(re.findall(r"^const (\w+): u16 = (0x\w+);", text, re.M))
+        listed = re.search(r"LISTED: .*? = &\[(.*?)\n\];", text, re.S)[1]
+        ours = [(vendors[vendor], device or "pci_any_id", same == "true")
+                for vendor, device, same in
+                re.findall(r"\((\w+), (?:None|Some\((0x\w+)\)), (\w+)\)", listed)]
+        self.assertEqual(ours, kernels)
+
+    def test_it_is_for_this_kernel(self):
+        makefile = (self.tree / "Makefile").read_text()
+        version = [re.search(rf"^{name} = (\d+)", makefile, re.M)[1]
+                   for name in ("VERSION", "PATCHLEVEL")]
+        self.assertIn(f"LIST: (u32, u32) = ({version[0]}, {version[1]});",
+                      (TOOL / "hosts.rs").read_text())
+
+
+class Uapi(unittest.TestCase):
+    def setUp(self):
+        self.text = (TOOL / "uapi.rs").read_text()
+
+    def test_ioctls_have_the_numbers_of_the_drivers(self):
+        ours = {name: (int(attachments, 16), int(query, 16)) for name, attachments, query in
+                re.findall(r'name: "(\w+)",\s+attachments: (\w+),\s+query: (\w+),', self.text)}
+        theirs = {}
+        for header in UAPI.glob("*_drm.h"):
+            name = header.stem.removesuffix("_drm")
+            found = [re.search(rf"#define DRM_{name.upper()}_\w*{what}\s+(0x\w+)",
+                               header.read_text()) for what in ("ATTACHMENTS", "PEER_QUERY")]
+            if all(found):
+                theirs[name] = tuple(int(it[1], 16) for it in found)
+        self.assertEqual(ours, theirs)
+
+    def test_reasons_have_the_names_that_debugfs_has(self):
+        header = (UAPI / "drm_peer.h").read_text()
+        theirs = {int(number): name.lower().replace("_", "-") for name, number in
+                  re.findall(r"DRM_PEER_REASON_(\w+) = (\d+)", header)}
+        ours = {int(number): name for number, name in
+                re.findall(r'^\s+(\d+) => "([\w-]+)",$', self.text, re.M)}
+        self.assertEqual(ours, theirs)
+
+
+class Crates(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        for patch in (mock.patch.dict(os.environ, XDG_CACHE_HOME=folder.name),
+                      mock.patch("debianroot.networked", lambda box: box)):
+            patch.start()
+            self.addCleanup(patch.stop)
+
+    def test_they_are_fetched_once(self):
+        steps = mock.MagicMock()
+        step = steps.step.return_value.__enter__.return_value
+        step.run.side_effect = lambda _, hint, box: (box.binds["/build/crates"] / "a").touch()
+        for _ in range(2):
+            crates.ensure(steps, sandbox.Sandbox("/"))
+        step.run.assert_called_once()
+        self.assertTrue((crates.path() / "a").exists())
+
+    def test_each_one_that_is_named_is_fetched(self):
+        for crate in (programs.CRATE, programs.TOOL):
+            manifest = tomllib.loads((pipeline.REPO / crate / "Cargo.toml").read_text())
+            for name in (*manifest["dependencies"], *manifest.get("dev-dependencies", ())):
+                self.assertIn(f"librust-{name.replace('_', '-')}-dev", crates.PACKAGES)
+
+
+if __name__ == "__main__":
+    unittest.main()

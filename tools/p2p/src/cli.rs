@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The command line.
+
+use clap::{value_parser, Arg, ArgAction, Command};
+
+const ABOUT: &str = "Tells why a transfer between PCI devices is or is not peer to peer";
+const LONG_ABOUT: &str = "\
+Tells why a transfer between PCI devices is or is not peer to peer: how each GPU, NIC, drive or other \
+bus master reaches the memory of each other one, what decides, and what to do about it.
+
+Where the driver of a device answers (PEER_QUERY on its render node) the answer is the kernel's own. On \
+any other kernel it follows from sysfs, by the rules of drivers/pci/p2pdma.c of Linux 7.3: the PCI \
+tree, the ACS bits in configuration space, the processor and the host bridge. What cannot be seen is \
+called unknown.
+
+Root is needed to see ACS bits, debugfs and the processes of others. Without it each command says \
+what it could not see.";
+const STATUS: &str = "\
+Exit status:
+  0  done; with why: it is peer to peer; with doctor: nothing is to do
+  1  with why: it is not peer to peer; with doctor: something is to do
+  2  the command line is wrong, or no device has that name
+  3  there is nothing to look at: no PCI devices, no tracepoints, no buffers to be seen
+  4  with why: what decides cannot be seen
+  5  any other error";
+
+fn no_driver() -> Arg {
+    Arg::new("sysfs-only")
+        .long("sysfs-only")
+        .action(ArgAction::SetTrue)
+        .help("Do not ask drivers. A question resumes a suspended device if the attach would")
+}
+
+/// The command line of the program.
+pub fn command() -> Command {
+    let number = |name: &'static str, help: &'static str| {
+        Arg::new(name)
+            .long(name)
+            .value_name("N")
+            .value_parser(value_parser!(u64))
+            .help(help)
+    };
+    let device = |name: &'static str, help: &'static str| Arg::new(name).required(true).help(help);
+    Command::new("p2p")
+        .version(env!("CARGO_PKG_VERSION"))
+        .about(ABOUT)
+        .long_about(LONG_ABOUT)
+        .after_help(STATUS)
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+        .arg(
+            Arg::new("json")
+                .long("json")
+                .global(true)
+                .action(ArgAction::SetTrue)
+                .help("Print JSON; watch prints an object for each event, on a line of its own"),
+        )
+        .arg(
+            Arg::new("sysfs")
+                .long("sysfs")
+                .global(true)
+                .value_name("ROOT")
+                .help("Look at sys, proc and boot below this folder, not at this machine"),
+        )
+        .subcommand(
+            Command::new("topo")
+                .about("Show how each device reaches the memory of each other one")
+                .arg(
+                    Arg::new("all")
+                        .long("all")
+                        .action(ArgAction::SetTrue)
+                        .help("Show all PCI functions, also bridges and those that access nothing"),
+                )
+                .arg(no_driver()),
+        )
+        .subcommand(
+            Command::new("why")
+                .about("Show the path between two devices, what decides, and what to do about it")
+                .arg(device(
+                    "MEMORY",
+                    "The device whose memory it is: a PCI name, a node, a netdev, an RDMA device",
+                ))
+                .arg(device("DEVICE", "The device that accesses it"))
+                .arg(no_driver()),
+        )
+        .subcommand(
+            Command::new("ls")
+                .about("List buffers, the processes that have them, and their importers"),
+        )
+        .subcommand(
+            Command::new("watch")
+                .about("Print attaches, maps, moves and fallbacks as they happen")
+                .arg(number("count", "End after so many events"))
+                .arg(number("seconds", "End after so many seconds")),
+        )
+        .subcommand(
+            Command::new("doctor").about("Check the machine: each line is ok, or says what to do"),
+        )
+        .subcommand(Command::new("report").about(
+            "Print all of it for a bug report, without names and numbers that identify the machine",
+        ))
+}

@@ -1,0 +1,459 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! `p2p doctor`: what of a machine is in the way of peer-to-peer transfers.
+
+use serde_json::{json, Value};
+
+use crate::decide::{decide, Forwards};
+use crate::files::{Blind, Root};
+use crate::kernel;
+use crate::machine::{Device, Kind, Machine};
+use crate::table::{bytes, Table};
+use crate::topo;
+
+/// How a check ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// It is as it should be.
+    Fine,
+    /// There is something to do.
+    ToDo,
+    /// It cannot be seen.
+    Unknown,
+}
+
+impl State {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Fine => "ok",
+            Self::ToDo => "to do",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+/// A line.
+#[derive(Clone, Debug)]
+pub struct Check {
+    /// What was looked at.
+    pub what: String,
+    /// How it is.
+    pub state: State,
+    /// What was found, or what to do.
+    pub text: String,
+}
+
+/// Options of the kernel, and what needs them.
+const OPTIONS: [(&str, &str); 5] = [
+    ("PCI_P2PDMA", "nothing is peer to peer without it"),
+    ("DMA_SHARED_BUFFER", "buffers cannot be shared without it"),
+    (
+        "HMM_MIRROR",
+        "devices cannot follow memory of processes without it",
+    ),
+    (
+        "DEVICE_PRIVATE",
+        "memory of processes cannot be in VRAM without it",
+    ),
+    ("ZONE_DEVICE", "direct I/O to VRAM needs its struct pages"),
+];
+/// Those that some kernels have, and that must be on there.
+const OLD_OPTIONS: [(&str, &str); 1] = [(
+    "DMABUF_MOVE_NOTIFY",
+    "without it importers get buffers in system memory only",
+)];
+/// PCI drivers whose RDMA devices register dma-bufs in Linux 7.3.
+const RDMA_DRIVERS: [&str; 8] = [
+    "mlx5_core",
+    "ice",
+    "i40e",
+    "idpf",
+    "efa",
+    "bnxt_en",
+    "mana",
+    "ionic",
+];
+/// What of the kernel's command line has to do with it.
+const PARAMETERS: [&str; 9] = [
+    "pci",
+    "iommu",
+    "intel_iommu",
+    "amd_iommu",
+    "iommu.passthrough",
+    "iommu.strict",
+    "pcie_acs_override",
+    "swiotlb",
+    "pcie_ports",
+];
+const LIBRARIES: [&str; 4] = [
+    "usr/lib/x86_64-linux-gnu",
+    "usr/lib/aarch64-linux-gnu",
+    "usr/lib64",
+    "usr/lib",
+];
+const SMALL_BAR: u64 = 256 << 20;
+
+/// All checks.
+pub fn look(root: &Root, machine: &Machine) -> Vec<Check> {
+    let mut checks = Vec::new();
+    options(machine, &mut checks);
+    parameters(root, &mut checks);
+    iommu(machine, &mut checks);
+    routes(root, machine, &mut checks);
+    gpus(root, machine, &mut checks);
+    rdma(root, machine, &mut checks);
+    views(root, &mut checks);
+    checks
+}
+
+fn add(checks: &mut Vec<Check>, what: &str, state: State, text: impl Into<String>) {
+    checks.push(Check {
+        what: what.to_string(),
+        state,
+        text: text.into(),
+    });
+}
+
+/// The options of the kernel.
+fn options(machine: &Machine, checks: &mut Vec<Check>) {
+    let kconfig = &machine.kconfig;
+    if !kconfig.blind().is_empty() {
+        let text = format!("the configuration cannot be read: {}", kconfig.blind());
+        add(checks, "kernel", State::Unknown, text);
+        return;
+    }
+    let old = OLD_OPTIONS.iter().filter(|(name, _)| kconfig.knows(name));
+    for (name, why) in OPTIONS.iter().chain(old) {
+        match kconfig.value(name) {
+            Some("n") | None => add(
+                checks,
+                "kernel",
+                State::ToDo,
+                format!("boot a kernel with CONFIG_{name}: {why}"),
+            ),
+            Some(value) => add(
+                checks,
+                "kernel",
+                State::Fine,
+                format!("CONFIG_{name}={value}"),
+            ),
+        }
+    }
+}
+
+/// What of the command line has to do with it.
+fn parameters(root: &Root, checks: &mut Vec<Check>) {
+    match root.text("proc/cmdline") {
+        Ok(text) => {
+            let ours = |word: &&str| PARAMETERS.contains(&word.split('=').next().unwrap_or(""));
+            let found: Vec<_> = text.split_whitespace().filter(ours).collect();
+            let found = match found.is_empty() {
+                true => "none about PCI or the IOMMU".to_string(),
+                false => found.join(" "),
+            };
+            add(checks, "kernel parameters", State::Fine, found);
+        }
+        Err(why) => add(checks, "kernel parameters", State::Unknown, why.to_string()),
+    }
+}
+
+/// What the IOMMU does with addresses.
+fn iommu(machine: &Machine, checks: &mut Vec<Check>) {
+    let mut domains: Vec<_> = machine
+        .devices
+        .values()
+        .filter_map(|it| it.domain.clone())
+        .collect();
+    domains.sort();
+    domains.dedup();
+    let has_groups = machine.devices.values().any(|it| it.group.is_some());
+    match (has_groups, domains.is_empty()) {
+        (false, _) => add(
+            checks,
+            "IOMMU",
+            State::Fine,
+            "none is in use: devices use physical addresses",
+        ),
+        (true, true) => add(
+            checks,
+            "IOMMU",
+            State::Unknown,
+            "it is in use; what it does with addresses cannot be read",
+        ),
+        (true, false) => {
+            let translates = domains.iter().any(|it| it.starts_with("DMA"));
+            let what = match translates {
+                true => "devices use IOVAs through the host, bus addresses below one switch",
+                false => "devices use physical addresses",
+            };
+            let text = format!("domains of type {}: {what}", domains.join(" and "));
+            add(checks, "IOMMU", State::Fine, text);
+        }
+    }
+}
+
+/// The routes between the devices that exchange data.
+fn routes(root: &Root, machine: &Machine, checks: &mut Vec<Check>) {
+    let topo = topo::look(root, machine, topo::Which::default());
+    let mattering = |it: &Device| !matches!(it.kind, Kind::Other | Kind::Bridge);
+    let pairs = machine
+        .devices
+        .values()
+        .filter(|it| mattering(it))
+        .flat_map(|a| {
+            let later = machine.devices.range(a.address..).skip(1).map(|it| it.1);
+            later.filter(|b| mattering(b)).map(move |b| (a, b))
+        });
+    let (mut ports, mut refused, mut unseen, mut good) = (Vec::new(), Vec::new(), 0, 0);
+    for (a, b) in pairs {
+        let decision = decide(machine, a, b);
+        ports.extend(decision.redirects.iter().map(|it| it.0));
+        let through = decision.host.as_ref().map(|it| &it.forwards);
+        match (decision.path.is_peer(), through) {
+            (true, _) => good += 1,
+            (false, Some(Forwards::No)) if decision.unseen.is_empty() => {
+                refused.push(format!("{} and {}", a.label(), b.label()));
+            }
+            (false, _) if decision.is_without_p2pdma => {}
+            (false, _) => unseen += 1,
+        }
+    }
+    ports.sort();
+    ports.dedup();
+    if good > 0 {
+        add(
+            checks,
+            "routes",
+            State::Fine,
+            format!("{good} pairs of devices are peers"),
+        );
+    }
+    if !ports.is_empty() {
+        let names: Vec<_> = ports.iter().map(ToString::to_string).collect();
+        let text = format!(
+            "{} send requests of peers to the host; if both are yours alone, boot with \
+             pci=disable_acs_redir={}",
+            names.join(", "),
+            names.join(";")
+        );
+        add(checks, "ACS", State::ToDo, text);
+    } else if unseen == 0 {
+        add(
+            checks,
+            "ACS",
+            State::Fine,
+            "no port redirects between GPUs, NICs and drives",
+        );
+    }
+    if !refused.is_empty() {
+        let text = format!("no route: {}: see p2p why", refused.join("; "));
+        add(checks, "routes", State::ToDo, text);
+    }
+    if unseen > 0 {
+        let text = format!("{unseen} pairs cannot be judged: run it as root");
+        add(checks, "routes", State::Unknown, text);
+    }
+    for note in topo.notes.iter().filter(|it| it.contains("please report")) {
+        add(checks, "routes", State::ToDo, note.clone());
+    }
+}
+
+/// GPUs: drivers and BARs.
+fn gpus(root: &Root, machine: &Machine, checks: &mut Vec<Check>) {
+    let gpus: Vec<_> = machine
+        .devices
+        .values()
+        .filter(|it| matches!(it.kind, Kind::Gpu | Kind::Accelerator))
+        .collect();
+    if gpus.is_empty() {
+        add(
+            checks,
+            "GPUs",
+            State::ToDo,
+            "there is none: neither a display nor a DRM device",
+        );
+    }
+    for gpu in gpus {
+        let what = format!("GPU {}", gpu.label());
+        match &gpu.driver {
+            None => add(
+                checks,
+                &what,
+                State::ToDo,
+                format!("{}: bind a driver", gpu.address),
+            ),
+            Some(driver) => {
+                let tells = match kernel::driver_of(gpu) {
+                    Some(_) => "tells paths and reasons",
+                    None => "does not tell paths: they follow from sysfs",
+                };
+                add(
+                    checks,
+                    &what,
+                    State::Fine,
+                    format!("driver {driver} {tells}"),
+                );
+            }
+        }
+        let largest = gpu.bars.values().max().copied().unwrap_or(0);
+        let size = bytes(largest);
+        match (gpu.space.has_resizable_bar, largest) {
+            (_, 0) => add(
+                checks,
+                &what,
+                State::ToDo,
+                "it has no memory BAR: peers cannot reach it",
+            ),
+            (Some(true), 1..=SMALL_BAR) => add(
+                checks,
+                &what,
+                State::ToDo,
+                format!(
+                    "its largest BAR has {size} and can be resized: turn on Above 4G Decoding and \
+                     Resizable BAR in the BIOS"
+                ),
+            ),
+            (None, 1..=SMALL_BAR) => add(
+                checks,
+                &what,
+                State::Unknown,
+                format!(
+                    "its largest BAR has {size}; run it as root to see whether it is resizable"
+                ),
+            ),
+            _ => add(
+                checks,
+                &what,
+                State::Fine,
+                format!("its largest BAR has {size}"),
+            ),
+        }
+    }
+    let (_, closed) = kernel::exporters(root, machine);
+    for note in closed {
+        add(
+            checks,
+            "GPUs",
+            State::ToDo,
+            format!("{note}: join the group of the node"),
+        );
+    }
+}
+
+/// What of RDMA registers dma-bufs.
+fn rdma(root: &Root, machine: &Machine, checks: &mut Vec<Check>) {
+    let devices = root.names("sys/class/infiniband").unwrap_or_default();
+    if devices.is_empty() {
+        add(checks, "RDMA", State::Fine, "there is no RDMA device");
+        return;
+    }
+    for name in &devices {
+        let what = format!("RDMA {name}");
+        // Soft RoCE has no device of its own.
+        let is_soft = root
+            .real(&format!("sys/class/infiniband/{name}"))
+            .is_some_and(|parts| parts.iter().any(|part| part == "virtual"));
+        let owner = machine.devices.values().find(|it| {
+            it.names
+                .iter()
+                .any(|it| it.class == "infiniband" && it.name == *name)
+        });
+        let driver = owner
+            .and_then(|it| it.driver.as_deref())
+            .unwrap_or_default();
+        match (is_soft, RDMA_DRIVERS.contains(&driver)) {
+            (true, _) => add(
+                checks,
+                &what,
+                State::Unknown,
+                "software: that of Linux 7.3 does not register dma-bufs, a patched one may",
+            ),
+            (false, true) => {
+                add(
+                    checks,
+                    &what,
+                    State::Fine,
+                    format!("{driver} registers dma-bufs in Linux 7.3"),
+                );
+            }
+            (false, false) => add(
+                checks,
+                &what,
+                State::ToDo,
+                format!("driver {driver}: it does not register dma-bufs in Linux 7.3"),
+            ),
+        }
+    }
+    let library = LIBRARIES.iter().find_map(|folder| {
+        let bytes = root.bytes(&format!("{folder}/libibverbs.so.1")).ok()?;
+        let name = b"ibv_reg_dmabuf_mr";
+        Some(bytes.windows(name.len()).any(|part| part == name))
+    });
+    match library {
+        Some(true) => add(
+            checks,
+            "RDMA",
+            State::Fine,
+            "libibverbs has ibv_reg_dmabuf_mr()",
+        ),
+        Some(false) => add(
+            checks,
+            "RDMA",
+            State::ToDo,
+            "libibverbs has no ibv_reg_dmabuf_mr(): install rdma-core 34 or newer",
+        ),
+        None => add(checks, "RDMA", State::ToDo, "install libibverbs"),
+    }
+    if root.exists("sys/module/nvidia_peermem") {
+        let text = "nvidia_peermem is loaded: registrations through it go without dma-bufs, and \
+                    this program does not see them";
+        add(checks, "RDMA", State::Fine, text);
+    }
+}
+
+/// What the caller can see.
+fn views(root: &Root, checks: &mut Vec<Check>) {
+    for (what, path, so) in [
+        (
+            "debugfs",
+            "sys/kernel/debug",
+            "p2p ls does not see all buffers",
+        ),
+        ("tracefs", "sys/kernel/tracing", "p2p watch sees no events"),
+    ] {
+        match root.names(path) {
+            Ok(names) if !names.is_empty() => add(checks, what, State::Fine, "it can be read"),
+            Ok(_) | Err(Blind::Absent) => {
+                let text = format!("mount -t {what} {what} /{path}: else {so}");
+                add(checks, what, State::ToDo, text);
+            }
+            Err(why) => add(checks, what, State::Unknown, format!("{why}: {so}")),
+        }
+    }
+}
+
+/// As text.
+pub fn text(checks: &[Check]) -> String {
+    let mut table = Table::default();
+    for check in checks {
+        table.row([check.state.name(), &check.what, &check.text]);
+    }
+    table.text()
+}
+
+/// As JSON.
+pub fn json(checks: &[Check]) -> Value {
+    let lines = checks.iter().map(|it| {
+        json!({
+            "what": it.what,
+            "state": it.state.name(),
+            "text": it.text,
+        })
+    });
+    json!({ "checks": lines.collect::<Vec<_>>() })
+}
+
+/// The exit status: 1 if there is something to do.
+pub fn status(checks: &[Check]) -> u8 {
+    u8::from(checks.iter().any(|it| it.state == State::ToDo))
+}

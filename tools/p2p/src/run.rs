@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Runs a command.
+
+use std::io::{self, Write};
+use std::path::Path;
+use std::time::Duration;
+
+use clap::ArgMatches;
+use serde_json::Value;
+
+use crate::files::{Blind, Root};
+use crate::machine::{Device, Machine};
+use crate::topo::Which;
+use crate::watch::Until;
+use crate::{doctor, ls, names, report, topo, watch, why};
+
+/// Why a command has no result, with the exit status.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// The exit status.
+    pub status: u8,
+    /// In words.
+    pub text: String,
+}
+
+impl Failure {
+    /// The command line is wrong, or no device has that name.
+    pub const USAGE: u8 = 2;
+    /// There is nothing to look at.
+    pub const NOTHING: u8 = 3;
+    /// Any other error.
+    pub const ERROR: u8 = 5;
+
+    fn new(status: u8, text: impl Into<String>) -> Self {
+        let text = text.into();
+        Self { status, text }
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            // The reader has seen enough.
+            io::ErrorKind::BrokenPipe => Self::new(0, ""),
+            _ => Self::new(
+                Self::ERROR,
+                format!("the output cannot be written: {error}"),
+            ),
+        }
+    }
+}
+
+/// Runs the command; returns the exit status.
+///
+/// # Errors
+///
+/// Why it has no result.
+pub fn run(matches: &ArgMatches, out: &mut dyn Write) -> Result<u8, Failure> {
+    let root = match matches.get_one::<String>("sysfs") {
+        Some(path) => Root::tree(Path::new(path)),
+        None => Root::live(),
+    };
+    let (name, arguments) = matches.subcommand().unwrap_or(("", matches));
+    let json = arguments.get_flag("json");
+    let mut print = |text: &dyn Fn() -> String, value: &dyn Fn() -> Value| match json {
+        true => writeln!(out, "{:#}", value()),
+        false => write!(out, "{}", text()),
+    };
+    let flag = |name: &str| arguments.get_flag(name);
+    match name {
+        "topo" => {
+            let machine = machine(&root)?;
+            let which = Which {
+                all: flag("all"),
+                sysfs_only: flag("sysfs-only"),
+            };
+            let found = topo::look(&root, &machine, which);
+            print(&|| found.text(&machine), &|| found.json(&machine))?;
+            match found.devices.is_empty() {
+                true => Err(Failure::new(
+                    Failure::NOTHING,
+                    "no PCI device accesses memory; --all shows the others",
+                )),
+                false => Ok(0),
+            }
+        }
+        "why" => {
+            let machine = machine(&root)?;
+            let device = |key: &str| {
+                let name = arguments.get_one::<String>(key).map_or("", String::as_str);
+                named(&root, &machine, name)
+            };
+            let (provider, client) = (device("MEMORY")?, device("DEVICE")?);
+            let found = why::look(&root, &machine, provider, client, flag("sysfs-only"));
+            print(&|| found.text(&machine), &|| found.json(&machine))?;
+            Ok(found.status())
+        }
+        "ls" => {
+            let machine = Machine::read(&root).ok();
+            let found = ls::look(&root, machine.as_ref());
+            print(&|| found.text(machine.as_ref()), &|| found.json())?;
+            match found.is_blind {
+                true => Err(Failure::new(
+                    Failure::NOTHING,
+                    "neither debugfs nor /proc is there",
+                )),
+                false => Ok(0),
+            }
+        }
+        "watch" => {
+            let number = |key: &str| arguments.get_one::<u64>(key).copied();
+            let until = Until {
+                count: number("count"),
+                time: number("seconds").map(Duration::from_secs),
+            };
+            match watch::run(&root, json, until, out) {
+                Ok(()) => Ok(0),
+                Err(Blind::Absent) => Err(Failure::new(
+                    Failure::NOTHING,
+                    "no driver has the tracepoints drm_peer_*, or tracefs is not mounted on \
+                     /sys/kernel/tracing",
+                )),
+                Err(Blind::Denied) => Err(Failure::new(
+                    Failure::NOTHING,
+                    "tracepoints are for root only",
+                )),
+                Err(Blind::Failed(error)) => Err(Failure::new(Failure::ERROR, error)),
+            }
+        }
+        "doctor" => {
+            let machine = machine(&root)?;
+            let checks = doctor::look(&root, &machine);
+            print(&|| doctor::text(&checks), &|| doctor::json(&checks))?;
+            Ok(doctor::status(&checks))
+        }
+        "report" => {
+            let machine = machine(&root)?;
+            print(&|| report::text(&root, &machine), &|| {
+                report::json(&root, &machine)
+            })?;
+            Ok(0)
+        }
+        _ => Err(Failure::new(
+            Failure::USAGE,
+            "which command? see p2p --help",
+        )),
+    }
+}
+
+/// The machine, or why there is none to look at.
+fn machine(root: &Root) -> Result<Machine, Failure> {
+    Machine::read(root).map_err(|why| {
+        let place = root.path("sys/bus/pci/devices");
+        let text = match why {
+            Blind::Absent => format!("there are no PCI devices in {}", place.display()),
+            _ => format!("{}: {why}", place.display()),
+        };
+        Failure::new(Failure::NOTHING, text)
+    })
+}
+
+/// The device of a name.
+fn named<'a>(root: &Root, machine: &'a Machine, name: &str) -> Result<&'a Device, Failure> {
+    let address = names::resolve(root, name);
+    let found = address.and_then(|it| machine.device(it));
+    found.ok_or_else(|| {
+        let named = machine.devices.values().filter(|it| !it.names.is_empty());
+        let some: Vec<_> = named.map(Device::label).collect();
+        let known = match some.is_empty() {
+            true => String::new(),
+            false => format!("; there are {}", some.join(", ")),
+        };
+        Failure::new(
+            Failure::USAGE,
+            format!("no PCI device is behind {name}{known}"),
+        )
+    })
+}

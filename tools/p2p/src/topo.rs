@@ -1,0 +1,383 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! `p2p topo`: how each device reaches the memory of each other one.
+
+use std::collections::BTreeMap;
+
+use serde_json::{json, Value};
+
+use crate::address::Address;
+use crate::config::{acs_names, Acs};
+use crate::decide::{decide, Decision, Forwards, Path};
+use crate::files::Root;
+use crate::kernel;
+use crate::machine::{Device, Kind, Machine};
+use crate::table::Table;
+use crate::uapi::{self, Answer};
+
+/// What is known of one direction between two devices.
+#[derive(Clone, Debug)]
+pub struct Cell {
+    /// What follows from sysfs.
+    pub sysfs: Decision,
+    /// What the driver of the provider answers, if it does.
+    pub kernel: Option<Answer>,
+}
+
+impl Cell {
+    /// How the client reaches the provider: by the kernel, if it was asked.
+    pub fn path(&self) -> Path {
+        self.kernel.as_ref().map_or(self.sysfs.path, |it| it.path)
+    }
+
+    /// The distance, -1 without a route, [`None`] if it is unknown.
+    pub fn distance(&self) -> Option<i32> {
+        match &self.kernel {
+            Some(answer) => Some(answer.distance),
+            None => self.sysfs.distance(),
+        }
+    }
+
+    /// Where the answer is from.
+    pub fn source(&self) -> &'static str {
+        if self.kernel.is_some() {
+            "kernel"
+        } else {
+            "sysfs"
+        }
+    }
+
+    /// Whether sysfs leads to something else than the kernel says of the route.
+    pub fn is_contradicted(&self) -> bool {
+        let Some(answer) = &self.kernel else {
+            return false;
+        };
+        // What a driver adds to the route is not to be seen in sysfs.
+        let of_route = matches!(answer.reason, "none" | "no-route");
+        of_route && self.sysfs.path != Path::Unknown && self.sysfs.path != answer.path
+    }
+
+    /// What stands in the matrix.
+    fn mark(&self) -> String {
+        let by_kernel = if self.kernel.is_some() { "*" } else { "" };
+        let hops = self.distance().unwrap_or(self.sysfs.hops as i32);
+        match self.path() {
+            Path::Bus => format!("BUS{hops}{by_kernel}"),
+            Path::HostBridge => format!("HOST{hops}{by_kernel}"),
+            Path::Refused | Path::System => format!("NO{by_kernel}"),
+            Path::Unknown => {
+                let maybe: Vec<_> = self.sysfs.maybe.iter().map(|it| short(*it)).collect();
+                format!("{}?", maybe.join("/"))
+            }
+        }
+    }
+}
+
+fn short(path: Path) -> &'static str {
+    match path {
+        Path::Bus => "BUS",
+        Path::HostBridge => "HOST",
+        Path::Refused | Path::System => "NO",
+        Path::Unknown => "",
+    }
+}
+
+/// Which devices are in the matrix.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Which {
+    /// All functions, bridges and idle ones as well.
+    pub all: bool,
+    /// Drivers are not asked.
+    pub sysfs_only: bool,
+}
+
+/// The matrix.
+#[derive(Debug)]
+pub struct Topo {
+    /// The devices, GPUs first.
+    pub devices: Vec<Address>,
+    /// Each pair of provider and client, without pairs of a device with itself.
+    pub cells: BTreeMap<(Address, Address), Cell>,
+    /// What could not be seen.
+    pub notes: Vec<String>,
+}
+
+/// Whether a function is in the matrix unless all are asked for.
+fn is_shown(device: &Device) -> bool {
+    match device.kind {
+        Kind::Bridge => false,
+        // Many functions of a processor are no device that accesses anything.
+        Kind::Other => device.space.is_master == Some(true),
+        _ => true,
+    }
+}
+
+/// Looks at each pair of devices.
+pub fn look(root: &Root, machine: &Machine, which: Which) -> Topo {
+    let shown = |device: &&Device| which.all || is_shown(device);
+    let mut devices: Vec<_> = machine.devices.values().filter(shown).collect();
+    devices.sort_by_key(|device| (device.kind, device.address));
+    let mut notes = machine.notes.clone();
+    if machine.has_p2pdma() == Some(false) {
+        let from = machine.kconfig.from();
+        notes.push(format!(
+            "nothing is peer to peer: the kernel has no PCI_P2PDMA ({from})"
+        ));
+    }
+    let (exporters, closed) = match which.sysfs_only {
+        true => (Vec::new(), Vec::new()),
+        false => kernel::exporters(root, machine),
+    };
+    notes.extend(closed);
+    let mut cells = BTreeMap::new();
+    for provider in &devices {
+        let exporter = exporters.iter().find(|it| it.address == provider.address);
+        for client in devices.iter().filter(|it| it.address != provider.address) {
+            let sysfs = decide(machine, provider, client);
+            let asked = exporter.map(|it| it.ask(client.address));
+            let kernel = match asked {
+                Some(Err(error)) => {
+                    notes.push(format!(
+                        "{} does not answer about {}: {error}",
+                        provider.address, client.address
+                    ));
+                    None
+                }
+                Some(Ok(answer)) => Some(answer),
+                None => None,
+            };
+            let cell = Cell { sysfs, kernel };
+            if cell.is_contradicted() {
+                notes.push(format!(
+                    "memory of {} for {}: sysfs leads to {}, the kernel says {}: please report it",
+                    provider.address,
+                    client.address,
+                    cell.sysfs.path.name(),
+                    cell.path().name()
+                ));
+            }
+            cells.insert((provider.address, client.address), cell);
+        }
+    }
+    notes.dedup();
+    Topo {
+        devices: devices.iter().map(|device| device.address).collect(),
+        cells,
+        notes,
+    }
+}
+
+impl Topo {
+    /// Pairs of devices that reach each other in different ways.
+    fn one_sided(&self) -> Vec<(Address, Address)> {
+        let differs = |(a, b): &(Address, Address)| {
+            let (there, back) = (self.cells.get(&(*a, *b)), self.cells.get(&(*b, *a)));
+            a < b && there.map(Cell::path) != back.map(Cell::path)
+        };
+        self.cells.keys().copied().filter(differs).collect()
+    }
+
+    /// As text.
+    pub fn text(&self, machine: &Machine) -> String {
+        let mut table = Table::default();
+        let label = |address: &Address| {
+            let device = machine.device(*address);
+            device.map_or_else(|| address.short(), Device::label)
+        };
+        let mut head = vec![String::new()];
+        head.extend(self.devices.iter().map(label));
+        head.extend(["NUMA".to_string(), "IOMMU group".to_string()]);
+        table.row(head);
+        for provider in &self.devices {
+            let mut row = vec![label(provider)];
+            for client in &self.devices {
+                let cell = self.cells.get(&(*provider, *client));
+                row.push(cell.map_or_else(|| "X".to_string(), Cell::mark));
+            }
+            let device = machine.device(*provider);
+            let numa = device.and_then(|it| it.numa).map(|it| it.to_string());
+            row.push(numa.unwrap_or_else(|| "-".to_string()));
+            row.push(device.map(group).unwrap_or_default());
+            table.row(row);
+        }
+        let mut text =
+            "Row: the device whose memory it is. Column: the device that accesses it.\n\n"
+                .to_string();
+        text += &table.text();
+        text += "\n";
+        text += LEGEND;
+        text += "\n";
+        let mut names = Table::default();
+        for device in self.devices.iter().filter_map(|it| machine.device(*it)) {
+            names.row([
+                label(&device.address),
+                device.address.to_string(),
+                device.kind.name().to_string(),
+                format!("{:04x}:{:04x}", device.vendor, device.device),
+                device
+                    .driver
+                    .clone()
+                    .unwrap_or_else(|| "no driver".to_string()),
+                device
+                    .names
+                    .iter()
+                    .skip(1)
+                    .map(|it| &*it.name)
+                    .collect::<Vec<_>>()
+                    .join(", "),
+            ]);
+        }
+        text += &names.text();
+        for (a, b) in self.one_sided() {
+            text += &format!(
+                "\nonly one way: {} and {}: see p2p why",
+                label(&a),
+                label(&b)
+            );
+        }
+        for ((provider, client), cell) in &self.cells {
+            if let Some(answer) = &cell.kernel {
+                if !matches!(answer.reason, "none" | "no-route") {
+                    text += &format!(
+                        "\nmemory of {} for {}: {}",
+                        label(provider),
+                        label(client),
+                        answer.reason
+                    );
+                }
+            }
+        }
+        for note in &self.notes {
+            text += &format!("\nnote: {note}");
+        }
+        text.truncate(text.trim_end().len());
+        text + "\n"
+    }
+
+    /// As JSON.
+    pub fn json(&self, machine: &Machine) -> Value {
+        let devices: Vec<_> = self
+            .devices
+            .iter()
+            .filter_map(|it| machine.device(*it))
+            .map(device_json)
+            .collect();
+        let pairs: Vec<_> = self
+            .cells
+            .iter()
+            .map(|((provider, client), cell)| {
+                json!({
+                    "provider": provider.to_string(),
+                    "client": client.to_string(),
+                    "path": cell.path().name(),
+                    "distance": cell.distance(),
+                    "source": cell.source(),
+                    "sysfs": decision_json(&cell.sysfs),
+                    "kernel": cell.kernel.as_ref().map(answer_json),
+                })
+            })
+            .collect();
+        json!({
+            "kernel": machine.release,
+            "devices": devices,
+            "pairs": pairs,
+            "notes": self.notes,
+        })
+    }
+}
+
+/// The IOMMU group of a device and what it does with addresses.
+fn group(device: &Device) -> String {
+    match (&device.group, &device.domain) {
+        (Some(group), Some(domain)) => format!("{group} ({domain})"),
+        (Some(group), None) => group.clone(),
+        (None, _) => "-".to_string(),
+    }
+}
+
+fn ids(ids: Option<(u16, u16)>) -> Option<String> {
+    ids.map(|(vendor, device)| format!("{vendor:04x}:{device:04x}"))
+}
+
+/// A device as JSON.
+pub fn device_json(device: &Device) -> Value {
+    let acs = match device.space.acs {
+        Acs::Unknown => json!("unknown"),
+        Acs::None => Value::Null,
+        Acs::Control(bits) => json!(acs_names(bits)),
+    };
+    json!({
+        "address": device.address.to_string(),
+        "names": device.names.iter().map(|it| it.name.clone()).collect::<Vec<_>>(),
+        "kind": device.kind.name(),
+        "id": ids(Some((device.vendor, device.device))),
+        "class": format!("{:06x}", device.class),
+        "driver": device.driver,
+        "above": device.above.iter().map(Address::to_string).collect::<Vec<_>>(),
+        "host": device.host,
+        "port": device.space.port.name(),
+        "acs": acs,
+        "bus_master": device.space.is_master,
+        "iommu_group": device.group,
+        "iommu_domain": device.domain,
+        "numa": device.numa,
+        "bars": device.bars.iter().map(|(bar, size)| (bar.to_string(), json!(size)))
+            .collect::<serde_json::Map<_, _>>(),
+    })
+}
+
+/// What follows from sysfs as JSON.
+pub fn decision_json(it: &Decision) -> Value {
+    let redirect = |(port, bits): &(Address, u16)| {
+        json!({
+            "port": port.to_string(),
+            "acs": bits,
+            "bits": acs_names(*bits),
+        })
+    };
+    let host = it.host.as_ref().map(|host| {
+        let (forwards, why) = match &host.forwards {
+            Forwards::Cpu => ("cpu", None),
+            Forwards::Listed => ("listed", None),
+            Forwards::No => ("no", None),
+            Forwards::Unknown(why) => ("unknown", Some(why)),
+        };
+        json!({ "forwards": forwards, "unknown": why, "id": ids(host.ids) })
+    });
+    json!({
+        "path": it.path.name(),
+        "maybe": it.maybe.iter().map(|path| path.name()).collect::<Vec<_>>(),
+        "distance": it.distance(),
+        "hops": it.hops,
+        "bridge": it.bridge.map(|it| it.to_string()),
+        "redirects": it.redirects.iter().map(redirect).collect::<Vec<_>>(),
+        "unseen": it.unseen.iter().map(Address::to_string).collect::<Vec<_>>(),
+        "host": host,
+        "has_p2pdma": !it.is_without_p2pdma,
+    })
+}
+
+/// An answer of a driver as JSON.
+pub fn answer_json(it: &Answer) -> Value {
+    json!({
+        "path": it.path.name(),
+        "reason": it.reason,
+        "distance": it.distance,
+        "route": uapi::bits(&uapi::ROUTE, it.route),
+        "bridge": it.bridge.map(|it| it.to_string()),
+        "redirect": it.redirect.map(|(port, bits)| json!({
+            "port": port.to_string(),
+            "acs": bits,
+            "bits": acs_names(bits),
+        })),
+        "host": ids(it.host),
+    })
+}
+
+const LEGEND: &str = "  X      the device itself
+  BUSn   peer to peer by bus address, over n hops, without the host
+  HOSTn  peer to peer through the host bridge, by IOVA behind an IOMMU
+  NO     no permitted route: from system memory, or the importer is refused
+  a/b?   one of these: what decides cannot be seen, see the notes
+  *      the kernel's own answer; all others follow from sysfs
+";

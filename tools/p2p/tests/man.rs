@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The man page is what the command line says: `P2P_MAN=1 cargo test` writes it anew.
+
+use std::fs;
+use std::path::Path;
+
+use clap_mangen::Man;
+use p2p::cli;
+
+const REST: &str = r"
+.SH EXAMPLES
+Why is the transfer from this GPU to that NIC slow?
+.PP
+.RS 4
+p2p why renderD128 mlx5_0
+.RE
+.PP
+Who keeps this buffer in system memory?
+.PP
+.RS 4
+p2p ls
+.RE
+.SH FILES
+.TP
+.I /sys/bus/pci/devices
+the PCI tree, configuration spaces, IOMMU groups
+.TP
+.I /dev/dri/renderD*
+drivers that answer: PEER_QUERY and PEER_ATTACHMENTS of include/uapi/drm/drm_peer.h
+.TP
+.I /sys/kernel/debug/dri/*/buffers, /sys/kernel/debug/dma_buf/bufinfo, /proc/*/fdinfo
+buffers, their importers and the processes that have them
+.TP
+.I /sys/kernel/tracing/events/drm_peer
+the tracepoints; watch has an instance of its own, which is gone when it ends
+.TP
+.I /proc/config.gz, /boot/config-*
+the configuration of the kernel
+.SH SEE ALSO
+.BR lspci (8)
+";
+
+fn page() -> String {
+    let mut page = Vec::new();
+    let command = cli::command();
+    let man = Man::new(command.clone());
+    man.render_title(&mut page).unwrap();
+    man.render_name_section(&mut page).unwrap();
+    man.render_synopsis_section(&mut page).unwrap();
+    man.render_description_section(&mut page).unwrap();
+    man.render_options_section(&mut page).unwrap();
+    for sub in command.get_subcommands() {
+        let mut part = Vec::new();
+        let name = format!("p2p {}", sub.get_name());
+        // All of them have the options above.
+        let man = Man::new(sub.clone().bin_name(&name).disable_help_flag(true));
+        man.render_synopsis_section(&mut part).unwrap();
+        man.render_description_section(&mut part).unwrap();
+        if sub.get_arguments().next().is_some() {
+            man.render_options_section(&mut part).unwrap();
+        }
+        let text = String::from_utf8(part).unwrap().replace(".SH ", ".SS ");
+        page.extend(format!(".SH \"{}\"\n{text}", name.to_uppercase()).bytes());
+    }
+    man_status(&command, &mut page);
+    page.extend(REST.trim_start().bytes());
+    let page = String::from_utf8(page).unwrap();
+    // Each part begins with the same definitions, of which one is enough.
+    let is_definition = |line: &str| line.starts_with(".ie ") || line.starts_with(".el ");
+    let mut text = String::from(".\\\" SPDX-License-Identifier: GPL-2.0\n");
+    for (number, line) in page.lines().enumerate() {
+        if number < 2 || !is_definition(line) {
+            text += line.trim_end();
+            text += "\n";
+        }
+    }
+    text
+}
+
+/// The exit status, which the help has at its end.
+fn man_status(command: &clap::Command, page: &mut Vec<u8>) {
+    let text = command.get_after_help().unwrap().to_string();
+    page.extend(b".SH \"EXIT STATUS\"\n");
+    for line in text.lines().skip(1) {
+        let (status, meaning) = line.trim().split_once("  ").unwrap();
+        page.extend(format!(".TP\n{status}\n{meaning}\n").bytes());
+    }
+}
+
+#[test]
+fn the_page_is_up_to_date() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("p2p.1");
+    let want = page();
+    if std::env::var_os("P2P_MAN").is_some() {
+        fs::write(&path, &want).unwrap();
+    }
+    let have = fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        have == want,
+        "p2p.1 is not what the command line says: P2P_MAN=1 cargo test writes it"
+    );
+}
+
+#[test]
+fn each_option_is_in_it() {
+    let page = page()
+        .replace("\\-", "-")
+        .replace("\\fB", "")
+        .replace("\\fR", "");
+    let command = cli::command();
+    for sub in command.get_subcommands() {
+        assert!(page.contains(&format!("P2P {}", sub.get_name().to_uppercase())));
+        for option in sub.get_arguments().filter_map(|it| it.get_long()) {
+            assert!(
+                page.contains(&format!("--{option}")),
+                "--{option} of {}",
+                sub.get_name()
+            );
+        }
+    }
+    for status in 0..=5 {
+        assert!(
+            page.contains(&format!(".TP\n{status}\n")),
+            "exit status {status}"
+        );
+    }
+}

@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A server: two switches below a Xeon, each with a GPU, a NIC and a drive, and one with ACS on.
+
+mod common;
+
+use common::{Function, Tree, REDIRECTS};
+
+const OPTIONS: &str = "CONFIG_PCI_P2PDMA=y\nCONFIG_ZONE_DEVICE=y\nCONFIG_DMA_SHARED_BUFFER=y\n\
+                       CONFIG_HMM_MIRROR=y\nCONFIG_DEVICE_PRIVATE=y\n";
+const GPU: &str = "0000:03:00.0";
+const NIC: &str = "0000:04:00.0";
+const DRIVE: &str = "0000:05:00.0";
+const OTHER_GPU: &str = "0000:43:00.0";
+const OTHER_NIC: &str = "0000:44:00.0";
+const FAR_GPU: &str = "0000:83:00.0";
+
+/// A switch with three devices: the ports of the first one have no bits of ACS on.
+fn switch(tree: &Tree, host: &str, bus: u8, acs: Option<u16>, ends: [Function; 3]) {
+    let at = |number: u8, slot: u8| format!("0000:{:02x}:{slot:02x}.0", bus + number);
+    let root = format!("0000:{bus:02x}:01.0");
+    tree.add(host, &root, &Function::port(4, Some(0)));
+    let upstream = format!("{host}/{root}");
+    tree.add(&upstream, &at(1, 0), &Function::port(5, None));
+    let ports = format!("{upstream}/{}", at(1, 0));
+    for (number, end) in (0..).zip(ends) {
+        tree.add(&ports, &at(2, number), &Function::port(6, acs));
+        tree.add(
+            &format!("{ports}/{}", at(2, number)),
+            &at(3 + number, 0),
+            &end,
+        );
+    }
+}
+
+/// The whole machine. Host bridges of this ID are on the list, of 09a3 they are not.
+fn server(name: &str, host: u16, release: &str) -> Tree {
+    let tree = Tree::new(name);
+    tree.kernel(release, OPTIONS);
+    tree.cpu(
+        "GenuineIntel",
+        6,
+        "Intel(R) Xeon(R) Platinum 8380 CPU @ 2.30GHz",
+    );
+    for bus in ["00", "40", "80"] {
+        let address = format!("0000:{bus}:00.0");
+        tree.add(
+            &format!("pci0000:{bus}"),
+            &address,
+            &Function::host((0x8086, host)),
+        );
+    }
+    switch(
+        &tree,
+        "pci0000:00",
+        0x00,
+        Some(0),
+        [
+            Function::gpu("renderD128").in_group("10", "identity"),
+            Function::nic("mlx5_0", "ens1np0").in_group("10", "identity"),
+            Function::nvme("nvme0").in_group("10", "identity"),
+        ],
+    );
+    switch(
+        &tree,
+        "pci0000:40",
+        0x40,
+        Some(REDIRECTS),
+        [
+            Function::gpu("renderD129").in_group("20", "identity"),
+            Function::nic("mlx5_1", "ens2np0").in_group("21", "identity"),
+            Function::nvme("nvme1").in_group("22", "identity"),
+        ],
+    );
+    // A GPU right below a root port of a third bridge, which is conventional PCI in between.
+    tree.add(
+        "pci0000:80",
+        "0000:80:01.0",
+        &Function::port(4, Some(REDIRECTS)),
+    );
+    tree.add(
+        "pci0000:80/0000:80:01.0",
+        "0000:81:00.0",
+        &Function::port(7, None),
+    );
+    tree.add(
+        "pci0000:80/0000:80:01.0/0000:81:00.0",
+        FAR_GPU,
+        &Function::gpu("renderD130"),
+    );
+    tree
+}
+
+#[test]
+fn below_one_switch_it_is_the_bus() {
+    let tree = server("bus", 0x09a2, "7.3.4");
+    for (a, b) in [(GPU, NIC), (NIC, GPU), (GPU, DRIVE), (DRIVE, NIC)] {
+        let pair = tree.pair(a, b);
+        assert_eq!(pair["path"], "bus", "{pair:#}");
+        assert_eq!(pair["distance"], 4);
+        assert_eq!(pair["source"], "sysfs");
+        assert_eq!(pair["sysfs"]["bridge"], "0000:01:00.0");
+        assert_eq!(pair["sysfs"]["redirects"].as_array().unwrap().len(), 0);
+        assert!(pair["sysfs"]["host"].is_null());
+    }
+}
+
+#[test]
+fn acs_redirects_to_a_host_that_forwards() {
+    let tree = server("acs", 0x09a2, "7.3.4");
+    let pair = tree.pair(OTHER_GPU, OTHER_NIC);
+    assert_eq!(pair["path"], "host-bridge", "{pair:#}");
+    assert_eq!(pair["distance"], 4);
+    let redirects = pair["sysfs"]["redirects"].as_array().unwrap();
+    assert_eq!(redirects[0]["port"], "0000:42:00.0");
+    assert_eq!(redirects[1]["port"], "0000:42:01.0");
+    assert_eq!(redirects[0]["acs"], 0x0c);
+    assert_eq!(pair["sysfs"]["host"]["forwards"], "listed");
+    assert_eq!(pair["sysfs"]["host"]["id"], "8086:09a2");
+    // From the other end the other port comes first.
+    let back = tree.pair(OTHER_NIC, OTHER_GPU);
+    assert_eq!(back["sysfs"]["redirects"][0]["port"], "0000:42:01.0");
+}
+
+#[test]
+fn acs_redirects_to_a_host_that_does_not_forward() {
+    let tree = server("refused", 0x09a3, "7.3.4");
+    let pair = tree.pair(OTHER_GPU, OTHER_NIC);
+    assert_eq!(
+        (&pair["path"], &pair["distance"]),
+        (&"refused".into(), &(-1).into()),
+        "{pair:#}"
+    );
+    assert_eq!(tree.pair(GPU, NIC)["path"], "bus");
+    let (status, text, _) = tree.run(&["why", "renderD129", "mlx5_1"]);
+    assert_eq!(status, 1, "{text}");
+    for part in [
+        "not peer to peer",
+        "`- 0000:41:00.0  upstream port  [no ACS]",
+        "|- 0000:42:00.0  downstream port  [ACS SrcValid ReqRedir CmpltRedir UpstreamFwd: redirects]",
+        "<- memory  nouveau  renderD129",
+        "<- accesses it  mlx5_core  mlx5_1, ens2np0",
+        "both are below 0000:41:00.0",
+        "0000:42:01.0 sends requests of peers to the host: ReqRedir and CmpltRedir are on",
+        "the host bridge 8086:09a3 is not on the kernel's list",
+        "to permit it at all, boot with pci=disable_acs_redir=0000:42:00.0;0000:42:01.0",
+        "joins their IOMMU groups 20 and 21",
+    ] {
+        assert!(text.contains(part), "{part} is not in\n{text}");
+    }
+}
+
+#[test]
+fn between_switches_it_is_the_host() {
+    let tree = server("two", 0x09a2, "7.3.4");
+    let pair = tree.pair(GPU, OTHER_NIC);
+    assert_eq!(pair["path"], "host-bridge", "{pair:#}");
+    assert_eq!(pair["distance"], 8);
+    assert!(pair["sysfs"]["bridge"].is_null());
+    // Redirection is only in the way of a shorter path.
+    assert_eq!(pair["sysfs"]["redirects"].as_array().unwrap().len(), 0);
+    let (status, text, _) = tree.run(&["why", GPU, "ens2np0"]);
+    assert_eq!(status, 0, "{text}");
+    assert!(
+        text.contains("host bridge pci0000:00  0000:00:00.0 8086:09a2"),
+        "{text}"
+    );
+    assert!(text.contains("host bridge pci0000:40"), "{text}");
+    assert!(text.contains("through the host bridge, 8 hops"), "{text}");
+}
+
+#[test]
+fn some_bridges_forward_for_their_own_only() {
+    let tree = server("own", 0x2f00, "7.3.4");
+    assert_eq!(tree.pair(GPU, OTHER_NIC)["path"], "refused");
+    assert_eq!(tree.pair(OTHER_GPU, OTHER_NIC)["path"], "host-bridge");
+}
+
+#[test]
+fn a_kernel_with_another_list_is_not_known() {
+    let tree = server("older", 0x09a2, "6.1.0-44-amd64");
+    let pair = tree.pair(GPU, OTHER_NIC);
+    assert_eq!(pair["path"], "unknown", "{pair:#}");
+    assert_eq!(
+        pair["sysfs"]["maybe"],
+        serde_json::json!(["host-bridge", "refused"])
+    );
+    assert!(pair["distance"].is_null());
+    assert_eq!(tree.pair(GPU, NIC)["path"], "bus");
+    let (status, text, _) = tree.run(&["why", "renderD128", "mlx5_1"]);
+    assert_eq!(status, 4, "{text}");
+    assert!(
+        text.contains("whether Linux 6.1.0-44-amd64 lists 8086:09a2"),
+        "{text}"
+    );
+}
+
+#[test]
+fn ports_that_cannot_be_read_are_not_known() {
+    let tree = server("hidden", 0x09a2, "7.3.4");
+    let hidden = Function {
+        readable: 64,
+        ..Function::port(6, Some(0))
+    };
+    tree.add(
+        "pci0000:00/0000:00:01.0/0000:01:00.0",
+        "0000:02:03.0",
+        &hidden,
+    );
+    tree.add(
+        "pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:03.0",
+        "0000:06:00.0",
+        &Function::nic("mlx5_2", "ens3np0"),
+    );
+    let pair = tree.pair(GPU, "0000:06:00.0");
+    assert_eq!(pair["path"], "unknown", "{pair:#}");
+    assert_eq!(
+        pair["sysfs"]["maybe"],
+        serde_json::json!(["bus", "host-bridge"])
+    );
+    assert_eq!(pair["sysfs"]["unseen"], serde_json::json!(["0000:02:03.0"]));
+    // A port that redirects decides, whatever the other one does.
+    let known = tree.pair(OTHER_GPU, OTHER_NIC);
+    assert_eq!(known["path"], "host-bridge");
+    let (_, text, _) = tree.run(&["topo"]);
+    assert!(text.contains("BUS/HOST?"), "{text}");
+    assert!(text.contains("cannot be read: run it as root"), "{text}");
+}
+
+#[test]
+fn the_matrix() {
+    let tree = server("matrix", 0x09a2, "7.3.4");
+    let (status, text, _) = tree.run(&["topo"]);
+    assert_eq!(status, 0);
+    let row = |name: &str| {
+        let line = text.lines().find(|line| line.starts_with(name)).unwrap();
+        line.split_whitespace()
+            .map(str::to_string)
+            .collect::<Vec<_>>()
+    };
+    let columns = row("  ".trim_start());
+    assert_eq!(columns[0], "Row:");
+    let head = text.lines().nth(2).unwrap();
+    let names: Vec<_> = head.split_whitespace().take(7).collect();
+    let want = [
+        "renderD128",
+        "renderD129",
+        "renderD130",
+        "mlx5_0",
+        "mlx5_1",
+        "nvme0",
+        "nvme1",
+    ];
+    assert_eq!(names, want);
+    let cells = [
+        "X",
+        "HOST8",
+        "HOST7",
+        "BUS4",
+        "HOST8",
+        "BUS4",
+        "HOST8",
+        "-",
+        "10",
+        "(identity)",
+    ];
+    assert_eq!(row("renderD128")[1..], cells);
+    assert_eq!(row("mlx5_1")[2], "HOST4");
+    assert!(
+        text.contains("0000:44:00.0  nic   15b3:1021  mlx5_core  ens2np0"),
+        "{text}"
+    );
+}
+
+#[test]
+fn bridges_are_in_the_whole_matrix_alone() {
+    let tree = server("all", 0x09a2, "7.3.4");
+    let devices = |arguments: &[&str]| {
+        let (_, topo) = tree.json(arguments);
+        topo["devices"].as_array().unwrap().len()
+    };
+    assert_eq!(devices(&["topo"]), 7);
+    assert_eq!(devices(&["topo", "--all"]), 7 + 3 + 5 + 5 + 2);
+    // A port with ACS is a part of the way to what is below it.
+    assert_eq!(tree.pair("0000:80:01.0", FAR_GPU)["path"], "host-bridge");
+    assert_eq!(tree.pair("0000:00:01.0", GPU)["path"], "bus");
+}
+
+#[test]
+fn doctor() {
+    let tree = server("doctor", 0x09a3, "7.3.4");
+    let (status, text, _) = tree.run(&["doctor"]);
+    assert_eq!(status, 1, "{text}");
+    let line = |state: &str, part: &str| {
+        let found = text
+            .lines()
+            .any(|line| line.starts_with(state) && line.contains(part));
+        assert!(found, "no line {state} {part} in\n{text}");
+    };
+    line("ok", "CONFIG_PCI_P2PDMA=y");
+    line("ok", "iommu=pt");
+    line(
+        "ok",
+        "domains of type identity: devices use physical addresses",
+    );
+    line(
+        "to do",
+        "0000:42:00.0, 0000:42:01.0, 0000:42:02.0 send requests of peers to the host",
+    );
+    line("to do", "renderD128 and renderD129");
+    line("ok", "its largest BAR has 64 GiB");
+    line("ok", "mlx5_core registers dma-bufs");
+    line("to do", "mount -t tracefs tracefs");
+    assert!(
+        !text.contains("quiet") && !text.contains("MOVE_NOTIFY"),
+        "{text}"
+    );
+}
