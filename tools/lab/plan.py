@@ -28,6 +28,8 @@ MATRIX_OF_ROUTE = (f"{MATRIX}@either-*", f"{MATRIX}@vram-*")
 # or nothing.
 KINDS = ("avram_export", "edu_memory_life", "edu_user_memory", "vvram_counters", "vvram_hotplug",
          "vvram_kill", "vvram_move", "vvram_reset", "vvram_svm_peer", "vvram_unbind", "vvram_vfio")
+# Whether the tool for operators says what the kernel does: on each machine.
+TOOL = ("p2p_agrees",)
 PAIR = ("pair_copy", "pair_import")                                             # two GPUs
 # With modelled GPUs: for each kind of address, and once.
 GPU_KINDS = ("mgpu_aperture", "mgpu_model", "mgpu_peer", "mgpu_unbind")
@@ -139,15 +141,15 @@ def own():
               for topology in topologies.TOPOLOGIES],
             *once("check"), igt("check-bounce", variant("bounce"), BOUNCED),
             igt("check-scramble", variant("scramble"), SCRAMBLED),
-            *[igt(f"check-{topology.name}", topology, PAIR)
+            *[igt(f"check-{topology.name}", topology, (*PAIR, *TOOL))
               for topology in topologies.PAIRS if of_kinds(topology)]]
 
 
 def disks():
     """The boots with a disk."""
     switch, *others = topologies.DISKS
-    return [igt("check-disk-switch", switch, (*DISK_KINDS, *DISK_ONCE)),
-            *[igt(f"check-{topology.name}", topology, DISK_KINDS) for topology in others],
+    return [igt("check-disk-switch", switch, (*DISK_KINDS, *DISK_ONCE, *TOOL)),
+            *[igt(f"check-{topology.name}", topology, (*DISK_KINDS, *TOOL)) for topology in others],
             igt("check-disk-tracked", disk("tracked"), DISK_BOUNCED),
             igt("check-disk-stuck", disk("stuck"), DISK_STUCK),
             igt("check-disk-scramble", disk("scramble"), DISK_SCRAMBLED)]
@@ -156,8 +158,9 @@ def disks():
 def gpus():
     """The boots with modelled GPUs."""
     switch, *others = topologies.MODELS
-    return [igt(f"check-{switch.name}", switch, (*GPU_KINDS, *GPU_ONCE), GPU_LOAD),
-            *[igt(f"check-{topology.name}", topology, GPU_KINDS, GPU_LOAD) for topology in others]]
+    return [igt(f"check-{switch.name}", switch, (*GPU_KINDS, *GPU_ONCE, *TOOL), GPU_LOAD),
+            *[igt(f"check-{topology.name}", topology, (*GPU_KINDS, *TOOL), GPU_LOAD)
+              for topology in others]]
 
 
 def variant(name, topology=SWITCH):
@@ -178,8 +181,8 @@ def of_kinds(topology):
 def everywhere(topology):
     """What of `EVERYWHERE` runs on a topology: objects that stay in system memory know no route."""
     if of_kinds(topology):
-        return EVERYWHERE
-    return (*[name for name in EVERYWHERE if name != MATRIX], *MATRIX_OF_ROUTE)
+        return (*EVERYWHERE, *TOOL)
+    return (*[name for name in EVERYWHERE if name != MATRIX], *MATRIX_OF_ROUTE, *TOOL)
 
 
 def some(topology, on_all, kinds):
@@ -204,7 +207,8 @@ def own_rdma():
     """The boots of the project's own programs that need a NIC."""
     switch, *_ = topologies.RDMA
     return [igt("check-rdma-once", switch, RDMA_ONCE, RDMA_LOAD),
-            *[igt(f"check-{topology.name}", topology, some(topology, RDMA, RDMA_KINDS), RDMA_LOAD)
+            *[igt(f"check-{topology.name}", topology, some(topology, (*RDMA, *TOOL), RDMA_KINDS),
+                  RDMA_LOAD)
               for topology in topologies.RDMA]]
 
 

@@ -214,7 +214,7 @@ class Settings(unittest.TestCase):
 class Plan(unittest.TestCase):
     def test_each_program_is_in_the_table_once(self):
         programs = {path.stem for path in (pipeline.REPO / "igt-tests/src/bin").glob("*_*.rs")}
-        table = [*plan.EVERYWHERE, *plan.KINDS, *plan.ONCE, *plan.PAIR, *plan.RDMA,
+        table = [*plan.EVERYWHERE, *plan.KINDS, *plan.ONCE, *plan.TOOL, *plan.PAIR, *plan.RDMA,
                  *plan.RDMA_KINDS, *plan.RDMA_ONCE, *plan.DISK_KINDS, *plan.DISK_ONCE,
                  *plan.DISK_BOUNCED, *plan.DISK_STUCK, *plan.GPU_KINDS,
                  *plan.GPU_ONCE]
@@ -224,8 +224,8 @@ class Plan(unittest.TestCase):
     def test_the_check_runs_all_of_it(self):
         named = {test for boot in plan.check() if boot.job == "igt"
                  for test in boot.settings["LAB_TESTS"].split(",")}
-        for program in (*plan.EVERYWHERE, *plan.KINDS, *plan.ONCE, *plan.PAIR, *plan.RDMA,
-                        *plan.RDMA_KINDS, *plan.RDMA_ONCE, *plan.GENERIC, *plan.BOUNCED,
+        for program in (*plan.EVERYWHERE, *plan.KINDS, *plan.ONCE, *plan.TOOL, *plan.PAIR,
+                        *plan.RDMA, *plan.RDMA_KINDS, *plan.RDMA_ONCE, *plan.GENERIC, *plan.BOUNCED,
                         *plan.DISK_KINDS, *plan.DISK_ONCE, *plan.DISK_BOUNCED,
                         *plan.DISK_STUCK, *plan.GPU_KINDS,
                         *plan.GPU_ONCE):
