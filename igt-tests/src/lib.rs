@@ -42,6 +42,7 @@ pub mod policy;
 pub mod power;
 pub mod proc;
 pub mod qmp;
+pub mod queue;
 pub mod rdma;
 pub mod rebind;
 pub mod route;

@@ -202,7 +202,7 @@ impl Mgpu {
     }
 }
 
-/// The driver, with a short timeout; as it was when this is dropped.
+/// The driver, with another timeout; as it was when this is dropped.
 ///
 /// Made first, so that it is dropped when nobody has a file of it any more.
 #[derive(Debug)]
@@ -217,6 +217,17 @@ impl Impatient {
     #[track_caller]
     pub fn new() -> Result<Self, Stop> {
         rebind::reload(DRIVER, &[TIMEOUT])?;
+        Ok(Self(()))
+    }
+
+    /// As [`Self::new`], with a timeout that no test lives to see.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::new`].
+    #[track_caller]
+    pub fn never() -> Result<Self, Stop> {
+        rebind::reload(DRIVER, &["timeout_ms=1000000"])?;
         Ok(Self(()))
     }
 }

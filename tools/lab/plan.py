@@ -33,7 +33,7 @@ TOOL = ("p2p_agrees",)
 PAIR = ("pair_copy", "pair_import")                                             # two GPUs
 # With modelled GPUs: for each kind of address, and once.
 GPU_KINDS = ("mgpu_aperture", "mgpu_model", "mgpu_peer", "mgpu_unbind")
-GPU_ONCE = ("mgpu_engine", "mgpu_recover")
+GPU_ONCE = ("mgpu_engine", "mgpu_queue", "mgpu_recover")
 # How the names of the topologies of these end.
 KIND_OF_EACH = ("switch", "intel-iommu", "no-route")
 # Where each allocation fails.

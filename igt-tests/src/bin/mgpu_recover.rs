@@ -61,6 +61,8 @@ fn hang() -> Outcome {
 }
 
 fn fault() -> Outcome {
+    // The ring says that it has stopped.
+    let _patient = Impatient::never()?;
     fails(Error::Fault, libc::EIO)
 }
 

@@ -7,10 +7,12 @@ use std::process::Command;
 use std::time::Duration;
 
 use vvram_tests::drm::Drm;
+use vvram_tests::fence::Timeline;
 use vvram_tests::lender::{self, Lent};
 use vvram_tests::map::PAGE;
 use vvram_tests::misc;
 use vvram_tests::peer::{Mode, Peer};
+use vvram_tests::queue::copy_after;
 use vvram_tests::rebind::{delete_module, module_users as users, reload, Unbound};
 use vvram_tests::scene::{cpu_reads, patterns, works, Scene};
 use vvram_tests::uapi::{self, DMA_BUF_SYNC_WRITE as WRITE};
@@ -131,10 +133,12 @@ fn two_holders() -> Outcome {
     works()
 }
 
-/// A sync file keeps nothing of vvram. Its fence signals before the module is gone, and can be
-/// asked afterwards.
+/// A sync file keeps nothing of vvram, also that of a copy that waits for somebody. Its fence signals
+/// before the module is gone, and can be asked afterwards.
 fn sync_file() -> Outcome {
-    let (done, pending) = {
+    let timeline = Timeline::new()?;
+    let fence = timeline.fence(1)?;
+    let (done, pending, waits) = {
         let drm = Drm::open()?;
         let size = drm.getparam(uapi::PARAM_VRAM_SIZE)? / 4;
         let (src, dst) = (drm.create(size)?, drm.create(size)?);
@@ -143,14 +147,21 @@ fn sync_file() -> Outcome {
         let pending: Vec<_> = (0..16)
             .map(|_| drm.copy((&src, 0), (&dst, 0), size))
             .collect::<Result<_, _>>()?;
-        (done, pending)
+        let waits = copy_after(&drm, (&src, &dst), &[fence.sync()])?;
+        check_eq!(
+            (waits.status()?, waits.drivers()?),
+            (0, vec!["ttm".to_string()]),
+            "status and driver of a copy that waits"
+        );
+        (done, pending, waits)
     };
     let unloaded = misc::poll(Duration::from_secs(5), || delete_module("vvram").ok());
     let gone = users("vvram").is_none();
     let mut status = Vec::new();
-    for fence in pending.iter().chain([&done]) {
-        status.push((fence.status()?, fence.drivers()?));
+    for copy in pending.iter().chain([&waits, &done]) {
+        status.push((copy.status()?, copy.drivers()?));
     }
+    check!(!fence.poll(0)?, "the fence of the test has signalled");
     let loaded = Command::new("modprobe").arg("vvram").status();
     check!(
         unloaded.is_some() && gone,
@@ -160,14 +171,24 @@ fn sync_file() -> Outcome {
         loaded.as_ref().is_ok_and(|status| status.success()),
         "modprobe vvram: {loaded:?}"
     );
-    for seen in &status {
+    // Those that had not begun when the file was closed were cancelled.
+    let cancelled = status.iter().skip_while(|seen| seen.0 == 1).count() - 1;
+    let begun = status.len() - 1 - cancelled;
+    for (index, seen) in status.iter().enumerate() {
+        let want = if index < begun || index == status.len() - 1 {
+            1
+        } else {
+            -libc::ECANCELED
+        };
         check_eq!(
             *seen,
-            (1, vec![SIGNALLED.to_string()]),
-            "status and driver of a fence without its module"
+            (want, vec![SIGNALLED.to_string()]),
+            "status and driver of fence {index} without its module"
         );
     }
-    drop((done, pending));
+    check!(cancelled > 0, "the copy that waits is done");
+    timeline.step()?;
+    drop((done, pending, waits));
     works()
 }
 

@@ -2,7 +2,6 @@
 
 //! The queues of copies: what one client does to others, and what becomes of copies that wait.
 
-use std::os::fd::{FromRawFd, OwnedFd};
 use std::time::Duration;
 
 use vvram_tests::debugfs::DebugFs;
@@ -11,13 +10,13 @@ use vvram_tests::fence::Timeline;
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::pci::PciDevice;
 use vvram_tests::proc::{Child, Steps};
+use vvram_tests::queue::{copy_after, flood};
 use vvram_tests::rebind::Unbinding;
 use vvram_tests::scene::{cpu_reads, patterns, placed, works};
 use vvram_tests::signals::await_sleep;
-use vvram_tests::syncfile::SyncFile;
 use vvram_tests::trace::Jobs;
-use vvram_tests::uapi::{self, VvramGemCopy, VvramSync, COPIES_MAX};
-use vvram_tests::{check, check_eq, igt_main, Outcome, Stop};
+use vvram_tests::uapi::{self, COPIES_MAX};
+use vvram_tests::{check, check_eq, fail, igt_main, Outcome, Stop};
 
 const PAGE64: u64 = PAGE as u64;
 const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
@@ -26,118 +25,6 @@ const LIMIT: Duration = Duration::from_secs(20);
 const FENCE: &str = "dma_fence_default_wait";
 /// Of a copy that was cancelled.
 const CANCELLED: i32 = -libc::ECANCELED;
-
-/// Copies all of an object after some fences, and returns the sync file of the copy.
-fn copy_after(
-    drm: &Drm,
-    (src, dst): (&Gem<'_>, &Gem<'_>),
-    ins: &[VvramSync],
-) -> Result<SyncFile, Stop> {
-    let argument = VvramGemCopy {
-        src: src.handle(),
-        dst: dst.handle(),
-        size: src.size(),
-        ..Default::default()
-    };
-    let mut out = [VvramSync::FILE];
-    drm.copy_syncs(&argument, ins, &mut out)?;
-    // SAFETY: the kernel made a new fd that nothing else owns.
-    Ok(SyncFile::new(unsafe { OwnedFd::from_raw_fd(out[0].fd) }))
-}
-
-/// One client queues as many copies as it can. Between the submission of a copy of another client
-/// and its end few of them run, and there are never more than its queue has room for.
-fn flood() -> Outcome {
-    /// What the engine does already, and one turn.
-    const MOST: usize = 2;
-    const ROUNDS: usize = 20;
-    let drm = Drm::open()?;
-    let (a, b) = patterns();
-    let (src, dst) = (drm.create(PAGE64)?, drm.create(PAGE64)?);
-    let (from, to) = (src.map()?, dst.map()?);
-    let jobs = Jobs::new()?;
-    let (ready, stop) = (Steps::new()?, Steps::new()?);
-    let mut flooder = Child::spawn(|| {
-        let drm = Drm::open()?;
-        let (one, two) = (drm.create(1 << 20)?, drm.create(1 << 20)?);
-        let mut count = 0;
-        while !stop.is_done()? {
-            let argument = VvramGemCopy {
-                src: one.handle(),
-                dst: two.handle(),
-                size: 1 << 20,
-                ..Default::default()
-            };
-            drm.copy_raw(&argument)?;
-            count += 1;
-            if count == 2 * COPIES_MAX {
-                ready.done()?;
-            }
-        }
-        Ok(())
-    })?;
-    ready.wait("the flood", LIMIT)?;
-    let mut mine = Vec::new();
-    for round in 0..ROUNDS {
-        let pattern = a.derive(round as u64);
-        from.fill(pattern);
-        to.fill(b);
-        drm.copy((&src, 0), (&dst, 0), PAGE64)?.finish()?;
-        cpu_reads(&to, pattern, &[0])?;
-        mine.push(round);
-    }
-    stop.done()?;
-    flooder.join("the flooder", LIMIT)?;
-
-    let events = jobs.events()?;
-    let context = |pid: u32| {
-        // The first ones are those that clear its objects.
-        let last = events.iter().rfind(|event| event.is("submit", pid));
-        last.map(|event| event.context)
-    };
-    let (Some(me), Some(other)) = (context(std::process::id()), context(flooder.pid() as u32))
-    else {
-        return Err(Stop::fail("a client has submitted no job"));
-    };
-    let (mut outstanding, mut runs) = (0i64, None);
-    let (mut busy, mut seen) = (0, 0);
-    for event in &events {
-        if event.context == other {
-            match event.name.as_str() {
-                "submit" => outstanding += 1,
-                "done" => outstanding -= 1,
-                _ => runs = runs.map(|runs: usize| runs + 1),
-            }
-            // One more is told of before the queue knows of the end of another.
-            check!(
-                outstanding <= i64::from(COPIES_MAX) + 1,
-                "the flooder has {outstanding} copies"
-            );
-        } else if event.context == me {
-            match event.name.as_str() {
-                "submit" => {
-                    runs = Some(0);
-                    busy += usize::from(outstanding > 2 * MOST as i64);
-                }
-                "done" => {
-                    let between = runs.take().unwrap_or(0);
-                    seen += 1;
-                    check!(
-                        between <= MOST,
-                        "{between} copies of the flooder ran before copy {seen}"
-                    );
-                }
-                _ => {}
-            }
-        }
-    }
-    check_eq!(seen, mine.len(), "copies that ended");
-    check!(
-        busy > ROUNDS / 2,
-        "there was a flood at {busy} of {ROUNDS} copies only"
-    );
-    Ok(())
-}
 
 /// A client that goes takes its copies with it: those that wait for somebody are cancelled, in their
 /// order, and nothing waits for that.
@@ -364,11 +251,61 @@ fn traced() -> Outcome {
     Ok(())
 }
 
+fn one_floods() -> Outcome {
+    // The engine does one copy at a time.
+    flood(Drm::open, 2)
+}
+
+/// An object leaves VRAM while copies are queued, and another one gets that, round after round, with
+/// no wait in between: nobody sees what others had.
+fn reuse() -> Outcome {
+    const ROUNDS: u64 = 400;
+    const BEHIND: usize = 4;
+    let debugfs = DebugFs::open(&PciDevice::vvram()?)?;
+    let (drm, other) = (Drm::open()?, Drm::open()?);
+    let (a, b) = patterns();
+    let size = 4 * PAGE64;
+    let (from, seen) = (
+        drm.create_flags(size, EITHER)?,
+        other.create_flags((BEHIND as u64) * size, uapi::CREATE_SYSTEM)?,
+    );
+    let (source, sink) = (from.map()?, seen.map()?);
+    for round in 0..ROUNDS {
+        let x = a.derive(round);
+        source.fill(x);
+        sink.fill(b);
+        let moved = drm.create_flags(size, EITHER)?;
+        let copy = copy_after(&drm, (&from, &moved), &[])?;
+        // The eviction depends on the copy, and who gets the memory on the eviction.
+        debugfs.write("move", &format!("{} system", moved.info()?.id))?;
+        let mut last = None;
+        let mut fresh = Vec::new();
+        for index in 0..BEHIND {
+            let object = other.create(size)?;
+            last = Some(other.copy((&object, 0), (&seen, index as u64 * size), size)?);
+            fresh.push(object);
+        }
+        copy.finish()?;
+        if let Some(last) = last {
+            last.finish()?;
+        }
+        if let Err(mismatch) = sink.verify_value(0) {
+            fail!("new objects in round {round}: {mismatch}");
+        }
+        placed(&moved, uapi::PLACEMENT_SYSTEM)?;
+        if let Err(mismatch) = moved.map()?.verify(x) {
+            fail!("what has left in round {round}: {mismatch}");
+        }
+    }
+    Ok(())
+}
+
 igt_main! {
-    "flood", "a client that floods its queue, and another one", flood;
+    "flood", "a client that floods its queue, and another one", one_floods;
     "traced", "what the tracepoints tell", traced;
     "closed", "a client that goes with copies that wait", closed;
     "killed", "a client that dies with copies that wait", killed;
     "moves", "moves of objects with copies that wait, and of others", moves;
+    "reuse", "memory that one object leaves and another one gets, with copies queued", reuse;
     "unbind", "an unbind with full queues", unbind;
 }

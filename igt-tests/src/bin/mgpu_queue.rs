@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The queues of the copy engine of the modelled GPU: what one client does to others, and what
+//! becomes of copies that wait.
+
+use std::time::Duration;
+
+use vvram_tests::fence::Timeline;
+use vvram_tests::map::PAGE;
+use vvram_tests::mgpu::{holds, set_bound, Error, Impatient, Mgpu};
+use vvram_tests::queue::{copy_after, flood};
+use vvram_tests::rebind::Unbinding;
+use vvram_tests::scene::patterns;
+use vvram_tests::uapi::COPIES_MAX;
+use vvram_tests::{check, check_eq, igt_main, Outcome};
+
+const PAGE64: u64 = PAGE as u64;
+const LIMIT: Duration = Duration::from_secs(20);
+/// How many jobs are in the ring at a time.
+const CREDITS: usize = 8;
+
+fn one_floods() -> Outcome {
+    // Its turn, and a place for each job that ends before that of the other client.
+    flood(|| Ok(Mgpu::first()?.drm), 1 + CREDITS)?;
+    Mgpu::first()?.clean()
+}
+
+/// A copy waits for a fence of somebody, and nobody waits for the copy.
+fn waits() -> Outcome {
+    let gpu = Mgpu::first()?;
+    let (x, y) = patterns();
+    let (from, to, third) = (
+        gpu.drm.create(PAGE64)?,
+        gpu.drm.create(PAGE64)?,
+        gpu.drm.create(PAGE64)?,
+    );
+    from.map()?.fill(x);
+    to.map()?.fill(y);
+    let timeline = Timeline::new()?;
+    let fence = timeline.fence(1)?;
+    let copy = copy_after(&gpu.drm, (&from, &to), &[fence.sync()])?;
+    // Another client has its turn.
+    let other = Mgpu::first()?;
+    let (src, dst) = (other.drm.create(PAGE64)?, other.drm.create(PAGE64)?);
+    src.map()?.fill(x);
+    copy_after(&other.drm, (&src, &dst), &[])?.finish()?;
+    holds(&dst, x, "of another client")?;
+    check!(!copy.poll(0)?, "the copy did not wait");
+    // So does one of the same client, in its order.
+    let behind = copy_after(&gpu.drm, (&from, &third), &[])?;
+    check!(!behind.poll(0)?, "the copy behind it did not wait");
+    timeline.step()?;
+    behind.finish()?;
+    check_eq!(
+        (copy.status()?, behind.status()?),
+        (1, 1),
+        "status of the copies"
+    );
+    holds(&to, x, "after the fence")?;
+    holds(&third, x, "behind it")?;
+    other.clean()?;
+    gpu.clean()
+}
+
+/// The driver is unbound while copies wait for somebody: it waits for nobody.
+fn unbind() -> Outcome {
+    let timeline = Timeline::new()?;
+    let fence = timeline.fence(1)?;
+    let copies = {
+        let gpu = Mgpu::first()?;
+        let (from, to) = (gpu.drm.create(PAGE64)?, gpu.drm.create(PAGE64)?);
+        let copies = (0..COPIES_MAX)
+            .map(|_| copy_after(&gpu.drm, (&from, &to), &[fence.sync()]))
+            .collect::<Result<Vec<_>, _>>()?;
+        let gone = Unbinding::start(&gpu.pci)?.finish(LIMIT)?;
+        check!(!fence.poll(0)?, "the fence of the test has signalled");
+        gone.rebind()?;
+        copies
+    };
+    for copy in &copies {
+        copy.finish()?;
+        check_eq!(copy.status()?, -libc::ECANCELED, "status of a copy");
+    }
+    timeline.step()?;
+    Mgpu::first()?.clean()
+}
+
+/// The driver is unbound while a copy hangs: that ends by its timeout, and others before.
+fn unbind_hung() -> Outcome {
+    let _impatient = Impatient::new()?;
+    let copies = {
+        let gpu = Mgpu::first()?;
+        let (from, to) = (gpu.drm.create(PAGE64)?, gpu.drm.create(PAGE64)?);
+        // Done before the next one hangs, and so is what clears the objects.
+        copy_after(&gpu.drm, (&from, &to), &[])?.finish()?;
+        gpu.inject(Error::Hang, 0)?;
+        let copies = (0..COPIES_MAX)
+            .map(|_| copy_after(&gpu.drm, (&from, &to), &[]))
+            .collect::<Result<Vec<_>, _>>()?;
+        set_bound(gpu.device(), false)?;
+        let device = gpu.device().to_string();
+        set_bound(&device, true)?;
+        copies
+    };
+    let states: Vec<_> = copies
+        .iter()
+        .map(|copy| copy.finish().and_then(|()| Ok(copy.status()?)))
+        .collect::<Result<_, _>>()?;
+    check_eq!(states[0], -libc::ETIMEDOUT, "status of the copy that hangs");
+    let done = states[1..].iter().take_while(|state| **state == 1).count();
+    check!(
+        done < CREDITS
+            && states[1 + done..]
+                .iter()
+                .all(|state| *state == -libc::ECANCELED),
+        "states of the others: {:?}",
+        &states[1..]
+    );
+    Mgpu::first()?.clean()
+}
+
+igt_main! {
+    "flood", "a client that floods its queue, and another one", one_floods;
+    "waits", "a copy that waits for somebody", waits;
+    "unbind", "of the driver, while copies wait for somebody", unbind;
+    "unbind-hung", "of the DRM driver, while a copy hangs", unbind_hung;
+}

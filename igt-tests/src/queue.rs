@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The queues of copies of a device, of vvram or mgpu.
+
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::time::Duration;
+
+use crate::drm::{Drm, Gem};
+use crate::map::PAGE;
+use crate::proc::{Child, Steps};
+use crate::scene::{cpu_reads, patterns};
+use crate::syncfile::SyncFile;
+use crate::trace::Jobs;
+use crate::uapi::{VvramGemCopy, VvramSync, COPIES_MAX};
+use crate::{Outcome, Stop};
+
+const PAGE64: u64 = PAGE as u64;
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// Copies all of an object after some fences, and returns the sync file of the copy.
+///
+/// # Errors
+///
+/// Any error of the ioctl.
+pub fn copy_after(
+    drm: &Drm,
+    (src, dst): (&Gem<'_>, &Gem<'_>),
+    ins: &[VvramSync],
+) -> Result<SyncFile, Stop> {
+    let argument = VvramGemCopy {
+        src: src.handle(),
+        dst: dst.handle(),
+        size: src.size(),
+        ..Default::default()
+    };
+    let mut out = [VvramSync::FILE];
+    drm.copy_syncs(&argument, ins, &mut out)?;
+    // SAFETY: the kernel made a new fd that nothing else owns.
+    Ok(SyncFile::new(unsafe { OwnedFd::from_raw_fd(out[0].fd) }))
+}
+
+/// One client, that `open` opens, queues as many copies as it can. Between the submission of a copy of
+/// another client and its end `most` of them run at most: one in its turn, and those for which there
+/// is a place in the hardware meanwhile. There are never more than its queue has room for.
+///
+/// # Errors
+///
+/// Fails the subtest if that is not so.
+#[track_caller]
+pub fn flood(open: impl Fn() -> Result<Drm, Stop>, most: usize) -> Outcome {
+    const ROUNDS: usize = 20;
+    let drm = open()?;
+    let (a, b) = patterns();
+    let (src, dst) = (drm.create(PAGE64)?, drm.create(PAGE64)?);
+    let (from, to) = (src.map()?, dst.map()?);
+    let jobs = Jobs::new()?;
+    let (ready, stop) = (Steps::new()?, Steps::new()?);
+    let mut flooder = Child::spawn(|| {
+        let drm = open()?;
+        let (one, two) = (drm.create(1 << 20)?, drm.create(1 << 20)?);
+        let mut count = 0;
+        while !stop.is_done()? {
+            let argument = VvramGemCopy {
+                src: one.handle(),
+                dst: two.handle(),
+                size: 1 << 20,
+                ..Default::default()
+            };
+            drm.copy_raw(&argument)?;
+            count += 1;
+            if count == 2 * COPIES_MAX {
+                ready.done()?;
+            }
+        }
+        Ok(())
+    })?;
+    ready.wait("the flood", LIMIT)?;
+    let mut mine = Vec::new();
+    for round in 0..ROUNDS {
+        let pattern = a.derive(round as u64);
+        from.fill(pattern);
+        to.fill(b);
+        drm.copy((&src, 0), (&dst, 0), PAGE64)?.finish()?;
+        cpu_reads(&to, pattern, &[0])?;
+        mine.push(round);
+    }
+    stop.done()?;
+    flooder.join("the flooder", LIMIT)?;
+
+    let events = jobs.events()?;
+    let context = |pid: u32| {
+        // The first ones are those that clear its objects.
+        let last = events.iter().rfind(|event| event.is("submit", pid));
+        last.map(|event| event.context)
+    };
+    let (Some(me), Some(other)) = (context(std::process::id()), context(flooder.pid() as u32))
+    else {
+        return Err(Stop::fail("a client has submitted no job"));
+    };
+    let (mut outstanding, mut runs) = (0i64, None);
+    let (mut busy, mut seen) = (0, 0);
+    for event in &events {
+        if event.context == other {
+            match event.name.as_str() {
+                "submit" => outstanding += 1,
+                "done" => outstanding -= 1,
+                _ => runs = runs.map(|runs: usize| runs + 1),
+            }
+            // One more is told of before the queue knows of the end of another.
+            check!(
+                outstanding <= i64::from(COPIES_MAX) + 1,
+                "the flooder has {outstanding} copies"
+            );
+        } else if event.context == me {
+            match event.name.as_str() {
+                "submit" => {
+                    runs = Some(0);
+                    busy += usize::from(outstanding > 2 * most as i64);
+                }
+                "done" => {
+                    let between = runs.take().unwrap_or(0);
+                    seen += 1;
+                    check!(
+                        between <= most,
+                        "{between} copies of the flooder ran before copy {seen}"
+                    );
+                }
+                _ => {}
+            }
+        }
+    }
+    check_eq!(seen, mine.len(), "copies that ended");
+    check!(
+        busy > ROUNDS / 2,
+        "there was a flood at {busy} of {ROUNDS} copies only"
+    );
+    Ok(())
+}
