@@ -69,8 +69,7 @@ pub(crate) fn gem_copy(
     let outs = SyncArray::new(&SYNCS, args.out_syncs, args.out_count, args.sync_size)?;
     let fences = ins.fences(file)?;
 
-    outs.places(file)?.fill(|| {
-        gem::ttm::copy_after(dev, &from, &to, args.size, client, &fences)
-    })?;
+    outs.places(file)?
+        .fill(|| gem::ttm::copy_after(dev, &from, &to, args.size, client, &fences))?;
     Ok(0)
 }

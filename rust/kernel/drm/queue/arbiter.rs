@@ -190,6 +190,13 @@ impl State {
         self.all = all;
     }
 
+    /// Tells whether the run with the number `ticket` is not over.
+    pub(super) fn is_running(&self, slot: usize, ticket: u64) -> bool {
+        let slot = self.slots.get(slot).filter(|slot| slot.is_running());
+
+        slot.is_some_and(|slot| slot.ticket == ticket)
+    }
+
     /// Tells whether a queue has a job that can begin.
     fn is_ready(&mut self, lane: &Lane) -> bool {
         let first = lane.waiting.access_mut(self).jobs.first();
@@ -530,12 +537,8 @@ impl Core {
     /// Has the driver asked about the oldest job, if the run with the number `ticket` is not over.
     pub(super) fn expire(self: &Arc<Self>, slot: usize, ticket: u64) {
         let mut state = self.state.lock();
-        let is_running = state
-            .slots
-            .get(slot)
-            .is_some_and(|slot| slot.ticket == ticket && slot.is_running());
 
-        if is_running {
+        if state.is_running(slot, ticket) {
             state.expired = true;
             state.kick(self);
         }

@@ -87,9 +87,11 @@ impl Core {
         match unsafe { node.payload.timed_out(flight.hw) } {
             Verdict::Busy if asked => (),
             Verdict::Busy => flight.since = Instant::now(),
-            // The driver may have seen its end, and that another one is to blame.
-            Verdict::Reset(_) if !self.is_running(slot, ticket) => flight.since = Instant::now(),
-            Verdict::Reset(error) => self.recover(flight, Some((ticket, error))),
+            Verdict::Reset(error) if self.state.lock().is_running(slot, ticket) => {
+                self.recover(flight, Some((ticket, error)));
+            }
+            // The driver has seen its end: another one is to blame, or none.
+            Verdict::Reset(_) => flight.since = Instant::now(),
         }
     }
 
@@ -123,14 +125,6 @@ impl Core {
             }
         }
         flight.since = Instant::now();
-    }
-
-    /// Tells whether a run is not over.
-    fn is_running(&self, slot: usize, ticket: u64) -> bool {
-        let state = self.state.lock();
-        let slot = state.slots.get(slot);
-
-        slot.is_some_and(|slot| slot.ticket == ticket && slot.is_running())
     }
 
     /// Returns the oldest job in the hardware whose run is after `done`, and not after `last`.
