@@ -64,6 +64,7 @@
 mod blit;
 mod client;
 mod copies;
+mod cpu;
 mod device;
 mod dma;
 mod engine;
@@ -88,13 +89,15 @@ pub use self::{
         PinAccount, //
     },
     copies::Copies,
+    cpu::{
+        CpuEngine,
+        CpuHw,
+        CpuRing, //
+    },
     device::Device,
     dma::Segments,
     engine::{
         CopyQueue,
-        CpuEngine,
-        CpuHw,
-        CpuRing,
         Engine,
         Job,
         Plan,

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! The CPU as an engine, for devices that cannot copy themselves.
+
+use super::engine::{
+    by_cpu,
+    Engine,
+    Job,
+    Plan,
+    Shown,
+    View,
+    Work, //
+};
+use crate::{
+    dma_buf::fence::{
+        Fence,
+        FenceGroup, //
+    },
+    drm::{
+        queue::{
+            Config,
+            Done,
+            Entry,
+            HwOf,
+            Queue,
+            Ring,
+            RingOps, //
+        },
+        vram::{
+            Ranges,
+            Window, //
+        }, //
+    },
+    prelude::*,
+    sync::{
+        aref::ARef,
+        Arc, //
+    },
+    types::ForLt, //
+};
+use core::{
+    marker::PhantomData,
+    mem, //
+};
+
+/// What a [`CpuEngine`] has while the driver is bound.
+pub struct CpuHw<'a> {
+    // Dropped before the window.
+    view: Shown,
+    window: Window<'a>,
+}
+
+/// The ring of a [`CpuEngine`]: its hardware is the CPU.
+pub struct CpuRing;
+
+impl RingOps for CpuRing {
+    type Hw = ForLt!(CpuHw<'_>);
+
+    /// Until it has ended.
+    type Job = Option<Job>;
+
+    fn run(hw: &HwOf<'_, Self>, job: &mut Option<Job>, done: Done) {
+        let window = &hw.window;
+        let result = match job {
+            // What is copied could be that of others, and go to where nobody can take it back.
+            Some(job) if job.is_void() => Err(EIO),
+            Some(job) if job.work().is_in_bar(window.len()) => {
+                // SAFETY: The window, in which all ranges are, is mapped as long as there is
+                // hardware.
+                if unsafe { by_cpu(job.work(), window.as_ptr(), window.as_pci()) } {
+                    Ok(())
+                } else {
+                    Err(ENODEV)
+                }
+            }
+            _ => Err(EINVAL),
+        };
+
+        done.signal(result);
+    }
+
+    fn ended(job: &mut Option<Job>, result: Result) {
+        if let Some(job) = job.take() {
+            job.finish(result);
+        }
+    }
+}
+
+/// The CPU as the copy engine of a device, which does jobs one after the other.
+///
+/// It owns the CPU's view of VRAM. Dropping it waits for the moves that are in the queue, and cancels
+/// copies of clients that have not begun: see [`Ring`].
+///
+/// # Invariants
+///
+/// `ring` was made for `'a`; the longer lifetime lets the type be covariant, as a [`Window`] is.
+pub struct CpuEngine<'a> {
+    ring: Ring<'static, CpuRing>,
+    _p: PhantomData<Window<'a>>,
+}
+
+impl<'a> CpuEngine<'a> {
+    /// Makes an engine for the VRAM that `window` shows.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM` if memory runs out.
+    pub fn new(window: Window<'a>) -> Result<Self> {
+        let config = Config {
+            name: c"cpu",
+            credits: 1,
+            timeout: None,
+        };
+        let dev = window.device();
+        let view = Shown(View::new(&window)?);
+
+        // SAFETY: A window borrows from the bound device alone, and the view from nothing.
+        let ring = unsafe { Ring::<CpuRing>::with_hw(dev, &config, Ok(CpuHw { view, window })) }?;
+
+        // INVARIANT: It was made for `'a`.
+        Ok(Self {
+            // SAFETY: Lifetimes do not change the layout. The value is not used beyond `'a`, and what
+            // is returned of it has that lifetime, which is shorter, at most.
+            ring: unsafe { mem::transmute::<Ring<'a, CpuRing>, Ring<'static, CpuRing>>(ring) },
+            _p: PhantomData,
+        })
+    }
+
+    /// Returns where the CPU sees VRAM, for the end of jobs of others.
+    pub(super) fn view(&self) -> Arc<View> {
+        self.ring.hw().view.0.clone()
+    }
+
+    /// Returns the CPU's view of VRAM.
+    #[inline]
+    pub fn window(&self) -> &Window<'a> {
+        &self.ring.hw().window
+    }
+
+    /// Makes the queue of a client that has at most `limit` copies at a time, see
+    /// [`Device::copy_queue`](super::Device::copy_queue).
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Ring::queue`].
+    #[inline]
+    pub fn queue(&self, limit: usize, group: FenceGroup) -> Result<Queue<CpuRing>> {
+        self.ring.queue(limit, group)
+    }
+
+    /// Cancels copies of clients that have not begun, and takes no more: see [`Ring::close`].
+    #[inline]
+    pub fn close(&self) {
+        self.ring.close();
+    }
+
+    /// Overwrites all of VRAM, as the loss of power does.
+    ///
+    /// For drivers of devices that keep their memory, to show what happens where it is lost. Nothing
+    /// may be queued.
+    pub fn scribble(&self, byte: u8) {
+        self.window().fill(byte);
+    }
+
+    /// Reads what the BAR shows at `at`, as the device does by an address in a page table.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Window::read`].
+    #[inline]
+    pub fn read(&self, at: u64, to: &mut [u8]) -> Result {
+        self.window().read(at, to)
+    }
+
+    /// Makes what the CPU wrote to an object in VRAM visible to devices.
+    #[inline]
+    pub fn flush(&self, vram: &Ranges) {
+        self.window().flush(vram);
+    }
+}
+
+impl Engine for CpuEngine<'_> {
+    type Ring = CpuRing;
+    type Ready = Entry<CpuRing>;
+
+    /// # Errors
+    ///
+    /// `EINVAL` if a part of it is not inside the window, and those of [`Plan::entry`].
+    #[inline(never)]
+    fn prepare(&self, work: &Work, plan: Plan<'_, CpuRing>) -> Result<Entry<CpuRing>> {
+        if !work.is_in_bar(self.window().len()) {
+            return Err(EINVAL);
+        }
+        plan.entry(self.ring.kernel())
+    }
+
+    /// Queues a job. One of which a part is not inside the window fails with `EINVAL`.
+    #[inline(never)]
+    fn run(&self, job: Job, ready: Entry<CpuRing>) {
+        let fence: ARef<Fence> = job.fence().into();
+
+        ready.push(Some(job), &fence);
+    }
+}
