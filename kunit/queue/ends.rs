@@ -1,0 +1,439 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! How jobs end that hang, and those of a ring that stops or goes.
+
+use kernel::prelude::*;
+
+#[kunit_tests(drm_queue_ends)]
+mod tests {
+    use kernel::{
+        dma_buf::fence::FenceGroup,
+        drm::queue::{
+            Config,
+            Ring,
+            Verdict, //
+        },
+        prelude::*,
+        sync::{
+            atomic::{
+                Atomic,
+                Relaxed, //
+            },
+            Arc,
+            Completion, //
+        },
+        time::{
+            delay::fsleep,
+            Delta, //
+        }, //
+    };
+
+    use crate::{
+        fake::{
+            foreign,
+            item,
+            pause,
+            soon,
+            status,
+            submit,
+            submit_after,
+            with_ring,
+            Event,
+            Init,
+            Mode,
+            Ops,
+            LIMIT,
+            SOON, //
+        },
+        worker, //
+    };
+
+    #[test]
+    fn ring_that_goes_ends_every_job_once_in_order() -> Result {
+        with_ring(2, None, |ring, control, _| {
+            let group = FenceGroup::new();
+            let (queue, other) = (ring.queue(8, group)?, ring.queue(8, group)?);
+            let stranger = foreign()?;
+            control.set(Mode::Keep);
+
+            let mut fences = KVec::new();
+            fences.push(submit(&queue, control, 0)?, GFP_KERNEL)?;
+            fences.push(submit(&queue, control, 1)?, GFP_KERNEL)?;
+            assert!(soon(|| control.has(Event::Run(1))));
+            fences.push(
+                submit_after(&queue, control, 2, stranger.fence())?,
+                GFP_KERNEL,
+            )?;
+            fences.push(submit(&queue, control, 3)?, GFP_KERNEL)?;
+            fences.push(
+                submit_after(&other, control, 4, stranger.fence())?,
+                GFP_KERNEL,
+            )?;
+            // The kernel's depends on a client's.
+            let kernel = submit_after(ring.kernel(), control, 5, &fences[3])?;
+            let (_, one) = control.take()?;
+            let (_, two) = control.take()?;
+
+            let ender = control.clone();
+            worker::spawn(move || {
+                pause();
+                ender.set(Mode::Work);
+                two.signal(Ok(()));
+                one.signal(Ok(()));
+            })?;
+            drop(ring);
+            // All of it is over, whatever others do.
+            assert_eq!(fences[0].status(), Some(Ok(())));
+            assert_eq!(fences[1].status(), Some(Ok(())));
+            for fence in &fences[2..] {
+                assert_eq!(fence.status(), Some(Err(ECANCELED)));
+            }
+            assert_eq!(kernel.status(), Some(Ok(())));
+            assert_eq!(&*control.runs()?, &[0, 1, 5]);
+            for id in 0..6 {
+                assert_eq!(
+                    control.count(|event| matches!(event, Event::Ended(job, _) if *job == id)),
+                    1
+                );
+                assert_eq!(control.count(|event| *event == Event::Freed(id)), 1);
+            }
+
+            assert_eq!(queue.job(None, item(control, 9)).err(), Some(ENODEV));
+            assert_eq!(queue.permit().err(), Some(ENODEV));
+            stranger.signal(Ok(()));
+            drop((queue, other));
+            assert_eq!(fences[4].status(), Some(Err(ECANCELED)));
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn end_that_comes_after_the_ring_does_nothing() -> Result {
+        with_ring(1, Some(SOON), |ring, control, _| {
+            let queue = ring.queue(8, FenceGroup::new())?;
+            control.set(Mode::Keep);
+            let fence = submit(&queue, control, 1)?;
+            let (_, late) = control.take()?;
+
+            // The job times out, and ends by that.
+            drop(ring);
+            assert_eq!(fence.status(), Some(Err(ETIME)));
+            late.signal(Ok(()));
+            assert_eq!(fence.status(), Some(Err(ETIME)));
+            assert_eq!(control.count(|event| matches!(event, Event::Ended(..))), 1);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn job_that_is_given_up_fails() -> Result {
+        with_ring(1, None, |ring, control, _| {
+            let queue = ring.queue(8, FenceGroup::new())?;
+
+            control.set(Mode::Drop);
+            assert_eq!(status(&submit(&queue, control, 1)?), Some(Err(ECANCELED)));
+            control.set(Mode::Fail);
+            assert_eq!(status(&submit(&queue, control, 2)?), Some(Err(EPERM)));
+            control.set(Mode::Work);
+            assert_eq!(status(&submit(&queue, control, 3)?), Some(Ok(())));
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn job_that_hangs_ends_and_others_run_again() -> Result {
+        with_ring(3, Some(SOON), |ring, control, _| {
+            let group = FenceGroup::new();
+            let (queue, other) = (ring.queue(8, group)?, ring.queue(8, group)?);
+            {
+                let mut record = control.record.lock();
+
+                record.mode = Mode::Keep;
+                // At first it seems to work.
+                for _ in 0..3 {
+                    let _ = record.verdicts.push_within_capacity(Verdict::Busy);
+                }
+            }
+
+            let hung = submit(&queue, control, 1)?;
+            assert!(soon(|| control.has(Event::Run(1))));
+            let fences = [
+                submit(&other, control, 2)?,
+                submit(&queue, control, 3)?,
+                submit(&queue, control, 4)?,
+            ];
+            assert_eq!(status(&hung), Some(Err(ETIME)));
+            assert!(fences.iter().all(|fence| status(fence) == Some(Ok(()))));
+            assert!(control.record.lock().verdicts.is_empty());
+            assert_eq!(control.count(|event| *event == Event::Reset), 1);
+            assert_eq!(&*control.runs()?, &[1, 2, 3, 2, 3, 4]);
+            assert!(soon(|| control.has(Event::Ended(1, Err(ETIME)))));
+            assert_eq!(status(&submit(&queue, control, 5)?), Some(Ok(())));
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn job_that_ends_at_its_timeout_keeps_that_end() -> Result {
+        with_ring(2, Some(SOON), |ring, control, _| {
+            let queue = ring.queue(8, FenceGroup::new())?;
+            {
+                let mut record = control.record.lock();
+
+                record.mode = Mode::Keep;
+                record.reset = (Ok(()), Some(1));
+            }
+
+            let first = submit(&queue, control, 1)?;
+            let second = submit(&queue, control, 2)?;
+            assert_eq!(status(&first), Some(Ok(())));
+            assert_eq!(status(&second), Some(Ok(())));
+            assert_eq!(&*control.runs()?, &[1, 2, 2]);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn ring_that_cannot_be_reset_ends_everything() -> Result {
+        with_ring(2, Some(SOON), |ring, control, _| {
+            let queue = ring.queue(8, FenceGroup::new())?;
+            {
+                let mut record = control.record.lock();
+
+                record.mode = Mode::Keep;
+                record.reset = (Err(ENXIO), None);
+            }
+
+            let fences = [
+                submit(&queue, control, 1)?,
+                submit(&queue, control, 2)?,
+                submit(&queue, control, 3)?,
+            ];
+            assert_eq!(status(&fences[0]), Some(Err(ETIME)));
+            assert_eq!(status(&fences[1]), Some(Err(ENXIO)));
+            assert_eq!(status(&fences[2]), Some(Err(ENXIO)));
+            assert_eq!(queue.job(None, item(control, 4)).err(), Some(ENODEV));
+            assert_eq!(
+                ring.kernel().job(None, item(control, 5)).err(),
+                Some(ENODEV)
+            );
+            assert_eq!(&*control.runs()?, &[1, 2]);
+            Ok(())
+        })
+    }
+
+    /// Lockdep complains about an allocation that waits, or a reservation that is taken, where the
+    /// fences of jobs depend on it.
+    #[test]
+    fn driver_is_called_in_signalling_sections() -> Result {
+        with_ring(1, Some(SOON), |ring, control, _| {
+            let queue = ring.queue(8, FenceGroup::new())?;
+            let stranger = foreign()?;
+
+            control.set(Mode::Keep);
+            let hung = submit(&queue, control, 1)?;
+            let again = submit(&queue, control, 2)?;
+            assert_eq!(status(&hung), Some(Err(ETIME)));
+            assert_eq!(status(&again), Some(Ok(())));
+            let cancelled = submit_after(&queue, control, 3, stranger.fence())?;
+            drop(queue);
+            assert_eq!(status(&cancelled), Some(Err(ECANCELED)));
+            assert_eq!(control.count(|event| matches!(event, Event::Ended(..))), 3);
+            assert!(control.has(Event::Reset));
+            assert_eq!(control.record.lock().unguarded, 0);
+            Ok(())
+        })
+    }
+
+    /// What a job drops may take what somebody holds who waits for another job.
+    #[test]
+    fn job_that_cannot_be_freed_holds_up_no_other() -> Result {
+        with_ring(1, None, |ring, control, _| {
+            let queue = ring.queue(8, FenceGroup::new())?;
+            let gate = control.gate.lock();
+
+            for id in 1..40 {
+                assert_eq!(status(&submit(&queue, control, id)?), Some(Ok(())));
+            }
+            assert_eq!(control.count(|event| matches!(event, Event::Freed(_))), 0);
+            drop(gate);
+            drop(ring);
+            assert_eq!(control.count(|event| matches!(event, Event::Freed(_))), 39);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn ring_that_has_stopped_is_reset_at_once() -> Result {
+        // Long before the timeout.
+        with_ring(3, Some(2 * LIMIT), |ring, control, _| {
+            let queue = ring.queue(8, FenceGroup::new())?;
+            {
+                let mut record = control.record.lock();
+
+                record.mode = Mode::Keep;
+                let _ = record.verdicts.push_within_capacity(Verdict::Reset(ENXIO));
+                let _ = record.verdicts.push_within_capacity(Verdict::Busy);
+            }
+
+            let fences = [
+                submit(&queue, control, 1)?,
+                submit(&queue, control, 2)?,
+                submit(&queue, control, 3)?,
+            ];
+            assert!(soon(|| control.record.lock().kept.len() == 3));
+            let expire = || control.record.lock().kept[1].1.expire();
+
+            expire();
+            assert!(soon(|| control.record.lock().verdicts.len() == 1));
+            pause();
+            assert!(!fences[0].is_signaled());
+            expire();
+            assert_eq!(status(&fences[0]), Some(Err(ENXIO)));
+            assert_eq!(status(&fences[1]), Some(Ok(())));
+            assert_eq!(status(&fences[2]), Some(Ok(())));
+            assert_eq!(&*control.runs()?, &[1, 2, 3, 2, 3]);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn ring_without_hardware_goes_at_once() -> Result {
+        with_ring(1, Some(LIMIT), |ring, control, _| {
+            let queue = ring.queue(8, FenceGroup::new())?;
+            {
+                let mut record = control.record.lock();
+
+                record.mode = Mode::Keep;
+                record.reset = (Err(ENXIO), None);
+            }
+
+            let running = submit(&queue, control, 1)?;
+            assert!(soon(|| control.has(Event::Run(1))));
+            let waiting = submit(&queue, control, 2)?;
+            let kernel = submit(ring.kernel(), control, 3)?;
+            control.record.lock().gone = true;
+            ring.end();
+            assert_eq!(running.status(), Some(Err(ENXIO)));
+            // Cancelled by the end of the ring, or by that of the hardware.
+            assert!(matches!(waiting.status(), Some(Err(ECANCELED | ENXIO))));
+            assert_eq!(kernel.status(), Some(Err(ENXIO)));
+            assert_eq!(control.count(|event| matches!(event, Event::Freed(_))), 3);
+            assert_eq!(
+                ring.kernel().job(None, item(control, 4)).err(),
+                Some(ENODEV)
+            );
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn ring_that_has_ended_has_no_job() -> Result {
+        with_ring(2, None, |ring, control, _| {
+            let queue = ring.queue(8, FenceGroup::new())?;
+            let stranger = foreign()?;
+
+            control.set(Mode::Keep);
+            let running = submit(&queue, control, 1)?;
+            let kernel = submit(ring.kernel(), control, 2)?;
+            let waiting = submit_after(&queue, control, 3, stranger.fence())?;
+            assert!(soon(|| control.record.lock().kept.len() == 2));
+            let ender = control.clone();
+            worker::spawn(move || {
+                pause();
+                for _ in 0..2 {
+                    let kept = ender.record.lock().kept.remove(0);
+
+                    if let Ok((_, done)) = kept {
+                        done.signal(Ok(()));
+                    }
+                }
+            })?;
+            ring.end();
+            assert_eq!(running.status(), Some(Ok(())));
+            assert_eq!(kernel.status(), Some(Ok(())));
+            assert_eq!(waiting.status(), Some(Err(ECANCELED)));
+            assert_eq!(control.count(|event| matches!(event, Event::Freed(_))), 3);
+            // Again, and by the drop, it does nothing.
+            ring.end();
+            assert_eq!(queue.permit().err(), Some(ENODEV));
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn bad_rings_are_refused() -> Result {
+        with_ring(1, None, |ring, control, dev| {
+            let config = |name, credits| Config {
+                name,
+                credits,
+                timeout: None,
+            };
+            let new = |config| Ring::<Ops>::new(dev, &config, Init(control.clone())).err();
+
+            assert_eq!(new(config(c"none", 0)), Some(EINVAL));
+            assert_eq!(
+                new(config(c"a name that is too long for a ring", 1)),
+                Some(ENAMETOOLONG)
+            );
+            assert_eq!(ring.queue(0, FenceGroup::new()).err(), Some(EINVAL));
+            Ok(())
+        })
+    }
+
+    /// Ends of the hardware, timeouts, resets, closed queues and dependencies, at the same time.
+    #[test]
+    fn nothing_is_lost_in_a_storm() -> Result {
+        const JOBS: u32 = 60;
+
+        with_ring(4, Some(1), |ring, control, _| {
+            let group = FenceGroup::new();
+            let ended = Arc::new(Atomic::new(0u32), GFP_KERNEL)?;
+            let stop = Arc::pin_init(Completion::new(), GFP_KERNEL)?;
+            let (ender, count, told) = (control.clone(), ended.clone(), stop.clone());
+
+            // Ends what the ring keeps, the latest first, about when it times out.
+            worker::spawn(move || {
+                while count.load(Relaxed) == 0 {
+                    let done = ender.record.lock().kept.pop();
+                    if let Some((_, done)) = done {
+                        done.signal(Ok(()));
+                    }
+                    fsleep(Delta::from_micros(700));
+                    ender.set(Mode::Keep);
+                }
+                ender.set(Mode::Work);
+                loop {
+                    let done = ender.record.lock().kept.pop();
+                    match done {
+                        Some((_, done)) => done.signal(Ok(())),
+                        None => break,
+                    }
+                }
+                told.complete_all();
+            })?;
+
+            let mut fences = KVec::new();
+            for round in 0..3 {
+                let (queue, other) = (ring.queue(64, group)?, ring.queue(64, group)?);
+                let mut last = submit(ring.kernel(), control, 1000 * round)?;
+                for id in 1..JOBS {
+                    let on = if id % 2 == 0 { &queue } else { &other };
+                    last = submit_after(on, control, 1000 * round + id, &last)?;
+                    fences.push(last.clone(), GFP_KERNEL)?;
+                }
+                // Some have begun by now.
+            }
+            for fence in &fences {
+                assert!(status(fence).is_some());
+            }
+            ended.store(1, Relaxed);
+            stop.wait_for_completion();
+            drop(ring);
+            let freed = control.count(|event| matches!(event, Event::Freed(_)));
+            let begun = control.count(|event| matches!(event, Event::Ended(..)));
+            assert_eq!((freed, begun), (3 * JOBS as usize, 3 * JOBS as usize));
+            Ok(())
+        })
+    }
+}

@@ -1,0 +1,363 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Hardware that does what a test wants, and what it has seen.
+
+use kernel::{
+    bindings,
+    device,
+    dma_buf::fence::{
+        DriverFence,
+        Fence,
+        FenceContext,
+        FenceContextOps, //
+    },
+    drm::queue::{
+        Config,
+        Done,
+        HwInit,
+        HwOf,
+        Queue,
+        Ring,
+        RingOps,
+        Verdict, //
+    },
+    faux,
+    new_mutex,
+    prelude::*,
+    sync::{
+        aref::ARef,
+        Arc,
+        Mutex, //
+    },
+    time::{
+        delay::fsleep,
+        Delta,
+        Msecs, //
+    },
+    types::ForLt, //
+};
+
+/// How long a test waits for what has to happen, in milliseconds.
+pub(crate) const LIMIT: u32 = 20_000;
+/// A timeout of a ring, in milliseconds: one that expires.
+pub(crate) const SOON: Msecs = 40;
+
+/// How many events a test sees at most.
+pub(crate) const EVENTS: usize = 2048;
+
+/// What the hardware does with a job.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// Does it at once.
+    Work,
+    /// Fails at once.
+    Fail,
+    /// Keeps it.
+    Keep,
+    /// Gives it up.
+    Drop,
+}
+
+/// What happened to a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Event {
+    Run(u32),
+    Ended(u32, Result),
+    Freed(u32),
+    Reset,
+}
+
+pub(crate) struct Record {
+    pub(crate) mode: Mode,
+    pub(crate) events: KVec<Event>,
+    pub(crate) kept: KVec<(u32, Done)>,
+    pub(crate) verdicts: KVec<Verdict>,
+    /// How the next reset ends, and which job had ended just before.
+    pub(crate) reset: (Result, Option<u32>),
+    /// The hardware is not there any more.
+    pub(crate) gone: bool,
+    /// Calls of the driver in which it could do what the end of a fence must not wait for.
+    pub(crate) unguarded: u32,
+}
+
+/// By which a test sees and tells what the hardware does. It may outlive the ring.
+#[pin_data]
+pub(crate) struct Control {
+    #[pin]
+    pub(crate) record: Mutex<Record>,
+    /// What freeing a job takes.
+    #[pin]
+    pub(crate) gate: Mutex<()>,
+}
+
+impl Control {
+    pub(crate) fn new() -> Result<Arc<Self>> {
+        let record = Record {
+            mode: Mode::Work,
+            events: KVec::with_capacity(EVENTS, GFP_KERNEL)?,
+            kept: KVec::with_capacity(64, GFP_KERNEL)?,
+            verdicts: KVec::with_capacity(64, GFP_KERNEL)?,
+            reset: (Ok(()), None),
+            gone: false,
+            unguarded: 0,
+        };
+
+        Arc::pin_init(
+            pin_init!(Self {
+                record <- new_mutex!(record, "queue_kunit::Control::record"),
+                gate <- new_mutex!((), "queue_kunit::Control::gate"),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    pub(crate) fn set(&self, mode: Mode) {
+        self.record.lock().mode = mode;
+    }
+
+    /// Takes note of a call of the driver.
+    fn called(&self) {
+        // SAFETY: Begins a section, and ends it. In another one the answer is that nothing was
+        // begun.
+        let is_guarded = unsafe {
+            let cookie = bindings::dma_fence_begin_signalling();
+
+            bindings::dma_fence_end_signalling(cookie);
+            cookie
+        };
+
+        if !is_guarded {
+            self.record.lock().unguarded += 1;
+        }
+    }
+
+    fn saw(&self, event: Event) {
+        let _ = self.record.lock().events.push_within_capacity(event);
+    }
+
+    /// Returns the jobs that have begun, in their order.
+    pub(crate) fn runs(&self) -> Result<KVec<u32>> {
+        let mut runs = KVec::with_capacity(EVENTS, GFP_KERNEL)?;
+
+        for event in &self.record.lock().events {
+            if let Event::Run(id) = event {
+                let _ = runs.push_within_capacity(*id);
+            }
+        }
+        Ok(runs)
+    }
+
+    pub(crate) fn count(&self, is: impl Fn(&Event) -> bool) -> usize {
+        self.record
+            .lock()
+            .events
+            .iter()
+            .filter(|event| is(event))
+            .count()
+    }
+
+    pub(crate) fn has(&self, event: Event) -> bool {
+        self.count(|other| *other == event) > 0
+    }
+
+    /// Takes what the hardware has of the oldest job that it keeps.
+    pub(crate) fn take(&self) -> Result<(u32, Done)> {
+        soon(|| !self.record.lock().kept.is_empty());
+        self.record.lock().kept.remove(0).map_err(|_| ENOENT)
+    }
+
+    /// Ends the oldest job that the hardware keeps, which is `id`.
+    pub(crate) fn end(&self, id: u32, result: Result) -> Result {
+        let (oldest, done) = self.take()?;
+
+        done.signal(result);
+        if oldest == id {
+            Ok(())
+        } else {
+            Err(EPROTO)
+        }
+    }
+}
+
+/// Waits until `is` holds. Returns whether it does.
+pub(crate) fn soon(is: impl Fn() -> bool) -> bool {
+    for _ in 0..LIMIT {
+        if is() {
+            return true;
+        }
+        fsleep(Delta::from_millis(1));
+    }
+    is()
+}
+
+/// Gives the worker time to do what it must not do.
+pub(crate) fn pause() {
+    fsleep(Delta::from_millis(20));
+}
+
+pub(crate) struct Item {
+    id: u32,
+    control: Arc<Control>,
+}
+
+impl Drop for Item {
+    fn drop(&mut self) {
+        drop(self.control.gate.lock());
+        self.control.saw(Event::Freed(self.id));
+    }
+}
+
+pub(crate) struct Machine<'a> {
+    control: Arc<Control>,
+    _dev: &'a device::Device<device::Bound>,
+}
+
+pub(crate) struct Ops;
+
+impl RingOps for Ops {
+    type Hw = ForLt!(Machine<'_>);
+    type Job = Item;
+
+    fn run(hw: &HwOf<'_, Self>, job: &mut Item, done: Done) {
+        hw.control.called();
+        hw.control.saw(Event::Run(job.id));
+        let mode = hw.control.record.lock().mode;
+
+        match mode {
+            Mode::Work => done.signal(Ok(())),
+            Mode::Fail => done.signal(Err(EPERM)),
+            Mode::Drop => drop(done),
+            Mode::Keep => {
+                let _ = hw
+                    .control
+                    .record
+                    .lock()
+                    .kept
+                    .push_within_capacity((job.id, done));
+            }
+        }
+    }
+
+    fn timed_out(hw: &HwOf<'_, Self>, _job: &Item) -> Verdict {
+        hw.control.called();
+        hw.control
+            .record
+            .lock()
+            .verdicts
+            .pop()
+            .unwrap_or(Verdict::Reset(ETIME))
+    }
+
+    fn is_gone(hw: &HwOf<'_, Self>) -> bool {
+        hw.control.record.lock().gone
+    }
+
+    fn reset(hw: &HwOf<'_, Self>) -> Result {
+        hw.control.called();
+        hw.control.saw(Event::Reset);
+        let (kept, (result, ended)) = {
+            let mut record = hw.control.record.lock();
+            let mut kept = KVec::new();
+
+            core::mem::swap(&mut kept, &mut record.kept);
+            record.mode = Mode::Work;
+            (kept, record.reset)
+        };
+
+        for (id, done) in kept {
+            if Some(id) == ended {
+                done.signal(Ok(()));
+            }
+            // The others are dropped: the ring is empty.
+        }
+        result
+    }
+
+    fn ended(job: &mut Item, result: Result) {
+        job.control.called();
+        job.control.saw(Event::Ended(job.id, result));
+    }
+}
+
+pub(crate) struct Init(pub(crate) Arc<Control>);
+
+impl HwInit<Ops> for Init {
+    fn init<'a>(self, dev: &'a device::Device<device::Bound>) -> impl PinInit<Machine<'a>, Error> {
+        Ok(Machine {
+            control: self.0,
+            _dev: dev,
+        })
+    }
+}
+
+pub(crate) struct Others;
+
+impl FenceContextOps for Others {
+    const DRIVER_NAME: &'static CStr = c"others";
+    type Data = ();
+}
+
+/// A fence of another device.
+pub(crate) fn foreign() -> Result<DriverFence<Others>> {
+    Ok(FenceContext::<Others>::new(c"others")?
+        .new_fence_allocation(())?
+        .new_fence())
+}
+
+/// Calls `f` with a ring that has so many credits.
+pub(crate) fn with_ring(
+    credits: usize,
+    timeout: Option<Msecs>,
+    f: impl FnOnce(Ring<'_, Ops>, &Arc<Control>, &device::Device<device::Bound>) -> Result,
+) -> Result {
+    let faux = faux::Registration::new(c"queue_kunit", None)?;
+    let parent: &faux::Device<device::Bound> = faux.as_ref();
+    let dev: &device::Device<device::Bound> = parent.as_ref();
+    let control = Control::new()?;
+
+    f(ring(dev, credits, timeout, &control)?, &control, dev)
+}
+
+pub(crate) fn ring<'a>(
+    dev: &'a device::Device<device::Bound>,
+    credits: usize,
+    timeout: Option<Msecs>,
+    control: &Arc<Control>,
+) -> Result<Ring<'a, Ops>> {
+    let config = Config {
+        name: c"fake",
+        credits,
+        timeout,
+    };
+
+    Ring::new(dev, &config, Init(control.clone()))
+}
+
+pub(crate) fn item(control: &Arc<Control>, id: u32) -> Item {
+    Item {
+        id,
+        control: control.clone(),
+    }
+}
+
+pub(crate) fn submit(queue: &Queue<Ops>, control: &Arc<Control>, id: u32) -> Result<ARef<Fence>> {
+    Ok(queue.job(None, item(control, id))?.submit(|_| ()))
+}
+
+pub(crate) fn submit_after(
+    queue: &Queue<Ops>,
+    control: &Arc<Control>,
+    id: u32,
+    fence: &Fence,
+) -> Result<ARef<Fence>> {
+    let mut job = queue.job(None, item(control, id))?;
+
+    job.depend_on_fence(fence)?;
+    Ok(job.submit(|_| ()))
+}
+
+/// Waits for the end of a job, and returns how it ended, [`None`] if it does not.
+pub(crate) fn status(fence: &ARef<Fence>) -> Option<Result> {
+    soon(|| fence.is_signaled());
+    fence.status()
+}
