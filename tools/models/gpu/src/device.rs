@@ -50,6 +50,17 @@ struct Registers {
     invalidate_context: u32,
 }
 
+/// Resets that are not to be done, as was injected.
+#[derive(Default)]
+struct Skipped {
+    /// The rings of which none is done, and those of which one was asked for.
+    rings: u32,
+    asked_rings: u32,
+    /// How many of the device are not done, and whether one was asked for.
+    device: u32,
+    asked_device: bool,
+}
+
 /// A modelled GPU.
 pub struct Gpu {
     pub(crate) port: Port,
@@ -62,6 +73,7 @@ pub struct Gpu {
     registers: Mutex<Registers>,
     /// The next INVALIDATE is not to be done.
     skip_invalidate: AtomicBool,
+    skipped: Mutex<Skipped>,
     /// Is called when it is removed by surprise.
     on_removal: Box<dyn Fn() + Send + Sync>,
     /// A client has it, or left things to be looked at.
@@ -95,6 +107,7 @@ impl Gpu {
             tlb: Tlb::default(),
             registers: Mutex::default(),
             skip_invalidate: AtomicBool::new(false),
+            skipped: Mutex::default(),
             on_removal: Box::new(on_removal),
             plugged: AtomicBool::new(false),
             removed: AtomicBool::new(false),
@@ -119,6 +132,10 @@ impl Gpu {
         self.registers
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn skipped(&self) -> MutexGuard<'_, Skipped> {
+        self.skipped.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The bus address of the status page, or zero.
@@ -242,18 +259,39 @@ impl Gpu {
             bits |= u32::from(ring) << number;
             bits |= if device { registers::RESET_ALL } else { 0 };
         }
+        let skipped = self.skipped();
+        bits |= skipped.asked_rings;
+        bits |= match skipped.asked_device {
+            true => registers::RESET_ALL,
+            false => 0,
+        };
         bits
     }
 
     fn reset_parts(&self, bits: u32) {
         if bits & registers::RESET_ALL != 0 {
+            let mut skipped = self.skipped();
+            skipped.asked_device = skipped.device > 0;
+            if skipped.asked_device {
+                skipped.device -= 1;
+                return;
+            }
+            drop(skipped);
             self.reset();
             self.port.cut_off();
             return;
         }
         for (number, ring) in self.rings.iter().enumerate() {
-            if bits & 1 << number != 0 {
+            let bit = 1 << number;
+            if bits & bit == 0 {
+                continue;
+            }
+            let mut skipped = self.skipped();
+            if skipped.rings & bit == 0 {
+                drop(skipped);
                 ring.reset();
+            } else {
+                skipped.asked_rings |= bit;
             }
         }
     }
@@ -266,6 +304,10 @@ impl Gpu {
                 (self.on_removal)();
                 return After::Remove;
             }
+            inject::SKIP_RING_RESETS if ring < registers::RING_COUNT as u32 => {
+                self.skipped().rings |= 1 << ring;
+            }
+            inject::SKIP_DEVICE_RESETS => self.skipped().device = argument,
             inject::EXPECT_REPORTS => self.reports.expect(argument),
             _ => {
                 if let Some(ring) = self.rings.get(ring as usize) {
@@ -326,6 +368,7 @@ impl Device for Gpu {
     fn reset(&self) {
         *self.registers() = Registers::default();
         self.skip_invalidate.store(false, Ordering::SeqCst);
+        *self.skipped() = Skipped::default();
         for ring in &self.rings {
             ring.reset_with_device();
         }

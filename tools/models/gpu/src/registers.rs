@@ -77,4 +77,6 @@ pub mod inject {
     pub const REMOVE: u32 = 7;
     pub const DELAY: u32 = 8;
     pub const EXPECT_REPORTS: u32 = 9;
+    pub const SKIP_RING_RESETS: u32 = 10;
+    pub const SKIP_DEVICE_RESETS: u32 = 11;
 }

@@ -35,6 +35,27 @@ fn the_next_operation_hangs() {
 }
 
 #[test]
+fn resets_are_not_done() {
+    let mut machine = Machine::new();
+    machine.inject(inject::HANG, 1, 0);
+    machine.submit(1, &[Entry::fence(9)]);
+    machine.inject(inject::SKIP_RING_RESETS, 1, 0);
+    machine.client.set(registers::RESET, 2);
+    machine.client.set(registers::RESET, 1);
+    eventually("that of the other ring", || machine.resets(0) == 1);
+    machine.inject(inject::SKIP_DEVICE_RESETS, 0, 1);
+    machine.client.set(registers::RESET, registers::RESET_ALL);
+    let bits = 2 | registers::RESET_ALL;
+    assert_eq!(machine.client.get(registers::RESET), bits);
+    // All of that is over with one that is done.
+    machine.reset(registers::RESET_ALL);
+    machine.start();
+    machine.begin_again();
+    machine.run(1, &[Entry::nop()]);
+    machine.reset(2);
+}
+
+#[test]
 fn the_next_operation_faults() {
     let mut machine = Machine::new();
     machine.inject(inject::FAULT, 0, 0);
