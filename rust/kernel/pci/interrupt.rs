@@ -8,8 +8,11 @@
 //! never called on two processors at once.
 //!
 //! The vector is a resource of the device: it is given back before the driver is unbound, whoever
-//! has the [`Interrupt`]. The handler is dropped by then, so that it must not have the last
-//! reference to that.
+//! has the [`Interrupt`]. The handler is dropped by then. It must not have the last reference to
+//! that: its drop waits for the handler, so that one which drops it waits for itself for ever.
+//!
+//! It is for MSI and MSI-X. A line is not shared with others, and the handler does not tell whether
+//! an interrupt was one of its device.
 //!
 //! C headers: [`include/linux/interrupt.h`](srctree/include/linux/interrupt.h),
 //! [`include/linux/timer.h`](srctree/include/linux/timer.h)
