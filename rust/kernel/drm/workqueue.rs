@@ -15,12 +15,13 @@ use core::{
     ptr::NonNull, //
 };
 
-/// A workqueue that is not bound to a processor. Dropping it waits for its work.
+/// A workqueue that is not bound to a processor. Dropping it waits for its work, which must not drop
+/// it.
 ///
 /// # Invariants
 ///
 /// The workqueue is valid, and owned by the value.
-pub(crate) struct OwnedQueue(NonNull<bindings::workqueue_struct>);
+pub struct OwnedQueue(NonNull<bindings::workqueue_struct>);
 
 // SAFETY: Workqueues may be used and destroyed from any task.
 unsafe impl Send for OwnedQueue {}
@@ -35,7 +36,7 @@ impl OwnedQueue {
     /// # Errors
     ///
     /// `ENOMEM` if memory runs out.
-    pub(crate) fn new(name: &'static CStr, is_for_reclaim: bool) -> Result<Self> {
+    pub fn new(name: &'static CStr, is_for_reclaim: bool) -> Result<Self> {
         let flags = bindings::wq_flags_WQ_UNBOUND
             | if is_for_reclaim {
                 bindings::wq_flags_WQ_MEM_RECLAIM
@@ -53,7 +54,7 @@ impl OwnedQueue {
     }
 
     /// Waits for the work that is on the queue. Sleeps.
-    pub(crate) fn flush(&self) {
+    pub fn flush(&self) {
         // SAFETY: By the type invariant.
         unsafe { bindings::__flush_workqueue(self.0.as_ptr()) };
     }
