@@ -325,6 +325,7 @@ pub mod debugfs;
 mod direct;
 mod held;
 mod import;
+mod lost;
 mod mmap;
 mod moves;
 mod ops;

@@ -118,8 +118,8 @@ impl Loss {
         self.pending.fetch_sub(1, Release);
     }
 
-    /// Takes note that a move failed. The first one of an object is logged and counted.
-    pub(super) fn lose(&self, error: Error) {
+    /// Takes note that a move failed, or that the memory is lost. The first one of an object is logged and counted.
+    pub(crate) fn lose(&self, error: Error) {
         if self.is_lost.xchg(true, Release) {
             return;
         }
@@ -134,7 +134,7 @@ impl Loss {
         } else {
             dev_err!(
                 dev,
-                "object {} has lost its content, a move failed: {:?}\n",
+                "object {} has lost its content: {:?}\n",
                 self.id,
                 error
             );

@@ -160,6 +160,14 @@ impl Windows {
         }
     }
 
+    /// As [`Self::room`], but does not wait for who has it.
+    pub(crate) fn try_room(&self) -> Option<Room<'_>> {
+        Some(Room {
+            windows: self,
+            _guard: self.room.try_lock()?,
+        })
+    }
+
     /// Returns the window of the object with the number `id`.
     pub(crate) fn get(&self, id: u64) -> Option<Arc<RangeList>> {
         self.list

@@ -11,7 +11,9 @@
 //!
 //! - All importers of an object where it is share one window.
 //! - An object that moves gets another window where it is then. An importer that has not unmapped
-//!   yet keeps the old one meanwhile.
+//!   yet keeps the old one meanwhile, through which it accesses nothing any more. The memory may
+//!   belong to another object by then, which gets a window of its own: a driver whose device shows
+//!   memory at one place only takes it out of the old window.
 //! - A table of an importer is not kept for its next mapping, because the window goes with it.
 //! - A mapping that fails leaves no window, nor does an importer that detaches without an unmap.
 //! - When the driver is unbound, [`Exports`] is dropped first: after that there is no window.
@@ -94,6 +96,9 @@ pub trait Aperture: DriverObject {
     ///   cases with the reason [`NoWindow`].
     /// - For a page fault, and for a mapping of the kernel, an object moves to system memory if it
     ///   may. Else the access ends in `SIGBUS`, and the mapping fails with this error.
+    ///
+    /// `EBUSY` if the device is slow, or is being reset. A page fault comes again then; all others
+    /// try again for some time, and get `ENOSPC` in the end.
     ///
     /// Any other error is that of the mapping; a page fault ends in `SIGBUS`.
     ///

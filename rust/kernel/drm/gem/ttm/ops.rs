@@ -107,6 +107,11 @@ pub(super) unsafe extern "C" fn free_callback<T: TtmObject>(gem: *mut bindings::
 ///
 /// Called with a device of `T::Driver` that was unplugged, whose registration data is still there.
 unsafe fn unplugging_callback<T: TtmObject>(dev: *mut bindings::drm_device) {
+    // SAFETY: It was registered, and its data is not dropped before this returns.
+    let registered: &drm::Device<T::Driver, drm::Registered> =
+        unsafe { drm::Device::from_raw(dev) };
+    registered.registration_data_with(|reg| T::end_jobs(reg));
+
     if T::APERTURE.is_some() {
         // SAFETY: The device is valid and of `T::Driver`.
         let drm: &drm::Device<T::Driver> = unsafe { drm::Device::from_raw(dev) };

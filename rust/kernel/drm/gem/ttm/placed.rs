@@ -421,11 +421,6 @@ pub(super) unsafe fn unplugging_callback<T: TtmObject>(dev: *mut bindings::drm_d
     let ttm = T::ttm(drm);
     let mut next = 0;
 
-    // SAFETY: It was registered, and its data is not dropped before this returns.
-    let registered: &drm::Device<T::Driver, drm::Registered> =
-        unsafe { drm::Device::from_raw(dev) };
-    registered.registration_data_with(|reg| T::end_jobs(reg));
-
     // Nobody has the addresses of an object that is not on the list yet, and nobody gets any now.
     while let Some(obj) = ttm.object_from(next) {
         next = obj.id() + 1;

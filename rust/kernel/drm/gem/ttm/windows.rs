@@ -80,7 +80,8 @@ use crate::{
 pub(super) enum NoWindow {
     /// The aperture is full.
     Full,
-    /// Other tasks have reserved the objects whose windows could be evicted.
+    /// Other tasks have reserved the objects whose windows could be evicted, or make windows, or the
+    /// driver is busy.
     Busy,
     /// The driver cannot make it, or memory has run out.
     Failed(Error),
@@ -137,7 +138,11 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         };
         // References to objects are dropped after `room`, which who frees an object takes.
         let mut passed = KVec::new();
-        let mut room = windows.room();
+        let mut room = match holder {
+            // It holds the `mmap_lock`, and can come again.
+            Some(Holder::Faults) => windows.try_room().ok_or(NoWindow::Busy)?,
+            _ => windows.room(),
+        };
 
         let ranges = match windows.get(id).or_else(|| self.window_of_importers()) {
             Some(shared) => shared,
@@ -166,6 +171,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
                 // No eviction helps.
                 Err(e) if e == E2BIG => return Err(NoWindow::Full),
                 Err(e) if e == ENOSPC => (),
+                Err(e) if e == EBUSY => return Err(NoWindow::Busy),
                 Err(e) => return Err(NoWindow::Failed(e)),
             }
 
