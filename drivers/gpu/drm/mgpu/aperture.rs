@@ -9,13 +9,23 @@
 //! A window has a part of the BAR for itself, in several pieces if need be. Its part is given to
 //! others when the device has said that the window is closed. If the device does not say so, even
 //! when told once more, it has lost what it was told, and nobody knows what the BAR shows: no
-//! window is made any more.
+//! window is made any more, until the device was reset.
+//!
+//! A page of VRAM is in one window at a time. An object that has moved may have left a window behind,
+//! that of an importer which has not unmapped it yet, but accesses it no more: its fences were waited
+//! for. The next window of the memory takes it over, and the old one shows nothing there.
+//!
+//! A reset of the device takes all windows away. It is done with the lock held, and when it is done
+//! the device looks at all of the tables, which have not changed: so windows are where they were.
+//! While a reset is under way that others do, no window is made; one that is closed is gone when the
+//! device looks at the tables.
 //!
 //! # Locking
 //!
-//! One mutex, with which page tables are written and the device is told. It is taken with the
-//! reservation of an object held, and for a page fault with the `mmap_lock`. Nothing is allocated
-//! while it is held.
+//! One mutex, with which page tables are written and the device is told, and reset. It is taken with
+//! the reservation of an object held, and for a page fault with the `mmap_lock`, where it is only
+//! tried for some time; and in the path that leads to the signal of a fence. So nothing is allocated,
+//! and no fence is waited for, while it is held.
 
 use kernel::{
     device::{
@@ -40,9 +50,15 @@ use kernel::{
     sync::{
         aref::ARef,
         Arc,
-        Mutex, //
+        Mutex,
+        MutexGuard, //
     },
-    time::Delta, //
+    time::{
+        delay::fsleep,
+        Delta,
+        Instant,
+        Monotonic, //
+    }, //
 };
 
 use crate::{
@@ -63,6 +79,9 @@ const TIME: Delta = Delta::from_secs(3);
 /// How often it is told.
 const TRIES: usize = 2;
 
+/// How often a task tries to get the lock that must not wait for long.
+const ATTEMPTS: usize = 10;
+
 /// Up to how many pieces it is told of each, and not of all that is between them.
 const PIECES: usize = 4;
 
@@ -70,6 +89,9 @@ const PIECES: usize = 4;
 const VALID: u64 = 1 << 0;
 const VRAM: u64 = 1 << 2;
 const LEAF: u64 = 1 << 3;
+
+/// The address in it.
+const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
 /// The page tables.
 struct Tables {
@@ -124,6 +146,20 @@ impl Tables {
         }
         Ok(())
     }
+
+    /// Calls `f` with the entry of each page of a piece of the BAR.
+    fn read(&self, bar: &Range, mut f: impl FnMut(u64)) -> Result {
+        for offset in (bar.offset..bar.offset + bar.len).step_by(PAGE_SIZE) {
+            let page = usize::try_from(offset >> PAGE_SHIFT)?;
+
+            f(self
+                .leaves
+                .get(page / WORDS)
+                .ok_or(ERANGE)?
+                .read(page % WORDS)?);
+        }
+        Ok(())
+    }
 }
 
 /// What the device was told.
@@ -132,6 +168,59 @@ struct State {
     number: u32,
     /// The device did not do one.
     is_broken: bool,
+    /// Others reset the device.
+    is_paused: bool,
+    /// A bit for each page of VRAM: those that a window shows.
+    shown: KVVec<u64>,
+}
+
+impl State {
+    /// Calls `f` with the word and the bits of each run of pages, until it returns false. Returns
+    /// whether it never did.
+    fn all(&mut self, vram: &[Range], mut f: impl FnMut(&mut u64, u64) -> bool) -> bool {
+        vram.iter().all(|range| {
+            let (mut page, end) = (
+                range.offset >> PAGE_SHIFT,
+                (range.offset + range.len) >> PAGE_SHIFT,
+            );
+
+            while page < end {
+                let count = (64 - page % 64).min(end - page);
+                let bits = (u64::MAX >> (64 - count)) << (page % 64);
+
+                // CAST: An index of a vector is one.
+                let word = self.shown.get_mut((page / 64) as usize);
+                if !word.is_some_and(|word| f(word, bits)) {
+                    return false;
+                }
+                page += count;
+            }
+            true
+        })
+    }
+
+    /// Takes pages for a window. Returns false, and takes none, if another one shows some of them.
+    fn take(&mut self, vram: &[Range]) -> bool {
+        let is_free = self.all(vram, |word, bits| *word & bits == 0);
+
+        if is_free {
+            self.all(vram, |word, bits| {
+                *word |= bits;
+                true
+            });
+        }
+        is_free
+    }
+
+    /// Gives the page at an offset back.
+    fn give_back(&mut self, offset: u64) {
+        let page = offset >> PAGE_SHIFT;
+
+        // CAST: It is one of those that were taken, so there is a word.
+        if let Some(word) = self.shown.get_mut((page / 64) as usize) {
+            *word &= !(1 << (page % 64));
+        }
+    }
 }
 
 /// The aperture of a device.
@@ -148,7 +237,8 @@ pub(crate) struct Aperture {
 }
 
 impl Aperture {
-    /// Makes the aperture of a device that was just reset, whose BAR has `len` bytes.
+    /// Makes the aperture of a device that was just reset, whose BAR has `len` bytes, and which has
+    /// `vram` bytes of VRAM.
     ///
     /// # Errors
     ///
@@ -158,11 +248,14 @@ impl Aperture {
         regs: Arc<Regs>,
         status: Arc<Status>,
         len: u64,
+        vram: u64,
     ) -> Result<Arc<Self>> {
         let len = len.min(MOST);
         let tables = Tables::new(dev, len)?;
         let bar = Allocator::new(0..len)?;
         let number = status.invalidated()?;
+        let words = usize::try_from((vram >> PAGE_SHIFT).div_ceil(64))?;
+        let shown = KVVec::from_elem(0, words, GFP_KERNEL)?;
 
         Arc::pin_init(
             pin_init!(Self {
@@ -175,6 +268,8 @@ impl Aperture {
                     State {
                         number,
                         is_broken: false,
+                        is_paused: false,
+                        shown,
                     },
                     "mgpu::Aperture"
                 ),
@@ -200,6 +295,12 @@ impl Aperture {
 
     /// Makes a window that shows an object, and appends its pieces to `pieces`, see
     /// [`kernel::drm::vram::Aperture::map`].
+    ///
+    /// # Errors
+    ///
+    /// - `EBUSY` if the device is slow, or reset.
+    /// - `E2BIG` and `ENOSPC` if there is no room.
+    /// - `EIO` if the aperture does not work any more, `ENODEV` if the device is gone.
     pub(crate) fn map(self: &Arc<Self>, vram: &Ranges, pieces: &mut RangeList) -> Result<Window> {
         let size = vram.bytes_below(u64::MAX);
         if size > self.len() {
@@ -211,9 +312,19 @@ impl Aperture {
             pieces.push_piece(piece.offset, piece.len)?;
         }
 
-        let mut state = self.state.lock();
+        // Who is in the way may wait for a device that is slow, or be about to reset it.
+        let mut state = self.try_lock().ok_or(EBUSY)?;
         if state.is_broken {
             return Err(EIO);
+        }
+        if state.is_paused {
+            return Err(EBUSY);
+        }
+        if !state.take(vram.ranges()) {
+            self.take_over(&mut state, vram.ranges())?;
+            if !state.take(vram.ranges()) {
+                return Err(EIO);
+            }
         }
         // From here on its drop closes it.
         let window = Window {
@@ -232,6 +343,40 @@ impl Aperture {
         ret.map(|()| window)
     }
 
+    /// Takes the lock, unless somebody has it for long.
+    fn try_lock(&self) -> Option<MutexGuard<'_, State>> {
+        for _ in 0..ATTEMPTS {
+            if let Some(state) = self.state.try_lock() {
+                return Some(state);
+            }
+            fsleep(Delta::from_micros(500));
+        }
+        None
+    }
+
+    /// Takes memory out of windows that show it.
+    fn take_over(&self, state: &mut State, vram: &[Range]) -> Result {
+        for (index, table) in self.tables.leaves.iter().enumerate() {
+            for page in 0..WORDS {
+                let entry = table.read(page)?;
+                let offset = entry & ADDRESS;
+                let is_meant =
+                    |range: &Range| (range.offset..range.offset + range.len).contains(&offset);
+
+                if entry & VALID != 0 && vram.iter().any(is_meant) {
+                    dev_dbg!(
+                        self.dev,
+                        "page {} of a window is taken over\n",
+                        index * WORDS + page
+                    );
+                    table.write(page, [0])?;
+                    state.give_back(offset);
+                }
+            }
+        }
+        self.invalidate(state, 0, self.len())
+    }
+
     /// Writes entries, and tells the device.
     fn change(
         &self,
@@ -241,6 +386,10 @@ impl Aperture {
     ) -> Result {
         for piece in part {
             self.tables.write(piece, &mut entries)?;
+        }
+        // A reset does it, if there is one.
+        if state.is_broken || state.is_paused {
+            return Ok(());
         }
 
         if part.len() <= PIECES {
@@ -257,6 +406,30 @@ impl Aperture {
         self.invalidate(state, start, end - start)
     }
 
+    /// Does a reset of all of the device, by `f`, after which windows are where they were.
+    ///
+    /// # Errors
+    ///
+    /// Those of `f`, and those of an invalidation. There is no window then.
+    pub(crate) fn reset(&self, f: impl FnOnce() -> Result) -> Result {
+        let mut state = self.state.lock();
+
+        // If it fails.
+        state.is_broken = true;
+        state.is_paused = false;
+        f()?;
+        state.is_broken = false;
+        self.invalidate(&mut state, 0, self.len())
+    }
+
+    /// Lets others reset the device, until [`Self::reset`]. `f` is called with the lock held.
+    pub(crate) fn pause(&self, f: impl FnOnce() -> Result) -> Result {
+        let mut state = self.state.lock();
+
+        state.is_paused = true;
+        f()
+    }
+
     /// Has the device look at a part of the tables.
     fn invalidate(&self, state: &mut State, start: u64, len: u64) -> Result {
         for _ in 0..TRIES {
@@ -264,19 +437,27 @@ impl Aperture {
             let number = state.number;
 
             self.regs.invalidate(0, start, len, number)?;
-            let ret = read_poll_timeout(
-                || self.status.invalidated(),
-                |done| *done == number,
-                Delta::from_micros(20),
-                TIME,
-            );
+            let since = Instant::<Monotonic>::now();
+            let mut looks = 0;
+            let look = || {
+                // Nobody waits for one that is gone. To ask takes long.
+                if since.elapsed().as_millis() > 100 * (looks + 1) {
+                    looks += 1;
+                    if self.regs.is_gone() {
+                        return Err(ENODEV);
+                    }
+                }
+                self.status.invalidated()
+            };
+            let ret = read_poll_timeout(look, |done| *done == number, Delta::from_micros(20), TIME);
             match ret {
                 Ok(_) => return Ok(()),
-                Err(e) if e == ENODEV => return Err(e),
-                Err(_) if self.regs.is_gone() => {
+                Err(e) if e == ENODEV => {
                     state.is_broken = true;
-                    return Err(ENODEV);
+                    return Err(e);
                 }
+                // This task may not have run for that long.
+                Err(_) if self.status.invalidated()? == number => return Ok(()),
                 Err(_) => dev_info!(self.dev, "invalidation {} is not done\n", number),
             }
         }
@@ -299,12 +480,19 @@ impl Drop for Window {
         let mut state = self.aperture.state.lock();
 
         // A device that is gone, or has no driver, shows nothing. For what is broken see the
-        // module.
-        if !state.is_broken {
-            let entries = core::iter::repeat(0);
-            let _ = self
-                .aperture
-                .change(&mut state, self.part.ranges().ranges(), entries);
+        // module: what a reset brings back has to be right.
+        for piece in self.part.ranges().ranges() {
+            // The driver is unbound otherwise, and nobody gets a window.
+            let _ = self.aperture.tables.read(piece, |entry| {
+                if entry & VALID != 0 {
+                    state.give_back(entry & ADDRESS);
+                }
+            });
         }
+        let _ = self.aperture.change(
+            &mut state,
+            self.part.ranges().ranges(),
+            core::iter::repeat(0),
+        );
     }
 }

@@ -68,6 +68,16 @@ pub(crate) struct Bound<'a> {
     pub(crate) gpu: Arc<Gpu>,
     /// The CPU's view of the aperture.
     pub(crate) window: Window<'a>,
+    _told: Told,
+}
+
+/// Ends that the DRM device is told of failures, when it is dropped.
+struct Told(Arc<Gpu>);
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        self.0.recovery.reporter.set_card(None);
+    }
 }
 
 /// Makes a [`Bound`].
@@ -84,8 +94,9 @@ impl RegistrationInit<Driver> for Init {
         Ok(Bound {
             exports: peer::exports(pdev, BAR)?,
             engine: CopyEngine(engine::new_ring(adev.as_ref(), &self.0)?),
-            gpu: self.0,
+            gpu: self.0.clone(),
             window: Window::new(pdev, BAR, MODULE)?,
+            _told: Told(self.0),
         })
     }
 }
@@ -120,7 +131,10 @@ impl auxiliary::Driver for Driver {
         )?;
 
         ttm::Device::<BoData>::setup(&drm, pdev, BAR, visible)?;
-        drm::devres::Registration::new(adev, drm, Init(gpu.clone()), 0)
+        let registration = drm::devres::Registration::new(adev, drm, Init(gpu.clone()), 0)?;
+        let card = registration.device().clone();
+        gpu.recovery.reporter.set_card(Some(card));
+        Ok(registration)
     }
 }
 

@@ -56,7 +56,7 @@ pub(crate) struct Probed<'a> {
     /// Unbinds the DRM driver, and then drops what that was handed.
     _drm: auxiliary::Registration<'a, ApiOf>,
     /// Nobody gives the device work any more. Its memory is given back after that.
-    _quiet: Quiet,
+    quiet: Quiet,
 }
 
 kernel::pci_device_table!(
@@ -75,7 +75,13 @@ impl pci::Driver for Core {
 
     const ID_TABLE: pci::IdTable<Self::IdInfo> = &PCI_TABLE;
 
-    const DMA_MASK: Option<DmaMask> = Some(DmaMask::new::<64>());
+    // The last bit of an address says that it is one of VRAM.
+    const DMA_MASK: Option<DmaMask> = Some(DmaMask::new::<63>());
+
+    // VRAM would lose its content, and nothing saves it.
+    const REFUSES_SLEEP: bool = true;
+
+    const HANDLES_RESET: bool = true;
 
     // A piece of a list may have any length.
     const DMA_MAX_SEG_SIZE: Option<u32> = Some(u32::MAX);
@@ -89,12 +95,11 @@ impl pci::Driver for Core {
         }
 
         pdev.enable_device_mem()?;
-        pdev.set_master();
         // That of the device which has the memory.
         pdev.enable_p2pdma()?;
 
         let bound: &'bound pci::Device<device::Bound> = pdev;
-        let quiet = Quiet(Gpu::new(bound)?);
+        let quiet = Quiet(Gpu::new(pdev)?);
         let api = Api {
             gpu: quiet.0.clone(),
         };
@@ -109,7 +114,21 @@ impl pci::Driver for Core {
         );
         Ok(Probed {
             _drm: auxiliary::Registration::new(bound.as_ref(), NAME, id, MODULE, api)?,
-            _quiet: quiet,
+            quiet,
         })
+    }
+
+    fn reset_prepare<'bound>(
+        _pdev: &'bound pci::Device<device::Core<'_>>,
+        this: Pin<&Probed<'bound>>,
+    ) {
+        this.quiet.0.pause();
+    }
+
+    fn reset_done<'bound>(
+        _pdev: &'bound pci::Device<device::Core<'_>>,
+        this: Pin<&Probed<'bound>>,
+    ) {
+        this.quiet.0.resume();
     }
 }

@@ -37,7 +37,6 @@ use kernel::{
 use crate::{
     gpu::Gpu,
     list::Lists,
-    module_parameters,
     ring::{
         self,
         Entries, //
@@ -88,7 +87,7 @@ impl<J: RingJob> RingOps for Jobs<J> {
     }
 
     fn is_gone(gpu: &HwOf<'_, Self>) -> bool {
-        gpu.regs.is_gone()
+        gpu.recovery.is_gone()
     }
 
     fn reset(gpu: &HwOf<'_, Self>) -> Result {
@@ -121,7 +120,7 @@ pub(crate) fn new_ring<'a, J: RingJob>(
     let config = Config {
         name: J::NAME,
         credits: ring::CREDITS,
-        timeout: Some(module_parameters::timeout_ms.value()),
+        timeout: Some(ring::timeout_ms()),
     };
 
     Ring::new(dev, &config, Init(gpu.clone()))

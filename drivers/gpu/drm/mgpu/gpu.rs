@@ -8,12 +8,14 @@
 use kernel::{
     device::{
         Bound,
+        Core,
         Device, //
     },
     dma_buf::fence::SignallingSection,
     drm::vram::Allocator,
     pci::{
         self,
+        BusMaster,
         Interrupt,
         InterruptHandler,
         IrqType,
@@ -29,7 +31,9 @@ use crate::{
     list::Lists,
     memory::Status,
     module_parameters,
+    recover::Recovery,
     regs::Regs,
+    report::Reporter,
     ring::Ring,
     MODULE, //
 };
@@ -63,8 +67,8 @@ pub(crate) struct Gpu {
     pub(crate) aperture: Arc<Aperture>,
     /// The ring of the copy engine.
     pub(crate) copy: Arc<Ring<Lists>>,
+    pub(crate) recovery: Arc<Recovery>,
     interrupt: Interrupt<Events>,
-    _status: Arc<Status>,
 }
 
 impl Gpu {
@@ -74,31 +78,42 @@ impl Gpu {
     ///
     /// - `ENODEV` if it is not one that the driver knows.
     /// - `ENOMEM` if memory runs out, and what else is missing.
-    pub(crate) fn new(pdev: &pci::Device<Bound>) -> Result<Arc<Self>> {
-        let dev: &Device<Bound> = pdev.as_ref();
-        let regs = Arc::new(Regs::new(pdev)?, GFP_KERNEL)?;
+    pub(crate) fn new(pdev: &pci::Device<Core<'_>>) -> Result<Arc<Self>> {
+        let bound: &pci::Device<Bound> = pdev;
+        let dev: &Device<Bound> = bound.as_ref();
+        let regs = Arc::new(Regs::new(bound)?, GFP_KERNEL)?;
         regs.reset_all()?;
 
         let (vram, aperture) = regs.sizes()?;
         let status = Arc::new(Status::new(dev)?, GFP_KERNEL)?;
-        let aperture = Aperture::new(dev, regs.clone(), status.clone(), aperture)?;
-        regs.set_memory(status.address(), aperture.contexts())?;
-        let copy = Ring::new(dev, regs.clone(), status.clone(), COPY)?;
+        let aperture = Aperture::new(dev, regs.clone(), status.clone(), aperture, vram)?;
+        let recovery = Recovery::new(
+            dev,
+            regs.clone(),
+            status.clone(),
+            aperture.clone(),
+            Reporter::new(dev)?,
+        )?;
+        let copy = Ring::new(dev, regs.clone(), status, recovery.clone(), COPY)?;
         let interrupt = Interrupt::new(
-            pdev,
+            bound,
             IrqTypes::default().with(IrqType::Msi),
             MODULE,
             Ok::<_, Error>(Events { copy: copy.clone() }),
         )?;
 
+        let vram = Allocator::new(0..vram)?;
+
+        // Last: what the device knows of is allocated, and what else could fail has not failed.
+        recovery.start(BusMaster::new(pdev)?);
         Ok(Arc::new(
             Self {
-                vram: Allocator::new(0..vram)?,
+                vram,
                 regs,
                 aperture,
                 copy,
+                recovery,
                 interrupt,
-                _status: status,
             },
             GFP_KERNEL,
         )?)
@@ -110,9 +125,22 @@ impl Gpu {
         self.interrupt.poll_in(poll_time());
     }
 
-    /// Returns how often a ring was reset.
+    /// Returns how often a ring or the device was reset.
     pub(crate) fn resets(&self) -> u64 {
-        self.copy.resets()
+        self.recovery.resets()
+    }
+
+    /// Lets others reset the device, until [`Self::resume`]. What is in the rings ends with an error.
+    pub(crate) fn pause(&self) {
+        self.recovery.pause();
+        self.interrupt.poll_in(0);
+    }
+
+    /// Goes on after that, with what has waited.
+    pub(crate) fn resume(&self) {
+        // If that fails jobs are told.
+        let _ = self.recovery.resume();
+        self.interrupt.poll_in(0);
     }
 
     /// Lets a DRM driver, which is about to be bound, have jobs.
@@ -131,9 +159,7 @@ pub(crate) struct Quiet(pub(crate) Arc<Gpu>);
 
 impl Drop for Quiet {
     fn drop(&mut self) {
-        // Jobs have ended, as the DRM driver is unbound. One that is gone does no DMA.
-        if self.0.regs.reset_all() == Err(ETIMEDOUT) {
-            pr_err!("a device cannot be reset\n");
-        }
+        // Jobs have ended, as the DRM driver is unbound.
+        self.0.recovery.quiet();
     }
 }

@@ -206,6 +206,10 @@ impl Entries for Lists {
 
     type At = Progress;
 
+    fn bytes(&self) -> u64 {
+        self.size
+    }
+
     fn write(&self, at: &mut Progress, part: &mut Part<'_>) -> Result<bool> {
         let left = (self.size - at.bytes).min(MOST);
         let words = |piece: Piece| [piece.address, piece.len];

@@ -17,8 +17,11 @@ use kernel::{
         io_write, //
     },
     page::PAGE_SIZE,
-    prelude::*, //
+    prelude::*,
+    sync::barrier, //
 };
+
+use crate::regs::RINGS;
 
 /// How many words of 64 bits a page has.
 pub(crate) const WORDS: usize = PAGE_SIZE / 8;
@@ -110,11 +113,37 @@ impl Status {
 
         // The error first: what was reached before it is not missed.
         let error = self.0.read(first + 1)? >> 32;
+        barrier::dma_mb(barrier::Read);
+        let fence = self.0.read(first)?;
+        // What the device wrote before the fence is seen after it.
+        barrier::dma_mb(barrier::Read);
         Ok(RingStatus {
-            fence: self.0.read(first)?,
+            fence,
             // CAST: The upper half of a word.
             error: error as u32,
         })
+    }
+
+    /// Lets it be as the device believes that it is after a reset of all of it, which writes nothing
+    /// here: no errors, and nothing is counted. Fences stay what they are.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` after the driver was unbound.
+    pub(crate) fn begin_anew(&self) -> Result {
+        for ring in 0..RINGS {
+            self.0.write(ring * 8 + 1, [0, 0])?;
+        }
+        self.0.write(0x800 / 8, [0])
+    }
+
+    /// Returns a word, to be shown.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Words::read`].
+    pub(crate) fn word(&self, index: usize) -> Result<u64> {
+        self.0.read(index)
     }
 
     /// Returns the number of the last invalidation that is done.
@@ -123,8 +152,11 @@ impl Status {
     ///
     /// `ENODEV` after the driver was unbound.
     pub(crate) fn invalidated(&self) -> Result<u32> {
+        let number = self.0.read(0x800 / 8)?;
+
+        barrier::dma_mb(barrier::Read);
         // CAST: The lower half of a word.
-        Ok(self.0.read(0x800 / 8)? as u32)
+        Ok(number as u32)
     }
 
     /// Returns the address and the number of the entry of the last fault, if there was one.

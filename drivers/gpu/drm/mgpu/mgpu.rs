@@ -9,6 +9,7 @@
 //! - `regs` (the registers), `memory` (the memory that the device and the driver share),
 //! - `ring` (jobs, their order, and what becomes of those that hang), `list` (what they copy),
 //! - `aperture` (windows through which others see VRAM),
+//! - `report` (what userspace is told of failures) and `recover` (resets),
 //! - `gpu` and `core`,
 //! - `engine` (TTM's view of the copy engine), `gem` (the objects), `copy` and `file` (the ioctls),
 //!   `debugfs`, `card`, and `abi` (the layout of the uAPI).
@@ -27,7 +28,9 @@ mod gem;
 mod gpu;
 mod list;
 mod memory;
+mod recover;
 mod regs;
+mod report;
 mod ring;
 
 use kernel::{

@@ -31,6 +31,9 @@ const BAR: u32 = 0;
 /// How many bytes it has.
 const SIZE: usize = 0x1000;
 
+/// How many rings it has.
+pub(crate) const RINGS: usize = 2;
+
 /// How long a reset may take.
 const RESET_TIME: Delta = Delta::from_secs(5);
 
@@ -72,6 +75,9 @@ register! {
     /// How many were written so far.
     RING_DOORBELL(u32)[2, stride = 0x20] @ 0x10c {}
 }
+
+/// How many registers are shown.
+pub(crate) const SHOWN: usize = 10;
 
 /// What [`ID`] reads.
 const MGPU: u32 = 0x5550_474d;
@@ -196,18 +202,56 @@ impl Regs {
     }
 
     fn reset(&self, bits: u32) -> Result {
-        self.with(|bar| bar.write_reg(RESET::from(bits)))?;
+        let read = || self.with(|bar| bar.read(RESET).into_raw());
+        let is_done = |left: &u32| left & bits == 0 || *left == u32::MAX;
 
-        let left = read_poll_timeout(
-            || self.with(|bar| bar.read(RESET).into_raw()),
-            |left| left & bits == 0 || *left == u32::MAX,
-            Delta::from_micros(100),
-            RESET_TIME,
-        )?;
-        if left == u32::MAX {
-            return Err(ENODEV);
+        self.with(|bar| bar.write_reg(RESET::from(bits)))?;
+        let left = match read_poll_timeout(read, is_done, Delta::from_micros(100), RESET_TIME) {
+            // This task may not have run for that long.
+            Err(e) if e == ETIMEDOUT => read()?,
+            ret => ret?,
+        };
+        match left {
+            u32::MAX => Err(ENODEV),
+            left if is_done(&left) => Ok(()),
+            _ => Err(ETIMEDOUT),
         }
-        Ok(())
+    }
+
+    /// Returns the names and the values of the registers that say something of a device that does
+    /// not do what it should.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` after the driver was unbound.
+    pub(crate) fn shown(&self) -> Result<[(&'static str, u64); SHOWN]> {
+        self.with(|bar| {
+            let entries = |ring| {
+                RING_ENTRIES::try_at(ring).map_or(0, |at| u64::from(bar.read(at).into_raw()))
+            };
+            let base = |ring| {
+                let (Some(low), Some(high)) =
+                    (RING_BASE_LOW::try_at(ring), RING_BASE_HIGH::try_at(ring))
+                else {
+                    return 0;
+                };
+
+                u64::from(bar.read(low).into_raw()) | u64::from(bar.read(high).into_raw()) << 32
+            };
+
+            [
+                ("ID", u64::from(bar.read(ID).into_raw())),
+                ("VERSION", u64::from(bar.read(VERSION).into_raw())),
+                ("STATUS_PAGE", read64!(bar, STATUS_PAGE)),
+                ("CONTEXT_TABLE", read64!(bar, CONTEXT_TABLE)),
+                ("RESET", u64::from(bar.read(RESET).into_raw())),
+                ("REPORTS", u64::from(bar.read(REPORTS).into_raw())),
+                ("RING_BASE[0]", base(0)),
+                ("RING_ENTRIES[0]", entries(0)),
+                ("RING_BASE[1]", base(1)),
+                ("RING_ENTRIES[1]", entries(1)),
+            ]
+        })
     }
 
     /// Asks for an error, see Documentation/gpu/mgpu.rst.

@@ -11,9 +11,10 @@
 //! All that looks at the device is [`Ring::advance`]: called for an interrupt, and some time later
 //! as long as something is in the ring, so that an interrupt that is lost or comes too early delays
 //! a job and no more. If there is no progress for a while, or the ring has stopped with an error,
-//! the queue has it reset: the job that was in the way fails, and those behind it are done from
-//! their beginning. To do the beginning of a copy twice does no harm, as both sides of a job never
-//! overlap and jobs are done in their order.
+//! the queue has it reset, see [`recover`](crate::recover): the job that was in the way fails, and
+//! those behind it are done from their beginning. To do the beginning of a copy twice does no harm, as
+//! both sides of a job never overlap and jobs are done in their order. If all of the device is reset,
+//! also by others, what is in the ring fails, and the jobs behind that are done.
 //!
 //! # Locking
 //!
@@ -46,11 +47,20 @@ use kernel::{
 
 use crate::{
     memory::{
+        RingStatus,
         Status,
         Words, //
     },
     module_parameters,
-    regs::Regs, //
+    recover::{
+        Recovery,
+        Reset, //
+    },
+    regs::Regs,
+    report::{
+        Event,
+        JobState, //
+    }, //
 };
 
 /// How many entries the ring has.
@@ -72,6 +82,14 @@ const SUBMISSION: u32 = ENTRIES / SLOTS as u32;
 pub(crate) const OPERATIONS: u32 = SUBMISSION - 1;
 
 const _: () = assert!(ENTRIES.is_power_of_two());
+
+/// The shortest time after which a job is believed to hang, in milliseconds.
+const TIMEOUT_MIN: u32 = 100;
+
+/// Returns after how many milliseconds a job is believed to hang.
+pub(crate) fn timeout_ms() -> u32 {
+    module_parameters::timeout_ms.value().max(TIMEOUT_MIN)
+}
 
 /// The operation that ends a submission.
 const FENCE: u64 = 1;
@@ -96,6 +114,9 @@ pub(crate) trait Entries: Send + Sync + 'static {
     ///
     /// The job ends with the error, when its parts that were written before are done.
     fn write(&self, at: &mut Self::At, part: &mut Part<'_>) -> Result<bool>;
+
+    /// Returns how many bytes it works on, for a dump.
+    fn bytes(&self) -> u64;
 }
 
 /// Where a part of a job is written to: some entries, and some words of memory for what they lead to.
@@ -135,6 +156,12 @@ impl Part<'_> {
         Ok(())
     }
 
+    /// Appends the fence of the submission `number`, and returns how many entries that has.
+    fn end(mut self, number: u64) -> Result<u32> {
+        self.push_any([FENCE, number, INTERRUPT, 0, 0, 0, 0, 0])?;
+        Ok(self.count)
+    }
+
     /// Writes words from `at` on, and returns the bus address of the first one.
     ///
     /// # Errors
@@ -158,6 +185,8 @@ impl Part<'_> {
 struct Begun<E: Entries> {
     entries: Arc<E>,
     at: E::At,
+    /// A part of it was written.
+    is_begun: bool,
     /// The number of the submission with which it ends, once that is known.
     last: Option<u64>,
     /// How it ends then.
@@ -177,10 +206,10 @@ struct State<E: Entries> {
     reached: u64,
     /// When there was progress last.
     since: Instant<Monotonic>,
-    /// The device is gone, or the ring cannot be reset.
-    dead: Option<Error>,
-    /// How often the ring was reset.
-    resets: u64,
+    /// In which epoch that is.
+    epoch: u64,
+    /// It was reset, and did nothing since.
+    is_unproven: bool,
 }
 
 impl<E: Entries> State<E> {
@@ -188,11 +217,12 @@ impl<E: Entries> State<E> {
         self.submitted != self.reached
     }
 
-    /// Ends the jobs up to a submission that is done.
-    fn reach(&mut self, fence: u64) {
+    /// Ends the jobs up to a submission that is done. Returns whether there was progress.
+    fn reach(&mut self, fence: u64) -> bool {
         let fence = fence.min(self.submitted);
+        let is_progress = self.reached < fence;
 
-        if self.reached < fence {
+        if is_progress {
             self.reached = fence;
             self.since = Instant::now();
         }
@@ -203,6 +233,28 @@ impl<E: Entries> State<E> {
         {
             if let Ok(job) = self.jobs.remove(0) {
                 job.done.signal(job.result);
+            }
+        }
+        is_progress
+    }
+
+    /// Takes note that the ring was reset, and is empty.
+    fn begin_anew(&mut self) {
+        self.reached = self.submitted;
+        self.written = 0;
+        self.is_unproven = true;
+    }
+
+    /// Ends jobs with an error, in their order: those that were begun, or all. The ring is empty.
+    fn lose(&mut self, error: Error, all: bool) {
+        let mut index = 0;
+
+        self.begin_anew();
+        while let Some(job) = self.jobs.get(index) {
+            if !all && !job.is_begun {
+                index += 1;
+            } else if let Ok(job) = self.jobs.remove(index) {
+                job.done.signal(Err(error));
             }
         }
     }
@@ -218,6 +270,7 @@ pub(crate) struct Ring<E: Entries> {
     /// For each slot that of [`Part::write`].
     words: Words,
     dev: ARef<Device>,
+    recovery: Arc<Recovery>,
     #[pin]
     state: Mutex<State<E>>,
 }
@@ -232,6 +285,7 @@ impl<E: Entries> Ring<E> {
         dev: &Device<Bound>,
         regs: Arc<Regs>,
         status: Arc<Status>,
+        recovery: Arc<Recovery>,
         index: usize,
     ) -> Result<Arc<Self>> {
         let entries = Words::new(dev, ENTRIES as usize * ENTRY)?;
@@ -239,7 +293,8 @@ impl<E: Entries> Ring<E> {
         let jobs = KVec::with_capacity(CREDITS, GFP_KERNEL)?;
         let reached = status.ring(index)?.fence;
 
-        regs.set_ring(index, entries.address(0), ENTRIES)?;
+        recovery.set_ring(index, entries.address(0), ENTRIES)?;
+        let epoch = recovery.epoch();
         Arc::pin_init(
             pin_init!(Self {
                 index,
@@ -248,14 +303,15 @@ impl<E: Entries> Ring<E> {
                 entries,
                 words,
                 dev: dev.into(),
+                recovery,
                 state <- new_mutex!(State {
                     jobs,
                     written: 0,
                     submitted: reached,
                     reached,
                     since: Instant::now(),
-                    dead: None,
-                    resets: 0,
+                    epoch,
+                    is_unproven: false,
                 }, "mgpu::Ring"),
             }),
             GFP_KERNEL,
@@ -267,9 +323,15 @@ impl<E: Entries> Ring<E> {
     /// [`Self::advance`] has to be called after that, until it returns false.
     pub(crate) fn push(&self, entries: Arc<E>, done: Done) {
         let mut state = self.state.lock();
+
+        if let Some(error) = self.recovery.closed() {
+            done.signal(Err(error));
+            return;
+        }
         let job = Begun {
             entries,
             at: E::At::default(),
+            is_begun: false,
             last: None,
             result: Ok(()),
             done,
@@ -285,9 +347,11 @@ impl<E: Entries> Ring<E> {
     pub(crate) fn advance(&self) -> bool {
         let mut state = self.state.lock();
 
+        if self.recovery.epoch() != state.epoch {
+            self.begin_epoch(&mut state);
+        }
         // After the end of the driver nothing is in the ring.
-        if let Ok(status) = self.status.ring(self.index) {
-            state.reach(status.fence);
+        if let Ok(status) = self.reach(&mut state) {
             if status.error != 0 {
                 if let Some(job) = state.jobs.first() {
                     job.done.expire();
@@ -299,74 +363,128 @@ impl<E: Entries> Ring<E> {
         state.is_busy()
     }
 
+    /// Ends what the status page says is done, and returns what it says.
+    fn reach(&self, state: &mut State<E>) -> Result<RingStatus> {
+        let status = self.status.ring(self.index)?;
+
+        if state.reach(status.fence) {
+            self.recovery.progress(self.index);
+        }
+        Ok(status)
+    }
+
+    /// Goes on after a reset of the device, which has forgotten what was in the ring.
+    fn begin_epoch(&self, state: &mut State<E>) {
+        // If the driver is unbound, nothing was.
+        let _ = self.reach(state);
+        // So that what is written next is what the device counts.
+        state.epoch = self.recovery.epoch();
+        match self.recovery.closed() {
+            Some(error) => state.lose(error, true),
+            None => state.lose(EIO, false),
+        }
+    }
+
     /// Tells what to do about a ring in which no job has ended for some time, or that has stopped.
     pub(crate) fn timed_out(&self) -> Verdict {
         let mut state = self.state.lock();
-        let error = match self.status.ring(self.index) {
-            Ok(status) => {
-                state.reach(status.fence);
-                status.error
-            }
+
+        if self.recovery.epoch() != state.epoch {
+            self.begin_epoch(&mut state);
+        }
+        let error = match self.reach(&mut state) {
+            Ok(status) => status.error,
             Err(e) => return Verdict::Reset(e),
         };
-        let timeout = Delta::from_millis(module_parameters::timeout_ms.value().into());
 
-        if self.regs.is_gone() {
+        if self.recovery.is_paused() {
+            Verdict::Busy
+        } else if self.recovery.is_gone() {
             Verdict::Reset(ENODEV)
         } else if error != 0 {
             Verdict::Reset(EIO)
-        } else if !state.is_busy() || state.since.elapsed() < timeout {
+        } else if !state.is_busy()
+            || state.since.elapsed() < Delta::from_millis(timeout_ms().into())
+        {
             Verdict::Busy
         } else {
             Verdict::Reset(ETIMEDOUT)
         }
     }
 
-    /// Resets the ring, and ends what it has done until then. The rest is not in the ring any more.
+    /// Keeps what is known of a ring that does not do what it should.
+    fn note(&self, state: &State<E>, error: Error) {
+        self.recovery
+            .reporter
+            .snapshot(self.index, error, &self.regs, &self.status, |snapshot| {
+                let words = ENTRIES as usize * ENTRY;
+                let entries = (0..words).map(|index| self.entries.read(index).unwrap_or(0));
+
+                snapshot.set_ring(entries, state.written, state.submitted, state.reached);
+                snapshot.set_jobs(state.jobs.iter().map(|job| JobState {
+                    bytes: job.entries.bytes(),
+                    is_begun: job.is_begun,
+                }));
+            });
+    }
+
+    /// Resets the ring, and ends what it has done until then. The rest is not in the ring any more: if
+    /// all of the device had to be reset, it has ended with `EIO`.
     ///
     /// # Errors
     ///
-    /// `ENODEV` if the device is gone, `EIO` if it does not let the ring be reset.
+    /// `ENODEV` if the device is gone, `EIO` if it was given up. It accesses no memory then.
     pub(crate) fn reset(&self) -> Result {
         let mut state = self.state.lock();
-        let fault = self.status.fault().ok().flatten().unwrap_or_default();
+        let status = self.reach(&mut state);
 
+        if self.recovery.is_gone() {
+            dev_info!(self.dev, "the device does not answer any more\n");
+            self.recovery.gone();
+            state.lose(ENODEV, true);
+            return Err(ENODEV);
+        }
+
+        let is_stopped = status.is_ok_and(|status| status.error != 0);
+        let error = if is_stopped { EIO } else { ETIMEDOUT };
+        if is_stopped {
+            let fault = self.status.fault().ok().flatten().unwrap_or_default();
+
+            dev_info!(self.dev, "the last fault was at {:#x}\n", fault.0);
+        }
         dev_info!(
             self.dev,
-            "ring {} is reset after submission {}, last fault at {:#x}\n",
+            "ring {} is reset: {:?} after submission {}\n",
             self.index,
-            state.reached,
-            fault.0
+            error,
+            state.reached
         );
-        let result = self.regs.reset_ring(self.index);
-        if result.is_ok() {
-            // What the ring did until it was reset is not done again: memory that a job has left may
-            // be that of the job behind it.
-            if let Ok(status) = self.status.ring(self.index) {
-                state.reach(status.fence);
-            }
-        }
-        // The queue knows them, and begins them again.
-        state.jobs.clear();
-        state.reached = state.submitted;
-        state.written = 0;
+        self.note(&state, error);
+        let result = self
+            .recovery
+            .reset_ring(self.index, state.epoch, !is_stopped);
+        // What the ring did until it was reset is not done again: memory that a job has left may be
+        // that of the job behind it.
+        let _ = self.reach(&mut state);
 
-        match result {
-            Ok(()) => {
-                state.resets += 1;
+        let result = match result {
+            Ok(Reset::Ring) => {
+                self.recovery.reporter.tell(Event::RingReset);
                 Ok(())
             }
-            Err(ENODEV) => {
-                dev_info!(self.dev, "the device does not answer any more\n");
-                state.dead = Some(ENODEV);
-                Err(ENODEV)
+            Ok(Reset::Device) => {
+                self.begin_epoch(&mut state);
+                Ok(())
             }
             Err(e) => {
-                dev_err!(self.dev, "ring {} cannot be reset: {:?}\n", self.index, e);
-                state.dead = Some(EIO);
-                Err(EIO)
+                state.lose(e, true);
+                Err(e)
             }
-        }
+        };
+        // The queue knows those that are left, and begins them again.
+        state.jobs.clear();
+        state.begin_anew();
+        result
     }
 
     /// Checks that the ring works, for a DRM driver that is about to be bound.
@@ -375,23 +493,29 @@ impl<E: Entries> Ring<E> {
     ///
     /// `EIO` or `ENODEV` if it does not work any more.
     pub(crate) fn check(&self) -> Result {
-        match self.state.lock().dead {
-            Some(error) => Err(error),
-            None => Ok(()),
-        }
-    }
-
-    /// Returns how often it was reset.
-    pub(crate) fn resets(&self) -> u64 {
-        self.state.lock().resets
+        self.recovery.closed().map_or(Ok(()), Err)
     }
 
     /// Writes what waits, as far as there is room.
     fn submit(&self, state: &mut State<E>) {
         let before = state.written;
 
+        // `advance` goes on after that.
+        if self.recovery.is_paused() || self.recovery.epoch() != state.epoch {
+            return;
+        }
         if !state.is_busy() {
             state.since = Instant::now();
+        }
+        if state.is_unproven && !state.jobs.is_empty() && !state.is_busy() {
+            // A fence in front of all jobs: if that is not reached, it is not a job that hangs.
+            let number = state.submitted + 1;
+
+            if let Ok(count) = self.part(number, state.written).end(number) {
+                state.submitted = number;
+                state.written = state.written.wrapping_add(count);
+                state.is_unproven = false;
+            }
         }
         while state.submitted - state.reached < SLOTS as u64 {
             let Some(index) = state.jobs.iter().position(|job| job.last.is_none()) else {
@@ -417,29 +541,38 @@ impl<E: Entries> Ring<E> {
         state.reach(state.reached);
 
         if state.written != before {
-            // If the driver is unbound, nothing is in the ring.
-            let _ = self.regs.ring_doorbell(self.index, state.written);
+            // If the driver is unbound, nothing is in the ring. After a reset of the device
+            // `advance` ends what was written.
+            let _ = self
+                .recovery
+                .ring_doorbell(self.index, state.epoch, state.written);
         }
     }
 
     /// Writes the next part of a job as the submission `number`, to the entries from `written` on.
     /// Returns how many these are.
     fn write(&self, job: &mut Begun<E>, number: u64, written: u32) -> Result<u32> {
+        let mut part = self.part(number, written);
+
+        job.is_begun = true;
+        if job.entries.write(&mut job.at, &mut part)? {
+            job.last = Some(number);
+        }
+        part.end(number)
+    }
+
+    /// Returns where the submission `number` is written to, from the entry `written` on.
+    fn part(&self, number: u64, written: u32) -> Part<'_> {
         // CAST: Below the number of slots.
         let slot = (number % SLOTS as u64) as usize;
-        let mut part = Part {
+
+        Part {
             entries: &self.entries,
             written,
             count: 0,
             words: &self.words,
             first: slot * E::WORDS,
             len: E::WORDS,
-        };
-
-        if job.entries.write(&mut job.at, &mut part)? {
-            job.last = Some(number);
         }
-        part.push_any([FENCE, number, INTERRUPT, 0, 0, 0, 0, 0])?;
-        Ok(part.count)
     }
 }
