@@ -19,6 +19,7 @@ pub mod disk;
 pub mod dmirror;
 pub mod drm;
 pub mod fabric;
+pub mod failure;
 pub mod faults;
 pub mod fdinfo;
 pub mod fence;

@@ -10,6 +10,7 @@ use crate::drm::{Drm, Gem};
 use crate::map::PAGE;
 use crate::misc;
 use crate::pci::PciDevice;
+use crate::qmp::Monitor;
 use crate::rebind;
 use crate::{uapi, Outcome, Stop, SysError};
 
@@ -55,6 +56,12 @@ pub enum Error {
     Slow = 6,
     /// The device is removed by surprise.
     Removed = 7,
+    /// The next operation goes on after so many ms.
+    Late = 8,
+    /// Resets of the ring are not done.
+    NoRingReset = 10,
+    /// The next so many resets of the device are not done.
+    NoReset = 11,
 }
 
 /// An open file of a modelled GPU.
@@ -311,4 +318,30 @@ pub fn fragment(gpu: &Mgpu, pieces: usize) -> Result<Vec<Gem<'_>>, Stop> {
         }
     }
     Ok(kept)
+}
+
+/// The last GPU, as QEMU knows it, and where QEMU finds the sockets.
+const LAST: &str = "gpu-b";
+const SOCKETS: &str = "/build/sockets";
+
+/// Unplugs the last GPU, and plugs it in again; returns when it has the driver that it had.
+///
+/// # Errors
+///
+/// Fails the subtest if that takes too long.
+#[track_caller]
+pub fn replug(pci: &PciDevice, driver: Option<&str>, limit: Duration) -> Outcome {
+    let mut monitor = Monitor::open()?;
+    monitor.unplug(LAST)?;
+    check!(monitor.unplugged(LAST, limit)?, "{LAST} was not unplugged");
+    check!(!pci.exists(), "the kernel still has {}", pci.name());
+    let socket = format!("\"socket\": {{\"type\": \"unix\", \"path\": \"{SOCKETS}/{LAST}.sock\"}}");
+    monitor.plug("vfio-user-pci", LAST, &socket, &["d4", "rp4"])?;
+    let back = misc::poll(limit, || {
+        // The kernel knows a device before it gives it addresses.
+        let placed = pci.exists() && pci.bar(0).is_ok_and(|(start, _)| start != 0);
+        (placed && pci.driver().as_deref() == driver).then_some(())
+    });
+    check!(back.is_some(), "{} does not come back", pci.name());
+    Ok(())
 }

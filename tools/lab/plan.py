@@ -32,8 +32,11 @@ KINDS = ("avram_export", "edu_memory_life", "edu_user_memory", "vvram_counters",
 TOOL = ("p2p_agrees",)
 PAIR = ("pair_copy", "pair_import")                                             # two GPUs
 # With modelled GPUs: for each kind of address, and once.
-GPU_KINDS = ("mgpu_aperture", "mgpu_model", "mgpu_peer", "mgpu_unbind")
-GPU_ONCE = ("mgpu_engine", "mgpu_queue", "mgpu_recover")
+GPU_KINDS = ("mgpu_aperture", "mgpu_gone", "mgpu_model", "mgpu_peer", "mgpu_unbind")
+GPU_ONCE = ("mgpu_engine", "mgpu_queue", "mgpu_recover", "mgpu_reset")
+# With more VRAM than any memory, which takes memory of the host only where it is not zero.
+GPU_LARGE = ("mgpu_large",)
+LARGE = "vram=64G,aperture=256M"
 # How the names of the topologies of these end.
 KIND_OF_EACH = ("switch", "intel-iommu", "no-route")
 # Where each allocation fails.
@@ -159,6 +162,7 @@ def gpus():
     """The boots with modelled GPUs."""
     switch, *others = topologies.MODELS
     return [igt(f"check-{switch.name}", switch, (*GPU_KINDS, *GPU_ONCE, *TOOL), GPU_LOAD),
+            dataclasses.replace(igt("check-gpu-large", switch, GPU_LARGE, GPU_LOAD), sizes=LARGE),
             *[igt(f"check-{topology.name}", topology, (*GPU_KINDS, *TOOL), GPU_LOAD)
               for topology in others]]
 

@@ -9,9 +9,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use vvram_tests::map::{Map, PAGE};
+use vvram_tests::mgpu::replug;
 use vvram_tests::misc;
 use vvram_tests::pci::{Bar, PciDevice};
-use vvram_tests::qmp::Monitor;
 use vvram_tests::rebind::Unbound;
 use vvram_tests::{check, check_eq, fail, igt_main, Outcome, Stop, SysError};
 
@@ -29,9 +29,6 @@ const EXPECT_REPORTS: u64 = 9;
 const POISON: u64 = 0xa5a5_a5a5_a5a5_a5a5;
 const ONES: u64 = u64::MAX;
 
-/// The last GPU, as QEMU knows it, and where QEMU finds the sockets.
-const LAST: &str = "gpu-b";
-const SOCKETS: &str = "/build/sockets";
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// A GPU without a driver, whose registers and aperture are mapped.
@@ -169,18 +166,7 @@ fn removed() -> Outcome {
     }
     drop(gpu);
 
-    let mut monitor = Monitor::open()?;
-    monitor.unplug(LAST)?;
-    check!(monitor.unplugged(LAST, LIMIT)?, "{LAST} was not unplugged");
-    check!(!pci.exists(), "the kernel still has {}", pci.name());
-    let socket = format!("\"socket\": {{\"type\": \"unix\", \"path\": \"{SOCKETS}/{LAST}.sock\"}}");
-    monitor.plug("vfio-user-pci", LAST, &socket, &["d4", "rp4"])?;
-    let back = misc::poll(LIMIT, || {
-        // The kernel knows a device before it gives it addresses.
-        let placed = pci.exists() && pci.bar(0).is_ok_and(|(start, _)| start != 0);
-        (placed && pci.driver() == driver).then_some(())
-    });
-    check!(back.is_some(), "{} does not come back", pci.name());
+    replug(&pci, driver.as_deref(), LIMIT)?;
     let gpu = Gpu::open(pci)?;
     identity(&gpu)?;
     poison(&gpu)

@@ -130,6 +130,40 @@ fn invalidation() -> Outcome {
     gpu.clean()
 }
 
+/// A job that ends while its ring is reset, with others behind it that use the memory of each other:
+/// what was done is not done again.
+fn late() -> Outcome {
+    let _impatient = Impatient::new()?;
+    let gpu = Mgpu::first()?;
+    let (a, b) = patterns();
+    let objects: Vec<_> = (0..5)
+        .map(|_| gpu.drm.create(SIZE))
+        .collect::<Result<_, _>>()?;
+    let [from, to, x, y, z] = objects.as_slice() else {
+        unreachable!("there are five");
+    };
+    for late in (696..720).step_by(2) {
+        x.map()?.fill(a);
+        y.map()?.set(0);
+        z.map()?.fill(b);
+        gpu.inject(Error::Late, late)?;
+        let copies =
+            [(from, to), (x, y), (z, x)].map(|(from, to)| gpu.drm.copy((from, 0), (to, 0), SIZE));
+        for (copy, may_fail) in copies.into_iter().zip([true, false, false]) {
+            let copy = copy?;
+            copy.finish()?;
+            let status = copy.status()?;
+            check!(
+                status == 1 || may_fail && status == -libc::ETIMEDOUT,
+                "status {status} with a job that takes {late} ms"
+            );
+        }
+        holds(y, a, "what was copied first")?;
+        holds(x, b, "what was copied behind that")?;
+    }
+    gpu.clean()
+}
+
 /// Two jobs that hang one after the other, with others behind them.
 fn twice() -> Outcome {
     let _impatient = Impatient::new()?;
@@ -151,4 +185,5 @@ igt_main! {
     "interrupts", "an interrupt is lost, or too early", interrupts;
     "invalidation", "the device does not look at page tables", invalidation;
     "twice", "again", twice;
+    "late", "a job that ends while its ring is reset", late;
 }

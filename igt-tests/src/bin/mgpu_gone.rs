@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The modelled GPU goes while its ring hangs, or is removed by surprise, with peers that have its
+//! memory and with the memory of others: nobody waits for ever.
+
+use std::time::Duration;
+
+use vvram_tests::map::PAGE;
+use vvram_tests::mgpu::{holds, replug, Error, Impatient, Mgpu, DRIVER, EITHER};
+use vvram_tests::pci::PciDevice;
+use vvram_tests::peer::{Mode, Peer};
+use vvram_tests::rebind::Unbinding;
+use vvram_tests::scene::{patterns, peer_reads};
+use vvram_tests::syncfile::SyncFile;
+use vvram_tests::{check, check_eq, expect_errno, igt_main, uapi, Outcome, Stop};
+
+const SIZE: u64 = 16 * PAGE as u64;
+const LIMIT: Duration = Duration::from_secs(40);
+
+/// Waits for copies, of which the first one must not have been done, and returns how they ended.
+fn ends(copies: &[SyncFile]) -> Result<Vec<i32>, Stop> {
+    let ends = copies
+        .iter()
+        .map(|copy| {
+            check!(copy.wait(LIMIT)?, "a fence does not signal");
+            Ok(copy.status()?)
+        })
+        .collect::<Result<Vec<_>, Stop>>()?;
+    check!(ends[0] < 0, "the first copy was done: {ends:?}");
+    Ok(ends)
+}
+
+/// Both GPUs have jobs that hang, with the memory of each other, and a peer has memory of both. One
+/// of them is unbound.
+fn hung() -> Outcome {
+    let _impatient = Impatient::new()?;
+    for which in 0..2 {
+        let name = {
+            let gpus = Mgpu::pair()?;
+            let (x, _) = patterns();
+            let mut all = Vec::new();
+            for (gpu, other) in [(&gpus[0], &gpus[1]), (&gpus[1], &gpus[0])] {
+                let object = gpu.drm.create_flags(SIZE, EITHER)?;
+                object.map()?.fill(x);
+                let buffer = object.export()?;
+                let peer = Peer::open()?;
+                peer.attach(&buffer, Mode::Dynamic)?;
+                peer.map()?;
+                peer_reads(&peer, x, &[0, 15])?;
+                let (import, ours) = (other.drm.import(&buffer)?, other.drm.create(SIZE)?);
+                other.drm.copy((&import, 0), (&ours, 0), SIZE)?.finish()?;
+                other.inject(Error::Hang, 0)?;
+                let copies = (0..20)
+                    .map(|_| other.drm.copy((&import, 0), (&ours, 0), SIZE))
+                    .collect::<Result<Vec<_>, _>>()?;
+                all.push((peer, copies));
+            }
+            let gone = Unbinding::start(&gpus[which].pci)?.finish(LIMIT)?;
+            for (_, copies) in &all {
+                ends(copies)?;
+            }
+            check!(
+                all[which].0.status()?.invalidations > 0,
+                "the peer was not told"
+            );
+            expect_errno("a map after that", all[which].0.map(), libc::ENODEV)?;
+            peer_reads(&all[1 - which].0, x, &[0, 15])?;
+            gpus[1 - which].clean()?;
+            gone.rebind()?;
+            gpus[which].pci.clone()
+        };
+        works(&name)?;
+    }
+    Ok(())
+}
+
+/// The device works.
+fn works(pci: &PciDevice) -> Outcome {
+    let gpu = Mgpu::open(pci)?;
+    let (x, _) = patterns();
+    let (from, to) = (gpu.drm.create(SIZE)?, gpu.drm.create(SIZE)?);
+    from.map()?.fill(x);
+    gpu.drm.copy((&from, 0), (&to, 0), SIZE)?.finish()?;
+    holds(&to, x, "after all")?;
+    gpu.clean()
+}
+
+/// A device is removed by surprise, with jobs that use the memory of another one, whose jobs use its
+/// memory, and with a peer.
+fn removed() -> Outcome {
+    let _impatient = Impatient::new()?;
+    let [a, b] = Mgpu::pair()?;
+    let (x, y) = patterns();
+    let pci = b.pci.clone();
+    {
+        let lent = a.drm.create_flags(SIZE, EITHER)?;
+        lent.map()?.fill(x);
+        let own = b.drm.create_flags(SIZE, EITHER)?;
+        let map = own.map()?;
+        map.fill(y);
+        let system = b.drm.create_flags(SIZE, uapi::CREATE_SYSTEM)?;
+        let buffer = own.export()?;
+        let peer = Peer::open()?;
+        peer.attach(&buffer, Mode::Dynamic)?;
+        peer.map()?;
+        peer_reads(&peer, y, &[0, 15])?;
+        let theirs = b.drm.import(&lent.export()?)?;
+        let import = a.drm.import(&buffer)?;
+        let ours = a.drm.create(SIZE)?;
+        a.drm.copy((&import, 0), (&ours, 0), SIZE)?.finish()?;
+        b.drm.copy((&theirs, 0), (&system, 0), SIZE)?.finish()?;
+        b.inject(Error::Slow, 300)?;
+        let copies = (0..20)
+            .map(|_| b.drm.copy((&theirs, 0), (&system, 0), SIZE))
+            .collect::<Result<Vec<_>, _>>()?;
+        b.inject(Error::Removed, 0)?;
+        for end in ends(&copies)? {
+            check_eq!(end, -libc::ENODEV, "a copy of a device that is gone");
+        }
+        // What it has lent is of no use, and whoever has it gets along.
+        let copy = a.drm.copy((&import, 0), (&ours, 0), SIZE);
+        if let Ok(copy) = copy {
+            check!(
+                copy.wait(LIMIT)?,
+                "a fence of the other GPU does not signal"
+            );
+        }
+        let more = b.drm.copy((&theirs, 0), (&system, 0), SIZE);
+        if let Ok(copy) = more {
+            check_eq!(ends(&[copy])?, [-libc::ENODEV], "a copy after that");
+        }
+        holds(&lent, x, "what was lent to it")?;
+    }
+    drop(b);
+    replug(&pci, Some(DRIVER), LIMIT)?;
+    works(&a.pci)?;
+    a.clean()?;
+    drop(a);
+    works(&pci)
+}
+
+igt_main! {
+    "hung", "of two that hang one is unbound, with peers", hung;
+    "removed", "one is removed by surprise, with jobs and peers", removed;
+}

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A modelled GPU with much more VRAM than memory or aperture.
+
+use vvram_tests::drm::Gem;
+use vvram_tests::map::PAGE;
+use vvram_tests::mgpu::{holds, Mgpu};
+use vvram_tests::peer::{Mode, Peer};
+use vvram_tests::scene::{patterns, peer_reads, placed};
+use vvram_tests::{check, check_eq, fail, igt_main, uapi, Outcome, SysError};
+
+const GIB: u64 = 1 << 30;
+/// What is copied at once.
+const SIZE: u64 = 16 * PAGE as u64;
+
+/// Takes all of VRAM but `rest` bytes, in pieces that are as large as can be.
+fn take(gpu: &Mgpu, rest: u64) -> Result<Vec<Gem<'_>>, SysError> {
+    let mut taken = Vec::new();
+    let mut size = 8 * GIB;
+    while size > rest {
+        match gpu.drm.create(size) {
+            Ok(object) => taken.push(object),
+            Err(error) if error.errno == libc::ENOSPC => size /= 2,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(taken)
+}
+
+/// All of VRAM is there, at offsets of more than 32 bits as well: what is written to both ends of
+/// each object is found again when all of them were written to.
+fn high() -> Outcome {
+    let gpu = Mgpu::first()?;
+    check_eq!(
+        gpu.drm.getparam(uapi::PARAM_VRAM_SIZE)?,
+        64 * GIB,
+        "bytes of VRAM"
+    );
+    check_eq!(gpu.aperture()?, GIB / 4, "bytes of the aperture");
+    let (a, b) = patterns();
+    let system = gpu.drm.create_flags(SIZE, uapi::CREATE_SYSTEM)?;
+    let map = system.map()?;
+    let small = gpu.drm.create(SIZE)?;
+    small.map()?.fill(b);
+
+    let taken = take(&gpu, 32 << 20)?;
+    let ends: Vec<_> = taken
+        .iter()
+        .flat_map(|object| [(object, 0), (object, object.size() - SIZE)])
+        .zip(1..)
+        .collect();
+    for (place, seed) in &ends {
+        map.fill(a.derive(*seed));
+        gpu.drm.copy((&system, 0), *place, SIZE)?.finish()?;
+    }
+    for (place, seed) in &ends {
+        map.set(0);
+        gpu.drm.copy(*place, (&system, 0), SIZE)?.finish()?;
+        holds(&system, a.derive(*seed), "what is far away")?;
+    }
+    holds(&small, b, "what was there before")?;
+
+    // What is left has a window; what is larger has none, and no other place either.
+    let last = gpu.drm.create(SIZE)?;
+    map.fill(a);
+    gpu.drm.copy((&system, 0), (&last, 0), SIZE)?.finish()?;
+    holds(&last, a, "through a window")?;
+    let buffer = last.export()?;
+    let peer = Peer::open()?;
+    peer.attach(&buffer, Mode::Dynamic)?;
+    peer.map()?;
+    peer_reads(&peer, a, &[0, 15])?;
+    let buffer = taken[0].export()?;
+    let other = Peer::open()?;
+    let refused = other
+        .attach(&buffer, Mode::Dynamic)
+        .and_then(|_| other.map());
+    let Err(error) = refused else {
+        fail!("a peer has mapped 8 GiB");
+    };
+    check!(
+        [libc::EOPNOTSUPP, libc::ENOSPC].contains(&error.errno),
+        "{error:?}"
+    );
+    placed(&taken[0], uapi::PLACEMENT_VRAM)?;
+    gpu.clean()
+}
+
+igt_main! {
+    "high", "copies and windows at high offsets", high;
+}
