@@ -85,7 +85,8 @@ impl<T: TtmObject> Device<T> {
 
     /// Returns the group of the fences of this device. Work of the device that is not done by its
     /// engines, such as jobs of clients on other rings, has fences of it too, so that moves depend on
-    /// it, and do not wait.
+    /// it, and do not wait. Those of what page tables show do, see
+    /// [`Mappings::zap`](crate::drm::gem::Mappings::zap).
     #[inline]
     pub fn fence_group(&self) -> FenceGroup {
         self.jobs.moves.group()

@@ -164,7 +164,9 @@ impl<T: TtmObject> Held<'_, Object<T>> {
     /// - `EAGAIN` if the device is suspended.
     /// - `EINVAL` if it is pinned elsewhere.
     /// - `EOPNOTSUPP` if it is imported: it is up to its exporter where it is.
-    /// - `ENOSPC` if no place has room for it.
+    /// - `ENOSPC` if no place has room for it. In a round of [`Exec`](drm::exec::Exec) TTM may have met
+    ///   a lock there that it must not wait for: no other one is taken in the round after that, so
+    ///   objects are given places only for which none is evicted, or the round fails.
     /// - `ENODEV` if the driver is not bound any more.
     /// - `EBUSY` if the work on it, or on what it would evict, takes too long.
     /// - `ERESTARTSYS` if a signal arrived.

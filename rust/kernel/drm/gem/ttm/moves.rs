@@ -155,8 +155,10 @@ unsafe fn move_object<T: TtmObject>(
     locked.tell_evicted().map_err(unregistered)?;
 
     let must_wait = obj.ttm().is_used_by_others(&locked.resv(), Usage::Bookkeep);
-    // Pages that the engine still works on must not be swapped out.
-    if must_wait || !by_engine {
+    let shown = locked.is_shown();
+    // Pages that the engine still works on must not be swapped out, and what uses the entries of page
+    // tables is done before these are cleared.
+    if must_wait || !by_engine || shown {
         // SAFETY: The object and the context are valid.
         to_result(unsafe { bindings::ttm_bo_wait_ctx(bo, ctx) })?;
     }

@@ -324,6 +324,12 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         }
     }
 
+    /// Tells whether a page table of the device may show the object.
+    pub(super) fn is_shown(&self) -> bool {
+        // SAFETY: The reservation, which guards the cell, is held.
+        Object::<T>::CALLER.is_some() && unsafe { *self.obj.shown.get() }
+    }
+
     /// Tells the driver that the object is about to leave where it is, if a page table may show it.
     ///
     /// # Errors
@@ -374,8 +380,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
             return Ok(());
         };
 
-        // SAFETY: The reservation, which guards the cell, is held.
-        if !unsafe { *self.obj.shown.get() } {
+        if !self.is_shown() {
             return Ok(());
         }
         // SAFETY: The object is of this class, and its reservation held.
