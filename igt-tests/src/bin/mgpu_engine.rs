@@ -238,12 +238,11 @@ fn bad_input() -> Outcome {
         let mut argument = VvramGetparam { param, pad, value };
         refused("GETPARAM", drm.getparam_raw(&mut argument))?;
     }
-    for (placements, flags, pad) in [(0, 0, 0), (4, 0, 0), (1, 2, 0), (2, 1, 0), (1, 0, 1)] {
+    for (placements, flags) in [(0, 0), (4, 0), (1, 2), (2, 1)] {
         let mut argument = VvramGemCreate {
             size: PAGE64,
             placements,
             flags,
-            pad,
             ..Default::default()
         };
         refused("GEM_CREATE", drm.create_raw(&mut argument))?;

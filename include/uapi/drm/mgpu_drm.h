@@ -29,6 +29,10 @@ extern "C" {
 #define DRM_MGPU_GEM_IMPORT_INFO	0x05
 #define DRM_MGPU_GEM_COPY		0x06
 #define DRM_MGPU_PEER_QUERY		0x07
+#define DRM_MGPU_VM_CREATE		0x08
+#define DRM_MGPU_VM_DESTROY		0x09
+#define DRM_MGPU_VM_BIND		0x0a
+#define DRM_MGPU_EXEC			0x0b
 
 /**
  * enum drm_mgpu_param - what DRM_IOCTL_MGPU_GETPARAM can be asked for
@@ -61,7 +65,7 @@ enum drm_mgpu_param {
 	DRM_MGPU_PARAM_APERTURE_FREE = 7,
 	/**
 	 * @DRM_MGPU_PARAM_RESETS: how often the ring of the copy engine was reset,
-	 * because a job hung or failed.
+	 * because a job hung or failed, alone or with all of the device.
 	 */
 	DRM_MGPU_PARAM_RESETS = 8,
 	/**
@@ -79,6 +83,20 @@ enum drm_mgpu_param {
 	 * reach, in bytes.
 	 */
 	DRM_MGPU_PARAM_DMA_MAPPED = 11,
+	/**
+	 * @DRM_MGPU_PARAM_COMPUTE_RESETS: how often the ring of the compute engine
+	 * was reset, because a job hung or failed, alone or with all of the device.
+	 */
+	DRM_MGPU_PARAM_COMPUTE_RESETS = 12,
+	/**
+	 * @DRM_MGPU_PARAM_VMS_FREE: how many more VMs there can be on the device.
+	 */
+	DRM_MGPU_PARAM_VMS_FREE = 13,
+	/**
+	 * @DRM_MGPU_PARAM_PAGE_TABLES: system memory that the page tables of all
+	 * VMs take, in bytes.
+	 */
+	DRM_MGPU_PARAM_PAGE_TABLES = 14,
 };
 
 /**
@@ -131,8 +149,13 @@ struct drm_mgpu_getparam {
  *
  * Creates an object that reads as zeroes. Returns -EINVAL for a size of 0, for a
  * placement or a flag that is unknown, and without a placement: there is no
- * default. Returns -ENOSPC when no placement has room for it, and -EIO or -ENODEV if
- * the device does not work any more.
+ * default. Returns -ENOENT for a VM that is unknown, -ENOSPC when no placement has
+ * room for it, and -EIO or -ENODEV if the device does not work any more.
+ *
+ * An object that is private to a VM is locked together with all others of that VM,
+ * which makes DRM_IOCTL_MGPU_EXEC faster, and has no implicit fences of its jobs. It
+ * cannot be exported: that fails with -EPERM. It may be mapped by other VMs of the
+ * file, too, and exists as long as any other, also when the VM is gone.
  */
 struct drm_mgpu_gem_create {
 	/** @size: in, at least 1; out, rounded up to a page. */
@@ -143,8 +166,8 @@ struct drm_mgpu_gem_create {
 	__u32 flags;
 	/** @handle: out, must be zero on input. */
 	__u32 handle;
-	/** @pad: must be zero. */
-	__u32 pad;
+	/** @vm: in, the VM that the object is private to, or 0. */
+	__u32 vm;
 };
 
 /**
@@ -346,6 +369,225 @@ struct drm_mgpu_gem_copy {
 	__u32 flags;
 };
 
+/**
+ * DRM_MGPU_VM_MAX - how many VMs a file may have at a time.
+ */
+#define DRM_MGPU_VM_MAX		16
+
+/**
+ * DRM_MGPU_VM_SIZE - how many bytes of virtual addresses a VM has.
+ *
+ * Page tables are limited, too: they suffice for 32 GiB without gaps, or for 16384
+ * mappings that are far from each other.
+ */
+#define DRM_MGPU_VM_SIZE		(1ULL << 39)
+
+/**
+ * struct drm_mgpu_vm_create - argument of DRM_IOCTL_MGPU_VM_CREATE
+ *
+ * Makes a VM: virtual addresses of the compute engine, at which nothing is mapped.
+ * Returns -ENOSPC if the file has DRM_MGPU_VM_MAX of them, or the device none left.
+ */
+struct drm_mgpu_vm_create {
+	/** @flags: must be zero. */
+	__u32 flags;
+	/** @vm: out, its number in this file, not 0; must be zero on input. */
+	__u32 vm;
+};
+
+/**
+ * struct drm_mgpu_vm_destroy - argument of DRM_IOCTL_MGPU_VM_DESTROY
+ *
+ * Gives a VM up. Jobs that are queued are done before its mappings end. All VMs of a
+ * file are given up when the file is closed, which cancels jobs that have not begun.
+ */
+struct drm_mgpu_vm_destroy {
+	/** @vm: in, -ENOENT if unknown. */
+	__u32 vm;
+	/** @pad: must be zero. */
+	__u32 pad;
+};
+
+/**
+ * enum drm_mgpu_bind_op - what DRM_IOCTL_MGPU_VM_BIND does
+ */
+enum drm_mgpu_bind_op {
+	/**
+	 * @DRM_MGPU_BIND_MAP: maps a part of an object. What was mapped at the
+	 * addresses is not mapped there any more.
+	 */
+	DRM_MGPU_BIND_MAP = 0,
+	/**
+	 * @DRM_MGPU_BIND_UNMAP: maps nothing at the addresses, whatever was. Parts
+	 * of a mapping may be unmapped.
+	 */
+	DRM_MGPU_BIND_UNMAP = 1,
+};
+
+/**
+ * struct drm_mgpu_vm_bind - argument of DRM_IOCTL_MGPU_VM_BIND
+ *
+ * Changes what is mapped in a VM. When the call returns the change is done, for all
+ * jobs that are queued later. Where something is unmapped, the call waits for the
+ * jobs of the VM that were queued before; other changes do not wait for them.
+ *
+ * A mapping stays where it is when its object moves: an object that has left VRAM is
+ * brought back by the next DRM_IOCTL_MGPU_EXEC, or mapped in system memory. An
+ * imported buffer is mapped where its exporter has it.
+ *
+ * Returns -EINVAL for addresses, an offset or a size that are not multiples of a page,
+ * for a size of 0, for addresses beyond DRM_MGPU_VM_SIZE, for a part that is not inside
+ * of its object, and for an operation that is unknown; -ENOENT for an unknown VM or
+ * handle; -ENOSPC if there would be too many page tables; -EINTR if a signal arrived;
+ * and -ENODEV if the device is gone, or its driver.
+ */
+struct drm_mgpu_vm_bind {
+	/** @vm: in, the VM. */
+	__u32 vm;
+	/** @op: in, one of enum drm_mgpu_bind_op. */
+	__u32 op;
+	/** @handle: in, the object; zero for DRM_MGPU_BIND_UNMAP. */
+	__u32 handle;
+	/** @flags: must be zero. */
+	__u32 flags;
+	/** @address: in, the first virtual address. */
+	__u64 address;
+	/** @offset: in, where in the object; zero for DRM_MGPU_BIND_UNMAP. */
+	__u64 offset;
+	/** @size: in, how many bytes. */
+	__u64 size;
+};
+
+/**
+ * enum drm_mgpu_exec_code - an operation of the compute engine
+ */
+enum drm_mgpu_exec_code {
+	/** @DRM_MGPU_EXEC_FILL: fills @size bytes at @dst with the 32 bits of @value. */
+	DRM_MGPU_EXEC_FILL = 0,
+	/**
+	 * @DRM_MGPU_EXEC_COPY: copies @size bytes from @src to @dst. What it does to
+	 * parts that overlap is up to the engine.
+	 */
+	DRM_MGPU_EXEC_COPY = 1,
+	/**
+	 * @DRM_MGPU_EXEC_CHECKSUM: adds up the words of 32 bits in @size bytes at @src,
+	 * and writes the sum, of 64 bits, to @dst.
+	 */
+	DRM_MGPU_EXEC_CHECKSUM = 2,
+	/**
+	 * @DRM_MGPU_EXEC_ATOMIC_ADD: adds @value to the 64 bits at @dst, in one piece
+	 * for whoever else accesses them.
+	 */
+	DRM_MGPU_EXEC_ATOMIC_ADD = 3,
+};
+
+/**
+ * struct drm_mgpu_exec_op - an entry of the array of struct drm_mgpu_exec
+ *
+ * Fields that the operation has no use for must be zero.
+ */
+struct drm_mgpu_exec_op {
+	/** @code: in, one of enum drm_mgpu_exec_code. */
+	__u32 code;
+	/** @pad: must be zero. */
+	__u32 pad;
+	/** @src: in, virtual address of what is read. */
+	__u64 src;
+	/**
+	 * @dst: in, virtual address of what is written; a multiple of 8 for
+	 * DRM_MGPU_EXEC_CHECKSUM and DRM_MGPU_EXEC_ATOMIC_ADD.
+	 */
+	__u64 dst;
+	/**
+	 * @size: in, bytes, from 1 to DRM_MGPU_EXEC_SIZE_MAX; a multiple of 4 but for
+	 * DRM_MGPU_EXEC_COPY.
+	 */
+	__u64 size;
+	/** @value: in, a pattern of 32 bits, or what is added. */
+	__u64 value;
+};
+
+/**
+ * DRM_MGPU_EXEC_OP_SIZE_VER0 - size of the first version of struct drm_mgpu_exec_op.
+ */
+#define DRM_MGPU_EXEC_OP_SIZE_VER0	40
+
+/**
+ * DRM_MGPU_EXEC_OPS_MAX - how many operations a job has at most.
+ */
+#define DRM_MGPU_EXEC_OPS_MAX		32
+
+/**
+ * DRM_MGPU_EXEC_JOBS_MAX - how many jobs of one open file there are at a time: the
+ * call waits, interruptibly, for the end of one of them before it makes one more.
+ */
+#define DRM_MGPU_EXEC_JOBS_MAX		64
+
+/**
+ * DRM_MGPU_EXEC_SIZE_MAX - how many bytes an operation is about at most.
+ */
+#define DRM_MGPU_EXEC_SIZE_MAX		(1 << 26)
+
+/**
+ * struct drm_mgpu_exec - argument of DRM_IOCTL_MGPU_EXEC
+ *
+ * Queues a job of the compute engine: operations on virtual addresses of a VM, done in
+ * their order, behind the jobs of the open file that were queued before. The call does
+ * not wait for the job.
+ *
+ * All objects of the VM are where the engine reaches them before the job begins, and
+ * until it is done. The job depends on the fences in @in_syncs, and on the implicit
+ * fences of all objects that are mapped, whether it uses them or not; those that are
+ * not private to the VM have its own fence as one of a write. It is put into each place
+ * of @out_syncs, in their order.
+ *
+ * The fence signals with -EIO if nothing is mapped at an address that the job uses, and
+ * with -ETIMEDOUT if it hangs; then some operations may be done, in part or as a whole.
+ * It signals with -ECANCELED if the file is closed, or the device goes away, before the
+ * job has begun.
+ *
+ * A call that fails has queued nothing, and has put its fence nowhere.
+ *
+ * Records of all arrays grow at their end. What a caller knows of a longer one must be
+ * zero where the kernel does not know it.
+ *
+ * Returns -EINVAL for an operation that is unknown or has a field that is not allowed,
+ * for none or more than DRM_MGPU_EXEC_OPS_MAX, for an op_size that is below
+ * DRM_MGPU_EXEC_OP_SIZE_VER0, above 4096, or not a multiple of 8; -E2BIG for an entry
+ * that is not zero beyond what the kernel knows; -ENOENT for an unknown VM; -ENOSPC if
+ * what is mapped has no room in memory at the same time; -EIO if an object that is
+ * mapped has lost its content, or the device does not do what it is told; -ENODEV if a
+ * device is gone, or its driver; and as struct drm_mgpu_gem_copy for @in_syncs and
+ * @out_syncs.
+ */
+struct drm_mgpu_exec {
+	/** @vm: in, the VM. */
+	__u32 vm;
+	/** @flags: must be zero. */
+	__u32 flags;
+	/** @ops: in, user pointer to struct drm_mgpu_exec_op. */
+	__u64 ops;
+	/** @in_syncs: in, user pointer to struct drm_mgpu_sync to depend on. */
+	__u64 in_syncs;
+	/** @out_syncs: in, user pointer to struct drm_mgpu_sync to signal. */
+	__u64 out_syncs;
+	/** @op_count: in, entries of @ops. */
+	__u32 op_count;
+	/** @op_size: in, bytes from one entry of @ops to the next. */
+	__u32 op_size;
+	/** @in_count: in, entries of @in_syncs; with 0 it is not looked at. */
+	__u32 in_count;
+	/** @out_count: in, entries of @out_syncs; with 0 it is not looked at. */
+	__u32 out_count;
+	/**
+	 * @sync_size: in, bytes from one entry of both arrays of fences to the next;
+	 * not looked at if both are empty.
+	 */
+	__u32 sync_size;
+	/** @pad: must be zero. */
+	__u32 pad;
+};
+
 /* An enum, so that Rust's bindgen resolves the numbers. */
 enum {
 	DRM_IOCTL_MGPU_GETPARAM =
@@ -376,6 +618,18 @@ enum {
 	DRM_IOCTL_MGPU_PEER_QUERY =
 		DRM_IOWR(DRM_COMMAND_BASE + DRM_MGPU_PEER_QUERY,
 			 struct drm_peer_query),
+	DRM_IOCTL_MGPU_VM_CREATE =
+		DRM_IOWR(DRM_COMMAND_BASE + DRM_MGPU_VM_CREATE,
+			 struct drm_mgpu_vm_create),
+	DRM_IOCTL_MGPU_VM_DESTROY =
+		DRM_IOW(DRM_COMMAND_BASE + DRM_MGPU_VM_DESTROY,
+			struct drm_mgpu_vm_destroy),
+	DRM_IOCTL_MGPU_VM_BIND =
+		DRM_IOW(DRM_COMMAND_BASE + DRM_MGPU_VM_BIND,
+			struct drm_mgpu_vm_bind),
+	DRM_IOCTL_MGPU_EXEC =
+		DRM_IOW(DRM_COMMAND_BASE + DRM_MGPU_EXEC,
+			struct drm_mgpu_exec),
 };
 
 #if defined(__cplusplus)

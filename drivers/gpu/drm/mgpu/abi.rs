@@ -29,7 +29,7 @@ const _: () = {
     assert!(offset_of!(T, placements) == 8);
     assert!(offset_of!(T, flags) == 12);
     assert!(offset_of!(T, handle) == 16);
-    assert!(offset_of!(T, pad) == 20);
+    assert!(offset_of!(T, vm) == 20);
     assert!(size_of::<T>() == 24);
 };
 
@@ -95,4 +95,64 @@ const _: () = {
     assert!(offset_of!(T, sync_size) == 56);
     assert!(offset_of!(T, flags) == 60);
     assert!(size_of::<T>() == 64);
+};
+
+const _: () = {
+    use uapi::drm_mgpu_vm_create as T;
+
+    assert!(offset_of!(T, flags) == 0);
+    assert!(offset_of!(T, vm) == 4);
+    assert!(size_of::<T>() == 8);
+};
+
+const _: () = {
+    use uapi::drm_mgpu_vm_destroy as T;
+
+    assert!(offset_of!(T, vm) == 0);
+    assert!(offset_of!(T, pad) == 4);
+    assert!(size_of::<T>() == 8);
+};
+
+const _: () = {
+    use uapi::drm_mgpu_vm_bind as T;
+
+    assert!(offset_of!(T, vm) == 0);
+    assert!(offset_of!(T, op) == 4);
+    assert!(offset_of!(T, handle) == 8);
+    assert!(offset_of!(T, flags) == 12);
+    assert!(offset_of!(T, address) == 16);
+    assert!(offset_of!(T, offset) == 24);
+    assert!(offset_of!(T, size) == 32);
+    assert!(size_of::<T>() == 40);
+};
+
+const _: () = {
+    use uapi::drm_mgpu_exec_op as T;
+
+    assert!(offset_of!(T, code) == 0);
+    assert!(offset_of!(T, pad) == 4);
+    assert!(offset_of!(T, src) == 8);
+    assert!(offset_of!(T, dst) == 16);
+    assert!(offset_of!(T, size) == 24);
+    assert!(offset_of!(T, value) == 32);
+    assert!(size_of::<T>() == 40);
+    // Records only grow.
+    assert!(size_of::<T>() >= uapi::DRM_MGPU_EXEC_OP_SIZE_VER0 as usize);
+};
+
+const _: () = {
+    use uapi::drm_mgpu_exec as T;
+
+    assert!(offset_of!(T, vm) == 0);
+    assert!(offset_of!(T, flags) == 4);
+    assert!(offset_of!(T, ops) == 8);
+    assert!(offset_of!(T, in_syncs) == 16);
+    assert!(offset_of!(T, out_syncs) == 24);
+    assert!(offset_of!(T, op_count) == 32);
+    assert!(offset_of!(T, op_size) == 36);
+    assert!(offset_of!(T, in_count) == 40);
+    assert!(offset_of!(T, out_count) == 44);
+    assert!(offset_of!(T, sync_size) == 48);
+    assert!(offset_of!(T, pad) == 52);
+    assert!(size_of::<T>() == 56);
 };

@@ -7,25 +7,23 @@
 //! says when it has done so.
 //!
 //! A window has a part of the BAR for itself, in several pieces if need be. Its part is given to
-//! others when the device has said that the window is closed. If the device does not say so, even
-//! when told once more, it has lost what it was told, and nobody knows what the BAR shows: no
-//! window is made any more, until the device was reset.
+//! others when the device has said that the window is closed. If the device does not say so, nobody
+//! knows what the BAR shows: no window is made any more, until the device was reset.
 //!
 //! A page of VRAM is in one window at a time. An object that has moved may have left a window behind,
 //! that of an importer which has not unmapped it yet, but accesses it no more: its fences were waited
 //! for. The next window of the memory takes it over, and the old one shows nothing there.
 //!
-//! A reset of the device takes all windows away. It is done with the lock held, and when it is done
-//! the device looks at all of the tables, which have not changed: so windows are where they were.
-//! While a reset is under way that others do, no window is made; one that is closed is gone when the
-//! device looks at the tables.
+//! A reset of the device takes all windows away. When it is done the device looks at all of the
+//! tables, which have not changed: so windows are where they were. While a reset is under way that
+//! others do, no window is made; one that is closed is gone when the device looks at the tables.
 //!
 //! # Locking
 //!
-//! One mutex, with which page tables are written and the device is told, and reset. It is taken with
-//! the reservation of an object held, and for a page fault with the `mmap_lock`, where it is only
-//! tried for some time; and in the path that leads to the signal of a fence. So nothing is allocated,
-//! and no fence is waited for, while it is held.
+//! One mutex, with which page tables are written, and inside of it that of
+//! [`Invalidator`](crate::invalidate::Invalidator). Both are taken with the reservation of an object
+//! held, and for a page fault with the `mmap_lock`, where they are only tried for some time. So
+//! nothing is allocated while they are held.
 
 use kernel::{
     device::{
@@ -39,7 +37,6 @@ use kernel::{
         Range,
         Ranges, //
     },
-    io::poll::read_poll_timeout,
     new_mutex,
     page::{
         PAGE_SHIFT,
@@ -50,53 +47,48 @@ use kernel::{
     sync::{
         aref::ARef,
         Arc,
-        Mutex,
-        MutexGuard, //
+        Mutex, //
     },
     time::{
         delay::fsleep,
-        Delta,
-        Instant,
-        Monotonic, //
+        Delta, //
     }, //
 };
 
 use crate::{
+    contexts::{
+        Contexts,
+        APERTURE, //
+    },
+    invalidate::{
+        Invalidator,
+        Telling, //
+    },
     memory::{
-        Status,
         Words,
         WORDS, //
     },
-    regs::Regs, //
+    pagetable::{
+        LEAF,
+        VALID,
+        VRAM, //
+    }, //
 };
 
 /// How much of the BAR is used at most: what one table of the second level has.
 const MOST: u64 = SZ_1G as u64;
 
-/// How long the device may take for an invalidation.
-const TIME: Delta = Delta::from_secs(3);
-
-/// How often it is told.
-const TRIES: usize = 2;
-
-/// How often a task tries to get the lock that must not wait for long.
+/// How often a task tries to get the locks, for which it must not wait for long.
 const ATTEMPTS: usize = 10;
 
 /// Up to how many pieces it is told of each, and not of all that is between them.
 const PIECES: usize = 4;
 
-/// The bits of an entry.
-const VALID: u64 = 1 << 0;
-const VRAM: u64 = 1 << 2;
-const LEAF: u64 = 1 << 3;
-
-/// The address in it.
+/// The address in an entry.
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
 /// The page tables.
 struct Tables {
-    /// A table of contexts, with the root of the first one.
-    contexts: Words,
     root: Words,
     /// The only one of the second level.
     middle: Words,
@@ -107,7 +99,6 @@ struct Tables {
 impl Tables {
     fn new(dev: &Device<Bound>, len: u64) -> Result<Self> {
         let this = Self {
-            contexts: Words::new(dev, WORDS)?,
             root: Words::new(dev, WORDS)?,
             middle: Words::new(dev, WORDS)?,
             leaves: {
@@ -120,7 +111,6 @@ impl Tables {
             },
         };
 
-        this.contexts.write(0, [this.root.address(0)])?;
         this.root.write(0, [this.middle.address(0) | VALID])?;
         let tables = this.leaves.iter().map(|table| table.address(0) | VALID);
         this.middle.write(0, tables)?;
@@ -162,14 +152,9 @@ impl Tables {
     }
 }
 
-/// What the device was told.
+/// What there is of windows.
 struct State {
-    /// The number of the last invalidation.
-    number: u32,
-    /// The device did not do one.
-    is_broken: bool,
-    /// Others reset the device.
-    is_paused: bool,
+    tables: Tables,
     /// A bit for each page of VRAM: those that a window shows.
     shown: KVVec<u64>,
 }
@@ -211,24 +196,33 @@ impl State {
         }
         is_free
     }
+}
 
-    /// Gives the page at an offset back.
-    fn give_back(&mut self, offset: u64) {
-        let page = offset >> PAGE_SHIFT;
+/// Gives the page at an offset back.
+fn give_back(shown: &mut [u64], offset: u64) {
+    let page = offset >> PAGE_SHIFT;
 
-        // CAST: It is one of those that were taken, so there is a word.
-        if let Some(word) = self.shown.get_mut((page / 64) as usize) {
-            *word &= !(1 << (page % 64));
-        }
+    // CAST: It is one of those that were taken, so there is a word.
+    if let Some(word) = shown.get_mut((page / 64) as usize) {
+        *word &= !(1 << (page % 64));
     }
+}
+
+/// Takes a lock, unless somebody has it for long.
+fn patient<T>(mut take: impl FnMut() -> Option<T>) -> Option<T> {
+    for _ in 0..ATTEMPTS {
+        if let Some(guard) = take() {
+            return Some(guard);
+        }
+        fsleep(Delta::from_micros(500));
+    }
+    None
 }
 
 /// The aperture of a device.
 #[pin_data]
 pub(crate) struct Aperture {
-    regs: Arc<Regs>,
-    status: Arc<Status>,
-    tables: Tables,
+    invalidator: Arc<Invalidator>,
     /// Who has which part of the BAR.
     bar: Arc<Allocator>,
     dev: ARef<Device>,
@@ -245,42 +239,26 @@ impl Aperture {
     /// `ENOMEM` if memory runs out.
     pub(crate) fn new(
         dev: &Device<Bound>,
-        regs: Arc<Regs>,
-        status: Arc<Status>,
+        contexts: &Contexts,
         len: u64,
         vram: u64,
     ) -> Result<Arc<Self>> {
         let len = len.min(MOST);
         let tables = Tables::new(dev, len)?;
         let bar = Allocator::new(0..len)?;
-        let number = status.invalidated()?;
         let words = usize::try_from((vram >> PAGE_SHIFT).div_ceil(64))?;
         let shown = KVVec::from_elem(0, words, GFP_KERNEL)?;
 
+        contexts.set_root(APERTURE, tables.root.address(0))?;
         Arc::pin_init(
             pin_init!(Self {
-                regs,
-                status,
-                tables,
+                invalidator: contexts.invalidator().clone(),
                 bar,
                 dev: dev.into(),
-                state <- new_mutex!(
-                    State {
-                        number,
-                        is_broken: false,
-                        is_paused: false,
-                        shown,
-                    },
-                    "mgpu::Aperture"
-                ),
+                state <- new_mutex!(State { tables, shown }, "mgpu::Aperture"),
             }),
             GFP_KERNEL,
         )
-    }
-
-    /// Returns the bus address of the table of contexts.
-    pub(crate) fn contexts(&self) -> u64 {
-        self.tables.contexts.address(0)
     }
 
     /// Returns how many bytes it has.
@@ -313,15 +291,16 @@ impl Aperture {
         }
 
         // Who is in the way may wait for a device that is slow, or be about to reset it.
-        let mut state = self.try_lock().ok_or(EBUSY)?;
-        if state.is_broken {
+        let mut state = patient(|| self.state.try_lock()).ok_or(EBUSY)?;
+        let mut telling = patient(|| self.invalidator.try_lock()).ok_or(EBUSY)?;
+        if self.invalidator.is_broken() {
             return Err(EIO);
         }
-        if state.is_paused {
+        if telling.is_paused() {
             return Err(EBUSY);
         }
         if !state.take(vram.ranges()) {
-            self.take_over(&mut state, vram.ranges())?;
+            self.take_over(&mut state, &mut telling, vram.ranges())?;
             if !state.take(vram.ranges()) {
                 return Err(EIO);
             }
@@ -336,27 +315,23 @@ impl Aperture {
             .iter()
             .flat_map(|range| (range.offset..range.offset + range.len).step_by(PAGE_SIZE))
             .map(|offset| offset | VALID | VRAM | LEAF);
-        let ret = self.change(&mut state, window.part.ranges().ranges(), pages);
+        let ret = self.change(
+            &state.tables,
+            &mut telling,
+            window.part.ranges().ranges(),
+            pages,
+        );
 
-        // Its drop takes the lock.
-        drop(state);
+        // Its drop takes the locks.
+        drop((telling, state));
         ret.map(|()| window)
     }
 
-    /// Takes the lock, unless somebody has it for long.
-    fn try_lock(&self) -> Option<MutexGuard<'_, State>> {
-        for _ in 0..ATTEMPTS {
-            if let Some(state) = self.state.try_lock() {
-                return Some(state);
-            }
-            fsleep(Delta::from_micros(500));
-        }
-        None
-    }
-
     /// Takes memory out of windows that show it.
-    fn take_over(&self, state: &mut State, vram: &[Range]) -> Result {
-        for (index, table) in self.tables.leaves.iter().enumerate() {
+    fn take_over(&self, state: &mut State, telling: &mut Telling<'_>, vram: &[Range]) -> Result {
+        let State { tables, shown } = state;
+
+        for (index, table) in tables.leaves.iter().enumerate() {
             for page in 0..WORDS {
                 let entry = table.read(page)?;
                 let offset = entry & ADDRESS;
@@ -370,32 +345,29 @@ impl Aperture {
                         index * WORDS + page
                     );
                     table.write(page, [0])?;
-                    state.give_back(offset);
+                    give_back(shown, offset);
                 }
             }
         }
-        self.invalidate(state, 0, self.len())
+        telling.invalidate(APERTURE, 0, self.len())
     }
 
     /// Writes entries, and tells the device.
     fn change(
         &self,
-        state: &mut State,
+        tables: &Tables,
+        telling: &mut Telling<'_>,
         part: &[Range],
         mut entries: impl Iterator<Item = u64>,
     ) -> Result {
         for piece in part {
-            self.tables.write(piece, &mut entries)?;
-        }
-        // A reset does it, if there is one.
-        if state.is_broken || state.is_paused {
-            return Ok(());
+            tables.write(piece, &mut entries)?;
         }
 
         if part.len() <= PIECES {
             return part
                 .iter()
-                .try_for_each(|piece| self.invalidate(state, piece.offset, piece.len));
+                .try_for_each(|piece| telling.invalidate(APERTURE, piece.offset, piece.len));
         }
         let start = part.iter().map(|piece| piece.offset).min().unwrap_or(0);
         let end = part
@@ -403,68 +375,7 @@ impl Aperture {
             .map(|piece| piece.offset + piece.len)
             .max()
             .unwrap_or(0);
-        self.invalidate(state, start, end - start)
-    }
-
-    /// Does a reset of all of the device, by `f`, after which windows are where they were.
-    ///
-    /// # Errors
-    ///
-    /// Those of `f`, and those of an invalidation. There is no window then.
-    pub(crate) fn reset(&self, f: impl FnOnce() -> Result) -> Result {
-        let mut state = self.state.lock();
-
-        // If it fails.
-        state.is_broken = true;
-        state.is_paused = false;
-        f()?;
-        state.is_broken = false;
-        self.invalidate(&mut state, 0, self.len())
-    }
-
-    /// Lets others reset the device, until [`Self::reset`]. `f` is called with the lock held.
-    pub(crate) fn pause(&self, f: impl FnOnce() -> Result) -> Result {
-        let mut state = self.state.lock();
-
-        state.is_paused = true;
-        f()
-    }
-
-    /// Has the device look at a part of the tables.
-    fn invalidate(&self, state: &mut State, start: u64, len: u64) -> Result {
-        for _ in 0..TRIES {
-            state.number = state.number.wrapping_add(1);
-            let number = state.number;
-
-            self.regs.invalidate(0, start, len, number)?;
-            let since = Instant::<Monotonic>::now();
-            let mut looks = 0;
-            let look = || {
-                // Nobody waits for one that is gone. To ask takes long.
-                if since.elapsed().as_millis() > 100 * (looks + 1) {
-                    looks += 1;
-                    if self.regs.is_gone() {
-                        return Err(ENODEV);
-                    }
-                }
-                self.status.invalidated()
-            };
-            let ret = read_poll_timeout(look, |done| *done == number, Delta::from_micros(20), TIME);
-            match ret {
-                Ok(_) => return Ok(()),
-                Err(e) if e == ENODEV => {
-                    state.is_broken = true;
-                    return Err(e);
-                }
-                // This task may not have run for that long.
-                Err(_) if self.status.invalidated()? == number => return Ok(()),
-                Err(_) => dev_info!(self.dev, "invalidation {} is not done\n", number),
-            }
-        }
-
-        dev_err!(self.dev, "nobody knows what the aperture shows\n");
-        state.is_broken = true;
-        Err(EIO)
+        telling.invalidate(APERTURE, start, end - start)
     }
 }
 
@@ -478,19 +389,22 @@ pub(crate) struct Window {
 impl Drop for Window {
     fn drop(&mut self) {
         let mut state = self.aperture.state.lock();
+        let State { tables, shown } = &mut *state;
+        let mut telling = self.aperture.invalidator.lock();
 
         // A device that is gone, or has no driver, shows nothing. For what is broken see the
         // module: what a reset brings back has to be right.
         for piece in self.part.ranges().ranges() {
             // The driver is unbound otherwise, and nobody gets a window.
-            let _ = self.aperture.tables.read(piece, |entry| {
+            let _ = tables.read(piece, |entry| {
                 if entry & VALID != 0 {
-                    state.give_back(entry & ADDRESS);
+                    give_back(shown, entry & ADDRESS);
                 }
             });
         }
         let _ = self.aperture.change(
-            &mut state,
+            tables,
+            &mut telling,
             self.part.ranges().ranges(),
             core::iter::repeat(0),
         );

@@ -25,6 +25,9 @@ use kernel::{
 };
 
 use crate::{
+    bind,
+    compute::ComputeEngine,
+    contexts::Contexts,
     copy,
     core::{
         ApiOf,
@@ -36,6 +39,7 @@ use crate::{
         self,
         CopyEngine, //
     },
+    exec,
     file::File,
     gem::{
         Bo,
@@ -63,9 +67,15 @@ pub(crate) struct Data {
 pub(crate) struct Bound<'a> {
     /// The exported buffers: revoked before VRAM is out of reach.
     pub(crate) exports: peer::Exports<'a, BoData>,
+    /// What works on virtual addresses. Moves depend on its jobs.
+    pub(crate) compute: ComputeEngine<'a>,
     /// What moves and copies the content of objects.
     pub(crate) engine: CopyEngine<'a>,
+    /// The address spaces, of which none is left after this.
+    _spaces: Spaces,
     pub(crate) gpu: Arc<Gpu>,
+    /// The PCI device.
+    pub(crate) pdev: &'a pci::Device<device::Bound>,
     /// The CPU's view of the aperture.
     pub(crate) window: Window<'a>,
     _told: Told,
@@ -77,6 +87,16 @@ struct Told(Arc<Gpu>);
 impl Drop for Told {
     fn drop(&mut self) {
         self.0.recovery.reporter.set_card(None);
+    }
+}
+
+/// Ends all address spaces when it is dropped: those of files which are still open, too. No job is
+/// left by then.
+struct Spaces(Arc<Contexts>);
+
+impl Drop for Spaces {
+    fn drop(&mut self) {
+        self.0.end_all();
     }
 }
 
@@ -93,8 +113,11 @@ impl RegistrationInit<Driver> for Init {
 
         Ok(Bound {
             exports: peer::exports(pdev, BAR)?,
+            compute: ComputeEngine(engine::new_ring(adev.as_ref(), &self.0)?),
             engine: CopyEngine(engine::new_ring(adev.as_ref(), &self.0)?),
+            _spaces: Spaces(self.0.contexts.clone()),
             gpu: self.0.clone(),
+            pdev,
             window: Window::new(pdev, BAR, MODULE)?,
             _told: Told(self.0),
         })
@@ -171,6 +194,7 @@ impl drm::Driver for Driver {
 
     fn unplug(bound: &Bound<'_>) {
         // Clients wait for the end of their jobs, which wait for other devices.
+        bound.compute.0.close();
         bound.engine.0.close();
     }
 
@@ -211,5 +235,9 @@ impl drm::Driver for Driver {
             File::await_room
         ),
         (MGPU_PEER_QUERY, drm_peer_query, ioctl::RENDER_ALLOW, peer::ioctl::query::<BoData>),
+        (MGPU_VM_CREATE, drm_mgpu_vm_create, ioctl::RENDER_ALLOW, bind::vm_create),
+        (MGPU_VM_DESTROY, drm_mgpu_vm_destroy, ioctl::RENDER_ALLOW, bind::vm_destroy),
+        (MGPU_VM_BIND, drm_mgpu_vm_bind, ioctl::RENDER_ALLOW, bind::vm_bind),
+        (MGPU_EXEC, drm_mgpu_exec, ioctl::RENDER_ALLOW, exec::exec, File::await_job),
     }
 }

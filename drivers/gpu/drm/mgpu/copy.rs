@@ -35,7 +35,7 @@ use crate::{
 };
 
 /// The arrays of the uAPI, whose entries are `struct drm_mgpu_sync`.
-const SYNCS: Format = Format {
+pub(crate) const SYNCS: Format = Format {
     count_max: uapi::DRM_MGPU_SYNC_MAX,
     size_min: uapi::DRM_MGPU_SYNC_SIZE_VER0,
     file_flag: uapi::DRM_MGPU_SYNC_FILE,

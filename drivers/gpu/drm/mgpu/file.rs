@@ -28,15 +28,21 @@ use kernel::{
 };
 
 use crate::{
+    bind::Vms,
     card::{
         Bound,
         Device,
         Driver, //
     },
     engine::CopyRing,
+    exec::Jobs,
     gem::{
         Bo,
         BoData, //
+    },
+    gpu::{
+        COMPUTE,
+        COPY, //
     }, //
 };
 
@@ -47,6 +53,13 @@ pub(crate) struct File {
     pins: Arc<PinAccount>,
     #[pin]
     copies: Copies<CopyRing>,
+    /// Its jobs of the compute engine. Those that have not begun are cancelled before its address
+    /// spaces go.
+    #[pin]
+    jobs: Jobs,
+    /// Its address spaces.
+    #[pin]
+    vms: Vms,
 }
 
 impl drm::file::DriverFile for File {
@@ -59,6 +72,8 @@ impl drm::file::DriverFile for File {
             try_pin_init!(Self {
                 pins,
                 copies <- Copies::new(),
+                jobs <- Jobs::new(),
+                vms <- Vms::new(),
             }),
             GFP_KERNEL,
         )
@@ -107,6 +122,21 @@ impl File {
         })
     }
 
+    /// As [`Self::await_room`], for one more job of the compute engine.
+    pub(crate) fn await_job(file: &drm::File<File>) -> Result {
+        file.inner().get_ref().jobs.await_room()
+    }
+
+    /// Returns its jobs of the compute engine.
+    pub(crate) fn jobs(&self) -> &Jobs {
+        &self.jobs
+    }
+
+    /// Returns its address spaces.
+    pub(crate) fn vms(&self) -> &Vms {
+        &self.vms
+    }
+
     /// `DRM_IOCTL_MGPU_GETPARAM`
     pub(crate) fn getparam(
         dev: &Device<Registered>,
@@ -126,10 +156,13 @@ impl File {
             uapi::drm_mgpu_param_DRM_MGPU_PARAM_VRAM_PIN_LIMIT => dev.ttm.pin_limit(),
             uapi::drm_mgpu_param_DRM_MGPU_PARAM_MOVES => dev.ttm.moves(),
             uapi::drm_mgpu_param_DRM_MGPU_PARAM_APERTURE_FREE => gpu.aperture.free(),
-            uapi::drm_mgpu_param_DRM_MGPU_PARAM_RESETS => gpu.resets(),
+            uapi::drm_mgpu_param_DRM_MGPU_PARAM_RESETS => gpu.resets(COPY),
             uapi::drm_mgpu_param_DRM_MGPU_PARAM_LOSSES => dev.ttm.losses(),
             uapi::drm_mgpu_param_DRM_MGPU_PARAM_QUARANTINED => dev.ttm.allocator().quarantined(),
             uapi::drm_mgpu_param_DRM_MGPU_PARAM_DMA_MAPPED => dev.ttm.dma_mapped(),
+            uapi::drm_mgpu_param_DRM_MGPU_PARAM_COMPUTE_RESETS => gpu.resets(COMPUTE),
+            uapi::drm_mgpu_param_DRM_MGPU_PARAM_VMS_FREE => gpu.contexts.free(),
+            uapi::drm_mgpu_param_DRM_MGPU_PARAM_PAGE_TABLES => gpu.contexts.memory(),
             _ => return Err(EINVAL),
         };
         Ok(0)
@@ -142,9 +175,17 @@ impl File {
         args: &mut uapi::drm_mgpu_gem_create,
         file: &drm::File<File>,
     ) -> Result<u32> {
-        check(args.handle == 0 && args.pad == 0)?;
+        check(args.handle == 0)?;
 
-        let bo = bo_data(args.placements, args.flags)?.create(dev, args.size)?;
+        let data = bo_data(args.placements, args.flags)?;
+        let bo = match args.vm {
+            0 => data.create(dev, args.size, None)?,
+            number => {
+                let space = file.inner().get_ref().vms().find(number)?;
+
+                data.create(dev, args.size, Some(space.resv()))?
+            }
+        };
 
         args.handle = bo.create_handle(file)?;
         args.size = bo.size() as u64;

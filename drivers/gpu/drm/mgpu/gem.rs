@@ -14,7 +14,8 @@ use kernel::{
             },
             DriverObject,
             Held,
-            Mappings, //
+            Mappings,
+            SharedResv, //
         },
         ttm::{
             self,
@@ -49,7 +50,8 @@ use crate::{
     engine::{
         CopyEngine,
         CopyRing, //
-    }, //
+    },
+    vm, //
 };
 
 /// An object, which userspace refers to by a handle.
@@ -65,21 +67,25 @@ pub(crate) struct BoData {
 }
 
 impl BoData {
-    /// Makes an object of at least `size` bytes that reads as zeroes.
+    /// Makes an object of at least `size` bytes that reads as zeroes, with a reservation of its own
+    /// or with that of an address space.
     ///
     /// # Errors
     ///
     /// Those of [`Bo::new`].
-    pub(crate) fn create(self, dev: &Device, size: u64) -> Result<ARef<Bo>> {
+    pub(crate) fn create(
+        self,
+        dev: &Device,
+        size: u64,
+        resv: Option<&SharedResv<Driver>>,
+    ) -> Result<ARef<Bo>> {
         let size = size.try_into().map_err(|_| ENOSPC)?;
+        let (places, mut ctx) = (self.domain.places(), OpCtx::interruptible());
 
-        Bo::new(
-            dev,
-            size,
-            &self.domain.places(),
-            &mut OpCtx::interruptible(),
-            self,
-        )
+        match resv {
+            None => Bo::new(dev, size, &places, &mut ctx, self),
+            Some(resv) => Bo::new_in(dev, resv, size, &places, &mut ctx, self),
+        }
     }
 }
 
@@ -97,12 +103,13 @@ impl DriverObject for BoData {
 }
 
 impl Mappings for BoData {
-    // The only addresses that the device has are those of jobs of the copy engine, which end
-    // before.
+    fn evicted<'a>(_bound: &'a Bound<'a>, object: &Held<'_, Bo>) {
+        vm::evicted(object);
+    }
 
-    fn evicted<'a>(_bound: &'a Bound<'a>, _object: &Held<'_, Bo>) {}
-
-    fn zap<'a>(_bound: &'a Bound<'a>, _object: &Held<'_, Bo>) {}
+    fn zap<'a>(_bound: &'a Bound<'a>, object: &Held<'_, Bo>) {
+        vm::zap(object);
+    }
 }
 
 impl Aperture for BoData {
@@ -141,6 +148,7 @@ impl TtmObject for BoData {
     }
 
     fn end_jobs<'a>(bound: &'a Bound<'a>) {
+        bound.compute.0.end();
         bound.engine.0.end();
     }
 

@@ -28,6 +28,9 @@ use kernel::{
 
 use crate::{
     aperture::Aperture,
+    compute::Program,
+    contexts::Contexts,
+    invalidate::Invalidator,
     list::Lists,
     memory::Status,
     module_parameters,
@@ -39,7 +42,10 @@ use crate::{
 };
 
 /// The number of the ring of the copy engine.
-const COPY: usize = 0;
+pub(crate) const COPY: usize = 0;
+
+/// That of the compute engine.
+pub(crate) const COMPUTE: usize = 1;
 
 /// Returns after which time it is looked for an interrupt that was lost.
 fn poll_time() -> Msecs {
@@ -49,13 +55,15 @@ fn poll_time() -> Msecs {
 /// What handles interrupts.
 struct Events {
     copy: Arc<Ring<Lists>>,
+    compute: Arc<Ring<Program>>,
 }
 
 impl InterruptHandler for Events {
     fn handle(&self) -> Option<Msecs> {
         let _section = SignallingSection::begin();
 
-        self.copy.advance().then_some(poll_time())
+        // Both are looked at.
+        (self.copy.advance() | self.compute.advance()).then_some(poll_time())
     }
 }
 
@@ -65,8 +73,12 @@ pub(crate) struct Gpu {
     /// Who gives out VRAM.
     pub(crate) vram: Arc<Allocator>,
     pub(crate) aperture: Arc<Aperture>,
+    /// Who has which address space.
+    pub(crate) contexts: Arc<Contexts>,
     /// The ring of the copy engine.
     pub(crate) copy: Arc<Ring<Lists>>,
+    /// That of the compute engine.
+    pub(crate) compute: Arc<Ring<Program>>,
     pub(crate) recovery: Arc<Recovery>,
     interrupt: Interrupt<Events>,
 }
@@ -86,20 +98,27 @@ impl Gpu {
 
         let (vram, aperture) = regs.sizes()?;
         let status = Arc::new(Status::new(dev)?, GFP_KERNEL)?;
-        let aperture = Aperture::new(dev, regs.clone(), status.clone(), aperture, vram)?;
+        let invalidator = Invalidator::new(dev, regs.clone(), status.clone())?;
+        let contexts = Contexts::new(dev, invalidator)?;
+        let aperture = Aperture::new(dev, &contexts, aperture, vram)?;
         let recovery = Recovery::new(
             dev,
             regs.clone(),
             status.clone(),
+            contexts.clone(),
             aperture.clone(),
             Reporter::new(dev)?,
         )?;
-        let copy = Ring::new(dev, regs.clone(), status, recovery.clone(), COPY)?;
+        let copy = Ring::new(dev, regs.clone(), status.clone(), recovery.clone(), COPY)?;
+        let compute = Ring::new(dev, regs.clone(), status, recovery.clone(), COMPUTE)?;
         let interrupt = Interrupt::new(
             bound,
             IrqTypes::default().with(IrqType::Msi),
             MODULE,
-            Ok::<_, Error>(Events { copy: copy.clone() }),
+            Ok::<_, Error>(Events {
+                copy: copy.clone(),
+                compute: compute.clone(),
+            }),
         )?;
 
         let vram = Allocator::new(0..vram)?;
@@ -111,7 +130,9 @@ impl Gpu {
                 vram,
                 regs,
                 aperture,
+                contexts,
                 copy,
+                compute,
                 recovery,
                 interrupt,
             },
@@ -125,9 +146,9 @@ impl Gpu {
         self.interrupt.poll_in(poll_time());
     }
 
-    /// Returns how often a ring or the device was reset.
-    pub(crate) fn resets(&self) -> u64 {
-        self.recovery.resets()
+    /// Returns how often a ring was reset, alone or with the device.
+    pub(crate) fn resets(&self, ring: usize) -> u64 {
+        self.recovery.resets(ring)
     }
 
     /// Lets others reset the device, until [`Self::resume`]. What is in the rings ends with an error.
@@ -150,7 +171,8 @@ impl Gpu {
     /// `EIO` if an engine does not work any more, `ENODEV` if the device is gone.
     pub(crate) fn begin_jobs(&self) -> Result {
         self.vram.end_quarantine();
-        self.copy.check()
+        self.copy.check()?;
+        self.compute.check()
     }
 }
 

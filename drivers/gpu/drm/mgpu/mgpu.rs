@@ -8,30 +8,40 @@
 //!
 //! - `regs` (the registers), `memory` (the memory that the device and the driver share),
 //! - `ring` (jobs, their order, and what becomes of those that hang), `list` (what they copy),
-//! - `aperture` (windows through which others see VRAM),
+//! - `invalidate` (tells the device of changes), `contexts` and `pagetable` (address spaces, as the
+//!   device sees them), `aperture` (windows through which others see VRAM),
 //! - `report` (what userspace is told of failures) and `recover` (resets),
 //! - `gpu` and `core`,
-//! - `engine` (TTM's view of the copy engine), `gem` (the objects), `copy` and `file` (the ioctls),
-//!   `debugfs`, `card`, and `abi` (the layout of the uAPI).
+//! - `engine` (TTM's view of the copy engine), `gem` (the objects), `vm` (address spaces, and the
+//!   objects in them), `compute` (jobs of the compute engine),
+//! - `copy`, `bind`, `exec` and `file` (the ioctls), `debugfs`, `card`, and `abi` (the layout of the
+//!   uAPI).
 //!
 //! The interface of the device is described in Documentation/gpu/mgpu.rst.
 
 mod abi;
 mod aperture;
+mod bind;
 mod card;
+mod compute;
+mod contexts;
 mod copy;
 mod core;
 mod debugfs;
 mod engine;
+mod exec;
 mod file;
 mod gem;
 mod gpu;
+mod invalidate;
 mod list;
 mod memory;
+mod pagetable;
 mod recover;
 mod regs;
 mod report;
 mod ring;
+mod vm;
 
 use kernel::{
     auxiliary,

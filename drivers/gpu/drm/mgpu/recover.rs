@@ -18,8 +18,8 @@
 //!
 //! # Locking
 //!
-//! One mutex for resets and doorbells, inside of that of a ring; that of the aperture comes after it. It
-//! is taken in the path that leads to the signal of a fence: nothing is allocated while it is held,
+//! One mutex for resets and doorbells, inside of that of a ring; that of
+//! [`Invalidator`](crate::invalidate::Invalidator) comes after it. It is taken in the path that leads to the signal of a fence: nothing is allocated while it is held,
 //! and no fence waited for. Who only wants to know takes no lock.
 
 use kernel::{
@@ -43,6 +43,7 @@ use kernel::{
 
 use crate::{
     aperture::Aperture,
+    contexts::Contexts,
     memory::Status,
     regs::{
         Regs,
@@ -86,6 +87,7 @@ struct State {
 pub(crate) struct Recovery {
     regs: Arc<Regs>,
     status: Arc<Status>,
+    contexts: Arc<Contexts>,
     aperture: Arc<Aperture>,
     dev: ARef<Device>,
     pub(crate) reporter: Reporter,
@@ -96,8 +98,8 @@ pub(crate) struct Recovery {
     closed: Atomic<i32>,
     /// Others reset the device. Changes with the lock held.
     is_paused: Atomic<bool>,
-    /// How many resets of rings and of the device there were.
-    resets: Atomic<u64>,
+    /// How often each ring was reset, alone or with the device.
+    resets: [Atomic<u64>; RINGS],
     /// How often each ring was reset since one of its entries was done last.
     stuck: [Atomic<u32>; RINGS],
     /// How often the device was reset since an entry of any ring was done last.
@@ -116,14 +118,16 @@ impl Recovery {
         dev: &Device,
         regs: Arc<Regs>,
         status: Arc<Status>,
+        contexts: Arc<Contexts>,
         aperture: Arc<Aperture>,
         reporter: Reporter,
     ) -> Result<Arc<Self>> {
-        regs.set_memory(status.address(), aperture.contexts())?;
+        regs.set_memory(status.address(), contexts.address())?;
         Arc::pin_init(
             pin_init!(Self {
                 regs,
                 status,
+                contexts,
                 aperture,
                 dev: dev.into(),
                 reporter,
@@ -131,7 +135,7 @@ impl Recovery {
                 epoch: Atomic::new(1),
                 closed: Atomic::new(0),
                 is_paused: Atomic::new(false),
-                resets: Atomic::new(0),
+                resets: [const { Atomic::new(0) }; RINGS],
                 stuck: [const { Atomic::new(0) }; RINGS],
                 device_stuck: Atomic::new(0),
                 state <- new_mutex!(
@@ -169,9 +173,11 @@ impl Recovery {
         self.epoch.load(Acquire)
     }
 
-    /// Returns how often a ring or the device was reset.
-    pub(crate) fn resets(&self) -> u64 {
-        self.resets.load(Relaxed)
+    /// Returns how often a ring was reset, alone or with the device.
+    pub(crate) fn resets(&self, ring: usize) -> u64 {
+        self.resets
+            .get(ring)
+            .map_or(0, |resets| resets.load(Relaxed))
     }
 
     /// Returns the error with which all jobs end, if they do because of the device.
@@ -236,7 +242,9 @@ impl Recovery {
         if times < LIMIT {
             match self.regs.reset_ring(ring) {
                 Ok(()) => {
-                    self.resets.fetch_add(1, Relaxed);
+                    if let Some(resets) = self.resets.get(ring) {
+                        resets.fetch_add(1, Relaxed);
+                    }
                     return Ok(Reset::Ring);
                 }
                 Err(e) if e == ENODEV => return Err(self.close(ENODEV)),
@@ -266,11 +274,11 @@ impl Recovery {
             stuck.store(0, Relaxed);
         }
         let ret = if self.device_stuck.fetch_add(1, Relaxed) < DEVICE_LIMIT {
-            self.aperture.reset(|| {
+            self.contexts.invalidator().reset(self.aperture.len(), || {
                 self.regs.reset_all()?;
                 self.status.begin_anew()?;
                 self.regs
-                    .set_memory(self.status.address(), self.aperture.contexts())?;
+                    .set_memory(self.status.address(), self.contexts.address())?;
                 for (ring, place) in rings.iter().enumerate() {
                     if let Some(place) = place {
                         self.regs.set_ring(ring, place.address, place.entries)?;
@@ -284,7 +292,9 @@ impl Recovery {
         match ret {
             Ok(()) => {
                 self.end_epoch();
-                self.resets.fetch_add(1, Relaxed);
+                for resets in &self.resets {
+                    resets.fetch_add(1, Relaxed);
+                }
                 self.reporter.tell(Event::Reset);
                 dev_info!(self.dev, "the device was reset\n");
                 Ok(())
@@ -340,7 +350,7 @@ impl Recovery {
         let _state = self.state.lock();
 
         self.is_paused.store(true, Release);
-        match self.aperture.pause(|| self.regs.reset_all()) {
+        match self.contexts.invalidator().pause(|| self.regs.reset_all()) {
             Ok(()) => self.end_epoch(),
             _ if self.closed().is_some() => (),
             Err(e) if e == ENODEV => {

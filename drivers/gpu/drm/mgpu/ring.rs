@@ -212,6 +212,15 @@ struct State<E: Entries> {
     is_unproven: bool,
 }
 
+impl<E: Entries> Begun<E> {
+    /// Ends the job.
+    fn end(self) {
+        // The queue has the job until then, so that what it writes is not freed here.
+        drop(self.entries);
+        self.done.signal(self.result);
+    }
+}
+
 impl<E: Entries> State<E> {
     fn is_busy(&self) -> bool {
         self.submitted != self.reached
@@ -232,7 +241,7 @@ impl<E: Entries> State<E> {
             .is_some_and(|job| job.last.is_some_and(|last| last <= self.reached))
         {
             if let Ok(job) = self.jobs.remove(0) {
-                job.done.signal(job.result);
+                job.end();
             }
         }
         is_progress

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! `DRM_IOCTL_MGPU_VM_CREATE`, `_DESTROY` and `_BIND`: the address spaces of a file.
+
+use core::ops::Range;
+
+use kernel::{
+    drm::{
+        self,
+        gem::BaseObject,
+        Registered, //
+    },
+    new_mutex,
+    page::PAGE_SIZE,
+    prelude::*,
+    sync::{
+        Arc,
+        Mutex, //
+    },
+    uapi, //
+};
+
+use crate::{
+    card::{
+        Bound,
+        Device, //
+    },
+    file::{
+        check,
+        File, //
+    },
+    gem::Bo,
+    pagetable::SPACE,
+    vm::AddressSpace, //
+};
+
+struct List {
+    spaces: KVec<(u32, Arc<AddressSpace>)>,
+    /// The number of the last one.
+    last: u32,
+}
+
+/// The address spaces of a file.
+#[pin_data]
+pub(crate) struct Vms {
+    #[pin]
+    list: Mutex<List>,
+}
+
+impl Vms {
+    pub(crate) fn new() -> impl PinInit<Self> {
+        let list = List {
+            spaces: KVec::new(),
+            last: 0,
+        };
+
+        pin_init!(Self {
+            list <- new_mutex!(list, "mgpu::Vms"),
+        })
+    }
+
+    /// Returns an address space by its number.
+    ///
+    /// # Errors
+    ///
+    /// `ENOENT` if there is none.
+    pub(crate) fn find(&self, number: u32) -> Result<Arc<AddressSpace>> {
+        let list = self.list.lock();
+        let mut spaces = list.spaces.iter();
+        let (_, space) = spaces.find(|(n, _)| *n == number).ok_or(ENOENT)?;
+
+        Ok(space.clone())
+    }
+
+    /// Makes one, and returns its number.
+    fn create(&self, make: impl FnOnce() -> Result<Arc<AddressSpace>>) -> Result<u32> {
+        let mut list = self.list.lock();
+
+        if list.spaces.len() >= uapi::DRM_MGPU_VM_MAX as usize {
+            return Err(ENOSPC);
+        }
+        let number = list.last.checked_add(1).ok_or(ENOSPC)?;
+
+        list.spaces.push((number, make()?), GFP_KERNEL)?;
+        list.last = number;
+        Ok(number)
+    }
+
+    fn destroy(&self, number: u32) -> Result {
+        let mut list = self.list.lock();
+        let index = list
+            .spaces
+            .iter()
+            .position(|(n, _)| *n == number)
+            .ok_or(ENOENT)?;
+        let space = list.spaces.remove(index);
+
+        // It may be the last reference.
+        drop(list);
+        drop(space);
+        Ok(())
+    }
+}
+
+/// Serves `DRM_IOCTL_MGPU_VM_CREATE`.
+pub(crate) fn vm_create(
+    dev: &Device<Registered>,
+    bound: &Bound<'_>,
+    args: &mut uapi::drm_mgpu_vm_create,
+    file: &drm::File<File>,
+) -> Result<u32> {
+    check(args.flags == 0 && args.vm == 0)?;
+
+    args.vm = file
+        .inner()
+        .get_ref()
+        .vms()
+        .create(|| AddressSpace::new(dev, bound.pdev.as_ref(), &bound.gpu.contexts))?;
+    Ok(0)
+}
+
+/// Serves `DRM_IOCTL_MGPU_VM_DESTROY`.
+pub(crate) fn vm_destroy(
+    _dev: &Device<Registered>,
+    _bound: &Bound<'_>,
+    args: &mut uapi::drm_mgpu_vm_destroy,
+    file: &drm::File<File>,
+) -> Result<u32> {
+    check(args.pad == 0)?;
+
+    file.inner().get_ref().vms().destroy(args.vm)?;
+    Ok(0)
+}
+
+/// Returns the range of `size` bytes from `start` on.
+///
+/// # Errors
+///
+/// `EINVAL` if it is not one of pages, is empty, or goes beyond `end`.
+fn pages(start: u64, size: u64, end: u64) -> Result<Range<u64>> {
+    let after = start.checked_add(size).ok_or(EINVAL)?;
+
+    check((start | size) % PAGE_SIZE as u64 == 0 && size > 0 && after <= end)?;
+    Ok(start..after)
+}
+
+/// Serves `DRM_IOCTL_MGPU_VM_BIND`.
+pub(crate) fn vm_bind(
+    dev: &Device<Registered>,
+    bound: &Bound<'_>,
+    args: &mut uapi::drm_mgpu_vm_bind,
+    file: &drm::File<File>,
+) -> Result<u32> {
+    check(args.flags == 0)?;
+    let va = pages(args.address, args.size, SPACE)?;
+    let space = file.inner().get_ref().vms().find(args.vm)?;
+
+    match args.op {
+        uapi::drm_mgpu_bind_op_DRM_MGPU_BIND_MAP => {
+            let object = Bo::lookup_handle(file, args.handle)?;
+            let part = pages(args.offset, args.size, object.size() as u64)?;
+
+            space.map(dev, bound.pdev.as_ref(), &object, part.start, &va)?;
+        }
+        uapi::drm_mgpu_bind_op_DRM_MGPU_BIND_UNMAP => {
+            check(args.handle == 0 && args.offset == 0)?;
+            space.unmap(dev, &va)?;
+        }
+        _ => return Err(EINVAL),
+    }
+    Ok(0)
+}

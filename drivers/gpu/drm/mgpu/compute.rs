@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The ring of the compute engine: operations on virtual addresses.
+
+use kernel::{
+    drm::queue::Ring,
+    prelude::*,
+    sync::Arc, //
+};
+
+use crate::{
+    engine::{
+        Jobs,
+        RingJob, //
+    },
+    gpu::Gpu,
+    ring::{
+        self,
+        Entries,
+        Part,
+        ENTRY,
+        OPERATIONS, //
+    },
+    vm::AddressSpace, //
+};
+
+/// The operations.
+const COPY: u64 = 32;
+const FILL: u64 = 33;
+const CHECKSUM: u64 = 34;
+const ATOMIC_ADD: u64 = 35;
+
+/// An operation on virtual addresses.
+#[derive(Clone, Copy)]
+pub(crate) enum Operation {
+    Fill { dst: u64, size: u64, pattern: u32 },
+    Copy { src: u64, dst: u64, size: u64 },
+    Checksum { src: u64, dst: u64, size: u64 },
+    AtomicAdd { dst: u64, value: u64 },
+}
+
+impl Operation {
+    /// Returns the entry of the ring for a context.
+    fn entry(self, context: u32) -> [u64; ENTRY] {
+        let context = u64::from(context) << 32;
+
+        match self {
+            Self::Fill { dst, size, pattern } => {
+                [FILL | context, 0, dst, 0, size, pattern.into(), 0, 0]
+            }
+            Self::Copy { src, dst, size } => [COPY | context, src, dst, 0, size, 0, 0, 0],
+            Self::Checksum { src, dst, size } => [CHECKSUM | context, src, dst, 0, size, 0, 0, 0],
+            Self::AtomicAdd { dst, value } => [ATOMIC_ADD | context, 0, dst, 0, 0, value, 0, 0],
+        }
+    }
+
+    /// Returns how many bytes it reads or writes.
+    fn bytes(self) -> u64 {
+        match self {
+            Self::Fill { size, .. } | Self::Copy { size, .. } | Self::Checksum { size, .. } => size,
+            Self::AtomicAdd { .. } => size_of::<u64>() as u64,
+        }
+    }
+}
+
+/// What a job does, and in which address space, which exists until the job is freed.
+pub(crate) struct Program {
+    operations: KVec<Operation>,
+    space: Arc<AddressSpace>,
+}
+
+impl Program {
+    /// Makes one.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM` if memory runs out.
+    pub(crate) fn new(operations: KVec<Operation>, space: Arc<AddressSpace>) -> Result<Arc<Self>> {
+        Ok(Arc::new(Self { operations, space }, GFP_KERNEL)?)
+    }
+}
+
+impl Entries for Program {
+    const WORDS: usize = 0;
+
+    /// How many operations were written.
+    type At = usize;
+
+    fn write(&self, at: &mut usize, part: &mut Part<'_>) -> Result<bool> {
+        let context = self.space.table().context();
+
+        for operation in self.operations.iter().skip(*at).take(OPERATIONS as usize) {
+            part.push(operation.entry(context))?;
+            *at += 1;
+        }
+        Ok(*at == self.operations.len())
+    }
+
+    fn bytes(&self) -> u64 {
+        self.operations
+            .iter()
+            .fold(0, |sum, operation| sum.saturating_add(operation.bytes()))
+    }
+}
+
+/// A job of a client.
+pub(crate) struct ComputeJob(pub(crate) Arc<Program>);
+
+impl RingJob for ComputeJob {
+    const NAME: &'static CStr = c"mgpu-compute";
+
+    type Entries = Program;
+
+    fn ring(gpu: &Gpu) -> &ring::Ring<Program> {
+        &gpu.compute
+    }
+
+    fn begin(&mut self) -> Result<Arc<Program>> {
+        // What the device reaches may be that of others by now.
+        if self.0.space.table().is_broken() {
+            return Err(EIO);
+        }
+        Ok(self.0.clone())
+    }
+}
+
+/// The ring of the compute engine, as a client has a queue of it.
+pub(crate) type ComputeRing = Jobs<ComputeJob>;
+
+/// The compute engine. Its jobs end when this is dropped.
+pub(crate) struct ComputeEngine<'a>(pub(crate) Ring<'a, ComputeRing>);

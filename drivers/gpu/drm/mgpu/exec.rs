@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! `DRM_IOCTL_MGPU_EXEC`: what a job of the compute engine does, what it depends on, and where its
+//! fence goes to.
+//!
+//! The DRM core writes nothing back to the argument of the ioctl.
+
+use kernel::{
+    dma_buf::fence::{
+        AnyFence,
+        Fence, //
+    },
+    dma_resv::Usage,
+    drm::{
+        self,
+        exec::Flag,
+        queue::{
+            Permit,
+            Queue, //
+        },
+        syncobj::SyncArray,
+        Registered, //
+    },
+    new_mutex,
+    prelude::*,
+    sync::{
+        aref::ARef,
+        Arc,
+        Mutex,
+        SetOnce, //
+    },
+    uaccess::{
+        UserPtr,
+        UserSlice, //
+    },
+    uapi, //
+};
+
+use crate::{
+    card::{
+        Bound,
+        Device, //
+    },
+    compute::{
+        ComputeJob,
+        ComputeRing,
+        Operation,
+        Program, //
+    },
+    copy::SYNCS,
+    file::{
+        check,
+        File, //
+    },
+    vm::AddressSpace, //
+};
+
+/// How many jobs of one open file there are at a time.
+const JOBS: usize = uapi::DRM_MGPU_EXEC_JOBS_MAX as usize;
+
+/// The longest operation that a caller may know, in bytes.
+const ENTRY_MAX: u32 = 4096;
+
+/// The jobs of an open file, whose queue is made when it asks for the first one.
+#[pin_data]
+pub(crate) struct Jobs {
+    queue: SetOnce<Queue<ComputeRing>>,
+    /// Room for jobs that ioctls are about to ask for.
+    #[pin]
+    room: Mutex<KVec<Permit>>,
+}
+
+impl Jobs {
+    pub(crate) fn new() -> impl PinInit<Self> {
+        pin_init!(Self {
+            queue: SetOnce::new(),
+            room <- new_mutex!(KVec::new(), "mgpu::Jobs"),
+        })
+    }
+
+    /// Waits for room for one more job, interruptibly. No lock may be held.
+    pub(crate) fn await_room(&self) -> Result {
+        // The first one has room.
+        if let Some(queue) = self.queue.as_ref() {
+            let permit = queue.permit()?;
+
+            self.room.lock().push(permit, GFP_KERNEL)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the queue, and room for one more job in it.
+    ///
+    /// # Errors
+    ///
+    /// `EAGAIN` if another task has taken the room, which only is without a wait before, and what
+    /// `make` returns.
+    fn take(
+        &self,
+        make: impl FnOnce() -> Result<Queue<ComputeRing>>,
+    ) -> Result<(&Queue<ComputeRing>, Permit)> {
+        let mut room = self.room.lock();
+
+        if self.queue.as_ref().is_none() {
+            // Nobody else does so meanwhile.
+            self.queue.populate(make()?);
+        }
+        let queue = self.queue.as_ref().ok_or(EINVAL)?;
+        let permit = match room.pop() {
+            Some(permit) => permit,
+            None => queue.try_permit()?,
+        };
+
+        Ok((queue, permit))
+    }
+}
+
+/// Reads what a job is to do.
+///
+/// # Errors
+///
+/// See `DRM_IOCTL_MGPU_EXEC`.
+fn operations(args: &uapi::drm_mgpu_exec) -> Result<KVec<Operation>> {
+    check((1..=uapi::DRM_MGPU_EXEC_OPS_MAX).contains(&args.op_count))?;
+    check(
+        (uapi::DRM_MGPU_EXEC_OP_SIZE_VER0..=ENTRY_MAX).contains(&args.op_size)
+            && args.op_size % 8 == 0,
+    )?;
+
+    // CAST: Both are small.
+    let (count, size) = (args.op_count as usize, args.op_size as usize);
+    let start = UserPtr::from_addr(args.ops.try_into()?);
+    let mut list = KVec::with_capacity(count, GFP_KERNEL)?;
+    for index in 0..count {
+        // OVERFLOW: Both factors are small.
+        let mut reader = UserSlice::new(start.wrapping_byte_add(index * size), size).reader();
+        let (code, pad) = (reader.read::<u32>()?, reader.read::<u32>()?);
+        let [src, dst, bytes, value] = [
+            reader.read::<u64>()?,
+            reader.read::<u64>()?,
+            reader.read::<u64>()?,
+            reader.read::<u64>()?,
+        ];
+
+        while !reader.is_empty() {
+            if reader.read::<u64>()? != 0 {
+                return Err(E2BIG);
+            }
+        }
+        check(pad == 0)?;
+        list.push_within_capacity(operation(code, src, dst, bytes, value)?)?;
+    }
+    Ok(list)
+}
+
+/// Returns an operation, unless it has a field that is not allowed.
+fn operation(code: u32, src: u64, dst: u64, size: u64, value: u64) -> Result<Operation> {
+    let sized = (1..=u64::from(uapi::DRM_MGPU_EXEC_SIZE_MAX)).contains(&size);
+    let words = size % 4 == 0;
+
+    match code {
+        uapi::drm_mgpu_exec_code_DRM_MGPU_EXEC_FILL => {
+            let pattern = value.try_into().map_err(|_| EINVAL)?;
+
+            check(sized && words && src == 0)?;
+            Ok(Operation::Fill { dst, size, pattern })
+        }
+        uapi::drm_mgpu_exec_code_DRM_MGPU_EXEC_COPY => {
+            check(sized && value == 0)?;
+            Ok(Operation::Copy { src, dst, size })
+        }
+        uapi::drm_mgpu_exec_code_DRM_MGPU_EXEC_CHECKSUM => {
+            check(sized && words && dst % 8 == 0 && value == 0)?;
+            Ok(Operation::Checksum { src, dst, size })
+        }
+        uapi::drm_mgpu_exec_code_DRM_MGPU_EXEC_ATOMIC_ADD => {
+            check(src == 0 && size == 0 && dst % 8 == 0)?;
+            Ok(Operation::AtomicAdd { dst, value })
+        }
+        _ => Err(EINVAL),
+    }
+}
+
+/// Serves `DRM_IOCTL_MGPU_EXEC`.
+pub(crate) fn exec(
+    dev: &Device<Registered>,
+    bound: &Bound<'_>,
+    args: &mut uapi::drm_mgpu_exec,
+    file: &drm::File<File>,
+) -> Result<u32> {
+    let inner = file.inner().get_ref();
+    // Before anything can fail: a call takes what was waited for on its behalf.
+    let (queue, permit) = inner
+        .jobs()
+        .take(|| bound.compute.0.queue(JOBS, dev.ttm.fence_group()))?;
+
+    check(args.flags == 0 && args.pad == 0)?;
+    // Not given up before this returns, and no reservation is held.
+    let space = inner.vms().find(args.vm)?;
+    let program = Program::new(operations(args)?, space.clone())?;
+
+    let ins = SyncArray::new(&SYNCS, args.in_syncs, args.in_count, args.sync_size)?;
+    let outs = SyncArray::new(&SYNCS, args.out_syncs, args.out_count, args.sync_size)?;
+    let fences = ins.fences(file)?;
+
+    outs.places(file)?
+        .fill(|| submit(dev, &space, queue, permit, program, &fences))?;
+    Ok(0)
+}
+
+/// Queues a job, when all that its address space maps is where the engine reaches it.
+fn submit(
+    dev: &Device<Registered>,
+    space: &AddressSpace,
+    queue: &Queue<ComputeRing>,
+    permit: Permit,
+    program: Arc<Program>,
+    fences: &[ARef<AnyFence>],
+) -> Result<ARef<Fence>> {
+    let mut permit = Some(permit);
+
+    dev.ttm.exec(Flag::Interruptible, |ctx| {
+        let mut locked = ctx.lock_vm(space.gpuvm())?;
+        let mut full = false;
+        let mut valid =
+            locked.validate(|vm_bo, object| space.bring(dev, vm_bo, object, &mut full))?;
+
+        if space.table().is_broken() {
+            return Err(EIO);
+        }
+        // What comes now is not done again.
+        let mut job = queue.job(
+            Some(permit.take().ok_or(EINVAL)?),
+            ComputeJob(program.clone()),
+        )?;
+        for fence in fences {
+            job.depend(fence.clone())?;
+        }
+        // Content that is on its way, memory that others have just left, and what users of the
+        // objects do to them.
+        valid.for_each_fence(Usage::Read, |fence| job.depend_on_fence(fence))?;
+        let slot = valid.reserve(1)?.next().ok_or(EINVAL)?;
+
+        Ok(job.submit(|fence| {
+            slot.add_fence(fence, Usage::Bookkeep, Usage::Write);
+            space.set_last(fence);
+        }))
+    })
+}

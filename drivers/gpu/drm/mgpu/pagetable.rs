@@ -1,0 +1,499 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The page tables of an address space: three levels, with pages of 4 KiB and of 2 MiB.
+//!
+//! The address space is cut into *slots* of 2 MiB, each of which is an entry of the second level. A
+//! slot in which something is mapped has a table of the last level from the time of the map on,
+//! also while its entry is a page of 2 MiB or nothing. So entries are written without a need for
+//! memory, wherever an object is by then. The table is freed when nothing is mapped in its slot any
+//! more, after the device has been told.
+//!
+//! What is in a table means nothing while no entry leads to it: it is written as a whole before that
+//! is the case again.
+//!
+//! # Locking
+//!
+//! One mutex for each address space. It is taken with reservations and with the `gpuva.lock` of an
+//! object held, in the path that leads to the signal of a fence. Nothing is allocated while it is
+//! held. That of [`Invalidator`](crate::invalidate::Invalidator) is inside of it.
+
+use core::ops::Range;
+
+use kernel::{
+    device::{
+        Bound,
+        Device, //
+    },
+    drm::{
+        gem::{
+            mappings::Address,
+            ttm::Placed, //
+        },
+        gpuvm::MappedRange, //
+    },
+    new_mutex,
+    page::{
+        PAGE_SHIFT,
+        PAGE_SIZE, //
+    },
+    prelude::*,
+    sizes::SZ_2M,
+    sync::{
+        barrier::{
+            dma_mb,
+            Write, //
+        },
+        Arc,
+        Mutex, //
+    }, //
+};
+
+use crate::{
+    contexts::{
+        Contexts,
+        Page, //
+    },
+    memory::WORDS, //
+};
+
+/// The bits of an entry.
+pub(crate) const VALID: u64 = 1 << 0;
+pub(crate) const VRAM: u64 = 1 << 2;
+pub(crate) const LEAF: u64 = 1 << 3;
+
+/// How many bits an address has.
+const BITS: u32 = 39;
+
+/// How many bytes an address space has.
+pub(crate) const SPACE: u64 = 1 << BITS;
+
+/// How many bytes a slot has.
+const SLOT: u64 = SZ_2M as u64;
+
+/// How many tables of the last level an address space has at most, as nobody accounts for them:
+/// they are enough for 32 GiB without gaps.
+const MOST: usize = 1 << 14;
+
+/// Returns the slots of addresses.
+fn slots(va: &Range<u64>) -> Range<u64> {
+    va.start / SLOT..va.end.div_ceil(SLOT)
+}
+
+/// Returns the part of `va` that is in a slot, as entries of its table.
+fn part(va: &Range<u64>, slot: u64) -> Range<usize> {
+    let page = |address: u64| {
+        let inside = address.clamp(slot * SLOT, (slot + 1) * SLOT) - slot * SLOT;
+
+        // CAST: Up to the number of entries.
+        (inside >> PAGE_SHIFT) as usize
+    };
+
+    page(va.start)..page(va.end)
+}
+
+/// Returns the entry for an address, 0 if the device does not reach it.
+fn leaf(address: Option<Address>) -> u64 {
+    let (at, kind) = match address {
+        Some(Address::Vram(at)) => (at, VRAM),
+        Some(Address::Dma(at)) => (at, 0),
+        Some(Address::System(_)) | None => return 0,
+    };
+
+    if at % PAGE_SIZE as u64 != 0 {
+        return 0;
+    }
+    at | kind | LEAF | VALID
+}
+
+/// A table of the last level.
+struct Leaves {
+    page: Page,
+    /// How many mappings have a part of the slot.
+    users: usize,
+}
+
+/// A table of the second level.
+struct Middle {
+    page: Page,
+    tables: KVVec<Option<Leaves>>,
+}
+
+impl Middle {
+    fn new(dev: &Device<Bound>, contexts: &Arc<Contexts>) -> Result<KBox<Self>> {
+        Ok(KBox::new(
+            Self {
+                page: Page::new(dev, contexts)?,
+                tables: empty()?,
+            },
+            GFP_KERNEL,
+        )?)
+    }
+
+    /// Writes entries of the table of a slot, and lets the slot lead to it.
+    fn write(
+        &mut self,
+        index: usize,
+        part: Range<usize>,
+        mut entry: impl FnMut(usize) -> u64,
+    ) -> Result {
+        let now = self.page.words.read(index)?;
+        let table = self.tables[index].as_ref().ok_or(EINVAL)?;
+
+        if now & (VALID | LEAF) == VALID {
+            return table.page.words.write(part.start, part.map(entry));
+        }
+
+        // What else the slot leads to stays.
+        let other = |page: usize| match now & VALID {
+            0 => 0,
+            _ => now + ((page as u64) << PAGE_SHIFT),
+        };
+        let all = (0..WORDS).map(|page| {
+            if part.contains(&page) {
+                entry(page)
+            } else {
+                other(page)
+            }
+        });
+        table.page.words.write(0, all)?;
+        // The device may be at other pages of the slot.
+        dma_mb(Write);
+        self.page
+            .words
+            .write(index, [table.page.words.address(0) | VALID])
+    }
+}
+
+fn empty<T>() -> Result<KVVec<Option<T>>> {
+    let mut list = KVVec::with_capacity(WORDS, GFP_KERNEL)?;
+
+    for _ in 0..WORDS {
+        list.push(None, GFP_KERNEL)?;
+    }
+    Ok(list)
+}
+
+/// All tables of an address space.
+struct Tree {
+    root: Page,
+    middles: KVVec<Option<KBox<Middle>>>,
+    /// How many tables of the last level there are.
+    count: usize,
+}
+
+/// What a slot lacks.
+enum Lack {
+    Middle,
+    Leaves,
+}
+
+/// Returns the entry of the first level for a slot, and that of the second level.
+fn indices(slot: u64) -> (usize, usize) {
+    // CAST: Both are below the number of entries.
+    (
+        slot as usize / WORDS % WORDS,
+        slot as usize % WORDS, //
+    )
+}
+
+impl Tree {
+    fn middle(&mut self, slot: u64) -> Option<(&mut Middle, usize)> {
+        let (first, second) = indices(slot);
+
+        Some((self.middles[first].as_mut()?, second))
+    }
+
+    /// Takes note of one more mapping in a slot, if it has all tables.
+    fn hold(&mut self, slot: u64) -> Result<(), Lack> {
+        let (middle, index) = self.middle(slot).ok_or(Lack::Middle)?;
+        let table = middle.tables[index].as_mut().ok_or(Lack::Leaves)?;
+
+        table.users += 1;
+        Ok(())
+    }
+
+    fn add_middle(&mut self, slot: u64, middle: KBox<Middle>) -> Result {
+        let (first, _) = indices(slot);
+
+        self.root
+            .words
+            .write(first, [middle.page.words.address(0) | VALID])?;
+        self.middles[first] = Some(middle);
+        Ok(())
+    }
+
+    fn add_leaves(&mut self, slot: u64, page: Page) -> Result {
+        if self.count >= MOST {
+            return Err(ENOSPC);
+        }
+        let (middle, index) = self.middle(slot).ok_or(EINVAL)?;
+
+        middle.tables[index] = Some(Leaves { page, users: 0 });
+        self.count += 1;
+        Ok(())
+    }
+
+    /// Takes note of one mapping less in a slot. If it was the last one, its table goes to `freed`.
+    fn release(&mut self, slot: u64, freed: &mut Freed) {
+        let Some((middle, index)) = self.middle(slot) else {
+            return;
+        };
+        let Some(table) = middle.tables[index].as_mut() else {
+            return;
+        };
+
+        let Some(left) = table.users.checked_sub(1) else {
+            return;
+        };
+
+        table.users = left;
+        if left == 0 && freed.0.len() < freed.0.capacity() {
+            // Nothing is mapped. If the driver is unbound, the device sees no table.
+            let _ = middle.page.words.write(index, [0]);
+            if let Some(table) = middle.tables[index].take() {
+                // There is room for it.
+                let _ = freed.0.push_within_capacity(table);
+                self.count -= 1;
+            }
+        }
+    }
+
+    /// Lets addresses lead to where an object is.
+    fn write(&mut self, range: &MappedRange, placed: &Placed<'_>) -> Result {
+        for slot in slots(&range.va) {
+            let part = part(&range.va, slot);
+            let at = |page: usize| {
+                slot * SLOT + ((page as u64) << PAGE_SHIFT) - range.va.start + range.gem_offset
+            };
+            let (middle, index) = self.middle(slot).ok_or(EINVAL)?;
+
+            if part.len() == WORDS {
+                if let Some((address, len)) = placed.address(at(0)) {
+                    let entry = leaf(Some(address));
+
+                    if len >= SLOT && (entry & !(PAGE_SIZE as u64 - 1)) % SLOT == 0 {
+                        middle.page.words.write(index, [entry])?;
+                        continue;
+                    }
+                }
+            }
+            middle.write(index, part, |page| {
+                leaf(placed.address(at(page)).map(|(address, _)| address))
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Lets addresses lead nowhere.
+    fn clear(&mut self, va: &Range<u64>) -> Result {
+        for slot in slots(va) {
+            let part = part(va, slot);
+            let Some((middle, index)) = self.middle(slot) else {
+                continue;
+            };
+
+            if part.len() == WORDS {
+                middle.page.words.write(index, [0])?;
+            } else if middle.page.words.read(index)? & VALID != 0 {
+                middle.write(index, part, |_| 0)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Tables that no entry leads to any more.
+pub(crate) struct Freed(KVVec<Leaves>);
+
+impl Freed {
+    /// Returns one without room, for an address space that has ended.
+    pub(crate) const fn none() -> Self {
+        Self(KVVec::new())
+    }
+
+    /// Has the memory given back, if the device knows that no entry leads to it, as `told` says.
+    pub(crate) fn end(self, told: Result) {
+        if told == Err(EIO) {
+            // Devres has the memory until the device was reset.
+            core::mem::forget(self);
+        }
+    }
+}
+
+/// The page tables of an address space.
+#[pin_data]
+pub(crate) struct PageTable {
+    number: u32,
+    contexts: Arc<Contexts>,
+    /// [`None`] once it has ended.
+    #[pin]
+    tree: Mutex<Option<Tree>>,
+}
+
+impl PageTable {
+    /// Makes the tables of the context `number`, in which nothing is mapped.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM` if memory runs out, `ENODEV` after the driver was unbound.
+    pub(crate) fn new(
+        dev: &Device<Bound>,
+        contexts: &Arc<Contexts>,
+        number: u32,
+    ) -> Result<Arc<Self>> {
+        let tree = Tree {
+            root: Page::new(dev, contexts)?,
+            middles: empty()?,
+            count: 0,
+        };
+        let root = tree.root.words.address(0);
+        let this = Arc::pin_init(
+            pin_init!(Self {
+                number,
+                contexts: contexts.clone(),
+                tree <- new_mutex!(Some(tree), "mgpu::PageTable"),
+            }),
+            GFP_KERNEL,
+        )?;
+
+        contexts.set_root(number, root)?;
+        Ok(this)
+    }
+
+    /// Returns the number of the context.
+    pub(crate) fn context(&self) -> u32 {
+        self.number
+    }
+
+    /// Tells whether the device still reaches what it should not, by this context or another one.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.contexts.invalidator().is_broken()
+    }
+
+    fn with<R>(&self, f: impl FnOnce(&mut Tree) -> Result<R>) -> Result<R> {
+        match &mut *self.tree.lock() {
+            Some(tree) => f(tree),
+            None => Err(ENODEV),
+        }
+    }
+
+    /// Makes the tables for a mapping, which has them until [`Self::release`].
+    ///
+    /// By one task at a time, and with no reservation held.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOSPC` if it would take too many, `ENOMEM` if memory runs out.
+    /// - `ENODEV` after the driver was unbound.
+    pub(crate) fn prepare(&self, dev: &Device<Bound>, va: &Range<u64>) -> Result {
+        let mut freed = self.freed(va)?;
+
+        for slot in slots(va) {
+            if let Err(e) = self.hold(dev, slot) {
+                self.with(|tree| {
+                    (slots(va).start..slot).for_each(|slot| tree.release(slot, &mut freed));
+                    Ok(())
+                })?;
+                freed.end(self.invalidate(va));
+                return Err(e);
+            }
+        }
+        Ok(())
+    }
+
+    fn hold(&self, dev: &Device<Bound>, slot: u64) -> Result {
+        loop {
+            match self.with(|tree| Ok(tree.hold(slot)))? {
+                Ok(()) => return Ok(()),
+                Err(Lack::Middle) => {
+                    let middle = Middle::new(dev, &self.contexts)?;
+
+                    self.with(|tree| tree.add_middle(slot, middle))?;
+                }
+                Err(Lack::Leaves) => {
+                    let page = Page::new(dev, &self.contexts)?;
+
+                    self.with(|tree| tree.add_leaves(slot, page))?;
+                }
+            }
+        }
+    }
+
+    /// Lets a part of a mapping that has tables become one of its own.
+    pub(crate) fn share(&self, va: &Range<u64>) {
+        // An address space that has ended has no tables.
+        let _ = self.with(|tree| {
+            slots(va).for_each(|slot| {
+                let _ = tree.hold(slot);
+            });
+            Ok(())
+        });
+    }
+
+    /// Returns room for the tables that the end of mappings in `va` may free.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM` if memory runs out.
+    pub(crate) fn freed(&self, va: &Range<u64>) -> Result<Freed> {
+        let most = slots(va).count().min(MOST);
+
+        Ok(Freed(KVVec::with_capacity(most, GFP_KERNEL)?))
+    }
+
+    /// Ends a mapping whose addresses lead nowhere. [`Self::invalidate`] comes before [`Freed::end`].
+    pub(crate) fn release(&self, va: &Range<u64>, freed: &mut Freed) {
+        // As in `share()`.
+        let _ = self.with(|tree| {
+            slots(va).for_each(|slot| tree.release(slot, freed));
+            Ok(())
+        });
+    }
+
+    /// Lets the addresses of a mapping lead to where an object is.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` after the driver was unbound.
+    pub(crate) fn write(&self, range: &MappedRange, placed: &Placed<'_>) -> Result {
+        self.with(|tree| tree.write(range, placed))
+    }
+
+    /// Lets addresses lead nowhere. The device knows that after [`Self::invalidate`].
+    pub(crate) fn clear(&self, va: &Range<u64>) {
+        // As in `share()`.
+        let _ = self.with(|tree| tree.clear(va));
+    }
+
+    /// Has the device look at addresses anew. Sleeps.
+    ///
+    /// # Errors
+    ///
+    /// See [`Invalidator::invalidate`](crate::invalidate::Invalidator::invalidate).
+    pub(crate) fn invalidate(&self, va: &Range<u64>) -> Result {
+        self.contexts
+            .invalidator()
+            .invalidate(self.number, va.start, va.end - va.start)
+    }
+
+    /// Ends the address space: the device reaches nothing by it when this returns. Sleeps.
+    pub(crate) fn end(&self) {
+        let (tree, told) = {
+            let mut tree = self.tree.lock();
+            let Some(tree) = tree.take() else {
+                return;
+            };
+
+            // If the driver is unbound, the device has no table of contexts.
+            let _ = self.contexts.set_root(self.number, 0);
+            (tree, self.invalidate(&(0..SPACE)))
+        };
+        let is_known = told == Err(EIO);
+
+        if is_known {
+            // As in `Freed::end()`.
+            core::mem::forget(tree);
+        }
+        self.contexts.take_back(self.number, is_known);
+    }
+}

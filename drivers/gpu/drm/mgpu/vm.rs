@@ -1,0 +1,475 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Address spaces: which object is at which virtual address, and the page tables that say so to the
+//! device.
+//!
+//! A map only takes note of the mapping, and makes page tables. Entries are written by
+//! [`AddressSpace::bring`], which the next job of the address space needs anyway, as an object may
+//! have moved by then: what was just mapped and what was evicted is the same to it.
+//!
+//! An unmap clears entries, and has the device look at them, before others can move the object. The
+//! device may use a translation up to then, so the jobs of the address space are waited for first.
+//!
+//! # Lifetimes
+//!
+//! An address space belongs to a file, and to each of its jobs that is not done. Both may be there
+//! longer than the driver is bound: it refers to nothing of that but its [`PageTable`], which ends
+//! when the driver is unbound.
+//!
+//! # Locking
+//!
+//! From the outside to the inside: the mutex of the mappings, with which all that changes them comes
+//! one after the other; the reservations of the address space and of its external objects; the
+//! `gpuva.lock` of an object; the mutex of the page tables. The mutex of the last job is taken with
+//! reservations held, and nothing is taken inside of it.
+
+use core::ops::Range;
+
+use kernel::{
+    device::{
+        self,
+        Device as Dev, //
+    },
+    dma_buf::fence::Fence,
+    drm::{
+        exec::Flag,
+        gem::{
+            Held,
+            SharedResv, //
+        },
+        gpuvm::{
+            evictable,
+            DriverGpuVm,
+            Evictable,
+            GpuVa,
+            GpuVaAlloc,
+            GpuVm,
+            GpuVmBo,
+            LockedVm,
+            OpMap,
+            OpMapRequest,
+            OpMapped,
+            OpRemap,
+            OpRemapped,
+            OpUnmap,
+            OpUnmapped,
+            UniqueRefGpuVm, //
+        },
+        ttm::{
+            OpCtx,
+            Place, //
+        },
+        vram::{
+            Domain,
+            MemType, //
+        },
+        Registered, //
+    },
+    new_mutex,
+    prelude::*,
+    sync::{
+        aref::ARef,
+        Arc,
+        Mutex, //
+    }, //
+};
+
+use crate::{
+    card::{
+        Device,
+        Driver, //
+    },
+    contexts::Contexts,
+    gem::Bo,
+    pagetable::{
+        Freed,
+        PageTable,
+        SPACE, //
+    }, //
+};
+
+/// How many mappings a change makes at most: the one that is asked for, and what is left of those
+/// that it cuts into at both ends, which may be two of each.
+const MAPPINGS: usize = 5;
+
+/// The kind of address space.
+pub(crate) struct Kind;
+
+/// A change of mappings.
+pub(crate) struct Change {
+    /// Memory for new mappings.
+    vas: KVec<GpuVaAlloc<Kind>>,
+    /// Tables that are not needed any more.
+    freed: Freed,
+    /// No job of the address space is under way.
+    is_idle: bool,
+    /// Something was unmapped.
+    has_cleared: bool,
+}
+
+impl Change {
+    fn new(table: &PageTable, va: &Range<u64>) -> Result<Self> {
+        let mut vas = KVec::with_capacity(MAPPINGS, GFP_KERNEL)?;
+
+        for _ in 0..MAPPINGS {
+            vas.push(GpuVaAlloc::new(GFP_KERNEL)?, GFP_KERNEL)?;
+        }
+        Ok(Self {
+            vas,
+            freed: table.freed(va)?,
+            is_idle: false,
+            has_cleared: false,
+        })
+    }
+
+    /// Lets a part of a mapping lead nowhere.
+    ///
+    /// `EBUSY` if jobs may use it. That is said before the first change.
+    fn clear(&mut self, mapping: &GpuVa<Kind>, va: &Range<u64>) -> Result {
+        if !self.is_idle {
+            return Err(EBUSY);
+        }
+
+        mapping.vm_bo().data().clear(va);
+        self.has_cleared = true;
+        Ok(())
+    }
+}
+
+impl DriverGpuVm for Kind {
+    type Driver = Driver;
+    type Object = Bo;
+    type VaData = ();
+    type VmBoData = Arc<PageTable>;
+    type SmContext<'ctx> = Change;
+
+    const EVICTABLE: Evictable<Self> = evictable();
+
+    fn sm_step_map<'op>(
+        &mut self,
+        op: OpMap<'op, Self>,
+        change: &mut Change,
+    ) -> Result<OpMapped<'op, Self>> {
+        Ok(op.insert(change.vas.pop().ok_or(ENOMEM)?, ()))
+    }
+
+    fn sm_step_unmap<'op>(
+        &mut self,
+        op: OpUnmap<'op, Self>,
+        change: &mut Change,
+    ) -> Result<OpUnmapped<'op, Self>> {
+        let mapping = op.va();
+        let va = mapping.range();
+
+        change.clear(mapping, &va)?;
+        mapping.vm_bo().data().release(&va, &mut change.freed);
+        Ok(op.remove().0)
+    }
+
+    fn sm_step_remap<'op>(
+        &mut self,
+        op: OpRemap<'op, Self>,
+        change: &mut Change,
+    ) -> Result<OpRemapped<'op, Self>> {
+        let mapping = op.va_to_unmap();
+        let va = mapping.range();
+        let start = op
+            .prev()
+            .map_or(va.start, |left| left.addr() + left.length());
+        let end = op.next().map_or(va.end, |left| left.addr());
+
+        change.clear(mapping, &(start..end))?;
+        let (Some(first), Some(second)) = (change.vas.pop(), change.vas.pop()) else {
+            return Err(ENOMEM);
+        };
+
+        let table = mapping.vm_bo().data();
+        if start > va.start {
+            table.share(&(va.start..start));
+        }
+        if end < va.end {
+            table.share(&(end..va.end));
+        }
+        table.release(&va, &mut change.freed);
+
+        let (remapped, rest) = op.remap([first, second], (), ());
+        if let Some(unused) = rest.unused_va {
+            // It was taken from there.
+            let _ = change.vas.push_within_capacity(unused);
+        }
+        Ok(remapped)
+    }
+}
+
+/// An address space.
+#[pin_data(PinnedDrop)]
+pub(crate) struct AddressSpace {
+    table: Arc<PageTable>,
+    resv: SharedResv<Driver>,
+    gpuvm: ARef<GpuVm<Kind>>,
+    #[pin]
+    mappings: Mutex<UniqueRefGpuVm<Kind>>,
+    /// The last job, behind all others.
+    #[pin]
+    last: Mutex<Option<ARef<Fence>>>,
+}
+
+impl AddressSpace {
+    /// Makes one in which nothing is mapped.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Contexts::create`].
+    pub(crate) fn new(
+        dev: &Device<Registered>,
+        parent: &Dev<device::Bound>,
+        contexts: &Arc<Contexts>,
+    ) -> Result<Arc<Self>> {
+        let table = contexts.create(parent)?;
+
+        Self::with_table(dev, table.clone()).inspect_err(|_| table.end())
+    }
+
+    fn with_table(dev: &Device<Registered>, table: Arc<PageTable>) -> Result<Arc<Self>> {
+        let resv = SharedResv::new(dev)?;
+        let unique = GpuVm::new::<Error, _>(c"mgpu", dev, &*resv, 0..SPACE, 0..0, Kind)?;
+
+        Arc::pin_init(
+            pin_init!(Self {
+                table,
+                resv,
+                gpuvm: ARef::from(&*unique),
+                mappings <- new_mutex!(unique, "mgpu::AddressSpace::mappings"),
+                last <- new_mutex!(None, "mgpu::AddressSpace::last"),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    /// Returns the reservation that its private objects have.
+    pub(crate) fn resv(&self) -> &SharedResv<Driver> {
+        &self.resv
+    }
+
+    /// Returns the manager of its mappings.
+    pub(crate) fn gpuvm(&self) -> &GpuVm<Kind> {
+        &self.gpuvm
+    }
+
+    /// Returns its page tables.
+    pub(crate) fn table(&self) -> &PageTable {
+        &self.table
+    }
+
+    /// Takes note of the last job, with the reservations held.
+    pub(crate) fn set_last(&self, fence: &Fence) {
+        let before = self.last.lock().replace(fence.into());
+
+        drop(before);
+    }
+
+    /// Tells whether all jobs have ended.
+    fn is_idle(&self) -> bool {
+        self.last
+            .lock()
+            .as_ref()
+            .is_none_or(|fence| fence.is_signaled())
+    }
+
+    /// Waits for all jobs.
+    fn wait_for_jobs(&self) -> Result {
+        let last = self.last.lock().clone();
+
+        last.map_or(Ok(()), |fence| fence.wait(true))
+    }
+
+    /// Maps a part of an object, which is inside of it.
+    ///
+    /// # Errors
+    ///
+    /// - `ENOSPC` if it would take too many page tables.
+    /// - `ENODEV` if the driver is not bound any more.
+    /// - `ERESTARTSYS` if a signal arrived, `ENOMEM` if memory runs out.
+    pub(crate) fn map(
+        &self,
+        dev: &Device<Registered>,
+        parent: &Dev<device::Bound>,
+        object: &Bo,
+        offset: u64,
+        va: &Range<u64>,
+    ) -> Result {
+        let mut mappings = self.mappings.lock();
+        let mut undo = self.table.freed(va)?;
+
+        self.table.prepare(parent, va)?;
+        let ret = self
+            .gpuvm
+            .obtain(object, self.table.clone())
+            .map_err(Error::from)
+            .and_then(|vm_bo| {
+                self.change(dev, va, |locked, change| {
+                    if locked.object(object).is_none() {
+                        return Err(EINVAL);
+                    }
+                    mappings.sm_map(OpMapRequest {
+                        addr: va.start,
+                        range: va.end - va.start,
+                        gem_offset: offset,
+                        vm_bo: &vm_bo,
+                        context: change,
+                    })?;
+                    // It is one of those that are locked.
+                    let _ = locked.mark_evicted(&vm_bo);
+                    Ok(())
+                })
+            });
+        if ret.is_err() {
+            self.table.release(va, &mut undo);
+            undo.end(self.table.invalidate(va));
+        }
+        self.gpuvm.deferred_cleanup();
+        ret
+    }
+
+    /// Maps nothing at some addresses.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::map`].
+    pub(crate) fn unmap(&self, dev: &Device<Registered>, va: &Range<u64>) -> Result {
+        let mut mappings = self.mappings.lock();
+
+        let ret = self.change(dev, va, |_locked, change| {
+            mappings.sm_unmap(va.start, va.end - va.start, change)
+        });
+        self.gpuvm.deferred_cleanup();
+        ret
+    }
+
+    /// Changes mappings by `f`, which is called with the reservations held. If it fails nothing has
+    /// changed.
+    ///
+    /// If jobs are in the way it is called again when they are done, which is waited for without the
+    /// reservations.
+    fn change(
+        &self,
+        dev: &Device<Registered>,
+        va: &Range<u64>,
+        mut f: impl FnMut(&mut LockedVm<'_, '_, Kind>, &mut Change) -> Result,
+    ) -> Result {
+        let mut change = Change::new(&self.table, va)?;
+        let mut told = Ok(());
+
+        loop {
+            let ret = dev.ttm.exec(Flag::Interruptible, |ctx| {
+                let mut locked = ctx.lock_vm(&self.gpuvm)?;
+
+                // None comes meanwhile.
+                change.is_idle = self.is_idle();
+                f(&mut locked, &mut change)?;
+                // Before others move what was unmapped. A device that does not look gets no jobs.
+                if change.has_cleared {
+                    told = self.table.invalidate(va);
+                }
+                Ok(())
+            });
+            match ret {
+                Err(e) if e == EBUSY => self.wait_for_jobs()?,
+                ret => {
+                    change.freed.end(told);
+                    return ret;
+                }
+            }
+        }
+    }
+
+    /// Brings an object to where the device reaches it, and writes the entries of page tables that
+    /// lead to it.
+    ///
+    /// What may be in VRAM goes there, and others leave for that. Where there is no room it is used in
+    /// system memory. `full` says that this was so for an object before it in the same round: TTM may
+    /// have met a lock that it must not wait for, after which no other one is taken in a round.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Held::validate`] and [`Held::placed`], and `ENODEV`.
+    pub(crate) fn bring(
+        &self,
+        dev: &Device<Registered>,
+        vm_bo: &GpuVmBo<Kind>,
+        object: &mut Held<'_, Bo>,
+        full: &mut bool,
+    ) -> Result {
+        let mut ctx = OpCtx::interruptible();
+
+        // What is pinned is where the device reaches it.
+        if object.object().as_import().is_none() && !object.is_pinned() {
+            let domain = object.data().domain;
+
+            let is_in_vram = |object: &Held<'_, Bo>| object.mem_type() == Some(MemType::Vram);
+
+            if domain == Domain::Either && !is_in_vram(object) && !*full {
+                match object.validate(&[Place::VRAM], &mut ctx) {
+                    Err(e) if e == ENOSPC => *full = true,
+                    ret => ret?,
+                }
+            }
+            match domain {
+                Domain::Either if is_in_vram(object) => object.touch(),
+                Domain::Either => object.validate(&[Place::TT], &mut ctx)?,
+                // What stays in VRAM takes nothing from others.
+                Domain::Vram | Domain::System => object.validate(&domain.places(), &mut ctx)?,
+            }
+        }
+        let placed = object.placed(dev, &mut ctx)?;
+        let mut ret = Ok(());
+        vm_bo.for_each_range(|range| {
+            if ret.is_ok() {
+                ret = self.table.write(&range, &placed);
+            }
+        });
+        ret
+    }
+}
+
+#[pinned_drop]
+impl PinnedDrop for AddressSpace {
+    fn drop(self: Pin<&mut Self>) {
+        // The device reaches nothing after that, so that no object has to be reserved.
+        self.table.end();
+
+        let mut change = Change {
+            vas: KVec::new(),
+            freed: Freed::none(),
+            is_idle: true,
+            has_cleared: false,
+        };
+        if let Err(e) = self.mappings.lock().sm_unmap(0, SPACE, &mut change) {
+            pr_err!("an address space is not empty: {:?}\n", e);
+        }
+        self.gpuvm.deferred_cleanup();
+    }
+}
+
+/// Takes note that an object leaves where it is, for all address spaces.
+pub(crate) fn evicted(object: &Held<'_, Bo>) {
+    object.mark_mappings_evicted();
+}
+
+/// Lets no address lead to an object any more, in any address space.
+pub(crate) fn zap(object: &Held<'_, Bo>) {
+    object.for_each_vm::<Kind>(|mapped| {
+        let table = mapped.data();
+        let (mut start, mut end) = (u64::MAX, 0);
+
+        for range in mapped.ranges() {
+            table.clear(&range.va);
+            start = start.min(range.va.start);
+            end = end.max(range.va.end);
+        }
+        if start < end {
+            // A device that does not do so gets no jobs any more.
+            let _ = table.invalidate(&(start..end));
+        }
+    });
+}
