@@ -406,7 +406,16 @@ impl Drm {
     ///
     /// Any error of the ioctl.
     pub fn create_flags(&self, size: u64, what: u32) -> Result<Gem<'_>, SysError> {
-        let mut argument = VvramGemCreate::new(size, what);
+        self.create_from(VvramGemCreate::new(size, what))
+    }
+
+    /// Creates an object from a given argument.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn create_from(&self, given: VvramGemCreate) -> Result<Gem<'_>, SysError> {
+        let mut argument = given;
         self.create_raw(&mut argument)?;
         Ok(Gem {
             drm: self,

@@ -13,6 +13,7 @@ pub mod cgroup;
 pub mod clients;
 pub mod clock;
 pub mod compat;
+pub mod compute;
 pub mod copy;
 pub mod debugfs;
 pub mod disk;

@@ -37,7 +37,9 @@ pub const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 pub const TIMEOUT: &str = "timeout_ms=700";
 
 /// The number of the ring of the copy engine.
-const COPY: u32 = 0;
+pub const COPY: u32 = 0;
+/// That of the compute engine.
+pub const COMPUTE: u32 = 1;
 
 /// An error that the device makes on request.
 #[derive(Clone, Copy, Debug)]
@@ -145,7 +147,17 @@ impl Mgpu {
     /// Any error of the file.
     #[track_caller]
     pub fn inject(&self, error: Error, argument: u32) -> Outcome {
-        let text = format!("{} {COPY} {argument}", error as u32);
+        self.inject_into(COPY, error, argument)
+    }
+
+    /// Asks for an error of a ring.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the file.
+    #[track_caller]
+    pub fn inject_into(&self, ring: u32, error: Error, argument: u32) -> Outcome {
+        let text = format!("{} {ring} {argument}", error as u32);
         Ok(self.debugfs()?.write("inject", &text)?)
     }
 

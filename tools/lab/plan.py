@@ -32,8 +32,11 @@ KINDS = ("avram_export", "edu_memory_life", "edu_user_memory", "vvram_counters",
 TOOL = ("p2p_agrees",)
 PAIR = ("pair_copy", "pair_import")                                             # two GPUs
 # With modelled GPUs: for each kind of address, and once.
-GPU_KINDS = ("mgpu_aperture", "mgpu_gone", "mgpu_model", "mgpu_peer", "mgpu_unbind")
+GPU_KINDS = ("mgpu_aperture", "mgpu_evict", "mgpu_exec", "mgpu_gone", "mgpu_model", "mgpu_peer",
+             "mgpu_unbind", "mgpu_vm")
 GPU_ONCE = ("mgpu_engine", "mgpu_queue", "mgpu_recover", "mgpu_reset")
+# Of these, what moves objects more often in `make soak`.
+GPU_SOAK = ("mgpu_evict", "mgpu_peer")
 # With more VRAM than any memory, which takes memory of the host only where it is not zero.
 GPU_LARGE = ("mgpu_large",)
 LARGE = "vram=64G,aperture=256M"
@@ -132,6 +135,7 @@ def soak():
             *once("soak", VVRAM_SOAK=SOAK),
             *[igt(f"soak-scramble-{topology.name}", variant("scramble", topology), SCRAMBLED_SOAK)
               for topology in topologies.TOPOLOGIES if of_kinds(topology)],
+            igt("soak-gpu", topologies.MODELS[0], GPU_SOAK, GPU_LOAD, VVRAM_SOAK=SOAK),
             igt("soak-sync", SWITCH, ("vvram_sync",), VVRAM_SOAK=SOAK),
             igt("soak-rdma-once", switch, RDMA_ONCE, RDMA_LOAD, VVRAM_SOAK=SOAK),
             *[igt(f"soak-{topology.name}", topology, (*RDMA_KINDS, *RDMA_ONCE), RDMA_LOAD)

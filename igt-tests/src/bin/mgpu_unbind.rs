@@ -4,14 +4,16 @@
 
 use std::time::Duration;
 
+use vvram_tests::compute::{Op, Vm, HUGE};
 use vvram_tests::map::PAGE;
-use vvram_tests::mgpu::{holds, set_bound, Error, Mgpu, EITHER};
+use vvram_tests::mgpu::{holds, replug, set_bound, Error, Impatient, Mgpu, COMPUTE, EITHER};
 use vvram_tests::misc;
+use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::rebind::Unbinding;
 use vvram_tests::scene::{patterns, peer_reads};
 use vvram_tests::syncfile::SyncFile;
-use vvram_tests::{check, check_eq, expect_errno, igt_main, Outcome, Stop};
+use vvram_tests::{check, check_eq, expect_errno, igt_main, uapi, Outcome, Stop};
 
 const PAGE64: u64 = PAGE as u64;
 const SIZE: u64 = 16 * PAGE64;
@@ -170,10 +172,102 @@ fn exporter() -> Outcome {
     works()
 }
 
+/// Jobs in both rings, which take some time each: those of the copy engine, and of the other one.
+fn both(gpu: &Mgpu, count: usize) -> Result<[Vec<SyncFile>; 2], Stop> {
+    let vm = Vm::new(gpu)?;
+    // Private ones, and such that others know, in all kinds of memory.
+    let objects = [
+        vm.create(SIZE, EITHER)?,
+        gpu.drm.create(SIZE)?,
+        gpu.drm.create_flags(SIZE, uapi::CREATE_SYSTEM)?,
+    ];
+    for (index, object) in (0..).zip(&objects) {
+        vm.bind(object, index * HUGE)?;
+    }
+    vm.done(&[Op::fill(0, SIZE, 1)])?;
+    gpu.inject_into(COMPUTE, Error::Slow, 50)?;
+    let copies = queue(gpu, count)?;
+    let jobs = (0..count)
+        .map(|_| vm.exec(&[Op::copy(0, HUGE, SIZE), Op::copy(HUGE, 2 * HUGE, SIZE)]))
+        .collect::<Result<Vec<_>, _>>()?;
+    // The address space, its objects and their handles are given up while jobs are queued.
+    Ok([copies, jobs])
+}
+
+/// The PCI driver is unbound with jobs in both rings, and address spaces of files that stay open.
+fn compute() -> Outcome {
+    {
+        let gpu = Mgpu::first()?;
+        let vm = Vm::new(&gpu)?;
+        let object = vm.create(SIZE, EITHER)?;
+        vm.bind(&object, HUGE)?;
+        vm.done(&[Op::fill(HUGE, SIZE, 1)])?;
+        let [copies, jobs] = both(&gpu, 40)?;
+        let gone = Unbinding::start(&gpu.pci)?.finish(LIMIT)?;
+        ended(&copies)?;
+        ended(&jobs)?;
+        expect_errno(
+            "a job after that",
+            vm.exec(&[Op::fill(HUGE, 8, 1)]),
+            libc::ENODEV,
+        )?;
+        expect_errno("an unmap after that", vm.unbind(HUGE, SIZE), libc::ENODEV)?;
+        gone.rebind()?;
+        // What the old file has is not in the way of a new one.
+        let again = Mgpu::first()?;
+        let other = Vm::new(&again)?;
+        let object = other.create(SIZE, EITHER)?;
+        other.bind(&object, HUGE)?;
+        other.done(&[Op::fill(HUGE, SIZE, 3)])?;
+        check!(
+            object.map()?.verify_value(3 << 32 | 3).is_ok(),
+            "bytes of a new address space"
+        );
+        again.clean()?;
+    }
+    works()
+}
+
+/// A device is removed by surprise with jobs in both rings.
+fn removed() -> Outcome {
+    let _impatient = Impatient::new()?;
+    let Some(pci) = PciDevice::mgpus().pop() else {
+        return Err(Stop::fail("there is no modelled GPU"));
+    };
+    let driver = pci.driver();
+    {
+        let gpu = Mgpu::open(&pci)?;
+        let [copies, jobs] = both(&gpu, 20)?;
+        gpu.inject(Error::Removed, 0)?;
+        for fences in [&copies, &jobs] {
+            let mut failed = 0;
+            for fence in fences {
+                fence.finish()?;
+                failed += u32::from(fence.status()? < 0);
+            }
+            check!(failed > 0, "all jobs were done by a device that is gone");
+        }
+    }
+    replug(&pci, driver.as_deref(), LIMIT)?;
+    let gpu = Mgpu::open(&pci)?;
+    let vm = Vm::new(&gpu)?;
+    let object = vm.create(SIZE, EITHER)?;
+    vm.bind(&object, HUGE)?;
+    vm.done(&[Op::fill(HUGE, SIZE, 3)])?;
+    check!(
+        object.map()?.verify_value(3 << 32 | 3).is_ok(),
+        "bytes after it was plugged in again"
+    );
+    drop((object, vm));
+    gpu.clean()
+}
+
 igt_main! {
     "core", "of the PCI driver, with jobs", core;
     "auxiliary", "of the DRM driver, with jobs", auxiliary;
     "exported", "with a peer", exported;
     "importer", "of the GPU that copies from another one", importer;
     "exporter", "of the GPU that another one copies from", exporter;
+    "compute", "of the PCI driver, with jobs of both engines", compute;
+    "removed", "of a device that is removed by surprise, with jobs of both engines", removed;
 }

@@ -1,0 +1,460 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Jobs of the compute engine of the modelled GPU: their order, and what becomes of those that fail.
+
+use std::time::Duration;
+
+use vvram_tests::compute::{
+    sum, Bench, Exec, Op, HUGE, OPS_MAX, PARAM_COMPUTE_RESETS, PARAM_VMS_FREE, RESULTS,
+};
+use vvram_tests::fence::{SyncObj, Timeline};
+use vvram_tests::map::PAGE;
+use vvram_tests::mgpu::{take_all, Error, Impatient, Mgpu, COMPUTE, COPY, EITHER, PARAM_RESETS};
+use vvram_tests::misc;
+use vvram_tests::proc::{Child, Steps};
+use vvram_tests::scene::patterns;
+use vvram_tests::syncfile::SyncFile;
+use vvram_tests::{check, check_eq, expect_errno, igt_main, uapi, Outcome, SysError};
+
+const PAGE64: u64 = PAGE as u64;
+const VRAM: u32 = uapi::CREATE_VRAM;
+const SIZE: u64 = 16 * PAGE64;
+const WORDS: u64 = SIZE / 8;
+const LIMIT: Duration = Duration::from_secs(40);
+
+/// Jobs of as many operations as there can be, in their order, and behind fences.
+fn order() -> Outcome {
+    let gpu = Mgpu::first()?;
+    let bench = Bench::new(&gpu)?;
+    let (x, _) = patterns();
+    let object = bench.vm.create(SIZE, VRAM)?;
+    let map = object.map()?;
+    map.fill(x);
+    bench.vm.bind(&object, HUGE)?;
+    // Each one adds to what the one before has left, and copies it on.
+    let ops: Vec<_> = (0..OPS_MAX as u64 / 2)
+        .flat_map(|index| {
+            let at = HUGE + 8 * index;
+            [Op::add(at, index), Op::copy(at, at + 8, 8)]
+        })
+        .collect();
+    bench.vm.done(&ops)?;
+    let mut value = x.word(0);
+    for index in 0..OPS_MAX as u64 / 2 {
+        value = value.wrapping_add(index);
+        check_eq!(map.read(index as usize), value, "word {index}");
+    }
+    // Jobs do not begin before their fences, and the next job of the file is behind them.
+    let timeline = Timeline::new()?;
+    let fence = timeline.fence(1)?;
+    bench.results.set(0);
+    let first = bench
+        .vm
+        .exec_after(&[Op::fill(RESULTS, 8, 1)], &[fence.sync()])?;
+    let second = bench.vm.exec(&[Op::copy(RESULTS, RESULTS + 8, 8)])?;
+    check!(!second.poll(100)?, "a job was done before its fence");
+    check_eq!(bench.results.read(0), 0, "the word before the fence");
+    timeline.step()?;
+    for fence in [&first, &second] {
+        fence.finish()?;
+        check_eq!(fence.status()?, 1, "status of a job");
+    }
+    check_eq!(bench.results.read(1), 1 << 32 | 1, "the second job");
+    // Into a sync object.
+    let object = SyncObj::new(gpu.drm.fd())?;
+    let mut out = [object.sync(0)];
+    gpu.drm.exec_raw(Exec {
+        out_syncs: out.as_mut_ptr() as u64,
+        out_count: 1,
+        sync_size: 24,
+        ..bench.vm.argument(&[Op::add(RESULTS, 1)])
+    })?;
+    object.wait(i64::MAX)?;
+    check_eq!(bench.results.read(0), (1 << 32 | 1) + 1, "the last job");
+    gpu.clean()
+}
+
+/// Jobs and copies of objects that are not private wait for each other, without a fence of the
+/// caller.
+fn implicit() -> Outcome {
+    let gpu = Mgpu::first()?;
+    let bench = Bench::new(&gpu)?;
+    let (x, y) = patterns();
+    let (a, b) = (
+        gpu.drm.create_flags(SIZE, EITHER)?,
+        gpu.drm.create_flags(SIZE, EITHER)?,
+    );
+    bench.vm.bind(&b, HUGE)?;
+    for round in 0..4 {
+        let (x, y) = (x.derive(round), y.derive(round));
+        a.map()?.fill(x);
+        b.map()?.fill(y);
+        // The engines work at their own speed.
+        gpu.inject_into(COPY, Error::Slow, 30)?;
+        gpu.drm.copy((&a, 0), (&b, 0), SIZE)?;
+        let job = bench.vm.exec(&[
+            Op::checksum(HUGE, SIZE, RESULTS),
+            Op::fill(HUGE, SIZE, 0x5a5a_5a5a),
+        ])?;
+        gpu.inject_into(COMPUTE, Error::Slow, 30)?;
+        gpu.drm.copy((&b, 0), (&a, 0), SIZE)?.finish()?;
+        check_eq!(job.status()?, 1, "status of the job before the copy");
+        check_eq!(
+            bench.results.read(0),
+            sum(x, 0, WORDS),
+            "sum of what was copied"
+        );
+        check!(
+            a.map()?.verify_value(0x5a5a_5a5a_5a5a_5a5a).is_ok(),
+            "the copy was before the job in round {round}"
+        );
+        for ring in [COPY, COMPUTE] {
+            gpu.inject_into(ring, Error::Slow, 0)?;
+        }
+    }
+    gpu.clean()
+}
+
+/// Something is unmapped, or replaced, while jobs that use it are in the ring: they are done first.
+fn unmapped() -> Outcome {
+    let gpu = Mgpu::first()?;
+    let bench = Bench::new(&gpu)?;
+    let (x, y) = patterns();
+    let (first, second) = (bench.vm.create(SIZE, VRAM)?, gpu.drm.create(SIZE)?);
+    first.map()?.fill(x);
+    second.map()?.fill(y);
+    for replace in [false, true] {
+        bench.vm.bind(&first, HUGE)?;
+        bench.sum(HUGE, SIZE)?;
+        gpu.inject_into(COMPUTE, Error::Slow, 50)?;
+        let jobs: Vec<_> = (0..3)
+            .map(|index| {
+                bench
+                    .vm
+                    .exec(&[Op::checksum(HUGE, SIZE, RESULTS + 8 * index)])
+            })
+            .collect::<Result<_, _>>()?;
+        if replace {
+            bench.vm.bind(&second, HUGE)?;
+        } else {
+            bench.vm.unbind(HUGE, SIZE)?;
+        }
+        gpu.inject_into(COMPUTE, Error::Slow, 0)?;
+        for (index, job) in jobs.iter().enumerate() {
+            job.finish()?;
+            check_eq!(job.status()?, 1, "status of job {index}, {replace}");
+            check_eq!(bench.results.read(index), sum(x, 0, WORDS), "its sum");
+        }
+    }
+    check_eq!(
+        bench.sum(HUGE, SIZE)?,
+        sum(y, 0, WORDS),
+        "of what is there now"
+    );
+    // What is not replaced is not waited for.
+    let timeline = Timeline::new()?;
+    let fence = timeline.fence(1)?;
+    let job = bench
+        .vm
+        .exec_after(&[Op::add(RESULTS, 1)], &[fence.sync()])?;
+    bench.vm.bind(&first, 8 * HUGE)?;
+    check_eq!(
+        job.status()?,
+        0,
+        "status of a job while something was mapped"
+    );
+    timeline.step()?;
+    job.finish()?;
+    check_eq!(bench.sum(8 * HUGE, SIZE)?, sum(x, 0, WORDS), "beside it");
+    gpu.clean()
+}
+
+/// A job fails; those before and behind it are done.
+fn fails(error: Option<Error>, errno: i32) -> Outcome {
+    let gpu = Mgpu::first()?;
+    let (one, other) = (Bench::new(&gpu)?, Bench::new(&gpu)?);
+    let (resets, copies) = (
+        gpu.drm.getparam(PARAM_COMPUTE_RESETS)?,
+        gpu.drm.getparam(PARAM_RESETS)?,
+    );
+    one.results.set(0);
+    other.results.set(0);
+    if let Some(error) = error {
+        gpu.inject_into(COMPUTE, error, 0)?;
+    }
+    // Each is of several submissions.
+    let adds: Vec<_> = (0..10)
+        .map(|index| Op::add(RESULTS + 8 * index, 1))
+        .collect();
+    let bad = match error {
+        Some(_) => adds.clone(),
+        None => vec![Op::fill(HUGE, 4, 0)],
+    };
+    let mut jobs = vec![one.vm.exec(&bad)?];
+    for _ in 0..3 {
+        jobs.push(other.vm.exec(&adds)?);
+        jobs.push(one.vm.exec(&[Op::add(RESULTS + 80, 1)])?);
+    }
+    // The other engine works on.
+    let (from, to) = (gpu.drm.create(SIZE)?, gpu.drm.create(SIZE)?);
+    gpu.drm.copy((&from, 0), (&to, 0), SIZE)?.finish()?;
+    for job in &jobs {
+        job.finish()?;
+    }
+    let states: Vec<_> = jobs
+        .iter()
+        .map(SyncFile::status)
+        .collect::<Result<_, _>>()?;
+    check_eq!(states, [-errno, 1, 1, 1, 1, 1, 1], "what came of the jobs");
+    for index in 0..10 {
+        check_eq!(other.results.read(index), 3, "word {index} of the other");
+    }
+    check_eq!(one.results.read(10), 3, "what was done behind it");
+    check_eq!(
+        gpu.drm.getparam(PARAM_COMPUTE_RESETS)?,
+        resets + 1,
+        "resets of the compute engine"
+    );
+    check_eq!(
+        gpu.drm.getparam(PARAM_RESETS)?,
+        copies,
+        "of the copy engine"
+    );
+    gpu.clean()
+}
+
+fn fault() -> Outcome {
+    fails(None, libc::EIO)?;
+    fails(Some(Error::Fault), libc::EIO)
+}
+
+fn hang() -> Outcome {
+    let _impatient = Impatient::new()?;
+    fails(Some(Error::Hang), libc::ETIMEDOUT)
+}
+
+/// Both engines hang, with jobs behind.
+fn both_hang() -> Outcome {
+    let _impatient = Impatient::new()?;
+    let gpu = Mgpu::first()?;
+    let (x, _) = patterns();
+    let bench = Bench::new(&gpu)?;
+    let (from, to) = (gpu.drm.create(SIZE)?, gpu.drm.create(SIZE)?);
+    from.map()?.fill(x);
+    bench.vm.bind(&to, HUGE)?;
+    bench.vm.done(&[Op::fill(HUGE, SIZE, 1)])?;
+    gpu.inject(Error::Hang, 0)?;
+    gpu.inject_into(COMPUTE, Error::Hang, 0)?;
+    let jobs = [
+        bench.vm.exec(&[Op::add(RESULTS, 1)])?,
+        bench.vm.exec(&[Op::add(RESULTS, 1)])?,
+    ];
+    let copies = [
+        gpu.drm.copy((&from, 0), (&to, 0), SIZE)?,
+        gpu.drm.copy((&from, 0), (&to, 0), SIZE)?,
+    ];
+    for fence in jobs.iter().chain(&copies) {
+        fence.finish()?;
+    }
+    for pair in [&jobs, &copies] {
+        let states = [pair[0].status()?, pair[1].status()?];
+        check_eq!(states, [-libc::ETIMEDOUT, 1], "what came of both");
+    }
+    check_eq!(bench.sum(HUGE, SIZE)?, sum(x, 0, WORDS), "after all");
+    check_eq!(
+        (
+            gpu.drm.getparam(PARAM_RESETS)?,
+            gpu.drm.getparam(PARAM_COMPUTE_RESETS)?
+        ),
+        (1, 1),
+        "resets"
+    );
+    gpu.clean()
+}
+
+/// Address spaces and files are given up with jobs in the queue, while their objects move.
+fn given_up() -> Outcome {
+    let gpu = Mgpu::first()?;
+    let vms = gpu.drm.getparam(PARAM_VMS_FREE)?;
+    for round in 0..6 {
+        gpu.inject_into(COMPUTE, Error::Slow, 20)?;
+        let bench = Bench::new(&gpu)?;
+        let object = bench.vm.create(SIZE, EITHER)?;
+        bench.vm.bind(&object, HUGE)?;
+        let jobs: Vec<_> = (0..8)
+            .map(|_| bench.vm.exec(&[Op::fill(HUGE, SIZE, 7)]))
+            .collect::<Result<_, _>>()?;
+        if round % 2 == 0 {
+            drop(bench);
+            drop(object);
+            drop(take_all(&gpu)?);
+        } else {
+            let taken = take_all(&gpu)?;
+            drop((object, bench, taken));
+        }
+        gpu.inject_into(COMPUTE, Error::Slow, 0)?;
+        for job in &jobs {
+            job.finish()?;
+            check_eq!(job.status()?, 1, "status of a job in round {round}");
+        }
+    }
+    // A process with jobs that wait for others ends.
+    let timeline = Timeline::new()?;
+    let fence = timeline.fence(1)?;
+    let steps = Steps::new()?;
+    let mut child = Child::spawn(|| {
+        let gpu = Mgpu::first()?;
+        let bench = Bench::new(&gpu)?;
+        let object = bench.vm.create(SIZE, EITHER)?;
+        bench.vm.bind(&object, HUGE)?;
+        bench
+            .vm
+            .exec_after(&[Op::fill(HUGE, SIZE, 7)], &[fence.sync()])?;
+        steps.done()?;
+        vvram_tests::proc::sleep_forever()
+    })?;
+    steps.wait("the job", LIMIT)?;
+    child.kill()?;
+    let done = misc::poll(LIMIT, || {
+        (gpu.drm.getparam(PARAM_VMS_FREE).ok()? == vms).then_some(())
+    });
+    check!(done.is_some(), "an address space is left");
+    gpu.clean()
+}
+
+/// What the driver does not know is refused, and nothing is queued.
+fn bad_input() -> Outcome {
+    let gpu = Mgpu::first()?;
+    let bench = Bench::new(&gpu)?;
+    let drm = &gpu.drm;
+    let good = Op::copy(RESULTS, RESULTS + 64, 8);
+    let refused =
+        |what: &str, result: Result<(), SysError>| expect_errno(what, result, libc::EINVAL);
+    bench.results.set(1);
+    for op in [
+        Op { code: 4, ..good },
+        Op { pad: 1, ..good },
+        Op { size: 0, ..good },
+        Op {
+            size: (64 << 20) + 1,
+            ..good
+        },
+        Op { value: 1, ..good },
+        Op {
+            size: 6,
+            ..Op::fill(RESULTS, 8, 2)
+        },
+        Op {
+            src: 8,
+            ..Op::fill(RESULTS, 8, 2)
+        },
+        Op {
+            value: 1 << 32,
+            ..Op::fill(RESULTS, 8, 2)
+        },
+        Op {
+            size: 0,
+            ..Op::fill(RESULTS, 8, 2)
+        },
+        Op::checksum(RESULTS, 6, RESULTS + 8),
+        Op::checksum(RESULTS, 8, RESULTS + 4),
+        Op {
+            value: 1,
+            ..Op::checksum(RESULTS, 8, RESULTS)
+        },
+        Op::add(RESULTS + 4, 1),
+        Op {
+            src: 8,
+            ..Op::add(RESULTS, 1)
+        },
+        Op {
+            size: 8,
+            ..Op::add(RESULTS, 1)
+        },
+    ] {
+        // What is before it is not done.
+        let ops = [Op::fill(RESULTS, 8, 2), op];
+        refused(&format!("{op:?}"), bench.vm.exec(&ops).map(drop))?;
+    }
+    let ops = vec![good; OPS_MAX + 1];
+    refused("too many operations", bench.vm.exec(&ops).map(drop))?;
+    let argument = bench.vm.argument(&ops[..1]);
+    for bad in [
+        Exec {
+            flags: 1,
+            ..argument
+        },
+        Exec { pad: 1, ..argument },
+        Exec {
+            op_count: 0,
+            ..argument
+        },
+        Exec {
+            op_size: 32,
+            ..argument
+        },
+        Exec {
+            op_size: 44,
+            ..argument
+        },
+        Exec {
+            op_size: 4104,
+            ..argument
+        },
+        Exec {
+            in_count: 65,
+            sync_size: 24,
+            ..argument
+        },
+        Exec {
+            out_count: 1,
+            sync_size: 16,
+            ..argument
+        },
+    ] {
+        refused(&format!("{bad:?}"), drm.exec_raw(bad))?;
+    }
+    expect_errno(
+        "an unknown address space",
+        drm.exec_raw(Exec {
+            vm: 77_777,
+            ..argument
+        }),
+        libc::ENOENT,
+    )?;
+    expect_errno(
+        "operations that cannot be read",
+        drm.exec_raw(Exec { ops: 0, ..argument }),
+        libc::EFAULT,
+    )?;
+    // Longer ones than the kernel knows.
+    let long = |last: u64| [35u64 - 32, 0, RESULTS, 0, 5, last];
+    let known = |entry: &[u64; 6]| {
+        drm.exec_raw(Exec {
+            ops: entry.as_ptr() as u64,
+            op_size: 48,
+            ..argument
+        })
+    };
+    expect_errno(
+        "what the kernel does not know",
+        known(&long(1)),
+        libc::E2BIG,
+    )?;
+    known(&long(0))?;
+    bench.vm.done(&[good])?;
+    check_eq!(bench.results.read(0), 6, "what the only good ones did");
+    check_eq!(bench.results.read(8), 6, "and what they copied");
+    gpu.clean()
+}
+
+igt_main! {
+    "order", "operations and jobs, behind fences", order;
+    "implicit", "both engines on one object", implicit;
+    "unmapped", "what jobs use is unmapped behind them", unmapped;
+    "fault", "nothing is mapped, and errors of the engine", fault;
+    "hang", "a job that hangs", hang;
+    "both-hang", "on both rings", both_hang;
+    "given-up", "address spaces and files with jobs", given_up;
+    "bad-input", "arguments that no caller should give", bad_input;
+}

@@ -1,0 +1,446 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Address spaces of the modelled GPU: what is mapped where, seen by its compute engine and by the
+//! CPU.
+
+use std::time::Duration;
+
+use vvram_tests::compute::{
+    sum, Op, Vm, VmBind, VmCreate, VmDestroy, BIND_MAP, BIND_UNMAP, HUGE, PARAM_COMPUTE_RESETS,
+    PARAM_PAGE_TABLES, PARAM_VMS_FREE, VM_MAX, VM_SIZE,
+};
+use vvram_tests::drm::Gem;
+use vvram_tests::map::PAGE;
+use vvram_tests::mgpu::{take_all, Mgpu, EITHER};
+use vvram_tests::misc;
+use vvram_tests::pattern::Pattern;
+use vvram_tests::scene::{patterns, placed};
+use vvram_tests::uapi::VvramGemCreate;
+use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome, SysError};
+
+const PAGE64: u64 = PAGE as u64;
+const VRAM: u32 = uapi::CREATE_VRAM;
+const SYSTEM: u32 = uapi::CREATE_SYSTEM;
+/// Where results are mapped.
+const RESULTS: u64 = 64 << 30;
+
+/// Has the engine add up parts of what should be a pattern: address, first word of the pattern, and
+/// how many words of 64 bits.
+fn sums(
+    vm: &Vm<'_>,
+    results: &Gem<'_>,
+    pattern: Pattern,
+    parts: &[(u64, u64, u64)],
+    what: &str,
+) -> Outcome {
+    let map = results.map()?;
+    map.set(u64::MAX);
+    let ops: Vec<_> = (0..)
+        .zip(parts)
+        .map(|(index, (address, _, words))| Op::checksum(*address, 8 * words, RESULTS + 8 * index))
+        .collect();
+    vm.done(&ops)?;
+    for (index, (address, first, words)) in parts.iter().enumerate() {
+        check_eq!(
+            map.read(index),
+            sum(pattern, *first, *words),
+            "{what}: sum of {words} words at {address:#x}"
+        );
+    }
+    Ok(())
+}
+
+/// Nothing is mapped at an address: a job that reads there fails, and the next one is done.
+fn hole(gpu: &Mgpu, vm: &Vm<'_>, address: u64, what: &str) -> Outcome {
+    let resets = gpu.drm.getparam(PARAM_COMPUTE_RESETS)?;
+    let status = vm.run(&[Op::checksum(address, 4, RESULTS)])?;
+    check_eq!(
+        status,
+        -libc::EIO,
+        "{what}: status of a read at {address:#x}"
+    );
+    check_eq!(
+        gpu.drm.getparam(PARAM_COMPUTE_RESETS)?,
+        resets + 1,
+        "{what}: resets"
+    );
+    vm.done(&[Op::fill(RESULTS, 8, 1)])
+}
+
+/// Everything that was made is gone.
+fn nothing_left(gpu: &Mgpu, vms: u64, tables: u64) -> Outcome {
+    let done = misc::poll(Duration::from_secs(10), || {
+        let now = (
+            gpu.drm.getparam(PARAM_VMS_FREE).ok()?,
+            gpu.drm.getparam(PARAM_PAGE_TABLES).ok()?,
+        );
+        (now == (vms, tables)).then_some(())
+    });
+    check!(
+        done.is_some(),
+        "{} of {vms} address spaces are free, page tables take {} bytes and {tables} before",
+        gpu.drm.getparam(PARAM_VMS_FREE)?,
+        gpu.drm.getparam(PARAM_PAGE_TABLES)?
+    );
+    Ok(())
+}
+
+/// Objects in all kinds of memory, with pages of both sizes; parts are unmapped and mapped again.
+fn bind() -> Outcome {
+    let gpu = Mgpu::first()?;
+    let (x, _) = patterns();
+    let (vms, tables) = (
+        gpu.drm.getparam(PARAM_VMS_FREE)?,
+        gpu.drm.getparam(PARAM_PAGE_TABLES)?,
+    );
+    let vm = Vm::new(&gpu)?;
+    let results = vm.create(PAGE64, SYSTEM)?;
+    vm.bind(&results, RESULTS)?;
+    let size = 3 * HUGE;
+    let words = |bytes: u64| bytes / 8;
+    for (round, (private, place)) in [
+        (true, VRAM),
+        (true, SYSTEM),
+        (false, EITHER),
+        (false, SYSTEM),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let x = x.derive(round as u64);
+        let object = if private {
+            vm.create(size, place)?
+        } else {
+            gpu.drm.create_flags(size, place)?
+        };
+        object.map()?.fill(x);
+        placed(
+            &object,
+            if place == SYSTEM {
+                uapi::PLACEMENT_SYSTEM
+            } else {
+                uapi::PLACEMENT_VRAM
+            },
+        )?;
+        // A multiple of the largest pages, of the smallest, and the end of the address space.
+        for start in [8 * HUGE, 16 * HUGE + 5 * PAGE64, VM_SIZE - size] {
+            let what = format!("object {round} at {start:#x}");
+            vm.bind(&object, start)?;
+            sums(
+                &vm,
+                &results,
+                x,
+                &[
+                    (start, 0, words(size)),
+                    (start + 8, 1, 1),
+                    (start + HUGE - 16, words(HUGE - 16), 4),
+                    (start + size - 8, words(size) - 1, 1),
+                ],
+                &what,
+            )?;
+            // A hole of a page in the middle; what is beside it is mapped.
+            let at = HUGE + 7 * PAGE64;
+            vm.unbind(start + at, PAGE64)?;
+            hole(&gpu, &vm, start + at, &what)?;
+            hole(&gpu, &vm, start + at + PAGE64 - 4, &what)?;
+            sums(
+                &vm,
+                &results,
+                x,
+                &[
+                    (start, 0, words(at)),
+                    (
+                        start + at + PAGE64,
+                        words(at + PAGE64),
+                        words(size - at - PAGE64),
+                    ),
+                ],
+                &what,
+            )?;
+            // Another part of the object in the hole, and over what is beside it.
+            vm.bind_part(&object, 2 * PAGE64, start + at - PAGE64, 3 * PAGE64)?;
+            sums(
+                &vm,
+                &results,
+                x,
+                &[
+                    (start, 0, words(at - PAGE64)),
+                    (start + at - PAGE64, words(2 * PAGE64), words(3 * PAGE64)),
+                    (
+                        start + at + 2 * PAGE64,
+                        words(at + 2 * PAGE64),
+                        words(size - at - 2 * PAGE64),
+                    ),
+                ],
+                &what,
+            )?;
+            vm.unbind(start, size)?;
+            hole(&gpu, &vm, start, &what)?;
+            hole(&gpu, &vm, start + size - 4, &what)?;
+        }
+        if let Err(mismatch) = object.map()?.verify(x) {
+            fail!("object {round}: {mismatch}");
+        }
+    }
+    drop((results, vm));
+    nothing_left(&gpu, vms, tables)?;
+    gpu.clean()
+}
+
+/// What the engine writes is what the CPU reads: at the same bytes, and at no others.
+fn writes() -> Outcome {
+    let gpu = Mgpu::first()?;
+    let (x, _) = patterns();
+    let vm = Vm::new(&gpu)?;
+    let size = 16 * PAGE64;
+    for place in [VRAM, SYSTEM] {
+        let object = vm.create(size, place)?;
+        let map = object.map()?;
+        map.fill(x);
+        // Two places of the address space have the same pages.
+        vm.bind(&object, HUGE)?;
+        vm.bind_part(&object, 4 * PAGE64, 3 * HUGE, 2 * PAGE64)?;
+        vm.done(&[
+            Op::fill(3 * HUGE + 8, 16, 0x1234_5678),
+            Op::copy(HUGE, HUGE + 8 * PAGE64 + 3, 5),
+            Op::add(HUGE + 15 * PAGE64, u64::MAX),
+        ])?;
+        let at = 4 * PAGE64 / 8;
+        let want = |index: u64| match index {
+            _ if index == at + 1 || index == at + 2 => 0x1234_5678_1234_5678,
+            _ if index == 8 * PAGE64 / 8 => {
+                let copied = x.word(0) & 0xff_ffff_ffff;
+                x.word(index) & 0xff_ffff | copied << 24
+            }
+            _ if index == 15 * PAGE64 / 8 => x.word(index).wrapping_sub(1),
+            _ => x.word(index),
+        };
+        for index in 0..size / 8 {
+            check_eq!(
+                map.read(index as usize),
+                want(index),
+                "word {index} in memory {place}"
+            );
+        }
+    }
+    drop(vm);
+    gpu.clean()
+}
+
+/// An object that is private to an address space, and mapped by another one as well.
+fn private() -> Outcome {
+    let gpu = Mgpu::first()?;
+    let (x, _) = patterns();
+    let (a, b) = (Vm::new(&gpu)?, Vm::new(&gpu)?);
+    let object = a.create(4 * PAGE64, EITHER)?;
+    object.map()?.fill(x);
+    expect_errno("export of a private object", object.export(), libc::EPERM)?;
+    for (number, vm) in [&a, &b].into_iter().enumerate() {
+        let results = vm.create(PAGE64, SYSTEM)?;
+        vm.bind(&results, RESULTS)?;
+        let start = (1 + number as u64) * HUGE;
+        vm.bind(&object, start)?;
+        sums(
+            vm,
+            &results,
+            x,
+            &[(start, 0, 4 * PAGE64 / 8)],
+            "in both address spaces",
+        )?;
+        // Where the other one has it nothing is.
+        hole(&gpu, vm, (2 - number as u64) * HUGE, "of the other one")?;
+        vm.unbind(RESULTS, PAGE64)?;
+    }
+    // It leaves with both, and comes back, for one after the other.
+    let taken = take_all(&gpu)?;
+    placed(&object, uapi::PLACEMENT_SYSTEM)?;
+    drop(taken);
+    for (number, vm) in [&b, &a].into_iter().enumerate() {
+        let results = vm.create(PAGE64, SYSTEM)?;
+        vm.bind(&results, RESULTS)?;
+        let start = (2 - number as u64) * HUGE;
+        sums(vm, &results, x, &[(start, 0, 512)], "after an eviction")?;
+        placed(&object, uapi::PLACEMENT_VRAM)?;
+    }
+    // It outlives its address space.
+    a.destroy()?;
+    check!(
+        object.map()?.verify(x).is_ok(),
+        "an object has lost its bytes with its address space"
+    );
+    let results = b.create(PAGE64, SYSTEM)?;
+    b.bind(&results, RESULTS)?;
+    sums(&b, &results, x, &[(2 * HUGE, 0, 512)], "without the first")?;
+    drop(b);
+    gpu.clean()
+}
+
+/// Page tables and address spaces are given back, and there are not too many of them.
+fn limits() -> Outcome {
+    let gpu = Mgpu::first()?;
+    let (vms, tables) = (
+        gpu.drm.getparam(PARAM_VMS_FREE)?,
+        gpu.drm.getparam(PARAM_PAGE_TABLES)?,
+    );
+    let spaces: Vec<_> = (0..VM_MAX)
+        .map(|_| Vm::new(&gpu))
+        .collect::<Result<_, _>>()?;
+    check_eq!(
+        gpu.drm.getparam(PARAM_VMS_FREE)?,
+        vms - VM_MAX as u64,
+        "address spaces that are free"
+    );
+    expect_errno("one more", Vm::new(&gpu).map(drop), libc::ENOSPC)?;
+    let object = gpu.drm.create_flags(PAGE64, SYSTEM)?;
+    let before = gpu.drm.getparam(PARAM_PAGE_TABLES)?;
+    // Far from each other.
+    for index in 0..64 {
+        spaces[0].bind(&object, index * HUGE * 3)?;
+    }
+    check!(
+        gpu.drm.getparam(PARAM_PAGE_TABLES)? >= before + 64 * PAGE64,
+        "64 mappings have no tables"
+    );
+    // The table of the second level stays.
+    spaces[0].unbind(0, VM_SIZE)?;
+    check_eq!(
+        gpu.drm.getparam(PARAM_PAGE_TABLES)?,
+        before + PAGE64,
+        "page tables of nothing"
+    );
+    drop(spaces);
+    nothing_left(&gpu, vms, tables)?;
+
+    // What a process leaves.
+    let mut child = vvram_tests::proc::Child::spawn(|| {
+        let other = Mgpu::first()?;
+        let vm = Vm::new(&other)?;
+        let object = vm.create(2 * HUGE, EITHER)?;
+        vm.bind(&object, HUGE)?;
+        vm.done(&[Op::fill(HUGE, 2 * HUGE, 7)])?;
+        std::process::exit(0)
+    })?;
+    child.join("the one that leaves things", Duration::from_secs(20))?;
+    nothing_left(&gpu, vms, tables)?;
+    gpu.clean()
+}
+
+/// What the driver does not know is refused.
+fn bad_input() -> Outcome {
+    let gpu = Mgpu::first()?;
+    let drm = &gpu.drm;
+    let vm = Vm::new(&gpu)?;
+    let object = drm.create(4 * PAGE64)?;
+    let refused =
+        |what: &str, result: Result<(), SysError>| expect_errno(what, result, libc::EINVAL);
+    for (flags, number) in [(1, 0), (0, 1)] {
+        let mut argument = VmCreate { flags, vm: number };
+        refused("VM_CREATE", drm.vm_create_raw(&mut argument))?;
+    }
+    let number = vm.number();
+    refused(
+        "VM_DESTROY",
+        drm.vm_destroy_raw(VmDestroy { vm: number, pad: 1 }),
+    )?;
+    let good = VmBind {
+        vm: number,
+        op: BIND_MAP,
+        handle: object.handle(),
+        address: HUGE,
+        size: PAGE64,
+        ..Default::default()
+    };
+    let free = VmBind {
+        op: BIND_UNMAP,
+        handle: 0,
+        ..good
+    };
+    for bad in [
+        VmBind { op: 2, ..good },
+        VmBind { flags: 1, ..good },
+        VmBind { size: 0, ..good },
+        VmBind { size: 8, ..good },
+        VmBind {
+            size: 5 * PAGE64,
+            ..good
+        },
+        VmBind { address: 8, ..good },
+        VmBind { offset: 8, ..good },
+        VmBind {
+            offset: 4 * PAGE64,
+            ..good
+        },
+        VmBind {
+            offset: u64::MAX - PAGE64 + 1,
+            ..good
+        },
+        VmBind {
+            address: VM_SIZE,
+            ..good
+        },
+        VmBind {
+            address: u64::MAX - PAGE64 + 1,
+            ..good
+        },
+        VmBind {
+            handle: object.handle(),
+            ..free
+        },
+        VmBind {
+            offset: PAGE64,
+            ..free
+        },
+        VmBind {
+            size: VM_SIZE + PAGE64,
+            address: 0,
+            ..free
+        },
+    ] {
+        refused(&format!("{bad:?}"), drm.gpu_bind_raw(bad))?;
+    }
+    for bad in [
+        VmBind { vm: 77_777, ..good },
+        VmBind { vm: 0, ..good },
+        VmBind {
+            handle: 77_777,
+            ..good
+        },
+    ] {
+        expect_errno(&format!("{bad:?}"), drm.gpu_bind_raw(bad), libc::ENOENT)?;
+    }
+    let unknown = VvramGemCreate {
+        pad: 77_777,
+        ..VvramGemCreate::new(PAGE64, VRAM)
+    };
+    expect_errno(
+        "GEM_CREATE in an unknown address space",
+        drm.create_from(unknown).map(drop),
+        libc::ENOENT,
+    )?;
+    // Of another file.
+    let other = Mgpu::open(&gpu.pci)?;
+    expect_errno(
+        "an address space of another file",
+        other.drm.gpu_bind_raw(free),
+        libc::ENOENT,
+    )?;
+    // Nothing of that is mapped.
+    drm.gpu_bind_raw(good)?;
+    drm.gpu_bind_raw(free)?;
+    drm.gpu_bind_raw(free)?;
+    vm.destroy()?;
+    expect_errno(
+        "one that is gone",
+        drm.vm_destroy_raw(VmDestroy { vm: number, pad: 0 }),
+        libc::ENOENT,
+    )?;
+    gpu.clean()
+}
+
+igt_main! {
+    "bind", "pages of both sizes, holes, and other objects in them", bind;
+    "writes", "what the engine writes, and where", writes;
+    "private", "an object of one address space in another one", private;
+    "limits", "page tables are given back", limits;
+    "bad-input", "arguments that no caller should give", bad_input;
+}

@@ -1,0 +1,493 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The compute engine of the modelled GPU: its address spaces, and jobs on their addresses.
+//!
+//! The structures are mirrored from `include/uapi/drm/mgpu_drm.h`.
+
+use std::mem::size_of;
+use std::os::fd::{FromRawFd, OwnedFd};
+
+use crate::drm::{ioctl, Drm, Gem};
+use crate::map::{Map, PAGE};
+use crate::mgpu::Mgpu;
+use crate::pattern::Pattern;
+use crate::syncfile::SyncFile;
+use crate::uapi::{ioc, VvramGemCreate, VvramSync, CREATE_SYSTEM, DRM_COMMAND_BASE};
+use crate::{Stop, SysError};
+
+/// Resets of the ring of the compute engine.
+pub const PARAM_COMPUTE_RESETS: u32 = 12;
+/// How many more address spaces there can be.
+pub const PARAM_VMS_FREE: u32 = 13;
+/// Memory of page tables.
+pub const PARAM_PAGE_TABLES: u32 = 14;
+
+/// How many address spaces a file may have.
+pub const VM_MAX: usize = 16;
+/// Bytes of an address space.
+pub const VM_SIZE: u64 = 1 << 39;
+/// Bytes of the largest pages.
+pub const HUGE: u64 = 2 << 20;
+/// Where the results of a [`Bench`] are.
+pub const RESULTS: u64 = 64 << 30;
+/// Operations of a job at most.
+pub const OPS_MAX: usize = 32;
+
+/// Maps a part of an object.
+pub const BIND_MAP: u32 = 0;
+/// Maps nothing.
+pub const BIND_UNMAP: u32 = 1;
+
+const FILL: u32 = 0;
+const COPY: u32 = 1;
+const CHECKSUM: u32 = 2;
+const ATOMIC_ADD: u32 = 3;
+
+/// `struct drm_mgpu_vm_create`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct VmCreate {
+    /// Zero.
+    pub flags: u32,
+    /// Out, the number.
+    pub vm: u32,
+}
+
+/// `struct drm_mgpu_vm_destroy`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct VmDestroy {
+    /// The number.
+    pub vm: u32,
+    /// Zero.
+    pub pad: u32,
+}
+
+/// `struct drm_mgpu_vm_bind`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct VmBind {
+    /// The address space.
+    pub vm: u32,
+    /// `BIND_*`.
+    pub op: u32,
+    /// The object.
+    pub handle: u32,
+    /// Zero.
+    pub flags: u32,
+    /// First address.
+    pub address: u64,
+    /// Where in the object.
+    pub offset: u64,
+    /// Bytes.
+    pub size: u64,
+}
+
+/// `struct drm_mgpu_exec_op`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Op {
+    /// What is done.
+    pub code: u32,
+    /// Zero.
+    pub pad: u32,
+    /// What is read.
+    pub src: u64,
+    /// What is written.
+    pub dst: u64,
+    /// Bytes.
+    pub size: u64,
+    /// A pattern, or what is added.
+    pub value: u64,
+}
+
+/// `struct drm_mgpu_exec`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Exec {
+    /// The address space.
+    pub vm: u32,
+    /// Zero.
+    pub flags: u32,
+    /// Operations.
+    pub ops: u64,
+    /// Fences to wait for.
+    pub in_syncs: u64,
+    /// Places for that of the job.
+    pub out_syncs: u64,
+    /// How many operations.
+    pub op_count: u32,
+    /// Bytes of one.
+    pub op_size: u32,
+    /// How many fences.
+    pub in_count: u32,
+    /// How many places.
+    pub out_count: u32,
+    /// Bytes of one of both.
+    pub sync_size: u32,
+    /// Zero.
+    pub pad: u32,
+}
+
+const READ_WRITE: u64 = 3;
+const WRITE: u64 = 1;
+const DRM: u64 = b'd' as u64;
+
+const fn number(direction: u64, command: u64, size: usize) -> u64 {
+    ioc(direction, DRM, DRM_COMMAND_BASE + command, size)
+}
+
+const VM_CREATE: u64 = number(READ_WRITE, 8, size_of::<VmCreate>());
+const VM_DESTROY: u64 = number(WRITE, 9, size_of::<VmDestroy>());
+const VM_BIND: u64 = number(WRITE, 10, size_of::<VmBind>());
+const EXEC: u64 = number(WRITE, 11, size_of::<Exec>());
+
+const _: () = {
+    // Numbers as the C header computes them.
+    assert!(VM_CREATE == 0xc008_6448);
+    assert!(VM_DESTROY == 0x4008_6449);
+    assert!(VM_BIND == 0x4028_644a);
+    assert!(EXEC == 0x4038_644b);
+    assert!(size_of::<Op>() == 40);
+};
+
+impl Op {
+    /// Fills bytes with a word.
+    pub fn fill(dst: u64, size: u64, pattern: u32) -> Self {
+        Self {
+            code: FILL,
+            dst,
+            size,
+            value: pattern.into(),
+            ..Self::default()
+        }
+    }
+
+    /// Copies bytes.
+    pub fn copy(src: u64, dst: u64, size: u64) -> Self {
+        Self {
+            code: COPY,
+            src,
+            dst,
+            size,
+            ..Self::default()
+        }
+    }
+
+    /// Adds up words.
+    pub fn checksum(src: u64, size: u64, dst: u64) -> Self {
+        Self {
+            code: CHECKSUM,
+            src,
+            dst,
+            size,
+            ..Self::default()
+        }
+    }
+
+    /// Adds to a word of 64 bits.
+    pub fn add(dst: u64, value: u64) -> Self {
+        Self {
+            code: ATOMIC_ADD,
+            dst,
+            value,
+            ..Self::default()
+        }
+    }
+}
+
+/// The sum that the engine makes of so many words of 64 bits of a pattern, from one of them on.
+pub fn sum(pattern: Pattern, first: u64, words: u64) -> u64 {
+    (first..first + words)
+        .map(|index| pattern.word(index))
+        .map(|word| (word & 0xffff_ffff) + (word >> 32))
+        .fold(0, u64::wrapping_add)
+}
+
+impl Drm {
+    /// VM_CREATE with a given argument.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn vm_create_raw(&self, argument: &mut VmCreate) -> Result<(), SysError> {
+        let given = *argument;
+        ioctl(self.fd(), VM_CREATE, argument, || {
+            format!("VM_CREATE({given:?})")
+        })?;
+        Ok(())
+    }
+
+    /// VM_DESTROY with a given argument.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn vm_destroy_raw(&self, given: VmDestroy) -> Result<(), SysError> {
+        let mut argument = given;
+        ioctl(self.fd(), VM_DESTROY, &mut argument, || {
+            format!("VM_DESTROY({given:?})")
+        })?;
+        Ok(())
+    }
+
+    /// VM_BIND with a given argument.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn gpu_bind_raw(&self, given: VmBind) -> Result<(), SysError> {
+        let mut argument = given;
+        ioctl(self.fd(), VM_BIND, &mut argument, || {
+            format!("VM_BIND({given:?})")
+        })?;
+        Ok(())
+    }
+
+    /// EXEC with a given argument.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn exec_raw(&self, given: Exec) -> Result<(), SysError> {
+        let mut argument = given;
+        ioctl(self.fd(), EXEC, &mut argument, || {
+            format!("EXEC({given:?})")
+        })?;
+        Ok(())
+    }
+}
+
+/// An address space, which is given up when this is dropped.
+#[derive(Debug)]
+pub struct Vm<'a> {
+    drm: &'a Drm,
+    number: u32,
+}
+
+impl<'a> Vm<'a> {
+    /// Makes one.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn new(gpu: &'a Mgpu) -> Result<Self, SysError> {
+        let drm = &gpu.drm;
+        let mut argument = VmCreate::default();
+        drm.vm_create_raw(&mut argument)?;
+        Ok(Self {
+            drm,
+            number: argument.vm,
+        })
+    }
+
+    /// Its number.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Makes an object that is private to it.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn create(&self, size: u64, places: u32) -> Result<Gem<'a>, SysError> {
+        self.drm.create_from(VvramGemCreate {
+            pad: self.number,
+            ..VvramGemCreate::new(size, places)
+        })
+    }
+
+    /// Maps all of an object.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn bind(&self, object: &Gem<'_>, address: u64) -> Result<(), SysError> {
+        self.bind_part(object, 0, address, object.size())
+    }
+
+    /// Maps a part of an object.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn bind_part(
+        &self,
+        object: &Gem<'_>,
+        offset: u64,
+        address: u64,
+        size: u64,
+    ) -> Result<(), SysError> {
+        self.drm.gpu_bind_raw(VmBind {
+            vm: self.number,
+            op: BIND_MAP,
+            handle: object.handle(),
+            address,
+            offset,
+            size,
+            ..Default::default()
+        })
+    }
+
+    /// Maps nothing.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn unbind(&self, address: u64, size: u64) -> Result<(), SysError> {
+        self.drm.gpu_bind_raw(VmBind {
+            vm: self.number,
+            op: BIND_UNMAP,
+            address,
+            size,
+            ..Default::default()
+        })
+    }
+
+    /// The argument of a job.
+    pub fn argument(&self, ops: &[Op]) -> Exec {
+        Exec {
+            vm: self.number,
+            ops: ops.as_ptr() as u64,
+            op_count: ops.len() as u32,
+            op_size: size_of::<Op>() as u32,
+            ..Default::default()
+        }
+    }
+
+    /// Queues a job behind fences, and returns its own.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn exec_after(&self, ops: &[Op], ins: &[VvramSync]) -> Result<SyncFile, SysError> {
+        let mut out = [VvramSync::FILE];
+        self.drm.exec_raw(Exec {
+            in_syncs: ins.as_ptr() as u64,
+            in_count: ins.len() as u32,
+            out_syncs: out.as_mut_ptr() as u64,
+            out_count: 1,
+            sync_size: size_of::<VvramSync>() as u32,
+            ..self.argument(ops)
+        })?;
+        // SAFETY: the kernel made a new fd that nothing else owns.
+        Ok(SyncFile::new(unsafe { OwnedFd::from_raw_fd(out[0].fd) }))
+    }
+
+    /// Queues a job, and returns its fence.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn exec(&self, ops: &[Op]) -> Result<SyncFile, SysError> {
+        self.exec_after(ops, &[])
+    }
+
+    /// Runs a job, and returns what became of it: 1, or a negative error.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl, and fails the subtest if the job does not end.
+    #[track_caller]
+    pub fn run(&self, ops: &[Op]) -> Result<i32, Stop> {
+        let fence = self.exec(ops)?;
+        fence.finish()?;
+        Ok(fence.status()?)
+    }
+
+    /// Runs a job that is done.
+    ///
+    /// # Errors
+    ///
+    /// As above, and fails the subtest if the job does.
+    #[track_caller]
+    pub fn done(&self, ops: &[Op]) -> Result<(), Stop> {
+        check_eq!(self.run(ops)?, 1, "status of a job");
+        Ok(())
+    }
+
+    /// Gives it up.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn destroy(self) -> Result<(), SysError> {
+        let given = VmDestroy {
+            vm: self.number,
+            pad: 0,
+        };
+        let drm = self.drm;
+        std::mem::forget(self);
+        drm.vm_destroy_raw(given)
+    }
+}
+
+impl Drop for Vm<'_> {
+    fn drop(&mut self) {
+        // A device that is gone has none.
+        let _ = self.drm.vm_destroy_raw(VmDestroy {
+            vm: self.number,
+            pad: 0,
+        });
+    }
+}
+
+/// An address space with a page for results.
+#[derive(Debug)]
+pub struct Bench<'a> {
+    /// The address space.
+    pub vm: Vm<'a>,
+    /// The page, whose first address is [`RESULTS`].
+    pub results: Map,
+    _page: Gem<'a>,
+}
+
+impl<'a> Bench<'a> {
+    /// Makes both.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctls.
+    pub fn new(gpu: &'a Mgpu) -> Result<Self, Stop> {
+        let vm = Vm::new(gpu)?;
+        let page = vm.create(PAGE as u64, CREATE_SYSTEM)?;
+        vm.bind(&page, RESULTS)?;
+        Ok(Self {
+            results: page.map()?,
+            vm,
+            _page: page,
+        })
+    }
+
+    /// The sum of bytes, by the engine.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Vm::done`].
+    #[track_caller]
+    pub fn sum(&self, address: u64, size: u64) -> Result<u64, Stop> {
+        self.results.write(0, u64::MAX);
+        self.vm.done(&[Op::checksum(address, size, RESULTS)])?;
+        Ok(self.results.read(0))
+    }
+}
+
+/// Takes VRAM that never leaves, until so much of it is left.
+///
+/// # Errors
+///
+/// Any error of the ioctls.
+pub fn ballast(gpu: &Mgpu, left: u64) -> Result<Vec<Gem<'_>>, Stop> {
+    let mut taken = Vec::new();
+    let mut size = 64 << 20;
+    while size >= 4096 {
+        let free = gpu.drm.vram_free()?;
+        if free < left + size {
+            size /= 2;
+            continue;
+        }
+        taken.push(gpu.drm.create(size)?);
+    }
+    Ok(taken)
+}
