@@ -74,8 +74,8 @@ enum drm_mgpu_param {
 	 */
 	DRM_MGPU_PARAM_LOSSES = 9,
 	/**
-	 * @DRM_MGPU_PARAM_QUARANTINED: VRAM that nobody gets before the driver is
-	 * bound anew, because it could not be cleared, in bytes.
+	 * @DRM_MGPU_PARAM_QUARANTINED: VRAM that nobody gets before all of the
+	 * device is reset, because it could not be cleared, in bytes.
 	 */
 	DRM_MGPU_PARAM_QUARANTINED = 10,
 	/**
@@ -377,7 +377,7 @@ struct drm_mgpu_gem_copy {
 /**
  * DRM_MGPU_VM_SIZE - how many bytes of virtual addresses a VM has.
  *
- * Page tables are limited, too: they suffice for 32 GiB without gaps, or for 16384
+ * Page tables are limited, too: they suffice for 2 GiB without gaps, or for 1024
  * mappings that are far from each other.
  */
 #define DRM_MGPU_VM_SIZE		(1ULL << 39)

@@ -81,6 +81,9 @@ impl Program {
 }
 
 impl Entries for Program {
+    // What was added is not to be added again.
+    const REPEATS: bool = false;
+
     const WORDS: usize = 0;
 
     /// How many operations were written.

@@ -23,8 +23,10 @@ use kernel::{
     sync::{
         aref::ARef,
         atomic::{
+            Acquire,
             Atomic,
-            Relaxed, //
+            Relaxed,
+            Release, //
         },
         Arc,
         Mutex,
@@ -65,6 +67,8 @@ pub(crate) struct Invalidator {
     dev: ARef<Device>,
     /// The device did not do what it was told. Changes with the lock held.
     is_broken: Atomic<bool>,
+    /// The device accesses no memory any more.
+    is_over: Atomic<bool>,
     #[pin]
     state: Mutex<State>,
 }
@@ -88,6 +92,7 @@ impl Invalidator {
                 status,
                 dev: dev.into(),
                 is_broken: Atomic::new(false),
+                is_over: Atomic::new(false),
                 state <- new_mutex!(
                     State {
                         number,
@@ -103,6 +108,11 @@ impl Invalidator {
     /// Tells whether nobody knows what the device still reaches.
     pub(crate) fn is_broken(&self) -> bool {
         self.is_broken.load(Relaxed)
+    }
+
+    /// Takes note that the device accesses no memory any more, also if it does not say so.
+    pub(crate) fn end(&self) {
+        self.is_over.store(true, Release);
     }
 
     /// Takes the lock, for which it may wait until the device was reset.
@@ -180,6 +190,9 @@ impl Telling<'_> {
     pub(crate) fn invalidate(&mut self, context: u32, start: u64, len: u64) -> Result {
         let of = self.of;
 
+        if of.is_over.load(Acquire) {
+            return Err(ENODEV);
+        }
         if of.is_broken() {
             return Err(EIO);
         }
@@ -207,7 +220,7 @@ impl Telling<'_> {
             match ret {
                 Ok(_) => return Ok(()),
                 Err(e) if e == ENODEV => {
-                    of.is_broken.store(true, Relaxed);
+                    of.end();
                     return Err(e);
                 }
                 // This task may not have run for that long.

@@ -201,6 +201,9 @@ pub(crate) struct Progress {
 }
 
 impl Entries for Lists {
+    // Both sides of a copy never overlap.
+    const REPEATS: bool = true;
+
     /// The lists of both sides.
     const WORDS: usize = 2 * LIST;
 

@@ -61,7 +61,10 @@ pub(crate) const VALID: u64 = 1 << 0;
 pub(crate) const VRAM: u64 = 1 << 2;
 pub(crate) const LEAF: u64 = 1 << 3;
 
-/// How many bits an address has.
+/// How many bits the address in an entry has.
+const ADDRESS_BITS: u32 = 52;
+
+/// How many bits a virtual address has.
 const BITS: u32 = 39;
 
 /// How many bytes an address space has.
@@ -71,8 +74,8 @@ pub(crate) const SPACE: u64 = 1 << BITS;
 const SLOT: u64 = SZ_2M as u64;
 
 /// How many tables of the last level an address space has at most, as nobody accounts for them:
-/// they are enough for 32 GiB without gaps.
-const MOST: usize = 1 << 14;
+/// they are enough for 2 GiB without gaps.
+const MOST: usize = 1 << 10;
 
 /// Returns the slots of addresses.
 fn slots(va: &Range<u64>) -> Range<u64> {
@@ -99,7 +102,7 @@ fn leaf(address: Option<Address>) -> u64 {
         Some(Address::System(_)) | None => return 0,
     };
 
-    if at % PAGE_SIZE as u64 != 0 {
+    if at % PAGE_SIZE as u64 != 0 || at >> ADDRESS_BITS != 0 {
         return 0;
     }
     at | kind | LEAF | VALID
@@ -314,7 +317,7 @@ impl Freed {
     /// Has the memory given back, if the device knows that no entry leads to it, as `told` says.
     pub(crate) fn end(self, told: Result) {
         if told == Err(EIO) {
-            // Devres has the memory until the device was reset.
+            // Devres has the memory until the driver is unbound.
             core::mem::forget(self);
         }
     }

@@ -315,6 +315,7 @@ impl Recovery {
         if let Some(master) = self.master.as_ref() {
             master.end();
         }
+        self.contexts.invalidator().end();
         // The first one counts.
         let _ = self.closed.cmpxchg(0, error.to_errno(), Release);
         self.end_epoch();
@@ -370,12 +371,14 @@ impl Recovery {
     pub(crate) fn resume(&self) -> Result {
         let mut state = self.state.lock();
 
-        self.is_paused.store(false, Release);
-        if let Some(error) = self.closed() {
-            return Err(error);
-        }
         self.device_stuck.store(0, Relaxed);
-        self.reset_device(&mut state)
+        let ret = match self.closed() {
+            Some(error) => Err(error),
+            None => self.reset_device(&mut state),
+        };
+        // What is put into rings before belongs to an epoch that is over.
+        self.is_paused.store(false, Release);
+        ret
     }
 
     /// Resets the device for the last time: it accesses no memory when this returns. Sleeps.

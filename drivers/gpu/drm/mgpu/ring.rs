@@ -13,7 +13,8 @@
 //! a job and no more. If there is no progress for a while, or the ring has stopped with an error,
 //! the queue has it reset, see [`recover`](crate::recover): the job that was in the way fails, and
 //! those behind it are done from their beginning. To do the beginning of a copy twice does no harm, as
-//! both sides of a job never overlap and jobs are done in their order. If all of the device is reset,
+//! both sides of a job never overlap and jobs are done in their order. A job of the compute engine of
+//! which some may have been done fails, see [`Entries::REPEATS`]. If all of the device is reset,
 //! also by others, what is in the ring fails, and the jobs behind that are done.
 //!
 //! # Locking
@@ -99,6 +100,9 @@ const INTERRUPT: u64 = 1;
 
 /// What a job writes to its ring.
 pub(crate) trait Entries: Send + Sync + 'static {
+    /// Whether a job may be done again of which some was done.
+    const REPEATS: bool;
+
     /// How many words of memory a part needs beside its entries.
     const WORDS: usize;
 
@@ -262,8 +266,9 @@ impl<E: Entries> State<E> {
         while let Some(job) = self.jobs.get(index) {
             if !all && !job.is_begun {
                 index += 1;
-            } else if let Ok(job) = self.jobs.remove(index) {
-                job.done.signal(Err(error));
+            } else if let Ok(mut job) = self.jobs.remove(index) {
+                job.result = Err(error);
+                job.end();
             }
         }
     }
@@ -479,6 +484,13 @@ impl<E: Entries> Ring<E> {
         let result = match result {
             Ok(Reset::Ring) => {
                 self.recovery.reporter.tell(Event::RingReset);
+                // Jobs are done in their order: no other one can have begun.
+                if !E::REPEATS && state.jobs.first().is_some_and(|job| job.is_begun) {
+                    if let Ok(mut job) = state.jobs.remove(0) {
+                        job.result = Err(error);
+                        job.end();
+                    }
+                }
                 Ok(())
             }
             Ok(Reset::Device) => {
