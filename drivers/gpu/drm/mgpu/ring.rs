@@ -223,6 +223,12 @@ impl<E: Entries> Begun<E> {
         drop(self.entries);
         self.done.signal(self.result);
     }
+
+    /// Ends the job with an error.
+    fn fail(mut self, error: Error) {
+        self.result = Err(error);
+        self.end();
+    }
 }
 
 impl<E: Entries> State<E> {
@@ -266,9 +272,8 @@ impl<E: Entries> State<E> {
         while let Some(job) = self.jobs.get(index) {
             if !all && !job.is_begun {
                 index += 1;
-            } else if let Ok(mut job) = self.jobs.remove(index) {
-                job.result = Err(error);
-                job.end();
+            } else if let Ok(job) = self.jobs.remove(index) {
+                job.fail(error);
             }
         }
     }
@@ -337,11 +342,6 @@ impl<E: Entries> Ring<E> {
     /// [`Self::advance`] has to be called after that, until it returns false.
     pub(crate) fn push(&self, entries: Arc<E>, done: Done) {
         let mut state = self.state.lock();
-
-        if let Some(error) = self.recovery.closed() {
-            done.signal(Err(error));
-            return;
-        }
         let job = Begun {
             entries,
             at: E::At::default(),
@@ -351,6 +351,10 @@ impl<E: Entries> Ring<E> {
             done,
         };
 
+        if let Some(error) = self.recovery.closed() {
+            job.fail(error);
+            return;
+        }
         // There is room: the queue has no more credits. Else the job ends with `ECANCELED`.
         let _ = state.jobs.push_within_capacity(job);
         self.submit(&mut state);
@@ -486,9 +490,8 @@ impl<E: Entries> Ring<E> {
                 self.recovery.reporter.tell(Event::RingReset);
                 // Jobs are done in their order: no other one can have begun.
                 if !E::REPEATS && state.jobs.first().is_some_and(|job| job.is_begun) {
-                    if let Ok(mut job) = state.jobs.remove(0) {
-                        job.result = Err(error);
-                        job.end();
+                    if let Ok(job) = state.jobs.remove(0) {
+                        job.fail(error);
                     }
                 }
                 Ok(())
