@@ -30,6 +30,9 @@ use core::{
 };
 use pin_init::stack_pin_init;
 
+#[cfg(CONFIG_KUNIT = "y")]
+pub(crate) mod fake;
+
 crate::impl_flags!(
     /// How an execution context locks. The default is neither of [`Flag`].
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -286,22 +289,20 @@ impl<'a> ExecCtx<'a> {
 
 #[kunit_tests(rust_drm_exec)]
 mod tests {
-    use super::*;
-    use crate::{
-        device,
-        dma_buf::fence::{
-            FenceContext,
-            FenceContextOps, //
+    use super::{
+        fake::{
+            Driver,
+            Object, //
         },
+        *, //
+    };
+    use crate::{
+        dma_buf::fence::FenceContext,
         dma_resv::{
             DmaResv,
             Usage, //
         },
-        drm::{
-            self,
-            gem,
-            UnregisteredDevice, //
-        },
+        drm::UnregisteredDevice,
         faux,
         impl_has_work,
         new_mutex,
@@ -328,55 +329,6 @@ mod tests {
     /// locks its second object.
     const RUNS: u32 = 64;
 
-    struct Driver;
-    struct File;
-    #[pin_data]
-    struct Data {}
-    #[pin_data]
-    struct Bo {}
-
-    type Object = gem::Object<Bo>;
-
-    impl drm::file::DriverFile for File {
-        type Driver = Driver;
-
-        fn open(_dev: &drm::Device<Driver>) -> Result<Pin<KBox<Self>>> {
-            Ok(KBox::new(Self, GFP_KERNEL)?.into())
-        }
-    }
-
-    impl gem::DriverObject for Bo {
-        type Driver = Driver;
-        type Args = ();
-
-        fn new(_dev: &drm::Device<Driver>, _size: usize, _args: ()) -> impl PinInit<Self, Error> {
-            try_pin_init!(Self {})
-        }
-    }
-
-    #[vtable]
-    impl drm::Driver for Driver {
-        type Data = Data;
-        type RegistrationData<'a> = ();
-        type File = File;
-        type Object = Object;
-        type ParentDevice<Ctx: device::DeviceContext> = faux::Device<Ctx>;
-
-        const INFO: drm::DriverInfo = drm::DriverInfo {
-            major: 0,
-            minor: 0,
-            patchlevel: 0,
-            name: c"exec-kunit",
-            desc: c"Execution context",
-        };
-        const IOCTLS: &'static [drm::ioctl::DrmIoctlDescriptor] = &[];
-    }
-
-    impl FenceContextOps for Driver {
-        const DRIVER_NAME: &'static CStr = c"exec-kunit";
-        type Data = ();
-    }
-
     /// A device with objects, which are dropped before it.
     struct Bench {
         a: ARef<Object>,
@@ -388,8 +340,7 @@ mod tests {
 
     impl Bench {
         fn new() -> Result<Self> {
-            let faux = faux::Registration::new(c"exec-kunit", None)?;
-            let drm = UnregisteredDevice::new(faux.as_ref(), try_pin_init!(Data {}))?;
+            let (drm, faux) = fake::device(c"exec-kunit")?;
 
             Ok(Self {
                 a: Object::new(&drm, PAGE_SIZE, ())?,

@@ -11,11 +11,9 @@ mod cases {
         *, //
     };
     use crate::{
-        device,
         dma_buf::fence::{
             DriverFence,
-            FenceContext,
-            FenceContextOps, //
+            FenceContext, //
         },
         dma_resv::{
             DmaResv,
@@ -24,11 +22,15 @@ mod cases {
         },
         drm::{
             exec::{
+                fake::{
+                    self,
+                    Driver,
+                    Object, //
+                },
                 Exec,
                 Flags, //
             },
             gem::{
-                self,
                 Held,
                 SharedResv, //
             },
@@ -44,55 +46,6 @@ mod cases {
     const PAGE: u64 = PAGE_SIZE as u64;
     /// The size of VMs and objects.
     const PAGES: usize = 64;
-
-    struct Driver;
-    struct File;
-    #[pin_data]
-    struct Data {}
-    #[pin_data]
-    struct Bo {}
-
-    type Object = gem::Object<Bo>;
-
-    impl drm::file::DriverFile for File {
-        type Driver = Driver;
-
-        fn open(_dev: &drm::Device<Driver>) -> Result<Pin<KBox<Self>>> {
-            Ok(KBox::new(Self, GFP_KERNEL)?.into())
-        }
-    }
-
-    impl gem::DriverObject for Bo {
-        type Driver = Driver;
-        type Args = ();
-
-        fn new(_dev: &drm::Device<Driver>, _size: usize, _args: ()) -> impl PinInit<Self, Error> {
-            try_pin_init!(Self {})
-        }
-    }
-
-    #[vtable]
-    impl drm::Driver for Driver {
-        type Data = Data;
-        type RegistrationData<'a> = ();
-        type File = File;
-        type Object = Object;
-        type ParentDevice<Ctx: device::DeviceContext> = faux::Device<Ctx>;
-
-        const INFO: drm::DriverInfo = drm::DriverInfo {
-            major: 0,
-            minor: 0,
-            patchlevel: 0,
-            name: c"gpuvm-kunit",
-            desc: c"GPU address spaces",
-        };
-        const IOCTLS: &'static [drm::ioctl::DrmIoctlDescriptor] = &[];
-    }
-
-    impl FenceContextOps for Driver {
-        const DRIVER_NAME: &'static CStr = c"gpuvm-kunit";
-        type Data = ();
-    }
 
     /// A kind of VM.
     struct Vm<const KIND: u32>;
@@ -220,12 +173,9 @@ mod cases {
 
     impl Bench {
         fn new() -> Result<Self> {
-            let faux = faux::Registration::new(c"gpuvm-kunit", None)?;
+            let (drm, faux) = fake::device(c"gpuvm-kunit")?;
 
-            Ok(Self {
-                drm: UnregisteredDevice::new(faux.as_ref(), try_pin_init!(Data {}))?,
-                _faux: faux,
-            })
+            Ok(Self { drm, _faux: faux })
         }
 
         fn space<const KIND: u32>(&self, index: usize) -> Result<Space<KIND>> {
