@@ -8,11 +8,47 @@ use std::path::PathBuf;
 use crate::debugfs::{mounted, words};
 use crate::{Outcome, Stop, SysError};
 
-/// A trace of its own.
+/// An instance of the tracer, with a buffer and events of its own.
 #[derive(Debug)]
-pub struct Trace {
+struct Instance {
     dir: PathBuf,
 }
+
+impl Instance {
+    #[track_caller]
+    fn new(name: &str) -> Result<Self, Stop> {
+        let root = mounted("tracefs", "/sys/kernel/tracing")?;
+        let dir = root
+            .join("instances")
+            .join(format!("{name}-{}", std::process::id()));
+        fs::create_dir(&dir).map_err(|error| SysError::io(dir.display().to_string(), &error))?;
+        Ok(Self { dir })
+    }
+
+    #[track_caller]
+    fn write(&self, file: &str, text: &str) -> Outcome {
+        let path = self.dir.join(file);
+        fs::write(&path, text).map_err(|error| SysError::io(path.display().to_string(), &error))?;
+        Ok(())
+    }
+
+    #[track_caller]
+    fn read(&self, file: &str) -> Result<String, Stop> {
+        let path = self.dir.join(file);
+        let text = fs::read_to_string(&path);
+        Ok(text.map_err(|error| SysError::io(path.display().to_string(), &error))?)
+    }
+}
+
+impl Drop for Instance {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir(&self.dir);
+    }
+}
+
+/// A trace of the objects that peers access.
+#[derive(Debug)]
+pub struct Trace(Instance);
 
 impl Trace {
     /// Makes one with all events of `drm_peer` on.
@@ -22,12 +58,7 @@ impl Trace {
     /// Fails the subtest if there are no such events.
     #[track_caller]
     pub fn new() -> Result<Self, Stop> {
-        let root = mounted("tracefs", "/sys/kernel/tracing")?;
-        let dir = root
-            .join("instances")
-            .join(format!("vvram-{}", std::process::id()));
-        fs::create_dir(&dir).map_err(|error| SysError::io(dir.display().to_string(), &error))?;
-        let this = Self { dir };
+        let this = Self(Instance::new("vvram")?);
         this.enable(true)?;
         Ok(this)
     }
@@ -39,10 +70,8 @@ impl Trace {
     /// Fails the subtest if there are no such events.
     #[track_caller]
     pub fn enable(&self, on: bool) -> Outcome {
-        let path = self.dir.join("events/drm_peer/enable");
-        fs::write(&path, if on { "1" } else { "0" })
-            .map_err(|error| SysError::io(path.display().to_string(), &error))?;
-        Ok(())
+        self.0
+            .write("events/drm_peer/enable", if on { "1" } else { "0" })
     }
 
     /// The format of an event.
@@ -52,11 +81,8 @@ impl Trace {
     /// Fails the subtest if there is no such event.
     #[track_caller]
     pub fn format(&self, event: &str) -> Result<String, Stop> {
-        let path = self
-            .dir
-            .join(format!("events/drm_peer/drm_peer_{event}/format"));
-        let text = fs::read_to_string(&path);
-        Ok(text.map_err(|error| SysError::io(path.display().to_string(), &error))?)
+        self.0
+            .read(&format!("events/drm_peer/drm_peer_{event}/format"))
     }
 
     /// The events of one object since the last call, as `name key=value...`, without the fields
@@ -67,10 +93,8 @@ impl Trace {
     /// Fails the subtest if an event has another exporter or size.
     #[track_caller]
     pub fn events(&self, exporter: &str, id: u64, size: u64) -> Result<Vec<String>, Stop> {
-        let path = self.dir.join("trace");
-        let fail = |error: std::io::Error| SysError::io(path.display().to_string(), &error);
-        let text = fs::read_to_string(&path).map_err(fail)?;
-        fs::write(&path, "").map_err(fail)?;
+        let text = self.0.read("trace")?;
+        self.0.write("trace", "")?;
         let mut found = Vec::new();
         for line in text.lines() {
             let Some((_, event)) = line.split_once(": drm_peer_") else {
@@ -98,12 +122,6 @@ impl Trace {
     }
 }
 
-impl Drop for Trace {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir(&self.dir);
-    }
-}
-
 /// An event of a job.
 #[derive(Clone, Debug)]
 pub struct JobEvent {
@@ -128,19 +146,36 @@ impl JobEvent {
 /// Any event, and when it was.
 #[derive(Clone, Debug)]
 pub struct Moment {
-    /// In ticks of the clock of the trace.
+    /// In ticks of the clock of the trace: microseconds, or those of the time stamp counter.
     pub time: u64,
+    /// The process that was running.
+    pub pid: u32,
     /// The event.
     pub name: String,
     /// Its fields.
     pub fields: String,
 }
 
+impl Moment {
+    /// The event of a line, `comm-pid [cpu] flags time: name: fields`.
+    fn parse(line: &str) -> Option<Self> {
+        let (task, rest) = line.split_once(" [")?;
+        let mut parts = rest.splitn(3, ": ");
+        // In microseconds there is a dot in it.
+        let time = parts.next()?.split_whitespace().last()?.replace('.', "");
+        Some(Self {
+            time: time.parse().ok()?,
+            // There may be a dash in the name.
+            pid: task.trim_end().rsplit('-').next()?.parse().ok()?,
+            name: parts.next()?.to_string(),
+            fields: parts.next()?.to_string(),
+        })
+    }
+}
+
 /// A trace of the jobs of all rings.
 #[derive(Debug)]
-pub struct Jobs {
-    dir: PathBuf,
-}
+pub struct Jobs(Instance);
 
 impl Jobs {
     /// Makes one.
@@ -150,18 +185,13 @@ impl Jobs {
     /// Fails the subtest if there are no such events.
     #[track_caller]
     pub fn new() -> Result<Self, Stop> {
-        let root = mounted("tracefs", "/sys/kernel/tracing")?;
-        let dir = root
-            .join("instances")
-            .join(format!("vvram-jobs-{}", std::process::id()));
-        fs::create_dir(&dir).map_err(|error| SysError::io(dir.display().to_string(), &error))?;
-        let this = Self { dir };
+        let trace = Instance::new("vvram-jobs")?;
         // One order for all processors.
-        this.write("trace_clock", "global")?;
+        trace.write("trace_clock", "global")?;
         for event in ["submit", "run", "done"] {
-            this.write(&format!("events/drm_queue/drm_queue_{event}/enable"), "1")?;
+            trace.write(&format!("events/drm_queue/drm_queue_{event}/enable"), "1")?;
         }
-        Ok(this)
+        Ok(Self(trace))
     }
 
     /// Makes one with doorbells, interrupts and fences, whose time is the time stamp counter.
@@ -172,10 +202,14 @@ impl Jobs {
     #[track_caller]
     pub fn with_interrupts() -> Result<Self, Stop> {
         let this = Self::new()?;
-        this.write("trace_clock", "x86-tsc")?;
-        this.write("events/drm_queue/drm_queue_started/enable", "1")?;
-        this.write("events/irq/irq_handler_entry/enable", "1")?;
-        this.write("events/dma_fence/dma_fence_signaled/enable", "1")?;
+        this.0.write("trace_clock", "x86-tsc")?;
+        for event in [
+            "drm_queue/drm_queue_started",
+            "irq/irq_handler_entry",
+            "dma_fence/dma_fence_signaled",
+        ] {
+            this.0.write(&format!("events/{event}/enable"), "1")?;
+        }
         Ok(this)
     }
 
@@ -186,75 +220,61 @@ impl Jobs {
     /// Fails the subtest if some of them were lost.
     #[track_caller]
     pub fn moments(&self) -> Result<Vec<Moment>, Stop> {
-        self.write("events/enable", "0")?;
-        let path = self.dir.join("trace");
-        let text = fs::read_to_string(&path)
-            .map_err(|error| SysError::io(path.display().to_string(), &error))?;
+        self.0.write("events/enable", "0")?;
+        let text = self.0.read("trace")?;
         check!(!text.contains("LOST"), "events were lost");
-        let mut found = Vec::new();
-        for line in text.lines().filter(|line| !line.starts_with('#')) {
-            // "comm-pid [cpu] flags time: name: fields"
-            let moment = line.split_once("] ").and_then(|(_, rest)| {
-                let mut parts = rest.splitn(3, ": ");
-                let time = parts.next()?.split_whitespace().last()?.parse().ok()?;
-                Some(Moment {
-                    time,
-                    name: parts.next()?.to_string(),
-                    fields: parts.next()?.to_string(),
-                })
-            });
-            found.push(moment.ok_or_else(|| Stop::fail(format_args!("not an event: {line:?}")))?);
-        }
-        Ok(found)
+        let bad = |line| Stop::fail(format_args!("not an event: {line:?}"));
+        text.lines()
+            .filter(|line| !line.starts_with('#'))
+            .map(|line| Moment::parse(line).ok_or_else(|| bad(line)))
+            .collect()
     }
 
-    #[track_caller]
-    fn write(&self, file: &str, text: &str) -> Outcome {
-        let path = self.dir.join(file);
-        fs::write(&path, text).map_err(|error| SysError::io(path.display().to_string(), &error))?;
-        Ok(())
-    }
-
-    /// The events, in their order. Ends the trace.
+    /// The events of jobs, in their order. Ends the trace.
     ///
     /// # Errors
     ///
     /// Fails the subtest if some of them were lost.
     #[track_caller]
     pub fn events(&self) -> Result<Vec<JobEvent>, Stop> {
-        self.write("events/drm_queue/enable", "0")?;
-        let path = self.dir.join("trace");
-        let text = fs::read_to_string(&path)
-            .map_err(|error| SysError::io(path.display().to_string(), &error))?;
-        check!(!text.contains("LOST"), "events were lost");
         let mut found = Vec::new();
-        for line in text.lines() {
-            let Some((task, event)) = line.split_once(": drm_queue_") else {
+        for moment in self.moments()? {
+            let Some(name) = moment.name.strip_prefix("drm_queue_") else {
                 continue;
             };
-            let bad = || Stop::fail(format_args!("not an event: {line:?}"));
-            let (name, fields) = event.split_once(": ").ok_or_else(bad)?;
-            let all = words(fields);
-            let number = |key: &str| all.get(key).and_then(|text| text.parse().ok());
-            // "comm-pid [cpu] flags time"; there may be a dash in the name.
-            let pid = task
-                .split(" [")
-                .next()
-                .and_then(|task| task.trim_end().rsplit('-').next()?.parse().ok());
+            let all = words(&moment.fields);
+            let number = |key: &str| {
+                let number = all.get(key).and_then(|text| text.parse().ok());
+                number.ok_or_else(|| Stop::fail(format_args!("no {key} in {moment:?}")))
+            };
             found.push(JobEvent {
                 name: name.to_string(),
-                pid: pid.ok_or_else(bad)?,
-                context: number("context").ok_or_else(bad)?,
-                seqno: number("seqno").ok_or_else(bad)?,
-                fields: fields.to_string(),
+                pid: moment.pid,
+                context: number("context")?,
+                seqno: number("seqno")?,
+                fields: moment.fields.clone(),
             });
         }
         Ok(found)
     }
 }
 
-impl Drop for Jobs {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir(&self.dir);
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_of_both_clocks() {
+        for (time, want) in [("12.345678", 12_345_678), ("987654321", 987_654_321)] {
+            let line =
+                format!("     a-task-7   [002] ..... {time}: drm_queue_run: ring=x context=1");
+            let moment = Moment::parse(&line).expect("an event");
+            assert_eq!((moment.time, moment.pid), (want, 7));
+            assert_eq!(
+                (moment.name.as_str(), moment.fields.as_str()),
+                ("drm_queue_run", "ring=x context=1")
+            );
+        }
+        assert!(Moment::parse("no event").is_none());
     }
 }
