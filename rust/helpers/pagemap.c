@@ -22,7 +22,7 @@ __rust_helper struct dev_pagemap *rust_helper_page_pgmap(const struct page *page
 	return page_pgmap(page);
 }
 
-/* The number of pages of the folio that @page is the first one of. */
+/* Number of pages of the folio whose first page is @page. */
 __rust_helper unsigned long rust_helper_compound_nr(struct page *page)
 {
 	return compound_nr(page);

@@ -7,9 +7,9 @@
 //! an exporter to move it. [`Guard`] is the proof that it is held; the views of
 //! [`dma_buf`](crate::dma_buf), such as a locked attachment, exist only for as long as one does.
 //!
-//! Where somebody else took the lock, such as the core of dma-buf before it calls an exporter,
-//! there is no guard. What can be done under the lock is therefore in [`LockedResv`], which a guard
-//! turns into.
+//! If other code took the lock, such as the dma-buf core before it calls an exporter, there is no
+//! guard. The operations under the lock are therefore in [`LockedResv`], which can be made from a
+//! guard.
 //!
 //! The lock is a wound/wait mutex. This module takes one reservation at a time, without an acquire
 //! context; lockdep reports a task that takes a second one while it holds a [`Guard`].
@@ -17,8 +17,8 @@
 //! # Fences
 //!
 //! Adding a fence cannot fail, because the work that the fence stands for has often begun by then.
-//! What can fail comes before: [`LockedResv::reserve_fences`] makes room, and each [`FenceSlot`] is
-//! room for one fence, to be used before the reservation is unlocked.
+//! Steps that can fail come before: [`LockedResv::reserve_fences`] makes room, and each
+//! [`FenceSlot`] is room for one fence, to be used before the reservation is unlocked.
 //!
 //! # Examples
 //!
@@ -101,13 +101,13 @@ use core::{
     ptr, //
 };
 
-/// How many slots can be reserved at once.
+/// The maximal number of slots that can be reserved at once.
 ///
 /// Far more than there are contexts that work on one buffer, and so few that the numbers of the C
 /// side do not overflow.
 const MAX_SLOTS: u32 = 4096;
 
-/// Which fences of a reservation are meant.
+/// A class of fences of a reservation.
 ///
 /// The order is that of `enum dma_resv_usage`: asking for one usage means the fences of that usage
 /// and of all that come before it.
@@ -142,7 +142,7 @@ impl Usage {
 ///
 /// # Examples
 ///
-/// The reservation of a buffer that somebody passed as a file descriptor:
+/// The reservation of a buffer that was passed as a file descriptor:
 ///
 /// ```
 /// use kernel::{
@@ -151,7 +151,7 @@ impl Usage {
 ///     prelude::*, //
 /// };
 ///
-/// /// Whether all work on a buffer is done, or nothing if somebody else has it.
+/// /// Whether all work on a buffer is done, or nothing if another task holds the lock.
 /// fn is_idle(fd: i32) -> Result<Option<bool>> {
 ///     let buf = DmaBuf::from_fd(fd)?;
 ///     let resv = buf.resv();
@@ -179,7 +179,7 @@ unsafe impl Send for DmaResv {}
 unsafe impl Sync for DmaResv {}
 
 impl DmaResv {
-    /// Makes a reservation, for buffers that share one and do not bring their own.
+    /// Makes a reservation, for buffers that share it and do not have their own.
     ///
     /// Mirrors `dma_resv_init()`.
     #[inline]
@@ -293,10 +293,10 @@ impl DmaResv {
             .map(|_| ())
     }
 
-    /// Waits for the fences of `usage`, with or without the lock, for `timeout` at most. Returns how
-    /// much of it was left, and at least 1.
+    /// Waits for the fences of `usage`, with or without the lock, for `timeout` at most. Returns
+    /// the rest of the timeout, at least 1.
     ///
-    /// A timeout of 0 does not wait. As large a one as `MAX_SCHEDULE_TIMEOUT` has no end.
+    /// A timeout of 0 does not wait. A timeout of `MAX_SCHEDULE_TIMEOUT` or more has no end.
     ///
     /// Sleeps. Mirrors `dma_resv_wait_timeout()`.
     ///
@@ -331,8 +331,8 @@ impl DmaResv {
 #[pinned_drop]
 impl PinnedDrop for DmaResv {
     fn drop(self: Pin<&mut Self>) {
-        // SAFETY: The reservation was initialized in `new()`. Nobody can use it any more, because
-        // all that uses it borrows it.
+        // SAFETY: The reservation was initialized in `new()`. No code can use it any more, because
+        // every user borrows it.
         unsafe { bindings::dma_resv_fini(self.as_raw()) };
     }
 }
@@ -380,12 +380,12 @@ impl Drop for Guard<'_> {
     }
 }
 
-/// The view of a reservation that is held, by whoever took the lock.
+/// The view of a reservation that the current task holds.
 ///
 /// # Invariants
 ///
 /// - The current task holds the lock of `resv` for `'a`.
-/// - `slots` slots are reserved that nothing else uses: no other view, and no [`FenceSlot`].
+/// - `slots` slots are reserved that neither another view nor a [`FenceSlot`] uses.
 pub struct LockedResv<'a> {
     resv: &'a DmaResv,
     slots: u32,
@@ -401,8 +401,8 @@ impl<'a> LockedResv<'a> {
     ///
     /// - `ptr` must point to a valid `struct dma_resv` whose lock the current task holds for `'a`.
     /// - During `'a` fences must be added to this reservation by this view only. Other code may add
-    ///   fences while it has the view by mutable reference, if it drops what [`Self::slots`]
-    ///   returns: room that was reserved before may be gone then.
+    ///   fences while it has the view by mutable reference, if it drops the slots that
+    ///   [`Self::slots`] returns, because it may have used them up.
     #[inline]
     pub unsafe fn from_raw(ptr: *mut bindings::dma_resv) -> Self {
         // INVARIANT: The caller promises that the lock is held. No slot is claimed.
@@ -458,7 +458,7 @@ impl<'a> LockedResv<'a> {
         Ok(())
     }
 
-    /// Makes room for `count` fences. Slots that are not used are not lost, nor in the way.
+    /// Makes room for `count` fences. Slots that are not used can be reserved again.
     ///
     /// May sleep. Mirrors `dma_resv_reserve_fences()`, which is not called, and so cannot fail, if
     /// [`Self::slots`] would return as many.
@@ -519,16 +519,16 @@ impl<'a> Iterator for Fences<'a> {
         if fence.is_null() {
             return None;
         }
-        // SAFETY: Fences are taken out of a reservation with its lock held only, by who adds one;
-        // that needs the view, which is borrowed for `'a`.
+        // SAFETY: Fences are removed from a reservation with its lock held only, by a task that
+        // adds a fence; that needs the view, which is borrowed for `'a`.
         Some(unsafe { Fence::from_raw(fence) })
     }
 }
 
 /// Room for fences: an iterator over slots.
 ///
-/// It borrows the view that it is from. So no slots are reserved twice: `dma_resv_reserve_fences()`
-/// does not add to what it was asked for before.
+/// It borrows the view that it comes from, so that no slots are reserved twice:
+/// `dma_resv_reserve_fences()` does not add to the slots that were reserved before.
 ///
 /// # Invariants
 ///

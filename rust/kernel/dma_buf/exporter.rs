@@ -75,7 +75,7 @@ use crate::{
     }, //
 };
 
-/// What an exporter keeps for the bound device, borrowed from that for `'a`.
+/// The data of an exporter for the bound device, borrowed from the device for `'a`.
 pub type BoundOf<'a, E> = <<E as Exporter>::Bound as ForLt>::Of<'a>;
 
 /// A driver that exports buffers.
@@ -111,7 +111,7 @@ pub type BoundOf<'a, E> = <<E as Exporter>::Bound as ForLt>::Of<'a>;
 ///     types::CovariantForLt, //
 /// };
 ///
-/// /// What is in the buffer.
+/// /// The content of the buffer.
 /// struct Store(Arc<Pages>);
 ///
 /// static OPS: Ops<Store> = Ops::new();
@@ -183,17 +183,18 @@ pub type BoundOf<'a, E> = <<E as Exporter>::Bound as ForLt>::Of<'a>;
 /// `MapRequest::map_mmio` has an example of memory in a BAR.
 #[vtable]
 pub trait Exporter: Sized + Send + Sync + 'static {
-    /// What the callbacks need of the bound device: the provider of a BAR, a BAR, a lock.
+    /// The data of the bound device that the callbacks need: the provider of a BAR, a BAR, a lock.
     ///
-    /// It is made when the driver binds and out of reach once the buffer is revoked. It is
-    /// covariant: a type that one could put a reference into would keep it beyond the callback.
+    /// The driver makes it when it binds, and no callback can reach it once the buffer is revoked.
+    /// The type is covariant: otherwise a callback could store a reference in it that outlives the
+    /// callback.
     type Bound: CovariantForLt + 'static;
 
-    /// What [`attach`](Self::attach) needs that cannot be acquired while the reservation is held,
-    /// such as a user of the device's runtime PM.
+    /// The resources that [`attach`](Self::attach) needs but cannot acquire while the reservation
+    /// is held, such as a runtime PM guard.
     type Prepared;
 
-    /// What the exporter keeps for each attachment.
+    /// The data that the exporter keeps for each attachment.
     type Attachment: Send + Sync + 'static;
 
     /// The name of the exporter, as `/sys/kernel/debug/dma_buf/bufinfo` shows it.
@@ -201,9 +202,9 @@ pub trait Exporter: Sized + Send + Sync + 'static {
 
     /// The table of operations of this exporter.
     ///
-    /// It refers to a `static`: the address of the table tells whose buffer a dma-buf is, and a
-    /// value that the compiler makes for a constant may have several. For a buffer with another
-    /// address [`exporter_of`] returns nothing, and [`with_exporter`] fails.
+    /// It refers to a `static`: the address of the table identifies the exporter of a dma-buf, and
+    /// a table that the compiler makes for a constant may have several addresses. For a buffer with
+    /// another table [`exporter_of`] returns nothing, and [`with_exporter`] fails.
     const OPS: &'static Ops<Self>;
 
     /// An importer is about to attach. The reservation is not held, and the device may be gone.
@@ -251,7 +252,7 @@ pub trait Exporter: Sized + Send + Sync + 'static {
 
     /// Gives the importer a scatter table of the buffer. May sleep.
     ///
-    /// One table is made for each call. A mapping that the exporter has made and does not return is
+    /// Each call makes one table. A mapping that the exporter has made and does not return is
     /// unmapped.
     ///
     /// # Errors
@@ -296,7 +297,7 @@ pub trait Exporter: Sized + Send + Sync + 'static {
     ///
     /// An exporter that has it does not implement [`mmap`](Self::mmap) nor [`vmap`](Self::vmap):
     /// the buffer is mapped into the kernel as a whole, and into processes page by page, when they
-    /// access it. These mappings keep the pages. What processes have mapped is unmapped when the
+    /// access it. These mappings keep the pages. The mappings of processes are removed when the
     /// buffer is revoked, and an access raises `SIGBUS` from then on.
     ///
     /// Called with the reservation held. The pages add up to the size of the buffer, and are the

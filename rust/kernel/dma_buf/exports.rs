@@ -8,20 +8,20 @@
 //!
 //! 1. no new attachment, pin or mapping is made (`ENODEV`),
 //! 2. pages that processes have mapped are unmapped, and the mappings of importers are invalidated,
-//! 3. fences of work on the buffers are waited for,
-//! 4. mappings of the device's own memory are waited for, without a limit: an importer that cannot
-//!    be revoked, such as most RDMA devices, keeps its addresses until it is done. A message names
-//!    it. A PCI device that was removed by surprise does not access anything any more, whatever its
-//!    driver still holds.
+//! 3. the driver waits for the fences of work on the buffers,
+//! 4. the driver waits for mappings of the device's own memory, without a limit: an importer that
+//!    cannot be revoked, such as most RDMA devices, keeps its addresses until it is done. A message
+//!    names it. A PCI device that was removed by surprise accesses nothing any more, so the
+//!    mappings that its driver still holds are not waited for.
 //!
 //! System memory stays as long as the buffer, so mappings of it are not waited for.
 //!
 //! # Locking
 //!
 //! The list's mutex is not held while another lock is taken. The list does not own references to
-//! the buffers; a buffer takes itself off the list before it is freed, and a revocation that looks
-//! at the buffer makes that wait. The list is linked through the buffers, so that to be on it needs
-//! no memory.
+//! the buffers; a buffer takes itself off the list before it is freed, and waits for a revocation
+//! that is looking at it. The list is linked through the buffers, so that adding a buffer needs no
+//! memory.
 
 use super::{
     exporter::{
@@ -80,17 +80,17 @@ use core::{
     }, //
 };
 
-/// How long the wait for mappings is silent after it has named the importer that it waits for, in
-/// milliseconds. Each time it is twice as long as the time before, up to the maximum.
+/// How long the wait for mappings is silent after it has named an importer, in milliseconds. Each
+/// time is twice as long as the time before, up to the maximum.
 const REMIND_MS: u32 = 10_000;
 const REMIND_MAX_MS: u32 = 600_000;
 
-/// The routes of how many importers are remembered.
+/// The number of importers whose routes are remembered.
 const ROUTES: usize = 16;
-/// Addresses of two PCI devices are about as far apart, as a power of two.
+/// Addresses of two PCI devices are about this far apart, as a power of two.
 #[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
 const DEVICE_SHIFT: u32 = 12;
-/// The bits of an address of a device that are 0, where the kind of a route is kept.
+/// The bits of an address of a device that are 0; the kind of a route is stored there.
 const KIND: usize = align_of::<bindings::device>() - 1;
 
 /// The place of a buffer on a list. Guarded by the mutex of the list.
@@ -147,8 +147,8 @@ pub(super) struct Registry {
     owner: usize,
 
     /// The routes to the exporting device from devices that have attached: the address of the
-    /// device, of which there is a reference, and the kind. Of several that share a place it is the
-    /// last one.
+    /// device, to which the entry owns a reference, and the kind. Of several devices that share an
+    /// entry the last one is remembered.
     routes: [Atomic<usize>; ROUTES],
 }
 
@@ -175,13 +175,13 @@ impl Registry {
     ///
     /// # Safety
     ///
-    /// It must be a buffer that was made for this list and is on none. It must stay valid until it
-    /// is taken off, see [`Self::remove`].
+    /// `buf` must be a buffer that was made for this list and is on no list. It must stay valid
+    /// until it is taken off, see [`Self::remove`].
     unsafe fn insert(&self, buf: *mut bindings::dma_buf) {
         let mut first = self.first.lock();
         let next = first.0;
 
-        // INVARIANT: Linked to the one after it, and there is none before it.
+        // INVARIANT: The buffer is linked to the one after it, and is the first.
         // SAFETY: As promised by the caller, and by the type invariant; the mutex is held.
         unsafe {
             links_of(buf).next.set(next);
@@ -194,9 +194,9 @@ impl Registry {
 
     /// Takes a buffer off the list.
     ///
-    /// Called while it is released, before anything of it is freed. Waits for a revocation that
-    /// looks at the buffer; that does not wait for mappings, as the last of them is gone before the
-    /// release.
+    /// Called while the buffer is released, before any part of it is freed. Waits for a revocation
+    /// that is looking at the buffer; that revocation does not wait for mappings, because the last
+    /// of them is gone before the release.
     ///
     /// # Safety
     ///
@@ -211,7 +211,7 @@ impl Registry {
         }
 
         let (previous, next) = (links.previous.get(), links.next.get());
-        // INVARIANT: Its neighbours are linked to each other.
+        // INVARIANT: The neighbours of the buffer are linked to each other.
         // SAFETY: By the type invariant they are valid.
         unsafe {
             if previous.is_null() {
@@ -225,7 +225,7 @@ impl Registry {
         }
     }
 
-    /// Keeps the buffer after one that is kept, or the first one.
+    /// Keeps the buffer that follows `after` on the list, or the first one, from being freed.
     ///
     /// A reference cannot be taken: the file of a buffer may be gone while an `O_PATH` descriptor
     /// keeps the dentry, and so the buffer.
@@ -242,7 +242,8 @@ impl Registry {
 
         // SAFETY: By the type invariant it is valid; the mutex is held.
         unsafe { links_of(buf) }.held.set(true);
-        // INVARIANT: Marked as kept. Only the driver that is being unbound does so, one at a time.
+        // INVARIANT: The buffer was just marked as kept. Only the driver that is being unbound
+        // marks buffers, one at a time.
         Some(Held {
             registry: self,
             buf,
@@ -251,7 +252,7 @@ impl Registry {
 
     /// Wakes the wait for the mappings of a buffer: the last one is gone.
     pub(super) fn wake_waiter(&self) {
-        // The waiter looks at the count of mappings with the lock held.
+        // The waiter rechecks the count of mappings under this lock.
         let _guard = self.waiting.lock();
 
         self.unmapped.notify_all();
@@ -260,7 +261,7 @@ impl Registry {
     /// Returns the kind of mapping that an importer gets for memory of `provider`.
     ///
     /// The route is walked if it is not remembered. It does not change while both devices are
-    /// there: the PCI core keeps the kind as well, for as long as the driver is bound that exports.
+    /// there: the PCI core keeps the kind as well, for as long as the exporting driver is bound.
     #[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
     pub(super) fn map_type(&self, provider: &Provider<'_>, importer: &device::Device) -> MapType {
         let address = importer.as_raw().addr();
@@ -268,13 +269,14 @@ impl Registry {
         let is_ours = provider.device().as_ref().as_raw().addr() == self.owner;
 
         let found = place.load(Relaxed);
-        // The device cannot be another one at the same address, as there is a reference.
+        // Another device cannot have this address, because the entry owns a reference to the
+        // device.
         if is_ours && found & !KIND == address {
             // CAST: A small number.
             return MapType::from_raw((found & KIND) as u32);
         }
 
-        // This walk is silent. Where there is no route, that of `map_type()` warns.
+        // This walk is silent. `map_type()` warns if there is no route.
         provider.distance(importer);
         let map_type = provider.map_type(importer);
         // CAST: `usize` has at least as many bits.
@@ -283,7 +285,7 @@ impl Registry {
         if is_ours && map_type.is_supported() && kind <= KIND {
             let kept = ARef::<device::Device>::from(importer);
 
-            // Ordered after the reference was taken, which another task may give back at once.
+            // Ordered after the reference was taken, because another task may drop it at once.
             forget(place.xchg(ARef::into_raw(kept).addr().get() | kind, Full));
         }
         map_type
@@ -297,11 +299,11 @@ impl Registry {
     }
 }
 
-/// Gives back the reference that belongs to a route which was remembered.
+/// Drops the reference that belongs to a remembered route.
 fn forget(route: usize) {
     if let Some(dev) = NonNull::new((route & !KIND) as *mut device::Device) {
         // SAFETY: `Registry::map_type` has put the reference there, and the task that takes a route
-        // out of its place gives it back.
+        // out of its entry drops it.
         drop(unsafe { ARef::from_raw(dev) });
     }
 }
@@ -335,7 +337,7 @@ impl Drop for Held<'_> {
     }
 }
 
-/// What devres owns: dropping it revokes all buffers.
+/// The value that devres owns: dropping it revokes all buffers.
 struct Revocation<E: Exporter> {
     dev: ARef<device::Device>,
     registry: Arc<Registry>,
@@ -343,7 +345,8 @@ struct Revocation<E: Exporter> {
     bound: BoundOf<'static, E>,
 }
 
-// SAFETY: `Exports::new()`, which makes it, requires that `bound` is `Send`; the rest is.
+// SAFETY: `Exports::new()`, which makes the value, requires that `bound` is `Send`; the other
+// fields are.
 unsafe impl<E: Exporter> Send for Revocation<E> {}
 
 // SAFETY: As for `Send`, of `Sync`.
@@ -356,7 +359,7 @@ impl<E: Exporter> Revocation<E> {
         while let Some(held) = next {
             // SAFETY: Only buffers that were exported with the table of `E` are on the list.
             f(held.buf(), unsafe { Buffer::of(held.buf()) });
-            // One that is kept does not leave its place.
+            // A buffer that is kept stays on the list.
             next = self.registry.next(Some(&held));
         }
     }
@@ -383,8 +386,8 @@ impl<E: Exporter> Revocation<E> {
                     CondVarTimeoutResult::Woken { jiffies } => left = jiffies,
                     CondVarTimeoutResult::Timeout => left = 0,
                     CondVarTimeoutResult::Signal { jiffies } => {
-                        // The memory must not be given up because of a signal. It stays pending, so
-                        // that the next wait would return at once.
+                        // The memory must not be released because of a signal. The signal stays
+                        // pending, so that the next wait would return at once.
                         drop(waiting);
                         fsleep(Delta::from_millis(100));
                         waiting = waiter.lock();
@@ -399,25 +402,25 @@ impl<E: Exporter> Revocation<E> {
 impl<E: Exporter> Drop for Revocation<E> {
     fn drop(&mut self) {
         self.registry.closed.store(true, Relaxed);
-        // All are revoked before the first is waited for.
+        // All buffers are revoked before the first wait.
         self.for_each(|buf, buffer| buffer.revoke(buf));
         self.for_each(|buf, buffer| {
             // A wait that is not interruptible does not fail.
             let _ = buf.resv().wait(Usage::Bookkeep, false);
             self.wait_unmapped(buf, buffer);
         });
-        // There are no attaches to revoked buffers that would need the routes.
+        // No importer can attach to a revoked buffer and need the routes.
         self.registry.forget_routes();
     }
 }
 
-/// Tells whether a device was removed by surprise, so that it does not access anything any more.
+/// Tells whether a device was removed by surprise, so that it accesses nothing any more.
 #[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
 fn is_disconnected(dev: &device::Device) -> bool {
     <&pci::Device>::try_from(dev).is_ok_and(pci::Device::is_disconnected)
 }
 
-/// Only PCI tells.
+/// Only PCI reports a surprise removal.
 #[cfg(not(all(CONFIG_PCI, CONFIG_64BIT)))]
 fn is_disconnected(_dev: &device::Device) -> bool {
     false
@@ -490,8 +493,8 @@ unsafe impl<E: Exporter> Sync for Exports<'_, E> {}
 impl<'bound, E: Exporter> Exports<'bound, E> {
     /// Makes an empty list for the driver that is bound to `dev`.
     ///
-    /// `bound` makes what the callbacks need of the bound device. It may borrow from the device
-    /// only, which is what its generic lifetime says.
+    /// `bound` makes what the callbacks need of the bound device. Its generic lifetime says that it
+    /// may borrow from the device only.
     ///
     /// # Errors
     ///
@@ -534,8 +537,8 @@ impl<'bound, E: Exporter> Exports<'bound, E> {
         })
     }
 
-    /// Turns the list into one that code outside of the driver's callbacks can reach, such as the
-    /// file operations of a misc device.
+    /// Turns the list into a handle for code outside of the driver's callbacks, such as the file
+    /// operations of a misc device.
     ///
     /// Its buffers are still revoked when the driver is unbound.
     pub fn into_handle(self) -> ExportsHandle<E> {
@@ -588,8 +591,8 @@ impl<'bound, E: Exporter> Exports<'bound, E> {
             return Err(EINVAL);
         }
 
-        // SAFETY: When the value that `bound` points to is dropped, devres revokes all buffers on
-        // the list before; the buffer is put on it below, and is not given out until then.
+        // SAFETY: Before the value that `bound` points to is dropped, devres revokes all buffers on
+        // the list; the buffer is put on the list below, and is not given out until then.
         let buffer = unsafe { Buffer::new(exporter, self.registry.clone(), self.bound) }?;
         // SAFETY: The value is not moved: it stays in its box until the release.
         let buffer = KBox::into_raw(unsafe { Pin::into_inner_unchecked(buffer) });
@@ -610,7 +613,7 @@ impl<'bound, E: Exporter> Exports<'bound, E> {
         let raw = match from_err_ptr(unsafe { bindings::dma_buf_export(&info) }) {
             Ok(raw) => raw,
             Err(e) => {
-                // SAFETY: The box was not taken over.
+                // SAFETY: The core has not taken over the box.
                 drop(unsafe { KBox::from_raw(buffer) });
                 return Err(e);
             }
@@ -626,7 +629,7 @@ impl<'bound, E: Exporter> Exports<'bound, E> {
                 .populate(UserMappings::new(&buf));
         }
 
-        // SAFETY: It was made for this list, above, and its release takes it off.
+        // SAFETY: The buffer was made for this list, above, and its release takes it off.
         unsafe { self.registry.insert(raw) };
         Ok(buf)
     }
@@ -653,7 +656,7 @@ impl<'bound, E: Exporter> Exports<'bound, E> {
 /// }
 /// ```
 pub struct ExportsHandle<E: Exporter>(
-    // Never given out but by `with()`: the lifetime is not that of the binding.
+    // Only `with()` gives the list out, because this lifetime is not that of the binding.
     Exports<'static, E>,
 );
 
@@ -669,14 +672,13 @@ impl<E: Exporter> ExportsHandle<E> {
     /// - `ENODEV` if the driver was unbound, and what `f` returns.
     pub fn with<R>(&self, f: impl FnOnce(&Exports<'_, E>) -> Result<R>) -> Result<R> {
         self.0._devres.device().with_bound(|_bound| {
-            // The device may be bound anew, but the list belongs to the time before.
+            // The device may be bound again, but the list belongs to the binding before.
             if self.0.registry.closed.load(Relaxed) {
                 return Err(ENODEV);
             }
 
-            // The lifetime of the reference, and so what `f` can get, is that of this call, in
-            // which the device is bound: the buffers are revoked with the device lock held, and
-            // they were not.
+            // `f` gets a reference with the lifetime of this call, in which the device is bound:
+            // buffers are revoked with the device lock held, and these were not revoked.
             f(&self.0)
         })
     }

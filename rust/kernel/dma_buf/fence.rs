@@ -8,25 +8,24 @@
 //! - [`Fence`] is shared. Its holders can wait for it, read its state, or have a function called
 //!   when it signals ([`FenceCallbackRegistration`]). A fence that may be a container of fences, as
 //!   one that userspace passes, is an [`AnyFence`].
-//! - [`DriverFence`] belongs to the driver that does the work. There is one per fence, and it is
-//!   what signals. Dropping it signals too, so that no waiter is left when work is given up.
+//! - [`DriverFence`] belongs to the driver that does the work. There is one per fence, and it
+//!   signals the fence. Dropping it signals too, so that no waiter is left when work is given up.
 //!
 //! Fences are made on a [`FenceContext`], a line of work whose fences signal in the order in which
-//! they were made. Making one takes two steps: [`FenceContext::new_fence_allocation`] has the
-//! memory and may fail, [`FenceAllocation::new_fence`] cannot fail.
+//! they were made. Making a fence takes two steps: [`FenceContext::new_fence_allocation`] allocates
+//! the memory and may fail, [`FenceAllocation::new_fence`] cannot fail.
 //!
 //! # Signalling
 //!
 //! Other tasks wait for fences while they hold reservations and while they reclaim memory. So the
 //! code that runs between the publication of a fence and its signal must not take a reservation,
-//! nor allocate memory in a way that can wait. [`SignallingSection`] tells lockdep which code that
-//! is.
+//! nor allocate memory in a way that can wait. [`SignallingSection`] marks this code for lockdep.
 //!
 //! # Lifetime
 //!
 //! A fence may be in use long after the driver that made it is gone. Therefore no part of a fence
-//! belongs to the driver: the memory, the names and the table of operations are of the kernel, and
-//! the core frees the memory. The data that the driver attaches to a fence is kept in the
+//! belongs to the driver: the memory, the names and the table of operations belong to the kernel,
+//! and the core frees the memory. The data that the driver attaches to a fence is kept in the
 //! [`DriverFence`] and dropped with it.
 //!
 //! # Locking
@@ -203,8 +202,8 @@ use core::{
 /// A fence, or a container of several: a chain or an array, `struct dma_fence_chain` or
 /// `struct dma_fence_array`.
 ///
-/// Userspace passes such fences. The kernel can wait for all of it, pass it on, or take it apart,
-/// because a reservation takes fences one by one
+/// Userspace passes such fences. The kernel can wait for the whole container, pass it on, or take
+/// it apart, because a reservation takes fences one by one
 /// ([`FenceSlot::add_fence`](crate::dma_resv::FenceSlot::add_fence)). A [`Fence`] can be used
 /// wherever an `AnyFence` is asked for.
 ///
@@ -313,7 +312,7 @@ impl AnyFence {
         unsafe { (*self.as_raw()).seqno }
     }
 
-    /// Tells whether the fence has signalled: of a container, all of it.
+    /// Tells whether the fence has signalled. A container has once all of its fences have.
     ///
     /// May be called from any context. Mirrors `dma_fence_is_signaled()`.
     #[inline]
@@ -323,7 +322,7 @@ impl AnyFence {
     }
 
     /// Returns how the work ended, or nothing if the fence has not signalled yet. A chain does not
-    /// tell of the errors of its parts.
+    /// report the errors of its parts.
     ///
     /// May be called from any context, but not from a callback of this fence, because it takes the
     /// lock of the fence. Mirrors `dma_fence_get_status()`.
@@ -349,10 +348,10 @@ impl AnyFence {
         self.wait_timeout(interruptible, Jiffies::MAX).map(|_| ())
     }
 
-    /// Waits until the fence signals, for `timeout` at most. Returns how much of it was left, and
-    /// at least 1.
+    /// Waits until the fence signals, for `timeout` at most. Returns the rest of the timeout, at
+    /// least 1.
     ///
-    /// A timeout of 0 does not wait. As large a one as `MAX_SCHEDULE_TIMEOUT` has no end.
+    /// A timeout of 0 does not wait. A timeout of `MAX_SCHEDULE_TIMEOUT` or more has no end.
     ///
     /// Sleeps, so it must not be called in a [`SignallingSection`]. Mirrors
     /// `dma_fence_wait_timeout()`.
@@ -371,8 +370,8 @@ impl AnyFence {
         })
     }
 
-    /// Returns the fences that it consists of. Of a chain, links behind the first one that have
-    /// signalled are left out.
+    /// Returns the fences that this fence consists of. Of a chain, links behind the first one that
+    /// have signalled are left out.
     ///
     /// Mirrors `dma_fence_unwrap_for_each()`.
     pub fn parts(&self) -> Parts<'_> {
@@ -383,7 +382,7 @@ impl AnyFence {
 /// A fence that is no container, `struct dma_fence`.
 ///
 /// Fences of all drivers are of this type, whether they are written in Rust or in C. It
-/// dereferences to [`AnyFence`], which has what can be done with it.
+/// dereferences to [`AnyFence`], which has the methods.
 ///
 /// # Invariants
 ///
@@ -441,7 +440,7 @@ impl From<&Fence> for ARef<AnyFence> {
     }
 }
 
-/// Turns what the functions of C that wait for fences return into a result.
+/// Converts the return value of the C functions that wait for fences.
 pub(crate) fn wait_result(ret: c_long) -> Result<Jiffies> {
     match ret {
         // CAST: A negative result is an errno, which fits an `int`.

@@ -11,9 +11,10 @@
 //! | revocable | the same with `invalidate`, pinned | if it opts in | no, but it can be revoked |
 //! | dynamic | the same with `invalidate`, not pinned | if it opts in | yes, it maps again |
 //!
-//! An attachment has one slot for a mapping, guarded by the reservation of the buffer. A mapping can
-//! only be looked at while the reservation is held ([`Attachment::with`]), and is gone before the
-//! attachment is: no table outlives either.
+//! An attachment has one slot for a mapping, guarded by the reservation of the buffer. A mapping
+//! can only be accessed while the reservation is held ([`Attachment::with`]), and is unmapped
+//! before the buffer is detached. So no reference to a table outlives the lock, and no table
+//! outlives the attachment.
 //!
 //! # Locking
 //!
@@ -112,13 +113,13 @@ pub trait Importer: Sized + Send + Sync + 'static {
     /// Whether the importer takes addresses of peer-to-peer memory.
     const PEER2PEER: bool;
 
-    /// The mapping is invalid from now on: the buffer moves or goes away.
+    /// The mapping is invalid from now on: the buffer moves or is revoked.
     ///
     /// Called with the reservation held, maybe before [`Attachment::new`] has returned. When it
-    /// returns, or when the fences are signalled that the importer had added to the reservation, the
-    /// device must not use the mapping any more; it must be unmapped within bounded time, here or
-    /// later. A new mapping, which would still be one of the old place, cannot be made here, nor can
-    /// a fence be added: the exporter needs the room that it has made for its own.
+    /// returns, or when the fences have signalled that the importer had added to the reservation,
+    /// the device must not use the mapping any more; it must be unmapped within bounded time, here
+    /// or later. A new mapping cannot be made here, because it would lead to the old place, nor can
+    /// a fence be added, because the exporter needs the slots that it has reserved for its own.
     ///
     /// An importer that does not implement it must pin the buffer before it maps it.
     fn invalidate(&self, at: &mut Invalidated<'_>) {
@@ -132,7 +133,7 @@ pub trait Importer: Sized + Send + Sync + 'static {
 /// # Invariants
 ///
 /// - `raw` is null or a valid attachment of `buf`. It is an attachment while `attached` is true,
-///   and does not stop to be one while another task holds the reservation of `buf`.
+///   and is not detached while another task holds the reservation of `buf`.
 /// - The cells are only accessed with the reservation of `buf` held, or while there is no other
 ///   reference to the state.
 /// - `sgt`, if not null, is the mapping of the attachment in the direction `dir`.
@@ -147,7 +148,7 @@ struct State {
     pinned: Cell<bool>,
     /// Whether the importer must pin before it maps.
     must_pin: bool,
-    /// Whether the importer has operations; the core pins for one that has none.
+    /// Whether the importer has operations; for an importer without them the core pins the buffer.
     dynamic: bool,
     #[pin]
     attached: Mutex<bool>,
@@ -161,8 +162,8 @@ unsafe impl Sync for State {}
 
 /// Returns the name of the lock class.
 ///
-/// The initializer of a [`State`] is instantiated in the modules that use it, but the class is one:
-/// lockdep wants its name at one address, and the class outlives the modules.
+/// The initializer of a [`State`] is instantiated in the modules that use it, but there is only one
+/// class: lockdep needs its name at one address, and the class outlives the modules.
 #[inline(never)]
 fn lock_name() -> &'static CStr {
     c"dma_buf::Attachment"
@@ -170,7 +171,7 @@ fn lock_name() -> &'static CStr {
 
 impl State {
     fn new(buf: ARef<DmaBuf>, must_pin: bool, dynamic: bool) -> impl PinInit<Self> {
-        // INVARIANT: Not attached yet.
+        // INVARIANT: The state is not attached yet.
         pin_init!(Self {
             buf,
             raw: Cell::new(ptr::null_mut()),
@@ -286,7 +287,7 @@ impl MappingSlot<'_> {
     pub fn map(&mut self, dir: DataDirection) -> Result<&SGTable> {
         let state = self.state;
 
-        // The DMA core has a `BUG_ON()` for it.
+        // The DMA core has a `BUG_ON()` for this direction.
         if dir == DataDirection::None {
             return Err(EINVAL);
         }
@@ -359,8 +360,8 @@ impl MappingSlot<'_> {
 
     /// Returns the view of the reservation by which fences are added.
     ///
-    /// A device that goes on to use the mapping when the reservation is not held any more has a
-    /// fence there: whoever moves the buffer waits for it.
+    /// A device that goes on to use the mapping after the reservation is unlocked has a fence
+    /// there, and a task that moves the buffer waits for it.
     #[inline]
     pub fn resv(&mut self) -> LockedResv<'_> {
         // SAFETY: By the type invariant the reservation is held. For as long as `self` is borrowed
@@ -469,14 +470,13 @@ impl Invalidated<'_> {
 
     /// Tells whether the buffer is pinned by this attachment.
     ///
-    /// If so, it does not move, but goes away.
+    /// If so, the buffer is not about to move but is revoked.
     #[inline]
     pub fn is_pinned(&self) -> bool {
         self.0.is_pinned()
     }
 
-    /// Does not hold the buffer in its place any more. Does nothing if it is not pinned by this
-    /// attachment.
+    /// Unpins the buffer. Does nothing if it is not pinned by this attachment.
     ///
     /// See [`LockedAttachment::unpin`].
     pub fn unpin(&mut self) {
@@ -484,7 +484,7 @@ impl Invalidated<'_> {
     }
 }
 
-/// What the core is given as the private pointer of an importer.
+/// The private data of an importer, to which the core is given a pointer.
 #[pin_data]
 struct Inner<I> {
     importer: I,
@@ -492,7 +492,7 @@ struct Inner<I> {
     state: State,
 }
 
-/// What devres owns: dropping it detaches.
+/// The value that devres owns: dropping it detaches.
 struct Detach<I>(Arc<Inner<I>>);
 
 impl<I> Drop for Detach<I> {
@@ -544,7 +544,7 @@ impl<I: Importer> Attachment<I> {
         })
     }
 
-    /// Returns the attachment for work that may take place after it was detached.
+    /// Returns a handle of the attachment for work that may run after it was detached.
     #[cfg(CONFIG_RUST_DRM_PEER)]
     #[inline]
     pub(crate) fn handle(&self) -> AttachmentHandle<I> {
@@ -591,8 +591,8 @@ impl<I: Importer> Attachment<I> {
 
     /// Returns the view of the attachment, for a task that holds the reservation already.
     ///
-    /// The device stays bound and attached as long as the view exists. Room for fences that was
-    /// made before is given up: the exporter may use it when it moves the buffer.
+    /// The device stays bound and attached as long as the view exists. Slots for fences that were
+    /// reserved before are lost: the exporter may use them when it moves the buffer.
     ///
     /// # Errors
     ///
@@ -625,9 +625,9 @@ impl<I: Importer> Attachment<I> {
     /// Called by the core with an attachment that was made with [`Self::OPS`], with the reservation
     /// held.
     unsafe extern "C" fn invalidate_callback(raw: *mut bindings::dma_buf_attachment) {
-        // SAFETY: `attach` passed the pointer, which is valid until the attachment is detached. An
-        // attachment whose `dma_buf_dynamic_attach()` has not returned is complete but for
-        // `State::raw`, which the view below does not use.
+        // SAFETY: `attach` passed the pointer, which is valid until the attachment is detached.
+        // While `dma_buf_dynamic_attach()` has not returned, only `State::raw` is missing, which
+        // the view below does not use.
         let inner = unsafe { &*(*raw).importer_priv.cast::<Inner<I>>() };
 
         let state = &inner.state;
@@ -644,8 +644,8 @@ impl<I: Importer> Attachment<I> {
     }
 }
 
-/// An [`Attachment`] that may be detached by now. It keeps the buffer and the importer, not the
-/// device.
+/// An [`Attachment`] that may be detached by now. It keeps references to the buffer and the
+/// importer, not to the device.
 #[cfg(CONFIG_RUST_DRM_PEER)]
 pub(crate) struct AttachmentHandle<I>(Arc<Inner<I>>);
 
@@ -676,7 +676,8 @@ impl<I: Importer> AttachmentHandle<I> {
     }
 }
 
-/// A device attached to a buffer, by an importer for which the core pins while it is mapped.
+/// A device attached to a buffer, by an importer for which the core pins the buffer while it is
+/// mapped.
 ///
 /// It is never given peer-to-peer memory. Otherwise it is like [`Attachment`].
 pub struct StaticAttachment {
@@ -732,7 +733,7 @@ impl StaticAttachment {
     }
 }
 
-/// Attaches `dev` and makes devres own the detach.
+/// Attaches `dev`, and lets devres own the value that detaches it.
 fn attach<I: Send + Sync + 'static>(
     inner: &Arc<Inner<I>>,
     dev: &Device<Bound>,
@@ -751,7 +752,8 @@ fn attach<I: Send + Sync + 'static>(
         )
     })?;
 
-    // INVARIANT: Attached. Only `invalidate` may use the state already, and not `raw`.
+    // INVARIANT: The device is attached. Only `invalidate` may use the state already, and does not
+    // use `raw`.
     state.raw.set(raw);
     *state.attached.lock() = true;
 

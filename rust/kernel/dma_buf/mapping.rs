@@ -2,12 +2,12 @@
 
 //! From the ranges of a BAR to the scatter table of an importer.
 //!
-//! An exporter describes a buffer in a BAR as a [`RangeList`]: pieces of one BAR in the order of the
-//! buffer. It is made once for as long as the buffer stays where it is. [`MapRequest::map_mmio`] turns
-//! it into the table, by the kind of route between both devices: bus addresses below a switch,
-//! physical addresses or one IOVA through the host bridge.
+//! An exporter describes a buffer in a BAR as a [`RangeList`]: pieces of one BAR in the order of
+//! the buffer. The list is made once for as long as the buffer stays where it is.
+//! [`MapRequest::map_mmio`] turns it into the table, by the kind of route between both devices: bus
+//! addresses below a switch, physical addresses or one IOVA through the host bridge.
 //!
-//! What an importer takes at once limits the entries of a table, not the ranges.
+//! The importer's maximal segment size limits the entries of a table, not the ranges.
 //!
 //! C header: [`include/linux/dma-buf-mapping.h`](srctree/include/linux/dma-buf-mapping.h)
 
@@ -49,7 +49,7 @@ const IN_PAGE: u64 = PAGE_SIZE as u64 - 1;
 
 /// A list of physical ranges with neighbours merged.
 ///
-/// Pure arithmetic: lengths and sums are checked, nothing is mapped.
+/// Pure arithmetic: it checks lengths and sums, and maps nothing.
 ///
 /// # Invariants
 ///
@@ -57,7 +57,7 @@ const IN_PAGE: u64 = PAGE_SIZE as u64 - 1;
 ///   overflow.
 /// - `size` is the sum of the lengths.
 /// - All ranges are between `start` and `end`.
-/// - The ranges are those in `all` or, without that and if `size` is not 0, `alone`.
+/// - The ranges are in `all` if it is there, else in `alone` unless `size` is 0.
 ///
 /// # Examples
 ///
@@ -84,14 +84,14 @@ const IN_PAGE: u64 = PAGE_SIZE as u64 - 1;
 /// # Ok::<(), Error>(())
 /// ```
 pub struct RangeList {
-    /// A buffer in one piece, as most are, takes no allocation for its ranges.
+    /// The only range of a buffer in one piece, as most are, which so needs no allocation.
     alone: bindings::phys_vec,
-    /// Not only empty without ranges: to drop an empty vector is a call of the allocator.
+    /// [`None`] rather than an empty vector: dropping an empty vector calls the allocator.
     all: Option<KVVec<bindings::phys_vec>>,
     size: usize,
     start: u64,
     end: u64,
-    /// Keeps the ranges in the BAR, if they are not there at all times: see
+    /// Keeps the ranges in the BAR, if they are only there for a time: see
     /// [`Self::move_to_window`].
     window: Option<KBox<dyn Send + Sync>>,
 }
@@ -105,7 +105,7 @@ impl Default for RangeList {
 impl RangeList {
     /// Creates an empty list.
     pub const fn new() -> Self {
-        // INVARIANT: There is no range, and the sum of none is 0.
+        // INVARIANT: There is no range, and the sum is 0.
         Self {
             alone: bindings::phys_vec { paddr: 0, len: 0 },
             all: None,
@@ -123,7 +123,7 @@ impl RangeList {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if one of them is not inside the BAR, and those of [`Self::push`].
+    /// `EINVAL` if one of the pieces is not inside the BAR, and those of [`Self::push`].
     pub fn in_bar(
         provider: &Provider<'_>,
         pieces: impl IntoIterator<Item = (u64, u64)>,
@@ -138,7 +138,7 @@ impl RangeList {
         list.move_to_bar(provider)
     }
 
-    /// Appends `len` bytes at `offset` of a BAR that is not known yet, see [`Self::move_to_bar`].
+    /// Appends `len` bytes at `offset` of a BAR that is set later by [`Self::move_to_bar`].
     ///
     /// # Errors
     ///
@@ -148,23 +148,23 @@ impl RangeList {
             .map_err(|e| if e == EOVERFLOW { EINVAL } else { e })
     }
 
-    /// Makes physical addresses of the offsets of a list whose ranges are pieces of a BAR.
+    /// Converts the offsets of a list whose ranges are pieces of a BAR to physical addresses.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if one of them is not inside the BAR, or if that does not begin at a page boundary,
-    /// and `ENOMEM`.
+    /// `EINVAL` if one of the ranges is not inside the BAR, or if the BAR does not begin at a page
+    /// boundary, and `ENOMEM`.
     pub fn move_to_bar(mut self, provider: &Provider<'_>) -> Result<Arc<Self>> {
-        // All pieces end there at the latest.
+        // No piece ends behind `end`.
         let start = provider.phys_addr(0, self.end)?;
         if start & IN_PAGE != 0 {
             return Err(EINVAL);
         }
 
-        // INVARIANT: What is inside of the BAR is so at its address, where no sum overflows. All is
-        // moved by as many whole pages.
-        // OVERFLOW: By the type invariant of the provider. Without ranges `start` is not used, and
-        // all ones already.
+        // INVARIANT: Every range is inside of the BAR, where no sum overflows. All are moved by the
+        // same number of whole pages.
+        // OVERFLOW: The type invariant of the provider excludes it. Without ranges `start` is not
+        // used, and is `u64::MAX` already.
         for range in self.as_mut_slice() {
             range.paddr += start;
         }
@@ -175,9 +175,9 @@ impl RangeList {
 
     /// As [`Self::move_to_bar`], for ranges that are in the BAR until `window` is dropped.
     ///
-    /// The list keeps it, and each table that is mapped keeps the list: the window is dropped after
-    /// the last of them is unmapped. Such a table is not mapped again, so that
-    /// [`LockedBuffer::window`] is how a later mapping shares the window.
+    /// The list owns `window`, and each table that is mapped holds a reference to the list: the
+    /// window is dropped after the last of them is unmapped. Such a table is not mapped again; a
+    /// later mapping shares the window by [`LockedBuffer::window`].
     ///
     /// # Errors
     ///
@@ -191,7 +191,7 @@ impl RangeList {
         self.move_to_bar(provider)
     }
 
-    /// Makes room for more ranges. For one alone there always is.
+    /// Makes room for more ranges. The first range always has room.
     ///
     /// # Errors
     ///
@@ -207,7 +207,7 @@ impl RangeList {
         }
     }
 
-    /// Makes room for more ranges than one in a list that has none, or one.
+    /// Moves a list that has no range or one to a vector, with room for more.
     fn give_up_alone(&mut self, additional: usize, flags: Flags) -> Result {
         let alone = self.size != 0;
         let mut all = KVVec::with_capacity(additional.saturating_add(alone.into()), flags)?;
@@ -215,7 +215,7 @@ impl RangeList {
         if alone {
             all.push_within_capacity(self.alone)?;
         }
-        // INVARIANT: The range is the same, if there is one.
+        // INVARIANT: The vector has the same range, if there is one.
         self.all = Some(all);
         Ok(())
     }
@@ -236,9 +236,9 @@ impl RangeList {
         }
     }
 
-    /// Appends `len` bytes at the physical address `start`.
+    /// Appends the range of `len` bytes at the physical address `start`.
     ///
-    /// They are merged with the range before them if they follow it without a gap.
+    /// The range is merged with the range before it if it follows that without a gap.
     ///
     /// # Errors
     ///
@@ -246,7 +246,7 @@ impl RangeList {
     /// - `EOVERFLOW` if the range or the sum of all overflows.
     /// - `ENOMEM` if memory runs out.
     ///
-    /// The list is as before if it fails.
+    /// If it fails, the list is unchanged.
     pub fn push(&mut self, start: u64, len: u64) -> Result {
         if len == 0 || start & IN_PAGE != 0 || len & IN_PAGE != 0 {
             return Err(EINVAL);
@@ -323,13 +323,13 @@ impl RangeList {
 
 /// A table of ranges for one attachment, which can be mapped more than once.
 ///
-/// Wraps `struct dma_buf_phys_table`. While it is not mapped it is kept for the next mapping, as long
-/// as the buffer stays where it is.
+/// Wraps `struct dma_buf_phys_table`. While it is not mapped it is cached for the next mapping, as
+/// long as the buffer stays where it is.
 ///
 /// # Invariants
 ///
-/// `raw` is a valid table of `ranges` for an attachment that outlives it. It is only mapped while a
-/// [`Table`] has it.
+/// `raw` is a valid table of `ranges` for an attachment that outlives it. It is only mapped while
+/// it belongs to a [`Table`].
 pub(super) struct RangeTable {
     raw: NonNull<bindings::dma_buf_phys_table>,
     ranges: Arc<RangeList>,
@@ -365,7 +365,7 @@ impl RangeTable {
             )
         })?;
 
-        // INVARIANT: Just made of `ranges`, and not mapped.
+        // INVARIANT: The table was just made of `ranges`, and is not mapped.
         Ok(Self {
             // SAFETY: A pointer that is not an error is not null.
             raw: unsafe { NonNull::new_unchecked(raw) },
@@ -377,7 +377,7 @@ impl RangeTable {
     ///
     /// # Errors
     ///
-    /// `ENOMEM`, `EAGAIN` or `EIO`; the table is gone then. A new one may be possible.
+    /// `ENOMEM`, `EAGAIN` or `EIO`; the table is destroyed then. A new one may be possible.
     ///
     /// # Safety
     ///
@@ -388,8 +388,8 @@ impl RangeTable {
         let sgt =
             from_err_ptr(unsafe { bindings::dma_buf_phys_table_map(self.raw.as_ptr(), dir) })?;
 
-        // SAFETY: A pointer that is not an error is not null. The table was just mapped, and is
-        // that of these ranges.
+        // SAFETY: A pointer that is not an error is not null. The table was just mapped, and
+        // belongs to these ranges.
         Ok(unsafe { Table::new(NonNull::new_unchecked(sgt), dir, Memory::Ranges(self)) })
     }
 
@@ -401,16 +401,16 @@ impl RangeTable {
 
 impl Drop for RangeTable {
     fn drop(&mut self) {
-        // SAFETY: By the type invariants the table is valid, and the attachment is there. It is not
-        // mapped: a `Table`, whose `unmap()` is the only way to give it up, has unmapped it. No one
-        // else has a pointer to it.
+        // SAFETY: By the type invariants the table and the attachment are valid. The table is not
+        // mapped: a `Table` gives it up in `unmap()` only, which unmaps it. There is no other
+        // pointer to it.
         unsafe { bindings::dma_buf_phys_table_destroy(self.raw.as_ptr()) };
     }
 }
 
 impl<E: Exporter> LockedBuffer<'_, E> {
-    /// Returns the ranges of a window that an importer has mapped since the buffer moved last, so
-    /// that other importers share it.
+    /// Returns the ranges of a window that an importer has mapped since the buffer moved last, for
+    /// other importers to share.
     pub fn window(&self) -> Option<Arc<RangeList>> {
         self.attachments()
             .find_map(|at| at.with_tables(|tables| tables.iter().find_map(Table::window).cloned()))
@@ -420,10 +420,11 @@ impl<E: Exporter> LockedBuffer<'_, E> {
 impl<'r, E: Exporter> MapRequest<'r, E> {
     /// Maps ranges of a BAR for the importer.
     ///
-    /// `provider` finds the provider of the BAR in what the exporter has of its bound device, so that
-    /// it is one of that device: the mapping is revoked when that is unbound, and not when another
-    /// one is. The table that the importer had before is mapped again if `ranges` is the same list as
-    /// then. Mirrors `dma_buf_phys_table_create_routed()` and `dma_buf_phys_table_map()`. Sleeps.
+    /// `provider` finds the provider of the BAR in the exporter's data of its bound device, so that
+    /// it belongs to that device: the mapping is revoked when that device is unbound, and not when
+    /// another one is. The importer's cached table is mapped again if it was made of the same
+    /// `ranges`. Mirrors `dma_buf_phys_table_create_routed()` and `dma_buf_phys_table_map()`.
+    /// Sleeps.
     ///
     /// # Errors
     ///

@@ -7,11 +7,11 @@
 //!
 //! - [`exporter`]: the [`Exporter`] trait and its table of C operations,
 //! - [`exports`]: the buffers that one bound driver has exported, and their revocation,
-//! - [`fence`]: when work on a buffer is done,
+//! - [`fence`]: fences, which signal when work on a buffer is done,
 //! - [`importer`]: attachments, each with one slot for a mapping,
 //! - `mapping`: from ranges of a PCI BAR to the scatter table of an importer,
 //! - [`pages`]: from pages of system memory to the scatter table of an importer,
-//! - `peer`: how an importer reaches memory behind a BAR, or why not,
+//! - `peer`: how an importer reaches memory behind a BAR, or the reason why it does not,
 //! - [`sync_file`]: a fence as a file of userspace,
 //! - [`table`]: the scatter tables that importers have,
 //! - [`vmap`]: access by the kernel itself.
@@ -89,7 +89,7 @@
 //! impl Exporter for Buffer {
 //!     type Bound = CovariantForLt!(u32);
 //!     type Prepared = ();
-//!     /// What the attachment was called.
+//!     /// The number of the attachment.
 //!     type Attachment = usize;
 //!
 //!     const NAME: &'static CStr = c"buffer";
@@ -210,7 +210,7 @@
 //! assert_eq!(first.locked(&mut guard.locked()).err(), Some(EINVAL));
 //! drop(guard);
 //!
-//! // What the exporter sees: oldest first, with the reservation held.
+//! // The exporter sees the attachments, oldest first, with the reservation held.
 //! with_exporter(&buf, |_: &Buffer, cx| {
 //!     assert_eq!(*cx.bound(), 42);
 //!     assert!(cx.attachments().map(|at| *at.data()).eq([0, 1]));
@@ -253,7 +253,7 @@
 //! })?;
 //! assert_eq!(Attachment::new(buf.clone(), dev, Client).err(), Some(ENODEV));
 //!
-//! // So is the importer.
+//! // The device of the importer is unbound as well.
 //! drop(importer_dev);
 //! assert_eq!(second.with(|_| Ok(())), Err(ENODEV));
 //! let mut guard = buf.resv().lock();
@@ -427,8 +427,8 @@ impl DmaBuf {
         unsafe { (*self.as_raw()).size }
     }
 
-    /// Returns the name that userspace has given the buffer by `DMA_BUF_SET_NAME`, filled up with
-    /// NUL bytes, of which there is at least one.
+    /// Returns the name that userspace has given the buffer by `DMA_BUF_SET_NAME`, padded with NUL
+    /// bytes, of which there is at least one.
     ///
     /// Takes the spinlock of the name.
     pub fn name(&self) -> [u8; NAME_LEN] {

@@ -2,9 +2,9 @@
 
 //! Pages of system memory, for exporters whose buffers are in it.
 //!
-//! [`Pages`] owns the memory of a buffer. Whatever is made of it keeps it: the tables of importers
-//! ([`MapRequest::map_pages`]), the mapping of the kernel, and, page by page, those of processes.
-//! So an exporter may drop it, or take another one, at any time.
+//! [`Pages`] owns the memory of a buffer. Every user holds a reference to it: the tables of
+//! importers ([`MapRequest::map_pages`]), the mapping of the kernel, and, page by page, the
+//! mappings of processes. So an exporter may drop its [`Pages`], or replace them, at any time.
 //!
 //! C header: [`include/linux/scatterlist.h`](srctree/include/linux/scatterlist.h)
 
@@ -44,7 +44,7 @@ use core::{
 ///
 /// # Invariants
 ///
-/// Each pointer is that of a page of order 0, and comes with a reference that this owns.
+/// Each pointer is that of a page of order 0, and owns a reference to it.
 ///
 /// # Examples
 ///
@@ -63,7 +63,7 @@ use core::{
 /// assert_eq!(Pages::new(PAGE_SIZE + 1, GFP_KERNEL).err(), Some(EINVAL));
 /// assert_eq!(Pages::new(0, GFP_KERNEL).err(), Some(EINVAL));
 ///
-/// // Those of a driver that allocates them by itself.
+/// // The driver may allocate the pages by itself.
 /// let page = Page::alloc_page(GFP_KERNEL | __GFP_ZERO)?;
 /// assert_eq!(Pages::from_pages([page])?.size(), PAGE_SIZE);
 /// # Ok::<(), Error>(())
@@ -72,7 +72,7 @@ pub struct Pages {
     list: KVVec<*mut bindings::page>,
 }
 
-// SAFETY: Pages may be given back from any task.
+// SAFETY: Pages may be freed from any task.
 unsafe impl Send for Pages {}
 
 // SAFETY: The list does not change, and no method accesses what is in the pages.
@@ -99,7 +99,7 @@ impl Pages {
 
     /// Takes over pages.
     ///
-    /// Importers, and processes that map the buffer, see what is in them.
+    /// Importers, and processes that map the buffer, see the content of the pages.
     ///
     /// # Errors
     ///
@@ -132,7 +132,7 @@ impl Pages {
     /// Returns how many bytes there are.
     #[inline]
     pub fn size(&self) -> usize {
-        // OVERFLOW: So many bytes are in memory.
+        // OVERFLOW: All of these bytes are in memory.
         self.list.len() * PAGE_SIZE
     }
 
@@ -147,7 +147,7 @@ impl Drop for Pages {
     fn drop(&mut self) {
         for &page in self.list.iter() {
             // SAFETY: By the type invariant the page is one of order 0 with a reference, which is
-            // given back here.
+            // dropped here.
             unsafe { bindings::__free_pages(page, 0) };
         }
     }
@@ -157,7 +157,7 @@ impl Drop for Pages {
 ///
 /// # Invariants
 ///
-/// `addr` is where all of `pages` are mapped, by this value.
+/// `addr` is where this value has mapped all of `pages`.
 pub(super) struct KernelMapping {
     addr: NonNull<c_void>,
     _pages: Arc<Pages>,
@@ -175,8 +175,8 @@ impl KernelMapping {
     pub(super) fn new(pages: Arc<Pages>) -> Result<Self> {
         let count = pages.list.len().try_into()?;
 
-        // SAFETY: The array is valid for its length and not written to, and its pages stay, as the
-        // new value keeps them.
+        // SAFETY: The array is valid for its length and not written to, and the new value keeps its
+        // pages.
         let addr = unsafe {
             bindings::vmap(
                 pages.list.as_ptr().cast_mut(),
@@ -225,7 +225,7 @@ impl<'r, E: Exporter> MapRequest<'r, E> {
         unsafe { self.map_list(&pages.list, Some(pages.clone()), dir) }
     }
 
-    /// Maps pages that the caller keeps for the importer. Sleeps.
+    /// Maps pages for the importer; the caller keeps the pages. Sleeps.
     ///
     /// # Errors
     ///
@@ -247,7 +247,8 @@ impl<'r, E: Exporter> MapRequest<'r, E> {
 
     /// # Safety
     ///
-    /// The pages must stay as long as `owner`, or else as [`Self::map_raw_pages`] says.
+    /// The pages must stay as long as `owner`; without an owner the requirements of
+    /// [`Self::map_raw_pages`] apply.
     unsafe fn map_list(
         &self,
         pages: &[*mut bindings::page],

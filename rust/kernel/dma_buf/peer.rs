@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! How an importer reaches memory behind a BAR, and why not.
+//! How an importer reaches memory behind a BAR, or the reason why it does not.
 //!
 //! Every exporter of such memory asks the same questions when an importer attaches: does it take
 //! peer-to-peer memory, is it a PCI device, is there a permitted route. [`Route`] has the answers.
@@ -57,8 +57,8 @@ impl RouteError {
 /// Returns the PCI hops between an importer and the memory behind a BAR; [`None`] if there is no
 /// permitted route, or the importer is not a PCI device.
 ///
-/// Walks the route, which takes longer than all else of an attach: for listings of attachments, and
-/// not for each attach.
+/// Walks the route, which takes longer than the rest of an attach: for listings of attachments, not
+/// for each attach.
 pub fn distance(provider: &Provider<'_>, importer: &device::Device) -> Option<u32> {
     if is_pci(importer) {
         provider.distance(importer)
@@ -83,7 +83,7 @@ pub struct Route {
 }
 
 impl Route {
-    /// Finds out about the route of an importer that attaches.
+    /// Determines the route of an importer that attaches.
     ///
     /// The route is walked when an importer attaches for the first time. Its kind is remembered,
     /// and is also that of each mapping.
@@ -104,7 +104,7 @@ impl Route {
 
     /// Measures the route of a device that may attach, opted in to peer-to-peer memory or not.
     ///
-    /// For a PCI device it also returns what the route follows from.
+    /// For a PCI device it also returns the facts that decide the route.
     pub fn measure(
         provider: &Provider<'_>,
         client: &device::Device,
@@ -124,7 +124,7 @@ impl Route {
 
     /// Returns the path along the route, or the reason why there is none.
     ///
-    /// Where several errors apply, it is the first that the importer could avoid: it chooses
+    /// Where several errors apply, the first one is the one that the importer can avoid: it chooses
     /// whether to opt in, and cannot choose its place in the machine.
     ///
     /// # Examples
@@ -172,7 +172,7 @@ impl Route {
 ///
 /// # Errors
 ///
-/// `EOPNOTSUPP` if there is none; the debug log of the importer's device has the [`RouteError`].
+/// `EOPNOTSUPP` if there is none; the debug log of the importer's device names the [`RouteError`].
 pub fn require_path(provider: &Provider<'_>, req: &AttachRequest<'_>) -> Result<PeerPath> {
     Route::new(provider, req).path().map_err(|error| {
         dev_dbg!(

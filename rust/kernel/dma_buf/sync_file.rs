@@ -22,9 +22,10 @@ use core::{
     ptr::NonNull, //
 };
 
-/// A file that is to stand for a fence, `struct sync_file`, and has none yet.
+/// A file that will stand for a fence, `struct sync_file`, and has none yet.
 ///
-/// It is made before the work whose fence it gets, as nothing may fail after that.
+/// It is made before the work whose fence it gets, because nothing may fail after the work has
+/// begun.
 ///
 /// # Invariants
 ///
@@ -55,7 +56,7 @@ use core::{
 ///     type Data = ();
 /// }
 ///
-/// // What can fail comes first; the file descriptor is there when nothing can.
+/// // Steps that can fail come first; the file descriptor is installed when nothing can fail.
 /// let fd = FileDescriptorReservation::get_unused_fd_flags(flags::O_CLOEXEC)?;
 /// let file = SyncFile::new()?;
 ///
@@ -69,16 +70,16 @@ use core::{
 /// job.signal(Ok(()));
 /// assert!(fence.is_signaled());
 ///
-/// # // SAFETY: Nobody else knows the file descriptor.
+/// # // SAFETY: No other code knows the file descriptor.
 /// # assert_eq!(unsafe { kernel::bindings::close_fd(fd as u32) }, 0);
 /// assert_eq!(SyncFile::fence_of(fd).err(), Some(EINVAL));
-/// // One that is not used is freed.
+/// // A file that is not used is freed.
 /// drop(SyncFile::new()?);
 /// # Ok::<(), Error>(())
 /// ```
 pub struct SyncFile(NonNull<bindings::sync_file>);
 
-// SAFETY: A file that nobody else knows may be used and released from any task.
+// SAFETY: The value has the only reference to the file, which may be released from any task.
 unsafe impl Send for SyncFile {}
 
 impl SyncFile {
@@ -96,22 +97,22 @@ impl SyncFile {
 
         // SAFETY: The reference is not needed any more.
         unsafe { bindings::dma_fence_put(stub) };
-        // INVARIANT: It was just made, with a reference.
+        // INVARIANT: The file was just made, with a reference.
         Ok(Self(NonNull::new(sync_file).ok_or(ENOMEM)?))
     }
 
-    /// Gives the file to the current task, to stand for `fence`, under the file descriptor that was
-    /// reserved, which is returned.
+    /// Lets the file stand for `fence`, and gives it to the current task under `fd`, whose number
+    /// is returned.
     #[inline(never)]
     pub fn install(self, fd: FileDescriptorReservation, fence: &AnyFence) -> i32 {
         // CAST: File descriptors fit an `int`.
         let number = fd.reserved_fd() as i32;
         let sync_file = ManuallyDrop::new(self).0.as_ptr();
 
-        // The fence has signalled that `new()` gave the file in its place.
-        // SAFETY: By the type invariant the file is valid and nobody else has it, so nothing looks
-        // at its fence, and no callback was added to that. Each fence is valid; the file gives up
-        // its reference to the old one, and gets a new one to the other.
+        // The fence that `new()` gave the file in its place has signalled.
+        // SAFETY: By the type invariant the file is valid and has no other user, so nothing reads
+        // its fence, and no callback was added to that. Each fence is valid; the file gives up its
+        // reference to the old one, and gets a new one to the other.
         let file = unsafe {
             let old = (*sync_file).fence;
 
@@ -146,7 +147,8 @@ impl SyncFile {
 
 impl Drop for SyncFile {
     fn drop(&mut self) {
-        // SAFETY: By the type invariant the value owns the reference; that frees the sync file.
+        // SAFETY: By the type invariant the value owns the reference; dropping it frees the sync
+        // file.
         unsafe { bindings::fput((*self.0.as_ptr()).file) };
     }
 }

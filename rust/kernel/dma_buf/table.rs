@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The scatter tables that importers have.
+//! The scatter tables of importers.
 //!
 //! A table belongs to an attachment from when the exporter has made it until the importer unmaps
 //! it. It leads to ranges of a BAR (`mapping`) or to pages of system memory
@@ -38,7 +38,7 @@ use core::{
     ptr::NonNull, //
 };
 
-/// What a table leads to.
+/// The memory that a table leads to.
 pub(super) enum Memory {
     /// Ranges of a BAR.
     #[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
@@ -51,18 +51,18 @@ pub(super) enum Memory {
 ///
 /// # Invariants
 ///
-/// `sgt` is mapped in direction `dir`. It is that of the ranges in `memory` or, if that is pages, a
-/// box that the DMA core has mapped.
+/// `sgt` is mapped in direction `dir`. It belongs to the ranges in `memory` or, if that is pages,
+/// is a box that the DMA core has mapped.
 pub(super) struct Table {
     sgt: NonNull<bindings::sg_table>,
     dir: bindings::dma_data_direction,
     memory: Memory,
     /// The buffer has moved: the memory that the table leads to may belong to something else.
     pub(super) retired: bool,
-    /// The table is of no use for a later mapping: the buffer was revoked, or the ranges are in the
-    /// BAR only as long as they are mapped.
+    /// The table cannot be mapped again: the buffer was revoked, or the ranges are in the BAR only
+    /// as long as they are mapped.
     single_use: bool,
-    /// The importer has the table, and has it alone until it unmaps.
+    /// The importer has the table, and no other code has it until the importer unmaps it.
     pub(super) has_user: bool,
 }
 
@@ -71,8 +71,8 @@ impl Table {
     ///
     /// # Safety
     ///
-    /// `sgt` must be mapped in direction `dir`, and be that of the ranges in `memory` or, if that
-    /// is pages, a box that was mapped by `dma_map_sgtable()`.
+    /// `sgt` must be mapped in direction `dir`, and belong to the ranges in `memory` or, if that is
+    /// pages, be a box that was mapped by `dma_map_sgtable()`.
     #[inline]
     pub(super) unsafe fn new(
         sgt: NonNull<bindings::sg_table>,
@@ -96,14 +96,13 @@ impl Table {
         self.sgt
     }
 
-    /// Takes note that there is no later mapping of the table, so that it is not cached when it is
-    /// unmapped.
+    /// Marks that the table is not mapped again, so that it is not cached when it is unmapped.
     #[inline]
     pub(super) fn set_single_use(&mut self) {
         self.single_use = true;
     }
 
-    /// Returns the ranges of a window in which the buffer is where the table leads.
+    /// Returns the ranges of the window that the table leads to, if the buffer is still in it.
     #[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
     pub(super) fn window(&self) -> Option<&Arc<RangeList>> {
         match &self.memory {
@@ -118,7 +117,7 @@ impl Table {
         matches!(self.memory, Memory::Pages(_))
     }
 
-    /// Unmaps the table, which is cached for the next mapping if it can be of use then.
+    /// Unmaps the table, and caches it for the next mapping if it can be mapped again.
     ///
     /// # Safety
     ///
@@ -148,8 +147,8 @@ impl Table {
                 #[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
                 Memory::Ranges(table) => {
                     bindings::dma_buf_phys_table_unmap(sgt);
-                    // Once the buffer has moved the next mapping is one of other ranges, and once
-                    // it is revoked there is none. A window goes with its last table.
+                    // Once the buffer has moved the next mapping has other ranges, and once it is
+                    // revoked there is none. A window is dropped with its last table.
                     if !self.retired && !self.single_use {
                         Holdings::of(attach).set_cached(table);
                     }
@@ -158,7 +157,7 @@ impl Table {
         }
     }
 
-    /// Makes the CPU see what the device wrote.
+    /// Makes writes of the device visible to the CPU.
     ///
     /// # Safety
     ///
@@ -170,32 +169,32 @@ impl Table {
         }
     }
 
-    /// Makes the device see what the CPU wrote, or only gives the memory back to it.
+    /// Gives the memory back to the device, and makes writes of the CPU visible to it if it wrote.
     ///
     /// # Safety
     ///
     /// The table must be mapped for `dev`.
     unsafe fn sync_for_device(&self, dev: *mut bindings::device, written: bool) {
         let dir = match direction(self.dir) {
-            // Otherwise a bounce buffer would be filled with what the CPU saw, over what the device
-            // has written since.
+            // Otherwise a bounce buffer would be filled with the data that the CPU saw, and the
+            // device's later writes would be lost.
             DataDirection::Bidirectional if !written => DataDirection::FromDevice,
             dir => dir,
         };
 
         if self.has_pages() {
-            // SAFETY: As promised by the caller; the direction is that of the mapping, or one of
-            // those that it has.
+            // SAFETY: As promised by the caller; the direction is that of the mapping, or a part of
+            // it.
             unsafe { bindings::dma_sync_sgtable_for_device(dev, self.sgt.as_ptr(), dir.into()) };
         }
     }
 }
 
-/// The tables that an importer has of an attachment. Most have one at a time, which is kept without
-/// an allocation.
+/// The tables that an importer has of an attachment. Most importers have one at a time, for which
+/// no allocation is needed.
 pub(super) struct Tables {
     first: Option<Table>,
-    /// Not only empty without tables: to drop an empty vector is a call of the allocator.
+    /// [`None`] rather than an empty vector: dropping an empty vector calls the allocator.
     others: Option<KVec<Table>>,
 }
 
@@ -223,7 +222,7 @@ impl Tables {
         Iterator::chain(self.first.iter_mut(), self.others.iter_mut().flatten())
     }
 
-    /// Makes room for one more. Sleeps.
+    /// Makes room for one more table. Sleeps.
     #[inline]
     pub(super) fn reserve(&mut self) -> Result {
         if self.first.is_some() {
@@ -249,7 +248,7 @@ impl Tables {
         }
     }
 
-    /// Takes out a table for which `f` returns true, [`None`] if there is none.
+    /// Takes out a table for which `f` returns true. Returns [`None`] if there is none.
     #[inline]
     pub(super) fn take(&mut self, mut f: impl FnMut(&mut Table) -> bool) -> Option<Table> {
         if self.first.as_mut().is_some_and(&mut f) {
@@ -267,7 +266,7 @@ impl Tables {
 ///
 /// `'r` ties it to the call of [`Exporter::map`] that it was made in, so that an exporter can only
 /// return a mapping of the attachment that it was asked for. The table belongs to the attachment:
-/// it is unmapped when the importer has no more use for it, or when the call fails.
+/// it is unmapped when the importer does not need it any more, or when the call fails.
 ///
 /// # Invariants
 ///
@@ -294,13 +293,13 @@ impl Mapping<'_> {
 }
 
 impl<'r, E: Exporter> MapRequest<'r, E> {
-    /// Makes a table one of the attachment.
+    /// Adds a table to the attachment.
     pub(super) fn keep(&self, table: Table) -> Result<Mapping<'r>> {
         let sgt = table.sgt;
 
-        // There is room for one at least; an exporter that makes several may get an error.
+        // There is room for at least one; an exporter that makes several may get an error.
         self.with_tables(|tables| match tables.push(table) {
-            // INVARIANT: It is on the list.
+            // INVARIANT: The table is on the list.
             Ok(()) => Ok(Mapping {
                 sgt,
                 _brand: PhantomData,
@@ -316,11 +315,11 @@ impl<'r, E: Exporter> MapRequest<'r, E> {
 }
 
 impl<E: Exporter> Attached<'_, E> {
-    /// Makes the CPU see what the importer's device wrote to mappings of system memory.
+    /// Makes writes of the importer's device to system memory visible to the CPU.
     ///
-    /// Where the device sees the same memory as the CPU nothing is done. What bounces is copied as a
-    /// whole: with two importers that bounce the CPU sees what the one has that is synchronized
-    /// last. Mirrors `dma_sync_sgtable_for_cpu()`.
+    /// Nothing is done where the device sees the same memory as the CPU. A bounce buffer is copied
+    /// as a whole: if two importers have one, the CPU sees the data of the importer that is
+    /// synchronized last. Mirrors `dma_sync_sgtable_for_cpu()`.
     pub fn sync_for_cpu(&self) {
         self.for_each_valid(|dev, table| {
             // SAFETY: The table is one of this attachment.
@@ -328,8 +327,8 @@ impl<E: Exporter> Attached<'_, E> {
         });
     }
 
-    /// Makes the importer's device see what the CPU wrote to system memory, if `dir`, the direction
-    /// of the access by the CPU, says that it wrote.
+    /// Makes writes of the CPU to system memory visible to the importer's device, if `dir`, the
+    /// direction of the access by the CPU, says that it wrote.
     ///
     /// Mirrors `dma_sync_sgtable_for_device()`.
     pub fn sync_for_device(&self, dir: DataDirection) {
@@ -353,7 +352,8 @@ impl<E: Exporter> Attached<'_, E> {
     }
 }
 
-/// Returns what the DMA core calls a direction; it has a `BUG_ON()` for none.
+/// Returns the DMA core's value of a direction. The core has a `BUG_ON()` for
+/// [`DataDirection::None`].
 #[inline]
 pub(super) fn valid(dir: DataDirection) -> Result<bindings::dma_data_direction> {
     match dir {

@@ -2,8 +2,8 @@
 
 //! Buffers in system memory that processes have mapped.
 //!
-//! A process maps the file of a buffer, and gets a page when it accesses that. Each page that it
-//! has comes with a reference. When the buffer is revoked they are all unmapped.
+//! A process maps the file of a buffer, and gets a page when it accesses the page. Each page that
+//! is mapped holds a reference. When the buffer is revoked all of them are unmapped.
 
 use super::{
     pages::Pages,
@@ -16,11 +16,11 @@ use crate::{
 };
 use core::ptr::NonNull;
 
-/// What processes have mapped of a buffer.
+/// The mappings of a buffer in processes.
 ///
 /// # Invariants
 ///
-/// `inode` is that of the file of the buffer, and this owns a reference to it.
+/// `inode` is that of the file of the buffer, and this value owns a reference to it.
 pub(super) struct UserMappings {
     inode: NonNull<bindings::inode>,
 }
@@ -34,8 +34,8 @@ unsafe impl Sync for UserMappings {}
 impl UserMappings {
     /// Keeps the inode of the file of a buffer.
     ///
-    /// The file itself may be gone before the buffer is, and is not to be kept: it keeps the
-    /// buffer.
+    /// It does not keep the file, which may be gone before the buffer is: a reference to the file
+    /// would keep the buffer.
     #[inline(never)]
     pub(super) fn new(buf: &DmaBuf) -> Self {
         // INVARIANT: The reference is taken here.
@@ -63,12 +63,12 @@ impl UserMappings {
 
 impl Drop for UserMappings {
     fn drop(&mut self) {
-        // SAFETY: By the type invariant there is a reference, which is given back here.
+        // SAFETY: By the type invariant there is a reference, which is dropped here.
         unsafe { bindings::iput(self.inode.as_ptr()) };
     }
 }
 
-/// Gives a page to the process that has accessed it. Sleeps.
+/// Inserts a page into the area of the process that has accessed it. Sleeps.
 ///
 /// Mirrors `vm_insert_page()`.
 ///
@@ -95,7 +95,7 @@ pub(super) unsafe fn insert_page(
         bindings::vm_insert_page(fault.vma, fault.address, page.as_ptr())
     });
     match ret {
-        // Another thread was faster.
+        // Another thread has inserted the page.
         Err(e) if e == EBUSY => Ok(()),
         ret => ret,
     }

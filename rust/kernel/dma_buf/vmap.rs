@@ -16,12 +16,11 @@ use crate::{
 
 /// A buffer that is mapped into the kernel, until the value is dropped.
 ///
-/// The exporter does not move the buffer while it is mapped. If it goes away it waits for the
-/// mapping to be dropped.
+/// The exporter does not move the buffer while it is mapped. An exporter that is unbound waits for
+/// the mapping to be dropped.
 ///
-/// The bytes are those of memory that others use at the same time: an access is not atomic, and
-/// what it means is up to the protocol between the users, such as
-/// [`begin_cpu_access`](DmaBuf::begin_cpu_access).
+/// Other users access the memory at the same time: an access is not atomic, and its meaning is up
+/// to the protocol between the users, such as [`begin_cpu_access`](DmaBuf::begin_cpu_access).
 ///
 /// # Invariants
 ///
@@ -59,8 +58,9 @@ impl VMap {
 
     /// Maps `buf` for a task that holds its reservation. Sleeps.
     ///
-    /// Room for fences that was made before is given up: the exporter may use it when it moves the
-    /// buffer. The value must not be dropped with the reservation held. Mirrors `dma_buf_vmap()`.
+    /// Slots for fences that were reserved before are lost: the exporter may use them when it moves
+    /// the buffer. The value must not be dropped with the reservation held. Mirrors
+    /// `dma_buf_vmap()`.
     ///
     /// # Errors
     ///
@@ -114,7 +114,7 @@ impl VMap {
         let from = self.at(offset, to.len())?;
 
         // SAFETY: By the type invariant and the check above the range is mapped; `to` is not part
-        // of it, as nobody has a reference to the memory of a dma-buf.
+        // of it, because no code has a reference to the memory of a dma-buf.
         unsafe {
             if self.map.is_iomem() {
                 bindings::memcpy_fromio(to.as_mut_ptr().cast(), from, to.len());
@@ -142,7 +142,8 @@ impl VMap {
             if self.map.is_iomem() {
                 bindings::memcpy_toio(to, from.as_ptr().cast(), from.len());
 
-                // Write-combined and posted writes are on their way; a read comes after them.
+                // Write-combined and posted writes may still be on their way; a read waits for
+                // them.
                 if !from.is_empty() {
                     bindings::wmb();
                     bindings::readb(to);

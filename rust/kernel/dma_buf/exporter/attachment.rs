@@ -54,8 +54,8 @@ use core::{
 ///
 /// # Invariants
 ///
-/// Each is valid, and its private data begins with [`Holdings`], which are linked in both
-/// directions.
+/// Each attachment is valid, and its private data begins with [`Holdings`], which link it to its
+/// neighbours in both directions.
 pub(super) struct Attachments {
     first: Cell<*mut bindings::dma_buf_attachment>,
     last: Cell<*mut bindings::dma_buf_attachment>,
@@ -63,7 +63,7 @@ pub(super) struct Attachments {
 
 impl Attachments {
     pub(super) const fn new() -> Self {
-        // INVARIANT: There is none.
+        // INVARIANT: The list is empty.
         Self {
             first: Cell::new(ptr::null_mut()),
             last: Cell::new(ptr::null_mut()),
@@ -74,13 +74,13 @@ impl Attachments {
     ///
     /// # Safety
     ///
-    /// Its private data must begin with [`Holdings`], it must stay valid until it is removed, and
-    /// the reservation must be held.
+    /// The private data of `raw` must begin with [`Holdings`], `raw` must stay valid until it is
+    /// removed, and the reservation must be held.
     #[inline]
     pub(super) unsafe fn push(&self, raw: *mut bindings::dma_buf_attachment) {
         let last = self.last.replace(raw);
 
-        // INVARIANT: Linked to the one before it, and there is none after it.
+        // INVARIANT: The attachment is linked to the one before it, and is the last.
         // SAFETY: As promised by the caller, and by the type invariant.
         unsafe {
             Holdings::of(raw).previous.set(last);
@@ -96,9 +96,9 @@ impl Attachments {
     ///
     /// # Safety
     ///
-    /// It must be on the list, and the reservation must be held.
+    /// `raw` must be on the list, and the reservation must be held.
     pub(super) unsafe fn remove(&self, raw: *mut bindings::dma_buf_attachment) {
-        // INVARIANT: Its neighbours are linked to each other.
+        // INVARIANT: The neighbours of the attachment are linked to each other.
         // SAFETY: As promised by the caller, and by the type invariant.
         unsafe {
             let (previous, next) = (
@@ -140,7 +140,7 @@ impl Attachments {
     }
 }
 
-/// What an importer has pinned and mapped. Guarded by the reservation.
+/// The pins and mappings of an importer. Guarded by the reservation.
 pub(in crate::dma_buf) struct Holdings {
     /// Links of [`Attachments`].
     previous: Cell<*mut bindings::dma_buf_attachment>,
@@ -150,7 +150,7 @@ pub(in crate::dma_buf) struct Holdings {
     /// A table that is not mapped, cached for the next mapping.
     #[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
     cached: Cell<Option<RangeTable>>,
-    /// The route that the exporter has asked for at the attach. Does not change.
+    /// The route that the exporter asked for when the importer attached. Does not change.
     #[cfg_attr(not(all(CONFIG_PCI, CONFIG_64BIT)), expect(dead_code))]
     route: Option<KnownRoute>,
 }
@@ -196,8 +196,8 @@ impl Holdings {
         drop(self.take_cached());
     }
 
-    /// Returns the kind of the route to memory of `provider`; [`None`] if the exporter has not
-    /// asked.
+    /// Returns the kind of the route to memory of `provider`, or [`None`] if the exporter has not
+    /// asked for it.
     #[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
     #[inline]
     pub(in crate::dma_buf) fn map_type(&self, provider: &Provider<'_>) -> Option<MapType> {
@@ -234,7 +234,7 @@ pub struct AttachRequest<'a> {
     attach: &'a mut bindings::dma_buf_attachment,
     #[cfg_attr(not(all(CONFIG_PCI, CONFIG_64BIT)), expect(dead_code))]
     registry: &'a Registry,
-    /// The importer's route to the memory of the exporter, once that has asked for it.
+    /// The importer's route to the memory of the exporter, once the exporter has asked for it.
     route: Cell<Option<KnownRoute>>,
 }
 
@@ -252,7 +252,7 @@ impl<'a> AttachRequest<'a> {
         }
     }
 
-    /// Returns what [`Self::map_type`] has kept.
+    /// Returns the route that [`Self::map_type`] has stored.
     #[inline]
     pub(super) fn route(&self) -> Option<KnownRoute> {
         self.route.get()
@@ -276,7 +276,7 @@ impl<'a> AttachRequest<'a> {
         unsafe { CStr::from_char_ptr(bindings::dev_driver_string(self.attach.dev)) }
     }
 
-    /// Returns the kind of mapping that the importer gets for memory of `provider`, and keeps it
+    /// Returns the kind of mapping that the importer gets for memory of `provider`, and stores it
     /// for the mappings.
     #[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
     pub(in crate::dma_buf) fn map_type(&self, provider: &Provider<'_>) -> MapType {
@@ -444,7 +444,7 @@ impl<'r, E: Exporter> Attached<'r, E> {
         self.with_tables(|tables| tables.len())
     }
 
-    /// Returns how many of them are mappings of the device's own memory.
+    /// Returns how many mappings of the device's own memory the attachment holds.
     pub(in crate::dma_buf) fn peer_maps(&self) -> usize {
         self.with_tables(|tables| tables.iter().filter(|table| !table.has_pages()).count())
     }

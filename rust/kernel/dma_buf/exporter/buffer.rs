@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What a dma-buf has for its exporter: the private data of the buffer, and the ways to it.
+//! The private data of a dma-buf, and the ways in which its exporter reaches it.
 //!
 //! # Locking
 //!
@@ -57,7 +57,7 @@ use core::{
     }, //
 };
 
-/// What the private data of every dma-buf of an [`Exporter`] has.
+/// The part of the private data that is the same for every [`Exporter`].
 pub(super) struct Common {
     exporter_type: TypeId,
 
@@ -81,7 +81,7 @@ pub(in crate::dma_buf) struct Buffer<E: Exporter> {
     /// The list that the buffer is on.
     pub(super) registry: Arc<Registry>,
 
-    /// What the callbacks need of the bound device; `None` once revoked. Guarded by the
+    /// The data of the bound device that the callbacks need; `None` once revoked. Guarded by the
     /// reservation.
     bound: UnsafeCell<Option<NonNull<BoundOf<'static, E>>>>,
 
@@ -256,7 +256,7 @@ impl<E: Exporter> Buffer<E> {
 ///
 /// `buf` must be a buffer of an [`Exporter`] that is not freed for `'a`.
 pub(in crate::dma_buf) unsafe fn links_of<'a>(buf: *mut bindings::dma_buf) -> &'a Links {
-    // SAFETY: As promised by the caller; the private data of a buffer begins with what all have.
+    // SAFETY: As promised by the caller; the private data of a buffer begins with `Common`.
     &unsafe { &*(*buf).priv_.cast::<Common>() }.links
 }
 
@@ -273,7 +273,7 @@ pub(in crate::dma_buf) unsafe fn links_of<'a>(buf: *mut bindings::dma_buf) -> &'
 /// was mapped must still be there.
 #[cfg_attr(not(CONFIG_RUST_DRM_TTM), expect(dead_code))]
 pub(crate) unsafe fn retire(buf: *mut bindings::dma_buf) {
-    // SAFETY: As promised by the caller; the private data of a buffer begins with what all have.
+    // SAFETY: As promised by the caller; the private data of a buffer begins with `Common`.
     let common = unsafe { &*(*buf).priv_.cast::<Common>() };
 
     // SAFETY: The reservation is held.
@@ -372,8 +372,8 @@ where
     unsafe { buffer.locked(buf) }.and_then(|cx| f(&buffer.exporter, &cx))
 }
 
-/// Calls `f` with the exporter of a buffer and an attachment as it sees it, for an importer that
-/// has the reservation.
+/// Calls `f` with the exporter of a buffer and its view of an attachment, for an importer that
+/// holds the reservation.
 ///
 /// # Errors
 ///
@@ -398,7 +398,7 @@ where
     f(&buffer.exporter, &cx, &at)
 }
 
-/// Returns the exporter of `buf` if that is an `E`.
+/// Returns the exporter of `buf` if it is an `E`.
 pub fn exporter_of<E: Exporter>(buf: &DmaBuf) -> Option<&E> {
     buffer_of::<E>(buf).map(|buffer| &buffer.exporter)
 }
@@ -422,9 +422,10 @@ fn buffer_of<E: Exporter>(buf: &DmaBuf) -> Option<&Buffer<E>> {
         return None;
     }
 
-    // A driver that does not keep its table in a `static` could share the address with another.
-    // SAFETY: The table is that of some exporter in Rust, and only `Exports::export` uses these.
-    // Hence `priv` is a `Buffer`, whatever of, and that begins with what all have.
+    // A driver that does not keep its table in a `static` could share the address with another
+    // driver.
+    // SAFETY: The table belongs to an exporter in Rust, and only `Exports::export` uses such
+    // tables. Hence `priv` is a `Buffer`, of whichever type, and begins with `Common`.
     let exporter_type = unsafe { (*(*buf.as_raw()).priv_.cast::<Common>()).exporter_type };
 
     if exporter_type == TypeId::of::<E>() {

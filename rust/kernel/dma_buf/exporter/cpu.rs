@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Access by the CPU: where the dma-buf core and the memory management call in for it.
+//! Access by the CPU: the callbacks of the dma-buf core and of the memory management for it.
 //!
-//! A process maps a buffer and announces what it does with it; the kernel maps it with a vmap. Of
-//! an exporter with [`pages`](Exporter::pages) the mappings are made here, of others by the
-//! exporter.
+//! A process maps a buffer and announces its accesses; the kernel maps it with a vmap. For an
+//! exporter with [`pages`](Exporter::pages) this file makes the mappings, for others the exporter
+//! does.
 
 use super::{
     buffer::Buffer,
@@ -53,8 +53,8 @@ pub(super) unsafe extern "C" fn begin_cpu_access_callback<E: Exporter>(
         let buffer = unsafe { Buffer::<E>::of(buf) };
         let dir = direction(dir);
 
-        // The core waits too, but after this callback: a device must have written before its writes
-        // can be synchronized for the CPU.
+        // The core waits too, but after this callback: the device must have finished its writes
+        // before they can be synchronized for the CPU.
         let usage = if dir == DataDirection::FromDevice {
             Usage::Write
         } else {
@@ -64,8 +64,8 @@ pub(super) unsafe extern "C" fn begin_cpu_access_callback<E: Exporter>(
 
         let mut guard = buf.resv().lock_interruptible()?;
         let mut waits = 0;
-        // Fences that were added before the lock was taken are waited for without it, because
-        // others need it.
+        // The wait for fences that were added before the lock was taken is made without the lock,
+        // because other tasks need it.
         while !buf.resv().test_signaled(usage) {
             if waits == WAITS {
                 buf.resv().wait(usage, true)?;
@@ -183,7 +183,7 @@ unsafe extern "C" fn fault_callback<E: Exporter>(
     // SAFETY: The area is one of a dma-buf with the table of `E`.
     let buffer = unsafe { Buffer::<E>::of(buf) };
 
-    // The access is tried again after the signal was handled.
+    // The process retries the access after it has handled the signal.
     let Ok(guard) = buf.resv().lock_interruptible() else {
         return bindings::vm_fault_reason_VM_FAULT_NOPAGE;
     };
@@ -266,7 +266,7 @@ pub(super) unsafe extern "C" fn vmap_pages_callback<E: Exporter>(
         let cx = unsafe { buffer.locked(buf) }?;
 
         let pages = buffer.exporter.pages(&cx)?;
-        // Users of the mapping go by the size of the buffer.
+        // Users of the mapping rely on the size of the buffer.
         if pages.size() != buf.size() {
             return Err(EINVAL);
         }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The table of C operations of an exporter, and where the dma-buf core calls in for attachments,
+//! The table of C operations of an exporter, and the callbacks of the dma-buf core for attachments,
 //! pins and mappings.
 //!
 //! C header: [`include/linux/dma-buf.h`](srctree/include/linux/dma-buf.h)
@@ -78,7 +78,7 @@ impl<E: Exporter> Ops<E> {
             );
         }
 
-        // Tests of constants: `if` is what a `const fn` can do.
+        // The tests use `if` because a `const fn` allows it.
         Self(
             bindings::dma_buf_ops {
                 attach: Some(attach_callback::<E>),
@@ -161,7 +161,7 @@ unsafe extern "C" fn attach_callback<E: Exporter>(
         // SAFETY: This callback is only in the table of `E`.
         let buffer = unsafe { Buffer::<E>::of(buf) };
 
-        // Allocated first, so that nothing fails once the exporter has accepted.
+        // Allocated first, so that nothing fails once the exporter has accepted the importer.
         let data = KBox::<AttachmentData<E>>::new_uninit(GFP_KERNEL)?;
         let prepared = buffer.exporter.prepare_attach();
 
@@ -198,7 +198,7 @@ unsafe extern "C" fn attach_callback<E: Exporter>(
     })
 }
 
-/// Unmaps and unpins what an importer has left behind at its detach. The reservation is held.
+/// Unmaps and unpins what an importer has left behind when it detaches. The reservation is held.
 fn release_leftovers<E: Exporter>(buffer: &Buffer<E>, buf: &DmaBuf, at: &Attached<'_, E>) {
     let (pins, maps, peer_maps) = (at.pins(), at.maps(), at.peer_maps());
 
@@ -316,7 +316,7 @@ unsafe extern "C" fn map_callback<E: Exporter>(
         // SAFETY: The reservation is held for the whole callback.
         let cx = unsafe { buffer.locked(buf) }?;
 
-        // Reserved first, so that nothing fails once the exporter has mapped.
+        // Reserved first, so that nothing fails once the exporter has mapped the buffer.
         at.with_tables(Tables::reserve)?;
         let sgt = buffer
             .exporter

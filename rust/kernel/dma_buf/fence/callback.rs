@@ -18,15 +18,15 @@ pub trait FenceCallback: Sync + 'static {
     /// Called once, when `fence` signals.
     ///
     /// Runs in atomic context, with interrupts disabled and the lock of the fence held. It must not
-    /// sleep, nor signal another fence, nor call what takes the lock of this one:
-    /// [`Fence::status`], a wait, and registering or dropping callbacks of it.
+    /// sleep, nor signal another fence, nor call a function that takes the lock of this fence:
+    /// [`Fence::status`], a wait, and registering or dropping a callback of it.
     fn called(&self, fence: &AnyFence);
 }
 
 /// A callback that waits for a fence. Dropping it removes the callback.
 ///
-/// After the drop the callback is not running, and is not called any more. Until then its module
-/// cannot be unloaded, so that a callback whose registration is leaked can still be called.
+/// After the drop the callback is not running, and is not called any more. Its module cannot be
+/// unloaded before the drop, so that a callback whose registration is leaked can still be called.
 ///
 /// # Invariants
 ///

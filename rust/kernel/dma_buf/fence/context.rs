@@ -82,7 +82,7 @@ pub struct FenceContext<T: FenceContextOps> {
 }
 
 impl<T: FenceContextOps> FenceContext<T> {
-    /// Makes a context, with the name of what it stands for, such as a ring.
+    /// Makes a context. `timeline` names the engine or queue that it stands for, such as a ring.
     ///
     /// Both names are copied. May sleep. Mirrors `dma_fence_context_alloc()`.
     ///
@@ -97,7 +97,7 @@ impl<T: FenceContextOps> FenceContext<T> {
         })
     }
 
-    /// As [`Self::new`], with fences that are of `group`.
+    /// As [`Self::new`], for a context whose fences belong to `group`.
     ///
     /// # Errors
     ///
@@ -134,11 +134,11 @@ impl<T: FenceContextOps> FenceContext<T> {
 
 /// The fences of one device, which are made on several contexts.
 ///
-/// The owner of the device tells its own work from that of others by it. All that a fence of the
-/// group waits for is work of the group as well, unless it is external: then it may depend on the
-/// fence of another device, which signals when that likes. A fence is external if it was made so
-/// ([`FenceAllocation::set_external`]), or after an external one of its context that has not
-/// signalled.
+/// The owner of the device uses it to tell its own work from that of other devices. A fence of the
+/// group only waits for work of the group, unless it is external: then it may depend on the fence
+/// of another device, which signals at any time. A fence is external if it was marked so
+/// ([`FenceAllocation::set_external`]), or if it was made after an external fence of its context
+/// that has not signalled.
 ///
 /// # Examples
 ///
@@ -165,7 +165,7 @@ impl<T: FenceContextOps> FenceContext<T> {
 /// assert!(device.has(first.fence()) && device.has_internal(first.fence()));
 /// assert!(!other.has(first.fence()));
 ///
-/// // It waits for somebody else, and those after it do so too.
+/// // The second fence depends on another device, and so do those after it.
 /// let mut second = ring.new_fence_allocation(())?;
 /// second.set_external();
 /// let second = second.new_fence();
@@ -187,19 +187,19 @@ impl FenceGroup {
         Self(unsafe { bindings::dma_fence_context_alloc(1) })
     }
 
-    /// Tells whether `fence` is one of the group that has not signalled. May be called from any
+    /// Tells whether `fence` belongs to the group and has not signalled. May be called from any
     /// context.
     pub fn has(&self, fence: &Fence) -> bool {
         Memory::group_of(fence).is_some_and(|(group, _)| group == self.0)
     }
 
-    /// As [`Self::has`], of a fence that is not external.
+    /// As [`Self::has`], for a fence that is not external.
     pub fn has_internal(&self, fence: &Fence) -> bool {
         Memory::group_of(fence) == Some((self.0, false))
     }
 }
 
-/// A fence that needs nothing more to be made.
+/// A fence whose memory is allocated, and that is not made yet.
 ///
 /// It has no number yet, and cannot be waited for.
 #[must_use = "no fence is made if the allocation is dropped"]
@@ -211,7 +211,7 @@ pub struct FenceAllocation<T: FenceContextOps> {
 }
 
 impl<T: FenceContextOps> FenceAllocation<T> {
-    /// Says that the signal may depend on fences that are not of the [`FenceGroup`].
+    /// Marks that the signal may depend on fences that are not of the [`FenceGroup`].
     #[inline]
     pub fn set_external(&mut self) {
         self.external = true;
@@ -233,13 +233,13 @@ impl<T: FenceContextOps> FenceAllocation<T> {
     }
 }
 
-/// The side of a fence that signals.
+/// The side of a fence that signals it.
 ///
 /// A fence that is dropped without [`Self::signal`] is signalled with `ECANCELED`.
 ///
 /// # Invariants
 ///
-/// `fence` has not signalled; nothing but this signals it.
+/// `fence` has not signalled; only this value signals it.
 ///
 /// # Examples
 ///
@@ -261,7 +261,7 @@ impl<T: FenceContextOps> FenceAllocation<T> {
 ///     },
 /// };
 ///
-/// /// What the device works on. Tells when it is given back.
+/// /// The memory that the device works on. Records when it is dropped.
 /// struct Memory(Arc<Atomic<bool>>);
 ///
 /// impl Drop for Memory {
@@ -285,7 +285,7 @@ impl<T: FenceContextOps> FenceAllocation<T> {
 /// let fence: ARef<Fence> = job.fence().into();
 /// assert!(!given_back.load(Relaxed));
 ///
-/// // It is given back at the signal, not when the fence is freed.
+/// // The memory is dropped at the signal, not when the fence is freed.
 /// job.signal(Err(EIO));
 /// assert!(given_back.load(Relaxed));
 /// assert_eq!(fence.status(), Some(Err(EIO)));
@@ -322,7 +322,7 @@ impl<T: FenceContextOps> DriverFence<T> {
 
     /// Sets the result with which the fence is signalled when it is dropped.
     ///
-    /// For drivers that cannot move the fence out of where it is; others have [`Self::signal`].
+    /// For drivers that cannot move the fence out of its place; others have [`Self::signal`].
     #[inline]
     pub fn set_result(&mut self, result: Result) {
         self.result = result;
@@ -331,7 +331,7 @@ impl<T: FenceContextOps> DriverFence<T> {
     /// Signals the fence, with the error if there is one, and then drops the data.
     ///
     /// While an earlier fence of the context has not signalled, this one waits for its turn. Even
-    /// if its turn has come another processor may be about to signal it when this returns.
+    /// when its turn has come, another processor may still be about to signal it when this returns.
     ///
     /// May be called from any context in which the data can be dropped, but not from a callback of
     /// a fence. Mirrors `dma_fence_set_error()` and `dma_fence_signal()`.

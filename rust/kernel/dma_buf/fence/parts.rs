@@ -20,7 +20,7 @@ use core::ptr::{
 /// An iterator over the fences of an [`AnyFence`].
 pub struct Parts<'a> {
     any: &'a AnyFence,
-    /// Owns a reference to `chain`, once it was started and until it has come to the end.
+    /// Owns a reference to `chain` from the start of the iteration to its end.
     cursor: bindings::dma_fence_unwrap,
     started: bool,
 }
@@ -39,8 +39,8 @@ impl Iterator for Parts<'_> {
     type Item = ARef<Fence>;
 
     fn next(&mut self) -> Option<ARef<Fence>> {
-        // SAFETY: The fence is valid, and so is the cursor, once it was started. One that has come
-        // to its end has no chain, and stays there.
+        // SAFETY: The fence is valid, and so is the cursor once it was started. A cursor that has
+        // come to its end has no chain, and stays there.
         let part = unsafe {
             if !self.started {
                 self.started = true;

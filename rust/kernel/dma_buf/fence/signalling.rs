@@ -10,8 +10,8 @@ use crate::{
 /// A section of code on which the waiters of a fence depend.
 ///
 /// It begins when a fence is published, such as by adding it to a reservation, or where the code
-/// that is going to signal it starts, such as a worker; it ends after the signal. In between,
-/// lockdep reports what a wait for a fence may depend on: taking a reservation, allocating memory
+/// starts that is going to signal it, such as a worker; it ends after the signal. In between,
+/// lockdep reports operations that may depend on a fence: taking a reservation, allocating memory
 /// in a way that can wait, waiting for a fence. Sections may be nested.
 ///
 /// May be used in any context, and by one task. Mirrors `dma_fence_begin_signalling()` and
@@ -19,7 +19,7 @@ use crate::{
 ///
 /// # Invariants
 ///
-/// `cookie` is that of a section which the current task has begun and not ended.
+/// `cookie` belongs to a section which the current task has begun and not ended.
 ///
 /// # Examples
 ///

@@ -2,8 +2,8 @@
 
 //! The order in which the fences of a context signal.
 //!
-//! Fences are made and signalled here, for whichever driver: their memory, names and operations
-//! belong to the kernel, because a fence may outlive the driver that made it.
+//! This file makes and signals the fences of all drivers: their memory, names and operations belong
+//! to the kernel, because a fence may outlive the driver that made it.
 //!
 //! # Locking
 //!
@@ -32,12 +32,12 @@ use core::{
     }, //
 };
 
-/// How many bytes a name of a fence has at most, with the terminating NUL.
+/// The maximal size of a name of a fence in bytes, with the terminating NUL.
 const NAME_SIZE: usize = 32;
 
 type Name = [c_char; NAME_SIZE];
 
-/// Copies a string to where it can stay for as long as the fence.
+/// Copies a string to an array that can live as long as the fence.
 fn name(text: &CStr) -> Result<Name> {
     let bytes = text.to_bytes();
     let mut name = [0; NAME_SIZE];
@@ -52,7 +52,8 @@ fn name(text: &CStr) -> Result<Name> {
 
 /// The memory of a fence that was made here.
 ///
-/// All that the operations of the fence touch is in it, so it is complete as long as the fence is.
+/// It contains all that the operations of the fence access, so it is complete as long as the fence
+/// is.
 #[repr(C)]
 pub(super) struct Memory {
     /// Must be first: the core frees the memory by the address of the fence.
@@ -72,14 +73,15 @@ pub(super) struct Memory {
 
 impl Memory {
     /// Returns the number of the group of a fence that was made here, and whether its signal may
-    /// depend on fences that are not of the group. [`None`] if it was made elsewhere, or has
-    /// signalled.
+    /// depend on fences that are not of the group. Returns [`None`] if the fence was made
+    /// elsewhere, or has signalled.
     pub(super) fn group_of(fence: &Fence) -> Option<(u64, bool)> {
         let raw = fence.as_raw();
 
         // SAFETY: The fence is valid. The core clears the pointer to the table when the fence
-        // signals, maybe at this time; it is compared only. A fence with this table is at the start
-        // of a `Memory`, which is freed with it, and whose fields that are read never change.
+        // signals, maybe at this time; the pointer is compared only. A fence with this table is at
+        // the start of a `Memory`, which is freed with it, and whose fields that are read never
+        // change.
         unsafe {
             if !ptr::eq((&raw const (*raw).ops).read_volatile(), &OPS) {
                 return None;
@@ -91,7 +93,7 @@ impl Memory {
     }
 }
 
-/// The operations of all fences that are made here, for whichever driver.
+/// The operations of all fences that are made here, for all drivers.
 ///
 /// The table and its functions are in the kernel crate, which is never unloaded. Without `wait` and
 /// `release` the core drops the table when the fence signals, and frees the fence with
@@ -120,7 +122,7 @@ extern "C" fn timeline_name(fence: *mut bindings::dma_fence) -> *const c_char {
     unsafe { &raw const (*memory).timeline }.cast()
 }
 
-/// What the fences of a context have in common.
+/// The common part of the fences of a context.
 ///
 /// Not generic, so that the code, the lock class and its name stay in the kernel crate.
 #[pin_data]
@@ -137,12 +139,12 @@ pub(super) struct Timeline {
 ///
 /// # Invariants
 ///
-/// `first` is null or the oldest of them, `last` the latest, and each leads to the one after it.
-/// A reference to each is owned by its [`DriverFence`](super::DriverFence) or, once the work is
-/// done, by the line.
+/// `first` is null or the oldest of the fences, `last` the latest, and each points to the next. A
+/// reference to each is owned by its [`DriverFence`](super::DriverFence) or, once the work is done,
+/// by the line.
 struct Line {
     /// The number of the latest fence. The lock is held until the fence is initialized, so the
-    /// order of the numbers is that in which the fences come to be.
+    /// fences are numbered in the order in which they are initialized.
     seqno: u64,
     first: *const Memory,
     last: *const Memory,
@@ -150,7 +152,7 @@ struct Line {
     busy: bool,
 }
 
-// SAFETY: What the pointers lead to is guarded by the lock that a `Line` is in.
+// SAFETY: The lock that a `Line` is in guards all that the pointers lead to.
 unsafe impl Send for Line {}
 
 impl Line {
@@ -170,11 +172,11 @@ impl Line {
     ///
     /// `memory` must stay valid until it is removed by [`Self::take_done`].
     unsafe fn push(&mut self, memory: *const Memory) {
-        // INVARIANT: The fence is the latest, and the one before it leads to it.
+        // INVARIANT: The fence is the latest, and the one before it points to it.
         if self.last.is_null() {
             self.first = memory;
         } else {
-            // SAFETY: By the type invariant the fence is valid; the line is what guards the cell.
+            // SAFETY: By the type invariant the fence is valid; the line guards the cell.
             unsafe { *(*self.last).next.get() = memory };
         }
         self.last = memory;
@@ -191,7 +193,7 @@ impl Line {
     fn take_done(&mut self) -> Option<NonNull<Memory>> {
         let first = NonNull::new(self.first.cast_mut())?;
 
-        // INVARIANT: The one after it is the oldest now.
+        // INVARIANT: The next fence is the oldest now.
         // SAFETY: By the type invariant the fence is valid; the line is what guards the cells.
         unsafe {
             if !*first.as_ref().is_done.get() {
@@ -226,7 +228,8 @@ impl Timeline {
     }
 
     /// Makes the next fence. `external` says that its signal may depend on fences that are not of
-    /// the group; so does that of a fence whose turn comes after such a one.
+    /// the group; this then applies to all fences of the timeline that are made before it has
+    /// signalled.
     #[inline(never)]
     pub(super) fn new_fence(
         &self,
@@ -236,7 +239,7 @@ impl Timeline {
         let mut line = self.line.lock();
         let external = external || line.ends_external();
 
-        // The names come first: initialization has a tracepoint that reads them.
+        // The names are written first: the initialization has a tracepoint that reads them.
         let memory = KBox::into_raw(KBox::write(
             memory,
             Memory {
@@ -271,7 +274,7 @@ impl Timeline {
         unsafe { ARef::from_raw(NonNull::new_unchecked(fence.cast())) }
     }
 
-    /// Takes note that the work of a fence is done, and signals all fences whose turn has come.
+    /// Records that the work of a fence is done, and signals all fences whose turn has come.
     ///
     /// # Safety
     ///
@@ -280,22 +283,22 @@ impl Timeline {
     #[inline(never)]
     pub(super) unsafe fn finish(&self, fence: ARef<Fence>) {
         let memory: NonNull<Memory> = ARef::into_raw(fence).cast();
-        // Other tasks leave their fences to the one that signals, which therefore must not be
+        // Other tasks leave their fences to the task that signals, which therefore must not be
         // interrupted.
         let _irqs = local_interrupt_disable();
         let mut line = self.line.lock();
 
         // SAFETY: The fence is at the start of a `Memory`, and the line is locked.
         unsafe { *memory.as_ref().is_done.get() = true };
-        // The task that signals sees the fence, and signals it in its turn.
+        // The task that signals sees this fence, and signals it in its turn.
         if line.busy {
             return;
         }
         line.busy = true;
         while let Some(done) = line.take_done() {
             drop(line);
-            // SAFETY: The fence has not signalled. Its reference belonged to the line, and does to
-            // this function since.
+            // SAFETY: The fence has not signalled. Its reference belonged to the line, and now
+            // belongs to this function.
             unsafe {
                 bindings::dma_fence_signal(done.as_ptr().cast());
                 bindings::dma_fence_put(done.as_ptr().cast());
