@@ -17,7 +17,7 @@ use core::{
 
 /// An object whose reservation is held by this task.
 ///
-/// What can be done with it is up to its class, such as [`gem::ttm`](super::ttm).
+/// The methods are those of its class, such as [`gem::ttm`](super::ttm).
 ///
 /// # Invariants
 ///
@@ -28,7 +28,7 @@ pub struct Held<'a, O: IntoGEMObject> {
 }
 
 impl<'a, O: IntoGEMObject> Held<'a, O> {
-    /// Makes the view of an object whose reservation somebody else took.
+    /// Makes the view of an object whose reservation was taken elsewhere.
     ///
     /// # Safety
     ///
@@ -48,11 +48,11 @@ impl<'a, O: IntoGEMObject> Held<'a, O> {
         self.obj
     }
 
-    /// Returns the view of the reservation, by which fences are looked at and added.
+    /// Returns the view of the reservation, by which fences are read and added.
     #[inline]
     pub fn resv(&mut self) -> LockedResv<'_> {
-        // SAFETY: The reservation of a valid object is valid, and held. Others add fences to it
-        // when they have `self` by mutable reference only, which the view keeps them from.
+        // SAFETY: The reservation of a valid object is valid, and held. Other code adds fences to
+        // it while it has `self` by mutable reference only, which the view excludes.
         unsafe { LockedResv::from_raw((*self.obj.as_raw()).resv) }
     }
 }
@@ -90,7 +90,7 @@ impl<'a, O: IntoGEMObject> Reserved<'a, O> {
 
     /// Returns the view of the object.
     ///
-    /// Not by `DerefMut`: the views of two objects could be swapped, and with them which one is
+    /// Not by `DerefMut`: code could swap the views of two objects, and the wrong one would be
     /// unlocked.
     #[inline]
     pub(crate) fn view(&mut self) -> Held<'_, O> {
@@ -98,7 +98,7 @@ impl<'a, O: IntoGEMObject> Reserved<'a, O> {
         unsafe { Held::assume(self.0.obj) }
     }
 
-    /// Returns the view of the reservation, by which fences are looked at and added.
+    /// Returns the view of the reservation, by which fences are read and added.
     #[inline]
     pub fn resv(&mut self) -> LockedResv<'_> {
         self.0.resv()

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! What an object has that stands for the buffer of another device.
+//! The part of an imported object that stands for the buffer of another device.
 //!
 //! The device is attached dynamically and takes peer-to-peer memory. The buffer is mapped when it is
 //! used, with the reservation held. When the exporter moves it, the mapping is dropped, and the next
 //! use maps it again.
 //!
 //! If page tables of the device show the buffer, see [`Mappings`](super::Mappings), the mapping is
-//! kept until the fences are signalled which the reservation had when the exporter moved it. Then
-//! the entries are cleared and the buffer is unmapped, by [`Late`] or by the next use.
+//! kept until the fences have signalled that the reservation had when the exporter moved the
+//! buffer. Then the entries are cleared and the buffer is unmapped, by [`Late`] or by the next use.
 //!
 //! # Locking
 //!
-//! The reservation of the buffer guards the mapping and what is known of page tables. [`Late`]
+//! The reservation of the buffer guards the mapping and the state of the page tables. [`Late`]
 //! waits for fences without it.
 
 #![cfg_attr(not(CONFIG_RUST_DRM_TTM), expect(dead_code))]
@@ -79,18 +79,18 @@ use core::{
 struct Tables {
     gem: Cell<*mut bindings::drm_gem_object>,
     caller: Caller,
-    /// They may show the buffer.
+    /// The page tables may show the buffer.
     shown: Cell<bool>,
     late: Arc<Late>,
 }
 
-/// Drops its mapping when the buffer moves.
+/// The importer of the buffer, which drops its mapping when the buffer moves.
 ///
 /// # Invariants
 ///
 /// The reservation of the buffer guards `tables`.
 struct Follower {
-    /// How often the exporter took a mapping away.
+    /// How often the exporter has invalidated a mapping.
     invalidations: Atomic<u64>,
     tables: UnsafeCell<Option<Tables>>,
 }
@@ -108,13 +108,13 @@ impl Follower {
     ///
     /// The reservation of the buffer must be held for `'a`.
     unsafe fn shown(&self) -> Option<&Tables> {
-        // SAFETY: The reservation is held, and whoever clears the cell has it.
+        // SAFETY: The reservation is held, also by any task that clears the cell.
         unsafe { (*self.tables.get()).as_ref() }.filter(|tables| tables.shown.get())
     }
 
-    /// Has the buffer unmapped, and page tables cleared before. Whoever calls it has waited.
+    /// Has page tables cleared, and then unmaps the buffer. The caller has waited for the fences.
     ///
-    /// If the device is just being unplugged, that does it.
+    /// If the device is just being unplugged, the unplug does it.
     fn let_go(&self, at: &mut LockedAttachment<'_>, when: When) {
         // SAFETY: The attachment is that of the buffer, and its reservation is held.
         if let Some(tables) = unsafe { self.shown() } {
@@ -129,7 +129,8 @@ impl Follower {
     fn map(&self, at: &mut LockedAttachment<'_>) -> Result {
         // SAFETY: As in `let_go()`.
         if at.is_invalidated() && unsafe { self.shown() }.is_some() {
-            // An exporter that moves by its own engine need not have waited.
+            // An exporter that moves the buffer by its own engine need not have waited for the
+            // fences.
             at.dma_buf().resv().wait(Usage::Bookkeep, true)?;
             self.let_go(at, When::Registered);
             if at.is_invalidated() {
@@ -141,9 +142,9 @@ impl Follower {
 }
 
 impl Tables {
-    /// Calls the driver. The reservation is held, and `when` true.
+    /// Calls the driver. The reservation is held, and `when` is true.
     fn call(&self, call: Call, when: When) -> Result {
-        // SAFETY: By the type invariant, as `shown` is true for whoever has found the value.
+        // SAFETY: By the type invariant, because the value was found while `shown` is true.
         unsafe { (self.caller)(self.gem.get(), call, when) }?;
         if call == Call::Zap {
             self.shown.set(false);
@@ -166,10 +167,10 @@ impl Importer for Follower {
             return;
         };
 
-        // In all other cases the unplug which is under way does the rest.
+        // In all other cases an unplug is under way, which does the rest.
         if tables.call(Call::Evicted, When::Registered).is_ok() {
             if !at.dma_buf().resv().test_signaled(Usage::Bookkeep) {
-                // If it is queued already, it has not looked yet.
+                // A work item that is queued already has not looked at the fences yet.
                 let _ = workqueue::system_long().enqueue(tables.late.clone());
             } else if tables.call(Call::Zap, When::Registered).is_ok() {
                 at.unmap();
@@ -178,8 +179,8 @@ impl Importer for Follower {
     }
 }
 
-/// Has a buffer that was invalidated unmapped when its fences are signalled, if nobody uses it
-/// before.
+/// The work item that unmaps a buffer which was invalidated, once its fences have signalled, if the
+/// buffer is not used before.
 #[pin_data]
 struct Late {
     attachment: AttachmentHandle<Follower>,
@@ -198,7 +199,7 @@ impl WorkItem for Late {
         let at = &this.attachment;
         let invalidations = || at.importer().invalidations.load(Relaxed);
 
-        // Fences that come later are for where the buffer is by then.
+        // Fences that are added later belong to work that uses the new place of the buffer.
         let mut fences = KVec::new();
         let count = at.with(|slot| {
             if slot.is_invalidated() {
@@ -209,20 +210,20 @@ impl WorkItem for Late {
             Ok(invalidations())
         });
         match &count {
-            // Without signals the waits do not fail.
+            // The waits are not interruptible, so they do not fail.
             Ok(_) => fences.iter().for_each(|fence| {
                 let _ = fence.wait(false);
             }),
-            // All that come meanwhile are waited for, too.
+            // This also waits for fences that are added meanwhile.
             Err(e) if *e == ENOMEM => {
                 let _ = at.dma_buf().resv().wait(Usage::Bookkeep, false);
             }
-            // It is detached.
+            // The attachment is detached.
             Err(_) => return,
         }
 
         let _ = at.with(|slot| {
-            // If it was mapped and invalidated again, this is queued again.
+            // If the buffer was mapped and invalidated again, this work item is queued again.
             if slot.is_invalidated() && count.unwrap_or(invalidations()) == invalidations() {
                 at.importer().let_go(slot, When::Registered);
             }
@@ -236,7 +237,7 @@ struct Ends(AttachmentHandle<Follower>);
 
 impl Drop for Ends {
     fn drop(&mut self) {
-        // Nothing is left to be done if it is detached.
+        // If the attachment is detached, nothing is left to be done.
         let _ = self.0.with(|at| {
             let follower = self.0.importer();
 
@@ -245,17 +246,17 @@ impl Drop for Ends {
                 let _ = tables.call(Call::Evicted, When::Registered);
             }
             follower.let_go(at, When::Registered);
-            // Whoever has `Late` has the attachment.
-            // SAFETY: The reservation is held, and nobody has a reference to what is in the cell.
+            // `Late` refers to the attachment, and keeps it.
+            // SAFETY: The reservation is held, and there is no reference to the value in the cell.
             unsafe { *follower.tables.get() = None };
             Ok(())
         });
     }
 }
 
-/// What an imported object has in place of memory: the attachment to the buffer of somebody else.
+/// The attachment to the buffer of another device, which an imported object has in place of memory.
 pub struct Import {
-    // Dropped first. Only if there are page tables.
+    // Dropped first. [`None`] if there are no page tables.
     _ends: Option<Devres<Ends>>,
     attachment: Attachment<Follower>,
 }
@@ -267,7 +268,7 @@ impl Import {
     /// # Errors
     ///
     /// - `ENOMEM` if memory runs out.
-    /// - What the exporter says.
+    /// - The errors of the exporter.
     #[cfg_attr(not(CONFIG_RUST_DRM_TTM), expect(dead_code))]
     pub(super) fn new(
         buf: ARef<DmaBuf>,
@@ -295,12 +296,13 @@ impl Import {
             }),
             GFP_KERNEL,
         )?;
-        // What devres has later goes first: the device is attached until then.
+        // Devres drops the youngest resource first: the device is attached until `Ends` was
+        // dropped.
         let ends = Devres::new(dev, Ok::<_, Error>(Ends(attachment.handle())))?;
         attachment.with(|at| {
             // SAFETY: The reservation is held.
             unsafe {
-                // INVARIANT: Nothing is shown.
+                // INVARIANT: No page table shows the buffer.
                 *attachment.importer().tables.get() = Some(Tables {
                     gem: Cell::new(ptr::null_mut()),
                     caller,
@@ -317,12 +319,12 @@ impl Import {
         })
     }
 
-    /// Says which object stands for the buffer.
+    /// Sets the object that stands for the buffer.
     ///
     /// # Safety
     ///
-    /// `gem` must be valid as long as the import, of the class for which that was made, and the
-    /// reservation held.
+    /// `gem` must be valid as long as the import, be of the class for which the import was made,
+    /// and the reservation must be held.
     pub(super) unsafe fn follow(&self, gem: *mut bindings::drm_gem_object) {
         // SAFETY: The reservation is held.
         if let Some(tables) = unsafe { (*self.attachment.importer().tables.get()).as_ref() } {
@@ -330,7 +332,8 @@ impl Import {
         }
     }
 
-    /// As [`Self::map`], for page tables of the device. `f` makes of the table what they need.
+    /// As [`Self::map`], for page tables of the device. `f` converts the scatter table to what they
+    /// need.
     pub(super) fn map_shown<R>(
         &self,
         resv: &mut LockedResv<'_>,
@@ -338,7 +341,8 @@ impl Import {
     ) -> Result<R> {
         let mut at = self.attachment.locked(resv)?;
 
-        // The device of an import with page tables that has none any more is being unbound.
+        // An import that was made with page tables, and has none any more, is one of a device that
+        // is being unbound.
         // SAFETY: The reservation is held.
         let tables = unsafe { (*self.attachment.importer().tables.get()).as_ref() };
         if self._ends.is_some() && tables.is_none() {
@@ -354,8 +358,8 @@ impl Import {
         Ok(ret)
     }
 
-    /// Returns where the device reaches offset `offset` of the buffer, also if it was invalidated
-    /// and is still mapped.
+    /// Returns the address at which the device reaches offset `offset` of the buffer, also if the
+    /// mapping was invalidated and is still there.
     pub(super) fn dma_address(&self, resv: &mut LockedResv<'_>, offset: u64) -> Option<u64> {
         let at = self.attachment.locked(resv).ok()?;
         let entries = at.kept()?.iter();
@@ -404,7 +408,7 @@ impl Import {
     ///
     /// - `ENODEV` if the driver of the device or of the exporter is not bound any more.
     /// - `ERESTARTSYS` if a signal arrived while it waited for a move.
-    /// - What the exporter says, and what `f` returns.
+    /// - The errors of the exporter, and those of `f`.
     pub fn with_mapping<R>(&self, f: impl FnOnce(&MappingSlot<'_>) -> Result<R>) -> Result<R> {
         self.attachment.with(|at| {
             self.attachment.importer().map(at)?;
@@ -415,7 +419,7 @@ impl Import {
     /// Maps the buffer for the device, unless it is mapped, with the reservation held.
     ///
     /// When this returns, moves of the buffer are complete. It stays where it is until `resv` is
-    /// given up, and longer if fences are added.
+    /// unlocked, and longer if fences are added.
     ///
     /// # Errors
     ///

@@ -4,35 +4,37 @@
 //!
 //! A driver whose device has page tables implements [`Mappings`] for its objects and names the
 //! implementation in the class: [`TtmObject::MAPPINGS`](drm::ttm::TtmObject::MAPPINGS) or
-//! [`VramObject::MAPPINGS`](super::vram::VramObject::MAPPINGS). It has the addresses of an object
+//! [`VramObject::MAPPINGS`](super::vram::VramObject::MAPPINGS). It gets the addresses of an object
 //! from [`Held::placed`](super::Held), with the reservation held and the device registered. From
 //! then on the layer calls the driver before an address becomes wrong:
 //!
 //! - The object moves, to or from VRAM, or to where it can be swapped out:
 //!   [`evicted`](Mappings::evicted) comes before any wait, [`zap`](Mappings::zap) after the wait
 //!   and before the copy is queued.
-//! - The exporter of an imported buffer invalidates it: `evicted` comes in its call, which must not
-//!   wait, `zap` when the fences are signalled that the buffer had then, before it is unmapped. A
-//!   use of the buffer before that waits for the fences.
-//! - The importing device is unbound: both come one after the other, before the buffer is unmapped.
-//! - The DRM device is unplugged: the same, before the registration data is dropped.
+//! - The exporter of an imported buffer invalidates it: `evicted` is called in the exporter's call,
+//!   which must not wait; `zap` is called when the fences have signalled that the buffer had then,
+//!   before it is unmapped. A use of the buffer before that waits for the fences.
+//! - The importing device is unbound: both are called one after the other, before the buffer is
+//!   unmapped.
+//! - The DRM device is unplugged: both are called as well, before the registration data is dropped.
 //!
-//! An object that does not move gets the last of these only. The layer remembers for each object
-//! whether its addresses were given out since the last `zap`, and calls for those only.
+//! For an object that does not move only the last case occurs. The layer remembers for each object
+//! whether its addresses were given out since the last `zap`, and makes the calls for these objects
+//! only.
 //!
-//! - A move that fails after `evicted` leaves the object where it was, and entries of page tables
-//!   are right. A move that fails after `zap` leaves it there, too, without entries. Neither has to
-//!   be undone: the next use of the object asks for its addresses again.
-//! - A suspended device keeps its entries: what moves out of VRAM is zapped as in any move, and
-//!   what stays is put back to the same place.
-//! - TTM never throws the content of an object away, so there is no call for that.
-//! - What TTM leaves of an object that moved or is being freed, a ghost, has no calls.
+//! - A move that fails after `evicted` leaves the object where it was, and the entries of page
+//!   tables are right. A move that fails after `zap` leaves it there, too, without entries. Neither
+//!   call has to be undone: the next use of the object asks for its addresses again.
+//! - A suspended device keeps its entries: an object that moves out of VRAM is zapped as in any
+//!   move, and one that stays is put back to the same place.
+//! - TTM never discards the content of an object, so there is no call for that.
+//! - For a ghost, which TTM leaves of an object that moved or is being freed, there are no calls.
 //!
 //! # Locking
 //!
-//! Both calls come with the reservation of the object held, and `zap` under the rules for code that
-//! signals fences: it takes no reservation and allocates no memory, and takes no lock under which
-//! somebody does. lockdep checks that.
+//! Both calls are made with the reservation of the object held, and `zap` under the rules for code
+//! that signals fences: it takes no reservation, allocates no memory, and takes no lock under which
+//! other code does either. lockdep checks that.
 
 use super::{
     DriverAllocImpl,
@@ -57,23 +59,22 @@ pub type RegistrationData<'a, T> =
 
 /// A driver with page tables of its own, which show its objects.
 ///
-/// A page table has a reference to each object that it shows: an object whose last reference is
-/// gone has no calls any more.
+/// A page table has a reference to each object that it shows: for an object whose last reference is
+/// gone no calls are made any more.
 ///
 /// Both calls may come more than once for one move, and for an object that no page table shows. See
 /// [`Held::placed`] for an example.
 pub trait Mappings: DriverObject {
     /// The object is about to leave where it is: new work must not use its addresses.
     ///
-    /// Called after importers were told and before anything is waited for. Sets flags; must not
-    /// wait.
+    /// Called after importers were notified and before any wait. Sets flags; must not wait.
     fn evicted<'a>(reg: &'a RegistrationData<'a, Self>, object: &Held<'_, DriverAllocImpl<Self>>);
 
     /// The object leaves where it is: no entry of a page table may lead there when this returns.
     ///
-    /// Called after what is in the reservation was waited for, unless the device is unplugged or
-    /// unbound: then work that still uses the addresses faults. The memory is given to others, or
-    /// unmapped, after this. Clears the entries and has the device forget what it has cached of
+    /// Called after the wait for the fences in the reservation, unless the device is unplugged or
+    /// unbound: then work that still uses the addresses faults. After this the memory is given to
+    /// other objects, or unmapped. Clears the entries and has the device invalidate its cache of
     /// them, once for each page table. May sleep, within the rules of the [module](self).
     ///
     /// The device is awake if the object moves to or from VRAM. It may be suspended if system memory
@@ -87,7 +88,7 @@ pub trait Mappings: DriverObject {
 pub enum Address {
     /// An offset in VRAM.
     Vram(u64),
-    /// The physical address of system memory, for engines that do not reach that by DMA:
+    /// The physical address of system memory, for engines that do not reach system memory by DMA:
     /// [`Engine::DMA`](drm::ttm::Engine::DMA).
     System(u64),
     /// The address at which the device reaches system memory, or the buffer of another device.
@@ -95,7 +96,8 @@ pub enum Address {
 }
 
 impl Address {
-    /// Returns the address of what is `bytes` behind it in the same part of the object.
+    /// Returns the address of the byte that is `bytes` behind this one in the same part of the
+    /// object.
     #[inline]
     pub fn after(self, bytes: u64) -> Self {
         match self {
@@ -106,8 +108,7 @@ impl Address {
     }
 }
 
-/// Returns the address of offset `at` in pieces that follow each other, given by their addresses and
-/// lengths.
+/// Returns the address of offset `at` in consecutive pieces, given by their addresses and lengths.
 pub(super) fn address_at(pieces: impl Iterator<Item = (u64, u64)>, mut at: u64) -> Option<u64> {
     for (address, len) in pieces {
         if at < len {
@@ -118,29 +119,29 @@ pub(super) fn address_at(pieces: impl Iterator<Item = (u64, u64)>, mut at: u64) 
     None
 }
 
-/// Which of the two calls.
+/// A call of [`Mappings`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Call {
     Evicted,
     Zap,
 }
 
-/// When it is made.
+/// The state of the device in which a call is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum When {
-    /// While the device is registered, if it is.
+    /// The device has to be registered.
     Registered,
-    /// After it was unplugged, and before its registration data is dropped.
+    /// The device was unplugged, and its registration data is not dropped yet.
     Unplugged,
 }
 
 /// Makes a call for an object, unless its last reference is gone.
 ///
-/// `ENODEV` if the device is not registered and it is to be.
+/// Returns `ENODEV` if `when` needs a registered device and the device is not registered.
 ///
 /// # Safety
 ///
-/// The memory of the GEM object, which is one of the class that the function was made for, must be
+/// The memory of the GEM object, which must be of the class that the function was made for, must be
 /// valid and its reservation held. `When::Unplugged` must be true.
 pub(crate) type Caller = unsafe fn(*mut bindings::drm_gem_object, Call, When) -> Result;
 
@@ -202,13 +203,13 @@ unsafe fn call<T: Mappings>(gem: *mut bindings::drm_gem_object, call: Call, when
 
 /// # Safety
 ///
-/// Those of [`Caller`], with a DRM device to which somebody has a reference.
+/// Those of [`Caller`], with a DRM device to which the caller has a reference.
 unsafe fn with_reference<'a, T: Mappings>(
     gem: *mut bindings::drm_gem_object,
     call: Call,
     reg: &'a RegistrationData<'a, T>,
 ) {
-    // The driver may take references, so there has to be one.
+    // The driver may take references, so this function has to have one.
     // SAFETY: The memory of the object is valid.
     if unsafe { bindings::kref_get_unless_zero(&raw mut (*gem).refcount) } == 0 {
         return;
@@ -230,8 +231,8 @@ unsafe fn with_reference<'a, T: Mappings>(
         }
     }
 
-    // It may be the last one: what frees the object does not take the reservation, and the device
-    // has another reference.
+    // This may be the last reference: freeing the object does not take the reservation, and there
+    // is another reference to the device.
     // SAFETY: The reference was taken above.
     unsafe { bindings::drm_gem_object_put(gem) };
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! The export policy for GEM objects in VRAM: which importer reaches them, how, and why not.
+//! The export policy for GEM objects in VRAM: which importer reaches them, how, or the reason why
+//! it does not.
 //!
 //! A driver implements [`PeerObject`] for its objects, keeps an [`Exports`] in its registration
 //! data, and sets [`DriverObject::PRIME`](super::DriverObject::PRIME) to [`hooks`]. The class of
@@ -11,24 +12,24 @@
 //! - When an importer attaches, the path to it is measured and [`decide`] says what it gets: peer
 //!   to peer by bus address, peer to peer through the host bridge, system memory, or a refusal with
 //!   `EOPNOTSUPP`. Everything but peer to peer has a [`Reason`], which is kept.
-//! - An importer that pins does so in VRAM if all importers are peers, else in system memory. For
-//!   one that maps without a pin the object is moved in the same way; the mapping is invalidated
-//!   when the object moves again.
-//! - Between the begin and the end of an access (`DMA_BUF_IOCTL_SYNC`) the CPU sees what devices
-//!   wrote, and after the end devices see what the CPU wrote.
+//! - An importer that pins an object pins it in VRAM if all importers are peers, else in system
+//!   memory. For an importer that maps without a pin the object is moved in the same way; the
+//!   mapping is invalidated when the object moves again.
+//! - Between the begin and the end of an access (`DMA_BUF_IOCTL_SYNC`) the CPU sees the writes of
+//!   devices, and after the end devices see the writes of the CPU.
 //! - [`attachments`] lists the importers of an object and the most recent refusals; [`debugfs`]
 //!   shows them for all objects, and [`Counters`] how often importers did not get peer-to-peer
 //!   memory.
-//! - [`query`] tells what an importer would get, by the same facts and the same [`decide`].
+//! - [`query`] returns what an importer would get, by the same facts and the same [`decide`].
 //! - [`ioctl`] has both as ioctls.
 //! - Each operation of an importer has a tracepoint.
-//! - An import into the device that an object comes from gives the object itself. Other buffers are
-//!   imported as objects that stand for them, if the driver wants to ([`PeerObject::import_args`]);
-//!   [`import_info`] tells how the device reaches one.
+//! - An import into the device that an object comes from returns the object itself. Other buffers
+//!   are imported as objects that stand for them, if the driver supports it
+//!   ([`PeerObject::import_args`]); [`import_info`] returns how the device reaches one.
 //! - The device is kept awake while a peer is attached that cannot be revoked, or any peer of an
 //!   object which importers get in VRAM or not at all. Other importers get system memory while the
 //!   device is suspended.
-//! - Importers that cannot be revoked have at most as much of VRAM as [`Unrevocable`] says.
+//! - [`Unrevocable`] limits the VRAM that importers which cannot be revoked may pin.
 //! - When the driver is unbound, all buffers are revoked, and their mappings are waited for.
 //!
 //! # Locking
@@ -36,8 +37,8 @@
 //! From the outside to the inside; nothing is taken in the other direction:
 //!
 //! 1. `drm_device.object_name_lock`, held by the DRM core when it exports or imports,
-//! 2. the callbacks of the driver that suspend and resume the device, which are waited for before
-//!    an attach and an export,
+//! 2. the wait for the driver's callbacks that suspend and resume the device, before an attach and
+//!    an export,
 //! 3. the reservation of the object, which its dma-buf shares, held when this layer attaches, pins,
 //!    maps, moves and lists,
 //! 4. the mutex of the refusals, under which no other lock is taken and no memory is allocated.
@@ -133,8 +134,8 @@ pub trait PeerObject: DriverObject<Driver: drm::Driver<Object = Self::Class>> {
 
     /// The table of dma-buf operations of this class.
     ///
-    /// It refers to a `static` of the driver, see [`Exporter::OPS`](dma_buf::Exporter::OPS): by its
-    /// address the driver tells its own buffers.
+    /// It refers to a `static` of the driver, see [`Exporter::OPS`](dma_buf::Exporter::OPS): the
+    /// driver recognizes its own buffers by the address.
     const OPS: &'static Ops<Self>;
 
     /// Returns the list of exported buffers, which the driver keeps in its registration data.
@@ -144,17 +145,17 @@ pub trait PeerObject: DriverObject<Driver: drm::Driver<Object = Self::Class>> {
 
     /// Tells whether importers get the object in VRAM or not at all.
     ///
-    /// An object that may live in system memory as well still moves there for want of room. It is
+    /// An object that may live in system memory as well is still moved there if VRAM is full. It is
     /// moved back when an importer maps or pins it, and if that is not possible the importer gets
-    /// an error. An object that never leaves VRAM is exported in this way whatever this returns. Of
-    /// an object that is never in VRAM importers get nothing if this is true. The answer must not
-    /// change.
+    /// an error. For an object that never leaves VRAM the result does not matter: it is always
+    /// exported in this way. If an object that is never in VRAM returns true, importers get
+    /// nothing. The result must not change.
     fn vram_or_fail(&self) -> bool {
         false
     }
 
-    /// Returns the arguments for an object that stands for a buffer of another device, [`None`] if
-    /// the driver does not import any.
+    /// Returns the arguments for an object that stands for a buffer of another device, or [`None`]
+    /// if the driver does not import any.
     fn import_args() -> Option<Self::Args> {
         None
     }
@@ -170,8 +171,8 @@ pub type Exports<'a, T> = dma_buf::Exports<'a, GemExport<T>>;
 
 /// Makes an empty list of exported buffers for the driver of `pdev`, whose BAR `bar` is VRAM.
 ///
-/// [`enable_p2pdma`](pci::Device::enable_p2pdma) comes before. The list belongs into the
-/// registration data of the DRM device, before whatever is needed to access VRAM, so that it is
+/// [`enable_p2pdma`](pci::Device::enable_p2pdma) must be called before. The list belongs into the
+/// registration data of the DRM device, before all that is needed to access VRAM, so that it is
 /// dropped first.
 ///
 /// # Errors

@@ -3,11 +3,11 @@
 //! Reservations that objects share.
 //!
 //! A [`SharedResv`] is the reservation of objects that are private to one user, most often an
-//! address space of the device: that locks all of them with one lock, and keeps their fences in
-//! one place. Such objects are not exported, because the importers of each would lock all others.
+//! address space of the device: one lock locks all of them, and their fences are in one place. Such
+//! objects are not exported, because an importer of one would lock all others.
 //!
-//! The reservation is that of a GEM object without memory, so that it is locked as that of any
-//! other.
+//! The reservation belongs to a GEM object without memory, so it is locked like that of any other
+//! GEM object.
 //!
 //! C header: [`include/drm/drm_gem.h`](srctree/include/drm/drm_gem.h)
 
@@ -28,7 +28,7 @@ use core::{
     ptr::NonNull, //
 };
 
-/// A GEM object that has a reservation, and nothing else.
+/// A GEM object that has a reservation and no memory.
 ///
 /// # Invariants
 ///
@@ -48,7 +48,7 @@ impl ResvObject {
     ///
     /// Called by the DRM core when the last reference to an object of this class is gone.
     unsafe extern "C" fn free_callback(gem: *mut bindings::drm_gem_object) {
-        // SAFETY: By the type invariant the object is in a box, and nobody uses it any more.
+        // SAFETY: By the type invariant the object is in a box, and is not used any more.
         unsafe {
             bindings::drm_gem_object_release(gem);
             drop(KBox::<Self>::from_raw(gem.cast()));
@@ -76,17 +76,17 @@ impl IntoGEMObject for ResvObject {
     }
 }
 
-/// A reference to such an object, which does not keep its device.
+/// A reference to a [`ResvObject`], which does not keep its device.
 ///
 /// # Invariants
 ///
-/// The pointer is that of a valid [`ResvObject`], to which this has a reference.
+/// The pointer is that of a valid [`ResvObject`], and this value owns a reference to it.
 pub(super) struct ResvRef(NonNull<ResvObject>);
 
 // SAFETY: GEM objects may be used and released from any task.
 unsafe impl Send for ResvRef {}
 
-// SAFETY: As for `Send`: what can be done with a reference is synchronized by the C side.
+// SAFETY: As for `Send`: all uses of a reference are synchronized by the C side.
 unsafe impl Sync for ResvRef {}
 
 impl ResvRef {
@@ -104,7 +104,7 @@ impl ResvRef {
             (*gem).funcs = const { &ResvObject::FUNCS };
             bindings::drm_gem_private_object_init(dev, gem, 0);
         }
-        // INVARIANT: Initialized above, with one reference.
+        // INVARIANT: The object was initialized above, with one reference.
         // SAFETY: A box is not null.
         Ok(Self(unsafe { NonNull::new_unchecked(object) }))
     }
@@ -138,7 +138,7 @@ impl Deref for ResvRef {
 
 /// A reservation that objects of one device share.
 ///
-/// What uses it keeps it: [`gem::ttm::Object::new_in`](super::ttm::Object::new_in) and
+/// Its users keep it: [`gem::ttm::Object::new_in`](super::ttm::Object::new_in) and
 /// [`GpuVm::new`](drm::gpuvm::GpuVm::new). It need not be kept otherwise.
 ///
 /// # Examples
@@ -152,7 +152,7 @@ impl Deref for ResvRef {
 ///     prelude::*, //
 /// };
 ///
-/// /// Tells whether a new reservation is one with its clone, which it is.
+/// /// Tells whether a reservation is the same as that of its clone, which it is.
 /// fn is_one<D: drm::Driver>(dev: &drm::Device<D>) -> Result<bool> {
 ///     let resv = SharedResv::new(dev)?;
 ///     let same = resv.clone();
@@ -175,7 +175,7 @@ impl<D: drm::Driver> SharedResv<D> {
     /// `ENOMEM` if memory runs out.
     pub fn new(dev: &drm::Device<D>) -> Result<Self> {
         Ok(Self {
-            // SAFETY: Whoever has a reference keeps the device.
+            // SAFETY: Every value that has a reference keeps the device.
             object: unsafe { ResvRef::new(dev.as_raw()) }?,
             dev: dev.into(),
         })

@@ -1,27 +1,27 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! GEM objects that live where TTM puts them.
+//! GEM objects that TTM places and moves.
 //!
-//! An [`Object`] is made with a list of [`Place`]s and moves when TTM needs room. Whoever wants to
-//! look at where it is, move or pin it, reserves it first: [`Reserved`] is the proof that the
-//! reservation is held. [`Held`] is the view that it gives, and that the layers of the kernel
-//! crate have in callbacks, which are called with the reservation held.
+//! An [`Object`] is made with a list of [`Place`]s and moves when TTM needs room. Code that reads
+//! where it is, moves it or pins it reserves it first: [`Reserved`] is the proof that the
+//! reservation is held. [`Held`] is the view of a reserved object; layers of the kernel crate get
+//! it in callbacks, which are called with the reservation held.
 //!
 //! Processes map an object through its fake offset, write-combined where it is in VRAM; the kernel
-//! maps it for those who import its dma-buf. A mapping of a process is taken away when the object
-//! moves and made anew at the next access. An object does not move while the kernel maps it, nor
+//! maps it for importers of its dma-buf. When the object moves, mappings of processes are removed,
+//! and are made anew at the next access. An object does not move while the kernel maps it, nor
 //! while a process maps it for direct I/O ([`TtmObject::direct_io`]).
 //!
-//! What is pinned of an object in VRAM is accounted to the client that exported it: see
-//! [`PinAccount`].
+//! An object that is pinned in VRAM is charged to the client that exported it: see [`PinAccount`].
 //!
 //! An object may also stand for the buffer of another device, see [`Import`]. It has no memory here
-//! and cannot be moved or pinned; processes map what the exporter shows them.
+//! and cannot be moved or pinned; the exporter provides the mappings of processes.
 //!
-//! VRAM is out of reach while the device is suspended. Who is going to move an object to or from VRAM
-//! holds a [`pm::Awake`](crate::pm::Awake) from before it is reserved: with a reservation held the
-//! device is not resumed, as its driver may need that to suspend it. [`Object::new`],
-//! [`Device::exec`](drm::ttm::Device::exec) and [`copy`] see to it themselves.
+//! VRAM is out of reach while the device is suspended. A task that is going to move an object to or
+//! from VRAM takes a [`pm::Awake`](crate::pm::Awake) before it reserves the object: with a
+//! reservation held the device is not resumed, because its driver may need the reservation to
+//! suspend it. [`Object::new`], [`Device::exec`](drm::ttm::Device::exec) and [`copy`] do it
+//! themselves.
 //!
 //! For locks and lifetimes see [`drm::ttm`].
 //!
@@ -80,7 +80,7 @@
 //!
 //! struct Example;
 //!
-//! /// What exists while the driver is bound.
+//! /// Data that exists while the driver is bound.
 //! struct Vram<'a> {
 //!     exports: peer::Exports<'a, Bo>,
 //!     engine: CpuEngine<'a>,
@@ -152,7 +152,7 @@
 //!     }
 //! }
 //!
-//! /// What lives as long as the DRM device.
+//! /// Data of the DRM device; outlives the binding.
 //! #[pin_data]
 //! struct Data {
 //!     #[pin]
@@ -218,7 +218,7 @@
 //!         let drm = registration.device();
 //!         assert_eq!(drm.ttm.vram_free(), size);
 //!
-//!         // One object fills VRAM, and cannot leave it.
+//!         // One object fills VRAM, and cannot be evicted.
 //!         let ctx = &mut OpCtx::uninterruptible();
 //!         let new = |size, places: &[Place], ctx: &mut OpCtx, domain| {
 //!             gem::ttm::Object::<Bo>::new(drm, size, places, ctx, domain)
@@ -231,7 +231,7 @@
 //!             Some(ENOSPC)
 //!         );
 //!
-//!         // Another one has to live in system memory until the first one is gone.
+//!         // Another one lives in system memory until the first one is gone.
 //!         let bo = new(1, &[Place::VRAM, Place::TT], ctx, Domain::Either)?;
 //!         assert_eq!(bo.size(), PAGE_SIZE);
 //!         assert_eq!(bo.reserve(false)?.mem_type(), Some(MemType::Tt));
@@ -245,7 +245,7 @@
 //!             assert_eq!(drm.ttm.vram_free(), size - PAGE_SIZE as u64);
 //!         }
 //!
-//!         // It does not move while it is pinned, which is limited.
+//!         // A pinned object does not move, and pins are limited.
 //!         let pinned = bo.reserve(false)?.pin()?;
 //!         assert_eq!(drm.ttm.pinned(), PAGE_SIZE as u64);
 //!         assert_eq!(
@@ -257,14 +257,14 @@
 //!         drm.ttm.set_pin_limit(0);
 //!         assert_eq!(bo.reserve(false)?.pin().err(), Some(EDQUOT));
 //!
-//!         // Objects have numbers, by which they are found.
+//!         // Objects have numbers, by which they can be found.
 //!         let found = drm.ttm.object(bo.id()).ok_or(ENOENT)?;
 //!         assert!(core::ptr::eq(&*found, &*bo));
 //!         assert_eq!(found.residence(), Some(MemType::Vram));
 //!         drop(found);
 //!         assert!(drm.ttm.object(0).is_none());
 //!
-//!         // A new object in VRAM takes the room of one that may leave.
+//!         // A new object in VRAM evicts one that may live in system memory.
 //!         let all = new(size as usize, &[Place::VRAM], ctx, Domain::Vram)?;
 //!         assert_eq!(bo.reserve(false)?.mem_type(), Some(MemType::Tt));
 //!         assert_eq!(bo.residence(), Some(MemType::Tt));
@@ -272,7 +272,7 @@
 //!         drop(all);
 //!         assert!(drm.ttm.object(gone).is_none());
 //!
-//!         // If somebody has it reserved, that is waited for.
+//!         // The eviction waits for a task that has it reserved.
 //!         bo.reserve(false)?.validate(&[Place::VRAM], ctx)?;
 //!         let (other, held) = (bo.clone(), Arc::pin_init(Completion::new(), GFP_KERNEL)?);
 //!         let is_held = held.clone();
@@ -287,7 +287,7 @@
 //!         assert_eq!(bo.reserve(false)?.mem_type(), Some(MemType::Tt));
 //!         drop(all);
 //!
-//!         // What peers would map of an object: the pieces of the BAR, neighbours as one.
+//!         // The pieces of the BAR that peers map, with neighbours merged.
 //!         let provider = pdev.p2pdma_provider(2)?;
 //!         let page = PAGE_SIZE as u64;
 //!         let ranges = RangeList::in_bar(&provider, [(0, page), (page, page)])?;
@@ -298,7 +298,7 @@
 //!             Some(EINVAL)
 //!         );
 //!
-//!         // Nobody has attached to an object that is not exported.
+//!         // An object that is not exported has no importers.
 //!         assert_eq!(peer::attachments::<Bo>(&bo)?.len(), 0);
 //!
 //!         dev_info!(pdev, "VRAM is open to peers\n");
@@ -306,7 +306,7 @@
 //!     }
 //! }
 //!
-//! // Binds to each such device that has no driver, until it is dropped.
+//! // The driver binds to each such device that has no driver, until the value is dropped.
 //! let driver = KBox::pin_init(
 //!     driver::Registration::<pci::Adapter<Example>>::new(
 //!         c"drm_peer_example",
@@ -439,24 +439,26 @@ use core::{
 /// - `exported` is null or the dma-buf of the object; the reservation guards it, `pins`, `backup`
 ///   and `shown`.
 /// - While `pins.off_lru` is set the object is in VRAM, and one of the pins of `bo` is due to that.
-/// - An object with `import` is of the type `ttm_bo_type_sg` and shares the reservation of the buffer
-///   that it stands for. One with `shared` has the reservation of that, others one of their own.
+/// - An object with `import` is of the type `ttm_bo_type_sg` and shares the reservation of the
+///   buffer that it stands for. An object with `shared` has the reservation of that, others have
+///   their own.
 #[repr(C)]
 #[pin_data]
 pub struct Object<T: TtmObject> {
-    // First, and the GEM object is the first field of it.
+    // First; the GEM object is the first field of `bo`.
     bo: Opaque<bindings::ttm_buffer_object>,
     exported: UnsafeCell<*mut bindings::dma_buf>,
     pins: UnsafeCell<Pins>,
-    /// What was in VRAM when the device was suspended, if it loses that. The reservation guards it.
+    /// The content of VRAM that a suspended device loses. The reservation guards it.
     backup: UnsafeCell<Option<suspend::Backup>>,
-    /// A page table of the device may show it. Not used for an import, which has its own.
+    /// A page table of the device may show the object. Not used for an import, which has its own.
     shown: UnsafeCell<bool>,
     direct: Direct,
-    /// What `bo.resource` is, for those without the reservation: a `TTM_PL_*`, or `NO_PLACEMENT`.
+    /// A copy of the kind of `bo.resource`, for code without the reservation: a `TTM_PL_*`, or
+    /// `NO_PLACEMENT`.
     residence: Atomic<u32>,
     loss: Arc<drm::ttm::Loss>,
-    /// How many bytes of it were seen in VRAM then.
+    /// How many bytes of the object were seen in VRAM after the last move.
     seen: Atomic<u64>,
     // Both keep the reservation, which TTM uses until it calls `destroy_callback`.
     import: Option<Import>,
@@ -465,17 +467,17 @@ pub struct Object<T: TtmObject> {
     data: T,
 }
 
-/// Why an object is pinned, and on whose account.
+/// Why an object is pinned, and the account that is charged.
 struct Pins {
     /// One of the pins that TTM counts only keeps the object off the LRU list.
     off_lru: bool,
-    /// That of the client that exported it.
+    /// The account of the client that exported the object.
     exporter: Option<Arc<PinAccount>>,
-    /// That client itself.
+    /// The client that exported the object.
     client: Client,
-    /// The one that has been charged.
+    /// The account that has been charged.
     charged: Option<Arc<PinAccount>>,
-    /// What the group of the process that pinned it was charged, while anybody is.
+    /// The charge of the cgroup of the process that pinned the object, while it is charged.
     group: Option<Charge>,
 }
 
@@ -515,11 +517,11 @@ impl<T: TtmObject> Object<T> {
     /// # Errors
     ///
     /// - `EINVAL` if `size` is 0 or the memory of `dev` was not set up.
-    /// - `ENOSPC` if no place has room for it, or it has 16 TiB or more.
-    /// - `ENODEV` if it is to be in VRAM and the driver is not bound any more.
+    /// - `ENOSPC` if no place has room for the object, or it has 16 TiB or more.
+    /// - `ENODEV` if the object is to be in VRAM and the driver is not bound any more.
     /// - `ERESTARTSYS` if a signal arrived.
     /// - `ENOMEM` if memory runs out.
-    /// - Those of [`Awake::new`](crate::pm::Awake::new) if it may be in VRAM.
+    /// - Those of [`Awake::new`](crate::pm::Awake::new) if the object may be in VRAM.
     pub fn new(
         dev: &drm::Device<T::Driver>,
         size: usize,
@@ -554,7 +556,7 @@ impl<T: TtmObject> Object<T> {
         let first = places.without_eviction();
         let obj = Self::make(dev, size, &first, ctx, args, None, shared)?;
 
-        // To evict others, their reservations may have to be waited for, which takes a ticket.
+        // An eviction may have to wait for the reservations of other objects, which needs a ticket.
         let flags = if ctx.is_interruptible() {
             Flag::Interruptible.into()
         } else {
@@ -580,9 +582,9 @@ impl<T: TtmObject> Object<T> {
         Ok(obj)
     }
 
-    /// Makes an object of `size` bytes, which are whole pages, in one of `places`.
+    /// Makes an object of `size` bytes, a multiple of the page size, in one of `places`.
     ///
-    /// One with `import` has no pages and no VRAM.
+    /// An object with `import` has neither pages nor VRAM.
     fn make(
         dev: &drm::Device<T::Driver>,
         size: usize,
@@ -596,7 +598,8 @@ impl<T: TtmObject> Object<T> {
         let ttm = T::ttm(dev);
         let bdev = ttm.bdev(drm)?;
         let room = RBTreeNodeReservation::new(GFP_KERNEL)?;
-        // Who shares a reservation holds it while the object is made, and keeps what it is part of.
+        // The caller holds a shared reservation while the object is made; the object keeps its
+        // owner.
         let buf = import.as_ref().map(|import| ARef::from(import.dma_buf()));
         let kept = shared.clone();
 
@@ -626,7 +629,7 @@ impl<T: TtmObject> Object<T> {
 
         // SAFETY: The value is not moved. It belongs to its references from here on.
         let this = KBox::into_raw(unsafe { Pin::into_inner_unchecked(obj) });
-        // SAFETY: Just allocated.
+        // SAFETY: The value was just allocated.
         let bo = unsafe { (*this).bo.get() };
 
         let (bo_type, resv) = match &buf {
@@ -637,15 +640,15 @@ impl<T: TtmObject> Object<T> {
             ),
         };
         let resv = resv.map_or(ptr::null_mut(), |resv| {
-            // Unlocked by what unlocks the object below.
+            // The code that unlocks the object below unlocks it.
             core::mem::forget(resv.lock());
             resv.as_raw()
         });
 
         // SAFETY: The GEM object is zeroed. The device is valid, and `free_callback` puts the
         // reference. A reservation that is shared is held, and valid as long as the object, which
-        // keeps what it is part of. On failure TTM calls `destroy_callback`, for an import later, by
-        // a worker which takes the reservation.
+        // keeps its owner. On failure TTM calls `destroy_callback`, for an import later, by a
+        // worker which takes the reservation.
         unsafe {
             let gem = &raw mut (*bo).base;
 
@@ -674,7 +677,7 @@ impl<T: TtmObject> Object<T> {
             }
         }
 
-        // INVARIANT: Initialized, and the reference to the device was taken above.
+        // INVARIANT: The object was initialized above, with a reference to the device.
         // SAFETY: The value is valid, and the reference is its first.
         let obj: ARef<Self> = unsafe { ARef::from_raw(NonNull::new_unchecked(this)) };
         // SAFETY: The object was made with its reservation held.
@@ -715,30 +718,31 @@ impl<T: TtmObject> Object<T> {
         self.loss.id()
     }
 
-    /// Tells whether the content is lost. Of moves that are under way it tells nothing.
+    /// Tells whether the content is lost. Moves that are under way may still fail.
     #[inline]
     pub(crate) fn is_lost(&self) -> bool {
         self.loss.is_lost()
     }
 
-    /// Returns where the object was when somebody looked last, [`None`] if it had no memory.
+    /// Returns where the object was after its last move, or [`None`] if it had no memory.
     ///
-    /// For statistics: without the reservation, which this does not need, it may be elsewhere by
-    /// now.
+    /// For statistics: this does not need the reservation, without which the object may move at any
+    /// time.
     #[inline]
     pub fn residence(&self) -> Option<MemType> {
         MemType::from_raw(self.residence.load(Relaxed))
     }
 
-    /// As [`Self::residence`], how many bytes of it were in VRAM where the CPU and peers see them.
+    /// Returns how many bytes of the object were in VRAM where the CPU and peers see them, as
+    /// [`Self::residence`] does.
     #[inline]
     pub fn bytes_seen(&self) -> u64 {
         self.seen.load(Relaxed)
     }
 
-    /// Tells whether the object was in VRAM, and could be evicted, when somebody looked last.
+    /// Tells whether the object was in VRAM, and could be evicted, after its last move.
     pub(crate) fn may_leave_vram(&self) -> bool {
-        // SAFETY: The object is valid. The count is only looked at, and may change.
+        // SAFETY: The object is valid. The count is only read, and may change.
         let pins = unsafe { (&raw const (*self.bo()).pin_count).read_volatile() };
 
         self.residence() == Some(MemType::Vram) && self.domain() == Domain::Either && pins == 0
@@ -771,13 +775,13 @@ impl<T: TtmObject> Object<T> {
     /// `bo` must be an object of a device of `T`, valid for `'a`.
     pub(crate) unsafe fn from_bo<'a>(bo: *mut bindings::ttm_buffer_object) -> Option<&'a Self> {
         // A ghost is a bare copy of the C structure, with a destructor and no GEM device. The
-        // device of an object is set as long as it exists.
+        // device of an object is set as long as the object exists.
         // SAFETY: `bo` is valid.
         if unsafe { (*bo).base.dev }.is_null() {
             return None;
         }
 
-        // SAFETY: Not a ghost, hence an `Object<T>`.
+        // SAFETY: The object is not a ghost, hence it is an `Object<T>`.
         Some(unsafe { &*container_of!(Opaque::cast_from(bo), Self, bo) })
     }
 
@@ -785,7 +789,7 @@ impl<T: TtmObject> Object<T> {
         self.bo.get()
     }
 
-    /// Returns the memory that the object was made in, whatever [`TtmObject::ttm`] says by now.
+    /// Returns the memory that the object was made in, even if [`TtmObject::ttm`] has changed.
     pub(crate) fn ttm(&self) -> &drm::ttm::Device<T> {
         // SAFETY: By the type invariant the object is one of such a device, which is part of the
         // data of the DRM device, and so valid as long as the object.

@@ -2,9 +2,10 @@
 
 //! GEM objects that are made in VRAM and stay there.
 //!
-//! For drivers that do without [TTM](drm::ttm): an [`Object`] has its VRAM from an [`Allocator`] for as
-//! long as it lives. It is exported to peers as others are, by [`gem::peer`](super::peer), with
-//! reasons, counters, tracepoints and debugfs. An importer that cannot reach VRAM is refused.
+//! For drivers that do without [TTM](drm::ttm): an [`Object`] gets its VRAM from an [`Allocator`]
+//! for as long as it lives. It is exported to peers as other objects are, by
+//! [`gem::peer`](super::peer), with reasons, counters, tracepoints and debugfs. An importer that
+//! cannot reach VRAM is refused.
 //!
 //! Such an object is not mapped by processes or by the kernel. A driver that suspends its device has to
 //! keep the content of VRAM: nothing is moved, and peers keep the device awake.
@@ -102,8 +103,8 @@ pub trait VramObject:
     /// How page tables of the device show objects, if it has any: see
     /// [`mapping_hooks`](super::mappings::mapping_hooks).
     ///
-    /// Objects do not move, so that [`Object::ranges`] is what a page table shows until the device
-    /// is unplugged. Then there are the calls for each object, whether one shows it or not.
+    /// Objects do not move, so a page table shows [`Object::ranges`] until the device is unplugged.
+    /// Then the calls are made for each object, even if no page table shows it.
     const MAPPINGS: MappingHooks<Self> = MappingHooks::NONE;
 
     /// The windows through which peers see VRAM, for a device whose BAR does not show it at all
@@ -113,20 +114,20 @@ pub trait VramObject:
     /// Returns the VRAM of the device, which is a part of `data`.
     fn vram(data: &<Self::Driver as drm::Driver>::Data) -> &Device<Self>;
 
-    /// Makes VRAM that a new object gets zero. Others have used it before.
+    /// Clears VRAM that a new object gets. Other objects have used it before.
     ///
     /// Called while the driver is bound, with the device awake and no lock held. VRAM is zero when this
     /// returns.
     ///
     /// # Errors
     ///
-    /// The object is not made.
+    /// On an error the object is not made.
     fn clear<'a>(
         reg: &'a <Self::Driver as drm::Driver>::RegistrationData<'a>,
         vram: &Ranges,
     ) -> Result;
 
-    /// Makes what the CPU wrote to an object through the BAR visible to the device and to peers.
+    /// Makes writes of the CPU to an object through the BAR visible to the device and to peers.
     ///
     /// Called with the reservation of the object held, while the driver is bound and the device awake.
     fn flush<'a>(reg: &'a <Self::Driver as drm::Driver>::RegistrationData<'a>, vram: &Ranges);
@@ -134,11 +135,11 @@ pub trait VramObject:
 
 /// The VRAM of one DRM device, for objects that stay there.
 ///
-/// It belongs into the data of the DRM device ([`drm::Driver::Data`]). After the DRM device was made,
-/// [`Self::setup`] is called once; there are no objects before.
+/// It belongs into the data of the DRM device ([`drm::Driver::Data`]). [`Self::setup`] must be
+/// called once after the DRM device was made; there are no objects before.
 pub struct Device<T: VramObject>(Arc<Shared<T>>);
 
-/// What objects have of their device.
+/// The part of the device that objects refer to.
 struct Shared<T> {
     allocator: Arc<Allocator>,
     whose: SetOnce<Whose>,
@@ -148,7 +149,7 @@ struct Shared<T> {
     _p: PhantomData<fn(T)>,
 }
 
-/// What is known after [`Device::setup`].
+/// The facts that [`Device::setup`] sets.
 struct Whose {
     /// The address of the DRM device.
     drm: usize,
@@ -158,7 +159,7 @@ struct Whose {
 }
 
 impl<T: VramObject> Device<T> {
-    /// Makes the VRAM of a device, which is what `allocator` has.
+    /// Makes the VRAM of a device, from the memory of `allocator`.
     ///
     /// # Errors
     ///
@@ -177,17 +178,17 @@ impl<T: VramObject> Device<T> {
         )?))
     }
 
-    /// Says whose VRAM it is: that of `pdev`, whose BAR `bar` shows the first `visible` bytes of it.
+    /// Sets the owner of the VRAM: `pdev`, whose BAR `bar` shows the first `visible` bytes of it.
     ///
     /// `pdev` is the parent of the DRM device, or that of the auxiliary device which is its parent. It
     /// becomes the DMA device, is kept awake for peers, and is named to the tracepoints.
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if `pdev` is neither the parent of `drm` nor that one's, there is no such BAR,
-    ///   `visible` is more than it shows, or [`VramObject::vram`] does not return a part of the data of
-    ///   `drm`.
-    /// - `EBUSY` if that was done before.
+    /// - `EINVAL` if `pdev` is neither the parent of `drm` nor the parent of its parent, if there
+    ///   is no such BAR, if `visible` is more than it shows, or if [`VramObject::vram`] does not
+    ///   return a part of the data of `drm`.
+    /// - `EBUSY` if the owner is set already.
     pub fn setup(
         drm: &drm::UnregisteredDevice<T::Driver>,
         pdev: &pci::Device<device::Bound>,
@@ -219,19 +220,19 @@ impl<T: VramObject> Device<T> {
         Ok(())
     }
 
-    /// Returns how much of VRAM the CPU and peers see, in bytes: nothing before [`Self::setup`].
+    /// Returns how much of VRAM the CPU and peers see, in bytes: 0 before [`Self::setup`].
     #[inline]
     pub fn visible(&self) -> u64 {
         self.0.whose.as_ref().map_or(0, |whose| whose.visible)
     }
 
-    /// Returns who gives out VRAM.
+    /// Returns the allocator of VRAM.
     #[inline]
     pub fn allocator(&self) -> &Arc<Allocator> {
         &self.0.allocator
     }
 
-    /// Returns how those fared who wanted to access VRAM.
+    /// Returns the counters of what importers got.
     #[inline]
     pub fn peers(&self) -> &Counters {
         &self.0.counters
@@ -278,16 +279,16 @@ impl<T: VramObject> peer::Vram<Object<T>> for Device<T> {
 #[repr(C)]
 #[pin_data]
 pub struct Object<T: VramObject> {
-    // First: it is found by the address.
+    // First, because the object is found by its address.
     gem: Opaque<bindings::drm_gem_object>,
     exported: UnsafeCell<*mut bindings::dma_buf>,
-    /// The client that exported it.
+    /// The client that exported the object.
     client: UnsafeCell<Client>,
     id: u64,
     vram: Allocation,
     device: Device<T>,
     owner: ARef<device::Device>,
-    /// Peers see all of it.
+    /// Peers see all of the object.
     is_visible: bool,
     #[pin]
     data: T,
@@ -312,7 +313,7 @@ impl<T: VramObject> Object<T> {
 
     /// Makes an object of at least `size` bytes, rounded up to pages, that reads as zeroes.
     ///
-    /// It is where peers see it, if there is room.
+    /// The object is where peers see it, if there is room.
     ///
     /// # Errors
     ///
@@ -367,7 +368,7 @@ impl<T: VramObject> Object<T> {
 
         // SAFETY: The value is not moved. It belongs to its references from here on.
         let this = KBox::into_raw(unsafe { Pin::into_inner_unchecked(obj) });
-        // INVARIANT: Initialized, on the list, and with a reference to the device.
+        // INVARIANT: The object is initialized, on the list, and has a reference to the device.
         // SAFETY: The GEM object is zeroed and the device valid; `free_callback` puts the reference and
         // takes the object off the list. The reference to the object is its first.
         unsafe {
@@ -440,8 +441,8 @@ impl<T: VramObject> AllocImpl for Object<T> {
     };
 }
 
-// SAFETY: The cell `exported` is written by `set_exported()` only. The object never moves and has no
-// pages. Its VRAM goes with the last reference, of which a dma-buf has one, after the fences.
+// SAFETY: Only `set_exported()` writes the cell `exported`. The object never moves and has no
+// pages. Its VRAM is freed with the last reference, after the fences; the dma-buf has a reference.
 unsafe impl<T: VramObject> Backing for Object<T> {
     type Data = T;
     type Vram = Device<T>;
@@ -532,7 +533,7 @@ unsafe impl<T: VramObject> Backing for Object<T> {
         // SAFETY: The device is valid and of `T::Driver`.
         unsafe {
             while_registered::<T::Driver, _>((*object.obj.as_raw()).dev, |reg| {
-                // What was written before a device was suspended has arrived, and nothing was since.
+                // Writes before the device was suspended have arrived, and there were none since.
                 if let Some(_awake) = Awake::if_active(object.obj.owner()) {
                     T::flush(reg, object.obj.ranges());
                 }
@@ -586,14 +587,15 @@ unsafe fn unplugging_callback<T: VramObject>(dev: *mut bindings::drm_device) {
 ///
 /// Called by the DRM core when the last reference to an object of this class is gone.
 unsafe extern "C" fn free_callback<T: VramObject>(gem: *mut bindings::drm_gem_object) {
-    // SAFETY: The object is an `Object<T>` in a box. By the type invariant it has a reference to the
-    // device, and is on the list; from there on nobody gets a reference any more.
+    // SAFETY: The object is an `Object<T>` in a box. By the type invariant it has a reference to
+    // the device, and is on the list; once it is off the list no task can get a reference.
     unsafe {
         let dev = (*gem).dev;
         let obj: &Object<T> = IntoGEMObject::from_raw(gem);
 
         obj.device.0.objects.lock().remove(obj.id);
-        // Others get the VRAM, which work of the driver may still use. Without signals it does not fail.
+        // Work of the driver may still use the VRAM, which is reused after this. The wait is not
+        // interruptible, so it does not fail.
         let _ = DmaResv::from_raw((*gem).resv).wait(Usage::Bookkeep, false);
         bindings::drm_gem_object_release(gem);
         drop(KBox::from_raw(
@@ -603,7 +605,7 @@ unsafe extern "C" fn free_callback<T: VramObject>(gem: *mut bindings::drm_gem_ob
     }
 }
 
-/// Exports an object as the DRM core does, and takes note of the client.
+/// Exports an object as the DRM core does, and records the client.
 ///
 /// # Safety
 ///

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! What the policy asks the provider of memory.
+//! The interface by which the policy asks a class of objects about its memory.
 
 use super::{
     trace::Subject,
@@ -48,11 +48,11 @@ pub(super) type DataOf<T> = <DriverOf<T> as drm::Driver>::Data;
 /// Where [`Backing::bring`] is to move an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Want {
-    /// To where peers see it in VRAM, or can see it through a window of the
+    /// To VRAM that peers see, or can see through a window of the
     /// [aperture](crate::drm::vram::Aperture).
     Vram,
-    /// To where peers see it in VRAM, for which others may have to leave. If it is in system memory,
-    /// and VRAM is full of what cannot leave, it stays there.
+    /// To VRAM that peers see, for which other objects may be evicted. If the object is in system
+    /// memory, and VRAM is full of objects that cannot be evicted, it stays there.
     VramFirst,
     /// To system memory that devices may access.
     System,
@@ -69,9 +69,9 @@ pub enum Want {
 /// # Safety
 ///
 /// - [`Self::exported`] returns what [`Self::set_exported`] was given last, null at first.
-/// - Before an object in VRAM or its pages move, or go, the dma-buf that [`Self::exported`] returns is
-///   invalidated by `dma_buf_invalidate_mappings()`, with the reservation held, and the fences of the
-///   reservation are waited for.
+/// - Before an object in VRAM or its pages move or are freed, the dma-buf that [`Self::exported`]
+///   returns is invalidated by `dma_buf_invalidate_mappings()`, with the reservation held, and the
+///   fences of the reservation are waited for.
 /// - The pages that [`Self::pages`] returns are those of the object until then.
 ///
 /// [`gem::ttm::Object`]: crate::drm::gem::ttm::Object
@@ -103,51 +103,52 @@ pub unsafe trait Backing: BaseObject + AlwaysRefCounted + Send + Sync + 'static 
     /// Returns where the object may live, which does not change.
     fn domain(&self) -> Domain;
 
-    /// Returns where the object was when somebody looked last, [`None`] if it had no memory.
+    /// Returns where the object was after its last move, or [`None`] if it had no memory. Needs no
+    /// lock.
     fn residence(&self) -> Option<MemType>;
 
-    /// Returns where the object is, [`None`] if it has no memory yet.
+    /// Returns where the object is, or [`None`] if it has no memory yet.
     fn mem_type(object: &Held<'_, Self>) -> Option<MemType>;
 
     /// Returns how many bytes of the object are in VRAM where the CPU and peers see them.
     fn bytes_seen(object: &Held<'_, Self>) -> u64;
 
-    /// Returns the client that exported the object, [`Client::NONE`] if there is none, or if the
-    /// class takes no note of that.
+    /// Returns the client that exported the object, or [`Client::NONE`] if there is none, or if the
+    /// class does not record it.
     fn client(object: &Held<'_, Self>) -> Client {
         let _ = object;
         Client::NONE
     }
 
-    /// Tells whether the object may not move: it is pinned, or of a class that does not.
+    /// Tells whether the object cannot move: it is pinned, or its class never moves.
     fn is_pinned(object: &Held<'_, Self>) -> bool;
 
-    /// Tells whether peers see the object where it is in VRAM, or could see it after a move.
+    /// Tells whether peers see the object where it is in VRAM, or would see it after a move.
     fn can_be_seen(object: &Held<'_, Self>) -> bool;
 
     /// Tells whether the object is in VRAM where peers see it.
     fn is_seen(object: &Held<'_, Self>) -> bool;
 
-    /// Moves the object, which is not pinned. May sleep. `patient` says to try again where others are
-    /// in the way.
+    /// Moves the object, which is not pinned. May sleep. With `patient` it tries again while other
+    /// tasks hold objects that could be evicted.
     ///
     /// # Errors
     ///
-    /// - `EOPNOTSUPP` if it is of a class that does not move, or is imported.
+    /// - `EOPNOTSUPP` if the class does not move objects, or the object is imported.
     /// - `ENOSPC` if there is no room.
-    /// - `EBUSY` if work on it, or on what it would evict, takes too long.
+    /// - `EBUSY` if work on the object, or on an object that it would evict, takes too long.
     /// - `ERESTARTSYS` if a signal arrived and `interruptible` is set.
     /// - `ENODEV` if the driver is not bound any more, `ENOMEM` if memory runs out.
     fn bring(object: &mut Held<'_, Self>, want: Want, interruptible: bool, patient: bool)
         -> Result;
 
-    /// Takes note that the object is used.
+    /// Records that the object is used.
     fn touch(object: &Held<'_, Self>) {
         let _ = object;
     }
 
-    /// Accounts for the object, which is about to be pinned in VRAM. Does nothing if that was done. If
-    /// it is not pinned after all, [`Self::uncharge`] follows.
+    /// Charges for the object, which is about to be pinned in VRAM. Does nothing if it is charged
+    /// already. If it is not pinned after all, [`Self::uncharge`] follows.
     ///
     /// # Errors
     ///
@@ -157,7 +158,7 @@ pub unsafe trait Backing: BaseObject + AlwaysRefCounted + Send + Sync + 'static 
         Ok(())
     }
 
-    /// Undoes [`Self::charge`], if that was called and the object is not pinned.
+    /// Undoes [`Self::charge`], if the object is charged and not pinned.
     fn uncharge(object: &mut Held<'_, Self>) {
         let _ = object;
     }
@@ -173,7 +174,7 @@ pub unsafe trait Backing: BaseObject + AlwaysRefCounted + Send + Sync + 'static 
     /// Undoes [`Self::pin`].
     fn unpin(object: &mut Held<'_, Self>);
 
-    /// Returns where in VRAM an object is that is there.
+    /// Returns the ranges of VRAM of an object that is in VRAM.
     ///
     /// # Errors
     ///
@@ -204,7 +205,7 @@ pub unsafe trait Backing: BaseObject + AlwaysRefCounted + Send + Sync + 'static 
         Err(EINVAL)
     }
 
-    /// Makes what the CPU wrote to an object in VRAM visible to devices.
+    /// Makes writes of the CPU to an object in VRAM visible to devices.
     ///
     /// # Errors
     ///
@@ -214,7 +215,7 @@ pub unsafe trait Backing: BaseObject + AlwaysRefCounted + Send + Sync + 'static 
     /// Returns the dma-buf of the object, null if there is none.
     fn exported(object: &Held<'_, Self>) -> *mut bindings::dma_buf;
 
-    /// Remembers, or forgets, the dma-buf of the object.
+    /// Sets the dma-buf of the object, or clears it.
     ///
     /// # Safety
     ///
@@ -289,7 +290,7 @@ pub(in crate::drm::gem) fn with_reserved<O: Backing, R>(
     f(&mut Reserved::new(obj, interruptible)?.view())
 }
 
-/// Keeps the device awake whose memory VRAM is, which is out of reach otherwise.
+/// Takes a runtime PM guard of the device whose memory VRAM is, without which VRAM is out of reach.
 ///
 /// # Errors
 ///
@@ -298,7 +299,7 @@ pub(super) fn awake<O: Backing>(obj: &O) -> Result<Awake> {
     Awake::new(obj.owner())
 }
 
-/// As [`awake`] for a task that has a reservation, [`None`] if the device is not awake.
+/// As [`awake`], for a task that holds a reservation; [`None`] if the device is suspended.
 pub(super) fn awake_if_active<O: Backing>(obj: &O) -> Option<Awake> {
     Awake::if_active(obj.owner())
 }

@@ -8,7 +8,7 @@ use crate::sync::atomic::{
     Relaxed, //
 };
 
-/// What is counted.
+/// An event that is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// An importer attached and gets system memory.
@@ -19,12 +19,12 @@ pub enum Event {
     PinRefused,
     /// An importer got a mapping of system memory.
     MapSystem,
-    /// An importer was not given a mapping, of an object that it gets in VRAM or not at all.
+    /// An importer was not given a mapping of an object that importers get in VRAM or not at all.
     MapRefused,
 }
 
 impl Event {
-    /// All of them.
+    /// All events.
     pub const ALL: [Self; 5] = [
         Self::AttachSystem,
         Self::AttachRefused,
@@ -33,7 +33,7 @@ impl Event {
         Self::MapRefused,
     ];
 
-    /// Returns the name, as debugfs has it.
+    /// Returns the name, as in debugfs.
     pub const fn name(self) -> &'static str {
         match self {
             Self::AttachSystem => "attach-system",
@@ -45,7 +45,7 @@ impl Event {
     }
 }
 
-/// The counters of one device, an [`Event`] by its [`Reason`].
+/// The counters of one device: how often each [`Event`] happened, by its [`Reason`].
 ///
 /// # Examples
 ///
@@ -63,7 +63,7 @@ impl Event {
 /// assert_eq!(counters.get(Event::PinRefused, Reason::Quota), 2);
 /// assert_eq!(counters.get(Event::AttachRefused, Reason::Quota), 0);
 ///
-/// // Each counter is one of its own.
+/// // The counters are independent of each other.
 /// for event in Event::ALL {
 ///     for reason in Reason::ALL {
 ///         counters.count(event, reason);
@@ -81,7 +81,7 @@ impl Default for Counters {
 }
 
 impl Counters {
-    /// Nothing happened yet.
+    /// Makes the counters, which are 0.
     pub const fn new() -> Self {
         Self([const { [const { Atomic::new(0) }; Reason::ALL.len()] }; Event::ALL.len()])
     }
@@ -97,7 +97,7 @@ impl Counters {
     }
 
     fn at(&self, event: Event, reason: Reason) -> &Atomic<u64> {
-        // Not by the value, which has gaps.
+        // The values of the reasons have gaps, so they are no index.
         let column = match reason {
             Reason::None => 0,
             Reason::NoOptIn => 1,

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! The files by which an operator sees, and changes, what peers get.
+//! The files by which an operator reads, and limits, what peers get.
 //!
 //! A driver calls [`add_files`] in [`debugfs_init`](drm::Driver::debugfs_init). The files are:
 //!
-//! - `buffers`: a line for each object, and below it one for each importer: attached, or refused of
-//!   late. Of an object that is exported it names the dma-buf by its inode and its name, or that of
-//!   the client if it has none, and who exported it: the DRM client and the process, as they were
-//!   at the export. `visible` is how many bytes are in VRAM where the CPU sees them. An object is
-//!   an `orphan` if nobody has a handle or a file descriptor any more, so that its importers alone
-//!   keep it. Bytes of names that are not printable, and blanks, are shown as `\x20`,
+//! - `buffers`: a line for each object, and below it a line for each importer: attached, or refused
+//!   recently. For an object that is exported it names the dma-buf by its inode and its name, or
+//!   the name of the client if it has none, and its exporter: the DRM client and the process, as
+//!   they were at the export. `visible` is how many bytes are in VRAM where the CPU sees them. An
+//!   object is an `orphan` if there is no handle and no file descriptor any more, so that only its
+//!   importers keep it. Bytes of names that are not printable, and blanks, are shown as `\x20`,
 //! - `usage`: how much of the VRAM that the CPU sees is in use, how many objects are exported, how
 //!   many importers are attached to them, and how many of these to orphans,
 //! - `counters`: how often importers did not get peer-to-peer memory, by reason, and how often the
 //!   content of an object was moved,
-//! - `unrevocable`: what importers may have whose mappings cannot be revoked, and what they have
+//! - `unrevocable`: the policy for importers whose mappings cannot be revoked, and what they have
 //!   pinned; `accept`, `refuse` and a number of bytes, the limit, can be written.
 //!
 //! # Locking
@@ -101,7 +101,7 @@ impl<T: PeerObject> File for Buffers<T> {
     }
 }
 
-/// What is shown of an object beside its importers.
+/// The data that is shown of an object beside its importers.
 struct Shown {
     placement: &'static str,
     pinned: bool,
@@ -110,20 +110,19 @@ struct Shown {
     export: Option<Export>,
 }
 
-/// What is shown of an object that is exported.
+/// The data that is shown of an object that is exported.
 struct Export {
     client: Client,
     process: Process,
-    /// That of the dma-buf.
+    /// The name of the dma-buf.
     name: [u8; dma_buf::NAME_LEN],
-    /// Importers are all that keeps the dma-buf. Each has a reference of its own; one with more of
-    /// them, such as a DRM device with a handle, cannot be told from a file descriptor.
+    /// Only importers keep the dma-buf. Each has a reference of its own; a further reference of an
+    /// importer, such as that of a DRM device with a handle, cannot be told from a file descriptor.
     is_orphan: bool,
 }
 
 impl Export {
-    /// Returns what there is to show of the dma-buf of an object, to which `attached` importers are
-    /// attached.
+    /// Returns the data of the dma-buf of an object, to which `attached` importers are attached.
     fn of<T: PeerObject>(object: &Held<'_, Object<T>>, attached: usize) -> Option<Self> {
         let buf = Object::<T>::exported(object);
 
@@ -131,8 +130,8 @@ impl Export {
             return None;
         }
         // SAFETY: The object knows its dma-buf until that is released, which needs the reservation.
-        // No reference is taken, as there may be none left. It was exported by this layer, as that
-        // of an object of this class.
+        // No reference is taken, because there may be none left. This layer exported the dma-buf,
+        // for an object of this class.
         let (buf, export, handles) = unsafe {
             let buf = DmaBuf::from_raw(buf);
             let handles = &raw const (*object.object().as_raw()).handle_count;
@@ -157,7 +156,7 @@ impl Export {
     }
 }
 
-/// Looks at an object, and at who is attached to it and was refused.
+/// Collects the data of an object, and the list of its importers and of recent refusals.
 fn look<T: PeerObject>(obj: &Object<T>) -> Result<(Shown, KVec<AttachmentInfo>, u64)> {
     with_reserved(obj, true, |object| {
         let (list, inode) = listing_of::<T>(object)?;
@@ -299,7 +298,7 @@ fn show_importer(info: &AttachmentInfo, m: &SeqFile) {
     seq_print!(m, "\n");
 }
 
-/// A name as one word, without the NUL bytes that it is filled up with.
+/// A name as one word, without the NUL bytes at its end.
 struct Word<'a>(&'a [u8]);
 
 impl fmt::Display for Word<'_> {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! An exported object: what its importers attach to, pin and map.
+//! An exported object: the operations of its importers.
 //!
 //! # Locking
 //!
@@ -103,8 +103,8 @@ pub struct Attachment {
     pub(super) driver: Name,
     pub(super) outcome: Outcome,
     pub(super) opted_in: bool,
-    /// For a peer that cannot be revoked, or that gets nothing but VRAM: it can map at any time,
-    /// with the reservation held, when it is too late to resume the device.
+    /// A runtime PM guard, for a peer that cannot be revoked, or that gets nothing but VRAM: it can
+    /// map at any time with the reservation held, when it is too late to resume the device.
     awake: Option<Awake>,
 }
 
@@ -115,7 +115,7 @@ pub struct GemExport<T: PeerObject> {
     pub(super) dev: ARef<drm::Device<T::Driver>>,
     /// The address of the dma-buf, 0 until the object knows it.
     pub(super) buf: Atomic<usize>,
-    /// The number of its inode. The reservation guards it.
+    /// The inode number of the dma-buf. The reservation guards it.
     pub(super) inode: Atomic<u64>,
     /// The process that exported the object.
     pub(super) process: Process,
@@ -169,8 +169,8 @@ impl<T: PeerObject> GemExport<T> {
         }
     }
 
-    /// Returns what an importer gets where the object is now, which may be less than the outcome of
-    /// its attach.
+    /// Returns how an importer reaches the object where it is now, which may be worse than the
+    /// outcome of its attach.
     pub(super) fn outcome_now(
         &self,
         cx: &LockedBuffer<'_, Self>,
@@ -206,8 +206,8 @@ impl<T: PeerObject> GemExport<T> {
         }
     }
 
-    /// Collects what [`decide`] needs to know about an object and an importer, to which `route`
-    /// leads from the BAR of `provider`.
+    /// Collects the facts for [`decide`] about an object and an importer, to which `route` leads
+    /// from the BAR of `provider`.
     pub(super) fn facts(
         object: &Held<'_, Object<T>>,
         provider: &Provider<'_>,
@@ -250,12 +250,12 @@ impl<T: PeerObject> GemExport<T> {
         at.data().outcome.path.is_peer() && !at.is_revocable()
     }
 
-    /// Returns where the object is to be while all of its importers use it. `awake` says whether
-    /// the device is.
+    /// Returns where the object should be while all of its importers use it. `awake` says whether
+    /// the device is awake.
     ///
     /// # Errors
     ///
-    /// `EAGAIN` if it has to be in VRAM, and that is out of reach.
+    /// `EAGAIN` if it has to be in VRAM, and the device is suspended.
     fn wanted(&self, cx: &LockedBuffer<'_, Self>, awake: bool) -> Result<Want> {
         match self.obj.domain() {
             // Its peers keep the device awake, and there are no other importers to serve.
@@ -268,8 +268,9 @@ impl<T: PeerObject> GemExport<T> {
         }
     }
 
-    /// Tells whether importers have mapped the object in system memory for want of a window: if the
-    /// next one tried again, two of them could move it to and fro for ever.
+    /// Tells whether importers have mapped the object in system memory because the aperture was
+    /// full. If the next importer moved it to VRAM again, two of them could move it to and fro for
+    /// ever.
     fn lacks_window(&self, cx: &LockedBuffer<'_, Self>) -> bool {
         Object::<T>::HAS_WINDOWS
             && self.no_window.load(Relaxed)
@@ -292,8 +293,8 @@ impl<T: PeerObject> GemExport<T> {
         ret
     }
 
-    /// Tells whether the object is in VRAM and [`Self::wanted`] would have it there, which takes
-    /// less than to validate it.
+    /// Tells whether the object is in VRAM and [`Self::wanted`] would return VRAM. This is cheaper
+    /// than a validation.
     fn is_in_first_place(&self, cx: &LockedBuffer<'_, Self>) -> bool {
         let object = self.object(cx);
         let is_seen = if Object::<T>::HAS_WINDOWS {
@@ -312,7 +313,7 @@ impl<T: PeerObject> GemExport<T> {
         let mut object = self.object(cx);
         let ret = self.place_and_pin(cx, &mut object, at);
 
-        // The pin may have failed after it was charged.
+        // The pin may have failed after the object was charged.
         Object::<T>::uncharge(&mut object);
         ret
     }
@@ -343,7 +344,7 @@ impl<T: PeerObject> GemExport<T> {
                 Err(e) if e == ENOSPC && want == Want::VramFirst => {
                     Object::<T>::bring(object, Want::System, true, false)
                 }
-                // The work that has to be waited for takes too long. The core warns about `EBUSY`.
+                // Work that has to be waited for takes too long. The core warns about `EBUSY`.
                 Err(e) if e == EBUSY => Err(ETIMEDOUT),
                 ret => ret,
             }?;
@@ -372,7 +373,7 @@ impl<T: PeerObject> GemExport<T> {
         Ok(())
     }
 
-    /// Notes whether a peer gets system memory because the device is suspended.
+    /// Records whether a peer gets system memory because the device is suspended.
     fn note_place(&self, object: &Held<'_, Object<T>>, at: &Attached<'_, Self>, awake: bool) {
         if at.data().outcome.path.is_peer() {
             let in_vram = Object::<T>::mem_type(object) == Some(MemType::Vram);
@@ -384,7 +385,7 @@ impl<T: PeerObject> GemExport<T> {
     /// Pins the object, as [`Self::try_pin`]. The pin of an importer that cannot be revoked is
     /// charged to [`Holders`](super::Holders).
     ///
-    /// An error comes with its reason.
+    /// An error is returned with its reason.
     fn charge_and_pin(
         &self,
         cx: &LockedBuffer<'_, Self>,
@@ -415,12 +416,13 @@ impl<T: PeerObject> GemExport<T> {
             e if e == EOPNOTSUPP => (e, Reason::PinnedElsewhere),
             e if e == ENOSPC => (e, Reason::NoVram),
             e if e == EAGAIN => (e, Reason::Suspended),
-            // A signal, or no memory for other things.
+            // A signal, or no memory for other allocations.
             e => (e, Reason::None),
         })
     }
 
-    /// Maps the object for an importer, where it is or where it is to be for all of them.
+    /// Maps the object for an importer, where it is, or where it should be for all of its
+    /// importers.
     fn try_map<'r>(
         &self,
         cx: &LockedBuffer<'_, Self>,
@@ -428,7 +430,7 @@ impl<T: PeerObject> GemExport<T> {
         dir: DataDirection,
     ) -> Result<Mapping<'r>> {
         let mut object = self.object(cx);
-        // Before the device is suspended the driver moves what is exported, with the reservation
+        // Before the device is suspended, the driver moves exported objects with the reservation
         // held, which invalidates the mappings. Importers of objects that do not move keep the
         // device awake.
         let stays =
@@ -444,7 +446,7 @@ impl<T: PeerObject> GemExport<T> {
                 && want != Want::System
                 && Object::<T>::mem_type(&object) != Some(MemType::Vram)
             {
-                // It is the room in VRAM that is short.
+                // VRAM is full, not the aperture.
                 self.no_window.store(false, Relaxed);
             }
             self.note_place(&object, at, awake.is_some());
@@ -473,14 +475,14 @@ impl<T: PeerObject> GemExport<T> {
                 ranges => return at.map_mmio(|bound| Ok(*bound), &ranges?, dir),
             }
         }
-        // The object is pinned in system memory by the driver itself.
+        // The driver itself has pinned the object in system memory.
         if vram_or_fail::<T>(&self.obj) {
             return Err(EOPNOTSUPP);
         }
 
         let pages = Object::<T>::pages(&mut object)?;
         // SAFETY: The pages stay until the object moves, before which mappings are invalidated and
-        // fences are waited for, or is gone, which is after the last mapping.
+        // fences are waited for, or until it is freed, which is after the last mapping.
         unsafe { at.map_raw_pages(pages, dir) }
     }
 }
@@ -506,7 +508,7 @@ impl<T: PeerObject> Exporter for GemExport<T> {
     const OPS: &'static Ops<T> = T::OPS;
 
     fn prepare_attach(&self) -> Option<Result<Awake>> {
-        // A peer is going to map VRAM, which takes a device that is awake.
+        // A peer is going to map VRAM, which needs a device that is awake.
         (self.obj.domain() != Domain::System).then(|| awake(&*self.obj))
     }
 
@@ -576,7 +578,7 @@ impl<T: PeerObject> Exporter for GemExport<T> {
         Object::<T>::unpin(&mut object);
         if in_vram {
             // SAFETY: An object does not move while it is pinned, so it was in VRAM when this pin
-            // was made, which forgot an `Awake`.
+            // was made, which forgot a runtime PM guard.
             drop(unsafe { Awake::from_forgotten(self.obj.owner()) });
             if Self::is_holder(at) && self.held.fetch_sub(1, Relaxed) == 1 {
                 self.obj.vram().holders().uncharge(self.obj.size() as u64);
@@ -614,9 +616,9 @@ impl<T: PeerObject> Exporter for GemExport<T> {
     }
 
     fn begin_cpu_access(&self, cx: &LockedBuffer<'_, Self>, _dir: DataDirection) -> Result {
-        // The CPU does not cache VRAM. System memory is synchronized for the CPU also if that is
-        // going to write: it may write a part only, and the end synchronizes the whole for the
-        // devices.
+        // The CPU does not cache VRAM. System memory is synchronized for the CPU even if the CPU is
+        // going to write: it may write only a part, and the end of the access synchronizes the
+        // whole for the devices.
         for at in cx.attachments() {
             at.sync_for_cpu();
         }
@@ -659,12 +661,11 @@ impl<T: PeerObject> Exporter for GemExport<T> {
     }
 
     fn release(&self) {
-        // Without signals it does not fail.
+        // The wait is not interruptible, so it does not fail.
         let _ = with_reserved(&*self.obj, false, |object| {
-            // An object that knows another dma-buf, or none, is one whose export with this one has
-            // failed.
+            // If the object knows another dma-buf, or none, the export with this one has failed.
             if Object::<T>::exported(object).addr() == self.buf.load(Relaxed) {
-                // SAFETY: There is no dma-buf any more.
+                // SAFETY: The dma-buf does not exist any more.
                 unsafe { Object::<T>::set_exported(object, ptr::null_mut()) };
             }
             Ok(())

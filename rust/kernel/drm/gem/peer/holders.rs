@@ -2,9 +2,9 @@
 
 //! Importers that cannot be revoked.
 //!
-//! Most RDMA devices are such importers. They keep what they have pinned until the process that
-//! uses them is done: until then the driver cannot be unbound, nor the device be reset or
-//! unplugged. A device says by [`Unrevocable`] how much of its VRAM such importers may have.
+//! Most RDMA devices are such importers. They keep their pins until the process that uses them is
+//! done: until then the driver cannot be unbound, nor the device be reset or unplugged. A device
+//! sets by [`Unrevocable`] how much of its VRAM such importers may pin.
 
 use crate::{
     drm::vram::charge,
@@ -15,22 +15,22 @@ use crate::{
     }, //
 };
 
-/// How much of VRAM importers may have that cannot be revoked.
+/// How much VRAM importers that cannot be revoked may pin.
 ///
-/// An importer that may not have it gets system memory, or is refused if the object cannot live
+/// An importer that may not pin VRAM gets system memory, or is refused if the object cannot live
 /// there, with the reason [`NotRevocable`](super::Reason::NotRevocable).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unrevocable {
     /// All of it.
     Accept,
-    /// At most so many bytes of objects may be pinned at the same time. A pin that is over the
+    /// At most this many bytes of objects may be pinned at the same time. A pin that is over the
     /// limit fails with `EDQUOT`; the attach succeeds as for other importers.
     Limit(u64),
     /// None of it.
     Refuse,
 }
 
-/// The objects in VRAM that such importers have pinned, and the policy for them.
+/// The objects in VRAM that importers which cannot be revoked have pinned, and the policy for them.
 ///
 /// # Examples
 ///
@@ -67,7 +67,7 @@ impl Holders {
     const ACCEPT: u64 = u64::MAX;
     const REFUSE: u64 = u64::MAX - 1;
 
-    /// Nothing is pinned, and there is no limit.
+    /// Makes the value for a device: nothing is pinned, and there is no limit.
     pub const fn new() -> Self {
         Self {
             policy: Atomic::new(Self::ACCEPT),
@@ -100,15 +100,15 @@ impl Holders {
         self.held.load(Relaxed)
     }
 
-    /// Accounts for an object that is about to be pinned.
+    /// Charges for an object that is about to be pinned.
     ///
     /// # Errors
     ///
-    /// `EDQUOT` if that exceeds the limit.
+    /// `EDQUOT` if the object exceeds the limit.
     pub(super) fn charge(&self, bytes: u64) -> Result {
         let limit = match self.policy() {
             Unrevocable::Limit(limit) => limit,
-            // An importer that was attached before the policy changed.
+            // An importer that was attached before the policy changed is not limited.
             Unrevocable::Accept | Unrevocable::Refuse => u64::MAX,
         };
         charge(&self.held, bytes, limit)

@@ -65,10 +65,10 @@ pub mod flags {
 // CAST: It is small.
 pub const NAME_LEN: usize = uapi::DRM_PEER_NAME_LEN as usize;
 
-/// A name, cut to fit and filled up with NUL bytes.
+/// A name, truncated to fit and padded with NUL bytes.
 pub type Name = [u8; NAME_LEN];
 
-/// Cuts a name to fit.
+/// Truncates a name to fit.
 pub(super) fn cut(name: &CStr) -> Name {
     let mut buf = [0; NAME_LEN];
     let bytes = name.to_bytes();
@@ -83,11 +83,11 @@ pub(super) fn cut(name: &CStr) -> Name {
 pub struct AttachmentInfo {
     /// The name of the importing device.
     pub name: Name,
-    /// The name of the driver that the device had when it attached. Empty until it is set.
+    /// The name of the driver of the device when it attached. Empty until it is set.
     pub driver: Name,
-    /// When it was refused.
+    /// When the importer was refused, or [`None`] if it is attached.
     pub refused_at: Option<Instant<Monotonic>>,
-    /// What the importer got.
+    /// The outcome for the importer.
     pub outcome: Outcome,
     /// PCI hops to the importer; [`None`] where there is no route or the importer is not PCI.
     pub distance: Option<u32>,
@@ -126,7 +126,7 @@ impl AttachmentInfo {
         }
     }
 
-    /// Returns the distance in PCI hops, or -1 where there is no route, as the uAPI has it.
+    /// Returns the distance in PCI hops, or -1 where there is no route, as in the uAPI.
     pub fn hops(&self) -> i32 {
         self.distance
             .and_then(|hops| i32::try_from(hops).ok())
@@ -134,7 +134,7 @@ impl AttachmentInfo {
     }
 }
 
-/// How many refusals are kept for each object.
+/// The number of refusals that are kept for each object.
 pub const MAX_REFUSALS: usize = 8;
 
 /// The most recent refusals.
@@ -159,7 +159,7 @@ pub const MAX_REFUSALS: usize = 8;
 ///     refusals.push(AttachmentInfo::new(c"dev", outcome, Some(hops), 0));
 /// }
 ///
-/// // Ten were refused; the last eight are kept, oldest first.
+/// // Ten importers were refused; the last eight are kept, oldest first.
 /// assert_eq!(refusals.total(), 10);
 /// assert!(refusals.iter().map(|r| r.hops()).eq(2..10));
 /// assert_eq!(refusals.iter().count(), MAX_REFUSALS);
@@ -241,7 +241,7 @@ pub(super) fn listing_of<T: PeerObject>(
         return Ok((list, inode));
     };
     // SAFETY: The object knows its dma-buf until that is released, which needs the reservation. No
-    // reference is taken, as there may be none left.
+    // reference is taken, because there may be none left.
     let buf = unsafe { DmaBuf::from_raw(buf.as_ptr()) };
 
     let add = |export: &GemExport<T>, cx: &LockedBuffer<'_, GemExport<T>>| {
@@ -262,7 +262,8 @@ pub(super) fn listing_of<T: PeerObject>(
                 }
             }
 
-            // What it has mapped, or else what it could have.
+            // The outcome of the importer's mappings, or else the outcome that a mapping would
+            // have.
             let outcome = if at.maps() > 0 {
                 export.outcome_now(cx, &at)
             } else {
@@ -297,8 +298,7 @@ pub(super) fn listing_of<T: PeerObject>(
 pub(in crate::drm) unsafe fn window_of_importers<T: PeerObject>(
     buf: *mut bindings::dma_buf,
 ) -> Option<Arc<RangeList>> {
-    // SAFETY: The dma-buf is valid while its object knows it, and the reservation, which they
-    // share, is held.
+    // SAFETY: The dma-buf is valid while its object knows it, and their common reservation is held.
     let ret = unsafe {
         with_locked_exporter(
             DmaBuf::from_raw(buf),
@@ -306,6 +306,6 @@ pub(in crate::drm) unsafe fn window_of_importers<T: PeerObject>(
         )
     };
 
-    // Importers of a buffer that was revoked do not share what they have.
+    // The window of a buffer that was revoked is not shared.
     ret.ok().flatten()
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! The ioctls that drivers have in common: who is attached to an object, and who could.
+//! The ioctls that drivers have in common: lists of importers, and queries about possible
+//! importers.
 //!
 //! A driver gives them numbers in its own header, and puts them into its table with a line each:
 //!
@@ -59,13 +60,14 @@ type DataOf<'a, T> = <DriverOf<T> as drm::Driver>::RegistrationData<'a>;
 
 /// The size of a record in bytes.
 const RECORD: usize = size_of::<uapi::drm_peer_attachment>();
-/// The longest record that a caller may know.
+/// The longest record that a caller may pass.
 const RECORD_MAX: usize = 4096;
 
-// Records only grow.
+// Later versions only append to the record.
 const _: () = assert!(RECORD >= uapi::DRM_PEER_ATTACHMENT_SIZE_VER0 as usize);
 
-// SAFETY: There is no padding: names, numbers of 32 bits, and one of 64 bits at a multiple of 8.
+// SAFETY: The structure has no padding: names, numbers of 32 bits, and one of 64 bits at a multiple
+// of 8.
 unsafe impl AsBytes for uapi::drm_peer_attachment {}
 
 /// Returns `EINVAL` unless `ok`.
@@ -77,7 +79,8 @@ fn check(ok: bool) -> Result {
     }
 }
 
-/// Checks the size of the records of a caller, which may know more of them or less.
+/// Checks the record size of a caller, which may know a later version of the record or an earlier
+/// one.
 ///
 /// # Examples
 ///
@@ -122,7 +125,7 @@ impl From<&AttachmentInfo> for uapi::drm_peer_attachment {
 
 /// Writes as many records as there is room for, one every `entry` bytes.
 ///
-/// Neither generic nor inlined, so that drivers have no copy of it.
+/// Neither generic nor inlined, so that drivers have no copy of the function.
 #[inline(never)]
 fn write_records(
     list: &[AttachmentInfo],
@@ -148,8 +151,8 @@ fn write_records(
     Ok(())
 }
 
-/// Serves an ioctl with `struct drm_peer_attachments`: lists who is attached to an object, and who was
-/// refused.
+/// Serves an ioctl with `struct drm_peer_attachments`: lists the importers that are attached to an
+/// object, and those that were refused.
 ///
 /// # Errors
 ///
@@ -170,7 +173,7 @@ where
     };
 
     let obj = Object::<T>::lookup_handle(file, args.handle)?;
-    // The exporter of an import tells who else is attached to it.
+    // The other importers of an imported buffer are known to its exporter only.
     check(obj.imported().is_none())?;
     let (list, inode) = listing::<T>(&*obj)?;
 
@@ -190,7 +193,7 @@ impl From<Address> for uapi::drm_peer_address {
     }
 }
 
-/// Writes down what a route follows from.
+/// Fills in the facts that decide a route.
 ///
 /// # Examples
 ///
@@ -216,7 +219,7 @@ impl From<Address> for uapi::drm_peer_address {
 /// };
 /// let mut args = uapi::drm_peer_query::default();
 ///
-/// // Below one bridge, without anything in the way.
+/// // Both devices are below one bridge, without a redirection.
 /// let straight = Decision {
 ///     map_type: MapType::BUS_ADDR,
 ///     distance: Some(4),
@@ -229,7 +232,7 @@ impl From<Address> for uapi::drm_peer_address {
 /// assert_eq!((args.bridge.domain, args.bridge.bus, args.bridge.devfn), (1, 2, 8));
 /// assert_eq!((args.redirect.devfn, args.acs, args.host_vendor), (0, 0, 0));
 ///
-/// // With a port that redirects to a host bridge that is not on the list.
+/// // A port redirects to a host bridge that is not on the kernel's list.
 /// let redirected = Decision {
 ///     map_type: MapType::NOT_SUPPORTED,
 ///     distance: None,
@@ -285,7 +288,7 @@ pub fn explain(decision: &Decision, args: &mut uapi::drm_peer_query) {
     }
 }
 
-/// Serves an ioctl with `struct drm_peer_query`: tells what an importer would get.
+/// Serves an ioctl with `struct drm_peer_query`: returns what an importer would get.
 ///
 /// # Errors
 ///

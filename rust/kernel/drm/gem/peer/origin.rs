@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! Who exported a buffer: the client and the process, kept as they were at the export.
+//! The exporter of a buffer: its client and its process, as they were at the export.
 //!
-//! The process may be gone, or have given its file descriptors to others, while importers still use
-//! the buffer; an operator has to find out where it came from.
+//! The process may be gone, or have passed its file descriptors to others, while importers still
+//! use the buffer; an operator has to find out where the buffer came from.
 
 use super::{
     importers::cut,
@@ -32,12 +32,12 @@ use crate::{
 };
 use core::ptr::NonNull;
 
-/// A client, an open file of a DRM device, as it was when an object was exported.
+/// A client, an open file of a DRM device, at the time when an object was exported.
 #[derive(Clone, Copy)]
 pub struct Client {
-    /// The number of the client, as `drm-client-id` in fdinfo; 0 is none.
+    /// The number of the client, as `drm-client-id` in fdinfo; 0 if there is no client.
     pub id: u64,
-    /// The name that the client has given itself, as `drm-client-name` in fdinfo, cut to fit.
+    /// The name that the client has given itself, as `drm-client-name` in fdinfo, truncated to fit.
     pub name: Name,
 }
 
@@ -48,9 +48,9 @@ impl Client {
         name: [0; super::NAME_LEN],
     };
 
-    /// Returns the client that an open file is.
+    /// Returns the client of an open file.
     ///
-    /// Takes the mutex of the name of the client, and no lock while it has that.
+    /// Takes the mutex of the name of the client, and no other lock under it.
     pub fn of<F: DriverFile>(file: &drm::File<F>) -> Self {
         let file = file.as_raw();
 
@@ -79,9 +79,9 @@ impl Client {
 /// The process that exported a buffer, or mapped an object for direct I/O.
 #[derive(Clone, Copy)]
 pub(in crate::drm::gem) struct Process {
-    /// Its number, in the initial namespace.
+    /// The PID of the process, in the initial namespace.
     pub(in crate::drm::gem) pid: Pid,
-    /// Its name, the `comm` of its first thread, NUL terminated.
+    /// The `comm` of the first thread of the process, NUL terminated.
     pub(in crate::drm::gem) comm: [u8; COMM_LEN],
 }
 
@@ -93,8 +93,9 @@ impl Process {
     pub(in crate::drm::gem) fn current() -> Self {
         let task = current!();
         let leader = task.group_leader();
-        // SAFETY: The task is valid. The name may change meanwhile, which makes it a mixture of
-        // both names: as for `get_task_comm()` there is no lock, and the last byte is always NUL.
+        // SAFETY: The task is valid. The name may change meanwhile, so that the copy is a mixture
+        // of both names: as for `get_task_comm()` there is no lock, and the last byte is always
+        // NUL.
         let comm = unsafe { (&raw const (*leader.as_ptr()).comm).read_volatile() };
 
         Self {
@@ -104,11 +105,11 @@ impl Process {
     }
 }
 
-/// Exports the object behind a handle as `drm_gem_prime_handle_to_fd()` does. Before that `note`
-/// takes note of who exports it.
+/// Exports the object behind a handle as `drm_gem_prime_handle_to_fd()` does, after `note` has
+/// recorded the client on it.
 ///
-/// A handle that is closed meanwhile, and is that of another object then, is looked up again:
-/// nobody took note of who exports that object.
+/// If the handle is closed meanwhile and refers to another object then, the handle is looked up
+/// again, because `note` was not called for that object.
 ///
 /// # Safety
 ///
@@ -127,7 +128,7 @@ where
     O: IntoGEMObject + AlwaysRefCounted,
 {
     from_result(|| {
-        // The export is not undone for want of a file descriptor.
+        // The file descriptor is reserved first, because the export is not undone if there is none.
         let number = FileDescriptorReservation::get_unused_fd_flags(flags)?;
         // SAFETY: The file is open, and that of `D`.
         let client = unsafe { drm::File::from_raw(file) };
@@ -146,7 +147,7 @@ where
 
             note(client, &obj)?;
 
-            // SAFETY: As promised by the caller. The reference that it returns is taken over.
+            // SAFETY: As promised by the caller. The returned reference is taken over.
             let buf: ARef<DmaBuf> = unsafe {
                 let buf = bindings::drm_gem_prime_handle_to_dmabuf(dev, file, handle, flags);
 
@@ -155,7 +156,7 @@ where
             if is_buffer_of(&buf, &*obj) {
                 break buf;
             }
-            // Each round takes another object that the process puts behind the handle.
+            // In each round the process may have put another object behind the handle.
             if current!().signal_pending() {
                 return Err(ERESTARTSYS);
             }
@@ -167,13 +168,14 @@ where
     })
 }
 
-/// Tells whether a dma-buf is that of an object: the one that it was exported as, or imported from.
+/// Tells whether a dma-buf belongs to an object: the object was exported as it, or imported from
+/// it.
 fn is_buffer_of<O: IntoGEMObject>(buf: &DmaBuf, obj: &O) -> bool {
     let gem = obj.as_raw();
 
     // SAFETY: The object is valid. Its attachment does not change, and is valid as long as the
-    // object is. Its dma-buf may be forgotten meanwhile, because the last handle was closed: then
-    // the pointer, which is only compared, is null.
+    // object is. The object may forget its dma-buf meanwhile, because the last handle was closed:
+    // then the pointer, which is only compared, is null.
     unsafe {
         let attachment = (*gem).import_attach;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! What an importer gets: peer-to-peer memory, system memory or a refusal.
+//! The decision about an importer: peer-to-peer memory, system memory or a refusal.
 //!
 //! Pure functions of the [`Facts`] about the importer and the object.
 
@@ -17,12 +17,12 @@ use crate::{
     prelude::*, //
 };
 
-/// What [`decide`] says about an importer.
+/// The result of [`decide`] for an importer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outcome {
     /// How the importer reaches the object.
     pub path: Path,
-    /// Why it is not peer to peer.
+    /// Why the path is not peer to peer.
     pub reason: Reason,
 }
 
@@ -75,7 +75,7 @@ pub struct Facts {
     pub suspended: bool,
     /// The route between the importer and the memory.
     pub route: Route,
-    /// The object is, or can be moved to, where the BAR shows all of it.
+    /// The BAR shows all of the object, or would after a move of the object.
     pub inside_bar: bool,
     /// Where the object may live.
     pub domain: Domain,
@@ -91,7 +91,7 @@ pub struct Facts {
 
 /// Decides what an importer gets.
 ///
-/// A pure function, so that all combinations can be tested. Where several reasons apply, that of
+/// A pure function, so that all combinations can be tested. If several reasons apply, the reason of
 /// the route comes first, see [`Route::path`].
 ///
 /// # Examples
@@ -128,7 +128,7 @@ pub struct Facts {
 /// };
 /// assert_eq!(decide(&below_one_switch), Outcome::peer(Path::PeerBus));
 ///
-/// // Without a route it depends on where the object may live.
+/// // Without a route the outcome depends on where the object may live.
 /// let mut no_route = Facts {
 ///     route: Route {
 ///         map_type: MapType::NOT_SUPPORTED,
@@ -141,7 +141,7 @@ pub struct Facts {
 /// no_route.domain = Domain::Either;
 /// assert_eq!(decide(&no_route), Outcome::system(Reason::NoRoute));
 ///
-/// // And on how it may be exported.
+/// // It also depends on how the object may be exported.
 /// no_route.vram_or_fail = true;
 /// assert_eq!(decide(&no_route), Outcome::refused(Reason::NoRoute));
 /// ```

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! How the DRM core exports an object and imports a dma-buf.
+//! The PRIME callbacks: the DRM core exports an object and imports a dma-buf by them.
 //!
 //! C header: [`include/drm/drm_prime.h`](srctree/include/drm/drm_prime.h)
 
@@ -86,15 +86,15 @@ fn export<T: PeerObject>(obj: &Object<T>, flags: c_int) -> Result<ARef<DmaBuf>> 
         return Err(EPERM);
     }
 
-    // An object that is exported leaves VRAM when the device is suspended the next time, so that
-    // importers that cannot resume the device reach it. It does not leave while the device is
+    // An exported object is moved out of VRAM when the device is suspended the next time, so that
+    // importers, which cannot resume the device, reach it. It cannot be moved while the device is
     // suspended.
     let _awake = (obj.domain() != Domain::System)
         .then(|| awake(obj))
         .transpose();
 
-    // The DRM core keeps the dma-buf of an object that has handles. A dma-buf that is still used
-    // after the last handle was closed has to be imported again, and not exported.
+    // The DRM core keeps the dma-buf of an object that has handles. If a dma-buf is still used
+    // after the last handle was closed, it has to be imported again instead of exported.
     with_reserved(obj, true, |object| {
         if Object::<T>::exported(object).is_null() {
             Ok(())
@@ -104,7 +104,7 @@ fn export<T: PeerObject>(obj: &Object<T>, flags: c_int) -> Result<ARef<DmaBuf>> 
     })?;
 
     // SAFETY: The device of a valid object is valid. Only objects of registered devices have
-    // handles, and so are exported.
+    // handles, and only objects with handles are exported.
     let dev: &drm::Device<T::Driver, drm::Ioctl> = unsafe { drm::Device::from_raw((*raw).dev) };
     let guard = dev.registration_guard().ok_or(ENODEV)?;
     let normal: &drm::Device<T::Driver> = dev;
@@ -119,10 +119,9 @@ fn export<T: PeerObject>(obj: &Object<T>, flags: c_int) -> Result<ARef<DmaBuf>> 
 
     // An object that does not know its dma-buf would move without invalidating mappings, so this
     // must not depend on whether the table of `T` has one address.
-    // SAFETY: It was made above, of a `GemExport<T>`.
+    // SAFETY: The dma-buf was made above, of a `GemExport<T>`.
     let export = unsafe { assume_exporter_of::<GemExport<T>>(&buf) };
-    // SAFETY: There is a reference to the dma-buf, so its file is valid, and so is the inode of
-    // that.
+    // SAFETY: There is a reference to the dma-buf, so its file and the inode of the file are valid.
     let inode = unsafe { (*(*(*buf.as_raw()).file).f_inode).i_ino };
     with_reserved(obj, false, |object| {
         export.buf.store(buf.as_raw().addr(), Relaxed);
@@ -159,8 +158,8 @@ unsafe extern "C" fn import_callback<T: PeerObject>(
 
     // SAFETY: The device is valid. Only a registered device has files, and so imports.
     let dev: &drm::Device<T::Driver, drm::Ioctl> = unsafe { drm::Device::from_raw(dev) };
-    // SAFETY: The class of objects lets the core import with the device lock held, and a driver
-    // bound, if it imports at all.
+    // SAFETY: The class of objects lets the core import only with the device lock held, and a
+    // driver bound.
     match unsafe { Object::<T>::import(dev, dma_buf.into()) } {
         // The caller gets the reference.
         Ok(obj) => {
@@ -176,15 +175,15 @@ unsafe extern "C" fn import_callback<T: PeerObject>(
 /// How the device reaches a buffer that it imported, see [`import_info`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImportInfo {
-    /// What the exporter has decided, [`None`] if it is of another class, which cannot be asked.
+    /// The decision of the exporter, or [`None`] if it is of another class, which cannot be asked.
     pub outcome: Option<Outcome>,
-    /// How many entries the scatter table has.
+    /// The number of entries of the scatter table.
     pub segments: u32,
     /// How often the exporter invalidated the mapping.
     pub invalidations: u64,
 }
 
-/// Maps a buffer that was imported, unless it is mapped, and tells how the device reaches it.
+/// Maps a buffer that was imported, unless it is mapped, and returns how the device reaches it.
 ///
 /// Takes the reservation of the buffer.
 ///
@@ -201,7 +200,7 @@ pub fn import_info<T: PeerObject>(import: &Import) -> Result<ImportInfo> {
         Ok(ImportInfo {
             outcome: match outcome {
                 Ok(outcome) => Some(outcome),
-                // The buffer of another class.
+                // The buffer belongs to another class.
                 Err(e) if e == EINVAL => None,
                 Err(e) => return Err(e),
             },

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! What an importer would get if it attached.
+//! Queries: what an importer would get if it attached.
 //!
-//! The answer is that of [`decide`](super::decide) about the facts that an attach finds out, so that
-//! the attach then has the same outcome, unless something changes in between.
+//! The answer is that of [`decide`](super::decide) about the same facts that an attach collects, so
+//! the attach has the same outcome, unless something changes in between.
 //!
 //! # Locking
 //!
@@ -41,7 +41,7 @@ use crate::{
     prelude::*, //
 };
 
-/// The class of an importer: what decides about it besides where it is.
+/// The class of an importer: the facts that decide about it, except for its place in the machine.
 ///
 /// # Invariants
 ///
@@ -60,7 +60,7 @@ use crate::{
 ///     query::Class, //
 /// };
 ///
-/// // Statically, pinned as most RDMA devices, without peer-to-peer memory, and able to move.
+/// // A static importer, one that pins as most RDMA devices do, and one that follows moves.
 /// for class in [
 ///     0,
 ///     DYNAMIC | PEER2PEER,
@@ -73,7 +73,7 @@ use crate::{
 /// // A static importer has no callbacks, so its mapping cannot be invalidated.
 /// assert_eq!(Class::new(PEER2PEER), Err(EINVAL));
 /// assert_eq!(Class::new(REVOCABLE), Err(EINVAL));
-/// // What an attachment does with the buffer is not a class.
+/// // The pins and mappings of an attachment are not part of the class.
 /// assert_eq!(Class::new(DYNAMIC | MAPPED), Err(EINVAL));
 /// # Ok::<(), Error>(())
 /// ```
@@ -103,7 +103,7 @@ impl Class {
     }
 }
 
-/// An importer that attaches, or that may.
+/// An importer that attaches, or that may attach.
 #[derive(Clone, Copy)]
 pub struct Importer<'a> {
     device: &'a device::Device,
@@ -111,13 +111,13 @@ pub struct Importer<'a> {
 }
 
 impl<'a> Importer<'a> {
-    /// A device that may attach as an importer of a class.
+    /// Describes a device that may attach as an importer of a class.
     #[inline]
     pub const fn new(device: &'a device::Device, class: Class) -> Self {
         Self { device, class }
     }
 
-    /// The importer that attaches.
+    /// Describes the importer that attaches.
     pub(super) fn of(req: &'a AttachRequest<'_>) -> Self {
         let mut class = 0;
 
@@ -130,18 +130,18 @@ impl<'a> Importer<'a> {
                 class |= flag;
             }
         }
-        // INVARIANT: The dma-buf core takes the last two from the callbacks of the importer, which
-        // only a dynamic one has.
+        // INVARIANT: The dma-buf core derives the last two flags from the callbacks of the
+        // importer, which only a dynamic importer has.
         Self::new(req.device(), Class(class))
     }
 
-    /// Returns the [`flags`] of its class.
+    /// Returns the [`flags`] of the importer's class.
     #[inline]
     pub(super) const fn flags(&self) -> u32 {
         self.class.flags()
     }
 
-    /// Tells whether it cannot be revoked, and gets no VRAM because of that.
+    /// Tells whether the importer cannot be revoked, and gets no VRAM because of that.
     pub(super) fn is_unrevocable(&self, holders: &Holders) -> bool {
         self.flags() & flags::REVOCABLE == 0 && holders.policy() == Unrevocable::Refuse
     }
@@ -151,18 +151,18 @@ impl<'a> Importer<'a> {
     }
 }
 
-/// What an importer would get.
+/// The answer to a query.
 #[derive(Clone, Copy, Debug)]
 pub struct Answer {
-    /// What its attach would come to.
+    /// The outcome that an attach would have.
     pub outcome: Outcome,
     /// PCI hops to the importer; [`None`] where there is no route or the importer is not PCI.
     pub distance: Option<u32>,
-    /// What the route follows from; [`None`] if the importer is not PCI.
+    /// The facts that decide the route; [`None`] if the importer is not PCI.
     pub decision: Option<Decision>,
 }
 
-/// Tells what `importer` would get of `obj`, by the route from `provider`, its VRAM.
+/// Returns what `importer` would get of `obj`, by the route from `provider`, its VRAM.
 ///
 /// Resumes the device, if the object may be in VRAM, and takes the reservation of the object.
 ///
@@ -191,8 +191,8 @@ pub fn of_object<T: PeerObject>(
     })
 }
 
-/// Tells whether `importer` would get `vram` of the device `owner` at all: of an object that importers
-/// get there or not at all, that the BAR shows, and that nobody has pinned.
+/// Returns what `importer` would get of `vram` of the device `owner`, for an object that importers
+/// get in VRAM or not at all, that the BAR shows, and that is not pinned.
 ///
 /// Resumes the device.
 pub fn of_vram<T: PeerObject>(

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! How an importer reaches an object, and why not peer to peer: the names and numbers of
+//! How an importer reaches an object, and the reason why not peer to peer: the names and numbers of
 //! `drm_peer.h`.
 //!
 //! C header: [`include/uapi/drm/drm_peer.h`](srctree/include/uapi/drm/drm_peer.h)
@@ -34,7 +34,7 @@ impl Path {
         matches!(self, Self::PeerBus | Self::PeerHostBridge)
     }
 
-    /// Returns the name of the path, as debugfs and the tracepoints have it.
+    /// Returns the name of the path, as in debugfs and the tracepoints.
     pub const fn name(self) -> &'static str {
         match self {
             Self::PeerBus => "bus",
@@ -64,14 +64,14 @@ impl From<PeerPath> for Path {
 
 /// Why an importer does not get peer-to-peer memory, `enum drm_peer_reason`.
 ///
-/// The reasons from 1 to 5, and 9, lead to system memory where the object may live there, and to a
-/// refusal where it may not, and so does 10, but at a map. Those from 6 to 8 are about where the
-/// object is, and lead to system memory. The others refuse; an importer that could have
-/// peer-to-peer memory gets system memory if the object is pinned there.
+/// The reasons 1 to 5 and 9 lead to system memory if the object may live there, and else to a
+/// refusal. So does 10, but only at a map. The reasons 6 to 8 are about where the object is, and
+/// lead to system memory. The others refuse; an importer that could have peer-to-peer memory gets
+/// system memory if the object is pinned there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Reason {
-    /// It gets peer-to-peer memory.
+    /// The importer gets peer-to-peer memory.
     None = uapi::drm_peer_reason_DRM_PEER_REASON_NONE,
     /// The importer did not opt in to peer-to-peer memory; static importers never do.
     NoOptIn = uapi::drm_peer_reason_DRM_PEER_REASON_NO_OPT_IN,
@@ -89,8 +89,8 @@ pub enum Reason {
     NoVram = uapi::drm_peer_reason_DRM_PEER_REASON_NO_VRAM,
     /// The object was made to live in system memory.
     SystemOnly = uapi::drm_peer_reason_DRM_PEER_REASON_SYSTEM_ONLY,
-    /// The importer cannot be revoked, and the exporting device does not give its memory to such
-    /// importers, or no more of it.
+    /// The importer cannot be revoked, and the exporting device gives no VRAM, or no more VRAM, to
+    /// such importers.
     NotRevocable = uapi::drm_peer_reason_DRM_PEER_REASON_NOT_REVOCABLE,
     /// The aperture through which peers see VRAM is full of windows.
     NoWindow = uapi::drm_peer_reason_DRM_PEER_REASON_NO_WINDOW,
@@ -129,7 +129,7 @@ impl Reason {
         Self::Quota,
     ];
 
-    /// Returns the name of the reason, as debugfs and the tracepoints have it.
+    /// Returns the name of the reason, as in debugfs and the tracepoints.
     pub const fn name(self) -> &'static str {
         match self {
             Self::None => "none",

@@ -2,8 +2,8 @@
 
 //! The tracepoints of objects that peers access.
 //!
-//! The functions are neither generic nor inlined, so that what they are called from, which is
-//! instantiated in modules, needs no symbol of the tracepoints. One that is off costs a call.
+//! The functions are neither generic nor inlined, so that their callers, which are instantiated in
+//! modules, need no symbol of the tracepoints. A tracepoint that is off costs a call.
 //!
 //! C header: [`include/trace/events/drm_peer.h`](srctree/include/trace/events/drm_peer.h)
 
@@ -13,7 +13,7 @@ use crate::{
     prelude::*, //
 };
 
-/// No memory yet, in the place of a `TTM_PL_*`.
+/// The object has no memory yet; used in place of a `TTM_PL_*`.
 pub(crate) const NO_PLACEMENT: u32 = u32::MAX;
 
 /// The object of an event.
@@ -25,7 +25,7 @@ pub(crate) struct Subject<'a> {
     pub(crate) size: u64,
 }
 
-/// What an importer does.
+/// An operation of an importer.
 #[derive(Clone, Copy)]
 pub(crate) enum Act {
     Attach,
@@ -137,7 +137,7 @@ fn errno(ret: Result) -> c_int {
     }
 }
 
-/// Tells whether `act` is traced, which takes less than to collect the arguments of the tracepoint.
+/// Tells whether `act` is traced. This is cheaper than to collect the arguments of the tracepoint.
 #[inline(never)]
 pub(crate) fn is_on(act: Act) -> bool {
     macro_rules! is_on {
@@ -167,7 +167,8 @@ pub(crate) fn is_on(act: Act) -> bool {
     }
 }
 
-/// An importer does, or tries to do, `act`. `path` and `reason` are codes of the peer layer.
+/// Traces that an importer does, or tries to do, `act`. `path` and `reason` are codes of the peer
+/// layer.
 #[inline(never)]
 pub(crate) fn importer(
     act: Act,
@@ -194,7 +195,7 @@ pub(crate) fn importer(
     }
 }
 
-/// The mappings of an object that is in `placement`, a `TTM_PL_*`, are invalidated.
+/// Traces that the mappings of an object in `placement`, a `TTM_PL_*`, are invalidated.
 #[inline(never)]
 pub(crate) fn invalidate(subject: Subject<'_>, placement: u32) {
     let Subject { exporter, id, size } = subject;
@@ -203,7 +204,7 @@ pub(crate) fn invalidate(subject: Subject<'_>, placement: u32) {
     unsafe { raw::drm_peer_invalidate(exporter.as_raw(), id, size, placement) }
 }
 
-/// An object was moved, or stays where it is because of an error.
+/// Traces that an object was moved, or stays where it is because of an error.
 #[cfg(CONFIG_RUST_DRM_TTM)]
 #[inline(never)]
 pub(crate) fn moved(subject: Subject<'_>, from: u32, to: u32, evict: bool, ret: Result) {

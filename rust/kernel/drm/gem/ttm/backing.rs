@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! What the policy of exports asks of objects that TTM moves.
+//! The answers of objects that TTM moves to the questions of the export policy.
 
 use super::{
     Held,
@@ -46,8 +46,8 @@ use crate::{
     }, //
 };
 
-// SAFETY: The cell `exported` is written by `set_exported()` only. `move_object()` invalidates the
-// dma-buf and waits for the fences before an object leaves where it is, and pages stay until then.
+// SAFETY: Only `set_exported()` writes the cell `exported`. `move_object()` invalidates the dma-buf
+// and waits for the fences before an object moves, and pages stay until then.
 unsafe impl<T: TtmObject + PeerObject<Class = Object<T>>> Backing for Object<T> {
     type Data = T;
     type Vram = Device<T>;
@@ -110,7 +110,7 @@ unsafe impl<T: TtmObject + PeerObject<Class = Object<T>>> Backing for Object<T> 
     fn can_be_seen(object: &Held<'_, Self>) -> bool {
         match object.vram() {
             Some(vram) if object.is_pinned() => vram.is_below(object.visible()),
-            // It can be moved.
+            // The object can be moved.
             _ => {
                 let first = object.obj.ttm().allocator().start();
 
@@ -137,7 +137,7 @@ unsafe impl<T: TtmObject + PeerObject<Class = Object<T>>> Backing for Object<T> 
         } else {
             OpCtx::uninterruptible()
         };
-        // A window shows peers any part of VRAM.
+        // A window can show any part of VRAM to peers.
         let vram = if T::APERTURE.is_some() {
             Place::VRAM
         } else {
@@ -179,7 +179,7 @@ unsafe impl<T: TtmObject + PeerObject<Class = Object<T>>> Backing for Object<T> 
 
     #[inline]
     fn vram_ranges<'a>(object: &'a Held<'_, Self>) -> Result<&'a Ranges> {
-        // An importer does not look at the error of a fence.
+        // An importer does not check the error of a fence.
         object.settle_content()?;
         object.vram().ok_or(EINVAL)
     }

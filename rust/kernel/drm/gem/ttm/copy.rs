@@ -2,14 +2,14 @@
 
 //! Copies of bytes between objects.
 //!
-//! A copy is done by the engine of the device, after the copies of the same client that were asked
-//! for before. It depends on what is done with the objects: the writes to what is read, and all that
-//! is done with what is written, by this device or by others. The fence of the copy is then in both
-//! reservations, so objects that move, and other devices, wait for it.
+//! The engine of the device makes the copy, after the earlier copies of the same client. The copy
+//! depends on the writes to the source and on all work on the target, of this device and of others.
+//! The fence of the copy is then in both reservations, so moves of the objects, and other devices,
+//! wait for it.
 //!
-//! An engine that does DMA reaches the buffer of another device by the addresses at which that is
-//! mapped for the device, which are kept until the copy is done: for that the driver has
-//! [`Mappings`](crate::drm::gem::Mappings). For other engines it is mapped into the kernel.
+//! An engine that does DMA reaches the buffer of another device by the addresses at which it is
+//! mapped for the device. The mapping is kept until the copy is done, which needs the driver's
+//! [`Mappings`](crate::drm::gem::Mappings). For other engines the buffer is mapped into the kernel.
 //!
 //! # Locking
 //!
@@ -70,7 +70,7 @@ use crate::{
 };
 use core::ptr;
 
-/// The bytes of an object from `offset` on.
+/// The part of an object from `offset` on.
 pub struct Part<'a, T: TtmObject> {
     /// The object.
     pub object: &'a Object<T>,
@@ -93,8 +93,8 @@ impl<T: TtmObject> Part<'_, T> {
         }
     }
 
-    /// Tells whether both are parts of one memory: of one object, or of one buffer of another device
-    /// that was imported twice.
+    /// Tells whether both are parts of the same memory: of one object, or of one buffer of another
+    /// device that was imported twice.
     fn is_same_memory(&self, other: &Self) -> bool {
         let buffer = |part: &Self| {
             part.object
@@ -109,8 +109,8 @@ impl<T: TtmObject> Part<'_, T> {
     /// Whether engines reach the buffer of another device by DMA.
     const BY_DMA: bool = <T::Engine<'static> as Engine>::DMA && Object::<T>::CALLER.is_some();
 
-    /// Lets the CPU access the buffer of another device. `None` if the object is one of this device,
-    /// or the CPU is not what copies.
+    /// Lets the CPU access the buffer of another device. Returns `None` if the object belongs to
+    /// this device, or if the CPU does not make the copy.
     fn access(&self, dir: DataDirection) -> Result<Option<Arc<CpuAccess>>> {
         if Self::BY_DMA {
             return Ok(None);
@@ -121,7 +121,8 @@ impl<T: TtmObject> Part<'_, T> {
             .transpose()
     }
 
-    /// Returns where the object is. `locked` is the object, or one with the same reservation.
+    /// Returns the memory of the object. `locked` is the object, or an object with the same
+    /// reservation.
     fn side(
         &self,
         locked: &mut Held<'_, Object<T>>,
@@ -136,24 +137,24 @@ impl<T: TtmObject> Part<'_, T> {
             }
             (None, _) => (),
         }
-        // What is private may share a reservation with the other object.
+        // A private object may share a reservation with the other object.
         // SAFETY: The reservation of a valid object is valid.
         let resv = unsafe { DmaResv::from_raw((*self.object.as_raw()).resv) };
         if !locked.resv().is_for(resv) {
             return Err(EINVAL);
         }
-        // SAFETY: Its reservation is held, and nobody else uses it while `locked` is borrowed.
+        // SAFETY: Its reservation is held, and no other code uses it while `locked` is borrowed.
         let mut locked = unsafe { Held::assume(self.object) };
 
         if !matches!(locked.mem_type(), Some(MemType::Vram | MemType::Tt)) {
-            // It may have been swapped out.
+            // The object may have been swapped out.
             locked.validate(&[Place::TT], ctx)?;
         }
         locked.check_content()?;
         locked.touch();
         let bo = locked.bo();
         // SAFETY: The object is valid, and its reservation is held. It has a resource, and a `ttm`
-        // if that is system memory.
+        // if the resource is system memory.
         unsafe {
             if locked.mem_type() == Some(MemType::Tt) {
                 to_result(bindings::ttm_bo_populate(bo, &mut ctx.0))?;
@@ -162,7 +163,7 @@ impl<T: TtmObject> Part<'_, T> {
         }
     }
 
-    /// Returns what tells of a loss of the content, [`None`] if that is up to another device.
+    /// Returns the record of a loss of the content, or [`None`] if another device has the content.
     fn loss(&self) -> Option<Arc<Loss>> {
         let object = self.object;
 
@@ -172,22 +173,22 @@ impl<T: TtmObject> Part<'_, T> {
 
 /// Maps the buffer of another device for this one and for the kernel.
 ///
-/// The former is what a device needs that copies by itself, and has the exporter move the buffer to
-/// where it is reached; the latter keeps it there, as the CPU is what copies.
+/// The first mapping makes the exporter move the buffer to a place that this device reaches, as for
+/// a device that makes the copy itself; the second keeps it there, because the CPU makes the copy.
 fn vmapped(import: &Import, access: &Arc<CpuAccess>, resv: &mut LockedResv<'_>) -> Result<Side> {
     import.map(resv)?;
     VmappedImport::new(access.clone(), resv).map(Side::Mapped)
 }
 
-/// Copies `size` bytes for the kernel, and returns the fence that signals when they are there.
+/// Copies `size` bytes for the kernel, and returns the fence that signals when the copy is done.
 ///
-/// As [`copy_after`], but the copy is one of the jobs of the kernel, which go first and have no bound.
-/// What other devices do with the objects is waited for, with the reservations held, as it would hold
-/// up all moves.
+/// As [`copy_after`], but the copy is one of the kernel's jobs, which go first and whose number is
+/// not bounded. It waits for the work of other devices on the objects with the reservations held,
+/// because the copy would otherwise hold up all moves.
 ///
 /// # Errors
 ///
-/// Those of [`copy_after`], but for that of a queue.
+/// Those of [`copy_after`], except for that of a queue.
 ///
 /// # Examples
 ///
@@ -231,16 +232,16 @@ pub fn copy<T: TtmObject>(
     copy_for(dev, from, to, size, None, &[])
 }
 
-/// Copies `size` bytes for a client, once `after` have signalled, and returns the fence that signals
-/// when they are there.
+/// Copies `size` bytes for a client, once `after` have signalled, and returns the fence that
+/// signals when the copy is done.
 ///
 /// It does not wait for the fences: the copy depends on them, and on those in the reservations.
 /// `client` has the queue of the client, and the permit for one more copy.
 ///
-/// A copy by the CPU to the buffer of another device is an access by the CPU, and what ends it, so
-/// that devices see the bytes, takes the reservation: no fence can stand for that. Such a copy is done, and the
-/// access ended, when this returns. Its fence keeps the exporter from moving the buffer, and nobody
-/// who reads the buffer waits for it, as for other accesses by the CPU.
+/// A copy by the CPU to the buffer of another device is an access by the CPU. Ending the access, so
+/// that devices see the bytes, takes the reservation, and no fence can stand for that. So such a
+/// copy is done, and the access ended, when this returns. Its fence keeps the exporter from moving
+/// the buffer, and readers of the buffer do not wait for it, as for other accesses by the CPU.
 ///
 /// If it returns an error nothing was copied.
 ///
@@ -249,10 +250,10 @@ pub fn copy<T: TtmObject>(
 /// - `EINVAL` if `size` is 0, a part is not inside of its object, the parts overlap, an object is of
 ///   another device, or the exporter of an import has no mappings for the kernel.
 /// - `ENODEV` if the driver of an import's exporter, or this one, is not bound any more.
-/// - `EIO` if an object has lost its content, because a move of it failed. If that turns out later,
-///   the fence signals with it, and what is written loses its content, too.
+/// - `EIO` if an object has lost its content, because a move of it failed. If the loss is found
+///   later, the fence signals with `EIO`, and the target loses its content, too.
 /// - `ERESTARTSYS` or `EINTR` if a signal arrived.
-/// - `ENOMEM` if memory runs out, and what the exporter of an import says.
+/// - `ENOMEM` if memory runs out, and the errors of the exporter of an import.
 pub fn copy_after<T: TtmObject>(
     dev: &drm::Device<T::Driver, drm::Registered>,
     from: &Part<'_, T>,
@@ -280,7 +281,7 @@ fn copy_for<T: TtmObject>(
         return Err(EINVAL);
     }
 
-    // Without a reservation, and kept until there is none again.
+    // Taken without a reservation, and dropped when there is none again.
     let (copies, mut permit) = client.unzip();
     let reading = from.access(DataDirection::FromDevice)?;
     let writing = to.access(DataDirection::ToDevice)?;
@@ -288,13 +289,13 @@ fn copy_for<T: TtmObject>(
     let fence = ttm.exec(Flag::Interruptible | Flag::IgnoreDuplicates, |exec| {
         let ctx = &mut OpCtx::interruptible();
         let mut first = from.object.lock(exec)?.ok_or(EALREADY)?;
-        // `None` if both have one reservation.
+        // `None` if both objects have the same reservation.
         let mut second = to.object.lock(exec)?;
 
         let from_side = from.side(&mut first, reading.as_ref(), ctx)?;
         let to_side = to.side(second.as_mut().unwrap_or(&mut first), writing.as_ref(), ctx)?;
 
-        // No fence is added by others any more.
+        // No other task adds a fence any more.
         let mut read = first.resv();
         let mut written = second.as_mut().map(|second| second.resv());
         let read_conflicts = if written.is_some() {
@@ -334,10 +335,10 @@ fn copy_for<T: TtmObject>(
             .map(|written| written.reserve_fences(1))
             .transpose()?;
 
-        // `exec()` keeps the device awake until then.
+        // `exec()` keeps the device awake until this point.
         let awake = from.object.awake_if_active();
-        // SAFETY: The parts were checked. Pages stay until the fence signals, as it is added to the
-        // reservation of their object, or nobody has got the job.
+        // SAFETY: The parts were checked. Pages stay until the fence signals, because it is added
+        // to the reservation of their object, unless the submission fails.
         let blit = unsafe { Blit::new((from_side, from_at), (to_side, to_at), size) };
         let request = Request {
             work: Work::Copy(blit),
@@ -347,7 +348,8 @@ fn copy_for<T: TtmObject>(
             from: from.loss(),
             to: to.loss(),
         };
-        // The closure is called again if there was no room, which is before this.
+        // The closure is called again only if there was no room for a fence, which is found before
+        // this point.
         let client = match copies {
             Some(copies) => Some((copies, permit.take().ok_or(EAGAIN)?)),
             None => None,
@@ -381,8 +383,8 @@ fn finish_write<R: RingOps>(fence: &Fence, copies: Option<&CopyQueue<R>>) -> Res
             return Err(e);
         }
     }
-    // Once it has begun it depends on the engine alone, and must not fail any more. Without signals
-    // the wait does not fail.
+    // Once the copy has begun it depends on the engine alone, and must not fail any more. The wait
+    // is not interruptible, so it does not fail.
     let _ = fence.wait(false);
     Ok(())
 }

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! The files by which an operator moves objects, and limits what may be pinned.
+//! The files by which an operator moves objects, and limits pins.
 //!
 //! A driver calls [`add_files`] in [`debugfs_init`](drm::Driver::debugfs_init). The files are:
 //!
 //! - `pin_limit`: how many bytes of VRAM may be pinned; can be written,
-//! - `client_pin_limit`: how many of these on the account of one client; can be written,
+//! - `client_pin_limit`: how many of these bytes may be charged to one client; can be written,
 //! - `move`: moves objects when it is written to,
 //! - `jobs`: how many objects have lost their content because a job failed, how many jobs the CPU
-//!   did instead of an engine, and how many bytes of VRAM are in quarantine, and of system memory
-//!   mapped for the engines.
+//!   made instead of an engine, how many bytes of VRAM are in quarantine, and how many bytes of
+//!   system memory are mapped for the engines.
 //!
 //! # Locking
 //!
@@ -110,7 +110,8 @@ impl<T: TtmObject> File for Move<T> {
 
     const NAME: &'static CStr = c"move";
 
-    /// `<id> vram` and `<id> system` move one object, and `evict` moves all that can leave VRAM.
+    /// `<id> vram` and `<id> system` move one object, and `evict` moves all objects that can leave
+    /// VRAM.
     ///
     /// `ENOENT` if there is no such object, `EBUSY` if it is pinned, `EINVAL` if it may not live
     /// there, `ENOSPC` if there is no room.
@@ -123,7 +124,7 @@ impl<T: TtmObject> File for Move<T> {
             while let Some(obj) = ttm.object_from(next) {
                 next = obj.id() + 1;
                 match force(&obj, MemType::Tt) {
-                    // Pinned, or to stay in VRAM.
+                    // The object is pinned, or has to stay in VRAM.
                     Err(e) if e == EBUSY || e == EINVAL => (),
                     ret => ret?,
                 }

@@ -6,17 +6,17 @@
 //! BAR with struct pages maps objects for which [`TtmObject::direct_io`] is true with these pages,
 //! so that a read or write with `O_DIRECT` lets the disk access VRAM, where there is a route.
 //!
-//! From the first such mapping of an object until the last one is gone, and nobody has a reference
-//! to one of its pages any more, the object is pinned in VRAM, and charged for as what is pinned. So
-//! a page that others have a reference to is neither moved nor used again, and a fault has nothing to
-//! wait for: what it inserts does not change.
+//! An object is pinned in VRAM, and charged as a pin, from its first such mapping until the last
+//! mapping is gone and there is no reference to any of its pages any more. So a page that has a
+//! reference is neither moved nor used again, and a fault has nothing to wait for: the page that it
+//! inserts does not change.
 //!
 //! An object that is unmapped while a disk still accesses it lingers: it keeps its VRAM, with a
-//! reference to itself, until a worker finds that the references are gone (see `limbo.rs`). An unplug
-//! takes the mappings away, and then waits for the references, because the pages go with the binding
-//! of the driver. It holds no lock meanwhile: a task that has referenced the first pages of a buffer
-//! may be about to fault the next ones in. A request that the disk has not begun fails then, so that
-//! none waits for something that does not come.
+//! reference to itself, until a worker finds that the references are gone (see `limbo.rs`). An
+//! unplug removes the mappings, and then waits for the references, because the pages are freed when
+//! the driver is unbound. It holds no lock meanwhile: a task that has references to the first pages
+//! of a buffer may be about to fault the next ones in. A request that the disk has not begun then
+//! fails, so that no task waits for a page that never becomes available.
 //!
 //! # Locking
 //!
@@ -84,20 +84,21 @@ use core::{
     ptr::NonNull, //
 };
 
-/// How many pages one fault maps at most.
+/// The maximal number of pages that one fault maps.
 const FAULT_AROUND: usize = 16;
-/// How often an unplug looks whether references are gone.
+/// How often an unplug checks whether references are gone.
 const PAUSE: Delta = Delta::from_millis(10);
-/// After how many milliseconds it says once more for whom it waits, and how often then.
+/// After how many milliseconds an unplug first reports the object that it waits for, and the
+/// maximal time between two reports.
 const REMIND_MS: i64 = 1000;
 const REMIND_MAX_MS: i64 = 10_000;
 
-/// How an object is mapped for direct I/O.
+/// The state of an object that can be mapped for direct I/O.
 ///
 /// # Invariants
 ///
-/// - The reservation of the object guards `mapped`. It does not change while there are areas and the
-///   device is registered, for those who keep either from changing.
+/// - The reservation of the object guards `mapped`. It does not change while there are areas and
+///   the device is registered, so code that ensures both can read it without the reservation.
 /// - While `lingers` is set the object has a reference to itself.
 pub(super) struct Direct {
     /// How many areas of processes there are.
@@ -106,13 +107,13 @@ pub(super) struct Direct {
     mapped: UnsafeCell<Option<Mapped>>,
 }
 
-/// What an object is while it is mapped, or lingers. It is pinned.
+/// The state of an object while it is mapped, or lingers. The object is pinned.
 struct Mapped {
-    /// [`None`] once the device is unplugged, and nobody has a reference.
+    /// [`None`] once the device is unplugged, and no page has a reference.
     live: Option<Live>,
-    /// A disk does not wake the device.
+    /// A runtime PM guard, because an access by a disk does not resume the device.
     awake: Option<Awake>,
-    /// The process that has mapped it first.
+    /// The process that mapped the object first.
     process: Process,
 }
 
@@ -127,7 +128,8 @@ impl Direct {
 }
 
 impl<T: TtmObject> Object<T> {
-    /// Makes what looks at objects that linger, if this may be one. Called with no lock held.
+    /// Sets up the worker that checks objects which linger, if this object may be one. Called with
+    /// no lock held.
     ///
     /// # Errors
     ///
@@ -159,20 +161,21 @@ impl<T: TtmObject> Object<T> {
     /// - `EOPNOTSUPP` if the device has no struct pages.
     /// - `ENODEV` if it is not registered.
     /// - `EDQUOT` if no more VRAM may be pinned.
-    /// - `EBUSY` if it is pinned where it has no pages.
+    /// - `EBUSY` if the object is pinned where it has no pages.
     /// - Those of [`Held::validate`].
     ///
     /// # Safety
     ///
-    /// `vma` must be the area of an `mmap()` of a file of the device that is under way, and there must
-    /// be a reference to the object that the caller puts on an error, and the area has otherwise.
+    /// `vma` must be the area of an `mmap()` of a file of the device that is under way. The caller
+    /// must have a reference to the object, which it puts on an error, and which the area owns
+    /// otherwise.
     pub(super) unsafe fn map_direct(&self, vma: *mut bindings::vm_area_struct) -> Result {
         // SAFETY: As promised by the caller.
         let area = unsafe { VmaNew::from_raw(vma) };
         if area.flags() & (flags::SHARED | flags::MAYWRITE) == flags::MAYWRITE {
             return Err(EINVAL);
         }
-        // SAFETY: It is an open file of the driver of `T`.
+        // SAFETY: The file is an open file of the driver of `T`.
         let client: &ClientOf<T> =
             unsafe { drm::File::from_raw((*(*vma).vm_file).private_data.cast()) };
 
@@ -192,7 +195,7 @@ impl<T: TtmObject> Object<T> {
         Ok(())
     }
 
-    /// Inserts the page that a fault asks for, and some that follow it.
+    /// Inserts the page that a fault asks for, and some pages that follow it.
     ///
     /// # Safety
     ///
@@ -203,7 +206,7 @@ impl<T: TtmObject> Object<T> {
         vmf: *mut bindings::vm_fault,
         pages: &BarPages<'_>,
     ) -> bindings::vm_fault_t {
-        // SAFETY: There is an area, and the device is registered, so that it does not change.
+        // SAFETY: There is an area, and the device is registered, so the cell does not change.
         let live = unsafe { (*self.direct.mapped.get()).as_ref() }.and_then(|it| it.live.as_ref());
         // SAFETY: The fault, its area and the object are valid.
         let (vma, first, address, flags) = unsafe {
@@ -241,8 +244,8 @@ impl<T: TtmObject> Object<T> {
             let Some(next) = page(first + index) else {
                 break;
             };
-            // SAFETY: The area has `VM_MIXEDMAP` and the address, and the page has a count. What
-            // cannot be inserted now is when it is accessed.
+            // SAFETY: The area has `VM_MIXEDMAP` and the address, and the page has a count. A page
+            // that cannot be inserted now is inserted when it is accessed.
             let _ = unsafe { bindings::vm_insert_page(vma, at, next) };
         }
         ret
@@ -250,21 +253,21 @@ impl<T: TtmObject> Object<T> {
 }
 
 impl<T: TtmObject> Held<'_, Object<T>> {
-    /// Returns the cell, to write to it. Faults read it without the reservation, as long as there are
-    /// areas and the device is registered: then nobody writes.
+    /// Returns the cell, to write to it. Faults read it without the reservation, as long as there
+    /// are areas and the device is registered: then no code writes to it.
     fn mapped(&mut self) -> &mut Option<Mapped> {
-        // SAFETY: The reservation, which guards the cell, is held; whoever reads it without that keeps
-        // it from being written to, by the type invariant.
+        // SAFETY: The reservation, which guards the cell, is held; a reader without the reservation
+        // prevents writes, by the type invariant.
         unsafe { &mut *self.obj.direct.mapped.get() }
     }
 
-    /// As [`Self::mapped`], while faults may read it as well.
+    /// As [`Self::mapped`], to read the cell while faults may read it as well.
     fn as_mapped(&self) -> Option<&Mapped> {
-        // SAFETY: The reservation, with which it is written to, is held.
+        // SAFETY: Writers hold the reservation, which is held here.
         unsafe { (*self.obj.direct.mapped.get()).as_ref() }
     }
 
-    /// Takes note of one more area, and makes the pages of the object live for the first one.
+    /// Counts one more area, and makes the pages of the object live for the first one.
     fn begin_direct(&mut self, awake: Awake, client: &ClientOf<T>) -> Result {
         // SAFETY: The device of an object is valid and of `T::Driver`.
         unsafe {
@@ -278,7 +281,8 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         if T::APERTURE.is_some() {
             return Err(EOPNOTSUPP);
         }
-        // What the driver says is not to be trusted: others would get pages that are not free.
+        // The driver's pages are checked: with a wrong start, processes would get pages that are
+        // not free.
         if pages.start() != self.ttm().vram_start() {
             return Err(EINVAL);
         }
@@ -288,7 +292,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
                 return Err(EBUSY);
             }
 
-            // Before anybody is evicted.
+            // Charged before other objects are evicted.
             self.charge_to(T::pins(client).cloned())?;
             let live = self
                 .go_live(pages)
@@ -311,7 +315,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
 
         self.validate_patiently(&[place], &mut OpCtx::interruptible())
             .map_err(|e| if e == EINVAL { EBUSY } else { e })?;
-        // Waits for what is on its way there.
+        // This waits for moves of the object to that place.
         self.pin_raw()?;
 
         let idle = match self.vram() {
@@ -329,8 +333,8 @@ impl<T: TtmObject> Held<'_, Object<T>> {
             .inspect_err(|_| self.unpin_raw())
     }
 
-    /// Ends what the first area has begun, if there is none any more. An object whose pages are
-    /// referenced lingers.
+    /// Undoes what the first area has set up, if there is no area any more. An object whose pages
+    /// have references lingers.
     fn end_direct(&mut self) {
         if self.obj.direct.areas.load(Relaxed) != 0 {
             return;
@@ -366,7 +370,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         self.forget_direct();
     }
 
-    /// Takes back what [`Self::go_live`] did. The pages are idle.
+    /// Undoes [`Self::go_live`]. The pages are idle.
     fn forget_direct(&mut self) {
         let mapped = self.mapped().take();
 
@@ -379,13 +383,13 @@ impl<T: TtmObject> Held<'_, Object<T>> {
     /// Keeps the object until the references to its pages are gone.
     fn linger(&mut self) {
         if !self.obj.direct.lingers.xchg(true, Relaxed) {
-            // INVARIANT: This is the reference.
+            // INVARIANT: This is the reference of the object to itself.
             core::mem::forget(ARef::from(self.obj));
             self.ttm().limbo.add(self.obj.size() as u64);
         }
     }
 
-    /// Undoes [`Self::linger`]. Somebody else has a reference to the object.
+    /// Undoes [`Self::linger`]. The caller has another reference to the object.
     fn stop_lingering(&mut self) {
         if self.obj.direct.lingers.xchg(false, Relaxed) {
             self.ttm().limbo.sub(self.obj.size() as u64);
@@ -394,7 +398,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         }
     }
 
-    /// Takes the pages back after an unplug, and returns whether nobody has a reference to one.
+    /// Ends the use of the pages after an unplug, and returns whether none of them has a reference.
     fn unplug_direct(&mut self, pages: &BarPages<'_>) -> bool {
         let Some(mapped) = self.mapped() else {
             return true;
@@ -409,12 +413,12 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         }
 
         mapped.awake = None;
-        // Otherwise the last `munmap()` ends it.
+        // If there are still areas, the last `munmap()` ends it.
         self.end_direct();
         true
     }
 
-    /// Says for whom an unplug waits.
+    /// Logs the object that an unplug waits for.
     fn report_direct(&self, since: Instant<Monotonic>) {
         let obj = self.obj;
         let (dev, id, size) = (obj.ttm().owner(), obj.id(), obj.size());
@@ -435,7 +439,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
     }
 }
 
-/// Returns the pages that are still referenced, or of which that cannot be told.
+/// Returns the pages that still have references, or whose references are unknown without `pages`.
 fn idle_or_busy(live: Live, pages: Option<&BarPages<'_>>) -> Option<Live> {
     let Some(pages) = pages else {
         return Some(live);
@@ -451,7 +455,7 @@ fn idle_or_busy(live: Live, pages: Option<&BarPages<'_>>) -> Option<Live> {
 ///
 /// Called by the memory management with an area that is a copy, or a part, of one of the object.
 unsafe extern "C" fn open_callback<T: TtmObject>(vma: *mut bindings::vm_area_struct) {
-    // SAFETY: The area that it was made of has a reference to the object.
+    // SAFETY: The area that it is a copy or a part of has a reference to the object.
     unsafe {
         let gem = (*vma).vm_private_data.cast::<bindings::drm_gem_object>();
         let obj: &Object<T> = IntoGEMObject::from_raw(gem);
@@ -463,7 +467,8 @@ unsafe extern "C" fn open_callback<T: TtmObject>(vma: *mut bindings::vm_area_str
 
 /// # Safety
 ///
-/// Called by the memory management with an area of the object that goes, whose pages are unmapped.
+/// Called by the memory management with an area of the object that is removed, whose pages are
+/// unmapped.
 unsafe extern "C" fn close_callback<T: TtmObject>(vma: *mut bindings::vm_area_struct) {
     // SAFETY: The area has a reference to the object.
     unsafe {
@@ -471,7 +476,7 @@ unsafe extern "C" fn close_callback<T: TtmObject>(vma: *mut bindings::vm_area_st
         let obj: &Object<T> = IntoGEMObject::from_raw(gem);
 
         if obj.direct.areas.fetch_sub(1, Relaxed) == 1 {
-            // Without signals it does not fail.
+            // The wait is not interruptible, so it does not fail.
             if let Ok(mut object) = obj.reserve(false) {
                 object.view().end_direct();
             }
@@ -496,8 +501,8 @@ unsafe extern "C" fn fault_callback<T: TtmObject>(
         return bindings::vm_fault_reason_VM_FAULT_SIGBUS;
     }
 
-    // SAFETY: The device of an object is valid and of `T::Driver`. An unplug waits until this returns,
-    // and then takes away what was inserted.
+    // SAFETY: The device of an object is valid and of `T::Driver`. An unplug waits until this
+    // returns, and then removes the inserted pages.
     let ret = unsafe {
         while_registered::<T::Driver, _>((*obj.as_raw()).dev, |reg| {
             Ok(obj.insert(vmf, T::pages(reg).ok_or(ENODEV)?))
@@ -506,7 +511,7 @@ unsafe extern "C" fn fault_callback<T: TtmObject>(
     ret.unwrap_or(bindings::vm_fault_reason_VM_FAULT_SIGBUS)
 }
 
-/// Looks at the objects that linger, and returns whether there are more.
+/// Checks the objects that linger, and returns whether some still do.
 ///
 /// # Safety
 ///
@@ -520,7 +525,7 @@ unsafe fn look<T: TtmObject>(dev: *mut bindings::drm_device) -> bool {
     while let Some(obj) = ttm.object_from(next) {
         next = obj.id() + 1;
         if obj.direct.lingers.load(Relaxed) {
-            // Without signals it does not fail.
+            // The wait is not interruptible, so it does not fail.
             if let Ok(mut object) = obj.reserve(false) {
                 object.view().end_direct();
             }
@@ -529,7 +534,7 @@ unsafe fn look<T: TtmObject>(dev: *mut bindings::drm_device) -> bool {
     ttm.limbo.bytes() != 0
 }
 
-/// Takes back all pages of a device, and waits for those that are referenced.
+/// Ends the use of all pages of a device, and waits for the pages that have references.
 ///
 /// # Safety
 ///
@@ -548,16 +553,16 @@ pub(super) unsafe fn unplugging_callback<T: TtmObject>(dev: *mut bindings::drm_d
         let for_each = |visit: &dyn Fn(&Object<T>)| {
             let mut next = 0;
 
-            // Nothing becomes live any more.
+            // No page becomes live any more.
             while let Some(obj) = ttm.object_from(next) {
                 next = obj.id() + 1;
                 visit(&obj);
             }
         };
 
-        // Before what comes next ends it.
+        // The objects are reported before the refusal below ends the accesses of a disk.
         for_each(&|obj| {
-            // Without signals it does not fail.
+            // The wait is not interruptible, so it does not fail.
             if let Ok(mut object) = obj.reserve(false) {
                 if !object.view().unplug_direct(pages) {
                     object.view().report_direct(since);
@@ -565,8 +570,8 @@ pub(super) unsafe fn unplugging_callback<T: TtmObject>(dev: *mut bindings::drm_d
             }
         });
 
-        // A disk that cannot map a page, and would try for ever, gives up. A reset has another device
-        // with the same pages, so this ends.
+        // A disk that cannot map a page, and would try for ever, gives up. After a reset the pages
+        // belong to another device, so the refusal ends here.
         let _refused = Refused::new(pages);
 
         for_each(&|obj| await_idle(obj, pages, since));
@@ -574,14 +579,14 @@ pub(super) unsafe fn unplugging_callback<T: TtmObject>(dev: *mut bindings::drm_d
     ttm.limbo.drain();
 }
 
-/// Waits until nobody has a reference to a page of an object, since the time `since`.
+/// Waits until no page of an object has a reference. `since` is the start of the unplug.
 fn await_idle<T: TtmObject>(obj: &Object<T>, pages: &BarPages<'_>, since: Instant<Monotonic>) {
     let mut pause = REMIND_MS;
-    // Others may have been waited for before.
+    // The unplug may have waited for other objects before.
     let mut remind_at = since.elapsed().as_millis() + pause;
 
     loop {
-        // Without signals it does not fail.
+        // The wait is not interruptible, so it does not fail.
         let Ok(mut object) = obj.reserve(false) else {
             return;
         };

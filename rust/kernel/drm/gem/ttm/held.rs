@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! What can be done with an object whose reservation is held.
+//! Operations on an object whose reservation is held.
 //!
 //! C header: [`include/drm/ttm/ttm_bo.h`](srctree/include/drm/ttm/ttm_bo.h)
 
@@ -54,7 +54,8 @@ use core::{
     ptr::NonNull, //
 };
 
-/// How often room for an object is looked for while others may be in the way, which takes some 100 ms.
+/// How often a validation retries while other tasks may hold objects that it could evict, which
+/// takes some 100 ms.
 pub(super) const PATIENCE: u32 = 16;
 
 impl<T: TtmObject> Held<'_, Object<T>> {
@@ -68,7 +69,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         self.obj.bo()
     }
 
-    /// Returns the kind of memory that the object is in, [`None`] if it has none yet.
+    /// Returns the kind of memory that the object is in, or [`None`] if it has none yet.
     pub fn mem_type(&self) -> Option<MemType> {
         // SAFETY: The reservation, which guards the resource, is held.
         unsafe {
@@ -82,14 +83,14 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         }
     }
 
-    /// Returns where in VRAM the object is, [`None`] if it is not.
+    /// Returns the ranges of VRAM that the object is in, or [`None`] if it is not in VRAM.
     pub fn vram(&self) -> Option<&Ranges> {
         if self.mem_type() != Some(MemType::Vram) {
             return None;
         }
 
-        // SAFETY: It is a resource of VRAM, which stays while the reservation is held and the view
-        // is not used to move it.
+        // SAFETY: The resource is one of VRAM, which stays while the reservation is held and the
+        // view is not used to move it.
         Some(unsafe { VramResource::from_raw((*self.bo()).resource) }.ranges())
     }
 
@@ -106,13 +107,13 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         unsafe { (*self.bo()).pin_count > u32::from((*self.obj.pins.get()).off_lru) }
     }
 
-    /// Takes note that the object is used: of those that can be evicted it is the last one now.
+    /// Records that the object is used: it becomes the last one to be evicted.
     ///
-    /// Whoever has the object reserved calls this if it is going to access the content, or has
-    /// somebody else do so, such as a job of the device, and not to look at where it is.
+    /// A task that has reserved the object calls this if it is going to access the content, or has
+    /// a job of the device access it. A task that only reads where the object is does not.
     pub fn touch(&self) {
         // SAFETY: The object is valid, and its reservation is held, which guards the count and the
-        // place. What is pinned is on no LRU list.
+        // place. A pinned object is on no LRU list.
         unsafe {
             if (*self.bo()).pin_count == 0 {
                 bindings::ttm_bo_move_to_lru_tail_unlocked(self.bo());
@@ -120,11 +121,11 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         }
     }
 
-    /// Takes an object that is in VRAM and never leaves it off the LRU list, where each task that
-    /// evicts would have to pass it over.
+    /// Takes an object that is in VRAM and never leaves it off the LRU list, where every eviction
+    /// would have to skip it.
     ///
-    /// TTM keeps what is pinned off the list, so this is a pin for TTM. It is none for others:
-    /// [`Self::is_pinned`] does not tell of it, it is not charged, and [`Self::validate`] moves the
+    /// TTM keeps pinned objects off the list, so this is a pin for TTM. It is not a pin for other
+    /// code: [`Self::is_pinned`] ignores it, it is not charged, and [`Self::validate`] moves the
     /// object all the same.
     pub(super) fn take_off_lru(&mut self) {
         if self.data().domain() == Domain::Vram && self.mem_type() == Some(MemType::Vram) {
@@ -139,10 +140,10 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         if pins.off_lru == off_lru {
             return;
         }
-        // INVARIANT: Pinned below, by who found it in VRAM, or not pinned any more.
+        // INVARIANT: The object is pinned below, by a caller that found it in VRAM, or is unpinned.
         pins.off_lru = off_lru;
-        // SAFETY: The object is valid, and its reservation is held. Only what was pinned here is
-        // unpinned.
+        // SAFETY: The object is valid, and its reservation is held. Only a pin that was made here
+        // is undone.
         unsafe {
             if off_lru {
                 bindings::ttm_bo_pin(self.bo());
@@ -154,21 +155,21 @@ impl<T: TtmObject> Held<'_, Object<T>> {
 
     /// Moves the object to one of `places`, unless it is in one already.
     ///
-    /// Mappings are invalidated first. Waits for the work on the object, but not for the move:
-    /// its fence is in the reservation. The object counts as used, also if it does not move. To move
-    /// it to or from VRAM takes a device that is awake, see the [module](self). Mirrors
+    /// Mappings are invalidated first. Waits for the work on the object, but not for the move: its
+    /// fence is in the reservation. The object counts as used, even if it does not move. A move to
+    /// or from VRAM needs a device that is awake, see the [module](self). Mirrors
     /// `ttm_bo_validate()`.
     ///
     /// # Errors
     ///
     /// - `EAGAIN` if the device is suspended.
-    /// - `EINVAL` if it is pinned elsewhere.
-    /// - `EOPNOTSUPP` if it is imported: it is up to its exporter where it is.
-    /// - `ENOSPC` if no place has room for it. In a round of [`Exec`](drm::exec::Exec) TTM may have met
-    ///   a lock there that it must not wait for: no other one is taken in the round after that, so
-    ///   objects are given places only for which none is evicted, or the round fails.
+    /// - `EINVAL` if the object is pinned elsewhere.
+    /// - `EOPNOTSUPP` if the object is imported: its exporter decides where it is.
+    /// - `ENOSPC` if no place has room for the object. In a round of [`Exec`](drm::exec::Exec) TTM
+    ///   may have met a lock that it must not wait for. After that the round takes no other lock,
+    ///   so objects only get places for which no object is evicted, or the round fails.
     /// - `ENODEV` if the driver is not bound any more.
-    /// - `EBUSY` if the work on it, or on what it would evict, takes too long.
+    /// - `EBUSY` if the work on the object, or on an object that it would evict, takes too long.
     /// - `ERESTARTSYS` if a signal arrived.
     /// - `ENOMEM` if memory runs out.
     pub fn validate(&mut self, places: &[Place], ctx: &mut OpCtx) -> Result {
@@ -178,7 +179,8 @@ impl<T: TtmObject> Held<'_, Object<T>> {
 
         let places = self.ttm().fitting(places, self.obj.size() as u64)?;
 
-        // TTM does not move what is pinned. Others cannot evict it meanwhile, as it is reserved.
+        // TTM does not move pinned objects. No other task can evict this one meanwhile, because it
+        // is reserved.
         self.set_off_lru(false);
         let mut placement = Place::list(&places);
         let mut validate = || {
@@ -196,8 +198,8 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         Ok(())
     }
 
-    /// Has another user of VRAM give some up for the object, if not enough objects can. Returns
-    /// whether it has.
+    /// Asks the other user of VRAM to release some of it for the object, if evicting objects does
+    /// not give enough room. Returns whether it has released any.
     fn has_room_made(&self, places: &[Place]) -> bool {
         // SAFETY: The object is valid.
         let drm = unsafe { (*self.obj.as_raw()).dev };
@@ -205,11 +207,11 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         self.ttm().reclaim_more(drm, places, self.obj.size() as u64)
     }
 
-    /// As [`Self::validate`], for a task that has no ticket, and holds the reservation of the object
-    /// only.
+    /// As [`Self::validate`], for a task that has no ticket, and holds the reservation of the
+    /// object only.
     ///
-    /// TTM only tries the locks of those that it would evict then, so that it finds no room while
-    /// others look at them. Where there could be room it is tried again, for some time.
+    /// TTM then only tries the locks of the objects that it would evict, so it finds no room while
+    /// other tasks hold them. If there could be room, it is tried again for some time.
     ///
     /// # Errors
     ///
@@ -229,13 +231,13 @@ impl<T: TtmObject> Held<'_, Object<T>> {
 
     /// Makes the object stay where it is until [`Self::unpin_raw`]. Calls nest.
     ///
-    /// Pages that could be swapped out without a word are moved to where they cannot. Waits for moves
-    /// of the object: who has pinned it need not.
+    /// Pages that could be swapped out without a notification are moved to where they cannot. Waits
+    /// for moves of the object, so that its users need not.
     ///
     /// # Errors
     ///
-    /// - `EDQUOT` if it is in VRAM, of which no more may be pinned.
-    /// - `EIO` if it has lost its content, because a move of it failed.
+    /// - `EDQUOT` if the object is in VRAM, and no more VRAM may be pinned.
+    /// - `EIO` if the object has lost its content, because a move of it failed.
     /// - `ERESTARTSYS` if a signal arrived.
     /// - Those of [`Self::validate`].
     pub(crate) fn pin_raw(&mut self) -> Result {
@@ -258,7 +260,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
 
     /// Allows the object to move again. Does nothing if it is not pinned.
     ///
-    /// Only for whoever called [`Self::pin_raw`].
+    /// Only for callers of [`Self::pin_raw`].
     pub(crate) fn unpin_raw(&mut self) {
         if !self.is_pinned() {
             return;
@@ -269,13 +271,13 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         self.uncharge_unpinned();
     }
 
-    /// Accounts for the object, which is not pinned and about to be, in VRAM. Does nothing if that was
-    /// done. If it is not pinned after all, [`Self::uncharge_unpinned`] follows.
+    /// Charges for the object, which is in VRAM, not pinned and about to be. Does nothing if it is
+    /// charged already. If it is not pinned after all, [`Self::uncharge_unpinned`] follows.
     ///
     /// # Errors
     ///
-    /// - `EDQUOT` if it is more than may be: of all, of the client that exported it, or of the group
-    ///   of the current task.
+    /// - `EDQUOT` if the object exceeds a limit: of the device, of the client that exported it, or
+    ///   of the cgroup of the current task.
     /// - `ENODEV` if the device was unplugged, and `ENOMEM`.
     pub(crate) fn charge(&mut self) -> Result {
         // SAFETY: The reservation, which guards the cell, is held.
@@ -309,7 +311,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         Ok(())
     }
 
-    /// Undoes [`Self::charge`], if that was called and the object is not pinned.
+    /// Undoes [`Self::charge`], if the object is charged and not pinned.
     pub(crate) fn uncharge_unpinned(&mut self) {
         let size = self.obj.size() as u64;
         // SAFETY: The reservation, which guards the cell, is held.
@@ -326,7 +328,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
     }
 
     /// Sets the client that exports the object, and the account that is charged for pins, unless
-    /// the object is exported already, and one is known.
+    /// the object is exported already, and a client is known.
     pub(super) fn set_exporter(&mut self, account: Option<&Arc<PinAccount>>, client: Client) {
         let is_exported = !self.exported().is_null();
         // SAFETY: The reservation, which guards the cell, is held.
@@ -352,27 +354,29 @@ impl<T: TtmObject> Held<'_, Object<T>> {
             .map_or(0, |vram| vram.bytes_below(self.visible()))
     }
 
-    /// Returns the pages of an object that is in system memory, which are made if there are none.
+    /// Returns the pages of an object that is in system memory, and allocates them if there are
+    /// none.
     ///
     /// Waits for moves that fill them. The pages stay while the object is pinned, or does not move.
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if it is in VRAM, or in system memory that could be swapped out without a word.
-    /// - `EIO` if it has lost its content, because a move of it failed.
+    /// - `EINVAL` if the object is in VRAM, or in system memory that could be swapped out without a
+    ///   notification.
+    /// - `EIO` if the object has lost its content, because a move of it failed.
     /// - `ENOMEM` if memory runs out, `ERESTARTSYS` if a signal arrived.
     pub(crate) fn pages(&mut self, ctx: &mut OpCtx) -> Result<Pages<'_>> {
         if self.mem_type() != Some(MemType::Tt) {
             return Err(EINVAL);
         }
 
-        // Who maps them for a device may copy them right away, where it cannot reach them.
+        // The caller may map the pages for a device that bounces, which copies them at once.
         self.resv()
             .resv()
             .wait(Usage::Kernel, ctx.is_interruptible())?;
         self.check_content()?;
-        // SAFETY: The object is valid, and its reservation is held. What is in system memory has a
-        // `ttm`, which has all of its pages when it is populated.
+        // SAFETY: The object is valid, and its reservation is held. An object in system memory has
+        // a `ttm`, which has all of its pages when it is populated.
         unsafe {
             to_result(bindings::ttm_bo_populate(self.bo(), &mut ctx.0))?;
             Ok(Pages::from_raw(
@@ -381,11 +385,11 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         }
     }
 
-    /// Checks that the object has its content. Of moves that are under way this tells nothing.
+    /// Checks that the object has its content. Moves that are under way may still fail.
     ///
     /// # Errors
     ///
-    /// `EIO` if it was lost, because a move of it failed.
+    /// `EIO` if the content was lost, because a move of the object failed.
     pub fn check_content(&self) -> Result {
         if self.obj.loss.is_lost() {
             return Err(EIO);
@@ -408,7 +412,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         self.check_content()
     }
 
-    /// Makes what the CPU wrote to an object in VRAM visible to devices.
+    /// Makes writes of the CPU to an object in VRAM visible to devices.
     ///
     /// # Errors
     ///
@@ -421,7 +425,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         // SAFETY: The device is valid and of `T::Driver`.
         unsafe {
             while_registered::<T::Driver, _>((*self.bo()).base.dev, |reg| {
-                // What was written before a device was suspended has arrived, and nothing was since.
+                // Writes before the device was suspended have arrived, and there were none since.
                 if let Some(_awake) = self.obj.awake_if_active() {
                     T::flush(reg, vram);
                 }
@@ -434,7 +438,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         self.obj.ttm()
     }
 
-    /// Remembers, or forgets, the dma-buf of the object, whose mappings a move invalidates.
+    /// Sets the dma-buf of the object, whose mappings a move invalidates, or clears it.
     ///
     /// # Safety
     ///
@@ -478,13 +482,14 @@ impl<T: TtmObject> Reserved<'_, T> {
 
     /// Makes the object stay where it is until the value that is returned is dropped. Calls nest.
     ///
-    /// If it is in VRAM the device stays awake for that long.
+    /// If the object is in VRAM the device stays awake for that long.
     ///
     /// # Errors
     ///
-    /// - `EAGAIN` if it is in VRAM, and the device is suspended, or its runtime PM disabled.
-    /// - `EDQUOT` if it is in VRAM, of which no more may be pinned.
-    /// - `EIO` if it has lost its content, because a move of it failed.
+    /// - `EAGAIN` if the object is in VRAM, and the device is suspended, or its runtime PM
+    ///   disabled.
+    /// - `EDQUOT` if the object is in VRAM, and no more VRAM may be pinned.
+    /// - `EIO` if the object has lost its content, because a move of it failed.
     /// - Those of [`Held::validate`].
     pub fn pin(&mut self) -> Result<Pinned<T>> {
         let awake = (self.mem_type() == Some(MemType::Vram))
@@ -499,9 +504,9 @@ impl<T: TtmObject> Reserved<'_, T> {
     }
 }
 
-/// An object that does not move. Dropping it ends that.
+/// An object that is pinned. Dropping the value unpins it.
 ///
-/// It is dropped without the reservation, which it takes.
+/// It must be dropped without the reservation, which it takes.
 #[must_use = "the object may move again when the value is dropped"]
 pub struct Pinned<T: TtmObject> {
     obj: ARef<Object<T>>,
@@ -520,7 +525,7 @@ impl<T: TtmObject> Deref for Pinned<T> {
 
 impl<T: TtmObject> Drop for Pinned<T> {
     fn drop(&mut self) {
-        // Without signals it does not fail.
+        // The wait is not interruptible, so it does not fail.
         if let Ok(mut object) = self.obj.reserve(false) {
             object.view().unpin_raw();
         }

@@ -3,7 +3,7 @@
 //! Objects that stand for the buffer of another device.
 //!
 //! Such an object has no memory of its own: TTM has it in system memory, without pages, and never
-//! moves it. Where the buffer is, is up to its exporter. The object shares the reservation of the
+//! moves it. The exporter decides where the buffer is. The object shares the reservation of the
 //! buffer, so work on both sides sees the same fences.
 //!
 //! How the device reaches the buffer: see [`Import`].
@@ -11,16 +11,17 @@
 //! # Lifetimes
 //!
 //! The object keeps the buffer, and with it the reservation, until TTM has released it. When the
-//! driver is unbound the device is detached, whoever still has the object. That is why
-//! `drm_gem_object.import_attach` is not used, which would dangle then. The DRM core finds the buffer
-//! by `drm_gem_object.dma_buf` as long as there is a handle: an export gives the original buffer.
+//! driver is unbound the device is detached, even if the object still has users. That is why
+//! `drm_gem_object.import_attach` is not used, which would dangle then. The DRM core finds the
+//! buffer by `drm_gem_object.dma_buf` as long as there is a handle: an export gives the original
+//! buffer.
 //!
 //! # Locking
 //!
 //! Buffers are imported by the DMA device of the DRM device, which [`drm::ttm::Device::setup`] has
-//! set. Its device lock is taken for an import, outside of the locks of the DRM core and of all that
-//! is listed in [`drm::ttm`]: an attachment is a resource of the device, which must not be unbound
-//! meanwhile.
+//! set. Its device lock is taken for an import, outside of the locks of the DRM core and of all
+//! locks that are listed in [`drm::ttm`]: an attachment is a resource of the device, which must not
+//! be unbound meanwhile.
 //!
 //! C header: [`include/linux/dma-buf.h`](srctree/include/linux/dma-buf.h)
 
@@ -51,8 +52,8 @@ use crate::{
 /// Lets the DRM core import, with the device lock held.
 ///
 /// The lock is taken before those of the core: the unbind of a driver, which holds it, may wait for
-/// a process to let go of a buffer, and that process may need the locks of the core to do so. It
-/// may also be this one, so that a signal ends the wait for the lock.
+/// a process to release a buffer, and that process may need the locks of the core for it. It may be
+/// this process, so a signal ends the wait for the lock.
 ///
 /// # Safety
 ///
@@ -83,7 +84,7 @@ impl<T: TtmObject> Object<T> {
     /// # Errors
     ///
     /// - `ENODEV` if the driver of `dev` or of the exporter is not bound any more.
-    /// - `EOPNOTSUPP` if the exporter has no way to serve the device, and what else it says.
+    /// - `EOPNOTSUPP` if the exporter has no way to serve the device, and its other errors.
     /// - `ENOMEM` if memory runs out.
     ///
     /// # Safety
@@ -95,11 +96,11 @@ impl<T: TtmObject> Object<T> {
         args: T::Args,
     ) -> Result<ARef<Self>> {
         let drm: &drm::Device<T::Driver> = dev;
-        // SAFETY: The device is registered, so that its DMA device does not change. A driver is bound
-        // to that, which does not change either before this returns.
+        // SAFETY: The device is registered, so its DMA device does not change. A driver is bound to
+        // the DMA device, and stays bound until this returns.
         let importer = unsafe { dma_device(drm.as_raw()).as_bound() };
         let import = {
-            // Another driver, or the same one anew, may be bound by now.
+            // Another driver, or the same one again, may be bound by now.
             let _guard = dev.registration_guard().ok_or(ENODEV)?;
 
             Import::new(buf, importer, Object::<T>::CALLER)?
@@ -109,7 +110,7 @@ impl<T: TtmObject> Object<T> {
         Self::make(
             drm,
             size,
-            // Without a limit for the size: no page of it is allocated.
+            // There is no limit for the size, because no page is allocated.
             &[Place::SYSTEM],
             &mut OpCtx::interruptible(),
             args,
@@ -118,8 +119,8 @@ impl<T: TtmObject> Object<T> {
         )
     }
 
-    /// Returns the attachment to the buffer that the object stands for, [`None`] if the object is
-    /// one of this device.
+    /// Returns the attachment to the buffer that the object stands for, or [`None`] if the object
+    /// belongs to this device.
     #[inline]
     pub fn as_import(&self) -> Option<&Import> {
         self.import.as_ref()

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! What was in the VRAM of a device that does not work any more.
+//! Loss of the content of VRAM, if a device does not work any more.
 
 use super::Object;
 use crate::{
@@ -16,19 +16,20 @@ use crate::{
 };
 
 impl<T: TtmObject> Device<T> {
-    /// Gives up the content of all objects in VRAM, of a device that its driver has given up. All
-    /// users of the objects get `EIO` from now on, and they are named in the log with `error`.
+    /// Marks the content of all objects in VRAM as lost, for a device that its driver has given up.
+    /// All users of the objects get `EIO` from now on, and the objects are named in the log with
+    /// `error`.
     ///
-    /// What processes have mapped is taken away, so that their next access ends in `SIGBUS`, and
-    /// importers are told, so that they cannot map an object again. The driver has ended all jobs,
-    /// and gives an error to those that come. Sleeps; no reservation is held.
+    /// Mappings of processes are removed, so that their next access ends in `SIGBUS`, and mappings
+    /// of importers are invalidated, so that they cannot map an object again. The driver must have
+    /// ended all jobs, and return an error for new ones. Sleeps; no reservation may be held.
     pub fn lose_vram(&self, error: Error) {
         let mut next = 0;
 
-        // Those that are made from now on have nothing to lose: they are not cleared.
+        // Objects that are made from now on are not cleared and have no content to lose.
         while let Some(obj) = self.object_from(next) {
             next = obj.id() + 1;
-            // Without signals it does not fail.
+            // The wait is not interruptible, so it does not fail.
             if let Ok(mut object) = obj.reserve(false) {
                 object.view().lose(error);
             }
@@ -43,8 +44,8 @@ impl<T: TtmObject> super::Held<'_, Object<T>> {
         }
 
         self.obj.loss.lose(error);
-        // SAFETY: The object is valid, and its reservation is held. By the type invariant of `Object`
-        // what it is exported as is a dma-buf, or null.
+        // SAFETY: The object is valid, and its reservation is held. By the type invariant of
+        // `Object` the pointer is that of a dma-buf, or null.
         unsafe {
             bindings::ttm_bo_unmap_virtual(self.bo());
             let buf = self.exported();

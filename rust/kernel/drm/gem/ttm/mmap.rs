@@ -2,15 +2,15 @@
 
 //! Objects that processes map.
 //!
-//! What is in VRAM is mapped write-combined. A mapping is taken away when the object moves, or the
-//! device is suspended, or its window is needed for another object (see `windows.rs`), and made anew
-//! at the next access. If the object has lost its content by then, because the move failed, the
-//! access ends in `SIGBUS`.
+//! Objects in VRAM are mapped write-combined. A mapping is removed when the object moves, or the
+//! device is suspended, or its window is needed for another object (see `windows.rs`), and made
+//! anew at the next access. If the object has lost its content by then, because the move failed,
+//! the access ends in `SIGBUS`.
 //!
 //! # Locking
 //!
-//! A fault comes with the `mmap_lock` held and takes the reservation of the object. If the object is in
-//! VRAM the device is resumed before.
+//! A fault is handled with the `mmap_lock` held and takes the reservation of the object. If the
+//! object is in VRAM the device is resumed before.
 //!
 //! C header: [`include/linux/mm.h`](srctree/include/linux/mm.h)
 
@@ -44,7 +44,7 @@ use crate::{
 };
 use core::ptr;
 
-/// How many pages one fault maps at most.
+/// The maximal number of pages that one fault maps.
 const FAULT_AROUND: usize = 16;
 
 /// # Safety
@@ -66,7 +66,8 @@ pub(super) unsafe extern "C" fn mmap_callback<T: TtmObject>(
 
         let obj: &Object<T> = IntoGEMObject::from_raw(gem);
         let Some(import) = &obj.import else {
-            // Of a file of the device. Who maps a dma-buf is no client that could be charged.
+            // The file is one of the device. A process that maps a dma-buf is no client that could
+            // be charged.
             let is_client = (*(*vma).vm_file).f_op == (*(*(*gem).dev).driver).fops;
 
             if obj.direct_io() && is_client {
@@ -75,7 +76,7 @@ pub(super) unsafe extern "C" fn mmap_callback<T: TtmObject>(
             return bindings::drm_gem_ttm_mmap(gem, vma);
         };
 
-        // The exporter sets what it needs. Of this object nothing must be left.
+        // The exporter sets the fields that it needs. None may still refer to this object.
         (*vma).vm_private_data = ptr::null_mut();
         (*vma).vm_ops = ptr::null();
         let ret = bindings::dma_buf_mmap(import.dma_buf().as_raw(), vma, 0);
@@ -108,7 +109,7 @@ pub(super) unsafe extern "C" fn fault_callback<T: TtmObject>(
     let Some(obj) = (unsafe { Object::<T>::from_bo(bo) }) else {
         return bindings::vm_fault_reason_VM_FAULT_SIGBUS;
     };
-    // Until the process has what it needs. When the device is suspended it is taken away.
+    // Held until the pages are mapped. The mapping is removed when the device is suspended.
     let mut awake = None;
     if obj.residence() == Some(MemType::Vram) {
         match obj.awake() {
@@ -126,20 +127,20 @@ pub(super) unsafe extern "C" fn fault_callback<T: TtmObject>(
     let (mut idx, mut is_busy) = (0, false);
     let mut ret = bindings::vm_fault_reason_VM_FAULT_SIGBUS;
     // SAFETY: The object is reserved, and its device is valid. An unplug waits for the section, and
-    // then takes away what was inserted.
+    // then removes the inserted pages.
     unsafe {
         if bindings::drm_dev_enter((*bo).base.dev, &mut idx) {
             let locked = Held::assume(obj);
             if awake.is_none() && locked.mem_type() == Some(MemType::Vram) {
-                // It has moved there meanwhile.
+                // The object has moved to VRAM meanwhile.
                 awake = obj.awake_if_active();
             }
 
             ret = match locked.vram() {
-                // The next try resumes the device.
+                // The next fault resumes the device.
                 Some(_) if awake.is_none() => bindings::vm_fault_reason_VM_FAULT_NOPAGE,
                 _ => match show::<T>(bo) {
-                    // A move that TTM waits for may fail, which `io_mem_reserve_callback` looks at.
+                    // A move that TTM waits for may fail, which `io_mem_reserve_callback` checks.
                     Ok(()) => bindings::ttm_bo_vm_fault_reserved(vmf, prot, FAULT_AROUND),
                     Err(e) => {
                         is_busy = e == EBUSY;
@@ -156,31 +157,31 @@ pub(super) unsafe extern "C" fn fault_callback<T: TtmObject>(
     if ret == bindings::vm_fault_reason_VM_FAULT_RETRY
         && flags & bindings::fault_flag_FAULT_FLAG_RETRY_NOWAIT == 0
     {
-        // The reservation was given up with the `mmap_lock`.
+        // TTM has unlocked the reservation together with the `mmap_lock`.
         return ret;
     }
 
     // SAFETY: The object was reserved above.
     unsafe { bindings::dma_resv_unlock((*bo).base.resv) };
     if is_busy {
-        // Those who are in the way may wait for the object.
+        // The tasks that are in the way may wait for this object.
         fsleep(Delta::from_millis(1));
     }
     ret
 }
 
-/// Returns what becomes of a fault.
+/// Returns the result of a fault that failed.
 fn reason_of(why: Error) -> bindings::vm_fault_t {
     match why {
-        // The access is tried again: after the signal was handled, or because somebody still uses the
-        // object, or what would make room for its window.
+        // The access is tried again: after the signal was handled, or because another task still
+        // uses the object, or the objects whose windows could be evicted.
         EINTR | ERESTARTSYS | EBUSY => bindings::vm_fault_reason_VM_FAULT_NOPAGE,
         ENOMEM => bindings::vm_fault_reason_VM_FAULT_OOM,
         _ => bindings::vm_fault_reason_VM_FAULT_SIGBUS,
     }
 }
 
-/// Makes an object, which is to have its content, visible to the process that faults.
+/// Makes an object visible to the process that faults, and checks that it has its content.
 ///
 /// # Safety
 ///
@@ -198,7 +199,7 @@ unsafe fn show<T: TtmObject>(bo: *mut bindings::ttm_buffer_object) -> Result {
     locked.check_content()
 }
 
-/// Moves an object to where the CPU sees it, which is about to access it.
+/// Moves an object to where the CPU sees it, because the CPU is about to access it.
 ///
 /// # Safety
 ///
@@ -239,12 +240,12 @@ pub(crate) unsafe extern "C" fn io_mem_pfn_callback<T: TtmObject>(
     let ttm = unsafe { Device::<T>::from_raw((*bo).bdev) };
 
     if T::APERTURE.is_some() {
-        // `show_to_processes()` has made it, and the reservation was held since.
+        // `show_to_processes()` has made the window, and the reservation has been held since.
         // SAFETY: As promised by the caller.
         let addr = unsafe { Object::<T>::from_bo(bo) }
             .and_then(|obj| ttm.windows.get(obj.id()))
             .and_then(|window| window.address(at));
-        // A page of the BAR is at least no system memory.
+        // A page of the BAR is at least not system memory.
         let addr = addr.unwrap_or_else(|| {
             crate::warn_on!(true);
             ttm.vram_start()
@@ -258,7 +259,7 @@ pub(crate) unsafe extern "C" fn io_mem_pfn_callback<T: TtmObject>(
     let resource = unsafe { VramResource::from_raw((*bo).resource) };
 
     // TTM asks for pages of the object only, and its ranges have all of them. If it ever asked for
-    // another one it would get one of this object, and not one of somebody else.
+    // another page, it would get a page of this object instead of a foreign one.
     let ranges = resource.ranges();
     let (offset, _) = ranges
         .bar_piece(at)

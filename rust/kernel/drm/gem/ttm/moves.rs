@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! Moves of the content of objects, which TTM asks for.
+//! Moves of the content of objects, at the request of TTM.
 //!
-//! Importers are told before an object moves, and what they started is waited for; the move itself is
-//! not. See [`drm::ttm`](crate::drm::ttm).
+//! Importers are notified before an object moves, and the move waits for the work that they have
+//! started; it does not wait for the copy. See [`drm::ttm`](crate::drm::ttm).
 //!
 //! # Locking
 //!
-//! TTM holds the reservation of the object, or of what is left of it.
+//! TTM holds the reservation of the object, or of its ghost.
 //!
 //! C header: [`include/drm/ttm/ttm_device.h`](srctree/include/drm/ttm/ttm_device.h)
 
@@ -41,12 +41,12 @@ use crate::{
 };
 use core::ptr::NonNull;
 
-/// Returns what TTM calls a resource as one side of a transfer.
+/// Converts a resource of TTM to one side of a transfer.
 ///
 /// # Safety
 ///
-/// `bo` must be an object of `ttm` whose reservation is held, and `resource` be valid. If that is
-/// system memory, the object must have its pages until no job needs them any more.
+/// `bo` must be an object of `ttm` whose reservation is held, and `resource` be valid. If the
+/// resource is system memory, the object must have its pages until no job needs them any more.
 pub(super) unsafe fn side_of<T: TtmObject>(
     ttm: &Device<T>,
     bo: *mut bindings::ttm_buffer_object,
@@ -81,7 +81,7 @@ pub(crate) unsafe extern "C" fn move_callback<T: TtmObject>(
     let (obj, to_type) = unsafe { (Object::<T>::from_bo(bo), (*to).mem_type) };
     // SAFETY: As promised by the caller.
     let ret = unsafe {
-        // What another device exports has no memory here; it gets a resource when it is made.
+        // An imported buffer has no memory here; it gets a resource when it is made.
         if (*bo).type_ == bindings::ttm_bo_type_ttm_bo_type_sg {
             bindings::ttm_bo_move_null(bo, to);
             return 0;
@@ -90,7 +90,7 @@ pub(crate) unsafe extern "C" fn move_callback<T: TtmObject>(
     };
 
     if let Some(obj) = obj {
-        // Only moves change it, and the reservation is held.
+        // Only moves change the value, and the reservation is held.
         let from_type = obj.residence.load(Relaxed);
         if ret.is_ok() {
             obj.residence.store(to_type, Relaxed);
@@ -113,7 +113,7 @@ unsafe fn move_object<T: TtmObject>(
     to: *mut bindings::ttm_resource,
 ) -> Result {
     let vram = bindings::TTM_PL_VRAM;
-    // What is left of an object that moved is about to be freed, and passed over with this error.
+    // A ghost is about to be freed, and TTM skips it if it gets this error.
     // SAFETY: As the caller promises.
     let (obj, old, to_type) = unsafe {
         (
@@ -128,7 +128,7 @@ unsafe fn move_object<T: TtmObject>(
     let from_vram = !old.is_null() && unsafe { (*old).mem_type } == vram;
     let by_engine = from_vram || to_type == vram;
 
-    // Before importers are told.
+    // Checked before importers are notified.
     let awake = if by_engine {
         let awake = obj.awake_if_active();
 
@@ -137,12 +137,12 @@ unsafe fn move_object<T: TtmObject>(
     } else {
         None
     };
-    // What a copy of nothing leaves in VRAM would be kept from others until a reset.
+    // A job that copies lost content fails, and leaves the VRAM in quarantine until a reset.
     if to_type == vram && !from_vram {
         locked.check_content()?;
     }
 
-    // Importers have mapped what is about to move; what they started is in the fences.
+    // Importers have mapped the old place; the fences have the work that they started.
     let buf = locked.exported();
     if !old.is_null() && !buf.is_null() {
         trace::invalidate(obj.subject(), obj.residence.load(Relaxed));
@@ -150,14 +150,14 @@ unsafe fn move_object<T: TtmObject>(
         // they share, is held.
         unsafe { bindings::dma_buf_invalidate_mappings(buf) };
     }
-    // What is swapped out may be so for another device, which passes over it with this error.
+    // An object may be swapped out for another device, which skips it if it gets this error.
     let unregistered = |e| if by_engine { e } else { EBUSY };
     locked.tell_evicted().map_err(unregistered)?;
 
     let must_wait = obj.ttm().is_used_by_others(&locked.resv(), Usage::Bookkeep);
     let shown = locked.is_shown();
-    // Pages that the engine still works on must not be swapped out, and what uses the entries of page
-    // tables is done before these are cleared.
+    // Pages that the engine still uses must not be swapped out, and work that uses the entries of
+    // page tables must be done before the entries are cleared.
     if must_wait || !by_engine || shown {
         // SAFETY: The object and the context are valid.
         to_result(unsafe { bindings::ttm_bo_wait_ctx(bo, ctx) })?;
@@ -168,12 +168,12 @@ unsafe fn move_object<T: TtmObject>(
     }
     // TTM has zapped the page tables of processes.
     obj.drop_fault_window();
-    // What the device started by its page tables is done as well.
+    // Work of the device that uses its page tables is done as well.
     locked.zap().map_err(unregistered)?;
     if !by_engine {
-        // The pages stay what they are, but engines reach them in one of the places only.
-        // SAFETY: The object is valid, and `to` becomes its resource. TTM has made the pages of
-        // what is to be in `TTM_PL_TT`, and all work on the object is done.
+        // The object keeps its pages, but engines reach them in one of the two places only.
+        // SAFETY: The object is valid, and `to` becomes its resource. TTM has made the pages of an
+        // object that moves to `TTM_PL_TT`, and all work on the object is done.
         unsafe {
             if let Some(tt) = NonNull::new((*bo).ttm) {
                 if to_type == bindings::TTM_PL_TT {
@@ -193,18 +193,19 @@ unsafe fn move_object<T: TtmObject>(
 
         !tt.is_null() && (bindings::ttm_tt_is_populated(tt) || bindings::ttm_tt_is_swapped(tt))
     };
-    // What was never written to is zero, and so are pages that are made below.
+    // Memory that was never written is zero, and so are pages that are made below.
     let clear = !from_vram && !has_pages;
     if !clear {
-        // TTM has done it for some kinds of memory. Brings back what was swapped out, too.
+        // TTM has done it for some kinds of memory. This also brings back pages that were swapped
+        // out.
         // SAFETY: The object and the context are valid; without a `ttm` nothing is done.
         to_result(unsafe { bindings::ttm_bo_populate(bo, ctx) })?;
     }
 
-    // SAFETY: Both resources are valid. Where one is system memory, and looked at, the object was
-    // populated above. The pages stay until the fence of the transfer signals: all that could take
-    // them away waits for it, as it is in the reservation of whoever has them, the object or a
-    // ghost.
+    // SAFETY: Both resources are valid. If one of them is system memory, and is accessed, the
+    // object was populated above. The pages stay until the fence of the transfer signals: all code
+    // that could free them waits for the fence, because it is in the reservation of their owner,
+    // the object or a ghost.
     let transfer = unsafe {
         let from = if clear {
             None
@@ -214,7 +215,7 @@ unsafe fn move_object<T: TtmObject>(
 
         Transfer::new(from, side_of(obj.ttm(), bo, to)?, (*bo).base.size)
     };
-    // What others do was waited for.
+    // The work of others has been waited for.
     let mut after = KVec::new();
     let external = obj
         .ttm()
@@ -236,7 +237,7 @@ unsafe fn move_object<T: TtmObject>(
     }
 
     if clear {
-        // Nobody looks at what the object had before, if it had anything.
+        // The previous content of the object is not used, if it had any.
         // SAFETY: The object is valid, and `to` becomes its resource. TTM has made room for the
         // fence, and nothing was added since.
         unsafe {
@@ -246,14 +247,14 @@ unsafe fn move_object<T: TtmObject>(
                 bindings::dma_resv_usage_DMA_RESV_USAGE_KERNEL,
             );
             bindings::ttm_bo_move_null(bo, to);
-            // It has no pages; an array for them is not needed in VRAM.
+            // The object has no pages; VRAM needs no array for them.
             destroy_tt(bo);
         }
         return Ok(());
     }
 
     // TTM gives VRAM to other objects at once: the engine works in order, and other engines wait
-    // for the fence, which TTM keeps for that. A core driver would not wait.
+    // for the fence, which TTM keeps for that. A core driver that reuses the VRAM would not wait.
     let pipeline = obj.ttm().allocator().is_pipelined();
     // SAFETY: The object is valid, has a resource, and `to` becomes its new one. The fence was made
     // for this move, and TTM has made room for it.
@@ -261,8 +262,8 @@ unsafe fn move_object<T: TtmObject>(
         bindings::ttm_bo_move_accel_cleanup(bo, fence.as_raw(), evict, pipeline, to)
     });
     if ret.is_err() {
-        // The content is on its way, so there is no way back.
-        // It cannot fail without signals.
+        // The copy has started, so the object has to move. The wait is not interruptible, so it
+        // does not fail.
         let _ = fence.wait(false);
         // SAFETY: As above; nothing is under way any more.
         unsafe { bindings::ttm_bo_move_sync_cleanup(bo, to) };
@@ -272,8 +273,8 @@ unsafe fn move_object<T: TtmObject>(
 
 /// Undoes [`Held::take_off_lru`] of an object that is about to be freed.
 ///
-/// If the engine still works on it, it is freed later, and tasks that evict find it on the LRU list
-/// and wait for that.
+/// If the engine still works on the object, it is freed later, and evictions find it on the LRU
+/// list and wait for that.
 ///
 /// # Safety
 ///
@@ -282,12 +283,13 @@ unsafe fn move_object<T: TtmObject>(
 // Not inlined into modules, which cannot call the function.
 #[inline(never)]
 pub(super) unsafe fn put_on_lru(bo: *mut bindings::ttm_buffer_object) {
-    // The reservation must not be waited for, as this task may hold others. A task that evicts may
-    // hold it: one that has met the object on the list while it was being validated. So this is
-    // done with the lock of the list alone, as `ttm_bo_release()` does it.
-    // SAFETY: By the safety requirements. Nobody pins an object without a reference. Its resource
-    // does not change either: an eviction that sees it unpinned allocates another one first, which
-    // takes the lock. What is in VRAM has no `ttm`, for which TTM wants the reservation to be held.
+    // The reservation must not be waited for, because this task may hold others. A task that evicts
+    // may hold it: one that has met the object on the list while it was being validated. So this is
+    // done with the lock of the list alone, as in `ttm_bo_release()`.
+    // SAFETY: By the safety requirements. An object without a reference is not pinned by other
+    // code. Its resource does not change either: an eviction that sees it unpinned allocates
+    // another one first, which takes the lock. An object in VRAM has no `ttm`, for which TTM wants
+    // the reservation to be held.
     unsafe {
         let lock = &raw mut (*(*bo).bdev).lru_lock;
 
@@ -298,7 +300,7 @@ pub(super) unsafe fn put_on_lru(bo: *mut bindings::ttm_buffer_object) {
     }
 }
 
-/// Takes away what an object has for system memory, if it has anything.
+/// Destroys the `ttm` of an object, if it has one.
 ///
 /// # Safety
 ///

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! The class of objects for the DRM core and for TTM: its callbacks, and how it is a GEM object.
+//! The class of objects for the DRM core and for TTM: its callbacks and its GEM object.
 
 use super::{
     direct,
@@ -83,18 +83,18 @@ pub(super) unsafe extern "C" fn free_callback<T: TtmObject>(gem: *mut bindings::
     // SAFETY: The object is valid and of this class.
     let obj: &Object<T> = unsafe { IntoGEMObject::from_raw(gem) };
 
-    // From here on nobody gets a reference any more.
+    // From here on no task can get a reference.
     obj.ttm().remove(obj.id());
-    // Processes that have mapped it have a reference.
+    // Processes that have mapped the object have a reference, so no mapping is left.
     obj.drop_fault_window();
 
     // SAFETY: The object is valid and part of a TTM object. By the type invariant of `Object` it
-    // has a reference to the device. The rest of the object may be used by TTM until the device is
+    // has a reference to the device. TTM may use the rest of the object until the device is
     // released, which waits for that.
     unsafe {
         let dev = (*gem).dev;
 
-        // Nobody changes the cell any more.
+        // No other code changes the cell any more.
         if (*obj.pins.get()).off_lru {
             put_on_lru(obj.bo());
         }
@@ -107,7 +107,7 @@ pub(super) unsafe extern "C" fn free_callback<T: TtmObject>(gem: *mut bindings::
 ///
 /// Called with a device of `T::Driver` that was unplugged, whose registration data is still there.
 unsafe fn unplugging_callback<T: TtmObject>(dev: *mut bindings::drm_device) {
-    // SAFETY: It was registered, and its data is not dropped before this returns.
+    // SAFETY: The device was registered, and its data is not dropped before this returns.
     let registered: &drm::Device<T::Driver, drm::Registered> =
         unsafe { drm::Device::from_raw(dev) };
     registered.registration_data_with(|reg| T::end_jobs(reg));
@@ -116,14 +116,14 @@ unsafe fn unplugging_callback<T: TtmObject>(dev: *mut bindings::drm_device) {
         // SAFETY: The device is valid and of `T::Driver`.
         let drm: &drm::Device<T::Driver> = unsafe { drm::Device::from_raw(dev) };
 
-        // The unplug has zapped page tables.
+        // The unplug has zapped the mappings of processes.
         T::ttm(drm).windows.release_faults();
     }
     if Object::<T>::CALLER.is_some() {
         // SAFETY: As promised by the caller.
         unsafe { placed::unplugging_callback::<T>(dev) };
     }
-    // Last: what others have started must come to its end.
+    // This is last, because it waits for work that others have started.
     // SAFETY: As promised by the caller.
     unsafe { direct::unplugging_callback::<T>(dev) };
 }
@@ -140,7 +140,7 @@ unsafe fn unplugged_callback<T: TtmObject>(dev: *mut bindings::drm_device) {
 
 /// # Safety
 ///
-/// Called by TTM when nobody uses the object any more, or [`Object::new`] failed.
+/// Called by TTM when the object has no user any more, or [`Object::new`] failed.
 pub(super) unsafe extern "C" fn destroy_callback<T: TtmObject>(
     bo: *mut bindings::ttm_buffer_object,
 ) {
@@ -153,7 +153,7 @@ pub(super) unsafe extern "C" fn destroy_callback<T: TtmObject>(
     }
 }
 
-/// The class knows it, so that drivers are not asked for theirs.
+/// The class has the status itself, so drivers are not asked for it.
 ///
 /// # Safety
 ///
@@ -170,7 +170,7 @@ pub(super) unsafe extern "C" fn status_callback<T: TtmObject>(
     }
 }
 
-/// Exports an object as the DRM core does, and takes note of the client.
+/// Exports an object as the DRM core does, and records the client.
 ///
 /// # Safety
 ///

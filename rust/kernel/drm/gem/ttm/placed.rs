@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! Where an object is, for page tables of the device.
+//! The place of an object, for page tables of the device.
 //!
 //! See [`gem::mappings`](crate::drm::gem::mappings).
 //!
@@ -50,19 +50,19 @@ use crate::{
 };
 use core::ptr::NonNull;
 
-/// Where an object is, as long as its reservation is held and it does not move.
+/// The place of an object, as long as its reservation is held and it does not move.
 pub struct Placed<'a>(Spot<'a>);
 
 enum Spot<'a> {
     Vram(&'a Ranges),
     Pages(&'a [*mut bindings::page]),
-    /// What the device reaches by DMA; offsets are DMA addresses.
+    /// Memory that the device reaches by DMA; offsets are DMA addresses.
     Dma(KVVec<Range>),
 }
 
 impl Placed<'_> {
-    /// Returns the address of offset `at` of the object, and how many bytes follow each other from
-    /// there on. [`None`] behind the end.
+    /// Returns the address of offset `at` of the object, and the number of contiguous bytes from
+    /// there on. Returns [`None`] behind the end.
     pub fn address(&self, at: u64) -> Option<(Address, u64)> {
         match &self.0 {
             Spot::Vram(vram) => piece(vram.ranges(), at).map(|(at, len)| (Address::Vram(at), len)),
@@ -72,7 +72,7 @@ impl Placed<'_> {
     }
 }
 
-/// Returns the offset that a list of ranges has for `at`, and how many bytes follow each other.
+/// Returns the offset that a list of ranges has for `at`, and the number of contiguous bytes there.
 fn piece(ranges: &[Range], at: u64) -> Option<(u64, u64)> {
     // OVERFLOW: Ranges are inside of the object, of VRAM, and of what a device can address.
     let range = ranges.get(ranges.partition_point(|r| r.at + r.len <= at))?;
@@ -99,7 +99,7 @@ pub(super) fn pieces(table: &SGTable) -> Result<KVVec<Range>> {
     )
 }
 
-/// Returns pieces that follow each other, given by their DMA addresses and lengths.
+/// Returns consecutive pieces, given by their DMA addresses and lengths.
 fn ranges(pieces: impl Iterator<Item = (u64, u64)>) -> Result<KVVec<Range>> {
     let (mut ranges, mut at) = (KVVec::new(), 0);
 
@@ -115,22 +115,22 @@ impl<T: TtmObject> Object<T> {
 }
 
 impl<T: TtmObject> Held<'_, Object<T>> {
-    /// Returns where the object is, for a page table of `dev`, which shows it until
+    /// Returns where the object is, for a page table of `dev`, which may show it until
     /// [`Mappings::zap`](crate::drm::gem::Mappings::zap).
     ///
     /// The object is in VRAM, or in system memory that a device may access: see [`Self::validate`].
-    /// An imported buffer is mapped, and stays where it is until the reservation is given up. The
-    /// content of an object in VRAM may be on its way there: work that uses the addresses depends
-    /// on the fences with usage [`Kernel`](crate::dma_resv::Usage::Kernel), and adds a fence of its
-    /// own to the reservation.
+    /// An imported buffer is mapped, and stays where it is until the reservation is unlocked. The
+    /// content of an object in VRAM may still be on its way there: work that uses the addresses
+    /// depends on the fences with usage [`Kernel`](crate::dma_resv::Usage::Kernel), and adds a
+    /// fence of its own to the reservation.
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if it is an object of another device, or is in system memory that could be
+    /// - `EINVAL` if the object belongs to another device, or is in system memory that could be
     ///   swapped out.
-    /// - `EIO` if it has lost its content, because a move of it failed. Of a move that is under way
-    ///   this tells nothing: work that uses the addresses looks at the error of its fence, and a
-    ///   task that has waited for it asks [`Self::check_content`].
+    /// - `EIO` if the object has lost its content, because a move of it failed. A move that is
+    ///   under way may still fail: work that uses the addresses checks the error of its fence, and
+    ///   a task that has waited for it calls [`Self::check_content`].
     /// - `ENOMEM` if memory runs out, `ERESTARTSYS` if a signal arrived.
     /// - Those of [`Import::map`](super::Import::map).
     ///
@@ -175,12 +175,12 @@ impl<T: TtmObject> Held<'_, Object<T>> {
     /// }
     ///
     /// impl Table {
-    ///     /// What `Mappings::evicted()` calls.
+    ///     /// Called by `Mappings::evicted()`.
     ///     fn evicted(&self) {
     ///         self.stale.store(true, Relaxed);
     ///     }
     ///
-    ///     /// What `Mappings::zap()` calls. Then the device forgets what it has cached.
+    ///     /// Called by `Mappings::zap()`. Then the device invalidates its cached entries.
     ///     fn zap(&self) {
     ///         *self.entry.lock() = None;
     ///     }
@@ -207,7 +207,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
     ) -> Result<Placed<'_>> {
         let obj = self.obj;
 
-        // An unplug waits for whoever has `dev`, and then clears the flag.
+        // An unplug waits until `dev` is released, and then clears the flag.
         // SAFETY: The object is valid.
         if unsafe { (*obj.as_raw()).dev } != dev.as_raw() {
             return Err(EINVAL);
@@ -229,7 +229,8 @@ impl<T: TtmObject> Held<'_, Object<T>> {
 
         self.pages(ctx)?;
         let tt = self.tt().ok_or(EINVAL)?;
-        // SAFETY: It is that of the object, whose reservation is held, and has all of its pages.
+        // SAFETY: The `ttm` belongs to the object, whose reservation is held, and has all of its
+        // pages.
         match unsafe { obj.ttm().table_of_pages(dev.as_raw(), tt) }? {
             Some(table) => Ok(Placed(Spot::Dma(ranges(Segments::of(&table))?))),
             None => self.populated().map(Spot::Pages).map(Placed).ok_or(EINVAL),
@@ -238,9 +239,9 @@ impl<T: TtmObject> Held<'_, Object<T>> {
 
     /// Tells whether offset `at` of the object is at `address` now.
     ///
-    /// For checks of a page table: changes nothing, and gives no address away. Where the buffer of
-    /// another device was invalidated, and what the device does with it is not done, that is where
-    /// it was.
+    /// For checks of a page table: changes nothing, and returns no address. If the buffer of
+    /// another device was invalidated, and the work of the device on it is not done, it still
+    /// counts as being at its old address.
     pub fn is_at(&mut self, at: u64, address: Address) -> bool {
         let obj = self.obj;
         let found = if let Some(import) = &obj.import {
@@ -264,9 +265,9 @@ impl<T: TtmObject> Held<'_, Object<T>> {
     ///
     /// # Errors
     ///
-    /// - `EFAULT` if offset `at` of the object is not at `address` now, or the bytes go over the
-    ///   end of a page.
-    /// - `EOPNOTSUPP` if that is not system memory of this device.
+    /// - `EFAULT` if offset `at` of the object is not at `address` now, or the bytes cross the end
+    ///   of a page.
+    /// - `EOPNOTSUPP` if `address` is not in system memory of this device.
     pub fn read_system(&self, at: u64, address: Address, to: &mut [u8]) -> Result {
         if !matches!(address, Address::System(_)) {
             return Err(EOPNOTSUPP);
@@ -285,7 +286,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
             .ok_or(EFAULT)?;
 
         // SAFETY: The page is one of the object, and stays while the reservation is held. The bytes
-        // are inside of it; others may write to them meanwhile, as to all memory that is shared.
+        // are inside of it; others may write to them meanwhile, as to all shared memory.
         unsafe {
             let from = bindings::kmap_local_page(page);
 
@@ -330,17 +331,17 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         Object::<T>::CALLER.is_some() && unsafe { *self.obj.shown.get() }
     }
 
-    /// Tells the driver that the object is about to leave where it is, if a page table may show it.
+    /// Notifies the driver that the object is about to move, if a page table may show it.
     ///
     /// # Errors
     ///
-    /// `ENODEV` if the device is just being unplugged, which will tell the driver.
+    /// `ENODEV` if the device is just being unplugged, which will notify the driver.
     pub(super) fn tell_evicted(&self) -> Result {
         // SAFETY: The reservation is held, and the device is registered or that is checked.
         unsafe { self.call(Call::Evicted, When::Registered) }
     }
 
-    /// Has the driver clear its page tables of the object, if they may show it.
+    /// Has the driver clear the entries of its page tables, if they may show the object.
     ///
     /// # Errors
     ///
@@ -356,7 +357,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
     ///
     /// The device of the object must be unplugged, and its registration data still be there.
     pub(super) unsafe fn unplug(&mut self) {
-        // A device that is gone does not answer, so nothing is waited for.
+        // A device that is gone does no work, so there is no wait.
         let obj = self.obj;
         if let Some(import) = &obj.import {
             // SAFETY: As promised by the caller.
@@ -364,7 +365,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
             return;
         }
 
-        // It cannot fail then.
+        // The calls cannot fail in this state.
         // SAFETY: As promised by the caller.
         unsafe {
             let _ = self.call(Call::Evicted, When::Unplugged);
@@ -426,10 +427,10 @@ pub(super) unsafe fn unplugging_callback<T: TtmObject>(dev: *mut bindings::drm_d
     let ttm = T::ttm(drm);
     let mut next = 0;
 
-    // Nobody has the addresses of an object that is not on the list yet, and nobody gets any now.
+    // No page table has an address of an object that is not on the list yet, and none gets one now.
     while let Some(obj) = ttm.object_from(next) {
         next = obj.id() + 1;
-        // Without signals it does not fail.
+        // The wait is not interruptible, so it does not fail.
         if let Ok(mut object) = obj.reserve(false) {
             // SAFETY: As promised by the caller.
             unsafe { object.view().unplug() };

@@ -25,13 +25,14 @@ use crate::{
 impl<T: TtmObject> Object<T> {
     /// As [`Self::new`], with the reservation `resv`, which the object keeps.
     ///
-    /// The object is private to what has that reservation, such as a [`GpuVm`](drm::gpuvm::GpuVm):
-    /// it is locked, and gets fences, with all others of it at once, and it is not exported. If
-    /// there is no room, others with the same reservation leave for it, too.
+    /// The object is private to the owner of that reservation, such as a
+    /// [`GpuVm`](drm::gpuvm::GpuVm): it is locked, and gets fences, together with all other objects
+    /// with the reservation, and it is not exported. If there is no room, these objects may be
+    /// evicted for it, too.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if `resv` is of another device, and those of [`Self::new`].
+    /// `EINVAL` if `resv` belongs to another device, and those of [`Self::new`].
     pub fn new_in(
         dev: &drm::Device<T::Driver>,
         resv: &SharedResv<T::Driver>,
@@ -55,8 +56,8 @@ impl<T: TtmObject> Object<T> {
 }
 
 impl OpCtx {
-    /// Calls `f` with a context by which objects with the reservation `resv`, which this task
-    /// holds, may be evicted.
+    /// Calls `f` with a context that allows evictions of objects with the reservation `resv`, which
+    /// this task holds.
     pub(super) fn with_siblings<R>(&mut self, resv: &DmaResv, f: impl FnOnce(&mut Self) -> R) -> R {
         self.0.resv = resv.as_raw();
         self.0.allow_res_evict = true;

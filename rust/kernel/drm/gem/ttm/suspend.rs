@@ -3,15 +3,16 @@
 //! VRAM that is out of reach for a time, or loses its content.
 //!
 //! A driver calls [`Device::suspend`] when its device is about to be suspended, and
-//! [`Device::resume`] afterwards. Those who can resume the device, such as processes, wait until that
-//! is done. Importers cannot: they map with the reservation held. So what is exported is moved to
-//! system memory, and importers are told. What cannot be moved is saved, if VRAM loses its content,
-//! and is put back to the same place: importers that have pinned it have its address.
+//! [`Device::resume`] afterwards. Tasks that can resume the device, such as processes, wait until
+//! it is resumed. Importers cannot wait, because they map with the reservation held. So exported
+//! objects are moved to system memory, and importers are notified. If VRAM loses its content, the
+//! content of objects that cannot be moved is saved, and is put back to the same place: importers
+//! that have pinned them have their addresses.
 //!
 //! # Locking
 //!
-//! Both take the reservations of objects, one at a time. Who has a reservation does not wait for the
-//! device to be resumed.
+//! Both take the reservations of objects, one at a time. A task that has a reservation does not
+//! wait for the device to be resumed.
 //!
 //! C headers: [`include/drm/ttm/ttm_tt.h`](srctree/include/drm/ttm/ttm_tt.h)
 
@@ -61,19 +62,19 @@ use crate::{
 };
 use core::ptr::NonNull;
 
-/// How often it is tried again to put an object back for which there is no memory.
+/// How often putting back the content of an object is tried again if there is no memory.
 const RESTORE_ATTEMPTS: usize = 100;
 
-/// What becomes of VRAM while a device is suspended.
+/// The effect of a suspend on VRAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// It is out of reach.
+    /// VRAM is out of reach, and keeps its content.
     Kept,
-    /// It is lost.
+    /// VRAM loses its content.
     Lost,
 }
 
-/// Pages for the content of an object that stays in VRAM.
+/// Pages for the saved content of an object that stays in VRAM.
 ///
 /// # Invariants
 ///
@@ -85,7 +86,7 @@ pub(super) struct Backup {
     is_due: bool,
 }
 
-// SAFETY: The pages belong to the value, whichever task uses it.
+// SAFETY: The pages belong to the value, and any task may use it.
 unsafe impl Send for Backup {}
 
 impl Backup {
@@ -103,7 +104,7 @@ impl Backup {
 
             to_result(bindings::ttm_tt_populate(bdev, tt.as_ptr(), &mut ctx.0))
                 .inspect_err(|_| tt_destroy_callback(bdev, tt.as_ptr()))?;
-            // INVARIANT: Populated above.
+            // INVARIANT: The `ttm` was populated above.
             Ok(Self {
                 bdev,
                 tt,
@@ -116,7 +117,7 @@ impl Backup {
 impl Drop for Backup {
     #[inline(never)]
     fn drop(&mut self) {
-        // SAFETY: By the type invariant, and nobody else has the pages.
+        // SAFETY: By the type invariant, and no other code has the pages.
         unsafe {
             bindings::ttm_tt_unpopulate(self.bdev, self.tt.as_ptr());
             tt_destroy_callback(self.bdev, self.tt.as_ptr());
@@ -128,16 +129,17 @@ impl<T: TtmObject> Device<T> {
     /// Prepares for a time in which VRAM is out of reach, and maybe loses its content.
     ///
     /// For the callback of a driver that suspends its device, or lets the system sleep. Exported
-    /// objects are moved to system memory, and importers told; with [`Content::Lost`] all that can be
-    /// moved, and what cannot is saved. Processes lose their mappings, and an access resumes the
-    /// device. May be called again before [`Self::resume`]: what has changed since is saved then. Does
-    /// nothing before [`Self::setup`]. `ctx` says whether to wait for what others do with the objects.
+    /// objects are moved to system memory, and importers are notified. With [`Content::Lost`] all
+    /// objects that can be moved are moved, and the content of the others is saved. Processes lose
+    /// their mappings, and an access resumes the device. May be called again before
+    /// [`Self::resume`]: changes since the first call are then saved, too. Does nothing before
+    /// [`Self::setup`]. `ctx` says whether to wait for the work of others on the objects.
     ///
     /// # Errors
     ///
-    /// The device must not be suspended, and nothing was lost.
+    /// On an error the device must not be suspended, and nothing was lost.
     ///
-    /// - `EBUSY` if an object is in use and `ctx` says not to wait, or that takes too long.
+    /// - `EBUSY` if an object is in use and `ctx` says not to wait, or the wait takes too long.
     /// - `EAGAIN` if there is no room in system memory.
     /// - `ENODEV` if the DRM device is not registered.
     /// - `ENOMEM` if memory runs out, and the error of a move.
@@ -148,7 +150,7 @@ impl<T: TtmObject> Device<T> {
         self.in_transition.store(false, Relaxed);
 
         if ret.is_err() {
-            // The content is where it was.
+            // The content is still in VRAM, so the backups are not needed.
             let _ = self.for_each_object(|object| {
                 if !object.is_restore_due() {
                     object.take_backup();
@@ -159,10 +161,10 @@ impl<T: TtmObject> Device<T> {
         ret
     }
 
-    /// Puts back what was saved by [`Self::suspend`].
+    /// Puts back the content that was saved by [`Self::suspend`].
     ///
-    /// For the callback of a driver that has resumed its device. What was moved to system memory stays
-    /// there until it is needed in VRAM.
+    /// For the callback of a driver that has resumed its device. Objects that were moved to system
+    /// memory stay there until they are needed in VRAM.
     ///
     /// # Errors
     ///
@@ -174,7 +176,7 @@ impl<T: TtmObject> Device<T> {
         }
 
         self.in_transition.store(true, Relaxed);
-        // One that fails does not keep the others from what they had.
+        // If one object fails, the others still get their content back.
         let mut first = Ok(());
         let ret = self.for_each_object(|object| {
             first = first.and(object.restore());
@@ -218,7 +220,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         };
 
         if is_concerned && self.mem_type() == Some(MemType::Vram) {
-            // The mappings of an object that is in use are invalidated by a later attempt.
+            // A later attempt invalidates the mappings of an object that is in use.
             let ttm = self.obj.ttm();
             if ctx.0.no_wait_gpu && ttm.is_used_by_others(&self.resv(), Usage::Bookkeep) {
                 return Err(EBUSY);
@@ -227,23 +229,23 @@ impl<T: TtmObject> Held<'_, Object<T>> {
             if stays {
                 self.save(ctx)?;
             } else if self.is_restore_due() && self.restore().is_err() {
-                // What would be moved is not the content.
+                // VRAM does not have the content of the object, so it cannot be moved.
                 return Err(EBUSY);
             } else {
                 let full = |e| if e == ENOSPC { EAGAIN } else { e };
                 self.validate(&[Place::TT], ctx).map_err(full)?;
             }
         }
-        // Somebody may have moved it just before.
+        // Another task may have moved the object just before.
         self.resv().resv().wait(Usage::Kernel, false)
     }
 
-    /// Copies the content from VRAM to system memory, which is made if there is none yet.
+    /// Copies the content from VRAM to the backup, which is made if there is none yet.
     fn save(&mut self, ctx: &mut OpCtx) -> Result {
-        // What others write is to be saved as well.
+        // Writes of others have to be saved as well.
         self.resv().resv().wait(Usage::Bookkeep, false)?;
 
-        // What VRAM has then is not the content of the object.
+        // If the restore fails, the content of VRAM is not that of the object.
         if self.is_restore_due() && self.restore().is_err() {
             return Ok(());
         }
@@ -261,17 +263,17 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         Ok(())
     }
 
-    /// Copies what was saved back to VRAM.
+    /// Copies the backup back to VRAM.
     fn restore(&mut self) -> Result {
         let Some(mut backup) = self.take_backup() else {
             return Ok(());
         };
-        // It was moved since, with what VRAM had.
+        // The object was moved since, with the content that VRAM had.
         if self.mem_type() != Some(MemType::Vram) {
             return Ok(());
         }
-        // Until the copy is made VRAM does not have the content, and the callback of a system resume is
-        // not called again. So a copy that lacks memory is tried again for a second.
+        // Until the copy is made VRAM does not have the content, and the callback of a system
+        // resume is not called again. So a copy that lacks memory is tried again for a second.
         let mut ret = self.transfer(&backup, false);
         for _ in 0..RESTORE_ATTEMPTS {
             if ret != Err(ENOMEM) {
@@ -300,13 +302,13 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         unsafe { (*self.obj.backup.get()).take() }
     }
 
-    /// Copies all of the object from VRAM to `backup`, or back, and waits for it.
+    /// Copies all of the object from VRAM to `backup`, or back, and waits for the copy.
     fn transfer(&mut self, backup: &Backup, saves: bool) -> Result {
         if self.mem_type() != Some(MemType::Vram) {
             return Err(EINVAL);
         }
 
-        // SAFETY: The object is valid, and the backup, which is one of it, has its pages.
+        // SAFETY: The object is valid, and the backup, which was made for it, has its pages.
         let table = unsafe {
             self.obj
                 .ttm()
@@ -320,13 +322,13 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         // SAFETY: Both sides have the size of the object. The pages stay until the fence signals,
         // which is waited for.
         let transfer = unsafe { Transfer::new(Some(from), to, self.obj.size()) };
-        // What others do with a pinned object is up to them.
+        // The copy does not wait for the work of others on a pinned object.
         let mut after = KVec::new();
         let external =
             self.obj
                 .ttm()
                 .add_own_dependencies(&self.resv(), Usage::Bookkeep, &mut after)?;
-        // Nothing is lost if it fails: the other copy is still there.
+        // If the copy fails nothing is lost: the other side still has the content.
         let request = Request {
             work: Work::Move(transfer),
             awake: self.obj.awake_if_active(),
@@ -349,7 +351,8 @@ impl<T: TtmObject> Held<'_, Object<T>> {
 }
 
 impl<T: TtmObject> Object<T> {
-    /// Keeps the device awake whose memory VRAM is, which is out of reach otherwise.
+    /// Takes a runtime PM guard of the device whose memory VRAM is, without which VRAM is out of
+    /// reach.
     ///
     /// # Errors
     ///
@@ -358,12 +361,13 @@ impl<T: TtmObject> Object<T> {
         Awake::new(self.ttm().owner())
     }
 
-    /// As [`Self::awake`] for a task that has a reservation, [`None`] if the device is not awake.
+    /// As [`Self::awake`], for a task that holds a reservation; [`None`] if the device is
+    /// suspended.
     pub(crate) fn awake_if_active(&self) -> Option<Awake> {
         Awake::if_active(self.ttm().owner())
     }
 
-    /// Takes back what of [`Self::awake`] was forgotten.
+    /// Returns the guard of [`Self::awake`] that was forgotten.
     ///
     /// # Safety
     ///

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! Objects that the kernel maps, for those who import their dma-buf.
+//! Objects that the kernel maps, for importers of their dma-buf.
 //!
 //! An object does not move while it is mapped, and has a window if VRAM is seen through windows
-//! (see `windows.rs`). One that has lost its content, because a move of it failed, is not mapped:
-//! `EIO`.
+//! (see `windows.rs`). Mapping an object that has lost its content, because a move of it failed,
+//! fails with `EIO`.
 //!
 //! C header: [`include/linux/iosys-map.h`](srctree/include/linux/iosys-map.h)
 
@@ -61,7 +61,8 @@ pub(super) unsafe extern "C" fn vmap_callback<T: TtmObject>(
         let mut locked = unsafe { Held::assume(obj) };
 
         if locked.mem_type() == Some(MemType::Vram) && obj.awake_if_active().is_none() {
-            // It is too late to wait for that.
+            // The reservation is held, so the device cannot be resumed here: the resume is
+            // requested.
             Awake::request(obj.ttm().owner());
             return Err(EAGAIN);
         }
@@ -71,7 +72,7 @@ pub(super) unsafe extern "C" fn vmap_callback<T: TtmObject>(
         }
         // SAFETY: As promised by the caller.
         match unsafe { pin_and_vmap(&mut locked, map) } {
-            // What has no window is mapped elsewhere.
+            // An object for which there is no window is mapped in system memory.
             Err(e) if e == ENOSPC && T::APERTURE.is_some() && locked.may_do_without_window() => {
                 locked.validate(&[Place::TT], &mut OpCtx::uninterruptible())?;
                 // SAFETY: As promised by the caller.
@@ -91,7 +92,7 @@ unsafe fn pin_and_vmap<T: TtmObject>(
     map: *mut bindings::iosys_map,
 ) -> Result {
     match locked.pin_raw() {
-        // What may not stay in VRAM for that long is mapped elsewhere.
+        // An object that may not be pinned in VRAM is mapped in system memory.
         Err(e) if e == EDQUOT && locked.data().domain() == Domain::Either => {
             locked.validate(&[Place::TT], &mut OpCtx::uninterruptible())?;
             locked.pin_raw()
@@ -111,7 +112,7 @@ unsafe fn vmap_pinned<T: TtmObject>(
 ) -> Result {
     let bo = locked.bo();
 
-    // No move is under way, of which `ttm_bo_vmap()` knows nothing: to pin is to wait for them.
+    // No move is under way, which `ttm_bo_vmap()` would not know: the pin has waited for moves.
     let Some(vram) = locked.vram() else {
         // SAFETY: The object is valid, reserved and pinned.
         return to_result(unsafe { bindings::ttm_bo_vmap(bo, map) });
@@ -151,9 +152,9 @@ unsafe fn vmap_pinned<T: TtmObject>(
                 .release(locked.obj.id(), Holder::Kernel);
         }
     })?;
-    // Until `vunmap_callback()`.
+    // `vunmap_callback()` drops the guard.
     awake.forget();
-    // SAFETY: The caller wants it to be filled.
+    // SAFETY: The caller passes a valid structure to be filled.
     unsafe {
         map.write(bindings::iosys_map {
             __bindgen_anon_1: bindings::iosys_map__bindgen_ty_1 {
@@ -165,8 +166,8 @@ unsafe fn vmap_pinned<T: TtmObject>(
     Ok(())
 }
 
-/// Maps pieces of I/O memory one behind the other into the kernel, write-combined. Each is a
-/// physical address and a length; all of them are `size` bytes.
+/// Maps consecutive pieces of I/O memory into the kernel, write-combined. Each piece is a physical
+/// address and a length; all of them are `size` bytes.
 ///
 /// A part of a BAR may have struct pages. `vmap()` is for memory that has them, and `vmap_pfn()` for
 /// memory without.
@@ -181,7 +182,7 @@ fn vmap(size: usize, pieces: &mut dyn Iterator<Item = (u64, u64)>) -> Result<Non
         .ok_or(ENOMEM)?;
 
     map_pieces(addr, size, pieces).inspect_err(|_| {
-        // SAFETY: The address is that of the area, of which a part may be mapped.
+        // SAFETY: The address is that of the area, a part of which may be mapped.
         unsafe { bindings::vunmap(addr.as_ptr()) };
     })?;
     Ok(addr)
@@ -194,11 +195,11 @@ fn map_pieces(
     pieces: &mut dyn Iterator<Item = (u64, u64)>,
 ) -> Result {
     let mut at = addr.addr().get();
-    // OVERFLOW: The area is there.
+    // OVERFLOW: The area ends at this address.
     let end = at + size;
 
     for (phys, len) in pieces {
-        // CAST: What is larger than an address space is larger than the area.
+        // CAST: A length that exceeds the address space exceeds the area as well.
         let next = at.checked_add(len as usize).ok_or(EINVAL)?;
 
         if next > end {
@@ -230,9 +231,9 @@ pub(super) unsafe extern "C" fn vunmap_callback<T: TtmObject>(
     gem: *mut bindings::drm_gem_object,
     map: *mut bindings::iosys_map,
 ) {
-    // SAFETY: The object is valid, of this class, and reserved. By the safety requirements what is
-    // imported was mapped by `dma_buf_vmap()`, other I/O memory is what `vmap()` returned, with a
-    // user of the device that was forgotten, and the rest is what `ttm_bo_vmap()` did.
+    // SAFETY: The object is valid, of this class, and reserved. By the safety requirements an
+    // import was mapped by `dma_buf_vmap()`, other I/O memory was returned by `vmap()`, with a
+    // runtime PM guard that was forgotten, and all other memory was mapped by `ttm_bo_vmap()`.
     unsafe {
         let obj: &Object<T> = IntoGEMObject::from_raw(gem);
 

@@ -2,23 +2,24 @@
 
 //! Windows of an aperture through which the CPU sees objects in VRAM.
 //!
-//! An object of a device with an [`Aperture`] has at most one window where it is. These hold it:
+//! An object of a device with an [`Aperture`] has at most one window for its place in VRAM. Its
+//! holders are:
 //!
 //! - importers, by the tables that they have mapped,
 //! - page faults: from the first one until the entries of page tables are zapped, which happens if
 //!   the object moves, or is freed, if the device is suspended or unplugged, or if the window is
-//!   evicted; to unmap the object from a process is not enough,
-//! - mappings of the kernel, each until it is unmapped. The object is pinned as long.
+//!   evicted; unmapping the object from a process is not enough,
+//! - mappings of the kernel, each until it is unmapped. The object is pinned for the same time.
 //!
-//! Whoever is the first makes it, the others share it, and it is dropped with the last one. If the
-//! aperture is full, windows are evicted that only page faults hold, the least recently used first:
-//! the entries of page tables that lead there are zapped, and come back with another window at the
-//! next access. So a process that has touched an object once is not in the way of an importer. If
-//! nothing can be evicted an importer and a mapping of the kernel get `ENOSPC`, unless the object
-//! can be moved to system memory; a page fault moves it there, or ends in `SIGBUS`.
+//! The first holder makes the window, the others share it, and it is dropped with the last one. If
+//! the aperture is full, windows are evicted that only page faults hold, the least recently used
+//! first: the entries of page tables that lead there are zapped, and the next access makes another
+//! window. So a process that has accessed an object once does not block an importer. If nothing can
+//! be evicted, an importer and a mapping of the kernel get `ENOSPC`, unless the object can be moved
+//! to system memory; a page fault moves it there, or ends in `SIGBUS`.
 //!
 //! A process that accesses two objects by one instruction makes no progress if the aperture has
-//! room for one of them only: each fault evicts the other window. It can be killed.
+//! room for one of them only: each fault evicts the other window. The process can be killed.
 //!
 //! The windows of importers and of mappings of the kernel stay while the device is suspended. If it
 //! loses the entries of the aperture then, its driver writes them again when it resumes.
@@ -26,12 +27,12 @@
 //! # Locking
 //!
 //! The reservation of the object is held when its window is made, shared and dropped. To evict the
-//! window of another object takes the reservation of that, which is only tried, unless the same
-//! task has it already. [`Room`] comes after the reservation: a mutex with which windows of the CPU
-//! are made, evicted and dropped, so that nobody is refused for room that another task is about to
-//! give up or has just taken from it. Only an object that is being freed drops its window without
-//! the reservation, which another task may have, and so does an unplug what is left of page faults:
-//! both with the mutex alone.
+//! window of another object takes the reservation of that object, which is only tried, unless the
+//! same task has it already. [`Room`] comes after the reservation: a mutex with which windows of
+//! the CPU are made, evicted and dropped, so that no task is refused for room that another task is
+//! about to free or has just taken from it. Only two cases drop a window without the reservation,
+//! which another task may have: an object that is being freed, and an unplug, which drops the
+//! remaining windows of page faults. Both hold the mutex alone.
 //!
 //! Mirrors `nouveau_ttm_io_mem_reserve()`, which evicts under a mutex that each fault takes.
 //!
@@ -80,15 +81,15 @@ use crate::{
 pub(super) enum NoWindow {
     /// The aperture is full.
     Full,
-    /// Other tasks have reserved the objects whose windows could be evicted, or make windows, or the
-    /// driver is busy.
+    /// Other tasks have reserved the objects whose windows could be evicted, or are making windows,
+    /// or the driver is busy.
     Busy,
     /// The driver cannot make it, or memory has run out.
     Failed(Error),
 }
 
 impl From<NoWindow> for Error {
-    /// For who has waited for other tasks as long as it does.
+    /// Converts the error for a caller that has waited for other tasks as long as it does.
     fn from(why: NoWindow) -> Error {
         match why {
             NoWindow::Full | NoWindow::Busy => ENOSPC,
@@ -97,21 +98,21 @@ impl From<NoWindow> for Error {
     }
 }
 
-/// What came of the attempt to evict a window.
+/// The result of the attempt to evict a window.
 enum Eviction {
-    /// There is more room.
+    /// A window was evicted, so there is more room.
     Done,
-    /// Other tasks have the objects whose windows could be evicted.
+    /// Other tasks have reserved the objects whose windows could be evicted.
     Busy,
-    /// There is none that could be.
+    /// There is no window that could be evicted.
     Nothing,
 }
 
 impl<T: TtmObject> Held<'_, Object<T>> {
-    /// Returns the ranges of the window that shows the object, which is in VRAM: the one that it
-    /// has, or a new one, which `holder` then has, if there is one. Sleeps.
+    /// Returns the ranges of the window that shows the object, which is in VRAM: the window that it
+    /// has, or a new one. `holder`, if there is one, becomes a holder of it. Sleeps.
     ///
-    /// Waits for other tasks that are in the way of an eviction, for some time.
+    /// Waits for some time for other tasks that block an eviction.
     ///
     /// # Errors
     ///
@@ -136,10 +137,11 @@ impl<T: TtmObject> Held<'_, Object<T>> {
             Some(holder) => Some((holder, NewEntry::reserve().map_err(NoWindow::Failed)?)),
             None => None,
         };
-        // References to objects are dropped after `room`, which who frees an object takes.
+        // References to objects are dropped after `room`, because freeing an object takes the
+        // mutex.
         let mut passed = KVec::new();
         let mut room = match holder {
-            // It holds the `mmap_lock`, and can come again.
+            // A page fault holds the `mmap_lock`, and can be tried again.
             Some(Holder::Faults) => windows.try_room().ok_or(NoWindow::Busy)?,
             _ => windows.room(),
         };
@@ -154,7 +156,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         Ok(ranges)
     }
 
-    /// Makes a window, for which others are evicted if there is no room.
+    /// Makes a window. If there is no room, other windows are evicted.
     fn new_window(
         &self,
         vram: &Ranges,
@@ -168,7 +170,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         loop {
             match T::APERTURE.map(dev, vram) {
                 Ok(ranges) => return Ok(ranges),
-                // No eviction helps.
+                // Evicting other windows does not help.
                 Err(e) if e == E2BIG => return Err(NoWindow::Full),
                 Err(e) if e == ENOSPC => (),
                 Err(e) if e == EBUSY => return Err(NoWindow::Busy),
@@ -183,8 +185,8 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         }
     }
 
-    /// Evicts the window that was used least recently of those that only page faults hold. The
-    /// objects that it has looked at are added to `passed`.
+    /// Evicts the least recently used window of those that only page faults hold. The objects that
+    /// it has looked at are added to `passed`.
     ///
     /// # Errors
     ///
@@ -195,7 +197,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         passed: &mut KVec<ARef<Object<T>>>,
     ) -> Result<Eviction> {
         let (mut after, mut ret) = (0, Eviction::Nothing);
-        // Other tasks may use windows as fast as they are looked at here.
+        // Other tasks may use windows again as fast as this loop visits them.
         let newest = room.last_use();
 
         while let Some((id, used)) = room.least_recently_faulted(after) {
@@ -205,7 +207,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
             after = used;
 
             passed.reserve(1, GFP_KERNEL)?;
-            // One that is being freed drops its window soon.
+            // An object that is being freed drops its window soon.
             let Some(obj) = self.obj.ttm().object(id) else {
                 ret = Eviction::Busy;
                 continue;
@@ -223,8 +225,8 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         Ok(ret)
     }
 
-    /// Evicts the window of another object, if no importer has it. Tells whether it did, or `None`
-    /// if another task has reserved the object.
+    /// Evicts the window of another object, if no importer has it. Returns whether it did, or
+    /// `None` if another task has reserved the object.
     fn evict_window_of(&self, other: &Object<T>, room: &mut Room<'_>) -> Option<bool> {
         // SAFETY: The reservations of valid objects are valid.
         let (resv, own) = unsafe {
@@ -233,14 +235,14 @@ impl<T: TtmObject> Held<'_, Object<T>> {
                 DmaResv::from_raw((*self.obj.as_raw()).resv),
             )
         };
-        // Private objects may share one.
+        // Private objects may share a reservation.
         let _guard = if core::ptr::eq(resv, own) || resv.is_locked_with(own) {
             None
         } else {
             Some(resv.try_lock()?)
         };
-        // SAFETY: The reservation is held until the end of the function: by the guard, or by who
-        // has reserved both objects, and calls this.
+        // SAFETY: The reservation is held until the end of the function, by the guard, or by the
+        // caller, which has reserved both objects.
         let held = unsafe { Held::assume(other) };
 
         if held.window_of_importers().is_some() {
@@ -253,19 +255,19 @@ impl<T: TtmObject> Held<'_, Object<T>> {
     }
 
     fn window_of_importers(&self) -> Option<Arc<RangeList>> {
-        // SAFETY: By the type invariant of `Object` it is null or the dma-buf of the object, whose
-        // reservation is held.
+        // SAFETY: By the type invariant of `Object` the pointer is null or the dma-buf of the
+        // object, whose reservation is held.
         unsafe { T::APERTURE.of_importers(self.exported()) }
     }
 
-    /// Lets processes see the object, for a page fault: by a window if it is in VRAM, for which
-    /// the device is awake.
+    /// Makes the object visible to processes, for a page fault. If it is in VRAM it gets a window,
+    /// and the device must be awake.
     ///
     /// If there is no room for the window, the object moves to system memory.
     ///
     /// # Errors
     ///
-    /// - `EBUSY` if other tasks are in the way: the fault is to come again.
+    /// - `EBUSY` if other tasks are in the way: the fault has to be tried again.
     /// - `ENOSPC` if the aperture is full, and the object has to stay in VRAM.
     /// - `ENOMEM` if memory runs out, `EIO` for all other errors of the driver, and the errors of
     ///   [`Self::validate_patiently`].
@@ -281,7 +283,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
                 }
                 Err(NoWindow::Full) => return Err(ENOSPC),
                 Err(NoWindow::Busy) => return Err(EBUSY),
-                // An error that has another meaning for a fault is not one of the driver.
+                // An error that has another meaning for a fault must not come from the driver.
                 Err(NoWindow::Failed(e)) => return Err(if e == ENOMEM { e } else { EIO }),
             }
         }
@@ -294,8 +296,8 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         self.data().domain() == Domain::Either && !self.is_pinned()
     }
 
-    /// Takes from processes what they have mapped of the object by a window, which they get back at
-    /// the next access, and the window from page faults. Does nothing without an aperture. Sleeps.
+    /// Removes the mappings of processes that lead through a window, which are made again at the
+    /// next access, and drops the window of page faults. Does nothing without an aperture. Sleeps.
     pub(super) fn unmap_from_processes(&self) {
         if T::APERTURE.is_some() && self.obj.ttm().windows.is_faulted(self.obj.id()) {
             // SAFETY: The object is valid, and its reservation is held.
@@ -306,8 +308,8 @@ impl<T: TtmObject> Held<'_, Object<T>> {
 }
 
 impl<T: TtmObject> Object<T> {
-    /// Takes the window from page faults, after page tables were zapped. A fault that comes after
-    /// this makes a new one. Does nothing without an aperture. Sleeps.
+    /// Drops the window of page faults, after page tables were zapped. A later fault makes a new
+    /// one. Does nothing without an aperture. Sleeps.
     pub(super) fn drop_fault_window(&self) {
         if T::APERTURE.is_some() {
             self.ttm().windows.release(self.id(), Holder::Faults);
