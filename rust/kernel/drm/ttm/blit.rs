@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! Bytes on their way from one object to another.
+//! Copies of bytes from one object to another.
 //!
 //! A [`Blit`] is work for the engine of a device, as a [`Transfer`](super::Transfer) is. It begins
 //! and ends at any byte, and one side may be the buffer of another device.
 //!
 //! # Locking
 //!
-//! A blit is done and dropped while others may wait for its fence, so it takes no lock then. What a
-//! buffer of another device needs to be given back, its reservation, is taken later by a worker.
+//! A blit is done and dropped while others may wait for its fence, so it takes no lock then. A
+//! worker later takes the reservation of a buffer of another device, which is needed to unmap the
+//! buffer.
 //!
 //! C header: [`include/linux/iosys-map.h`](srctree/include/linux/iosys-map.h)
 
@@ -50,7 +51,7 @@ use crate::{
 };
 use core::mem::ManuallyDrop;
 
-/// The time in which the CPU may access a buffer of another device. Dropping it ends that.
+/// The time in which the CPU may access a buffer of another device. Dropping it ends the access.
 pub(crate) struct CpuAccess {
     buf: ARef<DmaBuf>,
     dir: DataDirection,
@@ -58,8 +59,8 @@ pub(crate) struct CpuAccess {
 }
 
 impl CpuAccess {
-    /// Begins it, which waits for the work that `dir` conflicts with. No reservation may be held,
-    /// also when the value is dropped.
+    /// Begins the access, and waits for the work that `dir` conflicts with. No reservation may be
+    /// held, neither here nor when the value is dropped.
     pub(crate) fn begin(buf: &DmaBuf, dir: DataDirection) -> Result<Arc<Self>> {
         buf.begin_cpu_access(dir)?;
         let access = Self {
@@ -68,16 +69,17 @@ impl CpuAccess {
             ended: Atomic::new(false),
         };
 
-        // If there is no memory the value is dropped.
+        // Without memory the value is dropped, which ends the access.
         Ok(Arc::new(access, GFP_KERNEL)?)
     }
 
-    /// Ends it, unless that was done: devices see what the CPU wrote when this returns.
+    /// Ends the access, unless it has ended: devices see the writes of the CPU when this returns.
     ///
     /// The exporter takes the reservation, which may not be held.
     pub(crate) fn end(&self) {
         if !self.ended.xchg(true, Relaxed) {
-            // There is nobody to tell: the bytes are where the exporter put them.
+            // An error cannot be reported to a caller: the bytes are where the exporter has mapped
+            // the buffer.
             let _ = self.buf.end_cpu_access(self.dir);
         }
     }
@@ -92,10 +94,10 @@ impl Drop for CpuAccess {
 /// A buffer of another device, mapped into the kernel (vmap) until the value is dropped, or a
 /// little longer: a worker unmaps it, so that the value may be dropped with reservations held.
 ///
-/// All of the buffer is mapped, also to copy one byte, because dma-buf has no mapping of a part.
-/// Copies that overlap share a mapping: the core maps for the first user and counts the others. It
-/// is not kept between copies. A mapping of the kernel is a pin, and no callback revokes it: it
-/// would count against what the exporter lets be pinned, refuse importers that cannot reach the
+/// All of the buffer is mapped, even to copy one byte, because dma-buf has no mapping of a part.
+/// Copies that overlap share a mapping: the core maps for the first user and counts the others. The
+/// mapping is not kept between copies: it is a pin, and no callback revokes it. It would count
+/// against the exporter's limit of pins, make the exporter refuse importers that cannot reach the
 /// buffer where it is, keep its device awake, and hold up an unbind of that device, for an importer
 /// that may never copy again.
 pub(crate) struct VmappedImport(ManuallyDrop<Pin<KBox<GiveBack>>>);
@@ -126,7 +128,8 @@ impl VmappedImport {
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if `resv` is another one, or the exporter has no mappings for the kernel.
+    /// - `EINVAL` if `resv` is not the reservation of the buffer, or the exporter has no mappings
+    ///   for the kernel.
     /// - `ENOMEM` if memory runs out, and what the exporter returns.
     // Not inlined into modules: the lock class and its name stay in the kernel crate.
     #[inline(never)]
@@ -134,7 +137,7 @@ impl VmappedImport {
         let memory = KBox::<GiveBack>::new_uninit(GFP_KERNEL)?;
         let map = VMap::new_locked(access.buf.clone(), resv)?;
 
-        // It cannot fail: the memory is there.
+        // The initialization cannot fail, because the memory is allocated.
         Ok(Self(ManuallyDrop::new(memory.write_pin_init(
             pin_init!(
                 GiveBack {
@@ -162,12 +165,12 @@ impl Drop for VmappedImport {
     }
 }
 
-/// Bytes of one object that are to be copied to another, or to another place of the same.
+/// Bytes of one object that are to be copied to another, or to another place of the same object.
 ///
 /// # Invariants
 ///
 /// - Both sides have `size` bytes from their offset on, and these do not overlap.
-/// - What is in system memory has all of its pages, as long as the value exists.
+/// - A side in system memory has all of its pages, as long as the value exists.
 pub struct Blit {
     from: Side,
     from_at: usize,
@@ -176,7 +179,7 @@ pub struct Blit {
     size: usize,
 }
 
-// SAFETY: By the type invariant the pages stay, whichever task looks at them.
+// SAFETY: By the type invariant the pages stay, and any task may access them.
 unsafe impl Send for Blit {}
 
 // SAFETY: As for `Send`.
@@ -198,14 +201,14 @@ impl Blit {
         }
     }
 
-    /// Returns where the bytes are, and the offset of the first one.
+    /// Returns the source of the copy, and the offset of the first byte.
     #[inline]
     pub fn from(&self) -> (Memory<'_>, usize) {
         // SAFETY: By the type invariant.
         (unsafe { self.from.memory() }, self.from_at)
     }
 
-    /// Returns where the bytes go to, and the offset of the first one.
+    /// Returns the target of the copy, and the offset of the first byte.
     #[inline]
     pub fn to(&self) -> (Memory<'_>, usize) {
         // SAFETY: By the type invariant.
@@ -218,20 +221,20 @@ impl Blit {
         self.size
     }
 
-    /// Tells whether a BAR of `len` bytes shows all VRAM that takes part.
+    /// Tells whether a BAR of `len` bytes shows all VRAM of both sides.
     pub(super) fn is_in_bar(&self, len: u64) -> bool {
         [self.from().0, self.to().0]
             .into_iter()
             .all(|memory| memory.is_in_bar(len))
     }
 
-    /// Lets the CPU do it. Does not allocate memory.
+    /// Makes the copy by the CPU. Does not allocate memory.
     ///
     /// # Safety
     ///
-    /// `vram` must be the address of VRAM, in which all ranges that take part are mapped.
+    /// `vram` must be the address of VRAM, in which all ranges of both sides are mapped.
     pub(super) unsafe fn by_cpu(&self, vram: *mut c_void) {
-        /// How many bytes are copied before others may have the processor.
+        /// How many bytes are copied before other tasks may use the processor.
         const MOST: usize = 1 << 20;
 
         let mut done = 0;
@@ -241,12 +244,12 @@ impl Blit {
             let to = Chunk::new(self.to().0, self.to_at + done, vram);
             let len = from.len.min(to.len).min(self.size - done).min(MOST);
             if len == 0 {
-                // Not inside of a side, which the type invariant rules out.
+                // The bytes are outside of a side, which the type invariant excludes.
                 return;
             }
 
-            // SAFETY: Both are mapped for at least so many bytes, which do not overlap. Nobody has
-            // a reference to this memory.
+            // SAFETY: Both are mapped for at least `len` bytes, which do not overlap. No code has a
+            // reference to this memory.
             unsafe { copy_bytes(to.map, from.map, len) };
             done += len;
             pause();
@@ -261,7 +264,7 @@ impl Blit {
     }
 }
 
-/// A piece of one side that is mapped in a row. Mapped pages are unmapped in the reverse order.
+/// A contiguous piece of one side that is mapped. Mapped pages are unmapped in the reverse order.
 struct Chunk {
     map: IosysMap,
     len: usize,
@@ -269,7 +272,7 @@ struct Chunk {
 }
 
 impl Chunk {
-    /// Maps what is at `at`, as far as it goes; nothing if `at` is outside.
+    /// Maps the contiguous piece that begins at `at`; nothing if `at` is outside.
     fn new(memory: Memory<'_>, at: usize, vram: *mut c_void) -> Self {
         let (addr, len, is_iomem, is_page) = match memory {
             Memory::Vram(ranges) => {
@@ -290,11 +293,11 @@ impl Chunk {
 
                 (addr, len, map.is_iomem(), false)
             }
-            // It has no address for the CPU: see `Memory::is_in_bar()`.
+            // Such a buffer has no address for the CPU: see `Memory::is_in_bar()`.
             Memory::Peer(_) => (core::ptr::null_mut(), 0, false, false),
         };
 
-        // SAFETY: Who uses the address knows that it is mapped, for the life of the value.
+        // SAFETY: Users of the address rely on it being mapped for the life of the value only.
         let map = unsafe {
             if is_iomem {
                 IosysMap::from_iomem(addr)
@@ -311,7 +314,7 @@ impl Chunk {
         };
         let skip = at % PAGE_SIZE;
 
-        // SAFETY: The page is valid. It is unmapped by `drop()`.
+        // SAFETY: The page is valid. `drop()` unmaps it.
         let addr = unsafe { bindings::kmap_local_page(page) };
         (addr.wrapping_byte_add(skip), PAGE_SIZE - skip, false, true)
     }
@@ -328,7 +331,7 @@ impl Drop for Chunk {
 
 /// Copies bytes between any kinds of memory.
 ///
-/// `drm_memcpy_from_wc()` is for sizes that are a multiple of its buffer.
+/// `drm_memcpy_from_wc()` only copies multiples of the size of its buffer.
 ///
 /// # Safety
 ///
@@ -337,7 +340,7 @@ unsafe fn copy_bytes(to: IosysMap, from: IosysMap, len: usize) {
     const BOUNCE: usize = 256;
 
     let (to_addr, from_addr) = (to.addr(), from.addr());
-    // SAFETY: By the safety requirements. The buffer has as many bytes as are copied to it.
+    // SAFETY: By the safety requirements. The buffer has room for the bytes that are copied to it.
     unsafe {
         match (to.is_iomem(), from.is_iomem()) {
             // Not `copy_nonoverlapping()`: others may write to the memory meanwhile.

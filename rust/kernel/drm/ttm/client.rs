@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! What a client, an open file of the device, uses.
+//! The data of a client, which is an open file of the device.
 //!
 //! C header: [`include/drm/drm_file.h`](srctree/include/drm/drm_file.h)
 
@@ -27,12 +27,13 @@ use crate::{
     }, //
 };
 
-/// The VRAM that is pinned on behalf of one client.
+/// The VRAM that is pinned for one client.
 ///
-/// A driver keeps one in each open file, and tells which by [`TtmObject::pins`]. An object is
-/// accounted to the client that exported it, or that mapped it for direct I/O if that was first, for
-/// as long as it is pinned in VRAM by whomever: its size, once. Who pins is another device, which has no file. The account stays with the object
-/// when the client is gone, and the limit of the device holds.
+/// A driver keeps one in each open file, and returns it by [`TtmObject::pins`]. As long as an
+/// object is pinned in VRAM, its size is charged once, whoever has pinned it: to the client that
+/// exported it, or to the client that mapped it for direct I/O if that came first. The pin itself
+/// comes from another device, which has no file. The account stays with the object when the client
+/// is gone, and the limit of the device still applies.
 pub struct PinAccount(Atomic<u64>);
 
 impl Default for PinAccount {
@@ -42,7 +43,7 @@ impl Default for PinAccount {
 }
 
 impl PinAccount {
-    /// Nothing is pinned yet.
+    /// Makes an account, to which nothing is charged.
     pub const fn new() -> Self {
         Self(Atomic::new(0))
     }
@@ -53,11 +54,11 @@ impl PinAccount {
         self.0.load(Relaxed)
     }
 
-    /// Accounts for `bytes` that are about to be pinned.
+    /// Charges `bytes` that are about to be pinned.
     ///
     /// # Errors
     ///
-    /// `EDQUOT` if it would be more than `limit`.
+    /// `EDQUOT` if the sum would exceed `limit`.
     pub(crate) fn charge(&self, bytes: u64, limit: u64) -> Result {
         charge(&self.0, bytes, limit)
     }
@@ -70,12 +71,12 @@ impl PinAccount {
 /// An open file of the driver of `T`.
 pub type ClientOf<T> = drm::File<<<T as drm::gem::DriverObject>::Driver as drm::Driver>::File>;
 
-/// Prints how much memory the objects have that `file` has handles of, for fdinfo, and returns how
-/// much of VRAM that the CPU and peers see they have, in bytes, for a key of the driver.
+/// Prints for fdinfo how much memory the objects have to which `file` has handles. Returns how many
+/// bytes of them are in VRAM that the CPU and peers see, for a key of the driver.
 ///
 /// The regions are `vram0` and `system`. An object counts for the total of one of them: `vram0` if
-/// it may live there, else `system`. It is resident where it is. What is in system memory that may
-/// be swapped out is not resident. Mirrors `drm_show_memory_stats()`, which knows one region.
+/// it may live there, else `system`. It is resident in the region where it is. System memory that
+/// may be swapped out is not resident. Mirrors `drm_show_memory_stats()`, which knows one region.
 pub fn show_memory_stats<T: TtmObject>(file: &ClientOf<T>, p: &mut drm::Printer) -> u64 {
     let mut vram = bindings::drm_memory_stats::default();
     let mut system = bindings::drm_memory_stats::default();
@@ -140,5 +141,5 @@ pub fn show_memory_stats<T: TtmObject>(file: &ClientOf<T>, p: &mut drm::Printer)
     seen
 }
 
-/// What a reader of an object does not wait for is not activity.
+/// An object counts as active if it has fences that a reader would wait for.
 const READERS: bindings::dma_resv_usage = bindings::dma_resv_usage_DMA_RESV_USAGE_READ;

@@ -16,7 +16,7 @@ use crate::{
     }, //
 };
 
-/// Room for copies that ioctls are about to ask for.
+/// The permits for copies that ioctls are about to submit.
 #[pin_data]
 struct Room {
     #[pin]
@@ -33,10 +33,11 @@ impl Room {
     }
 }
 
-/// The copies of an open file, whose queue is made when it asks for the first one.
+/// The copies of an open file. The queue is made for the first copy.
 ///
-/// An ioctl that copies waits for room before it enters the section that an unplug waits for, as the
-/// wait may depend on other devices ([`Self::await_room`]), and takes it inside ([`Self::take`]).
+/// An ioctl that copies waits for room ([`Self::await_room`]) before it enters the section that an
+/// unplug waits for, because the wait may depend on other devices. It takes the room inside of the
+/// section ([`Self::take`]).
 ///
 /// # Examples
 ///
@@ -56,7 +57,7 @@ impl Room {
 ///     prelude::*, //
 /// };
 ///
-/// /// What an ioctl does before, and what it does then.
+/// /// The two steps of an ioctl: outside of the section, and inside.
 /// fn copy<T: TtmObject>(
 ///     ttm: &Device<T>,
 ///     copies: &Copies<T::Ring>,
@@ -65,7 +66,7 @@ impl Room {
 ///     copies.await_room()?;
 ///
 ///     let (queue, permit) = copies.take(|| ttm.copy_queue(c"copies", 0, queue()?))?;
-///     // Asks for a copy by `gem::ttm::copy_after()`.
+///     // Submits a copy by `gem::ttm::copy_after()`.
 ///     drop((queue, permit));
 ///     Ok(())
 /// }
@@ -78,7 +79,7 @@ pub struct Copies<R: RingOps> {
 }
 
 impl<R: RingOps> Copies<R> {
-    /// Makes those of a file that has not asked for any.
+    /// Makes the value for a file that has no queue yet.
     pub fn new() -> impl PinInit<Self> {
         pin_init!(Self {
             queue: SetOnce::new(),
@@ -94,7 +95,7 @@ impl<R: RingOps> Copies<R> {
     /// - `ERESTARTSYS` if a signal arrived.
     /// - `ENOMEM` if memory runs out.
     pub fn await_room(&self) -> Result {
-        // The first copy has room.
+        // The first copy always has room.
         if let Some(queue) = self.queue.as_ref() {
             let permit = queue.permit()?;
 
@@ -103,13 +104,14 @@ impl<R: RingOps> Copies<R> {
         Ok(())
     }
 
-    /// Returns the queue, and room for one more copy in it: what [`Self::await_room`] has waited for.
+    /// Returns the queue, and room for one more copy in it, for which [`Self::await_room`] has
+    /// waited.
     ///
     /// `make` makes the queue, if there is none yet.
     ///
     /// # Errors
     ///
-    /// - `EAGAIN` if another task has taken the room, which only is without a wait before.
+    /// - `EAGAIN` if another task has taken the room, which can only happen without a wait before.
     /// - What `make` returns.
     pub fn take(
         &self,
@@ -118,7 +120,7 @@ impl<R: RingOps> Copies<R> {
         let mut permits = self.room.permits.lock();
 
         if self.queue.as_ref().is_none() {
-            // Nobody else does so meanwhile.
+            // No other task makes the queue meanwhile.
             self.queue.populate(make()?);
         }
         let queue = self.queue.as_ref().ok_or(EINVAL)?;

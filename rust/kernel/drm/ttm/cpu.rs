@@ -43,7 +43,7 @@ use core::{
     mem, //
 };
 
-/// What a [`CpuEngine`] has while the driver is bound.
+/// The hardware of a [`CpuEngine`], while the driver is bound.
 pub struct CpuHw<'a> {
     // Dropped before the window.
     view: Shown,
@@ -56,13 +56,14 @@ pub struct CpuRing;
 impl RingOps for CpuRing {
     type Hw = ForLt!(CpuHw<'_>);
 
-    /// Until it has ended.
+    /// [`None`] once the job has ended.
     type Job = Option<Job>;
 
     fn run(hw: &HwOf<'_, Self>, job: &mut Option<Job>, done: Done) {
         let window = &hw.window;
         let result = match job {
-            // What is copied could be that of others, and go to where nobody can take it back.
+            // The source may have content of other objects, which cannot be taken back once it is
+            // copied.
             Some(job) if job.is_void() => Err(EIO),
             Some(job) if job.work().is_in_bar(window.len()) => {
                 // SAFETY: The window, in which all ranges are, is mapped as long as there is
@@ -86,10 +87,10 @@ impl RingOps for CpuRing {
     }
 }
 
-/// The CPU as the copy engine of a device, which does jobs one after the other.
+/// The CPU as the copy engine of a device. It does jobs one after the other.
 ///
-/// It owns the CPU's view of VRAM. Dropping it waits for the moves that are in the queue, and cancels
-/// copies of clients that have not begun: see [`Ring`].
+/// It owns the CPU's view of VRAM. Dropping it waits for the moves in the queue, and cancels copies
+/// of clients that have not begun: see [`Ring`].
 ///
 /// # Invariants
 ///
@@ -117,16 +118,16 @@ impl<'a> CpuEngine<'a> {
         // SAFETY: A window borrows from the bound device alone, and the view from nothing.
         let ring = unsafe { Ring::<CpuRing>::with_hw(dev, &config, Ok(CpuHw { view, window })) }?;
 
-        // INVARIANT: It was made for `'a`.
+        // INVARIANT: The ring was made for `'a`.
         Ok(Self {
-            // SAFETY: Lifetimes do not change the layout. The value is not used beyond `'a`, and what
-            // is returned of it has that lifetime, which is shorter, at most.
+            // SAFETY: Lifetimes do not change the layout. The value is not used beyond `'a`, and
+            // methods return references to it with that lifetime at most, which is shorter.
             ring: unsafe { mem::transmute::<Ring<'a, CpuRing>, Ring<'static, CpuRing>>(ring) },
             _p: PhantomData,
         })
     }
 
-    /// Returns where the CPU sees VRAM, for the end of jobs of others.
+    /// Returns the CPU's view of VRAM, for jobs of other engines that end with an error.
     pub(super) fn view(&self) -> Arc<View> {
         self.ring.hw().view.0.clone()
     }
@@ -137,7 +138,7 @@ impl<'a> CpuEngine<'a> {
         &self.ring.hw().window
     }
 
-    /// Makes the queue of a client that has at most `limit` copies at a time, see
+    /// Makes the queue of a client that may have `limit` copies at a time, see
     /// [`Device::copy_queue`](super::Device::copy_queue).
     ///
     /// # Errors
@@ -148,7 +149,7 @@ impl<'a> CpuEngine<'a> {
         self.ring.queue(limit, group)
     }
 
-    /// Cancels copies of clients that have not begun, and takes no more: see [`Ring::close`].
+    /// Cancels copies of clients that have not begun, and accepts no more: see [`Ring::close`].
     #[inline]
     pub fn close(&self) {
         self.ring.close();
@@ -156,13 +157,13 @@ impl<'a> CpuEngine<'a> {
 
     /// Overwrites all of VRAM, as the loss of power does.
     ///
-    /// For drivers of devices that keep their memory, to show what happens where it is lost. Nothing
-    /// may be queued.
+    /// For drivers of devices that keep their memory, to test the loss of it. Nothing may be
+    /// queued.
     pub fn scribble(&self, byte: u8) {
         self.window().fill(byte);
     }
 
-    /// Reads what the BAR shows at `at`, as the device does by an address in a page table.
+    /// Reads the BAR at `at`, as the device does by an address in a page table.
     ///
     /// # Errors
     ///
@@ -172,7 +173,7 @@ impl<'a> CpuEngine<'a> {
         self.window().read(at, to)
     }
 
-    /// Makes what the CPU wrote to an object in VRAM visible to devices.
+    /// Makes writes of the CPU to an object in VRAM visible to devices.
     #[inline]
     pub fn flush(&self, vram: &Ranges) {
         self.window().flush(vram);
@@ -185,7 +186,7 @@ impl Engine for CpuEngine<'_> {
 
     /// # Errors
     ///
-    /// `EINVAL` if a part of it is not inside the window, and those of [`Plan::entry`].
+    /// `EINVAL` if a part of the work is not inside the window, and those of [`Plan::entry`].
     #[inline(never)]
     fn prepare(&self, work: &Work, plan: Plan<'_, CpuRing>) -> Result<Entry<CpuRing>> {
         if !work.is_in_bar(self.window().len()) {
@@ -194,7 +195,7 @@ impl Engine for CpuEngine<'_> {
         plan.entry(self.ring.kernel())
     }
 
-    /// Queues a job. One of which a part is not inside the window fails with `EINVAL`.
+    /// Queues a job. A job of which a part is not inside the window fails with `EINVAL`.
     #[inline(never)]
     fn run(&self, job: Job, ready: Entry<CpuRing>) {
         let fence: ARef<Fence> = job.fence().into();

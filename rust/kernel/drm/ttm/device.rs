@@ -2,7 +2,7 @@
 
 //! The memory of a DRM device.
 //!
-//! This file and [`gem::ttm`](drm::gem::ttm) are where TTM calls in.
+//! TTM calls into this file and into [`gem::ttm`](drm::gem::ttm) only.
 //!
 //! C header: [`include/drm/ttm/ttm_device.h`](srctree/include/drm/ttm/ttm_device.h)
 
@@ -89,8 +89,8 @@ use core::{
 
 /// The memory of one DRM device, `struct ttm_device` with its managers.
 ///
-/// It belongs into the data of the DRM device ([`drm::Driver::Data`]). After the DRM device was
-/// made, [`Self::setup`] is called once; there are no objects before.
+/// It belongs into the data of the DRM device ([`drm::Driver::Data`]). [`Self::setup`] must be
+/// called once after the DRM device was made; there are no objects before.
 ///
 /// # Invariants
 ///
@@ -105,7 +105,7 @@ pub struct Device<T: TtmObject> {
     vram: VramManager,
     tt: TtManager,
     drm: UnsafeCell<*mut bindings::drm_device>,
-    /// VRAM for the cgroup controller, by which objects in VRAM, and pins, are charged.
+    /// VRAM as regions of the cgroup controller, to which objects in VRAM, and pins, are charged.
     regions: SetOnce<Regions>,
     /// The physical address of VRAM.
     vram_start: UnsafeCell<u64>,
@@ -114,33 +114,33 @@ pub struct Device<T: TtmObject> {
     ready: Atomic<bool>,
     /// Bytes of VRAM that are pinned.
     pinned: Atomic<u64>,
-    /// How many bytes may be.
+    /// How many bytes may be pinned.
     pin_limit: Atomic<u64>,
-    /// How many of these for one client.
+    /// How many bytes may be pinned for one client.
     client_pin_limit: Atomic<u64>,
     /// How often the content of an object was moved.
     move_count: Atomic<u64>,
     pub(super) jobs: Jobs,
     validation: Pin<KBox<Validation>>,
-    /// How those fared who wanted to access VRAM.
+    /// The counters of what importers got.
     peers: peer::Counters,
     holders: peer::Holders,
-    /// The driver suspends or resumes the device at this time, for which objects are moved.
+    /// The driver is suspending or resuming the device, for which objects are moved.
     pub(crate) in_transition: Atomic<bool>,
     /// Objects have backups.
     pub(crate) has_backups: Atomic<bool>,
     objects: Pin<KBox<Mutex<Objects>>>,
-    /// Through which the CPU sees objects.
+    /// The windows through which the CPU sees objects.
     pub(crate) windows: Windows,
-    /// Objects that nobody maps for direct I/O any more, whose pages are referenced.
+    /// Objects that are no longer mapped for direct I/O, whose pages still have references.
     pub(crate) limbo: Limbo,
     #[pin]
     _pin: PhantomPinned,
     _p: PhantomData<fn(T)>,
 }
 
-// SAFETY: What is behind the cells is written by `setup` only, before `ready` is set and without
-// another task; the rest is synchronized by TTM or atomic.
+// SAFETY: Only `setup` writes to the cells, before `ready` is set and without another task; the
+// rest is synchronized by TTM or atomic.
 unsafe impl<T: TtmObject> Send for Device<T> {}
 
 // SAFETY: As for `Send`.
@@ -163,9 +163,9 @@ impl<T: TtmObject> Device<T> {
         ..pin_init::zeroed()
     };
 
-    /// Makes the memory of a device with one engine, whose VRAM is what `allocator` has.
+    /// Makes the memory of a device with one engine, with the VRAM of `allocator`.
     ///
-    /// At first half of it may be pinned.
+    /// Initially half of it may be pinned.
     ///
     /// # Errors
     ///
@@ -175,7 +175,8 @@ impl<T: TtmObject> Device<T> {
         Self::with_engines(allocator, &[<T::Driver as drm::Driver>::INFO.name])
     }
 
-    /// As [`Self::new`], with an engine for each of `names`, by which their fences are known.
+    /// As [`Self::new`], with an engine for each of `names`, which name the contexts of their
+    /// fences.
     ///
     /// # Errors
     ///
@@ -190,7 +191,7 @@ impl<T: TtmObject> Device<T> {
         let vram_size = allocator.size();
         let jobs = Jobs::new(names);
 
-        // INVARIANT: Not ready.
+        // INVARIANT: The device is not ready.
         try_pin_init!(Self {
             bdev: Opaque::zeroed(),
             vram: VramManager::new(allocator),
@@ -220,23 +221,24 @@ impl<T: TtmObject> Device<T> {
 
     /// Starts the memory management of `drm`, whose VRAM is shown by the BAR `bar` of `pdev`.
     ///
-    /// `pdev` is the parent of the DRM device, or that of the auxiliary device which is its parent. It
-    /// becomes the DMA device: what keeps VRAM awake, maps system memory, imports buffers, and is named
-    /// to the tracepoints and to the cgroup controller is `pdev`, not the parent.
+    /// `pdev` is the parent of the DRM device, or the parent of the auxiliary device that is its
+    /// parent. It becomes the DMA device: `pdev`, not the parent, is kept awake for VRAM, maps
+    /// system memory, imports buffers, and is named in the tracepoints and the cgroup controller.
     ///
-    /// The CPU and peers see the first `visible` bytes of VRAM, at most what the BAR shows. Objects
-    /// are moved there when they are to be accessed, unless there are windows:
+    /// The CPU and peers see the first `visible` bytes of VRAM, at most the size of the BAR.
+    /// Objects are moved there when they are to be accessed, unless there are windows:
     /// [`TtmObject::APERTURE`].
     ///
-    /// VRAM is a region of the cgroup controller `dmem`, called `drm/<device>/vram0`, and what is
-    /// pinned of it one called `drm/<device>/pinned`, until the DRM device is unplugged.
+    /// VRAM is a region of the cgroup controller `dmem`, called `drm/<device>/vram0`, and pinned
+    /// VRAM is one called `drm/<device>/pinned`, until the DRM device is unplugged.
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if `pdev` is neither the parent of `drm` nor that one's, `visible` is more than there
-    ///   is, there is no such BAR, or [`TtmObject::ttm`] does not return a part of the data of `drm`.
-    /// - `EBUSY` if that was done before.
-    /// - `EOPNOTSUPP` if the engines do DMA, which `pdev` cannot do to all system memory.
+    /// - `EINVAL` if `pdev` is neither the parent of `drm` nor the parent of its parent, if
+    ///   `visible` exceeds VRAM or the BAR, if there is no such BAR, or if [`TtmObject::ttm`] does
+    ///   not return a part of the data of `drm`.
+    /// - `EBUSY` if it was called before.
+    /// - `EOPNOTSUPP` if the engines do DMA, and `pdev` does not reach all system memory.
     /// - `ENOMEM` if memory runs out.
     pub fn setup(
         drm: &drm::UnregisteredDevice<T::Driver>,
@@ -261,8 +263,8 @@ impl<T: TtmObject> Device<T> {
             return Err(EBUSY);
         }
 
-        // SAFETY: Nobody else uses the cells: an `UnregisteredDevice` is not `Sync`, so nobody else
-        // can be in this function, and others wait for `ready`.
+        // SAFETY: No other task uses the cells: an `UnregisteredDevice` is not `Sync`, so no other
+        // task can be in this function, and other code waits for `ready`.
         unsafe {
             *this.drm.get() = dev;
             *this.vram_start.get() = vram_start;
@@ -270,9 +272,9 @@ impl<T: TtmObject> Device<T> {
         }
 
         let bdev = this.bdev.get();
-        // SAFETY: Both devices are valid, and the DRM device is not in use yet: it keeps the other one
-        // until after its data is dropped. `bdev` is zeroed. The DRM device outlives it, as it is part
-        // of its data.
+        // SAFETY: Both devices are valid, and the DRM device is not in use yet: it keeps the other
+        // one until after its data is dropped. `bdev` is zeroed. The DRM device outlives `bdev`,
+        // which is part of its data.
         to_result(unsafe {
             bindings::drm_dev_set_dma_dev(dev, owner.as_raw());
             bindings::ttm_device_init(
@@ -286,15 +288,15 @@ impl<T: TtmObject> Device<T> {
         })?;
 
         // SAFETY: The device was just initialized, and `self` is pinned: the only constructor is a
-        // pin-initializer. `PinnedDrop` undoes it. The DMA device of a DRM device is valid as long as
-        // that, and the manager stays until the regions are dropped.
+        // pin-initializer. `PinnedDrop` undoes it. The DMA device of a DRM device is valid as long
+        // as the DRM device, and the manager stays until the regions are dropped.
         let regions = unsafe {
             this.vram.init::<T>(bdev);
             this.tt.init(bdev);
             Regions::new(owner.as_raw(), this.vram.as_raw(), this.vram_size())
         };
         let regions = regions.inspect_err(|_| {
-            // SAFETY: There is no object, and all of this was done above.
+            // SAFETY: There is no object, and all of it was set up above.
             unsafe {
                 this.tt.fini(bdev);
                 this.vram.fini(bdev);
@@ -308,12 +310,12 @@ impl<T: TtmObject> Device<T> {
         };
         this.regions.populate(regions);
 
-        // INVARIANT: Everything is there.
+        // INVARIANT: All fields are set.
         this.ready.store(true, Release);
         Ok(())
     }
 
-    /// Takes away what processes have mapped of objects. They get it back at the next access.
+    /// Removes the mappings of objects in processes, which are made again at the next access.
     ///
     /// An access resumes the device. Sleeps. Mirrors `unmap_mapping_range()`.
     pub(crate) fn zap_mappings(&self) {
@@ -324,7 +326,8 @@ impl<T: TtmObject> Device<T> {
         }
     }
 
-    /// Takes note that `drm` was unplugged: nothing gets VRAM any more.
+    /// Ends the use of `drm`, which was unplugged: nothing gets VRAM any more, and engines reach no
+    /// system memory.
     pub(crate) fn unplugged(&self, drm: *mut bindings::drm_device) {
         if self.bdev(drm).is_ok() {
             self.unregister_regions();
@@ -366,14 +369,14 @@ impl<T: TtmObject> Device<T> {
 
     /// Returns the physical address of VRAM.
     pub(crate) fn vram_start(&self) -> u64 {
-        // SAFETY: It does not change once there is an object.
+        // SAFETY: The address does not change once there is an object.
         unsafe { *self.vram_start.get() }
     }
 
-    /// Returns those of `places` that have room for `size` bytes at all.
+    /// Returns those of `places` that are large enough for `size` bytes.
     ///
-    /// TTM complains about what no place can hold, and evicts everybody from a place that is too
-    /// small before it goes on to the next.
+    /// TTM logs an error if an object exceeds a place, and evicts all objects from a place that is
+    /// too small before it goes on to the next.
     ///
     /// # Errors
     ///
@@ -382,7 +385,7 @@ impl<T: TtmObject> Device<T> {
         Places::fitting(places, size, |mem_type| self.size_of(mem_type))
     }
 
-    /// Returns who gives out VRAM.
+    /// Returns the allocator of VRAM.
     #[inline]
     pub fn allocator(&self) -> &Allocator {
         self.vram.allocator()
@@ -406,14 +409,15 @@ impl<T: TtmObject> Device<T> {
     #[inline]
     pub fn visible(&self) -> u64 {
         if self.ready.load(Acquire) {
-            // SAFETY: It does not change once `ready` is set.
+            // SAFETY: The size does not change once `ready` is set.
             unsafe { *self.visible.get() }
         } else {
             0
         }
     }
 
-    /// Returns how much of VRAM is free, in bytes. What waits for a deletion is not.
+    /// Returns how much of VRAM is free, in bytes. Objects that wait for their deletion still have
+    /// theirs.
     #[inline]
     pub fn vram_free(&self) -> u64 {
         self.vram.allocator().avail()
@@ -431,13 +435,13 @@ impl<T: TtmObject> Device<T> {
         self.pin_limit.load(Relaxed)
     }
 
-    /// Changes how much of VRAM may be pinned. What is pinned already stays.
+    /// Changes how much of VRAM may be pinned. Objects that are pinned stay pinned.
     pub fn set_pin_limit(&self, bytes: u64) {
         self.pin_limit.store(bytes, Relaxed);
     }
 
-    /// Returns how many bytes of VRAM are kept from use because somebody has a reference to a page of
-    /// an object which nobody maps for direct I/O any more.
+    /// Returns how many bytes of VRAM cannot be reused because pages of objects that are no longer
+    /// mapped for direct I/O still have references.
     #[inline]
     pub fn referenced(&self) -> u64 {
         self.limbo.bytes()
@@ -445,20 +449,20 @@ impl<T: TtmObject> Device<T> {
 
     /// Changes how many bytes objects may have in [`Place::TT`]. Objects that are there stay.
     ///
-    /// At first there is no limit but that of TTM for all devices together. An object for which
-    /// there is no room takes that of others, which are moved to [`Place::SYSTEM`].
+    /// Initially the only limit is that of TTM for all devices together. An object for which there
+    /// is no room takes the room of other objects, which are moved to [`Place::SYSTEM`].
     pub fn set_tt_limit(&self, bytes: u64) {
         self.tt.set_limit(bytes);
     }
 
-    /// Returns how much of VRAM may be pinned on the account of one client, in bytes.
+    /// Returns how much of VRAM may be pinned for one client, in bytes.
     #[inline]
     pub fn client_pin_limit(&self) -> u64 {
         self.client_pin_limit.load(Relaxed)
     }
 
-    /// Changes how much of VRAM may be pinned on the account of one client, see [`PinAccount`]. What
-    /// is pinned already stays. Without a limit of its own a client has that of the device.
+    /// Changes how much of VRAM may be pinned for one client, see [`PinAccount`]. Objects that are
+    /// pinned stay pinned. Initially the limit of a client is that of the device.
     ///
     /// [`PinAccount`]: super::PinAccount
     pub fn set_client_pin_limit(&self, bytes: u64) {
@@ -467,9 +471,9 @@ impl<T: TtmObject> Device<T> {
 
     /// Calls `f` to lock objects and to move them to where they are needed, with the device awake.
     ///
-    /// As [`Exec::run`], but `f` is called again, some times, if there was no room: tasks that evict
-    /// at the same time are in each other's way, which looks the same. Then it is the only one on
-    /// this device. No reservation may be held.
+    /// As [`Exec::run`], but if `f` finds no room it is called again a few times, alone on this
+    /// device, because tasks that evict at the same time can block each other and get the same
+    /// error. No reservation may be held.
     ///
     /// # Errors
     ///
@@ -486,7 +490,7 @@ impl<T: TtmObject> Device<T> {
         self.exec_as_is(flags, f)
     }
 
-    /// As [`Self::exec`], for a caller that keeps the device awake, or has no need for that.
+    /// As [`Self::exec`], for a caller that keeps the device awake, or does not need it.
     pub(crate) fn exec_as_is<R>(
         &self,
         flags: impl Into<Flags>,
@@ -511,7 +515,7 @@ impl<T: TtmObject> Device<T> {
         self.move_count.fetch_add(1, Relaxed);
     }
 
-    /// Keeps the device awake.
+    /// Takes a runtime PM guard of the device.
     ///
     /// # Errors
     ///
@@ -536,13 +540,13 @@ impl<T: TtmObject> Device<T> {
         &self.holders
     }
 
-    /// Returns how those fared who wanted to access VRAM.
+    /// Returns the counters of what importers got.
     #[inline]
     pub fn peers(&self) -> &peer::Counters {
         &self.peers
     }
 
-    /// Returns a number for an object; none is given out twice.
+    /// Returns a number for an object, which no other object gets.
     pub(crate) fn number(&self) -> u64 {
         self.objects.lock().number()
     }
@@ -573,8 +577,8 @@ impl<T: TtmObject> Device<T> {
 
     /// Returns the first object whose number is at least `id`.
     ///
-    /// To see all of them, go on with the number after the one that was returned. Those that are
-    /// made or freed meanwhile may be missed.
+    /// To visit all objects, the caller goes on with the number after the returned one. Objects
+    /// that are made or freed meanwhile may be missed.
     pub fn object_from(&self, id: u64) -> Option<ARef<Object<T>>> {
         let gem = self.objects.lock().get(id)?;
 
@@ -586,12 +590,11 @@ impl<T: TtmObject> Device<T> {
         })
     }
 
-    /// Accounts for `bytes` of VRAM that are about to be pinned, also to the group of the current
-    /// task.
+    /// Charges `bytes` of VRAM that are about to be pinned, also to the cgroup of the current task.
     ///
     /// # Errors
     ///
-    /// - `EDQUOT` if it is more than may be.
+    /// - `EDQUOT` if the sum would exceed a limit.
     /// - `ENODEV` if the device was unplugged, and `ENOMEM`.
     pub(crate) fn charge_pin(&self, bytes: u64) -> Result<Charge> {
         let group = self.regions.as_ref().ok_or(EINVAL)?.charge_pin(bytes)?;
@@ -600,9 +603,9 @@ impl<T: TtmObject> Device<T> {
         Ok(group)
     }
 
-    /// Tells whether there could be room in VRAM for `bytes`, if all left that may.
+    /// Tells whether there could be room in VRAM for `bytes`, if all objects that can leave did.
     ///
-    /// Looks at all objects, and at none of them for long: what it says is true for a moment.
+    /// Visits all objects, each for a short time: the answer is only true for a moment.
     pub(crate) fn could_have_room(&self, bytes: u64) -> bool {
         let (mut room, mut next) = (self.vram_free(), 0);
 
@@ -619,7 +622,7 @@ impl<T: TtmObject> Device<T> {
         true
     }
 
-    /// Undoes [`Self::charge_pin`], but for the group, whose charge ends when it is dropped.
+    /// Undoes [`Self::charge_pin`], except for the cgroup, whose charge ends when it is dropped.
     pub(crate) fn uncharge_pin(&self, bytes: u64) {
         self.pinned.fetch_sub(bytes, Relaxed);
     }
@@ -645,13 +648,13 @@ impl<T: TtmObject> PinnedDrop for Device<T> {
         let bdev = self.bdev.get();
 
         // SAFETY: By the type invariant all of this was set up. Every object keeps the DRM device,
-        // and so `self`, until its last reference is gone; those that are left wait for their
+        // and so `self`, until its last reference is gone; the remaining ones wait for their
         // deletion, which the functions below do or wait for.
         unsafe {
-            // No more reclaim after this, and no more charges.
+            // There is no reclaim after this, and there are no more charges.
             self.unregister_regions();
             (*self.vram.as_raw()).cg = ptr::null_mut();
-            // They wait for fences for as long as it takes, and need the managers.
+            // The deletions wait for fences without a limit, and need the managers.
             bindings::drain_workqueue((*bdev).wq);
             self.vram.fini(bdev);
             self.tt.fini(bdev);
@@ -665,9 +668,9 @@ static EVICT_TT: Place = Place::SYSTEM;
 
 /// # Safety
 ///
-/// All callbacks are called by TTM with objects of a [`Device`], with their reservation held.
-/// They may be what is left of an object that moved or is being deleted, a ghost, of which only the
-/// fields of the C structure are there.
+/// All callbacks are called by TTM with objects of a [`Device`], with their reservation held. An
+/// object may be a ghost, which is left of an object that moved or is being deleted, and has only
+/// the fields of the C structure.
 pub(crate) unsafe extern "C" fn tt_create_callback(
     bo: *mut bindings::ttm_buffer_object,
     page_flags: u32,
@@ -678,7 +681,7 @@ pub(crate) unsafe extern "C" fn tt_create_callback(
     let raw = tt.get();
 
     let caching = bindings::ttm_caching_ttm_cached;
-    // SAFETY: The object is valid, and the structure is zeroed. What is imported has no pages.
+    // SAFETY: The object is valid, and the structure is zeroed. An imported buffer has no pages.
     let ret = unsafe {
         if (*bo).type_ == bindings::ttm_bo_type_ttm_bo_type_sg {
             bindings::ttm_sg_tt_init(raw, bo, page_flags, caching)
@@ -699,7 +702,7 @@ pub(crate) unsafe extern "C" fn tt_destroy_callback(
     _bdev: *mut bindings::ttm_device,
     tt: *mut bindings::ttm_tt,
 ) {
-    // SAFETY: `tt_create_callback` made it, and nobody uses it any more.
+    // SAFETY: `tt_create_callback` made it, and it is not used any more.
     unsafe {
         bindings::ttm_tt_fini(tt);
         drop(KBox::from_raw(tt.cast::<Opaque<bindings::ttm_tt>>()));
@@ -713,7 +716,7 @@ unsafe extern "C" fn evict_flags_callback(
     bo: *mut bindings::ttm_buffer_object,
     placement: *mut bindings::ttm_placement,
 ) {
-    // SAFETY: The object is valid, and `placement` is to be filled.
+    // SAFETY: The object is valid, and `placement` is a structure to be filled.
     unsafe {
         let resource = (*bo).resource;
         let place = if !resource.is_null() && (*resource).mem_type == bindings::TTM_PL_VRAM {
@@ -734,10 +737,10 @@ unsafe extern "C" fn io_mem_reserve_callback<T: TtmObject>(
     bdev: *mut bindings::ttm_device,
     resource: *mut bindings::ttm_resource,
 ) -> c_int {
-    // SAFETY: The resource is valid and that of a valid object of the device, whose reservation is
-    // held. The device is that of a `Device<T>` whose cell does not change any more.
+    // SAFETY: The resource is valid and belongs to a valid object of the device, whose reservation
+    // is held. The device is that of a `Device<T>` whose cell does not change any more.
     unsafe {
-        // A fault has waited for the move by now, and nothing is inserted before this.
+        // A fault has waited for the move by now, and inserts no page before this.
         if Object::<T>::from_bo((*resource).bo).is_some_and(|obj| obj.is_lost()) {
             return EIO.to_errno();
         }
@@ -745,7 +748,7 @@ unsafe extern "C" fn io_mem_reserve_callback<T: TtmObject>(
             let start = *Device::<T>::from_raw(bdev).vram_start.get();
             let bus = &mut (*resource).bus;
 
-            // Pages are found by `io_mem_pfn_callback`; this only says that it is I/O memory.
+            // `io_mem_pfn_callback` finds the pages; this only marks the resource as I/O memory.
             bus.offset = start;
             bus.is_iomem = true;
             bus.caching = bindings::ttm_caching_ttm_write_combined;

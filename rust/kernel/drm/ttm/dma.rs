@@ -2,19 +2,19 @@
 
 //! The DMA addresses of system memory, for engines that reach it by DMA.
 //!
-//! The pages of an object are mapped on their way to [`Place::TT`](super::Place::TT), all of them
-//! as one scatter table whose neighbours are merged, and unmapped on their way to
+//! The pages of an object are mapped when it moves to [`Place::TT`](super::Place::TT), all of them
+//! as one scatter table whose neighbours are merged. They are unmapped when it moves to
 //! [`Place::SYSTEM`](super::Place::SYSTEM), before TTM frees them, and when the DRM device is
-//! unplugged. The content stays in the pages. What another device exports is mapped by its
-//! exporter, and not here.
+//! unplugged. The content stays in the pages. Buffers of other devices are mapped by their
+//! exporters, and not here.
 //!
-//! The mappings are made without synchronization for the CPU, as those of xe are: the device must
-//! be coherent, and reach all system memory. [`check_device`] sees to the latter.
+//! The mappings are made without synchronization for the CPU, as in xe: the device must be
+//! coherent, and reach all system memory. [`check_device`] checks the latter.
 //!
 //! # Locking
 //!
-//! The mutex guards the list, and is held while something is unmapped, so that an unplug waits for
-//! that. It is taken with the reservation of an object held, or by a worker that frees memory.
+//! The mutex guards the list, and is held while a table is unmapped, so that an unplug waits for
+//! the unmap. It is taken with the reservation of an object held, or by a worker that frees memory.
 //! Nothing is allocated while it is held.
 //!
 //! C header: [`include/linux/dma-mapping.h`](srctree/include/linux/dma-mapping.h)
@@ -58,7 +58,7 @@ const ATTRS: usize = bindings::DMA_ATTR_SKIP_CPU_SYNC as usize;
 ///
 /// # Errors
 ///
-/// `EOPNOTSUPP` if it does not.
+/// `EOPNOTSUPP` if it needs bounce buffers.
 pub(super) fn check_device(dev: &device::Device<device::Bound>) -> Result {
     // SAFETY: The device is valid and bound.
     if unsafe { bindings::dma_max_mapping_size(dev.as_raw()) } == usize::MAX {
@@ -90,7 +90,7 @@ impl Table {
     /// # Safety
     ///
     /// - `dev` must be bound, and `tt` have all of its pages.
-    /// - [`Self::unmap`] must be called once, while both hold.
+    /// - [`Self::unmap`] must be called once, while both conditions hold.
     // Not inlined into modules, which cannot call the functions.
     #[inline(never)]
     unsafe fn new(dev: &device::Device, tt: NonNull<bindings::ttm_tt>) -> Result<Arc<Self>> {
@@ -101,7 +101,7 @@ impl Table {
         let memory = UniqueArc::<Self>::new_uninit(GFP_KERNEL)?;
         let sgt = Opaque::<bindings::sg_table>::zeroed();
 
-        // SAFETY: The table is zeroed, the array has so many pages and is not written to, and the
+        // SAFETY: The table is zeroed, the array has this many pages and is not written to, and the
         // device is valid. On failure nothing is left.
         to_result(unsafe {
             bindings::sg_alloc_table_from_pages_segment(
@@ -121,7 +121,7 @@ impl Table {
                 unsafe { bindings::sg_free_table(sgt.get()) }
             })?;
 
-        // INVARIANT: Mapped above. The table may be moved: nothing points to it.
+        // INVARIANT: The table was mapped above. It may be moved, because nothing points to it.
         Ok(memory.write(Self { sgt, len }).into())
     }
 
@@ -129,7 +129,7 @@ impl Table {
     ///
     /// # Safety
     ///
-    /// To be called once, with the device that it was made with, which is bound.
+    /// Must be called once, with the device for which the table was made, while it is bound.
     #[inline(never)]
     unsafe fn unmap(&self, dev: &device::Device) {
         // SAFETY: As promised by the caller; by the type invariant the table was mapped.
@@ -157,8 +157,8 @@ impl Drop for Table {
     }
 }
 
-/// An iterator over the DMA addresses of system memory in the order of the object: where a piece
-/// begins, and its length in bytes.
+/// An iterator over the DMA addresses of system memory in the order of the object: the address and
+/// the length in bytes of each piece.
 ///
 /// # Invariants
 ///
@@ -182,7 +182,7 @@ impl Iterator for Segments<'_> {
     #[inline(never)]
     fn next(&mut self) -> Option<Self::Item> {
         self.left = self.left.checked_sub(1)?;
-        // INVARIANT: The next one is there unless `left` is 0 now.
+        // INVARIANT: There is a next entry unless `left` is 0 now.
         // SAFETY: By the type invariant.
         unsafe {
             let segment = (
@@ -219,33 +219,33 @@ impl Tables {
         self.mapped.load(Relaxed)
     }
 
-    /// Returns the table of `tt`, [`None`] if that is not mapped.
+    /// Returns the table of `tt`, or [`None`] if its pages are not mapped.
     pub(super) fn get(&self, tt: NonNull<bindings::ttm_tt>) -> Option<Arc<Table>> {
         self.list.lock().get(&tt.addr().get()).cloned()
     }
 
-    /// Maps the pages of `tt`, unless that was done.
+    /// Maps the pages of `tt`, unless they are mapped.
     ///
     /// # Errors
     ///
-    /// `ENOMEM` if memory runs out, and what `dma_map_sgtable()` returns.
+    /// `ENOMEM` if memory runs out, and the errors of `dma_map_sgtable()`.
     ///
     /// # Safety
     ///
     /// - `dev` must be bound, and [`Self::unmap_all`] be called before it is unbound, but after
     ///   this function has returned.
     /// - `tt` must have all of its pages until [`Self::unmap`] is called.
-    /// - The reservation of the object that has it must be held.
+    /// - The reservation of the object that owns `tt` must be held.
     pub(super) unsafe fn map(&self, dev: &device::Device, tt: NonNull<bindings::ttm_tt>) -> Result {
         if self.get(tt).is_some() {
             return Ok(());
         }
 
         let room = RBTreeNodeReservation::new(GFP_KERNEL)?;
-        // SAFETY: As promised by the caller. What is on the list is unmapped when it leaves it.
+        // SAFETY: As promised by the caller. A table is unmapped when it is removed from the list.
         let table = unsafe { Table::new(dev, tt) }?;
         self.mapped.fetch_add(table.len, Relaxed);
-        // No other task maps it, as the reservation is held.
+        // No other task maps the pages, because the reservation is held.
         self.list
             .lock()
             .insert(room.into_node(tt.addr().get(), table));
@@ -256,31 +256,31 @@ impl Tables {
     ///
     /// # Safety
     ///
-    /// No job that uses it may be left. `dev` must be the device that it was mapped for.
+    /// No job that uses the mapping may be left. `dev` must be the device for which it was made.
     pub(super) unsafe fn unmap(&self, dev: &device::Device, tt: NonNull<bindings::ttm_tt>) {
         let mut list = self.list.lock();
 
         if let Some(table) = list.remove(&tt.addr().get()) {
             self.mapped.fetch_sub(table.len, Relaxed);
-            // SAFETY: As promised by the caller. It was on the list, so that the device is bound:
+            // SAFETY: As promised by the caller. The table was on the list, so the device is bound:
             // `unmap_all` waits for the lock.
             unsafe { table.unmap(dev) };
         }
     }
 
-    /// Ends all mappings. A table that somebody still has is logged for debugging: it is that of a
-    /// job that the driver did not finish, or of a task whose move is about to fail.
+    /// Ends all mappings. A table that still has another reference is logged for debugging: it
+    /// belongs to a job that the driver did not finish, or to a task whose move is about to fail.
     ///
     /// # Safety
     ///
-    /// `dev` must be the device that they were made for.
+    /// `dev` must be the device for which the mappings were made.
     pub(super) unsafe fn unmap_all(&self, dev: &device::Device) {
         let mut list = self.list.lock();
 
         let all = iter::from_fn(|| Some(list.cursor_front_mut()?.remove_current().1));
         for (_, table) in all.map(|node| node.to_key_value()) {
             self.mapped.fetch_sub(table.len, Relaxed);
-            // SAFETY: As promised by the caller; it was on the list.
+            // SAFETY: As promised by the caller; the table was on the list.
             unsafe { table.unmap(dev) };
             if Arc::into_unique_or_drop(table).is_none() {
                 dev_dbg!(dev, "pages are still in use after the unplug\n");

@@ -2,50 +2,50 @@
 
 //! The engines of a device, which move, clear and copy the content of objects.
 //!
-//! A move is a [`Job`]: what goes where, and the fence that signals when it is there. The layer
-//! makes the job in two steps, because others wait for the fence while they reclaim memory:
+//! A move is a [`Job`]: the source and the target, and the fence that signals when the move is
+//! done. The layer makes the job in two steps, because other tasks wait for the fence while they
+//! reclaim memory:
 //!
-//! - [`Engine::prepare`] allocates what the job needs. It may fail, and nothing has happened then.
+//! - [`Engine::prepare`] allocates what the job needs. It may fail, and has no effect then.
 //! - [`Engine::run`] starts the job. It cannot fail, and is in the path that leads to the signal:
 //!   the layer annotates it by a [`SignallingSection`], so that lockdep reports an allocation that
-//!   waits and a reservation that is taken there. It is given the job and what was prepared: no
-//!   object, no reservation and no registration data.
+//!   waits and a reservation that is taken there. It gets the job and what was prepared: no object,
+//!   no reservation and no registration data.
 //!
 //! # Order
 //!
-//! Each engine has a [`FenceContext`] for moves, which it does in the order in which they were made,
-//! and each client that copies has one of its own ([`CopyQueue`]). VRAM that an object leaves is
-//! given to the next one at once. Between moves of one engine its order is what protects the memory;
-//! else nothing but fences does: TTM keeps the fence of the last eviction of each engine and adds all
-//! of them to the reservation of the new owner, and the layer makes the work on the objects of a job
-//! its dependencies ([`Job::after`]). TTM has room for the fences of [`MAX_ENGINES`] engines.
+//! Each engine has a [`FenceContext`] for moves, which it does in the order in which they were
+//! made, and each client that copies has one of its own ([`CopyQueue`]). VRAM that an object leaves
+//! is given to the next one at once. Between moves of one engine the order protects the memory. In
+//! all other cases fences do: TTM keeps the fence of the last eviction of each engine and adds all
+//! of them to the reservation of the new owner, and the layer makes the work on the objects of a
+//! job its dependencies ([`Job::after`]). TTM has room for the fences of [`MAX_ENGINES`] engines.
 //!
-//! A copy of a client may depend on fences of other devices. A move does not, as it would hold up
-//! all that come after it: the task that causes it waits for them, and for copies that depend on
-//! them, before the move is made. All fences of a device are a [`FenceGroup`], by which it tells
-//! them from others.
+//! A copy of a client may depend on fences of other devices. A move does not, because it would hold
+//! up all later moves: the task that causes it waits for these fences, and for copies that depend
+//! on them, before the move is made. All fences of a device are in a [`FenceGroup`], which tells
+//! them from those of other devices.
 //!
 //! # Failures
 //!
 //! A driver finishes a job with an error if the engine could not do it, or drops it. The CPU then
-//! does the job, if [`Engine::cpu`] says that it may and the BAR shows all VRAM that takes part.
-//! Otherwise the object that was to move has lost its content, see [`Loss`](super::loss::Loss): its
-//! users get `EIO`, and VRAM that was to be filled is in quarantine once the object leaves it. What
-//! a job makes of content that was lost is lost as well.
+//! does the job, if [`Engine::cpu`] allows it and the BAR shows all VRAM of both sides. Otherwise
+//! the object that was to move has lost its content, see [`Loss`](super::loss::Loss): its users get
+//! `EIO`, and the VRAM that was to be filled is put in quarantine once the object leaves it. A job
+//! that reads lost content makes its target lose its content as well.
 //!
-//! A driver that does not keep to the order holds up its own device, and may lose the content of
-//! its own VRAM; no memory of the kernel is at risk: a fence does not signal before the one before
+//! A driver that violates the order holds up its own device, and may lose the content of its own
+//! VRAM. No memory of the kernel is at risk, because a fence does not signal before the one before
 //! it.
 //!
 //! [`CpuEngine`] is for devices that cannot copy themselves.
 //!
 //! # Locking
 //!
-//! The mutex of a line of [`Moves`], or of a [`CopyQueue`], is taken with the reservation of an object
-//! held, and is held while the driver gets a job. Nothing that a job waits for may take it. The mutex
-//! of [`View`] is
-//! taken by the task that finishes a job that failed; nothing is allocated or waited for while it
-//! is held.
+//! The mutex of a line of [`Moves`], or of a [`CopyQueue`], is taken with the reservation of an
+//! object held, and is held while the driver gets a job. Nothing that a job waits for may take it.
+//! The mutex of [`View`] is taken by the task that finishes a job that failed; no memory is
+//! allocated and nothing is waited for while it is held.
 //!
 //! C header: [`include/linux/dma-fence.h`](srctree/include/linux/dma-fence.h)
 
@@ -92,7 +92,7 @@ use crate::{
     }, //
 };
 
-/// What an engine is asked to do.
+/// The work of a job.
 pub enum Work {
     /// The content of an object moves.
     Move(Transfer),
@@ -101,7 +101,7 @@ pub enum Work {
 }
 
 impl Work {
-    /// Tells whether a BAR of `len` bytes shows all VRAM that takes part.
+    /// Tells whether a BAR of `len` bytes shows all VRAM of both sides.
     pub(super) fn is_in_bar(&self, len: u64) -> bool {
         match self {
             Self::Move(transfer) => transfer.is_in_bar(len),
@@ -109,11 +109,11 @@ impl Work {
         }
     }
 
-    /// Lets the CPU do it. Does not allocate memory.
+    /// Does the work by the CPU. Does not allocate memory.
     ///
     /// # Safety
     ///
-    /// `vram` must be the address of VRAM, in which all ranges that take part are mapped.
+    /// `vram` must be the address of VRAM, in which all ranges of both sides are mapped.
     unsafe fn by_cpu(&self, vram: *mut c_void) {
         // SAFETY: By the safety requirements.
         unsafe {
@@ -124,7 +124,7 @@ impl Work {
         }
     }
 
-    /// Tells whether there is content that is read.
+    /// Tells whether the work reads content.
     fn has_source(&self) -> bool {
         match self {
             Self::Move(transfer) => transfer.from().is_some(),
@@ -132,8 +132,8 @@ impl Work {
         }
     }
 
-    /// Takes note that VRAM may have what others left there, as a move was to fill it and has not,
-    /// or that it has not.
+    /// Records whether VRAM may have content of its former owner, because a move that was to fill
+    /// it has failed.
     fn set_tainted(&self, is_tainted: bool) {
         if let Self::Move(transfer) = self {
             if let super::Memory::Vram(to) = transfer.to() {
@@ -142,7 +142,7 @@ impl Work {
         }
     }
 
-    /// Returns the address of a byte of I/O memory that was written to, [`None`] if none was.
+    /// Returns the address of a byte of I/O memory that was written to, or [`None`] if none was.
     fn written(&self, vram: *mut c_void) -> Option<*mut c_void> {
         match self {
             Self::Move(transfer) => match transfer.to() {
@@ -154,7 +154,7 @@ impl Work {
     }
 }
 
-/// How many engines a device can have: TTM keeps the fences of the evictions of so many.
+/// The maximal number of engines of a device: TTM keeps this many fences of evictions.
 pub const MAX_ENGINES: usize = bindings::TTM_NUM_MOVE_FENCES as usize;
 
 /// An engine that works on the content of objects.
@@ -169,37 +169,37 @@ pub trait Engine {
     /// The ring that does the copies of clients.
     type Ring: RingOps;
 
-    /// What a job needs. If a ring does it that is its [`Entry`].
+    /// The memory that a job needs. If a ring does the job it is the ring's [`Entry`].
     type Ready: Send;
 
-    /// Prepares a job: allocates memory and whatever else it needs.
+    /// Prepares a job: allocates memory and all else that it needs.
     ///
     /// Called with the reservation of the object held, while the driver is bound. May sleep, for a
-    /// short time only. The job may not be made after all; what is returned is dropped then.
+    /// short time only. If the job is not made after all, the returned value is dropped.
     ///
     /// # Errors
     ///
-    /// The objects stay where they are, and the content of no memory has changed.
+    /// On an error the objects stay where they are, and no content has changed.
     fn prepare(&self, work: &Work, plan: Plan<'_, Self::Ring>) -> Result<Self::Ready>;
 
     /// Starts a job, or queues it.
     ///
     /// Called in the order in which the jobs have to be done, which the engine keeps, in a
     /// [`SignallingSection`]: it must not allocate memory in a way that waits, nor take a
-    /// reservation, nor a lock that is held elsewhere while that is done. An engine that cannot
-    /// start the job finishes it with an error.
+    /// reservation, nor a lock under which other code does either. An engine that cannot start the
+    /// job finishes it with an error.
     ///
     /// The job must not begin before the fences of [`Job::after`] have signalled, and must be
-    /// finished before the registration data is gone. A driver that finishes a job without having
-    /// done it shows what others left in the memory.
+    /// finished before the registration data is dropped. A driver that finishes a job without
+    /// having done it exposes old content of the memory.
     fn run(&self, job: Job, ready: Self::Ready);
 
-    /// Returns the engine by which the CPU does a job again that this one has failed to do.
+    /// Returns the engine by which the CPU does jobs that this one has failed to do.
     ///
-    /// Only for an engine that does not begin a job before the one before it was finished: the
-    /// memory of both may be the same. The CPU does it in [`Job::finish`], or where the job is
-    /// dropped, which sleeps then; it does not if the jobs before it are not done. The answer must
-    /// not change.
+    /// Only for an engine that begins a job after the one before it was finished, because the
+    /// memory of both may be the same. The CPU does the job in [`Job::finish`], or when the job is
+    /// dropped; both sleep then. It does not do the job if earlier ones are not done. The answer
+    /// must not change.
     fn cpu(&self) -> Option<&CpuEngine<'_>> {
         None
     }
@@ -227,7 +227,7 @@ impl<E: Engine + ?Sized> Engine for &E {
     }
 }
 
-/// When a job that is being prepared may begin, and for whom it is.
+/// The dependencies of a job that is being prepared, and the client that it is for.
 pub struct Plan<'a, R: RingOps> {
     after: &'a [ARef<AnyFence>],
     client: Option<(&'a Queue<R>, Permit)>,
@@ -240,8 +240,8 @@ impl<R: RingOps> Plan<'_, R> {
         self.after
     }
 
-    /// Makes the entry of the job in a ring: in the queue of the client, or in `kernel` if it is for
-    /// the kernel. The job begins when [`Self::after`] is over.
+    /// Makes the entry of the job in a ring: in the queue of the client, or in `kernel` if the job
+    /// is for the kernel. The job begins when the fences of [`Self::after`] have signalled.
     ///
     /// # Errors
     ///
@@ -265,20 +265,20 @@ struct Ops;
 impl FenceContextOps for Ops {
     const DRIVER_NAME: &'static CStr = c"ttm";
 
-    /// What goes where. Dropped when it is there: the memory may belong to others as soon as the
-    /// fence signals.
+    /// The source and the target. Dropped when the work is done: the memory may have new owners as
+    /// soon as the fence signals.
     type Data = Work;
 }
 
-/// The content of an object on its way: the [`Work`] and the fence that others wait for.
+/// The [`Work`] on the content of an object, and the fence that others wait for.
 ///
-/// It belongs to whoever does the work, and stands for the permission to access the memory. Dropping
-/// it is to fail with `ECANCELED`.
+/// It belongs to the code that does the work, and stands for the permission to access the memory.
+/// Dropping it fails the job with `ECANCELED`.
 #[must_use = "the move is given up when the job is dropped"]
 pub struct Job(KBox<Task>);
 
 impl Job {
-    /// Returns what is to be done.
+    /// Returns the work of the job.
     #[inline]
     pub fn work(&self) -> &Work {
         self.0.fence.data()
@@ -290,24 +290,25 @@ impl Job {
         self.0.fence.fence()
     }
 
-    /// Returns the fences that must signal before the job begins: those of other work of the device,
-    /// and, of a copy of a client, of other devices. A ring looks after that, see [`Plan::entry`].
+    /// Returns the fences that must signal before the job begins: those of other work of the
+    /// device, and, for a copy of a client, of other devices. A ring waits for them, see
+    /// [`Plan::entry`].
     #[inline]
     pub fn after(&self) -> &[ARef<AnyFence>] {
         &self.0.after
     }
 
-    /// Tells whether the content that is read was lost: there is nothing to be done, and the job is
-    /// finished with `EIO`. To be asked when the job begins.
+    /// Tells whether the content that is read was lost: then the job must not be done, and is
+    /// finished with `EIO`. Must be called when the job begins.
     #[inline]
     pub fn is_void(&self) -> bool {
         self.0.is_void()
     }
 
-    /// Tells everybody that the work is done, or that it failed.
+    /// Signals that the work is done, or that it failed.
     ///
-    /// What was written must be visible to all by now. For what becomes of a job that failed see
-    /// the [module](self). May be called in a [`SignallingSection`]; sleeps if it failed and the
+    /// All writes must be visible to all devices by now. For a job that failed see the
+    /// [module](self). May be called in a [`SignallingSection`]; sleeps if the job failed and the
     /// engine has an [`Engine::cpu`].
     pub fn finish(mut self, result: Result) {
         self.0.fence.set_result(result);
@@ -318,11 +319,11 @@ impl Job {
 /// A job that has no fence yet.
 pub(crate) struct Request {
     pub(crate) work: Work,
-    /// Keeps the device awake until it is done.
+    /// Keeps the device awake until the job is done.
     pub(crate) awake: Option<Awake>,
-    /// What it depends on.
+    /// The fences that the job depends on.
     pub(crate) after: KVec<ARef<AnyFence>>,
-    /// Whether one of these is not an internal one of the device.
+    /// Whether one of these fences is not an internal one of the device.
     pub(crate) external: bool,
     /// The object whose content is read, if it can be lost.
     pub(crate) from: Option<Arc<Loss>>,
@@ -332,7 +333,7 @@ pub(crate) struct Request {
 
 /// A job in its queue.
 struct Task {
-    // Signalled, then the device may be suspended.
+    // Dropped first, which signals; then the device may be suspended.
     fence: DriverFence<Ops>,
     _awake: Option<Awake>,
     after: KVec<ARef<AnyFence>>,
@@ -355,10 +356,10 @@ impl Drop for Task {
         let mut result = self.fence.result();
 
         if is_void {
-            // Whatever was copied is not what the object had, maybe that of others.
+            // The source did not have the content of the object, and maybe that of another one.
             result = Err(EIO);
         } else if let (Err(_), Some(again)) = (result, self.again.take()) {
-            // What it depends on is not waited for here.
+            // The dependencies are not waited for here.
             if self.after.iter().all(|fence| fence.is_signaled()) && again.by_cpu(work) {
                 result = Ok(());
                 if let Some(to) = &self.to {
@@ -369,8 +370,8 @@ impl Drop for Task {
 
         work.set_tainted(result.is_err());
         if let Err(error) = result {
-            // A copy that fails leaves what the object had, or what the client copies, unless that
-            // was lost.
+            // A copy that fails leaves the content of the object, or of the client's copy, unless
+            // that was lost.
             let is_lost = is_void || matches!(work, Work::Move(_));
             if let Some(to) = self.to.as_ref().filter(|_| is_lost) {
                 to.lose(error);
@@ -380,21 +381,21 @@ impl Drop for Task {
         if let Some(to) = self.to.as_ref() {
             to.end();
         }
-        // The objects may be gone when the fence has signalled.
+        // The objects may be freed when the fence has signalled.
         self.from = None;
         self.to = None;
         // The fence signals when it is dropped, or in its turn, if jobs before it are not done.
     }
 }
 
-/// Lets the CPU do a job, and returns whether the device was there all the time.
+/// Does a job by the CPU, and returns whether the device was present all the time.
 ///
 /// # Safety
 ///
-/// `vram` must be the address of VRAM, in which all ranges that take part are mapped, and `pdev`
-/// the device that has it.
+/// `vram` must be the address of VRAM, in which all ranges of both sides are mapped, and `pdev` the
+/// device that has it.
 pub(super) unsafe fn by_cpu(work: &Work, vram: *mut c_void, pdev: *mut bindings::pci_dev) -> bool {
-    // A device that is gone answers with ones, and each answer may take its time.
+    // A device that is gone answers with ones, and each answer may take a long time.
     // SAFETY: By the safety requirements.
     let is_gone = || unsafe { bindings::pci_dev_is_disconnected(pdev) };
 
@@ -414,8 +415,8 @@ pub(super) unsafe fn by_cpu(work: &Work, vram: *mut c_void, pdev: *mut bindings:
 /// The order of the jobs of one engine.
 struct Line {
     context: FenceContext<Ops>,
-    /// Held from when a fence gets its number until its job is in the queue. Has the last fence, if
-    /// the engine has an [`Engine::cpu`].
+    /// Held from when a fence gets its number until its job is in the queue. Contains the last
+    /// fence, if the engine has an [`Engine::cpu`].
     order: Pin<KBox<Mutex<Option<ARef<Fence>>>>>,
 }
 
@@ -430,10 +431,11 @@ impl Line {
     }
 }
 
-/// The copies that a client has asked for, in the order in which it did.
+/// The copies of a client, in the order in which the client has submitted them.
 ///
-/// See [`drm::queue`](crate::drm::queue): the client has as many at a time as its queue was made for,
-/// and asks for a permit before each. Dropping it cancels those that have not begun.
+/// See [`drm::queue`](crate::drm::queue): the number of copies that the client has at a time is
+/// that for which the queue was made, and the client gets a permit before each. Dropping the queue
+/// cancels copies that have not begun.
 pub struct CopyQueue<R: RingOps> {
     line: Line,
     queue: Queue<R>,
@@ -454,8 +456,8 @@ impl<R: RingOps> CopyQueue<R> {
         })
     }
 
-    /// Waits until the client may have one more copy, interruptibly. No lock may be held, nor the
-    /// section be entered that an unplug waits for.
+    /// Waits until the client may have one more copy, interruptibly. No lock may be held, nor may
+    /// the task be in the section that an unplug waits for.
     ///
     /// # Errors
     ///
@@ -475,14 +477,14 @@ impl<R: RingOps> CopyQueue<R> {
         self.queue.try_permit()
     }
 
-    /// Cancels a copy that has not begun, and returns whether it did.
+    /// Cancels a copy that has not begun, and returns whether it was cancelled.
     #[inline]
     pub(crate) fn cancel(&self, fence: &Fence) -> bool {
         self.queue.cancel(fence)
     }
 }
 
-/// For whom a job is: a client, with the permit for one more job.
+/// The client that a job is for, with the permit for one more job.
 pub(crate) type Client<'a, R> = Option<(&'a CopyQueue<R>, Permit)>;
 
 /// The orders of the moves of a device, one for each engine.
@@ -492,7 +494,7 @@ pub(super) struct Moves {
 }
 
 impl Moves {
-    /// Makes one for each engine that `names` has.
+    /// Makes an order for each engine in `names`.
     pub(super) fn new(names: &[&CStr]) -> Result<Self> {
         if names.is_empty() {
             return Err(EINVAL);
@@ -509,7 +511,7 @@ impl Moves {
         Ok(Self { lines, group })
     }
 
-    /// Returns how many engines there are.
+    /// Returns the number of engines.
     #[inline]
     pub(super) fn engines(&self) -> usize {
         self.lines.len()
@@ -521,15 +523,15 @@ impl Moves {
         self.group
     }
 
-    /// Tells whether `fence` is one that work of this device may wait for: it has not signalled, and
-    /// depends on nothing but the device.
+    /// Tells whether `fence` is one that work of this device may wait for: it has not signalled,
+    /// and depends on this device only.
     #[inline]
     pub(super) fn has(&self, fence: &Fence) -> bool {
         self.group.has_internal(fence)
     }
 
-    /// Adds to `after` the work on an object, up to `usage`, that is not done; that of others only if
-    /// `with_others`. Returns whether some of it depends on others.
+    /// Adds to `after` the work on an object, up to `usage`, that is not done; the work of other
+    /// devices only if `with_others`. Returns whether some of the work depends on other devices.
     pub(super) fn add_dependencies(
         &self,
         resv: &LockedResv<'_>,
@@ -548,13 +550,13 @@ impl Moves {
         Ok(external)
     }
 
-    /// Makes a job for an engine: the one with the number that `choose` returns, or that of the
-    /// client. It is the one that `engine` returns.
+    /// Makes a job for an engine: for the engine of the client, or the one with the number that
+    /// `choose` returns. `engine` returns the engine with a number.
     ///
     /// # Errors
     ///
     /// - `EINVAL` if there is no engine with that number.
-    /// - What [`Engine::prepare`] returns, `ENOMEM` if memory runs out.
+    /// - The errors of [`Engine::prepare`], and `ENOMEM` if memory runs out.
     pub(super) fn submit<E: Engine>(
         &self,
         choose: impl FnOnce(&Work) -> usize,
@@ -570,7 +572,7 @@ impl Moves {
         let line = client.as_ref().map_or(line, |(copies, _)| &copies.line);
         let engine = engine(index);
 
-        // Their order is that of the line.
+        // The order of jobs of the same line needs no fences.
         let context = line.context.id();
         request.after.retain(|fence| fence.context() != context);
         let plan = Plan {
@@ -637,26 +639,27 @@ impl Line {
     }
 }
 
-/// By which the CPU does a job again.
+/// The data by which the CPU does a job that an engine has failed to do.
 struct Again {
     view: Arc<View>,
-    /// The fence of the job before it.
+    /// The fence of the previous job.
     before: Option<ARef<Fence>>,
 }
 
 impl Again {
-    /// Lets the CPU do a job, if those before it are done. Returns whether it is done. Sleeps.
+    /// Does a job by the CPU, if the jobs before it are done. Returns whether it is done. Sleeps.
     fn by_cpu(&self, work: &Work) -> bool {
         self.before.as_ref().is_none_or(|fence| fence.is_signaled()) && self.view.by_cpu(work)
     }
 }
 
-/// Where the CPU sees VRAM, as long as it does, for the task that finishes a job that failed.
+/// The address at which the CPU sees VRAM, while it does, for the task that finishes a job that
+/// failed.
 ///
 /// # Invariants
 ///
-/// What `at` has is the address at which all of a [`Window`] is mapped, and its device, which stay
-/// while the mutex is held.
+/// `at` has the address at which all of a [`Window`] is mapped, and its device; both stay while the
+/// mutex is held.
 #[pin_data]
 pub(super) struct View {
     #[pin]
@@ -675,7 +678,7 @@ impl View {
     pub(super) fn new(window: &Window<'_>) -> Result<Arc<Self>> {
         let at = Some((window.as_ptr(), window.as_pci()));
 
-        // INVARIANT: `Shown`, which is dropped before the window, takes it away.
+        // INVARIANT: `Shown`, which is dropped before the window, clears it.
         Arc::pin_init(
             pin_init!(Self {
                 at <- new_mutex!(at, "drm::ttm::View::at"),
@@ -684,7 +687,7 @@ impl View {
         )
     }
 
-    /// Lets the CPU do a job that the window shows. Returns whether it is done. Sleeps.
+    /// Does a job by the CPU that the window shows. Returns whether it is done. Sleeps.
     fn by_cpu(&self, work: &Work) -> bool {
         let at = self.at.lock();
 
@@ -694,7 +697,7 @@ impl View {
     }
 }
 
-/// Takes the view away when it is dropped.
+/// Clears the view when it is dropped.
 pub(super) struct Shown(pub(super) Arc<View>);
 
 impl Drop for Shown {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! What the memory of a device keeps for its engines, and how it makes their jobs.
+//! The part of the memory of a device that makes jobs for its engines.
 //!
 //! See [`engine`](super::engine), [`dma`](super::dma) and [`loss`](super::loss).
 
@@ -54,7 +54,7 @@ use crate::{
 };
 use core::ptr::NonNull;
 
-/// What a device has for jobs.
+/// The data of a device for its jobs.
 pub(super) struct Jobs {
     moves: Moves,
     losses: Arc<Losses>,
@@ -83,17 +83,18 @@ impl<T: TtmObject> Device<T> {
         Ok(())
     }
 
-    /// Returns the group of the fences of this device. Work of the device that is not done by its
-    /// engines, such as jobs of clients on other rings, has fences of it too, so that moves depend on
-    /// it, and do not wait. Those of what page tables show do, see
-    /// [`Mappings::zap`](crate::drm::gem::Mappings::zap).
+    /// Returns the group of the fences of this device. Work of the device that its engines do not
+    /// do, such as jobs of clients on other rings, has fences of the group too, so that moves
+    /// depend on it instead of waiting for it. Moves wait for work on objects that page tables
+    /// show, see [`Mappings::zap`](crate::drm::gem::Mappings::zap).
     #[inline]
     pub fn fence_group(&self) -> FenceGroup {
         self.jobs.moves.group()
     }
 
-    /// Makes the queue of a client that copies by the engine with the number `engine`, whose ring
-    /// `queue` is one of, with fences of [`Self::fence_group`]. They are known by `name`.
+    /// Makes the queue of a client that copies by the engine with the number `engine`. `queue` is a
+    /// queue of the ring of that engine, and has fences of [`Self::fence_group`]. `name` is the
+    /// name of the context of the fences.
     ///
     /// # Errors
     ///
@@ -112,14 +113,14 @@ impl<T: TtmObject> Device<T> {
         CopyQueue::new(name, self.fence_group(), engine, queue)
     }
 
-    /// Makes a job, for a client or for the kernel, and gives it to an engine of the driver.
+    /// Makes a job, for a client or for the kernel, and passes it to an engine of the driver.
     ///
     /// # Errors
     ///
     /// - `EAGAIN` if the device is not kept awake, unless it is about to be suspended, or being
     ///   resumed.
-    /// - `EINVAL` if the driver chooses an engine that there is not.
-    /// - What the engine says. `ENOMEM` if memory runs out.
+    /// - `EINVAL` if the driver chooses an engine that does not exist.
+    /// - The errors of the engine, and `ENOMEM` if memory runs out.
     pub(crate) fn submit<'a>(
         &self,
         reg: &'a <T::Driver as drm::Driver>::RegistrationData<'a>,
@@ -136,15 +137,14 @@ impl<T: TtmObject> Device<T> {
         )
     }
 
-    /// Checks that engines can work, with what keeps the device awake for them.
+    /// Checks that engines can work. `awake` is the guard that keeps the device awake for them.
     ///
     /// # Errors
     ///
     /// `EAGAIN` as for [`Self::submit`].
     pub(crate) fn check_awake(&self, awake: Option<&Awake>) -> Result {
-        // Without `awake` it is an object that importers have, which leaves VRAM: the driver cannot
-        // suspend the device before it has taken the reservation, and seen that the object has
-        // left.
+        // Without `awake` the job moves an exported object out of VRAM: the driver cannot suspend
+        // the device before it has taken the reservation, and seen that the object has left.
         if awake.is_none() && !self.in_transition.load(Relaxed) && !pm::is_suspending(self.owner())
         {
             return Err(EAGAIN);
@@ -152,14 +152,14 @@ impl<T: TtmObject> Device<T> {
         Ok(())
     }
 
-    /// Tells whether work of `usage` on an object is under way that is not that of this device, or
-    /// depends on other devices.
+    /// Tells whether work of `usage` on an object is not done that belongs to another device, or
+    /// depends on one.
     pub(crate) fn is_used_by_others(&self, resv: &LockedResv<'_>, usage: Usage) -> bool {
         resv.fences(usage)
             .any(|fence| !self.jobs.moves.has(fence) && !fence.is_signaled())
     }
 
-    /// Waits for the work that [`Self::is_used_by_others`] tells of.
+    /// Waits for the work that [`Self::is_used_by_others`] looks for.
     ///
     /// # Errors
     ///
@@ -171,8 +171,8 @@ impl<T: TtmObject> Device<T> {
         Ok(())
     }
 
-    /// Adds to `after` the work of `usage` on an object that is not done. Returns whether some of it
-    /// is what [`Self::is_used_by_others`] tells of.
+    /// Adds to `after` the work of `usage` on an object that is not done. Returns whether
+    /// [`Self::is_used_by_others`] is true for some of it.
     ///
     /// # Errors
     ///
@@ -200,7 +200,7 @@ impl<T: TtmObject> Device<T> {
         self.jobs.moves.add_dependencies(resv, usage, false, after)
     }
 
-    /// Makes what tells of the content of a new object, which gets its number by that.
+    /// Makes the record of losses of a new object, which also gets its number here.
     pub(crate) fn new_loss(&self) -> Result<Arc<Loss>> {
         Loss::new(self.number(), self.jobs.losses.clone())
     }
@@ -210,7 +210,7 @@ impl<T: TtmObject> Device<T> {
         self.jobs.losses.objects()
     }
 
-    /// Returns how many jobs the CPU did because an engine had failed.
+    /// Returns how many jobs the CPU did because an engine had failed to do them.
     pub fn done_again(&self) -> u64 {
         self.jobs.losses.again()
     }
@@ -228,8 +228,8 @@ impl<T: TtmObject> Device<T> {
     ///
     /// # Safety
     ///
-    /// `tt` must be that of an object of this device whose reservation is held, or of a backup of
-    /// one, and have all of its pages until `unpopulate_callback` is called.
+    /// `tt` must belong to an object of this device whose reservation is held, or to a backup of
+    /// such an object, and have all of its pages until `unpopulate_callback` is called.
     pub(crate) unsafe fn map_pages(
         &self,
         drm: *mut bindings::drm_device,
@@ -246,13 +246,13 @@ impl<T: TtmObject> Device<T> {
             while_registered::<T::Driver, _>(drm, |_| self.jobs.tables.map(self.owner(), tt))
         };
         match ret {
-            // There is no engine.
+            // The device was unplugged, so there is no engine.
             Err(e) if e == ENODEV => Ok(()),
             ret => ret,
         }
     }
 
-    /// Ends what [`Self::map_pages`] did.
+    /// Ends the mapping of [`Self::map_pages`].
     ///
     /// # Safety
     ///
@@ -266,8 +266,8 @@ impl<T: TtmObject> Device<T> {
 
     /// Ends all mappings for the engines.
     ///
-    /// Drivers finish all jobs before, see [`Engine::run`]. What a job has that is left are numbers:
-    /// the device must not use them any more, as it must not after any unbind.
+    /// Drivers must have finished all jobs before, see [`Engine::run`]. A job that is left only has
+    /// the numbers: the device must not use them any more, as after any unbind.
     pub(super) fn unmap_all(&self) {
         if Self::DMA {
             // SAFETY: All was mapped for this device.
@@ -304,7 +304,7 @@ impl<T: TtmObject> Device<T> {
     }
 }
 
-/// Frees pages, which TTM is about to do, after ending their mapping.
+/// Ends the mapping of pages that TTM is about to free, and frees them.
 ///
 /// # Safety
 ///

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! Objects that nobody maps for direct I/O any more, while their pages are still referenced.
+//! Objects that are no longer mapped for direct I/O, while their pages still have references.
 //!
-//! Nothing tells when the last reference to a page is put, so a worker looks at the objects again and
-//! again, as long as there are some.
+//! There is no notification when the last reference to a page is put, so a worker polls the objects
+//! as long as there are any.
 //!
 //! C header: [`include/linux/workqueue.h`](srctree/include/linux/workqueue.h)
 
@@ -32,19 +32,20 @@ use crate::{
 };
 use core::ptr::NonNull;
 
-/// After how many milliseconds the worker looks: first, and at most. A disk may take its time, and
-/// to look is to ask all objects.
+/// The delay of the worker in milliseconds, at first and at most. A disk may take some time, and
+/// each check visits all objects.
 const PAUSE_MS: i64 = 5;
 const PAUSE_MAX_MS: i64 = 320;
 
-/// Looks at the objects of a device, and tells whether to look again.
+/// Checks the objects of a device, and returns whether to check them again.
 ///
 /// # Safety
 ///
 /// The device must be one of the driver that the function was made for.
 pub(crate) type Look = unsafe fn(*mut bindings::drm_device) -> bool;
 
-/// What of VRAM is kept from use, because its pages are referenced, and the worker that looks at it.
+/// The amount of VRAM that cannot be reused because its pages have references, and the worker that
+/// checks it.
 pub(crate) struct Limbo {
     bytes: Atomic<u64>,
     worker: SetOnce<Worker>,
@@ -58,7 +59,7 @@ impl Limbo {
         }
     }
 
-    /// Returns how many bytes are kept from use.
+    /// Returns how many bytes cannot be reused.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes.load(Relaxed)
     }
@@ -71,7 +72,7 @@ impl Limbo {
         self.bytes.fetch_sub(bytes, Relaxed);
     }
 
-    /// Makes the worker, unless that was done.
+    /// Makes the worker, unless it exists.
     ///
     /// # Errors
     ///
@@ -79,26 +80,27 @@ impl Limbo {
     ///
     /// # Safety
     ///
-    /// `dev` must be the DRM device that `self` is a part of, and the requirement of `look` be met.
-    /// [`Self::drain`] must be called when the device was unplugged, after which nothing may be added.
+    /// `dev` must be the DRM device that `self` is a part of, and meet the requirement of `look`.
+    /// [`Self::drain`] must be called when the device was unplugged, after which nothing may be
+    /// added.
     pub(crate) unsafe fn prepare(&self, dev: NonNull<bindings::drm_device>, look: Look) -> Result {
         if self.worker.as_ref().is_none() {
-            // If somebody else was faster, this one is dropped.
+            // If another task has made a worker meanwhile, this one is dropped.
             self.worker.populate(Worker::new(dev, look)?);
         }
         Ok(())
     }
 
-    /// Has the worker look, after [`Self::prepare`].
+    /// Makes the worker check the objects, after [`Self::prepare`].
     pub(crate) fn wake(&self) {
         if let Some(worker) = self.worker.as_ref() {
             worker.poll.pause.store(PAUSE_MS, Relaxed);
-            // If it is queued already, it has not looked yet.
+            // A work item that is queued already has not checked yet.
             let _ = worker.queue.enqueue(worker.poll.clone());
         }
     }
 
-    /// Waits until the worker has nothing to look at.
+    /// Waits until the worker has no object to check.
     pub(crate) fn drain(&self) {
         if let Some(worker) = self.worker.as_ref() {
             worker.queue.flush();
@@ -106,7 +108,7 @@ impl Limbo {
     }
 }
 
-/// The workqueue, and what it does. Dropping it waits for that.
+/// The workqueue and its work item. Dropping the value waits for the work.
 struct Worker {
     // Dropped first.
     queue: OwnedQueue,
@@ -141,7 +143,7 @@ struct Poll {
     work: Work<Poll>,
     dev: NonNull<bindings::drm_device>,
     look: Look,
-    /// In milliseconds.
+    /// The delay in milliseconds.
     pause: Atomic<i64>,
 }
 

@@ -2,13 +2,13 @@
 
 //! Objects whose content was lost, because a move of it failed.
 //!
-//! A move is not waited for by the task that causes it, so its error is told to the next user of
-//! the object: each use waits for the fences of the moves and then asks [`Loss`], which was told
-//! before the fence signalled. The fence alone would not do, as a reservation keeps the latest of
-//! an engine only.
+//! The task that causes a move does not wait for it, so its error is reported to the next user of
+//! the object: each use waits for the fences of the moves and then checks [`Loss`], which is set
+//! before the fence signals. The fence alone would not do, because a reservation keeps only the
+//! latest fence of an engine.
 //!
-//! An object that has lost its content stays so until it is freed. It can be moved, which brings
-//! nothing back.
+//! The content of an object stays lost until the object is freed. The object can be moved, which
+//! does not restore the content.
 //!
 //! # Locking
 //!
@@ -50,7 +50,7 @@ impl Losses {
         )?)
     }
 
-    /// Says which device it is.
+    /// Sets the device that is named in the log.
     pub(super) fn set_device(&self, dev: &device::Device) {
         self.dev.populate(dev.into());
     }
@@ -76,7 +76,7 @@ pub(crate) struct Loss {
 }
 
 impl Loss {
-    /// Makes that of the object with the number `id`, which has its content.
+    /// Makes the record of the object with the number `id`, which has its content.
     pub(super) fn new(id: u64, all: Arc<Losses>) -> Result<Arc<Self>> {
         Ok(Arc::new(
             Self {
@@ -95,20 +95,20 @@ impl Loss {
         self.id
     }
 
-    /// Tells whether the content is lost. Of moves that are under way it tells nothing.
+    /// Tells whether the content is lost. Moves that are under way may still fail.
     #[inline]
     pub(crate) fn is_lost(&self) -> bool {
         self.is_lost.load(Acquire)
     }
 
-    /// Tells whether a job that writes to the object may still fail. The reservation of the object is
-    /// held, so that no job is added.
+    /// Tells whether a job that writes to the object may still fail. The reservation of the object
+    /// is held, so no job is added.
     #[inline]
     pub(crate) fn may_come(&self) -> bool {
         self.pending.load(Acquire) != 0
     }
 
-    /// Takes note of a job that writes to the object, whose reservation is held.
+    /// Counts a job that writes to the object, whose reservation is held.
     pub(super) fn begin(&self) {
         self.pending.fetch_add(1, Relaxed);
     }
@@ -118,7 +118,8 @@ impl Loss {
         self.pending.fetch_sub(1, Release);
     }
 
-    /// Takes note that a move failed, or that the memory is lost. The first one of an object is logged and counted.
+    /// Records that a move failed, or that the memory is lost. The first loss of an object is
+    /// logged and counted.
     pub(crate) fn lose(&self, error: Error) {
         if self.is_lost.xchg(true, Release) {
             return;
@@ -129,7 +130,7 @@ impl Loss {
             return;
         };
         if error == ENODEV {
-            // The loss of the device was told, and is not that of one object.
+            // The loss of the device was reported before.
             dev_info!(dev, "object {} is lost with the device\n", self.id);
         } else {
             dev_err!(

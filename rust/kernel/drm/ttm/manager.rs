@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! What the managers of both kinds of memory have in common: how a device gets one, and loses it.
+//! The common part of the managers of both kinds of memory: adding one to a device, and removing
+//! it.
 //!
 //! C header: [`include/drm/ttm/ttm_resource.h`](srctree/include/drm/ttm/ttm_resource.h)
 
@@ -26,7 +27,7 @@ unsafe impl Send for Manager {}
 unsafe impl Sync for Manager {}
 
 impl Manager {
-    /// Makes one that no device has.
+    /// Makes a manager that belongs to no device.
     pub(super) const fn new() -> Self {
         Self(Opaque::zeroed())
     }
@@ -35,7 +36,7 @@ impl Manager {
         self.0.get()
     }
 
-    /// Makes it the manager of `mem_type`, of which the device has `size` bytes.
+    /// Makes it the manager of `mem_type` of a device, with `size` bytes.
     ///
     /// # Safety
     ///
@@ -51,7 +52,8 @@ impl Manager {
     ) {
         let man = self.as_raw();
 
-        // SAFETY: The manager is zeroed memory that nobody else knows yet, and the device is valid.
+        // SAFETY: The manager is zeroed memory that no other code knows yet, and the device is
+        // valid.
         unsafe {
             (*man).func = func;
             // Objects in system memory have pages.
@@ -63,18 +65,19 @@ impl Manager {
         }
     }
 
-    /// Takes it away from the device.
+    /// Removes the manager from the device.
     ///
     /// # Safety
     ///
-    /// [`Self::init`] must have been called with the same arguments, and there must be no object
-    /// any more but those that wait for their deletion.
+    /// [`Self::init`] must have been called with the same arguments, and all remaining objects must
+    /// wait for their deletion.
     pub(super) unsafe fn fini(&self, bdev: *mut bindings::ttm_device, mem_type: MemType) {
         let man = self.as_raw();
 
-        // SAFETY: By the safety requirements. What is left is deleted, so that the lists are empty.
+        // SAFETY: By the safety requirements. The remaining objects are deleted here, so the lists
+        // are empty.
         unsafe {
-            // There is a limit to how long it waits for an object.
+            // Each call waits for an object for a limited time only.
             while bindings::ttm_resource_manager_evict_all(bdev, man) == EBUSY.to_errno() {}
             bindings::ttm_resource_manager_set_used(man, false);
             bindings::ttm_resource_manager_cleanup(man);
@@ -82,8 +85,8 @@ impl Manager {
         }
     }
 
-    /// Moves the object away that has been used least recently. Returns false if none is left that
-    /// could be.
+    /// Moves away the object that has been used least recently. Returns false if no object is left
+    /// that could be moved.
     ///
     /// # Errors
     ///
@@ -108,10 +111,10 @@ impl Manager {
         }
     }
 
-    /// Waits until the jobs are done that read memory which objects have left. TTM has given that
-    /// to others, or will, who wait for these jobs.
+    /// Waits until the jobs are done that read memory which objects have left. TTM gives this
+    /// memory to other objects, which wait for these jobs.
     ///
-    /// What has been free before the call is read by none of the jobs after it.
+    /// Memory that is free before the call is not read by any later job.
     ///
     /// # Errors
     ///
@@ -126,15 +129,15 @@ impl Manager {
         let man = self.as_raw();
 
         for index in 0..bindings::TTM_NUM_MOVE_FENCES as usize {
-            // SAFETY: The manager was initialized. A fence that the list has comes with a
-            // reference, which cannot be put while the lock is held.
+            // SAFETY: The manager was initialized. The list owns a reference to its fence, which is
+            // not put while the lock is held.
             let fence = unsafe {
                 let lock = &raw mut (*man).eviction_lock;
 
                 bindings::spin_lock(lock);
                 let fence = bindings::dma_fence_get((*man).eviction_fences[index]);
                 bindings::spin_unlock(lock);
-                // A reference to it was just taken.
+                // The reference to the fence was just taken.
                 NonNull::new(fence).map(|fence| AnyFence::from_owned(fence))
             };
 
@@ -146,12 +149,12 @@ impl Manager {
     }
 }
 
-/// Gives a resource to TTM, at the end of a callback that allocates one.
+/// Passes a resource to TTM, at the end of a callback that allocates one.
 ///
 /// # Safety
 ///
-/// `R` must begin with a `struct ttm_resource`, the arguments be those of the callback, and the
-/// callback of the manager that frees a resource drop the box.
+/// `R` must begin with a `struct ttm_resource`, the arguments must be those of the callback, and
+/// the callback of the manager that frees a resource must drop the box.
 pub(super) unsafe fn hand_over<R>(
     resource: KBox<R>,
     bo: *mut bindings::ttm_buffer_object,

@@ -5,31 +5,32 @@
 //! - [`Device`] is the memory of one DRM device: VRAM, managed by an [`Allocator`], and system memory
 //!   from TTM's pool. It belongs into the data of the DRM driver.
 //! - [`gem::ttm::Object`] is a GEM object that lives in one of them. TTM decides which, by a list
-//!   of [`Place`]s, and evicts the objects that were used least recently. Use is what needs the
-//!   content: a [validation](gem::ttm::Reserved::validate), a copy, a fault, a pin, and a mapping
-//!   of a peer. To reserve an object and look where it is, is none. Objects that never leave VRAM
-//!   are not on that list, so that an eviction need not pass them over.
-//! - [`TtmObject`] is what a driver implements: where to find things, and which [`Engine`] does a
-//!   [`Job`], the move of the content of an object.
-//! - [`CpuEngine`] does jobs where the device cannot, by [`Window`](drm::vram::Window), the CPU's view of VRAM.
+//!   of [`Place`]s, and evicts the objects that were used least recently. An operation that needs
+//!   the content is a use: a [validation](gem::ttm::Reserved::validate), a copy, a fault, a pin,
+//!   and a mapping of a peer. Reserving an object to read where it is does not count. Objects that
+//!   never leave VRAM are not on the LRU list, so that an eviction need not skip them.
+//! - [`TtmObject`] is implemented by a driver: it returns the parts of the driver's data, and
+//!   chooses the [`Engine`] that does a [`Job`], the move of the content of an object.
+//! - [`CpuEngine`] does jobs if the device cannot, by [`Window`](drm::vram::Window), the CPU's view
+//!   of VRAM.
 //!
 //! # Moves
 //!
-//! A move is not waited for by who causes it. Its fence is in the reservation with usage
-//! [`Kernel`](crate::dma_resv::Usage::Kernel); faults, importers and the next job that is no move by
-//! the same engine wait for it. The memory that an object left is used again at once, guarded by
-//! the order of the moves of one engine, and by fences otherwise. If a move fails, users of
-//! the object get `EIO`. Mappings are invalidated before a move, and what they have put into the
-//! reservation is waited for.
+//! The task that causes a move does not wait for it. The fence of the move is in the reservation
+//! with usage [`Kernel`](crate::dma_resv::Usage::Kernel); faults, importers and the next job that
+//! is not a move by the same engine wait for it. The memory that an object left is reused at once,
+//! protected by the order of the moves of one engine, and by fences otherwise. If a move fails,
+//! users of the object get `EIO`. Mappings are invalidated before a move, and the move waits for
+//! the fences that importers have added to the reservation.
 //!
 //! # Lifetimes
 //!
 //! The [`Device`] lives as long as the DRM device, because objects do; every object keeps the DRM
-//! device alive. When the driver is unbound, what was in VRAM is lost: nobody can ask for it any
-//! more, as the DRM file gives `ENODEV`, mappings end in `SIGBUS`, and importers were told. No
-//! object is moved after that, and VRAM is no region of the cgroup controller `dmem` any more. The
-//! addresses are not given to anybody else either: they are those of a device without a driver,
-//! whose next driver makes a [`Device`] of its own.
+//! device alive. When the driver is unbound, the content of VRAM is lost, and no user can access it
+//! any more: the DRM file returns `ENODEV`, mappings end in `SIGBUS`, and importers were notified.
+//! No object is moved after that, and VRAM is no region of the cgroup controller `dmem` any more.
+//! The addresses are not reused either: they belong to a device without a driver, whose next driver
+//! makes a [`Device`] of its own.
 //!
 //! # Locking
 //!
@@ -37,19 +38,21 @@
 //!
 //! 1. `mmap_lock`, held by a fault,
 //! 2. the callbacks of the driver that suspend and resume the device, which lockdep knows as
-//!    `pm::callbacks`: who resumes the device waits for them, and they take what follows,
-//! 3. the semaphore of [`Device::exec`], which lets one caller try alone when several were in each
-//!    other's way,
-//! 4. the reservation of an object. Eviction holds a second one; it only tries that lock, unless
+//!    `pm::callbacks`: a task that resumes the device waits for them, and they take the locks
+//!    below,
+//! 3. the semaphore of [`Device::exec`], which lets one caller try alone after several have blocked
+//!    each other,
+//! 4. the reservation of an object. Eviction holds a second one, whose lock is only tried, unless
 //!    the first one was taken with the ticket of [`Exec`],
 //! 5. the mutex with which windows of the CPU are made and dropped. With it, and without another
 //!    reservation, 4 is only tried,
 //! 6. the SRCU section of [`drm_dev_enter()`](drm::RegistrationGuard), in which VRAM is accessed;
 //!    unbinding waits for it. Ioctls have entered it before all of these,
-//! 7. the mutex of the order of moves, or of the copies of a client, held while a driver queues one,
-//!    and inside of it those of [`drm::queue`],
-//! 8. the lock of the allocator of VRAM, that of its quarantine, that of the list of what is mapped
-//!    for engines, that of the list of the windows of the CPU, and inside of TTM the `lru_lock`,
+//! 7. the mutex of the order of moves, or of the copies of a client, held while a driver queues a
+//!    job, and inside of it those of [`drm::queue`],
+//! 8. the lock of the allocator of VRAM, that of its quarantine, that of the list of tables that
+//!    are mapped for engines, that of the list of the windows of the CPU, and inside of TTM the
+//!    `lru_lock`,
 //! 9. the lock of the list of all objects, which is taken last.
 //!
 //! Callbacks of TTM run with 4 held and must not take another reservation.
@@ -154,7 +157,7 @@ use crate::{
     sync::Arc, //
 };
 
-/// The driver's part of an object that lives where TTM puts it.
+/// The driver's part of an object that TTM places and moves.
 ///
 /// It must not own a reference to the DRM device, nor to an object: it may be dropped by a worker
 /// that the release of the device waits for. The object itself keeps the device alive.
@@ -186,11 +189,12 @@ pub trait TtmObject: DriverObject<Driver: drm::Driver<Object = gem::ttm::Object<
         false
     }
 
-    /// Returns the struct pages of the BAR that shows VRAM, if there are some, which
-    /// [`Self::direct_io`] needs. The BAR shows VRAM at all times, without [`Self::APERTURE`].
+    /// Returns the struct pages of the BAR that shows VRAM, if there are any. [`Self::direct_io`]
+    /// needs them. The BAR shows VRAM at all times, without [`Self::APERTURE`].
     ///
-    /// Called while the driver is bound, with or without the reservation of an object. The answer must
-    /// not change: an unbind waits for the pages that are mapped, and for ever if they are not told.
+    /// Called while the driver is bound, with or without the reservation of an object. The answer
+    /// must not change: an unbind waits for the pages that are mapped, and would wait for ever for
+    /// pages that are not returned here any more.
     fn pages<'a>(
         reg: &'a <Self::Driver as drm::Driver>::RegistrationData<'a>,
     ) -> Option<&'a BarPages<'a>> {
@@ -198,21 +202,21 @@ pub trait TtmObject: DriverObject<Driver: drm::Driver<Object = gem::ttm::Object<
         None
     }
 
-    /// Returns the account for what is pinned of the objects that `file` exports, or maps for direct
-    /// I/O, if the driver keeps one.
+    /// Returns the account to which pins of objects are charged that `file` exports, or maps for
+    /// direct I/O, if the driver keeps one.
     fn pins(file: &ClientOf<Self>) -> Option<&Arc<PinAccount>> {
         let _ = file;
         None
     }
 
-    /// What moves, clears and copies the content of objects, see [`Work`].
+    /// The engine that moves, clears and copies the content of objects, see [`Work`].
     type Engine<'a>: Engine<Ring = Self::Ring>;
 
     /// The ring that does the copies of clients: [`Engine::Ring`].
     type Ring: RingOps;
 
-    /// Returns the engine with the number `index`: 0, or one of those that [`Device::with_engines`]
-    /// was given names of.
+    /// Returns the engine with the number `index`: 0, or the index of a name that was passed to
+    /// [`Device::with_engines`].
     ///
     /// Called with the reservation of an object held, while the driver is bound.
     fn engine<'a>(
@@ -220,7 +224,7 @@ pub trait TtmObject: DriverObject<Driver: drm::Driver<Object = gem::ttm::Object<
         index: usize,
     ) -> Self::Engine<'a>;
 
-    /// Returns the number of the engine that is to do `work`.
+    /// Returns the number of the engine that should do `work`.
     ///
     /// Called as [`Self::engine`] is.
     fn choose<'a>(
@@ -231,21 +235,21 @@ pub trait TtmObject: DriverObject<Driver: drm::Driver<Object = gem::ttm::Object<
         0
     }
 
-    /// The DRM device was unplugged: no job is made any more, and addresses that jobs have are about
-    /// to become wrong.
+    /// The DRM device was unplugged: no job is made any more, and addresses that jobs have are
+    /// about to become invalid.
     ///
-    /// For engines that do DMA. They have ended all jobs when this returns, and access no memory.
-    /// Called before [`gem::Mappings`] have their last calls, and before the registration data is
-    /// dropped. No reservation is held; sleeps.
+    /// For engines that do DMA. They must have ended all jobs when this returns, and access no
+    /// memory. Called before the last calls of [`gem::Mappings`], and before the registration data
+    /// is dropped. No reservation is held; may sleep.
     fn end_jobs<'a>(reg: &'a <Self::Driver as drm::Driver>::RegistrationData<'a>) {
         let _ = reg;
     }
 
-    /// Returns what has VRAM beside the objects, from the same [`Allocator`](drm::vram::Allocator),
-    /// if something has.
+    /// Returns the user that has VRAM from the same [`Allocator`](drm::vram::Allocator) beside the
+    /// objects, if there is one.
     ///
-    /// Called with the reservation of an object held, while the driver is bound. It is the other
-    /// side of [`Device::make_room`].
+    /// Called with the reservation of an object held, while the driver is bound.
+    /// [`Device::make_room`] is for the other direction.
     fn reclaim<'a>(
         reg: &'a <Self::Driver as drm::Driver>::RegistrationData<'a>,
     ) -> Option<&'a dyn Reclaim> {
@@ -253,11 +257,11 @@ pub trait TtmObject: DriverObject<Driver: drm::Driver<Object = gem::ttm::Object<
         None
     }
 
-    /// Makes what the CPU wrote to an object in VRAM through the BAR visible to the device and to
+    /// Makes writes of the CPU to an object in VRAM through the BAR visible to the device and to
     /// peers.
     ///
     /// Called with the reservation of the object held, while the driver is bound. A device with
-    /// caches between the BAR and VRAM flushes them here, too. [`CpuEngine::flush`] is for those
-    /// without.
+    /// caches between the BAR and VRAM flushes them here, too. [`CpuEngine::flush`] is for devices
+    /// without such caches.
     fn flush<'a>(reg: &'a <Self::Driver as drm::Driver>::RegistrationData<'a>, vram: &Ranges);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! Where an object may be.
+//! Places for objects.
 //!
 //! C header: [`include/drm/ttm/ttm_placement.h`](srctree/include/drm/ttm/ttm_placement.h)
 
@@ -40,7 +40,7 @@ impl Domain {
 ///     page::PAGE_SIZE, //
 /// };
 ///
-/// // In VRAM if there is room, else in system memory; nobody is evicted for it.
+/// // In VRAM if there is room, else in system memory; no object is evicted for it.
 /// let either = [Place::VRAM.desired(), Place::TT];
 /// assert_eq!(either[0].mem_type(), MemType::Vram);
 ///
@@ -91,33 +91,33 @@ impl Place {
         self
     }
 
-    /// Only if nobody has to be evicted for it.
+    /// Only used if no object has to be evicted for it.
     pub const fn desired(self) -> Self {
         self.with(bindings::TTM_PL_FLAG_DESIRED)
     }
 
-    /// Only once the places without eviction were all tried.
+    /// Only used once all places without eviction were tried.
     pub const fn fallback(self) -> Self {
         self.with(bindings::TTM_PL_FLAG_FALLBACK)
     }
 
-    /// In one piece.
+    /// The object is in one piece.
     pub const fn contiguous(self) -> Self {
         self.with(bindings::TTM_PL_FLAG_CONTIGUOUS)
     }
 
-    /// From the end of the memory.
+    /// The object is put at the end of the memory.
     pub const fn top_down(self) -> Self {
         self.with(bindings::TTM_PL_FLAG_TOPDOWN)
     }
 
     /// Below offset `end` of VRAM, in bytes; the rest of a page is not used.
     ///
-    /// System memory has no offsets, and is all the same.
+    /// System memory has no offsets, and is all alike.
     pub const fn below(mut self, end: u64) -> Self {
         self.0.lpfn = end >> PAGE_SHIFT;
         if self.0.lpfn == 0 {
-            // No page at all, where 0 would mean all of them.
+            // No page at all, because a limit of 0 would mean all pages.
             self.0.fpfn = 1;
             self.0.lpfn = 1;
         }
@@ -128,7 +128,7 @@ impl Place {
     pub const fn mem_type(&self) -> MemType {
         match MemType::from_raw(self.0.mem_type) {
             Some(mem_type) => mem_type,
-            // There is no other constructor.
+            // There is no constructor for another kind.
             None => MemType::System,
         }
     }
@@ -143,7 +143,7 @@ impl Place {
         }
     }
 
-    /// Returns the range of offsets in bytes, cut at `size`, the size of the memory.
+    /// Returns the range of offsets in bytes, limited to `size`, the size of the memory.
     pub(super) const fn range(&self, size: u64) -> (u64, u64) {
         let (first, last) = self.pages();
         let end = if last > size >> PAGE_SHIFT {
@@ -170,7 +170,7 @@ impl Place {
                 .is_some_and(|end| end.div_ceil(1 << PAGE_SHIFT) <= last)
     }
 
-    /// Tells whether `len` bytes at `offset` and the place have something in common.
+    /// Tells whether `len` bytes at `offset` overlap with the place.
     pub(super) fn intersects(&self, offset: u64, len: u64) -> bool {
         let (first, last) = self.pages();
 
@@ -197,7 +197,7 @@ impl Place {
     }
 }
 
-/// How many places an object can be given at once.
+/// The maximal number of places that an object can be given at once.
 pub(crate) const MAX_PLACES: usize = 4;
 
 /// Some places, in the order in which they are tried.
@@ -208,14 +208,14 @@ pub(crate) struct Places {
 }
 
 impl Places {
-    /// Returns those of `places` that have room for `size` bytes, where a kind of memory has as many
-    /// as `size_of` returns.
+    /// Returns those of `places` that have room for `size` bytes. `size_of` returns the size of a
+    /// kind of memory.
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if there is no place, for which TTM would throw the content away, or more than
-    ///   [`MAX_PLACES`].
-    /// - `ENOSPC` if none has room for it.
+    /// - `EINVAL` if there is no place, for which TTM would discard the content, or if there are
+    ///   more than [`MAX_PLACES`].
+    /// - `ENOSPC` if no place has room.
     pub(super) fn fitting(
         places: &[Place],
         size: u64,
@@ -243,8 +243,8 @@ impl Places {
         Ok(found)
     }
 
-    /// Returns the same places, but nobody is evicted for them; if they have no room the object is
-    /// in system memory that no device accesses.
+    /// Returns the same places without eviction; if they have no room the object is put in system
+    /// memory that no device accesses.
     pub(crate) fn without_eviction(&self) -> Self {
         let mut places = self.places;
 
@@ -267,7 +267,7 @@ impl Deref for Places {
     }
 }
 
-/// How an operation that moves objects may wait, `struct ttm_operation_ctx`.
+/// Whether an operation that moves objects may wait, and how, `struct ttm_operation_ctx`.
 #[repr(transparent)]
 pub struct OpCtx(pub(crate) bindings::ttm_operation_ctx);
 
@@ -280,12 +280,12 @@ impl OpCtx {
         ctx
     }
 
-    /// Waits as long as it takes.
+    /// Signals do not end a wait.
     pub fn uninterruptible() -> Self {
         Self(pin_init::zeroed())
     }
 
-    /// Does not wait: what is in use is not moved, `EBUSY`.
+    /// The operation does not wait: an object that is in use is not moved, which returns `EBUSY`.
     pub fn without_waiting() -> Self {
         let mut ctx = Self::uninterruptible();
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! VRAM, and what is pinned of it, as regions of the cgroup controller `dmem`.
+//! VRAM, and pinned VRAM, as regions of the cgroup controller `dmem`.
 //!
-//! The controller knows a region by its name, which is that of the device. So the regions have to go
-//! when the device is unplugged, although its objects may live on: their charges stay valid, and
-//! who binds a driver to the device next gets regions that are alone in having their names.
+//! The controller knows a region by its name, which is derived from the name of the device. So the
+//! regions are unregistered when the device is unplugged, although its objects may live on: their
+//! charges stay valid, and the names are free when a driver is bound to the device again.
 //!
 //! C header: [`include/linux/cgroup_dmem.h`](srctree/include/linux/cgroup_dmem.h)
 
@@ -60,19 +60,20 @@ impl Regions {
         self.vram.as_raw()
     }
 
-    /// Charges the group of the current task for what it is about to pin. Sleeps.
+    /// Charges `bytes` to the cgroup of the current task, which is about to pin them. Sleeps.
     ///
     /// # Errors
     ///
-    /// `EDQUOT` if it may not have that much, `ENODEV` if the region is unregistered, and `ENOMEM`.
+    /// `EDQUOT` if it exceeds the limit of the cgroup, `ENODEV` if the region is unregistered, and
+    /// `ENOMEM`.
     pub(super) fn charge_pin(&self, bytes: u64) -> Result<Charge> {
         self.pinned.charge(bytes)
     }
 
-    /// Takes the regions away from the controller: charges fail with `ENODEV` from now on.
+    /// Removes the regions from the controller: charges fail with `ENODEV` from now on.
     ///
-    /// What is charged stays charged, and is uncharged as usual. Waits for reclaim, which takes
-    /// reservations, so that none may be held. Sleeps.
+    /// Existing charges stay, and are uncharged as usual. Waits for reclaim, which takes
+    /// reservations, so none may be held. Sleeps.
     pub(super) fn unregister(&self) {
         self.vram.unregister();
         self.pinned.unregister();
@@ -83,12 +84,13 @@ impl Regions {
 ///
 /// # Invariants
 ///
-/// `region` was registered, and is unregistered once, by whoever changes `registered` to false.
+/// `region` was registered, and is unregistered once, by the task that changes `registered` to
+/// false.
 #[cfg(CONFIG_CGROUP_DMEM)]
 struct Region {
     region: *mut bindings::dmem_cgroup_region,
-    /// One of no bytes, which keeps the memory of `region`: TTM looks at a region without a lock, at
-    /// any time when it allocates.
+    /// A charge of no bytes, which keeps the memory of `region`: TTM reads a region without a lock,
+    /// at any time when it allocates.
     _memory: Charge,
     registered: Atomic<bool>,
 }
@@ -101,7 +103,7 @@ unsafe impl Send for Region {}
 #[cfg(CONFIG_CGROUP_DMEM)]
 unsafe impl Sync for Region {}
 
-/// What the group of a process has of a region, until this is dropped.
+/// A charge of a cgroup for a region, until the value is dropped.
 ///
 /// # Invariants
 ///
@@ -112,25 +114,26 @@ pub(crate) struct Charge {
     bytes: u64,
 }
 
-// SAFETY: The controller synchronizes access to the pool, and whoever drops the charge uncharges it.
+// SAFETY: The controller synchronizes access to the pool, and any task may uncharge it.
 #[cfg(CONFIG_CGROUP_DMEM)]
 unsafe impl Send for Charge {}
 
-// SAFETY: Nothing can be done with a reference.
+// SAFETY: A reference gives access to nothing.
 #[cfg(CONFIG_CGROUP_DMEM)]
 unsafe impl Sync for Charge {}
 
 #[cfg(CONFIG_CGROUP_DMEM)]
 impl Charge {
-    /// Charges the group of the current task.
+    /// Charges the cgroup of the current task.
     ///
     /// # Errors
     ///
-    /// `EAGAIN` if it may not have that much, `ENODEV` if the region is unregistered, and `ENOMEM`.
+    /// `EAGAIN` if it exceeds the limit of the cgroup, `ENODEV` if the region is unregistered, and
+    /// `ENOMEM`.
     ///
     /// # Safety
     ///
-    /// The memory of `region` must be there.
+    /// The memory of `region` must be valid.
     unsafe fn new(region: *mut bindings::dmem_cgroup_region, bytes: u64) -> Result<Self> {
         let mut pool = ptr::null_mut();
 
@@ -138,7 +141,7 @@ impl Charge {
         to_result(unsafe {
             bindings::dmem_cgroup_try_charge(region, bytes, &mut pool, ptr::null_mut())
         })?;
-        // INVARIANT: Charged above.
+        // INVARIANT: The pool was charged above.
         Ok(Self { pool, bytes })
     }
 }
@@ -172,7 +175,7 @@ unsafe extern "C" fn reclaim_callback(
 
             Device::from_raw((*bdev).pool.dev)
         };
-        // Objects are moved from VRAM.
+        // The reclaim moves objects out of VRAM.
         let _awake = Awake::new(dev)?;
 
         // SAFETY: As promised by the caller.
@@ -202,7 +205,7 @@ impl Region {
         unsafe { Self::register(dev, c"drm/%s/vram0", &init) }
     }
 
-    /// Registers what may be pinned of `size` bytes of `dev`. What is pinned cannot be reclaimed.
+    /// Registers the pins of `size` bytes of `dev`. Pinned VRAM cannot be reclaimed.
     ///
     /// # Safety
     ///
@@ -219,8 +222,8 @@ impl Region {
 
     /// # Safety
     ///
-    /// `dev` must be valid, what `init` refers to must stay until the region is unregistered, and
-    /// `format` must have one string, which is to be the name of the device.
+    /// `dev` must be valid, all data that `init` refers to must stay until the region is
+    /// unregistered, and `format` must have one string, for the name of the device.
     unsafe fn register(
         dev: *mut bindings::device,
         format: &CStr,
@@ -236,10 +239,10 @@ impl Region {
         })?;
         // SAFETY: The region was registered above.
         let memory = unsafe { Charge::new(region, 0) }
-            // SAFETY: As above, and nobody else has the region.
+            // SAFETY: As above, and no other code has the region.
             .inspect_err(|_| unsafe { bindings::dmem_cgroup_unregister_region(region) })?;
 
-        // INVARIANT: Registered above.
+        // INVARIANT: The region was registered above.
         Ok(Self {
             region,
             _memory: memory,
@@ -258,8 +261,8 @@ impl Region {
 
     fn unregister(&self) {
         if self.registered.xchg(false, Relaxed) {
-            // SAFETY: By the type invariant it was registered, and this is the first one to get
-            // here.
+            // SAFETY: By the type invariant the region was registered, and this is the first task
+            // to get here.
             unsafe { bindings::dmem_cgroup_unregister_region(self.region) };
         }
     }
@@ -272,11 +275,11 @@ impl Drop for Region {
     }
 }
 
-/// Nothing, as there is no such controller.
+/// There is no such controller in this configuration.
 #[cfg(not(CONFIG_CGROUP_DMEM))]
 struct Region;
 
-/// Nothing, as there is no such controller.
+/// There is no such controller in this configuration.
 #[cfg(not(CONFIG_CGROUP_DMEM))]
 pub(crate) struct Charge;
 

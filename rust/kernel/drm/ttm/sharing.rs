@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! VRAM that objects share with another user: how either gets some from the other one.
+//! VRAM that objects share with another user: how either gets some from the other.
 //!
 //! See [`Reclaim`](crate::drm::vram::Reclaim) for the policy.
 //!
 //! # Locking
 //!
-//! The other user calls with no reservation held, but maybe with the lock of the memory of a
-//! process, which is outside of reservations. It is called with reservations held.
+//! The other user calls this file with no reservation held, but maybe with the `mmap_lock` of a
+//! process, which is outside of reservations. This file calls the other user with reservations
+//! held.
 
 use super::{
     placement::{
@@ -30,11 +31,11 @@ use crate::{
 };
 
 impl<T: TtmObject> Device<T> {
-    /// Allocates a block of VRAM for another user, as [`Allocator::alloc_block`] does, and waits for
-    /// the jobs that still read what objects have left there.
+    /// Allocates a block of VRAM for another user, as [`Allocator::alloc_block`] does, and waits
+    /// for the jobs that still read what objects have left there.
     ///
-    /// No reservation is held that such a job could need; the lock of the memory of a process may
-    /// be held.
+    /// No reservation that such a job could need may be held; the `mmap_lock` of a process may be
+    /// held.
     ///
     /// # Errors
     ///
@@ -53,8 +54,9 @@ impl<T: TtmObject> Device<T> {
     /// Moves objects out of VRAM until `bytes` of it are free, for another user: see
     /// [`Self::alloc_block`]. Returns false if not as many objects can be moved.
     ///
-    /// Those that were used least recently go first. The device is awake, and no reservation is
-    /// held; the lock of the memory of a process may be. `ctx` says whether a signal ends it.
+    /// The objects that were used least recently are moved first. The device must be awake, and no
+    /// reservation may be held; the `mmap_lock` of a process may be. `ctx` says whether a signal
+    /// ends the wait.
     ///
     /// # Errors
     ///
@@ -68,9 +70,9 @@ impl<T: TtmObject> Device<T> {
         unsafe { vram.make_room(bdev, bytes, ctx) }
     }
 
-    /// Has another user of VRAM give some up for an object of `bytes` bytes in `places`, although it
-    /// may not have more than its share: for when not enough objects can leave. Returns whether it
-    /// has given up something.
+    /// Asks the other user of VRAM to release some of it for an object of `bytes` bytes in
+    /// `places`, even if it has not more than its share, because evicting objects does not give
+    /// enough room. Returns whether it has released any.
     pub(crate) fn reclaim_more(
         &self,
         drm: *mut bindings::drm_device,
@@ -90,7 +92,7 @@ impl<T: TtmObject> Device<T> {
                     .find(|range| other.held(range) > 0)
                     .ok_or(ENOSPC)?;
 
-                // Asks all objects.
+                // This visits all objects.
                 if self.could_have_room(bytes) {
                     return Err(ENOSPC);
                 }

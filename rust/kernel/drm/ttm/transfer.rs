@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! The content of an object on its way.
+//! Transfers of the content of objects.
 //!
 //! C header: [`include/drm/ttm/ttm_kmap_iter.h`](srctree/include/drm/ttm/ttm_kmap_iter.h)
 
@@ -56,8 +56,8 @@ impl<'a> Pages<'a> {
     }
 
     /// Returns the DMA addresses of the pages for the device whose memory VRAM is: the address and
-    /// the length in bytes of each piece, in the order of the object. The pieces are whole pages,
-    /// as long as the pages have neighbours, and at most as long as a segment of the device may be.
+    /// the length in bytes of each piece, in the order of the object. Each piece is a number of
+    /// contiguous whole pages, and at most as long as a segment of the device may be.
     ///
     /// [`None`] if the engines of the device do no DMA, see [`Engine::DMA`](super::Engine::DMA).
     #[inline]
@@ -67,7 +67,7 @@ impl<'a> Pages<'a> {
 
     /// Returns the pages, one for each page of the object.
     pub(crate) fn as_slice(&self) -> &'a [*mut bindings::page] {
-        // SAFETY: By the type invariant the array is there and does not change.
+        // SAFETY: By the type invariant the array is valid and does not change.
         unsafe {
             let tt = self.tt.as_ptr();
 
@@ -76,23 +76,24 @@ impl<'a> Pages<'a> {
     }
 }
 
-/// Where one side of a [`Transfer`] is.
+/// The memory of one side of a [`Transfer`].
 #[derive(Clone, Copy)]
 pub enum Memory<'a> {
     /// In VRAM.
     Vram(&'a Ranges),
     /// In system memory.
     Pages(Pages<'a>),
-    /// With another device, mapped into the kernel. Only in a [`Blit`](super::Blit).
+    /// A buffer of another device, mapped into the kernel. Only in a [`Blit`](super::Blit).
     Mapped(&'a VMap),
-    /// With another device, mapped for the device whose memory VRAM is: offsets are DMA addresses.
-    /// Only in a [`Blit`](super::Blit), for engines that do DMA, see
+    /// A buffer of another device, mapped for the device whose memory VRAM is: offsets are DMA
+    /// addresses. Only in a [`Blit`](super::Blit), for engines that do DMA, see
     /// [`Engine::DMA`](super::Engine::DMA).
     Peer(&'a [Range]),
 }
 
 impl Memory<'_> {
-    /// Tells whether the CPU reaches all of it, which a BAR of `len` bytes shows if it is in VRAM.
+    /// Tells whether the CPU reaches all of the memory. If it is in VRAM, a BAR of `len` bytes has
+    /// to show it.
     pub(super) fn is_in_bar(&self, len: u64) -> bool {
         match self {
             Self::Vram(vram) => vram.is_in_bar(len),
@@ -102,7 +103,7 @@ impl Memory<'_> {
     }
 }
 
-/// As [`Memory`], for as long as it takes.
+/// As [`Memory`], for the duration of the job.
 pub(crate) enum Side {
     Vram(Arc<Ranges>),
     /// With the DMA addresses, if there are engines that need them.
@@ -117,7 +118,7 @@ impl Side {
     ///
     /// # Safety
     ///
-    /// What is in system memory must have all of its pages for that time.
+    /// A side in system memory must have all of its pages for that time.
     pub(super) unsafe fn memory(&self) -> Memory<'_> {
         match self {
             Self::Vram(ranges) => Memory::Vram(ranges),
@@ -138,15 +139,15 @@ impl Side {
 ///
 /// - Both sides have at least `size` bytes, which are whole pages, and are neither [`Side::Mapped`]
 ///   nor [`Side::Peer`].
-/// - What is in system memory has all of its pages until the fence of the job signals; nothing looks
-///   at them after that.
+/// - A side in system memory has all of its pages until the fence of the job signals; nothing
+///   accesses them after that.
 pub struct Transfer {
     from: Option<Side>,
     to: Side,
     size: usize,
 }
 
-// SAFETY: By the type invariant the pages stay, whichever task looks at them.
+// SAFETY: By the type invariant the pages stay, and any task may access them.
 unsafe impl Send for Transfer {}
 
 // SAFETY: As for `Send`.
@@ -157,21 +158,21 @@ impl Transfer {
     ///
     /// - Both sides must have at least `size` bytes, and `size` must be a multiple of the page size.
     ///   Neither may be [`Side::Mapped`] or [`Side::Peer`].
-    /// - A side that is in system memory must have all of its pages until the fence of the job that
-    ///   the value becomes has signalled, or the value is dropped.
+    /// - A side in system memory must have all of its pages until the fence of the job that the
+    ///   value becomes has signalled, or the value is dropped.
     pub(crate) unsafe fn new(from: Option<Side>, to: Side, size: usize) -> Self {
         // INVARIANT: By the safety requirements.
         Self { from, to, size }
     }
 
-    /// Returns where the content is, [`None`] if it is to be zeroes.
+    /// Returns the source of the content, or [`None`] if the target is to be cleared.
     #[inline]
     pub fn from(&self) -> Option<Memory<'_>> {
         // SAFETY: By the type invariant.
         self.from.as_ref().map(|side| unsafe { side.memory() })
     }
 
-    /// Returns where the content goes to.
+    /// Returns the target of the content.
     #[inline]
     pub fn to(&self) -> Memory<'_> {
         // SAFETY: By the type invariant.
@@ -184,18 +185,18 @@ impl Transfer {
         self.size
     }
 
-    /// Tells whether a BAR of `len` bytes shows all VRAM that takes part.
+    /// Tells whether a BAR of `len` bytes shows all VRAM of both sides.
     pub(super) fn is_in_bar(&self, len: u64) -> bool {
         self.to().is_in_bar(len) && self.from().is_none_or(|from| from.is_in_bar(len))
     }
 
-    /// Lets the CPU do it.
+    /// Makes the transfer by the CPU.
     ///
     /// Does not allocate memory. Mirrors `ttm_move_memcpy()`.
     ///
     /// # Safety
     ///
-    /// `vram` must be the address of VRAM, in which all ranges that take part are mapped.
+    /// `vram` must be the address of VRAM, in which all ranges of both sides are mapped.
     pub(super) unsafe fn by_cpu(&self, vram: *mut c_void) {
         let mut to = Iter::new(self.to(), vram);
         let mut from = match self.from() {
@@ -203,8 +204,8 @@ impl Transfer {
             None => Iter::nothing(),
         };
 
-        // SAFETY: The sides have so many pages by the type invariant, which the iterators map. The
-        // source is not looked at if there is none.
+        // SAFETY: By the type invariant the sides have this many pages, which the iterators map.
+        // The source is not accessed if there is none.
         unsafe {
             bindings::ttm_move_memcpy(
                 self.from.is_none(),
@@ -221,14 +222,15 @@ impl Transfer {
     }
 }
 
-/// How many pages are moved before others may have the processor. A page takes some microseconds.
+/// How many pages are moved before other tasks may use the processor. A page takes some
+/// microseconds.
 const PAGES_WITHOUT_PAUSE: usize = 256;
 
 /// Offers to reschedule, for kernels that do not preempt kernel code. May sleep.
 pub(super) fn pause() {
     // SAFETY: The CPU moves bytes in the worker of a `CpuEngine`, and where a job is finished that
-    // has failed; both hold no spinlock and may sleep. The pages that the task has mapped for itself
-    // stay mapped meanwhile.
+    // has failed; both hold no spinlock and may sleep. The pages that the task has mapped with
+    // `kmap_local_page()` stay mapped meanwhile.
     unsafe { bindings::cond_resched() };
 }
 
@@ -259,8 +261,8 @@ impl<'a> Iter<'a> {
         }
     }
 
-    /// The source of zeroes. It must not be of system memory: TTM takes a transfer between two such
-    /// sides for done.
+    /// The source of zeroes. It must not be of system memory: TTM skips a transfer between two
+    /// sides in system memory.
     fn nothing() -> Self {
         Self::Vram(VramIter {
             base: bindings::ttm_kmap_iter { ops: &VRAM_OPS },
@@ -272,7 +274,8 @@ impl<'a> Iter<'a> {
 
     fn as_raw(&mut self) -> *mut bindings::ttm_kmap_iter {
         match self {
-            // Not a pointer to `base` alone: the callback gets back to the whole of it.
+            // Not a pointer to `base` alone, because the callback converts it to a pointer to the
+            // whole.
             Self::Vram(iter) => (&raw mut *iter).cast(),
             Self::Pages(iter) => (&raw mut *iter).cast(),
         }
@@ -285,7 +288,7 @@ struct VramIter<'a> {
     base: bindings::ttm_kmap_iter,
     vram: *mut c_void,
     ranges: &'a [Range],
-    /// The range of the page before.
+    /// The index of the range of the previous page.
     index: usize,
 }
 
@@ -297,7 +300,7 @@ static VRAM_OPS: bindings::ttm_kmap_iter_ops = bindings::ttm_kmap_iter_ops {
 
 /// # Safety
 ///
-/// Called by `ttm_move_memcpy()` with a [`VramIter`] and a page that is inside.
+/// Called by `ttm_move_memcpy()` with a [`VramIter`] and a page that is inside of the object.
 unsafe extern "C" fn vram_map_local(
     iter: *mut bindings::ttm_kmap_iter,
     map: *mut bindings::iosys_map,
@@ -319,7 +322,7 @@ unsafe extern "C" fn vram_map_local(
         iter.index += 1;
     }
     let range = &iter.ranges[iter.index];
-    // A page is in one piece.
+    // A page does not cross ranges.
     debug_assert!(at >= range.at && at + PAGE_SIZE as u64 <= range.at + range.len);
 
     let map_to = bindings::iosys_map {
@@ -331,6 +334,6 @@ unsafe extern "C" fn vram_map_local(
         },
         is_iomem: true,
     };
-    // SAFETY: The caller wants it to be filled.
+    // SAFETY: The caller passes a valid structure to be filled.
     unsafe { map.write(map_to) };
 }

@@ -3,9 +3,9 @@
 //! The manager of system memory that devices access.
 //!
 //! Such memory has no addresses: an object gets pages wherever they are, and peers map them page by
-//! page. So the manager counts bytes and nothing else, and an object fits as long as that many are
-//! left. The pages are TTM's, which has a limit for those of all devices together; it swaps objects
-//! out for it.
+//! page. So the manager only counts bytes, and an object fits as long as enough bytes are left. The
+//! pages come from TTM, which has a limit for the pages of all devices together and swaps objects
+//! out to keep it.
 //!
 //! # Locking
 //!
@@ -40,14 +40,14 @@ pub(super) struct TtManager {
     man: Manager,
     /// The bytes that objects have.
     used: Atomic<u64>,
-    /// How many they may have, if TTM allows as many.
+    /// The maximal number of bytes that objects may have, if TTM allows as many.
     limit: Atomic<u64>,
 }
 
 static FUNCS: bindings::ttm_resource_manager_func = bindings::ttm_resource_manager_func {
     alloc: Some(alloc_callback),
     free: Some(free_callback),
-    // To evict any object makes room, and one is as good as another.
+    // Evicting any object makes room, and all objects are equally suitable.
     intersects: None,
     compatible: None,
     debug: None,
@@ -88,12 +88,12 @@ impl TtManager {
         unsafe { self.man.init(bdev, MemType::Tt, self.limit(), &FUNCS) };
     }
 
-    /// Takes the manager away from the device.
+    /// Removes the manager from the device.
     ///
     /// # Safety
     ///
-    /// [`Self::init`] must have been called for `bdev`, and there must be no object any more but
-    /// those that wait for their deletion.
+    /// [`Self::init`] must have been called for `bdev`, and all remaining objects must wait for
+    /// their deletion.
     pub(super) unsafe fn fini(&self, bdev: *mut bindings::ttm_device) {
         // SAFETY: By the safety requirements.
         unsafe { self.man.fini(bdev, MemType::Tt) };
@@ -101,7 +101,7 @@ impl TtManager {
 
     /// Counts `size` bytes of an object.
     ///
-    /// Tasks that do it at the same time do not fail if there is enough for one of them.
+    /// Tasks that charge at the same time do not fail if there is enough for one of them.
     fn charge(&self, size: u64) -> Result {
         charge(&self.used, size, self.limit()).map_err(|_| ENOSPC)
     }
@@ -135,7 +135,7 @@ unsafe extern "C" fn alloc_callback(
 
         let resource = KBox::<Opaque<bindings::ttm_resource>>::new(Opaque::zeroed(), GFP_KERNEL)?;
         this.charge(size)?;
-        // SAFETY: TTM passes valid arguments, and gives the resource back to `free_callback`.
+        // SAFETY: TTM passes valid arguments, and returns the resource to `free_callback`.
         unsafe { hand_over(resource, bo, place, res) };
         Ok(0)
     })
@@ -148,8 +148,8 @@ unsafe extern "C" fn free_callback(
     man: *mut bindings::ttm_resource_manager,
     res: *mut bindings::ttm_resource,
 ) {
-    // SAFETY: `alloc_callback` made the resource, which nobody uses any more; `ttm_resource_init()`
-    // has noted the size of the object, which does not change.
+    // SAFETY: `alloc_callback` made the resource, which is not used any more; `ttm_resource_init()`
+    // has stored the size of the object, which does not change.
     unsafe {
         let size = (*res).size as u64;
 

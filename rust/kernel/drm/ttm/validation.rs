@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! Validations that fail for want of room, tried again alone.
+//! Retries of validations that find no room.
 //!
-//! A task that validates an object evicts others, whose reservations it has to take. Of two tasks
-//! that do this at the same time one may find all objects reserved, and gets `ENOSPC` although
-//! there is room to be made. It then tries again while no other task validates.
+//! A task that validates an object evicts other objects, whose reservations it has to take. If two
+//! tasks do this at the same time, one of them may find all objects reserved, and get `ENOSPC`
+//! although objects could be evicted. It then tries again while no other task validates.
 //!
 //! # Locking
 //!
-//! The semaphore is taken before the reservation of any object. Faults and importers, which have a
-//! reservation already, do without.
+//! The semaphore is taken before the reservation of any object. Faults and importers, which hold a
+//! reservation already, do not take it.
 //!
 //! C header: [`include/linux/rwsem.h`](srctree/include/linux/rwsem.h)
 
@@ -30,11 +30,12 @@ use crate::{
 
 /// How long to wait before each attempt alone, in milliseconds.
 ///
-/// A task that holds a reservation and not the semaphore does so for a short time, unless its
-/// processor is taken away, as that of a virtual machine may be.
+/// A task that holds a reservation but not the semaphore holds it for a short time, unless its
+/// processor is taken away, as the processor of a virtual machine may be.
 const PAUSES: [i64; 4] = [0, 1, 5, 25];
 
-/// The semaphore of validations: taken for reading by each, and for writing by one that runs alone.
+/// The semaphore of validations: each takes it for reading, and one that has to run alone for
+/// writing.
 ///
 /// # Invariants
 ///
@@ -74,13 +75,13 @@ impl Validation {
     /// Calls `f`, which may evict objects. If it returns `ENOSPC` it is called again, a few times,
     /// while no other validation runs.
     ///
-    /// More than once, because tasks without the semaphore hold reservations for a short time:
-    /// faults, importers, workers that release the memory of a deleted object, and other devices
-    /// that share a reservation.
+    /// It is called more than once, because tasks without the semaphore hold reservations for a
+    /// short time: faults, importers, workers that release the memory of a deleted object, and
+    /// other devices that share a reservation.
     ///
     /// # Errors
     ///
-    /// `EINTR` if the task is killed, and what `f` returns.
+    /// `EINTR` if the task is killed, and the errors of `f`.
     pub(super) fn run<R>(&self, mut f: impl FnMut() -> Result<R>) -> Result<R> {
         let ret = {
             let _others = self.enter(false)?;
@@ -116,7 +117,7 @@ impl Validation {
             }
         })?;
 
-        // INVARIANT: Just taken.
+        // INVARIANT: The semaphore was just taken.
         Ok(Entered {
             validation: self,
             alone,

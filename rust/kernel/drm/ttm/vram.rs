@@ -5,8 +5,8 @@
 //! # Locking
 //!
 //! The callbacks are called with the reservation of the object held, except for `free`, which may
-//! run on the workqueue of TTM. They take the lock of the allocator only, which sleeps, and what a
-//! [`Reclaim`] takes.
+//! run on the workqueue of TTM. They only take the lock of the allocator, which sleeps, and the
+//! locks of a [`Reclaim`].
 //!
 //! C header: [`include/drm/ttm/ttm_resource.h`](srctree/include/drm/ttm/ttm_resource.h)
 
@@ -49,8 +49,8 @@ use crate::{
 };
 use core::ops::Range;
 
-/// How many objects are tried to be moved away for each page of another user, at most. A page may
-/// have a small object, and others may be faster.
+/// How many evictions are tried for each page of another user, at most. An evicted object may be
+/// small, and other tasks may take the memory first.
 const EVICTIONS: u64 = 4;
 
 /// VRAM that is given to an object, `struct ttm_resource`.
@@ -61,7 +61,7 @@ pub(crate) struct VramResource {
 }
 
 impl VramResource {
-    /// Returns where it is.
+    /// Returns the ranges of the resource.
     #[inline]
     pub(crate) fn ranges(&self) -> &Arc<Ranges> {
         self.vram.ranges()
@@ -97,7 +97,7 @@ const fn funcs<T: TtmObject>() -> bindings::ttm_resource_manager_func {
 }
 
 impl VramManager {
-    /// Makes a manager of what `allocator` has.
+    /// Makes a manager of the memory of `allocator`.
     pub(super) fn new(allocator: Arc<Allocator>) -> Self {
         allocator.begin_pipelining();
         Self {
@@ -132,8 +132,8 @@ impl VramManager {
         };
     }
 
-    /// Moves objects to system memory until `bytes` of VRAM are free, those first that were used
-    /// least recently. Returns false if not as many objects can be moved.
+    /// Moves objects to system memory until `bytes` of VRAM are free, the least recently used
+    /// first. Returns false if not enough objects can be moved.
     ///
     /// # Errors
     ///
@@ -160,22 +160,22 @@ impl VramManager {
         Ok(self.allocator.avail() >= bytes)
     }
 
-    /// Takes the manager away from the device.
+    /// Removes the manager from the device.
     ///
     /// # Safety
     ///
-    /// [`Self::init`] must have been called for `bdev`, and there must be no object any more but
-    /// those that wait for their deletion.
+    /// [`Self::init`] must have been called for `bdev`, and all remaining objects must wait for
+    /// their deletion.
     pub(super) unsafe fn fini(&self, bdev: *mut bindings::ttm_device) {
         // SAFETY: By the safety requirements.
         unsafe { self.man.fini(bdev, MemType::Vram) };
     }
 
-    /// Allocates a block for another user, which no job uses.
+    /// Allocates a block that no job uses, for another user.
     ///
     /// # Errors
     ///
-    /// Those of [`Allocator::alloc_block`] but for `EBUSY`, and those of
+    /// Those of [`Allocator::alloc_block`] except for `EBUSY`, and those of
     /// [`Manager::wait_for_moves`].
     ///
     /// # Safety
@@ -184,20 +184,22 @@ impl VramManager {
     pub(super) unsafe fn alloc_block(&self, size: usize) -> Result<Allocation> {
         let block = self.allocator.alloc_any_block(size)?;
 
-        // TTM has added the fence of a move to its list before it has freed what the object left.
+        // TTM has added the fence of a move to its list before it has freed the memory that the
+        // object left.
         // SAFETY: As promised by the caller.
         unsafe { self.man.wait_for_moves() }?;
         Ok(block)
     }
 
-    /// Returns the part of VRAM that a place has.
+    /// Returns the part of VRAM that a place allows.
     fn range_of(&self, place: &Place) -> Range<u64> {
         let (start, end) = place.range(self.allocator.end());
 
         start.max(self.allocator.start()).min(end)..end
     }
 
-    /// As [`Self::alloc`]. If there is no room, what `other` has more than its share is reclaimed.
+    /// As [`Self::alloc`]. If there is no room, memory that `other` has beyond its share is
+    /// reclaimed.
     fn alloc_from(
         &self,
         other: &dyn Reclaim,
@@ -223,7 +225,7 @@ impl VramManager {
         Err(ENOSPC)
     }
 
-    // Not inlined into modules, which cannot call what it calls.
+    // Not inlined into modules, which cannot call the functions that it calls.
     #[inline(never)]
     fn alloc(&self, size: u64, align: u64, place: &Place) -> Result<KBox<VramResource>> {
         let total = self.allocator.end();
@@ -284,8 +286,8 @@ unsafe extern "C" fn alloc_callback<T: TtmObject>(
             .map_err(|e| if e == ENODEV { ENOSPC } else { e }),
             ret => ret,
         }?;
-        // SAFETY: TTM passes valid arguments, and gives the resource back to `free_callback`. The
-        // type begins with that of TTM.
+        // SAFETY: TTM passes valid arguments, and returns the resource to `free_callback`. The type
+        // begins with that of TTM.
         unsafe { hand_over(resource, bo, place, res) };
         Ok(0)
     })
@@ -298,7 +300,7 @@ unsafe extern "C" fn free_callback(
     man: *mut bindings::ttm_resource_manager,
     res: *mut bindings::ttm_resource,
 ) {
-    // SAFETY: `alloc_callback` made the resource, which nobody uses any more.
+    // SAFETY: `alloc_callback` made the resource, which is not used any more.
     unsafe {
         bindings::ttm_resource_fini(man, res);
         drop(KBox::from_raw(res.cast::<VramResource>()));

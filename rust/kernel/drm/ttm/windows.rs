@@ -3,14 +3,15 @@
 //! The windows of an aperture through which the CPU sees the objects of a device.
 //!
 //! The list has the windows that page faults hold, from the first one until the entries of page
-//! tables are zapped, and those that mappings of the kernel hold. `gem/ttm/windows.rs` says when a
-//! window is made, shared and dropped. Importers hold a window by their tables, which are not here.
+//! tables are zapped, and those that mappings of the kernel hold. `gem/ttm/windows.rs` describes
+//! when a window is made, shared and dropped. Importers hold a window by their tables, which are
+//! not here.
 //!
 //! # Locking
 //!
-//! There are two mutexes. That of the room comes after the reservation of an object, or is taken
-//! without one: see [`Room`]. That of the list comes after it. Nothing is locked, allocated or
-//! dropped while the latter is held.
+//! There are two mutexes. The mutex of the room is taken after the reservation of an object, or
+//! without one: see [`Room`]. The mutex of the list is taken after it. Nothing is locked, allocated
+//! or dropped while the mutex of the list is held.
 
 use crate::{
     dma_buf::mapping::RangeList,
@@ -31,7 +32,7 @@ use crate::{
 /// A holder of a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Holder {
-    /// Page faults: page tables of processes may have entries that lead to it.
+    /// Page faults: page tables of processes may have entries that lead to the window.
     Faults,
     /// A mapping of the kernel.
     Kernel,
@@ -40,11 +41,12 @@ pub(crate) enum Holder {
 /// The window of an object.
 struct Entry {
     ranges: Arc<RangeList>,
-    /// The number of the last fault, if page faults hold it: its place in [`List::faulted`].
+    /// The number of the last fault, if page faults hold the window: its place in
+    /// [`List::faulted`].
     used: Option<u64>,
-    /// How many mappings of the kernel hold it.
+    /// How many mappings of the kernel hold the window.
     mappings: usize,
-    /// What [`List::faulted`] needs for it, if it is not there.
+    /// The memory for an entry in [`List::faulted`], if the window has none.
     unused: Option<RBTreeNodeReservation<u64, u64>>,
 }
 
@@ -58,8 +60,8 @@ struct List {
 }
 
 impl List {
-    /// Takes note that page faults hold the window of an object, which was used last from now on.
-    /// Returns false if there is none.
+    /// Records that page faults hold the window of an object, and makes it the most recently used
+    /// one. Returns false if there is no window.
     fn fault(&mut self, id: u64) -> bool {
         let Some(entry) = self.entries.get_mut(&id) else {
             return false;
@@ -80,7 +82,7 @@ impl List {
         true
     }
 
-    /// Takes note that page faults do not hold the window of an object any more.
+    /// Records that page faults do not hold the window of an object any more.
     fn end_faults(&mut self, id: u64) {
         if let Some(entry) = self.entries.get_mut(&id) {
             if let Some(used) = entry.used.take() {
@@ -100,7 +102,7 @@ pub(crate) struct NewEntry {
 }
 
 impl NewEntry {
-    /// Allocates it.
+    /// Allocates the memory.
     ///
     /// # Errors
     ///
@@ -113,7 +115,7 @@ impl NewEntry {
     }
 }
 
-/// The windows that the CPU has of the objects of a device.
+/// The windows through which the CPU sees the objects of a device.
 pub(crate) struct Windows {
     list: Pin<KBox<Mutex<List>>>,
     room: Pin<KBox<Mutex<()>>>,
@@ -121,10 +123,10 @@ pub(crate) struct Windows {
 
 /// The right to make and to drop windows of the CPU, which one task has at a time.
 ///
-/// So none of them takes room in the aperture that is not on the list, and room that was made is
-/// there for who has made it. Only importers drop windows without it.
+/// So every window that takes room in the aperture is on the list, and room that a task has made
+/// stays available for that task. Only importers drop windows without it.
 ///
-/// It is a mutex. With it held the driver makes and drops windows, page tables are zapped, and
+/// It is a mutex. While it is held the driver makes and drops windows, page tables are zapped, and
 /// reservations are only tried. No reference to an object is dropped.
 #[must_use = "others may take the room when the value is dropped"]
 pub(crate) struct Room<'a> {
@@ -160,7 +162,7 @@ impl Windows {
         }
     }
 
-    /// As [`Self::room`], but does not wait for who has it.
+    /// As [`Self::room`], but does not wait if another task has the right.
     pub(crate) fn try_room(&self) -> Option<Room<'_>> {
         Some(Room {
             windows: self,
@@ -186,20 +188,20 @@ impl Windows {
             .is_some_and(|entry| entry.used.is_some())
     }
 
-    /// Lets page faults hold the window of an object, which was used last from now on. Returns
-    /// false if there is none.
+    /// Makes page faults a holder of the window of an object, and makes it the most recently used
+    /// one. Returns false if there is no window.
     pub(crate) fn hold_for_fault(&self, id: u64) -> bool {
         self.list.lock().fault(id)
     }
 
-    /// Removes a holder of the window of an object, if there is one: page faults as a whole. The
-    /// window is dropped with the last one, unless importers have it. Sleeps.
+    /// Removes a holder of the window of an object, if there is one. Page faults are one holder.
+    /// The window is dropped with the last holder, unless importers have it. Sleeps.
     pub(crate) fn release(&self, id: u64, holder: Holder) {
         self.room().release(id, holder);
     }
 
-    /// Removes page faults from the holders of all windows, of a device that was unplugged: no page
-    /// table has an entry any more, and no fault inserts one. Sleeps.
+    /// Removes page faults from the holders of all windows, for a device that was unplugged: no
+    /// page table has an entry any more, and no fault inserts one. Sleeps.
     pub(crate) fn release_faults(&self) {
         let faulted = || {
             self.list
@@ -216,7 +218,7 @@ impl Windows {
 }
 
 impl Room<'_> {
-    /// Adds a holder of the window `ranges` of an object, which is where it is.
+    /// Adds a holder of the window `ranges`, which shows an object where it is.
     pub(crate) fn hold(&mut self, id: u64, ranges: Arc<RangeList>, holder: Holder, new: NewEntry) {
         let mut list = self.windows.list.lock();
         let mut unused = None;
@@ -232,7 +234,7 @@ impl Room<'_> {
                 },
             ));
         } else {
-            // Dropped without the mutex.
+            // Dropped after the mutex is unlocked.
             unused = Some((ranges, new));
         }
         match holder {
@@ -276,9 +278,9 @@ impl Room<'_> {
         self.windows.list.lock().uses
     }
 
-    /// Looks at the windows that page faults hold, and no mapping of the kernel, and that were last
-    /// used after the use `after`. Returns the object of the one that was used least recently, and
-    /// the number of this use.
+    /// Searches the windows that page faults hold, that no mapping of the kernel holds, and that
+    /// were last used after the use `after`. Returns the object of the one that was used least
+    /// recently, and the number of this use.
     pub(crate) fn least_recently_faulted(&self, mut after: u64) -> Option<(u64, u64)> {
         let list = self.windows.list.lock();
 
