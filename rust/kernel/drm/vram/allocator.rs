@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! Who has which part of VRAM.
+//! The allocator of VRAM.
 //!
 //! # Locking
 //!
-//! The allocator has one lock, which sleeps. Nothing is taken while it is held. The lock of the
-//! quarantine is another one; memory may be allocated while it is held.
+//! The allocator has one lock, which sleeps. No other lock is taken while it is held. The
+//! quarantine has another lock; memory may be allocated while it is held.
 
 use super::{
     Layout,
@@ -50,12 +50,14 @@ use core::{
 
 /// The allocator of VRAM, or of a part of it, on [`GpuBuddy`].
 ///
-/// The references to one allocator give out the same memory: a core driver that needs some for itself
-/// shares it with the driver that makes objects. Offsets are those in VRAM, wherever the part begins.
+/// All references to an allocator allocate from the same memory: a core driver that needs some for
+/// itself shares the allocator with the driver that makes objects. Offsets are offsets in VRAM,
+/// wherever the part begins.
 ///
-/// TTM frees VRAM that an object leaves at once, while an engine still reads it, because the next
-/// object waits for that. Nobody else does, so that an allocator whose memory TTM has gives none to
-/// others, unless it was made by [`Self::shared`], or by [`ttm::Device::alloc_block`], which waits.
+/// When an object leaves VRAM, TTM frees it at once, while an engine still reads it, because the
+/// next object waits for that. Other users do not wait, so an allocator whose memory TTM has gives
+/// none to them, unless it was made by [`Self::shared`], or they call
+/// [`ttm::Device::alloc_block`], which waits.
 ///
 /// [`ttm::Device::alloc_block`]: drm::ttm::Device::alloc_block
 ///
@@ -83,7 +85,7 @@ use core::{
 /// assert_eq!(vram.alloc_block(3 * PAGE_SIZE).err(), Some(EINVAL));
 /// drop(block);
 ///
-/// // What is larger than the pieces that are left has several.
+/// // An allocation that is larger than the remaining pieces has several ranges.
 /// let all = vram.alloc(12 * page)?;
 /// let ranges = all.ranges().ranges();
 /// assert_eq!(ranges.iter().map(|range| range.len).sum::<u64>(), 12 * page);
@@ -107,8 +109,8 @@ pub struct Allocator {
 
 type Blocks = Pin<KBox<AllocatedBlocks>>;
 
-/// Memory that was freed, but could not be filled before. It is not given out until the device was
-/// reset.
+/// Memory that was freed, but could not be filled before, so that it may have old content. It is
+/// not given out until the device was reset.
 #[pin_data]
 struct Quarantine {
     #[pin]
@@ -131,27 +133,27 @@ impl Quarantine {
         let mut list = self.blocks.lock();
 
         if list.reserve(1, GFP_KERNEL).is_err() {
-            // It is lost, which is better than to show what it has.
+            // The memory is leaked, which is better than to expose its content.
             core::mem::forget(blocks);
             return;
         }
-        // There is room.
+        // There is room for the blocks.
         let _ = list.push(blocks, GFP_KERNEL);
     }
 }
 
 impl Allocator {
-    /// Makes the allocator of a range of VRAM, which consists of whole pages.
+    /// Makes the allocator of a range of VRAM, which must consist of whole pages.
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if the range is one that the allocator does not take, such as none.
+    /// - `EINVAL` if the range is empty, or otherwise not supported.
     /// - `ENOMEM` if memory runs out.
     pub fn new(range: Range<u64>) -> Result<Arc<Self>> {
         Self::make(range, None, false)
     }
 
-    /// As [`Self::new`], for VRAM that a BAR shows as `layout` says.
+    /// As [`Self::new`], for VRAM that a BAR shows in the order of `layout`.
     ///
     /// # Errors
     ///
@@ -163,8 +165,8 @@ impl Allocator {
     /// As [`Self::new`], or [`Self::with_layout`], for memory of which a core driver takes a part
     /// while TTM has the rest.
     ///
-    /// VRAM that an object leaves is free when the jobs that use it are done, and an eviction waits
-    /// for that.
+    /// VRAM that an object leaves is only freed when the jobs that use it are done, and an eviction
+    /// waits for them.
     ///
     /// # Errors
     ///
@@ -196,7 +198,7 @@ impl Allocator {
         )?)
     }
 
-    /// Tells whether it was made by [`Self::shared`].
+    /// Tells whether the allocator was made by [`Self::shared`].
     #[inline]
     pub fn is_shared(&self) -> bool {
         self.is_shared
@@ -208,13 +210,13 @@ impl Allocator {
         self.buddy.size()
     }
 
-    /// Returns how much of it is free, in bytes.
+    /// Returns how much memory is free, in bytes.
     #[inline]
     pub fn avail(&self) -> u64 {
         self.buddy.avail()
     }
 
-    /// Returns where the BAR shows offset `offset` of VRAM, [`None`] if it does not.
+    /// Returns where the BAR shows offset `offset` of VRAM, or [`None`] if it does not.
     pub fn bar_offset(&self, offset: u64) -> Option<u64> {
         match &self.layout {
             Some(layout) => layout.bar_offset(offset),
@@ -222,7 +224,7 @@ impl Allocator {
         }
     }
 
-    /// Returns how many bytes of VRAM, from `offset` on, the BAR shows in their order.
+    /// Returns how many bytes of VRAM, from `offset` on, the BAR shows contiguously.
     pub fn shown_in_order(&self, offset: u64) -> u64 {
         match &self.layout {
             Some(layout) => layout.left_of_granule(offset),
@@ -243,8 +245,8 @@ impl Allocator {
         self.buddy.base_offset()
     }
 
-    /// Returns how much of it is in quarantine, in bytes: it was freed, but a job that was to fill
-    /// it before has failed, so that it may have what others left there.
+    /// Returns how much memory is in quarantine, in bytes: it was freed, but a job that was to fill
+    /// it has failed, so that it may have content of a former owner.
     pub fn quarantined(&self) -> u64 {
         let list = self.quarantine.blocks.lock();
 
@@ -253,7 +255,7 @@ impl Allocator {
             .sum()
     }
 
-    /// Ends the quarantine: the memory may be given to others again.
+    /// Ends the quarantine: the memory may be given out again.
     ///
     /// For a driver that has reset its device, which works again. May sleep.
     pub fn end_quarantine(&self) {
@@ -262,13 +264,14 @@ impl Allocator {
         drop(all);
     }
 
-    /// Checks that `vram`, which has the memory of this allocator, can be the VRAM of `drm`: that of
-    /// `pdev`, whose BAR `bar` shows the first `visible` bytes of it.
+    /// Checks that `vram`, which has the memory of this allocator, can be the VRAM of `drm`, and
+    /// that it belongs to `pdev`, whose BAR `bar` shows the first `visible` bytes of it.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if `vram` is not a part of the data of `drm`, `pdev` is neither the parent of `drm` nor
-    /// that one's, there is no such BAR, or `visible` is more than it shows.
+    /// `EINVAL` if `vram` is not a part of the data of `drm`, if `pdev` is neither the parent of
+    /// `drm` nor the parent of its parent, if there is no such BAR, or if `visible` is more than it
+    /// shows.
     pub(crate) fn check_setup<D: drm::Driver, V>(
         &self,
         drm: &drm::UnregisteredDevice<D>,
@@ -280,7 +283,7 @@ impl Allocator {
         let data: &D::Data = drm;
         let dev = drm.as_raw();
 
-        // What lives as long as the DRM device is its data.
+        // Only the data of the DRM device lives as long as the DRM device.
         let start = ptr::from_ref(data).addr();
         let inside = start..start + size_of_val(data);
         if !inside.contains(&ptr::from_ref(vram).addr()) {
@@ -288,8 +291,8 @@ impl Allocator {
         }
 
         let owner: &device::Device<Bound> = pdev.as_ref();
-        // An auxiliary device goes before the driver of its parent is unbound, and so does what is
-        // registered for it.
+        // An auxiliary device is removed before the driver of its parent is unbound, together with
+        // its registrations.
         // SAFETY: The parent of a DRM device never changes, nor does that of a registered device.
         let parents = unsafe { [(*dev).dev, (*(*dev).dev).parent] };
         if !parents.contains(&owner.as_raw())
@@ -309,7 +312,7 @@ impl Allocator {
                 .is_none_or(|layout| (visible..=len).contains(&layout.len()))
     }
 
-    /// Takes note that TTM has the memory.
+    /// Records that TTM has the memory.
     #[cfg(CONFIG_RUST_DRM_TTM)]
     pub(crate) fn begin_pipelining(&self) {
         self.is_pipelined.store(!self.is_shared(), Relaxed);
@@ -328,7 +331,7 @@ impl Allocator {
         Ok(())
     }
 
-    /// Allocates `size` bytes, which are whole pages, anywhere.
+    /// Allocates `size` bytes, a multiple of the page size, anywhere.
     ///
     /// # Errors
     ///
@@ -366,8 +369,8 @@ impl Allocator {
         )
     }
 
-    /// Allocates `size` bytes, a power of two that is not below the page size, in one piece at a
-    /// multiple of that from the start of the allocator.
+    /// Allocates `size` bytes in one piece. `size` is a power of two and at least the page size;
+    /// the piece is at a multiple of `size` from the start of the allocator.
     ///
     /// # Errors
     ///
@@ -392,8 +395,9 @@ impl Allocator {
     /// # Errors
     ///
     /// - `EBUSY` if TTM has the memory, and it is not [`Self::shared`].
-    /// - `EINVAL` if it does not consist of whole pages.
-    /// - `ENOSPC` if somebody has a part of it, or it is not in the memory of this allocator.
+    /// - `EINVAL` if the range does not consist of whole pages.
+    /// - `ENOSPC` if a part of the range is allocated, or it is not in the memory of this
+    ///   allocator.
     /// - `ENOMEM` if memory runs out.
     pub fn reserve(&self, range: Range<u64>) -> Result<Allocation> {
         self.check_pipelining()?;
@@ -413,7 +417,7 @@ impl Allocator {
         )
     }
 
-    /// Allocates as the caller says. A range of `mode` is one of VRAM.
+    /// Allocates memory by `mode`. A range in `mode` is one of VRAM.
     pub(crate) fn alloc_with(
         &self,
         mode: GpuBuddyAllocMode,
@@ -424,7 +428,7 @@ impl Allocator {
         if size == 0 || size > self.size() {
             return Err(ENOSPC);
         }
-        // The allocator counts from its own start.
+        // The buddy allocator counts from its own start.
         let base = self.buddy.base_offset();
         let mode = match mode {
             GpuBuddyAllocMode::Range(range) => GpuBuddyAllocMode::Range(
@@ -437,8 +441,8 @@ impl Allocator {
             self.buddy.alloc_blocks(mode, size, align, flags),
             GFP_KERNEL,
         )
-        // What the allocator takes for bad input is a size that it would have to round up to
-        // more than there is.
+        // The buddy allocator returns `EINVAL` for a size that it would have to round up to more
+        // than its memory.
         .map_err(|e| if e == EINVAL { ENOSPC } else { e })?;
         let ranges = Ranges::new(
             blocks.iter().map(|block| (block.offset(), block.size())),
@@ -458,9 +462,9 @@ fn is_aligned(range: &Range<u64>) -> bool {
     (range.start | range.end) & !(PAGE_MASK as u64) == 0
 }
 
-/// A part of VRAM, which is free again when this is dropped.
+/// A part of VRAM, which is freed when the value is dropped.
 pub struct Allocation {
-    /// Shared with those who still copy from there after the memory was given up.
+    /// Shared with jobs that still copy from the memory after it was freed.
     ranges: Arc<Ranges>,
     // Handed over by `drop()`.
     blocks: ManuallyDrop<Blocks>,
@@ -468,7 +472,7 @@ pub struct Allocation {
 }
 
 impl Allocation {
-    /// Returns where it is.
+    /// Returns the ranges of the allocation.
     #[inline]
     pub fn ranges(&self) -> &Arc<Ranges> {
         &self.ranges
@@ -483,6 +487,6 @@ impl Drop for Allocation {
         if self.ranges.is_tainted() {
             self.quarantine.add(blocks);
         }
-        // Otherwise they are returned to the allocator.
+        // Without quarantine the drop of `blocks` returns them to the allocator.
     }
 }

@@ -6,15 +6,16 @@
 //! made a window. Such a driver implements [`Aperture`] for its objects and names the
 //! implementation in the class: [`TtmObject::APERTURE`] or [`VramObject::APERTURE`].
 //!
-//! A window is there for peers from before an object is mapped for the first of them until after
-//! the last of these mappings is unmapped:
+//! A window for peers exists from before the first of them maps an object until after the last of
+//! these mappings is unmapped:
 //!
-//! - All importers of an object where it is share one window.
-//! - An object that moves gets another window where it is then. An importer that has not unmapped
-//!   yet keeps the old one meanwhile, through which it accesses nothing any more. The memory may
+//! - All importers of an object share one window for its place in VRAM.
+//! - An object that moves gets another window for its new place. An importer that has not unmapped
+//!   yet keeps the old window meanwhile, but accesses nothing through it any more. The memory may
 //!   belong to another object by then, which gets a window of its own: a driver whose device shows
-//!   memory at one place only takes it out of the old window.
-//! - A table of an importer is not kept for its next mapping, because the window goes with it.
+//!   memory at one place only must remove it from the old window.
+//! - A table of an importer is not cached for its next mapping, because the window is dropped with
+//!   it.
 //! - A mapping that fails leaves no window, nor does an importer that detaches without an unmap.
 //! - When the driver is unbound, [`Exports`] is dropped first: after that there is no window.
 //!
@@ -23,13 +24,13 @@
 //! the window is needed for another object. It is the window of the importers, if they have one.
 //! The CPU does not access objects of [`gem::vram`](crate::drm::gem::vram).
 //!
-//! With windows the `visible` bytes that [`setup`](crate::drm::gem::vram::Device::setup) was told
-//! of are what statistics count as seen, and where an object of `gem::vram` is put first. What
-//! copies by the CPU, such as [`CpuEngine`](crate::drm::ttm::CpuEngine), goes by the
-//! [`Layout`](super::Layout), and not by windows.
+//! With windows, the `visible` bytes of [`setup`](crate::drm::gem::vram::Device::setup) are the
+//! bytes that statistics count as seen, and the place where an object of `gem::vram` is put first.
+//! Copies by the CPU, such as those of [`CpuEngine`](crate::drm::ttm::CpuEngine), use the
+//! [`Layout`](super::Layout) instead of windows.
 //!
-//! Without an [`Aperture`] all of VRAM that peers and the CPU reach is in the BAR at all times, in
-//! its own order or in that of a [`Layout`](super::Layout), and none of this costs anything.
+//! Without an [`Aperture`] all VRAM that peers and the CPU reach is in the BAR at all times, in its
+//! own order or in that of a [`Layout`](super::Layout), and windows cost nothing.
 //!
 //! [`TtmObject::APERTURE`]: crate::drm::ttm::TtmObject::APERTURE
 //! [`VramObject::APERTURE`]: crate::drm::gem::vram::VramObject::APERTURE
@@ -55,52 +56,53 @@ use crate::{
 
 /// A driver whose BAR shows VRAM through windows.
 pub trait Aperture: DriverObject {
-    /// A window: what [`Self::map`] shows is in the BAR until the value is dropped.
+    /// A window: the memory that [`Self::map`] shows is in the BAR until the value is dropped.
     ///
     /// The drop invalidates the entries of the aperture and waits for that. It may sleep; it takes
     /// no reservation and allocates no memory. It is called with the reservation of the object
-    /// held, and if it makes room for another object with that of this one as well, for a page
-    /// fault also with the `mmap_lock`. Without a reservation, a window is dropped whose object is
-    /// freed, or which only page faults had when the device was unplugged. The device may be
-    /// suspended, or have been removed by surprise: then neither peers nor the CPU access the
+    /// held. If it makes room for another object, the reservation of that object is held as well,
+    /// and for a page fault the `mmap_lock`. It is called without a reservation if the object is
+    /// freed, or if only page faults held the window when the device was unplugged. The device may
+    /// be suspended, or have been removed by surprise: then neither peers nor the CPU access the
     /// window any more.
     ///
     /// The windows of importers and of mappings of the kernel outlive a time in which the device
     /// is suspended. If it loses the entries of the aperture then, its driver writes them again
     /// when it resumes.
     ///
-    /// The value has what it needs for that, such as a reference to the state of the aperture. All
-    /// windows are dropped before the registration data is, but for its list of exported buffers,
-    /// which waits for those of importers and of their mappings by the kernel. A mapping by the
-    /// kernel that is not one of an exported buffer keeps its window until it is unmapped.
+    /// The value owns all that the drop needs, such as a reference to the state of the aperture.
+    /// All windows are dropped before the registration data is, except for its list of exported
+    /// buffers, which waits for the windows of importers and of their mappings by the kernel. A
+    /// mapping by the kernel that does not belong to an exported buffer keeps its window until it
+    /// is unmapped.
     type Window: Send + Sync + 'static;
 
-    /// Makes a window that shows an object, which is at `vram`, and appends to `pieces`, which is
-    /// empty, where in the BAR it does: by [`RangeList::push_piece`], in the order of the object.
+    /// Makes a window that shows an object, which is at `vram`, and appends its pieces in the BAR
+    /// to `pieces`, which is empty: by [`RangeList::push_piece`], in the order of the object.
     ///
     /// Called with the reservation of the object held, for a page fault also with the `mmap_lock`,
     /// while the driver is bound and the device awake. May sleep.
     ///
-    /// The windows of pins of importers and of mappings of the kernel are bounded by the limit of
-    /// pins. Those of dynamic mappings of importers are not: a driver that keeps a part of the
-    /// aperture for others refuses more with `ENOSPC`.
+    /// The limit of pins bounds the windows of pins of importers and of mappings of the kernel. It
+    /// does not bound windows of dynamic mappings of importers: a driver that reserves a part of
+    /// the aperture for other uses refuses more with `ENOSPC`.
     ///
     /// # Errors
     ///
-    /// `ENOSPC` if the aperture is full. Windows that only page faults hold are dropped then, the
+    /// `ENOSPC` if the aperture is full. Then windows that only page faults hold are dropped, the
     /// least recently used first, and this is called again after each. `E2BIG` if the object is too
-    /// large for the aperture even if that is empty: then none is dropped. If all are held
-    /// otherwise, or there is no hope:
+    /// large even for an empty aperture: then no window is dropped. If all windows have other
+    /// holders, or with `E2BIG`:
     ///
     /// - An importer gets system memory if the object may move there, and else this error, in both
     ///   cases with the reason [`NoWindow`].
     /// - For a page fault, and for a mapping of the kernel, an object moves to system memory if it
     ///   may. Else the access ends in `SIGBUS`, and the mapping fails with this error.
     ///
-    /// `EBUSY` if the device is slow, or is being reset. A page fault comes again then; all others
-    /// try again for some time, and get `ENOSPC` in the end.
+    /// `EBUSY` if the device is slow, or is being reset. A page fault is then tried again; all
+    /// other callers try again for some time, and get `ENOSPC` in the end.
     ///
-    /// Any other error is that of the mapping; a page fault ends in `SIGBUS`.
+    /// Any other error is returned as the error of the mapping; a page fault ends in `SIGBUS`.
     ///
     /// [`NoWindow`]: crate::drm::gem::peer::Reason::NoWindow
     fn map<'a>(

@@ -37,7 +37,7 @@ use crate::{
 /// assert_eq!(layout.bar_offset(page + 8), Some(8));
 /// assert_eq!(layout.bar_offset(2 * page), None);
 ///
-/// // No place is that of two, or outside.
+/// // No two pieces share a place, and none is outside.
 /// assert_eq!(Layout::new(page, order(&[0, 0])?).err(), Some(EINVAL));
 /// assert_eq!(Layout::new(page, order(&[0, 2])?).err(), Some(EINVAL));
 /// assert_eq!(Layout::new(page / 2, order(&[0])?).err(), Some(EINVAL));
@@ -50,11 +50,11 @@ pub struct Layout {
 
 impl Layout {
     /// Makes the layout of a BAR that has the piece `n` of VRAM, of `granule` bytes, at its piece
-    /// `order[n]`. What of VRAM is behind the last piece is not shown.
+    /// `order[n]`. VRAM behind the last piece is not shown.
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if `granule` is not a multiple of the page size, or `order` no permutation.
+    /// - `EINVAL` if `granule` is not a multiple of the page size, or `order` is not a permutation.
     /// - `ENOMEM` if memory runs out.
     pub fn new(granule: u64, order: KVVec<u64>) -> Result<Self> {
         let pieces = order.len();
@@ -73,11 +73,12 @@ impl Layout {
             }
         }
 
-        // INVARIANT: Checked above.
+        // INVARIANT: The arguments were checked above.
         Ok(Self { granule, order })
     }
 
-    /// Returns how much of VRAM, and of the BAR, that is, in bytes.
+    /// Returns how much VRAM the BAR shows, in bytes, which is also the size of that part of the
+    /// BAR.
     #[inline]
     pub fn len(&self) -> u64 {
         // OVERFLOW: By the type invariant.
@@ -90,7 +91,7 @@ impl Layout {
         self.order.is_empty()
     }
 
-    /// Returns where in the BAR offset `offset` of VRAM is, [`None`] if it is not shown.
+    /// Returns where in the BAR offset `offset` of VRAM is, or [`None`] if it is not shown.
     pub fn bar_offset(&self, offset: u64) -> Option<u64> {
         let index = usize::try_from(offset / self.granule).ok()?;
 
@@ -100,7 +101,7 @@ impl Layout {
 
     /// Returns how many bytes of VRAM, from `offset` on, are in one piece of the BAR.
     pub fn left_of_granule(&self, offset: u64) -> u64 {
-        // OVERFLOW: The rest is less.
+        // OVERFLOW: The remainder is less than the granule.
         self.granule - offset % self.granule
     }
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! The memory of a GPU: who has which part of it, and where an object may be.
+//! The memory of a GPU: its allocator, and the places of objects.
 //!
-//! What [TTM](crate::drm::ttm), which moves objects, and [`gem::vram`](crate::drm::gem::vram), whose
-//! objects stay in VRAM, have in common.
+//! The common part of [TTM](crate::drm::ttm), which moves objects, and of
+//! [`gem::vram`](crate::drm::gem::vram), whose objects stay in VRAM.
 
 mod allocator;
 mod aperture;
@@ -60,7 +60,7 @@ use crate::{
 ///
 /// # Errors
 ///
-/// `EDQUOT` if it would be more.
+/// `EDQUOT` if the sum would exceed `limit`.
 pub(crate) fn charge(sum: &Atomic<u64>, bytes: u64, limit: u64) -> Result {
     let mut before = sum.load(Relaxed);
 
@@ -81,7 +81,7 @@ pub(crate) fn charge(sum: &Atomic<u64>, bytes: u64, limit: u64) -> Result {
 ///
 /// # Safety
 ///
-/// `drm` must be valid for `'a`, and its DMA device not be changed meanwhile.
+/// `drm` must be valid for `'a`, and its DMA device must not change during that time.
 pub(crate) unsafe fn dma_device<'a>(drm: *mut bindings::drm_device) -> &'a device::Device {
     // SAFETY: As promised by the caller; a DRM device keeps its DMA device and its parent.
     unsafe {

@@ -39,7 +39,7 @@ pub(crate) struct Objects {
 
 impl Drop for Objects {
     fn drop(&mut self) {
-        // The objects have the device that has the list.
+        // Every object keeps the device, which owns the list.
         crate::warn_on!(!self.list.is_empty());
     }
 }
@@ -60,7 +60,7 @@ impl Objects {
         )
     }
 
-    /// Returns a number for an object; none is given out twice.
+    /// Returns a number for an object, which no other object gets.
     pub(crate) fn number(&mut self) -> u64 {
         let id = self.next;
 

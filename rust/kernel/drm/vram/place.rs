@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! Where an object is, and where it may be.
+//! The kind of memory that an object is in, and where it may be.
 
 use crate::bindings;
 
 /// The kind of memory that an object is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemType {
-    /// System memory that no device knows. The pages may be swapped out at any time without anybody
-    /// being asked.
+    /// System memory that no device knows. The pages may be swapped out at any time without a
+    /// notification.
     System,
     /// System memory that devices may access.
     Tt,
@@ -43,6 +43,6 @@ pub enum Domain {
     Vram,
     /// In system memory.
     System,
-    /// In VRAM, and in system memory when there is not enough of it.
+    /// In VRAM, or in system memory if VRAM is full.
     Either,
 }

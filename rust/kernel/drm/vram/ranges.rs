@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! The pieces of VRAM that an object has.
+//! The pieces of VRAM of an object.
 //!
-//! They are computed when VRAM is allocated and do not change. Faults, copies and mappings for peers
-//! all go by them; what a peer maps is computed of them once.
+//! They are computed when VRAM is allocated and do not change. Faults, copies and mappings for
+//! peers all use them; the list that a peer maps is computed from them once.
 
 use super::Layout;
 use crate::{
@@ -36,29 +36,29 @@ pub struct Range {
 ///
 /// # Invariants
 ///
-/// - The ranges are not empty, made of whole pages, and follow each other without a gap from offset
-///   0 of the object to its end.
+/// - The ranges are not empty, consist of whole pages, and follow each other without a gap from
+///   offset 0 of the object to its end.
 /// - All of them are below `end`.
 /// - `shown` has the same pieces of the object with their offsets in the BAR, all of them below
-///   `bar_end`; [`None`] if these are the offsets in VRAM. If the BAR does not show all of them it has
-///   none, and `bar_end` is the largest number.
+///   `bar_end`; it is [`None`] if these are the offsets in VRAM. If the BAR does not show all
+///   pieces it is empty, and `bar_end` is the largest number.
 pub struct Ranges {
     ranges: KVVec<Range>,
     end: u64,
     shown: Option<KVVec<Range>>,
     bar_end: u64,
     in_bar: SetOnce<Arc<RangeList>>,
-    /// A job that was to fill it has failed: it may have what others left there.
+    /// A job that was to fill the ranges has failed: they may have content of a former owner.
     is_tainted: Atomic<bool>,
 }
 
 impl Ranges {
     /// Makes the list of `pieces` of VRAM, the offset and the length of each, in the order of the
-    /// object. Neighbours become one range.
+    /// object. Neighbours are merged.
     ///
     /// # Errors
     ///
-    /// - `EIO` if they do not add up to `size`.
+    /// - `EIO` if the pieces do not add up to `size`.
     /// - `ENOMEM` if memory runs out.
     pub(super) fn new(
         pieces: impl Iterator<Item = (u64, u64)>,
@@ -79,7 +79,7 @@ impl Ranges {
                 in_order = Some(found.0);
                 bar_end = found.1;
             } else {
-                // Not all of it is shown, so that none of it is accessed.
+                // If a part is not shown, no part is accessed.
                 in_order = Some(KVVec::new());
                 bar_end = u64::MAX;
             }
@@ -105,13 +105,13 @@ impl Ranges {
         &self.ranges
     }
 
-    /// Tells whether all of it is below `end`, an offset in VRAM.
+    /// Tells whether all ranges are below `end`, an offset in VRAM.
     #[inline]
     pub fn is_below(&self, end: u64) -> bool {
         self.end <= end
     }
 
-    /// Returns how many bytes of it are below `end`, an offset in VRAM.
+    /// Returns how many bytes of the ranges are below `end`, an offset in VRAM.
     pub fn bytes_below(&self, end: u64) -> u64 {
         self.ranges
             .iter()
@@ -119,25 +119,25 @@ impl Ranges {
             .sum()
     }
 
-    /// Tells whether a BAR of `len` bytes shows all of it.
+    /// Tells whether a BAR of `len` bytes shows all ranges.
     #[inline]
     pub(crate) fn is_in_bar(&self, len: u64) -> bool {
         self.bar_end <= len
     }
 
-    /// Returns the pieces with their offsets in the BAR, which shows all of it.
+    /// Returns the pieces with their offsets in the BAR, which shows all of them.
     #[inline]
     pub(crate) fn shown(&self) -> &[Range] {
         self.shown.as_deref().unwrap_or(&self.ranges)
     }
 
-    /// Returns where it is for peers, who see VRAM in the BAR of `provider`.
+    /// Returns the ranges for peers, which see VRAM in the BAR of `provider`.
     ///
-    /// Computed when it is asked for first. The reservation of the object is held.
+    /// Computed at the first call. The reservation of the object must be held.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if the BAR does not show all of it, and those of [`RangeList::in_bar`].
+    /// `EINVAL` if the BAR does not show all ranges, and those of [`RangeList::in_bar`].
     #[inline]
     pub(crate) fn in_bar(&self, provider: &Provider<'_>) -> Result<&Arc<RangeList>> {
         if let Some(list) = self.in_bar.as_ref() {
@@ -153,8 +153,8 @@ impl Ranges {
         self.in_bar.as_ref().ok_or(EINVAL)
     }
 
-    /// Takes note that all of it could not be filled, or was: what is tainted is not given to
-    /// others when it is freed.
+    /// Records whether the ranges could not be filled: tainted memory is not given out again when
+    /// it is freed.
     ///
     /// May be called in any context.
     #[cfg(CONFIG_RUST_DRM_TTM)]
@@ -162,7 +162,7 @@ impl Ranges {
         self.is_tainted.store(is_tainted, Relaxed);
     }
 
-    /// Returns what [`Self::set_tainted`] was given last.
+    /// Returns the last value of [`Self::set_tainted`].
     pub(super) fn is_tainted(&self) -> bool {
         self.is_tainted.load(Relaxed)
     }
@@ -180,15 +180,15 @@ impl Ranges {
         piece(&self.ranges, at).map(|(offset, _)| offset)
     }
 
-    /// Returns the offset in the BAR of offset `at` of the object, and how many bytes follow each other
-    /// from there on.
+    /// Returns the offset in the BAR of offset `at` of the object, and the number of contiguous
+    /// bytes from there on.
     #[cfg(CONFIG_RUST_DRM_TTM)]
     pub(crate) fn bar_piece(&self, at: u64) -> Option<(u64, u64)> {
         piece(self.shown(), at)
     }
 }
 
-/// Makes ranges of pieces, and returns the end of the last one as well.
+/// Merges pieces to ranges, and returns the end of the last one as well.
 fn merged(pieces: impl Iterator<Item = (u64, u64)>, size: u64) -> Result<(KVVec<Range>, u64)> {
     let mut ranges = KVVec::<Range>::new();
     let (mut at, mut end) = (0, 0);
@@ -201,7 +201,7 @@ fn merged(pieces: impl Iterator<Item = (u64, u64)>, size: u64) -> Result<(KVVec<
             Some(last) if last.offset + last.len == offset => last.len += len,
             _ => ranges.push(Range { at, offset, len }, GFP_KERNEL)?,
         }
-        // OVERFLOW: The pieces are as many as VRAM has.
+        // OVERFLOW: The sum of the pieces is at most the size of VRAM.
         at += len;
     }
     if at != size {
@@ -210,7 +210,8 @@ fn merged(pieces: impl Iterator<Item = (u64, u64)>, size: u64) -> Result<(KVVec<
     Ok((ranges, end))
 }
 
-/// Returns the offset at which `at` of the object is, and how many bytes follow each other.
+/// Returns the offset that the ranges have for `at` of the object, and the number of contiguous
+/// bytes.
 fn piece(ranges: &[Range], at: u64) -> Option<(u64, u64)> {
     // OVERFLOW: The ranges are inside of the object, and of VRAM or a BAR.
     let index = ranges.partition_point(|r| r.at + r.len <= at);

@@ -15,7 +15,7 @@ use crate::{
 };
 use core::ptr::NonNull;
 
-/// How many bytes are cleared before others may have the processor.
+/// How many bytes are cleared before other tasks may use the processor.
 const CLEAR_AT_ONCE: usize = SZ_1M;
 
 /// A memory BAR that the CPU sees, mapped write-combined into the kernel.
@@ -60,7 +60,7 @@ const CLEAR_AT_ONCE: usize = SZ_1M;
 ///         let vram = Window::new(pdev, 2, c"example")?;
 ///         assert_eq!(vram.len(), pdev.resource_len(2)?);
 ///
-///         // One at a time.
+///         // One window at a time.
 ///         assert_eq!(Window::new(pdev, 2, c"example").err(), Some(EBUSY));
 ///
 ///         dev_info!(pdev, "the CPU sees VRAM\n");
@@ -68,7 +68,7 @@ const CLEAR_AT_ONCE: usize = SZ_1M;
 ///     }
 /// }
 ///
-/// // Binds to each such device that has no driver, until it is dropped.
+/// // The driver binds to each such device that has no driver, until the value is dropped.
 /// let driver = KBox::pin_init(
 ///     driver::Registration::<pci::Adapter<Example>>::new(
 ///         c"window_example",
@@ -89,8 +89,8 @@ pub struct Window<'a> {
     len: u64,
 }
 
-// SAFETY: The methods do not need synchronization: they write to I/O memory, whose content nobody
-// relies on, or return constants.
+// SAFETY: The methods do not need synchronization: they write to I/O memory, on whose content no
+// code relies, or return constants.
 unsafe impl Send for Window<'_> {}
 
 // SAFETY: As for `Send`.
@@ -131,7 +131,7 @@ impl<'a> Window<'a> {
             return Err(ENOMEM);
         };
 
-        // INVARIANT: Requested and mapped above.
+        // INVARIANT: The BAR was requested and mapped above.
         Ok(Self {
             pdev,
             bar,
@@ -171,24 +171,25 @@ impl<'a> Window<'a> {
         raw_pci(self.pdev)
     }
 
-    /// Writes `byte` to all of it.
+    /// Writes `byte` to the whole BAR.
     #[cfg(CONFIG_RUST_DRM_TTM)]
     #[inline(never)]
     pub(crate) fn fill(&self, byte: u8) {
-        // CAST: What is mapped has less than 64 bits.
+        // CAST: The size of a mapping has less than 64 bits.
         let len = self.len as usize;
 
-        // SAFETY: By the type invariant all of it is mapped. Nobody relies on the content of VRAM.
+        // SAFETY: By the type invariant the whole BAR is mapped. No code relies on the content of
+        // VRAM.
         unsafe { bindings::memset_io(self.addr.as_ptr(), byte.into(), len) };
     }
 
-    /// Reads what the BAR shows at `at`.
+    /// Reads the BAR at `at`.
     ///
-    /// Others may write to it meanwhile, as to all memory that is shared.
+    /// Others may write to it meanwhile, as to all shared memory.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if that is not inside the BAR.
+    /// `EINVAL` if the bytes are not inside the BAR.
     #[inline(never)]
     pub fn read(&self, at: u64, to: &mut [u8]) -> Result {
         if at > self.len || to.len() as u64 > self.len - at {
@@ -199,7 +200,7 @@ impl<'a> Window<'a> {
         unsafe {
             bindings::memcpy_fromio(
                 to.as_mut_ptr().cast(),
-                // CAST: What is mapped has less than 64 bits.
+                // CAST: The size of a mapping has less than 64 bits.
                 self.addr.as_ptr().wrapping_byte_add(at as usize),
                 to.len(),
             );
@@ -207,11 +208,11 @@ impl<'a> Window<'a> {
         Ok(())
     }
 
-    /// Makes the VRAM of an object zero. It has arrived there when this returns. May sleep.
+    /// Clears the VRAM of an object. The zeroes have arrived when this returns. May sleep.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if not all of it is inside the BAR.
+    /// `EINVAL` if a part of it is not inside the BAR.
     #[inline(never)]
     pub fn clear(&self, vram: &Ranges) -> Result {
         if !vram.is_in_bar(self.len) {
@@ -219,14 +220,14 @@ impl<'a> Window<'a> {
         }
 
         for range in vram.shown() {
-            // CAST: What is mapped has less than 64 bits.
+            // CAST: The size of a mapping has less than 64 bits.
             let (offset, len) = (range.offset as usize, range.len as usize);
 
             for at in (0..len).step_by(CLEAR_AT_ONCE) {
                 let to = self.addr.as_ptr().wrapping_byte_add(offset + at);
 
-                // SAFETY: By the type invariant the whole BAR is mapped, and it has all of the ranges,
-                // whose content nobody relies on. May sleep.
+                // SAFETY: By the type invariant the whole BAR is mapped, and it has all of the
+                // ranges, on whose content no code relies. May sleep.
                 unsafe {
                     bindings::memset_io(to, 0, CLEAR_AT_ONCE.min(len - at));
                     bindings::cond_resched();
@@ -237,14 +238,14 @@ impl<'a> Window<'a> {
         Ok(())
     }
 
-    /// Makes what this CPU wrote to the BAR, through whatever window of an aperture, arrive there.
+    /// Waits until writes of this CPU to the BAR have arrived, through any window of an aperture.
     #[inline(never)]
     pub fn flush_all(&self) {
         // SAFETY: By the type invariant the BAR is mapped, and is not empty.
         unsafe { flush(self.addr.as_ptr()) };
     }
 
-    /// Makes what this CPU wrote to an object in VRAM arrive there.
+    /// Waits until writes of this CPU to an object in VRAM have arrived.
     ///
     /// Does nothing for an object that is not inside the BAR.
     #[inline(never)]
@@ -259,15 +260,15 @@ impl<'a> Window<'a> {
     }
 }
 
-/// Sees to it that what the CPU wrote to I/O memory has arrived there, and can be read by others.
+/// Waits until writes of the CPU to I/O memory have arrived, so that others can read them.
 ///
 /// # Safety
 ///
 /// `at` must be the address of a byte of that memory, which is mapped.
 pub(crate) unsafe fn flush(at: *mut c_void) {
-    // Write-combining buffers keep data until they are flushed. What left them is posted: it may be
-    // on its way when a peer, which takes another one, reads. The answer to a read comes after all
-    // writes before it.
+    // Write-combining buffers keep data until they are flushed. Writes that have left them are
+    // posted: they may be on their way when a peer, which takes another way, reads. The answer to a
+    // read comes after all writes before it.
     // SAFETY: A barrier has no requirements; by the safety requirements the address is valid.
     unsafe {
         bindings::wmb();
