@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! The callbacks of files, and where debugfs calls in.
+//! The callbacks of files, which debugfs calls.
 //!
 //! C header: [`include/linux/debugfs.h`](srctree/include/linux/debugfs.h)
 
@@ -59,8 +59,8 @@ const FOPS: bindings::file_operations = bindings::file_operations {
     ..pin_init::zeroed()
 };
 
-/// Not generic and not inlined, so that the table stays in the kernel image: an open file has it
-/// for longer than the module may be there.
+/// Not generic and not inlined, so that the table stays in the kernel image: an open file may refer
+/// to it for longer than the module exists.
 ///
 /// # Safety
 ///
@@ -76,8 +76,8 @@ pub(super) unsafe fn add(drm: *mut bindings::drm_device, file: &'static Raw) {
     }
 
     // SAFETY: The strings and the table are valid. The callbacks use the device and `file`, which
-    // is a part of the module, while the device is registered: the file is removed before the
-    // device and its driver are gone, and the removal waits for them.
+    // is a part of the module, only while the device is registered: the file is removed before the
+    // device and its driver are gone, and the removal waits for the callbacks.
     unsafe {
         bindings::debugfs_create_file_full(
             file.name.as_char_ptr(),
@@ -101,7 +101,7 @@ unsafe fn with_file(
 ) -> Result {
     let mut idx = 0;
 
-    // SAFETY: The file is open, and its inode has what `add` gave it.
+    // SAFETY: The file is open, and its inode has the data that `add` passed.
     let (drm, raw) = unsafe {
         (
             (*(*file).f_inode).i_private.cast::<bindings::drm_device>(),
@@ -114,7 +114,7 @@ unsafe fn with_file(
     if !unsafe { bindings::drm_dev_enter(drm, &mut idx) } {
         return Err(ENODEV);
     }
-    // SAFETY: The device is registered, hence the driver is bound and the module is there.
+    // SAFETY: The device is registered, hence the driver is bound and the module is loaded.
     let ret = f(drm, unsafe { &*raw });
     // SAFETY: The section was entered above.
     unsafe { bindings::drm_dev_exit(idx) };
@@ -184,7 +184,7 @@ unsafe extern "C" fn write_callback(
     };
 
     match run() {
-        // CAST: It is at most `MAX_WRITE`.
+        // CAST: The count is at most `MAX_WRITE`.
         Ok(()) => count as isize,
         Err(e) => e.to_errno() as isize,
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! Objects that leave where page tables say that they are.
+//! Objects that are moved away from the place to which page tables lead.
 //!
 //! An object may be mapped by several VMs, and at several addresses in each. A driver whose
 //! objects move implements [`Mappings`](drm::gem::Mappings), and calls from there
@@ -9,18 +9,19 @@
 //!   a VM is used again,
 //! - [`Held::for_each_vm`], to clear the entries that lead to it.
 //!
-//! The walk gives ranges, because the data of a mapping, [`DriverGpuVm::VaData`], and that of the
-//! VM belong to the task that has [`UniqueRefGpuVm`], by whatever lock. What the driver needs to
-//! clear entries, such as its page table, is therefore in [`DriverGpuVm::VmBoData`].
+//! The walk returns ranges, because the data of a mapping, [`DriverGpuVm::VaData`], and that of the
+//! VM belong to the task that has [`UniqueRefGpuVm`], and are guarded by a lock of the driver. So
+//! the data that the driver needs to clear entries, such as its page table, is in
+//! [`DriverGpuVm::VmBoData`].
 //!
-//! An address that is not mapped any more is not in the walk. So the entries are cleared before
+//! An address that is not mapped any more is not in the walk. So the entries must be cleared before
 //! [`OpUnmap::remove`] and [`OpRemap::remap`] are called, or with the reservation of the object
 //! held, without which it does not move.
 //!
 //! # Locking
 //!
-//! The reservation of the object is held, by whatever task moves it, and the walk takes its
-//! `gpuva.lock`, under which no memory is allocated.
+//! The task that moves the object holds its reservation, and the walk takes its `gpuva.lock`, under
+//! which no memory is allocated.
 //!
 //! C header: [`include/drm/drm_gpuvm.h`](srctree/include/drm/drm_gpuvm.h)
 
@@ -31,12 +32,12 @@ use crate::{
 };
 use core::any::TypeId;
 
-/// Which kind of VM maps an object, so that a walk finds those of one kind.
+/// The kind of a VM, so that a walk finds the VMs of one kind only.
 ///
 /// See [`DriverGpuVm::EVICTABLE`].
 pub struct Evictable<T: DriverGpuVm> {
     kind: Option<fn() -> TypeId>,
-    // Invariant: a kind is that of one lifetime.
+    // Invariant, because a kind belongs to one lifetime.
     _p: PhantomData<fn(T) -> T>,
 }
 
@@ -52,7 +53,7 @@ impl<T: DriverGpuVm> Evictable<T> {
     }
 }
 
-/// Returns what VMs have whose objects move.
+/// Returns the kind of VMs whose objects move.
 pub const fn evictable<T: DriverGpuVm + 'static>() -> Evictable<T> {
     Evictable {
         kind: Some(TypeId::of::<T>),
@@ -69,7 +70,7 @@ pub struct MappedRange {
     pub gem_offset: u64,
 }
 
-/// What a VM maps of an object.
+/// The mappings of an object in a VM.
 ///
 /// # Invariants
 ///
@@ -95,7 +96,7 @@ impl<'a, T: DriverGpuVm> MappedIn<'a, T> {
         unsafe { GpuVmBo::<T>::from_raw(self.vm_bo) }.data()
     }
 
-    /// Returns the ranges, in no order. While they change two of them may overlap.
+    /// Returns the ranges, in no order. Two of them may overlap while the mappings change.
     #[inline]
     pub fn ranges(&self) -> impl Iterator<Item = MappedRange> + 'a {
         // SAFETY: By the type invariant the lock, which guards the list, is held.
@@ -103,7 +104,7 @@ impl<'a, T: DriverGpuVm> MappedIn<'a, T> {
     }
 }
 
-/// Returns what of an object is mapped.
+/// Returns the ranges of an object that a VM maps.
 ///
 /// # Safety
 ///
@@ -129,7 +130,7 @@ unsafe fn ranges_of<'a>(
 ///
 /// # Invariants
 ///
-/// `head` is a valid list, `next` an entry of it or itself. It does not change as long as the
+/// `head` is a valid list, `next` an entry of it or itself. The list does not change as long as the
 /// iterator is used.
 pub(super) struct Entries {
     head: *mut bindings::list_head,
@@ -159,13 +160,13 @@ impl Iterator for Entries {
         if entry == self.head {
             return None;
         }
-        // SAFETY: By the type invariant it is an entry of a valid list.
+        // SAFETY: By the type invariant `entry` is an entry of a valid list.
         self.next = unsafe { (*entry).next };
         Some(entry)
     }
 }
 
-/// Returns the lock of the list of what maps an object.
+/// Returns the lock of the list of mappings of an object.
 fn gpuva_lock<O: IntoGEMObject>(obj: &O) -> &crate::sync::Mutex<()> {
     // SAFETY: The object is valid, and the mutex initialized.
     unsafe { crate::sync::Mutex::from_raw(&raw mut (*obj.as_raw()).gpuva.lock) }
@@ -184,7 +185,7 @@ impl<T: DriverGpuVm> GpuVmBo<T> {
 
     /// Tells whether the object was evicted since [`LockedVm::validate`] brought it back last.
     ///
-    /// [`None`] if `object` is another one.
+    /// [`None`] if `object` is not the object of the value.
     pub fn is_evicted(&self, object: &Held<'_, T::Object>) -> Option<bool> {
         // SAFETY: The reservation of the object, which guards the flag, is held.
         ptr::eq(object.object(), self.obj()).then(|| unsafe { (*self.as_raw()).evicted })
@@ -192,35 +193,36 @@ impl<T: DriverGpuVm> GpuVmBo<T> {
 }
 
 impl<O: IntoGEMObject> Held<'_, O> {
-    /// Calls `f` with each VM that has the object, and its `gpuva.lock` held.
+    /// Calls `f` with each VM that maps the object, with the `gpuva.lock` of the object held.
     fn for_each_vm_bo(&self, mut f: impl FnMut(*mut bindings::drm_gpuvm_bo)) {
         let _lock = gpuva_lock(self.object()).lock();
 
-        // SAFETY: The object is valid, and the lock guards its list, whose entries are parts of
-        // what the function is called with.
+        // SAFETY: The object is valid, and the lock guards its list, whose entries are parts of the
+        // structures that `f` is called with.
         unsafe {
             Entries::new(&raw mut (*self.object().as_raw()).gpuva.list)
                 .for_each(|entry| f(container_of!(entry, bindings::drm_gpuvm_bo, list.entry.gem)));
         }
     }
 
-    /// Takes note that the object leaves where it is: no VM that has it is used before its driver
-    /// has brought it back by [`LockedVm::validate`].
+    /// Records that the object is about to move: no VM that maps it is used before its driver has
+    /// brought it back by [`LockedVm::validate`].
     ///
     /// For [`Mappings::evicted`](drm::gem::Mappings::evicted). Mirrors `drm_gpuvm_bo_evict()`.
     pub fn mark_mappings_evicted(&self) {
-        // SAFETY: The reservation of the object is held. Where it is that of the VM, too, it
-        // guards the list of the VM, which another VM changes when it is locked with the object.
+        // SAFETY: The reservation of the object is held. If it is that of the VM, too, it guards
+        // the list of the VM. The list of another VM is changed when that is locked with the
+        // object.
         self.for_each_vm_bo(|vm_bo| unsafe { bindings::drm_gpuvm_bo_evict(vm_bo, true) });
     }
 }
 
 impl<O: drm::driver::AllocImpl> Held<'_, O> {
-    /// Calls `f` with each VM of the kind `T` that has the object.
+    /// Calls `f` with each VM of the kind `T` that maps the object.
     ///
     /// For [`Mappings::zap`](drm::gem::Mappings::zap): `f` clears the entries of page tables, and
-    /// has the device forget what it has cached of them, once for each VM. It is called with the
-    /// `gpuva.lock` of the object held, and takes none but the locks of page tables.
+    /// has the device invalidate its cache of them, once for each VM. It is called with the
+    /// `gpuva.lock` of the object held, and takes no locks but those of page tables.
     ///
     /// # Examples
     ///
@@ -256,13 +258,13 @@ impl<O: drm::driver::AllocImpl> Held<'_, O> {
         }();
 
         self.for_each_vm_bo(|vm_bo| {
-            // SAFETY: Objects of the class are mapped by what `GpuVm::new()` makes, whose
+            // SAFETY: Objects of the class are mapped by VMs of `GpuVm::new()` only, whose
             // operations are in a `Vtable`.
             let vtable = unsafe { &*(*(*vm_bo).vm).ops.cast::<Vtable>() };
 
             if vtable.kind.is_some_and(|of| of() == kind) {
-                // INVARIANT: It is on the list of the object, whose lock is held, and of a VM of
-                // this kind.
+                // INVARIANT: The structure is on the list of the object, whose lock is held, and
+                // belongs to a VM of this kind.
                 f(&MappedIn {
                     vm_bo,
                     _p: PhantomData,

@@ -2,18 +2,19 @@
 
 //! Address spaces that are locked with all of their objects, to use them on the device.
 //!
-//! A job may access everything that its VM maps. So the objects have to be where the page tables
-//! say, and have to stay there until the job is done:
+//! A job may access everything that its VM maps. So the objects must be at the places to which the
+//! page tables lead, and stay there until the job is done:
 //!
 //! 1. [`ExecCtx::lock_vm`] locks the reservation of the VM, which its private objects share, and
-//!    those of its external objects. The result is the proof of that.
-//! 2. [`LockedVm::validate`] has the driver bring back what was evicted, and write page tables,
-//!    until nothing of the VM is evicted. While the result exists, no object of the VM can be
-//!    moved by this task, and none by others, as all are locked.
-//! 3. [`ValidVm::for_each_fence`] has the fences that the job depends on, and [`ValidVm::reserve`]
-//!    makes room for that of the job. After that nothing fails: [`VmSlot::add_fence`] adds it.
+//!    those of its external objects. The result is the proof that they are locked.
+//! 2. [`LockedVm::validate`] has the driver bring back evicted objects, and write page tables,
+//!    until no object of the VM is evicted. While the result exists, this task cannot move an
+//!    object of the VM, nor can others, because all of them are locked.
+//! 3. [`ValidVm::for_each_fence`] visits the fences that the job depends on, and
+//!    [`ValidVm::reserve`] makes room for the fence of the job. After that nothing fails:
+//!    [`VmSlot::add_fence`] adds it.
 //!
-//! How objects get evicted is in [`evict`](super::evict).
+//! Evictions of objects are in [`evict`](super::evict).
 //!
 //! # Locking
 //!
@@ -22,8 +23,8 @@
 //! [`UniqueRefGpuVm`]; the `gpuva.lock` of an object; the locks of page tables.
 //!
 //! [`GpuVm::obtain`] and [`GpuVm::deferred_cleanup`] take the reservation of the VM without a
-//! ticket. So they are for before and after a round of [`Exec`], not for inside of it; lockdep
-//! complains at the first such call, whatever it would have done.
+//! ticket. So they must be called before or after a round of [`Exec`], not inside; lockdep reports
+//! the first such call, even if it would not have blocked.
 //!
 //! [`Exec`]: drm::exec::Exec
 //!
@@ -52,24 +53,24 @@ use crate::{
     types::NotThreadSafe, //
 };
 
-/// How often [`LockedVm::validate`] goes through what is evicted.
+/// How many passes [`LockedVm::validate`] makes over the evicted objects.
 ///
-/// The objects of a VM do not evict each other over and over unless they do not fit. A driver
-/// whose page tables are evicted needs a few.
+/// The objects of a VM only evict each other repeatedly if they do not fit. A driver whose page
+/// tables are evicted needs a few passes.
 const PASSES: u32 = 16;
 
-/// What brings back objects in [`LockedVm::validate`].
+/// The function that brings back objects in [`LockedVm::validate`].
 type Validator<'f, T> = &'f mut dyn FnMut(&GpuVmBo<T>) -> Result;
 
 /// A VM whose reservation, and those of its external objects, are locked.
 ///
-/// There is one in a round, so that there is one view of each reservation. The [`ExecCtx`] is
-/// borrowed meanwhile: [`Self::context`] returns it, to lock objects that the VM does not map.
+/// There is one in a round, so that there is one view of each reservation. It borrows the
+/// [`ExecCtx`]: [`Self::context`] returns it, to lock objects that the VM does not map.
 ///
 /// # Invariants
 ///
 /// - The first `count` objects of the round are those that were locked for the VM. Their
-///   reservations are that of the VM and those of its external objects, each one once.
+///   reservations are that of the VM and those of its external objects, each of them once.
 /// - There is no other view of these reservations.
 pub struct LockedVm<'r, 'a, T: DriverGpuVm> {
     ctx: &'r mut ExecCtx<'a>,
@@ -78,18 +79,18 @@ pub struct LockedVm<'r, 'a, T: DriverGpuVm> {
 }
 
 impl<'a> ExecCtx<'a> {
-    /// Locks a VM: the reservation that its private objects share, and those of all objects with
-    /// another one that it maps.
+    /// Locks a VM: the reservation that its private objects share, and those of the other objects
+    /// that it maps.
     ///
-    /// It comes first in a round, before any other object. Several external objects may have one
-    /// reservation, with and without
+    /// It must come first in a round, before any other object. Several external objects may have
+    /// one reservation, with and without
     /// [`Flag::IgnoreDuplicates`](drm::exec::Flag::IgnoreDuplicates).
     ///
     /// May sleep. Mirrors `drm_gpuvm_prepare_vm()` and `drm_gpuvm_prepare_objects()`.
     ///
     /// # Errors
     ///
-    /// - `EDEADLK` if an object of the round is contended. The closure is to return.
+    /// - `EDEADLK` if an object of the round is contended. The closure has to return.
     /// - `EINVAL` if an object, or another VM, was locked in this round before.
     /// - `EINTR` if a signal to the task ended the wait, with
     ///   [`Flag::Interruptible`](drm::exec::Flag::Interruptible).
@@ -97,8 +98,8 @@ impl<'a> ExecCtx<'a> {
     ///
     /// # Examples
     ///
-    /// What an ioctl does that runs a job: `bring` brings an object to where the device reaches
-    /// it, and writes page tables; `wait_for` makes the job depend on a fence.
+    /// An ioctl that runs a job: `bring` brings an object to a place that the device reaches, and
+    /// writes page tables; `wait_for` makes the job depend on a fence.
     ///
     /// ```
     /// use kernel::{
@@ -153,15 +154,15 @@ impl<'a> ExecCtx<'a> {
         if self.exec.is_contended() {
             return Err(EDEADLK);
         }
-        // Somebody may have a view of what was locked before.
+        // There may be a view of an object that was locked before.
         if self.exec.locked() != 0 {
             return Err(EINVAL);
         }
 
         // SAFETY: Nothing is locked, so no view of a reservation is in use.
         unsafe { vm.prepare(self.exec) }?;
-        // INVARIANT: Locked above, all for the VM. Nobody else locks them in this round, and a
-        // second VM is refused, so there is no other view.
+        // INVARIANT: All reservations were locked above, for the VM. No other code locks them in
+        // this round, and a second VM is refused, so there is no other view.
         Ok(LockedVm {
             count: self.exec.locked(),
             ctx: self,
@@ -171,17 +172,17 @@ impl<'a> ExecCtx<'a> {
 }
 
 impl<T: DriverGpuVm> GpuVm<T> {
-    /// Locks the VM and its external objects, which may be locked already, and adds external
-    /// objects that were evicted to the list of those.
+    /// Locks the VM and its external objects, which may be locked already, and adds evicted
+    /// external objects to the list of evicted objects.
     ///
     /// # Safety
     ///
-    /// What is locked in the round is locked for this VM.
+    /// All objects that are locked in the round must be locked for this VM.
     unsafe fn prepare(&self, exec: &Exec) -> Result {
         let raw = exec.as_raw();
 
-        // SAFETY: The context is valid, and used by this task only. For this time duplicates are
-        // no error: they are due to external objects with one reservation.
+        // SAFETY: The context is valid, and used by this task only. Duplicates are allowed for this
+        // time, because external objects may share a reservation.
         unsafe {
             let flags = (*raw).flags;
 
@@ -203,11 +204,11 @@ impl<T: DriverGpuVm> GpuVm<T> {
             to_result(bindings::drm_gpuvm_prepare_objects(self.as_raw(), exec, 0))?;
         }
 
-        // What was contended in the last round is locked since the start of this one, and is not
-        // among the objects of the round before it is asked for. Another one may have its
+        // An object that was contended in the last round is locked since the start of this one, but
+        // is only among the objects of the round once it is asked for. Another object may have its
         // reservation.
         // SAFETY: The object is valid as long as the context has it. It is locked already, so this
-        // puts it among the objects, for which there is a reference.
+        // adds it to the objects, for which there is a reference.
         unsafe {
             let first = (*exec).prelocked;
 
@@ -227,8 +228,8 @@ impl<T: DriverGpuVm> GpuVm<T> {
     ///
     /// The reservation of the VM must be held.
     unsafe fn uses(&self, resv: *mut bindings::dma_resv) -> bool {
-        // SAFETY: The reservation of the VM, which guards the list, is held. What is on the list
-        // has an object, whose reservation does not change.
+        // SAFETY: The reservation of the VM, which guards the list, is held. Every entry of the
+        // list has an object, whose reservation does not change.
         unsafe {
             let extobjs = &raw mut (*self.as_raw()).extobj.list;
 
@@ -249,14 +250,14 @@ impl<T: DriverGpuVm> GpuVm<T> {
         vm_bo: *mut bindings::drm_gpuvm_bo,
         _exec: *mut bindings::drm_exec,
     ) -> c_int {
-        // It stays on the list after its last reference is gone, until it is cleaned up.
-        // SAFETY: What is on the list is valid as long as the reservation of the VM is held.
+        // An entry stays on the list after its last reference is gone, until it is cleaned up.
+        // SAFETY: An entry of the list is valid as long as the reservation of the VM is held.
         if unsafe { bindings::kref_get_unless_zero(&raw mut (*vm_bo).kref) } == 0 {
             return 0;
         }
 
-        // SAFETY: It is one of this kind of VM, in the list of its object as it has references,
-        // and the one that was taken above is given away.
+        // SAFETY: The entry belongs to this kind of VM, is on the list of its object because it has
+        // references, and the reference that was taken above passes to the `ARef`.
         let this: ARef<GpuVmBo<T>> =
             unsafe { ARef::from_raw(NonNull::new_unchecked(vm_bo.cast())) };
         // SAFETY: The reservation of the VM, which guards the pointer, is held, and the function
@@ -265,7 +266,7 @@ impl<T: DriverGpuVm> GpuVm<T> {
 
         let ret = validator(&this);
         if ret.is_ok() {
-            // The caller takes it off the list.
+            // The caller removes the entry from the list.
             // SAFETY: The reservation of the object, which guards the flag, is held.
             unsafe { (*vm_bo).evicted = false };
         }
@@ -282,30 +283,29 @@ impl<'a, T: DriverGpuVm> LockedVm<'_, 'a, T> {
 
     /// Returns the round, to lock objects that the VM does not map.
     ///
-    /// Those that it maps are locked already: see
+    /// The objects of the VM are locked already: see
     /// [`Flag::IgnoreDuplicates`](drm::exec::Flag::IgnoreDuplicates).
     #[inline]
     pub fn context(&mut self) -> &mut ExecCtx<'a> {
         self.ctx
     }
 
-    /// Returns the view of an object that is private to the VM, or external to it. [`None`] if it
-    /// is neither.
+    /// Returns the view of an object that is private to the VM, or external to it, or [`None`] if
+    /// it is neither.
     ///
-    /// An object is external from the call of [`GpuVm::obtain`] on, if that was before the VM was
-    /// locked.
+    /// An object that was passed to [`GpuVm::obtain`] before the VM was locked is external.
     pub fn object<'s>(&'s mut self, obj: &'s T::Object) -> Option<Held<'s, T::Object>> {
         // SAFETY: The object is valid.
         let resv = unsafe { (*obj.as_raw()).resv };
 
         // SAFETY: The reservation is held until the end of the round. By the type invariant there
-        // is no other view of it, and none can be had from `self`, which is borrowed.
+        // is no other view of it, and `self`, which is borrowed, cannot return another one.
         self.resvs()
             .any(|locked| locked.as_raw() == resv)
             .then(|| unsafe { Held::assume(obj) })
     }
 
-    /// Has [`Self::validate`] bring an object back, or to where it is to be in the first place.
+    /// Makes [`Self::validate`] bring an object back, or to its place in the first place.
     ///
     /// For objects that were mapped without entries in page tables.
     ///
@@ -325,25 +325,25 @@ impl<'a, T: DriverGpuVm> LockedVm<'_, 'a, T> {
     /// Calls `bring` for each object that was evicted, to bring it back and to write its entries
     /// of page tables, until none is evicted.
     ///
-    /// What `bring` does may evict other objects of the VM, for which it is called, too. If it
-    /// fails the object is evicted still, and the others are left alone. It may be called for an
+    /// `bring` may evict other objects of the VM, for which it is then called, too. If it fails,
+    /// the object stays evicted, and the remaining objects are not visited. It may be called for an
     /// object that is not mapped any more.
     ///
-    /// `bring` takes no reservation but by moving the object, and the locks of [the module](self).
-    /// Mirrors `drm_gpuvm_validate()`.
+    /// `bring` takes no reservations, except by moving the object, and only the locks of [the
+    /// module](self). Mirrors `drm_gpuvm_validate()`.
     ///
     /// # Errors
     ///
     /// `EDEADLK` if a reservation was contended in this round, `ENOSPC` if objects evict each other
-    /// over and over, and those of `bring`.
+    /// repeatedly, and those of `bring`.
     pub fn validate<'s>(
         &'s mut self,
         mut bring: impl FnMut(&GpuVmBo<T>, &mut Held<'_, T::Object>) -> Result,
     ) -> Result<ValidVm<'s, T>> {
         let exec = self.ctx.exec;
 
-        // Whatever the caller has made of the error: what is contended is locked in the next round
-        // only, when nothing else is.
+        // Checked even if the caller has ignored the error: a contended object is only locked in
+        // the next round, when no other object is locked.
         if exec.is_contended() {
             return Err(EDEADLK);
         }
@@ -351,19 +351,19 @@ impl<'a, T: DriverGpuVm> LockedVm<'_, 'a, T> {
             let mut is_done = true;
             let mut each = |vm_bo: &GpuVmBo<T>| {
                 is_done = false;
-                // SAFETY: The reservation of what is on the list is held. There is no other view,
-                // as `self` is borrowed.
+                // SAFETY: The reservation of an object on the list is held. There is no other view,
+                // because `self` is borrowed.
                 bring(vm_bo, &mut unsafe { Held::assume(vm_bo.obj()) })
             };
             let mut validator: Validator<'_, T> = &mut each;
 
             // External objects that were evicted in this round are not on the list.
-            // SAFETY: By the type invariant all that is locked, and belongs to the VM, is locked
-            // for it. No view of a reservation is in use.
+            // SAFETY: By the type invariant all objects that are locked, and belong to the VM, are
+            // locked for it. No view of a reservation is in use.
             unsafe { self.vm.prepare(exec) }?;
 
-            // SAFETY: The reservations of the VM and of all of its objects are held, of which the
-            // former guards the pointer.
+            // SAFETY: The reservations of the VM and of all of its objects are held; that of the VM
+            // guards the pointer.
             unsafe {
                 let pointer = self.vm.validator.get();
 
@@ -374,7 +374,7 @@ impl<'a, T: DriverGpuVm> LockedVm<'_, 'a, T> {
             }
 
             if is_done {
-                // INVARIANT: The list was gone through, and `bring` not called.
+                // INVARIANT: The whole list was visited, and `bring` was not called.
                 return Ok(ValidVm {
                     exec,
                     vm: self.vm,
@@ -396,7 +396,7 @@ impl<'a, T: DriverGpuVm> LockedVm<'_, 'a, T> {
 ///
 /// # Safety
 ///
-/// There must be as many objects, for `'a`.
+/// The round must have this many objects, for `'a`.
 unsafe fn resvs_of<'a>(exec: &'a Exec, count: u32) -> impl Iterator<Item = &'a DmaResv> {
     // SAFETY: The objects are valid, because the round has references to them, as it promises for
     // `'a`; and so are their reservations.
@@ -427,10 +427,10 @@ impl<T: DriverGpuVm> ValidVm<'_, T> {
         self.vm
     }
 
-    /// Calls `f` with each fence of `usage`, those that have signalled included, of the objects of
+    /// Calls `f` with each fence of `usage`, including those that have signalled, of the objects of
     /// the VM.
     ///
-    /// A job depends on those of [`Usage::Kernel`]: the content of an object may be on its way.
+    /// A job depends on the fences of [`Usage::Kernel`]: an object may still be moving.
     ///
     /// # Errors
     ///
@@ -464,7 +464,7 @@ impl<T: DriverGpuVm> ValidVm<'_, T> {
             unsafe { LockedResv::from_raw(resv.as_raw()) }.prepare(count)?;
         }
 
-        // INVARIANT: Reserved above, in all of them, and `self` is borrowed.
+        // INVARIANT: The slots were reserved above, in all reservations, and `self` is borrowed.
         Ok(VmSlots {
             exec: self.exec,
             vm: self.vm,
@@ -479,8 +479,8 @@ impl<T: DriverGpuVm> ValidVm<'_, T> {
 ///
 /// # Invariants
 ///
-/// The first `objects` objects of the round are those of a [`ValidVm`] that is borrowed, and
-/// `left` slots are reserved in each reservation that nothing else uses.
+/// The first `objects` objects of the round are those of a [`ValidVm`] that is borrowed, and in
+/// each of their reservations `left` slots are reserved that nothing else uses.
 pub struct VmSlots<'s, T: DriverGpuVm> {
     exec: &'s Exec,
     vm: &'s GpuVm<T>,
@@ -526,8 +526,8 @@ pub struct VmSlot<'s, T: DriverGpuVm> {
 }
 
 impl<T: DriverGpuVm> VmSlot<'_, T> {
-    /// Adds a fence to all reservations, which uses up the slot: with the usage `private` to that
-    /// of the VM, and `external` to those of other objects.
+    /// Adds a fence to all reservations, which uses up the slot: with the usage `private` to the
+    /// reservation of the VM, and with `external` to those of other objects.
     ///
     /// Does not sleep. Mirrors `drm_gpuvm_resv_add_fence()`.
     pub fn add_fence(self, fence: &Fence, private: Usage, external: Usage) {

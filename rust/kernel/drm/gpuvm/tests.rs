@@ -119,14 +119,14 @@ mod cases {
         fn vas() -> Result<KVec<GpuVaAlloc<Vm<KIND>>>> {
             let mut vas = KVec::new();
 
-            // Those of a mapping in the middle of two others: both are split.
+            // A mapping in the middle of two others needs this many, because both are split.
             for _ in 0..5 {
                 vas.push(GpuVaAlloc::new(GFP_KERNEL)?, GFP_KERNEL)?;
             }
             Ok(vas)
         }
 
-        /// Maps so many pages of an object.
+        /// Maps `pages` pages of an object.
         fn map(&mut self, obj: &Object, page: usize, pages: usize, from: usize) -> Result {
             let vm_bo = self.unique.obtain(obj, self.index)?;
 
@@ -145,7 +145,7 @@ mod cases {
             self.unique.sm_unmap(at, size, &mut Self::vas()?)
         }
 
-        /// Returns how many objects are on the list of those that were evicted.
+        /// Returns how many objects are on the list of evicted objects.
         fn listed(&self) -> usize {
             let _guard = self.resv.resv().lock();
 
@@ -165,7 +165,7 @@ mod cases {
         }
     }
 
-    /// A device, which is dropped after what is part of it.
+    /// A device, which is dropped after its parts.
     struct Bench {
         drm: UnregisteredDevice<Driver>,
         _faux: faux::Registration,
@@ -190,7 +190,7 @@ mod cases {
         fn object_in(&self, resv: &SharedResv<Driver>) -> Result<ARef<Object>> {
             let object = self.object()?;
 
-            // SAFETY: Nobody else knows the object, and so nobody holds its reservation.
+            // SAFETY: No other code knows the object, so no task holds its reservation.
             unsafe { (*IntoGEMObject::as_raw(&*object)).resv = resv.resv().as_raw() };
             Ok(object)
         }
@@ -201,7 +201,7 @@ mod cases {
         unsafe { DmaResv::from_raw((*IntoGEMObject::as_raw(obj)).resv) }
     }
 
-    /// Does what a move of an object does.
+    /// Does what a move does to the mappings of an object.
     ///
     /// # Safety
     ///
@@ -214,7 +214,7 @@ mod cases {
     fn evict(obj: &Object) {
         let _guard = resv(obj).lock();
 
-        // SAFETY: Just taken.
+        // SAFETY: The reservation was just taken.
         unsafe { evict_locked(obj) };
     }
 
@@ -224,8 +224,8 @@ mod cases {
             .new_fence())
     }
 
-    /// Locks and validates a VM, and returns for how many objects `bring` was called in the last
-    /// round.
+    /// Locks and validates a VM, and returns the number of objects for which `bring` was called in
+    /// the last round.
     fn validate<const KIND: u32>(
         space: &Space<KIND>,
         mut bring: impl FnMut(&Object) -> Result,
@@ -267,7 +267,7 @@ mod cases {
 
         evict(&object);
         assert_eq!([a.listed(), b.listed(), c.listed()], [1, 0, 0]);
-        // Twice is as once.
+        // Evicting it twice is the same as once.
         evict(&object);
         assert_eq!([a.listed(), b.listed(), c.listed()], [1, 0, 0]);
 
@@ -278,7 +278,7 @@ mod cases {
             Ok(())
         })?;
 
-        // A failure leaves it evicted.
+        // After a failure the object is still evicted.
         assert_eq!(validate(&b, |_| Err(EIO)), Err(EIO));
         assert_eq!(validate(&a, |_| Err(EIO)), Err(EIO));
         let only = |found: &Object| {
@@ -286,7 +286,7 @@ mod cases {
             Ok(())
         };
 
-        // Each has to bring it back for itself.
+        // Each VM has to bring it back for itself.
         assert_eq!(validate(&b, only), Ok(1));
         assert_eq!(validate(&b, |_| Err(EIO)), Ok(0));
         assert_eq!(validate(&a, only), Ok(1));
@@ -323,7 +323,7 @@ mod cases {
         assert_eq!(calls, Ok(3));
         assert_eq!(validate(&a, |_| Err(EIO)), Ok(0));
 
-        // There is an end, and then something is still evicted.
+        // The validation ends, and an object is still evicted.
         for pair in [[0, 1], [0, 2]] {
             evict(&objects[0]);
             let endless = validate(&a, |found| {
@@ -350,7 +350,7 @@ mod cases {
         let (mut a, b) = (bench.space::<0>(0)?, bench.space::<0>(1)?);
         let private = bench.object_in(&a.resv)?;
         let external = bench.object()?;
-        // Two external objects with one reservation.
+        // Two external objects share a reservation.
         let twins = [bench.object_in(&b.resv)?, bench.object_in(&b.resv)?];
         let unrelated = bench.object()?;
 
@@ -411,8 +411,8 @@ mod cases {
         Ok(())
     }
 
-    /// The object that was contended is the first one to be locked, and need not be one of the VM
-    /// any more. Another one may have its reservation.
+    /// The contended object is locked first in the next round, and may not belong to the VM any
+    /// more. Another object may share its reservation.
     #[test]
     fn contended_object_may_be_unmapped() -> Result {
         let bench = Bench::new()?;
@@ -471,7 +471,7 @@ mod cases {
                 slot.add_fence(job.fence(), Usage::Bookkeep, Usage::Bookkeep);
             }
             for wanted in [a.resv.resv(), resv(&external)] {
-                // SAFETY: The reservation is held, and nobody else has a view.
+                // SAFETY: The reservation is held, and there is no other view.
                 let view = unsafe { LockedResv::from_raw(wanted.as_raw()) };
                 assert_eq!(view.fences(Usage::Bookkeep).count(), 40);
             }
@@ -518,7 +518,7 @@ mod cases {
                 let again = locked.context().prepare_obj(&*external, 0);
                 assert_eq!(again.err(), Some(EALREADY));
                 locked.context().prepare_obj(&*unrelated, 1)?;
-                // It is locked, and not the VM's.
+                // The object is locked, and does not belong to the VM.
                 assert!(locked.object(&unrelated).is_none());
                 let fence = fence()?;
                 locked
@@ -533,7 +533,7 @@ mod cases {
                 Ok(())
             })?;
 
-            // What was never at its place is brought there.
+            // An object that was never at its place is brought there.
             let mut calls = 0;
             Exec::run(Flags::default(), |ctx| {
                 let mut locked = ctx.lock_vm(&a.unique)?;
@@ -565,7 +565,7 @@ mod cases {
         a.map(&external, 1, 1, 0)?;
         evict(&private);
         evict(&external);
-        // The second one gets to the list.
+        // This puts the second object on the list.
         Exec::run(Flags::default(), |ctx| ctx.lock_vm(&a.unique).map(|_| ()))?;
         assert_eq!(a.listed(), 2);
 
@@ -577,21 +577,21 @@ mod cases {
                 .map(|_| ())
         });
         assert_eq!(run, Ok(()));
-        // Nobody waits for it either.
+        // The cleanup does not wait for it either.
         evict(&private);
         a.unique.deferred_cleanup();
         assert_eq!(a.listed(), 0);
 
-        // The new mapping is not that of before.
+        // The new mapping does not inherit the eviction of the old one.
         a.map(&private, 0, 1, 0)?;
         assert_eq!(validate(&a, |_| Err(EIO)), Ok(0));
         Ok(())
     }
 
-    /// What is at a page of a VM: the number of the object, and which page of it.
+    /// The content of a page of a VM: the number of the object, and the page of the object.
     type Shown = Option<(usize, usize)>;
 
-    /// Compares what the walk finds of an object in the VMs of a kind.
+    /// Compares the result of the walk for an object with the mappings of the VMs of a kind.
     fn compare<const KIND: u32>(
         spaces: &[&Space<KIND>],
         objects: &[&Object; 3],
@@ -606,7 +606,7 @@ mod cases {
 
             {
                 let _guard = resv(object).lock();
-                // SAFETY: Just taken.
+                // SAFETY: The reservation was just taken.
                 let held = unsafe { Held::assume(*object) };
 
                 held.for_each_vm::<Vm<KIND>>(|mapped| {
@@ -635,7 +635,7 @@ mod cases {
                     assert_eq!(found[space.index][page], wanted);
                 }
             }
-            // Nothing of other kinds.
+            // The walk finds no VMs of other kinds.
             for (index, found) in found.iter().enumerate() {
                 if spaces.iter().all(|space| space.index != index) {
                     assert!(found.iter().all(Option::is_none));
@@ -667,7 +667,7 @@ mod cases {
             )?;
         }
 
-        // SAFETY: Has no requirements.
+        // SAFETY: The function has no requirements.
         let seed = unsafe { bindings::get_random_u32() };
         pr_info!("seed of rust_drm_gpuvm: {seed}\n");
         let mut state = seed | 1;
