@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! What all drivers have in common.
+//! The part that all drivers have in common.
 //!
 //! # Locking
 //!
-//! The list of chunks has a mutex, which is taken inside the lock of the memory of a process, and
-//! inside of reservations. Nothing is taken while it is held.
+//! The list of chunks has a mutex, which is taken inside the `mmap_lock` of a process, and inside
+//! of reservations. No other lock is taken while it is held.
 
 use super::chunk::Chunk;
 use crate::{
@@ -52,16 +52,16 @@ use core::ops::Range;
 /// Areas with one of these flags are mappings of a driver, `VM_SPECIAL`.
 const VM_SPECIAL: vm_flags_t = flags::IO | flags::DONTEXPAND | flags::PFNMAP | flags::MIXEDMAP;
 
-/// After how many attempts to move everything back, a millisecond apart, somebody is told.
+/// After how many attempts to move everything back, a millisecond apart, a message is logged.
 const PATIENCE: u32 = 10_000;
 
 /// The chunks that exist.
 struct Chunks {
-    /// By the number of their first page.
+    /// The chunks by the number of their first page.
     by_page: RBTree<usize, Arc<Chunk>>,
-    /// In the order in which they were made, see [`Chunk::age`].
+    /// The chunks in the order in which they were made, see [`Chunk::age`].
     by_age: RBTree<u64, Arc<Chunk>>,
-    /// The number of the next one.
+    /// The number of the next chunk.
     next: u64,
 }
 
@@ -77,11 +77,11 @@ fn new_chunks() -> Result<Pin<KBox<Mutex<Chunks>>>> {
     KBox::pin_init(new_mutex!(chunks, "drm::pagemap::Base::chunks"), GFP_KERNEL)
 }
 
-/// The C structure, and the reference that it begins with.
+/// The C structure, with the initial reference to it.
 ///
-/// The C code takes a reference to the module of the driver, with which that could not be unloaded
-/// while a device is bound. It is given up until the C code puts it, because the driver waits for
-/// that when it is unbound.
+/// The C code takes a reference to the module of the driver, which would keep the module from being
+/// unloaded while a device is bound. That reference is put early, and taken again before the C code
+/// puts it, because the driver waits for that when it is unbound.
 ///
 /// # Invariants
 ///
@@ -90,7 +90,7 @@ fn new_chunks() -> Result<Pin<KBox<Mutex<Chunks>>>> {
 struct Handle {
     #[pin]
     raw: Opaque<bindings::drm_pagemap>,
-    /// All references were put.
+    /// Completed when all references were put.
     #[pin]
     released: Completion,
 }
@@ -98,15 +98,15 @@ struct Handle {
 #[pinned_drop]
 impl PinnedDrop for Handle {
     fn drop(self: Pin<&mut Self>) {
-        // SAFETY: By the type invariant. The module is there: its code has made the device, and is
-        // waiting for this.
+        // SAFETY: By the type invariant. The module is loaded: its code has made the device, and is
+        // waiting for this function.
         unsafe {
             bindings::__module_get(module((*self.raw.get()).drm));
             bindings::drm_pagemap_put(self.raw.get());
         }
-        // Each chunk had a reference, and all of them are gone: this does not wait for long.
+        // Each chunk had a reference, and all chunks are gone: this does not wait for long.
         self.released.wait_for_completion();
-        // SAFETY: The function has no requirements. It waits for what puts the references.
+        // SAFETY: The function has no requirements. It waits for the worker that puts references.
         unsafe { bindings::drm_pagemap_flush() };
     }
 }
@@ -129,15 +129,15 @@ unsafe fn module(drm: *mut bindings::drm_device) -> *mut bindings::module {
 ///
 /// # Safety
 ///
-/// As for `drm_pagemap_init()`. [`Handle`] must see the structure go.
+/// As for `drm_pagemap_init()`. The structure must be released by [`Handle`].
 unsafe fn init_without_module(
     raw: *mut bindings::drm_pagemap,
     pgmap: *mut bindings::dev_pagemap,
     drm: *mut bindings::drm_device,
     ops: &'static bindings::drm_pagemap_ops,
 ) -> Result {
-    // SAFETY: As the caller promises. The C code does not look at whether it gets its reference:
-    // it does with one that is there already.
+    // SAFETY: As the caller promises. The C code does not check whether it gets its reference to
+    // the module; it can get one, because there is one already.
     unsafe {
         let module = module(drm);
 
@@ -153,7 +153,8 @@ unsafe fn init_without_module(
     }
 }
 
-/// Says that all references were put. May be called in any context; the memory belongs to [`Base`].
+/// Reports that all references were put. May be called in any context; the memory belongs to
+/// [`Base`].
 ///
 /// # Safety
 ///
@@ -169,9 +170,8 @@ pub(super) unsafe extern "C" fn destroy(dpagemap: *mut bindings::drm_pagemap, _i
 
 /// The pages of a device, and the chunks that have some of them.
 ///
-/// Dropping it moves everything back. The order of the fields is that in which they go: the pages,
-/// which waits until none is in use; the reference of the C code to the device and its module; and
-/// the queue.
+/// Dropping it moves everything back. The fields are dropped in this order: the pages, which waits
+/// until none is in use; the reference of the C code to the device and its module; and the queue.
 #[pin_data(PinnedDrop)]
 pub(super) struct Base {
     #[pin]
@@ -210,11 +210,12 @@ impl Base {
         size: usize,
     ) -> Result<impl PinInit<Self, Error>> {
         let chunks = new_chunks()?;
-        // What it frees is waited for where memory is allocated.
+        // Tasks that allocate memory may wait for the work that frees chunks.
         let queue = OwnedQueue::new(c"drm_pagemap", true)?;
         // SAFETY: As the caller promises; the DRM device keeps its parent.
         let nid = unsafe { bindings::dev_to_node((*drm).dev) };
-        // SAFETY: The functions of the DRM core are for pages that it migrates to, as all of these.
+        // SAFETY: The functions of the DRM core are for pages to which it migrates, as all of these
+        // are.
         let pages = unsafe { PrivatePages::new(page_ops, size, nid, c"drm_pagemap") }?;
 
         Ok(try_pin_init!(&this in Self {
@@ -245,11 +246,11 @@ impl Base {
         self.handle.raw.get()
     }
 
-    /// Returns the value that has a C structure.
+    /// Returns the value that a C structure belongs to.
     ///
     /// # Safety
     ///
-    /// `raw` must be that of such a value.
+    /// `raw` must belong to such a value.
     pub(super) unsafe fn from_raw(raw: *mut bindings::drm_pagemap) -> *mut Self {
         let raw = Opaque::cast_from(raw).cast_mut();
 
@@ -261,11 +262,11 @@ impl Base {
         }
     }
 
-    /// Returns the value that has the pages of `pgmap`.
+    /// Returns the value that the pages of `pgmap` belong to.
     ///
     /// # Safety
     ///
-    /// `pgmap` must be that of such a value.
+    /// `pgmap` must belong to such a value.
     #[inline]
     pub(super) unsafe fn from_pgmap(pgmap: *mut bindings::dev_pagemap) -> *mut Self {
         // SAFETY: As the caller promises.
@@ -324,16 +325,16 @@ impl Base {
         self.chunks.lock().next
     }
 
-    /// Returns where the area of the memory of a process ends that has the address `at`, and whether
-    /// it is private anonymous memory: nothing else moves.
+    /// Returns the end of the area of a process that has the address `at`, and whether it is
+    /// private anonymous memory, because no other memory can be migrated.
     ///
     /// # Errors
     ///
-    /// `EFAULT` if there is none.
+    /// `EFAULT` if there is no such area.
     ///
     /// # Safety
     ///
-    /// The caller must hold the lock of the memory of the process, for reading at least.
+    /// The caller must hold the `mmap_lock` of the process, for reading at least.
     pub(super) unsafe fn area(mm: *mut bindings::mm_struct, at: usize) -> Result<(usize, bool)> {
         // SAFETY: As the caller promises.
         let area = unsafe { bindings::vma_lookup(mm, at) };
@@ -352,22 +353,21 @@ impl Base {
         }
     }
 
-    /// Moves the memory of a process from the address `at` on to `offset` of the memory of the
-    /// device, as long as `size`, which belongs to `alloc`.
+    /// Moves `size` bytes of the memory of a process from the address `at` on to `offset` of the
+    /// memory of the device, where they belong to `alloc`.
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if the memory of the device is not a multiple of its size away from the
-    ///   beginning, or not there at all.
+    /// - `EINVAL` if `offset` is not a multiple of `size`, or not inside the memory of the device.
     /// - `EEXIST` if another chunk has a part of it.
-    /// - `EBUSY` if not all of the memory of the process can move, or has moved just now.
+    /// - `EBUSY` if not all of the memory of the process can move, or if it has just moved.
     /// - `EAGAIN` if the device is suspended.
-    /// - `ENOMEM` if memory runs out, and what the copy returns.
+    /// - `ENOMEM` if memory runs out, and the error of the copy.
     ///
     /// # Safety
     ///
-    /// The caller must hold the lock of the memory of the process, for reading at least. For `ops`
-    /// see [`Chunk::new`]. `size` must be that of a chunk.
+    /// The caller must hold the `mmap_lock` of the process, for reading at least. For `ops` see
+    /// [`Chunk::new`]. `size` must be that of a chunk.
     pub(super) unsafe fn migrate(
         &self,
         mm: *mut bindings::mm_struct,
@@ -384,10 +384,10 @@ impl Base {
         if offset % size != 0 || end > self.pages.count() {
             return Err(EINVAL);
         }
-        // The caller keeps it awake meanwhile.
+        // The caller keeps the device awake meanwhile.
         // SAFETY: The DRM device is valid, and keeps its DMA device.
         let awake = Awake::if_active(unsafe { dma_device((*self.as_raw()).drm) }).ok_or(EAGAIN)?;
-        // SAFETY: The value waits for its chunks. The rest is as the caller promises.
+        // SAFETY: The value waits for its chunks. All else is as the caller promises.
         let chunk = unsafe { Chunk::new(self, first, count, (alloc, awake), ops) }?;
 
         self.insert(&chunk)?;
@@ -400,7 +400,7 @@ impl Base {
         let room = RBTreeNodeReservation::new(GFP_KERNEL)?;
         let mut chunks = self.chunks.lock();
 
-        // A page must not be initialized twice, whatever the driver allocates.
+        // A page must not be initialized twice, even if the driver allocates wrongly.
         if find(&chunks.by_page, chunk.end() - 1).is_some_and(|before| before.end() > chunk.first())
         {
             drop(chunks);
@@ -428,7 +428,7 @@ impl Base {
             )
         };
 
-        // Not under the lock.
+        // Dropped after the lock is released.
         drop(nodes);
     }
 
@@ -446,9 +446,9 @@ impl Base {
         }
     }
 
-    /// Moves back chunks with pages in `range` that were made before the one with the number
-    /// `until`, the oldest first, until they had `bytes` bytes. Returns how many they had. What is
-    /// in use stays.
+    /// Moves back chunks with pages in `range` that were made before the chunk with the number
+    /// `until`, the oldest first, until these had `bytes` bytes. Returns how many bytes they had.
+    /// Chunks that are in use stay.
     pub(super) fn evict_oldest(&self, range: &Range<usize>, until: u64, bytes: u64) -> u64 {
         let (mut freed, mut next) = (0, 0);
 
@@ -475,8 +475,8 @@ impl Base {
         freed
     }
 
-    /// Moves back all chunks, and waits until they are released. Returns whether all are: some may
-    /// be in use, or new.
+    /// Moves back all chunks, and waits until they are released. Returns whether all of them are:
+    /// some may be in use, or new.
     pub(super) fn try_evict_all(&self) -> bool {
         self.evict_oldest(&(0..usize::MAX), u64::MAX, u64::MAX);
         self.chunks.lock().by_page.is_empty()
@@ -484,8 +484,8 @@ impl Base {
 
     /// Moves back all chunks, and waits until the last one is released.
     ///
-    /// The caller prevents that there are new ones. Pages that cannot be moved just now are tried
-    /// again until they can, or are freed.
+    /// The caller prevents new chunks. Pages that cannot be moved just now are tried again until
+    /// they can be, or are freed.
     fn evict_all(&self) {
         let mut attempts: u32 = 0;
 
@@ -503,7 +503,7 @@ impl Base {
             }
             fsleep(Delta::from_millis(1));
         }
-        // Those that were being released as the list was looked at.
+        // This waits for chunks that were being released while the list was checked.
         self.queue.flush();
     }
 }

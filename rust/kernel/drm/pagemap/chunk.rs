@@ -33,9 +33,9 @@ use core::{
     }, //
 };
 
-/// What migrates as one, at most.
+/// The maximal size of memory that migrates at once.
 ///
-/// A folio of this size is one entry of a page table, where pages have 4 KiB.
+/// A folio of this size is one entry of a page table, for pages of 4 KiB.
 pub(super) const LARGEST: usize = if PAGE_SIZE > crate::sizes::SZ_2M {
     PAGE_SIZE
 } else {
@@ -61,8 +61,8 @@ pub(super) fn largest(at: usize, end: usize) -> usize {
 ///
 /// # Invariants
 ///
-/// - `base` is valid: it waits for its chunks before it goes.
-/// - The pages `first..first + count` are those of `alloc`, and of no other chunk.
+/// - `base` is valid: it waits for its chunks before it is dropped.
+/// - The pages `first..first + count` belong to `alloc`, and to no other chunk.
 #[pin_data]
 pub(super) struct Chunk {
     #[pin]
@@ -73,8 +73,8 @@ pub(super) struct Chunk {
     /// See [`Self::age`].
     age: Atomic<u64>,
     _alloc: KBox<dyn Send + Sync>,
-    /// Where the memory is does not lose power: the CPU accesses it where it cannot resume the
-    /// device, and others do without asking.
+    /// A runtime PM guard: the CPU accesses the memory where it cannot resume the device, and other
+    /// devices access it without asking.
     _awake: Awake,
     #[pin]
     work: Work<Chunk>,
@@ -84,7 +84,7 @@ impl_has_work! {
     impl HasWork<Self> for Chunk { self.work }
 }
 
-// SAFETY: The C structure is constant but for a completion and a time; the rest may be used from
+// SAFETY: The C structure is constant except for a completion and a time; the rest may be used from
 // any task.
 unsafe impl Send for Chunk {}
 
@@ -96,7 +96,7 @@ impl Chunk {
     ///
     /// # Safety
     ///
-    /// `base` must be valid until it has seen the chunk go. `ops` must be that of a
+    /// `base` must be valid until the chunk is gone. `ops` must be that of a
     /// [`Driver`](super::Driver), with the functions of this file.
     // Not inlined, so that the lock class of the work and its name stay in the kernel crate.
     #[inline(never)]
@@ -112,7 +112,7 @@ impl Chunk {
         let dev = unsafe { dma_device((*dpagemap).drm) }.as_raw();
         let init = |raw: *mut bindings::drm_pagemap_devmem| {
             // SAFETY: `raw` is memory for the structure. All that it points to is valid as long as
-            // the chunk, the device because the copies are over when its driver is unbound.
+            // the chunk; the device is, because the copies are over when its driver is unbound.
             unsafe {
                 raw.write_bytes(0, 1);
                 bindings::drm_pagemap_devmem_init(
@@ -120,7 +120,7 @@ impl Chunk {
                     dev,
                     ops,
                     dpagemap,
-                    // OVERFLOW: At most `LARGEST`.
+                    // OVERFLOW: The size is at most `LARGEST`.
                     count * PAGE_SIZE,
                     ptr::null_mut(),
                 );
@@ -155,42 +155,43 @@ impl Chunk {
         self.first + self.count
     }
 
-    /// Returns how many bytes it has.
+    /// Returns the size in bytes.
     #[inline]
     pub(super) fn len(&self) -> u64 {
-        // OVERFLOW: At most `LARGEST`.
+        // OVERFLOW: The size is at most `LARGEST`.
         (self.count * PAGE_SIZE) as u64
     }
 
-    /// Returns its number in the order in which chunks are made.
+    /// Returns the number of the chunk in the order in which chunks are made.
     #[inline]
     pub(super) fn age(&self) -> u64 {
         self.age.load(Relaxed)
     }
 
-    /// Sets what [`Self::age`] returns, before others know it.
+    /// Sets the number that [`Self::age`] returns, before other code knows the chunk.
     #[inline]
     pub(super) fn set_age(&self, age: u64) {
         self.age.store(age, Relaxed);
     }
 
-    /// Moves the memory of a process at `range` here. The chunk is gone soon after an error.
+    /// Moves the memory of a process at `range` here. On an error the chunk is released soon.
     ///
     /// # Safety
     ///
-    /// The caller must hold the lock of the memory of the process, `mm`, for reading at least. The
-    /// range must be as long as the chunk, which was not migrated to before.
+    /// The caller must hold the `mmap_lock` of the process `mm` for reading at least. The range
+    /// must be as long as the chunk, and nothing may have been migrated to the chunk before.
     pub(super) unsafe fn migrate(
         self: Arc<Self>,
         mm: *mut bindings::mm_struct,
         range: Range<usize>,
     ) -> Result {
-        // No time for which a fault by the CPU would wait, and no pages of other devices.
+        // The CPU does not wait for the memory at a fault, and no pages of other devices are
+        // migrated.
         let details = bindings::drm_pagemap_migrate_details::default();
         // SAFETY: The pointer is that of a chunk.
         let devmem = Opaque::cast_into(unsafe { &raw const (*Arc::into_raw(self)).raw });
 
-        // SAFETY: The call takes over the reference, as all operations are there.
+        // SAFETY: The call takes over the reference, because all operations are set.
         to_result(unsafe {
             bindings::drm_pagemap_migrate_to_devmem(devmem, mm, range.start, range.end, &details)
         })
@@ -201,7 +202,7 @@ impl Chunk {
     /// # Errors
     ///
     /// - `EBUSY` if some of it is in use just now.
-    /// - `ENOMEM` if memory runs out, and what the copy returns.
+    /// - `ENOMEM` if memory runs out, and the error of the copy.
     pub(super) fn evict(&self) -> Result {
         // SAFETY: The chunk is valid, and the C code takes no reference of it.
         to_result(unsafe { bindings::drm_pagemap_evict_to_ram(self.raw.get()) })
@@ -209,7 +210,7 @@ impl Chunk {
 
     /// # Safety
     ///
-    /// `raw` must be that of a chunk.
+    /// `raw` must belong to a chunk.
     unsafe fn from_raw(raw: *mut bindings::drm_pagemap_devmem) -> *mut Self {
         let raw = Opaque::cast_from(raw).cast_mut();
 
@@ -224,7 +225,7 @@ impl WorkItem for Chunk {
     fn run(this: Arc<Self>) {
         // SAFETY: By the type invariant.
         unsafe { this.base.as_ref() }.remove(&this);
-        // The allocation goes with the last reference, here or where the chunk is evicted.
+        // The allocation is dropped with the last reference, here or where the chunk is evicted.
     }
 }
 
@@ -234,17 +235,17 @@ impl WorkItem for Chunk {
 ///
 /// Called by the C code, once, with the structure of a [`Chunk`] that it got by [`Chunk::migrate`].
 pub(super) unsafe extern "C" fn release(raw: *mut bindings::drm_pagemap_devmem) {
-    // SAFETY: The C code gives up the reference that `Chunk::migrate()` gave it.
+    // SAFETY: The C code gives up the reference that `Chunk::migrate()` has passed to it.
     let chunk = unsafe { Arc::from_raw(Chunk::from_raw(raw)) };
     let base = chunk.base;
 
     // SAFETY: `base` waits for the chunk, and so for this work.
     let queue = unsafe { base.as_ref() }.queue();
-    // A chunk that is on the queue already is released by that.
+    // If the chunk is on the queue already, that work releases it.
     let _ = queue.enqueue(chunk);
 }
 
-/// Tells which page frames a chunk has.
+/// Returns the page frames of a chunk.
 ///
 /// # Safety
 ///
@@ -263,7 +264,7 @@ pub(super) unsafe extern "C" fn populate(
     // SAFETY: By the type invariant of the chunk.
     let first = unsafe { chunk.base.as_ref() }.pages().pfn(chunk.first);
     for index in 0..npages {
-        // SAFETY: The array has as many elements.
+        // SAFETY: The array has this many elements.
         unsafe { pfns.add(index).write(first + index) };
     }
     0

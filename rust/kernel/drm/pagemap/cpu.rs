@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! The CPU as the engine that copies.
+//! The CPU as the engine that makes the copies.
 //!
-//! It accesses system memory as the device would: where its DMA address leads, through an IOMMU or
+//! It accesses system memory as the device would: where the DMA address leads, through an IOMMU or
 //! to a bounce buffer.
 
 use super::segments::{
@@ -20,8 +20,8 @@ use crate::{
 };
 
 impl Segments<'_> {
-    /// Copies all pieces by the CPU, which sees the memory of the device in `window`, at the offset
-    /// that `bar_offset` returns for one in that memory. May sleep.
+    /// Copies all pieces by the CPU. The CPU sees the memory of the device in `window`;
+    /// `bar_offset` converts an offset in that memory to one in the window. May sleep.
     ///
     /// # Errors
     ///
@@ -50,11 +50,11 @@ fn copy(
             let shown = bar_offset(offset + at as u64)
                 .filter(|shown| *shown <= window.len().saturating_sub(PAGE_SIZE as u64))
                 .ok_or(EIO)?;
-            // CAST: What is mapped has less than 64 bits.
+            // CAST: The size of a mapping has less than 64 bits.
             let vram = window.as_ptr().wrapping_byte_add(shown as usize);
 
             // SAFETY: The window has a page there, which belongs to the pieces while they are
-            // copied. So does the page of system memory, and the device has it mapped.
+            // copied. So does the page of system memory, which is mapped for the device.
             unsafe {
                 match (peer, direction) {
                     (Peer::Zero, _) => bindings::memset_io(vram, 0, PAGE_SIZE),
@@ -82,13 +82,14 @@ fn copy(
     Ok(())
 }
 
-/// Returns where the kernel has the memory that a device reaches at a DMA address.
+/// Returns the address in the kernel of the memory that a device reaches at a DMA address.
 ///
 /// # Safety
 ///
-/// The address must be one of a mapping of system memory for the device, which is there meanwhile.
+/// The address must be one of a mapping of system memory for the device, which must not be unmapped
+/// meanwhile.
 unsafe fn memory_at(dev: &Device, addr: u64) -> Result<*mut c_void> {
-    // SAFETY: As the caller promises, the device is bound, and so its domain stays.
+    // SAFETY: As the caller promises, the device is bound, so its domain stays.
     let phys = unsafe {
         match domain(dev) {
             Some(domain) => bindings::iommu_iova_to_phys(domain, addr),
@@ -99,7 +100,7 @@ unsafe fn memory_at(dev: &Device, addr: u64) -> Result<*mut c_void> {
     if phys == 0 {
         return Err(EIO);
     }
-    // SAFETY: The memory is system memory, all of which is mapped on 64-bit machines.
+    // SAFETY: The address is in system memory, all of which is mapped on 64-bit machines.
     Ok(unsafe { bindings::phys_to_virt(phys) })
 }
 

@@ -4,22 +4,22 @@
 //!
 //! A driver with a [`Registration`] moves pieces of the anonymous memory of a process to the memory
 //! of its device, by [`PageMap::migrate`]. The process keeps its addresses; the entries of its page
-//! table name device-private pages. An access by the CPU faults, and moves the piece back. So does
-//! the driver that needs the memory, by [`PageMap::evict`], and the drop of the registration, which
+//! table name device-private pages. An access by the CPU faults, and moves the piece back. A driver
+//! that needs the memory moves pieces back by [`PageMap::evict`], and dropping the registration
 //! moves everything back.
 //!
-//! A piece, a chunk, is a power of two in size, 4 KiB to 2 MiB, within one area of the memory of
+//! A piece, which is called a chunk, is a power of two in size, 4 KiB to 2 MiB, within one area of
 //! the process, and at an address that is a multiple of its size. The allocation that the driver
-//! makes of it, [`Driver::alloc`], is as aligned in the memory of the device, and in one piece. It
-//! goes, in a work item, when no page of it is in use any more: all of it moved back, or the
-//! process freed it. After a `fork()` several processes may have a page.
+//! makes for it, [`Driver::alloc`], has the same alignment in the memory of the device, and is in
+//! one piece. It is dropped by a work item when no page of it is in use any more: when all of it
+//! has moved back, or the process has freed it. After a `fork()` several processes may have a page.
 //!
-//! If a BAR shows the memory and has struct pages, [`BarPages`], then each device-private page has
-//! an alias, by which other PCI devices access it without a move: see [`P2pPage`].
+//! If a BAR shows the memory and has struct pages, [`BarPages`], each device-private page has an
+//! alias, by which other PCI devices access it without a move: see [`P2pPage`].
 //!
 //! # Contexts and locking
 //!
-//! All of these may sleep, but for the last one:
+//! All of these may sleep, except for the last one:
 //!
 //! | called | with |
 //! |---|---|
@@ -29,30 +29,30 @@
 //! | drop of [`Driver::Alloc`] | nothing, in a work item; the mmap lock if a migration fails |
 //! | [`P2pPage`] | maybe the RCU read lock: this is not code of a driver |
 //!
-//! The copies take no lock that is held where a process faults, or where memory is reclaimed: no
-//! reservation, for one. Migrations, evictions, [`PageMap::flush`] and an unbind wait for the work
-//! item, with the locks of their callers held, so the drop of an allocation takes no lock with
-//! which user memory is accessed, and none that such a caller has.
+//! The copies take no lock that is held where a process faults, or where memory is reclaimed, such
+//! as a reservation. Migrations, evictions, [`PageMap::flush`] and an unbind wait for the work
+//! item, with the locks of their callers held, so the drop of an allocation takes no lock under
+//! which user memory is accessed, and none that such a caller holds.
 //!
 //! # Sharing
 //!
-//! If objects have the same memory, the driver plugs the two together: objects that need room get
-//! it from a [`PageMap`], which is a [`Reclaim`], and chunks get it by [`Driver::make_room`]. What
-//! objects have left may still be read by jobs, which [`ttm::Device::alloc_block`] waits for. See
-//! [`Reclaim`] for who has to give up what. Chunks go in the order in which they were made: who
-//! accesses them is not known.
+//! If objects use the same memory, the driver connects the two: objects that need room get it from
+//! a [`PageMap`], which is a [`Reclaim`], and chunks get it by [`Driver::make_room`]. Jobs may
+//! still read memory that objects have left, and [`ttm::Device::alloc_block`] waits for these jobs.
+//! See [`Reclaim`] for the policy. Chunks are evicted in the order in which they were made, because
+//! it is not known when they are accessed.
 //!
 //! # Power management
 //!
-//! As long as there is a chunk the device is kept awake: a fault by the CPU cannot resume it, since
-//! the callbacks that do take locks which are held there, and other devices do not ask before they
-//! access an alias. Before the system sleeps a driver moves everything back,
+//! As long as there is a chunk the device is kept awake: a fault by the CPU cannot resume it,
+//! because the callbacks that do take locks which are held there, and other devices do not ask
+//! before they access an alias. Before the system sleeps a driver moves everything back,
 //! [`PageMap::evict_all`]. A driver that resets its device drops the [`Registration`] before that,
 //! while the memory still has its content.
 //!
 //! # Examples
 //!
-//! The driver of a device whose BAR shows all of its memory. It is no faster than the CPU:
+//! The driver of a device whose BAR shows all of its memory. Its copies are no faster than the CPU:
 //!
 //! ```
 //! use kernel::{
@@ -165,10 +165,10 @@ use core::{
     slice, //
 };
 
-/// How often it is tried to allocate a chunk before smaller ones are.
+/// How many attempts to allocate a chunk are made before smaller ones are tried.
 const ATTEMPTS: usize = 3;
 
-/// How often it is tried to move everything back, a millisecond apart.
+/// How many attempts to move everything back are made, a millisecond apart.
 const EVICT_ATTEMPTS: usize = 1000;
 
 /// A driver whose device has memory that takes the place of memory of processes.
@@ -176,38 +176,38 @@ pub trait Driver: Sized + Send + Sync + 'static {
     /// The DRM driver of the device.
     type Drm: drm::Driver;
 
-    /// What the functions of this trait need, such as the allocator and the engine that copies. It
-    /// may borrow from the bound device.
+    /// The data for the functions of this trait, such as the allocator and the engine that makes
+    /// the copies. It may borrow from the bound device.
     type Data<'a>: Send + Sync + 'a;
 
-    /// Memory of the device, in one piece. It is free again when this is dropped.
+    /// Memory of the device, in one piece. It is freed when the value is dropped.
     type Alloc: Send + Sync + 'static;
 
-    /// Where the BAR shows the memory.
+    /// The places in the BAR that show the memory.
     type View: P2pPage;
 
-    /// Allocates `size` bytes, a power of two, at a multiple of that.
+    /// Allocates `size` bytes, a power of two, at a multiple of `size`.
     ///
     /// # Errors
     ///
-    /// `ENOSPC` if there is no such piece: then others make room, or smaller ones are asked for. Any
-    /// other error is that of the migration.
+    /// `ENOSPC` if there is no such piece: then other users make room, or smaller pieces are tried.
+    /// Any other error is returned as the error of the migration.
     fn alloc<'a>(
         drm: &drm::Device<Self::Drm>,
         data: &'a Self::Data<'a>,
         size: usize,
     ) -> Result<Self::Alloc>;
 
-    /// Has other users of the memory of the device give up some, so that `bytes` of it are free.
-    /// Returns whether they are; if not, older device-private memory goes.
+    /// Asks other users of the memory of the device to release some, so that `bytes` of it are
+    /// free. Returns whether they are; if not, older device-private memory is evicted.
     ///
     /// Called if device-private memory has less than its half, with the mmap lock of a process held
     /// for reading. A driver with objects calls [`ttm::Device::make_room`].
     ///
     /// # Errors
     ///
-    /// Those of a signal are that of the migration. With any other one, older device-private memory
-    /// goes.
+    /// An error of a signal is returned as the error of the migration. With any other error, older
+    /// device-private memory is evicted.
     ///
     /// [`ttm::Device::make_room`]: drm::ttm::Device::make_room
     fn make_room(drm: &drm::Device<Self::Drm>, bytes: u64) -> Result<bool> {
@@ -215,28 +215,30 @@ pub trait Driver: Sized + Send + Sync + 'static {
         Ok(false)
     }
 
-    /// Returns where an allocation is in the memory of the device, in bytes. It stays there.
+    /// Returns where an allocation is in the memory of the device, in bytes. The place must not
+    /// change.
     ///
-    /// Returns [`None`] if it is not there, which makes the migration fail with `EINVAL`.
+    /// Returns [`None`] if it is not in that memory, which makes the migration fail with `EINVAL`.
     fn offset(alloc: &Self::Alloc) -> Option<u64>;
 
-    /// Copies from system memory to the memory of the device. All of it has arrived, and other
+    /// Copies from system memory to the memory of the device. The whole copy has arrived, and other
     /// devices see it, when this returns.
     ///
     /// # Errors
     ///
-    /// Any: the memory does not migrate.
+    /// After any error the memory does not migrate.
     fn copy_to_dev<'a>(data: &'a Self::Data<'a>, segments: Segments<'_>) -> Result;
 
-    /// Copies from the memory of the device to system memory. All of it has arrived when this
+    /// Copies from the memory of the device to system memory. The whole copy has arrived when this
     /// returns.
     ///
     /// The device may be unplugged, but its driver is still bound.
     ///
     /// # Errors
     ///
-    /// Any: a process whose access has caused the copy gets `SIGBUS`. An unbind tries again until
-    /// the copy succeeds, so a driver whose engine is gone copies by the CPU, or fills the memory.
+    /// After any error a process whose access has caused the copy gets `SIGBUS`. An unbind tries
+    /// again until the copy succeeds, so a driver whose engine is gone copies by the CPU, or fills
+    /// the memory.
     fn copy_to_ram<'a>(data: &'a Self::Data<'a>, segments: Segments<'_>) -> Result;
 }
 
@@ -244,9 +246,9 @@ pub trait Driver: Sized + Send + Sync + 'static {
 ///
 /// # Invariants
 ///
-/// `base` has the operations of `T`, and is that of a value of this type. `data`, and the pages of
-/// the BAR, do not outlive what they borrow from.
-// The base is the first to be dropped: it uses the rest until then.
+/// `base` has the operations of `T`, and belongs to a value of this type. `data`, and the pages of
+/// the BAR, do not outlive the data from which they borrow.
+// The base is dropped first, because it uses the other fields until then.
 #[pin_data]
 pub struct PageMap<T: Driver> {
     #[pin]
@@ -256,7 +258,7 @@ pub struct PageMap<T: Driver> {
     data: T::Data<'static>,
 }
 
-// SAFETY: All fields are `Send`, whatever the lifetime of the data.
+// SAFETY: All fields are `Send`, for any lifetime of the data.
 unsafe impl<T: Driver> Send for PageMap<T> {}
 
 // SAFETY: As for `Send`.
@@ -270,7 +272,7 @@ impl<T: Driver> PageMap<T> {
         copy_to_ram: Some(Self::copy_to_ram),
     };
 
-    // Only pages of one owner are mapped for another device, and each value has its own.
+    // Only pages of one owner are mapped for another device, and each value is an owner of its own.
     const OPS: bindings::drm_pagemap_ops = bindings::drm_pagemap_ops {
         device_map: None,
         device_unmap: None,
@@ -282,8 +284,8 @@ impl<T: Driver> PageMap<T> {
     ///
     /// # Safety
     ///
-    /// `drm` must be valid, and of `T::Drm`. The value must be dropped while what `bar` and `data`
-    /// borrow from is still there.
+    /// `drm` must be valid, and of `T::Drm`. The value must be dropped while all that `bar` and
+    /// `data` borrow from is still valid.
     unsafe fn new(
         drm: *mut bindings::drm_device,
         size: usize,
@@ -308,27 +310,28 @@ impl<T: Driver> PageMap<T> {
         }? Error))
     }
 
-    /// Moves memory of a process to the device, the addresses `range`, which are whole pages.
+    /// Moves the memory of a process at the addresses `range`, which consists of whole pages, to
+    /// the device.
     ///
-    /// Memory that the process has not touched yet becomes zero there. The memory may move back at
-    /// any time, by an access of the CPU or an eviction: a caller that needs it on the device has to
-    /// check again. May sleep; the caller does not hold the lock of the memory of a process.
+    /// Memory that the process has not accessed yet becomes zero there. The memory may move back at
+    /// any time, by an access of the CPU or an eviction: a caller that needs it on the device has
+    /// to check again. May sleep; the caller must not hold the `mmap_lock` of a process.
     ///
     /// # Errors
     ///
     /// A part may have been moved when this fails.
     ///
-    /// - `EINVAL` if `range` is not made of whole pages, or empty.
-    /// - `EFAULT` if the process has no memory there, or none at all any more.
+    /// - `EINVAL` if `range` does not consist of whole pages, or is empty.
+    /// - `EFAULT` if the process has no memory there, or has exited.
     /// - `EBUSY` if some of it cannot move: it is not private anonymous memory, swapped out, in use
-    ///   by a device, or its control group may not have more. The rest is moved.
-    /// - `ENOSPC` if there is no more room: all of the memory has what this call has moved, or what
-    ///   cannot be moved away.
+    ///   by a device, or would exceed the limit of its cgroup. The rest is moved.
+    /// - `ENOSPC` if there is no more room: all of the memory of the device is used by memory that
+    ///   this call has moved, or that cannot be moved away.
     /// - `ENODEV` if the device is not registered any more.
     /// - `EINTR` if the task is killed.
     /// - `EIO` if system memory cannot be mapped for the device.
-    /// - `ENOMEM` if memory runs out, and what [`Driver::alloc`], [`Driver::make_room`],
-    ///   [`Driver::copy_to_dev`] and [`Awake::new`] return.
+    /// - `ENOMEM` if memory runs out, and the errors of [`Driver::alloc`], [`Driver::make_room`],
+    ///   [`Driver::copy_to_dev`] and [`Awake::new`].
     pub fn migrate(&self, mm: &Mm, range: Range<usize>) -> Result {
         let Range { mut start, end } = range;
         let mut result = Ok(());
@@ -341,7 +344,7 @@ impl<T: Driver> PageMap<T> {
         let since = self.base.now();
 
         while start < end {
-            // Not more than a chunk at a time, so that others get the lock of the memory.
+            // At most a chunk at a time, so that other tasks get the `mmap_lock`.
             let next = start
                 .checked_add(1)
                 .and_then(|at| at.checked_next_multiple_of(chunk::LARGEST))
@@ -350,7 +353,7 @@ impl<T: Driver> PageMap<T> {
 
             let users = mm.mmget_not_zero().ok_or(EFAULT)?;
             let lock = users.mmap_read_lock();
-            // SAFETY: The lock of the memory is held.
+            // SAFETY: The `mmap_lock` is held.
             let moved = unsafe { self.populate_registered(users.as_raw(), start, next, since) };
 
             drop(lock);
@@ -367,31 +370,30 @@ impl<T: Driver> PageMap<T> {
         result
     }
 
-    /// Moves what is at `offset` of the memory of the device back to the processes that have it:
-    /// all of its chunk.
+    /// Moves the chunk at `offset` of the memory of the device back to the processes that have it.
     ///
-    /// Its allocation is dropped by a work item, or before this returns. There may be nothing
-    /// there. The caller holds no lock that a process may hold as it faults, such as that of its
-    /// memory. May sleep.
+    /// A work item drops its allocation, maybe before this returns. It is no error if there is no
+    /// chunk. The caller must not hold a lock that a process may hold as it faults, such as the
+    /// `mmap_lock`. May sleep.
     ///
     /// # Errors
     ///
     /// - `EBUSY` if some of it is in use just now.
-    /// - `ENOMEM` if memory runs out, and what [`Driver::copy_to_ram`] returns.
+    /// - `ENOMEM` if memory runs out, and the errors of [`Driver::copy_to_ram`].
     pub fn evict(&self, offset: u64) -> Result {
-        // There is nothing behind what can be addressed.
+        // There is no chunk behind the addressable memory.
         usize::try_from(offset).map_or(Ok(()), |at| self.base.evict(at / PAGE_SIZE))
     }
 
     /// Moves everything back, and waits until the allocations have been dropped.
     ///
-    /// For the callback of a driver that lets the system sleep: while there is something, the
-    /// device is not suspended otherwise. The caller sees to it that no process moves memory to the
+    /// For the callback of a driver that lets the system sleep, because the device is not suspended
+    /// otherwise while there is a chunk. The caller must prevent that processes move memory to the
     /// device meanwhile. May sleep.
     ///
     /// # Errors
     ///
-    /// `EBUSY` if some of it is in use, again and again.
+    /// `EBUSY` if some of it is still in use after many attempts.
     pub fn evict_all(&self) -> Result {
         for _ in 0..EVICT_ATTEMPTS {
             if self.base.try_evict_all() {
@@ -414,8 +416,8 @@ impl<T: Driver> PageMap<T> {
         self.base.moved_back()
     }
 
-    /// Waits until the allocations that are not used any more have been dropped. Sleeps. The caller
-    /// holds no lock that this drop takes.
+    /// Waits until allocations that are not used any more have been dropped. Sleeps. The caller
+    /// must not hold a lock that this drop takes.
     pub fn flush(&self) {
         self.base.queue().flush();
     }
@@ -427,14 +429,14 @@ impl<T: Driver> PageMap<T> {
     }
 
     fn data(&self) -> &T::Data<'_> {
-        // SAFETY: By the type invariant what the data borrows from is there as long as the value
-        // is. Lifetimes do not change the layout.
+        // SAFETY: By the type invariant all that the data borrows from is valid as long as the
+        // value is. Lifetimes do not change the layout.
         unsafe { &*ptr::from_ref(&self.data).cast() }
     }
 
     /// # Safety
     ///
-    /// `base` must be that of a value of this type.
+    /// `base` must belong to a value of this type.
     unsafe fn from_base<'a>(base: *mut Base) -> &'a Self {
         // SAFETY: As the caller promises.
         unsafe { &*crate::container_of!(base, Self, base) }
@@ -466,30 +468,30 @@ impl<T: Driver> PageMap<T> {
         }
     }
 
-    /// Makes room for `size` bytes. Returns false if there is nothing that could go: chunks from
-    /// the one with the number `since` on stay.
+    /// Makes room for `size` bytes. Returns false if there is nothing that could be evicted: chunks
+    /// from the one with the number `since` on stay.
     fn make_room(&self, size: usize, since: u64) -> Result<bool> {
         let (bytes, all) = (size as u64, 0..self.base.pages().count());
-        // OVERFLOW: What exists has less than 64 bits.
+        // OVERFLOW: The size of the memory has less than 64 bits.
         let is_below = self.held() + bytes <= fair_share(&(0..(all.end * PAGE_SIZE) as u64));
 
         if is_below {
             match T::make_room(self.drm(), bytes) {
                 Ok(true) => return Ok(true),
                 Err(e) if e == ERESTARTSYS || e == EINTR => return Err(e),
-                // What cannot leave is passed over.
+                // Objects that cannot be evicted are skipped.
                 _ => (),
             }
         }
         Ok(self.base.evict_oldest(&all, since, bytes) > 0)
     }
 
-    /// Moves what of `start..end` can move. Returns the error of the last chunk that is busy.
-    /// Where there is no room, chunks with numbers below `since` may be evicted.
+    /// Moves all memory in `start..end` that can move. Returns the error of the last chunk that is
+    /// busy. If there is no room, chunks with numbers below `since` may be evicted.
     ///
     /// # Safety
     ///
-    /// The caller must hold the lock of the memory of the process, for reading at least.
+    /// The caller must hold the `mmap_lock` of the process, for reading at least.
     unsafe fn populate(
         &self,
         mm: *mut bindings::mm_struct,
@@ -515,7 +517,7 @@ impl<T: Driver> PageMap<T> {
                 // SAFETY: As the caller promises; the size is that of a chunk.
                 match unsafe { self.populate_chunk(mm, at, size) } {
                     Ok(()) => break,
-                    // What was freed may still be on the queue.
+                    // Chunks that were freed may still be on the queue.
                     Err(ENOSPC) if attempt == 0 => {
                         self.flush();
                         attempt = 1;
@@ -523,7 +525,8 @@ impl<T: Driver> PageMap<T> {
                     Err(ENOSPC) if attempt < ATTEMPTS && self.make_room(size, since)? => {
                         attempt += 1;
                     }
-                    // A part of it may move, or has moved before. There may be room in pieces.
+                    // A part of it may move, or has moved before. There may be room for smaller
+                    // pieces.
                     Err(EBUSY | ENOSPC | ENOMEM) if size > PAGE_SIZE => {
                         size /= 2;
                         attempt = 1;
@@ -535,7 +538,7 @@ impl<T: Driver> PageMap<T> {
                     Err(e) => return Err(e),
                 }
             }
-            // OVERFLOW: Not above the end of the area.
+            // OVERFLOW: The sum is at most the end of the area.
             at += size;
         }
         result
@@ -559,14 +562,15 @@ impl<T: Driver> PageMap<T> {
             self.base
                 .migrate(mm, at, size, offset, alloc, &Self::MEMORY_OPS)
         };
-        // There is memory at the address: what is not mapped is that for the device.
+        // The process has memory at the address, so system memory could not be mapped for the
+        // device.
         migrated.map_err(|e| if e == EFAULT { EIO } else { e })
     }
 
     /// # Safety
     ///
-    /// Called by the C code with the structure of a [`PageMap<T>`], and with the lock of the memory
-    /// of the process held.
+    /// Called by the C code with the structure of a [`PageMap<T>`], and with the `mmap_lock` of the
+    /// process held.
     unsafe extern "C" fn populate_mm(
         dpagemap: *mut bindings::drm_pagemap,
         start: c_ulong,
@@ -574,9 +578,9 @@ impl<T: Driver> PageMap<T> {
         mm: *mut bindings::mm_struct,
         _timeslice_ms: c_ulong,
     ) -> c_int {
-        // SAFETY: The structure is that of a value, which is valid.
+        // SAFETY: The structure belongs to a value, which is valid.
         let this = unsafe { Self::from_base(Base::from_raw(dpagemap)) };
-        // SAFETY: The lock of the memory is held.
+        // SAFETY: The `mmap_lock` is held.
         let result = unsafe { this.populate_registered(mm, start, end, this.base.now()) };
 
         from_result(|| result.map(|()| 0))
@@ -585,7 +589,7 @@ impl<T: Driver> PageMap<T> {
     /// # Safety
     ///
     /// Called by the C code with arrays of `npages` elements: pages of a [`PageMap<T>`], which it
-    /// has locked, or null, and what they are copied from.
+    /// has locked, or null, and the addresses from which they are copied.
     unsafe extern "C" fn copy_to_devmem(
         pages: *mut *mut bindings::page,
         addrs: *mut bindings::drm_pagemap_addr,
@@ -598,7 +602,7 @@ impl<T: Driver> PageMap<T> {
 
     /// # Safety
     ///
-    /// As for [`Self::copy_to_devmem`]; the addresses are what the pages are copied to.
+    /// As for [`Self::copy_to_devmem`]; the pages are copied to the addresses.
     unsafe extern "C" fn copy_to_ram(
         pages: *mut *mut bindings::page,
         addrs: *mut bindings::drm_pagemap_addr,
@@ -611,14 +615,14 @@ impl<T: Driver> PageMap<T> {
 
     /// # Safety
     ///
-    /// The arguments must be those of the operation for `direction`, which is one of this type.
+    /// The arguments must be those of the operation for `direction`, of this type.
     unsafe fn copy(
         pages: *mut *mut bindings::page,
         addrs: *mut bindings::drm_pagemap_addr,
         npages: usize,
         direction: Direction,
     ) -> c_int {
-        // SAFETY: Both arrays have as many elements, which nothing else accesses meanwhile.
+        // SAFETY: Both arrays have this many elements, which no other code accesses meanwhile.
         let (pages, addrs) = unsafe {
             (
                 slice::from_raw_parts(pages, npages),
@@ -628,8 +632,8 @@ impl<T: Driver> PageMap<T> {
         let Some(page) = pages.iter().find(|page| !page.is_null()) else {
             return 0;
         };
-        // SAFETY: All pages are those of one value, as each has an owner of its own. They are in
-        // use, and so the value is valid.
+        // SAFETY: All pages belong to one value, because each value is an owner of its own. They
+        // are in use, so the value is valid.
         let this = unsafe { Self::from_base(Base::from_pgmap(bindings::page_pgmap(*page))) };
         // SAFETY: As the caller promises.
         let segments = unsafe { Segments::new(&this.base, pages, addrs, direction) };
@@ -646,33 +650,34 @@ impl<T: Driver> PageMap<T> {
         })
     }
 
-    /// Returns the page of the BAR that shows a page, null if none does.
+    /// Returns the page of the BAR that shows a page, or null if none does.
     ///
     /// # Safety
     ///
     /// Called by `hmm_range_fault()` with the structure of a [`PageMap<T>`] and one of its pages,
-    /// to which it has no reference: computes from its number, and nothing else. `nr_pages` must
-    /// be valid to be written.
+    /// to which it has no reference, so this only computes from the number of the page. `nr_pages`
+    /// must be valid to be written.
     unsafe extern "C" fn p2p_page(
         pgmap: *mut bindings::dev_pagemap,
         page: *mut bindings::page,
         nr_pages: *mut c_ulong,
     ) -> *mut bindings::page {
-        // SAFETY: The structure is that of a value. It goes after `memunmap_pages()`, which waits
-        // for the reference that the caller has to the structure.
+        // SAFETY: The structure belongs to a value, which is dropped after `memunmap_pages()`,
+        // which waits for the caller's reference to the structure.
         let this = unsafe { Self::from_base(Base::from_pgmap(pgmap)) };
         let alias = || {
             let (pages, view) = this.bar.as_ref()?;
             let index = this.base.pages().index(page)?;
             let offset = view.p2p_page(index as u64)?;
             let alias = pages.page(offset)?;
-            // OVERFLOW: Both are inside, by what was returned for them.
+            // OVERFLOW: Both are inside of the memory and of the BAR, as was checked when they were
+            // returned.
             let left = (this.base.pages().count() - index) as u64;
             let in_bar = (pages.len() - offset) / PAGE_SIZE as u64;
             let count = view.adjoining(index as u64).min(left).min(in_bar);
 
-            // SAFETY: The caller has a place for the number.
-            // CAST: At most as many as there are.
+            // SAFETY: The caller passes memory for the number.
+            // CAST: The number is at most that of all pages.
             unsafe { nr_pages.write((count as c_ulong).max(1)) };
             Some(alias)
         };
@@ -691,7 +696,7 @@ impl<T: Driver> Reclaim for PageMap<T> {
     }
 }
 
-/// Returns the pages that a range of bytes has a part of.
+/// Returns the pages that overlap with a range of bytes.
 fn pages(range: &Range<u64>) -> Range<usize> {
     // CAST: The address space has less than 64 bits.
     (range.start as usize / PAGE_SIZE)..(range.end as usize).div_ceil(PAGE_SIZE)

@@ -23,10 +23,10 @@ use core::{
     ptr::NonNull, //
 };
 
-/// The memory of a device that takes the place of memory of processes, until this is dropped or the
-/// driver is unbound.
+/// The memory of a device that takes the place of memory of processes, until the value is dropped
+/// or the driver is unbound.
 ///
-/// Either moves all of it back, drops the allocations, then removes the pages, and then the pages
+/// Either moves all memory back, drops the allocations, then removes the pages, and then the pages
 /// of the BAR, in this order. It waits for pages that are in use, without a limit.
 ///
 /// `'a` is the time for which the device is bound to its driver.
@@ -47,17 +47,17 @@ unsafe impl<T: Driver> Sync for Registration<'_, T> {}
 impl<'a, T: Driver> Registration<'a, T> {
     /// Makes the pages of `size` bytes of memory of `drm`. They cost 64 bytes for each 4 KiB.
     ///
-    /// `bar` are the pages of the BAR by which other devices access the memory, and where it is
-    /// shown there. Without, or where it is not shown, memory moves back before another device
-    /// accesses it.
+    /// `bar` has the pages of the BAR by which other devices access the memory, and the places that
+    /// show it. Without it, and for memory that is not shown, memory moves back before another
+    /// device accesses it.
     ///
-    /// What `data` borrows from is released after this, if it is there before.
+    /// Resources that `data` borrows from, and that exist already, are released after this.
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if the BAR is neither that of the parent of `drm` nor that of its parent, or
-    ///   `size` is 0 or not made of whole pages.
-    /// - `ENOMEM` if memory runs out, what `data` returns, and what `memremap_pages()` does.
+    /// - `EINVAL` if the BAR belongs neither to the parent of `drm` nor to the parent of its
+    ///   parent, or if `size` is 0 or not a multiple of the page size.
+    /// - `ENOMEM` if memory runs out, and the errors of `data` and of `memremap_pages()`.
     pub fn new(
         drm: &drm::devres::Unregistered<'_, 'a, T::Drm>,
         size: usize,
@@ -71,7 +71,7 @@ impl<'a, T: Driver> Registration<'a, T> {
             // SAFETY: The parent of a device that is registered does not change.
             let parents = unsafe { [parent.as_raw(), (*parent.as_raw()).parent] };
 
-            // An auxiliary device goes before the driver of its parent is unbound.
+            // An auxiliary device is removed before the driver of its parent is unbound.
             if !parents.contains(&owner.as_raw()) {
                 return Err(EINVAL);
             }
@@ -79,15 +79,15 @@ impl<'a, T: Driver> Registration<'a, T> {
 
         let bar = bar.map(|(pages, view)| {
             // SAFETY: Lifetimes do not change the layout. The value is only used until devres drops
-            // it, at the latest, while the device is still bound, and that of the BAR too.
+            // it, while the device is still bound, and so is the device of the BAR.
             let pages = unsafe { mem::transmute::<BarPages<'a>, BarPages<'static>>(pages) };
 
             (pages, view)
         });
-        // SAFETY: As above. `'a` is that of an `Unregistered`, so the data can borrow from nothing
-        // but the bound device. The device-managed resources behind such a borrow were acquired
-        // before the call of `Devres::new()` below, hence are released after it. Functions of `T`
-        // do not see the longer lifetime.
+        // SAFETY: As above. `'a` is that of an `Unregistered`, so the data can only borrow from the
+        // bound device. The device-managed resources behind such a borrow were acquired before the
+        // call of `Devres::new()` below, hence are released after it. Functions of `T` do not see
+        // the longer lifetime.
         let data = unsafe { pin_init::cast_pin_init::<T::Data<'a>, T::Data<'static>, Error>(data) };
         // SAFETY: The device is valid; devres drops the value in time.
         let pages = KBox::pin_init(
@@ -108,8 +108,8 @@ impl<T: Driver> Deref for Registration<'_, T> {
 
     #[inline]
     fn deref(&self) -> &PageMap<T> {
-        // SAFETY: Devres has it until this is dropped, or the driver is unbound, which is after the
-        // lifetime of `self`.
+        // SAFETY: Devres owns it until `self` is dropped, or until the driver is unbound, which is
+        // after the lifetime of `self`.
         unsafe { self.pages.as_ref() }
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! What is to be copied when memory migrates.
+//! The pieces that are copied when memory migrates.
 
 use super::base::Base;
 use crate::{
@@ -13,7 +13,7 @@ use crate::{
     }, //
 };
 
-/// Which way memory migrates.
+/// The direction of a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// To the memory of the device.
@@ -22,11 +22,11 @@ pub enum Direction {
     ToRam,
 }
 
-/// What is at the other end of a copy.
+/// The other end of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Peer {
-    /// Nothing: the memory of the device is to become zero. What it has from before belongs to
-    /// others.
+    /// There is no source: the memory of the device has to be cleared, because it may have content
+    /// of a former owner.
     Zero,
     /// System memory, at this address of the device that does the DMA.
     Dma(u64),
@@ -37,7 +37,7 @@ pub enum Peer {
 pub struct Segment {
     /// The offset in the memory of the device, in bytes.
     pub offset: u64,
-    /// The length, in bytes: of whole pages.
+    /// The length, in bytes: a multiple of the page size.
     pub len: usize,
     /// The other end.
     pub peer: Peer,
@@ -45,7 +45,7 @@ pub struct Segment {
 
 /// The pieces of a copy, in the order of the addresses of the process.
 ///
-/// It is there while the copy is: the DMA addresses are not mapped any more after that.
+/// It is valid during the copy only: the DMA addresses are not mapped any more after that.
 #[derive(Clone)]
 pub struct Segments<'a> {
     base: &'a Base,
@@ -56,12 +56,12 @@ pub struct Segments<'a> {
 }
 
 impl<'a> Segments<'a> {
-    /// Makes the pieces of what the C code wants to be copied.
+    /// Makes the pieces of a copy that the C code asks for.
     ///
     /// # Safety
     ///
-    /// The slices must be what an operation of `struct drm_pagemap_devmem_ops` was called with, for
-    /// pages of `base`, that for `direction`.
+    /// The slices must be the arguments of the operation of `struct drm_pagemap_devmem_ops` for
+    /// `direction`, for pages of `base`.
     pub(super) unsafe fn new(
         base: &'a Base,
         pages: &'a [*mut bindings::page],
@@ -77,7 +77,7 @@ impl<'a> Segments<'a> {
         }
     }
 
-    /// Returns which way they go.
+    /// Returns the direction of the copy.
     #[inline]
     pub fn direction(&self) -> Direction {
         self.direction
@@ -90,7 +90,7 @@ impl<'a> Segments<'a> {
             .sum()
     }
 
-    /// Returns the device whose DMA addresses they have.
+    /// Returns the device to which the DMA addresses belong.
     pub(super) fn dma_device(&self) -> &'a Device {
         // SAFETY: The DRM device is valid, and keeps its DMA device while its driver is bound.
         unsafe { dma_device((*self.base.as_raw()).drm) }
@@ -106,30 +106,31 @@ impl Iterator for Segments<'_> {
             let at = self.next;
             let is_mapped = addr.addr != 0;
 
-            // There may be pages that stay where they are, and those that follow the first one of a
-            // folio have no entries.
+            // There may be pages that are not copied, and the pages of a folio after its first one
+            // have no entries.
             if page.is_null() || (self.direction == Direction::ToRam && !is_mapped) {
                 self.next = at + 1;
                 continue;
             }
 
             let count = match self.direction {
-                // The folio was made for the copy, with its first page at hand. The order of the
-                // address would do, but for a folio that is to be cleared: that has no address.
+                // The folio was made for the copy, and this is its first page. The order of the
+                // address is the same, but a folio that has to be cleared has no address.
                 // SAFETY: The page is valid, and its folio locked.
                 Direction::ToDevice => unsafe { bindings::compound_nr(page) },
-                // A folio of the device may go to several of system memory, with an address each.
+                // A folio of the device may be copied to several folios of system memory, each with
+                // an address.
                 Direction::ToRam => 1 << addr.order().min(u64::from(usize::BITS - 1)),
             };
             let count = count.min(self.pages.len() - at);
 
             self.next = at + count;
-            // All pages are those of one device.
+            // All pages belong to one device.
             let index = self.base.pages().index(page)?;
 
             return Some(Segment {
                 offset: (index as u64) << PAGE_SHIFT,
-                // OVERFLOW: As many pages as a chunk has.
+                // OVERFLOW: There are at most as many pages as a chunk has.
                 len: count * PAGE_SIZE,
                 peer: if is_mapped {
                     Peer::Dma(addr.addr)

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! Where a BAR shows device-private pages.
+//! The places at which a BAR shows device-private pages.
 //!
-//! The C code asks for that where it must not sleep, and without a reference to the page. So the
-//! answer is data and not code of a driver: [`P2pPage`] is implemented here only, by types that
+//! The C code asks for the place where it must not sleep, and without a reference to the page. So
+//! the answer is data and not code of a driver: [`P2pPage`] is implemented here only, by types that
 //! compute, and that take no lock.
 //!
 //! The answer for a page is constant while the page is allocated. [`Linear`], [`Layout`] and
-//! [`Visible`] never change. Of a BAR with an aperture, [`Windows`] has an entry for each page: a driver makes the
-//! window in [`Driver::alloc`](super::Driver::alloc), enters it, and removes both when the
-//! allocation is dropped. The pages of the allocation are installed after the one, and free before
-//! the other.
+//! [`Visible`] never change. For a BAR with an aperture, [`Windows`] has an entry for each page: a
+//! driver makes the window in [`Driver::alloc`](super::Driver::alloc), enters it, and removes both
+//! when the allocation is dropped. The pages of the allocation are installed after the entry is
+//! made, and freed before it is removed.
 
 use crate::{
     drm::vram::{
@@ -34,16 +34,16 @@ mod sealed {
 
 use self::sealed::Sealed;
 
-/// Tells where a BAR shows the pages of a device.
+/// The places at which a BAR shows the pages of a device.
 pub trait P2pPage: Send + Sync + 'static + Sealed {
     /// Returns the offset in the BAR at which page `index` of the memory of the device is, in
-    /// bytes, [`None`] if the BAR does not show it.
+    /// bytes, or [`None`] if the BAR does not show it.
     ///
     /// May be called in any context.
     fn p2p_page(&self, index: u64) -> Option<u64>;
 
-    /// Returns of how many pages, from page `index` on, the BAR shows one after the other, as long
-    /// as the value is there, if it shows that page: at least 1. There may be fewer pages.
+    /// Returns how many pages, from page `index` on, the BAR shows contiguously as long as the
+    /// value exists, if it shows that page: at least 1. The memory may have fewer pages.
     ///
     /// May be called in any context.
     fn adjoining(&self, index: u64) -> u64;
@@ -95,7 +95,8 @@ impl P2pPage for Layout {
     }
 }
 
-/// A BAR that shows the first bytes of what an [`Allocator`] has, where that says.
+/// A BAR that shows the first bytes of the memory of an [`Allocator`], at the offsets of its
+/// layout.
 ///
 /// # Examples
 ///
@@ -126,7 +127,7 @@ impl P2pPage for Layout {
 /// assert_eq!(view.p2p_page(2), None);
 /// assert_eq!(view.p2p_page(u64::MAX), None);
 ///
-/// // The next page of memory is not the next one of the BAR.
+/// // The next page of memory is not the next page of the BAR.
 /// assert_eq!(view.adjoining(0), 1);
 /// let view = Visible::new(Allocator::new(0..3 * page)?, 2 * page);
 /// assert_eq!(view.adjoining(0), 2);
@@ -201,7 +202,7 @@ impl P2pPage for Visible {
 /// # Ok::<(), Error>(())
 /// ```
 pub struct Windows {
-    /// The page of the BAR, plus 1, that shows each page of memory; 0 if none does.
+    /// The page of the BAR that shows each page of memory, plus 1; 0 if none does.
     shown: KVVec<Atomic<u64>>,
 }
 
@@ -220,8 +221,8 @@ impl Windows {
         Ok(Arc::new(Self { shown }, GFP_KERNEL)?)
     }
 
-    /// Enters that the BAR shows `pages` from the offset `offset` on, in bytes. Nothing of that is
-    /// allocated.
+    /// Records that the BAR shows `pages` from the offset `offset` on, in bytes. No page of them
+    /// may be allocated.
     ///
     /// # Errors
     ///
@@ -239,7 +240,7 @@ impl Windows {
         Ok(())
     }
 
-    /// Removes what was entered for `pages`. Nothing of that is allocated any more.
+    /// Removes the entries of `pages`. No page of them may be allocated any more.
     pub fn hide(&self, pages: core::ops::Range<usize>) {
         for entry in self.shown.get(pages).unwrap_or(&[]) {
             entry.store(0, Relaxed);
@@ -260,7 +261,7 @@ impl P2pPage for Arc<Windows> {
             .checked_mul(PAGE_SIZE as u64)
     }
 
-    /// What is shown behind the page may be another one tomorrow.
+    /// The page that is shown behind this one may change.
     #[inline]
     fn adjoining(&self, _index: u64) -> u64 {
         1
