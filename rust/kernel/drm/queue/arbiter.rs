@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! What chooses the next job of a ring, and the worker that runs it.
+//! The choice of the next job of a ring, and the worker that runs it.
 //!
-//! Not generic, so that this code, and its locks, are those of the kernel crate.
+//! Not generic, so that this code, and its lock classes, belong to the kernel crate.
 
 use super::{
     client::{
@@ -64,10 +64,10 @@ impl FenceContextOps for Fences {
     type Data = ();
 }
 
-/// How many jobs the worker runs before it makes room for other work of the processor.
+/// How many jobs the worker runs before it lets other work use the processor.
 const BATCH: usize = 16;
 
-/// The number of the work item that runs jobs, of the timer, and of what frees jobs.
+/// The numbers of the work item that runs jobs, of the timer, and of the work item that frees jobs.
 const RUN: u64 = 0;
 pub(super) const TIMER: u64 = 1;
 const REAP: u64 = 2;
@@ -78,7 +78,7 @@ pub(super) struct Name([u8; 32]);
 impl Name {
     /// # Errors
     ///
-    /// `ENAMETOOLONG` if it has more than 31 bytes.
+    /// `ENAMETOOLONG` if the name has more than 31 bytes.
     pub(super) fn new(name: &CStr) -> Result<Self> {
         let bytes = name.to_bytes_with_nul();
         let mut copy = [0; 32];
@@ -100,12 +100,12 @@ impl Name {
 
 /// A place in the hardware.
 pub(super) struct Slot {
-    /// The number of the run that has it, 0 if it is free. A run after a reset has a new one.
+    /// The number of the run in this slot, 0 if it is free. A run after a reset has a new number.
     pub(super) ticket: u64,
     pub(super) id: Id,
-    /// The fence of the job, until that ends. [`None`] too if the job has one of its own.
+    /// The fence of the job, until the job ends. [`None`] too if the job has a fence of its own.
     pub(super) fence: Option<DriverFence<Fences>>,
-    /// How the job ended. The worker takes it out then.
+    /// How the job ended. The worker then removes the job.
     pub(super) ended: Option<Result>,
 }
 
@@ -130,21 +130,21 @@ impl Slot {
     }
 }
 
-/// What the spinlock of a ring guards.
+/// The state that the spinlock of a ring guards.
 pub(super) struct State {
-    /// Clients get nothing more.
+    /// Clients cannot add jobs any more.
     closed: bool,
-    /// The kernel does not either: the ring goes.
+    /// The kernel cannot add jobs either: the ring is being dropped.
     dying: bool,
-    /// Why the ring does nothing any more.
+    /// Why the ring does not work any more.
     broken: Option<Error>,
-    /// How many jobs there are, those that are not in a queue yet included.
+    /// How many jobs there are, including those that are not in a queue yet.
     jobs: usize,
     /// The workqueue, until the ring is gone.
     pub(super) queue: Option<NonNull<bindings::workqueue_struct>>,
-    /// The driver resets the hardware at this time.
+    /// The driver is resetting the hardware.
     pub(super) resetting: bool,
-    /// The driver wants the oldest job to be looked at.
+    /// The driver wants the oldest job to be checked.
     expired: bool,
     /// Queues of clients whose first job can begin, in the order of their turns.
     ready: List<Lane, 0>,
@@ -164,10 +164,11 @@ impl State {
     /// Starts the worker, unless the ring is gone.
     fn kick(&self, core: &Arc<Core>) {
         if let Some(queue) = self.queue {
-            // SAFETY: It is destroyed after it was taken out of here, under the lock.
+            // SAFETY: The workqueue is destroyed after the pointer was removed from here, under the
+            // lock.
             let queue = unsafe { workqueue::Queue::from_raw(queue.as_ptr()) };
 
-            // If it is queued already it sees what there is.
+            // A work item that is queued already sees the new state.
             let _ = queue.enqueue::<Arc<Core>, RUN>(core.clone());
         }
     }
@@ -181,7 +182,7 @@ impl State {
 
     /// Cancels all jobs of clients that have not begun.
     fn cancel_clients(&mut self) {
-        // The list is put back as it was: what is done to the lanes does not touch it.
+        // The list is restored unchanged: cancelling the jobs of the lanes does not use it.
         let all = mem::take(&mut self.all);
 
         for lane in &all {
@@ -190,7 +191,7 @@ impl State {
         self.all = all;
     }
 
-    /// Tells whether the run with the number `ticket` is not over.
+    /// Tells whether the run with the number `ticket` is still going on.
     pub(super) fn is_running(&self, slot: usize, ticket: u64) -> bool {
         let slot = self.slots.get(slot).filter(|slot| slot.is_running());
 
@@ -214,36 +215,36 @@ impl State {
     }
 }
 
-/// What is asked of the driver, beside what is asked of jobs.
+/// Calls of the driver, except for those of jobs.
 ///
 /// The functions may only be called with [`Flight::hw`], while that is valid.
 pub(super) struct Calls {
     /// Resets the ring.
     pub(super) reset: unsafe fn(*const c_void) -> Result,
-    /// Tells whether the hardware is not there any more.
+    /// Tells whether the hardware is not present any more.
     pub(super) is_gone: unsafe fn(*const c_void) -> bool,
 }
 
-/// What only the worker touches.
+/// The state that only the worker accesses.
 pub(super) struct Flight {
-    /// What the driver has of the hardware, until the ring is gone.
+    /// The driver's hardware, until the ring is gone.
     pub(super) hw: *const c_void,
     /// The jobs in the slots.
     pub(super) nodes: KVec<Option<KBox<Node>>>,
     /// The number of the last run.
     pub(super) ticket: u64,
-    /// When the oldest job in the hardware was the oldest first.
+    /// The time since which the oldest job in the hardware is the oldest.
     pub(super) since: Instant<Monotonic>,
-    /// Whether the timer is on its way.
+    /// Whether the timer is pending.
     pub(super) timer: bool,
-    /// The ring goes, and it was asked whether the hardware has gone.
+    /// The ring is being dropped, and the driver was asked whether the hardware is gone.
     asked: bool,
 }
 
 // SAFETY: The hardware, which is `Sync`, may be used from any task.
 unsafe impl Send for Flight {}
 
-/// What the worker does next.
+/// The next step of the worker.
 enum Next {
     /// The job of a slot has ended.
     Ended(usize, Result),
@@ -251,7 +252,7 @@ enum Next {
     Cancelled(KBox<Node>, Error),
     /// A job begins, in a slot.
     Run(KBox<Node>, usize, Arc<Lane>),
-    /// A queue had its turn and no job.
+    /// A queue had its turn and has no job.
     Skip(Arc<Lane>),
     /// All jobs are gone, and so is the ring.
     Gone,
@@ -311,7 +312,8 @@ impl WorkItem<REAP> for Core {
     type Pointer = Arc<Self>;
 
     fn run(this: Arc<Self>) {
-        // One by one, without the lock: jobs that end meanwhile are freed as well.
+        // The jobs are removed one by one, and freed without the lock: jobs that end meanwhile are
+        // freed as well.
         loop {
             let node = this.state.lock().dead.pop();
 
@@ -396,7 +398,7 @@ impl Core {
     ///
     /// # Errors
     ///
-    /// `ENODEV` if clients get nothing any more.
+    /// `ENODEV` if clients cannot add jobs any more.
     pub(super) fn add(&self, lane: &Arc<Lane>) -> Result {
         let item = item::<1>(lane).ok_or(EBUSY)?;
         let mut state = self.state.lock();
@@ -421,12 +423,12 @@ impl Core {
         drop(item);
     }
 
-    /// Tells whether clients get nothing any more.
+    /// Tells whether clients cannot add jobs any more.
     pub(super) fn is_closed(&self) -> bool {
         self.state.lock().closed
     }
 
-    /// Counts a job of a queue, if that may have one more.
+    /// Counts a job of a queue, if the queue may have one more.
     pub(super) fn admit(&self, is_kernel: bool) -> Result {
         let mut state = self.state.lock();
 
@@ -464,8 +466,8 @@ impl Core {
         state.kick(self);
     }
 
-    /// Takes note that what the first job of a queue depends on may be over. May be called in any
-    /// context.
+    /// Called when the dependencies of the first job of a queue may have signalled. May be called
+    /// in any context.
     pub(super) fn wake(self: &Arc<Self>, lane: &Arc<Lane>) {
         let mut state = self.state.lock();
 
@@ -473,7 +475,7 @@ impl Core {
         state.kick(self);
     }
 
-    /// Cancels a job that has not begun, and returns whether it did.
+    /// Cancels a job that has not begun, and returns whether it was cancelled.
     pub(super) fn cancel(self: &Arc<Self>, lane: &Arc<Lane>, id: Id) -> bool {
         let mut state = self.state.lock();
         let jobs = &mut lane.waiting.access_mut(&mut state).jobs;
@@ -487,8 +489,8 @@ impl Core {
         true
     }
 
-    /// Ends the run of a job, with the number `ticket`. Returns its fence, unless that run is over.
-    /// Without a result the driver has given the job up.
+    /// Ends the run of a job, with the number `ticket`. Returns its fence, unless the run is over.
+    /// Without a result the driver has dropped the job.
     pub(super) fn end(
         self: &Arc<Self>,
         slot: usize,
@@ -512,7 +514,7 @@ impl Core {
         Some(ended)
     }
 
-    /// Cancels what clients have, and takes nothing more from them.
+    /// Cancels the jobs of clients that have not begun, and accepts no more from them.
     pub(super) fn close(self: &Arc<Self>) {
         let mut state = self.state.lock();
 
@@ -521,7 +523,7 @@ impl Core {
         state.kick(self);
     }
 
-    /// Takes nothing more from anybody, and waits for the end of all jobs.
+    /// Accepts no more jobs from clients and the kernel, and waits for the end of all jobs.
     pub(super) fn end_all(self: &Arc<Self>) {
         self.close();
         {
@@ -530,11 +532,12 @@ impl Core {
             state.dying = true;
             state.kick(self);
         }
-        // The worker says so when there is no job any more.
+        // The worker completes this when no job is left.
         self.gone.wait_for_completion();
     }
 
-    /// Has the driver asked about the oldest job, if the run with the number `ticket` is not over.
+    /// Makes the worker ask the driver about the oldest job, if the run with the number `ticket` is
+    /// not over.
     pub(super) fn expire(self: &Arc<Self>, slot: usize, ticket: u64) {
         let mut state = self.state.lock();
 
@@ -544,7 +547,7 @@ impl Core {
         }
     }
 
-    /// Cancels everything that has not begun, because the ring does not work any more.
+    /// Cancels all jobs that have not begun, because the ring does not work any more.
     pub(super) fn give_up(self: &Arc<Self>, state: &mut State, error: Error) {
         state.closed = true;
         state.broken = Some(error);
@@ -554,13 +557,13 @@ impl Core {
         }
     }
 
-    /// Takes the workqueue out, so that nothing uses it any more.
+    /// Removes the workqueue, so that nothing uses it any more.
     pub(super) fn detach(&self) {
         self.state.lock().queue = None;
         self.flight.lock().hw = core::ptr::null();
     }
 
-    /// Chooses what the worker does next.
+    /// Chooses the next step of the worker.
     fn next(&self) -> Next {
         let mut state = self.state.lock();
 
@@ -596,12 +599,12 @@ impl Core {
             return Next::Nothing;
         };
         let lane = lane.into_arc();
-        // What was cancelled meanwhile has no turn.
+        // A queue whose jobs were cancelled meanwhile loses its turn.
         if !state.is_ready(&lane) {
             return Next::Skip(lane);
         }
         let node = lane.waiting.access_mut(&mut state).jobs.pop();
-        // Its next turn is after that of all others.
+        // Its next turn is after those of all other queues.
         state.make_ready(&lane);
         match node {
             Some(node) => Next::Run(node, free, lane),
@@ -611,7 +614,7 @@ impl Core {
 
     /// Runs jobs, ends those that were cancelled, and frees those that have ended.
     fn work(self: &Arc<Self>) {
-        // Others wait for the fences.
+        // Other tasks wait for the fences.
         let _section = SignallingSection::begin();
         let mut flight = self.flight.lock();
 
@@ -650,7 +653,8 @@ impl Core {
         self.state.lock().kick(self);
     }
 
-    /// Looks at what the driver, or the end of the ring, wants to be looked at.
+    /// Asks the driver about the oldest job, or whether the hardware is gone, if that was
+    /// requested.
     fn look(self: &Arc<Self>, flight: &mut Flight) {
         let (expired, dying) = {
             let mut state = self.state.lock();
@@ -669,7 +673,7 @@ impl Core {
         }
     }
 
-    /// Lets a job begin in a slot that is free.
+    /// Starts a job in a slot that is free.
     fn start(self: &Arc<Self>, flight: &mut Flight, mut node: KBox<Node>, slot: usize) {
         if flight.nodes.iter().all(Option::is_none) {
             flight.since = Instant::now();
@@ -687,7 +691,7 @@ impl Core {
         }
     }
 
-    /// Gives a job to the driver.
+    /// Passes a job to the driver.
     pub(super) fn run(
         self: &Arc<Self>,
         flight: &Flight,
@@ -702,10 +706,10 @@ impl Core {
         trace::started(&self.name, node.id);
     }
 
-    /// Has a job freed.
+    /// Schedules a job to be freed.
     fn bury(self: &Arc<Self>, node: KBox<Node>) {
         self.state.lock().dead.push(node);
-        // If it is queued already it frees this job as well.
+        // A work item that is queued already frees this job as well.
         let _ = workqueue::system_long().enqueue::<Arc<Self>, REAP>(self.clone());
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! The queue of a client, and how many jobs it may have.
+//! The queue of a client, and the number of jobs that it may have.
 
 use super::{
     arbiter::{
@@ -42,7 +42,7 @@ use crate::{
 };
 use core::marker::PhantomData;
 
-/// How many jobs a client may have.
+/// The number of jobs that a client may have.
 #[pin_data]
 pub(super) struct Permits {
     #[pin]
@@ -79,7 +79,7 @@ impl Drop for Permit {
 /// The jobs of a queue that have not begun, under the lock of the ring.
 pub(super) struct Waiting {
     pub(super) jobs: Fifo,
-    /// Nothing begins any more.
+    /// No job begins any more.
     pub(super) closed: bool,
 }
 
@@ -92,21 +92,21 @@ pub(super) struct Lane {
     #[pin]
     pub(super) order: Mutex<()>,
     pub(super) waiting: LockedBy<Waiting, State>,
-    /// [`None`] of the kernel.
+    /// [`None`] for the queue of the kernel.
     permits: Option<Arc<Permits>>,
-    /// In the list of queues whose first job can begin.
+    /// The links in the list of queues whose first job can begin.
     #[pin]
     ready: ListLinks<0>,
     #[pin]
     ready_tracker: AtomicTracker<0>,
-    /// In the list of all queues of clients.
+    /// The links in the list of all queues of clients.
     #[pin]
     all: ListLinks<1>,
     #[pin]
     all_tracker: AtomicTracker<1>,
 }
 
-// The safety comment is that of the macro, where the lint does not look.
+// The macro has the safety comment, which the lint does not find there.
 #[allow(clippy::undocumented_unsafe_blocks)]
 mod tracked {
     use super::{
@@ -128,7 +128,7 @@ impl_list_item! {
 }
 
 impl Lane {
-    /// Makes the queue of a client that may have `limit` jobs, or that of the kernel.
+    /// Makes the queue of a client that may have `limit` jobs, or the queue of the kernel.
     // Not inlined into modules, so that the lock class and its name stay in the kernel crate.
     #[inline(never)]
     pub(super) fn new(
@@ -162,16 +162,16 @@ impl Lane {
         )
     }
 
-    /// Tells whether it is that of the kernel.
+    /// Tells whether it is the queue of the kernel.
     pub(super) fn is_kernel(&self) -> bool {
         self.permits.is_none()
     }
 }
 
-/// A queue of one client of a ring, or that of the kernel.
+/// A queue of one client of a ring, or the queue of the kernel.
 ///
 /// Dropping it cancels the jobs that have not begun, and does not wait. It may outlive the ring,
-/// whose end closes it.
+/// which closes it when it ends.
 pub struct Queue<T: RingOps> {
     core: Arc<Core>,
     lane: Arc<Lane>,
@@ -187,11 +187,12 @@ impl<T: RingOps> Queue<T> {
         }
     }
 
-    /// Waits until the client may have one more job, interruptibly. Not for that of the kernel, which
-    /// has no bound.
+    /// Waits until the client may have one more job, interruptibly. Not for the queue of the
+    /// kernel, which has no bound.
     ///
-    /// No lock may be held, as the wait may depend on other devices. An ioctl calls this before the
-    /// section that an unplug waits for, see [`declare_drm_ioctls`](crate::declare_drm_ioctls).
+    /// No lock may be held, because the wait may depend on other devices. An ioctl calls this
+    /// before the section that an unplug waits for, see
+    /// [`declare_drm_ioctls`](crate::declare_drm_ioctls).
     ///
     /// # Errors
     ///
@@ -216,7 +217,7 @@ impl<T: RingOps> Queue<T> {
                 continue;
             };
 
-            // The wake-up was for one of those who wait.
+            // The wake-up was meant for one waiter, so it is passed on.
             permits.freed.notify_one();
             return ret;
         }
@@ -226,7 +227,7 @@ impl<T: RingOps> Queue<T> {
     ///
     /// # Errors
     ///
-    /// `EAGAIN` if there is no room, and those of [`Self::permit`], but for that of a signal.
+    /// `EAGAIN` if there is no room, and those of [`Self::permit`], except for that of a signal.
     #[inline(never)]
     pub fn try_permit(&self) -> Result<Permit> {
         let permits = self.lane.permits.as_ref().ok_or(EINVAL)?;
@@ -256,7 +257,7 @@ impl<T: RingOps> Queue<T> {
     /// Those of [`Self::job`].
     pub fn entry(&self, permit: Option<Permit>) -> Result<Entry<T>> {
         let is_mine = match (&permit, &self.lane.permits) {
-            // Tests, and drivers that count by themselves, do without.
+            // Tests, and drivers that count jobs themselves, use no permits.
             (None, _) => true,
             (Some(permit), Some(permits)) => Arc::ptr_eq(&permit.0, permits),
             (Some(_), None) => false,
@@ -268,7 +269,7 @@ impl<T: RingOps> Queue<T> {
         Entry::new(&self.core, &self.lane, permit)
     }
 
-    /// Cancels a job that has not begun, and returns whether it did.
+    /// Cancels a job that has not begun, and returns whether it was cancelled.
     ///
     /// Its fence signals soon after, with `ECANCELED`.
     pub fn cancel(&self, fence: &Fence) -> bool {
@@ -278,14 +279,14 @@ impl<T: RingOps> Queue<T> {
 
 impl<T: RingOps> Drop for Queue<T> {
     fn drop(&mut self) {
-        // That of the kernel ends with the ring.
+        // The queue of the kernel ends with the ring.
         if !self.lane.is_kernel() {
             self.core.remove(&self.lane);
         }
     }
 }
 
-/// Makes the reference for one of the lists, unless the queue is in that already.
+/// Makes the reference for one of the lists, unless the queue is in that list already.
 pub(super) fn item<const ID: u64>(lane: &Arc<Lane>) -> Option<ListArc<Lane, ID>>
 where
     Lane: TryNewListArc<ID>,

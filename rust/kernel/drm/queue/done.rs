@@ -11,17 +11,17 @@ use crate::{
     sync::Arc, //
 };
 
-/// What the driver has of a job that runs: by it the job ends.
+/// The driver's handle of a job that runs, by which it reports the end of the job.
 ///
-/// A driver keeps it with the entry of the hardware's ring. Dropping it is an end with `ECANCELED`,
-/// but not in [`RingOps::reset`](super::RingOps::reset). It may outlive the ring. It does nothing once
-/// the run is over: when the job was ended by a timeout, or is run again.
+/// A driver keeps it with the entry of the hardware's ring. Dropping it ends the job with
+/// `ECANCELED`, except in [`RingOps::reset`](super::RingOps::reset). It may outlive the ring. It
+/// does nothing once the run is over: when the job was ended by a timeout, or is run again.
 #[must_use = "the job ends with an error when this is dropped"]
 pub struct Done {
     core: Arc<Core>,
     slot: usize,
     ticket: u64,
-    /// [`None`] if the driver has not said.
+    /// [`None`] if the driver has reported no result.
     result: Option<Result>,
 }
 
@@ -35,7 +35,7 @@ impl Done {
         }
     }
 
-    /// Ends the job, with the error if there is one: what it wrote is visible to all by now.
+    /// Ends the job, with the error if there is one: its writes must be visible to all by now.
     ///
     /// Its fence signals, once those before it in its context have signalled. May be called in any
     /// context, but not from a callback of a fence.
@@ -45,9 +45,9 @@ impl Done {
         // The rest is done by `drop()`.
     }
 
-    /// Tells that the ring has stopped, or that its jobs look as if they would not end: then
-    /// [`RingOps::timed_out`](super::RingOps::timed_out) is asked about the oldest one soon, however
-    /// long that runs. May be called in any context, and again.
+    /// Reports that the ring has stopped, or that its jobs seem not to end: then
+    /// [`RingOps::timed_out`](super::RingOps::timed_out) is called for the oldest one soon, however
+    /// long it has been running. May be called in any context, and repeatedly.
     #[inline]
     pub fn expire(&self) {
         self.core.expire(self.slot, self.ticket);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! Jobs in a row.
+//! A list of jobs.
 
 use super::job::Node;
 use crate::prelude::*;
@@ -10,8 +10,8 @@ use core::ptr;
 ///
 /// # Invariants
 ///
-/// `first` is null or the first job, `last` the last one, and each leads to the next. All of them
-/// came from [`KBox::into_raw`] and belong to the value.
+/// `first` is null or the first job, `last` the last one, and each job points to the next. All of
+/// them came from [`KBox::into_raw`] and belong to the value.
 pub(super) struct Fifo {
     first: *mut Node,
     last: *mut Node,
@@ -40,9 +40,9 @@ impl Fifo {
     pub(super) fn push(&mut self, node: KBox<Node>) {
         let node = KBox::into_raw(node);
 
-        // INVARIANT: It is the last one now, and the one before it leads to it.
-        // SAFETY: By the type invariant the last job is valid, and so is the new one. Nobody else
-        // has a reference to one of them.
+        // INVARIANT: The job is the last one now, and the one before it points to it.
+        // SAFETY: By the type invariant the last job is valid, and so is the new one. No other code
+        // has a reference to either.
         unsafe {
             (*node).next = ptr::null_mut();
             if self.last.is_null() {
@@ -61,7 +61,7 @@ impl Fifo {
         }
 
         let node = self.first;
-        // INVARIANT: The one after it is the first now.
+        // INVARIANT: The next job is the first now.
         // SAFETY: By the type invariant the job is valid, and belongs to the value.
         unsafe {
             self.first = (*node).next;
@@ -72,7 +72,7 @@ impl Fifo {
         }
     }
 
-    /// Removes the first job of which `is` says so.
+    /// Removes the first job for which `is` returns true.
     pub(super) fn remove(&mut self, is: impl Fn(&Node) -> bool) -> Option<KBox<Node>> {
         let mut all = core::mem::replace(self, Self::new());
         let mut found = None;
@@ -87,7 +87,7 @@ impl Fifo {
         found
     }
 
-    /// Appends all jobs of another one.
+    /// Appends all jobs of another list.
     pub(super) fn append(&mut self, other: &mut Self) {
         while let Some(node) = other.pop() {
             self.push(node);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! Jobs that have not begun, and what they depend on.
+//! Jobs that have not begun, and their dependencies.
 
 use super::{
     arbiter::{
@@ -52,13 +52,13 @@ use core::{
     ptr, //
 };
 
-/// A job as the ring sees it, whatever [`RingOps::Job`] is.
+/// A job as the ring sees it, for any [`RingOps::Job`].
 pub(super) trait Payload: Send {
-    /// Starts it: [`RingOps::run`].
+    /// Starts the job: [`RingOps::run`].
     ///
     /// # Safety
     ///
-    /// `hw` must be that of the ring, and be valid until this returns.
+    /// `hw` must be the hardware of the ring, and be valid until this returns.
     unsafe fn run(&mut self, hw: *const c_void, done: Done);
 
     /// Asks the driver: [`RingOps::timed_out`].
@@ -68,11 +68,11 @@ pub(super) trait Payload: Send {
     /// Those of [`Self::run`].
     unsafe fn timed_out(&self, hw: *const c_void) -> Verdict;
 
-    /// Tells the driver of the end: [`RingOps::ended`].
+    /// Notifies the driver of the end of the job: [`RingOps::ended`].
     fn ended(&mut self, result: Result);
 }
 
-/// By which a job is known: the context and the number of its fence.
+/// The identity of a job: the context and the number of its fence.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Id {
     pub(super) context: u64,
@@ -90,14 +90,14 @@ impl Id {
 
 /// A job in a queue, or in the hardware.
 pub(super) struct Node {
-    /// Of the [`Fifo`](super::fifo::Fifo) that it is in.
+    /// The link of the [`Fifo`](super::fifo::Fifo) that the job is in.
     pub(super) next: *mut Node,
     pub(super) id: Id,
     pub(super) payload: KBox<dyn Payload>,
-    /// Until it runs. [`None`] if the job has a fence of its own.
+    /// The fence, until the job runs. [`None`] if the job has a fence of its own.
     pub(super) fence: Option<DriverFence<Fences>>,
     // Dropped in this order: the callbacks are gone before the job is not counted any more, and the
-    // next one of the client comes when the memory is free.
+    // client gets its permit back when the memory is freed.
     pub(super) deps: Deps,
     _permit: Option<Permit>,
     _counted: Counted,
@@ -106,7 +106,7 @@ pub(super) struct Node {
 // SAFETY: `next` is only used by the list that the job is in; the rest is `Send`.
 unsafe impl Send for Node {}
 
-/// A job that the ring waits for before it goes: it exists.
+/// The count of a job that exists, for which the ring waits before it is dropped.
 pub(super) struct Counted(Arc<Core>);
 
 impl Counted {
@@ -114,7 +114,7 @@ impl Counted {
     ///
     /// # Errors
     ///
-    /// `ENODEV` if it gets none any more.
+    /// `ENODEV` if the ring accepts no more jobs.
     pub(super) fn new(core: &Arc<Core>, is_kernel: bool) -> Result<Self> {
         core.admit(is_kernel)?;
         Ok(Self(core.clone()))
@@ -129,17 +129,17 @@ impl Drop for Counted {
 
 /// The dependencies of a job that have not signalled.
 pub(super) struct Pending {
-    /// How many, and one more until the job is in its queue.
+    /// How many dependencies, and one more until the job is in its queue.
     count: Atomic<u32>,
     core: Arc<Core>,
     lane: Arc<Lane>,
 }
 
 impl Pending {
-    /// Takes one off. May be called in any context.
+    /// Removes one dependency. May be called in any context.
     fn take_one(&self) {
         if self.count.fetch_sub(1, Full) == 1 {
-            // The job is in its queue, as it was counted until then.
+            // The job is in its queue, because it was counted until then.
             self.core.wake(&self.lane);
         }
     }
@@ -155,12 +155,12 @@ impl FenceCallback for Wake {
     }
 }
 
-/// What a job depends on.
+/// The dependencies of a job.
 pub(super) struct Deps {
-    /// Callbacks, of which some may have been called.
+    /// The callbacks, some of which may have been called.
     list: KVec<Pin<KBox<FenceCallbackRegistration<Wake>>>>,
     pending: Option<Arc<Pending>>,
-    /// Whether one of them is not an internal one of the group.
+    /// Whether one of the fences is not an internal one of the group.
     external: bool,
 }
 
@@ -183,7 +183,7 @@ impl Deps {
         fence: ARef<AnyFence>,
         is_internal: bool,
     ) -> Result {
-        // Its order is that of the queue.
+        // The queue orders fences of its own context.
         if fence.context() == lane.context.id() || fence.is_signaled() {
             return Ok(());
         }
@@ -206,16 +206,16 @@ impl Deps {
         self.list.reserve(1, GFP_KERNEL)?;
         let memory = KBox::new_uninit(GFP_KERNEL)?;
 
-        // The callback may come before the next line.
+        // The callback may be called before the next line.
         pending.count.fetch_add(1, Relaxed);
         match memory.write_pin_init(FenceCallbackRegistration::new(fence, Wake(pending.clone()))) {
             Ok(callback) => {
-                // There is room for it.
+                // There is room for the callback.
                 let _ = self.list.push_within_capacity(callback);
                 self.external |= !is_internal;
                 Ok(())
             }
-            // It has just signalled, or the module is going away.
+            // The fence has just signalled, or the module is being unloaded.
             Err(e) => {
                 pending.count.fetch_sub(1, Relaxed);
                 if e == ENOENT {
@@ -227,22 +227,23 @@ impl Deps {
         }
     }
 
-    /// Tells whether all of them have signalled, once the job is in its queue.
+    /// Tells whether all dependencies have signalled, once the job is in its queue.
     pub(super) fn are_over(&self) -> bool {
         self.pending
             .as_ref()
             .is_none_or(|pending| pending.count.load(Acquire) == 0)
     }
 
-    /// Takes note that the job is in its queue, whose lock is held.
+    /// Records that the job is in its queue, whose lock is held.
     pub(super) fn queued(&self) {
         if let Some(pending) = &self.pending {
-            // Who reads it holds the lock. The callback that takes off the last one waits for that.
+            // Readers hold the lock. The callback that removes the last dependency waits for the
+            // lock.
             pending.count.fetch_sub(1, Full);
         }
     }
 
-    /// Returns how many have not signalled, before the job is in its queue.
+    /// Returns how many dependencies have not signalled, before the job is in its queue.
     fn left(&self) -> u32 {
         self.pending
             .as_ref()
@@ -250,12 +251,13 @@ impl Deps {
     }
 }
 
-/// What a job of a queue needs, before there is a job: the memory, and what it depends on.
+/// The memory and the dependencies of a job of a queue, before there is a job.
 ///
-/// For jobs with fences of their own; others are a [`Job`]. Whoever makes their fences sees to it
-/// that they signal in the order in which the jobs are pushed, and ends them in [`RingOps::ended`].
+/// For jobs with fences of their own; other jobs are a [`Job`]. The caller must make the fences
+/// signal in the order in which the jobs are pushed, and end them in [`RingOps::ended`].
 ///
-/// The ring waits for it when it goes. So it is held for a short time, where the driver is bound.
+/// The ring waits for it when it is dropped. So it must be held for a short time, while the driver
+/// is bound.
 #[must_use = "nothing is queued if the entry is dropped"]
 pub struct Entry<T: RingOps> {
     core: Arc<Core>,
@@ -284,9 +286,9 @@ impl<T: RingOps> Entry<T> {
         })
     }
 
-    /// Makes the job wait for a fence of any kind, which is over then, with or without an error.
+    /// Makes the job wait until a fence of any kind has signalled, with or without an error.
     ///
-    /// May sleep. A fence of the same queue is left out.
+    /// May sleep. A fence of the same queue is ignored.
     ///
     /// # Errors
     ///
@@ -326,9 +328,10 @@ impl<T: RingOps> Entry<T> {
         self.deps.add(&self.core, &self.lane, fence, is_internal)
     }
 
-    /// Puts a job, whose fence is `fence`, into the queue. What was closed meanwhile cancels it.
+    /// Puts a job, whose fence is `fence`, into the queue. If the queue was closed meanwhile the
+    /// job is cancelled.
     ///
-    /// Does not sleep, does not allocate.
+    /// Does not sleep, and does not allocate.
     pub fn push(self, job: T::Job, fence: &Fence) {
         self.push_with(job, Id::of(fence), None);
     }
@@ -354,9 +357,9 @@ impl<T: RingOps> Entry<T> {
     }
 }
 
-/// A job that is not in its queue yet. Dropping it is as if it had never been.
+/// A job that is not in its queue yet. Dropping it has no effect.
 ///
-/// It has no number, and cannot be waited for: that comes with [`Self::submit`], which cannot fail.
+/// It has no number, and cannot be waited for: [`Self::submit`], which cannot fail, gives it both.
 #[must_use = "nothing is queued if the job is dropped"]
 pub struct Job<T: RingOps> {
     entry: Entry<T>,

@@ -2,72 +2,74 @@
 
 //! Queues of jobs for the rings of a device.
 //!
-//! - A [`Ring`] stands for one ring of the hardware, or for whatever else does jobs one after the
-//!   other. It belongs to what exists while the driver is bound, and runs jobs by [`RingOps`].
-//! - A [`Queue`] is that of one client of a ring. It may outlive the ring. The kernel has one of its
-//!   own for each ring, [`Ring::kernel`], whose jobs go first.
-//! - A [`Job`] collects what it depends on, and is submitted by value. Its [`Fence`] signals when it
+//! - A [`Ring`] stands for one ring of the hardware, or for another unit that does jobs one after
+//!   the other. It belongs to the data that exists while the driver is bound, and runs jobs by
+//!   [`RingOps`].
+//! - A [`Queue`] belongs to one client of a ring. It may outlive the ring. The kernel has a queue
+//!   of its own for each ring, [`Ring::kernel`], whose jobs go first.
+//! - A [`Job`] collects its dependencies, and is submitted by value. Its [`Fence`] signals when it
 //!   is done.
 //!
-//! The module knows nothing about memory: what a job means to objects is up to the fences that it
-//! depends on, and to the reservations that its fence is added to.
+//! The module knows nothing about memory: the fences that a job depends on, and the reservations
+//! that its fence is added to, connect it to objects.
 //!
 //! # Fences, and the order of jobs
 //!
-//! Each queue has a fence context. Its jobs run in the order in which they were submitted, and a job
-//! that has to wait for its dependencies holds up those behind it. Between queues there is no order
-//! but that of fences: a job that needs the work of another queue, also of the same ring, depends on
+//! Each queue has a fence context. Its jobs run in the order in which they were submitted, and a
+//! job that has to wait for its dependencies holds up those behind it. Between queues only fences
+//! define an order: a job that needs the work of another queue, even of the same ring, depends on
 //! its fence ([`Job::depend`]). So memory that passes from one owner to the next is protected by
 //! fences alone.
 //!
-//! Dependencies are any fences, those of other devices and containers included. They are not waited
-//! for: a callback counts them down, and the ring chooses among the queues whose first job has none
-//! left. A dependency that failed is one that is over.
+//! Dependencies are any fences, including those of other devices and containers. No task waits for
+//! them: a callback counts them down, and the ring chooses among the queues whose first job has
+//! none left. A dependency that signals an error counts like any other.
 //!
-//! The fences of a device are a [`FenceGroup`], and the fence of a job that depends on one which is
-//! not an internal one of the group is external. The owner of the memory, who must not let its own
-//! jobs wait for other devices, waits for such a fence before it makes a job.
+//! The fences of a device are a [`FenceGroup`], and the fence of a job that depends on a fence
+//! which is not an internal one of the group is external. The owner of the memory, which must not
+//! let its own jobs wait for other devices, waits for such a fence before it makes a job.
 //!
 //! # Fairness, and bounds
 //!
 //! A ring runs [`Config::credits`] jobs at a time. A job of the kernel goes first; then each queue
-//! has its turn with one job. So between the submission of a job that depends on nothing and its end
-//! each other client runs one job, apart from those that the hardware has already.
+//! has its turn with one job. So between the submission of a job without dependencies and its end
+//! each other client runs one job, apart from jobs that are in the hardware already.
 //!
-//! A client has as many jobs as [`Ring::queue`] was told. For each it needs a [`Permit`], which it
-//! waits for, interruptibly, before it takes any lock: [`Queue::permit`]. The permit is given back
-//! when the job is freed. The queue of the kernel has no bound.
+//! A client may have as many jobs as the limit of [`Ring::queue`]. For each it needs a [`Permit`],
+//! for which it waits interruptibly before it takes any lock: [`Queue::permit`]. The permit is
+//! returned when the job is freed. The queue of the kernel has no bound.
 //!
 //! # Lifetimes
 //!
-//! What [`RingOps`] gets of the hardware, [`RingOps::Hw`], is gone when the ring is dropped, and so is
-//! each job. Devres drops it at the latest when the driver is unbound. A fence outlives all of that:
-//! no part of it is in the module of the driver. A [`Done`] that comes too late does nothing.
+//! The hardware that [`RingOps`] gets, [`RingOps::Hw`], is dropped with the ring, and so is each
+//! job. Devres drops the ring at the latest when the driver is unbound. A fence outlives all of
+//! that: no part of it is in the module of the driver. A [`Done`] that is signalled too late does
+//! nothing.
 //!
-//! The end of a ring, in this order:
+//! A ring ends in these steps:
 //!
-//! 1. [`Ring::close`]: nothing more is taken from clients, and what they have in their queues is
-//!    cancelled: each fence signals `ECANCELED`, in the order of its context. Jobs that have begun go
-//!    on. A driver closes all of its rings before it waits for its clients, which may wait for a job:
-//!    in `drm::Driver::unplug()`.
+//! 1. [`Ring::close`]: no more jobs are accepted from clients, and those in their queues are
+//!    cancelled: each fence signals `ECANCELED`, in the order of its context. Jobs that have begun
+//!    go on. A driver closes all of its rings before it waits for its clients, which may wait for a
+//!    job: in `drm::Driver::unplug()`.
 //! 2. When the ring is dropped, or before by [`Ring::end`], the jobs of the kernel are done, which
-//!    depend on the device alone: what leaves VRAM arrives. Jobs in the hardware end, or time out; if
-//!    the hardware is gone ([`RingOps::is_gone`]) they end at once.
+//!    depend on the device alone: objects that leave VRAM arrive. Jobs in the hardware end, or time
+//!    out; if the hardware is gone ([`RingOps::is_gone`]) they end at once.
 //! 3. All jobs are freed, then the worker stops, then [`RingOps::Hw`] is dropped.
 //!
-//! Closing a [`Queue`] cancels what has not begun, and does not wait.
+//! Closing a [`Queue`] cancels jobs that have not begun, and does not wait.
 //!
 //! # Timeouts
 //!
-//! If no job ends for [`Config::timeout`], or the driver sees that the ring has stopped
-//! ([`Done::expire`]), the driver is asked about the oldest one ([`RingOps::timed_out`]) and may have
-//! the ring reset ([`RingOps::reset`]). The fence of that job signals the error; those behind it in
-//! the hardware are run again. If the reset fails the ring is broken: everything ends with the error
-//! of the reset.
+//! If no job ends for [`Config::timeout`], or the driver detects that the ring has stopped
+//! ([`Done::expire`]), the driver is asked about the oldest one ([`RingOps::timed_out`]) and may
+//! have the ring reset ([`RingOps::reset`]). The fence of that job signals the error; those behind
+//! it in the hardware are run again. If the reset fails the ring is broken: all jobs end with the
+//! error of the reset.
 //!
-//! # Memory, and who sleeps where
+//! # Memory, and sleeping
 //!
-//! All that a job needs is allocated when it is made: submitting it cannot fail. From then on to the
+//! All memory of a job is allocated when it is made: submitting it cannot fail. From then on to the
 //! signal of its fence the worker of the ring, which has a workqueue of its own that works under
 //! memory pressure, neither allocates memory nor takes a reservation, and lockdep checks that
 //! ([`SignallingSection`]). Freeing a job may take the reservation of an import, so a worker of the
@@ -83,7 +85,7 @@
 //! 4. the spinlock of a ring, with interrupts disabled. No fence signals while it is held.
 //!
 //! The first two are never held together. The mutex of the permits of a queue is taken with none of
-//! the others held, but for the spinlock inside of it.
+//! the others held; only the spinlock is taken inside of it.
 //!
 //! [`Fence`]: crate::dma_buf::fence::Fence
 //! [`FenceGroup`]: crate::dma_buf::fence::FenceGroup
@@ -91,7 +93,7 @@
 //!
 //! # Examples
 //!
-//! A ring whose hardware is a sum.
+//! A ring whose hardware adds numbers.
 //!
 //! ```
 //! use kernel::{
@@ -116,7 +118,7 @@
 //!
 //! struct Sum;
 //!
-//! /// What exists while the driver is bound.
+//! /// Data that exists while the driver is bound.
 //! struct Adder<'a> {
 //!     sum: Atomic<u32>,
 //!     _dev: &'a device::Device<device::Bound>,
@@ -157,7 +159,7 @@
 //! };
 //! let ring = Ring::<Sum>::new(dev, &config, Init)?;
 //!
-//! // What a client does, who may have four jobs at a time.
+//! // The part of a client, which may have four jobs at a time.
 //! let queue = ring.queue(4, FenceGroup::new())?;
 //! let permit = queue.permit()?;
 //! let first = queue.job(Some(permit), 3)?.submit(|_fence| ());
@@ -169,7 +171,7 @@
 //! assert_eq!(first.status(), Some(Ok(())));
 //! assert_eq!(ring.hw().sum.load(Relaxed), 7);
 //!
-//! // Nothing is taken any more from a client whose ring is gone.
+//! // A client whose ring is gone cannot add jobs any more.
 //! drop(ring);
 //! assert_eq!(queue.job(None, 1).err(), Some(ENODEV));
 //! # Ok::<(), Error>(())

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! What becomes of jobs that do not end.
+//! The recovery from jobs that do not end.
 //!
 //! All of it runs on the workqueue of the ring, so no job begins meanwhile.
 
@@ -26,7 +26,7 @@ use crate::{
 };
 
 impl Core {
-    /// Starts the timer, if there is a job in the hardware and it is not on its way.
+    /// Starts the timer, if there is a job in the hardware and the timer is not pending.
     pub(super) fn set_timer(self: &Arc<Self>, flight: &mut Flight) {
         let Some(timeout) = self.timeout else {
             return;
@@ -41,16 +41,17 @@ impl Core {
         };
 
         let left = i64::from(timeout) - flight.since.elapsed().as_millis();
-        // One more, as both are rounded down.
+        // One more, because both are rounded down.
         let left = Msecs::try_from(left + 1).unwrap_or(0);
-        // SAFETY: It is destroyed after it was taken out of the state, whose lock is held.
+        // SAFETY: The workqueue is destroyed after the pointer was removed from the state, whose
+        // lock is held.
         let queue = unsafe { workqueue::Queue::from_raw(queue.as_ptr()) };
         flight.timer = queue
             .enqueue_delayed::<Arc<Self>, TIMER>(self.clone(), msecs_to_jiffies(left.max(1)))
             .is_ok();
     }
 
-    /// Looks at the oldest job in the hardware, which may have been there for too long.
+    /// Checks the oldest job in the hardware, which may have been there for too long.
     pub(super) fn expired(self: &Arc<Self>) {
         let _section = SignallingSection::begin();
         let mut flight = self.flight.lock();
@@ -60,13 +61,13 @@ impl Core {
         self.set_timer(&mut flight);
     }
 
-    /// Asks the driver about the oldest job in the hardware, if that is there for too long, or if
-    /// the driver wants to be `asked` at once.
+    /// Asks the driver about the oldest job in the hardware, if it has been there for too long, or
+    /// if `asked`, because the driver has requested it.
     pub(super) fn check(self: &Arc<Self>, flight: &mut Flight, asked: bool) {
         if !asked {
             let state = self.state.lock();
 
-            // The worker has yet to see that there was progress.
+            // The worker has not processed the progress yet.
             if state.slots.iter().any(|slot| slot.ended.is_some()) {
                 flight.since = Instant::now();
                 return;
@@ -90,7 +91,7 @@ impl Core {
             Verdict::Reset(error) if self.state.lock().is_running(slot, ticket) => {
                 self.recover(flight, Some((ticket, error)));
             }
-            // The driver has seen its end: another one is to blame, or none.
+            // The job has ended meanwhile, so it did not hang.
             Verdict::Reset(_) => flight.since = Instant::now(),
         }
     }
@@ -98,7 +99,7 @@ impl Core {
     /// Resets the ring, ends the run that hangs with the error, if there is one, and runs the other
     /// jobs again.
     pub(super) fn recover(self: &Arc<Self>, flight: &mut Flight, hung: Option<(u64, Error)>) {
-        // What the driver drops now, because it empties the ring, are no ends.
+        // A `Done` that the driver drops now, because it empties the ring, does not end its job.
         self.state.lock().resetting = true;
         // SAFETY: The hardware is valid as long as there are jobs.
         let result = unsafe { (self.calls.reset)(flight.hw) };
@@ -111,8 +112,8 @@ impl Core {
             }
         }
 
-        // From the oldest on, as the hardware does jobs in their order. One that has ended after
-        // all keeps that end.
+        // The jobs are run again from the oldest on, because the hardware does jobs in their order.
+        // A job that has ended after all is not run again.
         let last = flight.ticket;
         let mut done = 0;
         while let Some((slot, ticket)) = self.oldest(done, last) {

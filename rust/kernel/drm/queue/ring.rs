@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! A ring, and what a driver is asked to do for it.
+//! A ring, and the operations that a driver implements for it.
 
 use super::{
     arbiter::{
@@ -34,45 +34,45 @@ use core::{
     ptr::NonNull, //
 };
 
-/// What a driver does for a ring.
+/// The operations of a driver for a ring.
 ///
-/// All of it is called by the worker of the ring, one call at a time, in a
-/// [`SignallingSection`](crate::dma_buf::fence::SignallingSection): it may sleep for a short time, but
-/// not take a reservation, nor allocate memory in a way that waits.
+/// The worker of the ring calls all of them, one at a time, in a
+/// [`SignallingSection`](crate::dma_buf::fence::SignallingSection): they may sleep for a short
+/// time, but not take a reservation, nor allocate memory in a way that waits.
 pub trait RingOps: Sized + 'static {
-    /// What the driver has of the hardware, which exists until the ring is dropped.
+    /// The driver's hardware, which exists until the ring is dropped.
     type Hw: ForLt;
 
-    /// What is to be done. Dropped by a worker of the system, which may take reservations.
+    /// The work of a job. Dropped by a worker of the system, which may take reservations.
     type Job: Send + 'static;
 
     /// Begins a job. When it has ended, `done` is signalled, in any context.
     ///
-    /// After a reset it is called again for jobs that had not ended, but for the one that hung.
+    /// After a reset it is called again for jobs that had not ended, except for the one that hung.
     fn run(hw: &HwOf<'_, Self>, job: &mut Self::Job, done: Done);
 
-    /// Tells what to do about `job`, the oldest in the hardware, as no job has ended for
-    /// [`Config::timeout`], or the driver has asked for that ([`Done::expire`]).
+    /// Decides about `job`, the oldest in the hardware, because no job has ended for
+    /// [`Config::timeout`], or the driver has requested it ([`Done::expire`]).
     fn timed_out(_hw: &HwOf<'_, Self>, _job: &Self::Job) -> Verdict {
         Verdict::Reset(ETIME)
     }
 
-    /// Tells whether the hardware is not there any more, so that no job will end.
+    /// Tells whether the hardware is not present any more, so that no job will end.
     ///
-    /// Asked when the ring goes: then nobody waits for [`Config::timeout`] before the ring is reset,
-    /// which fails.
+    /// Called when the ring is dropped: if it returns true, the ring is reset without waiting for
+    /// [`Config::timeout`], which fails.
     fn is_gone(_hw: &HwOf<'_, Self>) -> bool {
         false
     }
 
     /// Resets the ring.
     ///
-    /// When this returns the ring is empty, and does nothing more of what it was told before. Jobs
-    /// that had ended after all are signalled here; a [`Done`] that is dropped here does not count.
+    /// When this returns the ring is empty, and does nothing more of its former work. Jobs that had
+    /// ended after all are signalled here; a [`Done`] that is dropped here does not count.
     ///
     /// # Errors
     ///
-    /// The ring cannot be used any more: all jobs end with the error.
+    /// After an error the ring cannot be used any more: all jobs end with the error.
     fn reset(_hw: &HwOf<'_, Self>) -> Result {
         Err(EIO)
     }
@@ -89,28 +89,28 @@ pub type HwOf<'a, T> = <<T as RingOps>::Hw as ForLt>::Of<'a>;
 
 /// Makes [`RingOps::Hw`].
 ///
-/// A trait and not a closure, because what it makes depends on the lifetime.
+/// A trait and not a closure, because the type that it makes depends on the lifetime.
 pub trait HwInit<T: RingOps> {
     /// Returns the initializer.
     ///
-    /// The method is generic over the time for which the device is bound: what it makes borrows from
-    /// the device, and from nothing else that is not static. What that needs of device-managed
-    /// resources is there before [`Ring::new`], so that it is released after the ring.
+    /// The method is generic over the time for which the device is bound: the hardware can borrow
+    /// from the device, and from nothing else that is not static. Device-managed resources that it
+    /// uses must be acquired before [`Ring::new`], so that they are released after the ring.
     fn init<'a>(self, dev: &'a Device<Bound>) -> impl PinInit<HwOf<'a, T>, Error>;
 }
 
-/// What to do about a job that does not end.
+/// The decision about a job that does not end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It works. It is looked at again after as long a time.
+    /// The job is making progress. It is checked again after the same time.
     Busy,
-    /// It hangs, or has stopped the ring: that is reset, and the job ends with this error.
+    /// The job hangs, or has stopped the ring: the ring is reset, and the job ends with this error.
     Reset(Error),
 }
 
-/// How a ring is made.
+/// The parameters of a ring.
 pub struct Config<'a> {
-    /// The name, by which its fences are known: at most 31 bytes.
+    /// The name of the ring, and of the contexts of its fences: at most 31 bytes.
     pub name: &'a CStr,
     /// How many jobs may be in the hardware at a time.
     pub credits: usize,
@@ -142,13 +142,13 @@ impl<T: RingOps> Payload for Typed<T> {
 ///
 /// # Safety
 ///
-/// `hw` must be that of a ring of `T`, and be valid until this returns.
+/// `hw` must be the hardware of a ring of `T`, and be valid until this returns.
 unsafe fn reset<T: RingOps>(hw: *const c_void) -> Result {
     // SAFETY: By the safety requirements.
     T::reset(unsafe { &*hw.cast::<HwOf<'_, T>>() })
 }
 
-/// Tells whether the hardware is not there any more.
+/// Tells whether the hardware is not present any more.
 ///
 /// # Safety
 ///
@@ -158,7 +158,7 @@ unsafe fn is_gone<T: RingOps>(hw: *const c_void) -> bool {
     T::is_gone(unsafe { &*hw.cast::<HwOf<'_, T>>() })
 }
 
-/// The workqueue of a ring, which does one thing after the other.
+/// The workqueue of a ring, which runs one work item after the other.
 ///
 /// # Invariants
 ///
@@ -174,7 +174,7 @@ unsafe impl Sync for Workqueue {}
 impl Workqueue {
     #[inline(never)]
     fn new() -> Result<Self> {
-        // Others wait for the jobs while they reclaim memory.
+        // Other tasks wait for the jobs while they reclaim memory.
         let flags = bindings::wq_flags_WQ_UNBOUND
             | bindings::wq_flags___WQ_ORDERED
             | bindings::wq_flags_WQ_MEM_RECLAIM;
@@ -183,15 +183,15 @@ impl Workqueue {
         let queue =
             unsafe { bindings::alloc_workqueue_noprof(c"drm_queue".as_char_ptr(), flags, 1) };
 
-        // INVARIANT: It was just made.
+        // INVARIANT: The workqueue was just made.
         Ok(Self(NonNull::new(queue).ok_or(ENOMEM)?))
     }
 }
 
 impl Drop for Workqueue {
     fn drop(&mut self) {
-        // SAFETY: By the type invariant. Nobody else can add work: `Running` has taken the pointer
-        // out of the ring before, or nothing was ever queued.
+        // SAFETY: By the type invariant. No other code can add work: `Running` has removed the
+        // pointer from the ring before, or nothing was ever queued.
         unsafe { bindings::destroy_workqueue(self.0.as_ptr()) };
     }
 }
@@ -208,8 +208,8 @@ impl Drop for Running {
         self.core.end_all();
         self.core.detach();
 
-        // SAFETY: The timer is that of the ring. If it was pending this call has taken it off, and
-        // with it comes the reference to the ring that was given to it.
+        // SAFETY: The timer belongs to the ring. If it was pending, this call has removed it, and
+        // takes over the reference to the ring that it had.
         unsafe {
             let timer = DelayedWork::<Core, TIMER>::raw_as_work(&raw const self.core.timer);
 
@@ -217,18 +217,18 @@ impl Drop for Running {
                 drop(Arc::from_raw(Arc::as_ptr(&self.core)));
             }
         }
-        // Then the workqueue, which waits for the worker to return.
+        // The workqueue is dropped then, which waits for the worker to return.
     }
 }
 
-/// What devres has of a ring.
+/// The part of a ring that devres owns.
 struct Owned<T: RingOps> {
     // Dropped before the hardware.
     _running: Running,
     _hw: Pin<KBox<HwOf<'static, T>>>,
 }
 
-// SAFETY: The hardware is `Send` and `Sync`: `Ring::new()` asks for that.
+// SAFETY: The hardware is `Send` and `Sync`, which `Ring::new()` requires.
 unsafe impl<T: RingOps> Send for Owned<T> {}
 
 // SAFETY: As for `Send`.
@@ -248,8 +248,8 @@ pub struct Ring<'a, T: RingOps> {
     _p: PhantomData<&'a HwOf<'a, T>>,
 }
 
-// SAFETY: The hardware is `Send` and `Sync`: `Ring::new()` asks for that. The rest may be used from
-// any task.
+// SAFETY: The hardware is `Send` and `Sync`, which `Ring::new()` requires. The rest may be used
+// from any task.
 unsafe impl<T: RingOps> Send for Ring<'_, T> {}
 
 // SAFETY: As for `Send`.
@@ -262,15 +262,15 @@ impl<'a, T: RingOps> Ring<'a, T> {
     ///
     /// - `EINVAL` if there are no credits.
     /// - `ENAMETOOLONG` if the name has more than 31 bytes.
-    /// - `ENOMEM` if memory runs out, and what `hw` returns.
+    /// - `ENOMEM` if memory runs out, and the errors of `hw`.
     pub fn new(dev: &'a Device<Bound>, config: &Config<'_>, hw: impl HwInit<T>) -> Result<Self>
     where
         for<'b> HwOf<'b, T>: Send + Sync,
     {
         let hw = hw.init(dev);
 
-        // SAFETY: `HwInit::init()` is generic over the lifetime, so what it makes borrows from the
-        // device alone, whatever the lifetime is that it was instantiated with here.
+        // SAFETY: `HwInit::init()` is generic over the lifetime, so the hardware borrows from the
+        // device alone, for any lifetime that it was instantiated with here.
         unsafe { Self::with_hw(dev, config, hw) }
     }
 
@@ -278,7 +278,7 @@ impl<'a, T: RingOps> Ring<'a, T> {
     ///
     /// # Safety
     ///
-    /// What `hw` makes may borrow from the bound device, and from nothing else that is not static.
+    /// The hardware that `hw` makes may only borrow from the bound device, and from static data.
     pub(crate) unsafe fn with_hw(
         dev: &'a Device<Bound>,
         config: &Config<'_>,
@@ -287,8 +287,8 @@ impl<'a, T: RingOps> Ring<'a, T> {
     where
         for<'b> HwOf<'b, T>: Send + Sync,
     {
-        // SAFETY: Lifetimes do not change the layout. The value is used as long as the device is
-        // bound, which devres sees to, and functions of `T` do not see the longer lifetime.
+        // SAFETY: Lifetimes do not change the layout. Devres ensures that the value is only used as
+        // long as the device is bound, and functions of `T` do not see the longer lifetime.
         let hw = unsafe { pin_init::cast_pin_init::<HwOf<'a, T>, HwOf<'static, T>, Error>(hw) };
         let hw = KBox::pin_init(hw, GFP_KERNEL)?;
         let at = NonNull::from(&*hw);
@@ -322,25 +322,26 @@ impl<'a, T: RingOps> Ring<'a, T> {
         })
     }
 
-    /// Returns what the driver has of the hardware.
+    /// Returns the driver's hardware.
     #[inline]
     pub fn hw(&self) -> &HwOf<'a, T> {
-        // SAFETY: Devres has it until this is dropped, or the driver is unbound, which is after the
-        // lifetime of `self`. Lifetimes do not change the layout, and this one is that with which it
-        // was made.
+        // SAFETY: Devres owns it until `self` is dropped, or until the driver is unbound, which is
+        // after the lifetime of `self`. Lifetimes do not change the layout, and the hardware was
+        // made with this lifetime.
         unsafe { self.hw.cast::<HwOf<'a, T>>().as_ref() }
     }
 
     /// Returns the queue of the kernel, whose jobs go first and have no bound.
     ///
-    /// What they depend on is work of the device alone: other devices would hold up all that comes
-    /// after, and the end of the ring.
+    /// Its jobs must depend on work of the device alone: other devices would hold up all later
+    /// jobs, and the end of the ring.
     #[inline]
     pub fn kernel(&self) -> &Queue<T> {
         &self.kernel
     }
 
-    /// Makes the queue of a client that has at most `limit` jobs at a time. Its fences are of `group`.
+    /// Makes the queue of a client that may have `limit` jobs at a time. Its fences belong to
+    /// `group`.
     ///
     /// # Errors
     ///
@@ -356,19 +357,19 @@ impl<'a, T: RingOps> Ring<'a, T> {
         Ok(Queue::new(&self.core, lane))
     }
 
-    /// Takes nothing more from clients, and cancels what they have in their queues. Does not wait.
+    /// Accepts no more jobs from clients, and cancels those in their queues. Does not wait.
     ///
     /// Jobs that have begun go on, and so does the queue of the kernel.
     pub fn close(&self) {
         self.core.close();
     }
 
-    /// Ends all jobs, and takes nothing more from anybody: the first two steps of the end of a ring,
-    /// see the [module](super). Sleeps, until no job is left.
+    /// Ends all jobs, and accepts no more from clients and the kernel: the first two steps of the
+    /// end of a ring, see the [module](super). Sleeps until no job is left.
     ///
-    /// For memory that goes before the ring does: nothing accesses it any more on the ring's behalf.
-    /// The other rings of the device must still work, as jobs of the kernel may depend on them. No
-    /// reservation may be held.
+    /// For memory that is freed before the ring is dropped: no job of the ring accesses it any
+    /// more. The other rings of the device must still work, because jobs of the kernel may depend
+    /// on them. No reservation may be held.
     pub fn end(&self) {
         self.core.end_all();
     }

@@ -24,7 +24,7 @@ mod raw {
     crate::declare_trace! {
         /// # Safety
         ///
-        /// `ring` must be a string.
+        /// `ring` must be a NUL terminated string.
         pub(super) unsafe fn drm_queue_submit(
             ring: *const c_char,
             context: u64,
@@ -34,11 +34,11 @@ mod raw {
         );
         /// # Safety
         ///
-        /// `ring` must be a string.
+        /// `ring` must be a NUL terminated string.
         pub(super) unsafe fn drm_queue_run(ring: *const c_char, context: u64, seqno: u64);
         /// # Safety
         ///
-        /// `ring` must be a string.
+        /// `ring` must be a NUL terminated string.
         pub(super) unsafe fn drm_queue_started(ring: *const c_char, context: u64, seqno: u64);
         /// # Safety
         ///
@@ -52,29 +52,29 @@ mod raw {
     }
 }
 
-/// A job is in its queue, with so many dependencies that have not signalled.
+/// Traces that a job is in its queue, with the number of its dependencies that have not signalled.
 #[inline(never)]
 pub(super) fn submit(ring: &Name, id: Id, dependencies: u32, external: bool) {
     // SAFETY: A name ends with a NUL.
     unsafe { raw::drm_queue_submit(ring.as_ptr(), id.context, id.seqno, dependencies, external) }
 }
 
-/// A job begins.
+/// Traces that a job begins.
 #[inline(never)]
 pub(super) fn run(ring: &Name, id: Id) {
     // SAFETY: As in `submit()`.
     unsafe { raw::drm_queue_run(ring.as_ptr(), id.context, id.seqno) }
 }
 
-/// The driver has begun with a job, and rung the doorbell if the hardware has one. It may be done
-/// already.
+/// Traces that the driver has begun with a job, and has rung the doorbell if the hardware has one.
+/// The job may be done already.
 #[inline(never)]
 pub(super) fn started(ring: &Name, id: Id) {
     // SAFETY: As in `submit()`.
     unsafe { raw::drm_queue_started(ring.as_ptr(), id.context, id.seqno) }
 }
 
-/// A job has ended, or was cancelled before it has begun.
+/// Traces that a job has ended, or was cancelled before it has begun.
 #[inline(never)]
 pub(super) fn done(ring: &Name, id: Id, result: Result) {
     let ret = match result {
