@@ -6,8 +6,8 @@
 //! that implements [`File`], and adds it in [`drm::Driver::debugfs_init`].
 //!
 //! The callbacks of a file run while the device is registered, and an unregistration waits for
-//! them. A file that is still open after that returns `EIO`, or `ENODEV` while the device is going
-//! away. It keeps neither the device nor the module: nothing of them is used to close it.
+//! them. A file that is still open after that returns `EIO`, or `ENODEV` while the device is being
+//! removed. An open file keeps neither the device nor the module, because closing it uses neither.
 //!
 //! # Examples
 //!
@@ -37,7 +37,7 @@
 //!     }
 //! }
 //!
-//! /// What `debugfs_init` of a driver does.
+//! /// The part of `debugfs_init` of a driver.
 //! fn debugfs_init<D: drm::Driver>(dir: &drm::debugfs::Dir<'_, D>) {
 //!     dir.add::<Version<D>>();
 //! }
@@ -60,7 +60,7 @@ use core::marker::PhantomData;
 #[cfg(CONFIG_DEBUG_FS)]
 mod fops;
 
-/// How many bytes can be written to a file at once, a newline included.
+/// The maximal number of bytes of one write to a file, with a newline.
 pub const MAX_WRITE: usize = 64;
 
 /// A file in the debugfs directory of a DRM device.
@@ -86,7 +86,7 @@ pub trait File {
         build_error!(VTABLE_DEFAULT_ERROR)
     }
 
-    /// Does what somebody wrote to the file.
+    /// Handles a write to the file.
     ///
     /// `text` is all of one `write()`, without a newline at its end. May sleep.
     ///
@@ -137,7 +137,7 @@ pub(crate) unsafe extern "C" fn init_callback<D: drm::Driver>(minor: *mut bindin
     });
 }
 
-/// Reads a number: digits, and nothing else.
+/// Reads a number, which consists of digits only.
 #[cfg(CONFIG_RUST_DRM_PEER)]
 pub(crate) fn number(text: &str) -> Result<u64> {
     if text.starts_with('+') {

@@ -3,8 +3,8 @@
 //! Device-managed DRM registrations.
 //!
 //! The data of a [`drm::Registration`] borrows from the bound parent device, so the registration
-//! must be dropped before the device is unbound. Nothing in Rust keeps a driver from forgetting a
-//! value, which is why [`drm::Registration::new`] is `unsafe`. [`Registration`] leaves it to
+//! must be dropped before the device is unbound. Rust does not prevent a driver from forgetting a
+//! value, which is why [`drm::Registration::new`] is `unsafe`. [`Registration`] leaves the drop to
 //! devres instead, and is safe.
 //!
 //! C header: [`include/drm/drm_drv.h`](srctree/include/drm/drm_drv.h)
@@ -24,12 +24,12 @@ use core::{
     ops::Deref, //
 };
 
-/// A DRM device that is not registered yet, and whose registration data is made.
+/// A DRM device that is not registered yet, and whose registration data is being made.
 ///
-/// The lifetime `'a` is one for which the parent device is bound. It is invariant, and whoever makes
-/// the data has no other: what borrows for `'a` borrows from the parent device, and not from
-/// something that is gone earlier. Devres may keep it, so a function that hands data over to devres
-/// asks for this.
+/// The lifetime `'a` is one for which the parent device is bound. It is invariant, and the code
+/// that makes the data has no other: a value that borrows for `'a` borrows from the parent device,
+/// and not from anything that is gone earlier. Devres may keep such a value, so a function that
+/// passes data to devres asks for this type.
 pub struct Unregistered<'drm, 'a, T: Driver> {
     drm: &'drm drm::UnregisteredDevice<T>,
     parent: &'a T::ParentDevice<Bound>,
@@ -60,12 +60,13 @@ pub trait RegistrationInit<T: Driver> {
     /// Returns the initializer of the registration data.
     ///
     /// `parent` is the bound parent device. The method is generic over the time for which it is
-    /// bound: the data may borrow from the device, and from nothing else that is not static.
+    /// bound: the data may only borrow from the device, and from static data.
     ///
-    /// `drm` is the DRM device. What the device needs before it is registered is made of it here, such as GEM objects for firmware, and may be kept in the data: a reference
-    /// to an object keeps the DRM device as well, which outlives its registration.
+    /// `drm` is the DRM device. Objects that the device needs before it is registered, such as GEM
+    /// objects for firmware, are made here, and may be kept in the data: a reference to an object
+    /// keeps the DRM device as well, which outlives its registration.
     ///
-    /// What the data needs of device-managed resources is to be acquired here and not later: devres
+    /// Device-managed resources that the data uses must be acquired here and not later: devres
     /// releases in reverse order, so these resources outlive the data.
     fn init<'a>(
         self,
@@ -74,11 +75,11 @@ pub trait RegistrationInit<T: Driver> {
     ) -> impl PinInit<T::RegistrationData<'a>, Error>;
 }
 
-/// A DRM device that is registered until this is dropped, or its parent device is unbound.
+/// A DRM device that is registered until the value is dropped, or its parent device is unbound.
 ///
 /// Either unplugs the DRM device (see [`drm::Registration`]), which waits for all
 /// [`RegistrationGuard`](drm::RegistrationGuard)s, and then drops the registration data. An unbind
-/// does it after the private data of the bus device was dropped, if the value is still there.
+/// does it after the private data of the bus device was dropped, if the value still exists.
 #[must_use = "the device is unplugged when this is dropped"]
 pub struct Registration<T: Driver + 'static> {
     drm: ARef<drm::Device<T>>,
@@ -94,11 +95,11 @@ impl<T: Driver + 'static> Registration<T> {
     ///
     /// - `EINVAL` if `parent` is not the parent device of `drm`.
     /// - `ENOMEM` if memory runs out.
-    /// - What `data` or `drm_dev_register()` return.
+    /// - The errors of `data` and of `drm_dev_register()`.
     ///
     /// # Examples
     ///
-    /// A device with an object for its firmware, which is there before the device is registered:
+    /// A device with an object for its firmware, which exists before the device is registered:
     ///
     /// ```
     /// use kernel::{
@@ -161,13 +162,13 @@ impl<T: Driver + 'static> Registration<T> {
     ///
     /// type Object = gem::Object<Bo>;
     ///
-    /// /// What exists while the device is registered.
+    /// /// Data that exists while the device is registered.
     /// struct Loaded<'a> {
     ///     firmware: ARef<Object>,
     ///     _parent: &'a Device<Bound>,
     /// }
     ///
-    /// /// Loads the firmware, which is good or not.
+    /// /// Loads the firmware, which is valid or not.
     /// struct Load(bool);
     ///
     /// impl RegistrationInit<Example> for Load {
@@ -228,7 +229,7 @@ impl<T: Driver + 'static> Registration<T> {
     ///
     /// assert_eq!(OBJECTS.load(Relaxed), 1);
     ///
-    /// // Objects go with the registration, and with one that fails.
+    /// // Objects are dropped with the registration, and if the registration fails.
     /// drop(registration);
     /// assert_eq!(OBJECTS.load(Relaxed), 0);
     /// assert_eq!(Registration::new(parent, new()?, Load(false), 0).err(), Some(EIO));
@@ -236,7 +237,7 @@ impl<T: Driver + 'static> Registration<T> {
     /// # Ok::<(), Error>(())
     /// ```
     ///
-    /// See [`gem::peer`](drm::gem::peer) for one with VRAM.
+    /// See [`gem::peer`](drm::gem::peer) for a device with VRAM.
     pub fn new(
         parent: &T::ParentDevice<Bound>,
         drm: drm::UnregisteredDevice<T>,
@@ -293,7 +294,7 @@ impl<T: Driver + 'static> Registration<T> {
         &self.drm
     }
 
-    /// Calls `f` with the registration data, [`None`] if the device was unplugged.
+    /// Calls `f` with the registration data, or returns [`None`] if the device was unplugged.
     ///
     /// An unplug waits until `f` has returned.
     pub fn with_data<R>(
@@ -337,8 +338,9 @@ pub(crate) unsafe fn while_registered<D: Driver, R>(
         return Err(ENODEV);
     }
 
-    // A device that was never registered can be entered too. It has no registration data; once it
-    // has, that stays until after an unplug, which waits for this section.
+    // The section can be entered for a device that was never registered, too. Such a device has no
+    // registration data; once a device has it, the data stays until after an unplug, which waits
+    // for this section.
     // SAFETY: The device is valid and of `D`.
     let device: &drm::Device<D> = unsafe { drm::Device::from_raw(dev) };
     if device

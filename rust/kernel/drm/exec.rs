@@ -2,14 +2,16 @@
 
 //! Execution contexts: several GEM objects locked at once.
 //!
-//! Work on several objects needs the reservations of all of them, and others may take the same ones
-//! in another order. [`Exec::run`] takes them in any order: where two tasks would wait for each
-//! other, one of them gives back what it has and begins anew, with the contended object first.
+//! Work on several objects needs the reservations of all of them, and other tasks may take the same
+//! ones in another order. [`Exec::run`] takes them in any order: if two tasks would wait for each
+//! other, one of them unlocks all that it has locked and begins anew, with the contended object
+//! first.
 //!
 //! # Locking
 //!
 //! The reservations are locked with an acquire context of their own. A task must not hold another
-//! reservation when it calls [`Exec::run`], nor take one inside by other means, nor call it inside.
+//! reservation when it calls [`Exec::run`], nor take one inside by other means, nor nest calls of
+//! it.
 //!
 //! C header: [`include/drm/drm_exec.h`](srctree/include/drm/drm_exec.h)
 
@@ -34,7 +36,7 @@ use pin_init::stack_pin_init;
 pub(crate) mod fake;
 
 crate::impl_flags!(
-    /// How an execution context locks. The default is neither of [`Flag`].
+    /// How an execution context locks. By default no [`Flag`] is set.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct Flags(u32);
 
@@ -63,22 +65,22 @@ pub struct Exec {
 }
 
 impl Exec {
-    /// Calls `f` to lock objects and to use them, until nothing stands in its way.
+    /// Calls `f` to lock objects and to use them, until there is no contention.
     ///
     /// When `f` meets an object that is contended, [`ExecCtx::prepare_obj`] fails with `EDEADLK`,
-    /// as does every later call, and `f` is to return. Then all objects are unlocked, the contended
-    /// one is waited for and locked, and `f` is called again. What `f` returned is dropped, so it
-    /// makes no difference if it did not notice.
+    /// as does every later call, and `f` has to return. Then all objects are unlocked, the
+    /// contended one is waited for and locked, and `f` is called again. The result of `f` is
+    /// dropped, so it makes no difference if `f` ignored the error.
     ///
-    /// So `f` first locks all objects, then changes anything that cannot be done twice. When
-    /// `run` returns, with whatever result, all objects are unlocked.
+    /// So `f` first locks all objects, and then makes changes that cannot be made twice. When `run`
+    /// returns, with any result, all objects are unlocked.
     ///
     /// May sleep. Mirrors `drm_exec_init()`, `drm_exec_until_all_locked()`,
     /// `drm_exec_retry_on_contention()` and `drm_exec_fini()`.
     ///
     /// # Errors
     ///
-    /// - What `f` returns, if there was no contention.
+    /// - The errors of `f`, if there was no contention.
     /// - `EINTR` if a signal to the task ended the wait for a contended object.
     ///
     /// # Examples
@@ -114,7 +116,7 @@ impl Exec {
     ///         let mut from = ctx.prepare_obj(from, 1)?.ok_or(EALREADY)?;
     ///         let mut to = ctx.prepare_obj(to, 1)?.ok_or(EALREADY)?;
     ///
-    ///         // All is locked: this is reached only once.
+    ///         // All objects are locked: this is reached only once.
     ///         let fence = job.take().ok_or(EINVAL)?.new_fence();
     ///         if let Some(slot) = from.slots().next() {
     ///             slot.add_fence(fence.fence(), Usage::Read);
@@ -126,7 +128,7 @@ impl Exec {
     ///     })
     /// }
     ///
-    /// // Nothing has to be locked.
+    /// // No object has to be locked.
     /// assert_eq!(Exec::run(Flag::Interruptible, |_| Ok(42)), Ok(42));
     /// ```
     pub fn run<R>(
@@ -164,13 +166,14 @@ impl Exec {
 
     /// Begins a round: nothing is locked except for an object that was contended in the last one.
     fn begin(&self) -> Result {
-        // The result says whether there is another round to do: there is at first, and after a
+        // The result says whether another round has to be made: it has at first, and after a
         // contention, which is when this is called.
         // SAFETY: By the type invariant the context is initialized. There is no view of a locked
         // object, because these do not outlive a call of the closure.
         unsafe { bindings::drm_exec_cleanup(self.inner.get()) };
 
-        // The contended object has to be locked before any other, also if it is not wanted any more.
+        // The contended object has to be locked before any other, even if it is not wanted any
+        // more.
         // SAFETY: By the type invariant the context is initialized. No object is passed.
         to_result(unsafe {
             bindings::drm_exec_prepare_array(self.inner.get(), ptr::null_mut(), 0, 0)
@@ -210,7 +213,7 @@ impl Exec {
         obj: *mut bindings::drm_gem_object,
         num_fences: u32,
     ) -> Result<Option<LockedResv<'a>>> {
-        // The objects of this round are still locked, so waiting for another is out of the question.
+        // The objects of this round are still locked, so this task must not wait for another one.
         if self.is_contended() {
             return Err(EDEADLK);
         }
@@ -220,7 +223,7 @@ impl Exec {
         to_result(unsafe { bindings::drm_exec_lock_obj(self.inner.get(), obj) })?;
 
         if self.locked() == before {
-            // A duplicate. There must be only one view of each reservation.
+            // The object is a duplicate. There must be only one view of each reservation.
             return Ok(None);
         }
 
@@ -230,7 +233,7 @@ impl Exec {
         let mut view = unsafe { LockedResv::from_raw((*obj).resv) };
 
         if let Err(error) = view.prepare(num_fences) {
-            // SAFETY: The object was locked by this call, and nobody gets the view.
+            // SAFETY: The object was locked by this call, and no code gets the view.
             unsafe { bindings::drm_exec_unlock_obj(self.inner.get(), obj) };
             return Err(error);
         }
@@ -253,7 +256,7 @@ impl PinnedDrop for Exec {
 /// # Invariants
 ///
 /// - The round has begun, and lasts for `'a`.
-/// - `'a` is known to the closure of [`Exec::run`] only, so nothing that has it leaves the round.
+/// - `'a` is known to the closure of [`Exec::run`] only, so no value with it leaves the round.
 pub struct ExecCtx<'a> {
     pub(crate) exec: &'a Exec,
     _invariant: PhantomData<fn(&'a ()) -> &'a ()>,
@@ -264,13 +267,14 @@ impl<'a> ExecCtx<'a> {
     ///
     /// The view is valid until the round is over; so are those of objects that were locked before.
     /// With [`Flag::IgnoreDuplicates`] there is no view of an object whose reservation is locked
-    /// already, because that has one.
+    /// already, because the reservation has a view.
     ///
     /// May sleep. Mirrors `drm_exec_prepare_obj()`.
     ///
     /// # Errors
     ///
-    /// - `EDEADLK` if this or an earlier object of the round is contended. The closure is to return.
+    /// - `EDEADLK` if this or an earlier object of the round is contended. The closure has to
+    ///   return.
     /// - `EALREADY` if the reservation is locked already, without [`Flag::IgnoreDuplicates`].
     /// - `EINTR` if a signal to the task ended the wait, with [`Flag::Interruptible`].
     /// - `EINVAL` if `num_fences` is above 4096.
@@ -484,7 +488,7 @@ mod tests {
 
             let fence = job.take().ok_or(EINVAL)?.new_fence();
             assert_eq!(a.slots().len(), 3);
-            // Taken, so not there any more.
+            // The slots were taken, so the view has none any more.
             assert_eq!(a.slots().len(), 0);
             for (view, usage) in [(&mut a, Usage::Kernel), (&mut b, Usage::Bookkeep)] {
                 let mut slots = view.reserve_fences(1)?;
@@ -504,10 +508,11 @@ mod tests {
         Ok(())
     }
 
-    /// A task that locks two objects in one order, while another does in the other.
+    /// A task that locks two objects in one order, while another task locks them in the other
+    /// order.
     #[pin_data]
     struct Rival {
-        /// Given back before `finished`, because the device does not live longer.
+        /// Dropped before `finished`, because the device does not live longer.
         #[pin]
         objects: Mutex<Option<[ARef<Object>; 2]>>,
         both: Arc<Atomic<u32>>,
@@ -560,7 +565,7 @@ mod tests {
                     ctx.prepare_obj(&*first, 0)?;
                     ctx.prepare_obj(&*second, 0)?;
 
-                    // Loses an increment if the other is here too.
+                    // This loses an increment if the other task is here too.
                     let count = self.both.load(Relaxed);
                     core::hint::spin_loop();
                     self.both.store(count + 1, Relaxed);

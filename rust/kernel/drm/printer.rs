@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! Where the DRM core prints to, for the statistics of a file.
+//! The output stream of the DRM core, for the statistics of a file.
 //!
 //! C header: [`include/drm/drm_print.h`](srctree/include/drm/drm_print.h)
 
@@ -15,14 +15,14 @@ use crate::{
 ///
 /// # Invariants
 ///
-/// The structure is valid, and nobody else uses it.
+/// The structure is valid, and no other code uses it.
 #[repr(transparent)]
 pub struct Printer(Opaque<bindings::drm_printer>);
 
 impl Printer {
     /// # Safety
     ///
-    /// `p` must be valid for `'a`, and nobody else may use it during that time.
+    /// `p` must be valid for `'a`, and no other code may use it during that time.
     pub(crate) unsafe fn from_raw<'a>(p: *mut bindings::drm_printer) -> &'a mut Self {
         // INVARIANT: By the safety requirements.
         // SAFETY: By the safety requirements; `Printer` is a transparent wrapper.
@@ -33,10 +33,10 @@ impl Printer {
         self.0.get()
     }
 
-    /// Prints `<prefix>-<stat>-<region>` with a size in bytes, as fdinfo has it.
+    /// Prints `<prefix>-<stat>-<region>` with a size in bytes, in the format of fdinfo.
     ///
-    /// Whole KiB or MiB are printed as such. Mirrors `drm_fdinfo_print_size()`. The prefix is that
-    /// of the driver for keys of its own; the keys with `drm` are specified.
+    /// Whole KiB or MiB are printed as such. Mirrors `drm_fdinfo_print_size()`. The prefix is the
+    /// name of the driver for keys of its own; the keys with `drm` are specified.
     pub fn size(&mut self, prefix: &CStr, stat: &CStr, region: &CStr, bytes: u64) {
         // SAFETY: The printer is valid, and the strings are NUL terminated.
         unsafe {
@@ -50,11 +50,11 @@ impl Printer {
         }
     }
 
-    /// Prints how much memory the objects have that `file` has handles of.
+    /// Prints how much memory the objects have to which `file` has handles.
     ///
-    /// For drivers whose objects are all in system memory, which is the region `memory`. Asks them
-    /// for their [`status`](drm::gem::DriverObject::status) and
-    /// [`rss`](drm::gem::DriverObject::rss). Mirrors `drm_show_memory_stats()`.
+    /// For drivers whose objects are all in system memory, which is the region `memory`. Calls
+    /// their [`status`](drm::gem::DriverObject::status) and [`rss`](drm::gem::DriverObject::rss).
+    /// Mirrors `drm_show_memory_stats()`.
     pub fn memory_stats<F: drm::file::DriverFile>(&mut self, file: &drm::File<F>) {
         // SAFETY: The printer and the file are valid.
         unsafe { bindings::drm_show_memory_stats(self.as_raw(), file.as_raw()) }

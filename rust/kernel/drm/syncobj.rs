@@ -88,14 +88,14 @@ use core::{
 /// assert_eq!(obj.fence_at(0)?.as_raw(), second.fence().as_raw());
 /// assert_eq!(obj.fence_at(1).err(), Some(EINVAL));
 ///
-/// // What a timeline needs is allocated before there is a fence.
+/// // The memory of a point is allocated before there is a fence.
 /// let timeline = SyncObj::new()?;
 /// let (three, seven) = (ChainNode::new()?, ChainNode::new()?);
 /// let point = |point| NonZeroU64::new(point).ok_or(EINVAL);
 /// timeline.add_point(three, point(3)?, first.fence());
 /// timeline.add_point(seven, point(7)?, second.fence());
 ///
-/// // A point is that of the first fence that is not before it.
+/// // A point has the first fence that is not before it.
 /// let (at_two, at_four) = (timeline.fence_at(2)?, timeline.fence_at(4)?);
 /// let at_seven = timeline.fence_at(7)?;
 /// assert_eq!(timeline.fence_at(8).err(), Some(EINVAL));
@@ -104,7 +104,7 @@ use core::{
 /// assert!(!at_four.is_signaled() && !at_seven.is_signaled());
 /// second.signal(Ok(()));
 /// assert!(at_four.is_signaled() && at_seven.is_signaled());
-/// // One that has signalled is found as well.
+/// // A point that has signalled is found as well.
 /// assert!(timeline.fence_at(3)?.is_signaled());
 ///
 /// // Memory that is not used is freed.
@@ -174,8 +174,8 @@ impl SyncObj {
         Ok(unsafe { ARef::from_raw(obj.cast()) })
     }
 
-    /// Puts a fence into the object, in place of the one, or of the timeline, that was there. Wakes
-    /// the tasks that wait for the object to get a fence.
+    /// Puts a fence into the object, in place of its fence or its timeline. Wakes the tasks that
+    /// wait for the object to get a fence.
     ///
     /// Mirrors `drm_syncobj_replace_fence()`.
     pub fn replace_fence(&self, fence: &AnyFence) {
@@ -184,23 +184,23 @@ impl SyncObj {
         unsafe { bindings::drm_syncobj_replace_fence(self.0.get(), fence.as_raw()) };
     }
 
-    /// Adds a point to the timeline that the object is, which signals with `fence` and after the
-    /// points that are there. Wakes the tasks that wait for the point to be added.
+    /// Adds a point to the timeline of the object, which signals with `fence` and after the
+    /// existing points. Wakes the tasks that wait for the point to be added.
     ///
-    /// A point that is not beyond those that are there takes the number of the last one. `fence` is
-    /// one fence, as a chain cannot contain a chain. Mirrors `drm_syncobj_add_point()`.
+    /// A point that is not beyond the existing ones takes the number of the last one. `fence` is
+    /// not a container, because a chain cannot contain a chain. Mirrors `drm_syncobj_add_point()`.
     pub fn add_point(&self, node: ChainNode, point: NonZeroU64, fence: &Fence) {
         let node = ManuallyDrop::new(node).0.as_ptr();
 
         // SAFETY: By the type invariant the object is valid. The node is not initialized yet, and
-        // becomes the object's. The fence is valid and not a chain; the object takes a reference to
-        // it.
+        // is owned by the object from here on. The fence is valid and not a chain; the object takes
+        // a reference to it.
         unsafe {
             bindings::drm_syncobj_add_point(self.0.get(), node, fence.as_raw(), point.get());
         }
     }
 
-    /// Returns the fence that signals `point`, or with 0 the fence in the object.
+    /// Returns the fence that signals `point`, or with 0 the fence of the object.
     ///
     /// Does not wait for a fence to be put there. Mirrors `drm_syncobj_find_fence()`.
     ///
@@ -214,7 +214,7 @@ impl SyncObj {
         if fence.is_null() {
             return Err(EINVAL);
         }
-        // SAFETY: The fence is valid and comes with a reference, which is exchanged for one to the
+        // SAFETY: The fence is valid and comes with a reference, which is replaced by one to the
         // fence that is found.
         let ret = to_result(unsafe { bindings::dma_fence_chain_find_seqno(&mut fence, point) });
         if let Err(e) = ret {
@@ -223,7 +223,7 @@ impl SyncObj {
             return Err(e);
         }
 
-        // A point that has signalled may be gone from the chain.
+        // A point that has signalled may have been removed from the chain.
         let fence = NonNull::new(fence)
             // SAFETY: The function has no requirements, and returns a reference.
             .or_else(|| NonNull::new(unsafe { bindings::dma_fence_get_stub() }))
@@ -235,7 +235,8 @@ impl SyncObj {
 
 /// The memory of one point of a timeline, `struct dma_fence_chain`, for [`SyncObj::add_point`].
 ///
-/// It is allocated before the work whose fence signals the point, as nothing may fail after that.
+/// It is allocated before the work whose fence signals the point, because nothing may fail after
+/// the work has begun.
 ///
 /// # Invariants
 ///
@@ -246,7 +247,7 @@ pub struct ChainNode(NonNull<bindings::dma_fence_chain>);
 // SAFETY: Memory may be used and freed by any task.
 unsafe impl Send for ChainNode {}
 
-// SAFETY: There is nothing to be done with a shared reference.
+// SAFETY: A shared reference gives access to nothing.
 unsafe impl Sync for ChainNode {}
 
 impl ChainNode {
@@ -259,7 +260,7 @@ impl ChainNode {
         // SAFETY: The function has no requirements.
         let node = unsafe { bindings::dma_fence_chain_alloc() };
 
-        // INVARIANT: It was just allocated.
+        // INVARIANT: The memory was just allocated.
         Ok(Self(NonNull::new(node).ok_or(ENOMEM)?))
     }
 }

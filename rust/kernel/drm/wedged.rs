@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! How userspace is told that a device has failed.
+//! The notification of userspace that a device has failed.
 //!
-//! The event is one of the device's card, with `WEDGED=` and what helps. See "Device Wedging" in
-//! Documentation/gpu/drm-uapi.rst.
+//! The event belongs to the card of the device, and has `WEDGED=` with the recoveries that help.
+//! See "Device Wedging" in Documentation/gpu/drm-uapi.rst.
 //!
 //! C header: [`include/drm/drm_drv.h`](srctree/include/drm/drm_drv.h)
 
@@ -18,29 +18,29 @@ use crate::{
     prelude::*, //
 };
 
-/// What lets a device work again that has failed.
+/// A way to recover a device that has failed.
 ///
-/// Each stands for itself and what comes before it fails: a consumer tries the first one that it
-/// knows of those that an event names.
+/// If a consumer cannot use a recovery, the next one may help: it tries the first one that it knows
+/// of those that an event names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum WedgeRecovery {
     /// Nothing is needed: the driver has reset what has failed. Some work is lost.
     Nothing = bindings::DRM_WEDGE_RECOVERY_NONE,
-    /// To unbind the driver and to bind it again.
+    /// The driver is unbound and bound again.
     Rebind = bindings::DRM_WEDGE_RECOVERY_REBIND,
     /// As [`Self::Rebind`], with a reset of the bus in between.
     BusReset = bindings::DRM_WEDGE_RECOVERY_BUS_RESET,
-    /// Something else, which the driver's documentation tells.
+    /// Another way, which the driver's documentation describes.
     Vendor = bindings::DRM_WEDGE_RECOVERY_VENDOR,
 }
 
 impl<T: Driver, C: DeviceContext> Device<T, C> {
-    /// Tells userspace that the device has failed, and which of `recoveries` help; [`None`] of them if
-    /// the driver does not know. The kernel logs it as well. Sleeps, and allocates memory.
+    /// Notifies userspace that the device has failed, and which of `recoveries` help; none of them
+    /// if the driver does not know. The kernel logs it as well. Sleeps, and allocates memory.
     ///
-    /// After any event but one with [`WedgeRecovery::Nothing`] the driver gives an error to all who
-    /// use the device, and lets nothing wait for it.
+    /// After any event other than [`WedgeRecovery::Nothing`] the driver returns an error to all
+    /// users of the device, and lets no task wait for it.
     ///
     /// # Errors
     ///
@@ -69,7 +69,7 @@ impl<T: Driver, C: DeviceContext> Device<T, C> {
             .fold(0, |method, recovery| method | *recovery as usize);
 
         // SAFETY: The device is valid, and has its nodes until it is released. They are not removed
-        // while the section is entered; those that were not added yet have no events.
+        // while the section is entered; nodes that were not added yet have no events.
         to_result(unsafe {
             let mut idx = 0;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! Workqueues that have an owner, who waits for their work.
+//! Workqueues with an owner, which waits for their work.
 //!
 //! C header: [`include/linux/workqueue.h`](srctree/include/linux/workqueue.h)
 
@@ -15,8 +15,8 @@ use core::{
     ptr::NonNull, //
 };
 
-/// A workqueue that is not bound to a processor. Dropping it waits for its work, which must not drop
-/// it.
+/// A workqueue that is not bound to a processor. Dropping it waits for its work, which must not
+/// drop it.
 ///
 /// # Invariants
 ///
@@ -30,8 +30,8 @@ unsafe impl Send for OwnedQueue {}
 unsafe impl Sync for OwnedQueue {}
 
 impl OwnedQueue {
-    /// Makes a queue whose work may be done at the same time. If others wait for that where memory
-    /// is allocated, `is_for_reclaim` keeps a thread for it.
+    /// Makes a queue whose work items may run at the same time. With `is_for_reclaim` it has a
+    /// rescuer thread, for work that tasks which allocate memory wait for.
     ///
     /// # Errors
     ///
@@ -44,12 +44,12 @@ impl OwnedQueue {
                 0
             };
 
-        // SAFETY: The format takes a string, which is one.
+        // SAFETY: The format takes one string, which is passed.
         let queue = unsafe {
             bindings::alloc_workqueue_noprof(c"%s".as_char_ptr(), flags, 0, name.as_char_ptr())
         };
 
-        // INVARIANT: It was just made.
+        // INVARIANT: The workqueue was just made.
         Ok(Self(NonNull::new(queue).ok_or(ENOMEM)?))
     }
 
@@ -71,7 +71,8 @@ impl Deref for OwnedQueue {
 
 impl Drop for OwnedQueue {
     fn drop(&mut self) {
-        // SAFETY: By the type invariant. No work can be added any more, as this owns the workqueue.
+        // SAFETY: By the type invariant. No work can be added any more, because this value owns the
+        // workqueue.
         unsafe { bindings::destroy_workqueue(self.0.as_ptr()) };
     }
 }

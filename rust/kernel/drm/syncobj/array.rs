@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! Arrays of fences in the argument of an ioctl: what work depends on, and where its fence goes to.
+//! Arrays of fences in the argument of an ioctl: the dependencies of work, and the targets of its
+//! fence.
 //!
-//! An ioctl that queues work gets two of them. A call that fails has queued nothing, so all that can
-//! fail comes before the work is queued: the arrays are read and the fences looked up, the points of
-//! timelines, the sync files and their file descriptors are allocated, and the numbers of the latter
-//! are written to the caller. After that the fence is put into its places, which does not fail.
+//! An ioctl that queues work gets two of them. A call that fails has queued nothing, so all steps
+//! that can fail come before the work is queued: the arrays are read and the fences looked up, the
+//! points of timelines, the sync files and their file descriptors are allocated, and the numbers of
+//! the latter are written to the caller. After that the fence is put into its targets, which does
+//! not fail.
 
 use super::{
     ChainNode,
@@ -39,23 +41,23 @@ use core::{
     num::NonZeroU64, //
 };
 
-/// The longest entry that a caller may know, in bytes.
+/// The longest entry that a caller may pass, in bytes.
 const ENTRY_MAX: u32 = 4096;
 
-/// What the uAPI of a driver says of its arrays.
+/// The format of the arrays in the uAPI of a driver.
 ///
-/// An entry begins with the fields `handle` (`u32`), `fd` (`i32`), `flags` (`u32`), `pad` (`u32`) and
-/// `point` (`u64`), in this order. A caller may know more of it, which has to be zero.
+/// An entry begins with the fields `handle` (`u32`), `fd` (`i32`), `flags` (`u32`), `pad` (`u32`)
+/// and `point` (`u64`), in this order. A caller may pass longer entries, if the rest is zero.
 pub struct Format {
-    /// How many entries there can be at most.
+    /// The maximal number of entries.
     pub count_max: u32,
-    /// The least size of an entry, in bytes.
+    /// The minimal size of an entry, in bytes.
     pub size_min: u32,
-    /// The flag of an entry that has a sync file instead of a sync object. There is no other.
+    /// The flag of an entry that has a sync file instead of a sync object. There is no other flag.
     pub file_flag: u32,
 }
 
-/// What the kernel knows of an entry.
+/// The part of an entry that the kernel knows.
 #[repr(C)]
 struct Entry {
     handle: u32,
@@ -77,18 +79,18 @@ fn check(ok: bool) -> Result {
 pub struct SyncArray<'a> {
     format: &'a Format,
     addr: UserPtr,
-    /// Bytes from one entry to the next.
+    /// The distance of two entries in bytes.
     size: usize,
     count: usize,
 }
 
 impl<'a> SyncArray<'a> {
-    /// Takes the array of `count` entries of `size` bytes each at the address `addr` of the caller.
-    /// Nothing is read yet.
+    /// Describes the array of `count` entries of `size` bytes each at the address `addr` of the
+    /// caller. Nothing is read yet.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if there are more entries than there can be, or their size is none.
+    /// `EINVAL` if there are too many entries, or their size is invalid.
     pub fn new(format: &'a Format, addr: u64, count: u32, size: u32) -> Result<Self> {
         if count == 0 {
             return Ok(Self {
@@ -110,13 +112,13 @@ impl<'a> SyncArray<'a> {
         })
     }
 
-    /// Returns where the field at `offset` of an entry is.
+    /// Returns the address of the field at `offset` of an entry.
     fn at(&self, index: usize, offset: usize) -> UserPtr {
         // OVERFLOW: Both factors are small.
         self.addr.wrapping_byte_add(index * self.size + offset)
     }
 
-    /// Reads all entries, and makes something of each.
+    /// Reads all entries, and converts each by `make`.
     fn read<R>(&self, make: impl Fn(&Entry) -> Result<R>) -> Result<KVec<R>> {
         let mut list = KVec::with_capacity(self.count, GFP_KERNEL)?;
 
@@ -146,14 +148,14 @@ impl<'a> SyncArray<'a> {
         sync.flags & self.format.file_flag != 0
     }
 
-    /// Returns the fences that work depends on.
+    /// Returns the fences that the work depends on.
     ///
     /// # Errors
     ///
     /// - `EFAULT` if the array cannot be read.
-    /// - `E2BIG` if an entry is not zero beyond what the kernel knows.
+    /// - `E2BIG` if an entry is not zero beyond the part that the kernel knows.
     /// - `ENOENT` for a handle that is unknown.
-    /// - `EINVAL` for any other field that is not as it has to be, and where there is no fence.
+    /// - `EINVAL` for any other invalid field, and if there is no fence.
     /// - `ENOMEM` if memory runs out.
     pub fn fences<F: DriverFile>(&self, file: &drm::File<F>) -> Result<KVec<ARef<AnyFence>>> {
         self.read(|sync| {
@@ -167,7 +169,7 @@ impl<'a> SyncArray<'a> {
         })
     }
 
-    /// Makes the places that the fence of work goes to.
+    /// Makes the targets of the fence of the work.
     ///
     /// # Errors
     ///
@@ -186,7 +188,7 @@ impl<'a> SyncArray<'a> {
     }
 }
 
-/// A place that the fence of work goes to, with all that it takes to put it there.
+/// A target of the fence of work, with all resources to put the fence there.
 enum Place {
     SyncObj(ARef<SyncObj>),
     Point(ARef<SyncObj>, ChainNode, NonZeroU64),
@@ -230,14 +232,14 @@ impl Place {
     }
 }
 
-/// The places that the fence of work goes to.
+/// The targets of the fence of work.
 pub struct Places<'a> {
     array: SyncArray<'a>,
     list: KVec<Place>,
 }
 
 impl Places<'_> {
-    /// Writes file descriptors to the caller: what `fd` makes of their numbers.
+    /// Writes file descriptors to the caller, converted by `fd`.
     fn write_fds(&self, fd: fn(i32) -> i32) -> Result {
         self.list
             .iter()
@@ -246,19 +248,19 @@ impl Places<'_> {
             .try_for_each(|(index, number)| self.array.write_fd(index, fd(number)))
     }
 
-    /// Tells the caller the file descriptors, has `queue` queue the work, and puts its fence into
-    /// the places.
+    /// Writes the file descriptors to the caller, calls `queue` to queue the work, and puts its
+    /// fence into the targets.
     ///
     /// # Errors
     ///
-    /// `EFAULT` if the array cannot be written, with nothing queued, and those of `queue`.
+    /// `EFAULT` if the array cannot be written; then nothing is queued. Otherwise those of `queue`.
     pub fn fill(self, queue: impl FnOnce() -> Result<ARef<Fence>>) -> Result {
         let fence = self
             .write_fds(|number| number)
             .and_then(|()| queue())
             .inspect_err(|_| {
-                // The call may be restarted, and is made with zeroes then. An array that cannot be
-                // written any more is the caller's loss.
+                // The call may be restarted, and must find zeroes then. Only the caller is affected
+                // if the array cannot be written any more.
                 let _ = self.write_fds(|_| 0);
             })?;
 
