@@ -2,13 +2,13 @@
 
 //! Dumps of devices that have failed.
 //!
-//! Userspace finds a dump in `/sys/class/devcoredump`, reads it, and removes it by a write. There is
-//! one of each device at a time: one that is made while another was not removed is thrown away. It
-//! is removed by itself after five minutes. A dump has nothing of the driver, which may be gone when
-//! it is read.
+//! Userspace finds a dump in `/sys/class/devcoredump`, reads it, and removes it by a write. A
+//! device has one dump at a time: a dump that is made before the last one was removed is discarded.
+//! A dump is removed automatically after five minutes. It refers to nothing of the driver, which
+//! may be gone when it is read.
 //!
 //! Without `CONFIG_DEV_COREDUMP`, which drivers select by `CONFIG_WANT_DEV_COREDUMP`, all dumps are
-//! thrown away.
+//! discarded.
 //!
 //! C header: [`include/linux/devcoredump.h`](srctree/include/linux/devcoredump.h)
 
@@ -22,7 +22,7 @@ use crate::{
     prelude::*, //
 };
 
-/// Text that grows.
+/// A text that grows.
 struct Text(VVec<u8>);
 
 impl Write for Text {
@@ -33,16 +33,17 @@ impl Write for Text {
     }
 }
 
-/// Makes a dump of `dev` of some bytes. Sleeps.
+/// Makes a dump of `dev` with `bytes`. Sleeps.
 ///
-/// An empty dump is none. That it was thrown away is not told.
+/// An empty dump is not made. It is not reported if a dump is discarded.
 pub fn dump(dev: &Device, bytes: VVec<u8>) {
     if bytes.is_empty() {
         return;
     }
     let (data, len, _) = bytes.into_raw_parts();
 
-    // SAFETY: The device is valid. The bytes are of vmalloc(), and owned by the function from here on.
+    // SAFETY: The device is valid. The bytes were allocated by vmalloc(), and are owned by the
+    // function from here on.
     unsafe { bindings::dev_coredumpv(dev.as_raw(), data.cast(), len, GFP_KERNEL.as_raw()) };
 }
 
@@ -50,7 +51,7 @@ pub fn dump(dev: &Device, bytes: VVec<u8>) {
 ///
 /// # Errors
 ///
-/// `ENOMEM` if memory runs out, also where the value says that it cannot be printed.
+/// `ENOMEM` if memory runs out, or if the value returns an error when it is printed.
 ///
 /// # Examples
 ///
@@ -63,7 +64,7 @@ pub fn dump(dev: &Device, bytes: VVec<u8>) {
 ///     prelude::*, //
 /// };
 ///
-/// /// What is known of a ring that hangs.
+/// /// The state of a ring that hangs.
 /// struct Hung {
 ///     ring: u32,
 ///     at: u32,
@@ -80,12 +81,12 @@ pub fn dump(dev: &Device, bytes: VVec<u8>) {
 /// let dev: &device::Device<device::Bound> = parent.as_ref();
 ///
 /// devcoredump::print(dev, &Hung { ring: 0, at: 12 })?;
-/// // Thrown away, as nobody has read the first one.
+/// // This dump is discarded, because the first one was not read.
 /// devcoredump::print(dev, &Hung { ring: 1, at: 3 })?;
 /// # Ok::<(), Error>(())
 /// ```
 pub fn print(dev: &Device, what: &impl fmt::Display) -> Result {
-    // The usual size of a dump, or less.
+    // The text grows if the dump is larger.
     let mut text = Text(VVec::with_capacity(crate::page::PAGE_SIZE, GFP_KERNEL)?);
 
     text.write_fmt(fmt!("{}", what)).map_err(|_| ENOMEM)?;

@@ -11,8 +11,8 @@ use crate::{
 
 /// A kernel address together with the kind of memory it points to, `struct iosys_map`.
 ///
-/// It says where a mapping is; it neither owns nor borrows it. Reading through it is up to the type
-/// that keeps the mapping alive.
+/// It describes where a mapping is; it neither owns nor borrows the mapping. The type that keeps
+/// the mapping alive provides the accesses.
 ///
 /// # Examples
 ///
@@ -64,13 +64,13 @@ impl IosysMap {
         })
     }
 
-    /// Tells whether the address is to be used with accessors for I/O memory.
+    /// Tells whether the address has to be used with accessors for I/O memory.
     #[inline]
     pub fn is_iomem(&self) -> bool {
         self.0.is_iomem
     }
 
-    /// Returns the address, to be used as [`Self::is_iomem`] tells.
+    /// Returns the address, to be used as [`Self::is_iomem`] says.
     #[inline]
     pub fn addr(&self) -> *mut c_void {
         // SAFETY: Both members of the union are pointers, and one of them is always set.

@@ -2,15 +2,15 @@
 
 //! Runtime power management.
 //!
-//! A device that nobody uses may be suspended: its registers and memory are out of reach, until
-//! somebody needs it. [`Awake`] is how to need it.
+//! A device that is not used may be suspended: its registers and memory are out of reach until a
+//! user resumes it. [`Awake`] is the guard of a user.
 //!
 //! # Locking
 //!
-//! To resume a device is to wait for callbacks of its driver, also for one that suspends it at this
-//! time. So it is done with no lock held that these callbacks take: lockdep sees the wait as a lock,
-//! `pm::callbacks`, which they hold. With such a lock held a task can still see whether the device is
-//! awake, [`Awake::if_active`].
+//! To resume a device is to wait for callbacks of its driver, even for one that is suspending it at
+//! this time. So no lock may be held that these callbacks take: lockdep sees the wait as a lock,
+//! `pm::callbacks`, which the callbacks hold. A task that holds such a lock can still check whether
+//! the device is awake, [`Awake::if_active`].
 //!
 //! C header: [`include/linux/pm_runtime.h`](srctree/include/linux/pm_runtime.h)
 
@@ -41,20 +41,20 @@ mod callbacks {
 
     struct Map(Opaque<bindings::lockdep_map>);
 
-    // SAFETY: It is accessed by lockdep only.
+    // SAFETY: Only lockdep accesses it.
     unsafe impl Sync for Map {}
 
-    // Without a key the class is that of the address.
+    // Without a key the class is identified by the address.
     static MAP: Map = Map(Opaque::new(bindings::lockdep_map {
         name: as_char_ptr_in_const_context(c"pm::callbacks"),
         ..pin_init::zeroed()
     }));
 
-    /// Takes it until the value is dropped.
+    /// Holds the lock until the value is dropped.
     pub(super) struct Held;
 
     impl Held {
-        // Where that was is in the stack trace.
+        // The stack trace shows the place.
         const IP: usize = 0;
 
         pub(super) fn new() -> Self {
@@ -66,7 +66,7 @@ mod callbacks {
 
     impl Drop for Held {
         fn drop(&mut self) {
-            // SAFETY: It was acquired by `new()`, by this task.
+            // SAFETY: This task has acquired it in `new()`.
             unsafe { bindings::lock_release(MAP.0.get(), Self::IP) };
         }
     }
@@ -80,10 +80,10 @@ pub(crate) fn in_callback<R>(f: impl FnOnce() -> R) -> R {
     f()
 }
 
-/// Tells whether the driver of a device is asked at this time to suspend it.
+/// Tells whether the driver of a device is being asked to suspend it.
 ///
-/// Whoever has something that the driver needs for that knows that the device works until that is
-/// given up.
+/// A caller that holds something that the driver needs to suspend the device knows that the device
+/// works until the caller releases it.
 #[cfg_attr(not(CONFIG_RUST_DRM_TTM), expect(dead_code))]
 pub(crate) fn is_suspending(dev: &Device) -> bool {
     // The PM core does not leave this state before the driver has answered.
@@ -92,11 +92,11 @@ pub(crate) fn is_suspending(dev: &Device) -> bool {
 
 /// Tells whether a device is suspended.
 ///
-/// For callers that hold what the driver needs before it lets the device be suspended. One that is
-/// about to be is taken for a device that is not suspended.
+/// For callers that hold something that the driver needs before it lets the device be suspended. A
+/// device that is about to be suspended counts as not suspended.
 #[cfg_attr(not(CONFIG_RUST_DRM_PEER), allow(dead_code))]
 pub(crate) fn is_suspended(dev: &Device) -> bool {
-    // The PM core does not get to this state before the driver has answered.
+    // The PM core does not enter this state before the driver has answered.
     status(dev) == bindings::rpm_status_RPM_SUSPENDED
 }
 
@@ -114,7 +114,7 @@ fn status(dev: &Device) -> bindings::rpm_status {
     ret
 }
 
-/// When the use of a device was noted last, see [`Self::note`].
+/// When the use of a device was recorded last, see [`Self::note`].
 #[cfg_attr(not(CONFIG_RUST_DRM_PEER), allow(dead_code))]
 pub(crate) struct LastUse {
     /// In ticks of the timer.
@@ -123,19 +123,19 @@ pub(crate) struct LastUse {
 
 #[cfg_attr(not(CONFIG_RUST_DRM_PEER), allow(dead_code))]
 impl LastUse {
-    /// No use was noted yet.
+    /// Makes the value, with no use recorded.
     pub(crate) const fn new() -> Self {
-        // In the tick that has this number the first use is not noted, as if it were the second.
+        // In tick 0 the first use is not recorded, as if it were the second one in the tick.
         Self { at: Atomic::new(0) }
     }
 
-    /// Takes note that a device is used, so that it is not suspended before the delay that its
-    /// driver has set. Returns false if the device is suspended.
+    /// Records that a device is used, so that it is not suspended before the delay that its driver
+    /// has set. Returns false if the device is suspended.
     ///
-    /// The state of the device is looked at in each call, but the time is noted once in each tick
-    /// of the timer: to read the clock is a good part of what it takes to map a buffer again. So
-    /// the delay may begin a tick too early; it is a number of milliseconds, of which a tick has 1
-    /// to 10. All calls for one `self` are for the same device.
+    /// The state of the device is checked in each call, but the time is recorded once in each tick
+    /// of the timer, because reading the clock is a large part of the cost of mapping a buffer
+    /// again. So the delay may begin a tick too early; it is a number of milliseconds, of which a
+    /// tick has 1 to 10. All calls for one `self` are for the same device.
     ///
     /// For the same callers as [`is_suspended`]. Mirrors `pm_runtime_mark_last_busy()`.
     pub(crate) fn note(&self, dev: &Device) -> bool {
@@ -146,7 +146,7 @@ impl LastUse {
         // SAFETY: The timer's interrupt changes the number, which is read at once.
         let now = unsafe { (&raw const bindings::jiffies).read_volatile() };
 
-        // Two callers that note the same tick do no harm.
+        // Two callers that record the same tick do no harm.
         if self.at.load(Relaxed) != now {
             self.at.store(now, Relaxed);
             // SAFETY: The device is valid.
@@ -156,11 +156,10 @@ impl LastUse {
     }
 }
 
-/// Keeps a device awake until it is dropped.
+/// A runtime PM guard: keeps a device awake until it is dropped.
 ///
-/// Afterwards the device stays awake for the time that its driver has set, so that one which is
-/// used often is not suspended in between. That the device is awake does not mean that it has a
-/// driver.
+/// Afterwards the device stays awake for the delay that its driver has set, so that a device which
+/// is used often is not suspended in between. A device that is awake need not have a driver.
 ///
 /// # Invariants
 ///
@@ -175,7 +174,7 @@ impl LastUse {
 ///     prelude::*, //
 /// };
 ///
-/// // Nobody has enabled the management of this device, so it cannot be resumed.
+/// // Runtime PM of this device is not enabled, so it cannot be resumed.
 /// let faux = faux::Registration::new(c"pm_example", None)?;
 /// assert_eq!(Awake::new(faux.as_ref().as_ref()).err(), Some(EACCES));
 /// # Ok::<(), Error>(())
@@ -189,15 +188,15 @@ impl Awake {
     /// Resumes a device, if it is suspended, and keeps it awake.
     ///
     /// Sleeps, and waits for callbacks of the driver that suspend or resume the device: these must
-    /// not need what the caller holds. Mirrors `pm_runtime_resume_and_get()`.
+    /// not need anything that the caller holds. Mirrors `pm_runtime_resume_and_get()`.
     ///
     /// # Errors
     ///
     /// - `EACCES` if runtime power management is disabled for the device while it is suspended.
-    /// - What the driver returns if it cannot resume the device.
+    /// - The error of the driver if it cannot resume the device.
     pub fn new(dev: &Device) -> Result<Self> {
         in_callback(|| ());
-        // As a rule it is awake, and then this takes half as long.
+        // As a rule the device is awake, and then this takes half as long.
         if let Some(awake) = Self::if_active(dev) {
             return Ok(awake);
         }
@@ -208,9 +207,9 @@ impl Awake {
         Ok(Self { dev: dev.into() })
     }
 
-    /// Keeps a device awake if it is, [`None`] if it is suspended, or about to be.
+    /// Keeps a device awake if it is awake. Returns [`None`] if it is suspended, or about to be.
     ///
-    /// For callers that hold what the callbacks of the driver need. Mirrors
+    /// For callers that hold something that the callbacks of the driver need. Mirrors
     /// `pm_runtime_get_if_active()`.
     pub fn if_active(dev: &Device) -> Option<Self> {
         #[cfg(CONFIG_PM)]
@@ -219,11 +218,12 @@ impl Awake {
             return None;
         }
 
-        // INVARIANT: A user was counted. Without `CONFIG_PM` nothing is, or suspended.
+        // INVARIANT: A user was counted. Without `CONFIG_PM` no user is counted, and no device
+        // suspended.
         Some(Self { dev: dev.into() })
     }
 
-    /// Asks for a device to be resumed, and does not wait for that. Mirrors `pm_request_resume()`.
+    /// Requests that a device is resumed, and does not wait. Mirrors `pm_request_resume()`.
     pub fn request(dev: &Device) {
         // SAFETY: The device is valid.
         unsafe { bindings::__pm_runtime_resume(dev.as_raw(), bindings::RPM_ASYNC as c_int) };
@@ -235,11 +235,11 @@ impl Awake {
         core::mem::forget(self);
     }
 
-    /// Takes back what was forgotten.
+    /// Returns a guard that was forgotten.
     ///
     /// # Safety
     ///
-    /// [`Self::forget`] must have been called for `dev`, and not been undone.
+    /// [`Self::forget`] must have been called for `dev`, and not have been undone.
     #[cfg_attr(not(CONFIG_RUST_DRM_PEER), expect(dead_code))]
     pub(crate) unsafe fn from_forgotten(dev: &Device) -> Self {
         // INVARIANT: The user was counted and forgotten, and so was a reference.
@@ -252,8 +252,9 @@ impl Awake {
 
 impl Drop for Awake {
     fn drop(&mut self) {
-        // That it could not be suspended now is nobody's error.
-        // SAFETY: The device is valid, and by the type invariant one of its users is given up.
+        // A failure to suspend the device now is no error of the caller.
+        // SAFETY: The device is valid, and by the type invariant the value owns the count that is
+        // put.
         unsafe { bindings::pm_runtime_put_autosuspend(self.dev.as_raw()) };
     }
 }

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Memory of a process for devices that use it by its addresses.
+//! Memory of a process for devices that use it by the addresses of the process.
 //!
-//! [`IntervalNotifier::fault`] reads the page table of a process, and has pages faulted in. No
-//! reference to a page is taken: what it finds holds until the notifier is called, which may be
+//! [`IntervalNotifier::fault`] reads the page table of a process, and has pages faulted in. It
+//! takes no reference to a page: its result is valid until the notifier is called, which may be
 //! before it returns. So it returns a [`Faulted`], of which nothing can be read. [`Faulted::lock`]
-//! takes the lock of the mirror, and compares: it returns either a [`Checked`], whose entries are
-//! valid as long as it is there, or [`Retry`].
+//! takes the lock of the mirror, and checks whether the notifier was called: it returns either a
+//! [`Checked`], whose entries are valid as long as it exists, or [`Retry`].
 //!
 //! An [`Import`] does all of this for a device that does DMA: it maps the pages, unmaps them when
-//! the process changes them and when the device is unbound, and gets those in system memory that
-//! the device cannot reach in the BAR of another one.
+//! the process changes them and when the device is unbound, and makes pages that the device cannot
+//! reach in the BAR of another device migrate to system memory.
 //!
 //! # Examples
 //!
@@ -118,17 +118,17 @@ const P2PDMA_BUS: usize = bindings::hmm_pfn_flags_HMM_PFN_P2PDMA_BUS;
 const DMA_MAPPED: usize = bindings::hmm_pfn_flags_HMM_PFN_DMA_MAPPED;
 const FLAGS: usize = bindings::hmm_pfn_flags_HMM_PFN_FLAGS;
 
-/// What is wanted of each page of a range.
+/// What a caller requests for each page of a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Of each page, `enum hmm_pfn_flags`.
+    /// Flags for each page, `enum hmm_pfn_flags`.
     pages: usize,
-    /// Of the range, `enum hmm_range_flags`.
+    /// Flags for the range, `enum hmm_range_flags`.
     range: usize,
 }
 
 impl Request {
-    /// What the page table has. Nothing is faulted in.
+    /// The current state of the page table. No page is faulted in.
     pub const SNAPSHOT: Self = Self { pages: 0, range: 0 };
     /// Pages that may be read.
     pub const READ: Self = Self {
@@ -142,7 +142,7 @@ impl Request {
     };
 
     /// The same, but memory that another device has, and shows in a BAR, stays there. Its entry has
-    /// the page of the BAR, which is to be mapped as that of a peer.
+    /// the page of the BAR, which must be mapped as that of a peer.
     #[inline]
     #[must_use]
     pub const fn allow_p2p(self) -> Self {
@@ -154,9 +154,9 @@ impl Request {
     }
 }
 
-/// What a process has at the address of a page.
+/// The entry of a process for the address of a page.
 ///
-/// It is neither copied nor moved: it is valid where a [`Checked`] lends it.
+/// It is neither copied nor moved, because it is only valid while a [`Checked`] lends it.
 #[repr(transparent)]
 pub struct Entry(usize);
 
@@ -173,13 +173,13 @@ impl Entry {
         self.0 & (VALID | WRITE) == VALID | WRITE
     }
 
-    /// Tells whether a device can have no page here.
+    /// Tells whether a device cannot have a page here.
     #[inline]
     pub fn is_error(&self) -> bool {
         self.0 & ERROR != 0
     }
 
-    /// Returns the physical address of the page, [`None`] if there is none.
+    /// Returns the physical address of the page, or [`None`] if there is no page.
     #[inline]
     pub fn phys(&self) -> Option<u64> {
         // CAST: Page frame numbers are of this type.
@@ -188,11 +188,11 @@ impl Entry {
     }
 }
 
-/// The process has changed what it had at the addresses: they are to be read again.
+/// The process has changed its memory at the addresses: they have to be read again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retry;
 
-/// What a process had at some addresses, and may not have any more.
+/// The entries of some addresses of a process, which may be outdated.
 #[must_use = "nothing was checked yet"]
 pub struct Faulted<'a, T: Mirror> {
     notifier: &'a IntervalNotifier<T>,
@@ -200,8 +200,8 @@ pub struct Faulted<'a, T: Mirror> {
     seq: usize,
 }
 
-/// What a process has at some addresses, and will have as long as this is there: the process waits
-/// for it before it changes them.
+/// The entries of some addresses of a process, which stay valid as long as the value exists: the
+/// process waits for it before it changes them.
 #[must_use = "the mirror is locked"]
 pub struct Checked<'a, T: Mirror> {
     mirror: Guard<'a, T, MutexBackend>,
@@ -213,7 +213,8 @@ impl<T: Mirror> IntervalNotifier<T> {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if it is empty, not made of whole pages, or not in that of the notifier.
+    /// `EINVAL` if it is empty, does not consist of whole pages, or is not in the range of the
+    /// notifier.
     fn count(&self, range: &Range<usize>) -> Result<usize> {
         let (all, Range { start, end }) = (self.range(), range.clone());
 
@@ -223,16 +224,17 @@ impl<T: Mirror> IntervalNotifier<T> {
         Ok((end - start) / PAGE_SIZE)
     }
 
-    /// Reads what the process has at the addresses `range`, and has pages faulted in as `request`
-    /// says. May sleep; the caller does not hold the lock of the memory of the process.
+    /// Reads the entries of the process at the addresses `range`, and has pages faulted in as
+    /// `request` says. May sleep; the caller must not hold the `mmap_lock` of the process.
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if `range` is empty, not made of whole pages, or not in that of the notifier.
+    /// - `EINVAL` if `range` is empty, does not consist of whole pages, or is not in the range of
+    ///   the notifier.
     /// - `ESRCH` if the process has exited.
-    /// - `EFAULT` if the process has no memory there that a device can have.
-    /// - `EPERM` if it may not write there.
-    /// - `EBUSY` if it has changed the addresses again and again.
+    /// - `EFAULT` if the process has no memory there that a device can access.
+    /// - `EPERM` if the process may not write there.
+    /// - `EBUSY` if the process has changed the addresses repeatedly.
     /// - `EINTR` if the task is killed, `ENOMEM` if memory runs out.
     pub fn fault(&self, range: Range<usize>, request: Request) -> Result<Faulted<'_, T>> {
         let count = self.count(&range)?;
@@ -271,10 +273,11 @@ impl<T: Mirror> IntervalNotifier<T> {
         })
     }
 
-    /// As [`Self::fault`] and [`Faulted::lock`], until the process leaves the addresses alone.
+    /// As [`Self::fault`] and [`Faulted::lock`], repeated until the process does not change the
+    /// addresses.
     ///
-    /// Nothing but a fatal signal ends it before that: a worker, which gets none, calls the two
-    /// itself, and gives up some time.
+    /// Only a fatal signal ends it before: a worker, which gets no signals, must call the two
+    /// itself, and give up at some point.
     ///
     /// # Errors
     ///
@@ -297,11 +300,11 @@ impl<'a, T: Mirror> Faulted<'a, T> {
     ///
     /// # Errors
     ///
-    /// [`Retry`] if it may have.
+    /// [`Retry`] if the process may have changed them.
     pub fn lock(self) -> core::result::Result<Checked<'a, T>, Retry> {
         let mirror = self.notifier.lock();
 
-        // SAFETY: The notifier is valid, and the lock is held that the callback takes.
+        // SAFETY: The notifier is valid, and the lock that the callback takes is held.
         if unsafe { bindings::mmu_interval_read_retry(self.notifier.as_raw(), self.seq) } {
             return Err(Retry);
         }
@@ -331,11 +334,11 @@ impl<T: Mirror> Checked<'_, T> {
 pub struct DmaPage {
     /// The DMA address.
     pub addr: u64,
-    /// The way to the memory of a peer, [`None`] if the page is in system memory.
+    /// The kind of the route to the memory of a peer, or [`None`] if the page is in system memory.
     pub peer: Option<MapType>,
 }
 
-/// What is mapped for a device.
+/// The pages that are mapped for a device.
 ///
 /// # Invariants
 ///
@@ -366,7 +369,8 @@ impl DmaMap {
             bindings::hmm_dma_map_alloc(dev.as_raw(), &mut raw, count, PAGE_SIZE)
         })?;
 
-        // INVARIANT: The map was just made, and nothing is mapped. The caller promises the rest.
+        // INVARIANT: The map was just made, and nothing is mapped. The caller promises that `dev`
+        // is bound.
         Ok(Self {
             dev: dev.into(),
             raw,
@@ -376,24 +380,24 @@ impl DmaMap {
 
     /// # Safety
     ///
-    /// `index` must be that of a page.
+    /// `index` must be the index of a page.
     unsafe fn entry(&mut self, index: usize) -> &mut usize {
         // SAFETY: As the caller promises.
         unsafe { &mut *self.raw.pfn_list.add(index) }
     }
 
-    /// Maps page `index` of the range, which has just been checked to have `entry`, and is.
+    /// Maps page `index` of the range, which has just been checked to have `entry`, and still is.
     ///
     /// # Errors
     ///
     /// - `EFAULT` if there is no page.
-    /// - `EREMOTEIO` if it is that of a peer that the device does not reach.
-    /// - `EIO` if it cannot be mapped.
+    /// - `EREMOTEIO` if the page belongs to a peer that the device does not reach.
+    /// - `EIO` if the page cannot be mapped.
     ///
     /// # Safety
     ///
-    /// `index` must be that of a page, and the lock of the mirror be held since `entry` was
-    /// checked. `state` must have been used for this device only.
+    /// `index` must be the index of a page, and the lock of the mirror must have been held since
+    /// `entry` was checked. `state` must have been used for this device only.
     unsafe fn map(
         &mut self,
         index: usize,
@@ -407,8 +411,8 @@ impl DmaMap {
         let dev = self.dev.as_raw();
         // SAFETY: As the caller promises.
         let slot = unsafe { self.entry(index) };
-        // A page that is mapped is that of the entry: else it would have been invalidated. It may
-        // have been written to.
+        // If a page is mapped already, it is the page of the entry, because it would have been
+        // invalidated otherwise. It may have been written to.
         let mapped = if *slot & DMA_MAPPED != 0 {
             *slot & (DMA_MAPPED | P2PDMA | P2PDMA_BUS | WRITE)
         } else {
@@ -443,7 +447,7 @@ impl DmaMap {
         })
     }
 
-    /// Unmaps what is mapped of some pages, which the device does not access any more.
+    /// Unmaps some pages, which the device does not access any more.
     fn unmap(&mut self, pages: Range<usize>) {
         let dev = self.dev.as_raw();
 
@@ -454,14 +458,14 @@ impl DmaMap {
             if old & DMA_MAPPED == 0 {
                 continue;
             }
-            // SAFETY: As above. By the type invariants the device is bound, and the page there.
+            // SAFETY: As above. By the type invariants the device is bound, and the page stays.
             unsafe {
                 *self.entry(index) = old;
                 bindings::hmm_dma_unmap_pfn(dev, &mut self.raw, index);
                 *self.entry(index) = 0;
 
                 let page = bindings::pfn_to_page(old & !FLAGS);
-                // That of a peer is not backed by a file, nor reclaimed.
+                // The page of a peer is not backed by a file, nor reclaimed.
                 if old & WRITE != 0 && old & (P2PDMA | P2PDMA_BUS) == 0 {
                     bindings::set_page_dirty(page);
                 }
@@ -473,18 +477,18 @@ impl DmaMap {
 impl Drop for DmaMap {
     fn drop(&mut self) {
         self.unmap(0..self.count);
-        // SAFETY: By the type invariants the map is that of the device, which is bound. Nothing is
+        // SAFETY: By the type invariants the map belongs to the device, which is bound. Nothing is
         // mapped any more.
         unsafe { bindings::hmm_dma_map_free(self.dev.as_raw(), &mut self.raw) };
     }
 }
 
-/// The mirror of an [`Import`]: what is mapped, and the mirror of the driver.
+/// The mirror of an [`Import`]: the mapped pages, and the mirror of the driver.
 struct Mapped<T: Mirror> {
     inner: T,
-    /// Where the range begins.
+    /// The start of the range.
     start: usize,
-    /// [`None`] from the unbind of the device on. `inner` knows of no other pages.
+    /// [`None`] once the device is unbound. `inner` knows of no other pages.
     map: Option<DmaMap>,
 }
 
@@ -493,7 +497,7 @@ impl<T: Mirror> Mirror for Mapped<T> {
         self.inner.invalidate(range.clone());
 
         if let Some(map) = &mut self.map {
-            // The range is inside of that of the notifier, and ends where a page does.
+            // The range is inside of that of the notifier, and ends at the end of a page.
             map.unmap(
                 (range.start - self.start) / PAGE_SIZE
                     ..(range.end - self.start).div_ceil(PAGE_SIZE),
@@ -503,14 +507,14 @@ impl<T: Mirror> Mirror for Mapped<T> {
 }
 
 impl<T: Mirror> IntervalNotifier<Mapped<T>> {
-    /// Stops the device, and unmaps everything for good. Waits for the access that is under way.
+    /// Stops the device, and unmaps everything for good. Waits for an access that is under way.
     fn revoke(&self) {
         let mut mapped = self.lock();
 
         if mapped.map.is_some() {
             mapped.inner.invalidate(self.range());
         }
-        // With the lock held: as long as it is, an unbind waits for it.
+        // With the lock held: as long as it is held, an unbind waits for it.
         mapped.map = None;
     }
 }
@@ -533,14 +537,14 @@ fn lock_class() -> Pin<&'static LockClassKey> {
 
 /// Memory of a process that a device reaches by DMA, by the addresses of the process.
 ///
-/// Pages are mapped when they are first accessed, and unmapped when the process changes them, such
-/// as when it frees them, or when they migrate.
+/// Pages are mapped when they are first accessed, and unmapped when the process changes them, for
+/// example frees them, or when they migrate.
 ///
 /// It may outlive the process and the binding of the device. An unbind waits for an access that has
 /// the mirror locked, but not for one whose pages are being faulted in, which may take as long as
 /// the process wants.
 pub struct Import<T: Mirror> {
-    // Dropped first: it unmaps what the notifier stands for.
+    // Dropped first, because it unmaps the pages that the notifier stands for.
     _revoker: Devres<Revoker<T>>,
     notifier: Arc<IntervalNotifier<Mapped<T>>>,
     /// The device does not reach some of the memory of a peer.
@@ -549,12 +553,13 @@ pub struct Import<T: Mirror> {
 
 impl<T: Mirror> Import<T> {
     /// Imports the addresses `range` of a process for the device `dev`. `mirror` is invalidated
-    /// before some of them are unmapped: it stops the DMA of the device to these.
+    /// before some of them are unmapped: it stops the DMA of the device to these addresses.
     ///
     /// # Errors
     ///
-    /// - `EOPNOTSUPP` if the DMA of the device needs to be synchronized, as when it is bounced.
-    /// - `EINVAL` if `range` is empty, or not made of whole pages.
+    /// - `EOPNOTSUPP` if the DMA of the device needs to be synchronized, for example because it is
+    ///   bounced.
+    /// - `EINVAL` if `range` is empty, or does not consist of whole pages.
     /// - `ENOMEM` if memory runs out, `EINTR` if the task is killed.
     pub fn new(
         dev: &Device<Bound>,
@@ -567,7 +572,8 @@ impl<T: Mirror> Import<T> {
         let mapped = Mapped {
             inner: mirror,
             start,
-            // SAFETY: The revoker drops it in time. Until there is one, `dev` proves it.
+            // SAFETY: The revoker drops it while the device is bound. Until there is one, `dev`
+            // proves that the device is bound.
             map: Some(unsafe { DmaMap::new(dev, count) }?),
         };
         let notifier = Arc::pin_init(
@@ -588,12 +594,13 @@ impl<T: Mirror> Import<T> {
         self.notifier.range()
     }
 
-    /// Ends all access, as an unbind of the device does. Waits for the access that is under way.
+    /// Ends all access, as an unbind of the device does. Waits for an access that is under way.
     pub fn revoke(&self) {
         self.notifier.revoke();
     }
 
-    /// Has the pages of the addresses `range` faulted in, as [`Self::access`] does, and maps none.
+    /// Has the pages of the addresses `range` faulted in, as [`Self::access`] does, and maps none
+    /// of them.
     ///
     /// # Errors
     ///
@@ -607,8 +614,8 @@ impl<T: Mirror> Import<T> {
     /// The addresses are valid as long as `f` runs, and until the mirror is invalidated. `f` is
     /// called with the mirror locked: see [`interval_notifier`](super::interval_notifier#locking).
     ///
-    /// Memory of a peer stays where it is if the device reaches it. If it does not, it migrates to
-    /// system memory, and so does what is accessed later.
+    /// Memory of a peer stays where it is if the device reaches it. If it does not, the memory
+    /// migrates to system memory, and so does memory of peers that is accessed later.
     ///
     /// # Errors
     ///
@@ -628,7 +635,7 @@ impl<T: Mirror> Import<T> {
         } else {
             Request::READ
         };
-        // Not with the lock held.
+        // The memory is allocated without the lock.
         let mut pages = KVVec::with_capacity(count, GFP_KERNEL)?;
 
         loop {
@@ -651,14 +658,14 @@ impl<T: Mirror> Import<T> {
         }
     }
 
-    /// Tells whether the device has not reached some of the memory of a peer.
+    /// Tells whether the device could not reach some memory of a peer.
     #[inline]
     pub fn is_p2p_denied(&self) -> bool {
         self.is_p2p_denied.load(Relaxed)
     }
 }
 
-/// Maps the pages from the number `first` on, whose entries were checked, and are.
+/// Maps the pages from the number `first` on, whose entries were checked, and still are.
 fn map_all(
     map: &mut DmaMap,
     first: usize,

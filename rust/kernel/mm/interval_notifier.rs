@@ -4,14 +4,14 @@
 //!
 //! A device that uses the memory of a process by its addresses mirrors a part of the page table of
 //! the process. Before an entry of that page table changes, the kernel calls the notifier, and the
-//! device stops using what it has for the address. The page is free to go afterwards.
+//! device stops using its copy of the entry. The page may be freed afterwards.
 //!
 //! # Locking
 //!
 //! The mirror has a mutex, which belongs to the [`IntervalNotifier`]. The kernel may call the
-//! notifier with the lock of the memory of the process held, and while it reclaims memory: with the
-//! mutex held, code neither allocates memory other than by `GFP_NOWAIT`, nor accesses user memory,
-//! nor takes a lock that is held where either is done, such as a reservation. Lockdep is taught the
+//! notifier with the `mmap_lock` of the process held, and while it reclaims memory: with the mutex
+//! held, code neither allocates memory other than by `GFP_NOWAIT`, nor accesses user memory, nor
+//! takes a lock that is held where either is done, such as a reservation. Lockdep is taught the
 //! former.
 //!
 //! C header: [`include/linux/mmu_notifier.h`](srctree/include/linux/mmu_notifier.h)
@@ -33,25 +33,25 @@ use crate::{
 };
 use core::ops::Range;
 
-/// What a device has of a part of the page table of a process.
+/// The state of a device for a part of the page table of a process.
 pub trait Mirror: Send + Unpin + 'static {
-    /// The process changes what it has at the addresses `range`, which are in the range of the
+    /// The process is changing its memory at the addresses `range`, which are in the range of the
     /// notifier.
     ///
-    /// The device has stopped using what it had for these addresses when this returns. May sleep,
-    /// but see the [locking](self#locking).
+    /// The device must have stopped using its state for these addresses when this returns. May
+    /// sleep, but see the [locking](self#locking).
     ///
     /// Called for the whole range when the process exits, and when the notifier is dropped.
     fn invalidate(&mut self, range: Range<usize>);
 }
 
-/// Runs `f` as if it reclaimed memory, so that lockdep knows that the locks that it takes are
-/// taken there.
-// Not inlined, so that modules do not call what is not exported to them.
+/// Runs `f` as if it reclaimed memory, so that lockdep knows that the locks that it takes are taken
+/// in reclaim.
+// Not inlined into modules, which cannot call the functions.
 #[inline(never)]
 fn as_in_reclaim(f: &mut dyn FnMut()) {
     #[cfg(CONFIG_LOCKDEP)]
-    // SAFETY: The function tells lockdep about the task.
+    // SAFETY: The function informs lockdep about the task.
     unsafe {
         bindings::fs_reclaim_acquire(GFP_KERNEL.as_raw())
     };
@@ -63,21 +63,21 @@ fn as_in_reclaim(f: &mut dyn FnMut()) {
     };
 }
 
-/// A notifier for a range of addresses of a process, and the mirror that it is for.
+/// A notifier for a range of addresses of a process, and its mirror.
 ///
-/// What is read from the page table is valid only if the notifier was not called since: see
-/// [`IntervalNotifier::fault`](IntervalNotifier#method.fault).
+/// Entries that are read from the page table are only valid if the notifier was not called since:
+/// see [`IntervalNotifier::fault`](IntervalNotifier#method.fault).
 ///
 /// # Invariants
 ///
-/// `raw` is inserted, for `range`, which is made of whole pages and not empty, and with the
+/// `raw` is inserted for `range`, which consists of whole pages and is not empty, with the
 /// operations of this type.
 #[pin_data(PinnedDrop)]
 pub struct IntervalNotifier<T: Mirror> {
     #[pin]
     mirror: Mutex<T>,
     range: Range<usize>,
-    // The last one to be initialized: the kernel may call the notifier from then on.
+    // Initialized last, because the kernel may call the notifier from then on.
     #[pin]
     raw: Opaque<bindings::mmu_interval_notifier>,
 }
@@ -85,7 +85,7 @@ pub struct IntervalNotifier<T: Mirror> {
 // SAFETY: A notifier may be used, and removed, from any task.
 unsafe impl<T: Mirror> Send for IntervalNotifier<T> {}
 
-// SAFETY: The C structure has locks, and what of it has not is accessed with the mutex held.
+// SAFETY: The C structure has locks, and its other fields are accessed with the mutex held.
 unsafe impl<T: Mirror> Sync for IntervalNotifier<T> {}
 
 impl<T: Mirror> IntervalNotifier<T> {
@@ -97,12 +97,12 @@ impl<T: Mirror> IntervalNotifier<T> {
 
     /// Makes a notifier for the addresses `range` of a process.
     ///
-    /// The caller holds no lock that `mirror` takes when it is invalidated, nor the lock of the
-    /// memory of the process.
+    /// The caller must not hold a lock that `mirror` takes when it is invalidated, nor the
+    /// `mmap_lock` of the process.
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if `range` is empty, or not made of whole pages.
+    /// - `EINVAL` if `range` is empty, or does not consist of whole pages.
     /// - `ENOMEM` if memory runs out, `EINTR` if the task is killed.
     pub fn new<'a>(
         mm: &'a MmWithUser,
@@ -111,7 +111,7 @@ impl<T: Mirror> IntervalNotifier<T> {
     ) -> impl PinInit<Self, Error> + 'a {
         let Range { start, end } = range;
 
-        // INVARIANT: The initializer of `raw` inserts it, if the range is as it has to be.
+        // INVARIANT: The initializer of `raw` inserts it, if the range is valid.
         try_pin_init!(&this in Self {
             mirror <- mirror,
             range: start..end,
@@ -123,8 +123,8 @@ impl<T: Mirror> IntervalNotifier<T> {
                 let mirror = unsafe { &(*this.as_ptr()).mirror };
                 as_in_reclaim(&mut || drop(mirror.lock()));
 
-                // SAFETY: `raw` is a part of a value that is otherwise initialized, and that stays
-                // where it is. There are users of the memory of the process.
+                // SAFETY: `raw` is a part of a value that is otherwise initialized, and that does
+                // not move. The memory of the process has users.
                 to_result(unsafe {
                     bindings::mmu_interval_notifier_insert(
                         raw,
@@ -157,14 +157,14 @@ impl<T: Mirror> IntervalNotifier<T> {
 
     /// # Safety
     ///
-    /// Called by the kernel with the structure of a value, when what a process has in `range`
-    /// changes.
+    /// Called by the kernel with the structure of a value, when the process changes its memory in
+    /// `range`.
     unsafe extern "C" fn invalidate_callback(
         raw: *mut bindings::mmu_interval_notifier,
         range: *const bindings::mmu_notifier_range,
         cur_seq: c_ulong,
     ) -> bool {
-        // SAFETY: The structure is that of a value, which removes it before it goes.
+        // SAFETY: The structure belongs to a value, which removes it before it is dropped.
         let this = unsafe {
             let field = Opaque::cast_from(raw).cast_mut();
 
@@ -178,7 +178,7 @@ impl<T: Mirror> IntervalNotifier<T> {
         }
 
         let mut mirror = this.mirror.lock();
-        // SAFETY: The structure is valid, and the lock held that the number is read with.
+        // SAFETY: The structure is valid, and the lock is held under which the number is read.
         unsafe { bindings::mmu_interval_set_seq(raw, cur_seq) };
         mirror.invalidate(this.range.start.max(range.start)..this.range.end.min(range.end));
         true
@@ -188,9 +188,9 @@ impl<T: Mirror> IntervalNotifier<T> {
 #[pinned_drop]
 impl<T: Mirror> PinnedDrop for IntervalNotifier<T> {
     fn drop(self: Pin<&mut Self>) {
-        // As long as the notifier is there, the pages are as well that the mirror has.
+        // As long as the notifier is inserted, the pages of the mirror stay.
         self.mirror.lock().invalidate(self.range.clone());
-        // SAFETY: By the type invariant it is inserted.
+        // SAFETY: By the type invariant the notifier is inserted.
         unsafe { bindings::mmu_interval_notifier_remove(self.raw.get()) };
     }
 }

@@ -4,8 +4,8 @@
 //!
 //! Memory of a device may take the place of anonymous memory of a process: then its page table has
 //! entries that are not present and name a device-private page. The page has a struct page, and a
-//! frame number in a range of physical addresses that nothing else has. An access by the CPU
-//! faults, and the fault moves the page back.
+//! frame number in an otherwise unused range of physical addresses. An access by the CPU faults,
+//! and the fault moves the page back.
 //!
 //! C header: [`include/linux/memremap.h`](srctree/include/linux/memremap.h)
 
@@ -64,13 +64,13 @@ impl Drop for FreeRegion {
 
 /// The device-private pages of a device.
 ///
-/// Page 0 begins at a multiple of 2 MiB and more, so that what is aligned in the memory of the
-/// device is as aligned in page frames.
+/// Page 0 begins at a multiple of at least 2 MiB, so that memory that is aligned in the memory of
+/// the device has the same alignment in page frames.
 ///
 /// # Invariants
 ///
-/// - `raw` has what [`Self::new`] was given, and its pages exist.
-/// - Page frame `first` and the `count` from there on have struct pages.
+/// - `raw` has the parameters of [`Self::new`], and its pages exist.
+/// - Page frame `first` and the next ones, `count` in all, have struct pages.
 #[pin_data(PinnedDrop)]
 pub(crate) struct PrivatePages {
     ops: bindings::dev_pagemap_ops,
@@ -78,7 +78,7 @@ pub(crate) struct PrivatePages {
     raw: Opaque<bindings::dev_pagemap>,
     first: usize,
     count: usize,
-    // After the pages.
+    // Dropped after the pages.
     _region: FreeRegion,
 }
 
@@ -89,16 +89,16 @@ unsafe impl Send for PrivatePages {}
 unsafe impl Sync for PrivatePages {}
 
 impl PrivatePages {
-    /// Makes the pages of `size` bytes of memory, on the node `nid`. Their owner is the value
-    /// itself: pages of another one are never taken for those of this one.
+    /// Makes the pages of `size` bytes of memory, on the node `nid`. The value itself is their
+    /// owner: pages of another value are never mistaken for pages of this one.
     ///
     /// `name` is shown in `/proc/iomem`.
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if `size` is 0 or not made of whole pages.
-    /// - `ERANGE` if there are not as many physical addresses that are free.
-    /// - `ENOMEM` if memory runs out, and what `memremap_pages()` returns.
+    /// - `EINVAL` if `size` is 0 or not a multiple of the page size.
+    /// - `ERANGE` if there are not enough free physical addresses.
+    /// - `ENOMEM` if memory runs out, and the errors of `memremap_pages()`.
     ///
     /// # Safety
     ///
@@ -123,8 +123,8 @@ impl PrivatePages {
             ops,
             raw <- Opaque::try_ffi_init(move |raw: *mut bindings::dev_pagemap| {
                 // SAFETY: `raw` is memory for the structure, of which all zeroes are a valid value,
-                // and `this` that of the value, which stays where it is and has its operations. The
-                // range is free, and as long as `region` says at least.
+                // and `this` points to the value, which does not move and has its operations. The
+                // range is free for at least as long as `region` exists.
                 unsafe {
                     raw.write_bytes(0, 1);
                     (*raw).type_ = bindings::memory_type_MEMORY_DEVICE_PRIVATE;
@@ -137,7 +137,7 @@ impl PrivatePages {
             }),
             // CAST: Page frame numbers are of this type.
             first: (start >> PAGE_SHIFT) as usize,
-            // Memory is added in sections; pages that the device has no memory for are not used.
+            // Memory is added in sections; pages for which the device has no memory are not used.
             count: size >> PAGE_SHIFT,
             _region: region,
         }? Error))
@@ -155,7 +155,7 @@ impl PrivatePages {
         self.first.wrapping_add(index)
     }
 
-    /// Returns the number of a page, [`None`] if it is not one of these.
+    /// Returns the number of a page, or [`None`] if it is not one of these pages.
     ///
     /// May be called in any context.
     #[inline]
@@ -172,11 +172,11 @@ impl PrivatePages {
         self.raw.get()
     }
 
-    /// Returns the value that has a C structure.
+    /// Returns the value that a C structure belongs to.
     ///
     /// # Safety
     ///
-    /// `raw` must be that of such a value.
+    /// `raw` must belong to such a value.
     #[inline]
     pub(crate) unsafe fn from_raw(raw: *mut bindings::dev_pagemap) -> *mut Self {
         let raw = Opaque::cast_from(raw).cast_mut();
@@ -189,7 +189,7 @@ impl PrivatePages {
 #[pinned_drop]
 impl PinnedDrop for PrivatePages {
     fn drop(self: Pin<&mut Self>) {
-        // Waits until no page is in use.
+        // This waits until no page is in use.
         // SAFETY: By the type invariant the pages exist.
         unsafe { bindings::memunmap_pages(self.raw.get()) };
     }
