@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Addresses of PCI functions, and the functions that are found by them.
+//! Addresses of PCI functions, and the functions at these addresses.
 
 use super::Device;
 use crate::{
@@ -10,19 +10,19 @@ use crate::{
 };
 use core::ptr::NonNull;
 
-/// Where a PCI function is: its domain, bus, device and function.
+/// The address of a PCI function: its domain, bus, device and function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Address {
     /// The number of the domain.
     pub domain: u32,
     /// The number of the bus.
     pub bus: u8,
-    /// The number of the device times 8, plus that of the function.
+    /// The number of the device times 8, plus the number of the function.
     pub devfn: u8,
 }
 
 impl Device {
-    /// Returns the function at an address, [`None`] if the kernel knows of none there.
+    /// Returns the function at an address, or [`None`] if the kernel knows of none there.
     ///
     /// It need not have a driver. Mirrors `pci_get_domain_bus_and_slot()`.
     ///
@@ -34,7 +34,7 @@ impl Device {
     ///     Device, //
     /// };
     ///
-    /// // No machine has as many domains.
+    /// // No machine has this many domains.
     /// let nowhere = Address {
     ///     domain: 0x7fff_ffff,
     ///     bus: 0xff,
@@ -47,24 +47,24 @@ impl Device {
     pub fn at(address: Address) -> Option<ARef<Self>> {
         let domain = i32::try_from(address.domain).ok()?;
 
-        // SAFETY: The function may be called with any numbers, from a context that may sleep, as all
-        // callers of functions that do not say otherwise.
+        // SAFETY: The function may be called with any numbers, from a context that may sleep, as is
+        // the context of every function whose documentation does not exclude it.
         let raw = unsafe {
             bindings::pci_get_domain_bus_and_slot(domain, address.bus.into(), address.devfn.into())
         };
         let raw = NonNull::new(raw)?;
 
-        // SAFETY: The device is valid and comes with a reference, which goes to the `ARef`.
+        // SAFETY: The device is valid and comes with a reference, which the `ARef` takes over.
         // `Device` is a transparent wrapper of `struct pci_dev`.
         Some(unsafe { ARef::from_raw(raw.cast()) })
     }
 }
 
 impl<Ctx: DeviceContext> Device<Ctx> {
-    /// Returns where the function is.
+    /// Returns the address of the function.
     #[inline(never)]
     pub fn address(&self) -> Address {
-        // SAFETY: The device is valid, and the bus of a valid device is.
+        // SAFETY: The device is valid, and so is the bus of a valid device.
         let (domain, dev_id) = unsafe {
             (
                 bindings::pci_domain_nr((*self.as_raw()).bus),

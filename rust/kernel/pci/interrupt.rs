@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Interrupts of a PCI device that a thread handles, also when one was lost.
+//! Interrupts of a PCI device that a thread handles, even if one was lost.
 //!
 //! The first vector of the device has a handler that runs in a thread of its own, so that it may
 //! sleep. The thread is woken by the interrupt, and by a timer that the handler and the driver set:
-//! so the handler sees that an interrupt was lost, or that the device does not do its work. It is
-//! never called on two processors at once.
+//! so the handler detects that an interrupt was lost, or that the device does not do its work. It
+//! is never called on two processors at once.
 //!
-//! The vector is a resource of the device: it is given back before the driver is unbound, whoever
-//! has the [`Interrupt`]. The handler is dropped by then. It must not have the last reference to
-//! that: its drop waits for the handler, so that one which drops it waits for itself for ever.
+//! The vector is a resource of the device: it is released before the driver is unbound, even if the
+//! [`Interrupt`] is still referenced. The handler is dropped by then. It must not own the last
+//! reference to the [`Interrupt`]: the drop of that waits for the handler, which would wait for
+//! itself for ever.
 //!
-//! It is for MSI and MSI-X. A line is not shared with others, and the handler does not tell whether
-//! an interrupt was one of its device.
+//! It is for MSI and MSI-X only, because the handler cannot report that a shared interrupt is not
+//! one of its device.
 //!
 //! C headers: [`include/linux/interrupt.h`](srctree/include/linux/interrupt.h),
 //! [`include/linux/timer.h`](srctree/include/linux/timer.h)
@@ -38,13 +39,13 @@ use crate::{
 };
 use core::marker::PhantomPinned;
 
-/// What handles the interrupts of a device.
+/// The handler of the interrupts of a device.
 pub trait InterruptHandler: Send + Sync + 'static {
-    /// Looks at what the device has done. Sleeps.
+    /// Handles the work that the device has done. Sleeps.
     ///
-    /// Called after each interrupt, and when a time that was set is over; one call may stand for
-    /// several interrupts. Returns after how many milliseconds it wants to be called again at the
-    /// latest, [`None`] if an interrupt or [`Interrupt::poll_in`] is enough.
+    /// Called after each interrupt, and when a time that was set has elapsed; one call may stand
+    /// for several interrupts. Returns after how many milliseconds it has to be called again at the
+    /// latest, or [`None`] if an interrupt or [`Interrupt::poll_in`] is enough.
     fn handle(&self) -> Option<Msecs>;
 }
 
@@ -60,7 +61,7 @@ struct Line<H: InterruptHandler> {
     irq: u32,
     #[pin]
     handler: H,
-    // Given back after the handler is gone.
+    // Released after the handler was removed.
     _vectors: IrqVectorRegistration<'static>,
     #[pin]
     _pin: PhantomPinned,
@@ -79,7 +80,7 @@ impl<H: InterruptHandler> Line<H> {
         name: &'static CStr,
         handler: impl PinInit<H, Error>,
     ) -> impl PinInit<Self, Error> {
-        // INVARIANT: Registered last.
+        // INVARIANT: The handler is registered last.
         try_pin_init!(&this in Self {
             timer <- Opaque::ffi_init(|timer| init_timer(timer, timer_callback::<H>)),
             irq,
@@ -87,8 +88,8 @@ impl<H: InterruptHandler> Line<H> {
             _vectors: vectors,
             _pin: PhantomPinned,
             _: {
-                // SAFETY: All fields are initialized, so that the handler may be called at once,
-                // and stay at this address until `PinnedDrop` takes it back. The name is static.
+                // SAFETY: All fields are initialized, so the handler may be called at once. They
+                // stay at this address until `PinnedDrop` removes the handler. The name is static.
                 to_result(unsafe {
                     bindings::request_threaded_irq(
                         *irq,
@@ -114,9 +115,9 @@ impl<H: InterruptHandler> PinnedDrop for Line<H> {
     fn drop(self: Pin<&mut Self>) {
         let this: *const Self = &*self;
 
-        // SAFETY: By the type invariant. The timer does not wake the thread any more when the first
-        // call returns, whatever the handler does, and the handler has returned when the second one
-        // does. May sleep: devres calls it, or who drops the last reference.
+        // SAFETY: By the type invariant. When the first call returns, the timer does not wake the
+        // thread any more, even if the handler sets it; when the second one returns, the handler
+        // has returned. May sleep: the caller is devres, or drops the last reference.
         unsafe {
             bindings::timer_shutdown_sync(self.timer.get());
             bindings::free_irq(self.irq, this.cast_mut().cast());
@@ -160,23 +161,24 @@ unsafe fn set_timer(timer: *mut bindings::timer_list, delay: Msecs) {
 
 /// # Safety
 ///
-/// Called by the core of the timers with that of a [`Line<H>`].
+/// Called by the timer core with the timer of a [`Line<H>`].
 unsafe extern "C" fn timer_callback<H: InterruptHandler>(timer: *mut bindings::timer_list) {
     // SAFETY: By the safety requirements; the timer is shut down before the line is gone.
     let line = unsafe { container_of!(Opaque::cast_from(timer), Line<H>, timer) };
 
-    // SAFETY: The line is valid, and registered, or about to be: then nobody is woken.
+    // SAFETY: The line is valid, and its handler registered, or about to be: then no thread is
+    // woken.
     unsafe { bindings::irq_wake_thread((*line).irq, line.cast_mut().cast()) };
 }
 
 /// # Safety
 ///
-/// Called by the core of the interrupts with what [`Line::new`] has registered.
+/// Called by the interrupt core with the pointer that [`Line::new`] has registered.
 unsafe extern "C" fn thread_callback<H: InterruptHandler>(
     _irq: c_int,
     line: *mut c_void,
 ) -> bindings::irqreturn_t {
-    // SAFETY: By the safety requirements it is a `Line<H>`, which is there until `free_irq()`,
+    // SAFETY: By the safety requirements this is a `Line<H>`, which is valid until `free_irq()`,
     // called when it is dropped, has returned.
     let line = unsafe { &*line.cast::<Line<H>>() };
 
@@ -206,7 +208,7 @@ unsafe extern "C" fn thread_callback<H: InterruptHandler>(
 ///     time::Msecs, //
 /// };
 ///
-/// /// Counts calls, of which there is one in each second at least.
+/// /// Counts calls. The handler is called at least once per second.
 /// struct Counter(Atomic<u32>);
 ///
 /// impl InterruptHandler for Counter {
@@ -233,16 +235,16 @@ impl<H: InterruptHandler> Interrupt<H> {
     ///
     /// # Errors
     ///
-    /// `ENOSPC` if the device has no interrupt of these types, `ENOMEM`, and what
-    /// `request_threaded_irq()` and `handler` return.
+    /// `ENOSPC` if the device has no interrupt of these types, `ENOMEM`, and the errors of
+    /// `request_threaded_irq()` and `handler`.
     pub fn new(
         pdev: &Device<Bound>,
         types: IrqTypes,
         name: &'static CStr,
         handler: impl PinInit<H, Error>,
     ) -> Result<Self> {
-        // SAFETY: What is made with this reference is owned by a `Line`, which devres drops at the
-        // latest, while the device is still bound. Nothing else keeps it.
+        // SAFETY: A `Line` owns all that is made with this reference, and devres drops the line
+        // while the device is still bound. Nothing else keeps it.
         let bound: &'static Device<Bound> = unsafe { &*core::ptr::from_ref(pdev) };
         let vectors = bound.alloc_irq_vectors(1, 1, types)?;
         let irq = crate::irq::IrqRequest::from(vectors.index(0)?).irq();
@@ -253,8 +255,8 @@ impl<H: InterruptHandler> Interrupt<H> {
         )?))
     }
 
-    /// Has the handler called in `delay` milliseconds, or earlier. Does nothing after the driver
-    /// was unbound. May be called in any context.
+    /// Makes the handler be called in `delay` milliseconds, or earlier. Does nothing after the
+    /// driver was unbound. May be called in any context.
     pub fn poll_in(&self, delay: Msecs) {
         self.0.try_access_with(|line| line.poll_in(delay));
     }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Bus mastering as a resource that a driver gives back.
+//! Bus mastering as a resource of the bound device.
 //!
-//! A device that is a bus master may access memory on its own, also memory that its driver has given
-//! back. Nothing of the PCI core ends that when a driver is unbound.
+//! A device that is a bus master may access memory on its own, even memory that its driver has
+//! freed. The PCI core does not end that when a driver is unbound.
 //!
 //! C header: [`include/linux/pci.h`](srctree/include/linux/pci.h)
 
@@ -26,8 +26,8 @@ struct Enabled(ARef<Device>);
 
 impl Enabled {
     fn clear(&self) {
-        // SAFETY: The device is valid, and by the type invariant it has no other driver that could
-        // want it to be a bus master.
+        // SAFETY: The device is valid, and by the type invariant no other driver is bound that
+        // could want it to be a bus master.
         unsafe { bindings::pci_clear_master(self.0.as_raw()) };
     }
 }
@@ -41,9 +41,9 @@ impl Drop for Enabled {
 /// A device that is a bus master, until [`Self::end`] or until its driver is unbound.
 ///
 /// A driver makes this when the device was reset, and when all memory that the device knows of is
-/// allocated: what devres has of that it gives back after the device has stopped to be a bus master.
-/// Before a driver gives back memory earlier to which the device may still write, because it does not
-/// do what it is told, it calls [`Self::end`].
+/// allocated: devres frees its part of that memory after the device has stopped to be a bus master.
+/// A driver that frees memory earlier, to which a device that does not obey may still write, calls
+/// [`Self::end`] before.
 ///
 /// # Examples
 ///
@@ -58,7 +58,7 @@ impl Drop for Enabled {
 /// };
 ///
 /// fn start(pdev: &pci::Device<device::Core<'_>>) -> Result<BusMaster> {
-///     // What the device has done for a driver before this one is over by now.
+///     // Accesses that the device has made for its former driver are over by now.
 ///     let master = BusMaster::new(pdev)?;
 ///
 ///     assert!(!master.is_over());
@@ -83,10 +83,11 @@ impl BusMaster {
         Ok(Self(Devres::new(bound.as_ref(), Ok::<_, Error>(enabled))?))
     }
 
-    /// Ends it. The device has no access to memory any more, and raises no MSI, when this returns: a
-    /// write to the configuration space is answered. Does nothing after the driver was unbound.
+    /// Ends bus mastering. When this returns the device cannot access memory any more, and raises
+    /// no MSI, because a write to the configuration space is answered. Does nothing after the
+    /// driver was unbound.
     ///
-    /// Nothing but another [`BusMaster`] makes the device one again.
+    /// Only another [`BusMaster`] makes the device a bus master again.
     pub fn end(&self) {
         self.0.try_access_with(Enabled::clear);
     }

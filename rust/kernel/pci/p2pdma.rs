@@ -5,8 +5,7 @@
 //! A [`Provider`] stands for one BAR of a PCI device whose memory other PCI devices may read and
 //! write. It answers the two questions of an exporter: is there a permitted route from a client to
 //! the BAR ([`Provider::distance`]), and by which kind of address does the client reach it
-//! ([`Provider::map_type`]). [`Provider::decide`] answers both at once, and tells what the answers
-//! follow from.
+//! ([`Provider::map_type`]). [`Provider::decide`] answers both at once, with the facts that decide.
 //!
 //! C header: [`include/linux/pci-p2pdma.h`](srctree/include/linux/pci-p2pdma.h)
 
@@ -60,13 +59,13 @@ impl MapType {
         Self(bindings::pci_p2pdma_map_type_PCI_P2PDMA_MAP_THRU_HOST_BRIDGE);
 
     /// Returns the value of the C side.
-    // Like the next one not only for this crate: the first who calls them, dma-buf, may be left out.
+    // Like the next function not limited to this crate: its first user, dma-buf, may be disabled.
     #[inline]
     pub const fn as_raw(self) -> bindings::pci_p2pdma_map_type {
         self.0
     }
 
-    /// Returns the kind that has a value of the C side.
+    /// Returns the kind for a value of the C side.
     #[inline]
     pub const fn from_raw(raw: bindings::pci_p2pdma_map_type) -> Self {
         Self(raw)
@@ -82,43 +81,43 @@ impl MapType {
 /// A port that sends requests between two devices below one bridge to the host instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Redirect {
-    /// Where the port is.
+    /// The address of the port.
     pub port: Address,
-    /// Those bits of its ACS control register that make it do so: `PCI_ACS_RR`, `PCI_ACS_CR` and
+    /// The bits of its ACS control register that make it do so: `PCI_ACS_RR`, `PCI_ACS_CR` and
     /// `PCI_ACS_EC`.
     pub acs: u16,
 }
 
-/// What is known about the host, for a route that goes through it.
+/// The facts about the host, for a route that goes through it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Host {
-    /// The processor is one that forwards.
+    /// The processor forwards requests.
     Cpu,
-    /// The host bridge with these IDs decides, by whether it is on the kernel's list of those that
-    /// forward. The IDs are 0 if no PCI function stands for it.
+    /// The host bridge with these IDs decides: the question is whether it is on the kernel's list
+    /// of those that forward. The IDs are 0 if no PCI function stands for it.
     Bridge {
         /// Its PCI vendor ID.
         vendor: u16,
         /// Its PCI device ID.
         device: u16,
-        /// It is on the list. Of two host bridges, the other one is as well.
+        /// The bridge is on the list. If there are two host bridges, the other one is as well.
         listed: bool,
     },
 }
 
-/// How a client reaches a BAR, and what that follows from, `struct pci_p2pdma_decision`.
+/// How a client reaches a BAR, with the facts that decide it, `struct pci_p2pdma_decision`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decision {
     /// The kind of mapping.
     pub map_type: MapType,
     /// PCI hops between both devices; [`None`] if there is no permitted route.
     pub distance: Option<u32>,
-    /// The lowest bridge that both devices are below, or the device itself if both are one; [`None`]
-    /// if they meet in the host only.
+    /// The lowest bridge that both devices are below, or the device itself if both are the same;
+    /// [`None`] if they meet in the host only.
     pub bridge: Option<Address>,
     /// The first port on the way to `bridge`, from the provider, that redirects.
     pub redirect: Option<Redirect>,
-    /// What the host has to say; [`None`] for a route that does not go through it.
+    /// The facts about the host; [`None`] for a route that does not go through it.
     pub host: Option<Host>,
 }
 
@@ -223,14 +222,14 @@ impl Decision {
 ///         assert_eq!(vram.distance_many(&[]), None);
 ///         assert_eq!(vram.map_type(pdev.as_ref()), MapType::BUS_ADDR);
 ///
-///         // That has nothing to do with any other device.
+///         // The map type has nothing to do with any other device.
 ///         let itself = vram.decide(pdev);
 ///         assert_eq!(itself.map_type, MapType::BUS_ADDR);
 ///         assert_eq!(itself.distance, Some(0));
 ///         assert_eq!(itself.bridge, Some(pdev.address()));
 ///         assert_eq!((itself.redirect, itself.host), (None, None));
 ///
-///         // It is found by its address.
+///         // The device is found by its address.
 ///         let found = pci::Device::at(pdev.address()).ok_or(ENXIO)?;
 ///         assert_eq!(found.address(), pdev.address());
 ///
@@ -239,7 +238,7 @@ impl Decision {
 ///     }
 /// }
 ///
-/// // Binds to each such device that has no driver, until it is dropped.
+/// // The driver binds to each such device that has no driver, until the value is dropped.
 /// let driver = KBox::pin_init(
 ///     driver::Registration::<pci::Adapter<Example>>::new(
 ///         c"p2pdma_example",
@@ -308,15 +307,16 @@ impl<'a> Provider<'a> {
     /// Tells whether the physical addresses from `start` to `end` are inside the BAR.
     #[inline]
     pub fn contains(&self, start: u64, end: u64) -> bool {
-        // OVERFLOW: By the type invariant.
+        // OVERFLOW: The type invariant excludes it.
         self.start <= start && start <= end && end <= self.start + self.len
     }
 
     /// Returns the number of PCI hops between the BAR and `client`, or [`None`] if there is no
     /// permitted route.
     ///
-    /// Mirrors `pci_p2pdma_distance()`. A client that is not a PCI device is judged by its nearest
-    /// PCI parent; [`Self::map_type`], and so a mapping, asks for the client to be one itself.
+    /// Mirrors `pci_p2pdma_distance()`. For a client that is not a PCI device its nearest PCI
+    /// parent is measured; [`Self::map_type`], and so a mapping, needs a client that is a PCI
+    /// device itself.
     #[inline]
     pub fn distance(&self, client: &device::Device) -> Option<u32> {
         self.distance_many(&[client])
@@ -354,9 +354,9 @@ impl<'a> Provider<'a> {
         MapType(unsafe { bindings::pci_p2pdma_map_type(self.raw.as_ptr(), client.as_raw()) })
     }
 
-    /// Returns how `client` reaches the BAR, and what that follows from.
+    /// Returns how `client` reaches the BAR, with the facts that decide it.
     ///
-    /// [`Self::distance`] and [`Self::map_type`] say the same. Mirrors `pci_p2pdma_decide()`.
+    /// [`Self::distance`] and [`Self::map_type`] agree with it. Mirrors `pci_p2pdma_decide()`.
     #[inline(never)]
     pub fn decide(&self, client: &Device) -> Decision {
         let mut raw = bindings::pci_p2pdma_decision::default();
@@ -367,8 +367,8 @@ impl<'a> Provider<'a> {
             bindings::pci_p2pdma_decide(self.pdev.as_raw(), client.as_raw(), &mut raw, false)
         };
 
-        // SAFETY: The bridges are above one of both devices. A device holds its bus, and that the
-        // bridge above it, for as long as it is valid.
+        // SAFETY: The bridges are above one of both devices. A device keeps its bus, and the bus
+        // keeps the bridge above it, for as long as the device is valid.
         unsafe { Decision::from_raw(&raw) }
     }
 
@@ -380,7 +380,7 @@ impl<'a> Provider<'a> {
 }
 
 impl Device {
-    /// Tells whether the device is gone: it was removed without a word, or does not answer any more.
+    /// Tells whether the device is gone: it was removed by surprise, or does not answer any more.
     ///
     /// Its registers and its memory read as ones, and it does not access anything. Mirrors
     /// `pci_dev_is_disconnected()`.

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Pages of a BAR that others may have references to.
+//! Pages of a BAR to which other code may have references.
 //!
-//! Nobody can take a reference to a page of [`BarPages`], because its count is 0. A driver that lets
-//! processes map a part of the BAR makes its pages [`Live`]: their count is 1, and each entry of a
-//! page table and each user of direct I/O adds to that. They are [`Idle`] again once that count is
-//! all that is left.
+//! Other code cannot take a reference to a page of [`BarPages`], because its count is 0. A driver
+//! that lets processes map a part of the BAR makes its pages [`Live`]: their count is 1, and each
+//! entry of a page table and each user of direct I/O adds to that. They are [`Idle`] again once no
+//! other reference is left.
 //!
-//! Nothing tells when a reference is put: who waits for the last one has to look again. A wait with a
-//! lock that a page fault takes never ends: direct I/O keeps the first pages of a buffer and then
-//! faults the next ones in. [`Busy`] has no way to wait, for that reason.
+//! There is no notification when a reference is put: code that waits for the last one has to poll.
+//! A wait with a lock held that a page fault takes never ends, because direct I/O keeps the first
+//! pages of a buffer and then faults the next ones in. For that reason [`Busy`] has no way to wait.
 //!
-//! A disk may try to map the pages of a request again and again, and keep them meanwhile. Whoever
-//! waits for it has that fail: [`Refused`].
+//! A disk may try to map the pages of a request repeatedly, and keep them meanwhile. Code that
+//! waits for it makes these attempts fail: [`Refused`].
 //!
 //! A page whose count falls to 0 would be put into the pool that the driver has taken. So the first
-//! reference is never put, but exchanged for none if it is the only one.
+//! reference is never put: the count is changed from 1 to 0 if it is the only one.
 //!
 //! C headers: [`include/linux/page_ref.h`](srctree/include/linux/page_ref.h),
 //! [`include/linux/pci-p2pdma.h`](srctree/include/linux/pci-p2pdma.h)
@@ -36,32 +36,32 @@ use crate::{
     sync::Arc, //
 };
 
-/// Some pages of a BAR that follow each other, at a place of a buffer.
+/// Consecutive pages of a BAR, at a place of a buffer.
 struct Piece {
     /// The number of the page in the buffer.
     at: usize,
-    /// Where in the BAR it begins, in bytes.
+    /// The offset in the BAR, in bytes.
     offset: u64,
     /// How many pages there are.
     count: usize,
 }
 
-/// Pages of a buffer, whatever their state is.
+/// Pages of a buffer, in either state.
 ///
 /// # Invariants
 ///
-/// - The pieces are inside of what has pages in the BAR that `pool` is of. The reference to it keeps
-///   the pages: an unbind waits for it.
-/// - Nobody else uses the memory that they show.
+/// - The pieces are inside of the part of the BAR of `pool` that has pages. The reference to the
+///   pool keeps the pages: an unbind waits for it.
+/// - No other code uses the memory that they show.
 struct Pieces {
     pieces: KVVec<Piece>,
     pool: Arc<Pool>,
 }
 
 impl Pieces {
-    /// Tells whether `pages` are those that the pieces are a part of.
+    /// Tells whether the pieces are a part of `pages`.
     ///
-    /// They are of the same device, bound once more, or another one otherwise.
+    /// Otherwise `pages` belong to a later binding of the same device, or to another device.
     fn are_of(&self, pages: &BarPages<'_>) -> bool {
         Arc::ptr_eq(&self.pool, &pages.pool)
     }
@@ -82,17 +82,17 @@ fn bytes(pages: usize) -> u64 {
     (pages as u64) << PAGE_SHIFT
 }
 
-/// Pages of a buffer that nobody has a reference to.
+/// Pages of a buffer that have no references.
 ///
 /// # Invariants
 ///
 /// The counts of the pages are 0.
 pub(crate) struct Idle(Pieces);
 
-/// Pages of a buffer that others may have references to.
+/// Pages of a buffer to which other code may have references.
 ///
-/// It is not dropped while the driver is bound: [`Live::try_idle`] takes it. An unbind waits for one
-/// that is kept.
+/// It must not be dropped while the driver is bound: [`Live::try_idle`] consumes it. An unbind
+/// waits for one that is kept.
 ///
 /// # Invariants
 ///
@@ -100,7 +100,7 @@ pub(crate) struct Idle(Pieces);
 #[must_use = "the pages stay live"]
 pub(crate) struct Live(Pieces);
 
-/// Pages of which at least one is referenced by others.
+/// Pages of which at least one has other references.
 pub(crate) struct Busy(pub(crate) Live);
 
 impl Idle {
@@ -109,14 +109,14 @@ impl Idle {
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if they are not whole pages, or not inside of what has pages.
+    /// - `EINVAL` if the pieces are not whole pages, or not inside of the part that has pages.
     /// - `ENOMEM` if memory runs out.
     ///
     /// # Safety
     ///
-    /// The caller must have the memory that these pieces show, and must neither give it to others nor
-    /// call this again for a part of it before the value, or what it was made into, is idle and
-    /// dropped.
+    /// The caller must own the memory that these pieces show, and must neither give it to other
+    /// users nor call this again for a part of it before the value, or the value that it was
+    /// converted to, is idle and dropped.
     pub(crate) unsafe fn new(
         pages: &BarPages<'_>,
         pieces: impl Iterator<Item = (u64, u64)>,
@@ -138,35 +138,38 @@ impl Idle {
             return Err(EINVAL);
         }
 
-        // INVARIANT: Checked above, and by the safety requirements. The pool gives no page to
-        // others, so all counts are 0 that nobody has made live.
+        // INVARIANT: The pieces were checked above, and by the safety requirements no other code
+        // uses the memory. The pool gives no page to other code, so the count of every page is 0
+        // that was not made live.
         Ok(Self(Pieces {
             pieces: list,
             pool: pages.pool.clone(),
         }))
     }
 
-    /// Lets others have references.
+    /// Allows other code to have references.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if `pages` are those of another device.
+    /// `EINVAL` if `pages` belong to another device.
     pub(crate) fn unfreeze(self, pages: &BarPages<'_>) -> Result<Live> {
         if !self.0.are_of(pages) {
             return Err(EINVAL);
         }
 
         for page in self.0.iter(pages) {
-            // SAFETY: The page is valid as long as `pages`, and its count 0 by the type invariant.
+            // SAFETY: The page is valid as long as `pages`, and its count is 0 by the type
+            // invariant.
             unsafe { bindings::page_ref_unfreeze(page, 1) };
         }
-        // INVARIANT: Just counted.
+        // INVARIANT: The first references were just counted.
         Ok(Live(self.0))
     }
 }
 
 impl Live {
-    /// Returns page `index` of the buffer, [`None`] behind its end. May be called in any context.
+    /// Returns page `index` of the buffer, or [`None`] behind its end. May be called in any
+    /// context.
     pub(crate) fn page(&self, pages: &BarPages<'_>, index: usize) -> Option<*mut bindings::page> {
         if !self.0.are_of(pages) {
             return None;
@@ -178,14 +181,14 @@ impl Live {
         pages.page(piece.offset + bytes(index - piece.at))
     }
 
-    /// Takes back the first reference of each page, if it is the only one.
+    /// Removes the first reference of each page, if all of them are the only ones.
     ///
-    /// No page table may have one of the pages: a task that finds it there while its count is 0 for a
-    /// moment takes that for a fault of the kernel. May be called in any context.
+    /// No page table may have an entry for one of the pages: a task that finds it there while its
+    /// count is 0 for a moment treats that as a kernel bug. May be called in any context.
     ///
     /// # Errors
     ///
-    /// [`Busy`] if others have a reference to one, and nothing has changed.
+    /// [`Busy`] if one of the pages has other references; then nothing has changed.
     pub(crate) fn try_idle(self, pages: &BarPages<'_>) -> Result<Idle, Busy> {
         if !self.0.are_of(pages) {
             return Err(Busy(self));
@@ -203,25 +206,25 @@ impl Live {
         }
         for page in self.0.iter(pages).take(frozen) {
             // SAFETY: The page is valid as long as `pages`, and its count was just set to 0, from
-            // which nobody raises it.
+            // which no other code raises it.
             unsafe { bindings::page_ref_unfreeze(page, 1) };
         }
         Err(Busy(self))
     }
 }
 
-/// The memory of a device of which nobody gets a new mapping for DMA, until the value is dropped.
+/// A device whose memory gets no new mappings for DMA, until the value is dropped.
 ///
-/// What is mapped stays so. A request that has referenced pages, and whose driver maps them late or
-/// once more, fails as if there were no route.
+/// Existing mappings stay. A request that has references to pages, and whose driver maps them late
+/// or once more, fails as if there were no route.
 ///
 /// Mirrors `pci_p2pdma_refuse()`.
 #[must_use = "mappings are permitted when it is dropped"]
 pub(crate) struct Refused<'a>(&'a Device<device::Bound>);
 
 impl<'a> Refused<'a> {
-    /// Refuses new mappings of all BARs of the device. There is one such value of a device at a time:
-    /// the one of the driver that has the pages.
+    /// Refuses new mappings of all BARs of the device. There may be one such value of a device at a
+    /// time: that of the driver that has the pages.
     pub(crate) fn new(pages: &BarPages<'a>) -> Self {
         let pdev = pages.device();
 

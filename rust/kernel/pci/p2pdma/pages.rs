@@ -5,8 +5,8 @@
 //! Some users of peer-to-peer memory need struct pages: a device-private page, for one, names the
 //! page of the BAR that shows the same bytes. `pci_p2pdma_add_resource()` makes such pages, and a
 //! pool from which other drivers and, by `p2pmem/allocate` in sysfs, userspace can allocate them. A
-//! driver whose BAR is VRAM has an allocator of its own: it takes all of the pool, as [`BarPages`].
-//! What others may have references to is [`live`](super::live).
+//! driver whose BAR is VRAM has an allocator of its own: it takes the whole pool, as [`BarPages`].
+//! Pages to which other code may have references are in [`live`](super::live).
 //!
 //! The pages cost 64 bytes for each 4 KiB of the BAR.
 //!
@@ -29,13 +29,13 @@ use crate::{
 };
 use core::ptr::NonNull;
 
-/// All of the pool of a BAR, until it is dropped.
+/// The whole pool of a BAR, until the value is dropped.
 ///
 /// # Invariants
 ///
-/// `addr` is what `pci_alloc_p2pmem()` returned for `len` bytes of `pdev`, and is not freed yet:
+/// `addr` was returned by `pci_alloc_p2pmem()` for `len` bytes of `pdev`, and is not freed yet:
 /// these are the first `len` bytes of the BAR. An unbind waits for that in `memunmap_pages()`, so
-/// the pages and the pool are there as long as the value is.
+/// the pages and the pool are valid as long as the value is.
 pub(super) struct Pool {
     pdev: ARef<Device>,
     addr: NonNull<c_void>,
@@ -51,7 +51,7 @@ unsafe impl Sync for Pool {}
 impl Drop for Pool {
     fn drop(&mut self) {
         // SAFETY: By the type invariant, the device is bound and the memory was not freed.
-        // CAST: It was allocated with this size.
+        // CAST: The memory was allocated with this size.
         unsafe {
             bindings::pci_free_p2pmem(self.pdev.as_raw(), self.addr.as_ptr(), self.len as usize)
         };
@@ -60,14 +60,14 @@ impl Drop for Pool {
 
 /// The struct pages of a BAR.
 ///
-/// Page 0 is the first one of the BAR. The value and its clones have all of the pool, until the
-/// last of them is dropped: no other driver and no process gets any of it meanwhile.
+/// Page 0 is the first one of the BAR. The value and its clones own the whole pool, until the last
+/// of them is dropped: no other driver and no process gets any of it meanwhile.
 ///
 /// # Invariants
 ///
-/// `pool` is of `provider`'s device. Page frame `first` is the first one of the BAR; that and those
-/// after it, up to `pool.len` bytes, have struct pages of the type `MEMORY_DEVICE_PCI_P2PDMA`, for
-/// `'a`.
+/// `pool` belongs to the device of `provider`. Page frame `first` is the first one of the BAR; it
+/// and the next ones, up to `pool.len` bytes, have struct pages of the type
+/// `MEMORY_DEVICE_PCI_P2PDMA`, for `'a`.
 #[derive(Clone)]
 pub struct BarPages<'a> {
     provider: Provider<'a>,
@@ -79,8 +79,8 @@ impl<'a> BarPages<'a> {
     /// Returns the same pages, for as long as `pdev` is bound, which is the device that they belong
     /// to.
     ///
-    /// A driver that takes the pages in its probe gives them to what borrows from the device for
-    /// another time, such as the data of a DRM registration.
+    /// A driver that takes the pages in its probe passes them to code that borrows from the device
+    /// for another time, such as the data of a DRM registration.
     ///
     /// # Errors
     ///
@@ -89,7 +89,7 @@ impl<'a> BarPages<'a> {
         if pdev.as_raw() != self.device().as_raw() {
             return Err(EINVAL);
         }
-        // INVARIANT: `self` is there, so this is the binding that the pages were made in, and it
+        // INVARIANT: `self` exists, so this is the binding that the pages were made in, and it
         // lasts for `'b`.
         Ok(BarPages {
             provider: pdev.p2pdma_provider(self.provider.bar())?,
@@ -110,13 +110,13 @@ impl<'a> BarPages<'a> {
         (self.first as u64) << PAGE_SHIFT
     }
 
-    /// Returns what the pages cost of system memory, in bytes.
+    /// Returns how much system memory the pages cost, in bytes.
     #[inline]
     pub fn cost(&self) -> u64 {
         (self.pool.len >> PAGE_SHIFT) * size_of::<bindings::page>() as u64
     }
 
-    /// Tells whether nothing of the BAR has pages, which cannot be.
+    /// Tells whether no part of the BAR has pages, which cannot be.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.pool.len == 0
@@ -128,7 +128,7 @@ impl<'a> BarPages<'a> {
         self.provider.device()
     }
 
-    /// Returns the page that shows the byte at `offset` of the BAR, [`None`] if no page does.
+    /// Returns the page that shows the byte at `offset` of the BAR, or [`None`] if no page does.
     ///
     /// May be called in any context.
     #[inline]
@@ -145,7 +145,7 @@ impl<'a> BarPages<'a> {
 }
 
 /// Tells whether the page frame at physical address `start` and that of the last byte before `end`
-/// have pages of one and the same set of peer-to-peer pages.
+/// have pages of the same set of peer-to-peer pages.
 fn has_pages(start: u64, end: u64) -> bool {
     /// A reference to a `struct dev_pagemap`, or null.
     struct PageMap(*mut bindings::dev_pagemap);
@@ -160,7 +160,7 @@ fn has_pages(start: u64, end: u64) -> bool {
 
     impl Drop for PageMap {
         fn drop(&mut self) {
-            // SAFETY: A reference that `get_dev_pagemap()` returned, or null.
+            // SAFETY: The pointer is a reference that `get_dev_pagemap()` returned, or null.
             unsafe { bindings::put_dev_pagemap(self.0) };
         }
     }
@@ -171,7 +171,7 @@ fn has_pages(start: u64, end: u64) -> bool {
         return false;
     }
 
-    // SAFETY: The reference keeps it, and the type does not change.
+    // SAFETY: The reference keeps the structure, and its type does not change.
     unsafe { (*first.0).type_ == bindings::memory_type_MEMORY_DEVICE_PCI_P2PDMA }
 }
 
@@ -192,8 +192,8 @@ impl Device<device::Core<'_>> {
     /// Makes struct pages for BAR `bar`, after [`enable_p2pdma`](Device::enable_p2pdma); undone
     /// when the driver is unbound.
     ///
-    /// Memory is added in sections of 2 MiB, on x86: what of the BAR is behind the last section has
-    /// no pages. The BAR is reserved to be mapped write-combining, because otherwise its pages
+    /// Memory is added in sections, of 2 MiB on x86: the part of the BAR behind the last section
+    /// has no pages. The BAR is reserved to be mapped write-combining, because otherwise its pages
     /// would make every later mapping of it uncached. Further calls do nothing.
     ///
     /// Mirrors `pci_p2pdma_add_resource()`. It asks for the [`Core`](device::Core) context because
@@ -203,7 +203,7 @@ impl Device<device::Core<'_>> {
     ///
     /// - `EINVAL` if there is no such BAR, it is not a memory BAR, or it has no whole section.
     /// - `ENXIO` if peer-to-peer was not enabled.
-    /// - `ENOMEM` if memory runs out, and what `memremap_pages()` returns.
+    /// - `ENOMEM` if memory runs out, and the errors of `memremap_pages()`.
     #[inline(never)]
     pub fn add_p2pdma_pages(&self, bar: u32) -> Result {
         let provider = self.p2pdma_provider(bar)?;
@@ -223,7 +223,7 @@ impl Device<device::Core<'_>> {
         })?;
 
         // SAFETY: The device is bound and its device lock held. The range is inside the BAR.
-        // CAST: The number of a BAR, and a size in the address space.
+        // CAST: The number of a BAR is small, and the size is in the address space.
         to_result(unsafe {
             bindings::pci_p2pdma_add_resource(self.as_raw(), bar as i32, len as usize, 0)
         })
@@ -236,8 +236,8 @@ impl<'a> Provider<'a> {
     /// # Errors
     ///
     /// - `ENXIO` if the BAR has no pages.
-    /// - `EBUSY` if one of them is in use: root may map some as soon as they are there. A driver
-    ///   can do without them.
+    /// - `EBUSY` if one of them is in use: root may map some as soon as they exist. A driver can do
+    ///   without them.
     #[inline(never)]
     pub fn take_pages(&self) -> Result<BarPages<'a>> {
         let len = self.pages_len();
@@ -246,23 +246,23 @@ impl<'a> Provider<'a> {
             return Err(ENXIO);
         }
 
-        // SAFETY: The device is bound, and has a pool since it has pages.
+        // SAFETY: The device is bound, and has a pool because it has pages.
         // CAST: A size in the address space.
         let addr = unsafe { bindings::pci_alloc_p2pmem(self.pdev.as_raw(), len as usize) };
-        // INVARIANT: Just allocated. It is dropped here, or as a part of a `BarPages`.
+        // INVARIANT: The memory was just allocated. It is freed here, or by a `BarPages`.
         let pool = Pool {
             pdev: self.pdev.into(),
             addr: NonNull::new(addr).ok_or(EBUSY)?,
             len,
         };
 
-        // The pool has all BARs of the device that have pages.
+        // The pool has the pages of all BARs of the device.
         // SAFETY: The address is one of the linear map.
         if unsafe { bindings::virt_to_phys(addr) } != self.start {
             return Err(EBUSY);
         }
-        // INVARIANT: There are pages, as was checked; they are released by devres, so they are
-        // there while the device is bound.
+        // INVARIANT: There are pages, as was checked; devres releases them, so they are valid while
+        // the device is bound.
         Ok(BarPages {
             provider: *self,
             pool: Arc::new(pool, GFP_KERNEL)?,
