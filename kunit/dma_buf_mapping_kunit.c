@@ -2,12 +2,13 @@
 /*
  * KUnit suite for drivers/dma-buf/dma-buf-mapping.c.
  *
- * The tables of physical ranges, of struct dma_buf_phys_table, map nothing but
- * the MMIO of one PCI device for another, and how they do so is decided by the
- * path between the two. dma_buf_phys_vec_to_sgt() is one of these for a single
- * mapping. So the suite needs two real devices and takes QEMU's: BAR 2 of an ivshmem-plain is
- * the memory, an edu is the peer. It starts no DMA and does not touch the
- * content of the BAR. What it says depends on the machine:
+ * A table of physical ranges, a struct dma_buf_phys_table, maps only the MMIO
+ * of one PCI device for another one, and the path between the two devices
+ * decides how. dma_buf_phys_vec_to_sgt() makes such a table for a single
+ * mapping. So the suite needs two real devices, and uses those of QEMU: BAR 2
+ * of an ivshmem-plain is the memory, an edu is the peer. The suite starts no
+ * DMA and does not access the content of the BAR. The checks depend on the
+ * machine:
  *
  *  - behind a translating IOMMU every page of every mapping is looked up in the
  *    page tables of the peer;
@@ -57,7 +58,7 @@ static unsigned int tables = 10000;
 module_param(tables, uint, 0444);
 MODULE_PARM_DESC(tables, "Number of random tables");
 
-/* Both are locked while the suite runs: no driver of theirs comes or goes. */
+/* Both devices are locked for the suite: their drivers do not change. */
 static struct pci_dev *vram;
 static struct pci_dev *peer;
 
@@ -79,8 +80,8 @@ struct bar_range {
  * @size: Size of the buffer in bytes
  * @buf: The dma-buf
  * @attach: Attachment of the peer
- * @sgt: Table as the peer got it; the core may hand out a copy
- * @own: Table as the exporter made it
+ * @sgt: Table that the peer got; the core may hand out a copy
+ * @own: Table that the exporter made
  * @released: Completed by the release of @buf
  */
 struct mapping {
@@ -138,7 +139,7 @@ static void mapping_put(void *data)
 	struct mapping *m = data;
 
 	dma_buf_put(m->buf);
-	/* A kernel thread puts files by a work item: do not wait for its turn. */
+	/* A kernel thread puts files by a work item: run it now. */
 	flush_delayed_fput();
 	wait_for_completion(&m->released);
 }
@@ -157,7 +158,7 @@ static void mapping_unmap(void *data)
 	dma_buf_unmap_attachment_unlocked(m->attach, m->sgt, DMA_BIDIRECTIONAL);
 }
 
-/* Exports the ranges and attaches the peer. All of it is undone by KUnit. */
+/* Exports the ranges and attaches the peer. KUnit undoes all of it. */
 static struct mapping *mapping_attach(struct kunit *test,
 				      const struct bar_range *ranges,
 				      size_t nr_ranges)
@@ -204,7 +205,7 @@ static struct mapping *mapping_attach(struct kunit *test,
 	return m;
 }
 
-/* As mapping_attach(), and maps. A path that is not supported skips the test. */
+/* As mapping_attach(), and maps. Skips the test if there is no path. */
 static struct mapping *mapping_map(struct kunit *test,
 				   const struct bar_range *ranges,
 				   size_t nr_ranges)
@@ -227,7 +228,7 @@ static struct mapping *mapping_map(struct kunit *test,
 	return m;
 }
 
-/* What the peer has to put on the bus for a page, if nothing translates it. */
+/* Returns the bus address of a page, which the peer uses without an IOMMU. */
 static dma_addr_t mapping_bus_addr(phys_addr_t paddr)
 {
 	return paddr - pci_resource_start(vram, VRAM_BAR) +
@@ -243,7 +244,7 @@ static bool mapping_uses_iova(struct mapping *m)
 	return sg_dma_address(m->sgt->sgl) != mapping_bus_addr(m->vec[0].paddr);
 }
 
-/* Do both devices meet below a root port? Then a path does not leave it. */
+/* Returns whether the path between both devices stays below a root port. */
 static bool below_one_port(void)
 {
 	return pcie_find_root_port(vram) &&
@@ -285,7 +286,7 @@ static const struct shape shapes[] = {
 		.ranges = { { 7, 1 }, { 16, 3 }, { 40, 2 }, { 64, 17 },
 			    { 12, 1 }, { 100, 5 } },
 	}, {
-		/* 2 MiB pages: the last one at an offset that cannot be one */
+		/* The offset of the last range rules out a 2 MiB page */
 		.desc = "large and small",
 		.nr_ranges = 3,
 		.ranges = { { SZ_2M / PAGE_SIZE, SZ_2M / PAGE_SIZE }, { 1, 1 },
@@ -295,18 +296,18 @@ static const struct shape shapes[] = {
 
 KUNIT_ARRAY_PARAM_DESC(shape, shapes, desc);
 
-/* Looks an address of the peer up: what it leads to, 0 if to nothing. */
+/* Returns the physical address behind an address of the peer, 0 if none. */
 static phys_addr_t lookup(dma_addr_t addr)
 {
 	return iommu_iova_to_phys(iommu_get_domain_for_dev(&peer->dev), addr);
 }
 
-/* What an importer without a limit of its own takes as one entry. */
+/* The longest entry for an importer that sets no limit. */
 #define MAX_ENTRY		PAGE_ALIGN_DOWN(UINT_MAX)
 
 /*
- * The number of entries for size bytes that follow each other: page by page, a
- * new entry where the last one has no room or the address is at a boundary.
+ * Returns the number of entries for size contiguous bytes: page by page, a new
+ * entry begins where the last one is full or the address is at a boundary.
  */
 static size_t count_entries(dma_addr_t addr, size_t size, size_t max_len)
 {
@@ -326,9 +327,9 @@ static size_t count_entries(dma_addr_t addr, size_t size, size_t max_len)
 }
 
 /*
- * Every page of the ranges is reached at its place in the table, whose entries
- * are whole pages, not longer than max_len, and on one side of each boundary of
- * the peer. Returns the number of entries.
+ * Checks that every page of the ranges is reached at its place in the table.
+ * Each entry consists of whole pages, is not longer than max_len, and does not
+ * cross a boundary of the peer. Returns the number of entries.
  */
 static unsigned int check_table(struct kunit *test, const struct phys_vec *vec,
 				size_t nr_ranges, struct sg_table *sgt,
@@ -419,13 +420,13 @@ static void every_page_in_place(struct kunit *test)
 }
 
 /*
- * The table is freed with the mapping.
+ * Checks that the table is freed with the mapping.
  *
- * Only statistics tell. The counter is exact to 125 pages for each processor
- * whose share is not summed up yet, and of those only the one that runs the test
- * moves it by much. Seen with 512 pages that leak: 506 to 525, and 0 to 32
- * without a leak (the most on four processors). Half of the leak is well clear of
- * either.
+ * A leak shows in the statistics only. The counter is exact to 125 pages for
+ * each CPU whose share is not summed up yet, and only the CPU that runs the
+ * test changes it by much. Measured with 512 pages that leak: 506 to 525, and 0
+ * to 32 without a leak (the most on four CPUs). The limit, half of the leak, is
+ * far from both.
  */
 static void expect_no_leak(struct kunit *test, struct mapping *m,
 			   unsigned int cycles, size_t bytes)
@@ -453,8 +454,8 @@ static void expect_no_leak(struct kunit *test, struct mapping *m,
 }
 
 /*
- * What was freed stays allocated for a while, in the quarantine or as kmemleak's
- * own objects, which finds the leak itself.
+ * Freed memory stays allocated for a while in the quarantine of KASAN, or as
+ * objects of kmemleak, which finds the leak itself.
  */
 static bool frees_at_once(void)
 {
@@ -462,7 +463,7 @@ static bool frees_at_once(void)
 	       !IS_ENABLED(CONFIG_DEBUG_KMEMLEAK);
 }
 
-/* A table of many entries, or of many ranges. */
+/* A table of many ranges. */
 static void long_table_is_freed(struct kunit *test)
 {
 	struct bar_range *ranges;
@@ -484,7 +485,7 @@ static void long_table_is_freed(struct kunit *test)
 	expect_no_leak(test, m, 256, MAX_RANGES * sizeof(struct phys_vec));
 }
 
-/* A table of one range, with the least that one takes. */
+/* A table of one range, which takes the least memory. */
 static void short_table_is_freed(struct kunit *test)
 {
 	struct mapping *m;
@@ -498,7 +499,7 @@ static void short_table_is_freed(struct kunit *test)
 		       sizeof(struct phys_vec) + sizeof(struct scatterlist));
 }
 
-/* Without a path the mapping is refused; the attachment alone is not. */
+/* Without a path the mapping is refused, but the attachment is not. */
 static void unsupported_path_is_refused(struct kunit *test)
 {
 	static const struct bar_range ranges[] = { { 0, 1 }, { 2, 1 } };
@@ -515,10 +516,10 @@ static void unsupported_path_is_refused(struct kunit *test)
 }
 
 /**
- * struct bench - An attachment that tables are made for, without an exporter
- * @m: Attached, of one page, which is not what the tables are of
+ * struct bench - An attachment for which tests make tables without an exporter
+ * @m: The mapping of one page that made the attachment
  * @uses_iova: Whether the peer is behind a translating IOMMU
- * @by_bus: Whether the addresses are those of the bus, which cannot fail
+ * @by_bus: Whether addresses are bus addresses; such a mapping cannot fail
  */
 struct bench {
 	struct mapping *m;
@@ -526,7 +527,7 @@ struct bench {
 	bool by_bus;
 };
 
-/* Makes a table that is not mapped. */
+/* Makes a table, and does not map it. */
 static struct dma_buf_phys_table *create_table(struct bench *b,
 					       struct phys_vec *vec,
 					       size_t nr_ranges, size_t size)
@@ -553,7 +554,7 @@ static struct sg_table *map_table(struct bench *b,
 	return sgt;
 }
 
-/* Returns the table, which is kept. */
+/* Unmaps a table, and returns it. */
 static struct dma_buf_phys_table *unmap_table(struct bench *b,
 					      struct sg_table *sgt)
 {
@@ -588,7 +589,7 @@ static void free_table(struct bench *b, struct sg_table *sgt)
 	dma_buf_phys_table_destroy(unmap_table(b, sgt));
 }
 
-/* What the peer was like before the test. */
+/* The limits of the peer from before the test. */
 static unsigned int old_max_seg_size;
 static unsigned long old_seg_boundary;
 static u64 old_bus_dma_limit;
@@ -600,10 +601,10 @@ static void restore_peer(void *unused)
 	peer->dev.bus_dma_limit = old_bus_dma_limit;
 }
 
-/* Beyond what an IOMMU has page tables for, and what the peer is said to reach. */
+/* An address without IOMMU page tables, and above the limit of the peer. */
 #define FAR_AWAY	BIT_ULL(60)
 
-/* Skips the test where there is no path. The peer is as before afterwards. */
+/* Skips the test where there is no path. KUnit restores the peer's limits. */
 static void bench_init(struct kunit *test, struct bench *b)
 {
 	b->m = mapping_map(test, &one_page, 1);
@@ -620,7 +621,7 @@ static void bench_init(struct kunit *test, struct bench *b)
 	dma_set_max_seg_size(&peer->dev, UINT_MAX);
 }
 
-/* The ranges that a test fills, of BAR 2 unless it says otherwise. */
+/* Allocates ranges, which the test fills. */
 static struct phys_vec *new_vec(struct kunit *test, size_t nr_ranges)
 {
 	struct phys_vec *vec;
@@ -639,7 +640,7 @@ static struct phys_vec bar_pages(unsigned int first, unsigned int count)
 	};
 }
 
-/* Where the IOVA allocator puts a buffer of so many pages. */
+/* Returns the IOVA that the allocator gives a buffer of this many pages. */
 static dma_addr_t probe_iova(struct kunit *test, struct bench *b,
 			     unsigned int pages)
 {
@@ -655,7 +656,7 @@ static dma_addr_t probe_iova(struct kunit *test, struct bench *b,
 	return addr;
 }
 
-/* A caller's mistake is told, before anything is dereferenced. */
+/* A missing attachment is refused before anything is dereferenced. */
 static void without_attachment_is_refused(struct kunit *test)
 {
 	struct phys_vec vec = bar_pages(0, 1);
@@ -671,10 +672,10 @@ static void without_attachment_is_refused(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, PTR_ERR_OR_ZERO(sgt), -EINVAL);
 }
 
-/* Ranges that are not as many bytes as the caller says are a mistake, too. */
+/* Ranges are refused if their sum is not the size that the caller passes. */
 static void bad_ranges_are_refused(struct kunit *test)
 {
-	/* So many that none of the allocator's caches for each processor has them */
+	/* Larger than what the per-CPU caches of IOVAs hold */
 	const unsigned int pages = 64;
 	const size_t unit = pages * PAGE_SIZE;
 	const struct {
@@ -718,8 +719,8 @@ static void bad_ranges_are_refused(struct kunit *test)
 }
 
 /*
- * No entry is longer than what the importer takes at once, and none crosses a
- * boundary of its addresses.
+ * No entry is longer than the maximum segment size of the importer, and none
+ * crosses a segment boundary.
  */
 static void entries_keep_to_the_limits(struct kunit *test)
 {
@@ -770,7 +771,7 @@ static void entries_keep_to_the_limits(struct kunit *test)
 			PTR_ERR_OR_ZERO(make_table(&b, vec, 3, size)));
 }
 
-/* The table is of the ranges that it was made of, whatever becomes of these. */
+/* A table keeps its own copy of the ranges, so the caller may change them. */
 static void table_keeps_its_ranges(struct kunit *test)
 {
 	struct phys_vec *vec = new_vec(test, 3), *other = new_vec(test, 3);
@@ -796,7 +797,7 @@ static void table_keeps_its_ranges(struct kunit *test)
 	dma_buf_phys_table_destroy(table);
 }
 
-/* A table that is mapped can be unmapped once, and not be mapped or destroyed. */
+/* A mapped table can be unmapped once, and cannot be mapped or destroyed. */
 static void table_knows_if_it_is_mapped(struct kunit *test)
 {
 	const unsigned int pages = 80;
@@ -807,7 +808,7 @@ static void table_knows_if_it_is_mapped(struct kunit *test)
 	struct bench b;
 
 	bench_init(test, &b);
-	/* Not mapped at all: the IOVA that it had is free. */
+	/* A table that was never mapped: destroying it frees its IOVA. */
 	iova = probe_iova(test, &b, pages);
 	table = create_table(&b, &vec, 1, vec.len);
 	KUNIT_ASSERT_NOT_ERR_OR_NULL(test, table);
@@ -836,8 +837,9 @@ static void table_knows_if_it_is_mapped(struct kunit *test)
 }
 
 /*
- * A table that was made when no IOVA was left for all of it has one for each
- * range, and makes way for one that has a single IOVA.
+ * A table that was made when the IOVA space had no room for all of it has one
+ * IOVA for each range. It cannot be mapped again: the caller has to make a new
+ * table, which has a single IOVA.
  */
 static void table_gets_an_iova_later(struct kunit *test)
 {
@@ -854,7 +856,7 @@ static void table_gets_an_iova_later(struct kunit *test)
 
 	for (i = 0; i < 3; i++)
 		vec[i] = bar_pages(2 * i * pages, pages);
-	/* Room for each range, and not for all of them. */
+	/* There is room for each range, but not for all in one piece. */
 	peer->dev.bus_dma_limit = 2 * 128 * PAGE_SIZE - 1;
 	vec[2].len = PAGE_SIZE;
 	table = create_table(&b, vec, 3, (2 * pages + 1) * PAGE_SIZE);
@@ -876,8 +878,9 @@ static void table_gets_an_iova_later(struct kunit *test)
 }
 
 /*
- * What is longer than an entry is unmapped as it was mapped: DMA_API_DEBUG
- * compares. The ranges are beyond the end of the BAR; nobody accesses them.
+ * A range that is longer than an entry is unmapped as it was mapped:
+ * DMA_API_DEBUG compares both. The ranges are beyond the end of the BAR;
+ * nothing accesses them.
  */
 static void long_ranges_are_unmapped_as_mapped(struct kunit *test)
 {
@@ -920,8 +923,9 @@ static void long_ranges_are_unmapped_as_mapped(struct kunit *test)
 }
 
 /*
- * A range that cannot be mapped, at each place: what was mapped before it is
- * undone, no more (DMA_API_DEBUG warns) and no less (the IOVA is free again).
+ * One range cannot be mapped, at each place of the table: the ranges before it
+ * are unmapped, no more (DMA_API_DEBUG warns) and no less (the IOVA is free
+ * again).
  */
 static void failing_range_is_undone(struct kunit *test)
 {
@@ -935,7 +939,7 @@ static void failing_range_is_undone(struct kunit *test)
 	if (b.by_bus)
 		kunit_skip(test, "bus addresses do not fail");
 
-	/* So many that none of the allocator's caches for each processor has them */
+	/* Larger than what the per-CPU caches of IOVAs hold */
 	iova = probe_iova(test, &b, nr_ranges * 16);
 	for (bad = 0; bad < nr_ranges; bad++) {
 		for (i = 0; i < nr_ranges; i++)
@@ -949,7 +953,7 @@ static void failing_range_is_undone(struct kunit *test)
 					 nr_ranges * 16 * PAGE_SIZE);
 			KUNIT_EXPECT_TRUE_MSG(test, IS_ERR(sgt), "range %zu\n",
 					      bad);
-			/* The DMA core itself warns of such a range */
+			/* The DMA core itself warns about such a range */
 			KUNIT_EXPECT_SUPPRESSED_WARNING_COUNT(test, !b.uses_iova);
 		}
 	}
@@ -957,18 +961,20 @@ static void failing_range_is_undone(struct kunit *test)
 }
 
 /*
- * Lets the nth allocation of this task fail from here on, none for 0; returns
- * how many would have come before. Without an IOVA only the first one is the
- * helper's: of those that follow DMA_API_DEBUG needs all, or gives up.
+ * From here on the nth allocation of this task fails, or none if n is 0.
+ * Returns how many allocations the previous call still had to wait for, 0 if
+ * its failure has happened. Without an IOVA only the first allocation is the
+ * helper's: those that follow are of DMA_API_DEBUG, which turns itself off if
+ * one fails.
  */
 #define OWN_ALLOCATIONS		1
 
-/* So few that the table is allocated by kmalloc(), or not at all. */
+/* With so few ranges the table is allocated by kmalloc(), or not at all. */
 #define FEW_RANGES		40
 
 /*
- * Not with kmemleak: it allocates for each allocation of others, so that the
- * nth is not the helper's nth.
+ * Not with kmemleak: it allocates for each allocation, so that the nth
+ * allocation is not the helper's nth.
  */
 static bool can_fail_allocations(void)
 {
@@ -987,7 +993,7 @@ static unsigned int fail_allocation(unsigned int nth)
 	return left;
 }
 
-/* Each allocation in turn fails; nothing is left behind. */
+/* Each allocation fails in turn; nothing is left behind. */
 static void failing_allocation_is_undone(struct kunit *test)
 {
 	const size_t nr_ranges = FEW_RANGES;
@@ -1018,17 +1024,17 @@ static void failing_allocation_is_undone(struct kunit *test)
 			failed++;
 			continue;
 		}
-		/* There was another way, or nothing failed */
+		/* There was a fallback, or nothing failed */
 		check_table(test, vec, nr_ranges, sgt, MAX_ENTRY, b.uses_iova);
 		free_table(&b, sgt);
 	}
-	/* Came to an end, by way of the table at least */
+	/* The loop has ended, and one allocation has failed at least */
 	KUNIT_EXPECT_LT(test, nth, 1000);
 	KUNIT_EXPECT_GE(test, failed, 1);
 	KUNIT_EXPECT_EQ(test, iova, probe_iova(test, &b, nr_ranges));
 }
 
-/* What an importer may do to the entries of a table that it has. */
+/* Overwrites the entries of a table, as its importer may do. */
 static void scribble(struct sg_table *sgt, struct rnd_state *rnd)
 {
 	struct scatterlist *sg;
@@ -1042,8 +1048,8 @@ static void scribble(struct sg_table *sgt, struct rnd_state *rnd)
 }
 
 /*
- * Maps a table while an allocation fails, or while the peer reaches nothing. The
- * table can still be mapped afterwards.
+ * Maps a table while an allocation fails, or while the peer reaches no address.
+ * The table can still be mapped after a failure.
  */
 static struct sg_table *map_with_failure(struct kunit *test, struct bench *b,
 					 struct dma_buf_phys_table *table,
@@ -1073,8 +1079,8 @@ static struct sg_table *map_with_failure(struct kunit *test, struct bench *b,
 
 /*
  * Random ranges, limits and failures. A table is made, sometimes unmapped and
- * mapped again, and each of its pages is compared with where it has to lead. Or
- * an allocation or a range fails, and then there is no table.
+ * mapped again, and each of its pages is compared with its expected address.
+ * Where an allocation or a range fails, there is no table.
  */
 static void random_tables(struct kunit *test)
 {
@@ -1100,7 +1106,7 @@ static void random_tables(struct kunit *test)
 		struct sg_table *sgt;
 		size_t size = 0;
 
-		/* Not whole pages, and none at all */
+		/* The limit is not a multiple of a page, or there is none */
 		limit += prandom_u32_state(&rnd) % PAGE_SIZE;
 		if (limit & 1)
 			limit = UINT_MAX;
@@ -1129,7 +1135,7 @@ static void random_tables(struct kunit *test)
 						(b.uses_iova ? 6 : OWN_ALLOCATIONS));
 			sgt = make_table(&b, vec, nr_ranges, size);
 			left = fail_allocation(0);
-			/* The DMA core itself warns of a range that is too far */
+			/* The DMA core itself warns about such a range */
 			KUNIT_ASSERT_SUPPRESSED_WARNING_COUNT(test, kind == 0 &&
 							      !b.by_bus && !b.uses_iova);
 		}
@@ -1142,14 +1148,14 @@ static void random_tables(struct kunit *test)
 		}
 		KUNIT_ASSERT_TRUE(test, kind || b.by_bus);
 
-		/* With one IOVA, which there may not be when memory ran out */
+		/* There is a single IOVA, unless an allocation has failed */
 		if (b.uses_iova && (kind != 1 || sgt->nents != nents))
 			nents = count_entries(sg_dma_address(sgt->sgl), size,
 					      limit);
 		i = check_table(test, vec, nr_ranges, sgt, limit, b.uses_iova);
 		KUNIT_ASSERT_EQ(test, i, nents);
 
-		/* As an importer may leave it */
+		/* An importer may leave the table like this */
 		if (kind == 2 || kind == 5)
 			sgt->nents = 1;
 		if (kind < 2 || kind > 4) {
@@ -1159,7 +1165,7 @@ static void random_tables(struct kunit *test)
 			continue;
 		}
 
-		/* Again, of the same ranges, at another place if there are IOVAs */
+		/* Map the ranges again, at another place if IOVAs are used */
 		table = unmap_table(&b, sgt);
 		KUNIT_ASSERT_NOT_NULL(test, table);
 		if (kind == 2)
@@ -1184,7 +1190,7 @@ static void random_tables(struct kunit *test)
 		KUNIT_EXPECT_GT(test, failed, tables / 50);
 }
 
-/* A driver for those of the two devices that have none. */
+/* The driver of either of the two devices that has none. */
 static int stand_in_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 {
 	int ret;

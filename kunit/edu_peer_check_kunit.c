@@ -2,11 +2,11 @@
 /*
  * KUnit suite for the check of scatter tables by drivers/misc/edu_peer.
  *
- * The tests of exporters rely on edu_peer to refuse a wrong table. So here is an
- * exporter that gives edu_peer a table of the test's choice, through the
- * character device, as programs do. Each table has one fault, and next to it is
- * one that is as close to it as a good table can be. No device uses an address
- * of these tables: edu_peer maps and does not transfer.
+ * The tests of exporters rely on edu_peer to refuse a wrong table. This suite
+ * is an exporter that gives edu_peer a table of the test's choice, through the
+ * character device, as programs do. Each bad table has one fault, and for each
+ * fault there is a good table that is as close to it as possible. No device
+ * uses an address of these tables: edu_peer maps and does not transfer.
  */
 #include <kunit/test.h>
 #include <linux/dma-buf.h>
@@ -29,7 +29,7 @@
 #define EDU_DEVICE_ID		0x11e8
 
 #define MAX_ENTRIES		4
-/* Far from the memory of the driver, wherever that is. */
+/* An address far from the memory of the driver. */
 #define FAR			BIT_ULL(40)
 #define LAST_PAGE		(U64_MAX - SZ_4K + 1)
 
@@ -45,7 +45,7 @@ struct entry {
 
 /**
  * struct table - A scatter table of a buffer
- * @name: What is special about it
+ * @name: The property that the table is there for
  * @size: Size of the buffer in bytes
  * @count: Number of entries
  * @entries: The entries
@@ -88,7 +88,7 @@ static const struct table bad_tables[] = {
 	  { { FAR + SZ_4K, SZ_8K }, { FAR, SZ_8K } } },
 	{ "one inside of another", 4 * SZ_4K, 3,
 	  { { FAR + SZ_1M, SZ_4K }, { FAR + SZ_4K, SZ_4K }, { FAR, SZ_8K } } },
-	/* The memory of the driver is below, with an IOMMU and without one. */
+	/* The DMA buffer of edu_peer is below 4 GiB, with or without IOMMU. */
 	{ "memory of the driver", SZ_4G, 2,
 	  { { 0, SZ_2G }, { SZ_2G, SZ_2G } } },
 };
@@ -103,9 +103,9 @@ KUNIT_ARRAY_PARAM(bad, bad_tables, table_name);
 
 /**
  * struct lender - The exporter, and a file of edu_peer
- * @table: What the next mapping gets
+ * @table: The table that the next mapping gets
  * @maps: Number of mappings that were made
- * @unmaps: Number of mappings that were given back
+ * @unmaps: Number of mappings that were unmapped
  * @buf: The dma-buf
  * @file: The file of edu_peer
  * @arg: Memory of a process, for arguments
@@ -178,7 +178,7 @@ static void lender_put(void *data)
 	struct lender *lender = data;
 
 	dma_buf_put(lender->buf);
-	/* A kernel thread puts files by a work item, and the module has to stay for it. */
+	/* The module has to outlive the file, which a work item puts. */
 	flush_delayed_fput();
 }
 
@@ -188,7 +188,7 @@ static void file_put(void *data)
 	flush_delayed_fput();
 }
 
-/* Opens a file as the first process would: the root of a kernel thread has no /dev. */
+/* Opens a file as init does: the root of a kernel thread has no /dev. */
 static struct file *open_device(const char *path)
 {
 	struct task_struct *init = init_pid_ns.child_reaper;
@@ -283,7 +283,7 @@ static void map_in_each_class(struct kunit *test, const struct table *table, boo
 		KUNIT_EXPECT_EQ_MSG(test, call(lender, EDU_PEER_IOC_MAP, 0),
 				    good ? 0 : -EBADMSG, "class %d", modes[i]);
 		KUNIT_EXPECT_EQ(test, lender->maps, 1);
-		/* What is refused does not stay mapped, and does not count. */
+		/* A refused table is unmapped at once, and is not counted. */
 		KUNIT_EXPECT_EQ(test, lender->unmaps, good ? 0 : 1);
 		mapped = status(test, lender).flags & EDU_PEER_STATUS_MAPPED;
 		KUNIT_EXPECT_EQ(test, mapped, good ? EDU_PEER_STATUS_MAPPED : 0);
@@ -302,7 +302,7 @@ static void bad_tables_are_refused(struct kunit *test)
 	map_in_each_class(test, test->param_value, false);
 }
 
-/* A transfer makes a mapping if there is none: it looks at the table before it begins. */
+/* A transfer without a mapping makes one, and checks its table first. */
 static void a_transfer_looks_at_the_table(struct kunit *test)
 {
 	struct edu_peer_transfer request = { .direction = EDU_PEER_DIRECTION_READ };
@@ -323,7 +323,7 @@ static void a_transfer_looks_at_the_table(struct kunit *test)
 	detach(test, lender);
 }
 
-/* A table is looked at in each mapping, not only in the first one. */
+/* A table is checked in each mapping, not only in the first one. */
 static void each_mapping_is_looked_at(struct kunit *test)
 {
 	static const struct table bad = {
@@ -335,7 +335,7 @@ static void each_mapping_is_looked_at(struct kunit *test)
 		lender->table = &good_tables[0];
 		KUNIT_EXPECT_EQ(test, call(lender, EDU_PEER_IOC_MAP, 0), 0);
 
-		/* Mapped already: nothing to look at, until the exporter takes it back. */
+		/* A mapping is checked once, until it is invalidated. */
 		lender->table = &bad;
 		KUNIT_EXPECT_EQ(test, call(lender, EDU_PEER_IOC_MAP, 0), 0);
 		dma_resv_lock(lender->buf->resv, NULL);
@@ -350,7 +350,7 @@ static void each_mapping_is_looked_at(struct kunit *test)
 	detach(test, lender);
 }
 
-/* What userspace is shown is the table that was given. */
+/* Userspace is shown the table that the exporter made. */
 static void the_table_is_shown(struct kunit *test)
 {
 	const struct table *table = &good_tables[1];
@@ -367,7 +367,7 @@ static void the_table_is_shown(struct kunit *test)
 	KUNIT_EXPECT_EQ(test, copy_from_user(&request, lender->arg, sizeof(request)), 0);
 	KUNIT_EXPECT_EQ(test, request.count, table->count);
 	KUNIT_EXPECT_EQ(test, copy_from_user(segments, lender->arg + SZ_1K, sizeof(segments)), 0);
-	/* In the order of the buffer, though the check has sorted them. */
+	/* The order is that of the buffer, although the check sorts. */
 	for (unsigned int i = 0; i < table->count; i++) {
 		KUNIT_EXPECT_EQ(test, segments[i].dma_address, table->entries[i].address);
 		KUNIT_EXPECT_EQ(test, segments[i].length, table->entries[i].length);

@@ -2,7 +2,7 @@
 
 //! KUnit suite for fences and reservations, `kernel::dma_buf::fence` and `kernel::dma_resv`.
 //!
-//! What the examples of both do not show: what must not happen.
+//! This suite tests what must not happen; the examples of both modules show what has to happen.
 
 use kernel::prelude::*;
 
@@ -57,7 +57,7 @@ mod tests {
         type Data = ();
     }
 
-    /// Counts its calls where they can be counted after it is gone.
+    /// Counts its calls in a static counter, which outlives the callback.
     struct Count(&'static Atomic<u32>);
 
     #[vtable]
@@ -103,7 +103,7 @@ mod tests {
         job.signal(Ok(()));
         assert_eq!([0, 1, 2].map(|index| CALLS[index].load(Relaxed)), [1, 0, 1]);
 
-        // Nothing is called twice.
+        // No callback runs twice.
         drop((first, last));
         assert_eq!([0, 1, 2].map(|index| CALLS[index].load(Relaxed)), [1, 0, 1]);
         Ok(())
@@ -122,7 +122,7 @@ mod tests {
         let [fence_a, fence_b, fence_c, fence_d] =
             [&a, &b, &c, &d].map(|job| ARef::<Fence>::from(job.fence()));
 
-        // Work that is done too early is not known to be.
+        // A fence does not signal before the fences ahead of it, even if its work is done.
         c.signal(Err(EIO));
         b.signal(Ok(()));
         for fence in [&fence_a, &fence_b, &fence_c, &fence_d] {
@@ -131,7 +131,7 @@ mod tests {
         }
         assert_eq!(fence_b.wait_timeout(false, 1), Err(ETIME));
 
-        // What was done signals in its turn, and what was not does not.
+        // A fence whose work is done signals in its turn; a dropped one ends as cancelled.
         drop(a);
         assert_eq!(fence_a.status(), Some(Err(ECANCELED)));
         assert_eq!(fence_b.status(), Some(Ok(())));
@@ -140,7 +140,7 @@ mod tests {
         d.signal(Ok(()));
         assert_eq!(fence_d.status(), Some(Ok(())));
 
-        // The line goes on.
+        // Later fences of the context are not affected.
         let next = context.new_fence_allocation(())?.new_fence();
         let fence: ARef<Fence> = next.fence().into();
         next.signal(Ok(()));
@@ -172,13 +172,13 @@ mod tests {
             parts.push(part.context(), GFP_KERNEL)?;
         }
         parts.sort_unstable();
-        // Contexts are numbered as they are made.
+        // The numbers of contexts increase in the order in which they were made.
         assert_eq!(&parts[..], &contexts[..]);
-        // Also one that is not gone through to its end gives back what it has.
+        // An iterator that is dropped before its end releases its references.
         assert!(both.parts().next().is_some());
         assert_eq!(references(), 1);
 
-        // It can be waited for with a callback, which is called once for all of it.
+        // A callback can be registered for the merged fence, and is called once.
         static CALLS: Atomic<u32> = Atomic::new(0);
         let seen = KBox::pin_init(
             FenceCallbackRegistration::new(both.clone(), Count(&CALLS)),
@@ -225,7 +225,7 @@ mod tests {
         drop(registration);
         assert_eq!(references(), before);
 
-        // Nor is it kept by one that came too late.
+        // A callback that is registered too late does not hold the module either.
         job.signal(Ok(()));
         let late = KBox::pin_init(
             FenceCallbackRegistration::new(fence, Count(&CALLS)),

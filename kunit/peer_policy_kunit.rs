@@ -45,10 +45,10 @@ mod tests {
         prelude::*, //
     };
 
-    /// How many bits a case is encoded in: see [`facts`].
+    /// How many bits a case has: see [`facts`].
     const CASE_BITS: u32 = 13;
 
-    /// Makes one of all combinations of facts.
+    /// Makes the combination of facts that the bits of `case` stand for.
     fn facts(case: u32) -> Facts {
         let bit = |n: u32| case & (1 << n) != 0;
 
@@ -64,7 +64,7 @@ mod tests {
                 },
             },
             inside_bar: bit(5),
-            // Of three kinds one comes twice.
+            // There are three domains for four values: one is used twice.
             domain: match (case >> 6) & 3 {
                 0 => Domain::Vram,
                 1 => Domain::System,
@@ -81,7 +81,7 @@ mod tests {
         }
     }
 
-    /// What stands between the importer and peer-to-peer memory, in the order in which it is reported.
+    /// The reasons against peer-to-peer memory, in the order in which they are reported.
     fn obstacles(f: &Facts) -> [(bool, Reason); 6] {
         [
             (!f.route.opted_in, Reason::NoOptIn),
@@ -134,11 +134,11 @@ mod tests {
         for case in 0..1 << CASE_BITS {
             let outcome = decide(&facts(case));
 
-            // What is not peer to peer has a reason, and what is has none.
+            // An outcome has a reason if and only if it is not peer to peer.
             assert!(outcome.path.is_peer() == (outcome.reason == Reason::None));
-            // What is refused is an error, and nothing else is.
+            // An outcome is an error if and only if it is refused.
             assert!((outcome.path == Path::Refused) == outcome.result().is_err());
-            // The core warns about this one.
+            // The DMA-buf core warns about `EBUSY`.
             assert!(outcome.result() != Err(EBUSY));
         }
     }

@@ -2,8 +2,8 @@
 
 //! KUnit suite for `kernel::dma_buf::mapping::RangeList`.
 //!
-//! The property tests compare the list with an oracle that knows nothing of ranges: the sequence of
-//! page addresses that were pushed, one by one.
+//! The property tests compare the list with a model that has no ranges: the sequence of page
+//! addresses that were pushed, one by one.
 
 use kernel::prelude::*;
 
@@ -43,7 +43,7 @@ mod tests {
     struct Random(u64);
 
     impl Random {
-        /// Begins with the seed that was given, or a new one, and says which.
+        /// Begins with the seed of the module parameter, or a new one, and logs it.
         fn new() -> Self {
             let seed = match crate::module_parameters::seed.value() {
                 // SAFETY: It may be called from everywhere.
@@ -99,13 +99,14 @@ mod tests {
             let mut next = random.below(64) * PAGE;
 
             for _ in 0..random.below(16) {
-                // Half of the blocks follow the one before, the others lie anywhere, also before.
+                // Half of the blocks follow the previous one, the others lie anywhere, also below
+                // it.
                 if random.below(2) == 0 {
                     next = random.below(1 << 20) * PAGE;
                 }
                 let len = (1 + random.below(8)) * PAGE;
 
-                // Room is made before the first range, for it alone, later, or not at all.
+                // Room is reserved before the first range, only for that one, later, or not at all.
                 if random.below(4) == 0 {
                     list.reserve(random.below(4) as usize, GFP_KERNEL)?;
                 }
@@ -134,7 +135,7 @@ mod tests {
     fn long_ranges_stay_whole() -> Result {
         let mut list = RangeList::new();
 
-        // What a table cannot have in one entry is cut where the table is made.
+        // A range that is too long for one entry is split when the table is made, not here.
         list.push(PAGE, 5 << 30)?;
         list.push(PAGE + (5 << 30), 1 << 40)?;
         assert!(list.iter().eq([(PAGE, (5 << 30) + (1 << 40))]));
@@ -159,7 +160,7 @@ mod tests {
     fn order_is_that_of_the_buffer() -> Result {
         let mut list = RangeList::new();
 
-        // The second block lies right before the first: not a neighbour in this order.
+        // The second block lies right below the first one: in this order they are not merged.
         list.push(4 * PAGE, PAGE)?;
         list.push(3 * PAGE, PAGE)?;
         assert!(list.iter().eq([(4 * PAGE, PAGE), (3 * PAGE, PAGE)]));

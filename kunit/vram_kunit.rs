@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! KUnit suites for what an exporter and the memory of a device do when something goes wrong.
+//! KUnit suites for exporters and memory of a device, mostly for what happens when something fails.
 //!
 //! They bring drivers for QEMU's `ivshmem-plain` and for `edu`, which must not have other ones: see
 //! [`bench`] and [`edu`].
 
 use kernel::prelude::*;
 
-/// Ends the test if an assertion does not hold, with its line in the log.
+/// Ends the test with an error if a condition does not hold, and logs its line.
 ///
-/// As `assert!`, but the test ends by an error: it runs in a probe, and what it has locked and
-/// allocated is to be given back.
+/// Unlike `assert!`, it returns from the test, which runs in a probe: the locks and allocations of
+/// the test are released.
 macro_rules! check {
     ($condition:expr) => {
         if !$condition {

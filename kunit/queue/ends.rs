@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! How jobs end that hang, and those of a ring that stops or goes.
+//! How hung jobs end, and the jobs of a ring that is stopped or dropped.
 
 use kernel::prelude::*;
 
@@ -69,7 +69,7 @@ mod tests {
                 submit_after(&other, control, 4, stranger.fence())?,
                 GFP_KERNEL,
             )?;
-            // The kernel's depends on a client's.
+            // The job of the kernel depends on a job of a client.
             let kernel = submit_after(ring.kernel(), control, 5, &fences[3])?;
             let (_, one) = control.take()?;
             let (_, two) = control.take()?;
@@ -82,7 +82,7 @@ mod tests {
                 one.signal(Ok(()));
             })?;
             drop(ring);
-            // All of it is over, whatever others do.
+            // All jobs have ended, although the fence of the other device has not signalled.
             assert_eq!(fences[0].status(), Some(Ok(())));
             assert_eq!(fences[1].status(), Some(Ok(())));
             for fence in &fences[2..] {
@@ -115,7 +115,7 @@ mod tests {
             let fence = submit(&queue, control, 1)?;
             let (_, late) = control.take()?;
 
-            // The job times out, and ends by that.
+            // The job times out, and ends with that error.
             drop(ring);
             assert_eq!(fence.status(), Some(Err(ETIME)));
             late.signal(Ok(()));
@@ -222,8 +222,8 @@ mod tests {
         })
     }
 
-    /// Lockdep complains about an allocation that waits, or a reservation that is taken, where the
-    /// fences of jobs depend on it.
+    /// Lockdep complains about a waiting allocation or about taking a reservation in a signalling
+    /// section, on which the fences of jobs depend.
     #[test]
     fn driver_is_called_in_signalling_sections() -> Result {
         with_ring(1, Some(SOON), |ring, control, _| {
@@ -245,7 +245,7 @@ mod tests {
         })
     }
 
-    /// What a job drops may take what somebody holds who waits for another job.
+    /// Dropping a job may take a lock that is held by a task which waits for another job.
     #[test]
     fn job_that_cannot_be_freed_holds_up_no_other() -> Result {
         with_ring(1, None, |ring, control, _| {
@@ -265,7 +265,7 @@ mod tests {
 
     #[test]
     fn ring_that_has_stopped_is_reset_at_once() -> Result {
-        // Long before the timeout.
+        // The reset comes long before the timeout.
         with_ring(3, Some(2 * LIMIT), |ring, control, _| {
             let queue = ring.queue(8, FenceGroup::new())?;
             {
@@ -315,7 +315,7 @@ mod tests {
             control.record.lock().gone = true;
             ring.end();
             assert_eq!(running.status(), Some(Err(ENXIO)));
-            // Cancelled by the end of the ring, or by that of the hardware.
+            // The job is cancelled by the end of the ring, or fails by that of the hardware.
             assert!(matches!(waiting.status(), Some(Err(ECANCELED | ENXIO))));
             assert_eq!(kernel.status(), Some(Err(ENXIO)));
             assert_eq!(control.count(|event| matches!(event, Event::Freed(_))), 3);
@@ -354,7 +354,7 @@ mod tests {
             assert_eq!(kernel.status(), Some(Ok(())));
             assert_eq!(waiting.status(), Some(Err(ECANCELED)));
             assert_eq!(control.count(|event| matches!(event, Event::Freed(_))), 3);
-            // Again, and by the drop, it does nothing.
+            // A second call does nothing, nor does the drop.
             ring.end();
             assert_eq!(queue.permit().err(), Some(ENODEV));
             Ok(())
@@ -381,7 +381,8 @@ mod tests {
         })
     }
 
-    /// Ends of the hardware, timeouts, resets, closed queues and dependencies, at the same time.
+    /// Jobs end and time out, the ring is reset, queues close and dependencies signal, all at the
+    /// same time.
     #[test]
     fn nothing_is_lost_in_a_storm() -> Result {
         const JOBS: u32 = 60;
@@ -392,7 +393,8 @@ mod tests {
             let stop = Arc::pin_init(Completion::new(), GFP_KERNEL)?;
             let (ender, count, told) = (control.clone(), ended.clone(), stop.clone());
 
-            // Ends what the ring keeps, the latest first, about when it times out.
+            // This worker ends the jobs that the ring keeps, the latest first, about when they time
+            // out.
             worker::spawn(move || {
                 while count.load(Relaxed) == 0 {
                     let done = ender.record.lock().kept.pop();
@@ -422,7 +424,7 @@ mod tests {
                     last = submit_after(on, control, 1000 * round + id, &last)?;
                     fences.push(last.clone(), GFP_KERNEL)?;
                 }
-                // Some have begun by now.
+                // Some jobs have begun by now.
             }
             for fence in &fences {
                 assert!(status(fence).is_some());

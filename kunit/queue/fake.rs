@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Hardware that does what a test wants, and what it has seen.
+//! Fake hardware that does what a test wants, and records what happens.
 
 use kernel::{
     bindings,
@@ -45,20 +45,20 @@ pub(crate) const SOON: Msecs = 40;
 /// How many events a test sees at most.
 pub(crate) const EVENTS: usize = 2048;
 
-/// What the hardware does with a job.
+/// What the hardware does with a job that it gets.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// Does it at once.
+    /// Does the job at once.
     Work,
-    /// Fails at once.
+    /// Fails the job at once.
     Fail,
-    /// Keeps it.
+    /// Keeps the job until the test ends it.
     Keep,
-    /// Gives it up.
+    /// Drops the job.
     Drop,
 }
 
-/// What happened to a job.
+/// An event in the life of a job, or of the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     Run(u32),
@@ -72,20 +72,21 @@ pub(crate) struct Record {
     pub(crate) events: KVec<Event>,
     pub(crate) kept: KVec<(u32, Done)>,
     pub(crate) verdicts: KVec<Verdict>,
-    /// How the next reset ends, and which job had ended just before.
+    /// The result of the next reset, and the job that had ended just before, if any.
     pub(crate) reset: (Result, Option<u32>),
-    /// The hardware is not there any more.
+    /// Whether the hardware is gone.
     pub(crate) gone: bool,
-    /// Calls of the driver in which it could do what the end of a fence must not wait for.
+    /// The number of calls of the driver outside a signalling section.
     pub(crate) unguarded: u32,
 }
 
-/// By which a test sees and tells what the hardware does. It may outlive the ring.
+/// Shared between a test and the hardware: the test controls it and sees its record. May outlive
+/// the ring.
 #[pin_data]
 pub(crate) struct Control {
     #[pin]
     pub(crate) record: Mutex<Record>,
-    /// What freeing a job takes.
+    /// The lock that freeing a job takes.
     #[pin]
     pub(crate) gate: Mutex<()>,
 }
@@ -115,7 +116,7 @@ impl Control {
         self.record.lock().mode = mode;
     }
 
-    /// Takes note of a call of the driver.
+    /// Counts a call of the driver that is not in a signalling section.
     fn called(&self) {
         // SAFETY: Begins a section, and ends it. In another one the answer is that nothing was
         // begun.
@@ -160,7 +161,7 @@ impl Control {
         self.count(|other| *other == event) > 0
     }
 
-    /// Takes what the hardware has of the oldest job that it keeps.
+    /// Takes the oldest job that the hardware keeps, with the means to end it.
     pub(crate) fn take(&self) -> Result<(u32, Done)> {
         soon(|| !self.record.lock().kept.is_empty());
         self.record.lock().kept.remove(0).map_err(|_| ENOENT)
@@ -190,7 +191,7 @@ pub(crate) fn soon(is: impl Fn() -> bool) -> bool {
     is()
 }
 
-/// Gives the worker time to do what it must not do.
+/// Gives a worker time to do what it must not do.
 pub(crate) fn pause() {
     fsleep(Delta::from_millis(20));
 }
@@ -268,7 +269,7 @@ impl RingOps for Ops {
             if Some(id) == ended {
                 done.signal(Ok(()));
             }
-            // The others are dropped: the ring is empty.
+            // The other jobs are dropped: the ring is empty after the reset.
         }
         result
     }
@@ -304,7 +305,7 @@ pub(crate) fn foreign() -> Result<DriverFence<Others>> {
         .new_fence())
 }
 
-/// Calls `f` with a ring that has so many credits.
+/// Calls `f` with a ring that has `credits` credits.
 pub(crate) fn with_ring(
     credits: usize,
     timeout: Option<Msecs>,

@@ -56,14 +56,14 @@ mod tests {
                         && two[0].seqno() < two[1].seqno())
             );
 
-            // As many as there are credits.
+            // As many jobs begin as there are credits.
             let (first, one) = control.take()?;
             let (second, two) = control.take()?;
             pause();
             assert_eq!(&*control.runs()?, &[1, 2]);
             assert_eq!([first, second], [1, 2]);
 
-            // What ends early signals in its turn.
+            // The fence of a job that ends early signals in its turn.
             two.signal(Err(EPERM));
             control.end(3, Ok(()))?;
             pause();
@@ -124,7 +124,8 @@ mod tests {
             assert_eq!(status(&last), Some(Ok(())));
             assert!(fences.iter().all(|fence| fence.status() == Some(Ok(()))));
 
-            // Behind what the hardware had, and one job of each other client.
+            // Each of the two jobs waits for those that the hardware had, and for one job of each
+            // other client at most.
             let runs = control.runs()?;
             assert_eq!(runs.len(), FLOOD as usize + 3);
             let place = |id| runs.iter().position(|run| *run == id);
@@ -161,7 +162,7 @@ mod tests {
         }
     }
 
-    /// Returns one of the handlers that are numbers.
+    /// Returns `SIG_IGN` for 1 and `SIG_KTHREAD` for 2: numbers in place of functions.
     fn handler(number: usize) -> bindings::__sighandler_t {
         // SAFETY: Both are pointers, null excepted, which the number is not.
         unsafe { core::mem::transmute(number) }
@@ -194,14 +195,14 @@ mod tests {
             })?;
             pause();
             assert_eq!(got.load(Relaxed), 0);
-            // Until the job is freed.
+            // The wait for room lasts until the job is freed.
             control.end(1, Ok(()))?;
             has.wait_for_completion();
             assert_eq!(got.load(Relaxed), 1);
             assert!(control.has(Event::Freed(1)));
             control.end(2, Ok(()))?;
 
-            // A permit of another client is none, and the kernel needs none.
+            // A permit of another queue is refused, and the kernel's queue has none.
             let other = ring.queue(1, FenceGroup::new())?;
             assert_eq!(
                 queue.job(Some(other.permit()?), item(control, 9)).err(),
@@ -236,7 +237,7 @@ mod tests {
             has.wait_for_completion();
             assert_eq!(status(&fence), Some(Err(ECANCELED)));
             assert_eq!(queue.job(None, item(control, 2)).err(), Some(ENODEV));
-            // The kernel goes on.
+            // The queue of the kernel still works.
             assert_eq!(status(&submit(ring.kernel(), control, 3)?), Some(Ok(())));
             Ok(())
         })
@@ -252,7 +253,7 @@ mod tests {
             let far = far_ring.queue(8, group)?;
             let stranger = foreign()?;
 
-            // Of another device, of another ring, and one that is over.
+            // The dependencies are of another device, of another ring, and one that has ended.
             far_control.set(Mode::Keep);
             let elsewhere = submit(&far, &far_control, 50)?;
             let over = submit(&other, control, 1)?;
@@ -263,7 +264,7 @@ mod tests {
             job.depend_on_fence(&over)?;
             let fence = job.submit(|fence| assert!(!fence.is_signaled()));
             assert!(group.has(&fence) && !group.has_internal(&fence));
-            // It holds up what is behind it, and no other queue.
+            // The job holds up the jobs behind it, and no other queue.
             let behind = submit(&queue, control, 3)?;
             let mine = submit_after(&other, control, 4, &behind)?;
             assert_eq!(status(&submit(ring.kernel(), control, 5)?), Some(Ok(())));
@@ -274,13 +275,13 @@ mod tests {
             stranger.signal(Ok(()));
             pause();
             assert_eq!(&*control.runs()?, &[1, 5]);
-            // One that fails is over as well.
+            // A dependency that fails has ended as well.
             far_control.end(50, Err(EPERM))?;
             assert_eq!(status(&mine), Some(Ok(())));
             assert_eq!(&*control.runs()?, &[1, 5, 2, 3, 4]);
             assert_eq!(fence.status(), Some(Ok(())));
 
-            // Without others it is internal.
+            // A job without foreign dependencies is internal.
             control.set(Mode::Keep);
             let first = submit(&queue, control, 6)?;
             let second = submit_after(&other, control, 7, &first)?;
@@ -306,7 +307,7 @@ mod tests {
                 assert!(control.has(Event::Freed(2)));
             }
             assert_eq!(submit(&queue, control, 3)?.seqno(), first.seqno() + 1);
-            // Its callback was removed.
+            // The callback of the dropped job was removed.
             stranger.signal(Ok(()));
             assert!(soon(|| control.has(Event::Freed(3))));
             assert_eq!(&*control.runs()?, &[1, 3]);
@@ -326,11 +327,11 @@ mod tests {
             assert!(soon(|| control.has(Event::Run(1))));
             let blocked = submit_after(&queue, control, 2, stranger.fence())?;
             let behind = submit(&queue, control, 3)?;
-            // At once, with a job that waits for somebody.
+            // The queue is closed while a job of it waits for a fence.
             drop(queue);
             assert!(soon(|| control.has(Event::Freed(3))));
             assert!(control.has(Event::Ended(2, Err(ECANCELED))));
-            // Not before the one that has begun.
+            // The fences do not signal before the job that has begun ends.
             assert!(![&running, &blocked, &behind]
                 .iter()
                 .any(|fence| fence.is_signaled()));
@@ -366,7 +367,7 @@ mod tests {
             assert_eq!(second.status(), Some(Err(ECANCELED)));
             assert_eq!(&*control.runs()?, &[1, 3]);
 
-            // One that held up the rest.
+            // A cancelled job that waited for a fence does not hold up the next one.
             let stranger = foreign()?;
             control.set(Mode::Work);
             let blocked = submit_after(&queue, control, 4, stranger.fence())?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Anonymous memory of a process, which the thread of a test has.
+//! Anonymous memory of a process that the thread of a test is attached to.
 
 use crate::bench::PAGE;
 use kernel::{
@@ -39,7 +39,8 @@ impl Anonymous {
             pages,
         };
 
-        // Without what is around it, a small piece is not a part of a large folio.
+        // The neighbouring memory is unmapped, so that a small piece is not a part of a large
+        // folio.
         // SAFETY: Just mapped, and not used.
         unsafe {
             if before != 0 {
@@ -88,7 +89,7 @@ impl Anonymous {
         Ok(bytes[..] == content(seed, other)?[..])
     }
 
-    /// Tells whether each page holds that.
+    /// Tells whether [`Self::holds`] is true for each page.
     pub(crate) fn all_hold(&self, seed: Option<u64>) -> Result<bool> {
         let mut same = true;
 
@@ -111,7 +112,7 @@ impl Drop for Anonymous {
     }
 }
 
-/// Returns what [`Anonymous::fill`] writes to a page, or zeroes.
+/// Returns the words that [`Anonymous::fill`] writes to a page, or zeroes.
 pub(crate) fn content(seed: Option<u64>, page: usize) -> Result<KVec<u8>> {
     let mut bytes = KVec::with_capacity(PAGE as usize, GFP_KERNEL)?;
 

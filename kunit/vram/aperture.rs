@@ -85,7 +85,7 @@ mod tests {
         card.device().ttm.peers().get(event, reason)
     }
 
-    /// The bytes are right while the table is mapped, and the window goes with it.
+    /// The window shows the object while the table is mapped, and is dropped with it.
     #[test]
     fn window_is_there_while_mapped() -> Result {
         with_device(|pdev| {
@@ -94,7 +94,7 @@ mod tests {
             let at = Attachment::new(export(&object)?, pdev.as_ref(), prompt())?;
             check_eq!(aperture.windows(), (0, 0));
 
-            // Neither the place of VRAM in the BAR, nor its order.
+            // The offsets are neither the place of the object in VRAM, nor in the same order.
             let offsets = at.with(|at| aperture.offsets(at.map(DIR)?))?;
             let expected = [0, 1, 2].map(|slot| aperture.offset(slot));
             check_eq!(&offsets[..], &expected[..]);
@@ -109,7 +109,7 @@ mod tests {
             check_eq!(aperture.windows(), (0, 1));
             check!(!aperture.holds(offsets[0], Some(1), 0)?);
 
-            // The next table is not the last one, whose window is gone.
+            // The table is made anew each time: the previous one was freed with its window.
             for made in 2..50 {
                 check!(sees(&at, &aperture, 3, 1)?);
                 check_eq!(aperture.windows(), (1, made));
@@ -117,7 +117,7 @@ mod tests {
                 check_eq!(aperture.windows(), (0, made));
             }
 
-            // The importer detaches.
+            // The detach of the importer drops the window.
             check!(sees(&at, &aperture, 3, 1)?);
             drop(at);
             check_eq!(aperture.windows(), (0, 50));
@@ -125,7 +125,7 @@ mod tests {
         })
     }
 
-    /// VRAM that the BAR does not show at all times is seen by peers and by the CPU.
+    /// Peers and the CPU see hidden VRAM, which the BAR shows through windows only.
     #[test]
     fn hidden_vram_is_seen() -> Result {
         with_device(|pdev| {
@@ -144,7 +144,7 @@ mod tests {
                 check!(at.with(|at| aperture.is_seen(at.map(DIR)?, 2, None))?);
                 check_eq!(place(&object)?, Some(MemType::Vram));
 
-                // The CPU has the same window.
+                // The mapping of the kernel uses the same window.
                 check!(holds(&object, None)?);
                 check_eq!(place(&object)?, Some(MemType::Vram));
                 check_eq!(aperture.windows().0, 1);
@@ -163,7 +163,7 @@ mod tests {
             let first = Attachment::new(buf.clone(), pdev.as_ref(), prompt())?;
             let second = Attachment::new(buf, pdev.as_ref(), prompt())?;
 
-            // There is no room for two.
+            // The aperture has room for one window of the object, not for two.
             aperture.set_limit(2);
             check!(sees(&first, &aperture, 2, 1)?);
             check!(sees(&second, &aperture, 2, 1)?);
@@ -194,14 +194,14 @@ mod tests {
             check_eq!(aperture.windows(), (0, 1));
             check!(holds(&object, Some(1))?);
 
-            // Back in VRAM.
+            // The object moves back to VRAM.
             check!(sees(&first, &aperture, 2, 1)?);
             check_eq!(place(&object)?, Some(MemType::Vram));
             check_eq!(aperture.windows(), (1, 2));
             check!(sees(&last, &aperture, 2, 1)?);
             check_eq!(aperture.windows(), (1, 2));
 
-            // The one that has not unmapped keeps what it has, and nobody shares that.
+            // The importer that has not unmapped keeps its window, which is not shared any more.
             validate(&object, &[Place::TT])?;
             check_eq!(aperture.windows(), (1, 2));
             crate::bench::fill(&object, 2)?;
@@ -331,8 +331,8 @@ mod tests {
                 check!(!sees(at, &aperture, 2, 2)?);
                 check_eq!(place(&object)?, Some(MemType::Tt));
             }
-            // The object has moved once: the second one did not try again, which would have
-            // invalidated what the first one has.
+            // The object has moved once: the second importer did not try again, which would have
+            // invalidated the mapping of the first one.
             check_eq!(first.importer().0.load(Relaxed), 1);
             check_eq!(aperture.windows(), (1, 1));
             check!(holds(&object, Some(2))?);
@@ -341,7 +341,8 @@ mod tests {
             }
             check_eq!(count(&card, Event::MapSystem, Reason::NoWindow), 2);
 
-            // Once nobody has it mapped there, the next one does.
+            // The next mapping moves the object to VRAM once no importer has it mapped in system
+            // memory.
             unmap(&first)?;
             unmap(&second)?;
             unmap(&holder)?;

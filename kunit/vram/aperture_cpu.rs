@@ -85,7 +85,7 @@ use kernel::{
 
 const DIR: DataDirection = DataDirection::Bidirectional;
 
-/// Makes a device of whose VRAM the CPU sees nothing without a window.
+/// Makes a device whose VRAM the CPU sees through windows only.
 fn card(pdev: &pci::Device<Bound>) -> Result<(Card, Arc<Slots>)> {
     card_showing(pdev, 0)
 }
@@ -95,7 +95,7 @@ fn mapped(buf: &DmaBuf) -> Result<Mapped> {
     Mapped::new(buf, 0, buf.size() / PAGE_SIZE, Sharing::Shared)
 }
 
-/// Tells whether a process reads the first bytes of all pages, of an object that was filled from
+/// Tells whether a process reads the first bytes of all pages of an object that was filled from
 /// `seed`.
 fn reads(map: &Mapped, seed: u64) -> Result<bool> {
     let pages = map.dma_buf().size() as u64 / PAGE;
@@ -123,7 +123,8 @@ fn place(object: &Object) -> Result<Option<MemType>> {
     Ok(object.reserve(false)?.mem_type())
 }
 
-/// Moves an object, and waits for that: a window of the test shows what VRAM had when it was made.
+/// Moves an object, and waits for the move: a window of the test shows the content that VRAM had
+/// when the window was made.
 fn move_to(object: &Object, places: &[Place]) -> Result {
     validate(object, places)?;
     object
@@ -133,8 +134,8 @@ fn move_to(object: &Object, places: &[Place]) -> Result {
         .wait(Usage::Kernel, false)
 }
 
-/// Returns how many windows there are, once that is as expected: at most after a second, in which
-/// files go away.
+/// Returns how many windows there are. Waits up to a second for the expected number: files are put
+/// in the background.
 fn live(aperture: &Slots, expected: usize) -> usize {
     for _ in 0..100 {
         if aperture.windows().0 == expected {
@@ -145,7 +146,7 @@ fn live(aperture: &Slots, expected: usize) -> usize {
     aperture.windows().0
 }
 
-/// An object that another task has reserved, for some milliseconds.
+/// Makes another task reserve an object for some milliseconds.
 fn busy(object: &ARef<Object>) -> Result {
     let other = object.clone();
     let held = Arc::pin_init(Completion::new(), GFP_KERNEL)?;
@@ -166,7 +167,7 @@ fn busy(object: &ARef<Object>) -> Result {
 mod tests {
     use super::*;
 
-    /// What a process writes is in the window, and in VRAM when that is dropped.
+    /// The writes of a process go to the window, and to VRAM when the window is dropped.
     #[test]
     fn fault_makes_a_window() -> Result {
         with_device(|pdev| {
@@ -186,7 +187,7 @@ mod tests {
                 Some((u64::from_ne_bytes([0xaa; 8]), first))
             );
 
-            // The window goes when the object moves, and another one comes with it.
+            // A move drops the window, and the process gets another one after the move back.
             move_to(&object, &[Place::TT])?;
             check_eq!(aperture.windows(), (0, 1));
             check_eq!(map.read(0)?, [0xaa; 8]);
@@ -198,7 +199,8 @@ mod tests {
             check_eq!(aperture.windows(), (1, 2));
             check!(aperture.first_words().is_some());
 
-            // It is kept when the process has unmapped the object, until that goes as well.
+            // The window is kept when the process has unmapped the object, until the object is
+            // freed.
             drop(map);
             check_eq!(aperture.windows(), (1, 2));
             drop(object);
@@ -220,7 +222,7 @@ mod tests {
                 check!(map.is_iomem());
                 check!(vmap_has(&map, 1)?);
                 check_eq!(aperture.windows(), (1, 1));
-                // Another mapping is one of the same window.
+                // A second mapping shares the window.
                 check!(holds(&object, Some(1))?);
                 check_eq!(aperture.windows(), (1, 1));
                 map.write(0, &[0xaa; 8])?;
@@ -252,7 +254,7 @@ mod tests {
             let at = Attachment::new(buf.clone(), pdev.as_ref(), prompt())?;
             let map = mapped(&buf)?;
 
-            // There is no room for two.
+            // The aperture has room for one window of the object, not for two.
             aperture.set_limit(2);
             check!(sees(&at, &aperture, 2, 1)?);
             check!(reads(&map, 1)?);
@@ -260,7 +262,7 @@ mod tests {
             check!(vmap_has(&vmap, 1)?);
             check_eq!(aperture.windows(), (1, 1));
 
-            // An importer keeps what the others give up, and the other way round.
+            // The window stays until its last user is gone: an importer, a process or the kernel.
             drop(vmap);
             unmap(&at)?;
             check_eq!(aperture.windows(), (1, 1));
@@ -280,7 +282,7 @@ mod tests {
         })
     }
 
-    /// What an importer keeps of where an object was is not where the object is.
+    /// A window that an importer keeps after a move is not used for the object's new place.
     #[test]
     fn old_window_is_not_shared() -> Result {
         with_device(|pdev| {
@@ -325,7 +327,7 @@ mod tests {
                 Outcome::peer(Path::PeerBus)
             );
 
-            // What the importer holds is not evicted.
+            // A window that an importer has mapped is not evicted.
             check_eq!(map.fault(0)?, Access::Sigbus);
             check_eq!(map.read(0).err(), Some(EFAULT));
             check_eq!(holds(&touched, Some(1)).err(), Some(ENOSPC));
@@ -334,7 +336,8 @@ mod tests {
             check!(reads(&map, 1)?);
             check_eq!(aperture.windows(), (1, 3));
 
-            // The kernel evicts as well, and so does another fault.
+            // A mapping of the kernel evicts the window of a process as well, and so does another
+            // fault.
             let vmap = VMap::new(buf.clone())?;
             check!(vmap_has(&vmap, 2)?);
             check_eq!(aperture.windows(), (1, 4));
@@ -351,7 +354,7 @@ mod tests {
     #[test]
     fn least_recently_used_window_is_evicted() -> Result {
         with_device(|pdev| {
-            // As many as one fault maps, and more.
+            // The object has more pages than a single fault maps.
             const LARGE: u64 = 18;
             let (card, aperture) = card(pdev)?;
             let large = object(&card, LARGE, Domain::Vram, 1)?;
@@ -364,7 +367,7 @@ mod tests {
             aperture.set_limit(LARGE as usize + 2);
             check_eq!(first.read(0)?, bytes(1, 0));
             check!(reads(&second, 2)?);
-            // The large object is used again.
+            // A fault on the large object makes it the most recently used one.
             check_eq!(first.read(17 * PAGE_SIZE)?, bytes(1, 17));
             check_eq!(aperture.windows(), (2, 2));
 
@@ -378,7 +381,7 @@ mod tests {
         })
     }
 
-    /// Not evicted: the window that an importer shares, with which nothing would be gained.
+    /// The window of a process that an importer shares is not evicted, as that would free no room.
     #[test]
     fn shared_window_is_not_evicted() -> Result {
         with_device(|pdev| {
@@ -398,7 +401,7 @@ mod tests {
             check!(sees(&holder, &aperture, 1, 1)?);
             check!(sees(&at, &aperture, 1, 3)?);
             check_eq!(aperture.windows(), (2, 3));
-            // The process still holds it, which was the first one to fault.
+            // The process, which has faulted first, still uses the window.
             unmap(&holder)?;
             check_eq!(aperture.windows(), (2, 3));
             check!(reads(&first, 1)?);
@@ -434,7 +437,7 @@ mod tests {
                 check_eq!(place(&looked)?, Some(MemType::Tt));
             }
 
-            // What is pinned stays.
+            // A pinned object is not moved.
             check_eq!(second.fault(0)?, Access::Sigbus);
             check_eq!(VMap::new(buf.clone()).err(), Some(ENOSPC));
             check_eq!(place(&pinned)?, Some(MemType::Vram));
@@ -481,7 +484,7 @@ mod tests {
         })
     }
 
-    /// An object that another task has for a moment is waited for.
+    /// An eviction waits for an object that another task has reserved for a moment.
     #[test]
     fn busy_object_is_evicted_later() -> Result {
         with_device(|pdev| {
@@ -508,7 +511,7 @@ mod tests {
         })
     }
 
-    /// The room of a window that another task drops is there when it has done so.
+    /// A mapping waits for the room of a window that another task is dropping.
     #[test]
     fn window_that_is_being_dropped_is_waited_for() -> Result {
         with_device(|pdev| {
@@ -537,7 +540,7 @@ mod tests {
             check!(reads(&other_map, 2)?);
             check_eq!(aperture.windows(), (1, 2));
 
-            // So it is for the kernel.
+            // A mapping of the kernel waits as well.
             move_to(&leaving, &[Place::VRAM])?;
             leave()?;
             let vmap = VMap::new(buf)?;
@@ -646,7 +649,8 @@ mod tests {
         })
     }
 
-    /// A mapping that is not one of a buffer, for which an unbind does not wait.
+    /// A mapping of the kernel that is not one of a buffer keeps its window over an unbind, which
+    /// does not wait for it.
     #[test]
     fn kernel_keeps_a_window_over_an_unbind() -> Result {
         with_device(|pdev| {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A DRM device below an auxiliary device, as a GPU driver has it that is split in two: VRAM belongs
-//! to the PCI device of the core driver, which makes the auxiliary device.
+//! A DRM device below an auxiliary device, as in a GPU driver that is split in two: VRAM belongs to
+//! the PCI device of the core driver, which makes the auxiliary device.
 
 use crate::bench::{
     with_device,
@@ -52,7 +52,7 @@ type Object = gem::ttm::Object<Bo>;
 const NAME: &CStr = c"vram";
 const MODULE: &CStr = c"vram_kunit";
 
-/// What the core driver hands to the other one.
+/// The data that the core driver hands to the auxiliary driver.
 struct Api<'a> {
     pdev: &'a pci::Device<Bound>,
 }
@@ -102,7 +102,7 @@ impl auxiliary::Driver for Probe {
     }
 }
 
-/// Runs a test with an auxiliary device of the PCI device, until both are gone again.
+/// Runs a test with an auxiliary device of the PCI device, and removes both afterwards.
 fn with_auxiliary(body: Body) -> Result {
     *TURN.lock() = (Some(body), Err(ENXIO));
     let driver = KBox::pin_init(
@@ -287,7 +287,7 @@ mod tests {
 
     const DIR: DataDirection = DataDirection::Bidirectional;
 
-    /// VRAM is that of the PCI device: for moves, for peers, and for who keeps it awake.
+    /// Moves, peers and runtime PM guards use the PCI device, to which VRAM belongs.
     #[test]
     fn vram_is_of_the_pci_device() -> Result {
         with_auxiliary(|adev, pdev| {
@@ -326,7 +326,7 @@ mod tests {
         })
     }
 
-    /// A suspended auxiliary device is not what VRAM needs.
+    /// VRAM is accessible while the auxiliary device is suspended.
     #[test]
     fn parent_may_be_suspended() -> Result {
         with_auxiliary(|adev, pdev| {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The bench of the suites: a driver whose VRAM is BAR 2 of QEMU's `ivshmem-plain`, and whose
-//! engine does what a test wants.
+//! The driver of the suites: its VRAM is BAR 2 of QEMU's `ivshmem-plain`, and its engine does what
+//! a test wants.
 
 use kernel::{
     bindings,
@@ -86,7 +86,7 @@ pub(crate) type Object = gem::ttm::Object<Bo>;
 /// A test that needs the device, which is being probed.
 pub(crate) type Body = fn(&pci::Device<Core<'_>>) -> Result;
 
-/// The test that runs next, and what came of the last one.
+/// The next test, and the result of the last one.
 struct Turn {
     body: Option<Body>,
     result: Result,
@@ -153,7 +153,7 @@ impl pci::Driver for Probe {
         pdev: &'bound pci::Device<Core<'_>>,
         _info: Option<&'bound ()>,
     ) -> impl PinInit<Self, Error> + 'bound {
-        // With a second device the first one has done it.
+        // If there is a second device, the first one has run the test.
         let body = TURN.lock().body.take().ok_or(ENODEV)?;
         let result = pdev
             .enable_device_mem()
@@ -168,21 +168,21 @@ impl pci::Driver for Probe {
 /// What the engine does with the jobs that it gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// Does what it is asked to.
+    /// Does the job.
     Work,
-    /// Does one job, and does not take another one.
+    /// Does one job, and refuses the next one.
     WorkOnce,
-    /// Does not take a job.
+    /// Refuses the job.
     Refuse,
-    /// Takes a job, and fails.
+    /// Accepts the job, and fails.
     Fail,
-    /// Takes a job, and drops it.
+    /// Accepts the job, and drops it.
     Drop,
-    /// Takes a job, and does nothing for now.
+    /// Accepts the job, and keeps it until the test takes it.
     Keep,
 }
 
-/// What a refusal and a failure have as an error: one that nothing else returns.
+/// The errors of a refusal and of a failure, which nothing else returns.
 pub(crate) const REFUSED: Error = EPERM;
 pub(crate) const FAILED: Error = EIO;
 
@@ -195,22 +195,22 @@ pub(crate) struct Reached {
     pub(crate) frames: KVec<u64>,
 }
 
-/// What happens when an object moves.
+/// A step of the move of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// An importer was told.
+    /// An importer was notified.
     Invalidated,
-    /// The driver was: [`Mappings::evicted`].
+    /// [`Mappings::evicted`] was called.
     Evicted,
-    /// What used the object is done.
+    /// The work that used the object is done.
     Done,
-    /// The driver was told again: [`Mappings::zap`].
+    /// [`Mappings::zap`] was called.
     Zapped,
     /// The engine got the job.
     Queued,
 }
 
-/// An entry of the page table.
+/// An entry of the page table of the device.
 #[derive(Clone, Copy)]
 pub(crate) struct Entry {
     pub(crate) object: u64,
@@ -218,14 +218,14 @@ pub(crate) struct Entry {
     pub(crate) address: Address,
 }
 
-/// The page table of the device, and what happened to objects, in its order.
+/// The page table of the device, and the steps of moves, in their order.
 struct Record {
     steps: KVec<Step>,
     entries: KVec<Entry>,
 }
 
 impl Record {
-    /// How many steps, and entries, there may be: the calls of [`Mappings`] do not allocate.
+    /// The capacity for steps and for entries: the callbacks of [`Mappings`] must not allocate.
     const CAPACITY: usize = 64;
 
     fn new() -> Result<Self> {
@@ -236,24 +236,24 @@ impl Record {
     }
 }
 
-/// By which a test tells the engine what to do.
+/// Shared between a test and the engine: the test sets what the engine does.
 #[pin_data]
 pub(crate) struct Control {
     #[pin]
     mode: Mutex<Mode>,
     #[pin]
     kept: Mutex<KVec<Job>>,
-    /// The DMA addresses of the system memory that the last job got.
+    /// The system memory that the last job reached by DMA.
     #[pin]
     reached: Mutex<Reached>,
-    /// What an engine failed to do is done by the CPU.
+    /// Whether the CPU does the work again that an engine failed to do.
     again: Atomic<bool>,
     #[pin]
     record: Mutex<Record>,
 }
 
 impl Control {
-    /// Takes note of a step.
+    /// Records a step.
     pub(crate) fn saw(&self, step: Step) {
         let _ = self.record.lock().steps.push_within_capacity(step);
     }
@@ -275,7 +275,7 @@ impl Control {
         Ok(entries)
     }
 
-    /// Fills the page table with the first page of an object, and its last.
+    /// Adds entries for the first page of an object and for its last one to the page table.
     pub(crate) fn show(&self, object: &Object) -> Result {
         registered(object, |dev| {
             let mut reserved = object.reserve(false)?;
@@ -312,22 +312,22 @@ impl Control {
         }
     }
 
-    /// From now on the engine does this: the first one, if there are two.
+    /// Sets the mode of the engine; of the first one, if there are two.
     pub(crate) fn set(&self, mode: Mode) {
         *self.mode.lock() = mode;
     }
 
-    /// From now on the CPU does what the engine failed to do, or not.
+    /// Sets whether the CPU does the work again that an engine failed to do.
     pub(crate) fn set_again(&self, again: bool) {
         self.again.store(again, Relaxed);
     }
 
-    /// Returns the DMA addresses of the system memory that the last job got, and forgets them.
+    /// Returns the system memory that the last job reached by DMA, and clears the record of it.
     pub(crate) fn reached(&self) -> Reached {
         core::mem::take(&mut *self.reached.lock())
     }
 
-    /// Takes note of the DMA addresses of a job, which are mapped as long as that.
+    /// Records the DMA addresses of a job while they are mapped.
     fn note(&self, work: &Work, pdev: &pci::Device<device::Bound>) -> Result {
         let Work::Move(transfer) = work else {
             return Ok(());
@@ -361,7 +361,7 @@ impl Control {
     }
 }
 
-/// What exists while the DRM device is registered.
+/// The data of the DRM device while it is registered.
 pub(crate) struct Vram<'a> {
     exports: peer::Exports<'a, Bo>,
     engine: CpuEngine<'a>,
@@ -392,10 +392,10 @@ impl RegistrationInit<Driver> for Init {
 /// The driver's part of an object.
 pub(crate) struct Bo(Domain);
 
-/// How often the class was asked where an object may live.
+/// The number of calls that asked the class where an object may live.
 static DOMAINS: Atomic<usize> = Atomic::new(0);
 
-/// Returns how often the class is asked where objects may live while `f` runs.
+/// Runs `f`, and returns how many calls asked the class where objects may live meanwhile.
 pub(crate) fn domains_asked<R>(f: impl FnOnce() -> R) -> (usize, R) {
     let before = DOMAINS.load(Relaxed);
     let ret = f();
@@ -452,7 +452,7 @@ impl TtmObject for Bo {
         Ring { vram, index }
     }
 
-    /// With two engines the first one does what leaves VRAM, and the second one the rest.
+    /// With two engines the first one does the moves to system memory, and the second one the rest.
     fn choose<'a>(vram: &'a Vram<'a>, work: &Work) -> usize {
         match work {
             Work::Move(transfer) if matches!(transfer.to(), Memory::Pages(_)) => 0,
@@ -465,19 +465,19 @@ impl TtmObject for Bo {
     }
 }
 
-/// An engine. The CPU does its work, if that is what the test wants.
+/// An engine. The CPU does its work in the modes that do work.
 pub(crate) struct Ring<'a> {
     vram: &'a Vram<'a>,
     index: usize,
 }
 
 impl Engine for Ring<'_> {
-    // What it gets it does not use: the device has no DMA.
+    // The engine asks for DMA addresses to test them; the device has no DMA.
     const DMA: bool = true;
 
     type Ring = CpuRing;
 
-    /// The CPU gets a job only if it is to work.
+    /// There is an entry on the ring of the CPU only in the modes that do work.
     type Ready = (Mode, Option<queue::Entry<CpuRing>>);
 
     fn prepare(&self, work: &Work, plan: Plan<'_, CpuRing>) -> Result<Self::Ready> {
@@ -507,7 +507,7 @@ impl Engine for Ring<'_> {
             (_, Some(entry)) => self.vram.engine.run(job, entry),
             (Mode::Drop, _) => drop(job),
             (Mode::Keep, _) => {
-                // One for which there is no room is dropped.
+                // A job for which there is no room is dropped.
                 let _ = self.vram.control.kept.lock().push_within_capacity(job);
             }
             _ => job.finish(Err(FAILED)),
@@ -595,7 +595,7 @@ impl Card {
         Self::with_allocator(pdev, Allocator::new(0..size)?, names)
     }
 
-    /// As [`Self::with_engines`], with the VRAM that an allocator has.
+    /// As [`Self::with_engines`], with the VRAM of an allocator.
     pub(crate) fn with_allocator(
         pdev: &pci::Device<device::Bound>,
         allocator: Arc<Allocator>,
@@ -622,7 +622,7 @@ impl Card {
         )?;
 
         drm::ttm::Device::<Bo>::setup(&drm, pdev, BAR, visible)?;
-        // The tests look at bytes by mappings, which pin.
+        // The tests look at the content through mappings of the kernel, which pin.
         drm.ttm.set_pin_limit(size);
         Ok(Self {
             registration: drm::devres::Registration::new(
@@ -658,7 +658,7 @@ impl Card {
         f(&*drm.registration_guard().ok_or(ENODEV)?)
     }
 
-    /// Makes an object of so many pages.
+    /// Makes an object of `pages` pages.
     pub(crate) fn object(
         &self,
         pages: u64,
@@ -674,8 +674,8 @@ impl Card {
         )
     }
 
-    /// Returns how much of VRAM is free, once everything is freed that waits for it: at most a
-    /// second, if that is not `expected`.
+    /// Returns how much of VRAM is free. Waits up to a second for the expected value, as memory is
+    /// freed in the background.
     pub(crate) fn free(&self, expected: u64) -> u64 {
         for _ in 0..100 {
             if self.ttm().vram_free() == expected {
@@ -689,7 +689,7 @@ impl Card {
 
 impl Drop for Card {
     fn drop(&mut self) {
-        // The engine waits for what a test that failed has left.
+        // A test that has failed may have left jobs, for which the drop of the engine would wait.
         while let Ok(job) = self.control.take() {
             drop(job);
         }
@@ -724,7 +724,7 @@ pub(crate) fn import(neighbour: &Object, buf: &DmaBuf) -> Result<ARef<Object>> {
     }
 }
 
-/// Tells the importers of a buffer that it is about to move, as its exporter does.
+/// Notifies the importers of a buffer that it is about to move, as its exporter does.
 pub(crate) fn invalidate(buf: &DmaBuf) {
     let _guard = buf.resv().lock();
 
@@ -802,8 +802,8 @@ pub(crate) fn vmap_has(map: &VMap, seed: u64) -> Result<bool> {
     Ok(same)
 }
 
-/// Calls `f` with each page of an object: its number, where it is mapped, and whether that is I/O
-/// memory.
+/// Calls `f` with each page of an object: its number, the address where it is mapped, and whether
+/// that is I/O memory.
 fn each_page<T: TtmObject>(
     object: &gem::ttm::Object<T>,
     mut f: impl FnMut(u64, *mut c_void, bool) -> Result,
@@ -938,7 +938,7 @@ impl Drop for Signal {
     }
 }
 
-/// Returns one of the handlers that are numbers.
+/// Returns `SIG_IGN` for 1 and `SIG_KTHREAD` for 2: numbers in place of functions.
 fn handler(number: usize) -> bindings::__sighandler_t {
     // SAFETY: Both are pointers, null excepted, which the number is not.
     unsafe { core::mem::transmute(number) }
@@ -948,7 +948,7 @@ fn handler(number: usize) -> bindings::__sighandler_t {
 pub(crate) struct Asleep<'a>(&'a device::Device);
 
 impl<'a> Asleep<'a> {
-    /// Makes as if the device, which nobody else uses, was suspended.
+    /// Marks a device as suspended that only the test uses.
     pub(crate) fn new(dev: &'a device::Device) -> Self {
         let raw = raw_device(dev);
 
@@ -980,13 +980,13 @@ fn raw_device(dev: &device::Device) -> *mut bindings::device {
         .cast_mut()
 }
 
-/// A device that is taken for one that was removed by surprise, until the value is dropped.
+/// A device that looks like one that was removed by surprise, until the value is dropped.
 pub(crate) struct Gone(*mut bindings::pci_dev, u32);
 
 impl Gone {
     pub(crate) fn new(pdev: &pci::Device<device::Bound>) -> Self {
         let dev: &device::Device<device::Bound> = pdev.as_ref();
-        // SAFETY: The device is one of PCI. Nobody else reports errors of it.
+        // SAFETY: The device is a PCI device. Nothing else reports errors of it.
         unsafe {
             let raw = kernel::container_of!(raw_device(dev), bindings::pci_dev, dev);
             let before = (*raw).error_state;

@@ -54,7 +54,7 @@ mod tests {
 
     const PAGES: u64 = 37;
 
-    /// Checks that a job reaches these pages, in this order, in pieces as large as can be.
+    /// Checks that a job reaches these pages, in this order, in pieces as large as possible.
     fn are(reached: &Reached, frames: &[u64]) -> Result<bool> {
         let segments = &reached.segments;
 
@@ -65,7 +65,7 @@ mod tests {
         check!(segments
             .iter()
             .all(|(addr, len)| *len > 0 && (addr | len) % PAGE == 0));
-        // Neighbours are one, up to the limit of a segment, which is some pages at least.
+        // Adjacent pieces are merged up to the segment limit, which is more than a page.
         check!(!segments.windows(2).any(|pair| {
             let ((addr, len), (next, next_len)) = (pair[0], pair[1]);
 
@@ -74,7 +74,7 @@ mod tests {
         Ok(*reached.frames == *frames)
     }
 
-    /// Waits until so many bytes are mapped, as pages are freed by a worker.
+    /// Waits until `bytes` bytes are mapped: a worker frees pages.
     fn mapped(card: &Card, bytes: u64) -> u64 {
         for _ in 0..100 {
             if card.ttm().dma_mapped() == bytes {
@@ -98,7 +98,7 @@ mod tests {
                 validate(&object, &[Place::VRAM])?;
                 check!(are(&card.control.reached(), &pages)?);
                 check!(holds(&object, Some(1))?);
-                // What is in VRAM has no pages.
+                // An object in VRAM has no pages.
                 check_eq!(mapped(&card, 0), 0);
 
                 validate(&object, &[Place::TT])?;
@@ -108,7 +108,7 @@ mod tests {
                 check_eq!(mapped(&card, PAGES * PAGE), PAGES * PAGE);
             }
 
-            // Pages that may be swapped out are not mapped.
+            // The pages of an object are not mapped while they may be swapped out.
             validate(&object, &[Place::SYSTEM])?;
             check_eq!(object.reserve(false)?.mem_type(), Some(MemType::System));
             check_eq!(card.ttm().dma_mapped(), 0);
@@ -121,7 +121,7 @@ mod tests {
             check_eq!(card.ttm().dma_mapped(), PAGES * PAGE);
             check!(holds(&object, Some(1))?);
 
-            // Nor are those of an object that is freed.
+            // The pages of an object are unmapped when it is freed.
             drop(object);
             check_eq!(mapped(&card, 0), 0);
             Ok(())
@@ -138,14 +138,14 @@ mod tests {
             fill(&object, 2)?;
             fill(&moved, 3)?;
 
-            // One of them is on its way.
+            // The job that moves one of the objects is under way.
             card.control.set(Mode::Keep);
             validate(&moved, &[Place::TT])?;
             check_eq!(drm.ttm.dma_mapped(), 2 * PAGES * PAGE);
             drop(card);
             check_eq!(drm.ttm.dma_mapped(), 0);
 
-            // The content is not in the mapping.
+            // The content does not depend on the DMA mapping.
             check_eq!(object.reserve(false)?.mem_type(), Some(MemType::Tt));
             check!(holds(&object, Some(2))?);
             validate(&object, &[Place::SYSTEM])?;
@@ -164,7 +164,7 @@ mod tests {
             let victim = card.object(size / PAGE, &[Place::VRAM], Domain::Either)?;
             fill(&victim, 4)?;
 
-            // The second engine has to clear VRAM that the first one, which stalls, still reads.
+            // The second engine has to clear VRAM that the first engine, which stalls, still reads.
             card.control.set(Mode::Keep);
             let new = card.object(PAGES, &[Place::VRAM], Domain::Vram)?;
             check_eq!(card.control.kept(), 1);
@@ -176,7 +176,8 @@ mod tests {
             check_eq!(victim.reserve(false)?.mem_type(), Some(MemType::Tt));
             check_eq!(new.reserve(false)?.mem_type(), Some(MemType::Vram));
 
-            // The CPU does the eviction, which the first engine fails to do.
+            // If the job of the eviction is dropped, the object loses its content, and the clearing
+            // begins.
             card.control.set_again(true);
             let job = card.control.take()?;
             check_eq!(job.after().len(), 0);
@@ -187,7 +188,7 @@ mod tests {
             check_eq!(holds(&victim, Some(4)), Err(EIO));
             check!(holds(&new, None)?);
 
-            // The same with an eviction that is done.
+            // The job of another eviction fails, and the CPU does the eviction.
             drop((victim, new));
             check_eq!(card.free(size), size);
             let victim = card.object(size / PAGE, &[Place::VRAM], Domain::Either)?;
@@ -203,7 +204,7 @@ mod tests {
             check!(holds(&victim, Some(5))?);
             check!(holds(&new, None)?);
 
-            // And back: the second engine reads what the first one wrote.
+            // The move back: the second engine reads the system memory that the eviction wrote.
             drop(new);
             validate(&victim, &[Place::VRAM])?;
             check!(holds(&victim, Some(5))?);
@@ -216,7 +217,8 @@ mod tests {
         with_device(|pdev| {
             let size = pdev.resource_len(BAR)?;
 
-            // Without a word nobody shares VRAM with TTM, which gives it to those who wait only.
+            // While TTM uses it, an allocator that is not shared serves only TTM, which waits for
+            // the jobs that still use free VRAM.
             let allocator = Allocator::new(0..size)?;
             let before = allocator.alloc(PAGE)?;
             let card = Card::with_allocator(pdev, allocator.clone(), &[c"engine"])?;
@@ -232,7 +234,7 @@ mod tests {
             fill(&object, 6)?;
             check_eq!(allocator.alloc(PAGE).err(), Some(ENOSPC));
 
-            // The engine still has to read all of it.
+            // The engine still has to read all of VRAM.
             card.control.set_again(true);
             card.control.set(Mode::Keep);
             validate(&object, &[Place::TT])?;
@@ -258,7 +260,7 @@ mod tests {
             let victim = card.object(size / PAGE, &[Place::VRAM], Domain::Either)?;
             fill(&victim, 7)?;
 
-            // Whoever evicts waits for a job that another task finishes.
+            // The eviction waits for a job that another task finishes.
             card.control.set(Mode::Keep);
             card.control.set_again(true);
             let control = card.control.clone();
@@ -304,7 +306,7 @@ mod tests {
 
                     check_eq!(behind(pdev, dma), frame + 8);
                     check!(len >= PAGE - 8);
-                    // The last of these bytes is where the first one says that it is.
+                    // The end of the range is at the address that the address of its start implies.
                     let last = (at + len - 1) / PAGE;
                     check_eq!(behind(pdev, dma + len - 1), pages[last as usize] + PAGE - 1);
                     check!(reserved.is_at(at, address));

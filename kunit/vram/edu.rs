@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! QEMU's `edu` as another device than that with VRAM, which accesses memory by DMA.
+//! QEMU's `edu`, a device other than the one with VRAM, which accesses memory by DMA.
 
 use crate::bench::{
     with_device,
@@ -41,7 +41,7 @@ const BUFFER: u64 = 0x40000;
 const RUN: u64 = 1;
 const FROM_BUFFER: u64 = 2;
 
-/// A test that needs both devices, that with VRAM being probed.
+/// A test that needs both devices; the one with VRAM is being probed.
 pub(crate) type Body = fn(&pci::Device<Core<'_>>, &Edu<'_>) -> Result;
 
 /// `edu`, bound to a driver, with a page of memory that the CPU sees as well.
@@ -74,7 +74,7 @@ impl Edu<'_> {
         .map(|_| ())
     }
 
-    /// Has the device copy a page, from one DMA address to another one. Allocates nothing.
+    /// Makes the device copy a page from one DMA address to another one. Does not allocate.
     pub(crate) fn copy(&self, from: u64, to: u64) -> Result {
         self.run(from, false)?;
         self.run(to, true)
@@ -85,12 +85,12 @@ impl Edu<'_> {
         self.memory.dma_address()
     }
 
-    /// Writes that memory, in the order of the CPU.
+    /// Writes to the memory that the CPU sees.
     pub(crate) fn put(&self, bytes: &[u8]) {
         self.memory.copy_from_slice(bytes);
     }
 
-    /// Reads that memory.
+    /// Reads the memory that the CPU sees.
     pub(crate) fn get(&self) -> Result<KVec<u8>> {
         let mut bytes = KVec::from_elem(0u8, PAGE as usize, GFP_KERNEL)?;
 
@@ -99,7 +99,7 @@ impl Edu<'_> {
     }
 }
 
-/// The test that runs next, and what came of the last one.
+/// The next test, and the result of the last one.
 struct Turn {
     body: Option<Body>,
     result: Result,
@@ -119,7 +119,7 @@ pub(crate) fn init() {
     unsafe { TURN.init() };
 }
 
-/// Runs a test with that device and the one with VRAM, which are without a driver before and after.
+/// Runs a test with `edu` and the device with VRAM, which have no driver before and after it.
 ///
 /// # Errors
 ///
@@ -192,7 +192,7 @@ impl pci::Driver for Probe {
             return Err(ENODEV);
         }
 
-        // With a second device the first one has done it.
+        // If there is a second device, the first one has run the test.
         let body = TURN.lock().body.take().ok_or(ENODEV)?;
         let result = Self::run(pdev, body);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A copy engine that refuses jobs, keeps them, or does them in another order.
+//! A copy engine that refuses jobs, keeps them, or finishes them in another order.
 
 use kernel::prelude::*;
 
@@ -95,7 +95,7 @@ mod tests {
                 card.control.set(Mode::Work);
                 check!(holds(&object, Some(1))?);
 
-                // The engine goes on where it was.
+                // The engine works as before.
                 validate(&object, &[there])?;
                 check_eq!(place_of(&object)?, Some(there.mem_type()));
                 check_eq!(card.ttm().moves(), moves + 1);
@@ -115,7 +115,7 @@ mod tests {
             let object = card.object(PAGES, &[Place::VRAM], Domain::Either)?;
             fill(&object, 1)?;
 
-            // What the CPU would read of a BAR is not shown.
+            // The CPU does not copy from the BAR of a removed device: the content is lost.
             let gone = Gone::new(pdev);
             validate(&object, &[Place::TT])?;
             check_eq!(move_of(&object)?.wait(false), Ok(()));
@@ -148,7 +148,7 @@ mod tests {
                 card.control.set(mode);
                 check_eq!(card.ttm().suspend(Content::Lost, ctx), Err(error));
                 card.control.set(Mode::Work);
-                // There is nothing to be put back.
+                // A suspend that has failed leaves no content for the resume to restore.
                 fill(&only, 4)?;
                 card.ttm().resume()?;
                 check!(holds(&only, Some(4))?);
@@ -159,14 +159,15 @@ mod tests {
             check_eq!(place_of(&only)?, Some(MemType::Vram));
             check_eq!(place_of(&either)?, Some(MemType::Tt));
             check_eq!(place_of(&pinned)?, Some(MemType::Vram));
-            // What is written last is what is put back.
+            // The resume restores the content of the last suspend.
             fill(&pinned, 5)?;
             card.ttm().suspend(Content::Lost, ctx)?;
             fill(&only, 6)?;
             fill(&pinned, 6)?;
             card.control.set(Mode::Refuse);
             check_eq!(card.ttm().resume(), Err(REFUSED));
-            // What could not be put back is not replaced by what VRAM has instead.
+            // A second suspend keeps the content that the resume could not restore, and ignores
+            // what VRAM has now.
             check_eq!(card.ttm().suspend(Content::Lost, ctx), Ok(()));
             check_eq!(card.ttm().resume(), Err(REFUSED));
             card.control.set(Mode::Work);
@@ -178,7 +179,7 @@ mod tests {
             check!(holds(&pinned, Some(5))?);
             check!(holds(&either, Some(2))?);
 
-            // What may move does so with its content, or not at all.
+            // An object that can move again moves with the saved content, or not at all.
             card.ttm().suspend(Content::Lost, ctx)?;
             fill(&pinned, 8)?;
             card.control.set(Mode::Refuse);
@@ -193,7 +194,7 @@ mod tests {
             check!(holds(&pinned, Some(5))?);
             check!(holds(&only, Some(1))?);
 
-            // Without a loss only what is exported leaves.
+            // If VRAM keeps its content, only exported objects are moved.
             validate(&either, &[Place::VRAM])?;
             card.ttm().suspend(Content::Kept, ctx)?;
             check_eq!(place_of(&either)?, Some(MemType::Vram));
@@ -222,7 +223,7 @@ mod tests {
             check_eq!(card.free(size), size);
             check!(card.ttm().object_from(0).is_none());
 
-            // System memory is filled by nobody.
+            // System memory is cleared without the engine.
             let object = card.object(PAGES, &[Place::TT], Domain::System)?;
             check!(holds(&object, None)?);
             Ok(())
@@ -261,7 +262,8 @@ mod tests {
             fill(&object, 7)?;
             let buf = export(&object)?;
 
-            // The move is done from the caller's point of view; whoever looks waits for it.
+            // `validate()` has returned, but the job is not done: an access to the content waits
+            // for it.
             card.control.set(Mode::Keep);
             validate(&object, &[Place::TT])?;
             let fence = move_of(&object)?;
@@ -294,7 +296,7 @@ mod tests {
             card.control.set(Mode::Work);
             job.finish(Err(FAILED));
             looked.wait_for_completion();
-            // It has lost its content, which is told when the wait is over.
+            // The object has lost its content, and the access fails when its wait is over.
             check_eq!(*seen.lock(), Some(Err(EIO)));
             check_eq!(fence.status(), Some(Err(FAILED)));
             Ok(())
@@ -321,7 +323,7 @@ mod tests {
             );
             card.control.set(Mode::Work);
 
-            // The last one is finished first, then the one in the middle fails.
+            // The third job is finished first, then the second one fails.
             three.finish(Ok(()));
             two.finish(Err(FAILED));
             check!(fences.iter().all(|fence| fence.status().is_none()));
@@ -350,7 +352,7 @@ mod tests {
             check_eq!(card.ttm().moves(), moves);
             check!(holds(&object, Some(8))?);
 
-            // Where there is another place it is not moved either.
+            // If system memory is a place as well, the object stays there.
             validate(&object, &[Place::VRAM, Place::TT])?;
             check_eq!(place_of(&object)?, Some(MemType::Tt));
             check!(holds(&object, Some(8))?);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Exporters and importers that misuse a buffer, or lose it.
+//! Importers and exporters that misuse a buffer, and importers that outlive the exporter.
 //!
-//! The exporter is one of a BAR, and the importer is the device of the BAR itself, which PCI lets
-//! reach it on every machine. No device uses an address.
+//! The exporter exports ranges of a BAR, and the importer is the device of the BAR itself, which
+//! reaches it on every machine by the rules of PCI. No device uses an address.
 
 use kernel::prelude::*;
 
@@ -96,7 +96,7 @@ mod tests {
         worker, //
     };
 
-    /// What happened to a buffer, in order.
+    /// An event of a buffer; a test compares their order.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     enum Event {
         Attach,
@@ -113,14 +113,14 @@ mod tests {
 
     use Event::*;
 
-    /// What a test has in common with its buffer.
+    /// The state that a test shares with its buffer.
     struct Shared {
         events: Pin<KBox<Mutex<KVec<Event>>>>,
-        /// Where the buffer is. Moves when a test wants it to.
+        /// The ranges of the buffer. A test replaces them to move the buffer.
         ranges: Pin<KBox<Mutex<Arc<RangeList>>>>,
-        /// What fails.
+        /// The event that fails.
         fails: Pin<KBox<Mutex<Option<Event>>>>,
-        /// Whether a mapping is made that nobody gets.
+        /// Whether the exporter makes a mapping that it does not return.
         wasteful: Atomic<bool>,
     }
 
@@ -137,7 +137,7 @@ mod tests {
             )?)
         }
 
-        /// Takes note of an event, or lets it fail.
+        /// Records an event, or makes it fail.
         fn note(&self, event: Event) -> Result {
             if *self.fails.lock() == Some(event) {
                 return Err(ENXIO);
@@ -146,12 +146,12 @@ mod tests {
             Ok(())
         }
 
-        /// Takes note of what cannot fail.
+        /// Records an event that cannot fail.
         fn note_end(&self, event: Event) {
             let _ = self.note(event);
         }
 
-        /// Returns what happened since the last call.
+        /// Returns the events since the last call.
         fn events(&self) -> KVec<Event> {
             core::mem::take(&mut *self.events.lock())
         }
@@ -240,7 +240,7 @@ mod tests {
         Exports::new(pdev, |pdev: &pci::Device<Bound>| pdev.p2pdma_provider(BAR))
     }
 
-    /// Returns the list of so many pages at a page of the BAR.
+    /// Returns a list of `count` pages from page `first` of the BAR on.
     fn pages(pdev: &pci::Device<Bound>, first: u64, count: u64) -> Result<Arc<RangeList>> {
         RangeList::in_bar(&pdev.p2pdma_provider(BAR)?, [(first * PAGE, count * PAGE)])
     }
@@ -256,7 +256,7 @@ mod tests {
         Ok((shared, buf))
     }
 
-    /// Returns the offset in the BAR of what is mapped, and its length.
+    /// Returns the offset in the BAR of the mapping, and its length, both in pages.
     ///
     /// The device reaches its own BAR by bus addresses, which are those of the BAR.
     fn mapped(pdev: &pci::Device<Bound>, at: &LockedAttachment<'_>) -> Result<(u64, u64)> {
@@ -277,7 +277,8 @@ mod tests {
 
             at.with(|at| {
                 at.map(DataDirection::ToDevice)?;
-                // The same again is the same mapping; another direction is another mapping.
+                // A second call for the same direction returns the mapping; another direction is
+                // refused.
                 at.map(DataDirection::ToDevice)?;
                 for dir in [DataDirection::FromDevice, DataDirection::Bidirectional] {
                     check_eq!(at.map(dir).err(), Some(EBUSY));
@@ -295,7 +296,7 @@ mod tests {
                 Ok(())
             })?;
 
-            // Two attachments have one each.
+            // Each of two attachments has a mapping.
             let other = Attachment::new(buf.clone(), pdev.as_ref(), revocable())?;
             other.with(|at| at.map(DataDirection::ToDevice).map(|_| ()))?;
             with_exporter(&buf, |_: &Part, cx| {
@@ -303,7 +304,7 @@ mod tests {
                 Ok(())
             })?;
 
-            // Whoever detaches has unmapped.
+            // The detach of an importer unmaps its mapping.
             drop(at);
             drop(other);
             check_eq!(
@@ -327,7 +328,7 @@ mod tests {
             };
 
             at.with(|at| {
-                // Without a pin such an importer gets no mapping.
+                // An importer that cannot be revoked gets no mapping without a pin.
                 check_eq!(at.map(DataDirection::ToDevice).err(), Some(EINVAL));
                 at.unpin();
                 check_eq!(&shared.events()[..], [Attach]);
@@ -348,7 +349,7 @@ mod tests {
             })?;
             check_eq!(pins()?, 1);
 
-            // The mapping goes before the pin that it needs.
+            // The unpin unmaps the mapping first.
             at.with(|at| {
                 at.unpin();
                 check!(at.mapping().is_none() && !at.is_pinned());
@@ -359,7 +360,7 @@ mod tests {
             check_eq!(&shared.events()[..], [Unmap, Unpinned]);
             check_eq!(pins()?, 0);
 
-            // So it does when the importer only goes away.
+            // The detach unmaps and unpins as well.
             at.with(|at| {
                 at.pin()?;
                 at.map(DataDirection::ToDevice).map(|_| ())
@@ -385,7 +386,7 @@ mod tests {
             let gone = Gone::new(pdev);
             check!(pdev.is_disconnected());
 
-            // Otherwise this would not return.
+            // The drop does not wait for the mapping of an importer on a device that is gone.
             drop(exports);
             check_eq!(&shared.events()[..], [Attach, Pinned, Map, Revoke]);
             drop(gone);
@@ -406,7 +407,7 @@ mod tests {
             let (shared, buf) = lend(pdev, &exports)?;
             let at = Attachment::new(buf.clone(), pdev.as_ref(), late())?;
 
-            // The exporter has mapped already, and drops the mapping.
+            // The exporter fails after it has mapped, and drops its mapping.
             *shared.fails.lock() = Some(Map);
             at.with(|at| {
                 check_eq!(at.map(DataDirection::ToDevice).err(), Some(ENXIO));
@@ -420,7 +421,7 @@ mod tests {
             })?;
             check_eq!(&shared.events()[..], [Attach]);
 
-            // Nothing is left that would be waited for.
+            // There is no mapping that the revocation would wait for.
             drop(exports);
             drop(at);
             check_eq!(&shared.events()[..], [Revoke, Detach]);
@@ -451,7 +452,8 @@ mod tests {
 
             check_eq!(map(start, 2 * PAGE), Ok(()));
             check_eq!(map(start + len - 2 * PAGE, 2 * PAGE), Ok(()));
-            // Before the BAR, across its start, across its end, behind it, and at the end of all.
+            // The range is before the BAR, across its start, across its end, behind it, and at the
+            // end of the address space.
             for first in [
                 0,
                 start - 2 * PAGE,
@@ -462,18 +464,18 @@ mod tests {
             ] {
                 check_eq!(map(first, 2 * PAGE), Err(EINVAL));
             }
-            // Not of the size of the buffer.
+            // The length is not that of the buffer.
             for len in [PAGE, 3 * PAGE] {
                 check_eq!(map(start, len), Err(EINVAL));
             }
-            // No range at all.
+            // The list is empty.
             *shared.ranges.lock() = Arc::new(RangeList::new(), GFP_KERNEL)?;
             at.with(|at| {
                 check_eq!(at.map(DataDirection::ToDevice).err(), Some(EINVAL));
                 Ok(())
             })?;
 
-            // One of two ranges that is outside is enough.
+            // Only one of two ranges is outside of the BAR.
             let mut list = RangeList::new();
             list.push(start, PAGE)?;
             list.push(start + len, PAGE)?;
@@ -549,7 +551,8 @@ mod tests {
                 Attachment::new(buf.clone(), client, revocable()).err(),
                 Some(EOPNOTSUPP)
             );
-            // The device of the BAR is one, but a static importer does not opt in.
+            // The device of the BAR is a peer, but a static importer does not opt in to
+            // peer-to-peer memory.
             check_eq!(
                 StaticAttachment::new(buf.clone(), pdev.as_ref()).err(),
                 Some(EOPNOTSUPP)
@@ -568,7 +571,7 @@ mod tests {
                 ..route
             };
             check_eq!(peer.path(), Ok(PeerPath::Bus));
-            // A kind of route that nobody knows is none.
+            // An unsupported type of P2P mapping is not a route.
             let unknown = Route {
                 map_type: MapType::NOT_SUPPORTED,
                 ..peer
@@ -585,8 +588,8 @@ mod tests {
             let (shared, buf) = lend(pdev, &exports)?;
             let at = Attachment::new(buf.clone(), pdev.as_ref(), revocable())?;
 
-            // The table is kept while the buffer is where it was, in each direction, and not
-            // when it moved; it may be at the same place again, by another list.
+            // The scatter table is kept for each direction while the ranges of the buffer stay the
+            // same, and is made again after a move, even if another list has the same place.
             for (place, dir) in [
                 (4, DataDirection::ToDevice),
                 (4, DataDirection::FromDevice),
@@ -610,7 +613,7 @@ mod tests {
                 }
             }
 
-            // In two pieces, and in one again.
+            // The buffer is in two pieces, and then in one again.
             let provider = pdev.p2pdma_provider(BAR)?;
             *shared.ranges.lock() = RangeList::in_bar(&provider, [(8 * PAGE, PAGE), (0, PAGE)])?;
             at.with(|at| {
@@ -657,7 +660,8 @@ mod tests {
         })
     }
 
-    /// An importer in C that has pinned a buffer, and calls the exporter as the core does.
+    /// An importer in C that pins a buffer, and calls the operations of the exporter as the core
+    /// does.
     struct Foreign {
         buf: ARef<DmaBuf>,
         attach: *mut bindings::dma_buf_attachment,
@@ -707,8 +711,8 @@ mod tests {
             let unmap = self.ops().unmap_dma_buf.ok_or(EINVAL)?;
             let _guard = self.buf.resv().lock();
 
-            // SAFETY: The attachment is valid, the reservation is held, and it is looked whether
-            // there is such a table.
+            // SAFETY: The attachment is valid, and the reservation is held. The exporter checks the
+            // table.
             unsafe {
                 unmap(
                     self.attach,
@@ -741,20 +745,20 @@ mod tests {
             let (shared, buf) = lend(pdev, &exports)?;
             let at = Foreign::new(&buf, pdev.as_ref())?;
 
-            // Now there is room for two.
+            // An importer in C may have two mappings.
             let (first, second) = (at.map()?, at.map()?);
             check_eq!(maps(&buf)?, 2);
             at.unmap(first)?;
             at.unmap(second)?;
             check_eq!(maps(&buf)?, 0);
 
-            // One that the exporter has made, before it fails.
+            // A mapping that the exporter made before it failed is undone.
             shared.wasteful.store(true, Relaxed);
             *shared.fails.lock() = Some(Map);
             check_eq!(at.map().err(), Some(ENXIO));
             check_eq!(maps(&buf)?, 0);
 
-            // One more than it returns.
+            // A mapping that the exporter made and did not return is undone.
             *shared.fails.lock() = None;
             let sgt = at.map()?;
             check_eq!(maps(&buf)?, 1);
@@ -782,7 +786,7 @@ mod tests {
                 &shared.events()[..],
                 [Attach, Pinned, Map, Unmap, Unpinned, Detach]
             );
-            // Nobody is waited for.
+            // The drop does not wait: there is no mapping.
             drop(exports);
             check_eq!(&shared.events()[..], [Revoke]);
             Ok(())
@@ -828,7 +832,7 @@ mod tests {
             check!(exporter_of::<Part>(&buf).is_some());
             check_eq!(shared.events().len(), 0);
 
-            // It can be given back.
+            // A detach still works.
             drop(at);
             check_eq!(&shared.events()[..], [Detach]);
             Ok(())
@@ -857,7 +861,8 @@ mod tests {
                     fsleep(Delta::from_millis(1));
                 }
                 fsleep(Delta::from_millis(30));
-                // The table is no good any more, but it is there, and the memory is not given up.
+                // The mapping is invalidated, but it still exists, and the revocation still waits
+                // for it.
                 let ret = late.with(|at| {
                     let state = (at.mapping().is_none(), *is_revoked.lock());
                     at.unmap();
@@ -936,7 +941,7 @@ mod tests {
                 check_eq!(&shared.events()[..], [End]);
             }
 
-            // What the exporter says is what the caller gets.
+            // An error of the exporter is returned to the caller.
             *shared.fails.lock() = Some(Begin);
             check_eq!(buf.begin_cpu_access(DataDirection::FromDevice), Err(ENXIO));
             *shared.fails.lock() = Some(End);
@@ -955,7 +960,7 @@ mod tests {
             let begun = Arc::pin_init(Completion::new(), GFP_KERNEL)?;
             let ret = Arc::pin_init(new_mutex!(None), GFP_KERNEL)?;
 
-            // There is nothing to wait for yet, but the lock.
+            // The access waits for the reservation first; there is no fence yet.
             let mut guard = buf.resv().lock();
             let (is_begun, is_ret, of) = (begun.clone(), ret.clone(), buf.clone());
             worker::spawn(move || {
@@ -995,7 +1000,7 @@ mod tests {
                 let mut guard = other.resv().lock();
                 check_eq!(at.locked(&mut guard.locked()).err(), Some(EINVAL));
             }
-            // Whoever may not wait gets nothing while the reservation is held.
+            // An attempt that must not wait fails while the reservation is held.
             {
                 let _guard = buf.resv().lock();
                 check_eq!(at.try_with(|_| Ok(())), Err(EAGAIN));

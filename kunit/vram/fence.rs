@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Fences and reservations of which the work fails, and waits that are ended.
+//! Fences whose work fails, reservations with such fences, and waits that a signal ends.
 
 use kernel::prelude::*;
 
@@ -124,11 +124,11 @@ mod tests {
             }
             check_eq!(count.load(Relaxed), 2);
             check_eq!(fence.status(), Some(status));
-            // How it ended does not concern who waits.
+            // A wait does not return the error of the fence.
             check_eq!(fence.wait(true), Ok(()));
             check_eq!(fence.wait_timeout(false, 0)?, 1);
 
-            // It is too late for another one, which is not called.
+            // A callback that is registered too late is refused, and is not called.
             check_eq!(register().err(), Some(ENOENT));
             drop((first, last));
             check_eq!(count.load(Relaxed), 2);
@@ -176,7 +176,7 @@ mod tests {
         check_eq!(resv.wait(Usage::Write, true), Err(ERESTARTSYS));
         check_eq!(resv.wait_timeout(Usage::Read, true, 1000), Err(ERESTARTSYS));
         check_eq!(resv.wait_timeout(Usage::Write, false, 1), Err(ETIME));
-        // There is nothing to wait for.
+        // No fence has the usage that is waited for.
         check_eq!(resv.wait(Usage::Kernel, true), Ok(()));
         drop(signal);
         check_eq!(job.fence().wait_timeout(true, 1), Err(ETIME));
@@ -213,7 +213,7 @@ mod tests {
         check_eq!(interrupted, Some(EINTR));
         check!(!tried);
 
-        // It is free in the end, whoever asks.
+        // The lock can be taken after the other task has released it.
         check!(resv.lock_interruptible().is_ok());
         drop(resv.lock());
         Ok(())
@@ -228,7 +228,7 @@ mod tests {
             let job = job(&context)?;
             add(&resv, job.fence(), usage)?;
 
-            // Each usage includes those before it, and no other.
+            // A usage includes the usages before it, and no others.
             for asked in [Usage::Kernel, Usage::Write, Usage::Read, Usage::Bookkeep] {
                 let waits = usage <= asked;
 
@@ -260,19 +260,19 @@ mod tests {
         check_eq!(&seqnos(&resv, Usage::Read)?[..], [1, 1]);
         check_eq!(seqnos(&resv, Usage::Write)?.len(), 0);
 
-        // A later one of the same context stands for those before it, if it is as strong.
+        // A later fence of the same context replaces the earlier ones, if its usage is as strong.
         add(&resv, second.fence(), Usage::Write)?;
         check_eq!(&seqnos(&resv, Usage::Write)?[..], [2]);
         let all = seqnos(&resv, Usage::Bookkeep)?;
         check_eq!(all.len(), 2);
         check!(all.contains(&2) && all.contains(&1));
 
-        // One of a weaker usage does not.
+        // A later fence of a weaker usage replaces nothing.
         add(&resv, third.fence(), Usage::Bookkeep)?;
         check_eq!(&seqnos(&resv, Usage::Write)?[..], [2]);
         check_eq!(seqnos(&resv, Usage::Bookkeep)?.len(), 3);
 
-        // What has signalled makes room.
+        // Fences that have signalled are not waited for.
         first.signal(Ok(()));
         second.signal(Err(EIO));
         check!(resv.test_signaled(Usage::Write) && !resv.test_signaled(Usage::Read));
@@ -301,7 +301,7 @@ mod tests {
             check_eq!(slots.next().is_some(), count > 0);
             check_eq!(slots.len(), count.saturating_sub(1) as usize);
         }
-        // A slot that is not used adds nothing.
+        // An unused slot adds no fence.
         let _ = locked.reserve_fences(2)?.next();
         check_eq!(locked.fences(Usage::Bookkeep).count(), 0);
         locked
@@ -320,11 +320,11 @@ mod tests {
         let job = job(&context)?;
 
         check_eq!(SyncFile::fence_of(-1).err(), Some(EINVAL));
-        // A file that no descriptor was given to goes away.
+        // A file without a file descriptor is freed.
         drop(SyncFile::new()?);
 
         let fd = FileDescriptorReservation::get_unused_fd_flags(flags::O_CLOEXEC)?;
-        // Reserved is not open.
+        // A reserved file descriptor is not open.
         check_eq!(
             SyncFile::fence_of(fd.reserved_fd() as i32).err(),
             Some(EINVAL)
@@ -332,7 +332,7 @@ mod tests {
         let fd = SyncFile::new()?.install(fd, job.fence());
         let fence = SyncFile::fence_of(fd);
         job.signal(Err(EIO));
-        // SAFETY: Nobody else knows the file descriptor.
+        // SAFETY: Nothing else uses the file descriptor.
         let closed = unsafe { bindings::close_fd(fd as u32) };
         check_eq!(closed, 0);
         check_eq!(fence?.status(), Some(Err(EIO)));

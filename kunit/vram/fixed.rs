@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A device with page tables whose objects never move: it is told when it is unplugged. Its BAR
-//! shows VRAM to peers through windows, in which the last page of the BAR is the first one of the
-//! object.
+//! A device with page tables whose objects never move: it is notified of an unplug only. Its BAR
+//! shows VRAM to peers through windows, which map the pages of an object from the end of the BAR
+//! downwards.
 
 use crate::bench::{
     with_device,
@@ -51,7 +51,7 @@ use kernel::{
 
 type Object = gem::vram::Object<Bo>;
 
-/// How often the driver was told of objects, and of how many bytes.
+/// Counts the notifications of the driver, and the bytes in them.
 struct Told {
     evicted: Atomic<u64>,
     zapped: Atomic<u64>,
@@ -124,7 +124,7 @@ impl VramObject for Bo {
     }
 
     fn clear<'a>(vram: &'a Vram<'a>, ranges: &Ranges) -> Result {
-        // The CPU has no other way to VRAM, and nobody reads what is behind the BAR.
+        // The CPU reaches VRAM through the BAR only, and no test reads VRAM behind the BAR.
         if !ranges.is_below(vram.window.len()) {
             return Ok(());
         }
@@ -244,7 +244,8 @@ mod tests {
         Ok((card, told))
     }
 
-    /// Peers see what the BAR does not show at all times, unless it is larger than the BAR.
+    /// Peers access VRAM through a window if the CPU does not see it, unless the object is larger
+    /// than the BAR.
     #[test]
     fn windows_show_what_fits() -> Result {
         with_device(|pdev| {
@@ -280,7 +281,7 @@ mod tests {
         })
     }
 
-    /// An object that never moves has one window, whoever maps it.
+    /// All importers share the window of an object that never moves.
     #[test]
     fn importers_share_a_window() -> Result {
         with_device(|pdev| {

@@ -26,7 +26,7 @@ use kernel::{
 /// How many pages a VM has.
 const PAGES: u64 = 8192;
 
-/// An entry of a page table: an object, an offset in it, and where that is.
+/// An entry of a page table: an object, an offset in it, and its address.
 #[derive(Clone, Copy)]
 struct Entry {
     object: u64,
@@ -36,11 +36,11 @@ struct Entry {
 
 struct Entries {
     pages: KVVec<Option<Entry>>,
-    /// How often the device had to forget what it has cached.
+    /// The number of invalidations of the cached entries.
     invalidations: u32,
 }
 
-/// A page table. Its memory is there from the start, so it can be written with any lock held.
+/// A page table. All of its memory is allocated at the start, so it can be written under any lock.
 #[pin_data]
 pub(crate) struct Table {
     #[pin]
@@ -118,7 +118,7 @@ impl DriverGpuVm for Vm {
     }
 }
 
-/// What the bench does when an object leaves where it is.
+/// Clears the entries of an object that is about to move.
 pub(crate) fn zap(object: &Held<'_, Object>) {
     object.for_each_vm::<Vm>(|mapped| {
         for range in mapped.ranges() {
@@ -191,7 +191,7 @@ mod tests {
         Ok(object.reserve(false)?.mem_type())
     }
 
-    /// Writes the entries of a range, where an object is now.
+    /// Writes the entries of a range with the current place of an object.
     fn write(
         table: &Table,
         range: &MappedRange,
@@ -213,7 +213,7 @@ mod tests {
         Ok(())
     }
 
-    /// A VM, which is empty when it is dropped.
+    /// A VM, whose mappings are removed when it is dropped.
     struct Space<'a> {
         card: &'a Card,
         unique: UniqueRefGpuVm<Vm>,
@@ -238,7 +238,7 @@ mod tests {
             })
         }
 
-        /// Makes a private object of so many pages in VRAM.
+        /// Makes a private object of `pages` pages in VRAM.
         fn object(&self, pages: u64) -> Result<ARef<Object>> {
             Object::new_in(
                 &self.card.drm(),
@@ -250,7 +250,7 @@ mod tests {
             )
         }
 
-        /// Maps all of an object, where it is.
+        /// Maps all of an object at its current place.
         fn bind(&mut self, object: &Object, page: u64) -> Result {
             let vm_bo = self.vm.obtain(object, self.table.clone())?;
             let (vm, table, unique) = (&*self.vm, &*self.table, &mut self.unique);
@@ -282,7 +282,7 @@ mod tests {
             self.unique.sm_unmap(0, PAGES * PAGE, &mut KVec::new())
         }
 
-        /// Brings back what was evicted, and returns how many objects that were.
+        /// Validates the evicted objects of the VM, and returns how many there were.
         fn run(&self, places: &[Place]) -> Result<usize> {
             self.card.registered(|dev| {
                 self.card.ttm().exec(Flag::Interruptible, |ctx| {
@@ -291,8 +291,8 @@ mod tests {
                     let mut valid = locked.validate(|vm_bo, held| {
                         calls += 1;
                         held.validate(places, &mut OpCtx::interruptible())?;
-                        // The ranges are known without the lock that the walk holds: an object has
-                        // one.
+                        // The ranges are copied first, as the walk holds a lock. Each object has
+                        // one range.
                         let mut ranges = KVec::with_capacity(1, GFP_KERNEL)?;
                         vm_bo.for_each_range(|range| {
                             let _ = ranges.push_within_capacity(range);
@@ -317,7 +317,7 @@ mod tests {
             })
         }
 
-        /// Returns how many entries lead to an object, if all that do are right.
+        /// Returns the number of entries for an object. Fails if one of them has a wrong address.
         fn shown(&self, object: &Object) -> Result<u64> {
             let mut entries = KVVec::new();
             let mut count = 0;
@@ -336,7 +336,7 @@ mod tests {
             Ok(count)
         }
 
-        /// Returns how often the device had to forget entries since the last call.
+        /// Returns the number of invalidations since the last call.
         fn invalidations(&self) -> u32 {
             core::mem::take(&mut self.table.entries.lock().invalidations)
         }
@@ -351,7 +351,7 @@ mod tests {
         }
     }
 
-    /// An object that is private to one VM, and external to another one.
+    /// An object is private to one VM, and external to another one.
     #[test]
     fn evicted_object_comes_back_in_both() -> Result {
         with_device(|pdev| {
@@ -384,7 +384,7 @@ mod tests {
             );
             check_eq!((a.invalidations(), b.invalidations()), (1, 1));
 
-            // One brings it back, and the other one finds it there.
+            // The first VM moves the object back, and the second one only writes its entries.
             check_eq!(a.run(&[Place::VRAM])?, 1);
             check_eq!(mem_type(&private)?, Some(MemType::Vram));
             check_eq!((a.shown(&private)?, b.shown(&private)?), (4, 0));
@@ -392,7 +392,7 @@ mod tests {
             check_eq!((a.shown(&private)?, b.shown(&private)?), (4, 4));
             check_eq!((a.run(&[Place::VRAM])?, b.run(&[Place::VRAM])?), (0, 0));
 
-            // Also to where it was evicted to.
+            // A VM may also validate objects at the place that they were evicted to.
             validate(&private, &[Place::TT])?;
             validate(&other, &[Place::TT])?;
             check_eq!((a.run(&[Place::TT])?, b.run(&[Place::TT])?), (2, 1));
@@ -419,7 +419,7 @@ mod tests {
         })
     }
 
-    /// The reservation is there as long as an object has it.
+    /// The objects of a VM keep the shared reservation of the VM alive.
     #[test]
     fn object_outlives_vm() -> Result {
         with_device(|pdev| {
@@ -439,7 +439,7 @@ mod tests {
         })
     }
 
-    /// There are two objects of more than half of VRAM, each private to another VM.
+    /// Two objects of more than half of VRAM take turns in it; each is private to another VM.
     #[test]
     fn vms_take_turns() -> Result {
         with_device(|pdev| {
@@ -483,7 +483,7 @@ mod tests {
             check_eq!(a.shown(&first)?, 0);
             fill(&second, 2)?;
 
-            // What is in use together does not make room for each other.
+            // Objects that are validated together do not evict each other.
             check_eq!(a.run(&[Place::VRAM]).err(), Some(ENOSPC));
             check_eq!(a.run(&[Place::VRAM, Place::TT])?, 1);
             check_eq!(mem_type(&second)?, Some(MemType::Vram));

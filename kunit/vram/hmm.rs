@@ -50,7 +50,7 @@ use kernel::{
     }, //
 };
 
-/// Which addresses were invalidated.
+/// The calls of a mirror's `invalidate`, and the range that covers their addresses.
 struct Told {
     calls: Atomic<u64>,
     start: Atomic<usize>,
@@ -69,8 +69,8 @@ impl Told {
         )?)
     }
 
-    /// Returns the addresses that were invalidated since this was called last, [`None`] if there
-    /// were none.
+    /// Returns the range that covers the addresses that were invalidated since the last call,
+    /// [`None`] if there were none.
     fn take(&self) -> Option<Range<usize>> {
         let start = self.start.load(Relaxed);
         let end = self.end.load(Relaxed);
@@ -81,7 +81,7 @@ impl Told {
     }
 }
 
-/// A mirror that notes which addresses are invalidated.
+/// A mirror that records which addresses are invalidated.
 struct Notes(Arc<Told>);
 
 impl Mirror for Notes {
@@ -101,7 +101,7 @@ impl Anonymous {
         self.mm().mmget_not_zero().ok_or(ESRCH)
     }
 
-    /// Returns the addresses of some pages.
+    /// Returns the addresses of a range of pages.
     fn range(&self, pages: Range<usize>) -> Range<usize> {
         self.addr + pages.start * PAGE as usize..self.addr + pages.end * PAGE as usize
     }
@@ -111,11 +111,12 @@ impl Anonymous {
         self.range(0..self.pages)
     }
 
-    /// Frees some pages.
+    /// Unmaps a range of pages.
     fn unmap(&self, pages: Range<usize>) {
         let range = self.range(pages);
 
-        // SAFETY: The thread has the memory of the process, of which nothing else is expected.
+        // SAFETY: The thread has the memory of the process; the test does not access these pages
+        // any more.
         unsafe { bindings::vm_munmap(range.start, range.end - range.start) };
     }
 
@@ -144,7 +145,7 @@ impl Anonymous {
     }
 }
 
-/// Returns the physical addresses of what the process has there.
+/// Returns the physical addresses of the pages of the process in a range.
 fn frames(
     notifier: &IntervalNotifier<Notes>,
     range: Range<usize>,
@@ -153,7 +154,7 @@ fn frames(
     let mut frames = KVec::with_capacity(range.len() / PAGE as usize, GFP_KERNEL)?;
 
     for entry in notifier.fault_and_lock(range, request)?.entries() {
-        // Not to be waited for with the lock held.
+        // An allocation must not wait while the lock is held.
         frames.push(entry.phys(), GFP_NOWAIT)?;
     }
     Ok(frames)
@@ -180,14 +181,15 @@ mod tests {
     /// How many pages an entry of a PMD has.
     const PMD: usize = 512;
 
-    /// What the process changes before the mirror is locked is to be read again.
+    /// If the process changes its memory before the mirror is locked, the entries must be read
+    /// again.
     #[test]
     fn what_has_changed_is_read_again() -> Result {
         let memory = Anonymous::filled(4, 1)?;
         let told = Told::new()?;
         let notifier = memory.notifier(&told)?;
 
-        // Nothing has changed.
+        // Nothing has changed in between.
         let faulted = notifier.fault(memory.all(), Request::READ)?;
         check!(faulted.lock().is_ok());
         check_eq!(told.take(), None);
@@ -197,7 +199,7 @@ mod tests {
         check_eq!(told.take(), Some(memory.range(1..2)));
         check_eq!(faulted.lock().err(), Some(Retry));
 
-        // Nor is there anything any more.
+        // The pages are not mapped any more.
         check_eq!(
             notifier.fault(memory.all(), Request::READ).err(),
             Some(EFAULT)
@@ -209,7 +211,7 @@ mod tests {
         Ok(())
     }
 
-    /// A mirror is told when its notifier goes, of all addresses, once.
+    /// A notifier that is dropped invalidates all addresses of its mirror, once.
     #[test]
     fn a_notifier_that_goes_invalidates_all() -> Result {
         let memory = Anonymous::filled(4, 1)?;
@@ -226,14 +228,14 @@ mod tests {
         Ok(())
     }
 
-    /// An entry has the page of the process, which may be written if that was asked for.
+    /// An entry is a page of the process, and writable if the request was for writing.
     #[test]
     fn entries_are_the_pages_of_the_process() -> Result {
         let memory = Anonymous::new(4)?;
         let told = Told::new()?;
         let notifier = memory.notifier(&told)?;
 
-        // Nothing is faulted in to look.
+        // A snapshot does not fault pages in.
         for _ in 0..2 {
             let checked = notifier.fault_and_lock(memory.all(), Request::SNAPSHOT)?;
 
@@ -262,7 +264,7 @@ mod tests {
         for (page, phys) in all.iter().enumerate() {
             check!(is_content(phys.ok_or(ENOENT)?, Some(1), page)?);
         }
-        // The first entry is that of the first page asked for.
+        // The first entry is that of the first page of the request.
         check_eq!(
             frames(&notifier, memory.range(2..4), Request::READ)?[..],
             all[2..]
@@ -270,7 +272,8 @@ mod tests {
         Ok(())
     }
 
-    /// Memory in VRAM is what the BAR shows, if the caller allows that, and else moves.
+    /// An entry for memory in VRAM is the page of the BAR if the request allows P2P; otherwise the
+    /// memory moves.
     #[test]
     fn memory_of_a_peer_is_its_alias() -> Result {
         with_device(|pdev| {
@@ -284,7 +287,7 @@ mod tests {
             card.migrate_to(PMD as u64 * PAGE, &memory, 0, PMD)?;
             check_eq!(told.take(), Some(memory.all()));
 
-            // A snapshot that does not allow it has no page there.
+            // A snapshot that does not allow P2P has no page for memory in VRAM.
             let seen = frames(&notifier, memory.all(), Request::SNAPSHOT)?;
             check!(seen.iter().all(|phys| phys.is_none()));
             for request in [Request::SNAPSHOT, Request::READ, Request::WRITE] {
@@ -294,7 +297,7 @@ mod tests {
                     .iter()
                     .enumerate()
                     .all(|(page, phys)| *phys == aliases(page)));
-                // A part of a large folio.
+                // The request is for a part of a large folio.
                 let seen = frames(&notifier, memory.range(3..5), request.allow_p2p())?;
                 check_eq!(seen[..], [aliases(3), aliases(4)]);
             }
@@ -313,7 +316,7 @@ mod tests {
         })
     }
 
-    /// Memory that no BAR shows moves.
+    /// Memory that no BAR shows moves to system memory, even if the request allows P2P.
     #[test]
     fn memory_without_alias_moves() -> Result {
         with_device(|pdev| {
@@ -332,7 +335,7 @@ mod tests {
         })
     }
 
-    /// What is mapped follows the memory: to VRAM, and back.
+    /// The mappings of an import follow the memory to VRAM, and back.
     #[test]
     fn an_import_follows_the_memory() -> Result {
         with_device(|pdev| {
@@ -357,7 +360,7 @@ mod tests {
                 check_eq!(found.peer, None);
                 check!(is_content(behind(pdev, found.addr), Some(1), page)?);
             }
-            // They stay.
+            // The mappings are kept.
             check_eq!(access(0..8, true)?, ram);
             check_eq!(access(3..5, false)?[..], ram[3..5]);
             check_eq!(told.take(), None);
@@ -376,7 +379,7 @@ mod tests {
             check_eq!(card.told.to_ram.load(Relaxed), 0);
             check!(!import.is_p2p_denied());
 
-            // The CPU has its chunk back.
+            // An access by the CPU moves its chunk back.
             check!(memory.holds(Some(1), 5)?);
             check_eq!(card.told.to_ram.load(Relaxed), 4 * PAGE);
             check_eq!(told.take(), Some(memory.range(4..8)));
@@ -390,7 +393,8 @@ mod tests {
         })
     }
 
-    /// Another device accesses the memory: in the BAR if it reaches it, and else where it has moved.
+    /// Another device accesses the memory through the BAR if it has a route to it, and otherwise
+    /// the memory moves back first.
     #[test]
     fn another_device_accesses_the_memory() -> Result {
         with_edu(|pdev, edu| {
@@ -400,7 +404,7 @@ mod tests {
             let memory = Anonymous::filled(8, 1)?;
             let told = Told::new()?;
             let import = memory.import(dev, memory.all(), &told)?;
-            // The device reads page 5, and writes page 6, which it has not read.
+            // The device reads page 5, and writes page 6 without reading it.
             let access = |other| -> Result<Option<MapType>> {
                 edu.put(&content(Some(2), other)?);
                 import.access(memory.all(), true, |_, pages| {
@@ -432,7 +436,8 @@ mod tests {
                 check_eq!(card.used()?, 0);
             }
 
-            // The CPU sees what the device has written, and the device what is in system memory.
+            // The CPU sees the writes of the device, and the device sees the memory that has moved
+            // back.
             check!(memory.has(6, Some(2), 3)?);
             check!(memory.has(7, Some(1), 7)?);
             check_eq!(card.told.to_ram.load(Relaxed), 4 * PAGE);
@@ -444,7 +449,7 @@ mod tests {
         })
     }
 
-    /// An import that is revoked has nothing mapped, gets nothing more, and stays so.
+    /// A revoked import has no mappings, gets no new ones, and stays revoked.
     #[test]
     fn a_revoked_import_is_at_an_end() -> Result {
         with_device(|pdev| {
@@ -462,7 +467,7 @@ mod tests {
             check_eq!(access(1..4), Some(ENODEV));
             check_eq!(access(0..4), Some(EINVAL));
 
-            // The process goes on, and the mirror is told.
+            // The process still uses its memory, and the mirror is still invalidated.
             memory.unmap(2..3);
             check_eq!(told.take(), Some(memory.range(2..3)));
             import.revoke();
@@ -472,7 +477,7 @@ mod tests {
         })
     }
 
-    /// A mirror is invalidated before it is dropped, and not if an error occurs before that.
+    /// A mirror is invalidated before it is dropped, unless the import could not be made.
     #[test]
     fn a_mirror_is_told_at_the_end() -> Result {
         with_device(|pdev| {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Objects that are exported: importers that are no peers, moves, pins, suspended devices, signals.
+//! Exported objects: importers that are no peers, moves, pins, suspended devices, signals.
 
 use kernel::prelude::*;
 
@@ -121,7 +121,7 @@ mod tests {
         card.ttm().peers().get(event, reason)
     }
 
-    /// Tells whether a mapping leads to where an object in VRAM is.
+    /// Tells whether a mapping leads to the place of an object in VRAM.
     fn leads_to_vram(
         pdev: &pci::Device<Bound>,
         at: &LockedAttachment<'_>,
@@ -148,7 +148,7 @@ mod tests {
             let faux = faux::Registration::new(c"vram_kunit", None)?;
             let client: &Device<Bound> = faux.as_ref().as_ref();
 
-            // What never leaves VRAM.
+            // An object that never leaves VRAM is refused.
             let object = card.object(1, &[Place::VRAM], Domain::Vram)?;
             let buf = export(&object)?;
             check_eq!(
@@ -165,7 +165,7 @@ mod tests {
             check_eq!(count(&card, Event::AttachRefused, Reason::NotPci), 1);
             drop(buf);
 
-            // What may be in system memory, and what always is.
+            // An object that may be in system memory, or always is.
             for (n, domain) in [Domain::Either, Domain::System].into_iter().enumerate() {
                 let object = card.object(1, &domain.places(), domain)?;
                 let buf = export(&object)?;
@@ -179,14 +179,14 @@ mod tests {
                 check_eq!(attachments::<Bo>(&object)?.len(), 0);
             }
 
-            // Of two reasons the one that the importer can do something about.
+            // Of two reasons, the one is reported that the importer can change.
             let object = card.object(1, &[Place::VRAM], Domain::Either)?;
             let buf = export(&object)?;
             let at = Attachment::new(buf.clone(), client, Local)?;
             check_eq!(only(&object)?.outcome, Outcome::system(Reason::NoOptIn));
             drop(at);
 
-            // A peer has it pinned in VRAM.
+            // The object is pinned in VRAM by a peer.
             let pinned = object.reserve(false)?.pin()?;
             check_eq!(
                 Attachment::new(buf.clone(), client, prompt()).err(),
@@ -222,7 +222,8 @@ mod tests {
             check_eq!(only(&object)?.outcome, Outcome::peer(Path::PeerBus));
             check_eq!(mem_type(&object)?, Some(MemType::Vram));
 
-            // It takes a map, or a pin, to move it; the peer is told.
+            // Only a mapping or a pin moves the object, not the attachment; the peer is notified
+            // then.
             let other = Attachment::new(buf.clone(), faux.as_ref().as_ref(), Local)?;
             check_eq!(mem_type(&object)?, Some(MemType::Vram));
             check_eq!(peer.importer().0.load(Relaxed), 0);
@@ -239,7 +240,8 @@ mod tests {
             check_eq!(count(&card, Event::MapSystem, Reason::OtherImporter), 1);
             check_eq!(card.ttm().pinned(), 0);
 
-            // When it is gone the peer has VRAM again, once it maps.
+            // After the other importer has detached, the next mapping of the peer moves the object
+            // to VRAM.
             drop(other);
             check_eq!(mem_type(&object)?, Some(MemType::Tt));
             peer.with(|at| {
@@ -280,7 +282,7 @@ mod tests {
             check_eq!(only(&vram)?.outcome, Outcome::refused(Reason::Suspended));
             check_eq!(count(&card, Event::AttachRefused, Reason::Suspended), 1);
 
-            // Nothing gets to VRAM or away from there, and is where it was.
+            // No object moves to VRAM or out of it: each stays at its place.
             check_eq!(at.with(|at| at.map(DIR).map(|_| ())), Err(EAGAIN));
             check_eq!(validate(&local, &[Place::VRAM]), Err(EAGAIN));
             check_eq!(
@@ -288,7 +290,7 @@ mod tests {
                 Some(EACCES)
             );
             check_eq!(either.reserve(false)?.pin().err(), Some(EAGAIN));
-            // To unpin takes the reservation.
+            // A pin is dropped under the reservation, while the device is suspended.
             let pin = local.reserve(false)?.pin()?;
             drop(pin);
             check_eq!(holds(&either, None), Err(EAGAIN));
@@ -328,7 +330,7 @@ mod tests {
                     prompt.with(|at| {
                         at.map(DIR)?;
                         check!(leads_to_vram(pdev, at, here)?);
-                        // The table is kept for the next time.
+                        // The second mapping uses the table that was kept.
                         if !again {
                             at.unmap();
                         }
@@ -355,12 +357,12 @@ mod tests {
                     check!(at.mapping().is_none());
                     Ok(())
                 })?;
-                // The late one still has its mapping, which leads nowhere.
+                // The late importer still has its mapping, which it must not use any more.
                 let maps = attachments::<Bo>(&object)?;
                 check_eq!(maps[0].flags & flags::MAPPED, 0);
                 check_eq!(maps[1].flags & flags::MAPPED, flags::MAPPED);
 
-                // Somebody else has the place now.
+                // Other objects take the old place.
                 while others.last().map_or(Ok(!here), |other| offset(other))? != here {
                     others.push(card.object(2, &[Place::VRAM], Domain::Vram)?, GFP_KERNEL)?;
                 }
@@ -394,7 +396,7 @@ mod tests {
             card.control.set(Mode::Refuse);
             check_eq!(validate(&object, &[Place::TT]), Err(REFUSED));
             check_eq!(mem_type(&object)?, Some(MemType::Vram));
-            // The importer was told, and finds it where it was.
+            // The importer was notified, and its next mapping leads to the same place.
             check_eq!(at.importer().0.load(Relaxed), 1);
             at.with(|at| {
                 check!(at.mapping().is_none());
@@ -404,7 +406,8 @@ mod tests {
                 Ok(())
             })?;
 
-            // In system memory it stays there, and there is a mapping or none.
+            // If the move to VRAM is refused, the object stays in system memory, and the importer
+            // gets no mapping.
             card.control.set(Mode::Work);
             validate(&object, &[Place::TT])?;
             card.control.set(Mode::Refuse);
@@ -412,7 +415,7 @@ mod tests {
             check_eq!(mem_type(&object)?, Some(MemType::Tt));
             drop(at);
 
-            // A pin that fails is none.
+            // A pin that fails leaves nothing pinned.
             let at = Attachment::new(buf.clone(), pdev.as_ref(), Pinner)?;
             at.with(|at| {
                 check_eq!(at.pin(), Err(REFUSED));
@@ -446,7 +449,7 @@ mod tests {
             let first = Attachment::new(buf.clone(), pdev.as_ref(), Pinner)?;
             let second = Attachment::new(buf.clone(), pdev.as_ref(), Pinner)?;
 
-            // The limit is asked before each pin that is the first one.
+            // The limit is checked for the first pin of an object.
             card.ttm().set_pin_limit(2 * PAGE - 1);
             check_eq!(first.with(|at| at.pin()), Err(EDQUOT));
             check_eq!(count(&card, Event::PinRefused, Reason::Quota), 1);
@@ -461,7 +464,7 @@ mod tests {
             second.with(|at| at.pin())?;
             check_eq!(card.ttm().pinned(), 2 * PAGE);
 
-            // Nobody moves it, for whatever purpose.
+            // A pinned object is neither moved nor evicted.
             check_eq!(validate(&object, &[Place::TT]), Err(EINVAL));
             check!(card
                 .object(size / PAGE, &[Place::VRAM], Domain::Vram)
@@ -478,7 +481,8 @@ mod tests {
             check_eq!(card.ttm().pinned(), 0);
             validate(&object, &[Place::TT])?;
 
-            // There is no room in VRAM: it is pinned where it is, and the importer told.
+            // Without room in VRAM the object is pinned in system memory, which the importer learns
+            // from its outcome.
             let full = card.object(size / PAGE, &[Place::VRAM], Domain::Vram)?;
             second.with(|at| {
                 at.pin()?;
@@ -522,7 +526,7 @@ mod tests {
                     Ok(())
                 })?;
 
-                // A signal ends the wait, and nothing has moved. The importer was told, though.
+                // A signal ends the wait before the move, although the importers were notified.
                 let signal = Signal::new();
                 check_eq!(
                     object
@@ -595,7 +599,7 @@ mod tests {
             at.with(|at| at.pin())?;
             dynamic.with(|at| at.map(DIR).map(|_| ()))?;
 
-            // So does whoever waits for a lock that somebody else has.
+            // A signal ends the wait for a reservation that another task holds, too.
             let (held, release) = (
                 Arc::pin_init(Completion::new(), GFP_KERNEL)?,
                 Arc::pin_init(Completion::new(), GFP_KERNEL)?,
@@ -649,13 +653,13 @@ mod tests {
                 Attachment::new(buf.clone(), pdev.as_ref(), prompt()).err(),
                 Some(ENODEV)
             );
-            // Without a driver nothing moves.
+            // After the unbind no object moves.
             check_eq!(validate(&object, &[Place::TT]), Err(ENODEV));
             check_eq!(validate(&local, &[Place::VRAM]), Err(ENODEV));
             check!(holds(&object, None).is_err());
             check!(holds(&local, Some(9))?);
 
-            // The device outlives its registration; another one can be made meanwhile.
+            // The old device outlives its registration; a new one is made meanwhile.
             let next = Card::new(pdev, 0)?;
             let new = next.object(2, &[Place::VRAM], Domain::Vram)?;
             check!(holds(&new, None)?);
@@ -670,7 +674,7 @@ mod tests {
         with_device(|pdev| {
             pdev.add_p2pdma_pages(BAR)?;
             let card = Card::new(pdev, 0)?;
-            // Three pages behind one are in two pieces.
+            // Three pages behind a single one are in two pieces.
             let _first = card.object(1, &[Place::VRAM], Domain::Vram)?;
             let object = card.object(3, &[Place::VRAM], Domain::Vram)?;
             fill(&object, 11)?;
@@ -679,7 +683,7 @@ mod tests {
             check!(map.is_iomem());
             check!(vmap_has(&map, 11)?);
 
-            // The kernel writes to VRAM as well: what it reads was not of another object.
+            // The kernel writes to VRAM as well, so the mapping shows this object and no other.
             fill(&object, 12)?;
             check!(vmap_has(&map, 12)?);
             Ok(())
@@ -699,7 +703,7 @@ mod tests {
             check!(map.is_iomem() && first != [0; 8]);
             check_eq!(map.read(object.size() - 7, &mut [0; 8]), Err(EINVAL));
             check_eq!(map.write(object.size(), &[0]), Err(EINVAL));
-            // It is a pin as others are.
+            // A mapping of the kernel pins the object.
             check_eq!(card.ttm().pinned(), 2 * PAGE);
             check_eq!(validate(&object, &[Place::TT]), Err(EINVAL));
 
@@ -716,7 +720,7 @@ mod tests {
                 let another = VMap::new(of.clone()).map(|_| ());
                 drop((copy, of));
                 *has_seen.lock() = Some((ret, now, another));
-                // From here on the device goes away.
+                // The unbind goes on when the mapping is dropped.
                 drop(map);
             })?;
             drop(card);
@@ -724,7 +728,8 @@ mod tests {
             let (ret, now, another) = seen.ok_or(ETIME)?;
             check_eq!(ret, Ok(()));
             check_eq!(now, first);
-            // The core shares a mapping without asking for it. It is waited for all the same.
+            // The DMA-buf core shares its mapping without a call of the exporter; the unbind waits
+            // for its last user.
             check_eq!(another, Ok(()));
             check_eq!(VMap::new(buf.clone()).err(), Some(ENODEV));
             Ok(())
@@ -755,8 +760,8 @@ mod tests {
                 let [local, pinned] = done;
                 let (local, pinned) = (local?, pinned?);
 
-                // Both wait for the reservation: who takes the object in system memory only, and
-                // who pins it, in VRAM if nobody else is there.
+                // Both tasks wait for the reservation: one attaches an importer that takes system
+                // memory only, the other one pins, in VRAM if there is no other importer.
                 let guard = buf.resv().lock();
                 let (of, dev, is_ret, is_local) =
                     (buf.clone(), dev.clone(), ret.clone(), local.clone());
@@ -781,7 +786,7 @@ mod tests {
                 local.wait_for_completion();
                 pinned.wait_for_completion();
 
-                // Whoever was accepted gets the object.
+                // An importer that could attach gets its mapping.
                 match *ret.lock() {
                     Some(Ok(mapped)) => {
                         check_eq!(mapped, Ok(()));
@@ -804,7 +809,7 @@ mod tests {
     #[test]
     fn signals_end_the_wait_for_the_device() -> Result {
         with_device(|pdev| {
-            // The lock is held: this is a probe.
+            // The probe that runs the test holds the device lock.
             let _signal = Signal::new();
             let dev: &Device<Bound> = pdev.as_ref();
 
@@ -842,7 +847,7 @@ mod tests {
             let buf = export(&object)?;
             let at = Attachment::new(buf.clone(), pdev.as_ref(), Pinner)?;
 
-            // Somebody has the victim for a moment, as a fault or another move does.
+            // Another task reserves the victim for a moment, as a fault or another move does.
             let held = Arc::pin_init(Completion::new(), GFP_KERNEL)?;
             let (is_held, copy) = (held.clone(), victim.clone());
             worker::spawn(move || {
@@ -857,7 +862,7 @@ mod tests {
             at.with(|at| at.pin())?;
             check_eq!(mem_type(&object)?, Some(MemType::Vram));
             drop(at);
-            // Until nobody has it.
+            // Waits until the other task has released it.
             drop(victim.reserve(false)?);
             Ok(())
         })

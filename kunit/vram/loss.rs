@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What becomes of objects whose move fails, and of the VRAM that they have.
+//! Objects that lose their content as their move fails, and the VRAM of such objects.
 
 use kernel::prelude::*;
 
@@ -69,15 +69,15 @@ mod tests {
 
     const DIR: DataDirection = DataDirection::Bidirectional;
 
-    /// The ways in which a job is not done.
+    /// The ways in which a job fails.
     const FAILURES: [(Mode, Error); 2] = [(Mode::Fail, FAILED), (Mode::Drop, ECANCELED)];
 
     fn place_of(object: &Object) -> Result<Option<MemType>> {
         Ok(object.reserve(false)?.mem_type())
     }
 
-    /// Returns how much is in quarantine, once everything is freed that waits for it: at most a
-    /// second, if that is not `expected`.
+    /// Returns how much VRAM is in quarantine. Waits up to a second for the expected value, as
+    /// memory is freed in the background.
     fn quarantined(card: &Card, expected: u64) -> u64 {
         let vram = card.ttm().allocator();
 
@@ -90,14 +90,14 @@ mod tests {
         vram.quarantined()
     }
 
-    /// Starts to copy the first page of an object to another.
+    /// Starts to copy the first page of an object to another object.
     fn start_copy(card: &Card, from: &Object, to: &Object) -> Result<ARef<Fence>> {
         let [from, to] = [from, to].map(|object| Part { object, offset: 0 });
 
         card.registered(|dev| copy(dev, &from, &to, PAGE))
     }
 
-    /// The same, and waits for it.
+    /// Copies the first page of an object to another object, and waits for it.
     fn copy_page(card: &Card, from: &Object, to: &Object) -> Result {
         let fence = start_copy(card, from, to)?;
 
@@ -137,7 +137,7 @@ mod tests {
                 is_lost(&card, &object)?;
                 check_eq!(card.ttm().losses(), count as u64 + 1);
 
-                // It takes no VRAM any more, and the loss is told once.
+                // The object is not moved to VRAM any more, and the loss is counted once.
                 check_eq!(validate(&object, &[Place::VRAM]), Err(EIO));
                 check_eq!(place_of(&object)?, Some(MemType::Tt));
                 is_lost(&card, &object)?;
@@ -163,7 +163,7 @@ mod tests {
             validate(&object, &[Place::TT])?;
             card.control.set(Mode::Work);
             check_eq!(move_of(&object)?.status(), Some(Err(FAILED)));
-            // Of what it had mapped as well as of the rest.
+            // The signal is sent for the page that was mapped before as well as for the others.
             check_eq!(map.fault(0)?, Access::Sigbus);
             check_eq!(map.read(PAGE_SIZE), Err(EFAULT));
             check_eq!(map.write(0, [0; 8]), Err(EFAULT));
@@ -178,7 +178,7 @@ mod tests {
             let card = Card::new(pdev, 0)?;
             let size = card.ttm().vram_size();
 
-            // What others left there.
+            // The content of an earlier object remains in VRAM.
             let old = card.object(size / PAGE, &[Place::VRAM], Domain::Vram)?;
             fill(&old, 5)?;
             drop(old);
@@ -192,14 +192,14 @@ mod tests {
                 validate(&object, &[Place::VRAM])?;
                 check_eq!(move_of(&object)?.status(), Some(Err(error)));
                 check_eq!(place_of(&object)?, Some(MemType::Vram));
-                // So does the clearing of a new object.
+                // The clearing of a new object fails as well.
                 let new = card.object(PAGES, &[Place::VRAM], Domain::Vram)?;
                 check_eq!(move_of(&new)?.status(), Some(Err(error)));
                 card.control.set(Mode::Work);
                 is_lost(&card, &object)?;
                 is_lost(&card, &new)?;
 
-                // It is exported, but mapped neither by the kernel nor by a peer.
+                // The object is exported, but neither the kernel nor a peer can map it.
                 let buf = export(&new)?;
                 check_eq!(VMap::new(buf.clone()).err(), Some(EIO));
                 let at = Attachment::new(buf, pdev.as_ref(), prompt())?;
@@ -210,7 +210,7 @@ mod tests {
                 check_eq!(at.with(|at| at.map(DIR).map(|_| ())), Err(EIO));
                 drop(at);
 
-                // That VRAM is not given out before the device was reset.
+                // The VRAM is in quarantine until the device is reset.
                 drop((object, new));
                 let left = size - 2 * PAGES * PAGE;
                 check_eq!(quarantined(&card, size - left), size - left);
@@ -246,7 +246,7 @@ mod tests {
                 let buf = export(&object)?;
                 let at = Attachment::new(buf, pdev.as_ref(), prompt())?;
 
-                // Who maps it gets the addresses of VRAM that is not filled yet otherwise.
+                // Without a wait for the move, the peer would map VRAM that is not cleared yet.
                 let control = card.control.clone();
                 worker::spawn(move || {
                     fsleep(Delta::from_millis(20));
@@ -270,7 +270,7 @@ mod tests {
             fill(&object, 1)?;
             fill(&other, 2)?;
 
-            // The copy is asked for while the move is under way.
+            // The copy starts while the move is under way.
             card.control.set(Mode::Keep);
             validate(&object, &[Place::VRAM])?;
             let fence = start_copy(&card, &object, &other)?;
@@ -279,7 +279,7 @@ mod tests {
             check!(!second.is_void());
             first.finish(Err(FAILED));
 
-            // An engine that does it all the same has copied what VRAM had.
+            // The copy of an engine that ignores that the job is void has copied the wrong content.
             check!(second.is_void());
             second.finish(Ok(()));
             check_eq!(fence.status(), Some(Err(EIO)));
@@ -297,7 +297,7 @@ mod tests {
             let object = card.object(PAGES, &[Place::VRAM], Domain::Either)?;
             fill(&object, 1)?;
 
-            // It moves on while it is not known that the first move fails.
+            // The object moves again before the first move fails.
             card.control.set(Mode::Keep);
             validate(&object, &[Place::TT])?;
             validate(&object, &[Place::VRAM])?;
@@ -363,7 +363,7 @@ mod tests {
                 2 * visible - PAGES * PAGE
             );
 
-            // Nor what it does not see any more, because the driver is gone.
+            // The CPU cannot do the work either once the driver is unbound.
             let object = card.object(PAGES, &[Place::VRAM.below(visible)], Domain::Either)?;
             fill(&object, 1)?;
             card.control.set(Mode::Keep);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Which object leaves VRAM: the order of use, and objects that are not in it.
+//! The choice of the object that is evicted from VRAM: the order of use, and objects that are not
+//! on the list.
 
 use kernel::prelude::*;
 
@@ -69,7 +70,7 @@ mod tests {
         Ok(object.reserve(false)?.mem_type())
     }
 
-    /// An object that is older than another one, both of half of VRAM, on a device of its own.
+    /// Two objects, each of half of VRAM, on a device of their own. One was used before the other.
     struct Older {
         older: ARef<Object>,
         newer: ARef<Object>,
@@ -89,7 +90,7 @@ mod tests {
             Ok(Self { older, newer, card })
         }
 
-        /// Tells whether the older one stays when a third one needs as much.
+        /// Tells whether the older object stays in VRAM when a third one needs as much room.
         fn stays(self) -> Result<bool> {
             let half = self.older.size() as u64 / PAGE;
             let third = self.card.object(half, &[Place::VRAM], Domain::Either)?;
@@ -116,7 +117,8 @@ mod tests {
     #[test]
     fn validation_is_use() -> Result {
         with_device(|pdev| {
-            // Also where it does not move, and in a round of several objects.
+            // A validation counts as use even without a move, and in an `exec()` of several objects
+            // as well.
             let bench = Older::new(pdev)?;
             validate(&bench.older, &[Place::VRAM])?;
             check!(bench.stays()?);
@@ -129,7 +131,7 @@ mod tests {
             })?;
             check!(bench.stays()?);
 
-            // One that fails is none.
+            // A validation that fails does not count as use.
             let bench = Older::new(pdev)?;
             let nowhere = Place::VRAM.below(PAGE);
             check_eq!(validate(&bench.older, &[nowhere]), Err(ENOSPC));
@@ -158,7 +160,7 @@ mod tests {
             drop(at);
             check!(bench.stays()?);
 
-            // The kernel itself, which pins for as long as it maps.
+            // A mapping of the kernel pins the object, and counts as use.
             let bench = Older::new(pdev)?;
             drop(VMap::new(export(&bench.older)?)?);
             check!(bench.stays()?);
@@ -186,7 +188,7 @@ mod tests {
         })
     }
 
-    /// What a task that needs room does about objects that cannot make any.
+    /// An eviction does not look at objects that cannot be evicted.
     #[test]
     fn unevictable_objects_are_not_asked() -> Result {
         with_device(|pdev| {
@@ -214,7 +216,7 @@ mod tests {
                 took.as_micros_ceil()
             );
 
-            // Now there is nobody who could leave.
+            // No object is left that could be evicted.
             let all = new.reserve(false)?.pin()?;
             let start = Instant::<Monotonic>::now();
             let (failed, ret) = domains_asked(|| card.object(1, &[Place::VRAM], Domain::Either));
@@ -234,7 +236,7 @@ mod tests {
         })
     }
 
-    /// They are as others in all that can be seen of them.
+    /// Objects that cannot be evicted otherwise look and behave like any others.
     #[test]
     fn unevictable_objects_move_and_pin() -> Result {
         with_device(|pdev| {
@@ -246,7 +248,7 @@ mod tests {
 
             check!(!object.reserve(false)?.is_pinned());
             check_eq!(card.ttm().pinned(), 0);
-            // A pin is one, and ends.
+            // The object can be pinned and unpinned.
             let pinned = object.reserve(false)?.pin()?;
             check!(object.reserve(false)?.is_pinned());
             check_eq!(card.ttm().pinned(), 3 * PAGE);
@@ -262,7 +264,7 @@ mod tests {
                 .is_some_and(|vram| vram.is_below(size / 2)));
             check!(holds(&object, Some(4))?);
 
-            // It was on the list meanwhile, and is not any more.
+            // The object was on the list of evictable objects while it moved, and is not any more.
             let rest = (size / PAGE) - 3;
             let other = card.object(rest, &[Place::VRAM], Domain::Either)?;
             check_eq!(
@@ -273,7 +275,7 @@ mod tests {
             drop(other);
             check_eq!(card.free(size - 3 * PAGE), size - 3 * PAGE);
 
-            // One that is moved by who may can leave VRAM.
+            // An explicit validation can move the object out of VRAM.
             validate(&object, &[Place::TT])?;
             check_eq!(mem_type(&object)?, Some(MemType::Tt));
             check!(holds(&object, Some(4))?);
@@ -285,7 +287,7 @@ mod tests {
         })
     }
 
-    /// The memory of an object that is freed while the engine works on it is waited for.
+    /// A new object waits for the memory of an object that is freed while the engine works on it.
     #[test]
     fn freed_objects_are_waited_for() -> Result {
         with_device(|pdev| {

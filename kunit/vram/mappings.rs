@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Page tables of a device, and when it is told that what they show moves.
+//! Page tables of a device, and the notifications before an object in them moves.
 
 use kernel::prelude::*;
 
@@ -79,7 +79,7 @@ mod tests {
 
     use crate::worker;
 
-    /// A move of what is shown, and of what is not.
+    /// The steps of the move of an object that the page table shows, and of any other object.
     const TOLD: [Step; 3] = [Step::Evicted, Step::Zapped, Step::Queued];
     const UNTOLD: [Step; 1] = [Step::Queued];
 
@@ -90,7 +90,7 @@ mod tests {
         type Data = ();
     }
 
-    /// Adds work to a reservation that is not done yet.
+    /// Adds a fence to a reservation whose work is not done yet.
     fn work(resv: &mut LockedResv<'_>) -> Result<DriverFence<Ring>> {
         let job = FenceContext::<Ring>::new(c"ring")?
             .new_fence_allocation(())?
@@ -103,7 +103,7 @@ mod tests {
         Ok(job)
     }
 
-    /// Has the work done a moment later.
+    /// Makes a worker finish the work a moment later.
     fn done_later(control: &Arc<Control>, job: DriverFence<Ring>) -> Result {
         let control = control.clone();
 
@@ -114,7 +114,7 @@ mod tests {
         })
     }
 
-    /// Takes note of when it is told.
+    /// An importer that records its invalidations.
     struct Peer(Arc<Control>);
 
     #[vtable]
@@ -190,7 +190,7 @@ mod tests {
             fill(&object, 1)?;
             control.steps()?;
 
-            // Nothing shows it.
+            // The page table does not show the object.
             validate(&object, &[Place::TT])?;
             check_eq!(control.steps()?[..], UNTOLD);
 
@@ -200,7 +200,7 @@ mod tests {
                 validate(&object, &[place])?;
                 check_eq!(control.steps()?[..], TOLD);
                 check_eq!(lead_to(control, &object)?.1, 0);
-                // The one time is enough.
+                // Without new entries, later moves are not notified.
                 let back = if place.mem_type() == MemType::Vram {
                     Place::TT
                 } else {
@@ -211,7 +211,7 @@ mod tests {
                 check_eq!(control.steps()?[..], [Step::Queued; 2]);
             }
 
-            // To where it can be swapped out: no bytes move.
+            // An object that becomes swappable is notified as well, although nothing is copied.
             validate(&object, &[Place::TT])?;
             control.show(&object)?;
             control.steps()?;
@@ -221,7 +221,7 @@ mod tests {
             validate(&object, &[Place::TT])?;
             check!(holds(&object, Some(1))?);
 
-            // Evicted by somebody else.
+            // Another object evicts this one.
             validate(&object, &[Place::VRAM])?;
             control.show(&object)?;
             control.steps()?;
@@ -248,7 +248,7 @@ mod tests {
             control.show(&object)?;
             control.steps()?;
 
-            // Before it is zapped.
+            // The move fails before the entries are zapped.
             let job = {
                 let mut reserved = object.reserve(false)?;
                 let mut resv = reserved.resv();
@@ -263,7 +263,7 @@ mod tests {
             check_eq!(lead_to(control, &object)?, (true, 2));
             job.signal(Ok(()));
 
-            // And after that.
+            // The move fails after the entries are zapped.
             control.set(Mode::Refuse);
             check_eq!(validate(&object, &[Place::TT]), Err(REFUSED));
             control.set(Mode::Work);
@@ -292,7 +292,7 @@ mod tests {
 
             let asleep = Asleep::new(pdev.as_ref());
             check_eq!(validate(&object, &[Place::TT]), Err(EAGAIN));
-            // Nobody is told of a move that does not come; the entries stay, as does the object.
+            // There are no notifications of a move that fails; the entries and the object stay.
             check_eq!(control.steps()?.len(), 0);
             check_eq!(mem_type(&object)?, Some(MemType::Vram));
             check_eq!(lead_to(control, &object)?, (true, 2));
@@ -324,7 +324,7 @@ mod tests {
                 [Step::Evicted, Step::Zapped, Step::Evicted, Step::Zapped]
             );
             check_eq!(control.entries()?.len(), 0);
-            // No address is given away any more, and what moves is not told.
+            // The device gets no address any more, and is not notified of moves.
             check_eq!(control.show(&unseen), Err(ENODEV));
             validate(&local, &[Place::SYSTEM])?;
             check_eq!(control.steps()?.len(), 0);
@@ -373,7 +373,7 @@ mod tests {
         })
     }
 
-    /// A buffer of another device.
+    /// A buffer of another device, in system memory.
     struct Store(Arc<Pages>);
 
     static OPS: Ops<Store> = Ops::new();
@@ -409,7 +409,7 @@ mod tests {
         }
     }
 
-    /// Calls `f` with a device and an imported object that its page table shows.
+    /// Calls `f` with a device, and with an imported object that its page table shows.
     fn with_import(
         pdev: &kernel::pci::Device<kernel::device::Core<'_>>,
         f: impl FnOnce(Card, &DmaBuf, ARef<Object>) -> Result,
@@ -434,7 +434,7 @@ mod tests {
         f(card, &buf, object)
     }
 
-    /// Waits until the page table shows nothing of an object, and returns what happened.
+    /// Waits until the page table has no entry of an object, and returns the steps.
     fn cleared(control: &Control, object: &Object) -> Result<KVec<Step>> {
         for _ in 0..100 {
             if lead_to(control, object)?.1 == 0 {
@@ -459,11 +459,11 @@ mod tests {
                     .reserve(false)?
                     .is_at(before[0].at, before[0].address));
 
-                // The next use maps it anew.
+                // The next use maps the buffer again.
                 control.show(&object)?;
                 check_eq!(lead_to(control, &object)?, (true, 2));
                 check_eq!(control.steps()?.len(), 0);
-                // One that nothing shows is not told of.
+                // There are no notifications of an object that the page table does not show.
                 invalidate(buf);
                 control.steps()?;
                 invalidate(buf);
@@ -479,7 +479,7 @@ mod tests {
             with_import(pdev, |card, buf, object| {
                 let control = &card.control;
 
-                // Nobody uses it again.
+                // The imported object is not used again.
                 let job = work(&mut buf.resv().lock().locked())?;
                 invalidate(buf);
                 check_eq!(control.steps()?[..], [Step::Evicted]);
@@ -488,7 +488,7 @@ mod tests {
                 done_later(control, job)?;
                 check_eq!(cleared(control, &object)?[..], [Step::Done, Step::Zapped]);
 
-                // Somebody does.
+                // The imported object is used again.
                 control.show(&object)?;
                 let job = work(&mut buf.resv().lock().locked())?;
                 invalidate(buf);
@@ -512,7 +512,7 @@ mod tests {
     #[test]
     fn import_goes_with_the_device() -> Result {
         with_device(|pdev| {
-            // Whether work is under way or not: nobody waits for a device that goes.
+            // An unbind does not wait for work of the device that is under way.
             for is_busy in [false, true] {
                 with_import(pdev, |card, buf, object| {
                     let control = card.control.clone();

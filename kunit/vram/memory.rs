@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Where tests look behind the back of the layers: at what is at a DMA address, and at the memory
-//! of a process that has mapped a buffer.
+//! Access to memory past the tested layers: to the memory at a DMA address, and to the memory of a
+//! process that has mapped a buffer.
 
 use kernel::{
     bindings,
@@ -84,28 +84,28 @@ impl Drop for Physical {
     }
 }
 
-/// Returns how many pages the system could give to who asks for them.
+/// Returns how many pages the system has available for allocations.
 pub(crate) fn available_pages() -> usize {
     // SAFETY: The function has no requirements.
     // CAST: The number is not negative.
     unsafe { bindings::si_mem_available() as usize }
 }
 
-/// Whether what a process writes is in the buffer.
+/// Whether the writes of a process go to the buffer.
 #[derive(Clone, Copy)]
 pub(crate) enum Sharing {
     Shared = 1,
     Private = 2,
 }
 
-/// What comes of an access by a process.
+/// The result of an access by a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
-    /// It goes on.
+    /// The access succeeds.
     Works,
-    /// The process gets the signal.
+    /// The process gets SIGBUS.
     Sigbus,
-    /// Something else happens.
+    /// The access fails in another way.
     Fails(bindings::vm_fault_t),
 }
 
@@ -176,11 +176,11 @@ impl Mapped {
         self.slice(offset, 8).writer().write(&bytes)
     }
 
-    /// Lets the process fault, as if the page was not mapped.
+    /// Makes the process fault at an offset, as if the page was not mapped.
     ///
     /// # Errors
     ///
-    /// `EFAULT` if nothing is mapped there, not even what faults.
+    /// `EFAULT` if there is no mapping at that address.
     pub(crate) fn fault(&self, offset: usize) -> Result<Access> {
         // SAFETY: The thread has the memory of the process, since `new()`.
         let mm = unsafe { MmWithUser::from_raw((*bindings::get_current()).mm) };

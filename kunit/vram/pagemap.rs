@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Memory of a process that is in the BAR of a device: a driver that copies by the CPU, to where a
-//! test says.
+//! Memory of a process in the BAR of a device. The driver copies by the CPU, and a test decides
+//! where it allocates.
 
 use crate::{
     anonymous::{
@@ -53,21 +53,22 @@ use kernel::{
 /// No offset.
 const NONE: u64 = u64::MAX;
 
-/// By which a test tells the driver what to do, and what the driver did.
+/// Shared between a test and the driver: the test controls the driver, which counts its calls.
 pub(crate) struct Told {
-    /// Where memory is allocated; [`NONE`] for anywhere.
+    /// The offset at which the driver allocates memory; [`NONE`] for any.
     place: Atomic<u64>,
-    /// Where the driver says that it was allocated; [`NONE`] for the truth.
+    /// The offset that the driver reports for an allocation; [`NONE`] for the true one.
     lie: Atomic<u64>,
-    /// Copies to the device fail.
+    /// Whether copies to the device fail.
     fails: Atomic<bool>,
-    /// How often memory was allocated.
+    /// The number of allocations.
     allocs: Atomic<u64>,
-    /// How many bytes were copied each way, and how many were made zero.
+    /// The number of bytes that were copied to the device, copied back, and zeroed.
     to_dev: Atomic<u64>,
     pub(crate) to_ram: Atomic<u64>,
     zeroed: Atomic<u64>,
-    /// The longest piece that went to the device, in bytes, and where the last one is.
+    /// The length of the longest piece that was copied to the device, and the offset of the last
+    /// one.
     longest: Atomic<u64>,
     last: Atomic<u64>,
 }
@@ -78,7 +79,7 @@ struct Memory<'a> {
     told: Arc<Told>,
 }
 
-/// Memory, and where the driver says that it is, if that is not the truth.
+/// An allocation, and the offset that the driver reports for it, if it is a false one.
 struct Piece(Allocation, Option<u64>);
 
 struct Svm;
@@ -288,7 +289,7 @@ impl Card {
         result
     }
 
-    /// Returns how many bytes of VRAM are in use, once all is released that is not.
+    /// Returns how many bytes of VRAM are in use, after all pending releases.
     pub(crate) fn used(&self) -> Result<u64> {
         self.with(|loaded| loaded.pages.flush())?;
         Ok(self.vram.size() - self.vram.avail())
@@ -303,19 +304,18 @@ impl Card {
         Ok(bytes[..] == content(seed, page)?[..])
     }
 
-    /// Returns the physical address of the page that peers access in place of the page `index` of
-    /// VRAM.
+    /// Returns the physical address at which peers access the page `index` of VRAM.
     fn alias(&self, index: usize) -> Result<Option<u64>> {
         Ok(self.aliases(index)?.map(|(first, _)| first))
     }
 
-    /// Returns that of page `index`, and of how many pages from there on they follow each other.
+    /// Returns that address, and how many pages from `index` on have consecutive addresses.
     fn aliases(&self, index: usize) -> Result<Option<(u64, usize)>> {
         self.with(|loaded| aliases(&loaded.pages, index))
     }
 }
 
-/// Asks as `hmm_range_fault()` does.
+/// Asks for the alias of a page as `hmm_range_fault()` does.
 fn aliases(pages: &PageMap<Svm>, index: usize) -> Option<(u64, usize)> {
     let mut count = 1;
 
@@ -345,7 +345,7 @@ mod tests {
     /// How many pages an entry of a PMD has.
     const PMD: usize = 512;
 
-    /// A CPU that reads a page gets all of its chunk back, and no other one.
+    /// A read by the CPU moves the whole chunk of the page back, and no other chunk.
     #[test]
     fn a_fault_brings_back_one_chunk() -> Result {
         with_device(|pdev| {
@@ -370,7 +370,7 @@ mod tests {
             check_eq!(card.told.to_ram.load(Relaxed), 16 * PAGE);
             check_eq!(card.used()?, 16 * PAGE);
 
-            // It is there again, and may change.
+            // The CPU may change the memory that has moved back.
             check!(memory.all_hold(Some(1))?);
             check_eq!(card.told.to_ram.load(Relaxed), 32 * PAGE);
             check_eq!(card.used()?, 0);
@@ -383,7 +383,7 @@ mod tests {
         })
     }
 
-    /// What is not aligned moves in several chunks, and what is around it stays.
+    /// A range that is not aligned moves in several chunks, and the memory around it stays.
     #[test]
     fn a_part_moves_in_aligned_chunks() -> Result {
         with_device(|pdev| {
@@ -399,7 +399,7 @@ mod tests {
             check!(memory.holds(Some(1), 4)?);
             check_eq!(card.told.to_ram.load(Relaxed), 2 * PAGE);
             check_eq!(card.used()?, 3 * PAGE);
-            // What is there already stays, and the rest moves.
+            // Chunks in VRAM stay there, and the rest moves.
             card.migrate(&memory, 0, 8)?;
             check_eq!(card.used()?, 8 * PAGE);
             check!(memory.all_hold(Some(1))?);
@@ -408,7 +408,7 @@ mod tests {
         })
     }
 
-    /// Memory that was never touched does not show what VRAM had before.
+    /// Memory that was never touched reads as zero, whatever VRAM had before.
     #[test]
     fn untouched_memory_is_zero() -> Result {
         with_device(|pdev| {
@@ -444,7 +444,7 @@ mod tests {
         })
     }
 
-    /// A page in the middle of what was a large folio is one of its own.
+    /// A page inside of a large folio that was freed can be used on its own.
     #[test]
     fn a_free_large_folio_leaves_nothing() -> Result {
         with_device(|pdev| {
@@ -453,7 +453,7 @@ mod tests {
             let memory = Anonymous::filled(PMD, 1)?;
 
             card.migrate_to(0, &memory, 0, PMD)?;
-            // It moved in one piece.
+            // The folio moved in one piece.
             check_eq!(card.told.longest.load(Relaxed), PMD as u64 * PAGE);
             for page in 0..PMD {
                 check!(card.shows(page as u64 * PAGE, Some(1), page)?);
@@ -476,7 +476,7 @@ mod tests {
         })
     }
 
-    /// A large folio moves back in one piece, and a part of it may be freed before.
+    /// A large folio moves back in one piece, even if a part of it was freed before.
     #[test]
     fn a_large_folio_moves_back() -> Result {
         with_device(|pdev| {
@@ -490,7 +490,7 @@ mod tests {
 
             memory.fill(2)?;
             card.migrate(&memory, 0, PMD)?;
-            // SAFETY: The process has the memory, of which nothing else is expected after this.
+            // SAFETY: The process has the memory; the test does not access these pages any more.
             unsafe { bindings::vm_munmap(memory.addr, 16 * PAGE as usize) };
             for page in 16..PMD {
                 check!(memory.holds(Some(2), page)?);
@@ -500,7 +500,7 @@ mod tests {
         })
     }
 
-    /// Memory that the process frees is not copied, and VRAM is free.
+    /// Memory that the process frees is not copied back, and its VRAM is freed.
     #[test]
     fn freed_memory_releases_its_chunks() -> Result {
         with_device(|pdev| {
@@ -516,7 +516,7 @@ mod tests {
         })
     }
 
-    /// All memory moves back when the device goes.
+    /// All memory moves back when the device is unbound.
     #[test]
     fn memory_survives_the_device() -> Result {
         with_device(|pdev| {
@@ -534,7 +534,7 @@ mod tests {
             check!(large.all_hold(Some(1))?);
             check!(small.all_hold(Some(2))?);
 
-            // Nothing is left of it.
+            // The memory can move to the next device.
             let card = Card::new(pdev, 0, true)?;
             card.migrate(&small, 0, 8)?;
             check_eq!(card.used()?, 8 * PAGE);
@@ -543,7 +543,7 @@ mod tests {
         })
     }
 
-    /// A driver that needs VRAM gets a chunk of it.
+    /// A driver that needs VRAM evicts a chunk.
     #[test]
     fn a_chunk_is_evicted() -> Result {
         with_device(|pdev| {
@@ -552,7 +552,7 @@ mod tests {
 
             card.migrate_to(64 * PAGE, &memory, 0, 16)?;
             card.migrate_to(80 * PAGE, &memory, 16, 16)?;
-            // Nothing is there.
+            // There is no chunk at these offsets.
             card.with(|loaded| loaded.pages.evict(63 * PAGE))??;
             card.with(|loaded| loaded.pages.evict(96 * PAGE))??;
             check_eq!(card.used()?, 32 * PAGE);
@@ -564,7 +564,7 @@ mod tests {
         })
     }
 
-    /// A copy that fails leaves memory where it is.
+    /// A copy that fails leaves the memory where it is.
     #[test]
     fn a_failed_copy_changes_nothing() -> Result {
         with_device(|pdev| {
@@ -585,7 +585,7 @@ mod tests {
         })
     }
 
-    /// A driver that allocates the same memory twice, or what is not there, does no harm.
+    /// Allocations of a faulty driver that overlap, or that are outside of VRAM, are refused.
     #[test]
     fn a_false_allocation_is_refused() -> Result {
         with_device(|pdev| {
@@ -603,7 +603,7 @@ mod tests {
                 card.told.lie.store(lie, Relaxed);
                 check_eq!(card.migrate(&memory, 16, 16), Err(error));
             }
-            // A larger one, around the first.
+            // A larger chunk overlaps the first one.
             card.told.lie.store(0, Relaxed);
             check_eq!(card.migrate(&Anonymous::filled(32, 2)?, 0, 32), Err(EEXIST));
             card.told.lie.store(NONE, Relaxed);
@@ -616,7 +616,7 @@ mod tests {
         })
     }
 
-    /// Where VRAM has no room for a chunk, smaller ones move.
+    /// If VRAM has no room for a chunk, smaller chunks move.
     #[test]
     fn fragmented_vram_gets_smaller_chunks() -> Result {
         with_device(|pdev| {
@@ -666,7 +666,7 @@ mod tests {
         })
     }
 
-    /// Only what the BAR shows has an alias, and only if the BAR has pages.
+    /// VRAM has aliases only where the BAR shows it, and only if the BAR has pages.
     #[test]
     fn hidden_vram_has_no_alias() -> Result {
         with_device(|pdev| {
@@ -687,7 +687,7 @@ mod tests {
         })
     }
 
-    /// The pages of a BAR belong to one.
+    /// The pages of a BAR have one owner at a time.
     #[test]
     fn pages_of_a_bar_are_taken_once() -> Result {
         with_device(|pdev| {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! An exporter of system memory, which is written as a driver would write it: without `unsafe`.
+//! An exporter of system memory, written as a driver would write it: without `unsafe`.
 
 use kernel::prelude::*;
 
@@ -67,16 +67,16 @@ mod tests {
         types::CovariantForLt, //
     };
 
-    /// What a test has in common with its buffer.
+    /// The state that a test shares with its buffer.
     #[pin_data]
     struct Shared {
         #[pin]
         pages: Mutex<Option<Arc<Pages>>>,
-        /// How often the CPU was given the pages.
+        /// The number of calls of `pages()`, by page faults and mappings of the kernel.
         asked: Atomic<u32>,
-        /// How many accesses by the CPU have begun and not ended.
+        /// The number of accesses by the CPU that have begun and not ended.
         begun: Atomic<i32>,
-        /// Somebody has asked for the pages, and gets them a moment later.
+        /// Completed by the next call of `pages()`, which returns a moment later.
         #[pin]
         slow: Mutex<Option<Arc<Completion>>>,
     }
@@ -161,7 +161,7 @@ mod tests {
     const SIZE: usize = COUNT * PAGE_SIZE;
     const BOTH: DataDirection = DataDirection::Bidirectional;
 
-    /// Bytes that no other page of a test has.
+    /// Returns bytes that no other page of a test has.
     fn bytes(what: &[u8; 7], page: usize) -> [u8; 8] {
         let mut bytes = [page as u8; 8];
 
@@ -201,7 +201,7 @@ mod tests {
         Ok(())
     }
 
-    /// Returns what the mapping of the kernel has in a page of a buffer.
+    /// Reads the first bytes of a page of a buffer by a mapping of the kernel.
     fn look(buf: &DmaBuf, page: usize) -> Result<[u8; 8]> {
         let mut bytes = [0; 8];
 
@@ -209,9 +209,9 @@ mod tests {
         Ok(bytes)
     }
 
-    /// Returns where a device accesses each page of what is mapped.
+    /// Returns the memory that a device accesses by a mapping, page by page.
     ///
-    /// Addresses are physical ones without an IOMMU, and others with one.
+    /// DMA addresses are physical addresses without an IOMMU, and differ from them with one.
     fn reached(dev: &Device<Bound>, at: &LockedAttachment<'_>) -> Result<KVec<Physical>> {
         let mut pages = KVec::new();
 
@@ -228,7 +228,7 @@ mod tests {
         Ok(pages)
     }
 
-    /// Takes what was freed last, so that nobody has the bytes that were in it.
+    /// Allocates pages that were freed last, and clears them.
     fn reuse() -> Result<KVec<Page>> {
         let mut pages = KVec::new();
 
@@ -264,7 +264,7 @@ mod tests {
             buf.end_cpu_access(BOTH)?;
             check_eq!(shared.begun.load(Relaxed), 0);
 
-            // One for which the core pins gets the same.
+            // A static attachment, for which the core pins, can map as well.
             drop(at);
             let at = StaticAttachment::new(buf.clone(), pdev.as_ref())?;
             at.with(|at| {
@@ -285,7 +285,7 @@ mod tests {
             fill(&buf, b"of DMA.")?;
             at.with(|at| {
                 at.map(BOTH)?;
-                // The exporter gives up its pages, which it may do.
+                // The exporter may drop its pages while they are mapped.
                 drop(shared.pages.lock().take());
                 let _others = reuse()?;
                 for (number, page) in reached(pdev.as_ref(), at)?.iter().enumerate() {
@@ -296,7 +296,7 @@ mod tests {
                 Ok(())
             })?;
 
-            // The kernel keeps what it has, too.
+            // A mapping of the kernel keeps the pages as well.
             *shared.pages.lock() = Some(scattered()?);
             fill(&buf, b"vmapped")?;
             let map = VMap::new(buf.clone())?;
@@ -330,7 +330,7 @@ mod tests {
 
     #[test]
     fn pages_are_given_back() -> Result {
-        // So many in all that it would be seen, and not so many that others would starve.
+        // A leak of this many pages would show, and the rest of the system still has enough memory.
         const PAGES: usize = 2048;
         const ROUNDS: usize = 16;
         let dev = faux::Registration::new(c"vram_kunit", None)?;
@@ -342,7 +342,7 @@ mod tests {
             let shared = Shared::new(pages)?;
             let buf = exports.export(Store(shared.clone()), PAGES * PAGE_SIZE, flags::O_RDWR)?;
 
-            // Those that somebody has mapped as well.
+            // The pages are also freed if a process and the kernel have mapped them.
             let map = Mapped::new(&buf, 0, PAGES, Sharing::Shared)?;
             for page in 0..64 {
                 map.write(page * PAGE_SIZE, [1; 8])?;
@@ -369,7 +369,7 @@ mod tests {
             Mapped::new(&buf, 1, COUNT, Sharing::Shared).err(),
             Some(EINVAL)
         );
-        // Nothing is mapped before it is accessed, and then once.
+        // A page is mapped at its first access, and only once.
         check_eq!(shared.asked.load(Relaxed), asked);
         for page in 0..COUNT {
             for _ in 0..2 {
@@ -378,10 +378,10 @@ mod tests {
         }
         check_eq!(shared.asked.load(Relaxed), asked + COUNT as u32);
         check_eq!(last.read(0)?, bytes(b"written", 2));
-        // A fault where a page is already does no harm.
+        // A second fault on a page that is mapped succeeds.
         check_eq!(all.fault(0)?, Access::Works);
 
-        // What is written is there for all, but by who has a copy.
+        // A write is visible to all mappings, except for private ones that have a copy.
         last.write(0, bytes(b"changed", 9))?;
         check_eq!(all.read(2 * PAGE_SIZE)?, bytes(b"changed", 9));
         check_eq!(look(&buf, 2)?, bytes(b"changed", 9));
@@ -390,7 +390,8 @@ mod tests {
         check_eq!(all.read(PAGE_SIZE)?, bytes(b"written", 1));
         check_eq!(look(&buf, 1)?, bytes(b"written", 1));
 
-        // What the process has stays, also if the exporter gives it up. The rest is not there.
+        // A mapped page stays when the exporter drops its pages. The other pages cannot be mapped
+        // any more.
         drop(all);
         drop(shared.pages.lock().take());
         let _others = reuse()?;
@@ -424,7 +425,7 @@ mod tests {
         let maps = [Sharing::Shared, Sharing::Private].map(|sharing| {
             let map = Mapped::new(&buf, 0, COUNT, sharing)?;
 
-            // One page is there, one is a copy, and one was not accessed.
+            // One page is mapped, one is a private copy, and one was not accessed.
             map.read(0)?;
             map.write(PAGE_SIZE, bytes(b"private", 1))?;
             check_eq!(map.fault(0)?, Access::Works);
@@ -471,7 +472,7 @@ mod tests {
         check_eq!(map.read(0)?, bytes(b"written", 1));
         check_eq!(map.dma_buf().size(), SIZE);
         drop(map);
-        // Files go away in the background.
+        // Files are put in the background.
         drop(exports);
         check!(shared.pages.lock().is_some());
         Ok(())
@@ -483,13 +484,13 @@ mod tests {
         let handle = exports(&dev)?.into_handle();
         let shared = Shared::new(scattered()?)?;
         let size = SIZE;
-        // The lock of the device is free.
+        // The test does not hold the device lock.
         let store = Store(shared.clone());
         let buf = handle.with(|exports| exports.export(store, size, flags::O_RDWR))?;
         let map = Mapped::new(&buf, 0, COUNT, Sharing::Shared)?;
 
-        // While the process waits for a page, the buffer is revoked: the page that it gets after
-        // that is taken away.
+        // The buffer is revoked while a fault of the process waits for the pages: the page that the
+        // fault maps afterwards is unmapped again.
         let asked = Arc::pin_init(Completion::new(), GFP_KERNEL)?;
         let done = Arc::pin_init(Completion::new(), GFP_KERNEL)?;
         *shared.slow.lock() = Some(asked.clone());

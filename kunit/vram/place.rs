@@ -74,7 +74,7 @@ mod tests {
             objects.push(card.object(MIB / PAGE, &[Place::VRAM], domain)?, GFP_KERNEL)?;
         }
         check_eq!(card.ttm().vram_free(), 0);
-        // There are few: the order of the allocator is its own.
+        // There are few objects, so they are sorted here; the order of the allocator may be any.
         for end in (1..objects.len()).rev() {
             for i in 0..end {
                 if first(&objects[i])? > first(&objects[i + 1])? {
@@ -88,7 +88,7 @@ mod tests {
         Ok(objects)
     }
 
-    /// Makes every other MiB of VRAM free, from `from` on.
+    /// Frees every other MiB of VRAM, beginning with number `from`.
     fn free_every_other(card: &Card, objects: &mut KVec<ARef<Object>>, from: u64) -> Result {
         let count = objects.len() as u64;
         let all = core::mem::take(objects);
@@ -118,17 +118,17 @@ mod tests {
                     .ok_or(ENXIO)?;
 
                 check_eq!(end, size);
-                // The next one is below it.
+                // The next object is below the first one.
                 let next = card.object(pages, &[top], Domain::Vram)?;
                 check_eq!(first(&next)?, size - 2 * pages * PAGE);
-                // And others are elsewhere.
+                // Objects without the option are placed elsewhere.
                 let other = card.object(pages, &[Place::VRAM], Domain::Vram)?;
                 check!(first(&other)? + pages * PAGE <= size - 2 * pages * PAGE);
                 drop((object, next, other));
                 check_eq!(card.free(size), size);
             }
 
-            // An object that is in VRAM is where it may be, at whichever end.
+            // An object that is already in VRAM does not move to the other end.
             let object = card.object(1, &[Place::VRAM.below(MIB)], Domain::Either)?;
             fill(&object, 1)?;
             let at = first(&object)?;
@@ -166,7 +166,7 @@ mod tests {
             check_eq!(ranges(&object)?.len(), 2);
             fill(&object, 2)?;
 
-            // It does not become one piece as long as there is none, and stays what it was.
+            // Without a free piece of that size the object stays as it is.
             check_eq!(validate(&object, &[whole]), Err(ENOSPC));
             check_eq!(ranges(&object)?.len(), 2);
             check!(holds(&object, Some(2))?);
@@ -180,7 +180,7 @@ mod tests {
             check_eq!(card.ttm().moves(), moves + 1);
             check_eq!(ranges(&object)?.len(), 1);
             check!(holds(&object, Some(2))?);
-            // What is in one piece need not move again.
+            // An object in one piece does not move again.
             validate(&object, &[whole])?;
             check_eq!(card.ttm().moves(), moves + 1);
             Ok(())
@@ -214,7 +214,7 @@ mod tests {
             let objects = fill_vram(&card, Domain::Either)?;
             let low = Place::VRAM.below(2 * MIB);
 
-            // The other objects are older, and are passed over all the same.
+            // The other objects were used earlier, but their eviction would not help.
             for object in objects.iter().take(2) {
                 fill(object, 3)?;
             }
@@ -229,14 +229,14 @@ mod tests {
             }
             check!(holds(&objects[0], Some(3))? && holds(&objects[1], Some(3))?);
 
-            // More than there is below is refused before somebody is evicted.
+            // An object larger than the limit is refused before anything is evicted.
             check_eq!(
                 card.object(2 * MIB / PAGE + 1, &[low], Domain::Vram).err(),
                 Some(ENOSPC)
             );
             check_eq!(mem_type(&objects[2])?, Some(MemType::Vram));
 
-            // One above the limit moves below it.
+            // An object above the limit moves below it.
             drop(object);
             let last = objects.last().ok_or(ENXIO)?;
             fill(last, 4)?;
@@ -268,7 +268,7 @@ mod tests {
             let card = Card::new(pdev, 0)?;
             let size = card.ttm().vram_size();
 
-            // A new object is in neither place.
+            // A new object goes to the place that is not a fallback.
             let object = card.object(1, &[Place::VRAM.fallback(), Place::TT], Domain::Either)?;
             check_eq!(mem_type(&object)?, Some(MemType::Tt));
             drop(object);
@@ -278,7 +278,7 @@ mod tests {
             drop(object);
             check_eq!(card.free(size), size);
 
-            // Somebody is evicted for the first place before the second one is taken.
+            // Objects are evicted from the first place before the fallback is used.
             let full = card.object(size / PAGE, &[Place::VRAM], Domain::Either)?;
             let object = card.object(1, &places, Domain::Either)?;
             check_eq!(mem_type(&object)?, Some(MemType::Vram));
@@ -301,7 +301,7 @@ mod tests {
             let object = card.object(1, &[Place::TT], Domain::Either)?;
             fill(&object, 5)?;
 
-            // No place at all, for which TTM would throw the content away, and too many.
+            // The list is empty, for which TTM would drop the content, or too long.
             for places in [&[][..], &[Place::TT; 5]] {
                 check_eq!(card.object(1, places, Domain::Either).err(), Some(EINVAL));
                 check_eq!(validate(&object, places), Err(EINVAL));
@@ -312,7 +312,7 @@ mod tests {
                 Some(EINVAL)
             );
 
-            // One that is too small is not looked at, but the next one is.
+            // A place that is too small is skipped, and the next one is used.
             let none = Place::VRAM.below(PAGE - 1);
             check_eq!(validate(&object, &[none]), Err(ENOSPC));
             check_eq!(card.object(1, &[none], Domain::Either).err(), Some(ENOSPC));
@@ -326,7 +326,7 @@ mod tests {
             check!(holds(&object, Some(5))?);
             check_eq!(card.ttm().vram_free(), size);
 
-            // What moved is counted.
+            // A validation counts the bytes that it moves.
             let mut ctx = OpCtx::uninterruptible();
             object.reserve(false)?.validate(&[Place::VRAM], &mut ctx)?;
             check_eq!(ctx.bytes_moved(), PAGE);
@@ -367,7 +367,7 @@ mod tests {
         })
     }
 
-    /// It keeps others out meanwhile, so that its second try comes after all others have left.
+    /// A task that finds no room tries again while it keeps other tasks out, after those have left.
     #[test]
     fn who_finds_no_room_tries_again_alone() -> Result {
         with_device(|pdev| {
@@ -401,7 +401,7 @@ mod tests {
             check_eq!(ret, Err(ENOSPC));
             check_eq!((tries, alone), (5, 4));
 
-            // Any other error is not tried again.
+            // Other errors are not tried again.
             let mut tries = 0;
             let ret = card.ttm().exec(Flag::Interruptible, |_| {
                 tries += 1;
@@ -412,7 +412,7 @@ mod tests {
         })
     }
 
-    /// Somebody may have an object reserved for a moment, which then cannot be evicted.
+    /// An object that another task has reserved for a moment cannot be evicted until then.
     #[test]
     fn objects_in_use_are_waited_for() -> Result {
         with_device(|pdev| {
@@ -422,7 +422,8 @@ mod tests {
             let held = Arc::pin_init(Completion::new(), GFP_KERNEL)?;
             let (other, is_held) = (object.clone(), held.clone());
 
-            // Its own job is done, so that only the reservation is in the way.
+            // The clearing of the object is done, so that only the reservation prevents the
+            // eviction.
             move_of(&object)?.wait(false)?;
             worker::spawn(move || {
                 let reserved = other.reserve(false);
@@ -452,7 +453,7 @@ mod tests {
         assert!(!low.contains(0, 5 * PAGE));
         assert!(!low.contains(4 * PAGE, PAGE));
         assert!(!low.contains(PAGE, u64::MAX));
-        // The rest of a page is not used, and less than a page is none.
+        // A limit is rounded down to whole pages.
         assert!(Place::VRAM.below(5 * PAGE - 1).contains(3 * PAGE, PAGE));
         assert!(!Place::VRAM.below(5 * PAGE - 1).contains(4 * PAGE, PAGE));
         assert!(Place::VRAM.below(PAGE).contains(0, PAGE));
@@ -463,7 +464,7 @@ mod tests {
         assert!(Place::VRAM.contains(0, u64::MAX));
         assert!(!Place::VRAM.contains(1, u64::MAX));
 
-        // Options do not change where a place is.
+        // Options do not change the range of a place.
         for place in [
             low.contiguous(),
             low.top_down(),
@@ -496,13 +497,13 @@ mod tests {
             let window = Window::new(pdev, BAR, c"window")?;
             check_eq!(window.len(), pdev.resource_len(BAR)?);
             check!(!window.is_empty());
-            // Another BAR is another region.
+            // The request for one BAR does not include the others.
             drop(Window::new(pdev, 0, c"window")?);
             check_eq!(Window::new(pdev, BAR, c"window").err(), Some(EBUSY));
             drop(window);
             drop(Window::new(pdev, BAR, c"window")?);
 
-            // The registration of a device needs it, and gives it back.
+            // The registration of a device requests the BAR, and releases it at the end.
             let window = Window::new(pdev, BAR, c"window")?;
             check_eq!(Card::new(pdev, 0).err(), Some(EBUSY));
             drop(window);

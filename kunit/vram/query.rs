@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What an importer would get, where machines of the tests do not have such an importer or exporter.
+//! The outcome for an importer or exporter that test machines do not have.
 
 use kernel::prelude::*;
 
@@ -44,10 +44,10 @@ mod tests {
         prelude::*, //
     };
 
-    /// As which class of importer [`prompt`] attaches.
+    /// The class of importer as which [`prompt`] attaches.
     const CLASS: u32 = flags::DYNAMIC | flags::REVOCABLE | flags::PEER2PEER;
 
-    /// Asks what `client` would get, lets it attach, and returns the answer if it is the same.
+    /// Asks for the outcome for `client`, attaches it, and returns the answer if both agree.
     fn ask_and_attach(
         pdev: &pci::Device<Bound>,
         object: &Object,
@@ -120,13 +120,13 @@ mod tests {
             for (object, outcome) in objects.iter().zip([
                 Outcome::refused(Reason::Suspended),
                 Outcome::system(Reason::Suspended),
-                // It does not matter to what is never in VRAM.
+                // The reason for an object that is never in VRAM is another one.
                 Outcome::system(Reason::SystemOnly),
             ]) {
                 let answer = ask_and_attach(pdev, object, dev)?;
 
                 check_eq!(answer.outcome, outcome);
-                // The route is told all the same.
+                // The answer has the route in spite of that.
                 let decision = answer.decision.ok_or(ENXIO)?;
                 check_eq!(decision.map_type, MapType::BUS_ADDR);
                 check_eq!(decision.bridge, Some(pdev.address()));

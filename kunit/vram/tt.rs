@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The limit of system memory for objects: a number of bytes, without places that could be taken.
+//! The limit of system memory for objects: a number of bytes, which cannot be fragmented.
 
 use kernel::prelude::*;
 
@@ -40,7 +40,7 @@ mod tests {
         Ok(object.reserve(false)?.mem_type())
     }
 
-    /// Each object of a page that is left has a free page at either side.
+    /// Each object of a page that stays has a free page at either side.
     #[test]
     fn memory_has_no_holes() -> Result {
         with_device(|pdev| {
@@ -83,28 +83,29 @@ mod tests {
             fill(&vram, 1)?;
             card.ttm().set_tt_limit(PAGES * PAGE);
 
-            // More than it can be is refused before somebody leaves.
+            // An object larger than the limit is refused before anything is evicted.
             check_eq!(local(&card, PAGES + 1).err(), Some(ENOSPC));
             let all = local(&card, PAGES)?;
             fill(&all, 2)?;
             check_eq!(local(&card, PAGES + 1).err(), Some(ENOSPC));
             check_eq!(mem_type(&all)?, Some(MemType::Tt));
 
-            // To the last page, and no further.
+            // The last page can be used, but no more.
             let pinned = all.reserve(false)?.pin()?;
             check_eq!(local(&card, 1).err(), Some(ENOSPC));
             check_eq!(validate(&vram, &[Place::TT]), Err(ENOSPC));
             check_eq!(mem_type(&vram)?, Some(MemType::Vram));
             drop(pinned);
 
-            // What may leave does, to where nobody counts it, and comes back when there is room.
+            // An unpinned object moves to swappable memory, which does not count, and returns when
+            // there is room.
             validate(&vram, &[Place::TT])?;
             check_eq!(mem_type(&vram)?, Some(MemType::Tt));
             check_eq!(mem_type(&all)?, Some(MemType::System));
             check_eq!(validate(&all, &[Place::TT.desired()]), Err(ENOSPC));
             check!(holds(&vram, Some(1))?);
             validate(&vram, &[Place::VRAM])?;
-            // Its pages there are given back by a worker.
+            // A worker frees the pages of the object that moved to VRAM.
             let mut ret = Err(ENOSPC);
             for _ in 0..100 {
                 ret = validate(&all, &[Place::TT.desired()]);
@@ -116,7 +117,7 @@ mod tests {
             check_eq!(ret, Ok(()));
             check!(holds(&all, Some(2))? && holds(&vram, Some(1))?);
 
-            // A lower limit takes nothing away, and counts for what comes.
+            // A lower limit evicts nothing, and applies to new objects.
             card.ttm().set_tt_limit(PAGE);
             check_eq!(mem_type(&all)?, Some(MemType::Tt));
             check!(holds(&all, Some(2))?);

@@ -2,9 +2,10 @@
 
 //! A device that shows VRAM through windows.
 //!
-//! The first half of the BAR is VRAM, where the engine sees it at all times. A page of the other
-//! half shows a page of VRAM as long as a window does: both have the same content when the window
-//! is made, when a test looks at it, and when the window is dropped, which overwrites the page.
+//! The first half of the BAR is VRAM, which the engine accesses directly. A page of the other half
+//! shows a page of VRAM while it belongs to a window: the test copies between both when the window
+//! is made, when it looks at the content, and when the window is dropped, which also overwrites the
+//! page.
 
 use crate::bench::{
     word,
@@ -75,29 +76,30 @@ const WORDS: usize = PAGE_SIZE / 8;
 /// What a page is overwritten with.
 const POISON: u8 = 0xdb;
 
-/// What the driver does when it is asked for a window.
+/// The response of the driver to a request for a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// Makes it.
+    /// Makes the window.
     Work,
-    /// Shows all but the last page.
+    /// Makes a window that shows all but the last page.
     Short,
-    /// Shows what is behind the BAR.
+    /// Makes a window that is behind the BAR.
     Outside,
 }
 
 struct State {
     mode: Mode,
-    /// The pages that windows may have.
+    /// The limit of pages in windows.
     limit: usize,
-    /// The page of VRAM that each of them shows.
+    /// The page of VRAM that each page of the aperture shows.
     taken: [Option<u64>; SLOTS],
-    /// The words that each page had when it was the same as that of VRAM.
+    /// The words that each page had when it last had the same content as VRAM.
     same: KVVec<u64>,
-    /// How many windows were made, and how many there are.
+    /// The number of windows that were made, and of those that exist.
     made: usize,
     live: usize,
-    /// How many milliseconds it takes to drop one, and how many are being dropped.
+    /// The time that the drop of a window takes, in milliseconds, and the number of such drops
+    /// under way.
     delay: i64,
     dropping: usize,
 }
@@ -160,7 +162,7 @@ impl Slots {
         self.bar.wrapping_byte_add(offset as usize)
     }
 
-    /// Returns the offset in the BAR of a page that windows may have: the last one first.
+    /// Returns the offset in the BAR of a page of the aperture; they are used from the end.
     pub(crate) fn offset(&self, slot: usize) -> u64 {
         self.half + (SLOTS - 1 - slot) as u64 * PAGE
     }
@@ -176,8 +178,8 @@ impl Slots {
         unsafe { self.page(offset).cast::<u64>().write_volatile(word) };
     }
 
-    /// Makes a page and that of VRAM which it shows the same: what was written through the window
-    /// since is what VRAM has then, and what was not is what the window has.
+    /// Makes a page of the aperture and its page of VRAM the same. Words that were written through
+    /// the window since the last time are copied to VRAM, and all others are copied from there.
     fn sync(&self, state: &mut State, slot: usize) {
         let Some(vram) = state.taken[slot] else {
             return;
@@ -203,7 +205,7 @@ impl Slots {
     fn fill(&self, object: &Object, seed: u64) -> Result {
         let mut reserved = object.reserve(false)?;
 
-        // It is being cleared.
+        // The object is still being cleared.
         reserved.resv().resv().wait(Usage::Kernel, false)?;
         for range in reserved.vram().ok_or(EINVAL)?.ranges() {
             for at in (0..range.len).step_by(8) {
@@ -213,8 +215,8 @@ impl Slots {
         Ok(())
     }
 
-    /// Returns the first word of the page of the aperture that was taken first, and the word that
-    /// VRAM has, without making them the same.
+    /// Returns the first word of the first page of the aperture in use, and the word that VRAM has,
+    /// without making the pages the same.
     pub(crate) fn first_words(&self) -> Option<(u64, u64)> {
         let vram = self.state.lock().taken[0]?;
 
@@ -272,7 +274,7 @@ impl Slots {
         self.state.lock().limit = pages;
     }
 
-    /// Lets it take some milliseconds to drop a window.
+    /// Sets the time that the drop of a window takes.
     pub(crate) fn set_delay(&self, milliseconds: i64) {
         self.state.lock().delay = milliseconds;
     }
