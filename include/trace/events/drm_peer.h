@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Tracepoints of objects in VRAM that other devices access: who attaches, pins
- * and maps, by which path and why, and when an object moves.
+ * Tracepoints of objects in VRAM that other devices access: which importer
+ * attaches, pins and maps, by which path and for which reason, and when an
+ * object is invalidated or moves.
  */
 #undef TRACE_SYSTEM
 #define TRACE_SYSTEM drm_peer
@@ -14,7 +15,7 @@
 #include <linux/types.h>
 #include <uapi/drm/drm_peer.h>
 
-/* Lets readers of the binary trace have the numbers. */
+/* Exports the numbers to tools that read the binary trace. */
 TRACE_DEFINE_ENUM(DRM_PEER_PATH_BUS);
 TRACE_DEFINE_ENUM(DRM_PEER_PATH_HOST_BRIDGE);
 TRACE_DEFINE_ENUM(DRM_PEER_PATH_SYSTEM);
@@ -33,7 +34,7 @@ TRACE_DEFINE_ENUM(DRM_PEER_REASON_NO_WINDOW);
 TRACE_DEFINE_ENUM(DRM_PEER_REASON_PINNED_ELSEWHERE);
 TRACE_DEFINE_ENUM(DRM_PEER_REASON_QUOTA);
 
-/* The names are those of debugfs. */
+/* debugfs uses the same names. */
 #define show_drm_peer_path(path)					\
 	__print_symbolic(path,						\
 			 { DRM_PEER_PATH_BUS, "bus" },			\
@@ -57,7 +58,9 @@ TRACE_DEFINE_ENUM(DRM_PEER_REASON_QUOTA);
 			 { DRM_PEER_REASON_PINNED_ELSEWHERE, "pinned-elsewhere" },	\
 			 { DRM_PEER_REASON_QUOTA, "quota" })
 
-/* TTM_PL_*, and one more for an object that has no memory yet. */
+/*
+ * The values are TTM_PL_*, and all ones for an object that has no memory yet.
+ */
 #define show_drm_peer_placement(placement)				\
 	__print_symbolic(placement,					\
 			 { 0, "swappable" },				\

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Tracepoints of jobs in the queues of a ring. A job is known by its fence: the
- * context, which is that of the queue, and the number.
+ * Tracepoints of jobs in the queues of a ring. Context and sequence number of
+ * its fence identify a job; each queue has a fence context of its own.
  */
 #undef TRACE_SYSTEM
 #define TRACE_SYSTEM drm_queue
@@ -49,7 +49,9 @@ DEFINE_EVENT(drm_queue_job, drm_queue_run,
 	     TP_PROTO(const char *ring, u64 context, u64 seqno),
 	     TP_ARGS(ring, context, seqno));
 
-/* The driver has done with a job what it can do: rung a doorbell, or all of it. */
+/*
+ * The driver has handed the job to the ring, or has done all of it by the CPU.
+ */
 DEFINE_EVENT(drm_queue_job, drm_queue_started,
 	     TP_PROTO(const char *ring, u64 context, u64 seqno),
 	     TP_ARGS(ring, context, seqno));

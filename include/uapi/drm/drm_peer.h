@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * How other devices reach objects in VRAM, and why not: what DRM drivers that
- * share VRAM peer to peer have in common in their uAPI.
+ * The common uAPI of DRM drivers that share VRAM peer to peer: it tells how
+ * other devices reach an object, and why an access is not peer to peer.
  *
  * A driver has two ioctls with the arguments that are defined here, under
  * numbers of its own: ATTACHMENTS with struct drm_peer_attachments, and QUERY
  * with struct drm_peer_query. Both are for the render node and need no
- * privilege. The numbers of paths and reasons are those of the tracepoints
- * drm_peer_*, too.
+ * privilege. The tracepoints drm_peer_* use the same numbers of paths and
+ * reasons.
  *
  * Every structure has the same layout for 32- and 64-bit callers. Fields named
  * pad and flag bits that are not listed here must be zero, or the call returns
@@ -27,8 +27,8 @@ extern "C" {
  */
 enum drm_peer_path {
 	/**
-	 * @DRM_PEER_PATH_UNKNOWN: by addresses that do not tell what is behind
-	 * them, from an exporter that does not tell either.
+	 * @DRM_PEER_PATH_UNKNOWN: the DMA addresses do not show the path, and
+	 * the exporter does not tell it.
 	 */
 	DRM_PEER_PATH_UNKNOWN = 0,
 	/** @DRM_PEER_PATH_BUS: peer to peer, by PCI bus address. */
@@ -47,13 +47,14 @@ enum drm_peer_path {
 /**
  * enum drm_peer_reason - why a path is not peer to peer
  *
- * The reasons from 1 to 5, and 9, lead to system memory where the buffer may
- * live there and importers may get it there, and else to a refusal. Where
- * several of these apply, the first of the list is given. With 6 to 8 the
- * importer could have peer-to-peer memory, but the buffer is in system memory.
- * The same is true for PINNED_ELSEWHERE, unless the importer was refused, and
- * for SUSPENDED, if the importer can be revoked. NO_WINDOW is the reason of a
- * map: of system memory, or of -ENOSPC where the buffer cannot move there.
+ * With a reason from 1 to 5, or 9, the importer gets the buffer in system
+ * memory if the buffer may be placed and imported there; otherwise the importer
+ * is refused. If several of these reasons apply, the first one of the list is
+ * given. With 6 to 8 the importer could use peer-to-peer memory, but the buffer
+ * is in system memory. The same is true for PINNED_ELSEWHERE, unless the
+ * importer was refused, and for SUSPENDED, if the importer can be revoked.
+ * NO_WINDOW is the reason why a map gets system memory, or why it fails with
+ * -ENOSPC if the buffer cannot move there.
  */
 enum drm_peer_reason {
 	/** @DRM_PEER_REASON_NONE: it is peer to peer. */
@@ -65,7 +66,9 @@ enum drm_peer_reason {
 	DRM_PEER_REASON_NO_OPT_IN = 1,
 	/** @DRM_PEER_REASON_NOT_PCI: the importer is not a PCI device. */
 	DRM_PEER_REASON_NOT_PCI = 2,
-	/** @DRM_PEER_REASON_NO_ROUTE: PCI has no permitted route between both. */
+	/**
+	 * @DRM_PEER_REASON_NO_ROUTE: PCI has no permitted route between both.
+	 */
 	DRM_PEER_REASON_NO_ROUTE = 3,
 	/** @DRM_PEER_REASON_OUTSIDE_BAR: the BAR does not show the buffer. */
 	DRM_PEER_REASON_OUTSIDE_BAR = 4,
@@ -74,7 +77,10 @@ enum drm_peer_reason {
 	 * was suspended when the importer mapped the buffer.
 	 */
 	DRM_PEER_REASON_SUSPENDED = 5,
-	/** @DRM_PEER_REASON_OTHER_IMPORTER: another one needs system memory. */
+	/**
+	 * @DRM_PEER_REASON_OTHER_IMPORTER: another importer of the buffer needs
+	 * system memory.
+	 */
 	DRM_PEER_REASON_OTHER_IMPORTER = 6,
 	/** @DRM_PEER_REASON_NO_VRAM: there is no room in VRAM. */
 	DRM_PEER_REASON_NO_VRAM = 7,
@@ -87,14 +93,18 @@ enum drm_peer_reason {
 	DRM_PEER_REASON_NOT_REVOCABLE = 9,
 	/**
 	 * @DRM_PEER_REASON_NO_WINDOW: the aperture through which peers see VRAM
-	 * is full of windows that others have mapped.
+	 * is full of windows that other importers have mapped.
 	 */
 	DRM_PEER_REASON_NO_WINDOW = 10,
-	/** @DRM_PEER_REASON_PINNED_ELSEWHERE: pinned where it cannot reach. */
+	/**
+	 * @DRM_PEER_REASON_PINNED_ELSEWHERE: the buffer is pinned where the
+	 * importer cannot reach it.
+	 */
 	DRM_PEER_REASON_PINNED_ELSEWHERE = 16,
 	/**
-	 * @DRM_PEER_REASON_QUOTA: the limit of pinned VRAM is reached. For
-	 * tracepoints and counters alone: a pin fails with it, not an attach.
+	 * @DRM_PEER_REASON_QUOTA: the limit of pinned VRAM is reached. This is
+	 * a reason of failed pins, which only tracepoints and counters show; an
+	 * attach does not fail with it.
 	 */
 	DRM_PEER_REASON_QUOTA = 17,
 };
@@ -143,7 +153,7 @@ struct drm_peer_attachment {
 	/** @distance: PCI hops to the importer, -1 where there is no route. */
 	__s32 distance;
 	/**
-	 * @age: for DRM_PEER_PATH_REFUSED, how long ago that was, in
+	 * @age: for DRM_PEER_PATH_REFUSED, time since the refusal, in
 	 * nanoseconds; else 0.
 	 */
 	__u64 age;
@@ -160,26 +170,27 @@ struct drm_peer_attachment {
  *
  * Lists the attachments of a buffer, oldest first, followed by the most recent
  * refusals (at most 8, with DRM_PEER_PATH_REFUSED), oldest first. A refusal has
- * the flags of the importer and the distance to it. An array that is too short
- * gets the first entries. With count 0, which asks how many there are, it may be
- * a null pointer, and entry_size is not looked at.
+ * the flags of the importer and the distance to it. If the array is too short,
+ * it gets the first entries. With count 0, which asks how many entries there
+ * are, the array may be a null pointer and entry_size is ignored.
  *
- * Records grow at their end. A caller that knows a longer one than the kernel
- * gets zeroes for the rest, and one that knows a shorter one its beginning.
+ * Later versions may append fields to the entries. If the entries of the caller
+ * are longer than those that the kernel knows, the kernel fills the rest with
+ * zeroes; if they are shorter, the kernel writes their beginning.
  *
- * Returns -EINVAL for an imported object, since its exporter knows, and for an
- * entry_size that is below DRM_PEER_ATTACHMENT_SIZE_VER0, above 4096, or not a
- * multiple of 8.
+ * Returns -EINVAL for an imported object, whose attachments only its exporter
+ * knows, and for an entry_size that is below DRM_PEER_ATTACHMENT_SIZE_VER0,
+ * above 4096, or not a multiple of 8.
  */
 struct drm_peer_attachments {
 	/** @handle: in, -ENOENT if unknown. */
 	__u32 handle;
 	/**
 	 * @entry_size: in, bytes from one entry of the array to the next; out,
-	 * the size of the record that the kernel knows.
+	 * the size of the entry that the kernel knows.
 	 */
 	__u32 entry_size;
-	/** @count: in, entries the array holds; out, entries there are. */
+	/** @count: in, entries in the array; out, entries that exist. */
 	__u32 count;
 	/** @pad: must be zero. */
 	__u32 pad;
@@ -187,7 +198,7 @@ struct drm_peer_attachments {
 	__u64 attachments;
 	/**
 	 * @inode: out, number of the inode of the dma-buf, as fstat() and
-	 * /sys/kernel/debug/dma_buf/bufinfo have it; 0 if the object is not
+	 * /sys/kernel/debug/dma_buf/bufinfo show it; 0 if the object is not
 	 * exported. Must be zero on input.
 	 */
 	__u64 inode;
@@ -211,35 +222,33 @@ struct drm_peer_address {
  * DRM_PEER_ROUTE_BRIDGE - both devices are below one bridge, which is in
  * @bridge of struct drm_peer_query.
  *
- * Without one they meet in the host. If importer and exporter are one device it
- * is in @bridge itself.
+ * Without a common bridge the route goes through the host. If importer and
+ * exporter are the same device, that device is in @bridge.
  */
 #define DRM_PEER_ROUTE_BRIDGE		(1 << 0)
 /**
- * DRM_PEER_ROUTE_ACS_REDIRECT - a port on the way to that bridge sends requests
- * to the host instead. The first such port is in @redirect of struct
- * drm_peer_query, what is set there in @acs.
- *
- * The way begins at the exporter.
+ * DRM_PEER_ROUTE_ACS_REDIRECT - a port on the way to the common bridge
+ * redirects requests to the host. The first such port, counted from the
+ * exporter, is in @redirect of struct drm_peer_query, and the bits that are set
+ * there are in @acs.
  */
 #define DRM_PEER_ROUTE_ACS_REDIRECT	(1 << 1)
 /**
- * DRM_PEER_ROUTE_HOST - the route goes through the host.
- *
- * It does without a common bridge, or with a redirection.
+ * DRM_PEER_ROUTE_HOST - the route goes through the host, because there is no
+ * common bridge or because a port redirects requests.
  */
 #define DRM_PEER_ROUTE_HOST		(1 << 2)
 /**
- * DRM_PEER_ROUTE_HOST_CPU - the processor is one that is known to forward, so
- * that the host bridge was not looked up.
+ * DRM_PEER_ROUTE_HOST_CPU - the processor is known to forward requests between
+ * its host bridges, so the host bridge was not looked up.
  */
 #define DRM_PEER_ROUTE_HOST_CPU		(1 << 3)
 /**
  * DRM_PEER_ROUTE_HOST_LISTED - the kernel has the host bridge on its list of
- * those that forward.
+ * host bridges that forward requests.
  *
- * With neither this one nor DRM_PEER_ROUTE_HOST_CPU there is no route through
- * the host. The host bridge that decided has the IDs @host_vendor and
+ * With neither this flag nor DRM_PEER_ROUTE_HOST_CPU there is no route through
+ * the host. The host bridge that was looked up has the IDs @host_vendor and
  * @host_device of struct drm_peer_query.
  */
 #define DRM_PEER_ROUTE_HOST_LISTED	(1 << 4)
@@ -247,24 +256,24 @@ struct drm_peer_address {
 /**
  * struct drm_peer_query - argument of QUERY
  *
- * Tells what a PCI device would get if it attached to a buffer, without an
- * attach: path and reason are those that it would then have, unless something
- * changes in between, such as another importer that attaches or pins. It resumes
+ * Tells which path a PCI device would get if it attached to a buffer, without
+ * an attach. The path and the reason are those of an attach at this time; they
+ * change if, for example, another importer attaches or pins. The call resumes
  * the exporting device if the attach would.
  *
- * What the route follows from is told whether it is what decides or not; reason
- * says that.
+ * The facts about the route are filled in even if another reason than the route
+ * decides the path; @reason says which one does.
  *
  * Returns -ENOENT for an unknown handle, -ENXIO if there is no such PCI device,
- * and -EINVAL for an imported object and for a class of importer that cannot be:
- * one that attaches statically neither takes peer-to-peer memory nor can be told
- * to drop its mapping.
+ * and -EINVAL for an imported object and for a class of importer that cannot
+ * exist: an importer that attaches statically neither takes peer-to-peer memory
+ * nor can be revoked.
  */
 struct drm_peer_query {
 	/**
-	 * @handle: in, the buffer, or 0: could the importer reach VRAM at all?
-	 * It is the question for a buffer that importers get in VRAM or not at
-	 * all, that the BAR shows, and that nobody has pinned.
+	 * @handle: in, the buffer. 0 asks whether the importer could reach VRAM
+	 * at all: the answer is that for a buffer that importers get in VRAM or
+	 * not at all, that the BAR shows, and that is not pinned.
 	 */
 	__u32 handle;
 	/**
@@ -272,7 +281,7 @@ struct drm_peer_query {
 	 * DRM_PEER_IMPORTER_REVOCABLE and DRM_PEER_IMPORTER_PEER2PEER.
 	 */
 	__u32 flags;
-	/** @importer: in, which device. */
+	/** @importer: in, the PCI function that would attach. */
 	struct drm_peer_address importer;
 	/**
 	 * @path: out, one of enum drm_peer_path. This and what follows must be
@@ -281,7 +290,9 @@ struct drm_peer_query {
 	__u32 path;
 	/** @reason: out, one of enum drm_peer_reason. */
 	__u32 reason;
-	/** @distance: out, PCI hops to the importer, -1 if there is no route. */
+	/**
+	 * @distance: out, PCI hops to the importer, -1 if there is no route.
+	 */
 	__s32 distance;
 	/** @route: out, DRM_PEER_ROUTE_*. */
 	__u32 route;
@@ -290,16 +301,16 @@ struct drm_peer_query {
 	/** @redirect: out, see DRM_PEER_ROUTE_ACS_REDIRECT; else zero. */
 	struct drm_peer_address redirect;
 	/**
-	 * @acs: out, those bits of the ACS control register of @redirect that
-	 * make it one: PCI_ACS_RR, PCI_ACS_CR and PCI_ACS_EC.
+	 * @acs: out, the bits of the ACS control register of @redirect that
+	 * make it redirect: PCI_ACS_RR, PCI_ACS_CR and PCI_ACS_EC.
 	 */
 	__u16 acs;
 	/**
-	 * @host_vendor: out, PCI vendor of the host bridge that was looked up;
-	 * 0 if none was, or it has no PCI function that stands for it.
+	 * @host_vendor: out, PCI vendor ID of the host bridge that was looked
+	 * up; 0 if none was, or if no PCI function represents it.
 	 */
 	__u16 host_vendor;
-	/** @host_device: out, its PCI device ID. */
+	/** @host_device: out, PCI device ID of that host bridge. */
 	__u16 host_device;
 	/** @pad: must be zero. */
 	__u16 pad;

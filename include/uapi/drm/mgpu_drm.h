@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * uAPI of the mgpu driver: a GPU that is modelled outside of QEMU, whose VRAM is
- * exported peer to peer.
+ * uAPI of the mgpu driver: a GPU that is modelled outside of QEMU, whose VRAM
+ * is exported peer to peer.
  *
  * Every structure has the same layout for 32- and 64-bit callers. Fields named
  * pad and flag bits that are not listed here must be zero, or the call returns
  * -EINVAL. Sizes and offsets are in bytes. DRM_IOCTL_MGPU_PEER_ATTACHMENTS and
- * DRM_IOCTL_MGPU_PEER_QUERY are those of drm_peer.h. File descriptors are signed,
- * handles are not.
+ * DRM_IOCTL_MGPU_PEER_QUERY are those of drm_peer.h. File descriptors are
+ * signed, handles are not.
  *
- * The structures are those of vvram as far as both do the same.
+ * Where mgpu and vvram have the same ioctl, the structures have the same
+ * layout.
  */
 #ifndef _UAPI_MGPU_DRM_H_
 #define _UAPI_MGPU_DRM_H_
@@ -35,23 +36,29 @@ extern "C" {
 #define DRM_MGPU_EXEC			0x0b
 
 /**
- * enum drm_mgpu_param - what DRM_IOCTL_MGPU_GETPARAM can be asked for
+ * enum drm_mgpu_param - parameters that DRM_IOCTL_MGPU_GETPARAM returns
  */
 enum drm_mgpu_param {
 	/** @DRM_MGPU_PARAM_VRAM_SIZE: all VRAM of the device, in bytes. */
 	DRM_MGPU_PARAM_VRAM_SIZE = 0,
 	/**
-	 * @DRM_MGPU_PARAM_APERTURE_SIZE: the aperture, through which the CPU and
-	 * peers see VRAM, in bytes.
+	 * @DRM_MGPU_PARAM_APERTURE_SIZE: the aperture, through which the CPU
+	 * and peers see VRAM, in bytes.
 	 */
 	DRM_MGPU_PARAM_APERTURE_SIZE = 1,
-	/** @DRM_MGPU_PARAM_PAGE_SIZE: the unit sizes are rounded up to. */
+	/**
+	 * @DRM_MGPU_PARAM_PAGE_SIZE: the unit that sizes of objects are rounded
+	 * up to, in bytes.
+	 */
 	DRM_MGPU_PARAM_PAGE_SIZE = 2,
 	/** @DRM_MGPU_PARAM_VRAM_FREE: VRAM that is not allocated, in bytes. */
 	DRM_MGPU_PARAM_VRAM_FREE = 3,
 	/** @DRM_MGPU_PARAM_VRAM_PINNED: VRAM that is pinned, in bytes. */
 	DRM_MGPU_PARAM_VRAM_PINNED = 4,
-	/** @DRM_MGPU_PARAM_VRAM_PIN_LIMIT: how much of it may be, in bytes. */
+	/**
+	 * @DRM_MGPU_PARAM_VRAM_PIN_LIMIT: how much VRAM may be pinned, in
+	 * bytes.
+	 */
 	DRM_MGPU_PARAM_VRAM_PIN_LIMIT = 5,
 	/**
 	 * @DRM_MGPU_PARAM_MOVES: how often the content of an object was moved
@@ -59,13 +66,13 @@ enum drm_mgpu_param {
 	 */
 	DRM_MGPU_PARAM_MOVES = 6,
 	/**
-	 * @DRM_MGPU_PARAM_APERTURE_FREE: the part of the aperture that shows
-	 * nothing, in bytes.
+	 * @DRM_MGPU_PARAM_APERTURE_FREE: the part of the aperture that no
+	 * window uses, in bytes.
 	 */
 	DRM_MGPU_PARAM_APERTURE_FREE = 7,
 	/**
-	 * @DRM_MGPU_PARAM_RESETS: how often the ring of the copy engine was reset,
-	 * because a job hung or failed, alone or with all of the device.
+	 * @DRM_MGPU_PARAM_RESETS: how often the ring of the copy engine was
+	 * reset, alone or with the whole device.
 	 */
 	DRM_MGPU_PARAM_RESETS = 8,
 	/**
@@ -74,27 +81,29 @@ enum drm_mgpu_param {
 	 */
 	DRM_MGPU_PARAM_LOSSES = 9,
 	/**
-	 * @DRM_MGPU_PARAM_QUARANTINED: VRAM that nobody gets before all of the
-	 * device is reset, because it could not be cleared, in bytes.
+	 * @DRM_MGPU_PARAM_QUARANTINED: VRAM that could not be cleared, and that
+	 * is therefore not allocated before the whole device is reset, in
+	 * bytes.
 	 */
 	DRM_MGPU_PARAM_QUARANTINED = 10,
 	/**
-	 * @DRM_MGPU_PARAM_DMA_MAPPED: system memory of objects that the engines
-	 * reach, in bytes.
+	 * @DRM_MGPU_PARAM_DMA_MAPPED: system memory of objects that is mapped
+	 * for DMA by the engines, in bytes.
 	 */
 	DRM_MGPU_PARAM_DMA_MAPPED = 11,
 	/**
-	 * @DRM_MGPU_PARAM_COMPUTE_RESETS: how often the ring of the compute engine
-	 * was reset, because a job hung or failed, alone or with all of the device.
+	 * @DRM_MGPU_PARAM_COMPUTE_RESETS: how often the ring of the compute
+	 * engine was reset, alone or with the whole device.
 	 */
 	DRM_MGPU_PARAM_COMPUTE_RESETS = 12,
 	/**
-	 * @DRM_MGPU_PARAM_VMS_FREE: how many more VMs there can be on the device.
+	 * @DRM_MGPU_PARAM_VMS_FREE: how many more VMs can be created on the
+	 * device.
 	 */
 	DRM_MGPU_PARAM_VMS_FREE = 13,
 	/**
-	 * @DRM_MGPU_PARAM_PAGE_TABLES: system memory that the page tables of all
-	 * VMs take, in bytes.
+	 * @DRM_MGPU_PARAM_PAGE_TABLES: system memory that the page tables of
+	 * all VMs use, in bytes.
 	 */
 	DRM_MGPU_PARAM_PAGE_TABLES = 14,
 };
@@ -114,19 +123,20 @@ struct drm_mgpu_getparam {
 /**
  * DRM_MGPU_GEM_PLACE_VRAM - the object may be placed in VRAM.
  *
- * Alone it means VRAM alone: the object is in VRAM for as long as it lives, and an
- * importer that cannot reach it there is refused with -EOPNOTSUPP. It takes its
- * VRAM from everybody else, which is not accounted for as pinned; an administrator
- * limits it by the cgroup controller dmem.
+ * Without DRM_MGPU_GEM_PLACE_SYSTEM the object is in VRAM for as long as it
+ * lives, and an importer that cannot reach it there is refused with
+ * -EOPNOTSUPP. The object is never evicted to make room for others, but its
+ * VRAM is not accounted for as pinned; an administrator limits it by the cgroup
+ * controller dmem.
  */
 #define DRM_MGPU_GEM_PLACE_VRAM	(1 << 0)
 /**
  * DRM_MGPU_GEM_PLACE_SYSTEM - the object may be placed in system memory.
  *
- * Alone it means that the object is never placed in VRAM. With
- * DRM_MGPU_GEM_PLACE_VRAM the object begins in VRAM if there is room, is moved to
- * system memory when there is not enough VRAM for all, and back when it is used by
- * a peer again.
+ * Without DRM_MGPU_GEM_PLACE_VRAM the object is never placed in VRAM. With it
+ * the object begins in VRAM if there is room, is moved to system memory when
+ * there is not enough VRAM for all objects, and is moved back when a peer uses
+ * it again.
  */
 #define DRM_MGPU_GEM_PLACE_SYSTEM	(1 << 1)
 
@@ -134,28 +144,30 @@ struct drm_mgpu_getparam {
  * DRM_MGPU_GEM_EXPORT_VRAM_OR_FAIL - importers get the object in VRAM or not at
  * all.
  *
- * It needs DRM_MGPU_GEM_PLACE_VRAM. With DRM_MGPU_GEM_PLACE_SYSTEM the object may
- * still be moved to system memory when there is not enough VRAM for all. An
- * importer that cannot reach VRAM is refused with -EOPNOTSUPP. One that can has the
- * object moved back when it maps or pins it; that fails with -ENOSPC if there is no
- * room, and with -EOPNOTSUPP if the kernel keeps the object in system memory because
- * it has mapped it for its own use. An object that may be placed in VRAM alone is
- * exported like this with the flag and without.
+ * The flag needs DRM_MGPU_GEM_PLACE_VRAM. With DRM_MGPU_GEM_PLACE_SYSTEM the
+ * object may still be moved to system memory when there is not enough VRAM for
+ * all objects. An importer that cannot reach VRAM is refused with -EOPNOTSUPP.
+ * When an importer that can reach VRAM maps or pins the object, the object is
+ * moved back to VRAM. That fails with -ENOSPC if there is no room, and with
+ * -EOPNOTSUPP if the kernel has mapped the object in system memory for its own
+ * use. An object without DRM_MGPU_GEM_PLACE_SYSTEM is exported like this
+ * whether the flag is set or not.
  */
 #define DRM_MGPU_GEM_EXPORT_VRAM_OR_FAIL	(1 << 0)
 
 /**
  * struct drm_mgpu_gem_create - argument of DRM_IOCTL_MGPU_GEM_CREATE
  *
- * Creates an object that reads as zeroes. Returns -EINVAL for a size of 0, for a
- * placement or a flag that is unknown, and without a placement: there is no
- * default. Returns -ENOENT for a VM that is unknown, -ENOSPC when no placement has
- * room for it, and -EIO or -ENODEV if the device does not work any more.
+ * Creates an object that reads as zeroes. Returns -EINVAL for a size of 0, for
+ * a placement or a flag that is unknown, and without a placement: there is no
+ * default. Returns -ENOENT for a VM that is unknown, -ENOSPC when no placement
+ * has room for the object, and -EIO or -ENODEV if the device does not work any
+ * more.
  *
- * An object that is private to a VM is locked together with all others of that VM,
- * which makes DRM_IOCTL_MGPU_EXEC faster, and has no implicit fences of its jobs. It
- * cannot be exported: that fails with -EPERM. It may be mapped by other VMs of the
- * file, too, and exists as long as any other, also when the VM is gone.
+ * All objects that are private to a VM share one reservation, which makes
+ * DRM_IOCTL_MGPU_EXEC faster, and jobs of the VM add no implicit fences to
+ * them. An export of a private object fails with -EPERM. Other VMs of the file
+ * may map it, too, and its lifetime does not depend on that of the VM.
  */
 struct drm_mgpu_gem_create {
 	/** @size: in, at least 1; out, rounded up to a page. */
@@ -194,8 +206,8 @@ enum drm_mgpu_placement {
 	/** @DRM_MGPU_PLACEMENT_SYSTEM: in system memory. */
 	DRM_MGPU_PLACEMENT_SYSTEM = 2,
 	/**
-	 * @DRM_MGPU_PLACEMENT_IMPORTED: it stands for the buffer of another
-	 * device, whose driver decides where that is.
+	 * @DRM_MGPU_PLACEMENT_IMPORTED: it is imported; the driver of the
+	 * exporting device decides where its memory is.
 	 */
 	DRM_MGPU_PLACEMENT_IMPORTED = 3,
 };
@@ -223,7 +235,9 @@ struct drm_mgpu_gem_info {
 	__u32 placements;
 	/** @flags: out, the flags that it was created with. */
 	__u32 flags;
-	/** @pinned: out, 1 if an importer or the kernel has pinned it, else 0. */
+	/**
+	 * @pinned: out, 1 if an importer or the kernel has pinned it, else 0.
+	 */
 	__u32 pinned;
 	/** @pad: must be zero. */
 	__u32 pad;
@@ -238,11 +252,12 @@ struct drm_mgpu_gem_info {
  * struct drm_mgpu_gem_import_info - argument of
  * DRM_IOCTL_MGPU_GEM_IMPORT_INFO
  *
- * Tells how the device reaches the buffer behind an imported object, which is
- * mapped for it unless it is. Another device of this driver tells the path; it
- * may change when the buffer moves. Returns -EINVAL for an object that is not
- * imported, -ENODEV if the driver of the exporting device is gone, and other
- * errors of the exporter.
+ * Tells how the device reaches the buffer behind an imported object. The call
+ * maps the buffer for the device if it is not mapped. The path and its reason
+ * are only known if the exporter is a device of this driver, otherwise @path is
+ * DRM_PEER_PATH_UNKNOWN; they may change when the buffer moves. Returns -EINVAL
+ * for an object that is not imported, -ENODEV if the driver of the exporting
+ * device is gone, and other errors of the exporter.
  */
 struct drm_mgpu_gem_import_info {
 	/** @handle: in, -ENOENT if unknown. */
@@ -257,14 +272,15 @@ struct drm_mgpu_gem_import_info {
 	/** @segments: out, the number of pieces that the mapping has. */
 	__u32 segments;
 	/**
-	 * @invalidations: out, how often the exporter invalidated the mapping of
-	 * the device.
+	 * @invalidations: out, how often the exporter invalidated the mapping
+	 * of the device.
 	 */
 	__u64 invalidations;
 };
 
 /**
- * DRM_MGPU_SYNC_FILE - the fence is that of a sync file, and not of a sync object.
+ * DRM_MGPU_SYNC_FILE - the fence is that of a sync file, and not of a sync
+ * object.
  */
 #define DRM_MGPU_SYNC_FILE		(1 << 0)
 
@@ -278,10 +294,10 @@ struct drm_mgpu_sync {
 	 */
 	__u32 handle;
 	/**
-	 * @fd: the sync file with DRM_MGPU_SYNC_FILE, else zero. To wait for: in,
-	 * -EINVAL if it is not a sync file. To signal: out, must be zero on input;
-	 * it is written before the work is queued, and means nothing if the call
-	 * fails.
+	 * @fd: the sync file with DRM_MGPU_SYNC_FILE, else zero. For a fence to
+	 * wait for: in, -EINVAL if it is not a sync file. For a fence to
+	 * signal: out, must be zero on input. The kernel writes it before it
+	 * queues the work; the value has no meaning if the call fails.
 	 */
 	__s32 fd;
 	/** @flags: in, DRM_MGPU_SYNC_FILE or 0. */
@@ -289,11 +305,12 @@ struct drm_mgpu_sync {
 	/** @pad: must be zero. */
 	__u32 pad;
 	/**
-	 * @point: in, the point of the timeline that the sync object is, or 0 for a
-	 * sync object with one fence. To wait for a point that is not there yet is
-	 * -EINVAL, as it is for a sync object without a fence. A point to signal is
-	 * to be beyond those that are there; else it takes the number of the last
-	 * one. Zero with DRM_MGPU_SYNC_FILE.
+	 * @point: in, the point of a timeline sync object, or 0 for a binary
+	 * sync object. Waiting for a point that has no fence yet, or for a sync
+	 * object without a fence, fails with -EINVAL. A point to signal should
+	 * be larger than all points of the timeline; if it is not, the fence is
+	 * added with the number of the last point. Zero with
+	 * DRM_MGPU_SYNC_FILE.
 	 */
 	__u64 point;
 };
@@ -304,42 +321,46 @@ struct drm_mgpu_sync {
 #define DRM_MGPU_SYNC_SIZE_VER0	24
 
 /**
- * DRM_MGPU_SYNC_MAX - how many fences a job depends on at most, and how many places
- * its fence is put into.
+ * DRM_MGPU_SYNC_MAX - how many entries in_syncs may have, and how many
+ * out_syncs.
  */
 #define DRM_MGPU_SYNC_MAX		64
 
 /**
- * DRM_MGPU_COPIES_MAX - how many copies of one open file there are at a time: the
- * call waits, interruptibly, for the end of one of them before it makes one more.
+ * DRM_MGPU_COPIES_MAX - how many copies one open file may have queued at a
+ * time. If it has that many, the call waits, interruptibly, until one of them
+ * has ended.
  */
 #define DRM_MGPU_COPIES_MAX		64
 
 /**
  * struct drm_mgpu_gem_copy - argument of DRM_IOCTL_MGPU_GEM_COPY
  *
- * Copies bytes between objects, wherever they are; one may be imported, or both.
- * The call queues the copy, and returns. The copy is done after the fences in
- * @in_syncs, after what was asked for before by the same open file, and after the
- * implicit fences of both objects: writes to the source, and all accesses to the
- * destination. None of these fences is waited for by the call. Its own fence is one
- * of these for others, and is put into each place of @out_syncs, in their order. It
- * signals with an error if the engine could not do the copy, and with -ECANCELED if
- * the file is closed, or the device goes away, before the copy has begun.
+ * Copies bytes between objects, wherever they are; one of them may be imported,
+ * or both. The call queues the copy and returns. The copy begins after the
+ * fences in @in_syncs, after the copies that the same open file has queued
+ * before, and after the implicit fences of both objects: writes to the source,
+ * and all accesses to the destination. The call itself does not wait for these
+ * fences. The fence of the copy becomes an implicit fence of both objects, and
+ * is put into each entry of @out_syncs, in their order. It signals with an
+ * error if the engine could not do the copy, and with -ECANCELED if the file is
+ * closed, or the device goes away, before the copy has begun.
  *
- * A call that fails has queued nothing, and has put its fence nowhere.
+ * A call that fails has queued no copy, and has put no fence anywhere.
  *
- * Records of both arrays grow at their end. What a caller knows of a longer one must
- * be zero where the kernel does not know it.
+ * Later versions may append fields to the entries of both arrays. If the
+ * entries of the caller are longer than those that the kernel knows, the bytes
+ * that the kernel does not know must be zero.
  *
- * Returns -EINVAL for a size of 0, for a part that is not inside of its object, for
- * parts of one object that overlap, for more than DRM_MGPU_SYNC_MAX entries, for a
- * sync_size that is below DRM_MGPU_SYNC_SIZE_VER0, above 4096, or not a multiple of
- * 8; -E2BIG for an entry that is not zero beyond what the kernel knows; -EFAULT for
- * an array that cannot be read, or for a sync file cannot be written; -EMFILE if there
- * is no file descriptor left; -ENOENT for an unknown handle; -EIO for an object that
- * has lost its content; -EINTR if a signal arrived; -ENODEV if a device is gone, or
- * its driver.
+ * Returns -EINVAL for a size of 0, for a part that is not inside of its object,
+ * for parts of one object that overlap, for more than DRM_MGPU_SYNC_MAX
+ * entries, for a sync_size that is below DRM_MGPU_SYNC_SIZE_VER0, above 4096,
+ * or not a multiple of 8; -E2BIG for an entry that is not zero beyond what the
+ * kernel knows; -EFAULT for an array that cannot be read, or in which the
+ * number of a sync file cannot be written; -EMFILE if there is no file
+ * descriptor left; -ENOENT for an unknown handle; -EIO for an object that has
+ * lost its content; -EINTR if a signal arrived; -ENODEV if the device or its
+ * driver is gone, or those of a device that exports one of the buffers.
  */
 struct drm_mgpu_gem_copy {
 	/** @src: in, handle of the object that is read. */
@@ -356,13 +377,17 @@ struct drm_mgpu_gem_copy {
 	__u64 in_syncs;
 	/** @out_syncs: in, user pointer to struct drm_mgpu_sync to signal. */
 	__u64 out_syncs;
-	/** @in_count: in, entries of @in_syncs; with 0 it is not looked at. */
+	/**
+	 * @in_count: in, entries of @in_syncs, which is ignored if this is 0.
+	 */
 	__u32 in_count;
-	/** @out_count: in, entries of @out_syncs; with 0 it is not looked at. */
+	/**
+	 * @out_count: in, entries of @out_syncs, which is ignored if this is 0.
+	 */
 	__u32 out_count;
 	/**
-	 * @sync_size: in, bytes from one entry of either array to the next; not
-	 * looked at if both are empty.
+	 * @sync_size: in, bytes from one entry of either array to the next;
+	 * ignored if both are empty.
 	 */
 	__u32 sync_size;
 	/** @flags: must be zero. */
@@ -377,16 +402,17 @@ struct drm_mgpu_gem_copy {
 /**
  * DRM_MGPU_VM_SIZE - how many bytes of virtual addresses a VM has.
  *
- * Page tables are limited, too: they suffice for 2 GiB without gaps, or for 1024
- * mappings that are far from each other.
+ * The number of page tables is limited, too: they are enough for 2 GiB of
+ * mappings without gaps, or for 1024 mappings that are far from each other.
  */
 #define DRM_MGPU_VM_SIZE		(1ULL << 39)
 
 /**
  * struct drm_mgpu_vm_create - argument of DRM_IOCTL_MGPU_VM_CREATE
  *
- * Makes a VM: virtual addresses of the compute engine, at which nothing is mapped.
- * Returns -ENOSPC if the file has DRM_MGPU_VM_MAX of them, or the device none left.
+ * Creates a VM: a virtual address space of the compute engine, in which nothing
+ * is mapped. Returns -ENOSPC if the file has DRM_MGPU_VM_MAX of them, or if the
+ * device has no free one.
  */
 struct drm_mgpu_vm_create {
 	/** @flags: must be zero. */
@@ -398,8 +424,9 @@ struct drm_mgpu_vm_create {
 /**
  * struct drm_mgpu_vm_destroy - argument of DRM_IOCTL_MGPU_VM_DESTROY
  *
- * Gives a VM up. Jobs that are queued are done before its mappings end. All VMs of a
- * file are given up when the file is closed, which cancels jobs that have not begun.
+ * Destroys a VM. The jobs of the VM that are queued are done before its
+ * mappings are removed. All VMs of a file are destroyed when the file is
+ * closed, which cancels jobs that have not begun.
  */
 struct drm_mgpu_vm_destroy {
 	/** @vm: in, -ENOENT if unknown. */
@@ -413,13 +440,13 @@ struct drm_mgpu_vm_destroy {
  */
 enum drm_mgpu_bind_op {
 	/**
-	 * @DRM_MGPU_BIND_MAP: maps a part of an object. What was mapped at the
-	 * addresses is not mapped there any more.
+	 * @DRM_MGPU_BIND_MAP: maps a part of an object, in place of what was
+	 * mapped at the addresses.
 	 */
 	DRM_MGPU_BIND_MAP = 0,
 	/**
-	 * @DRM_MGPU_BIND_UNMAP: maps nothing at the addresses, whatever was. Parts
-	 * of a mapping may be unmapped.
+	 * @DRM_MGPU_BIND_UNMAP: unmaps the addresses, whether something is
+	 * mapped there or not. A part of a mapping may be unmapped.
 	 */
 	DRM_MGPU_BIND_UNMAP = 1,
 };
@@ -427,19 +454,21 @@ enum drm_mgpu_bind_op {
 /**
  * struct drm_mgpu_vm_bind - argument of DRM_IOCTL_MGPU_VM_BIND
  *
- * Changes what is mapped in a VM. When the call returns the change is done, for all
- * jobs that are queued later. Where something is unmapped, the call waits for the
- * jobs of the VM that were queued before; other changes do not wait for them.
+ * Changes the mappings of a VM. The change is done when the call returns, and
+ * applies to all jobs that are queued later. If the change unmaps or replaces a
+ * mapping, the call waits for the jobs of the VM that were queued before;
+ * otherwise it does not.
  *
- * A mapping stays where it is when its object moves: an object that has left VRAM is
- * brought back by the next DRM_IOCTL_MGPU_EXEC, or mapped in system memory. An
- * imported buffer is mapped where its exporter has it.
+ * A mapping keeps its virtual addresses when its object moves: the next
+ * DRM_IOCTL_MGPU_EXEC moves an object that has left VRAM back, or maps it in
+ * system memory. An imported buffer is mapped where its exporter has it.
  *
- * Returns -EINVAL for addresses, an offset or a size that are not multiples of a page,
- * for a size of 0, for addresses beyond DRM_MGPU_VM_SIZE, for a part that is not inside
- * of its object, and for an operation that is unknown; -ENOENT for an unknown VM or
- * handle; -ENOSPC if there would be too many page tables; -EINTR if a signal arrived;
- * and -ENODEV if the device is gone, or its driver.
+ * Returns -EINVAL for addresses, an offset or a size that are not multiples of
+ * a page, for a size of 0, for addresses beyond DRM_MGPU_VM_SIZE, for a part
+ * that is not inside of its object, and for an operation that is unknown;
+ * -ENOENT for an unknown VM or handle; -ENOSPC if it would need too many page
+ * tables; -EINTR if a signal arrived; and -ENODEV if the device or its driver
+ * is gone.
  */
 struct drm_mgpu_vm_bind {
 	/** @vm: in, the VM. */
@@ -452,7 +481,7 @@ struct drm_mgpu_vm_bind {
 	__u32 flags;
 	/** @address: in, the first virtual address. */
 	__u64 address;
-	/** @offset: in, where in the object; zero for DRM_MGPU_BIND_UNMAP. */
+	/** @offset: in, offset in the object; zero for DRM_MGPU_BIND_UNMAP. */
 	__u64 offset;
 	/** @size: in, how many bytes. */
 	__u64 size;
@@ -462,21 +491,24 @@ struct drm_mgpu_vm_bind {
  * enum drm_mgpu_exec_code - an operation of the compute engine
  */
 enum drm_mgpu_exec_code {
-	/** @DRM_MGPU_EXEC_FILL: fills @size bytes at @dst with the 32 bits of @value. */
+	/**
+	 * @DRM_MGPU_EXEC_FILL: fills @size bytes at @dst with the 32 bits of
+	 * @value.
+	 */
 	DRM_MGPU_EXEC_FILL = 0,
 	/**
-	 * @DRM_MGPU_EXEC_COPY: copies @size bytes from @src to @dst. What it does to
-	 * parts that overlap is up to the engine.
+	 * @DRM_MGPU_EXEC_COPY: copies @size bytes from @src to @dst. The result
+	 * is undefined if the ranges overlap.
 	 */
 	DRM_MGPU_EXEC_COPY = 1,
 	/**
-	 * @DRM_MGPU_EXEC_CHECKSUM: adds up the words of 32 bits in @size bytes at @src,
-	 * and writes the sum, of 64 bits, to @dst.
+	 * @DRM_MGPU_EXEC_CHECKSUM: adds up the words of 32 bits in @size bytes
+	 * at @src, and writes the sum, of 64 bits, to @dst.
 	 */
 	DRM_MGPU_EXEC_CHECKSUM = 2,
 	/**
-	 * @DRM_MGPU_EXEC_ATOMIC_ADD: adds @value to the 64 bits at @dst, in one piece
-	 * for whoever else accesses them.
+	 * @DRM_MGPU_EXEC_ATOMIC_ADD: adds @value to the 64 bits at @dst,
+	 * atomically.
 	 */
 	DRM_MGPU_EXEC_ATOMIC_ADD = 3,
 };
@@ -484,31 +516,32 @@ enum drm_mgpu_exec_code {
 /**
  * struct drm_mgpu_exec_op - an entry of the array of struct drm_mgpu_exec
  *
- * Fields that the operation has no use for must be zero.
+ * Fields that the operation does not use must be zero.
  */
 struct drm_mgpu_exec_op {
 	/** @code: in, one of enum drm_mgpu_exec_code. */
 	__u32 code;
 	/** @pad: must be zero. */
 	__u32 pad;
-	/** @src: in, virtual address of what is read. */
+	/** @src: in, virtual address of the bytes that are read. */
 	__u64 src;
 	/**
-	 * @dst: in, virtual address of what is written; a multiple of 8 for
-	 * DRM_MGPU_EXEC_CHECKSUM and DRM_MGPU_EXEC_ATOMIC_ADD.
+	 * @dst: in, virtual address of the bytes that are written; a multiple
+	 * of 8 for DRM_MGPU_EXEC_CHECKSUM and DRM_MGPU_EXEC_ATOMIC_ADD.
 	 */
 	__u64 dst;
 	/**
-	 * @size: in, bytes, from 1 to DRM_MGPU_EXEC_SIZE_MAX; a multiple of 4 but for
-	 * DRM_MGPU_EXEC_COPY.
+	 * @size: in, bytes, from 1 to DRM_MGPU_EXEC_SIZE_MAX; a multiple of 4
+	 * except for DRM_MGPU_EXEC_COPY.
 	 */
 	__u64 size;
-	/** @value: in, a pattern of 32 bits, or what is added. */
+	/** @value: in, a pattern of 32 bits, or the number that is added. */
 	__u64 value;
 };
 
 /**
- * DRM_MGPU_EXEC_OP_SIZE_VER0 - size of the first version of struct drm_mgpu_exec_op.
+ * DRM_MGPU_EXEC_OP_SIZE_VER0 - size of the first version of struct
+ * drm_mgpu_exec_op.
  */
 #define DRM_MGPU_EXEC_OP_SIZE_VER0	40
 
@@ -518,47 +551,51 @@ struct drm_mgpu_exec_op {
 #define DRM_MGPU_EXEC_OPS_MAX		32
 
 /**
- * DRM_MGPU_EXEC_JOBS_MAX - how many jobs of one open file there are at a time: the
- * call waits, interruptibly, for the end of one of them before it makes one more.
+ * DRM_MGPU_EXEC_JOBS_MAX - how many jobs one open file may have queued at a
+ * time. If it has that many, the call waits, interruptibly, until one of them
+ * has ended.
  */
 #define DRM_MGPU_EXEC_JOBS_MAX		64
 
 /**
- * DRM_MGPU_EXEC_SIZE_MAX - how many bytes an operation is about at most.
+ * DRM_MGPU_EXEC_SIZE_MAX - the largest size of an operation, in bytes.
  */
 #define DRM_MGPU_EXEC_SIZE_MAX		(1 << 26)
 
 /**
  * struct drm_mgpu_exec - argument of DRM_IOCTL_MGPU_EXEC
  *
- * Queues a job of the compute engine: operations on virtual addresses of a VM, done in
- * their order, behind the jobs of the open file that were queued before. The call does
- * not wait for the job.
+ * Queues a job of the compute engine: operations on virtual addresses of a VM,
+ * which are done in their order, after the jobs that the open file has queued
+ * before. The call does not wait for the job.
  *
- * All objects of the VM are where the engine reaches them before the job begins, and
- * until it is done. The job depends on the fences in @in_syncs, and on the implicit
- * fences of all objects that are mapped, whether it uses them or not; those that are
- * not private to the VM have its own fence as one of a write. It is put into each place
- * of @out_syncs, in their order.
+ * The call validates all objects that are mapped in the VM, and they stay where
+ * the engine reaches them until the job is done. The job depends on the fences
+ * in @in_syncs, and on the implicit fences of all mapped objects, whether it
+ * uses them or not. The fence of the job becomes an implicit write fence of the
+ * objects that are not private to the VM, and is put into each entry of
+ * @out_syncs, in their order.
  *
- * The fence signals with -EIO if nothing is mapped at an address that the job uses, and
- * with -ETIMEDOUT if it hangs; then some operations may be done, in part or as a whole.
- * It signals with -ECANCELED if the file is closed, or the device goes away, before the
- * job has begun.
+ * The fence signals with -EIO if nothing is mapped at an address that the job
+ * uses, and with -ETIMEDOUT if the job hangs; in both cases some operations may
+ * be done, in part or as a whole. It signals with -ECANCELED if the file is
+ * closed, or the device goes away, before the job has begun.
  *
- * A call that fails has queued nothing, and has put its fence nowhere.
+ * A call that fails has queued no job, and has put no fence anywhere.
  *
- * Records of all arrays grow at their end. What a caller knows of a longer one must be
- * zero where the kernel does not know it.
+ * Later versions may append fields to the entries of all arrays. If the entries
+ * of the caller are longer than those that the kernel knows, the bytes that the
+ * kernel does not know must be zero.
  *
- * Returns -EINVAL for an operation that is unknown or has a field that is not allowed,
- * for none or more than DRM_MGPU_EXEC_OPS_MAX, for an op_size that is below
- * DRM_MGPU_EXEC_OP_SIZE_VER0, above 4096, or not a multiple of 8; -E2BIG for an entry
- * that is not zero beyond what the kernel knows; -ENOENT for an unknown VM; -ENOSPC if
- * what is mapped has no room in memory at the same time; -EIO if an object that is
- * mapped has lost its content, or the device does not do what it is told; -ENODEV if a
- * device is gone, or its driver; and as struct drm_mgpu_gem_copy for @in_syncs and
- * @out_syncs.
+ * Returns -EINVAL for an operation that is unknown or has a field that is not
+ * allowed, for no operation or more than DRM_MGPU_EXEC_OPS_MAX, for an op_size
+ * that is below DRM_MGPU_EXEC_OP_SIZE_VER0, above 4096, or not a multiple of 8;
+ * -E2BIG for an entry that is not zero beyond what the kernel knows; -ENOENT
+ * for an unknown VM; -ENOSPC if there is not enough memory for all mapped
+ * objects at the same time; -EIO if a mapped object has lost its content, or if
+ * the device has failed; -ENODEV if the device or its driver is gone, or those
+ * of a device that exports a mapped buffer; and for @in_syncs and @out_syncs
+ * the errors of struct drm_mgpu_gem_copy.
  */
 struct drm_mgpu_exec {
 	/** @vm: in, the VM. */
@@ -575,13 +612,17 @@ struct drm_mgpu_exec {
 	__u32 op_count;
 	/** @op_size: in, bytes from one entry of @ops to the next. */
 	__u32 op_size;
-	/** @in_count: in, entries of @in_syncs; with 0 it is not looked at. */
+	/**
+	 * @in_count: in, entries of @in_syncs, which is ignored if this is 0.
+	 */
 	__u32 in_count;
-	/** @out_count: in, entries of @out_syncs; with 0 it is not looked at. */
+	/**
+	 * @out_count: in, entries of @out_syncs, which is ignored if this is 0.
+	 */
 	__u32 out_count;
 	/**
-	 * @sync_size: in, bytes from one entry of both arrays of fences to the next;
-	 * not looked at if both are empty.
+	 * @sync_size: in, bytes from one entry of either array of fences to the
+	 * next; ignored if both are empty.
 	 */
 	__u32 sync_size;
 	/** @pad: must be zero. */
@@ -609,8 +650,8 @@ enum {
 		DRM_IOWR(DRM_COMMAND_BASE + DRM_MGPU_GEM_IMPORT_INFO,
 			 struct drm_mgpu_gem_import_info),
 	/*
-	 * Nothing is written back to the argument, which could fail after the copy
-	 * was queued.
+	 * The direction is IOW, because a write back to the argument could fail
+	 * after the copy was queued.
 	 */
 	DRM_IOCTL_MGPU_GEM_COPY =
 		DRM_IOW(DRM_COMMAND_BASE + DRM_MGPU_GEM_COPY,

@@ -32,7 +32,7 @@ extern "C" {
 #define DRM_VVRAM_SVM_EVICT		0x0b
 
 /**
- * enum drm_vvram_param - what DRM_IOCTL_VVRAM_GETPARAM can be asked for
+ * enum drm_vvram_param - parameters that DRM_IOCTL_VVRAM_GETPARAM returns
  */
 enum drm_vvram_param {
 	/** @DRM_VVRAM_PARAM_VRAM_SIZE: all VRAM of the device, in bytes. */
@@ -42,13 +42,19 @@ enum drm_vvram_param {
 	 * shows to the CPU and to peers, in bytes.
 	 */
 	DRM_VVRAM_PARAM_VRAM_CPU_VISIBLE_SIZE = 1,
-	/** @DRM_VVRAM_PARAM_PAGE_SIZE: the unit sizes are rounded up to. */
+	/**
+	 * @DRM_VVRAM_PARAM_PAGE_SIZE: the unit that sizes of objects are
+	 * rounded up to, in bytes.
+	 */
 	DRM_VVRAM_PARAM_PAGE_SIZE = 2,
 	/** @DRM_VVRAM_PARAM_VRAM_FREE: VRAM that is not allocated, in bytes. */
 	DRM_VVRAM_PARAM_VRAM_FREE = 3,
 	/** @DRM_VVRAM_PARAM_VRAM_PINNED: VRAM that is pinned, in bytes. */
 	DRM_VVRAM_PARAM_VRAM_PINNED = 4,
-	/** @DRM_VVRAM_PARAM_VRAM_PIN_LIMIT: how much of it may be, in bytes. */
+	/**
+	 * @DRM_VVRAM_PARAM_VRAM_PIN_LIMIT: how much VRAM may be pinned, in
+	 * bytes.
+	 */
 	DRM_VVRAM_PARAM_VRAM_PIN_LIMIT = 5,
 	/**
 	 * @DRM_VVRAM_PARAM_MOVES: how often the content of an object was moved
@@ -56,13 +62,14 @@ enum drm_vvram_param {
 	 */
 	DRM_VVRAM_PARAM_MOVES = 6,
 	/**
-	 * @DRM_VVRAM_PARAM_SVM_VRAM: VRAM that memory of processes is in, or was
-	 * until just now, in bytes.
+	 * @DRM_VVRAM_PARAM_SVM_VRAM: VRAM that holds memory of processes, or
+	 * that is not free again yet after that memory has left it, in bytes.
 	 */
 	DRM_VVRAM_PARAM_SVM_VRAM = 7,
 	/**
-	 * @DRM_VVRAM_PARAM_SVM_MOVED_BACK: how many pages of processes were moved
-	 * from VRAM to system memory, by accesses of the CPU and otherwise.
+	 * @DRM_VVRAM_PARAM_SVM_MOVED_BACK: how many pages of processes were
+	 * moved from VRAM to system memory, by accesses of the CPU and
+	 * otherwise.
 	 */
 	DRM_VVRAM_PARAM_SVM_MOVED_BACK = 8,
 	/**
@@ -73,8 +80,8 @@ enum drm_vvram_param {
 	DRM_VVRAM_PARAM_DIRECT_IO_SIZE = 9,
 	/**
 	 * @DRM_VVRAM_PARAM_DIRECT_IO_BUSY: VRAM that no process maps for direct
-	 * I/O any more and that is kept because direct I/O to it is under way,
-	 * in bytes.
+	 * I/O any more, but that is not free because direct I/O still accesses
+	 * it, in bytes.
 	 */
 	DRM_VVRAM_PARAM_DIRECT_IO_BUSY = 10,
 };
@@ -94,61 +101,63 @@ struct drm_vvram_getparam {
 /**
  * DRM_VVRAM_GEM_PLACE_VRAM - the object may be placed in VRAM.
  *
- * Alone it means VRAM alone: the object is in VRAM for as long as it lives, and an
- * importer that cannot reach it there is refused with -EOPNOTSUPP. It takes its
- * VRAM from everybody else, which is not accounted for as pinned; an administrator
- * limits it by the cgroup controller dmem.
+ * Without DRM_VVRAM_GEM_PLACE_SYSTEM the object is in VRAM for as long as it
+ * lives, and an importer that cannot reach it there is refused with
+ * -EOPNOTSUPP. The object is never evicted to make room for others, but its
+ * VRAM is not accounted for as pinned; an administrator limits it by the cgroup
+ * controller dmem.
  */
 #define DRM_VVRAM_GEM_PLACE_VRAM	(1 << 0)
 /**
  * DRM_VVRAM_GEM_PLACE_SYSTEM - the object may be placed in system memory.
  *
- * Alone it means that the object is never placed in VRAM. With
- * DRM_VVRAM_GEM_PLACE_VRAM the object begins in VRAM if there is room, is moved to
- * system memory when there is not enough VRAM for all, and back when it is used by
- * a peer again.
+ * Without DRM_VVRAM_GEM_PLACE_VRAM the object is never placed in VRAM. With it
+ * the object begins in VRAM if there is room, is moved to system memory when
+ * there is not enough VRAM for all objects, and is moved back when a peer uses
+ * it again.
  */
 #define DRM_VVRAM_GEM_PLACE_SYSTEM	(1 << 1)
 
 /**
- * DRM_VVRAM_GEM_EXPORT_VRAM_OR_FAIL - importers get the object in VRAM or not at
- * all.
+ * DRM_VVRAM_GEM_EXPORT_VRAM_OR_FAIL - importers get the object in VRAM or not
+ * at all.
  *
- * It needs DRM_VVRAM_GEM_PLACE_VRAM. With DRM_VVRAM_GEM_PLACE_SYSTEM the object may
- * still be moved to system memory when there is not enough VRAM for all. An
- * importer that cannot reach VRAM is refused with -EOPNOTSUPP. One that can has the
- * object moved back when it maps or pins it; that fails with -ENOSPC if there is no
- * room, and with -EOPNOTSUPP if the kernel keeps the object in system memory because
- * it has mapped it for its own use. An object that may be placed in VRAM alone is
- * exported like this with the flag and without.
+ * The flag needs DRM_VVRAM_GEM_PLACE_VRAM. With DRM_VVRAM_GEM_PLACE_SYSTEM the
+ * object may still be moved to system memory when there is not enough VRAM for
+ * all objects. An importer that cannot reach VRAM is refused with -EOPNOTSUPP.
+ * When an importer that can reach VRAM maps or pins the object, the object is
+ * moved back to VRAM. That fails with -ENOSPC if there is no room, and with
+ * -EOPNOTSUPP if the kernel has mapped the object in system memory for its own
+ * use. An object without DRM_VVRAM_GEM_PLACE_SYSTEM is exported like this
+ * whether the flag is set or not.
  */
 #define DRM_VVRAM_GEM_EXPORT_VRAM_OR_FAIL	(1 << 0)
 
 /**
- * DRM_VVRAM_GEM_DIRECT_IO - a mapping of the object is good for direct I/O.
+ * DRM_VVRAM_GEM_DIRECT_IO - a mapping of the object can be used for direct I/O.
  *
- * A read() or write() of a file with O_DIRECT, whose buffer is in a mapping of
- * this DRM fd, makes the disk access VRAM without a copy, where the disk and
- * its driver can do that and there is a route.
+ * If the buffer of a read() or write() of a file with O_DIRECT is in a mapping
+ * of this DRM fd, the disk accesses VRAM without a copy, provided that the disk
+ * and its driver can do that and that there is a route.
  *
- * It needs DRM_VVRAM_GEM_PLACE_VRAM. An mmap() moves the object to VRAM, pins it
- * there, and charges that to this file like the pin of an importer. That ends
- * with the last munmap(), and when the I/O that is under way has come to its end.
- * The mmap() must be shared, else -EINVAL, and fails with -EDQUOT if no more VRAM
- * may be pinned, with -ENOSPC if there is no room in VRAM, and with -EBUSY if the
- * object is pinned elsewhere. Mappings of a dma-buf of the object are as those of
- * other objects.
+ * The flag needs DRM_VVRAM_GEM_PLACE_VRAM. An mmap() moves the object to VRAM,
+ * pins it there, and charges that to this file like the pin of an importer. The
+ * pin ends after the last munmap(), when the I/O that is under way has ended.
+ * The mmap() must be shared, else it fails with -EINVAL. It fails with -EDQUOT
+ * if no more VRAM may be pinned, with -ENOSPC if there is no room in VRAM, and
+ * with -EBUSY if the object is pinned where it has no struct pages. Mappings of
+ * a dma-buf of the object are not affected by the flag.
  */
 #define DRM_VVRAM_GEM_DIRECT_IO		(1 << 1)
 
 /**
  * struct drm_vvram_gem_create - argument of DRM_IOCTL_VVRAM_GEM_CREATE
  *
- * Creates an object that reads as zeroes. Returns -EINVAL for a size of 0, for a
- * placement or a flag that is unknown, and without a placement: there is no
- * default, because a caller that does not say where an object may live would get
- * one that is refused to importers, or one that moves, without having asked for
- * either. Returns -ENOSPC when no placement has room for it, and -EOPNOTSUPP for
+ * Creates an object that reads as zeroes. Returns -EINVAL for a size of 0, for
+ * a placement or a flag that is unknown, and without a placement: there is no
+ * default, because the placement decides which importers are refused and
+ * whether the object moves, and both are for the caller to choose. Returns
+ * -ENOSPC when no placement has room for the object, and -EOPNOTSUPP for
  * DRM_VVRAM_GEM_DIRECT_IO if the BAR has no struct pages.
  */
 struct drm_vvram_gem_create {
@@ -191,8 +200,8 @@ enum drm_vvram_placement {
 	/** @DRM_VVRAM_PLACEMENT_SYSTEM: in system memory. */
 	DRM_VVRAM_PLACEMENT_SYSTEM = 2,
 	/**
-	 * @DRM_VVRAM_PLACEMENT_IMPORTED: it stands for the buffer of another
-	 * device, whose driver decides where that is.
+	 * @DRM_VVRAM_PLACEMENT_IMPORTED: it is imported; the driver of the
+	 * exporting device decides where its memory is.
 	 */
 	DRM_VVRAM_PLACEMENT_IMPORTED = 3,
 };
@@ -220,7 +229,9 @@ struct drm_vvram_gem_info {
 	__u32 placements;
 	/** @flags: out, the flags that it was created with. */
 	__u32 flags;
-	/** @pinned: out, 1 if an importer or the kernel has pinned it, else 0. */
+	/**
+	 * @pinned: out, 1 if an importer or the kernel has pinned it, else 0.
+	 */
 	__u32 pinned;
 	/** @pad: must be zero. */
 	__u32 pad;
@@ -235,11 +246,12 @@ struct drm_vvram_gem_info {
  * struct drm_vvram_gem_import_info - argument of
  * DRM_IOCTL_VVRAM_GEM_IMPORT_INFO
  *
- * Tells how the device reaches the buffer behind an imported object, which is
- * mapped for it unless it is. Another device of this driver tells the path; it
- * may change when the buffer moves. Returns -EINVAL for an object that is not
- * imported, -ENODEV if the driver of the exporting device is gone, and other
- * errors of the exporter.
+ * Tells how the device reaches the buffer behind an imported object. The call
+ * maps the buffer for the device if it is not mapped. The path and its reason
+ * are only known if the exporter is a device of this driver, otherwise @path is
+ * DRM_PEER_PATH_UNKNOWN; they may change when the buffer moves. Returns -EINVAL
+ * for an object that is not imported, -ENODEV if the driver of the exporting
+ * device is gone, and other errors of the exporter.
  */
 struct drm_vvram_gem_import_info {
 	/** @handle: in, -ENOENT if unknown. */
@@ -254,14 +266,15 @@ struct drm_vvram_gem_import_info {
 	/** @segments: out, the number of pieces that the mapping has. */
 	__u32 segments;
 	/**
-	 * @invalidations: out, how often the exporter invalidated the mapping of
-	 * the device.
+	 * @invalidations: out, how often the exporter invalidated the mapping
+	 * of the device.
 	 */
 	__u64 invalidations;
 };
 
 /**
- * DRM_VVRAM_SYNC_FILE - the fence is that of a sync file, and not of a sync object.
+ * DRM_VVRAM_SYNC_FILE - the fence is that of a sync file, and not of a sync
+ * object.
  */
 #define DRM_VVRAM_SYNC_FILE		(1 << 0)
 
@@ -275,10 +288,10 @@ struct drm_vvram_sync {
 	 */
 	__u32 handle;
 	/**
-	 * @fd: the sync file with DRM_VVRAM_SYNC_FILE, else zero. To wait for: in,
-	 * -EINVAL if it is not a sync file. To signal: out, must be zero on input;
-	 * it is written before the work is queued, and means nothing if the call
-	 * fails.
+	 * @fd: the sync file with DRM_VVRAM_SYNC_FILE, else zero. For a fence
+	 * to wait for: in, -EINVAL if it is not a sync file. For a fence to
+	 * signal: out, must be zero on input. The kernel writes it before it
+	 * queues the work; the value has no meaning if the call fails.
 	 */
 	__s32 fd;
 	/** @flags: in, DRM_VVRAM_SYNC_FILE or 0. */
@@ -286,58 +299,65 @@ struct drm_vvram_sync {
 	/** @pad: must be zero. */
 	__u32 pad;
 	/**
-	 * @point: in, the point of the timeline that the sync object is, or 0 for a
-	 * sync object with one fence. To wait for a point that is not there yet is
-	 * -EINVAL, as it is for a sync object without a fence. A point to signal is
-	 * to be beyond those that are there; else it takes the number of the last
-	 * one. Zero with DRM_VVRAM_SYNC_FILE.
+	 * @point: in, the point of a timeline sync object, or 0 for a binary
+	 * sync object. Waiting for a point that has no fence yet, or for a sync
+	 * object without a fence, fails with -EINVAL. A point to signal should
+	 * be larger than all points of the timeline; if it is not, the fence is
+	 * added with the number of the last point. Zero with
+	 * DRM_VVRAM_SYNC_FILE.
 	 */
 	__u64 point;
 };
 
 /**
- * DRM_VVRAM_SYNC_SIZE_VER0 - size of the first version of struct drm_vvram_sync.
+ * DRM_VVRAM_SYNC_SIZE_VER0 - size of the first version of struct
+ * drm_vvram_sync.
  */
 #define DRM_VVRAM_SYNC_SIZE_VER0	24
 
 /**
- * DRM_VVRAM_SYNC_MAX - how many fences a call waits for at most, and how many it
- * signals.
+ * DRM_VVRAM_SYNC_MAX - how many fences a call waits for at most, and how many
+ * it signals.
  */
 #define DRM_VVRAM_SYNC_MAX		64
 
 /**
- * DRM_VVRAM_COPIES_MAX - how many copies of one open file there are at a time: the
- * call waits, interruptibly, for the end of one of them before it makes one more.
+ * DRM_VVRAM_COPIES_MAX - how many copies one open file may have queued at a
+ * time. If it has that many, the call waits, interruptibly, until one of them
+ * has ended.
  */
 #define DRM_VVRAM_COPIES_MAX		64
 
 /**
  * struct drm_vvram_gem_copy - argument of DRM_IOCTL_VVRAM_GEM_COPY
  *
- * Copies bytes between objects, wherever they are; one may be imported, or both.
- * The call queues the copy, and returns. The copy is done after the fences in
- * @in_syncs, after what was asked for before by the same open file, and after the
- * implicit fences of both objects: writes to the source, and all accesses to the
- * destination. None of these fences is waited for by the call. Its own
- * fence is one of these for others, and is put into each place of @out_syncs, in
- * their order. If the file is closed, or the device goes away, before the copy has
- * begun, it signals -ECANCELED. A copy to the buffer of another device is over when
- * the call returns.
+ * Copies bytes between objects, wherever they are; one of them may be imported,
+ * or both. The call queues the copy and returns. The copy begins after the
+ * fences in @in_syncs, after the copies that the same open file has queued
+ * before, and after the implicit fences of both objects: writes to the source,
+ * and all accesses to the destination. The call itself does not wait for these
+ * fences. The fence of the copy becomes an implicit fence of both objects, and
+ * is put into each entry of @out_syncs, in their order. If the file is closed,
+ * or the device goes away, before the copy has begun, its fence signals with
+ * -ECANCELED. A copy to the buffer of another device is complete when the call
+ * returns.
  *
- * A call that fails has queued nothing, and has put its fence nowhere.
+ * A call that fails has queued no copy, and has put no fence anywhere.
  *
- * Records of both arrays grow at their end. What a caller knows of a longer one must
- * be zero where the kernel does not know it.
+ * Later versions may append fields to the entries of both arrays. If the
+ * entries of the caller are longer than those that the kernel knows, the bytes
+ * that the kernel does not know must be zero.
  *
- * Returns -EINVAL for a size of 0, for a part that is not inside of its object, for
- * parts of one object that overlap, for more than DRM_VVRAM_SYNC_MAX entries, for a
- * sync_size that is below DRM_VVRAM_SYNC_SIZE_VER0, above 4096, or not a multiple of
- * 8, and for a buffer of another device that the CPU cannot access; -E2BIG for an
- * entry that is not zero beyond what the kernel knows; -EFAULT for an array that
- * cannot be read, or for a sync file cannot be written; -EMFILE if there is no file
- * descriptor left; -ENOENT for an unknown handle; -EINTR if a signal arrived; -ENODEV
- * if the driver of the device, or of one that exports a buffer, is gone.
+ * Returns -EINVAL for a size of 0, for a part that is not inside of its object,
+ * for parts of one object that overlap, for more than DRM_VVRAM_SYNC_MAX
+ * entries, for a sync_size that is below DRM_VVRAM_SYNC_SIZE_VER0, above 4096,
+ * or not a multiple of 8, and for a buffer of another device that the CPU
+ * cannot access; -E2BIG for an entry that is not zero beyond what the kernel
+ * knows; -EFAULT for an array that cannot be read, or in which the number of a
+ * sync file cannot be written; -EMFILE if there is no file descriptor left;
+ * -ENOENT for an unknown handle; -EINTR if a signal arrived; -ENODEV if the
+ * driver of the device is gone, or that of a device that exports one of the
+ * buffers.
  */
 struct drm_vvram_gem_copy {
 	/** @src: in, handle of the object that is read. */
@@ -354,13 +374,17 @@ struct drm_vvram_gem_copy {
 	__u64 in_syncs;
 	/** @out_syncs: in, user pointer to struct drm_vvram_sync to signal. */
 	__u64 out_syncs;
-	/** @in_count: in, entries of @in_syncs; with 0 it is not looked at. */
+	/**
+	 * @in_count: in, entries of @in_syncs, which is ignored if this is 0.
+	 */
 	__u32 in_count;
-	/** @out_count: in, entries of @out_syncs; with 0 it is not looked at. */
+	/**
+	 * @out_count: in, entries of @out_syncs, which is ignored if this is 0.
+	 */
 	__u32 out_count;
 	/**
-	 * @sync_size: in, bytes from one entry of either array to the next; not
-	 * looked at if both are empty.
+	 * @sync_size: in, bytes from one entry of either array to the next;
+	 * ignored if both are empty.
 	 */
 	__u32 sync_size;
 	/** @flags: must be zero. */
@@ -370,29 +394,29 @@ struct drm_vvram_gem_copy {
 /**
  * DRM_VVRAM_VM_SIZE - size of the address space of an open file, in bytes.
  *
- * It begins at address 0, and nothing is in it at first.
+ * It begins at address 0, and nothing is bound in it at first.
  */
 #define DRM_VVRAM_VM_SIZE			(1 << 26)
 
 /**
- * DRM_VVRAM_VM_BIND_UNBIND - take away what is at the addresses.
+ * DRM_VVRAM_VM_BIND_UNBIND - unbind what is bound to the addresses.
  */
 #define DRM_VVRAM_VM_BIND_UNBIND		(1 << 0)
 
 /**
  * struct drm_vvram_vm_bind - argument of DRM_IOCTL_VVRAM_VM_BIND
  *
- * Shows a part of an object in the address space of the file, wherever the
- * object is, until that part is taken away or the file is closed. The address
- * space keeps the object, also when its handle is closed. The object may move;
- * the addresses stay.
+ * Binds a part of an object to addresses in the address space of the file,
+ * until the part is unbound or the file is closed. The address space holds a
+ * reference to the object, also when its handle is closed. The object may move;
+ * its addresses stay the same.
  *
  * Returns -EINVAL for addresses, sizes and offsets that are not multiples of
- * the page size, for what is not inside of the address space or of the object,
- * and for an unknown flag; -ENOENT for an unknown handle; -EEXIST if something
- * is at one of the addresses. With DRM_VVRAM_VM_BIND_UNBIND handle and offset
- * must be zero, and -ENOENT says that nothing was bound to just these
- * addresses by one call.
+ * the page size, for a range that is not inside of the address space or of the
+ * object, and for an unknown flag; -ENOENT for an unknown handle; -EEXIST if
+ * one of the addresses is bound already. With DRM_VVRAM_VM_BIND_UNBIND handle
+ * and offset must be zero, and the call returns -ENOENT unless exactly this
+ * range was bound by one earlier call.
  */
 struct drm_vvram_vm_bind {
 	/** @addr: in, first address. */
@@ -408,11 +432,11 @@ struct drm_vvram_vm_bind {
 };
 
 /**
- * DRM_VVRAM_VM_READ_AS_IS - read by the page table as it is.
+ * DRM_VVRAM_VM_READ_AS_IS - read through the page table as it is.
  *
- * Without this flag the call first brings up to date what it reads by, as for
- * a job of a GPU. With it -EFAULT is returned for what has moved since it was
- * used.
+ * Without this flag the call first updates the entries that it reads through,
+ * as a driver does before a job of a GPU. With it the call returns -EFAULT for
+ * an object that has moved since its entries were filled.
  */
 #define DRM_VVRAM_VM_READ_AS_IS			(1 << 0)
 
@@ -420,19 +444,19 @@ struct drm_vvram_vm_bind {
  * struct drm_vvram_vm_read - argument of DRM_IOCTL_VVRAM_VM_READ
  *
  * Reads bytes by their addresses in the address space of the file. This is for
- * tests, which see by it that page tables follow objects.
+ * tests, which check with it that page tables follow objects.
  *
  * Returns -EINVAL for a size of 0, for addresses that are not inside of the
- * address space, and for an unknown flag; -EFAULT if nothing is at one of the
- * addresses, or data cannot be written to; -EOPNOTSUPP if that is the buffer of
- * another device. Some bytes may have been written then.
+ * address space, and for an unknown flag; -EFAULT if nothing is bound to one of
+ * the addresses, or if @data cannot be written to; -EOPNOTSUPP if the buffer of
+ * another device is bound there. A call that fails may have written some bytes.
  */
 struct drm_vvram_vm_read {
 	/** @addr: in, first address. */
 	__u64 addr;
 	/** @size: in, how many bytes. */
 	__u64 size;
-	/** @data: in, pointer to where they go. */
+	/** @data: in, user pointer to @size bytes, which are written. */
 	__u64 data;
 	/** @flags: in, DRM_VVRAM_VM_READ_*. */
 	__u32 flags;
@@ -446,32 +470,36 @@ struct drm_vvram_vm_read {
  *
  * A range of the addresses of the calling process, made of whole pages.
  *
- * DRM_IOCTL_VVRAM_SVM_MIGRATE moves anonymous memory to VRAM. The process keeps
- * its addresses. When the CPU accesses a page, all that was moved together with it
- * moves back: an aligned piece with a power of two in size, 2 MiB at most; the rest
- * stays. The memory also moves back when VRAM is needed for something else, when
- * the device sleeps with the system, and when it is reset or goes away. It counts
- * as memory of the process all the time, and keeps the device from being suspended
- * at runtime.
+ * DRM_IOCTL_VVRAM_SVM_MIGRATE migrates anonymous memory to VRAM. The process
+ * keeps its addresses. Pages are migrated in aligned blocks, whose size is a
+ * power of two of at most 2 MiB; when the CPU accesses a page, its block moves
+ * back to system memory, and the other blocks stay. The memory also moves back
+ * when VRAM is needed for other objects or processes, when the system is
+ * suspended, and when the device is reset or goes away. While it is in VRAM it
+ * is still accounted for as memory of the process, and keeps the device from
+ * being suspended at runtime.
  *
- * A peer that has registered the addresses accesses the memory in VRAM if it can
- * reach it there, and if the BAR shows it; otherwise the memory moves back first.
+ * A peer that has registered the addresses accesses the memory in VRAM if it
+ * can reach it there, and if the BAR shows it; otherwise the memory moves back
+ * first.
  *
- * Objects and memory of processes share VRAM. Each of them has half of it if both
- * need more than there is, and has what the other one does not need. What is pinned
- * and objects that may be placed in VRAM alone do not give way.
+ * Objects and memory of processes share VRAM. If both together need more than
+ * there is, each of them may have half of it, and also what the other one does
+ * not use. Pinned objects, and objects that may only be placed in VRAM, are not
+ * evicted.
  *
- * Returns -EINVAL for a size of 0, for addresses that are not those of pages, and
- * for an unknown flag; -EFAULT if the process has nothing at one of the addresses;
- * -EBUSY if some of it cannot move, because it is no private anonymous memory, or
- * in use by a device or swapped out: all else is in VRAM then; -ENOSPC if there is
- * no room for all of it; -EOPNOTSUPP if the driver was told to do without. A call
- * that fails may have moved a part.
+ * Returns -EINVAL for a size of 0, for a range that is not made of whole pages,
+ * and for an unknown flag; -EFAULT if nothing is mapped at one of the
+ * addresses; -EBUSY if some pages cannot be migrated, because they are not
+ * private anonymous memory, or are in use by a device or swapped out: all other
+ * pages are in VRAM then; -ENOSPC if there is no room for all pages;
+ * -EOPNOTSUPP if the parameter svm of the module is 0. A call that fails may
+ * have migrated a part of the range.
  *
- * DRM_IOCTL_VVRAM_SVM_EVICT moves back what is in VRAM, of any device. Returns
- * -EINVAL for the same reasons, and -EFAULT if the process cannot read one of the
- * addresses. It reads each page, so memory that was never touched reads as zeroes
- * afterwards, as before.
+ * DRM_IOCTL_VVRAM_SVM_EVICT moves the pages of the range that are in the VRAM
+ * of any device back to system memory. Returns -EINVAL for the same reasons,
+ * and -EFAULT if the process cannot read one of the addresses. The call reads
+ * each page, so memory that was never touched is populated and reads as zeroes.
  */
 struct drm_vvram_svm_range {
 	/** @addr: in, first address. */
@@ -505,8 +533,8 @@ enum {
 		DRM_IOWR(DRM_COMMAND_BASE + DRM_VVRAM_GEM_IMPORT_INFO,
 			 struct drm_vvram_gem_import_info),
 	/*
-	 * Nothing is written back to the argument, which could fail after the copy
-	 * was queued.
+	 * The direction is IOW, because a write back to the argument could fail
+	 * after the copy was queued.
 	 */
 	DRM_IOCTL_VVRAM_GEM_COPY =
 		DRM_IOW(DRM_COMMAND_BASE + DRM_VVRAM_GEM_COPY,
@@ -514,7 +542,7 @@ enum {
 	DRM_IOCTL_VVRAM_PEER_QUERY =
 		DRM_IOWR(DRM_COMMAND_BASE + DRM_VVRAM_PEER_QUERY,
 			 struct drm_peer_query),
-	/* Nothing is written back to the argument here, either. */
+	/* As for GEM_COPY, nothing is written back to the argument. */
 	DRM_IOCTL_VVRAM_VM_BIND =
 		DRM_IOW(DRM_COMMAND_BASE + DRM_VVRAM_VM_BIND,
 			struct drm_vvram_vm_bind),

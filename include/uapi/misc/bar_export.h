@@ -18,9 +18,11 @@
 
 /** struct bar_export_range - a piece of a BAR */
 struct bar_export_range {
-	/** @offset: where in the BAR it begins, in bytes; whole pages. */
+	/**
+	 * @offset: where in the BAR the range begins, in bytes; whole pages.
+	 */
 	__u64 offset;
-	/** @size: its size in bytes; whole pages. */
+	/** @size: size of the range in bytes; whole pages. */
 	__u64 size;
 };
 
@@ -30,7 +32,9 @@ struct bar_export {
 	__u32 bar;
 	/** @flags: must be zero. */
 	__u32 flags;
-	/** @count: in, how many ranges there are, 1 to BAR_EXPORT_MAX_RANGES. */
+	/**
+	 * @count: in, how many ranges there are, 1 to BAR_EXPORT_MAX_RANGES.
+	 */
 	__u32 count;
 	/** @pad: must be zero. */
 	__u32 pad;
@@ -48,13 +52,14 @@ enum {
 	 * with O_RDWR and O_CLOEXEC.
 	 *
 	 * The dma-buf is for PCI devices that take peer-to-peer memory and can
-	 * be told to drop a mapping; there is no system memory to fall back to.
-	 * Who does not qualify, or has no route to the device, is refused with
+	 * be revoked; there is no system memory to fall back to. Any other
+	 * importer, and one that has no route to the device, is refused with
 	 * -EOPNOTSUPP when it attaches.
 	 *
-	 * -EINVAL if there is no range, or one is not inside a memory BAR or
-	 * not made of whole pages, or if flags or pad is not zero; -EFAULT if
-	 * they cannot be read; -ENODEV if the driver was unbound.
+	 * Returns -EINVAL if there is no range, or one is not inside a memory
+	 * BAR or not made of whole pages, or if flags or pad is not zero;
+	 * -EFAULT if the argument or the ranges cannot be read; -ENODEV if the
+	 * driver was unbound.
 	 */
 	BAR_EXPORT_IOC_EXPORT = _IOW(BAR_EXPORT_IOC, 0x20, struct bar_export),
 };
