@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Probe, and what exists while the driver is bound.
+//! Probe, and the data that exists while the driver is bound.
 
 use kernel::{
     device::{
@@ -74,29 +74,29 @@ pub(crate) struct VvramDriver;
 /// The DRM device of this driver.
 pub(crate) type VvramDevice<Ctx = drm::Normal> = drm::Device<VvramDriver, Ctx>;
 
-/// What lives as long as the DRM device, which may be longer than the driver is bound.
+/// Data of the DRM device, which may outlive the binding of the driver.
 #[pin_data]
 pub(crate) struct VvramData {
-    /// Parts of VRAM that no object gets.
+    /// Allocations that keep objects out of parts of VRAM, for tests.
     _holes: KVVec<Allocation>,
-    /// What is where in VRAM and in system memory.
+    /// The TTM device, which places objects in VRAM and in system memory.
     #[pin]
     pub(crate) ttm: ttm::Device<BoData>,
-    /// What the address spaces of clients show.
+    /// The mappings of objects in the address spaces of clients.
     pub(crate) mapped: Arc<Mapped>,
 }
 
-/// What exists while the driver is bound. Fields are dropped in this order.
+/// Data that exists while the driver is bound. The fields are dropped in this order.
 pub(crate) struct BoundData<'a> {
-    /// The exported buffers: revoked before VRAM is out of reach.
+    /// The exported buffers, which are revoked before VRAM becomes inaccessible.
     pub(crate) exports: peer::Exports<'a, BoData>,
-    /// What processes have of VRAM: moved back before VRAM is out of reach.
+    /// The device-private memory of processes, which moves back before VRAM becomes inaccessible.
     pub(crate) svm: Option<pagemap::Registration<'a, Svm>>,
     /// The struct pages of the BAR, if it has some.
     pub(crate) pages: Option<BarPages<'a>>,
-    /// What works on VRAM. Dropped when all work is done.
+    /// The engine that accesses VRAM. It is dropped when all of its work is done.
     pub(crate) engine: Arc<dyn Engine + 'a>,
-    /// That of the DRM device.
+    /// [`VvramData::mapped`].
     pub(crate) mapped: Arc<Mapped>,
 }
 
@@ -144,18 +144,19 @@ kernel::pci_device_table!(
 
 type Card = drm::devres::Registration<VvramDriver>;
 
-/// What the driver has of a bound device.
+/// The data of a bound device.
 #[pin_data]
 pub(crate) struct Probed<'bound> {
     variant: &'static dyn Variant,
     /// The struct pages of the BAR, if it has some. They stay when the device is reset.
     pages: Option<BarPages<'bound>>,
-    /// The DRM device, gone while the device is reset.
+    /// The DRM device, [`None`] while the device is reset.
     #[pin]
     card: Mutex<Option<Card>>,
 }
 
-/// What becomes of VRAM while the device is suspended. Memory of this device keeps its content.
+/// Returns whether VRAM keeps its content while the device is suspended. The memory of this device
+/// does; with the parameter `lossy_suspend` it counts as lost.
 fn content() -> Content {
     if module_parameters::lossy_suspend.value() == 0 {
         Content::Kept
@@ -165,11 +166,11 @@ fn content() -> Content {
 }
 
 impl Probed<'_> {
-    /// Moves what is needed while the device is suspended out of VRAM.
+    /// Moves or saves the content of VRAM that must not stay there while the device is suspended.
     fn suspend(&self, ctx: &mut OpCtx) -> Result {
         match &*self.card.lock() {
             Some(card) => {
-                // At runtime there is nothing, as it keeps the device awake.
+                // In a runtime suspend there is none, because such memory keeps the device awake.
                 card.with_data(|bound| bound.svm.as_ref().map_or(Ok(()), |svm| svm.evict_all()))
                     .unwrap_or(Ok(()))?;
                 card.device().ttm.suspend(content(), ctx)
@@ -178,7 +179,7 @@ impl Probed<'_> {
         }
     }
 
-    /// Brings back what was in VRAM.
+    /// Restores the content that [`Self::suspend`] has saved.
     fn resume(&self) -> Result {
         match &*self.card.lock() {
             Some(card) => card.device().ttm.resume(),
@@ -186,7 +187,7 @@ impl Probed<'_> {
         }
     }
 
-    /// Loses what is in VRAM, if that is what happens to it.
+    /// Overwrites VRAM if its content counts as lost.
     fn lose_content(&self) {
         if content() == Content::Kept {
             return;
@@ -197,10 +198,10 @@ impl Probed<'_> {
     }
 }
 
-/// Makes struct pages for the BAR that shows VRAM, unless the user does not want them.
+/// Makes struct pages for the BAR that shows VRAM, unless the parameter `struct_pages` is 0.
 ///
-/// A driver can do without: it has none if the BAR is too small for them, or if a process has taken
-/// some of them as soon as they were there.
+/// The driver works without them: there are none if the BAR is too small, or if a process has
+/// mapped some of them before the driver could take them.
 fn make_pages<'a>(
     pdev: &'a pci::Device<Core<'_>>,
     variant: &'static dyn Variant,
@@ -226,7 +227,7 @@ fn make_pages<'a>(
     pages.ok()
 }
 
-/// Makes the DRM device of a device.
+/// Makes the DRM device of a PCI device.
 fn make_card(
     pdev: &pci::Device<device::Bound>,
     variant: &'static dyn Variant,
@@ -293,7 +294,7 @@ impl pci::Driver for VvramDriver {
 
     const ID_TABLE: pci::IdTable<Self::IdInfo> = &PCI_TABLE;
 
-    // What it imports may be anywhere, such as in the BAR of another device.
+    // An imported buffer may be at any address, such as in the BAR of another device.
     const DMA_MASK: Option<DmaMask> = Some(DmaMask::new::<64>());
 
     fn probe<'bound>(
@@ -306,7 +307,7 @@ impl pci::Driver for VvramDriver {
             pdev.enable_device_mem()?;
             pdev.enable_p2pdma()?;
 
-            // Before anything maps the BAR, whose pages would make that mapping uncached.
+            // Before the BAR is mapped, because its struct pages would make that mapping uncached.
             let pages = make_pages(pdev, variant);
             let card = make_card(pdev, variant, pages.as_ref())?;
             Ok(try_pin_init!(Probed {
@@ -321,7 +322,7 @@ impl pci::Driver for VvramDriver {
         _pdev: &'bound pci::Device<device::Bound>,
         this: Pin<&Self::Data<'bound>>,
     ) -> Result {
-        // What is in use is a reason not to suspend it.
+        // Does not wait for objects that are in use: then the device is not suspended.
         this.suspend(&mut OpCtx::without_waiting())?;
         this.lose_content();
         Ok(())
@@ -341,7 +342,7 @@ impl pci::Driver for VvramDriver {
         this.suspend(&mut OpCtx::uninterruptible())
     }
 
-    // Peers have stopped to write to what they have pinned.
+    // All peers are suspended by now, so none of them writes to pinned objects any more.
     fn suspend_late<'bound>(
         _pdev: &'bound pci::Device<device::Bound>,
         this: Pin<&Self::Data<'bound>>,
@@ -358,14 +359,14 @@ impl pci::Driver for VvramDriver {
         this.resume()
     }
 
-    // A reset is an unplug and a new device: what was in VRAM is lost, and nobody has an address of
-    // it that is good after the reset. What processes have of VRAM is moved back before, as it does
-    // not belong to the device. A device that has stopped to answer has lost that: its driver fills
-    // the pages.
+    // A reset unplugs the DRM device and makes a new one: the content of VRAM is lost, and no
+    // address of VRAM from before the reset stays valid. Memory of processes in VRAM is moved back
+    // before, because it does not belong to the device. If a device does not answer any more, that
+    // memory is lost, and its driver fills the pages instead.
     fn reset_prepare<'bound>(_pdev: &'bound pci::Device<Core<'_>>, this: Pin<&Self::Data<'bound>>) {
         let card = this.card.lock().take();
 
-        // Waits for importers that cannot be revoked, without the lock.
+        // The drop waits for importers that cannot be revoked, so the lock is not held.
         drop(card);
     }
 
@@ -408,7 +409,8 @@ impl drm::Driver for VvramDriver {
     }
 
     fn unplug(bound: &BoundData<'_>) {
-        // Clients wait for the end of copies to buffers of other devices.
+        // Ioctls that wait for copies to buffers of other devices return, so that the unplug can
+        // wait for these ioctls.
         bound.engine.close();
     }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What differs between the devices that the driver knows.
+//! The differences between the devices that the driver supports.
 //!
 //! A device with a copy engine gets a [`Variant`] of its own, whose [`Engine`] uses it.
 
@@ -56,18 +56,18 @@ pub(crate) trait Variant: Sync {
 
 /// How a device works on its VRAM, while the driver is bound.
 pub(crate) trait Engine: Send + Sync {
-    /// Prepares a job, which may not be made after all.
+    /// Prepares a job. It may be dropped without being run.
     fn prepare(&self, work: &Work, plan: Plan<'_, CpuRing>) -> Result<Entry<CpuRing>>;
 
-    /// Queues a job. Must not allocate memory, nor take a reservation.
+    /// Queues a job. Must neither allocate memory nor take a reservation.
     ///
-    /// Moves are finished in their order, and all of them before the engine is gone.
+    /// Moves finish in their order, and all of them before the engine is dropped.
     fn run(&self, job: Job, ready: Entry<CpuRing>);
 
     /// Makes the queue of a client that has at most `limit` copies at a time.
     fn queue(&self, limit: usize, group: FenceGroup) -> Result<Queue<CpuRing>>;
 
-    /// Takes no more copies, and cancels those that have not begun.
+    /// Rejects new copies, and cancels those that have not begun.
     fn close(&self);
 
     /// Makes what the CPU wrote to VRAM visible to the device and to peers.
@@ -76,11 +76,11 @@ pub(crate) trait Engine: Send + Sync {
     /// Reads bytes of VRAM that the BAR shows at `at`.
     fn read(&self, at: u64, to: &mut [u8]) -> Result;
 
-    /// Copies pages of processes to VRAM or back, where the BAR shows it as `vram` says. It is done
-    /// when this returns. Takes no lock that is held where a process faults.
+    /// Copies pages of processes to VRAM or back; `vram` tells where the BAR shows a page of VRAM.
+    /// The copy is done when this returns. Takes no lock that may be held during a page fault.
     fn migrate(&self, segments: Segments<'_>, vram: &Allocator) -> Result;
 
-    /// Does to VRAM what a loss of power does. Nothing is queued.
+    /// Overwrites the content of VRAM, as if it had lost power. No job is queued at this time.
     fn lose_content(&self);
 }
 

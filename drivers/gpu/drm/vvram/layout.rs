@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! VRAM that the BAR shows in another order, and that others have parts of.
+//! VRAM whose pages the BAR shows in another order, and VRAM with holes.
 //!
-//! Nothing of this device is like that. It is for tests: code that takes the offset in VRAM for that in
-//! the BAR accesses another page, and code that takes VRAM for one piece finds holes.
+//! The memory of this device is not like that; both are for tests. Code that takes an offset in
+//! VRAM for the offset in the BAR then accesses another page, and code that takes VRAM for
+//! contiguous meets a hole.
 
 use kernel::{
     drm::vram::{
@@ -30,7 +31,7 @@ pub(crate) fn allocator(size: u64, bar_len: u64) -> Result<Arc<Allocator>> {
         return Allocator::new(0..size);
     }
 
-    // Prime to the number of pages, so that no two pages have the same place.
+    // Coprime to the number of pages, so that no two pages get the same place.
     const FACTOR: u64 = 0x9e37_79b1;
     const START: u64 = 7;
 
@@ -42,7 +43,7 @@ pub(crate) fn allocator(size: u64, bar_len: u64) -> Result<Arc<Allocator>> {
     Allocator::with_layout(0..size, Layout::new(PAGE_SIZE as u64, order)?)
 }
 
-/// Takes pages out of VRAM: one of each MiB, and not at the same place.
+/// Reserves pages of VRAM: one in each MiB, each at another offset.
 pub(crate) fn holes(vram: &Allocator) -> Result<KVVec<Allocation>> {
     let mut holes = KVVec::new();
     if module_parameters::holes.value() == 0 {

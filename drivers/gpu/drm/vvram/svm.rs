@@ -2,8 +2,9 @@
 
 //! Memory of processes that is in VRAM, `DRM_IOCTL_VVRAM_SVM_MIGRATE` and `SVM_EVICT`.
 //!
-//! The process keeps its addresses. The device has no page tables of processes: who accesses the
-//! memory in VRAM is a peer that has registered it, by its alias in the BAR.
+//! The process keeps its addresses. The device itself does not access the memory, because it has no
+//! page tables of processes. Peers that have registered the memory access it in VRAM, through the
+//! BAR.
 
 use kernel::{
     drm::{
@@ -46,9 +47,10 @@ use crate::{
     module_parameters, //
 };
 
-/// What moves memory of processes to VRAM and back.
+/// The data of [`Svm`]: the allocator and the engine by which memory of processes moves to VRAM and
+/// back.
 pub(crate) struct Memory<'a> {
-    /// That of the objects.
+    /// The allocator, which objects use, too.
     pub(crate) vram: Arc<Allocator>,
     pub(crate) engine: Arc<dyn Engine + 'a>,
 }
@@ -83,8 +85,8 @@ impl pagemap::Driver for Svm {
     }
 }
 
-/// Makes device-private pages of all VRAM, of which peers see the first `visible` bytes, if the BAR
-/// has pages. Does nothing if the user does not want that.
+/// Makes device-private pages for all of VRAM, unless the parameter `svm` is 0. If the BAR has
+/// struct pages, peers reach the first `visible` bytes.
 pub(crate) fn register<'a>(
     drm: &drm::devres::Unregistered<'_, 'a, VvramDriver>,
     pages: Option<BarPages<'a>>,
@@ -101,12 +103,12 @@ pub(crate) fn register<'a>(
     Registration::new(drm, size, bar, Ok(memory)).map(Some)
 }
 
-/// Returns the first address of a range and the one behind it.
+/// Returns the addresses of a range.
 ///
 /// # Errors
 ///
-/// `EINVAL` if it is empty, not made of whole pages, or not in the address space; for an unknown
-/// flag too.
+/// `EINVAL` if the range is empty, not made of whole pages, or not in the address space, and for an
+/// unknown flag.
 fn range_of(args: &uapi::drm_vvram_svm_range) -> Result<core::ops::Range<usize>> {
     let (start, size) = (usize::try_from(args.addr)?, usize::try_from(args.size)?);
     let end = start.checked_add(size).ok_or(EINVAL)?;
@@ -138,7 +140,7 @@ pub(crate) fn evict(
     args: &mut uapi::drm_vvram_svm_range,
     _file: &drm::File<File>,
 ) -> Result<u32> {
-    // What the CPU has read is in system memory: a page in VRAM has no entry that it could use.
+    // A read by the CPU moves a page to system memory, because the CPU cannot access it in VRAM.
     for at in range_of(args)?.step_by(PAGE_SIZE) {
         UserSlice::new(UserPtr::from_addr(at), 1)
             .reader()

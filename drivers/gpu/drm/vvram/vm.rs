@@ -2,23 +2,22 @@
 
 //! Address spaces of clients, as a GPU with page tables has them.
 //!
-//! The device has no page tables; these are shadows, which nothing but [`read`] goes through. They
-//! show what a driver does that has some. An entry has the place of a page: an offset in VRAM, the
-//! address of system memory, or that at which the device reaches the buffer of another one. It is
-//! filled with the reservation of the object held, and cleared by [`Mappings`] when the object
-//! leaves that place. The layer says when; objects are found by their numbers in the list of all
-//! mappings of the device.
+//! The device has no page tables. The tables here are kept by software, and only [`read`] walks
+//! them; they show what the driver of a device with page tables does. An entry has the address of a
+//! page: an offset in VRAM, an address of system memory, or the DMA address by which the device
+//! reaches the buffer of another device. It is filled with the reservation of the object held. When
+//! an object leaves its place, the GEM layer calls [`Mappings`], which finds the mappings of the
+//! object by its number in the list of all mappings of the device, and clears their entries.
 //!
-//! Entries that were cleared are filled again when the client uses the address space, which is what
-//! [`read`] does: as with a job of a GPU, what it needs is where it has to be before it begins. A
-//! copy of bytes between objects is no such use: the engine gets places and not addresses of a
-//! client.
+//! Cleared entries are filled again when the client uses the address space. This is what [`read`]
+//! does, as the driver of a GPU validates all objects before a job begins. A copy between objects
+//! is no such use, because the engine gets the places of the objects and not addresses of a client.
 //!
 //! # Locking
 //!
 //! From the outside to the inside: the space of a client, the reservation of an object, the list of
-//! all mappings, the entries of a space. The last two are taken by code that signals fences, so no
-//! memory is allocated with them held.
+//! all mappings, the entries of a space. The last two are taken in paths that lead to the signal of
+//! fences, so no memory is allocated with them held.
 
 use kernel::{
     dma_resv::Usage,
@@ -78,7 +77,7 @@ use crate::{
 /// How many pages an address space has.
 const PAGES: usize = uapi::DRM_VVRAM_VM_SIZE as usize >> PAGE_SHIFT;
 
-/// Where to find a mapping of an object.
+/// The key of a mapping in the list of all mappings.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
     object: u64,
@@ -101,18 +100,18 @@ struct Mapping {
     pages: usize,
     /// The offset in the object.
     offset: u64,
-    /// The object has moved, or is about to: the entries are to be filled again.
+    /// The object has moved, or is about to: the entries must be filled before the next use.
     evicted: Atomic<bool>,
 }
 
 impl Mapping {
-    /// Fills the entries with where the object is.
+    /// Fills the entries with the addresses of the object.
     fn fill(&self, dev: &VvramDevice<Registered>, object: &mut Held<'_, Bo>) -> Result {
         let ctx = &mut OpCtx::interruptible();
         let is_import = object.object().as_import().is_some();
 
         if !is_import && !matches!(object.mem_type(), Some(MemType::Vram | MemType::Tt)) {
-            // It may have been swapped out.
+            // The object may have been swapped out.
             object.validate(&[Place::TT], ctx)?;
         }
         let placed = object.placed(dev, ctx)?;
@@ -127,7 +126,7 @@ impl Mapping {
             let at = self.offset + ((page as u64) << PAGE_SHIFT);
             let (address, len) = placed.address(at).ok_or(EINVAL)?;
 
-            // A piece of an import may end inside of a page, which has one entry.
+            // An entry is for a whole page, but a segment of an import may end inside of one.
             if len < PAGE_SIZE as u64 {
                 return Err(EINVAL);
             }
@@ -145,7 +144,7 @@ impl Mapping {
         }
     }
 
-    /// Returns how many entries are present, and how many of them lead elsewhere than to the
+    /// Returns how many entries are present, and how many of them have another address than the
     /// object.
     fn checked(&self, mut is_at: impl FnMut(u64, Address) -> bool) -> (usize, usize) {
         let entries = self.table.entries.lock();
@@ -202,12 +201,12 @@ impl Mapped {
         }
     }
 
-    /// Lets the next use of an object's mappings fill them again.
+    /// Makes the next use of the mappings of an object fill their entries again.
     pub(crate) fn evicted(&self, object: u64) {
         self.each(object, |_, mapping| mapping.evicted.store(true, Relaxed));
     }
 
-    /// Clears all entries that lead to an object.
+    /// Clears all entries of an object.
     pub(crate) fn zap(&self, object: u64) {
         self.each(object, |_, mapping| mapping.clear());
     }
@@ -231,13 +230,13 @@ impl Mapped {
     }
 }
 
-/// A mapping, with the object that it keeps.
+/// A mapping, with a reference to its object.
 struct Bound {
     object: ARef<Bo>,
     mapping: Arc<Mapping>,
 }
 
-/// The address space of a client that has one.
+/// An address space.
 struct Space {
     mapped: Arc<Mapped>,
     id: u64,
@@ -271,7 +270,7 @@ impl Space {
         }
     }
 
-    /// Returns what is at a page.
+    /// Returns the mapping that has a page.
     fn at(&self, page: usize) -> Option<&Bound> {
         self.bound.values().find(|bound| {
             let mapping = &bound.mapping;
@@ -280,7 +279,7 @@ impl Space {
         })
     }
 
-    /// Tells whether something is at one of the pages before `end`.
+    /// Tells whether a mapping has one of the pages from `first` up to `end`.
     fn has_any(&self, first: usize, end: usize) -> bool {
         self.bound.values().any(|bound| {
             let mapping = &bound.mapping;
@@ -312,7 +311,7 @@ impl Space {
         let bound = Bound { object, mapping };
         let bound = RBTreeNode::new(first, bound, GFP_KERNEL)?;
 
-        // From here on the object takes the mapping along.
+        // From here on a move of the object clears the entries.
         self.mapped.list.lock().insert(listed);
         self.bound.insert(bound);
         let filled = self
@@ -327,8 +326,9 @@ impl Space {
 
     fn unbind(&mut self, first: usize) {
         if let Some(bound) = self.bound.remove(&first) {
-            // A move of the object clears the entries until they are gone here. The page table of
-            // a device has to be flushed as well before the object is let go.
+            // Until the mapping is removed from the list, a move of the object may clear the
+            // entries at the same time. A driver of real page tables also has to flush the TLB of
+            // the device before it drops the reference to the object.
             bound.mapping.clear();
             self.mapped
                 .list
@@ -366,7 +366,7 @@ impl Bound {
         })
     }
 
-    /// As [`Self::with`], with the entries as they are.
+    /// As [`Self::with`], but without filling the entries.
     fn as_is(
         &self,
         dev: &VvramDevice<Registered>,
@@ -378,7 +378,7 @@ impl Bound {
     }
 }
 
-/// The address space of a client, which begins with its first mapping.
+/// The address space of a client, which is made for its first mapping.
 #[pin_data]
 pub(crate) struct Vm {
     #[pin]
@@ -393,7 +393,7 @@ impl Vm {
     }
 }
 
-/// Returns the number of a page, or of pages.
+/// Converts an address or a size in bytes to a number of pages.
 fn page_number(bytes: u64) -> Result<usize> {
     if bytes % PAGE_SIZE as u64 != 0 {
         return Err(EINVAL);
@@ -489,14 +489,14 @@ pub(crate) fn read(
                 here.with(dev, page_by)
             }?;
         }
-        // Without the mutex: another process may have to answer a fault first.
+        // The mutex is not held, because another process may have to serve the page fault.
         to.write_slice(bytes)?;
         at += len as u64;
     }
     Ok(0)
 }
 
-/// Reads bytes of a page by its entry.
+/// Reads bytes of a page through its entry.
 fn read_page(
     dev: &VvramDevice<Registered>,
     bound: &BoundData<'_>,
@@ -506,7 +506,7 @@ fn read_page(
     skip: usize,
     to: &mut [u8],
 ) -> Result {
-    // The content may be on its way, or be lost on it.
+    // A move of the object may not be done yet, and may fail and lose the content.
     object.resv().resv().wait(Usage::Kernel, true)?;
     object.check_content()?;
 
@@ -525,7 +525,8 @@ fn read_page(
     }
 }
 
-/// The file `spaces` in debugfs: all mappings, with what of their entries is present, and wrong.
+/// The file `spaces` in debugfs: all mappings, with the numbers of entries that are present, and of
+/// those that are wrong.
 pub(crate) struct Spaces;
 
 #[vtable]

@@ -4,11 +4,10 @@
 //!
 //! The reference for drivers that adopt [`kernel::drm::gem::peer`]. The layers, from the top:
 //! `file` (the ioctls) and `copy` (the one that copies), `abi` (the layout of their arguments),
-//! `gem` (the objects and how the layers of the kernel crate see them),
-//! `driver` (probe and what exists while the driver is bound), `hw` (what differs between devices),
-//! `vm` (address spaces of clients, as a GPU with page tables has them),
-//! `svm` (memory of processes that is in VRAM),
-//! `layout` (VRAM that is not in order, or not all there, to test the layers with that).
+//! `gem` (the objects and how the layers of the kernel crate see them), `driver` (probe, and the
+//! data that exists while the driver is bound), `hw` (the differences between devices), `vm`
+//! (address spaces of clients, as a GPU with page tables has them), `svm` (memory of processes that
+//! is in VRAM), `layout` (for tests: a BAR that shows VRAM in another order, and VRAM with holes).
 
 mod abi;
 mod copy;
