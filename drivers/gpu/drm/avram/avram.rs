@@ -2,9 +2,10 @@
 
 //! VRAM behind a PCI BAR, exported peer to peer by a driver that is split in two.
 //!
-//! The reference for drivers in this shape: `core` has the PCI device, gives out its memory and makes
-//! an auxiliary device; `card` is the DRM driver of that, whose objects (`gem`) stay in VRAM. The
-//! policy of the export is [`kernel::drm::gem::peer`]. `abi` is the layout of the uAPI.
+//! The reference for drivers in this shape: `core` is the driver of the PCI device, which allocates
+//! its memory and makes an auxiliary device; `card` is the DRM driver of the auxiliary device,
+//! whose objects (`gem`) stay in VRAM. The policy of the export is [`kernel::drm::gem::peer`].
+//! `abi` checks the layout of the uAPI.
 
 mod abi;
 mod card;

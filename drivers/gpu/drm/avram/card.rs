@@ -37,19 +37,19 @@ use crate::{
     MODULE, //
 };
 
-/// The DRM driver, which is that of the auxiliary device as well.
+/// The DRM driver, which is the driver of the auxiliary device, too.
 pub(crate) struct Driver;
 
-/// What lives as long as the DRM device, which may be longer than the driver is bound.
+/// Data of the DRM device, which may outlive the binding of the driver.
 pub(crate) struct Data {
     pub(crate) vram: gem::vram::Device<BoData>,
 }
 
-/// What exists while the driver is bound. Fields are dropped in this order.
+/// Data that exists while the driver is bound. The fields are dropped in this order.
 pub(crate) struct Bound<'a> {
-    /// The exported buffers: revoked before VRAM is out of reach.
+    /// The exported buffers, which are revoked before VRAM becomes inaccessible.
     pub(crate) exports: peer::Exports<'a, BoData>,
-    /// The CPU's view of VRAM.
+    /// The mapping by which the CPU accesses VRAM.
     pub(crate) window: Window<'a>,
 }
 

@@ -2,7 +2,7 @@
 
 //! The driver of the PCI device.
 //!
-//! Other drivers have a use of VRAM of their own here, such as for firmware: they reserve it, or share
+//! In other drivers the core uses VRAM itself, such as for firmware: it reserves a part, or shares
 //! the allocator.
 
 use kernel::{
@@ -24,9 +24,9 @@ pub(crate) const BAR: u32 = 2;
 /// The name of the auxiliary device.
 pub(crate) const NAME: &CStr = c"drm";
 
-/// What the core hands to the DRM driver.
+/// The data that the core hands to the DRM driver.
 pub(crate) struct Api {
-    /// Who gives out VRAM.
+    /// The allocator of VRAM.
     pub(crate) vram: Arc<Allocator>,
 }
 
@@ -36,7 +36,7 @@ pub(crate) type ApiOf = CovariantForLt!(Api);
 /// The PCI driver.
 pub(crate) struct Core;
 
-/// What it has of a bound device.
+/// The data of a bound device.
 pub(crate) struct Probed<'a> {
     // Dropped when the driver is unbound, which unbinds the DRM driver.
     _drm: auxiliary::Registration<'a, ApiOf>,
@@ -66,7 +66,7 @@ impl pci::Driver for Core {
         _info: Option<&'bound ()>,
     ) -> impl PinInit<Probed<'bound>, Error> + 'bound {
         pdev.enable_device_mem()?;
-        // That of the device which has the memory.
+        // The provider of peer-to-peer memory is the PCI device, not the auxiliary device.
         pdev.enable_p2pdma()?;
 
         let bound: &'bound pci::Device<device::Bound> = pdev;
