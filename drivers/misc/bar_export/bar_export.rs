@@ -2,8 +2,8 @@
 
 //! Ranges of the BARs of any PCI device as dma-bufs.
 //!
-//! The smallest exporter of peer-to-peer memory: it never moves and has no copy elsewhere. It is
-//! bound by `driver_override`, or by an identification that is written to `new_id`.
+//! The smallest exporter of peer-to-peer memory: the memory never moves and has no copy elsewhere.
+//! The driver is bound by `driver_override`, or by an ID that is written to `new_id`.
 
 mod abi;
 
@@ -41,7 +41,7 @@ use kernel::{
 
 type Device = pci::Device<device::Bound>;
 
-/// The memory BARs of a device; none where there is another one, or no BAR at all.
+/// The memory BARs of a device, by their numbers; [`None`] for an I/O port BAR, and for no BAR.
 type Bars<'a> = [Option<Provider<'a>>; 6];
 
 fn provider<'a>(bars: &Bars<'a>, bar: usize) -> Result<Provider<'a>> {
@@ -50,7 +50,7 @@ fn provider<'a>(bars: &Bars<'a>, bar: usize) -> Result<Provider<'a>> {
 
 /// How many ranges are copied from userspace at once.
 const BATCH: usize = 16;
-/// For how many there is room before they are seen.
+/// The most ranges that memory is reserved for before they are read.
 const ROOM: usize = 4096;
 
 /// Ranges of a BAR that are exported.
