@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The layout of the structures of the uAPI.
+//! Checks of the layout of the structures of the uAPI.
 //!
-//! All fields are listed, with no room between them, and those of 64 bits are at multiples of 8, as
-//! the sizes are: so callers of 32 and of 64 bits have the same structures.
+//! The assertions list all fields. There is no padding between them; fields of 64 bits are at
+//! multiples of 8, and the sizes are multiples of 8. So 32-bit and 64-bit callers have the same
+//! layout.
 //!
 //! C header: [`include/uapi/drm/mgpu_drm.h`](srctree/include/uapi/drm/mgpu_drm.h)
 
@@ -76,7 +77,7 @@ const _: () = {
     assert!(offset_of!(T, pad) == 12);
     assert!(offset_of!(T, point) == 16);
     assert!(size_of::<T>() == 24);
-    // Records only grow.
+    // Later versions only append fields.
     assert!(size_of::<T>() >= uapi::DRM_MGPU_SYNC_SIZE_VER0 as usize);
 };
 
@@ -136,7 +137,7 @@ const _: () = {
     assert!(offset_of!(T, size) == 24);
     assert!(offset_of!(T, value) == 32);
     assert!(size_of::<T>() == 40);
-    // Records only grow.
+    // Later versions only append fields.
     assert!(size_of::<T>() >= uapi::DRM_MGPU_EXEC_OP_SIZE_VER0 as usize);
 };
 

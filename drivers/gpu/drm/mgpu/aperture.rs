@@ -2,28 +2,29 @@
 
 //! The aperture: windows through which the CPU and other devices see VRAM.
 //!
-//! The aperture is context 0 of the device. Its page tables are in memory of the driver, and say
-//! which page of VRAM each page of the BAR shows. The device looks at them when it is told to, and
-//! says when it has done so.
+//! The aperture is context 0 of the device. Its page tables are in memory of the driver, and map
+//! pages of the BAR to pages of VRAM. An invalidation makes the device read them again, and the
+//! device reports when that is done.
 //!
-//! A window has a part of the BAR for itself, in several pieces if need be. Its part is given to
-//! others when the device has said that the window is closed. If the device does not say so, nobody
-//! knows what the BAR shows: no window is made any more, until the device was reset.
+//! A window has a part of the BAR for itself, in several pieces if need be. The part is free for
+//! other windows once the invalidation after its close is done. If the device does not complete the
+//! invalidation, it is unknown what the BAR shows: no window is made until the device was reset.
 //!
-//! A page of VRAM is in one window at a time. An object that has moved may have left a window behind,
-//! that of an importer which has not unmapped it yet, but accesses it no more: its fences were waited
-//! for. The next window of the memory takes it over, and the old one shows nothing there.
+//! A page of VRAM is in one window at a time. When an object has moved, the window of an importer
+//! that has not unmapped it yet may still show its old memory. The importer does not access it any
+//! more, because its fences were waited for. The next window of that memory takes the pages over,
+//! and the old window shows nothing there.
 //!
-//! A reset of the device takes all windows away. When it is done the device looks at all of the
-//! tables, which have not changed: so windows are where they were. While a reset is under way that
-//! others do, no window is made; one that is closed is gone when the device looks at the tables.
+//! A reset of the device closes all windows. After it the device reads all of the tables again,
+//! which have not changed, so all windows are where they were. During a reset by the PCI core no
+//! window is made; a window that is dropped meanwhile is closed when the device reads the tables.
 //!
 //! # Locking
 //!
 //! One mutex, with which page tables are written, and inside of it that of
-//! [`Invalidator`](crate::invalidate::Invalidator). Both are taken with the reservation of an object
-//! held, and for a page fault with the `mmap_lock`, where they are only tried for some time. So
-//! nothing is allocated while they are held.
+//! [`Invalidator`](crate::invalidate::Invalidator). Both are taken with the reservation of an
+//! object held, so nothing is allocated while they are held. [`Aperture::map`] may also be called
+//! with the `mmap_lock` held, for a page fault, and only tries to take them for a limited time.
 
 use kernel::{
     device::{
@@ -75,13 +76,14 @@ use crate::{
     }, //
 };
 
-/// How much of the BAR is used at most: what one table of the second level has.
+/// How much of the BAR is used at most: as much as one table of the second level maps.
 const MOST: u64 = SZ_1G as u64;
 
-/// How often a task tries to get the locks, for which it must not wait for long.
+/// How often a task that must not wait for long tries to take a lock.
 const ATTEMPTS: usize = 10;
 
-/// Up to how many pieces it is told of each, and not of all that is between them.
+/// Up to this number of pieces, each piece is invalidated on its own; if there are more, all
+/// addresses from the first to the last piece are.
 const PIECES: usize = 4;
 
 /// The address in an entry.
@@ -92,7 +94,7 @@ struct Tables {
     root: Words,
     /// The only one of the second level.
     middle: Words,
-    /// Those of the last level.
+    /// The tables of the last level.
     leaves: KVVec<Words>,
 }
 
@@ -117,7 +119,7 @@ impl Tables {
         Ok(this)
     }
 
-    /// Lets the pages of a piece of the BAR show pages of VRAM, or nothing.
+    /// Writes the entries of the pages of a piece of the BAR.
     fn write(&self, bar: &Range, vram: &mut impl Iterator<Item = u64>) -> Result {
         let (mut page, end) = (
             usize::try_from(bar.offset >> PAGE_SHIFT)?,
@@ -152,10 +154,10 @@ impl Tables {
     }
 }
 
-/// What there is of windows.
+/// The state of all windows.
 struct State {
     tables: Tables,
-    /// A bit for each page of VRAM: those that a window shows.
+    /// A bitmap of the pages of VRAM: a bit is set if a window shows the page.
     shown: KVVec<u64>,
 }
 
@@ -184,7 +186,8 @@ impl State {
         })
     }
 
-    /// Takes pages for a window. Returns false, and takes none, if another one shows some of them.
+    /// Marks pages as shown by a window. Returns false, and marks none, if another window shows
+    /// some of them.
     fn take(&mut self, vram: &[Range]) -> bool {
         let is_free = self.all(vram, |word, bits| *word & bits == 0);
 
@@ -198,17 +201,17 @@ impl State {
     }
 }
 
-/// Gives the page at an offset back.
+/// Marks the page at an offset as not shown.
 fn give_back(shown: &mut [u64], offset: u64) {
     let page = offset >> PAGE_SHIFT;
 
-    // CAST: It is one of those that were taken, so there is a word.
+    // CAST: The page was marked before, so its word exists.
     if let Some(word) = shown.get_mut((page / 64) as usize) {
         *word &= !(1 << (page % 64));
     }
 }
 
-/// Takes a lock, unless somebody has it for long.
+/// Takes a lock, or gives up if another task holds it for long.
 fn patient<T>(mut take: impl FnMut() -> Option<T>) -> Option<T> {
     for _ in 0..ATTEMPTS {
         if let Some(guard) = take() {
@@ -223,7 +226,7 @@ fn patient<T>(mut take: impl FnMut() -> Option<T>) -> Option<T> {
 #[pin_data]
 pub(crate) struct Aperture {
     invalidator: Arc<Invalidator>,
-    /// Who has which part of the BAR.
+    /// The allocator of the BAR.
     bar: Arc<Allocator>,
     dev: ARef<Device>,
     #[pin]
@@ -266,7 +269,7 @@ impl Aperture {
         self.bar.size()
     }
 
-    /// Returns how many of them no window has.
+    /// Returns how many bytes no window uses.
     pub(crate) fn free(&self) -> u64 {
         self.bar.avail()
     }
@@ -276,7 +279,7 @@ impl Aperture {
     ///
     /// # Errors
     ///
-    /// - `EBUSY` if the device is slow, or reset.
+    /// - `EBUSY` if the device is slow, or is being reset.
     /// - `E2BIG` and `ENOSPC` if there is no room.
     /// - `EIO` if the aperture does not work any more, `ENODEV` if the device is gone.
     pub(crate) fn map(self: &Arc<Self>, vram: &Ranges, pieces: &mut RangeList) -> Result<Window> {
@@ -290,7 +293,7 @@ impl Aperture {
             pieces.push_piece(piece.offset, piece.len)?;
         }
 
-        // Who is in the way may wait for a device that is slow, or be about to reset it.
+        // The task that holds a lock may wait for a slow device, or may be resetting it.
         let mut state = patient(|| self.state.try_lock()).ok_or(EBUSY)?;
         let mut telling = patient(|| self.invalidator.try_lock()).ok_or(EBUSY)?;
         if self.invalidator.is_broken() {
@@ -305,7 +308,7 @@ impl Aperture {
                 return Err(EIO);
             }
         }
-        // From here on its drop closes it.
+        // From here on the drop of the window closes it.
         let window = Window {
             aperture: self.clone(),
             part,
@@ -322,12 +325,12 @@ impl Aperture {
             pages,
         );
 
-        // Its drop takes the locks.
+        // If `ret` is an error, the window is dropped, which takes the locks.
         drop((telling, state));
         ret.map(|()| window)
     }
 
-    /// Takes memory out of windows that show it.
+    /// Removes memory from the windows that show it.
     fn take_over(&self, state: &mut State, telling: &mut Telling<'_>, vram: &[Range]) -> Result {
         let State { tables, shown } = state;
 
@@ -352,7 +355,7 @@ impl Aperture {
         telling.invalidate(APERTURE, 0, self.len())
     }
 
-    /// Writes entries, and tells the device.
+    /// Writes entries, and invalidates them.
     fn change(
         &self,
         tables: &Tables,
@@ -382,7 +385,7 @@ impl Aperture {
 /// A window, which is closed when this is dropped.
 pub(crate) struct Window {
     aperture: Arc<Aperture>,
-    // Given back after that.
+    // Freed after that.
     part: Allocation,
 }
 
@@ -392,10 +395,11 @@ impl Drop for Window {
         let State { tables, shown } = &mut *state;
         let mut telling = self.aperture.invalidator.lock();
 
-        // A device that is gone, or has no driver, shows nothing. For what is broken see the
-        // module: what a reset brings back has to be right.
+        // Errors are ignored. If the device is gone, or the driver is unbound, the BAR shows
+        // nothing. If an invalidation is not done, no window is made until a reset, after which the
+        // device reads these tables again.
         for piece in self.part.ranges().ranges() {
-            // The driver is unbound otherwise, and nobody gets a window.
+            // Fails only if the driver is unbound; no window is made then.
             let _ = tables.read(piece, |entry| {
                 if entry & VALID != 0 {
                     give_back(shown, entry & ADDRESS);

@@ -36,7 +36,7 @@ use crate::{
 
 struct List {
     spaces: KVec<(u32, Arc<AddressSpace>)>,
-    /// The number of the last one.
+    /// The number of the last address space that was made.
     last: u32,
 }
 
@@ -72,7 +72,7 @@ impl Vms {
         Ok(space.clone())
     }
 
-    /// Makes one, and returns its number.
+    /// Adds an address space that `make` returns, and returns its number.
     fn create(&self, make: impl FnOnce() -> Result<Arc<AddressSpace>>) -> Result<u32> {
         let mut list = self.list.lock();
 
@@ -95,7 +95,7 @@ impl Vms {
             .ok_or(ENOENT)?;
         let space = list.spaces.remove(index);
 
-        // It may be the last reference.
+        // It may be the last reference, and the drop waits for the device.
         drop(list);
         drop(space);
         Ok(())
@@ -136,7 +136,7 @@ pub(crate) fn vm_destroy(
 ///
 /// # Errors
 ///
-/// `EINVAL` if it is not one of pages, is empty, or goes beyond `end`.
+/// `EINVAL` if the range is not made of whole pages, is empty, or goes beyond `end`.
 fn pages(start: u64, size: u64, end: u64) -> Result<Range<u64>> {
     let after = start.checked_add(size).ok_or(EINVAL)?;
 

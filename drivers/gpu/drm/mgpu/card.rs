@@ -49,39 +49,39 @@ use crate::{
     MODULE, //
 };
 
-/// The DRM driver, which is that of the auxiliary device as well.
+/// The DRM driver, which is the driver of the auxiliary device, too.
 pub(crate) struct Driver;
 
 /// The DRM device.
 pub(crate) type Device<Ctx = drm::Normal> = drm::Device<Driver, Ctx>;
 
-/// What lives as long as the DRM device, which may be longer than the driver is bound.
+/// Data of the DRM device, which may outlive the binding of the driver.
 #[pin_data]
 pub(crate) struct Data {
-    /// What is where in VRAM and in system memory.
+    /// The TTM device, which places objects in VRAM and in system memory.
     #[pin]
     pub(crate) ttm: ttm::Device<BoData>,
 }
 
-/// What exists while the driver is bound. Fields are dropped in this order.
+/// Data that exists while the driver is bound. The fields are dropped in this order.
 pub(crate) struct Bound<'a> {
-    /// The exported buffers: revoked before VRAM is out of reach.
+    /// The exported buffers, which are revoked before VRAM becomes inaccessible.
     pub(crate) exports: peer::Exports<'a, BoData>,
-    /// What works on virtual addresses. Moves depend on its jobs.
+    /// The compute engine, which works on virtual addresses. Moves depend on its jobs.
     pub(crate) compute: ComputeEngine<'a>,
-    /// What moves and copies the content of objects.
+    /// The copy engine, which moves and copies the content of objects.
     pub(crate) engine: CopyEngine<'a>,
-    /// The address spaces, of which none is left after this.
+    /// The address spaces. The drop of this ends all of them.
     _spaces: Spaces,
     pub(crate) gpu: Arc<Gpu>,
     /// The PCI device.
     pub(crate) pdev: &'a pci::Device<device::Bound>,
-    /// The CPU's view of the aperture.
+    /// The mapping by which the CPU accesses the aperture.
     pub(crate) window: Window<'a>,
     _told: Told,
 }
 
-/// Ends that the DRM device is told of failures, when it is dropped.
+/// Failures are reported to the DRM device until this is dropped.
 struct Told(Arc<Gpu>);
 
 impl Drop for Told {
@@ -90,8 +90,8 @@ impl Drop for Told {
     }
 }
 
-/// Ends all address spaces when it is dropped: those of files which are still open, too. No job is
-/// left by then.
+/// Ends all address spaces when it is dropped, also those of files that are still open. All jobs
+/// have ended by then.
 struct Spaces(Arc<Contexts>);
 
 impl Drop for Spaces {
@@ -193,7 +193,8 @@ impl drm::Driver for Driver {
     }
 
     fn unplug(bound: &Bound<'_>) {
-        // Clients wait for the end of their jobs, which wait for other devices.
+        // Ioctls that wait for jobs, which may depend on other devices, return, so that the unplug
+        // can wait for these ioctls.
         bound.compute.0.close();
         bound.engine.0.close();
     }

@@ -63,7 +63,7 @@ impl Operation {
     }
 }
 
-/// What a job does, and in which address space, which exists until the job is freed.
+/// The operations of a job, and a reference to the address space that they work in.
 pub(crate) struct Program {
     operations: KVec<Operation>,
     space: Arc<AddressSpace>,
@@ -81,7 +81,7 @@ impl Program {
 }
 
 impl Entries for Program {
-    // What was added is not to be added again.
+    // Because an `AtomicAdd` must not be done twice.
     const REPEATS: bool = false;
 
     const WORDS: usize = 0;
@@ -119,7 +119,7 @@ impl RingJob for ComputeJob {
     }
 
     fn begin(&mut self) -> Result<Arc<Program>> {
-        // What the device reaches may be that of others by now.
+        // An invalidation was not done, so the device may reach memory that has a new owner.
         if self.0.space.table().is_broken() {
             return Err(EIO);
         }
@@ -127,7 +127,7 @@ impl RingJob for ComputeJob {
     }
 }
 
-/// The ring of the compute engine, as a client has a queue of it.
+/// The operations of the ring of the compute engine.
 pub(crate) type ComputeRing = Jobs<ComputeJob>;
 
 /// The compute engine. Its jobs end when this is dropped.

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The contexts of the device: numbers of address spaces, and where their page tables begin.
+//! The contexts of the device: the numbers of address spaces, and the addresses of the roots of
+//! their page tables.
 //!
-//! Context 0 is that of the aperture. A number is given to another address space when the device has
-//! said that it knows nothing of the one before.
+//! Context 0 is the aperture. The number of an address space that has ended is used again once the
+//! device has completed the invalidation of the old one.
 //!
 //! # Locking
 //!
-//! The mutex of the numbers is outside of those of the page tables.
+//! The mutex of the numbers is outside of the mutexes of the page tables.
 
 use kernel::{
     device::{
@@ -36,16 +37,17 @@ use crate::{
     pagetable::PageTable, //
 };
 
-/// The context that is the aperture.
+/// The context of the aperture.
 pub(crate) const APERTURE: u32 = 0;
 
-/// What a number is.
+/// The state of a number.
 enum Slot {
-    /// Nobody's.
+    /// No address space has it.
     Free,
-    /// That of an address space.
+    /// An address space has it.
     Used(Arc<PageTable>),
-    /// That of one of which the device may still know, or of the aperture.
+    /// It must not be used: it is that of the aperture, or the device may still have translations
+    /// of an address space that has ended.
     Kept,
 }
 
@@ -55,14 +57,14 @@ pub(crate) struct Contexts {
     /// For each context the bus address of its root, or 0.
     roots: Words,
     invalidator: Arc<Invalidator>,
-    /// How many page tables there are.
+    /// How many page tables are allocated.
     tables: Atomic<usize>,
     #[pin]
     slots: Mutex<KVVec<Slot>>,
 }
 
 impl Contexts {
-    /// Makes the table of contexts, of which none has a page table.
+    /// Makes the table of contexts, in which no context has a page table.
     ///
     /// # Errors
     ///
@@ -91,12 +93,12 @@ impl Contexts {
         self.roots.address(0)
     }
 
-    /// Returns what tells the device of changes.
+    /// Returns the invalidator of the device.
     pub(crate) fn invalidator(&self) -> &Arc<Invalidator> {
         &self.invalidator
     }
 
-    /// Returns how many numbers are nobody's.
+    /// Returns how many numbers are free.
     pub(crate) fn free(&self) -> u64 {
         let slots = self.slots.lock();
 
@@ -106,12 +108,12 @@ impl Contexts {
             .count() as u64
     }
 
-    /// Returns how many bytes all page tables take.
+    /// Returns how many bytes all page tables use.
     pub(crate) fn memory(&self) -> u64 {
         (self.tables.load(Relaxed) * PAGE_SIZE) as u64
     }
 
-    /// Says where the tables of a context begin, 0 for none.
+    /// Sets the bus address of the root table of a context, 0 for none.
     ///
     /// # Errors
     ///
@@ -120,11 +122,12 @@ impl Contexts {
         self.roots.write(context as usize, [root])
     }
 
-    /// Gives a context to a new address space, in which nothing is mapped.
+    /// Makes the page tables of a new address space, in which nothing is mapped, with a free
+    /// context.
     ///
     /// # Errors
     ///
-    /// - `ENOSPC` if all are in use.
+    /// - `ENOSPC` if all contexts are in use.
     /// - `ENOMEM` if memory runs out, `ENODEV` after the driver was unbound.
     pub(crate) fn create(self: &Arc<Self>, dev: &Device<Bound>) -> Result<Arc<PageTable>> {
         let mut slots = self.slots.lock();
@@ -139,8 +142,8 @@ impl Contexts {
         Ok(table)
     }
 
-    /// Takes back the number of an address space, which others may get unless `is_known` to the
-    /// device.
+    /// Frees the number of an address space. If it `is_known`, the device may still have
+    /// translations of it, and the number is not used again.
     pub(crate) fn take_back(&self, number: u32, is_known: bool) {
         let slot = if is_known { Slot::Kept } else { Slot::Free };
         let before = match self.slots.lock().get_mut(number as usize) {
@@ -152,9 +155,10 @@ impl Contexts {
         drop(before);
     }
 
-    /// Ends all address spaces, whoever still has one: the memory of their tables is given back.
+    /// Ends all address spaces, also those with references left, and frees the memory of their
+    /// tables.
     ///
-    /// Nobody makes a new one meanwhile.
+    /// No new one is made meanwhile.
     pub(crate) fn end_all(&self) {
         for number in 0..WORDS {
             let table = match self.slots.lock().get(number) {
@@ -174,7 +178,7 @@ pub(crate) struct Page {
 }
 
 impl Page {
-    /// Makes one whose entries lead nowhere.
+    /// Makes a page whose entries are all zero, so that they map nothing.
     ///
     /// # Errors
     ///

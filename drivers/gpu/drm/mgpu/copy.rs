@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! `DRM_IOCTL_MGPU_GEM_COPY`: what a copy depends on, and where its fence goes to.
+//! `DRM_IOCTL_MGPU_GEM_COPY`: the fences that a copy depends on, and the entries that its own fence
+//! is put into.
 //!
 //! The DRM core writes nothing back to the argument of the ioctl.
 
@@ -48,7 +49,8 @@ pub(crate) fn gem_copy(
     args: &mut uapi::drm_mgpu_gem_copy,
     file: &drm::File<File>,
 ) -> Result<u32> {
-    // Before anything can fail: a call takes what was waited for on its behalf.
+    // Before anything can fail, so that each call takes the permit that was waited for on its
+    // behalf.
     let client = file.inner().get_ref().copies(dev, bound)?;
 
     check(args.flags == 0)?;

@@ -27,7 +27,7 @@ use crate::{
     MODULE, //
 };
 
-/// What the device is known by.
+/// The vendor ID and the device ID.
 const VENDOR: u16 = 0x1234;
 const DEVICE: u16 = 0x11f0;
 
@@ -40,7 +40,7 @@ static IDS: Atomic<u32> = Atomic::new(0);
 /// The name of the auxiliary device.
 pub(crate) const NAME: &CStr = c"drm";
 
-/// What the core hands to the DRM driver.
+/// The data that the core hands to the DRM driver.
 pub(crate) struct Api {
     pub(crate) gpu: Arc<Gpu>,
 }
@@ -51,11 +51,11 @@ pub(crate) type ApiOf = CovariantForLt!(Api);
 /// The PCI driver.
 pub(crate) struct Core;
 
-/// What it has of a bound device. Fields are dropped in this order.
+/// The data of a bound device. The fields are dropped in this order.
 pub(crate) struct Probed<'a> {
-    /// Unbinds the DRM driver, and then drops what that was handed.
+    /// The drop of this unbinds the DRM driver, and then drops the [`Api`].
     _drm: auxiliary::Registration<'a, ApiOf>,
-    /// Nobody gives the device work any more. Its memory is given back after that.
+    /// Resets the device when no driver gives it work any more. Its memory is freed after that.
     quiet: Quiet,
 }
 
@@ -63,8 +63,8 @@ kernel::pci_device_table!(
     PCI_TABLE,
     <Core as pci::Driver>::IdInfo,
     [
-        // There is no constant for the vendor, hence match by class, that is "other display", and
-        // let probe look at the rest.
+        // There is no constant for the vendor. Hence match by class, which is "other display", and
+        // let probe check the vendor and the device.
         (pci::DeviceId::from_class(0x038000, 0xffffff), ())
     ]
 );
@@ -75,7 +75,7 @@ impl pci::Driver for Core {
 
     const ID_TABLE: pci::IdTable<Self::IdInfo> = &PCI_TABLE;
 
-    // The last bit of an address says that it is one of VRAM.
+    // The highest bit of an address marks it as an address of VRAM.
     const DMA_MASK: Option<DmaMask> = Some(DmaMask::new::<63>());
 
     // VRAM would lose its content, and nothing saves it.
@@ -95,7 +95,7 @@ impl pci::Driver for Core {
         }
 
         pdev.enable_device_mem()?;
-        // That of the device which has the memory.
+        // The provider of peer-to-peer memory is the PCI device, not the auxiliary device.
         pdev.enable_p2pdma()?;
 
         let bound: &'bound pci::Device<device::Bound> = pdev;

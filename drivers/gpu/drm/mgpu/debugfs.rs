@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Files in debugfs, for tests: errors that the device makes on request, and what it has to report.
+//! Files in debugfs, for tests: errors that the device makes on request, and its count of broken
+//! rules.
 
 use kernel::{
     drm::{
@@ -17,7 +18,8 @@ use crate::card::{
     Driver, //
 };
 
-/// Has the device make an error: what, the number of the ring, and an argument, in decimal numbers.
+/// Makes the device fail on request. The text is three decimal numbers: the kind of error, the
+/// number of the ring, and an argument.
 pub(crate) struct Inject;
 
 #[vtable]
@@ -41,7 +43,7 @@ impl drm::debugfs::File for Inject {
     }
 }
 
-/// Shows how many rules of the device were broken so far.
+/// Shows how many rules of the interface of the device the driver has broken so far.
 pub(crate) struct Reports;
 
 #[vtable]

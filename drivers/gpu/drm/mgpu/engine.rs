@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What the rings of the device do, as their queues and TTM see it.
+//! The rings of the device, as the hardware behind queues of jobs and as the copy engine of TTM.
 
 use core::marker::PhantomData;
 use kernel::{
@@ -48,24 +48,24 @@ pub(crate) trait RingJob: Send + 'static {
     /// The name of the ring.
     const NAME: &'static CStr;
 
-    /// What jobs of this ring write to it.
+    /// The type of the entries that jobs write to the ring.
     type Entries: Entries;
 
     /// Returns the ring.
     fn ring(gpu: &Gpu) -> &ring::Ring<Self::Entries>;
 
-    /// Returns what is to be written. Called when the job begins, also again after a reset.
+    /// Returns the entries of the job. Called when the job begins, and again after a reset.
     ///
     /// # Errors
     ///
-    /// The job ends with the error, and nothing is written.
+    /// The job ends with the error, and no entry is written.
     fn begin(&mut self) -> Result<Arc<Self::Entries>>;
 
     /// See [`RingOps::ended`].
     fn ended(&mut self, _result: Result) {}
 }
 
-/// The ring that does jobs `J`.
+/// The operations of a ring that runs jobs `J`.
 pub(crate) struct Jobs<J>(PhantomData<J>);
 
 impl<J: RingJob> RingOps for Jobs<J> {
@@ -99,7 +99,7 @@ impl<J: RingJob> RingOps for Jobs<J> {
     }
 }
 
-/// By which a ring is made.
+/// The initializer of a ring.
 struct Init(Arc<Gpu>);
 
 impl<J: RingJob> HwInit<Jobs<J>> for Init {
@@ -108,7 +108,8 @@ impl<J: RingJob> HwInit<Jobs<J>> for Init {
     }
 }
 
-/// Makes the queues of a ring, for `dev`, the device whose driver has jobs.
+/// Makes the [`Ring`] whose queues feed a ring of the device. `dev` is the device whose driver
+/// submits jobs.
 ///
 /// # Errors
 ///
@@ -128,7 +129,7 @@ pub(crate) fn new_ring<'a, J: RingJob>(
 
 /// A move, or a copy of a client.
 pub(crate) struct CopyJob {
-    /// Until it has ended.
+    /// [`None`] once the job has ended.
     job: Option<Job>,
     lists: Arc<Lists>,
 }
@@ -156,7 +157,7 @@ impl RingJob for CopyJob {
     }
 }
 
-/// The ring of the copy engine, as a client has a queue of it.
+/// The operations of the ring of the copy engine.
 pub(crate) type CopyRing = Jobs<CopyJob>;
 
 /// The copy engine. Its jobs end when this is dropped.

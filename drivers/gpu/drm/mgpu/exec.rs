@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! `DRM_IOCTL_MGPU_EXEC`: what a job of the compute engine does, what it depends on, and where its
-//! fence goes to.
+//! `DRM_IOCTL_MGPU_EXEC`: the operations of a job of the compute engine, the fences that it depends
+//! on, and the entries that its own fence is put into.
 //!
 //! The DRM core writes nothing back to the argument of the ioctl.
 
@@ -55,17 +55,17 @@ use crate::{
     vm::AddressSpace, //
 };
 
-/// How many jobs of one open file there are at a time.
+/// How many jobs one open file may have queued at a time.
 const JOBS: usize = uapi::DRM_MGPU_EXEC_JOBS_MAX as usize;
 
-/// The longest operation that a caller may know, in bytes.
+/// The largest size of an entry of the array of operations, in bytes.
 const ENTRY_MAX: u32 = 4096;
 
-/// The jobs of an open file, whose queue is made when it asks for the first one.
+/// The jobs of an open file. Their queue is made for the first one.
 #[pin_data]
 pub(crate) struct Jobs {
     queue: SetOnce<Queue<ComputeRing>>,
-    /// Room for jobs that ioctls are about to ask for.
+    /// Permits that ioctls have waited for, one for each job that is about to be queued.
     #[pin]
     room: Mutex<KVec<Permit>>,
 }
@@ -80,7 +80,7 @@ impl Jobs {
 
     /// Waits for room for one more job, interruptibly. No lock may be held.
     pub(crate) fn await_room(&self) -> Result {
-        // The first one has room.
+        // Without a queue the job is the first one, which has room.
         if let Some(queue) = self.queue.as_ref() {
             let permit = queue.permit()?;
 
@@ -93,8 +93,9 @@ impl Jobs {
     ///
     /// # Errors
     ///
-    /// `EAGAIN` if another task has taken the room, which only is without a wait before, and what
-    /// `make` returns.
+    /// - `EAGAIN` if there is no room. That happens only to an ioctl for which [`Self::await_room`]
+    ///   found no queue.
+    /// - What `make` returns.
     fn take(
         &self,
         make: impl FnOnce() -> Result<Queue<ComputeRing>>,
@@ -102,7 +103,7 @@ impl Jobs {
         let mut room = self.room.lock();
 
         if self.queue.as_ref().is_none() {
-            // Nobody else does so meanwhile.
+            // The mutex is held, so no other task populates it.
             self.queue.populate(make()?);
         }
         let queue = self.queue.as_ref().ok_or(EINVAL)?;
@@ -115,7 +116,7 @@ impl Jobs {
     }
 }
 
-/// Reads what a job is to do.
+/// Reads the operations of a job.
 ///
 /// # Errors
 ///
@@ -189,13 +190,14 @@ pub(crate) fn exec(
     file: &drm::File<File>,
 ) -> Result<u32> {
     let inner = file.inner().get_ref();
-    // Before anything can fail: a call takes what was waited for on its behalf.
+    // Before anything can fail, so that each call takes the permit that was waited for on its
+    // behalf.
     let (queue, permit) = inner
         .jobs()
         .take(|| bound.compute.0.queue(JOBS, dev.ttm.fence_group()))?;
 
     check(args.flags == 0 && args.pad == 0)?;
-    // Not given up before this returns, and no reservation is held.
+    // The reference is held until this returns, so that its drop comes without a reservation held.
     let space = inner.vms().find(args.vm)?;
     let program = Program::new(operations(args)?, space.clone())?;
 
@@ -208,7 +210,7 @@ pub(crate) fn exec(
     Ok(0)
 }
 
-/// Queues a job, when all that its address space maps is where the engine reaches it.
+/// Validates all objects that are mapped in the address space of a job, and queues the job.
 fn submit(
     dev: &Device<Registered>,
     space: &AddressSpace,
@@ -228,7 +230,7 @@ fn submit(
         if space.table().is_broken() {
             return Err(EIO);
         }
-        // What comes now is not done again.
+        // From here on the closure is not called again.
         let mut job = queue.job(
             Some(permit.take().ok_or(EINVAL)?),
             ComputeJob(program.clone()),
@@ -236,8 +238,8 @@ fn submit(
         for fence in fences {
             job.depend(fence.clone())?;
         }
-        // Content that is on its way, memory that others have just left, and what users of the
-        // objects do to them.
+        // These fences stand for moves of the objects, for jobs that still use the memory which an
+        // object was moved to, and for accesses of other users of the objects.
         valid.for_each_fence(Usage::Read, |fence| job.depend_on_fence(fence))?;
         let slot = valid.reserve(1)?.next().ok_or(EINVAL)?;
 

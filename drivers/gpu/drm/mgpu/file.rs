@@ -49,15 +49,15 @@ use crate::{
 /// An open file of the device.
 #[pin_data]
 pub(crate) struct File {
-    /// What is pinned on its behalf.
+    /// The account of VRAM that is pinned on behalf of this file.
     pins: Arc<PinAccount>,
     #[pin]
     copies: Copies<CopyRing>,
-    /// Its jobs of the compute engine. Those that have not begun are cancelled before its address
-    /// spaces go.
+    /// The jobs of the compute engine. When the file is closed, jobs that have not begun are
+    /// cancelled before the address spaces are dropped.
     #[pin]
     jobs: Jobs,
-    /// Its address spaces.
+    /// The address spaces.
     #[pin]
     vms: Vms,
 }
@@ -80,7 +80,7 @@ impl drm::file::DriverFile for File {
     }
 }
 
-/// How many copies of one open file there are at a time, see `DRM_IOCTL_MGPU_GEM_COPY`.
+/// How many copies one open file may have queued at a time, see `DRM_IOCTL_MGPU_GEM_COPY`.
 const COPIES: usize = uapi::DRM_MGPU_COPIES_MAX as usize;
 
 const PLACE_VRAM: u32 = uapi::DRM_MGPU_GEM_PLACE_VRAM;
@@ -98,18 +98,18 @@ pub(crate) fn check(ok: bool) -> Result {
 }
 
 impl File {
-    /// Returns the account for what is pinned on its behalf.
+    /// Returns the account of VRAM that is pinned on behalf of this file.
     pub(crate) fn pins(&self) -> &Arc<PinAccount> {
         &self.pins
     }
 
-    /// Waits for room for one more copy, before the ioctl that asks for it enters the section that an
+    /// Waits for room for one more copy. This comes before the ioctl enters the section that an
     /// unplug waits for.
     pub(crate) fn await_room(file: &drm::File<File>) -> Result {
         file.inner().get_ref().copies.await_room()
     }
 
-    /// Returns the queue of its copies, and that room.
+    /// Returns the queue of copies of this file, and the permit that [`Self::await_room`] has got.
     pub(crate) fn copies(
         &self,
         dev: &Device<Registered>,
@@ -127,12 +127,12 @@ impl File {
         file.inner().get_ref().jobs.await_room()
     }
 
-    /// Returns its jobs of the compute engine.
+    /// Returns the jobs of the compute engine.
     pub(crate) fn jobs(&self) -> &Jobs {
         &self.jobs
     }
 
-    /// Returns its address spaces.
+    /// Returns the address spaces.
     pub(crate) fn vms(&self) -> &Vms {
         &self.vms
     }
@@ -258,11 +258,12 @@ impl File {
     }
 }
 
-/// Returns what an object that is created like this is.
+/// Returns the data of an object with these placements and flags.
 ///
 /// # Errors
 ///
-/// `EINVAL` if there is no placement, or one or a flag is unknown, or they contradict each other.
+/// `EINVAL` if there is no placement, if a placement or a flag is unknown, or if they contradict
+/// each other.
 fn bo_data(placements: u32, flags: u32) -> Result<BoData> {
     let domain = match placements {
         PLACE_VRAM => Domain::Vram,
@@ -273,7 +274,7 @@ fn bo_data(placements: u32, flags: u32) -> Result<BoData> {
     check(flags & !EXPORT_VRAM_OR_FAIL == 0)?;
     let vram_or_fail = flags & EXPORT_VRAM_OR_FAIL != 0;
 
-    // It is never where it would have to be.
+    // The flag needs an object that may be placed in VRAM.
     check(!(vram_or_fail && domain == Domain::System))?;
     Ok(BoData {
         domain,

@@ -60,9 +60,9 @@ pub(crate) type Bo = gem::ttm::Object<BoData>;
 /// The driver's part of an object.
 #[derive(Clone, Copy)]
 pub(crate) struct BoData {
-    /// Where it may live.
+    /// Where the object may be placed.
     pub(crate) domain: Domain,
-    /// Importers get it in VRAM or not at all.
+    /// Importers get the object in VRAM or not at all.
     pub(crate) vram_or_fail: bool,
 }
 
@@ -170,7 +170,7 @@ impl PeerObject for BoData {
         self.vram_or_fail
     }
 
-    /// Where the buffer of another device may live is not ours to say.
+    /// The exporter decides where an imported buffer is placed, so these placements do not matter.
     fn import_args() -> Option<Self> {
         Some(Self {
             domain: Domain::System,

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What there is of a device while its driver is bound.
+//! The data of a device while the PCI driver is bound.
 //!
-//! Both drivers have it, and windows have their aperture. Its memory and its registers are out of
-//! reach once the driver of the PCI device is unbound, whoever has it.
+//! Both drivers hold references to it, and each window holds one to the aperture. Its memory and
+//! its registers are revoked when the PCI driver is unbound, whatever references are left.
 
 use kernel::{
     device::{
@@ -44,15 +44,15 @@ use crate::{
 /// The number of the ring of the copy engine.
 pub(crate) const COPY: usize = 0;
 
-/// That of the compute engine.
+/// The number of the ring of the compute engine.
 pub(crate) const COMPUTE: usize = 1;
 
-/// Returns after which time it is looked for an interrupt that was lost.
+/// Returns after how many milliseconds the rings are polled, in case an interrupt was lost.
 fn poll_time() -> Msecs {
     module_parameters::poll_ms.value()
 }
 
-/// What handles interrupts.
+/// The handler of interrupts.
 struct Events {
     copy: Arc<Ring<Lists>>,
     compute: Arc<Ring<Program>>,
@@ -62,7 +62,7 @@ impl InterruptHandler for Events {
     fn handle(&self) -> Option<Msecs> {
         let _section = SignallingSection::begin();
 
-        // Both are looked at.
+        // Not `||`: both rings advance.
         (self.copy.advance() | self.compute.advance()).then_some(poll_time())
     }
 }
@@ -70,26 +70,26 @@ impl InterruptHandler for Events {
 /// A device.
 pub(crate) struct Gpu {
     pub(crate) regs: Arc<Regs>,
-    /// Who gives out VRAM.
+    /// The allocator of VRAM.
     pub(crate) vram: Arc<Allocator>,
     pub(crate) aperture: Arc<Aperture>,
-    /// Who has which address space.
+    /// The contexts, which are the address spaces of the device.
     pub(crate) contexts: Arc<Contexts>,
     /// The ring of the copy engine.
     pub(crate) copy: Arc<Ring<Lists>>,
-    /// That of the compute engine.
+    /// The ring of the compute engine.
     pub(crate) compute: Arc<Ring<Program>>,
     pub(crate) recovery: Arc<Recovery>,
     interrupt: Interrupt<Events>,
 }
 
 impl Gpu {
-    /// Resets the device and makes it work.
+    /// Resets the device, and sets it up.
     ///
     /// # Errors
     ///
-    /// - `ENODEV` if it is not one that the driver knows.
-    /// - `ENOMEM` if memory runs out, and what else is missing.
+    /// - `ENODEV` if it is not a device that the driver knows.
+    /// - `ENOMEM` if memory runs out, and the errors of the registers and of the interrupt.
     pub(crate) fn new(pdev: &pci::Device<Core<'_>>) -> Result<Arc<Self>> {
         let bound: &pci::Device<Bound> = pdev;
         let dev: &Device<Bound> = bound.as_ref();
@@ -123,7 +123,8 @@ impl Gpu {
 
         let vram = Allocator::new(0..vram)?;
 
-        // Last: what the device knows of is allocated, and what else could fail has not failed.
+        // Last, when all memory that the device accesses is allocated, and nothing can fail any
+        // more but the allocation below.
         recovery.start(BusMaster::new(pdev)?);
         Ok(Arc::new(
             Self {
@@ -140,8 +141,8 @@ impl Gpu {
         )?)
     }
 
-    /// Has it looked at what the rings have done, also if no interrupt tells of it: to be called when
-    /// a ring was given something.
+    /// Schedules a poll of the rings, in case an interrupt is lost. Called after a job was given to
+    /// a ring.
     pub(crate) fn poll(&self) {
         self.interrupt.poll_in(poll_time());
     }
@@ -151,20 +152,21 @@ impl Gpu {
         self.recovery.resets(ring)
     }
 
-    /// Lets others reset the device, until [`Self::resume`]. What is in the rings ends with an error.
+    /// Stops the device for a reset by the PCI core, until [`Self::resume`]. Jobs in the rings end
+    /// with an error.
     pub(crate) fn pause(&self) {
         self.recovery.pause();
         self.interrupt.poll_in(0);
     }
 
-    /// Goes on after that, with what has waited.
+    /// Sets the device up after that reset, and begins the jobs that have waited.
     pub(crate) fn resume(&self) {
-        // If that fails jobs are told.
+        // If this fails, the jobs end with the error.
         let _ = self.recovery.resume();
         self.interrupt.poll_in(0);
     }
 
-    /// Lets a DRM driver, which is about to be bound, have jobs.
+    /// Prepares for jobs of a DRM driver that is about to be bound.
     ///
     /// # Errors
     ///
@@ -176,7 +178,7 @@ impl Gpu {
     }
 }
 
-/// Resets the device when it is dropped: its memory is given back after that.
+/// Resets the device when it is dropped. Memory that the device accesses is freed after that.
 pub(crate) struct Quiet(pub(crate) Arc<Gpu>);
 
 impl Drop for Quiet {

@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Invalidations: by one the device learns that page tables have changed.
+//! Invalidations of translations, after page tables have changed.
 //!
-//! The device keeps translations until it is told, and says when it has done so: then nothing it
-//! does uses what was there before. If it does not say so, even when told once more, it has lost
-//! what it was told, and nobody knows what it still reaches: nothing is given to it any more, until
-//! it was reset. A reset of the device is done with the lock held, and ends what it knows.
+//! The device caches translations until they are invalidated, and reports when an invalidation is
+//! done: after that nothing it does uses old entries. If it does not report that, even when asked
+//! once more, it is unknown what the device still reaches: the invalidator is *broken*, and no job
+//! and no window is given to the device until it was reset. A reset of the device is done with the
+//! lock held, and ends all translations.
 //!
 //! # Locking
 //!
-//! One mutex, the innermost of page tables and of the aperture. It is taken in the path that leads to
-//! the signal of a fence: nothing is allocated, and no fence waited for, while it is held.
+//! One mutex, inside of the mutexes of page tables and of the aperture. It is taken in the path
+//! that leads to the signal of a fence: nothing is allocated, and no fence waited for, while it is
+//! held.
 
 use kernel::{
     device::{
@@ -45,27 +47,27 @@ use crate::{
     regs::Regs, //
 };
 
-/// How long the device may take.
+/// How long the device may take for an invalidation.
 const TIME: Delta = Delta::from_secs(3);
 
-/// How often it is told.
+/// How often an invalidation is tried.
 const TRIES: usize = 2;
 
-/// What the device was told.
+/// The state of the invalidations.
 struct State {
     /// The number of the last invalidation.
     number: u32,
-    /// Others reset the device.
+    /// The PCI core resets the device.
     is_paused: bool,
 }
 
-/// What tells the device.
+/// The invalidator of a device.
 #[pin_data]
 pub(crate) struct Invalidator {
     regs: Arc<Regs>,
     status: Arc<Status>,
     dev: ARef<Device>,
-    /// The device did not do what it was told. Changes with the lock held.
+    /// An invalidation was not done. Changes with the lock held.
     is_broken: Atomic<bool>,
     /// The device accesses no memory any more.
     is_over: Atomic<bool>,
@@ -74,7 +76,7 @@ pub(crate) struct Invalidator {
 }
 
 impl Invalidator {
-    /// Makes that of a device which was just reset.
+    /// Makes the invalidator of a device that was just reset.
     ///
     /// # Errors
     ///
@@ -105,17 +107,18 @@ impl Invalidator {
         )
     }
 
-    /// Tells whether nobody knows what the device still reaches.
+    /// Tells whether an invalidation was not done, so that it is unknown what the device still
+    /// reaches.
     pub(crate) fn is_broken(&self) -> bool {
         self.is_broken.load(Relaxed)
     }
 
-    /// Takes note that the device accesses no memory any more, also if it does not say so.
+    /// Takes note that the device accesses no memory any more, so that no invalidation is needed.
     pub(crate) fn end(&self) {
         self.is_over.store(true, Release);
     }
 
-    /// Takes the lock, for which it may wait until the device was reset.
+    /// Takes the lock. This may wait for a reset of the device.
     pub(crate) fn lock(&self) -> Telling<'_> {
         Telling {
             of: self,
@@ -123,7 +126,7 @@ impl Invalidator {
         }
     }
 
-    /// Takes the lock, unless somebody has it.
+    /// Takes the lock, unless another task holds it.
     pub(crate) fn try_lock(&self) -> Option<Telling<'_>> {
         Some(Telling {
             of: self,
@@ -131,8 +134,7 @@ impl Invalidator {
         })
     }
 
-    /// Has the device look anew at the page tables of a context, see [`Telling::invalidate`]. Takes
-    /// the lock.
+    /// Invalidates translations of a context, see [`Telling::invalidate`]. Takes the lock.
     ///
     /// # Errors
     ///
@@ -141,16 +143,16 @@ impl Invalidator {
         self.lock().invalidate(context, start, len)
     }
 
-    /// Does a reset of all of the device, by `f`, after which it looks at the page tables of the
-    /// aperture, which has `len` bytes. Of all contexts it knows nothing.
+    /// Resets the whole device by `f`, after which the device has no translations. Then makes it
+    /// read the page tables of the aperture, which has `len` bytes.
     ///
     /// # Errors
     ///
-    /// Those of `f`, and those of an invalidation. Then nobody knows what the device reaches.
+    /// Those of `f`, and those of an invalidation. The invalidator is broken then.
     pub(crate) fn reset(&self, len: u64, f: impl FnOnce() -> Result) -> Result {
         let mut telling = self.lock();
 
-        // If it fails.
+        // It stays broken if the reset fails.
         self.is_broken.store(true, Relaxed);
         telling.state.is_paused = false;
         f()?;
@@ -158,8 +160,8 @@ impl Invalidator {
         telling.invalidate(APERTURE, 0, len)
     }
 
-    /// Lets others reset the device, until [`Self::reset`]. `f` is called with the lock held, after
-    /// which the device does nothing.
+    /// Does no invalidation until [`Self::reset`], because the PCI core resets the device. `f` is
+    /// called with the lock held; it stops the device.
     pub(crate) fn pause(&self, f: impl FnOnce() -> Result) -> Result {
         let mut telling = self.lock();
 
@@ -175,18 +177,19 @@ pub(crate) struct Telling<'a> {
 }
 
 impl Telling<'_> {
-    /// Tells whether others reset the device.
+    /// Tells whether the PCI core resets the device.
     pub(crate) fn is_paused(&self) -> bool {
         self.state.is_paused
     }
 
-    /// Has the device look anew at the page tables of a context, from the virtual address `start` on
-    /// for `len` bytes. While others reset the device it knows of none. Sleeps.
+    /// Invalidates the translations of a context, from the virtual address `start` on for `len`
+    /// bytes. Does nothing while the PCI core resets the device, which has no translations then.
+    /// Sleeps.
     ///
     /// # Errors
     ///
-    /// - `ENODEV` if the device is gone, or its driver unbound: it reaches nothing.
-    /// - `EIO` if it does not do so, or did not before.
+    /// - `ENODEV` if the device is gone, or its driver unbound: it reaches no memory.
+    /// - `EIO` if the device does not complete this invalidation, or has not completed one before.
     pub(crate) fn invalidate(&mut self, context: u32, start: u64, len: u64) -> Result {
         let of = self.of;
 
@@ -207,7 +210,8 @@ impl Telling<'_> {
             let since = Instant::<Monotonic>::now();
             let mut looks = 0;
             let look = || {
-                // Nobody waits for one that is gone. To ask takes long.
+                // Stop waiting if the device is gone. This check is seldom, because reading a
+                // register takes long.
                 if since.elapsed().as_millis() > 100 * (looks + 1) {
                     looks += 1;
                     if of.regs.is_gone() {
@@ -223,7 +227,7 @@ impl Telling<'_> {
                     of.end();
                     return Err(e);
                 }
-                // This task may not have run for that long.
+                // The task may have been preempted for all of the time, so read once more.
                 Err(_) if of.status.invalidated()? == number => return Ok(()),
                 Err(_) => dev_info!(of.dev, "invalidation {} is not done\n", number),
             }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What a job of the copy engine copies: the addresses of both sides, as the engine knows them.
+//! The lists of a job of the copy engine: the addresses that it reads and writes, as the engine
+//! takes them.
 //!
-//! They are computed when a job is prepared, as memory may be allocated then.
+//! They are computed when a job is prepared, because memory may be allocated then.
 
 use kernel::{
     drm::ttm::{
@@ -17,20 +18,20 @@ use crate::ring::{
     Part, //
 };
 
-/// How many pieces the engine is given of a side at a time.
+/// How many pieces of a side one part of a job has at most.
 const PIECES: usize = 256;
 
 /// How many words the list of one side has.
 const LIST: usize = 2 * PIECES;
 
-/// How many bytes are copied by a part at most, so that a long job is seen to make progress.
+/// How many bytes a part copies at most, so that a long job makes visible progress.
 const MOST: u64 = 1 << 25;
 
 /// The operations.
 const COPY_LIST: u64 = 16;
 const FILL_LIST: u64 = 17;
 
-/// The bit of an address that says that it is an offset in VRAM.
+/// The bit that marks an address as an offset in VRAM.
 const VRAM: u64 = 1 << 63;
 
 /// A piece of one side.
@@ -110,7 +111,7 @@ pub(crate) struct Lists {
 }
 
 impl Lists {
-    /// Computes those of a job.
+    /// Computes the lists of a job.
     ///
     /// # Errors
     ///
@@ -177,7 +178,7 @@ impl Place {
             })
     }
 
-    /// Goes on by `bytes` bytes.
+    /// Advances the place by `bytes` bytes.
     fn advance(&mut self, list: &List, mut bytes: u64) {
         while let Some(piece) = list.0.get(self.index) {
             let left = piece.len - self.used;
@@ -201,7 +202,7 @@ pub(crate) struct Progress {
 }
 
 impl Entries for Lists {
-    // Both sides of a copy never overlap.
+    // Source and destination of a copy never overlap.
     const REPEATS: bool = true;
 
     /// The lists of both sides.

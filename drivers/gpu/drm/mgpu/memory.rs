@@ -2,8 +2,8 @@
 
 //! The memory that the driver and the device share.
 //!
-//! It is coherent memory of words of 64 bits, which goes with the driver: the device has to be
-//! reset by then.
+//! It is coherent memory of 64-bit words. Devres frees it when the PCI driver is unbound, so the
+//! device must be reset before that.
 
 use kernel::{
     device::{
@@ -26,7 +26,7 @@ use crate::regs::RINGS;
 /// How many words of 64 bits a page has.
 pub(crate) const WORDS: usize = PAGE_SIZE / 8;
 
-/// Some words.
+/// An array of words.
 pub(crate) struct Words {
     memory: Devres<Coherent<[u64]>>,
     address: u64,
@@ -84,7 +84,7 @@ impl Words {
 /// The page that the device writes to.
 pub(crate) struct Status(Words);
 
-/// What it says of a ring.
+/// The part of the status page that is about one ring.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RingStatus {
     /// The value of the last fence that was reached.
@@ -103,7 +103,7 @@ impl Status {
         self.0.address(0)
     }
 
-    /// Looks at a ring.
+    /// Reads the status of a ring.
     ///
     /// # Errors
     ///
@@ -111,11 +111,12 @@ impl Status {
     pub(crate) fn ring(&self, ring: usize) -> Result<RingStatus> {
         let first = ring * 8;
 
-        // The error first: what was reached before it is not missed.
+        // The error is read first, so that the fence covers all submissions that were done before
+        // the ring stopped.
         let error = self.0.read(first + 1)? >> 32;
         barrier::dma_mb(barrier::Read);
         let fence = self.0.read(first)?;
-        // What the device wrote before the fence is seen after it.
+        // Data that the device wrote before the fence is read after it.
         barrier::dma_mb(barrier::Read);
         Ok(RingStatus {
             fence,
@@ -124,8 +125,8 @@ impl Status {
         })
     }
 
-    /// Lets it be as the device believes that it is after a reset of all of it, which writes nothing
-    /// here: no errors, and nothing is counted. Fences stay what they are.
+    /// Clears the errors and the counters. After a reset the device counts from zero again, but it
+    /// does not write that to the status page. The values of fences are kept.
     ///
     /// # Errors
     ///
@@ -137,7 +138,7 @@ impl Status {
         self.0.write(0x800 / 8, [0])
     }
 
-    /// Returns a word, to be shown.
+    /// Returns a word, for a dump.
     ///
     /// # Errors
     ///

@@ -3,19 +3,20 @@
 //! A GPU that is modelled outside of QEMU, with engines, page tables and an aperture.
 //!
 //! The driver is split in two, as nova is: `core` is the driver of the PCI device and makes an
-//! auxiliary device; `card` is the DRM driver of that. What both have in common is in `gpu`: what
-//! there is of a device while its driver is bound. From below:
+//! auxiliary device; `card` is the DRM driver of the auxiliary device. Both use `gpu`, the data of
+//! a device while the PCI driver is bound. The modules, from the lowest layer up:
 //!
 //! - `regs` (the registers), `memory` (the memory that the device and the driver share),
-//! - `ring` (jobs, their order, and what becomes of those that hang), `list` (what they copy),
-//! - `invalidate` (tells the device of changes), `contexts` and `pagetable` (address spaces, as the
-//!   device sees them), `aperture` (windows through which others see VRAM),
-//! - `report` (what userspace is told of failures) and `recover` (resets),
+//! - `ring` (jobs, their order, and the handling of jobs that hang), `list` (the addresses that a
+//!   job of the copy engine copies),
+//! - `invalidate` (invalidations of translations), `contexts` and `pagetable` (address spaces, as
+//!   the device sees them), `aperture` (windows through which the CPU and peers access VRAM),
+//! - `report` (reports of failures to userspace) and `recover` (resets),
 //! - `gpu` and `core`,
 //! - `engine` (TTM's view of the copy engine), `gem` (the objects), `vm` (address spaces, and the
 //!   objects in them), `compute` (jobs of the compute engine),
-//! - `copy`, `bind`, `exec` and `file` (the ioctls), `debugfs`, `card`, and `abi` (the layout of the
-//!   uAPI).
+//! - `copy`, `bind`, `exec` and `file` (the ioctls), `debugfs`, `card`, and `abi` (checks of the
+//!   layout of the uAPI).
 //!
 //! The interface of the device is described in Documentation/gpu/mgpu.rst.
 

@@ -4,18 +4,18 @@
 //!
 //! The address space is cut into *slots* of 2 MiB, each of which is an entry of the second level. A
 //! slot in which something is mapped has a table of the last level from the time of the map on,
-//! also while its entry is a page of 2 MiB or nothing. So entries are written without a need for
-//! memory, wherever an object is by then. The table is freed when nothing is mapped in its slot any
-//! more, after the device has been told.
+//! also while its entry is a page of 2 MiB or not valid. So entries can be written without an
+//! allocation, wherever an object has moved to. The table is freed when nothing is mapped in its
+//! slot any more, after an invalidation.
 //!
-//! What is in a table means nothing while no entry leads to it: it is written as a whole before that
-//! is the case again.
+//! The content of a table has no meaning while no entry points to it: all of the table is written
+//! before an entry points to it again.
 //!
 //! # Locking
 //!
 //! One mutex for each address space. It is taken with reservations and with the `gpuva.lock` of an
 //! object held, in the path that leads to the signal of a fence. Nothing is allocated while it is
-//! held. That of [`Invalidator`](crate::invalidate::Invalidator) is inside of it.
+//! held. The mutex of [`Invalidator`](crate::invalidate::Invalidator) is inside of it.
 
 use core::ops::Range;
 
@@ -73,16 +73,16 @@ pub(crate) const SPACE: u64 = 1 << BITS;
 /// How many bytes a slot has.
 const SLOT: u64 = SZ_2M as u64;
 
-/// How many tables of the last level an address space has at most, as nobody accounts for them:
-/// they are enough for 2 GiB without gaps.
+/// How many tables of the last level an address space has at most. They are limited because no
+/// cgroup accounts for them, and are enough for 2 GiB without gaps.
 const MOST: usize = 1 << 10;
 
-/// Returns the slots of addresses.
+/// Returns the slots that a range of addresses touches.
 fn slots(va: &Range<u64>) -> Range<u64> {
     va.start / SLOT..va.end.div_ceil(SLOT)
 }
 
-/// Returns the part of `va` that is in a slot, as entries of its table.
+/// Returns the part of `va` that is in a slot, as indices of entries of its table.
 fn part(va: &Range<u64>, slot: u64) -> Range<usize> {
     let page = |address: u64| {
         let inside = address.clamp(slot * SLOT, (slot + 1) * SLOT) - slot * SLOT;
@@ -132,7 +132,7 @@ impl Middle {
         )?)
     }
 
-    /// Writes entries of the table of a slot, and lets the slot lead to it.
+    /// Writes entries of the table of a slot, and makes the slot point to the table.
     fn write(
         &mut self,
         index: usize,
@@ -146,7 +146,7 @@ impl Middle {
             return table.page.words.write(part.start, part.map(entry));
         }
 
-        // What else the slot leads to stays.
+        // The other pages of the slot keep their addresses.
         let other = |page: usize| match now & VALID {
             0 => 0,
             _ => now + ((page as u64) << PAGE_SHIFT),
@@ -159,7 +159,8 @@ impl Middle {
             }
         });
         table.page.words.write(0, all)?;
-        // The device may be at other pages of the slot.
+        // The device may read the slot at any time, for the other pages, so the table is complete
+        // before the slot points to it.
         dma_mb(Write);
         self.page
             .words
@@ -184,7 +185,7 @@ struct Tree {
     count: usize,
 }
 
-/// What a slot lacks.
+/// The table that a slot lacks.
 enum Lack {
     Middle,
     Leaves,
@@ -206,7 +207,7 @@ impl Tree {
         Some((self.middles[first].as_mut()?, second))
     }
 
-    /// Takes note of one more mapping in a slot, if it has all tables.
+    /// Counts one more mapping in a slot, if the slot has all tables.
     fn hold(&mut self, slot: u64) -> Result<(), Lack> {
         let (middle, index) = self.middle(slot).ok_or(Lack::Middle)?;
         let table = middle.tables[index].as_mut().ok_or(Lack::Leaves)?;
@@ -236,7 +237,8 @@ impl Tree {
         Ok(())
     }
 
-    /// Takes note of one mapping less in a slot. If it was the last one, its table goes to `freed`.
+    /// Counts one mapping less in a slot. If it was the last one, the table of the slot is moved to
+    /// `freed`.
     fn release(&mut self, slot: u64, freed: &mut Freed) {
         let Some((middle, index)) = self.middle(slot) else {
             return;
@@ -251,7 +253,8 @@ impl Tree {
 
         table.users = left;
         if left == 0 && freed.0.len() < freed.0.capacity() {
-            // Nothing is mapped. If the driver is unbound, the device sees no table.
+            // Nothing is mapped. The write fails only if the driver is unbound; the device reads no
+            // table then.
             let _ = middle.page.words.write(index, [0]);
             if let Some(table) = middle.tables[index].take() {
                 // There is room for it.
@@ -261,7 +264,7 @@ impl Tree {
         }
     }
 
-    /// Lets addresses lead to where an object is.
+    /// Writes the entries of a mapping, with the addresses of the object.
     fn write(&mut self, range: &MappedRange, placed: &Placed<'_>) -> Result {
         for slot in slots(&range.va) {
             let part = part(&range.va, slot);
@@ -287,7 +290,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Lets addresses lead nowhere.
+    /// Clears the entries of addresses.
     fn clear(&mut self, va: &Range<u64>) -> Result {
         for slot in slots(va) {
             let part = part(va, slot);
@@ -305,19 +308,20 @@ impl Tree {
     }
 }
 
-/// Tables that no entry leads to any more.
+/// Tables that no entry points to any more.
 pub(crate) struct Freed(KVVec<Leaves>);
 
 impl Freed {
-    /// Returns one without room, for an address space that has ended.
+    /// Returns an empty list without capacity, for an address space that has ended.
     pub(crate) const fn none() -> Self {
         Self(KVVec::new())
     }
 
-    /// Has the memory given back, if the device knows that no entry leads to it, as `told` says.
+    /// Frees the memory, unless `told`, the result of the invalidation, says that the device may
+    /// still read it.
     pub(crate) fn end(self, told: Result) {
         if told == Err(EIO) {
-            // Devres has the memory until the driver is unbound.
+            // Devres frees the memory when the driver is unbound.
             core::mem::forget(self);
         }
     }
@@ -328,7 +332,7 @@ impl Freed {
 pub(crate) struct PageTable {
     number: u32,
     contexts: Arc<Contexts>,
-    /// [`None`] once it has ended.
+    /// [`None`] once the address space has ended.
     #[pin]
     tree: Mutex<Option<Tree>>,
 }
@@ -368,7 +372,7 @@ impl PageTable {
         self.number
     }
 
-    /// Tells whether the device still reaches what it should not, by this context or another one.
+    /// Tells whether the device may still use old translations, of this context or of another one.
     pub(crate) fn is_broken(&self) -> bool {
         self.contexts.invalidator().is_broken()
     }
@@ -380,13 +384,13 @@ impl PageTable {
         }
     }
 
-    /// Makes the tables for a mapping, which has them until [`Self::release`].
+    /// Makes the tables for a mapping, which holds them until [`Self::release`].
     ///
-    /// By one task at a time, and with no reservation held.
+    /// Must be called by one task at a time, and with no reservation held.
     ///
     /// # Errors
     ///
-    /// - `ENOSPC` if it would take too many, `ENOMEM` if memory runs out.
+    /// - `ENOSPC` if it would need too many tables, `ENOMEM` if memory runs out.
     /// - `ENODEV` after the driver was unbound.
     pub(crate) fn prepare(&self, dev: &Device<Bound>, va: &Range<u64>) -> Result {
         let mut freed = self.freed(va)?;
@@ -422,9 +426,9 @@ impl PageTable {
         }
     }
 
-    /// Lets a part of a mapping that has tables become one of its own.
+    /// Makes a part of a mapping hold its tables by itself, when the mapping is split.
     pub(crate) fn share(&self, va: &Range<u64>) {
-        // An address space that has ended has no tables.
+        // Fails only if the address space has ended; it has no tables then.
         let _ = self.with(|tree| {
             slots(va).for_each(|slot| {
                 let _ = tree.hold(slot);
@@ -433,7 +437,7 @@ impl PageTable {
         });
     }
 
-    /// Returns room for the tables that the end of mappings in `va` may free.
+    /// Returns a list with room for all tables that may be freed when mappings in `va` end.
     ///
     /// # Errors
     ///
@@ -444,7 +448,8 @@ impl PageTable {
         Ok(Freed(KVVec::with_capacity(most, GFP_KERNEL)?))
     }
 
-    /// Ends a mapping whose addresses lead nowhere. [`Self::invalidate`] comes before [`Freed::end`].
+    /// Releases the tables of a mapping whose entries are cleared. The caller must call
+    /// [`Self::invalidate`] before [`Freed::end`].
     pub(crate) fn release(&self, va: &Range<u64>, freed: &mut Freed) {
         // As in `share()`.
         let _ = self.with(|tree| {
@@ -453,7 +458,7 @@ impl PageTable {
         });
     }
 
-    /// Lets the addresses of a mapping lead to where an object is.
+    /// Writes the entries of a mapping, with the addresses of its object.
     ///
     /// # Errors
     ///
@@ -462,13 +467,13 @@ impl PageTable {
         self.with(|tree| tree.write(range, placed))
     }
 
-    /// Lets addresses lead nowhere. The device knows that after [`Self::invalidate`].
+    /// Clears the entries of addresses. The device may use the old ones until [`Self::invalidate`].
     pub(crate) fn clear(&self, va: &Range<u64>) {
         // As in `share()`.
         let _ = self.with(|tree| tree.clear(va));
     }
 
-    /// Has the device look at addresses anew. Sleeps.
+    /// Invalidates the translations of addresses. Sleeps.
     ///
     /// # Errors
     ///
@@ -479,7 +484,7 @@ impl PageTable {
             .invalidate(self.number, va.start, va.end - va.start)
     }
 
-    /// Ends the address space: the device reaches nothing by it when this returns. Sleeps.
+    /// Ends the address space: the device reaches no memory through it when this returns. Sleeps.
     pub(crate) fn end(&self) {
         let (tree, told) = {
             let mut tree = self.tree.lock();

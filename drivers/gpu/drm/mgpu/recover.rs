@@ -1,26 +1,30 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What is done about a device that does not do what it should.
+//! The recovery of a device that hangs or fails.
 //!
 //! 1. A ring that is stuck, or has stopped with an error, is reset.
-//! 2. If its reset is not done, or the ring was stuck [`LIMIT`] times in a row without an entry that
-//!    was done in between (it has one to do first, which no client has made), all of the device is reset, and set up again: rings, status page, tables of
-//!    contexts, and windows. VRAM keeps its content. What was in a ring then ends with an error.
-//! 3. If that does not help either, the device is *wedged*: it is a bus master no more, so that it
-//!    writes to no memory, and then all jobs end with `EIO`, and those that come. The objects in VRAM
-//!    are lost. To bind the driver anew may help.
+//! 2. The whole device is reset if the reset of a ring is not completed, or if the ring was stuck
+//!    [`LIMIT`] times in a row and completed no entry in between. (After a reset of a ring its
+//!    first entry is a fence of the driver, so a ring that completes nothing is not stuck because
+//!    of a job.) Then rings, status page, table of contexts, and windows are set up again. VRAM
+//!    keeps its content. The jobs that were in a ring end with an error.
+//! 3. If that does not help either, the device is *wedged*: bus mastering is turned off, so that
+//!    the device writes to no memory, and then all jobs end with `EIO`, also those that are queued
+//!    later. The objects in VRAM are lost. Binding the driver again may help.
 //!
-//! A reset that others do, such as by `reset` in sysfs, is one of the device.
+//! A reset by the PCI core, such as through `reset` in sysfs, is a reset of the device.
 //!
-//! Each reset of the device begins an *epoch* when it is done. Who has something in a ring remembers
-//! in which one it was put there, and asks [`Recovery::epoch`]: what is of another one is not there
-//! any more. A doorbell has the epoch for which it is meant, as a ring counts from 0 again.
+//! Each reset of the device begins a new *epoch* when it is done. A ring remembers the epoch in
+//! which its entries were written, and compares it with [`Recovery::epoch`]: if they differ, the
+//! device has forgotten the entries. A doorbell is for one epoch, too, because a ring counts from 0
+//! after a reset.
 //!
 //! # Locking
 //!
-//! One mutex for resets and doorbells, inside of that of a ring; that of
-//! [`Invalidator`](crate::invalidate::Invalidator) comes after it. It is taken in the path that leads to the signal of a fence: nothing is allocated while it is held,
-//! and no fence waited for. Who only wants to know takes no lock.
+//! One mutex for resets and doorbells. It is inside of the mutex of a ring, and outside of the
+//! mutex of [`Invalidator`](crate::invalidate::Invalidator). It is taken in the path that leads to
+//! the signal of a fence: nothing is allocated while it is held, and no fence waited for. Readers
+//! of the state take no lock.
 
 use kernel::{
     device::Device,
@@ -55,22 +59,22 @@ use crate::{
     }, //
 };
 
-/// After how many resets of a stuck ring all of the device is reset.
+/// How often in a row a ring is found stuck until the whole device is reset.
 const LIMIT: u32 = 3;
 
-/// How many resets of the device follow one another without an entry that is done.
+/// How many resets of the device may follow one another without a completed entry in between.
 const DEVICE_LIMIT: u32 = 2;
 
 /// What was reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reset {
-    /// The ring: its fence tells what was done.
+    /// The ring: the fence in the status page tells which submissions were done.
     Ring,
-    /// All of the device, by whomever: what was in the ring is not there any more.
+    /// The whole device, by this driver or by the PCI core: the entries of the ring are lost.
     Device,
 }
 
-/// Where a ring is.
+/// The location of a ring.
 #[derive(Clone, Copy)]
 struct Place {
     address: u64,
@@ -78,11 +82,11 @@ struct Place {
 }
 
 struct State {
-    /// Where the rings are.
+    /// The locations of the rings.
     rings: [Option<Place>; RINGS],
 }
 
-/// The state of a device.
+/// The recovery of a device.
 #[pin_data]
 pub(crate) struct Recovery {
     regs: Arc<Regs>,
@@ -91,16 +95,16 @@ pub(crate) struct Recovery {
     aperture: Arc<Aperture>,
     dev: ARef<Device>,
     pub(crate) reporter: Reporter,
-    /// Populated when the device has all of its memory.
+    /// Populated when all memory that the device accesses is allocated.
     master: SetOnce<BusMaster>,
     epoch: Atomic<u64>,
-    /// An error by its number, or 0.
+    /// The error number with which all jobs end, or 0.
     closed: Atomic<i32>,
-    /// Others reset the device. Changes with the lock held.
+    /// The PCI core resets the device. Changes with the lock held.
     is_paused: Atomic<bool>,
     /// How often each ring was reset, alone or with the device.
     resets: [Atomic<u64>; RINGS],
-    /// How often each ring was reset since one of its entries was done last.
+    /// How often each ring was found stuck since one of its entries was done last.
     stuck: [Atomic<u32>; RINGS],
     /// How often the device was reset since an entry of any ring was done last.
     device_stuck: Atomic<u32>,
@@ -109,7 +113,7 @@ pub(crate) struct Recovery {
 }
 
 impl Recovery {
-    /// Takes over a device that was just reset, and says where its memory is.
+    /// Takes over a device that was just reset, and writes the addresses of its memory to it.
     ///
     /// # Errors
     ///
@@ -149,13 +153,13 @@ impl Recovery {
         )
     }
 
-    /// Lets the device begin, which has all of its memory by now.
+    /// Takes the bus mastering of the device, whose memory is all allocated by now.
     pub(crate) fn start(&self, master: BusMaster) {
         self.master.populate(master);
     }
 
-    /// Says where the memory of a ring is, which begins with its first entry, now and after a reset
-    /// of the device.
+    /// Sets the location of a ring, which begins with its first entry, now and after each reset of
+    /// the device.
     ///
     /// # Errors
     ///
@@ -180,7 +184,7 @@ impl Recovery {
             .map_or(0, |resets| resets.load(Relaxed))
     }
 
-    /// Returns the error with which all jobs end, if they do because of the device.
+    /// Returns the error with which all jobs end, if the device is wedged or gone.
     pub(crate) fn closed(&self) -> Option<Error> {
         match self.closed.load(Acquire) {
             0 => None,
@@ -196,11 +200,11 @@ impl Recovery {
         self.device_stuck.store(0, Relaxed);
     }
 
-    /// Lets a ring go on, of which `written` entries were written since it was reset, in an epoch.
+    /// Rings the doorbell of a ring, of which `written` entries were written in `epoch`.
     ///
     /// # Errors
     ///
-    /// `EAGAIN` if it is another epoch by now: nothing was done. `ENODEV` if the driver is unbound.
+    /// `EAGAIN` if the epoch has ended: nothing was done. `ENODEV` if the driver is unbound.
     pub(crate) fn ring_doorbell(&self, ring: usize, epoch: u64, written: u32) -> Result {
         let _state = self.state.lock();
 
@@ -210,15 +214,15 @@ impl Recovery {
         self.regs.ring_doorbell(ring, written)
     }
 
-    /// Tells whether others reset the device, so that nothing is to be put into rings.
+    /// Tells whether the PCI core resets the device, so that no entry must be written to a ring.
     pub(crate) fn is_paused(&self) -> bool {
         self.is_paused.load(Acquire)
     }
 
-    /// Resets a ring that was last written to in `epoch`. It does no DMA when this returns, whatever
-    /// it returns. Sleeps.
+    /// Resets a ring that was last written to in `epoch`. The ring does no DMA when this returns,
+    /// also in case of an error. Sleeps.
     ///
-    /// `is_stuck` says that it does nothing, and does not say why.
+    /// `is_stuck` says that the ring makes no progress, and has not stopped with an error.
     ///
     /// # Errors
     ///
@@ -266,7 +270,7 @@ impl Recovery {
         self.reset_device(&mut state).map(|()| Reset::Device)
     }
 
-    /// Resets all of the device, and sets it up again, or gives it up.
+    /// Resets the whole device, and sets it up again. If that fails, the device is wedged.
     fn reset_device(&self, state: &mut State) -> Result {
         let rings = state.rings;
 
@@ -304,25 +308,26 @@ impl Recovery {
         }
     }
 
-    /// Lets what is in the rings end with an error: the device does no DMA for it any more.
+    /// Makes all jobs that are in the rings end with an error. The device does no DMA for them any
+    /// more.
     fn end_epoch(&self) {
         self.epoch.fetch_add(1, Release);
     }
 
-    /// Ends the access of the device to memory, and then all that it is to do with an error. Returns
-    /// that.
+    /// Ends the access of the device to memory, and then ends all jobs with `error`. Returns
+    /// `error`.
     fn close(&self, error: Error) -> Error {
         if let Some(master) = self.master.as_ref() {
             master.end();
         }
         self.contexts.invalidator().end();
-        // The first one counts.
+        // The first error is kept.
         let _ = self.closed.cmpxchg(0, error.to_errno(), Release);
         self.end_epoch();
         error
     }
 
-    /// Gives the device up, of which a reset was not done.
+    /// Declares the device wedged, because a reset of it was not completed.
     fn wedge(&self, why: Error) -> Error {
         let error = self.close(EIO);
 
@@ -335,7 +340,8 @@ impl Recovery {
         error
     }
 
-    /// Tells whether the device does not answer any more. While others reset it nobody knows.
+    /// Tells whether the device does not answer any more. Returns false while the PCI core resets
+    /// the device, when it may not answer either.
     pub(crate) fn is_gone(&self) -> bool {
         !self.is_paused() && self.regs.is_gone()
     }
@@ -345,8 +351,9 @@ impl Recovery {
         self.close(ENODEV);
     }
 
-    /// Lets others reset the device, until [`Self::resume`]. It does no DMA when this returns, and
-    /// nothing of the driver accesses it but to see whether it is there. Sleeps.
+    /// Stops the device for a reset by the PCI core, until [`Self::resume`]. The device does no DMA
+    /// when this returns, and the driver does not access it but to check whether it is gone.
+    /// Sleeps.
     pub(crate) fn pause(&self) {
         let _state = self.state.lock();
 
@@ -363,7 +370,7 @@ impl Recovery {
         }
     }
 
-    /// Sets the device up that others have reset. Sleeps.
+    /// Sets up the device that the PCI core has reset. Sleeps.
     ///
     /// # Errors
     ///
@@ -376,7 +383,7 @@ impl Recovery {
             Some(error) => Err(error),
             None => self.reset_device(&mut state),
         };
-        // What is put into rings before belongs to an epoch that is over.
+        // Last, because entries that are written before belong to the old epoch.
         self.is_paused.store(false, Release);
         ret
     }

@@ -2,9 +2,9 @@
 
 //! The registers.
 //!
-//! An access takes long, as it leaves the virtual machine, so none is made where the status page
-//! tells the same. Registers can be accessed until the driver is unbound; a device that is gone
-//! answers all of them with ones. Those of 64 bits are two of 32 bits, of which the lower half
+//! An access takes long, because it leaves the virtual machine, so the driver reads the status page
+//! instead where it can. Registers can be accessed until the driver is unbound; reads of a device
+//! that is gone return all ones. A register of 64 bits is two of 32 bits, of which the lower half
 //! comes first.
 
 use kernel::{
@@ -25,20 +25,20 @@ use kernel::{
 
 use crate::MODULE;
 
-/// The BAR that has them.
+/// The BAR that has the registers.
 const BAR: u32 = 0;
 
-/// How many bytes it has.
+/// How many bytes of the BAR are used.
 const SIZE: usize = 0x1000;
 
-/// How many rings it has.
+/// How many rings the device has.
 pub(crate) const RINGS: usize = 2;
 
 /// How long a reset may take.
 const RESET_TIME: Delta = Delta::from_secs(5);
 
 register! {
-    /// Says what the device is.
+    /// Identifies the device.
     ID(u32) @ 0x000 {}
     /// The version of the interface.
     VERSION(u32) @ 0x004 {}
@@ -52,37 +52,37 @@ register! {
     CONTEXT_TABLE(u32)[2] @ 0x028 {}
     /// The first address of the next invalidation.
     INVALIDATE_START(u32)[2] @ 0x030 {}
-    /// How many bytes it covers.
+    /// How many bytes the next invalidation covers.
     INVALIDATE_SIZE(u32)[2] @ 0x038 {}
-    /// Of which context.
+    /// The context of the next invalidation.
     INVALIDATE_CONTEXT(u32) @ 0x040 {}
-    /// Does it, with a number.
+    /// Starts the invalidation, with its number.
     INVALIDATE(u32) @ 0x044 {}
-    /// A bit for each ring, and one for all.
+    /// A bit for each ring, and one for the whole device.
     RESET(u32) @ 0x048 {}
-    /// Errors on request.
+    /// Requests an error.
     INJECT(u32) @ 0x04c {}
-    /// How many rules were broken.
+    /// How many rules of the interface the driver has broken.
     REPORTS(u32) @ 0x050 {}
-    /// Looks for more of that.
+    /// Makes the device check for broken rules.
     CHECK(u32) @ 0x054 {}
     /// The lower half of the bus address of a ring.
     RING_BASE_LOW(u32)[2, stride = 0x20] @ 0x100 {}
-    /// The upper half.
+    /// The upper half of the bus address of a ring.
     RING_BASE_HIGH(u32)[2, stride = 0x20] @ 0x104 {}
-    /// How many entries it has.
+    /// How many entries a ring has.
     RING_ENTRIES(u32)[2, stride = 0x20] @ 0x108 {}
-    /// How many were written so far.
+    /// How many entries of a ring were written so far.
     RING_DOORBELL(u32)[2, stride = 0x20] @ 0x10c {}
 }
 
-/// How many registers are shown.
+/// How many registers a dump has.
 pub(crate) const SHOWN: usize = 10;
 
-/// What [`ID`] reads.
+/// The value of [`ID`].
 const MGPU: u32 = 0x5550_474d;
 
-/// The bit of [`RESET`] for all of the device.
+/// The bit of [`RESET`] for the whole device.
 const ALL: u32 = 1 << 31;
 
 /// Writes a register of 64 bits.
@@ -108,11 +108,11 @@ macro_rules! read64 {
 pub(crate) struct Regs(DevresBar<SIZE>);
 
 impl Regs {
-    /// Maps them.
+    /// Maps the registers.
     ///
     /// # Errors
     ///
-    /// - `ENODEV` if it is another device.
+    /// - `ENODEV` if it is another device, or has another version of the interface.
     /// - Those of [`pci::Device::iomap_region_sized`].
     pub(crate) fn new(pdev: &pci::Device<kernel::device::Bound>) -> Result<Self> {
         let bar = pdev.iomap_region_sized::<SIZE>(BAR, MODULE)?;
@@ -140,7 +140,7 @@ impl Regs {
         self.with(|bar| (read64!(bar, VRAM_SIZE), read64!(bar, APERTURE_SIZE)))
     }
 
-    /// Says where the status page and the table of contexts are.
+    /// Sets the bus addresses of the status page and of the table of contexts.
     pub(crate) fn set_memory(&self, status: u64, contexts: u64) -> Result {
         self.with(|bar| {
             write64!(bar, STATUS_PAGE, status);
@@ -148,7 +148,7 @@ impl Regs {
         })
     }
 
-    /// Says where a ring is, which begins with its first entry.
+    /// Sets the location of a ring, which begins with its first entry.
     pub(crate) fn set_ring(&self, ring: usize, base: u64, entries: u32) -> Result {
         let (low, high, len) = (
             RING_BASE_LOW::try_at(ring).ok_or(EINVAL)?,
@@ -164,16 +164,16 @@ impl Regs {
         })
     }
 
-    /// Lets a ring go on, of which `written` entries were written so far.
+    /// Rings the doorbell of a ring, of which `written` entries were written so far.
     pub(crate) fn ring_doorbell(&self, ring: usize, written: u32) -> Result {
         let at = RING_DOORBELL::try_at(ring).ok_or(EINVAL)?;
 
         self.with(|bar| bar.write(at, RING_DOORBELL::from(written)))
     }
 
-    /// Has the device look at its page tables anew, and write `number` to the status page then.
+    /// Makes the device invalidate translations, and then write `number` to the status page.
     ///
-    /// To be called by one task at a time.
+    /// Must be called by one task at a time.
     pub(crate) fn invalidate(&self, context: u32, start: u64, size: u64, number: u32) -> Result {
         self.with(|bar| {
             write64!(bar, INVALIDATE_START, start);
@@ -183,7 +183,7 @@ impl Regs {
         })
     }
 
-    /// Resets a ring: it does no DMA when this returns. Sleeps.
+    /// Resets a ring, which does no DMA after a success. Sleeps.
     ///
     /// # Errors
     ///
@@ -192,7 +192,7 @@ impl Regs {
         self.reset(1 << ring)
     }
 
-    /// Resets all of the device. Sleeps.
+    /// Resets the whole device. Sleeps.
     ///
     /// # Errors
     ///
@@ -207,7 +207,7 @@ impl Regs {
 
         self.with(|bar| bar.write_reg(RESET::from(bits)))?;
         let left = match read_poll_timeout(read, is_done, Delta::from_micros(100), RESET_TIME) {
-            // This task may not have run for that long.
+            // The task may have been preempted for all of the time, so read once more.
             Err(e) if e == ETIMEDOUT => read()?,
             ret => ret?,
         };
@@ -218,8 +218,8 @@ impl Regs {
         }
     }
 
-    /// Returns the names and the values of the registers that say something of a device that does
-    /// not do what it should.
+    /// Returns the names and the values of the registers that help to find out why a device hangs
+    /// or fails.
     ///
     /// # Errors
     ///
@@ -254,14 +254,14 @@ impl Regs {
         })
     }
 
-    /// Asks for an error, see Documentation/gpu/mgpu.rst.
+    /// Requests an error, see Documentation/gpu/mgpu.rst.
     pub(crate) fn inject(&self, what: u8, ring: u8, argument: u16) -> Result {
         let value = u32::from(what) | u32::from(ring) << 8 | u32::from(argument) << 16;
 
         self.with(|bar| bar.write_reg(INJECT::from(value)))
     }
 
-    /// Returns how many rules the driver has broken so far.
+    /// Returns how many rules of the interface the driver has broken so far.
     pub(crate) fn reports(&self) -> Result<u32> {
         self.with(|bar| {
             bar.write_reg(CHECK::from(1));

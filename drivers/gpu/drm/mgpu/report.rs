@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What userspace is told of a device that has failed: an event, and a dump.
+//! The reports of a failure of the device to userspace: an event, and a dump.
 //!
-//! Both allocate memory, which is not allowed where jobs are finished. So who finds that something
-//! is wrong takes a [`Snapshot`], whose memory was allocated before, and a worker does the rest:
+//! Both allocate memory, which is not allowed in the path that ends jobs. So the code that detects
+//! a failure takes a [`Snapshot`], whose memory was allocated before, and a worker does the rest:
 //!
-//! - a dump by [`kernel::devcoredump`], of what came first. There is one at a time;
+//! - a dump by [`kernel::devcoredump`], of the first failure. There is one dump at a time;
 //! - an event by [`kernel::drm::Device::wedged_event`];
-//! - after a reset of the device, memory that was not cleared is given out again;
-//! - if the device is given up, the objects in VRAM are lost.
+//! - after a reset of the device, VRAM that could not be cleared may be allocated again;
+//! - if the device is wedged, the objects in VRAM lose their content.
 //!
 //! # Locking
 //!
@@ -49,25 +49,25 @@ use crate::{
     }, //
 };
 
-/// How many words of a ring are kept, and how many jobs.
+/// How many words of a ring a snapshot has, and how many jobs.
 const ENTRIES: usize = 512;
 const JOBS: usize = 16;
 
 /// How many words an entry has.
 const ENTRY: usize = 8;
 
-/// What is told.
+/// An event, from the least to the most severe one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Event {
     /// A ring was reset.
     RingReset,
-    /// The device was.
+    /// The device was reset.
     Reset,
-    /// It was given up.
+    /// The device is wedged.
     Wedged,
 }
 
-/// A job that the ring had been given.
+/// The state of a job that was given to the ring.
 #[derive(Clone, Copy)]
 pub(crate) struct JobState {
     pub(crate) bytes: u64,
@@ -75,7 +75,7 @@ pub(crate) struct JobState {
     pub(crate) is_begun: bool,
 }
 
-/// What was known of a device when something was wrong with one of its rings.
+/// The state of a device at the time of a failure of one of its rings.
 pub(crate) struct Snapshot {
     ring: usize,
     error: Error,
@@ -108,11 +108,11 @@ impl Snapshot {
         )
     }
 
-    /// Takes note of the device.
+    /// Copies the state of the device.
     fn take(&mut self, ring: usize, error: Error, regs: &Regs, status: &Status) {
         self.ring = ring;
         self.error = error;
-        // They read as zeroes if the driver is unbound meanwhile.
+        // If the driver is unbound meanwhile, registers and words are zero.
         self.registers = regs.shown().unwrap_or([("", 0); SHOWN]);
         for (index, word) in self.status.iter_mut().enumerate() {
             *word = status.word(index).unwrap_or(0);
@@ -121,8 +121,8 @@ impl Snapshot {
         self.jobs = [None; JOBS];
     }
 
-    /// Takes note of a ring: how many entries were written since its reset, and the numbers of the
-    /// last submission and of the last one that is done.
+    /// Copies the entries of a ring, how many entries were written since its reset, and the numbers
+    /// of the last submission and of the last one that is done.
     pub(crate) fn set_ring(
         &mut self,
         entries: impl Iterator<Item = u64>,
@@ -139,7 +139,7 @@ impl Snapshot {
         self.reached = reached;
     }
 
-    /// Takes note of the jobs that the ring was given, in their order.
+    /// Copies the states of the jobs that were given to the ring, in their order.
     pub(crate) fn set_jobs(&mut self, jobs: impl Iterator<Item = JobState>) {
         for (to, job) in self.jobs.iter_mut().zip(jobs) {
             *to = Some(job);
@@ -194,12 +194,12 @@ impl fmt::Display for Snapshot {
     }
 }
 
-/// What the worker is to do.
+/// The state that the worker handles.
 struct Todo {
     snapshot: Option<KBox<Snapshot>>,
-    /// Memory for the next one.
+    /// Memory for the next snapshot.
     spare: Option<KBox<Snapshot>>,
-    /// The worst one.
+    /// The most severe event since the worker ran last.
     event: Option<Event>,
     /// The DRM device, while it is registered.
     card: Option<ARef<card::Device>>,
@@ -240,7 +240,7 @@ impl WorkItem for Report {
     }
 }
 
-/// Tells userspace of an event, and does what follows from it.
+/// Handles an event: releases or loses VRAM, and sends the event to userspace.
 fn told(card: &card::Device, event: Event) {
     let recovery = match event {
         Event::RingReset => WedgeRecovery::Nothing,
@@ -254,11 +254,11 @@ fn told(card: &card::Device, event: Event) {
         }
     };
 
-    // It was unplugged meanwhile, or memory has run out.
+    // It fails if the device was unplugged meanwhile, or if memory runs out.
     let _ = card.wedged_event(&[recovery]);
 }
 
-/// Tells userspace. Dropping it waits for the worker.
+/// The reporter of a device. Its drop waits for the worker.
 pub(crate) struct Reporter {
     // Dropped first.
     queue: OwnedQueue,
@@ -266,7 +266,7 @@ pub(crate) struct Reporter {
 }
 
 impl Reporter {
-    /// Makes what tells of a device.
+    /// Makes the reporter of a device.
     ///
     /// # Errors
     ///
@@ -295,15 +295,15 @@ impl Reporter {
         })
     }
 
-    /// Says which DRM device it is, while it is registered.
+    /// Sets the DRM device, while it is registered.
     pub(crate) fn set_card(&self, card: Option<ARef<card::Device>>) {
         let old = core::mem::replace(&mut self.report.todo.lock().card, card);
 
         drop(old);
     }
 
-    /// Takes a snapshot of the device and of a ring, which `f` adds, unless there is one that was not
-    /// told yet.
+    /// Takes a snapshot of the device, to which `f` adds that of a ring. Does nothing if the worker
+    /// has not handled the last snapshot yet.
     pub(crate) fn snapshot(
         &self,
         ring: usize,
@@ -321,14 +321,14 @@ impl Reporter {
         self.report.todo.lock().snapshot = Some(snapshot);
     }
 
-    /// Has the worker tell of an event, and of a snapshot.
+    /// Makes the worker report an event, and the snapshot.
     pub(crate) fn tell(&self, event: Event) {
         {
             let mut todo = self.report.todo.lock();
 
             todo.event = todo.event.max(Some(event));
         }
-        // If it is queued already, it has not looked yet.
+        // If the worker is queued already, it has not taken the event yet.
         let _ = self.queue.enqueue(self.report.clone());
     }
 }

@@ -1,25 +1,26 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A ring of the device: what it is given, in which order, and what it has done.
+//! A ring of the device: the jobs that are given to it, their order, and their completion.
 //!
-//! Jobs come from a queue of [`drm::queue`](kernel::drm::queue), [`CREDITS`] of them at a time: which
-//! ones, and what becomes of those that hang, is decided there. A job is written in parts, as an
-//! entry has room for so much only. A part is a *submission*: some entries that work, and a fence
-//! with a number of its own and an interrupt. Up to [`SLOTS`] of them are in the ring at a time, of
-//! several jobs if these are short; all memory for them is allocated once.
+//! Jobs come from [`drm::queue`](kernel::drm::queue), [`CREDITS`] of them at a time; the queues
+//! decide which jobs run, and when a job counts as hung. A job is written to the ring in parts,
+//! because the size of an entry is limited. A part is a *submission*: some entries that do work,
+//! and a fence with a number of its own and an interrupt. Up to [`SLOTS`] submissions are in the
+//! ring at a time, of several jobs if these are short; all memory for them is allocated once.
 //!
-//! All that looks at the device is [`Ring::advance`]: called for an interrupt, and some time later
-//! as long as something is in the ring, so that an interrupt that is lost or comes too early delays
-//! a job and no more. If there is no progress for a while, or the ring has stopped with an error,
-//! the queue has it reset, see [`recover`](crate::recover): the job that was in the way fails, and
-//! those behind it are done from their beginning. To do the beginning of a copy twice does no harm, as
-//! both sides of a job never overlap and jobs are done in their order. A job of the compute engine of
-//! which some may have been done fails, see [`Entries::REPEATS`]. If all of the device is reset,
-//! also by others, what is in the ring fails, and the jobs behind that are done.
+//! [`Ring::advance`] ends the jobs that the device has done. It is called for an interrupt, and
+//! repeatedly as long as the ring is busy, so that an interrupt that is lost or comes too early
+//! only delays a job. If there is no progress for a while, or the ring has stopped with an error,
+//! the queue resets the ring, see [`recover`](crate::recover). The job that caused this fails, and
+//! the jobs behind it are run again from their beginning. It does no harm to do the beginning of a
+//! copy twice, because source and destination never overlap and jobs are done in their order. A job
+//! of the compute engine that may be partly done fails instead, see [`Entries::REPEATS`]. If the
+//! whole device is reset, by this driver or by the PCI core, the jobs that are in the ring fail,
+//! and the jobs behind them are run.
 //!
 //! # Locking
 //!
-//! One mutex, with which jobs are ended, too, so that they are in their order. It is taken in the
+//! One mutex. Jobs are ended with it held, too, so that they end in their order. It is taken in the
 //! path that leads to the signal of a fence: nothing is allocated in a way that waits, and no
 //! reservation is taken, while it is held.
 
@@ -73,21 +74,21 @@ pub(crate) const ENTRY: usize = 8;
 /// How many submissions are in the ring at most.
 const SLOTS: usize = 8;
 
-/// How many jobs are taken from the queue at a time.
+/// How many jobs of the queues are in the ring at a time.
 pub(crate) const CREDITS: usize = SLOTS;
 
 /// How many entries a submission has at most.
 const SUBMISSION: u32 = ENTRIES / SLOTS as u32;
 
-/// How many entries of a job a submission has at most; the last one is that of the fence.
+/// How many entries of a job a submission has at most; its last entry is the fence.
 pub(crate) const OPERATIONS: u32 = SUBMISSION - 1;
 
 const _: () = assert!(ENTRIES.is_power_of_two());
 
-/// The shortest time after which a job is believed to hang, in milliseconds.
+/// The shortest time after which a job counts as hung, in milliseconds.
 const TIMEOUT_MIN: u32 = 100;
 
-/// Returns after how many milliseconds a job is believed to hang.
+/// Returns after how many milliseconds a job counts as hung.
 pub(crate) fn timeout_ms() -> u32 {
     module_parameters::timeout_ms.value().max(TIMEOUT_MIN)
 }
@@ -98,42 +99,43 @@ const FENCE: u64 = 1;
 /// The flag of a fence that raises an interrupt.
 const INTERRUPT: u64 = 1;
 
-/// What a job writes to its ring.
+/// The entries that a job writes to its ring.
 pub(crate) trait Entries: Send + Sync + 'static {
-    /// Whether a job may be done again of which some was done.
+    /// Whether a job that is partly done may be run again.
     const REPEATS: bool;
 
     /// How many words of memory a part needs beside its entries.
     const WORDS: usize;
 
-    /// Which parts were written. Begins with the default, again after a reset.
+    /// How far the job was written. It begins with the default, also after a reset.
     type At: Default + Send;
 
     /// Writes the next part, and returns whether that is the last one.
     ///
-    /// Called in a [`SignallingSection`](kernel::dma_buf::fence::SignallingSection), with a lock held:
-    /// neither allocates memory in a way that waits nor takes a reservation.
+    /// Called in a [`SignallingSection`](kernel::dma_buf::fence::SignallingSection), with a lock
+    /// held. Must neither allocate memory in a way that waits nor take a reservation.
     ///
     /// # Errors
     ///
-    /// The job ends with the error, when its parts that were written before are done.
+    /// The job ends with the error, once the parts that were written before are done.
     fn write(&self, at: &mut Self::At, part: &mut Part<'_>) -> Result<bool>;
 
     /// Returns how many bytes it works on, for a dump.
     fn bytes(&self) -> u64;
 }
 
-/// Where a part of a job is written to: some entries, and some words of memory for what they lead to.
+/// The space for a part of a job: entries of the ring, and words of memory for data that the
+/// entries point to.
 pub(crate) struct Part<'a> {
     entries: &'a Words,
     /// How many entries were written, since the last reset.
     written: u32,
-    /// How many of them are of this part.
+    /// How many of them belong to this part.
     count: u32,
     words: &'a Words,
-    /// The first of the words.
+    /// The index of the first word for this part.
     first: usize,
-    /// How many there are.
+    /// How many words there are for this part.
     len: usize,
 }
 
@@ -160,7 +162,8 @@ impl Part<'_> {
         Ok(())
     }
 
-    /// Appends the fence of the submission `number`, and returns how many entries that has.
+    /// Appends the fence of the submission `number`, and returns how many entries the submission
+    /// has.
     fn end(mut self, number: u64) -> Result<u32> {
         self.push_any([FENCE, number, INTERRUPT, 0, 0, 0, 0, 0])?;
         Ok(self.count)
@@ -170,7 +173,7 @@ impl Part<'_> {
     ///
     /// # Errors
     ///
-    /// - `ENOSPC` if there are not so many.
+    /// - `ENOSPC` if this part has not enough words.
     /// - `ENODEV` if the driver of the PCI device is not bound any more.
     pub(crate) fn write(&self, at: usize, values: impl Iterator<Item = u64>) -> Result<u64> {
         let mut values = values.fuse();
@@ -191,14 +194,14 @@ struct Begun<E: Entries> {
     at: E::At,
     /// A part of it was written.
     is_begun: bool,
-    /// The number of the submission with which it ends, once that is known.
+    /// The number of the submission with which the job ends, once that is known.
     last: Option<u64>,
-    /// How it ends then.
+    /// The result of the job when it ends.
     result: Result,
     done: Done,
 }
 
-/// What is in the ring.
+/// The state of the ring.
 struct State<E: Entries> {
     /// The jobs in their order, [`CREDITS`] at most.
     jobs: KVec<Begun<E>>,
@@ -206,20 +209,20 @@ struct State<E: Entries> {
     written: u32,
     /// The number of the last submission.
     submitted: u64,
-    /// The number of the last one that is done, or was given up.
+    /// The number of the last submission that is done, or was lost in a reset.
     reached: u64,
-    /// When there was progress last.
+    /// The time of the last progress.
     since: Instant<Monotonic>,
-    /// In which epoch that is.
+    /// The epoch that this state belongs to.
     epoch: u64,
-    /// It was reset, and did nothing since.
+    /// The ring was reset, and no submission was written since.
     is_unproven: bool,
 }
 
 impl<E: Entries> Begun<E> {
     /// Ends the job.
     fn end(self) {
-        // The queue has the job until then, so that what it writes is not freed here.
+        // The queue holds another reference until the signal, so the entries are not freed here.
         drop(self.entries);
         self.done.signal(self.result);
     }
@@ -264,7 +267,8 @@ impl<E: Entries> State<E> {
         self.is_unproven = true;
     }
 
-    /// Ends jobs with an error, in their order: those that were begun, or all. The ring is empty.
+    /// Ends jobs with an error, in their order: those that were begun, or all. The ring was reset,
+    /// and is empty.
     fn lose(&mut self, error: Error, all: bool) {
         let mut index = 0;
 
@@ -286,7 +290,7 @@ pub(crate) struct Ring<E: Entries> {
     regs: Arc<Regs>,
     status: Arc<Status>,
     entries: Words,
-    /// For each slot that of [`Part::write`].
+    /// The words that [`Part::write`] writes, for each slot.
     words: Words,
     dev: ARef<Device>,
     recovery: Arc<Recovery>,
@@ -337,7 +341,7 @@ impl<E: Entries> Ring<E> {
         )
     }
 
-    /// Begins a job, which is done after those before it. `done` is signalled when it has ended.
+    /// Begins a job, which runs after the jobs before it. `done` is signalled when it has ended.
     ///
     /// [`Self::advance`] has to be called after that, until it returns false.
     pub(crate) fn push(&self, entries: Arc<E>, done: Done) {
@@ -355,20 +359,21 @@ impl<E: Entries> Ring<E> {
             job.fail(error);
             return;
         }
-        // There is room: the queue has no more credits. Else the job ends with `ECANCELED`.
+        // There is room, because the queue has no more credits. If there was none, the job would be
+        // dropped, and end with `ECANCELED`.
         let _ = state.jobs.push_within_capacity(job);
         self.submit(&mut state);
     }
 
-    /// Looks at what the device has done, and goes on. Returns whether something is in the ring.
-    /// Sleeps.
+    /// Ends the jobs that the device has done, and writes more entries. Returns whether the ring is
+    /// busy. Sleeps.
     pub(crate) fn advance(&self) -> bool {
         let mut state = self.state.lock();
 
         if self.recovery.epoch() != state.epoch {
             self.begin_epoch(&mut state);
         }
-        // After the end of the driver nothing is in the ring.
+        // Fails only if the driver is unbound; the ring is empty then.
         if let Ok(status) = self.reach(&mut state) {
             if status.error != 0 {
                 if let Some(job) = state.jobs.first() {
@@ -381,7 +386,7 @@ impl<E: Entries> Ring<E> {
         state.is_busy()
     }
 
-    /// Ends what the status page says is done, and returns what it says.
+    /// Ends the jobs that are done according to the status page, and returns the status.
     fn reach(&self, state: &mut State<E>) -> Result<RingStatus> {
         let status = self.status.ring(self.index)?;
 
@@ -391,11 +396,11 @@ impl<E: Entries> Ring<E> {
         Ok(status)
     }
 
-    /// Goes on after a reset of the device, which has forgotten what was in the ring.
+    /// Follows a reset of the device, which has forgotten the entries of the ring.
     fn begin_epoch(&self, state: &mut State<E>) {
-        // If the driver is unbound, nothing was.
+        // Fails only if the driver is unbound; the ring was empty then.
         let _ = self.reach(state);
-        // So that what is written next is what the device counts.
+        // The next entry is the first one that the device counts.
         state.epoch = self.recovery.epoch();
         match self.recovery.closed() {
             Some(error) => state.lose(error, true),
@@ -403,7 +408,8 @@ impl<E: Entries> Ring<E> {
         }
     }
 
-    /// Tells what to do about a ring in which no job has ended for some time, or that has stopped.
+    /// Decides what to do about a ring in which no job has ended for some time, or that has
+    /// stopped.
     pub(crate) fn timed_out(&self) -> Verdict {
         let mut state = self.state.lock();
 
@@ -430,7 +436,7 @@ impl<E: Entries> Ring<E> {
         }
     }
 
-    /// Keeps what is known of a ring that does not do what it should.
+    /// Takes a snapshot of a ring that has failed, for a dump.
     fn note(&self, state: &State<E>, error: Error) {
         self.recovery
             .reporter
@@ -446,12 +452,13 @@ impl<E: Entries> Ring<E> {
             });
     }
 
-    /// Resets the ring, and ends what it has done until then. The rest is not in the ring any more: if
-    /// all of the device had to be reset, it has ended with `EIO`.
+    /// Resets the ring, and ends the jobs that it has done until then. The other jobs are not in
+    /// the ring any more; if the whole device had to be reset, those that were begun have ended
+    /// with `EIO`.
     ///
     /// # Errors
     ///
-    /// `ENODEV` if the device is gone, `EIO` if it was given up. It accesses no memory then.
+    /// `ENODEV` if the device is gone, `EIO` if it is wedged. The device accesses no memory then.
     pub(crate) fn reset(&self) -> Result {
         let mut state = self.state.lock();
         let status = self.reach(&mut state);
@@ -481,14 +488,14 @@ impl<E: Entries> Ring<E> {
         let result = self
             .recovery
             .reset_ring(self.index, state.epoch, !is_stopped);
-        // What the ring did until it was reset is not done again: memory that a job has left may be
-        // that of the job behind it.
+        // A job that the ring has completed until its reset must not run again, because its memory
+        // may belong to the job behind it.
         let _ = self.reach(&mut state);
 
         let result = match result {
             Ok(Reset::Ring) => {
                 self.recovery.reporter.tell(Event::RingReset);
-                // Jobs are done in their order: no other one can have begun.
+                // The device runs jobs in their order, so only the first one can be partly done.
                 if !E::REPEATS && state.jobs.first().is_some_and(|job| job.is_begun) {
                     if let Ok(job) = state.jobs.remove(0) {
                         job.fail(error);
@@ -505,7 +512,7 @@ impl<E: Entries> Ring<E> {
                 Err(e)
             }
         };
-        // The queue knows those that are left, and begins them again.
+        // The queue knows the jobs that are left, and begins them again.
         state.jobs.clear();
         state.begin_anew();
         result
@@ -520,11 +527,11 @@ impl<E: Entries> Ring<E> {
         self.recovery.closed().map_or(Ok(()), Err)
     }
 
-    /// Writes what waits, as far as there is room.
+    /// Writes entries of waiting jobs, as long as there is room.
     fn submit(&self, state: &mut State<E>) {
         let before = state.written;
 
-        // `advance` goes on after that.
+        // During a reset of the device nothing is written; `advance` continues after it.
         if self.recovery.is_paused() || self.recovery.epoch() != state.epoch {
             return;
         }
@@ -532,7 +539,8 @@ impl<E: Entries> Ring<E> {
             state.since = Instant::now();
         }
         if state.is_unproven && !state.jobs.is_empty() && !state.is_busy() {
-            // A fence in front of all jobs: if that is not reached, it is not a job that hangs.
+            // A fence in front of all jobs: if the ring does not reach it, the ring itself is
+            // stuck, and not a job.
             let number = state.submitted + 1;
 
             if let Ok(count) = self.part(number, state.written).end(number) {
@@ -561,12 +569,12 @@ impl<E: Entries> Ring<E> {
                 }
             }
         }
-        // Those that have failed with nothing before them in the ring.
+        // Ends jobs that have failed, and have no submission in the ring.
         state.reach(state.reached);
 
         if state.written != before {
-            // If the driver is unbound, nothing is in the ring. After a reset of the device
-            // `advance` ends what was written.
+            // An error is ignored. If the driver is unbound, the ring is empty. After a reset of
+            // the device `advance` ends the jobs whose entries were written.
             let _ = self
                 .recovery
                 .ring_doorbell(self.index, state.epoch, state.written);
@@ -574,7 +582,7 @@ impl<E: Entries> Ring<E> {
     }
 
     /// Writes the next part of a job as the submission `number`, to the entries from `written` on.
-    /// Returns how many these are.
+    /// Returns how many entries that took.
     fn write(&self, job: &mut Begun<E>, number: u64, written: u32) -> Result<u32> {
         let mut part = self.part(number, written);
 
@@ -585,7 +593,7 @@ impl<E: Entries> Ring<E> {
         part.end(number)
     }
 
-    /// Returns where the submission `number` is written to, from the entry `written` on.
+    /// Returns the space of the submission `number`, from the entry `written` on.
     fn part(&self, number: u64, written: u32) -> Part<'_> {
         // CAST: Below the number of slots.
         let slot = (number % SLOTS as u64) as usize;

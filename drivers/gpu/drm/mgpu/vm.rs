@@ -1,27 +1,27 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Address spaces: which object is at which virtual address, and the page tables that say so to the
+//! Address spaces: the mappings of objects at virtual addresses, and the page tables for the
 //! device.
 //!
-//! A map only takes note of the mapping, and makes page tables. Entries are written by
-//! [`AddressSpace::bring`], which the next job of the address space needs anyway, as an object may
-//! have moved by then: what was just mapped and what was evicted is the same to it.
+//! A map only records the mapping, and allocates page tables. [`AddressSpace::bring`] writes the
+//! entries before the next job of the address space, which has to validate all objects anyway: a
+//! new mapping is handled like one whose object was evicted.
 //!
-//! An unmap clears entries, and has the device look at them, before others can move the object. The
-//! device may use a translation up to then, so the jobs of the address space are waited for first.
+//! An unmap clears entries and invalidates them before the object can move. The device may use a
+//! translation until then, so the unmap first waits for the jobs of the address space.
 //!
 //! # Lifetimes
 //!
-//! An address space belongs to a file, and to each of its jobs that is not done. Both may be there
-//! longer than the driver is bound: it refers to nothing of that but its [`PageTable`], which ends
-//! when the driver is unbound.
+//! A file and each unfinished job hold references to an address space. Both may outlive the binding
+//! of the driver. Therefore an address space has no other data of the bound driver than its
+//! [`PageTable`], which ends when the driver is unbound.
 //!
 //! # Locking
 //!
-//! From the outside to the inside: the mutex of the mappings, with which all that changes them comes
-//! one after the other; the reservations of the address space and of its external objects; the
-//! `gpuva.lock` of an object; the mutex of the page tables. The mutex of the last job is taken with
-//! reservations held, and nothing is taken inside of it.
+//! From the outside to the inside: the mutex of the mappings, which serializes all changes of them;
+//! the reservations of the address space and of its external objects; the `gpuva.lock` of an
+//! object; the mutex of the page tables. The mutex of the last job is taken with reservations held,
+//! and nothing is taken inside of it.
 
 use core::ops::Range;
 
@@ -88,11 +88,11 @@ use crate::{
     }, //
 };
 
-/// How many mappings a change makes at most: the one that is asked for, and what is left of those
-/// that it cuts into at both ends, which may be two of each.
+/// How many mappings a change makes at most: the new one, and two for each of the mappings that it
+/// cuts at its ends.
 const MAPPINGS: usize = 5;
 
-/// The kind of address space.
+/// The type of the address spaces for GPUVM.
 pub(crate) struct Kind;
 
 /// A change of mappings.
@@ -122,9 +122,10 @@ impl Change {
         })
     }
 
-    /// Lets a part of a mapping lead nowhere.
+    /// Clears the entries of a part of a mapping.
     ///
-    /// `EBUSY` if jobs may use it. That is said before the first change.
+    /// Returns `EBUSY` if jobs may use it. If so, the first call of a change returns it, so that
+    /// nothing has changed.
     fn clear(&mut self, mapping: &GpuVa<Kind>, va: &Range<u64>) -> Result {
         if !self.is_idle {
             return Err(EBUSY);
@@ -194,7 +195,7 @@ impl DriverGpuVm for Kind {
 
         let (remapped, rest) = op.remap([first, second], (), ());
         if let Some(unused) = rest.unused_va {
-            // It was taken from there.
+            // There is room, because it was taken from there.
             let _ = change.vas.push_within_capacity(unused);
         }
         Ok(remapped)
@@ -215,7 +216,7 @@ pub(crate) struct AddressSpace {
 }
 
 impl AddressSpace {
-    /// Makes one in which nothing is mapped.
+    /// Makes an address space in which nothing is mapped.
     ///
     /// # Errors
     ///
@@ -246,7 +247,7 @@ impl AddressSpace {
         )
     }
 
-    /// Returns the reservation that its private objects have.
+    /// Returns the reservation that the private objects share.
     pub(crate) fn resv(&self) -> &SharedResv<Driver> {
         &self.resv
     }
@@ -256,12 +257,12 @@ impl AddressSpace {
         &self.gpuvm
     }
 
-    /// Returns its page tables.
+    /// Returns the page tables.
     pub(crate) fn table(&self) -> &PageTable {
         &self.table
     }
 
-    /// Takes note of the last job, with the reservations held.
+    /// Sets the fence of the last job. Called with the reservations held.
     pub(crate) fn set_last(&self, fence: &Fence) {
         let before = self.last.lock().replace(fence.into());
 
@@ -287,7 +288,7 @@ impl AddressSpace {
     ///
     /// # Errors
     ///
-    /// - `ENOSPC` if it would take too many page tables.
+    /// - `ENOSPC` if it would need too many page tables.
     /// - `ENODEV` if the driver is not bound any more.
     /// - `ERESTARTSYS` if a signal arrived, `ENOMEM` if memory runs out.
     pub(crate) fn map(
@@ -318,7 +319,7 @@ impl AddressSpace {
                         vm_bo: &vm_bo,
                         context: change,
                     })?;
-                    // It is one of those that are locked.
+                    // Cannot fail, because the object is locked.
                     let _ = locked.mark_evicted(&vm_bo);
                     Ok(())
                 })
@@ -331,7 +332,7 @@ impl AddressSpace {
         ret
     }
 
-    /// Maps nothing at some addresses.
+    /// Unmaps addresses, whether something is mapped there or not.
     ///
     /// # Errors
     ///
@@ -346,11 +347,11 @@ impl AddressSpace {
         ret
     }
 
-    /// Changes mappings by `f`, which is called with the reservations held. If it fails nothing has
-    /// changed.
+    /// Changes mappings by `f`, which is called with the reservations held. If it fails, nothing
+    /// has changed.
     ///
-    /// If jobs are in the way it is called again when they are done, which is waited for without the
-    /// reservations.
+    /// If `f` returns `EBUSY` because of jobs of the address space, it is called again when they
+    /// are done. The wait for them is made without the reservations.
     fn change(
         &self,
         dev: &Device<Registered>,
@@ -364,10 +365,11 @@ impl AddressSpace {
             let ret = dev.ttm.exec(Flag::Interruptible, |ctx| {
                 let mut locked = ctx.lock_vm(&self.gpuvm)?;
 
-                // None comes meanwhile.
+                // The reservations are held, so no job is queued meanwhile.
                 change.is_idle = self.is_idle();
                 f(&mut locked, &mut change)?;
-                // Before others move what was unmapped. A device that does not look gets no jobs.
+                // Before the unmapped objects can move. If the device does not complete this, it
+                // gets no jobs any more.
                 if change.has_cleared {
                     told = self.table.invalidate(va);
                 }
@@ -383,12 +385,14 @@ impl AddressSpace {
         }
     }
 
-    /// Brings an object to where the device reaches it, and writes the entries of page tables that
-    /// lead to it.
+    /// Validates an object, so that the device reaches it, and writes the page table entries of its
+    /// mappings.
     ///
-    /// What may be in VRAM goes there, and others leave for that. Where there is no room it is used in
-    /// system memory. `full` says that this was so for an object before it in the same round: TTM may
-    /// have met a lock that it must not wait for, after which no other one is taken in a round.
+    /// An object that may be placed in VRAM is moved there, and other objects are evicted for that.
+    /// If there is no room, it is used in system memory. `full` says that there was no room for an
+    /// object before it in the same round; then no further object is moved to VRAM in this round,
+    /// because TTM may have met a lock that it must not wait for, after which it takes no other
+    /// lock.
     ///
     /// # Errors
     ///
@@ -402,7 +406,7 @@ impl AddressSpace {
     ) -> Result {
         let mut ctx = OpCtx::interruptible();
 
-        // What is pinned is where the device reaches it.
+        // The device reaches a pinned object where it is.
         if object.object().as_import().is_none() && !object.is_pinned() {
             let domain = object.data().domain;
 
@@ -417,7 +421,7 @@ impl AddressSpace {
             match domain {
                 Domain::Either if is_in_vram(object) => object.touch(),
                 Domain::Either => object.validate(&[Place::TT], &mut ctx)?,
-                // What stays in VRAM takes nothing from others.
+                // An object that stays in VRAM evicts no other one.
                 Domain::Vram | Domain::System => object.validate(&domain.places(), &mut ctx)?,
             }
         }
@@ -435,7 +439,8 @@ impl AddressSpace {
 #[pinned_drop]
 impl PinnedDrop for AddressSpace {
     fn drop(self: Pin<&mut Self>) {
-        // The device reaches nothing after that, so that no object has to be reserved.
+        // After this the device reaches no memory through the address space, so that the mappings
+        // can be removed without the reservations of their objects.
         self.table.end();
 
         let mut change = Change {
@@ -451,12 +456,12 @@ impl PinnedDrop for AddressSpace {
     }
 }
 
-/// Takes note that an object leaves where it is, for all address spaces.
+/// Marks the mappings of an object, which leaves its place, as evicted in all address spaces.
 pub(crate) fn evicted(object: &Held<'_, Bo>) {
     object.mark_mappings_evicted();
 }
 
-/// Lets no address lead to an object any more, in any address space.
+/// Clears and invalidates all page table entries of an object, in all address spaces.
 pub(crate) fn zap(object: &Held<'_, Bo>) {
     object.for_each_vm::<Kind>(|mapped| {
         let table = mapped.data();
@@ -468,7 +473,7 @@ pub(crate) fn zap(object: &Held<'_, Bo>) {
             end = end.max(range.va.end);
         }
         if start < end {
-            // A device that does not do so gets no jobs any more.
+            // If the device does not complete this, it gets no jobs any more.
             let _ = table.invalidate(&(start..end));
         }
     });
