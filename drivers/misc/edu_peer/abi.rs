@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The layout of the structures of the uAPI.
+//! Checks of the layout of the structures of the uAPI.
 //!
-//! All fields are listed, with no room between them, and those of 64 bits are at multiples of 8, as
-//! the sizes are: so callers of 32 and of 64 bits have the same structures.
+//! The assertions list all fields. There is no padding between them; fields of 64 bits are at
+//! multiples of 8, and the sizes are multiples of 8. So 32-bit and 64-bit callers have the same
+//! layout.
 //!
 //! C header: [`include/uapi/misc/edu_peer.h`](srctree/include/uapi/misc/edu_peer.h)
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What an open file has: an attachment of the device and its transfers, or the CPU in its place.
+//! The user of a buffer: the device, with an attachment and its transfers, or the CPU in its place.
 
 use kernel::{
     device::{
@@ -31,10 +31,10 @@ use crate::{
     }, //
 };
 
-/// Who accesses the buffer.
+/// The user of a buffer.
 pub(crate) enum Client {
     Device {
-        /// Dropped first: what is under way ends before the device is detached.
+        /// Dropped first, so that a transfer ends before the device is detached.
         jobs: Jobs,
         attached: Arc<Attached>,
     },
@@ -46,7 +46,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// What the exporter says, such as `EOPNOTSUPP` if there is no route.
+    /// The errors of the exporter, such as `EOPNOTSUPP` if there is no route.
     pub(crate) fn new(mode: Mode, buf: ARef<DmaBuf>, dev: &Device<Bound>) -> Result<Self> {
         if let Mode::Cpu = mode {
             return Ok(Self::Cpu(Cpu::new(buf)));
@@ -61,7 +61,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if there is none, as the CPU has not.
+    /// `EINVAL` for the CPU, which has none.
     pub(crate) fn attached(&self) -> Result<&Attached> {
         match self {
             Self::Device { attached, .. } => Ok(attached),
@@ -85,7 +85,7 @@ impl Client {
         }
     }
 
-    /// What happened so far.
+    /// The counters of the attachment, or of the mapping of the CPU.
     pub(crate) fn counters(&self) -> &Counters {
         match self {
             Self::Device { attached, .. } => attached.counters(),
@@ -93,7 +93,7 @@ impl Client {
         }
     }
 
-    /// What it is like at the moment.
+    /// The current state.
     pub(crate) fn state(&self) -> Result<State> {
         match self {
             Self::Device { attached, .. } => attached.state(),
@@ -139,15 +139,15 @@ impl Client {
         self.attached()?.unpin()
     }
 
-    /// Moves the start of `bytes` to `offset` of the buffer, and returns how many they were.
+    /// Moves the start of `bytes` to `offset` of the buffer, and returns how many bytes were moved.
     pub(crate) fn write(&mut self, edu: &Edu, offset: u64, bytes: &[u8]) -> Result<u64> {
         // CAST: `usize` fits 64 bits.
         let len = bytes.len() as u64;
 
         match self {
             Self::Device { attached, .. } => {
-                // Only one of the steps needs the buffer to stay. If it moves before that, it is
-                // made to stay for all of them.
+                // Only the second step accesses the buffer, so first only that step takes the
+                // reservation. If the buffer is busy or moves then, do all steps with it held.
                 {
                     attached.map(edu)?;
 
@@ -168,15 +168,15 @@ impl Client {
         }
     }
 
-    /// Moves what is at `offset` of the buffer to the start of `bytes`, and returns how many bytes
-    /// that were.
+    /// Moves bytes at `offset` of the buffer to the start of `bytes`, and returns how many bytes
+    /// were moved.
     pub(crate) fn read(&mut self, edu: &Edu, offset: u64, bytes: &mut [u8]) -> Result<u64> {
         // CAST: `usize` fits 64 bits.
         let len = bytes.len() as u64;
 
         match self {
             Self::Device { attached, .. } => {
-                // As for a write.
+                // As in `write()`.
                 {
                     attached.map(edu)?;
 
@@ -214,7 +214,7 @@ impl Client {
         }
     }
 
-    /// The last transfer that went on after the call, to wait for.
+    /// The last transfer of [`Self::submit`], to wait for.
     pub(crate) fn last(&self) -> Option<Ticket> {
         match self {
             Self::Device { jobs, .. } => jobs.last(),

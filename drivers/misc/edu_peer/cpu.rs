@@ -17,7 +17,7 @@ use crate::import::{
     State, //
 };
 
-/// A mapping of the kernel, instead of an attachment of the device.
+/// A buffer with a vmap, in place of an attachment of the device.
 pub(crate) struct Cpu {
     buf: ARef<DmaBuf>,
     map: Option<VMap>,
@@ -38,12 +38,12 @@ impl Cpu {
         &self.buf
     }
 
-    /// What happened to the mapping.
+    /// The counters of the mapping.
     pub(crate) fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// What it is like at the moment.
+    /// The current state.
     pub(crate) fn state(&self) -> State {
         State {
             mapped: self.map.is_some(),
@@ -76,7 +76,8 @@ impl Cpu {
         self.map.take().map(drop).ok_or(EINVAL)
     }
 
-    /// Calls `f` with the mapping, which is made if there is none, while the CPU may access it.
+    /// Maps the buffer if it is not mapped, and calls `f` with the mapping, between the begin and
+    /// the end of CPU access.
     fn access(&mut self, dir: DataDirection, f: impl FnOnce(&VMap) -> Result) -> Result {
         let buf = self.buf.clone();
         let map = self.map()?;

@@ -3,13 +3,12 @@
 //! The registers and the DMA engine of `edu`.
 //!
 //! The device has an internal buffer of 4 KiB. Its DMA engine moves bytes between that buffer and
-//! memory, one way or the other, and takes 100 ms for it. The driver cannot see the internal
-//! buffer: what the CPU wants to put there or to get from there takes a second transfer, through a
-//! bounce buffer in system memory.
+//! memory, in either direction, and takes 100 ms for it. The CPU cannot access the internal buffer:
+//! bytes from the CPU or for it take a second transfer, through a bounce buffer in system memory.
 //!
-//! The engine does not tell whether its reads and writes arrived. The driver of a checker must not
-//! mistake what is left in the internal buffer for what was read, which is why it overwrites it
-//! first ([`Engine::scrub`]).
+//! The engine does not report whether its reads and writes arrived. So that bytes left in the
+//! internal buffer cannot be mistaken for bytes that were read, the driver overwrites the internal
+//! buffer before each read ([`Engine::scrub`]).
 
 use kernel::{
     device::Core,
@@ -43,14 +42,14 @@ mod regs {
     use super::*;
 
     register! {
-        /// Which device this is.
+        /// Identifies the device.
         pub(super) IDENTIFICATION(u32) @ 0x00 {
             31:24 major;
             23:16 minor;
             7:0 magic;
         }
 
-        /// Reads as the complement of what was written.
+        /// Reads as the complement of the value that was written last.
         pub(super) LIVENESS(u32) @ 0x04 {
             31:0 value;
         }
@@ -73,7 +72,7 @@ mod regs {
             63:0 bytes;
         }
 
-        /// What the engine does.
+        /// Starts the engine, and tells whether it runs.
         pub(super) DMA_COMMAND(u64) @ 0x98 {
             /// Set to start; the device clears it when it is done.
             0:0 run => bool;
@@ -98,10 +97,10 @@ pub(crate) const PIECE: usize = 4096;
 /// How long a transfer takes at most, many times the nominal 100 ms.
 const TIMEOUT: Delta = Delta::from_secs(2);
 
-/// How long a transfer takes; there is no use in looking at the engine before.
+/// How long a transfer takes. The engine is not polled before.
 const NOMINAL: Delta = Delta::from_millis(100);
 
-/// How long to sleep between looks at the engine after that.
+/// How long to sleep between polls of the engine after that.
 const POLL: Delta = Delta::from_millis(2);
 
 /// An `edu` device, bound or not.
@@ -115,17 +114,17 @@ pub(crate) struct Edu {
     engine: Mutex<Option<State>>,
 }
 
-/// What belongs to whoever uses the engine.
+/// The buffers of the task that holds the engine.
 struct State {
     bounce: Coherent<[u8]>,
-    /// What goes to the bounce buffer or comes from it.
+    /// The bytes that are copied to or from the bounce buffer.
     scratch: KBox<[u8; PIECE]>,
-    /// What the internal buffer was last scrubbed with.
+    /// The value that the internal buffer was last filled with.
     scrub: u8,
 }
 
 impl Edu {
-    /// Checks that `pdev` is what it claims to be, and prepares its engine.
+    /// Checks that `pdev` is an `edu` device, and prepares its engine.
     ///
     /// # Errors
     ///
@@ -178,7 +177,7 @@ impl Edu {
         &self.pdev
     }
 
-    /// The memory that belongs to the driver, as the device sees it.
+    /// The bounce buffer, by its DMA address.
     pub(crate) fn own_memory(&self) -> Segment {
         Segment {
             address: self.bounce,
@@ -187,15 +186,15 @@ impl Edu {
         }
     }
 
-    /// Fails with `ENODEV` if the driver that this belongs to is not bound any more.
+    /// Fails with `ENODEV` if the driver is not bound any more.
     ///
-    /// A positive answer is a hint: the driver may be unbound by the time the caller has it. It is
-    /// more than that with the lock of the PCI device held.
+    /// Without the lock of the PCI device held a success is only a hint, because the driver may be
+    /// unbound at any time.
     pub(crate) fn check_bound(&self) -> Result {
         self.bar.try_access().map(|_| ()).ok_or(ENODEV)
     }
 
-    /// Waits for the engine and takes it.
+    /// Locks the engine, which waits for other users of it.
     ///
     /// # Errors
     ///
@@ -209,27 +208,27 @@ impl Edu {
         Ok(Engine { edu: self, state })
     }
 
-    /// Waits for the transfer in progress, and takes from the device what it must not keep when the
-    /// driver is unbound.
+    /// Waits for the transfer in progress, and frees the memory that must not outlive the binding
+    /// of the driver.
     pub(crate) fn revoke(&self) {
         let state = self.engine.lock().take();
 
-        // Frees DMA memory, which wants no lock held.
+        // The drop frees DMA memory, for which no lock must be held.
         drop(state);
     }
 
-    /// Lets the engine move `count` bytes and waits until it has.
+    /// Makes the engine move `count` bytes, and waits until it has finished.
     ///
     /// # Errors
     ///
-    /// - `ETIMEDOUT` if it does not finish, now or the time before.
+    /// - `ETIMEDOUT` if it does not finish, or has not finished the transfer before.
     /// - `ENODEV` if the driver is not bound any more.
     fn run(&self, source: u64, destination: u64, count: usize, to_memory: bool) -> Result {
         {
             // The guard is an RCU reader; nothing may sleep in here.
             let bar = self.bar.try_access().ok_or(ENODEV)?;
 
-            // The engine ignores new orders while it has an old one.
+            // The engine ignores a new command while it runs.
             if bar.try_read(regs::DMA_COMMAND)?.run() {
                 return Err(ETIMEDOUT);
             }
@@ -270,10 +269,10 @@ impl Edu {
     }
 }
 
-/// The engine, taken by one user.
+/// The engine, locked.
 ///
-/// One piece of a transfer is two steps or three; this type is what holds the internal buffer
-/// together in between.
+/// One piece of a transfer takes two or three steps. The lock is held from the first to the last,
+/// so that no other user changes the internal buffer in between.
 pub(crate) struct Engine<'a> {
     edu: &'a Edu,
     state: Guard<'a, Option<State>, MutexBackend>,
@@ -345,10 +344,11 @@ impl Engine<'_> {
         Ok(())
     }
 
-    /// Fills the internal buffer and the bounce buffer with bytes that are nobody's data.
+    /// Fills the internal buffer and the bounce buffer with a value that is no data of a transfer.
     ///
-    /// A read that does not arrive would otherwise find what the transfer before left behind, which
-    /// may well be the very bytes that the caller wrote and now expects to read back.
+    /// Otherwise, after a read that did not arrive, the internal buffer would still have the bytes
+    /// of the transfer before. These may be the bytes that the caller wrote and now expects to read
+    /// back.
     pub(crate) fn scrub(&mut self) -> Result {
         let state = (*self.state).as_mut().ok_or(ENODEV)?;
 
@@ -359,7 +359,8 @@ impl Engine<'_> {
         self.edu.run(self.edu.bounce, regs::INTERNAL, PIECE, false)
     }
 
-    /// The device does not check that a transfer fits the internal buffer.
+    /// Returns the size of a transfer, checked against the internal buffer, which the device does
+    /// not do.
     fn count(memory: Segment) -> Result<usize> {
         usize::try_from(memory.length)
             .ok()

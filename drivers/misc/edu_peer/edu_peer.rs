@@ -7,38 +7,38 @@
 //! does. This driver imports dma-bufs on its behalf, in the way of each class of importer, and
 //! moves bytes between them and userspace, so that an exporter can be tested with real transfers.
 //!
-//! It is the checker of such tests. Therefore it takes nothing on trust from the exporter: a
-//! scatter table that is not what the contract of dma-buf promises is refused ([`table`]), and a
-//! transfer that did not happen cannot look like one that did ([`device`]).
+//! It is also the checker of such tests, so it does not trust the exporter: a scatter table that
+//! breaks the contract of dma-buf is refused ([`table`]), and a transfer that did not happen cannot
+//! look like one that did ([`device`]).
 //!
 //! - [`device`]: registers and the DMA engine,
-//! - [`table`]: what a scatter table must be, and where in it an offset lies,
+//! - [`table`]: the rules for scatter tables, and the lookup of an offset in one,
 //! - [`import`]: the attachment, of one of five classes,
 //! - [`job`]: transfers that go on after the call that started them, with a fence,
 //! - [`cpu`]: the CPU in place of the device,
-//! - [`client`]: what an open file has, one or the other,
-//! - `memory`: memory of a process, by its addresses, which an open file may have as well,
+//! - [`client`]: the user of a buffer that an open file has, the device or the CPU,
+//! - `memory`: memory of a process, by its addresses, which an open file may use as well,
 //! - [`file`]: the character device,
-//! - `abi`: the layout of the arguments of its ioctls.
+//! - `abi`: checks of the layout of the arguments of its ioctls.
 //!
 //! # Locking
 //!
 //! In this order, from the outside to the inside:
 //!
-//! 1. what an open file has ([`file::PeerFile`]), held during a call; memory of the caller is
-//!    accessed with it held, but with none of those below. A transfer of memory of a process does
-//!    not hold it: its page faults may take as long as the process wants,
+//! 1. the mutexes of an open file ([`file::PeerFile`]), held during a call. Memory of the caller is
+//!    accessed with them held, but with none of the locks below. A transfer of memory of a process
+//!    does not hold them, because its page faults may take as long as the process wants,
 //! 2. the lock of the PCI device, held during probe, unbind, attach and the registration of memory,
-//! 3. the reservation of the dma-buf, held from the look at the mapping until the DMA that follows
-//!    from it is complete, or its fence is published; or the mirror of memory of a process, held
+//! 3. the reservation of the dma-buf, held from the lookup in the mapping until the DMA to these
+//!    addresses is complete, or its fence is published; or the mirror of memory of a process, held
 //!    while one piece is moved. The kernel takes the mirror when the process changes its page
 //!    table, and when it reclaims memory,
-//! 4. the DMA engine ([`device::Engine`]), held while one piece is moved; what is done until a
-//!    fence signals takes no other lock. Who has it tries the reservation, but does not wait for
-//!    it.
+//! 4. the DMA engine ([`device::Engine`]), held while one piece is moved. The path that leads to
+//!    the signal of a fence takes no other lock. A task that holds the engine only tries to take
+//!    the reservation, and does not wait for it.
 //!
-//! The unbind of the device comes with 2 held and takes 4 and, when the attachments are detached
-//! and the memory of processes is unmapped, 3. The invalidation of a mapping comes with 3 held and
+//! The unbind of the device is called with 2 held. It takes 4 and, when it detaches the attachments
+//! and unmaps the memory of processes, 3. The invalidation of a mapping is called with 3 held and
 //! takes no lock.
 
 use kernel::{
@@ -70,10 +70,10 @@ use self::{
 /// The vendor of the device, which [`pci::Vendor`] has no constant for.
 const VENDOR: u16 = 0x1234;
 
-/// The device.
+/// The device ID.
 const DEVICE: u16 = 0x11e8;
 
-/// What is bound to one `edu` device.
+/// The data of a bound `edu` device.
 #[pin_data(PinnedDrop)]
 struct EduPeer {
     #[pin]
@@ -84,7 +84,7 @@ struct EduPeer {
 #[pinned_drop]
 impl PinnedDrop for EduPeer {
     fn drop(self: Pin<&mut Self>) {
-        // Open files keep `edu` alive, but not what it needs the bound device for.
+        // Open files keep `edu` alive. Its DMA memory must not outlive the binding.
         self.edu.revoke();
     }
 }
@@ -93,8 +93,8 @@ kernel::pci_device_table!(
     PCI_TABLE,
     <EduPeer as pci::Driver>::IdInfo,
     [
-        // There is no constant for the vendor, hence match by class, that is "does not fit in any
-        // other", and let probe look at the rest.
+        // There is no constant for the vendor. Hence match by class, which is "does not fit in any
+        // other", and let probe check the vendor and the device.
         (pci::DeviceId::from_class(0x00ff00, 0xffffff), ())
     ]
 );
@@ -105,9 +105,9 @@ impl pci::Driver for EduPeer {
 
     const ID_TABLE: pci::IdTable<Self::IdInfo> = &PCI_TABLE;
 
-    // QEMU limits the device to 28 bits unless told otherwise, and has no register that says so.
-    // Peer memory is as a rule above 4 GiB, so the machine has to be started with `dma_mask` set to
-    // all ones.
+    // QEMU limits the device to 28 bits unless its property `dma_mask` is set, and no register
+    // shows the limit. BARs of peers are usually above 4 GiB, so the machine has to be started with
+    // `dma_mask` set to all ones.
     const DMA_MASK: Option<DmaMask> = Some(DmaMask::new::<64>());
 
     // The driver splits every segment anyway.

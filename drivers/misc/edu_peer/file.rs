@@ -50,7 +50,7 @@ pub(crate) struct PeerFile {
     edu: Arc<Edu>,
     #[pin]
     client: Mutex<Option<Client>>,
-    /// Not held while it is accessed.
+    /// The mutex is not held while the memory is accessed.
     #[cfg(CONFIG_RUST_HMM)]
     #[pin]
     memory: Mutex<Option<Arc<Memory>>>,
@@ -119,11 +119,11 @@ impl PeerFile {
         f((*self.client.lock()).as_mut().ok_or(EINVAL)?)
     }
 
-    /// As [`Self::with_client`], for what must not happen while a transfer is under way.
+    /// As [`Self::with_client`], but not while a transfer of [`Self::submit`] is under way.
     ///
     /// # Errors
     ///
-    /// `EBUSY` if one is, and those of [`Self::with_client`].
+    /// `EBUSY` if there is one, and those of [`Self::with_client`].
     fn with_idle<R>(&self, f: impl FnOnce(&mut Client) -> Result<R>) -> Result<R> {
         self.with_client(|client| {
             if client.is_busy() {
@@ -158,12 +158,12 @@ impl PeerFile {
         }
 
         let client = self.edu.pdev().as_ref().with_bound(|dev| {
-            // The device may be bound anew, but this file belongs to the time before.
+            // The device may be bound again, but this file belongs to the old binding.
             self.edu.check_bound()?;
             Client::new(mode, buf, dev)
         })?;
 
-        // Before the attachment is stored: if the answer cannot be delivered there is none.
+        // Before the attachment is stored, so that there is none if the result cannot be written.
         let mut writer = writer::<uapi::edu_peer_attach>(arg);
         writer.write(&request.fd)?;
         writer.write(&request.mode)?;
@@ -178,7 +178,7 @@ impl PeerFile {
         self.edu.check_bound()?;
 
         let client = self.client.lock().take();
-        // Detaches, for which the lock is not needed.
+        // The drop detaches, so the lock is not held.
         drop(client.ok_or(EINVAL)?);
         Ok(())
     }
@@ -237,7 +237,7 @@ impl PeerFile {
             return Err(EINVAL);
         }
 
-        // The lock is not held while it waits.
+        // The lock is not held during the wait.
         let last = self.with_client(|client| client.last().ok_or(EINVAL))?;
         let end = last.wait()?;
         if write != end.write {
@@ -344,7 +344,7 @@ impl PeerFile {
     }
 }
 
-/// What came of a transfer.
+/// The outcome of a transfer.
 struct Moved {
     /// How many bytes were moved, also in case of an error.
     bytes: u64,
@@ -352,8 +352,8 @@ struct Moved {
 }
 
 impl Moved {
-    /// Moves the bytes of a request whose range was checked, in pieces: `piece` moves the start of
-    /// what it is given from or to an offset, and returns how many bytes these were.
+    /// Moves the bytes of a request whose range was checked, in pieces. `piece` moves bytes between
+    /// an offset and the start of the slice that it gets, and returns how many bytes it has moved.
     fn by(
         request: &uapi::edu_peer_transfer,
         write: bool,
@@ -361,7 +361,7 @@ impl Moved {
     ) -> Self {
         let mut bytes = 0;
         let result = Self::pieces(request, write, piece, &mut bytes)
-            // The core would repeat the call, but with the length that is written back.
+            // A restart of the call would use the length that is written back.
             .map_err(|e| if e == ERESTARTSYS { EINTR } else { e });
 
         Self { bytes, result }
@@ -405,7 +405,7 @@ impl Moved {
         Ok(())
     }
 
-    /// Tells the caller, how many bytes in case of an error as well.
+    /// Writes the number of bytes back, also in case of an error, and returns the result.
     fn answer(self, arg: UserPtr, mut request: uapi::edu_peer_transfer) -> Result {
         request.length = self.bytes;
         write_transfer(arg, &request)?;
@@ -415,7 +415,7 @@ impl Moved {
 
 #[cfg(CONFIG_RUST_HMM)]
 impl PeerFile {
-    /// The memory of a process that this file has.
+    /// The registered memory of a process.
     ///
     /// # Errors
     ///
@@ -445,7 +445,7 @@ impl PeerFile {
         }
 
         let memory = self.edu.pdev().as_ref().with_bound(|dev| {
-            // The device may be bound anew, but this file belongs to the time before.
+            // The device may be bound again, but this file belongs to the old binding.
             self.edu.check_bound()?;
             Memory::of_caller(dev, start..end)
         })?;
@@ -458,7 +458,7 @@ impl PeerFile {
         self.edu.check_bound()?;
 
         let memory = self.memory.lock().take();
-        // Waits for a piece, for which the lock is not needed.
+        // Waits for the piece that is being moved, so the lock is not held.
         memory.ok_or(EINVAL)?.end();
         Ok(())
     }

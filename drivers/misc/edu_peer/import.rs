@@ -2,9 +2,9 @@
 
 //! The attachment of a dma-buf, of one of five classes of importers.
 //!
-//! The classes differ in what they tell the core about themselves and in what they do when the
-//! exporter takes the buffer away. What they have in common is here too: the check of every scatter
-//! table, and a mapping that is only used while the reservation is held.
+//! The classes differ in their importer ops, and in what they do when the exporter invalidates the
+//! mapping. All of them check every scatter table, and use the mapping only while the reservation
+//! is held or a fence of the transfer is in it.
 
 use kernel::{
     device::{
@@ -88,9 +88,9 @@ impl TryFrom<u32> for Mode {
     }
 }
 
-/// What happened to an attachment.
+/// The counters of an attachment.
 ///
-/// Changed with the reservation held, but read without.
+/// They change with the reservation held, but are read without.
 pub(crate) struct Counters {
     invalidations: Atomic<u64>,
     maps: Atomic<u64>,
@@ -108,13 +108,14 @@ impl Counters {
         }
     }
 
-    /// The buffer was mapped.
+    /// Counts a map of the buffer.
     pub(crate) fn mapped(&self) {
         self.maps.add(1, Relaxed);
     }
 
-    /// The exporter invalidated the mapping. Drops it, unless the device still uses it: then its
-    /// fence is in the reservation, and [`Attached::idle`] comes after that.
+    /// Counts an invalidation by the exporter, and drops the mapping unless the device still uses
+    /// it. In that case a fence of the device is in the reservation, and [`Attached::idle`] drops
+    /// the mapping after its signal.
     fn invalidate(&self, at: &mut Invalidated<'_>) {
         self.invalidations.add(1, Relaxed);
         if !self.busy.load(Relaxed) {
@@ -132,13 +133,14 @@ impl Counters {
         self.maps.load(Relaxed)
     }
 
-    /// Whether the exporter took the buffer away for good.
+    /// Whether the exporter has revoked the buffer.
     pub(crate) fn revoked(&self) -> bool {
         self.revoked.load(Relaxed)
     }
 }
 
-/// Drops its mapping on demand, and maps again when it needs to.
+/// A dynamic importer: it drops its mapping when it is invalidated, and maps again for the next
+/// transfer.
 pub(crate) struct Dynamic(Counters);
 
 #[vtable]
@@ -150,7 +152,7 @@ impl Importer for Dynamic {
     }
 }
 
-/// As [`Dynamic`], for a device that cannot use peer-to-peer memory.
+/// As [`Dynamic`], but without peer-to-peer memory.
 pub(crate) struct NoP2p(Counters);
 
 #[vtable]
@@ -162,7 +164,8 @@ impl Importer for NoP2p {
     }
 }
 
-/// Cannot be revoked, hence pins first. The core sees that from the missing `invalidate`.
+/// An importer that cannot be revoked, which the core sees from the missing `invalidate`. It pins
+/// the buffer before it maps.
 pub(crate) struct Pinned(Counters);
 
 #[vtable]
@@ -170,7 +173,7 @@ impl Importer for Pinned {
     const PEER2PEER: bool = true;
 }
 
-/// Pins, but can be revoked, for good.
+/// An importer that pins, and can be revoked.
 pub(crate) struct Revocable(Counters);
 
 #[vtable]
@@ -179,7 +182,7 @@ impl Importer for Revocable {
 
     fn invalidate(&self, at: &mut Invalidated<'_>) {
         self.0.invalidate(at);
-        // A buffer that is not pinned may move.
+        // Without a pin the invalidation may be a move, and does not revoke the buffer.
         if at.is_pinned() {
             self.0.revoked.store(true, Relaxed);
             if !self.0.busy.load(Relaxed) {
@@ -232,29 +235,29 @@ impl<'b> LockedAttachment<'_, 'b> {
     }
 }
 
-/// What an attachment is like at the moment.
+/// The current state of an attachment.
 pub(crate) struct State {
     pub(crate) mapped: bool,
     pub(crate) pinned: bool,
-    /// It is a mapping of the kernel, of I/O memory.
+    /// The vmap is I/O memory.
     pub(crate) iomem: bool,
 }
 
-/// What a map and an unmap cost, in nanoseconds.
+/// The cost of a map and an unmap, in nanoseconds.
 pub(crate) struct Cost {
-    /// The least of all rounds, with one look at the clock.
+    /// The least of all rounds, including one read of the clock.
     pub(crate) least: u64,
-    /// The most of all rounds.
+    /// The most of all rounds, including one read of the clock.
     pub(crate) most: u64,
-    /// The least that a look at the clock costs.
+    /// The least cost of a read of the clock.
     pub(crate) clock: u64,
 }
 
 /// A dma-buf that the device is attached to.
 ///
-/// Dropping it unmaps, unpins and detaches.
+/// The drop unmaps, unpins and detaches.
 pub(crate) enum Attached {
-    /// The core pins, and there is nothing to invalidate.
+    /// The core pins the buffer, so the mapping is never invalidated.
     Static(StaticAttachment, Counters),
     Dynamic(Attachment<Dynamic>),
     Pinned(Attachment<Pinned>),
@@ -267,8 +270,8 @@ impl Attached {
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if that is for the CPU to do.
-    /// - What the exporter says, such as `EOPNOTSUPP` if there is no route.
+    /// - `EINVAL` for [`Mode::Cpu`], which has no attachment.
+    /// - The errors of the exporter, such as `EOPNOTSUPP` if there is no route.
     pub(crate) fn new(mode: Mode, buf: ARef<DmaBuf>, dev: &Device<Bound>) -> Result<Self> {
         let counters = Counters::new();
 
@@ -293,7 +296,7 @@ impl Attached {
         }
     }
 
-    /// What happened to the attachment.
+    /// The counters of the attachment.
     pub(crate) fn counters(&self) -> &Counters {
         match self {
             Self::Static(_, counters) => counters,
@@ -308,7 +311,7 @@ impl Attached {
     ///
     /// # Errors
     ///
-    /// `EAGAIN` if somebody else has it, and those of [`Self::with`].
+    /// `EAGAIN` if another task holds the lock, and those of [`Self::with`].
     fn try_with<R>(&self, f: impl FnOnce(&mut LockedAttachment<'_, '_>) -> Result<R>) -> Result<R> {
         match self {
             Self::Static(attachment, _) => {
@@ -329,7 +332,7 @@ impl Attached {
         }
     }
 
-    /// Whether the mapping is only good while the buffer is pinned.
+    /// Whether the mapping is only valid while the buffer is pinned.
     fn needs_pin(&self) -> bool {
         matches!(self, Self::Pinned(_) | Self::Revocable(_))
     }
@@ -355,14 +358,14 @@ impl Attached {
         }
     }
 
-    /// Maps the buffer, if it is not, and checks what it got.
+    /// Maps the buffer, if it is not mapped, and checks the scatter table.
     ///
     /// # Errors
     ///
     /// - `ENODEV` if the buffer was revoked, or the driver is not bound any more.
     /// - `EINVAL` if it has to be pinned first.
     /// - `EBADMSG` if the scatter table is wrong.
-    /// - What the exporter says.
+    /// - The errors of the exporter.
     fn map_locked(&self, edu: &Edu, at: &mut LockedAttachment<'_, '_>) -> Result {
         if self.counters().revoked() {
             return Err(ENODEV);
@@ -373,7 +376,7 @@ impl Attached {
         }
 
         let mapped = at.mapping().is_some();
-        // Also if it is mapped: a buffer that is about to move is waited for.
+        // Called also if the buffer is mapped, because it waits for a move that is under way.
         let table = at.map(DataDirection::Bidirectional)?;
         if mapped {
             return Ok(());
@@ -423,7 +426,7 @@ impl Attached {
     ///
     /// - `EINVAL` for the static class, for which the core pins.
     /// - `ENODEV` if the buffer was revoked.
-    /// - What the exporter says.
+    /// - The errors of the exporter.
     pub(crate) fn pin(&self) -> Result {
         self.with(|at| {
             if self.counters().revoked() {
@@ -433,7 +436,7 @@ impl Attached {
         })
     }
 
-    /// Unpins the buffer, after it unmapped it if that needs the pin.
+    /// Unpins the buffer, and unmaps it before that if the mapping needs the pin.
     ///
     /// # Errors
     ///
@@ -450,7 +453,7 @@ impl Attached {
         })
     }
 
-    /// What the attachment is like at the moment.
+    /// The current state of the attachment.
     pub(crate) fn state(&self) -> Result<State> {
         self.with(|at| {
             Ok(State {
@@ -470,13 +473,13 @@ impl Attached {
         self.with(|at| collect(at.mapping().ok_or(EINVAL)?))
     }
 
-    /// Maps and unmaps the buffer `rounds` times, and nothing else.
+    /// Maps and unmaps the buffer `rounds` times, without a check of the scatter table.
     ///
     /// # Errors
     ///
     /// - `EBUSY` if it is mapped.
     /// - `ENODEV` if the buffer was revoked.
-    /// - What the exporter says.
+    /// - The errors of the exporter.
     pub(crate) fn measure(&self, rounds: u32) -> Result<Cost> {
         self.with(|at| {
             if self.counters().revoked() {
@@ -508,8 +511,8 @@ impl Attached {
         })
     }
 
-    /// Maps the buffer, if it is not, and calls `f` with the longest piece of memory that starts at
-    /// `offset` and has at most `limit` bytes. Returns the size of that piece.
+    /// Maps the buffer, if it is not mapped, and calls `f` with the longest piece of memory that
+    /// starts at `offset` and has at most `limit` bytes. Returns the size of that piece.
     ///
     /// The mapping stays until `f` returns.
     pub(crate) fn with_piece(
@@ -529,13 +532,13 @@ impl Attached {
         })
     }
 
-    /// As [`Self::with_piece`], but of a buffer that is mapped, and without sleeping to take a
+    /// As [`Self::with_piece`], but only if the buffer is mapped, and without sleeping to take a
     /// lock.
     ///
     /// # Errors
     ///
-    /// - `EAGAIN` if somebody else has the reservation, or the buffer is not mapped any more, or
-    ///   about to move.
+    /// - `EAGAIN` if another task holds the reservation, if the buffer is not mapped any more, or
+    ///   if a move of it is under way.
     /// - Those of [`Self::with_piece`].
     pub(crate) fn try_piece(
         &self,
@@ -554,13 +557,13 @@ impl Attached {
         })
     }
 
-    /// Prepares work of the device on `length` bytes at `offset`, which goes on when the
-    /// reservation is not held any more, and publishes its fence.
+    /// Prepares asynchronous work of the device on `length` bytes at `offset`, and publishes its
+    /// fence.
     ///
-    /// Maps the buffer, if it is not, and waits for the work of others that this is in conflict
+    /// Maps the buffer, if it is not mapped, and waits for the fences that the work is in conflict
     /// with. `f` gets the pieces of memory, of [`PIECE`] bytes at most each, and returns the fence
-    /// and what begins the work. The fence must signal within bounded time from then on; after that
-    /// comes [`Self::idle`].
+    /// and a function that begins the work. From then on the fence must signal within bounded time;
+    /// after the signal [`Self::idle`] must be called.
     ///
     /// # Errors
     ///
@@ -610,10 +613,10 @@ impl Attached {
         })
     }
 
-    /// The fence of [`Self::publish`] has signalled. Gives up what the exporter has taken away
-    /// since.
+    /// Ends the work of [`Self::publish`], whose fence has signalled. Drops the mapping if it was
+    /// invalidated since, and the pin if the buffer was revoked.
     pub(crate) fn idle(&self) {
-        // What is detached has been given up.
+        // Fails only after the detach, which has dropped both.
         let _ = self.with(|at| {
             self.counters().busy.store(false, Relaxed);
             if at.mapping().is_none() {

@@ -2,10 +2,10 @@
 
 //! A transfer that goes on after the call that started it.
 //!
-//! A fence in the reservation of the buffer stands for it: whoever moves the buffer, revokes it
-//! or accesses it by the CPU waits for that. What the transfer needs is there before the fence is
-//! published. Between that and the signal, which is code that others wait for, nothing is allocated
-//! and no reservation is taken.
+//! Its fence is in the reservation of the buffer, and is waited for before the buffer moves, is
+//! revoked, or is accessed by the CPU. Everything that the transfer needs is allocated before the
+//! fence is published. From then until the signal nothing is allocated, and no reservation is
+//! taken, because this is the path that waiters of the fence depend on.
 
 use kernel::{
     device,
@@ -53,20 +53,20 @@ impl FenceContextOps for Fences {
     type Data = ();
 }
 
-/// What a transfer moves.
+/// The bytes that a transfer moves, and where to.
 pub(crate) struct Order {
     /// The first byte of the buffer.
     pub(crate) offset: u64,
-    /// To the buffer instead of from it.
+    /// The transfer writes to the buffer; otherwise it reads from the buffer.
     pub(crate) write: bool,
     /// The bytes, or room for them.
     pub(crate) bytes: KVVec<u8>,
 }
 
-/// How a transfer ended.
+/// The outcome of a transfer.
 pub(crate) struct End {
     pub(crate) result: Result,
-    /// To the buffer instead of from it.
+    /// The transfer has written to the buffer; otherwise it has read from the buffer.
     pub(crate) write: bool,
     bytes: KVVec<u8>,
     moved: usize,
@@ -79,7 +79,7 @@ impl End {
     }
 }
 
-/// What the worker takes to begin.
+/// The data that the worker begins with.
 struct Start {
     attached: Arc<Attached>,
     fence: DriverFence<Fences>,
@@ -148,7 +148,7 @@ impl Job {
         drop(section);
 
         attached.idle();
-        // Nobody else sets it.
+        // Only the worker sets it, once.
         let _ = self.end.populate(End {
             result,
             write: order.write,
@@ -172,14 +172,15 @@ impl Job {
     }
 }
 
-/// The transfers of an attachment, of which one at a time is under way. Dropping it ends that.
+/// The transfers of an attachment, of which one at a time is under way. The drop cancels that one,
+/// and waits for its end.
 pub(crate) struct Jobs {
     fences: FenceContext<Fences>,
     last: Option<Arc<Job>>,
 }
 
 impl Jobs {
-    /// There was no transfer yet.
+    /// Makes an empty list of transfers.
     pub(crate) fn new(dev: &device::Device) -> Result<Self> {
         Ok(Self {
             fences: FenceContext::new(dev.name())?,
@@ -194,13 +195,13 @@ impl Jobs {
             .is_some_and(|job| job.end.as_ref().is_none())
     }
 
-    /// Starts a transfer that is known to be inside the buffer.
+    /// Starts a transfer whose range is known to be inside the buffer.
     ///
-    /// Waits for the work of others on the buffer that it is in conflict with.
+    /// Waits for the fences in the reservation that the transfer is in conflict with.
     ///
     /// # Errors
     ///
-    /// - `EBUSY` if one is under way.
+    /// - `EBUSY` if a transfer is under way.
     /// - Those of [`Attached::publish`].
     pub(crate) fn submit(
         &mut self,
@@ -239,7 +240,7 @@ impl Jobs {
 
             self.last = Some(job.clone());
             Ok((shared, move || {
-                // It was not queued before.
+                // Cannot fail, because the work was not queued before.
                 let _ = workqueue::system_long().enqueue(job);
             }))
         })
@@ -255,13 +256,13 @@ impl Drop for Jobs {
     fn drop(&mut self) {
         if let Some(job) = &self.last {
             job.cancelled.store(true, Relaxed);
-            // As long as it takes to move one piece.
+            // This takes as long as the move of one piece.
             job.done.wait_for_completion();
         }
     }
 }
 
-/// A transfer that somebody waits for.
+/// A reference to a transfer, to wait for its end.
 pub(crate) struct Ticket(Arc<Job>);
 
 impl Ticket {
@@ -272,10 +273,10 @@ impl Ticket {
     /// `ERESTARTSYS` if a signal arrived.
     pub(crate) fn wait(&self) -> Result<&End> {
         self.0.fence.wait(true)?;
-        // What is left does not take long.
+        // After the signal the worker only releases the attachment.
         self.0.done.wait_for_completion();
 
-        // A worker that is done has set it.
+        // The worker sets it before it completes `done`.
         self.0.end.as_ref().ok_or(EINVAL)
     }
 }

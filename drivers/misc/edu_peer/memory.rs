@@ -2,9 +2,9 @@
 
 //! Memory of a process, which the device accesses by the addresses of the process.
 //!
-//! Nothing is pinned. Each piece has its page faulted in and mapped, and is moved with the mirror
-//! locked: what the process changes waits for the piece that is being moved, and the next piece
-//! finds what the process has then.
+//! Nothing is pinned. For each piece the page is faulted in and mapped, and the piece is moved with
+//! the mirror locked. A change of the address space by the process waits for the piece that is
+//! being moved, and the next piece uses the address space as it is then.
 
 use kernel::{
     device::{
@@ -46,7 +46,7 @@ use crate::{
     table::Segment, //
 };
 
-/// How often the process changed its addresses.
+/// The mirror, which only counts invalidations.
 struct Invalidations(Arc<Atomic<u64>>);
 
 impl Mirror for Invalidations {
@@ -60,7 +60,7 @@ impl Mirror for Invalidations {
 pub(crate) struct Memory {
     import: Import<Invalidations>,
     invalidations: Arc<Atomic<u64>>,
-    /// The caller has ended it.
+    /// The registration was ended by the caller.
     ended: Atomic<bool>,
 }
 
@@ -99,12 +99,12 @@ impl Memory {
         }
     }
 
-    /// Maps the page that has the byte at `offset`, and calls `f` with it, and with where in it the
-    /// byte is. The page stays until `f` returns.
+    /// Maps the page that has the byte at `offset`, and calls `f` with the page, and with the
+    /// offset of the byte in it. The page stays mapped until `f` returns.
     ///
     /// # Errors
     ///
-    /// - `ECANCELED` if the caller has ended it.
+    /// - `ECANCELED` if the registration was ended.
     /// - Those of [`Import::access`], and what `f` returns.
     fn access<R>(
         &self,
@@ -132,8 +132,8 @@ impl Memory {
             })?
     }
 
-    /// Calls `f` with the engine, the place of a piece of at most `len` bytes from `offset` on,
-    /// which does not cross a page, and its length. Returns that.
+    /// Calls `f` with the engine, with a piece of at most `len` bytes from `offset` on, which does
+    /// not cross a page, and with its length. Returns the length.
     fn piece(
         &self,
         edu: &Edu,
@@ -155,19 +155,20 @@ impl Memory {
         })
     }
 
-    /// Moves the start of `bytes` to `offset` of the range, and returns how many they were.
+    /// Moves the start of `bytes` to `offset` of the range, and returns how many bytes were moved.
     ///
     /// # Errors
     ///
-    /// Those of [`Import::access`] and of [`Engine::put`], `ECANCELED` if the caller has ended it.
+    /// Those of [`Import::access`] and of [`Engine::put`], `ECANCELED` if the registration was
+    /// ended.
     pub(crate) fn write(&self, edu: &Edu, offset: u64, bytes: &[u8]) -> Result<u64> {
         self.piece(edu, offset, bytes.len(), true, |engine, piece, len| {
             engine.put(piece, bytes.get(..len).ok_or(EINVAL)?)
         })
     }
 
-    /// Moves what is at `offset` of the range to the start of `bytes`, and returns how many bytes
-    /// that were.
+    /// Moves bytes at `offset` of the range to the start of `bytes`, and returns how many bytes
+    /// were moved.
     ///
     /// # Errors
     ///
@@ -178,8 +179,8 @@ impl Memory {
         })
     }
 
-    /// How the device reaches the page that has the byte at `offset`, as the uAPI has it, and by
-    /// which DMA address.
+    /// How the device reaches the page that has the byte at `offset`, as a value of the uAPI, and
+    /// its DMA address.
     ///
     /// # Errors
     ///
@@ -196,8 +197,9 @@ impl Memory {
         })
     }
 
-    /// Finds the pages of `length` bytes from `offset` on, which are inside the range. Returns how
-    /// long that and a look at the clock take, and a look at the clock alone, in nanoseconds.
+    /// Faults in the pages of `length` bytes from `offset` on, which are inside the range. Returns
+    /// how long that and one read of the clock take, and one read of the clock alone, in
+    /// nanoseconds.
     ///
     /// # Errors
     ///
@@ -220,12 +222,12 @@ impl Memory {
         ))
     }
 
-    /// How often the process changed some of the addresses.
+    /// How often a part of the range was invalidated.
     pub(crate) fn invalidations(&self) -> u64 {
         self.invalidations.load(Relaxed)
     }
 
-    /// Whether the device did not reach some memory of a peer.
+    /// Whether there was memory of a peer that the device could not reach.
     pub(crate) fn is_p2p_denied(&self) -> bool {
         self.import.is_p2p_denied()
     }

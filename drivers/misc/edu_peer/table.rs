@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What a scatter table must be, and where in it an offset lies.
+//! The check of a scatter table, and the lookup of an offset in one.
 //!
-//! Nothing here touches hardware or takes a lock; it is arithmetic on addresses.
+//! This is arithmetic on addresses, which neither accesses hardware nor takes a lock.
 
 use kernel::{
     fmt,
@@ -43,7 +43,7 @@ impl Segment {
     fn overlaps(&self, other: &Segment) -> bool {
         match (self.end(), other.end()) {
             (Some(end), Some(other_end)) => self.address < other_end && other.address < end,
-            // What wraps is refused on its own.
+            // `check()` refuses a segment that wraps by itself.
             _ => false,
         }
     }
@@ -60,7 +60,7 @@ impl fmt::Display for Segment {
     }
 }
 
-/// Why a scatter table is not one.
+/// An error of a scatter table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     /// A segment has no bytes.
@@ -75,7 +75,7 @@ pub(crate) enum Fault {
     Overlap(Segment, Segment),
     /// The segments do not add up to the size of the buffer.
     Size {
-        /// What they add up to, [`None`] if that does not fit 64 bits.
+        /// The sum of the segments, [`None`] if it does not fit 64 bits.
         sum: Option<u64>,
         /// The size of the buffer.
         size: u64,
@@ -111,8 +111,7 @@ impl fmt::Display for Fault {
 
 /// Checks the table of a buffer of `size` bytes, which must not cover `own`, memory of the driver.
 ///
-/// Sorts the segments by address on the way, for otherwise the search for overlaps would be
-/// quadratic.
+/// Sorts the segments by address, because the search for overlaps would be quadratic otherwise.
 pub(crate) fn check(segments: &mut [Segment], size: u64, own: Segment) -> Result<(), Fault> {
     for segment in segments.iter() {
         if segment.length == 0 {
@@ -177,7 +176,7 @@ mod tests {
 
     const PAGE: u64 = PAGE_SIZE as u64;
 
-    /// Far from everything that the tests use.
+    /// Far from all other addresses of the tests.
     const OWN: Segment = seg(1 << 40, PAGE);
 
     const fn seg(address: u64, length: u64) -> Segment {
@@ -186,7 +185,7 @@ mod tests {
 
     #[test]
     fn a_good_table_passes() {
-        // Neighbours in any order, the last page of the address space but one.
+        // The segments adjoin in any order, or end one page before the end of the address space.
         let last = u64::MAX - 2 * PAGE + 1;
         let mut table = [seg(3 * PAGE, PAGE), seg(last, PAGE), seg(0, 3 * PAGE)];
 
@@ -222,7 +221,7 @@ mod tests {
     fn the_sum_does_not_wrap() {
         let half = 1u64 << 63;
 
-        // Twice the same would be an overlap, but the sum is looked at first.
+        // The two segments overlap, too, but the sum is checked first.
         assert_eq!(
             check(&mut [seg(0, half), seg(0, half)], 0, seg(half, PAGE)),
             Err(Fault::Size { sum: None, size: 0 })
@@ -283,7 +282,7 @@ mod tests {
         assert_eq!(locate([], 0, 1), None);
     }
 
-    /// Every byte of a buffer, against a list of its addresses.
+    /// Compares every byte of a buffer with a list of its addresses.
     #[test]
     fn pieces_cover_the_buffer() {
         let table = [seg(64, 3), seg(16, 1), seg(32, 8)];
