@@ -2,9 +2,10 @@
 
 //! A library that is preloaded into fio, so that its buffers are an object in VRAM.
 //!
-//! fio maps a file for its buffers if it is told to, from offset 0 on. An object of a DRM device is
-//! at another offset of a file that has a handle of it: `VVRAM_FD` and `VVRAM_OFFSET` say which. They
-//! take the place of the file that fio has opened, which is the same node of the device.
+//! If fio is configured so, it maps a file for its buffers, from offset 0 on. An object of a DRM
+//! device is at another offset, of a file that has a handle of it: `VVRAM_FD` and `VVRAM_OFFSET`
+//! name that file and the offset. The library uses them in place of the file that fio has opened,
+//! which is the same device node.
 
 use std::env;
 use std::mem::zeroed;
@@ -16,7 +17,7 @@ fn number(name: &str) -> Option<i64> {
     env::var(name).ok()?.parse().ok()
 }
 
-/// What to map in the place of offset 0 of a file.
+/// Returns the file and the offset to map in place of offset 0 of `fd`, if that is a DRM device.
 fn instead(fd: i32) -> Option<(i64, i64)> {
     // SAFETY: all-zero is a valid value, and the pointer is valid for a write of it.
     let device = unsafe {
@@ -32,14 +33,14 @@ fn instead(fd: i32) -> Option<(i64, i64)> {
     Some((number("VVRAM_FD")?, number("VVRAM_OFFSET")?))
 }
 
-/// Defines a function that maps as `mmap()` does, by one of the names of that.
+/// Defines a function that replaces `mmap()`, by one of its names.
 macro_rules! mmap {
     ($name:ident) => {
         /// mmap(2).
         ///
         /// # Safety
         ///
-        /// Those of mmap(2).
+        /// The requirements of mmap(2).
         #[no_mangle]
         pub unsafe extern "C" fn $name(
             address: *mut libc::c_void,
@@ -50,7 +51,8 @@ macro_rules! mmap {
             offset: libc::off_t,
         ) -> *mut libc::c_void {
             let (fd, offset) = instead(fd).unwrap_or((fd.into(), offset));
-            // SAFETY: as promised by the caller; a mapping of an object is as good as one of a file.
+            // SAFETY: as promised by the caller; a mapping of an object has the same requirements
+            // as one of a file.
             unsafe {
                 libc::syscall(libc::SYS_mmap, address, len, prot, flags, fd, offset) as *mut _
             }

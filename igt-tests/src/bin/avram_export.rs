@@ -25,7 +25,7 @@ const PAGES: usize = 3;
 const SIZE: u64 = (PAGES * PAGE) as u64;
 const MODES: [Mode; 3] = [Mode::Dynamic, Mode::Revocable, Mode::Pinned];
 
-/// Where in the BAR the pages of a pattern are.
+/// Returns the offsets in the BAR of the pages that have a pattern.
 fn located(bar: &Bar, pattern: Pattern) -> Result<Vec<u64>, Stop> {
     (0..PAGES)
         .map(|page| {
@@ -39,7 +39,8 @@ fn located(bar: &Bar, pattern: Pattern) -> Result<Vec<u64>, Stop> {
         .collect()
 }
 
-/// Checks that a peer, which has a buffer mapped, reaches VRAM: by its table, and by the bytes.
+/// Checks that a peer, which has a buffer mapped, reaches VRAM: by its scatter table, and by the
+/// bytes.
 fn reaches_vram(peer: &Peer, bar: &Bar, round: u64) -> Outcome {
     let pattern = patterns().0.derive(round);
     peer_writes(peer, pattern, &[2, 0, 1])?;
@@ -47,7 +48,7 @@ fn reaches_vram(peer: &Peer, bar: &Bar, round: u64) -> Outcome {
     peer_reads(peer, pattern, &[0, 1, 2])
 }
 
-/// What the listing says of the importers of the only object.
+/// Returns the importers of the only object, as debugfs lists them.
 fn importers(card: &Card) -> Result<Vec<(String, String)>, Stop> {
     let buffers = card.debugfs()?.buffers()?;
     check_eq!(buffers.len(), 1, "objects in {buffers:?}");
@@ -107,7 +108,7 @@ fn matrix() -> Outcome {
             }
         }
     }
-    // Who does not take peer-to-peer memory gets nothing, wherever it is.
+    // An importer that does not take peer-to-peer memory is refused, whatever its route is.
     for mode in [Mode::NoP2p, Mode::Static] {
         expect_errno(
             "attach without peer-to-peer",
@@ -135,7 +136,8 @@ fn matrix() -> Outcome {
     works()
 }
 
-/// One importer of a pair: what it is told before, what the attach gives, and what the rules say.
+/// Attaches one importer of a pair, and compares PEER_QUERY, the result of the attach, and the
+/// rules.
 #[track_caller]
 fn attached(
     card: &Card,
@@ -231,7 +233,7 @@ fn pairs() -> Outcome {
     works()
 }
 
-/// Whoever gets VRAM finds zeroes there, and what was closed is given to others.
+/// New objects read as zeroes, and VRAM of closed objects is allocated again.
 fn reused() -> Outcome {
     let module = Module::load()?;
     Expect::get()?.need_route()?;
@@ -276,7 +278,7 @@ fn reused() -> Outcome {
         );
         peer_writes(&peer, patterns().0, &[0, 1, 2])?;
 
-        // The object lives as long as its dma-buf, and that as long as its importers.
+        // The dma-buf keeps the object, and importers keep the dma-buf.
         card.close(one.handle)?;
         drop(buffer);
         expect_errno("what a peer has", card.create(SIZE), libc::ENOSPC)?;
@@ -287,7 +289,7 @@ fn reused() -> Outcome {
     Ok(())
 }
 
-/// An object that comes back is the object; other buffers are not taken.
+/// An import of an own dma-buf gives the object itself; buffers of other exporters are refused.
 fn imported() -> Outcome {
     let module = Module::load()?;
     let gpu = PciDevice::vvram()?;
@@ -315,7 +317,8 @@ fn imported() -> Outcome {
     )
 }
 
-/// The device of the core driver is awake while a peer may reach VRAM, and no longer.
+/// The PCI device, which the core driver has, is awake while a peer may access VRAM, and suspends
+/// after that.
 fn awake() -> Outcome {
     let module = Module::load()?;
     Expect::get()?.need_route()?;
@@ -336,13 +339,13 @@ fn awake() -> Outcome {
         auto.stays_awake("it may map again")?;
     }
     auto.sleeps("all peers are gone")?;
-    // What the CPU wrote before has arrived.
+    // The bytes that the CPU has written before have arrived.
     buffer.sync(uapi::DMA_BUF_SYNC_WRITE)?;
     buffer.sync(uapi::DMA_BUF_SYNC_END | uapi::DMA_BUF_SYNC_WRITE)?;
     auto.sleeps("the CPU had nothing to do")
 }
 
-/// When the core driver is unbound, importers are told, and what they have is void.
+/// When the core driver is unbound, importers are revoked, and their mappings are invalid.
 fn unbound() -> Outcome {
     let module = Module::load()?;
     Expect::get()?.need_route()?;
@@ -372,7 +375,7 @@ fn unbound() -> Outcome {
             Peer::open()?.attach(&buffer, Mode::Dynamic),
             libc::ENODEV,
         )?;
-        // Another driver has the device while somebody still has the objects.
+        // Another driver is bound to the device while the old objects still exist.
         left.push((peer, buffer, card));
         check!(Drm::open()?.vram_free()? > 0, "vvram has no VRAM");
     }
@@ -380,8 +383,8 @@ fn unbound() -> Outcome {
     works()
 }
 
-/// When only the DRM driver is unbound, importers are told; the core keeps the VRAM of what is left,
-/// and the DRM driver can come back.
+/// When only the DRM driver is unbound, importers are revoked; the core driver keeps the VRAM of
+/// objects that still exist, and the DRM driver can be bound again.
 fn card_unbound() -> Outcome {
     let module = Module::load()?;
     Expect::get()?.need_route()?;
@@ -424,7 +427,7 @@ fn card_unbound() -> Outcome {
     works()
 }
 
-/// Nothing keeps the module when all is closed.
+/// The module can be unloaded once everything is closed.
 fn unloaded() -> Outcome {
     let module = Module::load()?;
     let gpu = PciDevice::vvram()?;

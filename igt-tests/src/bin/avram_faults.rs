@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Every operation of the driver that is split in two, with each of its allocations and copies
-//! failing in turn.
+//! Every operation of avram, the driver that is split in two, with each of its allocations and
+//! copies failing in turn.
 
 use std::cell::Cell;
 
@@ -17,16 +17,17 @@ use vvram_tests::split::{Card, Module, Split, DRIVER};
 use vvram_tests::{check_eq, igt_main, uapi, Outcome, Stop, SysError};
 
 const SIZE: u64 = 4 * PAGE as u64;
-/// What the allocation of memory and the copy of arguments may return.
+/// The errors that an allocation of memory and a copy of arguments may return.
 const USUAL: [i32; 2] = [libc::ENOMEM, libc::EFAULT];
-/// What must not fail needs no memory.
+/// No error: the operation must not fail, so it must not need memory.
 const NONE: [i32; 0] = [];
 
 fn nothing<S>(_: &mut S) -> Result<(), SysError> {
     Ok(())
 }
 
-/// Does `body` while avram has the GPU; then all VRAM can be had, and vvram works again.
+/// Runs `body` while avram is bound to the GPU, then checks that all VRAM is free, and binds vvram
+/// again.
 fn split(body: impl FnOnce(&PciDevice) -> Outcome) -> Outcome {
     let module = Module::load()?;
     let gpu = PciDevice::vvram()?;
@@ -62,7 +63,7 @@ impl Exported {
     }
 }
 
-/// Open, and the ioctls.
+/// Opening the device, and the ioctls.
 fn ioctls() -> Outcome {
     let edu = PciDevice::edu()?;
     split(|gpu| {
@@ -108,7 +109,7 @@ fn ioctls() -> Outcome {
             || {
                 let it = Exported::new(gpu)?;
                 let peer = Peer::open()?;
-                // Refused or not, it is listed.
+                // An attachment and a refusal are both listed.
                 let _ = peer.attach(&it.buffer, Mode::Dynamic);
                 Ok((it, peer))
             },
@@ -128,7 +129,7 @@ fn ioctls() -> Outcome {
     })
 }
 
-/// What importers do, of each class that reaches VRAM.
+/// The calls of importers, for each class that reaches VRAM.
 fn importers() -> Outcome {
     Expect::get()?.need_route()?;
     let (pattern, _) = patterns();
@@ -187,7 +188,7 @@ fn importers() -> Outcome {
     })
 }
 
-/// What wakes the device of the core driver.
+/// The operations that resume the PCI device.
 fn resume() -> Outcome {
     Expect::get()?.need_route()?;
     split(|gpu| {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Memory of processes that the peer accesses, while the process, the memory or a device goes.
+//! The peer accesses memory of processes while the process, the memory or a device goes away.
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -23,7 +23,7 @@ const PAGE64: u64 = PAGE as u64;
 /// Much longer than a step of a test takes.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// After fork() the memory is still that of the parent, whoever calls.
+/// After fork() the registration is for the memory of the parent, also for calls of the child.
 fn fork() -> Outcome {
     let Setup { peer, map, a, b } = Setup::new()?;
     let (forked, written) = (Steps::new()?, Steps::new()?);
@@ -44,7 +44,8 @@ fn fork() -> Outcome {
     cpu_reads(&map, a, &[2, 3])
 }
 
-/// Memory of a process that gave the file away, while that is there and later.
+/// Memory of a process that has passed its open file on, while that process lives, and after its
+/// exit.
 fn exited() -> Outcome {
     let (a, b) = patterns();
     let peer = Peer::open()?;
@@ -65,7 +66,7 @@ fn exited() -> Outcome {
     writes(&peer, b, &[1])?;
     written.done()?;
     seen.wait("the process that has the memory", LIMIT)?;
-    // It has that memory, and this process has not.
+    // The bytes are in the memory of the child, and not in that of this process.
     if let Err(mismatch) = map.verify_value(0) {
         fail!("the memory of this process: {mismatch}");
     }
@@ -76,7 +77,8 @@ fn exited() -> Outcome {
     cpu_reads(&map, b, &[1])
 }
 
-/// Fails unless the process whose memory is registered is gone; ends the registration.
+/// Checks that calls fail because the process of the registered memory is gone, and ends the
+/// registration.
 fn gone(peer: &Peer) -> Outcome {
     let mut word = [0u8; 8];
     expect_errno("a query", peer.memory_page(0), libc::ESRCH)?;
@@ -89,7 +91,7 @@ fn gone(peer: &Peer) -> Outcome {
     Ok(peer.unregister()?)
 }
 
-/// A process that runs another program has none of its old memory.
+/// After execve() the old memory of a process is gone.
 fn executed() -> Outcome {
     let (a, _) = patterns();
     let peer = Peer::open()?;
@@ -116,8 +118,8 @@ fn executed() -> Outcome {
     child.kill()
 }
 
-/// A page that is migrated to the GPU while the device writes it takes along what is written, and
-/// so does one that the CPU gets back.
+/// A page that migrates to the GPU while the device writes to it keeps the bytes that are written,
+/// and so does one that migrates back for the CPU.
 fn migrated_meanwhile() -> Outcome {
     on_device(|it, _| {
         let Setup { peer, map, a, b } = it.setup;
@@ -182,7 +184,7 @@ fn waited_for() -> Outcome {
 /// A transfer that finds the third of its pages unmapped ends there.
 fn unmapped_meanwhile() -> Outcome {
     let Setup { peer, map, a, b } = Setup::new()?;
-    // The transfer waits for what it is to write to the third page.
+    // The page fault on the source of the third page blocks the transfer.
     let data = Map::private(3 * PAGE)?;
     data.fill(b);
     let missing = Missing::new(&data, 2)?;
@@ -210,8 +212,8 @@ fn unmapped_meanwhile() -> Outcome {
     cpu_reads(&map, a, &[2])
 }
 
-/// A registration ends while a transfer waits for a page of the process: nothing waits for that,
-/// and the transfer ends when it has the page.
+/// A registration ends while a transfer waits for a page fault of the process: the end does not
+/// wait for the transfer, which fails when the page fault is done.
 fn ended_meanwhile() -> Outcome {
     let Setup { peer, map, b, .. } = Setup::new()?;
     let data = bytes(b, 0, 2);
@@ -232,8 +234,8 @@ fn ended_meanwhile() -> Outcome {
     Ok(())
 }
 
-/// Unbinding the peer ends all use of the memory, and waits for a piece but for no page fault. What
-/// is registered later is of the new time.
+/// An unbind of the peer ends all accesses to the memory. It waits for the piece that is being
+/// moved, but for no page fault. A file that is opened later can register memory again.
 fn unbound() -> Outcome {
     let Setup { peer, map, a, b } = Setup::new()?;
     let (other, third) = (peer.reopen()?, peer.reopen()?);
@@ -274,7 +276,7 @@ fn unbound() -> Outcome {
     cpu_reads(&map, a, &[1, 2])?;
     without_device(&peer, &map)?;
     without_device(&third, &map)?;
-    // The process goes on with its memory.
+    // The process can still change its memory.
     map.punch(2)?;
     map.refill(2)?;
 
@@ -300,7 +302,7 @@ fn without_device(peer: &Peer, map: &Map) -> Outcome {
     Ok(())
 }
 
-/// The registration outlives the GPU that its pages are on.
+/// The registration outlives the GPU that has its pages.
 fn gpu_unbound() -> Outcome {
     on_device(|it, hmm| {
         let Setup { peer, map, a, b } = it.setup;

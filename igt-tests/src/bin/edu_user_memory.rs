@@ -19,7 +19,7 @@ use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome};
 const PAGE64: u64 = PAGE as u64;
 const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
 
-/// System memory, private and shared, there and not yet there.
+/// System memory, private and shared, populated and not.
 fn system() -> Outcome {
     for map in [Map::private(PAGES * PAGE)?, Map::anonymous(PAGES * PAGE)?] {
         let Setup { peer, map, a, b } = Setup::of(map)?;
@@ -39,7 +39,8 @@ fn system() -> Outcome {
     Ok(())
 }
 
-/// Pages that are not there are faulted in, also by a write to what was read before.
+/// Pages that are not populated are faulted in, also by a write to a page that was only read
+/// before.
 fn absent() -> Outcome {
     let Setup { peer, map, a, b } = Setup::new()?;
     map.discard(2)?;
@@ -54,7 +55,7 @@ fn absent() -> Outcome {
     cpu_reads(&map, a, &[1, 3])
 }
 
-/// Bytes that neither begin nor end where a page does.
+/// Ranges of bytes that are not aligned to pages.
 fn unaligned() -> Outcome {
     const AT: usize = PAGE - 3;
     const LEN: usize = 10;
@@ -82,8 +83,8 @@ fn unaligned() -> Outcome {
     Ok(())
 }
 
-/// The device reaches pages of the GPU where they are. Where it does not, they move to system
-/// memory one by one, as they are accessed.
+/// The device accesses pages of the GPU in place if it can reach them. If not, they migrate to
+/// system memory one by one, when they are accessed.
 fn stays() -> Outcome {
     on_device(|it, _| {
         let Setup { peer, map, a, b } = it.setup;
@@ -116,7 +117,7 @@ fn stays() -> Outcome {
     })
 }
 
-/// The page that the CPU needs moves, and no other one.
+/// Only the page that the CPU accesses moves.
 fn mixed() -> Outcome {
     Expect::get()?.need_route()?;
     on_device(|it, _| {
@@ -161,7 +162,7 @@ fn follows() -> Outcome {
     })
 }
 
-/// What is unmapped cannot be accessed, and what is mapped there later can.
+/// Unmapped addresses cannot be accessed, and memory that is mapped there later can.
 fn unmapped() -> Outcome {
     let Setup { peer, map, a, b } = Setup::new()?;
     let mut data = vec![0xa5; 3 * PAGE];
@@ -195,7 +196,7 @@ fn unmapped() -> Outcome {
     cpu_reads(&map, a, &[0, 2, 3])
 }
 
-/// The device may do what the process may.
+/// The device has the same permissions as the process.
 fn protected() -> Outcome {
     let Setup { peer, map, a, b } = Setup::new()?;
     writes(&peer, a, &[1])?;
@@ -222,7 +223,7 @@ fn protected() -> Outcome {
     cpu_reads(&map, b, &[1])
 }
 
-/// What makes no sense, before, during and after a registration.
+/// Invalid calls, before, during and after a registration.
 fn bad_input() -> Outcome {
     const INVALID: i32 = libc::EINVAL;
     let peer = Peer::open()?;
@@ -244,7 +245,7 @@ fn bad_input() -> Outcome {
         expect_errno(&format!("{size:#x} bytes at {address:#x}"), result, INVALID)?;
     }
 
-    // There need not be memory, and there may be none for user space at all.
+    // The addresses need not be mapped, and may even be outside of user space.
     for address in [PAGE64, 1 << 63] {
         peer.register_range(address, PAGE64)?;
         expect_errno(
@@ -282,7 +283,7 @@ fn bad_input() -> Outcome {
         EduPeerTransfer { pad: 1, ..good },
     ] {
         let mut argument = bad;
-        // SAFETY: nothing is moved, or to the word.
+        // SAFETY: the device moves no bytes, or only to the word.
         let moved = unsafe { peer.memory_transfer_raw(&mut argument) };
         unchanged(moved, bad.length)?;
     }
@@ -350,7 +351,7 @@ fn unchanged((length, result): Moved, given: u64) -> Outcome {
     Ok(())
 }
 
-/// One registration for each file, beside an attachment.
+/// A file has at most one registration, and may also have an attachment.
 fn registered() -> Outcome {
     let Setup { peer, map, a, b } = Setup::new()?;
     expect_errno("a second one", peer.register(&map), libc::EBUSY)?;
@@ -373,7 +374,8 @@ fn registered() -> Outcome {
     reads(&peer, a, &[1])
 }
 
-/// Pages that are timed stay on the GPU if that is asked for, and else move.
+/// A measurement leaves pages on the GPU with EDU_PEER_MEMORY_MEASURE_P2P, and migrates them
+/// without.
 fn measured() -> Outcome {
     on_device(|it, _| {
         let Setup { peer, a, map, .. } = it.setup;

@@ -23,7 +23,7 @@ fn case(name: &str) -> Outcome {
     for line in String::from_utf8_lossy(&ran.stderr).lines() {
         say(line);
     }
-    // One that skips is ok as well, and says so.
+    // The line of a case that is skipped begins with "ok", too, but is longer.
     let passed = format!("ok 1 {name}");
     check!(
         ran.status.success() && text.lines().any(|line| line == passed),
@@ -33,14 +33,14 @@ fn case(name: &str) -> Outcome {
     Ok(())
 }
 
-/// A case of devices that have their memory nowhere in particular.
+/// A case of devices with device private memory.
 fn private(name: &str) -> Outcome {
     let hmm = TestHmm::load()?;
     case(&format!("hmm_private.{name}"))?;
     hmm.close()
 }
 
-/// A case of a device that has its memory in a BAR.
+/// A case of a device whose memory is in a BAR.
 fn p2p(name: &str) -> Outcome {
     let hmm = TestHmm::with_memory()?;
     case(&format!("hmm_p2p.{name}"))?;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What jobs and moves by the copy engine of the modelled GPU cost, in instructions.
+//! Measures the cost of jobs and moves by the copy engine of the modelled GPU, in instructions.
 //!
-//! For a guest whose time is the number of its instructions. Prints and writes
-//! one figure in each line, `name value`; the lab makes a table and judges it.
-//! The device takes as long as it likes: only what processors run is counted.
+//! For a guest under icount, whose clock counts instructions. Prints and writes one figure per
+//! line, `name value`; the lab makes a table of the figures and checks them. The time that the
+//! device takes does not matter, because only instructions of the processors are counted.
 
 use std::process::ExitCode;
 
@@ -26,7 +26,7 @@ const STARTED: &str = "drm_queue_started";
 const INTERRUPT: &str = "irq_handler_entry";
 const SIGNALED: &str = "dma_fence_signaled";
 
-/// The first event of a name from an index on, that has these words.
+/// Returns the index of the first event with a name and with these words, from an index on.
 fn next(events: &[Moment], from: usize, name: &str, words: &str) -> Result<usize, Stop> {
     events[from..]
         .iter()
@@ -35,7 +35,7 @@ fn next(events: &[Moment], from: usize, name: &str, words: &str) -> Result<usize
         .ok_or_else(|| Stop::fail(format_args!("no {name} with {words:?} in {events:?}")))
 }
 
-/// The word of a field, as it stands in an event.
+/// Returns the word of a field of an event.
 fn field<'a>(event: &'a Moment, key: &str) -> Result<&'a str, Stop> {
     event
         .fields
@@ -51,7 +51,7 @@ fn jobs(gpu: &Mgpu, figures: &mut Figures) -> Outcome {
     let (x, y) = patterns();
     from.map()?.fill(x);
     to.map()?.fill(y);
-    // What the first one allocates is not measured.
+    // The first copy makes allocations that are not to be measured.
     gpu.drm.copy((&from, 0), (&to, 0), PAGE64)?.finish()?;
     let (mut submit, mut finish) = (Costs::default(), Costs::default());
     for _ in 0..ROUNDS {
@@ -76,9 +76,9 @@ fn jobs(gpu: &Mgpu, figures: &mut Figures) -> Outcome {
 
 /// Moves an object of one size there and back.
 ///
-/// A static importer's map moves the object to system memory, that of a peer
-/// back to VRAM. The same calls on an object that is where it has to be say what
-/// of it is not the move.
+/// A map by a static importer moves the object to system memory, and a map by a peer moves it back
+/// to VRAM. The same calls on an object that need not move give the cost of everything but the
+/// move.
 fn moves(gpu: &Mgpu, name: &str, size: u64, figures: &mut Figures) -> Outcome {
     const ROUNDS: u32 = 6;
     let object = gpu.drm.create_flags(size, EITHER)?;

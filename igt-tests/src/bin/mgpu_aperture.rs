@@ -18,7 +18,7 @@ const PAGE64: u64 = PAGE as u64;
 const MODES: [Mode; 3] = [Mode::Dynamic, Mode::Revocable, Mode::Pinned];
 const LIMIT: Duration = Duration::from_secs(40);
 
-/// A peer reads and writes VRAM, in each way to import it.
+/// A peer of each class of importer reads and writes VRAM.
 fn peer() -> Outcome {
     let gpu = Mgpu::first()?;
     let (a, b) = patterns();
@@ -54,7 +54,7 @@ fn peer() -> Outcome {
         peer_writes(&peer, b, &[1, 3])?;
         cpu_reads(&map, a, &[0, 2])?;
         cpu_reads(&map, b, &[1, 3])?;
-        // The engine sees the same.
+        // The engine reads the same bytes.
         let copy = gpu.drm.create_flags(4 * PAGE64, uapi::CREATE_SYSTEM)?;
         gpu.drm
             .copy((&object, 0), (&copy, 0), 4 * PAGE64)?
@@ -67,7 +67,7 @@ fn peer() -> Outcome {
     gpu.clean()
 }
 
-/// What has left VRAM comes back for a peer, with its bytes.
+/// An object that has left VRAM moves back for a peer, with its bytes.
 fn back() -> Outcome {
     let gpu = Mgpu::first()?;
     let (a, b) = patterns();
@@ -181,8 +181,8 @@ fn races() -> Outcome {
     gpu.clean()
 }
 
-/// An object that is larger than the aperture: the CPU sees it in system memory, and no peer gets it
-/// in VRAM.
+/// An object that is larger than the aperture: the CPU accesses it in system memory, and no peer
+/// gets it in VRAM.
 fn large() -> Outcome {
     let gpu = Mgpu::first()?;
     let (a, _) = patterns();
@@ -207,7 +207,7 @@ fn large() -> Outcome {
     peer_reads(&peer, a, &[0, object.pages() - 1])?;
     drop((peer, buffer));
 
-    // One that has to stay in VRAM.
+    // An object that must stay in VRAM.
     let stays = gpu.drm.create(size)?;
     let buffer = stays.export()?;
     let peer = Peer::open()?;
@@ -238,7 +238,7 @@ fn large() -> Outcome {
     gpu.clean()
 }
 
-/// Peers that have mapped all of the aperture keep others out, until one unmaps.
+/// While peers have mapped all of the aperture, other importers get no window, until a peer unmaps.
 fn full() -> Outcome {
     let gpu = Mgpu::first()?;
     let (a, _) = patterns();
@@ -249,7 +249,8 @@ fn full() -> Outcome {
     holder.map()?;
     check_eq!(gpu.drm.getparam(PARAM_APERTURE_FREE)?, 0, "free aperture");
 
-    // Who may go to system memory does; who may not, waits for a window.
+    // An object that may be in system memory is moved there; an object that may not is only mapped
+    // when there is a window.
     let either = gpu.drm.create_flags(PAGE64, EITHER)?;
     either.map()?.fill(a);
     placed(&either, uapi::PLACEMENT_SYSTEM)?;

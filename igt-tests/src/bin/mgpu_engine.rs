@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What the copy engine of the modelled GPU moves, clears and copies, byte by byte.
+//! The copy engine of the modelled GPU moves, clears and copies, and every byte is checked.
 
 use vvram_tests::map::PAGE;
 use vvram_tests::mgpu::{fragment, holds, take_all, Mgpu, EITHER, PARAM_DMA_MAPPED, PARAM_RESETS};
@@ -14,12 +14,12 @@ const VRAM: u32 = uapi::CREATE_VRAM;
 const SYSTEM: u32 = uapi::CREATE_SYSTEM;
 const MIB: u64 = 1 << 20;
 
-/// New objects are zero, whatever was in their memory before.
+/// New objects read as zeroes, whatever their memory had before.
 fn zero() -> Outcome {
     let gpu = Mgpu::first()?;
     let (a, _) = patterns();
     let free = gpu.drm.vram_free()?;
-    // Few enough that all of them have a window.
+    // So few that all of them have a window.
     let (count, size) = (6, MIB);
     for round in 0..2 {
         let objects: Vec<_> = (0..count)
@@ -39,12 +39,12 @@ fn zero() -> Outcome {
     gpu.clean()
 }
 
-/// Any bytes, between any two kinds of memory.
+/// Copies of words, between any two kinds of memory.
 fn copies() -> Outcome {
     let gpu = Mgpu::first()?;
     let (x, y) = patterns();
     let size = 4 * PAGE64;
-    // In words: where from, where to, and how many.
+    // In words: the offset in the source, the offset in the destination, and the size.
     let parts = [
         (0, 0, size / 8),
         (1, 0, 511),
@@ -101,7 +101,7 @@ fn copies() -> Outcome {
     gpu.clean()
 }
 
-/// Single bytes, at places that are no multiples of anything.
+/// Copies of single bytes, at unaligned offsets.
 fn bytes() -> Outcome {
     let gpu = Mgpu::first()?;
     let (x, y) = patterns();
@@ -130,7 +130,7 @@ fn bytes() -> Outcome {
     gpu.clean()
 }
 
-/// A job that is too long for one submission, because its lists are, or its bytes.
+/// A job that is too long for one submission, because of its number of pieces, or of bytes.
 fn long() -> Outcome {
     let gpu = Mgpu::first()?;
     let (x, y) = patterns();
@@ -162,7 +162,7 @@ fn long() -> Outcome {
     }
     drop((map, from, to, kept));
 
-    // More than 32 MiB, between system memory, which is seen without a window.
+    // More than 32 MiB, between objects in system memory, which the CPU maps without a window.
     let size = 33 * MIB;
     let from = gpu.drm.create_flags(size, SYSTEM)?;
     let to = gpu.drm.create_flags(size, SYSTEM)?;
@@ -172,8 +172,8 @@ fn long() -> Outcome {
     gpu.clean()
 }
 
-/// Objects leave VRAM for others, with their bytes, and the engine has nothing mapped of those that
-/// are gone.
+/// Objects are evicted for others, and keep their bytes; closed objects leave no DMA mapping
+/// behind.
 fn evicted() -> Outcome {
     let gpu = Mgpu::first()?;
     let (x, _) = patterns();
@@ -204,7 +204,7 @@ fn evicted() -> Outcome {
         "what is in system memory is not mapped for the engine"
     );
     drop(taken);
-    // They are read where they are, by the engine.
+    // The engine reads the objects where they are.
     let copy = gpu.drm.create(2 * MIB + PAGE64)?;
     for (index, object) in (0..).zip(&objects) {
         let size = object.size();
@@ -228,7 +228,7 @@ fn evicted() -> Outcome {
     gpu.clean()
 }
 
-/// What the driver does not know is refused.
+/// Unknown values are refused.
 fn bad_input() -> Outcome {
     let gpu = Mgpu::first()?;
     let drm = &gpu.drm;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Objects move while jobs of the compute engine of the modelled GPU use them, by virtual addresses.
+//! Objects move while jobs of the compute engine of the modelled GPU use them, by virtual
+//! addresses.
 
 use std::time::Duration;
 
@@ -53,9 +54,9 @@ fn evicted() -> Outcome {
         gpu.inject_into(COMPUTE, Error::Slow, 0)?;
         let want = sum(x, 0, WORDS);
         check_eq!(a.results.read(0), want, "the first sum in round {round}");
-        // The order of both is that of the file.
+        // Both jobs are done in the order of the file.
         check_eq!(b.results.read(0), plus_one(x, want), "the second one");
-        // Where it is now: back, if there is room.
+        // The object is back in VRAM now, if there is room.
         let both = plus_one_at(x, 1, plus_one(x, want));
         let (kept, place) = match round % 2 {
             0 => {
@@ -81,7 +82,7 @@ fn evicted() -> Outcome {
     gpu.clean()
 }
 
-/// What becomes of a sum when 1 was added to a word.
+/// Returns the sum after 1 was added to a word.
 fn plus_one_at(pattern: Pattern, index: u64, sum: u64) -> u64 {
     let halves = |word: u64| (word & 0xffff_ffff) + (word >> 32);
     let word = pattern.word(index);
@@ -93,8 +94,8 @@ fn plus_one(pattern: Pattern, sum: u64) -> u64 {
     plus_one_at(pattern, 0, sum)
 }
 
-/// VRAM goes from one object to the next, while the copy engine still reads it: the compute engine
-/// waits for that before it writes there.
+/// VRAM gets a new owner while the copy engine still reads it: the compute engine waits for that
+/// read before it writes there.
 fn handed_on() -> Outcome {
     let gpu = Mgpu::first()?;
     let _ballast = ballast(&gpu, 1024 * KIB)?;
@@ -129,8 +130,7 @@ fn handed_on() -> Outcome {
 }
 
 /// Two address spaces, each with more than half of the VRAM that is left, take turns: all objects
-/// come back for each job, and all bytes are looked at by the engine in each round, and by the CPU in
-/// the end.
+/// move back for each job. The engine checks all bytes in each round, and the CPU does in the end.
 fn turns() -> Outcome {
     let gpu = Mgpu::first()?;
     let left = 2048 * KIB;
@@ -153,13 +153,13 @@ fn turns() -> Outcome {
     for (number, bench) in (0..).zip(&benches) {
         for index in 0..count {
             let pattern = x.derive(number * count + index);
-            // Every other one is known to all.
+            // Every other object is not private.
             let object = match index % 2 {
                 0 => bench.vm.create(piece, EITHER)?,
                 _ => gpu.drm.create_flags(piece, EITHER)?,
             };
             object.map()?.fill(pattern);
-            // At any pages of the largest ones.
+            // At different pages within a huge page.
             let address = HUGE * (1 + index) + (index % 3) * PAGE64;
             bench.vm.bind(&object, address)?;
             all.push((object, pattern, address));
@@ -226,7 +226,7 @@ fn turns() -> Outcome {
     gpu.clean()
 }
 
-/// The same by processes of their own, which do not wait for each other.
+/// The same by several processes, which do not wait for each other.
 fn storm() -> Outcome {
     let gpu = Mgpu::first()?;
     let _ballast = ballast(&gpu, 1024 * KIB)?;
@@ -276,7 +276,7 @@ fn storm() -> Outcome {
     gpu.clean()
 }
 
-/// Checks by which path the device reaches an object, and where that is.
+/// Checks by which path the device reaches an imported object.
 fn reached(object: &Gem<'_>) -> Outcome {
     match object.attachments()?.as_slice() {
         [one] => check!(
@@ -299,7 +299,7 @@ fn peers(exporter: &Drm, evict: impl Fn() -> Outcome) -> Outcome {
     let map = object.map()?;
     map.fill(x);
     let import = gpu.drm.import(&object.export()?)?;
-    // Two of its pages a second time.
+    // Two of its pages are mapped a second time.
     bench.vm.bind(&import, 3 * HUGE - PAGE64)?;
     bench.vm.bind_part(&import, PAGE64, HUGE, 2 * PAGE64)?;
     check_eq!(
@@ -329,7 +329,7 @@ fn peers(exporter: &Drm, evict: impl Fn() -> Outcome) -> Outcome {
     for round in 0..4 {
         let pattern = y.derive(round);
         map.fill(pattern);
-        // In the ring while the exporter is asked for the room.
+        // The job is in the ring while the exporter needs the room.
         gpu.inject_into(COMPUTE, Error::Slow, 20)?;
         let job = bench
             .vm
@@ -371,7 +371,7 @@ fn import_vvram() -> Outcome {
     let drm = Drm::open()?;
     let size = drm.getparam(uapi::PARAM_VRAM_SIZE)?;
     peers(&drm, || {
-        // As much as there is, so that everything else leaves.
+        // As much as there is, so that all other objects are evicted.
         let all = [
             drm.create_flags(size / 2, EITHER)?,
             drm.create_flags(size / 2, EITHER)?,

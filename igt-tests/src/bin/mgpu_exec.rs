@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Jobs of the compute engine of the modelled GPU: their order, and what becomes of those that fail.
+//! Jobs of the compute engine of the modelled GPU: their order, and the outcome of jobs that fail.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ const SIZE: u64 = 16 * PAGE64;
 const WORDS: u64 = SIZE / 8;
 const LIMIT: Duration = Duration::from_secs(40);
 
-/// Jobs of as many operations as there can be, in their order, and behind fences.
+/// Jobs of as many operations as are permitted run in their order, and after their fences.
 fn order() -> Outcome {
     let gpu = Mgpu::first()?;
     let bench = Bench::new(&gpu)?;
@@ -31,7 +31,7 @@ fn order() -> Outcome {
     let map = object.map()?;
     map.fill(x);
     bench.vm.bind(&object, HUGE)?;
-    // Each one adds to what the one before has left, and copies it on.
+    // Each job adds to the result of the job before, and copies it.
     let ops: Vec<_> = (0..OPS_MAX as u64 / 2)
         .flat_map(|index| {
             let at = HUGE + 8 * index;
@@ -44,7 +44,8 @@ fn order() -> Outcome {
         value = value.wrapping_add(index);
         check_eq!(map.read(index as usize), value, "word {index}");
     }
-    // Jobs do not begin before their fences, and the next job of the file is behind them.
+    // Jobs do not begin before their fences have signalled, and the next job of the file comes
+    // after them.
     let timeline = Timeline::new()?;
     let fence = timeline.fence(1)?;
     bench.results.set(0);
@@ -60,7 +61,7 @@ fn order() -> Outcome {
         check_eq!(fence.status()?, 1, "status of a job");
     }
     check_eq!(bench.results.read(1), 1 << 32 | 1, "the second job");
-    // Into a sync object.
+    // The fence is put into a sync object.
     let object = SyncObj::new(gpu.drm.fd())?;
     let mut out = [object.sync(0)];
     gpu.drm.exec_raw(Exec {
@@ -115,7 +116,7 @@ fn implicit() -> Outcome {
     gpu.clean()
 }
 
-/// Something is unmapped, or replaced, while jobs that use it are in the ring: they are done first.
+/// An unmap, or a map over a mapping, waits for the jobs in the ring that use it.
 fn unmapped() -> Outcome {
     let gpu = Mgpu::first()?;
     let bench = Bench::new(&gpu)?;
@@ -151,7 +152,7 @@ fn unmapped() -> Outcome {
         sum(y, 0, WORDS),
         "of what is there now"
     );
-    // What is not replaced is not waited for.
+    // A map that replaces nothing does not wait.
     let timeline = Timeline::new()?;
     let fence = timeline.fence(1)?;
     let job = bench
@@ -169,7 +170,7 @@ fn unmapped() -> Outcome {
     gpu.clean()
 }
 
-/// A job fails; those before and behind it are done.
+/// A job fails; the jobs before and behind it are done.
 fn fails(error: Option<Error>, errno: i32) -> Outcome {
     let gpu = Mgpu::first()?;
     let (one, other) = (Bench::new(&gpu)?, Bench::new(&gpu)?);
@@ -182,7 +183,7 @@ fn fails(error: Option<Error>, errno: i32) -> Outcome {
     if let Some(error) = error {
         gpu.inject_into(COMPUTE, error, 0)?;
     }
-    // Each is of several submissions.
+    // Each job takes several submissions.
     let adds: Vec<_> = (0..10)
         .map(|index| Op::add(RESULTS + 8 * index, 1))
         .collect();
@@ -195,7 +196,7 @@ fn fails(error: Option<Error>, errno: i32) -> Outcome {
         jobs.push(other.vm.exec(&adds)?);
         jobs.push(one.vm.exec(&[Op::add(RESULTS + 80, 1)])?);
     }
-    // The other engine works on.
+    // The other engine still works.
     let (from, to) = (gpu.drm.create(SIZE)?, gpu.drm.create(SIZE)?);
     gpu.drm.copy((&from, 0), (&to, 0), SIZE)?.finish()?;
     for job in &jobs {
@@ -272,7 +273,8 @@ fn both_hang() -> Outcome {
     gpu.clean()
 }
 
-/// Address spaces and files are given up with jobs in the queue, while their objects move.
+/// Address spaces are destroyed and files are closed with jobs in the queue, while their objects
+/// move.
 fn given_up() -> Outcome {
     let gpu = Mgpu::first()?;
     let vms = gpu.drm.getparam(PARAM_VMS_FREE)?;
@@ -298,7 +300,7 @@ fn given_up() -> Outcome {
             check_eq!(job.status()?, 1, "status of a job in round {round}");
         }
     }
-    // A process with jobs that wait for others ends.
+    // A process exits while its jobs wait for fences.
     let timeline = Timeline::new()?;
     let fence = timeline.fence(1)?;
     let steps = Steps::new()?;
@@ -322,7 +324,7 @@ fn given_up() -> Outcome {
     gpu.clean()
 }
 
-/// What the driver does not know is refused, and nothing is queued.
+/// Unknown values are refused, and no job is queued.
 fn bad_input() -> Outcome {
     let gpu = Mgpu::first()?;
     let bench = Bench::new(&gpu)?;
@@ -372,7 +374,7 @@ fn bad_input() -> Outcome {
             ..Op::add(RESULTS, 1)
         },
     ] {
-        // What is before it is not done.
+        // The operation before the bad one is not done either.
         let ops = [Op::fill(RESULTS, 8, 2), op];
         refused(&format!("{op:?}"), bench.vm.exec(&ops).map(drop))?;
     }
@@ -427,7 +429,7 @@ fn bad_input() -> Outcome {
         drm.exec_raw(Exec { ops: 0, ..argument }),
         libc::EFAULT,
     )?;
-    // Longer ones than the kernel knows.
+    // Entries that are longer than those that the kernel knows.
     let long = |last: u64| [35u64 - 32, 0, RESULTS, 0, 5, last];
     let known = |entry: &[u64; 6]| {
         drm.exec_raw(Exec {

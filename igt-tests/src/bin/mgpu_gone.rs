@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The modelled GPU goes while its ring hangs, or is removed by surprise, with peers that have its
-//! memory and with the memory of others: nobody waits for ever.
+//! The modelled GPU goes away while its ring hangs, or is removed by surprise, while peers have its
+//! memory mapped and it has theirs: no task waits for ever.
 
 use std::time::Duration;
 
@@ -30,8 +30,8 @@ fn ends(copies: &[SyncFile]) -> Result<Vec<i32>, Stop> {
     Ok(ends)
 }
 
-/// Both GPUs have jobs that hang, with the memory of each other, and a peer has memory of both. One
-/// of them is unbound.
+/// Both GPUs have jobs that hang and that use the memory of the other GPU, and a peer has mapped
+/// memory of both. One of them is unbound.
 fn hung() -> Outcome {
     let _impatient = Impatient::new()?;
     for which in 0..2 {
@@ -74,7 +74,7 @@ fn hung() -> Outcome {
     Ok(())
 }
 
-/// The device works.
+/// Checks that the device works.
 fn works(pci: &PciDevice) -> Outcome {
     let gpu = Mgpu::open(pci)?;
     let (x, _) = patterns();
@@ -85,8 +85,8 @@ fn works(pci: &PciDevice) -> Outcome {
     gpu.clean()
 }
 
-/// A device is removed by surprise, with jobs that use the memory of another one, whose jobs use its
-/// memory, and with a peer.
+/// A device is removed by surprise, with jobs that use the memory of another one, whose jobs use
+/// its memory, and with a peer.
 fn removed() -> Outcome {
     let _impatient = Impatient::new()?;
     let [a, b] = Mgpu::pair()?;
@@ -117,7 +117,7 @@ fn removed() -> Outcome {
         for end in ends(&copies)? {
             check_eq!(end, -libc::ENODEV, "a copy of a device that is gone");
         }
-        // What it has lent is of no use, and whoever has it gets along.
+        // The memory that it has exported cannot be used any more, and its importers go on without.
         let copy = a.drm.copy((&import, 0), (&ours, 0), SIZE);
         if let Ok(copy) = copy {
             check!(

@@ -10,10 +10,10 @@ use vvram_tests::scene::{patterns, peer_reads, placed};
 use vvram_tests::{check, check_eq, fail, igt_main, uapi, Outcome, SysError};
 
 const GIB: u64 = 1 << 30;
-/// What is copied at once.
+/// The size of each copy.
 const SIZE: u64 = 16 * PAGE as u64;
 
-/// Takes all of VRAM but `rest` bytes, in pieces that are as large as can be.
+/// Allocates all of VRAM but `rest` bytes, in objects that are as large as possible.
 fn take(gpu: &Mgpu, rest: u64) -> Result<Vec<Gem<'_>>, SysError> {
     let mut taken = Vec::new();
     let mut size = 8 * GIB;
@@ -27,8 +27,8 @@ fn take(gpu: &Mgpu, rest: u64) -> Result<Vec<Gem<'_>>, SysError> {
     Ok(taken)
 }
 
-/// All of VRAM is there, at offsets of more than 32 bits as well: what is written to both ends of
-/// each object is found again when all of them were written to.
+/// All of VRAM can be used, also at offsets of more than 32 bits: patterns at both ends of each
+/// object are found again after all objects were written to.
 fn high() -> Outcome {
     let gpu = Mgpu::first()?;
     check_eq!(
@@ -60,7 +60,8 @@ fn high() -> Outcome {
     }
     holds(&small, b, "what was there before")?;
 
-    // What is left has a window; what is larger has none, and no other place either.
+    // An object of the size that is left fits into the aperture. A larger one gets no window, and
+    // may not be in system memory.
     let last = gpu.drm.create(SIZE)?;
     map.fill(a);
     gpu.drm.copy((&system, 0), (&last, 0), SIZE)?.finish()?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The modelled GPU without its driver: that a broken rule is heard of, on which other tests rely.
+//! The modelled GPU without its driver: it reports a broken rule, which other tests rely on.
 
 use std::fs;
 use std::fs::OpenOptions;
@@ -15,7 +15,7 @@ use vvram_tests::pci::{Bar, PciDevice};
 use vvram_tests::rebind::Unbound;
 use vvram_tests::{check, check_eq, fail, igt_main, Outcome, Stop, SysError};
 
-// Registers of 64 bits, and pairs of such as have 32, by their offsets.
+// Registers of 64 bits, and pairs of registers of 32 bits, by their offsets.
 const ID_VERSION: usize = 0x000;
 const VRAM_SIZE: usize = 0x008;
 const APERTURE_SIZE: usize = 0x010;
@@ -36,7 +36,7 @@ struct Gpu {
     pci: PciDevice,
     registers: Map,
     aperture: Bar,
-    /// Binds its driver again, if it had one.
+    /// The drop of this binds the driver again, if there was one.
     unbound: Option<Unbound>,
 }
 
@@ -75,18 +75,18 @@ impl Gpu {
     }
 
     fn inject(&self, what: u64, argument: u64) {
-        // Zero for RESET resets nothing.
+        // The other half writes zero to RESET, which resets nothing.
         self.set(RESET_INJECT, (what | argument << 16) << 32);
     }
 
-    /// How many reports there were, with those of a look at the aperture.
+    /// Returns the number of reports, after a check of the aperture.
     fn reports(&self) -> u64 {
         self.set(REPORTS_CHECK, 0);
         self.get(REPORTS_CHECK) & 0xffff_ffff
     }
 }
 
-/// Each GPU, of which there are two.
+/// Runs a test for each of the two GPUs.
 fn each(test: fn(&Gpu) -> Outcome) -> Outcome {
     let found = Gpu::all();
     check_eq!(found.len(), 2, "modelled GPUs");
@@ -148,7 +148,7 @@ fn reported(gpu: &Gpu) -> Outcome {
     Ok(())
 }
 
-/// It is unplugged then, and plugged in again.
+/// A removal by surprise is followed by an unplug, and the device is plugged in again.
 fn removed() -> Outcome {
     let Some(pci) = Gpu::all().pop() else {
         fail!("there is no modelled GPU");

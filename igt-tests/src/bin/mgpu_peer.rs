@@ -81,7 +81,7 @@ fn both_ways() -> Outcome {
     Ok(())
 }
 
-/// The engines wait for each other, by the fences of the buffer alone.
+/// The engines wait for each other only by the fences of the buffer.
 fn ping_pong() -> Outcome {
     let [a, b] = Mgpu::pair()?;
     let (x, _) = patterns();
@@ -136,7 +136,7 @@ fn storm() -> Outcome {
         let a = Mgpu::open(&exporter)?;
         let size = a.drm.getparam(uapi::PARAM_VRAM_SIZE)?;
         for _ in 0..12 * misc::soak() {
-            // As much as there is, so that everything else leaves.
+            // As much as there is, so that all other objects are evicted.
             let all = [
                 a.drm.create_flags(size / 2, EITHER)?,
                 a.drm.create_flags(size / 2, EITHER)?,

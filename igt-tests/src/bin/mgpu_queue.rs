@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The queues of the copy engine of the modelled GPU: what one client does to others, and what
-//! becomes of copies that wait.
+//! The queues of the copy engine of the modelled GPU: the effect of one client on others, and the
+//! outcome of copies that wait.
 
 use std::time::Duration;
 
@@ -20,12 +20,13 @@ const LIMIT: Duration = Duration::from_secs(20);
 const CREDITS: usize = 8;
 
 fn one_floods() -> Outcome {
-    // Its turn, and a place for each job that ends before that of the other client.
+    // One copy of the flood in its turn, and one for each place in the ring that becomes free
+    // meanwhile.
     flood(|| Ok(Mgpu::first()?.drm), 1 + CREDITS)?;
     Mgpu::first()?.clean()
 }
 
-/// A copy waits for a fence of somebody, and nobody waits for the copy.
+/// A copy waits for a fence of another driver, and copies of other clients do not wait for it.
 fn waits() -> Outcome {
     let gpu = Mgpu::first()?;
     let (x, y) = patterns();
@@ -39,14 +40,14 @@ fn waits() -> Outcome {
     let timeline = Timeline::new()?;
     let fence = timeline.fence(1)?;
     let copy = copy_after(&gpu.drm, (&from, &to), &[fence.sync()])?;
-    // Another client has its turn.
+    // A copy of another client is done.
     let other = Mgpu::first()?;
     let (src, dst) = (other.drm.create(PAGE64)?, other.drm.create(PAGE64)?);
     src.map()?.fill(x);
     copy_after(&other.drm, (&src, &dst), &[])?.finish()?;
     holds(&dst, x, "of another client")?;
     check!(!copy.poll(0)?, "the copy did not wait");
-    // So does one of the same client, in its order.
+    // A copy of the same client waits, because of the order of its queue.
     let behind = copy_after(&gpu.drm, (&from, &third), &[])?;
     check!(!behind.poll(0)?, "the copy behind it did not wait");
     timeline.step()?;
@@ -62,7 +63,8 @@ fn waits() -> Outcome {
     gpu.clean()
 }
 
-/// The driver is unbound while copies wait for somebody: it waits for nobody.
+/// The driver is unbound while copies wait for a fence of another driver: the unbind does not wait
+/// for that fence.
 fn unbind() -> Outcome {
     let timeline = Timeline::new()?;
     let fence = timeline.fence(1)?;
@@ -85,13 +87,14 @@ fn unbind() -> Outcome {
     Mgpu::first()?.clean()
 }
 
-/// The driver is unbound while a copy hangs: that ends by its timeout, and others before.
+/// The driver is unbound while a copy hangs: that copy ends by its timeout, and the other copies
+/// end before.
 fn unbind_hung() -> Outcome {
     let _impatient = Impatient::new()?;
     let copies = {
         let gpu = Mgpu::first()?;
         let (from, to) = (gpu.drm.create(PAGE64)?, gpu.drm.create(PAGE64)?);
-        // Done before the next one hangs, and so is what clears the objects.
+        // This copy, and the jobs that clear the objects, are done before the next copy hangs.
         copy_after(&gpu.drm, (&from, &to), &[])?.finish()?;
         gpu.inject(Error::Hang, 0)?;
         let copies = (0..COPIES_MAX)

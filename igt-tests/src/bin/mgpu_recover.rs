@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The modelled GPU does not do what it should: jobs fail or are late, and the next ones are done.
+//! The modelled GPU fails: jobs fail or are late, and the next ones are done.
 
 use vvram_tests::map::PAGE;
 use vvram_tests::mgpu::{
@@ -12,8 +12,8 @@ use vvram_tests::{check, check_eq, expect_errno, igt_main, uapi, Outcome};
 const PAGE64: u64 = PAGE as u64;
 const SIZE: u64 = 16 * PAGE64;
 
-/// A copy of a client fails with an error; those behind it are done, and the destination of the one
-/// that failed has what it had.
+/// A copy of a client fails with an error; the copies behind it are done, and the destination of
+/// the failed copy is unchanged.
 fn fails(error: Error, errno: i32) -> Outcome {
     let gpu = Mgpu::first()?;
     let (x, y) = patterns();
@@ -61,12 +61,12 @@ fn hang() -> Outcome {
 }
 
 fn fault() -> Outcome {
-    // The ring says that it has stopped.
+    // The ring reports that it has stopped, so the timeout is not needed.
     let _patient = Impatient::never()?;
     fails(Error::Fault, libc::EIO)
 }
 
-/// A move hangs: the object is lost, and nobody gets what was not cleared.
+/// A move hangs: the object loses its content, and VRAM that was not cleared is not allocated.
 fn lost() -> Outcome {
     let _impatient = Impatient::new()?;
     let gpu = Mgpu::first()?;
@@ -83,7 +83,7 @@ fn lost() -> Outcome {
     gpu.drm.await_vram_free(free - 2 * SIZE)?;
     check_eq!(gpu.drm.getparam(PARAM_QUARANTINED)?, SIZE, "in quarantine");
     holds(&other, x, "beside it")?;
-    // What moves after that has its content.
+    // Objects that move after that keep their content.
     let taken = take_all(&gpu)?;
     placed(&other, uapi::PLACEMENT_SYSTEM)?;
     holds(&other, x, "after a move")?;
@@ -91,7 +91,8 @@ fn lost() -> Outcome {
     gpu.clean()
 }
 
-/// The interrupt of a job is lost, or comes before the job is done: that is noticed.
+/// The interrupt of a job is lost, or comes before the job is done: the driver ends the job all the
+/// same.
 fn interrupts() -> Outcome {
     let gpu = Mgpu::first()?;
     let (x, y) = patterns();
@@ -110,17 +111,17 @@ fn interrupts() -> Outcome {
     gpu.clean()
 }
 
-/// The device does not look at its page tables: it is told again.
+/// The device ignores an invalidation: the driver repeats it.
 fn invalidation() -> Outcome {
     let gpu = Mgpu::first()?;
     let (x, y) = patterns();
     let object = gpu.drm.create(SIZE)?;
     let map = object.map()?;
-    // The window is made.
+    // The invalidation of the new window is lost.
     gpu.inject(Error::NoInvalidate, 0)?;
     map.fill(x);
     holds(&object, x, "through the window")?;
-    // And closed.
+    // The invalidation of the closed window is lost.
     gpu.inject(Error::NoInvalidate, 0)?;
     drop((map, object));
     gpu.await_no_window()?;
@@ -130,8 +131,8 @@ fn invalidation() -> Outcome {
     gpu.clean()
 }
 
-/// A job that ends while its ring is reset, with others behind it that use the memory of each other:
-/// what was done is not done again.
+/// A job ends while its ring is reset, with jobs behind it that use the same memory: the job that
+/// was done is not run again.
 fn late() -> Outcome {
     let _impatient = Impatient::new()?;
     let gpu = Mgpu::first()?;

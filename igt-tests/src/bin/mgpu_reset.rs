@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The modelled GPU does not recover by a reset of a ring: all of it is reset, by the driver or by
-//! others, or given up.
+//! The modelled GPU does not recover by a reset of a ring: the whole device is reset, by the driver
+//! or by the PCI core, or wedged.
 
 use std::time::Duration;
 
@@ -25,14 +25,14 @@ use vvram_tests::{check, check_eq, expect_errno, igt_main, uapi, Outcome, Stop};
 const PAGE64: u64 = PAGE as u64;
 const SIZE: u64 = 16 * PAGE64;
 const LIMIT: Duration = Duration::from_secs(40);
-/// In the command register.
+/// Bus mastering, a bit of the PCI command register.
 const MASTER: u8 = 1 << 2;
 
 /// Two objects in VRAM, one with a pattern.
 fn pair<'a>(gpu: &'a Mgpu, pattern: Pattern) -> Result<(Gem<'a>, Gem<'a>), Stop> {
     let (from, to) = (gpu.drm.create(SIZE)?, gpu.drm.create(SIZE)?);
     from.map()?.fill(pattern);
-    // The clearing of the other one is over as well.
+    // The clearing of the other object is over, too.
     to.map()?.set(0);
     Ok((from, to))
 }
@@ -48,7 +48,7 @@ fn ends(copies: &[SyncFile]) -> Result<Vec<i32>, Stop> {
         .collect()
 }
 
-/// The device copies what it is told to.
+/// Checks that the device copies.
 fn copies(gpu: &Mgpu) -> Outcome {
     let (x, _) = patterns();
     let (from, to) = pair(gpu, x)?;
@@ -58,8 +58,8 @@ fn copies(gpu: &Mgpu) -> Outcome {
     holds(&to, x, "what was copied")
 }
 
-/// A hung job leaves a dump and an event that says that nothing is to be done. There is one dump at
-/// a time.
+/// A hung job leaves a dump, and an event that needs no action of userspace. There is one dump at a
+/// time.
 fn told() -> Outcome {
     let _impatient = Impatient::new()?;
     let gpu = Mgpu::first()?;
@@ -82,7 +82,7 @@ fn told() -> Outcome {
         says(&dump, "ID: 0x5550474d")?;
         says(&dump, "RING_ENTRIES[0]: 0x40")?;
         says(&dump, &format!("{SIZE} bytes, begun"))?;
-        // A list is copied.
+        // The entry of a copy of lists.
         let is_copy = |line: &str| {
             line.split(": ")
                 .nth(1)
@@ -101,7 +101,8 @@ fn told() -> Outcome {
     gpu.clean()
 }
 
-/// The device answers, and does nothing: it is reset as a whole, and not once for each job.
+/// The device answers, and does nothing: the whole device is reset, and only once instead of once
+/// for each job.
 fn stuck() -> Outcome {
     let _impatient = Impatient::new()?;
     let gpu = Mgpu::first()?;
@@ -127,7 +128,7 @@ fn stuck() -> Outcome {
         "jobs that were done"
     );
     check_eq!(gpu.drm.getparam(PARAM_LOSSES)?, 0, "objects that are lost");
-    // Through the windows of before.
+    // Through the windows from before the reset.
     if let Err(mismatch) = map.verify(x) {
         return Err(Stop::fail(format_args!("in the window: {mismatch}")));
     }
@@ -136,7 +137,8 @@ fn stuck() -> Outcome {
     gpu.clean()
 }
 
-/// A ring cannot be reset, but the device can. What was not cleared is given out again.
+/// A ring cannot be reset, but the device can. VRAM that was not cleared is allocated again after
+/// that.
 fn whole() -> Outcome {
     let _impatient = Impatient::new()?;
     let gpu = Mgpu::first()?;
@@ -146,7 +148,7 @@ fn whole() -> Outcome {
     map.fill(x);
     let resets = gpu.drm.getparam(PARAM_RESETS)?;
     let events = Events::listen()?;
-    // This one leaves memory that is not clear.
+    // This job leaves memory that is not cleared.
     gpu.inject(Error::Hang, 0)?;
     let lost = gpu.drm.create(SIZE)?;
     check_eq!(events.wedged(&gpu.pci)?, "none", "what helps");
@@ -171,14 +173,14 @@ fn whole() -> Outcome {
     if let Err(mismatch) = map.verify(x) {
         return Err(Stop::fail(format_args!("in the window: {mismatch}")));
     }
-    // All that is given out is clear.
+    // All memory that is allocated now is cleared.
     drop(take_all(&gpu)?);
     copies(&gpu)?;
     holds(&kept, x, "beside all that")?;
     gpu.clean()
 }
 
-/// Others reset the device, with jobs and with a peer.
+/// The PCI core resets the device, with jobs and with a peer.
 fn function() -> Outcome {
     let gpu = Mgpu::first()?;
     let (x, y) = patterns();
@@ -221,7 +223,7 @@ fn function() -> Outcome {
     gpu.clean()
 }
 
-/// Accesses end in `SIGBUS`.
+/// Checks that accesses to a mapping end in `SIGBUS`.
 fn is_taken_away(map: &Map) -> Outcome {
     let exit = Child::spawn(|| {
         map.read(0);
@@ -235,8 +237,8 @@ fn is_taken_away(map: &Map) -> Outcome {
     Ok(())
 }
 
-/// No reset helps: the device is no bus master any more, jobs end, what is in VRAM is lost, and
-/// userspace is told to bind the driver anew.
+/// No reset helps: bus mastering of the device is turned off, jobs end, the content of VRAM is
+/// lost, and the event asks userspace to bind the driver again.
 fn wedged() -> Outcome {
     let _impatient = Impatient::new()?;
     {
@@ -277,7 +279,7 @@ fn wedged() -> Outcome {
             "whether it is a bus master"
         );
         check_eq!(events.wedged(&gpu.pci)?, "rebind", "what helps");
-        // What was to be copied from there may be lost as well.
+        // Objects that were the destination of a copy from there may have lost their content, too.
         let lost = gpu.drm.getparam(PARAM_LOSSES)? - losses;
         check!((3..=4).contains(&lost), "{lost} objects are lost");
         let dump = take_dump(&gpu.pci)?;
@@ -299,7 +301,7 @@ fn wedged() -> Outcome {
     anew(&PciDevice::mgpus()[0])
 }
 
-/// Binds the driver anew, after which the device works.
+/// Binds the driver again, and checks that the device works.
 fn anew(pci: &PciDevice) -> Outcome {
     Unbinding::start(pci)?.finish(LIMIT)?.rebind()?;
     let gpu = Mgpu::open(pci)?;
@@ -308,7 +310,7 @@ fn anew(pci: &PciDevice) -> Outcome {
     gpu.clean()
 }
 
-/// The system does not sleep, which VRAM would not outlive.
+/// The system refuses to suspend, because VRAM would lose its content.
 fn sleep() -> Outcome {
     let gpu = Mgpu::first()?;
     let (x, _) = patterns();
@@ -323,7 +325,7 @@ fn sleep() -> Outcome {
     gpu.clean()
 }
 
-/// A device without a driver is no bus master.
+/// Bus mastering is off on a device without a driver.
 fn unbound() -> Outcome {
     let pci = Mgpu::first()?.pci;
     check!(pci.config()?[4] & MASTER != 0, "it is no bus master");

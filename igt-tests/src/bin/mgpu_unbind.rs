@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The driver of the modelled GPU goes while it works.
+//! The driver of the modelled GPU is unbound while the device works.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 /// Queues copies that take some time each.
 fn queue(gpu: &Mgpu, count: usize) -> Result<Vec<SyncFile>, Stop> {
     let (from, to) = (gpu.drm.create(SIZE)?, gpu.drm.create_flags(SIZE, EITHER)?);
-    // Done before the next ones are slow.
+    // This copy is done before the next ones are slow.
     gpu.drm.copy((&from, 0), (&to, 0), SIZE)?.finish()?;
     gpu.inject(Error::Slow, 50)?;
     let copies = (0..count)
@@ -32,7 +32,7 @@ fn queue(gpu: &Mgpu, count: usize) -> Result<Vec<SyncFile>, Stop> {
     Ok(copies)
 }
 
-/// All fences signal, those of jobs that were not done with an error.
+/// Checks that all fences signal: those of jobs that were not done signal with an error.
 fn ended(copies: &[SyncFile]) -> Outcome {
     let mut failed = 0;
     for copy in copies {
@@ -52,7 +52,7 @@ fn ended(copies: &[SyncFile]) -> Outcome {
     Ok(())
 }
 
-/// The device works.
+/// Checks that the device works.
 fn works() -> Outcome {
     let gpu = Mgpu::first()?;
     let (x, _) = patterns();
@@ -91,7 +91,7 @@ fn auxiliary() -> Outcome {
     works()
 }
 
-/// The driver is unbound while a peer has a window, which it loses.
+/// The driver is unbound while a peer has mapped a window, which is revoked.
 fn exported() -> Outcome {
     {
         let gpu = Mgpu::first()?;
@@ -113,7 +113,7 @@ fn exported() -> Outcome {
     works()
 }
 
-/// The importer goes while its engine works on the buffer of another GPU.
+/// The importer is unbound while its engine works on the buffer of another GPU.
 fn importer() -> Outcome {
     {
         let [a, b] = Mgpu::pair()?;
@@ -138,7 +138,7 @@ fn importer() -> Outcome {
     works()
 }
 
-/// The exporter goes while the engine of another GPU works on its buffer.
+/// The exporter is unbound while the engine of another GPU works on its buffer.
 fn exporter() -> Outcome {
     {
         let [a, b] = Mgpu::pair()?;
@@ -151,7 +151,7 @@ fn exporter() -> Outcome {
             .map(|_| b.drm.copy((&import, 0), (&ours, 0), SIZE))
             .collect::<Result<Vec<_>, _>>()?;
         let gone = Unbinding::start(&a.pci)?.finish(LIMIT)?;
-        // The unbind has waited for them.
+        // The unbind has waited for the copies.
         for copy in &copies {
             check_eq!(
                 copy.status()?,
@@ -172,10 +172,11 @@ fn exporter() -> Outcome {
     works()
 }
 
-/// Jobs in both rings, which take some time each: those of the copy engine, and of the other one.
+/// Queues jobs in both rings, which take some time each. Returns those of the copy engine, and
+/// those of the compute engine.
 fn both(gpu: &Mgpu, count: usize) -> Result<[Vec<SyncFile>; 2], Stop> {
     let vm = Vm::new(gpu)?;
-    // Private ones, and such that others know, in all kinds of memory.
+    // Objects that are private to the address space, and others, in all kinds of memory.
     let objects = [
         vm.create(SIZE, EITHER)?,
         gpu.drm.create(SIZE)?,
@@ -190,7 +191,8 @@ fn both(gpu: &Mgpu, count: usize) -> Result<[Vec<SyncFile>; 2], Stop> {
     let jobs = (0..count)
         .map(|_| vm.exec(&[Op::copy(0, HUGE, SIZE), Op::copy(HUGE, 2 * HUGE, SIZE)]))
         .collect::<Result<Vec<_>, _>>()?;
-    // The address space, its objects and their handles are given up while jobs are queued.
+    // The address space is destroyed, and the handles of its objects are closed, while jobs are
+    // queued.
     Ok([copies, jobs])
 }
 
@@ -213,7 +215,7 @@ fn compute() -> Outcome {
         )?;
         expect_errno("an unmap after that", vm.unbind(HUGE, SIZE), libc::ENODEV)?;
         gone.rebind()?;
-        // What the old file has is not in the way of a new one.
+        // The address spaces of the old file do not affect a new one.
         let again = Mgpu::first()?;
         let other = Vm::new(&again)?;
         let object = other.create(SIZE, EITHER)?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Address spaces of the modelled GPU: what is mapped where, seen by its compute engine and by the
+//! Address spaces of the modelled GPU: their mappings, checked by its compute engine and by the
 //! CPU.
 
 use std::time::Duration;
@@ -24,8 +24,8 @@ const SYSTEM: u32 = uapi::CREATE_SYSTEM;
 /// Where results are mapped.
 const RESULTS: u64 = 64 << 30;
 
-/// Has the engine add up parts of what should be a pattern: address, first word of the pattern, and
-/// how many words of 64 bits.
+/// Makes the engine compute the sums of parts of a pattern, and compares them. A part is an
+/// address, the first word of the pattern, and a number of 64-bit words.
 fn sums(
     vm: &Vm<'_>,
     results: &Gem<'_>,
@@ -50,7 +50,8 @@ fn sums(
     Ok(())
 }
 
-/// Nothing is mapped at an address: a job that reads there fails, and the next one is done.
+/// Checks that nothing is mapped at an address: a job that reads there fails, and the next one is
+/// done.
 fn hole(gpu: &Mgpu, vm: &Vm<'_>, address: u64, what: &str) -> Outcome {
     let resets = gpu.drm.getparam(PARAM_COMPUTE_RESETS)?;
     let status = vm.run(&[Op::checksum(address, 4, RESULTS)])?;
@@ -67,7 +68,7 @@ fn hole(gpu: &Mgpu, vm: &Vm<'_>, address: u64, what: &str) -> Outcome {
     vm.done(&[Op::fill(RESULTS, 8, 1)])
 }
 
-/// Everything that was made is gone.
+/// Checks that all address spaces and page tables are freed.
 fn nothing_left(gpu: &Mgpu, vms: u64, tables: u64) -> Outcome {
     let done = misc::poll(Duration::from_secs(10), || {
         let now = (
@@ -122,7 +123,7 @@ fn bind() -> Outcome {
                 uapi::PLACEMENT_VRAM
             },
         )?;
-        // A multiple of the largest pages, of the smallest, and the end of the address space.
+        // At a multiple of huge pages, at a multiple of pages, and at the end of the address space.
         for start in [8 * HUGE, 16 * HUGE + 5 * PAGE64, VM_SIZE - size] {
             let what = format!("object {round} at {start:#x}");
             vm.bind(&object, start)?;
@@ -138,7 +139,7 @@ fn bind() -> Outcome {
                 ],
                 &what,
             )?;
-            // A hole of a page in the middle; what is beside it is mapped.
+            // A hole of one page in the middle; the pages beside it stay mapped.
             let at = HUGE + 7 * PAGE64;
             vm.unbind(start + at, PAGE64)?;
             hole(&gpu, &vm, start + at, &what)?;
@@ -157,7 +158,7 @@ fn bind() -> Outcome {
                 ],
                 &what,
             )?;
-            // Another part of the object in the hole, and over what is beside it.
+            // Another part of the object is mapped into the hole, and over the pages beside it.
             vm.bind_part(&object, 2 * PAGE64, start + at - PAGE64, 3 * PAGE64)?;
             sums(
                 &vm,
@@ -187,7 +188,7 @@ fn bind() -> Outcome {
     gpu.clean()
 }
 
-/// What the engine writes is what the CPU reads: at the same bytes, and at no others.
+/// The CPU reads the bytes that the engine writes, and no other bytes change.
 fn writes() -> Outcome {
     let gpu = Mgpu::first()?;
     let (x, _) = patterns();
@@ -197,7 +198,7 @@ fn writes() -> Outcome {
         let object = vm.create(size, place)?;
         let map = object.map()?;
         map.fill(x);
-        // Two places of the address space have the same pages.
+        // The same pages are mapped at two addresses.
         vm.bind(&object, HUGE)?;
         vm.bind_part(&object, 4 * PAGE64, 3 * HUGE, 2 * PAGE64)?;
         vm.done(&[
@@ -247,11 +248,11 @@ fn private() -> Outcome {
             &[(start, 0, 4 * PAGE64 / 8)],
             "in both address spaces",
         )?;
-        // Where the other one has it nothing is.
+        // Nothing is mapped at the address that the other address space uses.
         hole(&gpu, vm, (2 - number as u64) * HUGE, "of the other one")?;
         vm.unbind(RESULTS, PAGE64)?;
     }
-    // It leaves with both, and comes back, for one after the other.
+    // The object is evicted from both address spaces, and moves back for a job of each of them.
     let taken = take_all(&gpu)?;
     placed(&object, uapi::PLACEMENT_SYSTEM)?;
     drop(taken);
@@ -262,7 +263,7 @@ fn private() -> Outcome {
         sums(vm, &results, x, &[(start, 0, 512)], "after an eviction")?;
         placed(&object, uapi::PLACEMENT_VRAM)?;
     }
-    // It outlives its address space.
+    // The object outlives its address space.
     a.destroy()?;
     check!(
         object.map()?.verify(x).is_ok(),
@@ -275,7 +276,7 @@ fn private() -> Outcome {
     gpu.clean()
 }
 
-/// Page tables and address spaces are given back, and there are not too many of them.
+/// Page tables and address spaces are freed, and their number is limited.
 fn limits() -> Outcome {
     let gpu = Mgpu::first()?;
     let (vms, tables) = (
@@ -293,7 +294,7 @@ fn limits() -> Outcome {
     expect_errno("one more", Vm::new(&gpu).map(drop), libc::ENOSPC)?;
     let object = gpu.drm.create_flags(PAGE64, SYSTEM)?;
     let before = gpu.drm.getparam(PARAM_PAGE_TABLES)?;
-    // Far from each other.
+    // Mappings that are far from each other, so that each needs its own table.
     for index in 0..64 {
         spaces[0].bind(&object, index * HUGE * 3)?;
     }
@@ -301,7 +302,7 @@ fn limits() -> Outcome {
         gpu.drm.getparam(PARAM_PAGE_TABLES)? >= before + 64 * PAGE64,
         "64 mappings have no tables"
     );
-    // The table of the second level stays.
+    // The table of the second level is kept.
     spaces[0].unbind(0, VM_SIZE)?;
     check_eq!(
         gpu.drm.getparam(PARAM_PAGE_TABLES)?,
@@ -311,7 +312,7 @@ fn limits() -> Outcome {
     drop(spaces);
     nothing_left(&gpu, vms, tables)?;
 
-    // What a process leaves.
+    // Address spaces of a process that exits.
     let mut child = vvram_tests::proc::Child::spawn(|| {
         let other = Mgpu::first()?;
         let vm = Vm::new(&other)?;
@@ -325,7 +326,7 @@ fn limits() -> Outcome {
     gpu.clean()
 }
 
-/// What the driver does not know is refused.
+/// Unknown values are refused.
 fn bad_input() -> Outcome {
     let gpu = Mgpu::first()?;
     let drm = &gpu.drm;
@@ -417,14 +418,14 @@ fn bad_input() -> Outcome {
         drm.create_from(unknown).map(drop),
         libc::ENOENT,
     )?;
-    // Of another file.
+    // An address space of another file.
     let other = Mgpu::open(&gpu.pci)?;
     expect_errno(
         "an address space of another file",
         other.drm.gpu_bind_raw(free),
         libc::ENOENT,
     )?;
-    // Nothing of that is mapped.
+    // None of the refused calls has mapped anything.
     drm.gpu_bind_raw(good)?;
     drm.gpu_bind_raw(free)?;
     drm.gpu_bind_raw(free)?;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What exports, mappings and moves cost, in instructions.
+//! Measures the cost of exports, mappings and moves, in instructions.
 //!
-//! For a guest whose time is the number of its instructions. Prints and writes
-//! one figure in each line, `name value`; the lab makes a table and judges it.
+//! For a guest under icount, whose clock counts instructions. Prints and writes one figure per
+//! line, `name value`; the lab makes a table of the figures and checks them.
 
 use std::process::ExitCode;
 
@@ -24,18 +24,19 @@ const MIB: u64 = 1 << 20;
 const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 /// Blocks of the large cases of a mapping.
 const BLOCKS: u64 = 4096;
-/// Numbers of attachments of a buffer, with the one that is measured.
+/// Numbers of attachments of a buffer, including the one that is measured.
 const ATTACHES: [usize; 2] = [1, 1000];
 /// Numbers of scattered blocks, to see how the costs grow.
 const GROWTH: [u64; 5] = [1, 16, 256, BLOCKS, 65_536];
 /// The large buffer of the large BAR.
 const HUGE: u64 = 48 << 30;
 
-/// Moves an object there and back, against a copy between the same memories.
+/// Moves an object to system memory and back, and compares that with a copy between the same
+/// memories.
 ///
-/// A static importer's map moves the object to system memory, that of a peer
-/// back to VRAM. The same calls on an object that is where it has to be say what
-/// of it is not the move.
+/// A map by a static importer moves the object to system memory, and a map by a peer moves it back
+/// to VRAM. The same calls on an object that need not move give the cost of everything but the
+/// move.
 fn moves(scene: &Scene, figures: &mut Figures) -> Outcome {
     const SIZE: u64 = 2 * MIB;
     const ROUNDS: u32 = 24;
@@ -103,7 +104,7 @@ fn moves(scene: &Scene, figures: &mut Figures) -> Outcome {
     Ok(())
 }
 
-/// The life of an export, while others are alive.
+/// The cost of an export from its creation to its end, while `live` other exports exist.
 fn cycles(scene: &Scene, live: usize, figures: &mut Figures) -> Outcome {
     const ROUNDS: usize = 512;
     let mut others = Vec::with_capacity(live);
@@ -136,7 +137,8 @@ fn cycles(scene: &Scene, live: usize, figures: &mut Figures) -> Outcome {
     Ok(())
 }
 
-/// The device reads a page of VRAM by itself, or the CPU copies it to system memory first.
+/// The device reads a page of VRAM directly, or from system memory, to which the CPU copies it
+/// first.
 fn transfers(scene: &Scene, figures: &mut Figures) -> Outcome {
     const ROUNDS: u64 = 8;
     let in_vram = scene.drm.create_flags(PAGE64, uapi::CREATE_VRAM)?;
@@ -192,8 +194,9 @@ fn mapping(peer: &Peer, buffer: &DmaBuf, name: &str, figures: &mut Figures) -> O
     let entries = peer.table()?.len() as u64;
     peer.unmap()?;
     peer.detach()?;
-    // Others have been here before, but not with this attachment: the exporter knows the ranges, and
-    // of the allocators, that of IOVAs too, the least of several is the way that needs no refill.
+    // The exporter has cached the ranges for earlier attachments, but this attachment is new. The
+    // least of several rounds is the one in which no allocator, such as that of IOVAs, had to be
+    // refilled.
     let rounds = if entries > BLOCKS { 4 } else { 16 };
     let mut first = u64::MAX;
     for _ in 0..rounds {
@@ -205,7 +208,7 @@ fn mapping(peer: &Peer, buffer: &DmaBuf, name: &str, figures: &mut Figures) -> O
     }
     figures.windows(&format!("first.{name}"), rounds);
     peer.attach(buffer, Mode::Dynamic)?;
-    // Warm up, then measure: the least of many, but of the long ones few are enough.
+    // Warm up, then measure the least of many rounds. Few rounds are enough for long mappings.
     peer.measure(4)?;
     clock::settle();
     let cost = peer.measure(if entries > BLOCKS { 8 } else { 50 })?;
@@ -216,7 +219,7 @@ fn mapping(peer: &Peer, buffer: &DmaBuf, name: &str, figures: &mut Figures) -> O
     Ok(())
 }
 
-/// Times the life of a mapping from the export on: attach, map, unmap, detach, close.
+/// Times all calls for one mapping after the export: attach, map, unmap, detach, close.
 fn whole(
     peer: &Peer,
     export: impl FnOnce() -> Result<DmaBuf, SysError>,
@@ -236,9 +239,9 @@ fn whole(
     Ok(())
 }
 
-/// Times an attach to a buffer that has `counts` attachments with it.
+/// Times an attach to a buffer, which then has `counts` attachments.
 ///
-/// The kernel knows the route of the importer from an attachment before.
+/// The kernel has cached the route of the importer at an earlier attachment.
 fn attaches(
     peer: &Peer,
     buffer: &DmaBuf,
@@ -309,7 +312,8 @@ fn growth<R>(
     figures: &mut Figures,
 ) -> Outcome {
     for &count in counts {
-        // The fewer the blocks, the larger the part of what the allocators happen to have.
+        // With few blocks the state of the allocators has a large effect, so more rounds are
+        // needed.
         let rounds = if count > BLOCKS { 4 } else { 16 };
         let mut request = request(&scattered(count));
         let mut costs = Costs::default();
@@ -324,14 +328,14 @@ fn growth<R>(
     Ok(())
 }
 
-/// The same as [`our_page`] of vfio-pci's, with the same importer.
+/// The same as [`our_page`] for the exporter of vfio-pci, with the same importer.
 fn their_page(peer: &Peer, vfio: &Vfio, counts: &[usize], figures: &mut Figures) -> Outcome {
     let buffer = vfio.export(2, &[(0, PAGE64)])?;
     mapping(peer, &buffer, "4k.vfio", figures)?;
     attaches(peer, &buffer, counts, "vfio", figures)
 }
 
-/// The same as [`ours`] of vfio-pci's.
+/// The same as [`ours`] for the exporter of vfio-pci.
 fn theirs(peer: &Peer, vfio: &Vfio, figures: &mut Figures) -> Outcome {
     let adjacent: Vec<_> = (0..BLOCKS).map(|i| (i * PAGE64, PAGE64)).collect();
     their_page(peer, vfio, &ATTACHES, figures)?;
@@ -360,7 +364,7 @@ fn our_growth(peer: &Peer, counts: &[u64], figures: &mut Figures) -> Outcome {
     )
 }
 
-/// How those of vfio-pci's exporter do.
+/// How the costs of the exporter of vfio-pci grow.
 fn their_growth(peer: &Peer, vfio: &Vfio, counts: &[u64], figures: &mut Figures) -> Outcome {
     growth(
         peer,
@@ -372,7 +376,8 @@ fn their_growth(peer: &Peer, vfio: &Vfio, counts: &[u64], figures: &mut Figures)
     )
 }
 
-/// One buffer that is most of a large BAR. Nobody accesses it: there is no memory behind all of it.
+/// One buffer that is most of a large BAR. It is not accessed, because only a part of the BAR is
+/// backed by memory.
 fn huge(figures: &mut Figures) -> Outcome {
     let peer = Peer::open()?;
     {
@@ -386,7 +391,7 @@ fn huge(figures: &mut Figures) -> Outcome {
     let vfio = Vfio::open(&gpu)?;
     let buffer = vfio.export(2, &[(0, HUGE)])?;
     mapping(&peer, &buffer, "huge.vfio", figures)?;
-    // The guest ends here: there is nobody who needs the device.
+    // The guest ends here, so the device need not be bound to its driver again.
     std::mem::forget((unbound, vfio));
     Ok(())
 }
@@ -429,12 +434,12 @@ fn bench(figures: &mut Figures) -> Outcome {
     let unbound = Unbound::new(&gpu)?;
     let vfio = Vfio::open(&gpu)?;
     theirs(&peer, &vfio, figures)?;
-    // The guest ends here: there is nobody who needs the device.
+    // The guest ends here, so the device need not be bound to its driver again.
     std::mem::forget((unbound, vfio));
     Ok(())
 }
 
-/// What a profile is made of: that of both exporters which is least, and so is all overhead.
+/// The work for a profile: the smallest mapping of both exporters, which is nearly all overhead.
 fn profile(figures: &mut Figures) -> Outcome {
     let scene = Scene::open()?;
     clock::stay_in_memory()?;
@@ -452,7 +457,7 @@ fn profile(figures: &mut Figures) -> Outcome {
     let vfio = Vfio::open(&gpu)?;
     their_page(&peer, &vfio, &ATTACHES[..1], figures)?;
     their_growth(&peer, &vfio, &GROWTH[..1], figures)?;
-    // The guest ends here: there is nobody who needs the device.
+    // The guest ends here, so the device need not be bound to its driver again.
     std::mem::forget((unbound, vfio));
     Ok(())
 }

@@ -3,8 +3,8 @@
 //! Shows one transfer peer to peer: VRAM over several ranges, exported through
 //! dma-buf, read and written by another PCI device, every byte checked.
 //!
-//! The result is one JSON object in a file. Where PCI has no permitted route,
-//! what is shown is the refusal and its reason.
+//! The result is one JSON object in a file. Where PCI has no permitted route, it has the refusal
+//! and its reason.
 
 use std::fs;
 use std::process::ExitCode;
@@ -20,12 +20,12 @@ use vvram_tests::scene::{compare_table, patterns};
 use vvram_tests::{check, check_eq, errno_name, fail, fragment, uapi, Outcome};
 
 const USAGE: &str = "usage: p2p-demo --json FILE [--size BYTES]";
-/// Bytes of one call to the peer.
+/// The bytes of one transfer of the peer.
 const CHUNK: usize = 64 * 1024;
-/// The buffer has to be in at least this many places.
+/// The buffer must have at least this many ranges.
 const MIN_RANGES: usize = 3;
 
-/// What came of it.
+/// The result.
 #[derive(Debug, Default)]
 struct Report {
     decision: String,
@@ -186,7 +186,7 @@ fn show(report: &mut Report) -> Outcome {
     if let Err(mismatch) = map.verify(theirs) {
         fail!("the CPU did not read what the peer wrote: {mismatch}");
     }
-    // The bytes are in VRAM, where they were before: nothing was copied.
+    // The bytes are in VRAM where they were before, so nothing was moved.
     for page in 0..object.pages() {
         let at = ragged.layout.offset(page);
         let want = theirs.word((page * PAGE / 8) as u64);

@@ -59,7 +59,7 @@ sense.";
 /// How often a rate is measured; the best one counts.
 const RUNS: u64 = 3;
 
-/// What kind of buffer.
+/// The kind of a buffer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Kind {
     Host,
@@ -68,14 +68,14 @@ enum Kind {
     Fd(RawFd),
 }
 
-/// What the command line asks for.
+/// The options of the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Options {
     device: Option<String>,
     size: u64,
     loops: u64,
     json: Option<String>,
-    /// With what was written.
+    /// The buffers, with their names on the command line.
     buffers: Vec<(String, Kind)>,
 }
 
@@ -114,7 +114,7 @@ fn parse_size(text: &str) -> Option<u64> {
         &text[..text.len() - 1]
     };
     let size = digits.parse::<u64>().ok()?.checked_mul(1 << shift)?;
-    // With offsets there has to be no overflow, whatever is added.
+    // Limited, so that no sum of offsets overflows.
     (1..=1 << 40).contains(&size).then_some(size)
 }
 
@@ -162,7 +162,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Option<Options>,
     Ok(Some(options))
 }
 
-/// An fd of our own for one that was inherited.
+/// Duplicates a file descriptor that was inherited.
 fn inherited(fd: RawFd) -> Result<DmaBuf, SysError> {
     // SAFETY: a plain system call on a number.
     let own = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) };
@@ -196,25 +196,25 @@ fn create<'nic>(nic: &'nic Nic, name: &str, kind: &Kind, size: u64) -> Result<Bu
     Ok(Buffer::shared(nic, name, shared)?)
 }
 
-/// Bytes in a second.
+/// Rates in bytes per second.
 #[derive(Clone, Copy, Debug, Default)]
 struct Rates {
     write: f64,
     read: f64,
 }
 
-/// What came of a pair of buffers.
+/// The result of a pair of buffers.
 #[derive(Debug)]
 struct Line {
     from: String,
     to: String,
-    /// Bytes that each operation moved, if the device has it.
+    /// The bytes that each operation has moved, [`None`] if the device does not have it.
     moved: [Option<u64>; Op::ALL.len()],
     rates: Option<Rates>,
     trouble: Vec<(Op, Trouble)>,
 }
 
-/// Everything that is to be told.
+/// The report.
 #[derive(Debug, Default)]
 struct Report {
     device: String,
@@ -226,7 +226,7 @@ struct Report {
     error: Option<String>,
 }
 
-/// What all transfers have in common.
+/// The data that all transfers share.
 struct Mover<'a> {
     nic: &'a Nic,
     options: &'a Options,
@@ -234,7 +234,7 @@ struct Mover<'a> {
 }
 
 impl Mover<'_> {
-    /// The best rate of some runs, in bytes in a second.
+    /// The best rate of several runs, in bytes per second.
     fn rate(&mut self, op: Op, from: Part<'_>, to: Part<'_>) -> Result<f64, Trouble> {
         let pair = Pair::new(self.nic)?;
         let seed = self.random.word();
@@ -254,7 +254,7 @@ impl Mover<'_> {
         })
     }
 
-    /// All there is between two parts. What fails does not keep the rest from being tried.
+    /// Runs all operations between two parts. A failure does not stop the other ones.
     fn between(&mut self, from: Part<'_>, to: Part<'_>) -> Result<Line, Stop> {
         let name = |part: Part<'_>, text: &str| {
             let half = part.len() < part.buffer().len();
@@ -281,7 +281,7 @@ impl Mover<'_> {
                     Ok(count) => moved += count,
                     Err(trouble) => {
                         line.trouble.push((op, trouble));
-                        // It may be of no more use.
+                        // The old pair may not be usable any more.
                         pair = Pair::new(self.nic)?;
                         break;
                     }
@@ -348,7 +348,7 @@ fn run(options: &Options, report: &mut Report) -> Result<(), Stop> {
     Ok(())
 }
 
-/// Columns as wide as they have to be; the first two are text, the others numbers.
+/// Formats a table; the first two columns are text, the others are numbers.
 fn table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
@@ -465,7 +465,7 @@ fn json_rates(rates: Rates, host: Option<Rates>) -> String {
     )
 }
 
-/// Words are strings: a number of JSON may have 53 bits.
+/// Words are written as strings, because a number of JSON has only 53 bits.
 fn json_trouble((op, trouble): &(Op, Trouble)) -> String {
     let mismatch = match trouble {
         Trouble::Wrong {

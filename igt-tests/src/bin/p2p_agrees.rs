@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Whether `p2p`, the tool for operators, says what the kernel does: before an attach, in each
-//! command, as root and as nobody.
+//! Compares the output of `p2p`, the tool for operators, with what the kernel does: before an
+//! attach, in each command, as root and as the user nobody.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -28,16 +28,16 @@ use vvram_tests::uapi::{self, PeerAddress, PeerQuery};
 use vvram_tests::user::{self, become_nobody};
 use vvram_tests::{check, check_eq, fail, igt_main, Outcome, Stop, SysError};
 
-/// Beside the tests.
+/// The path of the tool.
 const TOOL: &str = "/lab/bin/p2p";
 const PAGE64: u64 = PAGE as u64;
 const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 const NOBODY: u32 = 65534;
 const LIMIT: Duration = Duration::from_secs(30);
-/// The class of an importer that can do everything.
+/// The class of an importer that is dynamic, revocable and takes peer-to-peer memory.
 const ABLE: u32 =
     uapi::ATTACHMENT_DYNAMIC | uapi::ATTACHMENT_REVOCABLE | uapi::ATTACHMENT_PEER2PEER;
-/// The paths there are, by their names.
+/// The paths that have names.
 const PATHS: [u32; 4] = [
     uapi::PATH_PEER_BUS,
     uapi::PATH_PEER_HOST_BRIDGE,
@@ -83,7 +83,7 @@ fn all<'a>(value: &'a Value, key: &str) -> &'a [Value] {
     value[key].as_array().map_or(&[], Vec::as_slice)
 }
 
-/// A text, empty if it is none.
+/// Returns a member that is a string, or an empty string.
 fn word<'a>(value: &'a Value, key: &str) -> &'a str {
     value[key].as_str().unwrap_or_default()
 }
@@ -134,7 +134,7 @@ fn gpus() -> Result<Vec<(PciDevice, Drm)>, Stop> {
     Ok(found)
 }
 
-/// What the tool has to say of an answer: its fields that are the kernel's.
+/// The fields that the tool must print for an answer of the kernel.
 fn told(answer: &PeerQuery) -> Value {
     let name = |at: PeerAddress| {
         let (slot, function) = (at.devfn >> 3, at.devfn & 7);
@@ -152,7 +152,7 @@ fn told(answer: &PeerQuery) -> Value {
     })
 }
 
-/// The same fields of what the tool says that the kernel answers.
+/// The same fields of the answer of the kernel, as the tool prints it.
 fn of_kernel(pair: &Value) -> Value {
     let it = &pair["kernel"];
     serde_json::json!({
@@ -165,7 +165,7 @@ fn of_kernel(pair: &Value) -> Value {
     })
 }
 
-/// The same fields of what the tool makes of sysfs.
+/// The same fields as the tool derives them from sysfs.
 fn of_sysfs(pair: &Value) -> Value {
     let it = &pair["sysfs"];
     serde_json::json!({
@@ -178,8 +178,8 @@ fn of_sysfs(pair: &Value) -> Value {
     })
 }
 
-/// Each pair of PCI functions: sysfs leads to what the kernel answers, and to the rules where no
-/// driver answers.
+/// For each pair of PCI functions the result from sysfs is equal to the answer of the kernel, or to
+/// the rules where no driver answers.
 fn pairs() -> Outcome {
     let pairs = matrix(&["--all"], false)?;
     let devices = PciDevice::everything();
@@ -221,8 +221,8 @@ fn pairs() -> Outcome {
     Ok(())
 }
 
-/// Compares what the tool said before with what the attach came to, of memory that is in VRAM or may
-/// be.
+/// Compares the earlier output of the tool with the result of the attach, for an object that may be
+/// in VRAM.
 #[track_caller]
 fn attached(before: &Value, object: &Gem<'_>, which: &str) -> Outcome {
     let list = object.attachments()?;
@@ -230,7 +230,7 @@ fn attached(before: &Value, object: &Gem<'_>, which: &str) -> Outcome {
         fail!("{which}: nothing is listed");
     };
     let path = match entry.path {
-        // What is not peer to peer leads to system memory if the object may live there.
+        // Without peer to peer the importer gets system memory, if the object may be placed there.
         uapi::PATH_SYSTEM => uapi::PATH_REFUSED,
         other => other,
     };
@@ -245,7 +245,8 @@ fn attached(before: &Value, object: &Gem<'_>, which: &str) -> Outcome {
     Ok(())
 }
 
-/// Each exporter with each importer that attaches: what the tool says before is what the attach gives.
+/// For each exporter and each importer the output of the tool before the attach is equal to the
+/// result of the attach.
 fn attach() -> Outcome {
     let pairs = matrix(&[], false)?;
     let gpus = gpus()?;
@@ -297,7 +298,7 @@ fn attach() -> Outcome {
     Ok(())
 }
 
-/// The same for regions of an RDMA device; returns how many.
+/// The same for regions of an RDMA device; returns how many it has compared.
 #[track_caller]
 fn registered(pairs: &Pairs) -> Result<usize, Stop> {
     let mut count = 0;
@@ -317,7 +318,8 @@ fn registered(pairs: &Pairs) -> Result<usize, Stop> {
     Ok(count)
 }
 
-/// Without privileges each cell is what root sees, or unknown with that among what it can be.
+/// Without privileges each cell is the same as for root, or it is unknown and the value for root is
+/// among those that it lists.
 fn nobody() -> Outcome {
     let truth = matrix(&["--all", "--sysfs-only"], false)?;
     let seen = matrix(&["--all", "--sysfs-only"], true)?;
@@ -349,7 +351,7 @@ fn nobody() -> Outcome {
         "{unknown} of {} pairs are unknown without privileges",
         seen.len()
     );
-    // A driver that answers does so for everybody who may open its node.
+    // A driver that answers does so for every user who may open its node.
     let mut open = Vec::new();
     for (gpu, drm) in gpus()? {
         open.push(user::Mode::set(drm.path(), 0o666)?);
@@ -366,7 +368,7 @@ fn nobody() -> Outcome {
     Ok(())
 }
 
-/// The path between both devices, by names of all kinds, and what it says about it.
+/// `p2p why` between both devices, by all kinds of names.
 fn why() -> Outcome {
     let scene = Scene::open()?;
     let node = scene.drm.path().display().to_string();
@@ -438,7 +440,7 @@ fn listed(inode: u64, nobody: bool) -> Result<Value, Stop> {
     Ok(found[0].clone())
 }
 
-/// Compares what the tool lists of a buffer with what the driver does.
+/// Compares a buffer in the output of `p2p ls` with the listing of the driver.
 #[track_caller]
 fn check_listed(buffer: &Value, object: &Gem<'_>) -> Outcome {
     let (records, _) = object.records()?;
@@ -454,7 +456,7 @@ fn check_listed(buffer: &Value, object: &Gem<'_>) -> Outcome {
     Ok(())
 }
 
-/// A process has exactly this buffer.
+/// Checks that the tool lists a process as a holder of a buffer, with its file descriptor.
 #[track_caller]
 fn check_held(buffer: &Value, pid: u32, fd: i32) -> Outcome {
     let holders = all(buffer, "holders");
@@ -466,7 +468,7 @@ fn check_held(buffer: &Value, pid: u32, fd: i32) -> Outcome {
     Ok(())
 }
 
-/// A buffer with an importer that may be served from system memory, and a refusal.
+/// A buffer with an importer that gets it in system memory, and with a refusal.
 fn ls() -> Outcome {
     let scene = Scene::open()?;
     let object = scene.drm.create_flags(2 * PAGE64, EITHER)?;
@@ -499,7 +501,8 @@ fn ls() -> Outcome {
     Ok(())
 }
 
-/// Who may not read debugfs sees buffers of its own, with the importers if the driver tells.
+/// A user who may not read debugfs sees the buffers of its own processes, with the importers if the
+/// driver lists them.
 fn ls_of_nobody() -> Outcome {
     let scene = Scene::open()?;
     let path = scene.drm.path().to_path_buf();
@@ -524,7 +527,8 @@ fn ls_of_nobody() -> Outcome {
                 "attachments after the question"
             );
         } else {
-            // Another device than the exporter would import the buffer.
+            // With several GPUs the tool lists no importers: to ask a driver it would have to
+            // import the buffer, and might do so on another device than the exporter.
             check_eq!(all(&seen, "importers").len(), 0, "{seen}");
         }
         let (_, ls) = json(&["ls"], true)?;
@@ -541,7 +545,8 @@ fn ls_of_nobody() -> Outcome {
     outcome
 }
 
-/// Events arrive in their order, and nothing is left when it ends: after a count, and by a signal.
+/// Events arrive in their order, and `p2p watch` leaves nothing behind when it ends, after a count
+/// or by a signal.
 fn watch() -> Outcome {
     let tracing = mounted("tracefs", "/sys/kernel/tracing")?;
     let scene = Scene::open()?;
@@ -620,7 +625,7 @@ fn watch() -> Outcome {
     Ok(())
 }
 
-/// What is to do on this machine is said, and nothing of what is in order.
+/// `p2p doctor` lists what is wrong on this machine, and nothing that is in order.
 fn doctor() -> Outcome {
     let scene = Scene::open()?;
     let (status, doctor) = json(&["doctor"], false)?;
@@ -667,7 +672,7 @@ fn doctor() -> Outcome {
     Ok(())
 }
 
-/// A name of the machine while this exists.
+/// Sets the host name; the drop of this restores the old one.
 struct HostName(String);
 
 impl HostName {
@@ -688,7 +693,7 @@ impl Drop for HostName {
     }
 }
 
-/// The report has all parts, and does not tell whose machine it is.
+/// The report has all parts, and does not reveal the identity of the machine.
 fn report() -> Outcome {
     let scene = Scene::open()?;
     let _name = HostName::set("quokka")?;
@@ -705,7 +710,7 @@ fn report() -> Outcome {
         .flatten()
     {
         let mac = fs::read_to_string(netdev.path().join("address")).unwrap_or_default();
-        // That of the loopback device says nothing.
+        // The address of the loopback device is not secret.
         if !mac.starts_with("00:00:00") {
             secrets.push(mac.trim().to_string());
         }

@@ -49,7 +49,7 @@ fn reached(object: &Gem<'_>, import: &Gem<'_>) -> Outcome {
     Ok(())
 }
 
-/// Both directions, and between two objects of the other device; each device does it once.
+/// Each device copies in both directions, and between two objects of the other device.
 fn both_ways() -> Outcome {
     let mut gpus = gpus()?;
     for _ in 0..2 {
@@ -107,7 +107,8 @@ fn both_ways() -> Outcome {
     Ok(())
 }
 
-/// What a copy had of the other device is neither pinned nor mapped when the copy is done.
+/// When a copy is done, the buffer of the other device is neither pinned nor mapped for it any
+/// more.
 fn released() -> Outcome {
     let gpus = gpus()?;
     let (a, b) = (Drm::open_on(&gpus[0])?, Drm::open_on(&gpus[1])?);
@@ -127,7 +128,7 @@ fn released() -> Outcome {
         (pinned == 0).then_some(())
     });
     check!(released.is_some(), "the object is still pinned");
-    // It leaves for others, and the next copy finds it.
+    // The object can be evicted, and the next copy reads it again.
     let taken = squeeze_idle(&a)?;
     placed(&theirs, uapi::PLACEMENT_SYSTEM)?;
     drop(taken);
@@ -138,7 +139,7 @@ fn released() -> Outcome {
     Ok(())
 }
 
-/// The engines of both devices work on one buffer: each waits for the other.
+/// The engines of both devices work on one buffer, and each waits for the other.
 fn ping_pong() -> Outcome {
     let gpus = gpus()?;
     let (a, b) = (Drm::open_on(&gpus[0])?, Drm::open_on(&gpus[1])?);
@@ -151,7 +152,7 @@ fn ping_pong() -> Outcome {
     for round in 0..16 {
         let pattern = x.derive(round);
         first.fill(pattern);
-        // Nobody waits between them but the engines.
+        // The process does not wait between the copies; only the engines do.
         a.copy((&start, 0), (&middle, 0), SIZE)?;
         b.copy((&import, 0), (&end, 0), SIZE)?.finish()?;
         if let Err(mismatch) = last.verify(pattern) {
@@ -161,7 +162,7 @@ fn ping_pong() -> Outcome {
     reached(&middle, &import)
 }
 
-/// The exporter evicts all the time, while the other device copies.
+/// The exporter evicts objects all the time, while the other device copies.
 fn storm() -> Outcome {
     let gpus = gpus()?;
     let stop = Steps::new()?;
@@ -170,7 +171,7 @@ fn storm() -> Outcome {
         let a = Drm::open_on(&exporter)?;
         let size = a.getparam(uapi::PARAM_VRAM_SIZE)?;
         for round in 0..12 * misc::soak() as usize {
-            // As much as there is, so that everything else leaves.
+            // As much as there is, so that all other objects are evicted.
             let all = [
                 a.create_flags(size / 2, EITHER)?,
                 a.create_flags(size / 2, EITHER)?,
@@ -212,7 +213,8 @@ fn storm() -> Outcome {
     Ok(())
 }
 
-/// Either driver goes with copies in the queue of the importer.
+/// The driver of the exporter, or that of the importer, is unbound with copies in the queue of the
+/// importer.
 fn unbind() -> Outcome {
     let gpus = gpus()?;
     for which in [0, 1] {

@@ -43,7 +43,7 @@ impl Pair {
         })
     }
 
-    /// The other way round.
+    /// Returns the pair with both roles swapped.
     fn swapped(self) -> Self {
         Self {
             a: self.b,
@@ -54,7 +54,7 @@ impl Pair {
         }
     }
 
-    /// What an importer of memory that may live anywhere gets.
+    /// The path and the reason for an object that may be placed in VRAM and in system memory.
     fn path(&self) -> (u32, u32) {
         match self.expect {
             Expect::Refused => (uapi::PATH_SYSTEM, uapi::REASON_NO_ROUTE),
@@ -69,7 +69,7 @@ impl Pair {
         }
     }
 
-    /// Checks what the importer is told that it would get of an object.
+    /// Checks the answer of PEER_QUERY for the importer and an object.
     #[track_caller]
     fn asked(&self, object: &Gem<'_>, want: (u32, u32)) -> Outcome {
         let class =
@@ -80,7 +80,7 @@ impl Pair {
         Ok(())
     }
 
-    /// Checks what both sides say about the one import of an object.
+    /// Checks what both drivers report about the only import of an object.
     #[track_caller]
     fn check(&self, object: &Gem<'_>, import: &Gem<'_>, want: (u32, u32)) -> Outcome {
         let info = import.import_info()?;
@@ -115,7 +115,7 @@ impl Pair {
     }
 }
 
-/// Waits until nobody is attached to an object; a worker deletes imports.
+/// Waits until no importer is attached to an object; a worker deletes imports.
 #[track_caller]
 fn alone(object: &Gem<'_>) -> Outcome {
     let mut seen = Vec::new();
@@ -165,7 +165,7 @@ fn path() -> Outcome {
         if let Err(mismatch) = map.verify(y) {
             fail!("written through the import: {mismatch}");
         }
-        // What comes home is the object itself.
+        // An import of the dma-buf by its exporter is the object itself.
         let home = import.export()?;
         check_eq!(
             home.inode()?,
@@ -187,7 +187,7 @@ fn path() -> Outcome {
     Ok(())
 }
 
-/// An object that may not leave VRAM is reached there, or not at all.
+/// An object that may not leave VRAM is accessed there, or the importer is refused.
 fn vram_or_fail() -> Outcome {
     let pair = Pair::open()?;
     let object = pair.a.create(4 * PAGE64)?;
@@ -212,7 +212,7 @@ fn vram_or_fail() -> Outcome {
     Ok(())
 }
 
-/// The importer lets go when the object moves, and finds it again.
+/// The importer drops its mapping when the object moves, and maps it again at the new place.
 fn follows() -> Outcome {
     let pair = Pair::open()?;
     let free = pair.a.vram_free()?;
@@ -251,7 +251,7 @@ fn follows() -> Outcome {
         }
         drop(taken);
         pair.a.await_vram_free(free)?;
-        // The next mapping is in VRAM; this one is given up with the handle.
+        // The next mapping is in VRAM; this one ends when the handle is closed.
         if pair.expect != Expect::Refused {
             let again = Drm::open_on(&pair.gpu_b)?;
             let second = again.import(&buffer)?;
@@ -272,7 +272,7 @@ fn follows() -> Outcome {
     Ok(())
 }
 
-/// Handle, dma-buf and import are given up in every order.
+/// Handle, dma-buf and import are closed in every order.
 fn close_orders() -> Outcome {
     let pair = Pair::open()?;
     let (x, _) = patterns();
@@ -310,7 +310,7 @@ fn close_orders() -> Outcome {
     Ok(())
 }
 
-/// The exporter goes: the importer lets go at once, and is told.
+/// The exporter is unbound: the importer is revoked at once.
 fn unbind_exporter() -> Outcome {
     let pair = Pair::open()?;
     for mapped in [false, true] {
@@ -340,7 +340,7 @@ fn unbind_exporter() -> Outcome {
     path()
 }
 
-/// The importer goes: it is detached, and the exporter does not notice more than that.
+/// The importer is unbound: it is detached, and the exporter is not affected otherwise.
 fn unbind_importer() -> Outcome {
     let pair = Pair::open()?;
     let free = pair.a.vram_free()?;
@@ -368,7 +368,7 @@ fn unbind_importer() -> Outcome {
     path()
 }
 
-/// Each imports from the other while both are under pressure, and nobody waits for ever.
+/// Each device imports from the other while both run out of VRAM, and no task waits for ever.
 fn crosswise() -> Outcome {
     let pair = Pair::open()?;
     let free = [pair.a.vram_free()?, pair.b.vram_free()?];
@@ -407,7 +407,7 @@ fn crosswise() -> Outcome {
     path()
 }
 
-/// Page tables of the importer are cleared when the exporter moves the buffer, and filled anew.
+/// Page tables of the importer are cleared when the exporter moves the buffer, and filled again.
 fn page_tables() -> Outcome {
     let mut pair = Pair::open()?;
     for _ in 0..2 {
@@ -424,7 +424,7 @@ fn page_tables() -> Outcome {
                 _ => "vram",
             };
             exporter.write("move", &format!("{here} {place}"))?;
-            // At once, or as soon as the copy of the last move is done.
+            // The entries are cleared at once, or as soon as the copy of the last move is done.
             let cleared = misc::poll(LIMIT, || vm::shown(&importer, there, false).ok());
             check!(cleared.is_some(), "entries lead to where the buffer was");
             expect_errno(

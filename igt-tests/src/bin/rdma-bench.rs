@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What it costs to register VRAM for RDMA, and to write to it, in instructions.
+//! Measures the cost of registering VRAM for RDMA, and of writing to it, in instructions.
 //!
-//! For a guest whose time is the number of its instructions. Prints and writes
-//! one figure in each line, `name value`; the lab makes a table and judges it.
+//! For a guest under icount, whose clock counts instructions. Prints and writes one figure per
+//! line, `name value`; the lab makes a table of the figures and checks them.
 
 use std::process::ExitCode;
 
@@ -21,10 +21,10 @@ const EXPORT: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM | uapi::CREATE_EXPOR
 const MIB: u64 = 1 << 20;
 const SIZES: [(&str, u64); 3] = [("4k", PAGE as u64), ("4m", 4 * MIB), ("256m", 256 * MIB)];
 
-/// Registers and deregisters memory of one size, of each kind.
+/// Registers and deregisters memory of one size, for each kind of memory.
 fn registrations(fabric: &Fabric, name: &str, size: u64, figures: &mut Figures) -> Outcome {
-    // What differs from one to the other is small beside what memory of this size costs, but for
-    // VRAM, which is one range.
+    // The difference between rounds is small compared with the cost for memory of this size, except
+    // for VRAM, which is one range.
     let few = if size > MIB { 4 } else { 128 };
     let (nic, access) = (&fabric.nic, fabric.nic.all_access());
     for (kind, flags, place, rounds) in [
@@ -33,7 +33,7 @@ fn registrations(fabric: &Fabric, name: &str, size: u64, figures: &mut Figures) 
     ] {
         let object = fabric.drm.create_flags(size, flags)?;
         let shared = object.export()?;
-        // Memory that nobody has used yet would be made by the first one.
+        // Otherwise the first registration would allocate the memory.
         object.map()?.set(0);
         let (mut there, mut back) = (Costs::default(), Costs::default());
         clock::settle();
@@ -70,12 +70,12 @@ fn writes(fabric: &Fabric, figures: &mut Figures) -> Outcome {
     let pair = Pair::new(nic)?;
     for (name, to) in [("vram", &vram), ("host", &host)] {
         let (from, to) = (Part::whole(&from), Part::whole(to));
-        // The first one maps the buffer for the CPU.
+        // The first write maps the buffer for the CPU, which is not to be measured.
         many_at_once(&pair, Op::Write, from, to, SIZE, 1, || ())?;
-        // What the workers of soft RoCE take, which make and take packets and copy. How long they
-        // sleep in between, and how often this process asks whether they are done, is a matter of
-        // chance. So is how many packets a worker finds when it is woken: now and then a round takes
-        // a sixth less than all others, so the one in the middle counts.
+        // Counts the instructions of the workers of soft RoCE, which send and receive packets and
+        // copy the bytes. How long they sleep in between, and how often this process polls, is
+        // random. So is how many packets a worker finds when it is woken: a few rounds take a sixth
+        // less than the others, so the median is used.
         let mut costs = Costs::default();
         for _ in 0..ROUNDS {
             clock::settle();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Programs that others wrote, against VRAM: perftest, and libfabric's verbs provider.
+//! Programs of other projects with VRAM: perftest, and the verbs provider of libfabric.
 
 use std::os::fd::RawFd;
 use std::os::unix::process::CommandExt;
@@ -19,7 +19,7 @@ use vvram_tests::peer::Mode;
 use vvram_tests::scene::placed;
 use vvram_tests::{check, check_eq, fail, igt_main, uapi, Outcome, Stop, SysError};
 
-/// Where they are, and the address of the RDMA device.
+/// The flags of objects that importers get in VRAM or not at all.
 const EXPORT: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM | uapi::CREATE_EXPORT_VRAM_OR_FAIL;
 const PROGRAMS: &str = "/lab/rdma";
 const ADDRESS: &str = "192.168.77.1";
@@ -40,7 +40,7 @@ impl Running {
         // SAFETY: plain system calls, which is all that may be done between fork and exec.
         unsafe {
             command.pre_exec(move || {
-                // What is left behind would have VRAM and a port that the next one needs.
+                // A program that is left behind would keep VRAM and a port that the next one needs.
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
                 if libc::getppid() as u32 != parent {
                     libc::_exit(1);
@@ -54,7 +54,7 @@ impl Running {
         Ok(Self(Some(child)))
     }
 
-    /// Waits for its end; its output, if it was a good one.
+    /// Waits for the end of the program, and returns its output if it succeeded.
     fn output(mut self, what: &str) -> Result<String, Stop> {
         let Some(mut child) = self.0.take() else {
             fail!("{what} was waited for");
@@ -89,20 +89,20 @@ impl Drop for Running {
     }
 }
 
-/// The average of the table that perftest prints, in MiB a second.
+/// The average bandwidth in the table that perftest prints, in MiB per second.
 fn average(text: &str) -> Option<f64> {
     let mut lines = text.lines();
     lines.find(|line| line.contains("BW average"))?;
     lines.next()?.split_whitespace().nth(3)?.parse().ok()
 }
 
-/// How often a program of perftest may find no measure of time.
+/// How often a program of perftest is run again because it could not calibrate its clock.
 const UNTIMED: u32 = 4;
 
 /// Runs both sides of a program of perftest, with the same kind of memory.
 ///
-/// It compares two clocks first. If the processor was taken away meanwhile they do not agree, and the
-/// program goes on with a frequency of 0 and prints a bandwidth of 0: it is run again then.
+/// The program first compares two clocks. If it was preempted meanwhile, they do not agree, and the
+/// program goes on with a frequency of 0 and prints a bandwidth of 0. It is run again then.
 fn perftest(name: &str, memory: &[&str]) -> Result<f64, Stop> {
     for _ in 0..UNTIMED {
         let (speed, text) = perftest_once(name, memory)?;
@@ -115,12 +115,13 @@ fn perftest(name: &str, memory: &[&str]) -> Result<f64, Stop> {
     fail!("{name} could not tell the time {UNTIMED} times");
 }
 
-/// Runs it once, and returns the bandwidth and what it printed.
+/// Runs the program once, and returns the bandwidth and its output.
 fn perftest_once(name: &str, memory: &[&str]) -> Result<(Option<f64>, String), Stop> {
     let mut arguments = vec!["-d", "rxe0", "-F", "-m", "1024", "-s", "65536", "-n", "20"];
     arguments.extend(memory);
     let server = Running::start(name, &arguments)?;
-    // The address of a socket that listens is not to be connected to but by the client.
+    // Check the table of sockets instead of connecting, because the server accepts only one
+    // connection, that of the client.
     let listens = misc::poll(LIMIT, || {
         let table = std::fs::read_to_string("/proc/net/tcp").ok()?
             + &std::fs::read_to_string("/proc/net/tcp6").ok()?;
@@ -143,7 +144,8 @@ fn perftest_once(name: &str, memory: &[&str]) -> Result<(Option<f64>, String), S
     Ok((average(&client), client))
 }
 
-/// Write and read bandwidth of VRAM, of system memory of the GPU and of the host, in one run.
+/// The bandwidth of writes and reads for VRAM, for objects of the GPU in system memory, and for
+/// memory of the process, in one run.
 fn bandwidth() -> Outcome {
     let fabric = Fabric::with_route()?;
     fabric.choose(Mode::Pinned)?;
@@ -180,7 +182,7 @@ fn bandwidth() -> Outcome {
     Ok(())
 }
 
-/// Lets a program that is started have a descriptor.
+/// Makes a file descriptor inheritable.
 fn inherited(buffer: &DmaBuf) -> Result<RawFd, SysError> {
     // SAFETY: flags of a descriptor that is open.
     if unsafe { libc::fcntl(buffer.fd(), libc::F_SETFD, 0) } < 0 {
@@ -214,7 +216,7 @@ fn libfabric() -> Outcome {
             (&shared, &system),
             (&system, &shared),
         ];
-        // The classes differ in how the memory is registered, and not in what is done with it.
+        // The classes differ only in the registration of memory, so one class does all operations.
         let all = class == Mode::Pinned || misc::soak() > 1;
         for (from, to) in &pairs[..if all { pairs.len() } else { 2 }] {
             let size = SIZE.to_string();
@@ -260,7 +262,7 @@ fn own() -> Outcome {
     for buffer in &buffers {
         arguments.extend(["--buffer", buffer]);
     }
-    // Else it would leave them out.
+    // Otherwise the program would leave the atomic operations out.
     check!(fabric.nic.atomics(), "the device has no atomic operations");
     let text = Running::start("/lab/bin/p2p-rdma", &arguments)?.output("p2p-rdma")?;
     println!("{text}");

@@ -2,9 +2,9 @@
 
 //! Memory regions with on-demand paging of objects that are mapped for direct I/O.
 //!
-//! Such a mapping consists of pages of the BAR, which a region with on-demand paging finds as it finds
-//! any page, without a reference. They do not move as long as they are mapped; when they are unmapped,
-//! the region is told.
+//! Such a mapping consists of pages of the BAR. A region with on-demand paging uses them as any
+//! other page, without a reference. They do not move as long as they are mapped; when they are
+//! unmapped, the region is invalidated.
 
 use std::time::Duration;
 
@@ -67,7 +67,7 @@ impl<'a> Setup<'a> {
     }
 }
 
-/// The NIC accesses VRAM, which stays where it is while others evict.
+/// The NIC accesses VRAM, which stays where it is while other objects evict.
 fn reaches() -> Outcome {
     let (a, b) = patterns();
     let (drm, nic) = (Drm::open()?, Nic::open(None)?);
@@ -81,12 +81,12 @@ fn reaches() -> Outcome {
     setup.write(b)?;
     placed(&object, uapi::PLACEMENT_VRAM)?;
     holds("the CPU", &map, b, 0..PAGES)?;
-    // The bytes are in the BAR, in one copy.
+    // All bytes are in the BAR, once.
     Bar::open(&PciDevice::vvram()?)?.locate(&map)?;
     setup.read(b)
 }
 
-/// A region of what is not mapped any more fails, and the object moves again.
+/// An access to a region whose object is not mapped any more fails, and the object can move again.
 fn unmapped() -> Outcome {
     let (a, b) = patterns();
     let (drm, nic) = (Drm::open()?, Nic::open(None)?);
@@ -97,7 +97,7 @@ fn unmapped() -> Outcome {
     let setup = Setup::new(&nic, &map)?;
     setup.write(b)?;
     drop(map);
-    // The region has no reference that VRAM would be kept for.
+    // The region holds no reference that would keep the VRAM.
     check_eq!(drm.getparam(uapi::PARAM_DIRECT_IO_BUSY)?, 0, "VRAM in use");
     check_eq!(drm.getparam(uapi::PARAM_VRAM_PINNED)?, 0, "pinned VRAM");
     files.write("move", &format!("{} system", object.info()?.id))?;
@@ -108,7 +108,7 @@ fn unmapped() -> Outcome {
     holds("a new mapping", &object.map()?, b, 0..PAGES)
 }
 
-/// The device goes while the region is there.
+/// The driver is unbound while the region exists.
 fn unbound() -> Outcome {
     let (a, b) = patterns();
     let nic = Nic::open(None)?;
@@ -128,8 +128,8 @@ fn unbound() -> Outcome {
     works()
 }
 
-/// Processes with an object that is mapped for direct I/O and memory in VRAM, with a region of each,
-/// while all of VRAM is evicted again and again.
+/// Processes with an object that is mapped for direct I/O and memory in VRAM, with a region of
+/// each, while all of VRAM is evicted again and again.
 fn storm() -> Outcome {
     const ROUNDS: usize = 12;
     let (a, b) = patterns();
@@ -162,7 +162,7 @@ fn storm() -> Outcome {
                 holds("the object", &map, a, 0..PAGES)?;
                 placed(&object, uapi::PLACEMENT_VRAM)?;
                 if round % 2 == 0 {
-                    // The region outlives what it is of.
+                    // The region outlives the mapping.
                     drop(map);
                     drop(object);
                 }

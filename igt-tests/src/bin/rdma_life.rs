@@ -2,7 +2,7 @@
 
 //! Memory regions whose buffer moves, is revoked, or loses its device.
 //!
-//! Whatever happens, a request completes: with the bytes where the buffer is now, or with a
+//! In any case a request completes, either with the bytes where the buffer is now, or with a
 //! protection error.
 
 use std::time::{Duration, Instant};
@@ -52,7 +52,7 @@ impl<'a> Setup<'a> {
         })
     }
 
-    /// Lets the device write a pattern to all of the object.
+    /// Makes the NIC write a pattern to all of the object.
     fn write(&self, pattern: Pattern) -> Outcome {
         self.host.fill(pattern)?;
         let (from, to) = (self.host.region(), self.buffer.region());
@@ -60,7 +60,7 @@ impl<'a> Setup<'a> {
         Ok(())
     }
 
-    /// Lets the device read all of the object, and compares what it read.
+    /// Makes the NIC read all of the object, and compares the bytes.
     fn read(&self, pattern: Pattern) -> Outcome {
         self.host.fill(patterns().0)?;
         let (from, to) = (self.buffer.region(), self.host.region());
@@ -97,14 +97,14 @@ fn follows() -> Outcome {
     let reason = uapi::REASON_NO_VRAM;
     fabric.check_attached(object, &[fabric.in_system(class, true, reason)])?;
     holds(buffer, b)?;
-    // Who has the VRAM now has not got a byte of it.
+    // The new owner of this VRAM sees none of its old content.
     for other in &taken {
         if let Err(mismatch) = other.map()?.verify_value(0) {
             fail!("a byte went to where the buffer was: {mismatch}");
         }
     }
 
-    // What is mapped stays mapped: the next move is one that somebody asks for.
+    // A mapped object stays in system memory until a move is requested.
     drop(taken);
     let id = object.info()?.id;
     DebugFs::open(&fabric.gpu)?.write("move", &format!("{id} vram"))?;
@@ -117,7 +117,7 @@ fn follows() -> Outcome {
     setup.read(a)
 }
 
-/// A region that is pinned keeps its place, whoever wants it.
+/// A region that is pinned keeps its place when other objects need VRAM.
 fn stays() -> Outcome {
     let fabric = Fabric::with_route()?;
     for class in [Mode::Pinned, Mode::Revocable] {
@@ -145,7 +145,7 @@ fn stays() -> Outcome {
     Ok(())
 }
 
-/// Checks that no request gets to a region that is no more, and that each one completes.
+/// Checks that no request reaches a region that was revoked, and that each request completes.
 fn denied(fabric: &Fabric, setup: &Setup<'_>) -> Outcome {
     let (a, _) = patterns();
     let host = &setup.host;
@@ -187,11 +187,12 @@ fn denied(fabric: &Fabric, setup: &Setup<'_>) -> Outcome {
         }
         expect_status(what, result, &[status])?;
     }
-    // Nothing of what was there before came here.
+    // None of the old content of the region has arrived.
     holds(host, a)
 }
 
-/// The driver goes away under a region: it is of no use from then on, also after a rebind.
+/// The driver is unbound while a region exists: the region cannot be used from then on, also after
+/// a rebind.
 fn revoked() -> Outcome {
     for class in [Mode::Revocable, Mode::Dynamic] {
         let fabric = Fabric::with_route()?;
@@ -209,7 +210,7 @@ fn revoked() -> Outcome {
         again()?;
         gone.rebind()?;
         again()?;
-        // All VRAM is somebody else's now, who finds nothing in it.
+        // All VRAM belongs to the new device now, and has no old content.
         let drm = Drm::open()?;
         let taken = squeeze_idle(&drm)?;
         denied(&fabric, &setup)?;
@@ -223,11 +224,12 @@ fn revoked() -> Outcome {
     works_with_nic()
 }
 
-/// A region that nobody can revoke is waited for, by name, and is good until it is given up.
+/// The unbind waits for a region that cannot be revoked, and logs the name of the RDMA device. The
+/// region can be used until it is deregistered.
 fn waited_for() -> Outcome {
     let fabric = Fabric::with_route()?;
     let (a, b) = patterns();
-    // Nobody has used it before.
+    // This object has not been used before.
     let setup = Setup::new(&fabric, Mode::Pinned)?;
     setup.buffer.fill(a)?;
     let mut log = KernelLog::open()?;
@@ -242,7 +244,7 @@ fn waited_for() -> Outcome {
     });
     check!(told.is_some(), "the kernel does not say: {message}");
     check!(unbinding.child.ended().is_none(), "the unbind did not wait");
-    // A device would go on with its DMA.
+    // A real NIC could still do DMA.
     setup.read(a)?;
     setup.write(b)?;
     setup.read(b)?;
@@ -269,7 +271,8 @@ fn dead_peer() -> Outcome {
     Ok(())
 }
 
-/// A region is free when a request to it has failed because nobody took the completions.
+/// A region can be deregistered after a request to it has failed because of a full completion
+/// queue.
 fn full_queue() -> Outcome {
     let fabric = Fabric::with_route()?;
     for class in CLASSES {
@@ -296,7 +299,7 @@ fn full_queue() -> Outcome {
     Ok(())
 }
 
-/// Checks that a new region does what it should.
+/// Checks that a new region works.
 fn works_with_nic() -> Outcome {
     let fabric = Fabric::open()?;
     for class in CLASSES {
@@ -308,7 +311,8 @@ fn works_with_nic() -> Outcome {
     works()
 }
 
-/// Moves an object out of VRAM and back, until it is killed. Says if it cannot be moved.
+/// Moves an object out of VRAM and back, until it is killed. Sets `stays` if the object cannot be
+/// moved.
 fn disturb(gpu: &PciDevice, id: u64, stays: &Steps) -> Outcome {
     let debugfs = DebugFs::open(gpu)?;
     let mut told = false;
@@ -327,7 +331,7 @@ fn disturb(gpu: &PciDevice, id: u64, stays: &Steps) -> Outcome {
     Ok(())
 }
 
-/// Writes and reads under way while the buffer moves: every byte arrives.
+/// The buffer moves while writes and reads are under way, and every byte arrives.
 fn moving() -> Outcome {
     const DEPTH: u64 = SIZE / PAGE64;
     const ROUNDS: u64 = 30;
@@ -344,7 +348,7 @@ fn moving() -> Outcome {
         let mut child = Child::spawn(|| disturb(&fabric.gpu, id, &stays))?;
         let mut random = Lcg::new(patterns().0.word(0));
         let mut rounds = 0;
-        // How much moves meanwhile is up to the scheduler.
+        // The number of moves meanwhile depends on the scheduler.
         while rounds < enough
             || (!class.needs_pin() && moved()? < moves_wanted && rounds < 5 * enough)
         {
@@ -384,7 +388,7 @@ fn moving() -> Outcome {
     Ok(())
 }
 
-/// Writes under way while the driver goes: each one completes, and those that come later fail.
+/// The driver is unbound while writes are under way: each one completes, and later ones fail.
 fn unbound_in_flight() -> Outcome {
     for class in [Mode::Revocable, Mode::Dynamic] {
         let fabric = Fabric::with_route()?;
@@ -447,7 +451,7 @@ fn killed() -> Outcome {
         check!(drm.vram_free()? < free, "the process has no VRAM");
         let held = drm.getparam(uapi::PARAM_VRAM_PINNED)? - pinned;
         let want = if class.needs_pin() { SIZE } else { 0 };
-        // An access of a dynamic one pins for as long as it takes.
+        // An access to a dynamic region pins the object as long as the access lasts.
         check!(
             held == want || held == SIZE,
             "{held} bytes are pinned as {class:?}"

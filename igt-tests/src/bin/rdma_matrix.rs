@@ -26,7 +26,7 @@ const SYSTEM: u32 = uapi::PLACEMENT_SYSTEM;
 /// How a request ended.
 type Tried = Result<(), Failure>;
 
-/// Both GPUs, with the first RDMA device.
+/// Both GPUs, each with the first RDMA device.
 fn fabrics() -> Result<Vec<Fabric>, Stop> {
     let fabrics = PciDevice::vvrams()
         .into_iter()
@@ -47,7 +47,7 @@ struct Registered<'a> {
 }
 
 impl<'a> Registered<'a> {
-    /// The device of the first GPU registers all: keys are those of one device.
+    /// The RDMA device of `by` registers all regions, because a key is valid on one device only.
     fn new(by: &'a Fabric, fabric: &'a Fabric, name: &str, system: bool) -> Result<Self, Stop> {
         let flags = if system { uapi::CREATE_SYSTEM } else { EITHER };
         let object = fabric.drm.create_flags(SIZE, flags)?;
@@ -60,7 +60,7 @@ impl<'a> Registered<'a> {
         })
     }
 
-    /// Checks how the device reaches it, and that it is there.
+    /// Checks the path of the RDMA device, and the placement of the object.
     fn check(&self, class: Mode) -> Outcome {
         let fabric = self.fabric;
         let (want, place) = if fabric.expect == Expect::Refused {
@@ -213,7 +213,7 @@ fn part() -> Outcome {
         };
         verify("after a write to all of it")?;
         let remote = &[Status::REMOTE_ACCESS][..];
-        // Soft RoCE has the other one for bounds, whatever the memory is.
+        // Soft RoCE reports the second status if a bound is exceeded, for any kind of memory.
         let local = &[Status::LOCAL_PROTECTION, Status::LOCAL_OPERATION];
         let own = (host.region(), 0);
         type Request<'a> = (
@@ -236,7 +236,7 @@ fn part() -> Outcome {
                 )?;
             }
         }
-        // The last word that starts in it ends outside.
+        // The last word that begins inside of the region ends outside of it.
         expect_status(
             &format!("an addition at the end as {class:?}"),
             Pair::new(nic)?.fetch_add(own, (&region, LEN & !7), 1),
@@ -250,7 +250,7 @@ fn part() -> Outcome {
     Ok(())
 }
 
-/// What cannot be registered, and why.
+/// Buffers that cannot be registered, and the reasons.
 fn refused() -> Outcome {
     let fabric = Fabric::open()?;
     let nic = &fabric.nic;
@@ -298,7 +298,8 @@ fn refused() -> Outcome {
             fabric.check_attached(&object, &[])?;
         }
         if fabric.expect == Expect::Refused {
-            // Who wants VRAM or nothing learns that there is no way, and why.
+            // For an object that is exported in VRAM or not at all, the registration fails with the
+            // reason of the refusal.
             let object = fabric.drm.create_flags(SIZE, EXPORT)?;
             let shared = object.export()?;
             expect_errno(
@@ -350,7 +351,7 @@ fn misaligned() -> Outcome {
     Ok(())
 }
 
-/// Additions to one word by two queue pairs at once: each of them counts.
+/// Two queue pairs add to one word at the same time, and no addition is lost.
 fn concurrent() -> Outcome {
     const ADDITIONS: u64 = 200;
     let fabric = Fabric::with_route()?;
@@ -384,7 +385,7 @@ fn concurrent() -> Outcome {
     Ok(())
 }
 
-/// Many requests at once; says how fast, against memory of the host in the same run.
+/// Many requests at once; prints the rate relative to that of host memory in the same run.
 fn speed() -> Outcome {
     const LEN: u64 = 64 * PAGE64;
     let fabric = Fabric::with_route()?;

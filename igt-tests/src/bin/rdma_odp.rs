@@ -2,9 +2,9 @@
 
 //! Memory regions with on-demand paging whose pages are in the memory of a device.
 //!
-//! The device is test_hmm, which has the first GPU in place of its own driver. The device's own
-//! mirror of this process says where each page is, and how many pages it lost to page faults. That
-//! the NIC got at a page without such a fault is what shows that it used the P2PDMA page.
+//! The device is test_hmm, which is bound to the first GPU in place of vvram. Its mirror of this
+//! process tells where each page is, and how many pages have moved to system memory because of page
+//! faults. If the NIC accesses a page without such a fault, it has used the P2PDMA page.
 
 use vvram_tests::dmirror::{Mirror, TestHmm, ABSENT, ON_DEVICE, WRITABLE, ZEROES};
 use vvram_tests::map::{Map, PAGE};
@@ -28,7 +28,7 @@ struct Setup<'a> {
 }
 
 impl Setup<'_> {
-    /// Lets the NIC write a pattern to the region.
+    /// Makes the NIC write a pattern to the region.
     fn write(&self, pattern: Pattern) -> Outcome {
         self.host.fill(pattern)?;
         self.pair
@@ -36,7 +36,7 @@ impl Setup<'_> {
         Ok(())
     }
 
-    /// Lets the NIC read the region, and compares.
+    /// Makes the NIC read the region, and compares the bytes.
     fn read(&self, pattern: Pattern) -> Outcome {
         self.host.fill(Pattern::new(misc::nonce()))?;
         self.pair
@@ -49,7 +49,7 @@ impl Setup<'_> {
         self.mirror.faulted(self.map)
     }
 
-    /// Compares what the device has.
+    /// Compares the bytes in the memory of the device.
     fn device_has(&self, pattern: Pattern) -> Outcome {
         if let Err(mismatch) = pattern.verify(&self.mirror.read(self.map)?, 0) {
             fail!("the device: {mismatch}");
@@ -66,16 +66,16 @@ fn holds(who: &str, map: &Map, pattern: Pattern) -> Outcome {
     Ok(())
 }
 
-/// When memory is registered.
+/// When the memory is registered.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Registered {
-    /// Before it is on the device, so that each page is got by a fault of the NIC.
+    /// Before it migrates to the device, so that the NIC faults each page in.
     Before,
-    /// While it is on the device, so that the region begins with a snapshot of it.
+    /// While it is on the device, so that the registration takes a snapshot of its pages.
     There,
 }
 
-/// Registers memory that holds a pattern and that is on the device then.
+/// Registers memory that has a pattern and is on the device afterwards.
 fn with(
     ask: bool,
     registered: Registered,
@@ -135,8 +135,8 @@ fn reaches(registered: Registered) -> Outcome {
     })
 }
 
-/// A prefetch gets what is not there, and leaves where it is what is on the device. What was
-/// fetched for reading can be written to.
+/// A prefetch faults in pages that are not populated, and leaves pages on the device where they
+/// are. Pages that were prefetched for reading can be written to.
 fn prefetched() -> Outcome {
     const ABSENT_PAGE: usize = 3;
     let (a, b) = patterns();
@@ -160,7 +160,7 @@ fn prefetched() -> Outcome {
     })
 }
 
-/// The page that the CPU needs moves, and no other one.
+/// Only the page that the CPU accesses moves.
 fn mixed() -> Outcome {
     let (a, b) = patterns();
     with(true, Registered::Before, a, |setup, _| {
@@ -182,7 +182,7 @@ fn mixed() -> Outcome {
     })
 }
 
-/// A region follows its pages when the device gives up its memory, and back.
+/// A region follows its pages when the device evicts them, and back.
 fn released() -> Outcome {
     let (a, b) = patterns();
     with(true, Registered::Before, a, |setup, _| {
@@ -214,7 +214,7 @@ fn unbound() -> Outcome {
     })
 }
 
-/// A region that does not ask for it has its pages migrated.
+/// The pages of a region that does not request peer-to-peer memory migrate to system memory.
 fn not_asked() -> Outcome {
     let (a, b) = patterns();
     with(false, Registered::Before, a, |setup, _| {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Thousands of registrations while VRAM is oversubscribed, so that it has to move.
+//! Thousands of registrations while VRAM is oversubscribed, so that objects have to move.
 
 use std::time::{Duration, Instant};
 
@@ -17,45 +17,45 @@ use vvram_tests::scene::{patterns, placed, squeeze_idle};
 use vvram_tests::verbs::{expect_status, Pair, Region, Status};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome, Stop};
 
-/// Registrations, and moves meanwhile.
+/// The flags of objects that importers get in VRAM or not at all.
 const EXPORT: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM | uapi::CREATE_EXPORT_VRAM_OR_FAIL;
 const CYCLES: u64 = 70;
-/// Regions that are alive at once, and those of them that are never given up.
+/// The number of regions that exist at the same time, and of those that are never replaced.
 const ALIVE: usize = 64;
 const KEPT: usize = 16;
-/// How often a region has to be found moved since it was last used, where it can be.
+/// How often a region must be found to have moved since its last use, where it can move.
 const FOLLOWED: u64 = 5;
-/// How much moves meanwhile is up to the scheduler: this long it may take.
+/// The time limit for these moves, whose number depends on the scheduler.
 const TIME: Duration = Duration::from_secs(30);
 const LIMIT: Duration = Duration::from_secs(30);
 const NICE: i32 = 5;
 
-/// A buffer that is registered, and what it has to hold.
+/// A buffer that is registered, and the pattern that it must have.
 struct Held<'a> {
     object: Gem<'a>,
     map: Map,
     region: Region<'a>,
     pattern: Pattern,
-    /// Where it is, if it stays there.
+    /// The location in VRAM, if the object must stay there.
     place: Option<Vec<(u64, u64)>>,
 }
 
-/// What regions are used with, and what was seen of them.
+/// The data for the uses of regions, and the counters.
 struct Work<'a> {
     fabric: &'a Fabric,
     class: Mode,
     pair: Pair<'a>,
     host: Buffer<'a>,
     random: Lcg,
-    /// Regions that were found moved.
+    /// How often a region was found to have moved.
     moved: u64,
-    /// Uses after which the region was in VRAM, and in system memory.
+    /// The numbers of uses after which the region was in VRAM, and in system memory.
     vram: u64,
     system: u64,
 }
 
 impl<'a> Work<'a> {
-    /// Creates and registers, and lets the device write.
+    /// Creates and registers an object, and makes the NIC write to it.
     fn register(&mut self) -> Result<Held<'a>, Stop> {
         let (fabric, class) = (self.fabric, self.class);
         let object = fabric.drm.create_flags(PIECE, EITHER)?;
@@ -77,7 +77,7 @@ impl<'a> Work<'a> {
         Ok(held)
     }
 
-    /// Lets the device write something else.
+    /// Makes the NIC write another pattern.
     fn write(&mut self, held: &mut Held<'_>) -> Outcome {
         held.pattern = Pattern::new(self.random.word());
         self.host.fill(held.pattern)?;
@@ -86,9 +86,9 @@ impl<'a> Work<'a> {
         self.look(held)
     }
 
-    /// Lets the device read, and compares what it and the CPU see.
+    /// Makes the NIC read, and compares these bytes and those that the CPU reads.
     fn read(&mut self, held: &Held<'_>) -> Outcome {
-        // Only a move takes its mapping away from a region.
+        // Only a move invalidates the mapping of a region.
         let list = held.object.attachments()?;
         if list == [self.fabric.in_vram(self.class, false)] {
             self.moved += 1;
@@ -104,7 +104,7 @@ impl<'a> Work<'a> {
         self.look(held)
     }
 
-    /// Checks how a region that was just used is reached, and where it is.
+    /// Checks the path and the placement of a region that was just used.
     fn look(&mut self, held: &Held<'_>) -> Outcome {
         let (fabric, object) = (self.fabric, &held.object);
         let before = object.attachments()?;
@@ -118,7 +118,7 @@ impl<'a> Work<'a> {
             check_eq!(fabric.bar.locate(&held.map)?.ranges(), *ranges, "the place");
             self.vram += 1;
         } else if before == in_vram && after == in_vram {
-            // What is mapped before and after was not moved in between.
+            // A region that is mapped before and after has not moved in between.
             check_eq!(place, uapi::PLACEMENT_VRAM, "the placement");
             self.vram += 1;
         } else if before == [no_room] && after == before {
@@ -139,7 +139,8 @@ fn pressure(class: Mode) -> Outcome {
     let (seed, count) = (random.word(), four_times(&fabric.drm)?);
     let (full, enough) = (Steps::new()?, Steps::new()?);
     let mut child = Child::spawn(|| {
-        // Registrations come first; there is enough that moves.
+        // Registrations have priority over the processes that move objects, which move enough
+        // anyway.
         // SAFETY: a plain system call.
         unsafe { libc::nice(NICE) };
         client(&Drm::open_on(&fabric.gpu)?, count, seed, |round| {
@@ -225,7 +226,8 @@ fn dynamic() -> Outcome {
     pressure(Mode::Dynamic)
 }
 
-/// The verbs call says that the quota is reached, and a region less is room for another one.
+/// The verbs call fails when the limit of pinned VRAM is reached; after a deregistration there is
+/// room for another region.
 fn quota() -> Outcome {
     let fabric = Fabric::with_route()?;
     let drm = &fabric.drm;
@@ -264,7 +266,7 @@ fn quota() -> Outcome {
         placed(&objects[index], uapi::PLACEMENT_VRAM)?;
         fabric.check_attached(&objects[index], &[])?;
 
-        // A dynamic one needs no pin.
+        // The registration of a dynamic region needs no pin.
         fabric.choose(Mode::Dynamic)?;
         let next = &shared[index];
         let region = fabric.nic.register(next.fd(), 0, size, None, access)?;
@@ -276,7 +278,7 @@ fn quota() -> Outcome {
             pinned,
             "pinned VRAM with a dynamic region"
         );
-        // An access does, and finds no room for it in the quota.
+        // An access needs a pin, and fails because of the limit.
         let pattern = patterns().0;
         host.fill(pattern)?;
         pair.write((host.region(), 0), (&region, 0), PAGE as u32)?;
@@ -310,7 +312,8 @@ fn quota() -> Outcome {
     Ok(())
 }
 
-/// Who wants VRAM or nothing learns that there is no room, and gets it when there is.
+/// An object that is exported in VRAM or not at all cannot be registered while there is no room in
+/// VRAM, and can when there is.
 fn no_room() -> Outcome {
     let fabric = Fabric::with_route()?;
     let drm = &fabric.drm;

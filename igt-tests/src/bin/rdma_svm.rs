@@ -2,9 +2,9 @@
 
 //! Memory regions with on-demand paging of memory that a process has in VRAM.
 //!
-//! Where each page is says whether the NIC has reached it there: a page that comes back is counted,
-//! and is seen in the page table. Soft RoCE accesses a BAR by the CPU, so that it reaches VRAM on
-//! every machine.
+//! The location of each page shows whether the NIC has accessed it in VRAM: a page that moves back
+//! is counted, and shows in the page table. Soft RoCE accesses a BAR by the CPU, so it reaches VRAM
+//! on every machine.
 
 use std::time::Duration;
 
@@ -40,7 +40,7 @@ impl<'a> Setup<'a> {
         Self::as_is(nic, map)
     }
 
-    /// The same while regions ask for the memory of peers already.
+    /// As [`Self::new`], while regions request peer-to-peer memory already.
     fn as_is(nic: &'a Nic, map: &'a Map) -> Result<Self, Stop> {
         Ok(Self {
             pair: Pair::new(nic)?,
@@ -50,7 +50,7 @@ impl<'a> Setup<'a> {
         })
     }
 
-    /// Lets the NIC write a pattern to all of the region.
+    /// Makes the NIC write a pattern to all of the region.
     fn write(&self, pattern: Pattern) -> Outcome {
         self.host.fill(pattern)?;
         let size = self.map.len() as u32;
@@ -59,7 +59,7 @@ impl<'a> Setup<'a> {
         Ok(())
     }
 
-    /// Lets the NIC read all of the region, and compares.
+    /// Makes the NIC read all of the region, and compares the bytes.
     fn read(&self, pattern: Pattern) -> Outcome {
         self.host.fill(Pattern::new(misc::nonce()))?;
         let size = self.map.len() as u32;
@@ -68,7 +68,7 @@ impl<'a> Setup<'a> {
         holds("the NIC", self.host.map(), pattern, 0..self.map.pages())
     }
 
-    /// Lets the NIC add to the first word, which holds `old`.
+    /// Makes the NIC add to the first word, which is `old`.
     fn add(&self, old: u64, value: u64) -> Outcome {
         let (on, result) = ((&self.region, 0), (self.host.region(), 0));
         self.pair.fetch_add(result, on, value)?;
@@ -113,13 +113,14 @@ fn reaches() -> Outcome {
     Ok(())
 }
 
-/// The CPU takes a chunk, the process a part, and the NIC finds each page where it is.
+/// The CPU accesses one block, the process evicts another part, and the NIC accesses each page
+/// where it is.
 fn mixed() -> Outcome {
     let (a, b) = patterns();
     let (drm, nic) = (Drm::open()?, Nic::open(None)?);
     let map = filled(PAGES, a)?;
     let setup = Setup::new(&nic, &map)?;
-    // Chunks of four pages, but for the last ones, which stay.
+    // Blocks of four pages, except for the last pages, which stay in system memory.
     for first in (0..PAGES - 4).step_by(4) {
         drm.svm_migrate(&map, first..first + 4)?;
     }
@@ -154,7 +155,7 @@ fn mixed() -> Outcome {
     holds("the CPU", &map, b, 0..PAGES)
 }
 
-/// After a fork the NIC reads pages where they are, and what it writes is the parent's.
+/// After fork() the NIC reads pages where they are, and its writes go to the memory of the parent.
 fn fork() -> Outcome {
     let (a, b) = patterns();
     let (drm, nic) = (Drm::open()?, Nic::open(None)?);
@@ -201,7 +202,8 @@ fn processes() -> Outcome {
         check_places(&map, |_| true)?;
         holds("the CPU", &map, first, 0..PAGES)
     };
-    // For both: one that would stop asking could do so while the other one registers.
+    // One setting for both processes: a process of its own could reset it while the other one
+    // registers.
     let _asks = OdpP2p::new(true)?;
     let mut child = Child::spawn(|| client(a, b))?;
     let mut other = Child::spawn(|| client(b, a))?;
@@ -215,7 +217,7 @@ fn processes() -> Outcome {
     other.join("the second client", LIMIT)
 }
 
-/// A region outlives the device, and goes on from system memory, when `leave` makes it go.
+/// `leave` makes the device go away. The region outlives it, and works with system memory.
 fn outlives(leave: impl FnOnce(&PciDevice) -> Outcome) -> Outcome {
     let (a, b) = patterns();
     let nic = Nic::open(None)?;
@@ -261,7 +263,7 @@ fn unplugged() -> Outcome {
     })
 }
 
-/// Several regions are in use by the NIC all the time while the device goes.
+/// The device goes away while the NIC uses several regions all the time.
 fn unplugged_in_use() -> Outcome {
     const CLIENTS: u64 = 3;
     let (a, b) = patterns();
@@ -304,7 +306,8 @@ fn unplugged_in_use() -> Outcome {
     works()
 }
 
-/// Without pages of the BAR, and where the BAR does not show VRAM, memory moves back first.
+/// Without struct pages of the BAR, and where the BAR does not show the VRAM, memory moves back
+/// before the NIC accesses it.
 fn no_alias() -> Outcome {
     if module_users("vvram").is_none() {
         skip!("vvram is built into the kernel");
@@ -331,7 +334,7 @@ fn no_alias() -> Outcome {
     works()
 }
 
-/// How many pages the BAR shows, and how many are moved as one.
+/// How many pages the BAR shows, and how many pages are migrated at a time.
 const VISIBLE: usize = 256;
 const PIECE: usize = 16;
 
@@ -353,7 +356,7 @@ fn hidden() -> Outcome {
         let back = drm.svm_moved_back()?;
         let setup = Setup::new(&nic, &map)?;
         setup.read(a)?;
-        // Those that the BAR shows, and no other ones.
+        // Exactly the pages that the BAR shows are still in VRAM.
         let shown = places(&map)?;
         check_eq!(resident(&map)?, VISIBLE, "pages that stay");
         check_eq!(

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What it costs a device to find the pages of a process, by `hmm_range_fault()`, in instructions.
+//! Measures the cost of finding the pages of a process by `hmm_range_fault()`, in instructions.
 //!
-//! They are in system memory; in VRAM, where it gets the pages of the BAR; or in VRAM, from where
-//! they are moved back first. For a guest whose time is the number of its instructions. Prints and
-//! writes one figure in each line, `name value`; the lab makes a table and judges it.
+//! The pages are in system memory, or in VRAM where the device uses the pages of the BAR, or in
+//! VRAM from where they migrate back first. For a guest under icount, whose clock counts
+//! instructions. Prints and writes one figure per line, `name value`; the lab makes a table of the
+//! figures and checks them.
 
 use std::fs;
 use std::process::ExitCode;

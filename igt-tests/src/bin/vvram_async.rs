@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Moves that nobody waits for who does not look: the work goes on behind the ioctl.
+//! Asynchronous moves: the ioctl returns before the copy is done.
 
 use std::time::Duration;
 
@@ -19,18 +19,18 @@ const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 const VRAM: u32 = uapi::PLACEMENT_VRAM;
 const SYSTEM: u32 = uapi::PLACEMENT_SYSTEM;
 const MIB: u64 = 1 << 20;
-/// How often a test looks at least, and at most, until it finds work that is under way. It is never
-/// found if moves are waited for; if they are not, it takes milliseconds where looking takes
-/// microseconds, so that only a task that does not get the processor misses it.
+/// How often a test checks for work that is under way, at least and at most. If ioctls waited for
+/// moves, the test would never find any. If they do not, the work takes milliseconds and a check
+/// takes microseconds, so only a task that is preempted misses it.
 const LOOKS: std::ops::Range<u64> = 2..40;
 
-/// The dma-buf of an object that everything has: creation clears it.
+/// Creates an object of all VRAM that is free. The creation clears it.
 fn whole_vram(drm: &Drm, flags: u32) -> Result<Gem<'_>, vvram_tests::Stop> {
     let size = drm.getparam(uapi::PARAM_VRAM_SIZE)?;
     Ok(drm.create_flags(size, flags)?)
 }
 
-/// The clearing of a new object goes on after it was created; who looks at it waits.
+/// The clearing of a new object goes on after the ioctl has returned; an access waits for it.
 fn clear() -> Outcome {
     let drm = Drm::open()?;
     let (mut busy, mut round) = (0, 0);
@@ -47,15 +47,15 @@ fn clear() -> Outcome {
             fail!("a new object is not zero in round {round}: {mismatch}");
         }
         check!(buffer.is_idle()?, "the object is busy after it was read");
-        // The next one must not show it.
+        // The next object must not show these bytes.
         map.set(!0);
         round += 1;
     }
     Ok(())
 }
 
-/// An eviction goes on behind the ioctl that caused it, and the new owner's memory is cleared after
-/// it: neither sees the bytes of the other.
+/// An eviction goes on after the ioctl that caused it has returned, and the memory of the new owner
+/// is cleared after that: neither object shows the bytes of the other.
 fn eviction() -> Outcome {
     let drm = Drm::open()?;
     let (seed, _) = patterns();
@@ -100,8 +100,8 @@ fn eviction() -> Outcome {
     Ok(())
 }
 
-/// A chain of moves of the same memory, one behind the other: each object goes out while the next
-/// one comes in, and all keep their bytes.
+/// A chain of moves of the same memory: each object moves out while the next one moves in, and all
+/// keep their bytes.
 fn chain() -> Outcome {
     let drm = Drm::open()?;
     let (seed, _) = patterns();
@@ -112,7 +112,7 @@ fn chain() -> Outcome {
         map.fill_pages(seed.derive(index), 0, 8);
         objects.push((object, map));
     }
-    // Nothing is waited for in between.
+    // The test does not wait for the moves in between.
     let taken = whole_vram(&drm, uapi::CREATE_VRAM)?;
     for (index, (object, map)) in objects.iter().enumerate() {
         check_eq!(
@@ -129,11 +129,11 @@ fn chain() -> Outcome {
     Ok(())
 }
 
-/// A peer that maps an object on its way finds all of it.
+/// A peer that maps an object during its move reads all of it.
 fn peer_waits() -> Outcome {
     let scene = Scene::with_route()?;
     let (seed, _) = patterns();
-    // It takes longer to move than to ask whether it was moved.
+    // The move takes longer than the query of whether it was moved.
     let size = 8 * MIB;
     let object = scene.drm.create_flags(size, EITHER)?;
     let map = object.map()?;
@@ -149,7 +149,7 @@ fn peer_waits() -> Outcome {
             SYSTEM,
             "placement in round {round}"
         );
-        // The last page arrives last.
+        // The last page is copied last.
         vvram_tests::scene::peer_reads(&scene.peer, pattern, &[last])?;
         check_eq!(taken.map()?.read(0), 0, "a new object");
         drop(taken);
@@ -166,7 +166,7 @@ fn peer_waits() -> Outcome {
     Ok(())
 }
 
-/// Objects that are closed while they are being cleared give their memory back.
+/// The memory of objects that are closed while they are being cleared is freed.
 fn closed() -> Outcome {
     let drm = Drm::open()?;
     let free = drm.vram_free()?;
@@ -176,14 +176,14 @@ fn closed() -> Outcome {
     drm.await_vram_free(free)
 }
 
-/// Tasks that make room at the same time are not told that there is none.
+/// Tasks that make room at the same time do not fail with ENOSPC.
 fn contended() -> Outcome {
     const TASKS: u64 = 4;
 
     let drm = Drm::open()?;
     let free = drm.vram_free()?;
     let size = drm.getparam(uapi::PARAM_VRAM_SIZE)?;
-    // Together they never have more than half of VRAM.
+    // All tasks together never use more than half of VRAM.
     let share = size / 2 / TASKS;
     let mut others = Vec::new();
     for _ in 0..2 * size / MIB {
@@ -198,7 +198,7 @@ fn contended() -> Outcome {
                     drm.create_flags(share / 2, uapi::CREATE_VRAM)?,
                     drm.create_flags(share / 2, uapi::CREATE_VRAM)?,
                 ];
-                // Those who may leave take the room again.
+                // Evictable objects take the space back.
                 for _ in 0..4 {
                     drop(drm.create_flags(MIB, EITHER)?);
                 }
@@ -214,7 +214,7 @@ fn contended() -> Outcome {
     drm.await_vram_free(free)
 }
 
-/// An unbind does what is in the queue before VRAM is out of reach.
+/// An unbind completes the moves in the queue before VRAM becomes inaccessible.
 fn unbind() -> Outcome {
     let gpu = PciDevice::vvram()?;
     let drm = Drm::open()?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What no sane program would ask for.
+//! Invalid and random arguments of all ioctls.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use vvram_tests::{check, check_eq, errno_name, expect_errno, fail, igt_main, Out
 
 const PAGE64: u64 = PAGE as u64;
 
-/// Addresses at which nothing of ours is mapped.
+/// Addresses at which this process has nothing mapped.
 const NOWHERE: [u64; 5] = [
     0,
     16,
@@ -71,7 +71,7 @@ const EDGES: [u64; 14] = [
     u64::MAX,
 ];
 
-/// Counts answers and refuses those that no program should ever see.
+/// Counts the results, and fails on an error that no program should ever get.
 #[derive(Debug, Default)]
 struct Answers {
     seen: BTreeMap<String, u32>,
@@ -123,7 +123,7 @@ fn drm_fuzz() -> Outcome {
         libc::E2BIG,
         libc::EEXIST,
         libc::EOPNOTSUPP,
-        // Memory that is not the kind that moves.
+        // SVM_MIGRATE of memory that cannot migrate.
         libc::EBUSY,
     ];
     for _ in 0..6 {
@@ -137,7 +137,7 @@ fn drm_fuzz() -> Outcome {
                     _ => random.pick(&EDGES),
                 };
             }
-            // The last one does not exist.
+            // The last number is that of no ioctl.
             let nr = random.below(13);
             match nr {
                 // Mostly sizes that fit, so that handles exist.
@@ -173,7 +173,7 @@ fn drm_fuzz() -> Outcome {
                     }
                 }
                 3 => {
-                    // At most nine entries of 4096 bytes are ever written.
+                    // At most nine entries of 4096 bytes are written.
                     words[2] = match random.below(3) {
                         0 => random.pick(&NOWHERE),
                         _ => scratch.as_mut_ptr() as u64,
@@ -192,7 +192,7 @@ fn drm_fuzz() -> Outcome {
                     words[3] = random.below(16) | random.below(2) << 32;
                 }
                 9 => {
-                    // What is read is written to `scratch`, of which nothing is overrun.
+                    // VM_READ writes to `scratch`, with a size that fits.
                     words[0] = random.below(64 * PAGE as u64);
                     words[1] = random.below(scratch.len() as u64 * 8);
                     words[2] = match random.below(3) {
@@ -202,7 +202,7 @@ fn drm_fuzz() -> Outcome {
                     words[3] = random.below(4);
                 }
                 10 | 11 if random.below(2) == 0 => {
-                    // Parts of `scratch`, and what is around it.
+                    // Parts of `scratch`, and the pages around it.
                     let start = scratch.as_ptr() as u64 & !(PAGE as u64 - 1);
                     words = [0; 8];
                     words[0] = start + random.below(18) * PAGE as u64;
@@ -210,7 +210,7 @@ fn drm_fuzz() -> Outcome {
                     words[2] = random.pick(&[0, 0, 0, 1, 1 << 32]);
                 }
                 7 if random.below(2) == 0 => {
-                    // A class of importer that may be, of a bus that may be.
+                    // A class of importer that can exist, on a bus that can exist.
                     let class = random.pick(&[0, 4, 0xc, 0x14, 0x1c]);
                     words = [0; 8];
                     words[0] = random.below(16) | class << 32;
@@ -224,8 +224,8 @@ fn drm_fuzz() -> Outcome {
                 Some(call) if random.below(3) > 0 => *call,
                 _ => uapi::ioc(dir, u64::from(b'd'), uapi::DRM_COMMAND_BASE + nr, size),
             };
-            // With another size or direction the kernel sees zeroes instead,
-            // so for GEM_ATTACHMENTS the pointer is ours or null.
+            // With another size or direction the kernel reads zeroes instead, so for
+            // GEM_ATTACHMENTS the pointer is that of `scratch`, or null.
             let address = match random.below(10) {
                 0 => random.pick(&NOWHERE),
                 _ => words.as_mut_ptr() as u64,
@@ -316,7 +316,8 @@ fn peer_fuzz() -> Outcome {
                     32
                 }
                 0x1c => {
-                    // One page of this process, or none: the device writes what is registered.
+                    // One page of this process, or none, because the device writes to registered
+                    // memory.
                     if random.below(2) == 0 {
                         words[0] = memory.address().as_ptr() as u64;
                         words[1] = PAGE64;
@@ -486,7 +487,8 @@ fn peer_transfer() -> Outcome {
     shared.map.set(0x1111_1111_1111_1111);
     let peer = Peer::open()?;
     peer.attach(&shared.buffer, Mode::Dynamic)?;
-    // As long as the longest transfer that is tried, so that only what is wrong fails.
+    // As long as the longest transfer that is tried, so that a transfer fails only because of its
+    // bad field.
     let mut data = vec![0u8; 2 * PAGE];
     let good = EduPeerTransfer {
         offset: 0,
@@ -577,7 +579,8 @@ fn peer_transfer() -> Outcome {
     Ok(())
 }
 
-/// What SUBMIT and FINISH refuse, and that a transfer goes well in spite of what was refused.
+/// SUBMIT and FINISH refuse bad arguments, and a transfer that is under way is not affected by
+/// that.
 fn bad_submits(peer: &Peer, good: &EduPeerTransfer) -> Outcome {
     let call = |request: u64, mut argument: EduPeerTransfer| {
         let what = format!("ioctl {request:#x} with {argument:x?}");
@@ -656,7 +659,7 @@ fn bad_submits(peer: &Peer, good: &EduPeerTransfer) -> Outcome {
             libc::EFAULT,
         )?;
     }
-    // Nothing of that has taken the result, nor does who is told first.
+    // The refused calls have not taken the result, and neither does the first FINISH.
     for _ in 0..2 {
         data.fill(0);
         peer.finish_read(&mut data)?;
@@ -666,7 +669,7 @@ fn bad_submits(peer: &Peer, good: &EduPeerTransfer) -> Outcome {
             "what was submitted, after all that was refused"
         );
     }
-    // No more is copied than there is room for.
+    // FINISH copies no more bytes than the length on input.
     peer.submit_read(0, 64)?;
     let mut data = [0u8; 64];
     let moved = peer.finish_read(&mut data[..16])?;
@@ -676,7 +679,7 @@ fn bad_submits(peer: &Peer, good: &EduPeerTransfer) -> Outcome {
     Ok(())
 }
 
-/// Fields that must be zero, one after the other, and flags that nobody knows.
+/// Fields that must be zero, one after the other, and unknown flags.
 fn drm_fields() -> Outcome {
     let drm = Drm::open()?;
     let object = drm.create(PAGE as u64)?;
@@ -684,7 +687,7 @@ fn drm_fields() -> Outcome {
     let size = PAGE as u32;
     let import = drm.import(&heap::allocate(PAGE as u64)?)?;
     let imported = import.handle();
-    // What is good, by words of 32 bits, and those of them that must be zero.
+    // Valid arguments, as words of 32 bits, and the indices of words that must be zero.
     let memory = Map::private(PAGE)?;
     let address = memory.page_address(0);
     let range = vec![address as u32, (address >> 32) as u32, size, 0, 0, 0];
@@ -712,7 +715,7 @@ fn drm_fields() -> Outcome {
             // SAFETY: the argument has the size that the request says.
             unsafe { ioctl_raw(drm.fd(), request, words.as_mut_ptr() as u64, || what) }
         };
-        // The copy of no object shows whether the flags are looked at first.
+        // A copy without an object shows that the flags are checked first.
         match request {
             uapi::VVRAM_GEM_COPY => {
                 expect_errno("no object", call(good.clone()), libc::ENOENT)?;

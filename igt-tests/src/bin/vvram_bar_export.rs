@@ -17,7 +17,7 @@ use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome};
 
 const PAGE64: u64 = PAGE as u64;
 
-/// A peer writes and reads the range, and nothing beside it.
+/// A peer writes and reads the range, and no byte beside it.
 fn peer() -> Outcome {
     Expect::get()?.need_route()?;
     let lent = Lent::new()?;
@@ -56,7 +56,7 @@ fn peer() -> Outcome {
     Ok(())
 }
 
-/// Who cannot have peer-to-peer memory, or cannot let go, is refused.
+/// An importer that does not take peer-to-peer memory, or that cannot be revoked, is refused.
 fn refusals() -> Outcome {
     let lent = Lent::new()?;
     let lender = lent.open()?;
@@ -120,7 +120,7 @@ fn ranges() -> Outcome {
     Ok(())
 }
 
-/// Ranges that are none.
+/// Invalid ranges.
 fn badinput() -> Outcome {
     let lent = Lent::new()?;
     let lender = lent.open()?;
@@ -132,9 +132,9 @@ fn badinput() -> Outcome {
         (MEMORY, len, PAGE64),
         (MEMORY, 0, len + PAGE64),
         (MEMORY, PAGE64, u64::MAX - PAGE64 + 1),
-        // The registers have less than a page.
+        // The BAR of registers is smaller than a page.
         (0, 0, PAGE64),
-        // There is none.
+        // This BAR does not exist.
         (1, 0, PAGE64),
         (6, 0, PAGE64),
         (u32::MAX, 0, PAGE64),
@@ -203,7 +203,7 @@ fn badinput() -> Outcome {
     )
 }
 
-/// What is lent is taken back when the driver goes, and an old file lends nothing more.
+/// Buffers are revoked when the driver is unbound, and an old file exports nothing more.
 fn unbind() -> Outcome {
     Expect::get()?.need_route()?;
     let lent = Lent::new()?;

@@ -2,9 +2,9 @@
 
 //! Moves from and to system memory that devices see through bounce buffers.
 //!
-//! A mapping takes the bytes from the CPU's memory when it is made, and what the
-//! device writes comes back when somebody asks for it: a move has to do both at
-//! the right time. Where nothing is bounced these tests pass all the same.
+//! A mapping copies the bytes to the bounce buffer when it is made, and bytes that the device
+//! writes are copied back when the mapping is synchronized or unmapped: a move has to do both at
+//! the right time. On a machine without bounce buffers these tests pass, too.
 
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::memory::reached;
@@ -14,12 +14,12 @@ use vvram_tests::uapi::{self, DMA_BUF_SYNC_END as END, DMA_BUF_SYNC_WRITE as WRI
 use vvram_tests::{check, check_eq, expect_errno, heap, igt_main, Outcome};
 
 const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
-/// So much that the engine has something to do before a move. A bounce buffer is smaller.
+/// So large that the engine is busy before a move. A bounce buffer is smaller.
 const LARGE: u64 = 2 << 20;
-/// As much as one transfer that goes on by itself moves.
+/// As much as one asynchronous transfer moves.
 const LONG: usize = uapi::EDU_PEER_SUBMIT_MAX / PAGE;
 
-/// What a move brings to system memory is there when the mapping is made.
+/// The bytes that a move copies to system memory are there when the mapping is made.
 fn down() -> Outcome {
     let scene = Scene::open()?;
     for mode in [Mode::Static, Mode::NoP2p] {
@@ -31,7 +31,7 @@ fn down() -> Outcome {
         map.fill(a);
         placed(&object, uapi::PLACEMENT_VRAM)?;
         scene.peer.attach(&buffer, mode)?;
-        // The move comes behind these.
+        // The move is queued behind these copies.
         for _ in 0..8 {
             scene.drm.copy((&from, 0), (&to, 0), LARGE)?;
         }
@@ -43,7 +43,7 @@ fn down() -> Outcome {
     Ok(())
 }
 
-/// What a device writes to system memory is taken along to VRAM.
+/// The bytes that a device writes to system memory move to VRAM with the object.
 fn up() -> Outcome {
     let scene = Scene::with_route()?;
     let (a, b) = patterns();
@@ -52,7 +52,7 @@ fn up() -> Outcome {
     let (peer, other) = (&scene.peer, scene.peer.reopen()?);
 
     map.fill(a);
-    // In system memory for the sake of the other one, which then leaves.
+    // The object is in system memory because of the other importer, which then detaches.
     other.attach(&buffer, Mode::NoP2p)?;
     other.map()?;
     peer.attach(&buffer, Mode::Dynamic)?;
@@ -76,7 +76,8 @@ fn up() -> Outcome {
     peer_reads(&other, b, &[0, LONG - 1])
 }
 
-/// A copy to a buffer of somebody else is an access by the CPU, whose end makes devices see it.
+/// A copy to a buffer of another exporter is an access by the CPU, after whose end devices see the
+/// bytes.
 fn copied() -> Outcome {
     let scene = Scene::open()?;
     let (a, _) = patterns();
@@ -92,7 +93,7 @@ fn copied() -> Outcome {
     scene.peer.map()?;
     peer_reads(&scene.peer, a, &[0, LONG - 1])?;
 
-    // The access has ended when the copy is done, whichever of several processors does that.
+    // The access has ended when the copy is done, on whichever processor the copy runs.
     for round in 0..8 {
         let b = a.derive(1 + round);
         map.fill(b);
@@ -105,7 +106,8 @@ fn copied() -> Outcome {
     Ok(())
 }
 
-/// Bounce buffers would need somebody who synchronizes: memory of processes has nobody.
+/// Memory of processes is refused where DMA is bounced, because no call would synchronize the
+/// bounce buffers.
 fn user_memory() -> Outcome {
     let peer = Peer::open()?;
     let map = Map::private(PAGE)?;

@@ -32,7 +32,7 @@ struct Version32 {
     desc: u32,
 }
 
-/// The kernel takes the calls for those of a 32-bit program.
+/// The kernel handles the calls as those of a 32-bit program.
 fn entry() -> Outcome {
     check!(
         compat::is_available(),
@@ -42,7 +42,7 @@ fn entry() -> Outcome {
     let request = uapi::ioc(3, u64::from(b'd'), 0, std::mem::size_of::<Version32>());
     let what = || "VERSION of 32 bits".to_string();
     let version = |version: &mut Version32| ioctl(drm.fd(), request, version, what);
-    // A program of 64 bits has no such structure: the fields are at other offsets.
+    // A 64-bit program does not have this structure: the fields are at other offsets.
     let mut seen = Version32::default();
     let plain = version(&mut seen);
     check!(
@@ -60,7 +60,7 @@ fn entry() -> Outcome {
     Ok(())
 }
 
-/// Makes all calls in both ways, and compares what came of them.
+/// Makes all calls in both ways, and compares the results.
 fn same(both: impl Fn() -> Result<Vec<String>, Stop>) -> Outcome {
     let wide = both()?;
     let narrow = {
@@ -255,7 +255,7 @@ fn edu_peer() -> Outcome {
     })
 }
 
-/// The ioctl of bar_export, with ranges that userspace has above 4 GiB or below.
+/// The ioctl of bar_export, with an array of ranges above 4 GiB or below.
 fn bar_export() -> Outcome {
     let lent = Lent::new()?;
     let file = lent.open()?;
@@ -273,7 +273,7 @@ fn bar_export() -> Outcome {
     })
 }
 
-/// What is no request is ENOTTY or EINVAL, in both ways.
+/// An unknown request fails with ENOTTY or EINVAL, in both ways.
 fn unknown() -> Outcome {
     let drm = Drm::open()?;
     let peer = Peer::open()?;

@@ -41,7 +41,7 @@ const PLACES: [Place; 5] = [
     Place::Foreign(Kind::Vgem),
 ];
 
-/// An object of `SIZE` bytes that the test may look at.
+/// An object of `SIZE` bytes, with its mapping.
 struct Side<'a> {
     object: Gem<'a>,
     map: Map,
@@ -68,7 +68,7 @@ impl<'a> Side<'a> {
         })
     }
 
-    /// Checks that it is where it was made to be; in VRAM every page is looked for in the BAR.
+    /// Checks that the object is where it was created; in VRAM, that every page is in the BAR.
     #[track_caller]
     fn placed(&self, bar: &Bar) -> Outcome {
         let want = match self.place {
@@ -92,7 +92,7 @@ fn holds(map: &Map, pattern: Pattern, what: &str) -> Outcome {
     Ok(())
 }
 
-/// From each kind of memory to each, all of it.
+/// Copies whole objects from each kind of memory to each.
 fn placements() -> Outcome {
     let bar = Bar::open(&PciDevice::vvram()?)?;
     let drm = Drm::open()?;
@@ -114,7 +114,8 @@ fn placements() -> Outcome {
     Ok(())
 }
 
-/// Any bytes, also inside of one object, against an oracle.
+/// Copies of any ranges of bytes, also inside of one object, compared with the same copy in an
+/// array.
 fn offsets() -> Outcome {
     let drm = Drm::open()?;
     let (a, _) = patterns();
@@ -164,7 +165,7 @@ fn offsets() -> Outcome {
     Ok(())
 }
 
-/// Two objects that stand for one buffer are one memory.
+/// Two objects that import the same buffer have the same memory.
 fn imported_twice() -> Outcome {
     let (card, other) = (Drm::open_card()?, Drm::open_card()?);
     let (a, _) = patterns();
@@ -173,7 +174,7 @@ fn imported_twice() -> Outcome {
     map.fill(a);
     let first = card.import(&heap)?;
     let name = card.flink(&first)?;
-    // Not the same object: this client has not seen the buffer yet.
+    // These are two objects, because this client has not imported the buffer before.
     let (second, first) = (other.import(&heap)?, other.gem_open(name)?);
     check!(
         first.info()?.id != second.info()?.id,
@@ -229,7 +230,7 @@ fn overlap() -> Outcome {
     Ok(())
 }
 
-/// An object in many places of VRAM, at odd offsets.
+/// An object that is in many ranges of VRAM, at odd offsets.
 fn fragmented() -> Outcome {
     let gpu = PciDevice::vvram()?;
     let bar = Bar::open(&gpu)?;
@@ -253,7 +254,7 @@ fn fragmented() -> Outcome {
         let want = if inside { b } else { a }.word(index as u64);
         check_eq!(map.read(index), want, "word {index} of VRAM in pieces");
     }
-    // Pieces that end elsewhere than the pages of the other side.
+    // The pieces of one side end at other offsets than the pages of the other side.
     map.fill(a);
     drm.copy((&system, 0), (&ragged.object, first), size)?
         .finish()?;
@@ -280,7 +281,7 @@ fn moving() -> Outcome {
         let pattern = a.derive(round);
         src_map.fill(pattern);
         dst_map.fill(b);
-        // Nobody waits for anything here.
+        // The test does not wait between these copies.
         let there = drm.copy((&src, 0), (&dst, 0), SIZE)?;
         let taken = squeeze(&drm)?;
         check_eq!(
@@ -342,7 +343,7 @@ fn chain() -> Outcome {
     Ok(())
 }
 
-/// What is closed before the copy is done is there until then.
+/// An object that is closed before its copy is done exists until then.
 fn closed() -> Outcome {
     let drm = Drm::open()?;
     let free = drm.vram_free()?;
@@ -403,8 +404,8 @@ fn syncobj() -> Outcome {
     Ok(())
 }
 
-/// A copy in a process of its own has not begun while what it depends on is not done. The call
-/// itself returns, unless it `waits`: the CPU is about to access the buffer of another device.
+/// A copy of another process does not begin while its dependency has not signalled. The call itself
+/// returns, unless it `waits`, because the CPU is about to access the buffer of another device.
 #[track_caller]
 fn held_back(
     drm: &Drm,
@@ -430,7 +431,7 @@ fn held_back(
     } else {
         child.join("the call", LIMIT)?;
     }
-    // Whatever may be done by now is done.
+    // All work that does not wait for the dependency is done now.
     let other = Drm::open()?;
     let (one, two) = (other.create(1)?, other.create(1)?);
     other.copy((&one, 0), (&two, 0), 1)?.finish()?;
@@ -443,7 +444,7 @@ fn held_back(
     if waits {
         child.join("the copy", LIMIT)?;
     }
-    // One that is done after it.
+    // The copy behind it in the queue is done, so it is done, too.
     drm.copy((&dst.object, 0), (&src.object, 0), SIZE)?
         .finish()?;
     holds(&dst.map, a, "after the fence")
@@ -462,10 +463,11 @@ fn in_sync_file() -> Outcome {
     held_back(&drm, &timeline, (&src, &dst), &[fence.sync()], false)
 }
 
-/// How often to look for a copy that is under way.
+/// How often to check for a copy that is under way.
 const LOOKS: u32 = 40;
 
-/// Implicit fences: reads wait for writes, writes for everything, reads not for reads.
+/// Implicit fences: reads wait for writes, writes wait for reads and writes, reads do not wait for
+/// reads.
 fn implicit() -> Outcome {
     let drm = Drm::open()?;
     let timeline = Timeline::new()?;
@@ -481,7 +483,7 @@ fn implicit() -> Outcome {
             held_back(&drm, &timeline, (&src, &dst), &[], waits)?;
         }
 
-        // A read that is under way does not hold up another one.
+        // A read that is under way does not delay another read.
         let (a, _) = patterns();
         src.map.fill(a);
         step += 1;
@@ -495,8 +497,8 @@ fn implicit() -> Outcome {
         );
         timeline.step()?;
         check!(from.sync_file(write)?.poll(1000)?, "the read is over");
-        // The copy that is under way, behind long ones, is a write: reads wait for it. It may be
-        // done before somebody looks.
+        // The copy that is under way, behind long ones, is a write, and reads wait for it. It may
+        // be done before the check.
         let large = 4 << 20;
         let (one, two) = (drm.create(large)?, drm.create(large)?);
         let mut waits = false;
@@ -511,7 +513,7 @@ fn implicit() -> Outcome {
             }
         }
         check!(waits, "a read never waits for the copy");
-        // The fence of the copy is one for others.
+        // The fence of the copy is an implicit fence of the buffer.
         check!(to.sync_file(read)?.poll(20_000)?, "the write of the copy");
     }
     Ok(())
@@ -642,7 +644,7 @@ fn many() -> Outcome {
             let drm = Drm::open()?;
             let (a, _) = patterns();
             let size = drm.getparam(uapi::PARAM_VRAM_SIZE)?;
-            // Both processes of a pair take the same two reservations, in another order.
+            // Both processes of a pair take the same two reservations, in opposite order.
             let shared = [
                 drm.import(&buffers[(client % 2) as usize].buffer)?,
                 drm.import(&buffers[((client + 1) % 2) as usize].buffer)?,

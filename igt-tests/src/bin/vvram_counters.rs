@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Each counter of fallbacks and refusals, made to count by one action that no other counter sees.
+//! Each counter of fallbacks and refusals, counted by one action that changes no other counter.
 //!
-//! Not made here: not-pci, for which an importer has to take peer-to-peer memory without being a PCI
-//! device, and suspended, for which a resume has to fail.
+//! Two counters are not tested here: not-pci, which needs an importer that takes peer-to-peer
+//! memory and is not a PCI device, and suspended, which needs a resume that fails.
 
 use vvram_tests::debugfs::{difference, DebugFs};
 use vvram_tests::drm::{DmaBuf, Gem};
@@ -22,7 +22,7 @@ const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 const EXPORT: u32 = EITHER | uapi::CREATE_EXPORT_VRAM_OR_FAIL;
 const ONLY: u32 = uapi::CREATE_VRAM;
 
-/// A device whose counters are looked at.
+/// A device whose counters are checked.
 struct Counted {
     scene: Scene,
     debugfs: DebugFs,
@@ -37,8 +37,8 @@ impl Counted {
         })
     }
 
-    /// Expects an action to count once, under one reason, and nothing else to change. Moves are
-    /// not what this is about.
+    /// Checks that an action counts once, under one reason, and changes no other counter. Moves are
+    /// ignored.
     #[track_caller]
     fn once(
         &self,
@@ -49,7 +49,7 @@ impl Counted {
         self.counts(&[(event, reason)], action)
     }
 
-    /// As [`Self::once`], of several counters.
+    /// As [`Self::once`], for several counters.
     #[track_caller]
     fn counts(&self, want: &[(&str, &str)], action: impl FnOnce() -> Result<(), Stop>) -> Outcome {
         let before = self.debugfs.counters()?;
@@ -114,7 +114,8 @@ fn no_opt_in() -> Outcome {
     Ok(())
 }
 
-/// Importers that take it: nothing is counted if there is a route, and else that there is none.
+/// Importers that take peer-to-peer memory: nothing is counted if there is a route, and otherwise
+/// no-route is.
 fn no_route() -> Outcome {
     let c = Counted::new(Scene::open()?)?;
     for mode in [Mode::Dynamic, Mode::Pinned, Mode::Revocable] {
@@ -144,7 +145,7 @@ fn no_route() -> Outcome {
     Ok(())
 }
 
-/// A peer that shares an object with one that is none.
+/// A peer shares an object with an importer that needs system memory.
 fn other_importer() -> Outcome {
     let c = Counted::new(Scene::with_route()?)?;
     let (object, buffer) = c.object(EITHER)?;
@@ -153,7 +154,7 @@ fn other_importer() -> Outcome {
     c.once("map-system", "other-importer", || Ok(peer.map()?))?;
     placed(&object, uapi::PLACEMENT_SYSTEM)?;
     c.once("map-system", "no-opt-in", || Ok(other.map()?))?;
-    // Alone it has VRAM again.
+    // When the other importer is gone, the peer gets VRAM again.
     other.detach()?;
     peer.unmap()?;
     c.counts(&[], || Ok(peer.map()?))?;
@@ -177,7 +178,8 @@ fn no_vram() -> Outcome {
     c.once("pin-refused", "no-vram", || {
         expect_errno("a pin", strict_pin.pin(), libc::ENOSPC)
     })?;
-    // One that may live elsewhere is pinned there, and others are told so.
+    // An object that may be in system memory is pinned there, and later importers get
+    // pinned-elsewhere.
     c.counts(&[], || Ok(pinning.pin()?))?;
     c.once("map-system", "pinned-elsewhere", || Ok(pinning.map()?))?;
     drop(taken);
@@ -196,7 +198,8 @@ fn system_only() -> Outcome {
     c.once("map-system", "system-only", || Ok(peer.map()?))
 }
 
-/// Pinned where the importer is not: in VRAM, and in system memory by an importer or the kernel.
+/// The object is pinned where the importer cannot use it: in VRAM, and in system memory by an
+/// importer or by the kernel.
 fn pinned_elsewhere() -> Outcome {
     let c = Counted::new(Scene::with_route()?)?;
     {
@@ -271,14 +274,14 @@ fn pins() -> Outcome {
     c.counts(&[], || Ok(peer.pin()?))
 }
 
-/// A BAR that does not show the object. The device is another one for that time.
+/// A BAR that does not show the object. The driver is bound with another parameter for that.
 fn outside_bar() -> Outcome {
     const VISIBLE: u64 = 1 << 20;
     let refused = Expect::get()? == Expect::Refused;
     reload("vvram", &[&format!("visible_kib={}", VISIBLE >> 10)])?;
     let outcome = (|| {
         let c = Counted::new(Scene::open()?)?;
-        // Where there is no route this comes first.
+        // Without a route the reason no-route comes first.
         let reason = if refused { "no-route" } else { "outside-bar" };
         let large = |flags| -> Result<(Gem<'_>, DmaBuf), SysError> {
             let object = c.scene.drm.create_flags(2 * VISIBLE, flags)?;
@@ -302,7 +305,7 @@ fn outside_bar() -> Outcome {
     works()
 }
 
-/// Buffers of a device that is gone are nobody's: the new one counts from zero, and not them.
+/// Buffers of a device that is gone are not counted by the new device, which begins with zero.
 fn device_gone() -> Outcome {
     let scene = Scene::open()?;
     let buffer = scene.drm.create(PAGE64)?.export()?;

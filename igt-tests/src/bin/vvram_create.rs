@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! DRM_IOCTL_VVRAM_GEM_CREATE and what becomes of the VRAM.
+//! DRM_IOCTL_VVRAM_GEM_CREATE, and the VRAM of its objects.
 
 use vvram_tests::drm::{ioctl_raw, Drm};
 use vvram_tests::map::PAGE;
@@ -183,12 +183,13 @@ fn zeroed() -> Outcome {
     let drm = Drm::open()?;
     let free = drm.vram_free()?;
     let piece = 1 << 20;
-    // Once as VRAM is found, then over what the rounds before left behind.
+    // The first round gets VRAM as it is, the later ones get that of the rounds before.
     for round in 0..3u64 {
         let mut kept = Vec::new();
         let mut left = free;
         while left > 0 {
-            // Other sizes every round, so that old and new edges differ.
+            // The sizes differ in every round, so that old and new objects do not begin at the same
+            // offsets.
             let size = left.min(piece - round * 5 * PAGE64);
             let object = drm.create(size)?;
             let map = object.map()?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What debugfs shows of buffers and their importers, and what can be changed there.
+//! The files in debugfs that show buffers and their importers, and those that change something.
 
 use std::thread;
 use std::time::Duration;
@@ -32,7 +32,7 @@ fn force(debugfs: &DebugFs, object: &Gem<'_>, to: &str) -> Result<(), Stop> {
     Ok(())
 }
 
-/// What the listing has to say about an attachment that the ioctl lists.
+/// The importer that the listing must have for an attachment that the ioctl lists.
 fn importer(entry: &PeerAttachment) -> Importer {
     let names = [
         (uapi::ATTACHMENT_PINNED, "pinned"),
@@ -100,7 +100,7 @@ fn listed(debugfs: &DebugFs, object: &Gem<'_>, domain: &str, placement: &str) ->
     Err(Stop::fail(format_args!("expected {want:?}, saw {seen:?}")))
 }
 
-/// Every object is there under its number, as long as it lives.
+/// Every object is listed by its number, as long as it exists.
 fn listing() -> Outcome {
     let drm = Drm::open()?;
     let debugfs = DebugFs::open(&PciDevice::vvram()?)?;
@@ -132,7 +132,7 @@ fn listing() -> Outcome {
     );
     drop(objects);
     check_eq!(debugfs.buffers()?, before, "buffers at the end");
-    // One that only a mapping keeps has no dma-buf any more.
+    // An object that only a mapping keeps has no dma-buf any more.
     let object = drm.create_flags(PAGE64, EITHER)?;
     let (id, map) = (object.info()?.id, object.map()?);
     drop(object.export()?);
@@ -143,7 +143,7 @@ fn listing() -> Outcome {
     );
     drop(map);
     check_eq!(debugfs.buffers()?, before, "buffers without the mapping");
-    // Each is listed once, also one whose memory was that of another one.
+    // Each object is listed once, also one that has reused the memory of another object.
     let last = id;
     for _ in 0..3 {
         let some: Result<Vec<_>, _> = (0..50).map(|_| drm.create(PAGE64)).collect();
@@ -225,7 +225,7 @@ fn importers() -> Outcome {
         check_eq!(one.driver, "edu_peer", "driver");
     }
 
-    // Without a handle it is still there, with its importers.
+    // Without a handle the object is still listed, with its importers.
     let id = seen.id;
     drop(object);
     let seen = debugfs.buffer(id)?;
@@ -251,7 +251,8 @@ fn importers() -> Outcome {
     Ok(())
 }
 
-/// A forced move is seen by a dynamic peer, which finds the same bytes at the new place.
+/// A forced move invalidates the mapping of a dynamic peer, which reads the same bytes at the new
+/// place.
 fn forced_move() -> Outcome {
     let scene = Scene::with_route()?;
     let debugfs = DebugFs::open(&scene.gpu)?;
@@ -274,7 +275,7 @@ fn forced_move() -> Outcome {
     if let Err(mismatch) = map.verify(a) {
         return Err(Stop::fail(format_args!("in system memory: {mismatch}")));
     }
-    // Where it is already.
+    // A move to where the object is already.
     force(&debugfs, &object, "system")?;
     map.fill(b);
 
@@ -291,7 +292,7 @@ fn forced_move() -> Outcome {
     let at = scene.bar.locate(&map)?;
     scene.check_vram(&at, b, &[0, 3])?;
 
-    // The peer's transfer maps it again, which brings it back.
+    // The transfer of the peer maps the object again, which moves it back.
     let told = peer.status()?.invalidations;
     force(&debugfs, &object, "system")?;
     check_eq!(peer.status()?.invalidations, told + 1, "invalidations");
@@ -300,7 +301,7 @@ fn forced_move() -> Outcome {
     cpu_reads(&map, a, &[2])?;
     cpu_reads(&map, b, &[0, 1, 3])?;
 
-    // Not what is pinned, neither away nor to where it is.
+    // A pinned object cannot be moved, not even to where it is.
     peer.detach()?;
     peer.attach(&buffer, Mode::Pinned)?;
     peer.pin()?;
@@ -316,7 +317,7 @@ fn forced_move() -> Outcome {
     placed(&object, VRAM)
 }
 
-/// What may not move, or is no command, is an error and moves nothing.
+/// Moves that are not permitted and unknown commands fail, and move nothing.
 fn strict() -> Outcome {
     let scene = Scene::open()?;
     let debugfs = DebugFs::open(&scene.gpu)?;
@@ -395,7 +396,7 @@ fn strict() -> Outcome {
     placed(&either, VRAM)
 }
 
-/// A pinned object does not move; all others that may leave VRAM do.
+/// A pinned object does not move; all other evictable objects do.
 fn evict() -> Outcome {
     let scene = Scene::with_route()?;
     let debugfs = DebugFs::open(&scene.gpu)?;
@@ -442,7 +443,7 @@ fn evict() -> Outcome {
     placed(&pinned, SYSTEM)
 }
 
-/// Moves that are done lose nothing, and the CPU, which is the engine, needs no DMA addresses.
+/// Moves lose no content, and the engine of vvram, which is the CPU, needs no DMA mappings.
 fn jobs() -> Outcome {
     let scene = Scene::open()?;
     let debugfs = DebugFs::open(&scene.gpu)?;
@@ -465,7 +466,8 @@ fn jobs() -> Outcome {
     Ok(())
 }
 
-/// The quota changes at run time: what is pinned stays, the next one is refused, and counted.
+/// The limit of pinned VRAM changes at run time: pinned objects stay pinned, and the next pin is
+/// refused and counted.
 fn pin_limit() -> Outcome {
     let scene = Scene::with_route()?;
     let debugfs = DebugFs::open(&scene.gpu)?;
@@ -491,7 +493,7 @@ fn pin_limit() -> Outcome {
         );
         debugfs.write("pin_limit", &format!("{}", 2 * PAGE64))?;
         scene.peer.pin()?;
-        // Below what is pinned: that stays.
+        // A limit below the pinned size leaves these pins.
         debugfs.write("pin_limit", "0")?;
         check_eq!(object.info()?.pinned, 1, "pinned under a limit of 0");
         check_eq!(
@@ -509,7 +511,7 @@ fn pin_limit() -> Outcome {
     Ok(())
 }
 
-/// Each fallback and each refusal counts once, under its reason, and nothing else does.
+/// Each fallback and each refusal counts once, under its reason, and changes no other counter.
 fn counters() -> Outcome {
     let scene = Scene::open()?;
     let debugfs = DebugFs::open(&scene.gpu)?;
@@ -586,7 +588,8 @@ fn counters() -> Outcome {
     );
     peer.detach()?;
 
-    // A peer that shares the object with one that is none, and then cannot pin it in VRAM.
+    // A peer shares the object with an importer that needs system memory, and then cannot pin it in
+    // VRAM.
     let before = debugfs.counters()?;
     let other = peer.reopen()?;
     peer.attach(&buffer, Mode::Dynamic)?;
@@ -605,7 +608,7 @@ fn counters() -> Outcome {
     other.detach()?;
     peer.detach()?;
 
-    // Pinned in VRAM, where the other one is refused.
+    // The object is pinned in VRAM, so the other importer is refused.
     let before = debugfs.counters()?;
     peer.attach(&buffer, Mode::Pinned)?;
     peer.pin()?;
@@ -615,7 +618,7 @@ fn counters() -> Outcome {
         libc::EOPNOTSUPP,
     )?;
     peer.detach()?;
-    // Only for system memory.
+    // An object that may only be in system memory.
     let system = scene.drm.create_flags(PAGE64, uapi::CREATE_SYSTEM)?;
     let system_buffer = system.export()?;
     peer.attach(&system_buffer, Mode::Dynamic)?;
@@ -633,7 +636,8 @@ fn counters() -> Outcome {
     Ok(())
 }
 
-/// Forced moves of everything, while peers and the CPU work and objects come and go.
+/// Forced moves of all objects, while peers and the CPU access them and objects are created and
+/// closed.
 fn storm() -> Outcome {
     let scene = Scene::with_route()?;
     let (a, _) = patterns();
@@ -656,7 +660,7 @@ fn storm() -> Outcome {
                     "evict" => text.to_string(),
                     _ => format!("{id} {text}"),
                 };
-                // Busy while the peer pins it, full while others fill VRAM.
+                // EBUSY while the peer has pinned the object, ENOSPC while others fill VRAM.
                 match debugfs.write("move", &text) {
                     Err(error) if ![libc::EBUSY, libc::ENOSPC].contains(&error.errno) => {
                         return Err(error.into());
@@ -715,7 +719,8 @@ fn storm() -> Outcome {
     Ok(())
 }
 
-/// Files that are open when the driver goes, and when its module does, are errors and no more.
+/// Accesses to files that are still open fail after the driver is unbound, and after its module is
+/// unloaded.
 fn unbind() -> Outcome {
     let scene = Scene::open()?;
     if module_users("vvram").is_none() {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Direct I/O to VRAM is not copied, on a machine that copies all DMA to system memory.
+//! Direct I/O to VRAM is not bounced, on a machine that bounces all DMA to system memory.
 
 use std::fs;
 
@@ -15,7 +15,8 @@ use vvram_tests::{check, check_eq, fail, igt_main, Outcome, Stop, SysError};
 const LEN: usize = 32 * PAGE;
 const HIGHEST: &str = "swiotlb/io_tlb_used_hiwater";
 
-/// The most slots of bounce buffers that were in use at a time while something was done.
+/// Returns the largest number of slots of bounce buffers that were in use at a time while `body`
+/// ran.
 #[track_caller]
 fn slots(body: impl FnOnce() -> Result<(), SysError>) -> Result<u64, Stop> {
     let path = mounted("debugfs", "/sys/kernel/debug")?.join(HIGHEST);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Files, io_uring and fio with buffers in VRAM, and what refuses them.
+//! Files, io_uring and fio with buffers in VRAM, and calls that refuse such buffers.
 
 use std::fs;
 use std::os::fd::AsRawFd;
@@ -45,7 +45,7 @@ impl Mounted {
     #[track_caller]
     fn ext4() -> Result<Self, Stop> {
         load("ext4")?;
-        // Nobody else may have it open while it is mounted.
+        // The disk must not be open while it is mounted.
         let disk = Disk::open()?.path().to_path_buf();
         run(Command::new("mkfs.ext4")
             .args(["-F", "-q"])
@@ -90,7 +90,7 @@ fn ext4() -> Outcome {
         fail!("read from ext4: {mismatch}");
     }
 
-    // The other way.
+    // The other direction.
     map.fill(b);
     let file = Direct::open(&to, true)?;
     file.transfer(Way::Write, Part::all(&map), 0)?;
@@ -147,7 +147,7 @@ fn fio() -> Outcome {
         String::from_utf8_lossy(&output.stderr)
     );
     check_eq!(pinned()?, before, "pages that stay pinned");
-    // Its buffers were in the object: that has what fio wrote last.
+    // The buffers of fio were in the object, which has the bytes that fio has written last.
     let map = object.map()?;
     let written = (0..map.len() / 8)
         .filter(|word| map.read(*word) != 0)
@@ -156,12 +156,12 @@ fn fio() -> Outcome {
     Ok(())
 }
 
-/// An io_uring without entries that anybody uses.
+/// An io_uring whose entries are not used.
 struct Ring(i32);
 
 impl Ring {
     fn new() -> Result<Self, SysError> {
-        // struct io_uring_params, of which nothing is asked.
+        // struct io_uring_params, with all fields zero.
         let mut params = [0u32; 30];
         // SAFETY: the structure has 120 bytes.
         let fd = unsafe { libc::syscall(libc::SYS_io_uring_setup, 4, params.as_mut_ptr()) };
@@ -171,7 +171,7 @@ impl Ring {
         Ok(Self(fd as i32))
     }
 
-    /// Pins a buffer for good.
+    /// Registers a buffer, which needs a long-term pin of its pages.
     fn register(&self, part: Part) -> Result<(), SysError> {
         const IORING_REGISTER_BUFFERS: u32 = 0;
         let buffer = libc::iovec {
@@ -217,7 +217,7 @@ fn fixed() -> Outcome {
     Ok(())
 }
 
-/// What is not direct I/O does not get the pages.
+/// Calls other than direct I/O do not get the pages.
 fn refused() -> Outcome {
     let drm = Drm::open()?;
     let object = create(&drm, PAGE)?;
@@ -267,7 +267,7 @@ fn refused() -> Outcome {
     Ok(())
 }
 
-/// The bytes of one transfer go to RAM and to VRAM.
+/// One transfer writes to RAM and to VRAM.
 fn mixed() -> Outcome {
     Expect::get()?.need_route()?;
     let drm = Drm::open()?;

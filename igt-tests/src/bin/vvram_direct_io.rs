@@ -22,7 +22,7 @@ fn create(drm: &Drm, pages: usize) -> Result<Gem<'_>, SysError> {
     drm.create_flags((pages * PAGE) as u64, CREATE_VRAM | CREATE_DIRECT_IO)
 }
 
-/// What a transfer between disk and VRAM has to end in.
+/// Does a transfer between disk and VRAM, and checks its result.
 #[track_caller]
 fn check_transfer(disk: &Disk, way: Way, part: Part, offset: u64) -> Result<bool, Stop> {
     let before = pinned()?;
@@ -60,7 +60,7 @@ fn read() -> Outcome {
         verify(&map, a, "VRAM as the CPU sees it")?;
         let layout = scene.bar.locate(&map)?;
         scene.check_vram(&layout, a, &[0, pages / 2, pages - 1])?;
-        // Another device sees the same.
+        // Another device reads the same bytes.
         let buffer = object.export()?;
         let peer = Peer::open()?;
         peer.attach(&buffer, Mode::Dynamic)?;
@@ -154,7 +154,7 @@ impl Drop for Loop {
     }
 }
 
-/// Neither a disk of another kind, nor a device on top of one that could do it.
+/// A disk without the feature refuses VRAM, and so does a loop device on top of a disk with it.
 fn without_feature() -> Outcome {
     let drm = Drm::open()?;
     let disk = Disk::open()?;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! VRAM that a disk accesses while it is unmapped, moved, used up or unbound.
+//! VRAM that a disk accesses while it is unmapped or moved, while VRAM is full, or while the driver
+//! is unbound.
 
 use std::fs;
 use std::os::fd::AsRawFd;
@@ -126,7 +127,7 @@ fn many() -> Outcome {
     let drm = Drm::open()?;
     let files = DebugFs::open(&PciDevice::vvram()?)?;
     let object = create(&drm, 1)?;
-    // More references than a pin counts for.
+    // More references than one pin of a page takes.
     let maps: Vec<Map> = (0..1100).map(|_| object.map()).collect::<Result<_, _>>()?;
     for map in &maps {
         map.write(0, 1);
@@ -137,7 +138,7 @@ fn many() -> Outcome {
     placed(&object, uapi::PLACEMENT_SYSTEM)
 }
 
-/// What is mapped does not move, and does again afterwards.
+/// An object does not move while it is mapped, and can move afterwards.
 fn moved() -> Outcome {
     let drm = Drm::open()?;
     let files = DebugFs::open(&PciDevice::vvram()?)?;
@@ -167,7 +168,7 @@ fn moved() -> Outcome {
     Ok(())
 }
 
-/// An object that a disk reads to, which does not go on, and that is not mapped any more.
+/// An object that is not mapped any more, but is the target of a disk read that is held up.
 struct Lingering<'a> {
     object: Gem<'a>,
     read: StalledRead,
@@ -187,7 +188,7 @@ fn lingering<'a>(drm: &'a Drm, disk: &Disk, pattern: Pattern) -> Result<Lingerin
     Ok(Lingering { object, read })
 }
 
-/// VRAM that a disk still writes to is not given to others.
+/// VRAM that a disk still writes to is not allocated.
 fn reused() -> Outcome {
     let (drm, disk) = (Drm::open()?, Disk::open()?);
     let (a, b) = patterns();
@@ -212,7 +213,7 @@ fn reused() -> Outcome {
     drm.await_vram_free(free)
 }
 
-/// An object that is mapped again while a disk still writes to it is the same.
+/// An object that is mapped again while a disk still writes to it has the same memory.
 fn again() -> Outcome {
     let (drm, disk) = (Drm::open()?, Disk::open()?);
     let files = DebugFs::open(&PciDevice::vvram()?)?;
@@ -237,8 +238,8 @@ fn again() -> Outcome {
     files.write("move", &away).map_err(Stop::from)
 }
 
-/// An object that a disk still reads to the last pages of can be mapped again: the others were not
-/// taken back.
+/// An object whose last pages a disk still writes to can be mapped again, because its other pages
+/// were not freed.
 fn in_part() -> Outcome {
     Expect::get()?.need_route()?;
     let (drm, disk) = (Drm::open()?, Disk::open()?);
@@ -268,7 +269,7 @@ fn in_part() -> Outcome {
     await_param(&drm, uapi::PARAM_VRAM_PINNED, 0)
 }
 
-/// How a device goes.
+/// How the device goes away.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Goes {
     Unbound,
@@ -278,7 +279,7 @@ enum Goes {
 }
 
 impl Goes {
-    /// Starts it; the process ends when the driver has let the device go.
+    /// Starts to remove the device; the process ends when the driver has released it.
     fn start(self, gpu: &PciDevice, monitor: &mut Monitor) -> Result<Child, Stop> {
         match self {
             Self::Unbound => Ok(Child::spawn(|| Ok(gpu.unbind("vvram")?))?),
@@ -298,7 +299,7 @@ impl Goes {
         }
     }
 
-    /// Lets the device come back.
+    /// Brings the device back.
     fn back(self, plug: &Plug, port: &PciDevice, monitor: &mut Monitor) -> Outcome {
         match self {
             Self::Unbound => plug.device().bind("vvram").map_err(Stop::from),
@@ -312,8 +313,8 @@ impl Goes {
     }
 }
 
-/// A device that goes waits for what the disk does, and says for whom. The next one has pages that a
-/// disk can access.
+/// The removal of a device waits for the disk, and logs the process that it waits for. The next
+/// device has pages that a disk can access.
 fn goes(how: Goes) -> Outcome {
     Expect::get()?.need_route()?;
     let plug = Plug::gpu()?;
@@ -328,7 +329,7 @@ fn goes(how: Goes) -> Outcome {
     let other = create(&drm, 1)?.map()?;
     other.write(0, 1);
     let id = object.info()?.id;
-    // Dropped after the disk goes on, if a check fails.
+    // If a check fails, this is dropped after the disk goes on.
     let mut going;
     let mut read = disk.stall_in_read(Part::all(&map))?;
     going = how.start(gpu, read.stalled.monitor())?;
@@ -353,7 +354,7 @@ fn goes(how: Goes) -> Outcome {
     check_eq!(pinned()?, 0, "pages that stay pinned");
     expect_errno("a mapping afterwards", object.map(), libc::ENODEV)?;
     how.back(&plug, &port, read.stalled.monitor())?;
-    // What is left of the old device goes while the new one works.
+    // The last references to the old device are dropped while the new one works.
     drop((map, other));
     drop(object);
     reads_to_vram(&disk)?;
@@ -376,7 +377,7 @@ fn reads_to_vram(disk: &Disk) -> Outcome {
     Ok(())
 }
 
-/// Evictions, signals and transfers at the same time.
+/// Evictions, signals and transfers, all at the same time.
 fn storm() -> Outcome {
     Expect::get()?.need_route()?;
     let drm = Drm::open()?;
@@ -484,7 +485,7 @@ fn killed() -> Outcome {
     drm.await_vram_free(free)
 }
 
-/// Opens the file by which any program of root can map pages of the pool of the BAR.
+/// Opens the file through which any program of root can map pages of the p2pdma pool of the BAR.
 fn open_pool(gpu: &PciDevice) -> Result<fs::File, SysError> {
     let path = format!("/sys/bus/pci/devices/{}/p2pmem/allocate", gpu.name());
     let file = fs::OpenOptions::new().read(true).write(true).open(path);
@@ -495,7 +496,7 @@ fn from_pool(pool: &fs::File) -> Result<Map, SysError> {
     Map::new(pool.as_raw_fd(), 0, PAGE)
 }
 
-/// The pages of the BAR are good for nobody else.
+/// The driver has all pages of the pool, so that no other program gets any.
 fn pool() -> Outcome {
     let drm = Drm::open()?;
     let gpu = PciDevice::vvram()?;
@@ -527,10 +528,11 @@ fn take_from_pool(gpu: &PciDevice, begun: &Steps, end: &Steps) -> Outcome {
     Ok(())
 }
 
-/// Somebody is faster than the driver, which does without pages then, and has them when it is bound
-/// once more.
+/// Another program takes a page before the driver does. The driver then works without struct pages,
+/// and has them when it is bound again.
 ///
-/// The pool is there for a moment before the driver takes it: the kernel logs a line meanwhile.
+/// The pool exists for a moment before the driver takes it, because the kernel logs a line in
+/// between.
 fn pool_taken() -> Outcome {
     const TRIES: u32 = 100;
     const TAKERS: u32 = 3;
@@ -559,7 +561,7 @@ fn pool_taken() -> Outcome {
         };
         let lines = log.lines();
         if outcome.is_some() {
-            // With the page still there.
+            // A rebind while the page is still mapped.
             Unbound::new(&gpu)?.rebind()?;
         }
         drop(takers);
@@ -578,7 +580,8 @@ fn pool_taken() -> Outcome {
     fail!("nobody was faster than the driver");
 }
 
-/// Runs a test with the driver loaded with a parameter, and without that afterwards.
+/// Loads the driver with a parameter, runs a test, and loads the driver without the parameter
+/// again.
 fn with(parameter: &str, body: fn() -> Outcome) -> Outcome {
     if module_users("vvram").is_none() {
         skip!("vvram is built into the kernel");
@@ -618,7 +621,7 @@ fn small() -> Outcome {
         "VRAM with pages"
     );
     disk.fill(a, 0, PAGES * PAGE)?;
-    // What is in the other part of VRAM is moved.
+    // Objects in the other part of VRAM are moved.
     let mut objects = Vec::new();
     while drm.vram_free()? >= 2 * SIZE {
         objects.push(create(&drm, PAGES)?);

@@ -2,10 +2,10 @@
 
 //! Direct I/O to VRAM that never ends by itself.
 //!
-//! The machine copies all DMA to system memory, which cannot be done for the memory of a BAR. Through
-//! a host bridge that is memory which cannot be mapped at the moment, so that the block layer tries
-//! again every few milliseconds, with the pages pinned. Neither the process nor the driver of the disk
-//! can end that.
+//! The machine bounces all DMA, which is not possible for the memory of a BAR. If the route goes
+//! through the host bridge, the mapping fails as if for want of resources, so the block layer tries
+//! again every few milliseconds, with the pages pinned. Neither the process nor the driver of the
+//! disk can end that.
 
 use std::sync::mpsc::Receiver;
 use std::thread;
@@ -25,7 +25,7 @@ use vvram_tests::{check, check_eq, fail, igt_main, Outcome, Stop, SysError};
 const LIMIT: Duration = Duration::from_secs(20);
 const PAGES: usize = 32;
 const SIZE: usize = PAGES * PAGE;
-/// How often the block layer has tried by then: every three milliseconds.
+/// Long enough for many retries of the block layer, which tries every three milliseconds.
 const MANY: Duration = Duration::from_millis(500);
 
 fn create(drm: &Drm) -> Result<Gem<'_>, SysError> {
@@ -41,7 +41,7 @@ fn start(disk: &Disk, map: &Map) -> Result<Receiver<i32>, Stop> {
     Ok(read)
 }
 
-/// Whether the log says that the driver has waited for an object of this process.
+/// Checks that the log names an object of this process, for which the driver has waited.
 fn is_named(log: &mut KernelLog, id: u64) -> Outcome {
     let wanted =
         format!("waiting for direct I/O to object {id} of {SIZE} bytes, which vvram_direct_st (");
@@ -53,7 +53,7 @@ fn is_named(log: &mut KernelLog, id: u64) -> Outcome {
     Ok(())
 }
 
-/// The device goes, with a read that is stuck: the read fails, and the device is gone.
+/// The device goes away while a read is stuck: the read fails, and the device is gone.
 fn goes(leave: impl FnOnce(&PciDevice) -> Result<Option<Unbound>, Stop>) -> Outcome {
     check_eq!(Expect::get()?, Expect::HostBridge, "the route");
     let (drm, disk) = (Drm::open()?, Disk::open()?);
@@ -76,7 +76,7 @@ fn goes(leave: impl FnOnce(&PciDevice) -> Result<Option<Unbound>, Stop>) -> Outc
     is_there()
 }
 
-/// The device works. No peer reaches it here.
+/// Checks that the device works, without a peer, because no peer reaches it on this machine.
 fn is_there() -> Outcome {
     let drm = Drm::open()?;
     let object = create(&drm)?;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! VRAM and what is pinned of it as regions of the cgroup controller dmem, which the next driver or
-//! a reset makes anew.
+//! VRAM and pinned VRAM as regions of the cgroup controller dmem, which a rebind or a reset
+//! registers again.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ fn capacity() -> Outcome {
     Ok(())
 }
 
-/// What a group has in VRAM is counted and limited; the rest lives in system memory.
+/// The VRAM of a group is counted and limited; the rest of its objects is in system memory.
 fn limit() -> Outcome {
     let group = Group::new("limit")?;
     let (seed, _) = patterns();
@@ -65,7 +65,7 @@ fn limit() -> Outcome {
             drm.create(MIB),
             libc::ENOSPC,
         )?;
-        // There is room for others.
+        // There is room for other groups.
         check!(drm.vram_free()? >= MIB, "VRAM is full");
         drop(kept);
         Ok(())
@@ -74,7 +74,7 @@ fn limit() -> Outcome {
     group.await_current(0)
 }
 
-/// Memory of processes in VRAM is no VRAM of their group: it counts as memory.
+/// Memory of processes in VRAM does not count as VRAM of their group, but as memory.
 fn processes() -> Outcome {
     const PAGES: usize = 64;
     let group = Group::new("processes")?;
@@ -97,8 +97,7 @@ fn processes() -> Outcome {
     child.join("the group", Duration::from_secs(60))
 }
 
-/// The regions are at any time those of the device which is there, whoever still has objects of the
-/// one before.
+/// The regions belong to the current device, also while objects of the device before still exist.
 fn renewed(name: &str, renew: impl Fn(&PciDevice) -> Outcome) -> Outcome {
     let gpu = PciDevice::vvram()?;
     let group = Group::new(name)?;
@@ -115,7 +114,7 @@ fn renewed(name: &str, renew: impl Fn(&PciDevice) -> Outcome) -> Outcome {
             Some(0),
             "VRAM that the group has of the new device"
         );
-        // Limits are those of the new device.
+        // Limits apply to the new device.
         group.set("max", MIB)?;
         let new = Drm::open()?;
         let kept = new.create(MIB)?;
@@ -126,7 +125,7 @@ fn renewed(name: &str, renew: impl Fn(&PciDevice) -> Outcome) -> Outcome {
         other.map()?.fill(b);
         placed(&other, uapi::PLACEMENT_SYSTEM)?;
         check_eq!(group.current(), Some(MIB), "VRAM of the group");
-        // What is given back was the old one's.
+        // The memory that is freed now belongs to the old device.
         drop(before);
         drop(old);
         check_eq!(group.current(), Some(MIB), "VRAM of the group");

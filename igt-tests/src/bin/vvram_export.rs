@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Objects that move, and of which importers get VRAM or nothing.
+//! Objects that may move, and that importers get in VRAM or not at all.
 
 use vvram_tests::debugfs::{difference, DebugFs};
 use vvram_tests::drm::Gem;
@@ -17,7 +17,7 @@ const EXPORT: u32 = EITHER | uapi::CREATE_EXPORT_VRAM_OR_FAIL;
 const VRAM: u32 = uapi::PLACEMENT_VRAM;
 const SYSTEM: u32 = uapi::PLACEMENT_SYSTEM;
 
-/// The flag says something about exports only, and is told by GEM_INFO and debugfs.
+/// The flag affects exports only, and is shown by GEM_INFO and debugfs.
 fn flags() -> Outcome {
     let scene = Scene::open()?;
     let debugfs = DebugFs::open(&scene.gpu)?;
@@ -48,7 +48,8 @@ fn flags() -> Outcome {
     Ok(())
 }
 
-/// Who cannot reach VRAM is refused with the reason; the kernel's own access is no import.
+/// An importer that cannot reach VRAM is refused with the reason; a vmap by the kernel is no
+/// import.
 fn refused() -> Outcome {
     let scene = Scene::open()?;
     let (a, _) = patterns();
@@ -75,7 +76,8 @@ fn refused() -> Outcome {
     Ok(())
 }
 
-/// One that needs system memory does not take it from those who have VRAM.
+/// An importer that needs system memory is refused, and does not move the object of importers that
+/// have it in VRAM.
 fn no_compromise() -> Outcome {
     let scene = Scene::with_route()?;
     let (a, b) = patterns();
@@ -100,7 +102,8 @@ fn no_compromise() -> Outcome {
     scene.check_vram(&layout, b, &[1])
 }
 
-/// Checks that an importer cannot have the object, which stays where it is, and that it is counted.
+/// Checks that an importer cannot map the object, that the object does not move, and that the
+/// refusal is counted.
 fn cannot(scene: &Scene, object: &Gem<'_>, errno: i32, reason: &str) -> Outcome {
     let peer = &scene.peer;
     let debugfs = DebugFs::open(&scene.gpu)?;
@@ -123,7 +126,7 @@ fn cannot(scene: &Scene, object: &Gem<'_>, errno: i32, reason: &str) -> Outcome 
     placed(object, SYSTEM)
 }
 
-/// For want of room the object moves, and comes back for its importers or not at all.
+/// Without room in VRAM the object is evicted. Importers get it only when it can move back.
 fn no_room() -> Outcome {
     let scene = Scene::with_route()?;
     let (a, b) = patterns();
@@ -148,7 +151,7 @@ fn no_room() -> Outcome {
     cannot(&scene, &object, libc::ENOSPC, "no-vram")?;
     expect_errno("a pin", pinning.pin(), libc::ENOSPC)?;
     check_eq!(object.info()?.pinned, 0, "pinned after the failure");
-    // The CPU can have it.
+    // The CPU can access it.
     cpu_reads(&map, a, &[0, 1, 2, 3])?;
     map.fill(b);
     placed(&object, SYSTEM)?;
@@ -166,7 +169,7 @@ fn no_room() -> Outcome {
     cpu_reads(&map, b, &[1, 3])
 }
 
-/// What the kernel holds in system memory is not to be had either.
+/// An object that a vmap keeps in system memory cannot be imported either.
 fn kernel_holds() -> Outcome {
     let scene = Scene::with_route()?;
     let (a, _) = patterns();

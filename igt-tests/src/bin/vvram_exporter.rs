@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What debugfs says about who exported a buffer, and about buffers that importers alone keep.
+//! The files in debugfs that name the exporting process of a buffer, and buffers that only
+//! importers keep.
 
 use std::fs;
 use std::thread;
@@ -21,10 +22,11 @@ use vvram_tests::{check, check_eq, expect_errno, igt_main, Outcome, Stop};
 const PAGE64: u64 = PAGE as u64;
 const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 const LIMIT: Duration = Duration::from_secs(20);
-/// How often an export is tried whose handle is closed meanwhile, and how many are enough.
+/// How often an export is tried whose handle is closed meanwhile, and how many successes are
+/// enough.
 const ATTEMPTS: usize = 20;
 const SWAPPED: usize = 3;
-/// How long the reservation is held at least, and an export waits for it.
+/// The least time for which the reservation is held, and for which an export waits for it.
 const WHILE: Duration = Duration::from_millis(10);
 
 /// The number of a client.
@@ -35,7 +37,7 @@ fn client(drm: &Drm) -> Result<u64, Stop> {
         .map_err(|_| Stop::fail(format_args!("drm-client-id is {id:?}")))
 }
 
-/// Who exported a buffer, by the listing.
+/// Checks the exporting client and process of a buffer, as they are listed.
 #[track_caller]
 fn exported_by(buffer: &Buffer, want: (u64, u32, &str), name: &str) -> Outcome {
     check_eq!(
@@ -62,7 +64,7 @@ fn usage(debugfs: &DebugFs) -> Result<[u64; 5], Stop> {
     Ok(numbers)
 }
 
-/// The exporter is named as it was, when it is gone and others have the buffer.
+/// The exporting process is still named after its exit, while other processes have the buffer.
 fn origin() -> Outcome {
     let scene = Scene::open()?;
     let debugfs = DebugFs::open(&scene.gpu)?;
@@ -72,7 +74,7 @@ fn origin() -> Outcome {
     exported_by(&debugfs.buffer(id)?, (0, 0, ""), "")?;
     check_eq!(debugfs.buffer(id)?.orphan, false, "orphan");
 
-    // An export for which there is no file descriptor is none.
+    // An export that fails for want of a file descriptor does not count.
     let before = usage(&debugfs)?;
     let result = without_fds(|| object.export());
     expect_errno("export without a file descriptor", result, libc::EMFILE)?;
@@ -94,7 +96,8 @@ fn origin() -> Outcome {
     exported_by(&debugfs.buffer(id)?, by_child, "")?;
     check_eq!(debugfs.buffer(id)?.inode, buffer.inode()?, "inode");
 
-    // Another client, and another process, have it now, and export it again: it is the same buffer.
+    // Another client, and another process, have the buffer now and export it again, which gives the
+    // same buffer.
     let imported = other.import(&buffer)?;
     let again = imported.export()?;
     check_eq!(
@@ -104,11 +107,11 @@ fn origin() -> Outcome {
     );
     exported_by(&debugfs.buffer(id)?, by_child, "")?;
 
-    // A name that is given later is that of the buffer.
+    // A name that is set later replaces the one that is listed for the buffer.
     buffer.set_name("frame 1=\n")?;
     exported_by(&debugfs.buffer(id)?, by_child, "frame\\x201=\\x0a")?;
 
-    // A new export is one of the process, and of the client, that make it.
+    // A new export belongs to the process and the client that make it.
     drop((buffer, again, imported));
     object.close()?;
     other.set_name("renderer-7")?;
@@ -158,7 +161,7 @@ fn orphans() -> Outcome {
     drop(buffer);
     drop(object);
     is_orphan(false, "with a file descriptor")?;
-    // A mapping of the CPU keeps it as well.
+    // A mapping of the CPU keeps the buffer, too.
     let map = second.map()?;
     drop(second);
     is_orphan(false, "with a mapping")?;
@@ -182,8 +185,8 @@ fn orphans() -> Outcome {
     more([0; 5])
 }
 
-/// A handle that is closed, and is that of another object then, while it is exported: that is
-/// exported, and no buffer comes to be that nobody exported.
+/// A handle is closed and reused for another object while it is exported: one of the objects is
+/// exported, and no buffer is listed without an exporting process.
 fn reused() -> Outcome {
     let scene = Scene::open()?;
     let debugfs = DebugFs::open(&scene.gpu)?;
@@ -191,12 +194,13 @@ fn reused() -> Outcome {
     let this = client(drm)?;
     let mut swapped = 0;
     for _ in 0..ATTEMPTS {
-        // The DRM core gives out the lowest number that is free.
+        // The DRM core uses the lowest free number for a new handle.
         let handle = drm.create_flags(PAGE64, EITHER)?.leak();
         let buffer = drm.export(handle, 0)?;
         peer.attach(&buffer, Mode::Dynamic)?;
         let (measured, exported, next) = thread::scope(|scope| {
-            // This has the reservation, for which an export waits when it has found the object.
+            // The measurement holds the reservation, for which an export waits after it has looked
+            // the object up.
             let measuring = scope.spawn(|| peer.measure(uapi::EDU_PEER_MEASURE_MAX));
             thread::sleep(WHILE);
             let exporting = scope.spawn(|| drm.export(handle, 0));
@@ -213,7 +217,7 @@ fn reused() -> Outcome {
         check_eq!(next?, handle, "handle of the next object");
         let exported = exported?;
         let inode = exported.inode()?;
-        // Before the next export says whose it is.
+        // Before the next export records its process.
         for buffer in debugfs.buffers()?.iter().filter(|buffer| buffer.exported) {
             check_eq!(buffer.client, this, "client that exported a buffer");
         }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What goes wrong and is told: moves that fail, waits that are too long, buffers that cannot be
-//! copied, and an unbind that two hold up.
+//! Failures and how they are reported: moves that fail, waits that time out, buffers that cannot be
+//! copied, and an unbind that has to wait for two holders.
 
 use std::time::Duration;
 
@@ -26,10 +26,10 @@ const PAGE64: u64 = PAGE as u64;
 const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 const LIMIT: Duration = Duration::from_secs(20);
 const FENCE: &str = "dma_fence_default_wait";
-/// What a tracepoint says where a system call says EINTR.
+/// The errno in a tracepoint where the system call returns EINTR.
 const ERESTARTSYS: i32 = 512;
 
-/// An object of which events are recorded.
+/// An object whose events are recorded.
 struct Traced<'a> {
     scene: &'a Scene,
     trace: Trace,
@@ -85,7 +85,7 @@ impl<'a> Traced<'a> {
     }
 }
 
-/// Lets a child call something, and ends that by a signal.
+/// Runs a call in a child, and interrupts it by a signal.
 fn interrupted(call: impl FnOnce() -> Outcome) -> Outcome {
     let told = Steps::new()?;
     let mut child = Child::spawn(|| {
@@ -97,7 +97,8 @@ fn interrupted(call: impl FnOnce() -> Outcome) -> Outcome {
     child.join("the call that a signal ends", LIMIT)
 }
 
-/// The move of a pin and that of an eviction, ended by a signal: the events say so.
+/// A signal interrupts the move for a pin, and the move of an eviction, and the events have the
+/// error.
 fn interrupted_moves() -> Outcome {
     let scene = Scene::with_route()?;
     let (a, _) = patterns();
@@ -155,7 +156,7 @@ fn interrupted_moves() -> Outcome {
     cpu_reads(&t.map, a, &[0, 1])
 }
 
-/// A move that has no room does not begin: importers keep what they have.
+/// A move for which there is no room does not begin, and importers keep their mappings.
 fn no_room() -> Outcome {
     let scene = Scene::with_route()?;
     let (a, _) = patterns();
@@ -191,8 +192,8 @@ fn no_room() -> Outcome {
     )
 }
 
-/// A fence that does not signal: a pin gives up after 15 s, and so does a map. Neither moves, nor
-/// leaves anything.
+/// A fence does not signal: a pin fails after 15 s, and so does a map. Neither moves the object or
+/// leaves anything behind.
 fn timeout() -> Outcome {
     let scene = Scene::with_route()?;
     let (a, _) = patterns();
@@ -253,7 +254,8 @@ fn timeout() -> Outcome {
     Ok(())
 }
 
-/// A buffer that the CPU cannot map, the BAR of another device, is no source and no target.
+/// A buffer that the CPU cannot map, the BAR of another device, can be neither the source nor the
+/// destination of a copy.
 fn no_vmap() -> Outcome {
     let scene = Scene::with_route()?;
     let (a, _) = patterns();
@@ -281,7 +283,7 @@ fn no_vmap() -> Outcome {
             check!(buffer.is_idle()?, "a fence of the copy is in the buffer");
         }
         cpu_reads(&map, a, &[0, 1])?;
-        // The object is as good as before.
+        // The object still works.
         drm.copy((&object, 0), (&object, PAGE64), PAGE64)?
             .finish()?;
         check_eq!(
@@ -294,7 +296,7 @@ fn no_vmap() -> Outcome {
     works()
 }
 
-/// An unbind that a device and the kernel hold up names both, and later who is left.
+/// An unbind that waits for a device and for the kernel logs both, and later the one that is left.
 fn two_holders() -> Outcome {
     let scene = Scene::with_route()?;
     let (a, _) = patterns();

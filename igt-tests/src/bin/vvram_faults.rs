@@ -31,11 +31,11 @@ use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome, Stop, 
 
 const PAGE64: u64 = PAGE as u64;
 const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
-/// What one page table maps.
+/// The size that one page table maps.
 const TABLE: u64 = 2 << 20;
-/// What the allocation of memory and the copy of arguments may return.
+/// The errors that an allocation of memory and a copy of arguments may return.
 const USUAL: [i32; 2] = [libc::ENOMEM, libc::EFAULT];
-/// What must not fail needs no memory.
+/// No error: the operation must not fail, so it must not need memory.
 const NONE: [i32; 0] = [];
 
 fn nothing<S>(_: &mut S) -> Result<(), SysError> {
@@ -194,14 +194,14 @@ fn ioctls() -> Outcome {
     Ok(())
 }
 
-/// Memory of this process moves to VRAM, and back.
+/// Memory of this process migrates to VRAM, and back.
 fn svm() -> Outcome {
     const PAGES: usize = 20;
     let mut faults = Faults::new()?;
     let prepare = || Ok((Drm::open()?, svm::filled(PAGES, patterns().0)?));
     faults.sweep(
         "SVM_MIGRATE",
-        // A page that cannot be allocated counts as one that is in use.
+        // A page that cannot be allocated is reported like a page that is in use.
         &[libc::ENOMEM, libc::EFAULT, libc::EBUSY],
         prepare,
         |(drm, map)| drm.svm_migrate(map, 0..PAGES),
@@ -220,7 +220,7 @@ fn svm() -> Outcome {
     )
 }
 
-/// Copies, for which the kernel maps what is not ours, with fences of all kinds.
+/// Copies with fences of all kinds; for imported buffers the kernel makes a vmap.
 fn copies() -> Outcome {
     let mut faults = Faults::new()?;
     for (name, kind) in [("heap", Kind::Heap), ("udmabuf", Kind::Udmabuf)] {
@@ -263,7 +263,7 @@ fn prime() -> Outcome {
     Ok(())
 }
 
-/// Lets the kernel write to each page, whose faults then end with an error and not with a signal.
+/// Makes the kernel write to each page, so that a fault fails with an error and not with a signal.
 fn populate(zero: &File, map: &Map) -> Result<(), SysError> {
     let base = map.address().as_ptr().cast::<libc::c_void>();
     for page in 0..map.pages() {
@@ -290,7 +290,8 @@ fn mmap() -> Outcome {
             Ok((map, drm))
         }
     };
-    // What is next to two page tables' worth may have page tables, but not those of all of it.
+    // A mapping of the size of two page tables needs at least one table that its neighbours do not
+    // have.
     for (name, flags, size) in [
         ("page fault, VRAM", EITHER, 2 * TABLE),
         ("page fault, system", uapi::CREATE_SYSTEM, 2 * TABLE),
@@ -500,7 +501,7 @@ fn user_memory() -> Outcome {
     )
 }
 
-/// What a peer is asked of its mapping, and the end of a pin.
+/// The queries of a mapping of the peer, and the end of a pin.
 fn questions() -> Outcome {
     let scene = Scene::with_route()?;
     let mut faults = Faults::new()?;
@@ -554,7 +555,7 @@ fn questions() -> Outcome {
     )
 }
 
-/// The end of everything, with somebody who has a buffer mapped.
+/// An unbind while an importer has a buffer mapped.
 fn unbind() -> Outcome {
     let scene = Scene::with_route()?;
     let gpu = scene.gpu.clone();
@@ -562,7 +563,7 @@ fn unbind() -> Outcome {
     for mode in [Mode::Dynamic, Mode::Revocable] {
         faults.sweep(
             &format!("unbind, {mode:?}"),
-            // Of the write that asks for it.
+            // The errors of the write to the file `unbind`.
             &USUAL,
             || {
                 let it = Object::exported(EITHER)?;
@@ -604,7 +605,7 @@ fn pins() -> Outcome {
     Ok(())
 }
 
-/// A move while an importer has it, there and back.
+/// A move of an object that an importer has mapped, to system memory and back.
 fn moves() -> Outcome {
     let scene = Scene::with_route()?;
     let mut faults = Faults::new()?;
@@ -743,7 +744,7 @@ fn probe() -> Outcome {
     for (device, driver) in devices {
         faults.sweep(
             &format!("probe of {driver}"),
-            // That of a BAR that is requested is EBUSY, for want of memory too.
+            // A failed request of a BAR returns EBUSY, also for want of memory.
             &[libc::ENOMEM, libc::EFAULT, libc::EBUSY],
             || {
                 Unbound::new(&device)?.keep();
@@ -760,7 +761,7 @@ fn probe() -> Outcome {
     Ok(())
 }
 
-/// What wakes the device.
+/// The operations that resume the device.
 fn resume() -> Outcome {
     let scene = Scene::with_route()?;
     let auto = Auto::new(&scene.gpu)?;
@@ -789,7 +790,8 @@ fn resume() -> Outcome {
     )
 }
 
-/// Objects in VRAM of a device that is awake, with patterns in them that VRAM loses.
+/// Objects with patterns, in the VRAM of a device that is awake and that loses the content of VRAM
+/// in a suspend.
 struct InVram<'a> {
     power: &'a Manual<'a>,
     lost: &'a RefCell<Option<String>>,
@@ -812,10 +814,10 @@ impl<'a> InVram<'a> {
             held.push((map, pattern));
             last = (object.info()?.id, object.leak());
         }
-        // Until those who have just used it are done.
+        // Wait until the last users of the device are done.
         power.off_at_last()?;
         power.on()?;
-        // The suspend has moved what may live in system memory.
+        // The suspend has moved the object that may be in system memory.
         DebugFs::open(power.device())?.write("move", &format!("{} vram", last.0))?;
         check_eq!(
             drm.info(last.1)?.placement,
@@ -844,7 +846,7 @@ impl Drop for InVram<'_> {
     }
 }
 
-/// What suspends a device whose VRAM loses its content then, and what wakes it.
+/// The suspend of a device whose VRAM loses its content, and the resume.
 fn suspend() -> Outcome {
     lossy(|| {
         let gpu = PciDevice::vvram()?;
@@ -853,7 +855,7 @@ fn suspend() -> Outcome {
         let mut faults = Faults::new()?;
         faults.sweep(
             "suspend, VRAM is lost",
-            // Who lacks memory asks to be suspended later.
+            // Without memory the suspend is tried again later.
             &[libc::ENOMEM, libc::EFAULT, libc::EAGAIN],
             || InVram::new(&power, &lost),
             |it| it.power.off(),
@@ -876,8 +878,8 @@ fn suspend() -> Outcome {
     })
 }
 
-/// What workers do, with their allocations failing: they have none, and all that was promised is
-/// kept.
+/// The work of workers while allocations in workers fail: they allocate nothing, so everything that
+/// was queued is done.
 fn workers() -> Outcome {
     let scene = Scene::with_route()?;
     let debugfs = DebugFs::open(&scene.gpu)?;
@@ -889,13 +891,13 @@ fn workers() -> Outcome {
     ] {
         let before = Snapshot::take()?;
         let workers = Workers::new(code, 1)?;
-        // It finds the code: an ioctl fails if this thread is one of those that may.
+        // The injection works: an ioctl fails if this thread is included.
         let (result, own) = workers.with_me(|| match code {
             Code::Module("edu_peer") => scene.peer.reopen().map(drop),
             _ => scene.drm.create(PAGE64).map(drop),
         })?;
         expect_errno("an operation without memory", result, libc::ENOMEM)?;
-        // A move by the engine, there and back, under an importer.
+        // A move by the engine, to system memory and back, with an importer.
         let shared = share(&scene.drm, 4)?;
         shared.map.fill(a);
         scene.peer.attach(&shared.buffer, Mode::Dynamic)?;
@@ -912,7 +914,7 @@ fn workers() -> Outcome {
         let bytes = other.finish_write()?;
         check_eq!(bytes, 64, "bytes of a transfer in the background");
         check_eq!(shared.map.byte(63), 0x5a, "the last of them");
-        // A copy of an import, which a worker gives back.
+        // A copy of an import, which a worker releases.
         let import = Imported::new(Kind::Heap)?;
         for _ in 0..2 {
             import.drm.copy_raw(&VvramGemCopy {
@@ -933,7 +935,8 @@ fn workers() -> Outcome {
         drop(auto);
         let failed = workers.injected() - own;
         println!("{code:?}: {failed} allocations of workers failed");
-        // What finishes jobs must not wait for memory. KASAN itself allocates when memory is freed.
+        // The code that ends jobs must not wait for memory. KASAN itself allocates when memory is
+        // freed.
         check!(
             failed == 0 || misc::has_kasan(),
             "a worker with {code:?} in its stack has allocated"
@@ -944,7 +947,7 @@ fn workers() -> Outcome {
     works()
 }
 
-/// A probe by a worker, which is where allocations of a worker are sure to fail.
+/// A probe by a worker, in which allocations are sure to fail.
 fn probing_worker() -> Outcome {
     let gpu = PciDevice::vvram()?;
     for interval in 1..=if misc::soak() > 1 { 50 } else { 3 } {
@@ -962,7 +965,7 @@ fn probing_worker() -> Outcome {
             failed.is_some_and(|failed| failed > 0 || interval > 3),
             "the probe by a worker did nothing, or no allocation of it failed"
         );
-        // Waits for the worker.
+        // This waits for the worker.
         reload("vvram", &[])?;
         drop(probe);
         works()?;
@@ -971,7 +974,7 @@ fn probing_worker() -> Outcome {
     Ok(())
 }
 
-/// Closing the last file of everything.
+/// The close of the last file of each kind.
 fn release() -> Outcome {
     let scene = Scene::with_route()?;
     let mut faults = Faults::new()?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What fdinfo says about the memory of a client, and what is pinned on its behalf.
+//! The keys of fdinfo about the memory of a client, and about VRAM that is pinned on its behalf.
 
 use vvram_tests::debugfs::DebugFs;
 use vvram_tests::drm::Drm;
@@ -60,7 +60,8 @@ fn memory(drm: &Drm, what: &str, want: &[(&str, u64)]) -> Outcome {
     Ok(())
 }
 
-/// Objects count where they may be, and are resident where they are.
+/// Objects count as total in each region where they may be placed, and as resident in the region
+/// where they are.
 fn regions() -> Outcome {
     let drm = Drm::open()?;
     let debugfs = DebugFs::open(&PciDevice::vvram()?)?;
@@ -97,7 +98,7 @@ fn regions() -> Outcome {
         &[("resident-vram0", 10), ("resident-system", 5)],
     )?;
 
-    // What is shared is there for each client.
+    // A shared object counts for each client.
     let other = drm.reopen()?;
     let buffer = either.export()?;
     let imported = other.import(&buffer)?;
@@ -127,7 +128,7 @@ fn regions() -> Outcome {
     )
 }
 
-/// Checks what is pinned on behalf of two clients, and on the device.
+/// Checks how much is pinned on behalf of two clients, and on the device.
 #[track_caller]
 fn pinned(what: &str, want: [(&Drm, u64); 2], device: u64) -> Outcome {
     for (index, (drm, pages)) in want.into_iter().enumerate() {
@@ -147,14 +148,14 @@ fn pinned(what: &str, want: [(&Drm, u64); 2], device: u64) -> Outcome {
     Ok(())
 }
 
-/// A pin is on the account of the client that exported, whoever has handles.
+/// A pin is on the account of the client that exported the object, whichever clients have handles.
 fn two_clients() -> Outcome {
     let scene = Scene::with_route()?;
     let (a, b) = (&scene.drm, scene.drm.reopen()?);
     let mine = a.create_flags(2 * PAGE64, EITHER)?;
     let buffer = mine.export()?;
     let theirs = b.import(&buffer)?;
-    // Exported again, by the other one: the dma-buf is the same.
+    // The other client exports the object, too: the dma-buf is the same.
     let again = theirs.export()?;
     check_eq!(
         again.inode()?,
@@ -169,7 +170,7 @@ fn two_clients() -> Outcome {
     peers[0].attach(&again, Mode::Pinned)?;
     peers[0].pin()?;
     pinned("one pin", [(a, 2), (&b, 0)], 2)?;
-    // The same object once more.
+    // A second pin of the same object.
     peers[1].attach(&buffer, Mode::Revocable)?;
     peers[1].pin()?;
     pinned("pinned twice", [(a, 2), (&b, 0)], 2)?;
@@ -185,7 +186,7 @@ fn two_clients() -> Outcome {
     pinned("none", [(a, 0), (&b, 0)], 0)
 }
 
-/// What is pinned stays on the account of a client that is gone, and on that of the device.
+/// Pinned VRAM stays on the account of a client that is gone, and on that of the device.
 fn client_gone() -> Outcome {
     let scene = Scene::with_route()?;
     let (b, c) = (&scene.drm, scene.drm.reopen()?);
@@ -206,7 +207,7 @@ fn client_gone() -> Outcome {
     pinned("the client is gone", [(b, 0), (&c, 0)], 2)?;
     peer.detach()?;
     pinned("no pin", [(b, 0), (&c, 0)], 0)?;
-    // Pinned again, it is still the account of who exported it.
+    // A later pin is still on the account of the client that exported the object.
     peer.attach(&buffer, Mode::Pinned)?;
     peer.pin()?;
     pinned("pinned again", [(b, 0), (&c, 0)], 2)?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What importers get that cannot be revoked, by the policy of the device.
+//! The policies of the device for importers that cannot be revoked.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ const ONLY: u32 = uapi::CREATE_VRAM;
 const SIZE: u64 = 4 * PAGE as u64;
 const LAST: usize = 3;
 
-/// The policy of a device, set back when it is dropped.
+/// The policy of a device; the drop of this restores the default.
 struct Policy(DebugFs);
 
 impl Policy {
@@ -29,7 +29,7 @@ impl Policy {
         Ok(Self(debugfs))
     }
 
-    /// What the file says by a name.
+    /// Returns the value of a name in the file.
     fn word(&self, name: &str) -> Result<Option<String>, Stop> {
         let text = self.0.read("unrevocable")?;
         Ok(words(&text).get(name).map(|word| (*word).to_string()))
@@ -56,7 +56,8 @@ fn only(object: &Gem<'_>) -> Result<Attachment, Stop> {
     Ok(list[0].clone())
 }
 
-/// They get system memory, or nothing where that is not possible; others are not concerned.
+/// Importers that cannot be revoked get system memory, or are refused where that is not possible.
+/// Other importers are not affected.
 fn refuse() -> Outcome {
     let scene = Scene::with_route()?;
     let policy = Policy::set(&scene, "refuse")?;
@@ -114,7 +115,7 @@ fn refuse() -> Outcome {
     Ok(())
 }
 
-/// An unbind does not wait for those that have system memory only, and they keep that.
+/// An unbind does not wait for importers that have system memory only, and they keep it.
 fn refuse_unbind() -> Outcome {
     let scene = Scene::with_route()?;
     let policy = Policy::set(&scene, "refuse")?;
@@ -150,7 +151,8 @@ fn refuse_unbind() -> Outcome {
     works()
 }
 
-/// They may pin so much; the rest is refused, before anybody else is evicted for it.
+/// Importers that cannot be revoked may pin up to a limit; more is refused, before other objects
+/// are evicted for it.
 fn limit() -> Outcome {
     let scene = Scene::with_route()?;
     let policy = Policy::set(&scene, &(2 * SIZE - 1).to_string())?;
@@ -177,7 +179,7 @@ fn limit() -> Outcome {
 
     let one = pinned(&first.1)?;
     policy.held(SIZE)?;
-    // Of one object it is the same memory.
+    // A second pin of an object pins the same memory.
     let two = pinned(&first.1)?;
     policy.held(SIZE)?;
     let late = scene.peer.reopen()?;
@@ -191,7 +193,7 @@ fn limit() -> Outcome {
         [("pin-refused".to_string(), "not-revocable".to_string(), 1)],
         "counters"
     );
-    // It is not about those that can be told.
+    // The limit does not apply to importers that can be revoked.
     let revocable = scene.peer.reopen()?;
     revocable.attach(&second.1, Mode::Revocable)?;
     revocable.pin_and_map(Mode::Revocable)?;
@@ -219,7 +221,8 @@ fn limit() -> Outcome {
     Ok(())
 }
 
-/// What one client has exported may have pinned so much, whoever pins; that of others is their own.
+/// The objects that one client has exported may be pinned up to a limit, whichever process pins.
+/// Other clients have their own limits.
 fn client() -> Outcome {
     let scene = Scene::with_route()?;
     let debugfs = DebugFs::open(&scene.gpu)?;
@@ -262,7 +265,7 @@ fn client() -> Outcome {
     outcome
 }
 
-/// The module parameter is what a device begins with.
+/// The module parameter sets the initial policy of a device.
 fn parameter() -> Outcome {
     if module_users("vvram").is_none() {
         skip!("vvram is built into the kernel");
@@ -291,7 +294,7 @@ fn parameter() -> Outcome {
     works()
 }
 
-/// Without a policy an unbind waits for them.
+/// With the default policy an unbind waits for importers that cannot be revoked.
 fn accept() -> Outcome {
     let scene = Scene::with_route()?;
     let policy = DebugFs::open(&scene.gpu)?;

@@ -76,7 +76,8 @@ fn mapped() -> Outcome {
     Ok(())
 }
 
-/// One that cannot: the device stays until it has let go, and the kernel says who it is.
+/// An importer that cannot be revoked: the device stays until it has detached, and the kernel logs
+/// its name.
 fn pinned() -> Outcome {
     let scene = Scene::with_route()?;
     let plug = Plug::gpu()?;
@@ -107,7 +108,7 @@ fn pinned() -> Outcome {
         !monitor.unplugged(plug.id(), Duration::from_secs(1))?,
         "the device was unplugged under a mapping"
     );
-    // What the importer has is still good.
+    // The mapping of the importer still works.
     peer_reads(peer, a, &[0, 1])?;
     peer.unmap()?;
     plug.gone(&mut monitor)?;

@@ -38,7 +38,7 @@ fn attached(buffer: &DmaBuf, want: &[&str]) -> Outcome {
     )))
 }
 
-/// Checks all that is told about an imported object of the test.
+/// Checks all information about an imported object of the test.
 #[track_caller]
 fn described(object: &Gem<'_>) -> Outcome {
     let info = object.info()?;
@@ -60,7 +60,8 @@ fn described(object: &Gem<'_>) -> Outcome {
     Ok(())
 }
 
-/// Every kind of exporter: what is told, who is attached, and the bytes both ways.
+/// For every kind of exporter: the information about the import, the attachments, and the bytes in
+/// both directions.
 fn foreign() -> Outcome {
     let gpu = PciDevice::vvram()?;
     let drm = Drm::open()?;
@@ -87,7 +88,7 @@ fn foreign() -> Outcome {
         }
         drop(object);
         attached(buffer, &[])?;
-        // The mapping is one of the exporter, which does not need the object.
+        // The mapping is one of the exporter, and does not need the object.
         if let Err(mismatch) = ours.verify(b) {
             fail!("{kind:?}: after the handle was closed: {mismatch}");
         }
@@ -95,7 +96,7 @@ fn foreign() -> Outcome {
     Ok(())
 }
 
-/// The same buffer is the same handle, and an export of it the same buffer.
+/// A second import of a buffer gives the same handle, and its export gives the same buffer.
 fn same_buffer() -> Outcome {
     let gpu = PciDevice::vvram()?;
     let drm = Drm::open()?;
@@ -122,7 +123,7 @@ fn same_buffer() -> Outcome {
         drop(object);
         attached(buffer, &[gpu.name()])?;
         described(&other)?;
-        // A handle that was closed may be made anew.
+        // A buffer can be imported again after its handle was closed.
         let again = drm.import(&other.export()?)?;
         described(&again)?;
         drop((again, other));
@@ -131,7 +132,7 @@ fn same_buffer() -> Outcome {
     Ok(())
 }
 
-/// The buffer lives as long as the object, and no longer.
+/// The buffer exists as long as the object, and no longer.
 fn close_orders() -> Outcome {
     let (a, _) = patterns();
     for kind in KINDS {
@@ -180,7 +181,7 @@ fn killed() -> Outcome {
     Ok(())
 }
 
-/// Unbinding the importer detaches it, whatever fds are open; the buffer is not its own.
+/// An unbind of the importer detaches it, whatever files are open, and does not affect the buffer.
 fn unbind() -> Outcome {
     let gpu = PciDevice::vvram()?;
     let (a, b) = patterns();
@@ -246,7 +247,7 @@ fn unbind_race() -> Outcome {
     works()
 }
 
-/// Objects of others are not evicted, and do not take room.
+/// Imported objects are not evicted, and take no VRAM.
 fn pressure() -> Outcome {
     let drm = Drm::open()?;
     let size = drm.getparam(uapi::PARAM_VRAM_SIZE)?;

@@ -26,7 +26,7 @@ enum Reached {
     Transfer,
 }
 
-/// Goes as far as asked, says so, and never ends.
+/// Goes as far as `reached` says, signals that, and never ends.
 fn import(buffer: &DmaBuf, mode: Mode, reached: Reached, there: &Steps) -> Outcome {
     let peer = Peer::open()?;
     peer.attach(buffer, mode)?;
@@ -46,7 +46,7 @@ fn import(buffer: &DmaBuf, mode: Mode, reached: Reached, there: &Steps) -> Outco
     sleep_forever()
 }
 
-/// Kills an importer and checks that nothing of it is left.
+/// Kills an importer, and checks that it leaves nothing behind.
 fn killed(mode: Mode, reached: Reached) -> Outcome {
     let scene = Scene::with_route()?;
     let (a, _) = patterns();
@@ -157,13 +157,13 @@ fn all_at_once() -> Outcome {
 fn refused() -> Outcome {
     let scene = Scene::open()?;
     if scene.expect != Expect::Refused {
-        // With a route, static mode is what is refused.
+        // With a route only static mode is refused.
         return refused_in(&scene, Mode::Static, uapi::REASON_NO_OPT_IN);
     }
     refused_in(&scene, Mode::Dynamic, uapi::REASON_NO_ROUTE)
 }
 
-/// A refusal stays on record when the importer is gone.
+/// A refusal stays listed when the importer is gone.
 fn refused_in(scene: &Scene, mode: Mode, reason: u32) -> Outcome {
     let shared = share(&scene.drm, 1)?;
     let there = Steps::new()?;
@@ -204,7 +204,7 @@ fn exporter_owner() -> Outcome {
     scene.peer.attach(&buffer, Mode::Pinned)?;
     scene.peer.pin_and_map(Mode::Pinned)?;
     child.kill()?;
-    // A handle of our own, to look at what the dead process left.
+    // A handle of this process, to list the attachments that the dead process may have left.
     let object = scene.drm.import(&buffer)?;
     let map = object.map()?;
     scene.check_only(&object, Mode::Pinned, true, true)?;

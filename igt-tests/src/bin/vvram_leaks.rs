@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What comes and goes again and again leaves nothing behind: so many rounds
-//! that what each of them forgot would be seen in the kernel's own figures.
+//! Objects that are created and destroyed leave nothing behind. There are so many rounds that a
+//! leak in each of them would show in the statistics of the kernel.
 
 use std::fs;
 use std::time::Duration;
@@ -19,10 +19,10 @@ const PAGE64: u64 = PAGE as u64;
 const ENTRIES: usize = 100;
 /// The shortest table, of one entry.
 const ENTRY: u64 = 32;
-/// Far less than an object, or its dma-buf.
+/// Much less than the size of an object, or of its dma-buf.
 const OBJECT: u64 = 512;
 
-/// Does something many times, and sees that the slab does not grow by `bytes` each time.
+/// Runs `round` many times, and checks that the slab does not grow by `bytes` each time.
 fn repeat(rounds: u64, bytes: u64, mut round: impl FnMut() -> Outcome) -> Outcome {
     misc::need_prompt_frees()?;
     for _ in 0..rounds / 5 {
@@ -54,7 +54,7 @@ fn attachments() -> Outcome {
 
     repeat(200, PAGE64, || {
         scene.peer.attach(&buffer, Mode::Dynamic)?;
-        // A table that was kept for the next mapping, and one that is in use.
+        // The cached scatter table, and the one that is in use.
         scene.peer.map()?;
         scene.peer.unmap()?;
         scene.peer.map()?;

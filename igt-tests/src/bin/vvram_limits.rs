@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The limits of the cgroup controller dmem: a maximum below what is in use, VRAM that is protected
-//! from others, and a maximum of what is pinned.
+//! The limits of the cgroup controller dmem: a maximum below the current use, protected VRAM, and a
+//! maximum of pinned VRAM.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 const MIB: u64 = 1 << 20;
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Objects of 1 MiB that may be evicted, and what is in them.
+/// Objects of 1 MiB that may be evicted, with their patterns.
 struct Objects<'a>(Vec<(Gem<'a>, Map, Pattern)>);
 
 impl<'a> Objects<'a> {
@@ -43,7 +43,7 @@ impl<'a> Objects<'a> {
         Ok(count)
     }
 
-    /// Checks that they hold what they should, wherever they are.
+    /// Checks the patterns of all objects, wherever the objects are.
     #[track_caller]
     fn verify(&self) -> Outcome {
         for (index, (object, map, pattern)) in self.0.iter().enumerate() {
@@ -70,12 +70,12 @@ fn take_all(drm: &Drm) -> Result<Vec<Gem<'_>>, Stop> {
     }
 }
 
-/// Runs a function in a process of its own, which then may be in any group.
+/// Runs a function in a process of its own, which may enter any group.
 fn apart(what: &str, body: impl FnOnce() -> Outcome) -> Outcome {
     Child::spawn(body)?.join(what, LIMIT)
 }
 
-/// What a group has more than it may is moved to system memory when the maximum is set.
+/// When the maximum is set below the use of a group, the excess is evicted.
 fn max_lowered() -> Outcome {
     let group = Group::new("max-lowered")?;
     apart("the group", || {
@@ -99,7 +99,7 @@ fn max_lowered() -> Outcome {
     group.await_current(0)
 }
 
-/// What cannot leave VRAM stays, whatever the maximum is; the group gets no more.
+/// Objects that cannot leave VRAM stay, whatever the maximum is, and the group gets no more VRAM.
 fn max_unevictable() -> Outcome {
     let scene = Scene::with_route()?;
     let group = Group::new("max-unevictable")?;
@@ -125,7 +125,7 @@ fn max_unevictable() -> Outcome {
         peer_reads(peer, pinned.2, &[0, MIB as usize / PAGE - 1])?;
         check_eq!(peer.status()?.invalidations, 0, "invalidations");
         expect_errno("more VRAM", drm.create(PAGE as u64), libc::ENOSPC)?;
-        // Others of the group make room, as far as they can.
+        // Other objects of the group are evicted, as far as possible.
         let other = drm.create_flags(MIB, EITHER)?;
         check_eq!(
             other.info()?.placement,
@@ -134,7 +134,7 @@ fn max_unevictable() -> Outcome {
         );
         objects.verify()?;
         peer.detach()?;
-        // What may leave goes at the next write of the maximum.
+        // Evictable objects are evicted at the next write of the maximum.
         group.set("max", 2 * MIB)?;
         group.await_current(2 * MIB)?;
         check_eq!(objects.in_vram()?, 0, "objects in VRAM that may be evicted");
@@ -143,7 +143,8 @@ fn max_unevictable() -> Outcome {
     group.await_current(0)
 }
 
-/// A group keeps what `min` protects when others want all of VRAM, and no longer than that.
+/// A group keeps VRAM that `min` protects while others need all of VRAM, as long as the protection
+/// lasts.
 fn min() -> Outcome {
     let parent = Group::new("min")?;
     let (mine, others) = (parent.child("mine")?, parent.child("others")?);
@@ -160,7 +161,7 @@ fn min() -> Outcome {
         check_eq!(objects.in_vram()?, 4, "protected objects in VRAM");
         check_eq!(mine.current(), Some(4 * MIB), "VRAM of the group");
         objects.verify()?;
-        // Without it they have to leave.
+        // Without the protection they are evicted.
         mine.set("min", 0)?;
         taken.extend(take_all(&drm)?);
         check_eq!(taken.len() as u64, size / MIB, "objects of others");
@@ -170,7 +171,7 @@ fn min() -> Outcome {
     })
 }
 
-/// What `low` protects leaves last, after all that is not protected.
+/// VRAM that `low` protects is evicted last, after all that is not protected.
 fn low() -> Outcome {
     let parent = Group::new("low")?;
     let (mine, others) = (parent.child("mine")?, parent.child("others")?);
@@ -180,7 +181,7 @@ fn low() -> Outcome {
         check_eq!(drm.vram_free()?, size, "free VRAM");
         mine.set("low", 4 * MIB)?;
         mine.enter()?;
-        // The oldest, which would be the first to leave.
+        // These objects are the least recently used ones, which would be evicted first.
         let objects = Objects::new(&drm, 4)?;
         others.enter()?;
         let weak = Objects::new(&drm, 4)?;
@@ -201,7 +202,8 @@ fn low() -> Outcome {
     })
 }
 
-/// A pin is the group's whose process pins, and over its maximum fails without evicting anybody.
+/// A pin is charged to the group of the process that pins, and fails above its maximum without any
+/// eviction.
 fn pinned() -> Outcome {
     let scene = Scene::with_route()?;
     let (exporting, importing) = (Group::new("exporting")?, Group::new("importing")?);
@@ -217,7 +219,7 @@ fn pinned() -> Outcome {
             peer.attach(&buffers[buffer], Mode::Pinned)?;
         }
         peers[0].pin_and_map(Mode::Pinned)?;
-        // An object counts once, whoever else pins it.
+        // An object counts once, also if another importer pins it.
         peers[1].pin_and_map(Mode::Pinned)?;
         check_eq!(importing.pinned(), Some(MIB), "pinned by the group");
         check_eq!(exporting.pinned(), Some(0), "pinned by the other group");
@@ -232,7 +234,7 @@ fn pinned() -> Outcome {
         check_eq!(drm.getparam(uapi::PARAM_MOVES)?, moves, "moves");
         check_eq!(objects.in_vram()?, 2, "objects in VRAM");
         check_eq!(importing.pinned(), Some(MIB), "pinned by the group");
-        // It is given back with the last pin.
+        // The charge ends with the last pin.
         peers[0].detach()?;
         check_eq!(importing.pinned(), Some(MIB), "pinned by the group");
         expect_errno("a pin over the maximum", peers[2].pin(), libc::EDQUOT)?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Which object has to leave VRAM: the one that was not used for longest, whoever has looked at it.
+//! The least recently used object is evicted; a mere query does not count as a use.
 
 use vvram_tests::debugfs::DebugFs;
 use vvram_tests::drm::Gem;
@@ -15,16 +15,17 @@ const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 const VRAM: u32 = uapi::PLACEMENT_VRAM;
 const SYSTEM: u32 = uapi::PLACEMENT_SYSTEM;
 
-/// What is done to the older one of two objects.
+/// The objects for an action on the older one of two objects.
 struct Act<'a> {
     scene: &'a Scene,
     older: &'a Gem<'a>,
     map: &'a Map,
-    /// In system memory, with the same bytes in its only page.
+    /// An object in system memory, with the same bytes in its only page.
     local: &'a Gem<'a>,
 }
 
-/// Two objects fill VRAM, and something is done to the older one. Which one leaves for a third?
+/// Two objects fill VRAM, and `act` is done to the older one. Checks which of them is evicted for a
+/// third one.
 fn leaves(who: &str, act: impl Fn(&Act<'_>) -> Outcome) -> Outcome {
     let scene = Scene::open()?;
     let drm = &scene.drm;
@@ -36,7 +37,7 @@ fn leaves(who: &str, act: impl Fn(&Act<'_>) -> Outcome) -> Outcome {
     local.map()?.fill(a);
     let older = drm.create_flags(size / 2, EITHER)?;
     older.map()?.fill(a);
-    // No page of it was accessed by this one.
+    // No page of the object was accessed through this mapping yet.
     let map = older.map()?;
     let newer = drm.create_flags(size / 2, EITHER)?;
     newer.map()?.fill(b);

@@ -2,15 +2,14 @@
 
 //! Every kind of object with every pair of importers: placement, path, reason and bytes.
 //!
-//! What is expected comes from the rules in `policy`. Each cell prints one line
-//! of what was seen, from which the lab makes a table:
+//! The expected results come from the rules in `policy`. Each cell prints one line with the
+//! results, from which the lab makes a table:
 //!
 //! `cell object=O first=F second=S order=N placement=P got=PATH/REASON,PATH/REASON verdict=V`
 //!
-//! A cell is `ok` if the placement and what each importer has of the object are
-//! as expected, if all mappings lead to where the object is, if each importer's
-//! DMA reads what others wrote and writes what others read, and if afterwards
-//! nothing of it is left.
+//! A cell is `ok` if the placement, and the path and reason of each importer are as expected, if
+//! all mappings have the addresses of the object, if the importers read by DMA the bytes that
+//! others have written, and the reverse, and if nothing is left behind.
 
 use vvram_tests::drm::{path_name, reason_name, DmaBuf, Gem};
 use vvram_tests::igt::say;
@@ -31,25 +30,25 @@ const PAGES: usize = 4;
 struct Cell {
     object: Object,
     first: Mode,
-    /// The second importer, and when it comes.
+    /// The second importer, and when it attaches.
     second: Option<(Mode, Order)>,
 }
 
-/// What is seen of a cell.
+/// The results of a cell.
 #[derive(Debug, Default)]
 struct Seen {
     placement: Option<u32>,
     got: Vec<Gets>,
 }
 
-/// An importer, or what is left of one that was refused.
+/// An importer, or one that was refused.
 struct Importer {
     peer: Peer,
     mode: Mode,
     refused: bool,
 }
 
-/// A cell at work.
+/// The state of a cell while it runs.
 struct Run<'a> {
     scene: &'a Scene,
     rules: Rules,
@@ -57,9 +56,9 @@ struct Run<'a> {
     map: Map,
     buffer: DmaBuf,
     importers: Vec<Importer>,
-    /// What each page holds.
+    /// The pattern of each page.
     pages: [Pattern; PAGES],
-    /// Where the next pattern comes from.
+    /// The pattern from which the next one is derived.
     seed: Pattern,
 }
 
@@ -85,7 +84,7 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// Attaches, which is expected to go through or not, and moves nothing.
+    /// Attaches an importer, which is expected to succeed or to be refused, and moves nothing.
     fn attach(&mut self, mode: Mode, want: Gets) -> Outcome {
         let before = self.object.info()?.placement;
         let peer = self.scene.peer.reopen()?;
@@ -119,12 +118,12 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// How often an importer was told of a move.
+    /// How often the mapping of an importer was invalidated.
     fn told(&self, index: usize) -> Result<u64, Stop> {
         Ok(self.importers[index].peer.status()?.invalidations)
     }
 
-    /// Notes where the object is and what each importer has.
+    /// Records the placement of the object, and the path and reason of each importer.
     fn look(&self, seen: &mut Seen) -> Outcome {
         seen.placement = Some(self.object.info()?.placement);
         seen.got.clear();
@@ -160,7 +159,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Compares what was seen with the rules, and the mappings with the placement.
+    /// Compares the results with the rules, and the mappings with the placement.
     fn compare(&self, seen: &Seen, want: &Expected) -> Outcome {
         check_eq!(seen.placement, Some(want.placement), "placement");
         let got: Vec<_> = [Some(want.first), want.second]
@@ -172,14 +171,14 @@ impl<'a> Run<'a> {
         let held = live().any(|at| Rules::holds(at.mode));
         check_eq!(self.object.info()?.pinned, u32::from(held), "pinned");
         for importer in live() {
-            // One that was told of a move has no mapping until it needs one.
+            // An importer that was invalidated has no mapping until it maps again.
             importer.peer.map()?;
             self.leads_to(&importer.peer, want.placement)?;
         }
         placed(&self.object, want.placement)
     }
 
-    /// Checks where the mapping of an importer leads.
+    /// Checks that the mapping of an importer has the addresses of the object.
     fn leads_to(&self, peer: &Peer, placement: u32) -> Outcome {
         if placement == uapi::PLACEMENT_VRAM {
             self.scene.check_table(peer, &self.map)?;
@@ -188,7 +187,7 @@ impl<'a> Run<'a> {
         in_system_memory(self.scene, peer)
     }
 
-    /// Lets an importer's device write a page.
+    /// Makes the device of an importer write a page.
     fn write(&mut self, index: usize, page: usize) -> Outcome {
         if self.importers[index].refused {
             return Ok(());
@@ -198,7 +197,7 @@ impl<'a> Run<'a> {
         peer_writes(&self.importers[index].peer, self.seed, &[page])
     }
 
-    /// Lets an importer's device read a page.
+    /// Makes the device of an importer read a page.
     fn read(&self, index: usize, page: usize) -> Outcome {
         if self.importers[index].refused {
             return Ok(());
@@ -213,7 +212,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// One importer.
+    /// Runs a cell with one importer.
     fn one(&mut self, cell: Cell, seen: &mut Seen) -> Outcome {
         let want = self.rules.alone(cell.object, cell.first);
         self.attach(cell.first, want.first)?;
@@ -225,7 +224,7 @@ impl<'a> Run<'a> {
         self.cpu_reads_all()
     }
 
-    /// Two importers.
+    /// Runs a cell with two importers.
     fn two(&mut self, cell: Cell, second: Mode, order: Order, seen: &mut Seen) -> Outcome {
         let alone = self.rules.alone(cell.object, cell.first);
         let want = self.rules.both(cell.object, order, cell.first, second);
@@ -247,18 +246,18 @@ impl<'a> Run<'a> {
             self.attach(second, want_second)?;
         }
         self.map(1)?;
-        // Told of a move, and of nothing else.
+        // The mapping is invalidated by a move, and by nothing else.
         check_eq!(
             self.told(0)? > told,
             want.placement != before,
             "whether the first importer was told of a move"
         );
-        // What the first one has while it is not mapped is not settled: it maps again when it
-        // needs to, which comes first here.
+        // The path of the first importer is only known once it maps again, so it does that first.
         self.map(0)?;
         self.look(seen)?;
         self.compare(seen, &want)?;
-        // A transfer takes 100 ms. Both directions of each importer are in the cells of one importer.
+        // A transfer takes 100 ms. Both directions of each importer are in the cells of one
+        // importer.
         self.write(1, 1)?;
         self.read(0, 1)?;
         if misc::soak() > 1 {
@@ -269,7 +268,8 @@ impl<'a> Run<'a> {
         placed(&self.object, want.placement)
     }
 
-    /// Everybody leaves, and a peer that comes then finds the object as if nobody had been there.
+    /// All importers detach. A peer that attaches then gets the object as if no importer had been
+    /// there.
     fn back(&mut self, cell: Cell) -> Outcome {
         if matches!(cell.second, Some((_, Order::Late))) {
             self.importers.reverse();
@@ -378,7 +378,7 @@ fn row(object: Object, first: Mode) -> Outcome {
             cell(&scene, rules, combination)
         })
         .collect();
-    // The others were tried all the same.
+    // All cells were run, also after a failure.
     outcomes.into_iter().collect()
 }
 

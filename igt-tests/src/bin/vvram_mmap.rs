@@ -50,7 +50,7 @@ fn in_vram() -> Outcome {
             );
         }
     }
-    // The other way: what arrives in VRAM is what the mapping shows.
+    // The other direction: the mapping shows the bytes that arrive in VRAM.
     for page in 0..object.pages() {
         let at = layout.offset(page) as usize / 8;
         for word in 0..WORDS {
@@ -219,7 +219,7 @@ fn after_close() -> Outcome {
     map.fill(a);
     object.close()?;
     drm.await_vram_free(free - 4 * PAGE64)?;
-    // Whatever is created now must not get the same VRAM.
+    // Objects that are created now must not get the same VRAM.
     let others: Vec<_> = (0..8)
         .map(|_| drm.create(4 * PAGE64))
         .collect::<Result<_, _>>()?;
@@ -258,7 +258,7 @@ fn fork_shares() -> Outcome {
 fn write_combined() -> Outcome {
     const LIST: &str = "/sys/kernel/debug/x86/pat_memtype_list";
     if fs::metadata(LIST).is_err() {
-        // The mount is left in place: it harms nobody in a test guest.
+        // The mount is left in place, which does no harm in a test guest.
         let _ = Command::new("mount")
             .args(["-t", "debugfs", "debugfs", "/sys/kernel/debug"])
             .status();
@@ -290,7 +290,8 @@ fn after_unbind() -> Outcome {
     let (ready, unbound, stale, rebound) =
         (Steps::new()?, Steps::new()?, Steps::new()?, Steps::new()?);
     let limit = Duration::from_secs(30);
-    // Touches a mapping that the unbind left behind: nothing is mapped there any more.
+    // An access to a mapping from before the unbind fails, because its pages are not mapped any
+    // more.
     let mut child = Child::spawn(|| {
         let drm = Drm::open()?;
         let object = drm.create(4 * PAGE64)?;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Modules that are unloaded while something of theirs is open: files, mappings, dma-bufs and sync
-//! files.
+//! Unloading modules while their files, mappings, dma-bufs or sync files are open.
 
 use std::process::Command;
 use std::time::Duration;
@@ -19,10 +18,10 @@ use vvram_tests::uapi::{self, DMA_BUF_SYNC_WRITE as WRITE};
 use vvram_tests::{check, check_eq, expect_errno, igt_main, Outcome};
 
 const PAGE64: u64 = PAGE as u64;
-/// What the core says instead of the name of the driver when a fence has signalled.
+/// The name that the core returns instead of the driver's for a fence that has signalled.
 const SIGNALLED: &str = "detached-driver";
 
-/// Expects that a module cannot be unloaded, neither at once nor by modprobe.
+/// Checks that a module cannot be unloaded, neither by the system call nor by modprobe.
 #[track_caller]
 fn stays(module: &str, what: &str) -> Outcome {
     expect_errno(
@@ -43,7 +42,7 @@ fn stays(module: &str, what: &str) -> Outcome {
     Ok(())
 }
 
-/// Waits until a module has no users: what was closed may not be quite gone.
+/// Waits until a module has no users, because the release of closed files may be delayed.
 #[track_caller]
 fn unused(module: &str, what: &str) -> Outcome {
     let none = misc::poll(Duration::from_secs(5), || {
@@ -57,7 +56,7 @@ fn unused(module: &str, what: &str) -> Outcome {
     Ok(())
 }
 
-/// Everything that keeps vvram, by itself.
+/// Each thing that keeps vvram loaded, by itself.
 fn vvram() -> Outcome {
     let (a, _) = patterns();
     unused("vvram", "all")?;
@@ -92,7 +91,7 @@ fn vvram() -> Outcome {
     works()
 }
 
-/// Two users: with one of them gone there still is the other one, in any order.
+/// Two users: when one of them is gone, the other one still keeps the module, in any order.
 fn two_holders() -> Outcome {
     for file_first in [false, true] {
         let drm = Drm::open()?;
@@ -109,7 +108,8 @@ fn two_holders() -> Outcome {
         }
         unused("vvram", "both")?;
     }
-    // An importer keeps the dma-buf when its file is closed, mapped or not, also after an unbind.
+    // An importer keeps the dma-buf when the file descriptor is closed, mapped or not, also after
+    // an unbind.
     let scene = Scene::with_route()?;
     let peers = [scene.peer.reopen()?, scene.peer.reopen()?];
     {
@@ -133,8 +133,8 @@ fn two_holders() -> Outcome {
     works()
 }
 
-/// A sync file keeps nothing of vvram, also that of a copy that waits for somebody. Its fence signals
-/// before the module is gone, and can be asked afterwards.
+/// A sync file does not keep vvram loaded, also that of a copy that waits for a fence. Its fence
+/// signals before the module is unloaded, and can be queried afterwards.
 fn sync_file() -> Outcome {
     let timeline = Timeline::new()?;
     let fence = timeline.fence(1)?;
@@ -171,7 +171,7 @@ fn sync_file() -> Outcome {
         loaded.as_ref().is_ok_and(|status| status.success()),
         "modprobe vvram: {loaded:?}"
     );
-    // Those that had not begun when the file was closed were cancelled.
+    // The copies that had not begun when the file was closed were cancelled.
     let cancelled = status.iter().skip_while(|seen| seen.0 == 1).count() - 1;
     let begun = status.len() - 1 - cancelled;
     for (index, seen) in status.iter().enumerate() {
@@ -192,7 +192,7 @@ fn sync_file() -> Outcome {
     works()
 }
 
-/// Everything that keeps edu_peer, and a sync file of it, which does not.
+/// Each thing that keeps edu_peer loaded, and a sync file, which does not.
 fn edu_peer() -> Outcome {
     unused("edu_peer", "all")?;
     let scene = Scene::with_route()?;
@@ -227,13 +227,13 @@ fn edu_peer() -> Outcome {
         loaded.as_ref().is_ok_and(|status| status.success()),
         "modprobe edu_peer: {loaded:?}"
     );
-    // The detach was in the middle of it.
+    // The detach came in the middle of the transfer.
     check_eq!(status, -libc::ECANCELED, "status of the fence");
     check_eq!(drivers, [SIGNALLED], "driver of the fence");
     works()
 }
 
-/// A dma-buf keeps bar_export, also when the device has another driver by now.
+/// A dma-buf keeps bar_export loaded, also when the device has another driver by now.
 fn bar_export() -> Outcome {
     let lent = Lent::new()?;
     let file = lent.open()?;

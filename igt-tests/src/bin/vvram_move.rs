@@ -24,7 +24,7 @@ const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 const VRAM: u32 = uapi::PLACEMENT_VRAM;
 const SYSTEM: u32 = uapi::PLACEMENT_SYSTEM;
 
-/// Checks what GEM_ATTACHMENTS says about one importer, by its index.
+/// Checks the entry of GEM_ATTACHMENTS for one importer, by its index.
 #[track_caller]
 fn attached(object: &Gem<'_>, index: usize, path: u32, reason: u32) -> Outcome {
     let list = object.attachments()?;
@@ -60,7 +60,8 @@ fn flags() -> Outcome {
     Ok(())
 }
 
-/// With VRAM as its only placement an object stays there; with both it makes room for others.
+/// An object whose only placement is VRAM stays there; an object with both placements is evicted
+/// for others.
 fn alone() -> Outcome {
     let drm = Drm::open()?;
     let size = drm.getparam(uapi::PARAM_VRAM_SIZE)?;
@@ -83,7 +84,7 @@ fn alone() -> Outcome {
     }
     cpu_reads(&alone_map, a, &[0, 1, 2, 3])?;
     cpu_reads(&either_map, b, &[0, 1, 2, 3])?;
-    // All that is left of VRAM is given to one that has no other place, and not a page more.
+    // An object that may only be in VRAM gets all that is left, and not a page more.
     expect_errno(
         "all of VRAM beside an object that stays there",
         drm.create_flags(size, uapi::CREATE_VRAM),
@@ -93,7 +94,8 @@ fn alone() -> Outcome {
     cpu_reads(&alone_map, a, &[0, 1, 2, 3])
 }
 
-/// No placement is large enough: nothing is taken, and the kernel does not complain.
+/// No placement is large enough: the creation fails without a warning of the kernel, and nothing is
+/// evicted.
 fn too_large() -> Outcome {
     let drm = Drm::open()?;
     let free = drm.vram_free()?;
@@ -110,7 +112,7 @@ fn too_large() -> Outcome {
     Ok(())
 }
 
-/// Four times as much as there is, everything written and read twice.
+/// Objects of four times the size of VRAM, all written and read twice.
 fn oversubscribe() -> Outcome {
     let drm = Drm::open()?;
     let size = drm.getparam(uapi::PARAM_VRAM_SIZE)?;
@@ -145,7 +147,7 @@ fn oversubscribe() -> Outcome {
                 );
             }
         }
-        // Whoever is left in VRAM has to go.
+        // All objects that are left in VRAM are evicted.
         let taken = squeeze_idle(&drm)?;
         for (object, _) in &objects {
             placed(object, SYSTEM)?;
@@ -157,7 +159,8 @@ fn oversubscribe() -> Outcome {
     Ok(())
 }
 
-/// A dynamic peer is told, and finds the same bytes elsewhere, there and back.
+/// A dynamic peer is invalidated when its object moves out and back, and reads the same bytes at
+/// the new place.
 fn peer_follows() -> Outcome {
     let scene = Scene::with_route()?;
     let (a, b) = patterns();
@@ -208,7 +211,7 @@ fn peer_follows() -> Outcome {
     Ok(())
 }
 
-/// The importer is told even if nobody has a handle of the object any more.
+/// The importer is invalidated even if no handle of the object is left.
 fn peer_follows_without_handle() -> Outcome {
     let scene = Scene::with_route()?;
     let (a, _) = patterns();
@@ -230,7 +233,7 @@ fn peer_follows_without_handle() -> Outcome {
         scene.peer.status()?.invalidations > 0,
         "the peer was not told that an object without a handle moved"
     );
-    // VRAM is somebody else's now; the peer must not see it.
+    // VRAM belongs to other objects now; the peer must not access it.
     for other in &taken {
         other.map()?.fill(a.derive(1));
     }
@@ -289,7 +292,7 @@ fn system_path() -> Outcome {
     Ok(())
 }
 
-/// An object that was made for system memory is served from there to everybody.
+/// All importers get an object that may only be in system memory there.
 fn system_only() -> Outcome {
     let scene = Scene::with_route()?;
     let (a, _) = patterns();
@@ -308,7 +311,7 @@ fn system_only() -> Outcome {
     Ok(())
 }
 
-/// Two importers of which one needs system memory: never a mixed placement.
+/// Two importers, of which one needs system memory: both get system memory.
 fn mixed() -> Outcome {
     let scene = Scene::with_route()?;
     let (a, _) = patterns();
@@ -321,7 +324,7 @@ fn mixed() -> Outcome {
     placed(&object, VRAM)?;
     let other = peer.reopen()?;
     other.attach(&buffer, Mode::NoP2p)?;
-    // Nothing moves until it is mapped.
+    // The object does not move until it is mapped.
     attached(&object, 0, scene.expect.path(), uapi::REASON_NONE)?;
     peer_reads(peer, a, &[0])?;
     check_eq!(peer.status()?.invalidations, 0, "invalidations so far");
@@ -338,7 +341,7 @@ fn mixed() -> Outcome {
     }
     attached(&object, 0, uapi::PATH_SYSTEM, uapi::REASON_OTHER_IMPORTER)?;
     attached(&object, 1, uapi::PATH_SYSTEM, uapi::REASON_NO_OPT_IN)?;
-    // With the other one gone it is a peer again.
+    // When the other importer is gone, the path is peer to peer again.
     other.detach()?;
     peer.unmap()?;
     peer.map()?;
@@ -347,7 +350,7 @@ fn mixed() -> Outcome {
     peer_reads(peer, a, &[0, 1])
 }
 
-/// A pin holds an object where it is, and an importer that contradicts it is refused.
+/// A pin keeps an object where it is, and an importer that needs another placement is refused.
 fn pin_holds() -> Outcome {
     let scene = Scene::with_route()?;
     let (a, _) = patterns();
@@ -358,7 +361,7 @@ fn pin_holds() -> Outcome {
         let buffer = object.export()?;
         let peer = scene.peer.reopen()?;
         peer.attach(&buffer, mode)?;
-        // From where it is now to VRAM, for the pin.
+        // The pin moves the object to VRAM.
         let taken = squeeze_idle(&scene.drm)?;
         placed(&object, SYSTEM)?;
         drop(taken);
@@ -409,7 +412,8 @@ fn pin_holds() -> Outcome {
     Ok(())
 }
 
-/// A peer that comes to an object that is pinned in system memory gets that, and is told why.
+/// A peer that attaches to an object that is pinned in system memory gets system memory, with the
+/// reason.
 fn pinned_in_system() -> Outcome {
     let scene = Scene::with_route()?;
     let (a, _) = patterns();
@@ -435,7 +439,7 @@ fn pinned_in_system() -> Outcome {
     peer_reads(&first, a, &[0, 1])
 }
 
-/// A pin leaves an object in system memory if nothing in VRAM gives way.
+/// A pin leaves an object in system memory if no object in VRAM can be evicted.
 fn pinned_without_room() -> Outcome {
     let scene = Scene::with_route()?;
     let (a, _) = patterns();
@@ -452,13 +456,14 @@ fn pinned_without_room() -> Outcome {
     peer.map()?;
     in_system_memory(&scene, peer)?;
     peer_reads(peer, a, &[0, 1])?;
-    // It stays there when there is room.
+    // The object stays there when there is room.
     drop(taken);
     placed(&object, SYSTEM)?;
     peer_reads(peer, a, &[0, 1])
 }
 
-/// More than the quota cannot be pinned; what is pinned stays, what is not is not accounted for.
+/// No more than the limit can be pinned; pinned objects stay pinned, and a failed pin is not
+/// charged.
 fn quota() -> Outcome {
     let scene = Scene::with_route()?;
     let limit = scene.drm.getparam(uapi::PARAM_VRAM_PIN_LIMIT)?;
@@ -474,7 +479,7 @@ fn quota() -> Outcome {
         if count == 4 {
             expect_errno("a pin over the quota", peer.pin(), libc::EDQUOT)?;
             check_eq!(object.info()?.pinned, 0, "pinned after the failure");
-            // Neither does the failure keep anything, nor a second pin of the same object cost.
+            // The failed pin is not charged, and neither is a second pin of the same object.
             check_eq!(
                 scene.drm.getparam(uapi::PARAM_VRAM_PINNED)?,
                 limit,
@@ -509,7 +514,7 @@ fn quota() -> Outcome {
     Ok(())
 }
 
-/// An object does not move while the kernel maps it.
+/// An object does not move while it has a vmap.
 fn vmap_holds() -> Outcome {
     let scene = Scene::open()?;
     let (a, b) = patterns();
@@ -535,7 +540,7 @@ fn vmap_holds() -> Outcome {
         placed(&object, SYSTEM)?;
         cpu_reads(&map, a, &[0])?;
         cpu_reads(&map, b, &[1])?;
-        // Where there is no room in VRAM it is mapped where it is.
+        // If there is no room in VRAM, the object is mapped where it is.
         peer_reads(&peer, b, &[1])?;
         check_eq!(
             peer.status()?.flags & uapi::EDU_PEER_STATUS_IOMEM,
@@ -556,7 +561,8 @@ fn swap_out() -> Result<bool, Stop> {
     }
 }
 
-/// Swapping is a move that TTM does not tell drivers about: nobody may have mapped what it takes.
+/// Swapping is a move for which TTM does not call the driver, so no importer may have mapped an
+/// object that TTM swaps out.
 fn swap() -> Outcome {
     let scene = Scene::with_route()?;
     let (a, b) = patterns();
@@ -580,7 +586,8 @@ fn swap() -> Outcome {
     while swap_out()? {}
     cpu_reads(&map, a, &[0, 1, 2, 3])?;
 
-    // Swapped out, mapped by the kernel, which brings it back, and then by the peer.
+    // The object is swapped out, then mapped by the kernel, which swaps it in, and then by the
+    // peer.
     while swap_out()? {}
     let kernel = peer.reopen()?;
     kernel.attach(&buffer, Mode::Cpu)?;
@@ -605,7 +612,7 @@ fn swap() -> Outcome {
     peer_reads(peer, a, &[0, 3])?;
     peer_reads(peer, b, &[1, 2])?;
 
-    // From there to VRAM.
+    // A swapped object moves to VRAM.
     let object = scene.drm.create_flags(4 * PAGE64, EITHER)?;
     let map = object.map()?;
     map.fill(a);
@@ -623,7 +630,7 @@ fn swap() -> Outcome {
     cpu_reads(&map, a, &[0, 1, 2, 3])
 }
 
-/// A move waits for a transfer that is under way: its addresses lead to the old place.
+/// A move waits for a transfer that is under way, because its addresses are those of the old place.
 fn in_flight() -> Outcome {
     let scene = Scene::with_route()?;
     let (a, b) = patterns();
@@ -646,8 +653,8 @@ fn in_flight() -> Outcome {
     peer_reads(peer, b, &[0, 3])
 }
 
-/// A dynamic peer, and one without peer-to-peer memory, read and write while others take VRAM all
-/// the time.
+/// A dynamic peer, and one without peer-to-peer memory, read and write while other processes
+/// allocate VRAM all the time.
 fn storm() -> Outcome {
     let scene = Scene::with_route()?;
     let (a, _) = patterns();
@@ -657,7 +664,7 @@ fn storm() -> Outcome {
     scene.peer.attach(&buffer, Mode::Dynamic)?;
     let debugfs = DebugFs::open(&scene.gpu)?;
     scene.drm.vm_bind(&object, 0)?;
-    // Each time the object has come to VRAM, it has to go, while the peer is at work on it.
+    // Each time the object has moved to VRAM, it is evicted while the peer accesses it.
     let mut child = Child::spawn(|| {
         let drm = Drm::open()?;
         loop {
@@ -684,7 +691,8 @@ fn storm() -> Outcome {
             map.fill(pattern);
         }
         peer_reads(&scene.peer, pattern, &[page])?;
-        // Page tables of the device lead to the object, or nowhere, also when filled again.
+        // The entries of page tables are those of the object, or not present, also when they are
+        // filled again.
         vm::mappings(&debugfs)?;
         let seen = scene.drm.vm_read(page as u64 * PAGE64, PAGE, 0)?;
         check_eq!(
@@ -698,7 +706,7 @@ fn storm() -> Outcome {
         // The next transfer maps it again, in VRAM if there is room at the moment.
         if status.flags & uapi::EDU_PEER_STATUS_MAPPED != 0 {
             match scene.peer.unmap() {
-                // It was just told of another move.
+                // The peer was just invalidated by another move.
                 Err(error) if error.errno == libc::EINVAL => {}
                 result => result?,
             }
@@ -733,8 +741,8 @@ fn unbind_in_system() -> Outcome {
     works()
 }
 
-/// A whole round of a mapped object through swap is TTM's; what is ours is that nothing is lost when
-/// system memory is written while the object is there.
+/// The swapping of a mapped object is the task of TTM. This tests that no bytes are lost when the
+/// CPU writes to an object while it is in system memory.
 fn cpu_follows() -> Outcome {
     let drm = Drm::open()?;
     let (a, b) = patterns();
@@ -750,7 +758,7 @@ fn cpu_follows() -> Outcome {
         }
         maps[1].fill(b);
         drop(taken);
-        // The CPU uses it where it is.
+        // The CPU accesses the object where it is.
         if let Err(mismatch) = maps[0].verify(b) {
             fail!("still in system memory: {mismatch}");
         }
@@ -764,7 +772,7 @@ fn cpu_follows() -> Outcome {
     Ok(())
 }
 
-/// Lets a peer's pin move an object to VRAM, or gives up where there is none with a route.
+/// Makes a peer map an object, and checks that this moves the object back to VRAM.
 fn back_to_vram(object: &Gem<'_>) -> Outcome {
     let buffer = object.export()?;
     let peer = Peer::open()?;

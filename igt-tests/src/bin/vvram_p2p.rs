@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The peer in every mode: who may attach and why not, where the addresses
-//! lead, and the bytes.
+//! The peer in every mode: which attach is refused and why, the addresses of the mapping, and the
+//! bytes.
 
 use std::time::Duration;
 
@@ -21,12 +21,12 @@ use vvram_tests::{
 };
 
 const PAGE64: u64 = PAGE as u64;
-/// Bytes of a record of GEM_ATTACHMENTS.
+/// The size of an entry of GEM_ATTACHMENTS.
 const RECORD: usize = std::mem::size_of::<PeerAttachment>();
-/// Between refusals, to tell their ages.
+/// The pause between refusals, so that their ages differ.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Attaches in one mode and moves pages both ways, or sees the refusal.
+/// Attaches in one mode and moves pages in both directions, or checks the refusal.
 fn mode_moves_bytes(mode: Mode) -> Outcome {
     let scene = Scene::open()?;
     let (a, b) = patterns();
@@ -89,7 +89,7 @@ fn mode_refused(mode: Mode) -> Outcome {
     scene.check_refused(&shared.object, attached, mode, uapi::REASON_NO_OPT_IN)?;
     let status = scene.peer.status()?;
     check_eq!(status.flags, 0, "status of the peer after the refusal");
-    // The file is free for a buffer that suits it.
+    // The file can attach to a buffer for which the mode is permitted.
     let attached = scene.peer.attach(&shared.buffer, Mode::Dynamic);
     if scene.expect == Expect::Refused {
         return expect_errno(
@@ -115,7 +115,7 @@ fn attachments_listed() -> Outcome {
     let shared = share(&scene.drm, 2)?;
     let object = &shared.object;
     scene.check_none(object)?;
-    // More refusals than are kept.
+    // More refusals than are listed.
     for _ in 0..uapi::MAX_REFUSALS + 3 {
         expect_errno(
             "attaching in mode Static",
@@ -156,7 +156,7 @@ fn attachments_listed() -> Outcome {
     }
     let all = (uapi::MAX_REFUSALS + live) as u32;
 
-    // A short array is filled as far as it goes, and not further.
+    // A short array is filled to its end, and not further.
     for room in 0..=all {
         let untouched = PeerAttachment {
             device: [0x5a; 32],
@@ -204,7 +204,7 @@ fn attachments_listed() -> Outcome {
     Ok(())
 }
 
-/// Records of a size that the caller chooses, and what is in them besides the path.
+/// Entries of a size that the caller chooses, and their fields besides the path.
 fn attachments_records() -> Outcome {
     let scene = Scene::open()?;
     let object = scene.drm.create((2 * PAGE) as u64)?;
@@ -218,7 +218,7 @@ fn attachments_records() -> Outcome {
         let attached = scene.peer.attach(&buffer, Mode::Static);
         expect_errno("attaching in mode Static", attached, libc::EOPNOTSUPP)?;
         if refused == 0 {
-            // The others are younger by this.
+            // The later refusals are younger by this time.
             std::thread::sleep(PAUSE);
         }
     }
@@ -244,7 +244,7 @@ fn attachments_records() -> Outcome {
         "the oldest refusal comes first, {pause} ns before the others: {ages:?}"
     );
 
-    // The size of the caller's record: what both know is the same, and the rest is zero.
+    // The entry size of the caller: the fields that both know are equal, and the rest is zero.
     for size in [RECORD, RECORD + 8, 4096] {
         let mut bytes = vec![0x5au8; size * (records.len() + 1)];
         let mut argument = PeerAttachments {
@@ -284,7 +284,7 @@ fn attachments_records() -> Outcome {
         };
         let listed = scene.drm.attachments_raw(&mut argument);
         expect_errno("a record that never was", listed, libc::EINVAL)?;
-        // It does not matter to who asks for the number only.
+        // The entry size is ignored if the count is 0.
         argument.count = 0;
         scene.drm.attachments_raw(&mut argument)?;
         check_eq!(argument.count as usize, records.len(), "number of records");
@@ -355,7 +355,7 @@ fn pin_balance() -> Outcome {
         other.detach()?;
         scene.check_only(object, mode, true, false)?;
 
-        // Detaching takes mapping and pin along.
+        // The detach also unmaps and unpins.
         scene.peer.map()?;
         scene.check_only(object, mode, true, true)?;
         scene.peer.detach()?;
@@ -388,7 +388,7 @@ fn status() -> Outcome {
     expect("pinned", pinned, 0)?;
     peer.map()?;
     expect("mapped", pinned | uapi::EDU_PEER_STATUS_MAPPED, 1)?;
-    // Mapping what is mapped is no new mapping.
+    // A map of a mapped buffer makes no new mapping.
     peer.map()?;
     expect("mapped again", pinned | uapi::EDU_PEER_STATUS_MAPPED, 1)?;
     peer.unmap()?;
@@ -409,7 +409,7 @@ fn status() -> Outcome {
     Ok(())
 }
 
-/// Moves bytes at odd places.
+/// Moves bytes at odd offsets.
 fn unaligned() -> Outcome {
     let size = 3 * PAGE;
     odd_moves(&[
@@ -423,18 +423,19 @@ fn unaligned() -> Outcome {
     ])
 }
 
-/// Moves the last byte of a page, which may be the last of a range of VRAM, on its own.
+/// Moves only the last byte of a page, which may be the last byte of a range of VRAM.
 fn last_byte() -> Outcome {
     const VIRTIO_IOMMU: (u16, u16) = (0x1af4, 0x1057);
     if PciDevice::find(VIRTIO_IOMMU.0, VIRTIO_IOMMU.1).is_ok() {
-        // It looks up an address together with the one after it, which is in two mappings then.
+        // QEMU's virtio-iommu translates an address together with the next one, which may be in
+        // another mapping.
         skip!("QEMU's virtio-iommu may translate the last byte of a mapping by the next mapping");
     }
     odd_moves(&[(4095, 1), (8191, 1)])
 }
 
-/// Reads and writes `moves`, offset and length, of a buffer of three pages by the peer, and looks
-/// at every byte after each.
+/// The peer reads and writes `moves`, pairs of offset and length, of a buffer of three pages. Every
+/// byte is checked after each of them.
 fn odd_moves(moves: &[(usize, usize)]) -> Outcome {
     let scene = Scene::with_route()?;
     let (a, b) = patterns();
@@ -477,7 +478,7 @@ fn odd_moves(moves: &[(usize, usize)]) -> Outcome {
     Ok(())
 }
 
-/// System memory is served to every class of importer, also to those that are refused VRAM.
+/// Every class of importer gets system memory, also those that are refused VRAM.
 fn system_heap() -> Outcome {
     let scene = Scene::open()?;
     let (a, b) = patterns();
@@ -594,7 +595,7 @@ fn multi_range() -> Outcome {
     Ok(())
 }
 
-/// A transfer in one piece of the caller, across the edge of two ranges.
+/// One transfer across the edge of two ranges.
 fn across_ranges() -> Outcome {
     let scene = Scene::with_route()?;
     let (a, b) = patterns();
@@ -606,7 +607,7 @@ fn across_ranges() -> Outcome {
     scene.peer.map()?;
     scene.check_only(&ragged.object, Mode::Dynamic, false, true)?;
     scene.check_table(&scene.peer, &map)?;
-    // Half a page before the first edge to half a page after the last one.
+    // From half a page before the first edge to half a page after the last one.
     let (offset, length) = (2048u64, 3 * PAGE);
     let mut data = vec![0u8; length];
     scene.peer.read(offset, &mut data)?;
@@ -670,7 +671,7 @@ fn two_files() -> Outcome {
     peer_reads(&scene.peer, a, &[0])?;
     peer_writes(&other, b, &[0])?;
     peer_reads(&scene.peer, b, &[0])?;
-    // One goes, the other stays.
+    // One importer detaches, the other one stays.
     scene.peer.detach()?;
     scene.check_only(object, Mode::Pinned, true, true)?;
     peer_writes(&other, b, &[1])?;
@@ -689,7 +690,8 @@ fn close_handle_while_mapped() -> Outcome {
     scene.peer.map()?;
     scene.check_only(&shared.object, Mode::Dynamic, false, true)?;
     let (_, layout) = scene.check_table(&scene.peer, &shared.map)?;
-    // Handle, mapping and dma-buf fd go: the peer's attachment is what is left.
+    // Handle, mapping and file descriptor of the dma-buf are closed, so only the attachment of the
+    // peer is left.
     shared.object.close()?;
     drop(shared.map);
     drop(shared.buffer);
@@ -710,7 +712,7 @@ fn close_handle_while_mapped() -> Outcome {
     Ok(())
 }
 
-/// Closing the peer's file is as good as a detach.
+/// A close of the file of the peer detaches.
 fn close_peer() -> Outcome {
     let scene = Scene::with_route()?;
     let shared = share(&scene.drm, 1)?;
@@ -765,14 +767,13 @@ fn whole_vram() -> Outcome {
     peer_writes(&scene.peer, b, &edges)?;
     cpu_reads(&shared.map, b, &edges)?;
     scene.peer.detach()?;
-    // So much is not pinned.
+    // An object of this size exceeds the limit of pinned VRAM.
     scene.peer.attach(&shared.buffer, Mode::Pinned)?;
     expect_errno("pinning all of VRAM", scene.peer.pin(), libc::EDQUOT)?;
     scene.check_only(&shared.object, Mode::Pinned, false, false)
 }
 
-/// dma_buf_free_sgt() once forgot the scatterlist: 32 bytes per entry stayed
-/// behind at every unmap.
+/// dma_buf_free_sgt() once did not free the scatterlist: every unmap leaked 32 bytes per entry.
 fn map_cycles() -> Outcome {
     let scene = Scene::with_route()?;
     // A table of 65 to 127 entries is one slab object of 4 KiB; one of 128 and

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The device is suspended when nobody needs it, and awake while somebody does.
+//! The device is suspended when it is not needed, and awake while it is.
 //!
-//! While something is expected to keep it awake, the device is given many times as long as it needs
-//! to be suspended: a device that nobody keeps awake is then seen to be suspended.
+//! Where a test expects that the device stays awake, it waits many times as long as a suspend
+//! takes, so that it notices a device that is suspended by mistake.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -25,7 +25,7 @@ use vvram_tests::{check, check_eq, expect_errno, igt_main, Outcome};
 const LIMIT: Duration = Duration::from_secs(120);
 const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 
-/// Files that are open do not keep it awake; what accesses VRAM wakes it, and finds it as it was.
+/// Open files do not keep the device awake; an access to VRAM resumes it, and finds the same bytes.
 fn idle() -> Outcome {
     let scene = Scene::open()?;
     let auto = Auto::new(&scene.gpu)?;
@@ -59,7 +59,7 @@ fn idle() -> Outcome {
         copied.finish()?;
         cpu_reads(&shared.map, b, &[0])
     })?;
-    // There is nothing on its way to VRAM.
+    // No move to VRAM is under way.
     auto.sleeps_through("the end of an access", || {
         shared.buffer.sync(uapi::DMA_BUF_SYNC_WRITE)?;
         shared
@@ -90,7 +90,7 @@ fn peer() -> Outcome {
     Ok(())
 }
 
-/// One that can be revoked gets system memory while the device is suspended.
+/// An importer that can be revoked gets system memory while the device is suspended.
 fn evicted() -> Outcome {
     let scene = Scene::with_route()?;
     let auto = Auto::new(&scene.gpu)?;
@@ -142,7 +142,8 @@ fn evicted() -> Outcome {
     })
 }
 
-/// One that pins keeps it awake as long as that is in VRAM, and gets system memory if it comes too late.
+/// An importer that pins keeps the device awake as long as its object is in VRAM, and gets system
+/// memory if the device was suspended before.
 fn pinned() -> Outcome {
     let scene = Scene::with_route()?;
     let auto = Auto::new(&scene.gpu)?;
@@ -174,8 +175,8 @@ fn pinned() -> Outcome {
     })
 }
 
-/// One that cannot be told keeps it awake as long as it is attached, and so does one that does not
-/// take system memory.
+/// An importer that cannot be revoked keeps the device awake as long as it is attached, and so does
+/// an importer that must not get system memory.
 fn kept() -> Outcome {
     let scene = Scene::with_route()?;
     let auto = Auto::new(&scene.gpu)?;
@@ -195,8 +196,8 @@ fn kept() -> Outcome {
     Ok(())
 }
 
-/// Devices are suspended and resumed while importers map and processes access VRAM: nobody waits for
-/// somebody who waits for them.
+/// The device is suspended and resumed while importers map and processes access VRAM, without a
+/// deadlock.
 fn storm() -> Outcome {
     const ROUNDS: u64 = 40;
     let scene = Scene::with_route()?;
@@ -233,7 +234,7 @@ fn storm() -> Outcome {
     auto.sleeps("after the storm")
 }
 
-/// One that uses system memory does not need the device.
+/// An importer that uses system memory does not keep the device awake.
 fn system() -> Outcome {
     let scene = Scene::open()?;
     let auto = Auto::new(&scene.gpu)?;
@@ -252,8 +253,9 @@ fn system() -> Outcome {
     auto.sleeps("after a transfer to system memory")
 }
 
-/// A mapping of the kernel keeps it awake. It is made with the reservation held, so it does not wait
-/// for the device, but has it resumed; what can leave VRAM is in system memory by then.
+/// A vmap of VRAM keeps the device awake. It is made with the reservation held, so on a suspended
+/// device it fails with EAGAIN, and requests a resume without waiting for it. Objects that the
+/// suspend has evicted are mapped in system memory, without a resume.
 fn kernel() -> Outcome {
     let scene = Scene::open()?;
     let auto = Auto::new(&scene.gpu)?;
@@ -284,7 +286,8 @@ fn kernel() -> Outcome {
     auto.sleeps("when the kernel has unmapped VRAM")
 }
 
-/// Unbound and bound again while it is suspended and while it is in use: no count goes wrong.
+/// The device is unbound and bound again while it is suspended and while it is in use, and all
+/// usage counts stay right.
 fn unbind() -> Outcome {
     let scene = Scene::with_route()?;
     let auto = Auto::new(&scene.gpu)?;
@@ -308,7 +311,7 @@ fn unbind() -> Outcome {
     Ok(())
 }
 
-/// A new binding has the driver's own delay.
+/// Checks that a new binding has the default autosuspend delay of the driver.
 fn rebound(auto: &Auto<'_>) -> Outcome {
     check!(
         auto.device().power("autosuspend_delay_ms")? == "1000",
@@ -318,7 +321,8 @@ fn rebound(auto: &Auto<'_>) -> Outcome {
     auto.sleeps("after the rebind")
 }
 
-/// One that maps for each use keeps VRAM for as long as the uses follow each other.
+/// An importer that maps for each use keeps the object in VRAM as long as the uses follow each
+/// other.
 fn mapped_often() -> Outcome {
     let scene = Scene::with_route()?;
     let _auto = Auto::new(&scene.gpu)?;

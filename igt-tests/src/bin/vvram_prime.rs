@@ -148,7 +148,7 @@ fn fd_passing() -> Outcome {
     let (a, b) = patterns();
     let (ours, theirs) = sockets()?;
     let checked = Steps::new()?;
-    // Forked before anything exists: what the child gets, it gets by the fd.
+    // Forked before the buffer exists, so the child gets it only by the file descriptor.
     let mut child = Child::spawn(|| {
         let drm = Drm::open()?;
         let buffer = DmaBuf::new(receive_fd(&theirs)?);
@@ -185,7 +185,7 @@ fn fd_in_flight() -> Outcome {
     object.map()?.fill(a);
     let buffer = object.export()?;
     send_fd(&ours, buffer.fd())?;
-    // Only the message in the socket refers to the buffer now.
+    // Only the message in the socket holds a reference to the buffer now.
     drop(buffer);
     object.close()?;
     drm.await_vram_free(free - 4 * PAGE64)?;
@@ -357,7 +357,7 @@ fn import_elsewhere() -> Outcome {
     let drm = Drm::open()?;
     let object = drm.create(PAGE64)?;
     let buffer = object.export()?;
-    // vgem attaches without importer ops, and is no PCI device.
+    // vgem attaches without importer ops, and is not a PCI device.
     expect_errno(
         "an import into vgem",
         prime_import(vgem.fd(), buffer.fd()),

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What an importer would get: PEER_QUERY, and whether the attach then gives it.
+//! PEER_QUERY: whether its answer is the result of an attach.
 //!
-//! Each answer is compared twice: with what the attach comes to, and with the
-//! rules (`policy`) or with sysfs (`route`), from which both are expected.
+//! Each answer is compared with the result of the attach, and with the expected result, which comes
+//! from the rules (`policy`) or from sysfs (`route`).
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -27,11 +27,11 @@ const PAGE64: u64 = PAGE as u64;
 const PAGES: u64 = 2;
 const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 const LIMIT: Duration = Duration::from_secs(20);
-/// The class of an importer that can do everything.
+/// The class of an importer that is dynamic, revocable and takes peer-to-peer memory.
 const ABLE: u32 =
     uapi::ATTACHMENT_DYNAMIC | uapi::ATTACHMENT_REVOCABLE | uapi::ATTACHMENT_PEER2PEER;
 
-/// Asks for the peer of a scene, as an importer of a class.
+/// Calls PEER_QUERY for the peer of a scene, as an importer of a class.
 #[track_caller]
 fn ask(scene: &Scene, handle: u32, mode: Mode) -> Result<PeerQuery, Stop> {
     Ok(scene
@@ -49,7 +49,7 @@ fn rules(scene: &Scene) -> Rules {
     }
 }
 
-/// What an answer says that the importer gets.
+/// Converts an answer to what the importer gets.
 fn gets(answer: &PeerQuery) -> Gets {
     Gets {
         path: answer.path,
@@ -57,7 +57,7 @@ fn gets(answer: &PeerQuery) -> Gets {
     }
 }
 
-/// Asks, attaches, and compares. Returns the importer if it is attached.
+/// Calls PEER_QUERY, attaches, and compares. Returns the importer if it is attached.
 #[track_caller]
 fn ask_and_attach(
     scene: &Scene,
@@ -75,7 +75,8 @@ fn ask_and_attach(
     let peer = scene.peer.reopen()?;
     let attached = peer.attach(buffer, mode);
     let list = object.attachments()?;
-    // The newest attachment is the last one before the refusals, the newest refusal the last of all.
+    // The newest attachment is the last one before the refusals, the newest refusal the last of
+    // all.
     let entry = match &attached {
         Ok(_) => list.iter().rfind(|entry| !entry.refused()),
         Err(_) => list.last(),
@@ -106,8 +107,8 @@ fn ask_and_attach(
     Ok((gets(&answer), Some(peer)))
 }
 
-/// Each class with each kind of object: the rules, the answer and the attach agree, and the mapping
-/// leads to where the answer says.
+/// For each class with each kind of object the rules, the answer and the attach agree, and the
+/// mapping has the addresses that follow from the answer.
 fn attach() -> Outcome {
     let scene = Scene::open()?;
     let rules = rules(&scene);
@@ -145,7 +146,7 @@ fn attach() -> Outcome {
     Ok(())
 }
 
-/// An object that importers get in VRAM or not at all, though it moves.
+/// An object that importers get in VRAM or not at all, but that may move.
 fn vram_or_fail() -> Outcome {
     let scene = Scene::open()?;
     let flags = EITHER | uapi::CREATE_EXPORT_VRAM_OR_FAIL;
@@ -164,7 +165,7 @@ fn vram_or_fail() -> Outcome {
     Ok(())
 }
 
-/// Another importer has the object, and holds it if its class does.
+/// Another importer is attached to the object, and keeps it in its place if its class does so.
 fn beside() -> Outcome {
     let scene = Scene::open()?;
     let rules = rules(&scene);
@@ -177,8 +178,8 @@ fn beside() -> Outcome {
             one.attach(&buffer, first)?;
             one.pin_and_map(first)?;
             let (seen, _) = ask_and_attach(&scene, &object, &buffer, second)?;
-            // An attach does not move the object: what it comes to if the object moves then is what
-            // the importer has alone.
+            // An attach does not move the object. If the object can still move, the answer is that
+            // for a single importer.
             let want = match Rules::holds(first) {
                 true => {
                     rules
@@ -204,7 +205,7 @@ fn beside() -> Outcome {
     Ok(())
 }
 
-/// Without an object: as for one that never leaves VRAM.
+/// Without an object the answer is that for an object that never leaves VRAM.
 fn vram() -> Outcome {
     let scene = Scene::open()?;
     let object = scene.drm.create(PAGE64)?;
@@ -226,13 +227,14 @@ fn vram() -> Outcome {
     Ok(())
 }
 
-/// What decided, of the peer: by what sysfs shows, and by what the machine was built for.
+/// The facts about the route of the peer agree with sysfs, and with the topology that the machine
+/// was built for.
 fn decided() -> Outcome {
     let scene = Scene::open()?;
     for mode in IMPORTERS {
         let answer = ask(&scene, 0, mode)?;
         let mut want = explained(&scene.gpu, &scene.edu)?;
-        // The route is told whether it decides or not.
+        // The facts about the route are there even if another reason decides.
         check_eq!(want.path, scene.expect.path(), "the path by sysfs");
         (want.flags, want.importer) = (answer.flags, answer.importer);
         (want.path, want.reason) = (answer.path, answer.reason);
@@ -293,7 +295,7 @@ fn everything() -> Outcome {
     Ok(())
 }
 
-/// A question leaves nothing behind: no dma-buf, no refusal, no count, and the object where it was.
+/// A query leaves nothing behind: no dma-buf, no refusal, no count, and the object does not move.
 fn quiet() -> Outcome {
     let scene = Scene::open()?;
     let debugfs = DebugFs::open(&scene.gpu)?;
@@ -372,7 +374,7 @@ fn outside_bar() -> Outcome {
                 check_eq!(seen, want, "{size} bytes of {}", kind.name());
             }
         }
-        // VRAM at all is not about a size.
+        // The answer without an object does not depend on a size.
         let of_vram = ask(&scene, 0, Mode::Dynamic)?;
         check_eq!(of_vram.path, scene.expect.path(), "VRAM at all");
         Ok(())
@@ -382,7 +384,7 @@ fn outside_bar() -> Outcome {
     works()
 }
 
-/// What makes no sense.
+/// Invalid arguments.
 fn badinput() -> Outcome {
     let scene = Scene::open()?;
     let object = scene.drm.create(PAGE64)?;
@@ -435,7 +437,7 @@ fn badinput() -> Outcome {
     let importer = PeerAddress { pad: 1, ..address };
     expect("a pad", PeerQuery { importer, ..good }, libc::EINVAL)?;
 
-    // All that is an output, a byte at a time.
+    // All output fields, one byte at a time.
     for at in 16..std::mem::size_of::<PeerQuery>() {
         let mut broken = good;
         // SAFETY: a structure of numbers without padding; one of its bytes is changed.
@@ -454,7 +456,7 @@ fn badinput() -> Outcome {
     expect("an import", PeerQuery { handle, ..good }, libc::EINVAL)
 }
 
-/// A client without privileges gets all of the answer, of what it has a handle of.
+/// A client without privileges gets the complete answer, for objects of which it has a handle.
 fn nobody() -> Outcome {
     let scene = Scene::open()?;
     let mine = scene.drm.create(PAGE64)?;
@@ -475,7 +477,7 @@ fn nobody() -> Outcome {
     child.join("a client that is nobody", LIMIT)
 }
 
-/// A device that is gone does not answer, and the next one does.
+/// The old file of a device that is gone does not answer, and a file of the next device does.
 fn unbound() -> Outcome {
     let scene = Scene::open()?;
     let object = scene.drm.create(PAGE64)?;

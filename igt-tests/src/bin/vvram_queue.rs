@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The queues of copies: what one client does to others, and what becomes of copies that wait.
+//! The queues of copies: the effect of one client on others, and the outcome of copies that wait.
 
 use std::time::Duration;
 
@@ -21,13 +21,13 @@ use vvram_tests::{check, check_eq, fail, igt_main, Outcome, Stop};
 const PAGE64: u64 = PAGE as u64;
 const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 const LIMIT: Duration = Duration::from_secs(20);
-/// Where the kernel waits for a fence.
+/// The function in which the kernel waits for a fence.
 const FENCE: &str = "dma_fence_default_wait";
-/// Of a copy that was cancelled.
+/// The status of the fence of a copy that was cancelled.
 const CANCELLED: i32 = -libc::ECANCELED;
 
-/// A client that goes takes its copies with it: those that wait for somebody are cancelled, in their
-/// order, and nothing waits for that.
+/// When a client closes its file, its copies that wait for other fences are cancelled, in their
+/// order, and the close does not wait for those fences.
 fn closed() -> Outcome {
     let (a, b) = patterns();
     let other = Drm::open()?;
@@ -53,7 +53,7 @@ fn closed() -> Outcome {
         check_eq!(copy.status()?, CANCELLED, "status of a copy");
     }
     check!(!fence.poll(0)?, "the fence of the test has signalled");
-    // What they would have written to is idle.
+    // The destination of the cancelled copies is idle.
     check!(
         buffer.sync_file(uapi::DMA_BUF_SYNC_READ)?.poll(20_000)?,
         "the object is in use"
@@ -64,7 +64,7 @@ fn closed() -> Outcome {
     other.await_vram_free(free)
 }
 
-/// The same, of a client that is killed.
+/// The same for a client that is killed.
 fn killed() -> Outcome {
     let drm = Drm::open()?;
     let free = drm.vram_free()?;
@@ -89,7 +89,8 @@ fn killed() -> Outcome {
     works()
 }
 
-/// Checks that a child which moves an object waits, and that others are not held up by that.
+/// Checks that a child which moves an object waits, and that this does not block other moves and
+/// accesses.
 fn others_move(debugfs: &DebugFs, child: &mut Child, other: &Gem<'_>, map: &Map) -> Outcome {
     await_sleep(child, FENCE, "SD")?;
     let (a, _) = patterns();
@@ -106,7 +107,7 @@ fn others_move(debugfs: &DebugFs, child: &mut Child, other: &Gem<'_>, map: &Map)
     Ok(())
 }
 
-/// A copy that waits for another device holds up the task that moves its object, and no other move.
+/// A copy that waits for another device blocks a move of its object, and no other move.
 fn moves() -> Outcome {
     let debugfs = DebugFs::open(&PciDevice::vvram()?)?;
     let drm = Drm::open()?;
@@ -124,7 +125,7 @@ fn moves() -> Outcome {
     let timeline = Timeline::new()?;
     let fence = timeline.fence(1)?;
     let copy = copy_after(&drm, (&src, &dst), &[fence.sync()])?;
-    // So does one of another client that comes after it.
+    // A later copy of another client blocks the move, too.
     let second = {
         let client = Drm::open()?;
         let buffer = dst.export()?;
@@ -155,8 +156,8 @@ fn moves() -> Outcome {
     drm.await_vram_free(free)
 }
 
-/// An unbind with full queues: all copies end, those that wait for somebody with an error, and it
-/// waits for nobody.
+/// An unbind with full queues: all copies end, those that wait for other fences with an error, and
+/// the unbind does not wait for those fences.
 fn unbind() -> Outcome {
     let gpu = PciDevice::vvram()?;
     let timeline = Timeline::new()?;
@@ -199,7 +200,7 @@ fn unbind() -> Outcome {
     works()
 }
 
-/// What the tracepoints tell of a copy that is done, and of one that is cancelled.
+/// The events of a copy that is done, and of one that is cancelled.
 fn traced() -> Outcome {
     let other = Drm::open()?;
     let (buffer, second) = (
@@ -256,8 +257,8 @@ fn one_floods() -> Outcome {
     flood(Drm::open, 2)
 }
 
-/// An object leaves VRAM while copies are queued, and another one gets that, round after round, with
-/// no wait in between: nobody sees what others had.
+/// In each round an object is evicted while copies are queued, and another object gets its VRAM,
+/// without a wait in between: no object shows the content of another one.
 fn reuse() -> Outcome {
     const ROUNDS: u64 = 400;
     const BEHIND: usize = 4;
@@ -276,7 +277,8 @@ fn reuse() -> Outcome {
         sink.fill(b);
         let moved = drm.create_flags(size, EITHER)?;
         let copy = copy_after(&drm, (&from, &moved), &[])?;
-        // The eviction depends on the copy, and who gets the memory on the eviction.
+        // The eviction depends on the copy, and the clearing for the next owner depends on the
+        // eviction.
         debugfs.write("move", &format!("{} system", moved.info()?.id))?;
         let mut last = None;
         let mut fresh = Vec::new();

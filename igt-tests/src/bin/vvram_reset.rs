@@ -33,7 +33,7 @@ fn scene_with_route() -> Result<Scene, Stop> {
     Ok(scene)
 }
 
-/// What is left of the time before the reset is of no use.
+/// Checks that files from before the reset do not work any more.
 fn is_gone(old: &Drm) -> Outcome {
     expect_errno(
         "GEM_CREATE on a file from before",
@@ -42,7 +42,7 @@ fn is_gone(old: &Drm) -> Outcome {
     )
 }
 
-/// The new device has all of its memory, and works.
+/// Checks that the new device has all of its memory, and works.
 fn is_new(scene: &Scene) -> Outcome {
     is_gone(&scene.drm)?;
     let fresh = Drm::open()?;
@@ -70,7 +70,7 @@ fn idle() -> Outcome {
     is_new(&scene)
 }
 
-/// Importers that can let go do.
+/// The reset revokes importers that can be revoked.
 fn revocable() -> Outcome {
     let scene = scene_with_route()?;
     let (pattern, _) = patterns();
@@ -98,7 +98,8 @@ fn revocable() -> Outcome {
     is_new(&scene)
 }
 
-/// Waits for a reset to be held up by who the kernel log names, lets go, and sees it end.
+/// Checks that a reset waits for the holder that the kernel log names, releases the buffer, and
+/// checks that the reset ends.
 fn held_up(scene: &Scene, holder: &str, let_go: impl FnOnce() -> Outcome) -> Outcome {
     let mut log = KernelLog::open()?;
     let mut reset = Child::spawn(|| Ok(scene.gpu.reset()?))?;
@@ -122,7 +123,7 @@ fn held_up(scene: &Scene, holder: &str, let_go: impl FnOnce() -> Outcome) -> Out
     Ok(())
 }
 
-/// One that cannot let go is waited for, and what it has is good until then.
+/// The reset waits for an importer that cannot be revoked, whose mapping works until then.
 fn pinned() -> Outcome {
     let scene = scene_with_route()?;
     let (pattern, _) = patterns();
@@ -142,7 +143,8 @@ fn pinned() -> Outcome {
     is_new(&scene)
 }
 
-/// One that has no way to be told has mapped system memory, which stays, so it is not waited for.
+/// A static importer, which cannot be notified, has mapped system memory, so the reset does not
+/// wait for it.
 fn static_importer() -> Outcome {
     let scene = scene()?;
     let object = scene
@@ -162,7 +164,7 @@ fn static_importer() -> Outcome {
     is_new(&scene)
 }
 
-/// The same for the kernel's own mapping.
+/// The same for a vmap.
 fn vmapped() -> Outcome {
     let scene = scene()?;
     let shared = share(&scene.drm, 2)?;

@@ -2,9 +2,9 @@
 
 //! Signals that arrive while a process waits: for a fence, for a move, for a lock, for mappings.
 //!
-//! Each call is made three times. A signal with a handler ends it with EINTR, or, where the handler
-//! was installed with SA_RESTART, it goes on waiting and succeeds; a fatal signal ends it with the
-//! process. A signal is sent when the process is seen to sleep where it is to sleep.
+//! Each call is made three times. A signal with a handler ends it with EINTR. If the handler was
+//! installed with SA_RESTART, the call goes on waiting and succeeds. A fatal signal ends it with
+//! the process. The signal is sent when the process sleeps in the expected function.
 
 use std::time::{Duration, Instant};
 
@@ -28,13 +28,13 @@ use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome, Stop, 
 const PAGE64: u64 = PAGE as u64;
 const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 const LIMIT: Duration = Duration::from_secs(20);
-/// Where the kernel waits for a fence, and where for the lock that an ioctl of DRM takes: stacks
-/// leave out the functions of the lock itself.
+/// The functions in which the kernel waits for a fence, and for the lock that an ioctl of DRM
+/// takes: stacks do not show the functions of the lock itself.
 const FENCE: &str = "dma_fence_default_wait";
 const LOCK: &str = "drm_ioctl_kernel";
-/// Where it waits for room in the queue of a client: `Queue::permit`.
+/// The function in which it waits for room in the queue of a client, `Queue::permit`.
 const ROOM: &str = "6permit";
-/// As much as one transfer that goes on by itself moves: more than 3 s of edu's time.
+/// As much as one asynchronous transfer moves, for which edu takes more than 3 s.
 const LONG: usize = uapi::EDU_PEER_SUBMIT_MAX;
 
 /// A signal with a handler ends a call with EINTR.
@@ -57,7 +57,7 @@ fn interrupt(
     child.join("the call that a signal ends", LIMIT)
 }
 
-/// A signal with a handler that asks for it lets a call go on, until it is released.
+/// After a signal whose handler has SA_RESTART a call goes on, until `release` lets it end.
 fn restart(
     place: &str,
     call: impl FnOnce() -> Result<(), SysError>,
@@ -85,7 +85,7 @@ fn kill(place: &str, call: impl FnOnce() -> Result<(), SysError>) -> Outcome {
     child.kill()
 }
 
-/// A copy of all of an object that is to wait.
+/// A copy of a whole object that is made to wait.
 struct Copy<'a> {
     drm: &'a Drm,
     src: Gem<'a>,
@@ -132,8 +132,8 @@ impl<'a> Copy<'a> {
     }
 }
 
-/// Room in the queue of a client, whose copies wait for a fence: one of their own, or one that others
-/// have put on an object. No lock is held meanwhile.
+/// A wait for room in the queue of a client, whose copies wait for a fence of their arguments, or
+/// for an implicit fence of an object. No lock is held meanwhile.
 fn copy_room() -> Outcome {
     let drm = Drm::open()?;
     let (a, b) = patterns();
@@ -157,7 +157,7 @@ fn copy_room() -> Outcome {
         interrupt(ROOM, call, || Ok(()))?;
         kill(ROOM, call)?;
         restart(ROOM, call, || {
-            // Others have room, and get the locks.
+            // Another client has room, and gets the locks.
             let other = Drm::open()?;
             let (one, two) = (other.create(PAGE64)?, other.create(PAGE64)?);
             other.copy((&one, 0), (&two, 0), PAGE64)?.finish()?;
@@ -171,7 +171,8 @@ fn copy_room() -> Outcome {
     drm.await_vram_free(free)
 }
 
-/// The end of a copy to the buffer of another device, which waits for a fence: a signal cancels it.
+/// A wait for the end of a copy to the buffer of another device, which waits for a fence: a signal
+/// cancels the copy.
 fn copy_to_import() -> Outcome {
     let drm = Drm::open()?;
     let (a, b) = patterns();
@@ -201,7 +202,8 @@ fn copy_to_import() -> Outcome {
     cpu_reads(&there, a, &[0, 1])
 }
 
-/// The fences of the buffer of somebody else, for the access by the CPU that a copy is.
+/// A wait for the fences of the buffer of another exporter, because the copy is an access by the
+/// CPU.
 fn copy_import() -> Outcome {
     let drm = Drm::open()?;
     let (a, b) = patterns();
@@ -223,7 +225,7 @@ fn copy_import() -> Outcome {
     cpu_reads(&map, a, &[0, 1])
 }
 
-/// A pin that has to move the object, with which others work.
+/// A pin that has to move an object while a copy uses it.
 fn pin() -> Outcome {
     let scene = Scene::with_route()?;
     let debugfs = DebugFs::open(&scene.gpu)?;
@@ -267,8 +269,8 @@ fn pin() -> Outcome {
     scene.drm.await_vram_free(free)
 }
 
-/// A map does not stop waiting for others before it moves an object: importers call it where they
-/// cannot be interrupted. A signal is seen when it is done.
+/// The wait of a map for fences before a move of the object cannot be interrupted, because some
+/// importers map where they cannot handle that. A signal takes effect after the wait.
 fn map_foreign() -> Outcome {
     let scene = Scene::with_route()?;
     let debugfs = DebugFs::open(&scene.gpu)?;
@@ -284,7 +286,8 @@ fn map_foreign() -> Outcome {
     peer.attach(&buffer, Mode::Dynamic)?;
     let told = Steps::new()?;
     let mut child = Child::spawn(|| {
-        // What the map waits for after that, its own move, may be interrupted: it begins anew.
+        // The wait of the map for its own move after that can be interrupted; then the call is
+        // restarted.
         catch(&told, true)?;
         peer.map()?;
         check_eq!(caught(), 1, "signals when the map is done");
@@ -306,8 +309,8 @@ fn map_foreign() -> Outcome {
     peer_reads(peer, a, &[0, 1])
 }
 
-/// Queues copies that take the engine about so long, and behind them one from the object, for which
-/// its moves wait.
+/// Queues copies that take the engine about the given time, and behind them a copy from the object,
+/// for which moves of the object wait.
 fn backlog(drm: &Drm, object: &Gem<'_>, time: Duration) -> Outcome {
     const FEW: u32 = 8;
     let size = drm.getparam(uapi::PARAM_VRAM_SIZE)? / 4;
@@ -323,7 +326,7 @@ fn backlog(drm: &Drm, object: &Gem<'_>, time: Duration) -> Outcome {
     few()?;
     let each = (start.elapsed() / FEW).as_nanos().max(1);
     let rounds = (time.as_nanos() / each).clamp(1, 10_000);
-    // One client has room for some of them only.
+    // One client has room for only some of the copies.
     let most = u128::from(uapi::COPIES_MAX) - 2;
     for _ in 0..rounds.saturating_sub(most) {
         drm.copy((&src, 0), (&dst, 0), size)?;
@@ -381,7 +384,7 @@ fn move_under_way(scene: &Scene, time: Duration) -> Result<bool, Stop> {
             }
         }
     }
-    // The access of a process begins anew after its handler, and waits again.
+    // The page fault of a process is repeated after the handler, and waits again.
     let told = Steps::new()?;
     let mut child = Child::spawn(|| {
         catch(&told, false)?;
@@ -401,7 +404,7 @@ fn move_under_way(scene: &Scene, time: Duration) -> Result<bool, Stop> {
         }
     }
 
-    // What was interrupted has left nothing.
+    // The interrupted calls have left nothing behind.
     for (mode, peer) in &peers {
         let flags = peer.status()?.flags;
         check_eq!(
@@ -436,7 +439,7 @@ fn move_under_way(scene: &Scene, time: Duration) -> Result<bool, Stop> {
     Ok(true)
 }
 
-/// A wait for a move, by everybody who waits for one.
+/// All kinds of waits for a move.
 fn moving() -> Outcome {
     let scene = Scene::with_route()?;
     let free = scene.drm.vram_free()?;
@@ -450,7 +453,7 @@ fn moving() -> Outcome {
     fail!("the moves were over before the signals were sent")
 }
 
-/// An object that needs the room of another one, with which others work.
+/// A new object needs the VRAM of another one while a copy uses that.
 fn create() -> Outcome {
     let drm = Drm::open()?;
     let (a, _) = patterns();
@@ -474,7 +477,7 @@ fn create() -> Outcome {
     cpu_reads(&map, a, &[0, 1])
 }
 
-/// A transfer that has to wait for others before it starts.
+/// A transfer that has to wait for other fences before it starts.
 fn submit() -> Outcome {
     let scene = Scene::with_route()?;
     let (a, _) = patterns();
@@ -503,7 +506,7 @@ fn submit() -> Outcome {
     scene.check_only(&shared.object, Mode::Dynamic, false, true)
 }
 
-/// The end of a transfer, which goes on whoever stops waiting for it.
+/// A wait for the end of a transfer, which goes on when the wait is interrupted.
 fn finish() -> Outcome {
     let scene = Scene::with_route()?;
     let (a, _) = patterns();
@@ -526,11 +529,12 @@ fn finish() -> Outcome {
         Ok(())
     })?;
     kill(FENCE, call)?;
-    // The others have not been told.
+    // The other waiters were not affected.
     restart(FENCE, call, || Ok(()))
 }
 
-/// A transfer ends between two pieces, and says how far it got, whatever the handler asks for.
+/// A signal ends a transfer between two pieces, also with SA_RESTART, and the call returns how many
+/// bytes were moved.
 fn transfer() -> Outcome {
     let scene = Scene::with_route()?;
     let (a, _) = patterns();
@@ -582,7 +586,7 @@ fn cpu_access() -> Outcome {
         let buffer = drm.create_flags(PAGE64, flags)?.export()?;
         let timeline = Timeline::new()?;
         buffer.add_fence(READ, &timeline.fence(1)?)?;
-        // One that reads has nothing to wait for.
+        // An access that only reads has nothing to wait for.
         buffer.sync(READ)?;
         buffer.sync(READ | END)?;
         let call = || buffer.sync(WRITE);
@@ -594,8 +598,8 @@ fn cpu_access() -> Outcome {
     Ok(())
 }
 
-/// Lets a child of this process have the reservation of a buffer, until the timeline steps: it has
-/// it while it waits for a fence.
+/// Makes a child hold the reservation of a buffer until the timeline steps: it waits for a fence of
+/// the timeline with the reservation held.
 fn hold(peer: &Peer, buffer: &DmaBuf, timeline: &Timeline) -> Result<Child, Stop> {
     buffer.add_fence(WRITE, &timeline.fence(1)?)?;
     peer.attach(buffer, Mode::Dynamic)?;
@@ -604,7 +608,8 @@ fn hold(peer: &Peer, buffer: &DmaBuf, timeline: &Timeline) -> Result<Child, Stop
     Ok(holder)
 }
 
-/// A reservation that somebody else has for long. DRM's EINTR is not restarted: libdrm does that.
+/// A wait for a reservation that another task holds for long. The EINTR of DRM is not restarted by
+/// the kernel, but by libdrm.
 fn lock() -> Outcome {
     let scene = Scene::with_route()?;
     let shared = share(&scene.drm, 1)?;
@@ -618,7 +623,7 @@ fn lock() -> Outcome {
     let mut child = Child::spawn(|| {
         catch(&told, true)?;
         expect_errno("GEM_INFO at a signal", call(), libc::EINTR)?;
-        // Once more, as libdrm does.
+        // The call is repeated, as libdrm does.
         Ok(call()?)
     })?;
     await_sleep(&mut child, LOCK, "S")?;
@@ -633,7 +638,7 @@ fn lock() -> Outcome {
     scene.check_none(&shared.object)
 }
 
-/// A copy that waits for the reservation: nothing was done yet, so it can be restarted.
+/// A copy that waits for the reservation has done nothing yet, so it can be restarted.
 fn locks() -> Outcome {
     let scene = Scene::with_route()?;
     let shared = share(&scene.drm, 1)?;
@@ -656,7 +661,8 @@ fn locks() -> Outcome {
     scene.check_none(&shared.object)
 }
 
-/// An unbind that waits for a mapping goes on waiting: the memory must not be given up.
+/// An unbind that waits for a mapping goes on waiting after a signal, because the memory must not
+/// be freed while it is mapped.
 fn unbind() -> Outcome {
     const UNBIND: &str = "unbind_store";
     let scene = Scene::with_route()?;
@@ -701,8 +707,8 @@ fn unbind() -> Outcome {
     works()
 }
 
-/// Copies that wait for a fence of somebody do not hold up the unbind, nor does a client that waits
-/// for room in its queue.
+/// Copies that wait for a fence of another driver do not block an unbind, and neither does a client
+/// that waits for room in its queue.
 fn unbind_in_fence() -> Outcome {
     let scene = Scene::open()?;
     let timeline = Timeline::new()?;
@@ -718,7 +724,7 @@ fn unbind_in_fence() -> Outcome {
         await_sleep(&mut child, ROOM, "S")?;
         child
     };
-    // This one waits where the unbind waits for it.
+    // This call waits inside of the section that the unbind waits for.
     let heap = heap::allocate(PAGE64)?;
     let mut writer = {
         let second = Drm::open()?;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! VRAM that loses its content when the device is suspended, and a system that sleeps.
+//! VRAM that loses its content when the device is suspended, and suspend of the system.
 //!
-//! The driver fills VRAM with a byte when it is suspended. Whoever finds that byte in an object has
-//! lost what was there.
+//! The driver fills VRAM with a byte when it is suspended. If an object has that byte afterwards,
+//! its content was lost.
 
 use vvram_tests::drm::{Drm, Gem};
 use vvram_tests::map::{Map, PAGE};
@@ -19,7 +19,7 @@ use vvram_tests::{check_eq, igt_main, uapi, Outcome, Stop};
 const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 const ONLY: u32 = uapi::CREATE_VRAM;
 const PAGES: usize = 4;
-/// What the driver leaves of VRAM.
+/// The content of VRAM after a suspend.
 const LOST: u64 = 0xa5a5_a5a5_a5a5_a5a5;
 
 /// An object with a pattern in it, which begins in VRAM.
@@ -52,7 +52,8 @@ impl<'a> Filled<'a> {
     }
 }
 
-/// What cannot leave VRAM is put back where it was, and the rest is in system memory.
+/// An object that cannot leave VRAM is restored at its place, and the other objects are in system
+/// memory.
 fn runtime_lost() -> Outcome {
     lossy(|| {
         let gpu = PciDevice::vvram()?;
@@ -80,8 +81,8 @@ fn runtime_lost() -> Outcome {
     })
 }
 
-/// An importer whose mapping is invalidated has system memory while VRAM is lost, and VRAM
-/// afterwards.
+/// An importer whose mapping is invalidated gets system memory while the content of VRAM is lost,
+/// and VRAM afterwards.
 fn runtime_lost_mapped() -> Outcome {
     vvram_tests::scene::Expect::get()?.need_route()?;
     lossy(|| {
@@ -112,7 +113,8 @@ fn runtime_lost_mapped() -> Outcome {
     })
 }
 
-/// Lets the system sleep with an importer of each class, and looks at what they have afterwards.
+/// Suspends the system with an importer of each class, and checks what the importers have
+/// afterwards.
 fn system(content_lost: bool) -> Outcome {
     let scene = Scene::open()?;
     let has_route = scene.expect.need_route().is_ok();

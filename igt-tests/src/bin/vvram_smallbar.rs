@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A BAR that shows a part of VRAM only, and other settings of the driver.
+//! A BAR that shows only a part of VRAM, and other parameters of the driver.
 
 use vvram_tests::debugfs::{words, DebugFs};
 use vvram_tests::drm::{Drm, Gem};
@@ -16,7 +16,8 @@ const PAGE64: u64 = PAGE as u64;
 const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 const VISIBLE: u64 = 1 << 20;
 
-/// Runs a test with the BAR showing the first megabyte, and without that afterwards.
+/// Loads the driver so that the BAR shows only the first megabyte, runs a test, and loads the
+/// driver without that again.
 fn small(body: fn() -> Outcome) -> Outcome {
     if module_users("vvram").is_none() {
         skip!("vvram is built into the kernel");
@@ -40,7 +41,7 @@ fn params() -> Outcome {
     Ok(())
 }
 
-/// Everything in VRAM can be written and read, whether the CPU sees it or not: it is moved.
+/// The CPU can access all objects in VRAM, because objects that the BAR does not show are moved.
 fn mmap() -> Outcome {
     let drm = Drm::open()?;
     let (a, _) = patterns();
@@ -71,7 +72,7 @@ fn mmap() -> Outcome {
         "{} objects, of which {seen:?} were in VRAM when the CPU used them",
         objects.len()
     );
-    // They all were in VRAM at first, and most of them where the CPU does not see them.
+    // At first all objects were in VRAM, and most of them where the BAR does not show them.
     check!(
         seen[0] > VISIBLE / piece,
         "{} objects were moved to where the CPU sees them",
@@ -80,15 +81,16 @@ fn mmap() -> Outcome {
     Ok(())
 }
 
-/// Where an object is that the CPU uses: in the part of the BAR that is visible, of which all else
-/// is there too in these guests, or in system memory. Returns whether it is in VRAM.
+/// Checks that an object that the CPU accesses is in the visible part of the BAR, or in system
+/// memory. (In these guests the rest of the BAR can be accessed, too.) Returns whether it is in
+/// VRAM.
 #[track_caller]
 fn visible_now(bar: &Bar, object: &Gem<'_>, map: &Map) -> Result<bool, Stop> {
     let pages = bar.find(map);
     let info = object.info()?;
     let want = match info.placement {
         uapi::PLACEMENT_VRAM => 0..VISIBLE / PAGE64,
-        // Nowhere in VRAM.
+        // Not in VRAM.
         _ => 0..0,
     };
     let inside = |page: &Option<u64>| match page {
@@ -104,18 +106,18 @@ fn visible_now(bar: &Bar, object: &Gem<'_>, map: &Map) -> Result<bool, Stop> {
     Ok(!want.is_empty())
 }
 
-/// A peer gets objects that are moved to where it can reach them.
+/// Objects are moved to where a peer can reach them.
 fn peer() -> Outcome {
     let scene = Scene::with_route()?;
     let piece = VISIBLE / 4;
-    // Most of them are where nobody sees them; each is looked at once.
+    // Most objects are where the BAR does not show them; each is accessed once.
     let mut objects = Vec::new();
     while scene.drm.vram_free()? >= piece {
         objects.push(scene.drm.create_flags(piece, EITHER)?);
     }
     let count = objects.len();
     check!(count > 8, "{count} objects are too few");
-    // The last ones made room for the others; only a pin takes it back from them.
+    // The last objects were evicted for the others, and only a pin moves them back.
     for index in [0, 1, count / 2, count - 1] {
         let mode = [Mode::Dynamic, Mode::Pinned][index % 2];
         println!("object {index} of {count}, {mode:?}");
@@ -126,7 +128,7 @@ fn peer() -> Outcome {
     reached(&scene, &only, Mode::Pinned)
 }
 
-/// Attaches the peer to an object that nobody has accessed, and checks where it gets it.
+/// Attaches the peer to an object that was not accessed yet, and checks the placement and the path.
 fn reached(scene: &Scene, object: &Gem<'_>, mode: Mode) -> Outcome {
     let (a, b) = patterns();
     let buffer = object.export()?;
@@ -150,7 +152,7 @@ fn reached(scene: &Scene, object: &Gem<'_>, mode: Mode) -> Outcome {
     Ok(())
 }
 
-/// How much of what the CPU sees is in use, by debugfs, and how much of it a client has.
+/// The use of visible VRAM, in debugfs for all clients, and in fdinfo for one client.
 fn usage_of_small() -> Outcome {
     let drm = Drm::open()?;
     let debugfs = DebugFs::open(&PciDevice::vvram()?)?;
@@ -167,7 +169,7 @@ fn usage_of_small() -> Outcome {
         Ok(())
     };
     used("at first", 0)?;
-    // It is where the CPU does not see it, until it looks.
+    // The object is where the BAR does not show it, until the CPU accesses it.
     let object = drm.create_flags(4 * PAGE64, EITHER)?;
     let id = object.info()?.id;
     used("with an object elsewhere in VRAM", 0)?;
@@ -179,7 +181,7 @@ fn usage_of_small() -> Outcome {
     used("with one in system memory", 0)?;
     check_eq!(debugfs.buffer(id)?.visible, 0, "visible");
     drop(object);
-    // All of VRAM has some of both.
+    // An object of all VRAM has visible and invisible parts.
     let size = drm.getparam(uapi::PARAM_VRAM_SIZE)?;
     let all = drm.create(size)?;
     used("with all of VRAM", VISIBLE)?;
@@ -193,7 +195,7 @@ fn usage() -> Outcome {
     small(usage_of_small)
 }
 
-/// What is larger than the BAR gets its reason when somebody attaches.
+/// For an object that is larger than the BAR, the attach has the reason outside-bar.
 fn too_large() -> Outcome {
     let scene = Scene::open()?;
     let refused = scene.expect == Expect::Refused;

@@ -12,10 +12,10 @@ use vvram_tests::{check, check_eq, fail, igt_main, uapi, Outcome};
 const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 const VISIBLE: u64 = 1 << 20;
 const PIECE: u64 = 64 << 10;
-/// In the first word of each piece, with its number.
+/// The tag in the first word of each piece, which also has the number of the piece.
 const TAG: u64 = 0x7a67_5f6f_6600_0000;
 
-/// A peer gets all of it where it can reach it, and not only a part.
+/// For a peer all of the object moves to where the peer can reach it, and not only a part.
 fn moved() -> Outcome {
     let scene = Scene::with_route()?;
     let drm = &scene.drm;
@@ -24,7 +24,8 @@ fn moved() -> Outcome {
         pieces.push(Some(drm.create_flags(PIECE, EITHER)?));
     }
 
-    // The CPU does not touch them, which would move them to where it sees them.
+    // The engine writes the tags, because an access by the CPU would move the pieces to the visible
+    // part.
     let source = drm.create_flags(PAGE as u64, uapi::CREATE_SYSTEM)?;
     let map = source.map()?;
     for (number, piece) in pieces.iter().enumerate() {
@@ -43,7 +44,7 @@ fn moved() -> Outcome {
         fail!("{} pieces, but none inside or none outside", pieces.len());
     };
 
-    // Exactly what these two leave is free.
+    // Exactly the VRAM of these two pieces is free.
     for number in [inside, outside] {
         pieces[number] = None;
     }
@@ -56,7 +57,7 @@ fn moved() -> Outcome {
     scene.peer.map()?;
     placed(&split, uapi::PLACEMENT_VRAM)?;
     if scene.translated() {
-        // The addresses say nothing.
+        // The IOVAs do not show the location in VRAM.
         return Ok(());
     }
     let start = scene.bar.start();

@@ -13,7 +13,7 @@ use vvram_tests::scene::{patterns, peer_reads, peer_writes, Expect, Scene};
 use vvram_tests::{check, igt_main, Outcome};
 
 const CLIENTS: u64 = 8;
-/// How many transfers of each peer there are at least.
+/// The least number of transfers of each peer.
 const TRANSFERS: u64 = 4;
 /// How many objects are replaced by new ones, by all clients together. At least every other one of
 /// them makes another object move.
@@ -23,10 +23,10 @@ fn eviction() -> Outcome {
     let rounds = ROUNDS * misc::soak();
     let drm = Drm::open()?;
     let usage = Usage::now(&drm)?;
-    // Four times as much as there is, but in a short run only twice.
+    // Four times the size of VRAM, but in a short run only twice.
     let count = four_times(&drm)? / CLIENTS / if misc::soak() > 1 { 1 } else { 2 };
     let (seed, _) = patterns();
-    // The clients go on until the peers have had their turn.
+    // The clients go on until the peers have done their transfers.
     let enough = Steps::new()?;
     let mut children = Vec::new();
     for index in 0..CLIENTS {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Memory of this process that is in VRAM and comes back, as the process changes what it has.
+//! Memory of this process migrates to VRAM and back, while the process changes its address space.
 //!
-//! Where each page is, and how many pages came back, is asserted along with the bytes.
+//! The location of each page and the number of pages that have moved back are checked along with
+//! the bytes.
 
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome};
 const PAGE64: u64 = PAGE as u64;
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// Everything moves and comes back, and what is free says so.
+/// All pages migrate to VRAM and back, and the size of free VRAM agrees.
 fn there_and_back() -> Outcome {
     let drm = Drm::open()?;
     let (a, b) = patterns();
@@ -31,7 +32,7 @@ fn there_and_back() -> Outcome {
     check_eq!(drm.svm_vram()?, 24 * PAGE64, "VRAM of processes");
     check_eq!(drm.vram_free()?, free - 24 * PAGE64, "free VRAM");
     check_eq!(drm.svm_moved_back()?, before, "pages that came back");
-    // What is there already may be asked for again.
+    // A range that is in VRAM already may be migrated again.
     drm.svm_migrate(&map, 0..24)?;
     check_eq!(drm.svm_moved_back()?, before, "pages that came back");
     drm.await_vram_free(free - 24 * PAGE64)?;
@@ -46,7 +47,7 @@ fn there_and_back() -> Outcome {
     drm.await_vram_free(free)
 }
 
-/// Any range moves, at any alignment, and what is around it stays.
+/// A range of any alignment migrates, and the pages around it stay.
 fn ranges() -> Outcome {
     let drm = Drm::open()?;
     let (a, _) = patterns();
@@ -95,20 +96,20 @@ fn ranges() -> Outcome {
     Ok(())
 }
 
-/// An access brings back its chunk, and the rest stays.
+/// An access by the CPU moves its block back, and the rest stays.
 fn chunks() -> Outcome {
     let drm = Drm::open()?;
     let (a, _) = patterns();
     let map = filled(2 * HUGE, a)?;
     for order in [0, 1, 4, 8, 9] {
         let len = 1usize << order;
-        // One that is as aligned as it is long, with others around it.
+        // A block that is aligned to its size, with other blocks around it.
         let (first, all) = if len < HUGE {
             (len, 0..3 * len)
         } else {
             (0, 0..2 * HUGE)
         };
-        // Moved alone, so that it is a chunk.
+        // It is migrated alone, so that it is one block.
         drm.svm_migrate(&map, first..first + len)?;
         drm.svm_migrate(&map, all.clone())?;
         check_places(&map, |page| all.contains(&page))?;
@@ -132,7 +133,7 @@ fn chunks() -> Outcome {
     Ok(())
 }
 
-/// Huge pages move, whole and in parts.
+/// Huge pages migrate, as a whole and in parts.
 fn huge() -> Outcome {
     let drm = Drm::open()?;
     let (a, b) = patterns();
@@ -146,7 +147,7 @@ fn huge() -> Outcome {
         check_places(&map, |page| part.contains(&page))?;
         check_eq!(drm.svm_vram()?, part.len() as u64 * PAGE64, "VRAM");
         check_eq!(drm.svm_moved_back()?, before, "pages that came back");
-        // A part of what is there is given up, and one page is needed.
+        // The process frees a part of the block, and the CPU accesses one page.
         map.advise(4..6, libc::MADV_DONTNEED)?;
         map.write(5 * PAGE / 8, 7);
         check_eq!(map.read(5 * PAGE / 8), 7, "what was just written");
@@ -161,7 +162,7 @@ fn huge() -> Outcome {
     Ok(())
 }
 
-/// Memory that was never touched is zero, whatever VRAM had, and so are objects.
+/// Memory that was never touched reads as zeroes, whatever VRAM had before, and so do objects.
 fn zero() -> Outcome {
     let drm = Drm::open()?;
     let (a, _) = patterns();
@@ -198,7 +199,7 @@ fn zero() -> Outcome {
     Ok(())
 }
 
-/// A child has the same pages, and sees what they had when it was made.
+/// After fork() a child has the same pages, with the content at the time of the fork.
 fn fork() -> Outcome {
     let drm = Drm::open()?;
     let (a, b) = patterns();
@@ -217,7 +218,7 @@ fn fork() -> Outcome {
             map.fill(b.derive(1));
             holds("the child", &map, b.derive(1), 0..32)
         })?;
-        // Nobody writes before it has looked.
+        // The parent writes only after the child has read.
         read.wait("the child", LIMIT)?;
         check_places(&map, |_| true)?;
         if child_first {
@@ -251,7 +252,7 @@ fn parent_exits() -> Outcome {
         let map = filled(32, a)?;
         Drm::open()?.svm_migrate(&map, 0..32)?;
         let child = Child::spawn(|| {
-            // Not when the parent does.
+            // This process must not end with its parent.
             // SAFETY: a plain system call.
             unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, 0) };
             ready.done()?;
@@ -271,7 +272,7 @@ fn parent_exits() -> Outcome {
     drm.await_vram_free(free)
 }
 
-/// The process moves its memory to other addresses, protects it and gives it up.
+/// The process moves its memory to other addresses, changes its protection and frees it.
 fn changed() -> Outcome {
     let drm = Drm::open()?;
     let (a, b) = patterns();
@@ -279,7 +280,7 @@ fn changed() -> Outcome {
     let before = drm.svm_moved_back()?;
     let map = filled(HUGE + 32, a)?;
     drm.svm_migrate(&map, 0..HUGE + 32)?;
-    // One chunk, and the rest.
+    // The CPU accesses one block, and then the rest.
     let mut map = map.moved()?;
     check_places(&map, |_| true)?;
     map.protect(0..32, libc::PROT_NONE)?;
@@ -298,7 +299,7 @@ fn changed() -> Outcome {
     holds("the CPU", &map, a, 0..HUGE)?;
     check_places(&map, |_| false)?;
     drm.await_vram_free(free)?;
-    // What is for reading only moves as well.
+    // Read-only memory migrates, too.
     drm.svm_migrate(&map, 0..HUGE)?;
     check_places(&map, |_| true)?;
     holds("what may be read", &map, a, 32..64)?;
@@ -313,7 +314,7 @@ fn changed() -> Outcome {
     Ok(())
 }
 
-/// The process takes back a part, and the rest stays.
+/// The process evicts a part, and the rest stays.
 fn evict_part() -> Outcome {
     let drm = Drm::open()?;
     let (a, _) = patterns();
@@ -326,7 +327,7 @@ fn evict_part() -> Outcome {
     drm.svm_evict(&map, 20..33)?;
     check_places(&map, |page| !(16..40).contains(&page))?;
     check_eq!(drm.svm_moved_back()?, before + 24, "pages that came back");
-    // Without a page in VRAM nothing happens, but that untouched memory is there.
+    // If no page is in VRAM, the call only populates untouched memory.
     drm.svm_evict(&map, 16..40)?;
     let fresh = Map::private(4 * PAGE)?;
     drm.svm_evict(&fresh, 0..4)?;
@@ -334,7 +335,7 @@ fn evict_part() -> Outcome {
     holds("the CPU", &map, a, 0..64)
 }
 
-/// Memory that does not move is refused, and all else of the range has moved.
+/// For memory that cannot migrate the call fails, and all other pages of the range have migrated.
 fn refused() -> Outcome {
     let drm = Drm::open()?;
     let (a, _) = patterns();
@@ -406,7 +407,7 @@ fn processes() -> Outcome {
         vvram_tests::proc::sleep_forever()
     })?;
     there.wait("the child", LIMIT)?;
-    // What it has of this process's as well counts once.
+    // Memory that it shares with this process counts once.
     let both = (64 + 2 * HUGE) as u64 * PAGE64;
     check_eq!(drm.svm_vram()?, both, "VRAM of both");
     check_eq!(drm.vram_free()?, free - both, "free VRAM");
@@ -419,8 +420,8 @@ fn processes() -> Outcome {
 /// How long each round of the storm is, in operations of each thread.
 const OPERATIONS: u64 = 60;
 
-/// Threads of one process move, write, read, take back, and give up parts of one mapping, each its
-/// own pages, which are between those of the others.
+/// Threads of one process migrate, write, read, evict, and free pages of one mapping. Each thread
+/// has its own pages, which lie between those of the others.
 fn storm() -> Outcome {
     let drm = Drm::open()?;
     let free = drm.vram_free()?;
@@ -451,7 +452,8 @@ fn storm() -> Outcome {
     drm.await_vram_free(free)
 }
 
-/// What one of the threads does. The pages of which the number leaves `thread` are its own.
+/// The work of one thread. Its own pages are those whose number modulo the number of threads is
+/// `thread`.
 fn work(
     drm: &Drm,
     map: &Map,
@@ -470,7 +472,7 @@ fn work(
         let count = 1 + random.below((map.pages() - first).min(64) as u64) as usize;
         match random.below(8) {
             0..=2 => match drm.svm_migrate(map, first..first + count) {
-                // Others are moving it.
+                // Another thread is migrating the same block.
                 Err(error) if error.errno == libc::EBUSY => {}
                 result => result.map_err(|error| error.to_string())?,
             },
@@ -507,7 +509,7 @@ fn verify(map: &Map, page: usize, pattern: Option<Pattern>) -> Result<(), String
     }
 }
 
-/// More than there is stays where it is, and an error says so.
+/// The excess over the size of VRAM stays in system memory, and the call fails with ENOSPC.
 fn too_much() -> Outcome {
     let drm = Drm::open()?;
     let (a, _) = patterns();
@@ -531,7 +533,7 @@ fn too_much() -> Outcome {
         "pages in system memory"
     );
     holds("the CPU", &map, a, 0..20)?;
-    // What was moved by another call is older, and goes.
+    // Memory that an earlier call has migrated is older, and is evicted.
     drm.svm_migrate(&map, 0..16)?;
     let more = filled(16, a)?;
     drm.svm_migrate(&more, 0..16)?;

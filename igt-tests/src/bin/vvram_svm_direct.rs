@@ -2,8 +2,8 @@
 
 //! Processes that have memory in VRAM, and objects that are mapped for direct I/O.
 //!
-//! Both have to do with the struct pages of the BAR: those of an object have references, and those of
-//! what shows memory of processes must never have one.
+//! Both use struct pages of the BAR: the pages of an object get references, and pages that stand
+//! for memory of processes must never get one.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ fn create(drm: &Drm, pages: usize) -> Result<Gem<'_>, SysError> {
     drm.create_flags((pages * PAGE) as u64, CREATE_VRAM | CREATE_DIRECT_IO)
 }
 
-/// Nothing is left of what processes had.
+/// Checks that nothing is left of processes that have ended.
 fn nothing_left(drm: &Drm, free: u64) -> Outcome {
     let left = || -> Result<u64, SysError> {
         Ok(drm.getparam(uapi::PARAM_DIRECT_IO_BUSY)?
@@ -38,7 +38,7 @@ fn nothing_left(drm: &Drm, free: u64) -> Outcome {
     drm.await_vram_free(free)
 }
 
-/// Objects take room from memory of processes, and are not moved for it.
+/// Objects that are mapped for direct I/O evict memory of processes, and are not moved for it.
 fn objects_stay() -> Outcome {
     let drm = Drm::open()?;
     let (a, b) = patterns();
@@ -59,7 +59,7 @@ fn objects_stay() -> Outcome {
     let more = create(&drm, PAGES)?;
     expect_errno("more than may be pinned", more.map(), libc::EDQUOT)?;
     drop(more);
-    // What processes want more does not get it from these.
+    // More memory of processes does not evict these objects.
     for first in (0..pages).step_by(PAGES) {
         drm.svm_migrate(&memory, first..first + PAGES)?;
     }
@@ -74,7 +74,7 @@ fn objects_stay() -> Outcome {
     nothing_left(&drm, free)
 }
 
-/// A process forks, and both unmap what they have of both at the same time.
+/// A process forks, and parent and child unmap both kinds of memory at the same time.
 fn fork() -> Outcome {
     let drm = Drm::open()?;
     let (a, b) = patterns();
@@ -96,7 +96,7 @@ fn fork() -> Outcome {
                 if index > 0 {
                     holds("the memory", memory, a, 0..PAGES)?;
                 }
-                // Its end unmaps both.
+                // The end of the process unmaps both kinds.
                 Ok(())
             })?);
         }
@@ -112,7 +112,7 @@ fn fork() -> Outcome {
     nothing_left(&drm, free)
 }
 
-/// What one process of [`storm`] does.
+/// The work of one process of [`storm`].
 fn client(seed: u64, rounds: usize) -> Outcome {
     let drm = Drm::open()?;
     let mut random = Lcg::new(seed);
@@ -122,7 +122,7 @@ fn client(seed: u64, rounds: usize) -> Outcome {
     for _ in 0..rounds {
         let first = random.below(4) as usize * PAGES;
         match drm.svm_migrate(&memory, first..first + PAGES) {
-            // It is being evicted, or others have all that may be had.
+            // The memory is being evicted, or other processes have used up VRAM.
             Err(error) if [libc::EBUSY, libc::ENOSPC].contains(&error.errno) => {}
             result => result?,
         }
@@ -161,7 +161,7 @@ fn client(seed: u64, rounds: usize) -> Outcome {
     holds("all of it", &memory, pattern, 0..4 * PAGES)
 }
 
-/// Processes with both, which come and go, while all that can be moved is.
+/// Processes with both kinds of memory start and end, while everything that can move is moved.
 fn storm() -> Outcome {
     const CLIENTS: u64 = 3;
     let drm = Drm::open()?;

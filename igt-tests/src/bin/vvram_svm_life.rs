@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Memory of this process in VRAM, while the device sleeps, is reset, or goes away.
+//! Memory of this process in VRAM while the device is suspended, is reset, or goes away.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use vvram_tests::{check_eq, expect_errno, igt_main, skip, Need, Outcome, Stop};
 const PAGES: usize = HUGE + 40;
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// Memory that is in VRAM.
+/// Makes a mapping with a pattern, all of which is in VRAM.
 fn in_vram(drm: &Drm, pattern: Pattern) -> Result<Map, Stop> {
     let map = filled(PAGES, pattern)?;
     drm.svm_migrate(&map, 0..PAGES)?;
@@ -26,7 +26,7 @@ fn in_vram(drm: &Drm, pattern: Pattern) -> Result<Map, Stop> {
     Ok(map)
 }
 
-/// All of it is in system memory, and can go back.
+/// Checks that all of the memory is in system memory, and can migrate to VRAM again.
 fn is_back(map: &Map, pattern: Pattern) -> Outcome {
     check_places(map, |_| false)?;
     holds("the CPU", map, pattern, 0..PAGES)?;
@@ -36,7 +36,8 @@ fn is_back(map: &Map, pattern: Pattern) -> Outcome {
     holds("the CPU", map, pattern, 0..PAGES)
 }
 
-/// An unbind moves back what processes have, also a child that has pages of another process.
+/// An unbind moves back all memory of processes, also for a child that shares pages with another
+/// process.
 fn unbind() -> Outcome {
     let (a, _) = patterns();
     let drm = Drm::open()?;
@@ -61,7 +62,7 @@ fn unbind() -> Outcome {
     works()
 }
 
-/// Processes that move memory while the driver is unbound get an error, and keep their bytes.
+/// Processes that migrate memory while the driver is unbound get an error, and keep their bytes.
 fn unbind_while_moving() -> Outcome {
     let (a, _) = patterns();
     let there = Steps::new()?;
@@ -95,7 +96,7 @@ fn unbind_while_moving() -> Outcome {
     works()
 }
 
-/// A reset keeps what belongs to processes.
+/// A reset keeps the memory of processes.
 fn reset() -> Outcome {
     let (a, _) = patterns();
     let gpu = PciDevice::vvram()?;
@@ -108,7 +109,8 @@ fn reset() -> Outcome {
     works()
 }
 
-/// The device is not suspended while there is something, and is when all is back.
+/// The device is not suspended at runtime while memory of processes is in VRAM, and is when all of
+/// it has moved back.
 fn runtime() -> Outcome {
     let (a, b) = patterns();
     let gpu = PciDevice::vvram()?;
@@ -143,7 +145,7 @@ fn runtime_lost() -> Outcome {
     lossy(runtime)
 }
 
-/// Everything is back before the system sleeps.
+/// All memory of processes moves back before the system is suspended.
 fn system() -> Outcome {
     let (a, _) = patterns();
     let drm = Drm::open()?;
@@ -162,7 +164,8 @@ fn system_lost() -> Outcome {
     lossy(system)
 }
 
-/// A driver without pages of the BAR, or with a part of it, moves memory as well.
+/// A driver without struct pages of the BAR, or with a BAR that shows a part of VRAM, migrates
+/// memory, too.
 fn parameters() -> Outcome {
     if module_users("vvram").is_none() {
         skip!("vvram is built into the kernel");
@@ -186,7 +189,7 @@ fn parameters() -> Outcome {
     works()
 }
 
-/// A driver that is to do without refuses to move anything, and works otherwise.
+/// With the parameter svm=0 the driver refuses to migrate memory, and works otherwise.
 fn without() -> Outcome {
     if module_users("vvram").is_none() {
         skip!("vvram is built into the kernel");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The peer accesses memory of this process that is in VRAM, and what that is once it is back.
+//! The peer accesses memory of this process in VRAM, and after it has moved back.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use vvram_tests::{check_eq, igt_main, Outcome, Stop};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Memory that the peer has registered, and where it can be.
+/// Memory that the peer has registered.
 struct Setup {
     drm: Drm,
     peer: Peer,
@@ -33,7 +33,7 @@ impl Setup {
         Ok(Self { drm, peer, map })
     }
 
-    /// Moves some pages to VRAM one by one, so that each of them comes back alone.
+    /// Migrates some pages to VRAM one by one, so that each of them moves back alone.
     fn migrate(&self, pages: &[usize]) -> Outcome {
         for page in pages {
             self.drm.svm_migrate(&self.map, *page..page + 1)?;
@@ -42,8 +42,8 @@ impl Setup {
     }
 }
 
-/// The peer reaches memory in VRAM where it is. Where it does not, each page that it accesses moves
-/// back, and no other one.
+/// The peer accesses memory in VRAM in place if it can reach it. If not, exactly the pages that it
+/// accesses move back.
 fn stays() -> Outcome {
     let expect = Expect::get()?;
     let (a, b) = patterns();
@@ -65,7 +65,7 @@ fn stays() -> Outcome {
         writes(peer, b, &[2])?;
         check_places(map, |_| true)?;
         check_eq!(drm.svm_moved_back()?, back, "pages that came back");
-        // What was written there comes back with the page, and goes there again.
+        // Bytes that were written in VRAM move back with the page, and to VRAM again.
         holds("the CPU", map, b, 2..3)?;
         check_places(map, |page| page != 2)?;
         reached(peer, 2, SYSTEM)?;
@@ -79,8 +79,8 @@ fn stays() -> Outcome {
     holds("the CPU", map, a, 3..4)
 }
 
-/// What a device writes to memory that the process has marked as free is not lost when that is
-/// reclaimed after it has come back.
+/// The process has marked memory as free with MADV_FREE, and a device writes to it in VRAM. The
+/// bytes are not lost when the kernel reclaims memory after the page has moved back.
 fn marked_free() -> Outcome {
     Expect::get()?.need_route()?;
     let (a, b) = patterns();
@@ -106,8 +106,8 @@ fn huge_in_vram(pattern: Pattern) -> Result<(Drm, Map), Stop> {
     Ok((drm, map))
 }
 
-/// Huge pages come back as small ones if there is no memory for huge ones: for a page fault, and
-/// when the driver is unbound, which would wait for ever otherwise.
+/// Huge pages move back as small ones if no huge page can be allocated: for a page fault, and at an
+/// unbind, which would otherwise wait for ever.
 fn fragmented() -> Outcome {
     let (a, _) = patterns();
     let (drm, map) = huge_in_vram(a)?;

@@ -15,9 +15,9 @@ use vvram_tests::svm::{check_places, filled, holds, resident};
 use vvram_tests::{check, check_eq, fail, igt_main, uapi, Outcome, Stop};
 
 const PAGE64: u64 = PAGE as u64;
-/// Pages of an object, and of what is moved at once.
+/// The number of pages of an object, and of each migration.
 const PIECE: usize = 64;
-/// How many pieces each side replaces while the other one does.
+/// How many pieces each side replaces while the other side does the same.
 const ROUNDS: u64 = 120;
 
 /// An object that may be evicted, with a pattern in it.
@@ -62,7 +62,7 @@ fn fill(drm: &Drm, seed: Pattern) -> Result<Vec<Filled<'_>>, Stop> {
     Ok(objects)
 }
 
-/// Memory of a process takes half of what objects have, and no more.
+/// Memory of a process evicts half of the objects, and no more.
 fn objects_give_way() -> Outcome {
     let drm = Drm::open()?;
     let (a, b) = patterns();
@@ -70,7 +70,7 @@ fn objects_give_way() -> Outcome {
     let pages = all as usize / PAGE;
     let objects = fill(&drm, a)?;
     let map = filled(pages, b)?;
-    // The first half, then what is more takes the place of that. Each piece is a chunk.
+    // The first half fits, and later pieces replace earlier ones. Each piece is one block.
     for first in (0..pages / 2).step_by(PIECE) {
         drm.svm_migrate(&map, first..first + PIECE)?;
     }
@@ -89,7 +89,7 @@ fn objects_give_way() -> Outcome {
     drm.await_vram_free(all)
 }
 
-/// Objects take half of what processes have, and no more.
+/// Objects evict half of the memory of processes, and no more.
 fn processes_give_way() -> Outcome {
     let drm = Drm::open()?;
     let (a, b) = patterns();
@@ -105,7 +105,7 @@ fn processes_give_way() -> Outcome {
         objects.push(Filled::new(&drm, PIECE, a.derive(index))?);
     }
     check_eq!(drm.svm_vram()?, all / 2, "VRAM of processes");
-    // The oldest went.
+    // The oldest pages were evicted.
     check_places(&map, |page| page >= pages / 2)?;
     check_eq!(drm.vram_free()?, 0, "free VRAM");
     for object in &objects {
@@ -116,8 +116,8 @@ fn processes_give_way() -> Outcome {
     drm.await_vram_free(all)
 }
 
-/// What is to be in VRAM alone takes it from processes when no object can leave, and the other way
-/// round memory of processes takes the place of older such memory.
+/// If no object can be evicted, a new object that may only be in VRAM evicts memory of processes,
+/// and new memory of processes evicts older memory of processes.
 fn what_cannot_leave() -> Outcome {
     let drm = Drm::open()?;
     let (_, b) = patterns();
@@ -144,11 +144,11 @@ fn what_cannot_leave() -> Outcome {
     drm.await_vram_free(all)
 }
 
-/// What both sides know of each other.
+/// The state that both sides share.
 struct Race {
-    /// Neither side stops before.
+    /// The number of rounds that each side does at least.
     rounds: u64,
-    /// Rounds that were done by objects, and by memory of processes.
+    /// How many rounds were done by objects, and by memory of processes.
     done: [AtomicU64; 2],
     stop: AtomicBool,
 }
@@ -186,7 +186,7 @@ fn replace_objects(drm: &Drm, race: &Race, count: u64, seed: u64) -> Outcome {
     objects.iter().try_for_each(Filled::verify)
 }
 
-/// Moves memory, as much as VRAM has room for, in no order.
+/// Migrates memory, as much as VRAM has room for, in random order.
 fn move_memory(drm: &Drm, race: &Race, pieces: usize, seed: u64) -> Outcome {
     let mut random = Lcg::new(seed);
     let map = filled(pieces * PIECE, Pattern::new(seed))?;
@@ -197,7 +197,7 @@ fn move_memory(drm: &Drm, race: &Race, pieces: usize, seed: u64) -> Outcome {
             holds("a piece", &map, Pattern::new(seed), part.clone())?;
         }
         match drm.svm_migrate(&map, part) {
-            // It is being evicted.
+            // The memory is being evicted.
             Err(error) if error.errno == libc::EBUSY => {}
             result => result?,
         }
@@ -206,8 +206,8 @@ fn move_memory(drm: &Drm, race: &Race, pieces: usize, seed: u64) -> Outcome {
     holds("all pieces", &map, Pattern::new(seed), 0..pieces * PIECE)
 }
 
-/// Both sides want all of VRAM, and one of them has it at first: neither has less than a quarter
-/// once it had as much.
+/// Both sides need all of VRAM, and one of them has it at first. Once a side has had a quarter of
+/// it, it never has less.
 fn fair(objects_first: bool) -> Outcome {
     let drm = Drm::open()?;
     let all = drm.vram_free()?;
@@ -234,7 +234,7 @@ fn fair(objects_first: bool) -> Outcome {
             None => Err(Stop::fail("the first side does not get on")),
         };
         race.stop.store(true, Ordering::Relaxed);
-        // The scope waits for those that are left.
+        // The scope waits for the other threads.
         workers
             .into_iter()
             .try_for_each(|worker| worker.join().unwrap_or_else(|_| Err(Stop::fail("panic"))))
@@ -245,7 +245,7 @@ fn fair(objects_first: bool) -> Outcome {
     drm.await_vram_free(all)
 }
 
-/// Looks at what both sides have, until both have done their rounds.
+/// Checks the shares of both sides, until both have done their rounds.
 fn watch(drm: &Drm, race: &Race, all: u64, has_ended: impl Fn() -> bool) -> Outcome {
     let (mut least, mut had_enough) = ([u64::MAX; 2], [false; 2]);
     let begin = [race.rounds_of(0), race.rounds_of(1)];
@@ -257,7 +257,7 @@ fn watch(drm: &Drm, race: &Race, all: u64, has_ended: impl Fn() -> bool) -> Outc
         for (side, has) in [objects, memory].into_iter().enumerate() {
             had_enough[side] |= has >= all / 4;
             if had_enough[side] {
-                // What is free was just given up, for the other side or for this one.
+                // Free VRAM was just freed, for the other side or for this one.
                 least[side] = least[side].min(has + free);
             }
         }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Access by the CPU and by devices in turns: caches and bounce buffers, fences, poll.
+//! Alternating access by the CPU and by devices: caches and bounce buffers, fences, poll.
 //!
-//! Where devices see other memory than the CPU (swiotlb=force) it is checked first that without
-//! DMA_BUF_IOCTL_SYNC one side does not see what the other wrote.
+//! If devices access bounce buffers (swiotlb=force), the tests first check that without
+//! DMA_BUF_IOCTL_SYNC one side does not read the bytes that the other side has written.
 
 use std::fs;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use vvram_tests::uapi::{
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome, Stop};
 
 const LIMIT: Duration = Duration::from_secs(20);
-/// As much as one transfer that goes on by itself moves: more than 3 s of edu's time.
+/// As much as one asynchronous transfer moves, for which edu takes more than 3 s.
 const LONG: usize = uapi::EDU_PEER_SUBMIT_MAX / PAGE;
 const BYTES: u64 = uapi::EDU_PEER_SUBMIT_MAX as u64;
 
@@ -93,13 +93,14 @@ fn device_writes() -> Outcome {
     let (buffer, map, peer) = system(&drm, &peer, a)?;
     peer_writes(peer, b, &[0])?;
     if bounces() {
-        // Else this test shows nothing.
+        // Otherwise this test proves nothing.
         cpu_reads(&map, a, &[0])?;
     }
     buffer.sync(READ)?;
     cpu_reads(&map, b, &[0])?;
     cpu_reads(&map, a, &[1])?;
-    // The device goes on, and the end of an access that does not write leaves that alone.
+    // The device writes again, and the end of an access that only reads does not overwrite these
+    // bytes.
     peer_writes(peer, b, &[1])?;
     buffer.sync(READ | END)?;
     peer_reads(peer, b, &[0, 1])?;
@@ -122,7 +123,8 @@ fn device_reads() -> Outcome {
     peer_reads(peer, b, &[0, 1])
 }
 
-/// A CPU that only writes, and not everything, does not destroy what the device wrote.
+/// An access by the CPU that writes only a part does not overwrite the other bytes, which the
+/// device has written.
 fn partial() -> Outcome {
     let (a, b) = patterns();
     let (drm, peer) = (Drm::open()?, Peer::open()?);
@@ -135,7 +137,7 @@ fn partial() -> Outcome {
     peer_reads(peer, a, &[2])
 }
 
-/// The kernel brackets its access itself.
+/// An access through a vmap has its own begin and end of CPU access.
 fn kernel() -> Outcome {
     let (a, b) = patterns();
     let (drm, peer) = (Drm::open()?, Peer::open()?);
@@ -149,7 +151,7 @@ fn kernel() -> Outcome {
     peer_reads(peer, a, &[0])
 }
 
-/// In VRAM both see the same, after what the CPU wrote was flushed.
+/// In VRAM both sides read the same bytes, once the writes of the CPU were flushed.
 fn vram() -> Outcome {
     let scene = Scene::with_route()?;
     let (a, b) = patterns();
@@ -188,8 +190,8 @@ fn start(peer: &Peer, pattern: Pattern) -> Outcome {
     Ok(())
 }
 
-/// The begin of an access waits for devices that write, and for an access that writes for those
-/// that read.
+/// The begin of a read waits for writes of devices, and the begin of a write waits for reads and
+/// writes.
 fn waits() -> Outcome {
     let (a, b) = patterns();
     let (drm, peer) = (Drm::open()?, Peer::open()?);
@@ -318,7 +320,7 @@ fn sync_file() -> Outcome {
     Ok(())
 }
 
-/// One transfer at a time, and nothing that would take its mapping away.
+/// There is one transfer at a time, and calls that would unmap or move its mapping are refused.
 fn busy() -> Outcome {
     let (a, b) = patterns();
     let (drm, peer) = (Drm::open()?, Peer::open()?);
@@ -371,7 +373,7 @@ fn cancelled() -> Outcome {
     Ok(())
 }
 
-/// A move waits for what the importer started, and takes it along.
+/// A move waits for the transfer of the importer, and keeps the bytes that it writes.
 fn moves() -> Outcome {
     let scene = Scene::with_route()?;
     let (a, b) = patterns();
@@ -388,7 +390,7 @@ fn moves() -> Outcome {
     start(peer, b)?;
     let fence = buffer.sync_file(READ)?;
     check_eq!(fence.status()?, 0, "status of the fence before the move");
-    // Takes all of VRAM, so that what may leave has to.
+    // Takes all of VRAM, so that evictable objects are evicted.
     let size = scene.drm.getparam(uapi::PARAM_VRAM_SIZE)?;
     let all = scene.drm.create_flags(size, uapi::CREATE_VRAM)?;
     check_eq!(
@@ -410,7 +412,7 @@ fn moves() -> Outcome {
     peer_reads(peer, b, &[0, LONG - 1])
 }
 
-/// An unbind of the exporter waits for what importers started that let go.
+/// An unbind of the exporter waits for the transfers of importers that it revokes.
 fn unbind() -> Outcome {
     for mode in [Mode::Dynamic, Mode::Revocable] {
         let scene = Scene::with_route()?;
@@ -438,7 +440,7 @@ fn unbind() -> Outcome {
     Ok(())
 }
 
-/// An unbind of the peer ends what it does.
+/// An unbind of the peer ends its transfer.
 fn peer_unbind() -> Outcome {
     let (a, b) = patterns();
     let (drm, peer) = (Drm::open()?, Peer::open()?);

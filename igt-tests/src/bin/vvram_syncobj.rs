@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The fences that a copy depends on and signals: sync objects, points of timelines, sync files, in
-//! arrays, and that a call that fails has queued and signalled nothing.
+//! The arrays of fences of a copy: sync objects, points of timelines, and sync files. A call that
+//! fails has queued no copy and has put no fence anywhere.
 
 use std::fs;
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -57,7 +57,7 @@ impl<'a> Copy<'a> {
         self.drm.copy_syncs(&self.argument(), ins, outs)
     }
 
-    /// Checks that the copy took place, and undoes it.
+    /// Checks that the copy was done, and undoes it.
     #[track_caller]
     fn took_place(&self) -> Outcome {
         self.flush()?;
@@ -66,14 +66,14 @@ impl<'a> Copy<'a> {
         Ok(())
     }
 
-    /// Checks that none was queued.
+    /// Checks that no copy was queued.
     #[track_caller]
     fn untouched(&self) -> Outcome {
         self.flush()?;
         cpu_reads(&self.seen, self.patterns.1, &[0])
     }
 
-    /// Waits for what is queued.
+    /// Waits for all queued copies.
     fn flush(&self) -> Outcome {
         let (one, two) = (self.drm.create(1)?, self.drm.create(1)?);
         self.drm.copy((&one, 0), (&two, 0), 1)?.finish()
@@ -93,7 +93,7 @@ impl<'a> Copy<'a> {
         self.took_place()
     }
 
-    /// Checks that a copy has not begun, when one of another client is done.
+    /// Checks that a copy has not begun when a later copy of another client is done.
     #[track_caller]
     fn not_begun(&self, file: &SyncFile) -> Outcome {
         let other = Drm::open()?;
@@ -104,7 +104,7 @@ impl<'a> Copy<'a> {
     }
 }
 
-/// A timeline with points 1, 2 and 5, which signal with the steps of what is returned.
+/// A timeline with points 1, 2 and 5, which signal with the steps of the returned timeline.
 fn timeline(drm: &Drm) -> Result<(SyncObj, Timeline), Stop> {
     let (line, time) = (SyncObj::new(drm.fd())?, Timeline::new()?);
     for (step, point) in [(1, 1), (2, 2), (3, 5)] {
@@ -114,7 +114,8 @@ fn timeline(drm: &Drm) -> Result<(SyncObj, Timeline), Stop> {
     Ok((line, time))
 }
 
-/// A copy waits for the point that it is given: not for those beyond, and not for less.
+/// A copy waits for exactly the given point: it does not wait for later points, and not only for
+/// earlier ones.
 fn point_in() -> Outcome {
     let drm = Drm::open()?;
     let mut cap = DrmGetCap {
@@ -128,14 +129,14 @@ fn point_in() -> Outcome {
     let copy = Copy::new(&drm)?;
     let (line, time) = timeline(&drm)?;
     copy.held_back(&[line.sync(1)], || Ok(time.step()?))?;
-    // It has signalled, those after it have not.
+    // This point has signalled, later ones have not.
     copy.run(&[line.sync(1)], &mut [])?;
     copy.took_place()?;
     copy.held_back(&[line.sync(1), line.sync(2)], || Ok(time.step()?))?;
-    // Point 4 is reached with point 5; without a point it is the last one.
+    // Point 4 signals together with point 5; point 0 stands for the last one.
     expect_errno("point 5", line.wait_point(5, 0), libc::ETIME)?;
     copy.held_back(&[line.sync(4), line.sync(0)], || Ok(time.step()?))?;
-    // All of them have signalled, and may be gone.
+    // All of them have signalled, and the kernel may have freed them.
     for point in [0, 1, 2, 3, 4, 5] {
         copy.run(&[line.sync(point)], &mut [])?;
         copy.took_place()?;
@@ -148,7 +149,7 @@ fn point_in() -> Outcome {
     copy.untouched()
 }
 
-/// A copy signals the points that it is given, after those that are there.
+/// A copy signals the given points, which come after the existing ones.
 fn point_out() -> Outcome {
     let drm = Drm::open()?;
     let copy = Copy::new(&drm)?;
@@ -174,14 +175,15 @@ fn point_out() -> Outcome {
         time.step()?;
     }
     line.wait_point(6, 0)?;
-    // A fence takes the place of all of the timeline.
+    // A single fence replaces the whole timeline.
     copy.run(&[], &mut [line.sync(0)])?;
     line.wait(i64::MAX)?;
     check_eq!(line.last_point()?, 0, "last point of a binary one");
     copy.took_place()
 }
 
-/// As many fences as there may be, of all kinds, and records that are longer than the kernel's.
+/// The largest number of fences, of all kinds, and entries that are longer than those of the
+/// kernel.
 fn arrays() -> Outcome {
     let drm = Drm::open()?;
     let copy = Copy::new(&drm)?;
@@ -213,7 +215,7 @@ fn arrays() -> Outcome {
     copy.took_place()?;
     copy.run(&ins, &mut [])?;
     copy.took_place()?;
-    // The last of as many holds it back.
+    // The last of so many fences delays the copy.
     let time = Timeline::new()?;
     let last = time.fence(1)?;
     ins[SYNC_MAX - 1] = last.sync();
@@ -247,7 +249,7 @@ fn open_files() -> usize {
     fs::read_dir("/proc/self/fd").map_or(0, |dir| dir.count())
 }
 
-/// A call that fails has queued nothing, and signals nothing.
+/// A call that fails has queued no copy, and signals no fence.
 fn errors() -> Outcome {
     let drm = Drm::open()?;
     let copy = Copy::new(&drm)?;
@@ -368,7 +370,7 @@ fn errors() -> Outcome {
         check_eq!(places, [outs[0], outs[1], outs[2], bad], "the places");
     }
 
-    // Sizes, numbers and addresses, and what is wrong with the copy itself.
+    // Bad sizes, counts and addresses, and errors of the copy itself.
     let mut places = outs;
     let plain = VvramGemCopy {
         in_syncs: (&raw const good) as u64,
@@ -441,7 +443,7 @@ fn errors() -> Outcome {
         check_eq!(places, outs, "what is to be signalled");
     }
 
-    // The places cannot be written, so the caller would not get the file.
+    // The array cannot be written to, so the caller could not get the file descriptor.
     let page = Map::anonymous(PAGE)?;
     page.write(0, 0);
     page.write(1, u64::from(SYNC_FILE));
@@ -464,7 +466,7 @@ fn errors() -> Outcome {
     refused("without a file descriptor", result, libc::EMFILE, state)?;
     check_eq!(places, outs, "what is to be signalled");
 
-    // After all that it works, also if nobody can write to the argument.
+    // After all these errors a copy works, also with an argument that cannot be written to.
     copy.run(&none, &mut [line.sync(2)])?;
     line.wait_point(2, i64::MAX)?;
     copy.took_place()

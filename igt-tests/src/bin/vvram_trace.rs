@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The tracepoints: what happens to an object and why, in the order in which it happens.
+//! The tracepoints: the events of an object with their reasons, in their order.
 
 use vvram_tests::debugfs::DebugFs;
 use vvram_tests::drm::{path_name, reason_name, Gem};
@@ -52,7 +52,7 @@ impl Traced {
         format!("{name} importer={importer} path={path} reason={reason} ret={ret}")
     }
 
-    /// An event of the peer that has peer-to-peer memory.
+    /// An event of a peer with peer-to-peer memory.
     fn peer(&self, name: &str) -> String {
         let path = path_name(self.scene.expect.path());
         self.importer(name, &path, "none", 0)
@@ -105,7 +105,7 @@ fn dynamic() -> Outcome {
     )?;
     peer.unmap()?;
     t.expect("the unmap", &object, &[t.peer("unmap")])?;
-    // By another object, which needs the room.
+    // The eviction is caused by another object that needs the room.
     let size = t.scene.drm.getparam(uapi::PARAM_VRAM_SIZE)?;
     let _all = t.scene.drm.create(size)?;
     t.expect(
@@ -125,7 +125,7 @@ fn dynamic() -> Outcome {
     )
 }
 
-/// Pins: where there is none, where there is one, and over the quota.
+/// Pins without a route, with one, and over the limit.
 fn pin() -> Outcome {
     let t = Traced::new(Scene::with_route()?)?;
     let peer = &t.scene.peer;
@@ -173,7 +173,7 @@ fn pin() -> Outcome {
     )
 }
 
-/// Importers that do not take peer-to-peer memory: refused, or served from system memory.
+/// Importers that do not take peer-to-peer memory are refused, or get system memory.
 fn fallback() -> Outcome {
     let t = Traced::new(Scene::open()?)?;
     let peer = &t.scene.peer;
@@ -214,7 +214,7 @@ fn fallback() -> Outcome {
     )
 }
 
-/// An unbind takes the object from its importers.
+/// An unbind revokes the buffer.
 fn unbind() -> Outcome {
     let t = Traced::new(Scene::with_route()?)?;
     let object = t.scene.drm.create_flags(PAGE64, EITHER)?;
@@ -236,7 +236,7 @@ fn unbind() -> Outcome {
     Ok(())
 }
 
-/// Every path and every reason has the name in the events that debugfs has for it.
+/// The events use the same names of paths and reasons as debugfs.
 fn names() -> Outcome {
     let trace = Trace::new()?;
     for event in ["attach", "pin", "unpin", "map", "unmap"] {
@@ -256,7 +256,7 @@ fn names() -> Outcome {
     Ok(())
 }
 
-/// Without somebody who looks there is nothing, and with two each has all.
+/// Without a reader no event is recorded, and with two readers each one gets all events.
 fn off() -> Outcome {
     let t = Traced::new(Scene::open()?)?;
     t.trace.enable(false)?;

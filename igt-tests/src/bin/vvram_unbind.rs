@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Drivers that are unbound, and modules that are unloaded, while fds live.
+//! Drivers that are unbound, and modules that are unloaded, while files are open.
 
 use std::fs;
 use std::os::unix::fs::OpenOptionsExt;
@@ -22,7 +22,8 @@ use vvram_tests::{
 };
 
 const LIMIT: Duration = Duration::from_secs(20);
-/// An unbind that nobody wakes looks again 10 seconds after it has said for whom it waits.
+/// An unbind that is not woken checks again 10 seconds after it has logged the holder that it waits
+/// for.
 const UNTIL_NEXT: Duration = Duration::from_secs(7);
 
 fn drm_fd() -> Outcome {
@@ -86,7 +87,7 @@ fn dmabuf_fd() -> Outcome {
             libc::ENODEV,
         )?;
     }
-    // The device is another one now, which does not know the buffer.
+    // The DRM device is a new one, which does not know the buffer.
     let fresh = Drm::open()?;
     expect_errno(
         "importing a dma-buf from before the rebind",
@@ -97,7 +98,8 @@ fn dmabuf_fd() -> Outcome {
     works()
 }
 
-/// An `O_PATH` descriptor keeps a dma-buf whose file is gone: no reference can be taken any more.
+/// An `O_PATH` file descriptor keeps the inode of a dma-buf whose file is gone: no reference to the
+/// dma-buf can be taken any more.
 fn path_fd() -> Outcome {
     let gpu = PciDevice::vvram()?;
     let drm = Drm::open()?;
@@ -114,7 +116,7 @@ fn path_fd() -> Outcome {
     drop(buffer);
     object.close()?;
     drm.await_vram_free(free - 4 * PAGE as u64)?;
-    // The listings find the buffer, and do not look at its file.
+    // The listings find the buffer, and do not access its file.
     let debugfs = DebugFs::open(&gpu)?;
     check_eq!(debugfs.buffers()?.len(), 1, "objects in the listing");
     let usage = debugfs.read("usage")?;
@@ -203,8 +205,7 @@ fn revocable_mapped() -> Outcome {
     mapped(Mode::Revocable)
 }
 
-/// A pin without a mapping gives nobody an address, so there is nothing to
-/// wait for.
+/// With a pin but without a mapping no importer has an address, so the unbind does not wait.
 fn pinned_only() -> Outcome {
     let scene = Scene::with_route()?;
     let shared = share(&scene.drm, 2)?;
@@ -220,7 +221,8 @@ fn pinned_only() -> Outcome {
     works()
 }
 
-/// How long an unbind has to go on waiting. There is no limit: a long run sees that a minute is none.
+/// How long the test checks that an unbind goes on waiting. The wait has no limit; a long run
+/// checks for a minute.
 fn hold() -> Duration {
     match misc::soak() {
         0 | 1 => Duration::from_millis(300),
@@ -228,12 +230,12 @@ fn hold() -> Duration {
     }
 }
 
-/// Starts an unbind that has to wait for the peer, and sees that it does.
+/// Starts an unbind that has to wait for the peer, and checks that it does.
 fn blocked(scene: &Scene) -> Result<Unbinding, Stop> {
     blocked_by(scene, scene.peer.name())
 }
 
-/// Starts an unbind that has to wait, and sees that the kernel says for whom.
+/// Starts an unbind that has to wait, and checks that the kernel logs the holder.
 fn blocked_by(scene: &Scene, holder: &str) -> Result<Unbinding, Stop> {
     let mut log = KernelLog::open()?;
     let mut unbinding = Unbinding::start(&scene.gpu)?;
@@ -261,7 +263,8 @@ fn blocked_by(scene: &Scene, holder: &str) -> Result<Unbinding, Stop> {
             )))
         }
     }
-    // Other sleeps are reported as hung tasks. It is awake for moments, to say who it waits for.
+    // Sleeping in another state would be reported as a hung task. The task is running only for
+    // moments, to log the holder.
     let asleep = misc::poll(Duration::from_secs(5), || {
         (unbinding.child.state() == Some('S')).then_some(())
     });
@@ -291,7 +294,7 @@ fn pinned_mapped() -> Outcome {
     scene.check_only(&shared.object, Mode::Pinned, true, true)?;
     let (_, layout) = scene.check_table(peer, &shared.map)?;
     let unbinding = blocked(&scene)?;
-    // What the importer has is still good; what it has not it does not get.
+    // The mapping that the importer has still works; it does not get a new one.
     peer_reads(peer, a, &[1])?;
     scene.check_vram(&layout, a, &[0, 1])?;
     expect_errno(
@@ -332,8 +335,8 @@ fn pinned_mapped_closed() -> Outcome {
     works()
 }
 
-/// The process that the unbind waits for has threads that wait for the unbind, to import. It can be
-/// killed all the same.
+/// The process that the unbind waits for has threads whose imports wait for the unbind. It can
+/// still be killed.
 fn pinned_mapped_importing() -> Outcome {
     const THREADS: usize = 8;
 
@@ -353,7 +356,7 @@ fn pinned_mapped_importing() -> Outcome {
                 scope.spawn(|| {
                     drm.import(&foreign.buffer)?;
                     there.done()?;
-                    // Until the device is gone.
+                    // The imports succeed until the device is gone.
                     while drm.import(&foreign.buffer).is_ok() {}
                     Ok::<_, SysError>(())
                 });
@@ -375,7 +378,7 @@ fn pinned_mapped_importing() -> Outcome {
     works()
 }
 
-/// The kernel's own mapping cannot be taken away either.
+/// A vmap cannot be revoked either, so the unbind waits for it.
 fn vmapped() -> Outcome {
     let scene = Scene::open()?;
     let (a, _) = patterns();
@@ -386,7 +389,7 @@ fn vmapped() -> Outcome {
     peer.map()?;
     peer_reads(peer, a, &[0, 1])?;
     let unbinding = blocked_by(&scene, "(vmap)")?;
-    // The mapping is still there, but an access does not begin any more.
+    // The vmap still exists, but a new CPU access fails.
     expect_errno(
         "a read while the unbind waits",
         peer.read(0, &mut [0; 16]),
@@ -439,7 +442,7 @@ fn cycles() -> Outcome {
         let drm = Drm::open()?;
         let shared = share(&drm, 8)?;
         shared.map.write(0, 1);
-        // The dma-bufs of all generations live to the end.
+        // The dma-bufs of all rounds exist until the end.
         buffers.push(shared.buffer);
         drop((shared.map, shared.object));
         Unbound::new(&gpu)?.rebind()?;
@@ -505,7 +508,7 @@ fn peer_unbind() -> Outcome {
     fresh.map()?;
     scene.check_only(&shared.object, Mode::Dynamic, false, true)?;
     peer_reads(&fresh, a, &[0])?;
-    // Closing the old files must not touch what the new one has.
+    // Closing the old files must not affect the new device.
     drop(peers);
     scene.check_only(&shared.object, Mode::Dynamic, false, true)?;
     drop(fresh);
@@ -558,7 +561,7 @@ fn module_busy() -> Outcome {
         delete_module("vvram"),
         libc::EWOULDBLOCK,
     )?;
-    // Not even after an unbind: the dma-buf's code is in the module.
+    // The module cannot be unloaded even after an unbind, because it has the code of the dma-buf.
     let gone = Unbound::new(&PciDevice::vvram()?)?;
     expect_errno(
         "unloading the unbound vvram while a dma-buf lives",

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What fdinfo says about objects in states that are made on purpose: in use, evicted, swapped out,
-//! pinned, shared and imported. Every key of both regions is checked, in each state.
+//! The keys of fdinfo for objects in all states: in use, evicted, swapped out, pinned, shared and
+//! imported. Every key of both regions is checked in each state.
 
 use std::fs;
 use std::time::Duration;
@@ -23,7 +23,7 @@ const PAGE64: u64 = PAGE as u64;
 const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 const REGIONS: [&str; 2] = ["vram0", "system"];
 
-/// Pages of a region.
+/// The numbers of pages in a region, by key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Usage {
     total: u64,
@@ -32,7 +32,7 @@ struct Usage {
     active: u64,
 }
 
-/// What fdinfo says, of VRAM and of system memory, and as pinned.
+/// Returns the values of fdinfo for VRAM and for system memory, and the pinned size.
 fn usage(drm: &Drm) -> Result<([Usage; 2], u64), Stop> {
     let info = FdInfo::of(drm)?;
     let pages = |stat: &str, region: &str| -> Result<u64, Stop> {
@@ -47,7 +47,7 @@ fn usage(drm: &Drm) -> Result<([Usage; 2], u64), Stop> {
             resident: pages("resident", region)?,
             active: pages("active", region)?,
         };
-        // Nothing is ever thrown away, so there is no such key.
+        // No object is purgeable, so this key must not exist.
         if info.text(&format!("drm-purgeable-{region}")).is_ok() {
             fail!("objects of {region} may be thrown away: {info:?}");
         }
@@ -55,8 +55,8 @@ fn usage(drm: &Drm) -> Result<([Usage; 2], u64), Stop> {
     Ok((regions, info.bytes("vvram-pinned-vram0")? / PAGE64))
 }
 
-/// Expects fdinfo to say so many pages, of VRAM and of system memory, and as pinned. A new object
-/// is active until it is cleared.
+/// Checks the values of fdinfo for VRAM and for system memory, and the pinned size. A new object is
+/// active until it is cleared.
 #[track_caller]
 fn says(drm: &Drm, what: &str, want: [Usage; 2], pinned: u64) -> Outcome {
     let found = misc::poll(Duration::from_secs(10), || {
@@ -71,7 +71,7 @@ fn says(drm: &Drm, what: &str, want: [Usage; 2], pinned: u64) -> Outcome {
     )))
 }
 
-/// Objects that somebody works with, in each place. One that reads counts as one that writes.
+/// Objects that are in use, in each placement. A read counts as active like a write.
 fn active() -> Outcome {
     let drm = Drm::open()?;
     let debugfs = DebugFs::open(&PciDevice::vvram()?)?;
@@ -96,7 +96,7 @@ fn active() -> Outcome {
         let fence = timeline.fence(step)?;
         object.export()?.add_fence(flags, &fence)?;
     }
-    // Each was exported, and the dma-buf lives as long as the handle.
+    // Each object was exported, and its dma-buf exists as long as the handle.
     let mut want = idle;
     (want[0].shared, want[1].shared) = (8, 9);
     (want[0].active, want[1].active) = (8, 9);
@@ -106,7 +106,7 @@ fn active() -> Outcome {
         (want[0].active, want[1].active) = (vram, system);
         says(&drm, "fewer in use", want, 0)?;
     }
-    // In use where it is, which is not where it may be.
+    // The object is active in the region where it is, which is not its preferred one.
     debugfs.write("move", &format!("{} system", either.info()?.id))?;
     either.export()?.add_fence(READ, &timeline.fence(4)?)?;
     (want[0].resident, want[1].resident, want[1].active) = (3, 14, 5);
@@ -116,7 +116,7 @@ fn active() -> Outcome {
     says(&drm, "idle again", want, 0)
 }
 
-/// A transfer of a device, and what a peer has pinned.
+/// A transfer of a device, and a pin of a peer.
 fn peer() -> Outcome {
     let scene = Scene::with_route()?;
     let drm = &scene.drm;
@@ -154,7 +154,7 @@ fn peer() -> Outcome {
     says(drm, "without objects", [Usage::default(); 2], 0)
 }
 
-/// Objects that others have driven out of VRAM, and out of memory.
+/// Objects that were evicted from VRAM for others, and objects that were swapped out.
 fn evicted() -> Outcome {
     let drm = Drm::open()?;
     let other = drm.reopen()?;
@@ -176,7 +176,8 @@ fn evicted() -> Outcome {
     ];
     says(&drm, "in VRAM", want, 0)?;
     let all = other.create(size * PAGE64)?;
-    // Until they are there they are active, which is over when the new object is cleared.
+    // The objects are active until their eviction is done, which is before the new object is
+    // cleared.
     check_eq!(all.map()?.read(0), 0, "the first word of a new object");
     (want[0].resident, want[1].resident) = (0, 10);
     says(&drm, "evicted", want, 0)?;
@@ -184,10 +185,10 @@ fn evicted() -> Outcome {
     (theirs[0].total, theirs[0].resident) = (size, size);
     says(&other, "the other one", theirs, 0)?;
     drop(all);
-    // Nothing comes back by itself.
+    // No object moves back by itself.
     says(&drm, "with room in VRAM", want, 0)?;
 
-    // What is swapped out is nowhere.
+    // A swapped object is resident in no region.
     const SHRINK: &str = "/sys/kernel/debug/ttm/tt_shrink";
     let gone = misc::poll(Duration::from_secs(10), || {
         let swapped = fs::read_to_string(SHRINK).ok()?;
@@ -199,7 +200,8 @@ fn evicted() -> Outcome {
         says(&drm, "swapped out", want, 0)?;
     }
     says(&drm, "swapped out", want, 0)?;
-    // The CPU brings it back to where it may be swapped out again, which does not count.
+    // An access by the CPU swaps the object in as swappable memory, which does not count as
+    // resident.
     check_eq!(objects[0].map()?.read(0), 1, "the word that was written");
     says(&drm, "one brought back by the CPU", want, 0)?;
     let id = objects[0].info()?.id;
@@ -208,7 +210,7 @@ fn evicted() -> Outcome {
     says(&drm, "one brought back for devices", want, 0)
 }
 
-/// An object that stands for the buffer of somebody else has no memory here.
+/// An imported object has no memory of this device.
 fn imported() -> Outcome {
     let drm = Drm::open()?;
     let buffer = heap::allocate(7 * PAGE64)?;

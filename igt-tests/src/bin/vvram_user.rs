@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Callers that are not root: what they may do, and what the modes of files keep them from.
+//! Callers that are not root: the calls that they may make, and the files that their modes protect.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ const PAGE64: u64 = PAGE as u64;
 const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// The files of a device in debugfs, and what their modes are.
+/// The files of a device in debugfs, with their modes.
 const FILES: [(&str, u32); 4] = [
     ("buffers", 0o400),
     ("counters", 0o400),
@@ -30,7 +30,7 @@ const FILES: [(&str, u32); 4] = [
     ("pin_limit", 0o600),
 ];
 
-/// Runs a function as nobody, in a process of its own.
+/// Runs a function as the user nobody, in a process of its own.
 fn as_nobody(what: &str, body: impl FnOnce() -> Outcome) -> Outcome {
     let mut child = Child::spawn(|| {
         become_nobody()?;
@@ -39,7 +39,7 @@ fn as_nobody(what: &str, body: impl FnOnce() -> Outcome) -> Outcome {
     child.join(what, LIMIT)
 }
 
-/// Expects that a file cannot be opened, in no way.
+/// Checks that a file cannot be opened, neither for reading nor for writing.
 #[track_caller]
 fn refused(path: &Path) -> Outcome {
     for (read, write) in [(true, false), (false, true), (true, true)] {
@@ -49,7 +49,7 @@ fn refused(path: &Path) -> Outcome {
     Ok(())
 }
 
-/// Makes every call of the device that needs no privilege, and looks at what comes of it.
+/// Makes every call of the device that needs no privilege, and checks the results.
 fn works_with(drm: &Drm) -> Outcome {
     let (a, _) = patterns();
     check!(drm.vram_free()? > 0, "no VRAM is free");
@@ -92,7 +92,8 @@ fn works_with(drm: &Drm) -> Outcome {
     Ok(())
 }
 
-/// Who may open the render node may do all that a client does, and sees nothing of others.
+/// A user who may open the render node can make all calls of a client, and sees nothing of other
+/// clients.
 fn render() -> Outcome {
     let root = Drm::open()?;
     let mine = root.create(PAGE64)?;
@@ -109,12 +110,12 @@ fn render() -> Outcome {
         works_with(&drm)
     })?;
     drop(open);
-    // By a file that root has opened, too.
+    // Also with a file that root has opened.
     let given = root.reopen()?;
     as_nobody("a client with the file of root", || works_with(&given))
 }
 
-/// On the card node nobody is not its master, and needs not be.
+/// On the card node the user nobody is not the DRM master, and need not be.
 fn card() -> Outcome {
     let root = Drm::open_card()?;
     let path = root.path().to_path_buf();
@@ -151,7 +152,7 @@ fn modes() -> Outcome {
             path.display()
         );
     }
-    // What the DRM core has there cannot be written by others either.
+    // The files of the DRM core there cannot be written by other users either.
     let dir = debugfs.path(".");
     let entries = fs::read_dir(&dir);
     check!(entries.is_ok(), "{}: {entries:?}", dir.display());
@@ -163,7 +164,7 @@ fn modes() -> Outcome {
             entry.path().display()
         );
     }
-    // The parameters of the modules are for when they are loaded.
+    // The parameters of the modules can only be set when the modules are loaded.
     for module in ["vvram", "edu_peer", "bar_export"] {
         let dir = PathBuf::from(format!("/sys/module/{module}/parameters"));
         let files: Vec<_> = fs::read_dir(&dir).into_iter().flatten().flatten().collect();
@@ -172,7 +173,7 @@ fn modes() -> Outcome {
     Ok(())
 }
 
-/// The files refuse nobody by themselves, not only because debugfs is closed to others.
+/// The modes of the files keep the user nobody out, not only that of the directory of debugfs.
 fn debugfs() -> Outcome {
     let gpu = PciDevice::vvram()?;
     let drm = Drm::open()?;
@@ -208,7 +209,7 @@ fn debugfs() -> Outcome {
     Ok(())
 }
 
-/// VRAM is not open to others by the BAR, nor the driver by its files in sysfs.
+/// Other users cannot access VRAM through the BAR, and cannot control the driver through sysfs.
 fn sysfs() -> Outcome {
     let gpu = PciDevice::vvram()?;
     let device = PathBuf::from("/sys/bus/pci/devices").join(gpu.name());
@@ -237,7 +238,7 @@ fn sysfs() -> Outcome {
     })
 }
 
-/// The peer is for root; who gets its file from root, and a dma-buf, can use both.
+/// Only root may open the peer; a user who gets the open file and a dma-buf from root can use both.
 fn peer() -> Outcome {
     let scene = Scene::open()?;
     let path = PathBuf::from(format!("/dev/edu-peer-{}", scene.peer.name()));
@@ -271,7 +272,7 @@ fn peer() -> Outcome {
         peer.detach()?;
         scene.check_none(&object)
     })?;
-    // What nobody has pinned is limited as for root.
+    // The limit of pinned VRAM applies to the user nobody as to root.
     let debugfs = DebugFs::open(&scene.gpu)?;
     if scene.expect == Expect::Refused {
         return Ok(());

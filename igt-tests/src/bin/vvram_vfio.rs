@@ -12,9 +12,9 @@ use vvram_tests::vfio::Vfio;
 use vvram_tests::{check, check_eq, expect_errno, igt_main, Outcome, Stop};
 
 const PAGE64: u64 = PAGE as u64;
-/// The BAR of ivshmem that is memory.
+/// The BAR of ivshmem that shows the memory.
 const MEMORY: u32 = 2;
-/// In the order of the buffer: two neighbours, and one before them.
+/// Pages in the order of the buffer: two adjacent ones, and one before them.
 const PAGES: [u64; 3] = [9, 10, 3];
 
 /// The device with vfio-pci in place of its own driver, and a buffer of its BAR.
@@ -22,7 +22,7 @@ struct Lent {
     buffer: DmaBuf,
     vfio: Vfio,
     bar: Bar,
-    // Dropped last: binds the driver from before.
+    // Dropped last; the drop binds the old driver again.
     _own: Unbound,
 }
 
@@ -40,7 +40,8 @@ impl Lent {
         })
     }
 
-    /// Lets a peer, which has the buffer mapped, write all of it; the CPU finds it in the BAR.
+    /// Makes a peer, which has the buffer mapped, write all of it, and reads the bytes through the
+    /// BAR by the CPU.
     fn written_by(&self, peer: &Peer, round: u64) -> Outcome {
         let pattern = patterns().0.derive(round);
         leads_to(peer, &self.bar, &PAGES)?;
@@ -56,7 +57,7 @@ impl Lent {
     }
 }
 
-/// The table is kept, and leads to the same place each time.
+/// The scatter table is kept, and has the same addresses each time.
 fn again() -> Outcome {
     let lent = Lent::new()?;
     let peer = Peer::open()?;
@@ -74,7 +75,7 @@ fn again() -> Outcome {
     works()
 }
 
-/// Each attachment has a table of its own.
+/// Each attachment has a scatter table of its own.
 fn several() -> Outcome {
     Expect::get()?.need_route()?;
     let lent = Lent::new()?;
@@ -99,7 +100,8 @@ fn several() -> Outcome {
     Ok(())
 }
 
-/// While the memory of the device is disabled nobody has a mapping, afterwards everybody can again.
+/// While the memory of the device is disabled no importer has a mapping, and afterwards all
+/// importers can map again.
 fn revoked() -> Outcome {
     Expect::get()?.need_route()?;
     let lent = Lent::new()?;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The mappings of an object and of its dma-buf are one memory, wherever the
-//! object goes.
+//! Mappings of an object and of its dma-buf show the same memory, wherever the object moves.
 
 use vvram_tests::debugfs::DebugFs;
 use vvram_tests::map::PAGE;
@@ -11,7 +10,7 @@ use vvram_tests::{check_eq, fail, igt_main, uapi, Outcome};
 
 const PAGE64: u64 = PAGE as u64;
 const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
-/// Where an importer moves an object.
+/// The placement to which an importer of a class moves an object.
 const MOVES: [(Mode, u32, &str); 4] = [
     (Mode::NoP2p, uapi::PLACEMENT_SYSTEM, "in system memory"),
     (Mode::Dynamic, uapi::PLACEMENT_VRAM, "back in VRAM"),
@@ -38,7 +37,7 @@ fn moved() -> Outcome {
         scene.peer.detach()?;
         placed(&object, place)?;
 
-        // Each one has the old bytes, and then those that the other one writes.
+        // Each mapping shows the old bytes, and then those that are written through the other one.
         let (old, new) = if round % 2 == 0 { (a, b) } else { (b, a) };
         for (name, view) in ["the object", "the dma-buf"].iter().zip(&views) {
             if let Err(mismatch) = view.verify(old) {
@@ -55,7 +54,7 @@ fn moved() -> Outcome {
     Ok(())
 }
 
-/// The kernel maps an object that may not stay in VRAM for that long where it may.
+/// Over the limit of pinned VRAM the kernel makes a vmap of an object in system memory.
 fn over_quota() -> Outcome {
     let scene = Scene::open()?;
     let debugfs = DebugFs::open(&scene.gpu)?;
@@ -67,7 +66,7 @@ fn over_quota() -> Outcome {
 
     map.fill(a);
     placed(&object, uapi::PLACEMENT_VRAM)?;
-    // All of VRAM is a limit, and so is nothing.
+    // The limit may be all of VRAM, and it may be 0.
     debugfs.write("pin_limit", &size.to_string())?;
     check_eq!(
         scene.drm.getparam(uapi::PARAM_VRAM_PIN_LIMIT)?,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Page tables that follow objects: what they show is where the object is, or nothing.
+//! Page tables follow objects: an entry has the address of the object, or is not present.
 
 use std::fs;
 use std::thread;
@@ -26,7 +26,7 @@ const VRAM: u32 = uapi::PLACEMENT_VRAM;
 const SYSTEM: u32 = uapi::PLACEMENT_SYSTEM;
 const AS_IS: u32 = uapi::VM_READ_AS_IS;
 const LIMIT: Duration = Duration::from_secs(20);
-/// Where objects are bound.
+/// The address at which objects are bound.
 const AT: u64 = 5 * PAGE64;
 
 /// A device and its debugfs.
@@ -56,7 +56,7 @@ impl Gpu {
         Ok(self.debugfs.write("move", &format!("{id} {to}"))?)
     }
 
-    /// Reads all of what is bound to an address and compares it.
+    /// Reads all bytes that are bound at an address, and compares them.
     #[track_caller]
     fn reads(&self, addr: u64, size: u64, pattern: Pattern, flags: u32) -> Outcome {
         let bytes = self.drm.vm_read(addr, size as usize, flags)?;
@@ -66,8 +66,8 @@ impl Gpu {
         }
     }
 
-    /// Checks that an object has moved away from what the page table had, and is shown again when
-    /// it is used.
+    /// Checks that an object has moved so that its entries are cleared, and that they are filled
+    /// again at the next use.
     #[track_caller]
     fn follows(&self, object: &Gem<'_>, pattern: Pattern, place: u32) -> Outcome {
         let id = object.info()?.id;
@@ -79,14 +79,14 @@ impl Gpu {
             libc::EFAULT,
         )?;
         self.reads(AT, object.size(), pattern, 0)?;
-        // The use does not move it.
+        // The use does not move the object.
         placed(object, place)?;
         shown(&self.debugfs, id, true)?;
         self.reads(AT, object.size(), pattern, AS_IS)
     }
 }
 
-/// Objects in both kinds of memory, parts of them, and an end.
+/// Objects in both kinds of memory, parts of them, and reads across their ends.
 fn bind() -> Outcome {
     let gpu = Gpu::open()?;
     let (a, b) = patterns();
@@ -110,7 +110,7 @@ fn bind() -> Outcome {
     for flags in [0, AS_IS] {
         gpu.reads(AT, 7 * PAGE64, a, flags)?;
         gpu.reads(AT + 7 * PAGE64, 3 * PAGE64, b, flags)?;
-        // Over the end of the one object and of pages.
+        // Across the end of an object, and across pages.
         let at = AT + 7 * PAGE64;
         let bytes = gpu.drm.vm_read(at - PAGE64 - 11, 2 * PAGE + 22, flags)?;
         let (of_a, of_b) = bytes.split_at(PAGE + 11);
@@ -121,7 +121,7 @@ fn bind() -> Outcome {
         );
     }
 
-    // A part of an object that is there twice.
+    // A part of an object is bound a second time.
     gpu.drm.vm_bind_raw(VvramVmBind {
         addr: 0,
         size: 2 * PAGE64,
@@ -145,7 +145,7 @@ fn bind() -> Outcome {
         libc::ENOENT,
     )?;
     gpu.reads(AT + 7 * PAGE64, 3 * PAGE64, b, 0)?;
-    // The other part is still there, and follows.
+    // The other part is still bound, and follows the object.
     gpu.force(&vram, "system")?;
     shown(&gpu.debugfs, vram.info()?.id, false)?;
     let bytes = gpu.drm.vm_read(0, 2 * PAGE, 0)?;
@@ -153,7 +153,7 @@ fn bind() -> Outcome {
     shown(&gpu.debugfs, vram.info()?.id, true)
 }
 
-/// What cannot be bound or read, after which nothing is bound that was not.
+/// Calls that cannot bind or read fail, and have bound nothing.
 fn bad_input() -> Outcome {
     let gpu = Gpu::open()?;
     let object = gpu.drm.create_flags(4 * PAGE64, EITHER)?;
@@ -284,7 +284,7 @@ fn bad_input() -> Outcome {
             errno,
         )?;
     }
-    // Its end is an address like others.
+    // The last page can be bound, too.
     gpu.drm.vm_bind_raw(VvramVmBind {
         addr: end - 2 * PAGE64,
         ..good
@@ -293,7 +293,7 @@ fn bad_input() -> Outcome {
     Ok(())
 }
 
-/// An object that is moved, evicted, and brought back.
+/// An object is moved, evicted, and moved back.
 fn follows() -> Outcome {
     let gpu = Gpu::open()?;
     let (a, b) = patterns();
@@ -316,7 +316,7 @@ fn follows() -> Outcome {
     Ok(())
 }
 
-/// Who uses an object that moves waits for its bytes, down to the last one.
+/// A use of an object that is being moved waits until all of its bytes are copied.
 fn arrives() -> Outcome {
     let gpu = Gpu::open()?;
     let (a, _) = patterns();
@@ -340,7 +340,7 @@ fn arrives() -> Outcome {
     Ok(())
 }
 
-/// What is swapped out is nowhere, and comes back when it is used.
+/// An object that is swapped out has no entries, and is swapped in when it is used.
 fn swap() -> Outcome {
     let gpu = Gpu::open()?;
     let (a, _) = patterns();
@@ -359,7 +359,7 @@ fn swap() -> Outcome {
     gpu.follows(&object, a, SYSTEM)
 }
 
-/// Two clients read and bind while others take VRAM all the time.
+/// Two clients read and bind while other clients allocate VRAM all the time.
 fn storm() -> Outcome {
     let gpu = Gpu::open()?;
     let (a, _) = patterns();
@@ -378,13 +378,13 @@ fn storm() -> Outcome {
     })?;
     let (mut wrong, mut looks) = (None, 0);
     for _ in 0..12 * misc::soak() {
-        // The others have all of VRAM now and then.
+        // At times the other clients have all of VRAM.
         let came = misc::poll(LIMIT, || {
             gpu.debugfs.write("move", &format!("{id} vram")).ok()
         });
         check!(came.is_some(), "the object does not get to VRAM");
         gpu.reads(AT, object.size(), a, 0)?;
-        // Until it has left, before the read or after that, the entries lead to it.
+        // Until the object is evicted, before or after the read, the entries are valid.
         let evicted = misc::poll(LIMIT, || {
             looks += 1;
             let look = || -> Result<bool, Stop> {
@@ -418,7 +418,8 @@ fn storm() -> Outcome {
     Ok(())
 }
 
-/// The address space keeps the object, and goes with the file, also while the object moves.
+/// The address space holds a reference to the object, and ends with the file, also while the object
+/// moves.
 fn close() -> Outcome {
     let gpu = Gpu::open()?;
     let (a, _) = patterns();
@@ -441,7 +442,7 @@ fn close() -> Outcome {
     gpu.drm.await_vram_free(free)
 }
 
-/// The buffer of another device has addresses too; the CPU cannot read by these.
+/// The buffer of another device has DMA addresses, through which the CPU cannot read.
 fn import() -> Outcome {
     let gpu = Gpu::open()?;
     for kind in [Kind::Heap, Kind::Udmabuf] {
@@ -459,7 +460,7 @@ fn import() -> Outcome {
     Ok(())
 }
 
-/// A device that goes away with address spaces, and comes back without.
+/// A device goes away while it has address spaces, and comes back without.
 fn unbind() -> Outcome {
     let gpu = Gpu::open()?;
     let (a, _) = patterns();
@@ -486,7 +487,7 @@ fn unbind() -> Outcome {
     works()
 }
 
-/// The arguments are not written to: what comes from read-only memory succeeds.
+/// The arguments are not written to, so calls with arguments in read-only memory succeed.
 fn read_only() -> Outcome {
     let gpu = Gpu::open()?;
     let (a, _) = patterns();

@@ -11,7 +11,7 @@ use vvram_tests::{check, check_eq, expect_errno, fail, fragment, igt_main, uapi,
 const MAPPED: u32 =
     uapi::EDU_PEER_STATUS_ATTACHED | uapi::EDU_PEER_STATUS_MAPPED | uapi::EDU_PEER_STATUS_IOMEM;
 
-/// Every page both ways, of an object in one piece and of one in several.
+/// Writes and reads every page, of an object in one range and of an object in several ranges.
 fn bytes() -> Outcome {
     let scene = Scene::open()?;
     let (a, b) = patterns();
@@ -43,7 +43,7 @@ fn bytes() -> Outcome {
     Ok(())
 }
 
-/// What the kernel writes the device reads, and the other way.
+/// The device reads the bytes that the kernel writes, and the reverse.
 fn device() -> Outcome {
     let scene = Scene::with_route()?;
     let (a, b) = patterns();
@@ -58,7 +58,7 @@ fn device() -> Outcome {
     scene.check_only(&shared.object, Mode::Dynamic, false, true)
 }
 
-/// Any offset and length; what lies around them stays.
+/// Accesses at any offset and of any length; the bytes around them do not change.
 fn unaligned() -> Outcome {
     let scene = Scene::open()?;
     let (a, _) = patterns();
@@ -98,7 +98,7 @@ fn unaligned() -> Outcome {
     Ok(())
 }
 
-/// The mapping is one for all; the last user takes it down.
+/// All users share one vmap, which ends with the last user.
 fn two_users() -> Outcome {
     let scene = Scene::open()?;
     let (a, b) = patterns();
@@ -124,7 +124,7 @@ fn two_users() -> Outcome {
     Ok(())
 }
 
-/// There is no attachment, hence no pin and no table.
+/// A vmap needs no attachment, hence there is no pin and no scatter table.
 fn no_attachment() -> Outcome {
     let scene = Scene::open()?;
     let shared = share(&scene.drm, 1)?;
