@@ -2,7 +2,7 @@
 
 //! Makes the bindings of libibverbs from the header that is installed.
 //!
-//! With the command bindgen, as the kernel does: distributions have few crates.
+//! It runs the command bindgen, as the kernel does, because distributions package few crates.
 
 use std::env;
 use std::fs;
@@ -13,9 +13,9 @@ const HEADER: &str = "infiniband/verbs.h";
 const NEEDED: &str = "bindgen, clang, lld and libibverbs-dev are needed";
 
 fn main() {
-    // Programs that do not call libibverbs must run where it is not installed. All of them have
-    // some of its callers linked, from parts of the library that they do need; lld, other than
-    // ld, does not count the references of code that it drops.
+    // Programs that do not call libibverbs must run where it is not installed. The modules of the
+    // library that they link have some callers of it, which are dropped as unused code. Unlike ld,
+    // lld does not count the references of code that it drops.
     println!("cargo:rustc-link-arg-bins=-fuse-ld=lld");
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-changed=/usr/include/{HEADER}");

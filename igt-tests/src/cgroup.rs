@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Groups of the cgroup controller dmem, with VRAM and what is pinned of it as its regions.
+//! Groups of the cgroup controller dmem, whose regions are VRAM and pinned VRAM.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,8 +14,8 @@ use crate::{Outcome, Stop, SysError};
 /// Where the groups are.
 const ROOT: &str = "/tmp/cgroup";
 
-/// Returns the regions of the device that the controller knows, with their sizes in bytes, in the
-/// order of their names.
+/// Returns the regions of the device in the controller, with their sizes in bytes, in the order of
+/// their names.
 ///
 /// # Errors
 ///
@@ -47,12 +47,12 @@ fn root() -> Result<PathBuf, Stop> {
     mounted("cgroup2", ROOT)
 }
 
-/// What a region of the device is called in the files of the controller.
+/// Returns the name of a region of the device in the files of the controller.
 fn region(name: &str) -> Result<String, Stop> {
     Ok(format!("drm/{}/{name}", PciDevice::vvram()?.name()))
 }
 
-/// The number of a region in a file.
+/// Returns the value of a region in a file.
 fn number(file: &Path, region: &str) -> Option<u64> {
     let text = fs::read_to_string(file).ok()?;
     let mut lines = text.lines().filter_map(|line| line.split_once(' '));
@@ -122,7 +122,7 @@ impl Group {
         number(&self.path.join("dmem.current"), &self.pinned)
     }
 
-    /// Waits until the group has so much VRAM.
+    /// Waits until the group has this much VRAM.
     ///
     /// # Errors
     ///
@@ -164,7 +164,7 @@ impl Group {
         write(&self.path.join("dmem.max"), &text)
     }
 
-    /// Moves this process into the group: what it allocates from now on is the group's.
+    /// Moves this process into the group, to which its later allocations are charged.
     ///
     /// # Errors
     ///
@@ -178,7 +178,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // Processes that were in it may not be quite gone.
+        // The exit of processes that were in the group may not be complete.
         misc::poll(Duration::from_secs(5), || fs::remove_dir(&self.path).ok());
     }
 }

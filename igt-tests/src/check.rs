@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Errors that explain themselves, and the assertions that produce them.
+//! Errors with a description, and the assertions that produce them.
 
 use std::fmt;
 use std::io;
 use std::panic::Location;
 
-/// A system call that failed: what it was asked to do, and the error.
+/// A system call that failed, with its arguments and the error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SysError {
     /// The call and its arguments.
@@ -29,7 +29,7 @@ impl SysError {
         }
     }
 
-    /// An error of the standard library, with what was tried.
+    /// An error of the standard library, with a description of the operation.
     pub fn io(what: impl Into<String>, error: &io::Error) -> Self {
         Self::new(what, error.raw_os_error().unwrap_or(0))
     }
@@ -41,13 +41,14 @@ impl fmt::Display for SysError {
     }
 }
 
-/// What a machine may lack. The lab knows which machine has what: a subtest that skips for want of
-/// what is there has failed.
+/// A feature that a machine may lack. The lab knows which machine has which features: if a subtest
+/// skips for want of a feature that the machine has, it has failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
     /// A route between exporter and importer that PCI permits.
     Route,
-    /// Exporter and importer in a slot of their own each, to be unplugged and reset alone.
+    /// Exporter and importer are each in a slot of their own, so that they can be unplugged and
+    /// reset alone.
     OwnSlot,
     /// An IOMMU that translates the importer's addresses.
     Iommu,
@@ -68,7 +69,7 @@ impl fmt::Display for Need {
 pub enum Stop {
     /// It cannot apply here; the text says why.
     Skip(String),
-    /// It failed; the text says what was expected and what was seen.
+    /// It failed; the text has the expected and the actual result.
     Fail(String),
 }
 
@@ -85,7 +86,7 @@ impl Stop {
         Self::Skip(text.to_string())
     }
 
-    /// A skip for want of something; the lab reads the text.
+    /// A skip for want of a feature; the lab parses the text.
     pub fn needs(need: Need) -> Self {
         Self::skip(format_args!("needs {need}"))
     }

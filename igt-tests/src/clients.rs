@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Clients that want more VRAM than there is.
+//! Clients that together need more VRAM than there is.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ pub const PIECE: u64 = 4 * PAGE as u64;
 /// Flags of an object that may be evicted.
 pub const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 
-/// An object that is mapped, and what is in it.
+/// An object, its mapping, and its pattern.
 type Filled<'a> = (Gem<'a>, Map, Pattern);
 
 fn filled(drm: &Drm, pattern: Pattern) -> Result<Filled<'_>, Stop> {
@@ -37,14 +37,14 @@ pub fn four_times(drm: &Drm) -> Result<u64, Stop> {
     Ok(4 * drm.getparam(uapi::PARAM_VRAM_SIZE)? / PIECE)
 }
 
-/// Has a number of objects, looks at them in no order, and replaces each one it has looked at,
-/// while `goes_on` says so: a new one evicts others. Looks at all of them in the end.
+/// Creates a number of objects. While `goes_on` returns true, verifies one of them at random and
+/// replaces it, so that the new object evicts others. Verifies all of them in the end.
 ///
-/// `goes_on` is asked before each round, first when all objects are there.
+/// `goes_on` is called before each round, for the first time when all objects exist.
 ///
 /// # Errors
 ///
-/// Fails the subtest if an object holds anything else than it should.
+/// Fails the subtest if an object does not have its pattern.
 pub fn client(
     drm: &Drm,
     count: u64,
@@ -80,7 +80,7 @@ pub fn client(
     Ok(())
 }
 
-/// What a device has in use, to see later that nothing of it was lost.
+/// The usage of a device, to check later that nothing has leaked.
 #[derive(Debug)]
 pub struct Usage<'a> {
     drm: &'a Drm,
@@ -90,7 +90,7 @@ pub struct Usage<'a> {
 }
 
 impl<'a> Usage<'a> {
-    /// Looks at it now.
+    /// Takes the current usage.
     ///
     /// # Errors
     ///
@@ -105,7 +105,7 @@ impl<'a> Usage<'a> {
         })
     }
 
-    /// Moves since then.
+    /// Returns the number of moves since then.
     ///
     /// # Errors
     ///
@@ -114,7 +114,7 @@ impl<'a> Usage<'a> {
         Ok(self.drm.getparam(uapi::PARAM_MOVES)? - self.moves)
     }
 
-    /// Checks that all is as it was.
+    /// Checks that the usage is as before.
     ///
     /// # Errors
     ///
@@ -128,8 +128,8 @@ impl<'a> Usage<'a> {
             0,
             "pinned VRAM at the end"
         );
-        // The kernel adds up what each processor counts once a second. What was being freed at the
-        // beginning may be gone now.
+        // The kernel adds up the counters of all processors once a second. Memory that was being
+        // freed at the beginning may be free now.
         let mut after = 0;
         let back = misc::poll(Duration::from_secs(5), || {
             after = pages().ok()?;

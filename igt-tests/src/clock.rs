@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Time as QEMU counts it under `-icount shift=0`: a nanosecond, and so a tick
-//! of the time stamp counter, for each instruction.
+//! The time of QEMU under `-icount shift=0`: one nanosecond, and so one tick of the time stamp
+//! counter, per instruction.
 
 use std::arch::x86_64::_rdtsc;
 use std::collections::BTreeMap;
@@ -9,31 +9,30 @@ use std::fs;
 
 use crate::SysError;
 
-/// Instructions since the machine started, and time that passed while it had none to run.
+/// Instructions since the machine started, plus the time that it was idle.
 pub fn now() -> u64 {
     // SAFETY: every x86-64 processor has the instruction, and Linux allows it.
     unsafe { _rdtsc() }
 }
 
-/// Brings all of the program that is on a disk into memory.
+/// Loads all pages of the program from the disk into memory.
 ///
-/// What a disk takes depends on the host.
+/// The time of a disk access depends on the host, so there must be none in a measurement.
 ///
 /// # Errors
 ///
 /// Any error of mlockall(2).
 pub fn stay_in_memory() -> Result<(), SysError> {
-    // SAFETY: the call takes no memory of ours.
+    // SAFETY: the call accesses no memory of the program.
     if unsafe { libc::mlockall(libc::MCL_CURRENT) } != 0 {
         return Err(SysError::last("mlockall(MCL_CURRENT)"));
     }
     Ok(())
 }
 
-/// Sleeps until a whole fifth of a second of the monotonic clock, and as long at least.
+/// Sleeps at least a fifth of a second, until the monotonic clock is at a multiple of that.
 ///
-/// What comes then has the timer's interrupts at the same places in each run, and
-/// no work that was put off before.
+/// After that the timer interrupts come at the same places in each run, and deferred work is done.
 pub fn settle() {
     const STEP: libc::c_long = 200_000_000;
     let mut time = clock(libc::CLOCK_MONOTONIC);
@@ -70,12 +69,12 @@ fn nanoseconds(time: libc::timespec) -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// What the other processes had of the processor, the workers of the kernel among them.
+/// The processor time of all other processes, including the workers of the kernel.
 #[derive(Clone, Debug)]
 pub struct Others(BTreeMap<libc::pid_t, u64>);
 
 impl Others {
-    /// Looks at them now.
+    /// Takes the current times.
     pub fn now() -> Self {
         let own = std::process::id() as libc::pid_t;
         let pids = fs::read_dir("/proc")
@@ -86,26 +85,26 @@ impl Others {
         Self(pids.filter_map(|pid| Some((pid, process(pid)?))).collect())
     }
 
-    /// Nanoseconds that they ran since `before`. One that has ended since then does not count.
+    /// Nanoseconds that they ran since `before`. Processes that have ended since then do not count.
     pub fn since(&self, before: &Self) -> u64 {
         let ran = |(pid, time): (&libc::pid_t, &u64)| time - before.0.get(pid).unwrap_or(&0);
         self.0.iter().map(ran).sum()
     }
 }
 
-/// Nanoseconds that a process ran on the processor, none if it is not there.
+/// Nanoseconds that a process ran on the processor, [`None`] if it does not exist.
 fn process(pid: libc::pid_t) -> Option<u64> {
     let mut id = 0;
     // SAFETY: the pointer is valid for a write of a clock id.
     (unsafe { libc::clock_getcpuclockid(pid, &mut id) } == 0).then(|| nanoseconds(clock(id)))
 }
 
-/// What repetitions of the same thing cost.
+/// The costs of repetitions of the same operation.
 #[derive(Clone, Debug, Default)]
 pub struct Costs(Vec<u64>);
 
 impl Costs {
-    /// Measures one more, and passes its result on.
+    /// Measures one repetition, and returns its result.
     pub fn time<T>(&mut self, body: impl FnOnce() -> T) -> T {
         let begin = now();
         let result = body();
@@ -113,24 +112,24 @@ impl Costs {
         result
     }
 
-    /// Adds one that was measured in another way.
+    /// Adds a cost that was measured in another way.
     pub fn add(&mut self, cost: u64) {
         self.0.push(cost);
     }
 
-    /// The least: what it costs when nothing else happens.
+    /// The least cost, which is that without interference.
     pub fn least(&self) -> u64 {
         self.0.iter().copied().min().unwrap_or(0)
     }
 
-    /// The one in the middle.
+    /// The median.
     pub fn median(&self) -> u64 {
         let mut sorted = self.0.clone();
         sorted.sort_unstable();
         sorted.get(sorted.len() / 2).copied().unwrap_or(0)
     }
 
-    /// The most.
+    /// The largest cost.
     pub fn most(&self) -> u64 {
         self.0.iter().copied().max().unwrap_or(0)
     }

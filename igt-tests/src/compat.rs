@@ -2,9 +2,9 @@
 
 //! The system calls of a 32-bit program, made by a 64-bit one.
 //!
-//! `int 0x80` enters the kernel as a 32-bit program does, with pointers of 32 bits: arguments go
-//! through a page below 4 GiB. Between [`on`] and the drop of what it returns, all ioctls of this
-//! thread that have an argument of the library take this way.
+//! `int 0x80` enters the kernel as a 32-bit program does, with pointers of 32 bits, so arguments
+//! are copied to a page below 4 GiB. Between [`on`] and the drop of its result, all ioctls of this
+//! thread that have an argument of the library are made like this.
 
 use std::cell::Cell;
 use std::mem::size_of;
@@ -52,8 +52,8 @@ impl Drop for On {
 /// As for the system call.
 unsafe fn call(number: u64, first: u64, second: u64, third: u64) -> i32 {
     let result: u64;
-    // SAFETY: the caller's promise. The register of the first argument is not one that Rust lets
-    // us use, so it is lent and given back.
+    // SAFETY: the caller's promise. Rust does not permit the register of the first argument as an
+    // operand, so its value is saved and restored.
     unsafe {
         std::arch::asm!(
             "xchg rbx, {first}",
@@ -72,7 +72,7 @@ unsafe fn call(number: u64, first: u64, second: u64, third: u64) -> i32 {
     result as i32
 }
 
-/// Whether the kernel takes the system calls of 32-bit programs.
+/// Whether the kernel supports the system calls of 32-bit programs.
 pub fn is_available() -> bool {
     // SAFETY: a call without arguments and effects.
     let pid = unsafe { call(GETPID, 0, 0, 0) };

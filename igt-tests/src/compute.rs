@@ -17,7 +17,7 @@ use crate::{Stop, SysError};
 
 /// Resets of the ring of the compute engine.
 pub const PARAM_COMPUTE_RESETS: u32 = 12;
-/// How many more address spaces there can be.
+/// How many more address spaces can be created.
 pub const PARAM_VMS_FREE: u32 = 13;
 /// Memory of page tables.
 pub const PARAM_PAGE_TABLES: u32 = 14;
@@ -35,7 +35,7 @@ pub const OPS_MAX: usize = 32;
 
 /// Maps a part of an object.
 pub const BIND_MAP: u32 = 0;
-/// Maps nothing.
+/// Unmaps addresses.
 pub const BIND_UNMAP: u32 = 1;
 
 const FILL: u32 = 0;
@@ -87,17 +87,17 @@ pub struct VmBind {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Op {
-    /// What is done.
+    /// The operation.
     pub code: u32,
     /// Zero.
     pub pad: u32,
-    /// What is read.
+    /// Address of the bytes that are read.
     pub src: u64,
-    /// What is written.
+    /// Address of the bytes that are written.
     pub dst: u64,
     /// Bytes.
     pub size: u64,
-    /// A pattern, or what is added.
+    /// A pattern, or the number that is added.
     pub value: u64,
 }
 
@@ -113,17 +113,17 @@ pub struct Exec {
     pub ops: u64,
     /// Fences to wait for.
     pub in_syncs: u64,
-    /// Places for that of the job.
+    /// Entries for the fence of the job.
     pub out_syncs: u64,
     /// How many operations.
     pub op_count: u32,
-    /// Bytes of one.
+    /// Bytes of an entry of the operations.
     pub op_size: u32,
     /// How many fences.
     pub in_count: u32,
-    /// How many places.
+    /// How many entries for the fence.
     pub out_count: u32,
-    /// Bytes of one of both.
+    /// Bytes of an entry of both arrays of fences.
     pub sync_size: u32,
     /// Zero.
     pub pad: u32,
@@ -196,7 +196,7 @@ impl Op {
     }
 }
 
-/// The sum that the engine makes of so many words of 64 bits of a pattern, from one of them on.
+/// The sum that the engine computes for 64-bit words of a pattern, from the word `first` on.
 pub fn sum(pattern: Pattern, first: u64, words: u64) -> u64 {
     (first..first + words)
         .map(|index| pattern.word(index))
@@ -258,7 +258,7 @@ impl Drm {
     }
 }
 
-/// An address space, which is given up when this is dropped.
+/// An address space, which is destroyed when this is dropped.
 #[derive(Debug)]
 pub struct Vm<'a> {
     drm: &'a Drm,
@@ -266,7 +266,7 @@ pub struct Vm<'a> {
 }
 
 impl<'a> Vm<'a> {
-    /// Makes one.
+    /// Makes an address space.
     ///
     /// # Errors
     ///
@@ -330,7 +330,7 @@ impl<'a> Vm<'a> {
         })
     }
 
-    /// Maps nothing.
+    /// Unmaps addresses.
     ///
     /// # Errors
     ///
@@ -356,7 +356,7 @@ impl<'a> Vm<'a> {
         }
     }
 
-    /// Queues a job behind fences, and returns its own.
+    /// Queues a job behind fences, and returns its own fence.
     ///
     /// # Errors
     ///
@@ -384,7 +384,7 @@ impl<'a> Vm<'a> {
         self.exec_after(ops, &[])
     }
 
-    /// Runs a job, and returns what became of it: 1, or a negative error.
+    /// Runs a job, and returns its status: 1, or a negative error.
     ///
     /// # Errors
     ///
@@ -396,18 +396,18 @@ impl<'a> Vm<'a> {
         Ok(fence.status()?)
     }
 
-    /// Runs a job that is done.
+    /// Runs a job that must succeed.
     ///
     /// # Errors
     ///
-    /// As above, and fails the subtest if the job does.
+    /// As for [`Vm::run`], and fails the subtest if the job fails.
     #[track_caller]
     pub fn done(&self, ops: &[Op]) -> Result<(), Stop> {
         check_eq!(self.run(ops)?, 1, "status of a job");
         Ok(())
     }
 
-    /// Gives it up.
+    /// Destroys the address space.
     ///
     /// # Errors
     ///
@@ -425,7 +425,7 @@ impl<'a> Vm<'a> {
 
 impl Drop for Vm<'_> {
     fn drop(&mut self) {
-        // A device that is gone has none.
+        // Fails if the device is gone, and its address spaces with it.
         let _ = self.drm.vm_destroy_raw(VmDestroy {
             vm: self.number,
             pad: 0,
@@ -473,7 +473,7 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// Takes VRAM that never leaves, until so much of it is left.
+/// Allocates objects that never leave VRAM, until `left` bytes of VRAM are left.
 ///
 /// # Errors
 ///

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Copies between objects, and what they wait for and signal.
+//! Copies between objects, with the fences that they wait for and signal.
 
 use std::mem::size_of;
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -29,7 +29,7 @@ impl Drm {
         Ok(())
     }
 
-    /// The same, with fences to wait for and places for that of the copy.
+    /// The same, with fences to wait for and entries for the fence of the copy.
     ///
     /// # Errors
     ///
@@ -112,7 +112,7 @@ impl Imported {
 
 const SIZE: u64 = 4 * PAGE as u64;
 
-/// A copy with fences of all kinds, which tells whether it took place.
+/// A copy with fences of all kinds, which checks whether it was done.
 #[derive(Debug)]
 pub struct Fenced {
     it: Imported,
@@ -127,11 +127,11 @@ pub struct Fenced {
 }
 
 impl Fenced {
-    /// Makes what it takes to copy into a buffer of another exporter, or out of it.
+    /// Makes the objects and fences for a copy into a buffer of another exporter, or out of it.
     ///
     /// # Errors
     ///
-    /// Fails the subtest if something of it cannot be made.
+    /// Fails the subtest if one of them cannot be made.
     #[track_caller]
     pub fn new(kind: Kind, into: bool) -> Result<Self, Stop> {
         let it = Imported::new(kind)?;
@@ -167,11 +167,12 @@ impl Fenced {
         })
     }
 
-    /// Copies, waits for that, and looks at the bytes. If it fails nothing may have happened.
+    /// Copies, waits for the end, and checks the bytes. If the call fails, checks that nothing was
+    /// copied.
     ///
     /// # Errors
     ///
-    /// Any error of the ioctl, or `EILSEQ` if what is there is not what has to be.
+    /// Any error of the ioctl, or `EILSEQ` if the bytes are wrong.
     pub fn run(&mut self) -> Result<(), SysError> {
         let ins = [self.before.0.sync(2), self.before.1.sync()];
         let point = self.points + 1;
@@ -203,7 +204,7 @@ impl Fenced {
         if outs.iter().any(|out| out.fd != 0) {
             return Err(wrong(format!("a file descriptor in {outs:?}")));
         }
-        // What is queued now is done after it, if it was queued.
+        // A copy that is queued now is done after it, if it was queued.
         let drm = &self.it.drm;
         let (src, dst) = (drm.create(SIZE)?, drm.create(SIZE)?);
         drm.copy((&src, 0), (&dst, 0), SIZE)?.poll(20_000)?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What the driver shows in debugfs, and takes from there.
+//! The files of the driver in debugfs.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -11,7 +11,7 @@ use std::process::Command;
 use crate::pci::PciDevice;
 use crate::{Stop, SysError};
 
-/// Mounts a file system of the kernel, unless somebody has.
+/// Mounts a file system of the kernel, unless it is mounted.
 ///
 /// # Errors
 ///
@@ -55,7 +55,7 @@ pub struct Importer {
     pub hops: i32,
     /// Names of the flags.
     pub flags: Vec<String>,
-    /// Says how long ago it was refused.
+    /// The line has the age of a refusal.
     pub has_age: bool,
 }
 
@@ -66,21 +66,21 @@ pub struct Buffer {
     pub id: u64,
     /// In bytes.
     pub size: u64,
-    /// Where it may live: `vram`, `system` or `either`.
+    /// Where it may be placed: `vram`, `system` or `either`.
     pub domain: String,
     /// Importers get it in VRAM or not at all.
     pub vram_or_fail: bool,
     /// Where it is: `none`, `vram`, `system` or `swappable`.
     pub placement: String,
-    /// It does not move.
+    /// It is pinned.
     pub pinned: bool,
-    /// There is a dma-buf.
+    /// It has a dma-buf.
     pub exported: bool,
     /// Its inode, or 0.
     pub inode: u64,
-    /// Bytes in VRAM that the CPU sees.
+    /// Bytes in VRAM that the BAR shows.
     pub visible: u64,
-    /// Importers alone keep it.
+    /// Only importers keep it.
     pub orphan: bool,
     /// The client that exported it, or 0.
     pub client: u64,
@@ -90,7 +90,7 @@ pub struct Buffer {
     pub pid: u32,
     /// The name of that.
     pub comm: String,
-    /// Who uses it, and who was refused.
+    /// Its importers, and those that were refused.
     pub importers: Vec<Importer>,
 }
 
@@ -137,10 +137,10 @@ fn parse(text: &str) -> Option<Vec<Buffer>> {
     Some(buffers)
 }
 
-/// Counters by what is counted and the reason.
+/// Counters, by the name of the counter and the reason.
 pub type Counters = BTreeMap<(String, String), u64>;
 
-/// What was counted between two looks, without what did not change.
+/// The differences between two states of the counters, without those that did not change.
 pub fn difference(before: &Counters, after: &Counters) -> Vec<(String, String, u64)> {
     after
         .iter()
@@ -200,7 +200,7 @@ impl DebugFs {
     ///
     /// # Errors
     ///
-    /// Any error of the file, or a line that says something else.
+    /// Any error of the file, or a line that cannot be parsed.
     #[track_caller]
     pub fn buffers(&self) -> Result<Vec<Buffer>, Stop> {
         let text = self.read("buffers")?;
@@ -230,7 +230,7 @@ impl DebugFs {
     ///
     /// # Errors
     ///
-    /// Any error of the file, or a line that says something else.
+    /// Any error of the file, or a line that cannot be parsed.
     #[track_caller]
     pub fn counters(&self) -> Result<Counters, Stop> {
         let text = self.read("counters")?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The NVMe disk, read and written with O_DIRECT from and to whatever memory.
+//! The NVMe disk, read and written with O_DIRECT to and from memory of any kind.
 
 use std::fs;
 use std::fs::{File, OpenOptions};
@@ -19,7 +19,7 @@ use crate::pci::PciDevice;
 use crate::qmp::Monitor;
 use crate::{Outcome, Stop, SysError};
 
-/// What QEMU calls it.
+/// Its name in QEMU.
 pub const DRIVE: &str = "disk";
 const PATH: &str = "/dev/nvme0n1";
 
@@ -78,7 +78,7 @@ impl Part {
     }
 }
 
-/// Which way the bytes go.
+/// The direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     /// From the file to memory.
@@ -87,7 +87,7 @@ pub enum Way {
     Write,
 }
 
-/// A file that is read and written without the page cache.
+/// A file that is read and written by direct I/O.
 #[derive(Debug)]
 pub struct Direct {
     file: File,
@@ -121,7 +121,7 @@ impl Direct {
 
     /// Reads to memory, or writes from it, all bytes at once.
     ///
-    /// The memory may be gone by the time, or never have been there: then the kernel says so.
+    /// The memory need not exist: then the kernel returns an error.
     ///
     /// # Errors
     ///
@@ -138,7 +138,7 @@ impl Direct {
         })
     }
 
-    /// Starts a transfer in a thread, which sends what came of it: 0 or an errno.
+    /// Starts a transfer in a thread, which sends the result: 0 or an errno.
     ///
     /// # Errors
     ///
@@ -167,8 +167,8 @@ impl Direct {
 
 fn transfer(fd: RawFd, way: Way, part: Part, offset: u64) -> Result<(), i32> {
     let at = offset as libc::off_t;
-    // SAFETY: the kernel checks the address; what it writes to is a mapping that is accessed with
-    // volatile accesses only, or none of ours.
+    // SAFETY: the kernel checks the address; it writes to a mapping that is accessed with volatile
+    // accesses only, or to no mapping of the program.
     let count = unsafe {
         match way {
             Way::Read => libc::pread(fd, part.address as *mut libc::c_void, part.len, at),
@@ -192,7 +192,7 @@ fn transfer(fd: RawFd, way: Way, part: Part, offset: u64) -> Result<(), i32> {
 /// Fails the subtest if it is not there.
 #[track_caller]
 pub fn vmstat(name: &str) -> Result<i64, Stop> {
-    // Each processor counts by itself, for some time.
+    // Makes the kernel add up the counters of all processors.
     let _ = fs::read("/proc/sys/vm/stat_refresh");
     let text = fs::read_to_string("/proc/vmstat").unwrap_or_default();
     let value = text.lines().find_map(|line| {
@@ -215,7 +215,7 @@ pub fn pinned() -> Result<i64, Stop> {
 /// The disk.
 #[derive(Debug)]
 pub struct Disk {
-    /// All of it, without the page cache.
+    /// The whole disk, by direct I/O.
     pub direct: Direct,
 }
 
@@ -246,7 +246,7 @@ impl Disk {
     ///
     /// # Errors
     ///
-    /// Fails the subtest if sysfs does not say.
+    /// Fails the subtest if sysfs does not name it.
     #[track_caller]
     pub fn device(&self) -> Result<PciDevice, Stop> {
         PciDevice::above(Path::new("/sys/class/nvme/nvme0/device"))
@@ -277,7 +277,7 @@ impl Disk {
             .map_err(|mismatch| Stop::fail(format_args!("on the disk: {mismatch}")))
     }
 
-    /// Lets it do nothing until the value is dropped.
+    /// Holds the disk up until the returned value is dropped.
     ///
     /// # Errors
     ///
@@ -285,7 +285,7 @@ impl Disk {
     #[track_caller]
     pub fn stall(&self) -> Result<Stalled, Stop> {
         let mut monitor = Monitor::open()?;
-        // One byte in a second: after a page it has nothing to do for more than an hour.
+        // One byte per second: after a page the disk does nothing for more than an hour.
         monitor.throttle(DRIVE, 1)?;
         let stalled = Stalled { monitor };
         let map = Map::private(PAGE)?;
@@ -293,7 +293,7 @@ impl Disk {
         Ok(stalled)
     }
 
-    /// Lets it do nothing, and starts to read to a part of a mapping.
+    /// Holds the disk up, and starts to read to a part of a mapping.
     ///
     /// # Errors
     ///
@@ -308,7 +308,7 @@ impl Disk {
     }
 }
 
-/// A disk that does nothing until this is dropped.
+/// A disk that is held up until this is dropped.
 #[derive(Debug)]
 pub struct Stalled {
     monitor: Monitor,
@@ -327,7 +327,7 @@ impl Drop for Stalled {
     }
 }
 
-/// A read that a disk has begun, and does nothing for until this is dropped.
+/// A read that a disk has begun, and that is held up until this is dropped.
 #[derive(Debug)]
 pub struct StalledRead {
     /// The disk.
@@ -336,11 +336,11 @@ pub struct StalledRead {
 }
 
 impl StalledRead {
-    /// Lets the disk go on, and waits until it has read all.
+    /// Releases the disk, and waits until it has read all bytes.
     ///
     /// # Errors
     ///
-    /// Fails the subtest if it was done before, or if it fails.
+    /// Fails the subtest if the read was done before, or if it fails.
     #[track_caller]
     pub fn finish(&mut self) -> Outcome {
         check!(self.read.try_recv().is_err(), "the disk did not wait");
@@ -354,7 +354,7 @@ impl StalledRead {
     }
 }
 
-/// Reads all of a file through the page cache, after dropping what that has.
+/// Reads a part of a file through the page cache, after dropping its pages from there.
 ///
 /// # Errors
 ///

@@ -60,9 +60,9 @@ impl Module {
         Ok(Self { loaded: true })
     }
 
-    /// Unloads it, unless it stays in use; returns whether it did.
+    /// Unloads the module, unless it stays in use; returns whether it was unloaded.
     fn try_unload(&mut self) -> bool {
-        // The files of a process that was killed may take a moment.
+        // The release of the files of a process that was killed may take a moment.
         let unloaded = misc::poll(Duration::from_secs(5), || {
             rebind::delete_module(MODULE).ok()
         });
@@ -89,7 +89,7 @@ impl Drop for Module {
     }
 }
 
-/// test_hmm, which may have the first GPU in place of its own driver.
+/// test_hmm, which may be bound to the first GPU in place of vvram.
 #[derive(Debug)]
 pub struct TestHmm {
     // In the order in which they are undone.
@@ -112,11 +112,11 @@ impl TestHmm {
         })
     }
 
-    /// Loads it, and gives it the first GPU, whose BAR then is the memory of a device.
+    /// Loads it, and binds it to the first GPU, whose BAR then is the memory of a device.
     ///
     /// # Errors
     ///
-    /// Fails the subtest if it does not load, or does not take the GPU.
+    /// Fails the subtest if it does not load, or cannot be bound to the GPU.
     pub fn with_memory() -> Result<Self, Stop> {
         let gpu = PciDevice::vvram()?;
         let own = Unbound::new(&gpu)?;
@@ -128,11 +128,11 @@ impl TestHmm {
         })
     }
 
-    /// Takes the GPU from it.
+    /// Unbinds it from the GPU.
     ///
     /// # Errors
     ///
-    /// Fails the subtest if it has no GPU, or keeps it.
+    /// Fails the subtest if it is not bound to the GPU, or if the unbind fails.
     pub fn unbind(&mut self) -> Outcome {
         let Some(memory) = self.memory.take() else {
             fail!("{MODULE} has no GPU");
@@ -143,8 +143,8 @@ impl TestHmm {
         Ok(())
     }
 
-    /// Takes the GPU from it, unloads it, and gives the GPU back to its driver: as dropping it
-    /// does, which tells nothing of what fails.
+    /// Unbinds it from the GPU, unloads it, and binds the GPU to its driver again. The drop does
+    /// the same, but ignores errors.
     ///
     /// # Errors
     ///
@@ -161,16 +161,16 @@ impl TestHmm {
     }
 }
 
-/// What a snapshot says of a page that is not there, or only on another device.
+/// The value in a snapshot of a page that is not populated, or is on another device.
 pub const ABSENT: u8 = 0;
-/// What it says of the page of zeroes, which is for reading only.
+/// The value of the zero page, which is read-only.
 pub const ZEROES: u8 = 0x11;
-/// Which pages are in the memory of the device, as its own page tables would have them.
+/// The flag of a page in the memory of the device.
 pub const ON_DEVICE: u8 = 0x20;
-/// Which of its pages may be written to.
+/// The flag of a page that the device may write to.
 pub const WRITABLE: u8 = 0x02;
 
-/// What a device sees of the address space of this process.
+/// The mirror of the address space of this process in a device.
 #[derive(Debug)]
 pub struct Mirror {
     file: File,
@@ -188,8 +188,8 @@ impl Mirror {
         Ok(Self { file })
     }
 
-    /// Runs a command on the pages of a mapping, with a buffer for what it says of them; returns
-    /// what it fills in.
+    /// Runs a command on the pages of a mapping, with a buffer for its result; returns the
+    /// structure that the kernel fills in.
     fn run(&self, name: &str, request: u64, map: &Map, out: &mut [u8]) -> Result<Cmd, SysError> {
         let mut cmd = Cmd {
             addr: map.address().as_ptr() as u64,
@@ -215,7 +215,7 @@ impl Mirror {
         Ok(())
     }
 
-    /// What the device reads.
+    /// Returns the bytes that the device reads.
     ///
     /// # Errors
     ///
@@ -226,7 +226,7 @@ impl Mirror {
         Ok(data)
     }
 
-    /// Evicts all pages of the device, of whichever process.
+    /// Evicts all pages of the device, of all processes.
     ///
     /// # Errors
     ///
@@ -236,7 +236,7 @@ impl Mirror {
         Ok(())
     }
 
-    /// What a snapshot says of each page.
+    /// Returns the value of each page in a snapshot.
     ///
     /// # Errors
     ///

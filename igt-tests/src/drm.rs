@@ -43,8 +43,8 @@ pub fn ioctl<T>(
     if compat::is_on() {
         return compat::ioctl(fd, request, argument, what);
     }
-    // SAFETY: the argument is valid for reads and writes of its size, which is
-    // what every request used here says (asserted in uapi.rs).
+    // SAFETY: the argument is valid for reads and writes of its size, which is the size in the
+    // number of each request (asserted in uapi.rs).
     let result = unsafe { libc::ioctl(fd, request, std::ptr::from_mut(argument)) };
     if result < 0 {
         return Err(SysError::last(what()));
@@ -52,12 +52,12 @@ pub fn ioctl<T>(
     Ok(result)
 }
 
-/// Makes an ioctl with whatever address, as a hostile program might.
+/// Makes an ioctl with any address, as a hostile program might.
 ///
 /// # Safety
 ///
-/// The kernel may write to the address: it has to be the caller's to lose, or
-/// not mapped at all.
+/// The kernel may write to the address: the memory there must be one that the caller may overwrite,
+/// or not be mapped at all.
 ///
 /// # Errors
 ///
@@ -200,7 +200,7 @@ pub fn reason_name(reason: u32) -> String {
     .to_string()
 }
 
-/// A name of the kernel, without what it is filled up with.
+/// A name from the kernel, without the NUL bytes at its end.
 pub fn text(bytes: &[u8]) -> String {
     let len = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
     String::from_utf8_lossy(&bytes[..len]).into_owned()
@@ -335,7 +335,7 @@ impl Drm {
         &self.path
     }
 
-    /// Asks for a parameter.
+    /// Returns a parameter.
     ///
     /// # Errors
     ///
@@ -371,8 +371,8 @@ impl Drm {
         self.getparam(uapi::PARAM_VRAM_FREE)
     }
 
-    /// Waits until so many bytes of VRAM are free: what was closed is still in use while work on
-    /// it is under way.
+    /// Waits until so many bytes of VRAM are free, because a closed object still exists while work
+    /// on it is under way.
     ///
     /// # Errors
     ///
@@ -400,7 +400,7 @@ impl Drm {
         self.create_flags(size, uapi::CREATE_VRAM)
     }
 
-    /// Creates an object that is what `CREATE_*` say.
+    /// Creates an object with flags `CREATE_*`.
     ///
     /// # Errors
     ///
@@ -527,8 +527,8 @@ impl Drm {
         peer_query_raw(self.fd(), uapi::VVRAM_PEER_QUERY, argument)
     }
 
-    /// What a device would get of an object, or of VRAM if the handle is 0, as an importer of the
-    /// class that the flags are of.
+    /// PEER_QUERY: the path that a device would get to an object, or to VRAM if the handle is 0, as
+    /// an importer of the class of the flags.
     ///
     /// # Errors
     ///
@@ -542,7 +542,7 @@ impl Drm {
         peer_query(self.fd(), uapi::VVRAM_PEER_QUERY, handle, flags, importer)
     }
 
-    /// Where an object is.
+    /// GEM_INFO of an object.
     ///
     /// # Errors
     ///
@@ -588,7 +588,7 @@ impl Drm {
         Ok(entries.iter().map(decode).collect())
     }
 
-    /// The same as the kernel writes it, with the inode of the dma-buf.
+    /// The same as the kernel returns it, with the inode of the dma-buf.
     ///
     /// # Errors
     ///
@@ -648,8 +648,8 @@ fn peer_query_raw(drm: RawFd, request: u64, argument: &mut PeerQuery) -> Result<
     Ok(())
 }
 
-/// What a device would get of an object, or of VRAM if the handle is 0, as an importer of the class
-/// that the flags are of.
+/// PEER_QUERY: the path that a device would get to an object, or to VRAM if the handle is 0, as an
+/// importer of the class of the flags.
 ///
 /// # Errors
 ///
@@ -839,7 +839,7 @@ impl Gem<'_> {
         self.drm.attachments(self.handle)
     }
 
-    /// The same as the kernel writes it, with the inode of the dma-buf.
+    /// The same as the kernel returns it, with the inode of the dma-buf.
     ///
     /// # Errors
     ///
@@ -859,7 +859,7 @@ impl Gem<'_> {
         drm.close(handle)
     }
 
-    /// Gives up the handle without closing it.
+    /// Returns the handle without closing it.
     pub fn leak(self) -> u32 {
         let handle = self.handle;
         std::mem::forget(self);
@@ -926,7 +926,7 @@ impl DmaBuf {
         Ok(meta.ino())
     }
 
-    /// Tells whether nobody works on the buffer: poll(2) for writing, without a wait.
+    /// Tells whether no fence of the buffer is pending: poll(2) for writing, without a wait.
     ///
     /// # Errors
     ///
@@ -945,7 +945,7 @@ impl DmaBuf {
         Ok(poll.revents & libc::POLLOUT != 0)
     }
 
-    /// The devices that are attached to it, as debugfs lists them.
+    /// The devices that are attached to it, as `dma_buf/bufinfo` lists them.
     ///
     /// # Errors
     ///
@@ -997,7 +997,7 @@ impl DmaBuf {
         Ok(SyncFile::new(unsafe { OwnedFd::from_raw_fd(argument.fd) }))
     }
 
-    /// Which of some poll(2) events hold, or come to hold within the time.
+    /// Returns which poll(2) events are set, or become set within the time.
     ///
     /// # Errors
     ///

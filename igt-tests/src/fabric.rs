@@ -12,11 +12,11 @@ use crate::scene::Expect;
 use crate::verbs::Nic;
 use crate::{uapi, Outcome, Stop, SysError};
 
-/// Where soft RoCE says which class of importer it is.
+/// The parameter of soft RoCE that sets the class of importer.
 const MODE: &str = "/sys/module/rdma_rxe/parameters/dmabuf_mode";
-/// Whether it maps a buffer for the CPU when it registers it.
+/// The parameter that sets whether a registration makes a vmap of the buffer.
 const VMAP: &str = "/sys/module/rdma_rxe/parameters/dmabuf_vmap";
-/// The classes of importer that RDMA devices are.
+/// The classes of importers that RDMA devices may be.
 pub const CLASSES: [Mode; 3] = [Mode::Pinned, Mode::Revocable, Mode::Dynamic];
 
 /// Everything that a test of memory regions works with.
@@ -24,15 +24,15 @@ pub const CLASSES: [Mode; 3] = [Mode::Pinned, Mode::Revocable, Mode::Dynamic];
 pub struct Fabric {
     /// The exporter.
     pub drm: Drm,
-    /// VRAM from outside.
+    /// VRAM as its BAR shows it.
     pub bar: Bar,
     /// The exporting device.
     pub gpu: PciDevice,
-    /// Who registers.
+    /// The RDMA device.
     pub nic: Nic,
     /// The importing device.
     pub device: PciDevice,
-    /// What has to happen between them.
+    /// The expected path between them.
     pub expect: Expect,
 }
 
@@ -76,7 +76,7 @@ impl Fabric {
         Self::open()
     }
 
-    /// Makes the device an importer of a class, for what is registered from then on.
+    /// Makes the device an importer of a class, for later registrations.
     ///
     /// # Errors
     ///
@@ -85,8 +85,8 @@ impl Fabric {
         fs::write(MODE, importer_name(class)).map_err(|error| SysError::io(MODE, &error))
     }
 
-    /// Lets the first access map a buffer for the CPU, and no more the registration, which has
-    /// nothing to do then but what a device with DMA would have to do.
+    /// Makes the first access make the vmap of a buffer instead of the registration, which then
+    /// only does the work that a device with DMA would have to do.
     ///
     /// # Errors
     ///
@@ -95,17 +95,17 @@ impl Fabric {
         fs::write(VMAP, "N").map_err(|error| SysError::io(VMAP, &error))
     }
 
-    /// What GEM_ATTACHMENTS has to say of a region in VRAM.
+    /// The entry of GEM_ATTACHMENTS for a region in VRAM.
     pub fn in_vram(&self, class: Mode, mapped: bool) -> Attachment {
         self.attachment(class, mapped, self.expect.path(), uapi::REASON_NONE)
     }
 
-    /// What GEM_ATTACHMENTS has to say of a region in system memory.
+    /// The entry of GEM_ATTACHMENTS for a region in system memory.
     pub fn in_system(&self, class: Mode, mapped: bool, reason: u32) -> Attachment {
         self.attachment(class, mapped, uapi::PATH_SYSTEM, reason)
     }
 
-    /// What GEM_ATTACHMENTS has to say of a registration that was refused.
+    /// The entry of GEM_ATTACHMENTS for a registration that was refused.
     pub fn refused(&self, class: Mode, reason: u32) -> Attachment {
         let mut entry = self.attachment(class, false, uapi::PATH_REFUSED, reason);
         entry.flags = class.attachment_flags();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! How userspace learns that a device has failed: events of the kernel, and dumps.
+//! The reports of a failed device to userspace: events of the kernel, and dumps.
 
 use std::fs;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -13,12 +13,12 @@ use crate::{Outcome, Stop, SysError};
 
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// What the kernel tells of its devices from now on.
+/// The events of devices from now on.
 #[derive(Debug)]
 pub struct Events(OwnedFd);
 
 impl Events {
-    /// Begins to listen.
+    /// Begins to receive events.
     ///
     /// # Errors
     ///
@@ -50,7 +50,7 @@ impl Events {
         Ok(Self(socket))
     }
 
-    /// The next event, by its lines, if one comes in time.
+    /// Returns the lines of the next event, if one comes in time.
     fn next(&self, limit: Duration) -> Result<Option<Vec<String>>, SysError> {
         if misc::poll_fd(self.0.as_raw_fd(), libc::POLLIN, limit)? & libc::POLLIN == 0 {
             return Ok(None);
@@ -70,8 +70,8 @@ impl Events {
         ))
     }
 
-    /// Waits for the next event that says that a DRM device below `device` has failed, and returns
-    /// what helps.
+    /// Waits for the next event that reports a failure of a DRM device below `device`, and returns
+    /// the recovery that it names.
     ///
     /// # Errors
     ///
@@ -101,7 +101,7 @@ impl Events {
     }
 }
 
-/// Where the dump of a device is, if it has one.
+/// The path of the dump of a device, if it has one.
 fn dump_of(device: &PciDevice) -> Option<PathBuf> {
     let of = fs::canonicalize(device.path("")).ok()?;
     fs::read_dir("/sys/class/devcoredump")
@@ -127,7 +127,7 @@ pub fn take_dump(device: &PciDevice) -> Result<String, Stop> {
     let said = |error| SysError::io(path.display().to_string(), &error);
     let text = fs::read_to_string(&path).map_err(said)?;
     fs::write(&path, "0").map_err(said)?;
-    // It is removed by a worker.
+    // A worker removes it.
     let gone = misc::poll(LIMIT, || {
         (dump_of(device).as_ref() != Some(&path)).then_some(())
     });
@@ -148,7 +148,7 @@ pub fn no_dump(device: &PciDevice) -> Outcome {
     Ok(())
 }
 
-/// Checks that a line of a dump says this.
+/// Checks that a dump has a line.
 ///
 /// # Errors
 ///

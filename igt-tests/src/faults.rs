@@ -2,9 +2,9 @@
 
 //! Allocations of the kernel, and its copies from and to user space, that fail on purpose.
 //!
-//! `/proc/thread-self/fail-nth` makes the nth one of a task fail that comes after it is written to:
-//! of those of slabs, of pages, and of copies together. An operation is done again and again, each
-//! time with another one that fails, until it needs no more of them.
+//! After a number n was written to `/proc/thread-self/fail-nth`, the nth of the next slab
+//! allocations, page allocations and copies of the task fails. An operation is repeated, each time
+//! with another one that fails, until it makes fewer than n.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -21,12 +21,12 @@ use crate::rebind::module_users;
 use crate::signals::open_files;
 use crate::{errno_name, uapi, Outcome, Stop, SysError};
 
-/// More than any operation needs.
+/// More than any operation makes.
 const ALL: u32 = 1 << 20;
-/// How many of the first ones a short run lets fail, the last one, and one of the others.
+/// A short run makes this many of the first ones fail, the last one, and one of the others.
 const FIRST: u32 = 3;
-/// What has to be set before anything fails: those that may sleep, single pages, and pages that
-/// may be anywhere, as those of TTM.
+/// The settings with which allocations that may sleep fail, and those of single pages and of
+/// highmem pages, which TTM makes.
 const SETTINGS: [(&str, &str); 7] = [
     ("failslab/ignore-gfp-wait", "N"),
     ("failslab/verbose", "0"),
@@ -36,7 +36,8 @@ const SETTINGS: [(&str, &str); 7] = [
     ("fail_page_alloc/verbose", "0"),
     ("fail_usercopy/verbose", "0"),
 ];
-/// What the kernel has at first for each attribute: a subtest that was killed may have left its own.
+/// The default value of each attribute, because a subtest that was killed may have left another
+/// one.
 const NEUTRAL: [(&str, &str); 6] = [
     ("probability", "0"),
     ("task-filter", "N"),
@@ -45,10 +46,10 @@ const NEUTRAL: [(&str, &str); 6] = [
     ("interval", "1"),
     ("times", "1"),
 ];
-/// The attributes that workers are given: what allocates, and not what copies to processes.
+/// The attributes for workers, which fail allocations and not copies to processes.
 const ALLOCATORS: [&str; 2] = ["failslab", "fail_page_alloc"];
 
-/// Files with settings, whose content is as it was when this is dropped.
+/// Files with settings. The drop of this restores their content.
 #[derive(Debug, Default)]
 struct Settings(Vec<(PathBuf, String)>);
 
@@ -70,7 +71,7 @@ impl Drop for Settings {
     }
 }
 
-/// What to set so that allocations can fail at all.
+/// Sets everything that is needed so that allocations can fail.
 fn settings() -> Result<(PathBuf, Settings), Stop> {
     let root = mounted("debugfs", "/sys/kernel/debug")?;
     if !Path::new("/proc/self/fail-nth").exists() {
@@ -87,14 +88,14 @@ fn settings() -> Result<(PathBuf, Settings), Stop> {
     Ok((root, settings))
 }
 
-/// While it is there, nothing gets huge pages, nor anything else as large.
+/// While this exists, allocations of 2 MiB and more fail, so that there are no huge pages.
 #[derive(Debug)]
 pub struct Fragmented {
     _settings: Settings,
 }
 
 impl Fragmented {
-    /// Lets allocations of 2 MiB and more fail.
+    /// Makes allocations of 2 MiB and more fail.
     ///
     /// # Errors
     ///
@@ -110,30 +111,30 @@ impl Fragmented {
     }
 }
 
-/// Lets one allocation or copy of this thread fail.
+/// Makes one allocation or copy of this thread fail.
 #[derive(Debug)]
 pub struct Faults {
     nth: File,
     _settings: Settings,
-    // It stays in the thread that opened the file.
+    // Not [`Send`], because the file is that of the thread that has opened it.
     _thread: PhantomData<*const ()>,
 }
 
-/// What came of an operation.
+/// The results of an operation.
 #[derive(Debug, Default)]
 struct Row {
     /// How many allocations and copies it makes, which may each fail.
     points: u32,
     /// How many of them were made to fail.
     injected: u32,
-    /// How many of these it survived.
+    /// How many of these the operation succeeded with.
     survived: u32,
-    /// The errors of the others.
+    /// The errors of the other ones.
     errnos: Vec<i32>,
 }
 
 impl Faults {
-    /// Sets it up for this thread.
+    /// Sets fault injection up for this thread.
     ///
     /// # Errors
     ///
@@ -152,12 +153,12 @@ impl Faults {
             _settings: settings,
             _thread: PhantomData,
         };
-        // What the test itself uses is there before anything fails.
+        // The memory of the test itself is populated before anything fails.
         // SAFETY: The call has no requirements.
         if unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE) } < 0 {
             return Err(SysError::last("mlockall").into());
         }
-        // A file of /proc is allocated when it is opened.
+        // Opening a file of /proc allocates memory.
         let (opened, left) = faults.with(1, || File::open("/proc/self/stat"));
         let error = opened.err().and_then(|error| error.raw_os_error());
         check_eq!(
@@ -168,14 +169,14 @@ impl Faults {
         Ok(faults)
     }
 
-    /// Calls `op`, the nth allocation or copy of which fails. Returns how many were left of n.
+    /// Calls `op`, whose nth allocation or copy fails. Returns how many of n were left.
     fn with<R>(&mut self, n: u32, op: impl FnOnce() -> R) -> (R, u32) {
         let armed = self.nth.write_all(format!("{n}\n").as_bytes());
         let result = op();
         let mut text = [0; 16];
-        // The read is a copy to user space too: it fails if it is the next one.
+        // The read is a copy to user space, too, so it fails if it is the nth one.
         let left = self.nth.read_at(&mut text, 0);
-        // And so is the write a copy from it, but not twice.
+        // The write is a copy from user space, which fails once at most.
         let disarmed = (0..2).any(|_| self.nth.write_all(b"0\n").is_ok());
         assert!(
             armed.is_ok() && disarmed,
@@ -191,16 +192,16 @@ impl Faults {
         (result, left)
     }
 
-    /// Does an operation with each of its allocations and copies failing: with some of them, unless
-    /// the run is a long one.
+    /// Repeats an operation, each time with another one of its allocations and copies failing. A
+    /// short run does this for some of them only.
     ///
-    /// Each time `prepare` makes the state, and after the operation the same is tried again if it
-    /// failed, which has to work. Then the state is dropped, and all has to be as before.
+    /// Each time `prepare` makes the state. If the operation has failed, it is repeated, and must
+    /// succeed. Then the state is dropped, and the usage must be as before.
     ///
     /// # Errors
     ///
-    /// Fails the subtest if the operation fails with another error than `allowed` says, if it does
-    /// not work afterwards, or if something is left.
+    /// Fails the subtest if the operation fails with an error that is not in `allowed`, if it fails
+    /// again without a fault, or if something is left.
     #[track_caller]
     pub fn sweep<S>(
         &mut self,
@@ -211,7 +212,7 @@ impl Faults {
         undo: impl Fn(&mut S) -> Result<(), SysError>,
     ) -> Outcome {
         let mut row = Row::default();
-        // Twice: what is allocated once for all is there the second time.
+        // Twice, because memory that is allocated only once exists the second time.
         for _ in 0..2 {
             let mut state = prepare()?;
             let (result, left) = self.with(ALL, || op(&mut state));
@@ -231,7 +232,7 @@ impl Faults {
             let open = open_files();
             let (result, left) = self.with(n, || op(&mut state));
             if left > 0 {
-                // It made fewer than the first time.
+                // The operation made fewer allocations and copies than the first time.
                 result?;
                 continue;
             }
@@ -245,11 +246,11 @@ impl Faults {
                     if !row.errnos.contains(&error.errno) {
                         row.errnos.push(error.errno);
                     }
-                    // If the result could not be copied, it was done all the same.
+                    // The operation may have been done although its result could not be copied.
                     let _ = undo(&mut state);
                     for fd in open_files() {
                         if !open.contains(&fd) {
-                            // SAFETY: nobody knows of this file descriptor.
+                            // SAFETY: nothing else owns the file descriptor.
                             unsafe { libc::close(fd) };
                         }
                     }
@@ -278,27 +279,27 @@ impl Faults {
     }
 }
 
-/// Lets allocations of workers fail that have some of our code in their stack.
+/// Makes allocations of workers fail whose stack has an address in some code of this project.
 ///
-/// What workers do has no task of ours that `fail-nth` could be written of. So all of the kernel's
-/// threads may fail, where the stack has an address in a range.
+/// A worker is no task of the test, so `fail-nth` cannot be used. Instead allocations of all kernel
+/// threads may fail, if their stack has an address in a range.
 #[derive(Debug)]
 pub struct Workers {
     root: PathBuf,
     _settings: Settings,
 }
 
-/// Whose code it is: the symbols of it as kallsyms has them.
+/// The code, which is found by its symbols in kallsyms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Code {
-    /// Of a module, by its name.
+    /// The code of a module, by its name.
     Module(&'static str),
-    /// Of the kernel crate: everything about DRM and dma-buf.
+    /// The code of the kernel crate for DRM and dma-buf.
     Layers,
 }
 
 impl Code {
-    /// The address of its first function, and the one behind its last.
+    /// The addresses from its first function to the end of its last one.
     fn range(self) -> Option<(u64, u64)> {
         let text = fs::read_to_string("/proc/kallsyms").ok()?;
         let symbols: Vec<(u64, bool)> = text
@@ -328,7 +329,7 @@ impl Code {
 }
 
 impl Workers {
-    /// Lets each `interval`th of them fail, counted from where the last one who counted ended.
+    /// Makes each `interval`th allocation fail. The count continues from the last use.
     ///
     /// # Errors
     ///
@@ -353,7 +354,7 @@ impl Workers {
             }
         }
         for thread in kernel_threads() {
-            // One that has ended needs none.
+            // Fails for a thread that has ended.
             let _ = settings.set(thread.join("make-it-fail"), "1");
         }
         Ok(Self {
@@ -362,12 +363,12 @@ impl Workers {
         })
     }
 
-    /// Lets this thread be one of them while it calls `op`. Returns what that does, and how many
+    /// Includes this thread while it calls `op`. Returns the result of `op`, and how many
     /// allocations have failed.
     ///
     /// # Errors
     ///
-    /// Fails the subtest if the thread cannot be made to fail.
+    /// Fails the subtest if the thread cannot be included.
     #[track_caller]
     pub fn with_me<R>(&self, op: impl FnOnce() -> R) -> Result<(R, u32), Stop> {
         let mut me = Settings::default();
@@ -390,15 +391,15 @@ impl Workers {
     }
 }
 
-/// The threads of the kernel, which are the children of the one with number 2: those that it makes
-/// later have what it has.
+/// The threads of the kernel, which are the children of the thread with the id 2. Threads that it
+/// makes later inherit its setting.
 fn kernel_threads() -> Vec<PathBuf> {
     let Ok(dir) = fs::read_dir("/proc") else {
         return Vec::new();
     };
     let is_one = |path: &Path| {
         let stat = fs::read_to_string(path.join("stat")).ok()?;
-        // The name, in brackets, may have anything in it.
+        // The name, in parentheses, may have any characters.
         let parent = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?;
         Some(parent == "2" || path.ends_with("2"))
     };
@@ -408,16 +409,16 @@ fn kernel_threads() -> Vec<PathBuf> {
         .collect()
 }
 
-/// What an operation must leave as it was.
+/// The usage that an operation must leave unchanged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
-    /// Unless the GPU has another driver.
+    /// [`None`] if the GPU has another driver.
     gpu: Option<Gpu>,
     system: u64,
     users: [Option<i64>; 4],
 }
 
-/// What vvram has.
+/// The usage of vvram.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Gpu {
     vram_free: u64,
@@ -441,7 +442,8 @@ impl Gpu {
         })
     }
 
-    /// Whether no more is used than before. What waited to be freed may be gone.
+    /// Whether no more is used than before. Less may be used, because of memory whose release was
+    /// pending.
     fn is_as(&self, before: &Self) -> bool {
         self.vram_free >= before.vram_free
             && self.buffers <= before.buffers
@@ -450,7 +452,7 @@ impl Gpu {
 }
 
 impl Snapshot {
-    /// Takes note.
+    /// Takes the current usage.
     ///
     /// # Errors
     ///
@@ -460,7 +462,7 @@ impl Snapshot {
         Ok(Self {
             gpu: if own { Some(Gpu::take()?) } else { None },
             system: {
-                // Each processor has changes of its own, until it is asked for them.
+                // Makes the kernel add up the counters of all processors.
                 let _ = std::fs::write("/proc/sys/vm/stat_refresh", "1");
                 meminfo("GPUActive").unwrap_or(0)
             },
@@ -468,7 +470,7 @@ impl Snapshot {
         })
     }
 
-    /// Waits until all is as at the time of this.
+    /// Waits until the usage is as in this snapshot.
     ///
     /// # Errors
     ///

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What /proc/<pid>/fdinfo says about an open file of the device.
+//! The keys of /proc/<pid>/fdinfo for an open file of the device.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,7 +12,7 @@ use crate::{Stop, SysError};
 #[derive(Clone, Debug)]
 pub struct FdInfo(BTreeMap<String, String>);
 
-/// A number of bytes with a unit.
+/// Parses a number of bytes with a unit.
 fn bytes(text: &str) -> Option<u64> {
     let mut words = text.split_whitespace();
     let number: u64 = words.next()?.parse().ok()?;
@@ -56,11 +56,11 @@ impl FdInfo {
         }
     }
 
-    /// The bytes that a key says.
+    /// The value of a key, in bytes.
     ///
     /// # Errors
     ///
-    /// Fails the subtest if it is not there, or says something else.
+    /// Fails the subtest if the key is missing, or its value cannot be parsed.
     #[track_caller]
     pub fn bytes(&self, key: &str) -> Result<u64, Stop> {
         let text = self.text(key)?;

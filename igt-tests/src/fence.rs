@@ -64,7 +64,7 @@ impl SyncObj {
         Ok(())
     }
 
-    /// A point of it, or with 0 its fence, as an argument of GEM_COPY.
+    /// A point of it, or its fence if the point is 0, as an argument of GEM_COPY.
     pub fn sync(&self, point: u64) -> VvramSync {
         VvramSync {
             handle: self.handle,
@@ -99,7 +99,7 @@ impl SyncObj {
     ///
     /// # Errors
     ///
-    /// Any error of the ioctl: `EINVAL` if the point is not there, `ETIME`.
+    /// Any error of the ioctl: `EINVAL` if there is no such point, `ETIME`.
     pub fn wait_point(&self, point: u64, timeout: i64) -> Result<(), SysError> {
         let (handles, points) = ([self.handle], [point]);
         let mut argument = DrmSyncobjTimelineWait {
@@ -157,14 +157,14 @@ impl Drop for SyncObj {
     }
 }
 
-/// A line of work that is done when the test says so.
+/// A timeline of fences that the test signals.
 #[derive(Debug)]
 pub struct Timeline {
     file: File,
 }
 
 impl Timeline {
-    /// Makes one.
+    /// Makes a timeline.
     ///
     /// # Errors
     ///

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What a benchmark measured: one figure in each line, `name value`.
+//! The figures that a benchmark has measured, one per line: `name value`.
 
 use std::fs;
 use std::process::ExitCode;
@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use crate::clock::Costs;
 use crate::Outcome;
 
-/// What the names of numbers of windows begin with.
+/// The prefix of the names of numbers of windows.
 const WINDOWS: &str = "windows.";
 
 /// The figures so far.
@@ -16,28 +16,28 @@ const WINDOWS: &str = "windows.";
 pub struct Figures(String);
 
 impl Figures {
-    /// Adds one.
+    /// Adds a figure.
     pub fn add(&mut self, name: &str, value: u64) {
         self.0 += &format!("{name} {value}\n");
     }
 
-    /// Adds the least, and how far the others are above it.
+    /// Adds the least cost, and by how much the others exceed it.
     pub fn costs(&mut self, name: &str, costs: &Costs) {
         self.add(name, costs.least());
         self.add(&format!("{name}.median"), costs.median());
         self.add(&format!("{name}.most"), costs.most());
     }
 
-    /// Says that the next so many windows ([`crate::window`]) are those of a figure.
+    /// Records that the next `count` windows ([`crate::window`]) belong to a figure.
     pub fn windows(&mut self, name: &str, count: usize) {
         self.add(&format!("{WINDOWS}{name}"), count as u64);
     }
 }
 
-/// A word on the command line, or none, and what it measures.
+/// A word on the command line, or an empty one, and the function that measures.
 type Measure = (&'static str, fn(&mut Figures) -> Outcome);
 
-/// Measures what the command line asks for: `--figures FILE [WORD]`.
+/// The main function of a benchmark, with the arguments `--figures FILE [WORD]`.
 pub fn main(measures: &[Measure]) -> ExitCode {
     let arguments: Vec<_> = std::env::args().skip(1).collect();
     let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
@@ -53,7 +53,7 @@ pub fn main(measures: &[Measure]) -> ExitCode {
     };
     let mut figures = Figures::default();
     let outcome = measure(&mut figures);
-    // Not before: output goes to the host, and takes as long as the host likes.
+    // Only at the end, because the time that output takes depends on the host.
     print!("{}", figures.0);
     if let Err(stop) = outcome {
         println!("{}", stop.text());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! dma-bufs of system memory, of exporters that know nothing of vvram.
+//! dma-bufs of system memory, from other exporters.
 
 use std::ffi::CStr;
 use std::fs::{File, OpenOptions};
@@ -14,7 +14,7 @@ use crate::rebind;
 use crate::uapi::{self, DrmModeCreateDumb, UdmabufCreate};
 use crate::{Stop, SysError};
 
-/// Who exports it.
+/// The exporter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The system heap.
@@ -28,7 +28,7 @@ pub enum Kind {
 /// All of them.
 pub const KINDS: [Kind; 3] = [Kind::Heap, Kind::Udmabuf, Kind::Vgem];
 
-/// A dma-buf, and what it needs to exist.
+/// A dma-buf, and the module that it needs.
 #[derive(Debug)]
 pub struct Foreign {
     /// The dma-buf.
@@ -41,7 +41,7 @@ pub struct Foreign {
 ///
 /// # Errors
 ///
-/// Fails the subtest if the exporter is missing, or says no.
+/// Fails the subtest if the exporter is missing, or fails.
 #[track_caller]
 pub fn make(kind: Kind, pages: usize) -> Result<Foreign, Stop> {
     let (buffer, vgem) = match kind {
@@ -146,7 +146,7 @@ impl Vgem {
             &mut argument,
             || "MODE_CREATE_DUMB of vgem".to_string(),
         )?;
-        // The handle goes with the file.
+        // The handle is closed with the file.
         prime_export(
             self.fd(),
             argument.handle,

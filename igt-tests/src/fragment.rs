@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Makes VRAM so ragged that the next object has to take many places at once.
+//! Fragments VRAM, so that the next object has several ranges.
 
 use crate::drm::{Drm, Gem};
 use crate::map::PAGE;
@@ -12,7 +12,7 @@ use crate::{Stop, SysError};
 pub struct Fragmented<'a> {
     /// The object.
     pub object: Gem<'a>,
-    /// Where it is.
+    /// The location of its pages.
     pub layout: Layout,
 }
 
@@ -29,8 +29,8 @@ fn fill<'a>(drm: &'a Drm, piece: u64, kept: &mut Vec<Gem<'a>>) -> Result<(), Sys
 /// Creates an object of `size` bytes over at least `ranges` non-adjacent
 /// ranges.
 ///
-/// VRAM is filled with pieces of one size, every other one is freed, and the
-/// object takes the holes. That they are apart is checked through the BAR.
+/// VRAM is filled with pieces of one size, every other one is freed, and the object takes the
+/// holes. The number of ranges is checked through the BAR.
 ///
 /// # Errors
 ///

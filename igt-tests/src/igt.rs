@@ -21,13 +21,13 @@ use crate::Outcome;
 pub const EXIT_SUCCESS: i32 = 0;
 /// Nothing could be tested.
 pub const EXIT_SKIP: i32 = 77;
-/// The command line makes no sense.
+/// The command line is invalid.
 pub const EXIT_INVALID: i32 = 79;
 /// Something failed.
 pub const EXIT_FAIL: i32 = 98;
 
-/// Longer than this, and a subtest hangs. igt_runner waits longer, so that the
-/// message gets out.
+/// The time after which a subtest counts as hung. igt_runner waits longer, so that the message is
+/// printed.
 const LIMIT: Duration = Duration::from_secs(50);
 
 /// One subtest.
@@ -35,14 +35,13 @@ const LIMIT: Duration = Duration::from_secs(50);
 pub struct Subtest {
     /// Its name.
     pub name: &'static str,
-    /// What it shows.
+    /// What it tests.
     pub about: &'static str,
     /// The test.
     pub run: fn() -> Outcome,
 }
 
-/// Declares the subtests of a program (name, what it shows, function) and its
-/// main function.
+/// Declares the subtests of a program (name, description, function) and its main function.
 #[macro_export]
 macro_rules! igt_main {
     ($($name:literal, $about:literal, $run:expr;)+) => {
@@ -54,14 +53,14 @@ macro_rules! igt_main {
     };
 }
 
-/// Prints a line where igt_runner and people look: on stdout and stderr.
+/// Prints a line on stdout and stderr, where igt_runner and people read it.
 fn both(line: &str) {
     let _ = writeln!(std::io::stdout(), "{line}");
     let _ = std::io::stdout().flush();
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
-/// Prints a line about what goes on. On stderr it would be a warning to igt_runner.
+/// Prints a line about the progress. On stderr it would be a warning for igt_runner.
 pub fn say(line: &str) {
     let _ = writeln!(std::io::stdout(), "{line}");
     let _ = std::io::stdout().flush();
@@ -86,8 +85,8 @@ fn matches(pattern: &[u8], name: &[u8]) -> bool {
     }
 }
 
-/// Whether a comma separated list of patterns chooses a name; a leading `!`
-/// takes it out again.
+/// Whether a comma separated list of patterns selects a name; a pattern with a leading `!` excludes
+/// names.
 fn chosen(list: &str, name: &str) -> bool {
     let mut chosen = list.starts_with('!');
     for pattern in list.split(',') {
@@ -193,7 +192,7 @@ fn run(program: &str, subtest: &Subtest, bound: &rebind::Bound) -> i32 {
     }
 }
 
-/// Runs what the command line asks for, and exits.
+/// Runs the subtests that the command line selects, and exits.
 pub fn main(subtests: &[Subtest]) -> ! {
     let mut arguments = std::env::args();
     let program = arguments.next().unwrap_or_default();
@@ -228,7 +227,7 @@ pub fn main(subtests: &[Subtest]) -> ! {
             },
         }
     }
-    // Not on stderr: anything there but the lines of subtests makes the runner warn.
+    // Not on stderr, because the runner warns about anything there but the lines of subtests.
     println!("{}", version());
     println!("seed {}", misc::seed());
     kernel_log(&format!("{program}: executing"));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Where the addresses that a device uses lead: through the page tables of its IOMMU, as debugfs
-//! shows them.
+//! Translation of the addresses that a device uses, through the page tables of its IOMMU, as
+//! debugfs shows them.
 
 use std::fs;
 use std::path::Path;
@@ -15,8 +15,8 @@ use crate::Stop;
 /// Bits of an entry that are an address.
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
-/// A mapping of one page, of whatever size: its address for the device and for the processor, and
-/// its length.
+/// A mapping of one page of any size: its address for the device and for the processor, and its
+/// length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Leaf {
     from: u64,
@@ -24,14 +24,14 @@ struct Leaf {
     len: u64,
 }
 
-/// What stands between a device and physical addresses.
+/// The translation between addresses of a device and physical addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// Nothing.
+    /// There is none.
     Straight,
-    /// An IOMMU of Intel, which the kernel shows the page tables of.
+    /// An IOMMU of Intel, whose page tables the kernel shows.
     Tables(Tables),
-    /// An IOMMU whose tables nobody shows: those of virtio-iommu are QEMU's.
+    /// An IOMMU whose page tables are not shown: those of virtio-iommu are in QEMU.
     Opaque,
 }
 
@@ -66,7 +66,7 @@ fn parse(text: &str) -> Option<Vec<Leaf>> {
 }
 
 impl Way {
-    /// That of a device, now.
+    /// Returns the current translation of a device.
     ///
     /// # Errors
     ///
@@ -92,11 +92,12 @@ impl Way {
         }
     }
 
-    /// Where addresses of the device lead, start and length, in their order; `None` if nobody knows.
+    /// Translates ranges of addresses of the device (start and length), in their order; `None` if
+    /// the page tables are not shown.
     ///
     /// # Errors
     ///
-    /// Names an address that leads nowhere.
+    /// Names an address that is not mapped.
     pub fn resolve(&self, ranges: &[(u64, u64)]) -> Result<Option<Vec<(u64, u64)>>, String> {
         match self {
             Self::Straight => Ok(Some(misc::coalesce(ranges.iter().copied()))),
@@ -129,11 +130,11 @@ impl Tables {
     }
 }
 
-/// Whether a range is memory of the processor, all of it.
+/// Whether all of a range is system memory.
 ///
 /// # Errors
 ///
-/// Fails the subtest if the kernel does not say what is where.
+/// Fails the subtest if /proc/iomem cannot be read.
 #[track_caller]
 pub fn is_ram((start, len): (u64, u64)) -> Result<bool, Stop> {
     const FILE: &str = "/proc/iomem";

@@ -15,29 +15,30 @@ use crate::uapi::{self, BarExport, BarExportRange};
 use crate::{Stop, SysError};
 
 const DRIVER: &str = "bar_export";
-/// The BAR of ivshmem that is memory.
+/// The BAR of ivshmem that shows the memory.
 pub const MEMORY: u32 = 2;
 
-/// The device with bar_export in place of its own driver, which has it back when this is dropped.
+/// The device, bound to bar_export in place of its own driver. The drop of this binds its driver
+/// again.
 #[derive(Debug)]
 pub struct Lent {
     gpu: Overridden,
-    // Dropped last: binds the driver from before.
+    // Dropped last; the drop binds the old driver again.
     _own: Unbound,
 }
 
 impl Lent {
-    /// Gives the device to bar_export.
+    /// Binds the device to bar_export.
     ///
     /// # Errors
     ///
-    /// Fails the subtest if the module is missing, or does not take the device.
+    /// Fails the subtest if the module is missing, or cannot be bound to the device.
     #[track_caller]
     pub fn new() -> Result<Self, Stop> {
         Self::of(&PciDevice::vvram()?)
     }
 
-    /// Gives any PCI device to bar_export.
+    /// Binds any PCI device to bar_export.
     ///
     /// # Errors
     ///
@@ -70,7 +71,7 @@ impl Lent {
         file.ok_or_else(|| Stop::fail(format_args!("there is no {}", self.path())))
     }
 
-    /// Opens the character device, which is there.
+    /// Opens the character device, which must exist.
     ///
     /// # Errors
     ///
@@ -86,13 +87,13 @@ impl Lent {
     }
 }
 
-/// Exports what an argument says, which need not make sense.
+/// Exports the ranges of an argument, which may be invalid.
 ///
 /// # Errors
 ///
 /// Any error of the ioctl.
 pub fn export_raw(lender: &File, argument: &mut BarExport) -> Result<DmaBuf, SysError> {
-    // Only made if there is something to tell: what it takes would be measured, too.
+    // The text is only made if there is an error, because its cost would be measured, too.
     let before = *argument;
     let fd = ioctl(
         lender.as_raw_fd(),
@@ -100,17 +101,17 @@ pub fn export_raw(lender: &File, argument: &mut BarExport) -> Result<DmaBuf, Sys
         argument,
         || format!("BAR_EXPORT_IOC_EXPORT({before:x?})"),
     )?;
-    // SAFETY: the ioctl returned a new file descriptor, which nobody else has.
+    // SAFETY: the ioctl returned a new file descriptor, which nothing else owns.
     Ok(DmaBuf::new(unsafe { OwnedFd::from_raw_fd(fd) }))
 }
 
-/// What the ioctl reads for ranges (offset and length).
+/// The array of the ioctl for ranges (offset and length).
 pub fn request(ranges: &[(u64, u64)]) -> Vec<BarExportRange> {
     let range = |&(offset, size)| BarExportRange { offset, size };
     ranges.iter().map(range).collect()
 }
 
-/// Exports what was made by [`request`] of a BAR as one buffer.
+/// Exports the ranges of a BAR in an array of [`request`] as one buffer.
 ///
 /// # Errors
 ///

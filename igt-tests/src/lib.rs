@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What the tests of vvram and edu_peer share.
+//! The common code of the tests.
 //!
-//! A test never passes because data happened to arrive: it asserts how the
-//! buffer is reached (the path), where it lives (the placement, read back
-//! through the PCI BAR) and the bytes.
+//! A test never passes only because data happened to arrive: it asserts how the importer reaches
+//! the buffer (the path), where the buffer is (the placement, checked through the PCI BAR) and the
+//! bytes.
 
 #[macro_use]
 mod check;

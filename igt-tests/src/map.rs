@@ -22,7 +22,8 @@ pub struct Map {
 // SAFETY: the mapping belongs to the value, whichever thread has it.
 unsafe impl Send for Map {}
 
-// SAFETY: words are accessed with volatile accesses, as others may change them at any time.
+// SAFETY: words are accessed with volatile accesses, because processes and devices may change them
+// at any time.
 unsafe impl Sync for Map {}
 
 impl Map {
@@ -44,7 +45,7 @@ impl Map {
         Self::with_flags(fd, offset, len, prot, libc::MAP_SHARED)
     }
 
-    /// Maps `len` bytes of zeroed memory that belong to no file.
+    /// Maps `len` bytes of zeroed, shared anonymous memory.
     ///
     /// # Errors
     ///
@@ -73,7 +74,7 @@ impl Map {
         Ok(page)
     }
 
-    /// Maps `len` bytes of zeroed memory that no other process gets to share.
+    /// Maps `len` bytes of zeroed, private anonymous memory.
     ///
     /// # Errors
     ///
@@ -94,8 +95,8 @@ impl Map {
         let base = map.base.as_ptr().cast::<u8>();
         let before = base.align_offset(align);
         std::mem::forget(map);
-        // SAFETY: what is before and behind the aligned part is of the mapping, which was just made
-        // and belongs to nothing any more.
+        // SAFETY: the parts before and behind the aligned part belong to the mapping, which was
+        // just made and which nothing refers to.
         unsafe {
             if before > 0 {
                 libc::munmap(base.cast(), before);
@@ -115,8 +116,8 @@ impl Map {
         self.base.as_ptr() as u64 + (page * PAGE) as u64
     }
 
-    /// Calls `f` with the address of some pages and their length, such as to change how they are
-    /// mapped.
+    /// Calls `f` with the address of some pages and their length, for example to change their
+    /// mapping.
     ///
     /// # Errors
     ///
@@ -141,8 +142,8 @@ impl Map {
     ///
     /// Any error of mprotect(2).
     pub fn protect(&self, pages: std::ops::Range<usize>, prot: i32) -> Result<(), SysError> {
-        // SAFETY: the pages are of the mapping; accesses to them fault as long as they may not be
-        // accessed, which is the caller's to avoid.
+        // SAFETY: the pages are of the mapping; the caller must not access them while their
+        // protection forbids it.
         self.with_pages("mprotect()", pages, |address, len| unsafe {
             libc::mprotect(address, len, prot)
         })
@@ -168,7 +169,8 @@ impl Map {
     pub fn moved(self) -> Result<Self, SysError> {
         let target = Self::private(self.len)?;
         let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-        // SAFETY: both mappings belong to the values, of which one is what is left.
+        // SAFETY: both ranges are mappings of this function: `self`, which is forgotten, and
+        // `target`, which is the result.
         let base = unsafe {
             libc::mremap(
                 self.base.as_ptr().cast(),
@@ -281,12 +283,13 @@ impl Map {
 
     /// Copies all of another mapping of the same size.
     ///
-    /// With the instruction that the kernel has for I/O memory on x86-64, so that
-    /// a count of instructions can be compared with the kernel's.
+    /// Uses the instruction that the kernel uses for I/O memory on x86-64, so that counts of
+    /// instructions can be compared.
     pub fn copy_from(&self, from: &Self) {
         assert_eq!(self.len, from.len, "mappings of different sizes");
-        // SAFETY: both mappings have that many bytes and live as long as both references. Others
-        // may change them, which the instruction does not mind.
+        // SAFETY: both mappings have that many bytes and live as long as both references. Other
+        // processes and devices may change the bytes meanwhile, which does no harm to the
+        // instruction.
         unsafe {
             std::arch::asm!(
                 "rep movsd",
@@ -339,7 +342,7 @@ impl Map {
         compare.finish()
     }
 
-    /// Gives up a page of memory: the next access gets one that is new.
+    /// Discards a page of memory: the next access gets a new one.
     ///
     /// # Errors
     ///
@@ -374,7 +377,7 @@ impl Map {
     pub fn refill(&self, page: usize) -> Result<(), SysError> {
         let prot = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
-        // SAFETY: as above: the new memory takes the place of what is inside the mapping.
+        // SAFETY: as above: the new memory replaces a page inside of the mapping.
         let base = unsafe { libc::mmap(self.page(page), PAGE, prot, flags, -1, 0) };
         if base == libc::MAP_FAILED {
             return Err(SysError::last("mmap(MAP_FIXED)"));

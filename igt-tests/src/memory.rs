@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Memory of processes that the peer uses by its addresses.
+//! Memory of processes that the peer accesses by its addresses.
 
 use std::fs;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -21,7 +21,7 @@ use crate::uapi::{
 };
 use crate::{Outcome, Stop, SysError};
 
-/// What a transfer came to: how many bytes it moved, and its error.
+/// The result of a transfer: how many bytes it has moved, and its error.
 pub type Moved = (u64, Result<(), SysError>);
 
 impl Peer {
@@ -79,7 +79,7 @@ impl Peer {
         (argument.length, result.map(drop))
     }
 
-    /// Lets the device read from registered memory; what was moved may be less than all.
+    /// Makes the device read from registered memory; it may move fewer bytes than requested.
     pub fn memory_try_read(&self, offset: u64, data: &mut [u8]) -> Moved {
         let mut argument = EduPeerTransfer {
             offset,
@@ -92,8 +92,8 @@ impl Peer {
         unsafe { self.memory_transfer_raw(&mut argument) }
     }
 
-    /// Lets the device write to registered memory, which is accessed as a [`Map`]; what was moved
-    /// may be less than all.
+    /// Makes the device write to registered memory, which is accessed as a [`Map`]; it may move
+    /// fewer bytes than requested.
     pub fn memory_try_write(&self, offset: u64, data: &[u8]) -> Moved {
         let mut argument = EduPeerTransfer {
             offset,
@@ -150,7 +150,7 @@ impl Peer {
         Ok(())
     }
 
-    /// Times what finds some pages, from the first one on.
+    /// Times the page faults of the first `pages` pages.
     ///
     /// # Errors
     ///
@@ -205,7 +205,7 @@ pub fn ended(what: &str, (moved, result): Moved, pages: usize, errno: i32) -> Ou
     Ok(())
 }
 
-/// Lets the device read pages of registered memory, and compares them with a pattern.
+/// Makes the device read pages of registered memory, and compares them with a pattern.
 ///
 /// # Errors
 ///
@@ -223,11 +223,11 @@ pub fn reads(peer: &Peer, pattern: Pattern, pages: &[usize]) -> Outcome {
     Ok(())
 }
 
-/// Lets the device write a pattern to pages of registered memory.
+/// Makes the device write a pattern to pages of registered memory.
 ///
 /// # Errors
 ///
-/// Fails the subtest if not all was moved, or any error of the transfer.
+/// Fails the subtest if not all bytes were moved, or any error of the transfer.
 #[track_caller]
 pub fn writes(peer: &Peer, pattern: Pattern, pages: &[usize]) -> Outcome {
     for page in pages {
@@ -237,14 +237,14 @@ pub fn writes(peer: &Peer, pattern: Pattern, pages: &[usize]) -> Outcome {
     Ok(())
 }
 
-/// The bytes that a pattern has in some pages.
+/// The bytes of a pattern in some pages.
 pub fn bytes(pattern: Pattern, first: usize, count: usize) -> Vec<u8> {
     let mut data = vec![0; count * PAGE];
     pattern.fill(&mut data, (first * PAGE) as u64);
     data
 }
 
-/// How a page of the GPU's has to be reached.
+/// The expected kind of a page of the GPU.
 pub fn kind_of(expect: Expect) -> u32 {
     match expect {
         Expect::Bus => uapi::EDU_PEER_MEMORY_KIND_BUS,
@@ -253,12 +253,12 @@ pub fn kind_of(expect: Expect) -> u32 {
     }
 }
 
-/// Checks how the device reaches a page, and that the address it is given leads there: to system
-/// memory, or to the BAR of the GPU.
+/// Checks how the device reaches a page, and that its DMA address is in system memory, or in the
+/// BAR of the GPU.
 ///
 /// # Errors
 ///
-/// Fails the subtest if it is reached in another way, or elsewhere.
+/// Fails the subtest if the kind or the address is another one.
 #[track_caller]
 pub fn reached(peer: &Peer, page: usize, kind: u32) -> Outcome {
     let seen = peer.memory_page(page)?;
@@ -292,7 +292,7 @@ pub fn reached(peer: &Peer, page: usize, kind: u32) -> Outcome {
     Ok(())
 }
 
-/// A thread of this process that has the device move bytes.
+/// A thread of this process that makes the device move bytes.
 #[derive(Debug)]
 pub struct Mover(AtomicI32);
 
@@ -300,7 +300,7 @@ impl Mover {
     /// Whether the device moves a piece for the thread.
     pub fn is_moving(&self) -> bool {
         let path = format!("/proc/self/task/{}/stack", self.0.load(Ordering::Relaxed));
-        // The driver sleeps only while it waits for the engine that it has started.
+        // The driver sleeps there only while it waits for the engine that it has started.
         fs::read_to_string(path).is_ok_and(|stack| {
             stack.contains("edu_peer")
                 && ["msleep", "usleep_range"]
@@ -310,8 +310,8 @@ impl Mover {
     }
 }
 
-/// Runs a transfer in another thread, and `body` once the device moves the first piece of it.
-/// Returns what came of the transfer.
+/// Runs a transfer in another thread, and `body` once the device moves its first piece. Returns the
+/// result of the transfer.
 ///
 /// # Errors
 ///
@@ -350,16 +350,16 @@ pub fn during(
 /// How many pages of this process most tests register.
 pub const PAGES: usize = 4;
 
-/// Memory of this process that is registered, full of a pattern, and another pattern.
+/// Memory of this process that is registered and filled with a pattern, and another pattern.
 #[derive(Debug)]
 pub struct Setup {
-    /// The peer that has it.
+    /// The peer.
     pub peer: Peer,
     /// The memory.
     pub map: Map,
-    /// What it holds.
+    /// The pattern in the memory.
     pub a: Pattern,
-    /// The other one.
+    /// The other pattern.
     pub b: Pattern,
 }
 
@@ -400,13 +400,13 @@ impl Setup {
 
 /// A setup whose pages are in the memory of the GPU.
 ///
-/// It is test_hmm, which has the GPU in place of its own driver. Its own mirror of this process says
-/// where each page is, and how many pages it lost to page faults.
+/// test_hmm is bound to the GPU in place of vvram. Its mirror of this process tells where each page
+/// is, and how many pages have moved to system memory because of page faults.
 #[derive(Debug)]
 pub struct OnDevice<'a> {
     /// The setup.
     pub setup: &'a Setup,
-    /// What the GPU knows of this process.
+    /// The mirror of this process in test_hmm.
     pub mirror: &'a Mirror,
     /// How the peer reaches the GPU.
     pub expect: Expect,
@@ -432,11 +432,11 @@ impl OnDevice<'_> {
         self.mirror.check_places(&self.setup.map, on_device)
     }
 
-    /// Compares what the GPU has.
+    /// Compares the bytes in the memory of the GPU.
     ///
     /// # Errors
     ///
-    /// Fails the subtest if it differs.
+    /// Fails the subtest if they differ.
     #[track_caller]
     pub fn device_has(&self, pattern: Pattern, page: usize) -> Outcome {
         let all = self.mirror.read(&self.setup.map)?;

@@ -19,13 +19,13 @@ pub const DRIVER: &str = "mgpu";
 
 /// The aperture, in bytes.
 pub const PARAM_APERTURE_SIZE: u32 = 1;
-/// How much of it shows nothing.
+/// How much of the aperture no window uses.
 pub const PARAM_APERTURE_FREE: u32 = 7;
 /// Resets of the ring of the copy engine.
 pub const PARAM_RESETS: u32 = 8;
 /// Objects that have lost their content.
 pub const PARAM_LOSSES: u32 = 9;
-/// VRAM that nobody gets.
+/// VRAM that is not allocated before a reset.
 pub const PARAM_QUARANTINED: u32 = 10;
 /// System memory that the engines reach.
 pub const PARAM_DMA_MAPPED: u32 = 11;
@@ -38,7 +38,7 @@ pub const TIMEOUT: &str = "timeout_ms=700";
 
 /// The number of the ring of the copy engine.
 pub const COPY: u32 = 0;
-/// That of the compute engine.
+/// The number of the ring of the compute engine.
 pub const COMPUTE: u32 = 1;
 
 /// An error that the device makes on request.
@@ -54,11 +54,11 @@ pub enum Error {
     Early = 4,
     /// The next invalidation is not done.
     NoInvalidate = 5,
-    /// Each entry of the ring takes so many ms more.
+    /// Each entry of the ring takes so many ms longer.
     Slow = 6,
     /// The device is removed by surprise.
     Removed = 7,
-    /// The next operation goes on after so many ms.
+    /// The next operation is delayed by so many ms.
     Late = 8,
     /// Resets of the ring are not done.
     NoRingReset = 10,
@@ -74,7 +74,7 @@ pub struct Mgpu {
     /// The PCI device.
     pub pci: PciDevice,
     device: String,
-    /// What was reported when it was opened.
+    /// The number of reports when it was opened.
     reports: u64,
 }
 
@@ -97,7 +97,7 @@ impl Mgpu {
         Ok(this)
     }
 
-    /// Opens that of the first one.
+    /// Opens the render node of the first GPU.
     ///
     /// # Errors
     ///
@@ -110,7 +110,7 @@ impl Mgpu {
         }
     }
 
-    /// Opens those of the first two.
+    /// Opens the render nodes of the first two GPUs.
     ///
     /// # Errors
     ///
@@ -125,11 +125,11 @@ impl Mgpu {
         }
     }
 
-    /// What the driver shows in debugfs.
+    /// The files of the driver in debugfs.
     ///
     /// # Errors
     ///
-    /// Fails the subtest if there is nothing.
+    /// Fails the subtest if there are none.
     #[track_caller]
     pub fn debugfs(&self) -> Result<DebugFs, Stop> {
         DebugFs::open(&PciDevice::named(&self.device))
@@ -140,7 +140,7 @@ impl Mgpu {
         &self.device
     }
 
-    /// Asks for an error of the copy engine.
+    /// Requests an error of the copy engine.
     ///
     /// # Errors
     ///
@@ -150,7 +150,7 @@ impl Mgpu {
         self.inject_into(COPY, error, argument)
     }
 
-    /// Asks for an error of a ring.
+    /// Requests an error of a ring.
     ///
     /// # Errors
     ///
@@ -203,7 +203,7 @@ impl Mgpu {
         Ok(())
     }
 
-    /// Checks that whatever the driver did since the file was opened was right: for the end of a
+    /// Checks that the driver has broken no rule since the file was opened: for the end of a
     /// subtest.
     ///
     /// # Errors
@@ -221,14 +221,14 @@ impl Mgpu {
     }
 }
 
-/// The driver, with another timeout; as it was when this is dropped.
+/// The driver, loaded with another timeout. The drop of this loads it with the default again.
 ///
-/// Made first, so that it is dropped when nobody has a file of it any more.
+/// Must be made before files of the driver are opened, so that it is dropped after they are closed.
 #[derive(Debug)]
 pub struct Impatient(());
 
 impl Impatient {
-    /// Loads it anew. No file of it may be open.
+    /// Reloads the driver. No file of it may be open.
     ///
     /// # Errors
     ///
@@ -239,7 +239,7 @@ impl Impatient {
         Ok(Self(()))
     }
 
-    /// As [`Self::new`], with a timeout that no test lives to see.
+    /// As [`Self::new`], with a timeout that is longer than any test.
     ///
     /// # Errors
     ///
@@ -253,12 +253,12 @@ impl Impatient {
 
 impl Drop for Impatient {
     fn drop(&mut self) {
-        // If a file is still open the next subtest fails.
+        // If a file is still open, the next subtest fails.
         let _ = rebind::reload(DRIVER, &[]);
     }
 }
 
-/// Takes an auxiliary device from the DRM driver, or gives it back.
+/// Unbinds an auxiliary device from the DRM driver, or binds it.
 ///
 /// # Errors
 ///
@@ -282,8 +282,8 @@ pub fn holds(object: &Gem<'_>, pattern: crate::pattern::Pattern, what: &str) -> 
     Ok(())
 }
 
-/// Takes all of VRAM that is not pinned or kept: what may leave has to. Waits until all have left,
-/// and checks that what was taken is zero where it begins.
+/// Takes all of VRAM, so that all evictable objects are evicted. Waits until the evictions are
+/// done, and checks that the new objects begin with zeroes.
 ///
 /// # Errors
 ///
@@ -294,7 +294,7 @@ pub fn take_all(gpu: &Mgpu) -> Result<Vec<Gem<'_>>, Stop> {
     let word = drm.create_flags(PAGE as u64, uapi::CREATE_SYSTEM)?;
     let map = word.map()?;
     let mut taken = Vec::new();
-    // Pieces that have a window.
+    // The pieces are small enough to have a window.
     let mut size = gpu.aperture()? / 4;
     while size >= PAGE as u64 {
         match drm.create(size) {
@@ -306,15 +306,16 @@ pub fn take_all(gpu: &Mgpu) -> Result<Vec<Gem<'_>>, Stop> {
     drm.await_vram_free(0)?;
     for object in &taken {
         map.set(u64::MAX);
-        // Done when the object is cleared, which is after the move of who was there before.
+        // The copy is done when the object is cleared, which is after the eviction of the old
+        // owner.
         drm.copy((object, 0), (&word, 0), 8)?.finish()?;
         check_eq!(map.read(0), 0, "the first word of a new object");
     }
     Ok(taken)
 }
 
-/// Lets all of VRAM be in pieces of one page with others between them, and returns what is between
-/// them, and the rest.
+/// Fragments VRAM so that `pieces` single pages are free, and returns the objects that take the
+/// rest.
 ///
 /// # Errors
 ///
@@ -332,11 +333,11 @@ pub fn fragment(gpu: &Mgpu, pieces: usize) -> Result<Vec<Gem<'_>>, Stop> {
     Ok(kept)
 }
 
-/// The last GPU, as QEMU knows it, and where QEMU finds the sockets.
+/// The name of the last GPU in QEMU, and the directory of the sockets.
 const LAST: &str = "gpu-b";
 const SOCKETS: &str = "/build/sockets";
 
-/// Unplugs the last GPU, and plugs it in again; returns when it has the driver that it had.
+/// Unplugs the last GPU, and plugs it in again; returns when it is bound to `driver` again.
 ///
 /// # Errors
 ///
@@ -350,7 +351,7 @@ pub fn replug(pci: &PciDevice, driver: Option<&str>, limit: Duration) -> Outcome
     let socket = format!("\"socket\": {{\"type\": \"unix\", \"path\": \"{SOCKETS}/{LAST}.sock\"}}");
     monitor.plug("vfio-user-pci", LAST, &socket, &["d4", "rp4"])?;
     let back = misc::poll(limit, || {
-        // The kernel knows a device before it gives it addresses.
+        // The device appears in sysfs before its BARs have addresses.
         let placed = pci.exists() && pci.bar(0).is_ok_and(|(start, _)| start != 0);
         (placed && pci.driver().as_deref() == driver).then_some(())
     });

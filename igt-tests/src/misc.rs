@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use crate::scene::setting;
 use crate::{Outcome, SysError};
 
-/// How many times longer things may take here than on a kernel without KASAN: `VVRAM_SLOWER`.
+/// By which factor operations may take longer than on a kernel without KASAN: `VVRAM_SLOWER`.
 pub fn slower() -> u32 {
     static TIMES: OnceLock<u32> = OnceLock::new();
     *TIMES.get_or_init(|| {
@@ -21,7 +21,7 @@ pub fn slower() -> u32 {
     })
 }
 
-/// Asks until there is an answer or the time, times [`slower`], is up.
+/// Calls `ask` until it returns a value, or until the time, times [`slower`], is up.
 pub fn poll<T>(limit: Duration, mut ask: impl FnMut() -> Option<T>) -> Option<T> {
     let limit = limit * slower();
     let start = Instant::now();
@@ -36,7 +36,8 @@ pub fn poll<T>(limit: Duration, mut ask: impl FnMut() -> Option<T>) -> Option<T>
     }
 }
 
-/// Which of some poll(2) events of an fd hold, or come to hold within the time, times [`slower`].
+/// Returns which poll(2) events of a file descriptor are set, or become set within the time, times
+/// [`slower`].
 ///
 /// # Errors
 ///
@@ -55,8 +56,8 @@ pub fn poll_fd(fd: RawFd, events: i16, limit: Duration) -> Result<i16, SysError>
     Ok(poll.revents)
 }
 
-/// Runs something while the process can have no more file descriptors. No other thread may need
-/// one meanwhile.
+/// Runs a function while the process can get no more file descriptors. No other thread may need one
+/// meanwhile.
 pub fn without_fds<R>(run: impl FnOnce() -> R) -> R {
     let mut limit = libc::rlimit {
         rlim_cur: 0,
@@ -64,7 +65,7 @@ pub fn without_fds<R>(run: impl FnOnce() -> R) -> R {
     };
     // SAFETY: the kernel writes the limit.
     unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
-    // Those of the standard streams are in use.
+    // The file descriptors of the standard streams are in use.
     let low = libc::rlimit {
         rlim_cur: 3,
         ..limit
@@ -111,7 +112,7 @@ impl Lcg {
     }
 }
 
-/// The seed of all random numbers: `VVRAM_SEED`, or else one that the kernel made up.
+/// The seed of all random numbers: `VVRAM_SEED`, or a random number from the kernel.
 pub fn seed() -> u64 {
     static SEED: OnceLock<u64> = OnceLock::new();
     *SEED.get_or_init(|| {
@@ -137,8 +138,8 @@ pub fn has_kasan() -> bool {
     has_function("kasan_report")
 }
 
-/// Skips the subtest on a kernel with KASAN, which keeps what was freed for a while, or with
-/// kmemleak, which keeps its own object of it, and finds the leak itself.
+/// Skips the subtest on a kernel with KASAN, which keeps freed memory in quarantine, or with
+/// kmemleak, which allocates an object for each allocation, and finds leaks itself.
 ///
 /// # Errors
 ///
@@ -154,8 +155,7 @@ pub fn need_prompt_frees() -> Outcome {
     Ok(())
 }
 
-/// How many times more often than usual to repeat what may show more the longer it goes on:
-/// `VVRAM_SOAK`.
+/// The factor for the number of repetitions in long runs: `VVRAM_SOAK`.
 pub fn soak() -> u64 {
     static TIMES: OnceLock<u64> = OnceLock::new();
     *TIMES.get_or_init(|| {
@@ -164,12 +164,12 @@ pub fn soak() -> u64 {
     })
 }
 
-/// Where this process is in the numbers that the seed gives: a number of its own, and how many
-/// numbers it has taken.
+/// The position of this process in the random numbers: an origin of its own, and how many numbers
+/// it has taken.
 static ORIGIN: OnceLock<AtomicU64> = OnceLock::new();
 static TAKEN: AtomicU64 = AtomicU64::new(0);
 
-/// Makes one number of two, such that each bit of both counts for all of it.
+/// Mixes two numbers, so that each bit of both affects all bits of the result.
 fn mix(a: u64, b: u64) -> u64 {
     let mut word = a;
     for more in [0, 0, b, 0, 0] {
@@ -181,31 +181,32 @@ fn mix(a: u64, b: u64) -> u64 {
     word ^ word >> 32
 }
 
-/// A name as a number.
+/// Hashes a name.
 fn named(name: &str) -> u64 {
     name.bytes().fold(1, |sum, byte| mix(sum, u64::from(byte)))
 }
 
-/// Programs that are no tests may run many times with one seed: each process has an origin of its
-/// own.
+/// Programs that are no tests may run many times with one seed, so each process has an origin of
+/// its own.
 fn origin() -> &'static AtomicU64 {
     ORIGIN.get_or_init(|| AtomicU64::new(mix(seed(), u64::from(std::process::id()))))
 }
 
-/// Takes all further numbers from the seed and the name of a subtest: it has the same ones in each
-/// run with this seed.
+/// Derives all further numbers from the seed and the name of a subtest, which gets the same numbers
+/// in each run with this seed.
 pub fn begin(program: &str, subtest: &str) {
     restart(mix(seed(), mix(named(program), named(subtest))));
 }
 
-/// Takes all further numbers from one number, as a child process does from one of its parent's.
+/// Derives all further numbers from one number, such as a child process from a number of its
+/// parent.
 pub fn restart(from: u64) {
     origin().store(from, Ordering::Relaxed);
     TAKEN.store(0, Ordering::Relaxed);
 }
 
-/// A random number that no other call gives, in this subtest, its children and other subtests: it
-/// tells the bytes of one place and time from those of others.
+/// A random number that differs from those of all other calls, in this subtest, its children and
+/// other subtests. Patterns that are made from it cannot be mistaken for each other.
 pub fn nonce() -> u64 {
     let taken = TAKEN.fetch_add(1, Ordering::Relaxed);
     mix(origin().load(Ordering::Relaxed), taken)
@@ -221,7 +222,7 @@ pub fn meminfo(key: &str) -> Option<u64> {
     line.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// Joins neighbours of a list of starts and lengths.
+/// Joins adjacent ranges of a list of starts and lengths.
 pub fn coalesce(ranges: impl Iterator<Item = (u64, u64)>) -> Vec<(u64, u64)> {
     let mut joined: Vec<(u64, u64)> = Vec::new();
     for (start, len) in ranges {
@@ -260,7 +261,7 @@ mod tests {
 
     #[test]
     fn numbers_come_from_seed_and_name() {
-        // One test, because all threads have one origin.
+        // One test, because all threads share one origin.
         let numbers = |subtest: &str| {
             begin("program", subtest);
             [nonce(), nonce(), nonce()]

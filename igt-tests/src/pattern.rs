@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Contents that depend on the position: a page that lands in the wrong place,
-//! or not at all, never looks right.
+//! Contents that depend on the position, so that a page at the wrong place, or a missing one, is
+//! always detected.
 
 use std::fmt;
 
@@ -16,9 +16,9 @@ pub struct Pattern {
 pub struct Mismatch {
     /// Offset in the buffer, in bytes.
     pub offset: u64,
-    /// What should be there.
+    /// The word that should be there.
     pub want: u64,
-    /// What is there.
+    /// The word that is there.
     pub seen: u64,
     /// Words (or bytes of an odd end) that differ.
     pub bad: u64,
@@ -60,7 +60,7 @@ impl Compare {
         }
     }
 
-    /// What was found.
+    /// Returns the result.
     ///
     /// # Errors
     ///
@@ -109,7 +109,7 @@ impl Pattern {
         (self.word(offset / 8) >> (8 * (offset % 8))) as u8
     }
 
-    /// Fills a slice that stands for the bytes from `offset` on.
+    /// Fills a slice with the bytes of the pattern from `offset` on.
     pub fn fill(self, data: &mut [u8], offset: u64) {
         if !offset.is_multiple_of(8) {
             for (at, byte) in (offset..).zip(data) {
@@ -128,7 +128,7 @@ impl Pattern {
         }
     }
 
-    /// Compares a slice that stands for the bytes from `offset` on.
+    /// Compares a slice with the bytes of the pattern from `offset` on.
     ///
     /// # Errors
     ///

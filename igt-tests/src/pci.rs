@@ -29,8 +29,8 @@ fn write_file(path: &Path, text: &str) -> Result<(), SysError> {
         .map_err(|error| SysError::io(format!("writing {text} to {}", path.display()), &error))
 }
 
-/// Hops between the ends of two routes. Each starts with a PCI root, which is
-/// not a hop; routes of different roots meet in the host.
+/// Hops between the ends of two routes. Each route starts with a PCI root, which is not a hop;
+/// routes of different roots meet in the host.
 fn hops(a: &[String], b: &[String]) -> i32 {
     let shared = a.iter().zip(b).take_while(|(x, y)| x == y).count().max(1);
     (a.len() + b.len() - 2 * shared) as i32
@@ -46,7 +46,7 @@ fn is_address(name: &str) -> bool {
     };
     let parts: Vec<_> = start.split(':').collect();
     match parts.as_slice() {
-        // Domains of host bridges that are no PCI host of the platform have five digits or more.
+        // Domains of virtual host bridges, such as that of VMD, have five digits or more.
         [domain, bus, slot] => {
             hex(domain, 4, 8) && hex(bus, 2, 2) && hex(slot, 2, 2) && hex(function, 1, 1)
         }
@@ -62,7 +62,7 @@ impl PciDevice {
         }
     }
 
-    /// The device that a path of sysfs leads to, or the closest one above it.
+    /// The device of a path in sysfs, or the closest one above it.
     pub fn above(path: &Path) -> Option<Self> {
         let path = fs::canonicalize(path).ok()?;
         path.ancestors().find_map(|folder| {
@@ -129,7 +129,7 @@ impl PciDevice {
         &self.name
     }
 
-    /// The address that the name stands for; all zero if it is no address.
+    /// The address in the name; all zero if the name is no address.
     pub fn address(&self) -> PeerAddress {
         let parts: Vec<_> = self.name.split([':', '.']).collect();
         let number = |text: &str| u32::from_str_radix(text, 16).ok();
@@ -175,7 +175,7 @@ impl PciDevice {
         u16::from_str_radix(text.trim().strip_prefix("0x")?, 16).ok()
     }
 
-    /// Its configuration space, as much as the kernel shows.
+    /// Its configuration space, as far as the kernel shows it.
     ///
     /// # Errors
     ///
@@ -195,7 +195,7 @@ impl PciDevice {
         Some(link.file_name()?.to_string_lossy().into_owned())
     }
 
-    /// Unbinds it from its driver; returns when the driver let go.
+    /// Unbinds it from its driver; returns when the unbind is done.
     ///
     /// # Errors
     ///
@@ -213,7 +213,7 @@ impl PciDevice {
         write_file(&Path::new(DRIVERS).join(driver).join("bind"), &self.name)
     }
 
-    /// Says which driver alone may have it; an empty name takes that back.
+    /// Sets the only driver that may be bound to it; an empty name permits all drivers again.
     ///
     /// # Errors
     ///
@@ -243,12 +243,12 @@ impl PciDevice {
         write_file(&self.path("power").join(file), text)
     }
 
-    /// Whether the kernel knows it.
+    /// Whether it exists in sysfs.
     pub fn exists(&self) -> bool {
         self.path("").exists()
     }
 
-    /// Takes it out of the kernel, as a hot-unplug does; returns when it is gone.
+    /// Removes it from the kernel, as a hot-unplug does; returns when it is gone.
     ///
     /// # Errors
     ///
@@ -261,7 +261,7 @@ impl PciDevice {
     ///
     /// # Errors
     ///
-    /// Any error of the write; ENOTTY if it cannot be reset without others.
+    /// Any error of the write; ENOTTY if it cannot be reset without other functions.
     pub fn reset(&self) -> Result<(), SysError> {
         let path = self.path("reset");
         if !path.exists() {
@@ -284,7 +284,7 @@ impl PciDevice {
         Self::above(fs::canonicalize(self.path("")).ok()?.parent()?)
     }
 
-    /// Where a capability is in the configuration space.
+    /// The offset of a capability in the configuration space.
     ///
     /// # Errors
     ///
@@ -307,8 +307,8 @@ impl PciDevice {
         Ok(at)
     }
 
-    /// Turns the slot below a port off, or on: what is in it is gone at once, or there, and nobody is
-    /// told.
+    /// Turns the power of the slot below a port off, or on. The device is gone at once, or there,
+    /// and the kernel is not notified.
     ///
     /// # Errors
     ///
@@ -360,8 +360,7 @@ impl PciDevice {
 
     /// Hops to another device: up to the bridge both share, and down again.
     ///
-    /// This is computed from sysfs, so that the exporter's own answer can be
-    /// compared with it.
+    /// This is computed from sysfs, so that the answer of the exporter can be compared with it.
     pub fn distance(&self, other: &Self) -> i32 {
         hops(&self.route(), &other.route())
     }
@@ -379,8 +378,8 @@ impl PciDevice {
     }
 }
 
-/// VRAM as the BAR shows it: where a buffer lives is read here, not asked of
-/// the driver.
+/// VRAM as the BAR shows it. Tests find the location of a buffer here, instead of asking the
+/// driver.
 #[derive(Debug)]
 pub struct Bar {
     map: Map,
@@ -392,7 +391,7 @@ impl Bar {
     ///
     /// # Errors
     ///
-    /// Fails the subtest if sysfs does not let us.
+    /// Fails the subtest if the file in sysfs cannot be mapped.
     #[track_caller]
     pub fn open(device: &PciDevice) -> Result<Self, Stop> {
         let (start, len) = device.bar(2)?;
@@ -427,12 +426,12 @@ impl Bar {
         self.map.len() as u64
     }
 
-    /// Whether it has all of a range of CPU addresses, start and length.
+    /// Whether a range of CPU addresses, start and length, is inside of the BAR.
     pub fn has(&self, (start, len): (u64, u64)) -> bool {
         self.start <= start && start + len <= self.start + self.len()
     }
 
-    /// Whether it has any of a range of CPU addresses, start and length.
+    /// Whether a range of CPU addresses, start and length, overlaps the BAR.
     pub fn touches(&self, (start, len): (u64, u64)) -> bool {
         start < self.start + self.len() && self.start < start + len
     }
@@ -456,7 +455,7 @@ impl Bar {
     ///
     /// # Errors
     ///
-    /// Fails the subtest if a page is nowhere in the BAR, so is not in VRAM.
+    /// Fails the subtest if a page is not in the BAR, and so not in VRAM.
     #[track_caller]
     pub fn locate(&self, buffer: &Map) -> Result<Layout, Stop> {
         let found = self.find(buffer);
@@ -472,10 +471,10 @@ impl Bar {
         })
     }
 
-    /// Looks for every page of a mapped buffer in the BAR; what is not there is not in VRAM.
+    /// Looks for every page of a mapped buffer in the BAR; a page that is not there is not in VRAM.
     ///
-    /// Two words at the start of every page are tagged through the buffer's
-    /// mapping, found in the BAR and put back.
+    /// Two words at the start of every page are overwritten with a tag through the mapping of the
+    /// buffer, searched in the BAR, and restored.
     pub fn find(&self, buffer: &Map) -> Vec<Option<u64>> {
         let nonce = misc::nonce() | 1;
         let tag = |page: usize| nonce.wrapping_add((page as u64) << 1);
@@ -506,7 +505,7 @@ impl Bar {
     }
 }
 
-/// Where the pages of a buffer are, as page numbers of the BAR.
+/// The location of the pages of a buffer, as page numbers of the BAR.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     pages: Vec<u64>,

@@ -20,18 +20,18 @@ use crate::{Stop, SysError};
 
 const PREFIX: &str = "edu-peer-";
 
-/// Which class of importer to be.
+/// The class of an importer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Without importer ops.
     Static,
-    /// Able to lose its mapping at any time.
+    /// Its mapping may be invalidated at any time.
     Dynamic,
-    /// Pinned for good, as most RDMA devices.
+    /// Pinned and not revocable, as most RDMA devices.
     Pinned,
     /// Pinned until revoked.
     Revocable,
-    /// Dynamic, without peer-to-peer memory.
+    /// As dynamic, but without peer-to-peer memory.
     NoP2p,
     /// The CPU in place of the device, without an attachment.
     Cpu,
@@ -50,7 +50,7 @@ impl Mode {
         }
     }
 
-    /// What GEM_ATTACHMENTS says about an importer of this class.
+    /// The flags of GEM_ATTACHMENTS for an importer of this class.
     pub fn attachment_flags(self) -> u32 {
         let dynamic = uapi::ATTACHMENT_DYNAMIC;
         let revocable = uapi::ATTACHMENT_REVOCABLE;
@@ -76,7 +76,7 @@ pub struct Peer {
     name: String,
 }
 
-/// The peers there are, by PCI name.
+/// The PCI names of all peers.
 pub fn names() -> Vec<String> {
     let Ok(dir) = fs::read_dir("/dev") else {
         return Vec::new();
@@ -90,7 +90,7 @@ pub fn names() -> Vec<String> {
     found
 }
 
-/// A scatter table with a mistake, or without one.
+/// Checks a scatter table by itself.
 pub fn check_table(table: &[EduPeerSegment], size: u64) -> Result<(), String> {
     if table.is_empty() {
         return Err("the scatter table is empty".to_string());
@@ -264,7 +264,7 @@ impl Peer {
         self.simple(uapi::EDU_PEER_IOC_MAP, "EDU_PEER_IOC_MAP")
     }
 
-    /// Pins if the mode asks for it, then maps.
+    /// Pins if the mode needs it, then maps.
     ///
     /// # Errors
     ///
@@ -319,8 +319,8 @@ impl Peer {
             direction,
             pad: 0,
         };
-        // SAFETY: both callers pass memory of this length; the one that lets
-        // the kernel write passes a mutable slice.
+        // SAFETY: both callers pass memory of this length; the caller for a read passes a mutable
+        // slice, which the kernel writes to.
         unsafe { self.transfer_raw(&mut argument)? };
         if argument.length != length {
             return Err(SysError::new(
@@ -334,11 +334,11 @@ impl Peer {
         Ok(())
     }
 
-    /// Lets the device read from the buffer.
+    /// Makes the device read from the buffer.
     ///
     /// # Errors
     ///
-    /// Any error of the ioctl, or a transfer that fell short.
+    /// Any error of the ioctl, or a transfer that has moved fewer bytes.
     pub fn read(&self, offset: u64, data: &mut [u8]) -> Result<(), SysError> {
         let length = data.len() as u64;
         self.transfer(
@@ -349,11 +349,11 @@ impl Peer {
         )
     }
 
-    /// Lets the device write to the buffer.
+    /// Makes the device write to the buffer.
     ///
     /// # Errors
     ///
-    /// Any error of the ioctl, or a transfer that fell short.
+    /// Any error of the ioctl, or a transfer that has moved fewer bytes.
     pub fn write(&self, offset: u64, data: &[u8]) -> Result<(), SysError> {
         let length = data.len() as u64;
         self.transfer(
@@ -364,7 +364,7 @@ impl Peer {
         )
     }
 
-    /// Starts to let the device read up to 64 KiB of the buffer.
+    /// Starts a read of up to 64 KiB of the buffer by the device.
     ///
     /// # Errors
     ///
@@ -373,7 +373,7 @@ impl Peer {
         self.submit(offset, 0, length, uapi::EDU_PEER_DIRECTION_READ)
     }
 
-    /// Starts to let the device write up to 64 KiB to the buffer.
+    /// Starts a write of up to 64 KiB to the buffer by the device.
     ///
     /// # Errors
     ///
@@ -397,7 +397,7 @@ impl Peer {
         Ok(())
     }
 
-    /// Waits for what was submitted, and returns how many bytes were moved.
+    /// Waits for the submitted transfer, and returns how many bytes were moved.
     ///
     /// # Errors
     ///

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Devices that QEMU takes out of the guest, and puts back.
+//! Devices that are unplugged from the guest, and plugged in again, through QEMU.
 
 use std::time::Duration;
 
@@ -9,14 +9,14 @@ use crate::pci::PciDevice;
 use crate::qmp::Monitor;
 use crate::{Need, Outcome, Stop};
 
-/// How long a device may take to go, and to come back.
+/// How long a device may take to be unplugged, and to be plugged in.
 pub const LIMIT: Duration = Duration::from_secs(25);
 
-/// A device, and how to make it come back.
+/// A device, with the data that is needed to plug it in again.
 #[derive(Debug)]
 pub struct Plug {
     device: PciDevice,
-    /// The size of its memory; the peer has none.
+    /// The size of its memory, [`None`] for the peer.
     memory: Option<u64>,
 }
 
@@ -30,7 +30,7 @@ impl Plug {
         Ok(Self { device, memory })
     }
 
-    /// The name that QEMU has for it.
+    /// Its name in QEMU.
     pub fn id(&self) -> &'static str {
         match self.memory {
             Some(_) => "gpu",
@@ -60,23 +60,23 @@ impl Plug {
         Self::new(PciDevice::edu()?, &PciDevice::vvram()?, None)
     }
 
-    /// What the kernel calls it.
+    /// The PCI device.
     pub fn device(&self) -> &PciDevice {
         &self.device
     }
 
-    /// Takes it out, and sees that it is gone from the guest and from QEMU.
+    /// Unplugs it, and checks that it is gone from the guest and from QEMU.
     ///
     /// # Errors
     ///
-    /// Fails the subtest if it does not go.
+    /// Fails the subtest if it is not unplugged in time.
     #[track_caller]
     pub fn out(&self, monitor: &mut Monitor) -> Outcome {
         monitor.unplug(self.id())?;
         self.gone(monitor)
     }
 
-    /// Waits until a device is gone that was asked for.
+    /// Waits until a device is gone whose unplug was requested.
     ///
     /// # Errors
     ///
@@ -96,7 +96,7 @@ impl Plug {
         Ok(())
     }
 
-    /// Takes it out by surprise: its driver is not told before it does not answer any more.
+    /// Removes it by surprise: its driver is not notified before the device stops to answer.
     ///
     /// # Errors
     ///
@@ -112,12 +112,12 @@ impl Plug {
         Ok(())
     }
 
-    /// Lets it appear again below its port after it has vanished and was removed, and waits for its
-    /// driver.
+    /// Makes it appear again below its port, after it has vanished and was removed, and waits for
+    /// its driver.
     ///
     /// # Errors
     ///
-    /// Fails the subtest if it does not come.
+    /// Fails the subtest if it does not appear.
     #[track_caller]
     pub fn appear(&self, port: &PciDevice) -> Outcome {
         port.turn_slot(true)?;
@@ -131,11 +131,11 @@ impl Plug {
         Ok(())
     }
 
-    /// Puts it back, and waits for its driver.
+    /// Plugs it in again, and waits for its driver.
     ///
     /// # Errors
     ///
-    /// Fails the subtest if it does not come.
+    /// Fails the subtest if it does not appear.
     #[track_caller]
     pub fn back(&self, monitor: &mut Monitor) -> Outcome {
         match self.memory {

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What the export policy promises, as rules for one or two importers.
+//! The export policy, as rules for one or two importers.
 //!
-//! Written from the documentation (Documentation/gpu/rust-peer-to-peer.rst) and
-//! not from the code, with which it has nothing in common but the names of the
-//! uAPI. It knows no sequence of calls: a rule says what a combination leads to.
+//! The rules come from the documentation (Documentation/gpu/rust-peer-to-peer.rst) and not from the
+//! code, with which they share only the names of the uAPI. They do not depend on the sequence of
+//! calls: a rule gives the result of a combination.
 
 use crate::peer::Mode;
 use crate::uapi;
 
-/// Where an object may live.
+/// Where an object may be placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Object {
-    /// In VRAM and nowhere else.
+    /// In VRAM only.
     Vram,
-    /// In system memory and nowhere else.
+    /// In system memory only.
     System,
     /// In either of them.
     Either,
@@ -42,7 +42,7 @@ impl Object {
         }
     }
 
-    /// Where a new one is, while there is room in VRAM.
+    /// The placement of a new object, while there is room in VRAM.
     pub fn home(self) -> u32 {
         match self {
             Self::System => uapi::PLACEMENT_SYSTEM,
@@ -72,7 +72,7 @@ pub fn importer_name(mode: Mode) -> &'static str {
     }
 }
 
-/// When the second importer comes.
+/// When the second importer attaches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     /// It attaches before the first one maps.
@@ -91,7 +91,7 @@ impl Order {
     }
 }
 
-/// What one importer gets.
+/// The path and the reason of one importer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gets {
     /// `PATH_*`
@@ -114,14 +114,14 @@ impl Gets {
     }
 }
 
-/// What a combination leads to.
+/// The result of a combination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Expected {
     /// Where the object is, `PLACEMENT_*`.
     pub placement: u32,
-    /// What the first importer has.
+    /// The result of the first importer.
     pub first: Gets,
-    /// What the second one has, if there is one.
+    /// The result of the second importer, if there is one.
     pub second: Option<Gets>,
 }
 
@@ -133,8 +133,8 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// Why an importer cannot access VRAM, whatever the object: it does not take
-    /// peer-to-peer memory, or there is no route. What it says of itself comes first.
+    /// The reason why an importer cannot access VRAM of any object: it does not take peer-to-peer
+    /// memory, or there is no route. The former comes first.
     fn obstacle(self, mode: Mode) -> Option<u32> {
         match (mode, self.route) {
             (Mode::Static | Mode::NoP2p | Mode::Cpu, _) => Some(uapi::REASON_NO_OPT_IN),
@@ -143,7 +143,7 @@ impl Rules {
         }
     }
 
-    /// Peer memory, which is only asked for where there is a route.
+    /// Peer-to-peer memory; only called if there is a route.
     fn peer(self) -> Gets {
         Gets {
             path: self.route.unwrap_or_default(),
@@ -157,7 +157,7 @@ impl Rules {
         matches!(mode, Mode::Static | Mode::Pinned | Mode::Revocable)
     }
 
-    /// What an importer has of an object that nobody else imports.
+    /// The result of an importer that is the only one of an object.
     pub fn alone(self, object: Object, mode: Mode) -> Expected {
         let (placement, first) = match (object, self.obstacle(mode)) {
             (Object::System, obstacle) => {
@@ -176,20 +176,21 @@ impl Rules {
         }
     }
 
-    /// What two importers have when both have mapped, or were refused.
+    /// The result of two importers, when both have mapped or were refused.
     pub fn both(self, object: Object, order: Order, first: Mode, second: Mode) -> Expected {
         let (one, other) = (self.alone(object, first), self.alone(object, second));
         let each_alone = Expected {
             second: Some(other.first),
             ..one
         };
-        // An object with one possible place does not depend on who else is there, and neither
-        // does one that both want in the same place.
+        // The other importer does not matter if the object has only one possible placement, or if
+        // both need the same placement.
         if one.placement == other.placement {
             return each_alone;
         }
-        // One wants VRAM, one system memory. An object that is held does not move: not for a peer,
-        // which is content with system memory, and not for one that needs system memory.
+        // One importer needs VRAM, the other one system memory. An object that the first importer
+        // keeps in its place does not move: a peer gets system memory, and an importer that needs
+        // system memory is refused.
         if order == Order::Late && Self::holds(first) {
             let elsewhere = uapi::REASON_PINNED_ELSEWHERE;
             let late = match one.placement {
@@ -201,7 +202,7 @@ impl Rules {
                 ..one
             };
         }
-        // Else it is in system memory for all.
+        // Otherwise the object is in system memory for both.
         let shared = |alone: Expected| match alone.placement {
             uapi::PLACEMENT_VRAM => Gets::system(uapi::REASON_OTHER_IMPORTER),
             _ => alone.first,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Runtime PM of a device, and the sleep of the system.
+//! Runtime PM of a device, and suspend of the system.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -14,16 +14,16 @@ use crate::scene::works;
 use crate::{Outcome, Stop, SysError};
 
 const LIMIT: Duration = Duration::from_secs(20);
-/// The delay that is set, in ms, and how long it has to be awake beyond that.
+/// The autosuspend delay that is set, in ms, and how much longer the device has to be awake.
 pub const DELAY: &str = "20";
 const AWAKE: Duration = Duration::from_millis(500);
 
-/// Lets a device be suspended; dropping it forbids that.
+/// Permits runtime suspend of a device until this is dropped.
 #[derive(Debug)]
 pub struct Auto<'a>(&'a PciDevice);
 
 impl<'a> Auto<'a> {
-    /// Lets it be suspended soon after its last use.
+    /// Permits that the device is suspended soon after its last use.
     ///
     /// # Errors
     ///
@@ -67,7 +67,7 @@ impl<'a> Auto<'a> {
         Ok(())
     }
 
-    /// Sees that it is not suspended.
+    /// Checks that it is not suspended.
     ///
     /// # Errors
     ///
@@ -90,11 +90,11 @@ impl<'a> Auto<'a> {
         Ok(self.0.power("runtime_active_time")?.parse().unwrap_or(0))
     }
 
-    /// Calls `f` on a suspended device, and sees that it was resumed for that.
+    /// Calls `f` while the device is suspended, and checks that this resumes the device.
     ///
     /// # Errors
     ///
-    /// Fails the subtest if it was not, and with what `f` fails.
+    /// Fails the subtest if it does not, and those of `f`.
     #[track_caller]
     pub fn woken_by(&self, what: &str, f: impl FnOnce() -> Outcome) -> Outcome {
         self.sleeps(&format!("before {what}"))?;
@@ -111,11 +111,11 @@ impl<'a> Auto<'a> {
         Ok(())
     }
 
-    /// Calls `f` on a suspended device, and sees that it was not resumed for that.
+    /// Calls `f` while the device is suspended, and checks that this does not resume the device.
     ///
     /// # Errors
     ///
-    /// Fails the subtest if it was, and with what `f` fails.
+    /// Fails the subtest if it does, and those of `f`.
     #[track_caller]
     pub fn sleeps_through(&self, what: &str, f: impl FnOnce() -> Outcome) -> Outcome {
         self.sleeps(&format!("before {what}"))?;
@@ -146,11 +146,12 @@ impl<'a> Auto<'a> {
     }
 }
 
-/// Runs a test with VRAM that loses its content when it is suspended, and without that afterwards.
+/// Loads the driver so that VRAM loses its content in a suspend, runs a test, and loads the driver
+/// without that again.
 ///
 /// # Errors
 ///
-/// Those of the test; skips it if vvram is no module.
+/// Those of the test; skips it if vvram is built into the kernel.
 #[track_caller]
 pub fn lossy(body: impl FnOnce() -> Outcome) -> Outcome {
     if module_users("vvram").is_none() {
@@ -176,7 +177,7 @@ fn contents(file: &File, name: &str) -> Result<String, SysError> {
     Ok(String::from_utf8_lossy(&text[..len]).trim().to_owned())
 }
 
-/// Suspends a device, and resumes it, as part of what this thread does.
+/// Suspends and resumes a device in this thread.
 #[derive(Debug)]
 pub struct Manual<'a> {
     control: File,
@@ -221,12 +222,13 @@ impl<'a> Manual<'a> {
         rewrite(&self.control, "control", text)
     }
 
-    /// With a delay of 0 it is suspended before the write returns, with a negative one resumed.
+    /// With a delay of 0 the device is suspended before the write returns, with a negative one it
+    /// is resumed.
     fn set_delay(&self, text: &str) -> Result<(), SysError> {
         rewrite(&self.delay, "autosuspend_delay_ms", text)
     }
 
-    /// Sees that the device is in this state.
+    /// Checks that the device is in a state.
     fn expect(&self, state: &str) -> Result<(), SysError> {
         match contents(&self.status, "runtime_status")?.as_str() {
             is if is == state => Ok(()),
@@ -241,21 +243,21 @@ impl<'a> Manual<'a> {
         }
     }
 
-    /// Suspends the device, unless somebody uses it.
+    /// Suspends the device, unless it is in use.
     ///
     /// # Errors
     ///
-    /// `EAGAIN` if it is not suspended, `EIO` if the PM core has given it up.
+    /// `EAGAIN` if it is not suspended, `EIO` if runtime PM of the device is in an error state.
     pub fn off(&self) -> Result<(), SysError> {
         self.set_delay("0")?;
         self.expect("suspended")
     }
 
-    /// Suspends the device as soon as nobody uses it.
+    /// Suspends the device as soon as it is not in use.
     ///
     /// # Errors
     ///
-    /// Fails the subtest if it cannot be, or if somebody goes on using it.
+    /// Fails the subtest if it cannot be suspended, or stays in use.
     #[track_caller]
     pub fn off_at_last(&self) -> Outcome {
         let mut last = Ok(());
@@ -284,7 +286,7 @@ impl<'a> Manual<'a> {
     ///
     /// # Errors
     ///
-    /// Fails the subtest if somebody goes on using it.
+    /// Fails the subtest if the device stays in use.
     #[track_caller]
     pub fn unused(&self) -> Outcome {
         let mut usage = String::new();
@@ -297,18 +299,17 @@ impl<'a> Manual<'a> {
         Ok(())
     }
 
-    /// Resumes the device, and says whether that worked. [`Manual::on`] or
-    /// [`Manual::undo_resume`] follows.
+    /// Tries to resume the device. [`Manual::on`] or [`Manual::undo_resume`] must follow.
     ///
     /// # Errors
     ///
-    /// `EAGAIN` if it is not resumed, `EIO` if the PM core has given it up.
+    /// `EAGAIN` if it is not resumed, `EIO` if runtime PM of the device is in an error state.
     pub fn resume(&self) -> Result<(), SysError> {
         self.set_control("on")?;
         self.expect("active")
     }
 
-    /// Lets [`Manual::resume`] be tried again.
+    /// Prepares for another [`Manual::resume`].
     ///
     /// # Errors
     ///
@@ -325,18 +326,19 @@ impl Drop for Manual<'_> {
     }
 }
 
-/// Lets the system sleep, up to where the platform would turn the power off, and wakes it.
+/// Suspends the system, up to the point where the platform would turn the power off, and resumes
+/// it.
 ///
 /// # Errors
 ///
-/// Fails the subtest if the system did not sleep.
+/// Fails the subtest if the system was not suspended.
 #[track_caller]
 pub fn system_sleep() -> Outcome {
     let write = |path: &str, text: &str| {
         fs::write(path, text)
             .map_err(|error| SysError::io(format!("writing {text} to {path}"), &error))
     };
-    // The file systems are those of the guest, and not what this is about.
+    // Syncing the file systems of the guest is not needed.
     write("/sys/power/sync_on_suspend", "0")?;
     // All devices are suspended, in all steps.
     write("/sys/power/pm_test", "platform")?;

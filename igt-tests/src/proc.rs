@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Child processes, how they end, and pipes to keep in step with them.
+//! Child processes, how they end, and pipes to synchronize with them.
 
 use std::fs;
 use std::io;
@@ -43,7 +43,7 @@ fn panic_text(payload: &(dyn std::any::Any + Send)) -> String {
 impl Child {
     /// Runs a function in a child process, which dies with this process.
     ///
-    /// The child exits with the status igt_runner knows for the outcome.
+    /// The child exits with the status of the outcome for igt_runner.
     ///
     /// # Errors
     ///
@@ -116,7 +116,7 @@ impl Child {
         misc::poll(limit, || self.ended())
     }
 
-    /// Expects it to end well.
+    /// Waits until it ends, and checks that it has succeeded.
     ///
     /// # Errors
     ///
@@ -181,7 +181,7 @@ impl Child {
         })
     }
 
-    /// Where in the kernel it is, for messages.
+    /// Its kernel stack, for messages.
     pub fn whereabouts(&self) -> String {
         let read = |file: &str| {
             fs::read_to_string(format!("/proc/{}/{file}", self.pid)).unwrap_or_default()
@@ -227,12 +227,12 @@ impl Steps {
         Ok(Self { read, write })
     }
 
-    /// Where steps are written to, for those who cannot call [`Steps::done`].
+    /// The file descriptor to which steps are written, for code that cannot call [`Steps::done`].
     pub fn write_fd(&self) -> RawFd {
         self.write.as_raw_fd()
     }
 
-    /// Says that a step is done.
+    /// Signals that a step is done.
     ///
     /// # Errors
     ///
@@ -246,7 +246,7 @@ impl Steps {
         Ok(())
     }
 
-    /// Whether a step of the other side is done that nobody has waited for.
+    /// Whether a step of the other side is done that was not waited for yet.
     ///
     /// # Errors
     ///
@@ -291,7 +291,7 @@ pub struct KernelLog {
 }
 
 impl KernelLog {
-    /// Starts to listen.
+    /// Begins to read the log.
     ///
     /// # Errors
     ///

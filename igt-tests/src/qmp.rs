@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! QEMU's monitor, which plugs devices in and out.
+//! The monitor of QEMU, which plugs and unplugs devices.
 
 use std::fs;
 use std::fs::{File, OpenOptions};
@@ -23,7 +23,7 @@ pub struct Monitor {
     number: u64,
 }
 
-/// A number that no command had before, as long as QEMU lives.
+/// A number that differs from those of all earlier commands to this QEMU.
 fn unique() -> u64 {
     static TAKEN: AtomicU64 = AtomicU64::new(0);
     u64::from(std::process::id()) << 20 | TAKEN.fetch_add(1, Ordering::Relaxed)
@@ -57,7 +57,7 @@ impl Monitor {
             seen: String::new(),
             number: unique(),
         };
-        // Fails unless it is the first command of all.
+        // Fails if it is not the first command of the connection.
         let _ = monitor.execute("qmp_capabilities", "{}")?;
         Ok(monitor)
     }
@@ -100,7 +100,7 @@ impl Monitor {
         }
     }
 
-    /// Asks the guest to give a device back.
+    /// Requests the unplug of a device.
     ///
     /// # Errors
     ///
@@ -113,7 +113,7 @@ impl Monitor {
         }
     }
 
-    /// Whether a device that was asked for is gone within the time.
+    /// Whether a device whose unplug was requested is gone within the time.
     ///
     /// # Errors
     ///
@@ -123,7 +123,7 @@ impl Monitor {
         Ok(self.line(&text, limit)?.is_some())
     }
 
-    /// Lets a disk move at most so many bytes in a second; 0 is no limit.
+    /// Limits a disk to a number of bytes per second; 0 is no limit.
     ///
     /// # Errors
     ///
@@ -139,7 +139,8 @@ impl Monitor {
         }
     }
 
-    /// Makes memory for a device, and returns its name. Memory that a device had is not used again.
+    /// Makes memory for a device, and returns its name. Memory of an earlier device is not used
+    /// again.
     ///
     /// # Errors
     ///
@@ -156,7 +157,7 @@ impl Monitor {
         }
     }
 
-    /// Plugs a device into the first of some buses that there is.
+    /// Plugs a device into the first of the given buses that exists.
     ///
     /// # Errors
     ///

@@ -39,9 +39,10 @@ pub fn copy_after(
     Ok(SyncFile::new(unsafe { OwnedFd::from_raw_fd(out[0].fd) }))
 }
 
-/// One client, that `open` opens, queues as many copies as it can. Between the submission of a copy of
-/// another client and its end `most` of them run at most: one in its turn, and those for which there
-/// is a place in the hardware meanwhile. There are never more than its queue has room for.
+/// One client, whose file `open` opens, queues as many copies as it can. Checks that between the
+/// submission and the end of a copy of another client at most `most` of them run: one in its turn,
+/// and one for each place in the hardware that becomes free meanwhile. Also checks that the client
+/// never has more copies than its queue has room for.
 ///
 /// # Errors
 ///
@@ -89,7 +90,7 @@ pub fn flood(open: impl Fn() -> Result<Drm, Stop>, most: usize) -> Outcome {
 
     let events = jobs.events()?;
     let context = |pid: u32| {
-        // The first ones are those that clear its objects.
+        // The first jobs clear the objects of the client.
         let last = events.iter().rfind(|event| event.is("submit", pid));
         last.map(|event| event.context)
     };
@@ -106,7 +107,8 @@ pub fn flood(open: impl Fn() -> Result<Drm, Stop>, most: usize) -> Outcome {
                 "done" => outstanding -= 1,
                 _ => runs = runs.map(|runs: usize| runs + 1),
             }
-            // One more is told of before the queue knows of the end of another.
+            // One more than that, because the event of a submission may come before that of the end
+            // of another copy.
             check!(
                 outstanding <= i64::from(COPIES_MAX) + 1,
                 "the flooder has {outstanding} copies"

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What an RDMA device moves between two registered buffers, every byte checked by the CPU.
+//! An RDMA device moves bytes between two registered buffers, and the CPU checks every byte.
 //!
-//! Both buffers are filled before each operation with bytes that no earlier one had. After it the
-//! target has to hold what was moved and nothing else that is new, and the source what it held.
+//! Before each operation both buffers are filled with new patterns. After it the target must have
+//! the bytes that were moved and be unchanged elsewhere, and the source must be unchanged.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
@@ -23,17 +23,17 @@ use crate::{Stop, SysError};
 
 /// Bytes of the longest message.
 const MESSAGE: u64 = 1 << 20;
-/// Bytes of one request where the time counts.
+/// Bytes of one request in measurements.
 const CHUNK: u64 = 64 << 10;
 /// Words that atomic operations change.
 const WORDS: u64 = 16;
-/// Access to a region whose pages are not pinned, but found when the device needs them.
+/// Access flag of a region whose pages are not pinned, but faulted in when the device accesses
+/// them.
 pub const ON_DEMAND: u32 = 1 << 6;
-/// How far from the ends of both parts some transfers are, at most.
+/// The largest distance of some transfers from the ends of both parts.
 const MARGIN: u64 = 256;
 
-/// Has new on-demand regions ask for the memory of peers, or not, which they do not when this is
-/// dropped.
+/// Sets whether new on-demand regions request peer-to-peer memory. The drop of this turns that off.
 #[derive(Debug)]
 pub struct OdpP2p(());
 
@@ -94,7 +94,7 @@ impl Op {
         }
     }
 
-    /// Whether it is atomic, which not every device has.
+    /// Whether it is atomic, which not every device supports.
     pub fn is_atomic(self) -> bool {
         matches!(self, Self::FetchAdd | Self::CompareSwap)
     }
@@ -103,17 +103,17 @@ impl Op {
 /// Bytes that were moved from one place to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Copied {
-    /// What the source holds, by its own offsets.
+    /// The pattern of the source.
     source: Pattern,
-    /// Where they are from, in bytes.
+    /// Their offset in the source.
     from: u64,
-    /// Where they are now.
+    /// Their offset in the target.
     to: u64,
-    /// How many.
+    /// How many bytes.
     len: u64,
 }
 
-/// What a buffer should hold.
+/// The expected content of a buffer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Model {
     base: Pattern,
@@ -131,7 +131,7 @@ impl Model {
         }
     }
 
-    /// `len` bytes from offset `from` of another pattern are at offset `to`.
+    /// Adds a copy of `len` bytes from offset `from` of another pattern to offset `to`.
     #[must_use]
     pub fn with_copy(mut self, source: Pattern, from: u64, to: u64, len: u64) -> Self {
         self.copied = Some(Copied {
@@ -143,7 +143,7 @@ impl Model {
         self
     }
 
-    /// The word at an index has a new value.
+    /// Sets the word at an index.
     pub fn set(&mut self, index: u64, value: u64) {
         self.words.insert(index, value);
     }
@@ -253,7 +253,7 @@ impl<'nic> Buffer<'nic> {
         &self.region
     }
 
-    /// CPU access to it, for dma-bufs to be used in [`Buffer::access`].
+    /// Its mapping for the CPU. For a dma-buf it must be used in [`Buffer::access`].
     pub fn map(&self) -> &Map {
         &self.map
     }
@@ -273,7 +273,8 @@ impl<'nic> Buffer<'nic> {
         self.map.is_empty()
     }
 
-    /// Lets the CPU access it: `DMA_BUF_SYNC_READ` or `DMA_BUF_SYNC_WRITE`, or both.
+    /// Calls `body` between the begin and the end of a CPU access, with `DMA_BUF_SYNC_READ` or
+    /// `DMA_BUF_SYNC_WRITE`, or both.
     ///
     /// # Errors
     ///
@@ -297,7 +298,7 @@ impl<'nic> Buffer<'nic> {
         self.access(READ | WRITE, |map| map.fill(pattern))
     }
 
-    /// Compares all of it with what it should hold, by the CPU.
+    /// Compares all of it with its expected content, by the CPU.
     ///
     /// # Errors
     ///
@@ -325,7 +326,7 @@ pub struct Part<'a> {
 }
 
 impl<'a> Part<'a> {
-    /// Some bytes of it, which have to be inside.
+    /// A part of a buffer, which must be inside of it.
     pub fn new(buffer: &'a Buffer<'a>, offset: u64, len: u64) -> Self {
         let end = offset.checked_add(len);
         assert!(
@@ -396,26 +397,26 @@ impl fmt::Display for Part<'_> {
     }
 }
 
-/// What went wrong.
+/// An error of an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Trouble {
-    /// The device did not do it.
+    /// The operation has failed.
     Failed {
-        /// The operation, and between which places.
+        /// The operation, with its source and target.
         what: String,
         /// How it failed.
         failure: Failure,
     },
-    /// The device did something else.
+    /// A buffer does not have the expected content.
     Wrong {
-        /// The operation, and between which places.
+        /// The operation, with its source and target.
         what: String,
-        /// Name of the buffer that holds something else.
+        /// Name of the buffer.
         buffer: String,
-        /// Where.
+        /// The first difference.
         mismatch: Box<Mismatch>,
     },
-    /// The CPU has no access.
+    /// The CPU cannot access a buffer.
     Access(SysError),
 }
 
@@ -452,9 +453,9 @@ fn words(offset: u64, len: u64) -> (u64, u64) {
     (first, end.saturating_sub(first))
 }
 
-/// What to move between parts of two lengths: offsets in both, and the length.
+/// The transfers between parts of two lengths: offsets in both, and the length.
 ///
-/// As much as there is, then most of it at odd places, then a few bytes.
+/// First the largest possible one, then most of that at odd offsets, then a few bytes.
 fn transfers(random: &mut Lcg, from: u64, to: u64) -> Vec<(u64, u64, u64)> {
     let most = from.min(to);
     let margin = MARGIN.min(most / 4);
@@ -493,7 +494,7 @@ fn pieces(len: u64, piece: u64) -> impl Iterator<Item = (u64, u32)> + Clone {
     })
 }
 
-/// A connection, two parts, and what their buffers should hold.
+/// A connection, and two parts of buffers.
 struct Bench<'a> {
     pair: &'a Pair<'a>,
     op: Op,
@@ -569,7 +570,7 @@ impl Bench<'_> {
         let (source, target) = self.fill(random)?;
         let results = pick_words(random, self.from.words());
         let targets = pick_words(random, self.to.words());
-        // If it is one buffer, it has both changes.
+        // If both parts are of the same buffer, it has both changes.
         let mut models = vec![Model::new(target)];
         if !self.from.same_buffer(&self.to) {
             models.push(Model::new(source));
@@ -585,7 +586,7 @@ impl Bench<'_> {
                     self.pair.fetch_add(local, remote, operand),
                     old.wrapping_add(operand),
                 ),
-                // Every other one has a value that is not there.
+                // Every other one compares with a wrong value, so that it changes nothing.
                 _ if done % 2 == 1 => (self.pair.compare_swap(local, remote, !old, operand), old),
                 _ => (self.pair.compare_swap(local, remote, old, operand), operand),
             };
@@ -606,15 +607,16 @@ impl Bench<'_> {
 
 /// Does one operation between two parts, and checks every byte of both buffers.
 ///
-/// Write, read and send move as much as there is in both, then most of it at odd places, then a
-/// few bytes. The atomic operations change words of `to`, the old values go to `from`. The same
-/// seed gives the same bytes and places.
+/// Write, read and send first move as much as both parts have, then most of that at odd offsets,
+/// then a few bytes. The atomic operations change words of `to`, and the old values go to `from`.
+/// The same seed gives the same bytes and offsets.
 ///
 /// Returns the number of bytes that were moved or changed.
 ///
 /// # Errors
 ///
-/// Says what failed, or which byte is wrong. After a failure the pair is of no more use.
+/// Describes the failure, or the byte that is wrong. After a failure the pair cannot be used any
+/// more.
 pub fn exercise_op(
     pair: &Pair<'_>,
     op: Op,
@@ -651,7 +653,7 @@ pub fn exercise(pair: &Pair<'_>, from: Part<'_>, to: Part<'_>, seed: u64) -> Res
     Ok(moved)
 }
 
-/// Measures writes or reads, many on their way at once: bytes in a second.
+/// Measures writes or reads, many at once, in bytes per second.
 ///
 /// Moves them as [`many_at_once`] does.
 ///
@@ -670,11 +672,11 @@ pub fn bandwidth(
     Ok(moved as f64 / (end - start).as_secs_f64().max(1e-9))
 }
 
-/// Posts writes or reads, many on their way at once.
+/// Posts writes or reads, many at once.
 ///
-/// At least `least` bytes are moved, and as much as there is in both parts: returns how many, and
-/// what `now` returned before the first one was posted and after the last one was done. Both
-/// buffers are checked afterwards.
+/// Moves at least `least` bytes, and at least as much as both parts have. Returns how many bytes
+/// were moved, and the values of `now` before the first request was posted and after the last one
+/// was done. Both buffers are checked afterwards.
 ///
 /// # Errors
 ///

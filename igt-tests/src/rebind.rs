@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Takes a PCI device from its driver and gives it back, and reloads drivers.
+//! Unbinds PCI devices from their drivers and binds them again, and reloads drivers.
 
 use std::fs;
 use std::process::Command;
@@ -11,11 +11,11 @@ use crate::pci::PciDevice;
 use crate::proc::Child;
 use crate::{Outcome, Stop, SysError};
 
-/// Gives a device to a driver, unless the kernel is busy with it for too long.
+/// Binds a device to a driver, and waits while the kernel is busy with the device.
 ///
 /// # Errors
 ///
-/// Fails the subtest if the driver does not take it within 20 seconds.
+/// Fails the subtest if the driver is not bound within 20 seconds.
 fn bind(device: &PciDevice, driver: &str) -> Outcome {
     let mut child = Child::spawn(|| Ok(device.bind(driver)?))?;
     child.join(
@@ -24,14 +24,14 @@ fn bind(device: &PciDevice, driver: &str) -> Outcome {
     )
 }
 
-/// Which drivers the devices had when the program started.
+/// The drivers of the devices when the program started.
 #[derive(Debug)]
 pub struct Bound {
     devices: Vec<(PciDevice, String)>,
 }
 
 impl Bound {
-    /// Takes note.
+    /// Records the current drivers.
     pub fn now() -> Self {
         let devices = PciDevice::vvrams()
             .into_iter()
@@ -44,11 +44,11 @@ impl Bound {
         Self { devices }
     }
 
-    /// Binds what lost its driver since.
+    /// Binds the devices that have lost their driver since.
     ///
     /// # Errors
     ///
-    /// Says so if a subtest left a device without its driver.
+    /// Names the devices that a subtest has left without their driver.
     pub fn restore(&self) -> Result<(), String> {
         let mut lost = Vec::new();
         for (device, driver) in &self.devices {
@@ -97,7 +97,7 @@ impl Unbinding {
         })
     }
 
-    /// Waits until the driver has let go.
+    /// Waits until the unbind is done.
     ///
     /// # Errors
     ///
@@ -138,7 +138,7 @@ impl Unbound {
         Unbinding::start(device)?.finish(Duration::from_secs(20))
     }
 
-    /// Leaves it without a driver.
+    /// Leaves the device without a driver.
     pub fn keep(mut self) {
         self.bound = true;
     }
@@ -147,7 +147,7 @@ impl Unbound {
     ///
     /// # Errors
     ///
-    /// Fails the subtest if the driver does not take it.
+    /// Fails the subtest if the driver cannot be bound.
     #[track_caller]
     pub fn rebind(mut self) -> Outcome {
         self.bound = true;
@@ -163,7 +163,7 @@ impl Drop for Unbound {
     }
 }
 
-/// A device whose driver comes or goes, and that has it again when this is dropped.
+/// A device whose driver is bound or unbound. The drop of this binds the driver again.
 #[derive(Debug)]
 pub struct Probe {
     device: PciDevice,
@@ -173,7 +173,7 @@ pub struct Probe {
 }
 
 impl Probe {
-    /// A device that this driver has, or is to have.
+    /// A device that is bound to this driver, or will be.
     pub fn new(device: &PciDevice, driver: &'static str) -> Self {
         Self {
             device: device.clone(),
@@ -182,7 +182,7 @@ impl Probe {
         }
     }
 
-    /// Gives the device to the driver, unless that was done.
+    /// Binds the device to the driver, unless that was done.
     ///
     /// # Errors
     ///
@@ -194,7 +194,7 @@ impl Probe {
         Ok(())
     }
 
-    /// Takes the device from the driver, unless that was done.
+    /// Unbinds the device from the driver, unless that was done.
     ///
     /// # Errors
     ///
@@ -206,7 +206,7 @@ impl Probe {
         Ok(())
     }
 
-    /// Whether a driver has the device.
+    /// Whether a driver is bound to the device.
     pub fn is_bound(&self) -> bool {
         self.device.driver().is_some()
     }
@@ -214,8 +214,8 @@ impl Probe {
 
 impl Drop for Probe {
     fn drop(&mut self) {
-        // A probe goes on without what it has no memory for in debugfs, and a core driver without
-        // its DRM driver.
+        // A probe succeeds if files in debugfs fail for want of memory, and that of a core driver
+        // also if its DRM driver fails.
         if self.is_bound() {
             let _ = self.device.unbind(self.driver);
         }
@@ -223,7 +223,7 @@ impl Drop for Probe {
     }
 }
 
-/// A device that is given to a driver by name, and taken from it when this is dropped.
+/// A device that is bound to a driver by driver_override. The drop of this unbinds it.
 #[derive(Debug)]
 pub struct Overridden {
     device: PciDevice,
@@ -231,7 +231,7 @@ pub struct Overridden {
 }
 
 impl Overridden {
-    /// Gives a device without a driver to one.
+    /// Binds a device that has no driver to one.
     ///
     /// # Errors
     ///

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What a route between two PCI devices follows from, as sysfs has it.
+//! The facts about a route between two PCI devices, derived from sysfs.
 //!
-//! The rules are those of PCI and of the documentation of the kernel. Bridges are
-//! found by the paths of sysfs, redirections are read from configuration space
-//! and the processor from /proc/cpuinfo, so that what the exporter tells can be
-//! compared with it.
+//! The rules come from the specification of PCI and the documentation of the kernel. Bridges are
+//! found by the paths in sysfs, redirections are read from configuration space and the processor
+//! from /proc/cpuinfo, so that the answer of the exporter can be compared with them.
 
 use std::fs;
 
@@ -16,7 +15,7 @@ use crate::Stop;
 
 /// Where extended capabilities begin in configuration space.
 const EXTENDED: usize = 0x100;
-/// The capability ACS, and where its control register is.
+/// The capability ACS, and the offset of its control register.
 const ACS: u16 = 0x0d;
 const ACS_CTRL: usize = 6;
 /// Redirects requests, redirects completions, controls egress.
@@ -29,7 +28,7 @@ fn acs_control(config: &[u8]) -> Option<u16> {
         Some(u16::from_le_bytes([bytes[0], bytes[1]]))
     };
     let mut at = EXTENDED;
-    // The list has no more members than there is room for.
+    // Limited, because a broken list may have no end.
     for _ in 0..4096 / 8 {
         let (id, next) = (word(at)?, word(at + 2)? >> 4);
         if id == ACS {
@@ -49,7 +48,7 @@ fn redirects(port: &PciDevice) -> Result<u16, Stop> {
     Ok(acs_control(&port.config()?).unwrap_or(0) & REDIRECT)
 }
 
-/// Whether a processor forwards: AMD since Zen.
+/// Whether a processor forwards requests between host bridges: AMD since Zen.
 fn forwards(cpuinfo: &str) -> bool {
     let value = |key: &str| {
         let line = cpuinfo.lines().find(|line| line.starts_with(key))?;
@@ -59,14 +58,14 @@ fn forwards(cpuinfo: &str) -> bool {
     value("vendor_id") == Some("AuthenticAMD") && family.is_some_and(|family| family >= 0x17)
 }
 
-/// What PEER_QUERY has to say of the way from `gpu` to `importer`: everything
-/// but what was asked, with the path that the route has for a peer.
+/// The expected answer of PEER_QUERY for the route from `gpu` to `importer`: all output fields,
+/// with the path for an importer that takes peer-to-peer memory.
 ///
-/// Host bridges of the lab's machines are not on the kernel's list.
+/// The host bridges of the machines of the lab are not on the list of the kernel.
 ///
 /// # Errors
 ///
-/// Fails the subtest if sysfs does not tell.
+/// Fails the subtest if sysfs lacks something.
 #[track_caller]
 pub fn explained(gpu: &PciDevice, importer: &PciDevice) -> Result<PeerQuery, Stop> {
     let (down, up) = (importer.route(), gpu.route());
@@ -76,7 +75,7 @@ pub fn explained(gpu: &PciDevice, importer: &PciDevice) -> Result<PeerQuery, Sto
         path: uapi::PATH_PEER_BUS,
         ..Default::default()
     };
-    // The first of both is the root, which is no bridge.
+    // The first common element is the root, which is no bridge.
     if shared > 1 {
         want.route |= uapi::ROUTE_BRIDGE;
         want.bridge = PciDevice::named(&up[shared - 1]).address();
@@ -117,12 +116,12 @@ mod tests {
         let mut config = vec![0u8; 4096];
         assert_eq!(acs_control(&config), None);
         assert_eq!(acs_control(&config[..256]), None);
-        // Another capability comes first.
+        // Another capability comes before ACS.
         config[0x100..0x104].copy_from_slice(&[1, 0, 1, 0x15]);
         config[0x150..0x154].copy_from_slice(&[0x0d, 0, 1, 0]);
         config[0x156..0x158].copy_from_slice(&[0x1d, 0]);
         assert_eq!(acs_control(&config), Some(0x1d));
-        // A list without an end ends all the same.
+        // The search ends in a list without an end.
         config[0x150..0x154].copy_from_slice(&[2, 0, 1, 0x15]);
         assert_eq!(acs_control(&config), None);
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Exporter, peer and what is expected between them on this topology.
+//! The exporter, the peer, and the expected path between them on this topology.
 
 use std::env;
 use std::fs;
@@ -16,7 +16,7 @@ use crate::uapi;
 use crate::uapi::EduPeerSegment;
 use crate::{Need, Outcome, Stop, SysError};
 
-/// What the kernel has to decide on this topology.
+/// The expected decision of the kernel on this topology.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expect {
     /// Peer to peer by bus address.
@@ -27,7 +27,7 @@ pub enum Expect {
     Refused,
 }
 
-/// A value of the environment, or else of the kernel command line.
+/// The value of a variable in the environment, or else in the kernel command line.
 pub fn setting(variable: &str) -> Option<String> {
     if let Ok(value) = env::var(variable) {
         return Some(value);
@@ -45,7 +45,7 @@ impl Expect {
     ///
     /// # Errors
     ///
-    /// Fails the subtest if it does not say what to expect.
+    /// Fails the subtest if it has no valid value.
     #[track_caller]
     pub fn get() -> Result<Self, Stop> {
         match setting("VVRAM_EXPECT").as_deref() {
@@ -71,7 +71,7 @@ impl Expect {
         Ok(())
     }
 
-    /// Hops between two devices, as sysfs has them; -1 without a route.
+    /// Hops between two devices, computed from sysfs; -1 without a route.
     pub fn distance(self, gpu: &PciDevice, importer: &PciDevice) -> i32 {
         match self {
             Self::Refused => -1,
@@ -89,20 +89,20 @@ impl Expect {
     }
 }
 
-/// Everything a peer-to-peer test works with.
+/// The devices of a peer-to-peer test.
 #[derive(Debug)]
 pub struct Scene {
     /// The exporter.
     pub drm: Drm,
     /// The importer.
     pub peer: Peer,
-    /// VRAM from outside.
+    /// VRAM as its BAR shows it.
     pub bar: Bar,
     /// The exporting device.
     pub gpu: PciDevice,
     /// The importing device.
     pub edu: PciDevice,
-    /// What has to happen between them.
+    /// The expected path between them.
     pub expect: Expect,
 }
 
@@ -142,7 +142,7 @@ impl Scene {
         self.expect.distance(&self.gpu, &self.edu)
     }
 
-    /// Whether the peer's addresses go through an IOMMU on the way.
+    /// Whether an IOMMU translates the addresses of the peer.
     pub fn translated(&self) -> bool {
         self.expect == Expect::HostBridge && self.edu.translated()
     }
@@ -151,7 +151,7 @@ impl Scene {
     ///
     /// # Errors
     ///
-    /// Fails the subtest if the entry says anything else.
+    /// Fails the subtest if the entry differs.
     #[track_caller]
     pub fn check_entry(
         &self,
@@ -186,11 +186,11 @@ impl Scene {
         )))
     }
 
-    /// Checks that a buffer has exactly one attachment, and which.
+    /// Checks that a buffer has exactly one attachment, that of this importer.
     ///
     /// # Errors
     ///
-    /// Fails the subtest if GEM_ATTACHMENTS says anything else.
+    /// Fails the subtest if GEM_ATTACHMENTS lists anything else.
     #[track_caller]
     pub fn check_only(&self, object: &Gem<'_>, mode: Mode, pinned: bool, mapped: bool) -> Outcome {
         let list = object.attachments()?;
@@ -202,7 +202,7 @@ impl Scene {
         }
     }
 
-    /// Checks that a buffer has no attachments and saw no refusals.
+    /// Checks that a buffer has neither attachments nor refusals.
     ///
     /// # Errors
     ///
@@ -218,12 +218,11 @@ impl Scene {
         )))
     }
 
-    /// Checks that an attach was refused, and that the one refusal on record
-    /// says why.
+    /// Checks that an attach was refused, and that exactly one refusal with the reason is listed.
     ///
     /// # Errors
     ///
-    /// Fails the subtest if it went through, or was refused in another way.
+    /// Fails the subtest if it succeeded, or was refused in another way.
     #[track_caller]
     pub fn check_refused(
         &self,
@@ -251,13 +250,12 @@ impl Scene {
         )))
     }
 
-    /// Checks the scatter table of the peer's mapping against the places
-    /// where the buffer really is, and returns both.
+    /// Compares the scatter table of the mapping of the peer with the location of the buffer in the
+    /// BAR, and returns both.
     ///
     /// # Errors
     ///
-    /// Fails the subtest if the buffer is not in VRAM, or the table says
-    /// anything else.
+    /// Fails the subtest if the buffer is not in VRAM, or the table has other addresses.
     #[track_caller]
     pub fn check_table(
         &self,
@@ -273,7 +271,7 @@ impl Scene {
         Ok((table, layout))
     }
 
-    /// Checks the scatter table of the peer's mapping by itself.
+    /// Checks the scatter table of the mapping of the peer by itself.
     ///
     /// # Errors
     ///
@@ -295,13 +293,13 @@ impl Scene {
         Ok(())
     }
 
-    /// Where a scatter table of the peer leads, start and length, in CPU addresses; `None` behind an
-    /// IOMMU that does not say. Then all that can be said is that these are addresses of the IOMMU:
-    /// it gives none that PCI devices have.
+    /// Translates a scatter table of the peer to CPU addresses, start and length; `None` behind an
+    /// IOMMU whose page tables are not shown. In that case it only checks that the addresses are
+    /// IOVAs, which are never addresses of PCI devices.
     ///
     /// # Errors
     ///
-    /// Fails the subtest if it leads nowhere.
+    /// Fails the subtest if an address is not mapped.
     #[track_caller]
     pub fn places(&self, table: &[EduPeerSegment]) -> Result<Option<Vec<(u64, u64)>>, Stop> {
         match places(table, &self.bar, &Way::of(&self.edu)?) {
@@ -310,11 +308,11 @@ impl Scene {
         }
     }
 
-    /// Checks some pages of a buffer in VRAM itself, through the BAR.
+    /// Checks some pages of a buffer in VRAM, through the BAR.
     ///
     /// # Errors
     ///
-    /// Fails the subtest if VRAM holds anything else.
+    /// Fails the subtest if VRAM has other bytes.
     #[track_caller]
     pub fn check_vram(&self, layout: &Layout, pattern: Pattern, pages: &[usize]) -> Outcome {
         for page in pages {
@@ -334,7 +332,7 @@ impl Scene {
     }
 }
 
-/// Where a scatter table leads, see [`Scene::places`].
+/// Translates a scatter table, see [`Scene::places`].
 fn places(
     table: &[EduPeerSegment],
     bar: &Bar,
@@ -353,12 +351,12 @@ fn places(
 
 /// Compares a scatter table with a layout.
 ///
-/// Entries may be split, as the peer's segment limit asks for: what counts is
-/// where they lead, in which order. Behind an IOMMU that is one IOVA range.
+/// Entries may be split because of the segment limit of the peer; only their addresses and their
+/// order count. Behind an IOMMU the table is one range of IOVAs.
 ///
 /// # Errors
 ///
-/// Says what is wrong with it.
+/// Describes the error in the table.
 pub fn compare_table(
     table: &[EduPeerSegment],
     layout: &Layout,
@@ -387,11 +385,11 @@ pub fn compare_table(
     Ok(())
 }
 
-/// Checks that a peer's mapping leads to pages of the BAR.
+/// Checks that the mapping of a peer has the addresses of pages of the BAR.
 ///
 /// # Errors
 ///
-/// Fails the subtest if it leads elsewhere.
+/// Fails the subtest if it has other addresses.
 #[track_caller]
 pub fn leads_to(peer: &Peer, bar: &Bar, pages: &[u64]) -> Outcome {
     let size = (pages.len() * PAGE) as u64;
@@ -400,7 +398,7 @@ pub fn leads_to(peer: &Peer, bar: &Bar, pages: &[u64]) -> Outcome {
     compare_table(&peer.table()?, &layout, size, bar, &way).map_err(Stop::fail)
 }
 
-/// Lets the peer read pages and compares them with a pattern.
+/// Makes the peer read pages, and compares them with a pattern.
 ///
 /// # Errors
 ///
@@ -421,7 +419,7 @@ pub fn peer_reads(peer: &Peer, pattern: Pattern, pages: &[usize]) -> Outcome {
     Ok(())
 }
 
-/// Lets the peer write a pattern to pages.
+/// Makes the peer write a pattern to pages.
 ///
 /// # Errors
 ///
@@ -454,9 +452,9 @@ pub fn cpu_reads(map: &Map, pattern: Pattern, pages: &[usize]) -> Outcome {
     Ok(())
 }
 
-/// Takes all of VRAM that is not pinned or kept: what may leave has to.
+/// Takes all of VRAM that is free or can be freed, so that all evictable objects are evicted.
 ///
-/// Those who leave may still be on their way, see [`squeeze_idle`].
+/// The evictions may not be done when this returns, see [`squeeze_idle`].
 ///
 /// # Errors
 ///
@@ -475,8 +473,8 @@ pub fn squeeze(drm: &Drm) -> Result<Vec<Gem<'_>>, Stop> {
     Ok(taken)
 }
 
-/// As [`squeeze`], and waits until all have left: what was taken is idle, and free as soon as it is
-/// closed.
+/// As [`squeeze`], and waits until the evictions are done: the new objects are idle, so their VRAM
+/// is free as soon as they are closed.
 ///
 /// # Errors
 ///
@@ -486,7 +484,7 @@ pub fn squeeze_idle(drm: &Drm) -> Result<Vec<Gem<'_>>, Stop> {
     let taken = squeeze(drm)?;
     drm.await_vram_free(0)?;
     for object in &taken {
-        // Waits until the object is cleared, which is after the move of who was there before.
+        // Waits until the object is cleared, which is after the eviction of the old owner.
         check_eq!(object.map()?.read(0), 0, "the first word of a new object");
     }
     Ok(taken)
@@ -508,11 +506,11 @@ pub fn placed(object: &Gem<'_>, want: u32) -> Outcome {
     )))
 }
 
-/// Checks that a peer's mapping leads to system memory, all of it.
+/// Checks that all addresses of the mapping of a peer are in system memory.
 ///
 /// # Errors
 ///
-/// Fails the subtest if a part of it leads elsewhere.
+/// Fails the subtest if an address is not.
 #[track_caller]
 pub fn in_system_memory(scene: &Scene, peer: &Peer) -> Outcome {
     let table = peer.table()?;
@@ -527,12 +525,11 @@ pub fn in_system_memory(scene: &Scene, peer: &Peer) -> Outcome {
     Ok(())
 }
 
-/// Checks that a freshly opened exporter and peer do their job: after whatever
-/// happened before, everything has to work again.
+/// Checks that a newly opened exporter and peer work, whatever happened before.
 ///
 /// # Errors
 ///
-/// Fails the subtest if anything does not.
+/// Fails the subtest if they do not.
 #[track_caller]
 pub fn works() -> Outcome {
     let scene = Scene::open()?;
@@ -559,7 +556,7 @@ pub fn works() -> Outcome {
     scene.check_none(&shared.object)
 }
 
-/// Two patterns that no earlier run of a test has left behind in VRAM.
+/// Two new patterns, which no earlier test can have left behind in VRAM.
 pub fn patterns() -> (Pattern, Pattern) {
     let seed = misc::nonce();
     (Pattern::new(seed), Pattern::new(seed ^ 1))

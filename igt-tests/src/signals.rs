@@ -36,7 +36,8 @@ pub fn catch(told: &Steps, restart: bool) -> Result<(), SysError> {
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = handler as extern "C" fn(libc::c_int) as usize;
     action.sa_flags = if restart { libc::SA_RESTART } else { 0 };
-    // SAFETY: the action is valid, and its handler does what handlers may do.
+    // SAFETY: the action is valid, and its handler only makes calls that are safe in a signal
+    // handler.
     if unsafe { libc::sigaction(libc::SIGUSR1, &raw const action, ptr::null_mut()) } < 0 {
         return Err(SysError::last("sigaction(SIGUSR1)"));
     }
@@ -51,7 +52,7 @@ pub fn caught() -> u32 {
 /// Whether a child sleeps in a function of the kernel, in one of some states of /proc/PID/stat.
 pub fn sleeps_in(child: &Child, function: &str, states: &str) -> bool {
     let stack = fs::read_to_string(format!("/proc/{}/stack", child.pid())).unwrap_or_default();
-    // The state last: a child that is about to leave the function runs.
+    // The state is read last, because a child that is about to leave the function is running.
     stack.contains(function) && child.state().is_some_and(|state| states.contains(state))
 }
 
@@ -103,7 +104,7 @@ pub fn open_files() -> Vec<RawFd> {
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
         .collect();
     fds.sort_unstable();
-    // The last one was that of the directory itself.
+    // The file descriptor of the directory itself is closed by now.
     fds.retain(|fd| fs::read_link(format!("/proc/self/fd/{fd}")).is_ok());
     fds
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The driver that is split in two, avram, in place of vvram.
+//! avram, the driver that is split in two, in place of vvram.
 
 use std::fs;
 use std::fs::File;
@@ -23,9 +23,10 @@ use crate::{Stop, SysError};
 /// Name of the PCI driver, and of the DRM driver.
 pub const DRIVER: &str = "avram";
 
-/// The module, which takes any such device that has no driver; unloaded when this is dropped.
+/// The module, which binds to each such device that has no driver. It is unloaded when this is
+/// dropped.
 ///
-/// Made first, so that it is dropped when nobody has a file of it any more.
+/// Must be made before files of the driver are opened, so that it is dropped after they are closed.
 #[derive(Debug)]
 pub struct Module(());
 
@@ -57,7 +58,7 @@ impl Drop for Module {
     }
 }
 
-/// A device that avram has; vvram gets it back when this is dropped.
+/// A device that is bound to avram. The drop of this binds it to vvram again.
 #[derive(Debug)]
 pub struct Split {
     // Dropped in this order.
@@ -66,11 +67,11 @@ pub struct Split {
 }
 
 impl Split {
-    /// Takes a device from vvram and gives it to avram.
+    /// Unbinds a device from vvram, and binds it to avram.
     ///
     /// # Errors
     ///
-    /// Fails the subtest if a driver does not do what it should.
+    /// Fails the subtest if the unbind or the bind fails.
     #[track_caller]
     pub fn new(_module: &Module, gpu: &PciDevice) -> Result<Self, Stop> {
         let own = Unbound::new(gpu)?;
@@ -85,11 +86,11 @@ impl Split {
         self.overridden.device()
     }
 
-    /// Takes the device from the core driver, and gives it back to vvram.
+    /// Unbinds the device from the core driver, and binds it to vvram again.
     ///
     /// # Errors
     ///
-    /// Fails the subtest if vvram does not take it.
+    /// Fails the subtest if vvram cannot be bound.
     #[track_caller]
     pub fn undo(self) -> Result<(), Stop> {
         drop(self.overridden);
@@ -154,11 +155,11 @@ impl Card {
         self.file.as_raw_fd()
     }
 
-    /// What the driver shows in debugfs.
+    /// The files of the driver in debugfs.
     ///
     /// # Errors
     ///
-    /// Fails the subtest if there is nothing.
+    /// Fails the subtest if there are none.
     #[track_caller]
     pub fn debugfs(&self) -> Result<DebugFs, Stop> {
         DebugFs::open(&PciDevice::named(&self.device))
@@ -228,8 +229,8 @@ impl Card {
         Ok(entries)
     }
 
-    /// PEER_QUERY: what a device would get of an object, as an importer of the class that the
-    /// flags are of.
+    /// PEER_QUERY: the path that a device would get to an object, as an importer of the class of
+    /// the flags.
     ///
     /// # Errors
     ///
@@ -249,7 +250,7 @@ impl Card {
     }
 }
 
-/// Takes an auxiliary device from the DRM driver, or gives it back.
+/// Unbinds an auxiliary device from the DRM driver, or binds it.
 ///
 /// # Errors
 ///

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Memory of this process in VRAM, and how to see where it is.
+//! Memory of this process in VRAM, and the location of its pages.
 //!
-//! A page of a device has an entry in the page table that is not present, as one that is swapped
-//! out. The guests have no swap, so that `/proc/self/pagemap` tells exactly which pages are on a
-//! device, and looking does not move them.
+//! A device-private page has an entry in the page table that is not present, like a page that is
+//! swapped out. The guests have no swap, so `/proc/self/pagemap` tells exactly which pages are on a
+//! device, and reading it does not move them.
 
 use std::fs::File;
 use std::ops::Range;
@@ -23,7 +23,7 @@ const SWAPPED: u64 = 1 << 62;
 /// Where a page of a process is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// It was never touched.
+    /// It is not populated.
     Nowhere,
     /// In system memory.
     Ram,
@@ -31,7 +31,7 @@ pub enum Place {
     Device,
 }
 
-/// Where each page of a mapping is.
+/// The location of each page of a mapping.
 ///
 /// # Errors
 ///
@@ -78,7 +78,7 @@ pub fn check_places(map: &Map, on_device: impl Fn(usize) -> bool) -> Outcome {
     Ok(())
 }
 
-/// Fails unless some pages hold a pattern.
+/// Fails unless some pages have a pattern.
 ///
 /// # Errors
 ///
@@ -89,7 +89,7 @@ pub fn holds(who: &str, map: &Map, pattern: Pattern, pages: Range<usize>) -> Out
         .map_err(|mismatch| Stop::fail(format_args!("{who}: {mismatch}")))
 }
 
-/// Memory of this process that holds a pattern, at a multiple of 2 MiB.
+/// Memory of this process that is filled with a pattern, at a multiple of 2 MiB.
 ///
 /// # Errors
 ///
@@ -126,7 +126,7 @@ impl Drm {
         self.svm(uapi::VVRAM_SVM_MIGRATE, "SVM_MIGRATE", addr, size)
     }
 
-    /// Moves pages of a mapping to VRAM.
+    /// Migrates pages of a mapping to VRAM.
     ///
     /// # Errors
     ///
@@ -155,7 +155,7 @@ impl Drm {
         self.svm_evict_at(map.page_address(pages.start), size)
     }
 
-    /// How much VRAM memory of processes is in, in bytes.
+    /// How much VRAM holds memory of processes, in bytes.
     ///
     /// # Errors
     ///

@@ -51,7 +51,7 @@ impl Drop for Instance {
 pub struct Trace(Instance);
 
 impl Trace {
-    /// Makes one with all events of `drm_peer` on.
+    /// Makes a trace with all events of `drm_peer` enabled.
     ///
     /// # Errors
     ///
@@ -86,7 +86,7 @@ impl Trace {
     }
 
     /// The events of one object since the last call, as `name key=value...`, without the fields
-    /// `exporter` and `id`, which were looked at, and `size`, which has to be that of the object.
+    /// `exporter` and `id`, which select the events, and `size`, which is checked.
     ///
     /// # Errors
     ///
@@ -137,13 +137,13 @@ pub struct JobEvent {
 }
 
 impl JobEvent {
-    /// Whether it is such an event, with such a process running.
+    /// Whether it is an event of this name, while this process was running.
     pub fn is(&self, name: &str, pid: u32) -> bool {
         self.name == name && self.pid == pid
     }
 }
 
-/// Any event, and when it was.
+/// Any event, with its time.
 #[derive(Clone, Debug)]
 pub struct Moment {
     /// In ticks of the clock of the trace: microseconds, or those of the time stamp counter.
@@ -161,11 +161,11 @@ impl Moment {
     fn parse(line: &str) -> Option<Self> {
         let (task, rest) = line.split_once(" [")?;
         let mut parts = rest.splitn(3, ": ");
-        // In microseconds there is a dot in it.
+        // A time in microseconds has a decimal point.
         let time = parts.next()?.split_whitespace().last()?.replace('.', "");
         Some(Self {
             time: time.parse().ok()?,
-            // There may be a dash in the name.
+            // The name of a process may have a dash.
             pid: task.trim_end().rsplit('-').next()?.parse().ok()?,
             name: parts.next()?.to_string(),
             fields: parts.next()?.to_string(),
@@ -178,7 +178,7 @@ impl Moment {
 pub struct Jobs(Instance);
 
 impl Jobs {
-    /// Makes one.
+    /// Makes a trace.
     ///
     /// # Errors
     ///
@@ -186,7 +186,7 @@ impl Jobs {
     #[track_caller]
     pub fn new() -> Result<Self, Stop> {
         let trace = Instance::new("vvram-jobs")?;
-        // One order for all processors.
+        // So that the events of all processors are in one order.
         trace.write("trace_clock", "global")?;
         for event in ["submit", "run", "done"] {
             trace.write(&format!("events/drm_queue/drm_queue_{event}/enable"), "1")?;
@@ -194,7 +194,8 @@ impl Jobs {
         Ok(Self(trace))
     }
 
-    /// Makes one with doorbells, interrupts and fences, whose time is the time stamp counter.
+    /// Makes a trace that also has doorbells, interrupts and fences, and whose clock is the time
+    /// stamp counter.
     ///
     /// # Errors
     ///

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! The ioctls the tests use, mirrored from `include/uapi/drm/vvram_drm.h`,
-//! `include/uapi/drm/drm_peer.h`, `include/uapi/misc/edu_peer.h`, `drm.h`, `dma-buf.h` and `dma-heap.h`.
+//! `include/uapi/drm/drm_peer.h`, `include/uapi/misc/edu_peer.h`, `drm.h`, `dma-buf.h` and
+//! `dma-heap.h`.
 //!
-//! They are written out by hand on purpose: a program built against an older
-//! header must keep working, so a change of the ABI has to fail here.
+//! They are written by hand on purpose: a program that was built against an older header must keep
+//! working, so a change of the ABI has to fail here.
 
 use std::mem::size_of;
 
@@ -123,9 +124,9 @@ pub const DRM_IOCTL_GEM_OPEN: u64 = iowr::<DrmGemOpen>(DRM, 0x0b);
 pub const DRM_IOCTL_PRIME_HANDLE_TO_FD: u64 = iowr::<DrmPrimeHandle>(DRM, 0x2d);
 /// Imports a dma-buf.
 pub const DRM_IOCTL_PRIME_FD_TO_HANDLE: u64 = iowr::<DrmPrimeHandle>(DRM, 0x2e);
-/// Becomes the master of a card.
+/// Becomes the DRM master.
 pub const DRM_IOCTL_SET_MASTER: u64 = io(DRM, 0x1e);
-/// Ends that.
+/// Stops to be the master.
 pub const DRM_IOCTL_DROP_MASTER: u64 = io(DRM, 0x1f);
 /// Lets the master authenticate another client.
 pub const DRM_IOCTL_AUTH_MAGIC: u64 = iow::<u32>(DRM, 0x11);
@@ -138,7 +139,7 @@ pub const DRM_RDWR: u32 = libc::O_RDWR as u32;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct VvramGetparam {
-    /// Which one.
+    /// The parameter.
     pub param: u32,
     /// Zero.
     pub pad: u32,
@@ -156,17 +157,17 @@ pub const PARAM_PAGE_SIZE: u32 = 2;
 pub const PARAM_VRAM_FREE: u32 = 3;
 /// Pinned VRAM.
 pub const PARAM_VRAM_PINNED: u32 = 4;
-/// How much of it may be.
+/// How much VRAM may be pinned.
 pub const PARAM_VRAM_PIN_LIMIT: u32 = 5;
 /// How often the content of an object was moved.
 pub const PARAM_MOVES: u32 = 6;
-/// VRAM that memory of processes is in, in bytes.
+/// VRAM that holds memory of processes, in bytes.
 pub const PARAM_SVM_VRAM: u32 = 7;
 /// How many pages of processes were moved back.
 pub const PARAM_SVM_MOVED_BACK: u32 = 8;
 /// VRAM that direct I/O reaches.
 pub const PARAM_DIRECT_IO_SIZE: u32 = 9;
-/// VRAM that is unmapped while direct I/O is under way.
+/// VRAM that is not mapped any more, but that direct I/O still accesses.
 pub const PARAM_DIRECT_IO_BUSY: u32 = 10;
 
 /// `struct drm_avram_gem_create`
@@ -187,7 +188,7 @@ pub struct AvramGemCreate {
 pub struct VvramGemCreate {
     /// In and out, bytes.
     pub size: u64,
-    /// Where it may live.
+    /// Its placements.
     pub placements: u32,
     /// How it is exported.
     pub flags: u32,
@@ -198,7 +199,7 @@ pub struct VvramGemCreate {
 }
 
 impl VvramGemCreate {
-    /// Asks for an object that is what `CREATE_*` say.
+    /// An argument for an object with the flags `CREATE_*`.
     pub fn new(size: u64, what: u32) -> Self {
         Self {
             size,
@@ -209,11 +210,11 @@ impl VvramGemCreate {
     }
 }
 
-// What an object is in one number: the placements, and the flags in the upper half.
+// The properties of an object in one number: the placements, and the flags in the upper half.
 
-/// May be placed in VRAM; alone: never leaves it.
+/// May be placed in VRAM. Without `CREATE_SYSTEM` it never leaves VRAM.
 pub const CREATE_VRAM: u32 = 1 << 0;
-/// May be placed in system memory; alone: is never in VRAM.
+/// May be placed in system memory. Without `CREATE_VRAM` it is never in VRAM.
 pub const CREATE_SYSTEM: u32 = 1 << 1;
 /// Importers get it in VRAM or not at all.
 pub const CREATE_EXPORT_VRAM_OR_FAIL: u32 = 1 << 16;
@@ -235,11 +236,11 @@ pub struct VvramGemInfo {
     pub placement: u32,
     /// Bytes.
     pub size: u64,
-    /// Where it may live.
+    /// Its placements.
     pub placements: u32,
     /// How it is exported.
     pub flags: u32,
-    /// 1 if it does not move.
+    /// 1 if it is pinned.
     pub pinned: u32,
     /// Zero.
     pub pad: u32,
@@ -248,7 +249,7 @@ pub struct VvramGemInfo {
 }
 
 impl VvramGemInfo {
-    /// What it is, by `CREATE_*`.
+    /// Its properties, as `CREATE_*`.
     pub fn what(&self) -> u32 {
         self.placements | self.flags << 16
     }
@@ -266,7 +267,7 @@ pub struct VvramGemMmapOffset {
     pub offset: u64,
 }
 
-/// Stands for the buffer of another device.
+/// It is imported.
 pub const PLACEMENT_IMPORTED: u32 = 3;
 
 /// `struct drm_vvram_gem_import_info`
@@ -281,17 +282,17 @@ pub struct VvramGemImportInfo {
     pub reason: u32,
     /// Pieces of the mapping.
     pub segments: u32,
-    /// Times the device was told to let go.
+    /// How often the mapping was invalidated.
     pub invalidations: u64,
 }
 
-/// Nobody tells.
+/// The path is not known.
 pub const PATH_UNKNOWN: u32 = 0;
 /// Peer to peer by bus address.
 pub const PATH_PEER_BUS: u32 = 1;
 /// Peer to peer through the host bridge.
 pub const PATH_PEER_HOST_BRIDGE: u32 = 2;
-/// Served from system memory.
+/// System memory.
 pub const PATH_SYSTEM: u32 = 3;
 /// Refused.
 pub const PATH_REFUSED: u32 = 4;
@@ -312,13 +313,13 @@ pub const REASON_SUSPENDED: u32 = 5;
 pub const REASON_OTHER_IMPORTER: u32 = 6;
 /// No room in VRAM.
 pub const REASON_NO_VRAM: u32 = 7;
-/// Made to live in system memory.
+/// The object may only be in system memory.
 pub const REASON_SYSTEM_ONLY: u32 = 8;
 /// The importer cannot be revoked, and gets no VRAM because of that.
 pub const REASON_NOT_REVOCABLE: u32 = 9;
 /// The aperture is full.
 pub const REASON_NO_WINDOW: u32 = 10;
-/// Pinned where the importer does not reach it, or not as it could.
+/// Pinned where the importer cannot reach it, or in system memory for a peer.
 pub const REASON_PINNED_ELSEWHERE: u32 = 16;
 
 /// Pinned.
@@ -355,7 +356,7 @@ pub struct PeerAttachment {
     pub age: u64,
 }
 
-/// Size of the first version of that.
+/// Size of the first version of `struct drm_peer_attachment`.
 pub const ATTACHMENT_SIZE_VER0: u32 = 88;
 
 /// `struct drm_peer_attachments`
@@ -398,7 +399,7 @@ pub const ROUTE_ACS_REDIRECT: u32 = 1 << 1;
 pub const ROUTE_HOST: u32 = 1 << 2;
 /// The processor is known to forward.
 pub const ROUTE_HOST_CPU: u32 = 1 << 3;
-/// The host bridge is on the list of those that forward.
+/// The host bridge is on the list of host bridges that forward.
 pub const ROUTE_HOST_LISTED: u32 = 1 << 4;
 
 /// `struct drm_peer_query`
@@ -409,7 +410,7 @@ pub struct PeerQuery {
     pub handle: u32,
     /// `ATTACHMENT_DYNAMIC`, `ATTACHMENT_REVOCABLE`, `ATTACHMENT_PEER2PEER`.
     pub flags: u32,
-    /// Which device.
+    /// The importing device.
     pub importer: PeerAddress,
     /// Out, `PATH_*`.
     pub path: u32,
@@ -423,7 +424,7 @@ pub struct PeerQuery {
     pub bridge: PeerAddress,
     /// Out, the port that redirects.
     pub redirect: PeerAddress,
-    /// Out, its bits that do so.
+    /// Out, the bits by which it redirects.
     pub acs: u16,
     /// Out, vendor of the host bridge.
     pub host_vendor: u16,
@@ -464,13 +465,13 @@ pub struct VvramGemCopy {
     pub dst_offset: u64,
     /// Bytes.
     pub size: u64,
-    /// User pointer to what to wait for.
+    /// User pointer to the fences to wait for.
     pub in_syncs: u64,
-    /// User pointer to what to signal.
+    /// User pointer to the entries to signal.
     pub out_syncs: u64,
-    /// Entries of the first.
+    /// Entries of `in_syncs`.
     pub in_count: u32,
-    /// Entries of the second.
+    /// Entries of `out_syncs`.
     pub out_count: u32,
     /// Bytes from one entry to the next.
     pub sync_size: u32,
@@ -486,7 +487,7 @@ pub const VVRAM_PEER_QUERY: u64 = iowr::<PeerQuery>(DRM, DRM_COMMAND_BASE + 7);
 
 /// Size of an address space in bytes.
 pub const VM_SIZE: u64 = 1 << 26;
-/// Take away what is at the addresses.
+/// Unbind what is bound at the addresses.
 pub const VM_BIND_UNBIND: u32 = 1 << 0;
 
 /// `struct drm_vvram_vm_bind`
@@ -508,7 +509,7 @@ pub struct VvramVmBind {
 /// VM_BIND.
 pub const VVRAM_VM_BIND: u64 = iow::<VvramVmBind>(DRM, DRM_COMMAND_BASE + 8);
 
-/// Read by the page table as it is.
+/// Read through the page table as it is.
 pub const VM_READ_AS_IS: u32 = 1 << 0;
 
 /// `struct drm_vvram_vm_read`
@@ -519,7 +520,7 @@ pub struct VvramVmRead {
     pub addr: u64,
     /// Bytes.
     pub size: u64,
-    /// Where they go.
+    /// User pointer to the bytes.
     pub data: u64,
     /// `VM_READ_*`.
     pub flags: u32,
@@ -558,7 +559,7 @@ pub const EDU_PEER_MODE_STATIC: u32 = 0;
 pub const EDU_PEER_MODE_DYNAMIC: u32 = 1;
 /// No invalidate_mappings.
 pub const EDU_PEER_MODE_PINNED: u32 = 2;
-/// invalidate_mappings drops everything for good.
+/// invalidate_mappings revokes the buffer.
 pub const EDU_PEER_MODE_REVOCABLE: u32 = 3;
 /// Dynamic without allow_peer2peer.
 pub const EDU_PEER_MODE_NO_P2P: u32 = 4;
@@ -602,7 +603,7 @@ pub struct EduPeerTransfer {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EduPeerSegment {
-    /// Address the device was given.
+    /// DMA address.
     pub dma_address: u64,
     /// Bytes.
     pub length: u64,
@@ -628,7 +629,7 @@ pub const EDU_PEER_STATUS_MAPPED: u32 = 1 << 1;
 pub const EDU_PEER_STATUS_PINNED: u32 = 1 << 2;
 /// Revoked.
 pub const EDU_PEER_STATUS_REVOKED: u32 = 1 << 3;
-/// The mapping of the kernel is I/O memory.
+/// The vmap is I/O memory.
 pub const EDU_PEER_STATUS_IOMEM: u32 = 1 << 4;
 /// A transfer is under way.
 pub const EDU_PEER_STATUS_BUSY: u32 = 1 << 5;
@@ -660,11 +661,11 @@ pub struct EduPeerMeasure {
     pub rounds: u32,
     /// Zero.
     pub pad: u32,
-    /// Out, least time of a map and an unmap and a look at the clock, in ns.
+    /// Out, least time of a map and an unmap and one read of the clock, in ns.
     pub least: u64,
-    /// Out, the most.
+    /// Out, the longest time.
     pub most: u64,
-    /// Out, least time of a look at the clock.
+    /// Out, least time of a read of the clock.
     pub clock: u64,
 }
 
@@ -763,7 +764,7 @@ pub struct BarExport {
     pub count: u32,
     /// Zero.
     pub pad: u32,
-    /// Where they are.
+    /// User pointer to the ranges.
     pub ranges: u64,
 }
 
@@ -810,7 +811,7 @@ pub struct DrmModeCreateDumb {
     pub size: u64,
 }
 
-/// Makes an object of any driver that has such.
+/// Makes a dumb buffer.
 pub const DRM_IOCTL_MODE_CREATE_DUMB: u64 = iowr::<DrmModeCreateDumb>(DRM, 0xb2);
 
 const _: () = {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Callers without privileges, and what the modes of files let them do.
+//! Callers without privileges, and modes of files.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 
 use crate::{Stop, SysError};
 
-/// The user that owns nothing.
+/// The user nobody.
 const NOBODY: libc::uid_t = 65534;
 
-/// Makes this process one of the user nobody, without capabilities and for good.
+/// Makes this process run as the user nobody, without capabilities, until its end.
 ///
 /// # Errors
 ///
@@ -26,7 +26,7 @@ pub fn become_nobody() -> Result<(), Stop> {
         {
             return Err(SysError::last("setresuid(nobody)").into());
         }
-        // To look at oneself in /proc.
+        // So that the process may read its own files in /proc.
         libc::prctl(libc::PR_SET_DUMPABLE, 1);
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
     }

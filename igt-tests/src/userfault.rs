@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! userfaultfd: an access to a page that is not there waits until this process supplies it.
+//! userfaultfd: an access to a missing page waits until this process supplies the page.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd};
@@ -46,7 +46,7 @@ struct ZeroPage {
 const IOC_API: u64 = ioc(3, UFFD_API, 0x3f, size_of::<Api>());
 const IOC_REGISTER: u64 = ioc(3, UFFD_API, 0x00, size_of::<Register>());
 const IOC_ZEROPAGE: u64 = ioc(3, UFFD_API, 0x04, size_of::<ZeroPage>());
-/// Accesses to pages that are missing.
+/// Handle accesses to missing pages.
 const MODE_MISSING: u64 = 1;
 
 const _: () = {
@@ -55,7 +55,7 @@ const _: () = {
     assert!(IOC_ZEROPAGE == 0xc020_aa04);
 };
 
-/// A page of a mapping that is not there: who accesses it waits.
+/// A missing page of a mapping: an access to it waits.
 #[derive(Debug)]
 pub struct Missing<'a> {
     file: File,
@@ -64,7 +64,7 @@ pub struct Missing<'a> {
 }
 
 impl<'a> Missing<'a> {
-    /// Takes a page away.
+    /// Makes a page of a mapping missing.
     ///
     /// # Errors
     ///
@@ -106,11 +106,11 @@ impl<'a> Missing<'a> {
         (self.map.address().as_ptr() as usize + self.page * PAGE) as u64
     }
 
-    /// Waits until somebody waits for the page.
+    /// Waits until an access waits for the page.
     ///
     /// # Errors
     ///
-    /// Fails the subtest if nobody does within 20 seconds.
+    /// Fails the subtest if there is none within 20 seconds.
     #[track_caller]
     pub fn await_access(&self) -> Outcome {
         let events = misc::poll_fd(self.file.as_raw_fd(), libc::POLLIN, Duration::from_secs(20))?;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! RDMA devices: memory regions, two connected queue pairs, and what they move.
+//! RDMA devices: memory regions, and two connected queue pairs that move bytes between them.
 //!
-//! A thin layer over libibverbs, for one process that talks to itself through the device.
+//! A thin layer over libibverbs, for one process that has both sides of a connection.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -40,7 +40,8 @@ mod sys {
     // The linker drops it from programs that do not use it.
     #[link(name = "ibverbs")]
     extern "C" {
-        // The header has a call of the provider instead, which that of rxe does not implement.
+        // The header calls the provider instead, and the provider of rxe does not implement this
+        // call.
         pub fn ibv_cmd_advise_mr(
             pd: *mut ibv_pd,
             advice: ib_uverbs_advise_mr_advice,
@@ -57,28 +58,28 @@ const PORT: u8 = 1;
 const ROCE_V2: &str = "RoCE v2";
 /// How long a device may take to appear, or to get an address.
 const APPEARS: Duration = Duration::from_secs(5);
-/// How long a receiver may take to say why, after the sender has failed.
+/// How long the completion of a receiver may take after the sender has failed.
 const RECEIVER_SAYS_WHY: Duration = Duration::from_secs(1);
-/// Reads and atomic operations on their way at once.
+/// Reads and atomic operations that may be under way at once.
 const READS: i32 = 8;
 const HOP_LIMIT: u8 = 64;
-/// Of two queue pairs, the one that has the requests.
+/// The queue pair that makes the requests.
 const REQUESTER: usize = 0;
-/// The one that answers, or receives.
+/// The queue pair that responds, or receives.
 const RESPONDER: usize = 1;
 /// Entries of the receive queue.
 const RECEIVES: u32 = 64;
 
 /// The device may write on behalf of local requests.
 pub const LOCAL_WRITE: u32 = sys::IBV_ACCESS_LOCAL_WRITE;
-/// Others may write.
+/// Remote requests may write.
 pub const REMOTE_WRITE: u32 = sys::IBV_ACCESS_REMOTE_WRITE;
-/// Others may read.
+/// Remote requests may read.
 pub const REMOTE_READ: u32 = sys::IBV_ACCESS_REMOTE_READ;
-/// Others may do atomic operations.
+/// Remote requests may do atomic operations.
 pub const REMOTE_ATOMIC: u32 = sys::IBV_ACCESS_REMOTE_ATOMIC;
 
-/// The answer to a call that returns the number of an error.
+/// Converts the result of a call that returns an error number.
 fn check(result: i32, what: impl FnOnce() -> String) -> Result<(), SysError> {
     match result {
         0 => Ok(()),
@@ -88,7 +89,7 @@ fn check(result: i32, what: impl FnOnce() -> String) -> Result<(), SysError> {
     }
 }
 
-/// The answer to a call that returns a pointer.
+/// Converts the result of a call that returns a pointer.
 fn check_ptr<T>(result: *mut T, what: impl FnOnce() -> String) -> Result<NonNull<T>, SysError> {
     NonNull::new(result).ok_or_else(|| SysError::last(what()))
 }
@@ -125,7 +126,7 @@ impl Devices {
 
 impl Drop for Devices {
     fn drop(&mut self) {
-        // SAFETY: the list came from ibv_get_device_list(), and nobody has it any more.
+        // SAFETY: the list came from ibv_get_device_list(), and nothing refers to it any more.
         unsafe { sys::ibv_free_device_list(self.list.as_ptr()) };
     }
 }
@@ -136,7 +137,7 @@ struct Context(NonNull<sys::ibv_context>);
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: it was opened, and nobody uses it any more. An error leaves nothing to do.
+        // SAFETY: it was opened, and nothing uses it any more. An error is ignored.
         unsafe { sys::ibv_close_device(self.0.as_ptr()) };
     }
 }
@@ -156,7 +157,7 @@ impl Drop for Domain {
 /// An RDMA device, with a protection domain and an address.
 #[derive(Debug)]
 pub struct Nic {
-    // Before the device that it belongs to.
+    // Dropped before the device that it belongs to.
     domain: Domain,
     context: Context,
     name: String,
@@ -181,7 +182,7 @@ fn mapped_gid(text: &str) -> Option<[u8; 16]> {
 
 /// The first address of RoCE v2 and IPv4 of a device, and its index.
 fn find_gid(name: &str) -> Option<(u8, [u8; 16])> {
-    // The first 256 are those that a request can name.
+    // A request can name only the first 256.
     (0..=u8::MAX).find_map(|index| {
         let file = |folder: &str| attribute(name, &format!("ports/{PORT}/{folder}/{index}"));
         if file("gid_attrs/types")? != ROCE_V2 {
@@ -224,7 +225,7 @@ impl Nic {
     fn find(name: Option<&str>) -> Result<Option<(String, Context)>, SysError> {
         let devices = match Devices::new() {
             Ok(devices) => devices,
-            // What there is without ib_uverbs.
+            // The error without ib_uverbs.
             Err(error) if error.errno == libc::ENOSYS => return Ok(None),
             Err(error) => return Err(error),
         };
@@ -299,7 +300,7 @@ impl Nic {
         LOCAL_WRITE | self.remote_access()
     }
 
-    /// What others may do.
+    /// The access of remote requests.
     fn remote_access(&self) -> u32 {
         let atomic = if self.atomics { REMOTE_ATOMIC } else { 0 };
         REMOTE_WRITE | REMOTE_READ | atomic
@@ -308,13 +309,13 @@ impl Nic {
     /// Name of its network device.
     pub fn netdev(&self) -> Option<String> {
         let ndev = format!("ports/{PORT}/gid_attrs/ndevs/{}", self.gid_index);
-        // Devices without hardware have the first.
+        // Software devices have the attribute `parent`.
         let mut names = ["parent", &ndev].map(|file| attribute(&self.name, file));
         let found = names.iter_mut().find(|name| name.as_deref() > Some(""));
         found?.take()
     }
 
-    /// The PCI device that it is, or that its network device is below.
+    /// Its PCI device, or that of its network device.
     ///
     /// # Errors
     ///
@@ -337,8 +338,8 @@ impl Nic {
 
     /// Registers a part of a dma-buf.
     ///
-    /// Requests address it from `iova` on, or if there is none as the dma-buf, from `offset` on.
-    /// The kernel wants both to be at the same place in a page.
+    /// Requests address it from `iova` on, or from `offset` on if there is no `iova`. Both must
+    /// have the same offset in a page.
     ///
     /// # Errors
     ///
@@ -352,7 +353,7 @@ impl Nic {
         access: u32,
     ) -> Result<Region<'_>, SysError> {
         let iova = iova.unwrap_or(offset);
-        // SAFETY: the domain is there. The kernel looks at all the rest.
+        // SAFETY: the domain exists. The kernel checks the other arguments.
         let region = unsafe {
             sys::ibv_reg_dmabuf_mr(
                 self.domain.0.as_ptr(),
@@ -375,7 +376,7 @@ impl Nic {
 
     /// Registers all of a mapping of memory.
     ///
-    /// The kernel pins the pages, unless on demand: they stay where the mapping goes first.
+    /// Except for on-demand regions the kernel pins the pages that the mapping has now.
     ///
     /// # Errors
     ///
@@ -412,9 +413,9 @@ pub struct Region<'nic> {
     nic: PhantomData<&'nic Nic>,
 }
 
-/// A place in a region: the region, and an offset in it.
+/// A region, and an offset in it.
 ///
-/// The offset may be outside: requests there have to fail.
+/// The offset may be outside of the region, for requests that must fail.
 pub type At<'a> = (&'a Region<'a>, u64);
 
 impl Region<'_> {
@@ -430,7 +431,7 @@ impl Region<'_> {
         }
     }
 
-    /// Asks the device to fetch the pages of its first bytes, and waits for that
+    /// Makes the device prefetch the pages of its first bytes, and waits for that
     /// (`ibv_advise_mr()`).
     ///
     /// # Errors
@@ -481,13 +482,13 @@ impl Drop for Region<'_> {
 pub struct Status(pub u32);
 
 impl Status {
-    /// It did what it should.
+    /// It has succeeded.
     pub const SUCCESS: Self = Self(sys::IBV_WC_SUCCESS);
     /// No access to the local region.
     pub const LOCAL_PROTECTION: Self = Self(sys::IBV_WC_LOC_PROT_ERR);
-    /// The local request makes no sense.
+    /// The local request is invalid.
     pub const LOCAL_OPERATION: Self = Self(sys::IBV_WC_LOC_QP_OP_ERR);
-    /// Not tried: the queue pair had an error before.
+    /// It was not tried, because the queue pair had an error before.
     pub const FLUSHED: Self = Self(sys::IBV_WC_WR_FLUSH_ERR);
     /// No access to the region of the other side.
     pub const REMOTE_ACCESS: Self = Self(sys::IBV_WC_REM_ACCESS_ERR);
@@ -496,7 +497,7 @@ impl Status {
     /// The other side could not complete it.
     pub const REMOTE_OPERATION: Self = Self(sys::IBV_WC_REM_OP_ERR);
 
-    /// Its name, as libibverbs has it.
+    /// Its name in libibverbs.
     pub fn name(self) -> String {
         // SAFETY: any number is allowed, and the string is a constant.
         let name = unsafe { sys::ibv_wc_status_str(self.0) };
@@ -515,10 +516,10 @@ impl fmt::Display for Status {
     }
 }
 
-/// Why a work request did not do what it should.
+/// Why a work request has failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// It could not be posted, or not be polled for.
+    /// It could not be posted, or polling has failed.
     Call(SysError),
     /// It has not completed in time.
     Hang {
@@ -533,7 +534,7 @@ pub enum Failure {
         what: String,
         /// The error of the side with the request.
         requester: Status,
-        /// What the other side says, if that has a completion.
+        /// The status of the other side, if that has a completion.
         receiver: Option<Status>,
     },
     /// It completed, with fewer or more bytes than were sent.
@@ -631,7 +632,7 @@ pub fn expect_status(what: &str, result: Result<(), Failure>, want: &[Status]) -
 pub struct Config {
     /// Bytes of a packet: a power of two from 256 to 4096.
     pub mtu: u32,
-    /// Requests on their way at once.
+    /// Requests that may be under way at once.
     pub depth: u32,
     /// Entries of the completion queue of each side.
     pub completions: u32,
@@ -644,7 +645,8 @@ pub struct Config {
 }
 
 impl Default for Config {
-    /// One that tells a dead peer (2 s and a bit) from a request that hangs (10 s).
+    /// With these values a dead peer (detected after a little more than 2 s) can be told from a
+    /// request that hangs (10 s).
     fn default() -> Self {
         Self {
             mtu: 1024,
@@ -657,7 +659,7 @@ impl Default for Config {
     }
 }
 
-/// The number that stands for a size of packets.
+/// The code of an MTU.
 fn mtu_code(mtu: u32) -> Option<sys::ibv_mtu> {
     Some(match mtu {
         256 => sys::IBV_MTU_256,
@@ -686,7 +688,7 @@ struct QueuePair(NonNull<sys::ibv_qp>);
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
-        // SAFETY: nobody uses it any more.
+        // SAFETY: nothing uses it any more.
         unsafe { sys::ibv_destroy_qp(self.0.as_ptr()) };
     }
 }
@@ -694,7 +696,7 @@ impl Drop for QueuePair {
 /// One side of a connection.
 #[derive(Debug)]
 struct End {
-    // Before the completion queue that it uses.
+    // Dropped before the completion queue that it uses.
     pair: QueuePair,
     queue: Queue,
     pending: Cell<u32>,
@@ -723,7 +725,7 @@ impl fmt::Display for Ticket {
     }
 }
 
-/// What to post.
+/// A request to post.
 struct Request<'a> {
     what: &'static str,
     opcode: sys::ibv_wr_opcode,
@@ -734,8 +736,8 @@ struct Request<'a> {
 
 /// Two queue pairs of a device that are connected to each other.
 ///
-/// After a failure both are in a state of error, as RDMA has it: further requests are flushed,
-/// and a new pair is needed.
+/// After a failure both are in the error state of RDMA: further requests are flushed, and a new
+/// pair is needed.
 #[derive(Debug)]
 pub struct Pair<'nic> {
     nic: &'nic Nic,
@@ -746,7 +748,7 @@ pub struct Pair<'nic> {
     done: RefCell<HashMap<u64, Completion>>,
 }
 
-/// An address in requests; they wrap as the device's arithmetic does.
+/// The address in a request; it wraps, as in the device.
 fn address((region, offset): At<'_>) -> u64 {
     region.iova.wrapping_add(offset)
 }
@@ -890,7 +892,8 @@ impl End {
 
         attr.timeout = config.timeout;
         attr.retry_cnt = config.retries;
-        // For ever: a device that pages memory in asks for pauses. The wait has its own limit.
+        // Without a limit, because a device that faults pages in asks for pauses. The wait has its
+        // own limit.
         attr.rnr_retry = 7;
         attr.sq_psn = send_psn;
         attr.max_rd_atomic = nic.reads;
@@ -917,9 +920,9 @@ impl<'nic> Pair<'nic> {
     ///
     /// # Errors
     ///
-    /// Any error of libibverbs; EINVAL for packets of a size that there is not.
+    /// Any error of libibverbs; EINVAL for an invalid MTU.
     pub fn with_config(nic: &'nic Nic, config: &Config) -> Result<Self, SysError> {
-        // Of both directions, so that they cannot be mistaken for each other.
+        // Different numbers for the two directions, so that they cannot be confused.
         const PSN: [u32; 2] = [0x00_0bad, 0x00_cafe];
         let ends = [End::new(nic, config)?, End::new(nic, config)?];
         for (one, other) in [(REQUESTER, RESPONDER), (RESPONDER, REQUESTER)] {
@@ -951,12 +954,12 @@ impl<'nic> Pair<'nic> {
         self.ends[RESPONDER].modify(&mut attr, sys::IBV_QPS_ERR, 0, "ERR")
     }
 
-    /// Requests that may be on their way at once.
+    /// How many requests may be under way at once.
     pub fn depth(&self) -> u32 {
         self.depth
     }
 
-    /// A ticket for a request, if there is room for another one.
+    /// Returns a ticket for a request, if there is room for another one.
     fn ticket(
         &self,
         end: usize,
@@ -967,7 +970,7 @@ impl<'nic> Pair<'nic> {
         let id = self.next.get();
         self.next.set(id + 1);
         let ticket = Ticket { id, end, what, len };
-        // Else completions might get lost.
+        // Otherwise completions might get lost.
         if self.ends[end].pending.get() >= room {
             return Err(SysError::new(
                 format!("posting one more than {room} times {ticket}"),
@@ -1000,8 +1003,8 @@ impl<'nic> Pair<'nic> {
         work.send_flags = sys::IBV_SEND_SIGNALED;
         work.wr = request.remote;
         let mut bad = ptr::null_mut();
-        // SAFETY: the queue pair is there, and the structures are valid during the call. What the
-        // device may access was registered, or the request fails.
+        // SAFETY: the queue pair is there, and the structures are valid during the call. The memory
+        // that the device accesses is registered, or the request fails.
         let result = unsafe { post(end.pair.0.as_ptr(), &raw mut work, &raw mut bad) };
         self.posted(&ticket, result)?;
         Ok(ticket)
@@ -1128,7 +1131,7 @@ impl<'nic> Pair<'nic> {
         Ok(ticket)
     }
 
-    /// Takes what has completed on one side.
+    /// Takes the completions of one side.
     fn collect(&self, end: usize) -> Result<(), SysError> {
         const BATCH: usize = 16;
         let end = &self.ends[end];
@@ -1159,9 +1162,9 @@ impl<'nic> Pair<'nic> {
         }
     }
 
-    /// Waits for a completion, whatever it says; `None` if the time is up.
+    /// Waits for a completion with any status; `None` if the time is up.
     fn complete(&self, ticket: &Ticket, limit: Duration) -> Result<Option<Completion>, SysError> {
-        /// Who waits longer than this waits for a retry, or for ever.
+        /// A request that takes longer than this waits for a retry, or hangs.
         const BUSY: Duration = Duration::from_millis(20);
         let start = Instant::now();
         loop {
@@ -1173,7 +1176,7 @@ impl<'nic> Pair<'nic> {
             if elapsed >= limit {
                 return Ok(None);
             }
-            // Where there is one processor, a device without hardware needs it now.
+            // On one processor a software device needs the processor now.
             if elapsed < BUSY {
                 thread::yield_now();
             } else {
@@ -1206,27 +1209,27 @@ impl<'nic> Pair<'nic> {
     ///
     /// # Errors
     ///
-    /// Says how it failed, or that it has not completed in time. Of a receive the status of the
-    /// receiver counts as that of the requester.
+    /// Describes how it failed, or that it has not completed in time. For a receive the status of
+    /// the receiver counts as that of the requester.
     pub fn wait(&self, ticket: Ticket) -> Result<(), Failure> {
         let completion = self.complete(&ticket, self.limit)?;
         self.outcome(&ticket, completion, None)
     }
 
-    /// Lets the device write: from a region to that of the other side.
+    /// Makes the device write, from a region to that of the other side.
     ///
     /// # Errors
     ///
-    /// Says how it failed.
+    /// Describes how it failed.
     pub fn write(&self, from: At<'_>, to: At<'_>, len: u32) -> Result<(), Failure> {
         self.wait(self.post_write(from, to, len)?)
     }
 
-    /// Lets the device read: from a region of the other side.
+    /// Makes the device read, from a region of the other side.
     ///
     /// # Errors
     ///
-    /// Says how it failed.
+    /// Describes how it failed.
     pub fn read(&self, from: At<'_>, to: At<'_>, len: u32) -> Result<(), Failure> {
         self.wait(self.post_read(from, to, len)?)
     }
@@ -1235,7 +1238,7 @@ impl<'nic> Pair<'nic> {
     ///
     /// # Errors
     ///
-    /// Says how it failed, on both sides.
+    /// Describes how it failed, on both sides.
     pub fn send(&self, from: At<'_>, to: At<'_>, len: u32) -> Result<(), Failure> {
         let receive = self.post_receive(to, len)?;
         let send = self.post_send(from, len)?;
@@ -1244,12 +1247,12 @@ impl<'nic> Pair<'nic> {
         let limit = if success {
             self.limit
         } else {
-            // It may have no completion: the message need not have been sent.
+            // The receive may have no completion, because the message may not have been sent.
             RECEIVER_SAYS_WHY
         };
         let received = self.complete(&receive, limit)?;
         self.outcome(&send, sent, received.map(|received| received.status))?;
-        // What comes now should not be: the sender was told of success.
+        // An error of the receiver is unexpected now, because the send has succeeded.
         self.outcome(&receive, received, received.map(|received| received.status))?;
         match received {
             Some(received) if received.len != len => Err(Failure::Length {
@@ -1264,7 +1267,7 @@ impl<'nic> Pair<'nic> {
     ///
     /// # Errors
     ///
-    /// Says how it failed.
+    /// Describes how it failed.
     pub fn fetch_add(&self, result: At<'_>, on: At<'_>, add: u64) -> Result<(), Failure> {
         self.wait(self.post_fetch_add(result, on, add)?)
     }
@@ -1273,7 +1276,7 @@ impl<'nic> Pair<'nic> {
     ///
     /// # Errors
     ///
-    /// Says how it failed; that the value was another one is no failure.
+    /// Describes how it failed; another value of the word is no failure.
     pub fn compare_swap(
         &self,
         result: At<'_>,

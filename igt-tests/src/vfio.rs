@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The C exporter to compare with: vfio-pci exports ranges of a BAR as a dma-buf.
+//! vfio-pci, which exports ranges of a BAR as a dma-buf: the exporter in C that others are compared
+//! with.
 
 use std::fs;
 use std::fs::{File, OpenOptions};
@@ -32,14 +33,14 @@ const PCI_COMMAND_MEMORY: u8 = 2;
 
 const DRIVER: &str = "vfio-pci";
 
-/// A device that vfio-pci has, with its memory enabled; taken from it when this is dropped.
+/// A device that is bound to vfio-pci, with its memory enabled. The drop of this unbinds it.
 #[derive(Debug)]
 pub struct Vfio {
     device: File,
-    // The device is only usable while these are open.
+    // The device can only be used while these are open.
     _group: File,
     _container: File,
-    // Dropped last: the driver lets go when nobody has the device open.
+    // Dropped last, because the unbind waits until the device is closed.
     _overridden: Overridden,
 }
 
@@ -72,18 +73,18 @@ fn call(fd: RawFd, request: u64, argument: u64, what: &str) -> Result<i32, SysEr
 }
 
 impl Vfio {
-    /// Gives a device without a driver to vfio-pci and opens it.
+    /// Binds a device that has no driver to vfio-pci, and opens it.
     ///
     /// # Errors
     ///
-    /// Fails if a module is missing, or vfio does not take the device.
+    /// Fails if a module is missing, or vfio-pci cannot be bound.
     #[track_caller]
     pub fn open(device: &PciDevice) -> Result<Self, Stop> {
         for module in ["vfio", "vfio_iommu_type1", "vfio-pci"] {
             modprobe(module)?;
         }
-        // There is no IOMMU, or one without interrupt remapping. Not as arguments of modprobe:
-        // one module loads another.
+        // There is no IOMMU, or one without interrupt remapping. The parameters are set in sysfs
+        // and not by modprobe, because one module loads another.
         for parameter in [
             "vfio/parameters/enable_unsafe_noiommu_mode",
             "vfio_iommu_type1/parameters/allow_unsafe_interrupts",
@@ -128,7 +129,7 @@ impl Vfio {
             name.as_ptr() as u64,
             "VFIO_GROUP_GET_DEVICE_FD",
         )?;
-        // SAFETY: the kernel has just made it, and nobody else knows it.
+        // SAFETY: the kernel made a new fd that nothing else owns.
         let device = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
 
         let vfio = Self {
@@ -161,7 +162,7 @@ impl Vfio {
             .map_err(|error| SysError::io("writing PCI_COMMAND", &error))
     }
 
-    /// What the ioctl reads for ranges (offset and length) of a BAR.
+    /// The argument of the ioctl for ranges (offset and length) of a BAR.
     pub fn request(bar: u32, ranges: &[(u64, u64)]) -> Vec<u32> {
         // struct vfio_device_feature, then struct vfio_device_feature_dma_buf.
         let mut words = vec![
@@ -189,21 +190,21 @@ impl Vfio {
         self.export_request(&mut Self::request(bar, ranges))
     }
 
-    /// Exports what was made by [`Vfio::request`] as one buffer.
+    /// Exports the ranges in an argument of [`Vfio::request`] as one buffer.
     ///
     /// # Errors
     ///
     /// Any error of the ioctl.
     pub fn export_request(&self, words: &mut [u32]) -> Result<DmaBuf, SysError> {
         let argument = words.as_mut_ptr() as u64;
-        // The text is only made if there is something to tell: it would be measured, too.
-        // SAFETY: the argument has the size that it says it has.
+        // The text is only made if there is an error, because its cost would be measured, too.
+        // SAFETY: the argument has the size that is in it.
         let fd = unsafe {
             ioctl_raw(self.device.as_raw_fd(), DEVICE_FEATURE, argument, || {
                 format!("VFIO_DEVICE_FEATURE_DMA_BUF({} bytes)", words[0])
             })
         }?;
-        // SAFETY: the kernel has just made it, and nobody else knows it.
+        // SAFETY: the kernel made a new fd that nothing else owns.
         Ok(DmaBuf::new(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 }

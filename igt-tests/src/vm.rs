@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The address space of an open file, and what debugfs shows of all of them.
+//! The address space of an open file, and all address spaces in debugfs.
 
 use crate::debugfs::{words, DebugFs};
 use crate::drm::{ioctl, Drm, Gem};
@@ -10,12 +10,12 @@ use crate::map::PAGE;
 use crate::uapi::{self, VvramVmBind, VvramVmRead};
 use crate::{Outcome, Stop, SysError};
 
-/// A part of an object in an address space, as debugfs has it.
+/// A mapping in an address space, as debugfs shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mapping {
     /// The number of the address space.
     pub space: u64,
-    /// That of the object.
+    /// The number of the object.
     pub object: u64,
     /// First address.
     pub addr: u64,
@@ -25,7 +25,7 @@ pub struct Mapping {
     pub pages: u64,
     /// Entries that are present.
     pub present: u64,
-    /// Entries that lead elsewhere than to the object.
+    /// Entries that have another address than the object.
     pub wrong: u64,
     /// The object has moved since they were filled.
     pub evicted: bool,
@@ -47,11 +47,11 @@ fn parse(line: &str) -> Option<Mapping> {
     })
 }
 
-/// All mappings of a device. Each entry that is present was compared with where the object is.
+/// All mappings of a device. The driver compares each present entry with the address of the object.
 ///
 /// # Errors
 ///
-/// Fails the subtest if one leads elsewhere, or the file says something else.
+/// Fails the subtest if an entry is wrong, or the file cannot be parsed.
 #[track_caller]
 pub fn mappings(debugfs: &DebugFs) -> Result<Vec<Mapping>, Stop> {
     let text = debugfs.read("spaces")?;
@@ -87,7 +87,7 @@ pub fn mapping_of(debugfs: &DebugFs, object: u64) -> Result<Mapping, Stop> {
 ///
 /// # Errors
 ///
-/// Fails the subtest if that is not so.
+/// Fails the subtest if it does not.
 #[track_caller]
 pub fn shown(debugfs: &DebugFs, object: u64, present: bool) -> Outcome {
     let mapping = mapping_of(debugfs, object)?;
@@ -111,7 +111,7 @@ impl Drm {
         Ok(())
     }
 
-    /// Shows all of an object at an address.
+    /// Binds all of an object at an address.
     ///
     /// # Errors
     ///
@@ -125,7 +125,7 @@ impl Drm {
         })
     }
 
-    /// Takes away what is at an address.
+    /// Unbinds a range of addresses.
     ///
     /// # Errors
     ///
@@ -147,7 +147,7 @@ impl Drm {
     ///
     /// # Safety
     ///
-    /// The address must be that of as many bytes that may be written to, or of none.
+    /// The address must be that of memory of this size that may be overwritten, or not be mapped.
     pub unsafe fn vm_read_raw(&self, given: VvramVmRead) -> Result<(), SysError> {
         let mut argument = given;
         ioctl(self.fd(), uapi::VVRAM_VM_READ, &mut argument, || {
@@ -170,7 +170,7 @@ impl Drm {
             flags,
             pad: 0,
         };
-        // SAFETY: the vector has as many bytes.
+        // SAFETY: the vector has this many bytes.
         unsafe { self.vm_read_raw(argument) }?;
         Ok(bytes)
     }

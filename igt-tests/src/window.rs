@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Marks for a profiler of instructions, `tools/profile/profile.c`.
+//! Marks for the profiler of instructions, `tools/profile/profile.c`.
 //!
-//! To the processor they are no-operations, so that a program may always have them.
+//! For the processor they are no-operations, so a program may always have them.
 
 use std::arch::asm;
 
-/// Calls `body` between a mark that it begins and one that it has ended.
+/// Calls `body` between a mark for its begin and one for its end.
 pub fn of<T>(body: impl FnOnce() -> T) -> T {
     // SAFETY: `nopl 'prof'(%rax)` accesses nothing. The compiler does not know that, and so keeps
     // it before the calls in `body`.

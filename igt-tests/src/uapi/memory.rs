@@ -19,7 +19,7 @@ pub struct EduPeerMemoryRegister {
     pub size: u64,
 }
 
-/// The call did not ask.
+/// The call was made without `EDU_PEER_MEMORY_QUERY_MAP`.
 pub const EDU_PEER_MEMORY_KIND_NONE: u32 = 0;
 /// System memory.
 pub const EDU_PEER_MEMORY_KIND_SYSTEM: u32 = 1;
@@ -43,17 +43,17 @@ pub struct EduPeerMemoryQuery {
     pub kind: u32,
     /// Out, address of the page.
     pub dma_address: u64,
-    /// Out, times the process changed some of the addresses.
+    /// Out, how often a part of the range was invalidated.
     pub invalidations: u64,
-    /// Out, whether the device did not reach some memory of a peer.
+    /// Out, 1 if the device could not reach some memory of a peer.
     pub denied: u32,
     /// Zero.
     pub pad: u32,
 }
 
-/// Pages that may be written.
+/// Fault pages in for writing.
 pub const EDU_PEER_MEMORY_MEASURE_WRITE: u32 = 1 << 0;
-/// Memory of a GPU stays.
+/// Leave memory of a GPU where it is.
 pub const EDU_PEER_MEMORY_MEASURE_P2P: u32 = 1 << 1;
 
 /// `struct edu_peer_memory_measure`
@@ -68,13 +68,13 @@ pub struct EduPeerMemoryMeasure {
     pub flags: u32,
     /// Zero.
     pub pad: u32,
-    /// Out, what it takes and a look at the clock, in ns.
+    /// Out, the time with one read of the clock, in ns.
     pub time: u64,
-    /// Out, what a look at the clock takes.
+    /// Out, the time of a read of the clock.
     pub clock: u64,
 }
 
-/// Times what finds pages.
+/// Times page faults.
 pub const EDU_PEER_IOC_MEMORY_MEASURE: u64 = iowr::<EduPeerMemoryMeasure>(EDU, 0x0f);
 /// Register memory.
 pub const EDU_PEER_IOC_MEMORY_REGISTER: u64 = iow::<EduPeerMemoryRegister>(EDU, 0x1c);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Fences in the uAPI: sync objects, sync files, and what ioctls take and return of them.
+//! Fences in the uAPI: sync objects, sync files, and the arguments of ioctls for them.
 
 use std::mem::size_of;
 
@@ -31,7 +31,7 @@ pub struct VvramSync {
 }
 
 impl VvramSync {
-    /// A sync file that the kernel is to make.
+    /// An entry for a sync file that the kernel makes.
     pub const FILE: Self = Self {
         handle: 0,
         fd: 0,
@@ -45,15 +45,15 @@ impl VvramSync {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DrmGetCap {
-    /// Which one.
+    /// The capability.
     pub capability: u64,
     /// Out.
     pub value: u64,
 }
 
-/// Whether there are sync objects.
+/// Whether the driver has sync objects.
 pub const DRM_CAP_SYNCOBJ: u64 = 0x13;
-/// Whether they may be timelines.
+/// Whether the driver has timelines.
 pub const DRM_CAP_SYNCOBJ_TIMELINE: u64 = 0x14;
 /// Asks for a capability.
 pub const DRM_IOCTL_GET_CAP: u64 = iowr::<DrmGetCap>(DRM, 0x0c);
@@ -102,19 +102,19 @@ pub const DRM_IOCTL_SYNCOBJ_WAIT: u64 = iowr::<DrmSyncobjWait>(DRM, 0xc3);
 pub struct DrmSyncobjHandle {
     /// The sync object.
     pub handle: u32,
-    /// What is imported.
+    /// `SYNCOBJ_IMPORT_*`.
     pub flags: u32,
     /// A sync file.
     pub fd: i32,
     /// Zero.
     pub pad: u32,
-    /// Where in a timeline.
+    /// The point of a timeline.
     pub point: u64,
 }
 
-/// It is a sync file.
+/// Import a sync file.
 pub const SYNCOBJ_IMPORT_SYNC_FILE: u32 = 1 << 0;
-/// It goes to a point of a timeline.
+/// Import into a point of a timeline.
 pub const SYNCOBJ_IMPORT_TIMELINE: u32 = 1 << 1;
 /// Puts a fence into a sync object.
 pub const DRM_IOCTL_SYNCOBJ_FD_TO_HANDLE: u64 = iowr::<DrmSyncobjHandle>(DRM, 0xc2);
@@ -158,9 +158,9 @@ pub struct DrmSyncobjTimelineArray {
     pub flags: u32,
 }
 
-/// Tells of the last point that was added, and not that has signalled.
+/// Return the last point that was added, instead of the last one that has signalled.
 pub const SYNCOBJ_QUERY_LAST_SUBMITTED: u32 = 1 << 0;
-/// Tells how far timelines are.
+/// Returns the last points of timelines.
 pub const DRM_IOCTL_SYNCOBJ_QUERY: u64 = iowr::<DrmSyncobjTimelineArray>(DRM, 0xcb);
 
 /// `struct sync_fence_info`
@@ -197,14 +197,14 @@ pub struct SyncFileInfo {
     pub sync_fence_info: u64,
 }
 
-/// Looks at a sync file.
+/// Returns the status of a sync file.
 pub const SYNC_IOC_FILE_INFO: u64 = iowr::<SyncFileInfo>(b'>' as u64, 4);
 
 /// `struct sw_sync_create_fence_data`
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SwSyncCreateFence {
-    /// When the timeline is that far.
+    /// The value of the timeline at which the fence signals.
     pub value: u32,
     /// A name.
     pub name: [u8; 32],
@@ -214,7 +214,7 @@ pub struct SwSyncCreateFence {
 
 /// Makes a fence that userspace signals.
 pub const SW_SYNC_IOC_CREATE_FENCE: u64 = iowr::<SwSyncCreateFence>(b'W' as u64, 0);
-/// Signals it.
+/// Advances the timeline, which signals fences.
 pub const SW_SYNC_IOC_INC: u64 = iow::<u32>(b'W' as u64, 1);
 
 /// `struct dma_buf_import_sync_file`, `struct dma_buf_export_sync_file`
