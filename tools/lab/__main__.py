@@ -90,7 +90,7 @@ def run_soak(work):
 
 
 def run_rdma(work):
-    """Pass the tests of RDMA alone, and show what moved how fast."""
+    """Pass the tests of RDMA alone, and show the bandwidths that the clients measured."""
     return tally.close(work.console, check.run_rdma(work, with_rdma(work)))
 
 
@@ -172,9 +172,9 @@ COMMANDS = {"demo": run_demo, "check": run_check, "soak": run_soak, "test": run_
             "rdma": run_rdma, "bench": run_bench, "profile": run_profile, "mutants": run_mutants,
             "style": run_style, "docs": run_docs, "tree": run_tree, "shell": run_shell,
             "clean": run_clean}
-# Those that leave a report to look at.
+# The commands that leave an HTML report.
 REPORTED = ("demo", "check", "soak", "test", "rdma", "bench")
-# What ends a command early.
+# The exceptions that end a command early.
 ENDS = (steps.LabError, OSError, commands.Interrupted)
 
 
@@ -210,7 +210,7 @@ def recorded(console, command):
 def ended_by(console, error):
     """Say why a command came to an early end; return the exit status."""
     if isinstance(error, BrokenPipeError):
-        # Whoever read what the lab says is gone.
+        # The reader of the lab's output is gone.
         return 128 + signal.SIGPIPE
     if isinstance(error, commands.Interrupted):
         console.say(str(error))

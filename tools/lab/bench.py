@@ -19,30 +19,30 @@ FLAVOUR = "plain"
 TIMEOUT = 400
 RUNS = 2
 VRAM_SIZE = "512M"
-# The kernel is told how fast the time stamp counter is, and finds no other clock to compare it
-# with: a nanosecond of its clock is an instruction, to the last digit.
+# The command line tells the kernel the frequency of the time stamp counter, and the machine has no
+# other clock to compare it with: a nanosecond of the guest's clock is exactly one instruction.
 CLOCK = "tsc_early_khz=1000000 hpet=disable pmtmr=0"
 # Struct pages of the large BAR take more memory than the guest has.
 NO_PAGES = "vvram.struct_pages=0 vvram.svm=0"
-# Figures that tell how even the repetitions are: they have the timer's interrupts in them.
+# Figures for the spread of the repetitions: they include the timer's interrupts.
 SPREAD = (".median", ".most")
 # How far two runs may be apart, as a part of the figure, by the start of its name; others agree to
-# the instruction. Moves are done by a worker, which is woken. What takes longer than the time
-# between two of the timer's interrupts has some in it, at other places and one more or less: each
-# takes about a thousand instructions, which is 1.4 in 10,000 of the cheapest map.65536. A first
-# mapping, which the whole path has as well, allocates memory, and finds the caches of the allocators
-# as workers have left them: the least of several is one that had to refill none, but which of them
-# are there depends on what was freed before. A transfer sleeps, and looks at the engine once more
-# or once less. The workers of soft RoCE are woken for one packet or for several. To find the pages
-# of a process takes longer than many interrupts of the timer. The engine of a modelled GPU takes as
-# long as its host likes, so that its interrupts come at any time.
+# the instruction. Moves are done by a worker, which is woken. A figure that takes longer than the
+# time between two of the timer's interrupts includes some of them, at other places and one more or
+# less: each takes about a thousand instructions, which is 1.4 in 10,000 of the cheapest map.65536.
+# A first mapping, which the whole path has as well, allocates memory, and finds the caches of the
+# allocators as workers have left them: the least of several had to refill no cache, but which
+# caches are filled depends on what was freed before. A transfer sleeps, and polls the engine once
+# more or once less. The workers of soft RoCE are woken for one packet or for several. A walk over
+# the pages of a process takes longer than many interrupts of the timer. The speed of the engine of
+# a modelled GPU depends on the host, so that its interrupts come at any time.
 TOLERANCES = {"move.": 2e-2, "cycle.": 1e-2, "whole.": 1e-3, "first.": 1e-3, "map.65536.": 2e-4,
               "transfer.": 5e-2, "register.": 1e-2, "deregister.": 1e-2, "rdma.": 2e-2,
               "find.": 2e-2, "job.": 2e-2, "engine.": 5e-2}
-# What vfio-pci's exporter costs without patches that make it faster, and what ours may cost at most.
+# The figures of vfio-pci's exporter without patches that make it faster, and the ceilings of ours.
 BASELINE = Path(__file__).with_name("baseline.txt")
-THEIRS = ".vfio"           # what the names of its figures end with
-WINDOWS = "windows."       # what numbers of windows of a profile begin with, which are no figures
+THEIRS = ".vfio"           # the end of the names of its figures
+WINDOWS = "windows."       # the start of the names of numbers of windows, which are no figures
 MACHINES = {"switch": "bus address", "host-bridge": "host bridge, no IOMMU",
             "intel-iommu": "host bridge, intel-iommu"}
 MAPPINGS = (("4k", "1 x 4 KiB", 1.05), ("256m", "1 x 256 MiB", 1.05),
@@ -52,29 +52,29 @@ MAPPINGS = (("4k", "1 x 4 KiB", 1.05), ("256m", "1 x 256 MiB", 1.05),
 GROWTH = (1, 16, 256, 4096, 65536)
 WHOLE = (1, 4096, 65536)
 FIRST = ("4k", "scattered")      # those that have a row for the first time
-# What is aimed at, of vfio-pci's. A goal that is not met is no error, but figures are not to become
-# worse: the baseline has ceilings for them.
+# The goals, as a part of vfio-pci's figures. A goal that is not met is no error, but figures must
+# not become worse: the baseline has ceilings for them.
 FIRST_GOAL = 1.0
 WHOLE_GOAL = 1.0
 ATTACH_GOAL = 1.2
 ATTACHES = ((1, "attach the first"), (1000, "attach one more to 999"))
-# A BAR and a buffer that no memory is behind.
+# A BAR and a buffer without memory behind them.
 HUGE_MACHINES = {"switch": "bus address", "host-bridge": "host bridge, no IOMMU"}
 HUGE_SIZE = "64G"
-HUGE = "-huge"             # what the names of its boots end with
+HUGE = "-huge"             # the end of the names of its boots
 # The machine with a NIC.
 RDMA = "rdma-switch"
 REGISTRATIONS = (("4k", "4 KiB"), ("4m", "4 MiB"), ("256m", "256 MiB"))
-# Where devices find pages of processes, and what the names of its boots end with.
+# The machines on which devices find pages of processes, and the end of the names of their boots.
 FINDING = "switch"
 FIND = "-find"
 FOUND = (("4k", "4 KiB pages"), ("2m", "huge pages"))
-# What is aimed at: of what it takes to find pages in system memory, for those of 4 KiB; and how many
-# times more it takes to move them back.
+# The goals: the cost of finding pages of 4 KiB in VRAM, as a ratio to finding them in system
+# memory, and how many times more a move back to system memory takes.
 FIND_GOAL = {"4k": 1.5}
 BACK_TARGET = 20
-# The machine with a modelled GPU, how large that is, and what its driver is told: guest time runs
-# ahead while the device works, and nothing is to be looked for because of that.
+# The machine with a modelled GPU, the size of the GPU, and the parameters of its driver: guest time
+# runs ahead while the device works, which must not make the driver poll or time out.
 ENGINE = "gpu-switch"
 ENGINE_SIZES = "vram=1G,aperture=512M"
 PATIENT = "mgpu.timeout_ms=4000000000 mgpu.poll_ms=4000000000"
@@ -153,7 +153,7 @@ def parse(text):
 
 
 def same(name, first, second):
-    """Whether two runs agree about a figure."""
+    """Whether two runs agree on a figure."""
     if name.endswith(SPREAD) or first == second:
         return True
     part = next((part for start, part in TOLERANCES.items() if name.startswith(start)), 0)
@@ -183,7 +183,7 @@ def move(figures, direction, title):
 
 
 def general(figures):
-    """What does not depend on the path between the devices."""
+    """The rows that do not depend on the path between the devices."""
     many, few = figures["cycle.10000"], figures["cycle.10"]
     direct, bounce = figures["transfer.direct.cpu"], figures["transfer.bounce.cpu"]
     elapsed = figures["transfer.direct.time"], figures["transfer.bounce.time"]
@@ -223,7 +223,7 @@ def recorded(text):
 
 
 def baseline(measured):
-    """What vfio-pci's exporter was measured to cost, as lines of a baseline."""
+    """The measured figures of vfio-pci's exporter, as lines of a baseline."""
     return [f"{machine} {name} {value}" for machine, figures in measured.items()
             for name, value in figures.items() if name.endswith(THEIRS)]
 
@@ -236,14 +236,14 @@ def compared(measured, base):
 
 
 def exceeded(measured, base):
-    """The figures of ours that are above the most that a baseline allows."""
+    """The figures of ours that are above the ceilings of a baseline."""
     return [f"{machine}: {name}: {measured[machine][name]:,}, at most {most:,} are allowed"
             for machine, figures in base.items() for name, most in figures.items()
             if not name.endswith(THEIRS) and measured[machine][name] > most]
 
 
 def paths(figures, path):
-    """Everything that an importer does from the export on, and the attach alone."""
+    """The whole path of an importer, from the export on, and the attach alone."""
     return [against_vfio(figures, f"whole.{blocks}",
                          f"{path}: export to close, {blocks:,} scattered, bar_export",
                          goal=WHOLE_GOAL)
@@ -253,7 +253,7 @@ def paths(figures, path):
 
 
 def registrations(figures):
-    """Memory regions of VRAM against such of memory of the process, and writes to both."""
+    """Memory regions of VRAM against memory regions of system memory, and writes to both."""
     found = []
     for what in ("register", "deregister"):
         for size, text in REGISTRATIONS:
@@ -281,7 +281,7 @@ def finding(figures):
 
 
 def for_each_page(figures):
-    """What it takes to find a page, a line for each size, and what is left for a callback by folio."""
+    """The cost of finding a page, a line for each size, and what a callback by folio could save."""
     lines = []
     for name, title in FOUND:
         pages = figures[f"find.{name}.pages"]
@@ -289,13 +289,13 @@ def for_each_page(figures):
                            for place in ("ram", "vram", "back"))
         lines.append(f"{title}: {ram:.1f} instructions for a page in system memory, {vram:.1f} in "
                      f"VRAM, {back:,.1f} if it is moved back")
-    # The pages of a folio mostly take one call as it is: the walk fills an entry for each of them.
+    # The pages of a folio mostly take one call already: the walk fills an entry for each of them.
     lines.append(f"huge pages: of these, a callback for each folio would save at most {vram - ram:.1f}")
     return lines
 
 
 def moved(figures, name, way):
-    """What a move by the engine takes of the processor, without what is done where nothing moves."""
+    """The instructions of the CPU for a move by the engine, minus those of a run without a move."""
     return figures[f"engine.{name}.{way}"] - figures[f"engine.{name}.{way}.still"]
 
 
@@ -310,7 +310,7 @@ def engine(figures):
 
 
 def engine_growth(figures):
-    """What a job of the engine takes, and how that grows with what it moves, a line for each."""
+    """The cost of a job of the engine, and a line for each direction on its growth with the size."""
     lines = [f"a job of the engine: {figures['job.submit']:,} instructions from the ioctl to the "
              f"doorbell, {figures['job.finish']:,} from the interrupt to the signalled fence"]
     for way, title in WAYS:
@@ -329,7 +329,7 @@ def huge(figures, path):
 
 
 def unlike(machine, figures):
-    """Tables of which ours and vfio-pci's have another number of entries for the same ranges."""
+    """The tables in which our exporter and vfio-pci have different numbers of entries."""
     names = [*(f"map.{n}" for n in GROWTH), "map.scattered", "map.256m", "map.huge"]
     return [f"{machine}: {name}: entries of ours and of vfio-pci differ" for name in names
             if figures.get(f"{name}.ours.entries") != figures.get(f"{name}.vfio.entries")]
@@ -380,7 +380,7 @@ def table(lines):
 
 
 def complaints(outcome):
-    """What is wrong with a boot, whatever it measured."""
+    """The errors of a boot, apart from its figures."""
     found = [outcome.error] if outcome.error else []
     found += [f"kernel log: {line}" for line in kernellog.brief(
         kernellog.complaints(outcome.log, outcome.boot.name))]
@@ -388,7 +388,7 @@ def complaints(outcome):
 
 
 def gather(outcomes):
-    """The figures of each machine, and what is wrong with its boots."""
+    """The figures of each machine, and the errors of its boots."""
     measured, runs, wrong = {}, {}, []
     for outcome in outcomes:
         wrong += [f"{outcome.boot.name}: {text}" for text in complaints(outcome)]
@@ -419,7 +419,7 @@ def run(steps, built):
     record.wrong = wrong
     lines = []
     if not any(outcome.error for outcome in outcomes):
-        # A kernel without some patches is one to compare others with.
+        # A kernel without some patches is a baseline: its own figures are printed.
         if os.environ.get("WITHOUT"):
             base = {}
             written = steps.logs / BASELINE.name

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Where the lab keeps what it builds, and how it knows what is still good.
+"""The caches: where the lab keeps its builds, and how it knows which of them are up to date.
 
 Everything lives outside the checkout, in folders named after the content that
 went into them, so that a second checkout finds the same folders and a changed
@@ -13,7 +13,7 @@ import json
 import os
 from pathlib import Path
 
-# What a name ends with as long as its content is not complete.
+# The end of a name as long as the content is not complete.
 PARTIAL = ".partial"
 
 _held = []
@@ -47,7 +47,7 @@ def digest_tree(folder):
 
 
 def write(path, content, mode=0o644):
-    """Write a file, of which nobody ever sees a part: not after an interruption either."""
+    """Write a file atomically: a reader never sees a part of it, not even after an interruption."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}{PARTIAL}")
     try:
@@ -103,13 +103,13 @@ class Times:
             self.seconds = {}
 
     def expected(self, name):
-        """Seconds that something took the last time; more than anything if it is new, so that what
-        takes longest, or may do so, can start first.
+        """Seconds that something took the last time, or infinity if it is new, so that the longest
+        one, or one that may be the longest, can start first.
         """
         return self.seconds.get(name, float("inf"))
 
     def record(self, seconds):
-        """Remember more of them; a full disk forgets them, no more."""
+        """Remember more times. If the disk is full they are lost, which is no error."""
         self.seconds.update(seconds)
         with contextlib.suppress(OSError):
             write_if_changed(self.path, json.dumps(self.seconds, sort_keys=True).encode())
@@ -128,7 +128,7 @@ def lock(on_wait):
         except BlockingIOError:
             on_wait(_holders(f))
             fcntl.flock(f, fcntl.LOCK_EX)
-        # A full disk must not keep anybody from removing the caches.
+        # A full disk must not prevent the removal of the caches.
         with contextlib.suppress(OSError):
             f.truncate(0)
             f.write(str(os.getpid()).encode())
@@ -145,13 +145,13 @@ def held():
 
 
 def _holders(lock_file):
-    """Who holds the lock: the run that took it, or what is left of it."""
+    """The processes that hold the lock: the run that took it, or the rest of its processes."""
     lock_file.seek(0)
     pid = lock_file.read().decode().strip()
     path = os.path.realpath(lock_file.name)
     names = {}
     for link in Path("/proc").glob("[0-9]*/fd/*"):
-        # Processes come and go; those of others cannot be read.
+        # Processes come and go, and processes of other users cannot be read.
         with contextlib.suppress(OSError):
             if os.readlink(link) == path:
                 names[link.parts[2]] = (link.parents[1] / "comm").read_text().strip()

@@ -35,11 +35,11 @@ import topologies
 from igt import Verdict
 from steps import LabError, duration
 
-# How many of the slowest boots and programs are told.
+# The number of the slowest boots and programs that are printed.
 SLOWEST = 10
-# At most so many boots get a second try: if more fail, it is not by chance.
+# The maximum number of boots that get a second try: if more fail, it is not by chance.
 AGAIN = 2
-# How the names of the verdicts about logs end.
+# The end of the names of the verdicts about logs.
 LOGS = ("kernel log", "qemu log", "model log", "kmemleak")
 # Tells the lab's own tests where the kernel tree is.
 TREE = "LAB_TREE"
@@ -47,7 +47,7 @@ TREE = "LAB_TREE"
 
 @dataclass(frozen=True)
 class Lists:
-    """What is expected of tests, and what reads the results of KUnit."""
+    """The expectations of tests, and the kernel tree that has the parser of KUnit's results."""
 
     skips: dict
     failures: dict
@@ -55,7 +55,7 @@ class Lists:
 
     @classmethod
     def of(cls, built):
-        """Those of the repository, for this flavour."""
+        """The lists of the repository, for this flavour."""
         texts = [(pipeline.REPO / "igt-tests" / name).read_text()
                  for name in ("skips.txt", "expected-failures.txt")]
         return cls(igt.expected_skips(texts[0], kernel.flavour()),
@@ -86,12 +86,12 @@ def run(steps, built):
 
 
 def begin(steps, lists):
-    """A part of the record of the run, for tests on the kernel of now."""
+    """Begin a part of the record of the run, for the tests on this kernel."""
     return steps.record.part(kernel.flavour(), lambda outcome: judge(outcome, lists, {}))
 
 
 def run_soak(steps, built):
-    """Run what takes too long to be run with each change, on one kernel; return the verdicts."""
+    """Run the tests that take too long for each change, on one kernel; return the verdicts."""
     flavour = kernel.flavour()
     boots = plan.sanitized() if flavour in kernel.SANITIZERS else plan.soak()
     since = time.monotonic()
@@ -106,7 +106,7 @@ def run_soak(steps, built):
 
 
 def sums(console, outcomes, verdicts, seconds):
-    """Print how much ran on a kernel, in which time, and what its log and sanitizers said of it."""
+    """Print the number of tests on a kernel, their time, and the findings of log and sanitizers."""
     ran = {test for outcome in outcomes if outcome.boot.job == "igt"
            for test in igt.tests(igt.results(outcome))}
     programs_run = {test.partition("@")[0] for test in ran}
@@ -116,7 +116,7 @@ def sums(console, outcomes, verdicts, seconds):
 
 
 def boot(steps, built, title, boots):
-    """Run boots; say what somebody needs who wants to repeat them, or to know more."""
+    """Run boots; print how to repeat them and where their logs are."""
     steps.console.say(f"SEED={qemu.seed()}, {qemu.guests()} guests at a time")
     with steps.step(title) as step:
         outcomes = built.machine.run_all(step, steps.console, boots)
@@ -125,9 +125,9 @@ def boot(steps, built, title, boots):
 
 
 def once_more(steps, built, lists, outcomes):
-    """Boot again what failed, but could have been late; return the outcomes that count.
+    """Repeat the boots that failed, perhaps because the host was busy; return the final outcomes.
 
-    The verdicts of the first try are returned as well, as unsteady ones, if the second one is good.
+    If the second try is good, the verdicts of the first one are returned as well, as unsteady.
     """
     bad = {outcome.boot.name: found for outcome in outcomes if (found := failures(outcome, lists))}
     failed = [outcome for outcome in outcomes if outcome.boot.name in bad]
@@ -197,7 +197,7 @@ def booted(steps, built, title, boots):
 
 
 def judged(outcomes, seen, lists):
-    """The verdicts of boots; note the tests of each in seen."""
+    """The verdicts of boots; record the tests of each in seen."""
     return [verdict for outcome in outcomes for verdict in judge(outcome, lists, seen)]
 
 
@@ -221,19 +221,19 @@ def kunit_together(outcomes, built):
     verdicts = suites.lost(cases, "".join(outcome.log for outcome in kunit),
                            suites.wanted(pipeline.REPO))
     verdicts += suites.stale(cases, suites.skips(pipeline.REPO, kernel.flavour()))
-    # What a slower kernel cannot run, another one does.
+    # Cases that a slower kernel skips run on another kernel.
     if kernel.flavour() == kernel.DEFAULT:
         verdicts += suites.skipped_everywhere(cases)
     return verdicts
 
 
 def place(boot):
-    """The name of a boot in lists: that of `make check`, also where another command runs it."""
+    """The name of a boot in lists: the one of `make check`, even if another command runs it."""
     return re.sub("^(check|again|soak|test)-", "", boot.name)
 
 
 def judge(outcome, lists, seen):
-    """The verdicts of one boot, of which its two logs are two; note its tests in seen."""
+    """The verdicts of one boot, two of them about its two logs; record its tests in seen."""
     name = place(outcome.boot)
     verdicts = []
     if outcome.error:
@@ -263,14 +263,14 @@ def judge(outcome, lists, seen):
 
 
 def model_log(outcome):
-    """(name, lines) of what the modelled devices said, if there are any."""
+    """(name, lines) of the output of the modelled devices, if there are any."""
     if not outcome.boot.topology.models:
         return []
     return [("model log", kernellog.brief(outcome.model_log))]
 
 
 def kmemleak(outcome):
-    """(name, lines) of what the scan at the end of a boot found, if there was to be one."""
+    """(name, lines) of the findings of kmemleak at the end of a boot, if the kernel has it."""
     path = outcome.results / "kmemleak.txt"
     if path.is_file():
         return [("kmemleak", kernellog.brief(path.read_text(errors="replace").splitlines()))]
@@ -292,10 +292,10 @@ def silent(outcome, name, tests):
 def unit_tests(steps, built):
     """The lab's own tests, which need no guest. None may be skipped.
 
-    They wait more than they work: each module of them has a process.
+    They wait more than they work, so each module has a process of its own.
     """
     modules_of_tests = sorted((Path(__file__).parent / "tests").glob("test_*.py"))
-    # Forked: it has the modules, and its main thread may have signals.
+    # A forked process has the modules loaded, and its main thread can handle signals.
     with steps.step("unit tests of the lab") as step, \
             mock.patch.dict(os.environ, {TREE: str(built.source.tree)}), \
             futures.ProcessPoolExecutor(len(modules_of_tests),

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Starts commands, and sees that none of them outlives the lab.
+"""Starts commands, and makes sure that none of them outlives the lab.
 
 The sandbox ends a command whose lab has died (see sandbox.unshare). Each command also shares the
-lock of the caches: should one go on all the same, the next run waits until it is gone.
+lock of the caches: if one goes on nevertheless, the next run waits until it is gone.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ import threading
 import cache
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# Seconds that an interrupted lab has to say so: a terminal that takes no output must not keep it.
+# Seconds that an interrupted lab has to print a message: a terminal may accept no output.
 LAST_WORDS = 10
 
 _running = set()
@@ -32,7 +32,7 @@ class Interrupted(KeyboardInterrupt):
 def run(argv, wait=subprocess.Popen.wait, **streams):
     """Run a command and return its exit status.
 
-    The command is waited for by a function of the caller's; if that raises, the command is killed.
+    A function of the caller waits for the command; if it raises, the command is killed.
     """
     with started(argv, stdin=subprocess.DEVNULL, **streams) as process:
         return wait(process)
@@ -40,7 +40,7 @@ def run(argv, wait=subprocess.Popen.wait, **streams):
 
 @contextlib.contextmanager
 def started(argv, **streams):
-    """A command that runs, and is waited for at the end; if something is raised, it is killed."""
+    """A running command. The end of the context waits for it, or kills it after an exception."""
     with subprocess.Popen([str(a) for a in argv], pass_fds=cache.held(), **streams) as process:
         _running.add(process)
         try:
@@ -55,7 +55,7 @@ def started(argv, **streams):
 
 
 def become(argv):
-    """Run a command in the place of the lab, with the lock of the caches."""
+    """Replace the process of the lab by a command, which keeps the lock of the caches."""
     for descriptor in cache.held():
         os.set_inheritable(descriptor, True)
     os.execvp(argv[0], argv)

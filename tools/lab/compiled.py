@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Configurations that no guest boots: compiled, and no more. Any warning is an error.
+"""Configurations that are compiled only: no guest boots them. Any warning is an error.
 
-Fences, reservations, importers and exporters of system memory are for all drivers; only what is
-about BARs needs PCI. A 32-bit processor shows that nothing else needs it, nor takes an address for
-64 bits. Drivers whose memory does not move need no TTM.
+Fences, reservations, importers and exporters of system memory are for all drivers; only code for
+BARs needs PCI. A build for a 32-bit processor shows that no other code needs PCI, or assumes that
+an address has 64 bits. Drivers whose memory does not move need no TTM.
 """
 
 from concurrent import futures
@@ -28,12 +28,12 @@ class Configuration:
 
     @property
     def fragment(self):
-        """What is asked for."""
+        """The options of the fragment."""
         return kernel.FRAGMENTS / f"{self.file}.config"
 
     @property
     def layers(self):
-        """What comes after the kernel's own Kconfig: entries that select what drivers select."""
+        """Entries after the kernel's own Kconfig, which select the options that drivers select."""
         path = kernel.FRAGMENTS / f"{self.file}.Kconfig"
         return path.read_bytes() if path.exists() else b""
 
@@ -53,7 +53,7 @@ ALL = (Configuration("kernel crate without PCI and 64 bits", "portable", "arm", 
 def run(steps, built):
     """Compile them, unless that was done; return the verdicts.
 
-    All at the same time: most of it are crates, and for each of these there is one compiler.
+    They are compiled in parallel: most of the work is crates, and each crate has one compiler.
     """
     with futures.ThreadPoolExecutor(len(ALL)) as pool:
         return list(pool.map(lambda it: compiled(steps, built, it), ALL))
@@ -76,7 +76,7 @@ def compiled(steps, built, it):
         with steps.step(it.name) as step:
             _configured(step, built.source, it, out, box)
             step.count_objects()
-            # One after the other: what a folder is built from is not there before.
+            # One after the other: each target needs the results of the one before.
             for target in it.targets:
                 step.run([*it.make, f"-j{kernel.jobs()}", target],
                          "the log names what needs an option: see the cfgs of its module", box,
@@ -88,7 +88,7 @@ def compiled(steps, built, it):
 
 
 def _configured(step, src, it, out: Path, box):
-    """Make the configuration, unless there is nothing new to ask for."""
+    """Make the configuration, unless it is up to date."""
     key = cache.digest(it.fragment, it.layers, src.kconfig, it.make)
     stamp = cache.Stamp(out / f"{it.file}.configured")
     if stamp.holds(key):

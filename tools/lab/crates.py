@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
 """Debian's copies of the crates that programs use: nothing comes from the registry of crates.
 
-They are no part of the toolchain root, since a crate more must not build the kernel again.
+They are not part of the toolchain root, because a new crate must not cause a new kernel build.
 """
 
 import shutil
@@ -11,10 +11,10 @@ import debianroot
 import host
 import toolchain
 
-# Where cargo finds them.
+# The folder in which cargo finds them.
 REGISTRY = "/build/registry"
-# All that a lock file names, also what is never built for this machine. Dependencies of the
-# packages are not looked at: they have those of every feature.
+# All crates that a lock file names, also those that are never built for this machine. Dependencies
+# of the packages are ignored, because they include those of every feature.
 PACKAGES = """
 librust-adler-dev librust-anstyle-dev librust-clap-builder-dev librust-clap-dev
 librust-clap-lex-dev librust-clap-mangen-dev librust-itoa-dev librust-libc-dev librust-memchr-dev

@@ -15,7 +15,7 @@ HINT = ("see the log; if a download failed, run again or name another mirror wit
 
 
 def build(step, dest, suites, apt_arguments, preferences=""):
-    """Make a root of suites[0] in dest, then install packages with the other suites known too.
+    """Make a root of suites[0] in dest, then install packages from any of the suites.
 
     mmdebstrap writes a tar that is unpacked here, so that files belong to the
     ids of our own namespace whether or not we are root.
@@ -23,7 +23,7 @@ def build(step, dest, suites, apt_arguments, preferences=""):
     mirror = host.mirror(*suites)
     options = [*host.apt_options(mirror), host.RETRIES, 'Acquire::Check-Valid-Until "false";',
                'Acquire::Languages "none";']
-    # The roots are caches, made in one go: syncing each file to disk only costs time.
+    # The roots are caches, which are made as a whole: syncing each file to disk only costs time.
     debstrap = [*sandbox.LEASH, "mmdebstrap", "--variant=apt", "--format=tar",
                 *[f"--aptopt={o}" for o in options],
                 "--dpkgopt=force-unsafe-io",
@@ -61,7 +61,7 @@ def networked(box, mirror=None):
 def remove(folder):
     """Remove a folder, in a namespace that owns all of its files.
 
-    It loses its name first: a folder of which a part is left must not be taken for a whole one.
+    It is renamed first, because a folder that is removed in part must not be used as a whole one.
     """
     if not os.path.lexists(folder):
         return
@@ -74,7 +74,7 @@ def remove(folder):
 
 
 def sweep(steps):
-    """Remove what interrupted runs left half made or half removed."""
+    """Remove folders that interrupted runs have made or removed in part only."""
     left = sorted(cache.base().glob(f"*{cache.PARTIAL}"))
     if left:
         with steps.step("remove what an interrupted run left"):

@@ -27,7 +27,7 @@ def boots():
 
 
 def deviations(topology, said):
-    """What in the program's account is not as expected of the topology."""
+    """The parts of the program's result that differ from the expectations of the topology."""
     found = []
     if said.get("error"):
         found.append(said["error"])
@@ -50,7 +50,7 @@ def deviations(topology, said):
 
 
 def judge(outcome):
-    """The row of a boot, and what is wrong with it."""
+    """The row of a boot, and its errors."""
     topology, said = outcome.boot.topology, account(outcome)
     wrong = deviations(topology, said) if said else ["the program left no account of the transfer"]
     if outcome.error and not said.get("error"):
@@ -67,7 +67,7 @@ def judge(outcome):
 
 
 def account(outcome):
-    """What the program of a boot has left about the transfer, if anything."""
+    """The result that the program of a boot has written about the transfer, if any."""
     try:
         return json.loads((outcome.results / "demo.json").read_text())
     except (OSError, ValueError):
@@ -75,13 +75,13 @@ def account(outcome):
 
 
 def decision(said):
-    """What the kernel decided, and what stood against a path."""
+    """The decision of the kernel, with the reason of a refusal."""
     found = [said.get("decision", "-"), said.get("reason", "none")]
     return ": ".join(found[:1] if found[1] == "none" else found)
 
 
 def distance(said):
-    """The length of the path, where there is one."""
+    """The length of the path, if there is one."""
     return said["distance"] if said.get("distance", -1) >= 0 else "-"
 
 

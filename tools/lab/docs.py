@@ -16,7 +16,7 @@ from steps import LabError
 
 HINT = "the log names the page and the line"
 TOP = "Documentation/"
-# The page that leads to ours.
+# The page that links to our pages.
 INDEX = """.. SPDX-License-Identifier: GPL-2.0
 
 Peer-to-peer VRAM
@@ -62,15 +62,15 @@ def build(steps, box, src, found):
     """Build these pages, unless they were built without a warning and nothing has changed since."""
     made = folder()
     stamp = cache.Stamp(made / "built")
-    # What the repository has put into the tree are the pages and the headers that they show.
+    # The files of the repository in the tree include the pages, and the headers that they show.
     key = cache.digest(src.key, src.state, SPHINX, INDEX, docsroot.KEY)
     if stamp.holds(key):
         steps.current("documentation")
         return
-    # Sphinx warns of a page only when it reads it: all are read again.
+    # Sphinx reports the warnings of a page only when it reads the page, so all are read again.
     debianroot.remove(made)
     lay(made / TOP, found)
-    # An extension of the kernel's reads it, whether or not a page shows a part of it.
+    # An extension of the kernel reads this file, even if no page shows a part of it.
     cache.write(made / source.MAINTAINERS, (pipeline.REPO / source.MAINTAINERS).read_bytes())
     with steps.step("documentation") as step:
         step.run(SPHINX, HINT, box.with_binds({"/build/docs": made},
@@ -80,7 +80,7 @@ def build(steps, box, src, found):
 
 
 def lay(where, found):
-    """Put the pages below a folder, with one that leads to all of them."""
+    """Put the pages below a folder, with a page that links to all of them."""
     names = sorted(name.removesuffix(".rst") for name in found if name.endswith(".rst"))
     cache.write(where / "index.rst", (INDEX + "".join(f"   {name}\n" for name in names)).encode())
     for name, file in found.items():

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The root of the documentation: what renders it.
+"""The Debian root with the tools that render the documentation.
 
-It is not the toolchain's, so that another package of it has no kernel built anew.
+It is separate from the toolchain root, so that a new package does not cause a new kernel build.
 """
 
 import cache

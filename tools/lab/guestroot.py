@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The guest's root: a read-only image made once, whatever is built or tested."""
+"""The guest's root: a read-only image that is made once, for all builds and tests."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ mount kmod iproute2 python3 procps pciutils udev e2fsprogs fio
 python3-pyverbs ibverbs-providers ibverbs-utils rdma-core
 libpython3.13 libibumad3 libpci3 libfabric1
 """.split()
-# IGT's tests and runner are only in forky; the libraries are the ones they need newer.
+# IGT's tests and runner are only in forky, and need newer versions of these libraries.
 FORKY = """
 igt-gpu-tools-tests igt-gpu-tools intel-gpu-tools
 libxv1 libdrm-amdgpu1 libdrm-nouveau2 libdrm2 libdrm-common

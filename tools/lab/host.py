@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""What the lab needs of the machine it runs on, checked before any work starts."""
+"""The requirements of the lab on its host, checked before any work starts."""
 
 import ctypes
 import functools
@@ -17,12 +17,12 @@ import cache
 import sandbox
 from steps import DiskFull, LabError
 
-# What a run writes even if nothing has to be made first: objects, programs, results.
+# The space that a run needs even if all caches are complete: objects, programs, results.
 RUN_GB = 2
-# For connections that fail. After an answer such as "503 Service Unavailable" apt gives up: see
-# persistently().
+# Retries of connections that fail. After an answer such as "503 Service Unavailable" apt gives up:
+# see persistently().
 RETRIES = 'Acquire::Retries "3";'
-# A wrong name is told within seconds.
+# A wrong name is reported within seconds.
 APT_HELPER = ["/usr/lib/apt/apt-helper", "-o", "Acquire::Retries=0",
               "-o", "Acquire::http::Timeout=10", "-o", "Acquire::https::Timeout=10"]
 # Seconds to wait before something that downloads is done once more, each time that it fails.
@@ -37,7 +37,7 @@ HOST_PACKAGES = ["mmdebstrap", "debian-archive-keyring"]
 
 
 def preflight(ksrc):
-    """Fail at once, with a clear message, for what would fail later and unclearly."""
+    """Fail at once, with a clear message, if something is missing that a later step needs."""
     if platform.machine() != "x86_64":
         raise LabError(f"this machine is {platform.machine()}, the lab needs amd64",
                        "use an amd64 machine: toolchain, kernel and guest are amd64")
@@ -47,7 +47,7 @@ def preflight(ksrc):
 
 
 def supplies(gigabytes, suites):
-    """Fail at once if what has to be made finds no space, or no mirror for these suites."""
+    """Fail at once if the caches lack space for what is missing, or if no mirror has the suites."""
     _disk(RUN_GB + gigabytes)
     if suites:
         mirror(*suites)
@@ -95,7 +95,7 @@ def check_ksrc(ksrc):
 
 
 def install_packages(steps):
-    """Install what the machine itself must have: only what makes Debian roots."""
+    """Install the packages that the host itself needs: only those that make Debian roots."""
     if shutil.which("mmdebstrap"):
         return
     if os.geteuid() != 0:
@@ -110,7 +110,7 @@ def install_packages(steps):
 
 
 def persistently(action):
-    """Do something that downloads, again if it fails: a mirror may fail once."""
+    """Run a function that downloads, and repeat it if it fails, because a mirror may fail once."""
     for pause in PAUSES:
         try:
             return action()
@@ -138,7 +138,7 @@ def mirror(*suites):
 
 
 def _apt_mirrors():
-    """What apt would fetch from; this works before the first apt-get update too."""
+    """The mirrors that apt would use; this works before the first apt-get update too."""
     listed = subprocess.run(["apt-get", "--print-uris", "update"], check=False,
                             stdout=subprocess.PIPE, text=True).stdout
     return list(dict.fromkeys(re.findall(r"'(\S+?)/dists/\S+/InRelease'", listed)))
@@ -164,7 +164,7 @@ def transport(dump, uri):
     wanted = re.compile(r'Acquire::((http|https)::(Proxy|No-Cache|Timeout)|Check-)\S* "[^"]+";'
                         rf'|Acquire::https::(\S+::)?({CERTIFICATES}|Verify-\w+) "[^"]+";')
     options = [line for line in dump.splitlines() if wanted.match(line)]
-    # A fresh root has no certificates, and its apt does not know where others would be.
+    # A fresh root has no certificates, and its apt does not know where the host has them.
     if uri.startswith("https:") and 'Acquire::https::CaInfo "' not in dump:
         options.append(f'Acquire::https::CaInfo "{CA_BUNDLE}";')
     return options
@@ -177,7 +177,7 @@ def certificates(options):
 
 
 def tsc_khz():
-    """How fast the time stamp counter of the host runs, or nothing if that cannot be found out."""
+    """The frequency of the host's time stamp counter, or None if it cannot be measured."""
     try:
         with mmap.mmap(-1, mmap.PAGESIZE,
                        prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC) as page:
@@ -189,13 +189,13 @@ def tsc_khz():
             end = _at_once(read)
             del place
     except OSError:
-        # The machine may not let anybody write code.
+        # The machine may forbid executable memory.
         return None
     return round((end[1] - begin[1]) / (end[0] - begin[0]) * 1e6)
 
 
 def _at_once(read):
-    """Nanoseconds and the counter at the same time: of some tries, the one that took the least."""
+    """Nanoseconds and the counter at the same time: the reading of several that took the least."""
     tries = []
     for _ in range(100):
         before = time.monotonic_ns()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""What is expected of tests under igt_runner, and what its results say."""
+"""The expectations of tests under igt_runner, and the reading of its results."""
 
 import json
 import re
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import kernel
 import topologies
 
-# How a program says that a subtest needs what the machine has not.
+# The message of a program whose subtest needs something that the machine does not have.
 NEEDS = re.compile(r"Skipped: needs (\S+)$")
-# A finding that is known and not mended, by its letter.
+# A finding that is known and not fixed, by its letter.
 FINDING = re.compile(r"[SLRQ]\d+")
 
 
@@ -83,8 +83,8 @@ def tests(text):
 def verdicts(text, skips, topology, has, failures):
     """Judge a results.json.
 
-    A subtest may need what the machine has not, of `has`. Any other skip must be in the list of
-    skips, and what is in the list must skip. What is expected to fail counts as a skip if it does.
+    A subtest may skip if it needs something that is not in `has`. Any other skip must be in the
+    list of skips, and each test in that list must skip. An expected failure counts as a skip.
     """
     found = []
     for name, entry in sorted(tests(text).items()):
@@ -104,7 +104,8 @@ def _verdict(entry, reason, has, finding):
     """Result and detail of a test, with why it may skip, and why it may fail."""
     result, text = entry.get("result"), said(entry)
     if result == "dmesg-warn":
-        # The test passed, and the lines that igt_runner means are judged with the rest of the log.
+        # The test passed. The kernel messages that igt_runner reports are judged with the whole
+        # log.
         result = "pass"
     need = NEEDS.match(text)
     if result == "skip" and need:
@@ -123,7 +124,7 @@ def _verdict(entry, reason, has, finding):
 
 
 def _needs(need, has):
-    """Result and detail of a test that skipped for want of something."""
+    """Result and detail of a test that skipped because the machine lacks something."""
     if need not in topologies.NEEDS:
         return "fail", f"skipped for want of {need}, of which the lab knows nothing"
     if need in has:
@@ -132,7 +133,7 @@ def _needs(need, has):
 
 
 def never_ran(texts, skips):
-    """Tests that skipped on every boot on which they were run, unless the list has them for all."""
+    """Tests that skipped on every boot that ran them, without an entry for all topologies."""
     return [Verdict(f"every boot: {name}", "fail", "skipped wherever it was run")
             for name, results in _by_test(texts).items()
             if results == {"skip"} and (None, name) not in skips]

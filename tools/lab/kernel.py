@@ -15,17 +15,17 @@ DEFAULT = "check"
 FLAVOURS = {DEFAULT: ["base.config", "checks.config", "lockdep.config"],
             "kasan": ["base.config", "checks.config", "kasan.config"],
             "kmemleak": ["base.config", "checks.config", "kmemleak.config"],
-            # What is measured has none of the checks.
+            # Measurements are made without the checks.
             "plain": ["base.config"]}
-# Those that find what the default does not, and that take longer.
+# The flavours that find bugs which the default does not find, and that take longer.
 SANITIZERS = ("kasan", "kmemleak")
-# What a kernel of a flavour has on its command line. The features of the first processor are unknown
-# for a moment while the kernel boots, five-level page tables among them: KASAN then takes what an
-# interrupt accesses for no memory.
+# Parameters on the command line of a flavour. While the kernel boots, the features of the first
+# processor are unknown for a moment, five-level page tables among them: KASAN then reports the
+# accesses of an interrupt as accesses to no memory.
 CMDLINE = {"kasan": "no5lvl"}
-# Modules that are built, and that no guest needs.
+# Modules that are built, but that no guest needs.
 COMPILED_ONLY = ("nova-core", "nova-drm", "mlx5_core", "mlx5_ib")
-# Fixed names, so that a relink happens only when something changed and no host name is built in.
+# Fixed names, so that the kernel is relinked only after a change and contains no host name.
 IDENTITY = {"KBUILD_BUILD_TIMESTAMP": "2026-01-01 00:00:00Z",
             "KBUILD_BUILD_USER": "lab", "KBUILD_BUILD_HOST": "vvram"}
 # clippy-driver compiles everything that rustc would: one build serves the boots and the lint
@@ -42,7 +42,7 @@ def flavour():
 
 
 def need_checks():
-    """Refuse a kernel without what the tests need, such as allocations that fail on demand."""
+    """Refuse a kernel without options that the tests need, such as fault injection."""
     if not has("CONFIG_FAULT_INJECTION=y"):
         raise LabError(f"FLAVOUR={flavour()} has nothing that tests need",
                        f"choose one of: {', '.join((DEFAULT, *SANITIZERS))}")
@@ -77,7 +77,7 @@ class Kernel:
 
     @property
     def cmdline(self):
-        """What this kernel has to have on its command line."""
+        """The parameters that this kernel needs on its command line."""
         return CMDLINE.get(self.flavour, "")
 
     def make(self, step, targets, hint, box=None):
@@ -88,7 +88,7 @@ class Kernel:
                  cwd="/build/src", env=IDENTITY)
 
     def ensure(self, steps):
-        """Configure, build and install whatever the inputs ask for."""
+        """Configure, build and install the kernel and its modules if the inputs have changed."""
         config = self._configure(steps)
         self.key = cache.digest(self.source.state, config, toolchain.KEY, MAKE, IDENTITY,
                                 COMPILED_ONLY)
@@ -107,7 +107,7 @@ class Kernel:
         stamp.set(self.key)
 
     def _leave_out(self, step):
-        """Take what is only compiled out of the folder that the guest sees."""
+        """Remove the modules that are only compiled from the folder that the guest sees."""
         [modules] = (self.share / "lib/modules").iterdir()
         for name in COMPILED_ONLY:
             [module] = modules.rglob(f"{name}.ko")
@@ -148,10 +148,11 @@ class Kernel:
 
 
 def remove_half_made(folder):
-    """Remove the targets that a make was at when it was killed: the next one goes by the times.
+    """Remove the targets that a killed make may have left incomplete, as make only compares times.
 
-    kbuild writes the command of a target down when the target is made. A target that is newer was
-    about to be made again, with the same command, and one whose record is cut was not done either.
+    kbuild records the command of a target once the target is made. If a target is newer than its
+    record, it was being made again with the same command. If the record is truncated, neither was
+    complete.
     """
     for record in folder.rglob(".*.cmd"):
         target = record.with_name(record.name[1:].removesuffix(".cmd"))
@@ -170,6 +171,6 @@ def unmet(fragment, config):
     for line in fragment.splitlines():
         match = re.match(r"(?:# )?(CONFIG_\w+)(=| is not set)", line)
         if match:
-            wanted[match.group(1)] = line    # as in Kconfig, the last word counts
+            wanted[match.group(1)] = line    # as in Kconfig, the last line counts
     return [line for name, line in wanted.items()
             if (line not in have if line.startswith("CONFIG_") else name in names)]

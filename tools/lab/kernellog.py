@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
 """Reads a guest's kernel log: it is part of the verdict of every boot.
 
-The guest prints the level of each line. What is a warning or worse is a
-complaint, whatever its words are, unless expected-log.txt has it.
+The guest prints the level of each line. A line at the level of a warning or
+worse is a complaint, whatever its text, unless expected-log.txt has it.
 """
 
 import fnmatch
@@ -14,12 +14,12 @@ from pathlib import Path
 import kernel
 from igt import Verdict
 
-# What a guest needs on its command line.
+# The parameters that a guest needs on its command line.
 CMDLINE = "console_msg_format=syslog"
 EXPECTED = Path(__file__).parent / "expected-log.txt"
 # Facility and level, as syslog has them in one number; the kernel itself is facility 0.
 LINE = re.compile(r"<(\d+)>\[ *\d+\.\d+\] ?(.*)")
-# What the kernel says where one processor has taken the console from another one.
+# The message of the kernel if one processor has taken the console from another one.
 REPLAY = "** replaying previous printk message **"
 WARNING = 4
 # Complaints that the kernel makes at a lower level: of a process that died of a fault, because it
@@ -29,23 +29,23 @@ QUIET = re.compile(r"""
   | traps:\ .*
   | kmemleak:\ \d+\ new\ suspected\ memory\ leaks.*
 """, re.X)
-# Complaints of which a single one says that there is a bug, however busy the host was.
+# Complaints that are always bugs, however busy the host was.
 SERIOUS = re.compile(r"""
     \b(WARNING|BUG|INFO|Oops|DMA-API|UBSAN|kmemleak|refcount_t):
   | \blist_(add|del)\b | Call\ Trace: | cut\ here | segfault\ at | ^traps: | protection\ fault
 """, re.X)
-# What test programs write into the log. IGT's do so as well.
+# Marks that test programs write into the log. The programs of IGT do so as well.
 TEST = re.compile(r"\[IGT\] (\S+): (?:executing|starting subtest (\S+)|(exiting)\b.*)")
-# So many lines of one log say what is wrong; the log has the others.
+# The maximum number of lines of one log in a verdict; the log has the others.
 SHOWN = 12
 
 
 @dataclass(frozen=True)
 class Expected:
-    """An entry of expected-log.txt: a complaint that is none."""
+    """An entry of expected-log.txt: a line that is expected, and so is no complaint."""
 
     boots: tuple         # patterns
-    tests: str           # pattern, or none for all there is in a log
+    tests: str           # pattern, or none for the whole log
     text: re.Pattern
     reason: str
     always: bool         # whether each run has such a line
@@ -98,7 +98,7 @@ def lines(log):
 
 
 def _once(printed):
-    """The lines without the beginnings of such as another processor then printed as a whole."""
+    """The lines without beginnings of lines that another processor then printed as a whole."""
     for i, line in enumerate(printed):
         again = printed[i + 2] if printed[i + 1:i + 2] == [REPLAY] and i + 2 < len(printed) else ""
         if line != REPLAY and not (line and again.startswith(line)):
@@ -110,8 +110,8 @@ def _complaints(log):
     test, booting = "", True
     for level, text in lines(log):
         if level is None:
-            # The firmware comes first. Later it is a program that has no other place to say what
-            # is wrong: the first one of the guest, most likely.
+            # Lines without a level come from the firmware at first. Later they come from a program
+            # that has no other place for its errors: most likely the init of the guest.
             if text and not booting:
                 yield test, text
             continue
@@ -132,7 +132,7 @@ def complaints(log, boot, entries=None):
 
 
 def brief(found):
-    """The first of many complaints."""
+    """The first complaints, if there are many."""
     more = len(found) - SHOWN
     return found if more <= 0 else [*found[:SHOWN], f"and {more} more like these"]
 

@@ -26,8 +26,8 @@ def _parser(tree):
 def results(log, tree):
     """(suite.case, "pass" | "fail" | "skip", detail) for each case, by the parser of a tree.
 
-    A case with parameters is one case, and fails if one of them does. A suite that did not come
-    to its end, because the kernel did, is one more failure.
+    A case with parameters is one case, and fails if one of them does. A suite that did not end,
+    because the kernel died, is one more failure.
     """
     return [result for document in documents(log) for result in _results(document, tree)]
 
@@ -53,11 +53,11 @@ def _results(document, tree):
     errors = [line.partition("[ERROR] ")[2] for line in said.getvalue().splitlines()
               if "[ERROR] " in line]
     found = [result for suite in main.subtests if suite.name for result in _of_suite(suite)]
-    # The parser has a test without a name for each that was announced and did not come.
+    # The parser has a test without a name for each one that was announced and did not run.
     lost = sum(not suite.name for suite in main.subtests)
     if lost:
         found.append(("KUnit", "fail", f"{lost} of {main.expected_count} suites did not run"))
-    # Whatever else it did not understand.
+    # Other errors of the parser.
     if errors and all(result != "fail" for _, result, _ in found):
         found.append(("KUnit", "fail", "; ".join(errors)))
     return found
@@ -76,7 +76,7 @@ def _of_suite(suite):
 
 
 def _verdict(test):
-    """The verdict about a test and all below it, and why."""
+    """The verdict about a test and all tests below it, and the reason."""
     bad = [below for below in test.subtests if _verdict(below)[0] == "fail"]
     result = "fail" if bad else RESULTS.get(test.status.name, "fail")
     if result == "fail":

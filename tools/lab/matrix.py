@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The migration matrix: what vvram_matrix saw on each topology, as one table."""
+"""The migration matrix: the observations of vvram_matrix on each topology, as one table."""
 
 import re
 from dataclasses import dataclass, field
@@ -34,15 +34,15 @@ LEGEND = (
 
 @dataclass
 class Cell:
-    """What was seen of a combination; topologies that saw the same share one."""
+    """The observations of a combination; topologies with the same observations share a cell."""
 
     text: str
-    wrong: dict = field(default_factory=dict)    # topology: what is wrong
+    wrong: dict = field(default_factory=dict)    # topology: error
     seen: list = field(default_factory=list)     # (placement, path/reason of each importer)
 
 
 def parse(text):
-    """The cells in a results.json: {(object, first, order, second): (what was seen, error)}."""
+    """The cells in a results.json: {(object, first, order, second): (observation, error)}."""
     found = {}
     for name, entry in igt.tests(text).items():
         if not name.startswith(TEST):
@@ -67,13 +67,13 @@ def keys():
 
 
 def short(place, got, decision):
-    """What was seen in a few letters; any other path than that of the topology is spelled out."""
+    """An observation in a few letters; a path other than that of the topology is spelled out."""
     names = ["peer" if item == f"{decision}/none" else SHORT.get(item, item) for item in got]
     return f"{PLACES.get(place, place)} {'+'.join(names)}"
 
 
 def merge(seen):
-    """Bring the cells of some topologies together; seen maps topologies to what parse() found."""
+    """Merge the cells of some topologies; seen maps topologies to the results of parse()."""
     cells = {}
     for key in keys():
         texts, wrong, ways = [], {}, []
@@ -122,7 +122,7 @@ def table(cells):
 
 
 def groups(texts):
-    """(title, what parse() found by topology) of the topologies that share a table.
+    """(title, {topology: result of parse()}) of the topologies that share a table.
 
     texts maps topologies to the results.json of each.
     """

@@ -13,21 +13,21 @@ from steps import LabError
 
 CRATE = "tools/models"
 PROGRAM = "gpu"
-# Where the program and the sockets of a boot are, as the program and QEMU know them.
+# The folders of the program and of the sockets of a boot, under the paths inside the sandbox.
 PROGRAMS = "/build/models"
 SOCKETS = "/build/sockets"
-# In the folder of a boot.
+# File names in the folder of a boot.
 FOLDER = "sockets"
 LOG = "model.log"
 REMOVED = "removed"
-# What the program says once it listens. Later it says which device is removed by surprise.
+# The message of the program once it listens. Later it reports which device is removed by surprise.
 READY = b"ready\n"
-# What QEMU says of a device that is not there any more.
+# The message of QEMU about a device that is gone.
 OF_REMOVED = re.compile(r"qemu\S*: (failed to read header: EOF"
                         r"|Unable to write to socket: Broken pipe|vfio.*)")
-# Seconds that it has for its last words when QEMU is gone.
+# Seconds that it has for its last output when QEMU is gone.
 END = 30
-# Of each device, unless a boot has others.
+# The sizes of each device, unless a boot has others.
 SIZES = "vram=256M,aperture=64M"
 
 
@@ -56,7 +56,7 @@ def arguments(topology, sizes):
 
 
 class Models:
-    """The modelled devices of one boot, of which most have none."""
+    """The modelled devices of one boot; most boots have none."""
 
     def __init__(self, kernel, boot):
         self.topology = boot.topology
@@ -101,7 +101,7 @@ class Models:
             yield process
 
     def leave(self, stack):
-        """Let the program run for as long as what takes the place of this process."""
+        """Let the program run until the command ends that replaces this process."""
         if self.topology.models:
             log = stack.enter_context(open(self.folder / LOG, "ab"))
             process = stack.enter_context(self._start(log))

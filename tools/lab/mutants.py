@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Sees that the tests find what is wrong: one boot for each mutation of tools/mutants."""
+"""Checks that the tests find each mutation of tools/mutants, in one boot for each of them."""
 
 import dataclasses
 import fnmatch
@@ -20,21 +20,21 @@ from steps import LabError
 
 FOLDER = pipeline.REPO / "tools/mutants"
 LIST = FOLDER / "list.toml"
-# Seconds for a boot, for one test in it, and without a mark. A mutation that hangs its guest is
-# found. The guests do little more than to boot.
+# Seconds for a boot, for one test in it, and without a mark. A mutation that hangs its guest counts
+# as found. The guests do little more than boot.
 TIMEOUT = 600
 TEST_TIMEOUT = 120
 SILENCE = 150
 LOAD = 0.5
 # Many mutations make a test wait for its limit.
 SLOWER = 2
-# Runs before the mutations do, on the same kernel.
+# The boot without a mutation, which runs first, on the same kernel.
 NONE = "none"
-# How many verdicts are told of each.
+# The maximum number of verdicts that are printed for a mutation.
 TOLD = 2
 # Tests in a boot without a mutation: they have to fit the command line of the kernel.
 AT_ONCE = 30
-# What MUTANT= has for the boot that tells which allocations tests reach.
+# The value of MUTANT= for the boot that reports which allocations the tests reach.
 ALLOCATIONS = "allocations"
 
 
@@ -81,7 +81,7 @@ def tree(steps, src, box):
 
 @dataclass(frozen=True)
 class Row:
-    """What came of a mutation."""
+    """The outcome of a mutation."""
 
     mutation: mutation.Mutation
     reached: bool
@@ -89,7 +89,7 @@ class Row:
 
     @property
     def outcome(self):
-        """How it is told."""
+        """The outcome in words."""
         if self.failures:
             return "found"
         if self.mutation.unfindable:
@@ -148,7 +148,7 @@ def machine(m):
     if topology is None:
         raise LabError(f"mutation {m.id}: there is no topology {name}", f"correct {LIST}")
     if m.suites:
-        # What is expected of suites goes by the name of the boot.
+        # The expectations of suites depend on the name of the boot.
         name = next((b.name for b in plan.kunit() if b.topology == topology), name)
     return topology, name.removeprefix("check-")
 
@@ -159,13 +159,13 @@ def boot(m):
 
 
 def allocations_boot():
-    """The boot that tells which places that allocate memory are reached."""
+    """The boot that reports which allocations are reached."""
     made = plan.igt(f"mutant-{ALLOCATIONS}", plan.SWITCH, plan.FAULTS)
     return dataclasses.replace(made, cmdline=f"mutant.active={sites.ACTIVE}")
 
 
 def baseline_boots(mutations):
-    """Boots that run all tests of these mutations, with none of them on."""
+    """Boots that run all tests of these mutations, with no mutation on."""
     boots = {}
     for m in mutations:
         boots.setdefault((machine(m)[1], bool(m.suites)), []).append(m)
@@ -200,7 +200,7 @@ def failures(outcome, name, lists):
 
 
 def baseline(outcomes, lists):
-    """What fails without a mutation: {name of the machine: names of verdicts}."""
+    """The failures without a mutation: {name of the machine: names of verdicts}."""
     found = {}
     for outcome in outcomes:
         # There may be several on a machine.
@@ -210,7 +210,7 @@ def baseline(outcomes, lists):
 
 
 def row(m, outcome, before, lists):
-    """What came of a boot; what fails anyway says nothing."""
+    """The outcome of a boot; failures that occur without the mutation do not count."""
     name = machine(m)[1]
     known = before.get(name, set())
     # Suites that a filter holds back do not run.

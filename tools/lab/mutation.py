@@ -3,8 +3,8 @@
 
 One kernel has every mutation, and each boot turns one on (mutant.active= of the
 command line): an expression becomes `if on(N) { new } else { old }`, a statement
-`if !on(N) { old }`. So one build serves all, and what a test finds is the work
-of one mutation alone.
+`if !on(N) { old }`. So one build serves all mutations, and a failure of a test
+is the effect of one mutation alone.
 """
 
 import re
@@ -15,11 +15,12 @@ from dataclasses import dataclass
 import sites
 from steps import LabError
 
-# What a list may say of a mutation.
+# The keys of a mutation in the list.
 KEYS = {"id", "file", "after", "old", "new", "as", "patch", "tests", "suites", "on", "unfindable"}
-# Stands for the condition in what takes the place of the old text as a whole.
+# Stands for the condition in the replacement of a whole old text.
 CONDITION = "MUTANT"
-# Files that only the mutated tree has, and files that name them: of those something is ours anyway.
+# Files that only the mutated tree has, and files that name them: the repository changes these
+# anyway.
 TEMPLATES = {"drivers/misc/mutant.c": "mutant.c", "include/linux/mutant.h": "mutant.h",
              "rust/kernel/mutant.rs": "mutant.rs"}
 PRELUDE = "#![allow(warnings, clippy::all)]"
@@ -29,15 +30,15 @@ CRATE = "rust/kernel/lib.rs"
 
 @dataclass(frozen=True)
 class Mutation:
-    """One line that is wrong on purpose, and who finds it."""
+    """One line that is wrong on purpose, and the tests that find it."""
 
     id: str
     file: str            # path in the kernel tree
     old: str             # its text, which is there once, or is the first one after `after`
     new: str = ""        # the mutated text; nothing if a statement is dropped
     after: str = ""      # text that is there once
-    whole: str = ""      # what takes the place of old, if it is no expression and no statement
-    patch: str = ""      # whose changed line it is, by the start of its path below patches/
+    whole: str = ""      # the replacement of old, if that is no expression and no statement
+    patch: str = ""      # the patch that changes the line, by the start of its path below patches/
     tests: tuple = ()    # program or program@subtest
     suites: str = ""     # or a pattern of KUnit suites
     on: str = ""         # the topology, or bounce
@@ -45,7 +46,7 @@ class Mutation:
 
     @property
     def number(self):
-        """What the kernel knows it by; the same whatever else is on the list."""
+        """Its number in the kernel, which does not depend on the other mutations of the list."""
         return zlib.crc32(self.id.encode()) & 0x7FFFFFFF
 
     @property
@@ -57,8 +58,8 @@ class Mutation:
 
 
 def parse(text):
-    """Read a list; return the mutations, {file or patch: why it has none}, and the like of places
-    that allocate, and that no test makes fail."""
+    """Read a list; return the mutations, {file or patch: why it has none}, and {allocation: why no
+    test makes it fail}."""
     found = tomllib.loads(text)
     mutations = []
     for entry in found.get("mutant", []):
@@ -91,7 +92,7 @@ def position(text, mutation):
 
 
 def replacement(mutation):
-    """What takes the place of the old text."""
+    """The replacement of the old text."""
     number, old, new = mutation.number, mutation.old, mutation.new
     if mutation.file.endswith(".rs"):
         crate = "crate" if mutation.file.startswith("rust/kernel/") else "kernel"
@@ -124,14 +125,14 @@ def rewrite(text, mutations):
 
 
 def _with_prelude(text, file):
-    """What the new code needs, below the line with the licence, or the comment with it."""
+    """The text with the declarations for the new code, below the comment with the licence."""
     if PRELUDE in text:
         return text
     begin = text.index("*/") if text.startswith("/*") else 0
     end = text.index("\n", begin)
     first, newline, rest = text[:end], text[end], text[end + 1:]
     if file.endswith(".rs"):
-        # Neither compiler nor clippy is asked for an opinion.
+        # Neither the compiler nor clippy may warn about the new code.
         prelude = PRELUDE
     else:
         prelude = "#include <linux/mutant.h>"
@@ -139,7 +140,7 @@ def _with_prelude(text, file):
 
 
 class Mutator:
-    """Puts mutations into the files that are laid over the kernel tree, and marks allocations."""
+    """Puts mutations into the repository's files of the kernel tree, and marks allocations."""
 
     def __init__(self, mutations, templates, ours=()):
         self.mutations = mutations
@@ -153,7 +154,7 @@ class Mutator:
             texts[path] = wanted[path].read_text() + line
         for path, here in by_file(self.mutations).items():
             try:
-                # A file that nobody changes is not ours to break.
+                # The repository does not change this file, so a mutation of it would test nothing.
                 texts[path] = rewrite(wanted[path].read_text(), here)
             except (KeyError, ValueError) as error:
                 raise LabError(f"mutations of {path}: {error}",

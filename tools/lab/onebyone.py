@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0
 """Builds the commits of `make tree` one after the other, for each architecture: FLAVOUR=tree.
 
-There is one build folder for each architecture, so that a commit costs what it changes. What was
-built once, and still has the same content, is not built again. The folder with the sources goes
-from a commit to the next one, so that a run that goes on where another one was stopped finds what
-that has built.
+There is one build folder for each architecture, so that a commit rebuilds only what it changes. A
+commit that was built before with the same content is not built again. All commits are checked out
+into the same folder, so that a run that continues an interrupted one finds its objects.
 """
 
 import re
@@ -18,13 +17,13 @@ import tree
 from igt import Verdict
 from steps import LabError, duration
 
-# What FLAVOUR= calls it.
+# Its value of FLAVOUR=.
 FLAVOUR = "tree"
 ARCHITECTURES = ("x86_64", "arm64")
 FRAGMENT = kernel.FRAGMENTS / "tree.config"
-# What comes after the kernel's own Kconfig.
+# The entries after the kernel's own Kconfig.
 LAYERS = kernel.FRAGMENTS / "tree.Kconfig"
-# Without clippy, which `make style` and `make check` show the last commit.
+# Without clippy, which `make style` and `make check` run on the last commit.
 MAKE = ["make", "LLVM=1", "O=/build/out", "KBUILD_KCONFIG=/build/out/tree.Kconfig"]
 TARGETS = ["vmlinux", "modules"]
 NAME = re.compile(r"(?:# )?CONFIG_(\w+)")
@@ -38,7 +37,7 @@ def run(steps):
     box, src = pipeline.sources(steps)
     series = tree.commits(pipeline.REPO, src)
     folder = cache.base() / f"tree-{src.key}"
-    # How long what was built took, by its content.
+    # The time of each build, by its content.
     built, repository = cache.Times(folder / "built.json"), None
     rows = planned(src, series)
     if all(build.key in built.seconds for row in rows for build in row):
@@ -63,7 +62,7 @@ def planned(src, series):
 
 
 def report(console, rows, built):
-    """Print which commits build, and how long that took when it was done."""
+    """Print which commits build, and the time of each build."""
     console.say("".join(f"{arch:<14}" for arch in ARCHITECTURES) + "commit")
     for row in rows:
         times = [duration(built.seconds[build.key]) if build.key in built.seconds else "FAILS"
@@ -86,7 +85,7 @@ class Build:
 
 
 def contents(src, series):
-    """The digests of the tree, and of its Kconfig files, at each commit; messages do not count."""
+    """The digests of the tree, and of its Kconfig files, at each commit, without the messages."""
     found = [(src.key, src.key)]
     for commit in series:
         content, options = found[-1]
@@ -100,7 +99,7 @@ def contents(src, series):
 
 
 def not_yet(series):
-    """The options that are not there yet at each commit."""
+    """The options that do not exist yet at each commit."""
     found = [set()]
     for commit in reversed(series[1:]):
         texts = [commit.patch.read_text(), *(file.read_text() for path, file in commit.files.items()
@@ -110,13 +109,13 @@ def not_yet(series):
 
 
 def wanted():
-    """What a configuration has to have: what is asked for, and the layers."""
+    """The options that a configuration must have: those of the fragment, and the layers."""
     return FRAGMENT.read_text() + "".join(
         f"CONFIG_{name}=y\n" for name in SELECTED.findall(LAYERS.read_text()))
 
 
 def lost(config, later):
-    """What a configuration does not have as asked for, although it is not for later."""
+    """The wanted options that a configuration lacks, without those that only later commits have."""
     return [line for line in kernel.unmet(wanted(), config)
             if NAME.match(line).group(1) not in later]
 
@@ -147,7 +146,7 @@ def tag(commit):
 
 
 def verdict_of(steps, built, build, place, action):
-    """Build a commit, unless that was done, and say how it went; return the verdict."""
+    """Build a commit, unless it was built before, and print the result; return the verdict."""
     name = f"{build.arch}: {build.commit.patch.name}"
     if build.key in built.seconds:
         return Verdict(name, "pass")
@@ -185,7 +184,7 @@ def made(step, repository, folder, build):
 
 
 def configured(step, sources, out, build, make, box):
-    """Ask for what there is at a commit."""
+    """Configure the options that exist at a commit."""
     cache.write_if_changed(out / "tree.Kconfig", (sources / "Kconfig").read_bytes()
                            + b"\n" + LAYERS.read_bytes())
     (out / "tree.config").write_bytes(FRAGMENT.read_bytes())

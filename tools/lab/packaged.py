@@ -10,9 +10,8 @@ import debianroot
 import host
 import toolchain
 
-# The sources' signed index says where the files are and what their digests are. They are fetched
-# one by one, since only the description of a source package, which nobody needs, may be missing
-# from a mirror.
+# The signed index of the sources has the paths and the digests of the files. They are fetched one
+# by one, because a mirror may lack the description of a source package, which is not needed here.
 FETCH = """
 set -e
 mkdir -p /tmp/lists/partial /tmp/cache/archives/partial
@@ -43,7 +42,7 @@ class Package:
     """A source package, a folder with patches, and how it is built.
 
     The commands run in the folder of the source. The outputs are patterns of
-    the files and folders that are wanted of what they make.
+    the files and folders to keep.
     """
 
     name: str
@@ -58,7 +57,7 @@ class Package:
 
 
 def ensure(steps, box, package):
-    """Build a package unless it is there; return the folder of what is wanted of it."""
+    """Build a package unless it is there; return the folder of its outputs."""
     patches = sorted(package.patches.glob("*.patch"))
     headers = cache.digest_tree(package.includes) if package.includes else ""
     key = cache.digest(package.name, toolchain.KEY, FETCH, package.commands, package.outputs,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""From a bare machine to a guest that is ready to boot: what every command starts with."""
+"""From a bare machine to a guest that is ready to boot: the first steps of every command."""
 
 import os
 import shutil
@@ -25,7 +25,7 @@ GUEST = Path(__file__).parent / "guest"
 
 @dataclass
 class Built:
-    """Everything that the pipeline made."""
+    """The results of the pipeline."""
 
     box: sandbox.Sandbox
     source: source.Source
@@ -34,9 +34,9 @@ class Built:
 
 
 def missing(ksrc, roots):
-    """Which of these roots, and of the kernel tree, the caches do not have."""
+    """The roots, of those given, and the kernel tree, if the caches do not have them."""
     absent = [root for root in roots if not root.path().exists()]
-    # The tree of the package has no name before the package is there.
+    # The name of the tree depends on the version of the package, which must be there first.
     named = ksrc or toolchain not in absent
     if not (named and source.locate(ksrc, sandbox.Sandbox(toolchain.path())).complete()):
         return [*absent, source]
@@ -44,7 +44,7 @@ def missing(ksrc, roots):
 
 
 def sources(steps, roots=(toolchain,)):
-    """Preflight for all that the caches lack, toolchain root and kernel tree."""
+    """Check the host for everything that the caches lack; make the toolchain root and the tree."""
     kernel.flavour()
     ksrc = os.environ.get("KSRC")
     host.preflight(ksrc)
@@ -63,7 +63,7 @@ def sources(steps, roots=(toolchain,)):
 def kernel_only(steps, roots=(toolchain,), flavour=None, variant=None):
     """Everything up to a built kernel, of the flavour asked for with FLAVOUR= if none is given.
 
-    Of another tree, if there is a variant: a function of the steps, the tree and the sandbox.
+    If there is a variant, a function of the steps, the tree and the sandbox, it returns the tree.
     """
     box, src = sources(steps, roots)
     if variant:

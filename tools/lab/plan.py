@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""What runs where: the programs of the tests, and the machines on which each can find something."""
+"""The plan of the boots: the programs of the tests, and the machines on which each is useful."""
 
 import dataclasses
 import os
@@ -10,11 +10,11 @@ import qemu
 import rdma
 import topologies
 
-# How many times longer than on an idle processor a test may take. The guests of the tests have more
-# processors than the host.
+# The factor by which a test may take longer than on an idle processor. The guests of the tests have
+# more processors than the host.
 SLOWER = {"check": 6, "kasan": 12, "kmemleak": 12, "plain": 6}
-# In seconds, which SLOWER and VVRAM_SOAK multiply: of a boot, of a test under igt_runner, and
-# without a mark of the guest, which has to be more than a test may take.
+# Limits in seconds, which SLOWER and VVRAM_SOAK multiply: of a boot, of a test under igt_runner,
+# and without a mark of the guest, which has to be more than that of a test.
 BOOT_TIMEOUT = 240
 TEST_TIMEOUT = 60
 SILENCE = 100
@@ -22,29 +22,29 @@ SWITCH, *_ = topologies.TOPOLOGIES
 # Programs whose outcome depends on the route between exporter and importer.
 MATRIX = "vvram_matrix"
 EVERYWHERE = ("vvram_bar_export", "vvram_export", MATRIX, "vvram_p2p", "vvram_query")
-# Of the matrix, what depends on the route and not only on its kind.
+# The subtests of the matrix that depend on the route and not only on its kind.
 MATRIX_OF_ROUTE = (f"{MATRIX}@either-*", f"{MATRIX}@vram-*")
-# Those that only depend on what an importer is given: a bus address, an address behind an IOMMU,
-# or nothing.
+# Programs that depend on the kind of address only: a bus address, an address behind an IOMMU, or
+# none.
 KINDS = ("avram_export", "edu_memory_life", "edu_user_memory", "vvram_counters", "vvram_hotplug",
          "vvram_kill", "vvram_move", "vvram_reset", "vvram_svm_peer", "vvram_unbind", "vvram_vfio")
-# Whether the tool for operators says what the kernel does: on each machine.
+# Compares the answers of the tool for operators with the kernel: on each machine.
 TOOL = ("p2p_agrees",)
 PAIR = ("pair_copy", "pair_import")                                             # two GPUs
 # With modelled GPUs: for each kind of address, and once.
 GPU_KINDS = ("mgpu_aperture", "mgpu_evict", "mgpu_exec", "mgpu_gone", "mgpu_model", "mgpu_peer",
              "mgpu_unbind", "mgpu_vm")
 GPU_ONCE = ("mgpu_engine", "mgpu_queue", "mgpu_recover", "mgpu_reset")
-# Of these, what moves objects more often in `make soak`.
+# Those of these programs that move objects more often in `make soak`.
 GPU_SOAK = ("mgpu_evict", "mgpu_peer")
-# With more VRAM than any memory, which takes memory of the host only where it is not zero.
+# With more VRAM than the host has memory: pages of VRAM that are zero take no memory of the host.
 GPU_LARGE = ("mgpu_large",)
 LARGE = "vram=64G,aperture=256M"
-# How the names of the topologies of these end.
+# The end of the names of the topologies of these programs.
 KIND_OF_EACH = ("switch", "intel-iommu", "no-route")
-# Where each allocation fails.
+# Programs in which each allocation is made to fail.
 FAULTS = ("avram_faults", "vvram_faults")
-# Those that come to the same on all machines.
+# Programs that have the same result on all machines.
 ONCE = ("hmm_cases", "vvram_async", "vvram_badinput", "vvram_compat", "vvram_copy", "vvram_create",
         "vvram_debugfs", "vvram_dmem", "vvram_exporter", "vvram_failures", "vvram_fdinfo",
         "vvram_holders", "vvram_import", "vvram_leaks", "vvram_limits", "vvram_lru", "vvram_mmap",
@@ -62,16 +62,16 @@ RDMA_ONCE = ("rdma_clients", "rdma_direct", "rdma_odp", "rdma_pressure", "rdma_s
 # With a disk: for each kind of address, and once.
 DISK_KINDS = ("vvram_direct_io",)
 DISK_ONCE = ("vvram_direct_files", "vvram_direct_life")
-# Where all DMA to system memory is copied, and that to VRAM must not be.
+# With swiotlb=force: all DMA to system memory is copied, and DMA to VRAM must not be.
 DISK_BOUNCED = ("vvram_direct_bounce",)
-# Where that is so as well, and a disk cannot do without the copy: it tries for ever.
+# With swiotlb=force and a disk, which needs the copy, and so retries requests to VRAM for ever.
 DISK_STUCK = ("vvram_direct_stuck",)
-# Where pages of the object are not pages of the BAR in that order.
+# With VRAM in another order than the pages of the BAR.
 DISK_SCRAMBLED = ("vvram_direct_io@read", "vvram_direct_io@write", "vvram_direct_io@parts")
-# Where devices see other memory than the CPU, code that forgets to synchronize fails.
+# Devices see other memory than the CPU here, so code that forgets to synchronize fails.
 BOUNCED = ("vvram_bounce", "vvram_sync")
-# Where the BAR shows VRAM in another order, and VRAM has holes, code that takes one offset for the
-# other fails. Of the policy, what has to do with VRAM. By default and in `make soak`.
+# The BAR shows VRAM in another order here, and VRAM has holes, so code that confuses the two
+# offsets fails. The programs are those of the policy that use VRAM, by default and in `make soak`.
 SCRAMBLED = ("vvram_copy", "vvram_matrix@vram-dynamic", "vvram_matrix@vram-revocable",
              "vvram_matrix@either-dynamic", "vvram_matrix@either-pinned", "vvram_mmap", "vvram_move",
              "vvram_p2p", "vvram_svm@huge", "vvram_svm@ranges", "vvram_svm@zero", "vvram_views",
@@ -84,19 +84,20 @@ VARIANTS = {"bounce": "swiotlb=force", "stuck": "swiotlb=force",
 # The tests of IGT that open any driver, the one that IGT_FORCE_DRIVER names; those for displays
 # and other vendors cannot apply.
 GENERIC = ("core_*",)
-# The suites of the kernel crate run once, those of the modules on each kind of route.
+# The suites of the kernel crate run once, the suites of modules run on each kind of route.
 ALL_SUITES = "*rust*"
 NO_SUITES = "none"
-# What `make soak` does more often: rounds of tests, and random scatter tables.
+# The larger numbers of `make soak`: rounds of tests, and random scatter tables.
 SOAK = 10
 TABLES = 100_000
 # pyverbs' tests with dma-bufs: class of importer and memory. Each class differs in how it gets
-# VRAM; system memory comes to the same as there, or as in the project's own tests. And those with
-# regions with on-demand paging.
+# VRAM; the cases of system memory are covered there, or by the project's own tests. The last case
+# is that of regions with on-demand paging.
 PYVERBS = ("pinned/vram", "revocable/vram", "dynamic/vram", rdma.ON_DEMAND)
 PYVERBS_SOAK = ("pinned/system", "revocable/system", "dynamic/system")
-# How many processors guests keep busy, as measured: the tests of edu_peer wait for edu, which takes
-# 100 ms for each transfer; soft RoCE, the engines of modelled GPUs and suites wait for nobody.
+# The number of processors that guests keep busy, as measured: the tests of edu_peer wait for edu,
+# which takes 100 ms for each transfer; soft RoCE, the engines of modelled GPUs and suites do not
+# wait.
 WAITS = 0.33
 RDMA_LOAD = 0.8
 GPU_LOAD = 0.8
@@ -119,7 +120,7 @@ def faults():
 
 
 def soak():
-    """The boots of `make soak` on its kernel: long forms, and what `make check` leaves out."""
+    """The boots of `make soak` on its kernel: long forms, and the tests that `make check` omits."""
     tables = [kunit_boot(f"soak-{boot.name.removeprefix('check-')}", boot.topology, NO_SUITES,
                          LAB_TABLES=TABLES) for boot in kunit()]
     switch, *rdmas = topologies.RDMA
@@ -187,19 +188,19 @@ def of_kinds(topology):
 
 
 def everywhere(topology):
-    """What of `EVERYWHERE` runs on a topology: objects that stay in system memory know no route."""
+    """The programs of `EVERYWHERE` for a topology; objects in system memory use no route."""
     if of_kinds(topology):
         return (*EVERYWHERE, *TOOL)
     return (*[name for name in EVERYWHERE if name != MATRIX], *MATRIX_OF_ROUTE, *TOOL)
 
 
 def some(topology, on_all, kinds):
-    """What runs on a topology, of programs that run on all and for each kind of address."""
+    """The programs for a topology, of those for all and of those for each kind of address."""
     return (*on_all, *(kinds if of_kinds(topology) else ()))
 
 
 def once(command, **settings):
-    """The boots of what runs once: several, since one would be the longest of all."""
+    """The boots of the programs that run once: several, as a single one would be the longest."""
     shares = [ONCE[number::ONCE_BOOTS] for number in range(ONCE_BOOTS)]
     shares[-1] = GENERIC + shares[-1]
     return [igt(f"{command}-once-{number}", SWITCH, share, IGT_FORCE_DRIVER="vvram", **settings)
@@ -273,5 +274,5 @@ def job(name, topology, what, settings, **more):
 
 
 def longer(settings):
-    """How many times longer than on an idle processor a boot with these settings may take."""
+    """The factor by which a boot with these settings may take longer than on an idle processor."""
     return SLOWER[kernel.flavour()] * settings.get("VVRAM_SOAK", 1)

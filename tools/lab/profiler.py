@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0
 """The profile: which functions take the instructions of some figures of the benchmark.
 
-A plugin of QEMU (tools/profile) writes down each instruction of the windows that the program of the
-benchmark opens. A figure is the least of several windows, and is made of the same instructions that
-the program has measured: those between two readings of the clock. So a table has a sum that is the
-figure, to the instruction; one that is not is an error.
+A plugin of QEMU (tools/profile) records each instruction of the windows that the program of the
+benchmark opens. A figure is the least of several windows, and consists of the same instructions
+that the program has measured: those between two readings of the clock. So the sum of a table must
+be exactly the figure; a difference is an error.
 """
 
 import array
@@ -23,25 +23,24 @@ PLUGIN = "profile.so"
 BUILD = ["cc", "-O2", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter",
          "-fvisibility=hidden", "-shared", "-fPIC"]
 TIMEOUT = 400
-# What the plugin says of an instruction, above the bits of its address.
+# The flags of the plugin for an instruction, above the bits of its address.
 KIND = 48
 CLOCK, BEGIN, END = 1, 2, 3
 ADDRESS = (1 << KIND) - 1
-# Addresses of the kernel have it.
+# The bit that addresses of the kernel have.
 KERNEL = 1 << (KIND - 1)
 USER = "(the program)"
 UNKNOWN = "(no symbol)"
-# Symbols that stand before functions, and are none.
+# Symbols in front of functions, which are no functions.
 PADDING = "__pfx_"
-# What names of Rust have behind those of crates.
+# The hash that names of Rust have behind the names of crates.
 HASH = re.compile(r"\[[0-9a-f]{16}\]")
-# The figures, by what they are, and of whom.
+# The figures, by their subject and their exporter.
 TITLES = {"first.4k": "map and unmap 4 KiB for the first time, the clock subtracted",
           "whole.1": "export to close, one block",
           "attach.1": "attach, with the system call"}
 EXPORTERS = (("ours", "ours"), ("vfio", "vfio-pci"))
-# That of a mapping is measured in the kernel, and the time that it takes to read the clock is
-# subtracted.
+# The figure of a mapping is measured in the kernel, minus the time of a reading of the clock.
 IN_KERNEL = "first."
 
 
@@ -67,10 +66,10 @@ def between(window, begin, end):
 
 
 def measured(window, name):
-    """What a window measured: how often each address was executed, and how many that is.
+    """The measurement of a window: how often each address was executed, and the sum.
 
-    A program reads the clock when it begins and when it ends. In the kernel a first reading shows
-    what it takes to read it.
+    A program reads the clock when it begins and when it ends. In the kernel, an additional reading
+    at first shows the cost of a reading.
     """
     clocks = [i for i, (kind, _) in enumerate(window) if kind == CLOCK]
     if name.startswith(IN_KERNEL):
@@ -91,7 +90,7 @@ def measured(window, name):
 
 
 def least(trace, figures):
-    """For each figure with windows, by its name, the one that it is: (counts, sum)."""
+    """For each figure with windows, by its name, its least window: (counts, sum)."""
     all_windows = iter(windows(trace))
     found = {}
     for key, count in figures.items():
@@ -128,7 +127,7 @@ class Symbols:
 
 
 def by_function(counts, symbols):
-    """How many instructions each function has of its own."""
+    """The number of instructions of each function itself."""
     found = collections.Counter()
     for address, count in counts.items():
         found[symbols.name(address)] += count
@@ -151,7 +150,7 @@ def table(what, columns):
 
 
 def report(trace, figures, symbols):
-    """The tables as lines, and what is wrong with them."""
+    """The tables as lines, and their errors."""
     found = least(trace, figures)
     wrong = [f"{name}: {total} instructions, the program has measured {figures[name]}"
              for name, (_, total) in found.items() if total != figures[name]]
@@ -165,7 +164,7 @@ def report(trace, figures, symbols):
 
 
 def demangler(box):
-    """What makes names of Rust readable: a function of a list of names."""
+    """The demangler of Rust: a function that maps a list of names to readable ones."""
     def demangle(names):
         done = subprocess.run(box.argv(["c++filt"]), input="\n".join(names), text=True,
                               capture_output=True, check=True)

@@ -9,10 +9,10 @@ import crates
 import toolchain
 
 CRATE = "igt-tests"
-# The tool for operators, which the guest has as well.
+# The crate of the tool for operators, which the guest has as well.
 TOOL = "tools/p2p"
 LOCK = "Cargo.lock"
-# Debian's own copies of crates: nothing is fetched from anywhere.
+# Debian's own copies of crates: cargo fetches nothing.
 OFFLINE = ["--offline",
            "--config", 'source.crates-io.replace-with="debian"',
            "--config", f'source.debian.directory="{crates.REGISTRY}"']

@@ -25,22 +25,22 @@ from steps import LabError, duration, last_line
 from topologies import Topology
 
 VRAM_SIZE = "16M"
-# The one environment that is the same on every machine: guest time is instructions, so edu's
-# 100 ms per transfer cost nothing, and two boots of the same thing do the same thing.
+# The environment that is the same on every machine: guest time is counted in instructions, so the
+# 100 ms of edu for each transfer cost nothing, and two boots of the same job are identical.
 DETERMINISTIC = ("-smp", "1", "-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off",
                  "-rtc", "base=2026-01-01,clock=vm", "-seed", "1")
-# What tests run on: processors that really run at the same time, and random numbers that depend on
-# the seed of the run alone.
+# The environment of the tests: processors that really run at the same time, and random numbers that
+# depend on the seed of the run alone.
 PROCESSORS = 4
 REAL_TIME = ("-smp", str(PROCESSORS), "-accel", "tcg,thread=multi")
 KVM = ("-smp", str(PROCESSORS), "-accel", "kvm")
 COLLECT_TIMEOUT = 120
-# Seconds by which the limit inside the sandbox comes later.
+# Seconds by which the limit inside the sandbox is longer.
 GRACE = 2 * watch.LAST_WORDS
-# At most so many guests run at the same time, for each processor of the host.
+# The maximum number of guests that run at the same time, for each processor of the host.
 GUESTS = 4
 ROUNDING = 1e-6
-# Characters of a command line, with the one that ends it: COMMAND_LINE_SIZE of x86.
+# The size of a command line, with its NUL: COMMAND_LINE_SIZE of x86.
 CMDLINE = 2048
 # QEMU's monitor, for a program in the guest that plugs devices: QEMU is its own client.
 MONITOR = ("-chardev", "socket,id=monitor,path=/tmp/qmp,server=on,wait=off",
@@ -49,12 +49,14 @@ MONITOR = ("-chardev", "socket,id=monitor,path=/tmp/qmp,server=on,wait=off",
            "-device", "virtserialport,chardev=guest,name=qmp")
 
 
-# Devices outside of QEMU map the memory of the guest and of the GPU. No others need that.
+# Shared memory, because devices outside of QEMU map the memory of the guest. Other boots do not
+# need it.
 BACKEND = {False: "memory-backend-ram", True: "memory-backend-memfd"}
 MEMORY = "1G"
 
-# The folder of results. The server forgets its files when it is reset, so it must be a device that
-# is not reset when the guest sleeps: one on PCI Express. Last, so that the others are where they were.
+# The folder of results. Its server forgets open files when it is reset, so it must be a device that
+# is not reset when the guest sleeps: one on PCI Express. It comes last, so that the addresses of
+# the other devices stay the same.
 SHARE = ("-fsdev", "local,id=lab,path=/build/share,security_model=none",
          "-device", "pcie-root-port,id=lab-port,chassis=250",
          "-device", "virtio-9p-pci,fsdev=lab,mount_tag=lab,bus=lab-port,x-pcie-pm-no-soft-reset=on")
@@ -72,7 +74,7 @@ class Boot:
     cmdline: str = ""
     vram: str = VRAM_SIZE
     exact: bool = False                 # the same in each run, at the price of one processor
-    load: float = 1                     # processors of the host that it keeps busy, about
+    load: float = 1                     # about how many processors of the host it keeps busy
     silence: int | None = None          # seconds without a mark in its folder, after which it hangs
     arguments: tuple = ()               # for QEMU, beside those of the topology
     sizes: str = models.SIZES           # of each modelled GPU, as its program has them
@@ -80,7 +82,7 @@ class Boot:
 
 @dataclasses.dataclass
 class Outcome:
-    """What a boot left behind."""
+    """The results of a boot."""
 
     boot: Boot
     results: Path
@@ -94,7 +96,7 @@ class Outcome:
 
     @property
     def qemu_log(self):
-        """What QEMU said, line by line: nothing, unless a device or an IOMMU was misused."""
+        """The lines of QEMU's output: none, unless the guest misused a device or an IOMMU."""
         lines = _lines(self.results / "qemu.log")
         if (self.results / models.REMOVED).exists():
             return [line for line in lines if not models.OF_REMOVED.fullmatch(line)]
@@ -102,12 +104,12 @@ class Outcome:
 
     @property
     def model_log(self):
-        """What the modelled devices said, line by line: nothing, unless a rule was broken."""
+        """The lines of the output of the modelled devices: none, unless the guest broke a rule."""
         return _lines(self.results / models.LOG)
 
 
 def _text(path):
-    """The text of a file; none of one that could not be made."""
+    """The text of a file, or an empty one if the file could not be made."""
     return path.read_text(errors="replace") if path.is_file() else ""
 
 
@@ -131,7 +133,7 @@ class Machine:
         return folder
 
     def argv(self, boot, io):
-        """QEMU's command line, with where its console and its monitor are."""
+        """QEMU's command line, with the arguments for its console and its monitor."""
         settings = {"LAB_JOB": boot.job, "LAB_BOOT": boot.name, **boot.settings}
         settings["VVRAM_SEED"] = 1 if boot.exact else seed()
         cmdline = " ".join(
@@ -141,7 +143,7 @@ class Machine:
              self.kernel.cmdline, boot.topology.cmdline, boot.cmdline]
             + [f"{k}={v}" for k, v in settings.items()])
         if len(cmdline) >= CMDLINE:
-            # The kernel would cut it, and run half of a test.
+            # The kernel would truncate it, and run only some of the tests.
             raise LabError(f"{boot.name}: {len(cmdline)} characters are more than a kernel takes",
                            "name fewer tests, or use patterns")
         backend = BACKEND[bool(boot.topology.models)]
@@ -155,27 +157,27 @@ class Machine:
                 *boot.topology.machine, *SHARE, *boot.arguments]
 
     def run(self, boot, cpu):
-        """Boot, wait for the end, and see that the job came to one.
+        """Boot, wait for the end, and check that the job ended.
 
-        Skipping idle guest time is a dialogue of two of QEMU's threads; on two processors they
-        spend up to twice the time waking each other: an exact boot has one for itself.
+        Two threads of QEMU hand over to each other to skip idle guest time. On two processors they
+        spend up to twice the time waking each other, so an exact boot is bound to one processor.
         """
         pin = ["taskset", "--cpu-list", str(cpu)] if boot.exact else []
         results = self.results(boot)
         begin = time.monotonic()
         error = self._qemu(boot, pin) or self._error(results)
         if boot.job == "igt" and not (results / "results.json").exists():
-            # The guest died before it could make it of what igt_runner had written.
+            # The guest died before it could make the file from the output of igt_runner.
             self._qemu(dataclasses.replace(boot, job="collect", timeout=COLLECT_TIMEOUT))
         return Outcome(boot, results, time.monotonic() - begin, error)
 
     def _qemu(self, boot, pin=()):
-        """Run QEMU to its end; return what is wrong with that."""
+        """Run QEMU to its end; return the error, if any."""
         prefix = "" if boot.job != "collect" else "collect-"
         folder = f"results/{boot.name}"
         io = ("-serial", f"file:/build/share/{folder}/{prefix}kernel.log",
               *watch.arguments(f"/build/share/{folder}"))
-        # A guest that outlives the lab in spite of all has the limit too.
+        # A guest that outlives the lab nevertheless has the limit as well.
         limit = ["timeout", "--signal=KILL", str(boot.timeout + GRACE)]
         devices = models.Models(self.kernel, boot)
         argv = devices.inside(self.box).argv([*limit, *self.argv(boot, io)])
@@ -190,7 +192,7 @@ class Machine:
 
     @staticmethod
     def _error(results):
-        # One without content found no space on the disk.
+        # A file without content found no space on the disk.
         status = _text(results / "status").strip()
         if not status:
             said = last_line(results / "qemu.log") or last_line(results / "kernel.log")
@@ -214,7 +216,7 @@ class Machine:
             try:
                 outcome = self.run(boot, next(processors))
             except OSError as error:
-                # A full disk, most likely: the others go on and end.
+                # A full disk, most likely: the other boots go on until they end.
                 outcome = Outcome(boot, self.kernel.share / "results" / boot.name,
                                   time.monotonic() - running[boot.name], f"not run: {error}")
             del running[boot.name]
@@ -264,13 +266,13 @@ def accelerator(boot):
 
 @functools.cache
 def busy():
-    """What a kernel has to know that boots while its host is busy, so that ticks come late.
+    """Kernel parameters for a guest whose host is busy, so that timer ticks come late.
 
-    It is not to conclude that there is no timer, nor to find out by its ticks how fast the time
-    stamp counter runs, which is the one of the host: its clock would be wrong by any factor. Nor is
-    it to compare the counters of two processors with each other: 7.3 does so also while one of them
-    stops the machine to get rid of the clock by ticks, which then stands still, and the limit of
-    the comparison with it.
+    The kernel must not conclude that there is no timer, and must not calibrate the time stamp
+    counter, which is that of the host, by the ticks: its clock would be wrong by any factor. Nor
+    must it compare the counters of two processors: 7.3 also does so while a processor stops the
+    machine to switch away from the tick-based clock, which then stands still, and with it the time
+    limit of the comparison.
     """
     khz = None if kvm() else host.tsc_khz()
     return " ".join(["no_timer_check", "tsc=nowatchdog",
@@ -291,15 +293,15 @@ def number(variable, default):
 
 
 def guests():
-    """How many guests run at the same time at most: GUESTS=, else some for each processor."""
+    """The maximum number of guests at the same time: GUESTS=, else some for each processor."""
     return max(1, number("GUESTS", GUESTS * len(os.sched_getaffinity(0))))
 
 
 class Room:
     """Room for boots on the processors of the host.
 
-    A guest that waits a lot leaves its processor to others. The next boot is the first of those
-    left for which there is room.
+    A guest that waits a lot leaves its processor to other guests. The next boot is the first one in
+    the queue for which there is room.
     """
 
     def __init__(self, boots):
@@ -309,7 +311,7 @@ class Room:
         self.changed = threading.Condition()
 
     def run(self, one):
-        """Call one() for each boot, in threads; return what it returns by the names of the boots."""
+        """Call one() for each boot, in threads; return {name of the boot: result}."""
         done = {}
 
         def work():
@@ -332,7 +334,7 @@ class Room:
         with self.changed:
             while self.left:
                 for boot in self.left:
-                    # One that needs more than there is runs alone.
+                    # A boot that needs more processors than the host has runs alone.
                     if boot.load <= self.free + ROUNDING or not self.running:
                         self.left.remove(boot)
                         self.free -= boot.load
@@ -344,5 +346,5 @@ class Room:
 
 @functools.cache
 def seed():
-    """The seed of all random numbers of this run: SEED=, else one that no run had before."""
+    """The seed of all random numbers of this run: SEED=, else a new one."""
     return number("SEED", random.SystemRandom().randrange(1, 1 << 31))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""RDMA against VRAM: what the clients are built of, their boots, and their verdicts."""
+"""RDMA against VRAM: the build of the clients, their boots, and their verdicts."""
 
 import json
 import re
@@ -27,17 +27,17 @@ PERFTEST = packaged.Package("perftest", TOOLS / "perftest", """
 make -j"$(nproc)" ib_write_bw ib_read_bw
 """, ("ib_write_bw", "ib_read_bw"), UAPI)
 CLIENT = TOOLS / "libfabric/fi_dmabuf.c"
-# Whose output people want to see.
+# The programs whose output is printed.
 SHOWN = ("rdma_clients@own", "rdma_clients@bandwidth")
-# In the names of tests with dma-bufs, which all have to pass now.
+# The pattern of the names of tests with dma-bufs, which all have to pass with the patches.
 DMABUF = ".DmaBuf"
-# What takes the place of cases where all modules run.
+# The value in place of cases if all modules run.
 MODULES = "modules"
 # The case of regions with on-demand paging, and its tests.
 ON_DEMAND = "on-demand"
 ODP_TESTS = re.findall(r"def (test_\w+)",
                        (Path(__file__).parent / "guest/pyverbs_odp.py").read_text())
-# Says whether they had the memory that they were to have.
+# The file that says whether the tests had the memory of their case.
 MEMORY = "memory"
 
 
@@ -55,7 +55,7 @@ def ensure(steps, built):
 
 
 def report(console, outcomes):
-    """Print what the programs said of bytes and bandwidths."""
+    """Print the bytes and bandwidths that the programs report."""
     for outcome in outcomes:
         if outcome.boot.topology in topologies.RDMA and outcome.boot.job == "igt":
             for name, entry in igt.tests(igt.results(outcome)).items():
@@ -89,11 +89,11 @@ def pyverbs(outcome, name):
 
 
 def pyverbs_verdicts(name, what, found, before):
-    """Judge what came of pyverbs' tests; before is what came of them without the patches."""
+    """Judge the results of pyverbs' tests; before has their results without the patches."""
     if what == MODULES:
         wanted = {test: "pass" if DMABUF in test else result for test, result in before.items()}
     else:
-        # Not one may be skipped: that would say that a dma-buf was not registered.
+        # No test may be skipped: a skip means that a dma-buf was not registered.
         tests = [test for test in before if DMABUF in test] + [MEMORY]
         wanted = {f"{case}/{test}": "pass" for case in what.split(",")
                   for test in (ODP_TESTS if case == ON_DEMAND else tests)}

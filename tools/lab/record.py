@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""What a run has come to so far. A report is made of it, however the run ends."""
+"""The results of a run so far. The report is made from them, however the run ends."""
 
 import time
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Part:
-    """What the tests of one kernel came to."""
+    """The results of the tests on one kernel."""
 
     title: str                   # the flavour of the kernel
     judge: object                # a function: outcome -> verdicts
@@ -18,7 +18,7 @@ class Part:
 
 @dataclass
 class Record:
-    """What a run has come to."""
+    """The results of a run."""
 
     command: str = ""
     begin: float = field(default_factory=time.time)
@@ -26,13 +26,13 @@ class Record:
     status: int | None = None    # none as long as it runs
     error: BaseException | None = None
     seed: int | None = None
-    steps: list = field(default_factory=list)        # all that began, in order
+    steps: list = field(default_factory=list)        # all steps that began, in order
     parts: list = field(default_factory=list)
-    demo: list = field(default_factory=list)         # (outcome, row, what is wrong)
+    demo: list = field(default_factory=list)         # (outcome, row, errors)
     figures: dict = field(default_factory=dict)      # of the benchmark, by machine
     rows: list = field(default_factory=list)         # of the benchmark
     notes: list = field(default_factory=list)        # lines below its table
-    wrong: list = field(default_factory=list)        # what fails, and is no verdict
+    wrong: list = field(default_factory=list)        # failures that are no verdicts
 
     def part(self, title, judge):
         """Begin with the tests of a kernel."""

@@ -2,8 +2,8 @@
 """Code that would be unsound, if the compiler did not refuse it.
 
 Each file of tools/refused is compiled twice: as it is, which has to work, and with `--cfg refused`,
-upon which it has what must not be possible. The comment above that has the code of the error that
-the compiler has to report, or how its message begins if it has no code.
+which adds the unsound code. The comment above that code has the code of the error that the compiler
+has to report, or the start of its message if it has no code.
 """
 
 import re
@@ -19,13 +19,13 @@ MAKE = ("M=/build/refused-src", "MO=/build/refused", "--keep-going", "--output-s
 
 
 def wanted(text):
-    """What the compiler has to say of a file."""
+    """The error that the compiler has to report for a file."""
     [says] = COMMENT.findall(text)
     return says
 
 
 def judge(name, says, log):
-    """The verdict about a file, by what the compiler has printed of all of them."""
+    """The verdict about a file, from the compiler's output about all files."""
     said = re.findall(rf"^error(?:\[(E\d+)\])?: (.*)\n +--> \S*\b{name}\.rs:", log, re.M)
     if not said:
         return Verdict(f"refused: {name}", "fail", "the compiler accepts it")
@@ -67,7 +67,7 @@ def _compiled(steps, built, files):
         try:
             built.kernel.make(step, [*MAKE, "KRUSTFLAGS=--cfg refused", *objects], "", box)
         except LabError:
-            # That is what is asked for.
+            # A failure of the compiler is expected here.
             pass
         log = step.log.read_bytes()[before:].decode(errors="replace")
     return [judge(file.stem, wanted(file.read_text()), log) for file in files]

@@ -10,10 +10,10 @@ import shlex
 from pathlib import Path
 
 PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
-# Kills what follows when the thread that started it is gone.
+# Kills the command behind it when the thread that started it is gone.
 LEASH = ["setpriv", "--pdeathsig", "KILL"]
-# The first process of a namespace: it collects those whose parents are gone, and takes all others
-# with it. As the last command of a script the command would itself be the first process, which
+# The first process of a namespace: it reaps orphans, and when it ends, all other processes end. The
+# command must not be the last one of the script: it would become the first process itself, which
 # ignores signals.
 FIRST = ["sh", "-c", '"$@"; exit "$?"', "first"]
 
@@ -21,16 +21,17 @@ FIRST = ["sh", "-c", '"$@"; exit "$?"', "first"]
 def unshare():
     """The start of a command line that may mount, as root or as a plain user.
 
-    All its processes are gone once the one that started it is, however that ended: the leash kills
-    unshare, that the first process of the namespace, and that all others. The kernel may forget a
-    leash when a process gets new credentials, so that it follows the user namespace.
+    All its processes end when the process that started it ends, however that happens: the leash
+    kills unshare, unshare kills the first process of the namespace, and that kills all others. The
+    kernel may reset the leash when a process gets new credentials, so the leash comes after the
+    user namespace is set up.
     """
     user = [] if os.geteuid() == 0 else ["unshare", "--map-root-user", "--map-auto"]
     return [*user, *LEASH, "unshare", "--mount", "--pid", "--fork", "--kill-child=KILL"]
 
 
 def contained(command):
-    """The command line that runs a command outside of any root, with what it starts.
+    """The command line that runs a command outside of any root, and contains its children.
 
     A plain user's own namespaces would be in the way of those that mmdebstrap makes: there the
     command alone is on the leash.

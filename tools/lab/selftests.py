@@ -7,8 +7,8 @@ import cache
 
 FOLDER = "tools/testing/selftests"
 PROGRAM = "hmm-tests"
-# What its Makefile compiles it of, and with: without the headers of the whole kernel, which takes
-# all of the selftests to be made.
+# The sources and flags of its Makefile, without the exported headers of the kernel, which would
+# have to be made for all selftests.
 SOURCES = ("mm/hmm-tests.c", "mm/vm_util.c", "mm/hugepage_settings.c")
 COMPILE = ["cc", "-Wall", "-O2", "-D_GNU_SOURCE=", "-U_FORTIFY_SOURCE", "-I/build/src",
            f"-I/build/src/{FOLDER}", "-isystem", "/build/src/tools/include/uapi"]
@@ -16,7 +16,7 @@ LIBRARIES = ["-lrt", "-lpthread", "-lm"]
 
 
 def ensure(steps, kernel):
-    """Build them, unless that was done, and put them into the share."""
+    """Build them, unless they are up to date, and put them into the share."""
     folder = kernel.share / "selftests"
     key = cache.digest(kernel.source.state, COMPILE, SOURCES, LIBRARIES)
     stamp = cache.Stamp(kernel.folder / "selftests-built")

@@ -1,27 +1,27 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The places of the code that allocate memory, and which of them no test has made to fail.
+"""The allocations in the code, and those of them that no test makes fail.
 
-The kernel tree with the mutations says of each, once, that it was reached while a program lets the
-allocations of an operation fail: FAULTS of plan.py. In the long form of the test it fails then, if
-it does need memory: a list that has room left does not.
+The kernel tree with the mutations reports each allocation once that is reached while a program of
+FAULTS in plan.py makes the allocations of an operation fail. In the long form of the test each one
+fails, unless it needs no memory, such as that of a list with free capacity.
 """
 
 import re
 import zlib
 
-# What makes a kernel say so: mutant.active=.
+# The value of mutant.active= that makes a kernel report them.
 ACTIVE = -1
 REACHED = re.compile(r"allocation (\d+) reached")
-# The flags of an allocation, that are not being imported.
+# The flags of an allocation, outside of imports.
 FLAGS = re.compile(r"(?<![\w:])(?:bindings::)?GFP_[A-Z_]+\b")
-# What marks a place.
+# The call that marks a place.
 CALL = "::mutant::allocation("
 FUNCTION = re.compile(r"^\s*(?:pub(?:\([a-z]+\))? )?(?:unsafe )?(?:extern \"C\" )?fn (\w+)", re.M)
 TESTS = re.compile(r"^#\[kunit_tests\(.*\)\]$|^mod tests", re.M)
 
 
 def number(name):
-    """What the kernel knows a place by."""
+    """The number of a place in the kernel."""
     return zlib.crc32(f"allocation {name}".encode()) & 0x7FFFFFFF
 
 
@@ -44,7 +44,7 @@ def find(path, text):
 
 
 def mark(path, text):
-    """The text of a Rust file, the places of which tell that they are reached."""
+    """The text of a Rust file in which each place reports that it is reached."""
     crate = "crate" if path.startswith("rust/kernel/") else "kernel"
     done, end = "", 0
     for start, after, name in find(path, text):
@@ -60,7 +60,7 @@ def names(files):
 
 
 def report(everything, log, explained):
-    """The table of what was never reached, as lines, and whether it is all explained."""
+    """The table of places that were never reached, as lines, and whether all are explained."""
     reached = {int(found) for found in REACHED.findall(log)}
     missing = [name for name in everything if number(name) not in reached]
     lines = [f"allocations: {len(everything) - len(missing)} of {len(everything)} places reached"]

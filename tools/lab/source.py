@@ -23,7 +23,7 @@ OVERLAY = ["rust", "drivers", "include", "Documentation"]
 # The KUnit suites have another place in the kernel, without the skips that the lab expects.
 KUNIT = "drivers/gpu/drm/vvram/tests"
 NOT_KUNIT = ["skips.txt"]
-# Of this file the repository has only what is to be added.
+# The repository has only the new sections of this file.
 MAINTAINERS = "MAINTAINERS"
 # A section of it begins with its title and a first entry.
 SECTION = re.compile(r"(.+)\n[A-Z]:\t")
@@ -31,14 +31,14 @@ GB = 3
 
 
 class Source:
-    """One upstream tree in the cache, plus what the repository put into it."""
+    """One upstream tree in the cache, plus the files of the repository in it."""
 
     def __init__(self, folder, key, change=None):
         self.folder = folder
         self.key = key
-        self.change = change   # what is done to {path: file} of all that the repository puts in
+        self.change = change   # a function that may replace {path: file} of the repository's files
         self.tree = folder / "tree"
-        self.state = ""        # digest of all that the repository put in
+        self.state = ""        # digest of the repository's files in it
         self.kconfig = ""      # digest of the Kconfig files among it
 
     # The upstream version of each file that a patch touches, under its own path.
@@ -52,7 +52,7 @@ class Source:
 
     @property
     def managed(self):
-        """The paths of all that the repository put in."""
+        """The paths of the repository's files in it."""
         return self._read_managed()
 
     def pristine(self, path):
@@ -61,7 +61,7 @@ class Source:
         return file if file.is_file() else None
 
     def complete(self):
-        """Whether the tree is there, and which files in it are the repository's is known."""
+        """Whether the tree is there, with a valid list of the repository's files in it."""
         try:
             return self.tree.exists() and isinstance(self._read_managed(), list)
         except ValueError:
@@ -89,7 +89,7 @@ class Source:
             wanted[path] = file
         if self.change:
             wanted = self.change(wanted, self.folder / "changed")
-        # Say what is about to be ours before it is: an interrupted run is put right by the next.
+        # Record the paths before the files are written, so that the next run can repair this one.
         self._write_managed(set(managed) | set(wanted))
         for path in sorted(set(managed) - set(wanted)):
             self._restore(path)
@@ -176,7 +176,7 @@ def with_sections(upstream, ours):
 
 
 def applied(patches, without):
-    """The patches but those that WITHOUT= names by how their names begin, to compare with."""
+    """The patches, without those that WITHOUT= excludes by the start of their names."""
     unwanted = tuple(name for name in without.split(",") if name)
     for name in unwanted:
         if not any(patch.name.startswith(name) for patch in patches):
@@ -254,7 +254,7 @@ def _package_version(box):
 
 @functools.cache
 def _ksrc_key(ksrc):
-    """Names and times stand for the content of a tree that is too large to read each time."""
+    """The key of a tree by names, sizes and times: its content is too large to read each time."""
     entries = []
     for top, folders, files in os.walk(ksrc):
         folders[:] = sorted(f for f in folders if f != ".git")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""What the user sees while the lab works.
+"""The output for the user while the lab works.
 
 Each step has a name, a log file and an elapsed time. A step that takes long
 shows where it is: on a terminal in a line that is redrawn, elsewhere in a
@@ -31,7 +31,7 @@ BUILD_LINE = re.compile(r"^\s+(\[M\] )?[A-Z][A-Z0-9_]+(\s+\[M\])?\s+\S")
 
 
 class LabError(Exception):
-    """Something the user has to know, and what to do about it."""
+    """An error for the user, with a hint at what to do about it."""
 
     def __init__(self, message, hint=None, log=None):
         super().__init__(message)
@@ -40,7 +40,7 @@ class LabError(Exception):
 
 
 class DiskFull(LabError):
-    """Something found no space."""
+    """There was no space on a disk."""
 
     def __init__(self, what):
         free = shutil.disk_usage(cache.base()).free >> 20
@@ -51,7 +51,7 @@ class DiskFull(LabError):
 
 
 def found_no_space(log):
-    """Whether a command failed because a disk is full; on that disk may be its log."""
+    """Whether a command failed because a disk is full, which may be the disk of its log."""
     if shutil.disk_usage(log.parent).free < LITTLE_SPACE:
         return True
     with open(log, "rb") as f:
@@ -60,14 +60,14 @@ def found_no_space(log):
 
 
 def duration(seconds):
-    """Seconds as a person would write them."""
+    """Seconds in a readable form."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     return f"{int(seconds) // 60} min {int(seconds) % 60:02d} s"
 
 
 def last_line(path):
-    """The last line of a log, cleaned of what would upset a terminal."""
+    """The last line of a log, without control characters."""
     try:
         with open(path, "rb") as f:
             f.seek(0, 2)
@@ -112,7 +112,7 @@ class Console:
             with self.lock:
                 print(f"{erase}{text}", end="", file=self.stream, flush=True)
         except OSError as error:
-            # A line that finds no space does not end the work: Python keeps it and tries again.
+            # A line that cannot be written does not end the work: Python keeps it and tries again.
             if error.errno not in FULL:
                 raise
 
@@ -122,7 +122,7 @@ class Console:
 
 
 class Step:
-    """One step: its log, and where it is."""
+    """One step: its log, and its progress."""
 
     def __init__(self, name, log):
         self.name = name
@@ -130,8 +130,8 @@ class Step:
         self.begin = time.monotonic()
         self.end = None
         self.result = ""             # of a verdict, once it has ended
-        self.boots = 0               # how many it is to run
-        self.outcomes = []           # of those that have ended
+        self.boots = 0               # the number of boots that it runs
+        self.outcomes = []           # of the boots that have ended
         self.progress = self._last_line
 
     def _last_line(self):
@@ -202,7 +202,7 @@ class Steps:
             raise
         finally:
             stop.set()
-            # One that cannot write its line must not keep the lab.
+            # A step that cannot write its line must not stop the lab.
             beat.join(JOIN)
             step.end = time.monotonic()
         self.console.say(f"[{self.console.elapsed():>12}] {name}: done in {step.elapsed()}")
@@ -213,7 +213,7 @@ class Steps:
 
     def _beat(self, step, stop):
         while not stop.wait(0.5 if self.console.tty else HEARTBEAT):
-            # Whoever does the work gets the same error, and knows what to do about it.
+            # The step that does the work gets the same error, and has a hint about it.
             with contextlib.suppress(OSError):
                 self.console.status(f"    {step.name}: {step.elapsed()}, {step.progress()}")
 

@@ -20,11 +20,12 @@ from igt import Verdict
 from steps import LabError
 
 C_CODE = (".c", ".h")
-# What is built for this machine, and not by the kernel's make.
+# The crates that are built for this machine, and not by the kernel's make.
 CRATES = (programs.CRATE, models.CRATE, programs.TOOL)
 HINT = "the log shows what is asked for"
-# Who submits a patch signs it off; and the tree is not a git tree that could name the commits
-# which the patches mention. A new file of a patch is in a folder that upstream maintains.
+# The submitter of a patch signs it off, so no sign-off is expected here. The tree is not a git tree
+# in which checkpatch could look up commits. New files of patches are in folders that have a
+# maintainer.
 CHECKPATCH = ["perl", "/build/src/scripts/checkpatch.pl", "--root=/build/src", "--strict",
               "--quiet", "--show-types", "--no-signoff", "--ignore=UNKNOWN_COMMIT_ID,FILE_PATH_CHANGES"]
 # The script's self-test reads the MAINTAINERS of the git tree it is in: it gets a tree that has our
@@ -36,7 +37,7 @@ said=$(perl /build/src/scripts/get_maintainer.pl --self-test=sections,patterns 2
 echo "$said"
 test -z "$said"
 """
-# This script writes the order and the blanks that the kernel's file has.
+# This script writes MAINTAINERS in the order and with the blanks of the kernel's file.
 FORM = """
 perl /build/src/scripts/parse-maintainers.pl --order --input=/repo/MAINTAINERS --output=/tmp/form &&
 diff -u /repo/MAINTAINERS /tmp/form
@@ -115,7 +116,7 @@ def checkpatch(steps, box):
 
 
 def broken(steps, src):
-    """Each mutation finds in the tree what it breaks, without a kernel that has it."""
+    """The text that each mutation replaces is in the tree; this needs no mutated kernel."""
     verdicts = []
     with steps.step("mutations"):
         for path, here in mutation.by_file(mutants.everything()).items():
@@ -128,9 +129,9 @@ def broken(steps, src):
 
 
 def taken(steps, box, src):
-    """git am takes the patches that `make tree` writes, and comes to what the lab builds.
+    """git am applies the patches that `make tree` writes, with the tree of the lab as the result.
 
-    In trees that have the files of the patches and no others.
+    The trees have only the files of the patches.
     """
     series = tree.commits(pipeline.REPO, src)
     paths = sorted({path for commit in series for path in commit.paths})

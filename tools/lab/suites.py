@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""What is expected of KUnit: the suites, the examples and the skips, as the repository has them."""
+"""The expectations of KUnit: the suites, the examples and the skips of the repository."""
 
 import re
 from dataclasses import dataclass
@@ -12,18 +12,18 @@ C = re.compile(r"^\+?(?:static )?struct kunit_suite \w+ = \{[^}]*?\.name = \"(\w
 # A line of documentation, without its marker.
 DOCUMENTATION = re.compile(r"^\s*//[/!] ?(.*)$")
 FENCE = re.compile(r"^ {0,3}(```+)([^`]*)$")
-# What may be said of a block that is compiled; the kernel runs all of these.
+# The attributes of a block that is compiled; the kernel runs all of these.
 COMPILED = {"", "rust", "no_run"}
-# The suite that the kernel makes of the examples of its crate, and the names of its cases.
+# The suite that the kernel makes from the examples of its crate, and the names of its cases.
 EXAMPLES = "rust_doctests_kernel"
 EXAMPLE = EXAMPLES + ".rust_doctest_kernel_{}_{}"
-# The driver of an example. It says so when it has found its device.
+# The driver of an example, which prints a message when it has found its device.
 DRIVER = re.compile(r"Registration::<[^(]*>::new\(\s*c\"(\w+)\"")
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What has to run."""
+    """The suites and cases that have to run."""
 
     modules: frozenset       # suites of modules: in each boot
     built_in: frozenset      # suites of the kernel: in one boot
@@ -32,7 +32,7 @@ class Wanted:
 
 
 def wanted(repo):
-    """What the repository has."""
+    """The suites and cases of the repository."""
     modules, built_in, examples, drivers = set(), set(), [], set()
     for top, found in (("kunit", modules), ("drivers", modules), ("rust", built_in),
                        ("patches", built_in)):
@@ -57,7 +57,7 @@ def blocks(text):
         match = DOCUMENTATION.match(line)
         fence = match and FENCE.match(match.group(1))
         if not match:
-            # Documentation that ends leaves no block open.
+            # The end of the documentation ends its last block.
             block, end = None, ""
         elif end and fence and fence.group(1).startswith(end) and not fence.group(2).strip():
             if block is not None:
@@ -94,7 +94,7 @@ def verdicts(name, cases, expected, modules):
 
 
 def lost(cases, log, want):
-    """Verdicts about what ran in no boot; cases and log are those of all boots together."""
+    """Verdicts about suites and cases that ran in no boot; cases and log are those of all boots."""
     ran = {case for case, result, _ in cases if result != "skip"}
     suites = {case.partition(".")[0] for case in ran}
     return [*[Verdict(f"KUnit: {suite}", "fail", "the suite ran in no boot")
@@ -106,7 +106,7 @@ def lost(cases, log, want):
 
 
 def skipped_everywhere(cases):
-    """Verdicts about cases that skip wherever they are; cases are those of all boots together."""
+    """Verdicts about cases that skipped in all boots; cases are those of all boots together."""
     results = {}
     for case, result, _ in cases:
         results.setdefault(case, set()).add(result)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The toolchain root: everything that builds, checks and boots the kernel."""
+"""The toolchain root: all tools that build, check and boot the kernel."""
 
 import cache
 import debianroot

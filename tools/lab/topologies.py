@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The machines that the lab boots, and what the kernel must decide in each.
+"""The machines that the lab boots, and the decision that the kernel must make on each.
 
 The q35 host bridge is not on the kernel's list of bridges that forward peer
 to peer, so a path through it exists only by the rule for AMD processors since
@@ -14,14 +14,14 @@ import models
 AMD = ("-cpu", "max,family=25")
 OTHER = ("-cpu", "max")
 VRAM = "ivshmem-plain,id=gpu,memdev=vram"
-# Of a second GPU, which uses the memory of the first one, and the other way round.
+# The names of a second GPU, which uses the memory of the first one, and the other way round.
 VRAM2 = "ivshmem-plain,memdev=vram2"
 MEMORY2 = ("-object", "memory-backend-ram,id=vram2,size=16M,share=on")
 # The default mask of 28 bits silently truncates addresses: writes land in RAM.
 PEER = "edu,id=peer,dma_mask=0xffffffffffffffff"
 INTEL_IOMMU = ("-device", "intel-iommu,intremap=off")
 
-# What a machine may have that a test needs, as the programs name it.
+# Features of a machine that a test may need, as the programs name them.
 ROUTE = "route"             # between the devices, and PCI permits it
 OWN_SLOT = "own-slot"       # for each device: it is unplugged and reset alone
 IOMMU = "iommu"             # which translates addresses of the peer
@@ -34,7 +34,7 @@ REFUSED = "refused"
 
 @dataclass(frozen=True)
 class Topology:
-    """A machine, and what is expected of it."""
+    """A machine, and its expectations."""
 
     name: str
     title: str
@@ -52,7 +52,7 @@ class Topology:
 
     @property
     def reason(self):
-        """Why it is not peer to peer, as the programs name it."""
+        """The reason why it is not peer to peer, as the programs name it."""
         return "no-route" if self.decision == REFUSED else "none"
 
 
@@ -128,7 +128,7 @@ def fourth_root_port():
     return (*WIRE, "-device", "pcie-root-port,id=rp4,chassis=4", "-device", f"{NIC},bus=rp4")
 
 
-# The same with two GPUs: what is decided between them is what is decided for the peer.
+# The same with two GPUs: the decision between them is the same as for the peer.
 PAIRS = (
     Topology("pair-switch", "two GPUs below a switch",
              (*OTHER, *switch(), *below_the_switch()), BUS, 4),
@@ -143,15 +143,15 @@ PAIRS = (
 )
 
 
-# The same with a NIC: what is decided between the GPUs is what is decided for the NIC.
+# The same with a NIC: the decision for the NIC is the same as between the GPUs.
 RDMA = tuple(dataclasses.replace(
     pair, name=pair.name.replace("pair", "rdma"), title=f"{pair.title}, a NIC",
     machine=(*pair.machine, *(nic_below_the_switch() if pair.decision == BUS
                               else fourth_root_port())))
              for pair in PAIRS)
 
-# A disk that forgets at the end of a boot what was written to it. It begins with what the guest's
-# root has, which nobody looks at.
+# A disk whose writes are discarded at the end of a boot. Its initial content is the guest's root,
+# which no test reads.
 DISK = ("-drive", "if=none,id=disk,file=/build/guest.erofs,format=raw,snapshot=on")
 NVME = "nvme,id=nvme,serial=p2p,drive=disk"
 
@@ -167,7 +167,7 @@ def disk_below_a_root_port():
     return (*DISK, "-device", "pcie-root-port,id=rp3,chassis=3", "-device", f"{NVME},bus=rp3")
 
 
-# The same with a disk: what is decided for the peer is what is decided for the disk.
+# The same with a disk: the decision for the disk is the same as for the peer.
 DISKS = (
     Topology("disk-switch", "a disk below the switch",
              (*OTHER, *switch(), *disk_below_the_switch()), BUS, 4),

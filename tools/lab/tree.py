@@ -18,24 +18,24 @@ import source
 from steps import LabError
 
 NEW_FILES = "patches/new-files"
-# What is said of several patches when they are sent.
+# The folder of the cover letters of several patches.
 COVER_LETTERS = "patches/cover-letters"
-# The tag of the commit that the series is upon, and the branch that has the series.
+# The tag of the commit below the series, and the branch that has the series.
 BASE = "pristine"
 BRANCH = "vvram"
-# What the name of the folder with the patches for git am ends with.
+# The end of the name of the folder with the patches for git am.
 PATCHES = ".patches"
 AUTHOR = re.compile(r"(?P<name>[^<>\n]*[^<>\s]) <(?P<mail>[^<>\s@]+@[^<>\s@]+)>")
 # A commit a minute, from 2026-01-01 on.
 BEGIN = 1767225600
-# The settings of whoever runs this stay out of it.
+# The user's own settings of git must not have an effect.
 GIT = ["git", "-c", "core.fsync=none", "-c", "gc.auto=0", "-c", "core.compression=1"]
-# Lets git put all files into one pack as it reads them, instead of a file for each. Only to add
-# them: what is large has no differences that git would print.
+# Lets git put all files into one pack as it reads them, instead of a file for each. This is only
+# for adding them, because git prints no differences of files above this size.
 INTO_A_PACK = ["-c", "core.bigFileThreshold=1"]
 ENV = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1"}
 HINT = "see the log"
-# What git knows of the files of a folder that shows a commit.
+# The index of git for a folder that shows a commit.
 INDEX = ".index"
 END_OF_MESSAGE = re.compile(r"^(?:---$|--- a/|--- /dev/null|diff --git )", re.M)
 TRAILER = re.compile(r"[A-Z][\w-]*: \S")
@@ -61,7 +61,7 @@ class Author:
         return f"{self.name} <{self.mail}>"
 
 
-# For trees that nobody gets to see.
+# The author of trees that are only compared.
 NOBODY = Author("vvram lab", "lab@localhost.localdomain")
 
 
@@ -74,7 +74,7 @@ class Commit:
 
     @property
     def message(self):
-        """What the patch says of itself, without the marks of an e-mail."""
+        """The commit message of the patch, without the marks of an e-mail."""
         return message(self.patch.read_text())
 
     @property
@@ -89,7 +89,7 @@ class Commit:
 
 
 def author(repo):
-    """The author asked for with AUTHOR=, else the one whom git knows."""
+    """The author given by AUTHOR=, else the one that git is configured with."""
     given = os.environ.get("AUTHOR")
     if given:
         return Author.parse(given)
@@ -114,7 +114,7 @@ def message(patch):
 
 
 def signed(text, who):
-    """A message with the line of who signs it off, among the other trailers if there are any."""
+    """A message with a sign-off line, among the other trailers if there are any."""
     text = text.rstrip("\n")
     last = text.rpartition("\n\n")[2]
     has_trailers = "\n\n" in text and all(TRAILER.match(line) for line in last.splitlines())
@@ -122,7 +122,7 @@ def signed(text, who):
 
 
 def new_files(text):
-    """What patches/new-files says: name of a patch -> files, and folders that end with a slash."""
+    """The content of patches/new-files: patch -> files, and folders that end with a slash."""
     found, patch = {}, None
     for line in text.splitlines():
         if not line.strip() or line.startswith("#"):
@@ -178,7 +178,7 @@ class Repository:
         self.box = box.with_binds({"/build/linux": folder})
 
     def git(self, *args, minute=0, box=None, hint=HINT):
-        """Run git, as at some minute."""
+        """Run git, at the time of the given minute."""
         date = f"{BEGIN + 60 * minute} +0000"
         env = {**ENV, "GIT_AUTHOR_NAME": self.who.name, "GIT_AUTHOR_EMAIL": self.who.mail,
                "GIT_AUTHOR_DATE": date, "GIT_COMMITTER_NAME": self.who.name,
@@ -211,7 +211,7 @@ class Repository:
             self.commit(commit, number)
 
     def show(self, name, folder):
-        """Make the files of another folder those of a commit; what is the same is left alone."""
+        """Check a commit out into another folder, without touching files that are the same."""
         self.step.run([*GIT, "--git-dir", "/build/linux/.git", "--work-tree", "/build/work",
                        "read-tree", "--reset", "-u", name], HINT,
                       self.box.with_binds({"/build/work": folder}), cwd="/build/work",
@@ -267,12 +267,12 @@ def differing(step, src, repo, folder, box):
 
 
 def _content(path):
-    """What git would keep of a file."""
+    """The content and mode that git would store for a file."""
     return (path.read_bytes(), bool(path.stat().st_mode & 0o100)) if path.is_file() else None
 
 
 def check_same(step, src, repo, folder, box):
-    """See that a tree is the one that the lab builds."""
+    """Check that a tree is the one that the lab builds."""
     paths = differing(step, src, repo, folder, box)
     if paths:
         raise LabError(f"not what the lab builds: {', '.join(paths)}",
@@ -280,7 +280,7 @@ def check_same(step, src, repo, folder, box):
 
 
 def destination(text):
-    """The folder that OUT= names, which is new or empty, as that of its patches."""
+    """The folder that OUT= names, which must be new or empty, like the one of its patches."""
     if not text:
         raise LabError("no OUT= is given", "for example: make tree OUT=../linux-vvram")
     out = Path(text).expanduser().absolute()
@@ -294,12 +294,12 @@ def destination(text):
 
 
 def beside(out):
-    """Where the patches of a tree are."""
+    """The folder of the patches of a tree."""
     return out.with_name(f"{out.name}{PATCHES}")
 
 
 def make(steps, src, repo, box, out, who):
-    """Make the tree and its patches. Nothing has their names before both are complete."""
+    """Make the tree and its patches. They get their names only when both are complete."""
     series = commits(repo, src)
     partial = out.with_name(f"{out.name}{cache.PARTIAL}")
     patches = beside(out).with_name(f"{beside(out).name}{cache.PARTIAL}")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Sees that a guest goes on, and asks one that does not where it is.
+"""Checks that a guest makes progress, and makes a guest that does not print its state.
 
-What a job does shows in the folder of its boot: the console, the output of tests. A guest that
-leaves no mark there for long is ended. Before that it gets an NMI, upon which its kernel prints what
-each processor and each blocked task is doing, and panics.
+A job writes into the folder of its boot: the console, the output of tests. A guest that writes
+nothing there for long is ended. Before that it gets an NMI, which makes its kernel print the stacks
+of each processor and of each blocked task, and panic.
 """
 
 import contextlib
@@ -14,12 +14,12 @@ import subprocess
 import time
 from pathlib import Path
 
-# What a guest needs on its command line.
+# The parameters that a guest needs on its command line.
 CMDLINE = "unknown_nmi_panic panic_sys_info=all_bt,locks,blocked_tasks"
-# Names in the folder of a boot.
+# File names in the folder of a boot.
 MONITOR = "monitor"
 REGISTERS = "registers.txt"
-# Seconds between two looks, and those that a guest has to print where it is.
+# Seconds between two checks, and those that a guest has to print its state.
 INTERVAL = 10
 LAST_WORDS = 60
 ANSWER = 10
@@ -31,11 +31,11 @@ def arguments(folder):
 
 
 def mark(folder):
-    """When something was last written below a folder, as time.time() has it."""
+    """The time of the last write below a folder, as time.time() has it."""
     latest = 0.0
     for place, _, names in os.walk(folder):
         for name in names:
-            # The guest removes some meanwhile.
+            # The guest may remove files meanwhile.
             with contextlib.suppress(OSError):
                 latest = max(latest, os.stat(Path(place) / name).st_mtime)
     return latest
@@ -67,7 +67,7 @@ class Watch:
                 raise Ended(complaint)
 
     def complaint(self):
-        """Why the guest is to be ended, if it is."""
+        """The reason to end the guest, or nothing."""
         if time.monotonic() >= self.end:
             return f"did not end within {self.limit} s"
         if time.time() - max(self.begin, mark(self.folder)) >= self.silence:
@@ -75,7 +75,7 @@ class Watch:
         return ""
 
     def last_words(self):
-        """Let the kernel say where it is. What does not answer is not waited for."""
+        """Let the kernel print its state. This does not wait for a QEMU that does not answer."""
         with contextlib.suppress(OSError, ValueError), Monitor(self.folder / MONITOR) as monitor:
             said = monitor.execute("human-monitor-command", command_line="info registers -a")
             (self.folder / REGISTERS).write_text(said)
@@ -93,7 +93,7 @@ class Monitor:
     def __enter__(self):
         try:
             self.socket.settimeout(ANSWER)
-            # The path of a socket may have 108 bytes, that of a folder may have more.
+            # The path of a socket is limited to 108 bytes, but the path of the folder may be longer.
             folder = os.open(self.path.parent, os.O_PATH)
             try:
                 self.socket.connect(f"/proc/self/fd/{folder}/{self.path.name}")
@@ -111,7 +111,7 @@ class Monitor:
         self.socket.close()
 
     def execute(self, command, **settings):
-        """Execute a command and return what it returns; events that come meanwhile are none."""
+        """Execute a command and return its result; events that come meanwhile are ignored."""
         request = {"execute": command, "arguments": {name.replace("_", "-"): value
                                                      for name, value in settings.items()}}
         self.socket.sendall(json.dumps(request).encode())

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
 """A report of a run to look at: one file of HTML beside the logs, which needs no network.
 
-content.py says what there is to tell, as the blocks of blocks.py; page.py, drawing.py and the files
-in looks/ say what that looks like.
+content.py has the content, as the blocks of blocks.py; page.py, drawing.py and the files in looks/
+have the layout.
 """
 
 import cache
@@ -14,7 +14,7 @@ NAME = "report.html"
 def leave(work, commands):
     """Write the report of a run that has ended, and say where it is.
 
-    It is left for these commands, if something was done at all. It does not change how the run ended.
+    It is written for some commands only, if a step has begun. It does not change the exit status.
     """
     if work.record.command not in commands or not work.record.steps:
         return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""What a report consists of. It says what there is to tell; page.py says what that looks like."""
+"""The blocks of a report. They have the content; page.py has the layout."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,8 +14,8 @@ class Cell:
 
     text: str
     state: str = NONE
-    hint: str = ""               # more, on hover and for readers of the screen
-    log: Path | None = None      # what the cell leads to
+    hint: str = ""               # more, on hover and for screen readers
+    log: Path | None = None      # the target of the link of the cell
     number: bool = False
     kind: str = ""               # its colour, where that is no state
     bar: str = ""                # a picture in front of the text
@@ -84,7 +84,7 @@ class Section:
 
 @dataclass
 class Page:
-    """All of it."""
+    """The whole page."""
 
     title: str
     state: str

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""What the report of a run says."""
+"""The content of the report of a run."""
 
 import collections
 import dataclasses
@@ -48,7 +48,7 @@ def page(record):
 
 
 def ending(record):
-    """How a run ended, in words and as a state."""
+    """The end of a run, in words and as a state."""
     if record.status == 0:
         return "everything as expected", GOOD
     if record.status is not None and record.status >= 128:
@@ -57,7 +57,7 @@ def ending(record):
 
 
 def facts(record):
-    """(name, value) of what is to be known of a run."""
+    """(name, value) of the facts about a run."""
     found = [("begin", time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(record.begin))),
              ("time", duration(record.seconds)),
              ("kernel", ", ".join(part.title for part in record.parts) or
@@ -68,7 +68,7 @@ def facts(record):
 
 
 def wrong(record):
-    """What has failed, or is unsteady."""
+    """The verdicts that have failed, or are unsteady."""
     blocks = []
     if record.error:
         blocks.append(Text([str(record.error)]))
@@ -92,7 +92,7 @@ def wrong(record):
 
 
 def of(record, part):
-    """The name of a part, where there are several."""
+    """The name of a part, if there are several."""
     return f", kernel {part.title}" if len(record.parts) > 1 else ""
 
 
@@ -111,7 +111,7 @@ def all_outcomes(record):
 
 
 def tally(verdicts):
-    """How many verdicts of a kind there are, in words."""
+    """The number of verdicts of a kind, in words."""
     count = collections.Counter(verdict.result for verdict in verdicts)
     return ", ".join(f"{count[result]} {WORDS[result]}" for result in STATES if count[result])
 
@@ -159,7 +159,7 @@ def topology_pictures(record):
 
 
 def moved(said):
-    """What the demo moved, in words."""
+    """The transfers of the demo, in words."""
     if not said.get("bytes_written") and not said.get("bytes_read"):
         return "no bytes moved"
     return (f"{demo.megabytes(said.get('bytes_written', 0))} written, "
@@ -276,7 +276,7 @@ def benchmark(record):
 
 
 def ratios(record):
-    """The rows of the benchmark, by what they are about."""
+    """The rows of the benchmark, grouped by their subject."""
     yield Text(["A bar begins at 1.0, the solid line: to the left the ratio is smaller, to the right it "
                 "is larger. One with a tip is longer than 2.0. The dotted line is the target or the goal. "
                 "A missed target fails the run, a goal that is not met does not."])
@@ -366,7 +366,7 @@ def boots(record):
 
 
 def all_verdicts(record):
-    """Everything, folded by boot."""
+    """All verdicts, folded by boot."""
     for part in record.parts:
         places = logs.Places(part)
         folded = []
@@ -374,7 +374,7 @@ def all_verdicts(record):
             states = {verdict.result for verdict in verdicts}
             state = next((STATES[result] for result in ("fail", "unsteady", "pass", "skip")
                           if result in states), NONE)
-            # What is counted has one verdict for each.
+            # A check that counts has an equal verdict for each item: show one, with the number.
             rows = [[Cell(verdict.name + (f" ({times} times)" if times > 1 else ""),
                           log=places.log(verdict, title)),
                      Cell(WORDS[verdict.result], STATES[verdict.result]), Cell(verdict.detail)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The tree of PCI devices of a machine, read from QEMU's arguments, and the way of the bytes in it."""
+"""The tree of PCI devices of a machine, read from QEMU's arguments, and the path of the bytes."""
 
 import json
 import re
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import topologies
 
 IOMMUS = {"intel-iommu": "intel-iommu", "virtio-iommu-pci": "virtio-iommu"}
-# What a device is called in the picture, and the line below.
+# The name of a device in the picture, and the line below it.
 LABELS = {"pcie-root-port": ("root port", ""), "x3130-upstream": ("switch", "no ACS"),
           "xio3130-downstream": ("port", ""), "ivshmem-plain": ("GPU, its VRAM", "vvram"),
           "edu": ("peer", "edu"), "virtio-net-pci": ("NIC", "soft RoCE"), "nvme": ("disk", "NVMe"),
@@ -25,7 +25,7 @@ class Device:
     below: list = field(default_factory=list)
 
     def walk(self):
-        """It and all below it, each with what it is below of."""
+        """The device and all devices below it, each with its parent."""
         yield self, None
         for child in self.below:
             for device, above in child.walk():
@@ -39,10 +39,10 @@ class Device:
 
 @dataclass(frozen=True)
 class Way:
-    """The way of the bytes from the VRAM to the last device, by the names of the devices."""
+    """The path of the bytes from the VRAM to the last device, by the names of the devices."""
 
     names: tuple
-    apex: str            # where it turns: a switch, or the host bridge
+    apex: str            # its highest point: a switch, or the host bridge
     open: bool           # whether PCI permits it
 
 
@@ -83,7 +83,7 @@ def tree(topology):
 
 
 def way(topology, root):
-    """The way of the bytes, as the kernel has to decide on this machine."""
+    """The path of the bytes that the kernel has to choose on this machine."""
     above = {device.name: parent for device, parent in root.walk()}
     source = next(device for device in root.leaves if device.name == "gpu")
     target = [device for device in root.leaves if device is not source][-1]
@@ -96,7 +96,7 @@ def way(topology, root):
 
     there, back = up(source), up(target)
     if topology.decision == topologies.BUS:
-        # Not above the first device that both are below of.
+        # Not above the first device that has both below it.
         apex = next(name for name in there if name in back)
     else:
         apex = root.name

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
 """Pictures of a report, as inline SVG: trees of devices, bars, lines.
 
-Colours are classes of the style sheet. Each picture has a title, and says in words or by its shape
-what a colour says.
+Colours are classes of the style sheet. Each picture has a title, and the meaning of each colour is
+also given by words or by a shape.
 """
 
 import math
@@ -10,16 +10,16 @@ from html import escape
 
 from report import devices
 
-# Of the boxes of a tree, in pixels.
+# Sizes of the boxes of a tree, in pixels.
 WIDTH, HEIGHT, ACROSS, DOWN, EDGE = 112, 38, 12, 26, 8
-# Of a chart.
+# Sizes of a chart.
 CHART_WIDTH, CHART_HEIGHT, LEFT, BOTTOM, RIGHT, ABOVE = 420, 250, 48, 34, 110, 12
 # The largest ratio that a bar can show.
 MOST = 2
 
 
 def svg(width, height, title, body, description=""):
-    """A picture that a reader hears of by its title."""
+    """A picture with a title for screen readers."""
     more = f"<desc>{escape(description)}</desc>" if description else ""
     return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" '
             f'width="{width:.0f}" height="{height:.0f}" role="img">'
@@ -33,7 +33,7 @@ def text(x, y, words, kind="", anchor="middle"):
 
 
 def placed(root):
-    """Where each device is, by its name: (x, y) of the middle of its box; and how large all is."""
+    """{name of a device: (x, y) of the middle of its box}, and the size of the whole drawing."""
     places, column = {}, 0
 
     def place(device, level):
@@ -64,7 +64,7 @@ def box(x, y, device, kind):
 
 
 def topology(machine, title):
-    """A machine as a tree, with the way of the bytes."""
+    """A machine as a tree, with the path of the bytes."""
     root = devices.tree(machine)
     way = devices.way(machine, root)
     places, (width, height) = placed(root)
@@ -99,7 +99,7 @@ def topology(machine, title):
 
 
 def described(root, way):
-    """A way in words."""
+    """A path in words."""
     labels = {device.name: device.label for device, _ in root.walk()}
     words = ", ".join(labels[name] for name in way.names)
     if way.open:
@@ -108,7 +108,7 @@ def described(root, way):
 
 
 def bar(ratio, limit, kind):
-    """A ratio as a bar from 1.0 to it, and the limit as a mark. One that is too long has a tip."""
+    """A ratio as a bar from 1.0 on, and the limit as a mark. A bar that is too long has a tip."""
     def at(value):
         return 100 * min(value, MOST) / MOST
 
@@ -161,7 +161,7 @@ def lines(title, series):
         body.append(f'<path d="M{way}" class="line {kind}"/>')
         body += [f'<circle cx="{across(x):.1f}" cy="{down(y):.1f}" r="3" class="dot {kind}"/>'
                  for x, y in points]
-        # Names at the ends of the curves, none on another one.
+        # Names at the ends of the curves, without overlap.
         last = max(down(points[-1][1]) + 4, last + 14)
         body.append(text(CHART_WIDTH - RIGHT + 8, last, name, f"small {kind}", "start"))
     return svg(CHART_WIDTH, CHART_HEIGHT, title, "".join(body),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Which log says more about a check."""
+"""The choice of the log that belongs to a check."""
 
 import functools
 import re
@@ -8,14 +8,14 @@ from pathlib import Path
 import check
 from igt import Verdict
 
-# What a boot leaves, for the table of boots.
+# The logs of a boot, for the table of boots.
 FILES = ("kernel.log", "output.log", "qemu.log", "model.log", "results.json")
 NAMED = re.compile(r"log: (\S+)")
 ELSEWHERE = "without a guest"
 
 
 def holds(file):
-    """Whether there is such a file, with something in it."""
+    """Whether there is such a file, and it is not empty."""
     return file.is_file() and file.stat().st_size > 0
 
 
@@ -38,7 +38,7 @@ def jobs(folder):
 
 
 class Places:
-    """Where the verdicts of a part come from."""
+    """The boots and tests from which the verdicts of a part come."""
 
     def __init__(self, part):
         self.outcomes = {check.place(outcome.boot): outcome for outcome in part.outcomes}
@@ -62,7 +62,7 @@ class Places:
                           for verdict in self.by_place[where]]
 
     def log(self, verdict, where=None):
-        """The log that says more about a verdict."""
+        """The log that belongs to a verdict."""
         if match := NAMED.search(verdict.detail):
             return Path(match.group(1))
         found, name = (where, verdict.name) if where else self.of(verdict)

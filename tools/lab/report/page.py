@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""What the blocks of a report look like, as HTML."""
+"""The layout of the blocks of a report, as HTML."""
 
 import functools
 import os
@@ -11,7 +11,7 @@ from urllib.parse import quote
 from report import blocks
 
 LOOKS = Path(__file__).with_name("looks")
-# A sign for each state: a colour alone says nothing to some readers.
+# A sign for each state, because some readers cannot tell colours apart.
 SIGNS = {blocks.GOOD: "✓", blocks.BAD: "✗", blocks.WARN: "!", blocks.OFF: "–"}
 
 
@@ -73,7 +73,7 @@ def _(block: blocks.Folded, folder):
 
 @drawn.register
 def _(block: blocks.Table, folder):
-    # Neighbours with the same header have one for all of them.
+    # Adjacent columns with the same header share one cell.
     header, names = [], list(block.header)
     while names:
         same = next((n for n, name in enumerate(names) if name != names[0]), len(names))
@@ -97,7 +97,7 @@ def cell(it, folder, is_header):
     hint = f' title="{escape(it.hint)}"' if it.hint else ""
     if it.log and it.text and it.log.exists():
         link = quote(os.path.relpath(it.log, folder))
-        # The hint goes to what a reader can reach without a mouse.
+        # The hint is on an element that can be reached without a mouse.
         words, hint = f'<a href="{link}"{hint}>{words}</a>', ""
     kinds = " ".join(kind for kind in (it.state, it.kind, "number" if it.number else "") if kind)
     name, scope = ("th", ' scope="row"') if is_header else ("td", "")

@@ -19,8 +19,8 @@ WORDS = {topologies.BUS: "bus address", topologies.HOST_BRIDGE: "through the hos
 
 
 def style():
-    """The rules for pictures, with the light colours in the place of their names: not each program
-    that shows SVG knows those.
+    """The rules for pictures, with the light colours in place of CSS variables, which not every
+    program that shows SVG supports.
     """
     text = (page.LOOKS / "style.css").read_text(encoding="utf-8")
     colours = dict(re.findall(r"--([\w-]+): (#\w+);", text[:text.index("@media")]))
@@ -46,7 +46,7 @@ def sheet():
 
 
 def titled(machine, left, top, width):
-    """A machine with its name and what is decided, in a column."""
+    """A machine with its name and its decision, in a column."""
     middle = left + WIDTH / 2
     decision = WORDS[machine.decision]
     if machine.distance >= 0:
