@@ -2,8 +2,8 @@
 """Tests over pyverbs of regions with on-demand paging whose pages vvram has migrated to VRAM.
 
 pyverbs_tests.py runs them, with the tests of rdma-core to be imported. The CPU has no access to the
-memory of a region before the end of a test: it would move the pages back, and how many have moved
-back is what tells that the NIC has reached them where they are.
+memory of a region before the end of a test: that would move the pages back. The tests check the
+number of pages that moved back, to see that the NIC accesses the pages in VRAM.
 """
 
 import ctypes
@@ -42,7 +42,7 @@ class Gpu:
         self.node = open(NODE, "r+b", buffering=0)
 
     def param(self, number):
-        """What DRM_IOCTL_VVRAM_GETPARAM says."""
+        """The result of DRM_IOCTL_VVRAM_GETPARAM."""
         answer = fcntl.ioctl(self.node, ioctl(3, 0, GETPARAM), GETPARAM.pack(number, 0, 0))
         return GETPARAM.unpack(answer)[2]
 
@@ -71,7 +71,7 @@ class Resources(base.RCResources):
 
 
 class OnDemand(base.RDMATestCase):
-    """What the NIC does to memory in VRAM."""
+    """Accesses of the NIC to memory in VRAM."""
 
     def setUp(self):
         super().setUp()
@@ -103,7 +103,7 @@ class OnDemand(base.RDMATestCase):
         utils.poll_cq(self.client.cq)
 
     def read(self):
-        """What the NIC reads of the memory of the server."""
+        """The bytes that the NIC reads from the memory of the server."""
         self.client.host.write(b"\0" * SIZE, SIZE)
         self.transfer(e.IBV_WR_RDMA_READ, SIZE)
         return self.client.host.read(SIZE, 0)

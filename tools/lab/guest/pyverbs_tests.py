@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Runs the tests of pyverbs, each module in a process of its own, and writes what came of each test.
+"""Runs the tests of pyverbs, each module in a process of its own, and writes the result of each.
 
     pyverbs_tests.py modules|CASE,... RESULTS
     pyverbs_tests.py --run vram|system RESULTS NAME...
@@ -17,33 +17,33 @@ from pathlib import Path
 
 TESTS = Path("/lab/rdma/tests")
 MODE = Path("/sys/module/rdma_rxe/parameters/dmabuf_mode")
-# Those of devices that are not here have nothing to test.
+# Modules for devices that the guest does not have.
 OTHERS = ("test_mlx5", "test_efa", "test_cuda")
 DMABUF = ["test_mr.DmaBufMRTest", "test_mr.DmaBufTestCase"]
-# The case of regions with on-demand paging, their tests, and what lets new ones ask for P2P.
+# The case of regions with on-demand paging, their tests, and the parameter that has new ones use
+# P2P.
 ON_DEMAND = "on-demand"
 ODP = "pyverbs_odp"
 ODP_P2P = Path("/sys/module/rdma_rxe/parameters/odp_p2p")
-# This makes a completion queue smaller while completions may still be on their way, and expects an
-# error. If they come after it they are lost, and the test waits for them in vain, which it says
-# in these words.
+# This test makes a completion queue smaller while completions may still be on their way, and
+# expects an error. Completions that come later are lost, and the test fails with this message.
 RACE = "test_cq.CQTest.test_resize_cq"
 LOST = "Got timeout on polling"
 TRIES = 4
 COUNTERS = Path("/sys/kernel/debug/dri")
-# In seconds of the guest.
+# The limit of a module, in seconds of the guest.
 TIMEOUT = 80 * int(os.environ["VVRAM_SLOWER"])
 
 
 class Result(unittest.TestResult):
-    """Keeps what came of each test."""
+    """Keeps the result of each test."""
 
     def __init__(self):
         super().__init__()
         self.found = {}
 
     def note(self, test, result, detail=""):
-        """A failure is kept, whatever comes after it."""
+        """Record a result, unless the test has failed already."""
         if self.found.get(test.id(), ["pass"])[0] != "fail":
             self.found[test.id()] = [result, detail]
 
@@ -77,16 +77,17 @@ def run(memory, results, *names):
     result = Result()
     suite.run(result)
     Path(results).write_text(json.dumps(result.found))
-    # The interpreter would take down what skipped tests have left in any order, the device before
-    # what is on it, which crashes libibverbs now and then, patched or not. The kernel can do it.
+    # The interpreter would destroy the objects that skipped tests have left in any order, such as
+    # the device before its objects, which sometimes crashes libibverbs, patched or not. Let the
+    # kernel clean up.
     os._exit(0)
 
 
 def start(memory, *names):
-    """Run some tests in a process; return what came of them."""
+    """Run some tests in a process; return their results."""
     results = Path("/tmp/results.json")
     results.unlink(missing_ok=True)
-    # Tests poll and expect a device to go on by itself: the kernel's workers come first.
+    # The tests poll, as for a device that works by itself: so the kernel's workers get priority.
     command = ["nice", "-n", "19", sys.executable, "-B", __file__, "--run", memory, str(results), *names]
     began = time.monotonic()
     try:
@@ -96,14 +97,14 @@ def start(memory, *names):
         end = f"did not end within {TIMEOUT} s"
     print(f"{' '.join(names)}, {memory}: {end}, {time.monotonic() - began:.1f} s", flush=True)
     found = json.loads(results.read_text()) if results.exists() else {}
-    # A process that crashed is told as a test that failed, which nobody expects.
+    # A process that crashed is reported as a failed test, which is not in the list of expectations.
     if end != "exit status 0" or not found:
         found.update({f"tests.{name}": ["fail", end] for name in names})
     return found
 
 
 def modules():
-    """All modules, one by one: gives what came of each test."""
+    """All modules, one by one: yields the results of their tests."""
     for path in sorted(TESTS.glob("test_*.py")):
         if not path.stem.startswith(OTHERS):
             found = start("vram", path.stem)
@@ -117,14 +118,14 @@ def modules():
 
 
 def system_attachments():
-    """How many importers the GPUs have served from system memory."""
+    """The number of importers that the GPUs have served from system memory."""
     lines = [line.split() for path in COUNTERS.glob("*:*/counters")
              for line in path.read_text().splitlines()]
     return sum(int(count) for event, _, count in lines if event == "attach-system")
 
 
 def dmabuf(cases):
-    """Tests with dma-bufs, for classes of importers and memories: gives what came of each."""
+    """Tests with dma-bufs, for classes of importers and memories: yields their results."""
     for case in cases:
         mode, memory = case.split("/")
         MODE.write_text(mode)
@@ -137,7 +138,7 @@ def dmabuf(cases):
 
 
 def on_demand():
-    """Tests with regions of memory that vvram has migrated: gives what came of each."""
+    """Tests with regions of memory that vvram has migrated: yields their results."""
     ODP_P2P.write_text("Y")
     tests = start("vram", ODP)
     ODP_P2P.write_text("N")
@@ -145,7 +146,7 @@ def on_demand():
 
 
 def chosen(cases):
-    """Some cases: gives what came of their tests."""
+    """Some cases: yields the results of their tests."""
     yield from dmabuf(case for case in cases if case != ON_DEMAND)
     if ON_DEMAND in cases:
         yield from on_demand()
@@ -157,5 +158,5 @@ else:
     everything = {}
     for part in modules() if sys.argv[1] == "modules" else chosen(sys.argv[1].split(",")):
         everything.update(part)
-        # Whatever comes next, this is known.
+        # The results so far are kept if the next part dies.
         Path(sys.argv[2]).write_text(json.dumps(everything))

@@ -30,7 +30,7 @@ SWITCH = topologies.find("switch")
 
 
 class Console:
-    """Keeps what is said."""
+    """Keeps the lines that are printed."""
 
     def __init__(self):
         self.lines = []
@@ -259,14 +259,14 @@ class Plan(unittest.TestCase):
 
 
 class Again(unittest.TestCase):
-    """A second try of what failed, unless it cannot have been late."""
+    """Boots that failed get a second try, unless the failure cannot be one of time."""
 
     def setUp(self):
         self.share = self.enterContext(tempfile.TemporaryDirectory())
         (Path(self.share) / "bin").mkdir()
 
     def outcome(self, name, result="pass", log="", qemu_log="", error=""):
-        """What came of a boot of one test."""
+        """The outcome of a boot of one test."""
         results = Path(self.share) / "results" / name
         results.mkdir(parents=True)
         (results / "results.json").write_text(json.dumps(

@@ -28,7 +28,7 @@ class Documentation(unittest.TestCase):
         self.ran = []
 
     def verdict(self, error=None):
-        """Build with a Sphinx that only takes a note of it."""
+        """Build with a stub of Sphinx that records its calls."""
         def run(_, command, *__, **___):
             self.ran.append(command[0])
             if error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Tests of what is made of KUnit's results. The parser is that of the kernel tree."""
+"""Tests of the evaluation of KUnit's results. The parser is that of the kernel tree."""
 
 import os
 import tempfile
@@ -120,7 +120,7 @@ not ok 1 suite
 
 
 def one_of_each(path):
-    """What comes of a module of tests with one that passes, and one that is skipped."""
+    """The result of a module of tests with one that passes, and one that is skipped."""
     return 2, [(path.stem, "no reason")], "log"
 
 

@@ -20,7 +20,7 @@ import topologies
 from steps import LabError
 
 GPU = topologies.find("gpu-switch")
-# What stands for the program: it says what that says, and ends when its standard input does.
+# A stub of the program: it prints the same messages, and ends when its standard input does.
 PROGRAM = """
 import sys
 print("{first}", flush=True)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Tests that nothing hangs, is left running, or is half made and taken for made.
+"""Tests that nothing hangs or is left running, and that incomplete results are not used.
 
-What has to be killed is a lab of its own: a Python that runs the lab's main function with a command
-made for the test.
+The process that a test kills is a lab of its own: a Python that runs the lab's main function with a
+command made for the test.
 """
 
 import contextlib
@@ -89,7 +89,7 @@ with work.step("boot") as step:
 
 
 def wait_for(condition, seconds=PATIENCE):
-    """What a condition gives, once it gives something."""
+    """The value of a condition, once it is true."""
     end = time.monotonic() + seconds
     while not (found := condition()):
         if time.monotonic() > end:
@@ -130,7 +130,7 @@ class InCaches(unittest.TestCase):
 
     @staticmethod
     def end(child):
-        """Leave nothing of a test that failed."""
+        """End the processes of a test that failed."""
         child.kill()
         for file in cache.base().glob("pid*"):
             with contextlib.suppress(OSError, ValueError):

@@ -159,7 +159,7 @@ class Authors(unittest.TestCase):
     NO_CONFIG = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1"}
 
     def author(self, given, config=None):
-        """Whom the environment, and what git is configured to, name."""
+        """The author that the environment, or the configuration of git, names."""
         with tempfile.TemporaryDirectory() as folder, \
                 mock.patch.dict(os.environ, {**self.NO_CONFIG, "AUTHOR": given}):
             subprocess.run(["git", "init", "-q", folder], check=True)
@@ -405,7 +405,7 @@ class OneByOne(Small):
         said = self.console.stream.getvalue()
         self.assertIn("1/2 arm64: x: first: does NOT build", said)
         self.assertRegex(said, r"\n[\d.]+ s +FAILS +x: first\n[\d.]+ s +[\d.]+ s +x: second\n$")
-        # What was built is not built again, what was not is.
+        # Commits that were built are not built again, the others are.
         verdicts, ran = self.run_all()
         self.assertEqual({result for _, result in verdicts}, {"pass"})
         self.assertEqual(ran, [("1.patch", "arm64")])

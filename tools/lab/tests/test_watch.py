@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Tests that a guest which hangs is asked where it is, and ended."""
+"""Tests that a guest which hangs prints its state, and is ended."""
 
 import json
 import os
@@ -68,7 +68,7 @@ class Watching(unittest.TestCase):
             self.addCleanup(patch.stop)
 
     def ended(self, script, limit, silence):
-        """Why a command is ended that runs in the folder, after how many seconds."""
+        """The reason why a command in the folder is ended, and the seconds until then."""
         begin = time.monotonic()
         with self.assertRaises(watch.Ended) as caught:
             commands.run(["sh", "-c", f"cd {self.folder}; {script}"],
