@@ -336,7 +336,7 @@ def unlike(machine, figures):
 
 
 def fit(points):
-    """The line through points that is nearest to all, by their parts: (start, slope, worst part)."""
+    """The line with the least squares of relative errors: (start, slope, largest error)."""
     weights = [(x, y, 1 / y ** 2) for x, y in points]
     w, wx, wxx, wy, wxy = (sum(weight * term(x, y) for x, y, weight in weights) for term in (
         lambda x, y: 1, lambda x, y: x, lambda x, y: x * x, lambda x, y: y, lambda x, y: x * y))
