@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Which of the mutations of this kernel is on: mutant.active= of the command
- * line, or none. It is said once that the code of that one was reached, or with
- * ALLOCATIONS of each place that allocates, while a task has allocations fail.
+ * The mutation of this kernel that is on: mutant.active= of the command line,
+ * or none. A message is printed once when its code is reached. With ALLOCATIONS
+ * one is printed for each allocation that a task with fail-nth reaches.
  */
 
 #include <linux/export.h>

@@ -7,7 +7,7 @@
 /* Whether this kernel was booted with this mutation. */
 bool mutant_on(int mutant);
 
-/* Takes note that memory is about to be allocated there. */
+/* Records that memory is about to be allocated there. */
 void mutant_allocation(int place);
 
 #endif

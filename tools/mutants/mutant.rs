@@ -14,7 +14,7 @@ pub fn on(mutant: i32) -> bool {
     unsafe { mutant_on(mutant) }
 }
 
-/// Takes note that memory is about to be allocated in a place of the code, with these flags.
+/// Records that memory is about to be allocated in a place of the code, with these flags.
 #[inline(never)]
 pub fn allocation<T>(place: i32, flags: T) -> T {
     // SAFETY: The function has no requirements.

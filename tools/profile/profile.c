@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * A plugin of QEMU that writes down which instructions a guest executes.
+ * A plugin of QEMU that records the instructions that a guest executes.
  *
  *	-plugin profile.so,out=FILE
  *
  * It does so between two marks that a program executes: no-operations with an
  * operand that no compiler emits. FILE gets a 64-bit number for each
- * instruction: the low 48 bits of its address, and a kind above them. Which
- * part of that was measured, and what the addresses are, the lab finds out.
+ * instruction: the low 48 bits of its address, and a kind above them. The lab
+ * finds the measured part, and the functions of the addresses.
  */
 
 #include <stdbool.h>
@@ -19,7 +19,7 @@
 
 EXPORT int qemu_plugin_version = QEMU_PLUGIN_VERSION;
 
-/* What an instruction is, in the bits above those of its address. */
+/* The kind of an instruction, in the bits above those of its address. */
 enum { PLAIN, CLOCK, OPEN, CLOSE };
 
 #define ADDRESS ((1ULL << 48) - 1)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * What profile.c uses of the plugin API of QEMU, whose own header no package has,
- * as version 7 of the API has it: QEMU 11.
+ * The part of QEMU's plugin API that profile.c uses, in version 7 of the API, that
+ * of QEMU 11. No package has QEMU's own header.
  */
 
 #ifndef QEMU_PLUGIN_H

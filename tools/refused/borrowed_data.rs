@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The data of device-private memory, which devres keeps, cannot borrow from what is gone earlier.
+//! The data of device-private memory, which devres keeps, cannot borrow from data that is dropped
+//! earlier.
 
 use kernel::{
     drm::{

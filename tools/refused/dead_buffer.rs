@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! An exporter whose buffer is revoked has nothing to take a reference of, to a file that may be gone.
+//! The hook that revokes a buffer cannot take a reference to its file, which may be gone.
 
 use kernel::dma_buf::{
     exporter::Exporter,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A VM whose objects may be evicted does not get the fence of a job.
+//! The fence of a job cannot be added to a VM whose objects were not validated.
 
 use kernel::{
     drm::gpuvm::{

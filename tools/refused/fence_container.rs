@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A container of fences is not added to a reservation, but each of its parts.
+//! A container of fences cannot be added to a reservation; only its parts can.
 
 use kernel::{
     dma_buf::fence::AnyFence,

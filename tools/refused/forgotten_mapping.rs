@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! An exporter does not get the mapping that is to be undone, which it could forget.
+//! The unmap hook of an exporter does not get the mapping, so that it cannot leak the mapping.
 
 use kernel::dma_buf::{
     exporter::{

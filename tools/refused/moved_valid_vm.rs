@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! While a VM is valid, none of its objects is moved.
+//! No object of a VM can be moved as long as the proof exists that the VM is valid.
 
 use kernel::{
     dma_buf::fence::Fence,

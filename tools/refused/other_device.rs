@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A buffer is not mapped by the BAR of another device than the one that takes it back.
+//! A buffer cannot be mapped by the BAR of another device than the one that revokes it.
 
 use kernel::{
     dma::DataDirection,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The views of two objects cannot be swapped, and with them which one is unlocked.
+//! The views of two locked objects cannot be swapped: each guard unlocks its own object.
 
 use kernel::{
     drm::{

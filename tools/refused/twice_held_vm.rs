@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Private objects of a VM have one reservation, of which there is one view at a time.
+//! The private objects of a VM share a reservation, so only one view of them can exist at a time.
 
 use kernel::{
     drm::{

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A buffer is not mapped but for an importer that has asked for it.
+//! A buffer can only be mapped for an importer that has requested the mapping.
 
 use kernel::{
     dma::DataDirection,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What a process has at some addresses is not read before it was checked with the lock held.
+//! The entries of a range of a process cannot be read before they were checked with the lock held.
 
 use kernel::mm::{
     hmm::Faulted,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What a process has at some addresses is not read after the lock was released.
+//! The entries of a range of a process cannot be read after the lock was released.
 
 use kernel::mm::{
     hmm::Checked,

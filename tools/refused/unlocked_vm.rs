@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! While a VM is locked, its reservations are not reached by the round but by the VM.
+//! While a VM is locked, its reservations can only be reached through the VM, not through the
+//! round.
 
 use kernel::{
     drm::{

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Pages that an importer gets are shared with its table, so that nobody frees them while they are
-//! mapped.
+//! An exporter can only map pages that it shares with the table, so that they are not freed while
+//! they are mapped.
 
 use kernel::{
     dma::DataDirection,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Who is told that a mapping is void cannot use up the room that the exporter has for fences.
+//! The invalidate hook of an importer cannot use up the slots that the exporter has reserved for
+//! fences.
 
 use kernel::dma_buf::importer::Invalidated;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Who is told that a mapping is void cannot map the old place again.
+//! The invalidate hook of an importer cannot map the old place again.
 
 use kernel::{
     dma::DataDirection,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Calls of the kernel that the standard library has not: the only unsafe code.
+//! System calls that the standard library does not have: the only unsafe code.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -8,12 +8,12 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use crate::uapi;
 
-/// The letter of DRM, and where numbers of drivers begin.
+/// The letter of DRM's ioctls, and the first number for drivers.
 const DRM: u32 = b'd' as u32;
 const DRIVER_BASE: u8 = 0x40;
 const PRIME_FD_TO_HANDLE: u8 = 0x2e;
 const PRIME_SIZE: usize = 12;
-/// At most so many importers of a buffer are asked for.
+/// The maximum number of importers of a buffer that are asked for.
 const IMPORTERS: usize = 256;
 
 /// The number of an ioctl that reads and writes a structure of a size.
@@ -21,15 +21,15 @@ fn iowr(number: u8, size: usize) -> libc::Ioctl {
     (3 << 30 | (size as u32) << 16 | DRM << 8 | u32::from(number)) as libc::Ioctl
 }
 
-/// Calls an ioctl of DRM with a structure that has no pointers in it, or such as are valid.
+/// Calls an ioctl of DRM with a structure that has no pointers in it, or only valid ones.
 ///
 /// # Safety
 ///
 /// The kernel may follow the pointers in the structure.
 unsafe fn ioctl(fd: BorrowedFd<'_>, number: u8, argument: &mut [u8]) -> io::Result<()> {
     let request = iowr(number, argument.len());
-    // SAFETY: the number has the size of the argument, of which the kernel reads and writes no more;
-    // the caller promises the same of what pointers in it lead to.
+    // SAFETY: the number has the size of the argument, beyond which the kernel reads and writes
+    // nothing; the caller promises the same of the targets of pointers in it.
     match unsafe { libc::ioctl(fd.as_raw_fd(), request, argument.as_mut_ptr()) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
@@ -93,7 +93,7 @@ pub fn handle(fd: BorrowedFd<'_>, buffer: BorrowedFd<'_>) -> io::Result<u32> {
 /// Those of pidfd_open(2) and pidfd_getfd(2).
 pub fn file_of(process: u32, number: i32) -> io::Result<OwnedFd> {
     let owned = |fd: libc::c_long| match i32::try_from(fd) {
-        // SAFETY: the kernel has just made the descriptor, which nobody else knows.
+        // SAFETY: the kernel has just made the descriptor, which has no other owner.
         Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
         _ => Err(io::Error::last_os_error()),
     };
@@ -109,14 +109,15 @@ pub fn is_root() -> bool {
     unsafe { libc::geteuid() == 0 }
 }
 
-/// The signals that end a program which is told to end: from now on no thread gets them.
+/// The signals that ask a program to end: from now on no thread gets them.
 pub struct Signals(libc::sigset_t);
 
 impl Signals {
     /// Holds them back, for this thread and those that it starts.
     pub fn block() -> Self {
         let mut set = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
-        // SAFETY: the set is made by the first call before the others use it; none of them keeps it.
+        // SAFETY: the set is made by the first call before the others use it; none of them keeps
+        // it.
         unsafe {
             libc::sigemptyset(set.as_mut_ptr());
             let mut set = set.assume_init();

@@ -7,11 +7,11 @@
 pub struct Buffer {
     /// In bytes.
     pub size: u64,
-    /// What exported it: the name of a driver.
+    /// The name of the exporting driver.
     pub exporter: String,
     /// Its inode.
     pub inode: u64,
-    /// What it is called.
+    /// Its name.
     pub name: String,
     /// Names of the devices that are attached.
     pub attached: Vec<String>,

@@ -5,9 +5,9 @@
 //! Without CAP_SYS_ADMIN sysfs shows the first 64 bytes: the command register, but
 //! no capability. ACS is in the extended space.
 
-/// What the first 64 bytes end at.
+/// The end of the first 64 bytes.
 const HEADER: usize = 64;
-/// Where the extended space begins; a conventional function has none.
+/// The start of the extended space; a conventional function has none.
 const EXTENDED: usize = 0x100;
 const COMMAND: usize = 0x04;
 const COMMAND_MASTER: u16 = 1 << 2;
@@ -25,7 +25,7 @@ pub const ACS_RR: u16 = 1 << 2;
 pub const ACS_CR: u16 = 1 << 3;
 /// Peers are let through one by one, by a vector.
 pub const ACS_EC: u16 = 1 << 5;
-/// The bits that keep the kernel from taking the shortest way.
+/// The bits because of which the kernel does not take the shortest path.
 pub const ACS_REDIRECTS: u16 = ACS_RR | ACS_CR | ACS_EC;
 /// The names of all bits, as `lspci -vv` has them, from bit 0.
 const ACS_NAMES: [&str; 7] = [
@@ -45,7 +45,7 @@ pub enum Acs {
     Unknown,
     /// It has no such capability.
     None,
-    /// What is in the register.
+    /// The value of the register.
     Control(u16),
 }
 
@@ -69,7 +69,7 @@ pub fn acs_names(bits: u16) -> Vec<&'static str> {
         .collect()
 }
 
-/// What a PCI Express function is.
+/// The type of a PCI Express function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Port {
     /// The caller cannot see it.
@@ -84,7 +84,7 @@ impl Port {
     /// The type of a root port.
     pub const ROOT: Self = Self::Express(4);
 
-    /// What it is called.
+    /// Its name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Unknown => "",
@@ -100,12 +100,12 @@ impl Port {
     }
 }
 
-/// What was found in a configuration space.
+/// The findings in a configuration space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Space {
     /// Whether it may access memory by itself, [`None`] if unknown.
     pub is_master: Option<bool>,
-    /// What it is.
+    /// Its type.
     pub port: Port,
     /// Its ACS control register.
     pub acs: Acs,
@@ -122,7 +122,7 @@ impl Space {
         has_resizable_bar: None,
     };
 
-    /// Reads what there is of a space that is `size` bytes.
+    /// Reads the visible part of a space of `size` bytes.
     pub fn parse(bytes: &[u8], size: u64) -> Self {
         // A function that is gone or has no power reads as ones.
         let (Some(command), true) = (word(bytes, COMMAND), word(bytes, 0) != Some(0xffff)) else {
@@ -153,7 +153,7 @@ fn word(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_le_bytes([found[0], found[1]]))
 }
 
-/// What the Express capability says.
+/// The content of the Express capability.
 fn port(bytes: &[u8]) -> Port {
     if word(bytes, STATUS).unwrap_or(0) & STATUS_CAPABILITIES == 0 {
         return Port::Conventional;
@@ -171,7 +171,7 @@ fn port(bytes: &[u8]) -> Port {
     Port::Conventional
 }
 
-/// Where an extended capability is.
+/// The offset of an extended capability.
 fn extended(bytes: &[u8], id: u16) -> Option<usize> {
     let mut at = EXTENDED;
     for _ in 0..4096 / 8 {
@@ -238,9 +238,9 @@ mod tests {
         assert_eq!((space.port, space.acs), (Port::Unknown, Acs::Unknown));
         assert_eq!(space.acs.redirects(), None);
         assert_eq!(space.is_master, Some(false));
-        // A tree that was copied by a user says nothing of the rest.
+        // A tree that was copied by a user does not have the rest.
         assert_eq!(Space::parse(&bytes[..64], 64).acs, Acs::Unknown);
-        // A conventional function has no ACS, whoever looks.
+        // A conventional function has no ACS, also for root.
         assert_eq!(Space::parse(&bytes[..64], 256).acs, Acs::None);
         assert_eq!(Space::parse(&bytes[..64], 256).port, Port::Unknown);
         assert_eq!(Space::parse(&bytes[..256], 256).acs, Acs::None);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What the kernel decides between two PCI functions, from what sysfs shows.
+//! The decision of the kernel between two PCI functions, computed from sysfs.
 //!
 //! It is `pci_p2pdma_decide()` of drivers/pci/p2pdma.c, with a third answer besides
-//! yes and no where a port or a host bridge cannot be seen.
+//! yes and no if a port or a host bridge cannot be seen.
 
 use crate::address::Address;
 use crate::hosts;
@@ -42,7 +42,7 @@ impl Path {
     }
 }
 
-/// Why the host forwards, or does not.
+/// The reason why the host forwards, or does not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Forwards {
     /// The processor is known to forward.
@@ -58,18 +58,18 @@ pub enum Forwards {
 /// A route through the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Host {
-    /// Why it is one.
+    /// The reason why it is one.
     pub forwards: Forwards,
     /// Vendor and device of the function that stands for the host bridge that was looked up.
     pub ids: Option<(u16, u16)>,
 }
 
-/// What decides, and what comes of it.
+/// A decision, and the facts behind it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decision {
     /// How the client reaches the provider.
     pub path: Path,
-    /// What it can be if that is unknown.
+    /// The possible paths if that is unknown.
     pub maybe: Vec<Path>,
     /// Hops from one to the other, also where there is no route.
     pub hops: u32,
@@ -96,7 +96,7 @@ impl Decision {
     }
 }
 
-/// The way that a request takes: ports from the provider up, and from the client up.
+/// The path of a request: ports from the provider up, and from the client up.
 fn way(provider: &Device, client: &Device) -> (Vec<Address>, Vec<Address>, Option<Address>) {
     let route = |device: &Device| {
         let mut route = device.above.clone();
@@ -116,7 +116,7 @@ fn way(provider: &Device, client: &Device) -> (Vec<Address>, Vec<Address>, Optio
     )
 }
 
-/// What the kernel decides between the provider of memory and a client that is to access it.
+/// The decision of the kernel between a provider of memory and a client.
 pub fn decide(machine: &Machine, provider: &Device, client: &Device) -> Decision {
     let (up, down, bridge) = way(provider, client);
     let mut this = Decision {
@@ -223,7 +223,7 @@ fn lookup(machine: &Machine, host: &str, same: bool) -> Host {
             };
         }
         Ok(Some(device)) => (Some((device.vendor, device.device)), device),
-        // Whether it stands for the bridge is not known, but what it would come to.
+        // It is unknown whether it stands for the bridge; this is the result if it does.
         Err(device) => (None, device),
     };
     let listed = hosts::is_listed(device.vendor, device.device, same, machine.version);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! `p2p doctor`: what of a machine is in the way of peer-to-peer transfers.
+//! `p2p doctor`: settings of a machine that prevent peer-to-peer transfers.
 
 use serde_json::{json, Value};
 
@@ -11,7 +11,7 @@ use crate::machine::{Device, Kind, Machine};
 use crate::table::{bytes, Table};
 use crate::topo;
 
-/// How a check ended.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// It is as it should be.
@@ -35,15 +35,15 @@ impl State {
 /// A line.
 #[derive(Clone, Debug)]
 pub struct Check {
-    /// What was looked at.
+    /// The subject of the check.
     pub what: String,
-    /// How it is.
+    /// Its result.
     pub state: State,
-    /// What was found, or what to do.
+    /// The finding, or the advice.
     pub text: String,
 }
 
-/// Options of the kernel, and what needs them.
+/// Options of the kernel, and the features that need them.
 const OPTIONS: [(&str, &str); 5] = [
     ("PCI_P2PDMA", "nothing is peer to peer without it"),
     ("DMA_SHARED_BUFFER", "buffers cannot be shared without it"),
@@ -57,7 +57,7 @@ const OPTIONS: [(&str, &str); 5] = [
     ),
     ("ZONE_DEVICE", "direct I/O to VRAM needs its struct pages"),
 ];
-/// Those that some kernels have, and that must be on there.
+/// Options that only some kernels have, and that must be on there.
 const OLD_OPTIONS: [(&str, &str); 1] = [(
     "DMABUF_MOVE_NOTIFY",
     "without it importers get buffers in system memory only",
@@ -73,7 +73,7 @@ const RDMA_DRIVERS: [&str; 8] = [
     "mana",
     "ionic",
 ];
-/// What of the kernel's command line has to do with it.
+/// Parameters of the kernel's command line that are relevant.
 const PARAMETERS: [&str; 9] = [
     "pci",
     "iommu",
@@ -141,7 +141,7 @@ fn options(machine: &Machine, checks: &mut Vec<Check>) {
     }
 }
 
-/// What of the command line has to do with it.
+/// The relevant parameters of the command line.
 fn parameters(root: &Root, checks: &mut Vec<Check>) {
     match root.text("proc/cmdline") {
         Ok(text) => {
@@ -157,7 +157,7 @@ fn parameters(root: &Root, checks: &mut Vec<Check>) {
     }
 }
 
-/// What the IOMMU does with addresses.
+/// How the IOMMU treats addresses.
 fn iommu(machine: &Machine, checks: &mut Vec<Check>) {
     let mut domains: Vec<_> = machine
         .devices
@@ -340,7 +340,7 @@ fn gpus(root: &Root, machine: &Machine, checks: &mut Vec<Check>) {
     }
 }
 
-/// What of RDMA registers dma-bufs.
+/// RDMA devices that register dma-bufs.
 fn rdma(root: &Root, machine: &Machine, checks: &mut Vec<Check>) {
     let devices = root.names("sys/class/infiniband").unwrap_or_default();
     if devices.is_empty() {
@@ -411,7 +411,7 @@ fn rdma(root: &Root, machine: &Machine, checks: &mut Vec<Check>) {
     }
 }
 
-/// What the caller can see.
+/// The files that the caller can read.
 fn views(root: &Root, checks: &mut Vec<Check>) {
     for (what, path, so) in [
         (

@@ -26,7 +26,7 @@ pub fn acs(device: &Device) -> String {
     }
 }
 
-/// What a line says of a function.
+/// The description of a function in a line.
 fn about(device: &Device, mark: &str) -> String {
     let mut parts = vec![device.address.to_string()];
     if !mark.is_empty() {
@@ -49,7 +49,7 @@ fn about(device: &Device, mark: &str) -> String {
     format!("{}  [{}]", parts.join("  "), acs(device))
 }
 
-/// Draws the ways from the root buses to two devices; the first one is the memory.
+/// Draws the paths from the root buses to two devices; the first one is the memory.
 pub fn draw(machine: &Machine, provider: &Device, client: &Device) -> String {
     let mut text = String::new();
     let hosts = BTreeSet::from([&provider.host, &client.host]);
@@ -77,7 +77,7 @@ pub fn draw(machine: &Machine, provider: &Device, client: &Device) -> String {
     text
 }
 
-/// Draws what is below a bridge, of these routes from there.
+/// Draws the part of these routes that is below a bridge.
 fn branch(
     machine: &Machine,
     ends: (&Device, &Device),

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Files of the kernel, of this machine or of a tree elsewhere, and why they are not read.
+//! Files of the kernel, of this machine or of a copied tree, and the reasons for failed reads.
 
 use std::fmt;
 use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-/// Why something was not read.
+/// The reason why a file was not read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Blind {
     /// It is not there.
@@ -38,7 +38,7 @@ impl fmt::Display for Blind {
     }
 }
 
-/// Where files of the kernel are looked for.
+/// The root of the files of the kernel.
 #[derive(Clone, Debug)]
 pub struct Root {
     at: PathBuf,
@@ -63,7 +63,7 @@ impl Root {
         self.is_live
     }
 
-    /// Where a file is, of a path such as `sys/bus`.
+    /// The full path of a file such as `sys/bus`.
     pub fn path(&self, path: &str) -> PathBuf {
         self.at.join(path)
     }
@@ -78,7 +78,7 @@ impl Root {
         Ok(String::from_utf8_lossy(&bytes).trim().to_string())
     }
 
-    /// What a file has.
+    /// The content of a file.
     ///
     /// # Errors
     ///
@@ -89,11 +89,11 @@ impl Root {
         Ok(bytes)
     }
 
-    /// The size that a file says it has, which may be more than the caller may read.
+    /// The size of a file by its metadata, which may be more than the caller may read.
     ///
     /// # Errors
     ///
-    /// Why it is not known.
+    /// The reason why it is not known.
     pub fn size(&self, path: &str) -> Result<u64, Blind> {
         Ok(fs::metadata(self.path(path))?.len())
     }
@@ -112,13 +112,13 @@ impl Root {
         Ok(names)
     }
 
-    /// The last part of what a link leads to.
+    /// The last part of the target of a link.
     pub fn link_name(&self, path: &str) -> Option<String> {
         let target = fs::read_link(self.path(path)).ok()?;
         Some(target.file_name()?.to_string_lossy().into_owned())
     }
 
-    /// The parts of the path that a file really has, all links followed.
+    /// The parts of the real path of a file, with all links followed.
     pub fn real(&self, path: &str) -> Option<Vec<String>> {
         let real = fs::canonicalize(self.path(path)).ok()?;
         let parts = real.components();

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What forwards between root ports: processors, and the kernel's list of host bridges.
+//! Forwarding between root ports: processors, and the kernel's list of host bridges.
 //!
 //! The rules are those of `cpu_supports_p2pdma()` and of `pci_p2pdma_whitelist` of
-//! Linux 7.3. The list only grows: what it has is not known of an older kernel, and
-//! what it lacks is not known of a newer one.
+//! Linux 7.3. The list only grows: an older kernel may lack an entry of it, and a newer
+//! kernel may have more.
 
 const INTEL: u16 = 0x8086;
 const GOOGLE: u16 = 0x1ae0;
 const NVIDIA: u16 = 0x10de;
 /// The kernel whose list this is.
 const LIST: (u32, u32) = (7, 3);
-/// The first kernel that goes by the processor.
+/// The first kernel that checks the processor.
 const BY_CPU: (u32, u32) = (5, 10);
 
 /// The entries: vendor, device or all of them, and whether both devices must be below this bridge.
@@ -64,7 +64,7 @@ pub struct Cpu {
 }
 
 impl Cpu {
-    /// Reads the first processor; [`None`] of what says nothing.
+    /// Reads the first processor; fields that are not in the file are [`None`].
     pub fn parse(text: &str) -> Option<Self> {
         let value = |key: &str| {
             let line = text.lines().find(|line| {

@@ -16,7 +16,8 @@ pub struct Kconfig {
 }
 
 impl Kconfig {
-    /// Reads what the kernel itself shows, or what its package has put into /boot or its modules.
+    /// Reads the configuration from the kernel itself, or from the file of its package in /boot or
+    /// with its modules.
     pub fn read(root: &Root, release: &str) -> Self {
         let places = [
             format!("boot/config-{release}"),
@@ -73,8 +74,8 @@ impl Kconfig {
         Some(options.get(name).map_or("n", String::as_str))
     }
 
-    /// Whether the kernel has such an option, whatever its value. One whose dependencies are not on is
-    /// not among them.
+    /// Whether the kernel has such an option, whatever its value. One whose dependencies are not on
+    /// is not among them.
     pub fn knows(&self, name: &str) -> bool {
         self.options.as_ref().is_ok_and(|it| it.contains_key(name))
     }
@@ -84,7 +85,7 @@ impl Kconfig {
         Some(matches!(self.value(name)?, "y" | "m"))
     }
 
-    /// Why there is none; empty if there is one.
+    /// The reason why there is none; empty if there is one.
     pub fn blind(&self) -> &str {
         self.options.as_ref().err().map_or("", String::as_str)
     }

@@ -15,7 +15,7 @@ use crate::uapi::{self, Answer, Driver, DRIVERS};
 /// A device whose driver answers.
 #[derive(Debug)]
 pub struct Exporter {
-    /// Where it is.
+    /// Its PCI name.
     pub address: Address,
     /// Its driver.
     pub driver: Driver,
@@ -23,8 +23,8 @@ pub struct Exporter {
 }
 
 impl Exporter {
-    /// What an importer that can do everything would get of VRAM, whether it attaches or not. The
-    /// device is resumed if the attach would.
+    /// The path that an importer with all capabilities would get to VRAM, without an attach. The
+    /// device is resumed if the attach would resume it.
     ///
     /// # Errors
     ///
@@ -41,13 +41,13 @@ impl Exporter {
     }
 }
 
-/// Which driver of ours a device has.
+/// The driver with PEER_QUERY that a device has.
 pub fn driver_of(device: &Device) -> Option<Driver> {
     let name = device.driver.as_deref()?;
     DRIVERS.iter().find(|driver| driver.name == name).copied()
 }
 
-/// Opens the render nodes of all devices that answer; also says which cannot be opened.
+/// Opens the render nodes of all devices that answer; also returns those that cannot be opened.
 pub fn exporters(root: &Root, machine: &Machine) -> (Vec<Exporter>, Vec<String>) {
     let (mut found, mut notes) = (Vec::new(), Vec::new());
     if !root.is_live() {

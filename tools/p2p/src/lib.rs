@@ -2,13 +2,13 @@
 
 //! Why a transfer between PCI devices is or is not peer to peer.
 //!
-//! A [`machine::Machine`] is what sysfs and procfs tell. [`decide`] says what the
-//! kernel makes of it, by the rules of drivers/pci/p2pdma.c, and [`kernel`] asks
-//! drivers that answer themselves. Each command is a module that gathers a
+//! A [`machine::Machine`] has the content of sysfs and procfs. [`decide`] computes the
+//! decision of the kernel from it, by the rules of drivers/pci/p2pdma.c, and [`kernel`]
+//! asks drivers that answer themselves. Each command is a module that gathers a
 //! structure, and prints it as text or JSON.
 //!
-//! Nothing is guessed: where the files that decide cannot be read the answer is
-//! "unknown", with what it could be and why it is not known.
+//! Nothing is guessed: if the relevant files cannot be read the answer is "unknown",
+//! with the possible answers and the reason.
 
 pub mod address;
 pub mod ask;

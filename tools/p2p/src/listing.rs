@@ -13,9 +13,9 @@ pub struct Buffer {
     pub id: u64,
     /// In bytes.
     pub size: u64,
-    /// Where it may live: `vram`, `system` or `either`.
+    /// Its domain: `vram`, `system` or `either`.
     pub domain: String,
-    /// Where it is.
+    /// Its placement.
     pub placement: String,
     /// It does not move.
     pub pinned: bool,
@@ -25,13 +25,13 @@ pub struct Buffer {
     pub inode: u64,
     /// Importers alone keep it.
     pub orphan: bool,
-    /// What it is called.
+    /// Its name.
     pub name: String,
     /// The process that exported it.
     pub pid: Option<u32>,
-    /// The name of that.
+    /// The name of that process.
     pub comm: String,
-    /// What uses it, and what was refused.
+    /// Its importers, and those that were refused.
     pub importers: Vec<Importer>,
 }
 

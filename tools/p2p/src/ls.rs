@@ -19,10 +19,10 @@ use crate::uapi::{self, Importer};
 
 const DEBUGFS: &str = "sys/kernel/debug";
 
-/// A buffer, with all that any source tells of it.
+/// A buffer, with the information of all sources.
 #[derive(Clone, Debug, Default)]
 pub struct Buffer {
-    /// The device that exported it, if its driver tells.
+    /// The device that exported it, if its driver reports that.
     pub device: Option<Address>,
     /// Its driver.
     pub exporter: String,
@@ -30,13 +30,13 @@ pub struct Buffer {
     pub size: u64,
     /// The inode of the dma-buf, 0 without one.
     pub inode: u64,
-    /// What the driver says of it.
+    /// The information of the driver.
     pub listed: Option<listing::Buffer>,
-    /// What it is called.
+    /// Its name.
     pub name: String,
     /// The processes that have it.
     pub holders: Vec<Holder>,
-    /// What is attached.
+    /// Its importers.
     pub importers: Vec<Importer>,
 }
 
@@ -47,13 +47,13 @@ pub struct Listing {
     pub buffers: Vec<Buffer>,
     /// Counters of fallbacks and refusals that are not 0: device, event, reason, count.
     pub counters: Vec<(Address, String, String, u64)>,
-    /// What could not be seen.
+    /// The sources that could not be read.
     pub notes: Vec<String>,
     /// No source could be read.
     pub is_blind: bool,
 }
 
-/// Looks at all sources. A buffer of a driver that tells more is found in the others by its inode.
+/// Reads all sources. A buffer in the listing of a driver is found in the others by its inode.
 pub fn look(root: &Root, machine: Option<&Machine>) -> Listing {
     let mut this = Listing::default();
     let mut sources = 0;
@@ -132,7 +132,7 @@ fn drm_parent(root: &Root, device: &Device) -> String {
 
 impl Listing {
     fn unseen(&mut self, path: &str, why: &Blind) {
-        // Who may not read debugfs does not see what is in it.
+        // A caller that may not read debugfs cannot see whether the file exists.
         let why = match (why, ask::is_root()) {
             (Blind::Absent, false) => "only root may read it, or it is not there".to_string(),
             (Blind::Absent, true) => "it is not there; is debugfs mounted?".to_string(),
@@ -154,7 +154,7 @@ impl Listing {
         &mut self.buffers[at]
     }
 
-    /// Adds what the core of dma-buf says: names of importers alone.
+    /// Adds the information of the dma-buf core: only the names of importers.
     fn add(&mut self, found: bufinfo::Buffer) {
         let buffer = self.of(found.inode);
         if buffer.listed.is_some() {
@@ -192,8 +192,8 @@ fn counters(root: &Root, folder: &str, at: Address) -> Vec<(Address, String, Str
     text.lines().filter_map(counter).collect()
 }
 
-/// Asks drivers about buffers that debugfs does not tell of, with the files of processes that the
-/// caller may trace: PEER_ATTACHMENTS needs no privilege, but a handle.
+/// Asks drivers about buffers that are not in debugfs, with the files of processes that the caller
+/// may trace: PEER_ATTACHMENTS needs no privilege, but a handle.
 ///
 /// A driver that has several devices is not asked: another one than the exporter would import the
 /// buffer.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The PCI tree of a machine, and what else its kernel decides by.
+//! The PCI tree of a machine, and the other facts on which its kernel bases the decision.
 
 use std::collections::BTreeMap;
 
@@ -13,10 +13,10 @@ use crate::names::{self, Name};
 
 const DEVICES: &str = "sys/bus/pci/devices";
 
-/// What a device is for.
+/// The purpose of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
-    /// A GPU, or what has a DRM device.
+    /// A GPU, or another function with a DRM device.
     Gpu,
     /// An accelerator without displays.
     Accelerator,
@@ -43,7 +43,7 @@ impl Kind {
         }
     }
 
-    /// By the class code, and by what its driver made of it.
+    /// The kind by the class code, and by the devices that its driver made.
     fn of(class: u32, names: &[Name]) -> Self {
         let has = |wanted: &str| names.iter().any(|name| name.class == wanted);
         match (class >> 16, class >> 8) {
@@ -63,7 +63,7 @@ impl Kind {
 /// A PCI function.
 #[derive(Clone, Debug)]
 pub struct Device {
-    /// Where it is.
+    /// Its PCI name.
     pub address: Address,
     /// PCI vendor.
     pub vendor: u16,
@@ -71,7 +71,7 @@ pub struct Device {
     pub device: u16,
     /// The class code.
     pub class: u32,
-    /// What it is for.
+    /// Its purpose.
     pub kind: Kind,
     /// The driver that is bound to it.
     pub driver: Option<String>,
@@ -129,12 +129,12 @@ pub struct Machine {
     pub version: Option<Version>,
     /// Its configuration, as far as it can be read.
     pub kconfig: Kconfig,
-    /// What could not be seen.
+    /// The files that could not be read.
     pub notes: Vec<String>,
 }
 
 impl Machine {
-    /// Looks at a machine.
+    /// Reads a machine.
     ///
     /// # Errors
     ///
@@ -173,7 +173,7 @@ impl Machine {
         self.devices.get(&address)
     }
 
-    /// A device in words: its PCI name, and what else it is called.
+    /// A device in words: its PCI name, and its other names.
     pub fn called(&self, address: Address) -> String {
         match self.device(address) {
             Some(device) if !device.names.is_empty() => {
@@ -183,8 +183,8 @@ impl Machine {
         }
     }
 
-    /// The function that stands for a host bridge: the first one on its root bus, if that is function
-    /// 0 of device 0 or a root port. [`Err`] if that cannot be seen.
+    /// The function that stands for a host bridge: the first one on its root bus, if that is
+    /// function 0 of device 0 or a root port. [`Err`] if that cannot be seen.
     pub fn host_device(&self, host: &str) -> Result<Option<&Device>, &Device> {
         use crate::config::Port;
 
@@ -205,7 +205,7 @@ impl Machine {
         self.kconfig.is_set("PCI_P2PDMA")
     }
 
-    /// What is not known of the machine, and why.
+    /// The unknown facts of the machine, with the reasons.
     fn unseen(&self) -> Vec<String> {
         let mut notes = Vec::new();
         let hidden = |device: &&Device| device.space.acs.redirects().is_none();

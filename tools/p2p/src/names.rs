@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What else than its PCI name a device is called: nodes, netdevs, RDMA devices, drives.
+//! The names of devices besides their PCI names: nodes, netdevs, RDMA devices, drives.
 
 use std::collections::BTreeMap;
 
@@ -38,7 +38,7 @@ fn above(root: &Root, path: &str) -> Option<Address> {
     parts.iter().rev().find_map(|part| Address::parse(part))
 }
 
-/// The PCI function behind a member of a class; for what has none, behind what it is made of.
+/// The PCI function behind a member of a class, or behind the device below it, such as a netdev.
 fn behind(root: &Root, class: &str, name: &str) -> Option<Address> {
     let (mut class, mut name) = (class.to_string(), name.to_string());
     for _ in 0..STEPS {
@@ -50,7 +50,8 @@ fn behind(root: &Root, class: &str, name: &str) -> Option<Address> {
         if let Some(found) = named_after(&name) {
             return Some(found);
         }
-        // Soft RoCE and soft iWARP say what netdev is below them, bonds and VLANs link to it.
+        // Soft RoCE and soft iWARP have a file with the netdev below them, bonds and VLANs link to
+        // it.
         name = root.text(&format!("{path}/parent")).ok().or_else(|| {
             let lower = root.names(&path).ok()?;
             Some(

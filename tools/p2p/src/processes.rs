@@ -25,24 +25,24 @@ pub struct Holder {
 pub struct Held {
     /// In bytes, 0 if it is only mapped.
     pub size: u64,
-    /// What exported it.
+    /// The exporter.
     pub exporter: String,
-    /// What it is called.
+    /// Its name.
     pub name: String,
     /// The processes.
     pub holders: Vec<Holder>,
 }
 
-/// What processes have.
+/// The dma-bufs of all processes.
 #[derive(Clone, Debug, Default)]
 pub struct Processes {
     /// By the inode of the dma-buf.
     pub buffers: BTreeMap<u64, Held>,
-    /// How many processes cannot be looked into.
+    /// The number of processes that cannot be read.
     pub hidden: usize,
 }
 
-/// Looks into all processes.
+/// Reads all processes.
 pub fn look(root: &Root) -> Processes {
     let mut found = Processes::default();
     let pids = root.names("proc").unwrap_or_default();
@@ -108,7 +108,7 @@ fn descriptor(root: &Root, holder: &Holder, fd: i32, found: &mut Processes) {
     buffer.name = value("name").unwrap_or_default();
 }
 
-/// Notes how a process has a buffer.
+/// Records how a process has a buffer.
 fn hold(found: &mut Processes, inode: u64, holder: &Holder, how: impl Fn(&mut Holder)) {
     let holders = &mut found.buffers.entry(inode).or_default().holders;
     if !holders.iter().any(|it| it.pid == holder.pid) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Leaves out of a text what identifies a machine or a person.
+//! Removes everything from a text that identifies a machine or a person.
 
 use serde_json::Value;
 
@@ -8,13 +8,13 @@ use crate::files::Root;
 
 /// Users with a lower number are those of the system, which all machines have.
 const FIRST_USER: u32 = 1000;
-/// A run of so many hexadecimal digits is a number of a device.
+/// A run of this many hexadecimal digits is a serial number of a device.
 const LONG: usize = 12;
 
-/// What is left out besides addresses and numbers.
+/// The words and paths to remove, besides addresses and numbers.
 #[derive(Clone, Debug, Default)]
 pub struct Redaction {
-    /// Words, and what stands for them.
+    /// Words, and their replacements.
     words: Vec<(String, &'static str)>,
     /// Folders, the longest first.
     homes: Vec<String>,
@@ -69,7 +69,7 @@ impl Redaction {
         }
     }
 
-    /// The text without it.
+    /// The text without these.
     pub fn text(&self, text: &str) -> String {
         let mut text = text.to_string();
         for home in &self.homes {
@@ -81,7 +81,7 @@ impl Redaction {
         numbers(&homes(&text))
     }
 
-    /// All texts in a value without it.
+    /// The value with all of its texts redacted.
     pub fn json(&self, value: Value) -> Value {
         match value {
             Value::String(text) => Value::String(self.text(&text)),

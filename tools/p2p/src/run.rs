@@ -15,19 +15,19 @@ use crate::topo::Which;
 use crate::watch::Until;
 use crate::{doctor, ls, names, report, topo, watch, why};
 
-/// Why a command has no result, with the exit status.
+/// The reason why a command has no result, with the exit status.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Failure {
     /// The exit status.
     pub status: u8,
-    /// In words.
+    /// The reason in words.
     pub text: String,
 }
 
 impl Failure {
     /// The command line is wrong, or no device has that name.
     pub const USAGE: u8 = 2;
-    /// There is nothing to look at.
+    /// There is no data to show.
     pub const NOTHING: u8 = 3;
     /// Any other error.
     pub const ERROR: u8 = 5;
@@ -148,7 +148,7 @@ pub fn run(matches: &ArgMatches, out: &mut dyn Write) -> Result<u8, Failure> {
     }
 }
 
-/// The machine, or why there is none to look at.
+/// The machine, or the reason why it cannot be read.
 fn machine(root: &Root) -> Result<Machine, Failure> {
     Machine::read(root).map_err(|why| {
         let place = root.path("sys/bus/pci/devices");

@@ -15,12 +15,12 @@ use crate::machine::{Device, Kind, Machine};
 use crate::table::Table;
 use crate::uapi::{self, Answer};
 
-/// What is known of one direction between two devices.
+/// One direction between two devices.
 #[derive(Clone, Debug)]
 pub struct Cell {
-    /// What follows from sysfs.
+    /// The decision that follows from sysfs.
     pub sysfs: Decision,
-    /// What the driver of the provider answers, if it does.
+    /// The answer of the provider's driver, if it answers.
     pub kernel: Option<Answer>,
 }
 
@@ -38,7 +38,7 @@ impl Cell {
         }
     }
 
-    /// Where the answer is from.
+    /// The source of the answer.
     pub fn source(&self) -> &'static str {
         if self.kernel.is_some() {
             "kernel"
@@ -47,17 +47,17 @@ impl Cell {
         }
     }
 
-    /// Whether sysfs leads to something else than the kernel says of the route.
+    /// Whether the decision from sysfs differs from the route in the kernel's answer.
     pub fn is_contradicted(&self) -> bool {
         let Some(answer) = &self.kernel else {
             return false;
         };
-        // What a driver adds to the route is not to be seen in sysfs.
+        // Reasons of the driver, besides the route, are not visible in sysfs.
         let of_route = matches!(answer.reason, "none" | "no-route");
         of_route && self.sysfs.path != Path::Unknown && self.sysfs.path != answer.path
     }
 
-    /// What stands in the matrix.
+    /// The text in the matrix.
     fn mark(&self) -> String {
         let by_kernel = if self.kernel.is_some() { "*" } else { "" };
         let hops = self.distance().unwrap_or(self.sysfs.hops as i32);
@@ -98,7 +98,7 @@ pub struct Topo {
     pub devices: Vec<Address>,
     /// Each pair of provider and client, without pairs of a device with itself.
     pub cells: BTreeMap<(Address, Address), Cell>,
-    /// What could not be seen.
+    /// The files that could not be read.
     pub notes: Vec<String>,
 }
 
@@ -106,13 +106,13 @@ pub struct Topo {
 fn is_shown(device: &Device) -> bool {
     match device.kind {
         Kind::Bridge => false,
-        // Many functions of a processor are no device that accesses anything.
+        // Many functions of a processor access no memory.
         Kind::Other => device.space.is_master == Some(true),
         _ => true,
     }
 }
 
-/// Looks at each pair of devices.
+/// Decides for each pair of devices.
 pub fn look(root: &Root, machine: &Machine, which: Which) -> Topo {
     let shown = |device: &&Device| which.all || is_shown(device);
     let mut devices: Vec<_> = machine.devices.values().filter(shown).collect();
@@ -326,7 +326,7 @@ pub fn device_json(device: &Device) -> Value {
     })
 }
 
-/// What follows from sysfs as JSON.
+/// The decision that follows from sysfs, as JSON.
 pub fn decision_json(it: &Decision) -> Value {
     let redirect = |(port, bits): &(Address, u16)| {
         json!({

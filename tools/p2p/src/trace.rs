@@ -9,7 +9,7 @@ use crate::table;
 /// An event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// When it was, as the trace has it.
+    /// The time stamp, as the trace has it.
     pub time: String,
     /// The task, with its number.
     pub task: String,
@@ -44,7 +44,7 @@ impl Event {
         found.map_or("", |(_, value)| value)
     }
 
-    /// Whether something did not go the way that a peer wants.
+    /// Whether it is a fallback, a refusal or an error.
     pub fn is_fallback(&self) -> bool {
         let failed = !matches!(self.field("ret"), "" | "0");
         let importer = matches!(self.name.as_str(), "attach" | "map" | "pin");
@@ -154,7 +154,7 @@ mod tests {
             .text()
             .ends_with("error -95"));
         assert!(event("pin", "bus", "quota", -122).is_fallback());
-        // What ends does not fall back.
+        // The end of a mapping is no fallback.
         assert!(!event("unmap", "system", "no-vram", 0).is_fallback());
     }
 }

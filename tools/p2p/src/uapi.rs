@@ -113,7 +113,7 @@ fn address(bytes: &[u8], at: usize) -> Address {
     }
 }
 
-/// What QUERY is asked with: could this importer reach VRAM at all?
+/// The argument of QUERY for VRAM in general.
 pub fn question(importer: Address) -> [u8; QUERY_SIZE] {
     let mut bytes = [0; QUERY_SIZE];
     bytes[4..8].copy_from_slice(&ABLE.to_ne_bytes());
@@ -123,12 +123,12 @@ pub fn question(importer: Address) -> [u8; QUERY_SIZE] {
     bytes
 }
 
-/// What QUERY answers.
+/// The answer of QUERY.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
     /// How the importer would reach VRAM.
     pub path: Path,
-    /// Why it is not peer to peer.
+    /// The reason why it is not peer to peer.
     pub reason: &'static str,
     /// PCI hops, -1 without a route.
     pub distance: i32,
@@ -164,15 +164,15 @@ pub struct Importer {
     pub device: String,
     /// Its driver.
     pub driver: String,
-    /// How it reaches the buffer; empty if that is not told.
+    /// How it reaches the buffer; empty if that is not reported.
     pub path: String,
-    /// Why not peer to peer.
+    /// The reason if it is not peer to peer.
     pub reason: String,
-    /// PCI hops, -1 without a route; [`None`] if that is not told.
+    /// PCI hops, -1 without a route; [`None`] if that is not reported.
     pub hops: Option<i32>,
     /// Names of DRM_PEER_IMPORTER_*
     pub flags: Vec<String>,
-    /// How long ago it was refused, in milliseconds.
+    /// The time since it was refused, in milliseconds.
     pub age_ms: Option<u64>,
 }
 

@@ -15,18 +15,18 @@ use crate::ask::Signals;
 use crate::files::{Blind, Root};
 use crate::trace::Event;
 
-/// Where tracefs is, or was.
+/// The mount points of tracefs, now and in the past.
 const PLACES: [&str; 2] = ["sys/kernel/tracing", "sys/kernel/debug/tracing"];
 const EVENTS: &str = "events/drm_peer";
-/// How often to look whether there is something.
+/// The time between two polls.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// When to end, other than by a signal.
+/// The end of the command, besides a signal.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Until {
-    /// After so many events.
+    /// After this number of events.
     pub count: Option<u64>,
-    /// After so much time.
+    /// After this time.
     pub time: Option<Duration>,
 }
 
@@ -67,11 +67,11 @@ impl Drop for Instance {
     }
 }
 
-/// Prints events until it is told to end.
+/// Prints events until a signal or a limit ends it.
 ///
 /// # Errors
 ///
-/// Why there are none to be seen.
+/// The reason why events cannot be seen.
 pub fn run(root: &Root, json: bool, until: Until, out: &mut dyn Write) -> Result<(), Blind> {
     if !root.is_live() {
         return Err(Blind::Failed(
@@ -92,7 +92,7 @@ pub fn run(root: &Root, json: bool, until: Until, out: &mut dyn Write) -> Result
     drop(pipe);
     drop(instance);
     match outcome {
-        // The reader has seen enough.
+        // The reader has closed the pipe.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         other => Ok(other?),
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! `p2p why`: the way between two devices, what decides, and what to do about it.
+//! `p2p why`: the path between two devices, the facts that decide, and advice.
 
 use serde_json::{json, Value};
 
@@ -16,19 +16,19 @@ use crate::topo::{answer_json, decision_json, device_json, Cell};
 /// The answer for one direction.
 #[derive(Debug)]
 pub struct Why<'a> {
-    /// Whose memory it is.
+    /// The device that has the memory.
     pub provider: &'a Device,
-    /// What accesses it.
+    /// The device that accesses it.
     pub client: &'a Device,
-    /// What comes of it.
+    /// The decision.
     pub cell: Cell,
     /// The same with both exchanged.
     pub back: Cell,
-    /// What could not be seen.
+    /// The files that could not be read.
     pub notes: Vec<String>,
 }
 
-/// Looks at two devices.
+/// Decides for two devices.
 pub fn look<'a>(
     root: &Root,
     machine: &'a Machine,
@@ -100,7 +100,7 @@ impl Why<'_> {
         format!("{what}{hops} ({source})")
     }
 
-    /// What decides, in the order in which the kernel looks.
+    /// The facts that decide, in the order in which the kernel checks them.
     fn decides(&self, machine: &Machine) -> Vec<String> {
         let it = &self.cell.sysfs;
         let mut lines = Vec::new();
@@ -167,7 +167,7 @@ impl Why<'_> {
         lines
     }
 
-    /// What an operator can do.
+    /// Advice for an operator.
     fn advice(&self, machine: &Machine) -> Vec<String> {
         let it = &self.cell.sysfs;
         let mut lines = Vec::new();
@@ -197,7 +197,7 @@ impl Why<'_> {
         lines
     }
 
-    /// How to get the direct way if ports redirect.
+    /// How to get the direct path if ports redirect.
     fn without_redirection(&self) -> Vec<String> {
         let ports: Vec<_> = self
             .cell
@@ -319,7 +319,7 @@ impl Why<'_> {
     }
 }
 
-/// What can be done about what a driver says.
+/// Advice for the reason in a driver's answer.
 fn for_reason(reason: &str, provider: &Device) -> Option<String> {
     let debugfs = format!("/sys/kernel/debug/dri/{}", provider.address);
     let sysfs = format!("/sys/bus/pci/devices/{}", provider.address);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A laptop: one GPU with a small BAR, a drive, and what has no ACS; and machines with less.
+//! A laptop: one GPU with a small BAR, a drive, and ports without ACS; and smaller machines.
 
 mod common;
 
@@ -367,7 +367,7 @@ fn nothing_to_look_at() {
     let (status, _, error) = tree.run(&["watch"]);
     assert_eq!(status, 5, "{error}");
     assert!(error.contains("no live events"), "{error}");
-    // Bridges alone are something, but nothing accesses memory.
+    // A machine with bridges alone has no device that accesses memory.
     tree.add(
         "pci0000:00",
         "0000:00:00.0",

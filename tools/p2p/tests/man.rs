@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The man page is what the command line says: `P2P_MAN=1 cargo test` writes it anew.
+//! The man page is generated from the command line: `P2P_MAN=1 cargo test` writes it anew.
 
 use std::fs;
 use std::path::Path;

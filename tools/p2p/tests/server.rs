@@ -281,7 +281,7 @@ fn bridges_are_in_the_whole_matrix_alone() {
     };
     assert_eq!(devices(&["topo"]), 7);
     assert_eq!(devices(&["topo", "--all"]), 7 + 3 + 5 + 5 + 2);
-    // A port with ACS is a part of the way to what is below it.
+    // A port with ACS is a part of the path to the devices below it.
     assert_eq!(tree.pair("0000:80:01.0", FAR_GPU)["path"], "host-bridge");
     assert_eq!(tree.pair("0000:00:01.0", GPU)["path"], "bus");
 }

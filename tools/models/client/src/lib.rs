@@ -27,7 +27,7 @@ use vfio_user::message::Fields;
 use vfio_user::message::Message;
 use vfio_user::socket;
 
-/// Longer than anything takes that is not waited for in vain.
+/// A time limit that is longer than any answer takes.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The region of the configuration space, and the registers in it that tests need.
@@ -80,7 +80,7 @@ impl Client {
         client
     }
 
-    /// A machine at a stream, on which nothing was said yet.
+    /// A machine at a stream on which no message was sent yet.
     pub fn raw(stream: UnixStream, memory: u64) -> Self {
         let memory = Memory::shared(c"guest", memory).expect("memory");
         let file = memory.file().expect("it is shared").try_clone_to_owned();
@@ -105,7 +105,7 @@ impl Client {
         }
     }
 
-    /// Sends bytes that may be no message.
+    /// Sends bytes, which need not be a valid message.
     pub fn send(&self, bytes: &[u8]) -> io::Result<()> {
         socket::send(&self.writer.lock().unwrap(), bytes, None)
     }
@@ -132,7 +132,7 @@ impl Client {
         Some((message, files))
     }
 
-    /// Sends a request and returns what the reply has, or its error number.
+    /// Sends a request and returns the body of the reply, or its error number.
     pub fn ask(
         &mut self,
         command: u16,
@@ -173,7 +173,7 @@ impl Client {
             .expect("it is mapped");
     }
 
-    /// Memory that only the client reaches, and that the device is not told of.
+    /// Memory that only the client reaches, and that is not in the device's table of mappings.
     pub fn keep_remote(&self, address: u64, content: Vec<u8>) {
         self.remote.lock().unwrap().insert(address, content);
     }
@@ -183,7 +183,7 @@ impl Client {
         self.remote.lock().unwrap()[&address].clone()
     }
 
-    /// Does not answer what the device asks for from now on.
+    /// From now on holds back the answers to requests of the device.
     pub fn hold(&self) {
         *self.held.lock().unwrap() = Some(Vec::new());
     }
@@ -194,14 +194,14 @@ impl Client {
         held.as_ref().is_some_and(|requests| !requests.is_empty())
     }
 
-    /// Answers what the device asked for meanwhile, and what it asks for.
+    /// Answers the requests that were held back, and all later ones.
     pub fn release(&self) {
         for request in self.held.lock().unwrap().take().into_iter().flatten() {
             answer(&self.writer, &request, &self.remote).expect("the device is there");
         }
     }
 
-    /// Unmaps what was mapped for DMA.
+    /// Unmaps a range that was mapped for DMA.
     pub fn unmap(&mut self, address: u64, bytes: u64) {
         let body = Body::default().u32(24).u32(0).u64(address).u64(bytes);
         self.ask(command::DMA_UNMAP, body, None)
@@ -265,7 +265,7 @@ impl Client {
 
     /// Lets the device raise its interrupt here.
     pub fn enable_interrupt(&mut self) {
-        // The device only writes 8 bytes for each: anything that takes them is an event.
+        // The device only writes 8 bytes for each interrupt, so a socket can stand for an eventfd.
         let (seen, given) = UnixStream::pair().expect("a pair");
         seen.set_read_timeout(Some(PATIENCE)).expect("a timeout");
         let given = OwnedFd::from(given);
@@ -305,7 +305,7 @@ impl Drop for Client {
     }
 }
 
-/// Hands replies to who waits, and answers what the device asks for.
+/// Passes replies to the waiting request, and answers requests of the device.
 fn receive(
     stream: &UnixStream,
     replies: &mpsc::Sender<(Message, Vec<File>)>,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What the engines access: the bus and VRAM, with a report and a fault for what may not be.
+//! Accesses of the engines to the bus and to VRAM, with a report and a fault for forbidden ones.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ use crate::pages::Place;
 use crate::registers::error;
 use crate::report::Broken;
 
-/// Why an entry was not done.
+/// The reason why an entry was not done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
     /// The ring or the device is to be reset.
@@ -20,7 +20,7 @@ pub enum Stop {
     Fault(Fault),
 }
 
-/// What a fault record says of a fault, without the entry.
+/// The part of a fault record about the fault, without the entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
     pub error: u32,
@@ -29,7 +29,7 @@ pub struct Fault {
 }
 
 impl Fault {
-    /// An operation that the ring has not, or a field that is not allowed.
+    /// An operation that the ring does not have, or a field that is not allowed.
     pub const OPERATION: Stop = Stop::Fault(Self {
         error: error::OPERATION,
         address: 0,
@@ -46,7 +46,7 @@ impl Fault {
     }
 }
 
-/// Which part of the device accesses the bus, for the log.
+/// The part of the device that accesses the bus, for the log.
 #[derive(Clone, Copy, Debug)]
 pub enum Who {
     Ring { ring: usize, entry: u32 },
@@ -73,7 +73,7 @@ pub struct Bus<'a> {
 }
 
 impl Bus<'_> {
-    /// The result of an access to the bus; one that may not be is reported.
+    /// The result of an access to the bus; a forbidden access is reported.
     fn told<R>(&self, result: Result<R, Refused>, write: bool) -> Result<R, Stop> {
         result.map_err(|refused| match refused {
             Refused::Reset => Stop::Reset,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Invalidations, and what a reset of the device takes besides its rings, done in order by a thread.
+//! Invalidations, and the parts of a device reset outside of the rings, done in order by a thread.
 
 use std::collections::BTreeMap;
 use std::collections::VecDeque;
@@ -31,7 +31,7 @@ pub struct Invalidate {
     /// The first address, and the last one.
     pub start: u64,
     pub last: u64,
-    /// What is written to the status page when it is done.
+    /// The number that is written to the status page when it is done.
     pub number: u32,
 }
 
@@ -44,7 +44,7 @@ enum Work {
 #[derive(Default)]
 struct State {
     queue: VecDeque<Work>,
-    /// What the thread does at the moment.
+    /// The current work of the thread.
     current: Option<Work>,
 }
 
@@ -54,7 +54,7 @@ impl State {
     }
 }
 
-/// What waits for the thread.
+/// The pending work of the thread.
 #[derive(Default)]
 pub struct Control {
     state: Mutex<State>,
@@ -76,7 +76,7 @@ impl Control {
         self.push(Work::Invalidate(invalidate, epoch));
     }
 
-    /// Asks for a reset of what is not a ring.
+    /// Asks for a reset of the device outside of the rings.
     pub fn reset(&self) {
         self.push(Work::Reset);
     }
@@ -117,7 +117,7 @@ impl Control {
     }
 }
 
-/// Does what waits, as long as the program runs.
+/// Does the pending work, as long as the program runs.
 pub fn run(gpu: &Gpu) {
     loop {
         match gpu.control.next() {
@@ -132,7 +132,7 @@ pub fn run(gpu: &Gpu) {
                     dma: gpu.port.dma_since(epoch),
                     who: Who::Aperture,
                 };
-                // Whatever else it was, it is told.
+                // Errors other than a reset have been reported.
                 let _ = done(bus, invalidate);
             }
         }
@@ -151,7 +151,7 @@ fn done(bus: Bus<'_>, invalidate: Invalidate) -> Result<(), Stop> {
     status::invalidated(Bus { who, ..bus }, invalidate.number)
 }
 
-/// Maps and unmaps pages of the aperture as its tables say.
+/// Maps and unmaps pages of the aperture according to its tables.
 fn aperture(bus: Bus<'_>, start: u64, last: u64) -> Result<(), Stop> {
     let gpu = bus.gpu;
     let last = last.min(gpu.vram.aperture().bytes() - 1);
@@ -165,7 +165,7 @@ fn aperture(bus: Bus<'_>, start: u64, last: u64) -> Result<(), Stop> {
     };
     let view = match view(bus, limits) {
         Err(Stop::Reset) => return Err(Stop::Reset),
-        // What cannot be read maps nothing.
+        // A table that cannot be read maps nothing.
         Err(Stop::Fault(_)) => View::default(),
         Ok(view) => view,
     };
@@ -195,7 +195,7 @@ fn view(bus: Bus<'_>, limits: Limits) -> Result<View, Stop> {
     })
 }
 
-/// Reports what was found in the aperture.
+/// Reports the broken rules in the aperture.
 pub fn told(gpu: &Gpu, found: Vec<Broken>) {
     for broken in found {
         gpu.reports.report(&gpu.port, &Who::Aperture, broken);

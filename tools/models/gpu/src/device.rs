@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The device: its registers, and what a write to them starts.
+//! The device: its registers, and the effects of writes to them.
 
 use std::io;
 use std::sync::atomic::AtomicBool;
@@ -50,7 +50,7 @@ struct Registers {
     invalidate_context: u32,
 }
 
-/// Resets that are not to be done, as was injected.
+/// Injected errors: resets that are not done.
 #[derive(Default)]
 struct Skipped {
     /// The rings of which none is done, and those of which one was asked for.
@@ -71,19 +71,19 @@ pub struct Gpu {
     pub(crate) status: Status,
     pub(crate) tlb: Tlb,
     registers: Mutex<Registers>,
-    /// The next INVALIDATE is not to be done.
+    /// The next INVALIDATE is not done.
     skip_invalidate: AtomicBool,
     skipped: Mutex<Skipped>,
     /// Is called when it is removed by surprise.
     on_removal: Box<dyn Fn() + Send + Sync>,
-    /// A client has it, or left things to be looked at.
+    /// A client has it, or the state that the last client left is not checked yet.
     plugged: AtomicBool,
-    /// It was removed by surprise, and what was written to it after that counts for nothing.
+    /// It was removed by surprise, and later writes to it are ignored.
     removed: AtomicBool,
 }
 
 impl Gpu {
-    /// A device below a switch, which nobody has plugged in yet. One function writes lines to the log,
+    /// A device below a switch, which is not plugged in yet. One function writes lines to the log,
     /// and one is called when the device is removed by surprise.
     pub fn new(
         options: &Options,
@@ -121,7 +121,7 @@ impl Gpu {
         Ok(gpu)
     }
 
-    /// Whether a client has it, or it is not done yet with what one has left.
+    /// Whether a client has it, or the state that the last client left is not checked yet.
     pub fn is_busy(&self) -> bool {
         self.plugged.load(Ordering::SeqCst)
             || self.control.is_busy()
@@ -180,7 +180,7 @@ impl Gpu {
         true
     }
 
-    /// What the 32 bits at an offset read as.
+    /// The value of the 32 bits at an offset.
     fn register(&self, offset: u64) -> u32 {
         if let Some(value) = self.wide(offset & !7) {
             return (value >> (8 * (offset & 4))) as u32;
@@ -235,7 +235,7 @@ impl Gpu {
                 registers.invalidate_context,
             )
         };
-        // Of no bytes it only writes its number.
+        // With a size of 0 it only writes its number.
         let (start, last) = match size.checked_sub(1) {
             Some(more) => (start, start.saturating_add(more)),
             None => (1, 0),
@@ -336,7 +336,7 @@ impl Device for Gpu {
         for to in to.chunks_mut(4) {
             let bytes = self.register(at & !3).to_le_bytes();
             let inside = (at & 3) as usize;
-            // What is not aligned reads as far as its register goes.
+            // An access that is not aligned reads to the end of the register.
             for (to, byte) in to.iter_mut().zip(&bytes[inside..]) {
                 *to = *byte;
             }
@@ -380,7 +380,7 @@ impl Device for Gpu {
         self.plugged.store(true, Ordering::SeqCst);
         self.reports.clear();
         if self.removed.swap(false, Ordering::SeqCst) {
-            // It finds and mends what was done to a device that was not there.
+            // Writes to the aperture of a removed device are not reported: only restore the poison.
             self.vram.check();
         }
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Does what entries ask for.
+//! Executes the operations of entries.
 
 use crate::bus::Bus;
 use crate::bus::Fault;
@@ -122,7 +122,7 @@ fn filled(pattern: u32, phase: usize, bytes: usize) -> Vec<u8> {
     filled
 }
 
-/// Calls a function for each chunk, with where it begins, and its bytes.
+/// Calls a function for each chunk, with its offset and its bytes.
 fn chunks(
     bytes: u64,
     go_on: impl Fn() -> Result<(), Stop>,
@@ -138,7 +138,7 @@ fn chunks(
     Ok(())
 }
 
-/// Calls a function with the bytes that are left until none are; it returns how many it did.
+/// Calls a function with the number of bytes left until it is 0; it returns how many it did.
 fn pieces(
     bytes: u64,
     go_on: impl Fn() -> Result<(), Stop>,
@@ -155,11 +155,11 @@ fn pieces(
 /// Goes through the pieces of a list.
 struct Pieces<'a> {
     bus: Bus<'a>,
-    /// What is not read yet.
+    /// The pieces that are not read yet.
     rest: List,
-    /// What is read, the last piece first.
+    /// The pieces that are read, the last one first.
     read: Vec<(u64, u64)>,
-    /// Where the current piece goes on, and its bytes that are left.
+    /// The rest of the current piece: its place, and its bytes.
     place: Place,
     left: u64,
 }
@@ -199,7 +199,7 @@ impl<'a> Pieces<'a> {
         bytes.min(usize::try_from(self.left).unwrap_or(usize::MAX))
     }
 
-    /// Takes bytes of the piece; returns where they are.
+    /// Takes bytes of the piece; returns their place.
     fn take(&mut self, bytes: usize) -> Place {
         let place = self.place;
         self.place = place.plus(bytes as u64);
@@ -211,7 +211,7 @@ impl<'a> Pieces<'a> {
     fn fetch(&mut self) -> Result<(), Stop> {
         let pieces = self.rest.pieces.min(PIECES);
         if pieces == 0 {
-            // There is less in the list than there is to do.
+            // The list is shorter than the operation.
             return Err(Fault::OPERATION);
         }
         let mut buffer = vec![0; pieces as usize * PIECE];

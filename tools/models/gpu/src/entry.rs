@@ -19,7 +19,7 @@ pub struct List {
     pub pieces: u32,
 }
 
-/// What an entry asks for.
+/// The operation of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     Nop,
@@ -70,7 +70,7 @@ pub enum Operation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
     pub context: u32,
-    /// None of an operation that this ring has not, or with a field that is not allowed.
+    /// None for an operation that this ring does not have, or with a field that is not allowed.
     pub operation: Option<Operation>,
 }
 

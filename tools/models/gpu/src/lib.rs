@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A modelled GPU. registers.rst describes what a driver sees of it.
+//! A modelled GPU. registers.rst describes its interface for drivers.
 
 mod bus;
 mod control;

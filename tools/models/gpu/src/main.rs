@@ -2,8 +2,8 @@
 
 //! Runs modelled GPUs, each at a socket of its own, until standard input ends.
 //!
-//! On standard output it says `ready` when it listens, and `removed` and the name of a device that is
-//! removed by surprise. Each line on standard error says that something is wrong.
+//! On standard output it prints `ready` when it listens, and `removed` and the name of a device
+//! that is removed by surprise. Each line on standard error is an error.
 
 use std::env;
 use std::fs;
@@ -21,7 +21,7 @@ use gpu::options::Options;
 use vfio_user::server;
 use vfio_user::switch::Switch;
 
-/// How long a client that is gone may still be heard of.
+/// The maximum time in which the devices finish their work when the clients are gone.
 const LAST_WORDS: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_millis(5);
 
@@ -41,7 +41,7 @@ fn run(devices: Vec<Options>) -> Result<(), String> {
     let mut gpus = Vec::new();
     for options in devices {
         let told = |error: io::Error| format!("{}: {error}", options.socket.display());
-        // One that an earlier run left behind would be in the way.
+        // A socket that an earlier run left behind would make the bind fail.
         let _ = fs::remove_file(&options.socket);
         let name = options.name.clone();
         let gpu = Gpu::new(
@@ -60,7 +60,7 @@ fn run(devices: Vec<Options>) -> Result<(), String> {
         gpus.push(gpu);
     }
     println!("ready");
-    // Whoever started the program says by this when its clients are gone.
+    // The parent process closes standard input when the clients are gone.
     io::copy(&mut io::stdin(), &mut io::sink())
         .map_err(|error| format!("standard input: {error}"))?;
     let end = Instant::now() + LAST_WORDS;

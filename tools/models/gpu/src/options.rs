@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What the command line says of each device.
+//! The options of each device on the command line.
 
 use std::path::PathBuf;
 
-/// How the program is called.
+/// The usage message of the program.
 pub const USAGE: &str =
     "usage: gpu --device socket=PATH[,name=NAME][,vram=SIZE][,aperture=SIZE][,strict] ...
 A SIZE is a power of two of bytes, with K, M or G. The devices are below one switch. A strict one is
@@ -21,7 +21,7 @@ const LARGEST: u64 = 1 << 36;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     pub socket: PathBuf,
-    /// In the log; that of the socket if none is given.
+    /// The name in the log; that of the socket if none is given.
     pub name: String,
     pub vram: u64,
     pub aperture: u64,

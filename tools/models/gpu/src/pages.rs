@@ -18,7 +18,7 @@ const VRAM: u64 = 1 << 2;
 const LEAF: u64 = 1 << 3;
 const ADDRESS: u64 = ((1 << 52) - 1) & !(PAGE - 1);
 
-/// Where an address is.
+/// The place of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// At an offset in VRAM.
@@ -52,7 +52,7 @@ fn span(level: u32) -> u64 {
     PAGE << (9 * (LAST - level))
 }
 
-/// What an entry of a level is.
+/// The decoded entry of a level.
 enum Meaning {
     Nothing,
     /// A table of the next level, at a bus address.
@@ -61,7 +61,7 @@ enum Meaning {
         place: Place,
         read_only: bool,
     },
-    /// What no entry may be.
+    /// An entry that breaks the rules.
     Wrong,
 }
 
@@ -88,8 +88,8 @@ fn meaning(level: u32, entry: u64) -> Meaning {
     }
 }
 
-/// The translation of an address in the tables with a root, read by a function that gives the word at a
-/// bus address; none if it is not mapped.
+/// The translation of an address in the tables with a root, read by a function that gives the word
+/// at a bus address; none if it is not mapped.
 pub fn walk<E>(
     root: u64,
     address: u64,
@@ -118,7 +118,7 @@ pub fn walk<E>(
     Ok(None)
 }
 
-/// What the tables of the aperture say about a range.
+/// The content of the tables of the aperture for a range.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct View {
     /// Pages of VRAM by pages of the aperture.
@@ -137,7 +137,8 @@ pub struct Limits {
     pub last: u64,
 }
 
-/// Reads the tables of the aperture, by a function that gives the words of a table at a bus address.
+/// Reads the tables of the aperture, by a function that gives the words of a table at a bus
+/// address.
 pub fn view<E>(
     root: u64,
     limits: Limits,

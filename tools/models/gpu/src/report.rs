@@ -10,19 +10,19 @@ use std::sync::PoisonError;
 use vfio_user::port::Port;
 use vfio_user::port::Refused;
 
-/// So many lines say what is wrong; the others are only counted.
+/// The maximum number of lines in the log; further reports are only counted.
 const LINES: u32 = 50;
 
 /// A rule that was broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Broken {
-    /// The device accessed a bus address that is not mapped for DMA, or was not to access any.
+    /// The device accessed a bus address that is not mapped for DMA, or without bus mastering.
     Dma { refused: Refused, write: bool },
     /// A translation was used after its entry changed.
     Stale { context: u32, address: u64 },
     /// A page of the aperture that is not mapped was written to.
     Damaged { page: u64 },
-    /// The tables of the aperture have an entry that they may not have.
+    /// The tables of the aperture have an entry that is not allowed.
     Aperture { address: u64, entry: u64 },
     /// A page of VRAM is at two places in the aperture.
     Twice { vram: u64, page: u64, other: u64 },
@@ -66,7 +66,7 @@ impl fmt::Display for Broken {
 #[derive(Default)]
 struct Counts {
     reports: u32,
-    /// How many of the next ones somebody wants to see.
+    /// How many of the next reports are expected.
     expected: u32,
     lines: u32,
 }
@@ -95,7 +95,7 @@ impl Reports {
         self.lock().expected = count;
     }
 
-    /// Reports that something broke a rule.
+    /// Reports a broken rule.
     pub fn report(&self, port: &Port, by: &dyn fmt::Display, broken: Broken) {
         let mut counts = self.lock();
         counts.reports = counts.reports.saturating_add(1);

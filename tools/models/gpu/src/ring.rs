@@ -31,13 +31,14 @@ use crate::status::Culprit;
 
 /// The numbers of entries that a ring may have.
 const SIZES: std::ops::RangeInclusive<u32> = 8..=4096;
-/// Milliseconds between an interrupt that is early and the value that it is about, unless said otherwise.
+/// Milliseconds between an interrupt that is early and the value that it is about, unless said
+/// otherwise.
 const EARLY: u32 = 20;
-/// Between two looks at what an ACQUIRE waits for: the first ones, and the others.
+/// The times between two polls of an ACQUIRE: at first, and later.
 const SOON: Duration = Duration::from_micros(50);
 const LATER: Duration = Duration::from_millis(1);
 
-/// A reset that is to be done.
+/// A reset that is pending.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Reset {
     Ring,
@@ -45,7 +46,7 @@ enum Reset {
     Device,
 }
 
-/// Errors that are to happen.
+/// Injected errors.
 #[derive(Default)]
 struct Injected {
     hang: bool,
@@ -67,7 +68,7 @@ struct State {
     done: u32,
     /// It stopped by a fault.
     stopped: bool,
-    /// Its thread does something else than waiting.
+    /// Its thread is not waiting for work.
     busy: bool,
     reset: Option<Reset>,
     resets: u32,
@@ -79,11 +80,11 @@ struct State {
 pub struct Ring {
     state: Mutex<State>,
     changed: Condvar,
-    /// Whether a reset waits, for those who look often.
+    /// Whether a reset is pending, for code that polls.
     resetting: AtomicBool,
 }
 
-/// What the thread of a ring does next.
+/// The next work of the thread of a ring.
 enum Work<'a> {
     Reset(Reset, u32),
     Entry {
@@ -156,13 +157,13 @@ impl Ring {
         (reset.is_some(), reset == Some(Reset::Device))
     }
 
-    /// Whether its thread does something.
+    /// Whether its thread is at work.
     pub fn is_busy(&self) -> bool {
         let state = self.lock();
         state.busy || state.reset.is_some()
     }
 
-    /// Lets an error happen.
+    /// Injects an error.
     pub fn inject(&self, what: u32, argument: u32) {
         let mut state = self.lock();
         let injected = &mut state.injected;
@@ -179,7 +180,7 @@ impl Ring {
         }
     }
 
-    /// Goes on unless a reset waits.
+    /// Goes on unless a reset is pending.
     fn go_on(&self) -> Result<(), Stop> {
         match self.resetting.load(Ordering::SeqCst) {
             true => Err(Stop::Reset),
@@ -198,7 +199,7 @@ impl Ring {
         self.go_on()
     }
 
-    /// Waits for something to do.
+    /// Waits for work.
     fn next<'a>(&self, gpu: &'a Gpu) -> Work<'a> {
         let mut state = self.lock();
         loop {
@@ -230,14 +231,14 @@ impl Ring {
         }
     }
 
-    /// A reset is done, unless it became another one meanwhile.
+    /// A reset is done, unless another one was requested meanwhile.
     fn finish_reset(&self, reset: Reset) {
         let mut state = self.lock();
         if state.reset == Some(reset) {
             state.doorbell = 0;
             state.done = 0;
             state.stopped = false;
-            // One that did not begin yet is over as well.
+            // A hang that did not begin yet is cancelled as well.
             state.injected.hang = false;
             state.reset = None;
             self.resetting.store(false, Ordering::SeqCst);
@@ -251,7 +252,7 @@ impl Ring {
         }
     }
 
-    /// Lets happen what was injected into the next entry.
+    /// Applies the errors that were injected into the next entry.
     fn stumble(&self) -> Result<(), Stop> {
         let (hang, fault, wait) = {
             let injected = &mut self.lock().injected;
@@ -302,7 +303,7 @@ pub fn run(gpu: &Gpu, number: usize) {
                         dma: gpu.port.dma(),
                         who: Who::Status,
                     };
-                    // Only a reset of the device is in the way, which comes next.
+                    // This can only fail because of a reset of the device, which comes next.
                     let _ = status::reset(bus, number, resets);
                 }
                 ring.finish_reset(reset);
@@ -379,10 +380,10 @@ fn perform(bus: Bus<'_>, ring: &Ring, culprit: &mut Culprit, at: u64) -> Result<
     }
 }
 
-/// Says how an entry ended.
+/// Reports the end of an entry.
 fn end(bus: Bus<'_>, ring: &Ring, culprit: Culprit, result: Result<bool, Stop>) {
     match result {
-        // The reset says so.
+        // The reset reports it.
         Err(Stop::Reset) => (),
         Err(Stop::Fault(fault)) => {
             {

@@ -19,7 +19,7 @@ pub struct Space<'a> {
 }
 
 impl Space<'_> {
-    /// The translation of an address, from what is kept or from the tables.
+    /// The translation of an address, from the kept ones or from the tables.
     fn translate(&self, address: u64, write: bool) -> Result<Leaf, Stop> {
         let gpu = self.bus.gpu;
         let leaf = match gpu.tlb.find(self.context, address) {
@@ -66,7 +66,7 @@ impl Space<'_> {
                 Err(()) => Err(()),
             },
         };
-        // One that is on its way is as good as done.
+        // A pending invalidation counts as done.
         if now != Ok(Some(leaf))
             && !gpu.control.will_invalidate(self.context, address)
             && gpu.tlb.tell(self.context, leaf)
@@ -78,8 +78,8 @@ impl Space<'_> {
         }
     }
 
-    /// Calls a function with the place of each piece of a range that is in one page, and where in the
-    /// range the piece begins and ends.
+    /// Splits a range at pages, and calls a function with the place of each piece, and with its
+    /// start and end in the range.
     fn each(
         &self,
         address: u64,
@@ -99,7 +99,7 @@ impl Space<'_> {
             let inside = at - leaf.start;
             let rest = usize::try_from(leaf.bytes - inside).unwrap_or(usize::MAX);
             let end = done + rest.min(bytes - done);
-            // The record has the address that the driver knows.
+            // The record has the virtual address, which the driver knows.
             f(leaf.place.plus(inside), done, end).map_err(|stop| match stop {
                 Stop::Fault(fault) => Fault::at(fault.error, at, write),
                 Stop::Reset => stop,

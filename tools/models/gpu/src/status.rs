@@ -13,16 +13,16 @@ use crate::bus::Stop;
 use crate::pages::Place;
 use crate::registers::status;
 
-/// What the device writes to the status page besides values that it is given.
+/// The counters that the device writes to the status page.
 #[derive(Default)]
 pub struct Status {
-    /// How many fault records were written. Who begins to count again may not wait for DMA.
+    /// The number of fault records that were written. A reset of the count must not wait for DMA.
     faults: AtomicU32,
     /// Held while a record is written, since both rings may fault at once.
     writing: Mutex<()>,
 }
 
-/// What a fault record says of the entry.
+/// The part of a fault record about the entry.
 #[derive(Clone, Copy)]
 pub struct Culprit {
     pub ring: usize,
@@ -30,13 +30,13 @@ pub struct Culprit {
     pub context: u32,
 }
 
-/// Where a ring's part of the page is.
+/// The offset of a ring's part of the page.
 fn of_ring(ring: usize, field: u64) -> u64 {
     status::RING_STRIDE * ring as u64 + field
 }
 
-/// Writes to the page, if there is one. One that is not mapped for DMA is reported; nothing else can be
-/// done about it.
+/// Writes to the page, if there is one. If the page is not mapped for DMA, the access is reported
+/// and the write is dropped.
 fn put(bus: Bus<'_>, offset: u64, data: &[u8]) -> Result<(), Stop> {
     match bus.gpu.status_page() {
         0 => Ok(()),
@@ -57,7 +57,7 @@ pub fn done(bus: Bus<'_>, ring: usize, entries: u32) -> Result<(), Stop> {
     put(bus, of_ring(ring, status::DONE), &entries.to_le_bytes())
 }
 
-/// Writes what a reset of a ring leaves: no entries, no error, and how many resets there were.
+/// Writes the state after a reset of a ring: no entries, no error, and the number of resets.
 pub fn reset(bus: Bus<'_>, ring: usize, resets: u32) -> Result<(), Stop> {
     put(bus, of_ring(ring, status::DONE), &[0; 8])?;
     put(bus, of_ring(ring, status::RESETS), &resets.to_le_bytes())

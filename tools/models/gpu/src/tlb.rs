@@ -27,7 +27,7 @@ struct Kept {
 pub struct Tlb {
     /// By context, first address and size.
     kept: Mutex<HashMap<(u32, u64, u64), Kept>>,
-    /// Held for reading from a look at a translation to the end of the access it is for.
+    /// Held for reading from the lookup of a translation to the end of the access.
     used: RwLock<()>,
 }
 
@@ -36,7 +36,7 @@ impl Tlb {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// No translation is forgotten that is found, until the guard is dropped.
+    /// Translations that are found are not dropped before the guard is.
     pub fn begin(&self) -> RwLockReadGuard<'_, ()> {
         self.used.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -65,7 +65,8 @@ impl Tlb {
         }
     }
 
-    /// Forgets what is kept of a range of a context, once no access by it is under way.
+    /// Drops the translations of a range of a context, once no access that uses them is in
+    /// progress.
     pub fn invalidate(&self, context: u32, start: u64, last: u64) {
         self.lock().retain(|&(of, first, bytes), _| {
             of != context || first > last || first + (bytes - 1) < start
@@ -73,7 +74,7 @@ impl Tlb {
         drop(self.used.write().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Forgets all.
+    /// Drops all translations.
     pub fn clear(&self) {
         self.lock().clear();
         drop(self.used.write().unwrap_or_else(PoisonError::into_inner));

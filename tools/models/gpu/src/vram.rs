@@ -2,9 +2,9 @@
 
 //! VRAM, and the aperture through which the bus sees pages of it.
 //!
-//! The client maps all of the aperture at once and for good. So a page of VRAM that is mapped in the
-//! aperture is copied there, and lives there until it is unmapped: engines and the bus see the same
-//! bytes. What is not mapped is poison, and a change of that was a write to where nothing is.
+//! The client maps all of the aperture at once and for good. So a page of VRAM that is mapped in
+//! the aperture is copied there, and lives there until it is unmapped: engines and the bus see the
+//! same bytes. Pages that are not mapped are poison, so a change of the poison was a wrong write.
 
 use std::collections::BTreeMap;
 use std::collections::HashMap;
@@ -20,7 +20,7 @@ use vfio_user::memory::PAGE;
 
 use crate::report::Broken;
 
-/// What is in the aperture where nothing is mapped.
+/// The content of the aperture where nothing is mapped.
 pub const POISON: u8 = 0xa5;
 /// An aperture that is larger begins as zeroes: so much poison would fill the memory of the host.
 pub const POISONED: u64 = 1 << 30;
@@ -78,8 +78,8 @@ impl Vram {
             .is_some_and(|end| end <= self.bytes())
     }
 
-    /// Calls a function for each part of a range that is in one piece: with its memory, where in that,
-    /// and where in the range it begins and ends.
+    /// Calls a function for each contiguous part of a range: with its memory, the offset in that,
+    /// and its start and end in the range.
     ///
     /// The range has to be inside of VRAM.
     fn each(&self, offset: u64, bytes: usize, mut f: impl FnMut(&Memory, u64, usize, usize)) {
@@ -142,7 +142,7 @@ impl Vram {
         }
     }
 
-    /// Calls a function with the memory that has an aligned word, and where in that.
+    /// Calls a function with the memory that has an aligned word, and the offset in that.
     fn word<R>(&self, offset: u64, f: impl FnOnce(&Memory, u64) -> R) -> R {
         let homes = self.homes();
         match homes.by_vram.get(&(offset / PAGE)) {
@@ -168,8 +168,8 @@ impl Vram {
 
     /// Maps pages `first` to `last` of the aperture as wanted, and unmaps the others of them.
     ///
-    /// The wanted pages have to be inside of both. Returns the rules that were broken: such a page is
-    /// mapped nevertheless, unless it is already mapped elsewhere.
+    /// The wanted pages have to be inside of both. Returns the rules that were broken: such a page
+    /// is mapped nevertheless, unless it is already mapped elsewhere.
     pub fn remap(&self, first: u64, last: u64, wanted: &BTreeMap<u64, u64>) -> Vec<Broken> {
         let mut homes = self.homes_mut();
         let gone: Vec<(u64, u64)> = homes
@@ -206,13 +206,13 @@ impl Vram {
             self.aperture.write(page * PAGE, &buffer);
             homes.by_aperture.insert(page, vram);
             homes.by_vram.insert(vram, page);
-            // Its content is in the aperture. What cannot be given back stays, unused.
+            // The content is in the aperture. Memory that cannot be freed stays, unused.
             let _ = self.memory.discard(vram * PAGE, PAGE);
         }
         broken
     }
 
-    /// Whether a page of the aperture looks as one that is not mapped does.
+    /// Whether a page of the aperture is poison, like one that is not mapped.
     fn is_unmapped(&self, page: u64) -> bool {
         self.aperture.is_filled(page * PAGE, PAGE, POISON)
             || self.aperture.bytes() > POISONED && self.aperture.is_filled(page * PAGE, PAGE, 0)
@@ -223,7 +223,7 @@ impl Vram {
         let homes = self.homes_mut();
         let mut broken = Vec::new();
         let mut from = 0;
-        // What was never touched takes no memory, and is to stay so.
+        // Pages that were never touched take no memory, and must not be touched here.
         while let Some((begin, end)) = self.aperture.data(from) {
             for page in begin / PAGE..end / PAGE {
                 if !homes.by_aperture.contains_key(&page) && !self.is_unmapped(page) {

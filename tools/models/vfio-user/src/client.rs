@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The client at the other end of the connection, for what a device asks of it.
+//! The client at the other end of the connection, for requests of the device.
 //!
-//! A reply comes through the thread that serves the connection. That thread may not wait for one: the
-//! client does nothing for a device while it waits for the device's own reply.
+//! A reply comes through the thread that serves the connection. That thread may not wait for one:
+//! the client does nothing for a device while it waits for the device's own reply.
 
 use std::collections::HashMap;
 use std::io;
@@ -25,19 +25,19 @@ use crate::socket;
 /// Bytes in front of the data of a DMA_READ or a DMA_WRITE: the address and the count.
 const FIELDS: usize = 16;
 
-/// Why the client did not do something.
+/// The reason why the client did not do a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failed {
     /// It is not there any more.
     Gone,
-    /// It says so, with an error number.
+    /// It returned an error number.
     Errno(u32),
 }
 
 #[derive(Default)]
 struct Inner {
     stream: Option<UnixStream>,
-    /// Who waits for the reply of which number.
+    /// The waiting requests, by the number of the message.
     waiting: HashMap<u16, mpsc::Sender<Message>>,
     next: u16,
 }
@@ -56,7 +56,7 @@ impl Client {
         self.lock().stream = Some(stream);
     }
 
-    /// Ends the connection; whoever waits for a reply gets [`Failed::Gone`].
+    /// Ends the connection; requests that wait for a reply get [`Failed::Gone`].
     pub fn disconnect(&self) {
         let mut inner = self.lock();
         if let Some(stream) = inner.stream.take() {
@@ -73,7 +73,7 @@ impl Client {
         }
     }
 
-    /// Hands a reply to who waits for it; what nobody waits for is dropped.
+    /// Passes a reply to the request that waits for it; a reply without one is dropped.
     pub fn deliver(&self, message: Message) {
         let waiting = self.lock().waiting.remove(&message.id);
         if let Some(waiting) = waiting {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Configuration space: who the device is, its BARs, and the capabilities PCI Express and MSI.
+//! Configuration space: the identity of the device, its BARs, and the capabilities PCI Express and
+//! MSI.
 
 /// Bytes of the space of a PCI Express device.
 pub const BYTES: usize = 4096;
@@ -38,7 +39,7 @@ const LINK: u16 = 1 << 4 | 1;
 const MSI_ENABLE: u16 = 1;
 const MSI_64: u16 = 1 << 7;
 
-/// Who a device is.
+/// The identity of a device.
 #[derive(Clone, Copy)]
 pub struct Identity {
     pub vendor: u16,
@@ -55,7 +56,7 @@ pub enum Kind {
     Prefetchable64,
 }
 
-/// What the device has to do after a write.
+/// The action of the device after a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
     None,
@@ -63,7 +64,7 @@ pub enum Effect {
     Reset,
 }
 
-/// The space, and which bits of it can be written.
+/// The space, and a mask of the bits that can be written.
 #[derive(Clone)]
 pub struct Config {
     bytes: [u8; BYTES],
@@ -126,7 +127,7 @@ impl Config {
         }
     }
 
-    /// Where a BAR is on the bus, if the device answers there.
+    /// The bus address of a BAR, if the device answers there.
     pub fn bar(&self, number: usize) -> Option<u64> {
         let at = BAR + 4 * number;
         let low = u64::from(self.get32(at) & !0xf);
@@ -142,7 +143,7 @@ impl Config {
         self.get16(COMMAND) & COMMAND_MASTER != 0
     }
 
-    /// Reads from an offset; what is beyond the end is zero.
+    /// Reads from an offset; bytes beyond the end are zero.
     pub fn read(&self, offset: u64, to: &mut [u8]) {
         for (at, to) in (offset..=u64::MAX).zip(to) {
             *to = usize::try_from(at)
@@ -152,7 +153,7 @@ impl Config {
         }
     }
 
-    /// Writes what can be written.
+    /// Writes the bits that can be written.
     pub fn write(&mut self, offset: u64, from: &[u8]) -> Effect {
         let mut effect = Effect::None;
         for (at, &from) in (offset..=u64::MAX).zip(from) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Which addresses a device may access, and where they are: what the client has mapped for DMA.
+//! The DMA mappings of the client: the addresses that a device may access, and their places.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -16,11 +16,11 @@ use crate::message::errno;
 pub const READ: u32 = 1;
 pub const WRITE: u32 = 2;
 
-/// Where an address is.
+/// The place of an address.
 pub enum Place<'a> {
     /// In memory that is mapped here as well, at an offset.
     Memory(&'a Memory, u64),
-    /// Somewhere that only the client reaches.
+    /// In memory that only the client reaches.
     Client,
 }
 
@@ -31,7 +31,8 @@ struct Entry {
     place: Option<(Arc<Memory>, u64)>,
 }
 
-/// A file that is mapped as a whole: one mapping of guest memory serves all entries with parts of it.
+/// A file that is mapped as a whole: one mapping of guest memory serves all entries with parts of
+/// it.
 struct Mapped {
     device: u64,
     inode: u64,
@@ -46,14 +47,14 @@ pub struct Table {
 }
 
 impl Table {
-    /// Maps addresses to a part of a file, or to what only the client reaches.
+    /// Maps addresses to a part of a file, or to memory that only the client reaches.
     ///
-    /// What was mapped there before is unmapped.
+    /// Older mappings there are unmapped.
     ///
     /// # Errors
     ///
-    /// `EINVAL` for a range that is empty, goes beyond 2^64 or, in the file, beyond its end, and for
-    /// one that is not of whole pages.
+    /// `EINVAL` for a range that is empty, goes beyond 2^64 or, in the file, beyond its end, and
+    /// for one that is not of whole pages.
     pub fn map(
         &mut self,
         first: u64,
@@ -73,7 +74,8 @@ impl Table {
                 if file.metadata().map_err(|_| errno::EINVAL)?.len() < end {
                     return Err(errno::EINVAL);
                 }
-                // What cannot be mapped here, such as a file for reading only, the client reaches.
+                // A file that cannot be mapped here, such as a read-only one, is reached through
+                // the client.
                 self.memory(file, end).map(|memory| (memory, offset))
             }
         };
@@ -108,7 +110,7 @@ impl Table {
     /// Unmaps addresses, whether they are mapped or not. Of a mapping that is only covered in part
     /// the rest stays.
     pub fn unmap(&mut self, first: u64, bytes: u64) {
-        // Nobody unmaps nothing: this is all there is, as a range of 2^64 bytes would be.
+        // A size of 0 means the whole address space, as the size of 2^64 does not fit.
         let end = last(first, bytes).unwrap_or(u64::MAX);
         let hit: Vec<u64> = self
             .entries
@@ -153,8 +155,8 @@ impl Table {
         self.files.clear();
     }
 
-    /// Where an address is, and how many bytes from there are mapped in one piece, at most as many as
-    /// given; none if it is not mapped for that access.
+    /// The place of an address, and the number of bytes from there that are mapped in one piece, at
+    /// most as many as given; none if it is not mapped for that access.
     pub fn find(&self, address: u64, bytes: u64, access: u32) -> Option<(Place<'_>, u64)> {
         let (start, entry) = self.entries.range(..=address).next_back()?;
         if entry.last < address || entry.flags & access != access {
@@ -184,7 +186,7 @@ mod tests {
         (memory, file)
     }
 
-    /// Where an address is in memory, and how many bytes are mapped from there.
+    /// The place of an address in memory, and the number of bytes that are mapped from there.
     fn at(table: &Table, address: u64) -> Option<(u64, u64)> {
         match table.find(address, u64::MAX, READ)? {
             (Place::Memory(_, offset), bytes) => Some((offset, bytes)),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Interrupts: each is an event of the client, which it gives and takes back.
+//! Interrupts: each is an eventfd of the client, which the client sets and removes.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -12,7 +12,7 @@ use crate::message::errno;
 
 /// The kinds of interrupts, by the numbers that the protocol gives them.
 pub const MSI: u32 = 1;
-/// By which the client is told of errors of the device: this model has none.
+/// For errors of the device: this model has none.
 pub const ERROR: u32 = 3;
 /// How many kinds there are.
 pub const KINDS: u32 = 5;
@@ -55,11 +55,11 @@ impl Interrupts {
             .clear();
     }
 
-    /// Does what a message asks for, which comes with events or takes them back.
+    /// Executes a message, which sets or removes events.
     ///
     /// # Errors
     ///
-    /// `EINVAL` for what is not there, or an action that is none.
+    /// `EINVAL` for an interrupt or an action that does not exist.
     pub fn set(
         &self,
         flags: u32,
@@ -75,7 +75,7 @@ impl Interrupts {
             return Err(errno::EINVAL);
         }
         match flags {
-            // Nobody masks an interrupt of this kind.
+            // Interrupts of this kind cannot be masked.
             _ if flags & (ACTION_MASK | ACTION_UNMASK) != 0 => Ok(()),
             _ if flags == DATA_NONE | ACTION_TRIGGER && numbers == 0 => {
                 self.keep(|(k, _)| k != kind);
@@ -86,7 +86,7 @@ impl Interrupts {
                 Ok(())
             }
             _ if flags == DATA_EVENTFD | ACTION_TRIGGER => {
-                // Without events it takes back those that were given.
+                // A message without events removes those that were set.
                 if !files.is_empty() && files.len() != numbers as usize {
                     return Err(errno::EINVAL);
                 }
@@ -117,7 +117,7 @@ mod tests {
 
     const GIVE: u32 = DATA_EVENTFD | ACTION_TRIGGER;
 
-    /// What stands for an event, and where it is seen that it was raised.
+    /// A file in place of an event, and the other end, which sees that it was raised.
     fn event() -> (File, UnixStream) {
         let (here, there) = UnixStream::pair().unwrap();
         there.set_nonblocking(true).unwrap();

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Memory that is mapped: of a device's own, of its BARs, of the guest.
+//! Memory that is mapped: the device's own memory, its BARs, and the memory of the guest.
 //!
-//! Others read and write it at the same time: the other threads of the model, QEMU, the processors of
-//! the guest. All access is by atomics. What a thread writes by one call is seen before what it writes by
-//! the next one; within a call there is no order.
+//! The other threads of the model, QEMU and the processors of the guest read and write it at the
+//! same time. All accesses are atomic. The writes of one call are visible before those of the next
+//! call of the same thread; within a call there is no order.
 #![allow(unsafe_code)]
 
 use std::ffi::CStr;
@@ -37,7 +37,7 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// Zeroes for this process alone, of which only what is written takes memory of the host.
+    /// Zeroes for this process alone; only pages that are written to take memory of the host.
     pub fn private(bytes: u64) -> io::Result<Self> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let memory = Self::map(bytes, flags, None)?;
@@ -103,7 +103,7 @@ impl Memory {
         self.bytes as u64
     }
 
-    /// The file by which others map what [`Self::shared`] made.
+    /// The file by which other processes map the memory of [`Self::shared`].
     pub fn file(&self) -> Option<BorrowedFd<'_>> {
         self.file.as_ref().map(|file| file.as_fd())
     }
@@ -112,7 +112,7 @@ impl Memory {
     ///
     /// # Panics
     ///
-    /// If they are not inside: the caller has to have looked.
+    /// If they are not inside: the caller has to check.
     fn at(&self, offset: u64, bytes: usize) -> &[AtomicU8] {
         let end = offset.checked_add(bytes as u64);
         assert!(
@@ -120,14 +120,14 @@ impl Memory {
             "{bytes} bytes at {offset:#x} of {:#x}",
             self.bytes
         );
-        // SAFETY: The range is inside of the mapping, which lives as long as `self`. An `AtomicU8` is
-        // like a byte, and everybody in this process goes through atomics.
+        // SAFETY: The range is inside of the mapping, which lives as long as `self`. An `AtomicU8`
+        // is like a byte, and all accesses in this process are atomic.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(offset as usize).cast(), bytes) }
     }
 
-    /// The aligned words among some bytes, and what is before and after them.
+    /// The aligned words among some bytes, and the bytes before and after them.
     fn words(bytes: &[AtomicU8]) -> (&[AtomicU8], &[AtomicU64], &[AtomicU8]) {
-        // SAFETY: Every pattern of bits is an `AtomicU64`, and `align_to()` sees to the alignment.
+        // SAFETY: Every pattern of bits is an `AtomicU64`, and `align_to()` ensures the alignment.
         unsafe { bytes.align_to() }
     }
 
@@ -167,12 +167,12 @@ impl Memory {
         }
     }
 
-    /// Reads an aligned word; what the model accesses later comes after it.
+    /// Reads an aligned word; later accesses of the model come after it.
     pub fn load(&self, offset: u64) -> u64 {
         u64::from_le(self.word(offset).load(Ordering::Acquire))
     }
 
-    /// Writes an aligned word; what the model accessed earlier came before it.
+    /// Writes an aligned word; earlier accesses of the model came before it.
     pub fn store(&self, offset: u64, value: u64) {
         self.word(offset).store(value.to_le(), Ordering::Release);
     }
@@ -209,12 +209,12 @@ impl Memory {
                 .all(|place| place.load(Ordering::Relaxed) == byte)
     }
 
-    /// The first part of a shared mapping from an offset on that takes memory of the host, by its begin
-    /// and its end; of the rest nothing was ever written or read.
+    /// The start and the end of the first part of a shared mapping, from an offset on, that takes
+    /// memory of the host. The rest was never written or read.
     pub fn data(&self, from: u64) -> Option<(u64, u64)> {
         let file = self.file.as_ref()?.as_raw_fd();
         let seek = |from: u64, to| {
-            // SAFETY: This moves the position of the file, which nobody uses.
+            // SAFETY: This moves the position of the file, which is not used otherwise.
             let at = unsafe { libc::lseek(file, i64::try_from(from).ok()?, to) };
             u64::try_from(at).ok()
         };
@@ -226,7 +226,7 @@ impl Memory {
     ///
     /// # Errors
     ///
-    /// Whatever the kernel has against it; the content is undefined then.
+    /// The error of the kernel; the content is undefined then.
     pub fn discard(&self, offset: u64, bytes: u64) -> io::Result<()> {
         let range = self.at(offset, bytes as usize);
         // SAFETY: The range is inside of the mapping. Its content changes, as it does when another

@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 
 use crate::socket;
 
-/// What a message asks for. The numbers are the protocol's.
+/// The commands of messages. The numbers are the protocol's.
 pub mod command {
     pub const VERSION: u16 = 1;
     pub const DMA_MAP: u16 = 2;
@@ -29,13 +29,13 @@ pub mod flag {
     pub const REPLY: u32 = 1;
     pub const NO_REPLY: u32 = 0x10;
     pub const ERROR: u32 = 0x20;
-    /// Those that say whether it is a reply.
+    /// The bits that say whether it is a reply.
     pub const TYPE: u32 = 0xf;
 }
 
 /// Bytes of a header.
 pub const HEADER: usize = 16;
-/// At most so many bytes of data are in a message, on both sides.
+/// The maximum number of bytes of data in a message, on both sides.
 pub const DATA: usize = 1 << 20;
 /// More than any field before the data takes. A longer message is not one of this protocol.
 const FIELDS: usize = 4096;
@@ -50,23 +50,23 @@ pub mod errno {
 /// A message without its descriptors.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Message {
-    /// By which a reply is found.
+    /// The number by which a reply is found.
     pub id: u16,
     pub command: u16,
     pub flags: u32,
-    /// Why it was not done, in a reply with [`flag::ERROR`].
+    /// The error number in a reply with [`flag::ERROR`].
     pub error: u32,
-    /// What is behind the header.
+    /// The body behind the header.
     pub body: Vec<u8>,
 }
 
 impl Message {
-    /// Whether it answers something.
+    /// Whether it is a reply.
     pub fn is_reply(&self) -> bool {
         self.flags & flag::TYPE == flag::REPLY
     }
 
-    /// The reply to it: what it asked for, or an error number.
+    /// The reply to it: a body, or an error number.
     pub fn reply(&self, result: Result<Vec<u8>, u32>) -> Self {
         let (flags, error, body) = match result {
             Ok(body) => (flag::REPLY, 0, body),
@@ -98,8 +98,8 @@ impl Message {
     ///
     /// # Errors
     ///
-    /// Of the socket, and `InvalidData` if it is not one of the protocol: what follows cannot be
-    /// read either.
+    /// Those of the socket, and `InvalidData` if it is not a message of the protocol: later
+    /// messages cannot be read either.
     pub fn receive(stream: &UnixStream) -> io::Result<Option<(Self, Vec<File>)>> {
         let (mut header, mut files) = ([0; HEADER], Vec::new());
         if !socket::receive(stream, &mut header, &mut files)? {
@@ -131,7 +131,7 @@ impl Message {
     }
 }
 
-/// Takes fields from the start of a message. What is not there is none.
+/// Takes fields from the start of a message, and returns none if the message is too short.
 pub struct Fields<'a>(pub &'a [u8]);
 
 impl<'a> Fields<'a> {

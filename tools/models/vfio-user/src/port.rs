@@ -47,10 +47,10 @@ impl Bar {
     }
 }
 
-/// Why an access to the bus was not done.
+/// The reason why an access to the bus was not done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
-    /// The device was reset or has no client any more: nothing is to be done about it.
+    /// The device was reset or has no client any more: this is not an error of the driver.
     Reset,
     /// The address is not mapped for DMA.
     Unmapped { address: u64 },
@@ -60,7 +60,7 @@ pub enum Refused {
 
 /// The port of a device.
 pub struct Port {
-    /// Of the device, in the log.
+    /// The name of the device in the log.
     pub name: String,
     log: Box<dyn Fn(&str) + Send + Sync>,
     /// Whether an address that is not in the table is refused without asking the client.
@@ -70,12 +70,12 @@ pub struct Port {
     bars: Vec<(usize, Bar)>,
     seats: Vec<(usize, Seat)>,
     switch: Arc<Switch>,
-    /// Held for reading while memory of the table or of the switch is accessed: what waits for it to
-    /// write knows that those accesses are over.
+    /// Held for reading while memory of the table or of the switch is accessed: once it is taken
+    /// for writing, these accesses are over.
     table: RwLock<Table>,
     /// Grows with each reset of the device: accesses that began before are refused.
     epoch: AtomicU64,
-    /// Whether a client is there. The device does not notice at once that it is gone.
+    /// Whether a client is connected. The device does not notice at once that it is gone.
     connected: AtomicBool,
     interrupts: Interrupts,
     pub(crate) client: Client,
@@ -84,8 +84,8 @@ pub struct Port {
 impl Port {
     /// The port of a device that answers at BARs, by their numbers, below a switch.
     ///
-    /// Where an IOMMU is between the devices and memory, the port is `strict`: addresses are not the
-    /// switch's, and one that is not in the table is not mapped. Elsewhere the client is asked.
+    /// If an IOMMU is between the devices and memory, the port is `strict`: the switch does not use
+    /// these addresses, and one that is not in the table is not mapped. Else the client is asked.
     pub fn new(
         name: &str,
         identity: Identity,
@@ -172,7 +172,7 @@ impl Port {
         effect
     }
 
-    /// Puts the windows where the configuration space says.
+    /// Puts the windows at the addresses in the configuration space.
     fn place(&self, config: &Config) {
         for (number, seat) in &self.seats {
             self.switch.place(seat, config.bar(*number));
@@ -192,7 +192,7 @@ impl Port {
         Ok(())
     }
 
-    /// Forgets all that a client has given, and the client.
+    /// Drops the client, with its mappings and its events.
     pub(crate) fn disconnect(&self) {
         self.connected.store(false, Ordering::SeqCst);
         self.epoch.fetch_add(1, Ordering::SeqCst);
@@ -204,7 +204,7 @@ impl Port {
         self.place(&config);
     }
 
-    /// Which reset was the last one.
+    /// The number of the last reset.
     pub fn epoch(&self) -> Epoch {
         Epoch(self.epoch.load(Ordering::SeqCst))
     }
@@ -226,8 +226,8 @@ pub struct Epoch(u64);
 
 /// Access to the bus by a device since its last reset.
 ///
-/// No function of it may be called by the thread that serves the connection, nor with a lock that this
-/// thread takes: the client may have to be asked.
+/// The thread that serves the connection must not call its functions, nor may a caller hold a lock
+/// that this thread takes, because the client may have to be asked.
 #[derive(Clone, Copy)]
 pub struct Dma<'a> {
     port: &'a Port,
@@ -235,8 +235,8 @@ pub struct Dma<'a> {
 }
 
 impl Dma<'_> {
-    /// Accesses the memory at an address, if the process has it: calls a function with the memory, where
-    /// in that, and how many bytes from there, at most as many as given.
+    /// Accesses the memory at an address, if the process has it: calls a function with the memory,
+    /// the offset in it, and the number of bytes from there, at most as many as given.
     ///
     /// Returns nothing if the client is to be asked.
     fn direct<R>(
@@ -335,8 +335,8 @@ impl Dma<'_> {
         Ok(())
     }
 
-    /// How much the client is asked for at once: never more than the rest of a page of what is mapped
-    /// in pieces, and never beyond it.
+    /// The number of bytes of one request to the client: at most the rest of a page for memory that
+    /// is mapped in pieces, and never beyond the mapping.
     fn asked(&self, address: u64, bytes: usize) -> usize {
         let table = self
             .port
@@ -375,7 +375,8 @@ impl Dma<'_> {
         }
     }
 
-    /// Writes a word of 64 bits after all that was written before, and in one piece as [`Self::load`].
+    /// Writes a word of 64 bits after all that was written before, and in one piece as
+    /// [`Self::load`].
     pub fn store(&self, address: u64, value: u64) -> Result<(), Refused> {
         match self.word(address, dma::WRITE, |memory, at| memory.store(at, value))? {
             Some(()) => Ok(()),
@@ -383,8 +384,8 @@ impl Dma<'_> {
         }
     }
 
-    /// Adds to a word of 64 bits: in one step if it is aligned and the process has the memory, else by a
-    /// read and a write.
+    /// Adds to a word of 64 bits: in one step if it is aligned and the process has the memory, else
+    /// by a read and a write.
     pub fn add(&self, address: u64, addend: u64) -> Result<(), Refused> {
         let access = dma::READ | dma::WRITE;
         match self.word(address, access, |memory, at| memory.add(at, addend))? {
@@ -396,7 +397,7 @@ impl Dma<'_> {
         }
     }
 
-    /// Reads an aligned word without anybody noticing, if the process has the memory.
+    /// Reads an aligned word without a report or a request, if the process has the memory.
     pub fn peek(&self, address: u64) -> Option<u64> {
         self.word(address, dma::READ, Memory::load).ok().flatten()
     }

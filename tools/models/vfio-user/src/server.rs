@@ -35,7 +35,7 @@ const UNMAP_ALL: u32 = 2;
 const MAJOR: u16 = 0;
 const MINOR: u16 = 1;
 
-/// What goes on after a write to a register.
+/// The action after a write to a register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum After {
     GoOn,
@@ -43,8 +43,7 @@ pub enum After {
     Remove,
 }
 
-/// A device, as the thread sees it that serves its connection. None of these functions may wait for
-/// DMA.
+/// A device, for the thread that serves its connection. None of these functions may wait for DMA.
 pub trait Device: Send + Sync {
     /// The port by which it is on the bus.
     fn port(&self) -> &Port;
@@ -55,13 +54,13 @@ pub trait Device: Send + Sync {
     /// Writes registers of a BAR. All of the bytes are inside of it.
     fn write(&self, bar: usize, offset: u64, from: &[u8]) -> After;
 
-    /// Resets the device: it does no DMA after that before it is told to.
+    /// Resets the device: after that it does no DMA before the driver starts it again.
     fn reset(&self);
 
     /// A client is there; the device is as after power-on.
     fn connected(&self);
 
-    /// The client is gone, and with it all it had mapped.
+    /// The client is gone, and so are all its mappings.
     fn disconnected(&self, removed: bool);
 }
 
@@ -89,7 +88,7 @@ pub fn connection(stream: UnixStream, device: &dyn Device) {
                 port.log(&format!("the client sent {error}"));
                 break false;
             }
-            // A client that dies leaves things half done.
+            // A client that dies leaves state behind.
             Err(_) => break false,
             Ok(Some((message, _))) if message.is_reply() => port.client.deliver(message),
             Ok(Some((message, files))) => {
@@ -103,7 +102,7 @@ pub fn connection(stream: UnixStream, device: &dyn Device) {
     device.disconnected(removed);
 }
 
-/// What a request comes to: a reply's body with a file beside it, or an error number.
+/// The result of a request: a reply's body with a file beside it, or an error number.
 type Answer<'a> = Result<(Body, Option<BorrowedFd<'a>>), u32>;
 
 fn handle(message: &Message, files: Vec<File>, device: &dyn Device) -> After {
@@ -128,7 +127,7 @@ fn handle(message: &Message, files: Vec<File>, device: &dyn Device) -> After {
     after
 }
 
-/// Does what a message asks for. None of a message that has not the fields it should have.
+/// Executes a message. None for a message that lacks fields.
 fn answer<'a>(
     message: &Message,
     files: Vec<File>,

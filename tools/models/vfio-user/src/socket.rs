@@ -13,7 +13,7 @@ use std::os::fd::RawFd;
 use std::os::unix::net::UnixStream;
 use std::ptr;
 
-/// At most so many descriptors come with one message.
+/// The maximum number of descriptors in one message.
 pub const DESCRIPTORS: usize = 8;
 /// Room for their control message: its header, and then the descriptors.
 const CONTROL: usize = 64;
@@ -28,7 +28,7 @@ const _: () = {
     assert!(mem::align_of::<libc::cmsghdr>() <= mem::align_of::<Control>());
 };
 
-/// Sends all of some bytes, with a descriptor beside the first one.
+/// Sends all bytes of a slice, with a descriptor beside the first one.
 pub fn send(stream: &UnixStream, data: &[u8], fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
     let mut sent = 0;
     while sent < data.len() {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The switch between the devices of one process: an access to a BAR of another device does not leave
-//! the process.
+//! The switch between the devices of one process: an access to a BAR of another device does not
+//! leave the process.
 
 use std::sync::Arc;
 use std::sync::PoisonError;
@@ -23,7 +23,7 @@ pub struct Switch(RwLock<Vec<Window>>);
 pub struct Seat(usize);
 
 impl Switch {
-    /// Adds a window that is nowhere yet.
+    /// Adds a window without an address.
     pub fn seat(&self, memory: Arc<Memory>) -> Seat {
         let mut windows = self.0.write().unwrap_or_else(PoisonError::into_inner);
         windows.push(Window { memory, base: None });
@@ -35,7 +35,8 @@ impl Switch {
         self.0.write().unwrap_or_else(PoisonError::into_inner)[seat.0].base = base;
     }
 
-    /// The window at an address: its memory, where in that, and how many bytes from there.
+    /// The window at an address: its memory, the offset in that, and the number of bytes from
+    /// there.
     pub fn find(&self, address: u64) -> Option<(Arc<Memory>, u64, u64)> {
         let windows = self.0.read().unwrap_or_else(PoisonError::into_inner);
         windows.iter().find_map(|window| {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The protocol, as QEMU speaks it and as nobody should.
+//! The protocol, as QEMU speaks it, and violations of it.
 
 use std::fs;
 use std::os::fd::AsFd;
@@ -90,7 +90,7 @@ impl Plain {
         Client::connect(&self.path, MEMORY)
     }
 
-    /// A connection on which nothing was said yet.
+    /// A connection on which no message was sent yet.
     fn raw(&self) -> Client {
         Client::raw(UnixStream::connect(&self.path).unwrap(), MEMORY)
     }
@@ -247,7 +247,7 @@ fn accesses_end_where_regions_do() {
         let write = client.write_region(region, offset, &data);
         assert_eq!(write, Err(errno::EINVAL), "{region} {offset:#x} {count}");
     }
-    // A read of more than there is in the world has no reply of that size either.
+    // A read of a huge number of bytes gets no reply of that size either.
     let body = Body::default().u64(0).u32(0).u32(u32::MAX);
     let result = client.ask(command::REGION_READ, body, None);
     assert_eq!(result.unwrap_err(), errno::EINVAL);
@@ -281,7 +281,7 @@ fn what_is_mapped_is_accessed_until_it_is_unmapped() {
     let body = Body::default().u32(24).u32(2).u64(0).u64(0);
     client.ask(command::DMA_UNMAP, body, None).unwrap();
     assert!(dma.load(0x10_2000).is_err());
-    // What is cut off stays so, whatever is mapped.
+    // A part that was cut off stays so, whatever is mapped.
     client.map(0x10_0000, 0, 0x1000);
     assert!(dma.load(0x10_0000).is_ok());
     client
@@ -314,7 +314,7 @@ fn mappings_that_cannot_be_are_refused() {
         let result = client.ask(command::DMA_MAP, body, Some(file.as_fd()));
         assert_eq!(result.unwrap_err(), errno::EINVAL);
     }
-    // To unmap what is not mapped is no mistake.
+    // An unmap of a range that is not mapped is no error.
     client.unmap(0, u64::MAX);
     client.unmap(1 << 63, 1 << 63);
     client.unmap(u64::MAX - 0xfff, 0x1000);
@@ -357,7 +357,7 @@ fn messages_that_are_too_short_are_refused() {
             assert_eq!(result.unwrap_err(), errno::EINVAL, "{command} {short}");
         }
     }
-    // A write with less data than it says.
+    // A write with less data than its count.
     let body = Body::default().u64(0).u32(0).u32(4).data(&[1, 2, 3]);
     let result = client.ask(command::REGION_WRITE, body, None);
     assert_eq!(result.unwrap_err(), errno::EINVAL);
@@ -389,7 +389,7 @@ fn messages_of_no_meaning_are_refused() {
         let result = client.ask(command::DEVICE_SET_IRQS, body.u32(start).u32(count), None);
         assert_eq!(result.unwrap_err(), errno::EINVAL);
     }
-    // A reply that nobody waits for.
+    // A reply without a request.
     client.post(command::DMA_READ, flag::REPLY, Body::default(), None);
     client.set(0, 5);
     assert_eq!(client.get(0), 5);

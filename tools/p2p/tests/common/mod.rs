@@ -18,7 +18,7 @@ pub const DRIVE: (u16, u16) = (0x144d, 0xa80a);
 pub const PORT: (u16, u16) = (0x1000, 0xc030);
 const CONFIG_SIZE: usize = 4096;
 
-/// What a PCI function has.
+/// The properties of a PCI function.
 #[derive(Clone, Debug)]
 pub struct Function {
     pub id: (u16, u16),
@@ -35,7 +35,7 @@ pub struct Function {
     /// Size of BAR 0.
     pub bar: u64,
     pub is_resizable: bool,
-    /// Class and name of what its driver made.
+    /// Class and name of the device that its driver made.
     pub names: Vec<(&'static str, &'static str)>,
     /// How much of the configuration space can be read.
     pub readable: usize,

@@ -120,7 +120,7 @@ fn a_write_to_nothing_is_reported() {
     assert_eq!(machine.reports(), 1);
     machine.client.set(registers::CHECK, 0);
     assert_eq!(machine.reports(), 1);
-    // What is written over by the next mapping is found by that.
+    // The next mapping detects a wrong write before it overwrites it.
     aperture.write(2 * PAGE, &[1]);
     machine.show(2, Some(2));
     assert_eq!(machine.reports(), 2);

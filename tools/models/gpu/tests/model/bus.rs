@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The bus: memory that is mapped, memory behind the client, other devices, and what is neither.
+//! The bus: memory that is mapped, memory behind the client, other devices, and wrong addresses.
 
 use std::sync::Arc;
 
@@ -106,7 +106,7 @@ fn nothing_is_accessed_once_it_is_unmapped() {
     eventually("a fault", || machine.error(0) == error::DMA);
     assert!(machine.client.memory.is_filled(DATA, 1 << 20, 0));
     assert_eq!(machine.reports(), 1);
-    // What is mapped again is accessed again.
+    // Memory that is mapped again can be accessed again.
     machine.client.map(BASE + DATA, DATA, MEMORY - DATA);
     machine.reset(1);
     machine.begin_again();

@@ -27,7 +27,8 @@ const LOCAL: u64 = 0x40_0000_0000;
 const HUGE: u64 = 0x7f_8000_0000;
 const TOP: u64 = (1 << 39) - PAGE;
 
-/// A machine whose context 1 has 16 pages of memory and of VRAM, in reverse order, and 2 MiB of VRAM.
+/// A machine whose context 1 has 16 pages of memory and of VRAM, in reverse order, and 2 MiB of
+/// VRAM.
 fn machine() -> Machine {
     let mut machine = Machine::new();
     for page in 0..16 {
@@ -40,7 +41,7 @@ fn machine() -> Machine {
     machine
 }
 
-/// What is at virtual addresses of the 16 pages of memory.
+/// The content at the virtual addresses of the 16 pages of memory.
 fn seen(machine: &Machine, inside: u64, bytes: u64) -> Vec<u8> {
     (inside..inside + bytes)
         .map(|at| {

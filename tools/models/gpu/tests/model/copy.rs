@@ -39,7 +39,7 @@ fn pieces_of_any_size_are_copied() {
     assert_eq!(machine.vram(3, 4093), data[..4093]);
     assert_eq!(machine.vram(1_000_001, 70_000), data[4093..74_093]);
     assert_eq!(machine.vram(8192, 125_907), data[74_093..]);
-    // What is behind the last byte stays.
+    // Bytes behind the last one stay the same.
     assert_eq!(machine.vram(8192 + 125_907, 9), [0; 9]);
     let back = machine.copy_list(
         &[(PIECE_IN_VRAM | 8192, 125_907), (PIECE_IN_VRAM | 3, 4093)],
@@ -201,7 +201,7 @@ fn entries_that_are_not_allowed_fault() {
     let mut machine = Machine::new();
     let copy = machine.copy_list(&[(BASE + DATA, 64)], &[(PIECE_IN_VRAM, 64)], 64);
     let entries = [
-        // What no ring has, or the other one.
+        // Operations that no ring has, or only the other one.
         Entry::new(4),
         Entry::new(18),
         Entry::new(u32::MAX),
@@ -213,7 +213,7 @@ fn entries_that_are_not_allowed_fault() {
         copy.wide(32, 65),
         copy.wide(32, u64::MAX),
         copy.context(1),
-        // Flags that a fence has not, and addresses that are not aligned.
+        // Flags that a fence does not have, and addresses that are not aligned.
         Entry::fence(1).with(16, 2),
         Entry::acquire(BASE + 4, 0),
         Entry::release(BASE + 1, 0),

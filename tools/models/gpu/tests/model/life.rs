@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! How a device comes, is reset, and goes.
+//! Plugging, reset and removal of a device.
 
 use std::sync::atomic::Ordering;
 
@@ -149,7 +149,7 @@ fn a_device_is_removed_by_surprise() {
     assert!(machine.client.is_closed());
     eventually("poison", || aperture.is_filled(0, APERTURE, 0xa5));
     machine.client.memory.store(SEMAPHORE, 1);
-    // Nobody can know that it is gone before he reads.
+    // A driver cannot detect that it is gone before it reads.
     aperture.write(9 * PAGE, &[1]);
     let slot = machine.unplug();
     assert!(slot.log.lines().is_empty());

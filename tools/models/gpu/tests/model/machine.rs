@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A machine with modelled GPUs, and a driver that is as simple as can be.
+//! A machine with modelled GPUs, and the simplest driver for them.
 
 use std::fs;
 use std::fs::File;
@@ -35,7 +35,7 @@ pub const APERTURE: u64 = 1 << 20;
 /// Bytes of the machine's memory, and its bus address.
 pub const MEMORY: u64 = 8 << 20;
 pub const BASE: u64 = 0x1_0000_0000;
-/// Where things are in memory.
+/// The places of structures in memory.
 pub const STATUS: u64 = 0;
 pub const CONTEXTS: u64 = PAGE;
 pub const RINGS: [u64; 2] = [2 * PAGE, 3 * PAGE];
@@ -50,7 +50,7 @@ pub const VALID: u64 = 1;
 pub const READ_ONLY: u64 = 2;
 pub const IN_VRAM: u64 = 4;
 pub const LEAF: u64 = 8;
-/// What an entry of a list has for VRAM.
+/// The bit of an entry of a list for VRAM.
 pub const PIECE_IN_VRAM: u64 = 1 << 63;
 
 /// The lines that a device has written to its log.
@@ -224,7 +224,7 @@ impl Machine {
         machine
     }
 
-    /// Unplugs the device; what it said and did is over.
+    /// Unplugs the device, and discards its log and its state.
     pub fn unplug(self) -> Slot {
         let Self { client, slot, .. } = self;
         drop(client);
@@ -265,7 +265,7 @@ impl Machine {
         (self.load(at & !7) >> (8 * (at & 4))) as u32
     }
 
-    /// What the status page says of a ring.
+    /// The part of the status page about a ring.
     fn ring_status(&self, ring: usize, field: u64) -> u64 {
         STATUS + status::RING_STRIDE * ring as u64 + field
     }
@@ -301,7 +301,7 @@ impl Machine {
             .set(Self::of(ring, registers::RING_DOORBELL), entries);
     }
 
-    /// Does entries, and sees that nothing is wrong with them.
+    /// Does entries, and checks that they end without an error.
     pub fn run(&mut self, ring: usize, entries: &[Entry]) {
         self.fences += 1;
         let value = self.fences;
@@ -346,7 +346,7 @@ impl Machine {
         }
     }
 
-    /// Resets what the bits say, and waits for that.
+    /// Resets the parts that the bits name, and waits for the end.
     pub fn reset(&mut self, bits: u32) {
         self.client.set(registers::RESET, bits);
         self.finish_reset();
@@ -389,7 +389,7 @@ impl Machine {
         entry.with(40, pattern)
     }
 
-    /// Begins to fill memory at DATA, again and again, which takes longer than what a test does meanwhile.
+    /// Begins to fill memory at DATA, again and again, for longer than a test runs meanwhile.
     pub fn fill_for_long(&mut self) {
         let pieces: Vec<(u64, u64)> = (0..60).map(|_| (BASE + DATA, 1 << 20)).collect();
         let entry = self.fill_list(&pieces, 60 << 20, 0x0101_0101);
@@ -501,7 +501,7 @@ impl Machine {
         Memory::of_file(&files[0]).unwrap()
     }
 
-    /// Whether nothing was reported or told.
+    /// Whether there are neither reports nor lines in the log.
     pub fn is_quiet(&mut self) -> bool {
         self.reports() == 0 && self.slot.log.lines().is_empty()
     }
@@ -516,7 +516,7 @@ pub fn connect(path: &Path) -> Client {
     client
 }
 
-/// Waits until something is so.
+/// Waits until a condition is true.
 pub fn eventually(what: &str, mut is: impl FnMut() -> bool) {
     let end = Instant::now() + PATIENCE;
     while !is() {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Tests of the model as a driver sees it, by the messages that QEMU sends.
+//! Tests of the model from the view of a driver, by the messages that QEMU sends.
 
 mod aperture;
 mod bus;

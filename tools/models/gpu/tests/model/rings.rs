@@ -180,7 +180,7 @@ fn a_reset_forgets_entries_and_keeps_the_rest() {
     assert_eq!(base, BASE + crate::machine::RINGS[0]);
     let entries = machine.client.get(Machine::of(0, registers::RING_ENTRIES));
     assert_eq!(entries, ENTRIES);
-    // It counts from 0 again, and does not do what was there before.
+    // It counts from 0 again, and does not do the entries from before.
     machine.begin_again();
     machine.run(0, &[Entry::nop()]);
     assert_eq!(machine.done(0), 2);
@@ -232,7 +232,7 @@ fn a_reset_of_the_device_clears_all_registers() {
     ] {
         assert_eq!(machine.client.get64(register), 0);
     }
-    // Neither is anything left of what was injected, nor of what was counted.
+    // Injected errors and counts are gone as well.
     machine.start();
     machine.run(0, &[Entry::nop()]);
     assert_eq!((machine.done(0), machine.fence_value(0)), (2, 2));
