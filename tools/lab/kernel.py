@@ -44,7 +44,7 @@ def flavour():
 def need_checks():
     """Refuse a kernel without options that the tests need, such as fault injection."""
     if not has("CONFIG_FAULT_INJECTION=y"):
-        raise LabError(f"FLAVOUR={flavour()} has nothing that tests need",
+        raise LabError(f"FLAVOUR={flavour()} lacks options that tests need",
                        f"choose one of: {', '.join((DEFAULT, *SANITIZERS))}")
 
 

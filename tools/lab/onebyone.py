@@ -126,7 +126,7 @@ def refreshed(step, src, box, folder, series):
     repository = tree.Repository(step, box, linux, tree.NOBODY)
     stamp = cache.Stamp(folder / "planted")
     if not stamp.holds(src.key):
-        step.run(["rm", "-rf", folder], "see who else uses it")
+        step.run(["rm", "-rf", folder], "see which process uses it")
         folder.mkdir(parents=True)
         tree.lay(step, src, linux)
         repository.plant(tree.version(src))

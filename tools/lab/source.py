@@ -240,7 +240,7 @@ def variant(steps, source, repo, box, name, change):
     with steps.step(f"source of {name}") as step:
         if not other.folder.exists():
             partial = other.folder.with_name(f"{other.folder.name}.partial")
-            step.run(["rm", "-rf", partial], "see who else uses it")
+            step.run(["rm", "-rf", partial], "see which process uses it")
             step.run(["cp", "-a", source.folder, partial], "see that the disk is not full")
             partial.rename(other.folder)
         other.sync(step, repo, box)

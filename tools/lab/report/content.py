@@ -151,10 +151,10 @@ def topology_pictures(record):
         blocks.append(Folded(f"More machines: {len(others)}", state, [Gallery(others)]) if main
                       else Gallery(others))
     if blocks:
-        blocks.insert(0, Text(["The way of the bytes from the VRAM to the device that accesses it: "
-                               "a solid green line where PCI permits it, a dashed red one with a "
-                               "stop sign where it does not, so that no byte moves. The sign in "
-                               "front of a title says whether all on the machine was as expected."]))
+        blocks.insert(0, Text(["The path of the bytes from the VRAM to the device that accesses it: "
+                               "a solid green line if PCI permits it, a dashed red one with a "
+                               "stop sign if it does not, so that no byte moves. The sign in front "
+                               "of a title says whether all checks on the machine have passed."]))
     return Section("topologies", "Topologies", blocks)
 
 
@@ -194,10 +194,10 @@ def matrices(record):
 
 def matrix_tables(outcomes):
     """The tables of a migration matrix, by machines that agree."""
-    yield Text(["What each pair of importers gets of each kind of object. A row is the first "
+    yield Text(["The paths of each pair of importers to each kind of object. A row is the first "
                 "importer, and whether the second one attaches before the first one maps (early) or "
-                "after that (late); a column is the second importer. In front is where the object "
-                "is: V in VRAM, S in system memory. Green: peer to peer for all. Blue: system memory "
+                "after that (late); a column is the second importer. A cell begins with the placement: "
+                "V in VRAM, S in system memory. Green: peer to peer for all. Blue: system memory "
                 "for at least one. Grey: refused for at least one. A cell with ✗ is not as expected. "
                 "Hover over a cell for the reasons; it leads to the log of the test."])
     texts = {machine: igt.results(outcome) for machine, outcome in outcomes.items()}
@@ -269,8 +269,8 @@ def benchmark(record):
               for chart in [growth(record.figures[machine], path)] if chart]
     if charts:
         yield Section("growth", "Growth with the number of scattered blocks",
-                      [Text(["Instructions of a mapping that is made and unmade again, and of all from "
-                             "the export to the close. Both axes are logarithmic."]),
+                      [Text(["Instructions of a map and an unmap, and of all operations from the export "
+                             "to the close. Both axes are logarithmic."]),
                        Gallery([picture for picture, _ in charts]), *[table for _, table in charts],
                        *([Output(record.notes)] if record.notes else [])])
 
