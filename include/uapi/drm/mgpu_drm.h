@@ -428,8 +428,9 @@ enum drm_mgpu_bind_op {
  * struct drm_mgpu_vm_bind - argument of DRM_IOCTL_MGPU_VM_BIND
  *
  * Changes what is mapped in a VM. When the call returns the change is done, for all
- * jobs that are queued later. Where something is unmapped, the call waits for the
- * jobs of the VM that were queued before; other changes do not wait for them.
+ * jobs that are queued later. Where something is unmapped, the call waits,
+ * interruptibly, for the jobs of the VM that were queued before; other changes do not
+ * wait for them.
  *
  * A mapping stays where it is when its object moves: an object that has left VRAM is
  * brought back by the next DRM_IOCTL_MGPU_EXEC, or mapped in system memory. An
@@ -438,8 +439,9 @@ enum drm_mgpu_bind_op {
  * Returns -EINVAL for addresses, an offset or a size that are not multiples of a page,
  * for a size of 0, for addresses beyond DRM_MGPU_VM_SIZE, for a part that is not inside
  * of its object, and for an operation that is unknown; -ENOENT for an unknown VM or
- * handle; -ENOSPC if there would be too many page tables; -EINTR if a signal arrived;
- * and -ENODEV if the device is gone, or its driver.
+ * handle; -ENOSPC if there would be too many page tables; -EAGAIN if another task has
+ * queued a job of the VM during the wait, so that the call is to be made again; -EINTR
+ * if a signal arrived; and -ENODEV if the device is gone, or its driver.
  */
 struct drm_mgpu_vm_bind {
 	/** @vm: in, the VM. */

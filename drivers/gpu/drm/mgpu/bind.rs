@@ -144,6 +144,20 @@ fn pages(start: u64, size: u64, end: u64) -> Result<Range<u64>> {
     Ok(start..after)
 }
 
+/// Waits for the jobs that may use what `DRM_IOCTL_MGPU_VM_BIND` is about to unmap, before the ioctl
+/// enters the section that an unplug waits for. They may wait for other devices.
+pub(crate) fn await_jobs(args: &uapi::drm_mgpu_vm_bind, file: &drm::File<File>) -> Result {
+    // What is wrong with the argument is told by `vm_bind`.
+    let Ok(va) = pages(args.address, args.size, SPACE) else {
+        return Ok(());
+    };
+
+    match file.inner().get_ref().vms().find(args.vm) {
+        Ok(space) => space.await_jobs(&va),
+        Err(_) => Ok(()),
+    }
+}
+
 /// Serves `DRM_IOCTL_MGPU_VM_BIND`.
 pub(crate) fn vm_bind(
     dev: &Device<Registered>,

@@ -8,7 +8,9 @@
 //! have moved by then: what was just mapped and what was evicted is the same to it.
 //!
 //! An unmap clears entries, and has the device look at them, before others can move the object. The
-//! device may use a translation up to then, so the jobs of the address space are waited for first.
+//! device may use a translation up to then, so the jobs of the address space are waited for first:
+//! by [`AddressSpace::await_jobs`], with no lock held. If another task has queued a job since, the
+//! unmap fails with `EAGAIN`.
 //!
 //! # Lifetimes
 //!
@@ -124,10 +126,10 @@ impl Change {
 
     /// Lets a part of a mapping lead nowhere.
     ///
-    /// `EBUSY` if jobs may use it. That is said before the first change.
+    /// `EAGAIN` if jobs may use it. That is said before the first change.
     fn clear(&mut self, mapping: &GpuVa<Kind>, va: &Range<u64>) -> Result {
         if !self.is_idle {
-            return Err(EBUSY);
+            return Err(EAGAIN);
         }
 
         mapping.vm_bo().data().clear(va);
@@ -276,8 +278,16 @@ impl AddressSpace {
             .is_none_or(|fence| fence.is_signaled())
     }
 
-    /// Waits for all jobs.
-    fn wait_for_jobs(&self) -> Result {
+    /// Waits for all jobs that were queued before, if something is mapped at some addresses. No
+    /// lock may be held, as the wait may depend on other devices.
+    ///
+    /// # Errors
+    ///
+    /// `ERESTARTSYS` if a signal arrived.
+    pub(crate) fn await_jobs(&self, va: &Range<u64>) -> Result {
+        if self.mappings.lock().is_unmapped(va) {
+            return Ok(());
+        }
         let last = self.last.lock().clone();
 
         last.map_or(Ok(()), |fence| fence.wait(true))
@@ -288,6 +298,7 @@ impl AddressSpace {
     /// # Errors
     ///
     /// - `ENOSPC` if it would take too many page tables.
+    /// - `EAGAIN` if jobs may use what is mapped there, see [`Self::await_jobs`].
     /// - `ENODEV` if the driver is not bound any more.
     /// - `ERESTARTSYS` if a signal arrived, `ENOMEM` if memory runs out.
     pub(crate) fn map(
@@ -348,9 +359,6 @@ impl AddressSpace {
 
     /// Changes mappings by `f`, which is called with the reservations held. If it fails nothing has
     /// changed.
-    ///
-    /// If jobs are in the way it is called again when they are done, which is waited for without the
-    /// reservations.
     fn change(
         &self,
         dev: &Device<Registered>,
@@ -360,27 +368,21 @@ impl AddressSpace {
         let mut change = Change::new(&self.table, va)?;
         let mut told = Ok(());
 
-        loop {
-            let ret = dev.ttm.exec(Flag::Interruptible, |ctx| {
-                let mut locked = ctx.lock_vm(&self.gpuvm)?;
+        let ret = dev.ttm.exec(Flag::Interruptible, |ctx| {
+            let mut locked = ctx.lock_vm(&self.gpuvm)?;
 
-                // None comes meanwhile.
-                change.is_idle = self.is_idle();
-                f(&mut locked, &mut change)?;
-                // Before others move what was unmapped. A device that does not look gets no jobs.
-                if change.has_cleared {
-                    told = self.table.invalidate(va);
-                }
-                Ok(())
-            });
-            match ret {
-                Err(e) if e == EBUSY => self.wait_for_jobs()?,
-                ret => {
-                    change.freed.end(told);
-                    return ret;
-                }
+            // None comes meanwhile.
+            change.is_idle = self.is_idle();
+            f(&mut locked, &mut change)?;
+            // Before others move what was unmapped. A device that does not look gets no jobs.
+            if change.has_cleared {
+                told = self.table.invalidate(va);
             }
-        }
+            Ok(())
+        });
+
+        change.freed.end(told);
+        ret
     }
 
     /// Brings an object to where the device reaches it, and writes the entries of page tables that
