@@ -52,7 +52,7 @@ pub enum Error {
     Lost = 3,
     /// The next fence raises its interrupt before its value is there.
     Early = 4,
-    /// The next invalidation is not done.
+    /// The next so many invalidations are not done, or one.
     NoInvalidate = 5,
     /// Each entry of the ring takes so many ms more.
     Slow = 6,
