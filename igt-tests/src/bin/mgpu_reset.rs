@@ -5,11 +5,15 @@
 
 use std::time::Duration;
 
+use vvram_tests::compute::{
+    sum, Bench, Op, Vm, HUGE, PARAM_COMPUTE_RESETS, PARAM_PAGE_TABLES, PARAM_VMS_FREE, RESULTS,
+};
 use vvram_tests::drm::Gem;
 use vvram_tests::failure::{no_dump, says, take_dump, Events};
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::mgpu::{
-    holds, take_all, Error, Impatient, Mgpu, EITHER, PARAM_LOSSES, PARAM_QUARANTINED, PARAM_RESETS,
+    holds, take_all, Error, Impatient, Mgpu, COMPUTE, EITHER, PARAM_LOSSES, PARAM_QUARANTINED,
+    PARAM_RESETS,
 };
 use vvram_tests::misc;
 use vvram_tests::pattern::Pattern;
@@ -221,6 +225,167 @@ fn function() -> Outcome {
     gpu.clean()
 }
 
+/// An address space with a page for results, a private object in VRAM and one in system memory.
+struct Space<'a> {
+    bench: Bench<'a>,
+    objects: [Gem<'a>; 2],
+    patterns: [Pattern; 2],
+}
+
+/// Bytes of each: a large page, and some small ones.
+const BYTES: u64 = HUGE + SIZE;
+/// Where the objects of a [`Space`] are, one that is shared, and a new one.
+const OWN: [u64; 2] = [2 * HUGE, 4 * HUGE];
+const SHARED: u64 = 6 * HUGE;
+const NEW: u64 = 8 * HUGE;
+
+impl<'a> Space<'a> {
+    fn new(gpu: &'a Mgpu, shared: &Gem<'_>, pattern: Pattern) -> Result<Self, Stop> {
+        let bench = Bench::new(gpu)?;
+        let objects = [
+            bench.vm.create(BYTES, uapi::CREATE_VRAM)?,
+            bench.vm.create(BYTES, uapi::CREATE_SYSTEM)?,
+        ];
+        let patterns = [pattern.derive(1), pattern.derive(2)];
+        for ((object, pattern), address) in objects.iter().zip(patterns).zip(OWN) {
+            object.map()?.fill(pattern);
+            bench.vm.bind(object, address)?;
+        }
+        bench.vm.bind(shared, SHARED)?;
+        Ok(Self {
+            bench,
+            objects,
+            patterns,
+        })
+    }
+
+    /// All bytes are what they were, for the engine and for the CPU. New objects are mapped, and
+    /// nothing is where nothing is mapped.
+    fn works(&self, shared: Pattern, round: u64) -> Outcome {
+        let (vm, words) = (&self.bench.vm, BYTES / 8);
+        for (pattern, address) in self.patterns.into_iter().zip(OWN).chain([(shared, SHARED)]) {
+            check_eq!(
+                self.bench.sum(address, BYTES)?,
+                sum(pattern, 0, words),
+                "sum at {address:#x} in round {round}"
+            );
+        }
+        for (object, pattern) in self.objects.iter().zip(self.patterns) {
+            holds(object, pattern, "of an address space")?;
+        }
+        for places in [uapi::CREATE_VRAM, uapi::CREATE_SYSTEM] {
+            let object = vm.create(BYTES, places)?;
+            vm.bind(&object, NEW)?;
+            vm.done(&[Op::copy(OWN[0], NEW, BYTES)])?;
+            holds(&object, self.patterns[0], "of a new object")?;
+            vm.unbind(NEW, BYTES)?;
+        }
+        check_eq!(
+            vm.run(&[Op::checksum(NEW, 4, RESULTS)])?,
+            -libc::EIO,
+            "a read where nothing is mapped"
+        );
+        Ok(())
+    }
+}
+
+/// How many address spaces are free, and how much memory page tables take.
+fn free(gpu: &Mgpu) -> Result<(u64, u64), Stop> {
+    Ok((
+        gpu.drm.getparam(PARAM_VMS_FREE)?,
+        gpu.drm.getparam(PARAM_PAGE_TABLES)?,
+    ))
+}
+
+/// Waits until as much is free as before.
+fn is_free(gpu: &Mgpu, before: (u64, u64)) -> Outcome {
+    let done = misc::poll(LIMIT, || (free(gpu).ok()? == before).then_some(()));
+    check!(
+        done.is_some(),
+        "address spaces and page tables are {:?}, they were {before:?}",
+        free(gpu)?
+    );
+    Ok(())
+}
+
+/// All of the device is reset, by the driver and by others, with address spaces that have objects in
+/// all kinds of memory. No number of an address space is lost.
+fn vms() -> Outcome {
+    let _impatient = Impatient::new()?;
+    let gpu = Mgpu::first()?;
+    let before = free(&gpu)?;
+    let losses = gpu.drm.getparam(PARAM_LOSSES)?;
+    let (x, y) = patterns();
+    let shared = gpu.drm.create_flags(BYTES, EITHER)?;
+    shared.map()?.fill(y);
+    let spaces = [
+        Space::new(&gpu, &shared, x.derive(10))?,
+        Space::new(&gpu, &shared, x.derive(20))?,
+    ];
+    for round in 0..2 {
+        for space in &spaces {
+            space.works(y, round)?;
+        }
+        let resets = gpu.drm.getparam(PARAM_COMPUTE_RESETS)?;
+        let vm = &spaces[0].bench.vm;
+        if round % 2 == 0 {
+            gpu.inject_into(COMPUTE, Error::NoRingReset, 0)?;
+            gpu.inject_into(COMPUTE, Error::Fault, 0)?;
+            check_eq!(vm.run(&[Op::add(RESULTS, 1)])?, -libc::EIO, "a job");
+        } else {
+            gpu.inject_into(COMPUTE, Error::Slow, 50)?;
+            let jobs = [
+                vm.exec(&[Op::checksum(OWN[0], BYTES, RESULTS)])?,
+                spaces[1]
+                    .bench
+                    .vm
+                    .exec(&[Op::checksum(OWN[1], BYTES, RESULTS)])?,
+            ];
+            gpu.pci.reset()?;
+            for end in ends(&jobs)? {
+                check!(
+                    [1, -libc::EIO].contains(&end),
+                    "status {end} of a job at a reset"
+                );
+            }
+        }
+        check_eq!(
+            gpu.drm.getparam(PARAM_COMPUTE_RESETS)?,
+            resets + 1,
+            "resets in round {round}"
+        );
+    }
+    // Those that come and go.
+    let with = free(&gpu)?;
+    for round in 0..8 {
+        let vm = Vm::new(&gpu)?;
+        vm.bind(&shared, HUGE)?;
+        vm.done(&[
+            Op::copy(HUGE, HUGE + BYTES - 8, 8),
+            Op::copy(HUGE + 8, HUGE, 8),
+        ])?;
+        let map = shared.map()?;
+        check_eq!(map.read(0), y.word(1), "in round {round}");
+        map.write(0, y.word(0));
+        map.write(BYTES as usize / 8 - 1, y.word(BYTES / 8 - 1));
+        gpu.pci.reset()?;
+        if round % 2 == 0 {
+            vm.done(&[Op::fill(HUGE, 8, 0)])?;
+            map.write(0, y.word(0));
+        }
+        drop(vm);
+        is_free(&gpu, with)?;
+    }
+    for space in &spaces {
+        space.works(y, 99)?;
+    }
+    holds(&shared, y, "of both")?;
+    check_eq!(gpu.drm.getparam(PARAM_LOSSES)?, losses, "lost objects");
+    drop((spaces, shared));
+    is_free(&gpu, before)?;
+    gpu.clean()
+}
+
 /// Accesses end in `SIGBUS`.
 fn is_taken_away(map: &Map) -> Outcome {
     let exit = Child::spawn(|| {
@@ -338,6 +503,7 @@ igt_main! {
     "stuck", "a device that does nothing, with many jobs", stuck;
     "whole", "a ring that cannot be reset", whole;
     "function", "a reset by others, with a peer", function;
+    "vms", "resets of all of it, with address spaces", vms;
     "wedged", "a device that cannot be reset", wedged;
     "sleep", "the system cannot sleep", sleep;
     "unbound", "a device without a driver is no bus master", unbound;
