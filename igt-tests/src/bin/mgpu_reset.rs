@@ -386,6 +386,44 @@ fn vms() -> Outcome {
     gpu.clean()
 }
 
+/// The device does not forget an address space that has ended, nor page tables: nobody else gets them
+/// until the device was reset.
+fn unforgotten() -> Outcome {
+    let gpu = Mgpu::first()?;
+    let (x, _) = patterns();
+    let shared = gpu.drm.create_flags(BYTES, EITHER)?;
+    shared.map()?.fill(x);
+    let stays = Space::new(&gpu, &shared, x)?;
+    let before = free(&gpu)?;
+    let goes = Space::new(&gpu, &shared, x)?;
+    for space in [&stays, &goes] {
+        space.works(x, 0)?;
+    }
+    let with = free(&gpu)?;
+    stays.bench.vm.bind(&shared, NEW)?;
+    let more = free(&gpu)?;
+    check!(more.1 > with.1, "a mapping has no page tables");
+
+    // Also when it is told once more.
+    gpu.inject(Error::NoInvalidate, 2)?;
+    stays.bench.vm.unbind(NEW, BYTES)?;
+    drop(goes);
+    check_eq!(
+        free(&gpu)?,
+        more,
+        "what is free while the device may know it"
+    );
+    expect_errno(
+        "a job",
+        stays.bench.vm.exec(&[Op::add(RESULTS, 1)]).map(drop),
+        libc::EIO,
+    )?;
+    gpu.pci.reset()?;
+    is_free(&gpu, before)?;
+    stays.works(x, 1)?;
+    gpu.clean()
+}
+
 /// Accesses end in `SIGBUS`.
 fn is_taken_away(map: &Map) -> Outcome {
     let exit = Child::spawn(|| {
@@ -504,6 +542,7 @@ igt_main! {
     "whole", "a ring that cannot be reset", whole;
     "function", "a reset by others, with a peer", function;
     "vms", "resets of all of it, with address spaces", vms;
+    "unforgotten", "address spaces that it does not forget before a reset", unforgotten;
     "wedged", "a device that cannot be reset", wedged;
     "sleep", "the system cannot sleep", sleep;
     "unbound", "a device without a driver is no bus master", unbound;

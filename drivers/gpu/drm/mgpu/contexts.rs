@@ -3,11 +3,14 @@
 //! The contexts of the device: numbers of address spaces, and where their page tables begin.
 //!
 //! Context 0 is that of the aperture. A number is given to another address space when the device has
-//! said that it knows nothing of the one before.
+//! said that it knows nothing of the one before. If it does not say so, the number and the page tables
+//! are kept until the device was reset as a whole, after which it knows of no context.
 //!
 //! # Locking
 //!
 //! The mutex of the numbers is outside of those of the page tables.
+
+use core::mem;
 
 use kernel::{
     device::{
@@ -33,20 +36,39 @@ use crate::{
         Words,
         WORDS, //
     },
-    pagetable::PageTable, //
+    pagetable::{
+        Freed,
+        PageTable,
+        Tree, //
+    }, //
 };
 
 /// The context that is the aperture.
 pub(crate) const APERTURE: u32 = 0;
 
+/// Page tables that the device may still know.
+struct Kept<T> {
+    _tables: T,
+    /// How often the device was reset before.
+    resets: u64,
+}
+
 /// What a number is.
 enum Slot {
     /// Nobody's.
     Free,
+    /// That of the aperture.
+    Aperture,
     /// That of an address space.
     Used(Arc<PageTable>),
-    /// That of one of which the device may still know, or of the aperture.
-    Kept,
+    /// That of one which has ended, and of which the device may still know.
+    Kept(Kept<Tree>),
+}
+
+struct State {
+    slots: KVVec<Slot>,
+    /// Tables of address spaces that go on.
+    freed: KVec<Kept<Freed>>,
 }
 
 /// The contexts of a device.
@@ -58,7 +80,7 @@ pub(crate) struct Contexts {
     /// How many page tables there are.
     tables: Atomic<usize>,
     #[pin]
-    slots: Mutex<KVVec<Slot>>,
+    state: Mutex<State>,
 }
 
 impl Contexts {
@@ -71,16 +93,20 @@ impl Contexts {
         let roots = Words::new(dev, WORDS)?;
         let mut slots = KVVec::with_capacity(WORDS, GFP_KERNEL)?;
 
-        slots.push(Slot::Kept, GFP_KERNEL)?;
+        slots.push(Slot::Aperture, GFP_KERNEL)?;
         for _ in 1..WORDS {
             slots.push(Slot::Free, GFP_KERNEL)?;
         }
+        let state = State {
+            slots,
+            freed: KVec::new(),
+        };
         Arc::pin_init(
             pin_init!(Self {
                 roots,
                 invalidator,
                 tables: Atomic::new(0),
-                slots <- new_mutex!(slots, "mgpu::Contexts"),
+                state <- new_mutex!(state, "mgpu::Contexts"),
             }),
             GFP_KERNEL,
         )
@@ -98,9 +124,10 @@ impl Contexts {
 
     /// Returns how many numbers are nobody's.
     pub(crate) fn free(&self) -> u64 {
-        let slots = self.slots.lock();
+        let state = self.state.lock();
 
-        slots
+        state
+            .slots
             .iter()
             .filter(|slot| matches!(slot, Slot::Free))
             .count() as u64
@@ -127,24 +154,34 @@ impl Contexts {
     /// - `ENOSPC` if all are in use.
     /// - `ENOMEM` if memory runs out, `ENODEV` after the driver was unbound.
     pub(crate) fn create(self: &Arc<Self>, dev: &Device<Bound>) -> Result<Arc<PageTable>> {
-        let mut slots = self.slots.lock();
-        let number = slots
+        let mut state = self.state.lock();
+        let number = state
+            .slots
             .iter()
             .position(|slot| matches!(slot, Slot::Free))
             .ok_or(ENOSPC)?;
         // CAST: A number of a context.
         let table = PageTable::new(dev, self, number as u32)?;
 
-        slots[number] = Slot::Used(table.clone());
+        state.slots[number] = Slot::Used(table.clone());
         Ok(table)
     }
 
-    /// Takes back the number of an address space, which others may get unless `is_known` to the
-    /// device.
-    pub(crate) fn take_back(&self, number: u32, is_known: bool) {
-        let slot = if is_known { Slot::Kept } else { Slot::Free };
-        let before = match self.slots.lock().get_mut(number as usize) {
-            Some(of) => core::mem::replace(of, slot),
+    /// Takes back the number and the tables of an address space. What became of the invalidation of
+    /// all of its addresses is `told`.
+    pub(crate) fn take_back(&self, number: u32, tables: Tree, told: Result) {
+        let slot = match self.invalidator.may_be_known(told) {
+            Some(resets) => Slot::Kept(Kept {
+                _tables: tables,
+                resets,
+            }),
+            None => {
+                drop(tables);
+                Slot::Free
+            }
+        };
+        let before = match self.state.lock().slots.get_mut(number as usize) {
+            Some(of) => mem::replace(of, slot),
             None => return,
         };
 
@@ -152,12 +189,61 @@ impl Contexts {
         drop(before);
     }
 
+    /// Takes back tables to which no entry of an address space leads any more. What became of the
+    /// invalidation of what they mapped is `told`.
+    pub(crate) fn take_back_tables(&self, tables: Freed, told: Result) {
+        let Some(resets) = self.invalidator.may_be_known(told) else {
+            return;
+        };
+        let mut state = self.state.lock();
+
+        if state.freed.reserve(1, GFP_KERNEL).is_err() {
+            // Devres has the memory until the driver is unbound.
+            mem::forget(tables);
+            return;
+        }
+        // There is room for it.
+        let _ = state.freed.push_within_capacity(Kept {
+            _tables: tables,
+            resets,
+        });
+    }
+
+    /// Gives back numbers and tables of which the device knows nothing any more, because it was reset
+    /// or accesses no memory.
+    pub(crate) fn end_quarantine(&self) {
+        let is_unknown = |resets: u64| self.invalidator.has_forgotten(resets);
+
+        for number in 0..WORDS {
+            let kept = match self.state.lock().slots.get_mut(number) {
+                Some(slot) if matches!(&*slot, Slot::Kept(kept) if is_unknown(kept.resets)) => {
+                    mem::replace(slot, Slot::Free)
+                }
+                _ => continue,
+            };
+
+            drop(kept);
+        }
+        loop {
+            let kept = {
+                let freed = &mut self.state.lock().freed;
+                let index = freed.iter().position(|kept| is_unknown(kept.resets));
+
+                index.and_then(|index| freed.remove(index).ok())
+            };
+
+            if kept.is_none() {
+                return;
+            }
+        }
+    }
+
     /// Ends all address spaces, whoever still has one: the memory of their tables is given back.
     ///
     /// Nobody makes a new one meanwhile.
     pub(crate) fn end_all(&self) {
         for number in 0..WORDS {
-            let table = match self.slots.lock().get(number) {
+            let table = match self.state.lock().slots.get(number) {
                 Some(Slot::Used(table)) => table.clone(),
                 _ => continue,
             };

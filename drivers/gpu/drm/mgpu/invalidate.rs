@@ -69,6 +69,8 @@ pub(crate) struct Invalidator {
     is_broken: Atomic<bool>,
     /// The device accesses no memory any more.
     is_over: Atomic<bool>,
+    /// How often the device was reset. Changes with the lock held.
+    resets: Atomic<u64>,
     #[pin]
     state: Mutex<State>,
 }
@@ -93,6 +95,7 @@ impl Invalidator {
                 dev: dev.into(),
                 is_broken: Atomic::new(false),
                 is_over: Atomic::new(false),
+                resets: Atomic::new(0),
                 state <- new_mutex!(
                     State {
                         number,
@@ -108,6 +111,20 @@ impl Invalidator {
     /// Tells whether nobody knows what the device still reaches.
     pub(crate) fn is_broken(&self) -> bool {
         self.is_broken.load(Relaxed)
+    }
+
+    /// Tells whether the device may still know what was changed before an invalidation that has ended
+    /// with `told`. If so, returns the argument for [`Self::has_forgotten`].
+    pub(crate) fn may_be_known(&self, told: Result) -> Option<u64> {
+        // Before the look at what a reset changes: one that comes now ends what it knows.
+        let resets = self.resets.load(Acquire);
+
+        (told == Err(EIO) && self.is_broken()).then_some(resets)
+    }
+
+    /// Tells whether the device has forgotten what it may have known after it was reset so often.
+    pub(crate) fn has_forgotten(&self, resets: u64) -> bool {
+        self.resets.load(Acquire) > resets || self.is_over.load(Acquire)
     }
 
     /// Takes note that the device accesses no memory any more, also if it does not say so.
@@ -154,6 +171,7 @@ impl Invalidator {
         self.is_broken.store(true, Relaxed);
         telling.state.is_paused = false;
         f()?;
+        self.resets.fetch_add(1, Release);
         self.is_broken.store(false, Relaxed);
         telling.invalidate(APERTURE, 0, len)
     }

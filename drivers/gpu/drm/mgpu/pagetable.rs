@@ -177,7 +177,7 @@ fn empty<T>() -> Result<KVVec<Option<T>>> {
 }
 
 /// All tables of an address space.
-struct Tree {
+pub(crate) struct Tree {
     root: Page,
     middles: KVVec<Option<KBox<Middle>>>,
     /// How many tables of the last level there are.
@@ -313,14 +313,6 @@ impl Freed {
     pub(crate) const fn none() -> Self {
         Self(KVVec::new())
     }
-
-    /// Has the memory given back, if the device knows that no entry leads to it, as `told` says.
-    pub(crate) fn end(self, told: Result) {
-        if told == Err(EIO) {
-            // Devres has the memory until the driver is unbound.
-            core::mem::forget(self);
-        }
-    }
 }
 
 /// The page tables of an address space.
@@ -397,7 +389,7 @@ impl PageTable {
                     (slots(va).start..slot).for_each(|slot| tree.release(slot, &mut freed));
                     Ok(())
                 })?;
-                freed.end(self.invalidate(va));
+                self.free(freed, self.invalidate(va));
                 return Err(e);
             }
         }
@@ -444,13 +436,20 @@ impl PageTable {
         Ok(Freed(KVVec::with_capacity(most, GFP_KERNEL)?))
     }
 
-    /// Ends a mapping whose addresses lead nowhere. [`Self::invalidate`] comes before [`Freed::end`].
+    /// Ends a mapping whose addresses lead nowhere. [`Self::invalidate`] comes before [`Self::free`].
     pub(crate) fn release(&self, va: &Range<u64>, freed: &mut Freed) {
         // As in `share()`.
         let _ = self.with(|tree| {
             slots(va).for_each(|slot| tree.release(slot, freed));
             Ok(())
         });
+    }
+
+    /// Has the memory of tables given back when the device does not know them, as `told` says.
+    pub(crate) fn free(&self, freed: Freed, told: Result) {
+        if !freed.0.is_empty() {
+            self.contexts.take_back_tables(freed, told);
+        }
     }
 
     /// Lets the addresses of a mapping lead to where an object is.
@@ -491,12 +490,7 @@ impl PageTable {
             let _ = self.contexts.set_root(self.number, 0);
             (tree, self.invalidate(&(0..SPACE)))
         };
-        let is_known = told == Err(EIO);
 
-        if is_known {
-            // As in `Freed::end()`.
-            core::mem::forget(tree);
-        }
-        self.contexts.take_back(self.number, is_known);
+        self.contexts.take_back(self.number, tree, told);
     }
 }

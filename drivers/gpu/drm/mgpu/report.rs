@@ -7,7 +7,8 @@
 //!
 //! - a dump by [`kernel::devcoredump`], of what came first. There is one at a time;
 //! - an event by [`kernel::drm::Device::wedged_event`];
-//! - after a reset of the device, memory that was not cleared is given out again;
+//! - after a reset of the device, memory that was not cleared is given out again, and so are numbers
+//!   and page tables of address spaces that the device may have known until then;
 //! - if the device is given up, the objects in VRAM are lost.
 //!
 //! # Locking
@@ -39,6 +40,7 @@ use kernel::{
 
 use crate::{
     card,
+    contexts::Contexts,
     memory::{
         Status,
         WORDS, //
@@ -208,6 +210,7 @@ struct Todo {
 #[pin_data]
 struct Report {
     dev: ARef<device::Device>,
+    contexts: Arc<Contexts>,
     #[pin]
     todo: Mutex<Todo>,
     #[pin]
@@ -233,6 +236,9 @@ impl WorkItem for Report {
                 dev_info!(this.dev, "there is no dump: {:?}\n", e);
             }
             this.todo.lock().spare = Some(snapshot);
+        }
+        if event > Some(Event::RingReset) {
+            this.contexts.end_quarantine();
         }
         if let (Some(event), Some(card)) = (event, card) {
             told(&card, event);
@@ -271,7 +277,7 @@ impl Reporter {
     /// # Errors
     ///
     /// `ENOMEM` if memory runs out.
-    pub(crate) fn new(dev: &device::Device) -> Result<Self> {
+    pub(crate) fn new(dev: &device::Device, contexts: Arc<Contexts>) -> Result<Self> {
         let spare = Some(Snapshot::new()?);
 
         Ok(Self {
@@ -279,6 +285,7 @@ impl Reporter {
             report: Arc::pin_init(
                 pin_init!(Report {
                     dev: dev.into(),
+                    contexts,
                     todo <- new_mutex!(
                         Todo {
                             snapshot: None,

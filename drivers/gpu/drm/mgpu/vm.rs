@@ -336,7 +336,7 @@ impl AddressSpace {
             });
         if ret.is_err() {
             self.table.release(va, &mut undo);
-            undo.end(self.table.invalidate(va));
+            self.table.free(undo, self.table.invalidate(va));
         }
         self.gpuvm.deferred_cleanup();
         ret
@@ -381,7 +381,7 @@ impl AddressSpace {
             Ok(())
         });
 
-        change.freed.end(told);
+        self.table.free(change.freed, told);
         ret
     }
 
