@@ -42,7 +42,8 @@ use kernel::{
     time::{
         Delta,
         Instant,
-        Monotonic, //
+        Monotonic,
+        Msecs, //
     }, //
 };
 
@@ -403,8 +404,8 @@ impl<E: Entries> Ring<E> {
         }
     }
 
-    /// Tells what to do about a ring in which no job has ended for some time, or that has stopped.
-    pub(crate) fn timed_out(&self) -> Verdict {
+    /// Tells what to do about a ring in which no job has ended for `limit`, or that has stopped.
+    pub(crate) fn timed_out(&self, limit: Msecs) -> Verdict {
         let mut state = self.state.lock();
 
         if self.recovery.epoch() != state.epoch {
@@ -421,9 +422,7 @@ impl<E: Entries> Ring<E> {
             Verdict::Reset(ENODEV)
         } else if error != 0 {
             Verdict::Reset(EIO)
-        } else if !state.is_busy()
-            || state.since.elapsed() < Delta::from_millis(timeout_ms().into())
-        {
+        } else if !state.is_busy() || state.since.elapsed() < Delta::from_millis(limit.into()) {
             Verdict::Busy
         } else {
             Verdict::Reset(ETIMEDOUT)

@@ -133,7 +133,7 @@ impl Slot {
 /// What the spinlock of a ring guards.
 pub(super) struct State {
     /// Clients get nothing more.
-    closed: bool,
+    pub(super) closed: bool,
     /// The kernel does not either: the ring goes.
     dying: bool,
     /// Why the ring does nothing any more.
@@ -236,6 +236,8 @@ pub(super) struct Flight {
     pub(super) since: Instant<Monotonic>,
     /// Whether the timer is on its way.
     pub(super) timer: bool,
+    /// The timer knows that clients get nothing more.
+    hurried: bool,
     /// The ring goes, and it was asked whether the hardware has gone.
     asked: bool,
 }
@@ -365,6 +367,7 @@ impl Core {
             ticket: 0,
             since: Instant::now(),
             timer: false,
+            hurried: false,
             asked: false,
         };
 
@@ -652,12 +655,17 @@ impl Core {
 
     /// Looks at what the driver, or the end of the ring, wants to be looked at.
     fn look(self: &Arc<Self>, flight: &mut Flight) {
-        let (expired, dying) = {
+        let (expired, closed, dying) = {
             let mut state = self.state.lock();
 
-            (mem::take(&mut state.expired), state.dying)
+            (mem::take(&mut state.expired), state.closed, state.dying)
         };
 
+        if closed && !mem::replace(&mut flight.hurried, true) {
+            // The worker sets it again.
+            self.stop_timer(false);
+            flight.timer = false;
+        }
         if expired {
             self.check(flight, true);
         }

@@ -65,6 +65,9 @@
 //! the hardware are run again. If the reset fails the ring is broken: everything ends with the error
 //! of the reset.
 //!
+//! From [`Ring::close`] on a ring is given two seconds for that, if its timeout is longer: the end of
+//! a driver does not wait as long as a client that has all the time.
+//!
 //! # Memory, and who sleeps where
 //!
 //! All that a job needs is allocated when it is made: submitting it cannot fail. From then on to the
