@@ -12,6 +12,8 @@ use crate::pci::PciDevice;
 use crate::{Outcome, Stop, SysError};
 
 const LIMIT: Duration = Duration::from_secs(30);
+/// How long it is quiet when no event is on its way.
+const QUIET: Duration = Duration::from_secs(1);
 
 /// What the kernel tells of its devices from now on.
 #[derive(Debug)]
@@ -78,19 +80,12 @@ impl Events {
     /// Fails the subtest if none comes.
     #[track_caller]
     pub fn wedged(&self, device: &PciDevice) -> Result<String, Stop> {
-        let below = format!("/{}/", device.name());
         let began = Instant::now();
         while began.elapsed() < LIMIT {
             let Some(lines) = self.next(LIMIT)? else {
                 break;
             };
-            if !lines
-                .iter()
-                .any(|line| line.starts_with("DEVPATH=") && line.contains(&below))
-            {
-                continue;
-            }
-            if let Some(what) = lines.iter().find_map(|line| line.strip_prefix("WEDGED=")) {
+            if let Some(what) = what_helps(&lines, device) {
                 return Ok(what.to_owned());
             }
         }
@@ -99,6 +94,30 @@ impl Events {
             device.name()
         )))
     }
+
+    /// How many events have said that a DRM device below `device` has failed. Returns when none comes
+    /// any more.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the socket.
+    pub fn count(&self, device: &PciDevice) -> Result<usize, SysError> {
+        let mut count = 0;
+        while let Some(lines) = self.next(QUIET)? {
+            count += usize::from(what_helps(&lines, device).is_some());
+        }
+        Ok(count)
+    }
+}
+
+/// What helps, if an event says that a DRM device below `device` has failed.
+fn what_helps<'a>(lines: &'a [String], device: &PciDevice) -> Option<&'a str> {
+    let below = format!("/{}/", device.name());
+    let is_below = |line: &String| line.starts_with("DEVPATH=") && line.contains(&below);
+    if !lines.iter().any(is_below) {
+        return None;
+    }
+    lines.iter().find_map(|line| line.strip_prefix("WEDGED="))
 }
 
 /// Where the dump of a device is, if it has one.

@@ -27,6 +27,7 @@ use kernel::{
     new_mutex,
     pci::BusMaster,
     prelude::*,
+    ratelimit::RateLimit,
     sync::{
         aref::ARef,
         atomic::{
@@ -52,7 +53,8 @@ use crate::{
     report::{
         Event,
         Reporter, //
-    }, //
+    },
+    MODULE, //
 };
 
 /// After how many resets of a stuck ring all of the device is reset.
@@ -91,6 +93,9 @@ pub(crate) struct Recovery {
     aperture: Arc<Aperture>,
     dev: ARef<Device>,
     pub(crate) reporter: Reporter,
+    /// How often it is told that a ring was reset, which a client can have as often as it likes.
+    #[pin]
+    pub(crate) limit: RateLimit,
     /// Populated when the device has all of its memory.
     master: SetOnce<BusMaster>,
     epoch: Atomic<u64>,
@@ -131,6 +136,7 @@ impl Recovery {
                 aperture,
                 dev: dev.into(),
                 reporter,
+                limit <- RateLimit::new(MODULE),
                 master: SetOnce::new(),
                 epoch: Atomic::new(1),
                 closed: Atomic::new(0),

@@ -6,10 +6,15 @@
 //! is wrong takes a [`Snapshot`], whose memory was allocated before, and a worker does the rest:
 //!
 //! - a dump by [`kernel::devcoredump`], of what came first. There is one at a time;
-//! - an event by [`kernel::drm::Device::wedged_event`];
+//! - an event by [`kernel::drm::Device::wedged_event`], as amdgpu has one of each ring that was
+//!   reset;
 //! - after a reset of the device, memory that was not cleared is given out again, and so are numbers
 //!   and page tables of address spaces that the device may have known until then;
 //! - if the device is given up, the objects in VRAM are lost.
+//!
+//! A ring is reset for each job that faults, without a timeout in between, so a client can have that
+//! as often as it likes: the log, the dump and the event tell of ten in five seconds. What concerns
+//! all of the device is told each time.
 //!
 //! # Locking
 //!

@@ -464,19 +464,22 @@ impl<E: Entries> Ring<E> {
 
         let is_stopped = status.is_ok_and(|status| status.error != 0);
         let error = if is_stopped { EIO } else { ETIMEDOUT };
-        if is_stopped {
-            let fault = self.status.fault().ok().flatten().unwrap_or_default();
+        let is_told = self.recovery.limit.allows();
+        if is_told {
+            if is_stopped {
+                let fault = self.status.fault().ok().flatten().unwrap_or_default();
 
-            dev_info!(self.dev, "the last fault was at {:#x}\n", fault.0);
+                dev_info!(self.dev, "the last fault was at {:#x}\n", fault.0);
+            }
+            dev_info!(
+                self.dev,
+                "ring {} is reset: {:?} after submission {}\n",
+                self.index,
+                error,
+                state.reached
+            );
+            self.note(&state, error);
         }
-        dev_info!(
-            self.dev,
-            "ring {} is reset: {:?} after submission {}\n",
-            self.index,
-            error,
-            state.reached
-        );
-        self.note(&state, error);
         let result = self
             .recovery
             .reset_ring(self.index, state.epoch, !is_stopped);
@@ -486,7 +489,9 @@ impl<E: Entries> Ring<E> {
 
         let result = match result {
             Ok(Reset::Ring) => {
-                self.recovery.reporter.tell(Event::RingReset);
+                if is_told {
+                    self.recovery.reporter.tell(Event::RingReset);
+                }
                 // Jobs are done in their order: no other one can have begun.
                 if !E::REPEATS && state.jobs.first().is_some_and(|job| job.is_begun) {
                     if let Ok(job) = state.jobs.remove(0) {
