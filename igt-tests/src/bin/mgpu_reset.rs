@@ -29,6 +29,8 @@ use vvram_tests::{check, check_eq, expect_errno, igt_main, uapi, Outcome, Stop};
 const PAGE64: u64 = PAGE as u64;
 const SIZE: u64 = 16 * PAGE64;
 const LIMIT: Duration = Duration::from_secs(40);
+/// How many jobs a ring has at a time.
+const JOBS: usize = 8;
 /// In the command register.
 const MASTER: u8 = 1 << 2;
 
@@ -73,11 +75,15 @@ fn told() -> Outcome {
     let events = Events::listen()?;
     for (error, errno) in [(Error::Hang, libc::ETIMEDOUT), (Error::Fault, libc::EIO)] {
         gpu.inject(error, 0)?;
-        let queued = [
-            gpu.drm.copy((&from, 0), (&to, 0), SIZE)?,
-            gpu.drm.copy((&from, 0), (&to, 0), SIZE)?,
-        ];
-        check_eq!(ends(&queued)?, [-errno, 1], "what came of the copies");
+        let queued: Vec<_> = (0..JOBS + 3)
+            .map(|_| gpu.drm.copy((&from, 0), (&to, 0), SIZE))
+            .collect::<Result<_, _>>()?;
+        let ends = ends(&queued)?;
+        check_eq!(ends[0], -errno, "what came of the first copy");
+        check!(
+            ends[1..].iter().all(|end| *end == 1),
+            "what came of the copies: {ends:?}"
+        );
         check_eq!(events.wedged(&gpu.pci)?, "none", "what helps");
         let dump = take_dump(&gpu.pci)?;
         says(&dump, "driver: mgpu")?;
@@ -86,6 +92,25 @@ fn told() -> Outcome {
         says(&dump, "ID: 0x5550474d")?;
         says(&dump, "RING_ENTRIES[0]: 0x40")?;
         says(&dump, &format!("{SIZE} bytes, begun"))?;
+        if errno == libc::ETIMEDOUT {
+            // The ring that hangs has its jobs, and the queue the others.
+            let waits = |line: &str| {
+                line.starts_with("context ")
+                    && line.contains(": 3 jobs from ")
+                    && line.ends_with("waits for its turn")
+            };
+            check!(
+                dump.lines().any(waits),
+                "there is no queue with three jobs:\n{dump}"
+            );
+            check_eq!(
+                dump.lines()
+                    .filter(|line| line.contains(" bytes, "))
+                    .count(),
+                JOBS,
+                "jobs of the ring"
+            );
+        }
         // A list is copied.
         let is_copy = |line: &str| {
             line.split(": ")

@@ -24,6 +24,7 @@ use kernel::{
     devcoredump,
     device,
     drm::{
+        queue::WaitingJobs,
         workqueue::OwnedQueue,
         WedgeRecovery, //
     },
@@ -56,9 +57,10 @@ use crate::{
     }, //
 };
 
-/// How many words of a ring are kept, and how many jobs.
+/// How many words of a ring are kept, how many jobs, and how many queues in which more of them wait.
 const ENTRIES: usize = 512;
 const JOBS: usize = 16;
+const QUEUES: usize = 32;
 
 /// How many words an entry has.
 const ENTRY: usize = 8;
@@ -94,6 +96,7 @@ pub(crate) struct Snapshot {
     submitted: u64,
     reached: u64,
     jobs: [Option<JobState>; JOBS],
+    queues: [Option<WaitingJobs>; QUEUES],
 }
 
 impl Snapshot {
@@ -110,6 +113,7 @@ impl Snapshot {
                 submitted: 0,
                 reached: 0,
                 jobs: [None; JOBS],
+                queues: [None; QUEUES],
             }),
             GFP_KERNEL,
         )
@@ -126,6 +130,7 @@ impl Snapshot {
         }
         self.entry_words = 0;
         self.jobs = [None; JOBS];
+        self.queues = [None; QUEUES];
     }
 
     /// Takes note of a ring: how many entries were written since its reset, and the numbers of the
@@ -151,6 +156,11 @@ impl Snapshot {
         for (to, job) in self.jobs.iter_mut().zip(jobs) {
             *to = Some(job);
         }
+    }
+
+    /// Returns where it is noted what waits for the ring.
+    pub(crate) fn queues(&mut self) -> &mut [Option<WaitingJobs>] {
+        &mut self.queues
     }
 }
 
@@ -196,6 +206,21 @@ impl fmt::Display for Snapshot {
             let state = if job.is_begun { "begun" } else { "waits" };
 
             writeln!(f, "{} bytes, {}", job.bytes, state)?;
+        }
+
+        writeln!(f, "\nqueues:")?;
+        for queue in self.queues.iter().flatten() {
+            let state = if queue.is_blocked {
+                "waits for fences"
+            } else {
+                "waits for its turn"
+            };
+
+            writeln!(
+                f,
+                "context {}: {} jobs from number {} on, {}",
+                queue.context, queue.count, queue.first, state
+            )?;
         }
         Ok(())
     }

@@ -442,6 +442,9 @@ impl<E: Entries> Ring<E> {
                     bytes: job.entries.bytes(),
                     is_begun: job.is_begun,
                 }));
+                if let Some(job) = state.jobs.first() {
+                    job.done.waiting_jobs(snapshot.queues());
+                }
             });
     }
 

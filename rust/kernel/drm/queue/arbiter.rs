@@ -9,7 +9,10 @@ use super::{
         item,
         Lane, //
     },
-    done::Done,
+    done::{
+        Done,
+        WaitingJobs, //
+    },
     fifo::Fifo,
     job::{
         Id,
@@ -545,6 +548,41 @@ impl Core {
             state.expired = true;
             state.kick(self);
         }
+    }
+
+    /// See [`Done::waiting_jobs`].
+    pub(super) fn waiting_jobs(&self, queues: &mut [Option<WaitingJobs>]) {
+        let mut state = self.state.lock();
+        let mut room = queues.iter_mut();
+        let mut tell = |state: &mut State, lane: &Lane| {
+            let jobs = &lane.waiting.access_mut(state).jobs;
+
+            if let Some(first) = jobs.first() {
+                let Some(to) = room.next() else {
+                    return false;
+                };
+
+                *to = Some(WaitingJobs {
+                    context: first.id.context,
+                    first: first.id.seqno,
+                    count: jobs.len(),
+                    is_blocked: !first.deps.are_over(),
+                });
+            }
+            true
+        };
+
+        if let Some(kernel) = self.kernel() {
+            tell(&mut state, kernel);
+        }
+        // As in `State::cancel_clients()`.
+        let all = mem::take(&mut state.all);
+        for lane in &all {
+            if !tell(&mut state, &lane) {
+                break;
+            }
+        }
+        state.all = all;
     }
 
     /// Cancels everything that has not begun, because the ring does not work any more.

@@ -11,6 +11,19 @@ use crate::{
     sync::Arc, //
 };
 
+/// A queue of the ring in which jobs wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WaitingJobs {
+    /// The context of their fences.
+    pub context: u64,
+    /// The number of the fence of the first one.
+    pub first: u64,
+    /// How many there are.
+    pub count: usize,
+    /// The first one depends on fences that have not signalled.
+    pub is_blocked: bool,
+}
+
 /// What the driver has of a job that runs: by it the job ends.
 ///
 /// A driver keeps it with the entry of the hardware's ring. Dropping it is an end with `ECANCELED`,
@@ -51,6 +64,14 @@ impl Done {
     #[inline]
     pub fn expire(&self) {
         self.core.expire(self.slot, self.ticket);
+    }
+
+    /// Tells what waits in the queues of the ring, that of the kernel first, as far as there is room in
+    /// `queues`. For a dump, of a ring that does nothing.
+    ///
+    /// Does not wait. May be called in any context.
+    pub fn waiting_jobs(&self, queues: &mut [Option<WaitingJobs>]) {
+        self.core.waiting_jobs(queues);
     }
 }
 

@@ -192,7 +192,10 @@ pub use self::{
         Permit,
         Queue, //
     },
-    done::Done,
+    done::{
+        Done,
+        WaitingJobs, //
+    },
     job::{
         Entry,
         Job, //
