@@ -260,13 +260,14 @@ pub(crate) struct Page {
 }
 
 impl Page {
-    /// Makes one whose entries lead nowhere.
+    /// Makes one whose entries lead nowhere. The memory is charged to the memory cgroup of the
+    /// caller.
     ///
     /// # Errors
     ///
     /// `ENOMEM` if memory runs out.
     pub(crate) fn new(dev: &Device<Bound>, contexts: &Arc<Contexts>) -> Result<Self> {
-        let words = Words::new(dev, WORDS)?;
+        let words = Words::with_flags(dev, WORDS, GFP_KERNEL_ACCOUNT)?;
 
         contexts.tables.fetch_add(1, Relaxed);
         Ok(Self {

@@ -73,8 +73,8 @@ pub(crate) const SPACE: u64 = 1 << BITS;
 /// How many bytes a slot has.
 const SLOT: u64 = SZ_2M as u64;
 
-/// How many tables of the last level an address space has at most, as nobody accounts for them:
-/// they are enough for 2 GiB without gaps.
+/// How many tables of the last level an address space has at most: they are enough for 2 GiB without
+/// gaps. The memory cgroup of the client is charged for them.
 const MOST: usize = 1 << 10;
 
 /// Returns the slots of addresses.
@@ -128,7 +128,7 @@ impl Middle {
                 page: Page::new(dev, contexts)?,
                 tables: empty()?,
             },
-            GFP_KERNEL,
+            GFP_KERNEL_ACCOUNT,
         )?)
     }
 
@@ -168,7 +168,7 @@ impl Middle {
 }
 
 fn empty<T>() -> Result<KVVec<Option<T>>> {
-    let mut list = KVVec::with_capacity(WORDS, GFP_KERNEL)?;
+    let mut list = KVVec::with_capacity(WORDS, GFP_KERNEL_ACCOUNT)?;
 
     for _ in 0..WORDS {
         list.push(None, GFP_KERNEL)?;
