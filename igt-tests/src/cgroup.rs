@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Groups of the cgroup controller dmem, whose regions are VRAM and pinned VRAM.
+//! Groups of the cgroup controller dmem, whose regions are VRAM and pinned VRAM, and of the
+//! controller memory.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -101,12 +102,8 @@ impl Group {
 
     #[track_caller]
     fn below(parent: &Path, name: &str) -> Result<Self, Stop> {
-        write(&parent.join("cgroup.subtree_control"), "+dmem")?;
-        let path = parent.join(name);
-        let made = fs::create_dir(&path);
-        check!(made.is_ok(), "mkdir {}: {made:?}", path.display());
         Ok(Self {
-            path,
+            path: make(parent, name, "dmem")?,
             vram: region("vram0")?,
             pinned: region("pinned")?,
         })
@@ -171,14 +168,84 @@ impl Group {
     /// Fails the subtest if it cannot be moved.
     #[track_caller]
     pub fn enter(&self) -> Outcome {
-        let pid = std::process::id().to_string();
-        write(&self.path.join("cgroup.procs"), &pid)
+        enter(&self.path)
     }
 }
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // The exit of processes that were in the group may not be complete.
-        misc::poll(Duration::from_secs(5), || fs::remove_dir(&self.path).ok());
+        remove(&self.path);
     }
+}
+
+/// A group of the controller memory, removed when dropped.
+#[derive(Debug)]
+pub struct MemoryGroup(PathBuf);
+
+impl MemoryGroup {
+    /// Makes a group below the root.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if the controller is missing.
+    #[track_caller]
+    pub fn new(name: &str) -> Result<Self, Stop> {
+        Ok(Self(make(&root()?, name, "memory")?))
+    }
+
+    /// Returns how much memory the group is charged for, in bytes.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if the kernel does not say so.
+    #[track_caller]
+    pub fn current(&self) -> Result<u64, Stop> {
+        let path = self.0.join("memory.current");
+        let text = fs::read_to_string(&path)
+            .map_err(|error| SysError::io(path.display().to_string(), &error))?;
+        let bytes = text.trim().parse();
+        bytes.map_err(|_| Stop::fail(format_args!("{text:?} is no number")))
+    }
+
+    /// As [`Group::enter`].
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if the process cannot be moved.
+    #[track_caller]
+    pub fn enter(&self) -> Outcome {
+        enter(&self.0)
+    }
+}
+
+impl Drop for MemoryGroup {
+    fn drop(&mut self) {
+        remove(&self.0);
+    }
+}
+
+/// Makes the directory of a group that has a controller.
+#[track_caller]
+fn make(parent: &Path, name: &str, controller: &str) -> Result<PathBuf, Stop> {
+    write(
+        &parent.join("cgroup.subtree_control"),
+        &format!("+{controller}"),
+    )?;
+    let path = parent.join(name);
+    let made = fs::create_dir(&path);
+    check!(made.is_ok(), "mkdir {}: {made:?}", path.display());
+    Ok(path)
+}
+
+/// Moves this process into the group of a directory.
+#[track_caller]
+fn enter(path: &Path) -> Outcome {
+    let pid = std::process::id().to_string();
+    write(&path.join("cgroup.procs"), &pid)
+}
+
+/// Removes the directory of a group.
+fn remove(path: &Path) {
+    // The exit of processes that were in the group may not be complete.
+    misc::poll(Duration::from_secs(5), || fs::remove_dir(path).ok());
 }

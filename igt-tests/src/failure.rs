@@ -12,6 +12,8 @@ use crate::pci::PciDevice;
 use crate::{Outcome, Stop, SysError};
 
 const LIMIT: Duration = Duration::from_secs(30);
+/// After how long without an event no other one is expected.
+const QUIET: Duration = Duration::from_secs(1);
 
 /// The events of devices from now on.
 #[derive(Debug)]
@@ -78,19 +80,12 @@ impl Events {
     /// Fails the subtest if none comes.
     #[track_caller]
     pub fn wedged(&self, device: &PciDevice) -> Result<String, Stop> {
-        let below = format!("/{}/", device.name());
         let began = Instant::now();
         while began.elapsed() < LIMIT {
             let Some(lines) = self.next(LIMIT)? else {
                 break;
             };
-            if !lines
-                .iter()
-                .any(|line| line.starts_with("DEVPATH=") && line.contains(&below))
-            {
-                continue;
-            }
-            if let Some(what) = lines.iter().find_map(|line| line.strip_prefix("WEDGED=")) {
+            if let Some(what) = what_helps(&lines, device) {
                 return Ok(what.to_owned());
             }
         }
@@ -99,6 +94,30 @@ impl Events {
             device.name()
         )))
     }
+
+    /// Returns how many events have reported a failure of a DRM device below `device`. Waits until
+    /// no more arrive.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the socket.
+    pub fn count(&self, device: &PciDevice) -> Result<usize, SysError> {
+        let mut count = 0;
+        while let Some(lines) = self.next(QUIET)? {
+            count += usize::from(what_helps(&lines, device).is_some());
+        }
+        Ok(count)
+    }
+}
+
+/// Returns the value of `WEDGED`, if the event is of a DRM device below `device`.
+fn what_helps<'a>(lines: &'a [String], device: &PciDevice) -> Option<&'a str> {
+    let below = format!("/{}/", device.name());
+    let is_below = |line: &String| line.starts_with("DEVPATH=") && line.contains(&below);
+    if !lines.iter().any(is_below) {
+        return None;
+    }
+    lines.iter().find_map(|line| line.strip_prefix("WEDGED="))
 }
 
 /// The path of the dump of a device, if it has one.

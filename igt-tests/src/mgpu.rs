@@ -52,7 +52,7 @@ pub enum Error {
     Lost = 3,
     /// The next fence raises its interrupt before its value is there.
     Early = 4,
-    /// The next invalidation is not done.
+    /// As many of the next invalidations as the argument says, or one, are not done.
     NoInvalidate = 5,
     /// Each entry of the ring takes so many ms longer.
     Slow = 6,

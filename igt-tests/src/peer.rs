@@ -35,6 +35,9 @@ pub enum Mode {
     NoP2p,
     /// The CPU in place of the device, without an attachment.
     Cpu,
+    /// As dynamic, but an invalidated mapping is unmapped only before the next one, or at the
+    /// detach.
+    Late,
 }
 
 impl Mode {
@@ -47,6 +50,7 @@ impl Mode {
             Self::Revocable => uapi::EDU_PEER_MODE_REVOCABLE,
             Self::NoP2p => uapi::EDU_PEER_MODE_NO_P2P,
             Self::Cpu => uapi::EDU_PEER_MODE_CPU,
+            Self::Late => uapi::EDU_PEER_MODE_LATE,
         }
     }
 
@@ -57,7 +61,7 @@ impl Mode {
         let peer = uapi::ATTACHMENT_PEER2PEER;
         match self {
             Self::Static | Self::Cpu => 0,
-            Self::Dynamic | Self::Revocable => dynamic | revocable | peer,
+            Self::Dynamic | Self::Revocable | Self::Late => dynamic | revocable | peer,
             Self::Pinned => dynamic | peer,
             Self::NoP2p => dynamic | revocable,
         }

@@ -69,6 +69,7 @@ pub fn importer_name(mode: Mode) -> &'static str {
         Mode::Pinned => "pinned",
         Mode::Revocable => "revocable",
         Mode::Cpu => "cpu",
+        Mode::Late => "late",
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::misc;
 use crate::proc::{Child, Steps};
-use crate::{Outcome, Stop, SysError};
+use crate::{expect_errno, Outcome, Stop, SysError};
 
 /// Longer than any wait of a test takes to begin.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -92,6 +92,70 @@ pub fn await_sleep(child: &mut Child, function: &str, states: &str) -> Outcome {
         "the child should sleep in {function}, but it has ended: {:?}",
         child.ended()
     )))
+}
+
+/// A signal with a handler ends a call, which waits in the function `place` of the kernel, with
+/// EINTR.
+///
+/// # Errors
+///
+/// Fails the subtest if it does not, and any error of `after`.
+#[track_caller]
+pub fn interrupt(
+    place: &str,
+    call: impl FnOnce() -> Result<(), SysError>,
+    after: impl FnOnce() -> Outcome,
+) -> Outcome {
+    let told = Steps::new()?;
+    let mut child = Child::spawn(|| {
+        catch(&told, false)?;
+        let files = open_files();
+        expect_errno("the call at a signal", call(), libc::EINTR)?;
+        check_eq!(caught(), 1, "signals");
+        check_eq!(open_files(), files, "open files after the call");
+        after()
+    })?;
+    await_sleep(&mut child, place, "S")?;
+    child.signal(libc::SIGUSR1);
+    child.join("the call that a signal ends", LIMIT)
+}
+
+/// After a signal whose handler has SA_RESTART a call goes on, until `release` lets it end.
+///
+/// # Errors
+///
+/// Fails the subtest if the call fails, and any error of `release`.
+#[track_caller]
+pub fn restart(
+    place: &str,
+    call: impl FnOnce() -> Result<(), SysError>,
+    release: impl FnOnce() -> Outcome,
+) -> Outcome {
+    let told = Steps::new()?;
+    let mut child = Child::spawn(|| {
+        catch(&told, true)?;
+        call()?;
+        check_eq!(caught(), 1, "signals");
+        Ok(())
+    })?;
+    await_sleep(&mut child, place, "S")?;
+    child.signal(libc::SIGUSR1);
+    told.wait("the handler", LIMIT)?;
+    await_sleep(&mut child, place, "S")?;
+    release()?;
+    child.join("the call that is restarted", LIMIT)
+}
+
+/// A fatal signal ends a call with its process.
+///
+/// # Errors
+///
+/// Fails the subtest if it does not.
+#[track_caller]
+pub fn kill(place: &str, call: impl FnOnce() -> Result<(), SysError>) -> Outcome {
+    let mut child = Child::spawn(|| Ok(call()?))?;
+    await_sleep(&mut child, place, "S")?;
+    child.kill()
 }
 
 /// The file descriptors that this process has open.

@@ -565,6 +565,8 @@ pub const EDU_PEER_MODE_REVOCABLE: u32 = 3;
 pub const EDU_PEER_MODE_NO_P2P: u32 = 4;
 /// The CPU in place of the device.
 pub const EDU_PEER_MODE_CPU: u32 = 5;
+/// Unmaps an invalidated mapping late.
+pub const EDU_PEER_MODE_LATE: u32 = 6;
 
 /// `struct edu_peer_attach`
 #[repr(C)]

@@ -298,6 +298,29 @@ mod tests {
     }
 
     #[test]
+    fn ring_that_closes_waits_less_for_a_job_that_hangs() -> Result {
+        // Long before the timeout.
+        with_ring(2, Some(10 * LIMIT), |ring, control, _| {
+            let queue = ring.queue(8, FenceGroup::new())?;
+
+            control.set(Mode::Keep);
+            let fences = [
+                submit(&queue, control, 1)?,
+                submit(&queue, control, 2)?,
+                submit(&queue, control, 3)?,
+            ];
+            assert!(soon(|| control.record.lock().kept.len() == 2));
+            ring.close();
+            assert_eq!(status(&fences[0]), Some(Err(ETIME)));
+            assert_eq!(status(&fences[1]), Some(Ok(())));
+            assert_eq!(status(&fences[2]), Some(Err(ECANCELED)));
+            assert_eq!(&*control.runs()?, &[1, 2, 2]);
+            assert_eq!(control.count(|event| *event == Event::Reset), 1);
+            Ok(())
+        })
+    }
+
+    #[test]
     fn ring_without_hardware_goes_at_once() -> Result {
         with_ring(1, Some(LIMIT), |ring, control, _| {
             let queue = ring.queue(8, FenceGroup::new())?;

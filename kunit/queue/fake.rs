@@ -239,7 +239,7 @@ impl RingOps for Ops {
         }
     }
 
-    fn timed_out(hw: &HwOf<'_, Self>, _job: &Item) -> Verdict {
+    fn timed_out(hw: &HwOf<'_, Self>, _job: &Item, _limit: Msecs) -> Verdict {
         hw.control.called();
         hw.control
             .record

@@ -8,7 +8,11 @@ use kernel::prelude::*;
 mod tests {
     use kernel::{
         bindings,
-        dma_buf::fence::FenceGroup,
+        dma_buf::fence::{
+            Fence,
+            FenceGroup, //
+        },
+        drm::queue::WaitingJobs,
         prelude::*,
         sync::{
             atomic::{
@@ -344,6 +348,53 @@ mod tests {
             stranger.signal(Ok(()));
             assert_eq!(status(&submit(&other, control, 4)?), Some(Ok(())));
             assert_eq!(&*control.runs()?, &[1, 4]);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn jobs_that_wait_are_told() -> Result {
+        with_ring(1, None, |ring, control, _| {
+            let group = FenceGroup::new();
+            let (queue, other) = (ring.queue(8, group)?, ring.queue(8, group)?);
+            let _idle = ring.queue(8, group)?;
+            let stranger = foreign()?;
+            control.set(Mode::Keep);
+
+            let running = submit(&queue, control, 1)?;
+            assert!(soon(|| control.record.lock().kept.len() == 1));
+            let ready = [submit(&queue, control, 2)?, submit(&queue, control, 3)?];
+            let blocked = submit_after(&other, control, 4, stranger.fence())?;
+            let kernel = submit(ring.kernel(), control, 5)?;
+            let told = |fence: &Fence, count, is_blocked| {
+                Some(WaitingJobs {
+                    context: fence.context(),
+                    first: fence.seqno(),
+                    count,
+                    is_blocked,
+                })
+            };
+            let mut waiting = [None; 4];
+
+            control.record.lock().kept[0].1.waiting_jobs(&mut waiting);
+            assert_eq!(waiting[0], told(&kernel, 1, false));
+            assert_eq!(waiting[1], told(&ready[0], 2, false));
+            assert_eq!(waiting[2], told(&blocked, 1, true));
+            assert_eq!(waiting[3], None);
+            // As much as there is room for.
+            waiting = [None; 4];
+            control.record.lock().kept[0]
+                .1
+                .waiting_jobs(&mut waiting[..2]);
+            assert_eq!(waiting[1], told(&ready[0], 2, false));
+            assert_eq!(waiting[2], None);
+
+            control.set(Mode::Work);
+            control.end(1, Ok(()))?;
+            stranger.signal(Ok(()));
+            for fence in [&running, &ready[1], &blocked, &kernel] {
+                assert_eq!(status(fence), Some(Ok(())));
+            }
             Ok(())
         })
     }

@@ -29,7 +29,7 @@ impl Cpu {
         Self {
             buf,
             map: None,
-            counters: Counters::new(),
+            counters: Counters::new(false),
         }
     }
 

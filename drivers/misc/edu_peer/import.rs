@@ -70,6 +70,8 @@ pub(crate) enum Mode {
     NoP2p,
     /// The CPU in place of the device.
     Cpu,
+    /// As [`Self::Dynamic`], but an invalidated mapping is unmapped late.
+    Late,
 }
 
 impl TryFrom<u32> for Mode {
@@ -83,6 +85,7 @@ impl TryFrom<u32> for Mode {
             uapi::edu_peer_mode_EDU_PEER_MODE_REVOCABLE => Ok(Self::Revocable),
             uapi::edu_peer_mode_EDU_PEER_MODE_NO_P2P => Ok(Self::NoP2p),
             uapi::edu_peer_mode_EDU_PEER_MODE_CPU => Ok(Self::Cpu),
+            uapi::edu_peer_mode_EDU_PEER_MODE_LATE => Ok(Self::Late),
             _ => Err(EINVAL),
         }
     }
@@ -96,15 +99,18 @@ pub(crate) struct Counters {
     maps: Atomic<u64>,
     revoked: Atomic<bool>,
     busy: Atomic<bool>,
+    /// An invalidated mapping is unmapped only before the next one, or at the detach.
+    late: bool,
 }
 
 impl Counters {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(late: bool) -> Self {
         Self {
             invalidations: Atomic::new(0),
             maps: Atomic::new(0),
             revoked: Atomic::new(false),
             busy: Atomic::new(false),
+            late,
         }
     }
 
@@ -115,9 +121,12 @@ impl Counters {
 
     /// Counts an invalidation by the exporter, and drops the mapping unless the device still uses
     /// it. In that case a fence of the device is in the reservation, and [`Attached::idle`] drops
-    /// the mapping after its signal.
+    /// the mapping after its signal. A late importer keeps the mapping, and does not use it.
     fn invalidate(&self, at: &mut Invalidated<'_>) {
         self.invalidations.add(1, Relaxed);
+        if self.late {
+            return;
+        }
         if !self.busy.load(Relaxed) {
             at.unmap();
         }
@@ -273,11 +282,13 @@ impl Attached {
     /// - `EINVAL` for [`Mode::Cpu`], which has no attachment.
     /// - The errors of the exporter, such as `EOPNOTSUPP` if there is no route.
     pub(crate) fn new(mode: Mode, buf: ARef<DmaBuf>, dev: &Device<Bound>) -> Result<Self> {
-        let counters = Counters::new();
+        let counters = Counters::new(matches!(mode, Mode::Late));
 
         Ok(match mode {
             Mode::Static => Self::Static(StaticAttachment::new(buf, dev)?, counters),
-            Mode::Dynamic => Self::Dynamic(Attachment::new(buf, dev, Dynamic(counters))?),
+            Mode::Dynamic | Mode::Late => {
+                Self::Dynamic(Attachment::new(buf, dev, Dynamic(counters))?)
+            }
             Mode::Pinned => Self::Pinned(Attachment::new(buf, dev, Pinned(counters))?),
             Mode::Revocable => Self::Revocable(Attachment::new(buf, dev, Revocable(counters))?),
             Mode::NoP2p => Self::NoP2p(Attachment::new(buf, dev, NoP2p(counters))?),
@@ -619,7 +630,7 @@ impl Attached {
         // Fails only after the detach, which has dropped both.
         let _ = self.with(|at| {
             self.counters().busy.store(false, Relaxed);
-            if at.mapping().is_none() {
+            if at.mapping().is_none() && !self.counters().late {
                 at.unmap();
             }
             if self.counters().revoked() {

@@ -275,6 +275,69 @@ fn full() -> Outcome {
     gpu.clean()
 }
 
+/// An importer has not unmapped an object that has left VRAM, so that its window still exists. The
+/// next window of the same memory takes the pages over.
+fn take_over() -> Outcome {
+    let gpu = Mgpu::first()?;
+    let (a, b) = patterns();
+    let pages = [0, 1, 2, 3, 4, 5, 6, 7];
+    let object = gpu.drm.create_flags(8 * PAGE64, EITHER)?;
+    object.map()?.fill(a);
+    let buffer = object.export()?;
+    let peer = Peer::open()?;
+    peer.attach(&buffer, Mode::Late)?;
+    for round in 0..3 {
+        let (old, new) = (a.derive(round), a.derive(round + 1));
+        peer.map()?;
+        placed(&object, uapi::PLACEMENT_VRAM)?;
+        peer_writes(&peer, old, &pages)?;
+        let invalidations = peer.status()?.invalidations;
+        // One of these objects has the memory then. The accesses to some of the pages make windows for
+        // all of it.
+        let taken = take_all(&gpu)?;
+        placed(&object, uapi::PLACEMENT_SYSTEM)?;
+        check!(
+            peer.status()?.invalidations > invalidations,
+            "the peer was not told"
+        );
+        for (index, other) in (0..).zip(&taken) {
+            let map = other.map()?;
+            let pattern = b.derive(100 * round + index);
+            for page in (0..other.pages()).step_by(64) {
+                let word = map.read(page * PAGE / 8);
+                check_eq!(word, 0, "page {page} of new memory in round {round}");
+                map.write(page * PAGE / 8, pattern.word(page as u64));
+            }
+        }
+        for (index, other) in (0..).zip(&taken) {
+            let map = other.map()?;
+            let pattern = b.derive(100 * round + index);
+            for page in (0..other.pages()).step_by(64) {
+                let word = map.read(page * PAGE / 8);
+                check_eq!(
+                    word,
+                    pattern.word(page as u64),
+                    "page {page} in round {round}"
+                );
+            }
+        }
+        drop(taken);
+        cpu_reads(&object.map()?, old, &pages)?;
+        if round == 1 {
+            // The detach closes the old window.
+            peer.detach()?;
+            peer.attach(&buffer, Mode::Late)?;
+        }
+        peer.map()?;
+        peer_reads(&peer, old, &pages)?;
+        peer_writes(&peer, new, &pages)?;
+        cpu_reads(&object.map()?, new, &pages)?;
+    }
+    drop((peer, buffer, object));
+    gpu.await_no_window()?;
+    gpu.clean()
+}
+
 igt_main! {
     "peer", "the path, the addresses and the bytes", peer;
     "back", "objects come back for a peer", back;
@@ -282,4 +345,5 @@ igt_main! {
     "races", "faults race with evictions of windows", races;
     "large", "an object that is larger than the aperture", large;
     "full", "peers have all of the aperture", full;
+    "take-over", "an importer has not unmapped what has moved", take_over;
 }

@@ -12,7 +12,9 @@ use vvram_tests::map::PAGE;
 use vvram_tests::mgpu::{take_all, Error, Impatient, Mgpu, COMPUTE, COPY, EITHER, PARAM_RESETS};
 use vvram_tests::misc;
 use vvram_tests::proc::{Child, Steps};
+use vvram_tests::rebind::Unbinding;
 use vvram_tests::scene::patterns;
+use vvram_tests::signals::{await_sleep, interrupt, kill, restart};
 use vvram_tests::syncfile::SyncFile;
 use vvram_tests::{check, check_eq, expect_errno, igt_main, uapi, Outcome, SysError};
 
@@ -21,6 +23,8 @@ const VRAM: u32 = uapi::CREATE_VRAM;
 const SIZE: u64 = 16 * PAGE64;
 const WORDS: u64 = SIZE / 8;
 const LIMIT: Duration = Duration::from_secs(40);
+/// Where the kernel waits for a fence.
+const FENCE: &str = "dma_fence_default_wait";
 
 /// Jobs of as many operations as are permitted run in their order, and after their fences.
 fn order() -> Outcome {
@@ -167,6 +171,62 @@ fn unmapped() -> Outcome {
     timeline.step()?;
     job.finish()?;
     check_eq!(bench.sum(8 * HUGE, SIZE)?, sum(x, 0, WORDS), "beside it");
+    gpu.clean()
+}
+
+/// An unmap waits for a job that waits for a fence. Another task of the same file and the unplug of
+/// another device do not wait with it, and signals end the wait.
+fn unmap_waits() -> Outcome {
+    let [gpu, other] = Mgpu::pair()?;
+    let bench = Bench::new(&gpu)?;
+    let (x, _) = patterns();
+    let (first, second) = (bench.vm.create(SIZE, VRAM)?, bench.vm.create(SIZE, VRAM)?);
+    first.map()?.fill(x);
+    bench.vm.bind(&first, HUGE)?;
+    let timeline = Timeline::new()?;
+    let [now, next, last] = [1, 2, 3].map(|step| timeline.fence(step));
+    let ops = [Op::checksum(HUGE, SIZE, RESULTS)];
+    let job = bench.vm.exec_after(&ops, &[now?.sync()])?;
+    let unbind = || bench.vm.unbind(HUGE, SIZE);
+    let replace = || bench.vm.bind(&second, HUGE);
+
+    interrupt(FENCE, unbind, || Ok(()))?;
+    interrupt(FENCE, replace, || Ok(()))?;
+    kill(FENCE, replace)?;
+    let pci = other.pci.clone();
+    drop(other);
+    restart(FENCE, unbind, || {
+        kill(FENCE, unbind)?;
+        let mut gone = Unbinding::start(&pci)?;
+        let ended = misc::poll(LIMIT, || gone.child.ended());
+        let place = gone.child.whereabouts();
+        timeline.step()?;
+        gone.finish(LIMIT)?.rebind()?;
+        check!(
+            ended.is_some(),
+            "an unplug waited for the job of another device; {place}"
+        );
+        Ok(())
+    })?;
+    check_eq!(job.status()?, 1, "status of the job");
+    check_eq!(bench.results.read(0), sum(x, 0, WORDS), "its sum");
+    check_eq!(bench.vm.run(&ops)?, -libc::EIO, "what is unmapped is read");
+
+    // Another task queues a job during the wait.
+    bench.vm.bind(&first, HUGE)?;
+    bench.vm.exec_after(&ops, &[next?.sync()])?;
+    let mut child = Child::spawn(|| {
+        expect_errno("an unmap with a new job", unbind(), libc::EAGAIN)?;
+        Ok(())
+    })?;
+    await_sleep(&mut child, FENCE, "S")?;
+    let job = bench.vm.exec_after(&ops, &[last?.sync()])?;
+    timeline.step()?;
+    child.join("the unmap", LIMIT)?;
+    check_eq!(job.status()?, 0, "status of the new job");
+    timeline.step()?;
+    job.finish()?;
+    unbind()?;
     gpu.clean()
 }
 
@@ -454,6 +514,7 @@ igt_main! {
     "order", "operations and jobs, behind fences", order;
     "implicit", "both engines on one object", implicit;
     "unmapped", "what jobs use is unmapped behind them", unmapped;
+    "unmap-waits", "an unmap that waits for a job holds up nobody", unmap_waits;
     "fault", "nothing is mapped, and errors of the engine", fault;
     "hang", "a job that hangs", hang;
     "both-hang", "on both rings", both_hang;

@@ -2,10 +2,15 @@
 
 //! The modelled GPU fails: jobs fail or are late, and the next ones are done.
 
+use std::time::Instant;
+
+use vvram_tests::compute::{Bench, Op, HUGE, PARAM_COMPUTE_RESETS};
+use vvram_tests::failure::Events;
 use vvram_tests::map::PAGE;
 use vvram_tests::mgpu::{
     holds, take_all, Error, Impatient, Mgpu, EITHER, PARAM_LOSSES, PARAM_QUARANTINED, PARAM_RESETS,
 };
+use vvram_tests::proc::KernelLog;
 use vvram_tests::scene::{patterns, placed};
 use vvram_tests::{check, check_eq, expect_errno, igt_main, uapi, Outcome};
 
@@ -165,6 +170,44 @@ fn late() -> Outcome {
     gpu.clean()
 }
 
+/// A client has jobs that fault one after the other: the log and events tell of ten in five
+/// seconds.
+fn limited() -> Outcome {
+    const FAULTS: usize = 60;
+    const RATE: usize = 10;
+    // Nothing was told yet.
+    let _patient = Impatient::never()?;
+    let gpu = Mgpu::first()?;
+    let bench = Bench::new(&gpu)?;
+    let events = Events::listen()?;
+    let mut log = KernelLog::open()?;
+    let began = Instant::now();
+    for _ in 0..FAULTS {
+        let status = bench.vm.run(&[Op::fill(HUGE, 4, 0)])?;
+        check_eq!(status, -libc::EIO, "status of a job that faults");
+    }
+    let most = RATE * (2 + began.elapsed().as_secs() as usize / 5);
+    let lines = log.lines();
+    for what in ["the last fault was", "ring 1 is reset", "device wedged"] {
+        let count = lines.iter().filter(|line| line.contains(what)).count();
+        check!(
+            (1..=most.min(FAULTS - 1)).contains(&count),
+            "the log says {count} times: {what}"
+        );
+    }
+    let count = events.count(&gpu.pci)?;
+    check!(
+        (1..=most.min(FAULTS - 1)).contains(&count),
+        "{count} events of {FAULTS} resets of a ring"
+    );
+    check_eq!(
+        gpu.drm.getparam(PARAM_COMPUTE_RESETS)?,
+        FAULTS as u64,
+        "resets"
+    );
+    gpu.clean()
+}
+
 /// Two jobs that hang one after the other, with others behind them.
 fn twice() -> Outcome {
     let _impatient = Impatient::new()?;
@@ -187,4 +230,5 @@ igt_main! {
     "invalidation", "the device does not look at page tables", invalidation;
     "twice", "again", twice;
     "late", "a job that ends while its ring is reset", late;
+    "limited", "jobs that fault again and again", limited;
 }

@@ -5,11 +5,15 @@
 
 use std::time::Duration;
 
+use vvram_tests::compute::{
+    sum, Bench, Op, Vm, HUGE, PARAM_COMPUTE_RESETS, PARAM_PAGE_TABLES, PARAM_VMS_FREE, RESULTS,
+};
 use vvram_tests::drm::Gem;
 use vvram_tests::failure::{no_dump, says, take_dump, Events};
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::mgpu::{
-    holds, take_all, Error, Impatient, Mgpu, EITHER, PARAM_LOSSES, PARAM_QUARANTINED, PARAM_RESETS,
+    holds, take_all, Error, Impatient, Mgpu, COMPUTE, EITHER, PARAM_LOSSES, PARAM_QUARANTINED,
+    PARAM_RESETS,
 };
 use vvram_tests::misc;
 use vvram_tests::pattern::Pattern;
@@ -25,6 +29,8 @@ use vvram_tests::{check, check_eq, expect_errno, igt_main, uapi, Outcome, Stop};
 const PAGE64: u64 = PAGE as u64;
 const SIZE: u64 = 16 * PAGE64;
 const LIMIT: Duration = Duration::from_secs(40);
+/// How many jobs the hardware has at a time.
+const JOBS: usize = 8;
 /// Bus mastering, a bit of the PCI command register.
 const MASTER: u8 = 1 << 2;
 
@@ -69,11 +75,15 @@ fn told() -> Outcome {
     let events = Events::listen()?;
     for (error, errno) in [(Error::Hang, libc::ETIMEDOUT), (Error::Fault, libc::EIO)] {
         gpu.inject(error, 0)?;
-        let queued = [
-            gpu.drm.copy((&from, 0), (&to, 0), SIZE)?,
-            gpu.drm.copy((&from, 0), (&to, 0), SIZE)?,
-        ];
-        check_eq!(ends(&queued)?, [-errno, 1], "what came of the copies");
+        let queued: Vec<_> = (0..JOBS + 3)
+            .map(|_| gpu.drm.copy((&from, 0), (&to, 0), SIZE))
+            .collect::<Result<_, _>>()?;
+        let ends = ends(&queued)?;
+        check_eq!(ends[0], -errno, "what came of the first copy");
+        check!(
+            ends[1..].iter().all(|end| *end == 1),
+            "what came of the copies: {ends:?}"
+        );
         check_eq!(events.wedged(&gpu.pci)?, "none", "what helps");
         let dump = take_dump(&gpu.pci)?;
         says(&dump, "driver: mgpu")?;
@@ -82,6 +92,25 @@ fn told() -> Outcome {
         says(&dump, "ID: 0x5550474d")?;
         says(&dump, "RING_ENTRIES[0]: 0x40")?;
         says(&dump, &format!("{SIZE} bytes, begun"))?;
+        if errno == libc::ETIMEDOUT {
+            // The ring that hangs has as many jobs as it can, and the queue the others.
+            let waits = |line: &str| {
+                line.starts_with("context ")
+                    && line.contains(": 3 jobs from ")
+                    && line.ends_with("waits for its turn")
+            };
+            check!(
+                dump.lines().any(waits),
+                "there is no queue with three jobs:\n{dump}"
+            );
+            check_eq!(
+                dump.lines()
+                    .filter(|line| line.contains(" bytes, "))
+                    .count(),
+                JOBS,
+                "jobs of the ring"
+            );
+        }
         // The entry of a copy of lists.
         let is_copy = |line: &str| {
             line.split(": ")
@@ -223,6 +252,205 @@ fn function() -> Outcome {
     gpu.clean()
 }
 
+/// An address space with a page for results, a private object in VRAM and one in system memory.
+struct Space<'a> {
+    bench: Bench<'a>,
+    objects: [Gem<'a>; 2],
+    patterns: [Pattern; 2],
+}
+
+/// The size of an object of a [`Space`]: a large page, and some small pages.
+const BYTES: u64 = HUGE + SIZE;
+/// The addresses of the objects of a [`Space`], of a shared object, and of a new one.
+const OWN: [u64; 2] = [2 * HUGE, 4 * HUGE];
+const SHARED: u64 = 6 * HUGE;
+const NEW: u64 = 8 * HUGE;
+
+impl<'a> Space<'a> {
+    fn new(gpu: &'a Mgpu, shared: &Gem<'_>, pattern: Pattern) -> Result<Self, Stop> {
+        let bench = Bench::new(gpu)?;
+        let objects = [
+            bench.vm.create(BYTES, uapi::CREATE_VRAM)?,
+            bench.vm.create(BYTES, uapi::CREATE_SYSTEM)?,
+        ];
+        let patterns = [pattern.derive(1), pattern.derive(2)];
+        for ((object, pattern), address) in objects.iter().zip(patterns).zip(OWN) {
+            object.map()?.fill(pattern);
+            bench.vm.bind(object, address)?;
+        }
+        bench.vm.bind(shared, SHARED)?;
+        Ok(Self {
+            bench,
+            objects,
+            patterns,
+        })
+    }
+
+    /// Checks that the engine and the CPU read the patterns, that new objects can be mapped, and
+    /// that a read of an address that is not mapped fails.
+    fn works(&self, shared: Pattern, round: u64) -> Outcome {
+        let (vm, words) = (&self.bench.vm, BYTES / 8);
+        for (pattern, address) in self.patterns.into_iter().zip(OWN).chain([(shared, SHARED)]) {
+            check_eq!(
+                self.bench.sum(address, BYTES)?,
+                sum(pattern, 0, words),
+                "sum at {address:#x} in round {round}"
+            );
+        }
+        for (object, pattern) in self.objects.iter().zip(self.patterns) {
+            holds(object, pattern, "of an address space")?;
+        }
+        for places in [uapi::CREATE_VRAM, uapi::CREATE_SYSTEM] {
+            let object = vm.create(BYTES, places)?;
+            vm.bind(&object, NEW)?;
+            vm.done(&[Op::copy(OWN[0], NEW, BYTES)])?;
+            holds(&object, self.patterns[0], "of a new object")?;
+            vm.unbind(NEW, BYTES)?;
+        }
+        check_eq!(
+            vm.run(&[Op::checksum(NEW, 4, RESULTS)])?,
+            -libc::EIO,
+            "a read where nothing is mapped"
+        );
+        Ok(())
+    }
+}
+
+/// Returns how many address spaces are free, and how many page tables there are.
+fn free(gpu: &Mgpu) -> Result<(u64, u64), Stop> {
+    Ok((
+        gpu.drm.getparam(PARAM_VMS_FREE)?,
+        gpu.drm.getparam(PARAM_PAGE_TABLES)?,
+    ))
+}
+
+/// Waits until the counts of [`free`] are `before` again.
+fn is_free(gpu: &Mgpu, before: (u64, u64)) -> Outcome {
+    let done = misc::poll(LIMIT, || (free(gpu).ok()? == before).then_some(()));
+    check!(
+        done.is_some(),
+        "address spaces and page tables are {:?}, they were {before:?}",
+        free(gpu)?
+    );
+    Ok(())
+}
+
+/// The whole device is reset, by the driver and by userspace, with address spaces that have objects
+/// in all kinds of memory. No number of an address space is lost.
+fn vms() -> Outcome {
+    let _impatient = Impatient::new()?;
+    let gpu = Mgpu::first()?;
+    let before = free(&gpu)?;
+    let losses = gpu.drm.getparam(PARAM_LOSSES)?;
+    let (x, y) = patterns();
+    let shared = gpu.drm.create_flags(BYTES, EITHER)?;
+    shared.map()?.fill(y);
+    let spaces = [
+        Space::new(&gpu, &shared, x.derive(10))?,
+        Space::new(&gpu, &shared, x.derive(20))?,
+    ];
+    for round in 0..2 {
+        for space in &spaces {
+            space.works(y, round)?;
+        }
+        let resets = gpu.drm.getparam(PARAM_COMPUTE_RESETS)?;
+        let vm = &spaces[0].bench.vm;
+        if round % 2 == 0 {
+            gpu.inject_into(COMPUTE, Error::NoRingReset, 0)?;
+            gpu.inject_into(COMPUTE, Error::Fault, 0)?;
+            check_eq!(vm.run(&[Op::add(RESULTS, 1)])?, -libc::EIO, "a job");
+        } else {
+            gpu.inject_into(COMPUTE, Error::Slow, 50)?;
+            let jobs = [
+                vm.exec(&[Op::checksum(OWN[0], BYTES, RESULTS)])?,
+                spaces[1]
+                    .bench
+                    .vm
+                    .exec(&[Op::checksum(OWN[1], BYTES, RESULTS)])?,
+            ];
+            gpu.pci.reset()?;
+            for end in ends(&jobs)? {
+                check!(
+                    [1, -libc::EIO].contains(&end),
+                    "status {end} of a job at a reset"
+                );
+            }
+        }
+        check_eq!(
+            gpu.drm.getparam(PARAM_COMPUTE_RESETS)?,
+            resets + 1,
+            "resets in round {round}"
+        );
+    }
+    // Address spaces that exist for one round.
+    let with = free(&gpu)?;
+    for round in 0..8 {
+        let vm = Vm::new(&gpu)?;
+        vm.bind(&shared, HUGE)?;
+        vm.done(&[
+            Op::copy(HUGE, HUGE + BYTES - 8, 8),
+            Op::copy(HUGE + 8, HUGE, 8),
+        ])?;
+        let map = shared.map()?;
+        check_eq!(map.read(0), y.word(1), "in round {round}");
+        map.write(0, y.word(0));
+        map.write(BYTES as usize / 8 - 1, y.word(BYTES / 8 - 1));
+        gpu.pci.reset()?;
+        if round % 2 == 0 {
+            vm.done(&[Op::fill(HUGE, 8, 0)])?;
+            map.write(0, y.word(0));
+        }
+        drop(vm);
+        is_free(&gpu, with)?;
+    }
+    for space in &spaces {
+        space.works(y, 99)?;
+    }
+    holds(&shared, y, "of both")?;
+    check_eq!(gpu.drm.getparam(PARAM_LOSSES)?, losses, "lost objects");
+    drop((spaces, shared));
+    is_free(&gpu, before)?;
+    gpu.clean()
+}
+
+/// The device does not complete the invalidation of an address space that has ended, and of page
+/// tables: they are not used again until the device was reset.
+fn unforgotten() -> Outcome {
+    let gpu = Mgpu::first()?;
+    let (x, _) = patterns();
+    let shared = gpu.drm.create_flags(BYTES, EITHER)?;
+    shared.map()?.fill(x);
+    let stays = Space::new(&gpu, &shared, x)?;
+    let before = free(&gpu)?;
+    let goes = Space::new(&gpu, &shared, x)?;
+    for space in [&stays, &goes] {
+        space.works(x, 0)?;
+    }
+    let with = free(&gpu)?;
+    stays.bench.vm.bind(&shared, NEW)?;
+    let more = free(&gpu)?;
+    check!(more.1 > with.1, "a mapping has no page tables");
+
+    // The driver sends an invalidation twice.
+    gpu.inject(Error::NoInvalidate, 2)?;
+    stays.bench.vm.unbind(NEW, BYTES)?;
+    drop(goes);
+    check_eq!(
+        free(&gpu)?,
+        more,
+        "what is free while the device may know it"
+    );
+    expect_errno(
+        "a job",
+        stays.bench.vm.exec(&[Op::add(RESULTS, 1)]).map(drop),
+        libc::EIO,
+    )?;
+    gpu.pci.reset()?;
+    is_free(&gpu, before)?;
+    stays.works(x, 1)?;
+    gpu.clean()
+}
+
 /// Checks that accesses to a mapping end in `SIGBUS`.
 fn is_taken_away(map: &Map) -> Outcome {
     let exit = Child::spawn(|| {
@@ -340,6 +568,8 @@ igt_main! {
     "stuck", "a device that does nothing, with many jobs", stuck;
     "whole", "a ring that cannot be reset", whole;
     "function", "a reset by others, with a peer", function;
+    "vms", "resets of all of it, with address spaces", vms;
+    "unforgotten", "address spaces that it does not forget before a reset", unforgotten;
     "wedged", "a device that cannot be reset", wedged;
     "sleep", "the system cannot sleep", sleep;
     "unbound", "a device without a driver is no bus master", unbound;

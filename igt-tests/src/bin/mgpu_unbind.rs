@@ -4,12 +4,13 @@
 
 use std::time::Duration;
 
-use vvram_tests::compute::{Op, Vm, HUGE};
+use vvram_tests::compute::{Bench, Op, Vm, HUGE, RESULTS};
 use vvram_tests::map::PAGE;
 use vvram_tests::mgpu::{holds, replug, set_bound, Error, Impatient, Mgpu, COMPUTE, EITHER};
 use vvram_tests::misc;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::{Mode, Peer};
+use vvram_tests::proc::Child;
 use vvram_tests::rebind::Unbinding;
 use vvram_tests::scene::{patterns, peer_reads};
 use vvram_tests::syncfile::SyncFile;
@@ -230,6 +231,51 @@ fn compute() -> Outcome {
     works()
 }
 
+/// Both rings hang: the unbind of either driver does not wait for a timeout that is long.
+fn hung() -> Outcome {
+    // 1000 seconds.
+    let _patient = Impatient::never()?;
+    for core in [false, true] {
+        let gpu = Mgpu::first()?;
+        let object = gpu.drm.create_flags(SIZE, EITHER)?;
+        object.map()?.set(1);
+        let bench = Bench::new(&gpu)?;
+        let (from, to) = (gpu.drm.create(SIZE)?, gpu.drm.create(SIZE)?);
+        gpu.drm.copy((&from, 0), (&to, 0), SIZE)?.finish()?;
+        gpu.inject(Error::Hang, 0)?;
+        gpu.inject_into(COMPUTE, Error::Hang, 0)?;
+        let jobs = [
+            gpu.drm.copy((&from, 0), (&to, 0), SIZE)?,
+            gpu.drm.copy((&from, 0), (&to, 0), SIZE)?,
+            bench.vm.exec(&[Op::add(RESULTS, 1)])?,
+            bench.vm.exec(&[Op::add(RESULTS, 1)])?,
+        ];
+        let gone = if core {
+            Some(Unbinding::start(&gpu.pci)?.finish(LIMIT)?)
+        } else {
+            let device = gpu.device().to_owned();
+            Child::spawn(|| Ok(set_bound(&device, false)?))?.join("the unbind", LIMIT)?;
+            None
+        };
+        let ends = jobs
+            .iter()
+            .map(SyncFile::status)
+            .collect::<Result<Vec<_>, _>>()?;
+        for pair in ends.chunks(2) {
+            check_eq!(pair[0], -libc::ETIMEDOUT, "the job that hangs of {pair:?}");
+            check!(
+                [1, -libc::ECANCELED].contains(&pair[1]),
+                "the job behind it: {pair:?}"
+            );
+        }
+        match gone {
+            Some(gone) => gone.rebind()?,
+            None => set_bound(gpu.device(), true)?,
+        }
+    }
+    works()
+}
+
 /// A device is removed by surprise with jobs in both rings.
 fn removed() -> Outcome {
     let _impatient = Impatient::new()?;
@@ -271,5 +317,6 @@ igt_main! {
     "importer", "of the GPU that copies from another one", importer;
     "exporter", "of the GPU that another one copies from", exporter;
     "compute", "of the PCI driver, with jobs of both engines", compute;
+    "hung", "of both drivers, with a timeout that is long, and jobs that hang", hung;
     "removed", "of a device that is removed by surprise, with jobs of both engines", removed;
 }

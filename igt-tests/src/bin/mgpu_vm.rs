@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use vvram_tests::cgroup::MemoryGroup;
 use vvram_tests::compute::{
     sum, Op, Vm, VmBind, VmCreate, VmDestroy, BIND_MAP, BIND_UNMAP, HUGE, PARAM_COMPUTE_RESETS,
     PARAM_PAGE_TABLES, PARAM_VMS_FREE, VM_MAX, VM_SIZE,
@@ -14,6 +15,7 @@ use vvram_tests::map::PAGE;
 use vvram_tests::mgpu::{take_all, Mgpu, EITHER};
 use vvram_tests::misc;
 use vvram_tests::pattern::Pattern;
+use vvram_tests::proc::Child;
 use vvram_tests::scene::{patterns, placed};
 use vvram_tests::uapi::VvramGemCreate;
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome, SysError};
@@ -313,7 +315,7 @@ fn limits() -> Outcome {
     nothing_left(&gpu, vms, tables)?;
 
     // Address spaces of a process that exits.
-    let mut child = vvram_tests::proc::Child::spawn(|| {
+    let mut child = Child::spawn(|| {
         let other = Mgpu::first()?;
         let vm = Vm::new(&other)?;
         let object = vm.create(2 * HUGE, EITHER)?;
@@ -324,6 +326,38 @@ fn limits() -> Outcome {
     child.join("the one that leaves things", Duration::from_secs(20))?;
     nothing_left(&gpu, vms, tables)?;
     gpu.clean()
+}
+
+/// Page tables are charged to the memory cgroup of the client that needs them.
+fn charged() -> Outcome {
+    const TABLES: u64 = 512;
+    let group = MemoryGroup::new("page-tables")?;
+    let mut child = Child::spawn(|| {
+        group.enter()?;
+        let gpu = Mgpu::first()?;
+        let vm = Vm::new(&gpu)?;
+        let object = vm.create(PAGE64, SYSTEM)?;
+        // Allocates what the first mapping needs besides page tables.
+        vm.bind(&object, 0)?;
+        let before = group.current()?;
+        for index in 1..=TABLES {
+            vm.bind(&object, index * HUGE)?;
+        }
+        let with = group.current()?;
+        check!(
+            with >= before + TABLES * PAGE64,
+            "{before} bytes before {TABLES} page tables, and {with} with them"
+        );
+        vm.unbind(0, VM_SIZE)?;
+        // Some tables are freed later, and other memory stays charged.
+        let after = group.current()?;
+        check!(
+            after + TABLES / 2 * PAGE64 <= with,
+            "{with} bytes with page tables, and {after} without"
+        );
+        gpu.clean()
+    })?;
+    child.join("the client", Duration::from_secs(40))
 }
 
 /// Unknown values are refused.
@@ -443,5 +477,6 @@ igt_main! {
     "writes", "what the engine writes, and where", writes;
     "private", "an object of one address space in another one", private;
     "limits", "page tables are given back", limits;
+    "charged", "page tables are charged to the client", charged;
     "bad-input", "arguments that no caller should give", bad_input;
 }

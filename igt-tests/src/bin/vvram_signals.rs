@@ -18,7 +18,9 @@ use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::proc::{Child, Exit, Steps};
 use vvram_tests::rebind::Unbinding;
 use vvram_tests::scene::{cpu_reads, patterns, peer_reads, placed, share, works, Scene};
-use vvram_tests::signals::{asleep, await_sleep, catch, caught, open_files, sleeps_in};
+use vvram_tests::signals::{
+    asleep, await_sleep, catch, caught, interrupt, kill, restart, sleeps_in,
+};
 use vvram_tests::uapi::{
     self, EduPeerTransfer, VvramGemCopy, VvramSync, DMA_BUF_SYNC_END as END,
     DMA_BUF_SYNC_READ as READ, DMA_BUF_SYNC_WRITE as WRITE,
@@ -36,54 +38,6 @@ const LOCK: &str = "drm_ioctl_kernel";
 const ROOM: &str = "6permit";
 /// As much as one asynchronous transfer moves, for which edu takes more than 3 s.
 const LONG: usize = uapi::EDU_PEER_SUBMIT_MAX;
-
-/// A signal with a handler ends a call with EINTR.
-fn interrupt(
-    place: &str,
-    call: impl FnOnce() -> Result<(), SysError>,
-    after: impl FnOnce() -> Outcome,
-) -> Outcome {
-    let told = Steps::new()?;
-    let mut child = Child::spawn(|| {
-        catch(&told, false)?;
-        let files = open_files();
-        expect_errno("the call at a signal", call(), libc::EINTR)?;
-        check_eq!(caught(), 1, "signals");
-        check_eq!(open_files(), files, "open files after the call");
-        after()
-    })?;
-    await_sleep(&mut child, place, "S")?;
-    child.signal(libc::SIGUSR1);
-    child.join("the call that a signal ends", LIMIT)
-}
-
-/// After a signal whose handler has SA_RESTART a call goes on, until `release` lets it end.
-fn restart(
-    place: &str,
-    call: impl FnOnce() -> Result<(), SysError>,
-    release: impl FnOnce() -> Outcome,
-) -> Outcome {
-    let told = Steps::new()?;
-    let mut child = Child::spawn(|| {
-        catch(&told, true)?;
-        call()?;
-        check_eq!(caught(), 1, "signals");
-        Ok(())
-    })?;
-    await_sleep(&mut child, place, "S")?;
-    child.signal(libc::SIGUSR1);
-    told.wait("the handler", LIMIT)?;
-    await_sleep(&mut child, place, "S")?;
-    release()?;
-    child.join("the call that is restarted", LIMIT)
-}
-
-/// A fatal signal ends a call with its process.
-fn kill(place: &str, call: impl FnOnce() -> Result<(), SysError>) -> Outcome {
-    let mut child = Child::spawn(|| Ok(call()?))?;
-    await_sleep(&mut child, place, "S")?;
-    child.kill()
-}
 
 /// A copy of a whole object that is made to wait.
 struct Copy<'a> {

@@ -456,8 +456,8 @@ enum drm_mgpu_bind_op {
  *
  * Changes the mappings of a VM. The change is done when the call returns, and
  * applies to all jobs that are queued later. If the change unmaps or replaces a
- * mapping, the call waits for the jobs of the VM that were queued before;
- * otherwise it does not.
+ * mapping, the call waits, interruptibly, for the jobs of the VM that were
+ * queued before; otherwise it does not.
  *
  * A mapping keeps its virtual addresses when its object moves: the next
  * DRM_IOCTL_MGPU_EXEC moves an object that has left VRAM back, or maps it in
@@ -467,8 +467,9 @@ enum drm_mgpu_bind_op {
  * a page, for a size of 0, for addresses beyond DRM_MGPU_VM_SIZE, for a part
  * that is not inside of its object, and for an operation that is unknown;
  * -ENOENT for an unknown VM or handle; -ENOSPC if it would need too many page
- * tables; -EINTR if a signal arrived; and -ENODEV if the device or its driver
- * is gone.
+ * tables; -EAGAIN if another task has queued a job of the VM during the wait,
+ * so that the call has to be repeated; -EINTR if a signal arrived; and -ENODEV
+ * if the device or its driver is gone.
  */
 struct drm_mgpu_vm_bind {
 	/** @vm: in, the VM. */

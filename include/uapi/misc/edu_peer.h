@@ -54,6 +54,11 @@ enum edu_peer_mode {
 	 * dma_buf_end_cpu_access().
 	 */
 	EDU_PEER_MODE_CPU = 5,
+	/**
+	 * @EDU_PEER_MODE_LATE: as dynamic, but a mapping that was invalidated is not
+	 * used any more, and stays until the next map or the detach.
+	 */
+	EDU_PEER_MODE_LATE = 6,
 };
 
 /** struct edu_peer_attach - argument of EDU_PEER_IOC_ATTACH */

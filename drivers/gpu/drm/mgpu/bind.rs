@@ -144,6 +144,22 @@ fn pages(start: u64, size: u64, end: u64) -> Result<Range<u64>> {
     Ok(start..after)
 }
 
+/// Waits for the jobs that may use the mappings that `DRM_IOCTL_MGPU_VM_BIND` is about to unmap.
+///
+/// The jobs may wait for other devices, so this is called before the ioctl enters the section that
+/// an unplug waits for.
+pub(crate) fn await_jobs(args: &uapi::drm_mgpu_vm_bind, file: &drm::File<File>) -> Result {
+    // `vm_bind` reports what is wrong with the argument.
+    let Ok(va) = pages(args.address, args.size, SPACE) else {
+        return Ok(());
+    };
+
+    match file.inner().get_ref().vms().find(args.vm) {
+        Ok(space) => space.await_jobs(&va),
+        Err(_) => Ok(()),
+    }
+}
+
 /// Serves `DRM_IOCTL_MGPU_VM_BIND`.
 pub(crate) fn vm_bind(
     dev: &Device<Registered>,

@@ -238,7 +238,13 @@ impl drm::Driver for Driver {
         (MGPU_PEER_QUERY, drm_peer_query, ioctl::RENDER_ALLOW, peer::ioctl::query::<BoData>),
         (MGPU_VM_CREATE, drm_mgpu_vm_create, ioctl::RENDER_ALLOW, bind::vm_create),
         (MGPU_VM_DESTROY, drm_mgpu_vm_destroy, ioctl::RENDER_ALLOW, bind::vm_destroy),
-        (MGPU_VM_BIND, drm_mgpu_vm_bind, ioctl::RENDER_ALLOW, bind::vm_bind),
+        (
+            MGPU_VM_BIND,
+            drm_mgpu_vm_bind,
+            ioctl::RENDER_ALLOW,
+            bind::vm_bind,
+            bind::await_jobs
+        ),
         (MGPU_EXEC, drm_mgpu_exec, ioctl::RENDER_ALLOW, exec::exec, File::await_job),
     }
 }

@@ -4,11 +4,15 @@
 //! their page tables.
 //!
 //! Context 0 is the aperture. The number of an address space that has ended is used again once the
-//! device has completed the invalidation of the old one.
+//! device has completed the invalidation of the old one. If the device does not complete it, the
+//! number and the page tables are kept until the whole device was reset: it has no translations of
+//! any context then.
 //!
 //! # Locking
 //!
 //! The mutex of the numbers is outside of the mutexes of the page tables.
+
+use core::mem;
 
 use kernel::{
     device::{
@@ -34,21 +38,39 @@ use crate::{
         Words,
         WORDS, //
     },
-    pagetable::PageTable, //
+    pagetable::{
+        Freed,
+        PageTable,
+        Tree, //
+    }, //
 };
 
 /// The context of the aperture.
 pub(crate) const APERTURE: u32 = 0;
 
+/// Page tables of which the device may still have translations.
+struct Kept<T> {
+    _tables: T,
+    /// How often the device had been reset before.
+    resets: u64,
+}
+
 /// The state of a number.
 enum Slot {
     /// No address space has it.
     Free,
+    /// It is the number of the aperture.
+    Aperture,
     /// An address space has it.
     Used(Arc<PageTable>),
-    /// It must not be used: it is that of the aperture, or the device may still have translations
-    /// of an address space that has ended.
-    Kept,
+    /// The address space has ended, and the device may still have translations of it.
+    Kept(Kept<Tree>),
+}
+
+struct State {
+    slots: KVVec<Slot>,
+    /// Tables that were unmapped from address spaces, and that the device may still use.
+    freed: KVec<Kept<Freed>>,
 }
 
 /// The contexts of a device.
@@ -60,7 +82,7 @@ pub(crate) struct Contexts {
     /// How many page tables are allocated.
     tables: Atomic<usize>,
     #[pin]
-    slots: Mutex<KVVec<Slot>>,
+    state: Mutex<State>,
 }
 
 impl Contexts {
@@ -73,16 +95,20 @@ impl Contexts {
         let roots = Words::new(dev, WORDS)?;
         let mut slots = KVVec::with_capacity(WORDS, GFP_KERNEL)?;
 
-        slots.push(Slot::Kept, GFP_KERNEL)?;
+        slots.push(Slot::Aperture, GFP_KERNEL)?;
         for _ in 1..WORDS {
             slots.push(Slot::Free, GFP_KERNEL)?;
         }
+        let state = State {
+            slots,
+            freed: KVec::new(),
+        };
         Arc::pin_init(
             pin_init!(Self {
                 roots,
                 invalidator,
                 tables: Atomic::new(0),
-                slots <- new_mutex!(slots, "mgpu::Contexts"),
+                state <- new_mutex!(state, "mgpu::Contexts"),
             }),
             GFP_KERNEL,
         )
@@ -100,9 +126,10 @@ impl Contexts {
 
     /// Returns how many numbers are free.
     pub(crate) fn free(&self) -> u64 {
-        let slots = self.slots.lock();
+        let state = self.state.lock();
 
-        slots
+        state
+            .slots
             .iter()
             .filter(|slot| matches!(slot, Slot::Free))
             .count() as u64
@@ -130,29 +157,90 @@ impl Contexts {
     /// - `ENOSPC` if all contexts are in use.
     /// - `ENOMEM` if memory runs out, `ENODEV` after the driver was unbound.
     pub(crate) fn create(self: &Arc<Self>, dev: &Device<Bound>) -> Result<Arc<PageTable>> {
-        let mut slots = self.slots.lock();
-        let number = slots
+        let mut state = self.state.lock();
+        let number = state
+            .slots
             .iter()
             .position(|slot| matches!(slot, Slot::Free))
             .ok_or(ENOSPC)?;
         // CAST: A number of a context.
         let table = PageTable::new(dev, self, number as u32)?;
 
-        slots[number] = Slot::Used(table.clone());
+        state.slots[number] = Slot::Used(table.clone());
         Ok(table)
     }
 
-    /// Frees the number of an address space. If it `is_known`, the device may still have
-    /// translations of it, and the number is not used again.
-    pub(crate) fn take_back(&self, number: u32, is_known: bool) {
-        let slot = if is_known { Slot::Kept } else { Slot::Free };
-        let before = match self.slots.lock().get_mut(number as usize) {
-            Some(of) => core::mem::replace(of, slot),
+    /// Frees the number and the tables of an address space, unless `told`, the result of the
+    /// invalidation of all of its addresses, says that the device may still use them. In that case
+    /// they are kept until [`Self::end_quarantine`].
+    pub(crate) fn take_back(&self, number: u32, tables: Tree, told: Result) {
+        let slot = match self.invalidator.may_be_known(told) {
+            Some(resets) => Slot::Kept(Kept {
+                _tables: tables,
+                resets,
+            }),
+            None => {
+                drop(tables);
+                Slot::Free
+            }
+        };
+        let before = match self.state.lock().slots.get_mut(number as usize) {
+            Some(of) => mem::replace(of, slot),
             None => return,
         };
 
         // It may be the last reference.
         drop(before);
+    }
+
+    /// Frees tables to which no entry of an address space points any more, unless `told`, the
+    /// result of the invalidation of their addresses, says that the device may still use them. In
+    /// that case they are kept until [`Self::end_quarantine`].
+    pub(crate) fn take_back_tables(&self, tables: Freed, told: Result) {
+        let Some(resets) = self.invalidator.may_be_known(told) else {
+            return;
+        };
+        let mut state = self.state.lock();
+
+        if state.freed.reserve(1, GFP_KERNEL).is_err() {
+            // Devres frees the memory when the driver is unbound.
+            mem::forget(tables);
+            return;
+        }
+        // Cannot fail, because the capacity is reserved.
+        let _ = state.freed.push_within_capacity(Kept {
+            _tables: tables,
+            resets,
+        });
+    }
+
+    /// Frees the numbers and tables that were kept and that the device does not use any more,
+    /// because it was reset or accesses no memory.
+    pub(crate) fn end_quarantine(&self) {
+        let is_unknown = |resets: u64| self.invalidator.has_forgotten(resets);
+
+        for number in 0..WORDS {
+            let kept = match self.state.lock().slots.get_mut(number) {
+                Some(slot) if matches!(&*slot, Slot::Kept(kept) if is_unknown(kept.resets)) => {
+                    mem::replace(slot, Slot::Free)
+                }
+                _ => continue,
+            };
+
+            drop(kept);
+        }
+        loop {
+            let kept = {
+                let freed = &mut self.state.lock().freed;
+                let index = freed.iter().position(|kept| is_unknown(kept.resets));
+
+                index.and_then(|index| freed.remove(index).ok())
+            };
+
+            if kept.is_none() {
+                return;
+            }
+        }
     }
 
     /// Ends all address spaces, also those with references left, and frees the memory of their
@@ -161,7 +249,7 @@ impl Contexts {
     /// No new one is made meanwhile.
     pub(crate) fn end_all(&self) {
         for number in 0..WORDS {
-            let table = match self.slots.lock().get(number) {
+            let table = match self.state.lock().slots.get(number) {
                 Some(Slot::Used(table)) => table.clone(),
                 _ => continue,
             };
@@ -178,13 +266,14 @@ pub(crate) struct Page {
 }
 
 impl Page {
-    /// Makes a page whose entries are all zero, so that they map nothing.
+    /// Makes a page whose entries are all zero, so that they map nothing. Its memory is charged to
+    /// the memory cgroup of the caller.
     ///
     /// # Errors
     ///
     /// `ENOMEM` if memory runs out.
     pub(crate) fn new(dev: &Device<Bound>, contexts: &Arc<Contexts>) -> Result<Self> {
-        let words = Words::new(dev, WORDS)?;
+        let words = Words::with_flags(dev, WORDS, GFP_KERNEL_ACCOUNT)?;
 
         contexts.tables.fetch_add(1, Relaxed);
         Ok(Self {

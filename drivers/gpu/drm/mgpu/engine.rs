@@ -31,6 +31,7 @@ use kernel::{
         aref::ARef,
         Arc, //
     },
+    time::Msecs,
     types::ForLt, //
 };
 
@@ -82,8 +83,8 @@ impl<J: RingJob> RingOps for Jobs<J> {
         }
     }
 
-    fn timed_out(gpu: &HwOf<'_, Self>, _job: &J) -> Verdict {
-        J::ring(gpu).timed_out()
+    fn timed_out(gpu: &HwOf<'_, Self>, _job: &J, limit: Msecs) -> Verdict {
+        J::ring(gpu).timed_out(limit)
     }
 
     fn is_gone(gpu: &HwOf<'_, Self>) -> bool {

@@ -105,7 +105,7 @@ impl File {
 
     /// Waits for room for one more copy. This comes before the ioctl enters the section that an
     /// unplug waits for.
-    pub(crate) fn await_room(file: &drm::File<File>) -> Result {
+    pub(crate) fn await_room(_args: &uapi::drm_mgpu_gem_copy, file: &drm::File<File>) -> Result {
         file.inner().get_ref().copies.await_room()
     }
 
@@ -123,7 +123,7 @@ impl File {
     }
 
     /// As [`Self::await_room`], for one more job of the compute engine.
-    pub(crate) fn await_job(file: &drm::File<File>) -> Result {
+    pub(crate) fn await_job(_args: &uapi::drm_mgpu_exec, file: &drm::File<File>) -> Result {
         file.inner().get_ref().jobs.await_room()
     }
 

@@ -107,7 +107,7 @@ impl Gpu {
             status.clone(),
             contexts.clone(),
             aperture.clone(),
-            Reporter::new(dev)?,
+            Reporter::new(dev, contexts.clone())?,
         )?;
         let copy = Ring::new(dev, regs.clone(), status.clone(), recovery.clone(), COPY)?;
         let compute = Ring::new(dev, regs.clone(), status, recovery.clone(), COMPUTE)?;
@@ -185,5 +185,6 @@ impl Drop for Quiet {
     fn drop(&mut self) {
         // Jobs have ended, as the DRM driver is unbound.
         self.0.recovery.quiet();
+        self.0.contexts.end_quarantine();
     }
 }

@@ -71,6 +71,8 @@ pub(crate) struct Invalidator {
     is_broken: Atomic<bool>,
     /// The device accesses no memory any more.
     is_over: Atomic<bool>,
+    /// How often the device was reset. Changes with the lock held.
+    resets: Atomic<u64>,
     #[pin]
     state: Mutex<State>,
 }
@@ -95,6 +97,7 @@ impl Invalidator {
                 dev: dev.into(),
                 is_broken: Atomic::new(false),
                 is_over: Atomic::new(false),
+                resets: Atomic::new(0),
                 state <- new_mutex!(
                     State {
                         number,
@@ -111,6 +114,22 @@ impl Invalidator {
     /// reaches.
     pub(crate) fn is_broken(&self) -> bool {
         self.is_broken.load(Relaxed)
+    }
+
+    /// Tells whether the device may still use entries that were changed before an invalidation
+    /// whose result is `told`. If so, returns the argument for [`Self::has_forgotten`].
+    pub(crate) fn may_be_known(&self, told: Result) -> Option<u64> {
+        // Read before `is_broken`, which a reset clears: a reset that comes now ends the
+        // quarantine.
+        let resets = self.resets.load(Acquire);
+
+        (told == Err(EIO) && self.is_broken()).then_some(resets)
+    }
+
+    /// Tells whether the device has no old translations any more: it was reset since the count of
+    /// resets was `resets`, or it accesses no memory.
+    pub(crate) fn has_forgotten(&self, resets: u64) -> bool {
+        self.resets.load(Acquire) > resets || self.is_over.load(Acquire)
     }
 
     /// Takes note that the device accesses no memory any more, so that no invalidation is needed.
@@ -156,6 +175,7 @@ impl Invalidator {
         self.is_broken.store(true, Relaxed);
         telling.state.is_paused = false;
         f()?;
+        self.resets.fetch_add(1, Release);
         self.is_broken.store(false, Relaxed);
         telling.invalidate(APERTURE, 0, len)
     }

@@ -6,6 +6,7 @@
 //! device must be reset before that.
 
 use kernel::{
+    alloc::Flags,
     device::{
         Bound,
         Device, //
@@ -39,7 +40,16 @@ impl Words {
     ///
     /// `ENOMEM` if memory runs out.
     pub(crate) fn new(dev: &Device<Bound>, len: usize) -> Result<Self> {
-        let memory = Coherent::zeroed_slice(dev, len, GFP_KERNEL)?;
+        Self::with_flags(dev, len, GFP_KERNEL)
+    }
+
+    /// As [`Self::new`], with flags of the allocation.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM` if memory runs out.
+    pub(crate) fn with_flags(dev: &Device<Bound>, len: usize, flags: Flags) -> Result<Self> {
+        let memory = Coherent::zeroed_slice(dev, len, flags)?;
 
         Ok(Self {
             address: memory.dma_address(),

@@ -73,8 +73,8 @@ pub(crate) const SPACE: u64 = 1 << BITS;
 /// How many bytes a slot has.
 const SLOT: u64 = SZ_2M as u64;
 
-/// How many tables of the last level an address space has at most. They are limited because no
-/// cgroup accounts for them, and are enough for 2 GiB without gaps.
+/// How many tables of the last level an address space has at most. They are enough for 2 GiB
+/// without gaps. The memory cgroup of the client is charged for them.
 const MOST: usize = 1 << 10;
 
 /// Returns the slots that a range of addresses touches.
@@ -128,7 +128,7 @@ impl Middle {
                 page: Page::new(dev, contexts)?,
                 tables: empty()?,
             },
-            GFP_KERNEL,
+            GFP_KERNEL_ACCOUNT,
         )?)
     }
 
@@ -169,7 +169,7 @@ impl Middle {
 }
 
 fn empty<T>() -> Result<KVVec<Option<T>>> {
-    let mut list = KVVec::with_capacity(WORDS, GFP_KERNEL)?;
+    let mut list = KVVec::with_capacity(WORDS, GFP_KERNEL_ACCOUNT)?;
 
     for _ in 0..WORDS {
         list.push(None, GFP_KERNEL)?;
@@ -178,7 +178,7 @@ fn empty<T>() -> Result<KVVec<Option<T>>> {
 }
 
 /// All tables of an address space.
-struct Tree {
+pub(crate) struct Tree {
     root: Page,
     middles: KVVec<Option<KBox<Middle>>>,
     /// How many tables of the last level there are.
@@ -316,15 +316,6 @@ impl Freed {
     pub(crate) const fn none() -> Self {
         Self(KVVec::new())
     }
-
-    /// Frees the memory, unless `told`, the result of the invalidation, says that the device may
-    /// still read it.
-    pub(crate) fn end(self, told: Result) {
-        if told == Err(EIO) {
-            // Devres frees the memory when the driver is unbound.
-            core::mem::forget(self);
-        }
-    }
 }
 
 /// The page tables of an address space.
@@ -401,7 +392,7 @@ impl PageTable {
                     (slots(va).start..slot).for_each(|slot| tree.release(slot, &mut freed));
                     Ok(())
                 })?;
-                freed.end(self.invalidate(va));
+                self.free(freed, self.invalidate(va));
                 return Err(e);
             }
         }
@@ -449,13 +440,21 @@ impl PageTable {
     }
 
     /// Releases the tables of a mapping whose entries are cleared. The caller must call
-    /// [`Self::invalidate`] before [`Freed::end`].
+    /// [`Self::invalidate`] before [`Self::free`].
     pub(crate) fn release(&self, va: &Range<u64>, freed: &mut Freed) {
         // As in `share()`.
         let _ = self.with(|tree| {
             slots(va).for_each(|slot| tree.release(slot, freed));
             Ok(())
         });
+    }
+
+    /// Frees the memory of tables, unless `told`, the result of the invalidation, says that the
+    /// device may still read it. In that case it is freed after a reset of the device.
+    pub(crate) fn free(&self, freed: Freed, told: Result) {
+        if !freed.0.is_empty() {
+            self.contexts.take_back_tables(freed, told);
+        }
     }
 
     /// Writes the entries of a mapping, with the addresses of its object.
@@ -496,12 +495,7 @@ impl PageTable {
             let _ = self.contexts.set_root(self.number, 0);
             (tree, self.invalidate(&(0..SPACE)))
         };
-        let is_known = told == Err(EIO);
 
-        if is_known {
-            // As in `Freed::end()`.
-            core::mem::forget(tree);
-        }
-        self.contexts.take_back(self.number, is_known);
+        self.contexts.take_back(self.number, tree, told);
     }
 }

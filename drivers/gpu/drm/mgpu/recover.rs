@@ -31,6 +31,7 @@ use kernel::{
     new_mutex,
     pci::BusMaster,
     prelude::*,
+    ratelimit::RateLimit,
     sync::{
         aref::ARef,
         atomic::{
@@ -56,7 +57,8 @@ use crate::{
     report::{
         Event,
         Reporter, //
-    }, //
+    },
+    MODULE, //
 };
 
 /// How often in a row a ring is found stuck until the whole device is reset.
@@ -95,6 +97,9 @@ pub(crate) struct Recovery {
     aperture: Arc<Aperture>,
     dev: ARef<Device>,
     pub(crate) reporter: Reporter,
+    /// Limits the reports of resets of rings, which a client can cause as often as it likes.
+    #[pin]
+    pub(crate) limit: RateLimit,
     /// Populated when all memory that the device accesses is allocated.
     master: SetOnce<BusMaster>,
     epoch: Atomic<u64>,
@@ -135,6 +140,7 @@ impl Recovery {
                 aperture,
                 dev: dev.into(),
                 reporter,
+                limit <- RateLimit::new(MODULE),
                 master: SetOnce::new(),
                 epoch: Atomic::new(1),
                 closed: Atomic::new(0),

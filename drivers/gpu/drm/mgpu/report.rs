@@ -6,9 +6,15 @@
 //! a failure takes a [`Snapshot`], whose memory was allocated before, and a worker does the rest:
 //!
 //! - a dump by [`kernel::devcoredump`], of the first failure. There is one dump at a time;
-//! - an event by [`kernel::drm::Device::wedged_event`];
-//! - after a reset of the device, VRAM that could not be cleared may be allocated again;
+//! - an event by [`kernel::drm::Device::wedged_event`], also for each reset of a ring, as amdgpu
+//!   does;
+//! - after a reset of the device, VRAM that could not be cleared may be allocated again, and so may
+//!   the numbers and the page tables of address spaces that the device may have used until then;
 //! - if the device is wedged, the objects in VRAM lose their content.
+//!
+//! A ring is reset for each job that faults, without a timeout in between, so a client can cause
+//! resets as often as it likes: the log, the dump and the event report at most ten of them in five
+//! seconds. Resets of the whole device are always reported.
 //!
 //! # Locking
 //!
@@ -18,6 +24,7 @@ use kernel::{
     devcoredump,
     device,
     drm::{
+        queue::WaitingJobs,
         workqueue::OwnedQueue,
         WedgeRecovery, //
     },
@@ -39,6 +46,7 @@ use kernel::{
 
 use crate::{
     card,
+    contexts::Contexts,
     memory::{
         Status,
         WORDS, //
@@ -49,9 +57,10 @@ use crate::{
     }, //
 };
 
-/// How many words of a ring a snapshot has, and how many jobs.
+/// How many words of a ring a snapshot has, how many jobs, and how many queues with jobs that wait.
 const ENTRIES: usize = 512;
 const JOBS: usize = 16;
+const QUEUES: usize = 32;
 
 /// How many words an entry has.
 const ENTRY: usize = 8;
@@ -87,6 +96,7 @@ pub(crate) struct Snapshot {
     submitted: u64,
     reached: u64,
     jobs: [Option<JobState>; JOBS],
+    queues: [Option<WaitingJobs>; QUEUES],
 }
 
 impl Snapshot {
@@ -103,6 +113,7 @@ impl Snapshot {
                 submitted: 0,
                 reached: 0,
                 jobs: [None; JOBS],
+                queues: [None; QUEUES],
             }),
             GFP_KERNEL,
         )
@@ -119,6 +130,7 @@ impl Snapshot {
         }
         self.entry_words = 0;
         self.jobs = [None; JOBS];
+        self.queues = [None; QUEUES];
     }
 
     /// Copies the entries of a ring, how many entries were written since its reset, and the numbers
@@ -144,6 +156,11 @@ impl Snapshot {
         for (to, job) in self.jobs.iter_mut().zip(jobs) {
             *to = Some(job);
         }
+    }
+
+    /// Returns the place for the jobs that wait in the queues of the ring.
+    pub(crate) fn queues(&mut self) -> &mut [Option<WaitingJobs>] {
+        &mut self.queues
     }
 }
 
@@ -190,6 +207,21 @@ impl fmt::Display for Snapshot {
 
             writeln!(f, "{} bytes, {}", job.bytes, state)?;
         }
+
+        writeln!(f, "\nqueues:")?;
+        for queue in self.queues.iter().flatten() {
+            let state = if queue.is_blocked {
+                "waits for fences"
+            } else {
+                "waits for its turn"
+            };
+
+            writeln!(
+                f,
+                "context {}: {} jobs from number {} on, {}",
+                queue.context, queue.count, queue.first, state
+            )?;
+        }
         Ok(())
     }
 }
@@ -208,6 +240,7 @@ struct Todo {
 #[pin_data]
 struct Report {
     dev: ARef<device::Device>,
+    contexts: Arc<Contexts>,
     #[pin]
     todo: Mutex<Todo>,
     #[pin]
@@ -233,6 +266,9 @@ impl WorkItem for Report {
                 dev_info!(this.dev, "there is no dump: {:?}\n", e);
             }
             this.todo.lock().spare = Some(snapshot);
+        }
+        if event > Some(Event::RingReset) {
+            this.contexts.end_quarantine();
         }
         if let (Some(event), Some(card)) = (event, card) {
             told(&card, event);
@@ -271,7 +307,7 @@ impl Reporter {
     /// # Errors
     ///
     /// `ENOMEM` if memory runs out.
-    pub(crate) fn new(dev: &device::Device) -> Result<Self> {
+    pub(crate) fn new(dev: &device::Device, contexts: Arc<Contexts>) -> Result<Self> {
         let spare = Some(Snapshot::new()?);
 
         Ok(Self {
@@ -279,6 +315,7 @@ impl Reporter {
             report: Arc::pin_init(
                 pin_init!(Report {
                     dev: dev.into(),
+                    contexts,
                     todo <- new_mutex!(
                         Todo {
                             snapshot: None,

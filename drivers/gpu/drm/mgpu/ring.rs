@@ -43,7 +43,8 @@ use kernel::{
     time::{
         Delta,
         Instant,
-        Monotonic, //
+        Monotonic,
+        Msecs, //
     }, //
 };
 
@@ -408,9 +409,8 @@ impl<E: Entries> Ring<E> {
         }
     }
 
-    /// Decides what to do about a ring in which no job has ended for some time, or that has
-    /// stopped.
-    pub(crate) fn timed_out(&self) -> Verdict {
+    /// Decides what to do about a ring in which no job has ended for `limit`, or that has stopped.
+    pub(crate) fn timed_out(&self, limit: Msecs) -> Verdict {
         let mut state = self.state.lock();
 
         if self.recovery.epoch() != state.epoch {
@@ -427,9 +427,7 @@ impl<E: Entries> Ring<E> {
             Verdict::Reset(ENODEV)
         } else if error != 0 {
             Verdict::Reset(EIO)
-        } else if !state.is_busy()
-            || state.since.elapsed() < Delta::from_millis(timeout_ms().into())
-        {
+        } else if !state.is_busy() || state.since.elapsed() < Delta::from_millis(limit.into()) {
             Verdict::Busy
         } else {
             Verdict::Reset(ETIMEDOUT)
@@ -449,6 +447,9 @@ impl<E: Entries> Ring<E> {
                     bytes: job.entries.bytes(),
                     is_begun: job.is_begun,
                 }));
+                if let Some(job) = state.jobs.first() {
+                    job.done.waiting_jobs(snapshot.queues());
+                }
             });
     }
 
@@ -472,19 +473,22 @@ impl<E: Entries> Ring<E> {
 
         let is_stopped = status.is_ok_and(|status| status.error != 0);
         let error = if is_stopped { EIO } else { ETIMEDOUT };
-        if is_stopped {
-            let fault = self.status.fault().ok().flatten().unwrap_or_default();
+        let is_told = self.recovery.limit.allows();
+        if is_told {
+            if is_stopped {
+                let fault = self.status.fault().ok().flatten().unwrap_or_default();
 
-            dev_info!(self.dev, "the last fault was at {:#x}\n", fault.0);
+                dev_info!(self.dev, "the last fault was at {:#x}\n", fault.0);
+            }
+            dev_info!(
+                self.dev,
+                "ring {} is reset: {:?} after submission {}\n",
+                self.index,
+                error,
+                state.reached
+            );
+            self.note(&state, error);
         }
-        dev_info!(
-            self.dev,
-            "ring {} is reset: {:?} after submission {}\n",
-            self.index,
-            error,
-            state.reached
-        );
-        self.note(&state, error);
         let result = self
             .recovery
             .reset_ring(self.index, state.epoch, !is_stopped);
@@ -494,7 +498,9 @@ impl<E: Entries> Ring<E> {
 
         let result = match result {
             Ok(Reset::Ring) => {
-                self.recovery.reporter.tell(Event::RingReset);
+                if is_told {
+                    self.recovery.reporter.tell(Event::RingReset);
+                }
                 // The device runs jobs in their order, so only the first one can be partly done.
                 if !E::REPEATS && state.jobs.first().is_some_and(|job| job.is_begun) {
                     if let Ok(job) = state.jobs.remove(0) {

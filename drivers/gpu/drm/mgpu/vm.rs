@@ -8,7 +8,9 @@
 //! new mapping is handled like one whose object was evicted.
 //!
 //! An unmap clears entries and invalidates them before the object can move. The device may use a
-//! translation until then, so the unmap first waits for the jobs of the address space.
+//! translation until then, so the jobs of the address space have to be done before: the ioctl waits
+//! for them in [`AddressSpace::await_jobs`], with no lock held. If another task has queued a job
+//! meanwhile, the unmap fails with `EAGAIN`.
 //!
 //! # Lifetimes
 //!
@@ -124,11 +126,11 @@ impl Change {
 
     /// Clears the entries of a part of a mapping.
     ///
-    /// Returns `EBUSY` if jobs may use it. If so, the first call of a change returns it, so that
+    /// Returns `EAGAIN` if jobs may use it. If so, the first call of a change returns it, so that
     /// nothing has changed.
     fn clear(&mut self, mapping: &GpuVa<Kind>, va: &Range<u64>) -> Result {
         if !self.is_idle {
-            return Err(EBUSY);
+            return Err(EAGAIN);
         }
 
         mapping.vm_bo().data().clear(va);
@@ -277,8 +279,16 @@ impl AddressSpace {
             .is_none_or(|fence| fence.is_signaled())
     }
 
-    /// Waits for all jobs.
-    fn wait_for_jobs(&self) -> Result {
+    /// Waits for all jobs that were queued before, if something is mapped in `va`. The caller must
+    /// hold no lock, because the wait may depend on other devices.
+    ///
+    /// # Errors
+    ///
+    /// `ERESTARTSYS` if a signal arrived.
+    pub(crate) fn await_jobs(&self, va: &Range<u64>) -> Result {
+        if self.mappings.lock().is_unmapped(va) {
+            return Ok(());
+        }
         let last = self.last.lock().clone();
 
         last.map_or(Ok(()), |fence| fence.wait(true))
@@ -289,6 +299,7 @@ impl AddressSpace {
     /// # Errors
     ///
     /// - `ENOSPC` if it would need too many page tables.
+    /// - `EAGAIN` if jobs may use a mapping that it replaces, see [`Self::await_jobs`].
     /// - `ENODEV` if the driver is not bound any more.
     /// - `ERESTARTSYS` if a signal arrived, `ENOMEM` if memory runs out.
     pub(crate) fn map(
@@ -326,7 +337,7 @@ impl AddressSpace {
             });
         if ret.is_err() {
             self.table.release(va, &mut undo);
-            undo.end(self.table.invalidate(va));
+            self.table.free(undo, self.table.invalidate(va));
         }
         self.gpuvm.deferred_cleanup();
         ret
@@ -349,9 +360,6 @@ impl AddressSpace {
 
     /// Changes mappings by `f`, which is called with the reservations held. If it fails, nothing
     /// has changed.
-    ///
-    /// If `f` returns `EBUSY` because of jobs of the address space, it is called again when they
-    /// are done. The wait for them is made without the reservations.
     fn change(
         &self,
         dev: &Device<Registered>,
@@ -361,28 +369,22 @@ impl AddressSpace {
         let mut change = Change::new(&self.table, va)?;
         let mut told = Ok(());
 
-        loop {
-            let ret = dev.ttm.exec(Flag::Interruptible, |ctx| {
-                let mut locked = ctx.lock_vm(&self.gpuvm)?;
+        let ret = dev.ttm.exec(Flag::Interruptible, |ctx| {
+            let mut locked = ctx.lock_vm(&self.gpuvm)?;
 
-                // The reservations are held, so no job is queued meanwhile.
-                change.is_idle = self.is_idle();
-                f(&mut locked, &mut change)?;
-                // Before the unmapped objects can move. If the device does not complete this, it
-                // gets no jobs any more.
-                if change.has_cleared {
-                    told = self.table.invalidate(va);
-                }
-                Ok(())
-            });
-            match ret {
-                Err(e) if e == EBUSY => self.wait_for_jobs()?,
-                ret => {
-                    change.freed.end(told);
-                    return ret;
-                }
+            // The reservations are held, so no job is queued meanwhile.
+            change.is_idle = self.is_idle();
+            f(&mut locked, &mut change)?;
+            // Before the unmapped objects can move. If the device does not complete this, it gets
+            // no jobs any more.
+            if change.has_cleared {
+                told = self.table.invalidate(va);
             }
-        }
+            Ok(())
+        });
+
+        self.table.free(change.freed, told);
+        ret
     }
 
     /// Validates an object, so that the device reaches it, and writes the page table entries of its

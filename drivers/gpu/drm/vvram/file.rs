@@ -95,7 +95,7 @@ impl File {
 
     /// Waits for room for one more copy. This comes before the ioctl enters the section that an
     /// unplug waits for.
-    pub(crate) fn await_room(file: &drm::File<File>) -> Result {
+    pub(crate) fn await_room(_args: &uapi::drm_vvram_gem_copy, file: &drm::File<File>) -> Result {
         file.inner().get_ref().copies.await_room()
     }
 

@@ -274,6 +274,15 @@ impl<T: DriverGpuVm> GpuVm<T> {
     }
 }
 
+impl<T: DriverGpuVm> UniqueRefGpuVm<T> {
+    /// Tells whether nothing is mapped at addresses of the VM.
+    #[inline]
+    pub fn is_unmapped(&self, va: &Range<u64>) -> bool {
+        // SAFETY: The VM is valid. Mappings change with an exclusive reference only.
+        unsafe { bindings::drm_gpuvm_interval_empty(self.as_raw(), va.start, va.end - va.start) }
+    }
+}
+
 impl<'a, T: DriverGpuVm> LockedVm<'_, 'a, T> {
     /// Returns the VM.
     #[inline]

@@ -9,7 +9,10 @@ use super::{
         item,
         Lane, //
     },
-    done::Done,
+    done::{
+        Done,
+        WaitingJobs, //
+    },
     fifo::Fifo,
     job::{
         Id,
@@ -133,7 +136,7 @@ impl Slot {
 /// The state that the spinlock of a ring guards.
 pub(super) struct State {
     /// Clients cannot add jobs any more.
-    closed: bool,
+    pub(super) closed: bool,
     /// The kernel cannot add jobs either: the ring is being dropped.
     dying: bool,
     /// Why the ring does not work any more.
@@ -237,6 +240,9 @@ pub(super) struct Flight {
     pub(super) since: Instant<Monotonic>,
     /// Whether the timer is pending.
     pub(super) timer: bool,
+    /// The timer was stopped once because the ring is closed, so that it starts with the limit of a
+    /// closed ring.
+    hurried: bool,
     /// The ring is being dropped, and the driver was asked whether the hardware is gone.
     asked: bool,
 }
@@ -367,6 +373,7 @@ impl Core {
             ticket: 0,
             since: Instant::now(),
             timer: false,
+            hurried: false,
             asked: false,
         };
 
@@ -547,6 +554,41 @@ impl Core {
         }
     }
 
+    /// See [`Done::waiting_jobs`].
+    pub(super) fn waiting_jobs(&self, queues: &mut [Option<WaitingJobs>]) {
+        let mut state = self.state.lock();
+        let mut room = queues.iter_mut();
+        let mut tell = |state: &mut State, lane: &Lane| {
+            let jobs = &lane.waiting.access_mut(state).jobs;
+
+            if let Some(first) = jobs.first() {
+                let Some(to) = room.next() else {
+                    return false;
+                };
+
+                *to = Some(WaitingJobs {
+                    context: first.id.context,
+                    first: first.id.seqno,
+                    count: jobs.len(),
+                    is_blocked: !first.deps.are_over(),
+                });
+            }
+            true
+        };
+
+        if let Some(kernel) = self.kernel() {
+            tell(&mut state, kernel);
+        }
+        // As in `State::cancel_clients()`.
+        let all = mem::take(&mut state.all);
+        for lane in &all {
+            if !tell(&mut state, &lane) {
+                break;
+            }
+        }
+        state.all = all;
+    }
+
     /// Cancels all jobs that have not begun, because the ring does not work any more.
     pub(super) fn give_up(self: &Arc<Self>, state: &mut State, error: Error) {
         state.closed = true;
@@ -656,12 +698,17 @@ impl Core {
     /// Asks the driver about the oldest job, or whether the hardware is gone, if that was
     /// requested.
     fn look(self: &Arc<Self>, flight: &mut Flight) {
-        let (expired, dying) = {
+        let (expired, closed, dying) = {
             let mut state = self.state.lock();
 
-            (mem::take(&mut state.expired), state.dying)
+            (mem::take(&mut state.expired), state.closed, state.dying)
         };
 
+        if closed && !mem::replace(&mut flight.hurried, true) {
+            // The worker sets it again.
+            self.stop_timer(false);
+            flight.timer = false;
+        }
         if expired {
             self.check(flight, true);
         }

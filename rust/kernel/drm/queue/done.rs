@@ -11,6 +11,19 @@ use crate::{
     sync::Arc, //
 };
 
+/// The jobs that wait in a queue of the ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WaitingJobs {
+    /// The context of their fences.
+    pub context: u64,
+    /// The sequence number of the fence of the first job.
+    pub first: u64,
+    /// How many jobs there are.
+    pub count: usize,
+    /// The first job depends on fences that have not signalled.
+    pub is_blocked: bool,
+}
+
 /// The driver's handle of a job that runs, by which it reports the end of the job.
 ///
 /// A driver keeps it with the entry of the hardware's ring. Dropping it ends the job with
@@ -51,6 +64,14 @@ impl Done {
     #[inline]
     pub fn expire(&self) {
         self.core.expire(self.slot, self.ticket);
+    }
+
+    /// Writes to `queues` which jobs wait in the queues of the ring, beginning with the queue of
+    /// the kernel, as far as there is room. This is for the dump of a ring that makes no progress.
+    ///
+    /// Does not wait. May be called in any context.
+    pub fn waiting_jobs(&self, queues: &mut [Option<WaitingJobs>]) {
+        self.core.waiting_jobs(queues);
     }
 }
 

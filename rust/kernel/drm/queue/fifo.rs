@@ -15,6 +15,7 @@ use core::ptr;
 pub(super) struct Fifo {
     first: *mut Node,
     last: *mut Node,
+    len: usize,
 }
 
 // SAFETY: The value owns the jobs, which are `Send`.
@@ -26,7 +27,13 @@ impl Fifo {
         Self {
             first: ptr::null_mut(),
             last: ptr::null_mut(),
+            len: 0,
         }
+    }
+
+    /// Returns how many jobs there are.
+    pub(super) fn len(&self) -> usize {
+        self.len
     }
 
     /// Returns the first job.
@@ -52,6 +59,7 @@ impl Fifo {
             }
         }
         self.last = node;
+        self.len += 1;
     }
 
     /// Removes the first job.
@@ -61,6 +69,7 @@ impl Fifo {
         }
 
         let node = self.first;
+        self.len -= 1;
         // INVARIANT: The next job is the first now.
         // SAFETY: By the type invariant the job is valid, and belongs to the value.
         unsafe {

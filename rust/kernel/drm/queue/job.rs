@@ -44,7 +44,8 @@ use crate::{
             Relaxed, //
         },
         Arc, //
-    }, //
+    },
+    time::Msecs, //
 };
 use core::{
     marker::PhantomData,
@@ -66,7 +67,7 @@ pub(super) trait Payload: Send {
     /// # Safety
     ///
     /// Those of [`Self::run`].
-    unsafe fn timed_out(&self, hw: *const c_void) -> Verdict;
+    unsafe fn timed_out(&self, hw: *const c_void, limit: Msecs) -> Verdict;
 
     /// Notifies the driver of the end of the job: [`RingOps::ended`].
     fn ended(&mut self, result: Result);

@@ -67,6 +67,9 @@
 //! it in the hardware are run again. If the reset fails the ring is broken: all jobs end with the
 //! error of the reset.
 //!
+//! From [`Ring::close`] on, the timeout is two seconds if [`Config::timeout`] is longer, so that
+//! the unbind of a driver does not wait as long as a client may.
+//!
 //! # Memory, and sleeping
 //!
 //! All memory of a job is allocated when it is made: submitting it cannot fail. From then on to the
@@ -191,7 +194,10 @@ pub use self::{
         Permit,
         Queue, //
     },
-    done::Done,
+    done::{
+        Done,
+        WaitingJobs, //
+    },
     job::{
         Entry,
         Job, //

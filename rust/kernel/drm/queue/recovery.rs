@@ -8,12 +8,14 @@ use super::{
     arbiter::{
         Core,
         Flight,
+        State,
         TIMER, //
     },
     done::Done,
     ring::Verdict, //
 };
 use crate::{
+    bindings,
     dma_buf::fence::SignallingSection,
     prelude::*,
     sync::Arc,
@@ -22,16 +24,49 @@ use crate::{
         Instant,
         Msecs, //
     },
-    workqueue, //
+    workqueue::{
+        self,
+        DelayedWork, //
+    }, //
 };
 
+/// How long it may take until a job ends when the ring is closed, in milliseconds.
+const CLOSING: Msecs = 2000;
+
 impl Core {
+    /// Returns how long it may take until a job ends.
+    fn limit(&self, state: &State) -> Option<Msecs> {
+        let limit = if state.closed { CLOSING } else { Msecs::MAX };
+
+        self.timeout.map(|timeout| timeout.min(limit))
+    }
+
+    /// Stops the timer, if it is pending. With `wait`, the timer does not run when this returns.
+    /// Without `wait`, the caller must be on the workqueue of the ring, so that the timer does not
+    /// run either.
+    pub(super) fn stop_timer(self: &Arc<Self>, wait: bool) {
+        // SAFETY: The timer belongs to the ring. If it was pending, this call has removed it, and
+        // takes over the reference to the ring that it had.
+        unsafe {
+            let timer = DelayedWork::<Core, TIMER>::raw_as_work(&raw const self.timer);
+            let was_pending = if wait {
+                bindings::cancel_delayed_work_sync(timer.cast())
+            } else {
+                bindings::cancel_delayed_work(timer.cast())
+            };
+
+            if was_pending {
+                drop(Arc::from_raw(Arc::as_ptr(self)));
+            }
+        }
+    }
+
     /// Starts the timer, if there is a job in the hardware and the timer is not pending.
     pub(super) fn set_timer(self: &Arc<Self>, flight: &mut Flight) {
-        let Some(timeout) = self.timeout else {
+        let state = self.state.lock();
+        let Some(timeout) = self.limit(&state) else {
             return;
         };
-        let state = self.state.lock();
 
         if flight.timer || !state.slots.iter().any(|slot| slot.is_running()) {
             return;
@@ -77,15 +112,15 @@ impl Core {
             return;
         };
 
-        let timeout = i64::from(self.timeout.unwrap_or(Msecs::MAX));
-        if !asked && flight.since.elapsed().as_millis() < timeout {
+        let limit = self.limit(&self.state.lock()).unwrap_or(Msecs::MAX);
+        if !asked && flight.since.elapsed().as_millis() < i64::from(limit) {
             return;
         }
         let Some(Some(node)) = flight.nodes.get(slot) else {
             return;
         };
         // SAFETY: The hardware is valid as long as there are jobs.
-        match unsafe { node.payload.timed_out(flight.hw) } {
+        match unsafe { node.payload.timed_out(flight.hw, limit) } {
             Verdict::Busy if asked => (),
             Verdict::Busy => flight.since = Instant::now(),
             Verdict::Reset(error) if self.state.lock().is_running(slot, ticket) => {

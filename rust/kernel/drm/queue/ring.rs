@@ -5,8 +5,7 @@
 use super::{
     arbiter::{
         Calls,
-        Core,
-        TIMER, //
+        Core, //
     },
     client::{
         Lane,
@@ -26,8 +25,7 @@ use crate::{
     prelude::*,
     sync::Arc,
     time::Msecs,
-    types::ForLt,
-    workqueue::DelayedWork, //
+    types::ForLt, //
 };
 use core::{
     marker::PhantomData,
@@ -51,9 +49,12 @@ pub trait RingOps: Sized + 'static {
     /// After a reset it is called again for jobs that had not ended, except for the one that hung.
     fn run(hw: &HwOf<'_, Self>, job: &mut Self::Job, done: Done);
 
-    /// Decides about `job`, the oldest in the hardware, because no job has ended for
-    /// [`Config::timeout`], or the driver has requested it ([`Done::expire`]).
-    fn timed_out(_hw: &HwOf<'_, Self>, _job: &Self::Job) -> Verdict {
+    /// Decides about `job`, the oldest in the hardware, because no job has ended for `limit`
+    /// milliseconds, or the driver has requested it ([`Done::expire`]).
+    ///
+    /// The limit is [`Config::timeout`], or less if the ring is closed. The driver measures a job
+    /// that makes progress, but has not ended, by it.
+    fn timed_out(_hw: &HwOf<'_, Self>, _job: &Self::Job, _limit: Msecs) -> Verdict {
         Verdict::Reset(ETIME)
     }
 
@@ -114,8 +115,8 @@ pub struct Config<'a> {
     pub name: &'a CStr,
     /// How many jobs may be in the hardware at a time.
     pub credits: usize,
-    /// How long it may take until a job ends, in milliseconds. [`None`] for hardware that always
-    /// ends its jobs.
+    /// How long it may take until a job ends, in milliseconds. It is less when the ring is closed,
+    /// see the [module](super). [`None`] for hardware that always ends its jobs.
     pub timeout: Option<Msecs>,
 }
 
@@ -128,9 +129,9 @@ impl<T: RingOps> Payload for Typed<T> {
         T::run(unsafe { &*hw.cast::<HwOf<'_, T>>() }, &mut self.0, done);
     }
 
-    unsafe fn timed_out(&self, hw: *const c_void) -> Verdict {
+    unsafe fn timed_out(&self, hw: *const c_void, limit: Msecs) -> Verdict {
         // SAFETY: By the safety requirements.
-        T::timed_out(unsafe { &*hw.cast::<HwOf<'_, T>>() }, &self.0)
+        T::timed_out(unsafe { &*hw.cast::<HwOf<'_, T>>() }, &self.0, limit)
     }
 
     fn ended(&mut self, result: Result) {
@@ -207,16 +208,7 @@ impl Drop for Running {
     fn drop(&mut self) {
         self.core.end_all();
         self.core.detach();
-
-        // SAFETY: The timer belongs to the ring. If it was pending, this call has removed it, and
-        // takes over the reference to the ring that it had.
-        unsafe {
-            let timer = DelayedWork::<Core, TIMER>::raw_as_work(&raw const self.core.timer);
-
-            if bindings::cancel_delayed_work_sync(timer.cast()) {
-                drop(Arc::from_raw(Arc::as_ptr(&self.core)));
-            }
-        }
+        self.core.stop_timer(true);
         // The workqueue is dropped then, which waits for the worker to return.
     }
 }

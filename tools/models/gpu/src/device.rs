@@ -50,7 +50,7 @@ struct Registers {
     invalidate_context: u32,
 }
 
-/// Injected errors: resets that are not done.
+/// Injected errors: resets and invalidations that are not done.
 #[derive(Default)]
 struct Skipped {
     /// The rings of which none is done, and those of which one was asked for.
@@ -59,6 +59,8 @@ struct Skipped {
     /// How many of the device are not done, and whether one was asked for.
     device: u32,
     asked_device: bool,
+    /// How many invalidations are not done.
+    invalidates: u32,
 }
 
 /// A modelled GPU.
@@ -71,8 +73,6 @@ pub struct Gpu {
     pub(crate) status: Status,
     pub(crate) tlb: Tlb,
     registers: Mutex<Registers>,
-    /// The next INVALIDATE is not done.
-    skip_invalidate: AtomicBool,
     skipped: Mutex<Skipped>,
     /// Is called when it is removed by surprise.
     on_removal: Box<dyn Fn() + Send + Sync>,
@@ -106,7 +106,6 @@ impl Gpu {
             status: Status::default(),
             tlb: Tlb::default(),
             registers: Mutex::default(),
-            skip_invalidate: AtomicBool::new(false),
             skipped: Mutex::default(),
             on_removal: Box::new(on_removal),
             plugged: AtomicBool::new(false),
@@ -224,8 +223,12 @@ impl Gpu {
     }
 
     fn invalidate(&self, number: u32) {
-        if self.skip_invalidate.swap(false, Ordering::SeqCst) {
-            return;
+        {
+            let skipped = &mut self.skipped().invalidates;
+            if *skipped > 0 {
+                *skipped -= 1;
+                return;
+            }
         }
         let (start, size, context) = {
             let registers = self.registers();
@@ -299,7 +302,7 @@ impl Gpu {
     fn inject(&self, value: u32) -> After {
         let (what, ring, argument) = (value & 0xff, value >> 8 & 0xff, value >> 16);
         match what {
-            inject::SKIP_INVALIDATE => self.skip_invalidate.store(true, Ordering::SeqCst),
+            inject::SKIP_INVALIDATE => self.skipped().invalidates = argument.max(1),
             inject::REMOVE => {
                 (self.on_removal)();
                 return After::Remove;
@@ -367,7 +370,6 @@ impl Device for Gpu {
 
     fn reset(&self) {
         *self.registers() = Registers::default();
-        self.skip_invalidate.store(false, Ordering::SeqCst);
         *self.skipped() = Skipped::default();
         for ring in &self.rings {
             ring.reset_with_device();
