@@ -173,6 +173,60 @@ mod tests {
         })
     }
 
+    /// So a driver can do what the hardware has failed to do, before what comes behind that begins.
+    #[test]
+    fn jobs_that_a_reset_takes_end_in_their_order_before_others_run() -> Result {
+        with_ring(4, Some(2 * LIMIT), |ring, control, _| {
+            let queue = ring.queue(8, FenceGroup::new())?;
+
+            control.set(Mode::Keep);
+            let over = submit(&queue, control, 0)?;
+            let hung = submit(&queue, control, 1)?;
+            assert!(soon(|| control.record.lock().kept.len() == 2));
+            control.end(0, Ok(()))?;
+            assert_eq!(status(&over), Some(Ok(())));
+            assert!(soon(|| control.has(Event::Freed(0))));
+            // The second one is in the place of the one that is over.
+            let fences = [
+                submit(&queue, control, 2)?,
+                submit(&queue, control, 3)?,
+                submit(&queue, control, 4)?,
+                submit(&queue, control, 5)?,
+            ];
+            assert!(soon(|| control.record.lock().kept.len() == 4));
+            {
+                let mut record = control.record.lock();
+
+                record.lost.push(3, GFP_KERNEL)?;
+                record.lost.push(2, GFP_KERNEL)?;
+                record.kept[0].1.expire();
+            }
+            assert_eq!(status(&hung), Some(Err(ETIME)));
+            let ends = [Err(EIO), Err(EIO), Ok(()), Ok(())];
+            for (fence, end) in fences.iter().zip(ends) {
+                assert_eq!(status(fence), Some(end));
+            }
+            assert!(soon(|| control.has(Event::Freed(5))));
+
+            let record = control.record.lock();
+            let mut after = record
+                .events
+                .iter()
+                .skip_while(|event| **event != Event::Reset)
+                .filter(|event| !matches!(event, Event::Freed(_)))
+                .skip(1);
+            for want in [
+                Event::Ended(1, Err(ETIME)),
+                Event::Ended(2, Err(EIO)),
+                Event::Ended(3, Err(EIO)),
+                Event::Run(4),
+            ] {
+                assert_eq!(after.next(), Some(&want));
+            }
+            Ok(())
+        })
+    }
+
     #[test]
     fn job_that_ends_at_its_timeout_keeps_that_end() -> Result {
         with_ring(2, Some(SOON), |ring, control, _| {

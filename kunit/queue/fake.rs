@@ -74,6 +74,8 @@ pub(crate) struct Record {
     pub(crate) verdicts: KVec<Verdict>,
     /// How the next reset ends, and which job had ended just before.
     pub(crate) reset: (Result, Option<u32>),
+    /// Which jobs it takes with it.
+    pub(crate) lost: KVec<u32>,
     /// The hardware is not there any more.
     pub(crate) gone: bool,
     /// Calls of the driver in which it could do what the end of a fence must not wait for.
@@ -98,6 +100,7 @@ impl Control {
             kept: KVec::with_capacity(64, GFP_KERNEL)?,
             verdicts: KVec::with_capacity(64, GFP_KERNEL)?,
             reset: (Ok(()), None),
+            lost: KVec::new(),
             gone: false,
             unguarded: 0,
         };
@@ -255,18 +258,22 @@ impl RingOps for Ops {
     fn reset(hw: &HwOf<'_, Self>) -> Result {
         hw.control.called();
         hw.control.saw(Event::Reset);
-        let (kept, (result, ended)) = {
+        let (kept, lost, (result, ended)) = {
             let mut record = hw.control.record.lock();
-            let mut kept = KVec::new();
 
-            core::mem::swap(&mut kept, &mut record.kept);
             record.mode = Mode::Work;
-            (kept, record.reset)
+            (
+                core::mem::take(&mut record.kept),
+                core::mem::take(&mut record.lost),
+                record.reset,
+            )
         };
 
         for (id, done) in kept {
             if Some(id) == ended {
                 done.signal(Ok(()));
+            } else if lost.contains(&id) {
+                done.signal(Err(EIO));
             }
             // The others are dropped: the ring is empty.
         }

@@ -60,10 +60,10 @@
 //! # Timeouts
 //!
 //! If no job ends for [`Config::timeout`], or the driver sees that the ring has stopped
-//! ([`Done::expire`]), the driver is asked about the oldest one ([`RingOps::timed_out`]) and may have
-//! the ring reset ([`RingOps::reset`]). The fence of that job signals the error; those behind it in
-//! the hardware are run again. If the reset fails the ring is broken: everything ends with the error
-//! of the reset.
+//! ([`Done::expire`]), the driver is asked about the oldest one ([`RingOps::timed_out`]) and may
+//! have the ring reset ([`RingOps::reset`]). The fence of that job signals the error, the driver is
+//! told ([`RingOps::ended`]), and then those behind it in the hardware are run again. If the reset
+//! fails the ring is broken: everything ends with the error of the reset.
 //!
 //! # Memory, and who sleeps where
 //!

@@ -79,6 +79,10 @@ pub trait RingOps: Sized + 'static {
 
     /// Called once when a job has ended, hung, or was cancelled (`ECANCELED`).
     ///
+    /// Jobs that have begun are told of in the order in which they began, as far as they have
+    /// ended. Those that end with a reset are told of before any other job begins, or begins again:
+    /// so a driver can do here what the hardware has failed to do, while the ring is empty.
+    ///
     /// A fence of [`Queue::job`] may have signalled by then. Jobs that have a fence of their own
     /// signal it here.
     fn ended(_job: &mut Self::Job, _result: Result) {}
