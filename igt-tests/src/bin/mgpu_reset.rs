@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use vvram_tests::compute::ballast;
 use vvram_tests::drm::Gem;
 use vvram_tests::failure::{no_dump, says, take_dump, Events};
 use vvram_tests::map::{Map, PAGE};
@@ -16,7 +17,7 @@ use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::power::system_sleep;
-use vvram_tests::proc::{Child, Exit};
+use vvram_tests::proc::{Child, Exit, KernelLog};
 use vvram_tests::rebind::Unbinding;
 use vvram_tests::scene::{patterns, peer_reads, placed};
 use vvram_tests::syncfile::SyncFile;
@@ -136,7 +137,7 @@ fn stuck() -> Outcome {
     gpu.clean()
 }
 
-/// A ring cannot be reset, but the device can. What was not cleared is given out again.
+/// A ring cannot be reset, but the device can. What was not cleared is given out again after that.
 fn whole() -> Outcome {
     let _impatient = Impatient::new()?;
     let gpu = Mgpu::first()?;
@@ -147,9 +148,29 @@ fn whole() -> Outcome {
     let resets = gpu.drm.getparam(PARAM_RESETS)?;
     let events = Events::listen()?;
     // This one leaves memory that is not clear.
+    // The clearing fails, and the CPU sees no VRAM to do it.
+    let mut log = KernelLog::open()?;
+    gpu.inject(Error::NoInvalidate, 2)?;
     gpu.inject(Error::Hang, 0)?;
     let lost = gpu.drm.create(SIZE)?;
     check_eq!(events.wedged(&gpu.pci)?, "none", "what helps");
+    let system = gpu.drm.create_flags(SIZE, uapi::CREATE_SYSTEM)?;
+    let copy = gpu.drm.copy((&lost, 0), (&system, 0), SIZE);
+    check!(
+        match copy {
+            Ok(copy) => ends(&[copy])? == [-libc::EIO],
+            Err(error) => error.errno == libc::EIO,
+        },
+        "what is lost was copied"
+    );
+    // What it was copied to is lost as well, if the copy was queued.
+    let losses = gpu.drm.getparam(PARAM_LOSSES)?;
+    check!((1..=2).contains(&losses), "{losses} objects are lost");
+    let told = format!("object {} has lost its content", lost.info()?.id);
+    check!(
+        log.lines().iter().any(|line| line.contains(&told)),
+        "the log does not say so"
+    );
     let free = gpu.drm.vram_free()?;
     drop(lost);
     let kept_away = misc::poll(LIMIT, || {
@@ -218,6 +239,46 @@ fn function() -> Outcome {
     peer_reads(&peer, y, &[0, 15])?;
     holds(&to, x, "what was copied")?;
     copies(&gpu)?;
+    gpu.clean()
+}
+
+/// Others reset the device while objects leave VRAM for others: the CPU does what was begun.
+fn moves() -> Outcome {
+    const COUNT: u64 = 24;
+    let gpu = Mgpu::first()?;
+    let (x, _) = patterns();
+    let _ballast = ballast(&gpu, COUNT * SIZE)?;
+    let old: Vec<_> = (0..COUNT)
+        .map(|_| gpu.drm.create_flags(SIZE, EITHER))
+        .collect::<Result<_, _>>()?;
+    for (index, object) in (0..).zip(&old) {
+        object.map()?.fill(x.derive(index));
+        placed(object, uapi::PLACEMENT_VRAM)?;
+    }
+    let (again, losses) = (gpu.done_again()?, gpu.drm.getparam(PARAM_LOSSES)?);
+    gpu.inject(Error::Slow, 20)?;
+    let new: Vec<_> = (0..COUNT)
+        .map(|_| gpu.drm.create(SIZE))
+        .collect::<Result<_, _>>()?;
+    gpu.pci.reset()?;
+    for object in &new {
+        if let Err(mismatch) = object.map()?.verify_value(0) {
+            return Err(Stop::fail(format_args!("a new object: {mismatch}")));
+        }
+    }
+    for (index, object) in (0..).zip(&old) {
+        placed(object, uapi::PLACEMENT_SYSTEM)?;
+        holds(object, x.derive(index), "what has left")?;
+    }
+    check!(
+        gpu.done_again()? >= again + 2,
+        "no two moves were in the ring"
+    );
+    check_eq!(
+        gpu.drm.getparam(PARAM_LOSSES)?,
+        losses,
+        "objects that are lost"
+    );
     gpu.clean()
 }
 
@@ -338,6 +399,7 @@ igt_main! {
     "stuck", "a device that does nothing, with many jobs", stuck;
     "whole", "a ring that cannot be reset", whole;
     "function", "a reset by others, with a peer", function;
+    "moves", "a reset by others, with moves", moves;
     "wedged", "a device that cannot be reset", wedged;
     "sleep", "the system cannot sleep", sleep;
     "unbound", "a device without a driver is no bus master", unbound;

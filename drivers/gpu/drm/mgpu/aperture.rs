@@ -18,12 +18,15 @@
 //! tables, which have not changed: so windows are where they were. While a reset is under way that
 //! others do, no window is made; one that is closed is gone when the device looks at the tables.
 //!
+//! The last pages of the BAR are in no window: through them the CPU is shown some pages at a time
+//! of an object whose move has failed, wherever that is, see [`ScratchWindow`].
+//!
 //! # Locking
 //!
 //! One mutex, with which page tables are written, and inside of it that of
 //! [`Invalidator`](crate::invalidate::Invalidator). Both are taken with the reservation of an object
-//! held, and for a page fault with the `mmap_lock`, where they are only tried for some time. So
-//! nothing is allocated while they are held.
+//! held, and for a page fault with the `mmap_lock`, where they are only tried for some time, and
+//! where a move has failed, on which fences depend. So nothing is allocated while they are held.
 
 use kernel::{
     device::{
@@ -31,11 +34,17 @@ use kernel::{
         Device, //
     },
     dma_buf::mapping::RangeList,
-    drm::vram::{
-        Allocation,
-        Allocator,
-        Range,
-        Ranges, //
+    drm::{
+        ttm::{
+            ScratchWindow,
+            SCRATCH_PAGES, //
+        },
+        vram::{
+            Allocation,
+            Allocator,
+            Range,
+            Ranges, //
+        }, //
     },
     new_mutex,
     page::{
@@ -51,7 +60,9 @@ use kernel::{
     },
     time::{
         delay::fsleep,
-        Delta, //
+        Delta,
+        Instant,
+        Monotonic, //
     }, //
 };
 
@@ -77,6 +88,12 @@ use crate::{
 
 /// How much of the BAR is used at most: what one table of the second level has.
 const MOST: u64 = SZ_1G as u64;
+
+/// How much of it is in no window.
+const SCRATCH: u64 = (SCRATCH_PAGES * PAGE_SIZE) as u64;
+
+/// For how many milliseconds others may reset the device until a move that has failed is given up.
+const RESET_TIME: i64 = 10_000;
 
 /// How often a task tries to get the locks, for which it must not wait for long.
 const ATTEMPTS: usize = 10;
@@ -135,6 +152,28 @@ impl Tables {
             page += count;
         }
         Ok(())
+    }
+
+    /// Finds where in the BAR pages of VRAM are shown. Returns how many of them are.
+    fn find(&self, vram: &[u64], places: &mut [u64]) -> Result<usize> {
+        let mut found = 0;
+
+        for (index, table) in self.leaves.iter().enumerate() {
+            for page in 0..WORDS {
+                let entry = table.read(page)?;
+                if entry & VALID == 0 {
+                    continue;
+                }
+
+                let offset = entry & ADDRESS;
+                let mut all = places.iter_mut().zip(vram);
+                if let Some((place, _)) = all.find(|(_, wanted)| **wanted == offset) {
+                    *place = ((index * WORDS + page) << PAGE_SHIFT) as u64;
+                    found += 1;
+                }
+            }
+        }
+        Ok(found)
     }
 
     /// Calls `f` with the entry of each page of a piece of the BAR.
@@ -198,6 +237,16 @@ impl State {
     }
 }
 
+/// Tells whether a window shows the page at an offset.
+fn is_shown(shown: &[u64], offset: u64) -> bool {
+    let page = offset >> PAGE_SHIFT;
+
+    // CAST: It is one of VRAM, so there is a word.
+    shown
+        .get((page / 64) as usize)
+        .is_some_and(|word| word & 1 << (page % 64) != 0)
+}
+
 /// Gives the page at an offset back.
 fn give_back(shown: &mut [u64], offset: u64) {
     let page = offset >> PAGE_SHIFT;
@@ -225,6 +274,8 @@ pub(crate) struct Aperture {
     invalidator: Arc<Invalidator>,
     /// Who has which part of the BAR.
     bar: Arc<Allocator>,
+    /// The part behind that, which is in no window.
+    scratch: Range,
     dev: ARef<Device>,
     #[pin]
     state: Mutex<State>,
@@ -245,7 +296,12 @@ impl Aperture {
     ) -> Result<Arc<Self>> {
         let len = len.min(MOST);
         let tables = Tables::new(dev, len)?;
-        let bar = Allocator::new(0..len)?;
+        let scratch = Range {
+            at: 0,
+            offset: len.checked_sub(SCRATCH).ok_or(EINVAL)?,
+            len: SCRATCH,
+        };
+        let bar = Allocator::new(0..scratch.offset)?;
         let words = usize::try_from((vram >> PAGE_SHIFT).div_ceil(64))?;
         let shown = KVVec::from_elem(0, words, GFP_KERNEL)?;
 
@@ -254,6 +310,7 @@ impl Aperture {
             pin_init!(Self {
                 invalidator: contexts.invalidator().clone(),
                 bar,
+                scratch,
                 dev: dev.into(),
                 state <- new_mutex!(State { tables, shown }, "mgpu::Aperture"),
             }),
@@ -261,7 +318,7 @@ impl Aperture {
         )
     }
 
-    /// Returns how many bytes it has.
+    /// Returns how many bytes windows can have.
     pub(crate) fn len(&self) -> u64 {
         self.bar.size()
     }
@@ -352,6 +409,49 @@ impl Aperture {
         telling.invalidate(APERTURE, 0, self.len())
     }
 
+    /// Does [`ScratchWindow::show`].
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` if others reset the device.
+    fn try_show(&self, vram: &[u64], f: &mut dyn FnMut(&[u64])) -> Result {
+        let mut state = self.state.lock();
+        let mut telling = self.invalidator.lock();
+        let State { tables, shown } = &mut *state;
+        let mut places = [0; SCRATCH_PAGES];
+        let places = places.get_mut(..vram.len()).ok_or(EINVAL)?;
+
+        if telling.is_paused() {
+            return Err(EBUSY);
+        }
+        for (index, place) in places.iter_mut().enumerate() {
+            *place = self.scratch.offset + (index * PAGE_SIZE) as u64;
+        }
+        let elsewhere = vram
+            .iter()
+            .filter(|offset| is_shown(shown, **offset))
+            .count();
+        if elsewhere != 0 && tables.find(vram, places)? != elsewhere {
+            return Err(EIO);
+        }
+
+        let scratch = core::slice::from_ref(&self.scratch);
+        let entries = places.iter().zip(vram).map(|(place, offset)| {
+            if *place >= self.scratch.offset {
+                offset | VALID | VRAM | LEAF
+            } else {
+                0
+            }
+        });
+        let ret = self.change(tables, &mut telling, scratch, entries);
+        if ret.is_ok() {
+            f(places);
+        }
+        // Also what the device may have seen of it. Its answer says that it was there.
+        let zeroes = core::iter::repeat_n(0, SCRATCH_PAGES);
+        ret.and(self.change(tables, &mut telling, scratch, zeroes))
+    }
+
     /// Writes entries, and tells the device.
     fn change(
         &self,
@@ -376,6 +476,21 @@ impl Aperture {
             .max()
             .unwrap_or(0);
         telling.invalidate(APERTURE, start, end - start)
+    }
+}
+
+impl ScratchWindow for Aperture {
+    fn show(&self, pages: &[u64], f: &mut dyn FnMut(&[u64])) -> Result {
+        let since = Instant::<Monotonic>::now();
+
+        loop {
+            match self.try_show(pages, &mut *f) {
+                Err(e) if e == EBUSY && since.elapsed().as_millis() < RESET_TIME => {
+                    fsleep(Delta::from_millis(10));
+                }
+                ret => return ret,
+            }
+        }
     }
 }
 

@@ -365,8 +365,8 @@ impl<E: Entries> Ring<E> {
     pub(crate) fn advance(&self) -> bool {
         let mut state = self.state.lock();
 
-        if self.recovery.epoch() != state.epoch {
-            self.begin_epoch(&mut state);
+        if !self.begin_epoch(&mut state) {
+            return true;
         }
         // After the end of the driver nothing is in the ring.
         if let Ok(status) = self.reach(&mut state) {
@@ -391,10 +391,26 @@ impl<E: Entries> Ring<E> {
         Ok(status)
     }
 
-    /// Goes on after a reset of the device, which has forgotten what was in the ring.
-    fn begin_epoch(&self, state: &mut State<E>) {
+    /// Goes on after a reset of the device, which has forgotten what was in the ring. If a job was,
+    /// false is returned, and the queue is told: it has the ring [reset](Self::reset), so that no
+    /// job begins before it knows of those that were lost.
+    fn begin_epoch(&self, state: &mut State<E>) -> bool {
+        if self.recovery.epoch() == state.epoch {
+            return true;
+        }
         // If the driver is unbound, nothing was.
         let _ = self.reach(state);
+        if let Some(job) = state.jobs.first().filter(|job| job.is_begun) {
+            job.done.expire();
+            return false;
+        }
+        self.lose(state);
+        true
+    }
+
+    /// Ends what was in the ring before a reset of the device, or everything if the device is not
+    /// used any more.
+    fn lose(&self, state: &mut State<E>) {
         // So that what is written next is what the device counts.
         state.epoch = self.recovery.epoch();
         match self.recovery.closed() {
@@ -407,8 +423,8 @@ impl<E: Entries> Ring<E> {
     pub(crate) fn timed_out(&self) -> Verdict {
         let mut state = self.state.lock();
 
-        if self.recovery.epoch() != state.epoch {
-            self.begin_epoch(&mut state);
+        if !self.begin_epoch(&mut state) {
+            return Verdict::Reset(EIO);
         }
         let error = match self.reach(&mut state) {
             Ok(status) => status.error,
@@ -462,6 +478,9 @@ impl<E: Entries> Ring<E> {
             state.lose(ENODEV, true);
             return Err(ENODEV);
         }
+        if self.recovery.epoch() != state.epoch {
+            return self.reset_with_device(&mut state);
+        }
 
         let is_stopped = status.is_ok_and(|status| status.error != 0);
         let error = if is_stopped { EIO } else { ETIMEDOUT };
@@ -496,10 +515,7 @@ impl<E: Entries> Ring<E> {
                 }
                 Ok(())
             }
-            Ok(Reset::Device) => {
-                self.begin_epoch(&mut state);
-                Ok(())
-            }
+            Ok(Reset::Device) => return self.reset_with_device(&mut state),
             Err(e) => {
                 state.lose(e, true);
                 Err(e)
@@ -509,6 +525,14 @@ impl<E: Entries> Ring<E> {
         state.jobs.clear();
         state.begin_anew();
         result
+    }
+
+    /// Does [`Self::reset`] after all of the device was reset.
+    fn reset_with_device(&self, state: &mut State<E>) -> Result {
+        self.lose(state);
+        // The queue knows those that are left, and begins them again.
+        state.jobs.clear();
+        self.recovery.closed().map_or(Ok(()), Err)
     }
 
     /// Checks that the ring works, for a DRM driver that is about to be bound.

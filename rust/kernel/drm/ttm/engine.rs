@@ -28,32 +28,34 @@
 //! # Failures
 //!
 //! A driver finishes a job with an error if the engine could not do it, or drops it. The CPU then
-//! does the job, if [`Engine::cpu`] says that it may and the BAR shows all VRAM that takes part.
-//! Otherwise the object that was to move has lost its content, see [`Loss`](super::loss::Loss): its
-//! users get `EIO`, and VRAM that was to be filled is in quarantine once the object leaves it. What
-//! a job makes of content that was lost is lost as well.
+//! does a move, if [`Engine::cpu`] says that it may and it sees all VRAM that takes part: the fence
+//! signals after that, and the log names the object. The copy of a client fails, which is told by
+//! its fence. Otherwise the object that was to move has lost its content, see
+//! [`Loss`](super::loss::Loss): its users get `EIO`, and VRAM that was to be filled is in
+//! quarantine once the object leaves it. What a job makes of content that was lost is lost as well.
 //!
 //! A driver that does not keep to the order holds up its own device, and may lose the content of
 //! its own VRAM; no memory of the kernel is at risk: a fence does not signal before the one before
 //! it.
 //!
-//! [`CpuEngine`] is for devices that cannot copy themselves.
+//! [`CpuEngine`](super::CpuEngine) is for devices that cannot copy themselves.
 //!
 //! # Locking
 //!
-//! The mutex of a line of [`Moves`], or of a [`CopyQueue`], is taken with the reservation of an object
-//! held, and is held while the driver gets a job. Nothing that a job waits for may take it. The mutex
-//! of [`View`] is
-//! taken by the task that finishes a job that failed; nothing is allocated or waited for while it
-//! is held.
+//! The mutex of a line of [`Moves`], or of a [`CopyQueue`], is taken with the reservation of an
+//! object held, and is held while the driver gets a job. Nothing that a job waits for may take it.
+//! For those that are taken where a job is finished that failed see [`CpuView`].
 //!
 //! C header: [`include/linux/dma-fence.h`](srctree/include/linux/dma-fence.h)
 
 use super::{
     blit::Blit,
-    cpu::CpuEngine,
     loss::Loss,
-    transfer::Transfer, //
+    transfer::Transfer,
+    view::{
+        CpuView,
+        View, //
+    }, //
 };
 use crate::{
     bindings,
@@ -70,17 +72,11 @@ use crate::{
         LockedResv,
         Usage, //
     },
-    drm::{
-        queue::{
-            Entry,
-            Permit,
-            Queue,
-            RingOps, //
-        },
-        vram::{
-            flush,
-            Window, //
-        }, //
+    drm::queue::{
+        Entry,
+        Permit,
+        Queue,
+        RingOps, //
     },
     new_mutex,
     pm::Awake,
@@ -114,7 +110,7 @@ impl Work {
     /// # Safety
     ///
     /// `vram` must be the address of VRAM, in which all ranges that take part are mapped.
-    unsafe fn by_cpu(&self, vram: *mut c_void) {
+    pub(super) unsafe fn by_cpu(&self, vram: *mut c_void) {
         // SAFETY: By the safety requirements.
         unsafe {
             match self {
@@ -143,7 +139,7 @@ impl Work {
     }
 
     /// Returns the address of a byte of I/O memory that was written to, [`None`] if none was.
-    fn written(&self, vram: *mut c_void) -> Option<*mut c_void> {
+    pub(super) fn written(&self, vram: *mut c_void) -> Option<*mut c_void> {
         match self {
             Self::Move(transfer) => match transfer.to() {
                 super::Memory::Vram(to) => to.last(vram),
@@ -194,13 +190,21 @@ pub trait Engine {
     /// done it shows what others left in the memory.
     fn run(&self, job: Job, ready: Self::Ready);
 
-    /// Returns the engine by which the CPU does a job again that this one has failed to do.
+    /// Returns by what the CPU does a move again that this engine has failed to do.
     ///
-    /// Only for an engine that does not begin a job before the one before it was finished: the
-    /// memory of both may be the same. The CPU does it in [`Job::finish`], or where the job is
-    /// dropped, which sleeps then; it does not if the jobs before it are not done. The answer must
-    /// not change.
-    fn cpu(&self) -> Option<&CpuEngine<'_>> {
+    /// The CPU does it in [`Job::finish`], or where the job is dropped, which sleeps then; it does
+    /// not if the jobs before it are not done. The answer must not change.
+    ///
+    /// Only for an engine which sees to it that, when a job that has failed is finished,
+    ///
+    /// - it does not access the memory of the job any more, and
+    /// - no job that was made after it has begun: these have no fence to wait for, and their memory
+    ///   may be the same.
+    ///
+    /// A ring of [`drm::queue`](crate::drm::queue) that does its jobs in order, and where jobs fail
+    /// by a [`RingOps::reset`] only, is one. Work of others that uses the memory of a job depends
+    /// on its fence, which signals after the CPU is done.
+    fn cpu(&self) -> Option<&CpuView<'_>> {
         None
     }
 }
@@ -222,7 +226,7 @@ impl<E: Engine + ?Sized> Engine for &E {
     }
 
     #[inline]
-    fn cpu(&self) -> Option<&CpuEngine<'_>> {
+    fn cpu(&self) -> Option<&CpuView<'_>> {
         E::cpu(self)
     }
 }
@@ -357,12 +361,12 @@ impl Drop for Task {
         if is_void {
             // Whatever was copied is not what the object had, maybe that of others.
             result = Err(EIO);
-        } else if let (Err(_), Some(again)) = (result, self.again.take()) {
+        } else if let (Err(error), Some(again)) = (result, self.again.take()) {
             // What it depends on is not waited for here.
             if self.after.iter().all(|fence| fence.is_signaled()) && again.by_cpu(work) {
                 result = Ok(());
                 if let Some(to) = &self.to {
-                    to.note_again();
+                    to.note_again(error);
                 }
             }
         }
@@ -385,30 +389,6 @@ impl Drop for Task {
         self.to = None;
         // The fence signals when it is dropped, or in its turn, if jobs before it are not done.
     }
-}
-
-/// Lets the CPU do a job, and returns whether the device was there all the time.
-///
-/// # Safety
-///
-/// `vram` must be the address of VRAM, in which all ranges that take part are mapped, and `pdev`
-/// the device that has it.
-pub(super) unsafe fn by_cpu(work: &Work, vram: *mut c_void, pdev: *mut bindings::pci_dev) -> bool {
-    // A device that is gone answers with ones, and each answer may take its time.
-    // SAFETY: By the safety requirements.
-    let is_gone = || unsafe { bindings::pci_dev_is_disconnected(pdev) };
-
-    if is_gone() {
-        return false;
-    }
-    // SAFETY: By the safety requirements.
-    unsafe {
-        work.by_cpu(vram);
-        if let Some(at) = work.written(vram) {
-            flush(at);
-        }
-    }
-    !is_gone()
 }
 
 /// The order of the jobs of one engine.
@@ -579,9 +559,7 @@ impl Moves {
         };
         let ready = engine.prepare(&request.work, plan)?;
         let cpu = engine.cpu();
-        let view = cpu
-            .filter(|cpu| request.work.is_in_bar(cpu.window().len()))
-            .map(|cpu| cpu.view());
+        let view = cpu.and_then(|cpu| cpu.of(&request.work));
         let mut ready = Some(ready);
 
         line.submit(request, cpu.is_some(), view, &mut |job| {
@@ -648,57 +626,5 @@ impl Again {
     /// Lets the CPU do a job, if those before it are done. Returns whether it is done. Sleeps.
     fn by_cpu(&self, work: &Work) -> bool {
         self.before.as_ref().is_none_or(|fence| fence.is_signaled()) && self.view.by_cpu(work)
-    }
-}
-
-/// Where the CPU sees VRAM, as long as it does, for the task that finishes a job that failed.
-///
-/// # Invariants
-///
-/// What `at` has is the address at which all of a [`Window`] is mapped, and its device, which stay
-/// while the mutex is held.
-#[pin_data]
-pub(super) struct View {
-    #[pin]
-    at: Mutex<Option<(*mut c_void, *mut bindings::pci_dev)>>,
-}
-
-// SAFETY: The pointers may be used by any task.
-unsafe impl Send for View {}
-
-// SAFETY: As for `Send`; the mutex guards them.
-unsafe impl Sync for View {}
-
-impl View {
-    // Not inlined, so that the lock class and its name stay in the kernel crate.
-    #[inline(never)]
-    pub(super) fn new(window: &Window<'_>) -> Result<Arc<Self>> {
-        let at = Some((window.as_ptr(), window.as_pci()));
-
-        // INVARIANT: `Shown`, which is dropped before the window, takes it away.
-        Arc::pin_init(
-            pin_init!(Self {
-                at <- new_mutex!(at, "drm::ttm::View::at"),
-            }),
-            GFP_KERNEL,
-        )
-    }
-
-    /// Lets the CPU do a job that the window shows. Returns whether it is done. Sleeps.
-    fn by_cpu(&self, work: &Work) -> bool {
-        let at = self.at.lock();
-
-        // SAFETY: By the type invariant; `Moves::submit` has checked that the window has the
-        // ranges.
-        at.is_some_and(|(vram, pdev)| unsafe { by_cpu(work, vram, pdev) })
-    }
-}
-
-/// Takes the view away when it is dropped.
-pub(super) struct Shown(pub(super) Arc<View>);
-
-impl Drop for Shown {
-    fn drop(&mut self) {
-        *self.0.at.lock() = None;
     }
 }

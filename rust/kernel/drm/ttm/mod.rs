@@ -78,6 +78,7 @@ mod sharing;
 mod transfer;
 mod tt;
 mod validation;
+mod view;
 mod vram;
 mod windows;
 
@@ -91,7 +92,6 @@ pub use self::{
     copies::Copies,
     cpu::{
         CpuEngine,
-        CpuHw,
         CpuRing, //
     },
     device::Device,
@@ -113,6 +113,11 @@ pub use self::{
         Pages,
         Transfer, //
     },
+    view::{
+        CpuView,
+        ScratchWindow,
+        SCRATCH_PAGES, //
+    }, //
 };
 pub(crate) use self::{
     blit::{

@@ -50,9 +50,11 @@ struct Registers {
     invalidate_context: u32,
 }
 
-/// Resets that are not to be done, as was injected.
+/// What is not to be done, as was injected.
 #[derive(Default)]
 struct Skipped {
+    /// How many of the next INVALIDATEs.
+    invalidates: u32,
     /// The rings of which none is done, and those of which one was asked for.
     rings: u32,
     asked_rings: u32,
@@ -71,8 +73,6 @@ pub struct Gpu {
     pub(crate) status: Status,
     pub(crate) tlb: Tlb,
     registers: Mutex<Registers>,
-    /// The next INVALIDATE is not to be done.
-    skip_invalidate: AtomicBool,
     skipped: Mutex<Skipped>,
     /// Is called when it is removed by surprise.
     on_removal: Box<dyn Fn() + Send + Sync>,
@@ -106,7 +106,6 @@ impl Gpu {
             status: Status::default(),
             tlb: Tlb::default(),
             registers: Mutex::default(),
-            skip_invalidate: AtomicBool::new(false),
             skipped: Mutex::default(),
             on_removal: Box::new(on_removal),
             plugged: AtomicBool::new(false),
@@ -224,8 +223,12 @@ impl Gpu {
     }
 
     fn invalidate(&self, number: u32) {
-        if self.skip_invalidate.swap(false, Ordering::SeqCst) {
-            return;
+        {
+            let mut skipped = self.skipped();
+            if skipped.invalidates > 0 {
+                skipped.invalidates -= 1;
+                return;
+            }
         }
         let (start, size, context) = {
             let registers = self.registers();
@@ -299,7 +302,7 @@ impl Gpu {
     fn inject(&self, value: u32) -> After {
         let (what, ring, argument) = (value & 0xff, value >> 8 & 0xff, value >> 16);
         match what {
-            inject::SKIP_INVALIDATE => self.skip_invalidate.store(true, Ordering::SeqCst),
+            inject::SKIP_INVALIDATE => self.skipped().invalidates = argument.max(1),
             inject::REMOVE => {
                 (self.on_removal)();
                 return After::Remove;
@@ -367,7 +370,6 @@ impl Device for Gpu {
 
     fn reset(&self) {
         *self.registers() = Registers::default();
-        self.skip_invalidate.store(false, Ordering::SeqCst);
         *self.skipped() = Skipped::default();
         for ring in &self.rings {
             ring.reset_with_device();
