@@ -7,14 +7,19 @@ use kernel::prelude::*;
 #[kunit_tests(drm_queue_ends)]
 mod tests {
     use kernel::{
-        dma_buf::fence::FenceGroup,
+        dma_buf::fence::{
+            Fence,
+            FenceGroup, //
+        },
         drm::queue::{
             Config,
             Ring,
             Verdict, //
         },
+        new_mutex,
         prelude::*,
         sync::{
+            aref::ARef,
             atomic::{
                 Atomic,
                 Relaxed, //
@@ -379,6 +384,121 @@ mod tests {
             );
             Ok(())
         })
+    }
+
+    /// A client, or the driver, may close while a job begins, and is not held up by that.
+    #[test]
+    fn queue_closes_while_a_job_begins() -> Result {
+        with_ring(1, None, |ring, control, _| {
+            let group = FenceGroup::new();
+            let (queue, other) = (ring.queue(8, group)?, ring.queue(8, group)?);
+
+            control.set(Mode::Sleep);
+            let running = submit(&queue, control, 1)?;
+            assert!(soon(|| control.has(Event::Run(1))));
+            let behind = submit(&queue, control, 2)?;
+            let others = submit(&other, control, 3)?;
+            let closed = Arc::new(Atomic::new(0u32), GFP_KERNEL)?;
+            let told = closed.clone();
+            worker::spawn(move || {
+                drop(queue);
+                told.store(1, Relaxed);
+            })?;
+            assert!(soon(|| closed.load(Relaxed) == 1));
+            ring.close();
+            assert!(!running.is_signaled() && !behind.is_signaled());
+            assert_eq!(other.permit().err(), Some(ENODEV));
+
+            // The end of the ring waits for it.
+            let (waker, awake) = (control.clone(), closed.clone());
+            worker::spawn(move || {
+                pause();
+                awake.store(2, Relaxed);
+                waker.wake();
+            })?;
+            drop(ring);
+            assert_eq!(closed.load(Relaxed), 2);
+            assert_eq!(running.status(), Some(Ok(())));
+            assert_eq!(behind.status(), Some(Err(ECANCELED)));
+            assert_eq!(others.status(), Some(Err(ECANCELED)));
+            Ok(())
+        })
+    }
+
+    /// A client submits while the driver closes the ring, and while it goes: the job is refused, or
+    /// its fence signals.
+    #[test]
+    fn submission_races_with_the_end() -> Result {
+        const ROUNDS: i64 = 50;
+        const JOBS: u32 = 64;
+
+        let mut outcomes = [0; 3];
+        for round in 0..ROUNDS {
+            with_ring(2, None, |ring, control, _| {
+                let queue = ring.queue(JOBS as usize, FenceGroup::new())?;
+                // Every other time what comes first holds up the rest, so that all is cancelled.
+                let first = foreign()?;
+                let before: ARef<Fence> = first.fence().into();
+                if round % 2 == 0 {
+                    first.signal(Ok(()));
+                }
+                let list = KVec::with_capacity(JOBS as usize, GFP_KERNEL)?;
+                let made = Arc::pin_init(new_mutex!((list, None)), GFP_KERNEL)?;
+                let gone = Arc::pin_init(Completion::new(), GFP_KERNEL)?;
+                let (client, result, told) = (control.clone(), made.clone(), gone.clone());
+
+                worker::spawn(move || {
+                    for id in 0..JOBS {
+                        let fence = match id {
+                            0 => submit_after(&queue, &client, id, &before),
+                            _ => submit(&queue, &client, id),
+                        };
+
+                        match fence {
+                            Ok(fence) => {
+                                let _ = result.lock().0.push_within_capacity(fence);
+                            }
+                            Err(e) => {
+                                result.lock().1 = Some(e);
+                                break;
+                            }
+                        }
+                    }
+                    drop(queue);
+                    told.complete_all();
+                })?;
+                fsleep(Delta::from_micros(20 * (round % 25)));
+                ring.close();
+                drop(ring);
+                gone.wait_for_completion();
+
+                let made = made.lock();
+                let (fences, refused) = &*made;
+                let mut is_over = false;
+                for fence in fences {
+                    match fence.status() {
+                        Some(Ok(())) => assert!(!is_over),
+                        Some(Err(ECANCELED)) => is_over = true,
+                        other => assert_eq!(other, Some(Ok(()))),
+                    }
+                }
+                assert!(refused.is_none_or(|error| error == ENODEV));
+                let freed = control.count(|event| matches!(event, Event::Freed(_)));
+                assert_eq!(freed, fences.len() + usize::from(refused.is_some()));
+                outcomes[0] += u32::from(!fences.is_empty());
+                outcomes[1] += u32::from(is_over);
+                outcomes[2] += u32::from(refused.is_some());
+                Ok(())
+            })?;
+        }
+        pr_info!(
+            "rounds with jobs: {}, with cancelled ones: {}, with refused ones: {}\n",
+            outcomes[0],
+            outcomes[1],
+            outcomes[2]
+        );
+        assert!(outcomes[2] > 0);
+        Ok(())
     }
 
     #[test]

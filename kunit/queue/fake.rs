@@ -27,6 +27,7 @@ use kernel::{
     sync::{
         aref::ARef,
         Arc,
+        Completion,
         Mutex, //
     },
     time::{
@@ -56,6 +57,8 @@ pub(crate) enum Mode {
     Keep,
     /// Gives it up.
     Drop,
+    /// Does it, once somebody has called [`Control::wake`].
+    Sleep,
 }
 
 /// What happened to a job.
@@ -90,6 +93,9 @@ pub(crate) struct Control {
     /// What freeing a job takes.
     #[pin]
     pub(crate) gate: Mutex<()>,
+    /// What beginning a job waits for.
+    #[pin]
+    woken: Completion,
 }
 
 impl Control {
@@ -109,9 +115,15 @@ impl Control {
             pin_init!(Self {
                 record <- new_mutex!(record, "queue_kunit::Control::record"),
                 gate <- new_mutex!((), "queue_kunit::Control::gate"),
+                woken <- Completion::new(),
             }),
             GFP_KERNEL,
         )
+    }
+
+    /// Lets jobs begin that sleep.
+    pub(crate) fn wake(&self) {
+        self.woken.complete_all();
     }
 
     pub(crate) fn set(&self, mode: Mode) {
@@ -230,6 +242,10 @@ impl RingOps for Ops {
             Mode::Work => done.signal(Ok(())),
             Mode::Fail => done.signal(Err(EPERM)),
             Mode::Drop => drop(done),
+            Mode::Sleep => {
+                hw.control.woken.wait_for_completion();
+                done.signal(Ok(()));
+            }
             Mode::Keep => {
                 let _ = hw
                     .control
