@@ -119,8 +119,11 @@ pub struct Fenced {
     argument: VvramGemCopy,
     to: Map,
     patterns: (Pattern, Pattern),
-    /// Two fences to wait for.
+    /// Two fences that the copy waits for, and that have signalled.
     before: (SyncObj, SyncFile),
+    /// Another fence that the copy waits for, which signals when the copy is queued.
+    late: SyncFile,
+    time: Timeline,
     binary: SyncObj,
     line: SyncObj,
     points: u64,
@@ -148,6 +151,7 @@ impl Fenced {
         to.fill(patterns.1);
         let time = Timeline::new()?;
         let before = (SyncObj::new(drm.fd())?, time.fence(1)?);
+        let late = time.fence(2)?;
         time.step()?;
         before.0.add_point(3, &before.1)?;
         Ok(Self {
@@ -160,6 +164,8 @@ impl Fenced {
             to,
             patterns,
             before,
+            late,
+            time,
             binary: SyncObj::new(drm.fd())?,
             line: SyncObj::new(drm.fd())?,
             points: 0,
@@ -174,7 +180,11 @@ impl Fenced {
     ///
     /// Any error of the ioctl, or `EILSEQ` if the bytes are wrong.
     pub fn run(&mut self) -> Result<(), SysError> {
-        let ins = [self.before.0.sync(2), self.before.1.sync()];
+        let ins = [
+            self.before.0.sync(2),
+            self.late.sync(),
+            self.before.1.sync(),
+        ];
         let point = self.points + 1;
         let mut outs = [
             VvramSync::FILE,
@@ -189,6 +199,12 @@ impl Fenced {
         self.points = point;
         // SAFETY: the kernel made new fds that nothing else owns.
         let files = [0, 3].map(|at| SyncFile::new(unsafe { OwnedFd::from_raw_fd(outs[at].fd) }));
+        if !self.late.poll(0)? {
+            if files[0].poll(0)? {
+                return Err(wrong("the copy did not wait".to_string()));
+            }
+            self.time.step()?;
+        }
         for file in &files {
             if !file.poll(20_000)? {
                 return Err(wrong("a sync file does not signal".to_string()));

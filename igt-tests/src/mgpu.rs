@@ -17,7 +17,7 @@ use crate::{uapi, Outcome, Stop, SysError};
 /// Name of the PCI driver, of the module, and of the DRM driver.
 pub const DRIVER: &str = "mgpu";
 
-/// The aperture, in bytes.
+/// What windows can have of the aperture, in bytes.
 pub const PARAM_APERTURE_SIZE: u32 = 1;
 /// How much of the aperture no window uses.
 pub const PARAM_APERTURE_FREE: u32 = 7;
@@ -29,6 +29,9 @@ pub const PARAM_LOSSES: u32 = 9;
 pub const PARAM_QUARANTINED: u32 = 10;
 /// System memory that the engines reach.
 pub const PARAM_DMA_MAPPED: u32 = 11;
+
+/// The size of the part of the aperture that no window uses, in bytes.
+pub const SCRATCH: u64 = 32 * PAGE as u64;
 
 /// In VRAM or in system memory.
 pub const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
@@ -175,13 +178,38 @@ impl Mgpu {
         }
     }
 
-    /// The aperture, in bytes.
+    /// What windows can have of the aperture, in bytes.
     ///
     /// # Errors
     ///
     /// Any error of the ioctl.
     pub fn aperture(&self) -> Result<u64, SysError> {
         self.drm.getparam(PARAM_APERTURE_SIZE)
+    }
+
+    /// Returns how many moves the CPU has done that the engine had failed to do.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the file.
+    #[track_caller]
+    pub fn done_again(&self) -> Result<u64, Stop> {
+        let text = self.debugfs()?.read("jobs")?;
+        let count = text
+            .lines()
+            .find_map(|line| line.strip_prefix("done again: ")?.parse().ok());
+        count.ok_or_else(|| Stop::fail(format_args!("{text:?} does not say so")))
+    }
+
+    /// Moves an object to a place, even if it need not move.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the file.
+    #[track_caller]
+    pub fn force(&self, object: &Gem<'_>, place: &str) -> Outcome {
+        let text = format!("{} {place}", object.info()?.id);
+        Ok(self.debugfs()?.write("move", &text)?)
     }
 
     /// Waits until no window is left.
@@ -294,8 +322,8 @@ pub fn take_all(gpu: &Mgpu) -> Result<Vec<Gem<'_>>, Stop> {
     let word = drm.create_flags(PAGE as u64, uapi::CREATE_SYSTEM)?;
     let map = word.map()?;
     let mut taken = Vec::new();
-    // The pieces are small enough to have a window.
-    let mut size = gpu.aperture()? / 4;
+    // The pieces are small enough to have a window, and their halves are whole pages.
+    let mut size = 1 << (gpu.aperture()? / 4).ilog2();
     while size >= PAGE as u64 {
         match drm.create(size) {
             Ok(object) => taken.push(object),

@@ -7,14 +7,19 @@ use kernel::prelude::*;
 #[kunit_tests(drm_queue_ends)]
 mod tests {
     use kernel::{
-        dma_buf::fence::FenceGroup,
+        dma_buf::fence::{
+            Fence,
+            FenceGroup, //
+        },
         drm::queue::{
             Config,
             Ring,
             Verdict, //
         },
+        new_mutex,
         prelude::*,
         sync::{
+            aref::ARef,
             atomic::{
                 Atomic,
                 Relaxed, //
@@ -169,6 +174,61 @@ mod tests {
             assert_eq!(&*control.runs()?, &[1, 2, 3, 2, 3, 4]);
             assert!(soon(|| control.has(Event::Ended(1, Err(ETIME)))));
             assert_eq!(status(&submit(&queue, control, 5)?), Some(Ok(())));
+            Ok(())
+        })
+    }
+
+    /// So a driver can do by other means what the hardware has failed to do, before a later job
+    /// begins.
+    #[test]
+    fn jobs_that_a_reset_takes_end_in_their_order_before_others_run() -> Result {
+        with_ring(4, Some(2 * LIMIT), |ring, control, _| {
+            let queue = ring.queue(8, FenceGroup::new())?;
+
+            control.set(Mode::Keep);
+            let over = submit(&queue, control, 0)?;
+            let hung = submit(&queue, control, 1)?;
+            assert!(soon(|| control.record.lock().kept.len() == 2));
+            control.end(0, Ok(()))?;
+            assert_eq!(status(&over), Some(Ok(())));
+            assert!(soon(|| control.has(Event::Freed(0))));
+            // The first of these takes the slot of the job that is over.
+            let fences = [
+                submit(&queue, control, 2)?,
+                submit(&queue, control, 3)?,
+                submit(&queue, control, 4)?,
+                submit(&queue, control, 5)?,
+            ];
+            assert!(soon(|| control.record.lock().kept.len() == 4));
+            {
+                let mut record = control.record.lock();
+
+                record.lost.push(3, GFP_KERNEL)?;
+                record.lost.push(2, GFP_KERNEL)?;
+                record.kept[0].1.expire();
+            }
+            assert_eq!(status(&hung), Some(Err(ETIME)));
+            let ends = [Err(EIO), Err(EIO), Ok(()), Ok(())];
+            for (fence, end) in fences.iter().zip(ends) {
+                assert_eq!(status(fence), Some(end));
+            }
+            assert!(soon(|| control.has(Event::Freed(5))));
+
+            let record = control.record.lock();
+            let mut after = record
+                .events
+                .iter()
+                .skip_while(|event| **event != Event::Reset)
+                .filter(|event| !matches!(event, Event::Freed(_)))
+                .skip(1);
+            for want in [
+                Event::Ended(1, Err(ETIME)),
+                Event::Ended(2, Err(EIO)),
+                Event::Ended(3, Err(EIO)),
+                Event::Run(4),
+            ] {
+                assert_eq!(after.next(), Some(&want));
+            }
             Ok(())
         })
     }
@@ -348,6 +408,121 @@ mod tests {
             );
             Ok(())
         })
+    }
+
+    /// A client or the driver may close while a job begins, and does not wait for that.
+    #[test]
+    fn queue_closes_while_a_job_begins() -> Result {
+        with_ring(1, None, |ring, control, _| {
+            let group = FenceGroup::new();
+            let (queue, other) = (ring.queue(8, group)?, ring.queue(8, group)?);
+
+            control.set(Mode::Sleep);
+            let running = submit(&queue, control, 1)?;
+            assert!(soon(|| control.has(Event::Run(1))));
+            let behind = submit(&queue, control, 2)?;
+            let others = submit(&other, control, 3)?;
+            let closed = Arc::new(Atomic::new(0u32), GFP_KERNEL)?;
+            let told = closed.clone();
+            worker::spawn(move || {
+                drop(queue);
+                told.store(1, Relaxed);
+            })?;
+            assert!(soon(|| closed.load(Relaxed) == 1));
+            ring.close();
+            assert!(!running.is_signaled() && !behind.is_signaled());
+            assert_eq!(other.permit().err(), Some(ENODEV));
+
+            // The end of the ring waits for the job.
+            let (waker, awake) = (control.clone(), closed.clone());
+            worker::spawn(move || {
+                pause();
+                awake.store(2, Relaxed);
+                waker.wake();
+            })?;
+            drop(ring);
+            assert_eq!(closed.load(Relaxed), 2);
+            assert_eq!(running.status(), Some(Ok(())));
+            assert_eq!(behind.status(), Some(Err(ECANCELED)));
+            assert_eq!(others.status(), Some(Err(ECANCELED)));
+            Ok(())
+        })
+    }
+
+    /// A client submits while the driver closes the ring, and while it goes: the job is refused, or
+    /// its fence signals.
+    #[test]
+    fn submission_races_with_the_end() -> Result {
+        const ROUNDS: i64 = 50;
+        const JOBS: u32 = 64;
+
+        let mut outcomes = [0; 3];
+        for round in 0..ROUNDS {
+            with_ring(2, None, |ring, control, _| {
+                let queue = ring.queue(JOBS as usize, FenceGroup::new())?;
+                // In every other round the first job waits, so that all jobs are cancelled.
+                let first = foreign()?;
+                let before: ARef<Fence> = first.fence().into();
+                if round % 2 == 0 {
+                    first.signal(Ok(()));
+                }
+                let list = KVec::with_capacity(JOBS as usize, GFP_KERNEL)?;
+                let made = Arc::pin_init(new_mutex!((list, None)), GFP_KERNEL)?;
+                let gone = Arc::pin_init(Completion::new(), GFP_KERNEL)?;
+                let (client, result, told) = (control.clone(), made.clone(), gone.clone());
+
+                worker::spawn(move || {
+                    for id in 0..JOBS {
+                        let fence = match id {
+                            0 => submit_after(&queue, &client, id, &before),
+                            _ => submit(&queue, &client, id),
+                        };
+
+                        match fence {
+                            Ok(fence) => {
+                                let _ = result.lock().0.push_within_capacity(fence);
+                            }
+                            Err(e) => {
+                                result.lock().1 = Some(e);
+                                break;
+                            }
+                        }
+                    }
+                    drop(queue);
+                    told.complete_all();
+                })?;
+                fsleep(Delta::from_micros(20 * (round % 25)));
+                ring.close();
+                drop(ring);
+                gone.wait_for_completion();
+
+                let made = made.lock();
+                let (fences, refused) = &*made;
+                let mut is_over = false;
+                for fence in fences {
+                    match fence.status() {
+                        Some(Ok(())) => assert!(!is_over),
+                        Some(Err(ECANCELED)) => is_over = true,
+                        other => assert_eq!(other, Some(Ok(()))),
+                    }
+                }
+                assert!(refused.is_none_or(|error| error == ENODEV));
+                let freed = control.count(|event| matches!(event, Event::Freed(_)));
+                assert_eq!(freed, fences.len() + usize::from(refused.is_some()));
+                outcomes[0] += u32::from(!fences.is_empty());
+                outcomes[1] += u32::from(is_over);
+                outcomes[2] += u32::from(refused.is_some());
+                Ok(())
+            })?;
+        }
+        pr_info!(
+            "rounds with jobs: {}, with cancelled ones: {}, with refused ones: {}\n",
+            outcomes[0],
+            outcomes[1],
+            outcomes[2]
+        );
+        assert!(outcomes[2] > 0);
+        Ok(())
     }
 
     #[test]

@@ -27,6 +27,7 @@ use kernel::{
     sync::{
         aref::ARef,
         Arc,
+        Completion,
         Mutex, //
     },
     time::{
@@ -56,6 +57,8 @@ pub(crate) enum Mode {
     Keep,
     /// Drops the job.
     Drop,
+    /// Does the job, once [`Control::wake`] was called.
+    Sleep,
 }
 
 /// An event in the life of a job, or of the ring.
@@ -74,6 +77,8 @@ pub(crate) struct Record {
     pub(crate) verdicts: KVec<Verdict>,
     /// The result of the next reset, and the job that had ended just before, if any.
     pub(crate) reset: (Result, Option<u32>),
+    /// The jobs that are lost in the next reset.
+    pub(crate) lost: KVec<u32>,
     /// Whether the hardware is gone.
     pub(crate) gone: bool,
     /// The number of calls of the driver outside a signalling section.
@@ -89,6 +94,9 @@ pub(crate) struct Control {
     /// The lock that freeing a job takes.
     #[pin]
     pub(crate) gate: Mutex<()>,
+    /// Completed by [`Control::wake`].
+    #[pin]
+    woken: Completion,
 }
 
 impl Control {
@@ -99,6 +107,7 @@ impl Control {
             kept: KVec::with_capacity(64, GFP_KERNEL)?,
             verdicts: KVec::with_capacity(64, GFP_KERNEL)?,
             reset: (Ok(()), None),
+            lost: KVec::new(),
             gone: false,
             unguarded: 0,
         };
@@ -107,9 +116,15 @@ impl Control {
             pin_init!(Self {
                 record <- new_mutex!(record, "queue_kunit::Control::record"),
                 gate <- new_mutex!((), "queue_kunit::Control::gate"),
+                woken <- Completion::new(),
             }),
             GFP_KERNEL,
         )
+    }
+
+    /// Wakes the jobs of [`Mode::Sleep`].
+    pub(crate) fn wake(&self) {
+        self.woken.complete_all();
     }
 
     pub(crate) fn set(&self, mode: Mode) {
@@ -228,6 +243,10 @@ impl RingOps for Ops {
             Mode::Work => done.signal(Ok(())),
             Mode::Fail => done.signal(Err(EPERM)),
             Mode::Drop => drop(done),
+            Mode::Sleep => {
+                hw.control.woken.wait_for_completion();
+                done.signal(Ok(()));
+            }
             Mode::Keep => {
                 let _ = hw
                     .control
@@ -256,18 +275,22 @@ impl RingOps for Ops {
     fn reset(hw: &HwOf<'_, Self>) -> Result {
         hw.control.called();
         hw.control.saw(Event::Reset);
-        let (kept, (result, ended)) = {
+        let (kept, lost, (result, ended)) = {
             let mut record = hw.control.record.lock();
-            let mut kept = KVec::new();
 
-            core::mem::swap(&mut kept, &mut record.kept);
             record.mode = Mode::Work;
-            (kept, record.reset)
+            (
+                core::mem::take(&mut record.kept),
+                core::mem::take(&mut record.lost),
+                record.reset,
+            )
         };
 
         for (id, done) in kept {
             if Some(id) == ended {
                 done.signal(Ok(()));
+            } else if lost.contains(&id) {
+                done.signal(Err(EIO));
             }
             // The other jobs are dropped: the ring is empty after the reset.
         }

@@ -39,6 +39,7 @@ use kernel::{
         ttm::{
             CpuEngine,
             CpuRing,
+            CpuView,
             Engine,
             Job,
             Memory,
@@ -514,10 +515,10 @@ impl Engine for Ring<'_> {
         }
     }
 
-    fn cpu(&self) -> Option<&CpuEngine<'_>> {
+    fn cpu(&self) -> Option<&CpuView<'_>> {
         let again = self.vram.control.again.load(Relaxed);
 
-        again.then_some(&self.vram.engine)
+        again.then(|| self.vram.engine.view())
     }
 }
 

@@ -6,14 +6,17 @@
 use std::time::Duration;
 
 use vvram_tests::compute::{ballast, sum, Bench, Op, HUGE, OPS_MAX, PARAM_COMPUTE_RESETS, RESULTS};
-use vvram_tests::drm::{path_name, reason_name, Drm, Gem};
-use vvram_tests::map::PAGE;
+use vvram_tests::debugfs::DebugFs;
+use vvram_tests::drm::{path_name, reason_name, DmaBuf, Drm, Gem};
+use vvram_tests::map::{Map, PAGE};
 use vvram_tests::mgpu::{take_all, Error, Mgpu, COMPUTE, COPY, EITHER, PARAM_LOSSES, PARAM_RESETS};
 use vvram_tests::misc::{self, Lcg};
 use vvram_tests::pattern::Pattern;
-use vvram_tests::proc::Child;
+use vvram_tests::pci::PciDevice;
+use vvram_tests::proc::{Child, Steps};
 use vvram_tests::scene::{patterns, placed, Expect};
-use vvram_tests::{check, check_eq, fail, igt_main, uapi, Outcome, SysError};
+use vvram_tests::syncfile::SyncFile;
+use vvram_tests::{check, check_eq, fail, igt_main, uapi, Outcome, Stop, SysError};
 
 const PAGE64: u64 = PAGE as u64;
 const KIB: u64 = 1 << 10;
@@ -129,47 +132,58 @@ fn handed_on() -> Outcome {
     gpu.clean()
 }
 
-/// Two address spaces, each with more than half of the VRAM that is left, take turns: all objects
-/// move back for each job. The engine checks all bytes in each round, and the CPU does in the end.
-fn turns() -> Outcome {
-    let gpu = Mgpu::first()?;
-    let left = 2048 * KIB;
-    let _ballast = ballast(&gpu, left)?;
-    let left = gpu.drm.vram_free()?;
-    let piece = 64 * KIB;
-    let count = left * 5 / 8 / piece;
-    let moves = gpu.drm.getparam(uapi::PARAM_MOVES)?;
-    let resets = (
-        gpu.drm.getparam(PARAM_RESETS)?,
-        gpu.drm.getparam(PARAM_COMPUTE_RESETS)?,
-    );
-    let wanted = match misc::soak() {
-        1 => 600,
-        times => 10_000 * times,
-    };
-    let (x, _) = patterns();
-    let benches = [Bench::new(&gpu)?, Bench::new(&gpu)?];
-    let mut all = Vec::new();
-    for (number, bench) in (0..).zip(&benches) {
-        for index in 0..count {
-            let pattern = x.derive(number * count + index);
-            // Every other object is not private.
-            let object = match index % 2 {
-                0 => bench.vm.create(piece, EITHER)?,
-                _ => gpu.drm.create_flags(piece, EITHER)?,
-            };
-            object.map()?.fill(pattern);
-            // At different pages within a huge page.
-            let address = HUGE * (1 + index) + (index % 3) * PAGE64;
-            bench.vm.bind(&object, address)?;
-            all.push((object, pattern, address));
+/// Two address spaces, each with more than half of the VRAM that is left: all objects of one move
+/// back for each of its jobs.
+struct Turns<'a> {
+    benches: [Bench<'a>; 2],
+    /// The objects with their patterns and addresses. Every other object is not private.
+    objects: [Vec<(Gem<'a>, Pattern, u64)>; 2],
+    rounds: u64,
+}
+
+/// The size of an object of [`Turns`].
+const PIECE: u64 = 64 * KIB;
+const LAST: u64 = PIECE / 8 - 1;
+
+impl<'a> Turns<'a> {
+    fn new(gpu: &'a Mgpu) -> Result<Self, Stop> {
+        let count = gpu.drm.vram_free()? * 5 / 8 / PIECE;
+        let (x, _) = patterns();
+        let mut this = Self {
+            benches: [Bench::new(gpu)?, Bench::new(gpu)?],
+            objects: [Vec::new(), Vec::new()],
+            rounds: 0,
+        };
+        for (number, (bench, objects)) in (0..).zip(this.benches.iter().zip(&mut this.objects)) {
+            for index in 0..count {
+                let pattern = x.derive(number * count + index);
+                let object = match index % 2 {
+                    0 => bench.vm.create(PIECE, EITHER)?,
+                    _ => gpu.drm.create_flags(PIECE, EITHER)?,
+                };
+                object.map()?.fill(pattern);
+                // At different pages within a huge page.
+                let address = HUGE * (1 + index) + (index % 3) * PAGE64;
+                bench.vm.bind(&object, address)?;
+                objects.push((object, pattern, address));
+            }
         }
+        Ok(this)
     }
-    let mut rounds = 0;
-    while gpu.drm.getparam(uapi::PARAM_MOVES)? < moves + wanted {
-        check!(rounds < wanted, "{rounds} rounds have not moved enough");
-        for (number, bench) in (0..).zip(&benches) {
-            let mine = &all[number * count as usize..(number + 1) * count as usize];
+
+    /// Returns the objects that are not private, with the patterns of all words but the last one.
+    fn shared(&self) -> impl Iterator<Item = (&Gem<'a>, Pattern)> {
+        self.objects
+            .iter()
+            .flat_map(|objects| objects.iter().skip(1).step_by(2))
+            .map(|(object, pattern, _)| (object, *pattern))
+    }
+
+    /// Each address space has its turn: the engine checks all bytes, and counts the rounds in the
+    /// last word.
+    fn round(&mut self) -> Outcome {
+        let rounds = self.rounds;
+        for (number, (bench, mine)) in (0..).zip(self.benches.iter().zip(&self.objects)) {
             let mut jobs = Vec::new();
             for (job, part) in (0..).zip(mine.chunks(OPS_MAX / 2)) {
                 let ops: Vec<_> = (0..)
@@ -177,22 +191,17 @@ fn turns() -> Outcome {
                     .flat_map(|(index, (_, _, address))| {
                         let result = RESULTS + 8 * (job * OPS_MAX as u64 / 2 + index);
                         [
-                            Op::checksum(*address, piece, result),
-                            // The last word counts the rounds.
-                            Op::add(address + piece - 8, 1),
+                            Op::checksum(*address, PIECE, result),
+                            Op::add(address + PIECE - 8, 1),
                         ]
                     })
                     .collect();
                 jobs.push(bench.vm.exec(&ops)?);
             }
-            for job in &jobs {
-                job.finish()?;
-                check_eq!(job.status()?, 1, "status of a job in round {rounds}");
-            }
+            all_done(&jobs)?;
             for (index, (_, pattern, _)) in mine.iter().enumerate() {
-                let last = piece / 8 - 1;
                 let halves = |word: u64| (word & 0xffff_ffff) + (word >> 32);
-                let want = sum(*pattern, 0, last) + halves(pattern.word(last).wrapping_add(rounds));
+                let want = sum(*pattern, 0, LAST) + halves(pattern.word(LAST).wrapping_add(rounds));
                 check_eq!(
                     bench.results.read(index),
                     want,
@@ -200,29 +209,304 @@ fn turns() -> Outcome {
                 );
             }
         }
-        rounds += 1;
+        self.rounds += 1;
+        Ok(())
     }
-    for (index, (object, pattern, _)) in all.iter().enumerate() {
-        let map = object.map()?;
-        for word in 0..piece / 8 {
-            let added = if word == piece / 8 - 1 { rounds } else { 0 };
+
+    /// Checks all bytes by the CPU.
+    fn verify(&self) -> Outcome {
+        for (index, (object, pattern, _)) in self.objects.iter().flatten().enumerate() {
+            holds_counted(&object.map()?, *pattern, |count| count == self.rounds)
+                .map_err(|stop| Stop::fail(format_args!("object {index}: {}", stop.text())))?;
+        }
+        Ok(())
+    }
+}
+
+/// Checks an object to whose last word a number was added, which `is` checks.
+fn holds_counted(map: &Map, pattern: Pattern, is: impl FnOnce(u64) -> bool) -> Outcome {
+    for word in 0..LAST {
+        check_eq!(
+            map.read(word as usize),
+            pattern.word(word),
+            "word {word} of {LAST}"
+        );
+    }
+    let added = map.read(LAST as usize).wrapping_sub(pattern.word(LAST));
+    check!(is(added), "{added:#x} was added to the last word");
+    Ok(())
+}
+
+/// Checks that there was no reset and no loss since `before`, see [`losses`].
+fn nothing_lost(gpu: &Mgpu, before: [u64; 3]) -> Outcome {
+    check_eq!(losses(gpu)?, before, "resets of both rings, and losses");
+    Ok(())
+}
+
+fn losses(gpu: &Mgpu) -> Result<[u64; 3], SysError> {
+    Ok([
+        gpu.drm.getparam(PARAM_RESETS)?,
+        gpu.drm.getparam(PARAM_COMPUTE_RESETS)?,
+        gpu.drm.getparam(PARAM_LOSSES)?,
+    ])
+}
+
+fn turns() -> Outcome {
+    let gpu = Mgpu::first()?;
+    let _ballast = ballast(&gpu, 2048 * KIB)?;
+    let (moves, before) = (gpu.drm.getparam(uapi::PARAM_MOVES)?, losses(&gpu)?);
+    let wanted = match misc::soak() {
+        1 => 600,
+        times => 10_000 * times,
+    };
+    let mut turns = Turns::new(&gpu)?;
+    while gpu.drm.getparam(uapi::PARAM_MOVES)? < moves + wanted {
+        check!(
+            turns.rounds < wanted,
+            "{} rounds have not moved enough",
+            turns.rounds
+        );
+        turns.round()?;
+    }
+    turns.verify()?;
+    nothing_lost(&gpu, before)?;
+    drop(turns);
+    gpu.clean()
+}
+
+/// The work of two processes of [`mixed`], which repeat it until `stop` is done.
+struct Mix<'a> {
+    pci: &'a PciDevice,
+    /// Is done when the process has done its work often enough.
+    ready: &'a Steps,
+    stop: &'a Steps,
+}
+
+impl Mix<'_> {
+    /// How often each process does its work at least.
+    const LEAST: u64 = 3;
+
+    fn go_on(&self, mut step: impl FnMut(u64) -> Outcome) -> Outcome {
+        let mut count = 0;
+        while !self.stop.is_done()? {
+            step(count)?;
+            count += 1;
+            if count == Self::LEAST {
+                self.ready.done()?;
+            }
+        }
+        check!(count >= Self::LEAST, "stopped after {count}");
+        Ok(())
+    }
+
+    /// vvram reads imported objects that move, and reads and writes imported objects that jobs of
+    /// the compute engine use.
+    fn of_gpu(&self, shared: &[(DmaBuf, Pattern)]) -> Outcome {
+        let (gpu, drm) = (Mgpu::open(self.pci)?, Drm::open()?);
+        let bench = Bench::new(&gpu)?;
+        let (x, _) = patterns();
+        let mut random = Lcg::new(misc::nonce());
+        let (source, sink) = (
+            drm.create_flags(PIECE, EITHER)?,
+            drm.create_flags(PIECE, EITHER)?,
+        );
+        let (from, to) = (source.map()?, sink.map()?);
+        let theirs: Vec<_> = shared
+            .iter()
+            .map(|(buffer, pattern)| Ok::<_, SysError>((drm.import(buffer)?, *pattern)))
+            .collect::<Result<_, _>>()?;
+        let mut mine = Vec::new();
+        for index in 0..4 {
+            let object = gpu.drm.create_flags(PIECE, EITHER)?;
+            bench.vm.bind(&object, HUGE * (1 + index))?;
+            let import = drm.import(&object.export()?)?;
+            mine.push((object, import, HUGE * (1 + index)));
+        }
+        self.go_on(|count| {
+            let (import, pattern) = &theirs[random.below(theirs.len() as u64) as usize];
+            to.set(0);
+            all_done(&[drm.copy((import, 0), (&sink, 0), PIECE)?])?;
+            holds_counted(&to, *pattern, |added| added < 1 << 32)?;
+
+            // The CPU does not wait between these jobs.
+            let (_, import, address) = &mine[random.below(mine.len() as u64) as usize];
+            let (x, word) = (x.derive(count), random.word() as u32);
+            from.fill(x);
+            let jobs = [
+                drm.copy((&source, 0), (import, 0), PIECE)?,
+                bench.vm.exec(&[
+                    Op::checksum(*address, PIECE, RESULTS),
+                    Op::fill(*address, PIECE, word),
+                ])?,
+                drm.copy((import, 0), (&sink, 0), PIECE)?,
+            ];
+            all_done(&jobs)?;
             check_eq!(
-                map.read(word as usize),
-                pattern.word(word).wrapping_add(added),
-                "word {word} of object {index}"
+                bench.results.read(0),
+                sum(x, 0, PIECE / 8),
+                "sum of what vvram wrote, in round {count}"
+            );
+            filled(&to, word)
+        })
+    }
+
+    /// The engines of the GPU read and write an object of vvram, which moves.
+    fn of_vvram(&self) -> Outcome {
+        let (gpu, drm) = (Mgpu::open(self.pci)?, Drm::open()?);
+        let bench = Bench::new(&gpu)?;
+        let (x, _) = patterns();
+        let mut random = Lcg::new(misc::nonce());
+        let debugfs = DebugFs::open(&PciDevice::vvram()?)?;
+        let (source, object, sink) = (
+            drm.create_flags(PIECE, EITHER)?,
+            drm.create_flags(PIECE, EITHER)?,
+            drm.create_flags(PIECE, EITHER)?,
+        );
+        let (from, to) = (source.map()?, sink.map()?);
+        let import = gpu.drm.import(&object.export()?)?;
+        let own = gpu.drm.create_flags(PIECE, EITHER)?;
+        bench.vm.bind(&import, HUGE)?;
+        bench.vm.bind(&own, 2 * HUGE)?;
+        self.go_on(|count| {
+            let (x, word) = (x.derive(count), random.word() as u32);
+            from.fill(x);
+            let place = random.pick(&["system", "vram"]);
+            debugfs.write("move", &format!("{} {place}", object.info()?.id))?;
+            let jobs = [
+                drm.copy((&source, 0), (&object, 0), PIECE)?,
+                gpu.drm.copy((&import, 0), (&own, 0), PIECE)?,
+                bench.vm.exec(&[
+                    Op::checksum(HUGE, PIECE, RESULTS),
+                    Op::checksum(2 * HUGE, PIECE, RESULTS + 8),
+                    Op::fill(2 * HUGE, PIECE, word),
+                ])?,
+                gpu.drm.copy((&own, 0), (&import, 0), PIECE)?,
+                drm.copy((&object, 0), (&sink, 0), PIECE)?,
+            ];
+            all_done(&jobs)?;
+            check_eq!(
+                [0, 1].map(|index| bench.results.read(index)),
+                [sum(x, 0, PIECE / 8); 2],
+                "sums of what vvram has, and of its copy, in round {count}"
+            );
+            filled(&to, word)
+        })
+    }
+}
+
+/// Waits for jobs, and checks that none has failed.
+fn all_done(jobs: &[SyncFile]) -> Outcome {
+    for (index, job) in jobs.iter().enumerate() {
+        job.finish()?;
+        check_eq!(job.status()?, 1, "status of job {index}");
+    }
+    Ok(())
+}
+
+/// Checks that all of a mapping is filled with a word.
+fn filled(map: &Map, word: u32) -> Outcome {
+    let both = u64::from(word) << 32 | u64::from(word);
+    if let Err(mismatch) = map.verify_value(both) {
+        fail!("what was filled: {mismatch}");
+    }
+    Ok(())
+}
+
+/// Two address spaces take turns while vvram imports objects of theirs and other ones, and copies
+/// from and to them. The GPU does the same with an object of vvram.
+fn mixed() -> Outcome {
+    let gpu = Mgpu::first()?;
+    let _ballast = ballast(&gpu, 2048 * KIB)?;
+    let (moves, before) = (gpu.drm.getparam(uapi::PARAM_MOVES)?, losses(&gpu)?);
+    let wanted = match misc::soak() {
+        1 => 200,
+        times => 2_000 * times,
+    };
+    let mut turns = Turns::new(&gpu)?;
+    let shared: Vec<_> = turns
+        .shared()
+        .map(|(object, pattern)| Ok::<_, SysError>((object.export()?, pattern)))
+        .collect::<Result<_, _>>()?;
+    let (ready, stop) = ([Steps::new()?, Steps::new()?], Steps::new()?);
+    let [one, two] = [0, 1].map(|index| Mix {
+        pci: &gpu.pci,
+        ready: &ready[index],
+        stop: &stop,
+    });
+    let mut children = [
+        Child::spawn(|| one.of_gpu(&shared))?,
+        Child::spawn(|| two.of_vvram())?,
+    ];
+    let mut is_ready = [false; 2];
+    while is_ready != [true; 2] || gpu.drm.getparam(uapi::PARAM_MOVES)? < moves + wanted {
+        check!(
+            turns.rounds < 100 * wanted,
+            "{} rounds have not moved enough",
+            turns.rounds
+        );
+        turns.round()?;
+        for ((is_ready, ready), child) in is_ready.iter_mut().zip(&ready).zip(&mut children) {
+            *is_ready |= ready.is_done()?;
+            check!(
+                child.ended().is_none(),
+                "one of both has ended in round {}",
+                turns.rounds
             );
         }
     }
-    check_eq!(
-        (
-            gpu.drm.getparam(PARAM_RESETS)?,
-            gpu.drm.getparam(PARAM_COMPUTE_RESETS)?
-        ),
-        resets,
-        "resets"
-    );
-    check_eq!(gpu.drm.getparam(PARAM_LOSSES)?, 0, "objects that are lost");
-    drop((all, benches));
+    stop.done()?;
+    for mut child in children {
+        child.join("one of both", LIMIT)?;
+    }
+    turns.verify()?;
+    nothing_lost(&gpu, before)?;
+    drop((turns, shared));
+    gpu.clean()
+}
+
+/// VRAM changes its owner and back in each round, while jobs of the compute engine use the objects
+/// and the CPU does not wait between them: no job reads the content of another object.
+fn reuse() -> Outcome {
+    let gpu = Mgpu::first()?;
+    let _ballast = ballast(&gpu, 128 * KIB)?;
+    let before = losses(&gpu)?;
+    let bench = Bench::new(&gpu)?;
+    let mut random = Lcg::new(misc::nonce());
+    let size = gpu.drm.vram_free()? / 4 * 3 / PAGE64 * PAGE64;
+    let rounds = match misc::soak() {
+        1 => 100,
+        times => 10_000 * times,
+    };
+    let (new, old) = (HUGE, 2 * HUGE);
+    let kept = bench.vm.create(size, EITHER)?;
+    bench.vm.bind(&kept, old)?;
+    let mut has = 0;
+    for round in 0..rounds {
+        let object = bench.vm.create(size, EITHER)?;
+        bench.vm.bind(&object, new)?;
+        let word = random.word() as u32;
+        let jobs = [
+            bench
+                .vm
+                .exec(&[Op::checksum(new, size, RESULTS), Op::fill(new, size, word)])?,
+            bench.vm.exec(&[
+                Op::checksum(old, size, RESULTS + 8),
+                Op::fill(old, size, !word),
+            ])?,
+            bench.vm.exec(&[Op::checksum(new, size, RESULTS + 16)])?,
+        ];
+        all_done(&jobs)?;
+        let all = |word: u32| u64::from(word) * (size / 4);
+        check_eq!(
+            [0, 1, 2].map(|index| bench.results.read(index)),
+            [0, all(has), all(word)],
+            "sums of what is new, what came back, and what was new, in round {round}"
+        );
+        has = !word;
+        bench.vm.unbind(new, size)?;
+    }
+    drop((kept, bench));
+    nothing_lost(&gpu, before)?;
     gpu.clean()
 }
 
@@ -384,7 +668,9 @@ fn import_vvram() -> Outcome {
 igt_main! {
     "evicted", "an object of two address spaces moves under their jobs", evicted;
     "handed-on", "VRAM that an object has just left", handed_on;
+    "reuse", "VRAM that changes its owner again and again", reuse;
     "turns", "two address spaces with more than half of VRAM each", turns;
+    "mixed", "the same, with another device that imports, and that exports", mixed;
     "storm", "by several processes", storm;
     "import-gpu", "VRAM of another modelled GPU", import_gpu;
     "import-vvram", "VRAM of another device", import_vvram;

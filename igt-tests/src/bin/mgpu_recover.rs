@@ -4,15 +4,19 @@
 
 use std::time::Instant;
 
-use vvram_tests::compute::{Bench, Op, HUGE, PARAM_COMPUTE_RESETS};
+use vvram_tests::compute::{ballast, Bench, Op, HUGE, PARAM_COMPUTE_RESETS};
+use vvram_tests::drm::Gem;
 use vvram_tests::failure::Events;
 use vvram_tests::map::PAGE;
 use vvram_tests::mgpu::{
-    holds, take_all, Error, Impatient, Mgpu, EITHER, PARAM_LOSSES, PARAM_QUARANTINED, PARAM_RESETS,
+    fragment, holds, Error, Impatient, Mgpu, EITHER, PARAM_APERTURE_FREE, PARAM_LOSSES,
+    PARAM_RESETS,
 };
+use vvram_tests::pattern::Pattern;
+use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::proc::KernelLog;
-use vvram_tests::scene::{patterns, placed};
-use vvram_tests::{check, check_eq, expect_errno, igt_main, uapi, Outcome};
+use vvram_tests::scene::{patterns, peer_reads, placed};
+use vvram_tests::{check, check_eq, fail, igt_main, uapi, Outcome};
 
 const PAGE64: u64 = PAGE as u64;
 const SIZE: u64 = 16 * PAGE64;
@@ -71,28 +75,152 @@ fn fault() -> Outcome {
     fails(Error::Fault, libc::EIO)
 }
 
-/// A move hangs: the object loses its content, and VRAM that was not cleared is not allocated.
-fn lost() -> Outcome {
+/// Checks every byte of an object by a copy to system memory, for which no window is needed.
+fn reads(gpu: &Mgpu, object: &Gem<'_>, want: Option<Pattern>) -> Outcome {
+    let copy = gpu.drm.create_flags(object.size(), uapi::CREATE_SYSTEM)?;
+    gpu.drm
+        .copy((object, 0), (&copy, 0), object.size())?
+        .finish()?;
+    let map = copy.map()?;
+    let found = match want {
+        Some(pattern) => map.verify(pattern),
+        None => map.verify_value(0),
+    };
+    if let Err(mismatch) = found {
+        fail!("what was moved: {mismatch}");
+    }
+    Ok(())
+}
+
+/// Moves of an object of `pages` pages fail: the CPU does them, and the log says so.
+fn moved(gpu: &Mgpu, error: Error, pages: u64) -> Outcome {
+    let (x, y) = patterns();
+    let (again, losses, resets) = (
+        gpu.done_again()?,
+        gpu.drm.getparam(PARAM_LOSSES)?,
+        gpu.drm.getparam(PARAM_RESETS)?,
+    );
+    let mut log = KernelLog::open()?;
+    let size = pages * PAGE64;
+    let free = gpu.drm.vram_free()?;
+    // Leaves old content in the VRAM that the next object gets.
+    let object = gpu.drm.create(size)?;
+    object.map()?.fill(y);
+    drop(object);
+    gpu.drm.await_vram_free(free)?;
+
+    gpu.inject(error, 0)?;
+    let object = gpu.drm.create_flags(size, EITHER)?;
+    reads(gpu, &object, None)?;
+    object.map()?.fill(x);
+    for (round, place) in (2..).zip(["system", "vram", "system", "vram"]) {
+        gpu.inject(error, 0)?;
+        gpu.force(&object, place)?;
+        reads(gpu, &object, Some(x))?;
+        check_eq!(gpu.done_again()?, again + round, "moves by the CPU");
+        if place == "system" {
+            gpu.drm.await_vram_free(free)?;
+        }
+    }
+    placed(&object, uapi::PLACEMENT_VRAM)?;
+    check_eq!(gpu.drm.getparam(PARAM_RESETS)?, resets + 5, "resets");
+    check_eq!(
+        gpu.drm.getparam(PARAM_LOSSES)?,
+        losses,
+        "objects that are lost"
+    );
+    let told = format!("object {} was moved by the CPU", object.info()?.id);
+    let lines = log.lines();
+    check_eq!(
+        lines.iter().filter(|line| line.contains(&told)).count(),
+        5,
+        "lines of the log that say so"
+    );
+    Ok(())
+}
+
+fn again() -> Outcome {
+    let _patient = Impatient::never()?;
+    let gpu = Mgpu::first()?;
+    for pages in [1, 16, 77] {
+        moved(&gpu, Error::Fault, pages)?;
+    }
+    // VRAM in pieces.
+    let kept = fragment(&gpu, 40)?;
+    moved(&gpu, Error::Fault, 40)?;
+    drop(kept);
+    // All of the aperture shows another object.
+    let all = gpu.drm.create(gpu.aperture()?)?;
+    let buffer = all.export()?;
+    let holder = Peer::open()?;
+    holder.attach(&buffer, Mode::Dynamic)?;
+    holder.map()?;
+    check_eq!(gpu.drm.getparam(PARAM_APERTURE_FREE)?, 0, "free aperture");
+    let (x, _) = patterns();
+    let size = 77 * PAGE64;
+    let object = gpu.drm.create_flags(size, EITHER)?;
+    let source = gpu.drm.create_flags(size, uapi::CREATE_SYSTEM)?;
+    source.map()?.fill(x);
+    gpu.drm.copy((&source, 0), (&object, 0), size)?.finish()?;
+    let again = gpu.done_again()?;
+    for (round, place) in (1..).zip(["system", "vram"]) {
+        gpu.inject(Error::Fault, 0)?;
+        gpu.force(&object, place)?;
+        reads(&gpu, &object, Some(x))?;
+        check_eq!(gpu.done_again()?, again + round, "moves by the CPU");
+    }
+    check_eq!(gpu.drm.getparam(PARAM_APERTURE_FREE)?, 0, "free aperture");
+    gpu.clean()
+}
+
+/// A move fails of an object whose pages are still in the window of an importer, which has not
+/// unmapped it.
+fn shown() -> Outcome {
+    let _patient = Impatient::never()?;
+    let gpu = Mgpu::first()?;
+    let (x, _) = patterns();
+    let object = gpu.drm.create_flags(77 * PAGE64, EITHER)?;
+    object.map()?.fill(x);
+    let buffer = object.export()?;
+    let peer = Peer::open()?;
+    peer.attach(&buffer, Mode::Dynamic)?;
+    peer.map()?;
+    peer_reads(&peer, x, &[0, 76])?;
+    placed(&object, uapi::PLACEMENT_VRAM)?;
+    let again = gpu.done_again()?;
+    gpu.inject(Error::Fault, 0)?;
+    gpu.force(&object, "system")?;
+    check!(peer.status()?.invalidations > 0, "the peer was not told");
+    holds(&object, x, "after the move")?;
+    check_eq!(gpu.done_again()?, again + 1, "moves by the CPU");
+    peer.map()?;
+    peer_reads(&peer, x, &[0, 1, 75, 76])?;
+    gpu.clean()
+}
+
+/// An object leaves VRAM for another one, whose memory is cleared after that; the first move fails.
+fn behind() -> Outcome {
     let _impatient = Impatient::new()?;
     let gpu = Mgpu::first()?;
     let (x, _) = patterns();
-    let free = gpu.drm.vram_free()?;
-    gpu.inject(Error::Hang, 0)?;
-    let object = gpu.drm.create(SIZE)?;
-    let other = gpu.drm.create_flags(SIZE, EITHER)?;
-    other.map()?.fill(x);
-    check_eq!(gpu.drm.getparam(PARAM_LOSSES)?, 1, "objects that are lost");
-    let copy = gpu.drm.copy((&object, 0), (&other, 0), SIZE);
-    expect_errno("a copy of what is lost", copy, libc::EIO)?;
-    drop(object);
-    gpu.drm.await_vram_free(free - 2 * SIZE)?;
-    check_eq!(gpu.drm.getparam(PARAM_QUARANTINED)?, SIZE, "in quarantine");
-    holds(&other, x, "beside it")?;
-    // Objects that move after that keep their content.
-    let taken = take_all(&gpu)?;
-    placed(&other, uapi::PLACEMENT_SYSTEM)?;
-    holds(&other, x, "after a move")?;
-    drop(taken);
+    let _ballast = ballast(&gpu, 4 * SIZE)?;
+    let size = gpu.drm.vram_free()?;
+    for round in 0..4 {
+        let leaves = gpu.drm.create_flags(size, EITHER)?;
+        let pattern = x.derive(round);
+        leaves.map()?.fill(pattern);
+        placed(&leaves, uapi::PLACEMENT_VRAM)?;
+        let again = gpu.done_again()?;
+        gpu.inject(Error::Hang, 0)?;
+        let comes = gpu.drm.create(size)?;
+        reads(&gpu, &comes, None)?;
+        placed(&leaves, uapi::PLACEMENT_SYSTEM)?;
+        drop(comes);
+        holds(&leaves, pattern, "of the one that has left")?;
+        check_eq!(gpu.done_again()?, again + 1, "moves by the CPU");
+        gpu.drm.await_vram_free(size)?;
+    }
+    check_eq!(gpu.drm.getparam(PARAM_LOSSES)?, 0, "objects that are lost");
     gpu.clean()
 }
 
@@ -225,7 +353,9 @@ fn twice() -> Outcome {
 igt_main! {
     "hang", "a copy that hangs", hang;
     "fault", "a copy that faults", fault;
-    "lost", "a move that hangs", lost;
+    "again", "moves that fail are done by the CPU", again;
+    "shown", "a move that fails, of what a window shows", shown;
+    "behind", "a move that hangs, and another one into the same memory", behind;
     "interrupts", "an interrupt is lost, or too early", interrupts;
     "invalidation", "the device does not look at page tables", invalidation;
     "twice", "again", twice;

@@ -6,7 +6,8 @@
 use std::time::Duration;
 
 use vvram_tests::compute::{
-    sum, Bench, Op, Vm, HUGE, PARAM_COMPUTE_RESETS, PARAM_PAGE_TABLES, PARAM_VMS_FREE, RESULTS,
+    ballast, sum, Bench, Op, Vm, HUGE, PARAM_COMPUTE_RESETS, PARAM_PAGE_TABLES, PARAM_VMS_FREE,
+    RESULTS,
 };
 use vvram_tests::drm::Gem;
 use vvram_tests::failure::{no_dump, says, take_dump, Events};
@@ -20,7 +21,7 @@ use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::power::system_sleep;
-use vvram_tests::proc::{Child, Exit};
+use vvram_tests::proc::{Child, Exit, KernelLog};
 use vvram_tests::rebind::Unbinding;
 use vvram_tests::scene::{patterns, peer_reads, placed};
 use vvram_tests::syncfile::SyncFile;
@@ -177,10 +178,29 @@ fn whole() -> Outcome {
     map.fill(x);
     let resets = gpu.drm.getparam(PARAM_RESETS)?;
     let events = Events::listen()?;
-    // This job leaves memory that is not cleared.
+    // This job leaves memory that is not cleared: it fails, and the CPU sees no VRAM to do it.
+    let mut log = KernelLog::open()?;
+    gpu.inject(Error::NoInvalidate, 2)?;
     gpu.inject(Error::Hang, 0)?;
     let lost = gpu.drm.create(SIZE)?;
     check_eq!(events.wedged(&gpu.pci)?, "none", "what helps");
+    let system = gpu.drm.create_flags(SIZE, uapi::CREATE_SYSTEM)?;
+    let copy = gpu.drm.copy((&lost, 0), (&system, 0), SIZE);
+    check!(
+        match copy {
+            Ok(copy) => ends(&[copy])? == [-libc::EIO],
+            Err(error) => error.errno == libc::EIO,
+        },
+        "what is lost was copied"
+    );
+    // The target of the copy is lost as well, if the copy was queued.
+    let losses = gpu.drm.getparam(PARAM_LOSSES)?;
+    check!((1..=2).contains(&losses), "{losses} objects are lost");
+    let told = format!("object {} has lost its content", lost.info()?.id);
+    check!(
+        log.lines().iter().any(|line| line.contains(&told)),
+        "the log does not say so"
+    );
     let free = gpu.drm.vram_free()?;
     drop(lost);
     let kept_away = misc::poll(LIMIT, || {
@@ -252,6 +272,46 @@ fn function() -> Outcome {
     gpu.clean()
 }
 
+/// Userspace resets the device while objects leave VRAM for other ones: the CPU does the moves that
+/// were begun.
+fn moves() -> Outcome {
+    const COUNT: u64 = 24;
+    let gpu = Mgpu::first()?;
+    let (x, _) = patterns();
+    let _ballast = ballast(&gpu, COUNT * SIZE)?;
+    let old: Vec<_> = (0..COUNT)
+        .map(|_| gpu.drm.create_flags(SIZE, EITHER))
+        .collect::<Result<_, _>>()?;
+    for (index, object) in (0..).zip(&old) {
+        object.map()?.fill(x.derive(index));
+        placed(object, uapi::PLACEMENT_VRAM)?;
+    }
+    let (again, losses) = (gpu.done_again()?, gpu.drm.getparam(PARAM_LOSSES)?);
+    gpu.inject(Error::Slow, 20)?;
+    let new: Vec<_> = (0..COUNT)
+        .map(|_| gpu.drm.create(SIZE))
+        .collect::<Result<_, _>>()?;
+    gpu.pci.reset()?;
+    for object in &new {
+        if let Err(mismatch) = object.map()?.verify_value(0) {
+            return Err(Stop::fail(format_args!("a new object: {mismatch}")));
+        }
+    }
+    for (index, object) in (0..).zip(&old) {
+        placed(object, uapi::PLACEMENT_SYSTEM)?;
+        holds(object, x.derive(index), "what has left")?;
+    }
+    check!(
+        gpu.done_again()? >= again + 2,
+        "no two moves were in the ring"
+    );
+    check_eq!(
+        gpu.drm.getparam(PARAM_LOSSES)?,
+        losses,
+        "objects that are lost"
+    );
+    gpu.clean()
+}
 /// An address space with a page for results, a private object in VRAM and one in system memory.
 struct Space<'a> {
     bench: Bench<'a>,
@@ -570,6 +630,7 @@ igt_main! {
     "function", "a reset by others, with a peer", function;
     "vms", "resets of all of it, with address spaces", vms;
     "unforgotten", "address spaces that it does not forget before a reset", unforgotten;
+    "moves", "a reset by others, with moves", moves;
     "wedged", "a device that cannot be reset", wedged;
     "sleep", "the system cannot sleep", sleep;
     "unbound", "a device without a driver is no bus master", unbound;

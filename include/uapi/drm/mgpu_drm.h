@@ -42,8 +42,8 @@ enum drm_mgpu_param {
 	/** @DRM_MGPU_PARAM_VRAM_SIZE: all VRAM of the device, in bytes. */
 	DRM_MGPU_PARAM_VRAM_SIZE = 0,
 	/**
-	 * @DRM_MGPU_PARAM_APERTURE_SIZE: the aperture, through which the CPU
-	 * and peers see VRAM, in bytes.
+	 * @DRM_MGPU_PARAM_APERTURE_SIZE: the part of the aperture through which
+	 * the CPU and peers see objects in VRAM, in bytes.
 	 */
 	DRM_MGPU_PARAM_APERTURE_SIZE = 1,
 	/**
@@ -66,8 +66,8 @@ enum drm_mgpu_param {
 	 */
 	DRM_MGPU_PARAM_MOVES = 6,
 	/**
-	 * @DRM_MGPU_PARAM_APERTURE_FREE: the part of the aperture that no
-	 * window uses, in bytes.
+	 * @DRM_MGPU_PARAM_APERTURE_FREE: how much of that part no window uses,
+	 * in bytes.
 	 */
 	DRM_MGPU_PARAM_APERTURE_FREE = 7,
 	/**

@@ -19,12 +19,16 @@
 //! which have not changed, so all windows are where they were. During a reset by the PCI core no
 //! window is made; a window that is dropped meanwhile is closed when the device reads the tables.
 //!
+//! No window uses the last pages of the BAR: they show the CPU some pages at a time of an object
+//! whose move has failed, at any place in VRAM, see [`ScratchWindow`].
+//!
 //! # Locking
 //!
 //! One mutex, with which page tables are written, and inside of it that of
 //! [`Invalidator`](crate::invalidate::Invalidator). Both are taken with the reservation of an
-//! object held, so nothing is allocated while they are held. [`Aperture::map`] may also be called
-//! with the `mmap_lock` held, for a page fault, and only tries to take them for a limited time.
+//! object held, and where a move has failed, whose fence other tasks wait for, so nothing is
+//! allocated while they are held. [`Aperture::map`] may also be called with the `mmap_lock` held,
+//! for a page fault, and only tries to take them for a limited time.
 
 use kernel::{
     device::{
@@ -32,11 +36,17 @@ use kernel::{
         Device, //
     },
     dma_buf::mapping::RangeList,
-    drm::vram::{
-        Allocation,
-        Allocator,
-        Range,
-        Ranges, //
+    drm::{
+        ttm::{
+            ScratchWindow,
+            SCRATCH_PAGES, //
+        },
+        vram::{
+            Allocation,
+            Allocator,
+            Range,
+            Ranges, //
+        }, //
     },
     new_mutex,
     page::{
@@ -52,7 +62,9 @@ use kernel::{
     },
     time::{
         delay::fsleep,
-        Delta, //
+        Delta,
+        Instant,
+        Monotonic, //
     }, //
 };
 
@@ -78,6 +90,13 @@ use crate::{
 
 /// How much of the BAR is used at most: as much as one table of the second level maps.
 const MOST: u64 = SZ_1G as u64;
+
+/// How much of the end of the BAR is used by no window.
+const SCRATCH: u64 = (SCRATCH_PAGES * PAGE_SIZE) as u64;
+
+/// For how many milliseconds a move that has failed waits for a reset of the device by another
+/// task.
+const RESET_TIME: i64 = 10_000;
 
 /// How often a task that must not wait for long tries to take a lock.
 const ATTEMPTS: usize = 10;
@@ -137,6 +156,28 @@ impl Tables {
             page += count;
         }
         Ok(())
+    }
+
+    /// Finds where the BAR shows pages of VRAM. Returns how many of them it shows.
+    fn find(&self, vram: &[u64], places: &mut [u64]) -> Result<usize> {
+        let mut found = 0;
+
+        for (index, table) in self.leaves.iter().enumerate() {
+            for page in 0..WORDS {
+                let entry = table.read(page)?;
+                if entry & VALID == 0 {
+                    continue;
+                }
+
+                let offset = entry & ADDRESS;
+                let mut all = places.iter_mut().zip(vram);
+                if let Some((place, _)) = all.find(|(_, wanted)| **wanted == offset) {
+                    *place = ((index * WORDS + page) << PAGE_SHIFT) as u64;
+                    found += 1;
+                }
+            }
+        }
+        Ok(found)
     }
 
     /// Calls `f` with the entry of each page of a piece of the BAR.
@@ -201,6 +242,16 @@ impl State {
     }
 }
 
+/// Tells whether a window shows the page at an offset.
+fn is_shown(shown: &[u64], offset: u64) -> bool {
+    let page = offset >> PAGE_SHIFT;
+
+    // CAST: The page is one of VRAM, so its word exists.
+    shown
+        .get((page / 64) as usize)
+        .is_some_and(|word| word & 1 << (page % 64) != 0)
+}
+
 /// Marks the page at an offset as not shown.
 fn give_back(shown: &mut [u64], offset: u64) {
     let page = offset >> PAGE_SHIFT;
@@ -228,6 +279,8 @@ pub(crate) struct Aperture {
     invalidator: Arc<Invalidator>,
     /// The allocator of the BAR.
     bar: Arc<Allocator>,
+    /// The part of the BAR behind that of the allocator, which no window uses.
+    scratch: Range,
     dev: ARef<Device>,
     #[pin]
     state: Mutex<State>,
@@ -248,7 +301,12 @@ impl Aperture {
     ) -> Result<Arc<Self>> {
         let len = len.min(MOST);
         let tables = Tables::new(dev, len)?;
-        let bar = Allocator::new(0..len)?;
+        let scratch = Range {
+            at: 0,
+            offset: len.checked_sub(SCRATCH).ok_or(EINVAL)?,
+            len: SCRATCH,
+        };
+        let bar = Allocator::new(0..scratch.offset)?;
         let words = usize::try_from((vram >> PAGE_SHIFT).div_ceil(64))?;
         let shown = KVVec::from_elem(0, words, GFP_KERNEL)?;
 
@@ -257,6 +315,7 @@ impl Aperture {
             pin_init!(Self {
                 invalidator: contexts.invalidator().clone(),
                 bar,
+                scratch,
                 dev: dev.into(),
                 state <- new_mutex!(State { tables, shown }, "mgpu::Aperture"),
             }),
@@ -264,7 +323,7 @@ impl Aperture {
         )
     }
 
-    /// Returns how many bytes it has.
+    /// Returns the size of the part for windows, in bytes.
     pub(crate) fn len(&self) -> u64 {
         self.bar.size()
     }
@@ -355,7 +414,51 @@ impl Aperture {
         telling.invalidate(APERTURE, 0, self.len())
     }
 
-    /// Writes entries, and invalidates them.
+    /// Does [`ScratchWindow::show`].
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` if another task resets the device.
+    fn try_show(&self, vram: &[u64], f: &mut dyn FnMut(&[u64])) -> Result {
+        let mut state = self.state.lock();
+        let mut telling = self.invalidator.lock();
+        let State { tables, shown } = &mut *state;
+        let mut places = [0; SCRATCH_PAGES];
+        let places = places.get_mut(..vram.len()).ok_or(EINVAL)?;
+
+        if telling.is_paused() {
+            return Err(EBUSY);
+        }
+        for (index, place) in places.iter_mut().enumerate() {
+            *place = self.scratch.offset + (index * PAGE_SIZE) as u64;
+        }
+        let elsewhere = vram
+            .iter()
+            .filter(|offset| is_shown(shown, **offset))
+            .count();
+        if elsewhere != 0 && tables.find(vram, places)? != elsewhere {
+            return Err(EIO);
+        }
+
+        let scratch = core::slice::from_ref(&self.scratch);
+        let entries = places.iter().zip(vram).map(|(place, offset)| {
+            if *place >= self.scratch.offset {
+                offset | VALID | VRAM | LEAF
+            } else {
+                0
+            }
+        });
+        let ret = self.change(tables, &mut telling, scratch, entries);
+        if ret.is_ok() {
+            f(places);
+        }
+        // Also after an error, because the device may have read some of the entries. If the device
+        // acknowledges this invalidation, it was present all the time.
+        let zeroes = core::iter::repeat_n(0, SCRATCH_PAGES);
+        ret.and(self.change(tables, &mut telling, scratch, zeroes))
+    }
+
+    /// Writes entries, and tells the device.
     fn change(
         &self,
         tables: &Tables,
@@ -379,6 +482,21 @@ impl Aperture {
             .max()
             .unwrap_or(0);
         telling.invalidate(APERTURE, start, end - start)
+    }
+}
+
+impl ScratchWindow for Aperture {
+    fn show(&self, pages: &[u64], f: &mut dyn FnMut(&[u64])) -> Result {
+        let since = Instant::<Monotonic>::now();
+
+        loop {
+            match self.try_show(pages, &mut *f) {
+                Err(e) if e == EBUSY && since.elapsed().as_millis() < RESET_TIME => {
+                    fsleep(Delta::from_millis(10));
+                }
+                ret => return ret,
+            }
+        }
     }
 }
 

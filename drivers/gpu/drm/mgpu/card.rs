@@ -16,7 +16,10 @@ use kernel::{
             peer, //
         },
         ioctl,
-        ttm,
+        ttm::{
+            self,
+            CpuView, //
+        },
         vram::Window, //
     },
     pci,
@@ -69,15 +72,14 @@ pub(crate) struct Bound<'a> {
     pub(crate) exports: peer::Exports<'a, BoData>,
     /// The compute engine, which works on virtual addresses. Moves depend on its jobs.
     pub(crate) compute: ComputeEngine<'a>,
-    /// The copy engine, which moves and copies the content of objects.
+    /// The copy engine, which moves and copies the content of objects, with the CPU's view of the
+    /// aperture.
     pub(crate) engine: CopyEngine<'a>,
     /// The address spaces. The drop of this ends all of them.
     _spaces: Spaces,
     pub(crate) gpu: Arc<Gpu>,
     /// The PCI device.
     pub(crate) pdev: &'a pci::Device<device::Bound>,
-    /// The mapping by which the CPU accesses the aperture.
-    pub(crate) window: Window<'a>,
     _told: Told,
 }
 
@@ -114,11 +116,16 @@ impl RegistrationInit<Driver> for Init {
         Ok(Bound {
             exports: peer::exports(pdev, BAR)?,
             compute: ComputeEngine(engine::new_ring(adev.as_ref(), &self.0)?),
-            engine: CopyEngine(engine::new_ring(adev.as_ref(), &self.0)?),
+            engine: CopyEngine {
+                ring: engine::new_ring(adev.as_ref(), &self.0)?,
+                view: CpuView::with_scratch(
+                    Window::new(pdev, BAR, MODULE)?,
+                    self.0.aperture.clone(),
+                )?,
+            },
             _spaces: Spaces(self.0.contexts.clone()),
             gpu: self.0.clone(),
             pdev,
-            window: Window::new(pdev, BAR, MODULE)?,
             _told: Told(self.0),
         })
     }
@@ -196,7 +203,7 @@ impl drm::Driver for Driver {
         // Ioctls that wait for jobs, which may depend on other devices, return, so that the unplug
         // can wait for these ioctls.
         bound.compute.0.close();
-        bound.engine.0.close();
+        bound.engine.ring.close();
     }
 
     fn debugfs_init(dir: &drm::debugfs::Dir<'_, Self>) {

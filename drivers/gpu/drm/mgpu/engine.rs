@@ -20,6 +20,7 @@ use kernel::{
             Verdict, //
         },
         ttm::{
+            CpuView,
             Engine,
             Job,
             Plan,
@@ -162,7 +163,11 @@ impl RingJob for CopyJob {
 pub(crate) type CopyRing = Jobs<CopyJob>;
 
 /// The copy engine. Its jobs end when this is dropped.
-pub(crate) struct CopyEngine<'a>(pub(crate) Ring<'a, CopyRing>);
+pub(crate) struct CopyEngine<'a> {
+    pub(crate) ring: Ring<'a, CopyRing>,
+    /// The CPU's view of VRAM, for moves that fail. Dropped after the ring.
+    pub(crate) view: CpuView<'a>,
+}
 
 impl Engine for CopyEngine<'_> {
     const DMA: bool = true;
@@ -173,7 +178,7 @@ impl Engine for CopyEngine<'_> {
     fn prepare(&self, work: &Work, plan: Plan<'_, CopyRing>) -> Result<Self::Ready> {
         let lists = Arc::new(Lists::of(work)?, GFP_KERNEL)?;
 
-        Ok((plan.entry(self.0.kernel())?, lists))
+        Ok((plan.entry(self.ring.kernel())?, lists))
     }
 
     fn run(&self, job: Job, (entry, lists): Self::Ready) {
@@ -184,5 +189,12 @@ impl Engine for CopyEngine<'_> {
         };
 
         entry.push(job, &fence);
+    }
+
+    /// Jobs fail by a reset of the ring, also if another task has reset the device: then the device
+    /// does nothing, and the queue begins no job. Jobs also fail when the device is wedged or gone;
+    /// then the aperture does not work, and the CPU does no move.
+    fn cpu(&self) -> Option<&CpuView<'_>> {
+        Some(&self.view)
     }
 }

@@ -116,7 +116,7 @@ impl File {
         bound: &Bound<'_>,
     ) -> Result<(&CopyQueue<CopyRing>, Permit)> {
         self.copies.take(|| {
-            let queue = bound.engine.0.queue(COPIES, dev.ttm.fence_group())?;
+            let queue = bound.engine.ring.queue(COPIES, dev.ttm.fence_group())?;
 
             dev.ttm.copy_queue(c"mgpu-copy", 0, queue)
         })

@@ -149,11 +149,11 @@ impl TtmObject for BoData {
 
     fn end_jobs<'a>(bound: &'a Bound<'a>) {
         bound.compute.0.end();
-        bound.engine.0.end();
+        bound.engine.ring.end();
     }
 
     fn flush<'a>(bound: &'a Bound<'a>, _vram: &Ranges) {
-        bound.window.flush_all();
+        bound.engine.view.window().flush_all();
     }
 }
 

@@ -371,8 +371,8 @@ impl<E: Entries> Ring<E> {
     pub(crate) fn advance(&self) -> bool {
         let mut state = self.state.lock();
 
-        if self.recovery.epoch() != state.epoch {
-            self.begin_epoch(&mut state);
+        if !self.begin_epoch(&mut state) {
+            return true;
         }
         // Fails only if the driver is unbound; the ring is empty then.
         if let Ok(status) = self.reach(&mut state) {
@@ -397,10 +397,26 @@ impl<E: Entries> Ring<E> {
         Ok(status)
     }
 
-    /// Follows a reset of the device, which has forgotten the entries of the ring.
-    fn begin_epoch(&self, state: &mut State<E>) {
+    /// Follows a reset of the device, which has forgotten the entries of the ring. Returns false if
+    /// they belong to a job. Then it tells the queue, which has the ring [reset](Self::reset), so
+    /// that no job begins before the queue has ended those that were lost.
+    fn begin_epoch(&self, state: &mut State<E>) -> bool {
+        if self.recovery.epoch() == state.epoch {
+            return true;
+        }
         // Fails only if the driver is unbound; the ring was empty then.
         let _ = self.reach(state);
+        if let Some(job) = state.jobs.first().filter(|job| job.is_begun) {
+            job.done.expire();
+            return false;
+        }
+        self.lose(state);
+        true
+    }
+
+    /// Ends the jobs that were in the ring before a reset of the device, or all jobs if the device
+    /// is not used any more.
+    fn lose(&self, state: &mut State<E>) {
         // The next entry is the first one that the device counts.
         state.epoch = self.recovery.epoch();
         match self.recovery.closed() {
@@ -413,8 +429,8 @@ impl<E: Entries> Ring<E> {
     pub(crate) fn timed_out(&self, limit: Msecs) -> Verdict {
         let mut state = self.state.lock();
 
-        if self.recovery.epoch() != state.epoch {
-            self.begin_epoch(&mut state);
+        if !self.begin_epoch(&mut state) {
+            return Verdict::Reset(EIO);
         }
         let error = match self.reach(&mut state) {
             Ok(status) => status.error,
@@ -470,6 +486,9 @@ impl<E: Entries> Ring<E> {
             state.lose(ENODEV, true);
             return Err(ENODEV);
         }
+        if self.recovery.epoch() != state.epoch {
+            return self.reset_with_device(&mut state);
+        }
 
         let is_stopped = status.is_ok_and(|status| status.error != 0);
         let error = if is_stopped { EIO } else { ETIMEDOUT };
@@ -509,10 +528,7 @@ impl<E: Entries> Ring<E> {
                 }
                 Ok(())
             }
-            Ok(Reset::Device) => {
-                self.begin_epoch(&mut state);
-                Ok(())
-            }
+            Ok(Reset::Device) => return self.reset_with_device(&mut state),
             Err(e) => {
                 state.lose(e, true);
                 Err(e)
@@ -522,6 +538,14 @@ impl<E: Entries> Ring<E> {
         state.jobs.clear();
         state.begin_anew();
         result
+    }
+
+    /// Does [`Self::reset`] after all of the device was reset.
+    fn reset_with_device(&self, state: &mut State<E>) -> Result {
+        self.lose(state);
+        // The queue knows those that are left, and begins them again.
+        state.jobs.clear();
+        self.recovery.closed().map_or(Ok(()), Err)
     }
 
     /// Checks that the ring works, for a DRM driver that is about to be bound.

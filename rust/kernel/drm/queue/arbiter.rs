@@ -201,6 +201,17 @@ impl State {
         slot.is_some_and(|slot| slot.ticket == ticket)
     }
 
+    /// Frees the slot of the job that has ended and began first, and returns how it ended.
+    pub(super) fn take_ended(&mut self) -> Option<(usize, Result)> {
+        let slots = self.slots.iter_mut().enumerate();
+        let (index, slot) = slots
+            .filter(|(_, slot)| slot.ended.is_some())
+            .min_by_key(|(_, slot)| slot.ticket)?;
+        let slot = mem::replace(slot, Slot::free());
+
+        Some((index, slot.ended.unwrap_or(Ok(()))))
+    }
+
     /// Tells whether a queue has a job that can begin.
     fn is_ready(&mut self, lane: &Lane) -> bool {
         let first = lane.waiting.access_mut(self).jobs.first();
@@ -609,15 +620,8 @@ impl Core {
     fn next(&self) -> Next {
         let mut state = self.state.lock();
 
-        if let Some((index, slot)) = state
-            .slots
-            .iter_mut()
-            .enumerate()
-            .find(|(_, slot)| slot.ended.is_some())
-        {
-            let slot = mem::replace(slot, Slot::free());
-
-            return Next::Ended(index, slot.ended.unwrap_or(Ok(())));
+        if let Some((slot, result)) = state.take_ended() {
+            return Next::Ended(slot, result);
         }
         if let Some(node) = state.cancelled.pop() {
             return Next::Cancelled(node, state.broken.unwrap_or(ECANCELED));
@@ -663,13 +667,7 @@ impl Core {
         self.look(&mut flight);
         for _ in 0..BATCH {
             match self.next() {
-                Next::Ended(slot, result) => {
-                    flight.since = Instant::now();
-                    if let Some(mut node) = flight.nodes.get_mut(slot).and_then(Option::take) {
-                        node.payload.ended(result);
-                        self.bury(node);
-                    }
-                }
+                Next::Ended(slot, result) => self.finish(&mut flight, slot, result),
                 Next::Cancelled(mut node, error) => {
                     trace::done(&self.name, node.id, Err(error));
                     node.payload.ended(Err(error));
@@ -717,6 +715,15 @@ impl Core {
             if !flight.hw.is_null() && unsafe { (self.calls.is_gone)(flight.hw) } {
                 self.recover(flight, None);
             }
+        }
+    }
+
+    /// Tells the driver that the job of a slot, which is free by now, has ended, and has it freed.
+    pub(super) fn finish(self: &Arc<Self>, flight: &mut Flight, slot: usize, result: Result) {
+        flight.since = Instant::now();
+        if let Some(mut node) = flight.nodes.get_mut(slot).and_then(Option::take) {
+            node.payload.ended(result);
+            self.bury(node);
         }
     }
 

@@ -147,20 +147,36 @@ impl Core {
             }
         }
 
+        // A job that has ended after all keeps its result.
+        let mut done = 0;
+        while let Some((slot, ticket)) = self.oldest(done, u64::MAX) {
+            done = ticket;
+            let error = hung.filter(|hung| hung.0 == ticket).map(|hung| hung.1);
+
+            if let Some(error) = error.or(result.err()) {
+                Done::new(self, slot, ticket).signal(Err(error));
+            }
+        }
+
+        // The driver may do a job that failed by other means. The jobs behind it rely on their
+        // order, so they begin after that.
+        while let Some((slot, result)) = self.take_ended() {
+            self.finish(flight, slot, result);
+        }
+
         // The jobs are run again from the oldest on, because the hardware does jobs in their order.
-        // A job that has ended after all is not run again.
         let last = flight.ticket;
         let mut done = 0;
         while let Some((slot, ticket)) = self.oldest(done, last) {
             done = ticket;
-            let error = hung.filter(|hung| hung.0 == ticket).map(|hung| hung.1);
-
-            match error.or(result.err()) {
-                None => self.run_again(flight, slot),
-                Some(error) => Done::new(self, slot, ticket).signal(Err(error)),
-            }
+            self.run_again(flight, slot);
         }
         flight.since = Instant::now();
+    }
+
+    /// See [`State::take_ended`](super::arbiter::State::take_ended).
+    fn take_ended(&self) -> Option<(usize, Result)> {
+        self.state.lock().take_ended()
     }
 
     /// Returns the oldest job in the hardware whose run is after `done`, and not after `last`.

@@ -80,6 +80,10 @@ pub trait RingOps: Sized + 'static {
 
     /// Called once when a job has ended, hung, or was cancelled (`ECANCELED`).
     ///
+    /// Of the jobs that have ended, this is called first for the one that began first. For the jobs
+    /// that end with a reset it is called before any other job begins, or begins again: so the
+    /// driver can do here what the hardware has failed to do, while the ring is empty.
+    ///
     /// A fence of [`Queue::job`] may have signalled by then. Jobs that have a fence of their own
     /// signal it here.
     fn ended(_job: &mut Self::Job, _result: Result) {}

@@ -24,12 +24,30 @@ struct Room {
 }
 
 impl Room {
-    // Not generic and not inlined, so that the lock class and its name stay in the kernel crate.
-    #[inline(never)]
     fn new() -> impl PinInit<Self> {
-        pin_init!(Self {
+        let init = |slot| {
+            // SAFETY: As promised by the caller.
+            unsafe { Self::init(slot) };
+            Ok(())
+        };
+
+        // SAFETY: All of it is initialized.
+        unsafe { pin_init::pin_init_from_closure(init) }
+    }
+
+    /// # Safety
+    ///
+    /// `slot` must be valid for writes, and be pinned after that.
+    // Not generic and not inlined, so that the lock class and its name stay in the kernel crate: an
+    // initializer that is returned is compiled where it is used.
+    #[inline(never)]
+    unsafe fn init(slot: *mut Self) {
+        let room = pin_init!(Self {
             permits <- new_mutex!(KVec::new(), "drm::ttm::Copies::room"),
-        })
+        });
+
+        // SAFETY: By the safety requirements.
+        unsafe { pin_init::raw_init(slot, room) };
     }
 }
 

@@ -2,14 +2,17 @@
 
 //! The CPU as an engine, for devices that cannot copy themselves.
 
-use super::engine::{
-    by_cpu,
-    Engine,
-    Job,
-    Plan,
-    Shown,
-    View,
-    Work, //
+use super::{
+    engine::{
+        Engine,
+        Job,
+        Plan,
+        Work, //
+    },
+    view::{
+        by_cpu,
+        CpuView, //
+    }, //
 };
 use crate::{
     dma_buf::fence::{
@@ -32,10 +35,7 @@ use crate::{
         }, //
     },
     prelude::*,
-    sync::{
-        aref::ARef,
-        Arc, //
-    },
+    sync::aref::ARef,
     types::ForLt, //
 };
 use core::{
@@ -43,24 +43,17 @@ use core::{
     mem, //
 };
 
-/// The hardware of a [`CpuEngine`], while the driver is bound.
-pub struct CpuHw<'a> {
-    // Dropped before the window.
-    view: Shown,
-    window: Window<'a>,
-}
-
 /// The ring of a [`CpuEngine`]: its hardware is the CPU.
 pub struct CpuRing;
 
 impl RingOps for CpuRing {
-    type Hw = ForLt!(CpuHw<'_>);
+    type Hw = ForLt!(CpuView<'_>);
 
     /// [`None`] once the job has ended.
     type Job = Option<Job>;
 
     fn run(hw: &HwOf<'_, Self>, job: &mut Option<Job>, done: Done) {
-        let window = &hw.window;
+        let window = hw.window();
         let result = match job {
             // The source may have content of other objects, which cannot be taken back once it is
             // copied.
@@ -113,10 +106,11 @@ impl<'a> CpuEngine<'a> {
             timeout: None,
         };
         let dev = window.device();
-        let view = Shown(View::new(&window)?);
+        let view = CpuView::new(window)?;
 
-        // SAFETY: A window borrows from the bound device alone, and the view from nothing.
-        let ring = unsafe { Ring::<CpuRing>::with_hw(dev, &config, Ok(CpuHw { view, window })) }?;
+        // SAFETY: A window borrows from the bound device only, and the rest of the view from
+        // nothing.
+        let ring = unsafe { Ring::<CpuRing>::with_hw(dev, &config, Ok(view)) }?;
 
         // INVARIANT: The ring was made for `'a`.
         Ok(Self {
@@ -127,15 +121,16 @@ impl<'a> CpuEngine<'a> {
         })
     }
 
-    /// Returns the CPU's view of VRAM, for jobs of other engines that end with an error.
-    pub(super) fn view(&self) -> Arc<View> {
-        self.ring.hw().view.0.clone()
+    /// Returns the CPU's view of VRAM, for the [`Engine::cpu`] of another engine.
+    #[inline]
+    pub fn view(&self) -> &CpuView<'a> {
+        self.ring.hw()
     }
 
-    /// Returns the CPU's view of VRAM.
+    /// Returns the window of the BAR.
     #[inline]
     pub fn window(&self) -> &Window<'a> {
-        &self.ring.hw().window
+        self.view().window()
     }
 
     /// Makes the queue of a client that may have `limit` copies at a time, see

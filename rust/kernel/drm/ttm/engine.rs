@@ -29,31 +29,35 @@
 //! # Failures
 //!
 //! A driver finishes a job with an error if the engine could not do it, or drops it. The CPU then
-//! does the job, if [`Engine::cpu`] allows it and the BAR shows all VRAM of both sides. Otherwise
-//! the object that was to move has lost its content, see [`Loss`](super::loss::Loss): its users get
-//! `EIO`, and the VRAM that was to be filled is put in quarantine once the object leaves it. A job
-//! that reads lost content makes its target lose its content as well.
+//! does a move, if [`Engine::cpu`] allows it and the CPU reaches all VRAM of both sides: the fence
+//! signals after that, and the log names the object. The copy of a client fails, and its fence has
+//! the error. Otherwise the object that was to move has lost its content, see
+//! [`Loss`](super::loss::Loss): its users get `EIO`, and the VRAM that was to be filled is put in
+//! quarantine once the object leaves it. A job that reads lost content makes its target lose its
+//! content as well.
 //!
 //! A driver that violates the order holds up its own device, and may lose the content of its own
 //! VRAM. No memory of the kernel is at risk, because a fence does not signal before the one before
 //! it.
 //!
-//! [`CpuEngine`] is for devices that cannot copy themselves.
+//! [`CpuEngine`](super::CpuEngine) is for devices that cannot copy themselves.
 //!
 //! # Locking
 //!
 //! The mutex of a line of [`Moves`], or of a [`CopyQueue`], is taken with the reservation of an
 //! object held, and is held while the driver gets a job. Nothing that a job waits for may take it.
-//! The mutex of [`View`] is taken by the task that finishes a job that failed; no memory is
-//! allocated and nothing is waited for while it is held.
+//! [`CpuView`] documents the mutexes that are taken by the task that finishes a job that failed.
 //!
 //! C header: [`include/linux/dma-fence.h`](srctree/include/linux/dma-fence.h)
 
 use super::{
     blit::Blit,
-    cpu::CpuEngine,
     loss::Loss,
-    transfer::Transfer, //
+    transfer::Transfer,
+    view::{
+        CpuView,
+        View, //
+    }, //
 };
 use crate::{
     bindings,
@@ -70,17 +74,11 @@ use crate::{
         LockedResv,
         Usage, //
     },
-    drm::{
-        queue::{
-            Entry,
-            Permit,
-            Queue,
-            RingOps, //
-        },
-        vram::{
-            flush,
-            Window, //
-        }, //
+    drm::queue::{
+        Entry,
+        Permit,
+        Queue,
+        RingOps, //
     },
     new_mutex,
     pm::Awake,
@@ -114,7 +112,7 @@ impl Work {
     /// # Safety
     ///
     /// `vram` must be the address of VRAM, in which all ranges of both sides are mapped.
-    unsafe fn by_cpu(&self, vram: *mut c_void) {
+    pub(super) unsafe fn by_cpu(&self, vram: *mut c_void) {
         // SAFETY: By the safety requirements.
         unsafe {
             match self {
@@ -143,7 +141,7 @@ impl Work {
     }
 
     /// Returns the address of a byte of I/O memory that was written to, or [`None`] if none was.
-    fn written(&self, vram: *mut c_void) -> Option<*mut c_void> {
+    pub(super) fn written(&self, vram: *mut c_void) -> Option<*mut c_void> {
         match self {
             Self::Move(transfer) => match transfer.to() {
                 super::Memory::Vram(to) => to.last(vram),
@@ -194,13 +192,21 @@ pub trait Engine {
     /// having done it exposes old content of the memory.
     fn run(&self, job: Job, ready: Self::Ready);
 
-    /// Returns the engine by which the CPU does jobs that this one has failed to do.
+    /// Returns the view by which the CPU does moves that this engine has failed to do.
     ///
-    /// Only for an engine that begins a job after the one before it was finished, because the
-    /// memory of both may be the same. The CPU does the job in [`Job::finish`], or when the job is
-    /// dropped; both sleep then. It does not do the job if earlier ones are not done. The answer
-    /// must not change.
-    fn cpu(&self) -> Option<&CpuEngine<'_>> {
+    /// The CPU does the move in [`Job::finish`], or when the job is dropped; both sleep then. It
+    /// does not do the move if earlier ones are not done. The answer must not change.
+    ///
+    /// Only for an engine that ensures that, when a job that has failed is finished,
+    ///
+    /// - it does not access the memory of the job any more, and
+    /// - no job that was made later has begun: later jobs have no fence to wait for, and their
+    ///   memory may be the same.
+    ///
+    /// A ring of [`drm::queue`](crate::drm::queue) is such an engine, if it does its jobs in order,
+    /// and jobs fail only by a [`RingOps::reset`]. Other work that uses the memory of a job depends
+    /// on its fence, which signals after the CPU is done.
+    fn cpu(&self) -> Option<&CpuView<'_>> {
         None
     }
 }
@@ -222,7 +228,7 @@ impl<E: Engine + ?Sized> Engine for &E {
     }
 
     #[inline]
-    fn cpu(&self) -> Option<&CpuEngine<'_>> {
+    fn cpu(&self) -> Option<&CpuView<'_>> {
         E::cpu(self)
     }
 }
@@ -358,12 +364,12 @@ impl Drop for Task {
         if is_void {
             // The source did not have the content of the object, and maybe that of another one.
             result = Err(EIO);
-        } else if let (Err(_), Some(again)) = (result, self.again.take()) {
+        } else if let (Err(error), Some(again)) = (result, self.again.take()) {
             // The dependencies are not waited for here.
             if self.after.iter().all(|fence| fence.is_signaled()) && again.by_cpu(work) {
                 result = Ok(());
                 if let Some(to) = &self.to {
-                    to.note_again();
+                    to.note_again(error);
                 }
             }
         }
@@ -386,30 +392,6 @@ impl Drop for Task {
         self.to = None;
         // The fence signals when it is dropped, or in its turn, if jobs before it are not done.
     }
-}
-
-/// Does a job by the CPU, and returns whether the device was present all the time.
-///
-/// # Safety
-///
-/// `vram` must be the address of VRAM, in which all ranges of both sides are mapped, and `pdev` the
-/// device that has it.
-pub(super) unsafe fn by_cpu(work: &Work, vram: *mut c_void, pdev: *mut bindings::pci_dev) -> bool {
-    // A device that is gone answers with ones, and each answer may take a long time.
-    // SAFETY: By the safety requirements.
-    let is_gone = || unsafe { bindings::pci_dev_is_disconnected(pdev) };
-
-    if is_gone() {
-        return false;
-    }
-    // SAFETY: By the safety requirements.
-    unsafe {
-        work.by_cpu(vram);
-        if let Some(at) = work.written(vram) {
-            flush(at);
-        }
-    }
-    !is_gone()
 }
 
 /// The order of the jobs of one engine.
@@ -581,9 +563,7 @@ impl Moves {
         };
         let ready = engine.prepare(&request.work, plan)?;
         let cpu = engine.cpu();
-        let view = cpu
-            .filter(|cpu| request.work.is_in_bar(cpu.window().len()))
-            .map(|cpu| cpu.view());
+        let view = cpu.and_then(|cpu| cpu.of(&request.work));
         let mut ready = Some(ready);
 
         line.submit(request, cpu.is_some(), view, &mut |job| {
@@ -650,58 +630,5 @@ impl Again {
     /// Does a job by the CPU, if the jobs before it are done. Returns whether it is done. Sleeps.
     fn by_cpu(&self, work: &Work) -> bool {
         self.before.as_ref().is_none_or(|fence| fence.is_signaled()) && self.view.by_cpu(work)
-    }
-}
-
-/// The address at which the CPU sees VRAM, while it does, for the task that finishes a job that
-/// failed.
-///
-/// # Invariants
-///
-/// `at` has the address at which all of a [`Window`] is mapped, and its device; both stay while the
-/// mutex is held.
-#[pin_data]
-pub(super) struct View {
-    #[pin]
-    at: Mutex<Option<(*mut c_void, *mut bindings::pci_dev)>>,
-}
-
-// SAFETY: The pointers may be used by any task.
-unsafe impl Send for View {}
-
-// SAFETY: As for `Send`; the mutex guards them.
-unsafe impl Sync for View {}
-
-impl View {
-    // Not inlined, so that the lock class and its name stay in the kernel crate.
-    #[inline(never)]
-    pub(super) fn new(window: &Window<'_>) -> Result<Arc<Self>> {
-        let at = Some((window.as_ptr(), window.as_pci()));
-
-        // INVARIANT: `Shown`, which is dropped before the window, clears it.
-        Arc::pin_init(
-            pin_init!(Self {
-                at <- new_mutex!(at, "drm::ttm::View::at"),
-            }),
-            GFP_KERNEL,
-        )
-    }
-
-    /// Does a job by the CPU that the window shows. Returns whether it is done. Sleeps.
-    fn by_cpu(&self, work: &Work) -> bool {
-        let at = self.at.lock();
-
-        // SAFETY: By the type invariant; `Moves::submit` has checked that the window has the
-        // ranges.
-        at.is_some_and(|(vram, pdev)| unsafe { by_cpu(work, vram, pdev) })
-    }
-}
-
-/// Clears the view when it is dropped.
-pub(super) struct Shown(pub(super) Arc<View>);
-
-impl Drop for Shown {
-    fn drop(&mut self) {
-        *self.0.at.lock() = None;
     }
 }

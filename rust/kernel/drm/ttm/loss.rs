@@ -142,8 +142,16 @@ impl Loss {
         }
     }
 
-    /// Counts a job that the CPU did again.
-    pub(super) fn note_again(&self) {
+    /// Takes note that the CPU did a move that an engine had failed to do.
+    pub(super) fn note_again(&self, error: Error) {
         self.all.again.fetch_add(1, Relaxed);
+        if let Some(dev) = self.all.dev.as_ref() {
+            dev_info!(
+                dev,
+                "object {} was moved by the CPU, as the engine failed: {:?}\n",
+                self.id,
+                error
+            );
+        }
     }
 }

@@ -81,6 +81,7 @@ mod sharing;
 mod transfer;
 mod tt;
 mod validation;
+mod view;
 mod vram;
 mod windows;
 
@@ -94,7 +95,6 @@ pub use self::{
     copies::Copies,
     cpu::{
         CpuEngine,
-        CpuHw,
         CpuRing, //
     },
     device::Device,
@@ -116,6 +116,11 @@ pub use self::{
         Pages,
         Transfer, //
     },
+    view::{
+        CpuView,
+        ScratchWindow,
+        SCRATCH_PAGES, //
+    }, //
 };
 pub(crate) use self::{
     blit::{

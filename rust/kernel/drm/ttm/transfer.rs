@@ -9,12 +9,14 @@ use super::{
     dma::{
         Segments,
         Table, //
-    }, //
+    },
+    view::SCRATCH_PAGES, //
 };
 use crate::{
     bindings,
     dma_buf::vmap::VMap,
     drm::vram::{
+        flush,
         Range,
         Ranges, //
     },
@@ -27,6 +29,7 @@ use crate::{
 };
 use core::{
     marker::PhantomData,
+    ops,
     ptr::NonNull, //
 };
 
@@ -63,6 +66,15 @@ impl<'a> Pages<'a> {
     #[inline]
     pub fn dma(&self) -> Option<Segments<'a>> {
         self.dma.map(Segments::of)
+    }
+
+    /// Returns the iterator by which TTM maps them for the CPU.
+    fn iter(&self) -> bindings::ttm_kmap_iter_tt {
+        let mut iter = pin_init::zeroed();
+
+        // SAFETY: `iter` is written to only, and `tt` is valid.
+        unsafe { bindings::ttm_kmap_iter_tt_init(&mut iter, self.tt.as_ptr()) };
+        iter
     }
 
     /// Returns the pages, one for each page of the object.
@@ -216,9 +228,107 @@ impl Transfer {
         }
     }
 
+    /// Calls `f` for one part after the other, with the offsets in VRAM of those pages of the part
+    /// that are in VRAM: first the pages of the source, then those of the destination, at most
+    /// [`SCRATCH_PAGES`].
+    ///
+    /// Does not allocate memory.
+    ///
+    /// # Errors
+    ///
+    /// Those of `f`.
+    pub(super) fn parts(&self, mut f: impl FnMut(Part<'_>, &[u64]) -> Result) -> Result {
+        let count = SCRATCH_PAGES / 2;
+        let total = self.size >> PAGE_SHIFT;
+
+        for first in (0..total).step_by(count) {
+            let part = Part {
+                of: self,
+                pages: first..total.min(first + count),
+            };
+            let mut vram = [0; SCRATCH_PAGES];
+            let mut used = 0;
+
+            for memory in [self.from(), Some(self.to())].into_iter().flatten() {
+                let Memory::Vram(ranges) = memory else {
+                    continue;
+                };
+                for page in part.pages.clone() {
+                    let at = (page as u64) << PAGE_SHIFT;
+
+                    *vram.get_mut(used).ok_or(EINVAL)? = ranges.offset(at).ok_or(EINVAL)?;
+                    used += 1;
+                }
+            }
+            f(part, vram.get(..used).ok_or(EINVAL)?)?;
+            pause();
+        }
+        Ok(())
+    }
+
     fn pages(&self) -> u32 {
         // CAST: Objects are below 16 TiB, see `Object::new()`.
         (self.size >> PAGE_SHIFT) as u32
+    }
+}
+
+/// Some pages of a [`Transfer`].
+pub(super) struct Part<'a> {
+    of: &'a Transfer,
+    pages: ops::Range<usize>,
+}
+
+impl Part<'_> {
+    /// Moves the pages by the CPU. The pages in VRAM are at the offsets `shown` of a BAR, in the
+    /// order of [`Transfer::parts`]. All writes have reached VRAM when this returns.
+    ///
+    /// Does not allocate memory.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if `shown` has not an offset for each page, or an offset is not that of a page of
+    /// the BAR.
+    ///
+    /// # Safety
+    ///
+    /// `len` bytes of I/O memory must be mapped at `bar`.
+    pub(super) unsafe fn by_cpu(&self, shown: &[u64], bar: *mut c_void, len: u64) -> Result {
+        let page = PAGE_SIZE as u64;
+        let is_inside = |at: &u64| at % page == 0 && at.checked_add(page).is_some_and(|e| e <= len);
+        let (from, to) = (self.of.from(), self.of.to());
+        let count = |memory: &Memory<'_>| match memory {
+            Memory::Vram(_) => self.pages.len(),
+            _ => 0,
+        };
+        let (sources, targets) = shown
+            .split_at_checked(from.as_ref().map_or(0, count))
+            .ok_or(EINVAL)?;
+        if targets.len() != count(&to) || !shown.iter().all(is_inside) {
+            return Err(EINVAL);
+        }
+
+        let mut to = Iter::part(to, self.pages.start, bar, targets);
+        let mut from = match from {
+            Some(from) => Iter::part(from, self.pages.start, bar, sources),
+            None => Iter::nothing(),
+        };
+        // SAFETY: Both sides have these pages by the type invariant of the transfer. The pages in
+        // VRAM are inside of the BAR, as was checked, and the BAR is mapped. The source is not used
+        // if there is none.
+        unsafe {
+            bindings::ttm_move_memcpy(
+                self.of.from.is_none(),
+                // CAST: At most half of `SCRATCH_PAGES`.
+                self.pages.len() as u32,
+                to.as_raw(),
+                from.as_raw(),
+            );
+            if let Some(last) = targets.last() {
+                // CAST: An offset in the BAR, which is mapped.
+                flush(bar.wrapping_byte_add(*last as usize));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -238,6 +348,8 @@ pub(super) fn pause() {
 enum Iter<'a> {
     Vram(VramIter<'a>),
     Pages(bindings::ttm_kmap_iter_tt),
+    ShownPart(ShownIter<'a>),
+    PagesPart(LaterIter),
 }
 
 impl<'a> Iter<'a> {
@@ -249,13 +361,26 @@ impl<'a> Iter<'a> {
                 ranges: vram_ranges.shown(),
                 index: 0,
             }),
-            Memory::Pages(pages) => {
-                let mut iter = pin_init::zeroed();
+            Memory::Pages(pages) => Self::Pages(pages.iter()),
+            // Moves are between memories of one device.
+            Memory::Mapped(_) | Memory::Peer(_) => Self::nothing(),
+        }
+    }
 
-                // SAFETY: `iter` is written to only, and `tt` is valid.
-                unsafe { bindings::ttm_kmap_iter_tt_init(&mut iter, pages.tt.as_ptr()) };
-                Self::Pages(iter)
-            }
+    /// As [`Self::new`], for a part that begins with the page `first`. Its pages in VRAM are at the
+    /// offsets `shown` of the BAR.
+    fn part(memory: Memory<'a>, first: usize, bar: *mut c_void, shown: &'a [u64]) -> Self {
+        match memory {
+            Memory::Vram(_) => Self::ShownPart(ShownIter {
+                base: bindings::ttm_kmap_iter { ops: &SHOWN_OPS },
+                bar,
+                shown,
+            }),
+            Memory::Pages(pages) => Self::PagesPart(LaterIter {
+                base: bindings::ttm_kmap_iter { ops: &LATER_OPS },
+                all: pages.iter(),
+                first,
+            }),
             // Moves are between memories of one device.
             Memory::Mapped(_) | Memory::Peer(_) => Self::nothing(),
         }
@@ -278,6 +403,8 @@ impl<'a> Iter<'a> {
             // whole.
             Self::Vram(iter) => (&raw mut *iter).cast(),
             Self::Pages(iter) => (&raw mut *iter).cast(),
+            Self::ShownPart(iter) => (&raw mut *iter).cast(),
+            Self::PagesPart(iter) => (&raw mut *iter).cast(),
         }
     }
 }
@@ -336,4 +463,91 @@ unsafe extern "C" fn vram_map_local(
     };
     // SAFETY: The caller passes a valid structure to be filled.
     unsafe { map.write(map_to) };
+}
+
+/// Maps pages of VRAM that are at given offsets of a BAR.
+#[repr(C)]
+struct ShownIter<'a> {
+    base: bindings::ttm_kmap_iter,
+    bar: *mut c_void,
+    shown: &'a [u64],
+}
+
+static SHOWN_OPS: bindings::ttm_kmap_iter_ops = bindings::ttm_kmap_iter_ops {
+    map_local: Some(shown_map_local),
+    unmap_local: None,
+    maps_tt: false,
+};
+
+/// # Safety
+///
+/// Called by `ttm_move_memcpy()` with a [`ShownIter`] and a page that is inside.
+unsafe extern "C" fn shown_map_local(
+    iter: *mut bindings::ttm_kmap_iter,
+    map: *mut bindings::iosys_map,
+    page: usize,
+) {
+    // SAFETY: `base` is the first field, and the pointer was made from one to the whole.
+    let iter = unsafe { &*iter.cast::<ShownIter<'_>>() };
+    let map_to = bindings::iosys_map {
+        __bindgen_anon_1: bindings::iosys_map__bindgen_ty_1 {
+            // CAST: An offset in the BAR, which is mapped.
+            vaddr_iomem: iter.bar.wrapping_byte_add(iter.shown[page] as usize),
+        },
+        is_iomem: true,
+    };
+
+    // SAFETY: The caller passes a valid structure to be filled.
+    unsafe { map.write(map_to) };
+}
+
+/// Maps pages of system memory, of which the first one is page `first` of the object.
+#[repr(C)]
+struct LaterIter {
+    base: bindings::ttm_kmap_iter,
+    all: bindings::ttm_kmap_iter_tt,
+    first: usize,
+}
+
+static LATER_OPS: bindings::ttm_kmap_iter_ops = bindings::ttm_kmap_iter_ops {
+    map_local: Some(later_map_local),
+    unmap_local: Some(later_unmap_local),
+    maps_tt: false,
+};
+
+/// # Safety
+///
+/// Called by `ttm_move_memcpy()` with a [`LaterIter`] and a page that is inside.
+unsafe extern "C" fn later_map_local(
+    iter: *mut bindings::ttm_kmap_iter,
+    map: *mut bindings::iosys_map,
+    page: usize,
+) {
+    // SAFETY: `base` is the first field, and the pointer was made from one to the whole. TTM has
+    // set the operations up.
+    unsafe {
+        let iter = &mut *iter.cast::<LaterIter>();
+
+        if let Some(map_local) = (*iter.all.base.ops).map_local {
+            map_local(&raw mut iter.all.base, map, iter.first + page);
+        }
+    }
+}
+
+/// # Safety
+///
+/// Called by `ttm_move_memcpy()` with a [`LaterIter`] and a structure that [`later_map_local`] has
+/// filled.
+unsafe extern "C" fn later_unmap_local(
+    iter: *mut bindings::ttm_kmap_iter,
+    map: *mut bindings::iosys_map,
+) {
+    // SAFETY: As above.
+    unsafe {
+        let iter = &mut *iter.cast::<LaterIter>();
+
+        if let Some(unmap_local) = (*iter.all.base.ops).unmap_local {
+            unmap_local(&raw mut iter.all.base, map);
+        }
+    }
 }
