@@ -81,8 +81,12 @@ impl Why<'_> {
             }
             Path::HostBridge => "peer to peer through the host bridge".to_string(),
             Path::Refused | Path::System => {
-                "not peer to peer: from system memory if the buffer may live there, else refused"
-                    .to_string()
+                let reason = cell.kernel.as_ref().map_or("no-route", |answer| answer.reason);
+
+                format!(
+                    "not peer to peer ({reason}): from system memory if the buffer may live there, \
+                     else refused"
+                )
             }
             Path::Unknown => {
                 let maybe: Vec<_> = cell.sysfs.maybe.iter().map(|it| it.name()).collect();
@@ -143,14 +147,18 @@ impl Why<'_> {
                 "" => "the processor",
                 model => model,
             });
+            let family = cpu.map_or(String::new(), |cpu| match cpu.vendor.as_str() {
+                "" => String::new(),
+                vendor => format!(" ({vendor}, family {})", cpu.family),
+            });
             lines.push(match &host.forwards {
                 Forwards::Cpu => format!("{processor}: AMD since Zen forwards between root ports"),
                 Forwards::Listed => format!(
                     "the host bridge {bridge} is on the kernel's list of those that forward"
                 ),
                 Forwards::No => format!(
-                    "{processor} is not known to forward, and the host bridge {bridge} is not on \
-                     the kernel's list, or not for this pair"
+                    "{processor}{family} is not known to forward, and the host bridge {bridge} is \
+                     not on the kernel's list, or not for this pair"
                 ),
                 Forwards::Unknown(why) => format!("{why}: that is not known"),
             });

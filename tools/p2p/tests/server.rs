@@ -135,7 +135,8 @@ fn acs_redirects_to_a_host_that_does_not_forward() {
     let (status, text, _) = tree.run(&["why", "renderD129", "mlx5_1"]);
     assert_eq!(status, 1, "{text}");
     for part in [
-        "not peer to peer",
+        "not peer to peer (no-route)",
+        "family 6) is not known to forward",
         "`- 0000:41:00.0  upstream port  [no ACS]",
         "|- 0000:42:00.0  downstream port  [ACS SrcValid ReqRedir CmpltRedir UpstreamFwd: redirects]",
         "<- memory  nouveau  renderD129",
