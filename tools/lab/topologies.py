@@ -95,11 +95,11 @@ def third_root_port():
 
 TOPOLOGIES = (
     Topology("switch", "two ports of a switch", (*OTHER, *switch()), BUS, 4),
-    Topology("host-bridge", "two root ports, AMD", (*AMD, *two_root_ports()), HOST_BRIDGE, 4),
+    Topology("host-bridge", "two root ports, AMD Zen", (*AMD, *two_root_ports()), HOST_BRIDGE, 4),
     Topology("intel-iommu", "the same behind intel-iommu",
              (*AMD, *INTEL_IOMMU, *two_root_ports()), HOST_BRIDGE, 4, "intel_iommu=on",
              has=NEEDS),
-    Topology("no-route", "two root ports, not AMD", (*OTHER, *two_root_ports()), REFUSED, -1,
+    Topology("no-route", "two root ports, not Zen", (*OTHER, *two_root_ports()), REFUSED, -1,
              has=frozenset({OWN_SLOT})),
     # An IOMMU makes the kernel turn on ACS redirection: the pair may no longer talk directly.
     Topology("acs-pair", "two functions of a slot, ACS",
@@ -132,12 +132,12 @@ def fourth_root_port():
 PAIRS = (
     Topology("pair-switch", "two GPUs below a switch",
              (*OTHER, *switch(), *below_the_switch()), BUS, 4),
-    Topology("pair-host-bridge", "two GPUs below root ports, AMD",
+    Topology("pair-host-bridge", "two GPUs below root ports, AMD Zen",
              (*AMD, *two_root_ports(), *third_root_port()), HOST_BRIDGE, 4),
     Topology("pair-intel-iommu", "the same behind intel-iommu",
              (*AMD, *INTEL_IOMMU, *two_root_ports(), *third_root_port()), HOST_BRIDGE, 4,
              "intel_iommu=on", has=NEEDS),
-    Topology("pair-no-route", "two GPUs below root ports, not AMD",
+    Topology("pair-no-route", "two GPUs below root ports, not Zen",
              (*OTHER, *two_root_ports(), *third_root_port()), REFUSED, -1,
              has=frozenset({OWN_SLOT})),
 )
@@ -171,12 +171,12 @@ def disk_below_a_root_port():
 DISKS = (
     Topology("disk-switch", "a disk below the switch",
              (*OTHER, *switch(), *disk_below_the_switch()), BUS, 4),
-    Topology("disk-host-bridge", "a disk below a root port, AMD",
+    Topology("disk-host-bridge", "a disk below a root port, AMD Zen",
              (*AMD, *two_root_ports(), *disk_below_a_root_port()), HOST_BRIDGE, 4),
     Topology("disk-intel-iommu", "the same behind intel-iommu",
              (*AMD, *INTEL_IOMMU, *two_root_ports(), *disk_below_a_root_port()), HOST_BRIDGE, 4,
              "intel_iommu=on", has=NEEDS),
-    Topology("disk-no-route", "a disk below a root port, not AMD",
+    Topology("disk-no-route", "a disk below a root port, not Zen",
              (*OTHER, *two_root_ports(), *disk_below_a_root_port()), REFUSED, -1,
              has=frozenset({OWN_SLOT})),
 )
@@ -205,7 +205,7 @@ def gpus_below_root_ports():
 MODELS = (
     Topology("gpu-switch", "two modelled GPUs below the switch",
              (*OTHER, *switch(), *gpus_below_the_switch()), BUS, 4, models=GPUS),
-    Topology("gpu-host-bridge", "two modelled GPUs below root ports, AMD",
+    Topology("gpu-host-bridge", "two modelled GPUs below root ports, AMD Zen",
              (*AMD, *two_root_ports(), *gpus_below_root_ports()), HOST_BRIDGE, 4, models=GPUS),
     Topology("gpu-intel-iommu", "the same behind intel-iommu",
              (*AMD, *INTEL_IOMMU_TOLD, *two_root_ports(), *gpus_below_root_ports()), HOST_BRIDGE,

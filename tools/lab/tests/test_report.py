@@ -315,7 +315,7 @@ class Topologies(InFolder):
         self.part([good, bad], Verdict("switch: boot", "pass"), Verdict("no-route: boot", "fail", "x"))
         text = self.read(1).text()
         self.assertIn("✓ two ports of a switch (switch)", text)
-        self.assertIn("✗ two root ports, not AMD (no-route)", text)
+        self.assertIn("✗ two root ports, not Zen (no-route)", text)
 
 
     def test_the_documentation_has_them_as_they_are(self):
