@@ -56,7 +56,7 @@ def sources(steps, roots=(toolchain,)):
     if new_roots:
         host.install_packages(steps)
     box = toolchain.ensure(steps)
-    crates.ensure(steps, box)
+    crates.SET.ensure(steps, box)
     return box, source.ensure(steps, REPO, ksrc, box)
 
 
