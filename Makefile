@@ -3,11 +3,11 @@
 # The commands of the repository; tools/lab does the work. The kernel's own
 # build reads Kbuild in this folder, never this file.
 
-export KSRC MIRROR KVM JOBS GUESTS SEED FLAVOUR TOPOLOGY GPU TEST MUTANT WITHOUT OUT AUTHOR
+export KSRC MIRROR KVM JOBS GUESTS SEED FLAVOUR TOPOLOGY GPU TEST MUTANT WITHOUT OUT AUTHOR CONFIG
 
 LAB := python3 -B tools/lab
 
-.PHONY: help demo check soak test rdma bench profile mutants style docs tree shell clean python
+.PHONY: help demo check soak test rdma bench profile mutants style docs tree deb shell clean python
 
 help:
 	@echo 'make demo    build everything, boot every topology, show one table'
@@ -21,6 +21,7 @@ help:
 	@echo 'make style   rustfmt, clippy, checkpatch, git am, get_maintainer, and make docs'
 	@echo 'make docs    the pages below Documentation, as the Sphinx of the kernel renders them'
 	@echo 'make tree    a git tree of Linux in OUT=dir, with a commit for each step of the series'
+	@echo 'make deb     Debian packages of the kernel and of p2p, for a real machine'
 	@echo 'make shell   an interactive guest with the devices in place'
 	@echo 'make clean   remove the caches'
 	@echo
@@ -35,8 +36,13 @@ help:
 	@echo '                  kmemleak (looks for leaks at the end of each boot) or'
 	@echo '                  plain (no checks); make bench and profile always take plain,'
 	@echo '                  and make soak all the others if none is given, then also'
+	@echo '                  deb (boots what the packages of make deb install) and'
 	@echo '                  tree (builds each commit of make tree, x86-64 and arm64)'
-	@echo '  OUT=dir         folder of make tree, new or empty; dir.patches gets the patches'
+	@echo '  OUT=dir         folder of make tree, new or empty; dir.patches gets the patches;'
+	@echo '                  or of make deb (default: a folder of the caches)'
+	@echo '  CONFIG=file     the kernel configuration that make deb begins with, such as'
+	@echo '                  /boot/config-* of the machine (default: x86_64_defconfig, and'
+	@echo '                  what a server has)'
 	@echo '  AUTHOR=name     who signs off the commits of make tree, "Name <mail>" (default:'
 	@echo '                  the identity that git has)'
 	@echo '  TOPOLOGY=name   machine of make test, profile and shell: switch (default), host-bridge,'
@@ -52,10 +58,10 @@ help:
 	@echo 'A Debian machine (bookworm or later, amd64) with git, make and apt is enough, as root;'
 	@echo 'as a plain user, with python3, mmdebstrap and uidmap installed and a range in'
 	@echo '/etc/subuid. Caches and logs: $$XDG_CACHE_HOME/vvram-lab, else ~/.cache/vvram-lab;'
-	@echo 'they need 13 GB, and 4 GB more for FLAVOUR=tree. A report to look at, report.html,'
-	@echo 'is beside the logs of demo, check, soak, test, rdma and bench.'
+	@echo 'they need 13 GB, and 4 GB more for each of FLAVOUR=tree and make deb. A report to'
+	@echo 'look at, report.html, is beside the logs of demo, check, soak, test, rdma and bench.'
 
-demo check soak test rdma bench profile mutants style docs tree shell clean: python
+demo check soak test rdma bench profile mutants style docs tree deb shell clean: python
 	@$(LAB) $@
 
 python:

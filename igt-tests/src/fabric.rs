@@ -19,6 +19,15 @@ const VMAP: &str = "/sys/module/rdma_rxe/parameters/dmabuf_vmap";
 /// The classes of importers that RDMA devices may be.
 pub const CLASSES: [Mode; 3] = [Mode::Pinned, Mode::Revocable, Mode::Dynamic];
 
+/// Makes soft RoCE an importer of a class, for what is registered from then on.
+///
+/// # Errors
+///
+/// Any error of sysfs.
+pub fn choose(class: Mode) -> Result<(), SysError> {
+    fs::write(MODE, importer_name(class)).map_err(|error| SysError::io(MODE, &error))
+}
+
 /// Everything that a test of memory regions works with.
 #[derive(Debug)]
 pub struct Fabric {
@@ -82,7 +91,7 @@ impl Fabric {
     ///
     /// Any error of sysfs.
     pub fn choose(&self, class: Mode) -> Result<(), SysError> {
-        fs::write(MODE, importer_name(class)).map_err(|error| SysError::io(MODE, &error))
+        choose(class)
     }
 
     /// Makes the first access make the vmap of a buffer instead of the registration, which then

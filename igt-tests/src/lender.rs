@@ -68,7 +68,7 @@ impl Lent {
     #[track_caller]
     pub fn open(&self) -> Result<File, Stop> {
         let file = misc::poll(Duration::from_secs(5), || self.try_open().ok());
-        file.ok_or_else(|| Stop::fail(format_args!("there is no {}", self.path())))
+        file.ok_or_else(|| Stop::fail(format_args!("there is no {}", path(self.gpu()))))
     }
 
     /// Opens the character device, which must exist.
@@ -77,14 +77,23 @@ impl Lent {
     ///
     /// Any error of open(2).
     pub fn try_open(&self) -> Result<File, SysError> {
-        let path = self.path();
-        let file = OpenOptions::new().read(true).write(true).open(&path);
-        file.map_err(|error| SysError::io(format!("open({path})"), &error))
+        open(self.gpu())
     }
+}
 
-    fn path(&self) -> String {
-        format!("/dev/bar-export-{}", self.gpu().name())
-    }
+fn path(device: &PciDevice) -> String {
+    format!("/dev/bar-export-{}", device.name())
+}
+
+/// Opens the character device of a PCI device that bar_export has.
+///
+/// # Errors
+///
+/// Any error of open(2).
+pub fn open(device: &PciDevice) -> Result<File, SysError> {
+    let path = path(device);
+    let file = OpenOptions::new().read(true).write(true).open(&path);
+    file.map_err(|error| SysError::io(format!("open({path})"), &error))
 }
 
 /// Exports the ranges of an argument, which may be invalid.

@@ -349,6 +349,18 @@ impl PciDevice {
         found.ok_or_else(|| Stop::fail(format_args!("{} has no BAR {bar}", self.name)))
     }
 
+    /// Maps a part of a BAR, which has to be whole pages.
+    ///
+    /// # Errors
+    ///
+    /// Any error of sysfs.
+    pub fn map_bar(&self, bar: u32, offset: u64, len: u64) -> Result<Map, SysError> {
+        let path = self.path(&format!("resource{bar}"));
+        let file = OpenOptions::new().read(true).write(true).open(&path);
+        let file = file.map_err(|error| SysError::io(path.display().to_string(), &error))?;
+        Map::new(file.as_raw_fd(), offset, len as usize)
+    }
+
     /// Hops from a PCI root down to the device, itself included.
     pub fn route(&self) -> Vec<String> {
         let path = fs::canonicalize(self.path("")).unwrap_or_default();

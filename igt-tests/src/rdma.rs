@@ -219,6 +219,16 @@ impl<'nic> Buffer<'nic> {
     /// Any error on the way.
     pub fn shared(nic: &'nic Nic, name: &str, shared: DmaBuf) -> Result<Self, SysError> {
         let map = shared.map()?;
+        Self::mapped(nic, name, shared, map)
+    }
+
+    /// Registers all of a dma-buf, for every access, that the CPU accesses by a mapping of something
+    /// else, such as the BAR in which it is.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the registration.
+    pub fn mapped(nic: &'nic Nic, name: &str, shared: DmaBuf, map: Map) -> Result<Self, SysError> {
         let (len, access) = (map.len() as u64, nic.all_access());
         Ok(Self {
             name: name.to_string(),
@@ -295,7 +305,11 @@ impl<'nic> Buffer<'nic> {
     ///
     /// As for [`Buffer::access`].
     pub fn fill(&self, pattern: Pattern) -> Result<(), SysError> {
-        self.access(READ | WRITE, |map| map.fill(pattern))
+        self.access(READ | WRITE, |map| {
+            map.fill(pattern);
+            // What was written to a BAR is there once something is read from it.
+            map.read(map.len() / 8 - 1);
+        })
     }
 
     /// Compares all of it with its expected content, by the CPU.

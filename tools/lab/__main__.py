@@ -14,8 +14,10 @@ import cache
 import check
 import commands
 import debianroot
+import deb
 import demo
 import docs
+import installed
 import kernel
 import mutants
 import onebyone
@@ -69,18 +71,24 @@ def run_check(work):
 def run_soak(work):
     """Pass the tests that take too long to be run with each change.
 
-    On the kernel of `make check`, then on those with sanitizers, then the build of each commit of
-    `make tree`; FLAVOUR= has one of them.
+    On the kernel of `make check`, then on those with sanitizers, then on that of `make deb`, then
+    the build of each commit of `make tree`; FLAVOUR= has one of them.
     """
     asked = os.environ.get("FLAVOUR")
     bad = 0
-    for flavour in [asked] if asked else [kernel.DEFAULT, *kernel.SANITIZERS, onebyone.FLAVOUR]:
+    for flavour in [asked] if asked else [kernel.DEFAULT, *kernel.SANITIZERS, installed.FLAVOUR,
+                                          onebyone.FLAVOUR]:
         if flavour == onebyone.FLAVOUR:
             # It is not a kernel that boots.
             os.environ.pop("FLAVOUR", None)
             part = work.record.part(onebyone.FLAVOUR, None)
             part.verdicts += onebyone.run(work)
             bad |= tally.close(work.console, part.verdicts)
+            continue
+        if flavour == installed.FLAVOUR:
+            # Its tests are judged as those of `make check` are.
+            os.environ.pop("FLAVOUR", None)
+            bad |= tally.close(work.console, installed.run(work))
             continue
         # All that follows goes by it.
         os.environ["FLAVOUR"] = flavour
@@ -151,6 +159,13 @@ def run_tree(work):
     return 0
 
 
+def run_deb(work):
+    """Make Debian packages of the kernel and of p2p, for a real machine."""
+    deb.tell(work.console, deb.make(work, deb.destination(os.environ.get("OUT"))))
+    work.console.say(f"total time: {work.console.elapsed()}")
+    return 0
+
+
 def run_shell(work):
     """An interactive guest on the topology named by TOPOLOGY=."""
     topology = chosen_topology()
@@ -170,7 +185,7 @@ def run_clean(work):
 
 COMMANDS = {"demo": run_demo, "check": run_check, "soak": run_soak, "test": run_test,
             "rdma": run_rdma, "bench": run_bench, "profile": run_profile, "mutants": run_mutants,
-            "style": run_style, "docs": run_docs, "tree": run_tree, "shell": run_shell,
+            "style": run_style, "docs": run_docs, "tree": run_tree, "deb": run_deb, "shell": run_shell,
             "clean": run_clean}
 # The commands that leave an HTML report.
 REPORTED = ("demo", "check", "soak", "test", "rdma", "bench")

@@ -56,7 +56,7 @@ def sources(steps, roots=(toolchain,)):
     if new_roots:
         host.install_packages(steps)
     box = toolchain.ensure(steps)
-    crates.ensure(steps, box)
+    crates.SET.ensure(steps, box)
     return box, source.ensure(steps, REPO, ksrc, box)
 
 
@@ -80,8 +80,13 @@ def everything(steps, flavour=None, variant=None):
     models.ensure(steps, built.box, REPO, built.kernel)
     selftests.ensure(steps, built.kernel)
     image = guestroot.ensure(steps, built.box)
-    scripts = built.kernel.share / "guest"
-    shutil.rmtree(scripts, ignore_errors=True)
-    shutil.copytree(GUEST, scripts)
+    add_scripts(built.kernel.share)
     built.machine = qemu.Machine(built.kernel, image)
     return built
+
+
+def add_scripts(share):
+    """Put the scripts that a guest runs into what it sees."""
+    scripts = share / "guest"
+    shutil.rmtree(scripts, ignore_errors=True)
+    shutil.copytree(GUEST, scripts)

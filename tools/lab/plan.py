@@ -59,6 +59,8 @@ ONCE_BOOTS = 2
 RDMA = ("rdma_matrix",)
 RDMA_KINDS = ("rdma_life",)
 RDMA_ONCE = ("rdma_clients", "rdma_direct", "rdma_odp", "rdma_pressure", "rdma_svm")
+# What shows that an installed kernel and the tool do what they should.
+INSTALLED = ("vvram_bar_export", "vvram_p2p", *TOOL)
 # With a disk: for each kind of address, and once.
 DISK_KINDS = ("vvram_direct_io",)
 DISK_ONCE = ("vvram_direct_files", "vvram_direct_life")
@@ -141,6 +143,12 @@ def soak():
             igt("soak-rdma-once", switch, RDMA_ONCE, RDMA_LOAD, VVRAM_SOAK=SOAK),
             *[igt(f"soak-{topology.name}", topology, (*RDMA_KINDS, *RDMA_ONCE), RDMA_LOAD)
               for topology in rdmas]]
+
+
+def installed():
+    """The boots of what the packages install."""
+    return [igt(f"soak-installed-{topology.name}", topology, INSTALLED)
+            for topology in topologies.TOPOLOGIES if of_kinds(topology)]
 
 
 def own():

@@ -27,7 +27,7 @@ def cargo(step, box, repo, command, hint, *more, crate=CRATE):
     folder = cache.base() / f"programs-{toolchain.KEY}"
     _copy(repo / crate, folder / crate)
     (folder / "target").mkdir(exist_ok=True)
-    inside = box.with_binds({"/build/programs": folder}, {crates.REGISTRY: crates.path()})
+    inside = box.with_binds({"/build/programs": folder}, {crates.REGISTRY: crates.SET.path()})
     step.run(["cargo", command, *OFFLINE, "--release", *more], hint, inside,
              cwd=f"/build/programs/{crate}", env={"CARGO_TARGET_DIR": "/build/programs/target"})
     return folder / "target/release"

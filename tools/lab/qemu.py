@@ -42,6 +42,8 @@ GUESTS = 4
 ROUNDING = 1e-6
 # The size of a command line, with its NUL: COMMAND_LINE_SIZE of x86.
 CMDLINE = 2048
+# The kernel, in its build folder.
+IMAGE = "arch/x86/boot/bzImage"
 # QEMU's monitor, for a program in the guest that plugs devices: QEMU is its own client.
 MONITOR = ("-chardev", "socket,id=monitor,path=/tmp/qmp,server=on,wait=off",
            "-object", "monitor-qmp,id=qmp,chardev=monitor",
@@ -149,7 +151,7 @@ class Machine:
         backend = BACKEND[bool(boot.topology.models)]
         return ["qemu-system-x86_64", *memory(boot), *accelerator(boot), "-nodefaults", "-display", "none",
                 "-no-reboot", *io,
-                "-kernel", "/build/out/arch/x86/boot/bzImage", "-append", cmdline,
+                "-kernel", f"/build/out/{IMAGE}", "-append", cmdline,
                 "-drive", "file=/build/guest.erofs,format=raw,readonly=on,if=none,id=root",
                 "-device", "virtio-blk-pci,drive=root",
                 *MONITOR,

@@ -33,10 +33,11 @@ GB = 3
 class Source:
     """One upstream tree in the cache, plus the files of the repository in it."""
 
-    def __init__(self, folder, key, change=None):
+    def __init__(self, folder, key, change=None, patches=None):
         self.folder = folder
         self.key = key
         self.change = change   # a function that may replace {path: file} of the repository's files
+        self.patches = patches or patches_of   # a function that returns the patches of a repository
         self.tree = folder / "tree"
         self.state = ""        # digest of the repository's files in it
         self.kconfig = ""      # digest of the Kconfig files among it
@@ -76,7 +77,7 @@ class Source:
     def sync(self, step, repo, box):
         """Bring the tree to upstream plus the repository's files and patches."""
         managed = self._read_managed()
-        patches = applied(patches_of(repo), os.environ.get("WITHOUT", ""))
+        patches = applied(self.patches(repo), os.environ.get("WITHOUT", ""))
         touched = sorted({MAINTAINERS}.union(*(touched_by(patch.read_text()) for patch in patches)))
         wanted = self._patched(step, patches, touched, managed, box)
         if MAINTAINERS in wanted and (repo / MAINTAINERS).is_file():
@@ -233,10 +234,10 @@ def ensure(steps, repo, ksrc, box):
     return source
 
 
-def variant(steps, source, repo, box, name, change):
-    """A copy of a tree into which the repository is put with a change."""
+def variant(steps, source, repo, box, name, change=None, patches=None):
+    """A copy of a tree into which the repository is put with a change, or with other patches."""
     other = Source(source.folder.with_name(f"{source.folder.name}-{name}"),
-                   f"{source.key}-{name}", change)
+                   f"{source.key}-{name}", change, patches)
     with steps.step(f"source of {name}") as step:
         if not other.folder.exists():
             partial = other.folder.with_name(f"{other.folder.name}.partial")

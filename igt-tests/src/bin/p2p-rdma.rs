@@ -6,19 +6,23 @@
 
 use std::fmt::Write;
 use std::fs;
+use std::io;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use vvram_tests::drm::{DmaBuf, Drm};
 use vvram_tests::heap;
+use vvram_tests::lender;
+use vvram_tests::map::PAGE;
 use vvram_tests::misc::{self, json_string, Lcg};
+use vvram_tests::pci::PciDevice;
 use vvram_tests::rdma::{bandwidth, exercise_op, Buffer, Op, Part, Trouble};
 use vvram_tests::verbs::{Nic, Pair};
 use vvram_tests::{uapi, Stop, SysError};
 
 const USAGE: &str = "usage: p2p-rdma [--device NAME] [--size BYTES] [--loops N] [--json FILE] \
---buffer SPEC [--buffer SPEC]...";
+[--hold] --buffer SPEC [--buffer SPEC]...";
 const HELP: &str = "
 Moves data between buffers by an RDMA device, through two queue pairs that are
 connected to each other, and checks every byte with the CPU.
@@ -42,10 +46,16 @@ process to memory of the process, measured in the same run.
                                  readable and writable and without CLOEXEC, as
                                  in: p2p-rdma --buffer fd:5 5<&$FD. Its size is
                                  its own.
+      bar:PCI/N[+OFFSET]         a part of BAR N of a PCI device that the driver
+                                 bar_export has, as a dma-buf, such as
+                                 bar:0000:03:00.0/2+16M. Not of registers: what
+                                 is there is overwritten.
   --device NAME  the RDMA device, such as rxe0; otherwise the first one
   --size BYTES   of each buffer (1M if not given), with K, M or G if you like
   --loops N      how often every operation is done and checked (2)
   --json FILE    writes the same facts as one JSON object
+  --hold         moves nothing: registers the buffers, says so, and waits for the
+                 end of its standard input
   --help         this text
 
 Table: bytes that each operation moved and that are right (- if the device does
@@ -64,8 +74,16 @@ const RUNS: u64 = 3;
 enum Kind {
     Host,
     Heap,
-    Vvram { node: Option<PathBuf>, system: bool },
+    Vvram {
+        node: Option<PathBuf>,
+        system: bool,
+    },
     Fd(RawFd),
+    Bar {
+        device: String,
+        bar: u32,
+        offset: u64,
+    },
 }
 
 /// The options of the command line.
@@ -75,6 +93,7 @@ struct Options {
     size: u64,
     loops: u64,
     json: Option<String>,
+    hold: bool,
     /// The buffers, with their names on the command line.
     buffers: Vec<(String, Kind)>,
 }
@@ -96,6 +115,18 @@ fn parse_kind(text: &str) -> Option<Kind> {
         ("fd", Some(number)) => {
             let number = number.parse().ok()?;
             (number >= 0).then_some(Kind::Fd(number))
+        }
+        ("bar", Some(place)) => {
+            let (device, place) = place.split_once('/')?;
+            let (bar, offset) = match place.split_once('+') {
+                Some((bar, offset)) => (bar, parse_size(offset)?),
+                None => (place, 0),
+            };
+            Some(Kind::Bar {
+                device: device.to_string(),
+                bar: bar.parse().ok()?,
+                offset,
+            })
         }
         _ => None,
     }
@@ -125,6 +156,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Option<Options>,
         size: 1 << 20,
         loops: 2,
         json: None,
+        hold: false,
         buffers: Vec::new(),
     };
     while let Some(argument) = arguments.next() {
@@ -139,6 +171,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Option<Options>,
         match argument.as_str() {
             "--device" => options.device = Some(value()?),
             "--json" => options.json = Some(value()?),
+            "--hold" => options.hold = true,
             "--size" => {
                 let value = value()?;
                 options.size = parse_size(&value).ok_or_else(|| wrong(&value))?;
@@ -191,6 +224,17 @@ fn create<'nic>(nic: &'nic Nic, name: &str, kind: &Kind, size: u64) -> Result<Bu
             // The dma-buf keeps the object.
             let object = drm.create_flags(size, flags)?;
             object.export()?
+        }
+        Kind::Bar {
+            device,
+            bar,
+            offset,
+        } => {
+            let device = PciDevice::named(device);
+            let size = size.next_multiple_of(PAGE as u64);
+            let shared = lender::export(&lender::open(&device)?, *bar, *offset, size)?;
+            let map = device.map_bar(*bar, *offset, size)?;
+            return Ok(Buffer::mapped(nic, name, shared, map)?);
         }
     };
     Ok(Buffer::shared(nic, name, shared)?)
@@ -317,6 +361,14 @@ fn run(options: &Options, report: &mut Report) -> Result<(), Stop> {
     let mut buffers = Vec::new();
     for (name, kind) in &options.buffers {
         buffers.push(create(&nic, name, kind, options.size)?);
+    }
+    if options.hold {
+        for buffer in &buffers {
+            println!("{}: {} bytes are registered", buffer.name(), buffer.len());
+        }
+        io::copy(&mut io::stdin(), &mut io::sink())
+            .map_err(|error| SysError::io("standard input", &error))?;
+        return Ok(());
     }
     {
         let from = Buffer::host(&nic, "host", options.size)?;
@@ -549,12 +601,25 @@ mod tests {
         assert_eq!(options.buffers[1].1, vram);
         assert!(parsed("--buffer x --help").is_err());
         assert_eq!(parsed("--buffer fd:3 --help"), Ok(None));
+        let options = parsed("--hold --buffer bar:0000:03:00.0/2+16M").unwrap();
+        let options = options.unwrap();
+        assert!(options.hold);
+        let bar = |bar, offset| Kind::Bar {
+            device: "0000:03:00.0".to_string(),
+            bar,
+            offset,
+        };
+        assert_eq!(options.buffers[0].1, bar(2, 16 << 20));
+        assert_eq!(parse_kind("bar:0000:03:00.0/0"), Some(bar(0, 0)));
         for line in [
             "",
             "--buffer",
             "--buffer fd:-1",
             "--buffer vvram:",
             "--buffer heap:1",
+            "--buffer bar:0000:03:00.0",
+            "--buffer bar:0000:03:00.0/x",
+            "--buffer bar:0000:03:00.0/2+x",
             "--size 0 --buffer host",
             "--size 17000000000G --buffer host",
             "--loops 0 --buffer host",

@@ -10,13 +10,14 @@ use std::time::Duration;
 
 use vvram_tests::debugfs::{difference, DebugFs};
 use vvram_tests::drm::{DmaBuf, Drm, Gem};
-use vvram_tests::fabric::{Fabric, CLASSES};
+use vvram_tests::fabric::{choose, Fabric, CLASSES};
 use vvram_tests::heap;
+use vvram_tests::lender::{Lent, MEMORY};
 use vvram_tests::map::PAGE;
 use vvram_tests::misc;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::Mode;
-use vvram_tests::scene::placed;
+use vvram_tests::scene::{placed, Expect};
 use vvram_tests::{check, check_eq, fail, igt_main, uapi, Outcome, Stop, SysError};
 
 /// The flags of objects that importers get in VRAM or not at all.
@@ -269,8 +270,41 @@ fn own() -> Outcome {
     Ok(())
 }
 
+/// p2p-rdma and a BAR that no driver of its own has: every byte is moved and compared, unless the
+/// importer cannot be revoked or has no route.
+fn bar() -> Outcome {
+    let expect = Expect::get()?;
+    let lent = Lent::new()?;
+    // Its node may come a little later.
+    drop(lent.open()?);
+    let buffer = format!("bar:{}/{MEMORY}+64K", lent.gpu().name());
+    let mut arguments = vec!["--size", "64K", "--loops", "1", "--buffer", &buffer];
+    for class in CLASSES {
+        choose(class)?;
+        let what = format!("p2p-rdma with {buffer} as {class:?}");
+        let result = Running::start("/lab/bin/p2p-rdma", &arguments)?.output(&what);
+        if class == Mode::Pinned || expect == Expect::Refused {
+            match result {
+                Err(stop) if stop.text().contains("EOPNOTSUPP") => (),
+                other => fail!("{what}: {other:?}"),
+            }
+        } else {
+            println!("{}", result?);
+        }
+    }
+    choose(Mode::Dynamic)?;
+    arguments.push("--hold");
+    let held = Running::start("/lab/bin/p2p-rdma", &arguments)?.output("p2p-rdma --hold");
+    if expect != Expect::Refused {
+        let text = held?;
+        check!(text.contains("65536 bytes are registered"), "{text}");
+    }
+    Ok(())
+}
+
 igt_main! {
     "own", "p2p-rdma, between all kinds of memory", own;
+    "bar", "p2p-rdma, with a BAR that bar_export exports", bar;
     "bandwidth", "perftest's ib_write_bw and ib_read_bw", bandwidth;
     "libfabric", "fi_write, fi_read and fi_send between dma-bufs", libfabric;
 }

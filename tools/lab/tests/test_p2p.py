@@ -88,11 +88,11 @@ class Crates(unittest.TestCase):
     def test_they_are_fetched_once(self):
         steps = mock.MagicMock()
         step = steps.step.return_value.__enter__.return_value
-        step.run.side_effect = lambda _, hint, box: (box.binds["/build/crates"] / "a").touch()
+        step.run.side_effect = lambda _, hint, box: (box.binds["/build/unpacked"] / "a").touch()
         for _ in range(2):
-            crates.ensure(steps, sandbox.Sandbox("/"))
+            crates.SET.ensure(steps, sandbox.Sandbox("/"))
         step.run.assert_called_once()
-        self.assertTrue((crates.path() / "a").exists())
+        self.assertTrue((crates.SET.path() / "a").exists())
 
     def test_each_one_that_is_named_is_fetched(self):
         for crate in (programs.CRATE, programs.TOOL):

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Debian packages for a real machine: `make deb`.
+
+The kernel's own bindeb-pkg makes those of the kernel, from the tree that `make tree` makes: without
+what only the tests need. The tool p2p has one of its own.
+"""
+
+import os
+import shutil
+from pathlib import Path
+
+import cache
+import kernel
+import packagers
+import pipeline
+import source
+import toolchain
+import toolpackage
+import tree
+from steps import LabError
+
+# What every configuration is asked for, and what makes one of defconfig.
+PEER = kernel.FRAGMENTS / "peer.config"
+MACHINE = kernel.FRAGMENTS / "machine.config"
+DEFCONFIG = "x86_64_defconfig"
+# dpkg-buildpackage puts the packages beside the folder that it builds.
+INSIDE = "/build/packages"
+# That what it needs is there is not for dpkg to check: debhelper is not installed in the root.
+MAKE = ["make", "LLVM=1", f"O={INSIDE}/out", "DPKG_FLAGS=--no-check-builddeps"]
+ENV = {**kernel.IDENTITY, **packagers.ENV, "KDEB_CHANGELOG_DIST": toolchain.SUITES[0],
+       "DEBFULLNAME": tree.NOBODY.name, "DEBEMAIL": tree.NOBODY.mail}
+KERNEL_PACKAGES = ("linux-image-*.deb", "linux-headers-*.deb", "linux-libc-dev_*.deb")
+
+
+def configuration():
+    """The file that CONFIG= names, None for the configuration of `make deb`."""
+    given = os.environ.get("CONFIG")
+    if not given:
+        return None
+    path = Path(given).expanduser().absolute()
+    if not path.is_file():
+        raise LabError(f"CONFIG={given} is no file",
+                       "name a configuration of a kernel, such as /boot/config-$(uname -r)")
+    return path
+
+
+class Kernel:
+    """The folder in which the packages of the kernel are made."""
+
+    def __init__(self, src, box, config):
+        self.source = src
+        self.config = config
+        self.folder = cache.base() / f"packages-{cache.digest(src.key, toolchain.KEY)}"
+        self.out = self.folder / "out"
+        self.out.mkdir(parents=True, exist_ok=True)
+        self.box = packagers.added(box).with_binds({INSIDE: self.folder},
+                                                   readonly={"/build/src": src.tree})
+
+    @property
+    def fragment(self):
+        """What is asked for on top of the configuration to begin with."""
+        return ("" if self.config else MACHINE.read_text()) + PEER.read_text()
+
+    def ensure(self, steps):
+        """Make the packages, unless they are there; return their paths."""
+        settings = self._configure(steps)
+        key = cache.digest(self.source.state, settings, toolchain.KEY, packagers.SET.key, MAKE,
+                           ENV)
+        stamp = cache.Stamp(self.folder / "packaged")
+        if stamp.holds(key):
+            steps.current("kernel packages")
+            return self.packages()
+        stamp.clear()
+        for old in self.folder.glob("linux-*"):
+            old.unlink()
+        kernel.remove_half_made(self.out)
+        with steps.step("kernel packages") as step:
+            step.count_objects()
+            self._make(step, f"-j{kernel.jobs()}", "bindeb-pkg",
+                       hint="the log names the file: another configuration may not need it")
+        stamp.set(key)
+        return self.packages()
+
+    def packages(self):
+        """The packages, that with the kernel first."""
+        return [path for name in KERNEL_PACKAGES for path in sorted(self.folder.glob(name))]
+
+    def _make(self, step, *arguments, hint):
+        step.run([*MAKE, *arguments], hint, self.box, cwd="/build/src", env=ENV)
+
+    def _configure(self, steps):
+        begin = self.config or DEFCONFIG
+        key = cache.digest(begin, self.fragment, self.source.kconfig, toolchain.KEY)
+        stamp = cache.Stamp(self.folder / "configured")
+        config = self.out / ".config"
+        if not (stamp.holds(key) and config.is_file()):
+            stamp.clear()
+            with steps.step("configuration of the packages") as step:
+                if self.config:
+                    shutil.copyfile(self.config, config)
+                else:
+                    self._make(step, DEFCONFIG, hint="a Kconfig file does not parse")
+                with open(config, "a", encoding="utf-8") as file:
+                    file.write(self.fragment)
+                self._make(step, "olddefconfig", hint="a Kconfig file does not parse")
+                # A kernel that has no keys has no list of them that is empty, either.
+                lost = [line for line in kernel.unmet(self.fragment, config.read_text())
+                        if not line.endswith('=""')]
+                if lost:
+                    raise LabError("options that did not end up as asked for: " + ", ".join(lost),
+                                   "the log says what the configuration has against them")
+            stamp.set(key)
+        return cache.digest(config)
+
+
+def destination(text):
+    """The folder that OUT= names for the packages; the folder of the caches if it names none."""
+    if not text:
+        return cache.base() / "deb"
+    out = Path(text).expanduser().absolute()
+    if not out.parent.is_dir():
+        raise LabError(f"{out.parent} is no folder", "make it, or name another one with OUT=")
+    return out
+
+
+def packages(steps, repo, box, src):
+    """Make all packages; return the paths of those of the kernel, and of the one of p2p."""
+    config = configuration()
+    src = source.variant(steps, src, repo, box, "packages", patches=source.series_of)
+    packagers.SET.ensure(steps, box)
+    return Kernel(src, box, config).ensure(steps), toolpackage.ensure(steps, box, repo)
+
+
+def make(steps, out):
+    """Make all packages and put them into a folder; return their paths there."""
+    box, src = pipeline.sources(steps)
+    kernels, tool = packages(steps, pipeline.REPO, box, src)
+    out.mkdir(exist_ok=True)
+    for path in (*kernels, tool):
+        shutil.copy2(path, out)
+    return [out / path.name for path in (*kernels, tool)]
+
+
+def tell(console, paths):
+    """Say where the packages are, and how large."""
+    width = max(len(path.name) for path in paths)
+    console.say(f"packages in {paths[0].parent}:")
+    for path in paths:
+        console.say(f"    {path.name:<{width}}  {path.stat().st_size / (1 << 20):8.1f} MiB")
+

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Tests of the packages for a real machine."""
+
+import gzip
+import io
+import os
+import subprocess
+import tarfile
+import tempfile
+import types
+import unittest
+from pathlib import Path
+from unittest import mock
+
+import cache
+import deb
+import kernel
+import pipeline
+import programs
+import source
+import steps
+import toolpackage
+from steps import LabError
+
+
+class Folder(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.top = Path(folder.name)
+        environment = mock.patch.dict(os.environ, XDG_CACHE_HOME=folder.name)
+        environment.start()
+        self.addCleanup(environment.stop)
+        for name in ("CONFIG", "OUT"):
+            os.environ.pop(name, None)
+
+
+class Tool(Folder):
+    """The package of p2p, as dpkg-deb reads it."""
+
+    def setUp(self):
+        super().setUp()
+        built = [self.top / name for name in (toolpackage.NAME, toolpackage.WITH_VERBS)]
+        for path in built:
+            path.write_text(f"#!/bin/sh\necho {path.name}\n")
+        umask = os.umask(0o077)
+        try:
+            name = toolpackage.stage(self.top / "tree", pipeline.REPO / programs.TOOL, built)
+        finally:
+            os.umask(umask)
+        self.package = self.top / name
+        subprocess.run([*toolpackage.BUILD, self.top / "tree", self.package], check=True,
+                       stdout=subprocess.DEVNULL, env={**os.environ, **toolpackage.ENV})
+
+    def dpkg(self, *command):
+        """What dpkg-deb says of the package."""
+        return subprocess.run(["dpkg-deb", *command], check=True, stdout=subprocess.PIPE).stdout
+
+    def field(self, name):
+        """A field of its control file."""
+        return self.dpkg("--field", self.package, name).decode().strip()
+
+    def members(self):
+        """All that it installs, by path."""
+        data = self.dpkg("--fsys-tarfile", self.package)
+        with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+            return {member.name: (member, member.isfile() and archive.extractfile(member).read())
+                    for member in archive.getmembers()}
+
+    def test_says_what_it_is(self):
+        self.assertEqual(self.field("Package"), "p2p")
+        self.assertEqual(self.field("Architecture"), "amd64")
+        self.assertEqual(self.package.name, f"p2p_{self.field('Version')}_amd64.deb")
+        manifest = (pipeline.REPO / programs.TOOL / "Cargo.toml").read_text()
+        self.assertIn(f'version = "{self.field("Version")}"', manifest)
+        self.assertIn(self.field("Description").splitlines()[0], manifest)
+        # A static program depends on nothing.
+        self.assertEqual(self.field("Depends"), "")
+
+    def test_installs_programs_and_manual(self):
+        members = self.members()
+        files = {name.removeprefix("./") for name, (member, _) in members.items()
+                 if member.isfile()}
+        self.assertEqual(files, {
+            "usr/bin/p2p", "usr/bin/p2p-rdma", "usr/share/man/man1/p2p.1.gz",
+            "usr/share/doc/p2p/README.rst", "usr/share/doc/p2p/copyright"})
+        manual = gzip.decompress(members["./usr/share/man/man1/p2p.1.gz"][1])
+        self.assertEqual(manual, (pipeline.REPO / programs.TOOL / "p2p.1").read_bytes())
+
+    def test_belongs_to_root_whoever_made_it(self):
+        for name, (member, _) in self.members().items():
+            self.assertEqual((member.uid, member.gid), (0, 0), name)
+            mode = 0o755 if member.isdir() or name.startswith("./usr/bin/") else 0o644
+            self.assertEqual(member.mode & 0o777, mode, name)
+
+    def test_has_the_digests_of_its_files(self):
+        self.dpkg("--control", self.package, self.top / "control")
+        sums = (self.top / "control/md5sums").read_text()
+        self.assertEqual(len(sums.splitlines()), 5)
+        subprocess.run(["md5sum", "--check", "--quiet", "-"], input=sums.encode(), check=True,
+                       cwd=self.top / "tree")
+
+    def test_is_the_same_each_time(self):
+        again = self.top / "again.deb"
+        subprocess.run([*toolpackage.BUILD, self.top / "tree", again], check=True,
+                       stdout=subprocess.DEVNULL, env={**os.environ, **toolpackage.ENV})
+        self.assertEqual(again.read_bytes(), self.package.read_bytes())
+
+
+class Kernel(Folder):
+    """How the packages of the kernel are configured, by a make that does nothing."""
+
+    def setUp(self):
+        super().setUp()
+        self.made = []
+        cache.base().mkdir()
+        self.work = steps.Steps(steps.Console(io.StringIO()), cache.base() / "logs")
+        src = types.SimpleNamespace(key="key", state="state", kconfig="kconfig", tree=self.top)
+        box = mock.MagicMock()
+        box.with_binds.return_value = box
+        self.kernel = lambda: deb.Kernel(src, box, deb.configuration())
+        run = mock.patch("steps.Step.run", lambda _, command, *__, **___: self.pretend(command))
+        run.start()
+        self.addCleanup(run.stop)
+        self.lost = ""
+
+    def pretend(self, command):
+        """What the kernel's make would leave."""
+        out = self.kernel().out
+        target = command[-1]
+        self.made.append(target)
+        if target == deb.DEFCONFIG:
+            (out / ".config").write_text("CONFIG_DEFAULT=y\n")
+        elif target == "olddefconfig":
+            text = (out / ".config").read_text()
+            (out / ".config").write_text(text.replace(f"{self.lost}\n", "") if self.lost else text)
+        else:
+            for name in ("linux-image-7_7-1_amd64", "linux-libc-dev_7-1_amd64",
+                         "linux-headers-7_7-1_amd64"):
+                (out.parent / f"{name}.deb").touch()
+
+    def test_begins_with_defconfig(self):
+        paths = self.kernel().ensure(self.work)
+        self.assertEqual(self.made, [deb.DEFCONFIG, "olddefconfig", "bindeb-pkg"])
+        self.assertEqual([path.name.split("-7")[0] for path in paths],
+                         ["linux-image", "linux-headers", "linux-libc-dev_7-1_amd64.deb"])
+        config = (self.kernel().out / ".config").read_text()
+        self.assertIn("CONFIG_DEFAULT=y\n", config)
+        for fragment in (deb.MACHINE, deb.PEER):
+            self.assertEqual(kernel.unmet(fragment.read_text(), config), [])
+
+    def test_begins_with_a_configuration_of_the_machine(self):
+        own = self.top / "own.config"
+        own.write_text("CONFIG_OWN=y\n")
+        os.environ["CONFIG"] = str(own)
+        self.kernel().ensure(self.work)
+        self.assertEqual(self.made, ["olddefconfig", "bindeb-pkg"])
+        config = (self.kernel().out / ".config").read_text()
+        self.assertTrue(config.startswith("CONFIG_OWN=y\n"))
+        self.assertIn("CONFIG_BAR_EXPORT=m\n", config)
+        self.assertNotIn("CONFIG_MEGARAID_SAS", config)
+        # Another content makes another configuration.
+        own.write_text("CONFIG_OWN=m\n")
+        self.kernel().ensure(self.work)
+        self.assertEqual(self.made.count("olddefconfig"), 2)
+
+    def test_what_is_there_is_not_made_again(self):
+        for _ in range(2):
+            paths = self.kernel().ensure(self.work)
+            self.assertEqual(len(paths), 3)
+        self.assertEqual(self.made.count("bindeb-pkg"), 1)
+
+    def test_an_option_that_is_lost_is_named(self):
+        self.lost = "CONFIG_BAR_EXPORT=m"
+        with self.assertRaisesRegex(LabError, "CONFIG_BAR_EXPORT=m"):
+            self.kernel().ensure(self.work)
+
+    def test_a_list_of_keys_may_be_missing(self):
+        self.lost = 'CONFIG_SYSTEM_TRUSTED_KEYS=""'
+        self.assertEqual(len(self.kernel().ensure(self.work)), 3)
+
+    def test_a_configuration_that_is_not_there_is_named(self):
+        os.environ["CONFIG"] = str(self.top / "none")
+        with self.assertRaisesRegex(LabError, "none is no file"):
+            deb.configuration()
+
+    def test_packages_go_where_out_says(self):
+        self.assertEqual(deb.destination(str(self.top / "out")), self.top / "out")
+        self.assertEqual(deb.destination(None).parent, cache.base())
+        with self.assertRaises(LabError):
+            deb.destination(str(self.top / "none/out"))
+
+
+class Tree(unittest.TestCase):
+    def test_what_only_tests_need_is_not_in_it(self):
+        series = source.series_of(pipeline.REPO)
+        self.assertTrue(series)
+        self.assertFalse([path for path in series if "test-only" in path.parts])
+
+
+if __name__ == "__main__":
+    unittest.main()
