@@ -299,12 +299,12 @@ fn late() -> Outcome {
     gpu.clean()
 }
 
-/// A client has jobs that fault one after the other: the log and events tell of ten in five
+/// Jobs of a client fault one after the other: the log and the events report ten of them in five
 /// seconds.
 fn limited() -> Outcome {
     const FAULTS: usize = 60;
     const RATE: usize = 10;
-    // Nothing was told yet.
+    // Loads the driver anew, so that nothing was reported yet.
     let _patient = Impatient::never()?;
     let gpu = Mgpu::first()?;
     let bench = Bench::new(&gpu)?;
