@@ -381,7 +381,7 @@ mod tests {
             assert_eq!(waiting[1], told(&ready[0], 2, false));
             assert_eq!(waiting[2], told(&blocked, 1, true));
             assert_eq!(waiting[3], None);
-            // As much as there is room for.
+            // There is room for two queues only.
             waiting = [None; 4];
             control.record.lock().kept[0]
                 .1

@@ -231,9 +231,9 @@ fn compute() -> Outcome {
     works()
 }
 
-/// Both rings hang: the unbind of either driver does not wait for a timeout that is long.
+/// Both rings hang: the unbind of either driver does not wait for the timeout, which is long.
 fn hung() -> Outcome {
-    // 1000 seconds.
+    // The timeout is 1000 seconds.
     let _patient = Impatient::never()?;
     for core in [false, true] {
         let gpu = Mgpu::first()?;

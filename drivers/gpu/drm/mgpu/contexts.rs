@@ -48,7 +48,7 @@ use crate::{
 /// The context of the aperture.
 pub(crate) const APERTURE: u32 = 0;
 
-/// Page tables of which the device may still have translations.
+/// Page tables that the device may still use.
 struct Kept<T> {
     _tables: T,
     /// How often the device had been reset before.

@@ -272,7 +272,7 @@ impl Transfer {
     }
 }
 
-/// Some pages of a [`Transfer`].
+/// A range of the pages of a [`Transfer`].
 pub(super) struct Part<'a> {
     of: &'a Transfer,
     pages: ops::Range<usize>,
