@@ -147,4 +147,3 @@ def tell(console, paths):
     console.say(f"packages in {paths[0].parent}:")
     for path in paths:
         console.say(f"    {path.name:<{width}}  {path.stat().st_size / (1 << 20):8.1f} MiB")
-

@@ -10,6 +10,7 @@ from unittest import mock
 
 import cache
 import check
+import debianroot
 import demo
 import guestroot
 import host
@@ -122,6 +123,7 @@ class Missing(unittest.TestCase):
                  ["trixie", "trixie-backports", "forky"])):
             with mock.patch.object(pipeline, "missing", return_value=absent), \
                     mock.patch.object(host, "preflight"), \
+                    mock.patch.object(debianroot, "sweep"), \
                     mock.patch.object(host, "supplies", side_effect=LabError("asked")) as asked:
                 with self.assertRaisesRegex(LabError, "asked"):
                     pipeline.sources(None, self.ROOTS)
