@@ -81,7 +81,10 @@ impl Why<'_> {
             }
             Path::HostBridge => "peer to peer through the host bridge".to_string(),
             Path::Refused | Path::System => {
-                let reason = cell.kernel.as_ref().map_or("no-route", |answer| answer.reason);
+                let reason = cell
+                    .kernel
+                    .as_ref()
+                    .map_or("no-route", |answer| answer.reason);
 
                 format!(
                     "not peer to peer ({reason}): from system memory if the buffer may live there, \
