@@ -6,10 +6,11 @@ use std::fs;
 use std::time::Duration;
 
 use crate::debugfs::DebugFs;
-use crate::drm::{Drm, Gem};
+use crate::drm::{DmaBuf, Drm, Gem};
 use crate::map::PAGE;
 use crate::misc;
 use crate::pci::PciDevice;
+use crate::peer::{Mode, Peer};
 use crate::qmp::Monitor;
 use crate::rebind;
 use crate::{uapi, Outcome, Stop, SysError};
@@ -185,6 +186,21 @@ impl Mgpu {
     /// Any error of the ioctl.
     pub fn aperture(&self) -> Result<u64, SysError> {
         self.drm.getparam(PARAM_APERTURE_SIZE)
+    }
+
+    /// Fills the aperture: makes an object of its size, and has a peer map all of it.
+    ///
+    /// # Errors
+    ///
+    /// Any error of a call, or if some of the aperture is free.
+    pub fn fill_aperture(&self) -> Result<(Gem<'_>, DmaBuf, Peer), Stop> {
+        let all = self.drm.create(self.aperture()?)?;
+        let buffer = all.export()?;
+        let holder = Peer::open()?;
+        holder.attach(&buffer, Mode::Dynamic)?;
+        holder.map()?;
+        check_eq!(self.drm.getparam(PARAM_APERTURE_FREE)?, 0, "free aperture");
+        Ok((all, buffer, holder))
     }
 
     /// Returns how many moves the CPU has done that the engine had failed to do.

@@ -242,12 +242,7 @@ fn large() -> Outcome {
 fn full() -> Outcome {
     let gpu = Mgpu::first()?;
     let (a, _) = patterns();
-    let all = gpu.drm.create(gpu.aperture()?)?;
-    let buffer = all.export()?;
-    let holder = Peer::open()?;
-    holder.attach(&buffer, Mode::Dynamic)?;
-    holder.map()?;
-    check_eq!(gpu.drm.getparam(PARAM_APERTURE_FREE)?, 0, "free aperture");
+    let (_all, _buffer, holder) = gpu.fill_aperture()?;
 
     // An object that may be in system memory is moved there; an object that may not is only mapped
     // when there is a window.

@@ -151,12 +151,7 @@ fn again() -> Outcome {
 fn full() -> Outcome {
     let _patient = Impatient::never()?;
     let gpu = Mgpu::first()?;
-    let all = gpu.drm.create(gpu.aperture()?)?;
-    let buffer = all.export()?;
-    let holder = Peer::open()?;
-    holder.attach(&buffer, Mode::Dynamic)?;
-    holder.map()?;
-    check_eq!(gpu.drm.getparam(PARAM_APERTURE_FREE)?, 0, "free aperture");
+    let (_all, _buffer, _holder) = gpu.fill_aperture()?;
     let (x, _) = patterns();
     let size = 77 * PAGE64;
     let object = gpu.drm.create_flags(size, EITHER)?;
