@@ -429,7 +429,7 @@ fn peer_attach() -> Outcome {
         mode: uapi::EDU_PEER_MODE_DYNAMIC,
         size: 0,
     };
-    for mode in [6, 7, 0x8000_0000, u32::MAX] {
+    for mode in [uapi::EDU_PEER_MODE_LATE + 1, 0x8000_0000, u32::MAX] {
         let mut argument = EduPeerAttach { mode, ..good };
         let result = peer.attach_raw(&mut argument);
         expect_errno("attaching in an unknown mode", result, libc::EINVAL)?;
