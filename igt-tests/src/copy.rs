@@ -121,7 +121,8 @@ pub struct Fenced {
     patterns: (Pattern, Pattern),
     /// Two fences that the copy waits for, and that have signalled.
     before: (SyncObj, SyncFile),
-    /// Another fence that the copy waits for, which signals when the copy is queued.
+    /// Another fence that the copy waits for. It signals when the copy is queued, or before a copy
+    /// into the buffer: the call returns when such a copy is done.
     late: SyncFile,
     time: Timeline,
     binary: SyncObj,
@@ -153,6 +154,9 @@ impl Fenced {
         let before = (SyncObj::new(drm.fd())?, time.fence(1)?);
         let late = time.fence(2)?;
         time.step()?;
+        if into {
+            time.step()?;
+        }
         before.0.add_point(3, &before.1)?;
         Ok(Self {
             argument: VvramGemCopy {
