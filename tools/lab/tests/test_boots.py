@@ -120,14 +120,21 @@ class RunAll(unittest.TestCase):
 
 
 class Settings(unittest.TestCase):
-    def together(self, loads, guests, processors=2):
-        """How many boots of these loads run at the same time, one of each that was started."""
+    def together(self, loads, guests, least, processors=2):
+        """Which loads run at the same time, for each boot that was started.
+
+        The first boots end when `least` of them have run at the same time.
+        """
         most, running, lock = [], [], threading.Lock()
+        reached = threading.Event()
 
         def one(boot):
             with lock:
                 running.append(boot.load)
                 most.append(list(running))
+                if len(running) >= least:
+                    reached.set()
+            reached.wait(20)
             time.sleep(0.1)
             with lock:
                 running.remove(boot.load)
@@ -140,17 +147,17 @@ class Settings(unittest.TestCase):
         return most
 
     def test_boots_have_room_on_the_processors(self):
-        for most in self.together([1, 0.3, 0.3, 1, 0.3, 0.3, 0.3], 8):
+        for most in self.together([1, 0.3, 0.3, 1, 0.3, 0.3, 0.3], 8, 4):
             self.assertLessEqual(sum(most), 2.001)
-        self.assertEqual(max(map(len, self.together([0.2] * 10, 8))), 8)
-        self.assertEqual(max(map(len, self.together([0.2] * 10, 3))), 3)
-        self.assertEqual(max(map(len, self.together([1] * 5, 8))), 2)
+        self.assertEqual(max(map(len, self.together([0.2] * 10, 8, 8))), 8)
+        self.assertEqual(max(map(len, self.together([0.2] * 10, 3, 3))), 3)
+        self.assertEqual(max(map(len, self.together([1] * 5, 8, 2))), 2)
 
     def test_one_that_fits_overtakes_one_that_does_not(self):
-        self.assertIn([1, 0.9, 0.1], self.together([1, 0.9, 1, 0.1], 8))
+        self.assertIn([1, 0.9, 0.1], self.together([1, 0.9, 1, 0.1], 8, 3))
 
     def test_one_that_needs_more_than_there_is_runs_alone(self):
-        self.assertEqual(max(map(len, self.together([3, 3], 8))), 1)
+        self.assertEqual(max(map(len, self.together([3, 3], 8, 1))), 1)
 
     def test_an_error_ends_all(self):
         def one(_):
