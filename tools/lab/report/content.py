@@ -30,7 +30,7 @@ def page(record):
     verdicts = [verdict for part in record.parts for verdict in part.verdicts]
     count = collections.Counter(verdict.result for verdict in verdicts)
     title, state = ending(record)
-    sections = [wrong(record), *benchmark(record), topology_pictures(record), told_by_demo(record),
+    sections = [wrong(record), *benchmark(record), topology_pictures(record), demo_table(record),
                 *matrices(record), slowest(record), boots(record), *all_verdicts(record),
                 work(record)]
     counts = [(count[result], WORDS[result], STATES[result])
@@ -167,9 +167,10 @@ def moved(said):
             + ("all compared" if said.get("verified") else "NOT as expected"))
 
 
-def told_by_demo(record):
-    """The table of the demo."""
-    rows = [[Cell(str(text), log=outcome.results / "output.log" if not column else None,
+def demo_table(record):
+    """The table of the demo. The name of the machine and the verdict lead to the log."""
+    rows = [[Cell(str(text),
+                  log=outcome.results / "output.log" if column in (0, len(row) - 1) else None,
                   state=(BAD if bad else GOOD) if column == len(row) - 1 else NONE,
                   hint="\n".join(bad) if column == len(row) - 1 else "")
              for column, text in enumerate(row)] for outcome, row, bad in record.demo]
@@ -281,6 +282,9 @@ def ratios(record):
                 "is larger. One with a tip is longer than 2.0. The dotted line is the target or the goal. "
                 "A missed target fails the run, a goal that is not met does not."])
     states = {"ok": GOOD, "met": GOOD, "MISSED": BAD, "not met": WARN}
+    logs_of = {bench.MACHINES.get(outcome.boot.topology.name, "RDMA"): outcome.results / "output.log"
+               for outcome in record.outcomes()
+               if outcome.boot.topology.name in (*bench.MACHINES, bench.RDMA)}
     groups = {}
     for row in record.rows:
         head, colon, rest = row.what.partition(": ")
@@ -292,8 +296,9 @@ def ratios(record):
             state = states.get(row.verdict, NONE)
             limit = next((value for value in (row.least, row.most, row.goal) if value), None)
             _, ours, other, against, ratio, spread, target, verdict = row.cells()
-            lines.append([Cell(what), Cell(ratio, number=True,
-                                           bar=drawing.bar(row.ratio, limit, state or "plain")),
+            lines.append([Cell(what, log=logs_of.get(head)),
+                          Cell(ratio, number=True,
+                               bar=drawing.bar(row.ratio, limit, state or "plain")),
                           Cell(target), Cell("" if verdict == "-" else verdict, state),
                           Cell(ours, number=True), Cell(other, number=True), Cell(against),
                           Cell(spread, number=True)])

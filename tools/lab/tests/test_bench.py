@@ -41,6 +41,14 @@ FIGURES = {"move.bytes": 2 << 20, **COSTS,
            "map.huge.ours.bytes": 48 << 30}
 
 
+class Tolerances(unittest.TestCase):
+    def test_the_documentation_has_all_of_them(self):
+        text = (pipeline.REPO / "Documentation/gpu/vvram-testing.rst").read_text()
+        rows = re.findall(r"^``([a-z0-9.]+)`` +([0-9.]+) % ", text, re.M)
+        self.assertEqual({name: round(float(percent) / 100, 6) for name, percent in rows},
+                         bench.TOLERANCES)
+
+
 class Bench(unittest.TestCase):
     def run_with(self, *runs, status=None, base="", without=""):
         """Run the command over boots that leave these figures, in turn, for each machine."""

@@ -347,8 +347,16 @@ class Demo(InFolder):
         reader = self.read(1)
         self.assertIn("4.0 MiB written, 2.0 MiB read by the peer, all compared", reader.text())
         self.assertIn("✗ WRONG", reader.text())
-        self.assertIn("less than 4194304 bytes moved", [attrs.get("title") for attrs in
-                                                        reader.all("td")])
+        self.assertIn("less than 4194304 bytes moved",
+                      [attrs.get("title") for attrs in (*reader.all("td"), *reader.all("a"))])
+
+    def test_the_verdict_leads_to_the_log(self):
+        outcome = self.outcome()
+        (outcome.results / "output.log").write_text("one transfer\n")
+        self.record.demo = [(outcome, ("two ports", *["-"] * 6, "WRONG"), ["not compared"])]
+        _, *between, verdict = content.demo_table(self.record).blocks[0].rows[0]
+        self.assertEqual(verdict.log, outcome.results / "output.log")
+        self.assertEqual({cell.log for cell in between}, {None})
 
 
 class Benchmark(InFolder):
@@ -367,6 +375,15 @@ class Benchmark(InFolder):
         for words in ("Bus address", "1 x 4 KiB, vvram", "0.500 at most 1.05 ✓ ok", "✗ MISSED",
                       "1 targets met", "65,536"):
             self.assertIn(words, text)
+
+    def test_a_row_leads_to_the_log_of_its_machine(self):
+        self.step(self.outcome())
+        self.record.rows = [bench.Row("bus address: 1 x 4 KiB, vvram", 5, 10, "vfio-pci", 0.5),
+                            bench.Row("life", 30, 10, "10 alive", 3.0)]
+        logs = {block.caption: block.rows[0][0].log for block in content.ratios(self.record)
+                if isinstance(block, content.Table)}
+        self.assertEqual(logs["Bus address"].name, "output.log")
+        self.assertIsNone(logs["General"])
 
     def test_a_bar_begins_at_one(self):
         self.assertIn('<rect x="25.00" y="4" width="25.00"', drawing.bar(0.5, None, "good"))
