@@ -146,7 +146,12 @@ impl Edu {
         bar.write_reg(regs::LIVENESS::from(ALIVE));
         let answer = bar.read(regs::LIVENESS).into_raw();
         if answer != !ALIVE {
-            dev_err!(pdev, "not alive: {:#x} instead of {:#x}\n", answer, !ALIVE);
+            dev_err!(
+                pdev,
+                "liveness check failed: {:#x} instead of {:#x}\n",
+                answer,
+                !ALIVE
+            );
             return Err(ENODEV);
         }
 

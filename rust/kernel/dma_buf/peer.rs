@@ -177,7 +177,7 @@ pub fn require_path(provider: &Provider<'_>, req: &AttachRequest<'_>) -> Result<
     Route::new(provider, req).path().map_err(|error| {
         dev_dbg!(
             req.device(),
-            "no peer memory of {}: {}\n",
+            "no peer-to-peer memory of {}: {}\n",
             provider.device().as_ref().name(),
             error.name()
         );

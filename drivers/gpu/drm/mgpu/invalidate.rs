@@ -253,7 +253,10 @@ impl Telling<'_> {
             }
         }
 
-        dev_err!(of.dev, "nobody knows what the device still reaches\n");
+        dev_err!(
+            of.dev,
+            "an invalidation failed: the device may have stale translations\n"
+        );
         of.is_broken.store(true, Relaxed);
         Err(EIO)
     }

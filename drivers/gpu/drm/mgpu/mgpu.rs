@@ -86,7 +86,7 @@ module! {
         },
         poll_ms: u32 {
             default: 100,
-            description: "After which time it is looked for an interrupt that was lost, in ms",
+            description: "Interval of the poll for lost interrupts, in ms",
         },
     },
 }

@@ -339,7 +339,7 @@ impl Recovery {
 
         dev_err!(
             self.dev,
-            "the device is given up, a reset is not done: {:?}\n",
+            "the device is wedged, a reset failed: {:?}\n",
             why
         );
         self.reporter.tell(Event::Wedged);
