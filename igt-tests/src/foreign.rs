@@ -77,6 +77,15 @@ fn udmabuf(pages: usize) -> Result<DmaBuf, Stop> {
     if !sealed {
         return Err(SysError::last("ftruncate or F_ADD_SEALS of a memfd").into());
     }
+    // The kernel allocates pages that are adjacent in memory one after the other, so these are not
+    // adjacent in the buffer.
+    for page in (0..pages).step_by(2).chain((1..pages).step_by(2)) {
+        let at = (page * PAGE) as libc::off_t;
+        // SAFETY: the byte that is read is valid.
+        if unsafe { libc::pwrite(fd, [0u8].as_ptr().cast(), 1, at) } != 1 {
+            return Err(SysError::last("pwrite to a memfd").into());
+        }
+    }
     let node = OpenOptions::new()
         .read(true)
         .write(true)

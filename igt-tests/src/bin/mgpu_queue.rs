@@ -5,9 +5,13 @@
 
 use std::time::Duration;
 
+use vvram_tests::cgroup::MemoryGroup;
 use vvram_tests::fence::Timeline;
+use vvram_tests::foreign::{self, Kind};
 use vvram_tests::map::PAGE;
 use vvram_tests::mgpu::{holds, set_bound, Error, Impatient, Mgpu};
+use vvram_tests::misc;
+use vvram_tests::proc::Child;
 use vvram_tests::queue::{copy_after, flood};
 use vvram_tests::rebind::Unbinding;
 use vvram_tests::scene::patterns;
@@ -122,9 +126,55 @@ fn unbind_hung() -> Outcome {
     Mgpu::first()?.clean()
 }
 
+/// The addresses of scattered memory, which waiting copies keep, are charged to their client, and
+/// are freed with the copies.
+fn charged() -> Outcome {
+    const PAGES: u64 = 4096;
+    // Each piece has an address and a length. Some pages may be adjacent, and each processor keeps
+    // memory that it has charged in advance.
+    const LISTS: u64 = COPIES_MAX as u64 * PAGES * 16 / 2;
+    let group = MemoryGroup::new("copies")?;
+    let mut child = Child::spawn(|| {
+        group.enter()?;
+        let gpu = Mgpu::first()?;
+        let scattered = foreign::make(Kind::Udmabuf, PAGES as usize)?;
+        let from = gpu.drm.import(&scattered.buffer)?;
+        let to = gpu.drm.create(from.size())?;
+        let timeline = Timeline::new()?;
+        // Maps the import.
+        copy_after(&gpu.drm, (&from, &to), &[])?.finish()?;
+        let fence = timeline.fence(1)?;
+        let before = group.current()?;
+        let copies = (0..COPIES_MAX)
+            .map(|_| copy_after(&gpu.drm, (&from, &to), &[fence.sync()]))
+            .collect::<Result<Vec<_>, _>>()?;
+        let with = group.current()?;
+        check!(
+            with >= before + LISTS,
+            "{before} bytes before {COPIES_MAX} copies, and {with} with them"
+        );
+        timeline.step()?;
+        for copy in &copies {
+            copy.finish()?;
+        }
+        // The memory of the jobs is freed after their fences have signalled.
+        let freed = misc::poll(LIMIT, || {
+            (group.current().ok()? + LISTS / 2 <= with).then_some(())
+        });
+        check!(
+            freed.is_some(),
+            "{with} bytes with the copies, and {} after them",
+            group.current()?
+        );
+        gpu.clean()
+    })?;
+    child.join("the client", LIMIT * 2)
+}
+
 igt_main! {
     "flood", "a client that floods its queue, and another one", one_floods;
     "waits", "a copy that waits for somebody", waits;
+    "charged", "the memory of copies that wait", charged;
     "unbind", "of the driver, while copies wait for somebody", unbind;
     "unbind-hung", "of the DRM driver, while a copy hangs", unbind_hung;
 }

@@ -93,7 +93,10 @@ impl Cut {
 
                 match self.pieces.last_mut() {
                     Some(last) if last.address + last.len == address => last.len += len,
-                    _ => self.pieces.push(Piece { address, len }, GFP_KERNEL)?,
+                    // A client can queue lists that are as long as its memory has pages.
+                    _ => self
+                        .pieces
+                        .push(Piece { address, len }, GFP_KERNEL_ACCOUNT)?,
                 }
             }
         }
