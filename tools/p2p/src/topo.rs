@@ -57,6 +57,20 @@ impl Cell {
         of_route && self.sysfs.path != Path::Unknown && self.sysfs.path != answer.path
     }
 
+    /// Both directions in words, if both are known and differ in the matrix. This one is from the
+    /// memory of `a` to `b`.
+    pub fn directions(&self, back: &Self, a: &str, b: &str) -> Option<String> {
+        let (there, reverse) = (self.path(), back.path());
+        let is_known = there != Path::Unknown && reverse != Path::Unknown;
+        (is_known && short(there) != short(reverse)).then(|| {
+            format!(
+                "memory of {a} for {b}: {}, memory of {b} for {a}: {}",
+                there.name(),
+                reverse.name()
+            )
+        })
+    }
+
     /// The text in the matrix.
     fn mark(&self) -> String {
         let by_kernel = if self.kernel.is_some() { "*" } else { "" };
@@ -168,15 +182,6 @@ pub fn look(root: &Root, machine: &Machine, which: Which) -> Topo {
 }
 
 impl Topo {
-    /// Pairs of devices that reach each other in different ways.
-    fn one_sided(&self) -> Vec<(Address, Address)> {
-        let differs = |(a, b): &(Address, Address)| {
-            let (there, back) = (self.cells.get(&(*a, *b)), self.cells.get(&(*b, *a)));
-            a < b && there.map(Cell::path) != back.map(Cell::path)
-        };
-        self.cells.keys().copied().filter(differs).collect()
-    }
-
     /// As text.
     pub fn text(&self, machine: &Machine) -> String {
         let mut table = Table::default();
@@ -228,12 +233,12 @@ impl Topo {
             ]);
         }
         text += &names.text();
-        for (a, b) in self.one_sided() {
-            text += &format!(
-                "\nonly one way: {} and {}: see p2p why",
-                label(&a),
-                label(&b)
-            );
+        for ((a, b), cell) in self.cells.iter().filter(|((a, b), _)| a < b) {
+            let back = self.cells.get(&(*b, *a));
+            let found = back.and_then(|back| cell.directions(back, &label(a), &label(b)));
+            if let Some(directions) = found {
+                text += &format!("\ndiffers by direction: {directions}: see p2p why");
+            }
         }
         for ((provider, client), cell) in &self.cells {
             if let Some(answer) = &cell.kernel {
@@ -381,3 +386,86 @@ const LEGEND: &str = "  X      the device itself
   a/b?   one of these: what decides cannot be seen, see the notes
   *      the kernel's own answer; all others follow from sysfs
 ";
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path as FilePath;
+
+    use super::*;
+    use crate::kconfig::Kconfig;
+
+    fn cell(sysfs: Path, kernel: Option<Path>) -> Cell {
+        let bytes = [0; uapi::QUERY_SIZE];
+        Cell {
+            sysfs: Decision {
+                path: sysfs,
+                maybe: Vec::new(),
+                hops: 4,
+                bridge: None,
+                redirects: Vec::new(),
+                unseen: Vec::new(),
+                host: None,
+                is_without_p2pdma: false,
+            },
+            kernel: kernel.map(|path| Answer {
+                path,
+                ..uapi::answer(&bytes)
+            }),
+        }
+    }
+
+    /// The text of a matrix of two devices.
+    fn text(there: Cell, back: Cell) -> String {
+        let root = Root::tree(FilePath::new("/nowhere"));
+        let machine = Machine {
+            devices: BTreeMap::new(),
+            cpu: None,
+            release: String::new(),
+            version: None,
+            kconfig: Kconfig::read(&root, ""),
+            notes: Vec::new(),
+        };
+        let [a, b] = ["0000:01:00.0", "0000:02:00.0"].map(|it| Address::parse(it).unwrap());
+        let topo = Topo {
+            devices: vec![a, b],
+            cells: BTreeMap::from([((a, b), there), ((b, a), back)]),
+            notes: Vec::new(),
+        };
+        topo.text(&machine)
+    }
+
+    #[test]
+    fn a_direction_that_is_not_known_does_not_differ() {
+        let by_kernel = || cell(Path::Unknown, Some(Path::Bus));
+        let unknown = || cell(Path::Unknown, None);
+        for (there, back) in [
+            (by_kernel(), unknown()),
+            (unknown(), by_kernel()),
+            (unknown(), unknown()),
+        ] {
+            let text = text(there, back);
+            assert!(!text.contains("differs by direction"), "{text}");
+        }
+    }
+
+    #[test]
+    fn directions_that_differ() {
+        let text = text(cell(Path::Bus, None), cell(Path::HostBridge, None));
+        let line = "differs by direction: memory of 01:00.0 for 02:00.0: bus, \
+                    memory of 02:00.0 for 01:00.0: host-bridge: see p2p why";
+        assert!(text.contains(line), "{text}");
+        assert_eq!(text.matches("differs").count(), 1, "{text}");
+        let (bus, refused) = (
+            cell(Path::Bus, None),
+            cell(Path::Unknown, Some(Path::Refused)),
+        );
+        assert_eq!(
+            bus.directions(&refused, "a", "b").as_deref(),
+            Some("memory of a for b: bus, memory of b for a: refused")
+        );
+        // Neither is peer to peer.
+        let system = cell(Path::Refused, Some(Path::System));
+        assert_eq!(refused.directions(&system, "a", "b"), None);
+        assert_eq!(bus.directions(&bus, "a", "b"), None);
+    }
+}

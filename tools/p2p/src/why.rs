@@ -294,10 +294,9 @@ impl Why<'_> {
         };
         section("What decides:", self.decides(machine));
         section("What to do:", self.advice(machine));
-        if self.back.path() != self.cell.path() {
-            let line = format!("{} ({})", self.back.path().name(), self.back.source());
-            section("The other way round it differs:", vec![line]);
-        }
+        let labels = [self.provider.label(), self.client.label()];
+        let directions = self.cell.directions(&self.back, &labels[0], &labels[1]);
+        section("It differs by direction:", directions.into_iter().collect());
         section("What could not be seen:", self.notes.clone());
         text
     }
@@ -350,4 +349,79 @@ fn for_reason(reason: &str, provider: &Device) -> Option<String> {
         "quota" => format!("too much VRAM is pinned: {debugfs}/pin_limit"),
         _ => return None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::path::Path as FilePath;
+
+    use super::*;
+    use crate::config::Space;
+    use crate::kconfig::Kconfig;
+    use crate::machine::Kind;
+    use crate::uapi;
+
+    fn device(address: &str) -> Device {
+        Device {
+            address: Address::parse(address).unwrap(),
+            vendor: 0x1234,
+            device: 0x5678,
+            class: 0x03_0000,
+            kind: Kind::Gpu,
+            driver: None,
+            names: Vec::new(),
+            above: Vec::new(),
+            host: "pci0000:00".to_string(),
+            space: Space::UNKNOWN,
+            group: None,
+            domain: None,
+            numa: None,
+            bars: BTreeMap::new(),
+        }
+    }
+
+    #[test]
+    fn directions() {
+        let [gpu, nic] = ["0000:00:01.0", "0000:00:02.0"].map(device);
+        let machine = Machine {
+            devices: [&gpu, &nic].map(|it| (it.address, it.clone())).into(),
+            cpu: None,
+            release: String::new(),
+            version: None,
+            kconfig: Kconfig::read(&Root::tree(FilePath::new("/nowhere")), ""),
+            notes: Vec::new(),
+        };
+        let text = |there: Option<Path>, back: Option<Path>| {
+            let cell = |path: Option<Path>| Cell {
+                sysfs: decide(&machine, &gpu, &nic),
+                kernel: path.map(|path| uapi::Answer {
+                    path,
+                    ..uapi::answer(&[0; uapi::QUERY_SIZE])
+                }),
+            };
+            let why = Why {
+                provider: &gpu,
+                client: &nic,
+                cell: cell(there),
+                back: cell(back),
+                notes: Vec::new(),
+            };
+            why.text(&machine)
+        };
+        // Without a processor, sysfs does not decide.
+        let one = text(Some(Path::Bus), None);
+        assert!(!one.contains("It differs by direction"), "{one}");
+        for (back, name) in [
+            (Path::HostBridge, "host-bridge"),
+            (Path::Refused, "refused"),
+        ] {
+            let both = text(Some(Path::Bus), Some(back));
+            let want = format!(
+                "It differs by direction:\n  - memory of 00:01.0 for 00:02.0: bus, \
+                 memory of 00:02.0 for 00:01.0: {name}\n"
+            );
+            assert!(both.contains(&want), "{both}");
+        }
+    }
 }
