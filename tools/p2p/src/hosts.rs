@@ -10,7 +10,7 @@ const INTEL: u16 = 0x8086;
 const GOOGLE: u16 = 0x1ae0;
 const NVIDIA: u16 = 0x10de;
 /// The kernel whose list this is.
-const LIST: (u32, u32) = (7, 3);
+pub const LIST: (u32, u32) = (7, 3);
 /// The first kernel that checks the processor.
 const BY_CPU: (u32, u32) = (5, 10);
 

@@ -9,6 +9,7 @@ use crate::config::acs_names;
 use crate::decide::{decide, Forwards, Path};
 use crate::drawing::draw;
 use crate::files::Root;
+use crate::hosts;
 use crate::kernel;
 use crate::machine::{Device, Machine};
 use crate::topo::{answer_json, decision_json, device_json, Cell};
@@ -198,6 +199,9 @@ impl Why<'_> {
         } else if matches!(path, Path::Refused) && it.bridge.is_none() {
             lines.extend(self.elsewhere(machine));
         }
+        if path == Path::Unknown && it.unseen.is_empty() {
+            lines.extend(self.to_find_out(machine));
+        }
         if path.is_peer() && lines.is_empty() {
             lines.push(
                 "nothing. If a transfer is not peer to peer all the same, p2p ls and p2p watch name \
@@ -218,7 +222,7 @@ impl Why<'_> {
             .map(|it| it.0.to_string())
             .collect();
         let outcome = match self.cell.path() {
-            Path::HostBridge => "for the direct way",
+            Path::HostBridge | Path::Unknown => "for the direct way",
             _ => "to permit it at all",
         };
         let groups = [self.provider, self.client].map(|it| it.group.clone());
@@ -236,6 +240,33 @@ impl Why<'_> {
                   as well"
                 .to_string(),
         });
+        lines
+    }
+
+    /// How to learn whether the host forwards, if that is unknown.
+    fn to_find_out(&self, machine: &Machine) -> Vec<String> {
+        let mut lines = Vec::new();
+        if machine.cpu.is_none() {
+            lines.push("make /proc/cpuinfo readable, which names the processor".to_string());
+        }
+        let hosts = [&self.provider.host, &self.client.host];
+        if let Some(device) = hosts.iter().find_map(|it| machine.host_device(it).err()) {
+            lines.push(format!(
+                "run it as root, to see whether {} is a root port",
+                device.address
+            ));
+        }
+        lines.push(
+            "attach a buffer once: p2p ls or the kernel log may then show what the kernel decided"
+                .to_string(),
+        );
+        let (major, minor) = hosts::LIST;
+        if machine.version != Some(hosts::LIST) {
+            lines.push(format!(
+                "boot Linux {major}.{minor}, the kernel version whose list of host bridges this \
+                 program has"
+            ));
+        }
         lines
     }
 

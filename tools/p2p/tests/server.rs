@@ -190,8 +190,32 @@ fn a_kernel_with_another_list_is_not_known() {
     assert_eq!(tree.pair(GPU, NIC)["path"], "bus");
     let (status, text, _) = tree.run(&["why", "renderD128", "mlx5_1"]);
     assert_eq!(status, 4, "{text}");
+    for part in [
+        "whether Linux 6.1.0-44-amd64 lists 8086:09a2",
+        "What to do:\n  - attach a buffer once: p2p ls or the kernel log",
+        "  - boot Linux 7.3, the kernel version whose list of host bridges",
+    ] {
+        assert!(text.contains(part), "{part} is not in\n{text}");
+    }
+}
+
+#[test]
+fn a_processor_that_cannot_be_read_is_not_known() {
+    let tree = server("processor", 0x09a3, "7.3.4");
+    tree.write("proc/cpuinfo", "");
+    let (status, text, _) = tree.run(&["why", "renderD128", "mlx5_1"]);
+    assert_eq!(status, 4, "{text}");
     assert!(
-        text.contains("whether Linux 6.1.0-44-amd64 lists 8086:09a2"),
+        text.contains("What to do:\n  - make /proc/cpuinfo readable"),
+        "{text}"
+    );
+    assert!(text.contains("  - attach a buffer once"), "{text}");
+    assert!(!text.contains("boot Linux"), "{text}");
+    // If ports redirect besides, the direct way is advised as well.
+    let (status, text, _) = tree.run(&["why", "renderD129", "mlx5_1"]);
+    assert_eq!(status, 4, "{text}");
+    assert!(
+        text.contains("for the direct way, boot with") && text.contains("make /proc/cpuinfo"),
         "{text}"
     );
 }
