@@ -260,17 +260,13 @@ fn routes(root: &Root, machine: &Machine, checks: &mut Vec<Check>) {
 
 /// GPUs: drivers and BARs.
 fn gpus(root: &Root, machine: &Machine, checks: &mut Vec<Check>) {
-    let gpus: Vec<_> = machine
-        .devices
-        .values()
-        .filter(|it| matches!(it.kind, Kind::Gpu | Kind::Accelerator))
-        .collect();
+    let gpus: Vec<_> = machine.gpus().collect();
     if gpus.is_empty() {
         add(
             checks,
             "GPUs",
             State::ToDo,
-            "there is none: neither a display nor a DRM device",
+            "there is no GPU or accelerator: neither a display nor a DRM device",
         );
     }
     for gpu in gpus {

@@ -12,7 +12,7 @@ use crate::bufinfo;
 use crate::files::{Blind, Root};
 use crate::kernel::{self, Exporter};
 use crate::listing;
-use crate::machine::{Device, Machine};
+use crate::machine::{Device, Machine, NO_GPU};
 use crate::processes::{self, Holder};
 use crate::table;
 use crate::uapi::{self, Importer};
@@ -57,6 +57,9 @@ pub struct Listing {
 pub fn look(root: &Root, machine: Option<&Machine>) -> Listing {
     let mut this = Listing::default();
     let mut sources = 0;
+    if machine.is_some_and(|it| it.gpus().next().is_none()) {
+        this.notes.push(NO_GPU.to_string());
+    }
     let devices = machine.iter().flat_map(|it| it.devices.values());
     let ours: Vec<_> = devices
         .filter(|it| kernel::driver_of(it).is_some())

@@ -12,6 +12,8 @@ use crate::kconfig::Kconfig;
 use crate::names::{self, Name};
 
 const DEVICES: &str = "sys/bus/pci/devices";
+/// A note for a machine on which [`Machine::gpus`] finds nothing.
+pub const NO_GPU: &str = "there is no GPU or accelerator; see p2p doctor";
 
 /// The purpose of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -171,6 +173,12 @@ impl Machine {
     /// A device.
     pub fn device(&self, address: Address) -> Option<&Device> {
         self.devices.get(&address)
+    }
+
+    /// The GPUs and accelerators.
+    pub fn gpus(&self) -> impl Iterator<Item = &Device> {
+        let devices = self.devices.values();
+        devices.filter(|it| matches!(it.kind, Kind::Gpu | Kind::Accelerator))
     }
 
     /// A device in words: its PCI name, and its other names.

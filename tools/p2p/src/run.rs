@@ -36,6 +36,19 @@ impl Failure {
         let text = text.into();
         Self { status, text }
     }
+
+    /// The reason why events cannot be seen.
+    fn of_watch(why: Blind) -> Self {
+        match why {
+            Blind::Absent => Self::new(
+                Self::NOTHING,
+                "no driver has the tracepoints drm_peer_*, or tracefs is not mounted on \
+                 /sys/kernel/tracing",
+            ),
+            Blind::Denied => Self::new(Self::NOTHING, "tracepoints are for root only"),
+            Blind::Failed(error) => Self::new(Self::ERROR, error),
+        }
+    }
 }
 
 impl From<io::Error> for Failure {
@@ -116,16 +129,7 @@ pub fn run(matches: &ArgMatches, out: &mut dyn Write) -> Result<u8, Failure> {
             };
             match watch::run(&root, json, until, out) {
                 Ok(()) => Ok(0),
-                Err(Blind::Absent) => Err(Failure::new(
-                    Failure::NOTHING,
-                    "no driver has the tracepoints drm_peer_*, or tracefs is not mounted on \
-                     /sys/kernel/tracing",
-                )),
-                Err(Blind::Denied) => Err(Failure::new(
-                    Failure::NOTHING,
-                    "tracepoints are for root only",
-                )),
-                Err(Blind::Failed(error)) => Err(Failure::new(Failure::ERROR, error)),
+                Err(why) => Err(Failure::of_watch(why)),
             }
         }
         "doctor" => {
@@ -176,4 +180,20 @@ fn named<'a>(root: &Root, machine: &'a Machine, name: &str) -> Result<&'a Device
             format!("no PCI device is behind {name}{known}"),
         )
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_that_cannot_be_seen() {
+        let absent = Failure::of_watch(Blind::Absent);
+        assert_eq!(absent.status, Failure::NOTHING);
+        let hint = "tracefs is not mounted on /sys/kernel/tracing";
+        assert!(absent.text.ends_with(hint), "{}", absent.text);
+        let denied = Failure::of_watch(Blind::Denied);
+        let want = (Failure::NOTHING, "tracepoints are for root only");
+        assert_eq!((denied.status, &*denied.text), want);
+    }
 }

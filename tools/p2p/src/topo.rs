@@ -11,7 +11,7 @@ use crate::config::{acs_names, Acs};
 use crate::decide::{decide, Decision, Forwards, Path};
 use crate::files::Root;
 use crate::kernel;
-use crate::machine::{Device, Kind, Machine};
+use crate::machine::{Device, Kind, Machine, NO_GPU};
 use crate::table::Table;
 use crate::uapi::{self, Answer};
 
@@ -137,6 +137,9 @@ pub fn look(root: &Root, machine: &Machine, which: Which) -> Topo {
         notes.push(format!(
             "nothing is peer to peer: the kernel has no PCI_P2PDMA ({from})"
         ));
+    }
+    if machine.gpus().next().is_none() {
+        notes.push(NO_GPU.to_string());
     }
     let (exporters, closed) = match which.sysfs_only {
         true => (Vec::new(), Vec::new()),

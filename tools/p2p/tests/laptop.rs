@@ -359,11 +359,22 @@ fn reports_do_not_tell_whose_machine_it_is() {
 #[test]
 fn nothing_to_look_at() {
     let tree = Tree::new("nothing");
-    for command in ["topo", "doctor", "report"] {
-        let (status, text, error) = tree.run(&[command]);
-        assert_eq!((status, &*text), (3, ""), "{command}");
+    for command in [
+        &["topo"][..],
+        &["why", "renderD128", "mlx5_0"],
+        &["doctor"],
+        &["report"],
+    ] {
+        let (status, text, error) = tree.run(command);
+        assert_eq!((status, &*text), (3, ""), "{command:?}");
         assert!(error.contains("there are no PCI devices in"), "{error}");
     }
+    let (status, text, error) = tree.run(&["ls"]);
+    assert_eq!(status, 3, "{text}");
+    assert!(
+        error.contains("neither debugfs nor /proc is there"),
+        "{error}"
+    );
     let (status, _, error) = tree.run(&["watch"]);
     assert_eq!(status, 5, "{error}");
     assert!(error.contains("no live events"), "{error}");
@@ -375,6 +386,62 @@ fn nothing_to_look_at() {
     );
     let (status, _, error) = tree.run(&["topo"]);
     assert_eq!(status, 3, "{error}");
+}
+
+#[test]
+fn without_a_gpu() {
+    let tree = Tree::new("headless");
+    tree.kernel("7.3.0", "CONFIG_PCI_P2PDMA=y\n");
+    let port = "0000:00:01.0";
+    tree.add("pci0000:00", port, &Function::port(4, None));
+    let nic = Function::nic("mlx5_0", "ens1np0");
+    tree.add(&format!("pci0000:00/{port}"), "0000:01:00.0", &nic);
+    tree.add("pci0000:00", DRIVE, &Function::nvme("nvme0"));
+    let note = "there is no GPU or accelerator; see p2p doctor";
+    let (status, text, _) = tree.run(&["topo"]);
+    assert_eq!(status, 0, "{text}");
+    assert!(
+        text.contains(&format!("note: {note}")) && text.contains("mlx5_0"),
+        "{text}"
+    );
+    let (status, text, error) = tree.run(&["ls"]);
+    assert_eq!(status, 3, "{text}");
+    assert!(
+        text.contains(&format!("note: {note}")) && text.contains("no buffers"),
+        "{text}"
+    );
+    // The reason depends on whether root runs it.
+    let debugfs = "note: /sys/kernel/debug/dma_buf/bufinfo: ";
+    let reason = text.lines().find_map(|line| line.strip_prefix(debugfs));
+    assert!(
+        matches!(
+            reason,
+            Some(
+                "it is not there; is debugfs mounted?"
+                    | "only root may read it, or it is not there"
+            )
+        ),
+        "{text}"
+    );
+    assert!(
+        error.contains("neither debugfs nor /proc is there"),
+        "{error}"
+    );
+    let (status, text, _) = tree.run(&["doctor"]);
+    assert_eq!(status, 1, "{text}");
+    for part in [
+        "there is no GPU or accelerator: neither a display nor a DRM device",
+        "mount -t debugfs debugfs /sys/kernel/debug: else p2p ls does not see all buffers",
+        "mount -t tracefs tracefs /sys/kernel/tracing: else p2p watch sees no events",
+    ] {
+        assert!(text.contains(part), "{part} is not in\n{text}");
+    }
+    // With a GPU there is no such note.
+    let tree = laptop("headed", "AuthenticAMD", 25, "CONFIG_PCI_P2PDMA=y\n");
+    for command in ["topo", "ls", "doctor"] {
+        let (_, text, _) = tree.run(&[command]);
+        assert!(!text.contains("there is no GPU"), "{text}");
+    }
 }
 
 #[test]
