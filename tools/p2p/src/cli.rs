@@ -41,7 +41,9 @@ pub fn command() -> Command {
             .value_parser(value_parser!(u64))
             .help(help)
     };
-    let device = |name: &'static str, help: &'static str| Arg::new(name).required(true).help(help);
+    let memory = Arg::new("MEMORY")
+        .help("The device whose memory it is: a PCI name, a node, a netdev, an RDMA device");
+    let device = Arg::new("DEVICE").help("The device that accesses it");
     Command::new("p2p")
         .version(env!("CARGO_PKG_VERSION"))
         .about(ABOUT)
@@ -77,11 +79,8 @@ pub fn command() -> Command {
         .subcommand(
             Command::new("why")
                 .about("Show the path between two devices, what decides, and what to do about it")
-                .arg(device(
-                    "MEMORY",
-                    "The device whose memory it is: a PCI name, a node, a netdev, an RDMA device",
-                ))
-                .arg(device("DEVICE", "The device that accesses it"))
+                .arg(memory.clone().required(true))
+                .arg(device.clone().required(true))
                 .arg(no_driver()),
         )
         .subcommand(
@@ -97,7 +96,13 @@ pub fn command() -> Command {
         .subcommand(
             Command::new("doctor").about("Check the machine: each line is ok, or says what to do"),
         )
-        .subcommand(Command::new("report").about(
-            "Print all of it for a bug report, without names and numbers that identify the machine",
-        ))
+        .subcommand(
+            Command::new("report")
+                .about(
+                    "Print the output of doctor, topo and ls for a bug report, and that of why for \
+                     two devices, without names and numbers that identify the machine",
+                )
+                .arg(memory.requires("DEVICE"))
+                .arg(device),
+        )
 }

@@ -1,19 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! `p2p report`: all of it in one text, to be attached to a bug report.
+//! `p2p report`: the output of the other commands in one text, to be attached to a bug report.
 
 use serde_json::{json, Value};
 
 use crate::drawing::acs;
 use crate::files::Root;
-use crate::machine::{Kind, Machine};
+use crate::machine::{Device, Kind, Machine};
 use crate::redact::Redaction;
 use crate::table::Table;
 use crate::topo::{device_json, Which};
+use crate::why::{self, Why};
 use crate::{doctor, ls, topo};
 
+/// The device that has the memory, and the one that accesses it.
+type Pair<'a> = Option<(&'a Device, &'a Device)>;
+
 /// As text.
-pub fn text(root: &Root, machine: &Machine) -> String {
+pub fn text(root: &Root, machine: &Machine, pair: Pair<'_>) -> String {
     let redaction = Redaction::of(root);
     // Names are in columns, which would not be straight if they changed afterwards.
     let mut shown = machine.clone();
@@ -36,6 +40,15 @@ pub fn text(root: &Root, machine: &Machine) -> String {
     );
     section("bridges", &bridges(machine));
     section("ls", &ls::look(root, Some(machine)).text(Some(&shown)));
+    if let Some((provider, client)) = pair {
+        let found = why::look(root, machine, provider, client, false);
+        let redacted = Why {
+            provider: shown.device(provider.address).unwrap_or(provider),
+            client: shown.device(client.address).unwrap_or(client),
+            ..found
+        };
+        section("why", &redacted.text(&shown));
+    }
     redaction.text(&text)
 }
 
@@ -64,7 +77,7 @@ fn bridges(machine: &Machine) -> String {
 }
 
 /// As JSON.
-pub fn json(root: &Root, machine: &Machine) -> Value {
+pub fn json(root: &Root, machine: &Machine, pair: Pair<'_>) -> Value {
     let cpu = machine.cpu.clone().unwrap_or_default();
     let bridges = machine
         .devices
@@ -78,6 +91,9 @@ pub fn json(root: &Root, machine: &Machine) -> Value {
         "topo": topo::look(root, machine, Which::default()).json(machine),
         "bridges": bridges.map(device_json).collect::<Vec<_>>(),
         "ls": ls::look(root, Some(machine)).json(),
+        "why": pair.map(|(provider, client)| {
+            why::look(root, machine, provider, client, false).json(machine)
+        }),
     });
     Redaction::of(root).json(all)
 }

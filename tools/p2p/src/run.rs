@@ -140,8 +140,15 @@ pub fn run(matches: &ArgMatches, out: &mut dyn Write) -> Result<u8, Failure> {
         }
         "report" => {
             let machine = machine(&root)?;
-            print(&|| report::text(&root, &machine), &|| {
-                report::json(&root, &machine)
+            let device = |key: &str| arguments.get_one::<String>(key);
+            let pair = match (device("MEMORY"), device("DEVICE")) {
+                (Some(a), Some(b)) => {
+                    Some((named(&root, &machine, a)?, named(&root, &machine, b)?))
+                }
+                _ => None,
+            };
+            print(&|| report::text(&root, &machine, pair), &|| {
+                report::json(&root, &machine, pair)
             })?;
             Ok(0)
         }

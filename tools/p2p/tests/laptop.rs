@@ -325,9 +325,19 @@ fn reports_do_not_tell_whose_machine_it_is() {
         "proc/812/fdinfo/9",
         "ino:\t77\nsize:\t8192\nexp_name:\tamdgpu\nname:\t/home/bob/model:/srv/people/eve/x\n",
     );
-    let (status, text, _) = tree.run(&["report"]);
-    let (other, json) = tree.json(&["report"]);
+    let (status, text, _) = tree.run(&["report", "renderD128", "enx525400123456"]);
+    let (other, json) = tree.json(&["report", "renderD128", "enx525400123456"]);
     assert_eq!((status, other), (0, 0));
+    let (_, why) = text.split_once("== why ==\n").expect(&text);
+    for part in [
+        "Memory of 0000:01:00.0 (renderD128, card0), accessed by 0000:00:19.0 (enx[number])",
+        "<- accesses it  igc  enx[number]",
+        "AMD since Zen",
+    ] {
+        assert!(why.contains(part), "{part} is not in\n{why}");
+    }
+    assert_eq!(json["why"]["client"]["address"], "0000:00:19.0");
+    assert_eq!(json["why"]["answer"]["path"], "host-bridge");
     for report in [&text, &json.to_string()] {
         for secret in ["lappy", "ann", "bob", "eve", "people", "enx525400123456"] {
             let mut words = report.split(|c: char| !c.is_alphanumeric());
@@ -354,6 +364,12 @@ fn reports_do_not_tell_whose_machine_it_is() {
         text.contains("7.3.0-[host]-[user]") && text.contains("[home]/model"),
         "{text}"
     );
+    // Without two devices there is no answer for them.
+    let (status, text, _) = tree.run(&["report"]);
+    assert!(status == 0 && !text.contains("== why =="), "{text}");
+    assert!(tree.json(&["report"]).1["why"].is_null());
+    let (status, text, error) = tree.run(&["report", "renderD128", "nope"]);
+    assert_eq!((status, &*text), (2, ""), "{error}");
 }
 
 #[test]
@@ -450,6 +466,7 @@ fn command_lines() {
     for wrong in [
         &["topo", "x"][..],
         &["why", "a"],
+        &["report", "a"],
         &["unknown"],
         &[],
         &["watch", "--count", "x"],
