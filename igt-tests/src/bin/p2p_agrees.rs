@@ -635,7 +635,7 @@ fn doctor() -> Outcome {
         found.map_or("", |it| word(it, "state"))
     };
     check_eq!(state("CONFIG_PCI_P2PDMA=y"), "ok", "{doctor}");
-    check_eq!(state("driver vvram tells paths"), "ok", "{doctor}");
+    check_eq!(state("driver vvram reports paths"), "ok", "{doctor}");
     check_eq!(state("its largest BAR has 16 MiB"), "ok", "{doctor}");
     let iommu = match scene.translated() {
         true => "devices use IOVAs through the host",

@@ -4,32 +4,32 @@
 
 use clap::{value_parser, Arg, ArgAction, Command};
 
-const ABOUT: &str = "Tells why a transfer between PCI devices is or is not peer to peer";
+const ABOUT: &str = "Shows why a transfer between PCI devices is or is not peer to peer";
 const LONG_ABOUT: &str = "\
-Tells why a transfer between PCI devices is or is not peer to peer: how each GPU, NIC, drive or other \
-bus master reaches the memory of each other one, what decides, and what to do about it.
+Shows why a transfer between PCI devices is or is not peer to peer: how each GPU, NIC, drive or \
+other bus master reaches the memory of each other one, what decides, and what to do about it.
 
 Where the driver of a device answers (PEER_QUERY on its render node) the answer is the kernel's own. On \
 any other kernel it follows from sysfs, by the rules of drivers/pci/p2pdma.c of Linux 7.3: the PCI \
-tree, the ACS bits in configuration space, the processor and the host bridge. What cannot be seen is \
-called unknown.
+tree, the ACS bits in configuration space, the processor and the host bridge. An answer that \
+depends on files that cannot be read is unknown.
 
 Root is needed to see ACS bits, debugfs and the processes of others. Without it each command says \
 what it could not see.";
 const STATUS: &str = "\
 Exit status:
-  0  done; with why: it is peer to peer; with doctor: nothing is to do
-  1  with why: it is not peer to peer; with doctor: something is to do
+  0  done; with why: it is peer to peer; with doctor: no action is needed
+  1  with why: it is not peer to peer; with doctor: an action is needed
   2  the command line is wrong, or no device has that name
   3  there is nothing to look at: no PCI devices, no tracepoints, no buffers to be seen
-  4  with why: what decides cannot be seen
+  4  with why: the answer is unknown, because of unreadable files or another kernel version
   5  any other error";
 
 fn no_driver() -> Arg {
     Arg::new("sysfs-only")
         .long("sysfs-only")
         .action(ArgAction::SetTrue)
-        .help("Do not ask drivers. A question resumes a suspended device if the attach would")
+        .help("Do not query drivers: a query may resume a suspended device")
 }
 
 /// The command line of the program.

@@ -279,15 +279,15 @@ fn gpus(root: &Root, machine: &Machine, checks: &mut Vec<Check>) {
                 format!("{}: bind a driver", gpu.address),
             ),
             Some(driver) => {
-                let tells = match kernel::driver_of(gpu) {
-                    Some(_) => "tells paths and reasons",
-                    None => "does not tell paths: they follow from sysfs",
+                let reports = match kernel::driver_of(gpu) {
+                    Some(_) => "reports paths and reasons",
+                    None => "does not report paths: they follow from sysfs",
                 };
                 add(
                     checks,
                     &what,
                     State::Fine,
-                    format!("driver {driver} {tells}"),
+                    format!("driver {driver} {reports}"),
                 );
             }
         }

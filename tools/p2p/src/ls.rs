@@ -344,7 +344,7 @@ fn head(buffer: &Buffer, called: &dyn Fn(&str) -> String) -> String {
                 parts.push(format!("exported by {} ({pid})", listed.comm));
             }
         }
-        None => parts.push("its exporter does not tell where it is".to_string()),
+        None => parts.push("placement unknown: its exporter does not report it".to_string()),
     }
     if buffer.inode != 0 {
         parts.push(format!("inode {}", buffer.inode));

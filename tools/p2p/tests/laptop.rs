@@ -219,7 +219,7 @@ fn a_small_bar() {
     assert_eq!(state("CONFIG_HMM_MIRROR"), "to do");
     assert_eq!(state("devices use IOVAs through the host"), "ok");
     assert_eq!(state("no RDMA device"), "ok");
-    assert_eq!(state("driver amdgpu does not tell paths"), "ok");
+    assert_eq!(state("driver amdgpu does not report paths"), "ok");
 }
 
 #[test]
@@ -260,6 +260,7 @@ fn buffers() {
     let want = serde_json::json!([{ "pid": 812, "comm": "render", "fd": 9, "mapped": true }]);
     assert_eq!(buffer["holders"], want);
     let (_, text, _) = tree.run(&["ls"]);
+    assert!(text.contains("placement unknown"), "{text}");
     assert!(
         text.contains("<-       0000:02:00.0 (nvme0)") && text.contains("render (812)"),
         "{text}"
