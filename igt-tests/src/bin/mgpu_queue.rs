@@ -123,7 +123,10 @@ fn unbind_hung() -> Outcome {
         "states of the others: {:?}",
         &states[1..]
     );
-    Mgpu::first()?.clean()
+    // A temporary of the last expression would be dropped after `_impatient`, which waits for the
+    // file to be closed.
+    let gpu = Mgpu::first()?;
+    gpu.clean()
 }
 
 /// The addresses of scattered memory, which waiting copies keep, are charged to their client, and
