@@ -7,7 +7,7 @@ differs is an error. The kernel is one without the checks of the tests.
 """
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import kernellog
@@ -96,6 +96,7 @@ class Row:
     least: float = None      # of the ratio
     most: float = None
     goal: float = None       # the most that is aimed at
+    boot: str = ""           # the first boot that measured it
 
     @property
     def target(self):
@@ -358,14 +359,14 @@ def growth(figures, path):
 
 def rows(measured):
     """All rows; measured maps machines to their figures."""
-    found = general(measured["switch"])
-    for name, path in MACHINES.items():
-        found += mappings(measured[name], path)
-    found += [huge(measured[name], path) for name, path in HUGE_MACHINES.items()]
-    for name, path in MACHINES.items():
-        found += paths(measured[name], path)
-    return found + registrations(measured[RDMA]) + finding(measured[FINDING]) + \
-        engine(measured[ENGINE])
+    found = [("switch", general(measured["switch"])),
+             *[(name, mappings(measured[name], path)) for name, path in MACHINES.items()],
+             *[(name + HUGE, [huge(measured[name], path)]) for name, path in HUGE_MACHINES.items()],
+             *[(name, paths(measured[name], path)) for name, path in MACHINES.items()],
+             (RDMA, registrations(measured[RDMA])),
+             (FINDING + FIND, finding(measured[FINDING])),
+             (ENGINE, engine(measured[ENGINE]))]
+    return [replace(row, boot=f"bench-{boot}-1") for boot, part in found for row in part]
 
 
 def table(lines):

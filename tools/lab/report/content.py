@@ -169,11 +169,11 @@ def moved(said):
 
 def demo_table(record):
     """The table of the demo. The name of the machine and the verdict lead to the log."""
-    rows = [[Cell(str(text),
-                  log=outcome.results / "output.log" if column in (0, len(row) - 1) else None,
-                  state=(BAD if bad else GOOD) if column == len(row) - 1 else NONE,
-                  hint="\n".join(bad) if column == len(row) - 1 else "")
-             for column, text in enumerate(row)] for outcome, row, bad in record.demo]
+    rows = []
+    for outcome, (machine, *between, verdict), bad in record.demo:
+        log = outcome.results / "output.log"
+        rows.append([Cell(str(machine), log=log), *[Cell(str(text)) for text in between],
+                     Cell(str(verdict), BAD if bad else GOOD, log=log, hint="\n".join(bad))])
     blocks = [Table("One transfer on each machine", demo.HEADER, rows)] if rows else []
     return Section("demo", "The demo", blocks)
 
@@ -282,9 +282,7 @@ def ratios(record):
                 "is larger. One with a tip is longer than 2.0. The dotted line is the target or the goal. "
                 "A missed target fails the run, a goal that is not met does not."])
     states = {"ok": GOOD, "met": GOOD, "MISSED": BAD, "not met": WARN}
-    logs_of = {bench.MACHINES.get(outcome.boot.topology.name, "RDMA"): outcome.results / "output.log"
-               for outcome in record.outcomes()
-               if outcome.boot.topology.name in (*bench.MACHINES, bench.RDMA)}
+    logs_of = {outcome.boot.name: outcome.results / "output.log" for outcome in record.outcomes()}
     groups = {}
     for row in record.rows:
         head, colon, rest = row.what.partition(": ")
@@ -296,7 +294,7 @@ def ratios(record):
             state = states.get(row.verdict, NONE)
             limit = next((value for value in (row.least, row.most, row.goal) if value), None)
             _, ours, other, against, ratio, spread, target, verdict = row.cells()
-            lines.append([Cell(what, log=logs_of.get(head)),
+            lines.append([Cell(what, log=logs_of.get(row.boot)),
                           Cell(ratio, number=True,
                                bar=drawing.bar(row.ratio, limit, state or "plain")),
                           Cell(target), Cell("" if verdict == "-" else verdict, state),

@@ -41,14 +41,6 @@ FIGURES = {"move.bytes": 2 << 20, **COSTS,
            "map.huge.ours.bytes": 48 << 30}
 
 
-class Tolerances(unittest.TestCase):
-    def test_the_documentation_has_all_of_them(self):
-        text = (pipeline.REPO / "Documentation/gpu/vvram-testing.rst").read_text()
-        rows = re.findall(r"^``([a-z0-9.]+)`` +([0-9.]+) % ", text, re.M)
-        self.assertEqual({name: round(float(percent) / 100, 6) for name, percent in rows},
-                         bench.TOLERANCES)
-
-
 class Bench(unittest.TestCase):
     def run_with(self, *runs, status=None, base="", without=""):
         """Run the command over boots that leave these figures, in turn, for each machine."""
@@ -145,6 +137,11 @@ class Bench(unittest.TestCase):
     def test_the_large_buffer_has_a_row(self):
         self.run_with(FIGURES, FIGURES)
         self.assertIn("bus address: 1 x 48 GiB, 24 entries, bar_export", self.report)
+
+    def test_rows_name_the_boots_that_measured_them(self):
+        machines = (*bench.MACHINES, bench.RDMA, bench.ENGINE)
+        found = {row.boot for row in bench.rows(dict.fromkeys(machines, FIGURES))}
+        self.assertEqual(found, {boot.name for boot in bench.boots() if boot.name.endswith("-1")})
 
     def test_two_runs_have_to_agree(self):
         with self.assertRaises(LabError):

@@ -376,13 +376,15 @@ class Benchmark(InFolder):
                       "1 targets met", "65,536"):
             self.assertIn(words, text)
 
-    def test_a_row_leads_to_the_log_of_its_machine(self):
-        self.step(self.outcome())
-        self.record.rows = [bench.Row("bus address: 1 x 4 KiB, vvram", 5, 10, "vfio-pci", 0.5),
+    def test_a_row_leads_to_the_log_of_its_boot(self):
+        outcome, other = self.outcome(), self.outcome(name="huge")
+        self.step(outcome, other)
+        self.record.rows = [bench.Row("bus address: 1 x 4 KiB, vvram", 5, 10, "vfio-pci", 0.5,
+                                      boot=outcome.boot.name),
                             bench.Row("life", 30, 10, "10 alive", 3.0)]
         logs = {block.caption: block.rows[0][0].log for block in content.ratios(self.record)
                 if isinstance(block, content.Table)}
-        self.assertEqual(logs["Bus address"].name, "output.log")
+        self.assertEqual(logs["Bus address"], outcome.results / "output.log")
         self.assertIsNone(logs["General"])
 
     def test_a_bar_begins_at_one(self):
