@@ -310,6 +310,25 @@ fn bars(text: &str) -> BTreeMap<usize, u64> {
 }
 
 #[cfg(test)]
+impl Machine {
+    /// A machine of these devices, whose processor and kernel are unknown.
+    pub fn of(devices: &[&Device]) -> Self {
+        let nowhere = Root::tree(std::path::Path::new("/nowhere"));
+        Self {
+            devices: devices
+                .iter()
+                .map(|it| (it.address, (*it).clone()))
+                .collect(),
+            cpu: None,
+            release: String::new(),
+            version: None,
+            kconfig: Kconfig::read(&nowhere, ""),
+            notes: Vec::new(),
+        }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

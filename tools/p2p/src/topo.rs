@@ -391,50 +391,46 @@ const LEGEND: &str = "  X      the device itself
 ";
 
 #[cfg(test)]
-mod tests {
-    use std::path::Path as FilePath;
-
-    use super::*;
-    use crate::kconfig::Kconfig;
-
-    fn cell(sysfs: Path, kernel: Option<Path>) -> Cell {
-        let bytes = [0; uapi::QUERY_SIZE];
-        Cell {
-            sysfs: Decision {
-                path: sysfs,
-                maybe: Vec::new(),
-                hops: 4,
-                bridge: None,
-                redirects: Vec::new(),
-                unseen: Vec::new(),
-                host: None,
-                is_without_p2pdma: false,
-            },
+impl Cell {
+    /// A cell with the answer of a kernel that says nothing but the path.
+    pub fn of(sysfs: Decision, kernel: Option<Path>) -> Self {
+        Self {
+            sysfs,
             kernel: kernel.map(|path| Answer {
                 path,
-                ..uapi::answer(&bytes)
+                ..uapi::answer(&[0; uapi::QUERY_SIZE])
             }),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cell(sysfs: Path, kernel: Option<Path>) -> Cell {
+        let sysfs = Decision {
+            path: sysfs,
+            maybe: Vec::new(),
+            hops: 4,
+            bridge: None,
+            redirects: Vec::new(),
+            unseen: Vec::new(),
+            host: None,
+            is_without_p2pdma: false,
+        };
+        Cell::of(sysfs, kernel)
     }
 
     /// The text of a matrix of two devices.
     fn text(there: Cell, back: Cell) -> String {
-        let root = Root::tree(FilePath::new("/nowhere"));
-        let machine = Machine {
-            devices: BTreeMap::new(),
-            cpu: None,
-            release: String::new(),
-            version: None,
-            kconfig: Kconfig::read(&root, ""),
-            notes: Vec::new(),
-        };
         let [a, b] = ["0000:01:00.0", "0000:02:00.0"].map(|it| Address::parse(it).unwrap());
         let topo = Topo {
             devices: vec![a, b],
             cells: BTreeMap::from([((a, b), there), ((b, a), back)]),
             notes: Vec::new(),
         };
-        topo.text(&machine)
+        topo.text(&Machine::of(&[]))
     }
 
     #[test]

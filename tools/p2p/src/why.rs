@@ -385,13 +385,10 @@ fn for_reason(reason: &str, provider: &Device) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
-    use std::path::Path as FilePath;
 
     use super::*;
     use crate::config::Space;
-    use crate::kconfig::Kconfig;
     use crate::machine::Kind;
-    use crate::uapi;
 
     fn device(address: &str) -> Device {
         Device {
@@ -415,22 +412,9 @@ mod tests {
     #[test]
     fn directions() {
         let [gpu, nic] = ["0000:00:01.0", "0000:00:02.0"].map(device);
-        let machine = Machine {
-            devices: [&gpu, &nic].map(|it| (it.address, it.clone())).into(),
-            cpu: None,
-            release: String::new(),
-            version: None,
-            kconfig: Kconfig::read(&Root::tree(FilePath::new("/nowhere")), ""),
-            notes: Vec::new(),
-        };
+        let machine = Machine::of(&[&gpu, &nic]);
         let text = |there: Option<Path>, back: Option<Path>| {
-            let cell = |path: Option<Path>| Cell {
-                sysfs: decide(&machine, &gpu, &nic),
-                kernel: path.map(|path| uapi::Answer {
-                    path,
-                    ..uapi::answer(&[0; uapi::QUERY_SIZE])
-                }),
-            };
+            let cell = |path| Cell::of(decide(&machine, &gpu, &nic), path);
             let why = Why {
                 provider: &gpu,
                 client: &nic,
