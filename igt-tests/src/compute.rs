@@ -473,6 +473,9 @@ impl<'a> Bench<'a> {
     }
 }
 
+/// The VRAM that is left beside a [`ballast`] by tests which take all of it: taking it is quick.
+pub const LEFT: u64 = 4 << 20;
+
 /// Allocates objects that never leave VRAM, until `left` bytes of VRAM are left.
 ///
 /// # Errors

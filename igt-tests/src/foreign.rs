@@ -5,6 +5,7 @@
 use std::ffi::CStr;
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::FileExt;
 use std::process::Command;
 
 use crate::drm::{ioctl, open_other, prime_export, DmaBuf};
@@ -68,7 +69,7 @@ fn udmabuf(pages: usize) -> Result<DmaBuf, Stop> {
         return Err(SysError::last("memfd_create").into());
     }
     // SAFETY: the kernel made a new fd that nothing else owns.
-    let memfd = unsafe { OwnedFd::from_raw_fd(fd) };
+    let memfd = unsafe { File::from_raw_fd(fd) };
     // SAFETY: plain system calls on an fd that is open.
     let sealed = unsafe {
         libc::ftruncate(fd, len) == 0
@@ -80,11 +81,9 @@ fn udmabuf(pages: usize) -> Result<DmaBuf, Stop> {
     // The kernel allocates pages that are adjacent in memory one after the other, so these are not
     // adjacent in the buffer.
     for page in (0..pages).step_by(2).chain((1..pages).step_by(2)) {
-        let at = (page * PAGE) as libc::off_t;
-        // SAFETY: the byte that is read is valid.
-        if unsafe { libc::pwrite(fd, [0u8].as_ptr().cast(), 1, at) } != 1 {
-            return Err(SysError::last("pwrite to a memfd").into());
-        }
+        memfd
+            .write_all_at(&[0], (page * PAGE) as u64)
+            .map_err(|error| SysError::io("write to a memfd".to_string(), &error))?;
     }
     let node = OpenOptions::new()
         .read(true)

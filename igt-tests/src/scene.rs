@@ -398,6 +398,20 @@ pub fn leads_to(peer: &Peer, bar: &Bar, pages: &[u64]) -> Outcome {
     compare_table(&peer.table()?, &layout, size, bar, &way).map_err(Stop::fail)
 }
 
+/// Lets a peer that follows moves map a buffer, and read some pages of it.
+///
+/// # Errors
+///
+/// Fails the subtest if it cannot map the buffer, or a page differs.
+#[track_caller]
+pub fn mapped_by_peer(buffer: &DmaBuf, pattern: Pattern, pages: &[usize]) -> Result<Peer, Stop> {
+    let peer = Peer::open()?;
+    peer.attach(buffer, Mode::Dynamic)?;
+    peer.map()?;
+    peer_reads(&peer, pattern, pages)?;
+    Ok(peer)
+}
+
 /// Makes the peer read pages, and compares them with a pattern.
 ///
 /// # Errors

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use vvram_tests::compute::ballast;
+use vvram_tests::compute::{ballast, LEFT};
 use vvram_tests::debugfs::difference;
 use vvram_tests::drm::{path_name, reason_name};
 use vvram_tests::map::PAGE;
@@ -16,8 +16,6 @@ use vvram_tests::scene::{cpu_reads, patterns, peer_reads, peer_writes, placed, E
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome};
 
 const PAGE64: u64 = PAGE as u64;
-/// The VRAM that is left beside a ballast: taking all of it is quick.
-const LEFT: u64 = 4 << 20;
 const MODES: [Mode; 3] = [Mode::Dynamic, Mode::Revocable, Mode::Pinned];
 const LIMIT: Duration = Duration::from_secs(40);
 

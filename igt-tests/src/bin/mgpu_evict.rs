@@ -5,7 +5,9 @@
 
 use std::time::Duration;
 
-use vvram_tests::compute::{ballast, sum, Bench, Op, HUGE, OPS_MAX, PARAM_COMPUTE_RESETS, RESULTS};
+use vvram_tests::compute::{
+    ballast, sum, Bench, Op, HUGE, LEFT, OPS_MAX, PARAM_COMPUTE_RESETS, RESULTS,
+};
 use vvram_tests::debugfs::DebugFs;
 use vvram_tests::drm::{path_name, reason_name, DmaBuf, Drm, Gem};
 use vvram_tests::map::{Map, PAGE};
@@ -21,8 +23,6 @@ use vvram_tests::{check, check_eq, fail, igt_main, uapi, Outcome, Stop, SysError
 const PAGE64: u64 = PAGE as u64;
 const KIB: u64 = 1 << 10;
 const SIZE: u64 = 16 * PAGE64;
-/// The VRAM that is left beside a ballast: taking all of it is quick.
-const LEFT: u64 = 4096 * KIB;
 const WORDS: u64 = SIZE / 8;
 const LIMIT: Duration = Duration::from_secs(40);
 

@@ -5,7 +5,8 @@
 use std::time::Duration;
 
 use vvram_tests::compute::{
-    ballast, sum, Bench, Exec, Op, HUGE, OPS_MAX, PARAM_COMPUTE_RESETS, PARAM_VMS_FREE, RESULTS,
+    ballast, sum, Bench, Exec, Op, HUGE, LEFT, OPS_MAX, PARAM_COMPUTE_RESETS, PARAM_VMS_FREE,
+    RESULTS,
 };
 use vvram_tests::fence::{SyncObj, Timeline};
 use vvram_tests::map::PAGE;
@@ -337,8 +338,7 @@ fn both_hang() -> Outcome {
 /// move.
 fn given_up() -> Outcome {
     let gpu = Mgpu::first()?;
-    // Taking the VRAM that is left is quick.
-    let _ballast = ballast(&gpu, 4 << 20)?;
+    let _ballast = ballast(&gpu, LEFT)?;
     let vms = gpu.drm.getparam(PARAM_VMS_FREE)?;
     for round in 0..6 {
         gpu.inject_into(COMPUTE, Error::Slow, 20)?;

@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use vvram_tests::map::PAGE;
 use vvram_tests::mgpu::{holds, replug, Error, Impatient, Mgpu, DRIVER, EITHER};
+use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::PciDevice;
-use vvram_tests::peer::{Mode, Peer};
+use vvram_tests::peer::Peer;
 use vvram_tests::rebind::Unbinding;
-use vvram_tests::scene::{patterns, peer_reads};
+use vvram_tests::scene::{mapped_by_peer, patterns, peer_reads};
 use vvram_tests::syncfile::SyncFile;
-use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome, Stop};
+use vvram_tests::{check, check_eq, expect_errno, igt_main, uapi, Outcome, Stop};
 
 const SIZE: u64 = 16 * PAGE as u64;
 const LIMIT: Duration = Duration::from_secs(40);
@@ -30,43 +31,40 @@ fn ends(copies: &[SyncFile]) -> Result<Vec<i32>, Stop> {
     Ok(ends)
 }
 
+/// Lets a peer map memory of `gpu` that has the pattern, and queues jobs of `other` which hang and
+/// use that memory.
+fn in_use(gpu: &Mgpu, other: &Mgpu, pattern: Pattern) -> Result<(Peer, Vec<SyncFile>), Stop> {
+    let object = gpu.drm.create_flags(SIZE, EITHER)?;
+    object.map()?.fill(pattern);
+    let buffer = object.export()?;
+    let peer = mapped_by_peer(&buffer, pattern, &[0, 15])?;
+    let (import, ours) = (other.drm.import(&buffer)?, other.drm.create(SIZE)?);
+    other.drm.copy((&import, 0), (&ours, 0), SIZE)?.finish()?;
+    other.inject(Error::Hang, 0)?;
+    let copies = (0..20)
+        .map(|_| other.drm.copy((&import, 0), (&ours, 0), SIZE))
+        .collect::<Result<Vec<_>, _>>()?;
+    Ok((peer, copies))
+}
+
 /// Both GPUs have jobs that hang and that use the memory of the other GPU, and a peer has mapped
 /// memory of both. One of them is unbound.
 fn hung() -> Outcome {
     let _impatient = Impatient::new()?;
     let name = {
-        let gpus = Mgpu::pair()?;
+        let [a, b] = Mgpu::pair()?;
         let (x, _) = patterns();
-        let mut all = Vec::new();
-        for (gpu, other) in [(&gpus[0], &gpus[1]), (&gpus[1], &gpus[0])] {
-            let object = gpu.drm.create_flags(SIZE, EITHER)?;
-            object.map()?.fill(x);
-            let buffer = object.export()?;
-            let peer = Peer::open()?;
-            peer.attach(&buffer, Mode::Dynamic)?;
-            peer.map()?;
-            peer_reads(&peer, x, &[0, 15])?;
-            let (import, ours) = (other.drm.import(&buffer)?, other.drm.create(SIZE)?);
-            other.drm.copy((&import, 0), (&ours, 0), SIZE)?.finish()?;
-            other.inject(Error::Hang, 0)?;
-            let copies = (0..20)
-                .map(|_| other.drm.copy((&import, 0), (&ours, 0), SIZE))
-                .collect::<Result<Vec<_>, _>>()?;
-            all.push((peer, copies));
-        }
-        let [(told, _), (other, _)] = all.as_slice() else {
-            fail!("{} pairs", all.len());
-        };
-        let gone = Unbinding::start(&gpus[0].pci)?.finish(LIMIT)?;
-        for (_, copies) in &all {
-            ends(copies)?;
-        }
-        check!(told.status()?.invalidations > 0, "the peer was not told");
-        expect_errno("a map after that", told.map(), libc::ENODEV)?;
-        peer_reads(other, x, &[0, 15])?;
-        gpus[1].clean()?;
+        let (peer, by_b) = in_use(&a, &b, x)?;
+        let (other, by_a) = in_use(&b, &a, x)?;
+        let gone = Unbinding::start(&a.pci)?.finish(LIMIT)?;
+        ends(&by_b)?;
+        ends(&by_a)?;
+        check!(peer.status()?.invalidations > 0, "the peer was not told");
+        expect_errno("a map after that", peer.map(), libc::ENODEV)?;
+        peer_reads(&other, x, &[0, 15])?;
+        b.clean()?;
         gone.rebind()?;
-        gpus[0].pci.clone()
+        a.pci.clone()
     };
     works(&name)
 }
@@ -97,10 +95,7 @@ fn removed() -> Outcome {
         map.fill(y);
         let system = b.drm.create_flags(SIZE, uapi::CREATE_SYSTEM)?;
         let buffer = own.export()?;
-        let peer = Peer::open()?;
-        peer.attach(&buffer, Mode::Dynamic)?;
-        peer.map()?;
-        peer_reads(&peer, y, &[0, 15])?;
+        let _peer = mapped_by_peer(&buffer, y, &[0, 15])?;
         let theirs = b.drm.import(&lent.export()?)?;
         let import = a.drm.import(&buffer)?;
         let ours = a.drm.create(SIZE)?;

@@ -6,7 +6,7 @@ use vvram_tests::drm::Gem;
 use vvram_tests::map::PAGE;
 use vvram_tests::mgpu::{holds, Mgpu, SCRATCH};
 use vvram_tests::peer::{Mode, Peer};
-use vvram_tests::scene::{patterns, peer_reads, placed};
+use vvram_tests::scene::{mapped_by_peer, patterns, placed};
 use vvram_tests::{check, check_eq, fail, igt_main, uapi, Outcome, SysError};
 
 const GIB: u64 = 1 << 30;
@@ -67,10 +67,7 @@ fn high() -> Outcome {
     gpu.drm.copy((&system, 0), (&last, 0), SIZE)?.finish()?;
     holds(&last, a, "through a window")?;
     let buffer = last.export()?;
-    let peer = Peer::open()?;
-    peer.attach(&buffer, Mode::Dynamic)?;
-    peer.map()?;
-    peer_reads(&peer, a, &[0, 15])?;
+    let _peer = mapped_by_peer(&buffer, a, &[0, 15])?;
     let buffer = taken[0].export()?;
     let other = Peer::open()?;
     let refused = other

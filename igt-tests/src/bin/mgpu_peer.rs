@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use vvram_tests::compute::ballast;
+use vvram_tests::compute::{ballast, LEFT};
 use vvram_tests::drm::{path_name, reason_name, Gem};
 use vvram_tests::map::PAGE;
 use vvram_tests::mgpu::{holds, take_all, Mgpu, EITHER};
@@ -106,7 +106,7 @@ fn ping_pong() -> Outcome {
 fn moves() -> Outcome {
     let [a, b] = Mgpu::pair()?;
     // Taking the VRAM that is left is quick.
-    let _ballast = ballast(&a, 4 << 20)?;
+    let _ballast = ballast(&a, LEFT)?;
     let (x, y) = patterns();
     let object = a.drm.create_flags(SIZE, EITHER)?;
     let import = b.drm.import(&object.export()?)?;

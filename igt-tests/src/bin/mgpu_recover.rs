@@ -12,9 +12,8 @@ use vvram_tests::mgpu::{
     holds, Error, Impatient, Mgpu, EITHER, PARAM_APERTURE_FREE, PARAM_LOSSES, PARAM_RESETS,
 };
 use vvram_tests::pattern::Pattern;
-use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::proc::KernelLog;
-use vvram_tests::scene::{patterns, peer_reads, placed};
+use vvram_tests::scene::{mapped_by_peer, patterns, peer_reads, placed};
 use vvram_tests::{check, check_eq, fail, igt_main, uapi, Outcome};
 
 const PAGE64: u64 = PAGE as u64;
@@ -178,10 +177,7 @@ fn shown() -> Outcome {
     let object = gpu.drm.create_flags(77 * PAGE64, EITHER)?;
     object.map()?.fill(x);
     let buffer = object.export()?;
-    let peer = Peer::open()?;
-    peer.attach(&buffer, Mode::Dynamic)?;
-    peer.map()?;
-    peer_reads(&peer, x, &[0, 76])?;
+    let peer = mapped_by_peer(&buffer, x, &[0, 76])?;
     placed(&object, uapi::PLACEMENT_VRAM)?;
     let again = gpu.done_again()?;
     gpu.inject(Error::Fault, 0)?;

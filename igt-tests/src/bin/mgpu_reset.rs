@@ -23,7 +23,7 @@ use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::power::system_sleep;
 use vvram_tests::proc::{Child, Exit, KernelLog};
 use vvram_tests::rebind::Unbinding;
-use vvram_tests::scene::{patterns, peer_reads, placed};
+use vvram_tests::scene::{mapped_by_peer, patterns, peer_reads, placed};
 use vvram_tests::syncfile::SyncFile;
 use vvram_tests::{check, check_eq, expect_errno, igt_main, uapi, Outcome, Stop};
 
@@ -238,10 +238,7 @@ fn function() -> Outcome {
     let map = shared.map()?;
     map.fill(y);
     let buffer = shared.export()?;
-    let peer = Peer::open()?;
-    peer.attach(&buffer, Mode::Dynamic)?;
-    peer.map()?;
-    peer_reads(&peer, y, &[0, 15])?;
+    let peer = mapped_by_peer(&buffer, y, &[0, 15])?;
     let resets = gpu.drm.getparam(PARAM_RESETS)?;
     gpu.inject(Error::Slow, 50)?;
     let queued: Vec<_> = (0..30)

@@ -9,10 +9,9 @@ use vvram_tests::map::PAGE;
 use vvram_tests::mgpu::{holds, replug, set_bound, Error, Impatient, Mgpu, COMPUTE, EITHER};
 use vvram_tests::misc;
 use vvram_tests::pci::PciDevice;
-use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::proc::Child;
 use vvram_tests::rebind::Unbinding;
-use vvram_tests::scene::{patterns, peer_reads};
+use vvram_tests::scene::{mapped_by_peer, patterns};
 use vvram_tests::syncfile::SyncFile;
 use vvram_tests::{check, check_eq, expect_errno, igt_main, uapi, Outcome, Stop};
 
@@ -100,10 +99,7 @@ fn exported() -> Outcome {
         let object = gpu.drm.create_flags(SIZE, EITHER)?;
         object.map()?.fill(x);
         let buffer = object.export()?;
-        let peer = Peer::open()?;
-        peer.attach(&buffer, Mode::Dynamic)?;
-        peer.map()?;
-        peer_reads(&peer, x, &[0, 15])?;
+        let peer = mapped_by_peer(&buffer, x, &[0, 15])?;
         let copies = queue(&gpu, 40)?;
         let gone = Unbinding::start(&gpu.pci)?.finish(LIMIT)?;
         ended(&copies)?;

@@ -10,7 +10,7 @@ use vvram_tests::drm::{Drm, Gem};
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::pattern::Pattern;
 use vvram_tests::peer::{Mode, Peer};
-use vvram_tests::scene::{patterns, peer_reads, placed, Expect, Scene};
+use vvram_tests::scene::{mapped_by_peer, patterns, placed, Expect, Scene};
 use vvram_tests::uapi::{self, CREATE_DIRECT_IO, CREATE_SYSTEM, CREATE_VRAM};
 use vvram_tests::{check_eq, expect_errno, fail, igt_main, Outcome, Stop, SysError};
 
@@ -62,10 +62,7 @@ fn read() -> Outcome {
         scene.check_vram(&layout, a, &[0, pages / 2, pages - 1])?;
         // Another device reads the same bytes.
         let buffer = object.export()?;
-        let peer = Peer::open()?;
-        peer.attach(&buffer, Mode::Dynamic)?;
-        peer.map()?;
-        peer_reads(&peer, a, &[0, pages - 1])?;
+        mapped_by_peer(&buffer, a, &[0, pages - 1])?;
     }
     Ok(())
 }
