@@ -13,7 +13,7 @@ use vvram_tests::misc;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::proc::Child;
 use vvram_tests::scene::{cpu_reads, patterns, peer_reads, peer_writes, placed, Expect};
-use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome};
+use vvram_tests::{check, check_eq, expect_errno, igt_main, uapi, Outcome};
 
 const PAGE64: u64 = PAGE as u64;
 const MODES: [Mode; 3] = [Mode::Dynamic, Mode::Revocable, Mode::Pinned];
@@ -188,7 +188,34 @@ fn races() -> Outcome {
 fn large() -> Outcome {
     let gpu = Mgpu::first()?;
     let (a, _) = patterns();
-    let size = gpu.aperture()? + PAGE64;
+    let (aperture, (_, bar)) = (gpu.aperture()?, gpu.pci.bar(2)?);
+    check!(aperture < bar, "windows can have all of the BAR");
+    // The window of this object stays.
+    let small = gpu.drm.create(PAGE64)?;
+    small.map()?.fill(a);
+    let free = gpu.drm.getparam(PARAM_APERTURE_FREE)?;
+    check_eq!(free, aperture - PAGE64, "free aperture");
+    for size in [aperture + PAGE64, bar, bar + PAGE64] {
+        too_large(&gpu, size)?;
+        check_eq!(
+            gpu.drm.getparam(PARAM_APERTURE_FREE)?,
+            free,
+            "free aperture after an object of {size:#x} bytes"
+        );
+    }
+    holds(&small, a, "through its window")?;
+    gpu.clean()
+}
+
+fn too_large(gpu: &Mgpu, size: u64) -> Outcome {
+    let (a, _) = patterns();
+    // The CPU has no window, so the object moves.
+    let moves = gpu.drm.create_flags(size, EITHER)?;
+    placed(&moves, uapi::PLACEMENT_VRAM)?;
+    moves.map()?.set(1);
+    placed(&moves, uapi::PLACEMENT_SYSTEM)?;
+    drop(moves);
+
     let object = gpu.drm.create_flags(size, EITHER)?;
     placed(&object, uapi::PLACEMENT_VRAM)?;
     let buffer = object.export()?;
@@ -199,8 +226,8 @@ fn large() -> Outcome {
     check!(
         list.len() == 1
             && list[0].path == uapi::PATH_SYSTEM
-            && [uapi::REASON_OUTSIDE_BAR, uapi::REASON_NO_WINDOW].contains(&list[0].reason),
-        "{list:?}"
+            && list[0].reason == uapi::REASON_OUTSIDE_BAR,
+        "{size:#x} bytes: {list:?}"
     );
     placed(&object, uapi::PLACEMENT_SYSTEM)?;
     let map = object.map()?;
@@ -213,16 +240,18 @@ fn large() -> Outcome {
     let stays = gpu.drm.create(size)?;
     let buffer = stays.export()?;
     let peer = Peer::open()?;
-    let refused = match peer.attach(&buffer, Mode::Dynamic) {
-        Err(error) => Err(error),
-        Ok(_) => peer.map().map(|()| 0),
-    };
-    let Err(error) = refused else {
-        fail!("a peer got all of an object that is larger than the aperture");
-    };
+    let counters = gpu.debugfs()?.counters()?;
+    expect_errno(
+        "an attach to an object that gets no window",
+        peer.attach(&buffer, Mode::Dynamic).map(drop),
+        libc::EOPNOTSUPP,
+    )?;
+    let counted = difference(&counters, &gpu.debugfs()?.counters()?);
     check!(
-        [libc::EOPNOTSUPP, libc::ENOSPC].contains(&error.errno),
-        "{error:?}"
+        counted
+            .iter()
+            .any(|(_, reason, count)| reason == "outside-bar" && *count == 1),
+        "what was counted: {counted:?}"
     );
     // The engine reaches all of it.
     gpu.drm.copy((&object, 0), (&stays, 0), size)?.finish()?;
@@ -237,7 +266,7 @@ fn large() -> Outcome {
             "word {word}"
         );
     }
-    gpu.clean()
+    Ok(())
 }
 
 /// While peers have mapped all of the aperture, other importers get no window, until a peer unmaps.

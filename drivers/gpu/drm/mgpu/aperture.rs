@@ -339,15 +339,10 @@ impl Aperture {
     /// # Errors
     ///
     /// - `EBUSY` if the device is slow, or is being reset.
-    /// - `E2BIG` and `ENOSPC` if there is no room.
+    /// - `ENOSPC` if there is no room.
     /// - `EIO` if the aperture does not work any more, `ENODEV` if the device is gone.
     pub(crate) fn map(self: &Arc<Self>, vram: &Ranges, pieces: &mut RangeList) -> Result<Window> {
-        let size = vram.bytes_below(u64::MAX);
-        if size > self.len() {
-            return Err(E2BIG);
-        }
-
-        let part = self.bar.alloc(size)?;
+        let part = self.bar.alloc(vram.bytes_below(u64::MAX))?;
         for piece in part.ranges().ranges() {
             pieces.push_piece(piece.offset, piece.len)?;
         }

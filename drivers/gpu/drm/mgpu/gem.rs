@@ -115,6 +115,10 @@ impl Mappings for BoData {
 impl Aperture for BoData {
     type Window = Window;
 
+    fn size<'a>(bound: &'a Bound<'a>) -> u64 {
+        bound.gpu.aperture.len()
+    }
+
     fn map<'a>(
         bound: &'a Bound<'a>,
         vram: &Ranges,

@@ -37,6 +37,7 @@ use super::{
         PeerObject,
         Want, //
     },
+    BaseObject,
     DriverObject,
     Held,
     IntoGEMObject,
@@ -311,6 +312,12 @@ impl<T: VramObject> Object<T> {
         ..pin_init::zeroed()
     };
 
+    /// Returns the device of the object.
+    fn drm(&self) -> &drm::Device<T::Driver> {
+        // SAFETY: The device of a valid object is valid, and of `T::Driver`.
+        unsafe { drm::Device::from_raw((*self.as_raw()).dev) }
+    }
+
     /// Makes an object of at least `size` bytes, rounded up to pages, that reads as zeroes.
     ///
     /// The object is where peers see it, if there is room.
@@ -495,6 +502,10 @@ unsafe impl<T: VramObject> Backing for Object<T> {
     }
 
     fn can_be_seen(object: &Held<'_, Self>) -> bool {
+        if T::APERTURE.is_some() {
+            return T::APERTURE.fits(object.obj.drm(), object.obj.size() as u64);
+        }
+
         object.obj.is_visible
     }
 
@@ -522,11 +533,7 @@ unsafe impl<T: VramObject> Backing for Object<T> {
     }
 
     fn window(object: &Held<'_, Self>) -> Result<Arc<RangeList>> {
-        // SAFETY: The device of a valid object is valid, and of `T::Driver`.
-        let dev: &drm::Device<T::Driver> =
-            unsafe { drm::Device::from_raw((*object.obj.as_raw()).dev) };
-
-        T::APERTURE.map(dev, object.obj.ranges())
+        T::APERTURE.map(object.obj.drm(), object.obj.ranges())
     }
 
     fn flush(object: &Held<'_, Self>) -> Result {

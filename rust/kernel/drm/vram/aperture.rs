@@ -77,6 +77,17 @@ pub trait Aperture: DriverObject {
     /// is unmapped.
     type Window: Send + Sync + 'static;
 
+    /// Returns how many bytes windows can have of the BAR at most: by default all of it.
+    ///
+    /// An object that is larger gets no window: [`Self::map`] is not called, and no window is dropped.
+    /// An importer gets system memory if the object may move there, and else `EOPNOTSUPP`, in both
+    /// cases with the reason [`OutsideBar`](crate::drm::gem::peer::Reason::OutsideBar). Page faults
+    /// and mappings of the kernel end as if the aperture was full.
+    fn size<'a>(reg: &'a RegistrationData<'a, Self>) -> u64 {
+        let _ = reg;
+        u64::MAX
+    }
+
     /// Makes a window that shows an object, which is at `vram`, and appends its pieces in the BAR
     /// to `pieces`, which is empty: by [`RangeList::push_piece`], in the order of the object.
     ///
@@ -90,9 +101,8 @@ pub trait Aperture: DriverObject {
     /// # Errors
     ///
     /// `ENOSPC` if the aperture is full. Then windows that only page faults hold are dropped, the
-    /// least recently used first, and this is called again after each. `E2BIG` if the object is too
-    /// large even for an empty aperture: then no window is dropped. If all windows have other
-    /// holders, or with `E2BIG`:
+    /// least recently used first, and this is called again after each. If all windows have other
+    /// holders:
     ///
     /// - An importer gets system memory if the object may move there, and else this error, in both
     ///   cases with the reason [`NoWindow`].
@@ -112,9 +122,11 @@ pub trait Aperture: DriverObject {
     ) -> Result<Self::Window>;
 }
 
+type Limit<T> = fn(&drm::Device<<T as DriverObject>::Driver>) -> Result<u64>;
 type Mapper<T> = fn(&drm::Device<<T as DriverObject>::Driver>, &Ranges) -> Result<Arc<RangeList>>;
 
 struct Functions<T: DriverObject> {
+    limit: Limit<T>,
     map: Mapper<T>,
     #[cfg(CONFIG_RUST_DRM_TTM)]
     of_importers: unsafe fn(*mut bindings::dma_buf) -> Option<Arc<RangeList>>,
@@ -133,12 +145,20 @@ impl<T: DriverObject> ApertureHook<T> {
         self.0.is_some()
     }
 
+    /// Tells whether an object of `dev` that has `size` bytes can have a window. That is not so if
+    /// the driver is not bound any more.
+    pub(crate) fn fits(&self, dev: &drm::Device<T::Driver>, size: u64) -> bool {
+        self.0
+            .as_ref()
+            .is_some_and(|functions| (functions.limit)(dev).is_ok_and(|limit| size <= limit))
+    }
+
     /// Returns the ranges of a new window that shows an object of `dev`.
     ///
     /// # Errors
     ///
     /// - `ENODEV` if the driver is not bound any more.
-    /// - `E2BIG` if the object is larger than the BAR.
+    /// - `E2BIG` if the object does not [fit](Self::fits).
     /// - `EINVAL` if the pieces are not inside the BAR, or not as large as the object, or if there
     ///   are no windows.
     /// - Those of [`Aperture::map`].
@@ -173,10 +193,21 @@ impl<T: DriverObject> ApertureHook<T> {
 /// [exports](PeerObject::exports).
 pub const fn aperture_hook<T: Aperture + PeerObject>() -> ApertureHook<T> {
     ApertureHook(Some(Functions {
+        limit: limit::<T>,
         map: map::<T>,
         #[cfg(CONFIG_RUST_DRM_TTM)]
         of_importers: drm::gem::peer::window_of_importers::<T>,
     }))
+}
+
+/// Returns the size of the largest object that can have a window.
+fn limit_of<'a, T: Aperture + PeerObject>(reg: &'a RegistrationData<'a, T>) -> u64 {
+    T::exports(reg).bound().bar_len().min(T::size(reg))
+}
+
+fn limit<T: Aperture + PeerObject>(dev: &drm::Device<T::Driver>) -> Result<u64> {
+    // SAFETY: The device is valid and of `T::Driver`.
+    unsafe { while_registered::<T::Driver, _>(dev.as_raw(), |reg| Ok(limit_of::<T>(reg))) }
 }
 
 fn map<T: Aperture + PeerObject>(
@@ -188,8 +219,7 @@ fn map<T: Aperture + PeerObject>(
     // SAFETY: The device is valid and of `T::Driver`.
     unsafe {
         while_registered::<T::Driver, _>(dev.as_raw(), |reg| {
-            let provider = T::exports(reg).bound();
-            if size > provider.bar_len() {
+            if size > limit_of::<T>(reg) {
                 return Err(E2BIG);
             }
 
@@ -198,7 +228,7 @@ fn map<T: Aperture + PeerObject>(
             if pieces.size() as u64 != size {
                 return Err(EINVAL);
             }
-            pieces.move_to_window(provider, window)
+            pieces.move_to_window(T::exports(reg).bound(), window)
         })
     }
 }

@@ -123,7 +123,8 @@ pub unsafe trait Backing: BaseObject + AlwaysRefCounted + Send + Sync + 'static 
     /// Tells whether the object cannot move: it is pinned, or its class never moves.
     fn is_pinned(object: &Held<'_, Self>) -> bool;
 
-    /// Tells whether peers see the object where it is in VRAM, or would see it after a move.
+    /// Tells whether peers see the object where it is in VRAM, or would see it after a move or
+    /// through a window.
     fn can_be_seen(object: &Held<'_, Self>) -> bool;
 
     /// Tells whether the object is in VRAM where peers see it.

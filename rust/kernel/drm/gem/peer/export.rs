@@ -206,11 +206,9 @@ impl<T: PeerObject> GemExport<T> {
         }
     }
 
-    /// Collects the facts for [`decide`] about an object and an importer, to which `route` leads
-    /// from the BAR of `provider`.
+    /// Collects the facts for [`decide`] about an object and an importer, to which `route` leads.
     pub(super) fn facts(
         object: &Held<'_, Object<T>>,
-        provider: &Provider<'_>,
         importer: &Importer<'_>,
         route: Route,
         suspended: bool,
@@ -221,11 +219,7 @@ impl<T: PeerObject> GemExport<T> {
         Facts {
             suspended,
             route,
-            inside_bar: if Object::<T>::HAS_WINDOWS {
-                obj.size() as u64 <= provider.bar_len()
-            } else {
-                Object::<T>::can_be_seen(object)
-            },
+            inside_bar: Object::<T>::can_be_seen(object),
             domain: obj.domain(),
             vram_or_fail: obj.data().vram_or_fail(),
             pinned,
@@ -521,7 +515,7 @@ impl<T: PeerObject> Exporter for GemExport<T> {
         let suspended = matches!(&awake, Some(Err(_)));
         let importer = Importer::of(req);
         let route = Route::new(cx.bound(), req);
-        let facts = Self::facts(&self.object(cx), cx.bound(), &importer, route, suspended);
+        let facts = Self::facts(&self.object(cx), &importer, route, suspended);
         let outcome = decide(&facts);
         let driver = cut(req.driver_name());
 

@@ -180,7 +180,7 @@ pub fn of_object<T: PeerObject>(
     let (route, decision) = importer.route(provider);
     let outcome = with_reserved(obj, true, |object| {
         Ok(decide(&GemExport::<T>::facts(
-            object, provider, importer, route, suspended,
+            object, importer, route, suspended,
         )))
     })?;
 

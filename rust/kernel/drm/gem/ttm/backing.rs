@@ -108,6 +108,10 @@ unsafe impl<T: TtmObject + PeerObject<Class = Object<T>>> Backing for Object<T> 
     }
 
     fn can_be_seen(object: &Held<'_, Self>) -> bool {
+        if T::APERTURE.is_some() {
+            return T::APERTURE.fits(object.drm(), object.obj.size() as u64);
+        }
+
         match object.vram() {
             Some(vram) if object.is_pinned() => vram.is_below(object.visible()),
             // The object can be moved.

@@ -156,6 +156,12 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         Ok(ranges)
     }
 
+    /// Returns the device of the object.
+    pub(super) fn drm(&self) -> &drm::Device<T::Driver> {
+        // SAFETY: The device of a valid object is valid, and of `T::Driver`.
+        unsafe { drm::Device::from_raw((*self.obj.as_raw()).dev) }
+    }
+
     /// Makes a window. If there is no room, other windows are evicted.
     fn new_window(
         &self,
@@ -163,12 +169,8 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         room: &mut Room<'_>,
         passed: &mut KVec<ARef<Object<T>>>,
     ) -> Result<Arc<RangeList>, NoWindow> {
-        // SAFETY: The device of a valid object is valid, and of `T::Driver`.
-        let dev: &drm::Device<T::Driver> =
-            unsafe { drm::Device::from_raw((*self.obj.as_raw()).dev) };
-
         loop {
-            match T::APERTURE.map(dev, vram) {
+            match T::APERTURE.map(self.drm(), vram) {
                 Ok(ranges) => return Ok(ranges),
                 // Evicting other windows does not help.
                 Err(e) if e == E2BIG => return Err(NoWindow::Full),
