@@ -37,6 +37,9 @@ PAIR = ("pair_copy", "pair_import")                                             
 GPU_KINDS = ("mgpu_aperture", "mgpu_evict", "mgpu_exec", "mgpu_gone", "mgpu_model", "mgpu_peer",
              "mgpu_unbind", "mgpu_vm")
 GPU_ONCE = ("mgpu_engine", "mgpu_queue", "mgpu_recover", "mgpu_reset")
+# Those of their tests that wait for a timeout, or hang until they are unbound, which does not depend
+# on the kind of address: once.
+GPU_HUNG = ("mgpu_exec@both-hang", "mgpu_exec@hang", "mgpu_unbind@hung")
 # Those of these programs that move objects more often in `make soak`.
 GPU_SOAK = ("mgpu_evict", "mgpu_peer")
 # With more VRAM than the host has memory: pages of VRAM that are zero take no memory of the host.
@@ -180,7 +183,8 @@ def gpus():
     return [igt(f"check-{switch.name}", switch, (*GPU_KINDS, *GPU_ONCE, *TOOL_EVERYWHERE),
                 GPU_LOAD),
             dataclasses.replace(igt("check-gpu-large", switch, GPU_LARGE, GPU_LOAD), sizes=LARGE),
-            *[igt(f"check-{topology.name}", topology, (*GPU_KINDS, *TOOL_EVERYWHERE), GPU_LOAD)
+            *[igt(f"check-{topology.name}", topology, (*GPU_KINDS, *TOOL_EVERYWHERE), GPU_LOAD,
+                  LAB_EXCEPT=",".join(GPU_HUNG))
               for topology in others]]
 
 

@@ -238,6 +238,19 @@ class Plan(unittest.TestCase):
                         *plan.GPU_ONCE):
             self.assertIn(program, named)
 
+    def test_what_a_boot_leaves_out_another_one_runs(self):
+        boots = [boot for boot in plan.check() if boot.job == "igt"]
+        left_out = {test for boot in boots
+                    for test in boot.settings.get("LAB_EXCEPT", "").split(",") if test}
+        self.assertEqual(left_out, set(plan.GPU_HUNG))
+        whole = {test for boot in boots if "LAB_EXCEPT" not in boot.settings
+                 for test in boot.settings["LAB_TESTS"].split(",")}
+        for test in left_out:
+            program, _, subtest = test.partition("@")
+            self.assertIn(program, whole)
+            text = (pipeline.REPO / f"igt-tests/src/bin/{program}.rs").read_text()
+            self.assertIn(f'\n    "{subtest}", ', text)
+
     def test_sanitizers_see_all_programs(self):
         programs = {path.stem for path in (pipeline.REPO / "igt-tests/src/bin").glob("*_*.rs")}
         named = {test.partition("@")[0] for boot in plan.sanitized() if boot.job == "igt"
