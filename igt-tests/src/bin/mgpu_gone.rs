@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The modelled GPU goes away while its ring hangs, or is removed by surprise, while peers have its
-//! memory mapped and it has theirs: no task waits for ever.
+//! The modelled GPU goes away while its ring hangs, or is removed by surprise, or is unplugged, while
+//! peers have its memory mapped and it has theirs: no task waits for ever.
 
 use std::time::Duration;
 
@@ -13,6 +13,7 @@ use vvram_tests::peer::Peer;
 use vvram_tests::rebind::Unbinding;
 use vvram_tests::scene::{mapped_by_peer, patterns, peer_reads};
 use vvram_tests::syncfile::SyncFile;
+use vvram_tests::uapi::COPIES_MAX;
 use vvram_tests::{check, check_eq, expect_errno, igt_main, uapi, Outcome, Stop};
 
 const SIZE: u64 = 16 * PAGE as u64;
@@ -59,7 +60,10 @@ fn hung() -> Outcome {
         let gone = Unbinding::start(&a.pci)?.finish(LIMIT)?;
         ends(&by_b)?;
         ends(&by_a)?;
-        check!(peer.status()?.invalidations > 0, "the peer was not told");
+        check!(
+            peer.status()?.invalidations > 0,
+            "the mappings of the peer stayed"
+        );
         expect_errno("a map after that", peer.map(), libc::ENODEV)?;
         peer_reads(&other, x, &[0, 15])?;
         b.clean()?;
@@ -131,7 +135,70 @@ fn removed() -> Outcome {
     works(&pci)
 }
 
+/// A device is unplugged, with slow jobs that use the memory of another one, whose slow jobs use its
+/// memory, and with a peer. Its files stay open.
+fn unplugged() -> Outcome {
+    let [a, b] = Mgpu::pair()?;
+    let (x, y) = patterns();
+    let pci = b.pci.clone();
+    let (lent, ours) = (a.drm.create_flags(SIZE, EITHER)?, a.drm.create(SIZE)?);
+    let (own, mine) = (b.drm.create_flags(SIZE, EITHER)?, b.drm.create(SIZE)?);
+    lent.map()?.fill(x);
+    own.map()?.fill(y);
+    let buffer = own.export()?;
+    let peer = mapped_by_peer(&buffer, y, &[0, 15])?;
+    let (theirs, import) = (b.drm.import(&lent.export()?)?, a.drm.import(&buffer)?);
+    let read = || a.drm.copy((&import, 0), (&ours, 0), SIZE);
+    let write = || b.drm.copy((&theirs, 0), (&mine, 0), SIZE);
+    read()?.finish()?;
+    write()?.finish()?;
+    ours.map()?.fill(x);
+    b.clean()?;
+
+    let before = peer.status()?.invalidations;
+    a.inject(Error::Slow, 50)?;
+    b.inject(Error::Slow, 100)?;
+    let reads = (0..10).map(|_| read()).collect::<Result<Vec<_>, _>>()?;
+    let writes = (0..COPIES_MAX)
+        .map(|_| write())
+        .collect::<Result<Vec<_>, _>>()?;
+    replug(&pci, Some(DRIVER), LIMIT)?;
+
+    // The unplug has waited for what the other GPU reads, and for the jobs in the ring.
+    for copy in &reads {
+        check_eq!(copy.status()?, 1, "status of a copy of the other GPU");
+    }
+    let ends = writes
+        .iter()
+        .map(SyncFile::status)
+        .collect::<Result<Vec<_>, _>>()?;
+    let done = ends.iter().take_while(|end| **end == 1).count();
+    check!(
+        done < ends.len() && ends[done..].iter().all(|end| *end == -libc::ECANCELED),
+        "how its copies ended: {ends:?}"
+    );
+    check!(
+        peer.status()?.invalidations > before,
+        "the mappings of the peer stayed"
+    );
+    for (what, result) in [
+        ("a map of the peer", peer.map()),
+        ("a copy of the other GPU", read().map(drop)),
+        ("a copy of a file that is left", write().map(drop)),
+    ] {
+        expect_errno(what, result, libc::ENODEV)?;
+    }
+    a.inject(Error::Slow, 0)?;
+    holds(&ours, y, "what the other GPU has read")?;
+    holds(&lent, x, "what was lent to it")?;
+    Mgpu::open(&pci)?.inject(Error::Slow, 0)?;
+    works(&pci)?;
+    works(&a.pci)?;
+    a.clean()
+}
+
 igt_main! {
     "hung", "of two that hang one is unbound, with peers", hung;
+    "unplugged", "one is unplugged, with jobs and peers", unplugged;
     "removed", "one is removed by surprise, with jobs and peers", removed;
 }
