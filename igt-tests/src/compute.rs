@@ -30,6 +30,8 @@ pub const VM_SIZE: u64 = 1 << 39;
 pub const HUGE: u64 = 2 << 20;
 /// Where the results of a [`Bench`] are.
 pub const RESULTS: u64 = 64 << 30;
+/// Jobs of a file at most.
+pub const JOBS_MAX: usize = 64;
 /// Operations of a job at most.
 pub const OPS_MAX: usize = 32;
 

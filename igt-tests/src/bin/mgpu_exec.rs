@@ -5,8 +5,8 @@
 use std::time::Duration;
 
 use vvram_tests::compute::{
-    ballast, sum, Bench, Exec, Op, HUGE, LEFT, OPS_MAX, PARAM_COMPUTE_RESETS, PARAM_VMS_FREE,
-    RESULTS,
+    ballast, sum, Bench, Exec, Op, HUGE, JOBS_MAX, LEFT, OPS_MAX, PARAM_COMPUTE_RESETS,
+    PARAM_VMS_FREE, RESULTS,
 };
 use vvram_tests::fence::{SyncObj, Timeline};
 use vvram_tests::map::PAGE;
@@ -26,6 +26,8 @@ const WORDS: u64 = SIZE / 8;
 const LIMIT: Duration = Duration::from_secs(40);
 /// Where the kernel waits for a fence.
 const FENCE: &str = "dma_fence_default_wait";
+/// Where it waits for room in the queue of a file, `Queue::permit`.
+const ROOM: &str = "6permit";
 
 /// Jobs of as many operations as are permitted run in their order, and after their fences.
 fn order() -> Outcome {
@@ -228,6 +230,57 @@ fn unmap_waits() -> Outcome {
     timeline.step()?;
     job.finish()?;
     unbind()?;
+    gpu.clean()
+}
+
+/// A wait for room in the queue of a file, whose jobs wait for a fence of somebody else. No lock is
+/// held meanwhile, and neither the jobs nor the wait hold up an unbind.
+fn full() -> Outcome {
+    let timeline = Timeline::new()?;
+    let [first, second] = [1, 2].map(|step| timeline.fence(step));
+    let ops = [Op::add(RESULTS, 1)];
+    {
+        let gpu = Mgpu::first()?;
+        let bench = Bench::new(&gpu)?;
+        bench.results.set(0);
+        let queue = |fence: &SyncFile| {
+            (0..JOBS_MAX)
+                .map(|_| bench.vm.exec_after(&ops, &[fence.sync()]))
+                .collect::<Result<Vec<_>, _>>()
+        };
+        let call = || bench.vm.exec(&ops).map(drop);
+        queue(&first?)?;
+        interrupt(ROOM, call, || Ok(()))?;
+        kill(ROOM, call)?;
+        restart(ROOM, call, || {
+            // Another file has room, and gets the locks.
+            let other = Mgpu::first()?;
+            Bench::new(&other)?.vm.done(&ops)?;
+            check_eq!(bench.results.read(0), 0, "jobs before the fence");
+            Ok(timeline.step()?)
+        })?;
+        bench.vm.done(&ops)?;
+        check_eq!(
+            bench.results.read(0),
+            JOBS_MAX as u64 + 2,
+            "jobs that were done: a call that has failed queues none"
+        );
+        gpu.clean()?;
+
+        let jobs = queue(&second?)?;
+        let mut child =
+            Child::spawn(|| expect_errno("a job without a device", call(), libc::ENODEV))?;
+        await_sleep(&mut child, ROOM, "S")?;
+        let gone = Unbinding::start(&gpu.pci)?.finish(LIMIT)?;
+        child.join("the wait for room", LIMIT)?;
+        for job in &jobs {
+            check_eq!(job.status()?, -libc::ECANCELED, "status of a job");
+        }
+        timeline.step()?;
+        gone.rebind()?;
+    }
+    let gpu = Mgpu::first()?;
+    Bench::new(&gpu)?.vm.done(&ops)?;
     gpu.clean()
 }
 
@@ -517,6 +570,7 @@ igt_main! {
     "implicit", "both engines on one object", implicit;
     "unmapped", "what jobs use is unmapped behind them", unmapped;
     "unmap-waits", "an unmap that waits for a job holds up nobody", unmap_waits;
+    "full", "jobs that wait for room in the queue of their file", full;
     "fault", "nothing is mapped, and errors of the engine", fault;
     "hang", "a job that hangs", hang;
     "both-hang", "on both rings", both_hang;
