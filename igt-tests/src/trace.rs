@@ -157,6 +157,11 @@ pub struct Moment {
 }
 
 impl Moment {
+    /// Whether its fields have this word, such as `key=value`.
+    pub fn has(&self, word: &str) -> bool {
+        self.fields.split_whitespace().any(|field| field == word)
+    }
+
     /// The event of a line, `comm-pid [cpu] flags time: name: fields`.
     fn parse(line: &str) -> Option<Self> {
         let (task, rest) = line.split_once(" [")?;
@@ -277,5 +282,13 @@ mod tests {
             );
         }
         assert!(Moment::parse("no event").is_none());
+    }
+
+    #[test]
+    fn words_are_compared_as_a_whole() {
+        let moment = Moment::parse("a-7 [0] . 1: dma_fence_signaled: context=42 seqno=4");
+        let moment = moment.expect("an event");
+        assert!(moment.has("context=42") && moment.has("seqno=4"));
+        assert!(!moment.has("context=4") && !moment.has("seqno"));
     }
 }

@@ -26,13 +26,13 @@ const STARTED: &str = "drm_queue_started";
 const INTERRUPT: &str = "irq_handler_entry";
 const SIGNALED: &str = "dma_fence_signaled";
 
-/// Returns the index of the first event with a name and with these words, from an index on.
-fn next(events: &[Moment], from: usize, name: &str, words: &str) -> Result<usize, Stop> {
+/// Returns the index of the first event with a name and with this word, from an index on.
+fn next(events: &[Moment], from: usize, name: &str, word: &str) -> Result<usize, Stop> {
     events[from..]
         .iter()
-        .position(|event| event.name == name && event.fields.contains(words))
+        .position(|event| event.name == name && event.has(word))
         .map(|index| from + index)
-        .ok_or_else(|| Stop::fail(format_args!("no {name} with {words:?} in {events:?}")))
+        .ok_or_else(|| Stop::fail(format_args!("no {name} with {word:?} in {events:?}")))
 }
 
 /// Returns the word of a field of an event.
