@@ -82,6 +82,17 @@ impl SyncFile {
         Ok(self.info(&mut [])?.status)
     }
 
+    /// When its fence has signalled, in nanoseconds of the monotonic clock, or 0.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn signalled(&self) -> Result<u64, SysError> {
+        let mut fences = [SyncFenceInfo::default()];
+        self.info(&mut fences)?;
+        Ok(fences[0].timestamp_ns)
+    }
+
     /// The drivers of its fences.
     ///
     /// # Errors

@@ -4,17 +4,18 @@
 
 use std::time::Instant;
 
-use vvram_tests::compute::{ballast, Bench, Op, HUGE, PARAM_COMPUTE_RESETS};
+use vvram_tests::compute::{ballast, Bench, Op, HUGE, PARAM_COMPUTE_RESETS, RESULTS};
 use vvram_tests::drm::Gem;
 use vvram_tests::failure::Events;
 use vvram_tests::map::PAGE;
 use vvram_tests::mgpu::{
-    holds, Error, Impatient, Mgpu, EITHER, PARAM_APERTURE_FREE, PARAM_LOSSES, PARAM_RESETS,
+    holds, Error, Impatient, Mgpu, COMPUTE, EITHER, PARAM_APERTURE_FREE, PARAM_LOSSES, PARAM_RESETS,
 };
 use vvram_tests::pattern::Pattern;
 use vvram_tests::proc::KernelLog;
 use vvram_tests::scene::{mapped_by_peer, patterns, peer_reads, placed};
-use vvram_tests::{check, check_eq, fail, igt_main, uapi, Outcome};
+use vvram_tests::syncfile::SyncFile;
+use vvram_tests::{check, check_eq, fail, igt_main, uapi, Outcome, Stop};
 
 const PAGE64: u64 = PAGE as u64;
 const SIZE: u64 = 16 * PAGE64;
@@ -342,6 +343,135 @@ fn twice() -> Outcome {
     gpu.clean()
 }
 
+/// How many jobs of each client wait behind a job that hangs: some of them are in the ring, the
+/// others in the queues of both files.
+const BEHIND: usize = 5;
+
+/// Checks what came of a job that hangs and of the jobs of two clients behind it: the one has
+/// failed, the others were done, those of a client in their order.
+fn only_the_first_fails(hung: &SyncFile, behind: [&[SyncFile]; 2]) -> Outcome {
+    hung.finish()?;
+    check_eq!(hung.status()?, -libc::ETIMEDOUT, "the job that hangs");
+    for (client, jobs) in behind.into_iter().enumerate() {
+        let mut since = hung.signalled()?;
+        check_eq!(jobs.len(), BEHIND, "jobs of client {client}");
+        for (index, job) in jobs.iter().enumerate() {
+            job.finish()?;
+            check_eq!(job.status()?, 1, "job {index} of client {client}");
+            let at = job.signalled()?;
+            check!(
+                at >= since,
+                "job {index} of client {client} has ended before the one in front of it"
+            );
+            since = at;
+        }
+    }
+    Ok(())
+}
+
+/// A copy hangs, with copies of two clients behind it.
+fn copies_behind() -> Outcome {
+    let _impatient = Impatient::new()?;
+    let clients = [Mgpu::first()?, Mgpu::first()?];
+    let (x, y) = patterns();
+    let resets = clients[0].drm.getparam(PARAM_RESETS)?;
+    let sets = clients
+        .iter()
+        .zip(0..)
+        .map(|(gpu, client)| {
+            let object = |pattern| {
+                let object = gpu.drm.create_flags(SIZE, EITHER)?;
+                object.map()?.fill(pattern);
+                Ok(object)
+            };
+            let all = (0..=BEHIND)
+                .map(|_| object(y))
+                .collect::<Result<_, Stop>>()?;
+            Ok((object(x.derive(client))?, all))
+        })
+        .collect::<Result<Vec<(Gem<'_>, Vec<Gem<'_>>)>, Stop>>()?;
+    let copy = |client: usize, index: usize| {
+        let (from, to) = (&sets[client].0, &sets[client].1[index]);
+        clients[client].drm.copy((from, 0), (to, 0), SIZE)
+    };
+    clients[0].inject(Error::Hang, 0)?;
+    let hung = copy(0, BEHIND)?;
+    let mut behind = [Vec::new(), Vec::new()];
+    for index in 0..BEHIND {
+        for (client, jobs) in behind.iter_mut().enumerate() {
+            jobs.push(copy(client, index)?);
+        }
+    }
+    only_the_first_fails(&hung, [&behind[0], &behind[1]])?;
+    holds(&sets[0].1[BEHIND], y, "of the copy that hung")?;
+    for (client, gpu) in clients.iter().enumerate() {
+        let pattern = x.derive(client as u64);
+        for object in &sets[client].1[..BEHIND] {
+            holds(object, pattern, "behind the copy that hung")?;
+        }
+        let next = copy(client, BEHIND)?;
+        next.finish()?;
+        check_eq!(next.status()?, 1, "the next copy of client {client}");
+        holds(&sets[client].1[BEHIND], pattern, "of the next copy")?;
+        check_eq!(gpu.drm.getparam(PARAM_RESETS)?, resets + 1, "resets");
+        gpu.clean()?;
+    }
+    Ok(())
+}
+
+/// A job of the compute engine hangs, with jobs of two clients behind it.
+fn jobs_behind() -> Outcome {
+    let _impatient = Impatient::new()?;
+    let clients = [Mgpu::first()?, Mgpu::first()?];
+    let resets = clients[0].drm.getparam(PARAM_COMPUTE_RESETS)?;
+    let benches = [Bench::new(&clients[0])?, Bench::new(&clients[1])?];
+    for (bench, client) in benches.iter().zip(0..) {
+        bench.results.set(0);
+        bench.results.write(0, 100 * client);
+    }
+    // Each job takes the result of the one in front of it.
+    let exec = |client: usize, index: u64| {
+        let at = RESULTS + 8 * index;
+        benches[client]
+            .vm
+            .exec(&[Op::copy(at, at + 8, 8), Op::add(at + 8, 1)])
+    };
+    let behind = BEHIND as u64;
+    clients[0].inject_into(COMPUTE, Error::Hang, 0)?;
+    let hung = exec(0, behind + 2)?;
+    let mut jobs = [Vec::new(), Vec::new()];
+    for index in 0..behind {
+        for (client, jobs) in jobs.iter_mut().enumerate() {
+            jobs.push(exec(client, index)?);
+        }
+    }
+    only_the_first_fails(&hung, [&jobs[0], &jobs[1]])?;
+    for (client, gpu) in clients.iter().enumerate() {
+        let next = exec(client, behind)?;
+        next.finish()?;
+        check_eq!(next.status()?, 1, "the next job of client {client}");
+        for index in 0..=behind + 1 {
+            check_eq!(
+                benches[client].results.read(index as usize),
+                100 * client as u64 + index,
+                "result {index} of client {client}"
+            );
+        }
+        check_eq!(
+            gpu.drm.getparam(PARAM_COMPUTE_RESETS)?,
+            resets + 1,
+            "resets"
+        );
+        gpu.clean()?;
+    }
+    check_eq!(
+        benches[0].results.read(BEHIND + 3),
+        0,
+        "result of the job that hung"
+    );
+    Ok(())
+}
+
 igt_main! {
     "hang", "a copy that hangs", hang;
     "fault", "a copy that faults", fault;
@@ -353,5 +483,7 @@ igt_main! {
     "invalidation", "the device does not look at page tables", invalidation;
     "twice", "again", twice;
     "late", "a job that ends while its ring is reset", late;
+    "copies-behind", "a copy that hangs, with copies of two clients behind it", copies_behind;
+    "jobs-behind", "the same on the compute engine", jobs_behind;
     "limited", "jobs that fault again and again", limited;
 }
