@@ -13,8 +13,10 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::compute;
 use crate::debugfs::{self, mounted, DebugFs};
 use crate::drm::Drm;
+use crate::mgpu::{self, Mgpu};
 use crate::misc::{self, meminfo, Lcg};
 use crate::pci::PciDevice;
 use crate::rebind::module_users;
@@ -211,12 +213,32 @@ impl Faults {
         op: impl Fn(&mut S) -> Result<(), SysError>,
         undo: impl Fn(&mut S) -> Result<(), SysError>,
     ) -> Outcome {
+        self.sweep_and_check(name, allowed, prepare, op, undo, |_| Ok(()))
+    }
+
+    /// As [`Self::sweep`]. Each time that the operation has succeeded, `check` looks at its result,
+    /// while nothing fails.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::sweep`] and of `check`.
+    #[track_caller]
+    pub fn sweep_and_check<S>(
+        &mut self,
+        name: &str,
+        allowed: &[i32],
+        prepare: impl Fn() -> Result<S, Stop>,
+        op: impl Fn(&mut S) -> Result<(), SysError>,
+        undo: impl Fn(&mut S) -> Result<(), SysError>,
+        check: impl Fn(&mut S) -> Outcome,
+    ) -> Outcome {
         let mut row = Row::default();
         // Twice, because memory that is allocated only once exists the second time.
         for _ in 0..2 {
             let mut state = prepare()?;
             let (result, left) = self.with(ALL, || op(&mut state));
             result?;
+            check(&mut state)?;
             row.points = ALL - left;
         }
         let mut points: Vec<u32> = (1..=row.points).collect();
@@ -259,6 +281,7 @@ impl Faults {
                     }
                 }
             }
+            check(&mut state)?;
             drop(state);
             before.compare(&format!("{name}, {n} of {}", row.points))?;
         }
@@ -414,8 +437,9 @@ fn kernel_threads() -> Vec<PathBuf> {
 pub struct Snapshot {
     /// [`None`] if the GPU has another driver.
     gpu: Option<Gpu>,
+    models: Vec<Model>,
     system: u64,
-    users: [Option<i64>; 4],
+    users: [Option<i64>; 5],
 }
 
 /// The usage of vvram.
@@ -425,6 +449,54 @@ struct Gpu {
     pinned: u64,
     buffers: usize,
     attachments: usize,
+}
+
+/// The usage of a modelled GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Model {
+    /// Of VRAM, of the aperture, and of address spaces.
+    free: [u64; 3],
+    /// Page tables, system memory that the engines reach, and exported buffers.
+    used: [u64; 3],
+    /// Pinned VRAM, attachments, objects that have lost their content, and rules that the driver has
+    /// broken.
+    same: [u64; 4],
+}
+
+impl Model {
+    fn take(pci: &PciDevice) -> Result<Self, Stop> {
+        let gpu = Mgpu::open(pci)?;
+        let param = |param| gpu.drm.getparam(param);
+        let buffers = gpu.debugfs()?.buffers()?;
+        let attachments: usize = buffers.iter().map(|buffer| buffer.importers.len()).sum();
+        Ok(Self {
+            free: [
+                gpu.drm.vram_free()?,
+                param(mgpu::PARAM_APERTURE_FREE)?,
+                param(compute::PARAM_VMS_FREE)?,
+            ],
+            used: [
+                param(compute::PARAM_PAGE_TABLES)?,
+                param(mgpu::PARAM_DMA_MAPPED)?,
+                buffers.len() as u64,
+            ],
+            same: [
+                param(uapi::PARAM_VRAM_PINNED)?,
+                attachments as u64,
+                param(mgpu::PARAM_LOSSES)?,
+                gpu.reports()?,
+            ],
+        })
+    }
+
+    /// As [`Gpu::is_as`].
+    fn is_as(&self, before: &Self) -> bool {
+        let free = self.free.iter().zip(before.free);
+        let used = self.used.iter().zip(before.used);
+        free.into_iter().all(|(now, before)| *now >= before)
+            && used.into_iter().all(|(now, before)| *now <= before)
+            && self.same == before.same
+    }
 }
 
 impl Gpu {
@@ -461,12 +533,17 @@ impl Snapshot {
         let own = PciDevice::vvram()?.driver().as_deref() == Some("vvram");
         Ok(Self {
             gpu: if own { Some(Gpu::take()?) } else { None },
+            models: PciDevice::mgpus()
+                .iter()
+                .filter(|pci| pci.driver().as_deref() == Some(mgpu::DRIVER))
+                .map(Model::take)
+                .collect::<Result<_, _>>()?,
             system: {
                 // Makes the kernel add up the counters of all processors.
                 let _ = std::fs::write("/proc/sys/vm/stat_refresh", "1");
                 meminfo("GPUActive").unwrap_or(0)
             },
-            users: ["vvram", "edu_peer", "bar_export", "avram"].map(module_users),
+            users: ["vvram", "edu_peer", "bar_export", "avram", mgpu::DRIVER].map(module_users),
         })
     }
 
@@ -484,7 +561,9 @@ impl Snapshot {
                 (Some(now), Some(before)) => now.is_as(before),
                 (now, before) => now.is_none() && before.is_none(),
             };
-            let same = gpu && now.system <= self.system && now.users == self.users;
+            let models = now.models.len() == self.models.len()
+                && now.models.iter().zip(&self.models).all(|(a, b)| a.is_as(b));
+            let same = gpu && models && now.system <= self.system && now.users == self.users;
             after = Some(now);
             same.then_some(())
         });

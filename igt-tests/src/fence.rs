@@ -220,6 +220,121 @@ impl Timeline {
     }
 }
 
+/// Fences of all kinds that work waits for, and entries of all kinds for the fence of the work.
+#[derive(Debug)]
+pub struct Fences {
+    /// Two fences that have signalled.
+    before: (SyncObj, SyncFile),
+    /// Another one. Unless it signals before, it does when the work is queued.
+    late: SyncFile,
+    time: Timeline,
+    binary: SyncObj,
+    line: SyncObj,
+    points: u64,
+}
+
+impl Fences {
+    /// Makes them for work of an open file. With `all_over` all fences that the work waits for have
+    /// signalled.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if one of them cannot be made.
+    #[track_caller]
+    pub fn new(drm: RawFd, all_over: bool) -> Result<Self, Stop> {
+        let time = Timeline::new()?;
+        let before = (SyncObj::new(drm)?, time.fence(1)?);
+        let late = time.fence(2)?;
+        time.step()?;
+        if all_over {
+            time.step()?;
+        }
+        before.0.add_point(3, &before.1)?;
+        Ok(Self {
+            before,
+            late,
+            time,
+            binary: SyncObj::new(drm)?,
+            line: SyncObj::new(drm)?,
+            points: 0,
+        })
+    }
+
+    /// How often work was queued.
+    pub fn queued(&self) -> u64 {
+        self.points
+    }
+
+    /// Has `queue` queue work with these fences and entries, and waits for its end. If that fails,
+    /// checks that no fence was published.
+    ///
+    /// # Errors
+    ///
+    /// Those of `queue`, and `EILSEQ` if a fence is wrong.
+    pub fn run(
+        &mut self,
+        queue: impl FnOnce(&[VvramSync], &mut [VvramSync]) -> Result<(), SysError>,
+    ) -> Result<(), SysError> {
+        let ins = [
+            self.before.0.sync(2),
+            self.late.sync(),
+            self.before.1.sync(),
+        ];
+        let point = self.points + 1;
+        let mut outs = [
+            VvramSync::FILE,
+            self.binary.sync(0),
+            self.line.sync(point),
+            VvramSync::FILE,
+        ];
+        if let Err(error) = queue(&ins, &mut outs) {
+            self.unpublished(&outs)?;
+            return Err(error);
+        }
+        self.points = point;
+        // SAFETY: the kernel made new fds that nothing else owns.
+        let files = [0, 3].map(|at| SyncFile::new(unsafe { OwnedFd::from_raw_fd(outs[at].fd) }));
+        if !self.late.poll(0)? {
+            if files[0].poll(0)? {
+                return Err(wrong("the work did not wait"));
+            }
+            self.time.step()?;
+        }
+        for file in &files {
+            if !file.poll(20_000)? {
+                return Err(wrong("a sync file does not signal"));
+            }
+            let status = file.status()?;
+            if status != 1 {
+                return Err(wrong(format!("status {status} of the work")));
+            }
+        }
+        self.binary.wait(0)?;
+        self.line.wait_point(point, 0)
+    }
+
+    fn unpublished(&self, outs: &[VvramSync]) -> Result<(), SysError> {
+        if outs.iter().any(|out| out.fd != 0) {
+            return Err(wrong(format!("a file descriptor in {outs:?}")));
+        }
+        let waited = self.binary.wait(0);
+        let has_fence = !waited.is_err_and(|error| error.errno == libc::EINVAL);
+        let last = self.line.last_point()?;
+        if has_fence != (self.points > 0) || last != self.points {
+            return Err(wrong(format!(
+                "after an error the last point is {last}, and the sync object has a fence: \
+                 {has_fence}"
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// The error for a result that is wrong.
+pub fn wrong(what: impl Into<String>) -> SysError {
+    SysError::new(what.into(), libc::EILSEQ)
+}
+
 impl DmaBuf {
     /// Adds an implicit fence: one of a read or a write, by `DMA_BUF_SYNC_*`.
     ///

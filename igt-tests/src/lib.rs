@@ -53,6 +53,7 @@ pub mod signals;
 pub mod socket;
 pub mod split;
 pub mod svm;
+pub mod sweeps;
 pub mod syncfile;
 pub mod trace;
 pub mod uapi;

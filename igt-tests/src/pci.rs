@@ -264,10 +264,11 @@ impl PciDevice {
     /// Any error of the write; ENOTTY if it cannot be reset without other functions.
     pub fn reset(&self) -> Result<(), SysError> {
         let path = self.path("reset");
-        if !path.exists() {
-            return Err(SysError::new("reset", libc::ENOTTY));
+        match path.try_exists() {
+            Ok(true) => write_file(&path, "1"),
+            Ok(false) => Err(SysError::new("reset", libc::ENOTTY)),
+            Err(error) => Err(SysError::io(path.display().to_string(), &error)),
         }
-        write_file(&path, "1")
     }
 
     /// Makes the kernel look for devices.

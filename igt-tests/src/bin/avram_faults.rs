@@ -3,8 +3,6 @@
 //! Every operation of avram, the driver that is split in two, with each of its allocations and
 //! copies failing in turn.
 
-use std::cell::Cell;
-
 use vvram_tests::drm::DmaBuf;
 use vvram_tests::faults::Faults;
 use vvram_tests::map::PAGE;
@@ -14,18 +12,10 @@ use vvram_tests::power::Auto;
 use vvram_tests::rebind::{Probe, Unbound};
 use vvram_tests::scene::{patterns, peer_reads, peer_writes, works, Expect};
 use vvram_tests::split::{Card, Module, Split, DRIVER};
-use vvram_tests::{check_eq, igt_main, uapi, Outcome, Stop, SysError};
+use vvram_tests::sweeps::{nothing, Once, NONE, USUAL};
+use vvram_tests::{check_eq, igt_main, uapi, Outcome, Stop};
 
 const SIZE: u64 = 4 * PAGE as u64;
-/// The errors that an allocation of memory and a copy of arguments may return.
-const USUAL: [i32; 2] = [libc::ENOMEM, libc::EFAULT];
-/// No error: the operation must not fail, so it must not need memory.
-const NONE: [i32; 0] = [];
-
-fn nothing<S>(_: &mut S) -> Result<(), SysError> {
-    Ok(())
-}
-
 /// Runs `body` while avram is bound to the GPU, then checks that all VRAM is free, and binds vvram
 /// again.
 fn split(body: impl FnOnce(&PciDevice) -> Outcome) -> Outcome {
@@ -146,7 +136,7 @@ fn importers() -> Outcome {
                 let it = attached()?;
                 it.1.pin_and_map(mode)?;
                 peer_writes(&it.1, pattern, &[3])?;
-                Ok((it, Cell::new(false)))
+                Ok((it, Once::default()))
             };
             faults.sweep(
                 &format!("attach, avram, {mode:?}"),
@@ -172,13 +162,7 @@ fn importers() -> Outcome {
                 &format!("unmap, avram, {mode:?}"),
                 &NONE,
                 mapped,
-                |((_, peer), done)| {
-                    if !done.get() {
-                        peer.unmap()?;
-                        done.set(true);
-                    }
-                    Ok(())
-                },
+                |((_, peer), once)| once.run(|| peer.unmap()),
                 nothing,
             )?;
             let ((_it, peer), _) = mapped()?;

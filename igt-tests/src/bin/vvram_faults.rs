@@ -2,16 +2,14 @@
 
 //! Every operation, with each of its allocations and copies failing in turn.
 
-use std::cell::{Cell, RefCell};
-use std::fs::File;
-use std::os::fd::AsRawFd;
+use std::cell::RefCell;
 use std::time::Duration;
 
-use vvram_tests::copy::{Fenced, Imported};
+use vvram_tests::copy::Imported;
 use vvram_tests::debugfs::DebugFs;
 use vvram_tests::drm::{DmaBuf, Drm};
 use vvram_tests::faults::{Code, Faults, Snapshot, Workers};
-use vvram_tests::foreign::{self, Kind};
+use vvram_tests::foreign::Kind;
 use vvram_tests::lender::{export_request, request, Lent, MEMORY};
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::misc;
@@ -24,62 +22,15 @@ use vvram_tests::scene::{
     cpu_reads, patterns, peer_reads, peer_writes, placed, share, works, Scene,
 };
 use vvram_tests::svm;
-use vvram_tests::uapi::{
-    self, PeerAttachments, VvramGemCopy, VvramGemCreate, VvramGemImportInfo, VvramGemMmapOffset,
-};
-use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome, Stop, SysError};
+use vvram_tests::sweeps::{self, nothing, populate, zero, Object, Once, EITHER, NONE, USUAL};
+use vvram_tests::uapi::{self, VvramGemCopy};
+use vvram_tests::{check, check_eq, expect_errno, igt_main, Outcome, Stop};
 
 const PAGE64: u64 = PAGE as u64;
-const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
-/// The size that one page table maps.
-const TABLE: u64 = 2 << 20;
-/// The errors that an allocation of memory and a copy of arguments may return.
-const USUAL: [i32; 2] = [libc::ENOMEM, libc::EFAULT];
-/// No error: the operation must not fail, so it must not need memory.
-const NONE: [i32; 0] = [];
-
-fn nothing<S>(_: &mut S) -> Result<(), SysError> {
-    Ok(())
-}
-
-/// A file of the GPU, and the handle of an object of some pages in it.
-struct Object {
-    handle: u32,
-    drm: Drm,
-}
-
-impl Object {
-    fn new(flags: u32) -> Result<Self, Stop> {
-        let drm = Drm::open()?;
-        let handle = drm.create_flags(4 * PAGE64, flags)?.leak();
-        Ok(Self { handle, drm })
-    }
-
-    fn exported(flags: u32) -> Result<(Self, DmaBuf), Stop> {
-        let object = Self::new(flags)?;
-        let buffer = object.drm.export(object.handle, libc::O_RDWR as u32)?;
-        Ok((object, buffer))
-    }
-}
-
 fn open() -> Outcome {
-    let mut faults = Faults::new()?;
-    let path = Drm::open()?.path().to_path_buf();
-    faults.sweep(
-        "open",
-        &USUAL,
-        || Ok(None),
-        |file: &mut Option<File>| {
-            let opened = File::options().read(true).write(true).open(&path);
-            *file = Some(opened.map_err(|error| {
-                SysError::new("open", error.raw_os_error().unwrap_or(libc::EIO))
-            })?);
-            Ok(())
-        },
-        nothing,
-    )?;
+    sweeps::open("open", Drm::open()?.path())?;
     let peer = Peer::open()?;
-    faults.sweep(
+    Faults::new()?.sweep(
         "open, edu_peer",
         &USUAL,
         || Ok(None),
@@ -92,106 +43,11 @@ fn open() -> Outcome {
 }
 
 fn create() -> Outcome {
-    let mut faults = Faults::new()?;
-    for (name, flags) in [
-        ("GEM_CREATE, VRAM", uapi::CREATE_VRAM),
-        ("GEM_CREATE, system", uapi::CREATE_SYSTEM),
-        ("GEM_CREATE, either", EITHER),
-    ] {
-        faults.sweep(
-            name,
-            &USUAL,
-            Drm::open,
-            |drm| drm.create_raw(&mut VvramGemCreate::new(4 * PAGE64, flags)),
-            nothing,
-        )?;
-    }
-    Ok(())
+    sweeps::create(Drm::open)
 }
 
 fn ioctls() -> Outcome {
-    let mut faults = Faults::new()?;
-    let object = || Object::new(EITHER);
-    faults.sweep(
-        "GETPARAM",
-        &USUAL,
-        Drm::open,
-        |drm| drm.getparam(uapi::PARAM_VRAM_SIZE).map(|_| ()),
-        nothing,
-    )?;
-    faults.sweep(
-        "GEM_MMAP_OFFSET",
-        &USUAL,
-        object,
-        |it| {
-            it.drm.mmap_offset_raw(&mut VvramGemMmapOffset {
-                handle: it.handle,
-                ..Default::default()
-            })
-        },
-        nothing,
-    )?;
-    faults.sweep(
-        "GEM_INFO",
-        &USUAL,
-        object,
-        |it| it.drm.info(it.handle).map(|_| ()),
-        nothing,
-    )?;
-    faults.sweep(
-        "GEM_ATTACHMENTS",
-        &USUAL,
-        || {
-            let it = Object::exported(EITHER)?;
-            let peer = Peer::open()?;
-            peer.attach(&it.1, Mode::NoP2p)?;
-            Ok((it, peer))
-        },
-        |((it, _), _)| {
-            it.drm.attachments_raw(&mut PeerAttachments {
-                handle: it.handle,
-                ..Default::default()
-            })
-        },
-        nothing,
-    )?;
-    let edu = PciDevice::edu()?;
-    faults.sweep(
-        "PEER_QUERY",
-        &USUAL,
-        object,
-        |it| {
-            let flags = Mode::Dynamic.attachment_flags();
-            it.drm.query(it.handle, flags, &edu).map(|_| ())
-        },
-        nothing,
-    )?;
-    faults.sweep(
-        "GEM_IMPORT_INFO",
-        &USUAL,
-        || Imported::new(Kind::Heap),
-        |it| {
-            it.drm.import_info_raw(&mut VvramGemImportInfo {
-                handle: it.handle,
-                ..Default::default()
-            })
-        },
-        nothing,
-    )?;
-    faults.sweep(
-        "GEM_CLOSE",
-        &USUAL,
-        || Ok((Object::new(EITHER)?, Cell::new(false))),
-        |(it, done)| {
-            if !done.get() {
-                it.drm.close(it.handle)?;
-                done.set(true);
-            }
-            Ok(())
-        },
-        nothing,
-    )?;
-    Ok(())
+    sweeps::ioctls(Drm::open)
 }
 
 /// Memory of this process migrates to VRAM, and back.
@@ -220,98 +76,18 @@ fn svm() -> Outcome {
     )
 }
 
-/// Copies with fences of all kinds; for imported buffers the kernel makes a vmap.
 fn copies() -> Outcome {
-    let mut faults = Faults::new()?;
-    for (name, kind) in [("heap", Kind::Heap), ("udmabuf", Kind::Udmabuf)] {
-        for into in [false, true] {
-            faults.sweep(
-                &format!("GEM_COPY, {} {name}", if into { "into" } else { "of" }),
-                &USUAL,
-                || Fenced::new(kind, into),
-                Fenced::run,
-                nothing,
-            )?;
-        }
-    }
-    Ok(())
+    sweeps::copies(Drm::open)
 }
 
 fn prime() -> Outcome {
-    let mut faults = Faults::new()?;
-    faults.sweep(
-        "PRIME_HANDLE_TO_FD",
-        &USUAL,
-        || Object::new(EITHER),
-        |it| it.drm.export(it.handle, libc::O_RDWR as u32).map(drop),
-        nothing,
-    )?;
-    faults.sweep(
-        "PRIME_FD_TO_HANDLE, heap",
-        &USUAL,
-        || Ok((Drm::open()?, foreign::make(Kind::Heap, 4)?)),
-        |(drm, heap)| drm.import_handle(heap.buffer.fd()).map(|_| ()),
-        nothing,
-    )?;
-    faults.sweep(
-        "PRIME_FD_TO_HANDLE, own",
-        &USUAL,
-        || Ok((Object::exported(EITHER)?, Drm::open()?)),
-        |((_, buffer), drm)| drm.import_handle(buffer.fd()).map(|_| ()),
-        nothing,
-    )?;
-    Ok(())
-}
-
-/// Makes the kernel write to each page, so that a fault fails with an error and not with a signal.
-fn populate(zero: &File, map: &Map) -> Result<(), SysError> {
-    let base = map.address().as_ptr().cast::<libc::c_void>();
-    for page in 0..map.pages() {
-        // SAFETY: the byte is in the mapping, of which nothing else is read or written.
-        let read = unsafe { libc::read(zero.as_raw_fd(), base.byte_add(page * PAGE), 1) };
-        if read != 1 {
-            return Err(SysError::last("read(/dev/zero)"));
-        }
-    }
-    Ok(())
+    sweeps::prime(Drm::open)
 }
 
 fn mmap() -> Outcome {
-    let mut faults = Faults::new()?;
-    let Ok(zero) = File::open("/dev/zero") else {
-        fail!("/dev/zero cannot be opened");
-    };
-    let map = |flags, size: u64| {
-        move || {
-            let drm = Drm::open()?;
-            let handle = drm.create_flags(size, flags)?.leak();
-            let offset = drm.mmap_offset(handle)?;
-            let map = Map::new(drm.fd(), offset, size as usize)?;
-            Ok((map, drm))
-        }
-    };
-    // A mapping of the size of two page tables needs at least one table that its neighbours do not
-    // have.
-    for (name, flags, size) in [
-        ("page fault, VRAM", EITHER, 2 * TABLE),
-        ("page fault, system", uapi::CREATE_SYSTEM, 2 * TABLE),
-    ] {
-        faults.sweep(
-            name,
-            &USUAL,
-            map(flags, size),
-            |(map, _)| populate(&zero, map),
-            nothing,
-        )?;
-    }
-    faults.sweep(
-        "mmap of a dma-buf",
-        &USUAL,
-        || Object::exported(EITHER),
-        |(_, buffer)| populate(&zero, &buffer.map()?),
-        nothing,
-    )?;
-    faults.sweep(
+    sweeps::mmap(Drm::open)?;
+    let zero = zero()?;
+    Faults::new()?.sweep(
         "mmap for direct I/O",
         &USUAL,
         || {
@@ -322,91 +98,19 @@ fn mmap() -> Outcome {
         },
         |(offset, drm)| populate(&zero, &Map::new(drm.fd(), *offset, 2 * PAGE)?),
         nothing,
-    )?;
-    Ok(())
+    )
 }
 
-/// Attach, pin, map, unmap and detach of each class of importer.
 fn importers() -> Outcome {
-    let scene = Scene::with_route()?;
-    let mut faults = Faults::new()?;
-    for mode in [
+    let modes = [
         Mode::Static,
         Mode::Dynamic,
         Mode::Pinned,
         Mode::Revocable,
         Mode::NoP2p,
         Mode::Cpu,
-    ] {
-        let open = || Ok((Object::exported(EITHER)?, scene.peer.reopen()?));
-        faults.sweep(
-            &format!("attach, {mode:?}"),
-            &USUAL,
-            open,
-            |((_, buffer), peer)| peer.attach(buffer, mode).map(|_| ()),
-            |(_, peer)| peer.detach(),
-        )?;
-        let attached = || {
-            let it = open()?;
-            it.1.attach(&it.0 .1, mode)?;
-            Ok(it)
-        };
-        if mode.needs_pin() {
-            faults.sweep(
-                &format!("pin, {mode:?}"),
-                &USUAL,
-                attached,
-                |(_, peer)| peer.pin(),
-                nothing,
-            )?;
-        }
-        let pinned = || {
-            let it = attached()?;
-            if mode.needs_pin() {
-                it.1.pin()?;
-            }
-            Ok(it)
-        };
-        faults.sweep(
-            &format!("map, {mode:?}"),
-            &USUAL,
-            pinned,
-            |(_, peer)| peer.map(),
-            nothing,
-        )?;
-        let mapped = || -> Result<_, Stop> {
-            let it = pinned()?;
-            it.1.map()?;
-            Ok(it)
-        };
-        faults.sweep(
-            &format!("unmap, {mode:?}"),
-            &NONE,
-            || Ok((mapped()?, Cell::new(false))),
-            |((_, peer), done)| {
-                if !done.get() {
-                    peer.unmap()?;
-                    done.set(true);
-                }
-                Ok(())
-            },
-            nothing,
-        )?;
-        faults.sweep(
-            &format!("detach, {mode:?}"),
-            &NONE,
-            || Ok((mapped()?, Cell::new(false))),
-            |((_, peer), done)| {
-                if !done.get() {
-                    peer.detach()?;
-                    done.set(true);
-                }
-                Ok(())
-            },
-            nothing,
-        )?;
-    }
-    Ok(())
+    ];
+    sweeps::importers(Drm::open, &modes)
 }
 
 /// Transfers, of VRAM and of system memory.
@@ -415,7 +119,10 @@ fn transfers() -> Outcome {
     let mut faults = Faults::new()?;
     for mode in [Mode::Dynamic, Mode::NoP2p] {
         let mapped = || -> Result<_, Stop> {
-            let it = (Object::exported(EITHER)?, scene.peer.reopen()?);
+            let it = (
+                Object::exported(Drm::open()?, EITHER)?,
+                scene.peer.reopen()?,
+            );
             it.1.attach(&it.0 .1, mode)?;
             it.1.map()?;
             Ok(it)
@@ -489,14 +196,8 @@ fn user_memory() -> Outcome {
     faults.sweep(
         "MEMORY_UNREGISTER",
         &NONE,
-        || Ok((registered()?, Cell::new(false))),
-        |(peer, done)| {
-            if !done.get() {
-                peer.unregister()?;
-                done.set(true);
-            }
-            Ok(())
-        },
+        || Ok((registered()?, Once::default())),
+        |(peer, once)| once.run(|| peer.unregister()),
         nothing,
     )
 }
@@ -506,7 +207,10 @@ fn questions() -> Outcome {
     let scene = Scene::with_route()?;
     let mut faults = Faults::new()?;
     let pinned = || -> Result<_, Stop> {
-        let it = (Object::exported(EITHER)?, scene.peer.reopen()?);
+        let it = (
+            Object::exported(Drm::open()?, EITHER)?,
+            scene.peer.reopen()?,
+        );
         it.1.attach(&it.0 .1, Mode::Pinned)?;
         it.1.pin_and_map(Mode::Pinned)?;
         Ok(it)
@@ -542,15 +246,9 @@ fn questions() -> Outcome {
         || {
             let it = pinned()?;
             it.1.unmap()?;
-            Ok((it, Cell::new(false)))
+            Ok((it, Once::default()))
         },
-        |((_, peer), done)| {
-            if !done.get() {
-                peer.unpin()?;
-                done.set(true);
-            }
-            Ok(())
-        },
+        |((_, peer), once)| once.run(|| peer.unpin()),
         nothing,
     )
 }
@@ -566,7 +264,7 @@ fn unbind() -> Outcome {
             // The errors of the write to the file `unbind`.
             &USUAL,
             || {
-                let it = Object::exported(EITHER)?;
+                let it = Object::exported(Drm::open()?, EITHER)?;
                 let peer = scene.peer.reopen()?;
                 peer.attach(&it.1, mode)?;
                 peer.pin_and_map(mode)?;
@@ -592,7 +290,7 @@ fn pins() -> Outcome {
             &format!("pin after an eviction, {mode:?}"),
             &USUAL,
             || {
-                let it = Object::exported(EITHER)?;
+                let it = Object::exported(Drm::open()?, EITHER)?;
                 let peer = scene.peer.reopen()?;
                 peer.attach(&it.1, mode)?;
                 debugfs.write("move", "evict")?;
@@ -614,7 +312,7 @@ fn moves() -> Outcome {
         "evict by debugfs",
         &[libc::ENOMEM, libc::EFAULT, libc::ENOSPC, libc::EBUSY],
         || {
-            let it = Object::exported(EITHER)?;
+            let it = Object::exported(Drm::open()?, EITHER)?;
             let peer = scene.peer.reopen()?;
             peer.attach(&it.1, Mode::Dynamic)?;
             peer.map()?;
@@ -627,7 +325,7 @@ fn moves() -> Outcome {
         "map after an eviction",
         &USUAL,
         || {
-            let it = Object::exported(EITHER)?;
+            let it = Object::exported(Drm::open()?, EITHER)?;
             let peer = scene.peer.reopen()?;
             peer.attach(&it.1, Mode::Dynamic)?;
             peer.map()?;
@@ -648,7 +346,7 @@ fn cpu_access() -> Outcome {
         faults.sweep(
             &format!("begin access, {flags}"),
             &USUAL,
-            || Object::exported(flags),
+            || Object::exported(Drm::open()?, flags),
             |(_, buffer)| buffer.sync(uapi::DMA_BUF_SYNC_READ | uapi::DMA_BUF_SYNC_WRITE),
             nothing,
         )?;
@@ -656,7 +354,7 @@ fn cpu_access() -> Outcome {
             &format!("end access, {flags}"),
             &USUAL,
             || {
-                let it = Object::exported(flags)?;
+                let it = Object::exported(Drm::open()?, flags)?;
                 it.1.sync(uapi::DMA_BUF_SYNC_READ | uapi::DMA_BUF_SYNC_WRITE)?;
                 Ok(it)
             },
@@ -915,7 +613,7 @@ fn workers() -> Outcome {
         check_eq!(bytes, 64, "bytes of a transfer in the background");
         check_eq!(shared.map.byte(63), 0x5a, "the last of them");
         // A copy of an import, which a worker releases.
-        let import = Imported::new(Kind::Heap)?;
+        let import = Imported::new(Drm::open()?, Kind::Heap)?;
         for _ in 0..2 {
             import.drm.copy_raw(&VvramGemCopy {
                 src: import.handle,
@@ -982,7 +680,7 @@ fn release() -> Outcome {
         "close of a file",
         &NONE,
         || {
-            let it = Object::exported(EITHER)?;
+            let it = Object::exported(Drm::open()?, EITHER)?;
             it.0.drm.create_flags(PAGE64, uapi::CREATE_SYSTEM)?.leak();
             Ok(Some(it))
         },
@@ -996,7 +694,7 @@ fn release() -> Outcome {
         "close of a peer",
         &NONE,
         || {
-            let it = Object::exported(EITHER)?;
+            let it = Object::exported(Drm::open()?, EITHER)?;
             let peer = scene.peer.reopen()?;
             peer.attach(&it.1, Mode::Dynamic)?;
             peer.map()?;

@@ -1,0 +1,402 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The operations that vvram and the driver of the modelled GPU have in common, with each of their
+//! allocations and copies failing in turn.
+//!
+//! Each function takes a function that opens a file of the driver.
+
+use std::cell::Cell;
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::path::Path;
+
+use crate::copy::{Fenced, Imported};
+use crate::drm::{DmaBuf, Drm};
+use crate::faults::Faults;
+use crate::foreign::{self, Kind};
+use crate::map::{Map, PAGE};
+use crate::pci::PciDevice;
+use crate::peer::{Mode, Peer};
+use crate::scene::Scene;
+use crate::uapi::{self, PeerAttachments, VvramGemCreate, VvramGemImportInfo, VvramGemMmapOffset};
+use crate::{Outcome, Stop, SysError};
+
+const PAGE64: u64 = PAGE as u64;
+/// In VRAM or in system memory.
+pub const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
+/// The size that one page table of the CPU maps.
+const TABLE: u64 = 2 << 20;
+/// The errors that an allocation of memory and a copy of arguments may return.
+pub const USUAL: [i32; 2] = [libc::ENOMEM, libc::EFAULT];
+/// No error: the operation must not fail, so it must not need memory.
+pub const NONE: [i32; 0] = [];
+
+/// For operations that need not be undone.
+///
+/// # Errors
+///
+/// None.
+pub fn nothing<S>(_: &mut S) -> Result<(), SysError> {
+    Ok(())
+}
+
+/// An operation that is done once, also if it is repeated.
+#[derive(Debug, Default)]
+pub struct Once(Cell<bool>);
+
+impl Once {
+    /// Does it, unless that has succeeded before.
+    ///
+    /// # Errors
+    ///
+    /// Those of `op`.
+    pub fn run(&self, op: impl FnOnce() -> Result<(), SysError>) -> Result<(), SysError> {
+        if !self.0.get() {
+            op()?;
+            self.0.set(true);
+        }
+        Ok(())
+    }
+}
+
+/// A file of the GPU, and the handle of an object of some pages in it.
+#[derive(Debug)]
+pub struct Object {
+    /// The handle.
+    pub handle: u32,
+    /// The file.
+    pub drm: Drm,
+}
+
+impl Object {
+    /// Makes an object of four pages in a file.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn new(drm: Drm, flags: u32) -> Result<Self, Stop> {
+        let handle = drm.create_flags(4 * PAGE64, flags)?.leak();
+        Ok(Self { handle, drm })
+    }
+
+    /// The same, and its dma-buf.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctls.
+    pub fn exported(drm: Drm, flags: u32) -> Result<(Self, DmaBuf), Stop> {
+        let object = Self::new(drm, flags)?;
+        let buffer = object.drm.export(object.handle, libc::O_RDWR as u32)?;
+        Ok((object, buffer))
+    }
+}
+
+/// Opening a node.
+///
+/// # Errors
+///
+/// Those of [`Faults::sweep`].
+pub fn open(name: &str, path: &Path) -> Outcome {
+    Faults::new()?.sweep(
+        name,
+        &USUAL,
+        || Ok(None),
+        |file: &mut Option<File>| {
+            let opened = File::options().read(true).write(true).open(path);
+            *file = Some(opened.map_err(|error| SysError::io("open", &error))?);
+            Ok(())
+        },
+        nothing,
+    )
+}
+
+/// GEM_CREATE.
+///
+/// # Errors
+///
+/// Those of [`Faults::sweep`].
+pub fn create(open: impl Fn() -> Result<Drm, Stop>) -> Outcome {
+    let mut faults = Faults::new()?;
+    for (name, flags) in [
+        ("GEM_CREATE, VRAM", uapi::CREATE_VRAM),
+        ("GEM_CREATE, system", uapi::CREATE_SYSTEM),
+        ("GEM_CREATE, either", EITHER),
+    ] {
+        faults.sweep(
+            name,
+            &USUAL,
+            &open,
+            |drm| drm.create_raw(&mut VvramGemCreate::new(4 * PAGE64, flags)),
+            nothing,
+        )?;
+    }
+    Ok(())
+}
+
+/// The ioctls that ask for something, and GEM_CLOSE.
+///
+/// # Errors
+///
+/// Those of [`Faults::sweep`].
+pub fn ioctls(open: impl Fn() -> Result<Drm, Stop>) -> Outcome {
+    let mut faults = Faults::new()?;
+    let object = || Object::new(open()?, EITHER);
+    faults.sweep(
+        "GETPARAM",
+        &USUAL,
+        &open,
+        |drm| drm.getparam(uapi::PARAM_VRAM_SIZE).map(|_| ()),
+        nothing,
+    )?;
+    faults.sweep(
+        "GEM_MMAP_OFFSET",
+        &USUAL,
+        object,
+        |it| {
+            it.drm.mmap_offset_raw(&mut VvramGemMmapOffset {
+                handle: it.handle,
+                ..Default::default()
+            })
+        },
+        nothing,
+    )?;
+    faults.sweep(
+        "GEM_INFO",
+        &USUAL,
+        object,
+        |it| it.drm.info(it.handle).map(|_| ()),
+        nothing,
+    )?;
+    faults.sweep(
+        "GEM_ATTACHMENTS",
+        &USUAL,
+        || {
+            let it = Object::exported(open()?, EITHER)?;
+            let peer = Peer::open()?;
+            peer.attach(&it.1, Mode::NoP2p)?;
+            Ok((it, peer))
+        },
+        |((it, _), _)| {
+            it.drm.attachments_raw(&mut PeerAttachments {
+                handle: it.handle,
+                ..Default::default()
+            })
+        },
+        nothing,
+    )?;
+    let edu = PciDevice::edu()?;
+    faults.sweep(
+        "PEER_QUERY",
+        &USUAL,
+        object,
+        |it| {
+            let flags = Mode::Dynamic.attachment_flags();
+            it.drm.query(it.handle, flags, &edu).map(|_| ())
+        },
+        nothing,
+    )?;
+    faults.sweep(
+        "GEM_IMPORT_INFO",
+        &USUAL,
+        || Imported::new(open()?, Kind::Heap),
+        |it| {
+            it.drm.import_info_raw(&mut VvramGemImportInfo {
+                handle: it.handle,
+                ..Default::default()
+            })
+        },
+        nothing,
+    )?;
+    faults.sweep(
+        "GEM_CLOSE",
+        &USUAL,
+        || Ok((object()?, Once::default())),
+        |(it, once)| once.run(|| it.drm.close(it.handle)),
+        nothing,
+    )
+}
+
+/// Export and import.
+///
+/// # Errors
+///
+/// Those of [`Faults::sweep`].
+pub fn prime(open: impl Fn() -> Result<Drm, Stop>) -> Outcome {
+    let mut faults = Faults::new()?;
+    faults.sweep(
+        "PRIME_HANDLE_TO_FD",
+        &USUAL,
+        || Object::new(open()?, EITHER),
+        |it| it.drm.export(it.handle, libc::O_RDWR as u32).map(drop),
+        nothing,
+    )?;
+    faults.sweep(
+        "PRIME_FD_TO_HANDLE, heap",
+        &USUAL,
+        || Ok((open()?, foreign::make(Kind::Heap, 4)?)),
+        |(drm, heap)| drm.import_handle(heap.buffer.fd()).map(|_| ()),
+        nothing,
+    )?;
+    faults.sweep(
+        "PRIME_FD_TO_HANDLE, own",
+        &USUAL,
+        || Ok((Object::exported(open()?, EITHER)?, open()?)),
+        |((_, buffer), drm)| drm.import_handle(buffer.fd()).map(|_| ()),
+        nothing,
+    )
+}
+
+/// Copies with fences of all kinds; for imported buffers vvram has the kernel make a vmap.
+///
+/// # Errors
+///
+/// Those of [`Faults::sweep`].
+pub fn copies(open: impl Fn() -> Result<Drm, Stop>) -> Outcome {
+    let mut faults = Faults::new()?;
+    for (name, kind) in [("heap", Kind::Heap), ("udmabuf", Kind::Udmabuf)] {
+        for into in [false, true] {
+            faults.sweep(
+                &format!("GEM_COPY, {} {name}", if into { "into" } else { "of" }),
+                &USUAL,
+                || Fenced::new(open()?, kind, into),
+                Fenced::run,
+                nothing,
+            )?;
+        }
+    }
+    Ok(())
+}
+
+/// Makes the kernel write to each page, so that a fault fails with an error and not with a signal.
+///
+/// # Errors
+///
+/// `EFAULT` if a page fault fails.
+pub fn populate(zero: &File, map: &Map) -> Result<(), SysError> {
+    let base = map.address().as_ptr().cast::<libc::c_void>();
+    for page in 0..map.pages() {
+        // SAFETY: the byte is in the mapping, of which nothing else is read or written.
+        let read = unsafe { libc::read(zero.as_raw_fd(), base.byte_add(page * PAGE), 1) };
+        if read != 1 {
+            return Err(SysError::last("read(/dev/zero)"));
+        }
+    }
+    Ok(())
+}
+
+/// The file that [`populate`] reads.
+///
+/// # Errors
+///
+/// Any error of the open.
+pub fn zero() -> Result<File, SysError> {
+    File::open("/dev/zero").map_err(|error| SysError::io("open(/dev/zero)", &error))
+}
+
+/// Page faults, in VRAM and in system memory.
+///
+/// # Errors
+///
+/// Those of [`Faults::sweep`].
+pub fn mmap(open: impl Fn() -> Result<Drm, Stop>) -> Outcome {
+    let mut faults = Faults::new()?;
+    let (zero, open) = (zero()?, &open);
+    let map = |flags, size: u64| {
+        move || {
+            let drm = open()?;
+            let handle = drm.create_flags(size, flags)?.leak();
+            let offset = drm.mmap_offset(handle)?;
+            let map = Map::new(drm.fd(), offset, size as usize)?;
+            Ok((map, drm))
+        }
+    };
+    // A mapping of the size of two page tables needs at least one table that its neighbours do not
+    // have.
+    for (name, flags, size) in [
+        ("page fault, VRAM", EITHER, 2 * TABLE),
+        ("page fault, system", uapi::CREATE_SYSTEM, 2 * TABLE),
+    ] {
+        faults.sweep(
+            name,
+            &USUAL,
+            map(flags, size),
+            |(map, _)| populate(&zero, map),
+            nothing,
+        )?;
+    }
+    faults.sweep(
+        "mmap of a dma-buf",
+        &USUAL,
+        || Object::exported(open()?, EITHER),
+        |(_, buffer)| populate(&zero, &buffer.map()?),
+        nothing,
+    )
+}
+
+/// Attach, pin, map, unmap and detach of importers of these classes.
+///
+/// # Errors
+///
+/// Those of [`Faults::sweep`].
+pub fn importers(open: impl Fn() -> Result<Drm, Stop>, modes: &[Mode]) -> Outcome {
+    let scene = Scene::with_route()?;
+    let mut faults = Faults::new()?;
+    for mode in modes.iter().copied() {
+        let opened = || Ok((Object::exported(open()?, EITHER)?, scene.peer.reopen()?));
+        faults.sweep(
+            &format!("attach, {mode:?}"),
+            &USUAL,
+            opened,
+            |((_, buffer), peer)| peer.attach(buffer, mode).map(|_| ()),
+            |(_, peer)| peer.detach(),
+        )?;
+        let attached = || {
+            let it = opened()?;
+            it.1.attach(&it.0 .1, mode)?;
+            Ok(it)
+        };
+        if mode.needs_pin() {
+            faults.sweep(
+                &format!("pin, {mode:?}"),
+                &USUAL,
+                attached,
+                |(_, peer)| peer.pin(),
+                nothing,
+            )?;
+        }
+        let pinned = || {
+            let it = attached()?;
+            if mode.needs_pin() {
+                it.1.pin()?;
+            }
+            Ok(it)
+        };
+        faults.sweep(
+            &format!("map, {mode:?}"),
+            &USUAL,
+            pinned,
+            |(_, peer)| peer.map(),
+            nothing,
+        )?;
+        let mapped = || -> Result<_, Stop> {
+            let it = pinned()?;
+            it.1.map()?;
+            Ok((it, Once::default()))
+        };
+        faults.sweep(
+            &format!("unmap, {mode:?}"),
+            &NONE,
+            mapped,
+            |((_, peer), once)| once.run(|| peer.unmap()),
+            nothing,
+        )?;
+        faults.sweep(
+            &format!("detach, {mode:?}"),
+            &NONE,
+            mapped,
+            |((_, peer), once)| once.run(|| peer.detach()),
+            nothing,
+        )?;
+    }
+    Ok(())
+}
