@@ -4,7 +4,7 @@
 //!
 //! The structures are mirrored from `include/uapi/drm/mgpu_drm.h`.
 
-use std::mem::size_of;
+use std::mem::{size_of, ManuallyDrop};
 use std::os::fd::{FromRawFd, OwnedFd};
 
 use crate::drm::{ioctl, Drm, Gem};
@@ -283,9 +283,22 @@ impl<'a> Vm<'a> {
         })
     }
 
+    /// An address space by its number. It is not destroyed when this is dropped.
+    pub fn of(gpu: &'a Mgpu, number: u32) -> ManuallyDrop<Self> {
+        ManuallyDrop::new(Self {
+            drm: &gpu.drm,
+            number,
+        })
+    }
+
     /// Its number.
     pub fn number(&self) -> u32 {
         self.number
+    }
+
+    /// The number of the address space, which is not destroyed before its file is closed.
+    pub fn leak(self) -> u32 {
+        ManuallyDrop::new(self).number
     }
 
     /// Makes an object that is private to it.
@@ -419,9 +432,7 @@ impl<'a> Vm<'a> {
             vm: self.number,
             pad: 0,
         };
-        let drm = self.drm;
-        std::mem::forget(self);
-        drm.vm_destroy_raw(given)
+        ManuallyDrop::new(self).drm.vm_destroy_raw(given)
     }
 }
 

@@ -107,25 +107,29 @@ def run(steps, built, mutations):
     check.build_modules(steps, built)
     console = steps.console
     without = baseline_boots(mutations)
-    places = [allocations_boot()] if named(ALLOCATIONS) else []
+    places = allocations_boots() if named(ALLOCATIONS) else {}
     with steps.step(f"boot {len(mutations)} mutations, and without any") as step:
         outcomes = built.machine.run_all(
-            step, console, without + [boot(m) for m in mutations] + places)
+            step, console, without + [boot(m) for m in mutations] + list(places.values()))
     lists = check.Lists.of(built)
     before = baseline(outcomes[:len(without)], lists)
     for names in before.values():
         for name in sorted(names):
             console.say(f"FAILED: without a mutation: {name}")
+    first = len(without) + len(mutations)
     rows = [row(m, outcome, before, lists)
-            for m, outcome in zip(mutations, outcomes[len(without):])]
+            for m, outcome in zip(mutations, outcomes[len(without):first])]
     lines = table(rows)
     good = True
     if places:
-        failing = failures(outcomes[-1], "once-1", lists)
+        failing, log = {}, ""
+        for name, outcome in zip(places, outcomes[first:]):
+            failing |= failures(outcome, name, lists)
+            log += outcome.log
         for name, why in failing.items():
             console.say(f"FAILED: {ALLOCATIONS}: {name}: {why}")
-        told, good = sites.report(sites.names(source.overlay_files(pipeline.REPO)),
-                                  outcomes[-1].log, mutation.parse(LIST.read_text())[2])
+        told, good = sites.report(sites.names(source.overlay_files(pipeline.REPO)), log,
+                                  mutation.parse(LIST.read_text())[2])
         good = good and not failing
         lines += told
     for line in lines:
@@ -158,10 +162,13 @@ def boot(m):
     return _boot(f"mutant-{m.id}", m, m.suites, m.tests, m.number)
 
 
-def allocations_boot():
-    """The boot that reports which allocations are reached."""
-    made = plan.igt(f"mutant-{ALLOCATIONS}", plan.SWITCH, plan.FAULTS)
-    return dataclasses.replace(made, cmdline=f"mutant.active={sites.ACTIVE}")
+def allocations_boots():
+    """The boots that report which allocations are reached, by their names in `make check`."""
+    programs = {"once-1": (plan.SWITCH, plan.FAULTS),
+                "gpu-switch": (topologies.MODELS[0], plan.GPU_FAULTS)}
+    return {name: dataclasses.replace(plan.igt(f"mutant-{ALLOCATIONS}-{name}", *of),
+                                      cmdline=f"mutant.active={sites.ACTIVE}")
+            for name, of in programs.items()}
 
 
 def baseline_boots(mutations):

@@ -47,8 +47,10 @@ GPU_LARGE = ("mgpu_large",)
 LARGE = "vram=64G,aperture=256M"
 # The end of the names of the topologies of these programs.
 KIND_OF_EACH = ("switch", "intel-iommu", "no-route")
-# Programs in which each allocation is made to fail.
+# Programs in which each allocation is made to fail, also with modelled GPUs. They are the last ones
+# of a boot: an allocation that fails may turn checks of the kernel off.
 FAULTS = ("avram_faults", "vvram_faults")
+GPU_FAULTS = ("mgpu_faults",)
 # Programs that have the same result on all machines.
 ONCE = ("hmm_cases", "vvram_async", "vvram_badinput", "vvram_compat", "vvram_copy", "vvram_create",
         "vvram_debugfs", "vvram_dmem", "vvram_exporter", "vvram_failures", "vvram_fdinfo",
@@ -57,7 +59,6 @@ ONCE = ("hmm_cases", "vvram_async", "vvram_badinput", "vvram_compat", "vvram_cop
         "vvram_signals", "vvram_sleep", "vvram_smallbar", "vvram_split", "vvram_storm", "vvram_svm",
         "vvram_svm_direct", "vvram_svm_life", "vvram_svm_share", "vvram_syncobj", "vvram_trace",
         "vvram_usage", "vvram_user", "vvram_views", "vvram_vm", "vvram_vmap",
-        # Last: an allocation that fails may turn checks of the kernel off.
         *FAULTS)
 ONCE_BOOTS = 2
 # With a NIC: everywhere, for each kind of address, and once.
@@ -118,12 +119,13 @@ def check():
 
 def sanitized():
     """The boots of `make soak` on a kernel with a sanitizer: all programs of the project."""
-    return [*kunit(), *own(), *disks(), *gpus(), *own_rdma(), faults()]
+    return [*kunit(), *own(), *disks(), *gpus(), *own_rdma(),
+            igt("soak-faults", SWITCH, FAULTS, VVRAM_SOAK=SOAK), gpu_faults()]
 
 
-def faults():
-    """The boot in which each allocation of each operation fails."""
-    return igt("soak-faults", SWITCH, FAULTS, VVRAM_SOAK=SOAK)
+def gpu_faults():
+    """The boot in which each allocation of each operation of a modelled GPU fails."""
+    return igt("soak-gpu-faults", topologies.MODELS[0], GPU_FAULTS, GPU_LOAD, VVRAM_SOAK=SOAK)
 
 
 def soak():
@@ -144,6 +146,7 @@ def soak():
             *[igt(f"soak-scramble-{topology.name}", variant("scramble", topology), SCRAMBLED_SOAK)
               for topology in topologies.TOPOLOGIES if of_kinds(topology)],
             igt("soak-gpu", topologies.MODELS[0], GPU_SOAK, GPU_LOAD, VVRAM_SOAK=SOAK),
+            gpu_faults(),
             igt("soak-sync", SWITCH, ("vvram_sync",), VVRAM_SOAK=SOAK),
             igt("soak-rdma-once", switch, RDMA_ONCE, RDMA_LOAD, VVRAM_SOAK=SOAK),
             *[igt(f"soak-{topology.name}", topology, (*RDMA_KINDS, *RDMA_ONCE), RDMA_LOAD)
@@ -180,8 +183,8 @@ def disks():
 def gpus():
     """The boots with modelled GPUs."""
     switch, *others = topologies.MODELS
-    return [igt(f"check-{switch.name}", switch, (*GPU_KINDS, *GPU_ONCE, *TOOL_EVERYWHERE),
-                GPU_LOAD),
+    return [igt(f"check-{switch.name}", switch,
+                (*GPU_KINDS, *GPU_ONCE, *TOOL_EVERYWHERE, *GPU_FAULTS), GPU_LOAD),
             dataclasses.replace(igt("check-gpu-large", switch, GPU_LARGE, GPU_LOAD), sizes=LARGE),
             *[igt(f"check-{topology.name}", topology, (*GPU_KINDS, *TOOL_EVERYWHERE), GPU_LOAD,
                   LAB_EXCEPT=",".join(GPU_HUNG))

@@ -2,8 +2,8 @@
 """The allocations in the code, and those of them that no test makes fail.
 
 The kernel tree with the mutations reports each allocation once that is reached while a program of
-FAULTS in plan.py makes the allocations of an operation fail. In the long form of the test each one
-fails, unless it needs no memory, such as that of a list with free capacity.
+FAULTS or GPU_FAULTS in plan.py makes the allocations of an operation fail. In the long form of the
+test each one fails, unless it needs no memory, such as that of a list with free capacity.
 """
 
 import re

@@ -224,7 +224,7 @@ class Plan(unittest.TestCase):
         table = [*plan.EVERYWHERE, *plan.KINDS, *plan.ONCE, *plan.TOOL, *plan.PAIR, *plan.RDMA,
                  *plan.RDMA_KINDS, *plan.RDMA_ONCE, *plan.DISK_KINDS, *plan.DISK_ONCE,
                  *plan.DISK_BOUNCED, *plan.DISK_STUCK, *plan.GPU_KINDS,
-                 *plan.GPU_ONCE, *plan.GPU_LARGE]
+                 *plan.GPU_ONCE, *plan.GPU_LARGE, *plan.GPU_FAULTS]
         table += set(plan.BOUNCED) - set(table)
         self.assertEqual(sorted(table), sorted(programs))
 
@@ -235,7 +235,7 @@ class Plan(unittest.TestCase):
                         *plan.RDMA, *plan.RDMA_KINDS, *plan.RDMA_ONCE, *plan.GENERIC, *plan.BOUNCED,
                         *plan.DISK_KINDS, *plan.DISK_ONCE, *plan.DISK_BOUNCED,
                         *plan.DISK_STUCK, *plan.GPU_KINDS,
-                        *plan.GPU_ONCE):
+                        *plan.GPU_ONCE, *plan.GPU_FAULTS):
             self.assertIn(program, named)
 
     def test_what_a_boot_leaves_out_another_one_runs(self):
