@@ -40,6 +40,11 @@ GPU_ONCE = ("mgpu_engine", "mgpu_queue", "mgpu_recover", "mgpu_reset")
 # Those of their tests that wait for a timeout, or hang until they are unbound, which does not depend
 # on the kind of address: once.
 GPU_HUNG = ("mgpu_exec@both-hang", "mgpu_exec@hang", "mgpu_unbind@hung")
+# Tests of the others in which the device does DMA while it fails or is reset: behind an IOMMU, too,
+# where a page that is not mapped is found.
+GPU_TRANSLATED = ("mgpu_engine@copies", "mgpu_engine@evicted", "mgpu_recover@again",
+                  "mgpu_recover@copies-behind", "mgpu_recover@jobs-behind", "mgpu_reset@function",
+                  "mgpu_reset@moves", "mgpu_reset@vms")
 # Those of these programs that move objects more often in `make soak`.
 GPU_SOAK = ("mgpu_evict", "mgpu_peer")
 # With more VRAM than the host has memory: pages of VRAM that are zero take no memory of the host.
@@ -186,8 +191,9 @@ def gpus():
     return [igt(f"check-{switch.name}", switch,
                 (*GPU_KINDS, *GPU_ONCE, *TOOL_EVERYWHERE, *GPU_FAULTS), GPU_LOAD),
             dataclasses.replace(igt("check-gpu-large", switch, GPU_LARGE, GPU_LOAD), sizes=LARGE),
-            *[igt(f"check-{topology.name}", topology, (*GPU_KINDS, *TOOL_EVERYWHERE), GPU_LOAD,
-                  LAB_EXCEPT=",".join(GPU_HUNG))
+            *[igt(f"check-{topology.name}", topology,
+                  (*GPU_KINDS, *(GPU_TRANSLATED if translated(topology) else ()),
+                   *TOOL_EVERYWHERE), GPU_LOAD, LAB_EXCEPT=",".join(GPU_HUNG))
               for topology in others]]
 
 
@@ -204,6 +210,11 @@ def disk(kind):
 def of_kinds(topology):
     """Whether a topology stands for a kind of address."""
     return topology.name.endswith(KIND_OF_EACH)
+
+
+def translated(topology):
+    """Whether an IOMMU translates the addresses of a topology."""
+    return topology.name.endswith("iommu")
 
 
 def everywhere(topology):
