@@ -11,12 +11,12 @@
 //! [`Ring::advance`] ends the jobs that the device has done. It is called for an interrupt, and
 //! repeatedly as long as the ring is busy, so that an interrupt that is lost or comes too early
 //! only delays a job. If there is no progress for a while, or the ring has stopped with an error,
-//! the queue resets the ring, see [`recover`](crate::recover). The job that caused this fails, and
-//! the jobs behind it are run again from their beginning. It does no harm to do the beginning of a
-//! copy twice, because source and destination never overlap and jobs are done in their order. A job
-//! of the compute engine that may be partly done fails instead, see [`Entries::REPEATS`]. If the
-//! whole device is reset, by this driver or by the PCI core, the jobs that are in the ring fail,
-//! and the jobs behind them are run.
+//! or the device is gone, the queue resets the ring, see [`recover`](crate::recover). The job that
+//! caused this fails, and the jobs behind it are run again from their beginning. It does no harm to
+//! do the beginning of a copy twice, because source and destination never overlap and jobs are done
+//! in their order. A job of the compute engine that may be partly done fails instead, see
+//! [`Entries::REPEATS`]. If the whole device is reset, by this driver or by the PCI core, the jobs
+//! that are in the ring fail, and the jobs behind them are run.
 //!
 //! # Locking
 //!
@@ -88,6 +88,10 @@ const _: () = assert!(ENTRIES.is_power_of_two());
 
 /// The shortest time after which a job counts as hung, in milliseconds.
 const TIMEOUT_MIN: u32 = 100;
+
+/// After how many milliseconds without progress the ring checks, each time it is polled, whether
+/// the device is gone.
+const STILL: i64 = 100;
 
 /// Returns after how many milliseconds a job counts as hung.
 pub(crate) fn timeout_ms() -> u32 {
@@ -376,7 +380,7 @@ impl<E: Entries> Ring<E> {
         }
         // Fails only if the driver is unbound; the ring is empty then.
         if let Ok(status) = self.reach(&mut state) {
-            if status.error != 0 {
+            if status.error != 0 || self.is_abandoned(&state) {
                 if let Some(job) = state.jobs.first() {
                     job.done.expire();
                 }
@@ -385,6 +389,14 @@ impl<E: Entries> Ring<E> {
             }
         }
         state.is_busy()
+    }
+
+    /// Tells whether jobs in the ring will not end, because the device is gone. A register is read
+    /// only if there was no progress for a while, because that takes long.
+    fn is_abandoned(&self, state: &State<E>) -> bool {
+        state.is_busy()
+            && state.since.elapsed() >= Delta::from_millis(STILL)
+            && self.recovery.is_gone()
     }
 
     /// Ends the jobs that are done according to the status page, and returns the status.
