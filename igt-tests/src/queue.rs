@@ -6,6 +6,7 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use std::time::Duration;
 
 use crate::drm::{Drm, Gem};
+use crate::fence::Timeline;
 use crate::map::PAGE;
 use crate::proc::{Child, Steps};
 use crate::scene::{cpu_reads, patterns};
@@ -39,53 +40,58 @@ pub fn copy_after(
     Ok(SyncFile::new(unsafe { OwnedFd::from_raw_fd(out[0].fd) }))
 }
 
-/// One client, whose file `open` opens, queues as many copies as it can. Checks that between the
-/// submission and the end of a copy of another client at most `most` of them run: one in its turn,
-/// and one for each place in the hardware that becomes free meanwhile. Also checks that the client
-/// never has more copies than its queue has room for.
+/// One client, whose file `open` opens, has as many copies as it can, all of which can begin when a
+/// copy of another client can. Checks that until the end of that copy at most `most` of them run:
+/// one in its turn, and one for each place in the hardware that becomes free meanwhile. Also checks
+/// that the client never has more copies than its queue has room for.
+///
+/// The copies of both wait for the same fence, so that it does not matter how fast the device and
+/// the client are.
 ///
 /// # Errors
 ///
 /// Fails the subtest if that is not so.
 #[track_caller]
 pub fn flood(open: impl Fn() -> Result<Drm, Stop>, most: usize) -> Outcome {
-    const ROUNDS: usize = 20;
+    const ROUNDS: u32 = 20;
     let drm = open()?;
     let (a, b) = patterns();
     let (src, dst) = (drm.create(PAGE64)?, drm.create(PAGE64)?);
     let (from, to) = (src.map()?, dst.map()?);
     let jobs = Jobs::new()?;
-    let (ready, stop) = (Steps::new()?, Steps::new()?);
+    let full = Steps::new()?;
+    let timeline = Timeline::new()?;
+    let fences = (1..=ROUNDS)
+        .map(|value| timeline.fence(value))
+        .collect::<Result<Vec<_>, _>>()?;
     let mut flooder = Child::spawn(|| {
         let drm = open()?;
-        let (one, two) = (drm.create(1 << 20)?, drm.create(1 << 20)?);
-        let mut count = 0;
-        while !stop.is_done()? {
-            let argument = VvramGemCopy {
-                src: one.handle(),
-                dst: two.handle(),
-                size: 1 << 20,
-                ..Default::default()
-            };
-            drm.copy_raw(&argument)?;
-            count += 1;
-            if count == 2 * COPIES_MAX {
-                ready.done()?;
+        let (one, two) = (drm.create(PAGE64)?, drm.create(PAGE64)?);
+        for fence in &fences {
+            // The first copy holds up those behind it. When the queue has room for all of them, no
+            // copy of an earlier round is left.
+            copy_after(&drm, (&one, &two), &[fence.sync()])?;
+            for _ in 1..COPIES_MAX {
+                copy_after(&drm, (&one, &two), &[])?;
+            }
+            full.done()?;
+            // There is no room for these before the fence has signalled.
+            for _ in 0..COPIES_MAX / 4 {
+                copy_after(&drm, (&one, &two), &[])?;
             }
         }
         Ok(())
     })?;
-    ready.wait("the flood", LIMIT)?;
-    let mut mine = Vec::new();
-    for round in 0..ROUNDS {
-        let pattern = a.derive(round as u64);
+    for (round, fence) in (0..).zip(&fences) {
+        let pattern = a.derive(round);
         from.fill(pattern);
         to.fill(b);
-        drm.copy((&src, 0), (&dst, 0), PAGE64)?.finish()?;
+        full.wait("the flood", LIMIT)?;
+        let copy = copy_after(&drm, (&src, &dst), &[fence.sync()])?;
+        timeline.step()?;
+        copy.finish()?;
         cpu_reads(&to, pattern, &[0])?;
-        mine.push(round);
     }
-    stop.done()?;
     flooder.join("the flooder", LIMIT)?;
 
     let events = jobs.events()?;
@@ -117,7 +123,7 @@ pub fn flood(open: impl Fn() -> Result<Drm, Stop>, most: usize) -> Outcome {
             match event.name.as_str() {
                 "submit" => {
                     runs = Some(0);
-                    busy += usize::from(outstanding > 2 * most as i64);
+                    busy += u32::from(outstanding >= i64::from(COPIES_MAX));
                 }
                 "done" => {
                     let between = runs.take().unwrap_or(0);
@@ -131,10 +137,7 @@ pub fn flood(open: impl Fn() -> Result<Drm, Stop>, most: usize) -> Outcome {
             }
         }
     }
-    check_eq!(seen, mine.len(), "copies that ended");
-    check!(
-        busy > ROUNDS / 2,
-        "there was a flood at {busy} of {ROUNDS} copies only"
-    );
+    check_eq!(seen, ROUNDS, "copies that ended");
+    check_eq!(busy, ROUNDS, "copies at which the queue was full");
     Ok(())
 }
