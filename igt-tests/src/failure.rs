@@ -7,8 +7,10 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use crate::map::Map;
 use crate::misc;
 use crate::pci::PciDevice;
+use crate::proc::{Child, Exit};
 use crate::{Outcome, Stop, SysError};
 
 const LIMIT: Duration = Duration::from_secs(30);
@@ -177,6 +179,25 @@ pub fn says(dump: &str, line: &str) -> Outcome {
     check!(
         dump.lines().any(|is| is == line),
         "a dump does not say {line:?}:\n{dump}"
+    );
+    Ok(())
+}
+
+/// Checks that accesses to a mapping end in `SIGBUS`.
+///
+/// # Errors
+///
+/// Fails the subtest if they do not.
+#[track_caller]
+pub fn is_taken_away(map: &Map) -> Outcome {
+    let exit = Child::spawn(|| {
+        map.read(0);
+        Ok(())
+    })?
+    .wait(LIMIT);
+    check!(
+        exit == Some(Exit::Signal(libc::SIGBUS)),
+        "touching what is lost: expected SIGBUS, saw {exit:?}"
     );
     Ok(())
 }

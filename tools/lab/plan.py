@@ -37,9 +37,10 @@ PAIR = ("pair_copy", "pair_import")                                             
 GPU_KINDS = ("mgpu_aperture", "mgpu_evict", "mgpu_exec", "mgpu_gone", "mgpu_model", "mgpu_peer",
              "mgpu_unbind", "mgpu_vm")
 GPU_ONCE = ("mgpu_engine", "mgpu_queue", "mgpu_recover", "mgpu_reset")
-# Those of their tests that wait for a timeout, or hang until they are unbound, which does not depend
-# on the kind of address: once.
-GPU_HUNG = ("mgpu_exec@both-hang", "mgpu_exec@hang", "mgpu_unbind@hung")
+# Those of their tests that wait for a timeout, or hang until the device is unbound or removed,
+# which does not depend on the kind of address: once.
+GPU_HUNG = ("mgpu_exec@both-hang", "mgpu_exec@hang", "mgpu_gone@removed-in-invalidation",
+            "mgpu_gone@removed-in-reset", "mgpu_unbind@hung")
 # Tests of the others in which the device does DMA while it fails or is reset: behind an IOMMU, too,
 # where a page that is not mapped is found.
 GPU_TRANSLATED = ("mgpu_engine@copies", "mgpu_engine@evicted", "mgpu_recover@again",

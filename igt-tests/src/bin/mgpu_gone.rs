@@ -5,19 +5,31 @@
 
 use std::time::Duration;
 
+use vvram_tests::compute::{ballast, Bench, Op, RESULTS};
+use vvram_tests::drm::{DmaBuf, Gem};
+use vvram_tests::failure::is_taken_away;
 use vvram_tests::map::PAGE;
-use vvram_tests::mgpu::{holds, replug, Error, Impatient, Mgpu, DRIVER, EITHER};
+use vvram_tests::mgpu::{
+    holds, replug, Error, Impatient, Mgpu, COMPUTE, COPY, DRIVER, EITHER, PARAM_LOSSES,
+};
+use vvram_tests::misc;
 use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::Peer;
+use vvram_tests::proc::{Child, KernelLog};
 use vvram_tests::rebind::Unbinding;
-use vvram_tests::scene::{mapped_by_peer, patterns, peer_reads};
+use vvram_tests::scene::{mapped_by_peer, patterns, peer_reads, placed};
+use vvram_tests::signals::await_sleep;
 use vvram_tests::syncfile::SyncFile;
 use vvram_tests::uapi::COPIES_MAX;
-use vvram_tests::{check, check_eq, expect_errno, igt_main, uapi, Outcome, Stop};
+use vvram_tests::{check, check_eq, expect_errno, igt_main, uapi, Outcome, Stop, SysError};
 
 const SIZE: u64 = 16 * PAGE as u64;
-const LIMIT: Duration = Duration::from_secs(40);
+const LIMIT: Duration = Duration::from_secs(20);
+/// Where the kernel waits for an invalidation, and where an unmap waits for its lock:
+/// `Invalidator::invalidate`, in `AddressSpace::change`.
+const INVALIDATE: &str = "10invalidate";
+const UNMAP: &str = "12AddressSpace";
 
 /// Waits for copies, of which the first one must not have been done, and returns how they ended.
 fn ends(copies: &[SyncFile]) -> Result<Vec<i32>, Stop> {
@@ -84,85 +96,298 @@ fn works(pci: &PciDevice) -> Outcome {
     gpu.clean()
 }
 
-/// A device is removed by surprise, with jobs that use the memory of another one, whose jobs use
-/// its memory, and with a peer.
-fn removed() -> Outcome {
-    let _impatient = Impatient::new()?;
-    let [a, b] = Mgpu::pair()?;
-    let (x, y) = patterns();
-    let pci = b.pci.clone();
-    {
-        let lent = a.drm.create_flags(SIZE, EITHER)?;
-        lent.map()?.fill(x);
-        let own = b.drm.create_flags(SIZE, EITHER)?;
-        let map = own.map()?;
-        map.fill(y);
-        let system = b.drm.create_flags(SIZE, uapi::CREATE_SYSTEM)?;
+/// Begins something several times.
+fn several<T>(
+    count: u32,
+    mut begin: impl FnMut() -> Result<T, SysError>,
+) -> Result<Vec<T>, SysError> {
+    (0..count).map(|_| begin()).collect()
+}
+
+/// Waits for a line of the kernel log that contains `text`.
+fn await_line(log: &mut KernelLog, text: &str) -> Outcome {
+    let said = misc::poll(LIMIT, || {
+        log.lines()
+            .iter()
+            .any(|line| line.contains(text))
+            .then_some(())
+    });
+    check!(said.is_some(), "the log does not say: {text}");
+    Ok(())
+}
+
+/// Checks that no line of the kernel log contains `text`.
+fn not_said(log: &mut KernelLog, text: &str) -> Outcome {
+    let lines = log.lines();
+    let found = lines.iter().find(|line| line.contains(text));
+    check!(found.is_none(), "the log says: {found:?}");
+    Ok(())
+}
+
+/// Two GPUs that use memory of each other, of which the second one goes away, and a peer that has
+/// mapped memory of that one.
+struct Scene<'a> {
+    stays: &'a Mgpu,
+    goes: &'a Mgpu,
+    /// VRAM of the GPU that stays, with a pattern, and the same as the other one has imported it.
+    lent: Gem<'a>,
+    theirs: Gem<'a>,
+    /// Where the GPU that goes copies that to.
+    mine: Gem<'a>,
+    /// VRAM of the GPU that goes, with another pattern, as the other one has imported it.
+    import: Gem<'a>,
+    /// Where the GPU that stays copies that to.
+    ours: Gem<'a>,
+    peer: Peer,
+    /// The patterns of `lent` and of `import`.
+    patterns: [Pattern; 2],
+    _own: Gem<'a>,
+    _buffer: DmaBuf,
+}
+
+impl<'a> Scene<'a> {
+    fn new([stays, goes]: &'a [Mgpu; 2]) -> Result<Self, Stop> {
+        let (x, y) = patterns();
+        let lent = stays.drm.create_flags(SIZE, EITHER)?;
+        // Filled by the engine, so that only the importer needs a window.
+        let source = stays.drm.create_flags(SIZE, uapi::CREATE_SYSTEM)?;
+        source.map()?.fill(x);
+        stays.drm.copy((&source, 0), (&lent, 0), SIZE)?.finish()?;
+        // An object that is never evicted.
+        let own = goes.drm.create(SIZE)?;
+        own.map()?.fill(y);
         let buffer = own.export()?;
-        let _peer = mapped_by_peer(&buffer, y, &[0, 15])?;
-        let theirs = b.drm.import(&lent.export()?)?;
-        let import = a.drm.import(&buffer)?;
-        let ours = a.drm.create(SIZE)?;
-        a.drm.copy((&import, 0), (&ours, 0), SIZE)?.finish()?;
-        b.drm.copy((&theirs, 0), (&system, 0), SIZE)?.finish()?;
-        b.inject(Error::Slow, 300)?;
-        let copies = (0..20)
-            .map(|_| b.drm.copy((&theirs, 0), (&system, 0), SIZE))
-            .collect::<Result<Vec<_>, _>>()?;
-        b.inject(Error::Removed, 0)?;
-        for end in ends(&copies)? {
-            check_eq!(end, -libc::ENODEV, "a copy of a device that is gone");
-        }
-        // The memory that it has exported cannot be used any more, and its importers go on without.
-        let copy = a.drm.copy((&import, 0), (&ours, 0), SIZE);
-        if let Ok(copy) = copy {
+        let this = Self {
+            stays,
+            goes,
+            theirs: goes.drm.import(&lent.export()?)?,
+            lent,
+            mine: goes.drm.create(SIZE)?,
+            import: stays.drm.import(&buffer)?,
+            ours: stays.drm.create_flags(SIZE, uapi::CREATE_SYSTEM)?,
+            peer: mapped_by_peer(&buffer, y, &[0, 15])?,
+            patterns: [x, y],
+            _own: own,
+            _buffer: buffer,
+        };
+        this.read()?.finish()?;
+        this.write()?.finish()?;
+        goes.clean()?;
+        Ok(this)
+    }
+
+    /// The GPU that stays reads memory of the other one.
+    fn read(&self) -> Result<SyncFile, SysError> {
+        let (from, to) = (&self.import, &self.ours);
+        self.stays.drm.copy((from, 0), (to, 0), SIZE)
+    }
+
+    /// The GPU that goes reads memory of the other one.
+    fn write(&self) -> Result<SyncFile, SysError> {
+        let (from, to) = (&self.theirs, &self.mine);
+        self.goes.drm.copy((from, 0), (to, 0), SIZE)
+    }
+
+    /// Removes the GPU by surprise. Checks that each of its jobs ends with one of some errors, and
+    /// that those of the other GPU, which read its memory, end. More jobs fail.
+    fn vanish(&self, jobs: &[SyncFile], errors: &[i32], reads: &[SyncFile]) -> Outcome {
+        self.goes.inject(Error::Removed, 0)?;
+        let ends = |jobs: &[SyncFile]| -> Result<Vec<i32>, Stop> {
+            jobs.iter()
+                .map(|job| {
+                    check!(job.wait(LIMIT)?, "a fence does not signal");
+                    Ok(job.status()?)
+                })
+                .collect()
+        };
+        for end in ends(jobs)? {
             check!(
-                copy.wait(LIMIT)?,
-                "a fence of the other GPU does not signal"
+                errors.contains(&-end),
+                "a job of a device that is gone: {end}"
             );
         }
-        let more = b.drm.copy((&theirs, 0), (&system, 0), SIZE);
-        if let Ok(copy) = more {
-            check_eq!(ends(&[copy])?, [-libc::ENODEV], "a copy after that");
+        // What it reads where nobody answers depends on the bus.
+        for end in ends(reads)? {
+            check!(
+                [1, -libc::EIO].contains(&end),
+                "a copy of the other GPU: {end}"
+            );
         }
-        holds(&lent, x, "what was lent to it")?;
+        match self.write() {
+            Ok(copy) => check_eq!(ends(&[copy])?, [-libc::ENODEV], "a copy after that"),
+            Err(error) => check_eq!(error.errno, libc::ENODEV, "error of a copy after that"),
+        }
+        if let Ok(copy) = self.read() {
+            ends(&[copy])?;
+        }
+        Ok(())
     }
-    drop(b);
-    replug(&pci, Some(DRIVER), LIMIT)?;
-    works(&a.pci)?;
-    a.clean()?;
-    drop(a);
-    works(&pci)
+
+    /// Unplugs the GPU, and plugs it in again. Its files stay open.
+    fn replug(&self) -> Outcome {
+        let before = self.peer.status()?.invalidations;
+        replug(&self.goes.pci, Some(DRIVER), LIMIT)?;
+        check!(
+            self.peer.status()?.invalidations > before,
+            "the mappings of the peer stayed"
+        );
+        Ok(())
+    }
+
+    /// Checks that the memory of the GPU that has gone is of no use, that the other one needs no
+    /// window for it any more, and that both work.
+    fn after(&self) -> Outcome {
+        for (what, result) in [
+            ("a map of the peer", self.peer.map()),
+            ("a copy of the other GPU", self.read().map(drop)),
+            ("a copy of a file that is left", self.write().map(drop)),
+        ] {
+            expect_errno(what, result, libc::ENODEV)?;
+        }
+        self.stays.await_no_window()?;
+        holds(&self.lent, self.patterns[0], "what was lent to it")?;
+        works(&self.goes.pci)?;
+        works(&self.stays.pci)?;
+        self.stays.clean()
+    }
+}
+
+/// `begin` begins something in a device, and calls [`Scene::vanish`]. Checks what comes after that.
+fn surprise(begin: impl FnOnce(&Scene<'_>) -> Outcome) -> Outcome {
+    let pair = Mgpu::pair()?;
+    let scene = Scene::new(&pair)?;
+    let began = begin(&scene);
+    // Also after a failure, for the next subtest.
+    let back = scene.replug();
+    began?;
+    back?;
+    scene.after()
+}
+
+/// A device is removed by surprise with copies, and jobs of two address spaces, while the other one
+/// reads its memory.
+fn removed() -> Outcome {
+    // The timeout is 1000 seconds: the jobs end because the device is gone.
+    let _patient = Impatient::never()?;
+    surprise(|scene| {
+        let benches = [Bench::new(scene.goes)?, Bench::new(scene.goes)?];
+        let job = |bench: &Bench<'_>| bench.vm.exec(&[Op::add(RESULTS, 1)]);
+        for bench in &benches {
+            job(bench)?.finish()?;
+        }
+        scene.stays.inject(Error::Slow, 50)?;
+        for ring in [COPY, COMPUTE] {
+            scene.goes.inject_into(ring, Error::Slow, 60_000)?;
+        }
+        let reads = several(10, || scene.read())?;
+        let mut jobs = several(10, || scene.write())?;
+        for bench in &benches {
+            jobs.extend(several(5, || job(bench))?);
+        }
+        scene.vanish(&jobs, &[libc::ENODEV], &reads)?;
+        scene.stays.inject(Error::Slow, 0)
+    })
+}
+
+/// A device is removed by surprise while its ring is reset, which it does not complete.
+fn removed_in_reset() -> Outcome {
+    let _impatient = Impatient::new()?;
+    surprise(|scene| {
+        let mut log = KernelLog::open()?;
+        scene.goes.inject(Error::NoRingReset, 0)?;
+        scene.goes.inject(Error::Hang, 0)?;
+        let jobs = several(20, || scene.write())?;
+        await_line(&mut log, "ring 0 is reset")?;
+        scene.vanish(&jobs, &[libc::ENODEV], &[])?;
+        // The wait for the reset has not lasted until its limit.
+        not_said(&mut log, "the reset of ring 0 is not done")
+    })
+}
+
+/// A device is removed by surprise while it leaves an invalidation unanswered: a task waits for it,
+/// and another task waits for the lock.
+fn removed_in_invalidation() -> Outcome {
+    surprise(|scene| {
+        let mut log = KernelLog::open()?;
+        let benches = [Bench::new(scene.goes)?, Bench::new(scene.goes)?];
+        for bench in &benches {
+            bench.vm.done(&[Op::add(RESULTS, 1)])?;
+        }
+        let unmap = |index: usize| -> Outcome {
+            let bench: &Bench<'_> = &benches[index];
+            Ok(bench.vm.unbind(RESULTS, PAGE as u64)?)
+        };
+        scene.goes.inject(Error::NoInvalidate, 0xffff)?;
+        let mut first = Child::spawn(|| unmap(0))?;
+        await_sleep(&mut first, INVALIDATE, "D")?;
+        let mut second = Child::spawn(|| unmap(1))?;
+        await_sleep(&mut second, UNMAP, "D")?;
+        scene.vanish(&[], &[], &[])?;
+        first.join("the unmap that waits for the device", LIMIT)?;
+        second.join("the unmap that waits for a lock", LIMIT)?;
+        // The wait has not lasted until its limit.
+        not_said(&mut log, "an invalidation failed")
+    })
+}
+
+/// A device is removed by surprise while objects leave its VRAM for other ones: all of them have
+/// lost their content, and the CPU does none of the moves.
+fn removed_in_eviction() -> Outcome {
+    const COUNT: u64 = 6;
+    surprise(|scene| {
+        let gpu = scene.goes;
+        let (x, _) = patterns();
+        let _ballast = ballast(gpu, COUNT * SIZE)?;
+        let old: Vec<_> = (0..COUNT)
+            .map(|_| gpu.drm.create_flags(SIZE, EITHER))
+            .collect::<Result<_, _>>()?;
+        for object in &old {
+            object.map()?.fill(x);
+            placed(object, uapi::PLACEMENT_VRAM)?;
+        }
+        let system = gpu.drm.create_flags(SIZE, uapi::CREATE_SYSTEM)?;
+        system.map()?.fill(x);
+        let (again, losses) = (gpu.done_again()?, gpu.drm.getparam(PARAM_LOSSES)?);
+        // The moves take longer than the test, and less than the timeout.
+        gpu.inject(Error::Slow, 4000)?;
+        let new: Vec<_> = (0..COUNT)
+            .map(|_| gpu.drm.create(SIZE))
+            .collect::<Result<_, _>>()?;
+        let copies = new
+            .iter()
+            .map(|object| gpu.drm.copy((object, 0), (&system, 0), SIZE))
+            .collect::<Result<Vec<_>, _>>()?;
+        // A copy of what is lost fails with another error.
+        scene.vanish(&copies, &[libc::ENODEV, libc::EIO], &[])?;
+        for object in &old {
+            placed(object, uapi::PLACEMENT_SYSTEM)?;
+            is_taken_away(&object.map()?)?;
+        }
+        let lost = gpu.drm.getparam(PARAM_LOSSES)? - losses;
+        // The target of the copies may be lost as well.
+        check!(
+            (2 * COUNT..=2 * COUNT + 1).contains(&lost),
+            "{lost} objects are lost"
+        );
+        check_eq!(gpu.done_again()?, again, "moves by the CPU");
+        Ok(())
+    })
 }
 
 /// A device is unplugged, with slow jobs that use the memory of another one, whose slow jobs use its
-/// memory, and with a peer. Its files stay open.
+/// memory, and with a peer.
 fn unplugged() -> Outcome {
-    let [a, b] = Mgpu::pair()?;
-    let (x, y) = patterns();
-    let pci = b.pci.clone();
-    let (lent, ours) = (a.drm.create_flags(SIZE, EITHER)?, a.drm.create(SIZE)?);
-    let (own, mine) = (b.drm.create_flags(SIZE, EITHER)?, b.drm.create(SIZE)?);
-    lent.map()?.fill(x);
-    own.map()?.fill(y);
-    let buffer = own.export()?;
-    let peer = mapped_by_peer(&buffer, y, &[0, 15])?;
-    let (theirs, import) = (b.drm.import(&lent.export()?)?, a.drm.import(&buffer)?);
-    let read = || a.drm.copy((&import, 0), (&ours, 0), SIZE);
-    let write = || b.drm.copy((&theirs, 0), (&mine, 0), SIZE);
-    read()?.finish()?;
-    write()?.finish()?;
-    ours.map()?.fill(x);
-    b.clean()?;
+    let pair = Mgpu::pair()?;
+    let scene = Scene::new(&pair)?;
+    let [a, b] = &pair;
+    let [x, y] = scene.patterns;
+    scene.ours.map()?.fill(x);
 
-    let before = peer.status()?.invalidations;
     a.inject(Error::Slow, 50)?;
     b.inject(Error::Slow, 100)?;
-    let reads = (0..10).map(|_| read()).collect::<Result<Vec<_>, _>>()?;
-    let writes = (0..COPIES_MAX)
-        .map(|_| write())
-        .collect::<Result<Vec<_>, _>>()?;
-    replug(&pci, Some(DRIVER), LIMIT)?;
+    let reads = several(10, || scene.read())?;
+    let writes = several(COPIES_MAX, || scene.write())?;
+    scene.replug()?;
 
     // The unplug has waited for what the other GPU reads, and for the jobs in the ring.
     for copy in &reads {
@@ -177,28 +402,16 @@ fn unplugged() -> Outcome {
         done < ends.len() && ends[done..].iter().all(|end| *end == -libc::ECANCELED),
         "how its copies ended: {ends:?}"
     );
-    check!(
-        peer.status()?.invalidations > before,
-        "the mappings of the peer stayed"
-    );
-    for (what, result) in [
-        ("a map of the peer", peer.map()),
-        ("a copy of the other GPU", read().map(drop)),
-        ("a copy of a file that is left", write().map(drop)),
-    ] {
-        expect_errno(what, result, libc::ENODEV)?;
-    }
     a.inject(Error::Slow, 0)?;
-    holds(&ours, y, "what the other GPU has read")?;
-    holds(&lent, x, "what was lent to it")?;
-    Mgpu::open(&pci)?.inject(Error::Slow, 0)?;
-    works(&pci)?;
-    works(&a.pci)?;
-    a.clean()
+    holds(&scene.ours, y, "what the other GPU has read")?;
+    scene.after()
 }
 
 igt_main! {
     "hung", "of two that hang one is unbound, with peers", hung;
     "unplugged", "one is unplugged, with jobs and peers", unplugged;
-    "removed", "one is removed by surprise, with jobs and peers", removed;
+    "removed", "one is removed by surprise, with jobs of all engines and peers", removed;
+    "removed-in-reset", "the same, while its ring is reset", removed_in_reset;
+    "removed-in-invalidation", "the same, while it looks at page tables", removed_in_invalidation;
+    "removed-in-eviction", "the same, while objects move", removed_in_eviction;
 }

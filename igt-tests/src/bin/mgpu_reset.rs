@@ -10,8 +10,8 @@ use vvram_tests::compute::{
     RESULTS,
 };
 use vvram_tests::drm::Gem;
-use vvram_tests::failure::{no_dump, says, take_dump, Events};
-use vvram_tests::map::{Map, PAGE};
+use vvram_tests::failure::{is_taken_away, no_dump, says, take_dump, Events};
+use vvram_tests::map::PAGE;
 use vvram_tests::mgpu::{
     holds, take_all, Error, Impatient, Mgpu, COMPUTE, EITHER, PARAM_LOSSES, PARAM_QUARANTINED,
     PARAM_RESETS,
@@ -21,7 +21,7 @@ use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::power::system_sleep;
-use vvram_tests::proc::{Child, Exit, KernelLog};
+use vvram_tests::proc::KernelLog;
 use vvram_tests::rebind::Unbinding;
 use vvram_tests::scene::{mapped_by_peer, patterns, peer_reads, placed};
 use vvram_tests::syncfile::SyncFile;
@@ -506,20 +506,6 @@ fn unforgotten() -> Outcome {
     is_free(&gpu, before)?;
     stays.works(x, 1)?;
     gpu.clean()
-}
-
-/// Checks that accesses to a mapping end in `SIGBUS`.
-fn is_taken_away(map: &Map) -> Outcome {
-    let exit = Child::spawn(|| {
-        map.read(0);
-        Ok(())
-    })?
-    .wait(LIMIT);
-    check!(
-        exit == Some(Exit::Signal(libc::SIGBUS)),
-        "touching what is lost: expected SIGBUS, saw {exit:?}"
-    );
-    Ok(())
 }
 
 /// No reset helps: bus mastering of the device is turned off, jobs end, the content of VRAM is
