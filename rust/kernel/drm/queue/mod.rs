@@ -43,8 +43,8 @@
 //!
 //! The hardware that [`RingOps`] gets, [`RingOps::Hw`], is dropped with the ring, and so is each
 //! job. Devres drops the ring at the latest when the driver is unbound. A fence outlives all of
-//! that: no part of it is in the module of the driver. A [`Done`] that is signalled too late does
-//! nothing.
+//! that, and may signal a moment later, see [`Ring::end`]: no part of it is in the module of the
+//! driver. A [`Done`] that is signalled too late does nothing.
 //!
 //! A ring ends in these steps:
 //!

@@ -366,6 +366,11 @@ impl<'a, T: RingOps> Ring<'a, T> {
     /// For memory that is freed before the ring is dropped: no job of the ring accesses it any
     /// more. The other rings of the device must still work, because jobs of the kernel may depend
     /// on them. No reservation may be held.
+    ///
+    /// The fence of a [`Queue::job`] may signal shortly after this returns, as the task that has
+    /// called [`Done::signal`] signals it when the job counts as ended already. Code that needs the
+    /// fence to have signalled waits for it. Until then that task uses only what the [`Done`] and
+    /// the fence have references to, and nothing of the hardware or of the job.
     pub fn end(&self) {
         self.core.end_all();
     }
