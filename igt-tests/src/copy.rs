@@ -7,10 +7,10 @@ use std::os::fd::{FromRawFd, OwnedFd};
 
 use crate::drm::{ioctl, Drm, Gem};
 use crate::fence::{wrong, Fences};
+use crate::fixture::patterns;
 use crate::foreign::{self, Foreign, Kind};
 use crate::map::{Map, PAGE};
 use crate::pattern::Pattern;
-use crate::scene::patterns;
 use crate::syncfile::SyncFile;
 use crate::uapi::{self, VvramGemCopy, VvramSync};
 use crate::{Stop, SysError};

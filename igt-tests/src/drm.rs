@@ -926,7 +926,7 @@ impl DmaBuf {
         Ok(meta.ino())
     }
 
-    /// Tells whether no fence of the buffer is pending: poll(2) for writing, without a wait.
+    /// Returns whether no fence of the buffer is pending: poll(2) for writing, without a wait.
     ///
     /// # Errors
     ///

@@ -5,10 +5,10 @@
 use std::fs;
 
 use crate::drm::{path_name, reason_name, Attachment, Drm, Gem};
+use crate::fixture::Expect;
 use crate::pci::{Bar, PciDevice};
 use crate::peer::Mode;
 use crate::policy::importer_name;
-use crate::scene::Expect;
 use crate::verbs::Nic;
 use crate::{uapi, Outcome, Stop, SysError};
 

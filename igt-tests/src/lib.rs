@@ -9,6 +9,7 @@
 #[macro_use]
 mod check;
 
+pub mod bar_export;
 pub mod cgroup;
 pub mod clients;
 pub mod clock;
@@ -25,12 +26,12 @@ pub mod faults;
 pub mod fdinfo;
 pub mod fence;
 pub mod figures;
+pub mod fixture;
 pub mod foreign;
 pub mod fragment;
 pub mod heap;
 pub mod igt;
 pub mod iommu;
-pub mod lender;
 pub mod map;
 pub mod memory;
 pub mod mgpu;
@@ -48,7 +49,6 @@ pub mod queue;
 pub mod rdma;
 pub mod rebind;
 pub mod route;
-pub mod scene;
 pub mod signals;
 pub mod socket;
 pub mod split;

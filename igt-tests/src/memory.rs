@@ -9,13 +9,13 @@ use std::time::Duration;
 
 use crate::dmirror::{Mirror, TestHmm};
 use crate::drm::ioctl;
+use crate::fixture::{patterns, Expect};
 use crate::iommu::{is_ram, Way};
 use crate::map::{Map, PAGE};
 use crate::misc;
 use crate::pattern::Pattern;
 use crate::pci::PciDevice;
 use crate::peer::Peer;
-use crate::scene::{patterns, Expect};
 use crate::uapi::{
     self, EduPeerMemoryMeasure, EduPeerMemoryQuery, EduPeerMemoryRegister, EduPeerTransfer,
 };

@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::scene::setting;
+use crate::fixture::setting;
 use crate::{Outcome, SysError};
 
 /// By which factor operations may take longer than on a kernel without KASAN: `VVRAM_SLOWER`.

@@ -7,10 +7,10 @@ use std::os::unix::fs::FileExt;
 use std::thread;
 use std::time::Duration;
 
+use crate::fixture::works;
 use crate::misc;
 use crate::pci::PciDevice;
 use crate::rebind::{module_users, reload};
-use crate::scene::works;
 use crate::{Outcome, Stop, SysError};
 
 const LIMIT: Duration = Duration::from_secs(20);

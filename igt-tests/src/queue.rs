@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use crate::drm::{Drm, Gem};
 use crate::fence::Timeline;
+use crate::fixture::{cpu_reads, patterns};
 use crate::map::PAGE;
 use crate::proc::{Child, Steps};
-use crate::scene::{cpu_reads, patterns};
 use crate::syncfile::SyncFile;
 use crate::trace::Jobs;
 use crate::uapi::{VvramGemCopy, VvramSync, COPIES_MAX};

@@ -13,11 +13,11 @@ use std::path::Path;
 use crate::copy::{Fenced, Imported};
 use crate::drm::{DmaBuf, Drm};
 use crate::faults::Faults;
+use crate::fixture::Fixture;
 use crate::foreign::{self, Kind};
 use crate::map::{Map, PAGE};
 use crate::pci::PciDevice;
 use crate::peer::{Mode, Peer};
-use crate::scene::Scene;
 use crate::uapi::{self, PeerAttachments, VvramGemCreate, VvramGemImportInfo, VvramGemMmapOffset};
 use crate::{Outcome, Stop, SysError};
 
@@ -339,10 +339,10 @@ pub fn mmap(open: impl Fn() -> Result<Drm, Stop>) -> Outcome {
 ///
 /// Those of [`Faults::sweep`].
 pub fn importers(open: impl Fn() -> Result<Drm, Stop>, modes: &[Mode]) -> Outcome {
-    let scene = Scene::with_route()?;
+    let fixture = Fixture::with_route()?;
     let mut faults = Faults::new()?;
     for mode in modes.iter().copied() {
-        let opened = || Ok((Object::exported(open()?, EITHER)?, scene.peer.reopen()?));
+        let opened = || Ok((Object::exported(open()?, EITHER)?, fixture.peer.reopen()?));
         faults.sweep(
             &format!("attach, {mode:?}"),
             &USUAL,

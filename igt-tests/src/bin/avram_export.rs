@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use vvram_tests::debugfs::difference;
 use vvram_tests::drm::{DmaBuf, Drm};
+use vvram_tests::fixture::{leads_to, patterns, peer_reads, peer_writes, works, Expect};
 use vvram_tests::foreign::{self, Kind};
 use vvram_tests::map::PAGE;
 use vvram_tests::misc;
@@ -15,7 +16,6 @@ use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::policy::{Gets, Object, Order, Rules, IMPORTERS};
 use vvram_tests::power::Auto;
 use vvram_tests::rebind;
-use vvram_tests::scene::{leads_to, patterns, peer_reads, peer_writes, works, Expect};
 use vvram_tests::split::{self, Card, Module, Split};
 use vvram_tests::uapi::{self, AvramGemCreate};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome, Stop};
@@ -360,11 +360,11 @@ fn unbound() -> Outcome {
         peer.attach(&buffer, Mode::Dynamic)?;
         peer.map()?;
         reaches_vram(&peer, &bar, round)?;
-        let told = peer.status()?.invalidations;
+        let invalidated = peer.status()?.invalidations;
 
         split.undo()?;
         check!(
-            peer.status()?.invalidations > told,
+            peer.status()?.invalidations > invalidated,
             "the importer was not told: {:?}",
             peer.status()?
         );
@@ -397,11 +397,11 @@ fn card_unbound() -> Outcome {
     peer.attach(&buffer, Mode::Dynamic)?;
     peer.map()?;
     reaches_vram(&peer, &bar, 0)?;
-    let told = peer.status()?.invalidations;
+    let invalidated = peer.status()?.invalidations;
 
     split::set_bound(card.device(), false)?;
     check!(
-        peer.status()?.invalidations > told,
+        peer.status()?.invalidations > invalidated,
         "the importer was not told: {:?}",
         peer.status()?
     );

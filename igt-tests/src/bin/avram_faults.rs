@@ -5,12 +5,12 @@
 
 use vvram_tests::drm::DmaBuf;
 use vvram_tests::faults::Faults;
+use vvram_tests::fixture::{patterns, peer_reads, peer_writes, works, Expect};
 use vvram_tests::map::PAGE;
 use vvram_tests::pci::{Bar, PciDevice};
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::power::Auto;
 use vvram_tests::rebind::{Probe, Unbound};
-use vvram_tests::scene::{patterns, peer_reads, peer_writes, works, Expect};
 use vvram_tests::split::{Card, Module, Split, DRIVER};
 use vvram_tests::sweeps::{nothing, Once, NONE, USUAL};
 use vvram_tests::{check_eq, igt_main, uapi, Outcome, Stop};

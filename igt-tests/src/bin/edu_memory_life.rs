@@ -6,6 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::Duration;
 
+use vvram_tests::fixture::{cpu_reads, patterns, Expect};
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::memory::{
     bytes, complete, during, ended, on_device, reached, reads, writes, Setup, PAGES,
@@ -14,7 +15,6 @@ use vvram_tests::misc;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::Peer;
 use vvram_tests::proc::{sleep_forever, Child, Steps};
-use vvram_tests::scene::{cpu_reads, patterns, Expect};
 use vvram_tests::uapi::{self, EduPeerTransfer, EDU_PEER_MEMORY_KIND_SYSTEM as SYSTEM};
 use vvram_tests::userfault::Missing;
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome, Stop};

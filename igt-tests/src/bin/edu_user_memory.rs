@@ -3,13 +3,13 @@
 //! The peer reads and writes memory of processes by their addresses.
 
 use vvram_tests::drm::ioctl_raw;
+use vvram_tests::fixture::{cpu_reads, Expect};
 use vvram_tests::heap;
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::memory::{
     bytes, complete, ended, kind_of, on_device, reached, reads, writes, Moved, Setup, PAGES,
 };
 use vvram_tests::peer::{Mode, Peer};
-use vvram_tests::scene::{cpu_reads, Expect};
 use vvram_tests::uapi::{
     self, EduPeerMemoryMeasure, EduPeerMemoryQuery, EduPeerTransfer,
     EDU_PEER_MEMORY_KIND_SYSTEM as SYSTEM,

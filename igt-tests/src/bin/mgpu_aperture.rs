@@ -7,12 +7,12 @@ use std::time::Duration;
 use vvram_tests::compute::{ballast, LEFT};
 use vvram_tests::debugfs::difference;
 use vvram_tests::drm::{path_name, reason_name};
+use vvram_tests::fixture::{cpu_reads, patterns, peer_reads, peer_writes, placed, Expect};
 use vvram_tests::map::PAGE;
 use vvram_tests::mgpu::{holds, take_all, Mgpu, EITHER, PARAM_APERTURE_FREE};
 use vvram_tests::misc;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::proc::Child;
-use vvram_tests::scene::{cpu_reads, patterns, peer_reads, peer_writes, placed, Expect};
 use vvram_tests::{check, check_eq, expect_errno, igt_main, uapi, Outcome};
 
 const PAGE64: u64 = PAGE as u64;

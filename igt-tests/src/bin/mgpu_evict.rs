@@ -10,13 +10,13 @@ use vvram_tests::compute::{
 };
 use vvram_tests::debugfs::DebugFs;
 use vvram_tests::drm::{path_name, reason_name, DmaBuf, Drm, Gem};
+use vvram_tests::fixture::{patterns, placed, Expect};
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::mgpu::{take_all, Error, Mgpu, COMPUTE, COPY, EITHER, PARAM_LOSSES, PARAM_RESETS};
 use vvram_tests::misc::{self, Lcg};
 use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::proc::{Child, Steps};
-use vvram_tests::scene::{patterns, placed, Expect};
 use vvram_tests::syncfile::SyncFile;
 use vvram_tests::{check, check_eq, fail, igt_main, uapi, Outcome, Stop, SysError};
 

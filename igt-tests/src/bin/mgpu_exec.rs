@@ -9,12 +9,12 @@ use vvram_tests::compute::{
     PARAM_VMS_FREE, RESULTS,
 };
 use vvram_tests::fence::{SyncObj, Timeline};
+use vvram_tests::fixture::patterns;
 use vvram_tests::map::PAGE;
 use vvram_tests::mgpu::{take_all, Error, Impatient, Mgpu, COMPUTE, COPY, EITHER, PARAM_RESETS};
 use vvram_tests::misc;
 use vvram_tests::proc::{Child, Steps};
 use vvram_tests::rebind::Unbinding;
-use vvram_tests::scene::patterns;
 use vvram_tests::signals::{await_sleep, interrupt, kill, restart};
 use vvram_tests::syncfile::SyncFile;
 use vvram_tests::{check, check_eq, expect_errno, igt_main, uapi, Outcome, SysError};

@@ -8,6 +8,7 @@ use std::time::Duration;
 use vvram_tests::compute::{ballast, Bench, Op, RESULTS};
 use vvram_tests::drm::{DmaBuf, Gem};
 use vvram_tests::failure::is_taken_away;
+use vvram_tests::fixture::{mapped_by_peer, patterns, peer_reads, placed};
 use vvram_tests::map::PAGE;
 use vvram_tests::mgpu::{
     holds, replug, Error, Impatient, Mgpu, COMPUTE, COPY, DRIVER, EITHER, PARAM_LOSSES,
@@ -18,7 +19,6 @@ use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::Peer;
 use vvram_tests::proc::{Child, KernelLog};
 use vvram_tests::rebind::Unbinding;
-use vvram_tests::scene::{mapped_by_peer, patterns, peer_reads, placed};
 use vvram_tests::signals::await_sleep;
 use vvram_tests::syncfile::SyncFile;
 use vvram_tests::uapi::COPIES_MAX;
@@ -126,7 +126,7 @@ fn not_said(log: &mut KernelLog, text: &str) -> Outcome {
 
 /// Two GPUs that use memory of each other, of which the second one goes away, and a peer that has
 /// mapped memory of that one.
-struct Scene<'a> {
+struct Fixture<'a> {
     stays: &'a Mgpu,
     goes: &'a Mgpu,
     /// VRAM of the GPU that stays, with a pattern, and the same as the other one has imported it.
@@ -145,7 +145,7 @@ struct Scene<'a> {
     _buffer: DmaBuf,
 }
 
-impl<'a> Scene<'a> {
+impl<'a> Fixture<'a> {
     fn new([stays, goes]: &'a [Mgpu; 2]) -> Result<Self, Stop> {
         let (x, y) = patterns();
         let lent = stays.drm.create_flags(SIZE, EITHER)?;
@@ -252,16 +252,16 @@ impl<'a> Scene<'a> {
     }
 }
 
-/// `begin` begins something in a device, and calls [`Scene::vanish`]. Checks what comes after that.
-fn surprise(begin: impl FnOnce(&Scene<'_>) -> Outcome) -> Outcome {
+/// `begin` begins something in a device, and calls [`Fixture::vanish`]. Checks what comes after.
+fn surprise(begin: impl FnOnce(&Fixture<'_>) -> Outcome) -> Outcome {
     let pair = Mgpu::pair()?;
-    let scene = Scene::new(&pair)?;
-    let began = begin(&scene);
+    let fixture = Fixture::new(&pair)?;
+    let began = begin(&fixture);
     // Also after a failure, for the next subtest.
-    let back = scene.replug();
+    let back = fixture.replug();
     began?;
     back?;
-    scene.after()
+    fixture.after()
 }
 
 /// A device is removed by surprise with copies, and jobs of two address spaces, while the other one
@@ -269,36 +269,36 @@ fn surprise(begin: impl FnOnce(&Scene<'_>) -> Outcome) -> Outcome {
 fn removed() -> Outcome {
     // The timeout is 1000 seconds: the jobs end because the device is gone.
     let _patient = Impatient::never()?;
-    surprise(|scene| {
-        let benches = [Bench::new(scene.goes)?, Bench::new(scene.goes)?];
+    surprise(|fixture| {
+        let benches = [Bench::new(fixture.goes)?, Bench::new(fixture.goes)?];
         let job = |bench: &Bench<'_>| bench.vm.exec(&[Op::add(RESULTS, 1)]);
         for bench in &benches {
             job(bench)?.finish()?;
         }
-        scene.stays.inject(Error::Slow, 50)?;
+        fixture.stays.inject(Error::Slow, 50)?;
         for ring in [COPY, COMPUTE] {
-            scene.goes.inject_into(ring, Error::Slow, 60_000)?;
+            fixture.goes.inject_into(ring, Error::Slow, 60_000)?;
         }
-        let reads = several(10, || scene.read())?;
-        let mut jobs = several(10, || scene.write())?;
+        let reads = several(10, || fixture.read())?;
+        let mut jobs = several(10, || fixture.write())?;
         for bench in &benches {
             jobs.extend(several(5, || job(bench))?);
         }
-        scene.vanish(&jobs, &[libc::ENODEV], &reads)?;
-        scene.stays.inject(Error::Slow, 0)
+        fixture.vanish(&jobs, &[libc::ENODEV], &reads)?;
+        fixture.stays.inject(Error::Slow, 0)
     })
 }
 
 /// A device is removed by surprise while its ring is reset, which it does not complete.
 fn removed_in_reset() -> Outcome {
     let _impatient = Impatient::new()?;
-    surprise(|scene| {
+    surprise(|fixture| {
         let mut log = KernelLog::open()?;
-        scene.goes.inject(Error::NoRingReset, 0)?;
-        scene.goes.inject(Error::Hang, 0)?;
-        let jobs = several(20, || scene.write())?;
+        fixture.goes.inject(Error::NoRingReset, 0)?;
+        fixture.goes.inject(Error::Hang, 0)?;
+        let jobs = several(20, || fixture.write())?;
         await_line(&mut log, "ring 0 is reset")?;
-        scene.vanish(&jobs, &[libc::ENODEV], &[])?;
+        fixture.vanish(&jobs, &[libc::ENODEV], &[])?;
         // The wait for the reset has not lasted until its limit.
         not_said(&mut log, "the reset of ring 0 is not done")
     })
@@ -307,9 +307,9 @@ fn removed_in_reset() -> Outcome {
 /// A device is removed by surprise while it leaves an invalidation unanswered: a task waits for it,
 /// and another task waits for the lock.
 fn removed_in_invalidation() -> Outcome {
-    surprise(|scene| {
+    surprise(|fixture| {
         let mut log = KernelLog::open()?;
-        let benches = [Bench::new(scene.goes)?, Bench::new(scene.goes)?];
+        let benches = [Bench::new(fixture.goes)?, Bench::new(fixture.goes)?];
         for bench in &benches {
             bench.vm.done(&[Op::add(RESULTS, 1)])?;
         }
@@ -317,12 +317,12 @@ fn removed_in_invalidation() -> Outcome {
             let bench: &Bench<'_> = &benches[index];
             Ok(bench.vm.unbind(RESULTS, PAGE as u64)?)
         };
-        scene.goes.inject(Error::NoInvalidate, 0xffff)?;
+        fixture.goes.inject(Error::NoInvalidate, 0xffff)?;
         let mut first = Child::spawn(|| unmap(0))?;
         await_sleep(&mut first, INVALIDATE, "D")?;
         let mut second = Child::spawn(|| unmap(1))?;
         await_sleep(&mut second, UNMAP, "D")?;
-        scene.vanish(&[], &[], &[])?;
+        fixture.vanish(&[], &[], &[])?;
         first.join("the unmap that waits for the device", LIMIT)?;
         second.join("the unmap that waits for a lock", LIMIT)?;
         // The wait has not lasted until its limit.
@@ -334,8 +334,8 @@ fn removed_in_invalidation() -> Outcome {
 /// lost their content, and the CPU does none of the moves.
 fn removed_in_eviction() -> Outcome {
     const COUNT: u64 = 6;
-    surprise(|scene| {
-        let gpu = scene.goes;
+    surprise(|fixture| {
+        let gpu = fixture.goes;
         let (x, _) = patterns();
         let _ballast = ballast(gpu, COUNT * SIZE)?;
         let old: Vec<_> = (0..COUNT)
@@ -358,7 +358,7 @@ fn removed_in_eviction() -> Outcome {
             .map(|object| gpu.drm.copy((object, 0), (&system, 0), SIZE))
             .collect::<Result<Vec<_>, _>>()?;
         // A copy of what is lost fails with another error.
-        scene.vanish(&copies, &[libc::ENODEV, libc::EIO], &[])?;
+        fixture.vanish(&copies, &[libc::ENODEV, libc::EIO], &[])?;
         for object in &old {
             placed(object, uapi::PLACEMENT_SYSTEM)?;
             is_taken_away(&object.map()?)?;
@@ -378,16 +378,16 @@ fn removed_in_eviction() -> Outcome {
 /// memory, and with a peer.
 fn unplugged() -> Outcome {
     let pair = Mgpu::pair()?;
-    let scene = Scene::new(&pair)?;
+    let fixture = Fixture::new(&pair)?;
     let [a, b] = &pair;
-    let [x, y] = scene.patterns;
-    scene.ours.map()?.fill(x);
+    let [x, y] = fixture.patterns;
+    fixture.ours.map()?.fill(x);
 
     a.inject(Error::Slow, 50)?;
     b.inject(Error::Slow, 100)?;
-    let reads = several(10, || scene.read())?;
-    let writes = several(COPIES_MAX, || scene.write())?;
-    scene.replug()?;
+    let reads = several(10, || fixture.read())?;
+    let writes = several(COPIES_MAX, || fixture.write())?;
+    fixture.replug()?;
 
     // The unplug has waited for what the other GPU reads, and for the jobs in the ring.
     for copy in &reads {
@@ -403,8 +403,8 @@ fn unplugged() -> Outcome {
         "how its copies ended: {ends:?}"
     );
     a.inject(Error::Slow, 0)?;
-    holds(&scene.ours, y, "what the other GPU has read")?;
-    scene.after()
+    holds(&fixture.ours, y, "what the other GPU has read")?;
+    fixture.after()
 }
 
 igt_main! {

@@ -3,10 +3,10 @@
 //! A modelled GPU with much more VRAM than memory or aperture.
 
 use vvram_tests::drm::Gem;
+use vvram_tests::fixture::{mapped_by_peer, patterns, placed};
 use vvram_tests::map::PAGE;
 use vvram_tests::mgpu::{holds, Mgpu, SCRATCH};
 use vvram_tests::peer::{Mode, Peer};
-use vvram_tests::scene::{mapped_by_peer, patterns, placed};
 use vvram_tests::{check, check_eq, fail, igt_main, uapi, Outcome, SysError};
 
 const GIB: u64 = 1 << 30;

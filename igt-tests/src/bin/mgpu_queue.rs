@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use vvram_tests::cgroup::MemoryGroup;
 use vvram_tests::fence::Timeline;
+use vvram_tests::fixture::patterns;
 use vvram_tests::foreign::{self, Kind};
 use vvram_tests::map::PAGE;
 use vvram_tests::mgpu::{holds, set_bound, Error, Impatient, Mgpu};
@@ -14,7 +15,6 @@ use vvram_tests::misc;
 use vvram_tests::proc::Child;
 use vvram_tests::queue::{copy_after, flood};
 use vvram_tests::rebind::Unbinding;
-use vvram_tests::scene::patterns;
 use vvram_tests::uapi::COPIES_MAX;
 use vvram_tests::{check, check_eq, igt_main, Outcome};
 

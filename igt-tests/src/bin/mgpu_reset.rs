@@ -11,6 +11,7 @@ use vvram_tests::compute::{
 };
 use vvram_tests::drm::Gem;
 use vvram_tests::failure::{is_taken_away, no_dump, says, take_dump, Events};
+use vvram_tests::fixture::{mapped_by_peer, patterns, peer_reads, placed};
 use vvram_tests::map::PAGE;
 use vvram_tests::mgpu::{
     holds, take_all, Error, Impatient, Mgpu, COMPUTE, EITHER, PARAM_LOSSES, PARAM_QUARANTINED,
@@ -23,7 +24,6 @@ use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::power::system_sleep;
 use vvram_tests::proc::KernelLog;
 use vvram_tests::rebind::Unbinding;
-use vvram_tests::scene::{mapped_by_peer, patterns, peer_reads, placed};
 use vvram_tests::syncfile::SyncFile;
 use vvram_tests::{check, check_eq, expect_errno, igt_main, uapi, Outcome, Stop};
 

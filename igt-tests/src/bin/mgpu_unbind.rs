@@ -5,13 +5,13 @@
 use std::time::Duration;
 
 use vvram_tests::compute::{Bench, Op, Vm, HUGE, RESULTS};
+use vvram_tests::fixture::{mapped_by_peer, patterns};
 use vvram_tests::map::PAGE;
 use vvram_tests::mgpu::{holds, replug, set_bound, Error, Impatient, Mgpu, COMPUTE, EITHER};
 use vvram_tests::misc;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::proc::Child;
 use vvram_tests::rebind::Unbinding;
-use vvram_tests::scene::{mapped_by_peer, patterns};
 use vvram_tests::syncfile::SyncFile;
 use vvram_tests::{check, check_eq, expect_errno, igt_main, uapi, Outcome, Stop};
 

@@ -11,12 +11,12 @@ use vvram_tests::compute::{
     PARAM_PAGE_TABLES, PARAM_VMS_FREE, VM_MAX, VM_SIZE,
 };
 use vvram_tests::drm::Gem;
+use vvram_tests::fixture::{patterns, placed};
 use vvram_tests::map::PAGE;
 use vvram_tests::mgpu::{take_all, Mgpu, EITHER};
 use vvram_tests::misc;
 use vvram_tests::pattern::Pattern;
 use vvram_tests::proc::Child;
-use vvram_tests::scene::{patterns, placed};
 use vvram_tests::uapi::VvramGemCreate;
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome, SysError};
 

@@ -7,15 +7,15 @@
 
 use std::process::ExitCode;
 
+use vvram_tests::bar_export::{self, export, Exporter, MEMORY};
 use vvram_tests::clock::{self, Costs};
 use vvram_tests::drm::{DmaBuf, Gem};
 use vvram_tests::figures::{self, Figures};
-use vvram_tests::lender::{self, export, Lent, MEMORY};
+use vvram_tests::fixture::{cpu_reads, patterns, placed, Fixture};
 use vvram_tests::map::PAGE;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::rebind::Unbound;
-use vvram_tests::scene::{cpu_reads, patterns, placed, Scene};
 use vvram_tests::vfio::Vfio;
 use vvram_tests::{check, check_eq, fragment, uapi, window, Outcome, Stop, SysError};
 
@@ -37,10 +37,10 @@ const HUGE: u64 = 48 << 30;
 /// A map by a static importer moves the object to system memory, and a map by a peer moves it back
 /// to VRAM. The same calls on an object that need not move give the cost of everything but the
 /// move.
-fn moves(scene: &Scene, figures: &mut Figures) -> Outcome {
+fn moves(fixture: &Fixture, figures: &mut Figures) -> Outcome {
     const SIZE: u64 = 2 * MIB;
     const ROUNDS: u32 = 24;
-    let object = scene.drm.create_flags(SIZE, EITHER)?;
+    let object = fixture.drm.create_flags(SIZE, EITHER)?;
     let (pattern, _) = patterns();
     object.map()?.fill(pattern);
     let buffer = object.export()?;
@@ -64,7 +64,7 @@ fn moves(scene: &Scene, figures: &mut Figures) -> Outcome {
                 stay_back,
             ),
         ] {
-            let peer = scene.peer.reopen()?;
+            let peer = fixture.peer.reopen()?;
             peer.attach(&buffer, mode)?;
             placed(&object, from)?;
             moved.time(|| peer.map())?;
@@ -86,7 +86,7 @@ fn moves(scene: &Scene, figures: &mut Figures) -> Outcome {
     figures.costs("move.back", back);
     figures.costs("move.back.still", stay_back);
 
-    let other = scene.drm.create_flags(SIZE, uapi::CREATE_SYSTEM)?;
+    let other = fixture.drm.create_flags(SIZE, uapi::CREATE_SYSTEM)?;
     let system = other.map()?;
     placed(&object, uapi::PLACEMENT_VRAM)?;
     placed(&other, uapi::PLACEMENT_SYSTEM)?;
@@ -105,19 +105,19 @@ fn moves(scene: &Scene, figures: &mut Figures) -> Outcome {
 }
 
 /// The cost of an export from its creation to its end, while `live` other exports exist.
-fn cycles(scene: &Scene, live: usize, figures: &mut Figures) -> Outcome {
+fn cycles(fixture: &Fixture, live: usize, figures: &mut Figures) -> Outcome {
     const ROUNDS: usize = 512;
     let mut others = Vec::with_capacity(live);
     for _ in 0..live {
-        let object = scene.drm.create(PAGE64)?;
+        let object = fixture.drm.create(PAGE64)?;
         let buffer = object.export()?;
         others.push((object, buffer));
     }
     let mut objects = Vec::with_capacity(ROUNDS);
     for _ in 0..ROUNDS {
-        objects.push(scene.drm.create(PAGE64)?);
+        objects.push(fixture.drm.create(PAGE64)?);
     }
-    let peer = &scene.peer;
+    let peer = &fixture.peer;
     let life = |object: Gem<'_>| -> Result<(), SysError> {
         let buffer = object.export()?;
         peer.attach(&buffer, Mode::Dynamic)?;
@@ -139,17 +139,17 @@ fn cycles(scene: &Scene, live: usize, figures: &mut Figures) -> Outcome {
 
 /// The device reads a page of VRAM directly, or from system memory, to which the CPU copies it
 /// first.
-fn transfers(scene: &Scene, figures: &mut Figures) -> Outcome {
+fn transfers(fixture: &Fixture, figures: &mut Figures) -> Outcome {
     const ROUNDS: u64 = 8;
-    let in_vram = scene.drm.create_flags(PAGE64, uapi::CREATE_VRAM)?;
-    let in_system = scene.drm.create_flags(PAGE64, uapi::CREATE_SYSTEM)?;
+    let in_vram = fixture.drm.create_flags(PAGE64, uapi::CREATE_VRAM)?;
+    let in_system = fixture.drm.create_flags(PAGE64, uapi::CREATE_SYSTEM)?;
     let (vram, system) = (in_vram.map()?, in_system.map()?);
-    let (direct, bounce) = (scene.peer.reopen()?, scene.peer.reopen()?);
+    let (direct, bounce) = (fixture.peer.reopen()?, fixture.peer.reopen()?);
     for (peer, object) in [(&direct, &in_vram), (&bounce, &in_system)] {
         peer.attach(&object.export()?, Mode::Dynamic)?;
         peer.map()?;
     }
-    scene.check_only(&in_vram, Mode::Dynamic, false, true)?;
+    fixture.check_only(&in_vram, Mode::Dynamic, false, true)?;
     placed(&in_system, uapi::PLACEMENT_SYSTEM)?;
 
     let (seed, _) = patterns();
@@ -271,23 +271,23 @@ fn attaches(
 }
 
 /// Map and unmap of a page of this project's exporter, and attaches to it.
-fn our_page(scene: &Scene, counts: &[usize], figures: &mut Figures) -> Outcome {
-    let object = scene.drm.create_flags(PAGE64, uapi::CREATE_VRAM)?;
+fn our_page(fixture: &Fixture, counts: &[usize], figures: &mut Figures) -> Outcome {
+    let object = fixture.drm.create_flags(PAGE64, uapi::CREATE_VRAM)?;
     let buffer = object.export()?;
-    mapping(&scene.peer, &buffer, "4k.ours", figures)?;
-    attaches(&scene.peer, &buffer, counts, "ours", figures)
+    mapping(&fixture.peer, &buffer, "4k.ours", figures)?;
+    attaches(&fixture.peer, &buffer, counts, "ours", figures)
 }
 
 /// Map and unmap of this project's exporter.
-fn ours(scene: &Scene, figures: &mut Figures) -> Outcome {
-    let (drm, peer) = (&scene.drm, &scene.peer);
-    our_page(scene, &ATTACHES, figures)?;
+fn ours(fixture: &Fixture, figures: &mut Figures) -> Outcome {
+    let (drm, peer) = (&fixture.drm, &fixture.peer);
+    our_page(fixture, &ATTACHES, figures)?;
     for (name, size) in [("256m", 256 * MIB), ("adjacent", BLOCKS * PAGE64)] {
         let object = drm.create_flags(size, uapi::CREATE_VRAM)?;
         let buffer = object.export()?;
         mapping(peer, &buffer, &format!("{name}.ours"), figures)?;
     }
-    let ragged = fragment::create(drm, &scene.bar, BLOCKS * PAGE64, BLOCKS as usize)?;
+    let ragged = fragment::create(drm, &fixture.bar, BLOCKS * PAGE64, BLOCKS as usize)?;
     check_eq!(
         ragged.layout.ranges().len() as u64,
         BLOCKS,
@@ -352,13 +352,13 @@ fn theirs(peer: &Peer, vfio: &Vfio, figures: &mut Figures) -> Outcome {
 
 /// How the costs of bar_export grow.
 fn our_growth(peer: &Peer, counts: &[u64], figures: &mut Figures) -> Outcome {
-    let lent = Lent::new()?;
-    let lender = lent.open()?;
+    let exporter = Exporter::new()?;
+    let bar_file = exporter.open()?;
     growth(
         peer,
         counts,
-        lender::request,
-        |request| lender::export_request(&lender, MEMORY, request),
+        bar_export::request,
+        |request| bar_export::export_request(&bar_file, MEMORY, request),
         "ours",
         figures,
     )
@@ -381,9 +381,9 @@ fn their_growth(peer: &Peer, vfio: &Vfio, counts: &[u64], figures: &mut Figures)
 fn huge(figures: &mut Figures) -> Outcome {
     let peer = Peer::open()?;
     {
-        let lent = Lent::new()?;
-        let lender = lent.open()?;
-        let buffer = export(&lender, MEMORY, 0, HUGE)?;
+        let exporter = Exporter::new()?;
+        let bar_file = exporter.open()?;
+        let buffer = export(&bar_file, MEMORY, 0, HUGE)?;
         mapping(&peer, &buffer, "huge.ours", figures)?;
     }
     let gpu = PciDevice::vvram()?;
@@ -413,22 +413,22 @@ fn allow_files(count: u64) -> Outcome {
 
 fn bench(figures: &mut Figures) -> Outcome {
     allow_files(20_000)?;
-    let scene = Scene::open()?;
-    let free = scene.drm.vram_free()?;
+    let fixture = Fixture::open()?;
+    let free = fixture.drm.vram_free()?;
     clock::stay_in_memory()?;
-    ours(&scene, figures)?;
-    moves(&scene, figures)?;
-    cycles(&scene, 10, figures)?;
-    cycles(&scene, 10_000, figures)?;
-    transfers(&scene, figures)?;
-    scene.drm.await_vram_free(free)?;
-    let Scene {
+    ours(&fixture, figures)?;
+    moves(&fixture, figures)?;
+    cycles(&fixture, 10, figures)?;
+    cycles(&fixture, 10_000, figures)?;
+    transfers(&fixture, figures)?;
+    fixture.drm.await_vram_free(free)?;
+    let Fixture {
         drm,
         bar,
         peer,
         gpu,
         ..
-    } = scene;
+    } = fixture;
     drop((drm, bar));
     our_growth(&peer, &GROWTH, figures)?;
     let unbound = Unbound::new(&gpu)?;
@@ -441,16 +441,16 @@ fn bench(figures: &mut Figures) -> Outcome {
 
 /// The work for a profile: the smallest mapping of both exporters, which is nearly all overhead.
 fn profile(figures: &mut Figures) -> Outcome {
-    let scene = Scene::open()?;
+    let fixture = Fixture::open()?;
     clock::stay_in_memory()?;
-    our_page(&scene, &ATTACHES[..1], figures)?;
-    let Scene {
+    our_page(&fixture, &ATTACHES[..1], figures)?;
+    let Fixture {
         drm,
         bar,
         peer,
         gpu,
         ..
-    } = scene;
+    } = fixture;
     drop((drm, bar));
     our_growth(&peer, &GROWTH[..1], figures)?;
     let unbound = Unbound::new(&gpu)?;

@@ -10,13 +10,13 @@ use std::fs;
 use std::process::ExitCode;
 
 use vvram_tests::drm::{path_name, reason_name, Drm};
+use vvram_tests::fixture::{compare_table, patterns};
 use vvram_tests::iommu::Way;
 use vvram_tests::map::PAGE;
 use vvram_tests::misc::json_string;
 use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::{Bar, PciDevice};
 use vvram_tests::peer::{Mode, Peer};
-use vvram_tests::scene::{compare_table, patterns};
 use vvram_tests::{check, check_eq, errno_name, fail, fragment, uapi, Outcome};
 
 const USAGE: &str = "usage: p2p-demo --json FILE [--size BYTES]";

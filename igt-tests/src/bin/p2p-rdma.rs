@@ -11,9 +11,9 @@ use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use vvram_tests::bar_export;
 use vvram_tests::drm::{DmaBuf, Drm};
 use vvram_tests::heap;
-use vvram_tests::lender;
 use vvram_tests::map::PAGE;
 use vvram_tests::misc::{self, json_string, Lcg};
 use vvram_tests::pci::PciDevice;
@@ -232,7 +232,7 @@ fn create<'nic>(nic: &'nic Nic, name: &str, kind: &Kind, size: u64) -> Result<Bu
         } => {
             let device = PciDevice::named(device);
             let size = size.next_multiple_of(PAGE as u64);
-            let shared = lender::export(&lender::open(&device)?, *bar, *offset, size)?;
+            let shared = bar_export::export(&bar_export::open(&device)?, *bar, *offset, size)?;
             let map = device.map_bar(*bar, *offset, size)?;
             return Ok(Buffer::mapped(nic, name, shared, map)?);
         }

@@ -15,6 +15,7 @@ use serde_json::Value;
 use vvram_tests::debugfs::mounted;
 use vvram_tests::drm::{path_name, reason_name, text, DmaBuf, Drm, Gem};
 use vvram_tests::fabric::Fabric;
+use vvram_tests::fixture::{placed, Expect, Fixture};
 use vvram_tests::map::PAGE;
 use vvram_tests::mgpu::Mgpu;
 use vvram_tests::misc;
@@ -23,7 +24,6 @@ use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::policy::importer_name;
 use vvram_tests::proc::Child;
 use vvram_tests::route::explained;
-use vvram_tests::scene::{placed, Expect, Scene};
 use vvram_tests::uapi::{self, PeerAddress, PeerQuery};
 use vvram_tests::user::{self, become_nobody};
 use vvram_tests::{check, check_eq, fail, igt_main, Outcome, Stop, SysError};
@@ -370,49 +370,49 @@ fn nobody() -> Outcome {
 
 /// `p2p why` between both devices, by all kinds of names.
 fn why() -> Outcome {
-    let scene = Scene::open()?;
-    let node = scene.drm.path().display().to_string();
+    let fixture = Fixture::open()?;
+    let node = fixture.drm.path().display().to_string();
     let name = node.rsplit('/').next().unwrap_or_default();
-    let edu = format!("edu-peer-{}", scene.edu.name());
-    let want = i32::from(scene.expect == Expect::Refused);
-    let short = scene.gpu.name().trim_start_matches("0000:").to_string();
-    for memory in [scene.gpu.name(), name, &node, &short] {
-        for device in [scene.edu.name(), &edu] {
+    let edu = format!("edu-peer-{}", fixture.edu.name());
+    let want = i32::from(fixture.expect == Expect::Refused);
+    let short = fixture.gpu.name().trim_start_matches("0000:").to_string();
+    for memory in [fixture.gpu.name(), name, &node, &short] {
+        for device in [fixture.edu.name(), &edu] {
             let (status, why) = json(&["why", memory, device], false)?;
             check_eq!(status, want, "exit status for {memory} and {device}");
             check_eq!(
                 word(&why["provider"], "address"),
-                scene.gpu.name(),
+                fixture.gpu.name(),
                 "{memory}"
             );
             check_eq!(
                 word(&why["client"], "address"),
-                scene.edu.name(),
+                fixture.edu.name(),
                 "{device}"
             );
             let path = word(&why["answer"], "path");
-            check_eq!(path, path_name(scene.expect.path()), "path");
+            check_eq!(path, path_name(fixture.expect.path()), "path");
         }
     }
     let (_, text, _) = run(&["why", name, &edu], false)?;
     println!("{text}");
-    let answer = scene.drm.query(0, ABLE, &scene.edu)?;
+    let answer = fixture.drm.query(0, ABLE, &fixture.edu)?;
     let mut parts = vec![
         "<- memory",
         "<- accesses it",
         "What to do:",
         "the driver of the memory",
     ];
-    parts.push(match scene.expect {
+    parts.push(match fixture.expect {
         Expect::Bus => "peer to peer, by bus address, 4 hops",
-        Expect::HostBridge if scene.translated() => "through the host bridge, by IOVA",
+        Expect::HostBridge if fixture.translated() => "through the host bridge, by IOVA",
         Expect::HostBridge => "peer to peer through the host bridge",
         Expect::Refused => "not peer to peer",
     });
     if answer.route & uapi::ROUTE_ACS_REDIRECT != 0 {
         parts.push("pci=disable_acs_redir=0000:");
     }
-    if scene.expect == Expect::Refused {
+    if fixture.expect == Expect::Refused {
         parts.push("8086:29c0 is not on");
     }
     for part in parts {
@@ -470,19 +470,19 @@ fn check_held(buffer: &Value, pid: u32, fd: i32) -> Outcome {
 
 /// A buffer with an importer that gets it in system memory, and with a refusal.
 fn ls() -> Outcome {
-    let scene = Scene::open()?;
-    let object = scene.drm.create_flags(2 * PAGE64, EITHER)?;
+    let fixture = Fixture::open()?;
+    let object = fixture.drm.create_flags(2 * PAGE64, EITHER)?;
     let buffer: DmaBuf = object.export()?;
     buffer.set_name("frame")?;
     let inode = buffer.inode()?;
     let alone = listed(inode, false)?;
     check_eq!(all(&alone, "importers").len(), 0, "importers of {alone}");
-    scene.peer.attach(&buffer, Mode::Dynamic)?;
-    scene.peer.pin_and_map(Mode::Dynamic)?;
+    fixture.peer.attach(&buffer, Mode::Dynamic)?;
+    fixture.peer.pin_and_map(Mode::Dynamic)?;
     let seen = listed(inode, false)?;
     check_listed(&seen, &object)?;
     check_held(&seen, std::process::id(), buffer.fd())?;
-    let placement = match scene.expect {
+    let placement = match fixture.expect {
         Expect::Refused => "system",
         _ => "vram",
     };
@@ -492,7 +492,7 @@ fn ls() -> Outcome {
         ("frame", "either"),
         "{seen}"
     );
-    check_eq!(word(&seen, "device"), scene.gpu.name(), "{seen}");
+    check_eq!(word(&seen, "device"), fixture.gpu.name(), "{seen}");
     check_eq!(seen["size"], 2 * PAGE64, "{seen}");
     check_eq!(seen["id"], object.info()?.id, "{seen}");
     let (_, text, _) = run(&["ls"], false)?;
@@ -504,18 +504,18 @@ fn ls() -> Outcome {
 /// A user who may not read debugfs sees the buffers of its own processes, with the importers if the
 /// driver lists them.
 fn ls_of_nobody() -> Outcome {
-    let scene = Scene::open()?;
-    let path = scene.drm.path().to_path_buf();
+    let fixture = Fixture::open()?;
+    let path = fixture.drm.path().to_path_buf();
     let _open = user::Mode::set(&path, 0o666)?;
     let one = PciDevice::vvrams().len() == 1;
-    let others = scene.drm.create(PAGE64)?;
+    let others = fixture.drm.create(PAGE64)?;
     let theirs = others.export()?;
     let mut child = Child::spawn(|| {
         become_nobody()?;
         let drm = Drm::open_path(&path)?;
         let object = drm.create_flags(PAGE64, EITHER)?;
         let buffer = object.export()?;
-        scene.peer.attach(&buffer, Mode::Dynamic)?;
+        fixture.peer.attach(&buffer, Mode::Dynamic)?;
         let seen = listed(buffer.inode()?, true)?;
         check_held(&seen, std::process::id(), buffer.fd())?;
         check_eq!(word(&seen, "exporter"), "vvram", "{seen}");
@@ -549,8 +549,8 @@ fn ls_of_nobody() -> Outcome {
 /// or by a signal.
 fn watch() -> Outcome {
     let tracing = mounted("tracefs", "/sys/kernel/tracing")?;
-    let scene = Scene::open()?;
-    let object = scene.drm.create_flags(PAGE64, EITHER)?;
+    let fixture = Fixture::open()?;
+    let object = fixture.drm.create_flags(PAGE64, EITHER)?;
     let buffer = object.export()?;
     let id = object.info()?.id;
     for count in [Some(3), None] {
@@ -569,7 +569,7 @@ fn watch() -> Outcome {
             (on.trim() == "1").then_some(())
         });
         check!(ready.is_some(), "{} is not there", instance.display());
-        let peer = scene.peer.reopen()?;
+        let peer = fixture.peer.reopen()?;
         peer.attach(&buffer, Mode::Dynamic)?;
         peer.pin_and_map(Mode::Dynamic)?;
         peer.unmap()?;
@@ -601,8 +601,8 @@ fn watch() -> Outcome {
         let Some(attach) = events.iter().find(|it| it["event"] == "attach") else {
             fail!("no attach in {events:?}");
         };
-        check_eq!(word(attach, "exporter"), scene.gpu.name(), "{attach}");
-        check_eq!(word(attach, "importer"), scene.edu.name(), "{attach}");
+        check_eq!(word(attach, "exporter"), fixture.gpu.name(), "{attach}");
+        check_eq!(word(attach, "importer"), fixture.edu.name(), "{attach}");
         check_eq!(word(attach, "path"), path_name(entry.path), "{attach}");
         check_eq!(
             word(attach, "reason"),
@@ -610,7 +610,7 @@ fn watch() -> Outcome {
             "{attach}"
         );
         check_eq!(attach["size"], PAGE64, "{attach}");
-        let is_fallback = scene.expect == Expect::Refused;
+        let is_fallback = fixture.expect == Expect::Refused;
         check_eq!(attach["fallback"], is_fallback, "{attach}");
         if count.is_none() {
             let names: Vec<_> = events.iter().map(|it| word(it, "event")).collect();
@@ -627,7 +627,7 @@ fn watch() -> Outcome {
 
 /// `p2p doctor` lists what is wrong on this machine, and nothing that is in order.
 fn doctor() -> Outcome {
-    let scene = Scene::open()?;
+    let fixture = Fixture::open()?;
     let (status, doctor) = json(&["doctor"], false)?;
     let checks = all(&doctor, "checks");
     let state = |part: &str| {
@@ -637,7 +637,7 @@ fn doctor() -> Outcome {
     check_eq!(state("CONFIG_PCI_P2PDMA=y"), "ok", "{doctor}");
     check_eq!(state("driver vvram reports paths"), "ok", "{doctor}");
     check_eq!(state("its largest BAR has 16 MiB"), "ok", "{doctor}");
-    let iommu = match scene.translated() {
+    let iommu = match fixture.translated() {
         true => "devices use IOVAs through the host",
         false => "none is in use",
     };
@@ -646,7 +646,7 @@ fn doctor() -> Outcome {
     let of_use = all(&topo, "devices")
         .iter()
         .filter(|it| it["kind"] != "other");
-    let (route, no_route) = match (of_use.count(), scene.expect) {
+    let (route, no_route) = match (of_use.count(), fixture.expect) {
         (1, _) => ("", ""),
         (_, Expect::Refused) => ("", "to do"),
         _ => ("ok", ""),
@@ -695,9 +695,9 @@ impl Drop for HostName {
 
 /// The report has all parts, and does not reveal the identity of the machine.
 fn report() -> Outcome {
-    let scene = Scene::open()?;
+    let fixture = Fixture::open()?;
     let _name = HostName::set("quokka")?;
-    let object = scene.drm.create_flags(PAGE64, EITHER)?;
+    let object = fixture.drm.create_flags(PAGE64, EITHER)?;
     let buffer = object.export()?;
     buffer.set_name("of-quokka")?;
     let (status, report, _) = run(&["report"], false)?;
@@ -720,7 +720,10 @@ fn report() -> Outcome {
             check!(!text.contains(secret.as_str()), "{secret} is in {text}");
         }
         check!(text.contains("of-[host]"), "the buffer is not in {text}");
-        check!(text.contains(scene.gpu.name()), "the GPU is not in {text}");
+        check!(
+            text.contains(fixture.gpu.name()),
+            "the GPU is not in {text}"
+        );
     }
     for part in ["== doctor ==", "== topo ==", "== bridges ==", "== ls =="] {
         check!(report.contains(part), "{part} is not in {report}");

@@ -5,12 +5,12 @@
 use std::time::Duration;
 
 use vvram_tests::drm::{path_name, reason_name, Drm, Gem};
+use vvram_tests::fixture::{patterns, placed, squeeze_idle, Expect};
 use vvram_tests::map::PAGE;
 use vvram_tests::misc;
 use vvram_tests::pci::{Bar, PciDevice};
 use vvram_tests::proc::{Child, Steps};
 use vvram_tests::rebind::Unbinding;
-use vvram_tests::scene::{patterns, placed, squeeze_idle, Expect};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome, Stop};
 
 const PAGE64: u64 = PAGE as u64;

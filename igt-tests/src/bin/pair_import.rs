@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use vvram_tests::debugfs::DebugFs;
 use vvram_tests::drm::{path_name, reason_name, text, Attachment, Drm, Gem};
+use vvram_tests::fixture::{patterns, placed, squeeze, Expect};
 use vvram_tests::map::PAGE;
 use vvram_tests::misc;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::proc::Child;
 use vvram_tests::rebind::Unbinding;
-use vvram_tests::scene::{patterns, placed, squeeze, Expect};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, vm, Outcome, Stop};
 
 const PAGE64: u64 = PAGE as u64;
@@ -224,7 +224,7 @@ fn follows() -> Outcome {
     let other = import.map()?;
     for round in 0..3 {
         pair.check(&object, &import, pair.path())?;
-        let told = import.import_info()?.invalidations;
+        let invalidated = import.import_info()?.invalidations;
         let taken = squeeze(&pair.a)?;
         placed(&object, uapi::PLACEMENT_SYSTEM)?;
         let want = match pair.expect {
@@ -242,7 +242,7 @@ fn follows() -> Outcome {
         pair.check(&object, &import, want)?;
         if pair.expect != Expect::Refused {
             check!(
-                import.import_info()?.invalidations > told,
+                import.import_info()?.invalidations > invalidated,
                 "the importer was not told of the move in round {round}"
             );
         }
@@ -418,7 +418,7 @@ fn page_tables() -> Outcome {
         pair.b.vm_bind(&import, 0)?;
         for _ in 0..3 {
             vm::shown(&importer, there, true)?;
-            let told = import.import_info()?.invalidations;
+            let invalidated = import.import_info()?.invalidations;
             let place = match object.info()?.placement {
                 uapi::PLACEMENT_VRAM => "system",
                 _ => "vram",
@@ -434,7 +434,7 @@ fn page_tables() -> Outcome {
             )?;
             vm::shown(&importer, there, true)?;
             check!(
-                import.import_info()?.invalidations > told,
+                import.import_info()?.invalidations > invalidated,
                 "the importer was not told"
             );
         }

@@ -10,10 +10,10 @@ use std::process::ExitCode;
 use vvram_tests::clock::{self, Costs, Others};
 use vvram_tests::fabric::Fabric;
 use vvram_tests::figures::{self, Figures};
+use vvram_tests::fixture::placed;
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::peer::Mode;
 use vvram_tests::rdma::{many_at_once, Buffer, Op, Part};
-use vvram_tests::scene::placed;
 use vvram_tests::verbs::Pair;
 use vvram_tests::{uapi, Outcome};
 

@@ -8,16 +8,16 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
+use vvram_tests::bar_export::{Exporter, MEMORY};
 use vvram_tests::debugfs::{difference, DebugFs};
 use vvram_tests::drm::{DmaBuf, Drm, Gem};
 use vvram_tests::fabric::{choose, Fabric, CLASSES};
+use vvram_tests::fixture::{placed, Expect};
 use vvram_tests::heap;
-use vvram_tests::lender::{Lent, MEMORY};
 use vvram_tests::map::PAGE;
 use vvram_tests::misc;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::Mode;
-use vvram_tests::scene::{placed, Expect};
 use vvram_tests::{check, check_eq, fail, igt_main, uapi, Outcome, Stop, SysError};
 
 /// The flags of objects that importers get in VRAM or not at all.
@@ -274,10 +274,10 @@ fn own() -> Outcome {
 /// importer cannot be revoked or has no route.
 fn bar() -> Outcome {
     let expect = Expect::get()?;
-    let lent = Lent::new()?;
+    let exporter = Exporter::new()?;
     // Its node may come a little later.
-    drop(lent.open()?);
-    let buffer = format!("bar:{}/{MEMORY}+64K", lent.gpu().name());
+    drop(exporter.open()?);
+    let buffer = format!("bar:{}/{MEMORY}+64K", exporter.gpu().name());
     let mut arguments = vec!["--size", "64K", "--loops", "1", "--buffer", &buffer];
     for class in CLASSES {
         choose(class)?;

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use vvram_tests::debugfs::DebugFs;
 use vvram_tests::drm::{Drm, Gem};
+use vvram_tests::fixture::{patterns, placed, works};
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::misc;
 use vvram_tests::pattern::Pattern;
@@ -17,7 +18,6 @@ use vvram_tests::pci::{Bar, PciDevice};
 use vvram_tests::proc::{Child, Steps};
 use vvram_tests::rdma::{Buffer, ON_DEMAND};
 use vvram_tests::rebind::Unbound;
-use vvram_tests::scene::{patterns, placed, works};
 use vvram_tests::svm::{check_places, filled, holds};
 use vvram_tests::uapi::{self, CREATE_DIRECT_IO, CREATE_SYSTEM, CREATE_VRAM};
 use vvram_tests::verbs::{Nic, Pair, Region};

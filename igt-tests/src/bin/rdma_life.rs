@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use vvram_tests::debugfs::DebugFs;
 use vvram_tests::drm::{DmaBuf, Drm, Gem};
 use vvram_tests::fabric::{Fabric, CLASSES};
+use vvram_tests::fixture::{patterns, placed, squeeze_idle, works, Expect};
 use vvram_tests::map::PAGE;
 use vvram_tests::misc::{self, soak, Lcg};
 use vvram_tests::pattern::Pattern;
@@ -18,7 +19,6 @@ use vvram_tests::peer::Mode;
 use vvram_tests::proc::{Child, KernelLog, Steps};
 use vvram_tests::rdma::Buffer;
 use vvram_tests::rebind::{Unbinding, Unbound};
-use vvram_tests::scene::{patterns, placed, squeeze_idle, works, Expect};
 use vvram_tests::verbs::{expect_status, Config, Failure, Pair, Status};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome, Stop, SysError};
 

@@ -7,12 +7,12 @@ use std::collections::VecDeque;
 
 use vvram_tests::drm::Gem;
 use vvram_tests::fabric::{Fabric, CLASSES};
+use vvram_tests::fixture::{patterns, placed, Expect};
 use vvram_tests::heap;
 use vvram_tests::map::PAGE;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::Mode;
 use vvram_tests::rdma::{bandwidth, exercise, Buffer, Op, Part};
-use vvram_tests::scene::{patterns, placed, Expect};
 use vvram_tests::verbs::{expect_status, At, Failure, Pair, Status};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome, Stop};
 

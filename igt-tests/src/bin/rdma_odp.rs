@@ -7,11 +7,11 @@
 //! faults. If the NIC accesses a page without such a fault, it has used the P2PDMA page.
 
 use vvram_tests::dmirror::{Mirror, TestHmm, ABSENT, ON_DEVICE, WRITABLE, ZEROES};
+use vvram_tests::fixture::patterns;
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::misc;
 use vvram_tests::pattern::Pattern;
 use vvram_tests::rdma::{Buffer, OdpP2p, ON_DEMAND};
-use vvram_tests::scene::patterns;
 use vvram_tests::verbs::{Nic, Pair, Region};
 use vvram_tests::{check_eq, fail, igt_main, Outcome, Stop, SysError};
 

@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 use vvram_tests::clients::{client, four_times, Usage, EITHER, PIECE};
 use vvram_tests::drm::{Drm, Gem};
 use vvram_tests::fabric::{Fabric, CLASSES};
+use vvram_tests::fixture::{patterns, placed, squeeze_idle};
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::misc::{slower, soak, Lcg};
 use vvram_tests::pattern::Pattern;
 use vvram_tests::peer::Mode;
 use vvram_tests::proc::{Child, Steps};
 use vvram_tests::rdma::Buffer;
-use vvram_tests::scene::{patterns, placed, squeeze_idle};
 use vvram_tests::verbs::{expect_status, Pair, Region, Status};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome, Stop};
 

@@ -9,6 +9,7 @@
 use std::time::Duration;
 
 use vvram_tests::drm::Drm;
+use vvram_tests::fixture::{patterns, works};
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::misc;
 use vvram_tests::pattern::Pattern;
@@ -18,7 +19,6 @@ use vvram_tests::proc::{Child, Steps};
 use vvram_tests::qmp::Monitor;
 use vvram_tests::rdma::{Buffer, OdpP2p, ON_DEMAND};
 use vvram_tests::rebind::{module_users, reload, Unbound};
-use vvram_tests::scene::{patterns, works};
 use vvram_tests::svm::{check_places, filled, holds, places, resident, Place, HUGE};
 use vvram_tests::verbs::{Nic, Pair, Region};
 use vvram_tests::{check, check_eq, igt_main, skip, Outcome, Stop};

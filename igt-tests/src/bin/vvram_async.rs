@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use vvram_tests::drm::{Drm, Gem};
+use vvram_tests::fixture::{patterns, Fixture};
 use vvram_tests::map::PAGE;
 use vvram_tests::misc;
 use vvram_tests::pattern::Pattern;
@@ -12,7 +13,6 @@ use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::Mode;
 use vvram_tests::proc::Child;
 use vvram_tests::rebind::Unbound;
-use vvram_tests::scene::{patterns, Scene};
 use vvram_tests::{check, check_eq, fail, igt_main, uapi, Outcome};
 
 const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
@@ -131,38 +131,38 @@ fn chain() -> Outcome {
 
 /// A peer that maps an object during its move reads all of it.
 fn peer_waits() -> Outcome {
-    let scene = Scene::with_route()?;
+    let fixture = Fixture::with_route()?;
     let (seed, _) = patterns();
     // The move takes longer than the query of whether it was moved.
     let size = 8 * MIB;
-    let object = scene.drm.create_flags(size, EITHER)?;
+    let object = fixture.drm.create_flags(size, EITHER)?;
     let map = object.map()?;
     let buffer = object.export()?;
-    scene.peer.attach(&buffer, Mode::Dynamic)?;
+    fixture.peer.attach(&buffer, Mode::Dynamic)?;
     let last = (size / PAGE as u64) as usize - 1;
     for round in 0..3 {
         let pattern = seed.derive(round);
         map.fill_pages(pattern, last, 1);
-        let taken = whole_vram(&scene.drm, uapi::CREATE_VRAM)?;
+        let taken = whole_vram(&fixture.drm, uapi::CREATE_VRAM)?;
         check_eq!(
             object.info()?.placement,
             SYSTEM,
             "placement in round {round}"
         );
         // The last page is copied last.
-        vvram_tests::scene::peer_reads(&scene.peer, pattern, &[last])?;
+        vvram_tests::fixture::peer_reads(&fixture.peer, pattern, &[last])?;
         check_eq!(taken.map()?.read(0), 0, "a new object");
         drop(taken);
-        scene.peer.unmap()?;
-        scene.peer.map()?;
+        fixture.peer.unmap()?;
+        fixture.peer.map()?;
         check!(
             buffer.sync_file(uapi::DMA_BUF_SYNC_WRITE)?.poll(0)?,
             "round {round}: the peer has a mapping, and the content is on its way"
         );
         check_eq!(object.info()?.placement, VRAM, "placement for the peer");
-        vvram_tests::scene::peer_reads(&scene.peer, pattern, &[last])?;
+        vvram_tests::fixture::peer_reads(&fixture.peer, pattern, &[last])?;
     }
-    scene.peer.detach()?;
+    fixture.peer.detach()?;
     Ok(())
 }
 

@@ -5,11 +5,11 @@
 use std::collections::BTreeMap;
 
 use vvram_tests::drm::{ioctl, ioctl_raw, Drm};
+use vvram_tests::fixture::{share, works, Expect};
 use vvram_tests::heap;
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::misc::{self, Lcg};
 use vvram_tests::peer::{Mode, Peer};
-use vvram_tests::scene::{share, works, Expect};
 use vvram_tests::uapi::{self, EduPeerAttach, EduPeerMeasure, EduPeerTable, EduPeerTransfer};
 use vvram_tests::{check, check_eq, errno_name, expect_errno, fail, igt_main, Outcome, SysError};
 

@@ -5,13 +5,13 @@
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
+use vvram_tests::bar_export::{export, export_ranges, export_raw, request, Exporter, MEMORY};
 use vvram_tests::drm::ioctl;
-use vvram_tests::lender::{export, export_ranges, export_raw, request, Lent, MEMORY};
+use vvram_tests::fixture::{leads_to, patterns, peer_reads, peer_writes, works, Expect};
 use vvram_tests::map::PAGE;
 use vvram_tests::pci::Bar;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::rebind::Unbinding;
-use vvram_tests::scene::{leads_to, patterns, peer_reads, peer_writes, works, Expect};
 use vvram_tests::uapi::{self, BarExport};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome};
 
@@ -20,14 +20,14 @@ const PAGE64: u64 = PAGE as u64;
 /// A peer writes and reads the range, and no byte beside it.
 fn peer() -> Outcome {
     Expect::get()?.need_route()?;
-    let lent = Lent::new()?;
-    let lender = lent.open()?;
+    let exporter = Exporter::new()?;
+    let bar_file = exporter.open()?;
     let peer = Peer::open()?;
-    let bar = Bar::open(lent.gpu())?;
+    let bar = Bar::open(exporter.gpu())?;
     let (a, b) = patterns();
     let (offset, pages) = (5 * PAGE64, 3usize);
     let size = pages as u64 * PAGE64;
-    let buffer = export(&lender, MEMORY, offset, size)?;
+    let buffer = export(&bar_file, MEMORY, offset, size)?;
     check_eq!(buffer.size()?, size, "size of the dma-buf");
     peer.attach(&buffer, Mode::Dynamic)?;
     peer.map()?;
@@ -58,10 +58,10 @@ fn peer() -> Outcome {
 
 /// An importer that does not take peer-to-peer memory, or that cannot be revoked, is refused.
 fn refusals() -> Outcome {
-    let lent = Lent::new()?;
-    let lender = lent.open()?;
+    let exporter = Exporter::new()?;
+    let bar_file = exporter.open()?;
     let peer = Peer::open()?;
-    let buffer = export(&lender, MEMORY, 0, PAGE64)?;
+    let buffer = export(&bar_file, MEMORY, 0, PAGE64)?;
     let refused = Expect::get()? == Expect::Refused;
     for (mode, fits) in [
         (Mode::Static, false),
@@ -88,15 +88,15 @@ fn refusals() -> Outcome {
 /// Several ranges are one buffer, in the order in which they were given.
 fn ranges() -> Outcome {
     Expect::get()?.need_route()?;
-    let lent = Lent::new()?;
-    let lender = lent.open()?;
+    let exporter = Exporter::new()?;
+    let bar_file = exporter.open()?;
     let peer = Peer::open()?;
-    let bar = Bar::open(lent.gpu())?;
+    let bar = Bar::open(exporter.gpu())?;
     let (pattern, _) = patterns();
     // In the order of the buffer: pages 9 and 10, which are neighbours, then 3.
     let pages = [9, 10, 3];
     let buffer = export_ranges(
-        &lender,
+        &bar_file,
         MEMORY,
         &pages.map(|page: u64| (page * PAGE64, PAGE64)),
     )?;
@@ -122,9 +122,9 @@ fn ranges() -> Outcome {
 
 /// Invalid ranges.
 fn badinput() -> Outcome {
-    let lent = Lent::new()?;
-    let lender = lent.open()?;
-    let (_, len) = lent.gpu().bar(MEMORY as usize)?;
+    let exporter = Exporter::new()?;
+    let bar_file = exporter.open()?;
+    let (_, len) = exporter.gpu().bar(MEMORY as usize)?;
     for (bar, offset, size) in [
         (MEMORY, 0, 0),
         (MEMORY, 0, PAGE64 - 1),
@@ -141,16 +141,16 @@ fn badinput() -> Outcome {
     ] {
         expect_errno(
             &format!("exporting {size:#x} bytes at {offset:#x} of BAR {bar}"),
-            export(&lender, bar, offset, size),
+            export(&bar_file, bar, offset, size),
             libc::EINVAL,
         )?;
     }
-    export(&lender, MEMORY, len - PAGE64, PAGE64)?;
+    export(&bar_file, MEMORY, len - PAGE64, PAGE64)?;
     let good = (0, PAGE64);
     for ranges in [&[][..], &[good, (len, PAGE64)], &[(1, PAGE64), good]] {
         expect_errno(
             &format!("exporting {ranges:x?}"),
-            export_ranges(&lender, MEMORY, ranges),
+            export_ranges(&bar_file, MEMORY, ranges),
             libc::EINVAL,
         )?;
     }
@@ -167,7 +167,7 @@ fn badinput() -> Outcome {
     ] {
         expect_errno(
             &format!("exporting {count} ranges at address 0"),
-            export_raw(&lender, &mut BarExport { count, ..plain }),
+            export_raw(&bar_file, &mut BarExport { count, ..plain }),
             errno,
         )?;
     }
@@ -186,15 +186,15 @@ fn badinput() -> Outcome {
             },
         ] {
             let what = format!("exporting with {bad:x?}");
-            expect_errno(&what, export_raw(&lender, &mut bad), libc::EINVAL)?;
+            expect_errno(&what, export_raw(&bar_file, &mut bad), libc::EINVAL)?;
         }
     }
-    export_raw(&lender, &mut { plain })?;
+    export_raw(&bar_file, &mut { plain })?;
     let mut argument = BarExport::default();
     expect_errno(
         "an unknown ioctl",
         ioctl(
-            lender.as_raw_fd(),
+            bar_file.as_raw_fd(),
             uapi::BAR_EXPORT_IOC_EXPORT + 1,
             &mut argument,
             || "unknown".to_string(),
@@ -206,17 +206,17 @@ fn badinput() -> Outcome {
 /// Buffers are revoked when the driver is unbound, and an old file exports nothing more.
 fn unbind() -> Outcome {
     Expect::get()?.need_route()?;
-    let lent = Lent::new()?;
-    let lender = lent.open()?;
+    let exporter = Exporter::new()?;
+    let bar_file = exporter.open()?;
     let peers = [Peer::open()?, Peer::open()?];
-    let buffer = export(&lender, MEMORY, 0, 2 * PAGE64)?;
+    let buffer = export(&bar_file, MEMORY, 0, 2 * PAGE64)?;
     let (pattern, _) = patterns();
     for (peer, mode) in peers.iter().zip([Mode::Dynamic, Mode::Revocable]) {
         peer.attach(&buffer, mode)?;
         peer.pin_and_map(mode)?;
         peer_writes(peer, pattern, &[1])?;
     }
-    let unbinding = Unbinding::start(lent.gpu())?;
+    let unbinding = Unbinding::start(exporter.gpu())?;
     let gone = unbinding.finish(Duration::from_secs(20))?;
     for peer in &peers {
         check!(
@@ -228,13 +228,13 @@ fn unbind() -> Outcome {
     }
     expect_errno(
         "export without the driver",
-        export(&lender, MEMORY, 0, PAGE64),
+        export(&bar_file, MEMORY, 0, PAGE64),
         libc::ENODEV,
     )?;
     gone.rebind()?;
     expect_errno(
         "export by a file from before",
-        export(&lender, MEMORY, 0, PAGE64),
+        export(&bar_file, MEMORY, 0, PAGE64),
         libc::ENODEV,
     )?;
     drop(peers);
@@ -243,8 +243,8 @@ fn unbind() -> Outcome {
         Peer::open()?.attach(&buffer, Mode::Dynamic),
         libc::ENODEV,
     )?;
-    export(&lent.open()?, MEMORY, 0, PAGE64)?;
-    drop(lent);
+    export(&exporter.open()?, MEMORY, 0, PAGE64)?;
+    drop(exporter);
     works()
 }
 

@@ -6,10 +6,10 @@
 //! writes are copied back when the mapping is synchronized or unmapped: a move has to do both at
 //! the right time. On a machine without bounce buffers these tests pass, too.
 
+use vvram_tests::fixture::{cpu_reads, patterns, peer_reads, placed, setting, Fixture};
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::memory::reached;
 use vvram_tests::peer::{Mode, Peer};
-use vvram_tests::scene::{cpu_reads, patterns, peer_reads, placed, setting, Scene};
 use vvram_tests::uapi::{self, DMA_BUF_SYNC_END as END, DMA_BUF_SYNC_WRITE as WRITE};
 use vvram_tests::{check, check_eq, expect_errno, heap, igt_main, Outcome};
 
@@ -21,35 +21,35 @@ const LONG: usize = uapi::EDU_PEER_SUBMIT_MAX / PAGE;
 
 /// The bytes that a move copies to system memory are there when the mapping is made.
 fn down() -> Outcome {
-    let scene = Scene::open()?;
+    let fixture = Fixture::open()?;
     for mode in [Mode::Static, Mode::NoP2p] {
         let (a, _) = patterns();
-        let object = scene.drm.create_flags((LONG * PAGE) as u64, EITHER)?;
+        let object = fixture.drm.create_flags((LONG * PAGE) as u64, EITHER)?;
         let (map, buffer) = (object.map()?, object.export()?);
-        let (from, to) = (scene.drm.create(LARGE)?, scene.drm.create(LARGE)?);
+        let (from, to) = (fixture.drm.create(LARGE)?, fixture.drm.create(LARGE)?);
 
         map.fill(a);
         placed(&object, uapi::PLACEMENT_VRAM)?;
-        scene.peer.attach(&buffer, mode)?;
+        fixture.peer.attach(&buffer, mode)?;
         // The move is queued behind these copies.
         for _ in 0..8 {
-            scene.drm.copy((&from, 0), (&to, 0), LARGE)?;
+            fixture.drm.copy((&from, 0), (&to, 0), LARGE)?;
         }
-        scene.peer.map()?;
+        fixture.peer.map()?;
         placed(&object, uapi::PLACEMENT_SYSTEM)?;
-        peer_reads(&scene.peer, a, &[0, LONG / 2, LONG - 1])?;
-        scene.peer.detach()?;
+        peer_reads(&fixture.peer, a, &[0, LONG / 2, LONG - 1])?;
+        fixture.peer.detach()?;
     }
     Ok(())
 }
 
 /// The bytes that a device writes to system memory move to VRAM with the object.
 fn up() -> Outcome {
-    let scene = Scene::with_route()?;
+    let fixture = Fixture::with_route()?;
     let (a, b) = patterns();
-    let object = scene.drm.create_flags((LONG * PAGE) as u64, EITHER)?;
+    let object = fixture.drm.create_flags((LONG * PAGE) as u64, EITHER)?;
     let (map, buffer) = (object.map()?, object.export()?);
-    let (peer, other) = (&scene.peer, scene.peer.reopen()?);
+    let (peer, other) = (&fixture.peer, fixture.peer.reopen()?);
 
     map.fill(a);
     // The object is in system memory because of the other importer, which then detaches.
@@ -79,29 +79,29 @@ fn up() -> Outcome {
 /// A copy to a buffer of another exporter is an access by the CPU, after whose end devices see the
 /// bytes.
 fn copied() -> Outcome {
-    let scene = Scene::open()?;
+    let fixture = Fixture::open()?;
     let (a, _) = patterns();
     let heap = heap::allocate((LONG * PAGE) as u64)?;
-    let import = scene.drm.import(&heap)?;
-    let object = scene.drm.create((LONG * PAGE) as u64)?;
+    let import = fixture.drm.import(&heap)?;
+    let object = fixture.drm.create((LONG * PAGE) as u64)?;
 
     let map = object.map()?;
     heap.sync(WRITE)?;
     heap.map()?.fill(a);
     heap.sync(WRITE | END)?;
-    scene.peer.attach(&heap, Mode::Static)?;
-    scene.peer.map()?;
-    peer_reads(&scene.peer, a, &[0, LONG - 1])?;
+    fixture.peer.attach(&heap, Mode::Static)?;
+    fixture.peer.map()?;
+    peer_reads(&fixture.peer, a, &[0, LONG - 1])?;
 
     // The access has ended when the copy is done, on whichever processor the copy runs.
     for round in 0..8 {
         let b = a.derive(1 + round);
         map.fill(b);
-        scene
+        fixture
             .drm
             .copy((&object, 0), (&import, 0), (LONG * PAGE) as u64)?
             .finish()?;
-        peer_reads(&scene.peer, b, &[0, LONG - 1])?;
+        peer_reads(&fixture.peer, b, &[0, LONG - 1])?;
     }
     Ok(())
 }

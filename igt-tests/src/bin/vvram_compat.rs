@@ -2,15 +2,15 @@
 
 //! The ioctls of 32-bit programs: all of them, with the same result as those of 64 bits.
 
+use vvram_tests::bar_export::{self, Exporter};
 use vvram_tests::compat;
 use vvram_tests::drm::{ioctl, Attachment, Drm};
 use vvram_tests::fence::SyncObj;
+use vvram_tests::fixture::{cpu_reads, patterns, peer_reads, peer_writes, Expect, Fixture};
 use vvram_tests::heap;
-use vvram_tests::lender::{self, Lent};
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::memory;
 use vvram_tests::peer::{check_table, Mode, Peer};
-use vvram_tests::scene::{cpu_reads, patterns, peer_reads, peer_writes, Expect, Scene};
 use vvram_tests::uapi::{self, VvramGemCopy, VvramGemCreate};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome, Stop, SysError};
 
@@ -87,8 +87,8 @@ fn errno<T: std::fmt::Debug>(what: &str, result: Result<T, SysError>) -> String 
 
 /// All ioctls of vvram.
 fn vvram() -> Outcome {
-    let scene = Scene::open()?;
-    let drm = &scene.drm;
+    let fixture = Fixture::open()?;
+    let drm = &fixture.drm;
     let (a, b) = patterns();
     let heap = heap::allocate(2 * PAGE64)?;
     same(|| {
@@ -161,14 +161,14 @@ fn vvram() -> Outcome {
             dst.handle(),
             "handle of its own export"
         );
-        let refused = scene.peer.attach(&buffer, Mode::Static);
+        let refused = fixture.peer.attach(&buffer, Mode::Static);
         seen.push(errno("a refused importer", refused));
         let list: Vec<Attachment> = dst.attachments()?;
         seen.push(format!("{list:?}"));
         seen.push(errno("ATTACHMENTS of nothing", drm.attachments(0xdead)));
         for handle in [dst.handle(), 0, 0xdead] {
             let flags = Mode::Dynamic.attachment_flags();
-            let query = drm.query(handle, flags, &scene.edu);
+            let query = drm.query(handle, flags, &fixture.edu);
             let query = query.map(|query| uapi::PeerQuery { handle: 0, ..query });
             seen.push(errno("QUERY", query));
         }
@@ -179,15 +179,15 @@ fn vvram() -> Outcome {
 
 /// All ioctls of edu_peer, and the bytes of its transfers.
 fn edu_peer() -> Outcome {
-    let scene = Scene::open()?;
+    let fixture = Fixture::open()?;
     let (a, b) = patterns();
     same(|| {
         let mut seen = Vec::new();
-        let object = scene.drm.create_flags(2 * PAGE64, EITHER)?;
+        let object = fixture.drm.create_flags(2 * PAGE64, EITHER)?;
         let map = object.map()?;
         map.fill(a);
         let buffer = object.export()?;
-        let peer: Peer = scene.peer.reopen()?;
+        let peer: Peer = fixture.peer.reopen()?;
         seen.push(errno("DETACH of nothing", peer.detach()));
         seen.push(errno("PIN of nothing", peer.pin()));
         seen.push(format!("{:?}", peer.status()?));
@@ -197,9 +197,9 @@ fn edu_peer() -> Outcome {
         peer.pin()?;
         peer.map()?;
         seen.push(format!("{:?}", peer.status()?));
-        if scene.expect != Expect::Refused {
-            scene.check_only(&object, Mode::Pinned, true, true)?;
-            scene.check_table(&peer, &map)?;
+        if fixture.expect != Expect::Refused {
+            fixture.check_only(&object, Mode::Pinned, true, true)?;
+            fixture.check_table(&peer, &map)?;
         }
         let table = peer.table()?;
         if let Err(text) = check_table(&table, 2 * PAGE64) {
@@ -236,7 +236,7 @@ fn edu_peer() -> Outcome {
         seen.push(errno("TABLE without a mapping", peer.table().map(drop)));
         seen.push(format!("{:?}", peer.status()?));
         peer.detach()?;
-        scene.check_none(&object)?;
+        fixture.check_none(&object)?;
 
         seen.push(errno("UNREGISTER of nothing", peer.unregister()));
         let memory = Map::private(2 * PAGE)?;
@@ -257,14 +257,14 @@ fn edu_peer() -> Outcome {
 
 /// The ioctl of bar_export, with an array of ranges above 4 GiB or below.
 fn bar_export() -> Outcome {
-    let lent = Lent::new()?;
-    let file = lent.open()?;
-    let (_, size) = lent.gpu().bar(lender::MEMORY as usize)?;
+    let exporter = Exporter::new()?;
+    let file = exporter.open()?;
+    let (_, size) = exporter.gpu().bar(bar_export::MEMORY as usize)?;
     same(|| {
         let ranges = [(PAGE64, PAGE64), (0, PAGE64)];
-        let buffer = lender::export_ranges(&file, lender::MEMORY, &ranges)?;
-        let none = lender::export_ranges(&file, lender::MEMORY, &[]);
-        let outside = lender::export(&file, lender::MEMORY, size, PAGE64);
+        let buffer = bar_export::export_ranges(&file, bar_export::MEMORY, &ranges)?;
+        let none = bar_export::export_ranges(&file, bar_export::MEMORY, &[]);
+        let outside = bar_export::export(&file, bar_export::MEMORY, size, PAGE64);
         Ok(vec![
             format!("{} bytes", buffer.size()?),
             errno("no ranges", none.map(drop)),

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use vvram_tests::drm::{Drm, Gem};
 use vvram_tests::fence::{SyncObj, Timeline};
+use vvram_tests::fixture::{patterns, squeeze, works};
 use vvram_tests::foreign::{make, Foreign, Kind, KINDS};
 use vvram_tests::fragment;
 use vvram_tests::heap;
@@ -15,7 +16,6 @@ use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::{Bar, PciDevice};
 use vvram_tests::proc::Child;
 use vvram_tests::rebind::Unbinding;
-use vvram_tests::scene::{patterns, squeeze, works};
 use vvram_tests::uapi::{DrmGetCap, VvramGemCopy, VvramSync};
 use vvram_tests::{check, check_eq, drm, expect_errno, fail, igt_main, uapi, Outcome, Stop};
 

@@ -8,11 +8,11 @@
 use vvram_tests::debugfs::{difference, DebugFs};
 use vvram_tests::drm::{DmaBuf, Gem};
 use vvram_tests::fence::Timeline;
+use vvram_tests::fixture::{placed, squeeze_idle, works, Expect, Fixture};
 use vvram_tests::map::PAGE;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::proc::{Child, Steps};
 use vvram_tests::rebind::{reload, Unbound};
-use vvram_tests::scene::{placed, squeeze_idle, works, Expect, Scene};
 use vvram_tests::signals::{await_sleep, catch};
 use vvram_tests::uapi::{self, DMA_BUF_SYNC_READ as READ};
 use vvram_tests::{check_eq, expect_errno, igt_main, Outcome, Stop, SysError};
@@ -24,16 +24,16 @@ const ONLY: u32 = uapi::CREATE_VRAM;
 
 /// A device whose counters are checked.
 struct Counted {
-    scene: Scene,
+    fixture: Fixture,
     debugfs: DebugFs,
 }
 
 impl Counted {
     #[track_caller]
-    fn new(scene: Scene) -> Result<Self, Stop> {
+    fn new(fixture: Fixture) -> Result<Self, Stop> {
         Ok(Self {
-            debugfs: DebugFs::open(&scene.gpu)?,
-            scene,
+            debugfs: DebugFs::open(&fixture.gpu)?,
+            fixture,
         })
     }
 
@@ -67,13 +67,13 @@ impl Counted {
     }
 
     fn object(&self, flags: u32) -> Result<(Gem<'_>, DmaBuf), SysError> {
-        let object = self.scene.drm.create_flags(2 * PAGE64, flags)?;
+        let object = self.fixture.drm.create_flags(2 * PAGE64, flags)?;
         let buffer = object.export()?;
         Ok((object, buffer))
     }
 
     fn peer(&self) -> Result<Peer, SysError> {
-        self.scene.peer.reopen()
+        self.fixture.peer.reopen()
     }
 
     /// Attaches a new importer.
@@ -93,7 +93,7 @@ impl Counted {
 
 /// Importers that do not take peer-to-peer memory.
 fn no_opt_in() -> Outcome {
-    let c = Counted::new(Scene::open()?)?;
+    let c = Counted::new(Fixture::open()?)?;
     for mode in [Mode::Static, Mode::NoP2p] {
         for flags in [ONLY, EXPORT] {
             let (_object, buffer) = c.object(flags)?;
@@ -117,7 +117,7 @@ fn no_opt_in() -> Outcome {
 /// Importers that take peer-to-peer memory: nothing is counted if there is a route, and otherwise
 /// no-route is.
 fn no_route() -> Outcome {
-    let c = Counted::new(Scene::open()?)?;
+    let c = Counted::new(Fixture::open()?)?;
     for mode in [Mode::Dynamic, Mode::Pinned, Mode::Revocable] {
         let (_only, only_buffer) = c.object(ONLY)?;
         let (_either, buffer) = c.object(EITHER)?;
@@ -127,7 +127,7 @@ fn no_route() -> Outcome {
             Ok(())
         };
         let map = || Ok(peer.pin_and_map(mode)?);
-        if c.scene.expect == Expect::Refused {
+        if c.fixture.expect == Expect::Refused {
             c.once("attach-refused", "no-route", || {
                 c.refused(&only_buffer, mode)
             })?;
@@ -147,7 +147,7 @@ fn no_route() -> Outcome {
 
 /// A peer shares an object with an importer that needs system memory.
 fn other_importer() -> Outcome {
-    let c = Counted::new(Scene::with_route()?)?;
+    let c = Counted::new(Fixture::with_route()?)?;
     let (object, buffer) = c.object(EITHER)?;
     let peer = c.attached(&buffer, Mode::Dynamic)?;
     let other = c.attached(&buffer, Mode::NoP2p)?;
@@ -163,14 +163,14 @@ fn other_importer() -> Outcome {
 
 /// No room in VRAM.
 fn no_vram() -> Outcome {
-    let c = Counted::new(Scene::with_route()?)?;
+    let c = Counted::new(Fixture::with_route()?)?;
     let (_either, buffer) = c.object(EITHER)?;
     let (_export, export_buffer) = c.object(EXPORT)?;
     let peer = c.attached(&buffer, Mode::Dynamic)?;
     let pinning = c.attached(&buffer, Mode::Pinned)?;
     let strict = c.attached(&export_buffer, Mode::Dynamic)?;
     let strict_pin = c.attached(&export_buffer, Mode::Pinned)?;
-    let taken = squeeze_idle(&c.scene.drm)?;
+    let taken = squeeze_idle(&c.fixture.drm)?;
     c.once("map-system", "no-vram", || Ok(peer.map()?))?;
     c.once("map-refused", "no-vram", || {
         expect_errno("a map", strict.map(), libc::ENOSPC)
@@ -188,7 +188,7 @@ fn no_vram() -> Outcome {
 
 /// Objects of system memory.
 fn system_only() -> Outcome {
-    let c = Counted::new(Scene::with_route()?)?;
+    let c = Counted::new(Fixture::with_route()?)?;
     let (_object, buffer) = c.object(uapi::CREATE_SYSTEM)?;
     let peer = c.peer()?;
     c.once("attach-system", "system-only", || {
@@ -201,7 +201,7 @@ fn system_only() -> Outcome {
 /// The object is pinned where the importer cannot use it: in VRAM, and in system memory by an
 /// importer or by the kernel.
 fn pinned_elsewhere() -> Outcome {
-    let c = Counted::new(Scene::with_route()?)?;
+    let c = Counted::new(Fixture::with_route()?)?;
     {
         let (_object, buffer) = c.object(EITHER)?;
         let pinning = c.attached(&buffer, Mode::Pinned)?;
@@ -227,7 +227,7 @@ fn pinned_elsewhere() -> Outcome {
     let peer = c.attached(&buffer, Mode::Dynamic)?;
     let pinning = c.attached(&buffer, Mode::Pinned)?;
     let id = object.info()?.id;
-    let taken = squeeze_idle(&c.scene.drm)?;
+    let taken = squeeze_idle(&c.fixture.drm)?;
     let kernel = c.attached(&buffer, Mode::Cpu)?;
     kernel.map()?;
     drop(taken);
@@ -245,7 +245,7 @@ fn pinned_elsewhere() -> Outcome {
 
 /// Pins over the limit, and one that a signal ends.
 fn pins() -> Outcome {
-    let c = Counted::new(Scene::with_route()?)?;
+    let c = Counted::new(Fixture::with_route()?)?;
     let (object, buffer) = c.object(EITHER)?;
     let peer = c.attached(&buffer, Mode::Pinned)?;
     let limit = c.debugfs.read("pin_limit")?;
@@ -280,11 +280,11 @@ fn outside_bar() -> Outcome {
     let refused = Expect::get()? == Expect::Refused;
     reload("vvram", &[&format!("visible_kib={}", VISIBLE >> 10)])?;
     let outcome = (|| {
-        let c = Counted::new(Scene::open()?)?;
+        let c = Counted::new(Fixture::open()?)?;
         // Without a route the reason no-route comes first.
         let reason = if refused { "no-route" } else { "outside-bar" };
         let large = |flags| -> Result<(Gem<'_>, DmaBuf), SysError> {
-            let object = c.scene.drm.create_flags(2 * VISIBLE, flags)?;
+            let object = c.fixture.drm.create_flags(2 * VISIBLE, flags)?;
             let buffer = object.export()?;
             Ok((object, buffer))
         };
@@ -307,10 +307,10 @@ fn outside_bar() -> Outcome {
 
 /// Buffers of a device that is gone are not counted by the new device, which begins with zero.
 fn device_gone() -> Outcome {
-    let scene = Scene::open()?;
-    let buffer = scene.drm.create(PAGE64)?.export()?;
-    Unbound::new(&scene.gpu)?.rebind()?;
-    let c = Counted::new(Scene::open()?)?;
+    let fixture = Fixture::open()?;
+    let buffer = fixture.drm.create(PAGE64)?.export()?;
+    Unbound::new(&fixture.gpu)?.rebind()?;
+    let c = Counted::new(Fixture::open()?)?;
     let counters = c.debugfs.counters()?;
     for (key, count) in &counters {
         check_eq!(*count, 0, "{key:?} of a new device");

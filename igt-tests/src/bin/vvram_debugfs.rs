@@ -7,15 +7,15 @@ use std::time::Duration;
 
 use vvram_tests::debugfs::{self, difference, Buffer, DebugFs, Importer};
 use vvram_tests::drm::{path_name, reason_name, text, Drm, Gem};
+use vvram_tests::fixture::{
+    cpu_reads, patterns, peer_reads, peer_writes, placed, works, Expect, Fixture,
+};
 use vvram_tests::map::PAGE;
 use vvram_tests::misc;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::Mode;
 use vvram_tests::proc::{Child, Steps};
 use vvram_tests::rebind::{module_users, reload, Unbound};
-use vvram_tests::scene::{
-    cpu_reads, patterns, peer_reads, peer_writes, placed, works, Expect, Scene,
-};
 use vvram_tests::uapi::{self, PeerAttachment};
 use vvram_tests::{check, check_eq, expect_errno, igt_main, skip};
 use vvram_tests::{Outcome, Stop};
@@ -162,15 +162,15 @@ fn listing() -> Outcome {
 
 /// The listing has the importers, in every state, and the refusals.
 fn importers() -> Outcome {
-    let scene = Scene::open()?;
-    let debugfs = DebugFs::open(&scene.gpu)?;
-    let object = scene.drm.create_flags(2 * PAGE64, EITHER)?;
+    let fixture = Fixture::open()?;
+    let debugfs = DebugFs::open(&fixture.gpu)?;
+    let object = fixture.drm.create_flags(2 * PAGE64, EITHER)?;
     let buffer = object.export()?;
-    let only = scene.drm.create(PAGE64)?;
+    let only = fixture.drm.create(PAGE64)?;
     let only_buffer = only.export()?;
     expect_errno(
         "attaching without peer-to-peer memory to VRAM only",
-        scene.peer.attach(&only_buffer, Mode::NoP2p),
+        fixture.peer.attach(&only_buffer, Mode::NoP2p),
         libc::EOPNOTSUPP,
     )?;
     listed(&debugfs, &only, "vram", "vram")?;
@@ -182,13 +182,13 @@ fn importers() -> Outcome {
         "path and reason of the refusal"
     );
 
-    let other = scene.peer.reopen()?;
-    let placement = match scene.expect {
+    let other = fixture.peer.reopen()?;
+    let placement = match fixture.expect {
         Expect::Refused => "system",
         _ => "vram",
     };
     let mut before = "vram";
-    for (peer, mode) in [(&scene.peer, Mode::Pinned), (&other, Mode::Dynamic)] {
+    for (peer, mode) in [(&fixture.peer, Mode::Pinned), (&other, Mode::Dynamic)] {
         peer.attach(&buffer, mode)?;
         listed(&debugfs, &object, "either", before)?;
         peer.pin_and_map(mode)?;
@@ -209,7 +209,7 @@ fn importers() -> Outcome {
         ["mapped", "dynamic", "revocable", "peer2peer"],
         "flags of the dynamic one"
     );
-    let want = match scene.expect {
+    let want = match fixture.expect {
         Expect::Bus => ("bus", "none"),
         Expect::HostBridge => ("host-bridge", "none"),
         Expect::Refused => ("system", "no-route"),
@@ -220,8 +220,8 @@ fn importers() -> Outcome {
             want,
             "path and reason"
         );
-        check_eq!(one.hops, scene.distance(), "hops");
-        check_eq!(one.device, scene.peer.name(), "device");
+        check_eq!(one.hops, fixture.distance(), "hops");
+        check_eq!(one.device, fixture.peer.name(), "device");
         check_eq!(one.driver, "edu_peer", "driver");
     }
 
@@ -236,7 +236,7 @@ fn importers() -> Outcome {
         "importers of an object without a handle"
     );
     other.detach()?;
-    scene.peer.detach()?;
+    fixture.peer.detach()?;
     check_eq!(
         debugfs.buffer(id)?.importers.len(),
         0,
@@ -254,24 +254,24 @@ fn importers() -> Outcome {
 /// A forced move invalidates the mapping of a dynamic peer, which reads the same bytes at the new
 /// place.
 fn forced_move() -> Outcome {
-    let scene = Scene::with_route()?;
-    let debugfs = DebugFs::open(&scene.gpu)?;
+    let fixture = Fixture::with_route()?;
+    let debugfs = DebugFs::open(&fixture.gpu)?;
     let (a, b) = patterns();
-    let object = scene.drm.create_flags(4 * PAGE64, EITHER)?;
+    let object = fixture.drm.create_flags(4 * PAGE64, EITHER)?;
     let map = object.map()?;
     map.fill(a);
     let buffer = object.export()?;
-    let peer = &scene.peer;
+    let peer = &fixture.peer;
     peer.attach(&buffer, Mode::Dynamic)?;
     peer.map()?;
-    scene.check_table(peer, &map)?;
-    let mut told = peer.status()?.invalidations;
-    let moves = scene.drm.getparam(uapi::PARAM_MOVES)?;
+    fixture.check_table(peer, &map)?;
+    let mut invalidated = peer.status()?.invalidations;
+    let moves = fixture.drm.getparam(uapi::PARAM_MOVES)?;
 
     force(&debugfs, &object, "system")?;
     placed(&object, SYSTEM)?;
-    told += 1;
-    check_eq!(peer.status()?.invalidations, told, "invalidations");
+    invalidated += 1;
+    check_eq!(peer.status()?.invalidations, invalidated, "invalidations");
     if let Err(mismatch) = map.verify(a) {
         return Err(Stop::fail(format_args!("in system memory: {mismatch}")));
     }
@@ -282,20 +282,24 @@ fn forced_move() -> Outcome {
     force(&debugfs, &object, "vram")?;
     placed(&object, VRAM)?;
     check_eq!(
-        scene.drm.getparam(uapi::PARAM_MOVES)?,
+        fixture.drm.getparam(uapi::PARAM_MOVES)?,
         moves + 2,
         "moves there and back"
     );
     peer_reads(peer, b, &[0, 1, 2, 3])?;
     placed(&object, VRAM)?;
-    scene.check_table(peer, &map)?;
-    let at = scene.bar.locate(&map)?;
-    scene.check_vram(&at, b, &[0, 3])?;
+    fixture.check_table(peer, &map)?;
+    let at = fixture.bar.locate(&map)?;
+    fixture.check_vram(&at, b, &[0, 3])?;
 
     // The transfer of the peer maps the object again, which moves it back.
-    let told = peer.status()?.invalidations;
+    let invalidated = peer.status()?.invalidations;
     force(&debugfs, &object, "system")?;
-    check_eq!(peer.status()?.invalidations, told + 1, "invalidations");
+    check_eq!(
+        peer.status()?.invalidations,
+        invalidated + 1,
+        "invalidations"
+    );
     placed(&object, SYSTEM)?;
     peer_writes(peer, a, &[2])?;
     cpu_reads(&map, a, &[2])?;
@@ -319,13 +323,13 @@ fn forced_move() -> Outcome {
 
 /// Moves that are not permitted and unknown commands fail, and move nothing.
 fn strict() -> Outcome {
-    let scene = Scene::open()?;
-    let debugfs = DebugFs::open(&scene.gpu)?;
-    let either = scene.drm.create_flags(PAGE64, EITHER)?;
-    let system = scene.drm.create_flags(PAGE64, uapi::CREATE_SYSTEM)?;
-    let vram = scene.drm.create(PAGE64)?;
+    let fixture = Fixture::open()?;
+    let debugfs = DebugFs::open(&fixture.gpu)?;
+    let either = fixture.drm.create_flags(PAGE64, EITHER)?;
+    let system = fixture.drm.create_flags(PAGE64, uapi::CREATE_SYSTEM)?;
+    let vram = fixture.drm.create(PAGE64)?;
     let id = either.info()?.id;
-    let moves = scene.drm.getparam(uapi::PARAM_MOVES)?;
+    let moves = fixture.drm.getparam(uapi::PARAM_MOVES)?;
     for (object, to) in [(&system, "vram"), (&vram, "system")] {
         let text = format!("{} {to}", object.info()?.id);
         expect_errno(
@@ -368,7 +372,7 @@ fn strict() -> Outcome {
         )?;
     }
     let limit = debugfs.read("pin_limit")?;
-    let size = scene.drm.getparam(uapi::PARAM_VRAM_SIZE)?;
+    let size = fixture.drm.getparam(uapi::PARAM_VRAM_SIZE)?;
     for text in [
         "\n".to_string(),
         "x".to_string(),
@@ -389,7 +393,7 @@ fn strict() -> Outcome {
     }
     check_eq!(debugfs.read("pin_limit")?, limit, "the limit afterwards");
     check_eq!(
-        scene.drm.getparam(uapi::PARAM_MOVES)?,
+        fixture.drm.getparam(uapi::PARAM_MOVES)?,
         moves,
         "moves by all of that"
     );
@@ -398,21 +402,21 @@ fn strict() -> Outcome {
 
 /// A pinned object does not move; all other evictable objects do.
 fn evict() -> Outcome {
-    let scene = Scene::with_route()?;
-    let debugfs = DebugFs::open(&scene.gpu)?;
+    let fixture = Fixture::with_route()?;
+    let debugfs = DebugFs::open(&fixture.gpu)?;
     let (a, _) = patterns();
     let free: Vec<Gem<'_>> = (0..4)
-        .map(|_| scene.drm.create_flags(2 * PAGE64, EITHER))
+        .map(|_| fixture.drm.create_flags(2 * PAGE64, EITHER))
         .collect::<Result<_, _>>()?;
-    let pinned = scene.drm.create_flags(2 * PAGE64, EITHER)?;
-    let only = scene.drm.create(PAGE64)?;
+    let pinned = fixture.drm.create_flags(2 * PAGE64, EITHER)?;
+    let only = fixture.drm.create(PAGE64)?;
     for (index, object) in free.iter().chain([&pinned]).enumerate() {
         object.map()?.fill(a.derive(index as u64));
     }
     let buffer = pinned.export()?;
-    scene.peer.attach(&buffer, Mode::Pinned)?;
-    scene.peer.pin()?;
-    scene.peer.map()?;
+    fixture.peer.attach(&buffer, Mode::Pinned)?;
+    fixture.peer.pin()?;
+    fixture.peer.map()?;
     let text = format!("{} system", pinned.info()?.id);
     expect_errno(
         "a move of a pinned object",
@@ -423,11 +427,11 @@ fn evict() -> Outcome {
     placed(&pinned, VRAM)?;
     placed(&only, VRAM)?;
     check_eq!(
-        scene.peer.status()?.invalidations,
+        fixture.peer.status()?.invalidations,
         0,
         "invalidations of the pinned peer"
     );
-    peer_reads(&scene.peer, a.derive(4), &[0, 1])?;
+    peer_reads(&fixture.peer, a.derive(4), &[0, 1])?;
     for (index, object) in free.iter().enumerate() {
         placed(object, SYSTEM)?;
         let pattern = a.derive(index as u64);
@@ -437,18 +441,18 @@ fn evict() -> Outcome {
             )));
         }
     }
-    scene.peer.unmap()?;
-    scene.peer.unpin()?;
+    fixture.peer.unmap()?;
+    fixture.peer.unpin()?;
     debugfs.write("move", "evict")?;
     placed(&pinned, SYSTEM)
 }
 
 /// Moves lose no content, and the engine of vvram, which is the CPU, needs no DMA mappings.
 fn jobs() -> Outcome {
-    let scene = Scene::open()?;
-    let debugfs = DebugFs::open(&scene.gpu)?;
+    let fixture = Fixture::open()?;
+    let debugfs = DebugFs::open(&fixture.gpu)?;
     let (a, _) = patterns();
-    let object = scene.drm.create_flags(2 * PAGE64, EITHER)?;
+    let object = fixture.drm.create_flags(2 * PAGE64, EITHER)?;
     let id = object.info()?.id;
     object.map()?.fill(a);
     for (name, place) in [("system", SYSTEM), ("vram", VRAM)] {
@@ -469,22 +473,22 @@ fn jobs() -> Outcome {
 /// The limit of pinned VRAM changes at run time: pinned objects stay pinned, and the next pin is
 /// refused and counted.
 fn pin_limit() -> Outcome {
-    let scene = Scene::with_route()?;
-    let debugfs = DebugFs::open(&scene.gpu)?;
-    let limit = scene.drm.getparam(uapi::PARAM_VRAM_PIN_LIMIT)?;
+    let fixture = Fixture::with_route()?;
+    let debugfs = DebugFs::open(&fixture.gpu)?;
+    let limit = fixture.drm.getparam(uapi::PARAM_VRAM_PIN_LIMIT)?;
     check_eq!(debugfs.read("pin_limit")?, format!("{limit}\n"), "the file");
-    let object = scene.drm.create_flags(2 * PAGE64, EITHER)?;
+    let object = fixture.drm.create_flags(2 * PAGE64, EITHER)?;
     let buffer = object.export()?;
-    scene.peer.attach(&buffer, Mode::Pinned)?;
+    fixture.peer.attach(&buffer, Mode::Pinned)?;
     let result = (|| {
         debugfs.write("pin_limit", &format!("{}\n", 2 * PAGE64 - 1))?;
         check_eq!(
-            scene.drm.getparam(uapi::PARAM_VRAM_PIN_LIMIT)?,
+            fixture.drm.getparam(uapi::PARAM_VRAM_PIN_LIMIT)?,
             2 * PAGE64 - 1,
             "the limit"
         );
         let before = debugfs.counters()?;
-        expect_errno("a pin over the new limit", scene.peer.pin(), libc::EDQUOT)?;
+        expect_errno("a pin over the new limit", fixture.peer.pin(), libc::EDQUOT)?;
         let counted = difference(&before, &debugfs.counters()?);
         check_eq!(
             counted,
@@ -492,35 +496,35 @@ fn pin_limit() -> Outcome {
             "what was counted"
         );
         debugfs.write("pin_limit", &format!("{}", 2 * PAGE64))?;
-        scene.peer.pin()?;
+        fixture.peer.pin()?;
         // A limit below the pinned size leaves these pins.
         debugfs.write("pin_limit", "0")?;
         check_eq!(object.info()?.pinned, 1, "pinned under a limit of 0");
         check_eq!(
-            scene.drm.getparam(uapi::PARAM_VRAM_PINNED)?,
+            fixture.drm.getparam(uapi::PARAM_VRAM_PINNED)?,
             2 * PAGE64,
             "pinned VRAM"
         );
-        scene.peer.unpin()?;
-        expect_errno("a pin of nothing", scene.peer.pin(), libc::EDQUOT)
+        fixture.peer.unpin()?;
+        expect_errno("a pin of nothing", fixture.peer.pin(), libc::EDQUOT)
     })();
     debugfs.write("pin_limit", &format!("{limit}"))?;
     result?;
-    scene.peer.pin()?;
+    fixture.peer.pin()?;
     check_eq!(object.info()?.pinned, 1, "pinned with the limit of before");
     Ok(())
 }
 
 /// Each fallback and each refusal counts once, under its reason, and changes no other counter.
 fn counters() -> Outcome {
-    let scene = Scene::open()?;
-    let debugfs = DebugFs::open(&scene.gpu)?;
-    let object = scene.drm.create_flags(2 * PAGE64, EITHER)?;
+    let fixture = Fixture::open()?;
+    let debugfs = DebugFs::open(&fixture.gpu)?;
+    let object = fixture.drm.create_flags(2 * PAGE64, EITHER)?;
     let buffer = object.export()?;
-    let only = scene.drm.create(PAGE64)?;
+    let only = fixture.drm.create(PAGE64)?;
     let only_buffer = only.export()?;
     let entry = |event: &str, reason: &str, count| (event.to_string(), reason.to_string(), count);
-    let peer = &scene.peer;
+    let peer = &fixture.peer;
 
     let before = debugfs.counters()?;
     for event in [
@@ -564,7 +568,7 @@ fn counters() -> Outcome {
 
     let before = debugfs.counters()?;
     let attached = peer.attach(&only_buffer, Mode::Dynamic);
-    if scene.expect == Expect::Refused {
+    if fixture.expect == Expect::Refused {
         expect_errno("attaching without a route", attached, libc::EOPNOTSUPP)?;
         peer.attach(&buffer, Mode::Dynamic)?;
         peer.map()?;
@@ -619,7 +623,7 @@ fn counters() -> Outcome {
     )?;
     peer.detach()?;
     // An object that may only be in system memory.
-    let system = scene.drm.create_flags(PAGE64, uapi::CREATE_SYSTEM)?;
+    let system = fixture.drm.create_flags(PAGE64, uapi::CREATE_SYSTEM)?;
     let system_buffer = system.export()?;
     peer.attach(&system_buffer, Mode::Dynamic)?;
     peer.map()?;
@@ -639,15 +643,15 @@ fn counters() -> Outcome {
 /// Forced moves of all objects, while peers and the CPU access them and objects are created and
 /// closed.
 fn storm() -> Outcome {
-    let scene = Scene::with_route()?;
+    let fixture = Fixture::with_route()?;
     let (a, _) = patterns();
-    let object = scene.drm.create_flags(4 * PAGE64, EITHER)?;
+    let object = fixture.drm.create_flags(4 * PAGE64, EITHER)?;
     let id = object.info()?.id;
     let map = object.map()?;
     let buffer = object.export()?;
-    scene.peer.attach(&buffer, Mode::Dynamic)?;
+    fixture.peer.attach(&buffer, Mode::Dynamic)?;
     let ready = Steps::new()?;
-    let gpu = &scene.gpu;
+    let gpu = &fixture.gpu;
     let mut movers = Vec::new();
     for _ in 0..2 {
         movers.push(Child::spawn(|| {
@@ -690,44 +694,44 @@ fn storm() -> Outcome {
     for _ in 0..movers.len() {
         ready.wait("the others", Duration::from_secs(20))?;
     }
-    let before = scene.drm.getparam(uapi::PARAM_MOVES)?;
+    let before = fixture.drm.getparam(uapi::PARAM_MOVES)?;
     let want = 10 * misc::soak();
-    let (mut told, mut round) = (0, 0);
-    while told < want || round < want {
+    let (mut invalidated, mut round) = (0, 0);
+    while invalidated < want || round < want {
         check!(
             round < 10 * want,
-            "the peer was told of {told} moves in {round} rounds"
+            "the peer was invalidated by {invalidated} moves in {round} rounds"
         );
         let pattern = a.derive(round);
         let page = (round % 4) as usize;
         if round % 2 == 0 {
-            peer_writes(&scene.peer, pattern, &[page])?;
+            peer_writes(&fixture.peer, pattern, &[page])?;
             cpu_reads(&map, pattern, &[page])?;
         } else {
             map.fill(pattern);
         }
-        peer_reads(&scene.peer, pattern, &[page])?;
-        told = scene.peer.status()?.invalidations;
+        peer_reads(&fixture.peer, pattern, &[page])?;
+        invalidated = fixture.peer.status()?.invalidations;
         round += 1;
     }
-    let moves = scene.drm.getparam(uapi::PARAM_MOVES)? - before;
+    let moves = fixture.drm.getparam(uapi::PARAM_MOVES)? - before;
     for mover in &mut movers {
         check_eq!(mover.ended(), None, "how one of the others ended");
         mover.kill()?;
     }
-    println!("{moves} moves, the peer was told of {told} in {round} rounds");
+    println!("{moves} moves, the peer was invalidated by {invalidated} in {round} rounds");
     Ok(())
 }
 
 /// Accesses to files that are still open fail after the driver is unbound, and after its module is
 /// unloaded.
 fn unbind() -> Outcome {
-    let scene = Scene::open()?;
+    let fixture = Fixture::open()?;
     if module_users("vvram").is_none() {
         skip!("vvram is built into the kernel");
     }
-    let debugfs = DebugFs::open(&scene.gpu)?;
-    let object = scene.drm.create_flags(PAGE64, EITHER)?;
+    let debugfs = DebugFs::open(&fixture.gpu)?;
+    let object = fixture.drm.create_flags(PAGE64, EITHER)?;
     let text = format!("{} system", object.info()?.id);
     let mut readers = Vec::new();
     for name in ["buffers", "counters", "pin_limit"] {
@@ -755,7 +759,7 @@ fn unbind() -> Outcome {
         }
         Ok(())
     };
-    let gone = Unbound::new(&scene.gpu)?;
+    let gone = Unbound::new(&fixture.gpu)?;
     fail("after the unbind")?;
     check!(
         !debugfs.path("buffers").exists(),
@@ -763,9 +767,9 @@ fn unbind() -> Outcome {
     );
     gone.rebind()?;
     fail("after a new bind")?;
-    let gpu = scene.gpu.clone();
+    let gpu = fixture.gpu.clone();
     drop(object);
-    drop(scene);
+    drop(fixture);
     reload("vvram", &[])?;
     fail("after the module was loaded anew")?;
     drop((readers, writers));

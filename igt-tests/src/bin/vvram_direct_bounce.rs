@@ -7,8 +7,8 @@ use std::fs;
 use vvram_tests::debugfs::mounted;
 use vvram_tests::disk::{Disk, Part, Way};
 use vvram_tests::drm::Drm;
+use vvram_tests::fixture::patterns;
 use vvram_tests::map::{Map, PAGE};
-use vvram_tests::scene::patterns;
 use vvram_tests::uapi::{CREATE_DIRECT_IO, CREATE_VRAM};
 use vvram_tests::{check, check_eq, fail, igt_main, Outcome, Stop, SysError};
 

@@ -10,9 +10,9 @@ use std::process::{Command, Stdio};
 
 use vvram_tests::disk::{cached, load, pinned, Direct, Disk, Part, Way};
 use vvram_tests::drm::{Drm, Gem};
+use vvram_tests::fixture::{patterns, Expect};
 use vvram_tests::igt::say;
 use vvram_tests::map::{Map, PAGE};
-use vvram_tests::scene::{patterns, Expect};
 use vvram_tests::uapi::{CREATE_DIRECT_IO, CREATE_VRAM};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome, Stop, SysError};
 

@@ -7,10 +7,10 @@ use std::process::Command;
 
 use vvram_tests::disk::{load, pinned, Direct, Disk, Part, Way};
 use vvram_tests::drm::{Drm, Gem};
+use vvram_tests::fixture::{mapped_by_peer, patterns, placed, Expect, Fixture};
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::pattern::Pattern;
 use vvram_tests::peer::{Mode, Peer};
-use vvram_tests::scene::{mapped_by_peer, patterns, placed, Expect, Scene};
 use vvram_tests::uapi::{self, CREATE_DIRECT_IO, CREATE_SYSTEM, CREATE_VRAM};
 use vvram_tests::{check_eq, expect_errno, fail, igt_main, Outcome, Stop, SysError};
 
@@ -44,11 +44,11 @@ fn verify(map: &Map, pattern: Pattern, what: &str) -> Outcome {
 }
 
 fn read() -> Outcome {
-    let scene = Scene::open()?;
+    let fixture = Fixture::open()?;
     let disk = Disk::open()?;
     let (a, b) = patterns();
     for pages in [1, 2, MANY] {
-        let object = create(&scene.drm, pages)?;
+        let object = create(&fixture.drm, pages)?;
         let map = object.map()?;
         map.fill(b);
         disk.fill(a, 0, pages * PAGE)?;
@@ -58,8 +58,8 @@ fn read() -> Outcome {
         }
         placed(&object, uapi::PLACEMENT_VRAM)?;
         verify(&map, a, "VRAM as the CPU sees it")?;
-        let layout = scene.bar.locate(&map)?;
-        scene.check_vram(&layout, a, &[0, pages / 2, pages - 1])?;
+        let layout = fixture.bar.locate(&map)?;
+        fixture.check_vram(&layout, a, &[0, pages / 2, pages - 1])?;
         // Another device reads the same bytes.
         let buffer = object.export()?;
         mapped_by_peer(&buffer, a, &[0, pages - 1])?;

@@ -11,6 +11,7 @@ use std::time::Duration;
 use vvram_tests::debugfs::DebugFs;
 use vvram_tests::disk::{pinned, Disk, Part, StalledRead, Way};
 use vvram_tests::drm::{Drm, Gem};
+use vvram_tests::fixture::{patterns, placed, squeeze, works, Expect};
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::misc;
 use vvram_tests::pattern::Pattern;
@@ -19,7 +20,6 @@ use vvram_tests::plug::Plug;
 use vvram_tests::proc::{Child, KernelLog, Steps};
 use vvram_tests::qmp::Monitor;
 use vvram_tests::rebind::{module_users, reload, Unbound};
-use vvram_tests::scene::{patterns, placed, squeeze, works, Expect};
 use vvram_tests::uapi::{self, CREATE_DIRECT_IO, CREATE_SYSTEM, CREATE_VRAM};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, skip, Outcome, Stop, SysError};
 

@@ -13,12 +13,12 @@ use std::time::Duration;
 
 use vvram_tests::disk::{pinned, Disk, Part, Way};
 use vvram_tests::drm::{Drm, Gem};
+use vvram_tests::fixture::{patterns, placed, Expect};
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::misc;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::proc::{Child, KernelLog, Steps};
 use vvram_tests::rebind::Unbound;
-use vvram_tests::scene::{patterns, placed, Expect};
 use vvram_tests::uapi::{CREATE_DIRECT_IO, CREATE_VRAM, PLACEMENT_VRAM};
 use vvram_tests::{check, check_eq, fail, igt_main, Outcome, Stop, SysError};
 

@@ -8,11 +8,11 @@ use std::time::Duration;
 use vvram_tests::cgroup::{self, Group};
 use vvram_tests::drm::Drm;
 use vvram_tests::fdinfo::FdInfo;
+use vvram_tests::fixture::{patterns, placed};
 use vvram_tests::map::PAGE;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::proc::Child;
 use vvram_tests::rebind::Unbound;
-use vvram_tests::scene::{patterns, placed};
 use vvram_tests::svm::{check_places, filled, holds};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome};
 

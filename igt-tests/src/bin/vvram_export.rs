@@ -4,11 +4,11 @@
 
 use vvram_tests::debugfs::{difference, DebugFs};
 use vvram_tests::drm::Gem;
+use vvram_tests::fixture::{
+    cpu_reads, patterns, peer_reads, peer_writes, placed, squeeze_idle, Expect, Fixture,
+};
 use vvram_tests::map::PAGE;
 use vvram_tests::peer::Mode;
-use vvram_tests::scene::{
-    cpu_reads, patterns, peer_reads, peer_writes, placed, squeeze_idle, Expect, Scene,
-};
 use vvram_tests::{check, check_eq, expect_errno, igt_main, uapi, Outcome};
 
 const PAGE64: u64 = PAGE as u64;
@@ -19,8 +19,8 @@ const SYSTEM: u32 = uapi::PLACEMENT_SYSTEM;
 
 /// The flag affects exports only, and is shown by GEM_INFO and debugfs.
 fn flags() -> Outcome {
-    let scene = Scene::open()?;
-    let debugfs = DebugFs::open(&scene.gpu)?;
+    let fixture = Fixture::open()?;
+    let debugfs = DebugFs::open(&fixture.gpu)?;
     let flag = uapi::CREATE_EXPORT_VRAM_OR_FAIL;
     for (flags, shown) in [
         (EITHER, false),
@@ -29,7 +29,7 @@ fn flags() -> Outcome {
         (uapi::CREATE_VRAM, true),
         (uapi::CREATE_SYSTEM, false),
     ] {
-        let object = scene.drm.create_flags(PAGE64, flags)?;
+        let object = fixture.drm.create_flags(PAGE64, flags)?;
         let info = object.info()?;
         check_eq!(info.what(), flags, "what an object with {flags:#x} is");
         check_eq!(
@@ -41,7 +41,7 @@ fn flags() -> Outcome {
     for flags in [flag, uapi::CREATE_SYSTEM | flag] {
         expect_errno(
             &format!("GEM_CREATE with {flags:#x}"),
-            scene.drm.create_flags(PAGE64, flags),
+            fixture.drm.create_flags(PAGE64, flags),
             libc::EINVAL,
         )?;
     }
@@ -51,22 +51,22 @@ fn flags() -> Outcome {
 /// An importer that cannot reach VRAM is refused with the reason; a vmap by the kernel is no
 /// import.
 fn refused() -> Outcome {
-    let scene = Scene::open()?;
+    let fixture = Fixture::open()?;
     let (a, _) = patterns();
     let mut cases = vec![
         (Mode::Static, uapi::REASON_NO_OPT_IN),
         (Mode::NoP2p, uapi::REASON_NO_OPT_IN),
     ];
-    if scene.expect == Expect::Refused {
+    if fixture.expect == Expect::Refused {
         for mode in [Mode::Dynamic, Mode::Pinned, Mode::Revocable] {
             cases.push((mode, uapi::REASON_NO_ROUTE));
         }
     }
     for (mode, reason) in cases {
-        let object = scene.drm.create_flags(2 * PAGE64, EXPORT)?;
+        let object = fixture.drm.create_flags(2 * PAGE64, EXPORT)?;
         let buffer = object.export()?;
-        let peer = scene.peer.reopen()?;
-        scene.check_refused(&object, peer.attach(&buffer, mode), mode, reason)?;
+        let peer = fixture.peer.reopen()?;
+        fixture.check_refused(&object, peer.attach(&buffer, mode), mode, reason)?;
         placed(&object, VRAM)?;
 
         peer.attach(&buffer, Mode::Cpu)?;
@@ -79,34 +79,34 @@ fn refused() -> Outcome {
 /// An importer that needs system memory is refused, and does not move the object of importers that
 /// have it in VRAM.
 fn no_compromise() -> Outcome {
-    let scene = Scene::with_route()?;
+    let fixture = Fixture::with_route()?;
     let (a, b) = patterns();
-    let object = scene.drm.create_flags(2 * PAGE64, EXPORT)?;
+    let object = fixture.drm.create_flags(2 * PAGE64, EXPORT)?;
     let map = object.map()?;
     map.fill(a);
     let buffer = object.export()?;
-    scene.peer.attach(&buffer, Mode::Dynamic)?;
-    scene.peer.map()?;
+    fixture.peer.attach(&buffer, Mode::Dynamic)?;
+    fixture.peer.map()?;
     for mode in [Mode::NoP2p, Mode::Static] {
         expect_errno(
             "an attach that needs system memory",
-            scene.peer.reopen()?.attach(&buffer, mode),
+            fixture.peer.reopen()?.attach(&buffer, mode),
             libc::EOPNOTSUPP,
         )?;
     }
-    check_eq!(scene.peer.status()?.invalidations, 0, "invalidations");
-    scene.check_table(&scene.peer, &map)?;
-    peer_reads(&scene.peer, a, &[0, 1])?;
-    peer_writes(&scene.peer, b, &[1])?;
-    let (_, layout) = scene.check_table(&scene.peer, &map)?;
-    scene.check_vram(&layout, b, &[1])
+    check_eq!(fixture.peer.status()?.invalidations, 0, "invalidations");
+    fixture.check_table(&fixture.peer, &map)?;
+    peer_reads(&fixture.peer, a, &[0, 1])?;
+    peer_writes(&fixture.peer, b, &[1])?;
+    let (_, layout) = fixture.check_table(&fixture.peer, &map)?;
+    fixture.check_vram(&layout, b, &[1])
 }
 
 /// Checks that an importer cannot map the object, that the object does not move, and that the
 /// refusal is counted.
-fn cannot(scene: &Scene, object: &Gem<'_>, errno: i32, reason: &str) -> Outcome {
-    let peer = &scene.peer;
-    let debugfs = DebugFs::open(&scene.gpu)?;
+fn cannot(fixture: &Fixture, object: &Gem<'_>, errno: i32, reason: &str) -> Outcome {
+    let peer = &fixture.peer;
+    let debugfs = DebugFs::open(&fixture.gpu)?;
     let before = debugfs.counters()?;
     let mut data = [0u8; 8];
     expect_errno("a mapping", peer.map(), errno)?;
@@ -128,27 +128,27 @@ fn cannot(scene: &Scene, object: &Gem<'_>, errno: i32, reason: &str) -> Outcome 
 
 /// Without room in VRAM the object is evicted. Importers get it only when it can move back.
 fn no_room() -> Outcome {
-    let scene = Scene::with_route()?;
+    let fixture = Fixture::with_route()?;
     let (a, b) = patterns();
-    let object = scene.drm.create_flags(4 * PAGE64, EXPORT)?;
+    let object = fixture.drm.create_flags(4 * PAGE64, EXPORT)?;
     let map = object.map()?;
     map.fill(a);
     let buffer = object.export()?;
-    let (peer, pinning) = (&scene.peer, scene.peer.reopen()?);
+    let (peer, pinning) = (&fixture.peer, fixture.peer.reopen()?);
     peer.attach(&buffer, Mode::Dynamic)?;
     pinning.attach(&buffer, Mode::Pinned)?;
     peer.map()?;
-    scene.check_table(peer, &map)?;
+    fixture.check_table(peer, &map)?;
     peer_reads(peer, a, &[0, 3])?;
 
-    let told = peer.status()?.invalidations;
-    let taken = squeeze_idle(&scene.drm)?;
+    let invalidated = peer.status()?.invalidations;
+    let taken = squeeze_idle(&fixture.drm)?;
     check!(
-        peer.status()?.invalidations > told,
+        peer.status()?.invalidations > invalidated,
         "the peer was not told of the move"
     );
     placed(&object, SYSTEM)?;
-    cannot(&scene, &object, libc::ENOSPC, "no-vram")?;
+    cannot(&fixture, &object, libc::ENOSPC, "no-vram")?;
     expect_errno("a pin", pinning.pin(), libc::ENOSPC)?;
     check_eq!(object.info()?.pinned, 0, "pinned after the failure");
     // The CPU can access it.
@@ -161,9 +161,9 @@ fn no_room() -> Outcome {
     placed(&object, VRAM)?;
     peer_reads(&pinning, b, &[0, 3])?;
     peer.map()?;
-    scene.check_table(peer, &map)?;
-    let (_, layout) = scene.check_table(&pinning, &map)?;
-    scene.check_vram(&layout, b, &[0, 1, 2, 3])?;
+    fixture.check_table(peer, &map)?;
+    let (_, layout) = fixture.check_table(&pinning, &map)?;
+    fixture.check_vram(&layout, b, &[0, 1, 2, 3])?;
     peer_writes(peer, a, &[2])?;
     cpu_reads(&map, a, &[2])?;
     cpu_reads(&map, b, &[1, 3])
@@ -171,25 +171,29 @@ fn no_room() -> Outcome {
 
 /// An object that a vmap keeps in system memory cannot be imported either.
 fn kernel_holds() -> Outcome {
-    let scene = Scene::with_route()?;
+    let fixture = Fixture::with_route()?;
     let (a, _) = patterns();
-    let object = scene.drm.create_flags(2 * PAGE64, EXPORT)?;
+    let object = fixture.drm.create_flags(2 * PAGE64, EXPORT)?;
     let map = object.map()?;
     map.fill(a);
     let buffer = object.export()?;
-    let (peer, pinning, kernel) = (&scene.peer, scene.peer.reopen()?, scene.peer.reopen()?);
+    let (peer, pinning, kernel) = (
+        &fixture.peer,
+        fixture.peer.reopen()?,
+        fixture.peer.reopen()?,
+    );
     peer.attach(&buffer, Mode::Dynamic)?;
     pinning.attach(&buffer, Mode::Pinned)?;
-    let taken = squeeze_idle(&scene.drm)?;
+    let taken = squeeze_idle(&fixture.drm)?;
     placed(&object, SYSTEM)?;
     kernel.attach(&buffer, Mode::Cpu)?;
     kernel.map()?;
     check_eq!(object.info()?.pinned, 1, "pinned by the kernel's mapping");
     drop(taken);
 
-    cannot(&scene, &object, libc::EOPNOTSUPP, "pinned-elsewhere")?;
+    cannot(&fixture, &object, libc::EOPNOTSUPP, "pinned-elsewhere")?;
     expect_errno("a pin", pinning.pin(), libc::EOPNOTSUPP)?;
-    let late = scene.peer.reopen()?;
+    let late = fixture.peer.reopen()?;
     expect_errno(
         "an attach",
         late.attach(&buffer, Mode::Dynamic),
@@ -207,7 +211,7 @@ fn kernel_holds() -> Outcome {
     check_eq!(object.info()?.pinned, 0, "pinned after that");
     peer.map()?;
     placed(&object, VRAM)?;
-    scene.check_table(peer, &map)?;
+    fixture.check_table(peer, &map)?;
     peer_reads(peer, a, &[0, 1])
 }
 

@@ -10,11 +10,11 @@ use std::time::Duration;
 use vvram_tests::debugfs::{words, Buffer, DebugFs};
 use vvram_tests::drm::{DmaBuf, Drm};
 use vvram_tests::fdinfo::FdInfo;
+use vvram_tests::fixture::{patterns, peer_reads, placed, Fixture};
 use vvram_tests::map::PAGE;
 use vvram_tests::misc::without_fds;
 use vvram_tests::peer::Mode;
 use vvram_tests::proc::Child;
-use vvram_tests::scene::{patterns, peer_reads, placed, Scene};
 use vvram_tests::socket::{receive_fd, send_fd, sockets};
 use vvram_tests::uapi;
 use vvram_tests::{check, check_eq, expect_errno, igt_main, Outcome, Stop};
@@ -66,9 +66,9 @@ fn usage(debugfs: &DebugFs) -> Result<[u64; 5], Stop> {
 
 /// The exporting process is still named after its exit, while other processes have the buffer.
 fn origin() -> Outcome {
-    let scene = Scene::open()?;
-    let debugfs = DebugFs::open(&scene.gpu)?;
-    let (drm, other) = (&scene.drm, scene.drm.reopen()?);
+    let fixture = Fixture::open()?;
+    let debugfs = DebugFs::open(&fixture.gpu)?;
+    let (drm, other) = (&fixture.drm, fixture.drm.reopen()?);
     let object = drm.create_flags(PAGE64, EITHER)?;
     let id = object.info()?.id;
     exported_by(&debugfs.buffer(id)?, (0, 0, ""), "")?;
@@ -129,11 +129,11 @@ fn origin() -> Outcome {
 
 /// Attachments that outlive all handles and file descriptors are listed, and counted.
 fn orphans() -> Outcome {
-    let scene = Scene::with_route()?;
-    let debugfs = DebugFs::open(&scene.gpu)?;
+    let fixture = Fixture::with_route()?;
+    let debugfs = DebugFs::open(&fixture.gpu)?;
     let (a, _) = patterns();
     let before = usage(&debugfs)?;
-    let object = scene.drm.create_flags(2 * PAGE64, EITHER)?;
+    let object = fixture.drm.create_flags(2 * PAGE64, EITHER)?;
     let id = object.info()?.id;
     object.map()?.fill(a);
     placed(&object, uapi::PLACEMENT_VRAM)?;
@@ -150,7 +150,7 @@ fn orphans() -> Outcome {
     more([0, used, 0, 0, 0])?;
     let buffer = object.export()?;
     more([0, used, 1, 0, 0])?;
-    let peers = [scene.peer.reopen()?, scene.peer.reopen()?];
+    let peers = [fixture.peer.reopen()?, fixture.peer.reopen()?];
     for peer in &peers {
         peer.attach(&buffer, Mode::Dynamic)?;
         peer.map()?;
@@ -188,9 +188,9 @@ fn orphans() -> Outcome {
 /// A handle is closed and reused for another object while it is exported: one of the objects is
 /// exported, and no buffer is listed without an exporting process.
 fn reused() -> Outcome {
-    let scene = Scene::open()?;
-    let debugfs = DebugFs::open(&scene.gpu)?;
-    let (drm, peer) = (&scene.drm, &scene.peer);
+    let fixture = Fixture::open()?;
+    let debugfs = DebugFs::open(&fixture.gpu)?;
+    let (drm, peer) = (&fixture.drm, &fixture.peer);
     let this = client(drm)?;
     let mut swapped = 0;
     for _ in 0..ATTEMPTS {

@@ -5,18 +5,18 @@
 
 use std::time::Duration;
 
+use vvram_tests::bar_export::{self, Exporter};
 use vvram_tests::debugfs::{difference, DebugFs};
 use vvram_tests::drm::{path_name, DmaBuf, Gem};
 use vvram_tests::fence::Timeline;
-use vvram_tests::lender::{self, Lent};
+use vvram_tests::fixture::{
+    cpu_reads, patterns, peer_reads, placed, share, squeeze_idle, works, Fixture,
+};
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::misc;
 use vvram_tests::peer::Mode;
 use vvram_tests::proc::{Child, KernelLog, Steps};
 use vvram_tests::rebind::Unbinding;
-use vvram_tests::scene::{
-    cpu_reads, patterns, peer_reads, placed, share, squeeze_idle, works, Scene,
-};
 use vvram_tests::signals::{await_sleep, catch};
 use vvram_tests::trace::Trace;
 use vvram_tests::uapi::{self, DMA_BUF_SYNC_READ as READ};
@@ -31,7 +31,7 @@ const ERESTARTSYS: i32 = 512;
 
 /// An object whose events are recorded.
 struct Traced<'a> {
-    scene: &'a Scene,
+    fixture: &'a Fixture,
     trace: Trace,
     debugfs: DebugFs,
     object: Gem<'a>,
@@ -40,14 +40,14 @@ struct Traced<'a> {
 }
 
 impl<'a> Traced<'a> {
-    fn new(scene: &'a Scene) -> Result<Self, Stop> {
+    fn new(fixture: &'a Fixture) -> Result<Self, Stop> {
         let trace = Trace::new()?;
-        let object = scene.drm.create_flags(2 * PAGE64, EITHER)?;
+        let object = fixture.drm.create_flags(2 * PAGE64, EITHER)?;
         let this = Self {
-            debugfs: DebugFs::open(&scene.gpu)?,
+            debugfs: DebugFs::open(&fixture.gpu)?,
             map: object.map()?,
             buffer: object.export()?,
-            scene,
+            fixture,
             trace,
             object,
         };
@@ -59,7 +59,7 @@ impl<'a> Traced<'a> {
     #[track_caller]
     fn events(&self) -> Result<Vec<String>, Stop> {
         let id = self.object.info()?.id;
-        self.trace.events(self.scene.gpu.name(), id, 2 * PAGE64)
+        self.trace.events(self.fixture.gpu.name(), id, 2 * PAGE64)
     }
 
     #[track_caller]
@@ -80,7 +80,7 @@ impl<'a> Traced<'a> {
 
     /// An event of the peer.
     fn importer(&self, name: &str, path: &str, reason: &str, ret: i32) -> String {
-        let importer = self.scene.peer.name();
+        let importer = self.fixture.peer.name();
         format!("{name} importer={importer} path={path} reason={reason} ret={ret}")
     }
 }
@@ -100,12 +100,12 @@ fn interrupted(call: impl FnOnce() -> Outcome) -> Outcome {
 /// A signal interrupts the move for a pin, and the move of an eviction, and the events have the
 /// error.
 fn interrupted_moves() -> Outcome {
-    let scene = Scene::with_route()?;
+    let fixture = Fixture::with_route()?;
     let (a, _) = patterns();
-    let t = Traced::new(&scene)?;
+    let t = Traced::new(&fixture)?;
     t.map.fill(a);
-    let peer = &scene.peer;
-    let path = path_name(scene.expect.path());
+    let peer = &fixture.peer;
+    let path = path_name(fixture.expect.path());
     peer.attach(&t.buffer, Mode::Pinned)?;
     t.to_system()?;
     let timeline = Timeline::new()?;
@@ -134,8 +134,8 @@ fn interrupted_moves() -> Outcome {
     t.events()?;
 
     t.buffer.add_fence(READ, &timeline.fence(2)?)?;
-    let size = scene.drm.getparam(uapi::PARAM_VRAM_SIZE)?;
-    interrupted(|| expect_errno("GEM_CREATE", scene.drm.create(size), libc::EINTR))?;
+    let size = fixture.drm.getparam(uapi::PARAM_VRAM_SIZE)?;
+    interrupted(|| expect_errno("GEM_CREATE", fixture.drm.create(size), libc::EINTR))?;
     t.expect(
         "events of an interrupted eviction",
         &[
@@ -145,7 +145,7 @@ fn interrupted_moves() -> Outcome {
     )?;
     placed(&t.object, uapi::PLACEMENT_VRAM)?;
     timeline.step()?;
-    drop(scene.drm.create(size)?);
+    drop(fixture.drm.create(size)?);
     t.expect(
         "events of the eviction",
         &[
@@ -158,18 +158,18 @@ fn interrupted_moves() -> Outcome {
 
 /// A move for which there is no room does not begin, and importers keep their mappings.
 fn no_room() -> Outcome {
-    let scene = Scene::with_route()?;
+    let fixture = Fixture::with_route()?;
     let (a, _) = patterns();
-    let t = Traced::new(&scene)?;
+    let t = Traced::new(&fixture)?;
     t.map.fill(a);
-    let peer = &scene.peer;
+    let peer = &fixture.peer;
     peer.attach(&t.buffer, Mode::Dynamic)?;
-    let taken = squeeze_idle(&scene.drm)?;
+    let taken = squeeze_idle(&fixture.drm)?;
     placed(&t.object, uapi::PLACEMENT_SYSTEM)?;
     peer.map()?;
     t.events()?;
-    let moves = scene.drm.getparam(uapi::PARAM_MOVES)?;
-    let told = peer.status()?.invalidations;
+    let moves = fixture.drm.getparam(uapi::PARAM_MOVES)?;
+    let invalidated = peer.status()?.invalidations;
     let id = t.object.info()?.id;
     expect_errno(
         "a move to VRAM",
@@ -177,8 +177,8 @@ fn no_room() -> Outcome {
         libc::ENOSPC,
     )?;
     t.expect("events of a move without room", &[])?;
-    check_eq!(peer.status()?.invalidations, told, "invalidations");
-    check_eq!(scene.drm.getparam(uapi::PARAM_MOVES)?, moves, "moves");
+    check_eq!(peer.status()?.invalidations, invalidated, "invalidations");
+    check_eq!(fixture.drm.getparam(uapi::PARAM_MOVES)?, moves, "moves");
     peer_reads(peer, a, &[0, 1])?;
     drop(taken);
     t.debugfs.write("move", &format!("{id} vram"))?;
@@ -186,7 +186,7 @@ fn no_room() -> Outcome {
         "events of the move",
         &[
             "invalidate placement=system",
-            &t.importer("unmap", &path_name(scene.expect.path()), "none", 0),
+            &t.importer("unmap", &path_name(fixture.expect.path()), "none", 0),
             "move from=system to=vram evict=0 ret=0",
         ],
     )
@@ -195,13 +195,13 @@ fn no_room() -> Outcome {
 /// A fence does not signal: a pin fails after 15 s, and so does a map. Neither moves the object or
 /// leaves anything behind.
 fn timeout() -> Outcome {
-    let scene = Scene::with_route()?;
+    let fixture = Fixture::with_route()?;
     let (a, _) = patterns();
-    let t = Traced::new(&scene)?;
-    let mapped = scene.drm.create_flags(2 * PAGE64, EITHER)?;
+    let t = Traced::new(&fixture)?;
+    let mapped = fixture.drm.create_flags(2 * PAGE64, EITHER)?;
     let (map, buffer) = (mapped.map()?, mapped.export()?);
     let timeline = Timeline::new()?;
-    let [pinning, mapping] = [scene.peer.reopen()?, scene.peer.reopen()?];
+    let [pinning, mapping] = [fixture.peer.reopen()?, fixture.peer.reopen()?];
     pinning.attach(&t.buffer, Mode::Pinned)?;
     mapping.attach(&buffer, Mode::Dynamic)?;
     for (object, map, buffer) in [(&t.object, &t.map, &t.buffer), (&mapped, &map, &buffer)] {
@@ -211,7 +211,7 @@ fn timeout() -> Outcome {
         buffer.add_fence(READ, &timeline.fence(1)?)?;
     }
     t.events()?;
-    let size = scene.drm.getparam(uapi::PARAM_VRAM_SIZE)?;
+    let size = fixture.drm.getparam(uapi::PARAM_VRAM_SIZE)?;
     let before = t.debugfs.counters()?;
     let mut children = [
         Child::spawn(|| expect_errno("a pin", pinning.pin(), libc::ETIMEDOUT))?,
@@ -237,10 +237,10 @@ fn timeout() -> Outcome {
     ] {
         placed(object, uapi::PLACEMENT_SYSTEM)?;
         check_eq!(object.info()?.pinned, 0, "pinned in mode {mode:?}");
-        scene.check_only(object, mode, false, false)?;
+        fixture.check_only(object, mode, false, false)?;
         cpu_reads(map, a, &[0, 1])?;
     }
-    scene.drm.await_vram_free(size)?;
+    fixture.drm.await_vram_free(size)?;
     timeline.step()?;
     for (peer, object, map, mode) in [
         (&pinning, &t.object, &t.map, Mode::Pinned),
@@ -248,7 +248,7 @@ fn timeout() -> Outcome {
     ] {
         peer.pin_and_map(mode)?;
         placed(object, uapi::PLACEMENT_VRAM)?;
-        scene.check_table(peer, map)?;
+        fixture.check_table(peer, map)?;
         peer_reads(peer, a, &[1])?;
     }
     Ok(())
@@ -257,14 +257,14 @@ fn timeout() -> Outcome {
 /// A buffer that the CPU cannot map, the BAR of another device, can be neither the source nor the
 /// destination of a copy.
 fn no_vmap() -> Outcome {
-    let scene = Scene::with_route()?;
+    let fixture = Fixture::with_route()?;
     let (a, _) = patterns();
-    let drm = &scene.drm;
-    let Scene { edu, .. } = &scene;
+    let drm = &fixture.drm;
+    let Fixture { edu, .. } = &fixture;
     let free = drm.vram_free()?;
     {
-        let lent = Lent::of(edu)?;
-        let buffer = lender::export(&lent.open()?, 0, 0, 2 * PAGE64)?;
+        let exporter = Exporter::of(edu)?;
+        let buffer = bar_export::export(&exporter.open()?, 0, 0, 2 * PAGE64)?;
         let import = drm.import(&buffer)?;
         let info = import.import_info()?;
         check_eq!(info.path, uapi::PATH_UNKNOWN, "path of the import");
@@ -298,11 +298,11 @@ fn no_vmap() -> Outcome {
 
 /// An unbind that waits for a device and for the kernel logs both, and later the one that is left.
 fn two_holders() -> Outcome {
-    let scene = Scene::with_route()?;
+    let fixture = Fixture::with_route()?;
     let (a, _) = patterns();
-    let shared = share(&scene.drm, 2)?;
+    let shared = share(&fixture.drm, 2)?;
     shared.map.fill(a);
-    let (device, kernel) = (&scene.peer, scene.peer.reopen()?);
+    let (device, kernel) = (&fixture.peer, fixture.peer.reopen()?);
     device.attach(&shared.buffer, Mode::Pinned)?;
     device.pin_and_map(Mode::Pinned)?;
     kernel.attach(&shared.buffer, Mode::Cpu)?;
@@ -315,7 +315,7 @@ fn two_holders() -> Outcome {
     };
     let mut log = KernelLog::open()?;
     let mut seen = Vec::new();
-    let mut unbinding = Unbinding::start(&scene.gpu)?;
+    let mut unbinding = Unbinding::start(&fixture.gpu)?;
     let mut says = |line: &str| {
         let said = misc::poll(LIMIT, || {
             seen.extend(log.lines());

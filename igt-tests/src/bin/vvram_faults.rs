@@ -5,12 +5,15 @@
 use std::cell::RefCell;
 use std::time::Duration;
 
+use vvram_tests::bar_export::{export_request, request, Exporter, MEMORY};
 use vvram_tests::copy::Imported;
 use vvram_tests::debugfs::DebugFs;
 use vvram_tests::drm::{DmaBuf, Drm};
 use vvram_tests::faults::{Code, Faults, Snapshot, Workers};
+use vvram_tests::fixture::{
+    cpu_reads, patterns, peer_reads, peer_writes, placed, share, works, Fixture,
+};
 use vvram_tests::foreign::Kind;
-use vvram_tests::lender::{export_request, request, Lent, MEMORY};
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::misc;
 use vvram_tests::pattern::Pattern;
@@ -18,9 +21,6 @@ use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::power::{lossy, Auto, Manual};
 use vvram_tests::rebind::{reload, Probe, Unbound};
-use vvram_tests::scene::{
-    cpu_reads, patterns, peer_reads, peer_writes, placed, share, works, Scene,
-};
 use vvram_tests::svm;
 use vvram_tests::sweeps::{self, nothing, populate, zero, Object, Once, EITHER, NONE, USUAL};
 use vvram_tests::uapi::{self, VvramGemCopy};
@@ -115,13 +115,13 @@ fn importers() -> Outcome {
 
 /// Transfers, of VRAM and of system memory.
 fn transfers() -> Outcome {
-    let scene = Scene::with_route()?;
+    let fixture = Fixture::with_route()?;
     let mut faults = Faults::new()?;
     for mode in [Mode::Dynamic, Mode::NoP2p] {
         let mapped = || -> Result<_, Stop> {
             let it = (
                 Object::exported(Drm::open()?, EITHER)?,
-                scene.peer.reopen()?,
+                fixture.peer.reopen()?,
             );
             it.1.attach(&it.0 .1, mode)?;
             it.1.map()?;
@@ -204,12 +204,12 @@ fn user_memory() -> Outcome {
 
 /// The queries of a mapping of the peer, and the end of a pin.
 fn questions() -> Outcome {
-    let scene = Scene::with_route()?;
+    let fixture = Fixture::with_route()?;
     let mut faults = Faults::new()?;
     let pinned = || -> Result<_, Stop> {
         let it = (
             Object::exported(Drm::open()?, EITHER)?,
-            scene.peer.reopen()?,
+            fixture.peer.reopen()?,
         );
         it.1.attach(&it.0 .1, Mode::Pinned)?;
         it.1.pin_and_map(Mode::Pinned)?;
@@ -255,8 +255,8 @@ fn questions() -> Outcome {
 
 /// An unbind while an importer has a buffer mapped.
 fn unbind() -> Outcome {
-    let scene = Scene::with_route()?;
-    let gpu = scene.gpu.clone();
+    let fixture = Fixture::with_route()?;
+    let gpu = fixture.gpu.clone();
     let mut faults = Faults::new()?;
     for mode in [Mode::Dynamic, Mode::Revocable] {
         faults.sweep(
@@ -265,7 +265,7 @@ fn unbind() -> Outcome {
             &USUAL,
             || {
                 let it = Object::exported(Drm::open()?, EITHER)?;
-                let peer = scene.peer.reopen()?;
+                let peer = fixture.peer.reopen()?;
                 peer.attach(&it.1, mode)?;
                 peer.pin_and_map(mode)?;
                 Ok((Probe::new(&gpu, "vvram"), it, peer))
@@ -282,16 +282,16 @@ fn unbind() -> Outcome {
 
 /// A pin that has to move the object first.
 fn pins() -> Outcome {
-    let scene = Scene::with_route()?;
+    let fixture = Fixture::with_route()?;
     let mut faults = Faults::new()?;
-    let debugfs = DebugFs::open(&scene.gpu)?;
+    let debugfs = DebugFs::open(&fixture.gpu)?;
     for mode in [Mode::Pinned, Mode::Revocable] {
         faults.sweep(
             &format!("pin after an eviction, {mode:?}"),
             &USUAL,
             || {
                 let it = Object::exported(Drm::open()?, EITHER)?;
-                let peer = scene.peer.reopen()?;
+                let peer = fixture.peer.reopen()?;
                 peer.attach(&it.1, mode)?;
                 debugfs.write("move", "evict")?;
                 Ok((it, peer))
@@ -305,15 +305,15 @@ fn pins() -> Outcome {
 
 /// A move of an object that an importer has mapped, to system memory and back.
 fn moves() -> Outcome {
-    let scene = Scene::with_route()?;
+    let fixture = Fixture::with_route()?;
     let mut faults = Faults::new()?;
-    let debugfs = DebugFs::open(&scene.gpu)?;
+    let debugfs = DebugFs::open(&fixture.gpu)?;
     faults.sweep(
         "evict by debugfs",
         &[libc::ENOMEM, libc::EFAULT, libc::ENOSPC, libc::EBUSY],
         || {
             let it = Object::exported(Drm::open()?, EITHER)?;
-            let peer = scene.peer.reopen()?;
+            let peer = fixture.peer.reopen()?;
             peer.attach(&it.1, Mode::Dynamic)?;
             peer.map()?;
             Ok((it, peer))
@@ -326,7 +326,7 @@ fn moves() -> Outcome {
         &USUAL,
         || {
             let it = Object::exported(Drm::open()?, EITHER)?;
-            let peer = scene.peer.reopen()?;
+            let peer = fixture.peer.reopen()?;
             peer.attach(&it.1, Mode::Dynamic)?;
             peer.map()?;
             peer.unmap()?;
@@ -371,8 +371,8 @@ fn cpu_access() -> Outcome {
 
 /// Ranges of a BAR as dma-bufs.
 fn bar_export() -> Outcome {
-    Scene::with_route()?;
-    let lent = Lent::new()?;
+    Fixture::with_route()?;
+    let exporter = Exporter::new()?;
     let peer = Peer::open()?;
     let mut faults = Faults::new()?;
     faults.sweep(
@@ -380,12 +380,12 @@ fn bar_export() -> Outcome {
         &USUAL,
         || Ok(None),
         |file| {
-            *file = Some(lent.try_open()?);
+            *file = Some(exporter.try_open()?);
             Ok(())
         },
         nothing,
     )?;
-    let device = lent.gpu().clone();
+    let device = exporter.gpu().clone();
     faults.sweep(
         "probe of bar_export",
         &[libc::ENOMEM, libc::EFAULT],
@@ -399,9 +399,9 @@ fn bar_export() -> Outcome {
             Ok(())
         },
     )?;
-    let lender = lent.open()?;
+    let bar_file = exporter.open()?;
     let ranges = request(&[(0, PAGE64), (4 * PAGE64, 2 * PAGE64)]);
-    let export = || export_request(&lender, MEMORY, &ranges);
+    let export = || export_request(&bar_file, MEMORY, &ranges);
     faults.sweep(
         "BAR_EXPORT_IOC_EXPORT",
         &USUAL,
@@ -432,12 +432,12 @@ fn bar_export() -> Outcome {
 
 /// The probe of each driver.
 fn probe() -> Outcome {
-    let scene = Scene::open()?;
+    let fixture = Fixture::open()?;
     let devices = [
-        (scene.gpu.clone(), "vvram"),
-        (scene.edu.clone(), "edu_peer"),
+        (fixture.gpu.clone(), "vvram"),
+        (fixture.edu.clone(), "edu_peer"),
     ];
-    drop(scene);
+    drop(fixture);
     let mut faults = Faults::new()?;
     for (device, driver) in devices {
         faults.sweep(
@@ -461,17 +461,17 @@ fn probe() -> Outcome {
 
 /// The operations that resume the device.
 fn resume() -> Outcome {
-    let scene = Scene::with_route()?;
-    let auto = Auto::new(&scene.gpu)?;
+    let fixture = Fixture::with_route()?;
+    let auto = Auto::new(&fixture.gpu)?;
     let mut faults = Faults::new()?;
-    let object = scene.drm.create_flags(PAGE64, EITHER)?;
+    let object = fixture.drm.create_flags(PAGE64, EITHER)?;
     let buffer = object.export()?;
     faults.sweep(
         "attach, suspended",
         &USUAL,
         || {
             auto.sleeps("before the attach")?;
-            Ok(scene.peer.reopen()?)
+            Ok(fixture.peer.reopen()?)
         },
         |peer| peer.attach(&buffer, Mode::Dynamic).map(|_| ()),
         |peer| peer.detach(),
@@ -579,8 +579,8 @@ fn suspend() -> Outcome {
 /// The work of workers while allocations in workers fail: they allocate nothing, so everything that
 /// was queued is done.
 fn workers() -> Outcome {
-    let scene = Scene::with_route()?;
-    let debugfs = DebugFs::open(&scene.gpu)?;
+    let fixture = Fixture::with_route()?;
+    let debugfs = DebugFs::open(&fixture.gpu)?;
     let (a, b) = patterns();
     for code in [
         Code::Module("vvram"),
@@ -591,22 +591,22 @@ fn workers() -> Outcome {
         let workers = Workers::new(code, 1)?;
         // The injection works: an ioctl fails if this thread is included.
         let (result, own) = workers.with_me(|| match code {
-            Code::Module("edu_peer") => scene.peer.reopen().map(drop),
-            _ => scene.drm.create(PAGE64).map(drop),
+            Code::Module("edu_peer") => fixture.peer.reopen().map(drop),
+            _ => fixture.drm.create(PAGE64).map(drop),
         })?;
         expect_errno("an operation without memory", result, libc::ENOMEM)?;
         // A move by the engine, to system memory and back, with an importer.
-        let shared = share(&scene.drm, 4)?;
+        let shared = share(&fixture.drm, 4)?;
         shared.map.fill(a);
-        scene.peer.attach(&shared.buffer, Mode::Dynamic)?;
-        scene.peer.map()?;
+        fixture.peer.attach(&shared.buffer, Mode::Dynamic)?;
+        fixture.peer.map()?;
         debugfs.write("move", "evict")?;
         cpu_reads(&shared.map, a, &[0, 3])?;
-        scene.peer.map()?;
-        peer_reads(&scene.peer, a, &[0, 3])?;
-        peer_writes(&scene.peer, b, &[1])?;
+        fixture.peer.map()?;
+        peer_reads(&fixture.peer, a, &[0, 3])?;
+        peer_writes(&fixture.peer, b, &[1])?;
         // A transfer in the background, and an object that is closed while it is used.
-        let other = scene.peer.reopen()?;
+        let other = fixture.peer.reopen()?;
         other.attach(&shared.buffer, Mode::Dynamic)?;
         other.submit_write(0, &[0x5a; 64])?;
         let bytes = other.finish_write()?;
@@ -625,10 +625,10 @@ fn workers() -> Outcome {
         drop(import);
         other.submit_read(0, PAGE)?;
         drop(other);
-        scene.peer.detach()?;
+        fixture.peer.detach()?;
         drop(shared);
         // A suspend.
-        let auto = Auto::new(&scene.gpu)?;
+        let auto = Auto::new(&fixture.gpu)?;
         auto.sleeps("with nobody using it")?;
         drop(auto);
         let failed = workers.injected() - own;
@@ -674,7 +674,7 @@ fn probing_worker() -> Outcome {
 
 /// The close of the last file of each kind.
 fn release() -> Outcome {
-    let scene = Scene::with_route()?;
+    let fixture = Fixture::with_route()?;
     let mut faults = Faults::new()?;
     faults.sweep(
         "close of a file",
@@ -695,7 +695,7 @@ fn release() -> Outcome {
         &NONE,
         || {
             let it = Object::exported(Drm::open()?, EITHER)?;
-            let peer = scene.peer.reopen()?;
+            let peer = fixture.peer.reopen()?;
             peer.attach(&it.1, Mode::Dynamic)?;
             peer.map()?;
             Ok((it, Some(peer)))

@@ -5,10 +5,10 @@
 use vvram_tests::debugfs::DebugFs;
 use vvram_tests::drm::Drm;
 use vvram_tests::fdinfo::FdInfo;
+use vvram_tests::fixture::Fixture;
 use vvram_tests::map::PAGE;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::Mode;
-use vvram_tests::scene::Scene;
 use vvram_tests::{check, check_eq, igt_main, uapi, Outcome, Stop};
 
 const PAGE64: u64 = PAGE as u64;
@@ -150,8 +150,8 @@ fn pinned(what: &str, want: [(&Drm, u64); 2], device: u64) -> Outcome {
 
 /// A pin is on the account of the client that exported the object, whichever clients have handles.
 fn two_clients() -> Outcome {
-    let scene = Scene::with_route()?;
-    let (a, b) = (&scene.drm, scene.drm.reopen()?);
+    let fixture = Fixture::with_route()?;
+    let (a, b) = (&fixture.drm, fixture.drm.reopen()?);
     let mine = a.create_flags(2 * PAGE64, EITHER)?;
     let buffer = mine.export()?;
     let theirs = b.import(&buffer)?;
@@ -165,7 +165,7 @@ fn two_clients() -> Outcome {
     let own = b.create_flags(4 * PAGE64, EITHER)?;
     let own_buffer = own.export()?;
 
-    let peers = [scene.peer.reopen()?, scene.peer.reopen()?];
+    let peers = [fixture.peer.reopen()?, fixture.peer.reopen()?];
     pinned("at first", [(a, 0), (&b, 0)], 0)?;
     peers[0].attach(&again, Mode::Pinned)?;
     peers[0].pin()?;
@@ -174,7 +174,7 @@ fn two_clients() -> Outcome {
     peers[1].attach(&buffer, Mode::Revocable)?;
     peers[1].pin()?;
     pinned("pinned twice", [(a, 2), (&b, 0)], 2)?;
-    let third = scene.peer.reopen()?;
+    let third = fixture.peer.reopen()?;
     third.attach(&own_buffer, Mode::Pinned)?;
     third.pin()?;
     pinned("one of each", [(a, 2), (&b, 4)], 6)?;
@@ -188,13 +188,13 @@ fn two_clients() -> Outcome {
 
 /// Pinned VRAM stays on the account of a client that is gone, and on that of the device.
 fn client_gone() -> Outcome {
-    let scene = Scene::with_route()?;
-    let (b, c) = (&scene.drm, scene.drm.reopen()?);
-    let a = scene.drm.reopen()?;
+    let fixture = Fixture::with_route()?;
+    let (b, c) = (&fixture.drm, fixture.drm.reopen()?);
+    let a = fixture.drm.reopen()?;
     let handle = a.create_flags(2 * PAGE64, EITHER)?.leak();
     let buffer = a.export(handle, uapi::DRM_CLOEXEC | uapi::DRM_RDWR)?;
     let object = b.import(&buffer)?;
-    let peer = scene.peer.reopen()?;
+    let peer = fixture.peer.reopen()?;
     peer.attach(&buffer, Mode::Pinned)?;
     peer.pin()?;
     pinned("three clients", [(&a, 2), (b, 0)], 2)?;

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use vvram_tests::debugfs::{difference, words, DebugFs};
 use vvram_tests::drm::{Attachment, Drm, Gem};
+use vvram_tests::fixture::{
+    in_system_memory, patterns, peer_reads, peer_writes, placed, works, Fixture,
+};
 use vvram_tests::map::PAGE;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::rebind::{module_users, reload, Unbound};
-use vvram_tests::scene::{
-    in_system_memory, patterns, peer_reads, peer_writes, placed, works, Scene,
-};
 use vvram_tests::{check, check_eq, expect_errno, igt_main, skip, uapi, Outcome, Stop};
 
 const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
@@ -23,8 +23,8 @@ const LAST: usize = 3;
 struct Policy(DebugFs);
 
 impl Policy {
-    fn set(scene: &Scene, policy: &str) -> Result<Self, Stop> {
-        let debugfs = DebugFs::open(&scene.gpu)?;
+    fn set(fixture: &Fixture, policy: &str) -> Result<Self, Stop> {
+        let debugfs = DebugFs::open(&fixture.gpu)?;
         debugfs.write("unrevocable", policy)?;
         Ok(Self(debugfs))
     }
@@ -59,10 +59,10 @@ fn only(object: &Gem<'_>) -> Result<Attachment, Stop> {
 /// Importers that cannot be revoked get system memory, or are refused where that is not possible.
 /// Other importers are not affected.
 fn refuse() -> Outcome {
-    let scene = Scene::with_route()?;
-    let policy = Policy::set(&scene, "refuse")?;
+    let fixture = Fixture::with_route()?;
+    let policy = Policy::set(&fixture, "refuse")?;
     let (a, b) = patterns();
-    let peer = &scene.peer;
+    let peer = &fixture.peer;
     let before = policy.0.counters()?;
     check_eq!(
         policy.word("policy")?,
@@ -70,7 +70,7 @@ fn refuse() -> Outcome {
         "the policy"
     );
 
-    let either = scene.drm.create_flags(SIZE, EITHER)?;
+    let either = fixture.drm.create_flags(SIZE, EITHER)?;
     let (map, buffer) = (either.map()?, either.export()?);
     map.fill(a);
     peer.attach(&buffer, Mode::Pinned)?;
@@ -79,24 +79,24 @@ fn refuse() -> Outcome {
     check_eq!(entry.path, uapi::PATH_SYSTEM, "path");
     check_eq!(entry.reason, uapi::REASON_NOT_REVOCABLE, "reason");
     placed(&either, uapi::PLACEMENT_SYSTEM)?;
-    in_system_memory(&scene, peer)?;
+    in_system_memory(&fixture, peer)?;
     peer_reads(peer, a, &[0, LAST])?;
     peer_writes(peer, b, &[1])?;
     policy.held(0)?;
     peer.detach()?;
 
-    let vram = scene.drm.create_flags(SIZE, ONLY)?;
+    let vram = fixture.drm.create_flags(SIZE, ONLY)?;
     let shared = vram.export()?;
     let attached = peer.attach(&shared, Mode::Pinned);
-    scene.check_refused(&vram, attached, Mode::Pinned, uapi::REASON_NOT_REVOCABLE)?;
+    fixture.check_refused(&vram, attached, Mode::Pinned, uapi::REASON_NOT_REVOCABLE)?;
     for mode in [Mode::Dynamic, Mode::Revocable] {
-        let object = scene.drm.create_flags(SIZE, EITHER)?;
+        let object = fixture.drm.create_flags(SIZE, EITHER)?;
         let (map, buffer) = (object.map()?, object.export()?);
         map.fill(b);
         peer.attach(&buffer, mode)?;
         peer.pin_and_map(mode)?;
-        scene.check_only(&object, mode, mode.needs_pin(), true)?;
-        scene.check_table(peer, &map)?;
+        fixture.check_only(&object, mode, mode.needs_pin(), true)?;
+        fixture.check_table(peer, &map)?;
         peer_reads(peer, b, &[0, LAST])?;
         policy.held(0)?;
         peer.detach()?;
@@ -117,20 +117,20 @@ fn refuse() -> Outcome {
 
 /// An unbind does not wait for importers that have system memory only, and they keep it.
 fn refuse_unbind() -> Outcome {
-    let scene = Scene::with_route()?;
-    let policy = Policy::set(&scene, "refuse")?;
+    let fixture = Fixture::with_route()?;
+    let policy = Policy::set(&fixture, "refuse")?;
     let (a, b) = patterns();
     let mut held = Vec::new();
     for mode in [Mode::Pinned, Mode::Static] {
-        let object = scene.drm.create_flags(SIZE, EITHER)?;
-        let (buffer, peer) = (object.export()?, scene.peer.reopen()?);
+        let object = fixture.drm.create_flags(SIZE, EITHER)?;
+        let (buffer, peer) = (object.export()?, fixture.peer.reopen()?);
         object.map()?.fill(a);
         peer.attach(&buffer, mode)?;
         peer.pin_and_map(mode)?;
         held.push((object, buffer, peer, mode));
     }
     drop(policy);
-    let gone = Unbound::new(&scene.gpu)?;
+    let gone = Unbound::new(&fixture.gpu)?;
     for (_, _, peer, mode) in &held {
         println!("{mode:?}");
         peer_reads(peer, a, &[0, LAST])?;
@@ -138,7 +138,7 @@ fn refuse_unbind() -> Outcome {
         peer_reads(peer, b, &[2])?;
         expect_errno(
             "a second mapping after the unbind",
-            scene.peer.reopen()?.attach(&held[0].1, *mode),
+            fixture.peer.reopen()?.attach(&held[0].1, *mode),
             libc::ENODEV,
         )?;
     }
@@ -154,18 +154,18 @@ fn refuse_unbind() -> Outcome {
 /// Importers that cannot be revoked may pin up to a limit; more is refused, before other objects
 /// are evicted for it.
 fn limit() -> Outcome {
-    let scene = Scene::with_route()?;
-    let policy = Policy::set(&scene, &(2 * SIZE - 1).to_string())?;
+    let fixture = Fixture::with_route()?;
+    let policy = Policy::set(&fixture, &(2 * SIZE - 1).to_string())?;
     let before = policy.0.counters()?;
     let (a, _) = patterns();
     let object = |index: u64| -> Result<_, Stop> {
-        let object = scene.drm.create_flags(SIZE, EITHER)?;
+        let object = fixture.drm.create_flags(SIZE, EITHER)?;
         object.map()?.fill(a.derive(index));
         let buffer = object.export()?;
         Ok((object, buffer))
     };
     let pinned = |buffer| -> Result<Peer, Stop> {
-        let peer = scene.peer.reopen()?;
+        let peer = fixture.peer.reopen()?;
         peer.attach(buffer, Mode::Pinned)?;
         peer.pin_and_map(Mode::Pinned)?;
         Ok(peer)
@@ -182,11 +182,11 @@ fn limit() -> Outcome {
     // A second pin of an object pins the same memory.
     let two = pinned(&first.1)?;
     policy.held(SIZE)?;
-    let late = scene.peer.reopen()?;
+    let late = fixture.peer.reopen()?;
     late.attach(&second.1, Mode::Pinned)?;
-    let moves = scene.drm.getparam(uapi::PARAM_MOVES)?;
+    let moves = fixture.drm.getparam(uapi::PARAM_MOVES)?;
     expect_errno("a pin over the limit", late.pin(), libc::EDQUOT)?;
-    check_eq!(scene.drm.getparam(uapi::PARAM_MOVES)?, moves, "moves");
+    check_eq!(fixture.drm.getparam(uapi::PARAM_MOVES)?, moves, "moves");
     policy.held(SIZE)?;
     check_eq!(
         difference(&before, &policy.0.counters()?),
@@ -194,7 +194,7 @@ fn limit() -> Outcome {
         "counters"
     );
     // The limit does not apply to importers that can be revoked.
-    let revocable = scene.peer.reopen()?;
+    let revocable = fixture.peer.reopen()?;
     revocable.attach(&second.1, Mode::Revocable)?;
     revocable.pin_and_map(Mode::Revocable)?;
     peer_reads(&revocable, a.derive(1), &[0, LAST])?;
@@ -224,8 +224,8 @@ fn limit() -> Outcome {
 /// The objects that one client has exported may be pinned up to a limit, whichever process pins.
 /// Other clients have their own limits.
 fn client() -> Outcome {
-    let scene = Scene::with_route()?;
-    let debugfs = DebugFs::open(&scene.gpu)?;
+    let fixture = Fixture::with_route()?;
+    let debugfs = DebugFs::open(&fixture.gpu)?;
     let before = debugfs.read("client_pin_limit")?;
     let run = || -> Outcome {
         debugfs.write("client_pin_limit", &SIZE.to_string())?;
@@ -237,7 +237,7 @@ fn client() -> Outcome {
         };
         let (first, second, foreign) = (object(&one)?, object(&one)?, object(&other)?);
         let attached = |buffer| -> Result<Peer, Stop> {
-            let peer = scene.peer.reopen()?;
+            let peer = fixture.peer.reopen()?;
             peer.attach(buffer, Mode::Pinned)?;
             Ok(peer)
         };
@@ -246,7 +246,7 @@ fn client() -> Outcome {
             attached(&second.1)?,
             attached(&foreign.1)?,
         );
-        let pinned = || scene.drm.getparam(uapi::PARAM_VRAM_PINNED);
+        let pinned = || fixture.drm.getparam(uapi::PARAM_VRAM_PINNED);
         a.pin()?;
         expect_errno("a pin over the limit", b.pin(), libc::EDQUOT)?;
         check_eq!(pinned()?, SIZE, "bytes pinned");
@@ -273,11 +273,11 @@ fn parameter() -> Outcome {
     let run = || -> Outcome {
         for (percent, policy) in [("0", "refuse"), ("25", "limit"), ("100", "accept")] {
             reload("vvram", &[&format!("unrevocable_percent={percent}")])?;
-            let scene = Scene::open()?;
-            let debugfs = DebugFs::open(&scene.gpu)?;
+            let fixture = Fixture::open()?;
+            let debugfs = DebugFs::open(&fixture.gpu)?;
             let text = debugfs.read("unrevocable")?;
             let words = words(&text);
-            let vram = scene.drm.getparam(uapi::PARAM_VRAM_SIZE)?;
+            let vram = fixture.drm.getparam(uapi::PARAM_VRAM_SIZE)?;
             check_eq!(words.get("policy").copied(), Some(policy), "the policy");
             check_eq!(
                 words.get("limit").map(|limit| limit.to_string()),
@@ -296,26 +296,26 @@ fn parameter() -> Outcome {
 
 /// With the default policy an unbind waits for importers that cannot be revoked.
 fn accept() -> Outcome {
-    let scene = Scene::with_route()?;
-    let policy = DebugFs::open(&scene.gpu)?;
+    let fixture = Fixture::with_route()?;
+    let policy = DebugFs::open(&fixture.gpu)?;
     let text = policy.read("unrevocable")?;
     check_eq!(
         words(&text).get("policy").copied(),
         Some("accept"),
         "the policy"
     );
-    let object = scene.drm.create_flags(SIZE, EITHER)?;
+    let object = fixture.drm.create_flags(SIZE, EITHER)?;
     let buffer = object.export()?;
-    scene.peer.attach(&buffer, Mode::Pinned)?;
-    scene.peer.pin_and_map(Mode::Pinned)?;
-    scene.check_only(&object, Mode::Pinned, true, true)?;
-    let mut unbinding = vvram_tests::rebind::Unbinding::start(&scene.gpu)?;
+    fixture.peer.attach(&buffer, Mode::Pinned)?;
+    fixture.peer.pin_and_map(Mode::Pinned)?;
+    fixture.check_only(&object, Mode::Pinned, true, true)?;
+    let mut unbinding = vvram_tests::rebind::Unbinding::start(&fixture.gpu)?;
     std::thread::sleep(Duration::from_millis(300));
     check!(
         unbinding.child.ended().is_none(),
         "the unbind did not wait for a mapping of VRAM"
     );
-    scene.peer.detach()?;
+    fixture.peer.detach()?;
     unbinding.finish(Duration::from_secs(20))?.rebind()?;
     works()
 }

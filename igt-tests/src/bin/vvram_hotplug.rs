@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use vvram_tests::drm::Drm;
+use vvram_tests::fixture::{patterns, peer_reads, share, works, Fixture};
 use vvram_tests::map::PAGE;
 use vvram_tests::misc;
 use vvram_tests::pci::PciDevice;
@@ -12,7 +13,6 @@ use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::plug::{Plug, LIMIT};
 use vvram_tests::proc::{Child, KernelLog};
 use vvram_tests::qmp::Monitor;
-use vvram_tests::scene::{patterns, peer_reads, share, works, Scene};
 use vvram_tests::uapi;
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome};
 
@@ -48,14 +48,14 @@ fn idle() -> Outcome {
 /// Importers that can be revoked.
 fn mapped() -> Outcome {
     for mode in [Mode::Dynamic, Mode::Revocable] {
-        let scene = Scene::with_route()?;
+        let fixture = Fixture::with_route()?;
         let plug = Plug::gpu()?;
         let mut monitor = Monitor::open()?;
-        let shared = share(&scene.drm, 2)?;
-        let peer = &scene.peer;
+        let shared = share(&fixture.drm, 2)?;
+        let peer = &fixture.peer;
         peer.attach(&shared.buffer, mode)?;
         peer.pin_and_map(mode)?;
-        scene.check_only(&shared.object, mode, mode.needs_pin(), true)?;
+        fixture.check_only(&shared.object, mode, mode.needs_pin(), true)?;
         plug.out(&mut monitor)?;
         let status = peer.status()?;
         check!(
@@ -79,16 +79,16 @@ fn mapped() -> Outcome {
 /// An importer that cannot be revoked: the device stays until it has detached, and the kernel logs
 /// its name.
 fn pinned() -> Outcome {
-    let scene = Scene::with_route()?;
+    let fixture = Fixture::with_route()?;
     let plug = Plug::gpu()?;
     let mut monitor = Monitor::open()?;
     let (a, _) = patterns();
-    let shared = share(&scene.drm, 2)?;
+    let shared = share(&fixture.drm, 2)?;
     shared.map.fill(a);
-    let peer = &scene.peer;
+    let peer = &fixture.peer;
     peer.attach(&shared.buffer, Mode::Pinned)?;
     peer.pin_and_map(Mode::Pinned)?;
-    scene.check_only(&shared.object, Mode::Pinned, true, true)?;
+    fixture.check_only(&shared.object, Mode::Pinned, true, true)?;
     let mut log = KernelLog::open()?;
     monitor.unplug(plug.id())?;
     let mut lines = Vec::new();
@@ -119,22 +119,22 @@ fn pinned() -> Outcome {
 
 /// The peer is unplugged in all modes at once.
 fn peer() -> Outcome {
-    let scene = Scene::with_route()?;
+    let fixture = Fixture::with_route()?;
     let plug = Plug::peer()?;
     let mut monitor = Monitor::open()?;
     let (a, _) = patterns();
-    let shared = share(&scene.drm, 2)?;
+    let shared = share(&fixture.drm, 2)?;
     shared.map.fill(a);
     let mut peers = Vec::new();
     for mode in [Mode::Dynamic, Mode::Pinned, Mode::Revocable] {
-        let peer = scene.peer.reopen()?;
+        let peer = fixture.peer.reopen()?;
         peer.attach(&shared.buffer, mode)?;
         peer.pin_and_map(mode)?;
         peers.push(peer);
     }
     peers[0].submit_read(0, 2 * PAGE)?;
     plug.out(&mut monitor)?;
-    scene.check_none(&shared.object)?;
+    fixture.check_none(&shared.object)?;
     for peer in &peers {
         expect_errno("status of a peer that is gone", peer.status(), libc::ENODEV)?;
     }
@@ -152,20 +152,20 @@ fn peer() -> Outcome {
 /// The same by sysfs: the device is still there, but not for the kernel.
 fn remove_rescan() -> Outcome {
     for gpu in [true, false] {
-        let scene = Scene::with_route()?;
-        let shared = share(&scene.drm, 2)?;
-        let device = if gpu { &scene.gpu } else { &scene.edu };
-        scene.peer.attach(&shared.buffer, Mode::Revocable)?;
-        scene.peer.pin_and_map(Mode::Revocable)?;
+        let fixture = Fixture::with_route()?;
+        let shared = share(&fixture.drm, 2)?;
+        let device = if gpu { &fixture.gpu } else { &fixture.edu };
+        fixture.peer.attach(&shared.buffer, Mode::Revocable)?;
+        fixture.peer.pin_and_map(Mode::Revocable)?;
         let mut child = Child::spawn(|| Ok(device.remove()?))?;
         child.join("the removal", LIMIT)?;
         check!(!device.exists(), "{} is still there", device.name());
         if gpu {
-            expect_errno("map", scene.peer.map(), libc::ENODEV)?;
-            expect_errno("GETPARAM", scene.drm.getparam(0), libc::ENODEV)?;
+            expect_errno("map", fixture.peer.map(), libc::ENODEV)?;
+            expect_errno("GETPARAM", fixture.drm.getparam(0), libc::ENODEV)?;
         } else {
-            expect_errno("status", scene.peer.status(), libc::ENODEV)?;
-            scene.check_none(&shared.object)?;
+            expect_errno("status", fixture.peer.status(), libc::ENODEV)?;
+            fixture.check_none(&shared.object)?;
         }
         let mut child = Child::spawn(|| Ok(PciDevice::rescan()?))?;
         child.join("the scan", LIMIT)?;

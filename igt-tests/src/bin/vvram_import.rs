@@ -6,13 +6,13 @@ use std::thread;
 use std::time::Duration;
 
 use vvram_tests::drm::{DmaBuf, Drm, Gem};
+use vvram_tests::fixture::{patterns, works};
 use vvram_tests::foreign::{make, KINDS};
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::misc;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::proc::Child;
 use vvram_tests::rebind::Unbound;
-use vvram_tests::scene::{patterns, works};
 use vvram_tests::uapi::VvramGemImportInfo;
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome, Stop};
 

@@ -6,11 +6,11 @@ use std::thread;
 use std::time::Duration;
 
 use vvram_tests::drm::{DmaBuf, Drm};
+use vvram_tests::fixture::{patterns, peer_reads, peer_writes, share, Expect, Fixture};
 use vvram_tests::map::PAGE;
 use vvram_tests::misc;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::proc::{sleep_forever, Child, Steps};
-use vvram_tests::scene::{patterns, peer_reads, peer_writes, share, Expect, Scene};
 use vvram_tests::socket::{receive_fd, send_fd, sockets};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome};
 
@@ -48,9 +48,9 @@ fn import(buffer: &DmaBuf, mode: Mode, reached: Reached, there: &Steps) -> Outco
 
 /// Kills an importer, and checks that it leaves nothing behind.
 fn killed(mode: Mode, reached: Reached) -> Outcome {
-    let scene = Scene::with_route()?;
+    let fixture = Fixture::with_route()?;
     let (a, _) = patterns();
-    let shared = share(&scene.drm, 16)?;
+    let shared = share(&fixture.drm, 16)?;
     shared.map.fill(a);
     let there = Steps::new()?;
     let mut child = Child::spawn(|| import(&shared.buffer, mode, reached, &there))?;
@@ -60,7 +60,7 @@ fn killed(mode: Mode, reached: Reached) -> Outcome {
         thread::sleep(Duration::from_millis(250));
     }
     let pinned = mode.needs_pin() && reached >= Reached::Pinned;
-    scene.check_only(&shared.object, mode, pinned, reached >= Reached::Mapped)?;
+    fixture.check_only(&shared.object, mode, pinned, reached >= Reached::Mapped)?;
     child.kill()?;
     let gone = misc::poll(Duration::from_secs(5), || {
         let list = shared.object.attachments().ok()?;
@@ -76,13 +76,13 @@ fn killed(mode: Mode, reached: Reached) -> Outcome {
         fail!("the buffer changed: {mismatch}");
     }
     // The device is free for the next one.
-    scene.peer.attach(&shared.buffer, Mode::Dynamic)?;
-    scene.peer.map()?;
-    scene.check_only(&shared.object, Mode::Dynamic, false, true)?;
-    scene.check_table(&scene.peer, &shared.map)?;
-    peer_reads(&scene.peer, a, &[0, 15])?;
-    scene.peer.detach()?;
-    scene.check_none(&shared.object)
+    fixture.peer.attach(&shared.buffer, Mode::Dynamic)?;
+    fixture.peer.map()?;
+    fixture.check_only(&shared.object, Mode::Dynamic, false, true)?;
+    fixture.check_table(&fixture.peer, &shared.map)?;
+    peer_reads(&fixture.peer, a, &[0, 15])?;
+    fixture.peer.detach()?;
+    fixture.check_none(&shared.object)
 }
 
 fn attached() -> Outcome {
@@ -114,8 +114,8 @@ fn pinned_transfer() -> Outcome {
 }
 
 fn all_at_once() -> Outcome {
-    let scene = Scene::with_route()?;
-    let shared = share(&scene.drm, 4)?;
+    let fixture = Fixture::with_route()?;
+    let shared = share(&fixture.drm, 4)?;
     let there = Steps::new()?;
     let mut children = Vec::new();
     for (mode, reached) in [
@@ -155,17 +155,17 @@ fn all_at_once() -> Outcome {
 }
 
 fn refused() -> Outcome {
-    let scene = Scene::open()?;
-    if scene.expect != Expect::Refused {
+    let fixture = Fixture::open()?;
+    if fixture.expect != Expect::Refused {
         // With a route only static mode is refused.
-        return refused_in(&scene, Mode::Static, uapi::REASON_NO_OPT_IN);
+        return refused_in(&fixture, Mode::Static, uapi::REASON_NO_OPT_IN);
     }
-    refused_in(&scene, Mode::Dynamic, uapi::REASON_NO_ROUTE)
+    refused_in(&fixture, Mode::Dynamic, uapi::REASON_NO_ROUTE)
 }
 
 /// A refusal stays listed when the importer is gone.
-fn refused_in(scene: &Scene, mode: Mode, reason: u32) -> Outcome {
-    let shared = share(&scene.drm, 1)?;
+fn refused_in(fixture: &Fixture, mode: Mode, reason: u32) -> Outcome {
+    let shared = share(&fixture.drm, 1)?;
     let there = Steps::new()?;
     let mut child = Child::spawn(|| {
         let peer = Peer::open()?;
@@ -189,9 +189,9 @@ fn refused_in(scene: &Scene, mode: Mode, reason: u32) -> Outcome {
 
 /// The process that made the buffer dies; the peer belongs to another one.
 fn exporter_owner() -> Outcome {
-    let scene = Scene::with_route()?;
+    let fixture = Fixture::with_route()?;
     let (a, b) = patterns();
-    let free = scene.drm.vram_free()?;
+    let free = fixture.drm.vram_free()?;
     let (ours, theirs) = sockets()?;
     let mut child = Child::spawn(|| {
         let drm = Drm::open()?;
@@ -201,24 +201,24 @@ fn exporter_owner() -> Outcome {
         sleep_forever()
     })?;
     let buffer = DmaBuf::new(receive_fd(&ours)?);
-    scene.peer.attach(&buffer, Mode::Pinned)?;
-    scene.peer.pin_and_map(Mode::Pinned)?;
+    fixture.peer.attach(&buffer, Mode::Pinned)?;
+    fixture.peer.pin_and_map(Mode::Pinned)?;
     child.kill()?;
     // A handle of this process, to list the attachments that the dead process may have left.
-    let object = scene.drm.import(&buffer)?;
+    let object = fixture.drm.import(&buffer)?;
     let map = object.map()?;
-    scene.check_only(&object, Mode::Pinned, true, true)?;
-    let (_, layout) = scene.check_table(&scene.peer, &map)?;
+    fixture.check_only(&object, Mode::Pinned, true, true)?;
+    let (_, layout) = fixture.check_table(&fixture.peer, &map)?;
     drop(map);
     object.close()?;
     drop(buffer);
-    scene.drm.await_vram_free(free - 4 * PAGE64)?;
-    peer_reads(&scene.peer, a, &[0, 3])?;
-    peer_writes(&scene.peer, b, &[1])?;
-    scene.check_vram(&layout, b, &[1])?;
-    scene.check_vram(&layout, a, &[0, 2, 3])?;
-    scene.peer.detach()?;
-    scene.drm.await_vram_free(free)?;
+    fixture.drm.await_vram_free(free - 4 * PAGE64)?;
+    peer_reads(&fixture.peer, a, &[0, 3])?;
+    peer_writes(&fixture.peer, b, &[1])?;
+    fixture.check_vram(&layout, b, &[1])?;
+    fixture.check_vram(&layout, a, &[0, 2, 3])?;
+    fixture.peer.detach()?;
+    fixture.drm.await_vram_free(free)?;
     Ok(())
 }
 

@@ -6,11 +6,11 @@
 use std::fs;
 use std::time::Duration;
 
+use vvram_tests::fixture::Fixture;
 use vvram_tests::map::PAGE;
 use vvram_tests::misc::{self, meminfo};
 use vvram_tests::peer::Mode;
 use vvram_tests::rebind::Unbound;
-use vvram_tests::scene::Scene;
 use vvram_tests::{check, fail, fragment, igt_main, skip, uapi, Outcome};
 
 const PAGE64: u64 = PAGE as u64;
@@ -45,43 +45,43 @@ fn repeat(rounds: u64, bytes: u64, mut round: impl FnMut() -> Outcome) -> Outcom
 }
 
 fn attachments() -> Outcome {
-    let scene = Scene::with_route()?;
-    if scene.translated() {
+    let fixture = Fixture::with_route()?;
+    if fixture.translated() {
         skip!("behind an IOMMU a table has one entry, whatever the object");
     }
-    let ragged = fragment::create(&scene.drm, &scene.bar, ENTRIES as u64 * PAGE64, ENTRIES)?;
+    let ragged = fragment::create(&fixture.drm, &fixture.bar, ENTRIES as u64 * PAGE64, ENTRIES)?;
     let buffer = ragged.object.export()?;
 
     repeat(200, PAGE64, || {
-        scene.peer.attach(&buffer, Mode::Dynamic)?;
+        fixture.peer.attach(&buffer, Mode::Dynamic)?;
         // The cached scatter table, and the one that is in use.
-        scene.peer.map()?;
-        scene.peer.unmap()?;
-        scene.peer.map()?;
-        scene.peer.detach()?;
-        scene.peer.attach(&buffer, Mode::Dynamic)?;
-        scene.peer.map()?;
-        scene.peer.unmap()?;
-        Ok(scene.peer.detach()?)
+        fixture.peer.map()?;
+        fixture.peer.unmap()?;
+        fixture.peer.map()?;
+        fixture.peer.detach()?;
+        fixture.peer.attach(&buffer, Mode::Dynamic)?;
+        fixture.peer.map()?;
+        fixture.peer.unmap()?;
+        Ok(fixture.peer.detach()?)
     })
 }
 
 fn system() -> Outcome {
-    let scene = Scene::open()?;
-    let object = scene.drm.create_flags(PAGE64, uapi::CREATE_SYSTEM)?;
+    let fixture = Fixture::open()?;
+    let object = fixture.drm.create_flags(PAGE64, uapi::CREATE_SYSTEM)?;
 
-    scene.peer.attach(&object.export()?, Mode::NoP2p)?;
+    fixture.peer.attach(&object.export()?, Mode::NoP2p)?;
     repeat(10_000, ENTRY, || {
-        scene.peer.map()?;
-        Ok(scene.peer.unmap()?)
+        fixture.peer.map()?;
+        Ok(fixture.peer.unmap()?)
     })
 }
 
 fn objects() -> Outcome {
-    let scene = Scene::open()?;
+    let fixture = Fixture::open()?;
 
     repeat(1000, OBJECT, || {
-        let object = scene.drm.create(PAGE64)?;
+        let object = fixture.drm.create(PAGE64)?;
         let buffer = object.export()?;
         object.close()?;
         drop(buffer);
@@ -104,13 +104,13 @@ fn device() -> Outcome {
     let before = devices();
     check!(before > 0, "no device has a workqueue of TTM");
 
-    let scene = Scene::open()?;
-    let object = scene.drm.create(PAGE64)?;
+    let fixture = Fixture::open()?;
+    let object = fixture.drm.create(PAGE64)?;
     let buffer = object.export()?;
     object.close()?;
     drop(buffer);
-    let gpu = scene.gpu.clone();
-    drop(scene);
+    let gpu = fixture.gpu.clone();
+    drop(fixture);
     Unbound::new(&gpu)?.rebind()?;
 
     let after = misc::poll(Duration::from_secs(10), || {

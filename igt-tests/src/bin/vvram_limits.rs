@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use vvram_tests::cgroup::Group;
 use vvram_tests::drm::{Drm, Gem};
+use vvram_tests::fixture::{patterns, peer_reads, Fixture};
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::pattern::Pattern;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::proc::Child;
-use vvram_tests::scene::{patterns, peer_reads, Scene};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome, Stop};
 
 const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
@@ -101,9 +101,9 @@ fn max_lowered() -> Outcome {
 
 /// Objects that cannot leave VRAM stay, whatever the maximum is, and the group gets no more VRAM.
 fn max_unevictable() -> Outcome {
-    let scene = Scene::with_route()?;
+    let fixture = Fixture::with_route()?;
     let group = Group::new("max-unevictable")?;
-    let peer = &scene.peer;
+    let peer = &fixture.peer;
     apart("the group", || {
         group.enter()?;
         let drm = Drm::open()?;
@@ -205,7 +205,7 @@ fn low() -> Outcome {
 /// A pin is charged to the group of the process that pins, and fails above its maximum without any
 /// eviction.
 fn pinned() -> Outcome {
-    let scene = Scene::with_route()?;
+    let fixture = Fixture::with_route()?;
     let (exporting, importing) = (Group::new("exporting")?, Group::new("importing")?);
     apart("both groups", || {
         exporting.enter()?;
@@ -250,7 +250,7 @@ fn pinned() -> Outcome {
         check_eq!(exporting.pinned(), Some(MIB), "pinned by the other group");
         objects.verify()
     })?;
-    drop(scene);
+    drop(fixture);
     for group in [&exporting, &importing] {
         group.await_current(0)?;
         check_eq!(group.pinned(), Some(0), "pinned at the end");

@@ -5,9 +5,9 @@
 use vvram_tests::debugfs::DebugFs;
 use vvram_tests::drm::Gem;
 use vvram_tests::fdinfo::FdInfo;
+use vvram_tests::fixture::{cpu_reads, patterns, placed, Expect, Fixture};
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::peer::Mode;
-use vvram_tests::scene::{cpu_reads, patterns, placed, Expect, Scene};
 use vvram_tests::{check, check_eq, igt_main, uapi, Outcome};
 
 const PAGE64: u64 = PAGE as u64;
@@ -17,7 +17,7 @@ const SYSTEM: u32 = uapi::PLACEMENT_SYSTEM;
 
 /// The objects for an action on the older one of two objects.
 struct Act<'a> {
-    scene: &'a Scene,
+    fixture: &'a Fixture,
     older: &'a Gem<'a>,
     map: &'a Map,
     /// An object in system memory, with the same bytes in its only page.
@@ -27,8 +27,8 @@ struct Act<'a> {
 /// Two objects fill VRAM, and `act` is done to the older one. Checks which of them is evicted for a
 /// third one.
 fn leaves(who: &str, act: impl Fn(&Act<'_>) -> Outcome) -> Outcome {
-    let scene = Scene::open()?;
-    let drm = &scene.drm;
+    let fixture = Fixture::open()?;
+    let drm = &fixture.drm;
     let size = drm.getparam(uapi::PARAM_VRAM_SIZE)?;
     let (a, b) = patterns();
     drm.await_vram_free(size)?;
@@ -45,7 +45,7 @@ fn leaves(who: &str, act: impl Fn(&Act<'_>) -> Outcome) -> Outcome {
     placed(&newer, VRAM)?;
 
     act(&Act {
-        scene: &scene,
+        fixture: &fixture,
         older: &older,
         map: &map,
         local: &local,
@@ -73,7 +73,7 @@ fn copied() -> Outcome {
         leaves("newer", |act| {
             let (local, older) = ((act.local, 0), (act.older, 0));
             let (src, dst) = if to { (local, older) } else { (older, local) };
-            act.scene.drm.copy(src, dst, PAGE64)?.finish()
+            act.fixture.drm.copy(src, dst, PAGE64)?.finish()
         })?;
     }
     Ok(())
@@ -90,7 +90,7 @@ fn mapped() -> Outcome {
     Expect::get()?.need_route()?;
     for mode in [Mode::Dynamic, Mode::Pinned] {
         leaves("newer", |act| {
-            let peer = &act.scene.peer;
+            let peer = &act.fixture.peer;
             peer.attach(&act.older.export()?, mode)?;
             peer.pin_and_map(mode)?;
             Ok(peer.detach()?)
@@ -118,8 +118,8 @@ fn attachments() -> Outcome {
 fn listed() -> Outcome {
     leaves("older", |act| {
         let id = act.older.info()?.id;
-        DebugFs::open(&act.scene.gpu)?.buffer(id)?;
-        FdInfo::of(&act.scene.drm)?;
+        DebugFs::open(&act.fixture.gpu)?.buffer(id)?;
+        FdInfo::of(&act.fixture.drm)?;
         Ok(())
     })
 }

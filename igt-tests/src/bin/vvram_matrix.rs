@@ -12,15 +12,15 @@
 //! others have written, and the reverse, and if nothing is left behind.
 
 use vvram_tests::drm::{path_name, reason_name, DmaBuf, Gem};
+use vvram_tests::fixture::{
+    cpu_reads, in_system_memory, patterns, peer_reads, peer_writes, placed, Expect, Fixture,
+};
 use vvram_tests::igt::say;
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::misc;
 use vvram_tests::pattern::Pattern;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::policy::{importer_name, Expected, Gets, Object, Order, Rules, IMPORTERS};
-use vvram_tests::scene::{
-    cpu_reads, in_system_memory, patterns, peer_reads, peer_writes, placed, Expect, Scene,
-};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome, Stop};
 
 const PAGES: usize = 4;
@@ -50,7 +50,7 @@ struct Importer {
 
 /// The state of a cell while it runs.
 struct Run<'a> {
-    scene: &'a Scene,
+    fixture: &'a Fixture,
     rules: Rules,
     object: Gem<'a>,
     map: Map,
@@ -63,9 +63,9 @@ struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    fn new(scene: &'a Scene, rules: Rules, object: Object) -> Result<Self, Stop> {
+    fn new(fixture: &'a Fixture, rules: Rules, object: Object) -> Result<Self, Stop> {
         let (seed, _) = patterns();
-        let bo = scene
+        let bo = fixture
             .drm
             .create_flags((PAGES * PAGE) as u64, object.flags())?;
         let map = bo.map()?;
@@ -73,7 +73,7 @@ impl<'a> Run<'a> {
         placed(&bo, object.home())?;
         let buffer = bo.export()?;
         Ok(Self {
-            scene,
+            fixture,
             rules,
             object: bo,
             map,
@@ -87,7 +87,7 @@ impl<'a> Run<'a> {
     /// Attaches an importer, which is expected to succeed or to be refused, and moves nothing.
     fn attach(&mut self, mode: Mode, want: Gets) -> Outcome {
         let before = self.object.info()?.placement;
-        let peer = self.scene.peer.reopen()?;
+        let peer = self.fixture.peer.reopen()?;
         let result = peer.attach(&self.buffer, mode);
         let refused = want.path == uapi::PATH_REFUSED;
         if refused {
@@ -145,7 +145,7 @@ impl<'a> Run<'a> {
             let entry = entries.remove(0);
             check_eq!(
                 entry.device,
-                self.scene.peer.name(),
+                self.fixture.peer.name(),
                 "the device of an attachment"
             );
             seen.got.push(Gets {
@@ -181,10 +181,10 @@ impl<'a> Run<'a> {
     /// Checks that the mapping of an importer has the addresses of the object.
     fn leads_to(&self, peer: &Peer, placement: u32) -> Outcome {
         if placement == uapi::PLACEMENT_VRAM {
-            self.scene.check_table(peer, &self.map)?;
+            self.fixture.check_table(peer, &self.map)?;
             return Ok(());
         }
-        in_system_memory(self.scene, peer)
+        in_system_memory(self.fixture, peer)
     }
 
     /// Makes the device of an importer write a page.
@@ -284,7 +284,7 @@ impl<'a> Run<'a> {
         );
         check_eq!(self.object.info()?.pinned, 0, "pinned at the end");
         check_eq!(
-            self.scene.drm.getparam(uapi::PARAM_VRAM_PINNED)?,
+            self.fixture.drm.getparam(uapi::PARAM_VRAM_PINNED)?,
             0,
             "pinned VRAM at the end"
         );
@@ -314,9 +314,9 @@ impl<'a> Run<'a> {
 }
 
 /// Tries one cell and prints its line.
-fn cell(scene: &Scene, rules: Rules, cell: Cell) -> Outcome {
+fn cell(fixture: &Fixture, rules: Rules, cell: Cell) -> Outcome {
     let mut seen = Seen::default();
-    let outcome = Run::new(scene, rules, cell.object).and_then(|mut run| {
+    let outcome = Run::new(fixture, rules, cell.object).and_then(|mut run| {
         match cell.second {
             None => run.one(cell, &mut seen)?,
             Some((second, order)) => run.two(cell, second, order, &mut seen)?,
@@ -356,9 +356,9 @@ fn cell(scene: &Scene, rules: Rules, cell: Cell) -> Outcome {
 
 /// All cells of one kind of object and one first importer.
 fn row(object: Object, first: Mode) -> Outcome {
-    let scene = Scene::open()?;
+    let fixture = Fixture::open()?;
     let rules = Rules {
-        route: match scene.expect {
+        route: match fixture.expect {
             Expect::Refused => None,
             route => Some(route.path()),
         },
@@ -375,7 +375,7 @@ fn row(object: Object, first: Mode) -> Outcome {
                 first,
                 second,
             };
-            cell(&scene, rules, combination)
+            cell(&fixture, rules, combination)
         })
         .collect();
     // All cells were run, also after a failure.

@@ -7,11 +7,11 @@ use std::process::Command;
 use std::time::Duration;
 
 use vvram_tests::drm::Drm;
+use vvram_tests::fixture::patterns;
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::pci::{Bar, PciDevice};
 use vvram_tests::proc::{Child, Exit, Steps};
 use vvram_tests::rebind::Unbound;
-use vvram_tests::scene::patterns;
 use vvram_tests::uapi::VvramGemMmapOffset;
 use vvram_tests::{check, check_eq, expect_errno, fail, fragment, igt_main, skip, Outcome};
 

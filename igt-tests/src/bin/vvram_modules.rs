@@ -5,15 +5,15 @@
 use std::process::Command;
 use std::time::Duration;
 
+use vvram_tests::bar_export::{self, Exporter};
 use vvram_tests::drm::Drm;
 use vvram_tests::fence::Timeline;
-use vvram_tests::lender::{self, Lent};
+use vvram_tests::fixture::{cpu_reads, patterns, works, Fixture};
 use vvram_tests::map::PAGE;
 use vvram_tests::misc;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::queue::copy_after;
 use vvram_tests::rebind::{delete_module, module_users as users, reload, Unbound};
-use vvram_tests::scene::{cpu_reads, patterns, works, Scene};
 use vvram_tests::uapi::{self, DMA_BUF_SYNC_WRITE as WRITE};
 use vvram_tests::{check, check_eq, expect_errno, igt_main, Outcome};
 
@@ -110,16 +110,16 @@ fn two_holders() -> Outcome {
     }
     // An importer keeps the dma-buf when the file descriptor is closed, mapped or not, also after
     // an unbind.
-    let scene = Scene::with_route()?;
-    let peers = [scene.peer.reopen()?, scene.peer.reopen()?];
+    let fixture = Fixture::with_route()?;
+    let peers = [fixture.peer.reopen()?, fixture.peer.reopen()?];
     {
-        let buffer = scene.drm.create(PAGE64)?.export()?;
+        let buffer = fixture.drm.create(PAGE64)?.export()?;
         peers[0].attach(&buffer, Mode::Dynamic)?;
         peers[0].map()?;
         peers[1].attach(&buffer, Mode::Revocable)?;
     }
-    let gpu = scene.gpu.clone();
-    drop(scene);
+    let gpu = fixture.gpu.clone();
+    drop(fixture);
     stays("vvram", "two importers")?;
     Unbound::new(&gpu)?.rebind()?;
     stays("vvram", "two importers of a dma-buf that was taken back")?;
@@ -195,17 +195,17 @@ fn sync_file() -> Outcome {
 /// Each thing that keeps edu_peer loaded, and a sync file, which does not.
 fn edu_peer() -> Outcome {
     unused("edu_peer", "all")?;
-    let scene = Scene::with_route()?;
+    let fixture = Fixture::with_route()?;
     stays("edu_peer", "a file")?;
-    let object = scene.drm.create(4 * PAGE64)?;
+    let object = fixture.drm.create(4 * PAGE64)?;
     let buffer = object.export()?;
-    scene.peer.attach(&buffer, Mode::Dynamic)?;
-    scene.peer.submit_read(0, 4 * PAGE)?;
+    fixture.peer.attach(&buffer, Mode::Dynamic)?;
+    fixture.peer.submit_read(0, 4 * PAGE)?;
     let fence = buffer.sync_file(WRITE)?;
     check_eq!(fence.status()?, 0, "status of the fence of a transfer");
     check_eq!(fence.drivers()?, ["edu_peer"], "driver of the fence");
     stays("edu_peer", "a transfer")?;
-    let Scene { peer, drm, .. } = &scene;
+    let Fixture { peer, drm, .. } = &fixture;
     check_eq!(drm.attachments(object.handle())?.len(), 1, "attachments");
     let other = Peer::open()?;
     drop(other);
@@ -214,7 +214,7 @@ fn edu_peer() -> Outcome {
     let list = object.attachments()?;
     check!(list.is_empty(), "{list:?} is attached");
     drop((buffer, object));
-    drop(scene);
+    drop(fixture);
     unused("edu_peer", "the file")?;
     let unloaded = misc::poll(Duration::from_secs(5), || delete_module("edu_peer").ok());
     let (status, drivers) = (fence.status()?, fence.drivers()?);
@@ -235,13 +235,13 @@ fn edu_peer() -> Outcome {
 
 /// A dma-buf keeps bar_export loaded, also when the device has another driver by now.
 fn bar_export() -> Outcome {
-    let lent = Lent::new()?;
-    let file = lent.open()?;
+    let exporter = Exporter::new()?;
+    let file = exporter.open()?;
     stays("bar_export", "a file")?;
-    let buffer = lender::export(&file, lender::MEMORY, 0, PAGE64)?;
+    let buffer = bar_export::export(&file, bar_export::MEMORY, 0, PAGE64)?;
     drop(file);
     stays("bar_export", "a dma-buf")?;
-    drop(lent);
+    drop(exporter);
     stays("bar_export", "a dma-buf of a device that is unbound")?;
     drop(buffer);
     unused("bar_export", "the dma-buf")?;

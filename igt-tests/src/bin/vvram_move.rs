@@ -8,15 +8,15 @@ use std::time::Duration;
 
 use vvram_tests::debugfs::DebugFs;
 use vvram_tests::drm::{Drm, Gem};
+use vvram_tests::fixture::{
+    cpu_reads, in_system_memory, patterns, peer_reads, peer_writes, placed, squeeze, squeeze_idle,
+    works, Expect, Fixture,
+};
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::misc;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::proc::Child;
 use vvram_tests::rebind::Unbound;
-use vvram_tests::scene::{
-    cpu_reads, in_system_memory, patterns, peer_reads, peer_writes, placed, squeeze, squeeze_idle,
-    works, Expect, Scene,
-};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, vm, Outcome, Stop};
 
 const PAGE64: u64 = PAGE as u64;
@@ -162,27 +162,27 @@ fn oversubscribe() -> Outcome {
 /// A dynamic peer is invalidated when its object moves out and back, and reads the same bytes at
 /// the new place.
 fn peer_follows() -> Outcome {
-    let scene = Scene::with_route()?;
+    let fixture = Fixture::with_route()?;
     let (a, b) = patterns();
-    let object = scene.drm.create_flags(4 * PAGE64, EITHER)?;
+    let object = fixture.drm.create_flags(4 * PAGE64, EITHER)?;
     let map = object.map()?;
     let buffer = object.export()?;
-    let peer = &scene.peer;
-    let peer_path = scene.expect.path();
+    let peer = &fixture.peer;
+    let peer_path = fixture.expect.path();
     peer.attach(&buffer, Mode::Dynamic)?;
     for round in 0..3 {
         map.fill(a);
         peer.map()?;
         placed(&object, VRAM)?;
         attached(&object, 0, peer_path, uapi::REASON_NONE)?;
-        let (_, layout) = scene.check_table(peer, &map)?;
-        scene.check_vram(&layout, a, &[0, 3])?;
+        let (_, layout) = fixture.check_table(peer, &map)?;
+        fixture.check_vram(&layout, a, &[0, 3])?;
         peer_reads(peer, a, &[0, 3])?;
 
-        let told = peer.status()?.invalidations;
-        let taken = squeeze_idle(&scene.drm)?;
+        let invalidated = peer.status()?.invalidations;
+        let taken = squeeze_idle(&fixture.drm)?;
         check!(
-            peer.status()?.invalidations > told,
+            peer.status()?.invalidations > invalidated,
             "the peer was not told of the move in round {round}"
         );
         check_eq!(
@@ -194,7 +194,7 @@ fn peer_follows() -> Outcome {
         peer_reads(peer, a, &[0, 1, 2, 3])?;
         placed(&object, SYSTEM)?;
         attached(&object, 0, uapi::PATH_SYSTEM, uapi::REASON_NO_VRAM)?;
-        in_system_memory(&scene, peer)?;
+        in_system_memory(&fixture, peer)?;
         peer_writes(peer, b, &[1, 2])?;
         cpu_reads(&map, a, &[0, 3])?;
         cpu_reads(&map, b, &[1, 2])?;
@@ -213,38 +213,38 @@ fn peer_follows() -> Outcome {
 
 /// The importer is invalidated even if no handle of the object is left.
 fn peer_follows_without_handle() -> Outcome {
-    let scene = Scene::with_route()?;
+    let fixture = Fixture::with_route()?;
     let (a, _) = patterns();
-    let object = scene.drm.create_flags(2 * PAGE64, EITHER)?;
+    let object = fixture.drm.create_flags(2 * PAGE64, EITHER)?;
     let map = object.map()?;
     map.fill(a);
     let buffer = object.export()?;
-    scene.peer.attach(&buffer, Mode::Dynamic)?;
-    scene.peer.map()?;
+    fixture.peer.attach(&buffer, Mode::Dynamic)?;
+    fixture.peer.map()?;
     object.close()?;
     drop(map);
     check_eq!(
-        scene.peer.status()?.invalidations,
+        fixture.peer.status()?.invalidations,
         0,
         "invalidations so far"
     );
-    let taken = squeeze_idle(&scene.drm)?;
+    let taken = squeeze_idle(&fixture.drm)?;
     check!(
-        scene.peer.status()?.invalidations > 0,
+        fixture.peer.status()?.invalidations > 0,
         "the peer was not told that an object without a handle moved"
     );
     // VRAM belongs to other objects now; the peer must not access it.
     for other in &taken {
         other.map()?.fill(a.derive(1));
     }
-    peer_reads(&scene.peer, a, &[0, 1])
+    peer_reads(&fixture.peer, a, &[0, 1])
 }
 
 /// Importers that cannot have peer-to-peer memory get system memory, with the reason.
 fn system_path() -> Outcome {
-    let scene = Scene::open()?;
+    let fixture = Fixture::open()?;
     let (a, b) = patterns();
-    let no_route = scene.expect == Expect::Refused;
+    let no_route = fixture.expect == Expect::Refused;
     for mode in [Mode::Static, Mode::NoP2p, Mode::Dynamic, Mode::Pinned] {
         let opted_in = matches!(mode, Mode::Dynamic | Mode::Pinned);
         if opted_in && !no_route {
@@ -255,18 +255,18 @@ fn system_path() -> Outcome {
         } else {
             uapi::REASON_NO_OPT_IN
         };
-        let object = scene.drm.create_flags(4 * PAGE64, EITHER)?;
+        let object = fixture.drm.create_flags(4 * PAGE64, EITHER)?;
         let map = object.map()?;
         map.fill(a);
         placed(&object, VRAM)?;
         let buffer = object.export()?;
-        let peer = scene.peer.reopen()?;
+        let peer = fixture.peer.reopen()?;
         peer.attach(&buffer, mode)?;
         placed(&object, VRAM)?;
         peer.pin_and_map(mode)?;
         placed(&object, SYSTEM)?;
         attached(&object, 0, uapi::PATH_SYSTEM, reason)?;
-        in_system_memory(&scene, &peer)?;
+        in_system_memory(&fixture, &peer)?;
         let pinned = matches!(mode, Mode::Static | Mode::Pinned);
         check_eq!(
             object.info()?.pinned,
@@ -274,7 +274,7 @@ fn system_path() -> Outcome {
             "pinned in mode {mode:?}"
         );
         check_eq!(
-            scene.drm.getparam(uapi::PARAM_VRAM_PINNED)?,
+            fixture.drm.getparam(uapi::PARAM_VRAM_PINNED)?,
             0,
             "pinned VRAM"
         );
@@ -294,18 +294,18 @@ fn system_path() -> Outcome {
 
 /// All importers get an object that may only be in system memory there.
 fn system_only() -> Outcome {
-    let scene = Scene::with_route()?;
+    let fixture = Fixture::with_route()?;
     let (a, _) = patterns();
     for mode in [Mode::Dynamic, Mode::Pinned, Mode::Revocable] {
-        let object = scene.drm.create_flags(2 * PAGE64, uapi::CREATE_SYSTEM)?;
+        let object = fixture.drm.create_flags(2 * PAGE64, uapi::CREATE_SYSTEM)?;
         object.map()?.fill(a);
         let buffer = object.export()?;
-        let peer = scene.peer.reopen()?;
+        let peer = fixture.peer.reopen()?;
         peer.attach(&buffer, mode)?;
         peer.pin_and_map(mode)?;
         placed(&object, SYSTEM)?;
         attached(&object, 0, uapi::PATH_SYSTEM, uapi::REASON_SYSTEM_ONLY)?;
-        in_system_memory(&scene, &peer)?;
+        in_system_memory(&fixture, &peer)?;
         peer_reads(&peer, a, &[0, 1])?;
     }
     Ok(())
@@ -313,19 +313,19 @@ fn system_only() -> Outcome {
 
 /// Two importers, of which one needs system memory: both get system memory.
 fn mixed() -> Outcome {
-    let scene = Scene::with_route()?;
+    let fixture = Fixture::with_route()?;
     let (a, _) = patterns();
-    let object = scene.drm.create_flags(2 * PAGE64, EITHER)?;
+    let object = fixture.drm.create_flags(2 * PAGE64, EITHER)?;
     object.map()?.fill(a);
     let buffer = object.export()?;
-    let peer = &scene.peer;
+    let peer = &fixture.peer;
     peer.attach(&buffer, Mode::Dynamic)?;
     peer.map()?;
     placed(&object, VRAM)?;
     let other = peer.reopen()?;
     other.attach(&buffer, Mode::NoP2p)?;
     // The object does not move until it is mapped.
-    attached(&object, 0, scene.expect.path(), uapi::REASON_NONE)?;
+    attached(&object, 0, fixture.expect.path(), uapi::REASON_NONE)?;
     peer_reads(peer, a, &[0])?;
     check_eq!(peer.status()?.invalidations, 0, "invalidations so far");
     other.map()?;
@@ -337,7 +337,7 @@ fn mixed() -> Outcome {
     for at in [peer, &other] {
         peer_reads(at, a, &[0, 1])?;
         placed(&object, SYSTEM)?;
-        in_system_memory(&scene, at)?;
+        in_system_memory(&fixture, at)?;
     }
     attached(&object, 0, uapi::PATH_SYSTEM, uapi::REASON_OTHER_IMPORTER)?;
     attached(&object, 1, uapi::PATH_SYSTEM, uapi::REASON_NO_OPT_IN)?;
@@ -346,48 +346,48 @@ fn mixed() -> Outcome {
     peer.unmap()?;
     peer.map()?;
     placed(&object, VRAM)?;
-    attached(&object, 0, scene.expect.path(), uapi::REASON_NONE)?;
+    attached(&object, 0, fixture.expect.path(), uapi::REASON_NONE)?;
     peer_reads(peer, a, &[0, 1])
 }
 
 /// A pin keeps an object where it is, and an importer that needs another placement is refused.
 fn pin_holds() -> Outcome {
-    let scene = Scene::with_route()?;
+    let fixture = Fixture::with_route()?;
     let (a, _) = patterns();
     for mode in [Mode::Pinned, Mode::Revocable] {
-        let object = scene.drm.create_flags(2 * PAGE64, EITHER)?;
+        let object = fixture.drm.create_flags(2 * PAGE64, EITHER)?;
         let map = object.map()?;
         map.fill(a);
         let buffer = object.export()?;
-        let peer = scene.peer.reopen()?;
+        let peer = fixture.peer.reopen()?;
         peer.attach(&buffer, mode)?;
         // The pin moves the object to VRAM.
-        let taken = squeeze_idle(&scene.drm)?;
+        let taken = squeeze_idle(&fixture.drm)?;
         placed(&object, SYSTEM)?;
         drop(taken);
         peer.pin()?;
         placed(&object, VRAM)?;
         check_eq!(object.info()?.pinned, 1, "pinned in mode {mode:?}");
         check_eq!(
-            scene.drm.getparam(uapi::PARAM_VRAM_PINNED)?,
+            fixture.drm.getparam(uapi::PARAM_VRAM_PINNED)?,
             2 * PAGE64,
             "pinned VRAM"
         );
         peer.map()?;
-        scene.check_table(&peer, &map)?;
-        let told = peer.status()?.invalidations;
-        let taken = squeeze_idle(&scene.drm)?;
+        fixture.check_table(&peer, &map)?;
+        let invalidated = peer.status()?.invalidations;
+        let taken = squeeze_idle(&fixture.drm)?;
         placed(&object, VRAM)?;
         check_eq!(
             peer.status()?.invalidations,
-            told,
+            invalidated,
             "invalidations of a pinned peer"
         );
         peer_reads(&peer, a, &[0, 1])?;
         drop(taken);
 
         for other_mode in [Mode::Static, Mode::NoP2p] {
-            let other = scene.peer.reopen()?;
+            let other = fixture.peer.reopen()?;
             expect_errno(
                 "attaching for system memory to an object that is pinned in VRAM",
                 other.attach(&buffer, other_mode),
@@ -404,7 +404,7 @@ fn pin_holds() -> Outcome {
         peer.unpin()?;
         check_eq!(object.info()?.pinned, 0, "pinned after the unpin");
         check_eq!(
-            scene.drm.getparam(uapi::PARAM_VRAM_PINNED)?,
+            fixture.drm.getparam(uapi::PARAM_VRAM_PINNED)?,
             0,
             "pinned VRAM"
         );
@@ -415,12 +415,12 @@ fn pin_holds() -> Outcome {
 /// A peer that attaches to an object that is pinned in system memory gets system memory, with the
 /// reason.
 fn pinned_in_system() -> Outcome {
-    let scene = Scene::with_route()?;
+    let fixture = Fixture::with_route()?;
     let (a, _) = patterns();
-    let object = scene.drm.create_flags(2 * PAGE64, EITHER)?;
+    let object = fixture.drm.create_flags(2 * PAGE64, EITHER)?;
     object.map()?.fill(a);
     let buffer = object.export()?;
-    let first = scene.peer.reopen()?;
+    let first = fixture.peer.reopen()?;
     first.attach(&buffer, Mode::Static)?;
     first.map()?;
     placed(&object, SYSTEM)?;
@@ -429,32 +429,32 @@ fn pinned_in_system() -> Outcome {
         1,
         "pinned by the core for a static importer"
     );
-    let peer = &scene.peer;
+    let peer = &fixture.peer;
     peer.attach(&buffer, Mode::Dynamic)?;
     peer.map()?;
     placed(&object, SYSTEM)?;
     attached(&object, 1, uapi::PATH_SYSTEM, uapi::REASON_PINNED_ELSEWHERE)?;
-    in_system_memory(&scene, peer)?;
+    in_system_memory(&fixture, peer)?;
     peer_reads(peer, a, &[0, 1])?;
     peer_reads(&first, a, &[0, 1])
 }
 
 /// A pin leaves an object in system memory if no object in VRAM can be evicted.
 fn pinned_without_room() -> Outcome {
-    let scene = Scene::with_route()?;
+    let fixture = Fixture::with_route()?;
     let (a, _) = patterns();
-    let taken = squeeze(&scene.drm)?;
-    let object = scene.drm.create_flags(2 * PAGE64, EITHER)?;
+    let taken = squeeze(&fixture.drm)?;
+    let object = fixture.drm.create_flags(2 * PAGE64, EITHER)?;
     object.map()?.fill(a);
     placed(&object, SYSTEM)?;
     let buffer = object.export()?;
-    let peer = &scene.peer;
+    let peer = &fixture.peer;
     peer.attach(&buffer, Mode::Pinned)?;
     peer.pin()?;
     placed(&object, SYSTEM)?;
     check_eq!(object.info()?.pinned, 1, "pinned");
     peer.map()?;
-    in_system_memory(&scene, peer)?;
+    in_system_memory(&fixture, peer)?;
     peer_reads(peer, a, &[0, 1])?;
     // The object stays there when there is room.
     drop(taken);
@@ -465,34 +465,34 @@ fn pinned_without_room() -> Outcome {
 /// No more than the limit can be pinned; pinned objects stay pinned, and a failed pin is not
 /// charged.
 fn quota() -> Outcome {
-    let scene = Scene::with_route()?;
-    let limit = scene.drm.getparam(uapi::PARAM_VRAM_PIN_LIMIT)?;
-    let size = scene.drm.getparam(uapi::PARAM_VRAM_SIZE)?;
+    let fixture = Fixture::with_route()?;
+    let limit = fixture.drm.getparam(uapi::PARAM_VRAM_PIN_LIMIT)?;
+    let size = fixture.drm.getparam(uapi::PARAM_VRAM_SIZE)?;
     check_eq!(limit, size / 2, "the limit at first");
     let piece = limit / 4;
     let mut pinned = Vec::new();
     for count in 0..5 {
-        let object = scene.drm.create_flags(piece, EITHER)?;
+        let object = fixture.drm.create_flags(piece, EITHER)?;
         let buffer = object.export()?;
-        let peer = scene.peer.reopen()?;
+        let peer = fixture.peer.reopen()?;
         peer.attach(&buffer, Mode::Pinned)?;
         if count == 4 {
             expect_errno("a pin over the quota", peer.pin(), libc::EDQUOT)?;
             check_eq!(object.info()?.pinned, 0, "pinned after the failure");
             // The failed pin is not charged, and neither is a second pin of the same object.
             check_eq!(
-                scene.drm.getparam(uapi::PARAM_VRAM_PINNED)?,
+                fixture.drm.getparam(uapi::PARAM_VRAM_PINNED)?,
                 limit,
                 "pinned VRAM"
             );
             peer.detach()?;
         } else {
             peer.pin()?;
-            let again = scene.peer.reopen()?;
+            let again = fixture.peer.reopen()?;
             again.attach(&buffer, Mode::Pinned)?;
             again.pin()?;
             check_eq!(
-                scene.drm.getparam(uapi::PARAM_VRAM_PINNED)?,
+                fixture.drm.getparam(uapi::PARAM_VRAM_PINNED)?,
                 (count + 1) * piece,
                 "pinned VRAM"
             );
@@ -501,13 +501,13 @@ fn quota() -> Outcome {
     }
     pinned.pop();
     check_eq!(
-        scene.drm.getparam(uapi::PARAM_VRAM_PINNED)?,
+        fixture.drm.getparam(uapi::PARAM_VRAM_PINNED)?,
         3 * piece,
         "pinned VRAM after the files were closed"
     );
     drop(pinned);
     check_eq!(
-        scene.drm.getparam(uapi::PARAM_VRAM_PINNED)?,
+        fixture.drm.getparam(uapi::PARAM_VRAM_PINNED)?,
         0,
         "pinned VRAM at the end"
     );
@@ -516,27 +516,27 @@ fn quota() -> Outcome {
 
 /// An object does not move while it has a vmap.
 fn vmap_holds() -> Outcome {
-    let scene = Scene::open()?;
+    let fixture = Fixture::open()?;
     let (a, b) = patterns();
     for flags in [EITHER, uapi::CREATE_SYSTEM] {
-        let object = scene.drm.create_flags(2 * PAGE64, flags)?;
+        let object = fixture.drm.create_flags(2 * PAGE64, flags)?;
         let map = object.map()?;
         map.fill(a);
         let buffer = object.export()?;
-        let peer = scene.peer.reopen()?;
+        let peer = fixture.peer.reopen()?;
         peer.attach(&buffer, Mode::Cpu)?;
         peer.map()?;
         let at = object.info()?.placement;
         let iomem = peer.status()?.flags & uapi::EDU_PEER_STATUS_IOMEM != 0;
         check_eq!(iomem, at == VRAM, "I/O memory for flags {flags:#x}");
-        let taken = squeeze_idle(&scene.drm)?;
+        let taken = squeeze_idle(&fixture.drm)?;
         placed(&object, at)?;
         peer_reads(&peer, a, &[0, 1])?;
         peer_writes(&peer, b, &[1])?;
         cpu_reads(&map, b, &[1])?;
         peer.unmap()?;
         drop(taken);
-        let taken = squeeze_idle(&scene.drm)?;
+        let taken = squeeze_idle(&fixture.drm)?;
         placed(&object, SYSTEM)?;
         cpu_reads(&map, a, &[0])?;
         cpu_reads(&map, b, &[1])?;
@@ -564,18 +564,18 @@ fn swap_out() -> Result<bool, Stop> {
 /// Swapping is a move for which TTM does not call the driver, so no importer may have mapped an
 /// object that TTM swaps out.
 fn swap() -> Outcome {
-    let scene = Scene::with_route()?;
+    let fixture = Fixture::with_route()?;
     let (a, b) = patterns();
-    let object = scene.drm.create_flags(4 * PAGE64, uapi::CREATE_SYSTEM)?;
+    let object = fixture.drm.create_flags(4 * PAGE64, uapi::CREATE_SYSTEM)?;
     let map = object.map()?;
     map.fill(a);
     let buffer = object.export()?;
-    let peer = &scene.peer;
+    let peer = &fixture.peer;
     peer.attach(&buffer, Mode::Dynamic)?;
     peer.map()?;
-    let told = peer.status()?.invalidations;
+    let invalidated = peer.status()?.invalidations;
     let swapped = misc::poll(Duration::from_secs(10), || match swap_out() {
-        Ok(true) if peer.status().is_ok_and(|s| s.invalidations > told) => Some(()),
+        Ok(true) if peer.status().is_ok_and(|s| s.invalidations > invalidated) => Some(()),
         _ => None,
     });
     check!(
@@ -594,11 +594,11 @@ fn swap() -> Outcome {
     peer_reads(&kernel, a, &[0, 1, 2, 3])?;
     check_eq!(object.info()?.pinned, 1, "pinned while the kernel maps it");
     peer.map()?;
-    let told = peer.status()?.invalidations;
+    let invalidated = peer.status()?.invalidations;
     while swap_out()? {}
     check_eq!(
         peer.status()?.invalidations,
-        told,
+        invalidated,
         "invalidations of a pinned object"
     );
     peer_writes(peer, b, &[1, 2])?;
@@ -606,17 +606,17 @@ fn swap() -> Outcome {
     kernel.unmap()?;
     while swap_out()? {}
     check!(
-        peer.status()?.invalidations > told,
+        peer.status()?.invalidations > invalidated,
         "the peer was not told when the object was swapped out after the kernel's mapping"
     );
     peer_reads(peer, a, &[0, 3])?;
     peer_reads(peer, b, &[1, 2])?;
 
     // A swapped object moves to VRAM.
-    let object = scene.drm.create_flags(4 * PAGE64, EITHER)?;
+    let object = fixture.drm.create_flags(4 * PAGE64, EITHER)?;
     let map = object.map()?;
     map.fill(a);
-    let debugfs = DebugFs::open(&scene.gpu)?;
+    let debugfs = DebugFs::open(&fixture.gpu)?;
     let id = object.info()?.id;
     debugfs.write("move", &format!("{id} system"))?;
     while swap_out()? {}
@@ -632,19 +632,19 @@ fn swap() -> Outcome {
 
 /// A move waits for a transfer that is under way, because its addresses are those of the old place.
 fn in_flight() -> Outcome {
-    let scene = Scene::with_route()?;
+    let fixture = Fixture::with_route()?;
     let (a, b) = patterns();
-    let object = scene.drm.create_flags(4 * PAGE64, EITHER)?;
+    let object = fixture.drm.create_flags(4 * PAGE64, EITHER)?;
     let (map, buffer) = (object.map()?, object.export()?);
-    let peer = &scene.peer;
+    let peer = &fixture.peer;
     map.fill(a);
     peer.attach(&buffer, Mode::Dynamic)?;
     peer.map()?;
-    scene.check_table(peer, &map)?;
+    fixture.check_table(peer, &map)?;
     let mut data = vec![0; 4 * PAGE];
     b.fill(&mut data, 0);
     peer.submit_write(0, &data)?;
-    let debugfs = DebugFs::open(&scene.gpu)?;
+    let debugfs = DebugFs::open(&fixture.gpu)?;
     debugfs.write("move", &format!("{} system", object.info()?.id))?;
     placed(&object, SYSTEM)?;
     cpu_reads(&map, b, &[0, 1, 2, 3])?;
@@ -656,14 +656,14 @@ fn in_flight() -> Outcome {
 /// A dynamic peer, and one without peer-to-peer memory, read and write while other processes
 /// allocate VRAM all the time.
 fn storm() -> Outcome {
-    let scene = Scene::with_route()?;
+    let fixture = Fixture::with_route()?;
     let (a, _) = patterns();
-    let object = scene.drm.create_flags(4 * PAGE64, EITHER)?;
+    let object = fixture.drm.create_flags(4 * PAGE64, EITHER)?;
     let map = object.map()?;
     let buffer = object.export()?;
-    scene.peer.attach(&buffer, Mode::Dynamic)?;
-    let debugfs = DebugFs::open(&scene.gpu)?;
-    scene.drm.vm_bind(&object, 0)?;
+    fixture.peer.attach(&buffer, Mode::Dynamic)?;
+    let debugfs = DebugFs::open(&fixture.gpu)?;
+    fixture.drm.vm_bind(&object, 0)?;
     // Each time the object has moved to VRAM, it is evicted while the peer accesses it.
     let mut child = Child::spawn(|| {
         let drm = Drm::open()?;
@@ -675,37 +675,37 @@ fn storm() -> Outcome {
         }
     })?;
     let want = 12 * misc::soak();
-    let (mut told, mut round) = (0, 0);
-    while told < want || round < want {
+    let (mut invalidated, mut round) = (0, 0);
+    while invalidated < want || round < want {
         check!(
             child.ended().is_none() && round < 10 * want,
-            "{told} moves in {round} rounds: this is no storm; the others: {:?}",
+            "{invalidated} moves in {round} rounds: this is no storm; the others: {:?}",
             child.ended()
         );
         let pattern = a.derive(round);
         let page = (round % 4) as usize;
         if round % 2 == 0 {
-            peer_writes(&scene.peer, pattern, &[page])?;
+            peer_writes(&fixture.peer, pattern, &[page])?;
             cpu_reads(&map, pattern, &[page])?;
         } else {
             map.fill(pattern);
         }
-        peer_reads(&scene.peer, pattern, &[page])?;
+        peer_reads(&fixture.peer, pattern, &[page])?;
         // The entries of page tables are those of the object, or not present, also when they are
         // filled again.
         vm::mappings(&debugfs)?;
-        let seen = scene.drm.vm_read(page as u64 * PAGE64, PAGE, 0)?;
+        let seen = fixture.drm.vm_read(page as u64 * PAGE64, PAGE, 0)?;
         check_eq!(
             pattern.verify(&seen, page as u64 * PAGE64),
             Ok(()),
             "bytes by the page table"
         );
         vm::mappings(&debugfs)?;
-        let status = scene.peer.status()?;
-        told = status.invalidations;
+        let status = fixture.peer.status()?;
+        invalidated = status.invalidations;
         // The next transfer maps it again, in VRAM if there is room at the moment.
         if status.flags & uapi::EDU_PEER_STATUS_MAPPED != 0 {
-            match scene.peer.unmap() {
+            match fixture.peer.unmap() {
                 // The peer was just invalidated by another move.
                 Err(error) if error.errno == libc::EINVAL => {}
                 result => result?,
@@ -714,27 +714,27 @@ fn storm() -> Outcome {
         round += 1;
     }
     child.kill()?;
-    println!("the peer was told of {told} moves in {round} rounds");
+    println!("the peer was invalidated by {invalidated} moves in {round} rounds");
     Ok(())
 }
 
 /// An unbind while a peer maps an object in system memory.
 fn unbind_in_system() -> Outcome {
-    let scene = Scene::with_route()?;
-    let object = scene.drm.create_flags(2 * PAGE64, EITHER)?;
+    let fixture = Fixture::with_route()?;
+    let object = fixture.drm.create_flags(2 * PAGE64, EITHER)?;
     let map = object.map()?;
     map.write(0, 1);
     let buffer = object.export()?;
-    scene.peer.attach(&buffer, Mode::Dynamic)?;
-    let taken = squeeze_idle(&scene.drm)?;
-    scene.peer.map()?;
+    fixture.peer.attach(&buffer, Mode::Dynamic)?;
+    let taken = squeeze_idle(&fixture.drm)?;
+    fixture.peer.map()?;
     placed(&object, SYSTEM)?;
-    let gone = Unbound::new(&scene.gpu)?;
+    let gone = Unbound::new(&fixture.gpu)?;
     check!(
-        scene.peer.status()?.invalidations > 0,
+        fixture.peer.status()?.invalidations > 0,
         "the peer was not told of the unbind"
     );
-    expect_errno("map", scene.peer.map(), libc::ENODEV)?;
+    expect_errno("map", fixture.peer.map(), libc::ENODEV)?;
     expect_errno("GEM_INFO", object.info(), libc::ENODEV)?;
     gone.rebind()?;
     drop((taken, map));
@@ -790,7 +790,7 @@ fn back_to_vram(object: &Gem<'_>) -> Outcome {
 }
 
 fn cpu_follows_with_route() -> Outcome {
-    let _scene = Scene::with_route()?;
+    let _scene = Fixture::with_route()?;
     cpu_follows()
 }
 

@@ -6,15 +6,15 @@
 use std::time::Duration;
 
 use vvram_tests::drm::{path_name, reason_name, text};
+use vvram_tests::fixture::{
+    cpu_reads, in_system_memory, patterns, peer_reads, peer_writes, share, Expect, Fixture,
+};
 use vvram_tests::map::PAGE;
 use vvram_tests::misc::{self, meminfo};
 use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::{check_table, Mode, Peer};
 use vvram_tests::proc::Child;
-use vvram_tests::scene::{
-    cpu_reads, in_system_memory, patterns, peer_reads, peer_writes, share, Expect, Scene,
-};
 use vvram_tests::uapi::{self, PeerAttachment, PeerAttachments};
 use vvram_tests::{
     check, check_eq, expect_errno, fail, fragment, heap, igt_main, skip, Need, Outcome, Stop,
@@ -28,45 +28,45 @@ const PAUSE: Duration = Duration::from_millis(20);
 
 /// Attaches in one mode and moves pages in both directions, or checks the refusal.
 fn mode_moves_bytes(mode: Mode) -> Outcome {
-    let scene = Scene::open()?;
+    let fixture = Fixture::open()?;
     let (a, b) = patterns();
     let pages = 8;
-    let free = scene.drm.vram_free()?;
-    let shared = share(&scene.drm, pages)?;
-    scene.drm.await_vram_free(free - pages as u64 * PAGE64)?;
+    let free = fixture.drm.vram_free()?;
+    let shared = share(&fixture.drm, pages)?;
+    fixture.drm.await_vram_free(free - pages as u64 * PAGE64)?;
     shared.map.fill(a);
 
-    let attached = scene.peer.attach(&shared.buffer, mode);
-    if scene.expect == Expect::Refused {
-        return scene.check_refused(&shared.object, attached, mode, uapi::REASON_NO_ROUTE);
+    let attached = fixture.peer.attach(&shared.buffer, mode);
+    if fixture.expect == Expect::Refused {
+        return fixture.check_refused(&shared.object, attached, mode, uapi::REASON_NO_ROUTE);
     }
     check_eq!(attached?, pages as u64 * PAGE64, "size the peer was told");
-    scene.check_only(&shared.object, mode, false, false)?;
+    fixture.check_only(&shared.object, mode, false, false)?;
     if mode.needs_pin() {
-        scene.peer.pin()?;
-        scene.check_only(&shared.object, mode, true, false)?;
+        fixture.peer.pin()?;
+        fixture.check_only(&shared.object, mode, true, false)?;
     }
-    scene.peer.map()?;
-    scene.check_only(&shared.object, mode, mode.needs_pin(), true)?;
-    let (_, layout) = scene.check_table(&scene.peer, &shared.map)?;
+    fixture.peer.map()?;
+    fixture.check_only(&shared.object, mode, mode.needs_pin(), true)?;
+    let (_, layout) = fixture.check_table(&fixture.peer, &shared.map)?;
 
     let some = [0, 3, pages - 1];
     let rest: Vec<_> = (0..pages).filter(|page| !some.contains(page)).collect();
-    peer_reads(&scene.peer, a, &some)?;
-    peer_writes(&scene.peer, b, &some)?;
+    peer_reads(&fixture.peer, a, &some)?;
+    peer_writes(&fixture.peer, b, &some)?;
     cpu_reads(&shared.map, b, &some)?;
     cpu_reads(&shared.map, a, &rest)?;
-    scene.check_vram(&layout, b, &some)?;
-    scene.check_vram(&layout, a, &rest)?;
+    fixture.check_vram(&layout, b, &some)?;
+    fixture.check_vram(&layout, a, &rest)?;
 
-    scene.peer.unmap()?;
-    scene.check_only(&shared.object, mode, mode.needs_pin(), false)?;
+    fixture.peer.unmap()?;
+    fixture.check_only(&shared.object, mode, mode.needs_pin(), false)?;
     if mode.needs_pin() {
-        scene.peer.unpin()?;
-        scene.check_only(&shared.object, mode, false, false)?;
+        fixture.peer.unpin()?;
+        fixture.check_only(&shared.object, mode, false, false)?;
     }
-    scene.peer.detach()?;
-    scene.check_none(&shared.object)
+    fixture.peer.detach()?;
+    fixture.check_none(&shared.object)
 }
 
 fn dynamic() -> Outcome {
@@ -83,15 +83,15 @@ fn revocable() -> Outcome {
 
 /// Modes that do not take peer-to-peer memory are refused on every topology.
 fn mode_refused(mode: Mode) -> Outcome {
-    let scene = Scene::open()?;
-    let shared = share(&scene.drm, 2)?;
-    let attached = scene.peer.attach(&shared.buffer, mode);
-    scene.check_refused(&shared.object, attached, mode, uapi::REASON_NO_OPT_IN)?;
-    let status = scene.peer.status()?;
+    let fixture = Fixture::open()?;
+    let shared = share(&fixture.drm, 2)?;
+    let attached = fixture.peer.attach(&shared.buffer, mode);
+    fixture.check_refused(&shared.object, attached, mode, uapi::REASON_NO_OPT_IN)?;
+    let status = fixture.peer.status()?;
     check_eq!(status.flags, 0, "status of the peer after the refusal");
     // The file can attach to a buffer for which the mode is permitted.
-    let attached = scene.peer.attach(&shared.buffer, Mode::Dynamic);
-    if scene.expect == Expect::Refused {
+    let attached = fixture.peer.attach(&shared.buffer, Mode::Dynamic);
+    if fixture.expect == Expect::Refused {
         return expect_errno(
             "attaching in mode Dynamic afterwards",
             attached,
@@ -111,15 +111,15 @@ fn no_p2p_refused() -> Outcome {
 }
 
 fn attachments_listed() -> Outcome {
-    let scene = Scene::open()?;
-    let shared = share(&scene.drm, 2)?;
+    let fixture = Fixture::open()?;
+    let shared = share(&fixture.drm, 2)?;
     let object = &shared.object;
-    scene.check_none(object)?;
+    fixture.check_none(object)?;
     // More refusals than are listed.
     for _ in 0..uapi::MAX_REFUSALS + 3 {
         expect_errno(
             "attaching in mode Static",
-            scene.peer.attach(&shared.buffer, Mode::Static),
+            fixture.peer.attach(&shared.buffer, Mode::Static),
             libc::EOPNOTSUPP,
         )?;
     }
@@ -139,8 +139,8 @@ fn attachments_listed() -> Outcome {
         );
     }
     let mut live = 0;
-    if scene.expect != Expect::Refused {
-        scene.peer.attach(&shared.buffer, Mode::Pinned)?;
+    if fixture.expect != Expect::Refused {
+        fixture.peer.attach(&shared.buffer, Mode::Pinned)?;
         live = 1;
         let list = object.attachments()?;
         check_eq!(
@@ -148,7 +148,7 @@ fn attachments_listed() -> Outcome {
             uapi::MAX_REFUSALS + 1,
             "entries with one attachment"
         );
-        scene.check_entry(&list[0], Mode::Pinned, false, false)?;
+        fixture.check_entry(&list[0], Mode::Pinned, false, false)?;
         check!(
             list[1..].iter().all(|entry| entry.refused()),
             "refusals come last: {list:?}"
@@ -179,7 +179,7 @@ fn attachments_listed() -> Outcome {
             },
             ..Default::default()
         };
-        scene.drm.attachments_raw(&mut argument)?;
+        fixture.drm.attachments_raw(&mut argument)?;
         check_eq!(argument.count, all, "count with room for {room}");
         for (index, entry) in entries.iter().enumerate() {
             let written = entry.path != untouched.path;
@@ -198,7 +198,7 @@ fn attachments_listed() -> Outcome {
     };
     expect_errno(
         "GEM_ATTACHMENTS with a bad array",
-        scene.drm.attachments_raw(&mut argument),
+        fixture.drm.attachments_raw(&mut argument),
         libc::EFAULT,
     )?;
     Ok(())
@@ -206,8 +206,8 @@ fn attachments_listed() -> Outcome {
 
 /// Entries of a size that the caller chooses, and their fields besides the path.
 fn attachments_records() -> Outcome {
-    let scene = Scene::open()?;
-    let object = scene.drm.create((2 * PAGE) as u64)?;
+    let fixture = Fixture::open()?;
+    let object = fixture.drm.create((2 * PAGE) as u64)?;
     check_eq!(
         object.records()?,
         (vec![], 0),
@@ -215,22 +215,22 @@ fn attachments_records() -> Outcome {
     );
     let buffer = object.export()?;
     for refused in 0..3 {
-        let attached = scene.peer.attach(&buffer, Mode::Static);
+        let attached = fixture.peer.attach(&buffer, Mode::Static);
         expect_errno("attaching in mode Static", attached, libc::EOPNOTSUPP)?;
         if refused == 0 {
             // The later refusals are younger by this time.
             std::thread::sleep(PAUSE);
         }
     }
-    let live = usize::from(scene.expect != Expect::Refused);
+    let live = usize::from(fixture.expect != Expect::Refused);
     if live > 0 {
-        scene.peer.attach(&buffer, Mode::Dynamic)?;
+        fixture.peer.attach(&buffer, Mode::Dynamic)?;
     }
     let (records, inode) = object.records()?;
     check_eq!(inode, buffer.inode()?, "the inode of the dma-buf");
     check_eq!(records.len(), live + 3, "records");
     for record in &records {
-        check_eq!(text(&record.device), scene.peer.name(), "the device");
+        check_eq!(text(&record.device), fixture.peer.name(), "the device");
         check_eq!(text(&record.driver), "edu_peer", "the driver");
     }
     check!(
@@ -254,7 +254,7 @@ fn attachments_records() -> Outcome {
             attachments: bytes.as_mut_ptr() as u64,
             ..Default::default()
         };
-        scene.drm.attachments_raw(&mut argument)?;
+        fixture.drm.attachments_raw(&mut argument)?;
         check_eq!(argument.entry_size as usize, RECORD, "the kernel's record");
         check_eq!(argument.inode, inode, "the inode");
         for (entry, record) in bytes.chunks(size).zip(&records) {
@@ -282,11 +282,11 @@ fn attachments_records() -> Outcome {
             attachments: bytes.as_mut_ptr() as u64,
             ..Default::default()
         };
-        let listed = scene.drm.attachments_raw(&mut argument);
+        let listed = fixture.drm.attachments_raw(&mut argument);
         expect_errno("a record that never was", listed, libc::EINVAL)?;
         // The entry size is ignored if the count is 0.
         argument.count = 0;
-        scene.drm.attachments_raw(&mut argument)?;
+        fixture.drm.attachments_raw(&mut argument)?;
         check_eq!(argument.count as usize, records.len(), "number of records");
     }
     for broken in [
@@ -303,71 +303,71 @@ fn attachments_records() -> Outcome {
             handle: object.handle(),
             ..broken
         };
-        let listed = scene.drm.attachments_raw(&mut argument);
+        let listed = fixture.drm.attachments_raw(&mut argument);
         expect_errno("what has to be zero", listed, libc::EINVAL)?;
     }
     Ok(())
 }
 
 fn map_needs_pin() -> Outcome {
-    let scene = Scene::with_route()?;
-    let shared = share(&scene.drm, 1)?;
-    scene.peer.attach(&shared.buffer, Mode::Pinned)?;
-    expect_errno("mapping without a pin", scene.peer.map(), libc::EINVAL)?;
+    let fixture = Fixture::with_route()?;
+    let shared = share(&fixture.drm, 1)?;
+    fixture.peer.attach(&shared.buffer, Mode::Pinned)?;
+    expect_errno("mapping without a pin", fixture.peer.map(), libc::EINVAL)?;
     let mut data = [0u8; 8];
     expect_errno(
         "a transfer without a pin",
-        scene.peer.read(0, &mut data),
+        fixture.peer.read(0, &mut data),
         libc::EINVAL,
     )?;
-    scene.check_only(&shared.object, Mode::Pinned, false, false)?;
-    scene.peer.pin()?;
-    scene.peer.map()?;
-    scene.check_only(&shared.object, Mode::Pinned, true, true)
+    fixture.check_only(&shared.object, Mode::Pinned, false, false)?;
+    fixture.peer.pin()?;
+    fixture.peer.map()?;
+    fixture.check_only(&shared.object, Mode::Pinned, true, true)
 }
 
 fn pin_balance() -> Outcome {
-    let scene = Scene::with_route()?;
-    let shared = share(&scene.drm, 1)?;
+    let fixture = Fixture::with_route()?;
+    let shared = share(&fixture.drm, 1)?;
     let object = &shared.object;
-    let other = scene.peer.reopen()?;
+    let other = fixture.peer.reopen()?;
     for mode in [Mode::Pinned, Mode::Revocable, Mode::Dynamic] {
-        scene.peer.attach(&shared.buffer, mode)?;
-        expect_errno("unpin before pin", scene.peer.unpin(), libc::EINVAL)?;
-        scene.check_only(object, mode, false, false)?;
+        fixture.peer.attach(&shared.buffer, mode)?;
+        expect_errno("unpin before pin", fixture.peer.unpin(), libc::EINVAL)?;
+        fixture.check_only(object, mode, false, false)?;
         for _ in 0..3 {
-            scene.peer.pin()?;
-            scene.check_only(object, mode, true, false)?;
-            scene.peer.unpin()?;
-            scene.check_only(object, mode, false, false)?;
+            fixture.peer.pin()?;
+            fixture.check_only(object, mode, true, false)?;
+            fixture.peer.unpin()?;
+            fixture.check_only(object, mode, false, false)?;
         }
-        expect_errno("a second unpin", scene.peer.unpin(), libc::EINVAL)?;
+        expect_errno("a second unpin", fixture.peer.unpin(), libc::EINVAL)?;
 
         // Two importers: each has its own pin.
         other.attach(&shared.buffer, mode)?;
-        scene.peer.pin()?;
+        fixture.peer.pin()?;
         other.pin()?;
         other.unpin()?;
         let list = object.attachments()?;
         check_eq!(list.len(), 2, "attachments of two files");
-        scene.check_entry(&list[0], mode, true, false)?;
-        scene.check_entry(&list[1], mode, false, false)?;
+        fixture.check_entry(&list[0], mode, true, false)?;
+        fixture.check_entry(&list[1], mode, false, false)?;
         other.detach()?;
-        scene.check_only(object, mode, true, false)?;
+        fixture.check_only(object, mode, true, false)?;
 
         // The detach also unmaps and unpins.
-        scene.peer.map()?;
-        scene.check_only(object, mode, true, true)?;
-        scene.peer.detach()?;
-        scene.check_none(object)?;
+        fixture.peer.map()?;
+        fixture.check_only(object, mode, true, true)?;
+        fixture.peer.detach()?;
+        fixture.check_none(object)?;
     }
     Ok(())
 }
 
 fn status() -> Outcome {
-    let scene = Scene::with_route()?;
-    let shared = share(&scene.drm, 1)?;
-    let peer = &scene.peer;
+    let fixture = Fixture::with_route()?;
+    let shared = share(&fixture.drm, 1)?;
+    let peer = &fixture.peer;
     let expect = |what: &str, flags: u32, maps: u64| -> Outcome {
         let status = peer.status()?;
         check_eq!(
@@ -437,21 +437,21 @@ fn last_byte() -> Outcome {
 /// The peer reads and writes `moves`, pairs of offset and length, of a buffer of three pages. Every
 /// byte is checked after each of them.
 fn odd_moves(moves: &[(usize, usize)]) -> Outcome {
-    let scene = Scene::with_route()?;
+    let fixture = Fixture::with_route()?;
     let (a, b) = patterns();
     let pages = 3;
-    let shared = share(&scene.drm, pages)?;
+    let shared = share(&fixture.drm, pages)?;
     shared.map.fill(a);
-    scene.peer.attach(&shared.buffer, Mode::Dynamic)?;
-    scene.peer.map()?;
-    scene.check_only(&shared.object, Mode::Dynamic, false, true)?;
-    scene.check_table(&scene.peer, &shared.map)?;
+    fixture.peer.attach(&shared.buffer, Mode::Dynamic)?;
+    fixture.peer.map()?;
+    fixture.check_only(&shared.object, Mode::Dynamic, false, true)?;
+    fixture.check_table(&fixture.peer, &shared.map)?;
     let end = pages * PAGE;
     let mut written = vec![false; end];
     for &(offset, length) in moves {
         let mut data = vec![0xa5; length + 2];
         // The byte before and the byte after must stay as they are.
-        scene.peer.read(offset as u64, &mut data[1..=length])?;
+        fixture.peer.read(offset as u64, &mut data[1..=length])?;
         check!(
             data[0] == 0xa5 && data[length + 1] == 0xa5,
             "reading {length} bytes at {offset} wrote outside the caller's memory"
@@ -464,7 +464,7 @@ fn odd_moves(moves: &[(usize, usize)]) -> Outcome {
             );
         }
         b.fill(&mut data[1..=length], offset as u64);
-        scene.peer.write(offset as u64, &data[1..=length])?;
+        fixture.peer.write(offset as u64, &data[1..=length])?;
         written[offset..offset + length].fill(true);
         for (at, written) in written.iter().enumerate() {
             let want = if *written { b } else { a }.byte(at as u64);
@@ -480,7 +480,7 @@ fn odd_moves(moves: &[(usize, usize)]) -> Outcome {
 
 /// Every class of importer gets system memory, also those that are refused VRAM.
 fn system_heap() -> Outcome {
-    let scene = Scene::open()?;
+    let fixture = Fixture::open()?;
     let (a, b) = patterns();
     for mode in [
         Mode::Static,
@@ -492,28 +492,28 @@ fn system_heap() -> Outcome {
         let buffer = heap::allocate(2 * PAGE64)?;
         let map = buffer.map()?;
         map.fill(a);
-        scene.peer.attach(&buffer, mode)?;
-        scene.peer.pin_and_map(mode)?;
-        let table = scene.peer.table()?;
+        fixture.peer.attach(&buffer, mode)?;
+        fixture.peer.pin_and_map(mode)?;
+        let table = fixture.peer.table()?;
         if let Err(why) = check_table(&table, 2 * PAGE64) {
             fail!("mode {mode:?}: {why}");
         }
-        in_system_memory(&scene, &scene.peer)?;
-        peer_reads(&scene.peer, a, &[0, 1])?;
-        peer_writes(&scene.peer, b, &[0, 1])?;
+        in_system_memory(&fixture, &fixture.peer)?;
+        peer_reads(&fixture.peer, a, &[0, 1])?;
+        peer_writes(&fixture.peer, b, &[0, 1])?;
         cpu_reads(&map, b, &[0, 1])?;
-        scene.peer.detach()?;
+        fixture.peer.detach()?;
     }
     Ok(())
 }
 
 fn out_of_range() -> Outcome {
-    let scene = Scene::with_route()?;
+    let fixture = Fixture::with_route()?;
     let (a, _) = patterns();
     let size = 2 * PAGE64;
-    let shared = share(&scene.drm, 2)?;
+    let shared = share(&fixture.drm, 2)?;
     shared.map.fill(a);
-    scene.peer.attach(&shared.buffer, Mode::Dynamic)?;
+    fixture.peer.attach(&shared.buffer, Mode::Dynamic)?;
     let mut data = vec![0x11u8; 3 * PAGE];
     for (offset, length) in [
         (size, 1),
@@ -540,7 +540,7 @@ fn out_of_range() -> Outcome {
             };
             // SAFETY: the caller's memory is larger than the dma-buf, more
             // than which cannot be moved.
-            let result = unsafe { scene.peer.transfer_raw(&mut argument) };
+            let result = unsafe { fixture.peer.transfer_raw(&mut argument) };
             expect_errno(
                 &format!("a transfer of {length:#x} bytes at {offset:#x} of {size:#x}"),
                 result,
@@ -559,10 +559,15 @@ fn out_of_range() -> Outcome {
 }
 
 fn multi_range() -> Outcome {
-    let scene = Scene::with_route()?;
+    let fixture = Fixture::with_route()?;
     let (a, b) = patterns();
     let ranges = 6;
-    let ragged = fragment::create(&scene.drm, &scene.bar, ranges * 64 * 1024, ranges as usize)?;
+    let ragged = fragment::create(
+        &fixture.drm,
+        &fixture.bar,
+        ranges * 64 * 1024,
+        ranges as usize,
+    )?;
     let object = &ragged.object;
     let map = object.map()?;
     map.fill(a);
@@ -572,10 +577,10 @@ fn multi_range() -> Outcome {
             Mode::Dynamic => (a, b),
             _ => (b, a),
         };
-        scene.peer.attach(&buffer, mode)?;
-        scene.peer.pin_and_map(mode)?;
-        scene.check_only(object, mode, mode.needs_pin(), true)?;
-        let (_, layout) = scene.check_table(&scene.peer, &map)?;
+        fixture.peer.attach(&buffer, mode)?;
+        fixture.peer.pin_and_map(mode)?;
+        fixture.check_only(object, mode, mode.needs_pin(), true)?;
+        let (_, layout) = fixture.check_table(&fixture.peer, &map)?;
         check_eq!(layout, ragged.layout, "places of the buffer");
         // The second mode covers some of the pages, to save time. If the BAR shows VRAM in another
         // order each page is at an edge, of which some are enough.
@@ -585,11 +590,11 @@ fn multi_range() -> Outcome {
             .into_iter()
             .step_by(apart * if mode == Mode::Dynamic { 1 } else { 5 })
             .collect();
-        peer_reads(&scene.peer, ours, &edges)?;
-        peer_writes(&scene.peer, theirs, &edges)?;
+        peer_reads(&fixture.peer, ours, &edges)?;
+        peer_writes(&fixture.peer, theirs, &edges)?;
         cpu_reads(&map, theirs, &edges)?;
-        scene.check_vram(&layout, theirs, &edges)?;
-        scene.peer.detach()?;
+        fixture.check_vram(&layout, theirs, &edges)?;
+        fixture.peer.detach()?;
         map.fill(theirs);
     }
     Ok(())
@@ -597,25 +602,25 @@ fn multi_range() -> Outcome {
 
 /// One transfer across the edge of two ranges.
 fn across_ranges() -> Outcome {
-    let scene = Scene::with_route()?;
+    let fixture = Fixture::with_route()?;
     let (a, b) = patterns();
-    let ragged = fragment::create(&scene.drm, &scene.bar, 4 * PAGE64, 4)?;
+    let ragged = fragment::create(&fixture.drm, &fixture.bar, 4 * PAGE64, 4)?;
     let map = ragged.object.map()?;
     map.fill(a);
     let buffer = ragged.object.export()?;
-    scene.peer.attach(&buffer, Mode::Dynamic)?;
-    scene.peer.map()?;
-    scene.check_only(&ragged.object, Mode::Dynamic, false, true)?;
-    scene.check_table(&scene.peer, &map)?;
+    fixture.peer.attach(&buffer, Mode::Dynamic)?;
+    fixture.peer.map()?;
+    fixture.check_only(&ragged.object, Mode::Dynamic, false, true)?;
+    fixture.check_table(&fixture.peer, &map)?;
     // From half a page before the first edge to half a page after the last one.
     let (offset, length) = (2048u64, 3 * PAGE);
     let mut data = vec![0u8; length];
-    scene.peer.read(offset, &mut data)?;
+    fixture.peer.read(offset, &mut data)?;
     if let Err(mismatch) = a.verify(&data, offset) {
         fail!("the peer read across ranges: {mismatch}");
     }
     b.fill(&mut data, offset);
-    scene.peer.write(offset, &data)?;
+    fixture.peer.write(offset, &data)?;
     for at in 0..4 * PAGE {
         let inside = (at as u64) >= offset && at < offset as usize + length;
         let want = if inside { b } else { a }.byte(at as u64);
@@ -631,168 +636,168 @@ fn across_ranges() -> Outcome {
 /// dma_buf_phys_vec_to_sgt() once linked every range at IOVA offset 0: the
 /// mapping failed, or only the last range was reached.
 fn iova_offset() -> Outcome {
-    let scene = Scene::with_route()?;
-    if !scene.translated() {
+    let fixture = Fixture::with_route()?;
+    if !fixture.translated() {
         return Err(Stop::needs(Need::Iommu));
     }
     let (a, b) = patterns();
-    let ragged = fragment::create(&scene.drm, &scene.bar, 8 * PAGE64, 4)?;
+    let ragged = fragment::create(&fixture.drm, &fixture.bar, 8 * PAGE64, 4)?;
     let map = ragged.object.map()?;
     map.fill(a);
     let buffer = ragged.object.export()?;
-    scene.peer.attach(&buffer, Mode::Dynamic)?;
-    scene.peer.map()?;
-    scene.check_only(&ragged.object, Mode::Dynamic, false, true)?;
-    scene.check_table(&scene.peer, &map)?;
+    fixture.peer.attach(&buffer, Mode::Dynamic)?;
+    fixture.peer.map()?;
+    fixture.check_only(&ragged.object, Mode::Dynamic, false, true)?;
+    fixture.check_table(&fixture.peer, &map)?;
     let all: Vec<_> = (0..8).collect();
-    peer_reads(&scene.peer, a, &all)?;
-    peer_writes(&scene.peer, b, &all)?;
+    peer_reads(&fixture.peer, a, &all)?;
+    peer_writes(&fixture.peer, b, &all)?;
     cpu_reads(&map, b, &all)?;
-    scene.check_vram(&ragged.layout, b, &all)
+    fixture.check_vram(&ragged.layout, b, &all)
 }
 
 fn two_files() -> Outcome {
-    let scene = Scene::with_route()?;
+    let fixture = Fixture::with_route()?;
     let (a, b) = patterns();
-    let shared = share(&scene.drm, 2)?;
+    let shared = share(&fixture.drm, 2)?;
     let object = &shared.object;
     shared.map.fill(a);
-    let other = scene.peer.reopen()?;
-    scene.peer.attach(&shared.buffer, Mode::Dynamic)?;
+    let other = fixture.peer.reopen()?;
+    fixture.peer.attach(&shared.buffer, Mode::Dynamic)?;
     other.attach(&shared.buffer, Mode::Pinned)?;
-    scene.peer.map()?;
+    fixture.peer.map()?;
     other.pin_and_map(Mode::Pinned)?;
     let list = object.attachments()?;
     check_eq!(list.len(), 2, "attachments of two files");
-    scene.check_entry(&list[0], Mode::Dynamic, false, true)?;
-    scene.check_entry(&list[1], Mode::Pinned, true, true)?;
-    scene.check_table(&scene.peer, &shared.map)?;
-    scene.check_table(&other, &shared.map)?;
-    peer_reads(&scene.peer, a, &[0])?;
+    fixture.check_entry(&list[0], Mode::Dynamic, false, true)?;
+    fixture.check_entry(&list[1], Mode::Pinned, true, true)?;
+    fixture.check_table(&fixture.peer, &shared.map)?;
+    fixture.check_table(&other, &shared.map)?;
+    peer_reads(&fixture.peer, a, &[0])?;
     peer_writes(&other, b, &[0])?;
-    peer_reads(&scene.peer, b, &[0])?;
+    peer_reads(&fixture.peer, b, &[0])?;
     // One importer detaches, the other one stays.
-    scene.peer.detach()?;
-    scene.check_only(object, Mode::Pinned, true, true)?;
+    fixture.peer.detach()?;
+    fixture.check_only(object, Mode::Pinned, true, true)?;
     peer_writes(&other, b, &[1])?;
     cpu_reads(&shared.map, b, &[0, 1])?;
     drop(other);
-    scene.check_none(object)
+    fixture.check_none(object)
 }
 
 fn close_handle_while_mapped() -> Outcome {
-    let scene = Scene::with_route()?;
+    let fixture = Fixture::with_route()?;
     let (a, b) = patterns();
-    let free = scene.drm.vram_free()?;
-    let shared = share(&scene.drm, 4)?;
+    let free = fixture.drm.vram_free()?;
+    let shared = share(&fixture.drm, 4)?;
     shared.map.fill(a);
-    scene.peer.attach(&shared.buffer, Mode::Dynamic)?;
-    scene.peer.map()?;
-    scene.check_only(&shared.object, Mode::Dynamic, false, true)?;
-    let (_, layout) = scene.check_table(&scene.peer, &shared.map)?;
+    fixture.peer.attach(&shared.buffer, Mode::Dynamic)?;
+    fixture.peer.map()?;
+    fixture.check_only(&shared.object, Mode::Dynamic, false, true)?;
+    let (_, layout) = fixture.check_table(&fixture.peer, &shared.map)?;
     // Handle, mapping and file descriptor of the dma-buf are closed, so only the attachment of the
     // peer is left.
     shared.object.close()?;
     drop(shared.map);
     drop(shared.buffer);
-    scene.drm.await_vram_free(free - 4 * PAGE64)?;
+    fixture.drm.await_vram_free(free - 4 * PAGE64)?;
     // New objects must not get the VRAM under the peer.
-    let other = scene.drm.create(free - 4 * PAGE64)?;
+    let other = fixture.drm.create(free - 4 * PAGE64)?;
     other.map()?.set(!0);
-    peer_reads(&scene.peer, a, &[0, 3])?;
-    peer_writes(&scene.peer, b, &[1, 2])?;
-    scene.check_vram(&layout, a, &[0, 3])?;
-    scene.check_vram(&layout, b, &[1, 2])?;
+    peer_reads(&fixture.peer, a, &[0, 3])?;
+    peer_writes(&fixture.peer, b, &[1, 2])?;
+    fixture.check_vram(&layout, a, &[0, 3])?;
+    fixture.check_vram(&layout, b, &[1, 2])?;
     if let Err(mismatch) = other.map()?.verify_value(!0) {
         fail!("the peer wrote to another object: {mismatch}");
     }
     other.close()?;
-    scene.peer.detach()?;
-    scene.drm.await_vram_free(free)?;
+    fixture.peer.detach()?;
+    fixture.drm.await_vram_free(free)?;
     Ok(())
 }
 
 /// A close of the file of the peer detaches.
 fn close_peer() -> Outcome {
-    let scene = Scene::with_route()?;
-    let shared = share(&scene.drm, 1)?;
+    let fixture = Fixture::with_route()?;
+    let shared = share(&fixture.drm, 1)?;
     for mode in [Mode::Dynamic, Mode::Pinned, Mode::Revocable] {
-        let other = scene.peer.reopen()?;
+        let other = fixture.peer.reopen()?;
         other.attach(&shared.buffer, mode)?;
         other.pin_and_map(mode)?;
-        scene.check_only(&shared.object, mode, mode.needs_pin(), true)?;
+        fixture.check_only(&shared.object, mode, mode.needs_pin(), true)?;
         drop(other);
-        scene.check_none(&shared.object)?;
+        fixture.check_none(&shared.object)?;
     }
     Ok(())
 }
 
 fn one_byte() -> Outcome {
-    let scene = Scene::with_route()?;
+    let fixture = Fixture::with_route()?;
     let (a, _) = patterns();
-    let object = scene.drm.create(1)?;
+    let object = fixture.drm.create(1)?;
     let map = object.map()?;
     map.fill(a);
     let buffer = object.export()?;
     check_eq!(
-        scene.peer.attach(&buffer, Mode::Dynamic)?,
+        fixture.peer.attach(&buffer, Mode::Dynamic)?,
         PAGE64,
         "size of an object of one byte"
     );
-    scene.peer.map()?;
-    scene.check_table(&scene.peer, &map)?;
-    peer_reads(&scene.peer, a, &[0])
+    fixture.peer.map()?;
+    fixture.check_table(&fixture.peer, &map)?;
+    peer_reads(&fixture.peer, a, &[0])
 }
 
 fn whole_vram() -> Outcome {
-    let scene = Scene::with_route()?;
+    let fixture = Fixture::with_route()?;
     let (a, b) = patterns();
-    let free = scene.drm.vram_free()?;
+    let free = fixture.drm.vram_free()?;
     let pages = free as usize / PAGE;
-    let shared = share(&scene.drm, pages)?;
+    let shared = share(&fixture.drm, pages)?;
     shared.map.fill(a);
-    scene.peer.attach(&shared.buffer, Mode::Dynamic)?;
-    scene.peer.map()?;
-    scene.check_only(&shared.object, Mode::Dynamic, false, true)?;
-    let (table, layout) = scene.check_table(&scene.peer, &shared.map)?;
+    fixture.peer.attach(&shared.buffer, Mode::Dynamic)?;
+    fixture.peer.map()?;
+    fixture.check_only(&shared.object, Mode::Dynamic, false, true)?;
+    let (table, layout) = fixture.check_table(&fixture.peer, &shared.map)?;
     // The peer takes entries of any length.
-    let entries = if scene.translated() {
+    let entries = if fixture.translated() {
         1
     } else {
         layout.ranges().len()
     };
     check_eq!(table.len(), entries, "entries of the scatter table");
     let edges = [0, pages / 2, pages - 1];
-    peer_reads(&scene.peer, a, &edges)?;
-    peer_writes(&scene.peer, b, &edges)?;
+    peer_reads(&fixture.peer, a, &edges)?;
+    peer_writes(&fixture.peer, b, &edges)?;
     cpu_reads(&shared.map, b, &edges)?;
-    scene.peer.detach()?;
+    fixture.peer.detach()?;
     // An object of this size exceeds the limit of pinned VRAM.
-    scene.peer.attach(&shared.buffer, Mode::Pinned)?;
-    expect_errno("pinning all of VRAM", scene.peer.pin(), libc::EDQUOT)?;
-    scene.check_only(&shared.object, Mode::Pinned, false, false)
+    fixture.peer.attach(&shared.buffer, Mode::Pinned)?;
+    expect_errno("pinning all of VRAM", fixture.peer.pin(), libc::EDQUOT)?;
+    fixture.check_only(&shared.object, Mode::Pinned, false, false)
 }
 
 /// dma_buf_free_sgt() once did not free the scatterlist: every unmap leaked 32 bytes per entry.
 fn map_cycles() -> Outcome {
-    let scene = Scene::with_route()?;
+    let fixture = Fixture::with_route()?;
     // A table of 65 to 127 entries is one slab object of 4 KiB; one of 128 and
     // more would come as whole pages, which SUnreclaim does not count. Behind
     // an IOMMU there is one entry however many ranges, so more cycles instead.
-    let (ranges, cycles) = if scene.translated() {
+    let (ranges, cycles) = if fixture.translated() {
         (1, 4_000)
     } else {
         (100, 400)
     };
     let cycles = cycles * misc::soak();
-    let ragged = fragment::create(&scene.drm, &scene.bar, ranges * PAGE64, ranges as usize)?;
+    let ragged = fragment::create(&fixture.drm, &fixture.bar, ranges * PAGE64, ranges as usize)?;
     let buffer = ragged.object.export()?;
     let map = ragged.object.map()?;
-    let peer = &scene.peer;
+    let peer = &fixture.peer;
     peer.attach(&buffer, Mode::Dynamic)?;
     peer.map()?;
-    scene.check_only(&ragged.object, Mode::Dynamic, false, true)?;
-    let (table, _) = scene.check_table(peer, &map)?;
+    fixture.check_only(&ragged.object, Mode::Dynamic, false, true)?;
+    let (table, _) = fixture.check_table(peer, &map)?;
     check_eq!(table.len() as u64, ranges, "entries of the scatter table");
     peer.unmap()?;
     misc::need_prompt_frees()?;
@@ -820,22 +825,22 @@ fn map_cycles() -> Outcome {
 }
 
 fn attach_cycles() -> Outcome {
-    let scene = Scene::with_route()?;
-    let shared = share(&scene.drm, 1)?;
+    let fixture = Fixture::with_route()?;
+    let shared = share(&fixture.drm, 1)?;
     for index in 0..300 {
         let mode = [Mode::Dynamic, Mode::Pinned, Mode::Revocable][index % 3];
-        scene.peer.attach(&shared.buffer, mode)?;
+        fixture.peer.attach(&shared.buffer, mode)?;
         if index % 2 == 0 {
-            scene.peer.pin_and_map(mode)?;
+            fixture.peer.pin_and_map(mode)?;
         }
-        scene.peer.detach()?;
+        fixture.peer.detach()?;
     }
-    scene.check_none(&shared.object)
+    fixture.check_none(&shared.object)
 }
 
 fn concurrent() -> Outcome {
-    let scene = Scene::with_route()?;
-    let shared = share(&scene.drm, 4)?;
+    let fixture = Fixture::with_route()?;
+    let shared = share(&fixture.drm, 4)?;
     let pattern = Pattern::new(7);
     shared.map.fill(pattern);
     let modes = [Mode::Dynamic, Mode::Pinned, Mode::Revocable, Mode::Static];
@@ -855,7 +860,7 @@ fn concurrent() -> Outcome {
                 }
                 peer.attach(&shared.buffer, mode)?;
                 peer.pin_and_map(mode)?;
-                scene.check_table_of(&peer, 4 * PAGE64)?;
+                fixture.check_table_of(&peer, 4 * PAGE64)?;
                 if round % 30 == 0 {
                     peer_reads(&peer, pattern, &[index])?;
                 }

@@ -10,15 +10,15 @@ use std::time::{Duration, Instant};
 
 use vvram_tests::debugfs::{difference, DebugFs};
 use vvram_tests::drm::Drm;
+use vvram_tests::fixture::{
+    cpu_reads, in_system_memory, patterns, peer_reads, peer_writes, placed, share, works, Fixture,
+};
 use vvram_tests::map::PAGE;
 use vvram_tests::misc;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::power::{Auto, DELAY};
 use vvram_tests::proc::Child;
 use vvram_tests::rebind::Unbound;
-use vvram_tests::scene::{
-    cpu_reads, in_system_memory, patterns, peer_reads, peer_writes, placed, share, works, Scene,
-};
 use vvram_tests::uapi;
 use vvram_tests::{check, check_eq, expect_errno, igt_main, Outcome};
 
@@ -27,10 +27,10 @@ const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 
 /// Open files do not keep the device awake; an access to VRAM resumes it, and finds the same bytes.
 fn idle() -> Outcome {
-    let scene = Scene::open()?;
-    let auto = Auto::new(&scene.gpu)?;
+    let fixture = Fixture::open()?;
+    let auto = Auto::new(&fixture.gpu)?;
     let (a, b) = patterns();
-    let shared = share(&scene.drm, 2)?;
+    let shared = share(&fixture.drm, 2)?;
     let other = shared.buffer.map()?;
     shared.map.fill(a);
     auto.woken_by("a read of a mapping", || cpu_reads(&shared.map, a, &[0, 1]))?;
@@ -42,7 +42,7 @@ fn idle() -> Outcome {
         cpu_reads(&other, b, &[0, 1])
     })?;
     auto.woken_by("GEM_CREATE", || {
-        let object = scene.drm.create(PAGE as u64)?;
+        let object = fixture.drm.create(PAGE as u64)?;
         check_eq!(
             object.info()?.placement,
             uapi::PLACEMENT_VRAM,
@@ -51,7 +51,7 @@ fn idle() -> Outcome {
         Ok(())
     })?;
     auto.woken_by("GEM_COPY", || {
-        let copied = scene.drm.copy(
+        let copied = fixture.drm.copy(
             (&shared.object, 0),
             (&shared.object, PAGE as u64),
             PAGE as u64,
@@ -71,20 +71,20 @@ fn idle() -> Outcome {
 
 /// A peer can access VRAM for as long as it is attached.
 fn peer() -> Outcome {
-    let scene = Scene::with_route()?;
-    let auto = Auto::new(&scene.gpu)?;
+    let fixture = Fixture::with_route()?;
+    let auto = Auto::new(&fixture.gpu)?;
     let (a, _) = patterns();
     for mode in [Mode::Dynamic, Mode::Pinned, Mode::Revocable] {
-        let shared = share(&scene.drm, 2)?;
+        let shared = share(&fixture.drm, 2)?;
         shared.map.fill(a);
         auto.sleeps("while nobody is attached")?;
-        scene.peer.attach(&shared.buffer, mode)?;
+        fixture.peer.attach(&shared.buffer, mode)?;
         auto.stays_awake("while a peer is attached")?;
-        scene.peer.pin_and_map(mode)?;
+        fixture.peer.pin_and_map(mode)?;
         auto.stays_awake("while a peer has it mapped")?;
-        scene.check_only(&shared.object, mode, mode.needs_pin(), true)?;
-        peer_reads(&scene.peer, a, &[0, 1])?;
-        scene.peer.detach()?;
+        fixture.check_only(&shared.object, mode, mode.needs_pin(), true)?;
+        peer_reads(&fixture.peer, a, &[0, 1])?;
+        fixture.peer.detach()?;
         auto.sleeps("after the detach")?;
     }
     Ok(())
@@ -92,20 +92,20 @@ fn peer() -> Outcome {
 
 /// An importer that can be revoked gets system memory while the device is suspended.
 fn evicted() -> Outcome {
-    let scene = Scene::with_route()?;
-    let auto = Auto::new(&scene.gpu)?;
-    let debugfs = DebugFs::open(&scene.gpu)?;
+    let fixture = Fixture::with_route()?;
+    let auto = Auto::new(&fixture.gpu)?;
+    let debugfs = DebugFs::open(&fixture.gpu)?;
     let (a, b) = patterns();
-    let peer = &scene.peer;
+    let peer = &fixture.peer;
     let before = debugfs.counters()?;
-    let object = scene.drm.create_flags(2 * PAGE as u64, EITHER)?;
+    let object = fixture.drm.create_flags(2 * PAGE as u64, EITHER)?;
     let (map, buffer) = (object.map()?, object.export()?);
     map.fill(a);
     auto.kept_awake(|| {
         peer.attach(&buffer, Mode::Dynamic)?;
         peer.map()?;
-        scene.check_only(&object, Mode::Dynamic, false, true)?;
-        scene.check_table(peer, &map)?;
+        fixture.check_only(&object, Mode::Dynamic, false, true)?;
+        fixture.check_table(peer, &map)?;
         peer_reads(peer, a, &[0, 1])
     })?;
     auto.sleeps("while an importer is attached that can be revoked")?;
@@ -113,7 +113,7 @@ fn evicted() -> Outcome {
     auto.sleeps_through("what an importer does in system memory", || {
         check_eq!(peer.status()?.invalidations, 1, "invalidations");
         peer.map()?;
-        in_system_memory(&scene, peer)?;
+        in_system_memory(&fixture, peer)?;
         let list = object.attachments()?;
         check_eq!(list.len(), 1, "attachments: {list:?}");
         check_eq!(list[0].path, uapi::PATH_SYSTEM, "path");
@@ -133,8 +133,8 @@ fn evicted() -> Outcome {
         peer.detach()?;
         peer.attach(&buffer, Mode::Dynamic)?;
         peer.map()?;
-        scene.check_only(&object, Mode::Dynamic, false, true)?;
-        scene.check_table(peer, &map)?;
+        fixture.check_only(&object, Mode::Dynamic, false, true)?;
+        fixture.check_table(peer, &map)?;
         peer_reads(peer, a, &[0])?;
         peer_reads(peer, b, &[1])?;
         peer.detach()?;
@@ -145,29 +145,29 @@ fn evicted() -> Outcome {
 /// An importer that pins keeps the device awake as long as its object is in VRAM, and gets system
 /// memory if the device was suspended before.
 fn pinned() -> Outcome {
-    let scene = Scene::with_route()?;
-    let auto = Auto::new(&scene.gpu)?;
+    let fixture = Fixture::with_route()?;
+    let auto = Auto::new(&fixture.gpu)?;
     let (a, _) = patterns();
-    let peer = &scene.peer;
-    let object = scene.drm.create_flags(2 * PAGE as u64, EITHER)?;
+    let peer = &fixture.peer;
+    let object = fixture.drm.create_flags(2 * PAGE as u64, EITHER)?;
     let (map, buffer) = (object.map()?, object.export()?);
     map.fill(a);
     auto.kept_awake(|| {
         peer.attach(&buffer, Mode::Revocable)?;
         peer.pin_and_map(Mode::Revocable)?;
-        scene.check_only(&object, Mode::Revocable, true, true)
+        fixture.check_only(&object, Mode::Revocable, true, true)
     })?;
     auto.stays_awake("while VRAM is pinned")?;
     peer_reads(peer, a, &[0, 1])?;
     peer.detach()?;
     auto.sleeps("when nothing is pinned")?;
 
-    let late = scene.peer.reopen()?;
+    let late = fixture.peer.reopen()?;
     late.attach(&buffer, Mode::Revocable)?;
     auto.sleeps_through("a pin and a mapping of system memory", || {
         late.pin_and_map(Mode::Revocable)?;
         placed(&object, uapi::PLACEMENT_SYSTEM)?;
-        in_system_memory(&scene, &late)?;
+        in_system_memory(&fixture, &late)?;
         let list = object.attachments()?;
         check_eq!(list.len(), 1, "attachments: {list:?}");
         check_eq!(list[0].reason, uapi::REASON_SUSPENDED, "reason");
@@ -178,19 +178,19 @@ fn pinned() -> Outcome {
 /// An importer that cannot be revoked keeps the device awake as long as it is attached, and so does
 /// an importer that must not get system memory.
 fn kept() -> Outcome {
-    let scene = Scene::with_route()?;
-    let auto = Auto::new(&scene.gpu)?;
+    let fixture = Fixture::with_route()?;
+    let auto = Auto::new(&fixture.gpu)?;
     let or_fail = EITHER | uapi::CREATE_EXPORT_VRAM_OR_FAIL;
     for (flags, mode) in [(EITHER, Mode::Pinned), (or_fail, Mode::Dynamic)] {
-        let object = scene.drm.create_flags(2 * PAGE as u64, flags)?;
+        let object = fixture.drm.create_flags(2 * PAGE as u64, flags)?;
         let buffer = object.export()?;
         auto.sleeps("while nobody is attached")?;
-        scene.peer.attach(&buffer, mode)?;
+        fixture.peer.attach(&buffer, mode)?;
         auto.stays_awake("while a peer is attached that needs VRAM")?;
-        scene.peer.pin_and_map(mode)?;
-        scene.check_only(&object, mode, mode.needs_pin(), true)?;
+        fixture.peer.pin_and_map(mode)?;
+        fixture.check_only(&object, mode, mode.needs_pin(), true)?;
         placed(&object, uapi::PLACEMENT_VRAM)?;
-        scene.peer.detach()?;
+        fixture.peer.detach()?;
         auto.sleeps("after the detach")?;
     }
     Ok(())
@@ -200,8 +200,8 @@ fn kept() -> Outcome {
 /// deadlock.
 fn storm() -> Outcome {
     const ROUNDS: u64 = 40;
-    let scene = Scene::with_route()?;
-    let auto = Auto::new(&scene.gpu)?;
+    let fixture = Fixture::with_route()?;
+    let auto = Auto::new(&fixture.gpu)?;
     let (seed, _) = patterns();
     auto.device().set_power("autosuspend_delay_ms", "0")?;
     let mut workers = Vec::new();
@@ -236,20 +236,20 @@ fn storm() -> Outcome {
 
 /// An importer that uses system memory does not keep the device awake.
 fn system() -> Outcome {
-    let scene = Scene::open()?;
-    let auto = Auto::new(&scene.gpu)?;
+    let fixture = Fixture::open()?;
+    let auto = Auto::new(&fixture.gpu)?;
     let (a, _) = patterns();
-    let object = scene
+    let object = fixture
         .drm
         .create_flags(2 * PAGE as u64, uapi::CREATE_SYSTEM)?;
     let map = object.map()?;
     map.fill(a);
     let buffer = object.export()?;
-    scene.peer.attach(&buffer, Mode::Static)?;
-    scene.peer.map()?;
+    fixture.peer.attach(&buffer, Mode::Static)?;
+    fixture.peer.map()?;
     auto.sleeps("while a peer has mapped system memory")?;
     buffer.sync(uapi::DMA_BUF_SYNC_READ)?;
-    peer_reads(&scene.peer, a, &[0, 1])?;
+    peer_reads(&fixture.peer, a, &[0, 1])?;
     auto.sleeps("after a transfer to system memory")
 }
 
@@ -257,54 +257,54 @@ fn system() -> Outcome {
 /// device it fails with EAGAIN, and requests a resume without waiting for it. Objects that the
 /// suspend has evicted are mapped in system memory, without a resume.
 fn kernel() -> Outcome {
-    let scene = Scene::open()?;
-    let auto = Auto::new(&scene.gpu)?;
+    let fixture = Fixture::open()?;
+    let auto = Auto::new(&fixture.gpu)?;
     let (a, _) = patterns();
-    let either = scene.drm.create_flags(PAGE as u64, EITHER)?;
+    let either = fixture.drm.create_flags(PAGE as u64, EITHER)?;
     let (map, buffer) = (either.map()?, either.export()?);
     map.fill(a);
     auto.sleeps("at first")?;
     placed(&either, uapi::PLACEMENT_SYSTEM)?;
     auto.sleeps_through("a mapping of system memory", || {
-        scene.peer.attach(&buffer, Mode::Cpu)?;
-        scene.peer.map()?;
-        peer_reads(&scene.peer, a, &[0])?;
-        Ok(scene.peer.detach()?)
+        fixture.peer.attach(&buffer, Mode::Cpu)?;
+        fixture.peer.map()?;
+        peer_reads(&fixture.peer, a, &[0])?;
+        Ok(fixture.peer.detach()?)
     })?;
 
-    let shared = share(&scene.drm, 1)?;
+    let shared = share(&fixture.drm, 1)?;
     shared.map.fill(a);
     auto.sleeps("when the object is exported")?;
-    scene.peer.attach(&shared.buffer, Mode::Cpu)?;
+    fixture.peer.attach(&shared.buffer, Mode::Cpu)?;
     auto.woken_by("a mapping of VRAM by the kernel", || {
-        expect_errno("the mapping", scene.peer.map(), libc::EAGAIN)
+        expect_errno("the mapping", fixture.peer.map(), libc::EAGAIN)
     })?;
-    auto.kept_awake(|| Ok(scene.peer.map()?))?;
+    auto.kept_awake(|| Ok(fixture.peer.map()?))?;
     auto.stays_awake("while the kernel maps VRAM")?;
-    peer_reads(&scene.peer, a, &[0])?;
-    scene.peer.unmap()?;
+    peer_reads(&fixture.peer, a, &[0])?;
+    fixture.peer.unmap()?;
     auto.sleeps("when the kernel has unmapped VRAM")
 }
 
 /// The device is unbound and bound again while it is suspended and while it is in use, and all
 /// usage counts stay right.
 fn unbind() -> Outcome {
-    let scene = Scene::with_route()?;
-    let auto = Auto::new(&scene.gpu)?;
+    let fixture = Fixture::with_route()?;
+    let auto = Auto::new(&fixture.gpu)?;
     for attached in [false, true] {
-        let scene = Scene::open()?;
-        let shared = share(&scene.drm, 1)?;
+        let fixture = Fixture::open()?;
+        let shared = share(&fixture.drm, 1)?;
         if attached {
-            scene.peer.attach(&shared.buffer, Mode::Dynamic)?;
-            scene.peer.map()?;
+            fixture.peer.attach(&shared.buffer, Mode::Dynamic)?;
+            fixture.peer.map()?;
         }
         if !attached {
             auto.sleeps("before the unbind")?;
         }
-        let gone = Unbound::new(&scene.gpu)?;
+        let gone = Unbound::new(&fixture.gpu)?;
         gone.rebind()?;
         drop(shared);
-        drop(scene);
+        drop(fixture);
         rebound(&auto)?;
         works()?;
     }
@@ -324,18 +324,18 @@ fn rebound(auto: &Auto<'_>) -> Outcome {
 /// An importer that maps for each use keeps the object in VRAM as long as the uses follow each
 /// other.
 fn mapped_often() -> Outcome {
-    let scene = Scene::with_route()?;
-    let _auto = Auto::new(&scene.gpu)?;
+    let fixture = Fixture::with_route()?;
+    let _auto = Auto::new(&fixture.gpu)?;
     let delay = Duration::from_millis(500) * misc::slower();
-    scene
+    fixture
         .gpu
         .set_power("autosuspend_delay_ms", &delay.as_millis().to_string())?;
-    let object = scene.drm.create_flags(2 * PAGE as u64, EITHER)?;
+    let object = fixture.drm.create_flags(2 * PAGE as u64, EITHER)?;
     let buffer = object.export()?;
-    let peer = &scene.peer;
+    let peer = &fixture.peer;
     peer.attach(&buffer, Mode::Dynamic)?;
     peer.map()?;
-    scene.check_only(&object, Mode::Dynamic, false, true)?;
+    fixture.check_only(&object, Mode::Dynamic, false, true)?;
     let table = peer.table()?;
     let begin = Instant::now();
     while begin.elapsed() < 3 * delay {

@@ -5,10 +5,10 @@
 use std::time::Duration;
 
 use vvram_tests::drm::{prime_import, reason_name, DmaBuf, Drm};
+use vvram_tests::fixture::patterns;
 use vvram_tests::foreign::Vgem;
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::proc::{Child, Steps};
-use vvram_tests::scene::patterns;
 use vvram_tests::socket::{receive_fd, send_fd, sockets};
 use vvram_tests::uapi;
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome};

@@ -10,6 +10,9 @@ use std::time::Duration;
 
 use vvram_tests::debugfs::{difference, DebugFs};
 use vvram_tests::drm::{path_name, reason_name, DmaBuf, Drm, Gem};
+use vvram_tests::fixture::{
+    in_system_memory, patterns, peer_reads, placed, works, Expect, Fixture,
+};
 use vvram_tests::heap;
 use vvram_tests::map::PAGE;
 use vvram_tests::pci::PciDevice;
@@ -18,7 +21,6 @@ use vvram_tests::policy::{importer_name, Gets, Object, Order, Rules, IMPORTERS};
 use vvram_tests::proc::Child;
 use vvram_tests::rebind::{module_users, reload, Unbound};
 use vvram_tests::route::explained;
-use vvram_tests::scene::{in_system_memory, patterns, peer_reads, placed, works, Expect, Scene};
 use vvram_tests::uapi::{self, PeerAddress, PeerQuery};
 use vvram_tests::user::{self, become_nobody};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, skip, Outcome, Stop};
@@ -31,18 +33,18 @@ const LIMIT: Duration = Duration::from_secs(20);
 const ABLE: u32 =
     uapi::ATTACHMENT_DYNAMIC | uapi::ATTACHMENT_REVOCABLE | uapi::ATTACHMENT_PEER2PEER;
 
-/// Calls PEER_QUERY for the peer of a scene, as an importer of a class.
+/// Calls PEER_QUERY for the peer of a fixture, as an importer of a class.
 #[track_caller]
-fn ask(scene: &Scene, handle: u32, mode: Mode) -> Result<PeerQuery, Stop> {
-    Ok(scene
+fn ask(fixture: &Fixture, handle: u32, mode: Mode) -> Result<PeerQuery, Stop> {
+    Ok(fixture
         .drm
-        .query(handle, mode.attachment_flags(), &scene.edu)?)
+        .query(handle, mode.attachment_flags(), &fixture.edu)?)
 }
 
 /// The rules of the machine.
-fn rules(scene: &Scene) -> Rules {
+fn rules(fixture: &Fixture) -> Rules {
     Rules {
-        route: match scene.expect {
+        route: match fixture.expect {
             Expect::Refused => None,
             route => Some(route.path()),
         },
@@ -60,19 +62,19 @@ fn gets(answer: &PeerQuery) -> Gets {
 /// Calls PEER_QUERY, attaches, and compares. Returns the importer if it is attached.
 #[track_caller]
 fn ask_and_attach(
-    scene: &Scene,
+    fixture: &Fixture,
     object: &Gem<'_>,
     buffer: &DmaBuf,
     mode: Mode,
 ) -> Result<(Gets, Option<Peer>), Stop> {
     let before = object.attachments()?;
-    let answer = ask(scene, object.handle(), mode)?;
+    let answer = ask(fixture, object.handle(), mode)?;
     check_eq!(
         object.attachments()?,
         before,
         "attachments and refusals after the question"
     );
-    let peer = scene.peer.reopen()?;
+    let peer = fixture.peer.reopen()?;
     let attached = peer.attach(buffer, mode);
     let list = object.attachments()?;
     // The newest attachment is the last one before the refusals, the newest refusal the last of
@@ -110,20 +112,24 @@ fn ask_and_attach(
 /// For each class with each kind of object the rules, the answer and the attach agree, and the
 /// mapping has the addresses that follow from the answer.
 fn attach() -> Outcome {
-    let scene = Scene::open()?;
-    let rules = rules(&scene);
+    let fixture = Fixture::open()?;
+    let rules = rules(&fixture);
     let (a, _) = patterns();
     for kind in Object::ALL {
         for mode in IMPORTERS {
-            let object = scene.drm.create_flags(PAGES * PAGE64, kind.flags())?;
+            let object = fixture.drm.create_flags(PAGES * PAGE64, kind.flags())?;
             let map = object.map()?;
             map.fill(a);
             // The answer does not depend on whether there is a dma-buf.
-            let early = ask(&scene, object.handle(), mode)?;
+            let early = ask(&fixture, object.handle(), mode)?;
             let buffer = object.export()?;
-            check_eq!(ask(&scene, object.handle(), mode)?, early, "the same again");
+            check_eq!(
+                ask(&fixture, object.handle(), mode)?,
+                early,
+                "the same again"
+            );
             let want = rules.alone(kind, mode);
-            let (seen, peer) = ask_and_attach(&scene, &object, &buffer, mode)?;
+            let (seen, peer) = ask_and_attach(&fixture, &object, &buffer, mode)?;
             check_eq!(
                 seen,
                 want.first,
@@ -135,9 +141,9 @@ fn attach() -> Outcome {
                 peer.pin_and_map(mode)?;
                 placed(&object, want.placement)?;
                 if want.placement == uapi::PLACEMENT_VRAM {
-                    scene.check_table(&peer, &map)?;
+                    fixture.check_table(&peer, &map)?;
                 } else {
-                    in_system_memory(&scene, &peer)?;
+                    in_system_memory(&fixture, &peer)?;
                 }
                 peer_reads(&peer, a, &[1])?;
             }
@@ -148,18 +154,18 @@ fn attach() -> Outcome {
 
 /// An object that importers get in VRAM or not at all, but that may move.
 fn vram_or_fail() -> Outcome {
-    let scene = Scene::open()?;
+    let fixture = Fixture::open()?;
     let flags = EITHER | uapi::CREATE_EXPORT_VRAM_OR_FAIL;
     for mode in IMPORTERS {
-        let object = scene.drm.create_flags(PAGES * PAGE64, flags)?;
+        let object = fixture.drm.create_flags(PAGES * PAGE64, flags)?;
         let buffer = object.export()?;
-        let want = rules(&scene).alone(Object::Vram, mode).first;
-        let (seen, peer) = ask_and_attach(&scene, &object, &buffer, mode)?;
+        let want = rules(&fixture).alone(Object::Vram, mode).first;
+        let (seen, peer) = ask_and_attach(&fixture, &object, &buffer, mode)?;
         check_eq!(seen, want, "what {} gets", importer_name(mode));
         if let Some(peer) = peer {
             peer.pin_and_map(mode)?;
             placed(&object, uapi::PLACEMENT_VRAM)?;
-            scene.check_table_of(&peer, object.size())?;
+            fixture.check_table_of(&peer, object.size())?;
         }
     }
     Ok(())
@@ -167,17 +173,17 @@ fn vram_or_fail() -> Outcome {
 
 /// Another importer is attached to the object, and keeps it in its place if its class does so.
 fn beside() -> Outcome {
-    let scene = Scene::open()?;
-    let rules = rules(&scene);
+    let fixture = Fixture::open()?;
+    let rules = rules(&fixture);
     let mut reasons = BTreeSet::new();
     for first in IMPORTERS {
         for second in IMPORTERS {
-            let object = scene.drm.create_flags(PAGES * PAGE64, EITHER)?;
+            let object = fixture.drm.create_flags(PAGES * PAGE64, EITHER)?;
             let buffer = object.export()?;
-            let one = scene.peer.reopen()?;
+            let one = fixture.peer.reopen()?;
             one.attach(&buffer, first)?;
             one.pin_and_map(first)?;
-            let (seen, _) = ask_and_attach(&scene, &object, &buffer, second)?;
+            let (seen, _) = ask_and_attach(&fixture, &object, &buffer, second)?;
             // An attach does not move the object. If the object can still move, the answer is that
             // for a single importer.
             let want = match Rules::holds(first) {
@@ -199,7 +205,7 @@ fn beside() -> Outcome {
         }
     }
     check!(
-        scene.expect == Expect::Refused || reasons.contains(&uapi::REASON_PINNED_ELSEWHERE),
+        fixture.expect == Expect::Refused || reasons.contains(&uapi::REASON_PINNED_ELSEWHERE),
         "nobody met a pin: {reasons:?}"
     );
     Ok(())
@@ -207,11 +213,11 @@ fn beside() -> Outcome {
 
 /// Without an object the answer is that for an object that never leaves VRAM.
 fn vram() -> Outcome {
-    let scene = Scene::open()?;
-    let object = scene.drm.create(PAGE64)?;
+    let fixture = Fixture::open()?;
+    let object = fixture.drm.create(PAGE64)?;
     for mode in IMPORTERS {
-        let of_vram = ask(&scene, 0, mode)?;
-        let of_object = ask(&scene, object.handle(), mode)?;
+        let of_vram = ask(&fixture, 0, mode)?;
+        let of_object = ask(&fixture, object.handle(), mode)?;
         let want = PeerQuery {
             handle: 0,
             ..of_object
@@ -219,7 +225,7 @@ fn vram() -> Outcome {
         check_eq!(of_vram, want, "VRAM at all, for {}", importer_name(mode));
         check_eq!(
             gets(&of_vram),
-            rules(&scene).alone(Object::Vram, mode).first,
+            rules(&fixture).alone(Object::Vram, mode).first,
             "what {} gets of VRAM",
             importer_name(mode)
         );
@@ -230,21 +236,21 @@ fn vram() -> Outcome {
 /// The facts about the route of the peer agree with sysfs, and with the topology that the machine
 /// was built for.
 fn decided() -> Outcome {
-    let scene = Scene::open()?;
+    let fixture = Fixture::open()?;
     for mode in IMPORTERS {
-        let answer = ask(&scene, 0, mode)?;
-        let mut want = explained(&scene.gpu, &scene.edu)?;
+        let answer = ask(&fixture, 0, mode)?;
+        let mut want = explained(&fixture.gpu, &fixture.edu)?;
         // The facts about the route are there even if another reason decides.
-        check_eq!(want.path, scene.expect.path(), "the path by sysfs");
+        check_eq!(want.path, fixture.expect.path(), "the path by sysfs");
         (want.flags, want.importer) = (answer.flags, answer.importer);
         (want.path, want.reason) = (answer.path, answer.reason);
         check_eq!(answer, want, "for {}", importer_name(mode));
     }
-    let answer = ask(&scene, 0, Mode::Dynamic)?;
+    let answer = ask(&fixture, 0, Mode::Dynamic)?;
     let host = uapi::ROUTE_HOST | uapi::ROUTE_HOST_CPU;
     let same_slot = uapi::ROUTE_BRIDGE | uapi::ROUTE_ACS_REDIRECT;
     let none = PeerAddress::default();
-    match scene.expect {
+    match fixture.expect {
         Expect::Bus => {
             check_eq!(answer.route, uapi::ROUTE_BRIDGE, "a switch");
             check!(answer.bridge != none, "which bridge is it? {answer:?}");
@@ -271,22 +277,22 @@ fn decided() -> Outcome {
 
 /// All PCI devices of the machine, with a driver or without, the exporter among them.
 fn everything() -> Outcome {
-    let scene = Scene::open()?;
+    let fixture = Fixture::open()?;
     let mut routes = BTreeSet::new();
     let all = PciDevice::everything();
     for device in &all {
-        let answer = scene.drm.query(0, ABLE, device)?;
+        let answer = fixture.drm.query(0, ABLE, device)?;
         let want = PeerQuery {
             flags: ABLE,
             importer: device.address(),
-            ..explained(&scene.gpu, device)?
+            ..explained(&fixture.gpu, device)?
         };
         check_eq!(answer, want, "for {}", device.name());
         routes.insert(answer.route);
     }
-    let itself = scene.drm.query(0, ABLE, &scene.gpu)?;
+    let itself = fixture.drm.query(0, ABLE, &fixture.gpu)?;
     check_eq!(itself.distance, 0, "distance to itself");
-    check_eq!(itself.bridge, scene.gpu.address(), "the device itself");
+    check_eq!(itself.bridge, fixture.gpu.address(), "the device itself");
     check!(
         all.len() > 3 && routes.len() > 1,
         "{} devices with routes {routes:?} are too few",
@@ -297,13 +303,13 @@ fn everything() -> Outcome {
 
 /// A query leaves nothing behind: no dma-buf, no refusal, no count, and the object does not move.
 fn quiet() -> Outcome {
-    let scene = Scene::open()?;
-    let debugfs = DebugFs::open(&scene.gpu)?;
-    let object = scene.drm.create_flags(PAGES * PAGE64, EITHER)?;
+    let fixture = Fixture::open()?;
+    let debugfs = DebugFs::open(&fixture.gpu)?;
+    let object = fixture.drm.create_flags(PAGES * PAGE64, EITHER)?;
     let before = (debugfs.counters()?, object.info()?);
     for mode in IMPORTERS {
         for handle in [0, object.handle()] {
-            ask(&scene, handle, mode)?;
+            ask(&fixture, handle, mode)?;
         }
     }
     check_eq!(
@@ -321,25 +327,25 @@ fn quiet() -> Outcome {
 
 /// A device that gives no VRAM to importers that cannot be revoked.
 fn unrevocable() -> Outcome {
-    let scene = Scene::with_route()?;
-    let debugfs = DebugFs::open(&scene.gpu)?;
+    let fixture = Fixture::with_route()?;
+    let debugfs = DebugFs::open(&fixture.gpu)?;
     debugfs.write("unrevocable", "refuse")?;
     let outcome = (|| {
         for kind in Object::ALL {
             for mode in [Mode::Pinned, Mode::Revocable] {
-                let object = scene.drm.create_flags(PAGE64, kind.flags())?;
+                let object = fixture.drm.create_flags(PAGE64, kind.flags())?;
                 let buffer = object.export()?;
-                let (seen, _) = ask_and_attach(&scene, &object, &buffer, mode)?;
+                let (seen, _) = ask_and_attach(&fixture, &object, &buffer, mode)?;
                 let not_revocable = uapi::REASON_NOT_REVOCABLE;
                 let want = match (kind, mode) {
                     (Object::Vram, Mode::Pinned) => Gets::refused(not_revocable),
                     (Object::Either, Mode::Pinned) => Gets::system(not_revocable),
-                    _ => rules(&scene).alone(kind, mode).first,
+                    _ => rules(&fixture).alone(kind, mode).first,
                 };
                 check_eq!(seen, want, "{} of {}", importer_name(mode), kind.name());
             }
         }
-        let of_vram = gets(&ask(&scene, 0, Mode::Pinned)?);
+        let of_vram = gets(&ask(&fixture, 0, Mode::Pinned)?);
         check_eq!(
             of_vram,
             Gets::refused(uapi::REASON_NOT_REVOCABLE),
@@ -360,14 +366,14 @@ fn outside_bar() -> Outcome {
     }
     reload("vvram", &[&format!("visible_kib={}", VISIBLE >> 10)])?;
     let outcome = (|| {
-        let scene = Scene::open()?;
+        let fixture = Fixture::open()?;
         for (size, outside) in [(VISIBLE, false), (VISIBLE + PAGE64, true)] {
             for kind in [Object::Vram, Object::Either] {
-                let object = scene.drm.create_flags(size, kind.flags())?;
+                let object = fixture.drm.create_flags(size, kind.flags())?;
                 let buffer = object.export()?;
-                let (seen, _) = ask_and_attach(&scene, &object, &buffer, Mode::Dynamic)?;
+                let (seen, _) = ask_and_attach(&fixture, &object, &buffer, Mode::Dynamic)?;
                 let want = match (kind, outside) {
-                    (_, false) => rules(&scene).alone(kind, Mode::Dynamic).first,
+                    (_, false) => rules(&fixture).alone(kind, Mode::Dynamic).first,
                     (Object::Vram, true) => Gets::refused(uapi::REASON_OUTSIDE_BAR),
                     (_, true) => Gets::system(uapi::REASON_OUTSIDE_BAR),
                 };
@@ -375,8 +381,8 @@ fn outside_bar() -> Outcome {
             }
         }
         // The answer without an object does not depend on a size.
-        let of_vram = ask(&scene, 0, Mode::Dynamic)?;
-        check_eq!(of_vram.path, scene.expect.path(), "VRAM at all");
+        let of_vram = ask(&fixture, 0, Mode::Dynamic)?;
+        check_eq!(of_vram.path, fixture.expect.path(), "VRAM at all");
         Ok(())
     })();
     reload("vvram", &[])?;
@@ -386,15 +392,15 @@ fn outside_bar() -> Outcome {
 
 /// Invalid arguments.
 fn badinput() -> Outcome {
-    let scene = Scene::open()?;
-    let object = scene.drm.create(PAGE64)?;
+    let fixture = Fixture::open()?;
+    let object = fixture.drm.create(PAGE64)?;
     let good = PeerQuery {
         handle: object.handle(),
         flags: ABLE,
-        importer: scene.edu.address(),
+        importer: fixture.edu.address(),
         ..Default::default()
     };
-    let asked = |mut argument: PeerQuery| scene.drm.query_raw(&mut argument);
+    let asked = |mut argument: PeerQuery| fixture.drm.query_raw(&mut argument);
     asked(good)?;
     let expect =
         |what: &str, broken: PeerQuery, errno: i32| expect_errno(what, asked(broken), errno);
@@ -451,17 +457,17 @@ fn badinput() -> Outcome {
     }
 
     let heap = heap::allocate(PAGE64)?;
-    let import = scene.drm.import(&heap)?;
+    let import = fixture.drm.import(&heap)?;
     let handle = import.handle();
     expect("an import", PeerQuery { handle, ..good }, libc::EINVAL)
 }
 
 /// A client without privileges gets the complete answer, for objects of which it has a handle.
 fn nobody() -> Outcome {
-    let scene = Scene::open()?;
-    let mine = scene.drm.create(PAGE64)?;
-    let want = scene.drm.query(0, ABLE, &scene.edu)?;
-    let (path, edu) = (scene.drm.path().to_path_buf(), scene.edu.clone());
+    let fixture = Fixture::open()?;
+    let mine = fixture.drm.create(PAGE64)?;
+    let want = fixture.drm.query(0, ABLE, &fixture.edu)?;
+    let (path, edu) = (fixture.drm.path().to_path_buf(), fixture.edu.clone());
     let _open = user::Mode::set(&path, 0o666)?;
     let mut child = Child::spawn(|| {
         become_nobody()?;
@@ -479,20 +485,20 @@ fn nobody() -> Outcome {
 
 /// The old file of a device that is gone does not answer, and a file of the next device does.
 fn unbound() -> Outcome {
-    let scene = Scene::open()?;
-    let object = scene.drm.create(PAGE64)?;
-    let unbound = Unbound::new(&scene.gpu)?;
+    let fixture = Fixture::open()?;
+    let object = fixture.drm.create(PAGE64)?;
+    let unbound = Unbound::new(&fixture.gpu)?;
     for handle in [0, object.handle()] {
-        let answer = scene.drm.query(handle, ABLE, &scene.edu);
+        let answer = fixture.drm.query(handle, ABLE, &fixture.edu);
         expect_errno("a device without its driver", answer, libc::ENODEV)?;
     }
     unbound.rebind()?;
     drop(object);
-    drop(scene);
-    let scene = Scene::open()?;
+    drop(fixture);
+    let fixture = Fixture::open()?;
     check_eq!(
-        gets(&ask(&scene, 0, Mode::Dynamic)?),
-        rules(&scene).alone(Object::Vram, Mode::Dynamic).first,
+        gets(&ask(&fixture, 0, Mode::Dynamic)?),
+        rules(&fixture).alone(Object::Vram, Mode::Dynamic).first,
         "the next device"
     );
     works()

@@ -6,31 +6,31 @@ use std::thread;
 use std::time::Duration;
 
 use vvram_tests::drm::Drm;
+use vvram_tests::fixture::{patterns, peer_reads, peer_writes, share, works, Fixture};
 use vvram_tests::misc;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::proc::{Child, KernelLog};
-use vvram_tests::scene::{patterns, peer_reads, peer_writes, share, works, Scene};
 use vvram_tests::{check, expect_errno, fail, igt_main, uapi, Need, Outcome, Stop};
 
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// Opens both devices, if the exporter can be reset.
-fn scene() -> Result<Scene, Stop> {
+fn fixture() -> Result<Fixture, Stop> {
     match PciDevice::vvram()?.reset() {
         Err(error) if error.errno == libc::ENOTTY => Err(Stop::needs(Need::OwnSlot)),
         result => {
             result?;
-            Scene::open()
+            Fixture::open()
         }
     }
 }
 
 /// The same, for tests that need a route.
-fn scene_with_route() -> Result<Scene, Stop> {
-    let scene = scene()?;
-    scene.expect.need_route()?;
-    Ok(scene)
+fn scene_with_route() -> Result<Fixture, Stop> {
+    let fixture = fixture()?;
+    fixture.expect.need_route()?;
+    Ok(fixture)
 }
 
 /// Checks that files from before the reset do not work any more.
@@ -43,8 +43,8 @@ fn is_gone(old: &Drm) -> Outcome {
 }
 
 /// Checks that the new device has all of its memory, and works.
-fn is_new(scene: &Scene) -> Outcome {
-    is_gone(&scene.drm)?;
+fn is_new(fixture: &Fixture) -> Outcome {
+    is_gone(&fixture.drm)?;
     let fresh = Drm::open()?;
     fresh.await_vram_free(fresh.getparam(uapi::PARAM_VRAM_SIZE)?)?;
     works()
@@ -52,39 +52,39 @@ fn is_new(scene: &Scene) -> Outcome {
 
 /// Without importers, several times, with a mapped object.
 fn idle() -> Outcome {
-    let scene = scene()?;
+    let fixture = fixture()?;
     let (pattern, _) = patterns();
-    let shared = share(&scene.drm, 2)?;
+    let shared = share(&fixture.drm, 2)?;
     shared.map.fill(pattern);
     for _ in 0..3 {
-        scene.gpu.reset()?;
-        is_gone(&scene.drm)?;
+        fixture.gpu.reset()?;
+        is_gone(&fixture.drm)?;
         expect_errno(
             "attaching a dma-buf from before",
-            scene.peer.attach(&shared.buffer, Mode::Dynamic),
+            fixture.peer.attach(&shared.buffer, Mode::Dynamic),
             libc::ENODEV,
         )?;
         works()?;
     }
     drop(shared);
-    is_new(&scene)
+    is_new(&fixture)
 }
 
 /// The reset revokes importers that can be revoked.
 fn revocable() -> Outcome {
-    let scene = scene_with_route()?;
+    let fixture = scene_with_route()?;
     let (pattern, _) = patterns();
-    let shared = share(&scene.drm, 2)?;
+    let shared = share(&fixture.drm, 2)?;
     let mut peers = Vec::new();
     for mode in [Mode::Dynamic, Mode::Revocable] {
-        let peer = scene.peer.reopen()?;
+        let peer = fixture.peer.reopen()?;
         peer.attach(&shared.buffer, mode)?;
         peer.pin_and_map(mode)?;
         peer_writes(&peer, pattern, &[0])?;
         peer_reads(&peer, pattern, &[0])?;
         peers.push(peer);
     }
-    scene.gpu.reset()?;
+    fixture.gpu.reset()?;
     for peer in &peers {
         let status = peer.status()?;
         check!(status.invalidations > 0, "a peer was not told: {status:?}");
@@ -95,14 +95,14 @@ fn revocable() -> Outcome {
         expect_errno("map after the reset", peer.map(), libc::ENODEV)?;
     }
     drop((peers, shared));
-    is_new(&scene)
+    is_new(&fixture)
 }
 
 /// Checks that a reset waits for the holder that the kernel log names, releases the buffer, and
 /// checks that the reset ends.
-fn held_up(scene: &Scene, holder: &str, let_go: impl FnOnce() -> Outcome) -> Outcome {
+fn held_up(fixture: &Fixture, holder: &str, release: impl FnOnce() -> Outcome) -> Outcome {
     let mut log = KernelLog::open()?;
-    let mut reset = Child::spawn(|| Ok(scene.gpu.reset()?))?;
+    let mut reset = Child::spawn(|| Ok(fixture.gpu.reset()?))?;
     let mut lines = Vec::new();
     let named = misc::poll(LIMIT, || {
         lines.extend(log.lines());
@@ -118,21 +118,21 @@ fn held_up(scene: &Scene, holder: &str, let_go: impl FnOnce() -> Outcome) -> Out
         reset.ended().is_none(),
         "the reset named its holder, but did not wait for it"
     );
-    let_go()?;
+    release()?;
     reset.join("the reset", LIMIT)?;
     Ok(())
 }
 
 /// The reset waits for an importer that cannot be revoked, whose mapping works until then.
 fn pinned() -> Outcome {
-    let scene = scene_with_route()?;
+    let fixture = scene_with_route()?;
     let (pattern, _) = patterns();
-    let shared = share(&scene.drm, 2)?;
+    let shared = share(&fixture.drm, 2)?;
     shared.map.fill(pattern);
-    let peer = &scene.peer;
+    let peer = &fixture.peer;
     peer.attach(&shared.buffer, Mode::Pinned)?;
     peer.pin_and_map(Mode::Pinned)?;
-    held_up(&scene, peer.name(), || {
+    held_up(&fixture, peer.name(), || {
         peer_reads(peer, pattern, &[0, 1])?;
         peer.unmap()?;
         Ok(())
@@ -140,47 +140,47 @@ fn pinned() -> Outcome {
     expect_errno("map after the reset", peer.map(), libc::ENODEV)?;
     peer.detach()?;
     drop(shared);
-    is_new(&scene)
+    is_new(&fixture)
 }
 
 /// A static importer, which cannot be notified, has mapped system memory, so the reset does not
 /// wait for it.
 fn static_importer() -> Outcome {
-    let scene = scene()?;
-    let object = scene
+    let fixture = fixture()?;
+    let object = fixture
         .drm
         .create_flags(8192, uapi::CREATE_VRAM | uapi::CREATE_SYSTEM)?;
     let (pattern, _) = patterns();
     object.map()?.fill(pattern);
     let buffer = object.export()?;
-    let peer = &scene.peer;
+    let peer = &fixture.peer;
     peer.attach(&buffer, Mode::Static)?;
     peer.map()?;
-    let mut reset = Child::spawn(|| Ok(scene.gpu.reset()?))?;
+    let mut reset = Child::spawn(|| Ok(fixture.gpu.reset()?))?;
     reset.join("the reset", LIMIT)?;
     peer_reads(peer, pattern, &[0, 1])?;
     peer.detach()?;
     drop((buffer, object));
-    is_new(&scene)
+    is_new(&fixture)
 }
 
 /// The same for a vmap.
 fn vmapped() -> Outcome {
-    let scene = scene()?;
-    let shared = share(&scene.drm, 2)?;
-    let peer = &scene.peer;
+    let fixture = fixture()?;
+    let shared = share(&fixture.drm, 2)?;
+    let peer = &fixture.peer;
     peer.attach(&shared.buffer, Mode::Cpu)?;
     peer.map()?;
-    held_up(&scene, "(vmap)", || Ok(peer.unmap()?))?;
+    held_up(&fixture, "(vmap)", || Ok(peer.unmap()?))?;
     peer.detach()?;
     drop(shared);
-    is_new(&scene)
+    is_new(&fixture)
 }
 
 /// A peer that moves bytes while the function is reset gets an error, not other bytes.
 fn mid_transfer() -> Outcome {
-    let scene = scene_with_route()?;
-    let shared = share(&scene.drm, 32)?;
+    let fixture = scene_with_route()?;
+    let shared = share(&fixture.drm, 32)?;
     let (pattern, _) = patterns();
     shared.map.fill(pattern);
     let mut child = Child::spawn(|| {
@@ -201,10 +201,10 @@ fn mid_transfer() -> Outcome {
         fail!("the reset came too late")
     })?;
     thread::sleep(Duration::from_millis(250));
-    scene.gpu.reset()?;
+    fixture.gpu.reset()?;
     child.join("the peer", LIMIT)?;
     drop(shared);
-    is_new(&scene)
+    is_new(&fixture)
 }
 
 igt_main! {

@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 use vvram_tests::debugfs::{difference, DebugFs};
 use vvram_tests::drm::{DmaBuf, Drm, Gem};
 use vvram_tests::fence::Timeline;
+use vvram_tests::fixture::{cpu_reads, patterns, peer_reads, placed, share, works, Fixture};
 use vvram_tests::heap;
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::misc;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::proc::{Child, Exit, Steps};
 use vvram_tests::rebind::Unbinding;
-use vvram_tests::scene::{cpu_reads, patterns, peer_reads, placed, share, works, Scene};
 use vvram_tests::signals::{
     asleep, await_sleep, catch, caught, interrupt, kill, restart, sleeps_in,
 };
@@ -181,11 +181,11 @@ fn copy_import() -> Outcome {
 
 /// A pin that has to move an object while a copy uses it.
 fn pin() -> Outcome {
-    let scene = Scene::with_route()?;
-    let debugfs = DebugFs::open(&scene.gpu)?;
+    let fixture = Fixture::with_route()?;
+    let debugfs = DebugFs::open(&fixture.gpu)?;
     let (a, _) = patterns();
-    let free = scene.drm.vram_free()?;
-    let object = scene.drm.create_flags(2 * PAGE64, EITHER)?;
+    let free = fixture.drm.vram_free()?;
+    let object = fixture.drm.create_flags(2 * PAGE64, EITHER)?;
     let map = object.map()?;
     map.fill(a);
     let id = object.info()?.id;
@@ -193,7 +193,7 @@ fn pin() -> Outcome {
     let buffer = object.export()?;
     let timeline = Timeline::new()?;
     buffer.add_fence(READ, &timeline.fence(1)?)?;
-    let peer = &scene.peer;
+    let peer = &fixture.peer;
     peer.attach(&buffer, Mode::Pinned)?;
     let call = || peer.pin();
     let before = debugfs.counters()?;
@@ -201,10 +201,10 @@ fn pin() -> Outcome {
     let untouched = || {
         placed(&object, uapi::PLACEMENT_SYSTEM)?;
         check_eq!(object.info()?.pinned, 0, "pinned after the signal");
-        let pinned = scene.drm.getparam(uapi::PARAM_VRAM_PINNED)?;
+        let pinned = fixture.drm.getparam(uapi::PARAM_VRAM_PINNED)?;
         check_eq!(pinned, 0, "pinned VRAM after the signal");
-        scene.drm.await_vram_free(free)?;
-        scene.check_only(&object, Mode::Pinned, false, false)
+        fixture.drm.await_vram_free(free)?;
+        fixture.check_only(&object, Mode::Pinned, false, false)
     };
     interrupt(FENCE, call, untouched)?;
     kill(FENCE, call)?;
@@ -216,27 +216,27 @@ fn pin() -> Outcome {
     placed(&object, uapi::PLACEMENT_VRAM)?;
     check_eq!(object.info()?.pinned, 1, "pinned");
     peer.map()?;
-    scene.check_table(peer, &map)?;
+    fixture.check_table(peer, &map)?;
     peer_reads(peer, a, &[1])?;
     peer.detach()?;
     drop((map, object, buffer));
-    scene.drm.await_vram_free(free)
+    fixture.drm.await_vram_free(free)
 }
 
 /// The wait of a map for fences before a move of the object cannot be interrupted, because some
 /// importers map where they cannot handle that. A signal takes effect after the wait.
 fn map_foreign() -> Outcome {
-    let scene = Scene::with_route()?;
-    let debugfs = DebugFs::open(&scene.gpu)?;
+    let fixture = Fixture::with_route()?;
+    let debugfs = DebugFs::open(&fixture.gpu)?;
     let (a, _) = patterns();
-    let object = scene.drm.create_flags(2 * PAGE64, EITHER)?;
+    let object = fixture.drm.create_flags(2 * PAGE64, EITHER)?;
     let map = object.map()?;
     map.fill(a);
     debugfs.write("move", &format!("{} system", object.info()?.id))?;
     let buffer = object.export()?;
     let timeline = Timeline::new()?;
     buffer.add_fence(READ, &timeline.fence(1)?)?;
-    let peer = &scene.peer;
+    let peer = &fixture.peer;
     peer.attach(&buffer, Mode::Dynamic)?;
     let told = Steps::new()?;
     let mut child = Child::spawn(|| {
@@ -258,8 +258,8 @@ fn map_foreign() -> Outcome {
     timeline.step()?;
     child.join("the map", LIMIT)?;
     placed(&object, uapi::PLACEMENT_VRAM)?;
-    scene.check_only(&object, Mode::Dynamic, false, true)?;
-    scene.check_table(peer, &map)?;
+    fixture.check_only(&object, Mode::Dynamic, false, true)?;
+    fixture.check_table(peer, &map)?;
     peer_reads(peer, a, &[0, 1])
 }
 
@@ -296,23 +296,23 @@ fn backlog(drm: &Drm, object: &Gem<'_>, time: Duration) -> Outcome {
 /// A map, a pin and a page fault that wait for the end of a move.
 ///
 /// False if the move was over before all signals were sent.
-fn move_under_way(scene: &Scene, time: Duration) -> Result<bool, Stop> {
-    let debugfs = DebugFs::open(&scene.gpu)?;
+fn move_under_way(fixture: &Fixture, time: Duration) -> Result<bool, Stop> {
+    let debugfs = DebugFs::open(&fixture.gpu)?;
     let (a, _) = patterns();
-    let object = scene.drm.create_flags(2 * PAGE64, EITHER)?;
+    let object = fixture.drm.create_flags(2 * PAGE64, EITHER)?;
     let map = object.map()?;
     map.fill(a);
     let id = object.info()?.id;
     debugfs.write("move", &format!("{id} system"))?;
     let buffer = object.export()?;
     let peers = [
-        (Mode::Dynamic, scene.peer.reopen()?),
-        (Mode::Pinned, scene.peer.reopen()?),
+        (Mode::Dynamic, fixture.peer.reopen()?),
+        (Mode::Pinned, fixture.peer.reopen()?),
     ];
     for (mode, peer) in &peers {
         peer.attach(&buffer, *mode)?;
     }
-    backlog(&scene.drm, &object, time)?;
+    backlog(&fixture.drm, &object, time)?;
     debugfs.write("move", &format!("{id} vram"))?;
 
     let call = |(mode, peer): &(Mode, Peer)| match mode {
@@ -368,7 +368,7 @@ fn move_under_way(scene: &Scene, time: Duration) -> Result<bool, Stop> {
         );
     }
     check_eq!(object.info()?.pinned, 0, "pinned after the signals");
-    let pinned = scene.drm.getparam(uapi::PARAM_VRAM_PINNED)?;
+    let pinned = fixture.drm.getparam(uapi::PARAM_VRAM_PINNED)?;
     check_eq!(pinned, 0, "pinned VRAM after the signals");
 
     let told = Steps::new()?;
@@ -387,7 +387,7 @@ fn move_under_way(scene: &Scene, time: Duration) -> Result<bool, Stop> {
     again.join("the map that is restarted", LIMIT)?;
     peers[1].1.pin()?;
     placed(&object, uapi::PLACEMENT_VRAM)?;
-    scene.check_table(&peers[0].1, &map)?;
+    fixture.check_table(&peers[0].1, &map)?;
     peer_reads(&peers[0].1, a, &[0])?;
     cpu_reads(&map, a, &[0, 1])?;
     Ok(true)
@@ -395,11 +395,11 @@ fn move_under_way(scene: &Scene, time: Duration) -> Result<bool, Stop> {
 
 /// All kinds of waits for a move.
 fn moving() -> Outcome {
-    let scene = Scene::with_route()?;
-    let free = scene.drm.vram_free()?;
+    let fixture = Fixture::with_route()?;
+    let free = fixture.drm.vram_free()?;
     for time in [1, 4, 16] {
-        let done = move_under_way(&scene, Duration::from_secs(time))?;
-        scene.drm.await_vram_free(free)?;
+        let done = move_under_way(&fixture, Duration::from_secs(time))?;
+        fixture.drm.await_vram_free(free)?;
         if done {
             return Ok(());
         }
@@ -433,13 +433,13 @@ fn create() -> Outcome {
 
 /// A transfer that has to wait for other fences before it starts.
 fn submit() -> Outcome {
-    let scene = Scene::with_route()?;
+    let fixture = Fixture::with_route()?;
     let (a, _) = patterns();
-    let shared = share(&scene.drm, 2)?;
+    let shared = share(&fixture.drm, 2)?;
     shared.map.fill(a);
     let timeline = Timeline::new()?;
     shared.buffer.add_fence(WRITE, &timeline.fence(1)?)?;
-    let peer = &scene.peer;
+    let peer = &fixture.peer;
     peer.attach(&shared.buffer, Mode::Dynamic)?;
     let call = || peer.submit_read(0, PAGE);
     let idle = || {
@@ -457,16 +457,16 @@ fn submit() -> Outcome {
     if let Err(mismatch) = a.verify(&data, 0) {
         fail!("the peer read: {mismatch}");
     }
-    scene.check_only(&shared.object, Mode::Dynamic, false, true)
+    fixture.check_only(&shared.object, Mode::Dynamic, false, true)
 }
 
 /// A wait for the end of a transfer, which goes on when the wait is interrupted.
 fn finish() -> Outcome {
-    let scene = Scene::with_route()?;
+    let fixture = Fixture::with_route()?;
     let (a, _) = patterns();
-    let shared = share(&scene.drm, LONG / PAGE)?;
+    let shared = share(&fixture.drm, LONG / PAGE)?;
     shared.map.fill(a);
-    let peer = &scene.peer;
+    let peer = &fixture.peer;
     peer.attach(&shared.buffer, Mode::Dynamic)?;
     peer.submit_read(0, LONG)?;
     let call = || {
@@ -490,11 +490,11 @@ fn finish() -> Outcome {
 /// A signal ends a transfer between two pieces, also with SA_RESTART, and the call returns how many
 /// bytes were moved.
 fn transfer() -> Outcome {
-    let scene = Scene::with_route()?;
+    let fixture = Fixture::with_route()?;
     let (a, _) = patterns();
-    let shared = share(&scene.drm, 16)?;
+    let shared = share(&fixture.drm, 16)?;
     shared.map.fill(a);
-    let peer = &scene.peer;
+    let peer = &fixture.peer;
     peer.attach(&shared.buffer, Mode::Dynamic)?;
     for restart in [false, true] {
         let told = Steps::new()?;
@@ -529,7 +529,7 @@ fn transfer() -> Outcome {
         child.signal(libc::SIGUSR1);
         child.join("the transfer", LIMIT)?;
     }
-    scene.check_only(&shared.object, Mode::Dynamic, false, true)?;
+    fixture.check_only(&shared.object, Mode::Dynamic, false, true)?;
     peer_reads(peer, a, &[15])
 }
 
@@ -565,10 +565,10 @@ fn hold(peer: &Peer, buffer: &DmaBuf, timeline: &Timeline) -> Result<Child, Stop
 /// A wait for a reservation that another task holds for long. The EINTR of DRM is not restarted by
 /// the kernel, but by libdrm.
 fn lock() -> Outcome {
-    let scene = Scene::with_route()?;
-    let shared = share(&scene.drm, 1)?;
+    let fixture = Fixture::with_route()?;
+    let shared = share(&fixture.drm, 1)?;
     let timeline = Timeline::new()?;
-    let peer = &scene.peer;
+    let peer = &fixture.peer;
     let mut holder = hold(peer, &shared.buffer, &timeline)?;
     let call = || shared.object.info().map(drop);
     interrupt(LOCK, call, || Ok(()))?;
@@ -589,19 +589,19 @@ fn lock() -> Outcome {
     holder.join("the holder", LIMIT)?;
     peer.finish_read(&mut [0; PAGE])?;
     peer.detach()?;
-    scene.check_none(&shared.object)
+    fixture.check_none(&shared.object)
 }
 
 /// A copy that waits for the reservation has done nothing yet, so it can be restarted.
 fn locks() -> Outcome {
-    let scene = Scene::with_route()?;
-    let shared = share(&scene.drm, 1)?;
-    let other = scene.drm.create(PAGE64)?;
+    let fixture = Fixture::with_route()?;
+    let shared = share(&fixture.drm, 1)?;
+    let other = fixture.drm.create(PAGE64)?;
     let timeline = Timeline::new()?;
-    let peer = &scene.peer;
+    let peer = &fixture.peer;
     let mut holder = hold(peer, &shared.buffer, &timeline)?;
     let call = || {
-        let copy = scene.drm.copy((&shared.object, 0), (&other, 0), PAGE64);
+        let copy = fixture.drm.copy((&shared.object, 0), (&other, 0), PAGE64);
         copy.map(drop)
     };
     interrupt(LOCK, call, || Ok(()))?;
@@ -612,26 +612,26 @@ fn locks() -> Outcome {
     })?;
     peer.finish_read(&mut [0; PAGE])?;
     peer.detach()?;
-    scene.check_none(&shared.object)
+    fixture.check_none(&shared.object)
 }
 
 /// An unbind that waits for a mapping goes on waiting after a signal, because the memory must not
 /// be freed while it is mapped.
 fn unbind() -> Outcome {
     const UNBIND: &str = "unbind_store";
-    let scene = Scene::with_route()?;
+    let fixture = Fixture::with_route()?;
     let (a, _) = patterns();
-    let shared = share(&scene.drm, 2)?;
+    let shared = share(&fixture.drm, 2)?;
     shared.map.fill(a);
-    let peer = &scene.peer;
+    let peer = &fixture.peer;
     peer.attach(&shared.buffer, Mode::Pinned)?;
     peer.pin_and_map(Mode::Pinned)?;
-    let (_, layout) = scene.check_table(peer, &shared.map)?;
-    let driver = scene.gpu.driver().unwrap_or_default();
+    let (_, layout) = fixture.check_table(peer, &shared.map)?;
+    let driver = fixture.gpu.driver().unwrap_or_default();
     let told = Steps::new()?;
     let mut waits = Child::spawn(|| {
         catch(&told, false)?;
-        Ok(scene.gpu.unbind(&driver)?)
+        Ok(fixture.gpu.unbind(&driver)?)
     })?;
     let revoked = misc::poll(LIMIT, || {
         let again = peer.reopen().ok()?.attach(&shared.buffer, Mode::Dynamic);
@@ -642,7 +642,7 @@ fn unbind() -> Outcome {
         await_sleep(&mut waits, UNBIND, "SD")?;
         waits.signal(signal);
         peer_reads(peer, a, &[1])?;
-        scene.check_vram(&layout, a, &[0, 1])?;
+        fixture.check_vram(&layout, a, &[0, 1])?;
         check!(
             waits.ended().is_none() && !told.is_done()?,
             "the unbind ended by signal {signal}; {:?}",
@@ -655,20 +655,20 @@ fn unbind() -> Outcome {
         matches!(exit, Some(Exit::Signal(libc::SIGKILL | libc::SIGTERM))),
         "the unbind ended with {exit:?}"
     );
-    check_eq!(scene.gpu.driver(), None, "driver after the unbind");
+    check_eq!(fixture.gpu.driver(), None, "driver after the unbind");
     peer.detach()?;
-    scene.gpu.bind(&driver)?;
+    fixture.gpu.bind(&driver)?;
     works()
 }
 
 /// Copies that wait for a fence of another driver do not block an unbind, and neither does a client
 /// that waits for room in its queue.
 fn unbind_in_fence() -> Outcome {
-    let scene = Scene::open()?;
+    let fixture = Fixture::open()?;
     let timeline = Timeline::new()?;
     let fence = timeline.fence(1)?;
     let mut child = {
-        let copy = Copy::new(&scene.drm)?;
+        let copy = Copy::new(&fixture.drm)?;
         for _ in 0..uapi::COPIES_MAX {
             copy.run_only(&[fence.sync()])?;
         }
@@ -696,7 +696,7 @@ fn unbind_in_fence() -> Outcome {
         await_sleep(&mut writer, FENCE, "S")?;
         writer
     };
-    let mut unbinding = Unbinding::start(&scene.gpu)?;
+    let mut unbinding = Unbinding::start(&fixture.gpu)?;
     let ended = misc::poll(Duration::from_secs(1), || unbinding.child.ended());
     let place = unbinding.child.whereabouts();
     timeline.step()?;

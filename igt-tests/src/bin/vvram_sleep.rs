@@ -6,14 +6,14 @@
 //! its content was lost.
 
 use vvram_tests::drm::{Drm, Gem};
+use vvram_tests::fixture::{
+    cpu_reads, in_system_memory, patterns, peer_reads, peer_writes, placed, works, Fixture,
+};
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::{Bar, PciDevice};
 use vvram_tests::peer::Mode;
 use vvram_tests::power::{self, lossy, Auto};
-use vvram_tests::scene::{
-    cpu_reads, in_system_memory, patterns, peer_reads, peer_writes, placed, works, Scene,
-};
 use vvram_tests::{check_eq, igt_main, uapi, Outcome, Stop};
 
 const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
@@ -84,22 +84,22 @@ fn runtime_lost() -> Outcome {
 /// An importer whose mapping is invalidated gets system memory while the content of VRAM is lost,
 /// and VRAM afterwards.
 fn runtime_lost_mapped() -> Outcome {
-    vvram_tests::scene::Expect::get()?.need_route()?;
+    vvram_tests::fixture::Expect::get()?.need_route()?;
     lossy(|| {
-        let scene = Scene::open()?;
+        let fixture = Fixture::open()?;
         let (a, b) = patterns();
-        let filled = Filled::new(&scene.drm, EITHER, a)?;
+        let filled = Filled::new(&fixture.drm, EITHER, a)?;
         let buffer = filled.object.export()?;
-        let peer = &scene.peer;
+        let peer = &fixture.peer;
         peer.attach(&buffer, Mode::Dynamic)?;
         peer.map()?;
-        scene.check_table(peer, &filled.map)?;
-        let auto = Auto::new(&scene.gpu)?;
+        fixture.check_table(peer, &filled.map)?;
+        let auto = Auto::new(&fixture.gpu)?;
         auto.sleeps("while an importer has VRAM that can be revoked")?;
         check_eq!(peer.status()?.invalidations, 1, "invalidations");
         auto.sleeps_through("a map and a transfer", || {
             peer.map()?;
-            in_system_memory(&scene, peer)?;
+            in_system_memory(&fixture, peer)?;
             peer_reads(peer, a, &[0, PAGES - 1])?;
             peer_writes(peer, b, &[1])
         })?;
@@ -107,7 +107,7 @@ fn runtime_lost_mapped() -> Outcome {
         peer.detach()?;
         peer.attach(&buffer, Mode::Dynamic)?;
         peer.map()?;
-        scene.check_table(peer, &filled.map)?;
+        fixture.check_table(peer, &filled.map)?;
         peer_reads(peer, a, &[0, PAGES - 1])?;
         peer_reads(peer, b, &[1])
     })
@@ -116,8 +116,8 @@ fn runtime_lost_mapped() -> Outcome {
 /// Suspends the system with an importer of each class, and checks what the importers have
 /// afterwards.
 fn system(content_lost: bool) -> Outcome {
-    let scene = Scene::open()?;
-    let has_route = scene.expect.need_route().is_ok();
+    let fixture = Fixture::open()?;
+    let has_route = fixture.expect.need_route().is_ok();
     let (seed, other) = patterns();
     let mut held = Vec::new();
     let modes = [
@@ -133,14 +133,14 @@ fn system(content_lost: bool) -> Outcome {
         if flags == ONLY && !has_route {
             continue;
         }
-        let filled = Filled::new(&scene.drm, flags, seed.derive(index as u64))?;
-        let (buffer, peer) = (filled.object.export()?, scene.peer.reopen()?);
+        let filled = Filled::new(&fixture.drm, flags, seed.derive(index as u64))?;
+        let (buffer, peer) = (filled.object.export()?, fixture.peer.reopen()?);
         peer.attach(&buffer, mode)?;
         peer.pin_and_map(mode)?;
         let placement = filled.object.info()?.placement;
         held.push((mode, flags, filled, buffer, peer, placement));
     }
-    let alone = Filled::new(&scene.drm, ONLY, other)?;
+    let alone = Filled::new(&fixture.drm, ONLY, other)?;
     let before: Vec<_> = held
         .iter()
         .map(|(_, _, _, _, peer, _)| Ok((peer.table()?, peer.status()?.invalidations)))
@@ -152,18 +152,18 @@ fn system(content_lost: bool) -> Outcome {
 
     alone.verify(uapi::PLACEMENT_VRAM)?;
     for ((mode, flags, filled, _buffer, peer, placement), before) in held.iter().zip(before) {
-        let (table, told) = (before.0, peer.status()?.invalidations - before.1);
+        let (table, invalidated) = (before.0, peer.status()?.invalidations - before.1);
         let in_vram = *placement == uapi::PLACEMENT_VRAM;
         let leaves = in_vram && *flags == EITHER && !mode.needs_pin();
-        println!("{mode:?} {flags:#x}: placement {placement}, {told} invalidations");
+        println!("{mode:?} {flags:#x}: placement {placement}, {invalidated} invalidations");
         check_eq!(
-            told > 0,
+            invalidated > 0,
             leaves,
             "whether the mapping of {mode:?} was invalidated"
         );
         if leaves {
             peer.map()?;
-            scene.check_table(peer, &filled.map)?;
+            fixture.check_table(peer, &filled.map)?;
         } else {
             check_eq!(peer.table()?, table, "the table of {mode:?}");
         }

@@ -5,11 +5,11 @@
 use vvram_tests::debugfs::{words, DebugFs};
 use vvram_tests::drm::{Drm, Gem};
 use vvram_tests::fdinfo::FdInfo;
+use vvram_tests::fixture::{cpu_reads, patterns, peer_reads, peer_writes, works, Expect, Fixture};
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::pci::{Bar, PciDevice};
 use vvram_tests::peer::Mode;
 use vvram_tests::rebind::{module_users, reload};
-use vvram_tests::scene::{cpu_reads, patterns, peer_reads, peer_writes, works, Expect, Scene};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, skip, uapi, Outcome, Stop};
 
 const PAGE64: u64 = PAGE as u64;
@@ -108,12 +108,12 @@ fn visible_now(bar: &Bar, object: &Gem<'_>, map: &Map) -> Result<bool, Stop> {
 
 /// Objects are moved to where a peer can reach them.
 fn peer() -> Outcome {
-    let scene = Scene::with_route()?;
+    let fixture = Fixture::with_route()?;
     let piece = VISIBLE / 4;
     // Most objects are where the BAR does not show them; each is accessed once.
     let mut objects = Vec::new();
-    while scene.drm.vram_free()? >= piece {
-        objects.push(scene.drm.create_flags(piece, EITHER)?);
+    while fixture.drm.vram_free()? >= piece {
+        objects.push(fixture.drm.create_flags(piece, EITHER)?);
     }
     let count = objects.len();
     check!(count > 8, "{count} objects are too few");
@@ -121,25 +121,25 @@ fn peer() -> Outcome {
     for index in [0, 1, count / 2, count - 1] {
         let mode = [Mode::Dynamic, Mode::Pinned][index % 2];
         println!("object {index} of {count}, {mode:?}");
-        reached(&scene, &objects[index], mode)?;
+        reached(&fixture, &objects[index], mode)?;
     }
     drop(objects);
-    let only = scene.drm.create(piece)?;
-    reached(&scene, &only, Mode::Pinned)
+    let only = fixture.drm.create(piece)?;
+    reached(&fixture, &only, Mode::Pinned)
 }
 
 /// Attaches the peer to an object that was not accessed yet, and checks the placement and the path.
-fn reached(scene: &Scene, object: &Gem<'_>, mode: Mode) -> Outcome {
+fn reached(fixture: &Fixture, object: &Gem<'_>, mode: Mode) -> Outcome {
     let (a, b) = patterns();
     let buffer = object.export()?;
-    let peer = scene.peer.reopen()?;
+    let peer = fixture.peer.reopen()?;
     peer.attach(&buffer, mode)?;
     peer.pin_and_map(mode)?;
     check_eq!(object.info()?.placement, uapi::PLACEMENT_VRAM, "placement");
     peer_writes(&peer, a, &[0, 1])?;
     let map = object.map()?;
     cpu_reads(&map, a, &[0, 1])?;
-    let (_, layout) = scene.check_table(&peer, &map)?;
+    let (_, layout) = fixture.check_table(&peer, &map)?;
     for (start, len) in layout.ranges() {
         check!(
             start + len <= VISIBLE,
@@ -197,34 +197,34 @@ fn usage() -> Outcome {
 
 /// For an object that is larger than the BAR, the attach has the reason outside-bar.
 fn too_large() -> Outcome {
-    let scene = Scene::open()?;
-    let refused = scene.expect == Expect::Refused;
+    let fixture = Fixture::open()?;
+    let refused = fixture.expect == Expect::Refused;
     let reason = if refused {
         uapi::REASON_NO_ROUTE
     } else {
         uapi::REASON_OUTSIDE_BAR
     };
-    let only = scene.drm.create(2 * VISIBLE)?;
+    let only = fixture.drm.create(2 * VISIBLE)?;
     let buffer = only.export()?;
-    let result = scene.peer.attach(&buffer, Mode::Dynamic);
-    scene.check_refused(&only, result, Mode::Dynamic, reason)?;
+    let result = fixture.peer.attach(&buffer, Mode::Dynamic);
+    fixture.check_refused(&only, result, Mode::Dynamic, reason)?;
 
     let (a, _) = patterns();
-    let either = scene.drm.create_flags(2 * VISIBLE, EITHER)?;
+    let either = fixture.drm.create_flags(2 * VISIBLE, EITHER)?;
     let buffer = either.export()?;
-    scene.peer.attach(&buffer, Mode::Dynamic)?;
+    fixture.peer.attach(&buffer, Mode::Dynamic)?;
     let list = either.attachments()?;
     check!(
         matches!(list.as_slice(), [entry] if entry.path == uapi::PATH_SYSTEM && entry.reason == reason),
         "expected system memory for reason {reason}: {list:?}"
     );
-    peer_writes(&scene.peer, a, &[0, 511])?;
+    peer_writes(&fixture.peer, a, &[0, 511])?;
     check_eq!(
         either.info()?.placement,
         uapi::PLACEMENT_SYSTEM,
         "placement"
     );
-    peer_reads(&scene.peer, a, &[0, 511])?;
+    peer_reads(&fixture.peer, a, &[0, 511])?;
     cpu_reads(&either.map()?, a, &[0, 511])
 }
 
@@ -242,13 +242,13 @@ fn pin_percent() -> Outcome {
     }
     reload("vvram", &["pin_percent=0"])?;
     if Expect::get()? != Expect::Refused {
-        let scene = Scene::open()?;
-        let object = scene.drm.create(PAGE64)?;
+        let fixture = Fixture::open()?;
+        let object = fixture.drm.create(PAGE64)?;
         let buffer = object.export()?;
-        scene.peer.attach(&buffer, Mode::Pinned)?;
+        fixture.peer.attach(&buffer, Mode::Pinned)?;
         expect_errno(
             "a pin where none is allowed",
-            scene.peer.pin(),
+            fixture.peer.pin(),
             libc::EDQUOT,
         )?;
     }

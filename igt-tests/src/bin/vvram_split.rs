@@ -3,10 +3,10 @@
 //! An object that is partly in the part of VRAM that the BAR shows.
 
 use vvram_tests::drm::Gem;
+use vvram_tests::fixture::{placed, works, Fixture};
 use vvram_tests::map::PAGE;
 use vvram_tests::peer::Mode;
 use vvram_tests::rebind::reload;
-use vvram_tests::scene::{placed, works, Scene};
 use vvram_tests::{check, check_eq, fail, igt_main, uapi, Outcome};
 
 const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
@@ -17,8 +17,8 @@ const TAG: u64 = 0x7a67_5f6f_6600_0000;
 
 /// For a peer all of the object moves to where the peer can reach it, and not only a part.
 fn moved() -> Outcome {
-    let scene = Scene::with_route()?;
-    let drm = &scene.drm;
+    let fixture = Fixture::with_route()?;
+    let drm = &fixture.drm;
     let mut pieces: Vec<Option<Gem<'_>>> = Vec::new();
     while drm.vram_free()? >= PIECE {
         pieces.push(Some(drm.create_flags(PIECE, EITHER)?));
@@ -35,12 +35,13 @@ fn moved() -> Outcome {
     }
     let at = |from: u64, to: u64| {
         (from..to).step_by(PIECE as usize).find_map(|offset| {
-            let number = scene.bar.word(offset).checked_sub(TAG)?;
+            let number = fixture.bar.word(offset).checked_sub(TAG)?;
             ((number as usize) < pieces.len()).then_some(number as usize)
         })
     };
-    let half = scene.bar.len() / 2;
-    let (Some(inside), Some(outside)) = (at(2 * PIECE, VISIBLE), at(half, scene.bar.len())) else {
+    let half = fixture.bar.len() / 2;
+    let (Some(inside), Some(outside)) = (at(2 * PIECE, VISIBLE), at(half, fixture.bar.len()))
+    else {
         fail!("{} pieces, but none inside or none outside", pieces.len());
     };
 
@@ -53,15 +54,15 @@ fn moved() -> Outcome {
     placed(&split, uapi::PLACEMENT_VRAM)?;
     check_eq!(drm.vram_free()?, 0, "free VRAM");
 
-    scene.peer.attach(&split.export()?, Mode::Dynamic)?;
-    scene.peer.map()?;
+    fixture.peer.attach(&split.export()?, Mode::Dynamic)?;
+    fixture.peer.map()?;
     placed(&split, uapi::PLACEMENT_VRAM)?;
-    if scene.translated() {
+    if fixture.translated() {
         // The IOVAs do not show the location in VRAM.
         return Ok(());
     }
-    let start = scene.bar.start();
-    for segment in scene.peer.table()? {
+    let start = fixture.bar.start();
+    for segment in fixture.peer.table()? {
         let (first, end) = (segment.dma_address, segment.dma_address + segment.length);
         check!(
             start <= first && end <= start + VISIBLE,

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use vvram_tests::clients::{client, four_times, Usage, EITHER, PIECE};
 use vvram_tests::drm::Drm;
+use vvram_tests::fixture::{patterns, peer_reads, peer_writes, Expect, Fixture};
 use vvram_tests::misc;
 use vvram_tests::peer::Mode;
 use vvram_tests::proc::{Child, Steps};
-use vvram_tests::scene::{patterns, peer_reads, peer_writes, Expect, Scene};
 use vvram_tests::{check, igt_main, Outcome};
 
 const CLIENTS: u64 = 8;
@@ -40,12 +40,12 @@ fn eviction() -> Outcome {
 
     let mut transfers = 0;
     if Expect::get()? != Expect::Refused {
-        let scene = Scene::open()?;
+        let fixture = Fixture::open()?;
         let mut peers = Vec::new();
         for mode in [Mode::Dynamic, Mode::Pinned] {
-            let object = scene.drm.create_flags(PIECE, EITHER)?;
+            let object = fixture.drm.create_flags(PIECE, EITHER)?;
             let buffer = object.export()?;
-            let peer = scene.peer.reopen()?;
+            let peer = fixture.peer.reopen()?;
             peer.attach(&buffer, mode)?;
             if mode.needs_pin() {
                 peer.pin()?;

@@ -8,11 +8,11 @@
 use std::time::Duration;
 
 use vvram_tests::drm::Drm;
+use vvram_tests::fixture::patterns;
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::misc::{self, Lcg};
 use vvram_tests::pattern::Pattern;
 use vvram_tests::proc::{Child, Steps};
-use vvram_tests::scene::patterns;
 use vvram_tests::svm::{check_places, filled, holds, places, resident, Place, HUGE};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome};
 

@@ -9,12 +9,12 @@ use std::time::Duration;
 
 use vvram_tests::debugfs::DebugFs;
 use vvram_tests::drm::{Drm, Gem};
+use vvram_tests::fixture::{patterns, placed};
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::misc::{self, Lcg};
 use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::proc::{Child, Steps};
-use vvram_tests::scene::{patterns, placed};
 use vvram_tests::svm::{check_places, filled, holds, resident};
 use vvram_tests::uapi::{self, CREATE_DIRECT_IO, CREATE_VRAM};
 use vvram_tests::{check, check_eq, expect_errno, igt_main, Outcome, Stop, SysError};

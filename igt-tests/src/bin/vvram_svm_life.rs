@@ -5,13 +5,13 @@
 use std::time::Duration;
 
 use vvram_tests::drm::Drm;
+use vvram_tests::fixture::{patterns, works};
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::power::{self, lossy, Auto};
 use vvram_tests::proc::{Child, Steps};
 use vvram_tests::rebind::{module_users, reload, Unbinding, Unbound};
-use vvram_tests::scene::{patterns, works};
 use vvram_tests::svm::{check_places, filled, holds, HUGE};
 use vvram_tests::{check_eq, expect_errno, igt_main, skip, Need, Outcome, Stop};
 

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use vvram_tests::drm::Drm;
 use vvram_tests::faults::Fragmented;
+use vvram_tests::fixture::{patterns, Expect};
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::memory::{kind_of, reached, reads, writes};
 use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::Peer;
 use vvram_tests::rebind::Unbinding;
-use vvram_tests::scene::{patterns, Expect};
 use vvram_tests::svm::{check_places, filled, holds, HUGE};
 use vvram_tests::uapi::EDU_PEER_MEMORY_KIND_SYSTEM as SYSTEM;
 use vvram_tests::{check_eq, igt_main, Outcome, Stop};

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use vvram_tests::clients::EITHER;
 use vvram_tests::drm::{Drm, Gem};
+use vvram_tests::fixture::patterns;
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::misc::{self, Lcg};
 use vvram_tests::pattern::Pattern;
-use vvram_tests::scene::patterns;
 use vvram_tests::svm::{check_places, filled, holds, resident};
 use vvram_tests::{check, check_eq, fail, igt_main, uapi, Outcome, Stop};
 

@@ -9,12 +9,12 @@ use std::fs;
 use std::time::Duration;
 
 use vvram_tests::drm::{DmaBuf, Drm};
+use vvram_tests::fixture::{cpu_reads, patterns, peer_reads, peer_writes, share, works, Fixture};
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::pattern::Pattern;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::proc::{Child, Steps};
 use vvram_tests::rebind::Unbound;
-use vvram_tests::scene::{cpu_reads, patterns, peer_reads, peer_writes, share, works, Scene};
 use vvram_tests::uapi::{
     self, DMA_BUF_SYNC_END as END, DMA_BUF_SYNC_READ as READ, DMA_BUF_SYNC_WRITE as WRITE,
 };
@@ -153,19 +153,19 @@ fn kernel() -> Outcome {
 
 /// In VRAM both sides read the same bytes, once the writes of the CPU were flushed.
 fn vram() -> Outcome {
-    let scene = Scene::with_route()?;
+    let fixture = Fixture::with_route()?;
     let (a, b) = patterns();
-    let shared = share(&scene.drm, 2)?;
+    let shared = share(&fixture.drm, 2)?;
     let map = shared.buffer.map()?;
-    let layout = scene.bar.locate(&map)?;
-    scene.peer.attach(&shared.buffer, Mode::Dynamic)?;
+    let layout = fixture.bar.locate(&map)?;
+    fixture.peer.attach(&shared.buffer, Mode::Dynamic)?;
     shared.buffer.sync(READ | WRITE)?;
     map.fill(a);
     shared.buffer.sync(READ | WRITE | END)?;
-    scene.check_vram(&layout, a, &[0, 1])?;
-    peer_reads(&scene.peer, a, &[0, 1])?;
-    scene.check_only(&shared.object, Mode::Dynamic, false, true)?;
-    peer_writes(&scene.peer, b, &[0])?;
+    fixture.check_vram(&layout, a, &[0, 1])?;
+    peer_reads(&fixture.peer, a, &[0, 1])?;
+    fixture.check_only(&shared.object, Mode::Dynamic, false, true)?;
+    peer_writes(&fixture.peer, b, &[0])?;
     shared.buffer.sync(READ)?;
     cpu_reads(&map, b, &[0])?;
     cpu_reads(&map, a, &[1])?;
@@ -375,24 +375,24 @@ fn cancelled() -> Outcome {
 
 /// A move waits for the transfer of the importer, and keeps the bytes that it writes.
 fn moves() -> Outcome {
-    let scene = Scene::with_route()?;
+    let fixture = Fixture::with_route()?;
     let (a, b) = patterns();
-    let object = scene
+    let object = fixture
         .drm
         .create_flags(BYTES, uapi::CREATE_VRAM | uapi::CREATE_SYSTEM)?;
     let (map, buffer) = (object.map()?, object.export()?);
-    let peer = &scene.peer;
+    let peer = &fixture.peer;
     map.fill(a);
     peer.attach(&buffer, Mode::Dynamic)?;
     peer.map()?;
-    scene.check_only(&object, Mode::Dynamic, false, true)?;
-    scene.check_table(peer, &map)?;
+    fixture.check_only(&object, Mode::Dynamic, false, true)?;
+    fixture.check_table(peer, &map)?;
     start(peer, b)?;
     let fence = buffer.sync_file(READ)?;
     check_eq!(fence.status()?, 0, "status of the fence before the move");
     // Takes all of VRAM, so that evictable objects are evicted.
-    let size = scene.drm.getparam(uapi::PARAM_VRAM_SIZE)?;
-    let all = scene.drm.create_flags(size, uapi::CREATE_VRAM)?;
+    let size = fixture.drm.getparam(uapi::PARAM_VRAM_SIZE)?;
+    let all = fixture.drm.create_flags(size, uapi::CREATE_VRAM)?;
     check_eq!(
         object.info()?.placement,
         uapi::PLACEMENT_SYSTEM,
@@ -415,16 +415,16 @@ fn moves() -> Outcome {
 /// An unbind of the exporter waits for the transfers of importers that it revokes.
 fn unbind() -> Outcome {
     for mode in [Mode::Dynamic, Mode::Revocable] {
-        let scene = Scene::with_route()?;
+        let fixture = Fixture::with_route()?;
         let (_, b) = patterns();
-        let shared = share(&scene.drm, LONG)?;
-        let peer = &scene.peer;
+        let shared = share(&fixture.drm, LONG)?;
+        let peer = &fixture.peer;
         peer.attach(&shared.buffer, mode)?;
         peer.pin_and_map(mode)?;
-        scene.check_only(&shared.object, mode, mode.needs_pin(), true)?;
+        fixture.check_only(&shared.object, mode, mode.needs_pin(), true)?;
         start(peer, b)?;
         let fence = shared.buffer.sync_file(READ)?;
-        let gone = Unbound::new(&scene.gpu)?;
+        let gone = Unbound::new(&fixture.gpu)?;
         check_eq!(fence.status()?, 1, "status of the fence after the unbind");
         check_eq!(peer.finish_write()?, BYTES, "bytes written");
         let mut want = uapi::EDU_PEER_STATUS_ATTACHED;

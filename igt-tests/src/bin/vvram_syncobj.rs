@@ -8,10 +8,10 @@ use std::os::fd::{FromRawFd, OwnedFd};
 
 use vvram_tests::drm::{ioctl, ioctl_raw, Drm, Gem};
 use vvram_tests::fence::{SyncObj, Timeline};
+use vvram_tests::fixture::{cpu_reads, patterns, placed};
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::misc;
 use vvram_tests::pattern::Pattern;
-use vvram_tests::scene::{cpu_reads, patterns, placed};
 use vvram_tests::syncfile::SyncFile;
 use vvram_tests::uapi::{self, DrmGetCap, VvramGemCopy, VvramSync, SYNC_FILE, SYNC_MAX};
 use vvram_tests::{check, check_eq, expect_errno, igt_main, Outcome, Stop, SysError};

@@ -4,30 +4,30 @@
 
 use vvram_tests::debugfs::DebugFs;
 use vvram_tests::drm::{path_name, reason_name, Gem};
+use vvram_tests::fixture::Fixture;
 use vvram_tests::map::PAGE;
 use vvram_tests::peer::Mode;
 use vvram_tests::rebind::Unbound;
-use vvram_tests::scene::Scene;
 use vvram_tests::trace::Trace;
 use vvram_tests::{check, check_eq, expect_errno, igt_main, uapi, Outcome, Stop};
 
 const PAGE64: u64 = PAGE as u64;
 const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 
-/// A scene that is traced.
+/// A fixture that is traced.
 struct Traced {
-    scene: Scene,
+    fixture: Fixture,
     trace: Trace,
     debugfs: DebugFs,
 }
 
 impl Traced {
     #[track_caller]
-    fn new(scene: Scene) -> Result<Self, Stop> {
+    fn new(fixture: Fixture) -> Result<Self, Stop> {
         Ok(Self {
-            debugfs: DebugFs::open(&scene.gpu)?,
+            debugfs: DebugFs::open(&fixture.gpu)?,
             trace: Trace::new()?,
-            scene,
+            fixture,
         })
     }
 
@@ -37,7 +37,7 @@ impl Traced {
         let id = object.info()?.id;
         let seen = self
             .trace
-            .events(self.scene.gpu.name(), id, object.size())?;
+            .events(self.fixture.gpu.name(), id, object.size())?;
         if seen == want {
             return Ok(());
         }
@@ -48,13 +48,13 @@ impl Traced {
 
     /// An event of the peer.
     fn importer(&self, name: &str, path: &str, reason: &str, ret: i32) -> String {
-        let importer = self.scene.peer.name();
+        let importer = self.fixture.peer.name();
         format!("{name} importer={importer} path={path} reason={reason} ret={ret}")
     }
 
     /// An event of a peer with peer-to-peer memory.
     fn peer(&self, name: &str) -> String {
-        let path = path_name(self.scene.expect.path());
+        let path = path_name(self.fixture.expect.path());
         self.importer(name, &path, "none", 0)
     }
 
@@ -73,9 +73,9 @@ fn moved(from: &str, to: &str, evict: bool) -> String {
 
 /// A dynamic peer, and moves under it.
 fn dynamic() -> Outcome {
-    let t = Traced::new(Scene::with_route()?)?;
-    let peer = &t.scene.peer;
-    let object = t.scene.drm.create_flags(2 * PAGE64, EITHER)?;
+    let t = Traced::new(Fixture::with_route()?)?;
+    let peer = &t.fixture.peer;
+    let object = t.fixture.drm.create_flags(2 * PAGE64, EITHER)?;
     t.expect("a new object", &object, &[moved("none", "vram", false)])?;
     let buffer = object.export()?;
     t.expect("the export", &object, &[])?;
@@ -106,8 +106,8 @@ fn dynamic() -> Outcome {
     peer.unmap()?;
     t.expect("the unmap", &object, &[t.peer("unmap")])?;
     // The eviction is caused by another object that needs the room.
-    let size = t.scene.drm.getparam(uapi::PARAM_VRAM_SIZE)?;
-    let _all = t.scene.drm.create(size)?;
+    let size = t.fixture.drm.getparam(uapi::PARAM_VRAM_SIZE)?;
+    let _all = t.fixture.drm.create(size)?;
     t.expect(
         "the eviction",
         &object,
@@ -127,9 +127,9 @@ fn dynamic() -> Outcome {
 
 /// Pins without a route, with one, and over the limit.
 fn pin() -> Outcome {
-    let t = Traced::new(Scene::with_route()?)?;
-    let peer = &t.scene.peer;
-    let object = t.scene.drm.create_flags(2 * PAGE64, EITHER)?;
+    let t = Traced::new(Fixture::with_route()?)?;
+    let peer = &t.fixture.peer;
+    let object = t.fixture.drm.create_flags(2 * PAGE64, EITHER)?;
     let buffer = object.export()?;
     t.force(&object, "system")?;
     peer.attach(&buffer, Mode::Pinned)?;
@@ -175,9 +175,9 @@ fn pin() -> Outcome {
 
 /// Importers that do not take peer-to-peer memory are refused, or get system memory.
 fn fallback() -> Outcome {
-    let t = Traced::new(Scene::open()?)?;
-    let peer = &t.scene.peer;
-    let only = t.scene.drm.create(PAGE64)?;
+    let t = Traced::new(Fixture::open()?)?;
+    let peer = &t.fixture.peer;
+    let only = t.fixture.drm.create(PAGE64)?;
     let buffer = only.export()?;
     expect_errno(
         "attaching without peer-to-peer memory to VRAM only",
@@ -192,7 +192,7 @@ fn fallback() -> Outcome {
             t.importer("attach", "refused", "no-opt-in", -libc::EOPNOTSUPP),
         ],
     )?;
-    let object = t.scene.drm.create_flags(PAGE64, EITHER)?;
+    let object = t.fixture.drm.create_flags(PAGE64, EITHER)?;
     let buffer = object.export()?;
     peer.attach(&buffer, Mode::Static)?;
     peer.map()?;
@@ -216,14 +216,14 @@ fn fallback() -> Outcome {
 
 /// An unbind revokes the buffer.
 fn unbind() -> Outcome {
-    let t = Traced::new(Scene::with_route()?)?;
-    let object = t.scene.drm.create_flags(PAGE64, EITHER)?;
+    let t = Traced::new(Fixture::with_route()?)?;
+    let object = t.fixture.drm.create_flags(PAGE64, EITHER)?;
     let id = object.info()?.id;
     let buffer = object.export()?;
-    t.scene.peer.attach(&buffer, Mode::Dynamic)?;
-    t.scene.peer.map()?;
-    let gone = Unbound::new(&t.scene.gpu)?;
-    let seen = t.trace.events(t.scene.gpu.name(), id, PAGE64);
+    t.fixture.peer.attach(&buffer, Mode::Dynamic)?;
+    t.fixture.peer.map()?;
+    let gone = Unbound::new(&t.fixture.gpu)?;
+    let seen = t.trace.events(t.fixture.gpu.name(), id, PAGE64);
     gone.rebind()?;
     let want = [
         moved("none", "vram", false),
@@ -258,9 +258,9 @@ fn names() -> Outcome {
 
 /// Without a reader no event is recorded, and with two readers each one gets all events.
 fn off() -> Outcome {
-    let t = Traced::new(Scene::open()?)?;
+    let t = Traced::new(Fixture::open()?)?;
     t.trace.enable(false)?;
-    let object = t.scene.drm.create_flags(PAGE64, EITHER)?;
+    let object = t.fixture.drm.create_flags(PAGE64, EITHER)?;
     t.force(&object, "system")?;
     t.expect("events that are off", &object, &[])?;
     t.trace.enable(true)?;
@@ -271,7 +271,7 @@ fn off() -> Outcome {
         &[moved("system", "vram", false)],
     )?;
     check_eq!(
-        t.trace.events(t.scene.gpu.name(), 0, 0)?,
+        t.trace.events(t.fixture.gpu.name(), 0, 0)?,
         Vec::<String>::new(),
         "events of no object"
     );

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use vvram_tests::debugfs::DebugFs;
 use vvram_tests::drm::Drm;
+use vvram_tests::fixture::{patterns, peer_reads, share, works, Fixture};
 use vvram_tests::foreign::{make, Kind};
 use vvram_tests::map::PAGE;
 use vvram_tests::misc;
@@ -16,7 +17,6 @@ use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::proc::{sleep_forever, Child, KernelLog, Steps};
 use vvram_tests::rebind::{delete_module, module_users as users, reload, Unbinding, Unbound};
-use vvram_tests::scene::{patterns, peer_reads, share, works, Scene};
 use vvram_tests::{
     check, check_eq, expect_errno, fail, igt_main, skip, uapi, Outcome, Stop, SysError,
 };
@@ -131,16 +131,16 @@ fn path_fd() -> Outcome {
 }
 
 fn attached() -> Outcome {
-    let scene = Scene::with_route()?;
-    let shared = share(&scene.drm, 2)?;
+    let fixture = Fixture::with_route()?;
+    let shared = share(&fixture.drm, 2)?;
     let modes = [Mode::Dynamic, Mode::Pinned, Mode::Revocable];
     let mut peers = Vec::new();
     for mode in modes {
-        let peer = scene.peer.reopen()?;
+        let peer = fixture.peer.reopen()?;
         peer.attach(&shared.buffer, mode)?;
         peers.push(peer);
     }
-    let gone = Unbound::new(&scene.gpu)?;
+    let gone = Unbound::new(&fixture.gpu)?;
     for (peer, mode) in peers.iter().zip(modes) {
         if mode.needs_pin() {
             expect_errno(&format!("pin in mode {mode:?}"), peer.pin(), libc::ENODEV)?;
@@ -159,14 +159,14 @@ fn attached() -> Outcome {
 
 /// Importers that can be revoked: the unbind does not wait for them.
 fn mapped(mode: Mode) -> Outcome {
-    let scene = Scene::with_route()?;
-    let shared = share(&scene.drm, 2)?;
-    let peer = &scene.peer;
+    let fixture = Fixture::with_route()?;
+    let shared = share(&fixture.drm, 2)?;
+    let peer = &fixture.peer;
     peer.attach(&shared.buffer, mode)?;
     peer.pin_and_map(mode)?;
-    scene.check_only(&shared.object, mode, mode.needs_pin(), true)?;
+    fixture.check_only(&shared.object, mode, mode.needs_pin(), true)?;
     check_eq!(peer.status()?.invalidations, 0, "invalidations so far");
-    let gone = Unbound::new(&scene.gpu)?;
+    let gone = Unbound::new(&fixture.gpu)?;
     let status = peer.status()?;
     check!(
         status.invalidations >= 1,
@@ -207,13 +207,13 @@ fn revocable_mapped() -> Outcome {
 
 /// With a pin but without a mapping no importer has an address, so the unbind does not wait.
 fn pinned_only() -> Outcome {
-    let scene = Scene::with_route()?;
-    let shared = share(&scene.drm, 2)?;
-    let peer = &scene.peer;
+    let fixture = Fixture::with_route()?;
+    let shared = share(&fixture.drm, 2)?;
+    let peer = &fixture.peer;
     peer.attach(&shared.buffer, Mode::Pinned)?;
     peer.pin()?;
-    scene.check_only(&shared.object, Mode::Pinned, true, false)?;
-    let gone = Unbound::new(&scene.gpu)?;
+    fixture.check_only(&shared.object, Mode::Pinned, true, false)?;
+    let gone = Unbound::new(&fixture.gpu)?;
     expect_errno("map", peer.map(), libc::ENODEV)?;
     peer.unpin()?;
     peer.detach()?;
@@ -231,14 +231,14 @@ fn hold() -> Duration {
 }
 
 /// Starts an unbind that has to wait for the peer, and checks that it does.
-fn blocked(scene: &Scene) -> Result<Unbinding, Stop> {
-    blocked_by(scene, scene.peer.name())
+fn blocked(fixture: &Fixture) -> Result<Unbinding, Stop> {
+    blocked_by(fixture, fixture.peer.name())
 }
 
 /// Starts an unbind that has to wait, and checks that the kernel logs the holder.
-fn blocked_by(scene: &Scene, holder: &str) -> Result<Unbinding, Stop> {
+fn blocked_by(fixture: &Fixture, holder: &str) -> Result<Unbinding, Stop> {
     let mut log = KernelLog::open()?;
-    let mut unbinding = Unbinding::start(&scene.gpu)?;
+    let mut unbinding = Unbinding::start(&fixture.gpu)?;
     let mut lines = Vec::new();
     let named = misc::poll(Duration::from_secs(15), || {
         if unbinding.child.ended().is_some() {
@@ -284,19 +284,19 @@ fn blocked_by(scene: &Scene, holder: &str) -> Result<Unbinding, Stop> {
 }
 
 fn pinned_mapped() -> Outcome {
-    let scene = Scene::with_route()?;
+    let fixture = Fixture::with_route()?;
     let (a, _) = patterns();
-    let shared = share(&scene.drm, 2)?;
+    let shared = share(&fixture.drm, 2)?;
     shared.map.fill(a);
-    let peer = &scene.peer;
+    let peer = &fixture.peer;
     peer.attach(&shared.buffer, Mode::Pinned)?;
     peer.pin_and_map(Mode::Pinned)?;
-    scene.check_only(&shared.object, Mode::Pinned, true, true)?;
-    let (_, layout) = scene.check_table(peer, &shared.map)?;
-    let unbinding = blocked(&scene)?;
+    fixture.check_only(&shared.object, Mode::Pinned, true, true)?;
+    let (_, layout) = fixture.check_table(peer, &shared.map)?;
+    let unbinding = blocked(&fixture)?;
     // The mapping that the importer has still works; it does not get a new one.
     peer_reads(peer, a, &[1])?;
-    scene.check_vram(&layout, a, &[0, 1])?;
+    fixture.check_vram(&layout, a, &[0, 1])?;
     expect_errno(
         "attaching while the unbind waits",
         peer.reopen()?.attach(&shared.buffer, Mode::Dynamic),
@@ -317,8 +317,8 @@ fn pinned_mapped() -> Outcome {
 }
 
 fn pinned_mapped_closed() -> Outcome {
-    let scene = Scene::with_route()?;
-    let shared = share(&scene.drm, 2)?;
+    let fixture = Fixture::with_route()?;
+    let shared = share(&fixture.drm, 2)?;
     let (there, close) = (Steps::new()?, Steps::new()?);
     let mut child = Child::spawn(|| {
         let peer = Peer::open()?;
@@ -328,8 +328,8 @@ fn pinned_mapped_closed() -> Outcome {
         close.wait("the end", LIMIT + hold())
     })?;
     there.wait("the importer", LIMIT)?;
-    scene.check_only(&shared.object, Mode::Pinned, true, true)?;
-    let unbinding = blocked(&scene)?;
+    fixture.check_only(&shared.object, Mode::Pinned, true, true)?;
+    let unbinding = blocked(&fixture)?;
     child.kill()?;
     unbinding.finish(LIMIT)?.rebind()?;
     works()
@@ -340,8 +340,8 @@ fn pinned_mapped_closed() -> Outcome {
 fn pinned_mapped_importing() -> Outcome {
     const THREADS: usize = 8;
 
-    let scene = Scene::with_route()?;
-    let shared = share(&scene.drm, 2)?;
+    let fixture = Fixture::with_route()?;
+    let shared = share(&fixture.drm, 2)?;
     let there = Steps::new()?;
     let mut child = Child::spawn(|| {
         let peer = Peer::open()?;
@@ -367,7 +367,7 @@ fn pinned_mapped_importing() -> Outcome {
     for _ in 0..THREADS {
         there.wait("a thread that imports", LIMIT)?;
     }
-    let unbinding = blocked(&scene)?;
+    let unbinding = blocked(&fixture)?;
     check!(
         child.threads_in("fd_to_handle"),
         "no thread waits for the device; {}",
@@ -380,15 +380,15 @@ fn pinned_mapped_importing() -> Outcome {
 
 /// A vmap cannot be revoked either, so the unbind waits for it.
 fn vmapped() -> Outcome {
-    let scene = Scene::open()?;
+    let fixture = Fixture::open()?;
     let (a, _) = patterns();
-    let shared = share(&scene.drm, 2)?;
+    let shared = share(&fixture.drm, 2)?;
     shared.map.fill(a);
-    let peer = &scene.peer;
+    let peer = &fixture.peer;
     peer.attach(&shared.buffer, Mode::Cpu)?;
     peer.map()?;
     peer_reads(peer, a, &[0, 1])?;
-    let unbinding = blocked_by(&scene, "(vmap)")?;
+    let unbinding = blocked_by(&fixture, "(vmap)")?;
     // The vmap still exists, but a new CPU access fails.
     expect_errno(
         "a read while the unbind waits",
@@ -399,18 +399,18 @@ fn vmapped() -> Outcome {
         peer.status()?.flags & uapi::EDU_PEER_STATUS_MAPPED != 0,
         "the mapping is gone"
     );
-    scene.peer.unmap()?;
+    fixture.peer.unmap()?;
     let gone = unbinding.finish(LIMIT)?;
-    expect_errno("vmap after the unbind", scene.peer.map(), libc::ENODEV)?;
+    expect_errno("vmap after the unbind", fixture.peer.map(), libc::ENODEV)?;
     gone.rebind()?;
-    expect_errno("vmap after the rebind", scene.peer.map(), libc::ENODEV)?;
+    expect_errno("vmap after the rebind", fixture.peer.map(), libc::ENODEV)?;
     works()
 }
 
 /// An unbind in the middle of a transfer of a dynamic importer.
 fn mid_transfer() -> Outcome {
-    let scene = Scene::with_route()?;
-    let shared = share(&scene.drm, 32)?;
+    let fixture = Fixture::with_route()?;
+    let shared = share(&fixture.drm, 32)?;
     let there = Steps::new()?;
     let mut child = Child::spawn(|| {
         let peer = Peer::open()?;
@@ -428,8 +428,8 @@ fn mid_transfer() -> Outcome {
     })?;
     there.wait("the importer", LIMIT)?;
     thread::sleep(Duration::from_millis(250));
-    scene.check_only(&shared.object, Mode::Dynamic, false, true)?;
-    let gone = Unbound::new(&scene.gpu)?;
+    fixture.check_only(&shared.object, Mode::Dynamic, false, true)?;
+    let gone = Unbound::new(&fixture.gpu)?;
     child.join("the importer", LIMIT)?;
     gone.rebind()?;
     works()
@@ -455,15 +455,15 @@ fn cycles() -> Outcome {
 }
 
 fn peer_unbind() -> Outcome {
-    let scene = Scene::with_route()?;
+    let fixture = Fixture::with_route()?;
     let (a, _) = patterns();
-    let shared = share(&scene.drm, 2)?;
+    let shared = share(&fixture.drm, 2)?;
     shared.map.fill(a);
     let modes = [Mode::Dynamic, Mode::Pinned, Mode::Revocable];
-    let mut peers = vec![scene.peer.reopen()?];
+    let mut peers = vec![fixture.peer.reopen()?];
     peers[0].attach(&shared.buffer, Mode::Pinned)?;
     for mode in modes {
-        let peer = scene.peer.reopen()?;
+        let peer = fixture.peer.reopen()?;
         peer.attach(&shared.buffer, mode)?;
         peer.pin_and_map(mode)?;
         peers.push(peer);
@@ -473,8 +473,8 @@ fn peer_unbind() -> Outcome {
         peers.len(),
         "attachments before the unbind"
     );
-    let gone = Unbound::new(&scene.edu)?;
-    scene.check_none(&shared.object)?;
+    let gone = Unbound::new(&fixture.edu)?;
+    fixture.check_none(&shared.object)?;
     let mut data = [0u8; 16];
     for peer in &peers {
         let dead = libc::ENODEV;
@@ -506,18 +506,18 @@ fn peer_unbind() -> Outcome {
     let fresh = Peer::open()?;
     fresh.attach(&shared.buffer, Mode::Dynamic)?;
     fresh.map()?;
-    scene.check_only(&shared.object, Mode::Dynamic, false, true)?;
+    fixture.check_only(&shared.object, Mode::Dynamic, false, true)?;
     peer_reads(&fresh, a, &[0])?;
     // Closing the old files must not affect the new device.
     drop(peers);
-    scene.check_only(&shared.object, Mode::Dynamic, false, true)?;
+    fixture.check_only(&shared.object, Mode::Dynamic, false, true)?;
     drop(fresh);
     works()
 }
 
 fn peer_mid_transfer() -> Outcome {
-    let scene = Scene::with_route()?;
-    let shared = share(&scene.drm, 32)?;
+    let fixture = Fixture::with_route()?;
+    let shared = share(&fixture.drm, 32)?;
     let there = Steps::new()?;
     let mut child = Child::spawn(|| {
         let peer = Peer::open()?;
@@ -533,10 +533,10 @@ fn peer_mid_transfer() -> Outcome {
     })?;
     there.wait("the importer", LIMIT)?;
     thread::sleep(Duration::from_millis(250));
-    scene.check_only(&shared.object, Mode::Pinned, true, true)?;
-    let gone = Unbound::new(&scene.edu)?;
+    fixture.check_only(&shared.object, Mode::Pinned, true, true)?;
+    let gone = Unbound::new(&fixture.edu)?;
     child.join("the importer", LIMIT)?;
-    scene.check_none(&shared.object)?;
+    fixture.check_none(&shared.object)?;
     gone.rebind()?;
     works()
 }

@@ -10,12 +10,12 @@ use vvram_tests::debugfs::DebugFs;
 use vvram_tests::drm::Drm;
 use vvram_tests::fdinfo::FdInfo;
 use vvram_tests::fence::Timeline;
+use vvram_tests::fixture::Fixture;
 use vvram_tests::heap;
 use vvram_tests::map::PAGE;
 use vvram_tests::misc;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::Mode;
-use vvram_tests::scene::Scene;
 use vvram_tests::uapi::{self, DMA_BUF_SYNC_READ as READ, DMA_BUF_SYNC_WRITE as WRITE};
 use vvram_tests::{check_eq, fail, igt_main, Outcome, Stop};
 
@@ -118,12 +118,12 @@ fn active() -> Outcome {
 
 /// A transfer of a device, and a pin of a peer.
 fn peer() -> Outcome {
-    let scene = Scene::with_route()?;
-    let drm = &scene.drm;
+    let fixture = Fixture::with_route()?;
+    let drm = &fixture.drm;
     let object = drm.create_flags(16 * PAGE64, EITHER)?;
     let other = drm.create_flags(2 * PAGE64, EITHER)?;
     let buffer = object.export()?;
-    let peer = &scene.peer;
+    let peer = &fixture.peer;
     let mut want = [
         Usage {
             total: 18,

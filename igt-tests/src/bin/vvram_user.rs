@@ -10,11 +10,11 @@ use vvram_tests::debugfs::{mounted, open_for, DebugFs};
 use vvram_tests::drm::{ioctl, Drm, Gem};
 use vvram_tests::fdinfo::FdInfo;
 use vvram_tests::fence::SyncObj;
+use vvram_tests::fixture::{cpu_reads, patterns, peer_reads, peer_writes, placed, Expect, Fixture};
 use vvram_tests::map::PAGE;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::proc::Child;
-use vvram_tests::scene::{cpu_reads, patterns, peer_reads, peer_writes, placed, Expect, Scene};
 use vvram_tests::user::{self, become_nobody};
 use vvram_tests::{check, check_eq, expect_errno, igt_main, uapi, Outcome};
 
@@ -240,13 +240,13 @@ fn sysfs() -> Outcome {
 
 /// Only root may open the peer; a user who gets the open file and a dma-buf from root can use both.
 fn peer() -> Outcome {
-    let scene = Scene::open()?;
-    let path = PathBuf::from(format!("/dev/edu-peer-{}", scene.peer.name()));
+    let fixture = Fixture::open()?;
+    let path = PathBuf::from(format!("/dev/edu-peer-{}", fixture.peer.name()));
     check_eq!(user::mode(&path)?, 0o600, "mode of the peer's node");
     let (a, b) = patterns();
-    let peer = &scene.peer;
+    let peer = &fixture.peer;
     as_nobody("opening the peer's node", || refused(&path))?;
-    let node = scene.drm.path().to_path_buf();
+    let node = fixture.drm.path().to_path_buf();
     let _open = user::Mode::set(&node, 0o666)?;
     as_nobody("a peer in the hands of nobody", || {
         let drm = Drm::open_path(&node)?;
@@ -255,12 +255,12 @@ fn peer() -> Outcome {
         map.fill(a);
         let buffer = object.export()?;
         let attached = peer.attach(&buffer, Mode::Pinned);
-        if scene.expect == Expect::Refused {
+        if fixture.expect == Expect::Refused {
             return expect_errno("attaching without a route", attached, libc::EOPNOTSUPP);
         }
         attached?;
         peer.pin_and_map(Mode::Pinned)?;
-        scene.check_only(&object, Mode::Pinned, true, true)?;
+        fixture.check_only(&object, Mode::Pinned, true, true)?;
         peer_reads(peer, a, &[0])?;
         peer_writes(peer, b, &[1])?;
         cpu_reads(&map, b, &[1])?;
@@ -270,11 +270,11 @@ fn peer() -> Outcome {
             "pinned on behalf of nobody"
         );
         peer.detach()?;
-        scene.check_none(&object)
+        fixture.check_none(&object)
     })?;
     // The limit of pinned VRAM applies to the user nobody as to root.
-    let debugfs = DebugFs::open(&scene.gpu)?;
-    if scene.expect == Expect::Refused {
+    let debugfs = DebugFs::open(&fixture.gpu)?;
+    if fixture.expect == Expect::Refused {
         return Ok(());
     }
     let limit = debugfs.read("pin_limit")?;

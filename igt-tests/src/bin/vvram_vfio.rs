@@ -3,11 +3,11 @@
 //! Ranges of a BAR as dma-bufs of vfio-pci, in place of vvram.
 
 use vvram_tests::drm::DmaBuf;
+use vvram_tests::fixture::{leads_to, patterns, peer_reads, peer_writes, works, Expect};
 use vvram_tests::map::PAGE;
 use vvram_tests::pci::{Bar, PciDevice};
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::rebind::Unbound;
-use vvram_tests::scene::{leads_to, patterns, peer_reads, peer_writes, works, Expect};
 use vvram_tests::vfio::Vfio;
 use vvram_tests::{check, check_eq, expect_errno, igt_main, Outcome, Stop};
 
@@ -18,7 +18,7 @@ const MEMORY: u32 = 2;
 const PAGES: [u64; 3] = [9, 10, 3];
 
 /// The device with vfio-pci in place of its own driver, and a buffer of its BAR.
-struct Lent {
+struct VfioBar {
     buffer: DmaBuf,
     vfio: Vfio,
     bar: Bar,
@@ -26,7 +26,7 @@ struct Lent {
     _own: Unbound,
 }
 
-impl Lent {
+impl VfioBar {
     fn new() -> Result<Self, Stop> {
         let gpu = PciDevice::vvram()?;
         let own = Unbound::new(&gpu)?;
@@ -59,43 +59,43 @@ impl Lent {
 
 /// The scatter table is kept, and has the same addresses each time.
 fn again() -> Outcome {
-    let lent = Lent::new()?;
+    let bar = VfioBar::new()?;
     let peer = Peer::open()?;
-    peer.attach(&lent.buffer, Mode::Dynamic)?;
+    peer.attach(&bar.buffer, Mode::Dynamic)?;
     if Expect::get()? == Expect::Refused {
         expect_errno("map without a route", peer.map(), libc::EINVAL)?;
     } else {
         for round in 0..3 {
             peer.map()?;
-            lent.written_by(&peer, round)?;
+            bar.written_by(&peer, round)?;
             peer.unmap()?;
         }
     }
-    drop((peer, lent));
+    drop((peer, bar));
     works()
 }
 
 /// Each attachment has a scatter table of its own.
 fn several() -> Outcome {
     Expect::get()?.need_route()?;
-    let lent = Lent::new()?;
+    let bar = VfioBar::new()?;
     let peers = [Peer::open()?, Peer::open()?, Peer::open()?];
     for (peer, mode) in peers
         .iter()
         .zip([Mode::Dynamic, Mode::Revocable, Mode::Dynamic])
     {
-        peer.attach(&lent.buffer, mode)?;
+        peer.attach(&bar.buffer, mode)?;
         peer.pin_and_map(mode)?;
     }
     for (round, peer) in (0..).zip(&peers) {
-        lent.written_by(peer, round)?;
+        bar.written_by(peer, round)?;
     }
     let [first, second, _] = &peers;
     first.unmap()?;
     second.detach()?;
     first.map()?;
     for (round, peer) in (3..).zip([&peers[2], first]) {
-        lent.written_by(peer, round)?;
+        bar.written_by(peer, round)?;
     }
     Ok(())
 }
@@ -104,29 +104,29 @@ fn several() -> Outcome {
 /// importers can map again.
 fn revoked() -> Outcome {
     Expect::get()?.need_route()?;
-    let lent = Lent::new()?;
+    let bar = VfioBar::new()?;
     let peer = Peer::open()?;
-    peer.attach(&lent.buffer, Mode::Dynamic)?;
+    peer.attach(&bar.buffer, Mode::Dynamic)?;
     for round in 0..2 {
         peer.map()?;
-        lent.written_by(&peer, round)?;
-        let told = peer.status()?.invalidations;
-        lent.vfio.set_memory(false)?;
+        bar.written_by(&peer, round)?;
+        let invalidated = peer.status()?.invalidations;
+        bar.vfio.set_memory(false)?;
         check!(
-            peer.status()?.invalidations > told,
+            peer.status()?.invalidations > invalidated,
             "the importer was not told: {:?}",
             peer.status()?
         );
         expect_errno("map without memory", peer.map(), libc::ENODEV)?;
         expect_errno(
             "attach without memory",
-            Peer::open()?.attach(&lent.buffer, Mode::Dynamic),
+            Peer::open()?.attach(&bar.buffer, Mode::Dynamic),
             libc::ENODEV,
         )?;
-        lent.vfio.set_memory(true)?;
+        bar.vfio.set_memory(true)?;
     }
     peer.map()?;
-    lent.written_by(&peer, 2)
+    bar.written_by(&peer, 2)
 }
 
 igt_main! {

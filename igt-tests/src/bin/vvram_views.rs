@@ -3,9 +3,9 @@
 //! Mappings of an object and of its dma-buf show the same memory, wherever the object moves.
 
 use vvram_tests::debugfs::DebugFs;
+use vvram_tests::fixture::{cpu_reads, patterns, peer_reads, peer_writes, placed, Fixture};
 use vvram_tests::map::PAGE;
 use vvram_tests::peer::Mode;
-use vvram_tests::scene::{cpu_reads, patterns, peer_reads, peer_writes, placed, Scene};
 use vvram_tests::{check_eq, fail, igt_main, uapi, Outcome};
 
 const PAGE64: u64 = PAGE as u64;
@@ -23,8 +23,8 @@ const MOVES: [(Mode, u32, &str); 4] = [
 ];
 
 fn moved() -> Outcome {
-    let scene = Scene::with_route()?;
-    let object = scene.drm.create_flags(8 * PAGE64, EITHER)?;
+    let fixture = Fixture::with_route()?;
+    let object = fixture.drm.create_flags(8 * PAGE64, EITHER)?;
     let buffer = object.export()?;
     let views = [object.map()?, buffer.map()?];
     let (a, b) = patterns();
@@ -32,9 +32,9 @@ fn moved() -> Outcome {
     placed(&object, uapi::PLACEMENT_VRAM)?;
     views[1].fill(a);
     for (round, (mode, place, told)) in MOVES.into_iter().enumerate() {
-        scene.peer.attach(&buffer, mode)?;
-        scene.peer.map()?;
-        scene.peer.detach()?;
+        fixture.peer.attach(&buffer, mode)?;
+        fixture.peer.map()?;
+        fixture.peer.detach()?;
         placed(&object, place)?;
 
         // Each mapping shows the old bytes, and then those that are written through the other one.
@@ -56,12 +56,12 @@ fn moved() -> Outcome {
 
 /// Over the limit of pinned VRAM the kernel makes a vmap of an object in system memory.
 fn over_quota() -> Outcome {
-    let scene = Scene::open()?;
-    let debugfs = DebugFs::open(&scene.gpu)?;
-    let size = scene.drm.getparam(uapi::PARAM_VRAM_SIZE)?;
-    let limit = scene.drm.getparam(uapi::PARAM_VRAM_PIN_LIMIT)?;
+    let fixture = Fixture::open()?;
+    let debugfs = DebugFs::open(&fixture.gpu)?;
+    let size = fixture.drm.getparam(uapi::PARAM_VRAM_SIZE)?;
+    let limit = fixture.drm.getparam(uapi::PARAM_VRAM_PIN_LIMIT)?;
     let (a, b) = patterns();
-    let object = scene.drm.create_flags(8 * PAGE64, EITHER)?;
+    let object = fixture.drm.create_flags(8 * PAGE64, EITHER)?;
     let (map, buffer) = (object.map()?, object.export()?);
 
     map.fill(a);
@@ -69,20 +69,20 @@ fn over_quota() -> Outcome {
     // The limit may be all of VRAM, and it may be 0.
     debugfs.write("pin_limit", &size.to_string())?;
     check_eq!(
-        scene.drm.getparam(uapi::PARAM_VRAM_PIN_LIMIT)?,
+        fixture.drm.getparam(uapi::PARAM_VRAM_PIN_LIMIT)?,
         size,
         "the largest limit"
     );
     debugfs.write("pin_limit", "0")?;
     let result = (|| {
-        scene.peer.attach(&buffer, Mode::Cpu)?;
-        scene.peer.map()?;
+        fixture.peer.attach(&buffer, Mode::Cpu)?;
+        fixture.peer.map()?;
         placed(&object, uapi::PLACEMENT_SYSTEM)?;
-        peer_reads(&scene.peer, a, &[0, 7])?;
-        peer_writes(&scene.peer, b, &[0])?;
+        peer_reads(&fixture.peer, a, &[0, 7])?;
+        peer_writes(&fixture.peer, b, &[0])?;
         cpu_reads(&map, b, &[0])?;
         cpu_reads(&map, a, &[1, 7])?;
-        Ok(scene.peer.detach()?)
+        Ok(fixture.peer.detach()?)
     })();
     debugfs.write("pin_limit", &limit.to_string())?;
     result

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use vvram_tests::debugfs::DebugFs;
 use vvram_tests::drm::{ioctl_raw, Drm, Gem};
+use vvram_tests::fixture::{patterns, placed, squeeze_idle, works};
 use vvram_tests::foreign::{self, Kind};
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::misc;
@@ -15,7 +16,6 @@ use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::proc::Child;
 use vvram_tests::rebind::Unbound;
-use vvram_tests::scene::{patterns, placed, squeeze_idle, works};
 use vvram_tests::uapi::{VvramVmBind, VvramVmRead};
 use vvram_tests::vm::{mapping_of, mappings, shown};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome, Stop};

@@ -2,10 +2,10 @@
 
 //! Access by the kernel itself, through a mapping of dma_buf_vmap().
 
+use vvram_tests::fixture::{cpu_reads, patterns, peer_reads, peer_writes, share, Fixture};
 use vvram_tests::heap;
 use vvram_tests::map::PAGE;
 use vvram_tests::peer::{Mode, Peer};
-use vvram_tests::scene::{cpu_reads, patterns, peer_reads, peer_writes, share, Scene};
 use vvram_tests::{check, check_eq, expect_errno, fail, fragment, igt_main, uapi, Outcome};
 
 const MAPPED: u32 =
@@ -13,16 +13,16 @@ const MAPPED: u32 =
 
 /// Writes and reads every page, of an object in one range and of an object in several ranges.
 fn bytes() -> Outcome {
-    let scene = Scene::open()?;
+    let fixture = Fixture::open()?;
     let (a, b) = patterns();
-    let whole = scene.drm.create(16 * PAGE as u64)?;
-    let pieces = fragment::create(&scene.drm, &scene.bar, 16 * PAGE as u64, 4)?;
+    let whole = fixture.drm.create(16 * PAGE as u64)?;
+    let pieces = fragment::create(&fixture.drm, &fixture.bar, 16 * PAGE as u64, 4)?;
     for object in [&whole, &pieces.object] {
         let map = object.map()?;
-        let layout = scene.bar.locate(&map)?;
+        let layout = fixture.bar.locate(&map)?;
         let buffer = object.export()?;
         let pages: Vec<_> = (0..object.pages()).collect();
-        let peer = scene.peer.reopen()?;
+        let peer = fixture.peer.reopen()?;
 
         peer.attach(&buffer, Mode::Cpu)?;
         check_eq!(
@@ -30,10 +30,10 @@ fn bytes() -> Outcome {
             uapi::EDU_PEER_STATUS_ATTACHED,
             "flags at first"
         );
-        scene.check_none(object)?;
+        fixture.check_none(object)?;
         peer_writes(&peer, a, &pages)?;
         check_eq!(peer.status()?.flags, MAPPED, "flags of a mapping of VRAM");
-        scene.check_vram(&layout, a, &pages)?;
+        fixture.check_vram(&layout, a, &pages)?;
         cpu_reads(&map, a, &pages)?;
         map.fill(b);
         peer_reads(&peer, b, &pages)?;
@@ -45,25 +45,25 @@ fn bytes() -> Outcome {
 
 /// The device reads the bytes that the kernel writes, and the reverse.
 fn device() -> Outcome {
-    let scene = Scene::with_route()?;
+    let fixture = Fixture::with_route()?;
     let (a, b) = patterns();
-    let shared = share(&scene.drm, 2)?;
-    let kernel = scene.peer.reopen()?;
+    let shared = share(&fixture.drm, 2)?;
+    let kernel = fixture.peer.reopen()?;
     kernel.attach(&shared.buffer, Mode::Cpu)?;
-    scene.peer.attach(&shared.buffer, Mode::Dynamic)?;
+    fixture.peer.attach(&shared.buffer, Mode::Dynamic)?;
     peer_writes(&kernel, a, &[0, 1])?;
-    peer_reads(&scene.peer, a, &[0, 1])?;
-    peer_writes(&scene.peer, b, &[0, 1])?;
+    peer_reads(&fixture.peer, a, &[0, 1])?;
+    peer_writes(&fixture.peer, b, &[0, 1])?;
     peer_reads(&kernel, b, &[0, 1])?;
-    scene.check_only(&shared.object, Mode::Dynamic, false, true)
+    fixture.check_only(&shared.object, Mode::Dynamic, false, true)
 }
 
 /// Accesses at any offset and of any length; the bytes around them do not change.
 fn unaligned() -> Outcome {
-    let scene = Scene::open()?;
+    let fixture = Fixture::open()?;
     let (a, _) = patterns();
-    let shared = share(&scene.drm, 3)?;
-    scene.peer.attach(&shared.buffer, Mode::Cpu)?;
+    let shared = share(&fixture.drm, 3)?;
+    fixture.peer.attach(&shared.buffer, Mode::Cpu)?;
     let size = 3 * PAGE;
     let mut want = vec![0u8; size];
     for (offset, len) in [
@@ -76,14 +76,14 @@ fn unaligned() -> Outcome {
     ] {
         let mut data = vec![0u8; len];
         a.fill(&mut data, 0);
-        scene.peer.write(offset as u64, &data)?;
+        fixture.peer.write(offset as u64, &data)?;
         want[offset..offset + len].copy_from_slice(&data);
         let mut seen = vec![0u8; len];
-        scene.peer.read(offset as u64, &mut seen)?;
+        fixture.peer.read(offset as u64, &mut seen)?;
         check!(seen == data, "{len} bytes at {offset} read differently");
     }
     let mut seen = vec![0u8; size];
-    scene.peer.read(0, &mut seen)?;
+    fixture.peer.read(0, &mut seen)?;
     if let Some(at) = (0..size).find(|at| seen[*at] != want[*at]) {
         fail!("byte {at}: expected {:#x}, saw {:#x}", want[at], seen[at]);
     }
@@ -91,7 +91,7 @@ fn unaligned() -> Outcome {
         let mut data = vec![0u8; len];
         expect_errno(
             "a transfer outside of the buffer",
-            scene.peer.read(offset as u64, &mut data),
+            fixture.peer.read(offset as u64, &mut data),
             libc::EINVAL,
         )?;
     }
@@ -100,19 +100,19 @@ fn unaligned() -> Outcome {
 
 /// All users share one vmap, which ends with the last user.
 fn two_users() -> Outcome {
-    let scene = Scene::open()?;
+    let fixture = Fixture::open()?;
     let (a, b) = patterns();
-    let shared = share(&scene.drm, 1)?;
-    let other = scene.peer.reopen()?;
-    for peer in [&scene.peer, &other] {
+    let shared = share(&fixture.drm, 1)?;
+    let other = fixture.peer.reopen()?;
+    for peer in [&fixture.peer, &other] {
         peer.attach(&shared.buffer, Mode::Cpu)?;
         peer.map()?;
         check_eq!(peer.status()?.flags, MAPPED, "flags of a mapping of VRAM");
     }
-    peer_writes(&scene.peer, a, &[0])?;
+    peer_writes(&fixture.peer, a, &[0])?;
     peer_reads(&other, a, &[0])?;
-    scene.peer.unmap()?;
-    expect_errno("a second unmap", scene.peer.unmap(), libc::EINVAL)?;
+    fixture.peer.unmap()?;
+    expect_errno("a second unmap", fixture.peer.unmap(), libc::EINVAL)?;
     peer_writes(&other, b, &[0])?;
     cpu_reads(&shared.map, b, &[0])?;
     other.unmap()?;
@@ -126,14 +126,14 @@ fn two_users() -> Outcome {
 
 /// A vmap needs no attachment, hence there is no pin and no scatter table.
 fn no_attachment() -> Outcome {
-    let scene = Scene::open()?;
-    let shared = share(&scene.drm, 1)?;
-    scene.peer.attach(&shared.buffer, Mode::Cpu)?;
-    scene.peer.map()?;
-    expect_errno("pin", scene.peer.pin(), libc::EINVAL)?;
-    expect_errno("unpin", scene.peer.unpin(), libc::EINVAL)?;
-    expect_errno("the table", scene.peer.table(), libc::EINVAL)?;
-    scene.check_none(&shared.object)
+    let fixture = Fixture::open()?;
+    let shared = share(&fixture.drm, 1)?;
+    fixture.peer.attach(&shared.buffer, Mode::Cpu)?;
+    fixture.peer.map()?;
+    expect_errno("pin", fixture.peer.pin(), libc::EINVAL)?;
+    expect_errno("unpin", fixture.peer.unpin(), libc::EINVAL)?;
+    expect_errno("the table", fixture.peer.table(), libc::EINVAL)?;
+    fixture.check_none(&shared.object)
 }
 
 /// Another exporter, whose memory is not I/O memory.

@@ -91,7 +91,7 @@ impl Expect {
 
 /// The devices of a peer-to-peer test.
 #[derive(Debug)]
-pub struct Scene {
+pub struct Fixture {
     /// The exporter.
     pub drm: Drm,
     /// The importer.
@@ -106,7 +106,7 @@ pub struct Scene {
     pub expect: Expect,
 }
 
-impl Scene {
+impl Fixture {
     /// Opens both devices.
     ///
     /// # Errors
@@ -126,7 +126,7 @@ impl Scene {
         })
     }
 
-    /// As [`Scene::open`], for tests that need a route.
+    /// As [`Fixture::open`], for tests that need a route.
     ///
     /// # Errors
     ///
@@ -147,7 +147,7 @@ impl Scene {
         self.expect == Expect::HostBridge && self.edu.translated()
     }
 
-    /// Checks one live attachment of this scene's peer.
+    /// Checks one live attachment of this fixture's peer.
     ///
     /// # Errors
     ///
@@ -332,7 +332,7 @@ impl Scene {
     }
 }
 
-/// Translates a scatter table, see [`Scene::places`].
+/// Translates a scatter table, see [`Fixture::places`].
 fn places(
     table: &[EduPeerSegment],
     bar: &Bar,
@@ -526,13 +526,13 @@ pub fn placed(object: &Gem<'_>, want: u32) -> Outcome {
 ///
 /// Fails the subtest if an address is not.
 #[track_caller]
-pub fn in_system_memory(scene: &Scene, peer: &Peer) -> Outcome {
+pub fn in_system_memory(fixture: &Fixture, peer: &Peer) -> Outcome {
     let table = peer.table()?;
-    for place in scene.places(&table)?.unwrap_or_default() {
+    for place in fixture.places(&table)?.unwrap_or_default() {
         if !is_ram(place)? {
             return Err(Stop::fail(format_args!(
                 "{place:x?} (start, length) is not in system memory; BAR 2 starts at {:#x}: {table:x?}",
-                scene.bar.start()
+                fixture.bar.start()
             )));
         }
     }
@@ -546,28 +546,28 @@ pub fn in_system_memory(scene: &Scene, peer: &Peer) -> Outcome {
 /// Fails the subtest if they do not.
 #[track_caller]
 pub fn works() -> Outcome {
-    let scene = Scene::open()?;
+    let fixture = Fixture::open()?;
     let (a, b) = patterns();
-    let shared = share(&scene.drm, 2)?;
+    let shared = share(&fixture.drm, 2)?;
     if let Err(mismatch) = shared.map.verify_value(0) {
         return Err(Stop::fail(format_args!("new VRAM is not zero: {mismatch}")));
     }
     shared.map.fill(a);
-    let attached = scene.peer.attach(&shared.buffer, Mode::Dynamic);
-    if scene.expect == Expect::Refused {
+    let attached = fixture.peer.attach(&shared.buffer, Mode::Dynamic);
+    if fixture.expect == Expect::Refused {
         let (mode, reason) = (Mode::Dynamic, uapi::REASON_NO_ROUTE);
-        return scene.check_refused(&shared.object, attached, mode, reason);
+        return fixture.check_refused(&shared.object, attached, mode, reason);
     }
     attached?;
-    scene.peer.map()?;
-    scene.check_only(&shared.object, Mode::Dynamic, false, true)?;
-    scene.check_table(&scene.peer, &shared.map)?;
-    peer_reads(&scene.peer, a, &[0])?;
-    peer_writes(&scene.peer, b, &[1])?;
+    fixture.peer.map()?;
+    fixture.check_only(&shared.object, Mode::Dynamic, false, true)?;
+    fixture.check_table(&fixture.peer, &shared.map)?;
+    peer_reads(&fixture.peer, a, &[0])?;
+    peer_writes(&fixture.peer, b, &[1])?;
     cpu_reads(&shared.map, a, &[0])?;
     cpu_reads(&shared.map, b, &[1])?;
-    scene.peer.detach()?;
-    scene.check_none(&shared.object)
+    fixture.peer.detach()?;
+    fixture.check_none(&shared.object)
 }
 
 /// Two new patterns, which no earlier test can have left behind in VRAM.

@@ -21,13 +21,13 @@ pub const MEMORY: u32 = 2;
 /// The device, bound to bar_export in place of its own driver. The drop of this binds its driver
 /// again.
 #[derive(Debug)]
-pub struct Lent {
+pub struct Exporter {
     gpu: Overridden,
     // Dropped last; the drop binds the old driver again.
     _own: Unbound,
 }
 
-impl Lent {
+impl Exporter {
     /// Binds the device to bar_export.
     ///
     /// # Errors
@@ -42,7 +42,7 @@ impl Lent {
     ///
     /// # Errors
     ///
-    /// As for [`Lent::new`].
+    /// As for [`Exporter::new`].
     #[track_caller]
     pub fn of(gpu: &PciDevice) -> Result<Self, Stop> {
         let loaded = Command::new("modprobe").arg(DRIVER).status();
@@ -101,11 +101,11 @@ pub fn open(device: &PciDevice) -> Result<File, SysError> {
 /// # Errors
 ///
 /// Any error of the ioctl.
-pub fn export_raw(lender: &File, argument: &mut BarExport) -> Result<DmaBuf, SysError> {
+pub fn export_raw(bar_file: &File, argument: &mut BarExport) -> Result<DmaBuf, SysError> {
     // The text is only made if there is an error, because its cost would be measured, too.
     let before = *argument;
     let fd = ioctl(
-        lender.as_raw_fd(),
+        bar_file.as_raw_fd(),
         uapi::BAR_EXPORT_IOC_EXPORT,
         argument,
         || format!("BAR_EXPORT_IOC_EXPORT({before:x?})"),
@@ -126,7 +126,7 @@ pub fn request(ranges: &[(u64, u64)]) -> Vec<BarExportRange> {
 ///
 /// Any error of the ioctl.
 pub fn export_request(
-    lender: &File,
+    bar_file: &File,
     bar: u32,
     request: &[BarExportRange],
 ) -> Result<DmaBuf, SysError> {
@@ -136,7 +136,7 @@ pub fn export_request(
         ranges: request.as_ptr() as u64,
         ..Default::default()
     };
-    export_raw(lender, &mut argument)
+    export_raw(bar_file, &mut argument)
 }
 
 /// Exports ranges (offset and length) of a BAR as one buffer.
@@ -144,8 +144,8 @@ pub fn export_request(
 /// # Errors
 ///
 /// Any error of the ioctl.
-pub fn export_ranges(lender: &File, bar: u32, ranges: &[(u64, u64)]) -> Result<DmaBuf, SysError> {
-    export_request(lender, bar, &request(ranges))
+pub fn export_ranges(bar_file: &File, bar: u32, ranges: &[(u64, u64)]) -> Result<DmaBuf, SysError> {
+    export_request(bar_file, bar, &request(ranges))
 }
 
 /// Exports `size` bytes at `offset` of a BAR.
@@ -153,6 +153,6 @@ pub fn export_ranges(lender: &File, bar: u32, ranges: &[(u64, u64)]) -> Result<D
 /// # Errors
 ///
 /// Any error of the ioctl.
-pub fn export(lender: &File, bar: u32, offset: u64, size: u64) -> Result<DmaBuf, SysError> {
-    export_ranges(lender, bar, &[(offset, size)])
+pub fn export(bar_file: &File, bar: u32, offset: u64, size: u64) -> Result<DmaBuf, SysError> {
+    export_ranges(bar_file, bar, &[(offset, size)])
 }
