@@ -438,10 +438,10 @@ mod tests {
             assert_eq!(other.permit().err(), Some(ENODEV));
 
             // The end of the ring waits for the job.
-            let (waker, awake) = (control.clone(), closed.clone());
+            let (waker, runtime_guard) = (control.clone(), closed.clone());
             worker::spawn(move || {
                 pause();
-                awake.store(2, Relaxed);
+                runtime_guard.store(2, Relaxed);
                 waker.wake();
             })?;
             drop(ring);

@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn jobs_that_wait_are_told() -> Result {
+    fn jobs_that_wait_are_notified() -> Result {
         with_ring(1, None, |ring, control, _| {
             let group = FenceGroup::new();
             let (queue, other) = (ring.queue(8, group)?, ring.queue(8, group)?);

@@ -89,7 +89,7 @@ impl Anonymous {
         Ok(bytes[..] == content(seed, other)?[..])
     }
 
-    /// Tells whether [`Self::holds`] is true for each page.
+    /// Returns whether [`Self::holds`] is true for each page.
     pub(crate) fn all_hold(&self, seed: Option<u64>) -> Result<bool> {
         let mut same = true;
 

@@ -95,7 +95,7 @@ fn mapped(buf: &DmaBuf) -> Result<Mapped> {
     Mapped::new(buf, 0, buf.size() / PAGE_SIZE, Sharing::Shared)
 }
 
-/// Tells whether a process reads the first bytes of all pages of an object that was filled from
+/// Returns whether a process reads the first bytes of all pages of an object that was filled from
 /// `seed`.
 fn reads(map: &Mapped, seed: u64) -> Result<bool> {
     let pages = map.dma_buf().size() as u64 / PAGE;

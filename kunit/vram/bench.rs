@@ -789,7 +789,7 @@ pub(crate) fn bytes(seed: u64, page: u64) -> [u8; 8] {
     word(seed, page * PAGE / 8).to_ne_bytes()
 }
 
-/// Tells whether the kernel sees the first bytes of all pages of an object that was filled from
+/// Returns whether the kernel sees the first bytes of all pages of an object that was filled from
 /// `seed`.
 pub(crate) fn vmap_has(map: &VMap, seed: u64) -> Result<bool> {
     let mut same = true;
@@ -854,7 +854,7 @@ pub(crate) fn fill<T: TtmObject>(object: &gem::ttm::Object<T>, seed: u64) -> Res
     })
 }
 
-/// Tells whether an object has the words of [`fill`], or zeroes if there is no seed.
+/// Returns whether an object has the words of [`fill`], or zeroes if there is no seed.
 pub(crate) fn holds<T: TtmObject>(object: &gem::ttm::Object<T>, seed: Option<u64>) -> Result<bool> {
     let mut words = KVec::from_elem(0u64, PAGE_SIZE / 8, GFP_KERNEL)?;
     let mut same = true;

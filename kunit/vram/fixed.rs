@@ -52,7 +52,7 @@ use kernel::{
 type Object = gem::vram::Object<Bo>;
 
 /// Counts the notifications of the driver, and the bytes in them.
-struct Told {
+struct Notified {
     evicted: Atomic<u64>,
     zapped: Atomic<u64>,
     bytes: Atomic<u64>,
@@ -62,10 +62,10 @@ struct Told {
 struct Vram<'a> {
     exports: peer::Exports<'a, Bo>,
     window: Window<'a>,
-    told: Arc<Told>,
+    notified: Arc<Notified>,
 }
 
-struct Init(Arc<Told>);
+struct Init(Arc<Notified>);
 
 impl RegistrationInit<Driver> for Init {
     fn init<'a>(
@@ -76,7 +76,7 @@ impl RegistrationInit<Driver> for Init {
         Ok(Vram {
             exports: peer::exports(pdev, BAR)?,
             window: Window::new(pdev, BAR, c"vram_kunit")?,
-            told: self.0,
+            notified: self.0,
         })
     }
 }
@@ -98,7 +98,7 @@ impl gem::DriverObject for Bo {
 
 impl Mappings for Bo {
     fn evicted<'a>(vram: &'a Vram<'a>, _object: &Held<'_, Object>) {
-        vram.told.evicted.add(1, Relaxed);
+        vram.notified.evicted.add(1, Relaxed);
     }
 
     fn zap<'a>(vram: &'a Vram<'a>, object: &Held<'_, Object>) {
@@ -110,8 +110,8 @@ impl Mappings for Bo {
             .map(|r| r.len)
             .sum();
 
-        vram.told.zapped.add(1, Relaxed);
-        vram.told.bytes.add(bytes, Relaxed);
+        vram.notified.zapped.add(1, Relaxed);
+        vram.notified.bytes.add(bytes, Relaxed);
     }
 }
 
@@ -137,7 +137,7 @@ impl VramObject for Bo {
 }
 
 /// A window, which is counted.
-struct Shown(Arc<Told>);
+struct Shown(Arc<Notified>);
 
 impl Drop for Shown {
     fn drop(&mut self) {
@@ -156,8 +156,8 @@ impl Aperture for Bo {
                 pieces.push_piece(end - PAGE, PAGE)?;
             }
         }
-        vram.told.windows.fetch_add(1, Relaxed);
-        Ok(Shown(vram.told.clone()))
+        vram.notified.windows.fetch_add(1, Relaxed);
+        Ok(Shown(vram.notified.clone()))
     }
 }
 
@@ -226,9 +226,9 @@ mod tests {
         pdev: &pci::Device<Bound>,
         size: u64,
         visible: u64,
-    ) -> Result<(drm::devres::Registration<Driver>, Arc<Told>)> {
-        let told = Arc::new(
-            Told {
+    ) -> Result<(drm::devres::Registration<Driver>, Arc<Notified>)> {
+        let notified = Arc::new(
+            Notified {
                 evicted: Atomic::new(0),
                 zapped: Atomic::new(0),
                 bytes: Atomic::new(0),
@@ -240,8 +240,8 @@ mod tests {
         let drm = drm::UnregisteredDevice::<Driver>::new(pdev, Ok(Data { vram }))?;
 
         gem::vram::Device::<Bo>::setup(&drm, pdev, BAR, visible)?;
-        let card = drm::devres::Registration::new(pdev, drm, Init(told.clone()), 0)?;
-        Ok((card, told))
+        let card = drm::devres::Registration::new(pdev, drm, Init(notified.clone()), 0)?;
+        Ok((card, notified))
     }
 
     /// Peers access VRAM through a window if the CPU does not see it, unless the object is larger
@@ -251,7 +251,7 @@ mod tests {
         with_device(|pdev| {
             let pdev: &pci::Device<Bound> = pdev;
             let size = pdev.resource_len(BAR)?;
-            let (card, told) = card(pdev, 4 * size, 0)?;
+            let (card, notified) = card(pdev, 4 * size, 0)?;
             let object = Object::new(card.device(), 2 * PAGE as usize, ())?;
             let large = Object::new(card.device(), (size + PAGE) as usize, ())?;
             let refused = Attachment::new(export_any(&*large)?, pdev.as_ref(), prompt());
@@ -260,7 +260,7 @@ mod tests {
 
             check_eq!(refused.err(), Some(EOPNOTSUPP));
             check_eq!(counters.get(Event::AttachRefused, Reason::OutsideBar), 1);
-            check_eq!(told.windows.load(Relaxed), 0);
+            check_eq!(notified.windows.load(Relaxed), 0);
             at.with(|at| {
                 let end = pdev.resource_start(BAR)? + size;
                 let table = at.map(DataDirection::ToDevice)?;
@@ -269,14 +269,14 @@ mod tests {
                     .map(|entry| (entry.dma_address(), entry.dma_len()));
 
                 check!(pages.eq([(end - PAGE, PAGE), (end - 2 * PAGE, PAGE)]));
-                check_eq!(told.windows.load(Relaxed), 1);
+                check_eq!(notified.windows.load(Relaxed), 1);
                 at.unmap();
-                check_eq!(told.windows.load(Relaxed), 0);
+                check_eq!(notified.windows.load(Relaxed), 0);
                 at.map(DataDirection::ToDevice).map(|_| ())
             })?;
-            check_eq!(told.windows.load(Relaxed), 1);
+            check_eq!(notified.windows.load(Relaxed), 1);
             drop(card);
-            check_eq!(told.windows.load(Relaxed), 0);
+            check_eq!(notified.windows.load(Relaxed), 0);
             Ok(())
         })
     }
@@ -287,7 +287,7 @@ mod tests {
         with_device(|pdev| {
             let pdev: &pci::Device<Bound> = pdev;
             let size = pdev.resource_len(BAR)?;
-            let (card, told) = card(pdev, size, 0)?;
+            let (card, notified) = card(pdev, size, 0)?;
             let object = Object::new(card.device(), PAGE as usize, ())?;
             let buf = export_any(&*object)?;
             let first = Attachment::new(buf.clone(), pdev.as_ref(), prompt())?;
@@ -295,37 +295,37 @@ mod tests {
 
             for at in [&first, &second] {
                 at.with(|at| at.map(DataDirection::ToDevice).map(|_| ()))?;
-                check_eq!(told.windows.load(Relaxed), 1);
+                check_eq!(notified.windows.load(Relaxed), 1);
             }
             for (at, left) in [(&first, 1), (&second, 0)] {
                 at.with(|at| {
                     at.unmap();
                     Ok(())
                 })?;
-                check_eq!(told.windows.load(Relaxed), left);
+                check_eq!(notified.windows.load(Relaxed), left);
             }
             Ok(())
         })
     }
 
     #[test]
-    fn unplug_is_told_once_for_each_object() -> Result {
+    fn unplug_is_notified_once_for_each_object() -> Result {
         with_device(|pdev| {
             let pdev: &pci::Device<Bound> = pdev;
             let size = pdev.resource_len(BAR)?;
-            let (card, told) = card(pdev, size, size)?;
+            let (card, notified) = card(pdev, size, size)?;
             let first = Object::new(card.device(), PAGE as usize, ())?;
             let gone = Object::new(card.device(), PAGE as usize, ())?;
             let second = Object::new(card.device(), 3 * PAGE as usize, ())?;
 
             drop(gone);
-            check_eq!(told.evicted.load(Relaxed), 0);
+            check_eq!(notified.evicted.load(Relaxed), 0);
             drop(card);
-            check_eq!(told.evicted.load(Relaxed), 2);
-            check_eq!(told.zapped.load(Relaxed), 2);
-            check_eq!(told.bytes.load(Relaxed), 4 * PAGE);
+            check_eq!(notified.evicted.load(Relaxed), 2);
+            check_eq!(notified.zapped.load(Relaxed), 2);
+            check_eq!(notified.bytes.load(Relaxed), 4 * PAGE);
             drop((first, second));
-            check_eq!(told.zapped.load(Relaxed), 2);
+            check_eq!(notified.zapped.load(Relaxed), 2);
             Ok(())
         })
     }

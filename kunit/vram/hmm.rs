@@ -51,13 +51,13 @@ use kernel::{
 };
 
 /// The calls of a mirror's `invalidate`, and the range that covers their addresses.
-struct Told {
+struct Notified {
     calls: Atomic<u64>,
     start: Atomic<usize>,
     end: Atomic<usize>,
 }
 
-impl Told {
+impl Notified {
     fn new() -> Result<Arc<Self>> {
         Ok(Arc::new(
             Self {
@@ -82,17 +82,19 @@ impl Told {
 }
 
 /// A mirror that records which addresses are invalidated.
-struct Notes(Arc<Told>);
+struct Notes(Arc<Notified>);
 
 impl Mirror for Notes {
     fn invalidate(&mut self, range: Range<usize>) {
-        let told = &self.0;
+        let notified = &self.0;
 
-        told.calls.add(1, Relaxed);
-        told.start
-            .store(told.start.load(Relaxed).min(range.start), Relaxed);
-        told.end
-            .store(told.end.load(Relaxed).max(range.end), Relaxed);
+        notified.calls.add(1, Relaxed);
+        notified
+            .start
+            .store(notified.start.load(Relaxed).min(range.start), Relaxed);
+        notified
+            .end
+            .store(notified.end.load(Relaxed).max(range.end), Relaxed);
     }
 }
 
@@ -124,21 +126,21 @@ impl Anonymous {
         &self,
         dev: &Device<Bound>,
         range: Range<usize>,
-        told: &Arc<Told>,
+        notified: &Arc<Notified>,
     ) -> Result<Import<Notes>> {
         let mm = self.users()?;
 
-        Import::new(dev, &mm, range, Notes(told.clone()))
+        Import::new(dev, &mm, range, Notes(notified.clone()))
     }
 
-    fn notifier(&self, told: &Arc<Told>) -> Result<Pin<KBox<IntervalNotifier<Notes>>>> {
+    fn notifier(&self, notified: &Arc<Notified>) -> Result<Pin<KBox<IntervalNotifier<Notes>>>> {
         let mm = self.users()?;
 
         KBox::pin_init(
             IntervalNotifier::new(
                 &mm,
                 self.all(),
-                new_mutex!(Notes(told.clone()), "vram_kunit::hmm"),
+                new_mutex!(Notes(notified.clone()), "vram_kunit::hmm"),
             ),
             GFP_KERNEL,
         )
@@ -160,7 +162,7 @@ fn frames(
     Ok(frames)
 }
 
-/// Tells whether a page of system memory has the bytes of [`Anonymous::fill`], or zeroes.
+/// Returns whether a page of system memory has the bytes of [`Anonymous::fill`], or zeroes.
 fn is_content(phys: u64, seed: Option<u64>, page: usize) -> Result<bool> {
     let mut bytes = KVec::from_elem(0u8, PAGE as usize, GFP_KERNEL)?;
 
@@ -186,17 +188,17 @@ mod tests {
     #[test]
     fn what_has_changed_is_read_again() -> Result {
         let memory = Anonymous::filled(4, 1)?;
-        let told = Told::new()?;
-        let notifier = memory.notifier(&told)?;
+        let notified = Notified::new()?;
+        let notifier = memory.notifier(&notified)?;
 
         // Nothing has changed in between.
         let faulted = notifier.fault(memory.all(), Request::READ)?;
         check!(faulted.lock().is_ok());
-        check_eq!(told.take(), None);
+        check_eq!(notified.take(), None);
 
         let faulted = notifier.fault(memory.all(), Request::READ)?;
         memory.unmap(1..2);
-        check_eq!(told.take(), Some(memory.range(1..2)));
+        check_eq!(notified.take(), Some(memory.range(1..2)));
         check_eq!(faulted.lock().err(), Some(Retry));
 
         // The pages are not mapped any more.
@@ -215,16 +217,16 @@ mod tests {
     #[test]
     fn a_notifier_that_goes_invalidates_all() -> Result {
         let memory = Anonymous::filled(4, 1)?;
-        let told = Told::new()?;
-        let notifier = memory.notifier(&told)?;
+        let notified = Notified::new()?;
+        let notifier = memory.notifier(&notified)?;
 
-        check_eq!(told.take(), None);
+        check_eq!(notified.take(), None);
         drop(notifier);
-        check_eq!(told.take(), Some(memory.all()));
-        check_eq!(told.calls.load(Relaxed), 1);
+        check_eq!(notified.take(), Some(memory.all()));
+        check_eq!(notified.calls.load(Relaxed), 1);
 
         memory.unmap(0..4);
-        check_eq!(told.take(), None);
+        check_eq!(notified.take(), None);
         Ok(())
     }
 
@@ -232,8 +234,8 @@ mod tests {
     #[test]
     fn entries_are_the_pages_of_the_process() -> Result {
         let memory = Anonymous::new(4)?;
-        let told = Told::new()?;
-        let notifier = memory.notifier(&told)?;
+        let notified = Notified::new()?;
+        let notifier = memory.notifier(&notified)?;
 
         // A snapshot does not fault pages in.
         for _ in 0..2 {
@@ -280,12 +282,12 @@ mod tests {
             let card = Card::new(pdev, 0, true)?;
             let start = pdev.resource_start(BAR)?;
             let memory = Anonymous::filled(PMD, 1)?;
-            let told = Told::new()?;
-            let notifier = memory.notifier(&told)?;
+            let notified = Notified::new()?;
+            let notifier = memory.notifier(&notified)?;
             let aliases = |page: usize| Some(start + (PMD + page) as u64 * PAGE);
 
             card.migrate_to(PMD as u64 * PAGE, &memory, 0, PMD)?;
-            check_eq!(told.take(), Some(memory.all()));
+            check_eq!(notified.take(), Some(memory.all()));
 
             // A snapshot that does not allow P2P has no page for memory in VRAM.
             let seen = frames(&notifier, memory.all(), Request::SNAPSHOT)?;
@@ -301,14 +303,14 @@ mod tests {
                 let seen = frames(&notifier, memory.range(3..5), request.allow_p2p())?;
                 check_eq!(seen[..], [aliases(3), aliases(4)]);
             }
-            check_eq!(card.told.to_ram.load(Relaxed), 0);
-            check_eq!(told.take(), None);
+            check_eq!(card.notified.to_ram.load(Relaxed), 0);
+            check_eq!(notified.take(), None);
             for page in [0, 1, PMD - 1] {
                 check!(card.shows((PMD + page) as u64 * PAGE, Some(1), page)?);
             }
 
             let seen = frames(&notifier, memory.range(3..5), Request::READ)?;
-            check_eq!(card.told.to_ram.load(Relaxed), PMD as u64 * PAGE);
+            check_eq!(card.notified.to_ram.load(Relaxed), PMD as u64 * PAGE);
             check_eq!(card.used()?, 0);
             check!(is_content(seen[0].ok_or(ENOENT)?, Some(1), 3)?);
             check!(is_content(seen[1].ok_or(ENOENT)?, Some(1), 4)?);
@@ -322,12 +324,12 @@ mod tests {
         with_device(|pdev| {
             let card = Card::new(pdev, 0, false)?;
             let memory = Anonymous::filled(4, 1)?;
-            let notifier = memory.notifier(&Told::new()?)?;
+            let notifier = memory.notifier(&Notified::new()?)?;
 
             card.migrate(&memory, 0, 4)?;
             check_eq!(card.used()?, 4 * PAGE);
             let seen = frames(&notifier, memory.all(), Request::READ.allow_p2p())?;
-            check_eq!(card.told.to_ram.load(Relaxed), 4 * PAGE);
+            check_eq!(card.notified.to_ram.load(Relaxed), 4 * PAGE);
             for (page, phys) in seen.iter().enumerate() {
                 check!(is_content(phys.ok_or(ENOENT)?, Some(1), page)?);
             }
@@ -344,8 +346,8 @@ mod tests {
             let pdev: &pci::Device<Bound> = pdev;
             let dev: &Device<Bound> = pdev.as_ref();
             let memory = Anonymous::filled(8, 1)?;
-            let told = Told::new()?;
-            let import = memory.import(dev, memory.all(), &told)?;
+            let notified = Notified::new()?;
+            let import = memory.import(dev, memory.all(), &notified)?;
             let access = |pages: Range<usize>, is_write| -> Result<KVec<DmaPage>> {
                 let mut found = KVec::with_capacity(8, GFP_KERNEL)?;
 
@@ -363,10 +365,10 @@ mod tests {
             // The mappings are kept.
             check_eq!(access(0..8, true)?, ram);
             check_eq!(access(3..5, false)?[..], ram[3..5]);
-            check_eq!(told.take(), None);
+            check_eq!(notified.take(), None);
 
             card.migrate_to(64 * PAGE, &memory, 4, 4)?;
-            check_eq!(told.take(), Some(memory.range(4..8)));
+            check_eq!(notified.take(), Some(memory.range(4..8)));
             for is_write in [false, true] {
                 let found = access(2..8, is_write)?;
 
@@ -376,13 +378,13 @@ mod tests {
                     check_eq!(found.addr, start + (64 + page) as u64 * PAGE);
                 }
             }
-            check_eq!(card.told.to_ram.load(Relaxed), 0);
+            check_eq!(card.notified.to_ram.load(Relaxed), 0);
             check!(!import.is_p2p_denied());
 
             // An access by the CPU moves its chunk back.
             check!(memory.holds(Some(1), 5)?);
-            check_eq!(card.told.to_ram.load(Relaxed), 4 * PAGE);
-            check_eq!(told.take(), Some(memory.range(4..8)));
+            check_eq!(card.notified.to_ram.load(Relaxed), 4 * PAGE);
+            check_eq!(notified.take(), Some(memory.range(4..8)));
             let found = access(4..8, true)?;
             for (page, found) in found.iter().enumerate() {
                 check_eq!(found.peer, None);
@@ -402,8 +404,8 @@ mod tests {
             let kind = pdev.p2pdma_provider(BAR)?.map_type(edu.pdev.as_ref());
             let dev: &Device<Bound> = edu.pdev.as_ref();
             let memory = Anonymous::filled(8, 1)?;
-            let told = Told::new()?;
-            let import = memory.import(dev, memory.all(), &told)?;
+            let notified = Notified::new()?;
+            let import = memory.import(dev, memory.all(), &notified)?;
             // The device reads page 5, and writes page 6 without reading it.
             let access = |other| -> Result<Option<MapType>> {
                 edu.put(&content(Some(2), other)?);
@@ -419,20 +421,20 @@ mod tests {
             };
 
             card.migrate_to(64 * PAGE, &memory, 4, 4)?;
-            check_eq!(told.take(), Some(memory.range(4..8)));
+            check_eq!(notified.take(), Some(memory.range(4..8)));
             let peer = access(3)?;
             check!(edu.get()?[..] == content(Some(1), 5)?[..]);
             if kind.is_supported() {
                 check_eq!(peer, Some(kind));
                 check!(!import.is_p2p_denied());
-                check_eq!(card.told.to_ram.load(Relaxed), 0);
+                check_eq!(card.notified.to_ram.load(Relaxed), 0);
                 check_eq!(card.used()?, 4 * PAGE);
                 check!(card.shows(65 * PAGE, Some(1), 5)?);
                 check!(card.shows(66 * PAGE, Some(2), 3)?);
             } else {
                 check_eq!(peer, None);
                 check!(import.is_p2p_denied());
-                check_eq!(card.told.to_ram.load(Relaxed), 4 * PAGE);
+                check_eq!(card.notified.to_ram.load(Relaxed), 4 * PAGE);
                 check_eq!(card.used()?, 0);
             }
 
@@ -440,8 +442,8 @@ mod tests {
             // back.
             check!(memory.has(6, Some(2), 3)?);
             check!(memory.has(7, Some(1), 7)?);
-            check_eq!(card.told.to_ram.load(Relaxed), 4 * PAGE);
-            check_eq!(told.take(), Some(memory.range(4..8)));
+            check_eq!(card.notified.to_ram.load(Relaxed), 4 * PAGE);
+            check_eq!(notified.take(), Some(memory.range(4..8)));
             check_eq!(access(4)?, None);
             check!(edu.get()?[..] == content(Some(1), 5)?[..]);
             check!(memory.has(6, Some(2), 4)?);
@@ -456,22 +458,22 @@ mod tests {
             let pdev: &pci::Device<Bound> = pdev;
             let dev: &Device<Bound> = pdev.as_ref();
             let memory = Anonymous::filled(4, 1)?;
-            let told = Told::new()?;
-            let import = memory.import(dev, memory.range(1..4), &told)?;
+            let notified = Notified::new()?;
+            let import = memory.import(dev, memory.range(1..4), &notified)?;
             let access = |pages| import.access(memory.range(pages), true, |_, _| ()).err();
 
             check_eq!(import.range(), memory.range(1..4));
             check_eq!(access(1..4), None);
             import.revoke();
-            check_eq!(told.take(), Some(memory.range(1..4)));
+            check_eq!(notified.take(), Some(memory.range(1..4)));
             check_eq!(access(1..4), Some(ENODEV));
             check_eq!(access(0..4), Some(EINVAL));
 
             // The process still uses its memory, and the mirror is still invalidated.
             memory.unmap(2..3);
-            check_eq!(told.take(), Some(memory.range(2..3)));
+            check_eq!(notified.take(), Some(memory.range(2..3)));
             import.revoke();
-            check_eq!(told.take(), None);
+            check_eq!(notified.take(), None);
             check_eq!(access(1..2), Some(ENODEV));
             Ok(())
         })
@@ -479,13 +481,13 @@ mod tests {
 
     /// A mirror is invalidated before it is dropped, unless the import could not be made.
     #[test]
-    fn a_mirror_is_told_at_the_end() -> Result {
+    fn a_mirror_is_notified_at_the_end() -> Result {
         with_device(|pdev| {
             let pdev: &pci::Device<Bound> = pdev;
             let dev: &Device<Bound> = pdev.as_ref();
             let memory = Anonymous::filled(4, 1)?;
-            let (told, end) = (Told::new()?, memory.addr + 4 * PAGE as usize);
-            let import = memory.import(dev, memory.all(), &told)?;
+            let (notified, end) = (Notified::new()?, memory.addr + 4 * PAGE as usize);
+            let import = memory.import(dev, memory.all(), &notified)?;
 
             {
                 let refused = |range| import.access(range, false, |_, _| ()).err();
@@ -499,17 +501,17 @@ mod tests {
                 check_eq!(refused(memory.all()), None);
 
                 memory.unmap(3..4);
-                check_eq!(told.take(), Some(memory.range(3..4)));
+                check_eq!(notified.take(), Some(memory.range(3..4)));
                 check_eq!(refused(memory.all()), Some(EFAULT));
-                check_eq!(told.take(), None);
+                check_eq!(notified.take(), None);
             }
             drop(import);
-            check_eq!(told.take(), Some(memory.all()));
+            check_eq!(notified.take(), Some(memory.all()));
 
-            let refused = |range| memory.import(dev, range, &told).err();
+            let refused = |range| memory.import(dev, range, &notified).err();
             check_eq!(refused(end..end), Some(EINVAL));
             check_eq!(refused(memory.addr..end - 1), Some(EINVAL));
-            check_eq!(told.take(), None);
+            check_eq!(notified.take(), None);
             Ok(())
         })
     }

@@ -121,7 +121,7 @@ mod tests {
         card.ttm().peers().get(event, reason)
     }
 
-    /// Tells whether a mapping leads to the place of an object in VRAM.
+    /// Returns whether a mapping leads to the place of an object in VRAM.
     fn leads_to_vram(
         pdev: &pci::Device<Bound>,
         at: &LockedAttachment<'_>,

@@ -90,7 +90,7 @@ mod tests {
             Ok(Self { older, newer, card })
         }
 
-        /// Tells whether the older object stays in VRAM when a third one needs as much room.
+        /// Returns whether the older object stays in VRAM when a third one needs as much room.
         fn stays(self) -> Result<bool> {
             let half = self.older.size() as u64 / PAGE;
             let third = self.card.object(half, &[Place::VRAM], Domain::Either)?;

@@ -127,7 +127,7 @@ mod tests {
         }
     }
 
-    /// Tells whether all entries of the page table lead to an object, and how many there are.
+    /// Returns whether all entries of the page table lead to an object, and how many there are.
     fn lead_to(control: &Control, object: &Object) -> Result<(bool, usize)> {
         let (mut right, mut count) = (true, 0);
         let entries = control.entries()?;
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn device_is_told_in_order() -> Result {
+    fn device_is_notified_in_order() -> Result {
         with_device(|pdev| {
             let card = Card::new(pdev, 0)?;
             let control = &card.control;
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_of_move_is_told() -> Result {
+    fn every_kind_of_move_is_notified() -> Result {
         with_device(|pdev| {
             let card = Card::new(pdev, 0)?;
             let control = &card.control;

@@ -54,7 +54,7 @@ use kernel::{
 const NONE: u64 = u64::MAX;
 
 /// Shared between a test and the driver: the test controls the driver, which counts its calls.
-pub(crate) struct Told {
+pub(crate) struct Notified {
     /// The offset at which the driver allocates memory; [`NONE`] for any.
     place: Atomic<u64>,
     /// The offset that the driver reports for an allocation; [`NONE`] for the true one.
@@ -76,7 +76,7 @@ pub(crate) struct Told {
 struct Memory<'a> {
     vram: Arc<Allocator>,
     window: Arc<Window<'a>>,
-    told: Arc<Told>,
+    notified: Arc<Notified>,
 }
 
 /// An allocation, and the offset that the driver reports for it, if it is a false one.
@@ -91,12 +91,12 @@ impl pagemap::Driver for Svm {
     type View = Linear;
 
     fn alloc<'a>(_drm: &drm::Device<Driver>, memory: &'a Memory<'a>, size: usize) -> Result<Piece> {
-        memory.told.allocs.add(1, Relaxed);
-        let alloc = match memory.told.place.load(Relaxed) {
+        memory.notified.allocs.add(1, Relaxed);
+        let alloc = match memory.notified.place.load(Relaxed) {
             NONE => memory.vram.alloc_block(size)?,
             at => memory.vram.reserve(at..at + size as u64)?,
         };
-        let lie = memory.told.lie.load(Relaxed);
+        let lie = memory.notified.lie.load(Relaxed);
 
         Ok(Piece(alloc, (lie != NONE).then_some(lie)))
     }
@@ -106,28 +106,29 @@ impl pagemap::Driver for Svm {
     }
 
     fn copy_to_dev<'a>(memory: &'a Memory<'a>, segments: Segments<'_>) -> Result {
-        let told = &memory.told;
+        let notified = &memory.notified;
 
-        if told.fails.load(Relaxed) {
+        if notified.fails.load(Relaxed) {
             return Err(EIO);
         }
         for segment in segments.clone() {
             let len = segment.len as u64;
 
             match segment.peer {
-                Peer::Zero => told.zeroed.add(len, Relaxed),
-                Peer::Dma(_) => told.to_dev.add(len, Relaxed),
+                Peer::Zero => notified.zeroed.add(len, Relaxed),
+                Peer::Dma(_) => notified.to_dev.add(len, Relaxed),
             }
-            told.longest
-                .store(told.longest.load(Relaxed).max(len), Relaxed);
-            told.last.store(segment.offset, Relaxed);
+            notified
+                .longest
+                .store(notified.longest.load(Relaxed).max(len), Relaxed);
+            notified.last.store(segment.offset, Relaxed);
         }
         segments.copy_by_cpu(&memory.window, Some)
     }
 
     fn copy_to_ram<'a>(memory: &'a Memory<'a>, segments: Segments<'_>) -> Result {
         for segment in segments.clone() {
-            memory.told.to_ram.add(segment.len as u64, Relaxed);
+            memory.notified.to_ram.add(segment.len as u64, Relaxed);
         }
         segments.copy_by_cpu(&memory.window, Some)
     }
@@ -140,7 +141,7 @@ struct Loaded<'a> {
 
 struct Init {
     vram: Arc<Allocator>,
-    told: Arc<Told>,
+    notified: Arc<Notified>,
     has_aliases: bool,
 }
 
@@ -160,7 +161,7 @@ impl RegistrationInit<Driver> for Init {
         let memory = Memory {
             vram: self.vram,
             window: window.clone(),
-            told: self.told,
+            notified: self.notified,
         };
 
         Ok(Loaded {
@@ -214,7 +215,7 @@ impl drm::Driver for Driver {
 /// A device with the BAR as VRAM, until it is dropped.
 pub(crate) struct Card {
     vram: Arc<Allocator>,
-    pub(crate) told: Arc<Told>,
+    pub(crate) notified: Arc<Notified>,
     registration: drm::devres::Registration<Driver>,
 }
 
@@ -231,8 +232,8 @@ impl Card {
 
         let pdev: &pci::Device<Bound> = pdev;
         let vram = Allocator::new(0..pdev.resource_len(BAR)? + hidden)?;
-        let told = Arc::new(
-            Told {
+        let notified = Arc::new(
+            Notified {
                 place: Atomic::new(NONE),
                 lie: Atomic::new(NONE),
                 fails: Atomic::new(false),
@@ -248,14 +249,14 @@ impl Card {
         let drm = drm::UnregisteredDevice::<Driver>::new(pdev, Ok(()))?;
         let init = Init {
             vram: vram.clone(),
-            told: told.clone(),
+            notified: notified.clone(),
             has_aliases,
         };
 
         Ok(Self {
             registration: drm::devres::Registration::new(pdev, drm, init, 0)?,
             vram,
-            told,
+            notified,
         })
     }
 
@@ -282,9 +283,9 @@ impl Card {
         first: usize,
         count: usize,
     ) -> Result {
-        self.told.place.store(place, Relaxed);
+        self.notified.place.store(place, Relaxed);
         let result = self.migrate(memory, first, count);
-        self.told.place.store(NONE, Relaxed);
+        self.notified.place.store(NONE, Relaxed);
 
         result
     }
@@ -295,7 +296,7 @@ impl Card {
         Ok(self.vram.size() - self.vram.avail())
     }
 
-    /// Tells whether VRAM has the bytes of a page at `offset`: those of [`Anonymous::fill`], or
+    /// Returns whether VRAM has the bytes of a page at `offset`: those of [`Anonymous::fill`], or
     /// zeroes.
     pub(crate) fn shows(&self, offset: u64, seed: Option<u64>, page: usize) -> Result<bool> {
         let mut bytes = KVec::from_elem(0u8, PAGE as usize, GFP_KERNEL)?;
@@ -356,7 +357,7 @@ mod tests {
             card.migrate_to(64 * PAGE, &memory, 0, 16)?;
             card.migrate_to(256 * PAGE, &memory, 16, 16)?;
             check_eq!(card.used()?, 32 * PAGE);
-            check_eq!(card.told.to_dev.load(Relaxed), 32 * PAGE);
+            check_eq!(card.notified.to_dev.load(Relaxed), 32 * PAGE);
             for page in 0..16 {
                 let (first, second) = (64 + page, 256 + page);
 
@@ -367,12 +368,12 @@ mod tests {
             }
 
             check!(memory.holds(Some(1), 3)?);
-            check_eq!(card.told.to_ram.load(Relaxed), 16 * PAGE);
+            check_eq!(card.notified.to_ram.load(Relaxed), 16 * PAGE);
             check_eq!(card.used()?, 16 * PAGE);
 
             // The CPU may change the memory that has moved back.
             check!(memory.all_hold(Some(1))?);
-            check_eq!(card.told.to_ram.load(Relaxed), 32 * PAGE);
+            check_eq!(card.notified.to_ram.load(Relaxed), 32 * PAGE);
             check_eq!(card.used()?, 0);
             memory.fill(2)?;
             card.migrate_to(0, &memory, 0, 32)?;
@@ -394,10 +395,10 @@ mod tests {
             check_eq!(card.used()?, 5 * PAGE);
             check!(memory.holds(Some(1), 0)?);
             check!(memory.holds(Some(1), 6)?);
-            check_eq!(card.told.to_ram.load(Relaxed), 0);
+            check_eq!(card.notified.to_ram.load(Relaxed), 0);
 
             check!(memory.holds(Some(1), 4)?);
-            check_eq!(card.told.to_ram.load(Relaxed), 2 * PAGE);
+            check_eq!(card.notified.to_ram.load(Relaxed), 2 * PAGE);
             check_eq!(card.used()?, 3 * PAGE);
             // Chunks in VRAM stay there, and the rest moves.
             card.migrate(&memory, 0, 8)?;
@@ -422,18 +423,18 @@ mod tests {
             check_eq!(card.used()?, 0);
 
             let memory = Anonymous::new(PMD)?;
-            let allocs = card.told.allocs.load(Relaxed);
+            let allocs = card.notified.allocs.load(Relaxed);
             card.migrate(&memory, 0, PMD)?;
-            check_eq!(card.told.allocs.load(Relaxed), allocs + 1);
-            check_eq!(card.told.zeroed.load(Relaxed), PMD as u64 * PAGE);
+            check_eq!(card.notified.allocs.load(Relaxed), allocs + 1);
+            check_eq!(card.notified.zeroed.load(Relaxed), PMD as u64 * PAGE);
             check_eq!(card.used()?, PMD as u64 * PAGE);
-            let at = card.told.last.load(Relaxed) & !(PMD as u64 * PAGE - 1);
+            let at = card.notified.last.load(Relaxed) & !(PMD as u64 * PAGE - 1);
             for page in 0..PMD {
                 check!(card.shows(at + page as u64 * PAGE, None, page)?);
             }
-            check_eq!(card.told.to_ram.load(Relaxed), 0);
+            check_eq!(card.notified.to_ram.load(Relaxed), 0);
             check!(memory.all_hold(None)?);
-            check_eq!(card.told.to_ram.load(Relaxed), PMD as u64 * PAGE);
+            check_eq!(card.notified.to_ram.load(Relaxed), PMD as u64 * PAGE);
 
             let memory = Anonymous::new(4)?;
             card.migrate_to(PAGE, &memory, 1, 1)?;
@@ -454,13 +455,13 @@ mod tests {
 
             card.migrate_to(0, &memory, 0, PMD)?;
             // The folio moved in one piece.
-            check_eq!(card.told.longest.load(Relaxed), PMD as u64 * PAGE);
+            check_eq!(card.notified.longest.load(Relaxed), PMD as u64 * PAGE);
             for page in 0..PMD {
                 check!(card.shows(page as u64 * PAGE, Some(1), page)?);
             }
             drop(memory);
             check_eq!(card.used()?, 0);
-            check_eq!(card.told.to_ram.load(Relaxed), 0);
+            check_eq!(card.notified.to_ram.load(Relaxed), 0);
 
             let memory = Anonymous::filled(2, 2)?;
             card.migrate_to(3 * PAGE, &memory, 0, 1)?;
@@ -469,7 +470,7 @@ mod tests {
             check!(card.shows(2 * PAGE, Some(1), 2)?);
             check_eq!(card.alias(3)?, Some(start + 3 * PAGE));
             card.with(|loaded| loaded.pages.evict(3 * PAGE))??;
-            check_eq!(card.told.to_ram.load(Relaxed), PAGE);
+            check_eq!(card.notified.to_ram.load(Relaxed), PAGE);
             check_eq!(card.used()?, 0);
             check!(memory.all_hold(Some(2))?);
             Ok(())
@@ -484,7 +485,7 @@ mod tests {
             let memory = Anonymous::filled(PMD, 1)?;
 
             card.migrate(&memory, 0, PMD)?;
-            check_eq!(card.told.longest.load(Relaxed), PMD as u64 * PAGE);
+            check_eq!(card.notified.longest.load(Relaxed), PMD as u64 * PAGE);
             check!(memory.all_hold(Some(1))?);
             check_eq!(card.used()?, 0);
 
@@ -511,7 +512,7 @@ mod tests {
             check_eq!(card.used()?, 16 * PAGE);
             drop(memory);
             check_eq!(card.used()?, 0);
-            check_eq!(card.told.to_ram.load(Relaxed), 0);
+            check_eq!(card.notified.to_ram.load(Relaxed), 0);
             Ok(())
         })
     }
@@ -523,14 +524,14 @@ mod tests {
             let card = Card::new(pdev, 0, true)?;
             let large = Anonymous::filled(PMD, 1)?;
             let small = Anonymous::filled(8, 2)?;
-            let (vram, told) = (card.vram.clone(), card.told.clone());
+            let (vram, notified) = (card.vram.clone(), card.notified.clone());
 
             card.migrate(&large, 0, PMD)?;
             card.migrate(&small, 1, 5)?;
             check_eq!(card.used()?, (PMD as u64 + 5) * PAGE);
             drop(card);
             check_eq!(vram.avail(), vram.size());
-            check_eq!(told.to_ram.load(Relaxed), (PMD as u64 + 5) * PAGE);
+            check_eq!(notified.to_ram.load(Relaxed), (PMD as u64 + 5) * PAGE);
             check!(large.all_hold(Some(1))?);
             check!(small.all_hold(Some(2))?);
 
@@ -557,7 +558,7 @@ mod tests {
             card.with(|loaded| loaded.pages.evict(96 * PAGE))??;
             check_eq!(card.used()?, 32 * PAGE);
             card.with(|loaded| loaded.pages.evict(79 * PAGE))??;
-            check_eq!(card.told.to_ram.load(Relaxed), 16 * PAGE);
+            check_eq!(card.notified.to_ram.load(Relaxed), 16 * PAGE);
             check_eq!(card.used()?, 16 * PAGE);
             check!(memory.all_hold(Some(1))?);
             Ok(())
@@ -571,13 +572,13 @@ mod tests {
             let card = Card::new(pdev, 0, true)?;
             let memory = Anonymous::filled(16, 1)?;
 
-            card.told.fails.store(true, Relaxed);
+            card.notified.fails.store(true, Relaxed);
             check_eq!(card.migrate(&memory, 0, 16), Err(EIO));
             check_eq!(card.used()?, 0);
             check!(memory.all_hold(Some(1))?);
-            check_eq!(card.told.to_ram.load(Relaxed), 0);
+            check_eq!(card.notified.to_ram.load(Relaxed), 0);
 
-            card.told.fails.store(false, Relaxed);
+            card.notified.fails.store(false, Relaxed);
             card.migrate(&memory, 0, 16)?;
             check_eq!(card.used()?, 16 * PAGE);
             check!(memory.all_hold(Some(1))?);
@@ -600,13 +601,13 @@ mod tests {
                 (size, EINVAL),
                 (NONE - 1, EINVAL),
             ] {
-                card.told.lie.store(lie, Relaxed);
+                card.notified.lie.store(lie, Relaxed);
                 check_eq!(card.migrate(&memory, 16, 16), Err(error));
             }
             // A larger chunk overlaps the first one.
-            card.told.lie.store(0, Relaxed);
+            card.notified.lie.store(0, Relaxed);
             check_eq!(card.migrate(&Anonymous::filled(32, 2)?, 0, 32), Err(EEXIST));
-            card.told.lie.store(NONE, Relaxed);
+            card.notified.lie.store(NONE, Relaxed);
 
             check_eq!(card.used()?, 16 * PAGE);
             check!(card.shows(16 * PAGE, Some(1), 0)?);
@@ -634,8 +635,8 @@ mod tests {
 
             // Pages 0, 2 and 4 are free.
             check_eq!(card.migrate(&memory, 0, 4), Err(ENOSPC));
-            check_eq!(card.told.longest.load(Relaxed), PAGE);
-            check_eq!(card.told.to_dev.load(Relaxed), 3 * PAGE);
+            check_eq!(card.notified.longest.load(Relaxed), PAGE);
+            check_eq!(card.notified.to_dev.load(Relaxed), 3 * PAGE);
             check_eq!(card.used()?, card.vram.size());
             check!(memory.all_hold(Some(1))?);
             drop(others);

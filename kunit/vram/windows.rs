@@ -279,7 +279,7 @@ impl Slots {
         self.state.lock().delay = milliseconds;
     }
 
-    /// Tells whether a window is being dropped.
+    /// Returns whether a window is being dropped.
     pub(crate) fn is_dropping(&self) -> bool {
         self.state.lock().dropping != 0
     }
@@ -307,8 +307,8 @@ impl Slots {
         Ok(offsets)
     }
 
-    /// Tells whether a page of the aperture has the words of [`fill`](crate::bench::fill), those of
-    /// page `page`, or zeroes if there is no seed.
+    /// Returns whether a page of the aperture has the words of [`fill`](crate::bench::fill), those
+    /// of page `page`, or zeroes if there is no seed.
     pub(crate) fn holds(&self, offset: u64, seed: Option<u64>, page: u64) -> Result<bool> {
         if !(self.half..self.half + SLOTS as u64 * PAGE).contains(&offset) {
             return Ok(false);
@@ -324,8 +324,8 @@ impl Slots {
         }))
     }
 
-    /// Tells whether an importer sees an object of so many pages, which was filled from `seed`, by
-    /// its table, through windows.
+    /// Returns whether an importer sees an object of so many pages, which was filled from `seed`,
+    /// by its table, through windows.
     pub(crate) fn is_seen(&self, table: &SGTable, pages: u64, seed: Option<u64>) -> Result<bool> {
         let offsets = self.offsets(table)?;
         let mut same = offsets.len() as u64 == pages;

@@ -262,7 +262,7 @@ impl DmaResv {
         }
     }
 
-    /// Tells whether the lock is held by the task that holds that of `own`, because it took both
+    /// Returns whether the lock is held by the task that holds that of `own`, because it took both
     /// with one acquire context.
     ///
     /// The lock of `own` must be held by the current task: then the answer does not change until it
@@ -319,7 +319,7 @@ impl DmaResv {
         })
     }
 
-    /// Tells whether all fences of `usage` have signalled. Never sleeps.
+    /// Returns whether all fences of `usage` have signalled. Never sleeps.
     ///
     /// Mirrors `dma_resv_test_signaled()`.
     pub fn test_signaled(&self, usage: Usage) -> bool {
@@ -355,7 +355,7 @@ impl<'a> Guard<'a> {
         self.resv
     }
 
-    /// Tells whether this guard is the proof for `resv`.
+    /// Returns whether this guard is the proof for `resv`.
     ///
     /// Several objects may share one reservation, so the pointers are compared.
     #[inline]
@@ -420,7 +420,7 @@ impl<'a> LockedResv<'a> {
         self.resv
     }
 
-    /// Tells whether this is a view of `resv`.
+    /// Returns whether this is a view of `resv`.
     #[inline]
     pub fn is_for(&self, resv: &DmaResv) -> bool {
         ptr::eq(self.resv, resv)

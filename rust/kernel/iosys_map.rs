@@ -64,7 +64,7 @@ impl IosysMap {
         })
     }
 
-    /// Tells whether the address has to be used with accessors for I/O memory.
+    /// Returns whether the address has to be used with accessors for I/O memory.
     #[inline]
     pub fn is_iomem(&self) -> bool {
         self.0.is_iomem

@@ -3,14 +3,14 @@
 //! Runtime power management.
 //!
 //! A device that is not used may be suspended: its registers and memory are out of reach until a
-//! user resumes it. [`Awake`] is the guard of a user.
+//! user resumes it. [`RuntimeGuard`] is the guard of a user.
 //!
 //! # Locking
 //!
 //! To resume a device is to wait for callbacks of its driver, even for one that is suspending it at
 //! this time. So no lock may be held that these callbacks take: lockdep sees the wait as a lock,
 //! `pm::callbacks`, which the callbacks hold. A task that holds such a lock can still check whether
-//! the device is awake, [`Awake::if_active`].
+//! the device is awake, [`RuntimeGuard::if_active`].
 //!
 //! C header: [`include/linux/pm_runtime.h`](srctree/include/linux/pm_runtime.h)
 
@@ -80,7 +80,7 @@ pub(crate) fn in_callback<R>(f: impl FnOnce() -> R) -> R {
     f()
 }
 
-/// Tells whether the driver of a device is being asked to suspend it.
+/// Returns whether the driver of a device is being asked to suspend it.
 ///
 /// A caller that holds something that the driver needs to suspend the device knows that the device
 /// works until the caller releases it.
@@ -90,7 +90,7 @@ pub(crate) fn is_suspending(dev: &Device) -> bool {
     status(dev) == bindings::rpm_status_RPM_SUSPENDING
 }
 
-/// Tells whether a device is suspended.
+/// Returns whether a device is suspended.
 ///
 /// For callers that hold something that the driver needs before it lets the device be suspended. A
 /// device that is about to be suspended counts as not suspended.
@@ -170,21 +170,21 @@ impl LastUse {
 /// ```
 /// use kernel::{
 ///     faux,
-///     pm::Awake,
+///     pm::RuntimeGuard,
 ///     prelude::*, //
 /// };
 ///
 /// // Runtime PM of this device is not enabled, so it cannot be resumed.
 /// let faux = faux::Registration::new(c"pm_example", None)?;
-/// assert_eq!(Awake::new(faux.as_ref().as_ref()).err(), Some(EACCES));
+/// assert_eq!(RuntimeGuard::new(faux.as_ref().as_ref()).err(), Some(EACCES));
 /// # Ok::<(), Error>(())
 /// ```
 #[must_use = "the device may be suspended when this is dropped"]
-pub struct Awake {
+pub struct RuntimeGuard {
     dev: ARef<Device>,
 }
 
-impl Awake {
+impl RuntimeGuard {
     /// Resumes a device, if it is suspended, and keeps it awake.
     ///
     /// Sleeps, and waits for callbacks of the driver that suspend or resume the device: these must
@@ -197,8 +197,8 @@ impl Awake {
     pub fn new(dev: &Device) -> Result<Self> {
         in_callback(|| ());
         // As a rule the device is awake, and then this takes half as long.
-        if let Some(awake) = Self::if_active(dev) {
-            return Ok(awake);
+        if let Some(runtime_guard) = Self::if_active(dev) {
+            return Ok(runtime_guard);
         }
         // SAFETY: The device is valid.
         to_result(unsafe { bindings::pm_runtime_resume_and_get(dev.as_raw()) })?;
@@ -250,7 +250,7 @@ impl Awake {
     }
 }
 
-impl Drop for Awake {
+impl Drop for RuntimeGuard {
     fn drop(&mut self) {
         // A failure to suspend the device now is no error of the caller.
         // SAFETY: The device is valid, and by the type invariant the value owns the count that is

@@ -51,7 +51,7 @@ impl RateLimit {
         })
     }
 
-    /// Tells whether the limit allows the action once more. May be called in any context.
+    /// Returns whether the limit allows the action once more. May be called in any context.
     pub fn allows(&self) -> bool {
         // SAFETY: The state was initialized, and the name ends with a NUL.
         unsafe { bindings::___ratelimit(self.state.get(), self.name.as_char_ptr()) != 0 }

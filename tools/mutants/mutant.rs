@@ -7,7 +7,7 @@ extern "C" {
     fn mutant_allocation(place: i32);
 }
 
-/// Tells whether this kernel was booted with this mutation.
+/// Returns whether this kernel was booted with this mutation.
 #[inline(never)]
 pub fn on(mutant: i32) -> bool {
     // SAFETY: The function has no requirements.

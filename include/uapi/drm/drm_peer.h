@@ -256,7 +256,7 @@ struct drm_peer_address {
 /**
  * struct drm_peer_query - argument of QUERY
  *
- * Tells which path a PCI device would get if it attached to a buffer, without
+ * Returns which path a PCI device would get if it attached to a buffer, without
  * an attach. The path and the reason are those of an attach at this time; they
  * change if, for example, another importer attaches or pins. The call resumes
  * the exporting device if the attach would.

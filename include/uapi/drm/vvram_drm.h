@@ -209,7 +209,7 @@ enum drm_vvram_placement {
 /**
  * struct drm_vvram_gem_info - argument of DRM_IOCTL_VVRAM_GEM_INFO
  *
- * Tells where an object is at the moment. It may be elsewhere by the time the
+ * Returns where an object is at the moment. It may be elsewhere by the time the
  * caller reads it, unless it is pinned.
  */
 struct drm_vvram_gem_info {
@@ -246,7 +246,7 @@ struct drm_vvram_gem_info {
  * struct drm_vvram_gem_import_info - argument of
  * DRM_IOCTL_VVRAM_GEM_IMPORT_INFO
  *
- * Tells how the device reaches the buffer behind an imported object. The call
+ * Returns how the device reaches the buffer behind an imported object. The call
  * maps the buffer for the device if it is not mapped. The path and its reason
  * are only known if the exporter is a device of this driver, otherwise @path is
  * DRM_PEER_PATH_UNKNOWN; they may change when the buffer moves. Returns -EINVAL

@@ -414,7 +414,7 @@ impl<E: Exporter> Drop for Revocation<E> {
     }
 }
 
-/// Tells whether a device was removed by surprise, so that it accesses nothing any more.
+/// Returns whether a device was removed by surprise, so that it accesses nothing any more.
 #[cfg(all(CONFIG_PCI, CONFIG_64BIT))]
 fn is_disconnected(dev: &device::Device) -> bool {
     <&pci::Device>::try_from(dev).is_ok_and(pci::Device::is_disconnected)

@@ -312,7 +312,7 @@ impl AnyFence {
         unsafe { (*self.as_raw()).seqno }
     }
 
-    /// Tells whether the fence has signalled. A container has once all of its fences have.
+    /// Returns whether the fence has signalled. A container has once all of its fences have.
     ///
     /// May be called from any context. Mirrors `dma_fence_is_signaled()`.
     #[inline]

@@ -351,7 +351,7 @@ impl MappingSlot<'_> {
         Some(unsafe { SGTable::from_raw(sgt.as_ptr()) })
     }
 
-    /// Tells whether there is a mapping that was invalidated.
+    /// Returns whether there is a mapping that was invalidated.
     #[cfg(CONFIG_RUST_DRM_PEER)]
     #[inline]
     pub(crate) fn is_invalidated(&self) -> bool {
@@ -441,7 +441,7 @@ impl LockedAttachment<'_> {
         }
     }
 
-    /// Tells whether the buffer is pinned by this attachment.
+    /// Returns whether the buffer is pinned by this attachment.
     #[inline]
     pub fn is_pinned(&self) -> bool {
         self.state.pinned.get()
@@ -468,7 +468,7 @@ impl Invalidated<'_> {
         self.0.unmap();
     }
 
-    /// Tells whether the buffer is pinned by this attachment.
+    /// Returns whether the buffer is pinned by this attachment.
     ///
     /// If so, the buffer is not about to move but is revoked.
     #[inline]

@@ -288,7 +288,7 @@ impl RangeList {
         self.as_slice().len()
     }
 
-    /// Tells whether there is no range.
+    /// Returns whether there is no range.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.size == 0

@@ -111,7 +111,7 @@ impl Table {
         }
     }
 
-    /// Tells whether the table is one of pages.
+    /// Returns whether the table is one of pages.
     #[inline]
     pub(super) fn has_pages(&self) -> bool {
         matches!(self.memory, Memory::Pages(_))

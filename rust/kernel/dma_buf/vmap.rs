@@ -97,7 +97,7 @@ impl VMap {
         &self.buf
     }
 
-    /// Tells whether the buffer is in I/O memory, such as a BAR, at this time.
+    /// Returns whether the buffer is in I/O memory, such as a BAR, at this time.
     #[inline]
     pub fn is_iomem(&self) -> bool {
         self.map.is_iomem()

@@ -189,7 +189,7 @@ impl Exec {
         self.inner.get()
     }
 
-    /// Tells whether an object was contended in this round.
+    /// Returns whether an object was contended in this round.
     pub(crate) fn is_contended(&self) -> bool {
         // SAFETY: By the type invariant the context is initialized and used by this task only.
         // After `begin()` the pointer is null until an object is contended.

@@ -161,19 +161,19 @@ impl Request {
 pub struct Entry(usize);
 
 impl Entry {
-    /// Tells whether there is a page that may be read.
+    /// Returns whether there is a page that may be read.
     #[inline]
     pub fn is_valid(&self) -> bool {
         self.0 & VALID != 0
     }
 
-    /// Tells whether there is a page that may be written as well.
+    /// Returns whether there is a page that may be written as well.
     #[inline]
     pub fn is_writable(&self) -> bool {
         self.0 & (VALID | WRITE) == VALID | WRITE
     }
 
-    /// Tells whether a device cannot have a page here.
+    /// Returns whether a device cannot have a page here.
     #[inline]
     pub fn is_error(&self) -> bool {
         self.0 & ERROR != 0
@@ -658,7 +658,7 @@ impl<T: Mirror> Import<T> {
         }
     }
 
-    /// Tells whether the device could not reach some memory of a peer.
+    /// Returns whether the device could not reach some memory of a peer.
     #[inline]
     pub fn is_p2p_denied(&self) -> bool {
         self.is_p2p_denied.load(Relaxed)

@@ -92,7 +92,7 @@ impl BusMaster {
         self.0.try_access_with(Enabled::clear);
     }
 
-    /// Tells whether the driver was unbound, so that the device is no bus master.
+    /// Returns whether the driver was unbound, so that the device is no bus master.
     pub fn is_over(&self) -> bool {
         self.0.try_access().is_none()
     }

@@ -71,7 +71,7 @@ impl MapType {
         Self(raw)
     }
 
-    /// Tells whether a client with this kind of route can be given a mapping.
+    /// Returns whether a client with this kind of route can be given a mapping.
     #[inline]
     pub fn is_supported(self) -> bool {
         self == Self::BUS_ADDR || self == Self::THRU_HOST_BRIDGE
@@ -304,7 +304,7 @@ impl<'a> Provider<'a> {
         Ok(self.start + offset)
     }
 
-    /// Tells whether the physical addresses from `start` to `end` are inside the BAR.
+    /// Returns whether the physical addresses from `start` to `end` are inside the BAR.
     #[inline]
     pub fn contains(&self, start: u64, end: u64) -> bool {
         // OVERFLOW: The type invariant excludes it.
@@ -380,7 +380,7 @@ impl<'a> Provider<'a> {
 }
 
 impl Device {
-    /// Tells whether the device is gone: it was removed by surprise, or does not answer any more.
+    /// Returns whether the device is gone: it was removed by surprise, or does not answer any more.
     ///
     /// Its registers and its memory read as ones, and it does not access anything. Mirrors
     /// `pci_dev_is_disconnected()`.

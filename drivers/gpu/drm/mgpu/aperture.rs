@@ -242,7 +242,7 @@ impl State {
     }
 }
 
-/// Tells whether a window shows the page at an offset.
+/// Returns whether a window shows the page at an offset.
 fn is_shown(shown: &[u64], offset: u64) -> bool {
     let page = offset >> PAGE_SHIFT;
 

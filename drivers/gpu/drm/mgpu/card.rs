@@ -80,13 +80,13 @@ pub(crate) struct Bound<'a> {
     pub(crate) gpu: Arc<Gpu>,
     /// The PCI device.
     pub(crate) pdev: &'a pci::Device<device::Bound>,
-    _told: Told,
+    _notifier: Notifier,
 }
 
 /// Failures are reported to the DRM device until this is dropped.
-struct Told(Arc<Gpu>);
+struct Notifier(Arc<Gpu>);
 
-impl Drop for Told {
+impl Drop for Notifier {
     fn drop(&mut self) {
         self.0.recovery.reporter.set_card(None);
     }
@@ -126,7 +126,7 @@ impl RegistrationInit<Driver> for Init {
             _spaces: Spaces(self.0.contexts.clone()),
             gpu: self.0.clone(),
             pdev,
-            _told: Told(self.0),
+            _notifier: Notifier(self.0),
         })
     }
 }

@@ -110,13 +110,13 @@ impl Invalidator {
         )
     }
 
-    /// Tells whether an invalidation was not done, so that it is unknown what the device still
+    /// Returns whether an invalidation was not done, so that it is unknown what the device still
     /// reaches.
     pub(crate) fn is_broken(&self) -> bool {
         self.is_broken.load(Relaxed)
     }
 
-    /// Tells whether the device may still use entries that were changed before an invalidation
+    /// Returns whether the device may still use entries that were changed before an invalidation
     /// whose result is `told`. If so, returns the argument for [`Self::has_forgotten`].
     pub(crate) fn may_be_known(&self, told: Result) -> Option<u64> {
         // Read before `is_broken`, which a reset clears: a reset that comes now ends the
@@ -126,7 +126,7 @@ impl Invalidator {
         (told == Err(EIO) && self.is_broken()).then_some(resets)
     }
 
-    /// Tells whether the device has no old translations any more: it was reset since the count of
+    /// Returns whether the device has no old translations any more: it was reset since the count of
     /// resets was `resets`, or it accesses no memory.
     pub(crate) fn has_forgotten(&self, resets: u64) -> bool {
         self.resets.load(Acquire) > resets || self.is_over.load(Acquire)
@@ -197,7 +197,7 @@ pub(crate) struct Telling<'a> {
 }
 
 impl Telling<'_> {
-    /// Tells whether the PCI core resets the device.
+    /// Returns whether the PCI core resets the device.
     pub(crate) fn is_paused(&self) -> bool {
         self.state.is_paused
     }

@@ -363,7 +363,7 @@ impl PageTable {
         self.number
     }
 
-    /// Tells whether the device may still use old translations, of this context or of another one.
+    /// Returns whether the device may still use old translations, of this or of another context.
     pub(crate) fn is_broken(&self) -> bool {
         self.contexts.invalidator().is_broken()
     }

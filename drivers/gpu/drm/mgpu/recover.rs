@@ -220,7 +220,7 @@ impl Recovery {
         self.regs.ring_doorbell(ring, written)
     }
 
-    /// Tells whether the PCI core resets the device, so that no entry must be written to a ring.
+    /// Returns whether the PCI core resets the device, so that no entry must be written to a ring.
     pub(crate) fn is_paused(&self) -> bool {
         self.is_paused.load(Acquire)
     }
@@ -346,7 +346,7 @@ impl Recovery {
         error
     }
 
-    /// Tells whether the device does not answer any more. Returns false while the PCI core resets
+    /// Returns whether the device does not answer any more. Returns false while the PCI core resets
     /// the device, when it may not answer either.
     pub(crate) fn is_gone(&self) -> bool {
         !self.is_paused() && self.regs.is_gone()

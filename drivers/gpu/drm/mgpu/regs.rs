@@ -129,7 +129,7 @@ impl Regs {
         self.0.try_access_with(f).ok_or(ENODEV)
     }
 
-    /// Tells whether the device does not answer any more.
+    /// Returns whether the device does not answer any more.
     pub(crate) fn is_gone(&self) -> bool {
         self.with(|bar| bar.read(ID).into_raw())
             .is_ok_and(|id| id == u32::MAX)

@@ -391,8 +391,8 @@ impl<E: Entries> Ring<E> {
         state.is_busy()
     }
 
-    /// Tells whether jobs in the ring will not end, because the device is gone. A register is read
-    /// only if there was no progress for a while, because that takes long.
+    /// Returns whether jobs in the ring will not end, because the device is gone. A register is
+    /// read only if there was no progress for a while, because that takes long.
     fn is_abandoned(&self, state: &State<E>) -> bool {
         state.is_busy()
             && state.since.elapsed() >= Delta::from_millis(STILL)

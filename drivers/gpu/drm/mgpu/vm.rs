@@ -271,7 +271,7 @@ impl AddressSpace {
         drop(before);
     }
 
-    /// Tells whether all jobs have ended.
+    /// Returns whether all jobs have ended.
     fn is_idle(&self) -> bool {
         self.last
             .lock()

@@ -279,7 +279,7 @@ impl Space {
         })
     }
 
-    /// Tells whether a mapping has one of the pages from `first` up to `end`.
+    /// Returns whether a mapping has one of the pages from `first` up to `end`.
     fn has_any(&self, first: usize, end: usize) -> bool {
         self.bound.values().any(|bound| {
             let mapping = &bound.mapping;

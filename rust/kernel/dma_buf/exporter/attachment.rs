@@ -286,7 +286,7 @@ impl<'a> AttachRequest<'a> {
         map_type
     }
 
-    /// Tells whether the importer takes peer-to-peer memory.
+    /// Returns whether the importer takes peer-to-peer memory.
     ///
     /// A static importer never does.
     #[inline]
@@ -300,7 +300,7 @@ impl<'a> AttachRequest<'a> {
         self.attach.peer2peer = false;
     }
 
-    /// Tells whether the importer manages pinning itself.
+    /// Returns whether the importer manages pinning itself.
     ///
     /// For other importers the core pins the buffer while it is mapped.
     #[inline]
@@ -308,7 +308,7 @@ impl<'a> AttachRequest<'a> {
         !self.attach.importer_ops.is_null()
     }
 
-    /// Tells whether the mappings of the importer can be revoked.
+    /// Returns whether the mappings of the importer can be revoked.
     ///
     /// Mirrors `dma_buf_attach_revocable()`.
     #[inline]
@@ -411,21 +411,21 @@ impl<'r, E: Exporter> Attached<'r, E> {
         &self.private().data
     }
 
-    /// Tells whether the importer is given peer-to-peer memory.
+    /// Returns whether the importer is given peer-to-peer memory.
     #[inline]
     pub fn peer2peer(&self) -> bool {
         // SAFETY: By the type invariant the attachment is valid.
         unsafe { (*self.as_raw()).peer2peer }
     }
 
-    /// Tells whether the importer manages pinning itself.
+    /// Returns whether the importer manages pinning itself.
     #[inline]
     pub fn is_dynamic(&self) -> bool {
         // SAFETY: By the type invariant the attachment is valid.
         !unsafe { (*self.as_raw()).importer_ops }.is_null()
     }
 
-    /// Tells whether the mappings of the importer can be revoked.
+    /// Returns whether the mappings of the importer can be revoked.
     #[inline]
     pub fn is_revocable(&self) -> bool {
         // SAFETY: By the type invariant the attachment is valid.

@@ -187,7 +187,7 @@ impl FenceGroup {
         Self(unsafe { bindings::dma_fence_context_alloc(1) })
     }
 
-    /// Tells whether `fence` belongs to the group and has not signalled. May be called from any
+    /// Returns whether `fence` belongs to the group and has not signalled. May be called from any
     /// context.
     pub fn has(&self, fence: &Fence) -> bool {
         Memory::group_of(fence).is_some_and(|(group, _)| group == self.0)

@@ -182,7 +182,8 @@ impl Line {
         self.last = memory;
     }
 
-    /// Tells whether the signal of the latest fence may depend on fences that are not of the group.
+    /// Returns whether the signal of the latest fence may depend on fences that are not of the
+    /// group.
     fn ends_external(&self) -> bool {
         // SAFETY: By the type invariant the fence is valid, if there is one; the field never
         // changes.

@@ -115,7 +115,7 @@ impl Follower {
     /// Has page tables cleared, and then unmaps the buffer. The caller has waited for the fences.
     ///
     /// If the device is just being unplugged, the unplug does it.
-    fn let_go(&self, at: &mut LockedAttachment<'_>, when: When) {
+    fn release_mapping(&self, at: &mut LockedAttachment<'_>, when: When) {
         // SAFETY: The attachment is that of the buffer, and its reservation is held.
         if let Some(tables) = unsafe { self.shown() } {
             if tables.call(Call::Zap, when).is_err() {
@@ -127,12 +127,12 @@ impl Follower {
 
     /// Maps the buffer, unless it is mapped and was not invalidated.
     fn map(&self, at: &mut LockedAttachment<'_>) -> Result {
-        // SAFETY: As in `let_go()`.
+        // SAFETY: As in `release_mapping()`.
         if at.is_invalidated() && unsafe { self.shown() }.is_some() {
             // An exporter that moves the buffer by its own engine need not have waited for the
             // fences.
             at.dma_buf().resv().wait(Usage::Bookkeep, true)?;
-            self.let_go(at, When::Registered);
+            self.release_mapping(at, When::Registered);
             if at.is_invalidated() {
                 return Err(ENODEV);
             }
@@ -225,7 +225,7 @@ impl WorkItem for Late {
         let _ = at.with(|slot| {
             // If the buffer was mapped and invalidated again, this work item is queued again.
             if slot.is_invalidated() && count.unwrap_or(invalidations()) == invalidations() {
-                at.importer().let_go(slot, When::Registered);
+                at.importer().release_mapping(slot, When::Registered);
             }
             Ok(())
         });
@@ -245,7 +245,7 @@ impl Drop for Ends {
             if let Some(tables) = unsafe { follower.shown() } {
                 let _ = tables.call(Call::Evicted, When::Registered);
             }
-            follower.let_go(at, When::Registered);
+            follower.release_mapping(at, When::Registered);
             // `Late` refers to the attachment, and keeps it.
             // SAFETY: The reservation is held, and there is no reference to the value in the cell.
             unsafe { *follower.tables.get() = None };
@@ -384,7 +384,7 @@ impl Import {
         // SAFETY: The reservation is held.
         if let Some(tables) = unsafe { follower.shown() } {
             let _ = tables.call(Call::Evicted, When::Unplugged);
-            follower.let_go(&mut at, When::Unplugged);
+            follower.release_mapping(&mut at, When::Unplugged);
         }
     }
 

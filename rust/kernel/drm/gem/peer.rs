@@ -143,7 +143,7 @@ pub trait PeerObject: DriverObject<Driver: drm::Driver<Object = Self::Class>> {
         reg: &'a <Self::Driver as drm::Driver>::RegistrationData<'a>,
     ) -> &'a Exports<'a, Self>;
 
-    /// Tells whether importers get the object in VRAM or not at all.
+    /// Returns whether importers get the object in VRAM or not at all.
     ///
     /// An object that may live in system memory as well is still moved there if VRAM is full. It is
     /// moved back when an importer maps or pins it, and if that is not possible the importer gets

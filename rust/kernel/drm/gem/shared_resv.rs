@@ -152,7 +152,7 @@ impl Deref for ResvRef {
 ///     prelude::*, //
 /// };
 ///
-/// /// Tells whether a reservation is the same as that of its clone, which it is.
+/// /// Returns whether a reservation is the same as that of its clone, which it is.
 /// fn is_one<D: drm::Driver>(dev: &drm::Device<D>) -> Result<bool> {
 ///     let resv = SharedResv::new(dev)?;
 ///     let same = resv.clone();

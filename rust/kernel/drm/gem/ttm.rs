@@ -18,9 +18,9 @@
 //! and cannot be moved or pinned; the exporter provides the mappings of processes.
 //!
 //! VRAM is out of reach while the device is suspended. A task that is going to move an object to or
-//! from VRAM takes a [`pm::Awake`](crate::pm::Awake) before it reserves the object: with a
-//! reservation held the device is not resumed, because its driver may need the reservation to
-//! suspend it. [`Object::new`], [`Device::exec`](drm::ttm::Device::exec) and [`copy`] do it
+//! from VRAM takes a [`pm::RuntimeGuard`](crate::pm::RuntimeGuard) before it reserves the object:
+//! with a reservation held the device is not resumed, because its driver may need the reservation
+//! to suspend it. [`Object::new`], [`Device::exec`](drm::ttm::Device::exec) and [`copy`] do it
 //! themselves.
 //!
 //! For locks and lifetimes see [`drm::ttm`].
@@ -521,7 +521,7 @@ impl<T: TtmObject> Object<T> {
     /// - `ENODEV` if the object is to be in VRAM and the driver is not bound any more.
     /// - `ERESTARTSYS` if a signal arrived.
     /// - `ENOMEM` if memory runs out.
-    /// - Those of [`Awake::new`](crate::pm::Awake::new) if the object may be in VRAM.
+    /// - Those of [`RuntimeGuard::new`](crate::pm::RuntimeGuard::new) if the object may be in VRAM.
     pub fn new(
         dev: &drm::Device<T::Driver>,
         size: usize,
@@ -548,10 +548,10 @@ impl<T: TtmObject> Object<T> {
         u32::try_from(size >> PAGE_SHIFT).map_err(|_| ENOSPC)?;
         let ttm = T::ttm(dev);
         let places = ttm.fitting(places, size as u64)?;
-        let _awake = places
+        let _runtime_guard = places
             .iter()
             .any(|place| place.mem_type() == MemType::Vram)
-            .then(|| ttm.awake())
+            .then(|| ttm.runtime_guard())
             .transpose()?;
         let first = places.without_eviction();
         let obj = Self::make(dev, size, &first, ctx, args, None, shared)?;
@@ -718,7 +718,7 @@ impl<T: TtmObject> Object<T> {
         self.loss.id()
     }
 
-    /// Tells whether the content is lost. Moves that are under way may still fail.
+    /// Returns whether the content is lost. Moves that are under way may still fail.
     #[inline]
     pub(crate) fn is_lost(&self) -> bool {
         self.loss.is_lost()
@@ -740,7 +740,7 @@ impl<T: TtmObject> Object<T> {
         self.seen.load(Relaxed)
     }
 
-    /// Tells whether the object was in VRAM, and could be evicted, after its last move.
+    /// Returns whether the object was in VRAM, and could be evicted, after its last move.
     pub(crate) fn may_leave_vram(&self) -> bool {
         // SAFETY: The object is valid. The count is only read, and may change.
         let pins = unsafe { (&raw const (*self.bo()).pin_count).read_volatile() };

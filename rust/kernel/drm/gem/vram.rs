@@ -73,7 +73,7 @@ use crate::{
     },
     page::page_align,
     pci,
-    pm::Awake,
+    pm::RuntimeGuard,
     prelude::*,
     rbtree::RBTreeNodeReservation,
     sync::{
@@ -328,7 +328,7 @@ impl<T: VramObject> Object<T> {
     /// - `ENOSPC` if there is no room.
     /// - `ENODEV` if the driver is not bound, or the DRM device not registered.
     /// - `ENOMEM` if memory runs out.
-    /// - Those of [`VramObject::clear`] and [`Awake::new`].
+    /// - Those of [`VramObject::clear`] and [`RuntimeGuard::new`].
     pub fn new(dev: &drm::Device<T::Driver>, size: usize, args: T::Args) -> Result<ARef<Self>> {
         if size == 0 {
             return Err(EINVAL);
@@ -350,7 +350,7 @@ impl<T: VramObject> Object<T> {
             ret => ret?,
         };
         {
-            let _awake = Awake::new(&whose.owner)?;
+            let _runtime_guard = RuntimeGuard::new(&whose.owner)?;
 
             // SAFETY: The device is valid and of `T::Driver`.
             unsafe { while_registered::<T::Driver, _>(drm, |reg| T::clear(reg, vram.ranges())) }?;
@@ -541,7 +541,7 @@ unsafe impl<T: VramObject> Backing for Object<T> {
         unsafe {
             while_registered::<T::Driver, _>((*object.obj.as_raw()).dev, |reg| {
                 // Writes before the device was suspended have arrived, and there were none since.
-                if let Some(_awake) = Awake::if_active(object.obj.owner()) {
+                if let Some(_runtime_guard) = RuntimeGuard::if_active(object.obj.owner()) {
                     T::flush(reg, object.obj.ranges());
                 }
                 Ok(())

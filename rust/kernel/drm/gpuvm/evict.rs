@@ -183,7 +183,7 @@ impl<T: DriverGpuVm> GpuVmBo<T> {
         unsafe { ranges_of(self.as_raw()) }.for_each(f);
     }
 
-    /// Tells whether the object was evicted since [`LockedVm::validate`] brought it back last.
+    /// Returns whether the object was evicted since [`LockedVm::validate`] brought it back last.
     ///
     /// [`None`] if `object` is not the object of the value.
     pub fn is_evicted(&self, object: &Held<'_, T::Object>) -> Option<bool> {

@@ -222,7 +222,7 @@ impl<T: DriverGpuVm> GpuVm<T> {
         Ok(())
     }
 
-    /// Tells whether a reservation is that of the VM, or of one of its external objects.
+    /// Returns whether a reservation is that of the VM, or of one of its external objects.
     ///
     /// # Safety
     ///
@@ -275,7 +275,7 @@ impl<T: DriverGpuVm> GpuVm<T> {
 }
 
 impl<T: DriverGpuVm> UniqueRefGpuVm<T> {
-    /// Tells whether nothing is mapped at addresses of the VM.
+    /// Returns whether nothing is mapped at addresses of the VM.
     #[inline]
     pub fn is_unmapped(&self, va: &Range<u64>) -> bool {
         // SAFETY: The VM is valid. Mappings change with an exclusive reference only.

@@ -25,7 +25,7 @@ use crate::{
     },
     new_mutex,
     page::PAGE_SIZE,
-    pm::Awake,
+    pm::RuntimeGuard,
     prelude::*,
     rbtree::{
         RBTree,
@@ -386,9 +386,10 @@ impl Base {
         }
         // The caller keeps the device awake meanwhile.
         // SAFETY: The DRM device is valid, and keeps its DMA device.
-        let awake = Awake::if_active(unsafe { dma_device((*self.as_raw()).drm) }).ok_or(EAGAIN)?;
+        let runtime_guard =
+            RuntimeGuard::if_active(unsafe { dma_device((*self.as_raw()).drm) }).ok_or(EAGAIN)?;
         // SAFETY: The value waits for its chunks. All else is as the caller promises.
-        let chunk = unsafe { Chunk::new(self, first, count, (alloc, awake), ops) }?;
+        let chunk = unsafe { Chunk::new(self, first, count, (alloc, runtime_guard), ops) }?;
 
         self.insert(&chunk)?;
         // SAFETY: As the caller promises. The chunk is new.

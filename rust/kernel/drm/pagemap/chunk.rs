@@ -8,7 +8,7 @@ use crate::{
     drm::vram::dma_device,
     error::to_result,
     page::PAGE_SIZE,
-    pm::Awake,
+    pm::RuntimeGuard,
     prelude::*,
     sync::{
         atomic::{
@@ -75,7 +75,7 @@ pub(super) struct Chunk {
     _alloc: KBox<dyn Send + Sync>,
     /// A runtime PM guard: the CPU accesses the memory where it cannot resume the device, and other
     /// devices access it without asking.
-    _awake: Awake,
+    _runtime_guard: RuntimeGuard,
     #[pin]
     work: Work<Chunk>,
 }
@@ -104,7 +104,7 @@ impl Chunk {
         base: &Base,
         first: usize,
         count: usize,
-        (alloc, awake): (KBox<dyn Send + Sync>, Awake),
+        (alloc, runtime_guard): (KBox<dyn Send + Sync>, RuntimeGuard),
         ops: &'static bindings::drm_pagemap_devmem_ops,
     ) -> Result<Arc<Self>> {
         let dpagemap = base.as_raw();
@@ -135,7 +135,7 @@ impl Chunk {
                 count,
                 age: Atomic::new(0),
                 _alloc: alloc,
-                _awake: awake,
+                _runtime_guard: runtime_guard,
                 work <- new_work!("drm::pagemap::Chunk"),
             }),
             GFP_KERNEL,

@@ -152,7 +152,7 @@ use crate::{
     mm::Mm,
     page::PAGE_SIZE,
     pci::p2pdma::BarPages,
-    pm::Awake,
+    pm::RuntimeGuard,
     prelude::*,
     time::{
         delay::fsleep,
@@ -331,7 +331,7 @@ impl<T: Driver> PageMap<T> {
     /// - `EINTR` if the task is killed.
     /// - `EIO` if system memory cannot be mapped for the device.
     /// - `ENOMEM` if memory runs out, and the errors of [`Driver::alloc`], [`Driver::make_room`],
-    ///   [`Driver::copy_to_dev`] and [`Awake::new`].
+    ///   [`Driver::copy_to_dev`] and [`RuntimeGuard::new`].
     pub fn migrate(&self, mm: &Mm, range: Range<usize>) -> Result {
         let Range { mut start, end } = range;
         let mut result = Ok(());
@@ -340,7 +340,7 @@ impl<T: Driver> PageMap<T> {
             return Err(EINVAL);
         }
         // SAFETY: The DRM device is valid, and keeps its DMA device.
-        let _awake = Awake::new(unsafe { dma_device((*self.as_raw()).drm) })?;
+        let _runtime_guard = RuntimeGuard::new(unsafe { dma_device((*self.as_raw()).drm) })?;
         let since = self.base.now();
 
         while start < end {

@@ -127,7 +127,7 @@ impl Slot {
         }
     }
 
-    /// Tells whether a job is in the hardware here.
+    /// Returns whether a job is in the hardware here.
     pub(super) fn is_running(&self) -> bool {
         self.ticket != 0 && self.ended.is_none()
     }
@@ -194,7 +194,7 @@ impl State {
         self.all = all;
     }
 
-    /// Tells whether the run with the number `ticket` is still going on.
+    /// Returns whether the run with the number `ticket` is still going on.
     pub(super) fn is_running(&self, slot: usize, ticket: u64) -> bool {
         let slot = self.slots.get(slot).filter(|slot| slot.is_running());
 
@@ -212,7 +212,7 @@ impl State {
         Some((index, slot.ended.unwrap_or(Ok(()))))
     }
 
-    /// Tells whether a queue has a job that can begin.
+    /// Returns whether a queue has a job that can begin.
     fn is_ready(&mut self, lane: &Lane) -> bool {
         let first = lane.waiting.access_mut(self).jobs.first();
 
@@ -235,7 +235,7 @@ impl State {
 pub(super) struct Calls {
     /// Resets the ring.
     pub(super) reset: unsafe fn(*const c_void) -> Result,
-    /// Tells whether the hardware is not present any more.
+    /// Returns whether the hardware is not present any more.
     pub(super) is_gone: unsafe fn(*const c_void) -> bool,
 }
 
@@ -441,7 +441,7 @@ impl Core {
         drop(item);
     }
 
-    /// Tells whether clients cannot add jobs any more.
+    /// Returns whether clients cannot add jobs any more.
     pub(super) fn is_closed(&self) -> bool {
         self.state.lock().closed
     }

@@ -162,7 +162,7 @@ impl Lane {
         )
     }
 
-    /// Tells whether it is the queue of the kernel.
+    /// Returns whether it is the queue of the kernel.
     pub(super) fn is_kernel(&self) -> bool {
         self.permits.is_none()
     }

@@ -228,7 +228,7 @@ impl Deps {
         }
     }
 
-    /// Tells whether all dependencies have signalled, once the job is in its queue.
+    /// Returns whether all dependencies have signalled, once the job is in its queue.
     pub(super) fn are_over(&self) -> bool {
         self.pending
             .as_ref()
@@ -319,7 +319,7 @@ impl<T: RingOps> Entry<T> {
             .try_for_each(|fence| self.depend_on_fence(fence))
     }
 
-    /// Tells whether the job depends on a fence that is not an internal one of the group.
+    /// Returns whether the job depends on a fence that is not an internal one of the group.
     #[inline]
     pub fn is_external(&self) -> bool {
         self.deps.external

@@ -58,7 +58,7 @@ pub trait RingOps: Sized + 'static {
         Verdict::Reset(ETIME)
     }
 
-    /// Tells whether the hardware is not present any more, so that no job will end.
+    /// Returns whether the hardware is not present any more, so that no job will end.
     ///
     /// Called when the ring is dropped: if it returns true, the ring is reset without waiting for
     /// [`Config::timeout`], which fails.
@@ -153,7 +153,7 @@ unsafe fn reset<T: RingOps>(hw: *const c_void) -> Result {
     T::reset(unsafe { &*hw.cast::<HwOf<'_, T>>() })
 }
 
-/// Tells whether the hardware is not present any more.
+/// Returns whether the hardware is not present any more.
 ///
 /// # Safety
 ///

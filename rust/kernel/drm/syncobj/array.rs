@@ -143,7 +143,7 @@ impl<'a> SyncArray<'a> {
         Ok(list)
     }
 
-    /// Tells whether an entry has a sync file.
+    /// Returns whether an entry has a sync file.
     fn is_file(&self, sync: &Entry) -> bool {
         sync.flags & self.format.file_flag != 0
     }

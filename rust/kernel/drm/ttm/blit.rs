@@ -221,7 +221,7 @@ impl Blit {
         self.size
     }
 
-    /// Tells whether a BAR of `len` bytes shows all VRAM of both sides.
+    /// Returns whether a BAR of `len` bytes shows all VRAM of both sides.
     pub(super) fn is_in_bar(&self, len: u64) -> bool {
         [self.from().0, self.to().0]
             .into_iter()

@@ -59,7 +59,7 @@ use crate::{
     },
     error::to_result,
     pci,
-    pm::Awake,
+    pm::RuntimeGuard,
     prelude::*,
     sync::{
         aref::ARef,
@@ -479,13 +479,13 @@ impl<T: TtmObject> Device<T> {
     ///
     /// - `ENOSPC` if there is no room.
     /// - `ERESTARTSYS` if a signal arrived.
-    /// - Those of [`Exec::run`] and [`Awake::new`].
+    /// - Those of [`Exec::run`] and [`RuntimeGuard::new`].
     pub fn exec<R>(
         &self,
         flags: impl Into<Flags>,
         f: impl FnMut(&mut ExecCtx<'_>) -> Result<R>,
     ) -> Result<R> {
-        let _awake = self.awake()?;
+        let _runtime_guard = self.runtime_guard()?;
 
         self.exec_as_is(flags, f)
     }
@@ -519,13 +519,13 @@ impl<T: TtmObject> Device<T> {
     ///
     /// # Errors
     ///
-    /// `EINVAL` before [`Self::setup`], and those of [`Awake::new`].
-    pub(crate) fn awake(&self) -> Result<Awake> {
+    /// `EINVAL` before [`Self::setup`], and those of [`RuntimeGuard::new`].
+    pub(crate) fn runtime_guard(&self) -> Result<RuntimeGuard> {
         if !self.ready.load(Acquire) {
             return Err(EINVAL);
         }
 
-        Awake::new(self.owner())
+        RuntimeGuard::new(self.owner())
     }
 
     /// Returns the device whose memory VRAM is. Only after [`Self::setup`].
@@ -603,7 +603,7 @@ impl<T: TtmObject> Device<T> {
         Ok(group)
     }
 
-    /// Tells whether there could be room in VRAM for `bytes`, if all objects that can leave did.
+    /// Returns whether there could be room in VRAM for `bytes`, if all objects that can leave did.
     ///
     /// Visits all objects, each for a short time: the answer is only true for a moment.
     pub(crate) fn could_have_room(&self, bytes: u64) -> bool {

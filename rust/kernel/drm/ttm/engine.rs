@@ -81,7 +81,7 @@ use crate::{
         RingOps, //
     },
     new_mutex,
-    pm::Awake,
+    pm::RuntimeGuard,
     prelude::*,
     sync::{
         aref::ARef,
@@ -99,7 +99,7 @@ pub enum Work {
 }
 
 impl Work {
-    /// Tells whether a BAR of `len` bytes shows all VRAM of both sides.
+    /// Returns whether a BAR of `len` bytes shows all VRAM of both sides.
     pub(super) fn is_in_bar(&self, len: u64) -> bool {
         match self {
             Self::Move(transfer) => transfer.is_in_bar(len),
@@ -122,7 +122,7 @@ impl Work {
         }
     }
 
-    /// Tells whether the work reads content.
+    /// Returns whether the work reads content.
     fn has_source(&self) -> bool {
         match self {
             Self::Move(transfer) => transfer.from().is_some(),
@@ -304,7 +304,7 @@ impl Job {
         &self.0.after
     }
 
-    /// Tells whether the content that is read was lost: then the job must not be done, and is
+    /// Returns whether the content that is read was lost: then the job must not be done, and is
     /// finished with `EIO`. Must be called when the job begins.
     #[inline]
     pub fn is_void(&self) -> bool {
@@ -326,7 +326,7 @@ impl Job {
 pub(crate) struct Request {
     pub(crate) work: Work,
     /// Keeps the device awake until the job is done.
-    pub(crate) awake: Option<Awake>,
+    pub(crate) runtime_guard: Option<RuntimeGuard>,
     /// The fences that the job depends on.
     pub(crate) after: KVec<ARef<AnyFence>>,
     /// Whether one of these fences is not an internal one of the device.
@@ -341,7 +341,7 @@ pub(crate) struct Request {
 struct Task {
     // Dropped first, which signals; then the device may be suspended.
     fence: DriverFence<Ops>,
-    _awake: Option<Awake>,
+    _runtime_guard: Option<RuntimeGuard>,
     after: KVec<ARef<AnyFence>>,
     from: Option<Arc<Loss>>,
     to: Option<Arc<Loss>>,
@@ -505,7 +505,7 @@ impl Moves {
         self.group
     }
 
-    /// Tells whether `fence` is one that work of this device may wait for: it has not signalled,
+    /// Returns whether `fence` is one that work of this device may wait for: it has not signalled,
     /// and depends on this device only.
     #[inline]
     pub(super) fn has(&self, fence: &Fence) -> bool {
@@ -606,7 +606,7 @@ impl Line {
             task,
             Task {
                 fence,
-                _awake: request.awake,
+                _runtime_guard: request.runtime_guard,
                 after: request.after,
                 from: request.from,
                 to: request.to,

@@ -43,7 +43,7 @@ use crate::{
     },
     pm::{
         self,
-        Awake, //
+        RuntimeGuard, //
     },
     prelude::*,
     sync::{
@@ -127,7 +127,7 @@ impl<T: TtmObject> Device<T> {
         request: Request,
         client: Client<'_, T::Ring>,
     ) -> Result<ARef<Fence>> {
-        self.check_awake(request.awake.as_ref())?;
+        self.check_resumed(request.runtime_guard.as_ref())?;
 
         self.jobs.moves.submit(
             |work| T::choose(reg, work),
@@ -137,22 +137,24 @@ impl<T: TtmObject> Device<T> {
         )
     }
 
-    /// Checks that engines can work. `awake` is the guard that keeps the device awake for them.
+    /// Checks that engines can work. `runtime_guard` keeps the device awake for them.
     ///
     /// # Errors
     ///
     /// `EAGAIN` as for [`Self::submit`].
-    pub(crate) fn check_awake(&self, awake: Option<&Awake>) -> Result {
-        // Without `awake` the job moves an exported object out of VRAM: the driver cannot suspend
+    pub(crate) fn check_resumed(&self, runtime_guard: Option<&RuntimeGuard>) -> Result {
+        // Without a guard the job moves an exported object out of VRAM: the driver cannot suspend
         // the device before it has taken the reservation, and seen that the object has left.
-        if awake.is_none() && !self.in_transition.load(Relaxed) && !pm::is_suspending(self.owner())
+        if runtime_guard.is_none()
+            && !self.in_transition.load(Relaxed)
+            && !pm::is_suspending(self.owner())
         {
             return Err(EAGAIN);
         }
         Ok(())
     }
 
-    /// Tells whether work of `usage` on an object is not done that belongs to another device, or
+    /// Returns whether work of `usage` on an object is not done that belongs to another device, or
     /// depends on one.
     pub(crate) fn is_used_by_others(&self, resv: &LockedResv<'_>, usage: Usage) -> bool {
         resv.fences(usage)

@@ -95,14 +95,14 @@ impl Loss {
         self.id
     }
 
-    /// Tells whether the content is lost. Moves that are under way may still fail.
+    /// Returns whether the content is lost. Moves that are under way may still fail.
     #[inline]
     pub(crate) fn is_lost(&self) -> bool {
         self.is_lost.load(Acquire)
     }
 
-    /// Tells whether a job that writes to the object may still fail. The reservation of the object
-    /// is held, so no job is added.
+    /// Returns whether a job that writes to the object may still fail. The reservation of the
+    /// object is held, so no job is added.
     #[inline]
     pub(crate) fn may_come(&self) -> bool {
         self.pending.load(Acquire) != 0

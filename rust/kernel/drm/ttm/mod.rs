@@ -185,8 +185,8 @@ pub trait TtmObject: DriverObject<Driver: drm::Driver<Object = gem::ttm::Object<
     /// May be called with a spinlock held.
     fn domain(&self) -> Domain;
 
-    /// Tells whether processes map the object for direct I/O: with struct pages, so that reads and
-    /// writes with `O_DIRECT` let a disk access VRAM. The answer must not change.
+    /// Returns whether processes map the object for direct I/O: with struct pages, so that reads
+    /// and writes with `O_DIRECT` let a disk access VRAM. The answer must not change.
     ///
     /// Such a mapping pins the object in VRAM, see [`PinAccount`]. It is one of an open file of the
     /// device: that of a dma-buf is an ordinary one.

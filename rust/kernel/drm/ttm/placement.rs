@@ -160,7 +160,7 @@ impl Place {
         (start, end)
     }
 
-    /// Tells whether `len` bytes at `offset` are inside the place.
+    /// Returns whether `len` bytes at `offset` are inside the place.
     pub fn contains(&self, offset: u64, len: u64) -> bool {
         let (first, last) = self.pages();
 
@@ -170,7 +170,7 @@ impl Place {
                 .is_some_and(|end| end.div_ceil(1 << PAGE_SHIFT) <= last)
     }
 
-    /// Tells whether `len` bytes at `offset` overlap with the place.
+    /// Returns whether `len` bytes at `offset` overlap with the place.
     pub(super) fn intersects(&self, offset: u64, len: u64) -> bool {
         let (first, last) = self.pages();
 

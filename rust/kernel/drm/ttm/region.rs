@@ -20,7 +20,7 @@ use crate::{
         from_result,
         to_result, //
     },
-    pm::Awake,
+    pm::RuntimeGuard,
     sync::atomic::{
         Atomic,
         Relaxed, //
@@ -176,7 +176,7 @@ unsafe extern "C" fn reclaim_callback(
             Device::from_raw((*bdev).pool.dev)
         };
         // The reclaim moves objects out of VRAM.
-        let _awake = Awake::new(dev)?;
+        let _runtime_guard = RuntimeGuard::new(dev)?;
 
         // SAFETY: As promised by the caller.
         Ok(unsafe { bindings::ttm_resource_manager_dmem_reclaim(pool, bytes, man) })

@@ -104,8 +104,8 @@ pub enum Memory<'a> {
 }
 
 impl Memory<'_> {
-    /// Tells whether the CPU reaches all of the memory. If it is in VRAM, a BAR of `len` bytes has
-    /// to show it.
+    /// Returns whether the CPU reaches all of the memory. If it is in VRAM, a BAR of `len` bytes
+    /// has to show it.
     pub(super) fn is_in_bar(&self, len: u64) -> bool {
         match self {
             Self::Vram(vram) => vram.is_in_bar(len),
@@ -197,7 +197,7 @@ impl Transfer {
         self.size
     }
 
-    /// Tells whether a BAR of `len` bytes shows all VRAM of both sides.
+    /// Returns whether a BAR of `len` bytes shows all VRAM of both sides.
     pub(super) fn is_in_bar(&self, len: u64) -> bool {
         self.to().is_in_bar(len) && self.from().is_none_or(|from| from.is_in_bar(len))
     }

@@ -179,7 +179,7 @@ impl Windows {
             .map(|entry| entry.ranges.clone())
     }
 
-    /// Tells whether page faults hold the window of an object.
+    /// Returns whether page faults hold the window of an object.
     pub(crate) fn is_faulted(&self, id: u64) -> bool {
         self.list
             .lock()

@@ -198,7 +198,7 @@ impl Allocator {
         )?)
     }
 
-    /// Tells whether the allocator was made by [`Self::shared`].
+    /// Returns whether the allocator was made by [`Self::shared`].
     #[inline]
     pub fn is_shared(&self) -> bool {
         self.is_shared
@@ -303,7 +303,7 @@ impl Allocator {
         Ok(())
     }
 
-    /// Tells whether a BAR of `len` bytes can show the first `visible` bytes of VRAM.
+    /// Returns whether a BAR of `len` bytes can show the first `visible` bytes of VRAM.
     fn can_be_shown(&self, visible: u64, len: u64) -> bool {
         visible <= self.end().min(len)
             && self
@@ -318,7 +318,7 @@ impl Allocator {
         self.is_pipelined.store(!self.is_shared(), Relaxed);
     }
 
-    /// Tells whether memory may be freed before the jobs that use it are done.
+    /// Returns whether memory may be freed before the jobs that use it are done.
     #[inline]
     pub(crate) fn is_pipelined(&self) -> bool {
         self.is_pipelined.load(Relaxed)

@@ -139,14 +139,14 @@ impl<T: DriverObject> ApertureHook<T> {
     /// For drivers whose BAR shows VRAM at all times.
     pub const NONE: Self = Self(None);
 
-    /// Tells whether there are windows.
+    /// Returns whether there are windows.
     #[inline]
     pub(crate) const fn is_some(&self) -> bool {
         self.0.is_some()
     }
 
-    /// Tells whether an object of `dev` that has `size` bytes can have a window. That is not so if
-    /// the driver is not bound any more.
+    /// Returns whether an object of `dev` that has `size` bytes can have a window. That is not so
+    /// if the driver is not bound any more.
     pub(crate) fn fits(&self, dev: &drm::Device<T::Driver>, size: u64) -> bool {
         self.0
             .as_ref()

@@ -85,7 +85,7 @@ impl Layout {
         self.order.len() as u64 * self.granule
     }
 
-    /// Tells whether nothing is shown.
+    /// Returns whether nothing is shown.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.order.is_empty()

@@ -105,7 +105,7 @@ impl Ranges {
         &self.ranges
     }
 
-    /// Tells whether all ranges are below `end`, an offset in VRAM.
+    /// Returns whether all ranges are below `end`, an offset in VRAM.
     #[inline]
     pub fn is_below(&self, end: u64) -> bool {
         self.end <= end
@@ -119,7 +119,7 @@ impl Ranges {
             .sum()
     }
 
-    /// Tells whether a BAR of `len` bytes shows all ranges.
+    /// Returns whether a BAR of `len` bytes shows all ranges.
     #[inline]
     pub(crate) fn is_in_bar(&self, len: u64) -> bool {
         self.bar_end <= len

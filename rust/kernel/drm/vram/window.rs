@@ -146,7 +146,7 @@ impl<'a> Window<'a> {
         self.len
     }
 
-    /// Tells whether the BAR is empty, which it is not.
+    /// Returns whether the BAR is empty, which it is not.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0

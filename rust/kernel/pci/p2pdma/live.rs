@@ -59,7 +59,7 @@ struct Pieces {
 }
 
 impl Pieces {
-    /// Tells whether the pieces are a part of `pages`.
+    /// Returns whether the pieces are a part of `pages`.
     ///
     /// Otherwise `pages` belong to a later binding of the same device, or to another device.
     fn are_of(&self, pages: &BarPages<'_>) -> bool {

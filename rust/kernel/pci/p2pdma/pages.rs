@@ -116,7 +116,7 @@ impl<'a> BarPages<'a> {
         (self.pool.len >> PAGE_SHIFT) * size_of::<bindings::page>() as u64
     }
 
-    /// Tells whether no part of the BAR has pages, which cannot be.
+    /// Returns whether no part of the BAR has pages, which cannot be.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.pool.len == 0
@@ -144,8 +144,8 @@ impl<'a> BarPages<'a> {
     }
 }
 
-/// Tells whether the page frame at physical address `start` and that of the last byte before `end`
-/// have pages of the same set of peer-to-peer pages.
+/// Returns whether the page frame at physical address `start` and that of the last byte before
+/// `end` have pages of the same set of peer-to-peer pages.
 fn has_pages(start: u64, end: u64) -> bool {
     /// A reference to a `struct dev_pagemap`, or null.
     struct PageMap(*mut bindings::dev_pagemap);

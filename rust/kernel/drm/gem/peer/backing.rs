@@ -30,7 +30,7 @@ use crate::{
             Ranges, //
         }, //
     },
-    pm::Awake,
+    pm::RuntimeGuard,
     prelude::*,
     sync::{
         aref::{
@@ -120,14 +120,14 @@ pub unsafe trait Backing: BaseObject + AlwaysRefCounted + Send + Sync + 'static 
         Client::NONE
     }
 
-    /// Tells whether the object cannot move: it is pinned, or its class never moves.
+    /// Returns whether the object cannot move: it is pinned, or its class never moves.
     fn is_pinned(object: &Held<'_, Self>) -> bool;
 
-    /// Tells whether peers see the object where it is in VRAM, or would see it after a move or
+    /// Returns whether peers see the object where it is in VRAM, or would see it after a move or
     /// through a window.
     fn can_be_seen(object: &Held<'_, Self>) -> bool;
 
-    /// Tells whether the object is in VRAM where peers see it.
+    /// Returns whether the object is in VRAM where peers see it.
     fn is_seen(object: &Held<'_, Self>) -> bool;
 
     /// Moves the object, which is not pinned. May sleep. With `patient` it tries again while other
@@ -295,12 +295,12 @@ pub(in crate::drm::gem) fn with_reserved<O: Backing, R>(
 ///
 /// # Errors
 ///
-/// Those of [`Awake::new`].
-pub(super) fn awake<O: Backing>(obj: &O) -> Result<Awake> {
-    Awake::new(obj.owner())
+/// Those of [`RuntimeGuard::new`].
+pub(super) fn runtime_guard<O: Backing>(obj: &O) -> Result<RuntimeGuard> {
+    RuntimeGuard::new(obj.owner())
 }
 
-/// As [`awake`], for a task that holds a reservation; [`None`] if the device is suspended.
-pub(super) fn awake_if_active<O: Backing>(obj: &O) -> Option<Awake> {
-    Awake::if_active(obj.owner())
+/// As [`runtime_guard`], for a task that holds a reservation; [`None`] if the device is suspended.
+pub(super) fn runtime_guard_if_active<O: Backing>(obj: &O) -> Option<RuntimeGuard> {
+    RuntimeGuard::if_active(obj.owner())
 }

@@ -8,8 +8,8 @@
 
 use super::{
     backing::{
-        awake,
-        awake_if_active,
+        runtime_guard,
+        runtime_guard_if_active,
         subject,
         with_reserved, //
     },
@@ -80,8 +80,8 @@ use crate::{
     pci::p2pdma::Provider,
     pm::{
         self,
-        Awake,
         LastUse, //
+        RuntimeGuard,
     },
     prelude::*,
     sync::{
@@ -105,7 +105,7 @@ pub struct Attachment {
     pub(super) opted_in: bool,
     /// A runtime PM guard, for a peer that cannot be revoked, or that gets nothing but VRAM: it can
     /// map at any time with the reservation held, when it is too late to resume the device.
-    awake: Option<Awake>,
+    runtime_guard: Option<RuntimeGuard>,
 }
 
 /// A GEM object that is exported as a dma-buf.
@@ -232,37 +232,37 @@ impl<T: PeerObject> GemExport<T> {
         let dev = self.obj.owner();
 
         // The attachment keeps the device awake; its autosuspend delay begins at the detach.
-        if at.data().awake.is_some() {
+        if at.data().runtime_guard.is_some() {
             !pm::is_suspended(dev)
         } else {
             self.last_use.note(dev)
         }
     }
 
-    /// Tells whether pins of an attachment count for [`Holders`](super::Holders).
+    /// Returns whether pins of an attachment count for [`Holders`](super::Holders).
     fn is_holder(at: &Attached<'_, Self>) -> bool {
         at.data().outcome.path.is_peer() && !at.is_revocable()
     }
 
-    /// Returns where the object should be while all of its importers use it. `awake` says whether
+    /// Returns where the object should be while all of its importers use it. `resumed` says whether
     /// the device is awake.
     ///
     /// # Errors
     ///
     /// `EAGAIN` if it has to be in VRAM, and the device is suspended.
-    fn wanted(&self, cx: &LockedBuffer<'_, Self>, awake: bool) -> Result<Want> {
+    fn wanted(&self, cx: &LockedBuffer<'_, Self>, resumed: bool) -> Result<Want> {
         match self.obj.domain() {
             // Its peers keep the device awake, and there are no other importers to serve.
-            _ if vram_or_fail::<T>(&self.obj) && !awake => Err(EAGAIN),
+            _ if vram_or_fail::<T>(&self.obj) && !resumed => Err(EAGAIN),
             _ if vram_or_fail::<T>(&self.obj) => Ok(Want::Vram),
             Domain::Either if self.lacks_window(cx) => Ok(Want::System),
             // An object that is in VRAM is not evicted to make room in system memory.
-            Domain::Either if all_peers(cx) && awake => Ok(Want::VramFirst),
+            Domain::Either if all_peers(cx) && resumed => Ok(Want::VramFirst),
             _ => Ok(Want::System),
         }
     }
 
-    /// Tells whether importers have mapped the object in system memory because the aperture was
+    /// Returns whether importers have mapped the object in system memory because the aperture was
     /// full. If the next importer moved it to VRAM again, two of them could move it to and fro for
     /// ever.
     fn lacks_window(&self, cx: &LockedBuffer<'_, Self>) -> bool {
@@ -287,8 +287,8 @@ impl<T: PeerObject> GemExport<T> {
         ret
     }
 
-    /// Tells whether the object is in VRAM and [`Self::wanted`] would return VRAM. This is cheaper
-    /// than a validation.
+    /// Returns whether the object is in VRAM and [`Self::wanted`] would return VRAM. This is
+    /// cheaper than a validation.
     fn is_in_first_place(&self, cx: &LockedBuffer<'_, Self>) -> bool {
         let object = self.object(cx);
         let is_seen = if Object::<T>::HAS_WINDOWS {
@@ -318,10 +318,10 @@ impl<T: PeerObject> GemExport<T> {
         object: &mut Held<'_, Object<T>>,
         at: &Attached<'_, Self>,
     ) -> Result {
-        let awake = awake_if_active(&*self.obj);
+        let runtime_guard = runtime_guard_if_active(&*self.obj);
 
         if !Object::<T>::is_pinned(object) {
-            let want = self.wanted(cx, awake.is_some())?;
+            let want = self.wanted(cx, runtime_guard.is_some())?;
 
             // Charged before other objects are evicted for it.
             if want != Want::System {
@@ -355,24 +355,24 @@ impl<T: PeerObject> GemExport<T> {
         if !can {
             return Err(EOPNOTSUPP);
         }
-        self.note_place(object, at, awake.is_some());
+        self.note_place(object, at, runtime_guard.is_some());
         if Object::<T>::mem_type(object) != Some(MemType::Vram) {
             return Object::<T>::pin(object);
         }
 
         // The object stays in VRAM, and the device awake, for as long as it is pinned.
-        let awake = awake.ok_or(EAGAIN)?;
+        let runtime_guard = runtime_guard.ok_or(EAGAIN)?;
         Object::<T>::pin(object)?;
-        awake.forget();
+        runtime_guard.forget();
         Ok(())
     }
 
     /// Records whether a peer gets system memory because the device is suspended.
-    fn note_place(&self, object: &Held<'_, Object<T>>, at: &Attached<'_, Self>, awake: bool) {
+    fn note_place(&self, object: &Held<'_, Object<T>>, at: &Attached<'_, Self>, resumed: bool) {
         if at.data().outcome.path.is_peer() {
             let in_vram = Object::<T>::mem_type(object) == Some(MemType::Vram);
 
-            self.suspended.store(!in_vram && !awake, Relaxed);
+            self.suspended.store(!in_vram && !resumed, Relaxed);
         }
     }
 
@@ -430,10 +430,12 @@ impl<T: PeerObject> GemExport<T> {
         let stays =
             Object::<T>::is_pinned(&object) || (self.is_in_first_place(cx) && self.note_use(at));
         // Keeps the device awake until the object has moved.
-        let awake = (!stays).then(|| awake_if_active(&*self.obj)).flatten();
+        let runtime_guard = (!stays)
+            .then(|| runtime_guard_if_active(&*self.obj))
+            .flatten();
 
         if !stays {
-            let want = self.wanted(cx, awake.is_some())?;
+            let want = self.wanted(cx, runtime_guard.is_some())?;
 
             Object::<T>::bring(&mut object, want, false, vram_or_fail::<T>(&self.obj))?;
             if Object::<T>::HAS_WINDOWS
@@ -443,7 +445,7 @@ impl<T: PeerObject> GemExport<T> {
                 // VRAM is full, not the aperture.
                 self.no_window.store(false, Relaxed);
             }
-            self.note_place(&object, at, awake.is_some());
+            self.note_place(&object, at, runtime_guard.is_some());
         }
         Object::<T>::touch(&object);
 
@@ -462,7 +464,7 @@ impl<T: PeerObject> GemExport<T> {
                         && !vram_or_fail::<T>(&self.obj)
                         && !Object::<T>::is_pinned(&object) =>
                 {
-                    let _awake = awake_if_active(&*self.obj);
+                    let _runtime_guard = runtime_guard_if_active(&*self.obj);
 
                     Object::<T>::bring(&mut object, Want::System, false, false)?;
                 }
@@ -481,12 +483,12 @@ impl<T: PeerObject> GemExport<T> {
     }
 }
 
-/// Tells whether importers get an object in VRAM or not at all.
+/// Returns whether importers get an object in VRAM or not at all.
 pub(super) fn vram_or_fail<T: PeerObject>(obj: &Object<T>) -> bool {
     obj.data().vram_or_fail() || obj.domain() == Domain::Vram
 }
 
-/// Tells whether all importers of a buffer can have peer-to-peer memory.
+/// Returns whether all importers of a buffer can have peer-to-peer memory.
 fn all_peers<T: PeerObject>(cx: &LockedBuffer<'_, GemExport<T>>) -> bool {
     cx.attachments().all(|at| at.data().outcome.path.is_peer())
 }
@@ -495,24 +497,24 @@ fn all_peers<T: PeerObject>(cx: &LockedBuffer<'_, GemExport<T>>) -> bool {
 impl<T: PeerObject> Exporter for GemExport<T> {
     type OwnerModule = <T::Driver as drm::Driver>::OwnerModule;
     type Bound = CovariantForLt!(Provider<'_>);
-    type Prepared = Option<Result<Awake>>;
+    type Prepared = Option<Result<RuntimeGuard>>;
     type Attachment = Attachment;
 
     const NAME: &'static CStr = <T::Driver as drm::Driver>::INFO.name;
     const OPS: &'static Ops<T> = T::OPS;
 
-    fn prepare_attach(&self) -> Option<Result<Awake>> {
+    fn prepare_attach(&self) -> Option<Result<RuntimeGuard>> {
         // A peer is going to map VRAM, which needs a device that is awake.
-        (self.obj.domain() != Domain::System).then(|| awake(&*self.obj))
+        (self.obj.domain() != Domain::System).then(|| runtime_guard(&*self.obj))
     }
 
     fn attach(
         &self,
         cx: &LockedBuffer<'_, Self>,
         req: &mut AttachRequest<'_>,
-        awake: Option<Result<Awake>>,
+        runtime_guard: Option<Result<RuntimeGuard>>,
     ) -> Result<Attachment> {
-        let suspended = matches!(&awake, Some(Err(_)));
+        let suspended = matches!(&runtime_guard, Some(Err(_)));
         let importer = Importer::of(req);
         let route = Route::new(cx.bound(), req);
         let facts = Self::facts(&self.object(cx), &importer, route, suspended);
@@ -545,7 +547,7 @@ impl<T: PeerObject> Exporter for GemExport<T> {
             driver,
             outcome,
             opted_in: route.opted_in,
-            awake: awake.and_then(Result::ok).filter(|_| keeps_awake),
+            runtime_guard: runtime_guard.and_then(Result::ok).filter(|_| keeps_awake),
         })
     }
 
@@ -573,7 +575,7 @@ impl<T: PeerObject> Exporter for GemExport<T> {
         if in_vram {
             // SAFETY: An object does not move while it is pinned, so it was in VRAM when this pin
             // was made, which forgot a runtime PM guard.
-            drop(unsafe { Awake::from_forgotten(self.obj.owner()) });
+            drop(unsafe { RuntimeGuard::from_forgotten(self.obj.owner()) });
             if Self::is_holder(at) && self.held.fetch_sub(1, Relaxed) == 1 {
                 self.obj.vram().holders().uncharge(self.obj.size() as u64);
             }

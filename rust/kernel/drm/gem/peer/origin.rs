@@ -168,7 +168,7 @@ where
     })
 }
 
-/// Tells whether a dma-buf belongs to an object: the object was exported as it, or imported from
+/// Returns whether a dma-buf belongs to an object: the object was exported as it, or imported from
 /// it.
 fn is_buffer_of<O: IntoGEMObject>(buf: &DmaBuf, obj: &O) -> bool {
     let gem = obj.as_raw();

@@ -6,7 +6,7 @@
 
 use super::{
     backing::{
-        awake,
+        runtime_guard,
         with_reserved, //
     },
     export::GemExport,
@@ -89,8 +89,8 @@ fn export<T: PeerObject>(obj: &Object<T>, flags: c_int) -> Result<ARef<DmaBuf>> 
     // An exported object is moved out of VRAM when the device is suspended the next time, so that
     // importers, which cannot resume the device, reach it. It cannot be moved while the device is
     // suspended.
-    let _awake = (obj.domain() != Domain::System)
-        .then(|| awake(obj))
+    let _runtime_guard = (obj.domain() != Domain::System)
+        .then(|| runtime_guard(obj))
         .transpose();
 
     // The DRM core keeps the dma-buf of an object that has handles. If a dma-buf is still used

@@ -11,7 +11,7 @@
 
 use super::{
     backing::{
-        awake,
+        runtime_guard,
         with_reserved, //
     },
     decide,
@@ -37,7 +37,7 @@ use crate::{
         Decision,
         Provider, //
     },
-    pm::Awake,
+    pm::RuntimeGuard,
     prelude::*, //
 };
 
@@ -141,7 +141,7 @@ impl<'a> Importer<'a> {
         self.class.flags()
     }
 
-    /// Tells whether the importer cannot be revoked, and gets no VRAM because of that.
+    /// Returns whether the importer cannot be revoked, and gets no VRAM because of that.
     pub(super) fn is_unrevocable(&self, holders: &Holders) -> bool {
         self.flags() & flags::REVOCABLE == 0 && holders.policy() == Unrevocable::Refuse
     }
@@ -175,8 +175,8 @@ pub fn of_object<T: PeerObject>(
     importer: &Importer<'_>,
 ) -> Result<Answer> {
     // As `prepare_attach()` does.
-    let awake = (obj.domain() != Domain::System).then(|| awake(obj));
-    let suspended = matches!(&awake, Some(Err(_)));
+    let runtime_guard = (obj.domain() != Domain::System).then(|| runtime_guard(obj));
+    let suspended = matches!(&runtime_guard, Some(Err(_)));
     let (route, decision) = importer.route(provider);
     let outcome = with_reserved(obj, true, |object| {
         Ok(decide(&GemExport::<T>::facts(
@@ -201,10 +201,10 @@ pub fn of_vram<T: PeerObject>(
     provider: &Provider<'_>,
     importer: &Importer<'_>,
 ) -> Answer {
-    let awake = Awake::new(owner);
+    let runtime_guard = RuntimeGuard::new(owner);
     let (route, decision) = importer.route(provider);
     let facts = Facts {
-        suspended: awake.is_err(),
+        suspended: runtime_guard.is_err(),
         route,
         inside_bar: true,
         domain: Domain::Vram,

@@ -28,7 +28,7 @@ pub enum Path {
 }
 
 impl Path {
-    /// Tells whether the importer accesses the exporter's own memory.
+    /// Returns whether the importer accesses the exporter's own memory.
     #[inline]
     pub const fn is_peer(self) -> bool {
         matches!(self, Self::PeerBus | Self::PeerHostBridge)

@@ -137,7 +137,8 @@ fn errno(ret: Result) -> c_int {
     }
 }
 
-/// Tells whether `act` is traced. This is cheaper than to collect the arguments of the tracepoint.
+/// Returns whether `act` is traced. This is cheaper than to collect the arguments of the
+/// tracepoint.
 #[inline(never)]
 pub(crate) fn is_on(act: Act) -> bool {
     macro_rules! is_on {

@@ -93,8 +93,8 @@ impl<T: TtmObject> Part<'_, T> {
         }
     }
 
-    /// Tells whether both are parts of the same memory: of one object, or of one buffer of another
-    /// device that was imported twice.
+    /// Returns whether both are parts of the same memory: of one object, or of one buffer of
+    /// another device that was imported twice.
     fn is_same_memory(&self, other: &Self) -> bool {
         let buffer = |part: &Self| {
             part.object
@@ -336,13 +336,13 @@ fn copy_for<T: TtmObject>(
             .transpose()?;
 
         // `exec()` keeps the device awake until this point.
-        let awake = from.object.awake_if_active();
+        let runtime_guard = from.object.runtime_guard_if_active();
         // SAFETY: The parts were checked. Pages stay until the fence signals, because it is added
         // to the reservation of their object, unless the submission fails.
         let blit = unsafe { Blit::new((from_side, from_at), (to_side, to_at), size) };
         let request = Request {
             work: Work::Copy(blit),
-            awake,
+            runtime_guard,
             after,
             external,
             from: from.loss(),

@@ -166,7 +166,7 @@ impl<T: TtmObject> File for Jobs<T> {
 
 /// Moves an object.
 fn force<T: TtmObject>(obj: &Object<T>, to: MemType) -> Result {
-    let _awake = obj.awake()?;
+    let _runtime_guard = obj.runtime_guard()?;
     let mut object = obj.reserve(true)?;
     let place = match (to, obj.domain()) {
         (MemType::Vram, Domain::Vram | Domain::Either) => Place::VRAM.below(object.visible()),

@@ -62,7 +62,7 @@ use crate::{
         },
         BarPages, //
     },
-    pm::Awake,
+    pm::RuntimeGuard,
     prelude::*,
     str::CStr,
     sync::{
@@ -112,7 +112,7 @@ struct Mapped {
     /// [`None`] once the device is unplugged, and no page has a reference.
     live: Option<Live>,
     /// A runtime PM guard, because an access by a disk does not resume the device.
-    awake: Option<Awake>,
+    runtime_guard: Option<RuntimeGuard>,
     /// The process that mapped the object first.
     process: Process,
 }
@@ -179,8 +179,10 @@ impl<T: TtmObject> Object<T> {
         let client: &ClientOf<T> =
             unsafe { drm::File::from_raw((*(*vma).vm_file).private_data.cast()) };
 
-        let awake = self.awake()?;
-        self.reserve(true)?.view().begin_direct(awake, client)?;
+        let runtime_guard = self.runtime_guard()?;
+        self.reserve(true)?
+            .view()
+            .begin_direct(runtime_guard, client)?;
 
         area.set_mixedmap();
         area.set_dontexpand();
@@ -268,16 +270,21 @@ impl<T: TtmObject> Held<'_, Object<T>> {
     }
 
     /// Counts one more area, and makes the pages of the object live for the first one.
-    fn begin_direct(&mut self, awake: Awake, client: &ClientOf<T>) -> Result {
+    fn begin_direct(&mut self, runtime_guard: RuntimeGuard, client: &ClientOf<T>) -> Result {
         // SAFETY: The device of an object is valid and of `T::Driver`.
         unsafe {
             while_registered::<T::Driver, _>((*self.bo()).base.dev, |reg| {
-                self.begin_with(T::pages(reg).ok_or(EOPNOTSUPP)?, awake, client)
+                self.begin_with(T::pages(reg).ok_or(EOPNOTSUPP)?, runtime_guard, client)
             })
         }
     }
 
-    fn begin_with(&mut self, pages: &BarPages<'_>, awake: Awake, client: &ClientOf<T>) -> Result {
+    fn begin_with(
+        &mut self,
+        pages: &BarPages<'_>,
+        runtime_guard: RuntimeGuard,
+        client: &ClientOf<T>,
+    ) -> Result {
         if T::APERTURE.is_some() {
             return Err(EOPNOTSUPP);
         }
@@ -300,7 +307,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
 
             *self.mapped() = Some(Mapped {
                 live: Some(live),
-                awake: Some(awake),
+                runtime_guard: Some(runtime_guard),
                 process: Process::current(),
             });
         }
@@ -412,7 +419,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
             return false;
         }
 
-        mapped.awake = None;
+        mapped.runtime_guard = None;
         // If there are still areas, the last `munmap()` ends it.
         self.end_direct();
         true

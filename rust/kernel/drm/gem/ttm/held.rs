@@ -38,7 +38,7 @@ use crate::{
         }, //
     },
     error::to_result,
-    pm::Awake,
+    pm::RuntimeGuard,
     prelude::*,
     sync::{
         aref::ARef,
@@ -100,7 +100,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         self.ttm().visible()
     }
 
-    /// Tells whether the object is pinned.
+    /// Returns whether the object is pinned.
     #[inline]
     pub fn is_pinned(&self) -> bool {
         // SAFETY: The reservation, which guards the count and the cell, is held.
@@ -426,7 +426,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         unsafe {
             while_registered::<T::Driver, _>((*self.bo()).base.dev, |reg| {
                 // Writes before the device was suspended have arrived, and there were none since.
-                if let Some(_awake) = self.obj.awake_if_active() {
+                if let Some(_runtime_guard) = self.obj.runtime_guard_if_active() {
                     T::flush(reg, vram);
                 }
                 Ok(())
@@ -492,14 +492,14 @@ impl<T: TtmObject> Reserved<'_, T> {
     /// - `EIO` if the object has lost its content, because a move of it failed.
     /// - Those of [`Held::validate`].
     pub fn pin(&mut self) -> Result<Pinned<T>> {
-        let awake = (self.mem_type() == Some(MemType::Vram))
-            .then(|| self.obj.awake_if_active().ok_or(EAGAIN))
+        let runtime_guard = (self.mem_type() == Some(MemType::Vram))
+            .then(|| self.obj.runtime_guard_if_active().ok_or(EAGAIN))
             .transpose()?;
 
         self.view().pin_raw()?;
         Ok(Pinned {
             obj: self.object().into(),
-            _awake: awake,
+            _runtime_guard: runtime_guard,
         })
     }
 }
@@ -511,7 +511,7 @@ impl<T: TtmObject> Reserved<'_, T> {
 pub struct Pinned<T: TtmObject> {
     obj: ARef<Object<T>>,
     // Dropped after the object was unpinned.
-    _awake: Option<Awake>,
+    _runtime_guard: Option<RuntimeGuard>,
 }
 
 impl<T: TtmObject> Deref for Pinned<T> {

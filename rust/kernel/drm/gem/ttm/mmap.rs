@@ -110,10 +110,10 @@ pub(super) unsafe extern "C" fn fault_callback<T: TtmObject>(
         return bindings::vm_fault_reason_VM_FAULT_SIGBUS;
     };
     // Held until the pages are mapped. The mapping is removed when the device is suspended.
-    let mut awake = None;
+    let mut runtime_guard = None;
     if obj.residence() == Some(MemType::Vram) {
-        match obj.awake() {
-            Ok(now) => awake = Some(now),
+        match obj.runtime_guard() {
+            Ok(now) => runtime_guard = Some(now),
             Err(_) => return bindings::vm_fault_reason_VM_FAULT_SIGBUS,
         }
     }
@@ -131,14 +131,14 @@ pub(super) unsafe extern "C" fn fault_callback<T: TtmObject>(
     unsafe {
         if bindings::drm_dev_enter((*bo).base.dev, &mut idx) {
             let locked = Held::assume(obj);
-            if awake.is_none() && locked.mem_type() == Some(MemType::Vram) {
+            if runtime_guard.is_none() && locked.mem_type() == Some(MemType::Vram) {
                 // The object has moved to VRAM meanwhile.
-                awake = obj.awake_if_active();
+                runtime_guard = obj.runtime_guard_if_active();
             }
 
             ret = match locked.vram() {
                 // The next fault resumes the device.
-                Some(_) if awake.is_none() => bindings::vm_fault_reason_VM_FAULT_NOPAGE,
+                Some(_) if runtime_guard.is_none() => bindings::vm_fault_reason_VM_FAULT_NOPAGE,
                 _ => match show::<T>(bo) {
                     // A move that TTM waits for may fail, which `io_mem_reserve_callback` checks.
                     Ok(()) => bindings::ttm_bo_vm_fault_reserved(vmf, prot, FAULT_AROUND),

@@ -129,11 +129,11 @@ unsafe fn move_object<T: TtmObject>(
     let by_engine = from_vram || to_type == vram;
 
     // Checked before importers are notified.
-    let awake = if by_engine {
-        let awake = obj.awake_if_active();
+    let runtime_guard = if by_engine {
+        let runtime_guard = obj.runtime_guard_if_active();
 
-        obj.ttm().check_awake(awake.as_ref())?;
-        awake
+        obj.ttm().check_resumed(runtime_guard.as_ref())?;
+        runtime_guard
     } else {
         None
     };
@@ -222,7 +222,7 @@ unsafe fn move_object<T: TtmObject>(
         .add_dependencies(&locked.resv(), Usage::Bookkeep, &mut after)?;
     let request = Request {
         work: Work::Move(transfer),
-        awake,
+        runtime_guard,
         after,
         external,
         from: Some(obj.loss.clone()),

@@ -237,7 +237,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         }
     }
 
-    /// Tells whether offset `at` of the object is at `address` now.
+    /// Returns whether offset `at` of the object is at `address` now.
     ///
     /// For checks of a page table: changes nothing, and returns no address. If the buffer of
     /// another device was invalidated, and the work of the device on it is not done, it still
@@ -325,7 +325,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         }
     }
 
-    /// Tells whether a page table of the device may show the object.
+    /// Returns whether a page table of the device may show the object.
     pub(super) fn is_shown(&self) -> bool {
         // SAFETY: The reservation, which guards the cell, is held.
         Object::<T>::CALLER.is_some() && unsafe { *self.obj.shown.get() }
@@ -410,7 +410,7 @@ impl<T: TtmObject> Reserved<'_, T> {
         self.0.placed(dev, ctx)
     }
 
-    /// Tells whether offset `at` of the object is at `address` now.
+    /// Returns whether offset `at` of the object is at `address` now.
     ///
     /// See [`Held::is_at`].
     pub fn is_at(&mut self, at: u64, address: Address) -> bool {

@@ -48,7 +48,7 @@ impl<T: TtmObject> Object<T> {
         Self::new_with(dev, size, places, ctx, args, Some(resv.reference()))
     }
 
-    /// Tells whether the object was made by [`Self::new_in`].
+    /// Returns whether the object was made by [`Self::new_in`].
     #[inline]
     pub fn is_private(&self) -> bool {
         self.shared.is_some()

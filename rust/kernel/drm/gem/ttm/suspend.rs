@@ -49,7 +49,7 @@ use crate::{
         }, //
     },
     error::to_result,
-    pm::Awake,
+    pm::RuntimeGuard,
     prelude::*,
     sync::{
         aref::ARef,
@@ -291,7 +291,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         ret
     }
 
-    /// Tells whether [`Self::restore`] has failed since the content was saved.
+    /// Returns whether [`Self::restore`] has failed since the content was saved.
     fn is_restore_due(&self) -> bool {
         // SAFETY: The reservation, which guards the cell, is held.
         unsafe { (*self.obj.backup.get()).as_ref() }.is_some_and(|backup| backup.is_due)
@@ -331,7 +331,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         // If the copy fails nothing is lost: the other side still has the content.
         let request = Request {
             work: Work::Move(transfer),
-            awake: self.obj.awake_if_active(),
+            runtime_guard: self.obj.runtime_guard_if_active(),
             after,
             external,
             from: None,
@@ -356,24 +356,24 @@ impl<T: TtmObject> Object<T> {
     ///
     /// # Errors
     ///
-    /// Those of [`Awake::new`].
-    pub(crate) fn awake(&self) -> Result<Awake> {
-        Awake::new(self.ttm().owner())
+    /// Those of [`RuntimeGuard::new`].
+    pub(crate) fn runtime_guard(&self) -> Result<RuntimeGuard> {
+        RuntimeGuard::new(self.ttm().owner())
     }
 
-    /// As [`Self::awake`], for a task that holds a reservation; [`None`] if the device is
+    /// As [`Self::runtime_guard`], for a task that holds a reservation; [`None`] if the device is
     /// suspended.
-    pub(crate) fn awake_if_active(&self) -> Option<Awake> {
-        Awake::if_active(self.ttm().owner())
+    pub(crate) fn runtime_guard_if_active(&self) -> Option<RuntimeGuard> {
+        RuntimeGuard::if_active(self.ttm().owner())
     }
 
-    /// Returns the guard of [`Self::awake`] that was forgotten.
+    /// Returns the guard of [`Self::runtime_guard`] that was forgotten.
     ///
     /// # Safety
     ///
-    /// Those of [`Awake::from_forgotten`].
-    pub(crate) unsafe fn awake_from_forgotten(&self) -> Awake {
+    /// Those of [`RuntimeGuard::from_forgotten`].
+    pub(crate) unsafe fn runtime_guard_from_forgotten(&self) -> RuntimeGuard {
         // SAFETY: As promised by the caller.
-        unsafe { Awake::from_forgotten(self.ttm().owner()) }
+        unsafe { RuntimeGuard::from_forgotten(self.ttm().owner()) }
     }
 }

@@ -36,7 +36,7 @@ use crate::{
         from_result,
         to_result, //
     },
-    pm::Awake,
+    pm::RuntimeGuard,
     prelude::*, //
 };
 use core::ptr::NonNull;
@@ -60,10 +60,10 @@ pub(super) unsafe extern "C" fn vmap_callback<T: TtmObject>(
         // SAFETY: The reservation is held.
         let mut locked = unsafe { Held::assume(obj) };
 
-        if locked.mem_type() == Some(MemType::Vram) && obj.awake_if_active().is_none() {
+        if locked.mem_type() == Some(MemType::Vram) && obj.runtime_guard_if_active().is_none() {
             // The reservation is held, so the device cannot be resumed here: the resume is
             // requested.
-            Awake::request(obj.ttm().owner());
+            RuntimeGuard::request(obj.ttm().owner());
             return Err(EAGAIN);
         }
         if !T::APERTURE.is_some() && !locked.is_pinned() {
@@ -123,7 +123,7 @@ unsafe fn vmap_pinned<T: TtmObject>(
     if !T::APERTURE.is_some() && !vram.is_below(locked.visible()) {
         return Err(EINVAL);
     }
-    let awake = locked.obj.awake_if_active().ok_or(EAGAIN)?;
+    let runtime_guard = locked.obj.runtime_guard_if_active().ok_or(EAGAIN)?;
     let start = locked.ttm().vram_start();
 
     let window = if T::APERTURE.is_some() {
@@ -153,7 +153,7 @@ unsafe fn vmap_pinned<T: TtmObject>(
         }
     })?;
     // `vunmap_callback()` drops the guard.
-    awake.forget();
+    runtime_guard.forget();
     // SAFETY: The caller passes a valid structure to be filled.
     unsafe {
         map.write(bindings::iosys_map {
@@ -246,7 +246,7 @@ pub(super) unsafe extern "C" fn vunmap_callback<T: TtmObject>(
             if T::APERTURE.is_some() {
                 obj.ttm().windows.release(obj.id(), Holder::Kernel);
             }
-            drop(obj.awake_from_forgotten());
+            drop(obj.runtime_guard_from_forgotten());
         } else {
             bindings::ttm_bo_vunmap(obj.bo(), map);
         }

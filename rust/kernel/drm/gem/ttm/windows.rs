@@ -293,7 +293,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         Ok(())
     }
 
-    /// Tells whether the object can be moved to system memory.
+    /// Returns whether the object can be moved to system memory.
     pub(super) fn may_do_without_window(&self) -> bool {
         self.data().domain() == Domain::Either && !self.is_pinned()
     }
