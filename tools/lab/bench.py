@@ -77,7 +77,7 @@ BACK_TARGET = 20
 # runs ahead while the device works, which must not make the driver poll or time out.
 ENGINE = "gpu-switch"
 ENGINE_SIZES = "vram=1G,aperture=512M"
-PATIENT = "mgpu.timeout_ms=4000000000 mgpu.poll_ms=4000000000"
+PATIENT = " ".join(f"mgpu.{name}_ms=4000000000" for name in ("timeout", "poll", "invalidate"))
 MOVED = (("4k", 4 << 10), ("2m", 2 << 20), ("256m", 256 << 20))
 WAYS = (("out", "VRAM to system memory"), ("back", "system memory to VRAM"))
 HEADER = ("what", "ours", "to compare", "with", "ratio", "spread", "target", "verdict")

@@ -44,14 +44,17 @@ use kernel::{
 use crate::{
     contexts::APERTURE,
     memory::Status,
+    module_parameters,
     regs::Regs, //
 };
 
-/// How long the device may take for an invalidation.
-const TIME: Delta = Delta::from_secs(3);
-
 /// How often an invalidation is tried.
 const TRIES: usize = 2;
+
+/// Returns how long the device may take for an invalidation.
+fn limit() -> Delta {
+    Delta::from_millis(module_parameters::invalidate_ms.value().into())
+}
 
 /// The state of the invalidations.
 struct State {
@@ -240,7 +243,12 @@ impl Telling<'_> {
                 }
                 of.status.invalidated()
             };
-            let ret = read_poll_timeout(look, |done| *done == number, Delta::from_micros(20), TIME);
+            let ret = read_poll_timeout(
+                look,
+                |done| *done == number,
+                Delta::from_micros(20),
+                limit(),
+            );
             match ret {
                 Ok(_) => return Ok(()),
                 Err(e) if e == ENODEV => {

@@ -88,5 +88,9 @@ module! {
             default: 100,
             description: "Interval of the poll for lost interrupts, in ms",
         },
+        invalidate_ms: u32 {
+            default: 3000,
+            description: "How long the device may take for an invalidation, in ms",
+        },
     },
 }
