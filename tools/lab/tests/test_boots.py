@@ -235,7 +235,7 @@ class Plan(unittest.TestCase):
                         *plan.RDMA, *plan.RDMA_KINDS, *plan.RDMA_ONCE, *plan.GENERIC, *plan.BOUNCED,
                         *plan.DISK_KINDS, *plan.DISK_ONCE, *plan.DISK_BOUNCED,
                         *plan.DISK_STUCK, *plan.GPU_KINDS,
-                        *plan.GPU_ONCE, *plan.GPU_FAULTS):
+                        *plan.GPU_ONCE, *plan.GPU_FAULTS_OWN):
             self.assertIn(program, named)
 
     def test_what_a_boot_leaves_out_another_one_runs(self):
