@@ -36,14 +36,16 @@ fn drm() -> Result<Drm, Stop> {
     Ok(Mgpu::first()?.drm)
 }
 
-/// Checks that both devices have nothing to report, and that the first one works.
+/// Checks that both devices work, and that the driver breaks no rule then. The sweeps check that it
+/// has broken none before.
 fn works() -> Outcome {
     for gpu in Mgpu::pair()? {
         let bench = Bench::new(&gpu)?;
         bench.results.set(0);
         bench.vm.done(&[Op::add(RESULTS, 1)])?;
         check_eq!(bench.results.read(0), 1, "the result of a job");
-        check_eq!(gpu.reports()?, 0, "reports of {}", gpu.pci.name());
+        drop(bench);
+        gpu.clean()?;
     }
     Ok(())
 }
