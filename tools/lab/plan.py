@@ -59,8 +59,7 @@ FAULTS = ("avram_faults", "vvram_faults")
 GPU_FAULTS = ("mgpu_faults",)
 # Their operations that the layers do not have in common with vvram: `make check` has these only.
 GPU_FAULTS_OWN = tuple(f"mgpu_faults@{operation}" for operation in (
-    "vm", "bind", "exec", "evict", "moves", "release", "reset", "report", "unbind", "workers",
-    "probe"))
+    "vm", "bind", "exec", "evict", "moves", "release", "reset", "report", "unbind", "probe"))
 # Programs that have the same result on all machines.
 ONCE = ("hmm_cases", "vvram_async", "vvram_badinput", "vvram_compat", "vvram_copy", "vvram_create",
         "vvram_debugfs", "vvram_dmem", "vvram_exporter", "vvram_failures", "vvram_fdinfo",
