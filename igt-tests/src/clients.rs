@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use crate::drm::{Drm, Gem};
+use crate::drm::{Drm, Gem, EITHER};
 use crate::map::{Map, PAGE};
 use crate::misc::{self, meminfo, Lcg};
 use crate::pattern::Pattern;
@@ -12,8 +12,6 @@ use crate::{uapi, Outcome, Stop};
 
 /// Size of an object, in bytes.
 pub const PIECE: u64 = 4 * PAGE as u64;
-/// Flags of an object that may be evicted.
-pub const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 
 /// An object, its mapping, and its pattern.
 type Filled<'a> = (Gem<'a>, Map, Pattern);

@@ -29,6 +29,9 @@ use crate::{Outcome, Stop, SysError};
 /// Name of the driver.
 pub const DRIVER: &str = "vvram";
 
+/// The flags of an object that may be in VRAM or in system memory.
+pub const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
+
 /// Makes an ioctl with an argument.
 ///
 /// # Errors

@@ -34,9 +34,6 @@ pub const PARAM_DMA_MAPPED: u32 = 11;
 /// The size of the part of the aperture that no window uses, in bytes.
 pub const SCRATCH: u64 = 32 * PAGE as u64;
 
-/// In VRAM or in system memory.
-pub const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
-
 /// How long a job may take in these tests before its ring is reset, in ms.
 pub const TIMEOUT: &str = "timeout_ms=700";
 

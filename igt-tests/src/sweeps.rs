@@ -11,7 +11,7 @@ use std::os::fd::AsRawFd;
 use std::path::Path;
 
 use crate::copy::{Fenced, Imported};
-use crate::drm::{DmaBuf, Drm};
+use crate::drm::{DmaBuf, Drm, EITHER};
 use crate::faults::Faults;
 use crate::fixture::Fixture;
 use crate::foreign::{self, Kind};
@@ -22,8 +22,6 @@ use crate::uapi::{self, PeerAttachments, VvramGemCreate, VvramGemImportInfo, Vvr
 use crate::{Outcome, Stop, SysError};
 
 const PAGE64: u64 = PAGE as u64;
-/// In VRAM or in system memory.
-pub const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 /// The size that one page table of the CPU maps.
 const TABLE: u64 = 2 << 20;
 /// The errors that an allocation of memory and a copy of arguments may return.

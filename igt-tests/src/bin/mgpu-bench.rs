@@ -9,10 +9,11 @@
 use std::process::ExitCode;
 
 use vvram_tests::clock::{self, Costs, Others};
+use vvram_tests::drm::EITHER;
 use vvram_tests::figures::{self, Figures};
 use vvram_tests::fixture::{patterns, placed};
 use vvram_tests::map::PAGE;
-use vvram_tests::mgpu::{holds, Error, Mgpu, EITHER};
+use vvram_tests::mgpu::{holds, Error, Mgpu};
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::trace::{Jobs, Moment};
 use vvram_tests::{check, check_eq, uapi, Outcome, Stop};

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use vvram_tests::compute::{ballast, LEFT};
 use vvram_tests::debugfs::difference;
-use vvram_tests::drm::{path_name, reason_name};
+use vvram_tests::drm::{path_name, reason_name, EITHER};
 use vvram_tests::fixture::{cpu_reads, patterns, peer_reads, peer_writes, placed, Expect};
 use vvram_tests::map::PAGE;
-use vvram_tests::mgpu::{holds, take_all, Mgpu, EITHER, PARAM_APERTURE_FREE};
+use vvram_tests::mgpu::{holds, take_all, Mgpu, PARAM_APERTURE_FREE};
 use vvram_tests::misc;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::proc::Child;

@@ -2,9 +2,10 @@
 
 //! The copy engine of the modelled GPU moves, clears and copies, and every byte is checked.
 
+use vvram_tests::drm::EITHER;
 use vvram_tests::fixture::{patterns, placed};
 use vvram_tests::map::PAGE;
-use vvram_tests::mgpu::{fragment, holds, take_all, Mgpu, EITHER, PARAM_DMA_MAPPED, PARAM_RESETS};
+use vvram_tests::mgpu::{fragment, holds, take_all, Mgpu, PARAM_DMA_MAPPED, PARAM_RESETS};
 use vvram_tests::misc;
 use vvram_tests::uapi::{VvramGemCopy, VvramGemCreate, VvramGemMmapOffset, VvramGetparam};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome, SysError};

@@ -9,10 +9,10 @@ use vvram_tests::compute::{
     ballast, sum, Bench, Op, HUGE, LEFT, OPS_MAX, PARAM_COMPUTE_RESETS, RESULTS,
 };
 use vvram_tests::debugfs::DebugFs;
-use vvram_tests::drm::{path_name, reason_name, DmaBuf, Drm, Gem};
+use vvram_tests::drm::{path_name, reason_name, DmaBuf, Drm, Gem, EITHER};
 use vvram_tests::fixture::{patterns, placed, Expect};
 use vvram_tests::map::{Map, PAGE};
-use vvram_tests::mgpu::{take_all, Error, Mgpu, COMPUTE, COPY, EITHER, PARAM_LOSSES, PARAM_RESETS};
+use vvram_tests::mgpu::{take_all, Error, Mgpu, COMPUTE, COPY, PARAM_LOSSES, PARAM_RESETS};
 use vvram_tests::misc::{self, Lcg};
 use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::PciDevice;

@@ -8,10 +8,11 @@ use vvram_tests::compute::{
     ballast, sum, Bench, Exec, Op, HUGE, JOBS_MAX, LEFT, OPS_MAX, PARAM_COMPUTE_RESETS,
     PARAM_VMS_FREE, RESULTS,
 };
+use vvram_tests::drm::EITHER;
 use vvram_tests::fence::{SyncObj, Timeline};
 use vvram_tests::fixture::patterns;
 use vvram_tests::map::PAGE;
-use vvram_tests::mgpu::{take_all, Error, Impatient, Mgpu, COMPUTE, COPY, EITHER, PARAM_RESETS};
+use vvram_tests::mgpu::{take_all, Error, Impatient, Mgpu, COMPUTE, COPY, PARAM_RESETS};
 use vvram_tests::misc;
 use vvram_tests::proc::{Child, Steps};
 use vvram_tests::rebind::Unbinding;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use vvram_tests::compute::{ballast, sum, Bench, Op, Vm, VmBind, VmCreate, VmDestroy};
 use vvram_tests::compute::{BIND_MAP, BIND_UNMAP, HUGE, RESULTS};
-use vvram_tests::drm::{DmaBuf, Drm, Gem};
+use vvram_tests::drm::{DmaBuf, Drm, Gem, EITHER};
 use vvram_tests::failure::{no_dump, take_dump};
 use vvram_tests::faults::{Code, Faults, Snapshot, Workers};
 use vvram_tests::fence::{wrong, Fences, Timeline};
@@ -21,7 +21,7 @@ use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::rebind::{Probe, Unbound};
-use vvram_tests::sweeps::{self, nothing, populate, zero, Once, EITHER, NONE, USUAL};
+use vvram_tests::sweeps::{self, nothing, populate, zero, Once, NONE, USUAL};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi};
 use vvram_tests::{Outcome, Stop, SysError};
 

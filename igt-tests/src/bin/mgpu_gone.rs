@@ -6,12 +6,12 @@
 use std::time::Duration;
 
 use vvram_tests::compute::{ballast, Bench, Op, RESULTS};
-use vvram_tests::drm::{DmaBuf, Gem};
+use vvram_tests::drm::{DmaBuf, Gem, EITHER};
 use vvram_tests::failure::is_taken_away;
 use vvram_tests::fixture::{mapped_by_peer, patterns, peer_reads, placed};
 use vvram_tests::map::PAGE;
 use vvram_tests::mgpu::{
-    holds, replug, Error, Impatient, Mgpu, COMPUTE, COPY, DRIVER, EITHER, PARAM_LOSSES,
+    holds, replug, Error, Impatient, Mgpu, COMPUTE, COPY, DRIVER, PARAM_LOSSES,
 };
 use vvram_tests::misc;
 use vvram_tests::pattern::Pattern;

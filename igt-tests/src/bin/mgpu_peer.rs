@@ -5,10 +5,10 @@
 use std::time::Duration;
 
 use vvram_tests::compute::{ballast, LEFT};
-use vvram_tests::drm::{path_name, reason_name, Gem};
+use vvram_tests::drm::{path_name, reason_name, Gem, EITHER};
 use vvram_tests::fixture::{patterns, placed, Expect};
 use vvram_tests::map::PAGE;
-use vvram_tests::mgpu::{holds, take_all, Mgpu, EITHER};
+use vvram_tests::mgpu::{holds, take_all, Mgpu};
 use vvram_tests::misc;
 use vvram_tests::proc::{Child, Steps};
 use vvram_tests::{check, check_eq, fail, igt_main, uapi, Outcome};

@@ -5,12 +5,12 @@
 use std::time::Instant;
 
 use vvram_tests::compute::{ballast, Bench, Op, HUGE, PARAM_COMPUTE_RESETS, RESULTS};
-use vvram_tests::drm::Gem;
+use vvram_tests::drm::{Gem, EITHER};
 use vvram_tests::failure::Events;
 use vvram_tests::fixture::{mapped_by_peer, patterns, peer_reads, placed};
 use vvram_tests::map::PAGE;
 use vvram_tests::mgpu::{
-    holds, Error, Impatient, Mgpu, COMPUTE, EITHER, PARAM_APERTURE_FREE, PARAM_LOSSES, PARAM_RESETS,
+    holds, Error, Impatient, Mgpu, COMPUTE, PARAM_APERTURE_FREE, PARAM_LOSSES, PARAM_RESETS,
 };
 use vvram_tests::pattern::Pattern;
 use vvram_tests::proc::KernelLog;

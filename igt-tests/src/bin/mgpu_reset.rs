@@ -9,13 +9,12 @@ use vvram_tests::compute::{
     ballast, sum, Bench, Op, Vm, HUGE, PARAM_COMPUTE_RESETS, PARAM_PAGE_TABLES, PARAM_VMS_FREE,
     RESULTS,
 };
-use vvram_tests::drm::Gem;
+use vvram_tests::drm::{Gem, EITHER};
 use vvram_tests::failure::{is_taken_away, no_dump, says, take_dump, Events};
 use vvram_tests::fixture::{mapped_by_peer, patterns, peer_reads, placed};
 use vvram_tests::map::PAGE;
 use vvram_tests::mgpu::{
-    holds, take_all, Error, Impatient, Mgpu, COMPUTE, EITHER, PARAM_LOSSES, PARAM_QUARANTINED,
-    PARAM_RESETS,
+    holds, take_all, Error, Impatient, Mgpu, COMPUTE, PARAM_LOSSES, PARAM_QUARANTINED, PARAM_RESETS,
 };
 use vvram_tests::misc;
 use vvram_tests::pattern::Pattern;

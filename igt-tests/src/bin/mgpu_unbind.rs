@@ -5,9 +5,10 @@
 use std::time::Duration;
 
 use vvram_tests::compute::{Bench, Op, Vm, HUGE, RESULTS};
+use vvram_tests::drm::EITHER;
 use vvram_tests::fixture::{mapped_by_peer, patterns};
 use vvram_tests::map::PAGE;
-use vvram_tests::mgpu::{holds, replug, set_bound, Error, Impatient, Mgpu, COMPUTE, EITHER};
+use vvram_tests::mgpu::{holds, replug, set_bound, Error, Impatient, Mgpu, COMPUTE};
 use vvram_tests::misc;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::proc::Child;

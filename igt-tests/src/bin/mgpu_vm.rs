@@ -10,10 +10,10 @@ use vvram_tests::compute::{
     sum, Op, Vm, VmBind, VmCreate, VmDestroy, BIND_MAP, BIND_UNMAP, HUGE, PARAM_COMPUTE_RESETS,
     PARAM_PAGE_TABLES, PARAM_VMS_FREE, VM_MAX, VM_SIZE,
 };
-use vvram_tests::drm::Gem;
+use vvram_tests::drm::{Gem, EITHER};
 use vvram_tests::fixture::{patterns, placed};
 use vvram_tests::map::PAGE;
-use vvram_tests::mgpu::{take_all, Mgpu, EITHER};
+use vvram_tests::mgpu::{take_all, Mgpu};
 use vvram_tests::misc;
 use vvram_tests::pattern::Pattern;
 use vvram_tests::proc::Child;

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 
 use vvram_tests::bar_export::{self, export, Exporter, MEMORY};
 use vvram_tests::clock::{self, Costs};
-use vvram_tests::drm::{DmaBuf, Gem};
+use vvram_tests::drm::{DmaBuf, Gem, EITHER};
 use vvram_tests::figures::{self, Figures};
 use vvram_tests::fixture::{cpu_reads, patterns, placed, Fixture};
 use vvram_tests::map::PAGE;
@@ -21,7 +21,6 @@ use vvram_tests::{check, check_eq, fragment, uapi, window, Outcome, Stop, SysErr
 
 const PAGE64: u64 = PAGE as u64;
 const MIB: u64 = 1 << 20;
-const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 /// Blocks of the large cases of a mapping.
 const BLOCKS: u64 = 4096;
 /// Numbers of attachments of a buffer, including the one that is measured.

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use vvram_tests::debugfs::mounted;
-use vvram_tests::drm::{path_name, reason_name, text, DmaBuf, Drm, Gem};
+use vvram_tests::drm::{path_name, reason_name, text, DmaBuf, Drm, Gem, EITHER};
 use vvram_tests::fabric::Fabric;
 use vvram_tests::fixture::{placed, Expect, Fixture};
 use vvram_tests::map::PAGE;
@@ -31,7 +31,6 @@ use vvram_tests::{check, check_eq, fail, igt_main, Outcome, Stop, SysError};
 /// The path of the tool.
 const TOOL: &str = "/lab/bin/p2p";
 const PAGE64: u64 = PAGE as u64;
-const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 const NOBODY: u32 = 65534;
 const LIMIT: Duration = Duration::from_secs(30);
 /// The class of an importer that is dynamic, revocable and takes peer-to-peer memory.

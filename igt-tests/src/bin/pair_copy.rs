@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use vvram_tests::drm::{path_name, reason_name, Drm, Gem};
+use vvram_tests::drm::{path_name, reason_name, Drm, Gem, EITHER};
 use vvram_tests::fixture::{patterns, placed, squeeze_idle, Expect};
 use vvram_tests::map::PAGE;
 use vvram_tests::misc;
@@ -15,7 +15,6 @@ use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome, 
 
 const PAGE64: u64 = PAGE as u64;
 const SIZE: u64 = 4 * PAGE64;
-const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 const LIMIT: Duration = Duration::from_secs(20);
 
 fn gpus() -> Result<[PciDevice; 2], Stop> {

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use vvram_tests::debugfs::DebugFs;
-use vvram_tests::drm::{path_name, reason_name, text, Attachment, Drm, Gem};
+use vvram_tests::drm::{path_name, reason_name, text, Attachment, Drm, Gem, EITHER};
 use vvram_tests::fixture::{patterns, placed, squeeze, Expect};
 use vvram_tests::map::PAGE;
 use vvram_tests::misc;
@@ -15,7 +15,6 @@ use vvram_tests::rebind::Unbinding;
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, vm, Outcome, Stop};
 
 const PAGE64: u64 = PAGE as u64;
-const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// Two devices, of which `a` exports and `b` imports.

@@ -8,7 +8,7 @@
 use std::time::{Duration, Instant};
 
 use vvram_tests::debugfs::DebugFs;
-use vvram_tests::drm::{DmaBuf, Drm, Gem};
+use vvram_tests::drm::{DmaBuf, Drm, Gem, EITHER};
 use vvram_tests::fabric::{Fabric, CLASSES};
 use vvram_tests::fixture::{patterns, placed, squeeze_idle, works, Expect};
 use vvram_tests::map::PAGE;
@@ -24,7 +24,6 @@ use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome, 
 
 const PAGE64: u64 = PAGE as u64;
 const SIZE: u64 = 8 * PAGE64;
-const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 const VRAM: u32 = uapi::PLACEMENT_VRAM;
 const SYSTEM: u32 = uapi::PLACEMENT_SYSTEM;
 const LIMIT: Duration = Duration::from_secs(20);

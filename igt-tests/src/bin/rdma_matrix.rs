@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 
-use vvram_tests::drm::Gem;
+use vvram_tests::drm::{Gem, EITHER};
 use vvram_tests::fabric::{Fabric, CLASSES};
 use vvram_tests::fixture::{patterns, placed, Expect};
 use vvram_tests::heap;
@@ -18,7 +18,6 @@ use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome, 
 
 const PAGE64: u64 = PAGE as u64;
 const SIZE: u64 = 8 * PAGE64;
-const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 const EXPORT: u32 = EITHER | uapi::CREATE_EXPORT_VRAM_OR_FAIL;
 const VRAM: u32 = uapi::PLACEMENT_VRAM;
 const SYSTEM: u32 = uapi::PLACEMENT_SYSTEM;

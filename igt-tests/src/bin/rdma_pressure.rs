@@ -4,8 +4,8 @@
 
 use std::time::{Duration, Instant};
 
-use vvram_tests::clients::{client, four_times, Usage, EITHER, PIECE};
-use vvram_tests::drm::{Drm, Gem};
+use vvram_tests::clients::{client, four_times, Usage, PIECE};
+use vvram_tests::drm::{Drm, Gem, EITHER};
 use vvram_tests::fabric::{Fabric, CLASSES};
 use vvram_tests::fixture::{patterns, placed, squeeze_idle};
 use vvram_tests::map::{Map, PAGE};

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use vvram_tests::drm::{Drm, Gem};
+use vvram_tests::drm::{Drm, Gem, EITHER};
 use vvram_tests::fixture::{patterns, Fixture};
 use vvram_tests::map::PAGE;
 use vvram_tests::misc;
@@ -15,7 +15,6 @@ use vvram_tests::proc::Child;
 use vvram_tests::rebind::Unbound;
 use vvram_tests::{check, check_eq, fail, igt_main, uapi, Outcome};
 
-const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 const VRAM: u32 = uapi::PLACEMENT_VRAM;
 const SYSTEM: u32 = uapi::PLACEMENT_SYSTEM;
 const MIB: u64 = 1 << 20;

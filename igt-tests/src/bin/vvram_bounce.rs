@@ -6,6 +6,7 @@
 //! writes are copied back when the mapping is synchronized or unmapped: a move has to do both at
 //! the right time. On a machine without bounce buffers these tests pass, too.
 
+use vvram_tests::drm::EITHER;
 use vvram_tests::fixture::{cpu_reads, patterns, peer_reads, placed, setting, Fixture};
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::memory::reached;
@@ -13,7 +14,6 @@ use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::uapi::{self, DMA_BUF_SYNC_END as END, DMA_BUF_SYNC_WRITE as WRITE};
 use vvram_tests::{check, check_eq, expect_errno, heap, igt_main, Outcome};
 
-const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 /// So large that the engine is busy before a move. A bounce buffer is smaller.
 const LARGE: u64 = 2 << 20;
 /// As much as one asynchronous transfer moves.

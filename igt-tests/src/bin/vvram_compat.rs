@@ -4,7 +4,7 @@
 
 use vvram_tests::bar_export::{self, Exporter};
 use vvram_tests::compat;
-use vvram_tests::drm::{ioctl, Attachment, Drm};
+use vvram_tests::drm::{ioctl, Attachment, Drm, EITHER};
 use vvram_tests::fence::SyncObj;
 use vvram_tests::fixture::{cpu_reads, patterns, peer_reads, peer_writes, Expect, Fixture};
 use vvram_tests::heap;
@@ -15,7 +15,6 @@ use vvram_tests::uapi::{self, VvramGemCopy, VvramGemCreate};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome, Stop, SysError};
 
 const PAGE64: u64 = PAGE as u64;
-const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 
 /// `struct drm_version` of 32 bits.
 #[repr(C)]

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use vvram_tests::drm::{Drm, Gem};
+use vvram_tests::drm::{Drm, Gem, EITHER};
 use vvram_tests::fence::{SyncObj, Timeline};
 use vvram_tests::fixture::{patterns, squeeze, works};
 use vvram_tests::foreign::{make, Foreign, Kind, KINDS};
@@ -22,7 +22,6 @@ use vvram_tests::{check, check_eq, drm, expect_errno, fail, igt_main, uapi, Outc
 const PAGE64: u64 = PAGE as u64;
 const PAGES: usize = 4;
 const SIZE: u64 = PAGES as u64 * PAGE64;
-const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// Where an object is.

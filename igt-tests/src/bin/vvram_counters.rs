@@ -6,7 +6,7 @@
 //! memory and is not a PCI device, and suspended, which needs a resume that fails.
 
 use vvram_tests::debugfs::{difference, DebugFs};
-use vvram_tests::drm::{DmaBuf, Gem};
+use vvram_tests::drm::{DmaBuf, Gem, EITHER};
 use vvram_tests::fence::Timeline;
 use vvram_tests::fixture::{placed, squeeze_idle, works, Expect, Fixture};
 use vvram_tests::map::PAGE;
@@ -18,7 +18,6 @@ use vvram_tests::uapi::{self, DMA_BUF_SYNC_READ as READ};
 use vvram_tests::{check_eq, expect_errno, igt_main, Outcome, Stop, SysError};
 
 const PAGE64: u64 = PAGE as u64;
-const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 const EXPORT: u32 = EITHER | uapi::CREATE_EXPORT_VRAM_OR_FAIL;
 const ONLY: u32 = uapi::CREATE_VRAM;
 

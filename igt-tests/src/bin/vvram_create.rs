@@ -2,13 +2,12 @@
 
 //! DRM_IOCTL_VVRAM_GEM_CREATE, and the VRAM of its objects.
 
-use vvram_tests::drm::{ioctl_raw, Drm};
+use vvram_tests::drm::{ioctl_raw, Drm, EITHER};
 use vvram_tests::map::PAGE;
 use vvram_tests::uapi::{self, VvramGemCreate};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome};
 
 const PAGE64: u64 = PAGE as u64;
-const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 
 fn sizes() -> Outcome {
     let drm = Drm::open()?;

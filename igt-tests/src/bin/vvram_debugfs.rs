@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use vvram_tests::debugfs::{self, difference, Buffer, DebugFs, Importer};
-use vvram_tests::drm::{path_name, reason_name, text, Drm, Gem};
+use vvram_tests::drm::{path_name, reason_name, text, Drm, Gem, EITHER};
 use vvram_tests::fixture::{
     cpu_reads, patterns, peer_reads, peer_writes, placed, works, Expect, Fixture,
 };
@@ -21,7 +21,6 @@ use vvram_tests::{check, check_eq, expect_errno, igt_main, skip};
 use vvram_tests::{Outcome, Stop};
 
 const PAGE64: u64 = PAGE as u64;
-const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 const VRAM: u32 = uapi::PLACEMENT_VRAM;
 const SYSTEM: u32 = uapi::PLACEMENT_SYSTEM;
 

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use vvram_tests::cgroup::{self, Group};
-use vvram_tests::drm::Drm;
+use vvram_tests::drm::{Drm, EITHER};
 use vvram_tests::fdinfo::FdInfo;
 use vvram_tests::fixture::{patterns, placed};
 use vvram_tests::map::PAGE;
@@ -16,7 +16,6 @@ use vvram_tests::rebind::Unbound;
 use vvram_tests::svm::{check_places, filled, holds};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome};
 
-const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 const MIB: u64 = 1 << 20;
 
 /// There are two regions, both of the size of VRAM.

@@ -3,7 +3,7 @@
 //! Objects that may move, and that importers get in VRAM or not at all.
 
 use vvram_tests::debugfs::{difference, DebugFs};
-use vvram_tests::drm::Gem;
+use vvram_tests::drm::{Gem, EITHER};
 use vvram_tests::fixture::{
     cpu_reads, patterns, peer_reads, peer_writes, placed, squeeze_idle, Expect, Fixture,
 };
@@ -12,7 +12,6 @@ use vvram_tests::peer::Mode;
 use vvram_tests::{check, check_eq, expect_errno, igt_main, uapi, Outcome};
 
 const PAGE64: u64 = PAGE as u64;
-const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 const EXPORT: u32 = EITHER | uapi::CREATE_EXPORT_VRAM_OR_FAIL;
 const VRAM: u32 = uapi::PLACEMENT_VRAM;
 const SYSTEM: u32 = uapi::PLACEMENT_SYSTEM;

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use vvram_tests::debugfs::{words, Buffer, DebugFs};
-use vvram_tests::drm::{DmaBuf, Drm};
+use vvram_tests::drm::{DmaBuf, Drm, EITHER};
 use vvram_tests::fdinfo::FdInfo;
 use vvram_tests::fixture::{patterns, peer_reads, placed, Fixture};
 use vvram_tests::map::PAGE;
@@ -20,7 +20,6 @@ use vvram_tests::uapi;
 use vvram_tests::{check, check_eq, expect_errno, igt_main, Outcome, Stop};
 
 const PAGE64: u64 = PAGE as u64;
-const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 const LIMIT: Duration = Duration::from_secs(20);
 /// How often an export is tried whose handle is closed meanwhile, and how many successes are
 /// enough.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use vvram_tests::bar_export::{self, Exporter};
 use vvram_tests::debugfs::{difference, DebugFs};
-use vvram_tests::drm::{path_name, DmaBuf, Gem};
+use vvram_tests::drm::{path_name, DmaBuf, Gem, EITHER};
 use vvram_tests::fence::Timeline;
 use vvram_tests::fixture::{
     cpu_reads, patterns, peer_reads, placed, share, squeeze_idle, works, Fixture,
@@ -23,7 +23,6 @@ use vvram_tests::uapi::{self, DMA_BUF_SYNC_READ as READ};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome, Stop};
 
 const PAGE64: u64 = PAGE as u64;
-const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 const LIMIT: Duration = Duration::from_secs(20);
 const FENCE: &str = "dma_fence_default_wait";
 /// The errno in a tracepoint where the system call returns EINTR.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use vvram_tests::bar_export::{export_request, request, Exporter, MEMORY};
 use vvram_tests::copy::Imported;
 use vvram_tests::debugfs::DebugFs;
-use vvram_tests::drm::{DmaBuf, Drm};
+use vvram_tests::drm::{DmaBuf, Drm, EITHER};
 use vvram_tests::faults::{Code, Faults, Snapshot, Workers};
 use vvram_tests::fixture::{
     cpu_reads, patterns, peer_reads, peer_writes, placed, share, works, Fixture,
@@ -22,7 +22,7 @@ use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::power::{lossy, Auto, Manual};
 use vvram_tests::rebind::{reload, Probe, Unbound};
 use vvram_tests::svm;
-use vvram_tests::sweeps::{self, nothing, populate, zero, Object, Once, EITHER, NONE, USUAL};
+use vvram_tests::sweeps::{self, nothing, populate, zero, Object, Once, NONE, USUAL};
 use vvram_tests::uapi::{self, VvramGemCopy};
 use vvram_tests::{check, check_eq, expect_errno, igt_main, Outcome, Stop};
 

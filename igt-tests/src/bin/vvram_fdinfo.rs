@@ -3,7 +3,7 @@
 //! The keys of fdinfo about the memory of a client, and about VRAM that is pinned on its behalf.
 
 use vvram_tests::debugfs::DebugFs;
-use vvram_tests::drm::Drm;
+use vvram_tests::drm::{Drm, EITHER};
 use vvram_tests::fdinfo::FdInfo;
 use vvram_tests::fixture::Fixture;
 use vvram_tests::map::PAGE;
@@ -12,7 +12,6 @@ use vvram_tests::peer::Mode;
 use vvram_tests::{check, check_eq, igt_main, uapi, Outcome, Stop};
 
 const PAGE64: u64 = PAGE as u64;
-const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 const PINNED: &str = "vvram-pinned-vram0";
 const VISIBLE: &str = "vvram-visible-vram0";
 

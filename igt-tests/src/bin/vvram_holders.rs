@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use vvram_tests::debugfs::{difference, words, DebugFs};
-use vvram_tests::drm::{Attachment, Drm, Gem};
+use vvram_tests::drm::{Attachment, Drm, Gem, EITHER};
 use vvram_tests::fixture::{
     in_system_memory, patterns, peer_reads, peer_writes, placed, works, Fixture,
 };
@@ -14,7 +14,6 @@ use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::rebind::{module_users, reload, Unbound};
 use vvram_tests::{check, check_eq, expect_errno, igt_main, skip, uapi, Outcome, Stop};
 
-const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 const ONLY: u32 = uapi::CREATE_VRAM;
 const SIZE: u64 = 4 * PAGE as u64;
 const LAST: usize = 3;

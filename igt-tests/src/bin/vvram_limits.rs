@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use vvram_tests::cgroup::Group;
-use vvram_tests::drm::{Drm, Gem};
+use vvram_tests::drm::{Drm, Gem, EITHER};
 use vvram_tests::fixture::{patterns, peer_reads, Fixture};
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::pattern::Pattern;
@@ -14,7 +14,6 @@ use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::proc::Child;
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome, Stop};
 
-const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 const MIB: u64 = 1 << 20;
 const LIMIT: Duration = Duration::from_secs(30);
 

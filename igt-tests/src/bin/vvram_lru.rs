@@ -3,7 +3,7 @@
 //! The least recently used object is evicted; a mere query does not count as a use.
 
 use vvram_tests::debugfs::DebugFs;
-use vvram_tests::drm::Gem;
+use vvram_tests::drm::{Gem, EITHER};
 use vvram_tests::fdinfo::FdInfo;
 use vvram_tests::fixture::{cpu_reads, patterns, placed, Expect, Fixture};
 use vvram_tests::map::{Map, PAGE};
@@ -11,7 +11,6 @@ use vvram_tests::peer::Mode;
 use vvram_tests::{check, check_eq, igt_main, uapi, Outcome};
 
 const PAGE64: u64 = PAGE as u64;
-const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 const VRAM: u32 = uapi::PLACEMENT_VRAM;
 const SYSTEM: u32 = uapi::PLACEMENT_SYSTEM;
 

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use vvram_tests::debugfs::DebugFs;
-use vvram_tests::drm::{Drm, Gem};
+use vvram_tests::drm::{Drm, Gem, EITHER};
 use vvram_tests::fixture::{
     cpu_reads, in_system_memory, patterns, peer_reads, peer_writes, placed, squeeze, squeeze_idle,
     works, Expect, Fixture,
@@ -20,7 +20,6 @@ use vvram_tests::rebind::Unbound;
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, vm, Outcome, Stop};
 
 const PAGE64: u64 = PAGE as u64;
-const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 const VRAM: u32 = uapi::PLACEMENT_VRAM;
 const SYSTEM: u32 = uapi::PLACEMENT_SYSTEM;
 

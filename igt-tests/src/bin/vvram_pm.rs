@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use vvram_tests::debugfs::{difference, DebugFs};
-use vvram_tests::drm::Drm;
+use vvram_tests::drm::{Drm, EITHER};
 use vvram_tests::fixture::{
     cpu_reads, in_system_memory, patterns, peer_reads, peer_writes, placed, share, works, Fixture,
 };
@@ -23,7 +23,6 @@ use vvram_tests::uapi;
 use vvram_tests::{check, check_eq, expect_errno, igt_main, Outcome};
 
 const LIMIT: Duration = Duration::from_secs(120);
-const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 
 /// Open files do not keep the device awake; an access to VRAM resumes it, and finds the same bytes.
 fn idle() -> Outcome {

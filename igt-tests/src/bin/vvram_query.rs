@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use vvram_tests::debugfs::{difference, DebugFs};
-use vvram_tests::drm::{path_name, reason_name, DmaBuf, Drm, Gem};
+use vvram_tests::drm::{path_name, reason_name, DmaBuf, Drm, Gem, EITHER};
 use vvram_tests::fixture::{
     in_system_memory, patterns, peer_reads, placed, works, Expect, Fixture,
 };
@@ -27,7 +27,6 @@ use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, skip, Outcome, 
 
 const PAGE64: u64 = PAGE as u64;
 const PAGES: u64 = 2;
-const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 const LIMIT: Duration = Duration::from_secs(20);
 /// The class of an importer that is dynamic, revocable and takes peer-to-peer memory.
 const ABLE: u32 =

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use vvram_tests::debugfs::DebugFs;
-use vvram_tests::drm::{Drm, Gem};
+use vvram_tests::drm::{Drm, Gem, EITHER};
 use vvram_tests::fence::Timeline;
 use vvram_tests::fixture::{cpu_reads, patterns, placed, works};
 use vvram_tests::map::{Map, PAGE};
@@ -19,7 +19,6 @@ use vvram_tests::uapi::{self, COPIES_MAX};
 use vvram_tests::{check, check_eq, fail, igt_main, Outcome, Stop};
 
 const PAGE64: u64 = PAGE as u64;
-const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 const LIMIT: Duration = Duration::from_secs(20);
 /// The function in which the kernel waits for a fence.
 const FENCE: &str = "dma_fence_default_wait";

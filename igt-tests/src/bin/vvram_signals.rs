@@ -9,7 +9,7 @@
 use std::time::{Duration, Instant};
 
 use vvram_tests::debugfs::{difference, DebugFs};
-use vvram_tests::drm::{DmaBuf, Drm, Gem};
+use vvram_tests::drm::{DmaBuf, Drm, Gem, EITHER};
 use vvram_tests::fence::Timeline;
 use vvram_tests::fixture::{cpu_reads, patterns, peer_reads, placed, share, works, Fixture};
 use vvram_tests::heap;
@@ -28,7 +28,6 @@ use vvram_tests::uapi::{
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome, Stop, SysError};
 
 const PAGE64: u64 = PAGE as u64;
-const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 const LIMIT: Duration = Duration::from_secs(20);
 /// The functions in which the kernel waits for a fence, and for the lock that an ioctl of DRM
 /// takes: stacks do not show the functions of the lock itself.

@@ -5,7 +5,7 @@
 //! The driver fills VRAM with a byte when it is suspended. If an object has that byte afterwards,
 //! its content was lost.
 
-use vvram_tests::drm::{Drm, Gem};
+use vvram_tests::drm::{Drm, Gem, EITHER};
 use vvram_tests::fixture::{
     cpu_reads, in_system_memory, patterns, peer_reads, peer_writes, placed, works, Fixture,
 };
@@ -16,7 +16,6 @@ use vvram_tests::peer::Mode;
 use vvram_tests::power::{self, lossy, Auto};
 use vvram_tests::{check_eq, igt_main, uapi, Outcome, Stop};
 
-const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 const ONLY: u32 = uapi::CREATE_VRAM;
 const PAGES: usize = 4;
 /// The content of VRAM after a suspend.

@@ -3,7 +3,7 @@
 //! A BAR that shows only a part of VRAM, and other parameters of the driver.
 
 use vvram_tests::debugfs::{words, DebugFs};
-use vvram_tests::drm::{Drm, Gem};
+use vvram_tests::drm::{Drm, Gem, EITHER};
 use vvram_tests::fdinfo::FdInfo;
 use vvram_tests::fixture::{cpu_reads, patterns, peer_reads, peer_writes, works, Expect, Fixture};
 use vvram_tests::map::{Map, PAGE};
@@ -13,7 +13,6 @@ use vvram_tests::rebind::{module_users, reload};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, skip, uapi, Outcome, Stop};
 
 const PAGE64: u64 = PAGE as u64;
-const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 const VISIBLE: u64 = 1 << 20;
 
 /// Loads the driver so that the BAR shows only the first megabyte, runs a test, and loads the

@@ -2,14 +2,13 @@
 
 //! An object that is partly in the part of VRAM that the BAR shows.
 
-use vvram_tests::drm::Gem;
+use vvram_tests::drm::{Gem, EITHER};
 use vvram_tests::fixture::{placed, works, Fixture};
 use vvram_tests::map::PAGE;
 use vvram_tests::peer::Mode;
 use vvram_tests::rebind::reload;
 use vvram_tests::{check, check_eq, fail, igt_main, uapi, Outcome};
 
-const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 const VISIBLE: u64 = 1 << 20;
 const PIECE: u64 = 64 << 10;
 /// The tag in the first word of each piece, which also has the number of the piece.

@@ -4,8 +4,8 @@
 
 use std::time::Duration;
 
-use vvram_tests::clients::{client, four_times, Usage, EITHER, PIECE};
-use vvram_tests::drm::Drm;
+use vvram_tests::clients::{client, four_times, Usage, PIECE};
+use vvram_tests::drm::{Drm, EITHER};
 use vvram_tests::fixture::{patterns, peer_reads, peer_writes, Expect, Fixture};
 use vvram_tests::misc;
 use vvram_tests::peer::Mode;

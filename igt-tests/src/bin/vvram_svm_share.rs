@@ -5,8 +5,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use vvram_tests::clients::EITHER;
-use vvram_tests::drm::{Drm, Gem};
+use vvram_tests::drm::{Drm, Gem, EITHER};
 use vvram_tests::fixture::patterns;
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::misc::{self, Lcg};

@@ -3,7 +3,7 @@
 //! The tracepoints: the events of an object with their reasons, in their order.
 
 use vvram_tests::debugfs::DebugFs;
-use vvram_tests::drm::{path_name, reason_name, Gem};
+use vvram_tests::drm::{path_name, reason_name, Gem, EITHER};
 use vvram_tests::fixture::Fixture;
 use vvram_tests::map::PAGE;
 use vvram_tests::peer::Mode;
@@ -12,7 +12,6 @@ use vvram_tests::trace::Trace;
 use vvram_tests::{check, check_eq, expect_errno, igt_main, uapi, Outcome, Stop};
 
 const PAGE64: u64 = PAGE as u64;
-const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 
 /// A fixture that is traced.
 struct Traced {

@@ -7,7 +7,7 @@ use std::fs;
 use std::time::Duration;
 
 use vvram_tests::debugfs::DebugFs;
-use vvram_tests::drm::Drm;
+use vvram_tests::drm::{Drm, EITHER};
 use vvram_tests::fdinfo::FdInfo;
 use vvram_tests::fence::Timeline;
 use vvram_tests::fixture::Fixture;
@@ -20,7 +20,6 @@ use vvram_tests::uapi::{self, DMA_BUF_SYNC_READ as READ, DMA_BUF_SYNC_WRITE as W
 use vvram_tests::{check_eq, fail, igt_main, Outcome, Stop};
 
 const PAGE64: u64 = PAGE as u64;
-const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 const REGIONS: [&str; 2] = ["vram0", "system"];
 
 /// The numbers of pages in a region, by key.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use vvram_tests::debugfs::{mounted, open_for, DebugFs};
-use vvram_tests::drm::{ioctl, Drm, Gem};
+use vvram_tests::drm::{ioctl, Drm, Gem, EITHER};
 use vvram_tests::fdinfo::FdInfo;
 use vvram_tests::fence::SyncObj;
 use vvram_tests::fixture::{cpu_reads, patterns, peer_reads, peer_writes, placed, Expect, Fixture};
@@ -19,7 +19,6 @@ use vvram_tests::user::{self, become_nobody};
 use vvram_tests::{check, check_eq, expect_errno, igt_main, uapi, Outcome};
 
 const PAGE64: u64 = PAGE as u64;
-const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// The files of a device in debugfs, with their modes.

@@ -3,13 +3,13 @@
 //! Mappings of an object and of its dma-buf show the same memory, wherever the object moves.
 
 use vvram_tests::debugfs::DebugFs;
+use vvram_tests::drm::EITHER;
 use vvram_tests::fixture::{cpu_reads, patterns, peer_reads, peer_writes, placed, Fixture};
 use vvram_tests::map::PAGE;
 use vvram_tests::peer::Mode;
 use vvram_tests::{check_eq, fail, igt_main, uapi, Outcome};
 
 const PAGE64: u64 = PAGE as u64;
-const EITHER: u32 = uapi::CREATE_VRAM | uapi::CREATE_SYSTEM;
 /// The placement to which an importer of a class moves an object.
 const MOVES: [(Mode, u32, &str); 4] = [
     (Mode::NoP2p, uapi::PLACEMENT_SYSTEM, "in system memory"),
