@@ -10,6 +10,7 @@ use crate::kernel;
 use crate::machine::{Device, Kind, Machine};
 use crate::table::{bytes, Table};
 use crate::topo;
+use crate::watch::EVENTS;
 
 /// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -204,10 +205,12 @@ fn routes(root: &Root, machine: &Machine, checks: &mut Vec<Check>) {
             let later = machine.devices.range(a.address..).skip(1).map(|it| it.1);
             later.filter(|b| mattering(b)).map(move |b| (a, b))
         });
-    let (mut ports, mut refused, mut unseen, mut good) = (Vec::new(), Vec::new(), 0, 0);
+    let (mut ports, mut hidden) = (Vec::new(), Vec::new());
+    let (mut refused, mut unseen, mut good) = (Vec::new(), 0, 0);
     for (a, b) in pairs {
         let decision = decide(machine, a, b);
         ports.extend(decision.redirects.iter().map(|it| it.0));
+        hidden.extend(&decision.unseen);
         let through = decision.host.as_ref().map(|it| &it.forwards);
         match (decision.path.is_peer(), through) {
             (true, _) => good += 1,
@@ -218,8 +221,10 @@ fn routes(root: &Root, machine: &Machine, checks: &mut Vec<Check>) {
             (false, _) => unseen += 1,
         }
     }
-    ports.sort();
-    ports.dedup();
+    for list in [&mut ports, &mut hidden] {
+        list.sort();
+        list.dedup();
+    }
     if good > 0 {
         add(
             checks,
@@ -237,13 +242,20 @@ fn routes(root: &Root, machine: &Machine, checks: &mut Vec<Check>) {
             names.join(";")
         );
         add(checks, "ACS", State::ToDo, text);
-    } else if unseen == 0 {
+    } else if hidden.is_empty() {
         add(
             checks,
             "ACS",
             State::Fine,
             "no port redirects between GPUs, NICs and drives",
         );
+    }
+    if !hidden.is_empty() {
+        let text = format!(
+            "that of {} ports cannot be read: run it as root",
+            hidden.len()
+        );
+        add(checks, "ACS", State::Unknown, text);
     }
     if !refused.is_empty() {
         let text = format!("no route: {}: see p2p why", refused.join("; "));
@@ -409,18 +421,37 @@ fn rdma(root: &Root, machine: &Machine, checks: &mut Vec<Check>) {
 
 /// The files that the caller can read.
 fn views(root: &Root, checks: &mut Vec<Check>) {
-    for (what, path, so) in [
+    let filesystems = root.text("proc/filesystems");
+    for (what, path, option, so) in [
         (
             "debugfs",
             "sys/kernel/debug",
+            "DEBUG_FS",
             "p2p ls does not see all buffers",
         ),
-        ("tracefs", "sys/kernel/tracing", "p2p watch sees no events"),
+        (
+            "tracefs",
+            "sys/kernel/tracing",
+            "FTRACE",
+            "p2p watch sees no events",
+        ),
     ] {
+        let is_missing = filesystems
+            .as_ref()
+            .is_ok_and(|text| !text.split_whitespace().any(|word| word == what));
         match root.names(path) {
-            Ok(names) if !names.is_empty() => add(checks, what, State::Fine, "it can be read"),
+            Ok(names) if !names.is_empty() => {
+                let text = match what == "tracefs" && !root.exists(&format!("{path}/{EVENTS}")) {
+                    true => "it can be read; no driver that reports transfers is loaded",
+                    false => "it can be read",
+                };
+                add(checks, what, State::Fine, text);
+            }
             Ok(_) | Err(Blind::Absent) => {
-                let text = format!("mount -t {what} {what} /{path}: else {so}");
+                let text = match is_missing {
+                    true => format!("boot a kernel with CONFIG_{option}: else {so}"),
+                    false => format!("mount -t {what} {what} /{path}: else {so}"),
+                };
                 add(checks, what, State::ToDo, text);
             }
             Err(why) => add(checks, what, State::Unknown, format!("{why}: {so}")),

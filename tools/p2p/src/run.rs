@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::files::{Blind, Root};
 use crate::machine::{Device, Machine};
 use crate::topo::Which;
-use crate::watch::Until;
+use crate::watch::{NoEvents, Until};
 use crate::{doctor, ls, names, report, topo, watch, why};
 
 /// The reason why a command has no result, with the exit status.
@@ -38,16 +38,14 @@ impl Failure {
     }
 
     /// The reason why events cannot be seen.
-    fn of_watch(why: Blind) -> Self {
-        match why {
-            Blind::Absent => Self::new(
-                Self::NOTHING,
-                "no driver has the tracepoints drm_peer_*, or tracefs is not mounted on \
-                 /sys/kernel/tracing",
-            ),
-            Blind::Denied => Self::new(Self::NOTHING, "tracepoints are for root only"),
-            Blind::Failed(error) => Self::new(Self::ERROR, error),
-        }
+    fn of_watch(why: NoEvents) -> Self {
+        let text = match why {
+            NoEvents::NotMounted => "tracefs is not mounted on /sys/kernel/tracing",
+            NoEvents::NoDriver => "no driver that has the tracepoints drm_peer_* is loaded",
+            NoEvents::Denied => "tracepoints are for root only",
+            NoEvents::Failed(error) => return Self::new(Self::ERROR, error),
+        };
+        Self::new(Self::NOTHING, text)
     }
 }
 
@@ -195,12 +193,20 @@ mod tests {
 
     #[test]
     fn events_that_cannot_be_seen() {
-        let absent = Failure::of_watch(Blind::Absent);
-        assert_eq!(absent.status, Failure::NOTHING);
-        let hint = "tracefs is not mounted on /sys/kernel/tracing";
-        assert!(absent.text.ends_with(hint), "{}", absent.text);
-        let denied = Failure::of_watch(Blind::Denied);
-        let want = (Failure::NOTHING, "tracepoints are for root only");
-        assert_eq!((denied.status, &*denied.text), want);
+        let nothing = |why| {
+            let failure = Failure::of_watch(why);
+            assert_eq!(failure.status, Failure::NOTHING);
+            failure.text
+        };
+        let text = nothing(NoEvents::NotMounted);
+        assert!(
+            text.contains("not mounted on /sys/kernel/tracing"),
+            "{text}"
+        );
+        let text = nothing(NoEvents::NoDriver);
+        assert!(text.starts_with("no driver"), "{text}");
+        assert_eq!(nothing(NoEvents::Denied), "tracepoints are for root only");
+        let failed = Failure::of_watch(NoEvents::Failed("x".to_string()));
+        assert_eq!((failed.status, &*failed.text), (Failure::ERROR, "x"));
     }
 }

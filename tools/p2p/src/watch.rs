@@ -17,7 +17,8 @@ use crate::trace::Event;
 
 /// The mount points of tracefs, now and in the past.
 const PLACES: [&str; 2] = ["sys/kernel/tracing", "sys/kernel/debug/tracing"];
-const EVENTS: &str = "events/drm_peer";
+/// The events, below a mount point.
+pub const EVENTS: &str = "events/drm_peer";
 /// The time between two polls.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -30,21 +31,44 @@ pub struct Until {
     pub time: Option<Duration>,
 }
 
+/// The reason why events cannot be seen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NoEvents {
+    /// There is no tracefs.
+    NotMounted,
+    /// No driver that has the events is loaded.
+    NoDriver,
+    /// The caller may not read them.
+    Denied,
+    /// Any other error.
+    Failed(String),
+}
+
+impl From<io::Error> for NoEvents {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::PermissionDenied => Self::Denied,
+            _ => Self::Failed(error.to_string()),
+        }
+    }
+}
+
 /// A trace of its own, which is gone when it is dropped.
 #[derive(Debug)]
 struct Instance(PathBuf);
 
 impl Instance {
-    fn new(root: &Root) -> Result<Self, Blind> {
+    fn new(root: &Root) -> Result<Self, NoEvents> {
         let found = PLACES
             .iter()
             .find(|it| root.exists(&format!("{it}/{EVENTS}")));
         let Some(place) = found else {
             // A folder that cannot be searched looks the same as one without these events.
-            return match root.names(PLACES[0]) {
-                Err(Blind::Denied) => Err(Blind::Denied),
-                _ => Err(Blind::Absent),
-            };
+            return Err(match root.names(PLACES[0]) {
+                Err(Blind::Denied) => NoEvents::Denied,
+                Ok(names) if !names.is_empty() => NoEvents::NoDriver,
+                _ => NoEvents::NotMounted,
+            });
         };
         let at = root.path(&format!("{place}/instances/p2p-{}", std::process::id()));
         fs::create_dir(&at)?;
@@ -72,9 +96,9 @@ impl Drop for Instance {
 /// # Errors
 ///
 /// The reason why events cannot be seen.
-pub fn run(root: &Root, json: bool, until: Until, out: &mut dyn Write) -> Result<(), Blind> {
+pub fn run(root: &Root, json: bool, until: Until, out: &mut dyn Write) -> Result<(), NoEvents> {
     if !root.is_live() {
-        return Err(Blind::Failed(
+        return Err(NoEvents::Failed(
             "a tree elsewhere has no live events".to_string(),
         ));
     }

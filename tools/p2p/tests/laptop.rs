@@ -115,6 +115,39 @@ fn without_p2pdma_nothing_is_peer_to_peer() {
 }
 
 #[test]
+fn ports_that_cannot_be_read_are_not_in_order() {
+    let redirects = "no port redirects";
+    for (name, readable, options) in [
+        ("readable", 4096, "CONFIG_PCI_P2PDMA=y\n"),
+        ("hidden", 64, "CONFIG_PCI_P2PDMA=y\n"),
+        ("hidden-without", 64, "# CONFIG_PCI_P2PDMA is not set\n"),
+    ] {
+        let tree = Tree::new(name);
+        tree.kernel("7.3.0", options);
+        let port = |kind| Function {
+            readable,
+            ..Function::port(kind, None)
+        };
+        let mut above = "pci0000:00".to_string();
+        for (address, kind) in [("0000:00:01.0", 4), ("0000:01:00.0", 5)] {
+            tree.add(&above, address, &port(kind));
+            above = format!("{above}/{address}");
+        }
+        for (address, below, function) in [
+            ("0000:02:00.0", "0000:03:00.0", Function::gpu("renderD128")),
+            ("0000:02:01.0", "0000:04:00.0", Function::nvme("nvme0")),
+        ] {
+            tree.add(&above, address, &port(6));
+            tree.add(&format!("{above}/{address}"), below, &function);
+        }
+        let (_, text, _) = tree.run(&["doctor"]);
+        let hidden = "that of 3 ports cannot be read: run it as root";
+        assert_eq!(text.contains(redirects), readable == 4096, "{text}");
+        assert_eq!(text.contains(hidden), readable == 64, "{text}");
+    }
+}
+
+#[test]
 fn what_accesses_nothing_is_left_out() {
     let tree = laptop("left", "AuthenticAMD", 25, "");
     let (_, text, _) = tree.run(&["topo"]);
@@ -453,6 +486,22 @@ fn without_a_gpu() {
     ] {
         assert!(text.contains(part), "{part} is not in\n{text}");
     }
+    // What the kernel does not have cannot be mounted.
+    tree.write("proc/filesystems", "nodev\tsysfs\nnodev\tdebugfs\n");
+    let (_, text, _) = tree.run(&["doctor"]);
+    for part in [
+        "mount -t debugfs debugfs /sys/kernel/debug",
+        "boot a kernel with CONFIG_FTRACE: else p2p watch sees no events",
+    ] {
+        assert!(text.contains(part), "{part} is not in\n{text}");
+    }
+    tree.write("sys/kernel/tracing/README", "");
+    let no_events = "it can be read; no driver that reports transfers is loaded";
+    let (_, text, _) = tree.run(&["doctor"]);
+    assert!(text.contains(no_events), "{text}");
+    tree.write("sys/kernel/tracing/events/drm_peer/enable", "0\n");
+    let (_, text, _) = tree.run(&["doctor"]);
+    assert!(!text.contains(no_events), "{text}");
     // With a GPU there is no such note.
     let tree = laptop("headed", "AuthenticAMD", 25, "CONFIG_PCI_P2PDMA=y\n");
     for command in ["topo", "ls", "doctor"] {
