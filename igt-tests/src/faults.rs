@@ -401,6 +401,23 @@ impl Workers {
         Ok((result, self.injected() - before))
     }
 
+    /// Checks that none has failed but `own` ones of the test itself: the code that ends jobs must
+    /// not wait for memory. KASAN itself allocates when memory is freed.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if another one has failed.
+    #[track_caller]
+    pub fn only(&self, own: u32, code: Code) -> Outcome {
+        let failed = self.injected() - own;
+        println!("{code:?}: {failed} allocations of workers failed");
+        check!(
+            failed == 0 || misc::has_kasan(),
+            "a worker with {code:?} in its stack has allocated"
+        );
+        Ok(())
+    }
+
     /// How many allocations have failed.
     pub fn injected(&self) -> u32 {
         let left = |attribute: &str| {
@@ -435,91 +452,73 @@ fn kernel_threads() -> Vec<PathBuf> {
 /// The usage that an operation must leave unchanged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
-    /// [`None`] if the GPU has another driver.
-    gpu: Option<Gpu>,
-    models: Vec<Model>,
+    /// Of each device with the driver of its tests.
+    devices: Vec<Usage>,
     system: u64,
     users: [Option<i64>; 5],
 }
 
-/// The usage of vvram.
+/// The usage of a device, by names.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Gpu {
-    vram_free: u64,
-    pinned: u64,
-    buffers: usize,
-    attachments: usize,
+struct Usage {
+    device: String,
+    /// Of which there must be as much as before, or more: the release of memory may have been
+    /// pending.
+    free: Vec<(&'static str, u64)>,
+    /// Of which there must be as much as before, or less.
+    used: Vec<(&'static str, u64)>,
+    /// What must be as before.
+    same: Vec<(&'static str, u64)>,
 }
 
-/// The usage of a modelled GPU.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Model {
-    /// Of VRAM, of the aperture, and of address spaces.
-    free: [u64; 3],
-    /// Page tables, system memory that the engines reach, and exported buffers.
-    used: [u64; 3],
-    /// Pinned VRAM, attachments, objects that have lost their content, and rules that the driver has
-    /// broken.
-    same: [u64; 4],
-}
-
-impl Model {
-    fn take(pci: &PciDevice) -> Result<Self, Stop> {
-        let gpu = Mgpu::open(pci)?;
-        let param = |param| gpu.drm.getparam(param);
-        let buffers = gpu.debugfs()?.buffers()?;
-        let attachments: usize = buffers.iter().map(|buffer| buffer.importers.len()).sum();
-        Ok(Self {
-            free: [
-                gpu.drm.vram_free()?,
-                param(mgpu::PARAM_APERTURE_FREE)?,
-                param(compute::PARAM_VMS_FREE)?,
-            ],
-            used: [
-                param(compute::PARAM_PAGE_TABLES)?,
-                param(mgpu::PARAM_DMA_MAPPED)?,
-                buffers.len() as u64,
-            ],
-            same: [
-                param(uapi::PARAM_VRAM_PINNED)?,
-                attachments as u64,
-                param(mgpu::PARAM_LOSSES)?,
-                gpu.reports()?,
-            ],
-        })
-    }
-
-    /// As [`Gpu::is_as`].
-    fn is_as(&self, before: &Self) -> bool {
-        let free = self.free.iter().zip(before.free);
-        let used = self.used.iter().zip(before.used);
-        free.into_iter().all(|(now, before)| *now >= before)
-            && used.into_iter().all(|(now, before)| *now <= before)
-            && self.same == before.same
-    }
-}
-
-impl Gpu {
-    fn take() -> Result<Self, Stop> {
-        let drm = Drm::open()?;
-        let vram_free = drm.vram_free()?;
+impl Usage {
+    /// The usage that all drivers have.
+    fn take(pci: &PciDevice, drm: Drm, debugfs: &DebugFs) -> Result<Self, Stop> {
+        let free = vec![("VRAM", drm.vram_free()?)];
         let pinned = drm.getparam(uapi::PARAM_VRAM_PINNED)?;
         drop(drm);
-        let buffers = DebugFs::open(&PciDevice::vvram()?)?.buffers()?;
+        let buffers = debugfs.buffers()?;
+        let attachments: usize = buffers.iter().map(|buffer| buffer.importers.len()).sum();
         Ok(Self {
-            vram_free,
-            pinned,
-            buffers: buffers.len(),
-            attachments: buffers.iter().map(|buffer| buffer.importers.len()).sum(),
+            device: pci.name().to_string(),
+            free,
+            used: vec![("buffers", buffers.len() as u64)],
+            same: vec![("pinned", pinned), ("attachments", attachments as u64)],
         })
     }
 
-    /// Whether no more is used than before. Less may be used, because of memory whose release was
-    /// pending.
+    /// Of a modelled GPU.
+    fn of_model(pci: &PciDevice) -> Result<Self, Stop> {
+        let gpu = Mgpu::open(pci)?;
+        let named = |name, param| Ok::<_, Stop>((name, gpu.drm.getparam(param)?));
+        let free = [
+            named("aperture", mgpu::PARAM_APERTURE_FREE)?,
+            named("address spaces", compute::PARAM_VMS_FREE)?,
+        ];
+        let used = [
+            named("page tables", compute::PARAM_PAGE_TABLES)?,
+            named("mapped memory", mgpu::PARAM_DMA_MAPPED)?,
+        ];
+        let same = [
+            named("lost objects", mgpu::PARAM_LOSSES)?,
+            ("reports", gpu.reports()?),
+        ];
+        let debugfs = gpu.debugfs()?;
+        let mut usage = Self::take(pci, gpu.drm, &debugfs)?;
+        usage.free.extend(free);
+        usage.used.extend(used);
+        usage.same.extend(same);
+        Ok(usage)
+    }
+
+    /// Whether no more is used than before.
     fn is_as(&self, before: &Self) -> bool {
-        self.vram_free >= before.vram_free
-            && self.buffers <= before.buffers
-            && (self.pinned, self.attachments) == (before.pinned, before.attachments)
+        let free = self.free.iter().zip(&before.free);
+        let used = self.used.iter().zip(&before.used);
+        self.device == before.device
+            && free.into_iter().all(|(now, before)| now.1 >= before.1)
+            && used.into_iter().all(|(now, before)| now.1 <= before.1)
+            && self.same == before.same
     }
 }
 
@@ -530,14 +529,18 @@ impl Snapshot {
     ///
     /// Fails the subtest if the driver does not answer.
     pub fn take() -> Result<Self, Stop> {
-        let own = PciDevice::vvram()?.driver().as_deref() == Some("vvram");
+        let mut devices = Vec::new();
+        let gpu = PciDevice::vvram()?;
+        if gpu.driver().as_deref() == Some("vvram") {
+            devices.push(Usage::take(&gpu, Drm::open()?, &DebugFs::open(&gpu)?)?);
+        }
+        for pci in PciDevice::mgpus() {
+            if pci.driver().as_deref() == Some(mgpu::DRIVER) {
+                devices.push(Usage::of_model(&pci)?);
+            }
+        }
         Ok(Self {
-            gpu: if own { Some(Gpu::take()?) } else { None },
-            models: PciDevice::mgpus()
-                .iter()
-                .filter(|pci| pci.driver().as_deref() == Some(mgpu::DRIVER))
-                .map(Model::take)
-                .collect::<Result<_, _>>()?,
+            devices,
             system: {
                 // Makes the kernel add up the counters of all processors.
                 let _ = std::fs::write("/proc/sys/vm/stat_refresh", "1");
@@ -557,13 +560,11 @@ impl Snapshot {
         let mut after = None;
         let same = misc::poll(Duration::from_secs(5), || {
             let now = Self::take().ok()?;
-            let gpu = match (&now.gpu, &self.gpu) {
-                (Some(now), Some(before)) => now.is_as(before),
-                (now, before) => now.is_none() && before.is_none(),
-            };
-            let models = now.models.len() == self.models.len()
-                && now.models.iter().zip(&self.models).all(|(a, b)| a.is_as(b));
-            let same = gpu && models && now.system <= self.system && now.users == self.users;
+            let pairs = now.devices.iter().zip(&self.devices);
+            let same = now.devices.len() == self.devices.len()
+                && pairs.into_iter().all(|(now, before)| now.is_as(before))
+                && now.system <= self.system
+                && now.users == self.users;
             after = Some(now);
             same.then_some(())
         });

@@ -18,6 +18,7 @@ use crate::foreign::{self, Kind};
 use crate::map::{Map, PAGE};
 use crate::pci::PciDevice;
 use crate::peer::{Mode, Peer};
+use crate::rebind::{Probe, Unbound};
 use crate::uapi::{self, PeerAttachments, VvramGemCreate, VvramGemImportInfo, VvramGemMmapOffset};
 use crate::{Outcome, Stop, SysError};
 
@@ -28,6 +29,9 @@ const TABLE: u64 = 2 << 20;
 pub const USUAL: [i32; 2] = [libc::ENOMEM, libc::EFAULT];
 /// No error: the operation must not fail, so it must not need memory.
 pub const NONE: [i32; 0] = [];
+/// The errors of the probe of a driver that requests a BAR: a request that fails returns `EBUSY`,
+/// also for want of memory.
+pub const PROBE: [i32; 3] = [libc::ENOMEM, libc::EFAULT, libc::EBUSY];
 
 /// For operations that need not be undone.
 ///
@@ -211,6 +215,32 @@ pub fn ioctls(open: impl Fn() -> Result<Drm, Stop>) -> Outcome {
         || Ok((object()?, Once::default())),
         |(it, once)| once.run(|| it.drm.close(it.handle)),
         nothing,
+    )
+}
+
+/// A probe of a device by a driver, with the errors that are allowed.
+///
+/// # Errors
+///
+/// Those of [`Faults::sweep`].
+pub fn probe(
+    faults: &mut Faults,
+    device: &PciDevice,
+    driver: &'static str,
+    allowed: &[i32],
+) -> Outcome {
+    faults.sweep(
+        &format!("probe of {driver}"),
+        allowed,
+        || {
+            Unbound::new(device)?.keep();
+            Ok(Probe::new(device, driver))
+        },
+        Probe::bind,
+        |it| {
+            it.done = it.is_bound();
+            Ok(())
+        },
     )
 }
 

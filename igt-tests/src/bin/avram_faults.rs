@@ -10,12 +10,12 @@ use vvram_tests::map::PAGE;
 use vvram_tests::pci::{Bar, PciDevice};
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::power::Auto;
-use vvram_tests::rebind::{Probe, Unbound};
 use vvram_tests::split::{Card, Module, Split, DRIVER};
-use vvram_tests::sweeps::{nothing, Once, NONE, USUAL};
+use vvram_tests::sweeps::{self, nothing, Once, NONE, USUAL};
 use vvram_tests::{check_eq, igt_main, uapi, Outcome, Stop};
 
 const SIZE: u64 = 4 * PAGE as u64;
+
 /// Runs `body` while avram is bound to the GPU, then checks that all VRAM is free, and binds vvram
 /// again.
 fn split(body: impl FnOnce(&PciDevice) -> Outcome) -> Outcome {
@@ -206,21 +206,7 @@ fn resume() -> Outcome {
 
 /// The probe of the core driver, which makes the auxiliary device that the DRM driver probes.
 fn probe() -> Outcome {
-    split(|gpu| {
-        Faults::new()?.sweep(
-            "probe, avram",
-            &USUAL,
-            || {
-                Unbound::new(gpu)?.keep();
-                Ok(Probe::new(gpu, DRIVER))
-            },
-            Probe::bind,
-            |it| {
-                it.done = it.is_bound();
-                Ok(())
-            },
-        )
-    })
+    split(|gpu| sweeps::probe(&mut Faults::new()?, gpu, DRIVER, &USUAL))
 }
 
 igt_main! {

@@ -20,13 +20,14 @@ use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::power::{lossy, Auto, Manual};
-use vvram_tests::rebind::{reload, Probe, Unbound};
+use vvram_tests::rebind::{reload, Probe};
 use vvram_tests::svm;
-use vvram_tests::sweeps::{self, nothing, populate, zero, Object, Once, NONE, USUAL};
+use vvram_tests::sweeps::{self, nothing, populate, zero, Object, Once, NONE, PROBE, USUAL};
 use vvram_tests::uapi::{self, VvramGemCopy};
 use vvram_tests::{check, check_eq, expect_errno, igt_main, Outcome, Stop};
 
 const PAGE64: u64 = PAGE as u64;
+
 fn open() -> Outcome {
     sweeps::open("open", Drm::open()?.path())?;
     let peer = Peer::open()?;
@@ -386,19 +387,7 @@ fn bar_export() -> Outcome {
         nothing,
     )?;
     let device = exporter.gpu().clone();
-    faults.sweep(
-        "probe of bar_export",
-        &[libc::ENOMEM, libc::EFAULT],
-        || {
-            Unbound::new(&device)?.keep();
-            Ok(Probe::new(&device, "bar_export"))
-        },
-        Probe::bind,
-        |it| {
-            it.done = it.is_bound();
-            Ok(())
-        },
-    )?;
+    sweeps::probe(&mut faults, &device, "bar_export", &USUAL)?;
     let bar_file = exporter.open()?;
     let ranges = request(&[(0, PAGE64), (4 * PAGE64, 2 * PAGE64)]);
     let export = || export_request(&bar_file, MEMORY, &ranges);
@@ -440,20 +429,7 @@ fn probe() -> Outcome {
     drop(fixture);
     let mut faults = Faults::new()?;
     for (device, driver) in devices {
-        faults.sweep(
-            &format!("probe of {driver}"),
-            // A failed request of a BAR returns EBUSY, also for want of memory.
-            &[libc::ENOMEM, libc::EFAULT, libc::EBUSY],
-            || {
-                Unbound::new(&device)?.keep();
-                Ok(Probe::new(&device, driver))
-            },
-            Probe::bind,
-            |it| {
-                it.done = it.is_bound();
-                Ok(())
-            },
-        )?;
+        sweeps::probe(&mut faults, &device, driver, &PROBE)?;
         works()?;
     }
     Ok(())
@@ -488,7 +464,7 @@ fn resume() -> Outcome {
     )
 }
 
-/// Objects with patterns, in the VRAM of a device that is awake and that loses the content of VRAM
+/// Objects with patterns, in the VRAM of a device that is active and that loses the content of VRAM
 /// in a suspend.
 struct InVram<'a> {
     power: &'a Manual<'a>,
@@ -631,14 +607,7 @@ fn workers() -> Outcome {
         let auto = Auto::new(&fixture.gpu)?;
         auto.sleeps("with nobody using it")?;
         drop(auto);
-        let failed = workers.injected() - own;
-        println!("{code:?}: {failed} allocations of workers failed");
-        // The code that ends jobs must not wait for memory. KASAN itself allocates when memory is
-        // freed.
-        check!(
-            failed == 0 || misc::has_kasan(),
-            "a worker with {code:?} in its stack has allocated"
-        );
+        workers.only(own, code)?;
         drop(workers);
         before.compare(&format!("workers of {code:?}"))?;
     }
