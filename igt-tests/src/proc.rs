@@ -311,6 +311,21 @@ impl KernelLog {
         Ok(Self { fd })
     }
 
+    /// Waits for a line that contains `text`.
+    ///
+    /// # Errors
+    ///
+    /// Fails the subtest if there is none in that time.
+    #[track_caller]
+    pub fn await_line(&mut self, text: &str, limit: Duration) -> Outcome {
+        let said = misc::poll(limit, || {
+            let lines = self.lines();
+            lines.iter().any(|line| line.contains(text)).then_some(())
+        });
+        check!(said.is_some(), "the kernel does not say: {text}");
+        Ok(())
+    }
+
     /// Lines since the last call.
     pub fn lines(&mut self) -> Vec<String> {
         let mut lines = Vec::new();

@@ -234,7 +234,7 @@ fn unmap_waits() -> Outcome {
     gpu.clean()
 }
 
-/// A wait for room in the queue of a file, whose jobs wait for a fence of somebody else. No lock is
+/// A wait for room in the queue of a file, whose jobs wait for an external fence. No lock is
 /// held meanwhile, and neither the jobs nor the wait hold up an unbind.
 fn full() -> Outcome {
     let timeline = Timeline::new()?;

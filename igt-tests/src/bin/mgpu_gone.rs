@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The modelled GPU goes away while its ring hangs, or is removed by surprise, or is unplugged, while
-//! peers have its memory mapped and it has theirs: no task waits for ever.
+//! The modelled GPU goes away while its ring hangs, or is removed by surprise, or is unplugged,
+//! while peers have its memory mapped and it has theirs: no task waits for ever.
 
 use std::time::Duration;
 
@@ -13,7 +13,6 @@ use vvram_tests::map::PAGE;
 use vvram_tests::mgpu::{
     holds, replug, Error, Impatient, Mgpu, COMPUTE, COPY, DRIVER, PARAM_LOSSES,
 };
-use vvram_tests::misc;
 use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::Peer;
@@ -31,17 +30,14 @@ const LIMIT: Duration = Duration::from_secs(20);
 const INVALIDATE: &str = "10invalidate";
 const UNMAP: &str = "12AddressSpace";
 
-/// Waits for copies, of which the first one must not have been done, and returns how they ended.
-fn ends(copies: &[SyncFile]) -> Result<Vec<i32>, Stop> {
-    let ends = copies
-        .iter()
-        .map(|copy| {
-            check!(copy.wait(LIMIT)?, "a fence does not signal");
-            Ok(copy.status()?)
+/// Waits for jobs, and returns how they ended.
+fn ends(jobs: &[SyncFile]) -> Result<Vec<i32>, Stop> {
+    jobs.iter()
+        .map(|job| {
+            check!(job.wait(LIMIT)?, "a fence does not signal");
+            Ok(job.status()?)
         })
-        .collect::<Result<Vec<_>, Stop>>()?;
-    check!(ends[0] < 0, "the first copy was done: {ends:?}");
-    Ok(ends)
+        .collect()
 }
 
 /// Lets a peer map memory of `gpu` that has the pattern, and queues jobs of `other` which hang and
@@ -54,9 +50,7 @@ fn in_use(gpu: &Mgpu, other: &Mgpu, pattern: Pattern) -> Result<(Peer, Vec<SyncF
     let (import, ours) = (other.drm.import(&buffer)?, other.drm.create(SIZE)?);
     other.drm.copy((&import, 0), (&ours, 0), SIZE)?.finish()?;
     other.inject(Error::Hang, 0)?;
-    let copies = (0..20)
-        .map(|_| other.drm.copy((&import, 0), (&ours, 0), SIZE))
-        .collect::<Result<Vec<_>, _>>()?;
+    let copies = several(20, || other.drm.copy((&import, 0), (&ours, 0), SIZE))?;
     Ok((peer, copies))
 }
 
@@ -70,8 +64,10 @@ fn hung() -> Outcome {
         let (peer, by_b) = in_use(&a, &b, x)?;
         let (other, by_a) = in_use(&b, &a, x)?;
         let gone = Unbinding::start(&a.pci)?.finish(LIMIT)?;
-        ends(&by_b)?;
-        ends(&by_a)?;
+        for copies in [by_b, by_a] {
+            let ends = ends(&copies)?;
+            check!(ends[0] < 0, "the first copy was done: {ends:?}");
+        }
         check!(
             peer.status()?.invalidations > 0,
             "the mappings of the peer stayed"
@@ -104,18 +100,6 @@ fn several<T>(
     (0..count).map(|_| begin()).collect()
 }
 
-/// Waits for a line of the kernel log that contains `text`.
-fn await_line(log: &mut KernelLog, text: &str) -> Outcome {
-    let said = misc::poll(LIMIT, || {
-        log.lines()
-            .iter()
-            .any(|line| line.contains(text))
-            .then_some(())
-    });
-    check!(said.is_some(), "the log does not say: {text}");
-    Ok(())
-}
-
 /// Checks that no line of the kernel log contains `text`.
 fn not_said(log: &mut KernelLog, text: &str) -> Outcome {
     let lines = log.lines();
@@ -130,7 +114,7 @@ struct Fixture<'a> {
     stays: &'a Mgpu,
     goes: &'a Mgpu,
     /// VRAM of the GPU that stays, with a pattern, and the same as the other one has imported it.
-    lent: Gem<'a>,
+    exported: Gem<'a>,
     theirs: Gem<'a>,
     /// Where the GPU that goes copies that to.
     mine: Gem<'a>,
@@ -139,7 +123,7 @@ struct Fixture<'a> {
     /// Where the GPU that stays copies that to.
     ours: Gem<'a>,
     peer: Peer,
-    /// The patterns of `lent` and of `import`.
+    /// The patterns of `exported` and of `import`.
     patterns: [Pattern; 2],
     _own: Gem<'a>,
     _buffer: DmaBuf,
@@ -148,11 +132,14 @@ struct Fixture<'a> {
 impl<'a> Fixture<'a> {
     fn new([stays, goes]: &'a [Mgpu; 2]) -> Result<Self, Stop> {
         let (x, y) = patterns();
-        let lent = stays.drm.create_flags(SIZE, EITHER)?;
+        let exported = stays.drm.create_flags(SIZE, EITHER)?;
         // Filled by the engine, so that only the importer needs a window.
         let source = stays.drm.create_flags(SIZE, uapi::CREATE_SYSTEM)?;
         source.map()?.fill(x);
-        stays.drm.copy((&source, 0), (&lent, 0), SIZE)?.finish()?;
+        stays
+            .drm
+            .copy((&source, 0), (&exported, 0), SIZE)?
+            .finish()?;
         // An object that is never evicted.
         let own = goes.drm.create(SIZE)?;
         own.map()?.fill(y);
@@ -160,8 +147,8 @@ impl<'a> Fixture<'a> {
         let this = Self {
             stays,
             goes,
-            theirs: goes.drm.import(&lent.export()?)?,
-            lent,
+            theirs: goes.drm.import(&exported.export()?)?,
+            exported,
             mine: goes.drm.create(SIZE)?,
             import: stays.drm.import(&buffer)?,
             ours: stays.drm.create_flags(SIZE, uapi::CREATE_SYSTEM)?,
@@ -192,14 +179,6 @@ impl<'a> Fixture<'a> {
     /// that those of the other GPU, which read its memory, end. More jobs fail.
     fn vanish(&self, jobs: &[SyncFile], errors: &[i32], reads: &[SyncFile]) -> Outcome {
         self.goes.inject(Error::Removed, 0)?;
-        let ends = |jobs: &[SyncFile]| -> Result<Vec<i32>, Stop> {
-            jobs.iter()
-                .map(|job| {
-                    check!(job.wait(LIMIT)?, "a fence does not signal");
-                    Ok(job.status()?)
-                })
-                .collect()
-        };
         for end in ends(jobs)? {
             check!(
                 errors.contains(&-end),
@@ -245,7 +224,7 @@ impl<'a> Fixture<'a> {
             expect_errno(what, result, libc::ENODEV)?;
         }
         self.stays.await_no_window()?;
-        holds(&self.lent, self.patterns[0], "what was lent to it")?;
+        holds(&self.exported, self.patterns[0], "the exported object")?;
         works(&self.goes.pci)?;
         works(&self.stays.pci)?;
         self.stays.clean()
@@ -297,7 +276,7 @@ fn removed_in_reset() -> Outcome {
         fixture.goes.inject(Error::NoRingReset, 0)?;
         fixture.goes.inject(Error::Hang, 0)?;
         let jobs = several(20, || fixture.write())?;
-        await_line(&mut log, "ring 0 is reset")?;
+        log.await_line("ring 0 is reset", LIMIT)?;
         fixture.vanish(&jobs, &[libc::ENODEV], &[])?;
         // The wait for the reset has not lasted until its limit.
         not_said(&mut log, "the reset of ring 0 is not done")
@@ -374,8 +353,8 @@ fn removed_in_eviction() -> Outcome {
     })
 }
 
-/// A device is unplugged, with slow jobs that use the memory of another one, whose slow jobs use its
-/// memory, and with a peer.
+/// A device is unplugged, with slow jobs that use the memory of another one, whose slow jobs use
+/// its memory, and with a peer.
 fn unplugged() -> Outcome {
     let pair = Mgpu::pair()?;
     let fixture = Fixture::new(&pair)?;

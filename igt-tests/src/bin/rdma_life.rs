@@ -234,14 +234,7 @@ fn waited_for() -> Outcome {
     let mut log = KernelLog::open()?;
     let mut unbinding = Unbinding::start(&fabric.gpu)?;
     let message = format!("waiting for {}", fabric.device.name());
-    let told = misc::poll(LIMIT, || {
-        let lines = log.lines();
-        lines
-            .iter()
-            .any(|line| line.contains(&message))
-            .then_some(())
-    });
-    check!(told.is_some(), "the kernel does not say: {message}");
+    log.await_line(&message, LIMIT)?;
     check!(unbinding.child.ended().is_none(), "the unbind did not wait");
     // A real NIC could still do DMA.
     setup.read(a)?;
