@@ -66,7 +66,11 @@ use crate::{
     fmt,
     prelude::*,
     seq_file::SeqFile,
-    seq_print, //
+    seq_print,
+    time::{
+        Instant,
+        Monotonic, //
+    }, //
 };
 use core::marker::PhantomData;
 
@@ -224,8 +228,11 @@ fn show_buffer<T: PeerObject>(obj: &Object<T>, m: &SeqFile) -> Result {
         );
     }
     seq_print!(m, "\n");
+
+    let now = Instant::now();
+
     for info in &list {
-        show_importer(info, m);
+        show_importer(info, now, m);
     }
     Ok(())
 }
@@ -268,7 +275,7 @@ impl<T: PeerObject> File for Usage<T> {
     }
 }
 
-fn show_importer(info: &AttachmentInfo, m: &SeqFile) {
+fn show_importer(info: &AttachmentInfo, now: Instant<Monotonic>, m: &SeqFile) {
     seq_print!(
         m,
         "\timporter={} driver={} path={} reason={} hops={} flags=",
@@ -292,8 +299,8 @@ fn show_importer(info: &AttachmentInfo, m: &SeqFile) {
             separator = ",";
         }
     }
-    if let Some(at) = info.refused_at {
-        seq_print!(m, " age_ms={}", at.elapsed().as_millis());
+    if let Some(age) = info.age(now) {
+        seq_print!(m, " age_ms={}", age.as_millis());
     }
     seq_print!(m, "\n");
 }

@@ -38,6 +38,7 @@ use crate::{
         Mutex, //
     },
     time::{
+        Delta,
         Instant,
         Monotonic, //
     },
@@ -131,6 +132,13 @@ impl AttachmentInfo {
         self.distance
             .and_then(|hops| i32::try_from(hops).ok())
             .unwrap_or(-1)
+    }
+
+    /// Returns how long before `now` the importer was refused, or [`None`] if it is attached.
+    ///
+    /// All entries of a list are shown with the same `now`, so that their differences are exact.
+    pub fn age(&self, now: Instant<Monotonic>) -> Option<Delta> {
+        self.refused_at.map(|at| now - at)
     }
 }
 

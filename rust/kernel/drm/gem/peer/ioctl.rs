@@ -46,6 +46,10 @@ use crate::{
         Address, //
     },
     prelude::*,
+    time::{
+        Instant,
+        Monotonic, //
+    },
     transmute::AsBytes,
     uaccess::{
         UserPtr,
@@ -106,20 +110,19 @@ pub fn entry_size(size: u32) -> Result<usize> {
     Ok(size)
 }
 
-impl From<&AttachmentInfo> for uapi::drm_peer_attachment {
-    fn from(info: &AttachmentInfo) -> Self {
-        Self {
-            device: info.name,
-            driver: info.driver,
-            path: info.outcome.path.code(),
-            reason: info.outcome.reason.code(),
-            flags: info.flags,
-            distance: info.hops(),
-            age: info.refused_at.map_or(0, |at| {
-                // The clock is monotonic. 0 stands for an importer that was not refused.
-                u64::try_from(at.elapsed().as_nanos()).unwrap_or(0).max(1)
-            }),
-        }
+/// Describes an importer for userspace.
+fn record(info: &AttachmentInfo, now: Instant<Monotonic>) -> uapi::drm_peer_attachment {
+    uapi::drm_peer_attachment {
+        device: info.name,
+        driver: info.driver,
+        path: info.outcome.path.code(),
+        reason: info.outcome.reason.code(),
+        flags: info.flags,
+        distance: info.hops(),
+        age: info.age(now).map_or(0, |age| {
+            // The clock is monotonic. 0 stands for an importer that was not refused.
+            u64::try_from(age.as_nanos()).unwrap_or(0).max(1)
+        }),
     }
 }
 
@@ -137,9 +140,10 @@ fn write_records(
     let count = list.len().min(args.count as usize);
     let addr = UserPtr::from_addr(args.attachments.try_into()?);
     let mut out = UserSlice::new(addr, count * entry).writer();
+    let now = Instant::now();
 
     for info in list.iter().take(count) {
-        let record = uapi::drm_peer_attachment::from(info);
+        let record = record(info, now);
         let known = entry.min(RECORD);
 
         out.write_slice(&record.as_bytes()[..known])?;
