@@ -114,6 +114,11 @@ impl PciDevice {
         Self::all(0x1234, 0x11f0)
     }
 
+    /// QEMU's NVMe drives, in order.
+    pub fn nvmes() -> Vec<Self> {
+        Self::all(0x1b36, 0x0010)
+    }
+
     /// The peer.
     ///
     /// # Errors

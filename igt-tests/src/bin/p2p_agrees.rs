@@ -12,10 +12,12 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use serde_json::Value;
-use vvram_tests::debugfs::mounted;
+use vvram_tests::bar_export::{self, Exporter};
+use vvram_tests::debugfs::{mounted, DebugFs};
+use vvram_tests::disk::{Disk, Part, Way};
 use vvram_tests::drm::{path_name, reason_name, text, DmaBuf, Drm, Gem, EITHER};
 use vvram_tests::fabric::Fabric;
-use vvram_tests::fixture::{placed, Expect, Fixture};
+use vvram_tests::fixture::{placed, works, Expect, Fixture};
 use vvram_tests::map::PAGE;
 use vvram_tests::mgpu::Mgpu;
 use vvram_tests::misc;
@@ -24,7 +26,8 @@ use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::policy::importer_name;
 use vvram_tests::proc::Child;
 use vvram_tests::route::explained;
-use vvram_tests::uapi::{self, PeerAddress, PeerQuery};
+use vvram_tests::split::{Card, Module, Split};
+use vvram_tests::uapi::{self, PeerAddress, PeerAttachment, PeerQuery};
 use vvram_tests::user::{self, become_nobody};
 use vvram_tests::{check, check_eq, fail, igt_main, Outcome, Stop, SysError};
 
@@ -221,10 +224,9 @@ fn pairs() -> Outcome {
 }
 
 /// Compares the earlier output of the tool with the result of the attach, for an object that may be
-/// in VRAM.
+/// in VRAM and its list of importers.
 #[track_caller]
-fn attached(before: &Value, object: &Gem<'_>, which: &str) -> Outcome {
-    let list = object.attachments()?;
+fn attached(before: &Value, list: &[PeerAttachment], which: &str) -> Outcome {
     let Some(entry) = list.last() else {
         fail!("{which}: nothing is listed");
     };
@@ -244,6 +246,11 @@ fn attached(before: &Value, object: &Gem<'_>, which: &str) -> Outcome {
     Ok(())
 }
 
+/// Whether the tool expects a path from peer to peer.
+fn is_peer(before: &Value) -> bool {
+    matches!(word(before, "path"), "bus" | "host-bridge")
+}
+
 /// For each exporter and each importer the output of the tool before the attach is equal to the
 /// result of the attach.
 fn attach() -> Outcome {
@@ -260,8 +267,8 @@ fn attach() -> Outcome {
                 let peer = Peer::open()?;
                 let outcome = peer.attach(&buffer, mode);
                 let which = format!("{} for {} {}", gpu.name(), edu.name(), importer_name(mode));
-                attached(before, &object, &which)?;
-                let is_peer = matches!(word(before, "path"), "bus" | "host-bridge");
+                attached(before, &object.records()?.0, &which)?;
+                let is_peer = is_peer(before);
                 check_eq!(
                     outcome.is_ok(),
                     is_peer || flags == EITHER,
@@ -282,7 +289,7 @@ fn attach() -> Outcome {
             let which = format!("{} for {}", gpu.name(), other.name());
             let object = drm.create_flags(PAGE64, EITHER)?;
             let import = importer.import(&object.export()?)?;
-            attached(pair(&pairs, gpu, other)?, &object, &which)?;
+            attached(pair(&pairs, gpu, other)?, &object.records()?.0, &which)?;
             drop(import);
             count += 1;
         }
@@ -292,6 +299,9 @@ fn attach() -> Outcome {
         .is_ok_and(|mut it| it.next().is_some())
     {
         count += registered(&pairs)?;
+    }
+    if !PciDevice::nvmes().is_empty() {
+        count += read_by_disk(&pairs)?;
     }
     println!("{count} attaches");
     Ok(())
@@ -310,11 +320,70 @@ fn registered(pairs: &Pairs) -> Result<usize, Stop> {
             .nic
             .register(buffer.fd(), 0, PAGE64, None, fabric.nic.all_access());
         let which = format!("{} for {}", fabric.gpu.name(), fabric.device.name());
-        attached(pair(pairs, &fabric.gpu, &fabric.device)?, &object, &which)?;
+        let before = pair(pairs, &fabric.gpu, &fabric.device)?;
+        attached(before, &object.records()?.0, &which)?;
         drop(region);
         count += 1;
     }
     Ok(count)
+}
+
+/// The same for direct I/O of a disk, which fails without a route; returns how many it compared.
+#[track_caller]
+fn read_by_disk(pairs: &Pairs) -> Result<usize, Stop> {
+    let disk = Disk::open()?;
+    let device = disk.device()?;
+    let gpus = PciDevice::vvrams();
+    for gpu in &gpus {
+        let drm = Drm::open_on(gpu)?;
+        let before = pair(pairs, gpu, &device)?;
+        let object = drm.create_flags(PAGE64, uapi::CREATE_VRAM | uapi::CREATE_DIRECT_IO)?;
+        let map = object.map()?;
+        let outcome = disk.direct.transfer(Way::Read, Part::all(&map), 0);
+        check_eq!(outcome.is_ok(), is_peer(before), "a read, for {before}");
+        placed(&object, uapi::PLACEMENT_VRAM)?;
+    }
+    Ok(gpus.len())
+}
+
+/// The same for drivers in place of vvram: avram, which the tool asks like vvram, and bar_export,
+/// which has no query, so that the tool follows the rules.
+fn others() -> Outcome {
+    let gpu = PciDevice::vvram()?;
+    let edu = PciDevice::edu()?;
+    let module = Module::load()?;
+    let split = Split::new(&module, &gpu)?;
+    let card = Card::open(&gpu)?;
+    let pairs = matrix(&[], false)?;
+    let before = pair(&pairs, &gpu, &edu)?;
+    let answer = card.query(0, ABLE, &edu)?;
+    check_eq!(of_kernel(before), told(&answer), "the answer of avram");
+    for mode in [Mode::Dynamic, Mode::Pinned, Mode::Revocable] {
+        let handle = card.create(PAGE64)?;
+        let buffer = card.export(handle)?;
+        let peer = Peer::open()?;
+        let outcome = peer.attach(&buffer, mode);
+        let which = format!("avram for edu {}", importer_name(mode));
+        attached(before, &card.attachments(handle)?, &which)?;
+        check_eq!(outcome.is_ok(), is_peer(before), "{which}");
+    }
+    drop(card);
+    split.undo()?;
+
+    let exporter = Exporter::of(&gpu)?;
+    let file = exporter.open()?;
+    // The device is no bus master now, so that only the whole matrix has it.
+    let pairs = matrix(&["--all"], false)?;
+    let before = pair(&pairs, &gpu, &edu)?;
+    check_eq!(word(before, "source"), "sysfs", "{before}");
+    for mode in [Mode::Dynamic, Mode::Revocable] {
+        let buffer = bar_export::export(&file, bar_export::MEMORY, 0, PAGE64)?;
+        let outcome = Peer::open()?.attach(&buffer, mode);
+        let which = format!("bar_export for edu {}: {before}", importer_name(mode));
+        check_eq!(outcome.is_ok(), is_peer(before), "{which}");
+    }
+    drop((file, exporter));
+    works()
 }
 
 /// Without privileges each cell is the same as for root, or it is unknown and the value for root is
@@ -375,23 +444,27 @@ fn why() -> Outcome {
     let edu = format!("edu-peer-{}", fixture.edu.name());
     let want = i32::from(fixture.expect == Expect::Refused);
     let short = fixture.gpu.name().trim_start_matches("0000:").to_string();
-    for memory in [fixture.gpu.name(), name, &node, &short] {
-        for device in [fixture.edu.name(), &edu] {
-            let (status, why) = json(&["why", memory, device], false)?;
-            check_eq!(status, want, "exit status for {memory} and {device}");
-            check_eq!(
-                word(&why["provider"], "address"),
-                fixture.gpu.name(),
-                "{memory}"
-            );
-            check_eq!(
-                word(&why["client"], "address"),
-                fixture.edu.name(),
-                "{device}"
-            );
-            let path = word(&why["answer"], "path");
-            check_eq!(path, path_name(fixture.expect.path()), "path");
-        }
+    // All names of both, with as few runs as possible.
+    for (memory, device) in [
+        (fixture.gpu.name(), &*edu),
+        (name, fixture.edu.name()),
+        (&*node, &*edu),
+        (&*short, &*edu),
+    ] {
+        let (status, why) = json(&["why", memory, device], false)?;
+        check_eq!(status, want, "exit status for {memory} and {device}");
+        check_eq!(
+            word(&why["provider"], "address"),
+            fixture.gpu.name(),
+            "{memory}"
+        );
+        check_eq!(
+            word(&why["client"], "address"),
+            fixture.edu.name(),
+            "{device}"
+        );
+        let path = word(&why["answer"], "path");
+        check_eq!(path, path_name(fixture.expect.path()), "path");
     }
     let (_, text, _) = run(&["why", name, &edu], false)?;
     println!("{text}");
@@ -549,6 +622,7 @@ fn ls_of_nobody() -> Outcome {
 fn watch() -> Outcome {
     let tracing = mounted("tracefs", "/sys/kernel/tracing")?;
     let fixture = Fixture::open()?;
+    let debugfs = DebugFs::open(&fixture.gpu)?;
     let object = fixture.drm.create_flags(PAGE64, EITHER)?;
     let buffer = object.export()?;
     let id = object.info()?.id;
@@ -568,9 +642,18 @@ fn watch() -> Outcome {
             (on.trim() == "1").then_some(())
         });
         check!(ready.is_some(), "{} is not there", instance.display());
+        if count.is_none() {
+            // The mapping of an importer without a route moves it to system memory.
+            debugfs.write("move", &format!("{id} vram"))?;
+        }
         let peer = fixture.peer.reopen()?;
         peer.attach(&buffer, Mode::Dynamic)?;
         peer.pin_and_map(Mode::Dynamic)?;
+        if count.is_none() && fixture.expect != Expect::Refused {
+            // A peer has it mapped in VRAM.
+            debugfs.write("move", &format!("{id} system"))?;
+            peer.map()?;
+        }
         peer.unmap()?;
         let entry = &object.attachments()?[0];
         let Some(out) = tool.stdout.take() else {
@@ -617,6 +700,19 @@ fn watch() -> Outcome {
                 names.contains(&"map") && names.ends_with(&["unmap"]),
                 "{names:?}"
             );
+            let moved = events.iter().position(|it| {
+                (word(it, "event"), word(it, "from"), word(it, "to")) == ("move", "vram", "system")
+            });
+            let Some(moved) = moved else {
+                fail!("no move in {events:?}");
+            };
+            let (event, before) = (&events[moved], &events[..moved]);
+            check_eq!(event["ret"], 0, "{event}");
+            check_eq!(event["fallback"], false, "{event}");
+            check_eq!(word(event, "exporter"), fixture.gpu.name(), "{event}");
+            check_eq!(event["size"], PAGE64, "{event}");
+            let is_notified = before.iter().any(|it| word(it, "event") == "invalidate");
+            check!(is_fallback || is_notified, "{names:?}");
         }
     }
     let (status, _, errors) = run(&["watch"], true)?;
@@ -737,6 +833,7 @@ fn report() -> Outcome {
 igt_main! {
     "pairs", "each pair of PCI functions: sysfs leads to what the kernel answers", pairs;
     "attach", "what it says before each attach is what the attach gives", attach;
+    "others", "the same for avram and bar_export in place of vvram", others;
     "nobody", "without privileges it is the same, or unknown", nobody;
     "why", "the path between both devices, by names of all kinds", why;
     "ls", "a buffer, its importers, and the process that has it", ls;

@@ -166,7 +166,7 @@ class List(unittest.TestCase):
     def test_each_says_who_finds_it(self):
         programs = {path.stem: path.read_text()
                     for path in (pipeline.REPO / "igt-tests/src/bin").glob("*.rs")}
-        ran = {"": {*plan.EVERYWHERE, *plan.KINDS, *plan.ONCE}, "bounce": plan.BOUNCED,
+        ran = {"": {*plan.EVERYWHERE, *plan.TOOL, *plan.KINDS, *plan.ONCE}, "bounce": plan.BOUNCED,
                "scramble": {test.partition("@")[0] for test in plan.SCRAMBLED},
                "pair": plan.PAIR, "rdma": {*plan.RDMA, *plan.RDMA_KINDS, *plan.RDMA_ONCE},
                "disk": {*plan.DISK_KINDS, *plan.DISK_ONCE, *plan.DISK_STUCK},
