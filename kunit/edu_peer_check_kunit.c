@@ -102,7 +102,7 @@ KUNIT_ARRAY_PARAM(good, good_tables, table_name);
 KUNIT_ARRAY_PARAM(bad, bad_tables, table_name);
 
 /**
- * struct lender - The exporter, and a file of edu_peer
+ * struct exporter - The exporter, and a file of edu_peer
  * @table: The table that the next mapping gets
  * @maps: Number of mappings that were made
  * @unmaps: Number of mappings that were unmapped
@@ -110,7 +110,7 @@ KUNIT_ARRAY_PARAM(bad, bad_tables, table_name);
  * @file: The file of edu_peer
  * @arg: Memory of a process, for arguments
  */
-struct lender {
+struct exporter {
 	const struct table *table;
 	unsigned int maps;
 	unsigned int unmaps;
@@ -119,11 +119,11 @@ struct lender {
 	void __user *arg;
 };
 
-static struct sg_table *lender_map(struct dma_buf_attachment *attach,
-				   enum dma_data_direction dir)
+static struct sg_table *exporter_map(struct dma_buf_attachment *attach,
+				     enum dma_data_direction dir)
 {
-	struct lender *lender = attach->dmabuf->priv;
-	const struct table *table = lender->table;
+	struct exporter *exporter = attach->dmabuf->priv;
+	const struct table *table = exporter->table;
 	struct sg_table *sgt;
 	struct scatterlist *sg;
 	unsigned int i;
@@ -144,40 +144,40 @@ static struct sg_table *lender_map(struct dma_buf_attachment *attach,
 		sg_dma_len(sg) = table->entries[i].length;
 	}
 	sgt->nents = table->count;
-	lender->maps++;
+	exporter->maps++;
 	return sgt;
 }
 
-static void lender_unmap(struct dma_buf_attachment *attach, struct sg_table *sgt,
-			 enum dma_data_direction dir)
+static void exporter_unmap(struct dma_buf_attachment *attach, struct sg_table *sgt,
+			   enum dma_data_direction dir)
 {
-	struct lender *lender = attach->dmabuf->priv;
+	struct exporter *exporter = attach->dmabuf->priv;
 
-	lender->unmaps++;
+	exporter->unmaps++;
 	sg_free_table(sgt);
 	kfree(sgt);
 }
 
-static void lender_release(struct dma_buf *buf)
+static void exporter_release(struct dma_buf *buf)
 {
 }
 
-static const struct dma_buf_ops lender_ops = {
-	.map_dma_buf = lender_map,
-	.unmap_dma_buf = lender_unmap,
-	.release = lender_release,
+static const struct dma_buf_ops exporter_ops = {
+	.map_dma_buf = exporter_map,
+	.unmap_dma_buf = exporter_unmap,
+	.release = exporter_release,
 };
 
-static long call(struct lender *lender, unsigned int cmd, unsigned long arg)
+static long call(struct exporter *exporter, unsigned int cmd, unsigned long arg)
 {
-	return lender->file->f_op->unlocked_ioctl(lender->file, cmd, arg);
+	return exporter->file->f_op->unlocked_ioctl(exporter->file, cmd, arg);
 }
 
-static void lender_put(void *data)
+static void exporter_put(void *data)
 {
-	struct lender *lender = data;
+	struct exporter *exporter = data;
 
-	dma_buf_put(lender->buf);
+	dma_buf_put(exporter->buf);
 	/* The module has to outlive the file, which a work item puts. */
 	flush_delayed_fput();
 }
@@ -204,65 +204,65 @@ static struct file *open_device(const char *path)
 }
 
 /* Exports a buffer that is mapped by @table, and attaches edu_peer to it. */
-static struct lender *attach(struct kunit *test, const struct table *table,
-			     enum edu_peer_mode mode)
+static struct exporter *attach(struct kunit *test, const struct table *table,
+			       enum edu_peer_mode mode)
 {
 	DEFINE_DMA_BUF_EXPORT_INFO(info);
 	struct edu_peer_attach request = { .mode = mode };
-	struct lender *lender;
+	struct exporter *exporter;
 	struct pci_dev *pdev;
 	char path[64];
 	int fd;
 
 	KUNIT_ASSERT_EQ(test, kunit_attach_mm(), 0);
-	lender = kunit_kzalloc(test, sizeof(*lender), GFP_KERNEL);
-	KUNIT_ASSERT_NOT_NULL(test, lender);
-	lender->table = table;
-	lender->arg = (void __user *)kunit_vm_mmap(test, NULL, 0, PAGE_SIZE,
-						   PROT_READ | PROT_WRITE,
-						   MAP_ANONYMOUS | MAP_PRIVATE, 0);
-	KUNIT_ASSERT_NOT_NULL(test, (__force void *)lender->arg);
+	exporter = kunit_kzalloc(test, sizeof(*exporter), GFP_KERNEL);
+	KUNIT_ASSERT_NOT_NULL(test, exporter);
+	exporter->table = table;
+	exporter->arg = (void __user *)kunit_vm_mmap(test, NULL, 0, PAGE_SIZE,
+						     PROT_READ | PROT_WRITE,
+						     MAP_ANONYMOUS | MAP_PRIVATE, 0);
+	KUNIT_ASSERT_NOT_NULL(test, (__force void *)exporter->arg);
 
 	pdev = pci_get_device(EDU_VENDOR_ID, EDU_DEVICE_ID, NULL);
 	if (!pdev)
 		kunit_skip(test, "needs QEMU's edu");
 	scnprintf(path, sizeof(path), "dev/edu-peer-%s", pci_name(pdev));
 	pci_dev_put(pdev);
-	lender->file = open_device(path);
-	KUNIT_ASSERT_NOT_ERR_OR_NULL_MSG(test, lender->file, "%s: %pe", path, lender->file);
-	KUNIT_ASSERT_EQ(test, kunit_add_action_or_reset(test, file_put, lender->file), 0);
+	exporter->file = open_device(path);
+	KUNIT_ASSERT_NOT_ERR_OR_NULL_MSG(test, exporter->file, "%s: %pe", path, exporter->file);
+	KUNIT_ASSERT_EQ(test, kunit_add_action_or_reset(test, file_put, exporter->file), 0);
 
-	info.ops = &lender_ops;
+	info.ops = &exporter_ops;
 	info.size = table->size;
-	info.priv = lender;
-	lender->buf = dma_buf_export(&info);
-	KUNIT_ASSERT_NOT_ERR_OR_NULL(test, lender->buf);
-	KUNIT_ASSERT_EQ(test, kunit_add_action_or_reset(test, lender_put, lender), 0);
+	info.priv = exporter;
+	exporter->buf = dma_buf_export(&info);
+	KUNIT_ASSERT_NOT_ERR_OR_NULL(test, exporter->buf);
+	KUNIT_ASSERT_EQ(test, kunit_add_action_or_reset(test, exporter_put, exporter), 0);
 
-	get_dma_buf(lender->buf);
-	fd = dma_buf_fd(lender->buf, O_CLOEXEC);
+	get_dma_buf(exporter->buf);
+	fd = dma_buf_fd(exporter->buf, O_CLOEXEC);
 	if (fd < 0)
-		dma_buf_put(lender->buf);
+		dma_buf_put(exporter->buf);
 	KUNIT_ASSERT_GE(test, fd, 0);
 	request.fd = fd;
-	KUNIT_EXPECT_EQ(test, copy_to_user(lender->arg, &request, sizeof(request)), 0);
-	KUNIT_EXPECT_EQ(test, call(lender, EDU_PEER_IOC_ATTACH, (unsigned long)lender->arg), 0);
+	KUNIT_EXPECT_EQ(test, copy_to_user(exporter->arg, &request, sizeof(request)), 0);
+	KUNIT_EXPECT_EQ(test, call(exporter, EDU_PEER_IOC_ATTACH, (unsigned long)exporter->arg), 0);
 	KUNIT_EXPECT_EQ(test, close_fd(fd), 0);
-	return lender;
+	return exporter;
 }
 
-static void detach(struct kunit *test, struct lender *lender)
+static void detach(struct kunit *test, struct exporter *exporter)
 {
-	KUNIT_EXPECT_EQ(test, call(lender, EDU_PEER_IOC_DETACH, 0), 0);
-	KUNIT_EXPECT_EQ(test, lender->maps, lender->unmaps);
+	KUNIT_EXPECT_EQ(test, call(exporter, EDU_PEER_IOC_DETACH, 0), 0);
+	KUNIT_EXPECT_EQ(test, exporter->maps, exporter->unmaps);
 }
 
-static struct edu_peer_status status(struct kunit *test, struct lender *lender)
+static struct edu_peer_status status(struct kunit *test, struct exporter *exporter)
 {
 	struct edu_peer_status status = {};
 
-	KUNIT_EXPECT_EQ(test, call(lender, EDU_PEER_IOC_STATUS, (unsigned long)lender->arg), 0);
-	KUNIT_EXPECT_EQ(test, copy_from_user(&status, lender->arg, sizeof(status)), 0);
+	KUNIT_EXPECT_EQ(test, call(exporter, EDU_PEER_IOC_STATUS, (unsigned long)exporter->arg), 0);
+	KUNIT_EXPECT_EQ(test, copy_from_user(&status, exporter->arg, sizeof(status)), 0);
 	return status;
 }
 
@@ -274,21 +274,21 @@ static void map_in_each_class(struct kunit *test, const struct table *table, boo
 	};
 
 	for (unsigned int i = 0; i < ARRAY_SIZE(modes); i++) {
-		struct lender *lender = attach(test, table, modes[i]);
+		struct exporter *exporter = attach(test, table, modes[i]);
 		u32 mapped;
 
 		if (modes[i] == EDU_PEER_MODE_PINNED || modes[i] == EDU_PEER_MODE_REVOCABLE)
-			KUNIT_EXPECT_EQ(test, call(lender, EDU_PEER_IOC_PIN, 0), 0);
+			KUNIT_EXPECT_EQ(test, call(exporter, EDU_PEER_IOC_PIN, 0), 0);
 
-		KUNIT_EXPECT_EQ_MSG(test, call(lender, EDU_PEER_IOC_MAP, 0),
+		KUNIT_EXPECT_EQ_MSG(test, call(exporter, EDU_PEER_IOC_MAP, 0),
 				    good ? 0 : -EBADMSG, "class %d", modes[i]);
-		KUNIT_EXPECT_EQ(test, lender->maps, 1);
+		KUNIT_EXPECT_EQ(test, exporter->maps, 1);
 		/* A refused table is unmapped at once, and is not counted. */
-		KUNIT_EXPECT_EQ(test, lender->unmaps, good ? 0 : 1);
-		mapped = status(test, lender).flags & EDU_PEER_STATUS_MAPPED;
+		KUNIT_EXPECT_EQ(test, exporter->unmaps, good ? 0 : 1);
+		mapped = status(test, exporter).flags & EDU_PEER_STATUS_MAPPED;
 		KUNIT_EXPECT_EQ(test, mapped, good ? EDU_PEER_STATUS_MAPPED : 0);
-		KUNIT_EXPECT_EQ(test, status(test, lender).maps, good ? 1 : 0);
-		detach(test, lender);
+		KUNIT_EXPECT_EQ(test, status(test, exporter).maps, good ? 1 : 0);
+		detach(test, exporter);
 	}
 }
 
@@ -308,19 +308,19 @@ static void a_transfer_looks_at_the_table(struct kunit *test)
 	struct edu_peer_transfer request = { .direction = EDU_PEER_DIRECTION_READ };
 	const struct table *table = test->param_value;
 	unsigned int commands[] = { EDU_PEER_IOC_TRANSFER, EDU_PEER_IOC_SUBMIT };
-	struct lender *lender;
+	struct exporter *exporter;
 
-	lender = attach(test, table, EDU_PEER_MODE_DYNAMIC);
-	request.data = (unsigned long)lender->arg + 256;
+	exporter = attach(test, table, EDU_PEER_MODE_DYNAMIC);
+	request.data = (unsigned long)exporter->arg + 256;
 	for (unsigned int i = 0; i < ARRAY_SIZE(commands); i++) {
 		request.length = SZ_2K;
-		KUNIT_EXPECT_EQ(test, copy_to_user(lender->arg, &request, sizeof(request)), 0);
-		KUNIT_EXPECT_EQ(test, call(lender, commands[i], (unsigned long)lender->arg),
+		KUNIT_EXPECT_EQ(test, copy_to_user(exporter->arg, &request, sizeof(request)), 0);
+		KUNIT_EXPECT_EQ(test, call(exporter, commands[i], (unsigned long)exporter->arg),
 				-EBADMSG);
-		KUNIT_EXPECT_EQ(test, lender->maps, i + 1);
-		KUNIT_EXPECT_EQ(test, lender->unmaps, i + 1);
+		KUNIT_EXPECT_EQ(test, exporter->maps, i + 1);
+		KUNIT_EXPECT_EQ(test, exporter->unmaps, i + 1);
 	}
-	detach(test, lender);
+	detach(test, exporter);
 }
 
 /* A table is checked in each mapping, not only in the first one. */
@@ -329,50 +329,50 @@ static void each_mapping_is_looked_at(struct kunit *test)
 	static const struct table bad = {
 		"an unaligned page", SZ_4K, 1, { { FAR + SZ_1K, SZ_4K } }
 	};
-	struct lender *lender = attach(test, &good_tables[0], EDU_PEER_MODE_DYNAMIC);
+	struct exporter *exporter = attach(test, &good_tables[0], EDU_PEER_MODE_DYNAMIC);
 
 	for (unsigned int i = 1; i < 4; i++) {
-		lender->table = &good_tables[0];
-		KUNIT_EXPECT_EQ(test, call(lender, EDU_PEER_IOC_MAP, 0), 0);
+		exporter->table = &good_tables[0];
+		KUNIT_EXPECT_EQ(test, call(exporter, EDU_PEER_IOC_MAP, 0), 0);
 
 		/* A mapping is checked once, until it is invalidated. */
-		lender->table = &bad;
-		KUNIT_EXPECT_EQ(test, call(lender, EDU_PEER_IOC_MAP, 0), 0);
-		dma_resv_lock(lender->buf->resv, NULL);
-		dma_buf_invalidate_mappings(lender->buf);
-		dma_resv_unlock(lender->buf->resv);
-		KUNIT_EXPECT_EQ(test, status(test, lender).invalidations, i);
-		KUNIT_EXPECT_EQ(test, call(lender, EDU_PEER_IOC_MAP, 0), -EBADMSG);
-		KUNIT_EXPECT_EQ(test, call(lender, EDU_PEER_IOC_UNMAP, 0), -EINVAL);
-		KUNIT_EXPECT_EQ(test, status(test, lender).maps, i);
-		KUNIT_EXPECT_EQ(test, lender->maps, lender->unmaps);
+		exporter->table = &bad;
+		KUNIT_EXPECT_EQ(test, call(exporter, EDU_PEER_IOC_MAP, 0), 0);
+		dma_resv_lock(exporter->buf->resv, NULL);
+		dma_buf_invalidate_mappings(exporter->buf);
+		dma_resv_unlock(exporter->buf->resv);
+		KUNIT_EXPECT_EQ(test, status(test, exporter).invalidations, i);
+		KUNIT_EXPECT_EQ(test, call(exporter, EDU_PEER_IOC_MAP, 0), -EBADMSG);
+		KUNIT_EXPECT_EQ(test, call(exporter, EDU_PEER_IOC_UNMAP, 0), -EINVAL);
+		KUNIT_EXPECT_EQ(test, status(test, exporter).maps, i);
+		KUNIT_EXPECT_EQ(test, exporter->maps, exporter->unmaps);
 	}
-	detach(test, lender);
+	detach(test, exporter);
 }
 
 /* Userspace is shown the table that the exporter made. */
 static void the_table_is_shown(struct kunit *test)
 {
 	const struct table *table = &good_tables[1];
-	struct lender *lender = attach(test, table, EDU_PEER_MODE_DYNAMIC);
+	struct exporter *exporter = attach(test, table, EDU_PEER_MODE_DYNAMIC);
 	struct edu_peer_segment segments[MAX_ENTRIES] = {};
 	struct edu_peer_table request = {
-		.segments = (unsigned long)lender->arg + SZ_1K,
+		.segments = (unsigned long)exporter->arg + SZ_1K,
 		.count = MAX_ENTRIES,
 	};
 
-	KUNIT_EXPECT_EQ(test, call(lender, EDU_PEER_IOC_MAP, 0), 0);
-	KUNIT_EXPECT_EQ(test, copy_to_user(lender->arg, &request, sizeof(request)), 0);
-	KUNIT_EXPECT_EQ(test, call(lender, EDU_PEER_IOC_TABLE, (unsigned long)lender->arg), 0);
-	KUNIT_EXPECT_EQ(test, copy_from_user(&request, lender->arg, sizeof(request)), 0);
+	KUNIT_EXPECT_EQ(test, call(exporter, EDU_PEER_IOC_MAP, 0), 0);
+	KUNIT_EXPECT_EQ(test, copy_to_user(exporter->arg, &request, sizeof(request)), 0);
+	KUNIT_EXPECT_EQ(test, call(exporter, EDU_PEER_IOC_TABLE, (unsigned long)exporter->arg), 0);
+	KUNIT_EXPECT_EQ(test, copy_from_user(&request, exporter->arg, sizeof(request)), 0);
 	KUNIT_EXPECT_EQ(test, request.count, table->count);
-	KUNIT_EXPECT_EQ(test, copy_from_user(segments, lender->arg + SZ_1K, sizeof(segments)), 0);
+	KUNIT_EXPECT_EQ(test, copy_from_user(segments, exporter->arg + SZ_1K, sizeof(segments)), 0);
 	/* The order is that of the buffer, although the check sorts. */
 	for (unsigned int i = 0; i < table->count; i++) {
 		KUNIT_EXPECT_EQ(test, segments[i].dma_address, table->entries[i].address);
 		KUNIT_EXPECT_EQ(test, segments[i].length, table->entries[i].length);
 	}
-	detach(test, lender);
+	detach(test, exporter);
 }
 
 static struct kunit_case edu_peer_check_cases[] = {

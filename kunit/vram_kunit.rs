@@ -66,6 +66,8 @@ mod edu;
 mod engine;
 #[path = "vram/export.rs"]
 mod export;
+#[path = "vram/exported.rs"]
+mod exported;
 #[path = "vram/fence.rs"]
 mod fence;
 #[path = "vram/fixed.rs"]
@@ -78,8 +80,6 @@ mod gpuvm;
 mod hmm;
 #[path = "vram/importer.rs"]
 mod importer;
-#[path = "vram/lend.rs"]
-mod lend;
 #[path = "vram/loss.rs"]
 mod loss;
 #[path = "vram/lru.rs"]

@@ -75,7 +75,7 @@ impl Anonymous {
         Ok(())
     }
 
-    /// Reads a page as the process does, and tells whether it has the words of [`Self::fill`], or
+    /// Reads a page as the process does, and returns whether it has the words of [`Self::fill`], or
     /// zeroes.
     pub(crate) fn holds(&self, seed: Option<u64>, page: usize) -> Result<bool> {
         self.has(page, seed, page)

@@ -60,7 +60,7 @@ mod tests {
 
     const DIR: DataDirection = DataDirection::Bidirectional;
 
-    /// Maps, and tells whether the importer sees the object through windows.
+    /// Maps, and returns whether the importer sees the object through windows.
     fn sees<I: Importer>(
         at: &Attachment<I>,
         aperture: &Slots,

@@ -107,7 +107,7 @@ fn reads(map: &Mapped, seed: u64) -> Result<bool> {
     Ok(same)
 }
 
-/// Maps, and tells whether the importer sees the object through a window.
+/// Maps, and returns whether the importer sees the object through a window.
 fn sees<I: Importer>(at: &Attachment<I>, aperture: &Slots, pages: u64, seed: u64) -> Result<bool> {
     at.with(|at| aperture.is_seen(at.map(DIR)?, pages, Some(seed)))
 }

@@ -246,7 +246,7 @@ mod tests {
     }
 
     /// Exports two pages.
-    fn lend(
+    fn export_buffer(
         pdev: &pci::Device<Bound>,
         exports: &Exports<'_, Part>,
     ) -> Result<(Arc<Shared>, ARef<DmaBuf>)> {
@@ -272,7 +272,7 @@ mod tests {
     fn one_mapping_at_a_time() -> Result {
         with_device(|pdev| {
             let exports = exports(pdev)?;
-            let (shared, buf) = lend(pdev, &exports)?;
+            let (shared, buf) = export_buffer(pdev, &exports)?;
             let at = Attachment::new(buf.clone(), pdev.as_ref(), revocable())?;
 
             at.with(|at| {
@@ -319,7 +319,7 @@ mod tests {
     fn pins_are_balanced() -> Result {
         with_device(|pdev| {
             let exports = exports(pdev)?;
-            let (shared, buf) = lend(pdev, &exports)?;
+            let (shared, buf) = export_buffer(pdev, &exports)?;
             let at = Attachment::new(buf.clone(), pdev.as_ref(), Pinner)?;
             let pins = || {
                 with_exporter(&buf, |_: &Part, cx| {
@@ -375,7 +375,7 @@ mod tests {
     fn gone_importer_is_not_waited_for() -> Result {
         with_device(|pdev| {
             let exports = exports(pdev)?;
-            let (shared, buf) = lend(pdev, &exports)?;
+            let (shared, buf) = export_buffer(pdev, &exports)?;
             let at = Attachment::new(buf.clone(), pdev.as_ref(), Pinner)?;
 
             at.with(|at| {
@@ -404,7 +404,7 @@ mod tests {
     fn failed_mapping_leaves_nothing() -> Result {
         with_device(|pdev| {
             let exports = exports(pdev)?;
-            let (shared, buf) = lend(pdev, &exports)?;
+            let (shared, buf) = export_buffer(pdev, &exports)?;
             let at = Attachment::new(buf.clone(), pdev.as_ref(), late())?;
 
             // The exporter fails after it has mapped, and drops its mapping.
@@ -433,7 +433,7 @@ mod tests {
     fn ranges_are_checked() -> Result {
         with_device(|pdev| {
             let exports = exports(pdev)?;
-            let (shared, buf) = lend(pdev, &exports)?;
+            let (shared, buf) = export_buffer(pdev, &exports)?;
             let at = Attachment::new(buf.clone(), pdev.as_ref(), revocable())?;
             let start = pdev.resource_start(BAR)?;
             let len = pdev.resource_len(BAR)?;
@@ -546,7 +546,7 @@ mod tests {
             check_eq!(provider.distance_many(&[pdev.as_ref(), client]), None);
 
             let exports = exports(pdev)?;
-            let (shared, buf) = lend(pdev, &exports)?;
+            let (shared, buf) = export_buffer(pdev, &exports)?;
             check_eq!(
                 Attachment::new(buf.clone(), client, revocable()).err(),
                 Some(EOPNOTSUPP)
@@ -585,7 +585,7 @@ mod tests {
     fn table_follows_the_buffer() -> Result {
         with_device(|pdev| {
             let exports = exports(pdev)?;
-            let (shared, buf) = lend(pdev, &exports)?;
+            let (shared, buf) = export_buffer(pdev, &exports)?;
             let at = Attachment::new(buf.clone(), pdev.as_ref(), revocable())?;
 
             // The scatter table is kept for each direction while the ranges of the buffer stay the
@@ -640,7 +640,7 @@ mod tests {
     fn no_direction_is_refused() -> Result {
         with_device(|pdev| {
             let exports = exports(pdev)?;
-            let (shared, buf) = lend(pdev, &exports)?;
+            let (shared, buf) = export_buffer(pdev, &exports)?;
             let at = Attachment::new(buf.clone(), pdev.as_ref(), revocable())?;
 
             at.with(|at| {
@@ -742,7 +742,7 @@ mod tests {
     fn mappings_without_a_user_are_gone() -> Result {
         with_device(|pdev| {
             let exports = exports(pdev)?;
-            let (shared, buf) = lend(pdev, &exports)?;
+            let (shared, buf) = export_buffer(pdev, &exports)?;
             let at = Foreign::new(&buf, pdev.as_ref())?;
 
             // An importer in C may have two mappings.
@@ -777,7 +777,7 @@ mod tests {
     fn importer_forgets_what_it_has() -> Result {
         with_device(|pdev| {
             let exports = exports(pdev)?;
-            let (shared, buf) = lend(pdev, &exports)?;
+            let (shared, buf) = export_buffer(pdev, &exports)?;
             let at = Foreign::new(&buf, pdev.as_ref())?;
 
             at.map()?;
@@ -797,7 +797,7 @@ mod tests {
     fn revoked_buffer_does_nothing_new() -> Result {
         with_device(|pdev| {
             let exports = exports(pdev)?;
-            let (shared, buf) = lend(pdev, &exports)?;
+            let (shared, buf) = export_buffer(pdev, &exports)?;
             let at = Attachment::new(buf.clone(), pdev.as_ref(), revocable())?;
             at.with(|at| {
                 at.pin()?;
@@ -843,7 +843,7 @@ mod tests {
     fn revocation_waits_for_mappings() -> Result {
         with_device(|pdev| {
             let exports = exports(pdev)?;
-            let (shared, buf) = lend(pdev, &exports)?;
+            let (shared, buf) = export_buffer(pdev, &exports)?;
             let at = Arc::new(
                 Attachment::new(buf.clone(), pdev.as_ref(), late())?,
                 GFP_KERNEL,
@@ -893,7 +893,7 @@ mod tests {
     fn cpu_access_comes_after_devices() -> Result {
         with_device(|pdev| {
             let exports = exports(pdev)?;
-            let (shared, buf) = lend(pdev, &exports)?;
+            let (shared, buf) = export_buffer(pdev, &exports)?;
             let context = FenceContext::<Ring>::new(c"ring")?;
             let _ = shared.events();
 
@@ -954,7 +954,7 @@ mod tests {
     fn cpu_access_comes_after_what_was_late() -> Result {
         with_device(|pdev| {
             let exports = exports(pdev)?;
-            let (shared, buf) = lend(pdev, &exports)?;
+            let (shared, buf) = export_buffer(pdev, &exports)?;
             let context = FenceContext::<Ring>::new(c"ring")?;
             let job = context.new_fence_allocation(())?.new_fence();
             let begun = Arc::pin_init(Completion::new(), GFP_KERNEL)?;
@@ -992,8 +992,8 @@ mod tests {
     fn locked_view_is_of_its_buffer() -> Result {
         with_device(|pdev| {
             let exports = exports(pdev)?;
-            let (_, buf) = lend(pdev, &exports)?;
-            let (_, other) = lend(pdev, &exports)?;
+            let (_, buf) = export_buffer(pdev, &exports)?;
+            let (_, other) = export_buffer(pdev, &exports)?;
             let at = Attachment::new(buf.clone(), pdev.as_ref(), revocable())?;
 
             {

@@ -4,7 +4,7 @@
 
 use kernel::prelude::*;
 
-#[kunit_tests(vram_lend)]
+#[kunit_tests(vram_exported)]
 mod tests {
     use crate::bench::{
         export,

@@ -183,7 +183,7 @@ mod tests {
         Pages::from_pages(pages.into_iter().step_by(2))
     }
 
-    fn lend(exports: &Exports<'_, Store>) -> Result<(Arc<Shared>, ARef<DmaBuf>)> {
+    fn export_buffer(exports: &Exports<'_, Store>) -> Result<(Arc<Shared>, ARef<DmaBuf>)> {
         let shared = Shared::new(scattered()?)?;
         let buf = exports.export(Store(shared.clone()), SIZE, flags::O_RDWR)?;
 
@@ -243,7 +243,7 @@ mod tests {
         with_device(|pdev| {
             let dev = faux::Registration::new(c"vram_kunit", None)?;
             let exports = exports(&dev)?;
-            let (shared, buf) = lend(&exports)?;
+            let (shared, buf) = export_buffer(&exports)?;
             let at = Attachment::new(buf.clone(), pdev.as_ref(), prompt())?;
 
             fill(&buf, b"written")?;
@@ -279,7 +279,7 @@ mod tests {
         with_device(|pdev| {
             let dev = faux::Registration::new(c"vram_kunit", None)?;
             let exports = exports(&dev)?;
-            let (shared, buf) = lend(&exports)?;
+            let (shared, buf) = export_buffer(&exports)?;
             let at = Attachment::new(buf.clone(), pdev.as_ref(), prompt())?;
 
             fill(&buf, b"of DMA.")?;
@@ -316,7 +316,7 @@ mod tests {
         with_device(|pdev| {
             let dev = faux::Registration::new(c"vram_kunit", None)?;
             let exports = exports(&dev)?;
-            let (shared, buf) = lend(&exports)?;
+            let (shared, buf) = export_buffer(&exports)?;
             let at = Attachment::new(buf.clone(), pdev.as_ref(), prompt())?;
 
             for size in [SIZE - PAGE_SIZE, SIZE + PAGE_SIZE] {
@@ -358,7 +358,7 @@ mod tests {
     fn process_shares_the_bytes() -> Result {
         let dev = faux::Registration::new(c"vram_kunit", None)?;
         let exports = exports(&dev)?;
-        let (shared, buf) = lend(&exports)?;
+        let (shared, buf) = export_buffer(&exports)?;
 
         fill(&buf, b"written")?;
         let asked = shared.asked.load(Relaxed);
@@ -405,7 +405,7 @@ mod tests {
     fn too_few_pages_for_a_process() -> Result {
         let dev = faux::Registration::new(c"vram_kunit", None)?;
         let exports = exports(&dev)?;
-        let (shared, buf) = lend(&exports)?;
+        let (shared, buf) = export_buffer(&exports)?;
 
         *shared.pages.lock() = Some(Pages::new(PAGE_SIZE, GFP_KERNEL)?);
         let all = Mapped::new(&buf, 0, COUNT, Sharing::Shared)?;
@@ -419,8 +419,8 @@ mod tests {
     fn revoked_buffer_raises_sigbus() -> Result {
         let dev = faux::Registration::new(c"vram_kunit", None)?;
         let exports = exports(&dev)?;
-        let (_, buf) = lend(&exports)?;
-        let (_, other) = lend(&exports)?;
+        let (_, buf) = export_buffer(&exports)?;
+        let (_, other) = export_buffer(&exports)?;
 
         let maps = [Sharing::Shared, Sharing::Private].map(|sharing| {
             let map = Mapped::new(&buf, 0, COUNT, sharing)?;
@@ -452,7 +452,7 @@ mod tests {
     fn revoked_buffer_is_not_mapped() -> Result {
         let dev = faux::Registration::new(c"vram_kunit", None)?;
         let exports = exports(&dev)?;
-        let (_, buf) = lend(&exports)?;
+        let (_, buf) = export_buffer(&exports)?;
 
         drop(exports);
         check_eq!(Mapped::new(&buf, 0, 1, Sharing::Shared).err(), Some(ENODEV));
@@ -464,7 +464,7 @@ mod tests {
     fn buffer_lives_as_long_as_an_area_of_it() -> Result {
         let dev = faux::Registration::new(c"vram_kunit", None)?;
         let exports = exports(&dev)?;
-        let (shared, buf) = lend(&exports)?;
+        let (shared, buf) = export_buffer(&exports)?;
 
         fill(&buf, b"written")?;
         let map = Mapped::new(&buf, 1, 1, Sharing::Shared)?;
@@ -513,7 +513,7 @@ mod tests {
         with_device(|pdev| {
             let dev = faux::Registration::new(c"vram_kunit", None)?;
             let exports = exports(&dev)?;
-            let (_, buf) = lend(&exports)?;
+            let (_, buf) = export_buffer(&exports)?;
             let at = Attachment::new(buf.clone(), pdev.as_ref(), prompt())?;
 
             at.with(|at| at.map(BOTH).map(|_| ()))?;

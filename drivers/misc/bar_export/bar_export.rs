@@ -94,10 +94,10 @@ impl Exporter for Ranges {
 }
 
 /// The character device.
-struct Lender(ExportsHandle<Ranges>);
+struct CharDevice(ExportsHandle<Ranges>);
 
 #[vtable]
-impl MiscDevice for Lender {
+impl MiscDevice for CharDevice {
     type RegistrationData = Arc<Self>;
     type Ptr = Arc<Self>;
 
@@ -160,7 +160,7 @@ kernel::pci_device_table!(PCI_TABLE, <BarExport as pci::Driver>::IdInfo, []);
 
 impl pci::Driver for BarExport {
     type IdInfo = ();
-    type Data<'bound> = MiscDeviceRegistration<Lender>;
+    type Data<'bound> = MiscDeviceRegistration<CharDevice>;
 
     const ID_TABLE: pci::IdTable<Self::IdInfo> = &PCI_TABLE;
 
@@ -180,8 +180,8 @@ impl pci::Driver for BarExport {
             })?
             .into_handle();
             let name = CString::try_from_fmt(fmt!("bar-export-{}", pdev.as_ref().name()))?;
-            let lender = Arc::new(Lender(exports), GFP_KERNEL);
-            Ok(MiscDeviceRegistration::register_named(name, lender))
+            let device = Arc::new(CharDevice(exports), GFP_KERNEL);
+            Ok(MiscDeviceRegistration::register_named(name, device))
         })
     }
 }

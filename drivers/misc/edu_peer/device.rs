@@ -72,7 +72,7 @@ mod regs {
             63:0 bytes;
         }
 
-        /// Starts the engine, and tells whether it runs.
+        /// Starts the engine, and returns whether it runs.
         pub(super) DMA_COMMAND(u64) @ 0x98 {
             /// Set to start; the device clears it when it is done.
             0:0 run => bool;

@@ -253,5 +253,5 @@ igt_main! {
     "ranges", "several ranges are one buffer", ranges;
     "refusals", "who cannot have it, or cannot let go, is refused", refusals;
     "badinput", "EINVAL for ranges that are none", badinput;
-    "unbind", "what is lent is taken back when the driver goes", unbind;
+    "unbind", "exports are revoked when the driver is unbound", unbind;
 }

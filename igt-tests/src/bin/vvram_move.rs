@@ -789,7 +789,7 @@ fn back_to_vram(object: &Gem<'_>) -> Outcome {
 }
 
 fn cpu_follows_with_route() -> Outcome {
-    let _scene = Fixture::with_route()?;
+    let _fixture = Fixture::with_route()?;
     cpu_follows()
 }
 

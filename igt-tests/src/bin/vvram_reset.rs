@@ -27,7 +27,7 @@ fn fixture() -> Result<Fixture, Stop> {
 }
 
 /// The same, for tests that need a route.
-fn scene_with_route() -> Result<Fixture, Stop> {
+fn fixture_with_route() -> Result<Fixture, Stop> {
     let fixture = fixture()?;
     fixture.expect.need_route()?;
     Ok(fixture)
@@ -72,7 +72,7 @@ fn idle() -> Outcome {
 
 /// The reset revokes importers that can be revoked.
 fn revocable() -> Outcome {
-    let fixture = scene_with_route()?;
+    let fixture = fixture_with_route()?;
     let (pattern, _) = patterns();
     let shared = share(&fixture.drm, 2)?;
     let mut peers = Vec::new();
@@ -125,7 +125,7 @@ fn held_up(fixture: &Fixture, holder: &str, release: impl FnOnce() -> Outcome) -
 
 /// The reset waits for an importer that cannot be revoked, whose mapping works until then.
 fn pinned() -> Outcome {
-    let fixture = scene_with_route()?;
+    let fixture = fixture_with_route()?;
     let (pattern, _) = patterns();
     let shared = share(&fixture.drm, 2)?;
     shared.map.fill(pattern);
@@ -179,7 +179,7 @@ fn vmapped() -> Outcome {
 
 /// A peer that moves bytes while the function is reset gets an error, not other bytes.
 fn mid_transfer() -> Outcome {
-    let fixture = scene_with_route()?;
+    let fixture = fixture_with_route()?;
     let shared = share(&fixture.drm, 32)?;
     let (pattern, _) = patterns();
     shared.map.fill(pattern);

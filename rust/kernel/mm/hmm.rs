@@ -156,7 +156,8 @@ impl Request {
 
 /// The entry of a process for the address of a page.
 ///
-/// It is neither copied nor moved, because it is only valid while a [`Checked`] lends it.
+/// It is neither copied nor moved, because it is only valid while it is borrowed from a
+/// [`Checked`].
 #[repr(transparent)]
 pub struct Entry(usize);
 
@@ -676,7 +677,7 @@ fn map_all(
 
     pages.clear();
     for (index, entry) in entries.iter().enumerate() {
-        // SAFETY: `fault_and_lock()` has checked the range, and the guard lends the entries.
+        // SAFETY: `fault_and_lock()` has checked the range, and the guard borrows the entries.
         let page = unsafe { map.map(first + index, entry, &mut state) }?;
 
         pages.push_within_capacity(page).map_err(|_| EINVAL)?;
