@@ -14,9 +14,9 @@ use crate::rebind::{module_users, reload};
 use crate::{Outcome, Stop, SysError};
 
 const LIMIT: Duration = Duration::from_secs(20);
-/// The autosuspend delay that is set, in ms, and how much longer the device has to be awake.
+/// The autosuspend delay that is set, in ms, and how much longer the device has to be active.
 pub const DELAY: &str = "20";
-const AWAKE: Duration = Duration::from_millis(500);
+const ACTIVE: Duration = Duration::from_millis(500);
 
 /// Permits runtime suspend of a device until this is dropped.
 #[derive(Debug)]
@@ -74,7 +74,7 @@ impl<'a> Auto<'a> {
     /// Fails the subtest if it is.
     #[track_caller]
     pub fn stays_awake(&self, why: &str) -> Outcome {
-        thread::sleep(AWAKE);
+        thread::sleep(ACTIVE);
         let status = self.0.power("runtime_status")?;
         if status != "active" {
             return Err(Stop::fail(format_args!(
@@ -85,7 +85,7 @@ impl<'a> Auto<'a> {
         Ok(())
     }
 
-    /// How long it was awake in all, in ms.
+    /// How long it was active in all, in ms.
     fn active_time(&self) -> Result<u64, Stop> {
         Ok(self.0.power("runtime_active_time")?.parse().unwrap_or(0))
     }
@@ -124,7 +124,7 @@ impl<'a> Auto<'a> {
         let (status, after) = (self.0.power("runtime_status")?, self.active_time()?);
         if status != "suspended" || after != before {
             return Err(Stop::fail(format_args!(
-                "{} was resumed for {what}: {status}, awake for {} ms",
+                "{} was resumed for {what}: {status}, active for {} ms",
                 self.0.name(),
                 after - before
             )));
@@ -188,7 +188,7 @@ pub struct Manual<'a> {
 }
 
 impl<'a> Manual<'a> {
-    /// Keeps the device awake at first.
+    /// Keeps the device active at first.
     ///
     /// # Errors
     ///
@@ -271,7 +271,7 @@ impl<'a> Manual<'a> {
         }
     }
 
-    /// Resumes the device, and keeps it awake.
+    /// Resumes the device, and keeps it active.
     ///
     /// # Errors
     ///
@@ -281,7 +281,7 @@ impl<'a> Manual<'a> {
         self.set_control("auto")
     }
 
-    /// Waits until only [`Manual::on`] keeps the device awake: the worker that ends a move may use
+    /// Waits until only [`Manual::on`] keeps the device active: the worker that ends a move may use
     /// it for a moment longer than the move.
     ///
     /// # Errors

@@ -222,8 +222,8 @@ impl<'nic> Buffer<'nic> {
         Self::mapped(nic, name, shared, map)
     }
 
-    /// Registers all of a dma-buf, for every access, that the CPU accesses by a mapping of something
-    /// else, such as the BAR in which it is.
+    /// Registers all of a dma-buf, for every access, that the CPU accesses by a mapping of
+    /// something else, such as the BAR in which it is.
     ///
     /// # Errors
     ///

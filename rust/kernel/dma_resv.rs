@@ -282,8 +282,8 @@ impl DmaResv {
 
     /// Waits for the fences of `usage`, with or without the lock.
     ///
-    /// Sleeps. Mirrors `dma_resv_wait_timeout()` without a limit. With `interruptible` a signal ends
-    /// the wait.
+    /// Sleeps. Mirrors `dma_resv_wait_timeout()` without a limit. With `interruptible` a signal
+    /// ends the wait.
     ///
     /// # Errors
     ///

@@ -10,7 +10,7 @@
 //! To resume a device is to wait for callbacks of its driver, even for one that is suspending it at
 //! this time. So no lock may be held that these callbacks take: lockdep sees the wait as a lock,
 //! `pm::callbacks`, which the callbacks hold. A task that holds such a lock can still check whether
-//! the device is awake, [`RuntimeGuard::if_active`].
+//! the device is active, [`RuntimeGuard::if_active`].
 //!
 //! C header: [`include/linux/pm_runtime.h`](srctree/include/linux/pm_runtime.h)
 
@@ -156,10 +156,10 @@ impl LastUse {
     }
 }
 
-/// A runtime PM guard: keeps a device awake until it is dropped.
+/// A runtime PM guard: keeps a device active until it is dropped.
 ///
-/// Afterwards the device stays awake for the delay that its driver has set, so that a device which
-/// is used often is not suspended in between. A device that is awake need not have a driver.
+/// Afterwards the device stays active for the delay that its driver has set, so that a device which
+/// is used often is not suspended in between. A device that is active need not have a driver.
 ///
 /// # Invariants
 ///
@@ -185,7 +185,7 @@ pub struct RuntimeGuard {
 }
 
 impl RuntimeGuard {
-    /// Resumes a device, if it is suspended, and keeps it awake.
+    /// Resumes a device, if it is suspended, and keeps it active.
     ///
     /// Sleeps, and waits for callbacks of the driver that suspend or resume the device: these must
     /// not need anything that the caller holds. Mirrors `pm_runtime_resume_and_get()`.
@@ -196,7 +196,7 @@ impl RuntimeGuard {
     /// - The error of the driver if it cannot resume the device.
     pub fn new(dev: &Device) -> Result<Self> {
         in_callback(|| ());
-        // As a rule the device is awake, and then this takes half as long.
+        // As a rule the device is active, and then this takes half as long.
         if let Some(runtime_guard) = Self::if_active(dev) {
             return Ok(runtime_guard);
         }
@@ -207,7 +207,7 @@ impl RuntimeGuard {
         Ok(Self { dev: dev.into() })
     }
 
-    /// Keeps a device awake if it is awake. Returns [`None`] if it is suspended, or about to be.
+    /// Keeps a device active if it is active. Returns [`None`] if it is suspended, or about to be.
     ///
     /// For callers that hold something that the callbacks of the driver need. Mirrors
     /// `pm_runtime_get_if_active()`.
@@ -229,7 +229,7 @@ impl RuntimeGuard {
         unsafe { bindings::__pm_runtime_resume(dev.as_raw(), bindings::RPM_ASYNC as c_int) };
     }
 
-    /// Keeps the device awake until [`Self::from_forgotten`].
+    /// Keeps the device active until [`Self::from_forgotten`].
     #[cfg_attr(not(CONFIG_RUST_DRM_PEER), expect(dead_code))]
     pub(crate) fn forget(self) {
         core::mem::forget(self);

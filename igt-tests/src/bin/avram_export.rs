@@ -317,9 +317,9 @@ fn imported() -> Outcome {
     )
 }
 
-/// The PCI device, which the core driver has, is awake while a peer may access VRAM, and suspends
+/// The PCI device, which the core driver has, is active while a peer may access VRAM, and suspends
 /// after that.
-fn awake() -> Outcome {
+fn active() -> Outcome {
     let module = Module::load()?;
     Expect::get()?.need_route()?;
     let gpu = PciDevice::vvram()?;
@@ -457,7 +457,7 @@ igt_main! {
     "pairs", "one importer does not change what another one gets", pairs;
     "reused", "VRAM is zero when it is given out, and given out again", reused;
     "imported", "an own object is recognised, others are not taken", imported;
-    "awake", "peers keep the device awake whose memory it is", awake;
+    "active", "peers keep the device active whose memory it is", active;
     "unloaded", "nothing keeps the module when all is closed", unloaded;
     "card-unbound", "the DRM driver can go alone, and come back", card_unbound;
     "unbound", "an unbind of the core takes everything back", unbound;

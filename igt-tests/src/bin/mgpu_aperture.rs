@@ -319,8 +319,8 @@ fn take_over() -> Outcome {
         placed(&object, uapi::PLACEMENT_VRAM)?;
         peer_writes(&peer, old, &pages)?;
         let invalidations = peer.status()?.invalidations;
-        // One of these objects has the memory then. The accesses to some of the pages make windows for
-        // all of it.
+        // One of these objects has the memory then. The accesses to some of the pages make windows
+        // for all of it.
         let taken = take_all(&gpu)?;
         placed(&object, uapi::PLACEMENT_SYSTEM)?;
         check!(

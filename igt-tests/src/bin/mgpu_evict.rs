@@ -196,9 +196,9 @@ impl<'a> Turns<'a> {
             .map(|part| (&part.object, part.pattern))
     }
 
-    /// Jobs of both address spaces take turns: those of one evict the objects that those of the other
-    /// one use. The engine adds all bytes up, and those of one page on their own, and counts the
-    /// rounds in the last word.
+    /// Jobs of both address spaces take turns: those of one evict the objects that those of the
+    /// other one use. The engine adds all bytes up, and those of one page on their own, and counts
+    /// the rounds in the last word.
     fn round(&mut self) -> Outcome {
         const OPS: usize = 3;
         let rounds = self.rounds;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The device is suspended when it is not needed, and awake while it is.
+//! The device is suspended when it is not needed, and active while it is.
 //!
-//! Where a test expects that the device stays awake, it waits many times as long as a suspend
+//! Where a test expects that the device stays active, it waits many times as long as a suspend
 //! takes, so that it notices a device that is suspended by mistake.
 
 use std::thread;
@@ -24,7 +24,7 @@ use vvram_tests::{check, check_eq, expect_errno, igt_main, Outcome};
 
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Open files do not keep the device awake; an access to VRAM resumes it, and finds the same bytes.
+/// Open files do not keep the device active; an access to VRAM resumes it, and finds the bytes.
 fn idle() -> Outcome {
     let fixture = Fixture::open()?;
     let auto = Auto::new(&fixture.gpu)?;
@@ -141,7 +141,7 @@ fn evicted() -> Outcome {
     })
 }
 
-/// An importer that pins keeps the device awake as long as its object is in VRAM, and gets system
+/// An importer that pins keeps the device active as long as its object is in VRAM, and gets system
 /// memory if the device was suspended before.
 fn pinned() -> Outcome {
     let fixture = Fixture::with_route()?;
@@ -174,8 +174,8 @@ fn pinned() -> Outcome {
     })
 }
 
-/// An importer that cannot be revoked keeps the device awake as long as it is attached, and so does
-/// an importer that must not get system memory.
+/// An importer that cannot be revoked keeps the device active as long as it is attached, and so
+/// does an importer that must not get system memory.
 fn kept() -> Outcome {
     let fixture = Fixture::with_route()?;
     let auto = Auto::new(&fixture.gpu)?;
@@ -233,7 +233,7 @@ fn storm() -> Outcome {
     auto.sleeps("after the storm")
 }
 
-/// An importer that uses system memory does not keep the device awake.
+/// An importer that uses system memory does not keep the device active.
 fn system() -> Outcome {
     let fixture = Fixture::open()?;
     let auto = Auto::new(&fixture.gpu)?;
@@ -252,7 +252,7 @@ fn system() -> Outcome {
     auto.sleeps("after a transfer to system memory")
 }
 
-/// A vmap of VRAM keeps the device awake. It is made with the reservation held, so on a suspended
+/// A vmap of VRAM keeps the device active. It is made with the reservation held, so on a suspended
 /// device it fails with EAGAIN, and requests a resume without waiting for it. Objects that the
 /// suspend has evicted are mapped in system memory, without a resume.
 fn kernel() -> Outcome {
@@ -354,13 +354,13 @@ fn mapped_often() -> Outcome {
 
 igt_main! {
     "idle", "suspended while files are open, and woken by accesses to VRAM", idle;
-    "peer", "awake while a peer is attached", peer;
+    "peer", "active while a peer is attached", peer;
     "evicted", "suspended while importers go on in system memory", evicted;
-    "pinned", "awake while VRAM is pinned", pinned;
-    "mapped-often", "awake while a peer maps again and again", mapped_often;
-    "kept", "awake while a peer is attached that needs VRAM", kept;
+    "pinned", "active while VRAM is pinned", pinned;
+    "mapped-often", "active while a peer maps again and again", mapped_often;
+    "kept", "active while a peer is attached that needs VRAM", kept;
     "storm", "suspended and resumed while VRAM is in use", storm;
     "system", "suspended while a peer uses system memory", system;
-    "kernel", "awake while the kernel maps VRAM", kernel;
+    "kernel", "active while the kernel maps VRAM", kernel;
     "unbind", "counted right over an unbind", unbind;
 }

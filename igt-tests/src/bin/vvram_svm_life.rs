@@ -216,7 +216,7 @@ igt_main! {
     "unbind", "an unbind moves back what processes have", unbind;
     "unbind-while-moving", "an unbind while processes move memory", unbind_while_moving;
     "reset", "a reset keeps what belongs to processes", reset;
-    "runtime-kept", "memory of a process keeps the device awake", runtime_kept;
+    "runtime-kept", "memory of a process keeps the device active", runtime_kept;
     "runtime-lost", "the same with VRAM that loses its content", runtime_lost;
     "system-kept", "everything is back before the system sleeps", system_kept;
     "system-lost", "the same with VRAM that loses its content", system_lost;

@@ -428,9 +428,9 @@ impl<'r, E: Exporter> MapRequest<'r, E> {
     ///
     /// # Errors
     ///
-    /// - `EINVAL` if a range is not inside the BAR, if they do not add up to the size of the buffer,
-    ///   if the importer has no permitted route to the BAR or takes less than a page at once, or if
-    ///   `dir` is none.
+    /// - `EINVAL` if a range is not inside the BAR, if they do not add up to the size of the
+    ///   buffer, if the importer has no permitted route to the BAR or takes less than a page at
+    ///   once, or if `dir` is none.
     /// - `ENOMEM` or `EIO` if the mapping fails.
     /// - `EBUSY` if there is a mapping for this request already.
     /// - `ENODEV` if the buffer was revoked, and what `provider` returns.

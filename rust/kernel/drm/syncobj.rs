@@ -2,8 +2,8 @@
 
 //! Sync objects.
 //!
-//! A sync object is a place for a fence, to which userspace has a handle. An ioctl puts the fence of
-//! its work into one; another ioctl, or userspace itself, takes it out and waits for it.
+//! A sync object is a place for a fence, to which userspace has a handle. An ioctl puts the fence
+//! of its work into one; another ioctl, or userspace itself, takes it out and waits for it.
 //!
 //! A sync object is binary, with one fence, or a timeline: a chain of fences, each of which signals
 //! a point, a number. A fence that replaces the one of the object ends a timeline, and a point that

@@ -44,8 +44,8 @@ impl<T: Driver, C: DeviceContext> Device<T, C> {
     ///
     /// # Errors
     ///
-    /// `ENODEV` if the device was unplugged, or has no primary node, `EINVAL` if it was not registered
-    /// yet, and `ENOMEM` if memory runs out.
+    /// `ENODEV` if the device was unplugged, or has no primary node, `EINVAL` if it was not
+    /// registered yet, and `ENOMEM` if memory runs out.
     ///
     /// # Examples
     ///

@@ -369,7 +369,7 @@ fn for_reason(reason: &str, provider: &Device) -> Option<String> {
             "the BAR does not show all of VRAM: see p2p doctor on resizable BARs".into()
         }
         "suspended" => format!(
-            "the device does not resume: see the kernel log, or keep it awake by writing on to \
+            "the device does not resume: see the kernel log, or keep it active by writing on to \
              {sysfs}/power/control"
         ),
         "not-revocable" => format!(

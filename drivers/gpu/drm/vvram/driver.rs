@@ -170,7 +170,7 @@ impl Probed<'_> {
     fn suspend(&self, ctx: &mut OpCtx) -> Result {
         match &*self.card.lock() {
             Some(card) => {
-                // In a runtime suspend there is none, because such memory keeps the device awake.
+                // In a runtime suspend there is none, because such memory keeps the device active.
                 card.with_data(|bound| bound.svm.as_ref().map_or(Ok(()), |svm| svm.evict_all()))
                     .unwrap_or(Ok(()))?;
                 card.device().ttm.suspend(content(), ctx)

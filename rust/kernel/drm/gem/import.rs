@@ -2,9 +2,9 @@
 
 //! The part of an imported object that stands for the buffer of another device.
 //!
-//! The device is attached dynamically and takes peer-to-peer memory. The buffer is mapped when it is
-//! used, with the reservation held. When the exporter moves it, the mapping is dropped, and the next
-//! use maps it again.
+//! The device is attached dynamically and takes peer-to-peer memory. The buffer is mapped when it
+//! is used, with the reservation held. When the exporter moves it, the mapping is dropped, and the
+//! next use maps it again.
 //!
 //! If page tables of the device show the buffer, see [`Mappings`](super::Mappings), the mapping is
 //! kept until the fences have signalled that the reservation had when the exporter moved the

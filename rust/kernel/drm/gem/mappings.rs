@@ -77,9 +77,9 @@ pub trait Mappings: DriverObject {
     /// other objects, or unmapped. Clears the entries and has the device invalidate its cache of
     /// them, once for each page table. May sleep, within the rules of the [module](self).
     ///
-    /// The device is awake if the object moves to or from VRAM. It may be suspended if system memory
-    /// is about to be swapped out, or a buffer of another device is invalidated: then the entries
-    /// have to be cleared before the device uses them again.
+    /// The device is active if the object moves to or from VRAM. It may be suspended if system
+    /// memory is about to be swapped out, or a buffer of another device is invalidated: then the
+    /// entries have to be cleared before the device uses them again.
     fn zap<'a>(reg: &'a RegistrationData<'a, Self>, object: &Held<'_, DriverAllocImpl<Self>>);
 }
 

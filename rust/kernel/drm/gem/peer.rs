@@ -26,7 +26,7 @@
 //! - An import into the device that an object comes from returns the object itself. Other buffers
 //!   are imported as objects that stand for them, if the driver supports it
 //!   ([`PeerObject::import_args`]); [`import_info`] returns how the device reaches one.
-//! - The device is kept awake while a peer is attached that cannot be revoked, or any peer of an
+//! - The device is kept active while a peer is attached that cannot be revoked, or any peer of an
 //!   object which importers get in VRAM or not at all. Other importers get system memory while the
 //!   device is suspended.
 //! - [`Unrevocable`] limits the VRAM that importers which cannot be revoked may pin.

@@ -7,15 +7,15 @@
 //! [`gem::peer`](super::peer), with reasons, counters, tracepoints and debugfs. An importer that
 //! cannot reach VRAM is refused.
 //!
-//! Such an object is not mapped by processes or by the kernel. A driver that suspends its device has to
-//! keep the content of VRAM: nothing is moved, and peers keep the device awake.
+//! Such an object is not mapped by processes or by the kernel. A driver that suspends its device
+//! has to keep the content of VRAM: nothing is moved, and peers keep the device active.
 //!
 //! # Locking
 //!
 //! 1. the reservation of an object, held by the policy when it asks where the object is,
 //! 2. the SRCU section of `drm_dev_enter()`, in which VRAM is cleared and flushed,
-//! 3. the lock of the allocator, and that of the list of all objects; neither is taken inside of the
-//!    other.
+//! 3. the lock of the allocator, and that of the list of all objects; neither is taken inside of
+//!    the other.
 //!
 //! C header: [`include/drm/drm_gem.h`](srctree/include/drm/drm_gem.h)
 
@@ -96,8 +96,8 @@ use core::{
 
 /// The driver's part of an object that stays in VRAM.
 ///
-/// It must not own a reference to the DRM device, nor to an object: the object itself keeps the device
-/// alive.
+/// It must not own a reference to the DRM device, nor to an object: the object itself keeps the
+/// device alive.
 pub trait VramObject:
     PeerObject<Class = Object<Self>> + DriverObject<Driver: drm::Driver<Object = Object<Self>>>
 {
@@ -117,8 +117,8 @@ pub trait VramObject:
 
     /// Clears VRAM that a new object gets. Other objects have used it before.
     ///
-    /// Called while the driver is bound, with the device awake and no lock held. VRAM is zero when this
-    /// returns.
+    /// Called while the driver is bound, with the device active and no lock held. VRAM is zero when
+    /// this returns.
     ///
     /// # Errors
     ///
@@ -130,7 +130,8 @@ pub trait VramObject:
 
     /// Makes writes of the CPU to an object through the BAR visible to the device and to peers.
     ///
-    /// Called with the reservation of the object held, while the driver is bound and the device awake.
+    /// Called with the reservation of the object held, while the driver is bound and the device is
+    /// active.
     fn flush<'a>(reg: &'a <Self::Driver as drm::Driver>::RegistrationData<'a>, vram: &Ranges);
 }
 
@@ -181,8 +182,8 @@ impl<T: VramObject> Device<T> {
 
     /// Sets the owner of the VRAM: `pdev`, whose BAR `bar` shows the first `visible` bytes of it.
     ///
-    /// `pdev` is the parent of the DRM device, or that of the auxiliary device which is its parent. It
-    /// becomes the DMA device, is kept awake for peers, and is named to the tracepoints.
+    /// `pdev` is the parent of the DRM device, or that of the auxiliary device which is its parent.
+    /// It becomes the DMA device, is kept active for peers, and is named to the tracepoints.
     ///
     /// # Errors
     ///
@@ -215,8 +216,8 @@ impl<T: VramObject> Device<T> {
             return Err(EBUSY);
         }
 
-        // SAFETY: Both devices are valid, and the DRM device is not in use yet: it keeps the other one
-        // until after its data is dropped.
+        // SAFETY: Both devices are valid, and the DRM device is not in use yet: it keeps the other
+        // one until after its data is dropped.
         unsafe { bindings::drm_dev_set_dma_dev(dev, owner.as_raw()) };
         Ok(())
     }
@@ -262,8 +263,8 @@ impl<T: VramObject> peer::Vram<Object<T>> for Device<T> {
     fn object_from(&self, id: u64) -> Option<ARef<Object<T>>> {
         let gem = self.0.objects.lock().get(id)?;
 
-        // SAFETY: The reference that was just taken belongs to the caller now. All objects on the list
-        // are of this class.
+        // SAFETY: The reference that was just taken belongs to the caller now. All objects on the
+        // list are of this class.
         Some(unsafe {
             let obj: &Object<T> = IntoGEMObject::from_raw(gem.as_ptr());
             ARef::from_raw(obj.into())
@@ -275,7 +276,8 @@ impl<T: VramObject> peer::Vram<Object<T>> for Device<T> {
 ///
 /// # Invariants
 ///
-/// - `gem` is an initialized object, on the list of `device`, which owns a reference to its DRM device.
+/// - `gem` is an initialized object, on the list of `device`, which owns a reference to its DRM
+///   device.
 /// - `exported` is null or the dma-buf of the object; the reservation guards it.
 #[repr(C)]
 #[pin_data]
@@ -376,8 +378,8 @@ impl<T: VramObject> Object<T> {
         // SAFETY: The value is not moved. It belongs to its references from here on.
         let this = KBox::into_raw(unsafe { Pin::into_inner_unchecked(obj) });
         // INVARIANT: The object is initialized, on the list, and has a reference to the device.
-        // SAFETY: The GEM object is zeroed and the device valid; `free_callback` puts the reference and
-        // takes the object off the list. The reference to the object is its first.
+        // SAFETY: The GEM object is zeroed and the device valid; `free_callback` puts the reference
+        // and takes the object off the list. The reference to the object is its first.
         unsafe {
             let gem = (*this).gem.get();
 

@@ -384,7 +384,7 @@ impl Base {
         if offset % size != 0 || end > self.pages.count() {
             return Err(EINVAL);
         }
-        // The caller keeps the device awake meanwhile.
+        // The caller keeps the device active meanwhile.
         // SAFETY: The DRM device is valid, and keeps its DMA device.
         let runtime_guard =
             RuntimeGuard::if_active(unsafe { dma_device((*self.as_raw()).drm) }).ok_or(EAGAIN)?;

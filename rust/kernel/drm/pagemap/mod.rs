@@ -44,7 +44,7 @@
 //!
 //! # Power management
 //!
-//! As long as there is a chunk the device is kept awake: a fault by the CPU cannot resume it,
+//! As long as there is a chunk the device is kept active: a fault by the CPU cannot resume it,
 //! because the callbacks that do take locks which are held there, and other devices do not ask
 //! before they access an alias. Before the system sleeps a driver moves everything back,
 //! [`PageMap::evict_all`]. A driver that resets its device drops the [`Registration`] before that,

@@ -711,7 +711,7 @@ impl Core {
             self.check(flight, true);
         }
         if dying && !mem::replace(&mut flight.asked, true) {
-            // SAFETY: The hardware is valid until `detach()`, which comes after the end of all jobs.
+            // SAFETY: The hardware is valid until `detach()`, which follows the end of all jobs.
             if !flight.hw.is_null() && unsafe { (self.calls.is_gone)(flight.hw) } {
                 self.recover(flight, None);
             }

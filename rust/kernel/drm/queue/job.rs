@@ -404,8 +404,8 @@ impl<T: RingOps> Job<T> {
         self.entry.depend_on(resv, usage)
     }
 
-    /// Puts the job into its queue, and returns its fence. If the queue was closed meanwhile the job
-    /// is cancelled.
+    /// Puts the job into its queue, and returns its fence. If the queue was closed meanwhile the
+    /// job is cancelled.
     ///
     /// `publish` is called with the fence before the job can begin: it adds the fence to
     /// reservations, in which there is room. It must not allocate memory in a way that waits, nor

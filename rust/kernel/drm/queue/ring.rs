@@ -232,8 +232,8 @@ unsafe impl<T: RingOps> Sync for Owned<T> {}
 
 /// A ring of the hardware, which does the jobs of its queues.
 ///
-/// Dropping it ends it, see the [module](super). It is ended at the latest when the driver is unbound.
-/// `'a` is the time for which the device is bound to its driver.
+/// Dropping it ends it, see the [module](super). It is ended at the latest when the driver is
+/// unbound. `'a` is the time for which the device is bound to its driver.
 #[must_use = "the ring ends when this is dropped"]
 pub struct Ring<'a, T: RingOps> {
     core: Arc<Core>,

@@ -2,7 +2,7 @@
 
 //! The tracepoints of jobs.
 //!
-//! The functions are neither generic nor inlined, so that modules need no symbol of the tracepoints.
+//! The functions are neither generic nor inlined, so that modules need no symbol of tracepoints.
 //!
 //! C header: [`include/trace/events/drm_queue.h`](srctree/include/trace/events/drm_queue.h)
 

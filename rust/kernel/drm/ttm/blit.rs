@@ -98,8 +98,8 @@ impl Drop for CpuAccess {
 /// Copies that overlap share a mapping: the core maps for the first user and counts the others. The
 /// mapping is not kept between copies: it is a pin, and no callback revokes it. It would count
 /// against the exporter's limit of pins, make the exporter refuse importers that cannot reach the
-/// buffer where it is, keep its device awake, and hold up an unbind of that device, for an importer
-/// that may never copy again.
+/// buffer where it is, keep its device active, and hold up an unbind of that device, for an
+/// importer that may never copy again.
 pub(crate) struct VmappedImport(ManuallyDrop<Pin<KBox<GiveBack>>>);
 
 #[pin_data]

@@ -222,7 +222,7 @@ impl<T: TtmObject> Device<T> {
     /// Starts the memory management of `drm`, whose VRAM is shown by the BAR `bar` of `pdev`.
     ///
     /// `pdev` is the parent of the DRM device, or the parent of the auxiliary device that is its
-    /// parent. It becomes the DMA device: `pdev`, not the parent, is kept awake for VRAM, maps
+    /// parent. It becomes the DMA device: `pdev`, not the parent, is kept active for VRAM, maps
     /// system memory, imports buffers, and is named in the tracepoints and the cgroup controller.
     ///
     /// The CPU and peers see the first `visible` bytes of VRAM, at most the size of the BAR.
@@ -469,7 +469,7 @@ impl<T: TtmObject> Device<T> {
         self.client_pin_limit.store(bytes, Relaxed);
     }
 
-    /// Calls `f` to lock objects and to move them to where they are needed, with the device awake.
+    /// Calls `f` to lock objects and to move them to where they are needed, with the device active.
     ///
     /// As [`Exec::run`], but if `f` finds no room it is called again a few times, alone on this
     /// device, because tasks that evict at the same time can block each other and get the same
@@ -490,7 +490,7 @@ impl<T: TtmObject> Device<T> {
         self.exec_as_is(flags, f)
     }
 
-    /// As [`Self::exec`], for a caller that keeps the device awake, or does not need it.
+    /// As [`Self::exec`], for a caller that keeps the device active, or does not need it.
     pub(crate) fn exec_as_is<R>(
         &self,
         flags: impl Into<Flags>,

@@ -325,7 +325,7 @@ impl Job {
 /// A job that has no fence yet.
 pub(crate) struct Request {
     pub(crate) work: Work,
-    /// Keeps the device awake until the job is done.
+    /// Keeps the device active until the job is done.
     pub(crate) runtime_guard: Option<RuntimeGuard>,
     /// The fences that the job depends on.
     pub(crate) after: KVec<ARef<AnyFence>>,

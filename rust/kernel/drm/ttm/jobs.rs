@@ -117,7 +117,7 @@ impl<T: TtmObject> Device<T> {
     ///
     /// # Errors
     ///
-    /// - `EAGAIN` if the device is not kept awake, unless it is about to be suspended, or being
+    /// - `EAGAIN` if the device is not kept active, unless it is about to be suspended, or being
     ///   resumed.
     /// - `EINVAL` if the driver chooses an engine that does not exist.
     /// - The errors of the engine, and `ENOMEM` if memory runs out.
@@ -137,7 +137,7 @@ impl<T: TtmObject> Device<T> {
         )
     }
 
-    /// Checks that engines can work. `runtime_guard` keeps the device awake for them.
+    /// Checks that engines can work. `runtime_guard` keeps the device active for them.
     ///
     /// # Errors
     ///

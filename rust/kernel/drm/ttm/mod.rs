@@ -2,8 +2,8 @@
 
 //! TTM, the memory manager for objects that move between VRAM and system memory.
 //!
-//! - [`Device`] is the memory of one DRM device: VRAM, managed by an [`Allocator`], and system memory
-//!   from TTM's pool. It belongs into the data of the DRM driver.
+//! - [`Device`] is the memory of one DRM device: VRAM, managed by an [`Allocator`], and system
+//!   memory from TTM's pool. It belongs into the data of the DRM driver.
 //! - [`gem::ttm::Object`] is a GEM object that lives in one of them. TTM decides which, by a list
 //!   of [`Place`]s, and evicts the objects that were used least recently. An operation that needs
 //!   the content is a use: a [validation](gem::ttm::Reserved::validate), a copy, a fault, a pin,
@@ -173,8 +173,8 @@ pub trait TtmObject: DriverObject<Driver: drm::Driver<Object = gem::ttm::Object<
     /// [`mapping_hooks`](gem::mappings::mapping_hooks).
     const MAPPINGS: gem::MappingHooks<Self> = gem::MappingHooks::NONE;
 
-    /// The windows through which peers and the CPU see VRAM, for a device whose BAR does not show it
-    /// at all times: see [`aperture_hook`](drm::vram::aperture_hook).
+    /// The windows through which peers and the CPU see VRAM, for a device whose BAR does not show
+    /// it at all times: see [`aperture_hook`](drm::vram::aperture_hook).
     const APERTURE: ApertureHook<Self> = ApertureHook::NONE;
 
     /// Returns the memory of the device, which is a part of `data`.

@@ -54,7 +54,7 @@ impl<T: TtmObject> Device<T> {
     /// Moves objects out of VRAM until `bytes` of it are free, for another user: see
     /// [`Self::alloc_block`]. Returns false if not as many objects can be moved.
     ///
-    /// The objects that were used least recently are moved first. The device must be awake, and no
+    /// The objects that were used least recently are moved first. The device must be active, and no
     /// reservation may be held; the `mmap_lock` of a process may be. `ctx` says whether a signal
     /// ends the wait.
     ///

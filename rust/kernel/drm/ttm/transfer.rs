@@ -168,8 +168,8 @@ unsafe impl Sync for Transfer {}
 impl Transfer {
     /// # Safety
     ///
-    /// - Both sides must have at least `size` bytes, and `size` must be a multiple of the page size.
-    ///   Neither may be [`Side::Mapped`] or [`Side::Peer`].
+    /// - Both sides must have at least `size` bytes, and `size` must be a multiple of the page
+    ///   size. Neither may be [`Side::Mapped`] or [`Side::Peer`].
     /// - A side in system memory must have all of its pages until the fence of the job that the
     ///   value becomes has signalled, or the value is dropped.
     pub(crate) unsafe fn new(from: Option<Side>, to: Side, size: usize) -> Self {

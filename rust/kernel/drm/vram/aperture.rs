@@ -79,10 +79,10 @@ pub trait Aperture: DriverObject {
 
     /// Returns how many bytes windows can have of the BAR at most: by default all of it.
     ///
-    /// An object that is larger gets no window: [`Self::map`] is not called, and no window is dropped.
-    /// An importer gets system memory if the object may move there, and else `EOPNOTSUPP`, in both
-    /// cases with the reason [`OutsideBar`](crate::drm::gem::peer::Reason::OutsideBar). Page faults
-    /// and mappings of the kernel end as if the aperture was full.
+    /// An object that is larger gets no window: [`Self::map`] is not called, and no window is
+    /// dropped. An importer gets system memory if the object may move there, and else `EOPNOTSUPP`,
+    /// in both cases with the reason [`OutsideBar`](crate::drm::gem::peer::Reason::OutsideBar).
+    /// Page faults and mappings of the kernel end as if the aperture was full.
     fn size<'a>(reg: &'a RegistrationData<'a, Self>) -> u64 {
         let _ = reg;
         u64::MAX
@@ -92,7 +92,7 @@ pub trait Aperture: DriverObject {
     /// to `pieces`, which is empty: by [`RangeList::push_piece`], in the order of the object.
     ///
     /// Called with the reservation of the object held, for a page fault also with the `mmap_lock`,
-    /// while the driver is bound and the device awake. May sleep.
+    /// while the driver is bound and the device active. May sleep.
     ///
     /// The limit of pins bounds the windows of pins of importers and of mappings of the kernel. It
     /// does not bound windows of dynamic mappings of importers: a driver that reserves a part of

@@ -12,7 +12,8 @@ use crate::{
 /// # Invariants
 ///
 /// - `granule` is a multiple of the page size, and not 0.
-/// - `order` has each number below its length once, and `granule` times the length does not overflow.
+/// - `order` has each number below its length once, and `granule` times the length does not
+///   overflow.
 ///
 /// # Examples
 ///

@@ -58,8 +58,8 @@ pub enum Want {
     System,
 }
 
-/// A class of GEM objects with memory that can be exported to peers: [`gem::ttm::Object`], which TTM
-/// moves, and [`gem::vram::Object`], which stays where it is.
+/// A class of GEM objects with memory that can be exported to peers: [`gem::ttm::Object`], which
+/// TTM moves, and [`gem::vram::Object`], which stays where it is.
 ///
 /// # Locking
 ///

@@ -227,11 +227,11 @@ impl<T: PeerObject> GemExport<T> {
         }
     }
 
-    /// Marks the device as used by an importer, for its autosuspend; returns whether it is awake.
+    /// Marks the device as used by an importer, for its autosuspend; returns whether it is active.
     fn note_use(&self, at: &Attached<'_, Self>) -> bool {
         let dev = self.obj.owner();
 
-        // The attachment keeps the device awake; its autosuspend delay begins at the detach.
+        // The attachment keeps the device active; its autosuspend delay begins at the detach.
         if at.data().runtime_guard.is_some() {
             !pm::is_suspended(dev)
         } else {
@@ -245,14 +245,14 @@ impl<T: PeerObject> GemExport<T> {
     }
 
     /// Returns where the object should be while all of its importers use it. `resumed` says whether
-    /// the device is awake.
+    /// the device is active.
     ///
     /// # Errors
     ///
     /// `EAGAIN` if it has to be in VRAM, and the device is suspended.
     fn wanted(&self, cx: &LockedBuffer<'_, Self>, resumed: bool) -> Result<Want> {
         match self.obj.domain() {
-            // Its peers keep the device awake, and there are no other importers to serve.
+            // Its peers keep the device active, and there are no other importers to serve.
             _ if vram_or_fail::<T>(&self.obj) && !resumed => Err(EAGAIN),
             _ if vram_or_fail::<T>(&self.obj) => Ok(Want::Vram),
             Domain::Either if self.lacks_window(cx) => Ok(Want::System),
@@ -360,7 +360,7 @@ impl<T: PeerObject> GemExport<T> {
             return Object::<T>::pin(object);
         }
 
-        // The object stays in VRAM, and the device awake, for as long as it is pinned.
+        // The object stays in VRAM, and the device active, for as long as it is pinned.
         let runtime_guard = runtime_guard.ok_or(EAGAIN)?;
         Object::<T>::pin(object)?;
         runtime_guard.forget();
@@ -426,10 +426,10 @@ impl<T: PeerObject> GemExport<T> {
         let mut object = self.object(cx);
         // Before the device is suspended, the driver moves exported objects with the reservation
         // held, which invalidates the mappings. Importers of objects that do not move keep the
-        // device awake.
+        // device active.
         let stays =
             Object::<T>::is_pinned(&object) || (self.is_in_first_place(cx) && self.note_use(at));
-        // Keeps the device awake until the object has moved.
+        // Keeps the device active until the object has moved.
         let runtime_guard = (!stays)
             .then(|| runtime_guard_if_active(&*self.obj))
             .flatten();
@@ -504,7 +504,7 @@ impl<T: PeerObject> Exporter for GemExport<T> {
     const OPS: &'static Ops<T> = T::OPS;
 
     fn prepare_attach(&self) -> Option<Result<RuntimeGuard>> {
-        // A peer is going to map VRAM, which needs a device that is awake.
+        // A peer is going to map VRAM, which needs a device that is active.
         (self.obj.domain() != Domain::System).then(|| runtime_guard(&*self.obj))
     }
 

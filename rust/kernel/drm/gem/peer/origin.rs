@@ -113,8 +113,8 @@ impl Process {
 ///
 /// # Safety
 ///
-/// Called by the DRM core with a device and an open file of `D`, whose objects are of class `O`, and
-/// with a valid `fd`.
+/// Called by the DRM core with a device and an open file of `D`, whose objects are of class `O`,
+/// and with a valid `fd`.
 pub(in crate::drm::gem) unsafe fn handle_to_fd<D, O>(
     dev: *mut bindings::drm_device,
     file: *mut bindings::drm_file,

@@ -247,8 +247,8 @@ pub fn copy<T: TtmObject>(
 ///
 /// # Errors
 ///
-/// - `EINVAL` if `size` is 0, a part is not inside of its object, the parts overlap, an object is of
-///   another device, or the exporter of an import has no mappings for the kernel.
+/// - `EINVAL` if `size` is 0, a part is not inside of its object, the parts overlap, an object is
+///   of another device, or the exporter of an import has no mappings for the kernel.
 /// - `ENODEV` if the driver of an import's exporter, or this one, is not bound any more.
 /// - `EIO` if an object has lost its content, because a move of it failed. If the loss is found
 ///   later, the fence signals with `EIO`, and the target loses its content, too.
@@ -335,7 +335,7 @@ fn copy_for<T: TtmObject>(
             .map(|written| written.reserve_fences(1))
             .transpose()?;
 
-        // `exec()` keeps the device awake until this point.
+        // `exec()` keeps the device active until this point.
         let runtime_guard = from.object.runtime_guard_if_active();
         // SAFETY: The parts were checked. Pages stay until the fence signals, because it is added
         // to the reservation of their object, unless the submission fails.

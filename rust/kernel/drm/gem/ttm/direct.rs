@@ -20,8 +20,8 @@
 //!
 //! # Locking
 //!
-//! `mmap()`, and the last `munmap()`, take the reservation of the object, with the `mmap_lock` held.
-//! A fault takes no lock.
+//! `mmap()`, and the last `munmap()`, take the reservation of the object, with the `mmap_lock`
+//! held. A fault takes no lock.
 //!
 //! C headers: [`include/linux/mm.h`](srctree/include/linux/mm.h),
 //! [`include/linux/page_ref.h`](srctree/include/linux/page_ref.h)
@@ -352,8 +352,8 @@ impl<T: TtmObject> Held<'_, Object<T>> {
 
         let mut live = mapped.live.take();
         if live.is_some() {
-            // SAFETY: The device of an object is valid and of `T::Driver`. If it is being unplugged,
-            // `unplugging_callback()` does the rest.
+            // SAFETY: The device of an object is valid and of `T::Driver`. If it is being
+            // unplugged, `unplugging_callback()` does the rest.
             let _ = unsafe {
                 while_registered::<T::Driver, _>((*self.bo()).base.dev, |reg| {
                     live = live
@@ -547,8 +547,8 @@ unsafe fn look<T: TtmObject>(dev: *mut bindings::drm_device) -> bool {
 ///
 /// Called with a device of `T::Driver` that was unplugged, whose registration data is still there.
 pub(super) unsafe fn unplugging_callback<T: TtmObject>(dev: *mut bindings::drm_device) {
-    // SAFETY: The device is valid and of `T::Driver`. It was registered, and its data is not dropped
-    // before this returns.
+    // SAFETY: The device is valid and of `T::Driver`. It was registered, and its data is not
+    // dropped before this returns.
     let drm: &drm::Device<T::Driver, drm::Registered> = unsafe { drm::Device::from_raw(dev) };
     let ttm = T::ttm(drm);
 

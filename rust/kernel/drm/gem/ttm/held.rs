@@ -157,7 +157,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
     ///
     /// Mappings are invalidated first. Waits for the work on the object, but not for the move: its
     /// fence is in the reservation. The object counts as used, even if it does not move. A move to
-    /// or from VRAM needs a device that is awake, see the [module](self). Mirrors
+    /// or from VRAM needs a device that is active, see the [module](self). Mirrors
     /// `ttm_bo_validate()`.
     ///
     /// # Errors
@@ -482,7 +482,7 @@ impl<T: TtmObject> Reserved<'_, T> {
 
     /// Makes the object stay where it is until the value that is returned is dropped. Calls nest.
     ///
-    /// If the object is in VRAM the device stays awake for that long.
+    /// If the object is in VRAM the device stays active for that long.
     ///
     /// # Errors
     ///

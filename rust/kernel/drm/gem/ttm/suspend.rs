@@ -252,7 +252,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
 
         let backup = match self.take_backup() {
             Some(backup) => backup,
-            // SAFETY: The object is valid, its reservation held, and the value is dropped before it.
+            // SAFETY: The object is valid, its reservation held, and the value dropped before it.
             None => unsafe { Backup::new(self.bo(), ctx) }?,
         };
 

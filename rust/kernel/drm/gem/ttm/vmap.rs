@@ -169,8 +169,8 @@ unsafe fn vmap_pinned<T: TtmObject>(
 /// Maps consecutive pieces of I/O memory into the kernel, write-combined. Each piece is a physical
 /// address and a length; all of them are `size` bytes.
 ///
-/// A part of a BAR may have struct pages. `vmap()` is for memory that has them, and `vmap_pfn()` for
-/// memory without.
+/// A part of a BAR may have struct pages. `vmap()` is for memory that has them, and `vmap_pfn()`
+/// for memory without.
 // Not inlined, because the functions are not exported to modules.
 #[inline(never)]
 fn vmap(size: usize, pieces: &mut dyn Iterator<Item = (u64, u64)>) -> Result<NonNull<c_void>> {

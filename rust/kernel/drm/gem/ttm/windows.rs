@@ -263,7 +263,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
     }
 
     /// Makes the object visible to processes, for a page fault. If it is in VRAM it gets a window,
-    /// and the device must be awake.
+    /// and the device must be active.
     ///
     /// If there is no room for the window, the object moves to system memory.
     ///
