@@ -365,7 +365,7 @@ fn unbound() -> Outcome {
         split.undo()?;
         check!(
             peer.status()?.invalidations > invalidated,
-            "the importer was not told: {:?}",
+            "the importer was not notified: {:?}",
             peer.status()?
         );
         expect_errno("map after the unbind", peer.map(), libc::ENODEV)?;
@@ -402,7 +402,7 @@ fn card_unbound() -> Outcome {
     split::set_bound(card.device(), false)?;
     check!(
         peer.status()?.invalidations > invalidated,
-        "the importer was not told: {:?}",
+        "the importer was not notified: {:?}",
         peer.status()?
     );
     expect_errno("map after the unbind", peer.map(), libc::ENODEV)?;

@@ -56,7 +56,7 @@ igt_main! {
         || private("write_after_fork_huge");
     "read-inside-huge", "a device reads a part of a huge page of its own",
         || private("read_inside_huge");
-    "snapshot-of-others", "what a device is told of the pages of another one",
+    "snapshot-of-others", "what a device sees of the pages of another one",
         || private("snapshot_of_others");
     "snapshot-of-others-huge", "the same with a huge page",
         || private("snapshot_of_others_huge");

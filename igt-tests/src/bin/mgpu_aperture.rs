@@ -325,7 +325,7 @@ fn take_over() -> Outcome {
         placed(&object, uapi::PLACEMENT_SYSTEM)?;
         check!(
             peer.status()?.invalidations > invalidations,
-            "the peer was not told"
+            "the peer was not notified"
         );
         for (index, other) in (0..).zip(&taken) {
             let map = other.map()?;

@@ -183,7 +183,10 @@ fn shown() -> Outcome {
     let again = gpu.done_again()?;
     gpu.inject(Error::Fault, 0)?;
     gpu.force(&object, "system")?;
-    check!(peer.status()?.invalidations > 0, "the peer was not told");
+    check!(
+        peer.status()?.invalidations > 0,
+        "the peer was not notified"
+    );
     holds(&object, x, "after the move")?;
     check_eq!(gpu.done_again()?, again + 1, "moves by the CPU");
     peer.map()?;

@@ -66,7 +66,7 @@ fn copies(gpu: &Mgpu) -> Outcome {
 
 /// A hung job leaves a dump, and an event that needs no action of userspace. There is one dump at a
 /// time.
-fn told() -> Outcome {
+fn reported() -> Outcome {
     let _impatient = Impatient::new()?;
     let gpu = Mgpu::first()?;
     no_dump(&gpu.pci)?;
@@ -555,7 +555,10 @@ fn wedged() -> Outcome {
         let dump = take_dump(&gpu.pci)?;
         says(&dump, &format!("error: -{}", libc::ETIMEDOUT))?;
         is_taken_away(&map)?;
-        check!(peer.status()?.invalidations > 0, "the peer was not told");
+        check!(
+            peer.status()?.invalidations > 0,
+            "the peer was not notified"
+        );
         expect_errno("a map of a peer", peer.map(), libc::EIO)?;
         let copy = gpu.drm.copy((&to, 0), (&system, 0), SIZE);
         check!(
@@ -606,7 +609,7 @@ fn unbound() -> Outcome {
 }
 
 igt_main! {
-    "told", "a dump and an event", told;
+    "reported", "a dump and an event", reported;
     "stuck", "a device that does nothing, with many jobs", stuck;
     "whole", "a ring that cannot be reset", whole;
     "function", "a reset by others, with a peer", function;

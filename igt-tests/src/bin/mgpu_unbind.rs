@@ -104,7 +104,10 @@ fn exported() -> Outcome {
         let copies = queue(&gpu, 40)?;
         let gone = Unbinding::start(&gpu.pci)?.finish(LIMIT)?;
         ended(&copies)?;
-        check!(peer.status()?.invalidations > 0, "the peer was not told");
+        check!(
+            peer.status()?.invalidations > 0,
+            "the peer was not notified"
+        );
         expect_errno("a map after that", peer.map(), libc::ENODEV)?;
         gone.rebind()?;
     }

@@ -242,7 +242,7 @@ fn follows() -> Outcome {
         if pair.expect != Expect::Refused {
             check!(
                 import.import_info()?.invalidations > invalidated,
-                "the importer was not told of the move in round {round}"
+                "the importer was not notified of the move in round {round}"
             );
         }
         if let Err(mismatch) = other.verify(x) {
@@ -434,7 +434,7 @@ fn page_tables() -> Outcome {
             vm::shown(&importer, there, true)?;
             check!(
                 import.import_info()?.invalidations > invalidated,
-                "the importer was not told"
+                "the importer was not notified"
             );
         }
         drop((import, object));
@@ -447,7 +447,7 @@ fn page_tables() -> Outcome {
 igt_main! {
     "path", "bus address, host bridge or system memory, and the bytes", path;
     "vram-or-fail", "peer to peer or refused with the reason", vram_or_fail;
-    "follows", "told of each move, and mapped again", follows;
+    "follows", "notified of each move, and mapped again", follows;
     "close-orders", "handle, dma-buf and import go in any order", close_orders;
     "unbind-exporter", "the importer lets go and gets ENODEV", unbind_exporter;
     "unbind-importer", "it is detached when its driver goes", unbind_importer;

@@ -181,7 +181,7 @@ fn denied(fabric: &Fabric, setup: &Setup<'_>) -> Outcome {
             check_eq!(
                 receiver,
                 Some(local),
-                "what the receiver of {what} was told"
+                "the status that the receiver of {what} got"
             );
         }
         expect_status(what, result, &[status])?;

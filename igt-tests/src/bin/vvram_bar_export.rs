@@ -221,7 +221,7 @@ fn unbind() -> Outcome {
     for peer in &peers {
         check!(
             peer.status()?.invalidations > 0,
-            "an importer was not told: {:?}",
+            "an importer was not notified: {:?}",
             peer.status()?
         );
         expect_errno("map without the driver", peer.map(), libc::ENODEV)?;

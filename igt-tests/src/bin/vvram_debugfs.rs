@@ -784,7 +784,7 @@ fn unbind() -> Outcome {
 igt_main! {
     "listing", "objects are listed under the number that GEM_INFO says", listing;
     "importers", "their importers are, with path and reason", importers;
-    "forced-move", "a peer is told of a forced move and finds the bytes", forced_move;
+    "forced-move", "a peer is notified of a forced move and finds the bytes", forced_move;
     "strict", "what is no command is an error", strict;
     "evict", "all that may leave VRAM does, and nothing else", evict;
     "jobs", "moves lose nothing, and the CPU needs no DMA addresses", jobs;

@@ -144,7 +144,7 @@ fn no_room() -> Outcome {
     let taken = squeeze_idle(&fixture.drm)?;
     check!(
         peer.status()?.invalidations > invalidated,
-        "the peer was not told of the move"
+        "the peer was not notified of the move"
     );
     placed(&object, SYSTEM)?;
     cannot(&fixture, &object, libc::ENOSPC, "no-vram")?;

@@ -60,7 +60,7 @@ fn mapped() -> Outcome {
         let status = peer.status()?;
         check!(
             status.invalidations >= 1,
-            "the importer was not told: {status:?}"
+            "the importer was not notified: {status:?}"
         );
         let mut want = uapi::EDU_PEER_STATUS_ATTACHED;
         if mode == Mode::Revocable {
@@ -179,7 +179,7 @@ fn remove_rescan() -> Outcome {
 
 igt_main! {
     "idle", "the exporter goes and comes back, three times; old fds are dead", idle;
-    "mapped", "importers that can be told let go", mapped;
+    "mapped", "importers that can be notified unmap", mapped;
     "pinned", "one that cannot is waited for, by name", pinned;
     "peer", "the importer goes and comes back", peer;
     "remove-rescan", "remove and rescan of sysfs", remove_rescan;

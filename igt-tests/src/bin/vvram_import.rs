@@ -329,7 +329,7 @@ fn badinput() -> Outcome {
 }
 
 igt_main! {
-    "foreign", "the system heap, udmabuf and vgem: what is told, and the bytes", foreign;
+    "foreign", "the system heap, udmabuf and vgem: what is reported, and the bytes", foreign;
     "same-buffer", "one handle for a file, and exports give the original", same_buffer;
     "close-orders", "object, dma-buf and DRM file go in any order", close_orders;
     "killed", "a killed process leaves nothing attached", killed;

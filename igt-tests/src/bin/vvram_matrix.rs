@@ -250,7 +250,7 @@ impl<'a> Run<'a> {
         check_eq!(
             self.told(0)? > told,
             want.placement != before,
-            "whether the first importer was told of a move"
+            "whether the first importer was notified of a move"
         );
         // The path of the first importer is only known once it maps again, so it does that first.
         self.map(0)?;

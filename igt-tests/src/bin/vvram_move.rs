@@ -182,7 +182,7 @@ fn peer_follows() -> Outcome {
         let taken = squeeze_idle(&fixture.drm)?;
         check!(
             peer.status()?.invalidations > invalidated,
-            "the peer was not told of the move in round {round}"
+            "the peer was not notified of the move in round {round}"
         );
         check_eq!(
             peer.status()?.flags,
@@ -230,7 +230,7 @@ fn peer_follows_without_handle() -> Outcome {
     let taken = squeeze_idle(&fixture.drm)?;
     check!(
         fixture.peer.status()?.invalidations > 0,
-        "the peer was not told that an object without a handle moved"
+        "the peer was not notified that an object without a handle moved"
     );
     // VRAM belongs to other objects now; the peer must not access it.
     for other in &taken {
@@ -331,7 +331,7 @@ fn mixed() -> Outcome {
     placed(&object, SYSTEM)?;
     check!(
         peer.status()?.invalidations > 0,
-        "the peer was not told that another importer moved the object"
+        "the peer was not notified that another importer moved the object"
     );
     for at in [peer, &other] {
         peer_reads(at, a, &[0, 1])?;
@@ -579,7 +579,7 @@ fn swap() -> Outcome {
     });
     check!(
         swapped.is_some(),
-        "the object was not swapped out, or the peer not told"
+        "the object was not swapped out, or the peer not notified"
     );
     peer_reads(peer, a, &[0, 3])?;
     while swap_out()? {}
@@ -606,7 +606,7 @@ fn swap() -> Outcome {
     while swap_out()? {}
     check!(
         peer.status()?.invalidations > invalidated,
-        "the peer was not told when the object was swapped out after the kernel's mapping"
+        "the peer was not notified when the object was swapped out after the kernel's mapping"
     );
     peer_reads(peer, a, &[0, 3])?;
     peer_reads(peer, b, &[1, 2])?;
@@ -731,7 +731,7 @@ fn unbind_in_system() -> Outcome {
     let gone = Unbound::new(&fixture.gpu)?;
     check!(
         fixture.peer.status()?.invalidations > 0,
-        "the peer was not told of the unbind"
+        "the peer was not notified of the unbind"
     );
     expect_errno("map", fixture.peer.map(), libc::ENODEV)?;
     expect_errno("GEM_INFO", object.info(), libc::ENODEV)?;
@@ -805,10 +805,10 @@ igt_main! {
     "system-only", "objects of system memory are served from there", system_only;
     "mixed", "one importer in need of system memory moves the object for all", mixed;
     "pin-holds", "pinned objects stay, and refuse who contradicts", pin_holds;
-    "pinned-in-system", "a peer is told of a pin in system memory", pinned_in_system;
+    "pinned-in-system", "a peer is notified of a pin in system memory", pinned_in_system;
     "pinned-without-room", "a pin while nothing leaves VRAM", pinned_without_room;
     "quota", "EDQUOT over the limit of pinned VRAM", quota;
-    "swap", "peers of what is swapped out are told, and find the same bytes", swap;
+    "swap", "peers of what is swapped out are notified, and find the same bytes", swap;
     "vmap-holds", "what the kernel maps does not move", vmap_holds;
     "in-flight", "a transfer that is under way", in_flight;
     "storm", "verified transfers while VRAM is taken all the time, through a dozen moves", storm;

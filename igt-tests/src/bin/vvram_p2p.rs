@@ -40,7 +40,7 @@ fn mode_moves_bytes(mode: Mode) -> Outcome {
     if fixture.expect == Expect::Refused {
         return fixture.check_refused(&shared.object, attached, mode, uapi::REASON_NO_ROUTE);
     }
-    check_eq!(attached?, pages as u64 * PAGE64, "size the peer was told");
+    check_eq!(attached?, pages as u64 * PAGE64, "size that the peer got");
     fixture.check_only(&shared.object, mode, false, false)?;
     if mode.needs_pin() {
         fixture.peer.pin()?;

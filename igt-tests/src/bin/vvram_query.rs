@@ -471,12 +471,20 @@ fn nobody() -> Outcome {
     let mut child = Child::spawn(|| {
         become_nobody()?;
         let drm = Drm::open_path(&path)?;
-        check_eq!(drm.query(0, ABLE, &edu)?, want, "what nobody is told");
+        check_eq!(
+            drm.query(0, ABLE, &edu)?,
+            want,
+            "the answer to the user nobody"
+        );
         let unknown = drm.query(mine.handle(), ABLE, &edu);
         expect_errno("the handle of another client", unknown, libc::ENOENT)?;
         let object = drm.create(PAGE64)?;
         let answer = drm.query(object.handle(), ABLE, &edu)?;
-        check_eq!(gets(&answer), gets(&want), "what nobody is told of its own");
+        check_eq!(
+            gets(&answer),
+            gets(&want),
+            "the answer to the user nobody about its own object"
+        );
         Ok(())
     })?;
     child.join("a client that is nobody", LIMIT)

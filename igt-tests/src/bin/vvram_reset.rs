@@ -87,7 +87,10 @@ fn revocable() -> Outcome {
     fixture.gpu.reset()?;
     for peer in &peers {
         let status = peer.status()?;
-        check!(status.invalidations > 0, "a peer was not told: {status:?}");
+        check!(
+            status.invalidations > 0,
+            "a peer was not notified: {status:?}"
+        );
         check!(
             status.flags & uapi::EDU_PEER_STATUS_MAPPED == 0,
             "a peer kept its mapping: {status:?}"

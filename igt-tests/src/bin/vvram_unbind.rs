@@ -170,7 +170,7 @@ fn mapped(mode: Mode) -> Outcome {
     let status = peer.status()?;
     check!(
         status.invalidations >= 1,
-        "the importer was not told: {status:?}"
+        "the importer was not notified: {status:?}"
     );
     let mut want = uapi::EDU_PEER_STATUS_ATTACHED;
     if mode == Mode::Revocable {
@@ -612,7 +612,7 @@ igt_main! {
     "dmabuf-fd", "a live dma-buf cannot be attached any more, before and after a rebind", dmabuf_fd;
     "path-fd", "a dma-buf that only an O_PATH descriptor keeps does not disturb the unbind", path_fd;
     "attached", "attachments without a mapping get ENODEV", attached;
-    "dynamic-mapped", "a dynamic importer is told to unmap", dynamic_mapped;
+    "dynamic-mapped", "a dynamic importer is notified, and unmaps", dynamic_mapped;
     "revocable-mapped", "the mapping of a revocable importer is invalidated", revocable_mapped;
     "pinned-only", "a pin without a mapping does not hold the unbind up", pinned_only;
     "pinned-mapped", "the unbind waits for a pinned importer, names it, ends with its unmap", pinned_mapped;

@@ -114,7 +114,7 @@ fn revoked() -> Outcome {
         bar.vfio.set_memory(false)?;
         check!(
             peer.status()?.invalidations > invalidated,
-            "the importer was not told: {:?}",
+            "the importer was not notified: {:?}",
             peer.status()?
         );
         expect_errno("map without memory", peer.map(), libc::ENODEV)?;

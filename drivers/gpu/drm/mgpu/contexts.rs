@@ -170,11 +170,11 @@ impl Contexts {
         Ok(table)
     }
 
-    /// Frees the number and the tables of an address space, unless `told`, the result of the
+    /// Frees the number and the tables of an address space, unless `invalidated`, the result of the
     /// invalidation of all of its addresses, says that the device may still use them. In that case
     /// they are kept until [`Self::end_quarantine`].
-    pub(crate) fn take_back(&self, number: u32, tables: Tree, told: Result) {
-        let slot = match self.invalidator.may_be_known(told) {
+    pub(crate) fn take_back(&self, number: u32, tables: Tree, invalidated: Result) {
+        let slot = match self.invalidator.may_be_known(invalidated) {
             Some(resets) => Slot::Kept(Kept {
                 _tables: tables,
                 resets,
@@ -193,11 +193,11 @@ impl Contexts {
         drop(before);
     }
 
-    /// Frees tables to which no entry of an address space points any more, unless `told`, the
-    /// result of the invalidation of their addresses, says that the device may still use them. In
-    /// that case they are kept until [`Self::end_quarantine`].
-    pub(crate) fn take_back_tables(&self, tables: Freed, told: Result) {
-        let Some(resets) = self.invalidator.may_be_known(told) else {
+    /// Frees tables to which no entry of an address space points any more, unless `invalidated`,
+    /// the result of the invalidation of their addresses, says that the device may still use them.
+    /// In that case they are kept until [`Self::end_quarantine`].
+    pub(crate) fn take_back_tables(&self, tables: Freed, invalidated: Result) {
+        let Some(resets) = self.invalidator.may_be_known(invalidated) else {
             return;
         };
         let mut state = self.state.lock();

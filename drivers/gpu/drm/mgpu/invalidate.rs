@@ -120,13 +120,13 @@ impl Invalidator {
     }
 
     /// Returns whether the device may still use entries that were changed before an invalidation
-    /// whose result is `told`. If so, returns the argument for [`Self::has_forgotten`].
-    pub(crate) fn may_be_known(&self, told: Result) -> Option<u64> {
+    /// whose result is `invalidated`. If so, returns the argument for [`Self::has_forgotten`].
+    pub(crate) fn may_be_known(&self, invalidated: Result) -> Option<u64> {
         // Read before `is_broken`, which a reset clears: a reset that comes now ends the
         // quarantine.
         let resets = self.resets.load(Acquire);
 
-        (told == Err(EIO) && self.is_broken()).then_some(resets)
+        (invalidated == Err(EIO) && self.is_broken()).then_some(resets)
     }
 
     /// Returns whether the device has no old translations any more: it was reset since the count of

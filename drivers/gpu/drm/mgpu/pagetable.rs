@@ -449,11 +449,11 @@ impl PageTable {
         });
     }
 
-    /// Frees the memory of tables, unless `told`, the result of the invalidation, says that the
-    /// device may still read it. In that case it is freed after a reset of the device.
-    pub(crate) fn free(&self, freed: Freed, told: Result) {
+    /// Frees the memory of tables, unless `invalidated`, the result of the invalidation, says that
+    /// the device may still read it. In that case it is freed after a reset of the device.
+    pub(crate) fn free(&self, freed: Freed, invalidated: Result) {
         if !freed.0.is_empty() {
-            self.contexts.take_back_tables(freed, told);
+            self.contexts.take_back_tables(freed, invalidated);
         }
     }
 
@@ -485,7 +485,7 @@ impl PageTable {
 
     /// Ends the address space: the device reaches no memory through it when this returns. Sleeps.
     pub(crate) fn end(&self) {
-        let (tree, told) = {
+        let (tree, invalidated) = {
             let mut tree = self.tree.lock();
             let Some(tree) = tree.take() else {
                 return;
@@ -496,6 +496,6 @@ impl PageTable {
             (tree, self.invalidate(&(0..SPACE)))
         };
 
-        self.contexts.take_back(self.number, tree, told);
+        self.contexts.take_back(self.number, tree, invalidated);
     }
 }

@@ -271,13 +271,13 @@ impl WorkItem for Report {
             this.contexts.end_quarantine();
         }
         if let (Some(event), Some(card)) = (event, card) {
-            told(&card, event);
+            handle(&card, event);
         }
     }
 }
 
 /// Handles an event: releases or loses VRAM, and sends the event to userspace.
-fn told(card: &card::Device, event: Event) {
+fn handle(card: &card::Device, event: Event) {
     let recovery = match event {
         Event::RingReset => WedgeRecovery::Nothing,
         Event::Reset => {

@@ -367,7 +367,7 @@ impl AddressSpace {
         mut f: impl FnMut(&mut LockedVm<'_, '_, Kind>, &mut Change) -> Result,
     ) -> Result {
         let mut change = Change::new(&self.table, va)?;
-        let mut told = Ok(());
+        let mut invalidated = Ok(());
 
         let ret = dev.ttm.exec(Flag::Interruptible, |ctx| {
             let mut locked = ctx.lock_vm(&self.gpuvm)?;
@@ -378,12 +378,12 @@ impl AddressSpace {
             // Before the unmapped objects can move. If the device does not complete this, it gets
             // no jobs any more.
             if change.has_cleared {
-                told = self.table.invalidate(va);
+                invalidated = self.table.invalidate(va);
             }
             Ok(())
         });
 
-        self.table.free(change.freed, told);
+        self.table.free(change.freed, invalidated);
         ret
     }
 

@@ -64,8 +64,8 @@
 //! If no job ends for [`Config::timeout`], or the driver detects that the ring has stopped
 //! ([`Done::expire`]), the driver is asked about the oldest one ([`RingOps::timed_out`]) and may
 //! have the ring reset ([`RingOps::reset`]). The fence of that job signals the error, the driver is
-//! told ([`RingOps::ended`]), and then those behind it in the hardware are run again. If the reset
-//! fails the ring is broken: all jobs end with the error of the reset.
+//! notified ([`RingOps::ended`]), and then the jobs behind it in the hardware are run again. If the
+//! reset fails the ring is broken: all jobs end with the error of the reset.
 //!
 //! From [`Ring::close`] on, the timeout is two seconds if [`Config::timeout`] is longer, so that
 //! the unbind of a driver does not wait as long as a client may.
