@@ -300,7 +300,7 @@ pub fn reload(module: &str, parameters: &[&str]) -> Outcome {
         .status();
     check!(
         unloaded.is_some(),
-        "{module} cannot be unloaded although nobody uses it: {:?} users",
+        "{module} cannot be unloaded although it is not in use: {:?} users",
         module_users(module)
     );
     check!(

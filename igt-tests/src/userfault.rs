@@ -116,7 +116,7 @@ impl<'a> Missing<'a> {
         let events = misc::poll_fd(self.file.as_raw_fd(), libc::POLLIN, Duration::from_secs(20))?;
         check!(
             events & libc::POLLIN != 0,
-            "nobody accesses page {}, which is missing",
+            "no task accesses page {}, which is missing",
             self.page
         );
         Ok(())

@@ -329,7 +329,7 @@ fn active() -> Outcome {
     let buffer = card.export(card.create(SIZE)?)?;
     let auto = Auto::new(&gpu)?;
     for (round, mode) in (0..).zip(MODES) {
-        auto.sleeps("nobody is attached")?;
+        auto.sleeps("no peer is attached")?;
         let peer = Peer::open()?;
         peer.attach(&buffer, mode)?;
         auto.stays_awake("a peer is attached")?;

@@ -570,7 +570,7 @@ igt_main! {
     "order", "operations and jobs, behind fences", order;
     "implicit", "both engines on one object", implicit;
     "unmapped", "what jobs use is unmapped behind them", unmapped;
-    "unmap-waits", "an unmap that waits for a job holds up nobody", unmap_waits;
+    "unmap-waits", "an unmap that waits for a job holds up no other call", unmap_waits;
     "full", "jobs that wait for room in the queue of their file", full;
     "fault", "nothing is mapped, and errors of the engine", fault;
     "hang", "a job that hangs", hang;

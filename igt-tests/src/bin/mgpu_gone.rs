@@ -185,7 +185,7 @@ impl<'a> Fixture<'a> {
                 "a job of a device that is gone: {end}"
             );
         }
-        // What it reads where nobody answers depends on the bus.
+        // What it reads where no device answers depends on the bus.
         for end in ends(reads)? {
             check!(
                 [1, -libc::EIO].contains(&end),

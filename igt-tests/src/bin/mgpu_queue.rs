@@ -176,8 +176,8 @@ fn charged() -> Outcome {
 
 igt_main! {
     "flood", "a client that floods its queue, and another one", one_floods;
-    "waits", "a copy that waits for somebody", waits;
+    "waits", "a copy that waits for an external fence", waits;
     "charged", "the memory of copies that wait", charged;
-    "unbind", "of the driver, while copies wait for somebody", unbind;
+    "unbind", "of the driver, while copies wait for external fences", unbind;
     "unbind-hung", "of the DRM driver, while a copy hangs", unbind_hung;
 }

@@ -367,7 +367,7 @@ fn moving() -> Outcome {
             stays.wait("a move that is refused", LIMIT)?;
         }
         let ended = child.ended();
-        check!(ended.is_none(), "nobody moved it any more: {ended:?}");
+        check!(ended.is_none(), "it was not moved any more: {ended:?}");
         child.kill()?;
         let moved = moved()?;
         println!("{class:?}: {rounds} rounds, {moved} moves");

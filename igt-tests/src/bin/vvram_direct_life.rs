@@ -577,7 +577,7 @@ fn pool_taken() -> Outcome {
         check!(size()? > 0, "no struct pages when it is bound once more");
         return works();
     }
-    fail!("nobody was faster than the driver");
+    fail!("no task was faster than the driver");
 }
 
 /// Loads the driver with a parameter, runs a test, and loads the driver without the parameter
@@ -656,6 +656,6 @@ igt_main! {
         with("struct_pages=0", without_pages)
     };
     "small", "a part of VRAM is visible", || with("visible_kib=5000", small);
-    "pool", "nobody gets pages by p2pmem/allocate", pool;
-    "pool-taken", "the driver does without the pool if somebody has a part of it", pool_taken;
+    "pool", "p2pmem/allocate returns no pages", pool;
+    "pool-taken", "the driver does without the pool if a part of it is in use", pool_taken;
 }

@@ -605,7 +605,7 @@ fn workers() -> Outcome {
         drop(shared);
         // A suspend.
         let auto = Auto::new(&fixture.gpu)?;
-        auto.sleeps("with nobody using it")?;
+        auto.sleeps("while it is not in use")?;
         drop(auto);
         workers.only(own, code)?;
         drop(workers);
@@ -692,7 +692,7 @@ igt_main! {
     "questions", "what a peer tells of its mapping", questions;
     "unbind", "the end, with importers", unbind;
     "pins", "pins of what is not in VRAM", pins;
-    "moves", "moves while somebody has the object", moves;
+    "moves", "moves of an object that is in use", moves;
     "cpu-access", "begin and end of an access by the CPU", cpu_access;
     "resume", "what wakes the device", resume;
     "suspend", "a suspend in which VRAM loses its content, and the resume after it", suspend;

@@ -98,7 +98,7 @@ fn pinned() -> Outcome {
         lines.iter().find(by).cloned()
     });
     let Some(named) = named else {
-        fail!("nobody says who the unplug waits for: {lines:?}");
+        fail!("the log does not name what the unplug waits for: {lines:?}");
     };
     check!(
         named.contains(plug.device().name()),

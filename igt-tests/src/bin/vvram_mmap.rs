@@ -158,7 +158,7 @@ fn offset_bad() -> Outcome {
     for (what, offset) in [
         ("offset 0", 0),
         ("the offset of a closed object", offset),
-        ("an offset nobody has", 0x7fff_ffff_f000),
+        ("an offset of no object", 0x7fff_ffff_f000),
     ] {
         let result = Map::new(drm.fd(), offset, PAGE);
         expect_errno(&format!("mmap at {what}"), result, libc::EINVAL)?;

@@ -76,7 +76,7 @@ fn peer() -> Outcome {
     for mode in [Mode::Dynamic, Mode::Pinned, Mode::Revocable] {
         let shared = share(&fixture.drm, 2)?;
         shared.map.fill(a);
-        auto.sleeps("while nobody is attached")?;
+        auto.sleeps("while no peer is attached")?;
         fixture.peer.attach(&shared.buffer, mode)?;
         auto.stays_awake("while a peer is attached")?;
         fixture.peer.pin_and_map(mode)?;
@@ -183,7 +183,7 @@ fn kept() -> Outcome {
     for (flags, mode) in [(EITHER, Mode::Pinned), (or_fail, Mode::Dynamic)] {
         let object = fixture.drm.create_flags(2 * PAGE as u64, flags)?;
         let buffer = object.export()?;
-        auto.sleeps("while nobody is attached")?;
+        auto.sleeps("while no peer is attached")?;
         fixture.peer.attach(&buffer, mode)?;
         auto.stays_awake("while a peer is attached that needs VRAM")?;
         fixture.peer.pin_and_map(mode)?;

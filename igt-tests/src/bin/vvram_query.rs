@@ -205,7 +205,7 @@ fn beside() -> Outcome {
     }
     check!(
         fixture.expect == Expect::Refused || reasons.contains(&uapi::REASON_PINNED_ELSEWHERE),
-        "nobody met a pin: {reasons:?}"
+        "no importer met a pin: {reasons:?}"
     );
     Ok(())
 }

@@ -704,7 +704,7 @@ fn unbind_in_fence() -> Outcome {
     unbinding.finish(LIMIT)?.rebind()?;
     check!(
         ended.is_some(),
-        "the unbind waited for a fence of somebody; {place}"
+        "the unbind waited for an external fence; {place}"
     );
     works()
 }

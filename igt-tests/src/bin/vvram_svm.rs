@@ -552,7 +552,7 @@ igt_main! {
     "ranges", "any range moves, and what is around it stays", ranges;
     "chunks", "an access brings back its chunk, of any size, and the rest stays", chunks;
     "huge", "huge pages move, whole and in parts", huge;
-    "zero", "nobody sees what others left in VRAM", zero;
+    "zero", "new VRAM does not have the bytes of other objects", zero;
     "fork", "parent and child see their own bytes", fork;
     "parent-exits", "a child outlives the process that has moved its memory", parent_exits;
     "changed", "memory in VRAM is remapped, protected and unmapped", changed;
