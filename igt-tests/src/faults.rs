@@ -372,6 +372,8 @@ impl Workers {
                 ("interval", interval.to_string()),
                 ("times", ALL.to_string()),
                 ("probability", "100".to_string()),
+                // The kernel log names the allocation, with a stack.
+                ("verbose", "2".to_string()),
             ] {
                 settings.set(root.join(attribute).join(name), &value)?;
             }
