@@ -124,10 +124,13 @@ def _complaints(log):
 
 
 def complaints(log, boot, entries=None):
-    """The lines in which a boot complains of something that is not expected, in order."""
+    """The lines in which a boot complains of something that is not expected, in order.
+
+    Each of them names the test that ran when it was printed, if one did.
+    """
     entries = [entry for entry in (expected(kernel.flavour()) if entries is None else entries)
                if entry.boot(boot)]
-    return [text for test, text in _complaints(log)
+    return [f"{text} (during {test})" if test else text for test, text in _complaints(log)
             if not any(entry.line(test, text) for entry in entries)]
 
 

@@ -35,7 +35,7 @@ class Levels(unittest.TestCase):
 
     def test_a_warning_of_a_test_is_one_too(self):
         text = log(*program("vvram_a: starting subtest x"), level=14) + log(self.TEXT)
-        self.assertEqual(kernellog.complaints(text, "x", []), [self.TEXT])
+        self.assertEqual(kernellog.complaints(text, "x", []), [f"{self.TEXT} (during vvram_a@x)"])
 
     def test_quiet_complaints(self):
         for text in ("vvram_a[12]: segfault at 0 ip 0 sp 0 error 4 in vvram_a",
@@ -94,8 +94,8 @@ kasan:* | slowly | it is
 
     def test_it_is_limited_to_tests(self):
         for before, bad in ((["vvram_a: starting subtest x1"], []),
-                            (["vvram_a: starting subtest y"], ["nothing"]),
-                            ([], ["nothing"]),
+                            (["vvram_a: starting subtest y"], ["nothing (during vvram_a@y)"]),
+                            ([], ["nothing (during vvram_a)"]),
                             (["vvram_a: starting subtest x", "vvram_a: exiting, ret=0"],
                              ["nothing"])):
             self.assertEqual(self.complaints("b", *program(*before), "nothing"), bad, before)
