@@ -9,8 +9,8 @@ const LONG_ABOUT: &str = "\
 Shows why a transfer between PCI devices is or is not peer to peer: how each GPU, NIC, drive or \
 other bus master reaches the memory of each other one, what decides, and what to do about it.
 
-Where the driver of a device answers (PEER_QUERY on its render node) the answer is the kernel's own. On \
-any other kernel it follows from sysfs, by the rules of drivers/pci/p2pdma.c of Linux 7.3: the PCI \
+Where the driver of a device answers (PEER_QUERY on its render node) the answer is the kernel's own. For \
+any other device it follows from sysfs, by the rules of drivers/pci/p2pdma.c of Linux 7.3: the PCI \
 tree, the ACS bits in configuration space, the processor and the host bridge. An answer that \
 depends on files that cannot be read is unknown.
 
@@ -21,7 +21,7 @@ Exit status:
   0  done; with why: it is peer to peer; with doctor: no action is needed
   1  with why: it is not peer to peer; with doctor: an action is needed
   2  the command line is wrong, or no device has that name
-  3  there is nothing to look at: no PCI devices, no tracepoints, no buffers to be seen
+  3  there is nothing to look at: no PCI devices, no tracepoints, no source of buffers
   4  with why: the answer is unknown, because of unreadable files or another kernel version
   5  any other error";
 
@@ -41,8 +41,10 @@ pub fn command() -> Command {
             .value_parser(value_parser!(u64))
             .help(help)
     };
-    let memory = Arg::new("MEMORY")
-        .help("The device whose memory it is: a PCI name, a node, a netdev, an RDMA device");
+    let memory = Arg::new("MEMORY").help(
+        "The device that has the memory: 0000:03:00.0, renderD128, mlx5_0, nvme0, eth0, or a path \
+         in /dev or /sys",
+    );
     let device = Arg::new("DEVICE").help("The device that accesses it");
     Command::new("p2p")
         .version(env!("CARGO_PKG_VERSION"))
@@ -63,7 +65,10 @@ pub fn command() -> Command {
                 .long("sysfs")
                 .global(true)
                 .value_name("ROOT")
-                .help("Look at sys, proc and boot below this folder, not at this machine"),
+                .help(
+                    "Look at sys, proc, boot, usr/lib and etc/passwd below this folder, not at \
+                     this machine",
+                ),
         )
         .subcommand(
             Command::new("topo")
@@ -72,7 +77,10 @@ pub fn command() -> Command {
                     Arg::new("all")
                         .long("all")
                         .action(ArgAction::SetTrue)
-                        .help("Show all PCI functions, also bridges and those that access nothing"),
+                        .help(
+                            "Show all PCI functions, also bridges and functions without bus \
+                             mastering",
+                        ),
                 )
                 .arg(no_driver()),
         )
@@ -89,7 +97,10 @@ pub fn command() -> Command {
         )
         .subcommand(
             Command::new("watch")
-                .about("Print attaches, maps, moves and fallbacks as they happen")
+                .about(
+                    "Print attaches, maps, moves and fallbacks as they happen; a line with ! is a \
+                     fallback, a refusal or an error",
+                )
                 .arg(number("count", "End after so many events"))
                 .arg(number("seconds", "End after so many seconds")),
         )

@@ -154,7 +154,10 @@ fn parameters(root: &Root, checks: &mut Vec<Check>) {
             };
             add(checks, "kernel parameters", State::Fine, found);
         }
-        Err(why) => add(checks, "kernel parameters", State::Unknown, why.to_string()),
+        Err(why) => {
+            let text = format!("/proc/cmdline: {why}");
+            add(checks, "kernel parameters", State::Unknown, text);
+        }
     }
 }
 
@@ -179,7 +182,7 @@ fn iommu(machine: &Machine, checks: &mut Vec<Check>) {
             checks,
             "IOMMU",
             State::Unknown,
-            "it is in use; what it does with addresses cannot be read",
+            "it is in use; the types of its domains cannot be read: run it as root",
         ),
         (true, false) => {
             let translates = domains.iter().any(|it| it.starts_with("DMA"));
@@ -206,7 +209,7 @@ fn routes(root: &Root, machine: &Machine, checks: &mut Vec<Check>) {
             later.filter(|b| mattering(b)).map(move |b| (a, b))
         });
     let (mut ports, mut hidden) = (Vec::new(), Vec::new());
-    let (mut refused, mut unseen, mut good) = (Vec::new(), 0, 0);
+    let (mut refused, mut open, mut unseen, mut good) = (Vec::new(), Vec::new(), 0, 0);
     for (a, b) in pairs {
         let decision = decide(machine, a, b);
         ports.extend(decision.redirects.iter().map(|it| it.0));
@@ -218,6 +221,9 @@ fn routes(root: &Root, machine: &Machine, checks: &mut Vec<Check>) {
                 refused.push(format!("{} and {}", a.label(), b.label()));
             }
             (false, _) if decision.is_without_p2pdma => {}
+            (false, _) if decision.unseen.is_empty() => {
+                open.push(format!("{} and {}", a.label(), b.label()));
+            }
             (false, _) => unseen += 1,
         }
     }
@@ -236,7 +242,7 @@ fn routes(root: &Root, machine: &Machine, checks: &mut Vec<Check>) {
     if !ports.is_empty() {
         let names: Vec<_> = ports.iter().map(ToString::to_string).collect();
         let text = format!(
-            "{} send requests of peers to the host; if both are yours alone, boot with \
+            "{} send requests of peers to the host; if no guest has one of the devices, boot with \
              pci=disable_acs_redir={}",
             names.join(", "),
             names.join(";")
@@ -258,15 +264,32 @@ fn routes(root: &Root, machine: &Machine, checks: &mut Vec<Check>) {
         add(checks, "ACS", State::Unknown, text);
     }
     if !refused.is_empty() {
-        let text = format!("no route: {}: see p2p why", refused.join("; "));
+        let text = format!("no route: {}: see p2p why", some(&refused));
         add(checks, "routes", State::ToDo, text);
     }
     if unseen > 0 {
         let text = format!("{unseen} pairs cannot be judged: run it as root");
         add(checks, "routes", State::Unknown, text);
     }
+    if !open.is_empty() {
+        let text = format!(
+            "it is not known whether the host forwards: {}: see p2p why",
+            some(&open)
+        );
+        add(checks, "routes", State::Unknown, text);
+    }
     for note in topo.notes.iter().filter(|it| it.contains("please report")) {
         add(checks, "routes", State::ToDo, note.clone());
+    }
+}
+
+/// The first ones of a list, and how many more there are.
+fn some(list: &[String]) -> String {
+    const SHOWN: usize = 4;
+    let first = list[..list.len().min(SHOWN)].join("; ");
+    match list.len().checked_sub(SHOWN) {
+        None | Some(0) => first,
+        Some(more) => format!("{first}; and {more} more"),
     }
 }
 

@@ -16,7 +16,7 @@ Why is the transfer from this GPU to that NIC slow?
 p2p why renderD128 mlx5_0
 .RE
 .PP
-Who keeps this buffer in system memory?
+Which importer keeps this buffer in system memory?
 .PP
 .RS 4
 p2p ls

@@ -197,6 +197,15 @@ fn a_kernel_with_another_list_is_not_known() {
     ] {
         assert!(text.contains(part), "{part} is not in\n{text}");
     }
+    // Root would not see more.
+    let (_, text, _) = tree.run(&["doctor"]);
+    let open = "it is not known whether the host forwards: ";
+    let line = text.lines().find(|line| line.contains(open));
+    assert!(
+        line.is_some_and(|line| line.starts_with("unknown") && line.contains(" more: see p2p why")),
+        "{text}"
+    );
+    assert!(!text.contains("cannot be judged"), "{text}");
 }
 
 #[test]
