@@ -7,7 +7,7 @@ export KSRC MIRROR KVM JOBS GUESTS SEED FLAVOUR TOPOLOGY GPU TEST MUTANT WITHOUT
 
 LAB := python3 -B tools/lab
 
-.PHONY: help demo check soak test rdma bench profile mutants style docs tree deb shell clean python
+.PHONY: help demo check soak test rdma bench profile mutants style docs tree deb p2p shell clean python
 
 help:
 	@echo 'make demo    build everything, boot every topology, show one table'
@@ -22,6 +22,7 @@ help:
 	@echo 'make docs    the pages below Documentation, as the Sphinx of the kernel renders them'
 	@echo 'make tree    a git tree of Linux in OUT=dir, with a commit for each step of the series'
 	@echo 'make deb     Debian packages of the kernel and of p2p, for a real machine'
+	@echo 'make p2p     a Debian package of p2p alone, and the program, which runs on any Linux'
 	@echo 'make shell   an interactive guest with the devices in place'
 	@echo 'make clean   remove the caches'
 	@echo
@@ -39,7 +40,7 @@ help:
 	@echo '                  deb (boots what the packages of make deb install) and'
 	@echo '                  tree (builds each commit of make tree, x86-64 and arm64)'
 	@echo '  OUT=dir         folder of make tree, new or empty; dir.patches gets the patches;'
-	@echo '                  or of make deb (default: a folder of the caches)'
+	@echo '                  or of make deb and p2p (default: a folder of the caches)'
 	@echo '  CONFIG=file     the kernel configuration that make deb begins with, such as'
 	@echo '                  /boot/config-* of the machine (default: x86_64_defconfig, and'
 	@echo '                  what a server has)'
@@ -61,7 +62,7 @@ help:
 	@echo 'they need 13 GB, and 4 GB more for each of FLAVOUR=tree and make deb. A report to'
 	@echo 'look at, report.html, is beside the logs of demo, check, soak, test, rdma and bench.'
 
-demo check soak test rdma bench profile mutants style docs tree deb shell clean: python
+demo check soak test rdma bench profile mutants style docs tree deb p2p shell clean: python
 	@$(LAB) $@
 
 python:

@@ -166,6 +166,13 @@ def run_deb(work):
     return 0
 
 
+def run_p2p(work):
+    """Make a Debian package of p2p alone."""
+    deb.tell(work.console, deb.make_tool(work, deb.destination(os.environ.get("OUT"))))
+    work.console.say(f"total time: {work.console.elapsed()}")
+    return 0
+
+
 def run_shell(work):
     """An interactive guest on the topology named by TOPOLOGY=."""
     topology = chosen_topology()
@@ -185,8 +192,8 @@ def run_clean(work):
 
 COMMANDS = {"demo": run_demo, "check": run_check, "soak": run_soak, "test": run_test,
             "rdma": run_rdma, "bench": run_bench, "profile": run_profile, "mutants": run_mutants,
-            "style": run_style, "docs": run_docs, "tree": run_tree, "deb": run_deb, "shell": run_shell,
-            "clean": run_clean}
+            "style": run_style, "docs": run_docs, "tree": run_tree, "deb": run_deb, "p2p": run_p2p,
+            "shell": run_shell, "clean": run_clean}
 # The commands that leave an HTML report.
 REPORTED = ("demo", "check", "soak", "test", "rdma", "bench")
 # The exceptions that end a command early.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Debian packages for a real machine: `make deb`.
+"""Debian packages for a real machine: `make deb`, and `make p2p` for the tool alone.
 
 The kernel's own bindeb-pkg makes those of the kernel, from the tree that `make tree` makes: without
 what only the tests need. The tool p2p has one of its own.
@@ -141,9 +141,17 @@ def make(steps, out):
     return [out / path.name for path in (*kernels, tool)]
 
 
+def make_tool(steps, out):
+    """Make the package of p2p; put it and the program into a folder, and return their paths."""
+    package = toolpackage.ensure(steps, pipeline.tools(steps), pipeline.REPO)
+    made = [package, toolpackage.program(package)]
+    out.mkdir(exist_ok=True)
+    return [Path(shutil.copy2(path, out)) for path in made]
+
+
 def tell(console, paths):
     """Say where the packages are, and how large."""
     width = max(len(path.name) for path in paths)
-    console.say(f"packages in {paths[0].parent}:")
+    console.say(f"made in {paths[0].parent}:")
     for path in paths:
         console.say(f"    {path.name:<{width}}  {path.stat().st_size / (1 << 20):8.1f} MiB")

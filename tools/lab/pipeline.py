@@ -43,13 +43,24 @@ def missing(ksrc, roots):
     return absent
 
 
+def tools(steps):
+    """Check the host for what the compilers need; make the toolchain root, and fetch the crates."""
+    host.preflight(None)
+    debianroot.sweep(steps)
+    return _tools(steps, (toolchain,), [] if toolchain.path().exists() else [toolchain])
+
+
 def sources(steps, roots=(toolchain,)):
     """Check the host for everything that the caches lack; make the toolchain root and the tree."""
     kernel.flavour()
     ksrc = os.environ.get("KSRC")
     host.preflight(ksrc)
     debianroot.sweep(steps)
-    absent = missing(ksrc, roots)
+    box = _tools(steps, roots, missing(ksrc, roots))
+    return box, source.ensure(steps, REPO, ksrc, box)
+
+
+def _tools(steps, roots, absent):
     new_roots = [root for root in roots if root in absent]
     suites = dict.fromkeys(suite for root in new_roots for suite in root.SUITES)
     host.supplies(sum(part.GB for part in absent), list(suites))
@@ -57,7 +68,7 @@ def sources(steps, roots=(toolchain,)):
         host.install_packages(steps)
     box = toolchain.ensure(steps)
     crates.SET.ensure(steps, box)
-    return box, source.ensure(steps, REPO, ksrc, box)
+    return box
 
 
 def kernel_only(steps, roots=(toolchain,), flavour=None, variant=None):

@@ -54,6 +54,11 @@ def ensure(steps, box, repo):
     return folder / name
 
 
+def program(package):
+    """The program p2p of which the package was made."""
+    return package.parent / "tree/usr/bin" / NAME
+
+
 def stage(folder, crate, built):
     """Lay out in a folder what the package has; return the name of the package."""
     docs = folder / f"usr/share/doc/{NAME}"

@@ -107,6 +107,22 @@ class Tool(Folder):
         self.assertEqual(again.read_bytes(), self.package.read_bytes())
 
 
+class ToolAlone(Folder):
+    """`make p2p`."""
+
+    def test_the_program_is_beside_the_package(self):
+        package = self.top / "package/p2p_1_amd64.deb"
+        program = self.top / "package/tree/usr/bin/p2p"
+        program.parent.mkdir(parents=True)
+        for path in (package, program):
+            path.write_text(path.name)
+        with mock.patch.object(pipeline, "tools"), \
+                mock.patch.object(toolpackage, "ensure", return_value=package):
+            made = deb.make_tool(None, self.top / "out")
+        self.assertEqual(made, [self.top / "out" / path.name for path in (package, program)])
+        self.assertEqual([path.read_text() for path in made], ["p2p_1_amd64.deb", "p2p"])
+
+
 class Kernel(Folder):
     """How the packages of the kernel are configured, by a make that does nothing."""
 
