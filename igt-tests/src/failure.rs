@@ -160,7 +160,7 @@ pub fn take_dump(device: &PciDevice) -> Result<String, Stop> {
 ///
 /// # Errors
 ///
-/// Those of [`take_dump`].
+/// The errors of [`take_dump`].
 #[track_caller]
 pub fn no_dump(device: &PciDevice) -> Outcome {
     if dump_of(device).is_some() {

@@ -221,7 +221,7 @@ impl Faults {
     ///
     /// # Errors
     ///
-    /// Those of [`Self::sweep`] and of `check`.
+    /// The errors of [`Self::sweep`] and of `check`.
     #[track_caller]
     pub fn sweep_and_check<S>(
         &mut self,

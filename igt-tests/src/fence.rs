@@ -270,7 +270,7 @@ impl Fences {
     ///
     /// # Errors
     ///
-    /// Those of `queue`, and `EILSEQ` if a fence is wrong.
+    /// The errors of `queue`, and `EILSEQ` if a fence is wrong.
     pub fn run(
         &mut self,
         queue: impl FnOnce(&[VvramSync], &mut [VvramSync]) -> Result<(), SysError>,

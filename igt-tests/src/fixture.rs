@@ -492,7 +492,7 @@ pub fn squeeze(drm: &Drm) -> Result<Vec<Gem<'_>>, Stop> {
 ///
 /// # Errors
 ///
-/// Those of [`squeeze`]; fails the subtest if VRAM is left or not zero.
+/// The errors of [`squeeze`]; fails the subtest if VRAM is left or not zero.
 #[track_caller]
 pub fn squeeze_idle(drm: &Drm) -> Result<Vec<Gem<'_>>, Stop> {
     let taken = squeeze(drm)?;

@@ -452,7 +452,7 @@ impl OnDevice<'_> {
 ///
 /// # Errors
 ///
-/// Those of the test, and any error on the way.
+/// The errors of the test, and any error on the way.
 #[track_caller]
 pub fn on_device(body: impl FnOnce(&OnDevice<'_>, &mut TestHmm) -> Outcome) -> Outcome {
     let expect = Expect::get()?;

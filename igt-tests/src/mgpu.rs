@@ -284,7 +284,7 @@ impl Impatient {
     ///
     /// # Errors
     ///
-    /// Those of [`Self::new`].
+    /// The errors of [`Self::new`].
     #[track_caller]
     pub fn never() -> Result<Self, Stop> {
         rebind::reload(DRIVER, &["timeout_ms=1000000"])?;

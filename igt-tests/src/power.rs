@@ -136,7 +136,7 @@ impl<'a> Auto<'a> {
     ///
     /// # Errors
     ///
-    /// Those of `f`.
+    /// The errors of `f`.
     #[track_caller]
     pub fn kept_awake(&self, f: impl FnOnce() -> Outcome) -> Outcome {
         self.0.set_power("control", "on")?;
@@ -151,7 +151,7 @@ impl<'a> Auto<'a> {
 ///
 /// # Errors
 ///
-/// Those of the test; skips it if vvram is built into the kernel.
+/// The errors of the test; skips it if vvram is built into the kernel.
 #[track_caller]
 pub fn lossy(body: impl FnOnce() -> Outcome) -> Outcome {
     if module_users("vvram").is_none() {

@@ -51,7 +51,7 @@ impl Once {
     ///
     /// # Errors
     ///
-    /// Those of `op`.
+    /// The errors of `op`.
     pub fn run(&self, op: impl FnOnce() -> Result<(), SysError>) -> Result<(), SysError> {
         if !self.0.get() {
             op()?;
@@ -97,7 +97,7 @@ impl Object {
 ///
 /// # Errors
 ///
-/// Those of [`Faults::sweep`].
+/// The errors of [`Faults::sweep`].
 pub fn open(name: &str, path: &Path) -> Outcome {
     Faults::new()?.sweep(
         name,
@@ -116,7 +116,7 @@ pub fn open(name: &str, path: &Path) -> Outcome {
 ///
 /// # Errors
 ///
-/// Those of [`Faults::sweep`].
+/// The errors of [`Faults::sweep`].
 pub fn create(open: impl Fn() -> Result<Drm, Stop>) -> Outcome {
     let mut faults = Faults::new()?;
     for (name, flags) in [
@@ -139,7 +139,7 @@ pub fn create(open: impl Fn() -> Result<Drm, Stop>) -> Outcome {
 ///
 /// # Errors
 ///
-/// Those of [`Faults::sweep`].
+/// The errors of [`Faults::sweep`].
 pub fn ioctls(open: impl Fn() -> Result<Drm, Stop>) -> Outcome {
     let mut faults = Faults::new()?;
     let object = || Object::new(open()?, EITHER);
@@ -222,7 +222,7 @@ pub fn ioctls(open: impl Fn() -> Result<Drm, Stop>) -> Outcome {
 ///
 /// # Errors
 ///
-/// Those of [`Faults::sweep`].
+/// The errors of [`Faults::sweep`].
 pub fn probe(
     faults: &mut Faults,
     device: &PciDevice,
@@ -248,7 +248,7 @@ pub fn probe(
 ///
 /// # Errors
 ///
-/// Those of [`Faults::sweep`].
+/// The errors of [`Faults::sweep`].
 pub fn prime(open: impl Fn() -> Result<Drm, Stop>) -> Outcome {
     let mut faults = Faults::new()?;
     faults.sweep(
@@ -278,7 +278,7 @@ pub fn prime(open: impl Fn() -> Result<Drm, Stop>) -> Outcome {
 ///
 /// # Errors
 ///
-/// Those of [`Faults::sweep`].
+/// The errors of [`Faults::sweep`].
 pub fn copies(open: impl Fn() -> Result<Drm, Stop>) -> Outcome {
     let mut faults = Faults::new()?;
     for (name, kind) in [("heap", Kind::Heap), ("udmabuf", Kind::Udmabuf)] {
@@ -325,7 +325,7 @@ pub fn zero() -> Result<File, SysError> {
 ///
 /// # Errors
 ///
-/// Those of [`Faults::sweep`].
+/// The errors of [`Faults::sweep`].
 pub fn mmap(open: impl Fn() -> Result<Drm, Stop>) -> Outcome {
     let mut faults = Faults::new()?;
     let (zero, open) = (zero()?, &open);
@@ -365,7 +365,7 @@ pub fn mmap(open: impl Fn() -> Result<Drm, Stop>) -> Outcome {
 ///
 /// # Errors
 ///
-/// Those of [`Faults::sweep`].
+/// The errors of [`Faults::sweep`].
 pub fn importers(open: impl Fn() -> Result<Drm, Stop>, modes: &[Mode]) -> Outcome {
     let fixture = Fixture::with_route()?;
     let mut faults = Faults::new()?;

@@ -216,7 +216,7 @@ impl Unbound {
 ///
 /// # Errors
 ///
-/// Those of [`Faults::sweep`].
+/// The errors of [`Faults::sweep`].
 pub fn faults() -> Outcome {
     let allowed = [libc::ENOMEM, libc::EFAULT];
     let mut faults = Faults::new()?;

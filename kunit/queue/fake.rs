@@ -46,7 +46,7 @@ pub(crate) const SOON: Msecs = 40;
 /// How many events a test sees at most.
 pub(crate) const EVENTS: usize = 2048;
 
-/// What the hardware does with a job that it gets.
+/// The reaction of the hardware to a job.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
     /// Does the job at once.

@@ -981,7 +981,7 @@ fn raw_device(dev: &device::Device) -> *mut bindings::device {
         .cast_mut()
 }
 
-/// A device that looks like one that was removed by surprise, until the value is dropped.
+/// Makes a device look as if it was removed by surprise, until the value is dropped.
 pub(crate) struct Gone(*mut bindings::pci_dev, u32);
 
 impl Gone {

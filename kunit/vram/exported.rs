@@ -179,7 +179,7 @@ mod tests {
                 check_eq!(attachments::<Bo>(&object)?.len(), 0);
             }
 
-            // Of two reasons, the one is reported that the importer can change.
+            // If there are two reasons, the exporter reports the one that the importer can change.
             let object = card.object(1, &[Place::VRAM], Domain::Either)?;
             let buf = export(&object)?;
             let at = Attachment::new(buf.clone(), client, Local)?;

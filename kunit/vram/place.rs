@@ -367,9 +367,9 @@ mod tests {
         })
     }
 
-    /// A task that finds no room tries again while it keeps other tasks out, after those have left.
+    /// A task that finds no room tries again alone, after all other tasks have left.
     #[test]
-    fn who_finds_no_room_tries_again_alone() -> Result {
+    fn task_without_room_tries_again_alone() -> Result {
         with_device(|pdev| {
             let card = Card::new(pdev, 0)?;
             let (inside, refused) = (

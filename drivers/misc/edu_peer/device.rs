@@ -300,7 +300,7 @@ impl Engine<'_> {
     ///
     /// # Errors
     ///
-    /// Those of [`Self::put`].
+    /// The errors of [`Self::put`].
     pub(crate) fn get(&mut self, from: Segment, data: &mut [u8]) -> Result {
         self.scrub()?;
         self.receive(from.start(data.len())?)?;

@@ -256,7 +256,7 @@ impl Drop for Jobs {
     fn drop(&mut self) {
         if let Some(job) = &self.last {
             job.cancelled.store(true, Relaxed);
-            // This takes as long as the move of one piece.
+            // The wait takes as long as the move of one piece.
             job.done.wait_for_completion();
         }
     }

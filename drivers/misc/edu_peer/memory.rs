@@ -69,7 +69,7 @@ impl Memory {
     ///
     /// # Errors
     ///
-    /// Those of [`Import::new`].
+    /// The errors of [`Import::new`].
     pub(crate) fn of_caller(dev: &Device<Bound>, range: Range<usize>) -> Result<Self> {
         let invalidations = Arc::new(Atomic::new(0), GFP_KERNEL)?;
         let mirror = Invalidations(invalidations.clone());
@@ -159,7 +159,7 @@ impl Memory {
     ///
     /// # Errors
     ///
-    /// Those of [`Import::access`] and of [`Engine::put`], `ECANCELED` if the registration was
+    /// The errors of [`Import::access`] and of [`Engine::put`], `ECANCELED` if the registration was
     /// ended.
     pub(crate) fn write(&self, edu: &Edu, offset: u64, bytes: &[u8]) -> Result<u64> {
         self.piece(edu, offset, bytes.len(), true, |engine, piece, len| {
@@ -172,7 +172,7 @@ impl Memory {
     ///
     /// # Errors
     ///
-    /// Those of [`Self::write`].
+    /// The errors of [`Self::write`].
     pub(crate) fn read(&self, edu: &Edu, offset: u64, bytes: &mut [u8]) -> Result<u64> {
         self.piece(edu, offset, bytes.len(), false, |engine, piece, len| {
             engine.get(piece, bytes.get_mut(..len).ok_or(EINVAL)?)
@@ -184,7 +184,7 @@ impl Memory {
     ///
     /// # Errors
     ///
-    /// Those of [`Self::access`].
+    /// The errors of [`Self::access`].
     pub(crate) fn page(&self, offset: u64) -> Result<(uapi::edu_peer_memory_kind, u64)> {
         self.access(offset, false, |page, _| {
             let kind = match page.peer {
@@ -203,7 +203,7 @@ impl Memory {
     ///
     /// # Errors
     ///
-    /// Those of [`Import::fault`].
+    /// The errors of [`Import::fault`].
     pub(crate) fn measure(&self, offset: u64, length: u64, request: Request) -> Result<(u64, u64)> {
         let start = usize::try_from(offset)?
             .checked_add(self.import.range().start)

@@ -692,7 +692,7 @@ impl StaticAttachment {
     ///
     /// # Errors
     ///
-    /// Those of [`Attachment::new`].
+    /// The errors of [`Attachment::new`].
     pub fn new(buf: ARef<DmaBuf>, dev: &Device<Bound>) -> Result<Self> {
         let inner = Arc::pin_init(
             pin_init!(Inner {
@@ -718,7 +718,7 @@ impl StaticAttachment {
     ///
     /// # Errors
     ///
-    /// Those of [`Attachment::with`].
+    /// The errors of [`Attachment::with`].
     pub fn with<R>(&self, f: impl FnOnce(&mut MappingSlot<'_>) -> Result<R>) -> Result<R> {
         self.inner.state.with(|mut slot| f(&mut slot))
     }
@@ -727,7 +727,7 @@ impl StaticAttachment {
     ///
     /// # Errors
     ///
-    /// Those of [`Attachment::try_with`].
+    /// The errors of [`Attachment::try_with`].
     pub fn try_with<R>(&self, f: impl FnOnce(&mut MappingSlot<'_>) -> Result<R>) -> Result<R> {
         self.inner.state.try_with(|mut slot| f(&mut slot))
     }

@@ -181,7 +181,7 @@ impl RangeList {
     ///
     /// # Errors
     ///
-    /// Those of [`Self::move_to_bar`]. `window` is dropped.
+    /// The errors of [`Self::move_to_bar`]. `window` is dropped.
     pub fn move_to_window<W: Send + Sync + 'static>(
         mut self,
         provider: &Provider<'_>,

@@ -229,7 +229,7 @@ impl<'r, E: Exporter> MapRequest<'r, E> {
     ///
     /// # Errors
     ///
-    /// Those of [`Self::map_pages`].
+    /// The errors of [`Self::map_pages`].
     ///
     /// # Safety
     ///

@@ -282,7 +282,7 @@ impl<T: Mirror> IntervalNotifier<T> {
     ///
     /// # Errors
     ///
-    /// Those of [`Self::fault`].
+    /// The errors of [`Self::fault`].
     pub fn fault_and_lock(&self, range: Range<usize>, request: Request) -> Result<Checked<'_, T>> {
         loop {
             if let Ok(checked) = self.fault(range.clone(), request)?.lock() {
@@ -605,7 +605,7 @@ impl<T: Mirror> Import<T> {
     ///
     /// # Errors
     ///
-    /// Those of [`IntervalNotifier::fault`].
+    /// The errors of [`IntervalNotifier::fault`].
     pub fn fault(&self, range: Range<usize>, request: Request) -> Result {
         self.notifier.fault_and_lock(range, request).map(drop)
     }

@@ -72,7 +72,7 @@ impl BoData {
     ///
     /// # Errors
     ///
-    /// Those of [`Bo::new`].
+    /// The errors of [`Bo::new`].
     pub(crate) fn create(
         self,
         dev: &Device,

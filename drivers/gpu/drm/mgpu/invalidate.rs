@@ -170,7 +170,7 @@ impl Invalidator {
     ///
     /// # Errors
     ///
-    /// Those of `f`, and those of an invalidation. The invalidator is broken then.
+    /// The errors of `f`, and those of an invalidation. The invalidator is broken then.
     pub(crate) fn reset(&self, len: u64, f: impl FnOnce() -> Result) -> Result {
         let mut telling = self.lock();
 

@@ -118,7 +118,7 @@ impl Lists {
     ///
     /// # Errors
     ///
-    /// Those of [`List::new`].
+    /// The errors of [`List::new`].
     pub(crate) fn of(work: &Work) -> Result<Self> {
         match work {
             Work::Move(transfer) => {

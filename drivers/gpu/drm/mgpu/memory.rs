@@ -79,7 +79,7 @@ impl Words {
     ///
     /// # Errors
     ///
-    /// Those of [`Self::read`]; some words may have been written then.
+    /// The errors of [`Self::read`]; some words may have been written then.
     pub(crate) fn write(&self, first: usize, values: impl IntoIterator<Item = u64>) -> Result {
         let memory = self.memory.try_access().ok_or(ENODEV)?;
         let words: &Coherent<[u64]> = &memory;
@@ -152,7 +152,7 @@ impl Status {
     ///
     /// # Errors
     ///
-    /// Those of [`Words::read`].
+    /// The errors of [`Words::read`].
     pub(crate) fn word(&self, index: usize) -> Result<u64> {
         self.0.read(index)
     }

@@ -389,7 +389,8 @@ impl Recovery {
             Some(error) => Err(error),
             None => self.reset_device(&mut state),
         };
-        // Last, because entries that are written before belong to the old epoch.
+        // The flag is cleared last, because entries that are written before belong to the old
+        // epoch.
         self.is_paused.store(false, Release);
         ret
     }

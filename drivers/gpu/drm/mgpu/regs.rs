@@ -196,7 +196,7 @@ impl Regs {
     ///
     /// # Errors
     ///
-    /// Those of [`Self::reset_ring`].
+    /// The errors of [`Self::reset_ring`].
     pub(crate) fn reset_all(&self) -> Result {
         self.reset(ALL)
     }

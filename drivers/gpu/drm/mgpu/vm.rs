@@ -222,7 +222,7 @@ impl AddressSpace {
     ///
     /// # Errors
     ///
-    /// Those of [`Contexts::create`].
+    /// The errors of [`Contexts::create`].
     pub(crate) fn new(
         dev: &Device<Registered>,
         parent: &Dev<device::Bound>,
@@ -347,7 +347,7 @@ impl AddressSpace {
     ///
     /// # Errors
     ///
-    /// Those of [`Self::map`].
+    /// The errors of [`Self::map`].
     pub(crate) fn unmap(&self, dev: &Device<Registered>, va: &Range<u64>) -> Result {
         let mut mappings = self.mappings.lock();
 
@@ -398,7 +398,7 @@ impl AddressSpace {
     ///
     /// # Errors
     ///
-    /// Those of [`Held::validate`] and [`Held::placed`], and `ENODEV`.
+    /// The errors of [`Held::validate`] and [`Held::placed`], and `ENODEV`.
     pub(crate) fn bring(
         &self,
         dev: &Device<Registered>,

@@ -66,7 +66,7 @@ impl BoData {
     ///
     /// # Errors
     ///
-    /// Those of [`Bo::new`].
+    /// The errors of [`Bo::new`].
     pub(crate) fn create(self, dev: &VvramDevice, size: u64) -> Result<ARef<Bo>> {
         let size = size.try_into().map_err(|_| ENOSPC)?;
 

@@ -354,7 +354,7 @@ where
 ///
 /// # Errors
 ///
-/// Those of [`with_exporter`].
+/// The errors of [`with_exporter`].
 ///
 /// # Safety
 ///

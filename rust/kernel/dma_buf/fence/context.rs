@@ -101,7 +101,7 @@ impl<T: FenceContextOps> FenceContext<T> {
     ///
     /// # Errors
     ///
-    /// Those of [`Self::new`].
+    /// The errors of [`Self::new`].
     pub fn new_in(timeline: &CStr, group: FenceGroup) -> Result<Self> {
         Ok(Self {
             timeline: Timeline::new(T::DRIVER_NAME, timeline, group.0)?,

@@ -63,7 +63,7 @@ impl FenceContextOps for Driver {
     type Data = ();
 }
 
-/// Makes a device with the name of its parent. The device must be dropped first.
+/// Makes a device with the name of its parent. The DRM device must be dropped before the parent.
 pub(crate) fn device(name: &CStr) -> Result<(UnregisteredDevice<Driver>, faux::Registration)> {
     let faux = faux::Registration::new(name, None)?;
     let drm = UnregisteredDevice::new(faux.as_ref(), try_pin_init!(Data {}))?;

@@ -203,7 +203,7 @@ unsafe fn call<T: Mappings>(gem: *mut bindings::drm_gem_object, call: Call, when
 
 /// # Safety
 ///
-/// Those of [`Caller`], with a DRM device to which the caller has a reference.
+/// The requirements of [`Caller`], with a DRM device to which the caller has a reference.
 unsafe fn with_reference<'a, T: Mappings>(
     gem: *mut bindings::drm_gem_object,
     call: Call,

@@ -701,7 +701,7 @@ impl<T: TtmObject> Object<T> {
     ///
     /// # Errors
     ///
-    /// Those of [`ExecCtx::prepare_obj`].
+    /// The errors of [`ExecCtx::prepare_obj`].
     pub fn lock<'a>(&self, exec: &mut ExecCtx<'a>) -> Result<Option<Held<'a, Object<T>>>> {
         let Some(_) = exec.prepare_obj(self, 0)? else {
             return Ok(None);

@@ -443,7 +443,7 @@ impl<T: DriverGpuVm> ValidVm<'_, T> {
     ///
     /// # Errors
     ///
-    /// Those of `f`.
+    /// The errors of `f`.
     pub fn for_each_fence(&self, usage: Usage, mut f: impl FnMut(&Fence) -> Result) -> Result {
         // SAFETY: By the type invariant.
         for resv in unsafe { resvs_of(self.exec, self.count) } {

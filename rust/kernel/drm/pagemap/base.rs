@@ -197,12 +197,12 @@ impl Base {
     ///
     /// # Errors
     ///
-    /// Those of [`PrivatePages::new`].
+    /// The errors of [`PrivatePages::new`].
     ///
     /// # Safety
     ///
-    /// `drm` must be valid. The functions of `page_ops` must be those of the DRM core, and one for
-    /// the pages of peers; those of `ops` must be [`destroy`] and one that populates.
+    /// `drm` must be valid. `page_ops` must have the functions of the DRM core, and a function
+    /// `p2p_page`. `ops` must have [`destroy`], and a function that populates.
     pub(super) unsafe fn new(
         drm: *mut bindings::drm_device,
         page_ops: bindings::dev_pagemap_ops,
@@ -437,7 +437,7 @@ impl Base {
     ///
     /// # Errors
     ///
-    /// Those of [`Chunk::evict`].
+    /// The errors of [`Chunk::evict`].
     pub(super) fn evict(&self, index: usize) -> Result {
         let found = find(&self.chunks.lock().by_page, index).cloned();
 

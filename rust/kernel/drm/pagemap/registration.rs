@@ -26,8 +26,9 @@ use core::{
 /// The memory of a device that takes the place of memory of processes, until the value is dropped
 /// or the driver is unbound.
 ///
-/// Either moves all memory back, drops the allocations, then removes the pages, and then the pages
-/// of the BAR, in this order. It waits for pages that are in use, without a limit.
+/// The drop and the unbind both move all memory back, drop the allocations, remove the pages, and
+/// then remove the pages of the BAR, in this order. Both wait for pages that are in use, without a
+/// limit.
 ///
 /// `'a` is the time for which the device is bound to its driver.
 #[must_use = "the memory moves back when this is dropped"]

@@ -457,7 +457,7 @@ impl Core {
         Ok(())
     }
 
-    /// Ends [`Self::admit`].
+    /// Undoes [`Self::admit`]: there is one job less.
     pub(super) fn leave(self: &Arc<Self>) {
         let mut state = self.state.lock();
 

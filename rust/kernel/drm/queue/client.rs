@@ -254,7 +254,7 @@ impl<T: RingOps> Queue<T> {
     ///
     /// # Errors
     ///
-    /// Those of [`Self::job`].
+    /// The errors of [`Self::job`].
     pub fn entry(&self, permit: Option<Permit>) -> Result<Entry<T>> {
         let is_mine = match (&permit, &self.lane.permits) {
             // Tests, and drivers that count jobs themselves, use no permits.

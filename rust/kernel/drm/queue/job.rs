@@ -66,7 +66,7 @@ pub(super) trait Payload: Send {
     ///
     /// # Safety
     ///
-    /// Those of [`Self::run`].
+    /// The requirements of [`Self::run`].
     unsafe fn timed_out(&self, hw: *const c_void, limit: Msecs) -> Verdict;
 
     /// Notifies the driver of the end of the job: [`RingOps::ended`].
@@ -302,7 +302,7 @@ impl<T: RingOps> Entry<T> {
     ///
     /// # Errors
     ///
-    /// Those of [`Self::depend`].
+    /// The errors of [`Self::depend`].
     pub fn depend_on_fence(&mut self, fence: &Fence) -> Result {
         let is_internal = self.group.is_some_and(|group| group.has_internal(fence));
 
@@ -313,7 +313,7 @@ impl<T: RingOps> Entry<T> {
     ///
     /// # Errors
     ///
-    /// Those of [`Self::depend`].
+    /// The errors of [`Self::depend`].
     pub fn depend_on(&mut self, resv: &LockedResv<'_>, usage: Usage) -> Result {
         resv.fences(usage)
             .try_for_each(|fence| self.depend_on_fence(fence))

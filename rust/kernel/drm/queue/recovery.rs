@@ -76,7 +76,7 @@ impl Core {
         };
 
         let left = i64::from(timeout) - flight.since.elapsed().as_millis();
-        // One more, because both are rounded down.
+        // One more, because both times are rounded down.
         let left = Msecs::try_from(left + 1).unwrap_or(0);
         // SAFETY: The workqueue is destroyed after the pointer was removed from the state, whose
         // lock is held.

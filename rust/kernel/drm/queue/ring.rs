@@ -80,9 +80,9 @@ pub trait RingOps: Sized + 'static {
 
     /// Called once when a job has ended, hung, or was cancelled (`ECANCELED`).
     ///
-    /// Of the jobs that have ended, this is called first for the one that began first. For the jobs
-    /// that end with a reset it is called before any other job begins, or begins again: so the
-    /// driver can do here what the hardware has failed to do, while the ring is empty.
+    /// Called in the order in which the jobs began. For the jobs that end with a reset it is called
+    /// before any other job begins, or begins again: so the driver can do here what the hardware
+    /// has failed to do, while the ring is empty.
     ///
     /// A fence of [`Queue::job`] may have signalled by then. Jobs that have a fence of their own
     /// signal it here.
@@ -157,7 +157,7 @@ unsafe fn reset<T: RingOps>(hw: *const c_void) -> Result {
 ///
 /// # Safety
 ///
-/// Those of [`reset`].
+/// The requirements of [`reset`].
 unsafe fn is_gone<T: RingOps>(hw: *const c_void) -> bool {
     // SAFETY: By the safety requirements.
     T::is_gone(unsafe { &*hw.cast::<HwOf<'_, T>>() })

@@ -30,9 +30,9 @@ use crate::{
 /// The VRAM that is pinned for one client.
 ///
 /// A driver keeps one in each open file, and returns it by [`TtmObject::pins`]. As long as an
-/// object is pinned in VRAM, its size is charged once, whoever has pinned it: to the client that
-/// exported it, or to the client that mapped it for direct I/O if that came first. The pin itself
-/// comes from another device, which has no file. The account stays with the object when the client
+/// object is pinned in VRAM, its size is charged once, to the client that exported it, or to the
+/// client that mapped it for direct I/O if that came first. The pin itself comes from another
+/// device, which has no file. The account stays with the object when the client
 /// is gone, and the limit of the device still applies.
 pub struct PinAccount(Atomic<u64>);
 

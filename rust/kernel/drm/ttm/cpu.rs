@@ -138,7 +138,7 @@ impl<'a> CpuEngine<'a> {
     ///
     /// # Errors
     ///
-    /// Those of [`Ring::queue`].
+    /// The errors of [`Ring::queue`].
     #[inline]
     pub fn queue(&self, limit: usize, group: FenceGroup) -> Result<Queue<CpuRing>> {
         self.ring.queue(limit, group)
@@ -162,7 +162,7 @@ impl<'a> CpuEngine<'a> {
     ///
     /// # Errors
     ///
-    /// Those of [`Window::read`].
+    /// The errors of [`Window::read`].
     #[inline]
     pub fn read(&self, at: u64, to: &mut [u8]) -> Result {
         self.window().read(at, to)

@@ -380,7 +380,7 @@ impl<T: TtmObject> Device<T> {
     ///
     /// # Errors
     ///
-    /// Those of [`Places::fitting`].
+    /// The errors of [`Places::fitting`].
     pub(crate) fn fitting(&self, places: &[Place], size: u64) -> Result<Places> {
         Places::fitting(places, size, |mem_type| self.size_of(mem_type))
     }

@@ -251,7 +251,7 @@ impl<R: RingOps> Plan<'_, R> {
     ///
     /// # Errors
     ///
-    /// Those of [`Queue::entry`] and [`Entry::depend`].
+    /// The errors of [`Queue::entry`] and [`Entry::depend`].
     pub fn entry(self, kernel: &Queue<R>) -> Result<Entry<R>> {
         let mut entry = match self.client {
             Some((queue, permit)) => queue.entry(Some(permit)),
@@ -376,8 +376,8 @@ impl Drop for Task {
 
         work.set_tainted(result.is_err());
         if let Err(error) = result {
-            // A copy that fails leaves the content of the object, or of the client's copy, unless
-            // that was lost.
+            // A failed copy does not change the content of the object, or that of the client's
+            // copy, unless the content was lost.
             let is_lost = is_void || matches!(work, Work::Move(_));
             if let Some(to) = self.to.as_ref().filter(|_| is_lost) {
                 to.lose(error);
@@ -443,7 +443,7 @@ impl<R: RingOps> CopyQueue<R> {
     ///
     /// # Errors
     ///
-    /// Those of [`Queue::permit`].
+    /// The errors of [`Queue::permit`].
     #[inline]
     pub fn permit(&self) -> Result<Permit> {
         self.queue.permit()
@@ -453,7 +453,7 @@ impl<R: RingOps> CopyQueue<R> {
     ///
     /// # Errors
     ///
-    /// Those of [`Queue::try_permit`].
+    /// The errors of [`Queue::try_permit`].
     #[inline]
     pub fn try_permit(&self) -> Result<Permit> {
         self.queue.try_permit()

@@ -285,7 +285,7 @@ impl<T: TtmObject> Device<T> {
     ///
     /// # Safety
     ///
-    /// Those of [`Self::map_pages`].
+    /// The requirements of [`Self::map_pages`].
     pub(crate) unsafe fn table_of_pages(
         &self,
         drm: *mut bindings::drm_device,
@@ -328,7 +328,7 @@ pub(super) unsafe extern "C" fn unpopulate_callback<T: TtmObject>(
 ///
 /// # Safety
 ///
-/// Those of [`unpopulate_callback`].
+/// The requirements of [`unpopulate_callback`].
 // Not inlined into modules, which cannot call the function.
 #[inline(never)]
 unsafe fn free_pages(bdev: *mut bindings::ttm_device, tt: *mut bindings::ttm_tt) {

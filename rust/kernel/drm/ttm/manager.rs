@@ -111,8 +111,8 @@ impl Manager {
         }
     }
 
-    /// Waits until the jobs are done that read memory which objects have left. TTM gives this
-    /// memory to other objects, which wait for these jobs.
+    /// Waits for jobs that still read memory from which objects were moved. TTM gives this memory
+    /// to other objects, which wait for these jobs.
     ///
     /// Memory that is free before the call is not read by any later job.
     ///

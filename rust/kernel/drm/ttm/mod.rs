@@ -240,8 +240,8 @@ pub trait TtmObject: DriverObject<Driver: drm::Driver<Object = gem::ttm::Object<
         0
     }
 
-    /// The DRM device was unplugged: no job is made any more, and addresses that jobs have are
-    /// about to become invalid.
+    /// Ends all jobs, because the DRM device was unplugged: no job is made any more, and the
+    /// addresses of jobs are about to become invalid.
     ///
     /// For engines that do DMA. They must have ended all jobs when this returns, and access no
     /// memory. Called before the last calls of [`gem::Mappings`], and before the registration data

@@ -117,7 +117,7 @@ impl Place {
     pub const fn below(mut self, end: u64) -> Self {
         self.0.lpfn = end >> PAGE_SHIFT;
         if self.0.lpfn == 0 {
-            // No page at all, because a limit of 0 would mean all pages.
+            // Select no page, because a limit of 0 would mean all pages.
             self.0.fpfn = 1;
             self.0.lpfn = 1;
         }

@@ -189,7 +189,7 @@ impl Region {
     ///
     /// # Safety
     ///
-    /// Those of [`Regions::new`].
+    /// The requirements of [`Regions::new`].
     unsafe fn of_vram(
         dev: *mut bindings::device,
         man: *mut bindings::ttm_resource_manager,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 
-//! VRAM that objects share with another user: how either gets some from the other.
+//! VRAM that is shared with another user, and how objects and that user reclaim it from each other.
 //!
 //! See [`Reclaim`](crate::drm::vram::Reclaim) for the policy.
 //!

@@ -236,7 +236,7 @@ impl Transfer {
     ///
     /// # Errors
     ///
-    /// Those of `f`.
+    /// The errors of `f`.
     pub(super) fn parts(&self, mut f: impl FnMut(Part<'_>, &[u64]) -> Result) -> Result {
         let count = SCRATCH_PAGES / 2;
         let total = self.size >> PAGE_SHIFT;

@@ -137,7 +137,7 @@ impl VramManager {
     ///
     /// # Errors
     ///
-    /// Those of [`Manager::evict_first`].
+    /// The errors of [`Manager::evict_first`].
     ///
     /// # Safety
     ///
@@ -175,7 +175,7 @@ impl VramManager {
     ///
     /// # Errors
     ///
-    /// Those of [`Allocator::alloc_block`] except for `EBUSY`, and those of
+    /// The errors of [`Allocator::alloc_block`] except for `EBUSY`, and those of
     /// [`Manager::wait_for_moves`].
     ///
     /// # Safety

@@ -157,7 +157,7 @@ impl Allocator {
     ///
     /// # Errors
     ///
-    /// Those of [`Self::new`].
+    /// The errors of [`Self::new`].
     pub fn with_layout(range: Range<u64>, layout: Layout) -> Result<Arc<Self>> {
         Self::make(range, Some(layout), false)
     }
@@ -170,7 +170,7 @@ impl Allocator {
     ///
     /// # Errors
     ///
-    /// Those of [`Self::new`].
+    /// The errors of [`Self::new`].
     pub fn shared(range: Range<u64>, layout: Option<Layout>) -> Result<Arc<Self>> {
         Self::make(range, layout, true)
     }
@@ -352,7 +352,7 @@ impl Allocator {
     ///
     /// # Errors
     ///
-    /// Those of [`Self::alloc`].
+    /// The errors of [`Self::alloc`].
     pub fn alloc_below(&self, size: u64, end: u64) -> Result<Allocation> {
         self.check_pipelining()?;
         let end = end.min(self.end()) & PAGE_MASK as u64;

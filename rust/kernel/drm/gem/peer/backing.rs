@@ -168,8 +168,8 @@ pub unsafe trait Backing: BaseObject + AlwaysRefCounted + Send + Sync + 'static 
     ///
     /// # Errors
     ///
-    /// Those of [`Self::charge`], `EIO` if it has lost its content, and `ERESTARTSYS` if a signal
-    /// arrived.
+    /// The errors of [`Self::charge`], `EIO` if it has lost its content, and `ERESTARTSYS` if a
+    /// signal arrived.
     fn pin(object: &mut Held<'_, Self>) -> Result;
 
     /// Undoes [`Self::pin`].
@@ -295,7 +295,7 @@ pub(in crate::drm::gem) fn with_reserved<O: Backing, R>(
 ///
 /// # Errors
 ///
-/// Those of [`RuntimeGuard::new`].
+/// The errors of [`RuntimeGuard::new`].
 pub(super) fn runtime_guard<O: Backing>(obj: &O) -> Result<RuntimeGuard> {
     RuntimeGuard::new(obj.owner())
 }

@@ -21,12 +21,12 @@ use crate::{
 /// there, with the reason [`NotRevocable`](super::Reason::NotRevocable).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unrevocable {
-    /// All of it.
+    /// They may pin all VRAM.
     Accept,
     /// At most this many bytes of objects may be pinned at the same time. A pin that is over the
     /// limit fails with `EDQUOT`; the attach succeeds as for other importers.
     Limit(u64),
-    /// None of it.
+    /// They may pin no VRAM.
     Refuse,
 }
 

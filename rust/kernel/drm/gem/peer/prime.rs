@@ -189,7 +189,7 @@ pub struct ImportInfo {
 ///
 /// # Errors
 ///
-/// Those of [`Import::with_mapping`].
+/// The errors of [`Import::with_mapping`].
 pub fn import_info<T: PeerObject>(import: &Import) -> Result<ImportInfo> {
     import.with_mapping(|at| {
         let segments = at.mapping().map_or(0, |table| table.iter().count());

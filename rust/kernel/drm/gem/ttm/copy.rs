@@ -188,7 +188,7 @@ fn vmapped(import: &Import, access: &Arc<CpuAccess>, resv: &mut LockedResv<'_>) 
 ///
 /// # Errors
 ///
-/// Those of [`copy_after`], except for that of a queue.
+/// The errors of [`copy_after`], except for that of a queue.
 ///
 /// # Examples
 ///

@@ -420,7 +420,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         }
 
         mapped.runtime_guard = None;
-        // If there are still areas, the last `munmap()` ends it.
+        // If areas remain, the last `munmap()` ends direct I/O.
         self.end_direct();
         true
     }
@@ -522,7 +522,7 @@ unsafe extern "C" fn fault_callback<T: TtmObject>(
 ///
 /// # Safety
 ///
-/// Those of [`Look`](crate::drm::ttm::Look).
+/// The requirements of [`Look`](crate::drm::ttm::Look).
 unsafe fn look<T: TtmObject>(dev: *mut bindings::drm_device) -> bool {
     // SAFETY: The device is valid and of `T::Driver`.
     let drm: &drm::Device<T::Driver> = unsafe { drm::Device::from_raw(dev) };

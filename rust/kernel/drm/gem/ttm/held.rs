@@ -215,7 +215,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
     ///
     /// # Errors
     ///
-    /// Those of [`Self::validate`].
+    /// The errors of [`Self::validate`].
     pub(crate) fn validate_patiently(&mut self, places: &[Place], ctx: &mut OpCtx) -> Result {
         let size = self.obj.size() as u64;
 
@@ -290,7 +290,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
     ///
     /// # Errors
     ///
-    /// Those of [`Self::charge`].
+    /// The errors of [`Self::charge`].
     pub(super) fn charge_to(&mut self, account: Option<Arc<PinAccount>>) -> Result {
         let size = self.obj.size() as u64;
         // SAFETY: The reservation, which guards the cell, is held.
@@ -475,7 +475,7 @@ impl<T: TtmObject> Reserved<'_, T> {
     ///
     /// # Errors
     ///
-    /// Those of [`Held::validate`].
+    /// The errors of [`Held::validate`].
     pub fn validate(&mut self, places: &[Place], ctx: &mut OpCtx) -> Result {
         self.view().validate(places, ctx)
     }

@@ -185,7 +185,7 @@ fn reason_of(why: Error) -> bindings::vm_fault_t {
 ///
 /// # Safety
 ///
-/// Those of [`make_visible`], with a device that is active if the object is in VRAM.
+/// The requirements of [`make_visible`], with a device that is active if the object is in VRAM.
 unsafe fn show<T: TtmObject>(bo: *mut bindings::ttm_buffer_object) -> Result {
     // SAFETY: As promised by the caller.
     let mut locked = unsafe { Held::assume(Object::<T>::from_bo(bo).ok_or(EINVAL)?) };

@@ -105,7 +105,7 @@ pub(crate) unsafe extern "C" fn move_callback<T: TtmObject>(
 
 /// # Safety
 ///
-/// Those of [`move_callback`].
+/// The requirements of [`move_callback`].
 unsafe fn move_object<T: TtmObject>(
     bo: *mut bindings::ttm_buffer_object,
     evict: bool,
@@ -215,7 +215,7 @@ unsafe fn move_object<T: TtmObject>(
 
         Transfer::new(from, side_of(obj.ttm(), bo, to)?, (*bo).base.size)
     };
-    // The work of others has been waited for.
+    // The work of other devices has been waited for.
     let mut after = KVec::new();
     let external = obj
         .ttm()

@@ -153,7 +153,7 @@ pub(super) unsafe extern "C" fn destroy_callback<T: TtmObject>(
     }
 }
 
-/// The class has the status itself, so drivers are not asked for it.
+/// Returns the status of an object. The class knows it, so drivers have no callback for it.
 ///
 /// # Safety
 ///

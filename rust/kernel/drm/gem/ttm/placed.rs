@@ -345,7 +345,7 @@ impl<T: TtmObject> Held<'_, Object<T>> {
     ///
     /// # Errors
     ///
-    /// Those of [`Self::tell_evicted`].
+    /// The errors of [`Self::tell_evicted`].
     pub(super) fn zap(&self) -> Result {
         // SAFETY: As in `tell_evicted()`.
         unsafe { self.call(Call::Zap, When::Registered) }
@@ -401,7 +401,7 @@ impl<T: TtmObject> Reserved<'_, T> {
     ///
     /// # Errors
     ///
-    /// Those of [`Held::placed`].
+    /// The errors of [`Held::placed`].
     pub fn placed(
         &mut self,
         dev: &drm::Device<T::Driver, drm::Registered>,

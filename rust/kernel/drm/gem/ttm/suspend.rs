@@ -356,7 +356,7 @@ impl<T: TtmObject> Object<T> {
     ///
     /// # Errors
     ///
-    /// Those of [`RuntimeGuard::new`].
+    /// The errors of [`RuntimeGuard::new`].
     pub(crate) fn runtime_guard(&self) -> Result<RuntimeGuard> {
         RuntimeGuard::new(self.ttm().owner())
     }
@@ -371,7 +371,7 @@ impl<T: TtmObject> Object<T> {
     ///
     /// # Safety
     ///
-    /// Those of [`RuntimeGuard::from_forgotten`].
+    /// The requirements of [`RuntimeGuard::from_forgotten`].
     pub(crate) unsafe fn runtime_guard_from_forgotten(&self) -> RuntimeGuard {
         // SAFETY: As promised by the caller.
         unsafe { RuntimeGuard::from_forgotten(self.ttm().owner()) }
