@@ -48,7 +48,7 @@ GPU_TRANSLATED = ("mgpu_engine@copies", "mgpu_engine@evicted", "mgpu_recover@aga
                   "mgpu_recover@copies-behind", "mgpu_recover@jobs-behind", "mgpu_reset@function",
                   "mgpu_reset@moves", "mgpu_reset@vms")
 # Those of these programs that move objects more often in `make soak`.
-GPU_SOAK = ("mgpu_evict", "mgpu_peer")
+GPU_SOAK = ("mgpu_aperture", "mgpu_evict", "mgpu_peer")
 # With more VRAM than the host has memory: pages of VRAM that are zero take no memory of the host.
 GPU_LARGE = ("mgpu_large",)
 LARGE = "vram=64G,aperture=256M"

@@ -129,8 +129,8 @@ fn unbind_hung() -> Outcome {
     gpu.clean()
 }
 
-/// The addresses of scattered memory, which waiting copies keep, are charged to their client, and
-/// are freed with the copies.
+/// The addresses of scattered memory, which waiting copies keep, are charged to their client, are
+/// bounded, as is the number of copies, and are freed with the copies.
 fn charged() -> Outcome {
     const PAGES: u64 = 4096;
     // Each piece has an address and a length. Some pages may be adjacent, and each processor keeps
@@ -153,7 +153,7 @@ fn charged() -> Outcome {
             .collect::<Result<Vec<_>, _>>()?;
         let with = group.current()?;
         check!(
-            with >= before + LISTS,
+            (before + LISTS..=before + 4 * LISTS).contains(&with),
             "{before} bytes before {COPIES_MAX} copies, and {with} with them"
         );
         timeline.step()?;
