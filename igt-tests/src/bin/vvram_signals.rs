@@ -370,10 +370,15 @@ fn move_under_way(fixture: &Fixture, time: Duration) -> Result<bool, Stop> {
     let pinned = fixture.drm.getparam(uapi::PARAM_VRAM_PINNED)?;
     check_eq!(pinned, 0, "pinned VRAM after the signals");
 
-    let told = Steps::new()?;
+    let (told, early) = (Steps::new()?, Steps::new()?);
     let mut again = Child::spawn(|| {
         catch(&told, true)?;
         call(&peers[0])?;
+        if caught() == 0 {
+            early.done()?;
+        }
+        let signal = misc::poll(LIMIT, || (caught() > 0).then_some(()));
+        check!(signal.is_some(), "there was no signal");
         check_eq!(caught(), 1, "signals");
         Ok(())
     })?;
@@ -384,6 +389,10 @@ fn move_under_way(fixture: &Fixture, time: Duration) -> Result<bool, Stop> {
     again.signal(libc::SIGUSR1);
     told.wait("the handler", LIMIT)?;
     again.join("the map that is restarted", LIMIT)?;
+    if early.is_done()? {
+        println!("the second map ended before the signal");
+        return Ok(false);
+    }
     peers[1].1.pin()?;
     placed(&object, uapi::PLACEMENT_VRAM)?;
     fixture.check_table(&peers[0].1, &map)?;
