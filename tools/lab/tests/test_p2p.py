@@ -50,6 +50,18 @@ class Kernel(unittest.TestCase):
         self.assertIn(f"LIST: (u32, u32) = ({version[0]}, {version[1]});",
                       (TOOL / "hosts.rs").read_text())
 
+    def test_the_list_of_rdma_drivers_is_the_kernels(self):
+        hardware = self.tree / "drivers/infiniband/hw"
+        register = {path.relative_to(hardware).parts[0] for path in hardware.glob("*/*.c")
+                    if re.search(r"\.reg_user_mr_dmabuf\s*=", path.read_text())}
+        # The RDMA drivers, with the drivers of the PCI devices that they belong to.
+        owners = {"bnxt_re": ["bnxt_en"], "efa": ["efa"], "ionic": ["ionic"],
+                  "irdma": ["ice", "i40e", "idpf"], "mana": ["mana"], "mlx5": ["mlx5_core"]}
+        self.assertEqual(register, set(owners))
+        listed = re.search(r"RDMA_DRIVERS: .*? = \[(.*?)\];", (TOOL / "doctor.rs").read_text(), re.S)
+        self.assertEqual(sorted(re.findall(r'"(\w+)"', listed[1])),
+                         sorted(driver for names in owners.values() for driver in names))
+
 
 class Uapi(unittest.TestCase):
     def setUp(self):
