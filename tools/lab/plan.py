@@ -31,8 +31,7 @@ KINDS = ("avram_export", "edu_memory_life", "edu_user_memory", "vvram_counters",
 # Compares the tool for operators with the kernel: all of it for each kind of address, and its answer
 # for each pair of devices on each machine.
 TOOL = ("p2p_agrees",)
-TOOL_EVERYWHERE = ("p2p_agrees@attach", "p2p_agrees@others", "p2p_agrees@pairs",
-                   "p2p_agrees@why")
+TOOL_EVERYWHERE = ("p2p_agrees@attach", "p2p_agrees@pairs")
 PAIR = ("pair_copy", "pair_import")                                             # two GPUs
 # With modelled GPUs: for each kind of address, and once.
 GPU_KINDS = ("mgpu_aperture", "mgpu_evict", "mgpu_exec", "mgpu_gone", "mgpu_model", "mgpu_peer",
@@ -226,7 +225,8 @@ def everywhere(topology):
     """The programs of `EVERYWHERE` for a topology; objects in system memory use no route."""
     if of_kinds(topology):
         return (*EVERYWHERE, *TOOL)
-    return (*[name for name in EVERYWHERE if name != MATRIX], *MATRIX_OF_ROUTE, *TOOL_EVERYWHERE)
+    return (*[name for name in EVERYWHERE if name != MATRIX], *MATRIX_OF_ROUTE, *TOOL_EVERYWHERE,
+            "p2p_agrees@why")
 
 
 def some(topology, on_all, kinds):
