@@ -10,6 +10,7 @@ use std::time::Duration;
 use crate::fixture::works;
 use crate::misc;
 use crate::pci::PciDevice;
+use crate::proc::state_of;
 use crate::rebind::{module_users, reload};
 use crate::{Outcome, Stop, SysError};
 
@@ -326,6 +327,47 @@ impl Drop for Manual<'_> {
     }
 }
 
+/// The runner of the tests, which is stopped until this is dropped.
+///
+/// It writes the kernel log and the output of tests to the share. A request that is in flight when
+/// the device of the share is suspended may never be answered, and neither is any later one then.
+#[derive(Debug)]
+struct Stopped(Vec<libc::pid_t>);
+
+impl Stopped {
+    #[track_caller]
+    fn runner() -> Result<Self, Stop> {
+        let pids = fs::read_dir("/proc").into_iter().flatten().flatten();
+        let pids = pids.filter_map(|entry| {
+            let comm = fs::read_to_string(entry.path().join("comm")).ok()?;
+            let pid = entry.file_name().to_string_lossy().parse().ok()?;
+            (comm.trim() == "igt_runner").then_some(pid)
+        });
+        let runner = Self(pids.collect());
+        runner.send(libc::SIGSTOP);
+        // A process that waits for the share stops after the answer.
+        let stopped = misc::poll(LIMIT, || {
+            let mut states = runner.0.iter().map(|pid| state_of(*pid));
+            states.all(|state| state == Some('T')).then_some(())
+        });
+        check!(stopped.is_some(), "the runner does not stop");
+        Ok(runner)
+    }
+
+    fn send(&self, signal: libc::c_int) {
+        for pid in &self.0 {
+            // SAFETY: the call has no memory to be valid.
+            unsafe { libc::kill(*pid, signal) };
+        }
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        self.send(libc::SIGCONT);
+    }
+}
+
 /// Suspends the system, up to the point where the platform would turn the power off, and resumes
 /// it.
 ///
@@ -343,6 +385,7 @@ pub fn system_sleep() -> Outcome {
     // All devices are suspended, in all steps.
     write("/sys/power/pm_test", "platform")?;
     write("/sys/module/suspend/parameters/pm_test_delay", "0")?;
+    let _runner = Stopped::runner()?;
     write("/sys/power/state", "freeze")?;
     Ok(())
 }

@@ -167,8 +167,7 @@ impl Child {
 
     /// State letter of /proc/PID/stat.
     pub fn state(&self) -> Option<char> {
-        let text = fs::read_to_string(format!("/proc/{}/stat", self.pid)).ok()?;
-        text.rsplit(')').next()?.trim().chars().next()
+        state_of(self.pid)
     }
 
     /// Whether one of its threads is in a function of the kernel.
@@ -275,6 +274,12 @@ impl Steps {
             limit.as_secs() * u64::from(misc::slower())
         )))
     }
+}
+
+/// State letter of /proc/PID/stat of any process.
+pub(crate) fn state_of(pid: libc::pid_t) -> Option<char> {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    text.rsplit(')').next()?.trim().chars().next()
 }
 
 /// Sleeps until killed.
