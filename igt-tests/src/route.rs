@@ -6,6 +6,7 @@
 //! found by the paths in sysfs, redirections are read from configuration space and the processor
 //! from /proc/cpuinfo, so that the answer of the exporter can be compared with them.
 
+use std::collections::BTreeMap;
 use std::fs;
 
 use crate::pci::PciDevice;
@@ -42,10 +43,22 @@ fn acs_control(config: &[u8]) -> Option<u16> {
     None
 }
 
-/// The bits by which a port redirects, 0 if it does not.
-#[track_caller]
-fn redirects(port: &PciDevice) -> Result<u16, Stop> {
-    Ok(acs_control(&port.config()?).unwrap_or(0) & REDIRECT)
+/// The ports of a machine, each of which is read once: a read of all configuration space takes a
+/// thousand accesses.
+#[derive(Debug, Default)]
+pub struct Ports(BTreeMap<String, u16>);
+
+impl Ports {
+    /// The bits by which a port redirects, 0 if it does not.
+    #[track_caller]
+    fn redirects(&mut self, port: &PciDevice) -> Result<u16, Stop> {
+        if let Some(bits) = self.0.get(port.name()) {
+            return Ok(*bits);
+        }
+        let bits = acs_control(&port.config()?).unwrap_or(0) & REDIRECT;
+        self.0.insert(port.name().to_string(), bits);
+        Ok(bits)
+    }
 }
 
 /// Whether a processor forwards requests between host bridges: AMD since Zen.
@@ -68,6 +81,20 @@ fn forwards(cpuinfo: &str) -> bool {
 /// Fails the subtest if sysfs lacks something.
 #[track_caller]
 pub fn explained(gpu: &PciDevice, importer: &PciDevice) -> Result<PeerQuery, Stop> {
+    explained_by(&mut Ports::default(), gpu, importer)
+}
+
+/// As [`explained`], with what is known of the ports of the machine.
+///
+/// # Errors
+///
+/// The errors of [`explained`].
+#[track_caller]
+pub fn explained_by(
+    ports: &mut Ports,
+    gpu: &PciDevice,
+    importer: &PciDevice,
+) -> Result<PeerQuery, Stop> {
     let (down, up) = (importer.route(), gpu.route());
     let shared = up.iter().zip(&down).take_while(|(a, b)| a == b).count();
     let mut want = PeerQuery {
@@ -82,7 +109,7 @@ pub fn explained(gpu: &PciDevice, importer: &PciDevice) -> Result<PeerQuery, Sto
         let way = up[shared - 1..].iter().rev();
         for name in way.chain(down[shared..].iter().rev()) {
             let port = PciDevice::named(name);
-            let bits = redirects(&port)?;
+            let bits = ports.redirects(&port)?;
             if bits != 0 {
                 want.route |= uapi::ROUTE_ACS_REDIRECT;
                 want.redirect = port.address();

@@ -25,7 +25,7 @@ use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::policy::importer_name;
 use vvram_tests::proc::Child;
-use vvram_tests::route::explained;
+use vvram_tests::route::{explained_by, Ports};
 use vvram_tests::split::{Card, Module, Split};
 use vvram_tests::uapi::{self, PeerAddress, PeerAttachment, PeerQuery};
 use vvram_tests::user::{self, become_nobody};
@@ -205,10 +205,11 @@ fn pairs() -> Outcome {
             asked += 1;
         }
     }
+    let mut ports = Ports::default();
     for provider in &devices {
         for client in devices.iter().filter(|it| *it != provider) {
             let pair = pair(&pairs, provider, client)?;
-            let want = told(&explained(provider, client)?);
+            let want = told(&explained_by(&mut ports, provider, client)?);
             let which = format!("{} for {}", provider.name(), client.name());
             check_eq!(of_sysfs(pair), want, "the rules: {which}");
             *paths
