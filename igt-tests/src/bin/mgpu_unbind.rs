@@ -123,8 +123,11 @@ fn importer() -> Outcome {
         let ours = b.drm.create(SIZE)?;
         b.drm.copy((&import, 0), (&ours, 0), SIZE)?.finish()?;
         b.inject(Error::Slow, 50)?;
-        let copies = (0..40)
-            .map(|_| b.drm.copy((&import, 0), (&ours, 0), SIZE))
+        // Poison that is written through a window that is closed would be found, also without an
+        // IOMMU.
+        let copies = (0..20)
+            .flat_map(|_| [(&ours, &import), (&import, &ours)])
+            .map(|(from, to)| b.drm.copy((from, 0), (to, 0), SIZE))
             .collect::<Result<Vec<_>, _>>()?;
         let gone = Unbinding::start(&b.pci)?.finish(LIMIT)?;
         ended(&copies)?;
