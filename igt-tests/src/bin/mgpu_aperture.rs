@@ -2,6 +2,7 @@
 
 //! VRAM of the modelled GPU as the CPU and a peer see it, through windows of the aperture.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use vvram_tests::compute::{ballast, LEFT};
@@ -11,6 +12,7 @@ use vvram_tests::fixture::{cpu_reads, patterns, peer_reads, peer_writes, placed,
 use vvram_tests::map::PAGE;
 use vvram_tests::mgpu::{holds, take_all, Mgpu, PARAM_APERTURE_FREE};
 use vvram_tests::misc;
+use vvram_tests::pci::Bar;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::proc::Child;
 use vvram_tests::{check, check_eq, expect_errno, igt_main, uapi, Outcome};
@@ -139,8 +141,22 @@ fn windows() -> Outcome {
         gpu.drm.getparam(PARAM_APERTURE_FREE)? < size,
         "the aperture was never full"
     );
+    // What is in VRAM is seen in the BAR as long as there are windows.
+    let words: HashSet<u64> = (0..objects.len() as u64)
+        .flat_map(|index| pages.iter().map(move |page| (index, *page)))
+        .map(|(index, page)| a.derive(100 + index).word((page * PAGE / 8) as u64))
+        .collect();
+    let bar = Bar::open(&gpu.pci)?;
+    let seen = || {
+        let pages = 0..bar.len() / PAGE64;
+        pages
+            .filter(|page| words.contains(&bar.word(page * PAGE64)))
+            .count()
+    };
+    check!(seen() > 0, "no window is in the BAR");
     drop((maps, objects));
     gpu.await_no_window()?;
+    check_eq!(seen(), 0, "pages of closed windows in the BAR");
     gpu.clean()
 }
 
