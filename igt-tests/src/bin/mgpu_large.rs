@@ -2,14 +2,13 @@
 
 //! A modelled GPU with much more VRAM than memory or aperture.
 
-use std::fs;
-
 use vvram_tests::drm::Gem;
 use vvram_tests::fixture::{mapped_by_peer, patterns, placed};
 use vvram_tests::map::PAGE;
 use vvram_tests::mgpu::{holds, Mgpu, SCRATCH};
+use vvram_tests::misc::meminfo;
 use vvram_tests::peer::{Mode, Peer};
-use vvram_tests::{check, check_eq, expect_errno, igt_main, uapi, Outcome, Stop, SysError};
+use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome, SysError};
 
 const GIB: u64 = 1 << 30;
 /// The size of each copy.
@@ -29,17 +28,6 @@ fn take(gpu: &Mgpu, rest: u64) -> Result<Vec<Gem<'_>>, SysError> {
     Ok(taken)
 }
 
-/// Returns how many bytes of memory the machine has.
-fn total_memory() -> Result<u64, Stop> {
-    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
-    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
-    match kib {
-        Some(kib) => Ok(kib << 10),
-        None => Err(Stop::fail("/proc/meminfo has no MemTotal")),
-    }
-}
-
 /// All of VRAM can be used, also at offsets of more than 32 bits: patterns at both ends of each
 /// object are found again after all objects were written to.
 fn high() -> Outcome {
@@ -50,10 +38,12 @@ fn high() -> Outcome {
         "bytes of VRAM"
     );
     // A struct page has 64 bytes. Those of all VRAM would take more than all memory.
-    let memory = total_memory()?;
+    let Some(memory) = meminfo("MemTotal") else {
+        fail!("/proc/meminfo has no MemTotal");
+    };
     check!(
-        64 * GIB / PAGE as u64 * 64 >= memory,
-        "{memory} bytes of memory"
+        64 * GIB / PAGE as u64 * 64 >= memory << 10,
+        "{memory} kB of memory"
     );
     check_eq!(gpu.aperture()? + SCRATCH, GIB / 4, "bytes of the aperture");
     let (a, b) = patterns();
