@@ -545,6 +545,21 @@ fn bad_input() -> Outcome {
         drm.exec_raw(Exec { ops: 0, ..argument }),
         libc::EFAULT,
     )?;
+    let add = [Op::add(RESULTS, 1)];
+    let mut out = [uapi::VvramSync {
+        handle: 77_777,
+        ..Default::default()
+    }];
+    expect_errno(
+        "an unknown sync object for the fence of a job",
+        drm.exec_raw(Exec {
+            out_syncs: out.as_mut_ptr() as u64,
+            out_count: 1,
+            sync_size: 24,
+            ..bench.vm.argument(&add)
+        }),
+        libc::ENOENT,
+    )?;
     // Entries that are longer than those that the kernel knows.
     let long = |last: u64| [35u64 - 32, 0, RESULTS, 0, 5, last];
     let known = |entry: &[u64; 6]| {

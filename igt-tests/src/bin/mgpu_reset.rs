@@ -225,6 +225,8 @@ fn whole() -> Outcome {
     drop(take_all(&gpu)?);
     copies(&gpu)?;
     holds(&kept, x, "beside all that")?;
+    // The error of the ring before the reset of the device was not taken for a new one.
+    check_eq!(gpu.drm.getparam(PARAM_RESETS)?, resets + 2, "resets in all");
     gpu.clean()
 }
 
