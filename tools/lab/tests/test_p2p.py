@@ -87,6 +87,13 @@ class Uapi(unittest.TestCase):
                 re.findall(r'^\s+(\d+) => "([\w-]+)",$', self.text, re.M)}
         self.assertEqual(ours, theirs)
 
+    def test_the_man_page_explains_each_reason(self):
+        page = (TOOL.parent / "p2p.1").read_text()
+        section = re.search(r"^\.SH REASONS\n(.*?)^\.SH ", page, re.M | re.S)[1]
+        explained = re.findall(r"^\.TP\n([\w-]+)\n\S", section, re.M)
+        self.assertEqual(sorted(["none", *explained]),
+                         sorted(re.findall(r'^\s+\d+ => "([\w-]+)",$', self.text, re.M)))
+
 
 class Crates(unittest.TestCase):
     def setUp(self):

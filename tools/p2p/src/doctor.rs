@@ -6,6 +6,7 @@ use serde_json::{json, Value};
 
 use crate::decide::{decide, Forwards};
 use crate::files::{Blind, Root};
+use crate::hosts;
 use crate::kernel;
 use crate::machine::{Device, Kind, Machine};
 use crate::table::{bytes, Table};
@@ -58,6 +59,12 @@ const OPTIONS: [(&str, &str); 5] = [
     ),
     ("ZONE_DEVICE", "direct I/O to VRAM needs its struct pages"),
 ];
+/// An option that the driver of a GPU has for itself, and that the kernel can lack.
+const DRIVER_OPTIONS: [(&str, &str, &str); 1] = [(
+    "amdgpu",
+    "HSA_AMD_P2P",
+    "without it ROCm does not let GPUs access each other's memory",
+)];
 /// Options that only some kernels have, and that must be on there.
 const OLD_OPTIONS: [(&str, &str); 1] = [(
     "DMABUF_MOVE_NOTIFY",
@@ -124,7 +131,17 @@ fn options(machine: &Machine, checks: &mut Vec<Check>) {
         return;
     }
     let old = OLD_OPTIONS.iter().filter(|(name, _)| kconfig.knows(name));
-    for (name, why) in OPTIONS.iter().chain(old) {
+    let has_gpu_of = |driver: &str| {
+        machine
+            .gpus()
+            .any(|gpu| gpu.driver.as_deref() == Some(driver))
+    };
+    let drivers: Vec<_> = DRIVER_OPTIONS
+        .iter()
+        .filter(|(driver, ..)| has_gpu_of(driver))
+        .map(|(_, name, why)| (*name, *why))
+        .collect();
+    for (name, why) in OPTIONS.iter().chain(old).chain(&drivers) {
         match kconfig.value(name) {
             Some("n") | None => add(
                 checks,
@@ -301,7 +318,8 @@ fn gpus(root: &Root, machine: &Machine, checks: &mut Vec<Check>) {
             checks,
             "GPUs",
             State::ToDo,
-            "there is no GPU or accelerator: neither a display nor a DRM device",
+            "there is no GPU or accelerator: neither a display nor a DRM device; bar_export exports \
+             the BARs of other PCI devices",
         );
     }
     for gpu in gpus {
@@ -352,6 +370,15 @@ fn gpus(root: &Root, machine: &Machine, checks: &mut Vec<Check>) {
                     "its largest BAR has {size}; run it as root to see whether it is resizable"
                 ),
             ),
+            (Some(false), 1..=SMALL_BAR) => add(
+                checks,
+                &what,
+                State::Fine,
+                format!(
+                    "its largest BAR has {size} and cannot be resized: peers reach no more of its \
+                     memory at a time"
+                ),
+            ),
             _ => add(
                 checks,
                 &what,
@@ -399,19 +426,29 @@ fn rdma(root: &Root, machine: &Machine, checks: &mut Vec<Check>) {
                 State::Unknown,
                 "software: that of Linux 7.3 does not register dma-bufs, a patched one may",
             ),
-            (false, true) => {
-                add(
-                    checks,
-                    &what,
-                    State::Fine,
-                    format!("{driver} registers dma-bufs in Linux 7.3"),
-                );
-            }
+            (false, true) if machine.version.is_some_and(|it| it >= hosts::LIST) => add(
+                checks,
+                &what,
+                State::Fine,
+                format!("{driver} registers dma-bufs in Linux 7.3"),
+            ),
+            (false, true) => add(
+                checks,
+                &what,
+                State::Unknown,
+                format!(
+                    "{driver} registers dma-bufs in Linux 7.3, but maybe not in this kernel: try \
+                     to register one, or boot Linux 7.3"
+                ),
+            ),
             (false, false) => add(
                 checks,
                 &what,
                 State::ToDo,
-                format!("driver {driver}: it does not register dma-bufs in Linux 7.3"),
+                format!(
+                    "driver {driver} does not register dma-bufs in Linux 7.3: use a NIC of {}",
+                    RDMA_DRIVERS.join(", ")
+                ),
             ),
         }
     }

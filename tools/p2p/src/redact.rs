@@ -96,21 +96,24 @@ impl Redaction {
 }
 
 fn is_word(c: Option<char>) -> bool {
-    c.is_some_and(|c| c.is_alphanumeric() || c == '_')
+    // Names are joined by underscores.
+    c.is_some_and(char::is_alphanumeric)
 }
 
-/// Replaces a word, or a path, where it is not a part of another one.
+/// Replaces a word, or a path, in large or small letters, where it is not a part of another one.
 fn replace(text: &str, word: &str, mark: &str) -> String {
     let mut done = String::new();
     let mut rest = text;
-    while let Some(at) = rest.find(word) {
+    let word = word.to_ascii_lowercase();
+    // In ASCII, the letters of both cases have the same length.
+    while let Some(at) = rest.to_ascii_lowercase().find(&word) {
         let (before, found) = rest.split_at(at);
         let after = &found[word.len()..];
         let is_part = is_word(before.chars().next_back().or(done.chars().next_back()))
             && is_word(word.chars().next())
             || is_word(after.chars().next());
         done += before;
-        done += if is_part { word } else { mark };
+        done += if is_part { &found[..word.len()] } else { mark };
         rest = after;
     }
     done + rest
@@ -185,6 +188,10 @@ mod tests {
         assert_eq!(
             it.text("ann's channel, annex, ann"),
             "[user]'s channel, annex, [user]"
+        );
+        assert_eq!(
+            it.text("ann_train node7_frame Ann NODE7.Example.org"),
+            "[user]_train [host]_frame [user] [host]"
         );
         assert_eq!(it.text("/srv/people/ann/x"), "[home]/x");
         assert_eq!(

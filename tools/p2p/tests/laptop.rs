@@ -236,7 +236,7 @@ fn a_small_bar() {
         "bar",
         "AuthenticAMD",
         25,
-        "CONFIG_PCI_P2PDMA=y\nCONFIG_DMABUF_MOVE_NOTIFY=n\n",
+        "CONFIG_PCI_P2PDMA=y\nCONFIG_DMABUF_MOVE_NOTIFY=n\nCONFIG_HSA_AMD_P2P=n\n",
     );
     let (status, doctor) = tree.json(&["doctor"]);
     assert_eq!(status, 1);
@@ -250,6 +250,7 @@ fn a_small_bar() {
     assert_eq!(state("256 MiB and can be resized"), "to do");
     assert_eq!(state("CONFIG_DMABUF_MOVE_NOTIFY"), "to do");
     assert_eq!(state("CONFIG_HMM_MIRROR"), "to do");
+    assert_eq!(state("CONFIG_HSA_AMD_P2P: without it ROCm"), "to do");
     assert_eq!(state("devices use IOVAs through the host"), "ok");
     assert_eq!(state("no RDMA device"), "ok");
     assert_eq!(state("driver amdgpu does not report paths"), "ok");

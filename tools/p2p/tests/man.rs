@@ -21,6 +21,44 @@ Which importer keeps this buffer in system memory?
 .RS 4
 p2p ls
 .RE
+.SH REASONS
+Why a transfer is not peer to peer, as drivers report it:
+.TP
+no-opt-in
+The driver of the importer does not take peer-to-peer memory. Only that driver can change it.
+.TP
+not-pci
+The importer is not a PCI device.
+.TP
+no-route
+The host bridge is not known to forward between its ports, or ACS redirects: see p2p why.
+.TP
+outside-bar
+The BAR shows only a part of VRAM. Turn on Resizable BAR in the BIOS.
+.TP
+suspended
+The device of the exporter was suspended. Set its power/control to on, and attach again.
+.TP
+other-importer
+Another importer of the buffer has one of the reasons above: see p2p ls.
+.TP
+no-vram
+Other buffers need VRAM more. The next mapping tries again.
+.TP
+system-only
+The buffer was made for system memory.
+.TP
+not-revocable
+The importer cannot be revoked, and the exporter does not give VRAM to such importers.
+.TP
+no-window
+The exporter shows VRAM through windows, and had no room for another one.
+.TP
+pinned-elsewhere
+The buffer is pinned where this importer does not reach it, or in system memory.
+.TP
+quota
+A pin over the limit of the exporter.
 .SH FILES
 .TP
 .I /sys/bus/pci/devices

@@ -199,6 +199,11 @@ fn a_kernel_with_another_list_is_not_known() {
     }
     // Root would not see more.
     let (_, text, _) = tree.run(&["doctor"]);
+    let nic = text.lines().find(|line| line.contains("RDMA mlx5_0"));
+    assert!(
+        nic.is_some_and(|line| line.starts_with("unknown") && line.contains("not in this kernel")),
+        "{text}"
+    );
     let open = "it is not known whether the host forwards: ";
     let line = text.lines().find(|line| line.contains(open));
     assert!(
