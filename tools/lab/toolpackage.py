@@ -13,6 +13,8 @@ import tree
 # One program is static; the other one needs libibverbs, of which an operator of RDMA has it.
 NAME = "p2p"
 WITH_VERBS = "p2p-rdma"
+# How to use both.
+PAGE = "Documentation/gpu/peer-to-peer-real-machine.rst"
 # The bytes of a package depend on nothing but those in it.
 BUILD = ["dpkg-deb", "--root-owner-group", "-Zxz", "--build"]
 ENV = {"SOURCE_DATE_EPOCH": str(tree.BEGIN)}
@@ -48,7 +50,7 @@ def ensure(steps, box, repo):
         built = [programs.cargo(step, box, repo, "build", HINT, "--bin", name, crate=crate) / name
                  for name, crate in ((NAME, programs.TOOL), (WITH_VERBS, programs.CRATE))]
         shutil.rmtree(folder, ignore_errors=True)
-        name = stage(folder / "tree", repo / programs.TOOL, built)
+        name = stage(folder / "tree", repo, built)
         step.run([*BUILD, "/build/package/tree", f"/build/package/{name}"], "see the log",
                  box.with_binds({"/build/package": folder}), env=ENV)
     return folder / name
@@ -59,8 +61,9 @@ def program(package):
     return package.parent / "tree/usr/bin" / NAME
 
 
-def stage(folder, crate, built):
+def stage(folder, repo, built):
     """Lay out in a folder what the package has; return the name of the package."""
+    crate = repo / programs.TOOL
     docs = folder / f"usr/share/doc/{NAME}"
     manual = folder / f"usr/share/man/man1/{NAME}.1.gz"
     for path in (folder / "DEBIAN", folder / "usr/bin", docs, manual.parent):
@@ -68,7 +71,8 @@ def stage(folder, crate, built):
     for program in built:
         _put(folder / "usr/bin" / program.name, program.read_bytes(), 0o755)
     _put(manual, gzip.compress((crate / f"{NAME}.1").read_bytes(), mtime=0))
-    _put(docs / "README.rst", (crate / "README.rst").read_bytes())
+    for page in (crate / "README.rst", repo / PAGE):
+        _put(docs / page.name, page.read_bytes())
     _put(docs / "copyright", COPYRIGHT.encode())
     files = sorted(path for path in (folder / "usr").rglob("*") if path.is_file())
     package = tomllib.loads((crate / "Cargo.toml").read_text())["package"]

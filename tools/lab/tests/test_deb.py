@@ -45,7 +45,7 @@ class Tool(Folder):
             path.write_text(f"#!/bin/sh\necho {path.name}\n")
         umask = os.umask(0o077)
         try:
-            name = toolpackage.stage(self.top / "tree", pipeline.REPO / programs.TOOL, built)
+            name = toolpackage.stage(self.top / "tree", pipeline.REPO, built)
         finally:
             os.umask(umask)
         self.package = self.top / name
@@ -83,7 +83,8 @@ class Tool(Folder):
                  if member.isfile()}
         self.assertEqual(files, {
             "usr/bin/p2p", "usr/bin/p2p-rdma", "usr/share/man/man1/p2p.1.gz",
-            "usr/share/doc/p2p/README.rst", "usr/share/doc/p2p/copyright"})
+            "usr/share/doc/p2p/README.rst", "usr/share/doc/p2p/copyright",
+            "usr/share/doc/p2p/peer-to-peer-real-machine.rst"})
         manual = gzip.decompress(members["./usr/share/man/man1/p2p.1.gz"][1])
         self.assertEqual(manual, (pipeline.REPO / programs.TOOL / "p2p.1").read_bytes())
 
@@ -96,7 +97,7 @@ class Tool(Folder):
     def test_has_the_digests_of_its_files(self):
         self.dpkg("--control", self.package, self.top / "control")
         sums = (self.top / "control/md5sums").read_text()
-        self.assertEqual(len(sums.splitlines()), 5)
+        self.assertEqual(len(sums.splitlines()), 6)
         subprocess.run(["md5sum", "--check", "--quiet", "-"], input=sums.encode(), check=True,
                        cwd=self.top / "tree")
 
