@@ -50,6 +50,8 @@ help:
 	@echo '                  intel-iommu, no-route, acs-pair, virtio-iommu, or with two GPUs'
 	@echo '                  pair-switch, pair-host-bridge, pair-intel-iommu, pair-no-route,'
 	@echo '                  or with these and a NIC: rdma-switch, and so on,'
+	@echo '                  or with an NVMe drive: disk-switch, disk-host-bridge,'
+	@echo '                  disk-intel-iommu, disk-no-route,'
 	@echo '                  or with modelled GPUs: gpu-switch, gpu-host-bridge, gpu-intel-iommu'
 	@echo '  GPU=sizes       of each modelled GPU of make test and shell: vram=64G,aperture=256M'
 	@echo '  MUTANT=id,...   only these mutations of tools/mutants/list.toml'
