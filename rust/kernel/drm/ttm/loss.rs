@@ -75,6 +75,32 @@ pub(crate) struct Loss {
     all: Arc<Losses>,
 }
 
+/// Content that is on its way to an object: a job that may still fail writes to it.
+///
+/// For a job that depends on the content, and finds out when it begins whether it has arrived. The
+/// error of the fence that it has waited for would not do: a reservation keeps only the latest fence
+/// of an engine.
+///
+/// Returned by [`Held::arrival`](crate::drm::gem::Held::arrival).
+#[derive(Clone)]
+pub struct Arrival(pub(crate) Arc<Loss>);
+
+impl Arrival {
+    /// Returns whether the content was lost, because a job has failed. May be called in any
+    /// context.
+    #[inline]
+    pub fn is_lost(&self) -> bool {
+        self.0.is_lost()
+    }
+
+    /// Returns whether the content may still be lost. The reservation of the object is held, so no
+    /// job is added.
+    #[inline]
+    pub fn is_pending(&self) -> bool {
+        self.0.may_come()
+    }
+}
+
 impl Loss {
     /// Makes the record of the object with the number `id`, which has its content.
     pub(super) fn new(id: u64, all: Arc<Losses>) -> Result<Arc<Self>> {

@@ -107,6 +107,7 @@ pub use self::{
         Work,
         MAX_ENGINES, //
     },
+    loss::Arrival,
     placement::{
         OpCtx,
         Place, //

@@ -24,6 +24,7 @@ use crate::{
             IntoGEMObject, //
         },
         ttm::{
+            Arrival,
             OpCtx,
             Pages,
             PinAccount,
@@ -395,6 +396,14 @@ impl<T: TtmObject> Held<'_, Object<T>> {
             return Err(EIO);
         }
         Ok(())
+    }
+
+    /// Returns the content that is on its way to the object, or [`None`] if there is none: see
+    /// [`Self::check_content`] for what was lost before.
+    pub fn arrival(&self) -> Option<Arrival> {
+        let loss = &self.obj.loss;
+
+        loss.may_come().then(|| Arrival(loss.clone()))
     }
 
     /// As [`Self::check_content`], after waiting for a job that may still fail.

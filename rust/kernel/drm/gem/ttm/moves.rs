@@ -154,8 +154,15 @@ unsafe fn move_object<T: TtmObject>(
     let unregistered = |e| if by_engine { e } else { EBUSY };
     locked.tell_evicted().map_err(unregistered)?;
 
-    let must_wait = obj.ttm().is_used_by_others(&locked.resv(), Usage::Bookkeep);
     let shown = locked.is_shown();
+    // Private objects share the reservation, to which jobs that reach some of them by page tables
+    // add fences of `Bookkeep`. Those jobs do not use an object that no page table shows.
+    let usage = if obj.is_private() && !shown {
+        Usage::Read
+    } else {
+        Usage::Bookkeep
+    };
+    let must_wait = obj.ttm().is_used_by_others(&locked.resv(), usage);
     // Pages that the engine still uses must not be swapped out, and work that uses the entries of
     // page tables must be done before the entries are cleared.
     if must_wait || !by_engine || shown {
@@ -219,7 +226,7 @@ unsafe fn move_object<T: TtmObject>(
     let mut after = KVec::new();
     let external = obj
         .ttm()
-        .add_dependencies(&locked.resv(), Usage::Bookkeep, &mut after)?;
+        .add_dependencies(&locked.resv(), usage, &mut after)?;
     let request = Request {
         work: Work::Move(transfer),
         runtime_guard,

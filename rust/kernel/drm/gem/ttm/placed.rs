@@ -41,6 +41,7 @@ use crate::{
             Ranges, //
         }, //
     },
+    error::to_result,
     page::{
         PAGE_SHIFT,
         PAGE_SIZE, //
@@ -120,17 +121,19 @@ impl<T: TtmObject> Held<'_, Object<T>> {
     ///
     /// The object is in VRAM, or in system memory that a device may access: see [`Self::validate`].
     /// An imported buffer is mapped, and stays where it is until the reservation is unlocked. The
-    /// content of an object in VRAM may still be on its way there: work that uses the addresses
-    /// depends on the fences with usage [`Kernel`](crate::dma_resv::Usage::Kernel), and adds a
-    /// fence of its own to the reservation.
+    /// content may still be on its way there: work that uses the addresses depends on the fences
+    /// with usage [`Kernel`](crate::dma_resv::Usage::Kernel), and adds a fence of its own to the
+    /// reservation. Work that was begun before, and uses the same page table, does not depend on
+    /// them: if there may be such work, these fences are waited for before the entries are written.
     ///
     /// # Errors
     ///
     /// - `EINVAL` if the object belongs to another device, or is in system memory that could be
     ///   swapped out.
     /// - `EIO` if the object has lost its content, because a move of it failed. A move that is
-    ///   under way may still fail: work that uses the addresses checks the error of its fence, and
-    ///   a task that has waited for it calls [`Self::check_content`].
+    ///   under way may still fail: work that uses the addresses keeps [`Self::arrival`], and does
+    ///   not begin if the content was lost. A task that has waited for it calls
+    ///   [`Self::check_content`].
     /// - `ENOMEM` if memory runs out, `ERESTARTSYS` if a signal arrived.
     /// - Those of [`Import::map`](super::Import::map).
     ///
@@ -227,7 +230,11 @@ impl<T: TtmObject> Held<'_, Object<T>> {
             return self.vram().map(Spot::Vram).map(Placed).ok_or(EINVAL);
         }
 
-        self.pages(ctx)?;
+        if self.mem_type() != Some(MemType::Tt) {
+            return Err(EINVAL);
+        }
+        // SAFETY: The object is valid, and its reservation is held.
+        to_result(unsafe { bindings::ttm_bo_populate(self.bo(), &mut ctx.0) })?;
         let tt = self.tt().ok_or(EINVAL)?;
         // SAFETY: The `ttm` belongs to the object, whose reservation is held, and has all of its
         // pages.

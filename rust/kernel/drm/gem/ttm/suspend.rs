@@ -2,12 +2,15 @@
 
 //! VRAM that is out of reach for a time, or loses its content.
 //!
-//! A driver calls [`Device::suspend`] when its device is about to be suspended, and
-//! [`Device::resume`] afterwards. Tasks that can resume the device, such as processes, wait until
-//! it is resumed. Importers cannot wait, because they map with the reservation held. So exported
-//! objects are moved to system memory, and importers are notified. If VRAM loses its content, the
-//! content of objects that cannot be moved is saved, and is put back to the same place: importers
-//! that have pinned them have their addresses.
+//! A driver calls [`Device::evict_exported`] before VRAM is out of reach for a moment, such as in a
+//! reset of the device.
+//!
+//! It calls [`Device::suspend`] when its device is about to be suspended, and [`Device::resume`]
+//! afterwards. Tasks that can resume the device, such as processes, wait until it is resumed.
+//! Importers cannot wait, because they map with the reservation held. So exported objects are moved
+//! to system memory, and importers are notified. If VRAM loses its content, the content of objects
+//! that cannot be moved is saved, and is put back to the same place: importers that have pinned them
+//! have their addresses.
 //!
 //! # Locking
 //!
@@ -189,6 +192,32 @@ impl<T: TtmObject> Device<T> {
             self.has_backups.store(false, Relaxed);
         }
         ret
+    }
+
+    /// Moves exported objects to system memory, as far as they can be moved, and notifies importers,
+    /// so that no importer accesses VRAM while it is out of reach for a moment.
+    ///
+    /// For a driver whose device is about to be reset, and keeps the content of VRAM. Objects that
+    /// are pinned, or may be in VRAM only, stay. The work of importers is waited for, the copies are
+    /// not.
+    ///
+    /// # Errors
+    ///
+    /// - `ENODEV` if the DRM device is not registered.
+    /// - The first error of a move. The other objects have been moved then.
+    pub fn evict_exported(&self, ctx: &mut OpCtx) -> Result {
+        let mut first = Ok(());
+
+        self.for_each_object(|object| {
+            let stays = object.is_pinned() || object.data().domain() == Domain::Vram;
+            let is_concerned = object.obj.import.is_none() && !object.exported().is_null();
+
+            if is_concerned && !stays && object.mem_type() == Some(MemType::Vram) {
+                first = first.and(object.validate(&[Place::TT], ctx));
+            }
+            Ok(())
+        })?;
+        first
     }
 
     fn for_each_object(&self, mut f: impl FnMut(&mut Held<'_, Object<T>>) -> Result) -> Result {
