@@ -223,13 +223,53 @@ mod tests {
                 );
                 fill(&rest, 5)?;
                 drop(rest);
-                card.ttm().allocator().end_quarantine();
-                check_eq!(card.ttm().allocator().quarantined(), 0);
+                let vram = card.ttm().allocator();
+                vram.end_quarantine();
+                check_eq!(vram.quarantined(), size - left);
+                vram.count_reset();
+                vram.end_quarantine();
+                check_eq!(vram.quarantined(), 0);
                 check_eq!(card.free(size), size);
             }
 
             let all = card.object(size / PAGE, &[Place::VRAM], Domain::Vram)?;
             check!(holds(&all, None)?);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn reset_counts_for_vram_that_was_not_filled_before_it() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0)?;
+            let vram = card.ttm().allocator();
+            let size = card.ttm().vram_size();
+            let not_cleared = || -> Result<ARef<Object>> {
+                card.control.set(Mode::Fail);
+                let object = card.object(PAGES, &[Place::VRAM], Domain::Vram)?;
+                check_eq!(move_of(&object)?.status(), Some(Err(FAILED)));
+                card.control.set(Mode::Work);
+                Ok(object)
+            };
+
+            // Memory that is freed after the reset is not kept until the next one.
+            let before = not_cleared()?;
+            vram.count_reset();
+            vram.end_quarantine();
+            drop(before);
+            check_eq!(card.free(size), size);
+            check_eq!(vram.quarantined(), 0);
+
+            // Memory that was not filled after the reset is kept, even if the driver ends the
+            // quarantine after that.
+            vram.count_reset();
+            drop(not_cleared()?);
+            check_eq!(quarantined(&card, PAGES * PAGE), PAGES * PAGE);
+            vram.end_quarantine();
+            check_eq!(vram.quarantined(), PAGES * PAGE);
+            vram.count_reset();
+            vram.end_quarantine();
+            check_eq!(card.free(size), size);
             Ok(())
         })
     }

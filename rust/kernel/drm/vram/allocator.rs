@@ -4,10 +4,13 @@
 //!
 //! # Locking
 //!
-//! The allocator has one lock, which sleeps. No other lock is taken while it is held. The
-//! quarantine has another lock; memory may be allocated while it is held.
+//! The allocator has one lock, which sleeps. No other lock is taken while it is held.
 
 use super::{
+    quarantine::{
+        Blocks,
+        Quarantine, //
+    },
     Layout,
     Ranges, //
 };
@@ -18,14 +21,12 @@ use crate::{
     },
     drm,
     gpu::buddy::{
-        AllocatedBlocks,
         GpuBuddy,
         GpuBuddyAllocFlag,
         GpuBuddyAllocFlags,
         GpuBuddyAllocMode,
         GpuBuddyParams, //
     },
-    new_mutex,
     page::{
         PAGE_MASK,
         PAGE_SIZE, //
@@ -38,8 +39,7 @@ use crate::{
             Atomic,
             Relaxed, //
         },
-        Arc,
-        Mutex, //
+        Arc, //
     }, //
 };
 use core::{
@@ -105,41 +105,6 @@ pub struct Allocator {
     is_shared: bool,
     /// Memory is given out before the jobs that use it are done.
     is_pipelined: Atomic<bool>,
-}
-
-type Blocks = Pin<KBox<AllocatedBlocks>>;
-
-/// Memory that was freed, but could not be filled before, so that it may have old content. It is
-/// not given out until the device was reset.
-#[pin_data]
-struct Quarantine {
-    #[pin]
-    blocks: Mutex<KVec<Blocks>>,
-}
-
-impl Quarantine {
-    // Not inlined, so that the lock class and its name stay in the kernel crate.
-    #[inline(never)]
-    fn new() -> Result<Arc<Self>> {
-        Arc::pin_init(
-            pin_init!(Self {
-                blocks <- new_mutex!(KVec::new(), "drm::vram::Quarantine"),
-            }),
-            GFP_KERNEL,
-        )
-    }
-
-    fn add(&self, blocks: Blocks) {
-        let mut list = self.blocks.lock();
-
-        if list.reserve(1, GFP_KERNEL).is_err() {
-            // The memory is leaked, which is better than to expose its content.
-            core::mem::forget(blocks);
-            return;
-        }
-        // There is room for the blocks.
-        let _ = list.push(blocks, GFP_KERNEL);
-    }
 }
 
 impl Allocator {
@@ -248,20 +213,23 @@ impl Allocator {
     /// Returns how much memory is in quarantine, in bytes: it was freed, but a job that was to fill
     /// it has failed, so that it may have content of a former owner.
     pub fn quarantined(&self) -> u64 {
-        let list = self.quarantine.blocks.lock();
-
-        list.iter()
-            .flat_map(|blocks| blocks.iter().map(|block| block.size()))
-            .sum()
+        self.quarantine.size()
     }
 
-    /// Ends the quarantine: the memory may be given out again.
+    /// Counts a reset of the device: memory that a job has failed to fill until now may be allocated
+    /// again, wherever it is by then. That in quarantine stays there until
+    /// [`Self::end_quarantine`].
     ///
-    /// For a driver that has reset its device, which works again. May sleep.
-    pub fn end_quarantine(&self) {
-        let all = core::mem::take(&mut *self.quarantine.blocks.lock());
+    /// For a driver that has reset its device, which works again, before jobs are begun again. May
+    /// be called in any context.
+    pub fn count_reset(&self) {
+        self.quarantine.count_reset();
+    }
 
-        drop(all);
+    /// Frees the memory in quarantine that jobs have failed to fill before the last
+    /// [`Self::count_reset`]. May sleep.
+    pub fn end_quarantine(&self) {
+        self.quarantine.end();
     }
 
     /// Checks that `vram`, which has the memory of this allocator, can be the VRAM of `drm`, and
@@ -448,12 +416,12 @@ impl Allocator {
             blocks.iter().map(|block| (block.offset(), block.size())),
             size,
             self.layout.as_ref(),
+            &self.quarantine,
         )?;
 
         Ok(Allocation {
             ranges,
             blocks: ManuallyDrop::new(blocks),
-            quarantine: self.quarantine.clone(),
         })
     }
 }
@@ -468,7 +436,6 @@ pub struct Allocation {
     ranges: Arc<Ranges>,
     // Handed over by `drop()`.
     blocks: ManuallyDrop<Blocks>,
-    quarantine: Arc<Quarantine>,
 }
 
 impl Allocation {
@@ -484,9 +451,10 @@ impl Drop for Allocation {
         // SAFETY: The value is not used any more.
         let blocks = unsafe { ManuallyDrop::take(&mut self.blocks) };
 
-        if self.ranges.is_tainted() {
-            self.quarantine.add(blocks);
+        match self.ranges.tainted() {
+            Some((quarantine, since)) => quarantine.add(blocks, since),
+            // It returns them to the allocator.
+            None => drop(blocks),
         }
-        // Without quarantine the drop of `blocks` returns them to the allocator.
     }
 }

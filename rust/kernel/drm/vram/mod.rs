@@ -10,6 +10,7 @@ mod aperture;
 mod layout;
 mod objects;
 mod place;
+mod quarantine;
 mod ranges;
 #[cfg(any(CONFIG_RUST_DRM_TTM, CONFIG_RUST_DRM_PAGEMAP))]
 mod reclaim;

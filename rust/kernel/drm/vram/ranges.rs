@@ -5,7 +5,13 @@
 //! They are computed when VRAM is allocated and do not change. Faults, copies and mappings for
 //! peers all use them; the list that a peer maps is computed from them once.
 
-use super::Layout;
+use super::{
+    quarantine::{
+        Quarantine,
+        Resets, //
+    },
+    Layout, //
+};
 use crate::{
     dma_buf::mapping::RangeList,
     page::PAGE_SIZE,
@@ -48,8 +54,10 @@ pub struct Ranges {
     shown: Option<KVVec<Range>>,
     bar_end: u64,
     in_bar: SetOnce<Arc<RangeList>>,
-    /// A job that was to fill the ranges has failed: they may have content of a former owner.
-    is_tainted: Atomic<bool>,
+    quarantine: Arc<Quarantine>,
+    /// 0, or 1 and the count of resets when a job that was to fill the ranges has failed: they may
+    /// have content of a former owner.
+    tainted: Atomic<u64>,
 }
 
 impl Ranges {
@@ -64,6 +72,7 @@ impl Ranges {
         pieces: impl Iterator<Item = (u64, u64)>,
         size: u64,
         layout: Option<&Layout>,
+        quarantine: &Arc<Quarantine>,
     ) -> Result<Arc<Self>> {
         let (ranges, end) = merged(pieces, size)?;
         let (mut in_order, mut bar_end) = (None, end);
@@ -93,7 +102,8 @@ impl Ranges {
                 shown: in_order,
                 bar_end,
                 in_bar: SetOnce::new(),
-                is_tainted: Atomic::new(false),
+                quarantine: quarantine.clone(),
+                tainted: Atomic::new(0),
             },
             GFP_KERNEL,
         )?)
@@ -153,18 +163,28 @@ impl Ranges {
         self.in_bar.as_ref().ok_or(EINVAL)
     }
 
-    /// Records whether the ranges could not be filled: tainted memory is not given out again when
-    /// it is freed.
+    /// Records whether the ranges could not be filled: memory that is tainted when it is freed is not
+    /// allocated again before the device was reset.
     ///
     /// May be called in any context.
     #[cfg(CONFIG_RUST_DRM_TTM)]
     pub(crate) fn set_tainted(&self, is_tainted: bool) {
-        self.is_tainted.store(is_tainted, Relaxed);
+        let value = if is_tainted {
+            // OVERFLOW: A device is not reset that often.
+            1 + self.quarantine.resets().0
+        } else {
+            0
+        };
+
+        self.tainted.store(value, Relaxed);
     }
 
-    /// Returns the last value of [`Self::set_tainted`].
-    pub(super) fn is_tainted(&self) -> bool {
-        self.is_tainted.load(Relaxed)
+    /// Returns the quarantine of the ranges, and the count of resets when they were tainted, unless
+    /// [`Self::set_tainted`] was called last with false, or never.
+    pub(super) fn tainted(&self) -> Option<(&Quarantine, Resets)> {
+        let resets = self.tainted.load(Relaxed).checked_sub(1)?;
+
+        Some((&self.quarantine, Resets(resets)))
     }
 
     /// Returns the address of a byte of the last range, where VRAM is mapped at `vram`.
