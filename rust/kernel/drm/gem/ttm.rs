@@ -350,7 +350,10 @@ pub use self::{
 };
 pub(crate) use self::{
     mmap::io_mem_pfn_callback,
-    moves::move_callback, //
+    moves::{
+        move_callback,
+        would_wait, //
+    }, //
 };
 pub use super::import::Import;
 

@@ -43,6 +43,7 @@ use crate::{
             ttm::{
                 io_mem_pfn_callback,
                 move_callback,
+                would_wait,
                 Object, //
             },
             BaseObject,
@@ -150,7 +151,7 @@ impl<T: TtmObject> Device<T> {
     const FUNCS: bindings::ttm_device_funcs = bindings::ttm_device_funcs {
         ttm_tt_create: Some(tt_create_callback),
         ttm_tt_destroy: Some(tt_destroy_callback),
-        eviction_valuable: Some(bindings::ttm_bo_eviction_valuable),
+        eviction_valuable: Some(eviction_valuable_callback::<T>),
         evict_flags: Some(evict_flags_callback),
         move_: Some(move_callback::<T>),
         io_mem_reserve: Some(io_mem_reserve_callback::<T>),
@@ -727,6 +728,22 @@ unsafe extern "C" fn evict_flags_callback(
 
         (*placement).num_placement = 1;
         (*placement).placement = &place.0;
+    }
+}
+
+/// # Safety
+///
+/// Called by TTM with an object of a device of `T`, which may be a ghost, with its reservation
+/// held, and a place that room is needed for, or null if the memory of a cgroup is reclaimed.
+unsafe extern "C" fn eviction_valuable_callback<T: TtmObject>(
+    bo: *mut bindings::ttm_buffer_object,
+    place: *const bindings::ttm_place,
+) -> bool {
+    // SAFETY: As promised by the caller.
+    unsafe {
+        let passes_over = !place.is_null() && Place::from_raw(place).is_without_waits();
+
+        bindings::ttm_bo_eviction_valuable(bo, place) && !(passes_over && would_wait::<T>(bo))
     }
 }
 

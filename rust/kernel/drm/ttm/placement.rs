@@ -19,12 +19,15 @@ impl Domain {
     /// Returns the places for an object that is new or used again.
     pub const fn places(self) -> [Place; 2] {
         match self {
-            Self::Vram => [Place::VRAM, Place::VRAM],
+            Self::Vram => [Place::VRAM.without_waits(), Place::VRAM],
             Self::System => [Place::TT, Place::TT],
-            Self::Either => [Place::VRAM, Place::TT.fallback()],
+            Self::Either => [Place::VRAM.without_waits(), Place::TT.fallback()],
         }
     }
 }
+
+/// A flag of places that TTM does not know, and does not look at.
+const WITHOUT_WAITS: u32 = 1 << 31;
 
 /// A place where an object may be put, `struct ttm_place`.
 ///
@@ -99,6 +102,12 @@ impl Place {
     /// Only used once all places without eviction were tried.
     pub const fn fallback(self) -> Self {
         self.with(bindings::TTM_PL_FLAG_FALLBACK)
+    }
+
+    /// An object is evicted for it only if no work on it depends on another device, for which the
+    /// eviction would have to wait with the reservation of the object held.
+    pub const fn without_waits(self) -> Self {
+        self.with(WITHOUT_WAITS)
     }
 
     /// The object is in one piece.
@@ -178,6 +187,10 @@ impl Place {
             && offset
                 .checked_add(len)
                 .is_some_and(|end| end.div_ceil(1 << PAGE_SHIFT) > first)
+    }
+
+    pub(super) fn is_without_waits(&self) -> bool {
+        self.0.flags & WITHOUT_WAITS != 0
     }
 
     pub(super) fn is_contiguous(&self) -> bool {

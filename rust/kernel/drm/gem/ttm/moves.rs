@@ -154,14 +154,7 @@ unsafe fn move_object<T: TtmObject>(
     let unregistered = |e| if by_engine { e } else { EBUSY };
     locked.tell_evicted().map_err(unregistered)?;
 
-    let shown = locked.is_shown();
-    // Private objects share the reservation, to which jobs that reach some of them by page tables
-    // add fences of `Bookkeep`. Those jobs do not use an object that no page table shows.
-    let usage = if obj.is_private() && !shown {
-        Usage::Read
-    } else {
-        Usage::Bookkeep
-    };
+    let (shown, usage) = (locked.is_shown(), locked.usage());
     let must_wait = obj.ttm().is_used_by_others(&locked.resv(), usage);
     // Pages that the engine still uses must not be swapped out, and work that uses the entries of
     // page tables must be done before the entries are cleared.
@@ -276,6 +269,37 @@ unsafe fn move_object<T: TtmObject>(
         unsafe { bindings::ttm_bo_move_sync_cleanup(bo, to) };
     }
     Ok(())
+}
+
+impl<T: TtmObject> Held<'_, Object<T>> {
+    /// Returns the usage of the fences of all work on the object.
+    fn usage(&self) -> Usage {
+        // Private objects share the reservation, to which jobs that reach some of them by page
+        // tables add fences of `Bookkeep`. Those jobs do not use an object that no page table
+        // shows; the layer knows which ones are shown if the driver has `MAPPINGS`.
+        if self.obj.is_private() && Object::<T>::CALLER.is_some() && !self.is_shown() {
+            Usage::Read
+        } else {
+            Usage::Bookkeep
+        }
+    }
+}
+
+/// Returns whether a move of an object would have to wait for work that depends on another device.
+///
+/// # Safety
+///
+/// `bo` must be an object of a device of `T`, which may be a ghost, with its reservation held.
+pub(crate) unsafe fn would_wait<T: TtmObject>(bo: *mut bindings::ttm_buffer_object) -> bool {
+    // SAFETY: As promised by the caller.
+    let Some(obj) = (unsafe { Object::<T>::from_bo(bo) }) else {
+        return false;
+    };
+    // SAFETY: The reservation is held.
+    let mut locked = unsafe { Held::assume(obj) };
+
+    let usage = locked.usage();
+    obj.ttm().is_used_by_others(&locked.resv(), usage)
 }
 
 /// Undoes [`Held::take_off_lru`] of an object that is about to be freed.

@@ -27,7 +27,10 @@ impl<T: TtmObject> Object<T> {
     ///
     /// The object is private to the owner of that reservation, such as a
     /// [`GpuVm`](drm::gpuvm::GpuVm): it is locked, and gets fences, together with all other objects
-    /// with the reservation, and it is not exported. If there is no room, these objects may be
+    /// with the reservation, and it is not exported. If the driver has
+    /// [`MAPPINGS`](TtmObject::MAPPINGS), jobs that add fences of `Bookkeep` use only those of the
+    /// objects whose place was taken from [`Held::placed`](drm::gem::Held::placed), and the others
+    /// move without a wait for these jobs. If there is no room, these objects may be
     /// evicted for it, too.
     ///
     /// # Errors
