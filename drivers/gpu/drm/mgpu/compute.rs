@@ -3,7 +3,10 @@
 //! The ring of the compute engine: operations on virtual addresses.
 
 use kernel::{
-    drm::queue::Ring,
+    drm::{
+        queue::Ring,
+        ttm::Arrival, //
+    },
     prelude::*,
     sync::Arc, //
 };
@@ -107,7 +110,17 @@ impl Entries for Program {
 }
 
 /// A job of a client.
-pub(crate) struct ComputeJob(pub(crate) Arc<Program>);
+pub(crate) struct ComputeJob {
+    program: Arc<Program>,
+    /// The content that was on its way when the job was queued.
+    contents: KVec<Arrival>,
+}
+
+impl ComputeJob {
+    pub(crate) fn new(program: Arc<Program>, contents: KVec<Arrival>) -> Self {
+        Self { program, contents }
+    }
+}
 
 impl RingJob for ComputeJob {
     const NAME: &'static CStr = c"mgpu-compute";
@@ -120,10 +133,14 @@ impl RingJob for ComputeJob {
 
     fn begin(&mut self) -> Result<Arc<Program>> {
         // An invalidation was not done, so the device may reach memory that has a new owner.
-        if self.0.space.table().is_broken() {
+        if self.program.space.table().is_broken() {
             return Err(EIO);
         }
-        Ok(self.0.clone())
+        // The memory of an object that was not filled has content of its last owner.
+        if self.contents.iter().any(Arrival::is_lost) {
+            return Err(EIO);
+        }
+        Ok(self.program.clone())
     }
 }
 

@@ -61,6 +61,10 @@ const JOBS: usize = uapi::DRM_MGPU_EXEC_JOBS_MAX as usize;
 /// The largest size of an entry of the array of operations, in bytes.
 const ENTRY_MAX: u32 = 4096;
 
+/// How often a job is tried to be queued that has to wait for moves, until it waits with locks
+/// held.
+const PATIENCE: u32 = 4;
+
 /// The jobs of an open file. Their queue is made for the first one.
 #[pin_data]
 pub(crate) struct Jobs {
@@ -220,20 +224,55 @@ fn submit(
     fences: &[ARef<AnyFence>],
 ) -> Result<ARef<Fence>> {
     let mut permit = Some(permit);
+    let mut attempts = 0;
 
-    dev.ttm.exec(Flag::Interruptible, |ctx| {
-        let mut locked = ctx.lock_vm(space.gpuvm())?;
-        let mut full = false;
-        let mut valid =
-            locked.validate(|vm_bo, object| space.bring(dev, vm_bo, object, &mut full))?;
+    loop {
+        let mut moves = KVec::new();
+        let ret = try_submit(
+            dev,
+            space,
+            queue,
+            &mut permit,
+            &program,
+            fences,
+            // Other tasks may move objects again and again.
+            (attempts < PATIENCE).then_some(&mut moves),
+        );
 
-        if space.table().is_broken() {
-            return Err(EIO);
+        space.clean_up();
+        if ret.is_ok() || moves.is_empty() {
+            return ret;
         }
+        for fence in &moves {
+            fence.wait(true)?;
+        }
+        attempts += 1;
+    }
+}
+
+/// Does [`submit`], unless moves have to be done before, which are added to `moves`, if that is
+/// given.
+fn try_submit(
+    dev: &Device<Registered>,
+    space: &AddressSpace,
+    queue: &Queue<ComputeRing>,
+    permit: &mut Option<Permit>,
+    program: &Arc<Program>,
+    fences: &[ARef<AnyFence>],
+    mut moves: Option<&mut KVec<ARef<Fence>>>,
+) -> Result<ARef<Fence>> {
+    dev.ttm.exec(Flag::Interruptible, |ctx| {
+        // The closure may be called several times.
+        if let Some(moves) = &mut moves {
+            moves.clear();
+        }
+        let mut locked = ctx.lock_vm(space.gpuvm())?;
+        let (mut valid, contents) = space.validate(dev, &mut locked, moves.as_deref_mut())?;
+
         // From here on the closure is not called again.
         let mut job = queue.job(
             Some(permit.take().ok_or(EINVAL)?),
-            ComputeJob(program.clone()),
+            ComputeJob::new(program.clone(), contents),
         )?;
         for fence in fences {
             job.depend(fence.clone())?;

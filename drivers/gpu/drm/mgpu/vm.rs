@@ -23,7 +23,8 @@
 //! From the outside to the inside: the mutex of the mappings, which serializes all changes of them;
 //! the reservations of the address space and of its external objects; the `gpuva.lock` of an
 //! object; the mutex of the page tables. The mutex of the last job is taken with reservations held,
-//! and nothing is taken inside of it.
+//! and nothing is taken inside of it; that of the objects whose content is on its way, too, and only
+//! a `gpuva.lock` is taken inside of it.
 
 use core::ops::Range;
 
@@ -33,6 +34,7 @@ use kernel::{
         Device as Dev, //
     },
     dma_buf::fence::Fence,
+    dma_resv::Usage,
     drm::{
         exec::Flag,
         gem::{
@@ -55,9 +57,11 @@ use kernel::{
             OpRemapped,
             OpUnmap,
             OpUnmapped,
-            UniqueRefGpuVm, //
+            UniqueRefGpuVm,
+            ValidVm, //
         },
         ttm::{
+            Arrival,
             OpCtx,
             Place, //
         },
@@ -114,7 +118,8 @@ impl Change {
         let mut vas = KVec::with_capacity(MAPPINGS, GFP_KERNEL)?;
 
         for _ in 0..MAPPINGS {
-            vas.push(GpuVaAlloc::new(GFP_KERNEL)?, GFP_KERNEL)?;
+            // Charged to the memory cgroup of the caller, who can map an object many times.
+            vas.push(GpuVaAlloc::new(GFP_KERNEL_ACCOUNT)?, GFP_KERNEL)?;
         }
         Ok(Self {
             vas,
@@ -215,6 +220,38 @@ pub(crate) struct AddressSpace {
     /// The last job, behind all others.
     #[pin]
     last: Mutex<Option<ARef<Fence>>>,
+    /// Objects whose entries were written while their content was on its way.
+    #[pin]
+    arriving: Mutex<KVec<Arriving>>,
+}
+
+/// An object whose content is on its way.
+struct Arriving {
+    vm_bo: ARef<GpuVmBo<Kind>>,
+    content: Arrival,
+}
+
+impl Arriving {
+    /// Returns whether the content matters: it may be lost, or is, and the object is mapped.
+    fn matters(&self) -> bool {
+        let mut is_mapped = false;
+
+        self.vm_bo.for_each_range(|_| is_mapped = true);
+        is_mapped && (self.content.is_pending() || self.content.is_lost())
+    }
+}
+
+/// A round over the evicted objects of an address space, before a job of it is queued.
+pub(crate) struct Round<'a> {
+    /// No job of the address space is under way.
+    is_idle: bool,
+    /// There was no room in VRAM for an object; then no further object is moved there, because TTM
+    /// may have met a lock that it must not wait for, after which it takes no other lock.
+    full: bool,
+    /// The moves that bring the content of `left`; [`None`] if the round waits for them itself.
+    moves: Option<&'a mut KVec<ARef<Fence>>>,
+    /// Objects whose entries were not written.
+    left: KVec<ARef<GpuVmBo<Kind>>>,
 }
 
 impl AddressSpace {
@@ -244,6 +281,7 @@ impl AddressSpace {
                 gpuvm: ARef::from(&*unique),
                 mappings <- new_mutex!(unique, "mgpu::AddressSpace::mappings"),
                 last <- new_mutex!(None, "mgpu::AddressSpace::last"),
+                arriving <- new_mutex!(KVec::new(), "mgpu::AddressSpace::arriving"),
             }),
             GFP_KERNEL,
         )
@@ -339,7 +377,7 @@ impl AddressSpace {
             self.table.release(va, &mut undo);
             self.table.free(undo, self.table.invalidate(va));
         }
-        self.gpuvm.deferred_cleanup();
+        self.clean_up();
         ret
     }
 
@@ -354,8 +392,14 @@ impl AddressSpace {
         let ret = self.change(dev, va, |_locked, change| {
             mappings.sm_unmap(va.start, va.end - va.start, change)
         });
-        self.gpuvm.deferred_cleanup();
+        self.clean_up();
         ret
+    }
+
+    /// Drops references to objects that are not mapped any more. Called without reservations.
+    pub(crate) fn clean_up(&self) {
+        self.arriving.lock().retain(|object| object.matters());
+        self.gpuvm.deferred_cleanup();
     }
 
     /// Changes mappings by `f`, which is called with the reservations held. If it fails, nothing
@@ -387,24 +431,86 @@ impl AddressSpace {
         ret
     }
 
+    /// Validates all objects, and writes the page table entries of those that were evicted, so that
+    /// a job can be queued. Returns the content that is on its way, without which the job must not
+    /// begin.
+    ///
+    /// New entries are used at once by jobs that are under way, which do not depend on the moves of
+    /// the objects. So the moves have to be done before the entries are written. If there are such
+    /// moves, they are added to `moves`, if that is given, and the caller has to wait for them
+    /// without locks, and to try again.
+    ///
+    /// # Errors
+    ///
+    /// - `EBUSY` if there are such moves.
+    /// - `EIO` if an object has lost its content, or the device may reach memory of other objects.
+    /// - The errors of [`Held::validate`] and [`Held::placed`], and `ENODEV`.
+    pub(crate) fn validate<'s>(
+        &self,
+        dev: &Device<Registered>,
+        locked: &'s mut LockedVm<'_, '_, Kind>,
+        moves: Option<&mut KVec<ARef<Fence>>>,
+    ) -> Result<(ValidVm<'s, Kind>, KVec<Arrival>)> {
+        // The reservations are held, so no job is queued meanwhile.
+        let mut round = Round {
+            is_idle: self.is_idle(),
+            full: false,
+            moves,
+            left: KVec::new(),
+        };
+
+        self.arriving.lock().retain(|object| {
+            let (matters, is_lost) = (object.matters(), object.content.is_lost());
+
+            if matters && is_lost {
+                // So that it is validated below, which fails. Cannot fail, because the object is
+                // locked.
+                let _ = locked.mark_evicted(&object.vm_bo);
+            }
+            matters && !is_lost
+        });
+        let ret = locked
+            .validate(|vm_bo, object| self.bring(dev, vm_bo, object, &mut round))
+            .map(drop);
+        for vm_bo in &round.left {
+            let _ = locked.mark_evicted(vm_bo);
+        }
+        ret?;
+        if !round.left.is_empty() {
+            return Err(EBUSY);
+        }
+        if self.table.is_broken() {
+            return Err(EIO);
+        }
+
+        let contents = {
+            let arriving = self.arriving.lock();
+            let mut contents = KVec::with_capacity(arriving.len(), GFP_KERNEL)?;
+
+            for object in arriving.iter() {
+                contents.push_within_capacity(object.content.clone())?;
+            }
+            contents
+        };
+        // No object is evicted, so this calls nothing.
+        Ok((locked.validate(|_, _| Err(EINVAL))?, contents))
+    }
+
     /// Validates an object, so that the device reaches it, and writes the page table entries of its
-    /// mappings.
+    /// mappings, unless the round leaves it.
     ///
     /// An object that may be placed in VRAM is moved there, and other objects are evicted for that.
-    /// If there is no room, it is used in system memory. `full` says that there was no room for an
-    /// object before it in the same round; then no further object is moved to VRAM in this round,
-    /// because TTM may have met a lock that it must not wait for, after which it takes no other
-    /// lock.
+    /// If there is no room, it is used in system memory.
     ///
     /// # Errors
     ///
     /// The errors of [`Held::validate`] and [`Held::placed`], and `ENODEV`.
-    pub(crate) fn bring(
+    fn bring(
         &self,
         dev: &Device<Registered>,
         vm_bo: &GpuVmBo<Kind>,
         object: &mut Held<'_, Bo>,
-        full: &mut bool,
+        round: &mut Round<'_>,
     ) -> Result {
         let mut ctx = OpCtx::interruptible();
 
@@ -414,9 +520,9 @@ impl AddressSpace {
 
             let is_in_vram = |object: &Held<'_, Bo>| object.mem_type() == Some(MemType::Vram);
 
-            if domain == Domain::Either && !is_in_vram(object) && !*full {
-                match object.validate(&[Place::VRAM], &mut ctx) {
-                    Err(e) if e == ENOSPC => *full = true,
+            if domain == Domain::Either && !is_in_vram(object) && !round.full {
+                match object.validate(&[Place::VRAM.without_waits()], &mut ctx) {
+                    Err(e) if e == ENOSPC => round.full = true,
                     ret => ret?,
                 }
             }
@@ -427,7 +533,43 @@ impl AddressSpace {
                 Domain::Vram | Domain::System => object.validate(&domain.places(), &mut ctx)?,
             }
         }
-        let placed = object.placed(dev, &mut ctx)?;
+        if object.object().as_import().is_some() {
+            // The exporter may move the buffer for that.
+            object.placed(dev, &mut ctx)?;
+        }
+        if !round.is_idle && !object.resv().resv().test_signaled(Usage::Kernel) {
+            let Some(moves) = round.moves.as_deref_mut() else {
+                object.resv().resv().wait(Usage::Kernel, true)?;
+                return self.show(dev, vm_bo, object, &mut ctx);
+            };
+
+            for fence in object.resv().fences(Usage::Kernel) {
+                moves.push(fence.into(), GFP_KERNEL)?;
+            }
+            round.left.push(vm_bo.into(), GFP_KERNEL)?;
+            return Ok(());
+        }
+        self.show(dev, vm_bo, object, &mut ctx)
+    }
+
+    /// Writes the page table entries of the mappings of an object.
+    fn show(
+        &self,
+        dev: &Device<Registered>,
+        vm_bo: &GpuVmBo<Kind>,
+        object: &mut Held<'_, Bo>,
+        ctx: &mut OpCtx,
+    ) -> Result {
+        if let Some(content) = object.arrival() {
+            let mut arriving = self.arriving.lock();
+
+            if !arriving.iter().any(|known| *known.vm_bo == *vm_bo) {
+                let vm_bo = vm_bo.into();
+
+                arriving.push(Arriving { vm_bo, content }, GFP_KERNEL_ACCOUNT)?;
+            }
+        }
+        let placed = object.placed(dev, ctx)?;
         let mut ret = Ok(());
         vm_bo.for_each_range(|range| {
             if ret.is_ok() {
@@ -454,6 +596,7 @@ impl PinnedDrop for AddressSpace {
         if let Err(e) = self.mappings.lock().sm_unmap(0, SPACE, &mut change) {
             pr_err!("an address space is not empty: {:?}\n", e);
         }
+        self.arriving.lock().clear();
         self.gpuvm.deferred_cleanup();
     }
 }
