@@ -96,17 +96,19 @@ impl Gpu {
         let regs = Arc::new(Regs::new(bound)?, GFP_KERNEL)?;
         regs.reset_all()?;
 
-        let (vram, aperture) = regs.sizes()?;
+        let (size, aperture) = regs.sizes()?;
+        let vram = Allocator::new(0..size)?;
         let status = Arc::new(Status::new(dev)?, GFP_KERNEL)?;
         let invalidator = Invalidator::new(dev, regs.clone(), status.clone())?;
         let contexts = Contexts::new(dev, invalidator)?;
-        let aperture = Aperture::new(dev, &contexts, aperture, vram)?;
+        let aperture = Aperture::new(dev, &contexts, aperture, size)?;
         let recovery = Recovery::new(
             dev,
             regs.clone(),
             status.clone(),
             contexts.clone(),
             aperture.clone(),
+            vram.clone(),
             Reporter::new(dev, contexts.clone())?,
         )?;
         let copy = Ring::new(dev, regs.clone(), status.clone(), recovery.clone(), COPY)?;
@@ -120,8 +122,6 @@ impl Gpu {
                 compute: compute.clone(),
             }),
         )?;
-
-        let vram = Allocator::new(0..vram)?;
 
         // Last, when all memory that the device accesses is allocated, and nothing can fail any
         // more but the allocation below.
@@ -154,7 +154,15 @@ impl Gpu {
 
     /// Stops the device for a reset by the PCI core, until [`Self::resume`]. Jobs in the rings end
     /// with an error.
+    ///
+    /// Exported objects that can leave VRAM do so before: importers would read and write what an
+    /// aperture without page tables shows. Those that map an object again meanwhile get system
+    /// memory, or wait for the move back to VRAM, which is done after the reset.
     pub(crate) fn pause(&self) {
+        self.aperture.set_closed(true);
+        if self.recovery.closed().is_none() {
+            self.recovery.reporter.evict_exported();
+        }
         self.recovery.pause();
         self.interrupt.poll_in(0);
     }
@@ -163,6 +171,7 @@ impl Gpu {
     pub(crate) fn resume(&self) {
         // If this fails, the jobs end with the error.
         let _ = self.recovery.resume();
+        self.aperture.set_closed(false);
         self.interrupt.poll_in(0);
     }
 
@@ -172,9 +181,12 @@ impl Gpu {
     ///
     /// `EIO` if an engine does not work any more, `ENODEV` if the device is gone.
     pub(crate) fn begin_jobs(&self) -> Result {
-        self.vram.end_quarantine();
         self.copy.check()?;
-        self.compute.check()
+        self.compute.check()?;
+        // The jobs of the last DRM driver have ended, and with them all accesses to its memory.
+        self.vram.count_reset();
+        self.vram.end_quarantine();
+        Ok(())
     }
 }
 

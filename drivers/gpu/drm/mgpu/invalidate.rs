@@ -126,7 +126,7 @@ impl Invalidator {
         // quarantine.
         let resets = self.resets.load(Acquire);
 
-        (invalidated == Err(EIO) && self.is_broken()).then_some(resets)
+        (invalidated.is_err() && self.is_broken() && !self.has_forgotten(resets)).then_some(resets)
     }
 
     /// Returns whether the device has no old translations any more: it was reset since the count of
@@ -174,10 +174,9 @@ impl Invalidator {
     pub(crate) fn reset(&self, len: u64, f: impl FnOnce() -> Result) -> Result {
         let mut telling = self.lock();
 
-        // It stays broken if the reset fails.
-        self.is_broken.store(true, Relaxed);
         telling.state.is_paused = false;
-        f()?;
+        // Jobs that begin meanwhile wait for the reset, so it is not broken before that has failed.
+        f().inspect_err(|_| self.is_broken.store(true, Relaxed))?;
         self.resets.fetch_add(1, Release);
         self.is_broken.store(false, Relaxed);
         telling.invalidate(APERTURE, 0, len)
@@ -189,7 +188,8 @@ impl Invalidator {
         let mut telling = self.lock();
 
         telling.state.is_paused = true;
-        f()
+        // A device that was not stopped may have translations.
+        f().inspect_err(|_| self.is_broken.store(true, Relaxed))
     }
 }
 
@@ -252,7 +252,8 @@ impl Telling<'_> {
             match ret {
                 Ok(_) => return Ok(()),
                 Err(e) if e == ENODEV => {
-                    of.end();
+                    // A read of all ones may also be an error of the link.
+                    of.is_broken.store(true, Relaxed);
                     return Err(e);
                 }
                 // The task may have been preempted for all of the time, so read once more.

@@ -28,6 +28,7 @@
 
 use kernel::{
     device::Device,
+    drm::vram::Allocator,
     new_mutex,
     pci::BusMaster,
     prelude::*,
@@ -42,6 +43,7 @@ use kernel::{
         },
         Arc,
         Mutex,
+        MutexGuard,
         SetOnce, //
     }, //
 };
@@ -95,6 +97,7 @@ pub(crate) struct Recovery {
     status: Arc<Status>,
     contexts: Arc<Contexts>,
     aperture: Arc<Aperture>,
+    vram: Arc<Allocator>,
     dev: ARef<Device>,
     pub(crate) reporter: Reporter,
     /// Limits the reports of resets of rings, which a client can cause as often as it likes.
@@ -117,6 +120,23 @@ pub(crate) struct Recovery {
     state: Mutex<State>,
 }
 
+/// The right to write entries and to ring doorbells: the device is not reset meanwhile.
+pub(crate) struct Doorbells<'a> {
+    recovery: &'a Recovery,
+    _state: MutexGuard<'a, State>,
+}
+
+impl Doorbells<'_> {
+    /// Rings the doorbell of a ring, of which `written` entries were written.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` if the driver is unbound.
+    pub(crate) fn ring(&self, ring: usize, written: u32) -> Result {
+        self.recovery.regs.ring_doorbell(ring, written)
+    }
+}
+
 impl Recovery {
     /// Takes over a device that was just reset, and writes the addresses of its memory to it.
     ///
@@ -129,6 +149,7 @@ impl Recovery {
         status: Arc<Status>,
         contexts: Arc<Contexts>,
         aperture: Arc<Aperture>,
+        vram: Arc<Allocator>,
         reporter: Reporter,
     ) -> Result<Arc<Self>> {
         regs.set_memory(status.address(), contexts.address())?;
@@ -138,6 +159,7 @@ impl Recovery {
                 status,
                 contexts,
                 aperture,
+                vram,
                 dev: dev.into(),
                 reporter,
                 limit <- RateLimit::new(MODULE),
@@ -206,18 +228,19 @@ impl Recovery {
         self.device_stuck.store(0, Relaxed);
     }
 
-    /// Rings the doorbell of a ring, of which `written` entries were written in `epoch`.
-    ///
-    /// # Errors
-    ///
-    /// `EAGAIN` if the epoch has ended: nothing was done. `ENODEV` if the driver is unbound.
-    pub(crate) fn ring_doorbell(&self, ring: usize, epoch: u64, written: u32) -> Result {
-        let _state = self.state.lock();
+    /// Returns the right to write entries to rings and to ring their doorbells, or [`None`] if
+    /// `epoch` has ended. Waits for a reset that another task does.
+    pub(crate) fn doorbells(&self, epoch: u64) -> Option<Doorbells<'_>> {
+        let is_over = || self.is_paused() || self.epoch() != epoch;
 
-        if self.is_paused() || self.epoch() != epoch {
-            return Err(EAGAIN);
+        if is_over() {
+            return None;
         }
-        self.regs.ring_doorbell(ring, written)
+        let state = self.state.lock();
+        (!is_over()).then_some(Doorbells {
+            recovery: self,
+            _state: state,
+        })
     }
 
     /// Returns whether the PCI core resets the device, so that no entry must be written to a ring.
@@ -301,6 +324,8 @@ impl Recovery {
         };
         match ret {
             Ok(()) => {
+                // Jobs are begun in the next epoch.
+                self.vram.count_reset();
                 self.end_epoch();
                 for resets in &self.resets {
                     resets.fetch_add(1, Relaxed);

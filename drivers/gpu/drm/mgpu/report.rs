@@ -38,6 +38,10 @@ use kernel::{
         Arc,
         Mutex, //
     },
+    time::{
+        msecs_to_jiffies,
+        Msecs, //
+    },
     workqueue::{
         Work,
         WorkItem, //
@@ -61,6 +65,9 @@ use crate::{
 const ENTRIES: usize = 512;
 const JOBS: usize = 16;
 const QUEUES: usize = 32;
+
+/// How long a reset by the PCI core waits for importers and for moves.
+const EVICTION: Msecs = 2000;
 
 /// How many words an entry has.
 const ENTRY: usize = 8;
@@ -337,6 +344,26 @@ impl Reporter {
         let old = core::mem::replace(&mut self.report.todo.lock().card, card);
 
         drop(old);
+    }
+
+    /// Moves exported objects out of VRAM, as far as they can be moved within two seconds, and
+    /// notifies importers. Does nothing while no DRM device is registered. Sleeps.
+    pub(crate) fn evict_exported(&self) {
+        let card = self.report.todo.lock().card.clone();
+        let Some(card) = card else {
+            return;
+        };
+
+        match card.ttm.evict_exported(msecs_to_jiffies(EVICTION)) {
+            // The DRM device was unplugged meanwhile, and with it all importers.
+            Err(e) if e == ENODEV => (),
+            Ok(()) => (),
+            Err(e) => dev_info!(
+                self.report.dev,
+                "some importers use VRAM during the reset: {:?}\n",
+                e
+            ),
+        }
     }
 
     /// Takes a snapshot of the device, to which `f` adds that of a ring. Does nothing if the worker

@@ -574,9 +574,9 @@ impl<E: Entries> Ring<E> {
         let before = state.written;
 
         // During a reset of the device nothing is written; `advance` continues after it.
-        if self.recovery.is_paused() || self.recovery.epoch() != state.epoch {
+        let Some(doorbells) = self.recovery.doorbells(state.epoch) else {
             return;
-        }
+        };
         if !state.is_busy() {
             state.since = Instant::now();
         }
@@ -615,11 +615,8 @@ impl<E: Entries> Ring<E> {
         state.reach(state.reached);
 
         if state.written != before {
-            // An error is ignored. If the driver is unbound, the ring is empty. After a reset of
-            // the device `advance` ends the jobs whose entries were written.
-            let _ = self
-                .recovery
-                .ring_doorbell(self.index, state.epoch, state.written);
+            // Fails only if the driver is unbound; the ring is empty then.
+            let _ = doorbells.ring(self.index, state.written);
         }
     }
 

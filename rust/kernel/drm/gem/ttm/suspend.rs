@@ -26,7 +26,10 @@ use super::{
 use crate::{
     bindings,
     dma_buf::fence::Fence,
-    dma_resv::Usage,
+    dma_resv::{
+        DmaResv,
+        Usage, //
+    },
     drm::{
         devres::while_registered,
         gem::{
@@ -60,7 +63,8 @@ use crate::{
     },
     time::{
         delay::fsleep,
-        Delta, //
+        Delta,
+        Jiffies, //
     }, //
 };
 use core::ptr::NonNull;
@@ -198,25 +202,31 @@ impl<T: TtmObject> Device<T> {
     /// so that no importer accesses VRAM while it is out of reach for a moment.
     ///
     /// For a driver whose device is about to be reset, and keeps the content of VRAM. Objects that
-    /// are pinned, or may be in VRAM only, stay. The work of importers is waited for, the copies are
-    /// not.
+    /// are pinned, or may be in VRAM only, stay. The work of importers, and the moves, are waited
+    /// for with no lock held, for `limit` jiffies at most in all. Sleeps.
     ///
     /// # Errors
     ///
     /// - `ENODEV` if the DRM device is not registered.
-    /// - The first error of a move. The other objects have been moved then.
-    pub fn evict_exported(&self, ctx: &mut OpCtx) -> Result {
-        let mut first = Ok(());
+    /// - `EBUSY` if the work on an object, or a move, was not done in time.
+    /// - The first other error of a move. The other objects have been moved then.
+    pub fn evict_exported(&self, limit: Jiffies) -> Result {
+        let (mut left, mut first, mut next) = (limit, Ok(()), 0);
 
-        self.for_each_object(|object| {
-            let stays = object.is_pinned() || object.data().domain() == Domain::Vram;
-            let is_concerned = object.obj.import.is_none() && !object.exported().is_null();
+        while let Some(obj) = self.object_from(next) {
+            next = obj.id() + 1;
+            first = first.and(obj.evict_exported(&mut left));
+        }
+        // What the engine has not copied now would have to be copied after the reset.
+        next = 0;
+        while let Some(obj) = self.object_from(next) {
+            next = obj.id() + 1;
+            let is_exported = !obj.reserve(false)?.view().exported().is_null();
 
-            if is_concerned && !stays && object.mem_type() == Some(MemType::Vram) {
-                first = first.and(object.validate(&[Place::TT], ctx));
+            if is_exported {
+                first = first.and(obj.await_fences(Usage::Kernel, &mut left));
             }
-            Ok(())
-        })?;
+        }
         first
     }
 
@@ -228,6 +238,55 @@ impl<T: TtmObject> Device<T> {
             f(&mut obj.reserve(false)?.view())?;
         }
         Ok(())
+    }
+}
+
+impl<T: TtmObject> Object<T> {
+    /// Waits for fences for `left` at most, which is what is left of the time then, and less than
+    /// before if there was a wait.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` if the time is up.
+    fn await_fences(&self, usage: Usage, left: &mut Jiffies) -> Result {
+        // SAFETY: The reservation of a valid object is valid.
+        let resv = unsafe { DmaResv::from_raw((*self.as_raw()).resv) };
+
+        if resv.test_signaled(usage) {
+            return Ok(());
+        }
+        // The rest is at least 1.
+        *left = resv.wait_timeout(usage, false, *left).unwrap_or(1) - 1;
+        if *left == 0 {
+            return Err(EBUSY);
+        }
+        Ok(())
+    }
+
+    /// Does [`Device::evict_exported`] for one object.
+    fn evict_exported(&self, left: &mut Jiffies) -> Result {
+        loop {
+            let ret = {
+                let mut reserved = self.reserve(false)?;
+                let mut object = reserved.view();
+                let stays = object.is_pinned() || object.data().domain() == Domain::Vram;
+                let is_concerned = self.import.is_none() && !object.exported().is_null();
+
+                if !is_concerned || stays || object.mem_type() != Some(MemType::Vram) {
+                    return Ok(());
+                }
+                object.validate(&[Place::TT], &mut OpCtx::without_waiting())
+            };
+
+            // Importers were notified, so that they begin no more work.
+            if ret != Err(EBUSY) {
+                return ret;
+            }
+            self.await_fences(Usage::Bookkeep, left)?;
+            // Another task may have the object, or what it needs.
+            fsleep(Delta::from_millis(1));
+            *left = left.checked_sub(1).ok_or(EBUSY)?;
+        }
     }
 }
 
