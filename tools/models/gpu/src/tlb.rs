@@ -68,16 +68,17 @@ impl Tlb {
     /// Drops the translations of a range of a context, once no access that uses them is in
     /// progress.
     pub fn invalidate(&self, context: u32, start: u64, last: u64) {
+        // An access that has looked an entry up keeps it before it ends.
+        let _no_access = self.used.write().unwrap_or_else(PoisonError::into_inner);
         self.lock().retain(|&(of, first, bytes), _| {
             of != context || first > last || first + (bytes - 1) < start
         });
-        drop(self.used.write().unwrap_or_else(PoisonError::into_inner));
     }
 
     /// Drops all translations.
     pub fn clear(&self) {
+        let _no_access = self.used.write().unwrap_or_else(PoisonError::into_inner);
         self.lock().clear();
-        drop(self.used.write().unwrap_or_else(PoisonError::into_inner));
     }
 }
 
