@@ -50,6 +50,7 @@ pub mod rdma;
 pub mod rebind;
 pub mod route;
 pub mod signals;
+pub mod slab;
 pub mod socket;
 pub mod split;
 pub mod svm;

@@ -2,7 +2,8 @@
 
 //! Shared memory mappings, accessed word by word.
 
-use std::os::fd::RawFd;
+use std::io::Read;
+use std::os::fd::{AsRawFd, RawFd};
 use std::ptr::{self, NonNull};
 
 use crate::pattern::{Compare, Mismatch, Pattern};
@@ -252,6 +253,29 @@ impl Map {
         // SAFETY: the index is inside the mapping, which lives as long as self.
         // Other processes and devices may change it, hence volatile.
         unsafe { self.base.as_ptr().add(index).read_volatile() }
+    }
+
+    /// Reads the word at an index by a system call, which fails where an access by the process ends
+    /// in a signal.
+    ///
+    /// # Errors
+    ///
+    /// `EFAULT` in that case, and any error of a pipe.
+    pub fn try_read(&self, index: usize) -> Result<u64, SysError> {
+        assert!(index < self.len / 8, "word {index} is outside the mapping");
+        let (mut read, write) = std::io::pipe().map_err(|error| SysError::io("pipe", &error))?;
+        // SAFETY: as for read(). The kernel reads the word, which may be in a mapping of a device.
+        let count = unsafe {
+            let word = self.base.as_ptr().add(index);
+            libc::write(write.as_raw_fd(), word.cast(), 8)
+        };
+        if count != 8 {
+            return Err(SysError::last("write(pipe)"));
+        }
+        let mut word = [0; 8];
+        read.read_exact(&mut word)
+            .map_err(|error| SysError::io("read(pipe)", &error))?;
+        Ok(u64::from_ne_bytes(word))
     }
 
     /// Writes the word at an index.

@@ -44,10 +44,13 @@ GPU_HUNG = ("mgpu_exec@both-hang", "mgpu_exec@hang", "mgpu_gone@removed-in-inval
 # Tests of the others in which the device does DMA while it fails or is reset: behind an IOMMU, too,
 # where a page that is not mapped is found.
 GPU_TRANSLATED = ("mgpu_engine@copies", "mgpu_engine@evicted", "mgpu_recover@again",
-                  "mgpu_recover@copies-behind", "mgpu_recover@jobs-behind", "mgpu_reset@function",
-                  "mgpu_reset@moves", "mgpu_reset@vms")
+                  "mgpu_recover@behind", "mgpu_recover@copies-behind", "mgpu_recover@jobs-behind",
+                  "mgpu_reset@function", "mgpu_reset@moves", "mgpu_reset@peers", "mgpu_reset@vms",
+                  "mgpu_reset@wedged", "mgpu_reset@whole")
 # Those of these programs that move objects more often in `make soak`.
-GPU_SOAK = ("mgpu_aperture", "mgpu_evict", "mgpu_peer")
+GPU_SOAK = ("mgpu_aperture", "mgpu_evict", "mgpu_peer", "mgpu_unbind@callers")
+# Those of them that are also repeated where each access of a device is checked.
+GPU_MOVES = ("mgpu_evict", "mgpu_unbind@callers")
 # With more VRAM than the host has memory: pages of VRAM that are zero take no memory of the host.
 GPU_LARGE = ("mgpu_large",)
 LARGE = "vram=64G,aperture=256M"
@@ -155,6 +158,8 @@ def soak():
             *[igt(f"soak-scramble-{topology.name}", variant("scramble", topology), SCRAMBLED_SOAK)
               for topology in topologies.TOPOLOGIES if of_kinds(topology)],
             igt("soak-gpu", topologies.MODELS[0], GPU_SOAK, GPU_LOAD, VVRAM_SOAK=SOAK),
+            *[igt(f"soak-{topology.name}", topology, GPU_MOVES, GPU_LOAD, VVRAM_SOAK=SOAK)
+              for topology in topologies.MODELS if translated(topology)],
             gpu_faults(),
             igt("soak-sync", SWITCH, ("vvram_sync",), VVRAM_SOAK=SOAK),
             igt("soak-rdma-once", switch, RDMA_ONCE, RDMA_LOAD, VVRAM_SOAK=SOAK),

@@ -15,6 +15,7 @@ use vvram_tests::misc;
 use vvram_tests::pci::Bar;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::proc::Child;
+use vvram_tests::slab::repeat;
 use vvram_tests::{check, check_eq, expect_errno, igt_main, uapi, Outcome};
 
 const PAGE64: u64 = PAGE as u64;
@@ -382,6 +383,37 @@ fn take_over() -> Outcome {
     gpu.clean()
 }
 
+/// A peer maps an object, and unmaps it, so often that a leak in each round would show.
+fn repeated() -> Outcome {
+    let gpu = Mgpu::first()?;
+    let (a, _) = patterns();
+    let object = gpu.drm.create(3 * PAGE64)?;
+    object.map()?.fill(a);
+    let buffer = object.export()?;
+    let peer = Peer::open()?;
+    // The long form finds the leak of any object of the slab.
+    let (rounds, leak) = match misc::soak() {
+        1 => (300, PAGE64),
+        times => (1_000 * times * times, 32),
+    };
+    let mut round = 0;
+    repeat(rounds, leak, || {
+        round += 1;
+        peer.attach(&buffer, Mode::Dynamic)?;
+        peer.map()?;
+        if round % 100 == 0 {
+            peer_reads(&peer, a, &[0, 2])?;
+        }
+        peer.unmap()?;
+        Ok(peer.detach()?)
+    })?;
+    drop((peer, buffer));
+    holds(&object, a, "after all that")?;
+    drop(object);
+    gpu.await_no_window()?;
+    gpu.clean()
+}
+
 igt_main! {
     "peer", "the path, the addresses and the bytes", peer;
     "back", "objects come back for a peer", back;
@@ -390,4 +422,5 @@ igt_main! {
     "large", "an object that is larger than the aperture", large;
     "full", "peers have all of the aperture", full;
     "take-over", "an importer has not unmapped what has moved", take_over;
+    "repeated", "a peer maps and unmaps again and again", repeated;
 }

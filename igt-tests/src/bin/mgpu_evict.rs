@@ -10,13 +10,15 @@ use vvram_tests::compute::{
 };
 use vvram_tests::debugfs::DebugFs;
 use vvram_tests::drm::{path_name, reason_name, DmaBuf, Drm, Gem, EITHER};
+use vvram_tests::fence::Timeline;
 use vvram_tests::fixture::{patterns, placed, Expect};
 use vvram_tests::map::{Map, PAGE};
-use vvram_tests::mgpu::{take_all, Error, Mgpu, COMPUTE, COPY, PARAM_LOSSES, PARAM_RESETS};
+use vvram_tests::mgpu::{holds, take_all, Error, Mgpu, COMPUTE, COPY, PARAM_LOSSES, PARAM_RESETS};
 use vvram_tests::misc::{self, Lcg};
 use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::proc::{Child, Steps};
+use vvram_tests::queue::copy_after;
 use vvram_tests::syncfile::SyncFile;
 use vvram_tests::{check, check_eq, fail, igt_main, uapi, Outcome, Stop, SysError};
 
@@ -28,15 +30,15 @@ const LIMIT: Duration = Duration::from_secs(40);
 
 /// An object that is private to one address space and mapped by another one is evicted while both
 /// have jobs in the ring.
-fn evicted() -> Outcome {
+fn moved_under_jobs(size: u64, left: u64, rounds: u64) -> Outcome {
     let gpu = Mgpu::first()?;
-    let _ballast = ballast(&gpu, LEFT)?;
+    let _ballast = ballast(&gpu, left)?;
     let (x, _) = patterns();
+    let words = size / 8;
     let (a, b) = (Bench::new(&gpu)?, Bench::new(&gpu)?);
     let moves = gpu.drm.getparam(uapi::PARAM_MOVES)?;
-    let rounds = 8;
     for round in 0..rounds {
-        let object = a.vm.create(SIZE, EITHER)?;
+        let object = a.vm.create(size, EITHER)?;
         let map = object.map()?;
         a.vm.bind(&object, HUGE)?;
         b.vm.bind(&object, 5 * HUGE + PAGE64)?;
@@ -44,9 +46,9 @@ fn evicted() -> Outcome {
         map.fill(x);
         gpu.inject_into(COMPUTE, Error::Slow, 20)?;
         let jobs = [
-            a.vm.exec(&[Op::checksum(HUGE, SIZE, RESULTS), Op::add(HUGE, 1)])?,
+            a.vm.exec(&[Op::checksum(HUGE, size, RESULTS), Op::add(HUGE, 1)])?,
             b.vm.exec(&[
-                Op::checksum(5 * HUGE + PAGE64, SIZE, RESULTS),
+                Op::checksum(5 * HUGE + PAGE64, size, RESULTS),
                 Op::add(5 * HUGE + PAGE64 + 8, 1),
             ])?,
         ];
@@ -58,24 +60,29 @@ fn evicted() -> Outcome {
             check_eq!(job.status()?, 1, "status of a job in round {round}");
         }
         gpu.inject_into(COMPUTE, Error::Slow, 0)?;
-        let want = sum(x, 0, WORDS);
+        let want = sum(x, 0, words);
         check_eq!(a.results.read(0), want, "the first sum in round {round}");
         // Both jobs are done in the order of the file.
         check_eq!(b.results.read(0), plus_one(x, want), "the second one");
         // The object is back in VRAM now, if there is room.
         let both = plus_one_at(x, 1, plus_one(x, want));
-        let (kept, place) = match round % 2 {
+        let (kept, place) = match round % 3 {
             0 => {
                 drop(taken);
-                (None, uapi::PLACEMENT_VRAM)
+                (Vec::new(), uapi::PLACEMENT_VRAM)
             }
-            _ => (Some(taken), uapi::PLACEMENT_SYSTEM),
+            1 => (taken, uapi::PLACEMENT_SYSTEM),
+            _ => {
+                drop(taken);
+                gpu.drm.await_vram_free(left)?;
+                (pieces_left(&gpu, left)?, uapi::PLACEMENT_VRAM)
+            }
         };
-        check_eq!(b.sum(5 * HUGE + PAGE64, SIZE)?, both, "after the eviction");
-        check_eq!(a.sum(HUGE, SIZE)?, both, "after the eviction");
+        check_eq!(b.sum(5 * HUGE + PAGE64, size)?, both, "after the eviction");
+        check_eq!(a.sum(HUGE, size)?, both, "after the eviction");
         placed(&object, place)?;
         drop(kept);
-        for index in 0..WORDS {
+        for index in 0..words {
             let want = x.word(index).wrapping_add(u64::from(index < 2));
             check_eq!(map.read(index as usize), want, "word {index}");
         }
@@ -86,6 +93,29 @@ fn evicted() -> Outcome {
     );
     drop((a, b));
     gpu.clean()
+}
+
+/// Takes half of the VRAM that is left, so that no two pieces of the other half are adjacent.
+fn pieces_left(gpu: &Mgpu, left: u64) -> Result<Vec<Gem<'_>>, Stop> {
+    let mut all = (0..left / PIECE)
+        .map(|_| gpu.drm.create(PIECE))
+        .collect::<Result<Vec<_>, _>>()?;
+    let mut index = 0;
+    all.retain(|_| {
+        index += 1;
+        index % 2 == 0
+    });
+    gpu.drm.await_vram_free(left / 2)?;
+    Ok(all)
+}
+
+fn evicted() -> Outcome {
+    moved_under_jobs(SIZE, LEFT, 9)
+}
+
+/// The same with an object that is mapped by leaves of 2 MiB, and by those of pages.
+fn evicted_huge() -> Outcome {
+    moved_under_jobs(2 * HUGE + SIZE, 16 << 20, 3)
 }
 
 /// Returns the sum after 1 was added to a word.
@@ -123,14 +153,114 @@ fn handed_on() -> Outcome {
         gpu.inject_into(COPY, Error::Slow, 0)?;
         check_eq!(job.status()?, 1, "status of the job");
         if let Err(mismatch) = before.map()?.verify(x) {
-            fail!("who has left, in round {round}: {mismatch}");
+            fail!("what has left, in round {round}: {mismatch}");
         }
         check_eq!(
             bench.sum(HUGE, size)?,
             u64::from(7 + round) * size / 4,
-            "sum of who has come"
+            "sum of what has come"
         );
         bench.vm.unbind(HUGE, size)?;
+    }
+    gpu.clean()
+}
+
+/// A job is queued before the object that it reads is made and mapped. It must not find the memory
+/// before it is cleared, and calls for the object do not wait for the job.
+fn early_read() -> Outcome {
+    let gpu = Mgpu::first()?;
+    let (x, _) = patterns();
+    let free = gpu.drm.vram_free()?;
+    for has_fence in [false, true] {
+        let bench = Bench::new(&gpu)?;
+        let ballast = ballast(&gpu, SIZE)?;
+        // The content of the last owner.
+        let old = gpu.drm.create(SIZE)?;
+        old.map()?.fill(x);
+        drop(old);
+        gpu.drm.await_vram_free(SIZE)?;
+        let timeline = Timeline::new()?;
+        let fence = timeline.fence(1)?;
+        let ins: &[_] = match has_fence {
+            true => &[fence.sync()],
+            false => &[],
+        };
+        if has_fence {
+            // The object is not cleared before the jobs begin.
+            gpu.inject_into(COPY, Error::Slow, 100)?;
+        } else {
+            gpu.inject_into(COMPUTE, Error::Slow, 200)?;
+        }
+        bench.results.write(0, u64::MAX);
+        let first = bench.vm.exec_after(&[Op::add(RESULTS + 16, 1)], ins)?;
+        let early = bench.vm.exec(&[Op::checksum(HUGE, SIZE, RESULTS)])?;
+        let object = bench.vm.create(SIZE, uapi::CREATE_VRAM)?;
+        bench.vm.bind(&object, HUGE)?;
+        placed(&object, uapi::PLACEMENT_VRAM)?;
+        let last = bench
+            .vm
+            .exec(&[Op::checksum(HUGE, SIZE, RESULTS + 8), Op::fill(HUGE, 8, 1)])?;
+        if has_fence {
+            check!(!first.poll(0)?, "the first job has ended");
+        }
+        timeline.step()?;
+        early.finish()?;
+        for ring in [COPY, COMPUTE] {
+            gpu.inject_into(ring, Error::Slow, 0)?;
+        }
+        all_done(&[first, last])?;
+        // It has found nothing, or zeroes.
+        match early.status()? {
+            1 => check_eq!(bench.results.read(0), 0, "the sum of the early job"),
+            status => check_eq!(
+                (status, bench.results.read(0)),
+                (-libc::EIO, u64::MAX),
+                "status and result of the early job"
+            ),
+        }
+        check_eq!(bench.results.read(1), 0, "the sum of the next job");
+        drop((object, ballast, bench));
+        gpu.drm.await_vram_free(free)?;
+    }
+    gpu.clean()
+}
+
+/// A job is queued before the object that it writes to is made, in whose memory is another object
+/// that is on its way out: the job must not write to that memory before the copy is done.
+fn early_write() -> Outcome {
+    let gpu = Mgpu::first()?;
+    let _ballast = ballast(&gpu, 1024 * KIB)?;
+    let bench = Bench::new(&gpu)?;
+    let (x, _) = patterns();
+    let size = gpu.drm.vram_free()? / 4 * 3 / PAGE64 * PAGE64;
+    let before = gpu.drm.create_flags(size, EITHER)?;
+    before.map()?.fill(x);
+    placed(&before, uapi::PLACEMENT_VRAM)?;
+    let timeline = Timeline::new()?;
+    let fence = timeline.fence(1)?;
+    let early = bench
+        .vm
+        .exec_after(&[Op::fill(HUGE, size, 7)], &[fence.sync()])?;
+    gpu.inject_into(COPY, Error::Slow, 100)?;
+    let after = gpu.drm.create_flags(size, EITHER)?;
+    placed(&after, uapi::PLACEMENT_VRAM)?;
+    bench.vm.bind(&after, HUGE)?;
+    let last = bench.vm.exec(&[Op::checksum(HUGE, size, RESULTS)])?;
+    timeline.step()?;
+    early.finish()?;
+    gpu.inject_into(COPY, Error::Slow, 0)?;
+    all_done(&[last])?;
+    // The early job has faulted, or was done after the entries were written.
+    let want = match early.status()? {
+        1 => 7 * size / 4,
+        status => {
+            check_eq!(status, -libc::EIO, "status of the early job");
+            0
+        }
+    };
+    check_eq!(bench.results.read(0), want, "the sum of what has come");
+    if let Err(mismatch) = before.map()?.verify(x) {
+        fail!("what has left: {mismatch}");
     }
     gpu.clean()
 }
@@ -451,7 +581,7 @@ fn mixed() -> Outcome {
     let (moves, before) = (gpu.drm.getparam(uapi::PARAM_MOVES)?, losses(&gpu)?);
     let wanted = match misc::soak() {
         1 => 200,
-        times => 2_000 * times,
+        times => 10_000 * times,
     };
     let mut turns = Turns::new(&gpu)?;
     let shared: Vec<_> = turns
@@ -538,6 +668,54 @@ fn reuse() -> Outcome {
     }
     drop((kept, bench));
     nothing_lost(&gpu, before)?;
+    gpu.clean()
+}
+
+/// A copy from an object waits for a fence of another driver: the object is not evicted, and no
+/// call waits for the fence, as long as there is another victim, or room in system memory.
+fn spared() -> Outcome {
+    let gpu = Mgpu::first()?;
+    let _ballast = ballast(&gpu, 2 * SIZE)?;
+    let (x, y) = patterns();
+    let [busy, idle] = [x, y].map(|pattern| -> Result<_, Stop> {
+        let object = gpu.drm.create_flags(SIZE, EITHER)?;
+        object.map()?.fill(pattern);
+        placed(&object, uapi::PLACEMENT_VRAM)?;
+        Ok(object)
+    });
+    let (busy, idle) = (busy?, idle?);
+    let to = gpu.drm.create_flags(SIZE, uapi::CREATE_SYSTEM)?;
+    let timeline = Timeline::new()?;
+    let fence = timeline.fence(1)?;
+    let copy = copy_after(&gpu.drm, (&busy, &to), &[fence.sync()])?;
+    // The other object is used last, so that an eviction meets the busy one first.
+    let other = Mgpu::first()?;
+    let import = other.drm.import(&idle.export()?)?;
+    let third = other.drm.create_flags(SIZE, uapi::CREATE_SYSTEM)?;
+    all_done(&[other.drm.copy((&import, 0), (&third, 0), SIZE)?])?;
+    // TTM would wait for 15 seconds.
+    let mut child = Child::spawn(|| {
+        let gpu = Mgpu::first()?;
+        let bench = Bench::new(&gpu)?;
+        let object = gpu.drm.create_flags(SIZE, uapi::CREATE_VRAM)?;
+        bench.vm.bind(&object, HUGE)?;
+        let second = bench.vm.create(SIZE, EITHER)?;
+        bench.vm.bind(&second, 2 * HUGE)?;
+        bench
+            .vm
+            .done(&[Op::fill(HUGE, SIZE, 1), Op::fill(2 * HUGE, SIZE, 2)])?;
+        placed(&object, uapi::PLACEMENT_VRAM)?;
+        placed(&second, uapi::PLACEMENT_SYSTEM)?;
+        gpu.clean()
+    })?;
+    child.join("the other client", Duration::from_secs(2))?;
+    check!(!copy.poll(0)?, "the copy has ended");
+    placed(&busy, uapi::PLACEMENT_VRAM)?;
+    placed(&idle, uapi::PLACEMENT_SYSTEM)?;
+    timeline.step()?;
+    all_done(&[copy])?;
+    holds(&to, x, "what was copied")?;
+    holds(&idle, y, "what has left")?;
     gpu.clean()
 }
 
@@ -699,10 +877,14 @@ fn import_vvram() -> Outcome {
 
 igt_main! {
     "evicted", "an object of two address spaces moves under their jobs", evicted;
+    "evicted-huge", "an object that large pages map", evicted_huge;
     "handed-on", "VRAM that an object has just left", handed_on;
+    "early-read", "a job that is queued before its object is made", early_read;
+    "early-write", "the same, with an object that leaves VRAM for it", early_write;
     "reuse", "VRAM that changes its owner again and again", reuse;
     "turns", "two address spaces with more than half of VRAM each", turns;
     "mixed", "the same, with another device that imports, and that exports", mixed;
+    "spared", "an object with work that depends on another device", spared;
     "storm", "by several processes", storm;
     "import-gpu", "VRAM of another modelled GPU", import_gpu;
     "import-vvram", "VRAM of another device", import_vvram;

@@ -15,7 +15,7 @@ use vvram_tests::mgpu::{
 use vvram_tests::pattern::Pattern;
 use vvram_tests::proc::KernelLog;
 use vvram_tests::syncfile::SyncFile;
-use vvram_tests::{check, check_eq, fail, igt_main, uapi, Outcome, Stop};
+use vvram_tests::{check, check_eq, fail, igt_main, uapi, Outcome, Stop, SysError};
 
 const PAGE64: u64 = PAGE as u64;
 const SIZE: u64 = 16 * PAGE64;
@@ -227,17 +227,31 @@ fn interrupts() -> Outcome {
     let gpu = Mgpu::first()?;
     let (x, y) = patterns();
     let (from, to) = (gpu.drm.create(SIZE)?, gpu.drm.create(SIZE)?);
-    let resets = gpu.drm.getparam(PARAM_RESETS)?;
-    for error in [Error::Lost, Error::Early, Error::Lost] {
+    let bench = Bench::new(&gpu)?;
+    let resets = || -> Result<_, SysError> {
+        Ok([
+            gpu.drm.getparam(PARAM_RESETS)?,
+            gpu.drm.getparam(PARAM_COMPUTE_RESETS)?,
+        ])
+    };
+    let before = resets()?;
+    for (round, error) in (1..).zip([Error::Lost, Error::Early, Error::Lost]) {
         from.map()?.fill(x);
         to.map()?.fill(y);
         gpu.inject(error, 0)?;
         let copy = gpu.drm.copy((&from, 0), (&to, 0), SIZE)?;
         copy.finish()?;
-        check_eq!(copy.status()?, 1, "status after {error:?}");
+        check_eq!(copy.status()?, 1, "status of a copy after {error:?}");
         holds(&to, x, "what was copied")?;
+        // The other ring has nothing to do meanwhile.
+        gpu.inject_into(COMPUTE, error, 0)?;
+        let job = bench.vm.exec(&[Op::add(RESULTS, 1)])?;
+        job.finish()?;
+        check_eq!(job.status()?, 1, "status of a job after {error:?}");
+        check_eq!(bench.results.read(0), round, "what the jobs have added");
     }
-    check_eq!(gpu.drm.getparam(PARAM_RESETS)?, resets, "resets");
+    check_eq!(resets()?, before, "resets");
+    drop(bench);
     gpu.clean()
 }
 

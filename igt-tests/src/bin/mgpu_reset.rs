@@ -21,7 +21,7 @@ use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::power::system_sleep;
-use vvram_tests::proc::KernelLog;
+use vvram_tests::proc::{Child, KernelLog};
 use vvram_tests::rebind::Unbinding;
 use vvram_tests::syncfile::SyncFile;
 use vvram_tests::{check, check_eq, expect_errno, igt_main, uapi, Outcome, Stop};
@@ -225,7 +225,16 @@ fn whole() -> Outcome {
     drop(take_all(&gpu)?);
     copies(&gpu)?;
     holds(&kept, x, "beside all that")?;
-    // The error of the ring before the reset of the device was not taken for a new one.
+    // The error of the ring before the reset of the device is not taken for one of jobs that wait.
+    gpu.inject(Error::Slow, 20)?;
+    let queued = (0..JOBS)
+        .map(|_| gpu.drm.copy((&kept, 0), (&to, 0), SIZE))
+        .collect::<Result<Vec<_>, _>>()?;
+    check!(
+        ends(&queued)?.iter().all(|end| *end == 1),
+        "a copy after the reset has failed"
+    );
+    gpu.inject(Error::Slow, 0)?;
     check_eq!(gpu.drm.getparam(PARAM_RESETS)?, resets + 2, "resets in all");
     gpu.clean()
 }
@@ -267,6 +276,114 @@ fn function() -> Outcome {
     peer_reads(&peer, y, &[0, 15])?;
     holds(&to, x, "what was copied")?;
     copies(&gpu)?;
+    gpu.clean()
+}
+
+/// An object that an address space shows loses its content, as it could not be cleared: no job
+/// reads what the last owner has left there, not even when the device works again.
+fn not_cleared() -> Outcome {
+    let _impatient = Impatient::new()?;
+    let gpu = Mgpu::first()?;
+    let (x, _) = patterns();
+    let bench = Bench::new(&gpu)?;
+    let ballast = ballast(&gpu, SIZE)?;
+    let old = gpu.drm.create(SIZE)?;
+    old.map()?.fill(x);
+    drop(old);
+    gpu.await_no_window()?;
+    gpu.drm.await_vram_free(SIZE)?;
+    let sum_into = |word: u64| [Op::checksum(HUGE, SIZE, RESULTS + 8 * word)];
+    bench.results.write(0, u64::MAX);
+    bench.results.write(1, u64::MAX);
+    gpu.inject(Error::NoInvalidate, 2)?;
+    gpu.inject(Error::Hang, 0)?;
+    let object = bench.vm.create(SIZE, uapi::CREATE_VRAM)?;
+    bench.vm.bind(&object, HUGE)?;
+    // The entries are written while the clearing hangs.
+    let queued = bench.vm.exec(&sum_into(0))?;
+    check_eq!(ends(&[queued])?, [-libc::EIO], "a job that has waited");
+    check_eq!(gpu.drm.getparam(PARAM_LOSSES)?, 1, "objects that are lost");
+    gpu.pci.reset()?;
+    expect_errno(
+        "a job after the reset",
+        bench.vm.exec(&sum_into(1)).map(drop),
+        libc::EIO,
+    )?;
+    check_eq!(
+        [0, 1].map(|word| bench.results.read(word)),
+        [u64::MAX; 2],
+        "what the jobs have read"
+    );
+    // Other objects are not concerned.
+    bench.vm.unbind(HUGE, SIZE)?;
+    bench.vm.done(&[Op::add(RESULTS, 2)])?;
+    check_eq!(bench.results.read(0), 1, "the result of the next job");
+    drop((object, ballast));
+    check_eq!(gpu.drm.getparam(PARAM_QUARANTINED)?, 0, "in quarantine");
+    drop(bench);
+    gpu.clean()
+}
+
+/// The PCI core resets the device while another GPU reads and writes its objects: importers are
+/// notified before, so that every copy has the right bytes.
+fn peers() -> Outcome {
+    const ROUNDS: u64 = 3;
+    const COPIES: u64 = 8;
+    let [gpu, other] = Mgpu::pair()?;
+    let (x, y) = patterns();
+    let (read, written) = (
+        gpu.drm.create_flags(SIZE, EITHER)?,
+        gpu.drm.create_flags(SIZE, EITHER)?,
+    );
+    let imports = [
+        other.drm.import(&read.export()?)?,
+        other.drm.import(&written.export()?)?,
+    ];
+    let source = other.drm.create_flags(SIZE, uapi::CREATE_SYSTEM)?;
+    let targets = (0..2 * COPIES)
+        .map(|_| other.drm.create_flags(SIZE, uapi::CREATE_SYSTEM))
+        .collect::<Result<Vec<_>, _>>()?;
+    other.inject(Error::Slow, 10)?;
+    for round in 0..ROUNDS {
+        let (x, y) = (x.derive(round), y.derive(round));
+        read.map()?.fill(x);
+        source.map()?.fill(y);
+        placed(&read, uapi::PLACEMENT_VRAM)?;
+        let invalidations = imports[0].import_info()?.invalidations;
+        let queue = |targets: &[Gem<'_>]| -> Result<Vec<SyncFile>, Stop> {
+            let mut copies = Vec::new();
+            for target in targets {
+                copies.push(other.drm.copy((&imports[0], 0), (target, 0), SIZE)?);
+                copies.push(other.drm.copy((&source, 0), (&imports[1], 0), SIZE)?);
+            }
+            Ok(copies)
+        };
+        let (before, during) = targets.split_at(COPIES as usize);
+        let mut copies = queue(before)?;
+        let mut reset = Child::spawn(|| Ok(gpu.pci.reset()?))?;
+        // These are queued before, in, and after the reset.
+        copies.extend(queue(during)?);
+        reset.join("the reset", LIMIT)?;
+        check!(
+            ends(&copies)?.iter().all(|end| *end == 1),
+            "a copy of the other GPU has failed in round {round}"
+        );
+        for (index, target) in targets.iter().enumerate() {
+            holds(target, x, &format!("copy {index} of round {round}"))?;
+        }
+        holds(&written, y, "what the other GPU has written")?;
+        check!(
+            imports[0].import_info()?.invalidations > invalidations,
+            "the importer was not notified"
+        );
+        // The objects come back to VRAM.
+        gpu.force(&read, "vram")?;
+        gpu.force(&written, "vram")?;
+        holds(&written, y, "what has come back")?;
+    }
+    other.inject(Error::Slow, 0)?;
+    check_eq!(gpu.drm.getparam(PARAM_LOSSES)?, 0, "objects that are lost");
+    other.clean()?;
     gpu.clean()
 }
 
@@ -535,6 +652,12 @@ fn wedged() -> Outcome {
         peer.map()?;
         let losses = gpu.drm.getparam(PARAM_LOSSES)?;
         let events = Events::listen()?;
+        let vms = gpu.drm.getparam(PARAM_VMS_FREE)?;
+        let vm = Vm::new(&gpu)?;
+        let mapped = vm.create(SIZE, EITHER)?;
+        vm.bind(&mapped, HUGE)?;
+        vm.done(&[Op::fill(HUGE, SIZE, 1)])?;
+        drop(mapped);
 
         gpu.inject(Error::NoRingReset, 0)?;
         gpu.inject(Error::NoReset, 1)?;
@@ -553,7 +676,7 @@ fn wedged() -> Outcome {
         check_eq!(events.wedged(&gpu.pci)?, "rebind", "what helps");
         // Objects that were the destination of a copy from there may have lost their content, too.
         let lost = gpu.drm.getparam(PARAM_LOSSES)? - losses;
-        check!((3..=4).contains(&lost), "{lost} objects are lost");
+        check!((4..=5).contains(&lost), "{lost} objects are lost");
         let dump = take_dump(&gpu.pci)?;
         says(&dump, &format!("error: -{}", libc::ETIMEDOUT))?;
         is_taken_away(&map)?;
@@ -568,6 +691,16 @@ fn wedged() -> Outcome {
             "a copy of what is lost was queued"
         );
         holds(&kept, y, "in system memory")?;
+        // A device without bus mastering keeps neither contexts nor page tables.
+        drop(vm);
+        check_eq!(
+            [
+                gpu.drm.getparam(PARAM_VMS_FREE)?,
+                gpu.drm.getparam(PARAM_PAGE_TABLES)?
+            ],
+            [vms, 0],
+            "address spaces that are free, and memory of page tables"
+        );
         peer.unmap().or_else(|e| match e.errno {
             libc::EINVAL | libc::ENXIO => Ok(()),
             _ => Err(e),
@@ -614,6 +747,8 @@ igt_main! {
     "reported", "a dump and an event", reported;
     "stuck", "a device that does nothing, with many jobs", stuck;
     "whole", "a ring that cannot be reset", whole;
+    "not-cleared", "an object that could not be cleared, in an address space", not_cleared;
+    "peers", "a reset by the PCI core while another GPU reads and writes", peers;
     "function", "a reset by others, with a peer", function;
     "vms", "resets of all of it, with address spaces", vms;
     "unforgotten", "address spaces that it does not forget before a reset", unforgotten;

@@ -2,23 +2,26 @@
 
 //! The driver of the modelled GPU is unbound while the device works.
 
+use std::thread;
 use std::time::Duration;
 
 use vvram_tests::compute::{Bench, Op, Vm, HUGE, RESULTS};
 use vvram_tests::drm::EITHER;
 use vvram_tests::fixture::{mapped_by_peer, patterns};
-use vvram_tests::map::PAGE;
+use vvram_tests::map::{Map, PAGE};
 use vvram_tests::mgpu::{holds, replug, set_bound, Error, Impatient, Mgpu, COMPUTE};
-use vvram_tests::misc;
+use vvram_tests::misc::{self, Lcg};
 use vvram_tests::pci::PciDevice;
 use vvram_tests::proc::Child;
 use vvram_tests::rebind::Unbinding;
 use vvram_tests::syncfile::SyncFile;
-use vvram_tests::{check, check_eq, expect_errno, igt_main, uapi, Outcome, Stop};
+use vvram_tests::{check, check_eq, expect_errno, igt_main, uapi, Outcome, Stop, SysError};
 
 const PAGE64: u64 = PAGE as u64;
 const SIZE: u64 = 16 * PAGE64;
 const LIMIT: Duration = Duration::from_secs(30);
+/// What a window shows that has no memory.
+const POISON: u64 = 0xa5a5_a5a5_a5a5_a5a5;
 
 /// Queues copies that take some time each.
 fn queue(gpu: &Mgpu, count: usize) -> Result<Vec<SyncFile>, Stop> {
@@ -313,6 +316,220 @@ fn removed() -> Outcome {
     gpu.clean()
 }
 
+/// What a process does with the device again and again.
+#[derive(Clone, Copy, Debug)]
+enum Caller {
+    Jobs,
+    Bindings,
+    Copies,
+    Faults,
+}
+
+/// Returns the value, or [`None`] if the device has gone, or was reset.
+fn unless_gone<T>(result: Result<T, SysError>) -> Result<Option<T>, SysError> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if [libc::ENODEV, libc::EIO].contains(&error.errno) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Waits for a job. Returns whether it was done, which it was not if it has ended with one of the
+/// errors of a device that is not there any more, or was reset.
+fn is_done(job: &SyncFile) -> Result<bool, Stop> {
+    job.finish()?;
+    let status = job.status()?;
+    check!(
+        [1, -libc::EIO, -libc::ECANCELED, -libc::ENODEV].contains(&status),
+        "status of a job: {status}"
+    );
+    Ok(status == 1)
+}
+
+impl Caller {
+    const ALL: [Self; 4] = [Self::Jobs, Self::Bindings, Self::Copies, Self::Faults];
+
+    /// Works with a new file until a call fails, and counts what has succeeded in a word of
+    /// `counts`. A word that is not its own says that it has to stop.
+    fn work(self, pci: &PciDevice, counts: &Map) -> Result<(), Stop> {
+        let count = || counts.write(self as usize, counts.read(self as usize) + 1);
+        let goes_on = || counts.read(Self::ALL.len()) == 0;
+        // It opens the file of a device that is about to go, or has not come yet.
+        let Ok(gpu) = Mgpu::open(pci) else {
+            return Ok(());
+        };
+        match self {
+            Self::Jobs => {
+                let Ok(bench) = Bench::new(&gpu) else {
+                    return Ok(());
+                };
+                let Some(object) = unless_gone(bench.vm.create(SIZE, EITHER))? else {
+                    return Ok(());
+                };
+                if unless_gone(bench.vm.bind(&object, HUGE))?.is_none() {
+                    return Ok(());
+                }
+                for word in 1.. {
+                    let ops = [
+                        Op::fill(HUGE, SIZE, word),
+                        Op::checksum(HUGE, SIZE, RESULTS),
+                    ];
+                    let job = unless_gone(bench.vm.exec(&ops))?;
+                    let done = job.map_or(Ok(false), |job| is_done(&job))?;
+                    if !done || !goes_on() {
+                        break;
+                    }
+                    // The page may have been removed meanwhile.
+                    if let Ok(sum) = bench.results.try_read(0) {
+                        check_eq!(sum, u64::from(word) * (SIZE / 4), "sum");
+                        count();
+                    }
+                }
+            }
+            Self::Bindings => {
+                let Some(vm) = unless_gone(Vm::new(&gpu))? else {
+                    return Ok(());
+                };
+                let Some(object) = unless_gone(vm.create(SIZE, EITHER))? else {
+                    return Ok(());
+                };
+                while goes_on() {
+                    let bound = unless_gone(vm.bind(&object, 3 * HUGE - PAGE64))?.is_some()
+                        && unless_gone(vm.bind(&object, 5 * HUGE))?.is_some();
+                    let job = match bound {
+                        true => unless_gone(vm.exec(&[Op::fill(5 * HUGE, SIZE, 1)]))?,
+                        false => None,
+                    };
+                    let Some(job) = job else {
+                        break;
+                    };
+                    let unbound = unless_gone(vm.unbind(3 * HUGE, 2 * PAGE64))?.is_some()
+                        && unless_gone(vm.unbind(5 * HUGE, SIZE))?.is_some();
+                    if !is_done(&job)? || !unbound {
+                        break;
+                    }
+                    count();
+                }
+            }
+            Self::Copies => {
+                let from = unless_gone(gpu.drm.create_flags(SIZE, EITHER))?;
+                let to = unless_gone(gpu.drm.create_flags(SIZE, uapi::CREATE_SYSTEM))?;
+                let (Some(from), Some(to)) = (from, to) else {
+                    return Ok(());
+                };
+                while goes_on() {
+                    let copy = unless_gone(gpu.drm.copy((&from, 0), (&to, 0), SIZE))?;
+                    if !copy.map_or(Ok(false), |copy| is_done(&copy))? {
+                        break;
+                    }
+                    count();
+                }
+            }
+            Self::Faults => {
+                while goes_on() {
+                    let Some(object) = unless_gone(gpu.drm.create(SIZE))? else {
+                        break;
+                    };
+                    let Some(map) = unless_gone(object.map())? else {
+                        break;
+                    };
+                    let words = (0..SIZE as usize / PAGE)
+                        .map(|page| map.try_read(page * PAGE / 8))
+                        .collect::<Result<Vec<_>, _>>();
+                    match words {
+                        Ok(words) => {
+                            // Windows show other bytes during a reset, and all ones of a device
+                            // that was removed.
+                            let known = |word: &u64| [0, POISON, u64::MAX].contains(word);
+                            check!(words.iter().all(known), "words of a window: {words:x?}");
+                            count();
+                        }
+                        Err(error) if error.errno == libc::EFAULT => break,
+                        Err(error) => return Err(error.into()),
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Processes use the device in all ways while its drivers are unbound, it is reset, and it is
+/// removed by surprise: all of that ends, and so does each call. After it the device works.
+fn callers() -> Outcome {
+    let Some(pci) = PciDevice::mgpus().pop() else {
+        return Err(Stop::fail("there is no modelled GPU"));
+    };
+    let mut random = Lcg::new(misc::nonce());
+    let counts = Map::anonymous(PAGE)?;
+    let mut callers = Caller::ALL
+        .iter()
+        .map(|caller| {
+            Child::spawn(|| {
+                while counts.read(Caller::ALL.len()) == 0 {
+                    caller.work(&pci, &counts)?;
+                    // The device may be away for some time.
+                    thread::sleep(Duration::from_millis(10));
+                }
+                Ok(())
+            })
+        })
+        .collect::<Result<Vec<_>, _>>()?;
+    let names = ["the DRM driver", "the PCI driver", "a reset", "a removal"];
+    for round in 0..2 * misc::soak() {
+        let first = random.below(4) as usize;
+        for (way, name) in names.iter().enumerate().cycle().skip(first).take(4) {
+            let before = Caller::ALL.map(|caller| counts.read(caller as usize));
+            let all_work = misc::poll(LIMIT, || {
+                let now = Caller::ALL.map(|caller| counts.read(caller as usize));
+                before.iter().zip(now).all(|(b, n)| n > b + 1).then_some(())
+            });
+            for (caller, child) in Caller::ALL.iter().zip(&mut callers) {
+                check!(
+                    child.ended().is_none(),
+                    "{caller:?} has ended before {name} of round {round}"
+                );
+            }
+            check!(
+                all_work.is_some(),
+                "before {name} of round {round}: {before:?}, and {:?} later",
+                Caller::ALL.map(|caller| counts.read(caller as usize))
+            );
+            thread::sleep(Duration::from_millis(random.below(30)));
+            let gpu = Mgpu::open(&pci)?;
+            let (device, driver) = (gpu.device().to_string(), pci.driver());
+            match way {
+                0 => {
+                    drop(gpu);
+                    Child::spawn(|| Ok(set_bound(&device, false)?))?.join(name, LIMIT)?;
+                    set_bound(&device, true)?;
+                }
+                1 => Unbinding::start(&pci)?.finish(LIMIT)?.rebind()?,
+                2 => {
+                    Child::spawn(|| Ok(pci.reset()?))?.join(name, LIMIT)?;
+                    gpu.clean()?;
+                }
+                _ => {
+                    gpu.inject(Error::Removed, 0)?;
+                    drop(gpu);
+                    replug(&pci, driver.as_deref(), LIMIT)?;
+                }
+            }
+        }
+    }
+    counts.write(Caller::ALL.len(), 1);
+    for (caller, mut child) in Caller::ALL.iter().zip(callers) {
+        child.join(&format!("{caller:?}"), LIMIT)?;
+    }
+    let gpu = Mgpu::open(&pci)?;
+    let bench = Bench::new(&gpu)?;
+    bench.vm.done(&[Op::add(RESULTS, 7)])?;
+    check_eq!(bench.results.read(0), 7, "a job after all that");
+    drop(bench);
+    gpu.await_no_window()?;
+    gpu.clean()
+}
+
 igt_main! {
     "core", "of the PCI driver, with jobs", core;
     "auxiliary", "of the DRM driver, with jobs", auxiliary;
@@ -322,4 +539,5 @@ igt_main! {
     "compute", "of the PCI driver, with jobs of both engines", compute;
     "hung", "of both drivers, with a timeout that is long, and jobs that hang", hung;
     "removed", "of a device that is removed by surprise, with jobs of both engines", removed;
+    "callers", "also resets and removals, while processes use the device in all ways", callers;
 }

@@ -8,10 +8,11 @@ use std::time::Duration;
 
 use vvram_tests::fixture::Fixture;
 use vvram_tests::map::PAGE;
-use vvram_tests::misc::{self, meminfo};
+use vvram_tests::misc;
 use vvram_tests::peer::Mode;
 use vvram_tests::rebind::Unbound;
-use vvram_tests::{check, fail, fragment, igt_main, skip, uapi, Outcome};
+use vvram_tests::slab::repeat;
+use vvram_tests::{check, fragment, igt_main, skip, uapi, Outcome};
 
 const PAGE64: u64 = PAGE as u64;
 /// A table of 65 to 127 entries is one object of the slab, of 4 KiB; a larger one comes as whole
@@ -21,28 +22,6 @@ const ENTRIES: usize = 100;
 const ENTRY: u64 = 32;
 /// Much less than the size of an object, or of its dma-buf.
 const OBJECT: u64 = 512;
-
-/// Runs `round` many times, and checks that the slab does not grow by `bytes` each time.
-fn repeat(rounds: u64, bytes: u64, mut round: impl FnMut() -> Outcome) -> Outcome {
-    misc::need_prompt_frees()?;
-    for _ in 0..rounds / 5 {
-        round()?;
-    }
-    let Some(before) = meminfo("SUnreclaim") else {
-        fail!("/proc/meminfo has no SUnreclaim");
-    };
-    for _ in 0..rounds {
-        round()?;
-    }
-    let after = meminfo("SUnreclaim").unwrap_or_default();
-    let (grown, leak) = (after.saturating_sub(before), rounds * bytes / 1024);
-    println!("{rounds} rounds: SUnreclaim {before} -> {after} kB; a leak would be {leak} kB");
-    check!(
-        grown < leak / 3,
-        "SUnreclaim grew by {grown} kB over {rounds} rounds; a leak would be {leak} kB"
-    );
-    Ok(())
-}
 
 fn attachments() -> Outcome {
     let fixture = Fixture::with_route()?;
