@@ -41,8 +41,8 @@ process to memory of the process, measured in the same run.
       vvram[:/dev/dri/renderDN]  VRAM of a vvram device, the first one if no
                                  node is given, as a dma-buf
       vvram-system[:NODE]        an object that vvram keeps in system memory
-      fd:N                       a dma-buf of any exporter, which whoever starts
-                                 this program leaves open as file descriptor N,
+      fd:N                       a dma-buf of any exporter. It is the file
+                                 descriptor N, which this program inherits,
                                  readable and writable and without CLOEXEC, as
                                  in: p2p-rdma --buffer fd:5 5<&$FD. Its size is
                                  its own.

@@ -449,7 +449,7 @@ igt_main! {
     "vram-or-fail", "peer to peer or refused with the reason", vram_or_fail;
     "follows", "notified of each move, and mapped again", follows;
     "close-orders", "handle, dma-buf and import go in any order", close_orders;
-    "unbind-exporter", "the importer lets go and gets ENODEV", unbind_exporter;
+    "unbind-exporter", "the importer unmaps and gets ENODEV", unbind_exporter;
     "unbind-importer", "it is detached when its driver goes", unbind_importer;
     "crosswise", "both import from each other under pressure", crosswise;
     "page-tables", "page tables of the importer, while the exporter moves the buffer", page_tables;

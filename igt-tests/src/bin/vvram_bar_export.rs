@@ -251,7 +251,7 @@ fn unbind() -> Outcome {
 igt_main! {
     "peer", "a peer reads and writes the range, and nothing beside it", peer;
     "ranges", "several ranges are one buffer", ranges;
-    "refusals", "who cannot have it, or cannot let go, is refused", refusals;
+    "refusals", "importers that cannot reach it, or cannot be revoked, are refused", refusals;
     "badinput", "EINVAL for ranges that are none", badinput;
     "unbind", "exports are revoked when the driver is unbound", unbind;
 }

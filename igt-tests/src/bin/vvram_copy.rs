@@ -674,7 +674,7 @@ fn many() -> Outcome {
 
 igt_main! {
     "placements", "from each kind of memory to each", placements;
-    "offsets", "any bytes, against an oracle", offsets;
+    "offsets", "any bytes, compared with a copy by the CPU", offsets;
     "overlap", "ranges of one object may touch, not overlap", overlap;
     "imported-twice", "ranges of one imported buffer may not overlap either", imported_twice;
     "fragmented", "VRAM in pieces", fragmented;

@@ -216,7 +216,7 @@ fn kernel_holds() -> Outcome {
 
 igt_main! {
     "flags", "GEM_INFO and debugfs tell, system memory alone is EINVAL", flags;
-    "refused", "who cannot reach VRAM, with the reason", refused;
+    "refused", "importers that cannot reach VRAM, with the reason", refused;
     "no-compromise", "an importer that needs system memory does not get it", no_compromise;
     "no-room", "ENOSPC for the map and the pin, VRAM when there is room", no_room;
     "kernel-holds", "EOPNOTSUPP while the kernel has it in system memory", kernel_holds;

@@ -217,6 +217,6 @@ fn client_gone() -> Outcome {
 igt_main! {
     "keys", "the keys that every client has", keys;
     "regions", "memory by region, where objects may be and where they are", regions;
-    "two-clients", "pins are on the account of who exported", two_clients;
+    "two-clients", "pins are on the account of the client that exported", two_clients;
     "client-gone", "a pin outlives the client", client_gone;
 }

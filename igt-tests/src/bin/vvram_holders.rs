@@ -320,9 +320,9 @@ fn accept() -> Outcome {
 }
 
 igt_main! {
-    "refuse", "importers that cannot let go get system memory or nothing", refuse;
+    "refuse", "importers that cannot be revoked get system memory or nothing", refuse;
     "refuse-unbind", "an unbind does not wait for mappings of system memory", refuse_unbind;
-    "limit", "importers that cannot let go pin so much of VRAM", limit;
+    "limit", "importers that cannot be revoked pin so much of VRAM", limit;
     "client", "one client has pinned so much of VRAM", client;
     "parameter", "unrevocable_percent is the policy at first", parameter;
     "accept", "an unbind waits for mappings of VRAM", accept;

@@ -262,5 +262,5 @@ igt_main! {
     "max-unevictable", "what cannot leave stays over the maximum", max_unevictable;
     "min", "others do not get what min protects", min;
     "low", "what low protects leaves last", low;
-    "pinned", "a pin over the maximum of the group of who pins fails", pinned;
+    "pinned", "a pin over the maximum of the group of the client that pins fails", pinned;
 }

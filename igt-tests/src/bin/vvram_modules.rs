@@ -122,7 +122,7 @@ fn two_holders() -> Outcome {
     drop(fixture);
     stays("vvram", "two importers")?;
     Unbound::new(&gpu)?.rebind()?;
-    stays("vvram", "two importers of a dma-buf that was taken back")?;
+    stays("vvram", "two importers of a dma-buf that was revoked")?;
     let [first, second] = peers;
     first.detach()?;
     stays("vvram", "one importer")?;

@@ -804,7 +804,7 @@ igt_main! {
     "system-path", "importers without peer-to-peer memory get system memory", system_path;
     "system-only", "objects of system memory are served from there", system_only;
     "mixed", "one importer in need of system memory moves the object for all", mixed;
-    "pin-holds", "pinned objects stay, and refuse who contradicts", pin_holds;
+    "pin-holds", "pinned objects stay, and refuse importers that cannot reach them there", pin_holds;
     "pinned-in-system", "a peer is notified of a pin in system memory", pinned_in_system;
     "pinned-without-room", "a pin while nothing leaves VRAM", pinned_without_room;
     "quota", "EDQUOT over the limit of pinned VRAM", quota;

@@ -212,7 +212,7 @@ fn mid_transfer() -> Outcome {
 
 igt_main! {
     "idle", "resets give a new device each time", idle;
-    "revocable", "importers that can let go do", revocable;
+    "revocable", "importers that can be revoked are", revocable;
     "pinned", "an importer that cannot is named and waited for", pinned;
     "static", "one that has system memory is not waited for", static_importer;
     "vmapped", "so is the kernel's own mapping", vmapped;

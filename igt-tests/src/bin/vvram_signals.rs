@@ -645,7 +645,7 @@ fn unbind() -> Outcome {
         let again = peer.reopen().ok()?.attach(&shared.buffer, Mode::Dynamic);
         again.is_err().then_some(())
     });
-    check!(revoked.is_some(), "the buffer is not taken back");
+    check!(revoked.is_some(), "the buffer is not revoked");
     for signal in [libc::SIGUSR1, libc::SIGTERM, libc::SIGKILL] {
         await_sleep(&mut waits, UNBIND, "SD")?;
         waits.signal(signal);

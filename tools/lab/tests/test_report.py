@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Tests of what the report of a run says, and that anybody can read it."""
+"""Tests of what the report of a run says, and that it can be read in light and dark."""
 
 import errno
 import json

@@ -42,7 +42,7 @@ impl Kconfig {
             }
         }
         let why = match denied {
-            Some(place) => format!("/{place} is not for everybody"),
+            Some(place) => format!("/{place} can be read by root only"),
             None => format!("there is neither /{GZ} nor /{}", places[0]),
         };
         Self {
