@@ -167,13 +167,18 @@ def moved(said):
             + ("all compared" if said.get("verified") else "NOT as expected"))
 
 
+def linked(cells, log):
+    """The cells of a row, which lead to a log."""
+    return [dataclasses.replace(cell, log=log) for cell in cells]
+
+
 def demo_table(record):
-    """The table of the demo. The name of the machine and the verdict lead to the log."""
+    """The table of the demo."""
     rows = []
-    for outcome, (machine, *between, verdict), bad in record.demo:
-        log = outcome.results / "output.log"
-        rows.append([Cell(str(machine), log=log), *[Cell(str(text)) for text in between],
-                     Cell(str(verdict), BAD if bad else GOOD, log=log, hint="\n".join(bad))])
+    for outcome, (*texts, verdict), bad in record.demo:
+        cells = [*[Cell(str(text)) for text in texts],
+                 Cell(str(verdict), BAD if bad else GOOD, hint="\n".join(bad))]
+        rows.append(linked(cells, outcome.results / "output.log"))
     blocks = [Table("One transfer on each machine", demo.HEADER, rows)] if rows else []
     return Section("demo", "The demo", blocks)
 
@@ -266,8 +271,9 @@ def benchmark(record):
     """Ratios against 1.0, and how costs grow."""
     if record.rows:
         yield Section("ratios", "Costs and what they are compared with", list(ratios(record)))
+    logs_of = bench_logs(record)
     charts = [chart for machine, path in bench.MACHINES.items() if machine in record.figures
-              for chart in [growth(record.figures[machine], path)] if chart]
+              for chart in [growth(record.figures[machine], path, logs_of.get(machine))] if chart]
     if charts:
         yield Section("growth", "Growth with the number of scattered blocks",
                       [Text(["Instructions of a map and an unmap, and of all operations from the export "
@@ -276,13 +282,23 @@ def benchmark(record):
                        *([Output(record.notes)] if record.notes else [])])
 
 
+def bench_logs(record):
+    """The log of each machine of the benchmark, by its name and by that of its boot."""
+    found = {}
+    for outcome in record.outcomes():
+        log = outcome.results / "output.log"
+        found.setdefault(outcome.boot.topology.name, log)
+        found[outcome.boot.name] = log
+    return found
+
+
 def ratios(record):
     """The rows of the benchmark, grouped by their subject."""
     yield Text(["A bar begins at 1.0, the solid line: to the left the ratio is smaller, to the right it "
                 "is larger. One with a tip is longer than 2.0. The dotted line is the target or the goal. "
                 "A missed target fails the run, a goal that is not met does not."])
     states = {"ok": GOOD, "met": GOOD, "MISSED": BAD, "not met": WARN}
-    logs_of = {outcome.boot.name: outcome.results / "output.log" for outcome in record.outcomes()}
+    logs_of = bench_logs(record)
     groups = {}
     for row in record.rows:
         head, colon, rest = row.what.partition(": ")
@@ -294,12 +310,12 @@ def ratios(record):
             state = states.get(row.verdict, NONE)
             limit = next((value for value in (row.least, row.most, row.goal) if value), None)
             _, ours, other, against, ratio, spread, target, verdict = row.cells()
-            lines.append([Cell(what, log=logs_of.get(row.boot)),
-                          Cell(ratio, number=True,
-                               bar=drawing.bar(row.ratio, limit, state or "plain")),
-                          Cell(target), Cell("" if verdict == "-" else verdict, state),
-                          Cell(ours, number=True), Cell(other, number=True), Cell(against),
-                          Cell(spread, number=True)])
+            cells = [Cell(what),
+                     Cell(ratio, number=True, bar=drawing.bar(row.ratio, limit, state or "plain")),
+                     Cell(target), Cell("" if verdict == "-" else verdict, state),
+                     Cell(ours, number=True), Cell(other, number=True), Cell(against),
+                     Cell(spread, number=True)]
+            lines.append(linked(cells, logs_of.get(row.boot)))
         yield Table(head[0].upper() + head[1:], ("what", "ratio", "target", "verdict", "ours",
                                                  "compared", "with", "spread"), lines, kind="bars")
 
@@ -309,15 +325,15 @@ SERIES = (("map", "ours", "map, ours", "ours"), ("map", "vfio", "map, vfio-pci",
           ("whole", "vfio", "all, vfio-pci", "theirs dashed"))
 
 
-def growth(figures, path):
+def growth(figures, path, log):
     """The curves of a path and their numbers, or nothing if some were not measured."""
     names = [f"{what}.{n}.{who}" for what, who, *_ in SERIES for n in bench.GROWTH]
     if any(name not in figures for name in names):
         return None
     curves = [(title, kind, [(n, figures[f"{what}.{n}.{who}"]) for n in bench.GROWTH])
               for what, who, title, kind in SERIES]
-    rows = [[Cell(f"{n:,}", number=True),
-             *[Cell(f"{points[column][1]:,}", number=True) for _, _, points in curves]]
+    rows = [linked([Cell(f"{n:,}", number=True),
+                    *[Cell(f"{points[column][1]:,}", number=True) for _, _, points in curves]], log)
             for column, n in enumerate(bench.GROWTH)]
     return (Picture(drawing.lines(f"Instructions: {path}", curves), path),
             Table(f"Instructions: {path}", ("blocks", *[title for title, *_ in curves]), rows,

@@ -350,13 +350,12 @@ class Demo(InFolder):
         self.assertIn("less than 4194304 bytes moved",
                       [attrs.get("title") for attrs in (*reader.all("td"), *reader.all("a"))])
 
-    def test_the_verdict_leads_to_the_log(self):
+    def test_each_cell_leads_to_the_log(self):
         outcome = self.outcome()
         (outcome.results / "output.log").write_text("one transfer\n")
         self.record.demo = [(outcome, ("two ports", *["-"] * 6, "WRONG"), ["not compared"])]
-        _, *between, verdict = content.demo_table(self.record).blocks[0].rows[0]
-        self.assertEqual(verdict.log, outcome.results / "output.log")
-        self.assertEqual({cell.log for cell in between}, {None})
+        [row] = content.demo_table(self.record).blocks[0].rows
+        self.assertEqual({cell.log for cell in row}, {outcome.results / "output.log"})
 
 
 class Benchmark(InFolder):
@@ -382,10 +381,10 @@ class Benchmark(InFolder):
         self.record.rows = [bench.Row("bus address: 1 x 4 KiB, vvram", 5, 10, "vfio-pci", 0.5,
                                       boot=outcome.boot.name),
                             bench.Row("life", 30, 10, "10 alive", 3.0)]
-        logs = {block.caption: block.rows[0][0].log for block in content.ratios(self.record)
-                if isinstance(block, content.Table)}
-        self.assertEqual(logs["Bus address"], outcome.results / "output.log")
-        self.assertIsNone(logs["General"])
+        logs = {block.caption: {cell.log for cell in block.rows[0]}
+                for block in content.ratios(self.record) if isinstance(block, content.Table)}
+        self.assertEqual(logs, {"Bus address": {outcome.results / "output.log"},
+                                "General": {None}})
 
     def test_a_bar_begins_at_one(self):
         self.assertIn('<rect x="25.00" y="4" width="25.00"', drawing.bar(0.5, None, "good"))
@@ -395,11 +394,13 @@ class Benchmark(InFolder):
 
     def test_curves_need_all_of_their_figures(self):
         figures = self.figures()
-        picture, table = content.growth(figures, "bus address")
+        log = Path("switch.log")
+        picture, table = content.growth(figures, "bus address", log)
+        self.assertEqual({cell.log for row in table.rows for cell in row}, {log})
         self.assertEqual(picture.svg.count("<circle"), 4 * len(bench.GROWTH))
         self.assertTrue(table.closed)
         del figures["whole.1.vfio"]
-        self.assertIsNone(content.growth(figures, "bus address"))
+        self.assertIsNone(content.growth(figures, "bus address", log))
 
 
 class Looks(unittest.TestCase):
