@@ -98,10 +98,9 @@ struct State {
     /// The number of windows that were made, and of those that exist.
     made: usize,
     live: usize,
-    /// The time that the drop of a window takes, in milliseconds, and the number of such drops
-    /// under way.
+    /// The time that the drop of a window takes, in milliseconds, and how many drops have begun.
     delay: i64,
-    dropping: usize,
+    drops: usize,
 }
 
 /// The aperture: the second half of the BAR.
@@ -150,7 +149,7 @@ impl Slots {
                     made: 0,
                     live: 0,
                     delay: 0,
-                    dropping: 0,
+                    drops: 0,
                 }),
             }),
             GFP_KERNEL,
@@ -279,9 +278,9 @@ impl Slots {
         self.state.lock().delay = milliseconds;
     }
 
-    /// Returns whether a window is being dropped.
-    pub(crate) fn is_dropping(&self) -> bool {
-        self.state.lock().dropping != 0
+    /// Returns how many times a window was dropped, including drops that have only begun.
+    pub(crate) fn drops(&self) -> usize {
+        self.state.lock().drops
     }
 
     /// Returns how many windows there are, and how many were made.
@@ -356,7 +355,7 @@ impl Drop for Shown {
         let mut state = self.aperture.state.lock();
         let delay = state.delay;
 
-        state.dropping += 1;
+        state.drops += 1;
         drop(state);
         if delay != 0 {
             fsleep(Delta::from_millis(delay));
@@ -372,7 +371,6 @@ impl Drop for Shown {
             state.taken[*slot] = None;
         }
         state.live -= 1;
-        state.dropping -= 1;
     }
 }
 
