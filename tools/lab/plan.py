@@ -33,7 +33,11 @@ KINDS = ("avram_export", "edu_memory_life", "edu_user_memory", "vvram_counters",
 TOOL = ("p2p_agrees",)
 TOOL_EVERYWHERE = ("p2p_agrees@attach", "p2p_agrees@pairs")
 PAIR = ("pair_copy", "pair_import")                                             # two GPUs
-# With modelled GPUs: for each kind of address, and once.
+# With modelled GPUs: those in which devices access each other, for each kind of address; those in
+# which a device accesses system memory, also behind an IOMMU, which finds pages that are not mapped;
+# and the others, once.
+GPU_PEERS = ("mgpu_aperture", "mgpu_evict@import-*", "mgpu_gone", "mgpu_model", "mgpu_peer",
+             "mgpu_unbind")
 GPU_KINDS = ("mgpu_aperture", "mgpu_evict", "mgpu_exec", "mgpu_gone", "mgpu_model", "mgpu_peer",
              "mgpu_unbind", "mgpu_vm")
 GPU_ONCE = ("mgpu_engine", "mgpu_queue", "mgpu_recover", "mgpu_reset")
@@ -201,7 +205,7 @@ def gpus():
                 (*GPU_KINDS, *GPU_ONCE, *TOOL_EVERYWHERE, *GPU_FAULTS_OWN), GPU_LOAD),
             dataclasses.replace(igt("check-gpu-large", switch, GPU_LARGE, GPU_LOAD), sizes=LARGE),
             *[igt(f"check-{topology.name}", topology,
-                  (*GPU_KINDS, *(GPU_TRANSLATED if translated(topology) else ()),
+                  (*((*GPU_KINDS, *GPU_TRANSLATED) if translated(topology) else GPU_PEERS),
                    *TOOL_EVERYWHERE), GPU_LOAD, LAB_EXCEPT=",".join(GPU_HUNG))
               for topology in others]]
 
