@@ -67,6 +67,9 @@ def parse(text):
         if unknown or not {"id", "file", "old"} <= entry.keys():
             raise ValueError(f"mutation {entry.get('id')}: what is {', '.join(unknown) or 'it'}?")
         entry["whole"] = entry.pop("as", "")
+        if re.match(r"let (?!_ = )", entry["old"]) and not entry.get("new") and not entry["whole"]:
+            raise ValueError(f"mutation {entry['id']}: without its `let` the code means another "
+                             "variable, also where the mutation is off")
         entry["tests"] = tuple(entry.get("tests", "").split())
         mutations.append(Mutation(**entry))
     return mutations, found.get("without", {}), found.get("unreached", {})

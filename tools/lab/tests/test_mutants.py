@@ -86,7 +86,10 @@ class Rewriting(unittest.TestCase):
         good = '[[mutant]]\nid = "a"\nfile = "b"\nold = "c"\nas = "d"\ntests = "x y"\n'
         found, *_ = mutation.parse(good)
         self.assertEqual(found, [Mutation("a", "b", "c", whole="d", tests=("x", "y"))])
-        for bad in (good + 'colour = "red"\n', good.replace("old", "new")):
+        variable = good.replace('old = "c"', 'old = "let c = 1;"')
+        mutation.parse(variable)
+        for bad in (good + 'colour = "red"\n', good.replace("old", "new"),
+                    variable.replace('as = "d"\n', "")):
             with self.assertRaises(ValueError):
                 mutation.parse(bad)
 
