@@ -131,6 +131,35 @@ mod tests {
     }
 
     #[test]
+    fn end_of_a_lost_job_does_not_end_the_next_one() -> Result {
+        with_ring(1, Some(SOON), |ring, control, _| {
+            let queue = ring.queue(8, FenceGroup::new())?;
+            control.set(Mode::Keep);
+            let lost = submit(&queue, control, 1)?;
+            let (_, late) = control.take()?;
+            assert_eq!(status(&lost), Some(Err(ETIME)));
+
+            // The next job takes the place of the lost one, and does not time out.
+            let kept = KVec::with_capacity(1, GFP_KERNEL)?;
+            {
+                let record = &mut *control.record.lock();
+
+                while record.verdicts.push_within_capacity(Verdict::Busy).is_ok() {}
+                // The reset has taken the list.
+                record.kept = kept;
+                record.mode = Mode::Keep;
+            }
+            let next = submit(&queue, control, 2)?;
+            let (_, done) = control.take()?;
+            late.signal(Ok(()));
+            assert_eq!(next.status(), None);
+            done.signal(Err(EPERM));
+            assert_eq!(status(&next), Some(Err(EPERM)));
+            Ok(())
+        })
+    }
+
+    #[test]
     fn job_that_is_given_up_fails() -> Result {
         with_ring(1, None, |ring, control, _| {
             let queue = ring.queue(8, FenceGroup::new())?;
@@ -380,6 +409,21 @@ mod tests {
             assert_eq!(status(&fences[2]), Some(Err(ECANCELED)));
             assert_eq!(&*control.runs()?, &[1, 2, 2]);
             assert_eq!(control.count(|event| *event == Event::Reset), 1);
+            Ok(())
+        })
+    }
+
+    #[test]
+    fn job_that_is_submitted_after_the_close_is_cancelled() -> Result {
+        with_ring(2, None, |ring, control, _| {
+            let queue = ring.queue(8, FenceGroup::new())?;
+            let job = queue.job(None, item(control, 1))?;
+
+            ring.close();
+            assert_eq!(status(&job.submit(|_| ())), Some(Err(ECANCELED)));
+            // The jobs of the kernel still run.
+            assert_eq!(status(&submit(ring.kernel(), control, 2)?), Some(Ok(())));
+            assert_eq!(&*control.runs()?, &[2]);
             Ok(())
         })
     }
