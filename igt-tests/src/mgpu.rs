@@ -280,6 +280,17 @@ impl Impatient {
         Ok(Self(()))
     }
 
+    /// As [`Self::new`], with a shorter limit for invalidations, too.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Self::new`].
+    #[track_caller]
+    pub fn with_invalidations() -> Result<Self, Stop> {
+        rebind::reload(DRIVER, &[TIMEOUT, "invalidate_ms=1000"])?;
+        Ok(Self(()))
+    }
+
     /// As [`Self::new`], with a timeout that is longer than any test.
     ///
     /// # Errors

@@ -169,7 +169,7 @@ fn stuck() -> Outcome {
 /// A ring cannot be reset, but the device can. VRAM that was not cleared is allocated again after
 /// that.
 fn whole() -> Outcome {
-    let _impatient = Impatient::new()?;
+    let _impatient = Impatient::with_invalidations()?;
     let gpu = Mgpu::first()?;
     let (x, _) = patterns();
     let kept = gpu.drm.create(SIZE)?;
@@ -282,7 +282,7 @@ fn function() -> Outcome {
 /// An object that an address space shows loses its content, as it could not be cleared: no job
 /// reads what the last owner has left there, not even when the device works again.
 fn not_cleared() -> Outcome {
-    let _impatient = Impatient::new()?;
+    let _impatient = Impatient::with_invalidations()?;
     let gpu = Mgpu::first()?;
     let (x, _) = patterns();
     let bench = Bench::new(&gpu)?;
@@ -591,6 +591,7 @@ fn vms() -> Outcome {
 /// The device does not complete the invalidation of an address space that has ended, and of page
 /// tables: they are not used again until the device was reset.
 fn unforgotten() -> Outcome {
+    let _impatient = Impatient::with_invalidations()?;
     let gpu = Mgpu::first()?;
     let (x, _) = patterns();
     let shared = gpu.drm.create_flags(BYTES, EITHER)?;
