@@ -106,7 +106,8 @@ fn replace(text: &str, word: &str, mark: &str) -> String {
     let mut rest = text;
     let word = word.to_ascii_lowercase();
     // In ASCII, the letters of both cases have the same length.
-    while let Some(at) = rest.to_ascii_lowercase().find(&word) {
+    let lower = text.to_ascii_lowercase();
+    while let Some(at) = lower[text.len() - rest.len()..].find(&word) {
         let (before, found) = rest.split_at(at);
         let after = &found[word.len()..];
         let is_part = is_word(before.chars().next_back().or(done.chars().next_back()))
