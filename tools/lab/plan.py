@@ -36,10 +36,9 @@ PAIR = ("pair_copy", "pair_import")                                             
 # With modelled GPUs: those in which devices access each other, for each kind of address; those in
 # which a device accesses system memory, also behind an IOMMU, which finds pages that are not mapped;
 # and the others, once.
-GPU_PEERS = ("mgpu_aperture", "mgpu_evict@import-*", "mgpu_gone", "mgpu_model", "mgpu_peer",
-             "mgpu_unbind")
-GPU_KINDS = ("mgpu_aperture", "mgpu_evict", "mgpu_exec", "mgpu_gone", "mgpu_model", "mgpu_peer",
-             "mgpu_unbind", "mgpu_vm")
+GPU_BOTH = ("mgpu_aperture", "mgpu_gone", "mgpu_model", "mgpu_peer", "mgpu_unbind")
+GPU_PEERS = (*GPU_BOTH, "mgpu_evict@import-*")
+GPU_KINDS = (*GPU_BOTH, "mgpu_evict", "mgpu_exec", "mgpu_vm")
 GPU_ONCE = ("mgpu_engine", "mgpu_queue", "mgpu_recover", "mgpu_reset")
 # Those of their tests that wait for a timeout, or hang until the device is unbound or removed,
 # which does not depend on the kind of address: once.
