@@ -267,24 +267,26 @@ fn try_submit(
             moves.clear();
         }
         let mut locked = ctx.lock_vm(space.gpuvm())?;
-        let (mut valid, contents) = space.validate(dev, &mut locked, moves.as_deref_mut())?;
+        let moves = moves.as_deref_mut();
 
-        // From here on the closure is not called again.
-        let mut job = queue.job(
-            Some(permit.take().ok_or(EINVAL)?),
-            ComputeJob::new(program.clone(), contents),
-        )?;
-        for fence in fences {
-            job.depend(fence.clone())?;
-        }
-        // These fences stand for moves of the objects, for jobs that still use the memory which an
-        // object was moved to, and for accesses of other users of the objects.
-        valid.for_each_fence(Usage::Read, |fence| job.depend_on_fence(fence))?;
-        let slot = valid.reserve(1)?.next().ok_or(EINVAL)?;
+        space.with_valid(dev, &mut locked, moves, |mut valid, contents| {
+            // The round is not repeated from here on.
+            let mut job = queue.job(
+                Some(permit.take().ok_or(EINVAL)?),
+                ComputeJob::new(program.clone(), contents),
+            )?;
+            for fence in fences {
+                job.depend(fence.clone())?;
+            }
+            // These fences stand for moves of the objects, for jobs that still use the memory which
+            // an object was moved to, and for accesses of other users of the objects.
+            valid.for_each_fence(Usage::Read, |fence| job.depend_on_fence(fence))?;
+            let slot = valid.reserve(1)?.next().ok_or(EINVAL)?;
 
-        Ok(job.submit(|fence| {
-            slot.add_fence(fence, Usage::Bookkeep, Usage::Write);
-            space.set_last(fence);
-        }))
+            Ok(job.submit(|fence| {
+                slot.add_fence(fence, Usage::Bookkeep, Usage::Write);
+                space.set_last(fence);
+            }))
+        })
     })
 }

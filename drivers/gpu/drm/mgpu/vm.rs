@@ -431,9 +431,9 @@ impl AddressSpace {
         ret
     }
 
-    /// Validates all objects, and writes the page table entries of those that were evicted, so that
-    /// a job can be queued. Returns the content that is on its way, without which the job must not
-    /// begin.
+    /// Validates all objects, and writes the page table entries of those that were evicted. Then
+    /// calls `f`, which can queue a job, with the content that is on its way, without which the job
+    /// must not begin.
     ///
     /// New entries are used at once by jobs that are under way, which do not depend on the moves of
     /// the objects. So the moves have to be done before the entries are written. If there are such
@@ -445,12 +445,14 @@ impl AddressSpace {
     /// - `EBUSY` if there are such moves.
     /// - `EIO` if an object has lost its content, or the device may reach memory of other objects.
     /// - The errors of [`Held::validate`] and [`Held::placed`], and `ENODEV`.
-    pub(crate) fn validate<'s>(
+    /// - What `f` returns.
+    pub(crate) fn with_valid<R>(
         &self,
         dev: &Device<Registered>,
-        locked: &'s mut LockedVm<'_, '_, Kind>,
+        locked: &mut LockedVm<'_, '_, Kind>,
         moves: Option<&mut KVec<ARef<Fence>>>,
-    ) -> Result<(ValidVm<'s, Kind>, KVec<Arrival>)> {
+        f: impl FnOnce(ValidVm<'_, Kind>, KVec<Arrival>) -> Result<R>,
+    ) -> Result<R> {
         // The reservations are held, so no job is queued meanwhile.
         let mut round = Round {
             is_idle: self.is_idle(),
@@ -469,31 +471,34 @@ impl AddressSpace {
             }
             matters && !is_lost
         });
-        let ret = locked
-            .validate(|vm_bo, object| self.bring(dev, vm_bo, object, &mut round))
-            .map(drop);
-        for vm_bo in &round.left {
-            let _ = locked.mark_evicted(vm_bo);
-        }
-        ret?;
-        if !round.left.is_empty() {
-            return Err(EBUSY);
-        }
-        if self.table.is_broken() {
-            return Err(EIO);
-        }
-
-        let contents = {
-            let arriving = self.arriving.lock();
-            let mut contents = KVec::with_capacity(arriving.len(), GFP_KERNEL)?;
-
-            for object in arriving.iter() {
-                contents.push_within_capacity(object.content.clone())?;
+        match locked.validate(|vm_bo, object| self.bring(dev, vm_bo, object, &mut round)) {
+            Ok(valid) if round.left.is_empty() => {
+                if self.table.is_broken() {
+                    return Err(EIO);
+                }
+                f(valid, self.contents()?)
             }
-            contents
-        };
-        // No object is evicted, so this calls nothing.
-        Ok((locked.validate(|_, _| Err(EINVAL))?, contents))
+            ret => {
+                let error = ret.err().unwrap_or(EBUSY);
+
+                for vm_bo in &round.left {
+                    // Cannot fail, because the object is locked.
+                    let _ = locked.mark_evicted(vm_bo);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Returns the content that is on its way.
+    fn contents(&self) -> Result<KVec<Arrival>> {
+        let arriving = self.arriving.lock();
+        let mut contents = KVec::with_capacity(arriving.len(), GFP_KERNEL)?;
+
+        for object in arriving.iter() {
+            contents.push_within_capacity(object.content.clone())?;
+        }
+        Ok(contents)
     }
 
     /// Validates an object, so that the device reaches it, and writes the page table entries of its
