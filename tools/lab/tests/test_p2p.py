@@ -58,9 +58,18 @@ class Kernel(unittest.TestCase):
         owners = {"bnxt_re": ["bnxt_en"], "efa": ["efa"], "ionic": ["ionic"],
                   "irdma": ["ice", "i40e", "idpf"], "mana": ["mana"], "mlx5": ["mlx5_core"]}
         self.assertEqual(register, set(owners))
+        modules = {name: re.search(r"^obj-\$\(CONFIG_\w+\)\s*\+= (\w+)\.o$",
+                                   (hardware / name / "Makefile").read_text(), re.M)[1]
+                   for name in owners}
         listed = re.search(r"RDMA_DRIVERS: .*? = \[(.*?)\];", (TOOL / "doctor.rs").read_text(), re.S)
-        self.assertEqual(sorted(re.findall(r'"(\w+)"', listed[1])),
-                         sorted(driver for names in owners.values() for driver in names))
+        self.assertEqual(sorted(re.findall(r'\("(\w+)", "(\w+)"\)', listed[1])),
+                         sorted((driver, modules[name]) for name in owners
+                                for driver in owners[name]))
+
+    def test_mlx5_registers_nothing_without_an_option(self):
+        text = (self.tree / "drivers/infiniband/hw/mlx5/mr.c").read_text()
+        body = re.search(r"^struct ib_mr \*mlx5_ib_reg_user_mr_dmabuf\(.*?^}", text, re.M | re.S)[0]
+        self.assertIn("!IS_ENABLED(CONFIG_INFINIBAND_ON_DEMAND_PAGING))\n\t\treturn ERR_PTR(", body)
 
 
 class Uapi(unittest.TestCase):

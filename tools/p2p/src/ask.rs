@@ -40,7 +40,7 @@ unsafe fn ioctl(fd: BorrowedFd<'_>, number: u8, argument: &mut [u8]) -> io::Resu
 ///
 /// # Errors
 ///
-/// That of the ioctl.
+/// Fails as the ioctl does.
 pub fn query(
     fd: BorrowedFd<'_>,
     driver: uapi::Driver,
@@ -54,7 +54,7 @@ pub fn query(
 ///
 /// # Errors
 ///
-/// That of the ioctl.
+/// Fails as the ioctl does.
 pub fn attachments(
     fd: BorrowedFd<'_>,
     driver: uapi::Driver,
@@ -77,7 +77,7 @@ pub fn attachments(
 ///
 /// # Errors
 ///
-/// That of the ioctl.
+/// Fails as the ioctl does.
 pub fn handle(fd: BorrowedFd<'_>, buffer: BorrowedFd<'_>) -> io::Result<u32> {
     let mut bytes = [0; PRIME_SIZE];
     bytes[8..].copy_from_slice(&buffer.as_raw_fd().to_ne_bytes());
@@ -90,7 +90,7 @@ pub fn handle(fd: BorrowedFd<'_>, buffer: BorrowedFd<'_>) -> io::Result<u32> {
 ///
 /// # Errors
 ///
-/// Those of pidfd_open(2) and pidfd_getfd(2).
+/// Fails as pidfd_open(2) and pidfd_getfd(2) do.
 pub fn file_of(process: u32, number: i32) -> io::Result<OwnedFd> {
     let owned = |fd: libc::c_long| match i32::try_from(fd) {
         // SAFETY: the kernel has just made the descriptor, which has no other owner.

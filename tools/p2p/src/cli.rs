@@ -21,7 +21,7 @@ Exit status:
   0  done; with why: it is peer to peer; with doctor: no action is needed
   1  with why: it is not peer to peer; with doctor: an action is needed
   2  the command line is wrong, or no device has that name
-  3  there is nothing to look at: no PCI devices, no tracepoints, no source of buffers
+  3  there is nothing to look at: no PCI devices, no source of buffers, no tracepoints (a copy has none)
   4  with why: the answer is unknown, because of unreadable files or another kernel version
   5  any other error";
 

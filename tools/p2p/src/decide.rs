@@ -51,7 +51,7 @@ pub enum Forwards {
     Listed,
     /// Neither of both.
     No,
-    /// It cannot be seen, for this reason.
+    /// It is not known, for the reason in this sentence.
     Unknown(String),
 }
 
@@ -77,7 +77,7 @@ pub struct Decision {
     pub bridge: Option<Address>,
     /// The ports that redirect, from the provider to the bridge, then from the client.
     pub redirects: Vec<(Address, u16)>,
-    /// Ports of which that cannot be seen.
+    /// The ports whose ACS bits cannot be read.
     pub unseen: Vec<Address>,
     /// The route through the host, if it was needed.
     pub host: Option<Host>,
@@ -188,8 +188,8 @@ fn host(machine: &Machine, provider: &Device, client: &Device) -> Host {
             };
         }
         Some(Some(false)) => None,
-        Some(None) => Some("whether this kernel goes by the processor"),
-        None => Some("the processor"),
+        Some(None) => Some("it is not known whether this kernel goes by the processor"),
+        None => Some("the processor is not known"),
     };
     let same = provider.host == client.host;
     let one = lookup(machine, &provider.host, same);
@@ -230,10 +230,18 @@ fn lookup(machine: &Machine, host: &str, same: bool) -> Host {
     let forwards = match listed {
         Some(true) if ids.is_some() => Forwards::Listed,
         Some(false) => Forwards::No,
-        Some(true) => Forwards::Unknown(format!("whether {} is a root port", device.address)),
+        Some(true) => Forwards::Unknown(format!(
+            "it is not known whether {} is a root port",
+            device.address
+        )),
         None => Forwards::Unknown(format!(
-            "whether Linux {} lists {:04x}:{:04x}",
-            machine.release, device.vendor, device.device
+            "it is not known whether {} lists {:04x}:{:04x}",
+            match &*machine.release {
+                "" => "this kernel".to_string(),
+                release => format!("Linux {release}"),
+            },
+            device.vendor,
+            device.device
         )),
     };
     Host { forwards, ids }

@@ -5,13 +5,14 @@
 use serde_json::{json, Value};
 
 use crate::decide::{decide, Forwards};
-use crate::files::{Blind, Root};
+use crate::files::{Blind, Root, AS_ROOT};
 use crate::hosts;
 use crate::kernel;
 use crate::machine::{Device, Kind, Machine};
 use crate::table::{bytes, Table};
 use crate::topo;
 use crate::watch::EVENTS;
+use crate::why;
 
 /// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,30 +60,38 @@ const OPTIONS: [(&str, &str); 5] = [
     ),
     ("ZONE_DEVICE", "direct I/O to VRAM needs its struct pages"),
 ];
-/// An option that the driver of a GPU has for itself, and that the kernel can lack.
-const DRIVER_OPTIONS: [(&str, &str, &str); 1] = [(
-    "amdgpu",
-    "HSA_AMD_P2P",
-    "without it ROCm does not let GPUs access each other's memory",
-)];
+/// Drivers, an option that each of them needs, and the reason.
+const DRIVER_OPTIONS: [(&str, &str, &str); 2] = [
+    (
+        "amdgpu",
+        "HSA_AMD_P2P",
+        "without it ROCm does not let GPUs access each other's memory",
+    ),
+    (
+        "mlx5_core",
+        "INFINIBAND_ON_DEMAND_PAGING",
+        "without it mlx5 refuses to register dma-bufs",
+    ),
+];
 /// Options that only some kernels have, and that must be on there.
 const OLD_OPTIONS: [(&str, &str); 1] = [(
     "DMABUF_MOVE_NOTIFY",
     "without it importers get buffers in system memory only",
 )];
-/// PCI drivers whose RDMA devices register dma-bufs in Linux 7.3.
-const RDMA_DRIVERS: [&str; 8] = [
-    "mlx5_core",
-    "ice",
-    "i40e",
-    "idpf",
-    "efa",
-    "bnxt_en",
-    "mana",
-    "ionic",
+/// PCI drivers whose RDMA devices register dma-bufs in Linux 7.3, and the modules that make these
+/// devices.
+const RDMA_DRIVERS: [(&str, &str); 8] = [
+    ("mlx5_core", "mlx5_ib"),
+    ("ice", "irdma"),
+    ("i40e", "irdma"),
+    ("idpf", "irdma"),
+    ("efa", "efa"),
+    ("bnxt_en", "bnxt_re"),
+    ("mana", "mana_ib"),
+    ("ionic", "ionic_rdma"),
 ];
 /// Parameters of the kernel's command line that are relevant.
-const PARAMETERS: [&str; 9] = [
+const PARAMETERS: [&str; 10] = [
     "pci",
     "iommu",
     "intel_iommu",
@@ -92,6 +101,7 @@ const PARAMETERS: [&str; 9] = [
     "pcie_acs_override",
     "swiotlb",
     "pcie_ports",
+    "lockdown",
 ];
 const LIBRARIES: [&str; 4] = [
     "usr/lib/x86_64-linux-gnu",
@@ -100,12 +110,14 @@ const LIBRARIES: [&str; 4] = [
     "usr/lib",
 ];
 const SMALL_BAR: u64 = 256 << 20;
+const SECURITYFS: &str = "sys/kernel/security";
 
 /// All checks.
 pub fn look(root: &Root, machine: &Machine) -> Vec<Check> {
     let mut checks = Vec::new();
     options(machine, &mut checks);
     parameters(root, &mut checks);
+    lockdown(root, machine, &mut checks);
     iommu(machine, &mut checks);
     routes(root, machine, &mut checks);
     gpus(root, machine, &mut checks);
@@ -131,14 +143,9 @@ fn options(machine: &Machine, checks: &mut Vec<Check>) {
         return;
     }
     let old = OLD_OPTIONS.iter().filter(|(name, _)| kconfig.knows(name));
-    let has_gpu_of = |driver: &str| {
-        machine
-            .gpus()
-            .any(|gpu| gpu.driver.as_deref() == Some(driver))
-    };
     let drivers: Vec<_> = DRIVER_OPTIONS
         .iter()
-        .filter(|(driver, ..)| has_gpu_of(driver))
+        .filter(|(driver, ..)| is_bound(machine, driver))
         .map(|(_, name, why)| (*name, *why))
         .collect();
     for (name, why) in OPTIONS.iter().chain(old).chain(&drivers) {
@@ -159,6 +166,20 @@ fn options(machine: &Machine, checks: &mut Vec<Check>) {
     }
 }
 
+/// Whether a device is bound to a driver.
+fn is_bound(machine: &Machine, driver: &str) -> bool {
+    let mut devices = machine.devices.values();
+    devices.any(|it| it.driver.as_deref() == Some(driver))
+}
+
+/// The option that a driver needs and that the kernel lacks.
+fn lacks(machine: &Machine, driver: &str) -> Option<&'static str> {
+    let options = DRIVER_OPTIONS.iter().filter(|it| it.0 == driver);
+    options
+        .map(|it| it.1)
+        .find(|name| machine.kconfig.is_set(name) == Some(false))
+}
+
 /// The relevant parameters of the command line.
 fn parameters(root: &Root, checks: &mut Vec<Check>) {
     match root.text("proc/cmdline") {
@@ -176,6 +197,40 @@ fn parameters(root: &Root, checks: &mut Vec<Check>) {
             add(checks, "kernel parameters", State::Unknown, text);
         }
     }
+}
+
+/// Whether the kernel keeps programs from mapping BARs.
+fn lockdown(root: &Root, machine: &Machine, checks: &mut Vec<Check>) {
+    const OFF: &str = "off: programs of root can map BARs";
+    let (state, text) = match root.text(&format!("{SECURITYFS}/lockdown")) {
+        // The active level is in brackets.
+        Ok(text) if text.contains("[none]") => (State::Fine, OFF.to_string()),
+        Ok(text) => {
+            let active = text.split(['[', ']']).nth(1).unwrap_or(&text).to_string();
+            let events = match &*active {
+                "confidentiality" => ", and p2p watch sees no events",
+                _ => "",
+            };
+            let text = format!(
+                "{active}: drivers are not concerned, but no program can map a BAR, as p2p-rdma \
+                 does{events}; Secure Boot or lockdown= turns it on"
+            );
+            (State::Fine, text)
+        }
+        Err(Blind::Absent) => {
+            let is_mounted = root.names(SECURITYFS).is_ok_and(|it| !it.is_empty());
+            let has_none = machine.kconfig.is_set("SECURITY_LOCKDOWN_LSM") == Some(false);
+            match is_mounted || has_none {
+                true => (State::Fine, OFF.to_string()),
+                false => (
+                    State::Unknown,
+                    format!("mount -t securityfs securityfs /{SECURITYFS}, to see it"),
+                ),
+            }
+        }
+        Err(why) => (State::Unknown, format!("/{SECURITYFS}/lockdown: {why}")),
+    };
+    add(checks, "lockdown", state, text);
 }
 
 /// How the IOMMU treats addresses.
@@ -199,7 +254,7 @@ fn iommu(machine: &Machine, checks: &mut Vec<Check>) {
             checks,
             "IOMMU",
             State::Unknown,
-            "it is in use; the types of its domains cannot be read: run it as root",
+            format!("it is in use; the types of its domains cannot be read: {AS_ROOT}"),
         ),
         (true, false) => {
             let translates = domains.iter().any(|it| it.starts_with("DMA"));
@@ -225,13 +280,20 @@ fn routes(root: &Root, machine: &Machine, checks: &mut Vec<Check>) {
             let later = machine.devices.range(a.address..).skip(1).map(|it| it.1);
             later.filter(|b| mattering(b)).map(move |b| (a, b))
         });
-    let (mut ports, mut hidden) = (Vec::new(), Vec::new());
+    // Ports that redirect, by whether the host forwards.
+    let (mut forwarded, mut blocked, mut doubtful) = (Vec::new(), Vec::new(), Vec::new());
+    let mut hidden = Vec::new();
     let (mut refused, mut open, mut unseen, mut good) = (Vec::new(), Vec::new(), 0, 0);
     for (a, b) in pairs {
         let decision = decide(machine, a, b);
-        ports.extend(decision.redirects.iter().map(|it| it.0));
         hidden.extend(&decision.unseen);
         let through = decision.host.as_ref().map(|it| &it.forwards);
+        let ports = match through {
+            Some(Forwards::No) => &mut blocked,
+            Some(Forwards::Unknown(_)) => &mut doubtful,
+            _ => &mut forwarded,
+        };
+        ports.extend(decision.redirects.iter().map(|it| it.0));
         match (decision.path.is_peer(), through) {
             (true, _) => good += 1,
             (false, Some(Forwards::No)) if decision.unseen.is_empty() => {
@@ -244,7 +306,7 @@ fn routes(root: &Root, machine: &Machine, checks: &mut Vec<Check>) {
             (false, _) => unseen += 1,
         }
     }
-    for list in [&mut ports, &mut hidden] {
+    for list in [&mut forwarded, &mut blocked, &mut doubtful, &mut hidden] {
         list.sort();
         list.dedup();
     }
@@ -253,19 +315,44 @@ fn routes(root: &Root, machine: &Machine, checks: &mut Vec<Check>) {
             checks,
             "routes",
             State::Fine,
-            format!("{good} pairs of devices are peers"),
+            format!(
+                "{} of devices {} peer to peer",
+                counted(good, "pair"),
+                if good == 1 { "is" } else { "are" }
+            ),
         );
     }
-    if !ports.is_empty() {
-        let names: Vec<_> = ports.iter().map(ToString::to_string).collect();
+    if !blocked.is_empty() {
+        let names: Vec<_> = blocked.iter().map(ToString::to_string).collect();
+        let in_grub = why::in_grub(names.len()).map_or(String::new(), |it| format!("; {it}"));
         let text = format!(
-            "{} send requests of peers to the host; if no guest has one of the devices, boot with \
-             pci=disable_acs_redir={}",
+            "{} {} requests of peers to the host, which does not forward them; if no guest has one \
+             of the devices, boot with pci=disable_acs_redir={}{in_grub}",
             names.join(", "),
+            send(names.len()),
             names.join(";")
         );
         add(checks, "ACS", State::ToDo, text);
-    } else if hidden.is_empty() {
+    }
+    if !forwarded.is_empty() {
+        let text = format!(
+            "{} {} requests of peers to the host bridge: slower, but peer to peer; see p2p why",
+            counted(forwarded.len(), "port"),
+            send(forwarded.len())
+        );
+        add(checks, "ACS", State::Fine, text);
+    }
+    if !doubtful.is_empty() {
+        let text = format!(
+            "{} {} requests of peers to the host bridge, and it is not known whether it forwards \
+             them: see p2p why",
+            counted(doubtful.len(), "port"),
+            send(doubtful.len())
+        );
+        add(checks, "ACS", State::Unknown, text);
+    }
+    let redirects = [&forwarded, &blocked, &doubtful];
+    if redirects.iter().all(|it| it.is_empty()) && hidden.is_empty() {
         add(
             checks,
             "ACS",
@@ -275,8 +362,8 @@ fn routes(root: &Root, machine: &Machine, checks: &mut Vec<Check>) {
     }
     if !hidden.is_empty() {
         let text = format!(
-            "that of {} ports cannot be read: run it as root",
-            hidden.len()
+            "the ACS bits of {} cannot be read: {AS_ROOT}",
+            counted(hidden.len(), "port")
         );
         add(checks, "ACS", State::Unknown, text);
     }
@@ -285,7 +372,7 @@ fn routes(root: &Root, machine: &Machine, checks: &mut Vec<Check>) {
         add(checks, "routes", State::ToDo, text);
     }
     if unseen > 0 {
-        let text = format!("{unseen} pairs cannot be judged: run it as root");
+        let text = format!("{} cannot be judged: {AS_ROOT}", counted(unseen, "pair"));
         add(checks, "routes", State::Unknown, text);
     }
     if !open.is_empty() {
@@ -297,6 +384,19 @@ fn routes(root: &Root, machine: &Machine, checks: &mut Vec<Check>) {
     }
     for note in topo.notes.iter().filter(|it| it.contains("please report")) {
         add(checks, "routes", State::ToDo, note.clone());
+    }
+}
+
+/// A number and a noun, in the plural unless the number is 1.
+fn counted(count: usize, thing: &str) -> String {
+    format!("{count} {thing}{}", if count == 1 { "" } else { "s" })
+}
+
+/// The verb of a number of ports.
+fn send(count: usize) -> &'static str {
+    match count {
+        1 => "sends",
+        _ => "send",
     }
 }
 
@@ -318,8 +418,8 @@ fn gpus(root: &Root, machine: &Machine, checks: &mut Vec<Check>) {
             checks,
             "GPUs",
             State::ToDo,
-            "there is no GPU or accelerator: neither a display nor a DRM device; bar_export exports \
-             the BARs of other PCI devices",
+            "there is no GPU or accelerator: neither a display nor a DRM device; install one, or \
+             export a BAR of another PCI device with bar_export",
         );
     }
     for gpu in gpus {
@@ -367,7 +467,7 @@ fn gpus(root: &Root, machine: &Machine, checks: &mut Vec<Check>) {
                 &what,
                 State::Unknown,
                 format!(
-                    "its largest BAR has {size}; run it as root to see whether it is resizable"
+                    "its largest BAR has {size}; whether it is resizable cannot be read: {AS_ROOT}"
                 ),
             ),
             (Some(false), 1..=SMALL_BAR) => add(
@@ -402,7 +502,24 @@ fn gpus(root: &Root, machine: &Machine, checks: &mut Vec<Check>) {
 fn rdma(root: &Root, machine: &Machine, checks: &mut Vec<Check>) {
     let devices = root.names("sys/class/infiniband").unwrap_or_default();
     if devices.is_empty() {
-        add(checks, "RDMA", State::Fine, "there is no RDMA device");
+        let nics = RDMA_DRIVERS
+            .iter()
+            .filter(|(driver, _)| is_bound(machine, driver));
+        let modules: Vec<_> = nics
+            .map(|(driver, module)| format!("{module} for {driver}"))
+            .collect();
+        let (state, text) = match modules.is_empty() {
+            true => (State::Fine, "there is no RDMA device".to_string()),
+            false => (
+                State::Unknown,
+                format!(
+                    "there is no RDMA device; if the NIC does RDMA, load the RDMA module of its \
+                     driver: {}",
+                    modules.join(", ")
+                ),
+            ),
+        };
+        add(checks, "RDMA", state, text);
         return;
     }
     for name in &devices {
@@ -419,20 +536,27 @@ fn rdma(root: &Root, machine: &Machine, checks: &mut Vec<Check>) {
         let driver = owner
             .and_then(|it| it.driver.as_deref())
             .unwrap_or_default();
-        match (is_soft, RDMA_DRIVERS.contains(&driver)) {
-            (true, _) => add(
+        let registers = RDMA_DRIVERS.iter().any(|it| it.0 == driver);
+        match (is_soft, registers, lacks(machine, driver)) {
+            (true, ..) => add(
                 checks,
                 &what,
                 State::Unknown,
                 "software: that of Linux 7.3 does not register dma-bufs, a patched one may",
             ),
-            (false, true) if machine.version.is_some_and(|it| it >= hosts::LIST) => add(
+            (false, true, Some(option)) => add(
+                checks,
+                &what,
+                State::ToDo,
+                format!("{driver} does not register dma-bufs without CONFIG_{option}"),
+            ),
+            (false, true, None) if machine.version.is_some_and(|it| it >= hosts::LIST) => add(
                 checks,
                 &what,
                 State::Fine,
                 format!("{driver} registers dma-bufs in Linux 7.3"),
             ),
-            (false, true) => add(
+            (false, true, None) => add(
                 checks,
                 &what,
                 State::Unknown,
@@ -441,13 +565,13 @@ fn rdma(root: &Root, machine: &Machine, checks: &mut Vec<Check>) {
                      to register one, or boot Linux 7.3"
                 ),
             ),
-            (false, false) => add(
+            (false, false, _) => add(
                 checks,
                 &what,
                 State::ToDo,
                 format!(
                     "driver {driver} does not register dma-bufs in Linux 7.3: use a NIC of {}",
-                    RDMA_DRIVERS.join(", ")
+                    RDMA_DRIVERS.map(|it| it.0).join(", ")
                 ),
             ),
         }

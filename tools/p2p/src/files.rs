@@ -7,6 +7,10 @@ use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+/// How to see what the caller may not read. Root in a container may read no more than others, and a
+/// copy has what its maker could read.
+pub const AS_ROOT: &str = "run it as root outside a container, or make the copy that way";
+
 /// The reason why a file was not read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Blind {
@@ -72,7 +76,7 @@ impl Root {
     ///
     /// # Errors
     ///
-    /// Why it is not read.
+    /// The reason why it is not read.
     pub fn text(&self, path: &str) -> Result<String, Blind> {
         let bytes = self.bytes(path)?;
         Ok(String::from_utf8_lossy(&bytes).trim().to_string())
@@ -82,7 +86,7 @@ impl Root {
     ///
     /// # Errors
     ///
-    /// Why it is not read.
+    /// The reason why it is not read.
     pub fn bytes(&self, path: &str) -> Result<Vec<u8>, Blind> {
         let mut bytes = Vec::new();
         fs::File::open(self.path(path))?.read_to_end(&mut bytes)?;
@@ -102,7 +106,7 @@ impl Root {
     ///
     /// # Errors
     ///
-    /// Why it is not read.
+    /// The reason why it is not read.
     pub fn names(&self, path: &str) -> Result<Vec<String>, Blind> {
         let mut names = Vec::new();
         for entry in fs::read_dir(self.path(path))? {

@@ -28,7 +28,7 @@ impl Exporter {
     ///
     /// # Errors
     ///
-    /// That of the ioctl.
+    /// Fails as the ioctl does.
     pub fn ask(&self, importer: Address) -> io::Result<Answer> {
         let mut bytes = uapi::question(importer);
         ask::query(self.node.as_fd(), self.driver, &mut bytes)?;

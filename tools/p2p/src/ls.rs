@@ -9,7 +9,7 @@ use serde_json::{json, Value};
 use crate::address::Address;
 use crate::ask;
 use crate::bufinfo;
-use crate::files::{Blind, Root};
+use crate::files::{Blind, Root, AS_ROOT};
 use crate::kernel::{self, Exporter};
 use crate::listing;
 use crate::machine::{Device, Machine, NO_GPU};
@@ -64,13 +64,14 @@ pub fn look(root: &Root, machine: Option<&Machine>) -> Listing {
     let ours: Vec<_> = devices
         .filter(|it| kernel::driver_of(it).is_some())
         .collect();
-    let mut told = Vec::new();
+    // The devices whose drivers list their buffers there.
+    let mut listed = Vec::new();
     for device in &ours {
         let folder = format!("{DEBUGFS}/dri/{}", drm_parent(root, device));
         match root.text(&format!("{folder}/buffers")) {
             Ok(text) => {
                 sources += 1;
-                told.push(device.address);
+                listed.push(device.address);
                 let driver = device.driver.clone().unwrap_or_default();
                 this.buffers
                     .extend(listing::parse(&text).into_iter().map(|it| Buffer {
@@ -104,7 +105,7 @@ pub fn look(root: &Root, machine: Option<&Machine>) -> Listing {
     if processes.hidden > 0 {
         let hidden = processes.hidden;
         this.notes.push(format!(
-            "{hidden} processes of others are not looked into: run it as root"
+            "{hidden} processes of others are not looked into: {AS_ROOT}"
         ));
     }
     for (inode, held) in processes.buffers {
@@ -119,7 +120,7 @@ pub fn look(root: &Root, machine: Option<&Machine>) -> Listing {
         buffer.holders = held.holders;
     }
     if let Some(machine) = machine {
-        ask_drivers(root, machine, &told, &mut this);
+        ask_drivers(root, machine, &listed, &mut this);
     }
     this.is_blind = sources == 0;
     this
@@ -200,7 +201,7 @@ fn counters(root: &Root, folder: &str, at: Address) -> Vec<(Address, String, Str
 ///
 /// A driver that has several devices is not asked: another one than the exporter would import the
 /// buffer.
-fn ask_drivers(root: &Root, machine: &Machine, told: &[Address], this: &mut Listing) {
+fn ask_drivers(root: &Root, machine: &Machine, listed: &[Address], this: &mut Listing) {
     let (exporters, _) = kernel::exporters(root, machine);
     // Also those whose nodes cannot be opened.
     let is_only = |exporter: &Exporter| {
@@ -214,7 +215,7 @@ fn ask_drivers(root: &Root, machine: &Machine, told: &[Address], this: &mut List
         let Some(exporter) = of_driver.next().filter(|it| is_only(it)) else {
             continue;
         };
-        if told.contains(&exporter.address) {
+        if listed.contains(&exporter.address) {
             continue;
         }
         let fds = buffer

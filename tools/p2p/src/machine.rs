@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use crate::address::Address;
 use crate::config::Space;
-use crate::files::{Blind, Root};
+use crate::files::{Blind, Root, AS_ROOT};
 use crate::hosts::{self, Cpu, Version};
 use crate::kconfig::Kconfig;
 use crate::names::{self, Name};
@@ -140,7 +140,7 @@ impl Machine {
     ///
     /// # Errors
     ///
-    /// Why there are no PCI devices.
+    /// The reason why there are no PCI devices.
     pub fn read(root: &Root) -> Result<Self, Blind> {
         let found = root.names(DEVICES)?;
         let mut names = names::all(root);
@@ -220,7 +220,7 @@ impl Machine {
         let count = self.devices.values().filter(hidden).count();
         if count > 0 {
             notes.push(format!(
-                "the ACS bits of {count} of {} PCI functions cannot be read: run it as root",
+                "the ACS bits of {count} of {} PCI functions cannot be read: {AS_ROOT}",
                 self.devices.len()
             ));
         }

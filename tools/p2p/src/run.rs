@@ -43,6 +43,7 @@ impl Failure {
             NoEvents::NotMounted => "tracefs is not mounted on /sys/kernel/tracing",
             NoEvents::NoDriver => "no driver that has the tracepoints drm_peer_* is loaded",
             NoEvents::Denied => "tracepoints are for root only",
+            NoEvents::Copied => "--sysfs shows a copy, which has no live events",
             NoEvents::Failed(error) => return Self::new(Self::ERROR, error),
         };
         Self::new(Self::NOTHING, text)
@@ -66,7 +67,7 @@ impl From<io::Error> for Failure {
 ///
 /// # Errors
 ///
-/// Why it has no result.
+/// The reason why it has no result.
 pub fn run(matches: &ArgMatches, out: &mut dyn Write) -> Result<u8, Failure> {
     let root = match matches.get_one::<String>("sysfs") {
         Some(path) => Root::tree(Path::new(path)),
@@ -182,7 +183,7 @@ fn named<'a>(root: &Root, machine: &'a Machine, name: &str) -> Result<&'a Device
         };
         Failure::new(
             Failure::USAGE,
-            format!("no PCI device is behind {name}{known}"),
+            format!("no PCI device is behind \"{name}\"{known}"),
         )
     })
 }
@@ -206,6 +207,8 @@ mod tests {
         let text = nothing(NoEvents::NoDriver);
         assert!(text.starts_with("no driver"), "{text}");
         assert_eq!(nothing(NoEvents::Denied), "tracepoints are for root only");
+        let text = nothing(NoEvents::Copied);
+        assert!(text.starts_with("--sysfs shows a copy"), "{text}");
         let failed = Failure::of_watch(NoEvents::Failed("x".to_string()));
         assert_eq!((failed.status, &*failed.text), (Failure::ERROR, "x"));
     }

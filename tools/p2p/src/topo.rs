@@ -384,7 +384,7 @@ pub fn answer_json(it: &Answer) -> Value {
 
 const LEGEND: &str = "  X      the device itself
   BUSn   peer to peer by bus address, over n hops, without the host
-  HOSTn  peer to peer through the host bridge, by IOVA behind an IOMMU
+  HOSTn  peer to peer through the host bridge, by IOVA if an IOMMU translates
   NO     no permitted route: from system memory, or the importer is refused
   a/b?   one of these: the answer is unknown, see p2p why and the notes
   *      the kernel's own answer; all others follow from sysfs

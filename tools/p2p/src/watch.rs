@@ -40,6 +40,8 @@ pub enum NoEvents {
     NoDriver,
     /// The caller may not read them.
     Denied,
+    /// The files are a copy.
+    Copied,
     /// Any other error.
     Failed(String),
 }
@@ -98,9 +100,7 @@ impl Drop for Instance {
 /// The reason why events cannot be seen.
 pub fn run(root: &Root, json: bool, until: Until, out: &mut dyn Write) -> Result<(), NoEvents> {
     if !root.is_live() {
-        return Err(NoEvents::Failed(
-            "a tree elsewhere has no live events".to_string(),
-        ));
+        return Err(NoEvents::Copied);
     }
     let signals = Signals::block();
     let instance = Instance::new(root)?;

@@ -8,11 +8,20 @@ use crate::address::Address;
 use crate::config::acs_names;
 use crate::decide::{decide, Forwards, Path};
 use crate::drawing::draw;
-use crate::files::Root;
+use crate::files::{Root, AS_ROOT};
 use crate::hosts;
 use crate::kernel;
 use crate::machine::{Device, Machine};
 use crate::topo::{answer_json, decision_json, device_json, Cell};
+
+/// How to write the parameter for a number of ports in the configuration of GRUB, whose scripts do
+/// not quote the command line of the kernel.
+pub fn in_grub(ports: usize) -> Option<&'static str> {
+    (ports > 1).then_some(
+        "in /etc/default/grub write \\; for each ; (GRUB ends a command there), then run \
+         update-grub",
+    )
+}
 
 /// The answer for one direction.
 #[derive(Debug)]
@@ -164,7 +173,7 @@ impl Why<'_> {
                     "{processor}{family} is not known to forward, and the host bridge {bridge} is \
                      not on the kernel's list, or not for this pair"
                 ),
-                Forwards::Unknown(why) => format!("{why}: that is not known"),
+                Forwards::Unknown(why) => why.clone(),
             });
         }
         if let Some(answer) = &self.cell.kernel {
@@ -191,7 +200,7 @@ impl Why<'_> {
             lines.extend(for_reason(answer.reason, self.provider));
         }
         if !it.unseen.is_empty() {
-            lines.push("run it as root, to see the ACS bits".to_string());
+            lines.push(format!("to see the ACS bits, {AS_ROOT}"));
         }
         let path = self.cell.path();
         if !it.redirects.is_empty() {
@@ -240,6 +249,7 @@ impl Why<'_> {
                   as well"
                 .to_string(),
         });
+        lines.extend(in_grub(ports.len()).map(str::to_string));
         lines
     }
 
@@ -252,7 +262,7 @@ impl Why<'_> {
         let hosts = [&self.provider.host, &self.client.host];
         if let Some(device) = hosts.iter().find_map(|it| machine.host_device(it).err()) {
             lines.push(format!(
-                "run it as root, to see whether {} is a root port",
+                "to see whether {} is a root port, {AS_ROOT}",
                 device.address
             ));
         }

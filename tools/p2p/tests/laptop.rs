@@ -51,7 +51,7 @@ fn laptop(name: &str, vendor: &str, family: u32, options: &str) -> Tree {
         tree.add("pci0000:00", port, &Function::port(4, None));
         tree.add(&format!("pci0000:00/{port}"), address, &function);
     }
-    // A second function of the slot, and what accesses nothing.
+    // A second function of the slot, and one that accesses nothing.
     let audio = Function::endpoint(0x04_0300, (0x1002, 0xab28), "snd_hda_intel");
     tree.add("pci0000:00/0000:00:01.1", "0000:01:00.1", &audio);
     let idle = Function {
@@ -82,7 +82,7 @@ fn zen_forwards() {
 }
 
 #[test]
-fn what_came_before_zen_does_not() {
+fn processors_before_zen_do_not_forward() {
     let tree = laptop("old", "AuthenticAMD", 0x16, "CONFIG_PCI_P2PDMA=y\n");
     let pair = tree.pair(GPU, DRIVE);
     assert_eq!(pair["path"], "refused", "{pair:#}");
@@ -141,14 +141,14 @@ fn ports_that_cannot_be_read_are_not_in_order() {
             tree.add(&format!("{above}/{address}"), below, &function);
         }
         let (_, text, _) = tree.run(&["doctor"]);
-        let hidden = "that of 3 ports cannot be read: run it as root";
+        let hidden = "the ACS bits of 3 ports cannot be read: run it as root";
         assert_eq!(text.contains(redirects), readable == 4096, "{text}");
         assert_eq!(text.contains(hidden), readable == 64, "{text}");
     }
 }
 
 #[test]
-fn what_accesses_nothing_is_left_out() {
+fn functions_without_bus_mastering_are_left_out() {
     let tree = laptop("left", "AuthenticAMD", 25, "");
     let (_, text, _) = tree.run(&["topo"]);
     assert!(
@@ -202,7 +202,8 @@ fn names() {
         let (status, _, error) = tree.run(&["why", name, "nvme0"]);
         assert_eq!(status, 2, "{name}");
         assert!(
-            error.contains("no PCI device is behind") && error.contains("renderD128"),
+            error.contains(&format!("no PCI device is behind \"{name}\"; there are "))
+                && error.contains("renderD128"),
             "{error}"
         );
     }
@@ -257,6 +258,45 @@ fn a_small_bar() {
 }
 
 #[test]
+fn lockdown() {
+    let tree = laptop("lockdown", "AuthenticAMD", 25, "CONFIG_PCI_P2PDMA=y\n");
+    let finding = || {
+        let (_, doctor) = tree.json(&["doctor"]);
+        let checks = doctor["checks"].as_array().unwrap();
+        let found = checks.iter().find(|it| it["what"] == "lockdown").unwrap();
+        let word = |key: &str| found[key].as_str().unwrap().to_string();
+        (word("state"), word("text"))
+    };
+    let off = ("ok".into(), "off: programs of root can map BARs".into());
+    // A kernel without the option has no such file.
+    assert_eq!(finding(), off);
+    let has_it = "CONFIG_SECURITY_LOCKDOWN_LSM=y\n";
+    tree.write("boot/config-7.3.0-laptop", has_it);
+    let mount = "mount -t securityfs securityfs /sys/kernel/security, to see it";
+    assert_eq!(finding(), ("unknown".into(), mount.into()));
+    // The LSM may be off although securityfs is mounted.
+    tree.write("sys/kernel/security/lsm", "capability");
+    assert_eq!(finding(), off);
+    let file = "sys/kernel/security/lockdown";
+    tree.write(file, "[none] integrity confidentiality\n");
+    assert_eq!(finding(), off);
+    tree.write(file, "none [integrity] confidentiality\n");
+    let (state, text) = finding();
+    assert_eq!(state, "ok");
+    let barred = "integrity: drivers are not concerned, but no program can map a BAR, as p2p-rdma \
+                  does; ";
+    assert!(text.starts_with(barred), "{text}");
+    tree.write(file, "none integrity [confidentiality]\n");
+    let (state, text) = finding();
+    assert_eq!(state, "ok");
+    assert!(
+        text.starts_with("confidentiality: drivers are not concerned")
+            && text.contains("p2p watch sees no events"),
+        "{text}"
+    );
+}
+
+#[test]
 fn buffers() {
     let tree = laptop("buffers", "AuthenticAMD", 25, "CONFIG_PCI_P2PDMA=y\n");
     let (status, text, _) = tree.run(&["ls"]);
@@ -302,8 +342,8 @@ fn buffers() {
 }
 
 #[test]
-fn buffers_of_a_driver_that_tells() {
-    let tree = laptop("told", "AuthenticAMD", 25, "CONFIG_PCI_P2PDMA=y\n");
+fn buffers_that_a_driver_lists() {
+    let tree = laptop("listed", "AuthenticAMD", 25, "CONFIG_PCI_P2PDMA=y\n");
     let gpu = Function {
         driver: "vvram",
         names: vec![("drm", "renderD129")],
@@ -427,8 +467,11 @@ fn nothing_to_look_at() {
         "{error}"
     );
     let (status, _, error) = tree.run(&["watch"]);
-    assert_eq!(status, 5, "{error}");
-    assert!(error.contains("no live events"), "{error}");
+    assert_eq!(status, 3, "{error}");
+    assert!(
+        error.contains("--sysfs shows a copy, which has no live events"),
+        "{error}"
+    );
     // A machine with bridges alone has no device that accesses memory.
     tree.add(
         "pci0000:00",
@@ -481,7 +524,8 @@ fn without_a_gpu() {
     let (status, text, _) = tree.run(&["doctor"]);
     assert_eq!(status, 1, "{text}");
     for part in [
-        "there is no GPU or accelerator: neither a display nor a DRM device",
+        "there is no GPU or accelerator: neither a display nor a DRM device; install one, or \
+         export a BAR of another PCI device with bar_export",
         "mount -t debugfs debugfs /sys/kernel/debug: else p2p ls does not see all buffers",
         "mount -t tracefs tracefs /sys/kernel/tracing: else p2p watch sees no events",
     ] {

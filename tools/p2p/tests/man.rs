@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The man page is generated from the command line: `P2P_MAN=1 cargo test` writes it anew.
+//! The man page is generated from the command line: with `P2P_MAN=1` this test writes it anew. The
+//! README says how to run it with the crates of the lab, which this needs.
 
 use std::fs;
 use std::path::Path;
@@ -136,7 +137,7 @@ fn the_page_is_up_to_date() {
     let have = fs::read_to_string(&path).unwrap_or_default();
     assert!(
         have == want,
-        "p2p.1 is not what the command line says: P2P_MAN=1 cargo test writes it"
+        "p2p.1 is not what the command line says, or clap_mangen is not that of the lab: see README"
     );
 }
 

@@ -7,7 +7,8 @@ mod common;
 use common::{Function, Tree, REDIRECTS};
 
 const OPTIONS: &str = "CONFIG_PCI_P2PDMA=y\nCONFIG_ZONE_DEVICE=y\nCONFIG_DMA_SHARED_BUFFER=y\n\
-                       CONFIG_HMM_MIRROR=y\nCONFIG_DEVICE_PRIVATE=y\n";
+                       CONFIG_HMM_MIRROR=y\nCONFIG_DEVICE_PRIVATE=y\n\
+                       CONFIG_INFINIBAND_ON_DEMAND_PAGING=y\n";
 const GPU: &str = "0000:03:00.0";
 const NIC: &str = "0000:04:00.0";
 const DRIVE: &str = "0000:05:00.0";
@@ -145,10 +146,18 @@ fn acs_redirects_to_a_host_that_does_not_forward() {
         "0000:42:01.0 sends requests of peers to the host: ReqRedir and CmpltRedir are on",
         "the host bridge 8086:09a3 is not on the kernel's list",
         "to permit it at all, boot with pci=disable_acs_redir=0000:42:00.0;0000:42:01.0",
+        "in /etc/default/grub write \\; for each ; (GRUB ends a command there), then run \
+         update-grub\n",
         "joins their IOMMU groups 20 and 21",
     ] {
         assert!(text.contains(part), "{part} is not in\n{text}");
     }
+    // One port has no semicolon.
+    let (_, text, _) = tree.run(&["why", "0000:80:01.0", "renderD130"]);
+    assert!(
+        text.contains("disable_acs_redir=0000:80:01.0\n") && !text.contains("grub"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -191,7 +200,7 @@ fn a_kernel_with_another_list_is_not_known() {
     let (status, text, _) = tree.run(&["why", "renderD128", "mlx5_1"]);
     assert_eq!(status, 4, "{text}");
     for part in [
-        "whether Linux 6.1.0-44-amd64 lists 8086:09a2",
+        "  - it is not known whether Linux 6.1.0-44-amd64 lists 8086:09a2\n",
         "What to do:\n  - attach a buffer once: p2p ls or the kernel log",
         "  - boot Linux 7.3, the kernel version whose list of host bridges",
     ] {
@@ -211,6 +220,19 @@ fn a_kernel_with_another_list_is_not_known() {
         "{text}"
     );
     assert!(!text.contains("cannot be judged"), "{text}");
+    let doubtful = "3 ports send requests of peers to the host bridge, and it is not known";
+    let line = text.lines().find(|line| line.contains(doubtful));
+    assert!(
+        line.is_some_and(|line| line.starts_with("unknown")),
+        "{text}"
+    );
+    // Nor is a kernel whose version cannot be read.
+    tree.write("proc/sys/kernel/osrelease", "");
+    let (_, text, _) = tree.run(&["why", "renderD128", "mlx5_1"]);
+    assert!(
+        text.contains("  - it is not known whether this kernel lists 8086:09a2\n"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -220,7 +242,9 @@ fn a_processor_that_cannot_be_read_is_not_known() {
     let (status, text, _) = tree.run(&["why", "renderD128", "mlx5_1"]);
     assert_eq!(status, 4, "{text}");
     assert!(
-        text.contains("What to do:\n  - make /proc/cpuinfo readable"),
+        text.contains(
+            "  - the processor is not known\nWhat to do:\n  - make /proc/cpuinfo readable"
+        ),
         "{text}"
     );
     assert!(text.contains("  - attach a buffer once"), "{text}");
@@ -263,7 +287,21 @@ fn ports_that_cannot_be_read_are_not_known() {
     assert_eq!(known["path"], "host-bridge");
     let (_, text, _) = tree.run(&["topo"]);
     assert!(text.contains("BUS/HOST?"), "{text}");
-    assert!(text.contains("cannot be read: run it as root"), "{text}");
+    let advice = "run it as root outside a container, or make the copy that way";
+    assert!(
+        text.contains(&format!("cannot be read: {advice}\n")),
+        "{text}"
+    );
+    let (_, text, _) = tree.run(&["why", GPU, "0000:06:00.0"]);
+    assert!(
+        text.contains(&format!("  - to see the ACS bits, {advice}\n")),
+        "{text}"
+    );
+    let (_, text, _) = tree.run(&["doctor"]);
+    assert!(
+        text.contains(&format!("the ACS bits of 1 port cannot be read: {advice}")),
+        "{text}"
+    );
 }
 
 #[test]
@@ -309,6 +347,8 @@ fn the_matrix() {
         text.contains("0000:44:00.0  nic   15b3:1021  mlx5_core  ens2np0"),
         "{text}"
     );
+    // Its IOMMU is on, and translates nothing.
+    assert!(text.contains("by IOVA if an IOMMU translates"), "{text}");
 }
 
 #[test]
@@ -344,8 +384,10 @@ fn doctor() {
     );
     line(
         "to do",
-        "0000:42:00.0, 0000:42:01.0, 0000:42:02.0 send requests of peers to the host",
+        "0000:42:00.0, 0000:42:01.0, 0000:42:02.0 send requests of peers to the host, which does \
+         not forward them",
     );
+    line("to do", r"0000:42:02.0; in /etc/default/grub write \; for");
     line("to do", "renderD128 and renderD129");
     line("ok", "its largest BAR has 64 GiB");
     line("ok", "mlx5_core registers dma-bufs");
@@ -353,5 +395,119 @@ fn doctor() {
     assert!(
         !text.contains("quiet") && !text.contains("MOVE_NOTIFY"),
         "{text}"
+    );
+    line("ok", "3 pairs of devices are peer to peer");
+}
+
+/// The state and the text of a line of `p2p doctor` that has a text.
+fn finding(tree: &Tree, part: &str) -> (String, String) {
+    let (_, doctor) = tree.json(&["doctor"]);
+    let checks = doctor["checks"].as_array().unwrap();
+    let word = |check: &serde_json::Value, key: &str| check[key].as_str().unwrap().to_string();
+    let found = checks.iter().find(|it| word(it, "text").contains(part));
+    let found = found.unwrap_or_else(|| panic!("{part}: {doctor:#}"));
+    (word(found, "state"), word(found, "text"))
+}
+
+#[test]
+fn redirection_to_a_host_that_forwards_needs_no_action() {
+    let tree = server("detour", 0x09a2, "7.3.4");
+    let want = "3 ports send requests of peers to the host bridge: slower, but peer to peer; see \
+                p2p why";
+    assert_eq!(
+        finding(&tree, "requests of peers"),
+        ("ok".into(), want.into())
+    );
+    let (_, text, _) = tree.run(&["doctor"]);
+    assert!(!text.contains("no port redirects"), "{text}");
+    // This host bridge forwards below itself alone, which is enough for a redirection.
+    let tree = server("own-detour", 0x2f00, "7.3.4");
+    assert_eq!(finding(&tree, "requests of peers").0, "ok");
+    assert_eq!(finding(&tree, "no route: ").0, "to do");
+}
+
+#[test]
+fn one_port_and_one_pair() {
+    let tree = Tree::new("singular");
+    tree.kernel("7.3.4", OPTIONS);
+    tree.cpu("GenuineIntel", 6, "x");
+    let port = "0000:00:01.0";
+    tree.add("pci0000:00", port, &Function::port(4, Some(REDIRECTS)));
+    let below = format!("pci0000:00/{port}");
+    tree.add(&below, "0000:01:00.0", &Function::gpu("renderD128"));
+    tree.add(&below, "0000:01:00.1", &Function::nvme("nvme0"));
+    let (state, text) = finding(&tree, "requests of peers");
+    assert_eq!(state, "to do", "{text}");
+    let want = "0000:00:01.0 sends requests of peers to the host, which does not forward them; if \
+                no guest has one of the devices, boot with pci=disable_acs_redir=0000:00:01.0";
+    assert_eq!(text, want);
+    tree.cpu("AuthenticAMD", 25, "x");
+    assert!(finding(&tree, "1 port sends").1.contains("slower"));
+    assert_eq!(
+        finding(&tree, "of devices").1,
+        "1 pair of devices is peer to peer"
+    );
+    // What cannot be read is counted in the same way.
+    let hidden = Function {
+        readable: 64,
+        ..Function::port(4, None)
+    };
+    let tree = Tree::new("singular-hidden");
+    tree.kernel("7.3.4", OPTIONS);
+    tree.cpu("GenuineIntel", 6, "x");
+    tree.add("pci0000:00", port, &hidden);
+    tree.add(&below, "0000:01:00.0", &Function::gpu("renderD128"));
+    tree.add(&below, "0000:01:00.1", &Function::nvme("nvme0"));
+    let (_, text) = finding(&tree, "cannot be judged");
+    assert!(text.starts_with("1 pair cannot"), "{text}");
+}
+
+#[test]
+fn mlx5_needs_an_option_to_register() {
+    let off = OPTIONS.replace("PAGING=y", "PAGING=n");
+    let tree = server("paging", 0x09a2, "7.3.4");
+    tree.kernel("7.3.4", &off);
+    let option = "CONFIG_INFINIBAND_ON_DEMAND_PAGING";
+    for text in [
+        format!("boot a kernel with {option}: without it mlx5 refuses to register dma-bufs"),
+        format!("mlx5_core does not register dma-bufs without {option}"),
+    ] {
+        assert_eq!(finding(&tree, &text).0, "to do");
+    }
+    // A NIC of another driver does not need it.
+    let tree = Tree::new("other-nic");
+    tree.kernel("7.3.4", &off);
+    let nic = Function {
+        driver: "ice",
+        ..Function::nic("irdma0", "ens1")
+    };
+    tree.add("pci0000:00", "0000:00:01.0", &nic);
+    assert_eq!(finding(&tree, "ice registers dma-bufs").0, "ok");
+    let (_, text, _) = tree.run(&["doctor"]);
+    assert!(!text.contains(option), "{text}");
+}
+
+#[test]
+fn a_nic_without_its_rdma_module() {
+    let tree = Tree::new("no-module");
+    tree.kernel("7.3.4", OPTIONS);
+    for (address, driver) in [("0000:00:01.0", "mlx5_core"), ("0000:00:02.0", "i40e")] {
+        let nic = Function::endpoint(0x02_0000, (0x15b3, 0x1021), driver);
+        tree.add("pci0000:00", address, &nic);
+    }
+    let want = "there is no RDMA device; if the NIC does RDMA, load the RDMA module of its \
+                driver: mlx5_ib for mlx5_core, irdma for i40e";
+    assert_eq!(
+        finding(&tree, "no RDMA device"),
+        ("unknown".into(), want.into())
+    );
+    // Other NICs do none.
+    let tree = Tree::new("no-rdma");
+    tree.kernel("7.3.4", OPTIONS);
+    let nic = Function::endpoint(0x02_0000, (0x8086, 0x15f3), "igc");
+    tree.add("pci0000:00", "0000:00:01.0", &nic);
+    assert_eq!(
+        finding(&tree, "no RDMA device"),
+        ("ok".into(), "there is no RDMA device".into())
     );
 }
