@@ -3,6 +3,7 @@
 
 import gzip
 import hashlib
+import re
 import shutil
 import tomllib
 
@@ -13,8 +14,10 @@ import tree
 # One program is static; the other one needs libibverbs, of which an operator of RDMA has it.
 NAME = "p2p"
 WITH_VERBS = "p2p-rdma"
-# How to use both.
-PAGE = "Documentation/gpu/peer-to-peer-real-machine.rst"
+# How to use both, and the terms.
+PAGES = ("Documentation/gpu/peer-to-peer-real-machine.rst",
+         "Documentation/gpu/peer-to-peer-terms.rst")
+FIGURE = re.compile(r"^\s*\.\. kernel-figure:: (\S+)$", re.M)
 # The bytes of a package depend on nothing but those in it.
 BUILD = ["dpkg-deb", "--root-owner-group", "-Zxz", "--build"]
 ENV = {"SOURCE_DATE_EPOCH": str(tree.BEGIN)}
@@ -61,6 +64,13 @@ def program(package):
     return package.parent / "tree/usr/bin" / NAME
 
 
+def documents(repo):
+    """The pages of the documentation that the package has, and the figures in them."""
+    pages = [repo / page for page in PAGES]
+    return [*pages, *(page.parent / name for page in pages
+                      for name in FIGURE.findall(page.read_text()))]
+
+
 def stage(folder, repo, built):
     """Lay out in a folder what the package has; return the name of the package."""
     crate = repo / programs.TOOL
@@ -71,7 +81,7 @@ def stage(folder, repo, built):
     for program in built:
         _put(folder / "usr/bin" / program.name, program.read_bytes(), 0o755)
     _put(manual, gzip.compress((crate / f"{NAME}.1").read_bytes(), mtime=0))
-    for page in (crate / "README.rst", repo / PAGE):
+    for page in (crate / "README.rst", *documents(repo)):
         _put(docs / page.name, page.read_bytes())
     _put(docs / "copyright", COPYRIGHT.encode())
     files = sorted(path for path in (folder / "usr").rglob("*") if path.is_file())

@@ -231,10 +231,16 @@ def matrix_tables(outcomes):
 OBJECTS = {"vram": "VRAM only", "system": "system memory only", "either": "either memory"}
 PLACES = {"vram": "in VRAM", "system": "in system memory"}
 REASONS = {"no-opt-in": "the importer does not take peer-to-peer memory",
-           "no-route": "PCI permits no route to it", "other-importer": "another importer needs it there",
+           "not-pci": "the importer is not a PCI device",
+           "no-route": "PCI permits no route to it",
+           "outside-bar": "the BAR does not show that part of VRAM",
+           "suspended": "the exporter was suspended",
+           "other-importer": "another importer needs it there", "no-vram": "VRAM is full",
            "system-only": "the object was made for it",
            "not-revocable": "the importer cannot be revoked",
-           "pinned-elsewhere": "it is pinned there", "no-vram": "VRAM is full"}
+           "no-window": "the aperture is full",
+           "pinned-elsewhere": "it is pinned there",
+           "quota": "the pin is over the limit"}
 
 
 def matrix_cell(key, cell, group, outcomes, first):
@@ -343,18 +349,23 @@ def growth(figures, path, log):
 def slowest(record):
     """Which boots and which programs took the longest."""
     outcomes = [outcome for _, outcome in all_outcomes(record)]
-    logs_of = {outcome.boot.name: outcome.results / "kernel.log" for outcome in outcomes}
+    ran = sorted(((igt.seconds(entry), test, outcome) for outcome in outcomes
+                  for test, entry in igt.tests(igt.results(outcome)).items()),
+                 key=lambda item: -item[0])
+    # The log and the hint of each boot, and of each program: those of its slowest test.
+    found = {outcome.boot.name: (outcome.results / "kernel.log", "") for outcome in outcomes}
+    for _, test, outcome in ran:
+        found.setdefault(test.partition("@")[0], (logs.of_test(outcome, test),
+                                                  f"the log of its slowest test, {test}"))
     blocks = []
     for title, times in check.longest(outcomes):
         if len(times) > 1:
-            rows = [[Cell(name, log=logs_of.get(name)),
+            rows = [[Cell(name, hint=found[name][1], log=found[name][0]),
                      Cell(f"{seconds:.1f} s", number=True,
                           bar=drawing.share(seconds / max(times[0][1], 1e-9)))]
                     for name, seconds in times]
             blocks.append(Table(f"The slowest {title}", ("name", "time"), rows, kind="bars"))
-    tests = sorted(((igt.seconds(entry), test, outcome) for outcome in outcomes
-                    for test, entry in igt.tests(igt.results(outcome)).items()),
-                   key=lambda item: -item[0])[:check.SLOWEST]
+    tests = ran[:check.SLOWEST]
     if tests:
         blocks.append(Table("The slowest tests", ("test", "boot", "time"),
                             [[Cell(test, log=logs.of_test(outcome, test)), Cell(outcome.boot.name),

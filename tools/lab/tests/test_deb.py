@@ -4,6 +4,7 @@
 import gzip
 import io
 import os
+import re
 import subprocess
 import tarfile
 import tempfile
@@ -84,9 +85,21 @@ class Tool(Folder):
         self.assertEqual(files, {
             "usr/bin/p2p", "usr/bin/p2p-rdma", "usr/share/man/man1/p2p.1.gz",
             "usr/share/doc/p2p/README.rst", "usr/share/doc/p2p/copyright",
-            "usr/share/doc/p2p/peer-to-peer-real-machine.rst"})
+            "usr/share/doc/p2p/peer-to-peer-attachment.dot",
+            "usr/share/doc/p2p/peer-to-peer-buffer.dot",
+            "usr/share/doc/p2p/peer-to-peer-real-machine.rst",
+            "usr/share/doc/p2p/peer-to-peer-terms.rst"})
         manual = gzip.decompress(members["./usr/share/man/man1/p2p.1.gz"][1])
         self.assertEqual(manual, (pipeline.REPO / programs.TOOL / "p2p.1").read_bytes())
+
+    def test_has_the_pages_and_figures_that_it_refers_to(self):
+        pages = {Path(name).name: data.decode() for name, (_, data) in self.members().items()
+                 if name.endswith(".rst")}
+        for name, text in pages.items():
+            named = re.findall(r"Documentation/gpu/(peer-to-peer-[\w-]+\.rst)", text)
+            self.assertLessEqual(set(named), set(pages), name)
+            for figure in re.findall(r"kernel-figure:: (\S+)", text):
+                self.assertIn(f"./usr/share/doc/p2p/{figure}", self.members())
 
     def test_belongs_to_root_whoever_made_it(self):
         for name, (member, _) in self.members().items():
@@ -97,7 +110,7 @@ class Tool(Folder):
     def test_has_the_digests_of_its_files(self):
         self.dpkg("--control", self.package, self.top / "control")
         sums = (self.top / "control/md5sums").read_text()
-        self.assertEqual(len(sums.splitlines()), 6)
+        self.assertEqual(len(sums.splitlines()), 9)
         subprocess.run(["md5sum", "--check", "--quiet", "-"], input=sums.encode(), check=True,
                        cwd=self.top / "tree")
 

@@ -15,6 +15,7 @@ import bench
 import check
 import commands
 import matrix
+import pipeline
 import qemu
 import record
 import report
@@ -226,9 +227,19 @@ class Page(InFolder):
         outcome = self.outcome(tests={"a@one": "", "a@two": "", "b@three": ""})
         self.step(outcome)
         self.part([outcome], Verdict("switch: a@one", "pass"))
-        text = self.read().text()
-        self.assertIn("a 21.0 s b 12.0 s", text)
-        self.assertIn("b@three check-switch 12.0 s a@two", text)
+        reader = self.read()
+        self.assertIn("a 21.0 s b 12.0 s", reader.text())
+        self.assertIn("b@three check-switch 12.0 s a@two", reader.text())
+        # A program leads to the log of its slowest test.
+        [link] = [attrs["href"] for attrs in reader.all("a")
+                  if attrs.get("title") == "the log of its slowest test, a@two"]
+        self.assertEqual(link, "../../results/check-switch/runner/1/out.txt")
+
+    def test_each_reason_is_explained(self):
+        header = (pipeline.REPO / "include/uapi/drm/drm_peer.h").read_text()
+        names = {name.lower().replace("_", "-")
+                 for name in re.findall(r"DRM_PEER_REASON_(\w+) = \d+", header)}
+        self.assertEqual(set(content.REASONS), names - {"none"})
 
 
 class Matrix(InFolder):
