@@ -560,6 +560,49 @@ mod tests {
     }
 
     #[test]
+    fn eviction_of_exported_objects_has_a_limit() -> Result {
+        with_device(|pdev| {
+            let card = Card::new(pdev, 0)?;
+            let (short, long) = (Delta::from_millis(30), Delta::from_secs(20));
+            let object = card.object(1, &[Place::VRAM], Domain::Either)?;
+            let other = card.object(1, &[Place::VRAM], Domain::Either)?;
+            fill(&object, 7)?;
+            let buf = export(&object)?;
+            let at = Attachment::new(buf.clone(), pdev.as_ref(), prompt())?;
+            let evict = |limit| card.ttm().evict_exported(limit);
+
+            // The reservation is held, as by a task that waits for another device.
+            let held = object.reserve(false)?;
+            check_eq!(evict(short), Err(EBUSY));
+            drop(held);
+            check_eq!(mem_type(&object)?, Some(MemType::Vram));
+
+            // An importer does not end its work.
+            let context = FenceContext::<Ring>::new(c"ring")?;
+            let job = context.new_fence_allocation(())?.new_fence();
+            at.with(|at| {
+                at.map(DIR)?;
+                at.resv()
+                    .reserve_fences(1)?
+                    .next()
+                    .ok_or(ENOSPC)?
+                    .add_fence(job.fence(), Usage::Write);
+                Ok(())
+            })?;
+            check_eq!(evict(short), Err(EBUSY));
+            check_eq!(mem_type(&object)?, Some(MemType::Vram));
+            job.signal(Ok(()));
+
+            // Other objects are not concerned.
+            check_eq!(evict(long), Ok(()));
+            check_eq!(mem_type(&object)?, Some(MemType::Tt));
+            check_eq!(mem_type(&other)?, Some(MemType::Vram));
+            check!(holds(&object, Some(7))?);
+            Ok(())
+        })
+    }
+
+    #[test]
     fn signals_end_waits() -> Result {
         with_device(|pdev| {
             let card = Card::new(pdev, 0)?;

@@ -38,10 +38,7 @@ use kernel::{
         Arc,
         Mutex, //
     },
-    time::{
-        msecs_to_jiffies,
-        Msecs, //
-    },
+    time::Delta,
     workqueue::{
         Work,
         WorkItem, //
@@ -67,7 +64,7 @@ const JOBS: usize = 16;
 const QUEUES: usize = 32;
 
 /// How long a reset by the PCI core waits for importers and for moves.
-const EVICTION: Msecs = 2000;
+const EVICTION: Delta = Delta::from_secs(2);
 
 /// How many words an entry has.
 const ENTRY: usize = 8;
@@ -354,7 +351,7 @@ impl Reporter {
             return;
         };
 
-        match card.ttm.evict_exported(msecs_to_jiffies(EVICTION)) {
+        match card.ttm.evict_exported(EVICTION) {
             // The DRM device was unplugged meanwhile, and with it all importers.
             Err(e) if e == ENODEV => (),
             Ok(()) => (),

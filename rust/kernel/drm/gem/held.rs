@@ -88,6 +88,18 @@ impl<'a, O: IntoGEMObject> Reserved<'a, O> {
         Ok(Self(unsafe { Held::assume(obj) }))
     }
 
+    /// Reserves an object, unless another task has it.
+    pub(super) fn try_new(obj: &'a O) -> Option<Self> {
+        // SAFETY: The reservation of a valid object is valid.
+        if !unsafe { bindings::dma_resv_trylock((*obj.as_raw()).resv) } {
+            return None;
+        }
+
+        // INVARIANT: Taken above.
+        // SAFETY: As above; it is held until the value is dropped.
+        Some(Self(unsafe { Held::assume(obj) }))
+    }
+
     /// Returns the view of the object.
     ///
     /// Not by `DerefMut`: code could swap the views of two objects, and the wrong one would be

@@ -771,6 +771,11 @@ impl<T: TtmObject> Object<T> {
         Reserved::new(self, interruptible)
     }
 
+    /// Reserves the object, unless another task has it. Never sleeps.
+    pub(crate) fn try_reserve(&self) -> Option<Reserved<'_, T>> {
+        Reserved::try_new(self)
+    }
+
     /// Returns the object of a C structure, [`None`] if it is a ghost.
     ///
     /// # Safety

@@ -4,7 +4,8 @@
 //!
 //! Memory is *tainted* when a job that was to fill it has failed. The device is reset before it is
 //! allocated again. The reset may come before or after the memory is freed, so the resets of the
-//! device are counted, and tainted memory remembers the count.
+//! device are counted, and tainted memory remembers the count. The memory of a job that a reset has
+//! ended is tainted after that, so it is kept until the next reset.
 //!
 //! # Locking
 //!

@@ -21,7 +21,8 @@
 
 use super::{
     Held,
-    Object, //
+    Object,
+    Reserved, //
 };
 use crate::{
     bindings,
@@ -63,11 +64,19 @@ use crate::{
     },
     time::{
         delay::fsleep,
+        msecs_to_jiffies,
         Delta,
-        Jiffies, //
+        Instant,
+        Jiffies,
+        Monotonic,
+        Msecs, //
     }, //
 };
 use core::ptr::NonNull;
+
+/// How long a suspend waits for the work on an object, in milliseconds, as long as TTM does for a
+/// move.
+const SAVE_TIME: Msecs = 15_000;
 
 /// How often putting back the content of an object is tried again if there is no memory.
 const RESTORE_ATTEMPTS: usize = 100;
@@ -202,30 +211,31 @@ impl<T: TtmObject> Device<T> {
     /// so that no importer accesses VRAM while it is out of reach for a moment.
     ///
     /// For a driver whose device is about to be reset, and keeps the content of VRAM. Objects that
-    /// are pinned, or may be in VRAM only, stay. The work of importers, and the moves, are waited
-    /// for with no lock held, for `limit` jiffies at most in all. Sleeps.
+    /// are pinned, or may be in VRAM only, stay. The work of importers, the moves, and tasks that
+    /// hold the reservation of an object are waited for with no lock held, for `limit` at most in
+    /// all. Sleeps.
     ///
     /// # Errors
     ///
     /// - `ENODEV` if the DRM device is not registered.
     /// - `EBUSY` if the work on an object, or a move, was not done in time.
     /// - The first other error of a move. The other objects have been moved then.
-    pub fn evict_exported(&self, limit: Jiffies) -> Result {
-        let (mut left, mut first, mut next) = (limit, Ok(()), 0);
+    pub fn evict_exported(&self, limit: Delta) -> Result {
+        let time = TimeLimit {
+            since: Instant::now(),
+            limit,
+        };
+        let (mut first, mut next) = (Ok(()), 0);
 
         while let Some(obj) = self.object_from(next) {
             next = obj.id() + 1;
-            first = first.and(obj.evict_exported(&mut left));
+            first = first.and(obj.evict_exported(&time));
         }
         // What the engine has not copied now would have to be copied after the reset.
         next = 0;
         while let Some(obj) = self.object_from(next) {
             next = obj.id() + 1;
-            let is_exported = !obj.reserve(false)?.view().exported().is_null();
-
-            if is_exported {
-                first = first.and(obj.await_fences(Usage::Kernel, &mut left));
-            }
+            first = first.and(obj.await_moves(&time));
         }
         first
     }
@@ -241,38 +251,85 @@ impl<T: TtmObject> Device<T> {
     }
 }
 
-impl<T: TtmObject> Object<T> {
-    /// Waits for fences for `left` at most, which is what is left of the time then, and less than
-    /// before if there was a wait.
+/// The time that a wait may take.
+struct TimeLimit {
+    since: Instant<Monotonic>,
+    limit: Delta,
+}
+
+impl TimeLimit {
+    /// Returns what is left, at least one jiffy.
     ///
     /// # Errors
     ///
     /// `EBUSY` if the time is up.
-    fn await_fences(&self, usage: Usage, left: &mut Jiffies) -> Result {
+    fn left(&self) -> Result<Jiffies> {
+        let left = (self.limit - self.since.elapsed()).as_millis();
+
+        if left <= 0 {
+            return Err(EBUSY);
+        }
+        Ok(msecs_to_jiffies(left.try_into().unwrap_or(Msecs::MAX)).max(1))
+    }
+
+    /// Sleeps for a moment, because another task has what is needed.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` if the time is up.
+    fn pause(&self) -> Result {
+        self.left()?;
+        fsleep(Delta::from_millis(1));
+        Ok(())
+    }
+}
+
+impl<T: TtmObject> Object<T> {
+    /// Waits for fences, with no lock held.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` if the time is up.
+    fn await_fences(&self, usage: Usage, time: &TimeLimit) -> Result {
         // SAFETY: The reservation of a valid object is valid.
         let resv = unsafe { DmaResv::from_raw((*self.as_raw()).resv) };
 
-        if resv.test_signaled(usage) {
-            return Ok(());
-        }
-        // The rest is at least 1.
-        *left = resv.wait_timeout(usage, false, *left).unwrap_or(1) - 1;
-        if *left == 0 {
-            return Err(EBUSY);
+        if !resv.test_signaled(usage) {
+            resv.wait_timeout(usage, false, time.left()?)
+                .map_err(|_| EBUSY)?;
         }
         Ok(())
     }
 
-    /// Does [`Device::evict_exported`] for one object.
-    fn evict_exported(&self, left: &mut Jiffies) -> Result {
+    /// Reserves the object, unless it cannot be exported.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` if another task has it until the time is up.
+    fn reserve_exported(&self, time: &TimeLimit) -> Result<Option<Reserved<'_, T>>> {
+        if self.import.is_some() || self.is_private() {
+            return Ok(None);
+        }
+        loop {
+            if let Some(reserved) = self.try_reserve() {
+                return Ok(Some(reserved));
+            }
+            time.pause()?;
+        }
+    }
+
+    /// Does [`Device::evict_exported`] for one object, but for the wait for the move.
+    fn evict_exported(&self, time: &TimeLimit) -> Result {
         loop {
             let ret = {
-                let mut reserved = self.reserve(false)?;
+                let Some(mut reserved) = self.reserve_exported(time)? else {
+                    return Ok(());
+                };
                 let mut object = reserved.view();
                 let stays = object.is_pinned() || object.data().domain() == Domain::Vram;
-                let is_concerned = self.import.is_none() && !object.exported().is_null();
+                let is_exported = !object.exported().is_null();
 
-                if !is_concerned || stays || object.mem_type() != Some(MemType::Vram) {
+                if !is_exported || stays || object.mem_type() != Some(MemType::Vram) {
                     return Ok(());
                 }
                 object.validate(&[Place::TT], &mut OpCtx::without_waiting())
@@ -282,11 +339,24 @@ impl<T: TtmObject> Object<T> {
             if ret != Err(EBUSY) {
                 return ret;
             }
-            self.await_fences(Usage::Bookkeep, left)?;
+            self.await_fences(Usage::Bookkeep, time)?;
             // Another task may have the object, or what it needs.
-            fsleep(Delta::from_millis(1));
-            *left = left.checked_sub(1).ok_or(EBUSY)?;
+            time.pause()?;
         }
+    }
+
+    /// Waits for the moves of the object, if it is exported.
+    fn await_moves(&self, time: &TimeLimit) -> Result {
+        let Some(mut reserved) = self.reserve_exported(time)? else {
+            return Ok(());
+        };
+        let is_exported = !reserved.view().exported().is_null();
+        drop(reserved);
+
+        if is_exported {
+            self.await_fences(Usage::Kernel, time)?;
+        }
+        Ok(())
     }
 }
 
@@ -329,9 +399,21 @@ impl<T: TtmObject> Held<'_, Object<T>> {
     }
 
     /// Copies the content from VRAM to the backup, which is made if there is none yet.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` if the work on the object takes too long, and the errors of a move.
     fn save(&mut self, ctx: &mut OpCtx) -> Result {
-        // Writes of others have to be saved as well.
-        self.resv().resv().wait(Usage::Bookkeep, false)?;
+        // Writes of others have to be saved as well. They may be of a device that does not work any
+        // more, or of a process that is frozen.
+        self.resv()
+            .resv()
+            .wait_timeout(
+                Usage::Bookkeep,
+                ctx.is_interruptible(),
+                msecs_to_jiffies(SAVE_TIME),
+            )
+            .map_err(|e| if e == ETIME { EBUSY } else { e })?;
 
         // If the restore fails, the content of VRAM is not that of the object.
         if self.is_restore_due() && self.restore().is_err() {
