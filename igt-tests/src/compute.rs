@@ -7,7 +7,7 @@
 use std::mem::{size_of, ManuallyDrop};
 use std::os::fd::{FromRawFd, OwnedFd};
 
-use crate::drm::{ioctl, Drm, Gem};
+use crate::drm::{again, ioctl, Drm, Gem};
 use crate::map::{Map, PAGE};
 use crate::mgpu::Mgpu;
 use crate::pattern::Pattern;
@@ -246,17 +246,19 @@ impl Drm {
         Ok(())
     }
 
-    /// EXEC with a given argument.
+    /// EXEC with a given argument, repeated as drmIoctl() does.
     ///
     /// # Errors
     ///
-    /// Any error of the ioctl.
+    /// Any error of the ioctl but EAGAIN.
     pub fn exec_raw(&self, given: Exec) -> Result<(), SysError> {
-        let mut argument = given;
-        ioctl(self.fd(), EXEC, &mut argument, || {
-            format!("EXEC({given:?})")
-        })?;
-        Ok(())
+        again(|| {
+            let mut argument = given;
+            ioctl(self.fd(), EXEC, &mut argument, || {
+                format!("EXEC({given:?})")
+            })?;
+            Ok(())
+        })
     }
 }
 

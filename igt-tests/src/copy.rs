@@ -5,7 +5,7 @@
 use std::mem::size_of;
 use std::os::fd::{FromRawFd, OwnedFd};
 
-use crate::drm::{ioctl, Drm, Gem};
+use crate::drm::{again, ioctl, Drm, Gem};
 use crate::fence::{wrong, Fences};
 use crate::fixture::patterns;
 use crate::foreign::{self, Foreign, Kind};
@@ -16,17 +16,19 @@ use crate::uapi::{self, VvramGemCopy, VvramSync};
 use crate::{Stop, SysError};
 
 impl Drm {
-    /// GEM_COPY with a given argument.
+    /// GEM_COPY with a given argument, repeated as drmIoctl() does.
     ///
     /// # Errors
     ///
-    /// Any error of the ioctl.
+    /// Any error of the ioctl but EAGAIN.
     pub fn copy_raw(&self, argument: &VvramGemCopy) -> Result<(), SysError> {
-        let mut given = *argument;
-        ioctl(self.fd(), uapi::VVRAM_GEM_COPY, &mut given, || {
-            format!("GEM_COPY({argument:?})")
-        })?;
-        Ok(())
+        again(|| {
+            let mut given = *argument;
+            ioctl(self.fd(), uapi::VVRAM_GEM_COPY, &mut given, || {
+                format!("GEM_COPY({argument:?})")
+            })?;
+            Ok(())
+        })
     }
 
     /// The same, with fences to wait for and entries for the fence of the copy.

@@ -79,6 +79,21 @@ pub unsafe fn ioctl_raw(
     Ok(result)
 }
 
+/// Repeats a call as long as it fails with EAGAIN: it has to wait for something that was added
+/// while it waited. A program calls drmIoctl(), which does the same.
+///
+/// # Errors
+///
+/// Any other error of the call.
+pub fn again(mut call: impl FnMut() -> Result<(), SysError>) -> Result<(), SysError> {
+    loop {
+        match call() {
+            Err(error) if error.errno == libc::EAGAIN => (),
+            ended => return ended,
+        }
+    }
+}
+
 /// Name of the driver behind a DRM fd.
 fn driver_name(fd: RawFd) -> Result<String, SysError> {
     let mut name = [0u8; 32];

@@ -5,17 +5,26 @@
 use std::time::Duration;
 
 use vvram_tests::drm::{path_name, reason_name, Drm, Gem, EITHER};
+use vvram_tests::fence::Timeline;
 use vvram_tests::fixture::{patterns, placed, squeeze_idle, Expect};
+use vvram_tests::heap;
 use vvram_tests::map::PAGE;
 use vvram_tests::misc;
 use vvram_tests::pci::{Bar, PciDevice};
 use vvram_tests::proc::{Child, Steps};
+use vvram_tests::queue::copy_after;
 use vvram_tests::rebind::Unbinding;
-use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome, Stop};
+use vvram_tests::signals::await_sleep;
+use vvram_tests::uapi::{self, VvramGemCopy, DMA_BUF_SYNC_WRITE};
+use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome, Stop};
 
 const PAGE64: u64 = PAGE as u64;
 const SIZE: u64 = 4 * PAGE64;
 const LIMIT: Duration = Duration::from_secs(20);
+/// The function in which the kernel waits for a fence.
+const FENCE: &str = "dma_fence_default_wait";
+/// The function in which it waits until a client has no job, `Queue::await_idle`.
+const IDLE: &str = "10await_idle";
 
 fn gpus() -> Result<[PciDevice; 2], Stop> {
     PciDevice::vvrams()
@@ -246,7 +255,88 @@ fn unbind() -> Outcome {
     Ok(())
 }
 
+/// Copies from and to the buffers of another driver wait for a fence of a third one. The unbind of
+/// another GPU does not wait for these copies.
+fn unbind_other() -> Outcome {
+    let gpus = gpus()?;
+    let drm = Drm::open_on(&gpus[0])?;
+    let (x, y) = patterns();
+    let [source, target, next] = [0; 3].map(|_| heap::allocate(SIZE));
+    let (source, target, next) = (source?, target?, next?);
+    let (from, to, to_next) = (source.map()?, target.map()?, next.map()?);
+    let imports = [drm.import(&source)?, drm.import(&target)?];
+    let ours = [drm.create(SIZE)?, drm.create(SIZE)?];
+    let maps = [ours[0].map()?, ours[1].map()?];
+    from.fill(x);
+    to.fill(x);
+    to_next.fill(x);
+    maps[0].fill(x);
+    maps[1].fill(y);
+
+    let timeline = Timeline::new()?;
+    let fence = timeline.fence(1)?;
+    source.add_fence(DMA_BUF_SYNC_WRITE, &fence)?;
+    let mut reader = Child::spawn(|| drm.copy((&imports[0], 0), (&ours[0], 0), SIZE)?.finish())?;
+    let argument = VvramGemCopy {
+        src: ours[1].handle(),
+        dst: imports[1].handle(),
+        size: SIZE,
+        ..Default::default()
+    };
+    let mut writer = Child::spawn(|| {
+        drm.copy_syncs(&argument, &[fence.sync()], &mut [])?;
+        Ok(())
+    })?;
+    // This copy depends on no fence, but comes behind one that does.
+    let mut behind = Child::spawn(|| {
+        let drm = Drm::open_on(&gpus[0])?;
+        let import = drm.import(&next)?;
+        let ours = [drm.create(SIZE)?, drm.create(SIZE)?];
+        ours[0].map()?.fill(y);
+        copy_after(&drm, (&ours[0], &ours[1]), &[fence.sync()])?;
+        drm.copy((&ours[0], 0), (&import, 0), SIZE)?.finish()
+    })?;
+    for child in [&mut reader, &mut writer] {
+        await_sleep(child, FENCE, "S")?;
+    }
+    await_sleep(&mut behind, IDLE, "S")?;
+    let mut unbinding = Unbinding::start(&gpus[1])?;
+    let ended = misc::poll(LIMIT, || unbinding.child.ended());
+    let place = unbinding.child.whereabouts();
+    // The fence still holds up both.
+    let mut children = [
+        (reader, "the copy of an import"),
+        (writer, "the copy to an import"),
+        (behind, "the copy behind another one"),
+    ];
+    let waits = children
+        .iter_mut()
+        .all(|(child, _)| child.ended().is_none());
+    from.fill(y);
+    timeline.step()?;
+    for (mut child, what) in children {
+        child.join(what, LIMIT)?;
+    }
+    unbinding.finish(LIMIT)?.rebind()?;
+    check!(
+        ended.is_some(),
+        "an unbind waited for copies of another device; {place}"
+    );
+    check!(waits, "a copy did not wait for its fence");
+    for (map, what) in [
+        (&maps[0], "what was read"),
+        (&to, "what was written"),
+        (&to_next, "what was written behind another copy"),
+    ] {
+        if let Err(mismatch) = map.verify(y) {
+            fail!("{what}: {mismatch}");
+        }
+    }
+    Ok(())
+}
+
 igt_main! {
+    "unbind-other", "the unbind of a GPU does not wait for copies of another one", unbind_other;
     "both-ways", "the path, where it is, and the bytes", both_ways;
     "released", "nothing is pinned when a copy is done", released;
     "ping-pong", "two engines on one buffer", ping_pong;

@@ -686,7 +686,7 @@ fn unbind_in_fence() -> Outcome {
         await_sleep(&mut child, ROOM, "S")?;
         child
     };
-    // This call waits inside of the section that the unbind waits for.
+    // This call waits for the fence before the section that the unbind waits for.
     let heap = heap::allocate(PAGE64)?;
     let mut writer = {
         let second = Drm::open()?;
@@ -698,8 +698,11 @@ fn unbind_in_fence() -> Outcome {
             ..Default::default()
         };
         let mut writer = Child::spawn(|| {
-            second.copy_syncs(&argument, &[fence.sync()], &mut [])?;
-            Ok(())
+            expect_errno(
+                "a copy to an import without a device",
+                second.copy_syncs(&argument, &[fence.sync()], &mut []),
+                libc::ENODEV,
+            )
         })?;
         await_sleep(&mut writer, FENCE, "S")?;
         writer

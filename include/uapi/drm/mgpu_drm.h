@@ -257,7 +257,8 @@ struct drm_mgpu_gem_info {
  * are only known if the exporter is a device of this driver, otherwise @path is
  * DRM_PEER_PATH_UNKNOWN; they may change when the buffer moves. Returns -EINVAL
  * for an object that is not imported, -ENODEV if the driver of the exporting
- * device is gone, and other errors of the exporter.
+ * device is gone, -EAGAIN if the call has to be repeated because the buffer has
+ * moved while it waited for work, and other errors of the exporter.
  */
 struct drm_mgpu_gem_import_info {
 	/** @handle: in, -ENOENT if unknown. */
@@ -359,8 +360,10 @@ struct drm_mgpu_sync {
  * kernel knows; -EFAULT for an array that cannot be read, or in which the
  * number of a sync file cannot be written; -EMFILE if there is no file
  * descriptor left; -ENOENT for an unknown handle; -EIO for an object that has
- * lost its content; -EINTR if a signal arrived; -ENODEV if the device or its
- * driver is gone, or those of a device that exports one of the buffers.
+ * lost its content; -EAGAIN if other devices were given work on the buffer of
+ * another device during the wait for their work, so that the call has to be
+ * repeated; -EINTR if a signal arrived; -ENODEV if the device or its driver is
+ * gone, or those of a device that exports one of the buffers.
  */
 struct drm_mgpu_gem_copy {
 	/** @src: in, handle of the object that is read. */
@@ -594,9 +597,11 @@ struct drm_mgpu_exec_op {
  * -E2BIG for an entry that is not zero beyond what the kernel knows; -ENOENT
  * for an unknown VM; -ENOSPC if there is not enough memory for all mapped
  * objects at the same time; -EIO if a mapped object has lost its content, or if
- * the device has failed; -ENODEV if the device or its driver is gone, or those
- * of a device that exports a mapped buffer; and for @in_syncs and @out_syncs
- * the errors of struct drm_mgpu_gem_copy.
+ * the device has failed; -EAGAIN if the buffer of another device is mapped, and
+ * the job has to wait for its move or for work on it: the call has to be
+ * repeated, and then waits for that before anything else; -ENODEV if the device
+ * or its driver is gone, or those of a device that exports a mapped buffer; and
+ * for @in_syncs and @out_syncs the errors of struct drm_mgpu_gem_copy.
  */
 struct drm_mgpu_exec {
 	/** @vm: in, the VM. */

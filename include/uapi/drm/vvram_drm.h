@@ -355,9 +355,10 @@ struct drm_vvram_sync {
  * cannot access; -E2BIG for an entry that is not zero beyond what the kernel
  * knows; -EFAULT for an array that cannot be read, or in which the number of a
  * sync file cannot be written; -EMFILE if there is no file descriptor left;
- * -ENOENT for an unknown handle; -EINTR if a signal arrived; -ENODEV if the
- * driver of the device is gone, or that of a device that exports one of the
- * buffers.
+ * -ENOENT for an unknown handle; -EAGAIN if other devices were given work on
+ * the objects during the wait for their work, so that the call has to be
+ * repeated; -EINTR if a signal arrived; -ENODEV if the driver of the device is
+ * gone, or that of a device that exports one of the buffers.
  */
 struct drm_vvram_gem_copy {
 	/** @src: in, handle of the object that is read. */

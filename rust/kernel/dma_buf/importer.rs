@@ -285,6 +285,25 @@ impl MappingSlot<'_> {
     /// - `ENODEV` if the exporter is gone, and what else it returns.
     /// - `ERESTARTSYS` if a signal arrived while it waited for a move.
     pub fn map(&mut self, dir: DataDirection) -> Result<&SGTable> {
+        // For an importer without operations the core has waited.
+        if self.map_without_wait(dir)? && self.state.dynamic {
+            if let Err(e) = self.dma_buf().resv().wait(Usage::Kernel, true) {
+                self.unmap();
+                return Err(e);
+            }
+        }
+
+        self.mapping().ok_or(EINVAL)
+    }
+
+    /// As [`Self::map`], but moves of the buffer may be under way when this returns: work that uses
+    /// the mapping depends on the fences of [`Usage::Kernel`]. Returns whether the buffer was not
+    /// mapped before.
+    ///
+    /// # Errors
+    ///
+    /// See there.
+    pub(crate) fn map_without_wait(&mut self, dir: DataDirection) -> Result<bool> {
         let state = self.state;
 
         // The DMA core has a `BUG_ON()` for this direction.
@@ -295,10 +314,11 @@ impl MappingSlot<'_> {
             self.unmap();
         }
         if !state.sgt.get().is_null() {
-            if state.dir.get() != dir {
-                return Err(EBUSY);
-            }
-            return self.mapping().ok_or(EINVAL);
+            return if state.dir.get() == dir {
+                Ok(false)
+            } else {
+                Err(EBUSY)
+            };
         }
         if state.must_pin && !state.pinned.get() {
             return Err(EINVAL);
@@ -310,16 +330,7 @@ impl MappingSlot<'_> {
         // INVARIANT: The mapping was just made.
         state.sgt.set(sgt);
         state.dir.set(dir);
-
-        // For an importer without operations the core has waited.
-        if state.dynamic {
-            if let Err(e) = state.buf.resv().wait(Usage::Kernel, true) {
-                self.unmap();
-                return Err(e);
-            }
-        }
-
-        self.mapping().ok_or(EINVAL)
+        Ok(true)
     }
 
     /// Returns the pointer to the C structure.

@@ -233,14 +233,15 @@ impl drm::Driver for Driver {
             MGPU_GEM_IMPORT_INFO,
             drm_mgpu_gem_import_info,
             ioctl::RENDER_ALLOW,
-            File::gem_import_info
+            File::gem_import_info,
+            File::await_import
         ),
         (
             MGPU_GEM_COPY,
             drm_mgpu_gem_copy,
             ioctl::RENDER_ALLOW,
             copy::gem_copy,
-            File::await_room
+            copy::before_copy
         ),
         (MGPU_PEER_QUERY, drm_peer_query, ioctl::RENDER_ALLOW, peer::ioctl::query::<BoData>),
         (MGPU_VM_CREATE, drm_mgpu_vm_create, ioctl::RENDER_ALLOW, bind::vm_create),
@@ -252,6 +253,6 @@ impl drm::Driver for Driver {
             bind::vm_bind,
             bind::await_jobs
         ),
-        (MGPU_EXEC, drm_mgpu_exec, ioctl::RENDER_ALLOW, exec::exec, File::await_job),
+        (MGPU_EXEC, drm_mgpu_exec, ioctl::RENDER_ALLOW, exec::exec, exec::before_exec),
     }
 }

@@ -113,11 +113,11 @@ impl Entries for Program {
 pub(crate) struct ComputeJob {
     program: Arc<Program>,
     /// The content that was on its way when the job was queued.
-    contents: KVec<Arrival>,
+    contents: KVVec<Arrival>,
 }
 
 impl ComputeJob {
-    pub(crate) fn new(program: Arc<Program>, contents: KVec<Arrival>) -> Self {
+    pub(crate) fn new(program: Arc<Program>, contents: KVVec<Arrival>) -> Self {
         Self { program, contents }
     }
 }

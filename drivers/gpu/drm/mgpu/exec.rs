@@ -135,7 +135,7 @@ fn operations(args: &uapi::drm_mgpu_exec) -> Result<KVec<Operation>> {
     // CAST: Both are small.
     let (count, size) = (args.op_count as usize, args.op_size as usize);
     let start = UserPtr::from_addr(args.ops.try_into()?);
-    let mut list = KVec::with_capacity(count, GFP_KERNEL)?;
+    let mut list = KVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?;
     for index in 0..count {
         // OVERFLOW: Both factors are small.
         let mut reader = UserSlice::new(start.wrapping_byte_add(index * size), size).reader();
@@ -186,6 +186,19 @@ fn operation(code: u32, src: u64, dst: u64, size: u64, value: u64) -> Result<Ope
     }
 }
 
+/// Waits for what the last call for this address space has met, and for room in the queue of the
+/// client. This comes before the ioctl enters the section that an unplug waits for.
+pub(crate) fn before_exec(args: &uapi::drm_mgpu_exec, file: &drm::File<File>) -> Result {
+    let inner = file.inner().get_ref();
+
+    // `exec` reports what is wrong with the argument.
+    if let Ok(space) = inner.vms().find(args.vm) {
+        space.await_imports()?;
+    }
+    // Last, so that the room is not kept if this fails.
+    inner.jobs().await_room()
+}
+
 /// Serves `DRM_IOCTL_MGPU_EXEC`.
 pub(crate) fn exec(
     dev: &Device<Registered>,
@@ -227,7 +240,7 @@ fn submit(
     let mut attempts = 0;
 
     loop {
-        let mut moves = KVec::new();
+        let mut moves = KVVec::new();
         let ret = try_submit(
             dev,
             space,
@@ -259,7 +272,7 @@ fn try_submit(
     permit: &mut Option<Permit>,
     program: &Arc<Program>,
     fences: &[ARef<AnyFence>],
-    mut moves: Option<&mut KVec<ARef<Fence>>>,
+    mut moves: Option<&mut KVVec<ARef<Fence>>>,
 ) -> Result<ARef<Fence>> {
     dev.ttm.exec(Flag::Interruptible, |ctx| {
         // The closure may be called several times.

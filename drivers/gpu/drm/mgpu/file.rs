@@ -103,13 +103,12 @@ impl File {
         &self.pins
     }
 
-    /// Waits for room for one more copy. This comes before the ioctl enters the section that an
-    /// unplug waits for.
-    pub(crate) fn await_room(_args: &uapi::drm_mgpu_gem_copy, file: &drm::File<File>) -> Result {
-        file.inner().get_ref().copies.await_room()
+    /// Returns the copies of this file.
+    pub(crate) fn queued_copies(&self) -> &Copies<CopyRing> {
+        &self.copies
     }
 
-    /// Returns the queue of copies of this file, and the permit that [`Self::await_room`] has got.
+    /// Returns the queue of copies of this file, and the permit that [`Copies::await_room`] has got.
     pub(crate) fn copies(
         &self,
         dev: &Device<Registered>,
@@ -120,11 +119,6 @@ impl File {
 
             dev.ttm.copy_queue(c"mgpu-copy", 0, queue)
         })
-    }
-
-    /// As [`Self::await_room`], for one more job of the compute engine.
-    pub(crate) fn await_job(_args: &uapi::drm_mgpu_exec, file: &drm::File<File>) -> Result {
-        file.inner().get_ref().jobs.await_room()
     }
 
     /// Returns the jobs of the compute engine.
@@ -234,6 +228,21 @@ impl File {
         };
         args.id = bo.id();
         Ok(0)
+    }
+
+    /// Waits for work that uses an old mapping of an import. This comes before the ioctl enters the
+    /// section that an unplug waits for.
+    pub(crate) fn await_import(
+        args: &uapi::drm_mgpu_gem_import_info,
+        file: &drm::File<File>,
+    ) -> Result {
+        // `gem_import_info` reports what is wrong with the argument.
+        match Bo::lookup_handle(file, args.handle) {
+            Ok(bo) => bo
+                .as_import()
+                .map_or(Ok(()), |import| import.await_fences()),
+            Err(_) => Ok(()),
+        }
     }
 
     /// `DRM_IOCTL_MGPU_GEM_IMPORT_INFO`

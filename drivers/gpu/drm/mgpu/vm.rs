@@ -22,11 +22,14 @@
 //!
 //! From the outside to the inside: the mutex of the mappings, which serializes all changes of them;
 //! the reservations of the address space and of its external objects; the `gpuva.lock` of an
-//! object; the mutex of the page tables. The mutex of the last job is taken with reservations held,
-//! and nothing is taken inside of it; that of the objects whose content is on its way, too, and only
-//! a `gpuva.lock` is taken inside of it.
+//! object; the mutex of the page tables. The mutexes of the last job and of the fences of imports are
+//! taken with reservations held, and nothing is taken inside of them; that of the objects whose
+//! content is on its way, too, and only a `gpuva.lock` is taken inside of it.
 
-use core::ops::Range;
+use core::{
+    mem,
+    ops::Range, //
+};
 
 use kernel::{
     device::{
@@ -222,7 +225,11 @@ pub(crate) struct AddressSpace {
     last: Mutex<Option<ARef<Fence>>>,
     /// Objects whose entries were written while their content was on its way.
     #[pin]
-    arriving: Mutex<KVec<Arriving>>,
+    arriving: Mutex<KVVec<Arriving>>,
+    /// What the next job has to wait for before it is queued: fences of imports, which may be of any
+    /// device.
+    #[pin]
+    foreign: Mutex<KVVec<ARef<Fence>>>,
 }
 
 /// An object whose content is on its way.
@@ -248,10 +255,65 @@ pub(crate) struct Round<'a> {
     /// There was no room in VRAM for an object; then no further object is moved there, because TTM
     /// may have met a lock that it must not wait for, after which it takes no other lock.
     full: bool,
-    /// The moves that bring the content of `left`; [`None`] if the round waits for them itself.
-    moves: Option<&'a mut KVec<ARef<Fence>>>,
+    /// The moves that bring the content of `left`, but for imports; [`None`] if the round waits for
+    /// them itself.
+    moves: Option<&'a mut KVVec<ARef<Fence>>>,
+    /// `moves` has those of the private objects, which share a reservation.
+    has_private: bool,
+    /// What `left` waits for because of imports.
+    foreign: KVVec<ARef<Fence>>,
     /// Objects whose entries were not written.
-    left: KVec<ARef<GpuVmBo<Kind>>>,
+    left: KVVec<ARef<GpuVmBo<Kind>>>,
+}
+
+impl Round<'_> {
+    /// Decides whether to leave an object, for whose moves or other work the round has to be
+    /// repeated, and takes note of what has to be waited for.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Held::placed`].
+    fn leaves(
+        &mut self,
+        private: &SharedResv<Driver>,
+        dev: &Device<Registered>,
+        object: &mut Held<'_, Bo>,
+        ctx: &mut OpCtx,
+    ) -> Result<bool> {
+        let import = object.object().as_import();
+
+        if import.is_some_and(|import| import.is_in_use(&mut object.resv())) {
+            for fence in object.resv().fences(Usage::Bookkeep) {
+                self.foreign.push(fence.into(), GFP_KERNEL)?;
+            }
+            return Ok(true);
+        }
+        if import.is_some() {
+            // The exporter may move the buffer for that.
+            object.placed(dev, ctx)?;
+        }
+
+        let resv = object.resv();
+        if self.is_idle || resv.resv().test_signaled(Usage::Kernel) {
+            return Ok(false);
+        }
+        let is_private = resv.is_for(private.resv());
+        let fences = match &mut self.moves {
+            _ if import.is_some() => &mut self.foreign,
+            Some(moves) => &mut **moves,
+            None => {
+                resv.resv().wait(Usage::Kernel, true)?;
+                return Ok(false);
+            }
+        };
+        if !(is_private && self.has_private) {
+            for fence in resv.fences(Usage::Kernel) {
+                fences.push(fence.into(), GFP_KERNEL)?;
+            }
+        }
+        self.has_private |= is_private;
+        Ok(true)
+    }
 }
 
 impl AddressSpace {
@@ -281,7 +343,8 @@ impl AddressSpace {
                 gpuvm: ARef::from(&*unique),
                 mappings <- new_mutex!(unique, "mgpu::AddressSpace::mappings"),
                 last <- new_mutex!(None, "mgpu::AddressSpace::last"),
-                arriving <- new_mutex!(KVec::new(), "mgpu::AddressSpace::arriving"),
+                arriving <- new_mutex!(KVVec::new(), "mgpu::AddressSpace::arriving"),
+                foreign <- new_mutex!(KVVec::new(), "mgpu::AddressSpace::foreign"),
             }),
             GFP_KERNEL,
         )
@@ -330,6 +393,18 @@ impl AddressSpace {
         let last = self.last.lock().clone();
 
         last.map_or(Ok(()), |fence| fence.wait(true))
+    }
+
+    /// Waits for the fences because of which [`Self::with_valid`] has returned `EAGAIN`. The caller
+    /// must hold no lock, because they may be of other devices.
+    ///
+    /// # Errors
+    ///
+    /// `ERESTARTSYS` if a signal arrived.
+    pub(crate) fn await_imports(&self) -> Result {
+        let fences = mem::take(&mut *self.foreign.lock());
+
+        fences.iter().try_for_each(|fence| fence.wait(true))
     }
 
     /// Maps a part of an object, which is inside of it.
@@ -438,11 +513,13 @@ impl AddressSpace {
     /// New entries are used at once by jobs that are under way, which do not depend on the moves of
     /// the objects. So the moves have to be done before the entries are written. If there are such
     /// moves, they are added to `moves`, if that is given, and the caller has to wait for them
-    /// without locks, and to try again.
+    /// without locks, and to try again. Moves of imports, and work that may use an old mapping of an
+    /// import, are waited for by [`Self::await_imports`].
     ///
     /// # Errors
     ///
-    /// - `EBUSY` if there are such moves.
+    /// - `EAGAIN` if there is something to wait for. If `moves` is empty then, the ioctl has to be
+    ///   repeated.
     /// - `EIO` if an object has lost its content, or the device may reach memory of other objects.
     /// - The errors of [`Held::validate`] and [`Held::placed`], and `ENODEV`.
     /// - What `f` returns.
@@ -450,15 +527,17 @@ impl AddressSpace {
         &self,
         dev: &Device<Registered>,
         locked: &mut LockedVm<'_, '_, Kind>,
-        moves: Option<&mut KVec<ARef<Fence>>>,
-        f: impl FnOnce(ValidVm<'_, Kind>, KVec<Arrival>) -> Result<R>,
+        moves: Option<&mut KVVec<ARef<Fence>>>,
+        f: impl FnOnce(ValidVm<'_, Kind>, KVVec<Arrival>) -> Result<R>,
     ) -> Result<R> {
         // The reservations are held, so no job is queued meanwhile.
         let mut round = Round {
             is_idle: self.is_idle(),
             full: false,
             moves,
-            left: KVec::new(),
+            has_private: false,
+            foreign: KVVec::new(),
+            left: KVVec::new(),
         };
 
         self.arriving.lock().retain(|object| {
@@ -479,21 +558,29 @@ impl AddressSpace {
                 f(valid, self.contents()?)
             }
             ret => {
-                let error = ret.err().unwrap_or(EBUSY);
+                let error = ret.err();
 
                 for vm_bo in &round.left {
                     // Cannot fail, because the object is locked.
                     let _ = locked.mark_evicted(vm_bo);
                 }
-                Err(error)
+                // Only if that is all, the round is worth being repeated at once.
+                if error.is_some() || !round.foreign.is_empty() {
+                    if let Some(moves) = round.moves {
+                        moves.clear();
+                    }
+                    // Those that another call has left are of the same imports.
+                    *self.foreign.lock() = round.foreign;
+                }
+                Err(error.unwrap_or(EAGAIN))
             }
         }
     }
 
     /// Returns the content that is on its way.
-    fn contents(&self) -> Result<KVec<Arrival>> {
+    fn contents(&self) -> Result<KVVec<Arrival>> {
         let arriving = self.arriving.lock();
-        let mut contents = KVec::with_capacity(arriving.len(), GFP_KERNEL)?;
+        let mut contents = KVVec::with_capacity(arriving.len(), GFP_KERNEL_ACCOUNT)?;
 
         for object in arriving.iter() {
             contents.push_within_capacity(object.content.clone())?;
@@ -525,7 +612,10 @@ impl AddressSpace {
 
             let is_in_vram = |object: &Held<'_, Bo>| object.mem_type() == Some(MemType::Vram);
 
-            if domain == Domain::Either && !is_in_vram(object) && !round.full {
+            // In system memory it is reached as well, which is better than to wait for others.
+            let stays = object.mem_type() == Some(MemType::Tt) && object.would_wait();
+
+            if domain == Domain::Either && !is_in_vram(object) && !round.full && !stays {
                 match object.validate(&[Place::VRAM.without_waits()], &mut ctx) {
                     Err(e) if e == ENOSPC => round.full = true,
                     ret => ret?,
@@ -538,21 +628,8 @@ impl AddressSpace {
                 Domain::Vram | Domain::System => object.validate(&domain.places(), &mut ctx)?,
             }
         }
-        if object.object().as_import().is_some() {
-            // The exporter may move the buffer for that.
-            object.placed(dev, &mut ctx)?;
-        }
-        if !round.is_idle && !object.resv().resv().test_signaled(Usage::Kernel) {
-            let Some(moves) = round.moves.as_deref_mut() else {
-                object.resv().resv().wait(Usage::Kernel, true)?;
-                return self.show(dev, vm_bo, object, &mut ctx);
-            };
-
-            for fence in object.resv().fences(Usage::Kernel) {
-                moves.push(fence.into(), GFP_KERNEL)?;
-            }
-            round.left.push(vm_bo.into(), GFP_KERNEL)?;
-            return Ok(());
+        if round.leaves(&self.resv, dev, object, &mut ctx)? {
+            return Ok(round.left.push(vm_bo.into(), GFP_KERNEL)?);
         }
         self.show(dev, vm_bo, object, &mut ctx)
     }

@@ -42,6 +42,23 @@ const SYNCS: Format = Format {
     file_flag: uapi::DRM_VVRAM_SYNC_FILE,
 };
 
+/// Waits for other devices, if the copy has to, and for room in the queue of the client. This comes
+/// before the ioctl enters the section that an unplug waits for.
+pub(crate) fn before_copy(args: &uapi::drm_vvram_gem_copy, file: &drm::File<File>) -> Result {
+    let objects = [args.src, args.dst].map(|handle| Bo::lookup_handle(file, handle));
+    let fences = SyncArray::new(&SYNCS, args.in_syncs, args.in_count, args.sync_size)
+        .and_then(|ins| ins.fences(file));
+
+    let copies = file.inner().get_ref().queued_copies();
+
+    // `gem_copy` reports what is wrong with the argument.
+    if let ([Ok(src), Ok(dst)], Ok(fences)) = (objects, fences) {
+        gem::ttm::await_copy(&*src, &*dst, &fences, copies)?;
+    }
+    // Last, so that the room is not kept if this fails.
+    copies.await_room()
+}
+
 /// Serves `DRM_IOCTL_VVRAM_GEM_COPY`.
 pub(crate) fn gem_copy(
     dev: &VvramDevice<Registered>,

@@ -447,7 +447,7 @@ impl drm::Driver for VvramDriver {
             drm_vvram_gem_copy,
             ioctl::RENDER_ALLOW,
             copy::gem_copy,
-            File::await_room
+            copy::before_copy
         ),
         (VVRAM_PEER_QUERY, drm_peer_query, ioctl::RENDER_ALLOW, peer::ioctl::query::<BoData>),
         (VVRAM_VM_BIND, drm_vvram_vm_bind, ioctl::RENDER_ALLOW, vm::bind),

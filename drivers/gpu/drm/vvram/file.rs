@@ -93,13 +93,12 @@ impl File {
         &self.pins
     }
 
-    /// Waits for room for one more copy. This comes before the ioctl enters the section that an
-    /// unplug waits for.
-    pub(crate) fn await_room(_args: &uapi::drm_vvram_gem_copy, file: &drm::File<File>) -> Result {
-        file.inner().get_ref().copies.await_room()
+    /// Returns the copies of this file.
+    pub(crate) fn queued_copies(&self) -> &Copies<CpuRing> {
+        &self.copies
     }
 
-    /// Returns the queue of copies of this file, and the permit that [`Self::await_room`] has got.
+    /// Returns the queue of copies of this file, and the permit that [`Copies::await_room`] has got.
     pub(crate) fn copies(
         &self,
         dev: &VvramDevice<Registered>,

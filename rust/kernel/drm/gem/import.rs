@@ -12,8 +12,8 @@
 //!
 //! # Locking
 //!
-//! The reservation of the buffer guards the mapping and the state of the page tables. [`Late`]
-//! waits for fences without it.
+//! The reservation of the buffer guards the mapping and the state of the page tables. [`Late`] and
+//! [`Import::await_fences`] wait for fences without it.
 
 #![cfg_attr(not(CONFIG_RUST_DRM_TTM), expect(dead_code))]
 
@@ -125,19 +125,33 @@ impl Follower {
         at.unmap();
     }
 
-    /// Maps the buffer, unless it is mapped and was not invalidated.
-    fn map(&self, at: &mut LockedAttachment<'_>) -> Result {
+    /// Returns whether page tables show the mapping of a buffer that was invalidated.
+    fn is_outdated(&self, at: &LockedAttachment<'_>) -> bool {
         // SAFETY: As in `release_mapping()`.
-        if at.is_invalidated() && unsafe { self.shown() }.is_some() {
-            // An exporter that moves the buffer by its own engine need not have waited for the
-            // fences.
-            at.dma_buf().resv().wait(Usage::Bookkeep, true)?;
+        at.is_invalidated() && unsafe { self.shown() }.is_some()
+    }
+
+    /// Returns whether [`Self::map`] fails, because work that may use an outdated mapping is not
+    /// done. An exporter that moves the buffer by its own engine need not have waited for it.
+    fn is_in_use(&self, at: &LockedAttachment<'_>) -> bool {
+        self.is_outdated(at) && !at.dma_buf().resv().test_signaled(Usage::Bookkeep)
+    }
+
+    /// Maps the buffer, unless it is mapped and was not invalidated. Moves may be under way.
+    ///
+    /// Waits for no fence, because those of the buffer may be of any device.
+    fn map(&self, at: &mut LockedAttachment<'_>) -> Result {
+        if self.is_in_use(at) {
+            return Err(EAGAIN);
+        }
+        if self.is_outdated(at) {
             self.release_mapping(at, When::Registered);
             if at.is_invalidated() {
                 return Err(ENODEV);
             }
         }
-        at.map(DataDirection::Bidirectional).map(|_| ())
+        at.map_without_wait(DataDirection::Bidirectional)
+            .map(|_| ())
     }
 }
 
@@ -333,7 +347,7 @@ impl Import {
     }
 
     /// As [`Self::map`], for page tables of the device. `f` converts the scatter table to what they
-    /// need.
+    /// need. Moves of the buffer may be under way: the work of the device depends on their fences.
     pub(super) fn map_shown<R>(
         &self,
         resv: &mut LockedResv<'_>,
@@ -400,14 +414,45 @@ impl Import {
         self.attachment.importer().invalidations.load(Relaxed)
     }
 
+    /// Returns whether [`Self::map`] would return `EAGAIN`. False for a reservation of another
+    /// buffer.
+    pub fn is_in_use(&self, resv: &mut LockedResv<'_>) -> bool {
+        self.attachment
+            .locked(resv)
+            .is_ok_and(|at| self.attachment.importer().is_in_use(&at))
+    }
+
+    /// Waits for the fences of work that may use the mapping, if the buffer was invalidated, so that
+    /// [`Self::map`] does not return `EAGAIN`, unless other work is added meanwhile.
+    ///
+    /// The fences may be of any device. So this has to be called without locks, and before an ioctl
+    /// enters the section that an unplug waits for. It takes the reservation only to look.
+    ///
+    /// # Errors
+    ///
+    /// `ERESTARTSYS` if a signal arrived.
+    pub fn await_fences(&self) -> Result {
+        // It fails if the driver of the device is not bound any more, which the user finds out.
+        let is_outdated = self
+            .attachment
+            .with(|at| Ok(self.attachment.importer().is_outdated(at)))
+            .unwrap_or(false);
+
+        if is_outdated {
+            self.dma_buf().resv().wait(Usage::Bookkeep, true)?;
+        }
+        Ok(())
+    }
+
     /// Maps the buffer for the device, unless it is mapped, and calls `f` with the mapping.
     ///
     /// Takes the reservation.
     ///
     /// # Errors
     ///
+    /// - `EAGAIN` if page tables show a mapping that was invalidated, and work that may use it is
+    ///   not done: see [`Self::await_fences`].
     /// - `ENODEV` if the driver of the device or of the exporter is not bound any more.
-    /// - `ERESTARTSYS` if a signal arrived while it waited for a move.
     /// - The errors of the exporter, and those of `f`.
     pub fn with_mapping<R>(&self, f: impl FnOnce(&MappingSlot<'_>) -> Result<R>) -> Result<R> {
         self.attachment.with(|at| {
@@ -424,10 +469,12 @@ impl Import {
     /// # Errors
     ///
     /// - `EINVAL` if `resv` is not the reservation of the buffer.
+    /// - `ERESTARTSYS` if a signal arrived while it waited for a move.
     /// - Those of [`Self::with_mapping`].
     pub fn map(&self, resv: &mut LockedResv<'_>) -> Result {
         let mut at = self.attachment.locked(resv)?;
 
-        self.attachment.importer().map(&mut at)
+        self.attachment.importer().map(&mut at)?;
+        self.dma_buf().resv().wait(Usage::Kernel, true)
     }
 }

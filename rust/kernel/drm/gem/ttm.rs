@@ -337,6 +337,7 @@ mod windows;
 
 pub use self::{
     copy::{
+        await_copy,
         copy,
         copy_after,
         Part, //

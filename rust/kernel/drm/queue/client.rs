@@ -37,7 +37,8 @@ use crate::{
         Arc,
         CondVar,
         LockedBy,
-        Mutex, //
+        Mutex,
+        MutexGuard, //
     }, //
 };
 use core::marker::PhantomData;
@@ -45,6 +46,7 @@ use core::marker::PhantomData;
 /// The number of jobs that a client may have.
 #[pin_data]
 pub(super) struct Permits {
+    limit: usize,
     #[pin]
     free: Mutex<usize>,
     #[pin]
@@ -59,6 +61,7 @@ impl Permits {
             pin_init!(Self {
                 free <- new_mutex!(limit, "drm::queue::Permits::free"),
                 freed <- new_condvar!("drm::queue::Permits::freed"),
+                limit,
             }),
             GFP_KERNEL,
         )
@@ -72,7 +75,8 @@ pub struct Permit(Arc<Permits>);
 impl Drop for Permit {
     fn drop(&mut self) {
         *self.0.free.lock() += 1;
-        self.0.freed.notify_one();
+        // Some may wait for one permit, and some for all of them.
+        self.0.freed.notify_all();
     }
 }
 
@@ -201,25 +205,43 @@ impl<T: RingOps> Queue<T> {
     #[inline(never)]
     pub fn permit(&self) -> Result<Permit> {
         let permits = self.lane.permits.as_ref().ok_or(EINVAL)?;
+        let mut free = self.await_permits(permits, 1)?;
+
+        *free -= 1;
+        Ok(Permit(permits.clone()))
+    }
+
+    /// Waits until the client has no job, interruptibly. As [`Self::permit`], it is called without
+    /// locks.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Self::permit`].
+    #[inline(never)]
+    pub fn await_idle(&self) -> Result {
+        let permits = self.lane.permits.as_ref().ok_or(EINVAL)?;
+
+        self.await_permits(permits, permits.limit).map(drop)
+    }
+
+    /// Waits until at least `count` permits are free.
+    fn await_permits<'a>(
+        &self,
+        permits: &'a Permits,
+        count: usize,
+    ) -> Result<MutexGuard<'a, usize>> {
         let mut free = permits.free.lock();
-        let mut interrupted = false;
 
         loop {
-            let ret = if self.core.is_closed() {
-                Err(ENODEV)
-            } else if interrupted {
-                Err(ERESTARTSYS)
-            } else if *free > 0 {
-                *free -= 1;
-                return Ok(Permit(permits.clone()));
-            } else {
-                interrupted = permits.freed.wait_interruptible(&mut free);
-                continue;
-            };
-
-            // The wake-up was meant for one waiter, so it is passed on.
-            permits.freed.notify_one();
-            return ret;
+            if self.core.is_closed() {
+                return Err(ENODEV);
+            }
+            if *free >= count {
+                return Ok(free);
+            }
+            if permits.freed.wait_interruptible(&mut free) {
+                return Err(ERESTARTSYS);
+            }
         }
     }
 

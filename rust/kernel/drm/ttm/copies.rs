@@ -105,6 +105,18 @@ impl<R: RingOps> Copies<R> {
         })
     }
 
+    /// Waits until all copies have ended, interruptibly. No lock may be held.
+    ///
+    /// # Errors
+    ///
+    /// - `ENODEV` if the ring is closed.
+    /// - `ERESTARTSYS` if a signal arrived.
+    pub(crate) fn await_idle(&self) -> Result {
+        self.queue
+            .as_ref()
+            .map_or(Ok(()), |queue| queue.await_idle())
+    }
+
     /// Waits for room for one more copy, interruptibly. No lock may be held.
     ///
     /// # Errors

@@ -158,7 +158,12 @@ impl<T: TtmObject> Device<T> {
     /// depends on one.
     pub(crate) fn is_used_by_others(&self, resv: &LockedResv<'_>, usage: Usage) -> bool {
         resv.fences(usage)
-            .any(|fence| !self.jobs.moves.has(fence) && !fence.is_signaled())
+            .any(|fence| self.depends_on_others(fence))
+    }
+
+    /// Returns whether `fence` has not signalled, and belongs to another device or depends on one.
+    pub(crate) fn depends_on_others(&self, fence: &Fence) -> bool {
+        !self.jobs.moves.has(fence) && !fence.is_signaled()
     }
 
     /// Waits for the work that [`Self::is_used_by_others`] looks for.

@@ -42,13 +42,14 @@ use crate::{
             IntoGEMObject, //
         },
         queue::{
-            Permit,
-            RingOps, //
+            Permit, //
         },
         ttm::{
             Blit,
+            Copies,
             CopyQueue,
             CpuAccess,
+            Device,
             Engine,
             Loss,
             OpCtx,
@@ -243,10 +244,14 @@ pub fn copy<T: TtmObject>(
 /// copy is done, and the access ended, when this returns. Its fence keeps the exporter from moving
 /// the buffer, and readers of the buffer do not wait for it, as for other accesses by the CPU.
 ///
+/// An ioctl calls [`await_copy`] before, so that no unplug waits for work of other devices.
+///
 /// If it returns an error nothing was copied.
 ///
 /// # Errors
 ///
+/// - `EAGAIN` if such a copy, or the mapping of an import, has to wait for work that depends on
+///   other devices.
 /// - `EINVAL` if `size` is 0, a part is not inside of its object, the parts overlap, an object is
 ///   of another device, or the exporter of an import has no mappings for the kernel.
 /// - `ENODEV` if the driver of an import's exporter, or this one, is not bound any more.
@@ -310,13 +315,18 @@ fn copy_for<T: TtmObject>(
             }
         }
         let mut after = KVec::new();
-        let mut external = !fences.is_empty();
-        for fence in fences {
+        let mut external = false;
+        for fence in fences.iter().filter(|fence| !fence.is_signaled()) {
+            external = true;
             after.push(fence.clone(), GFP_KERNEL)?;
         }
         external |= ttm.add_dependencies(&read, read_conflicts, &mut after)?;
         if let Some(written) = &written {
             external |= ttm.add_dependencies(written, Usage::Read, &mut after)?;
+        }
+        // The copy is waited for below.
+        if external && writing.is_some() {
+            return Err(EAGAIN);
         }
 
         let write_usage = if writing.is_some() {
@@ -366,21 +376,78 @@ fn copy_for<T: TtmObject>(
     })?;
 
     if let Some(access) = writing {
-        finish_write(&fence, copies)?;
+        finish_write(ttm, &fence, copies)?;
         access.end();
     }
     Ok(fence)
+}
+
+/// Waits until [`copy_after`] does not return `EAGAIN`, unless other work is added meanwhile.
+/// `copies` are those of the client.
+///
+/// It waits for other devices, so it has to be called without locks, and before an ioctl enters the
+/// section that an unplug waits for. [`Copies::await_room`] comes after it.
+///
+/// # Errors
+///
+/// - `ERESTARTSYS` or `EINTR` if a signal arrived.
+/// - `ENODEV` if the ring of the copies is closed.
+/// - `ENOMEM` if memory runs out.
+pub fn await_copy<T: TtmObject>(
+    from: &Object<T>,
+    to: &Object<T>,
+    after: &[ARef<AnyFence>],
+    copies: &Copies<T::Ring>,
+) -> Result {
+    let (reads_import, writes_import) = (from.as_import().is_some(), to.as_import().is_some());
+    let await_users = |object: &Object<T>, usage| {
+        // SAFETY: The reservation of a valid object is valid.
+        unsafe { DmaResv::from_raw((*object.as_raw()).resv) }.wait(usage, true)
+    };
+
+    for import in [from, to].into_iter().filter_map(Object::as_import) {
+        import.await_fences()?;
+    }
+    if Part::<T>::BY_DMA {
+        return Ok(());
+    }
+    // The begin of an access by the CPU waits as well, and so does a copy to an import.
+    if reads_import || writes_import {
+        await_users(from, Usage::Write)?;
+    }
+    if writes_import {
+        await_users(to, Usage::Read)?;
+        for fence in after {
+            fence.wait(true)?;
+        }
+        // They are done in their order.
+        copies.await_idle()?;
+    }
+    Ok(())
 }
 
 /// Waits for a copy to the buffer of another device.
 ///
 /// # Errors
 ///
-/// `ERESTARTSYS` if a signal arrived before the copy had begun: it was cancelled.
-fn finish_write<R: RingOps>(fence: &Fence, copies: Option<&CopyQueue<R>>) -> Result {
-    if let (Err(e), Some(copies)) = (fence.wait(true), copies) {
-        if copies.cancel(fence) {
-            return Err(e);
+/// If it returns an error the copy had not begun, and was cancelled.
+///
+/// - `EAGAIN` if the copy is behind others of the client that wait for other devices.
+/// - `ERESTARTSYS` if a signal arrived.
+fn finish_write<T: TtmObject>(
+    ttm: &Device<T>,
+    fence: &Fence,
+    copies: Option<&CopyQueue<T::Ring>>,
+) -> Result {
+    if let Some(copies) = copies {
+        let ret = if ttm.depends_on_others(fence) {
+            Err(EAGAIN)
+        } else {
+            fence.wait(true)
+        };
+
+        if ret.is_err() && copies.cancel(fence) {
+            return ret;
         }
     }
     // Once the copy has begun it depends on the engine alone, and must not fail any more. The wait

@@ -283,9 +283,17 @@ impl<T: TtmObject> Held<'_, Object<T>> {
             Usage::Bookkeep
         }
     }
+
+    /// Returns whether a move would have to wait for work that depends on another device. It would
+    /// wait with the reservation held, and for 15 seconds at most.
+    pub fn would_wait(&mut self) -> bool {
+        let (ttm, usage) = (self.obj.ttm(), self.usage());
+
+        ttm.is_used_by_others(&self.resv(), usage)
+    }
 }
 
-/// Returns whether a move of an object would have to wait for work that depends on another device.
+/// Returns [`Held::would_wait`] of an object of TTM.
 ///
 /// # Safety
 ///
@@ -296,10 +304,7 @@ pub(crate) unsafe fn would_wait<T: TtmObject>(bo: *mut bindings::ttm_buffer_obje
         return false;
     };
     // SAFETY: The reservation is held.
-    let mut locked = unsafe { Held::assume(obj) };
-
-    let usage = locked.usage();
-    obj.ttm().is_used_by_others(&locked.resv(), usage)
+    unsafe { Held::assume(obj) }.would_wait()
 }
 
 /// Undoes [`Held::take_off_lru`] of an object that is about to be freed.
