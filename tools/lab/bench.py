@@ -80,6 +80,8 @@ ENGINE_SIZES = "vram=1G,aperture=512M"
 PATIENT = " ".join(f"mgpu.{name}_ms=4000000000" for name in ("timeout", "poll", "invalidate"))
 MOVED = (("4k", 4 << 10), ("2m", 2 << 20), ("256m", 256 << 20))
 WAYS = (("out", "VRAM to system memory"), ("back", "system memory to VRAM"))
+JOBS = (("job", "a copy of a page"), ("job.exec-1", "a job of a VM that maps one object"),
+        ("job.exec-64", "a job of a VM that maps 64 objects"))
 HEADER = ("what", "ours", "to compare", "with", "ratio", "spread", "target", "verdict")
 
 
@@ -311,9 +313,10 @@ def engine(figures):
 
 
 def engine_growth(figures):
-    """The cost of a job of the engine, and a line for each direction on its growth with the size."""
-    lines = [f"a job of the engine: {figures['job.submit']:,} instructions from the ioctl to the "
-             f"doorbell, {figures['job.finish']:,} from the interrupt to the signalled fence"]
+    """The cost of jobs, and a line for each direction of a move on its growth with the size."""
+    lines = [f"{title}: {figures[name + '.submit']:,} instructions from the ioctl to the doorbell, "
+             f"{figures[name + '.finish']:,} from the interrupt to the signalled fence"
+             for name, title in JOBS]
     for way, title in WAYS:
         points = [(size >> 12, moved(figures, name, way)) for name, size in MOVED]
         start, slope, worst = fit(points)

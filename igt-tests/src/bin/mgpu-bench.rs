@@ -7,16 +7,19 @@
 //! device takes does not matter, because only instructions of the processors are counted.
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use vvram_tests::clock::{self, Costs, Others};
+use vvram_tests::compute::{Bench, Op, HUGE, RESULTS};
 use vvram_tests::drm::EITHER;
 use vvram_tests::figures::{self, Figures};
 use vvram_tests::fixture::{patterns, placed};
 use vvram_tests::map::PAGE;
 use vvram_tests::mgpu::{holds, Error, Mgpu};
 use vvram_tests::peer::{Mode, Peer};
+use vvram_tests::syncfile::SyncFile;
 use vvram_tests::trace::{Jobs, Moment};
-use vvram_tests::{check, check_eq, uapi, Outcome, Stop};
+use vvram_tests::{check, check_eq, uapi, Outcome, Stop, SysError};
 
 const PAGE64: u64 = PAGE as u64;
 const MIB: u64 = 1 << 20;
@@ -26,6 +29,10 @@ const STARTED: &str = "drm_queue_started";
 /// An interrupt of any device.
 const INTERRUPT: &str = "irq_handler_entry";
 const SIGNALED: &str = "dma_fence_signaled";
+/// How long a job may take: the clock of an idle guest runs faster than the device.
+const LIMIT: Duration = Duration::from_secs(3600);
+/// The numbers of objects that an address space maps.
+const MAPPED: [u64; 2] = [1, 64];
 
 /// Returns the index of the first event with a name and with this word, from an index on.
 fn next(events: &[Moment], from: usize, name: &str, word: &str) -> Result<usize, Stop> {
@@ -45,15 +52,24 @@ fn field<'a>(event: &'a Moment, key: &str) -> Result<&'a str, Stop> {
         .ok_or_else(|| Stop::fail(format_args!("no {key} in {event:?}")))
 }
 
-/// Copies a page, one job after the other.
-fn jobs(gpu: &Mgpu, figures: &mut Figures) -> Outcome {
+/// Waits for a job.
+fn done(fence: &SyncFile) -> Outcome {
+    check!(fence.wait(LIMIT)?, "a fence does not signal");
+    check_eq!(fence.status()?, 1, "status of the job");
+    Ok(())
+}
+
+/// Measures a job of a ring, one after the other.
+fn jobs(
+    gpu: &Mgpu,
+    figures: &mut Figures,
+    name: &str,
+    ring: &str,
+    call: impl Fn() -> Result<SyncFile, SysError>,
+) -> Outcome {
     const ROUNDS: usize = 64;
-    let (from, to) = (gpu.drm.create(PAGE64)?, gpu.drm.create(PAGE64)?);
-    let (x, y) = patterns();
-    from.map()?.fill(x);
-    to.map()?.fill(y);
-    // The first copy makes allocations that are not to be measured.
-    gpu.drm.copy((&from, 0), (&to, 0), PAGE64)?.finish()?;
+    // The first job makes allocations that are not to be measured.
+    done(&call()?)?;
     let (mut submit, mut finish) = (Costs::default(), Costs::default());
     // The guest stands still while the device handles a write to its doorbell. A device that is too
     // fast would have sent its interrupt when the guest goes on.
@@ -64,10 +80,9 @@ fn jobs(gpu: &Mgpu, figures: &mut Figures) -> Outcome {
             let trace = Jobs::with_interrupts()?;
             clock::settle();
             let begin = clock::now();
-            let fence = gpu.drm.copy((&from, 0), (&to, 0), PAGE64)?;
-            fence.finish()?;
+            done(&call()?)?;
             let events = trace.moments()?;
-            let started = next(&events, 0, STARTED, "ring=mgpu-copy")?;
+            let started = next(&events, 0, STARTED, ring)?;
             // If the interrupt came between the doorbell and the event that follows it, neither
             // figure can be measured.
             if next(&events[..started], 0, INTERRUPT, "name=mgpu").is_err() {
@@ -83,9 +98,43 @@ fn jobs(gpu: &Mgpu, figures: &mut Figures) -> Outcome {
         finish.add(events[signaled].time - events[interrupt].time);
     }
     gpu.inject(Error::Slow, 0)?;
-    holds(&to, x, "the copy")?;
-    figures.costs("job.submit", &submit);
-    figures.costs("job.finish", &finish);
+    figures.costs(&format!("{name}.submit"), &submit);
+    figures.costs(&format!("{name}.finish"), &finish);
+    Ok(())
+}
+
+/// Copies of a page.
+fn copies(gpu: &Mgpu, figures: &mut Figures) -> Outcome {
+    let (from, to) = (gpu.drm.create(PAGE64)?, gpu.drm.create(PAGE64)?);
+    let (x, y) = patterns();
+    from.map()?.fill(x);
+    to.map()?.fill(y);
+    jobs(gpu, figures, "job", "ring=mgpu-copy", || {
+        gpu.drm.copy((&from, 0), (&to, 0), PAGE64)
+    })?;
+    holds(&to, x, "the copy")
+}
+
+/// Jobs of an address space that maps a number of objects, none of which is private to it.
+fn programs(gpu: &Mgpu, figures: &mut Figures) -> Outcome {
+    for count in MAPPED {
+        let bench = Bench::new(gpu)?;
+        let mut objects = Vec::new();
+        for index in 1..count {
+            let object = gpu.drm.create(PAGE64)?;
+            bench.vm.bind(&object, HUGE * index)?;
+            objects.push(object);
+        }
+        bench.results.write(0, 0);
+        jobs(
+            gpu,
+            figures,
+            &format!("job.exec-{count}"),
+            "ring=mgpu-compute",
+            || bench.vm.exec(&[Op::add(RESULTS, 1)]),
+        )?;
+        check!(bench.results.read(0) > 0, "no job has run");
+    }
     Ok(())
 }
 
@@ -142,7 +191,8 @@ fn moves(gpu: &Mgpu, name: &str, size: u64, figures: &mut Figures) -> Outcome {
 fn bench(figures: &mut Figures) -> Outcome {
     clock::stay_in_memory()?;
     let gpu = Mgpu::first()?;
-    jobs(&gpu, figures)?;
+    copies(&gpu, figures)?;
+    programs(&gpu, figures)?;
     for (name, size) in SIZES {
         moves(&gpu, name, size, figures)?;
     }

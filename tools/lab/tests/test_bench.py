@@ -33,7 +33,8 @@ FIGURES = {"move.bytes": 2 << 20, **COSTS,
            **{f"first.{name}.{who}": 60 for name in bench.FIRST for who in ("ours", "vfio")},
            **{f"attach.{count}.{who}": 50 for count, _ in bench.ATTACHES for who in ("ours", "vfio")},
            **{f"find.{size}.pages": 100 for size, _ in bench.FOUND},
-           "job.submit": 5000, "job.finish": 3000,
+           **{f"{name}.{part}": cost for name, _ in bench.JOBS
+              for part, cost in (("submit", 5000), ("finish", 3000))},
            **{f"engine.{name}.{way}.still": 100 for name, _ in bench.MOVED for way, _ in bench.WAYS},
            "rdma.write.vram": 90, "rdma.write.host": 100,
            "map.huge.ours": 10, "map.huge.vfio": 20, "map.huge.ours.entries": 24,
@@ -76,8 +77,9 @@ class Bench(unittest.TestCase):
         self.assertIn("host bridge, no IOMMU: 4096 scattered blocks", self.report)
         self.assertIn("4 KiB pages: 10.0 instructions for a page in system memory, 12.0 in VRAM, "
                       "240.0 if it is moved back", self.report)
-        self.assertIn("a job of the engine: 5,000 instructions from the ioctl to the doorbell, 3,000 "
-                      "from the interrupt to the signalled fence", self.report)
+        for _, title in bench.JOBS:
+            self.assertIn(f"{title}: 5,000 instructions from the ioctl to the doorbell, 3,000 from "
+                          "the interrupt to the signalled fence", self.report)
         self.assertIn("move n pages by the engine, VRAM to system memory: 50 + 2.00 n", self.report)
 
     def test_each_target_can_be_missed(self):
