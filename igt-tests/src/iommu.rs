@@ -4,13 +4,15 @@
 //! debugfs shows them.
 
 use std::fs;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use crate::debugfs::mounted;
-use crate::map::PAGE;
+use crate::map::{Map, PAGE};
 use crate::misc;
 use crate::pci::PciDevice;
-use crate::Stop;
+use crate::{Stop, SysError};
 
 /// Bits of an entry that are an address.
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
@@ -144,6 +146,29 @@ pub fn is_ram((start, len): (u64, u64)) -> Result<bool, Stop> {
     Ok(ram
         .iter()
         .any(|(first, last)| *first <= start && start + len - 1 <= *last))
+}
+
+/// Returns the physical address of a page of memory of this process.
+///
+/// # Errors
+///
+/// Fails the subtest if the page is not populated, or the kernel does not show the address.
+#[track_caller]
+pub fn physical(map: &Map, page: usize) -> Result<u64, Stop> {
+    const FILE: &str = "/proc/self/pagemap";
+    const PRESENT: u64 = 1 << 63;
+    const FRAME: u64 = (1 << 55) - 1;
+    let mut entry = [0; 8];
+    let at = map.page_address(page) / PAGE as u64 * 8;
+    File::open(FILE)
+        .and_then(|file| file.read_exact_at(&mut entry, at))
+        .map_err(|error| SysError::io(FILE, &error))?;
+    let entry = u64::from_le_bytes(entry);
+    check!(
+        entry & PRESENT != 0 && entry & FRAME != 0,
+        "{FILE} shows no address of page {page}: {entry:#x}"
+    );
+    Ok((entry & FRAME) * PAGE as u64)
 }
 
 /// First and last addresses of memory.

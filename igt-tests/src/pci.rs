@@ -330,12 +330,30 @@ impl PciDevice {
         let at = self.capability(EXPRESS)? + SLOT_CONTROL;
         let config = self.config()?;
         let old = u16::from_le_bytes([config[at], config[at + 1]]);
+        let new = old & !MASK | if on { ON } else { OFF };
+        Ok(self.write_config(at, &new.to_le_bytes())?)
+    }
+
+    /// Writes to its configuration space.
+    fn write_config(&self, at: usize, bytes: &[u8]) -> Result<(), SysError> {
         let path = self.path("config");
         let file = OpenOptions::new().write(true).open(&path);
-        let new = old & !MASK | if on { ON } else { OFF };
-        let written = file.and_then(|file| file.write_all_at(&new.to_le_bytes(), at as u64));
-        written.map_err(|error| SysError::io(path.display().to_string(), &error))?;
-        Ok(())
+        let written = file.and_then(|file| file.write_all_at(bytes, at as u64));
+        written.map_err(|error| SysError::io(path.display().to_string(), &error))
+    }
+
+    /// Turns bus mastering on or off.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the configuration space.
+    pub fn set_master(&self, on: bool) -> Result<(), SysError> {
+        const COMMAND: usize = 4;
+        const MASTER: u16 = 1 << 2;
+        let config = self.config()?;
+        let old = u16::from_le_bytes([config[COMMAND], config[COMMAND + 1]]);
+        let new = old & !MASTER | if on { MASTER } else { 0 };
+        self.write_config(COMMAND, &new.to_le_bytes())
     }
 
     /// Start and length of a BAR, in CPU addresses.

@@ -1,18 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The queues of copies of a device, of vvram or mgpu.
+//! The queues of jobs of a device: of copies, of vvram or mgpu, and of the compute engine of mgpu.
 
+use std::fmt;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::time::Duration;
 
+use crate::compute::{Op, Vm, HUGE, JOBS_MAX};
 use crate::drm::{Drm, Gem};
 use crate::fence::Timeline;
 use crate::fixture::{cpu_reads, patterns};
-use crate::map::PAGE;
+use crate::map::{Map, PAGE};
+use crate::mgpu::Mgpu;
 use crate::proc::{Child, Steps};
 use crate::syncfile::SyncFile;
 use crate::trace::Jobs;
-use crate::uapi::{VvramGemCopy, VvramSync, COPIES_MAX};
+use crate::uapi::{VvramGemCopy, VvramSync, COPIES_MAX, CREATE_VRAM};
 use crate::{Outcome, Stop};
 
 const PAGE64: u64 = PAGE as u64;
@@ -28,10 +31,19 @@ pub fn copy_after(
     (src, dst): (&Gem<'_>, &Gem<'_>),
     ins: &[VvramSync],
 ) -> Result<SyncFile, Stop> {
+    copy_handles(drm, (src.handle(), dst.handle()), src.size(), ins)
+}
+
+fn copy_handles(
+    drm: &Drm,
+    (src, dst): (u32, u32),
+    size: u64,
+    ins: &[VvramSync],
+) -> Result<SyncFile, Stop> {
     let argument = VvramGemCopy {
-        src: src.handle(),
-        dst: dst.handle(),
-        size: src.size(),
+        src,
+        dst,
+        size,
         ..Default::default()
     };
     let mut out = [VvramSync::FILE];
@@ -40,57 +52,121 @@ pub fn copy_after(
     Ok(SyncFile::new(unsafe { OwnedFd::from_raw_fd(out[0].fd) }))
 }
 
-/// One client, whose file `open` opens, has as many copies as it can, all of which can begin when a
-/// copy of another client can. Checks that until the end of that copy at most `most` of them run:
-/// one in its turn, and one for each place in the hardware that becomes free meanwhile. Also checks
-/// that the client never has more copies than its queue has room for.
+/// Queues a job behind fences, and returns its own fence.
+type Submit = Box<dyn Fn(&[VvramSync]) -> Result<SyncFile, Stop>>;
+
+/// A client of a ring, with an open file of its own: each of its jobs copies one page to another.
+pub struct Client {
+    from: Map,
+    to: Map,
+    /// How many jobs it may have at a time.
+    most: i64,
+    submit: Submit,
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client").finish_non_exhaustive()
+    }
+}
+
+impl Client {
+    /// A client of a copy engine, whose jobs are copies.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctls.
+    pub fn of_copies(drm: Drm) -> Result<Self, Stop> {
+        let (src, dst) = (drm.create(PAGE64)?, drm.create(PAGE64)?);
+        let (from, to) = (src.map()?, dst.map()?);
+        // The handles are closed with the file.
+        let pair = (src.leak(), dst.leak());
+        Ok(Self {
+            from,
+            to,
+            most: COPIES_MAX.into(),
+            submit: Box::new(move |ins| copy_handles(&drm, pair, PAGE64, ins)),
+        })
+    }
+
+    /// A client of the compute engine, with an address space.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctls, and fails the subtest if a job fails.
+    pub fn of_compute(gpu: Mgpu) -> Result<Self, Stop> {
+        let ops = [Op::copy(HUGE, 2 * HUGE, PAGE64)];
+        let vm = Vm::new(&gpu)?;
+        let (src, dst) = (
+            vm.create(PAGE64, CREATE_VRAM)?,
+            vm.create(PAGE64, CREATE_VRAM)?,
+        );
+        vm.bind(&src, HUGE)?;
+        vm.bind(&dst, 2 * HUGE)?;
+        // Later jobs find the entries of the page tables written.
+        vm.done(&ops)?;
+        let (from, to) = (src.map()?, dst.map()?);
+        // They live as long as the file.
+        src.leak();
+        dst.leak();
+        let vm = vm.leak();
+        Ok(Self {
+            from,
+            to,
+            most: JOBS_MAX as i64,
+            submit: Box::new(move |ins| Ok(Vm::of(&gpu, vm).exec_after(&ops, ins)?)),
+        })
+    }
+}
+
+/// One client, which `open` makes, has as many jobs as it can, all of which can begin when a job of
+/// another client can. Checks that until the end of that job at most `most` of them run: one in its
+/// turn, and one for each place in the hardware that becomes free meanwhile. Also checks that the
+/// client never has more jobs than its queue has room for.
 ///
-/// The copies of both wait for the same fence, so that it does not matter how fast the device and
-/// the client are.
+/// The jobs of both wait for the same fence, so that it does not matter how fast the device and the
+/// client are. This is repeated `rounds` times.
 ///
 /// # Errors
 ///
 /// Fails the subtest if that is not so.
 #[track_caller]
-pub fn flood(open: impl Fn() -> Result<Drm, Stop>, most: usize) -> Outcome {
-    const ROUNDS: u32 = 20;
-    let drm = open()?;
+pub fn flood(open: impl Fn() -> Result<Client, Stop>, rounds: u32, most: usize) -> Outcome {
+    let client = open()?;
     let (a, b) = patterns();
-    let (src, dst) = (drm.create(PAGE64)?, drm.create(PAGE64)?);
-    let (from, to) = (src.map()?, dst.map()?);
     let jobs = Jobs::new()?;
     let full = Steps::new()?;
     let timeline = Timeline::new()?;
-    let fences = (1..=ROUNDS)
+    let fences = (1..=rounds)
         .map(|value| timeline.fence(value))
         .collect::<Result<Vec<_>, _>>()?;
     let mut flooder = Child::spawn(|| {
-        let drm = open()?;
-        let (one, two) = (drm.create(PAGE64)?, drm.create(PAGE64)?);
+        let client = open()?;
         for fence in &fences {
-            // The first copy holds up those behind it. When the queue has room for all of them, no
-            // copy of an earlier round is left.
-            copy_after(&drm, (&one, &two), &[fence.sync()])?;
-            for _ in 1..COPIES_MAX {
-                copy_after(&drm, (&one, &two), &[])?;
+            // The first job holds up those behind it. When the queue has room for all of them, no
+            // job of an earlier round is left.
+            (client.submit)(&[fence.sync()])?;
+            for _ in 1..client.most {
+                (client.submit)(&[])?;
             }
             full.done()?;
             // There is no room for these before the fence has signalled.
-            for _ in 0..COPIES_MAX / 4 {
-                copy_after(&drm, (&one, &two), &[])?;
+            for _ in 0..client.most / 4 {
+                (client.submit)(&[])?;
             }
         }
         Ok(())
     })?;
     for (round, fence) in (0..).zip(&fences) {
         let pattern = a.derive(round);
-        from.fill(pattern);
-        to.fill(b);
+        client.from.fill(pattern);
+        client.to.fill(b);
         full.wait("the flood", LIMIT)?;
-        let copy = copy_after(&drm, (&src, &dst), &[fence.sync()])?;
+        let job = (client.submit)(&[fence.sync()])?;
         timeline.step()?;
-        copy.finish()?;
-        cpu_reads(&to, pattern, &[0])?;
+        job.finish()?;
+        check_eq!(job.status()?, 1, "status of the job in round {round}");
+        cpu_reads(&client.to, pattern, &[0])?;
     }
     flooder.join("the flooder", LIMIT)?;
 
@@ -114,30 +190,30 @@ pub fn flood(open: impl Fn() -> Result<Drm, Stop>, most: usize) -> Outcome {
                 _ => runs = runs.map(|runs: usize| runs + 1),
             }
             // One more than that, because the event of a submission may come before that of the end
-            // of another copy.
+            // of another job.
             check!(
-                outstanding <= i64::from(COPIES_MAX) + 1,
-                "the flooder has {outstanding} copies"
+                outstanding <= client.most + 1,
+                "the flooder has {outstanding} jobs"
             );
         } else if event.context == me {
             match event.name.as_str() {
                 "submit" => {
                     runs = Some(0);
-                    busy += u32::from(outstanding >= i64::from(COPIES_MAX));
+                    busy += u32::from(outstanding >= client.most);
                 }
                 "done" => {
                     let between = runs.take().unwrap_or(0);
                     seen += 1;
                     check!(
                         between <= most,
-                        "{between} copies of the flooder ran before copy {seen}"
+                        "{between} jobs of the flooder ran before job {seen}"
                     );
                 }
                 _ => {}
             }
         }
     }
-    check_eq!(seen, ROUNDS, "copies that ended");
-    check_eq!(busy, ROUNDS, "copies at which the queue was full");
+    check_eq!(seen, rounds, "jobs that ended");
+    check_eq!(busy, rounds, "jobs at which the queue was full");
     Ok(())
 }

@@ -5,7 +5,7 @@
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
-use crate::drm::ioctl;
+use crate::drm::{ioctl, text};
 use crate::misc;
 use crate::uapi::{self, SyncFenceInfo, SyncFileInfo, VvramSync};
 use crate::{Outcome, Stop, SysError};
@@ -99,13 +99,20 @@ impl SyncFile {
     ///
     /// Any error of the ioctl.
     pub fn drivers(&self) -> Result<Vec<String>, SysError> {
+        let names = self.names()?;
+        Ok(names.into_iter().map(|(driver, _)| driver).collect())
+    }
+
+    /// The names of the drivers and of the timelines of its fences.
+    ///
+    /// # Errors
+    ///
+    /// Any error of the ioctl.
+    pub fn names(&self) -> Result<Vec<(String, String)>, SysError> {
         let mut fences = vec![SyncFenceInfo::default(); 16];
         let count = self.info(&mut fences)?.num_fences as usize;
-        let name = |fence: &SyncFenceInfo| {
-            let text = fence.driver_name.split(|byte| *byte == 0).next();
-            String::from_utf8_lossy(text.unwrap_or_default()).into_owned()
-        };
-        Ok(fences[..count.min(16)].iter().map(name).collect())
+        let names = |fence: &SyncFenceInfo| (text(&fence.driver_name), text(&fence.obj_name));
+        Ok(fences[..count.min(16)].iter().map(names).collect())
     }
 
     /// Waits until it has signalled; false if the time is up.

@@ -4,12 +4,16 @@
 //! the PCI device of the core driver, which makes the auxiliary device.
 
 use crate::bench::{
+    self,
     with_device,
     BAR, //
 };
+use core::ptr;
 use kernel::{
     auxiliary,
+    bindings,
     device::{
+        self,
         Bound,
         Core,
         DeviceContext, //
@@ -102,8 +106,9 @@ impl auxiliary::Driver for Probe {
     }
 }
 
-/// Runs a test with an auxiliary device of the PCI device, and removes both afterwards.
-fn with_auxiliary(body: Body) -> Result {
+/// Runs a test in the probe of an auxiliary device, which `make` makes, and removes, for the PCI
+/// device.
+fn in_probe(body: Body, make: bench::Body) -> Result {
     *TURN.lock() = (Some(body), Err(ENXIO));
     let driver = KBox::pin_init(
         driver::Registration::<auxiliary::Adapter<Probe>>::new(
@@ -113,7 +118,14 @@ fn with_auxiliary(body: Body) -> Result {
         GFP_KERNEL,
     )?;
 
-    with_device(|pdev| {
+    with_device(make)?;
+    drop(driver);
+    TURN.lock().1
+}
+
+/// Runs a test with an auxiliary device of the PCI device, and removes both afterwards.
+fn with_auxiliary(body: Body) -> Result {
+    in_probe(body, |pdev| {
         let api = Api { pdev };
         // SAFETY: The value is dropped below.
         let made = unsafe {
@@ -122,9 +134,31 @@ fn with_auxiliary(body: Body) -> Result {
 
         drop(made);
         Ok(())
-    })?;
-    drop(driver);
-    TURN.lock().1
+    })
+}
+
+/// The same with an auxiliary device as a driver in C makes it, which has no data.
+fn without_data(body: Body) -> Result {
+    in_probe(body, |pdev| {
+        let parent: &device::Device<Core<'_>> = pdev.as_ref();
+
+        // SAFETY: The parent is valid, it is bound until this returns, and the names are static.
+        let made = unsafe {
+            bindings::auxiliary_device_create(
+                ptr::from_ref(parent).cast_mut().cast(),
+                MODULE.as_char_ptr(),
+                NAME.as_char_ptr(),
+                ptr::null_mut(),
+                0,
+            )
+        };
+        if made.is_null() {
+            return Err(ENOMEM);
+        }
+        // SAFETY: The device was just made.
+        unsafe { bindings::auxiliary_device_destroy(made.cast()) };
+        Ok(())
+    })
 }
 
 struct Vram<'a> {
@@ -286,6 +320,37 @@ mod tests {
     };
 
     const DIR: DataDirection = DataDirection::Bidirectional;
+
+    /// Data of another type, with the same layout as that of the device.
+    #[expect(dead_code)]
+    struct Other<'a>(&'a pci::Device<Bound>);
+
+    type OtherOf = CovariantForLt!(Other<'_>);
+
+    /// A driver that asks for data of another type gets none.
+    #[test]
+    fn data_has_one_type() -> Result {
+        with_auxiliary(|adev, pdev| {
+            check_eq!(adev.registration_data::<OtherOf>().err(), Some(EINVAL));
+            check_eq!(
+                adev.registration_data_with::<OtherOf, _>(|_| ()),
+                Err(EINVAL)
+            );
+            check!(ptr::eq(
+                adev.registration_data::<ApiOf>()?.get_ref().pdev,
+                pdev
+            ));
+            Ok(())
+        })
+    }
+
+    /// A driver that asks for the data of a device that has none gets none.
+    #[test]
+    fn device_without_data() -> Result {
+        // The driver asks before it calls this.
+        check_eq!(without_data(|_, _| Ok(())), Err(ENOENT));
+        Ok(())
+    }
 
     /// Moves, peers and runtime PM guards use the PCI device, to which VRAM belongs.
     #[test]

@@ -7,16 +7,17 @@ use std::time::Duration;
 
 use vvram_tests::compute::{ballast, LEFT};
 use vvram_tests::debugfs::difference;
-use vvram_tests::drm::{path_name, reason_name, EITHER};
+use vvram_tests::drm::{path_name, reason_name, Drm, Gem, EITHER};
 use vvram_tests::fixture::{cpu_reads, patterns, peer_reads, peer_writes, placed, Expect};
-use vvram_tests::map::PAGE;
+use vvram_tests::map::{Map, PAGE};
 use vvram_tests::mgpu::{holds, take_all, Mgpu, PARAM_APERTURE_FREE};
 use vvram_tests::misc;
+use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::Bar;
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::proc::Child;
 use vvram_tests::slab::repeat;
-use vvram_tests::{check, check_eq, expect_errno, igt_main, uapi, Outcome};
+use vvram_tests::{check, check_eq, expect_errno, igt_main, uapi, Outcome, Stop};
 
 const PAGE64: u64 = PAGE as u64;
 const MODES: [Mode; 3] = [Mode::Dynamic, Mode::Revocable, Mode::Pinned];
@@ -212,14 +213,20 @@ fn large() -> Outcome {
     small.map()?.fill(a);
     let free = gpu.drm.getparam(PARAM_APERTURE_FREE)?;
     check_eq!(free, aperture - PAGE64, "free aperture");
-    for size in [aperture + PAGE64, bar, bar + PAGE64] {
-        too_large(&gpu, size)?;
+    let unchanged = |size: u64| -> Outcome {
         check_eq!(
             gpu.drm.getparam(PARAM_APERTURE_FREE)?,
             free,
             "free aperture after an object of {size:#x} bytes"
         );
+        Ok(())
+    };
+    for size in [aperture + PAGE64, bar, bar + PAGE64] {
+        too_large(&gpu, size)?;
+        unchanged(size)?;
     }
+    too_large_for_kernel(&gpu, aperture + PAGE64)?;
+    unchanged(aperture + PAGE64)?;
     holds(&small, a, "through its window")?;
     gpu.clean()
 }
@@ -248,8 +255,9 @@ fn too_large(gpu: &Mgpu, size: u64) -> Outcome {
     );
     placed(&object, uapi::PLACEMENT_SYSTEM)?;
     let map = object.map()?;
-    map.fill_pages(a, 0, 1);
-    map.fill_pages(a, object.pages() - 1, 1);
+    for first in samples(&object) {
+        map.fill_pages(a, first, SAMPLE);
+    }
     peer_reads(&peer, a, &[0, object.pages() - 1])?;
     drop((peer, buffer));
 
@@ -272,18 +280,102 @@ fn too_large(gpu: &Mgpu, size: u64) -> Outcome {
     );
     // The engine reaches all of it.
     gpu.drm.copy((&object, 0), (&stays, 0), size)?.finish()?;
-    let part = gpu.drm.create_flags(PAGE64, uapi::CREATE_SYSTEM)?;
-    let at = size - PAGE64;
-    gpu.drm.copy((&stays, at), (&part, 0), PAGE64)?.finish()?;
-    let map = part.map()?;
-    for word in 0..PAGE64 / 8 {
+    let part = gpu
+        .drm
+        .create_flags((SAMPLE * PAGE) as u64, uapi::CREATE_SYSTEM)?;
+    for first in samples(&stays) {
+        let at = (first * PAGE) as u64;
+        gpu.drm
+            .copy((&stays, at), (&part, 0), part.size())?
+            .finish()?;
+        sampled(&part.map()?, a, first)?;
+    }
+    Ok(())
+}
+
+/// How many adjacent pages of a large object are checked.
+const SAMPLE: usize = 4;
+
+/// The first pages of those that are checked: at the start, in the middle and at the end.
+fn samples(object: &Gem<'_>) -> [usize; 3] {
+    let pages = object.pages();
+    [0, (pages - SAMPLE) / 2, pages - SAMPLE]
+}
+
+/// Checks every byte of a copy of [`SAMPLE`] pages.
+fn sampled(copy: &Map, pattern: Pattern, first: usize) -> Outcome {
+    let words = PAGE / 8;
+    for word in 0..SAMPLE * words {
         check_eq!(
-            map.read(word as usize),
-            a.word(at / 8 + word),
-            "word {word}"
+            copy.read(word),
+            pattern.word((first * words + word) as u64),
+            "word {word} from page {first} on"
         );
     }
     Ok(())
+}
+
+/// The kernel maps a buffer as a whole, so it never maps one in VRAM that is larger than the
+/// aperture: it is moved, or the mapping fails.
+fn too_large_for_kernel(gpu: &Mgpu, size: u64) -> Outcome {
+    let (a, _) = patterns();
+    let source = gpu.drm.create_flags(size, uapi::CREATE_SYSTEM)?;
+    let last = source.pages() - SAMPLE;
+    source.map()?.fill_pages(a, last, SAMPLE);
+    let in_vram = || -> Result<Gem<'_>, Stop> {
+        let object = gpu.drm.create_flags(size, EITHER)?;
+        gpu.drm.copy((&source, 0), (&object, 0), size)?.finish()?;
+        placed(&object, uapi::PLACEMENT_VRAM)?;
+        Ok(object)
+    };
+    // Once for a user that only maps it, and once for vvram, which attaches itself to the buffer,
+    // and copies by the CPU.
+    let object = in_vram()?;
+    let buffer = object.export()?;
+    let user = Peer::open()?;
+    user.attach(&buffer, Mode::Cpu)?;
+    let pages: Vec<_> = (last..object.pages()).collect();
+    peer_reads(&user, a, &pages)?;
+    placed(&object, uapi::PLACEMENT_SYSTEM)?;
+    user.detach()?;
+    drop((object, buffer));
+
+    let object = in_vram()?;
+    let buffer = object.export()?;
+    let vvram = Drm::open()?;
+    let import = vvram.import(&buffer)?;
+    let part = vvram.create_flags((SAMPLE * PAGE) as u64, uapi::CREATE_SYSTEM)?;
+    let at = (last * PAGE) as u64;
+    vvram
+        .copy((&import, at), (&part, 0), part.size())?
+        .finish()?;
+    sampled(&part.map()?, a, last)?;
+    placed(&object, uapi::PLACEMENT_SYSTEM)?;
+    let list = object.attachments()?;
+    check!(
+        list.len() == 1
+            && list[0].path == uapi::PATH_SYSTEM
+            && list[0].reason == uapi::REASON_OUTSIDE_BAR,
+        "vvram as an importer: {list:?}"
+    );
+    drop((import, object, buffer));
+
+    // An object that must stay in VRAM.
+    let stays = gpu.drm.create(size)?;
+    let buffer = stays.export()?;
+    user.attach(&buffer, Mode::Cpu)?;
+    expect_errno("a mapping of the kernel", user.map(), libc::ENOSPC)?;
+    expect_errno(
+        "an import by vvram",
+        vvram.import(&buffer).map(drop),
+        libc::EOPNOTSUPP,
+    )?;
+    let list = stays.attachments()?;
+    check!(
+        list.len() == 1 && list[0].refused() && list[0].reason == uapi::REASON_OUTSIDE_BAR,
+        "vvram as an importer that was refused: {list:?}"
+    );
+    placed(&stays, uapi::PLACEMENT_VRAM)
 }
 
 /// While peers have mapped all of the aperture, other importers get no window, until a peer unmaps.

@@ -6,20 +6,26 @@
 use std::time::Duration;
 
 use vvram_tests::compute::{
-    ballast, sum, Bench, Op, HUGE, LEFT, OPS_MAX, PARAM_COMPUTE_RESETS, RESULTS,
+    ballast, sum, Bench, Op, Vm, HUGE, LEFT, OPS_MAX, PARAM_COMPUTE_RESETS, PARAM_PAGE_TABLES,
+    PARAM_VMS_FREE, RESULTS,
 };
 use vvram_tests::debugfs::DebugFs;
 use vvram_tests::drm::{path_name, reason_name, DmaBuf, Drm, Gem, EITHER};
 use vvram_tests::fence::Timeline;
 use vvram_tests::fixture::{patterns, placed, Expect};
 use vvram_tests::map::{Map, PAGE};
-use vvram_tests::mgpu::{holds, take_all, Error, Mgpu, COMPUTE, COPY, PARAM_LOSSES, PARAM_RESETS};
+use vvram_tests::mgpu::{
+    holds, take_all, Error, Mgpu, COMPUTE, COPY, PARAM_APERTURE_FREE, PARAM_DMA_MAPPED,
+    PARAM_LOSSES, PARAM_RESETS,
+};
 use vvram_tests::misc::{self, Lcg};
 use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::PciDevice;
+use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::proc::{Child, Steps};
 use vvram_tests::queue::copy_after;
 use vvram_tests::syncfile::SyncFile;
+use vvram_tests::uapi::DMA_BUF_SYNC_READ;
 use vvram_tests::{check, check_eq, fail, igt_main, uapi, Outcome, Stop, SysError};
 
 const PAGE64: u64 = PAGE as u64;
@@ -719,6 +725,45 @@ fn spared() -> Outcome {
     gpu.clean()
 }
 
+/// An object has left VRAM, and a fence of another driver is on it: a job uses it where it is, and the
+/// call does not wait for the fence.
+fn stays() -> Outcome {
+    let gpu = Mgpu::first()?;
+    let bench = Bench::new(&gpu)?;
+    let (x, _) = patterns();
+    let object = gpu.drm.create_flags(SIZE, EITHER)?;
+    object.map()?.fill(x);
+    let buffer = object.export()?;
+    // This importer is no peer.
+    let peer = Peer::open()?;
+    peer.attach(&buffer, Mode::Static)?;
+    peer.map()?;
+    peer.unmap()?;
+    peer.detach()?;
+    placed(&object, uapi::PLACEMENT_SYSTEM)?;
+    let timeline = Timeline::new()?;
+    buffer.add_fence(DMA_BUF_SYNC_READ, &timeline.fence(1)?)?;
+    bench.vm.bind(&object, HUGE)?;
+    // TTM would wait for 15 seconds.
+    let mut child = Child::spawn(|| {
+        bench.vm.exec(&[Op::checksum(HUGE, SIZE, RESULTS)])?;
+        Ok(())
+    })?;
+    child.join("the call", Duration::from_secs(2))?;
+    placed(&object, uapi::PLACEMENT_SYSTEM)?;
+    timeline.step()?;
+    let done = misc::poll(LIMIT, || {
+        (bench.results.read(0) == sum(x, 0, WORDS)).then_some(())
+    });
+    check!(done.is_some(), "the job has another sum");
+
+    // The next mapping brings it back, once nobody uses it.
+    bench.vm.bind(&object, 2 * HUGE)?;
+    check_eq!(bench.sum(2 * HUGE, SIZE)?, sum(x, 0, WORDS), "the next sum");
+    placed(&object, uapi::PLACEMENT_VRAM)?;
+    gpu.clean()
+}
+
 /// The same by several processes, which do not wait for each other.
 fn storm() -> Outcome {
     let gpu = Mgpu::first()?;
@@ -865,14 +910,136 @@ fn import_vvram() -> Outcome {
     let drm = Drm::open()?;
     let size = drm.getparam(uapi::PARAM_VRAM_SIZE)?;
     peers(&drm, || {
-        // As much as there is, so that all other objects are evicted.
+        // As much as there is, so that all other objects are evicted. Objects that may be in system
+        // memory would be put there rather than to wait for the job.
         let all = [
-            drm.create_flags(size / 2, EITHER)?,
-            drm.create_flags(size / 2, EITHER)?,
+            drm.create_flags(size / 2, uapi::CREATE_VRAM)?,
+            drm.create_flags(size / 2, uapi::CREATE_VRAM)?,
         ];
         drop(all);
         Ok(())
     })
+}
+
+/// Returns the counters of what imports, and jobs that use them, take from both devices.
+fn resources(gpu: &Mgpu, exporter: &Mgpu) -> Result<[u64; 6], SysError> {
+    Ok([
+        gpu.drm.vram_free()?,
+        gpu.drm.getparam(PARAM_VMS_FREE)?,
+        gpu.drm.getparam(PARAM_PAGE_TABLES)?,
+        gpu.drm.getparam(PARAM_DMA_MAPPED)?,
+        exporter.drm.vram_free()?,
+        exporter.drm.getparam(PARAM_APERTURE_FREE)?,
+    ])
+}
+
+/// An address space, which maps an imported buffer at [`HUGE`], and a page for results.
+struct Importing<'a> {
+    vm: Vm<'a>,
+    _import: Gem<'a>,
+    _page: Gem<'a>,
+    results: Map,
+}
+
+impl<'a> Importing<'a> {
+    fn new(gpu: &'a Mgpu, buffer: &DmaBuf) -> Result<Self, Stop> {
+        let vm = Vm::new(gpu)?;
+        let import = gpu.drm.import(buffer)?;
+        let page = vm.create(PAGE64, uapi::CREATE_SYSTEM)?;
+        vm.bind(&import, HUGE)?;
+        vm.bind(&page, RESULTS)?;
+        Ok(Self {
+            results: page.map()?,
+            vm,
+            _import: import,
+            _page: page,
+        })
+    }
+
+    /// Queues jobs that write the sum of the buffer to the first words of the page.
+    fn queue(&self, count: u64) -> Result<Vec<SyncFile>, SysError> {
+        (0..count)
+            .map(|index| {
+                let to = RESULTS + 8 * index;
+                self.vm.exec(&[Op::checksum(HUGE, SIZE, to)])
+            })
+            .collect()
+    }
+}
+
+/// The last reference to an import is that of a job: the address space is destroyed, and the
+/// handles are closed, while jobs use the buffer. The job is freed while the exporter holds the
+/// lock of the buffer, and waits for jobs of another client of the importer: more of them than the
+/// ring has at a time. The exporter evicts the object, or has no handle of it any more, so that the
+/// job drops its last reference as well.
+fn import_last() -> Outcome {
+    const FEW: u64 = 2;
+    const MANY: u64 = 12;
+    let [gpu, exporter] = Mgpu::pair()?;
+    let second = Mgpu::open(&gpu.pci)?;
+    let _ballast = ballast(&exporter, LEFT)?;
+    let (x, _) = patterns();
+    let before = resources(&gpu, &exporter)?;
+    for round in 0..3 {
+        let (evicts, closes) = (round % 2 == 0, round >= 1);
+        let x = x.derive(round);
+        let object = exporter.drm.create_flags(SIZE, EITHER)?;
+        object.map()?.fill(x);
+        let buffer = object.export()?;
+        let [one, other] = [&gpu, &second].map(|gpu| Importing::new(gpu, &buffer));
+        let (one, other) = (one?, other?);
+        // The buffer is mapped for both.
+        all_done(&one.queue(1)?)?;
+        all_done(&other.queue(1)?)?;
+        placed(&object, uapi::PLACEMENT_VRAM)?;
+        let entries = object.attachments()?;
+        check!(
+            entries.len() == 2
+                && entries
+                    .iter()
+                    .all(|entry| Expect::get().is_ok_and(|want| entry.path == want.path())),
+            "the importers in round {round}: {entries:?}"
+        );
+        gpu.inject_into(COMPUTE, Error::Slow, 20)?;
+        let jobs = [one.queue(FEW)?, other.queue(MANY)?];
+        let results = [one, other].map(|importing| importing.results);
+        drop(buffer);
+        let object = (!closes).then_some(object);
+        if evicts {
+            drop(take_all(&exporter)?);
+        }
+        if let Some(object) = &object {
+            placed(object, uapi::PLACEMENT_SYSTEM)?;
+        }
+        gpu.inject_into(COMPUTE, Error::Slow, 0)?;
+        for (jobs, results) in jobs.iter().zip(&results) {
+            all_done(jobs)?;
+            for index in 0..jobs.len() {
+                check_eq!(
+                    results.read(index),
+                    sum(x, 0, WORDS),
+                    "sum {index} in round {round}"
+                );
+            }
+        }
+        if let Some(object) = &object {
+            if let Err(mismatch) = object.map()?.verify(x) {
+                fail!("what has left in round {round}: {mismatch}");
+            }
+        }
+        drop((results, object));
+        let freed = misc::poll(LIMIT, || {
+            (resources(&gpu, &exporter).ok()? == before).then_some(())
+        });
+        check!(
+            freed.is_some(),
+            "counters after round {round}: {:?}, they were {before:?}",
+            resources(&gpu, &exporter)?
+        );
+    }
+    exporter.clean()?;
+    second.clean()?;
+    gpu.clean()
 }
 
 igt_main! {
@@ -885,7 +1052,9 @@ igt_main! {
     "turns", "two address spaces with more than half of VRAM each", turns;
     "mixed", "the same, with another device that imports, and that exports", mixed;
     "spared", "an object with work that depends on another device", spared;
+    "stays", "an object in system memory with such work", stays;
     "storm", "by several processes", storm;
     "import-gpu", "VRAM of another modelled GPU", import_gpu;
     "import-vvram", "VRAM of another device", import_vvram;
+    "import-last", "VRAM of another modelled GPU, of which a job has the last reference", import_last;
 }

@@ -1,23 +1,28 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! The modelled GPU goes away while its ring hangs, or is removed by surprise, or is unplugged,
-//! while peers have its memory mapped and it has theirs: no task waits for ever.
+//! while peers have its memory mapped and it has theirs: no task waits for ever. Processes that use
+//! it are killed.
 
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
-use vvram_tests::compute::{ballast, Bench, Op, RESULTS};
+use vvram_tests::compute::{
+    ballast, Bench, Op, Vm, HUGE, PARAM_PAGE_TABLES, PARAM_VMS_FREE, RESULTS,
+};
 use vvram_tests::drm::{DmaBuf, Gem, EITHER};
 use vvram_tests::failure::is_taken_away;
 use vvram_tests::fixture::{mapped_by_peer, patterns, peer_reads, placed};
 use vvram_tests::map::PAGE;
 use vvram_tests::mgpu::{
-    holds, replug, Error, Impatient, Mgpu, COMPUTE, COPY, DRIVER, PARAM_LOSSES,
+    holds, replug, Error, Impatient, Mgpu, COMPUTE, COPY, DRIVER, PARAM_APERTURE_FREE, PARAM_LOSSES,
 };
+use vvram_tests::misc::{self, Lcg};
 use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::PciDevice;
-use vvram_tests::peer::Peer;
-use vvram_tests::proc::{Child, KernelLog};
-use vvram_tests::rebind::Unbinding;
+use vvram_tests::peer::{Mode, Peer};
+use vvram_tests::proc::{Child, Exit, KernelLog, Steps};
+use vvram_tests::rebind::{Probe, Unbinding};
 use vvram_tests::signals::await_sleep;
 use vvram_tests::syncfile::SyncFile;
 use vvram_tests::uapi::COPIES_MAX;
@@ -386,6 +391,160 @@ fn unplugged() -> Outcome {
     fixture.after()
 }
 
+/// The calls that a process repeats until it is killed.
+#[derive(Clone, Copy, Debug)]
+enum Victim {
+    /// Windows for a page fault and for a peer, of objects that exist for one round.
+    Windows,
+    /// Address spaces that are destroyed with a job in the ring.
+    Spaces,
+    /// Resets of the device through sysfs.
+    Resets,
+}
+
+impl Victim {
+    const ALL: [Self; 3] = [Self::Windows, Self::Spaces, Self::Resets];
+
+    /// Works for ever, and makes a step when the first round is done.
+    fn work(self, pci: &PciDevice, first: &Steps) -> Outcome {
+        let gpu = Mgpu::open(pci)?;
+        let object = gpu.drm.create(SIZE)?;
+        let peer = Peer::open()?;
+        for round in 0u64.. {
+            match self {
+                Self::Windows => {
+                    let object = gpu.drm.create(SIZE)?;
+                    object.map()?.write(0, round);
+                    peer.attach(&object.export()?, Mode::Dynamic)?;
+                    peer.map()?;
+                    peer.detach()?;
+                }
+                Self::Spaces => {
+                    let vm = Vm::new(&gpu)?;
+                    vm.bind(&object, HUGE)?;
+                    vm.exec(&[Op::fill(HUGE, SIZE, 1)])?;
+                    vm.destroy()?;
+                }
+                Self::Resets => pci.reset()?,
+            }
+            if round == 0 {
+                first.done()?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Kills a process after at most so many milliseconds. It may have ended before.
+fn kill_within(child: &mut Child, what: &str, random: &mut Lcg, most: u64) -> Outcome {
+    thread::sleep(Duration::from_millis(random.below(most)));
+    child.signal(libc::SIGKILL);
+    let exit = child.wait(LIMIT);
+    check!(
+        matches!(exit, Some(Exit::Signal(libc::SIGKILL) | Exit::Code(0))),
+        "a process that was killed during {what} has ended with {exit:?}; {}",
+        child.whereabouts()
+    );
+    Ok(())
+}
+
+/// How often a process is killed in each of its calls.
+const KILLS: u64 = 3;
+
+/// A process is killed at any time of a call into the driver: what it had is freed, objects of
+/// others keep their bytes, and the device works.
+fn killed() -> Outcome {
+    let mut random = Lcg::new(misc::nonce());
+    let [gpu, other] = Mgpu::pair()?;
+    let pci = &gpu.pci;
+    let (x, y) = patterns();
+    let (kept, shared) = (gpu.drm.create(SIZE)?, gpu.drm.create_flags(SIZE, EITHER)?);
+    kept.map()?.fill(x);
+    shared.map()?.fill(y);
+    let import = other.drm.import(&shared.export()?)?;
+    let target = other.drm.create_flags(SIZE, uapi::CREATE_SYSTEM)?;
+    let state = || -> Result<[u64; 4], Stop> {
+        // A reset has moved it to system memory.
+        gpu.force(&shared, "vram")?;
+        target.map()?.set(0);
+        let copy = other.drm.copy((&import, 0), (&target, 0), SIZE)?;
+        check_eq!(ends(&[copy])?, [1], "a copy of the other GPU");
+        holds(&target, y, "what the other GPU has read")?;
+        holds(&kept, x, "an object of another process")?;
+        placed(&shared, uapi::PLACEMENT_VRAM)?;
+        let mut state = [0; 4];
+        for (value, param) in state.iter_mut().zip([
+            uapi::PARAM_VRAM_FREE,
+            PARAM_APERTURE_FREE,
+            PARAM_VMS_FREE,
+            PARAM_PAGE_TABLES,
+        ]) {
+            *value = gpu.drm.getparam(param)?;
+        }
+        Ok(state)
+    };
+    let before = state()?;
+    for victim in (0..KILLS * misc::soak()).flat_map(|_| Victim::ALL) {
+        let what = format!("{victim:?}");
+        let first = Steps::new()?;
+        let mut child = Child::spawn(|| victim.work(pci, &first))?;
+        first.wait(&what, LIMIT)?;
+        let most = match victim {
+            Victim::Resets => 150,
+            _ => 20,
+        };
+        kill_within(&mut child, &what, &mut random, most)?;
+        let mut after = state()?;
+        let same = misc::poll(LIMIT, || {
+            after = state().ok()?;
+            (after == before).then_some(())
+        });
+        check!(
+            same.is_some(),
+            "free VRAM, aperture and address spaces, and page tables, after {what}: {after:?}, they \
+             were {before:?}"
+        );
+        works(pci)?;
+    }
+    other.clean()?;
+    gpu.clean()
+}
+
+/// A process is killed while it binds the driver. The probe may fail then, and the driver can be
+/// bound again.
+fn killed_in_probe() -> Outcome {
+    let mut random = Lcg::new(misc::nonce());
+    let (pci, reports) = {
+        let gpu = Mgpu::first()?;
+        (gpu.pci.clone(), gpu.reports()?)
+    };
+    let mut most = None;
+    for _ in 0..=KILLS * misc::soak() {
+        // The drop of this binds the driver anew, whatever the probe has come to.
+        let probe = Probe::new(&pci, DRIVER);
+        pci.unbind(DRIVER)?;
+        let start = Instant::now();
+        let mut child = Child::spawn(|| Ok(pci.bind(DRIVER)?))?;
+        match most {
+            // The first one is not killed.
+            None => {
+                child.join("a probe", LIMIT)?;
+                most = Some(start.elapsed().as_millis() as u64 + 1);
+            }
+            Some(most) => kill_within(&mut child, "a probe", &mut random, most)?,
+        }
+        drop(probe);
+        works(&pci)?;
+    }
+    check_eq!(
+        Mgpu::open(&pci)?.reports()?,
+        reports,
+        "reports of {}",
+        pci.name()
+    );
+    Ok(())
+}
+
 igt_main! {
     "hung", "of two that hang one is unbound, with peers", hung;
     "unplugged", "one is unplugged, with jobs and peers", unplugged;
@@ -393,4 +552,6 @@ igt_main! {
     "removed-in-reset", "the same, while its ring is reset", removed_in_reset;
     "removed-in-invalidation", "the same, while it looks at page tables", removed_in_invalidation;
     "removed-in-eviction", "the same, while objects move", removed_in_eviction;
+    "killed", "processes are killed while they use or reset it", killed;
+    "killed-in-probe", "processes are killed while they bind its driver", killed_in_probe;
 }

@@ -8,12 +8,14 @@ use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use vvram_tests::fixture::patterns;
+use vvram_tests::iommu::{is_ram, physical, Way};
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::mgpu::replug;
 use vvram_tests::misc;
 use vvram_tests::pci::{Bar, PciDevice};
 use vvram_tests::rebind::Unbound;
-use vvram_tests::{check, check_eq, fail, igt_main, Outcome, Stop, SysError};
+use vvram_tests::{check, check_eq, fail, igt_main, Need, Outcome, Stop, SysError};
 
 // Registers of 64 bits, and pairs of registers of 32 bits, by their offsets.
 const ID_VERSION: usize = 0x000;
@@ -21,8 +23,11 @@ const VRAM_SIZE: usize = 0x008;
 const APERTURE_SIZE: usize = 0x010;
 const RINGS_CONTEXTS: usize = 0x018;
 const STATUS_PAGE: usize = 0x020;
+const CONTEXT_INVALIDATE: usize = 0x040;
 const RESET_INJECT: usize = 0x048;
 const REPORTS_CHECK: usize = 0x050;
+const RING_BASE: usize = 0x100;
+const RING_ENTRIES_DOORBELL: usize = 0x108;
 
 const REMOVE: u64 = 7;
 const EXPECT_REPORTS: u64 = 9;
@@ -148,6 +153,69 @@ fn reported(gpu: &Gpu) -> Outcome {
     Ok(())
 }
 
+/// An access to the bus: its name, and a function that makes the device do it at an address. None
+/// of them needs other memory of the device.
+type Access = (&'static str, fn(&Gpu, u64));
+
+const ACCESSES: [Access; 2] = [
+    ("a write", |gpu, address| {
+        gpu.set(STATUS_PAGE, address);
+        // Of no address: the device only writes the number of the invalidation to the status page.
+        gpu.set(CONTEXT_INVALIDATE, 7 << 32);
+    }),
+    ("a read", |gpu, address| {
+        gpu.set(RING_BASE, address);
+        // A ring of 8 entries, one of which was written. There is no status page for the fault.
+        gpu.set(RING_ENTRIES_DOORBELL, 8 | 1 << 32);
+    }),
+];
+
+/// The device accesses memory of this process, which it may not: each access is reported once, and
+/// is not done.
+fn refused(gpu: &Gpu, master: bool) -> Outcome {
+    let page = Map::anonymous(PAGE)?;
+    let (x, _) = patterns();
+    page.fill(x);
+    let address = physical(&page, 0)?;
+    let range = (address, PAGE as u64);
+    check!(is_ram(range)?, "{address:#x} is no memory");
+    if master {
+        let found = Way::of(&gpu.pci)?.resolve(&[range]);
+        check!(
+            found.is_err(),
+            "the IOMMU leads {address:#x} to {found:x?} without a driver"
+        );
+    }
+    let mut want = gpu.reports();
+    gpu.inject(EXPECT_REPORTS, ACCESSES.len() as u64);
+    for (name, access) in ACCESSES {
+        // A reset clears all registers but the number of reports.
+        gpu.pci.reset()?;
+        gpu.pci.set_master(master)?;
+        access(gpu, address);
+        want += 1;
+        let reported = misc::poll(LIMIT, || (gpu.reports() >= want).then_some(()));
+        check!(reported.is_some(), "{name} at {address:#x} is not reported");
+    }
+    gpu.pci.reset()?;
+    gpu.pci.set_master(false)?;
+    gpu.inject(EXPECT_REPORTS, 0);
+    check_eq!(gpu.reports(), want, "reports of both accesses");
+    if let Err(mismatch) = page.verify(x) {
+        fail!("the device has written to memory: {mismatch}");
+    }
+    Ok(())
+}
+
+/// The page is mapped for no device: only the IOMMU is between a device that is a bus master and
+/// the page.
+fn unmapped() -> Outcome {
+    if !Gpu::all().iter().all(PciDevice::translated) {
+        return Err(Stop::needs(Need::Iommu));
+    }
+    each(|gpu| refused(gpu, true))
+}
+
 /// A removal by surprise is followed by an unplug, and the device is plugged in again.
 fn removed() -> Outcome {
     let Some(pci) = Gpu::all().pop() else {
@@ -176,5 +244,7 @@ igt_main! {
     "identity", "registers say what the device is, and a reset clears them", || each(identity);
     "poison", "what is not mapped in the aperture is poison", || each(poison);
     "reported", "a write to what is not mapped is reported", || each(reported);
+    "unmapped", "an access to memory that the IOMMU does not map for the device is reported", unmapped;
+    "not-master", "an access with bus mastering off is reported", || each(|gpu| refused(gpu, false));
     "removed", "a device that is removed by surprise reads as ones, and can be plugged in again", removed;
 }

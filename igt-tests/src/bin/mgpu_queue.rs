@@ -1,33 +1,56 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The queues of the copy engine of the modelled GPU: the effect of one client on others, and the
-//! outcome of copies that wait.
+//! The queues of the engines of the modelled GPU: the effect of one client on others, and the
+//! outcome of jobs that wait.
 
 use std::time::Duration;
 
 use vvram_tests::cgroup::MemoryGroup;
+use vvram_tests::compute::{Bench, Op, HUGE, PARAM_VMS_FREE, RESULTS};
+use vvram_tests::drm::EITHER;
 use vvram_tests::fence::Timeline;
-use vvram_tests::fixture::patterns;
+use vvram_tests::fixture::{cpu_reads, patterns, placed};
 use vvram_tests::foreign::{self, Kind};
-use vvram_tests::map::PAGE;
-use vvram_tests::mgpu::{holds, set_bound, Error, Impatient, Mgpu};
+use vvram_tests::map::{Map, PAGE};
+use vvram_tests::mgpu::{self, holds, set_bound, Error, Impatient, Mgpu};
 use vvram_tests::misc;
 use vvram_tests::proc::Child;
-use vvram_tests::queue::{copy_after, flood};
+use vvram_tests::queue::{copy_after, flood, Client};
 use vvram_tests::rebind::Unbinding;
-use vvram_tests::uapi::COPIES_MAX;
-use vvram_tests::{check, check_eq, igt_main, Outcome};
+use vvram_tests::signals::{await_sleep, interrupt, kill, restart};
+use vvram_tests::trace::Jobs;
+use vvram_tests::uapi::{self, COPIES_MAX};
+use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome, Stop};
 
 const PAGE64: u64 = PAGE as u64;
 const LIMIT: Duration = Duration::from_secs(20);
 /// How many jobs are in the ring at a time.
 const CREDITS: usize = 8;
+/// Where the kernel waits for a fence.
+const FENCE: &str = "dma_fence_default_wait";
+/// Where it waits for room in the queue of a file, `Queue::permit`.
+const ROOM: &str = "6permit";
+
+/// How many jobs of a flood run until the end of a job of another client: one in its turn, and one
+/// for each place in the ring that becomes free meanwhile.
+const BETWEEN: usize = 1 + CREDITS;
 
 fn one_floods() -> Outcome {
-    // One copy of the flood in its turn, and one for each place in the ring that becomes free
-    // meanwhile.
-    flood(|| Ok(Mgpu::first()?.drm), 1 + CREDITS)?;
+    flood(|| Client::of_copies(Mgpu::first()?.drm), 20, BETWEEN)?;
     Mgpu::first()?.clean()
+}
+
+/// The same on the ring of the compute engine.
+fn one_floods_exec() -> Outcome {
+    let gpu = Mgpu::first()?;
+    let vms = gpu.drm.getparam(PARAM_VMS_FREE)?;
+    flood(|| Client::of_compute(Mgpu::first()?), 10, BETWEEN)?;
+    // The last jobs keep their address spaces until they are freed.
+    let freed = misc::poll(LIMIT, || {
+        (gpu.drm.getparam(PARAM_VMS_FREE).ok()? == vms).then_some(())
+    });
+    check!(freed.is_some(), "an address space is left");
+    gpu.clean()
 }
 
 /// A copy waits for a fence of another driver, and copies of other clients do not wait for it.
@@ -67,6 +90,136 @@ fn waits() -> Outcome {
     gpu.clean()
 }
 
+/// A copy waits for room in the queue of its file, whose copies wait for a fence of their
+/// arguments, or for an implicit fence of an object. No lock is held meanwhile.
+fn copy_room() -> Outcome {
+    let gpu = Mgpu::first()?;
+    let (x, y) = patterns();
+    for implicit in [false, true] {
+        let (from, to) = (gpu.drm.create(PAGE64)?, gpu.drm.create(PAGE64)?);
+        let map = to.map()?;
+        from.map()?.fill(x);
+        map.fill(y);
+        let timeline = Timeline::new()?;
+        let fence = timeline.fence(1)?;
+        let mut ins = vec![fence.sync()];
+        if implicit {
+            to.export()?.add_fence(uapi::DMA_BUF_SYNC_WRITE, &fence)?;
+            ins.clear();
+        }
+        let jobs = Jobs::new()?;
+        let copies = (0..COPIES_MAX)
+            .map(|_| copy_after(&gpu.drm, (&from, &to), &ins))
+            .collect::<Result<Vec<_>, _>>()?;
+        let call = || gpu.drm.copy((&from, 0), (&to, 0), PAGE64).map(drop);
+        interrupt(ROOM, call, || Ok(()))?;
+        kill(ROOM, call)?;
+        restart(ROOM, call, || {
+            // Another client has room, and gets the locks.
+            let other = Mgpu::first()?;
+            let (one, two) = (other.drm.create(PAGE64)?, other.drm.create(PAGE64)?);
+            copy_after(&other.drm, (&one, &two), &[])?.finish()?;
+            from.info()?;
+            cpu_reads(&map, y, &[0])?;
+            Ok(timeline.step()?)
+        })?;
+        let last = copy_after(&gpu.drm, (&from, &to), &[])?;
+        for copy in copies.iter().chain([&last]) {
+            copy.finish()?;
+            check_eq!(copy.status()?, 1, "status of a copy, {implicit}");
+        }
+        cpu_reads(&map, x, &[0])?;
+
+        // The calls that a signal has ended have queued nothing.
+        let events = jobs.events()?;
+        let me = std::process::id();
+        let context = events.iter().rfind(|event| event.is("submit", me));
+        let context = context.map(|event| event.context);
+        let submitted = events
+            .iter()
+            .filter(|event| event.name == "submit" && Some(event.context) == context);
+        check_eq!(
+            submitted.count(),
+            COPIES_MAX as usize + 2,
+            "copies that were queued"
+        );
+    }
+    gpu.clean()
+}
+
+/// The driver is unbound while jobs wait for a fence of another driver. A copy waits for room
+/// behind them. Moves of objects wait for a copy and for a job of the compute engine, inside of the
+/// section that the unbind waits for. All of them end, and not because of the fence.
+fn unbind_waits() -> Outcome {
+    const SIZE: u64 = 4 * PAGE64;
+    let timeline = Timeline::new()?;
+    let fence = timeline.fence(1)?;
+    let (jobs, ended, place) = {
+        let gpu = Mgpu::first()?;
+        let (from, to) = (gpu.drm.create(PAGE64)?, gpu.drm.create(PAGE64)?);
+        let mut jobs = (0..COPIES_MAX)
+            .map(|_| copy_after(&gpu.drm, (&from, &to), &[fence.sync()]))
+            .collect::<Result<Vec<_>, _>>()?;
+        let mut waits = Child::spawn(|| {
+            let copy = gpu.drm.copy((&from, 0), (&to, 0), PAGE64);
+            expect_errno("a copy without a device", copy, libc::ENODEV)
+        })?;
+        await_sleep(&mut waits, ROOM, "S")?;
+
+        let other = Mgpu::first()?;
+        let bench = Bench::new(&other)?;
+        let [copied, used] = [(); 2].map(|()| -> Result<_, Stop> {
+            let object = other.drm.create_flags(SIZE, EITHER)?;
+            // This waits until the object is cleared.
+            object.map()?.set(1);
+            placed(&object, uapi::PLACEMENT_VRAM)?;
+            Ok(object)
+        });
+        let (copied, used) = (copied?, used?);
+        let target = other.drm.create_flags(SIZE, uapi::CREATE_SYSTEM)?;
+        bench.vm.bind(&used, HUGE)?;
+        bench.vm.done(&[Op::fill(HUGE, SIZE, 1)])?;
+        jobs.push(copy_after(&other.drm, (&copied, &target), &[fence.sync()])?);
+        jobs.push(
+            bench
+                .vm
+                .exec_after(&[Op::fill(HUGE, SIZE, 2)], &[fence.sync()])?,
+        );
+        let mut moves = Vec::new();
+        for object in [&copied, &used] {
+            let mut child = Child::spawn(|| {
+                // The move may succeed when the job is cancelled.
+                let _ = other.force(object, "system");
+                Ok(())
+            })?;
+            await_sleep(&mut child, FENCE, "SD")?;
+            moves.push(child);
+        }
+
+        // The moves would give up after 15 seconds.
+        let mut unbinding = Unbinding::start(&gpu.pci)?;
+        let ended = misc::poll(Duration::from_secs(1), || unbinding.child.ended());
+        let place = unbinding.child.whereabouts();
+        check!(!fence.poll(0)?, "the fence of the test has signalled");
+        timeline.step()?;
+        waits.join("the wait for room", LIMIT)?;
+        for mut child in moves {
+            child.join("a move", LIMIT)?;
+        }
+        unbinding.finish(LIMIT)?.rebind()?;
+        (jobs, ended, place)
+    };
+    check!(
+        ended.is_some(),
+        "the unbind waited for a fence of another driver; {place}"
+    );
+    for job in &jobs {
+        job.finish()?;
+        check_eq!(job.status()?, -libc::ECANCELED, "status of a job");
+    }
+    Mgpu::first()?.clean()
+}
+
 /// The driver is unbound while copies wait for a fence of another driver: the unbind does not wait
 /// for that fence.
 fn unbind() -> Outcome {
@@ -86,6 +239,94 @@ fn unbind() -> Outcome {
     for copy in &copies {
         copy.finish()?;
         check_eq!(copy.status()?, -libc::ECANCELED, "status of a copy");
+    }
+    timeline.step()?;
+    Mgpu::first()?.clean()
+}
+
+/// A process asks for the names of fences again and again while the driver is unbound, and the jobs
+/// of the fences are done or cancelled: each answer has the names of the ring, or those that the
+/// kernel has for a fence that has signalled.
+fn unbind_names() -> Outcome {
+    const COPY: (&str, &str) = ("ttm", "mgpu-copy");
+    const EXEC: (&str, &str) = ("drm_queue", "mgpu-compute");
+    const SIGNALLED: (&str, &str) = ("detached-driver", "signaled-timeline");
+    const STOP: usize = 0;
+    const ROUNDS: usize = 1;
+    let timeline = Timeline::new()?;
+    let fence = timeline.fence(1)?;
+    let control = Map::anonymous(PAGE)?;
+    let rounds = |more: u64| -> Outcome {
+        let goal = control.read(ROUNDS) + more;
+        let done = misc::poll(LIMIT, || (control.read(ROUNDS) >= goal).then_some(()));
+        check!(done.is_some(), "{goal} rounds of questions are not done");
+        Ok(())
+    };
+    let (jobs, mut reader) = {
+        let gpu = Mgpu::first()?;
+        let (from, to) = (gpu.drm.create(PAGE64)?, gpu.drm.create(PAGE64)?);
+        let bench = Bench::new(&gpu)?;
+        bench.vm.done(&[Op::add(RESULTS, 1)])?;
+        copy_after(&gpu.drm, (&from, &to), &[])?.finish()?;
+        // Some of them are in the rings, and the last ones wait for the fence of the test.
+        for ring in [mgpu::COPY, mgpu::COMPUTE] {
+            gpu.inject_into(ring, Error::Slow, 20)?;
+        }
+        let mut jobs = Vec::new();
+        for number in 0..16 {
+            let sync = [fence.sync()];
+            let ins = if number < 12 { &[][..] } else { &sync };
+            jobs.push((COPY, copy_after(&gpu.drm, (&from, &to), ins)?));
+            let add = bench.vm.exec_after(&[Op::add(RESULTS, 1)], ins)?;
+            jobs.push((EXEC, add));
+        }
+        for (want, job) in &jobs[24..] {
+            let names = job.names()?;
+            check!(
+                matches!(&names[..], [(driver, line)] if (driver.as_str(), line.as_str()) == *want),
+                "names of a job that waits: {names:?}, expected {want:?}"
+            );
+        }
+        let reader = Child::spawn(|| {
+            while control.read(STOP) == 0 {
+                for (want, job) in &jobs {
+                    let names = job.names()?;
+                    let [(driver, line)] = &names[..] else {
+                        fail!("names of a job: {names:?}");
+                    };
+                    let names = (driver.as_str(), line.as_str());
+                    // The fence may signal between the questions for both names.
+                    check!(
+                        [want.0, SIGNALLED.0].contains(&names.0)
+                            && [want.1, SIGNALLED.1].contains(&names.1),
+                        "names of a job: {names:?}, expected {want:?}"
+                    );
+                }
+                control.write(ROUNDS, control.read(ROUNDS) + 1);
+            }
+            Ok(())
+        })?;
+        rounds(2)?;
+        let gone = Unbinding::start(&gpu.pci)?.finish(LIMIT)?;
+        // The driver is not bound, and the device has no data of it any more.
+        rounds(2)?;
+        gone.rebind()?;
+        (jobs, reader)
+    };
+    rounds(2)?;
+    control.write(STOP, 1);
+    reader.join("the questions", LIMIT)?;
+    for (index, (_, job)) in jobs.iter().enumerate() {
+        job.finish()?;
+        let (status, names) = (job.status()?, job.names()?);
+        check!(
+            status == -libc::ECANCELED || (status == 1 && index < 24),
+            "status {status} of job {index}"
+        );
+        check!(
+            matches!(&names[..], [(driver, line)] if (driver.as_str(), line.as_str()) == SIGNALLED),
+            "names of a job that has ended: {names:?}"
+        );
     }
     timeline.step()?;
     Mgpu::first()?.clean()
@@ -176,8 +417,12 @@ fn charged() -> Outcome {
 
 igt_main! {
     "flood", "a client that floods its queue, and another one", one_floods;
+    "flood-exec", "the same with jobs of the compute engine", one_floods_exec;
     "waits", "a copy that waits for an external fence", waits;
+    "copy-room", "a copy that waits for room in the queue of its file", copy_room;
     "charged", "the memory of copies that wait", charged;
     "unbind", "of the driver, while copies wait for external fences", unbind;
+    "unbind-waits", "of the driver, while calls wait for jobs, and jobs for external fences", unbind_waits;
+    "unbind-names", "of the driver, while a process asks for the names of the fences", unbind_names;
     "unbind-hung", "of the DRM driver, while a copy hangs", unbind_hung;
 }

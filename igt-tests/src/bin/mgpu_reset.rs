@@ -11,8 +11,8 @@ use vvram_tests::compute::{
 };
 use vvram_tests::drm::{Gem, EITHER};
 use vvram_tests::failure::{is_taken_away, no_dump, says, take_dump, Events};
-use vvram_tests::fixture::{mapped_by_peer, patterns, peer_reads, placed};
-use vvram_tests::map::PAGE;
+use vvram_tests::fixture::{mapped_by_peer, patterns, peer_reads, placed, Expect};
+use vvram_tests::map::{Map, PAGE};
 use vvram_tests::mgpu::{
     holds, take_all, Error, Impatient, Mgpu, COMPUTE, PARAM_LOSSES, PARAM_QUARANTINED, PARAM_RESETS,
 };
@@ -387,6 +387,147 @@ fn peers() -> Outcome {
     gpu.clean()
 }
 
+/// The driver resets the whole device while another GPU reads an object again and again, peer to
+/// peer.
+///
+/// Fences depend on such a reset, so it cannot wait for importers: the object stays in VRAM, and
+/// the other GPU keeps its mapping. From the reset until the page tables of the aperture are set up
+/// again, the aperture shows the byte 0xa5. So each byte of a copy that was under way meanwhile is
+/// that of the object, or 0xa5, and the copy does not fail. A copy that begins after the reset has
+/// the bytes of the object. (What the other GPU wrote meanwhile would be lost, and the device would
+/// report it.)
+fn whole_peers() -> Outcome {
+    const COPIES: usize = 8;
+    // Words of `counts`.
+    const BATCHES: usize = 0;
+    const POISONED: usize = 1;
+    const STOP: usize = 2;
+    let _impatient = Impatient::new()?;
+    let [gpu, other] = Mgpu::pair()?;
+    let (x, y) = patterns();
+    // The jobs that fail use other objects, so that no copy of the other GPU waits for them.
+    let (from, to) = pair(&gpu, y)?;
+    let object = gpu.drm.create_flags(SIZE, EITHER)?;
+    let window = object.map()?;
+    window.fill(x);
+    let import = other.drm.import(&object.export()?)?;
+    let targets = (0..COPIES)
+        .map(|_| other.drm.create_flags(SIZE, uapi::CREATE_SYSTEM))
+        .collect::<Result<Vec<_>, _>>()?;
+    let maps = targets
+        .iter()
+        .map(Gem::map)
+        .collect::<Result<Vec<_>, _>>()?;
+    let read = || -> Outcome {
+        for map in &maps {
+            map.set(0);
+        }
+        let copies = targets
+            .iter()
+            .map(|target| other.drm.copy((&import, 0), (target, 0), SIZE))
+            .collect::<Result<Vec<_>, _>>()?;
+        check_eq!(ends(&copies)?, [1; COPIES], "copies of the other GPU");
+        Ok(())
+    };
+    read()?;
+    for map in &maps {
+        if let Err(mismatch) = map.verify(x) {
+            return Err(Stop::fail(format_args!("before the reset: {mismatch}")));
+        }
+    }
+    let reached = || -> Result<_, Stop> {
+        let info = import.import_info()?;
+        placed(&object, uapi::PLACEMENT_VRAM)?;
+        Ok((info.path, info.invalidations))
+    };
+    let before = reached()?;
+    check_eq!(before.0, Expect::get()?.path(), "path of the other GPU");
+    let (resets, losses) = (
+        gpu.drm.getparam(PARAM_RESETS)?,
+        gpu.drm.getparam(PARAM_LOSSES)?,
+    );
+    let counts = Map::anonymous(PAGE)?;
+    let mut reader = Child::spawn(|| {
+        while counts.read(STOP) == 0 {
+            read()?;
+            let poisoned = maps
+                .iter()
+                .map(|map| poisoned(map, x))
+                .sum::<Result<u64, _>>()?;
+            counts.write(POISONED, counts.read(POISONED) + poisoned);
+            counts.write(BATCHES, counts.read(BATCHES) + 1);
+        }
+        Ok(())
+    })?;
+    let batches = |reader: &mut Child| -> Outcome {
+        // One of them may be under way.
+        let goal = counts.read(BATCHES) + 2;
+        let done = misc::poll(LIMIT, || {
+            (counts.read(BATCHES) >= goal || reader.ended().is_some()).then_some(())
+        });
+        check!(
+            done.is_some() && reader.ended().is_none(),
+            "the other GPU has read {} times; {}",
+            counts.read(BATCHES),
+            reader.whereabouts()
+        );
+        Ok(())
+    };
+    batches(&mut reader)?;
+    // The ring makes no progress, also not after two resets of it: the device is reset.
+    gpu.inject(Error::Slow, 60_000)?;
+    let queued: Vec<_> = (0..JOBS)
+        .map(|_| gpu.drm.copy((&from, 0), (&to, 0), SIZE))
+        .collect::<Result<_, _>>()?;
+    let failed = ends(&queued)?;
+    batches(&mut reader)?;
+    counts.write(STOP, 1);
+    reader.join("the reads of the other GPU", LIMIT)?;
+    println!(
+        "{} batches, {} bytes that were read during the reset",
+        counts.read(BATCHES),
+        counts.read(POISONED)
+    );
+    check_eq!(gpu.drm.getparam(PARAM_RESETS)?, resets + 3, "resets");
+    check!(
+        failed.contains(&-libc::EIO),
+        "no job has ended with the reset of the device: {failed:?}"
+    );
+    check_eq!(reached()?, before, "path and invalidations after the reset");
+    read()?;
+    for map in maps.iter().chain([&window]) {
+        if let Err(mismatch) = map.verify(x) {
+            return Err(Stop::fail(format_args!("after the reset: {mismatch}")));
+        }
+    }
+    holds(&from, y, "an object of the jobs")?;
+    check_eq!(gpu.drm.getparam(PARAM_LOSSES)?, losses, "lost objects");
+    copies(&gpu)?;
+    other.clean()?;
+    gpu.clean()
+}
+
+/// Returns how many bytes of a mapping differ from a pattern. Checks that all of these are 0xa5.
+fn poisoned(map: &Map, pattern: Pattern) -> Result<u64, Stop> {
+    const POISON: u8 = 0xa5;
+    let mut count = 0;
+    for index in 0..map.len() / 8 {
+        let (want, seen) = (pattern.word(index as u64), map.read(index));
+        if seen == want {
+            continue;
+        }
+        // The device may write a part of a word before the rest of it.
+        for (want, seen) in want.to_le_bytes().into_iter().zip(seen.to_le_bytes()) {
+            check!(
+                [want, POISON].contains(&seen),
+                "a byte of word {index}: expected {want:#x}, saw {seen:#x}"
+            );
+            count += u64::from(seen != want);
+        }
+    }
+    Ok(count)
+}
+
 /// Userspace resets the device while objects leave VRAM for other ones: the CPU does the moves that
 /// were begun.
 fn moves() -> Outcome {
@@ -750,6 +891,7 @@ igt_main! {
     "whole", "a ring that cannot be reset", whole;
     "not-cleared", "an object that could not be cleared, in an address space", not_cleared;
     "peers", "a reset by the PCI core while another GPU reads and writes", peers;
+    "whole-peers", "a reset by the driver while another GPU reads", whole_peers;
     "function", "a reset by others, with a peer", function;
     "vms", "resets of all of it, with address spaces", vms;
     "unforgotten", "address spaces that it does not forget before a reset", unforgotten;

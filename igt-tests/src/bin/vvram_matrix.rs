@@ -119,7 +119,7 @@ impl<'a> Run<'a> {
     }
 
     /// How often the mapping of an importer was invalidated.
-    fn told(&self, index: usize) -> Result<u64, Stop> {
+    fn invalidations(&self, index: usize) -> Result<u64, Stop> {
         Ok(self.importers[index].peer.status()?.invalidations)
     }
 
@@ -240,7 +240,7 @@ impl<'a> Run<'a> {
             self.compare(seen, &alone)?;
             self.write(0, 0)?;
         }
-        let told = self.told(0)?;
+        let invalidations = self.invalidations(0)?;
         let before = self.object.info()?.placement;
         if order == Order::Late {
             self.attach(second, want_second)?;
@@ -248,7 +248,7 @@ impl<'a> Run<'a> {
         self.map(1)?;
         // The mapping is invalidated by a move, and by nothing else.
         check_eq!(
-            self.told(0)? > told,
+            self.invalidations(0)? > invalidations,
             want.placement != before,
             "whether the first importer was notified of a move"
         );

@@ -11,7 +11,7 @@ use vvram_tests::fixture::{cpu_reads, patterns, placed, works};
 use vvram_tests::map::{Map, PAGE};
 use vvram_tests::pci::PciDevice;
 use vvram_tests::proc::{Child, Steps};
-use vvram_tests::queue::{copy_after, flood};
+use vvram_tests::queue::{copy_after, flood, Client};
 use vvram_tests::rebind::Unbinding;
 use vvram_tests::signals::await_sleep;
 use vvram_tests::trace::Jobs;
@@ -253,7 +253,7 @@ fn traced() -> Outcome {
 
 fn one_floods() -> Outcome {
     // The engine does one copy at a time.
-    flood(Drm::open, 2)
+    flood(|| Client::of_copies(Drm::open()?), 20, 2)
 }
 
 /// In each round an object is evicted while copies are queued, and another object gets its VRAM,
