@@ -15,7 +15,7 @@ use vvram_tests::drm::EITHER;
 use vvram_tests::figures::{self, Figures};
 use vvram_tests::fixture::{patterns, placed};
 use vvram_tests::map::PAGE;
-use vvram_tests::mgpu::{holds, Error, Mgpu};
+use vvram_tests::mgpu::{holds, Error, Mgpu, COMPUTE, COPY};
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::syncfile::SyncFile;
 use vvram_tests::trace::{Jobs, Moment};
@@ -59,12 +59,12 @@ fn done(fence: &SyncFile) -> Outcome {
     Ok(())
 }
 
-/// Measures a job of a ring, one after the other.
+/// Measures jobs of a ring, one after the other.
 fn jobs(
     gpu: &Mgpu,
     figures: &mut Figures,
     name: &str,
-    ring: &str,
+    (ring, word): (u32, &str),
     call: impl Fn() -> Result<SyncFile, SysError>,
 ) -> Outcome {
     const ROUNDS: usize = 64;
@@ -73,7 +73,7 @@ fn jobs(
     let (mut submit, mut finish) = (Costs::default(), Costs::default());
     // The guest stands still while the device handles a write to its doorbell. A device that is too
     // fast would have sent its interrupt when the guest goes on.
-    gpu.inject(Error::Slow, 20)?;
+    gpu.inject_into(ring, Error::Slow, 20)?;
     let mut early = 0;
     for _ in 0..ROUNDS {
         let (events, begin, started) = loop {
@@ -82,7 +82,7 @@ fn jobs(
             let begin = clock::now();
             done(&call()?)?;
             let events = trace.moments()?;
-            let started = next(&events, 0, STARTED, ring)?;
+            let started = next(&events, 0, STARTED, word)?;
             // If the interrupt came between the doorbell and the event that follows it, neither
             // figure can be measured.
             if next(&events[..started], 0, INTERRUPT, "name=mgpu").is_err() {
@@ -97,7 +97,7 @@ fn jobs(
         let signaled = next(&events, interrupt, SIGNALED, context)?;
         finish.add(events[signaled].time - events[interrupt].time);
     }
-    gpu.inject(Error::Slow, 0)?;
+    gpu.inject_into(ring, Error::Slow, 0)?;
     figures.costs(&format!("{name}.submit"), &submit);
     figures.costs(&format!("{name}.finish"), &finish);
     Ok(())
@@ -109,7 +109,7 @@ fn copies(gpu: &Mgpu, figures: &mut Figures) -> Outcome {
     let (x, y) = patterns();
     from.map()?.fill(x);
     to.map()?.fill(y);
-    jobs(gpu, figures, "job", "ring=mgpu-copy", || {
+    jobs(gpu, figures, "job", (COPY, "ring=mgpu-copy"), || {
         gpu.drm.copy((&from, 0), (&to, 0), PAGE64)
     })?;
     holds(&to, x, "the copy")
@@ -130,7 +130,7 @@ fn programs(gpu: &Mgpu, figures: &mut Figures) -> Outcome {
             gpu,
             figures,
             &format!("job.exec-{count}"),
-            "ring=mgpu-compute",
+            (COMPUTE, "ring=mgpu-compute"),
             || bench.vm.exec(&[Op::add(RESULTS, 1)]),
         )?;
         check!(bench.results.read(0) > 0, "no job has run");
