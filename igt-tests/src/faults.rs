@@ -347,7 +347,8 @@ impl Code {
         let own = || symbols.iter().filter(|(_, own)| *own).map(|(at, _)| *at);
         let (first, last) = (own().min()?, own().max()?);
         let after = symbols.iter().map(|(at, _)| *at).filter(|at| *at > last);
-        Some((first, after.min()?))
+        // Nothing need be behind a module that was loaded last.
+        Some((first, after.min().unwrap_or(u64::MAX)))
     }
 }
 
