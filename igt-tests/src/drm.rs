@@ -583,10 +583,13 @@ impl Drm {
     /// Any error of the ioctl.
     pub fn import_info_raw(&self, argument: &mut VvramGemImportInfo) -> Result<(), SysError> {
         let given = *argument;
-        ioctl(self.fd(), uapi::VVRAM_GEM_IMPORT_INFO, argument, || {
-            format!("GEM_IMPORT_INFO({given:?})")
-        })?;
-        Ok(())
+        again(|| {
+            *argument = given;
+            ioctl(self.fd(), uapi::VVRAM_GEM_IMPORT_INFO, argument, || {
+                format!("GEM_IMPORT_INFO({given:?})")
+            })?;
+            Ok(())
+        })
     }
 
     /// Lists the attachments of a buffer, refusals last.

@@ -3,7 +3,7 @@
 //! The address space of an open file, and all address spaces in debugfs.
 
 use crate::debugfs::{words, DebugFs};
-use crate::drm::{ioctl, Drm, Gem};
+use crate::drm::{again, ioctl, Drm, Gem};
 use crate::faults::Faults;
 use crate::foreign::{self, Foreign, Kind};
 use crate::map::PAGE;
@@ -104,11 +104,13 @@ impl Drm {
     ///
     /// Any error of the ioctl.
     pub fn vm_bind_raw(&self, given: VvramVmBind) -> Result<(), SysError> {
-        let mut argument = given;
-        ioctl(self.fd(), uapi::VVRAM_VM_BIND, &mut argument, || {
-            format!("VM_BIND({given:?})")
-        })?;
-        Ok(())
+        again(|| {
+            let mut argument = given;
+            ioctl(self.fd(), uapi::VVRAM_VM_BIND, &mut argument, || {
+                format!("VM_BIND({given:?})")
+            })?;
+            Ok(())
+        })
     }
 
     /// Binds all of an object at an address.
@@ -149,11 +151,13 @@ impl Drm {
     ///
     /// The address must be that of memory of this size that may be overwritten, or not be mapped.
     pub unsafe fn vm_read_raw(&self, given: VvramVmRead) -> Result<(), SysError> {
-        let mut argument = given;
-        ioctl(self.fd(), uapi::VVRAM_VM_READ, &mut argument, || {
-            format!("VM_READ({given:?})")
-        })?;
-        Ok(())
+        again(|| {
+            let mut argument = given;
+            ioctl(self.fd(), uapi::VVRAM_VM_READ, &mut argument, || {
+                format!("VM_READ({given:?})")
+            })?;
+            Ok(())
+        })
     }
 
     /// Reads bytes by their addresses, with `VM_READ_*`.

@@ -251,7 +251,8 @@ struct drm_vvram_gem_info {
  * are only known if the exporter is a device of this driver, otherwise @path is
  * DRM_PEER_PATH_UNKNOWN; they may change when the buffer moves. Returns -EINVAL
  * for an object that is not imported, -ENODEV if the driver of the exporting
- * device is gone, and other errors of the exporter.
+ * device is gone, -EAGAIN if the call has to be repeated because the buffer has
+ * moved while it waited for work, and other errors of the exporter.
  */
 struct drm_vvram_gem_import_info {
 	/** @handle: in, -ENOENT if unknown. */
@@ -340,7 +341,8 @@ struct drm_vvram_sync {
  * is put into each entry of @out_syncs, in their order. If the file is closed,
  * or the device goes away, before the copy has begun, its fence signals with
  * -ECANCELED. A copy to the buffer of another device is complete when the call
- * returns.
+ * returns, so the call waits for all of these fences then, and it waits for the
+ * writes to the buffer of another device from which it copies.
  *
  * A call that fails has queued no copy, and has put no fence anywhere.
  *
@@ -417,7 +419,8 @@ struct drm_vvram_gem_copy {
  * object, and for an unknown flag; -ENOENT for an unknown handle; -EEXIST if
  * one of the addresses is bound already. With DRM_VVRAM_VM_BIND_UNBIND handle
  * and offset must be zero, and the call returns -ENOENT unless exactly this
- * range was bound by one earlier call.
+ * range was bound by one earlier call. Returns -EAGAIN as struct
+ * drm_vvram_gem_import_info.
  */
 struct drm_vvram_vm_bind {
 	/** @addr: in, first address. */
@@ -450,7 +453,8 @@ struct drm_vvram_vm_bind {
  * Returns -EINVAL for a size of 0, for addresses that are not inside of the
  * address space, and for an unknown flag; -EFAULT if nothing is bound to one of
  * the addresses, or if @data cannot be written to; -EOPNOTSUPP if the buffer of
- * another device is bound there. A call that fails may have written some bytes.
+ * another device is bound there, and -EAGAIN as struct
+ * drm_vvram_gem_import_info. A call that fails may have written some bytes.
  */
 struct drm_vvram_vm_read {
 	/** @addr: in, first address. */

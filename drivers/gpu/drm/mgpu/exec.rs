@@ -193,7 +193,7 @@ pub(crate) fn before_exec(args: &uapi::drm_mgpu_exec, file: &drm::File<File>) ->
 
     // `exec` reports what is wrong with the argument.
     if let Ok(space) = inner.vms().find(args.vm) {
-        space.await_imports()?;
+        space.await_others()?;
     }
     // Last, so that the room is not kept if this fails.
     inner.jobs().await_room()

@@ -22,7 +22,7 @@
 //!
 //! From the outside to the inside: the mutex of the mappings, which serializes all changes of them;
 //! the reservations of the address space and of its external objects; the `gpuva.lock` of an
-//! object; the mutex of the page tables. The mutexes of the last job and of the fences of imports are
+//! object; the mutex of the page tables. The mutexes of the last job and of fences of other devices are
 //! taken with reservations held, and nothing is taken inside of them; that of the objects whose
 //! content is on its way, too, and only a `gpuva.lock` is taken inside of it.
 
@@ -226,8 +226,7 @@ pub(crate) struct AddressSpace {
     /// Objects whose entries were written while their content was on its way.
     #[pin]
     arriving: Mutex<KVVec<Arriving>>,
-    /// What the next job has to wait for before it is queued: fences of imports, which may be of any
-    /// device.
+    /// What the next job has to wait for before it is queued: fences that may be of any device.
     #[pin]
     foreign: Mutex<KVVec<ARef<Fence>>>,
 }
@@ -260,7 +259,7 @@ pub(crate) struct Round<'a> {
     moves: Option<&'a mut KVVec<ARef<Fence>>>,
     /// `moves` has those of the private objects, which share a reservation.
     has_private: bool,
-    /// What `left` waits for because of imports.
+    /// What `left` waits for that may be of any device.
     foreign: KVVec<ARef<Fence>>,
     /// Objects whose entries were not written.
     left: KVVec<ARef<GpuVmBo<Kind>>>,
@@ -401,7 +400,7 @@ impl AddressSpace {
     /// # Errors
     ///
     /// `ERESTARTSYS` if a signal arrived.
-    pub(crate) fn await_imports(&self) -> Result {
+    pub(crate) fn await_others(&self) -> Result {
         let fences = mem::take(&mut *self.foreign.lock());
 
         fences.iter().try_for_each(|fence| fence.wait(true))
@@ -513,8 +512,9 @@ impl AddressSpace {
     /// New entries are used at once by jobs that are under way, which do not depend on the moves of
     /// the objects. So the moves have to be done before the entries are written. If there are such
     /// moves, they are added to `moves`, if that is given, and the caller has to wait for them
-    /// without locks, and to try again. Moves of imports, and work that may use an old mapping of an
-    /// import, are waited for by [`Self::await_imports`].
+    /// without locks, and to try again. Moves of imports, work that may use an old mapping of an
+    /// import, and work of others on an object that can be swapped out, are waited for by
+    /// [`Self::await_others`].
     ///
     /// # Errors
     ///
@@ -569,7 +569,9 @@ impl AddressSpace {
                     if let Some(moves) = round.moves {
                         moves.clear();
                     }
-                    // Those that another call has left are of the same imports.
+                }
+                if !round.foreign.is_empty() {
+                    // Those that another call has left are of the same objects.
                     *self.foreign.lock() = round.foreign;
                 }
                 Err(error.unwrap_or(EAGAIN))
@@ -606,6 +608,13 @@ impl AddressSpace {
     ) -> Result {
         let mut ctx = OpCtx::interruptible();
 
+        // To bring it back from where it can be swapped out would have to wait for others.
+        if object.mem_type() == Some(MemType::System) && object.would_wait() {
+            for fence in object.resv().fences(Usage::Bookkeep) {
+                round.foreign.push(fence.into(), GFP_KERNEL)?;
+            }
+            return Ok(round.left.push(vm_bo.into(), GFP_KERNEL)?);
+        }
         // The device reaches a pinned object where it is.
         if object.object().as_import().is_none() && !object.is_pinned() {
             let domain = object.data().domain;

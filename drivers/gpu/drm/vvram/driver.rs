@@ -440,7 +440,8 @@ impl drm::Driver for VvramDriver {
             VVRAM_GEM_IMPORT_INFO,
             drm_vvram_gem_import_info,
             ioctl::RENDER_ALLOW,
-            File::gem_import_info
+            File::gem_import_info,
+            File::await_import
         ),
         (
             VVRAM_GEM_COPY,
@@ -450,8 +451,8 @@ impl drm::Driver for VvramDriver {
             copy::before_copy
         ),
         (VVRAM_PEER_QUERY, drm_peer_query, ioctl::RENDER_ALLOW, peer::ioctl::query::<BoData>),
-        (VVRAM_VM_BIND, drm_vvram_vm_bind, ioctl::RENDER_ALLOW, vm::bind),
-        (VVRAM_VM_READ, drm_vvram_vm_read, ioctl::RENDER_ALLOW, vm::read),
+        (VVRAM_VM_BIND, drm_vvram_vm_bind, ioctl::RENDER_ALLOW, vm::bind, vm::before_bind),
+        (VVRAM_VM_READ, drm_vvram_vm_read, ioctl::RENDER_ALLOW, vm::read, vm::before_read),
         (VVRAM_SVM_MIGRATE, drm_vvram_svm_range, ioctl::RENDER_ALLOW, svm::migrate),
         (VVRAM_SVM_EVICT, drm_vvram_svm_range, ioctl::RENDER_ALLOW, svm::evict),
     }

@@ -213,6 +213,21 @@ impl File {
         Ok(0)
     }
 
+    /// Waits for other devices that use an import or move it. This comes before the ioctl enters the
+    /// section that an unplug waits for.
+    pub(crate) fn await_import(
+        args: &uapi::drm_vvram_gem_import_info,
+        file: &drm::File<File>,
+    ) -> Result {
+        // `gem_import_info` reports what is wrong with the argument.
+        match Bo::lookup_handle(file, args.handle) {
+            Ok(bo) => bo
+                .as_import()
+                .map_or(Ok(()), |import| import.await_fences()),
+            Err(_) => Ok(()),
+        }
+    }
+
     /// `DRM_IOCTL_VVRAM_GEM_IMPORT_INFO`
     pub(crate) fn gem_import_info(
         _dev: &VvramDevice<Registered>,

@@ -401,6 +401,39 @@ fn page_number(bytes: u64) -> Result<usize> {
     Ok(usize::try_from(bytes >> PAGE_SHIFT)?)
 }
 
+/// Waits for other devices that use an import or move it. This comes before the ioctl enters the
+/// section that an unplug waits for.
+pub(crate) fn before_bind(args: &uapi::drm_vvram_vm_bind, file: &drm::File<File>) -> Result {
+    // `bind` reports what is wrong with the argument.
+    match Bo::lookup_handle(file, args.handle) {
+        Ok(object) => object
+            .as_import()
+            .map_or(Ok(()), |import| import.await_fences()),
+        Err(_) => Ok(()),
+    }
+}
+
+/// As [`before_bind`], for all objects in the range that is read.
+pub(crate) fn before_read(args: &uapi::drm_vvram_vm_read, file: &drm::File<File>) -> Result {
+    let end = args.addr.saturating_add(args.size);
+    let mut imports = KVec::new();
+
+    if let Some(space) = &*file.inner().get_ref().vm().space.lock() {
+        for bound in space.bound.values() {
+            let first = (bound.mapping.first as u64) << PAGE_SHIFT;
+            let after = first + ((bound.mapping.pages as u64) << PAGE_SHIFT);
+
+            if bound.object.as_import().is_some() && first < end && args.addr < after {
+                imports.push(bound.object.clone(), GFP_KERNEL)?;
+            }
+        }
+    }
+    imports
+        .iter()
+        .filter_map(|object| object.as_import())
+        .try_for_each(|import| import.await_fences())
+}
+
 /// `DRM_IOCTL_VVRAM_VM_BIND`
 pub(crate) fn bind(
     dev: &VvramDevice<Registered>,
@@ -506,8 +539,14 @@ fn read_page(
     skip: usize,
     to: &mut [u8],
 ) -> Result {
-    // A move of the object may not be done yet, and may fail and lose the content.
-    object.resv().resv().wait(Usage::Kernel, true)?;
+    // A move of the object may not be done yet, and may fail and lose the content. That of an
+    // import is one of another device, for which the ioctl has waited before.
+    let is_import = object.object().as_import().is_some();
+    let resv = object.resv();
+    if is_import && !resv.resv().test_signaled(Usage::Kernel) {
+        return Err(EAGAIN);
+    }
+    resv.resv().wait(Usage::Kernel, true)?;
     object.check_content()?;
 
     let entry = mapping.table.entries.lock().get(page).copied().flatten();

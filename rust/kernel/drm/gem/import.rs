@@ -422,11 +422,12 @@ impl Import {
             .is_ok_and(|at| self.attachment.importer().is_in_use(&at))
     }
 
-    /// Waits for the fences of work that may use the mapping, if the buffer was invalidated, so that
-    /// [`Self::map`] does not return `EAGAIN`, unless other work is added meanwhile.
+    /// Waits for moves of the buffer, and, if it was invalidated, for the fences of work that may use
+    /// the mapping, so that no method returns `EAGAIN`, unless other work is added meanwhile.
     ///
     /// The fences may be of any device. So this has to be called without locks, and before an ioctl
-    /// enters the section that an unplug waits for. It takes the reservation only to look.
+    /// enters the section that an unplug waits for. It takes the reservation only to look. What the
+    /// exporter itself waits for when it maps the buffer is not included.
     ///
     /// # Errors
     ///
@@ -438,13 +439,17 @@ impl Import {
             .with(|at| Ok(self.attachment.importer().is_outdated(at)))
             .unwrap_or(false);
 
-        if is_outdated {
-            self.dma_buf().resv().wait(Usage::Bookkeep, true)?;
-        }
-        Ok(())
+        let usage = if is_outdated {
+            Usage::Bookkeep
+        } else {
+            Usage::Kernel
+        };
+
+        self.dma_buf().resv().wait(usage, true)
     }
 
-    /// Maps the buffer for the device, unless it is mapped, and calls `f` with the mapping.
+    /// Maps the buffer for the device, unless it is mapped, and calls `f` with the mapping. Moves of
+    /// the buffer may be under way.
     ///
     /// Takes the reservation.
     ///
@@ -469,12 +474,17 @@ impl Import {
     /// # Errors
     ///
     /// - `EINVAL` if `resv` is not the reservation of the buffer.
+    /// - `EAGAIN` if a move is under way, and `waits` is false.
     /// - `ERESTARTSYS` if a signal arrived while it waited for a move.
     /// - Those of [`Self::with_mapping`].
-    pub fn map(&self, resv: &mut LockedResv<'_>) -> Result {
+    pub fn map(&self, resv: &mut LockedResv<'_>, waits: bool) -> Result {
         let mut at = self.attachment.locked(resv)?;
 
         self.attachment.importer().map(&mut at)?;
-        self.dma_buf().resv().wait(Usage::Kernel, true)
+        let resv = self.dma_buf().resv();
+        if !waits && !resv.test_signaled(Usage::Kernel) {
+            return Err(EAGAIN);
+        }
+        resv.wait(Usage::Kernel, true)
     }
 }

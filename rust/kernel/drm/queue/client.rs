@@ -36,12 +36,20 @@ use crate::{
     sync::{
         Arc,
         CondVar,
+        CondVarTimeoutResult,
         LockedBy,
         Mutex,
         MutexGuard, //
+    },
+    time::{
+        msecs_to_jiffies,
+        Msecs, //
     }, //
 };
 use core::marker::PhantomData;
+
+/// How often a task that waits for permits checks whether the ring is closed, in milliseconds.
+const LOOK: Msecs = 500;
 
 /// The number of jobs that a client may have.
 #[pin_data]
@@ -212,7 +220,7 @@ impl<T: RingOps> Queue<T> {
     }
 
     /// Waits until the client has no job, interruptibly. As [`Self::permit`], it is called without
-    /// locks.
+    /// locks. It does not end as long as the client queues jobs meanwhile.
     ///
     /// # Errors
     ///
@@ -239,7 +247,11 @@ impl<T: RingOps> Queue<T> {
             if *free >= count {
                 return Ok(free);
             }
-            if permits.freed.wait_interruptible(&mut free) {
+            // The end of the ring frees the permits of jobs, but not those that have no job yet.
+            let look = msecs_to_jiffies(LOOK);
+            if let CondVarTimeoutResult::Signal { .. } =
+                permits.freed.wait_interruptible_timeout(&mut free, look)
+            {
                 return Err(ERESTARTSYS);
             }
         }

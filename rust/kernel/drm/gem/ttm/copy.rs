@@ -112,26 +112,39 @@ impl<T: TtmObject> Part<'_, T> {
 
     /// Lets the CPU access the buffer of another device. Returns `None` if the object belongs to
     /// this device, or if the CPU does not make the copy.
-    fn access(&self, dir: DataDirection) -> Result<Option<Arc<CpuAccess>>> {
-        if Self::BY_DMA {
+    ///
+    /// # Errors
+    ///
+    /// `EAGAIN` if it would have to wait for work, unless `waits`; and the errors of the exporter.
+    fn access(&self, dir: DataDirection, waits: bool) -> Result<Option<Arc<CpuAccess>>> {
+        let Some(import) = self.object.as_import().filter(|_| !Self::BY_DMA) else {
             return Ok(None);
+        };
+        let usage = if dir == DataDirection::FromDevice {
+            Usage::Write
+        } else {
+            Usage::Read
+        };
+
+        if !waits && !import.dma_buf().resv().test_signaled(usage) {
+            return Err(EAGAIN);
         }
-        self.object
-            .as_import()
-            .map(|import| CpuAccess::begin(import.dma_buf(), dir))
-            .transpose()
+        CpuAccess::begin(import.dma_buf(), dir).map(Some)
     }
 
     /// Returns the memory of the object. `locked` is the object, or an object with the same
-    /// reservation.
+    /// reservation. `waits` as for [`Self::access`].
     fn side(
         &self,
         locked: &mut Held<'_, Object<T>>,
         access: Option<&Arc<CpuAccess>>,
         ctx: &mut OpCtx,
+        waits: bool,
     ) -> Result<Side> {
         match (self.object.as_import(), access) {
-            (Some(import), Some(access)) => return vmapped(import, access, &mut locked.resv()),
+            (Some(import), Some(access)) => {
+                return vmapped(import, access, &mut locked.resv(), waits);
+            }
             // The fence of the copy keeps the mapping.
             (Some(import), None) => {
                 return import.map_shown(&mut locked.resv(), pieces).map(Side::Peer);
@@ -176,8 +189,13 @@ impl<T: TtmObject> Part<'_, T> {
 ///
 /// The first mapping makes the exporter move the buffer to a place that this device reaches, as for
 /// a device that makes the copy itself; the second keeps it there, because the CPU makes the copy.
-fn vmapped(import: &Import, access: &Arc<CpuAccess>, resv: &mut LockedResv<'_>) -> Result<Side> {
-    import.map(resv)?;
+fn vmapped(
+    import: &Import,
+    access: &Arc<CpuAccess>,
+    resv: &mut LockedResv<'_>,
+    waits: bool,
+) -> Result<Side> {
+    import.map(resv, waits)?;
     VmappedImport::new(access.clone(), resv).map(Side::Mapped)
 }
 
@@ -189,7 +207,8 @@ fn vmapped(import: &Import, access: &Arc<CpuAccess>, resv: &mut LockedResv<'_>) 
 ///
 /// # Errors
 ///
-/// The errors of [`copy_after`], except for that of a queue.
+/// The errors of [`copy_after`], except for that of a queue. `EAGAIN` if page tables show an import
+/// that was invalidated and is in use.
 ///
 /// # Examples
 ///
@@ -288,8 +307,10 @@ fn copy_for<T: TtmObject>(
 
     // Taken without a reservation, and dropped when there is none again.
     let (copies, mut permit) = client.unzip();
-    let reading = from.access(DataDirection::FromDevice)?;
-    let writing = to.access(DataDirection::ToDevice)?;
+    // The ioctl of a client has waited.
+    let waits = copies.is_none();
+    let reading = from.access(DataDirection::FromDevice, waits)?;
+    let writing = to.access(DataDirection::ToDevice, waits)?;
 
     let fence = ttm.exec(Flag::Interruptible | Flag::IgnoreDuplicates, |exec| {
         let ctx = &mut OpCtx::interruptible();
@@ -297,8 +318,9 @@ fn copy_for<T: TtmObject>(
         // `None` if both objects have the same reservation.
         let mut second = to.object.lock(exec)?;
 
-        let from_side = from.side(&mut first, reading.as_ref(), ctx)?;
-        let to_side = to.side(second.as_mut().unwrap_or(&mut first), writing.as_ref(), ctx)?;
+        let from_side = from.side(&mut first, reading.as_ref(), ctx, waits)?;
+        let target = second.as_mut().unwrap_or(&mut first);
+        let to_side = to.side(target, writing.as_ref(), ctx, waits)?;
 
         // No other task adds a fence any more.
         let mut read = first.resv();
@@ -308,7 +330,7 @@ fn copy_for<T: TtmObject>(
         } else {
             Usage::Read
         };
-        if copies.is_none() {
+        if waits {
             ttm.wait_for_others(&read, read_conflicts)?;
             if let Some(written) = &written {
                 ttm.wait_for_others(written, Usage::Read)?;
@@ -320,12 +342,14 @@ fn copy_for<T: TtmObject>(
             external = true;
             after.push(fence.clone(), GFP_KERNEL)?;
         }
-        external |= ttm.add_dependencies(&read, read_conflicts, &mut after)?;
+        let has_writers = ttm.add_dependencies(&read, read_conflicts, &mut after)?;
+        external |= has_writers;
         if let Some(written) = &written {
             external |= ttm.add_dependencies(written, Usage::Read, &mut after)?;
         }
-        // The copy is waited for below.
-        if external && writing.is_some() {
+        // A copy that writes to an import is waited for below. The access to one that is read has
+        // begun, and does not see what is written later.
+        if external && writing.is_some() || has_writers && reading.is_some() {
             return Err(EAGAIN);
         }
 
