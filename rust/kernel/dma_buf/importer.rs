@@ -303,6 +303,8 @@ impl MappingSlot<'_> {
     /// # Errors
     ///
     /// See there.
+    // Each first mapping goes through this, and the cost of one is compared with C.
+    #[inline(always)]
     pub(crate) fn map_without_wait(&mut self, dir: DataDirection) -> Result<bool> {
         let state = self.state;
 
