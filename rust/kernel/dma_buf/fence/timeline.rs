@@ -18,6 +18,10 @@ use crate::{
     prelude::*,
     sync::{
         aref::ARef,
+        barrier::{
+            smp_mb,
+            Read, //
+        },
         Arc,
         SpinLockIrq, //
     },
@@ -74,7 +78,7 @@ pub(super) struct Memory {
 impl Memory {
     /// Returns the number of the group of a fence that was made here, and whether its signal may
     /// depend on fences that are not of the group. Returns [`None`] if the fence was made
-    /// elsewhere, or has signalled.
+    /// elsewhere, or has signalled: a caller that has to know which asks for that afterwards.
     pub(super) fn group_of(fence: &Fence) -> Option<(u64, bool)> {
         let raw = fence.as_raw();
 
@@ -84,6 +88,9 @@ impl Memory {
         // change.
         unsafe {
             if !ptr::eq((&raw const (*raw).ops).read_volatile(), &OPS) {
+                // Pairs with `test_and_set_bit()` in `dma_fence_signal_timestamp_locked()`, after
+                // which the pointer is cleared: the caller sees the bit.
+                smp_mb(Read);
                 return None;
             }
             let memory: *const Memory = raw.cast();

@@ -534,8 +534,11 @@ impl Moves {
         let mut external = false;
 
         for fence in resv.fences(usage) {
-            if !fence.is_signaled() && (with_others || self.group.has(fence)) {
-                external |= !self.has(fence);
+            // Looked up first: a fence that signals meanwhile leaves the group.
+            let (is_own, is_internal) = (self.group.has(fence), self.has(fence));
+
+            if !fence.is_signaled() && (with_others || is_own) {
+                external |= !is_internal;
                 after.push(fence.into(), GFP_KERNEL)?;
             }
         }
