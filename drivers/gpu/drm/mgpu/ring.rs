@@ -504,8 +504,8 @@ impl<E: Entries> Ring<E> {
 
         let is_stopped = status.is_ok_and(|status| status.error != 0);
         let error = if is_stopped { EIO } else { ETIMEDOUT };
-        let is_told = self.recovery.limit.allows();
-        if is_told {
+        let is_reported = self.recovery.limit.allows();
+        if is_reported {
             if is_stopped {
                 let fault = self.status.fault().ok().flatten().unwrap_or_default();
 
@@ -529,7 +529,7 @@ impl<E: Entries> Ring<E> {
 
         let result = match result {
             Ok(Reset::Ring) => {
-                if is_told {
+                if is_reported {
                     self.recovery.reporter.tell(Event::RingReset);
                 }
                 // The device runs jobs in their order, so only the first one can be partly done.

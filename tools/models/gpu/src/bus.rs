@@ -74,7 +74,7 @@ pub struct Bus<'a> {
 
 impl Bus<'_> {
     /// The result of an access to the bus; a forbidden access is reported.
-    fn told<R>(&self, result: Result<R, Refused>, write: bool) -> Result<R, Stop> {
+    fn checked<R>(&self, result: Result<R, Refused>, write: bool) -> Result<R, Stop> {
         result.map_err(|refused| match refused {
             Refused::Reset => Stop::Reset,
             Refused::Unmapped { address } | Refused::NoMaster { address } => {
@@ -99,7 +99,7 @@ impl Bus<'_> {
     /// Reads from a place.
     pub fn read(&self, from: Place, to: &mut [u8]) -> Result<(), Stop> {
         match from {
-            Place::Bus(address) => self.told(self.dma.read(address, to), false),
+            Place::Bus(address) => self.checked(self.dma.read(address, to), false),
             Place::Vram(offset) => {
                 self.in_vram(offset, to.len(), false)?;
                 self.gpu.vram.read(offset, to);
@@ -111,7 +111,7 @@ impl Bus<'_> {
     /// Writes to a place.
     pub fn write(&self, to: Place, from: &[u8]) -> Result<(), Stop> {
         match to {
-            Place::Bus(address) => self.told(self.dma.write(address, from), true),
+            Place::Bus(address) => self.checked(self.dma.write(address, from), true),
             Place::Vram(offset) => {
                 self.in_vram(offset, from.len(), true)?;
                 self.gpu.vram.write(offset, from);
@@ -130,7 +130,7 @@ impl Bus<'_> {
     /// Reads an aligned word in one piece.
     pub fn load(&self, from: Place) -> Result<u64, Stop> {
         match from {
-            Place::Bus(address) => self.told(self.dma.load(address), false),
+            Place::Bus(address) => self.checked(self.dma.load(address), false),
             Place::Vram(offset) => {
                 self.in_vram(offset, 8, false)?;
                 Ok(self.gpu.vram.load(offset))
@@ -141,7 +141,7 @@ impl Bus<'_> {
     /// Writes an aligned word in one piece.
     pub fn store(&self, to: Place, value: u64) -> Result<(), Stop> {
         match to {
-            Place::Bus(address) => self.told(self.dma.store(address, value), true),
+            Place::Bus(address) => self.checked(self.dma.store(address, value), true),
             Place::Vram(offset) => {
                 self.in_vram(offset, 8, true)?;
                 self.gpu.vram.store(offset, value);
@@ -153,7 +153,7 @@ impl Bus<'_> {
     /// Adds to an aligned word.
     pub fn add(&self, to: Place, addend: u64) -> Result<(), Stop> {
         match to {
-            Place::Bus(address) => self.told(self.dma.add(address, addend), true),
+            Place::Bus(address) => self.checked(self.dma.add(address, addend), true),
             Place::Vram(offset) => {
                 self.in_vram(offset, 8, true)?;
                 self.gpu.vram.add(offset, addend);

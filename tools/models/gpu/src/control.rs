@@ -124,7 +124,7 @@ pub fn run(gpu: &Gpu) {
             Work::Reset => {
                 gpu.tlb.clear();
                 let all = gpu.vram.aperture().bytes() / PAGE - 1;
-                told(gpu, gpu.vram.remap(0, all, &BTreeMap::new()));
+                report_all(gpu, gpu.vram.remap(0, all, &BTreeMap::new()));
             }
             Work::Invalidate(invalidate, epoch) => {
                 let bus = Bus {
@@ -173,7 +173,7 @@ fn aperture(bus: Bus<'_>, start: u64, last: u64) -> Result<(), Stop> {
         bus.report(Broken::Aperture { address, entry });
     }
     let (first, last) = (start / PAGE, last / PAGE);
-    told(gpu, gpu.vram.remap(first, last, &view.pages));
+    report_all(gpu, gpu.vram.remap(first, last, &view.pages));
     Ok(())
 }
 
@@ -196,7 +196,7 @@ fn view(bus: Bus<'_>, limits: Limits) -> Result<View, Stop> {
 }
 
 /// Reports the broken rules in the aperture.
-pub fn told(gpu: &Gpu, found: Vec<Broken>) {
+pub fn report_all(gpu: &Gpu, found: Vec<Broken>) {
     for broken in found {
         gpu.reports.report(&gpu.port, &Who::Aperture, broken);
     }

@@ -212,7 +212,7 @@ impl Gpu {
             registers::INVALIDATE => self.invalidate(value),
             registers::RESET => self.reset_parts(value),
             registers::INJECT => return self.inject(value),
-            registers::CHECK => control::told(self, self.vram.check()),
+            registers::CHECK => control::report_all(self, self.vram.check()),
             _ => match of_ring(offset) {
                 Some((ring, registers::RING_ENTRIES)) => self.rings[ring].set_entries(value),
                 Some((ring, registers::RING_DOORBELL)) => self.rings[ring].ring(value),
@@ -389,7 +389,7 @@ impl Device for Gpu {
 
     fn disconnected(&self, removed: bool) {
         if !removed {
-            control::told(self, self.vram.check());
+            control::report_all(self, self.vram.check());
         }
         self.removed.store(removed, Ordering::SeqCst);
         self.reset();

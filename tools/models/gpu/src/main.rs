@@ -40,7 +40,7 @@ fn run(devices: Vec<Options>) -> Result<(), String> {
     let switch = Arc::new(Switch::default());
     let mut gpus = Vec::new();
     for options in devices {
-        let told = |error: io::Error| format!("{}: {error}", options.socket.display());
+        let with_name = |error: io::Error| format!("{}: {error}", options.socket.display());
         // A socket that an earlier run left behind would make the bind fail.
         let _ = fs::remove_file(&options.socket);
         let name = options.name.clone();
@@ -50,8 +50,8 @@ fn run(devices: Vec<Options>) -> Result<(), String> {
             |line| eprintln!("{line}"),
             move || println!("removed {name}"),
         )
-        .map_err(told)?;
-        let listener = UnixListener::bind(&options.socket).map_err(told)?;
+        .map_err(with_name)?;
+        let listener = UnixListener::bind(&options.socket).map_err(with_name)?;
         let served = gpu.clone();
         thread::spawn(move || {
             let error = server::serve(&listener, &*served);

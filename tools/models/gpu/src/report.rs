@@ -106,7 +106,7 @@ impl Reports {
         counts.lines += 1;
         match counts.lines {
             ..=LINES => port.log(&format!("{by}: {broken}")),
-            line if line == LINES + 1 => port.log("more reports are counted, and not told"),
+            line if line == LINES + 1 => port.log("more reports are counted, and not printed"),
             _ => (),
         }
     }

@@ -19,7 +19,7 @@ const SIZES: [u64; 2] = [4 << 10, 2 << 20];
 struct Kept {
     leaf: Leaf,
     /// Whether it was reported that its entry has changed.
-    told: bool,
+    reported: bool,
 }
 
 /// The translations of all contexts.
@@ -52,7 +52,10 @@ impl Tlb {
 
     /// Keeps a translation.
     pub fn keep(&self, context: u32, leaf: Leaf) {
-        let kept = Kept { leaf, told: false };
+        let kept = Kept {
+            leaf,
+            reported: false,
+        };
         self.lock().insert((context, leaf.start, leaf.bytes), kept);
     }
 
@@ -60,7 +63,7 @@ impl Tlb {
     /// already was.
     pub fn tell(&self, context: u32, leaf: Leaf) -> bool {
         match self.lock().get_mut(&(context, leaf.start, leaf.bytes)) {
-            Some(kept) => !std::mem::replace(&mut kept.told, true),
+            Some(kept) => !std::mem::replace(&mut kept.reported, true),
             None => false,
         }
     }
