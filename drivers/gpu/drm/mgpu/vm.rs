@@ -22,8 +22,8 @@
 //!
 //! From the outside to the inside: the mutex of the mappings, which serializes all changes of them;
 //! the reservations of the address space and of its external objects; the `gpuva.lock` of an
-//! object; the mutex of the page tables. The mutexes of the last job and of fences of other devices are
-//! taken with reservations held, and nothing is taken inside of them; that of the objects whose
+//! object; the mutex of the page tables. The mutexes of the last job and of fences of other devices
+//! are taken with reservations held, and nothing is taken inside of them; that of the objects whose
 //! content is on its way, too, and only a `gpuva.lock` is taken inside of it.
 
 use core::{

@@ -220,12 +220,7 @@ impl File {
         file: &drm::File<File>,
     ) -> Result {
         // `gem_import_info` reports what is wrong with the argument.
-        match Bo::lookup_handle(file, args.handle) {
-            Ok(bo) => bo
-                .as_import()
-                .map_or(Ok(()), |import| import.await_fences()),
-            Err(_) => Ok(()),
-        }
+        Bo::lookup_handle(file, args.handle).map_or(Ok(()), |bo| bo.await_import())
     }
 
     /// `DRM_IOCTL_VVRAM_GEM_IMPORT_INFO`

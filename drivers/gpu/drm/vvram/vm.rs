@@ -405,12 +405,7 @@ fn page_number(bytes: u64) -> Result<usize> {
 /// section that an unplug waits for.
 pub(crate) fn before_bind(args: &uapi::drm_vvram_vm_bind, file: &drm::File<File>) -> Result {
     // `bind` reports what is wrong with the argument.
-    match Bo::lookup_handle(file, args.handle) {
-        Ok(object) => object
-            .as_import()
-            .map_or(Ok(()), |import| import.await_fences()),
-        Err(_) => Ok(()),
-    }
+    Bo::lookup_handle(file, args.handle).map_or(Ok(()), |object| object.await_import())
 }
 
 /// As [`before_bind`], for all objects in the range that is read.
@@ -428,10 +423,7 @@ pub(crate) fn before_read(args: &uapi::drm_vvram_vm_read, file: &drm::File<File>
             }
         }
     }
-    imports
-        .iter()
-        .filter_map(|object| object.as_import())
-        .try_for_each(|import| import.await_fences())
+    imports.iter().try_for_each(|object| object.await_import())
 }
 
 /// `DRM_IOCTL_VVRAM_VM_BIND`

@@ -429,9 +429,8 @@ pub fn await_copy<T: TtmObject>(
         unsafe { DmaResv::from_raw((*object.as_raw()).resv) }.wait(usage, true)
     };
 
-    for import in [from, to].into_iter().filter_map(Object::as_import) {
-        import.await_fences()?;
-    }
+    from.await_import()?;
+    to.await_import()?;
     if Part::<T>::BY_DMA {
         return Ok(());
     }

@@ -125,4 +125,13 @@ impl<T: TtmObject> Object<T> {
     pub fn as_import(&self) -> Option<&Import> {
         self.import.as_ref()
     }
+
+    /// Does [`Import::await_fences`] if the object stands for a buffer of another device.
+    ///
+    /// # Errors
+    ///
+    /// See there.
+    pub fn await_import(&self) -> Result {
+        self.as_import().map_or(Ok(()), Import::await_fences)
+    }
 }
