@@ -84,6 +84,12 @@ impl Bus<'_> {
         })
     }
 
+    /// Whether the device is being reset, or was since the access to the bus began.
+    pub fn is_reset(&self) -> bool {
+        let resetting = self.gpu.rings.iter().any(|ring| ring.is_resetting().1);
+        resetting || self.dma.is_over()
+    }
+
     /// Reports that a rule was broken.
     pub fn report(&self, broken: Broken) {
         self.gpu.reports.report(&self.gpu.port, &self.who, broken);

@@ -22,6 +22,7 @@ use crate::pages::Place;
 use crate::pages::View;
 use crate::registers::APERTURE_CONTEXT;
 use crate::report::Broken;
+use crate::ring::Origin;
 use crate::status;
 
 /// An invalidation.
@@ -38,7 +39,7 @@ pub struct Invalidate {
 #[derive(Clone, Copy)]
 enum Work {
     Invalidate(Invalidate, Epoch),
-    Reset,
+    Reset(Origin),
 }
 
 #[derive(Default)]
@@ -77,13 +78,13 @@ impl Control {
     }
 
     /// Asks for a reset of the device outside of the rings.
-    pub fn reset(&self) {
-        self.push(Work::Reset);
+    pub fn reset(&self, origin: Origin) {
+        self.push(Work::Reset(origin));
     }
 
     /// Whether such a reset is not done yet.
     pub fn is_resetting(&self) -> bool {
-        self.lock().all().any(|work| matches!(work, Work::Reset))
+        self.lock().all().any(|work| matches!(work, Work::Reset(_)))
     }
 
     /// Whether there is something to do.
@@ -97,7 +98,7 @@ impl Control {
             Work::Invalidate(it, _) => {
                 it.context == context && (it.start..=it.last).contains(&address)
             }
-            Work::Reset => true,
+            Work::Reset(_) => true,
         })
     }
 
@@ -121,8 +122,11 @@ impl Control {
 pub fn run(gpu: &Gpu) {
     loop {
         match gpu.control.next() {
-            Work::Reset => {
+            Work::Reset(origin) => {
                 gpu.tlb.clear();
+                if origin == Origin::Register {
+                    continue;
+                }
                 let all = gpu.vram.aperture().bytes() / PAGE - 1;
                 report_all(gpu, gpu.vram.remap(0, all, &BTreeMap::new()));
             }

@@ -26,6 +26,7 @@ use crate::registers;
 use crate::registers::inject;
 use crate::report::Reports;
 use crate::ring;
+use crate::ring::Origin;
 use crate::ring::Ring;
 use crate::status::Status;
 use crate::tlb::Tlb;
@@ -238,10 +239,10 @@ impl Gpu {
                 registers.invalidate_context,
             )
         };
-        // With a size of 0 it only writes its number.
+        // With a size of 0 it only writes its number: no page is between these.
         let (start, last) = match size.checked_sub(1) {
             Some(more) => (start, start.saturating_add(more)),
-            None => (1, 0),
+            None => (u64::MAX, 0),
         };
         let invalidate = Invalidate {
             context,
@@ -271,6 +272,21 @@ impl Gpu {
         bits
     }
 
+    /// Resets the device; accesses to the bus have to be cut off after that.
+    fn reset_by(&self, origin: Origin) {
+        // The rings know of the reset before the registers are cleared. Otherwise an entry could find
+        // no tables, which would look like a mistake of the driver.
+        for ring in &self.rings {
+            ring.reset_with_device(origin);
+        }
+        *self.registers() = Registers::default();
+        *self.skipped() = Skipped::default();
+        self.status.clear();
+        // An entry can keep one more translation as long as there are tables, so translations are
+        // dropped after that.
+        self.control.reset(origin);
+    }
+
     fn reset_parts(&self, bits: u32) {
         if bits & registers::RESET_ALL != 0 {
             let mut skipped = self.skipped();
@@ -280,7 +296,7 @@ impl Gpu {
                 return;
             }
             drop(skipped);
-            self.reset();
+            self.reset_by(Origin::Register);
             self.port.cut_off();
             return;
         }
@@ -369,13 +385,7 @@ impl Device for Gpu {
     }
 
     fn reset(&self) {
-        *self.registers() = Registers::default();
-        *self.skipped() = Skipped::default();
-        for ring in &self.rings {
-            ring.reset_with_device();
-        }
-        self.status.clear();
-        self.control.reset();
+        self.reset_by(Origin::Bus);
     }
 
     fn connected(&self) {
@@ -394,5 +404,136 @@ impl Device for Gpu {
         self.removed.store(removed, Ordering::SeqCst);
         self.reset();
         self.plugged.store(false, Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixStream;
+    use std::time::Duration;
+    use std::time::Instant;
+
+    use client::Client;
+    use client::COMMAND_ON;
+    use client::PATIENCE;
+    use vfio_user::memory::PAGE;
+    use vfio_user::server;
+
+    /// The bus addresses of the memory of the machine, and of a page that the device has to ask for.
+    const BASE: u64 = 0x1_0000_0000;
+    const REMOTE: u64 = 0x50_0000_0000;
+    /// The places of structures in the memory: the table of contexts, the first level of page tables,
+    /// which the others follow, and the ring.
+    const CONTEXTS: u64 = PAGE;
+    const TABLES: u64 = 2 * PAGE;
+    const RING: u64 = 5 * PAGE;
+    /// Bits of the entries of page tables.
+    const VALID: u64 = 1;
+    const IN_VRAM: u64 = 4;
+    const LEAF: u64 = 8;
+
+    fn eventually(what: &str, is: impl Fn() -> bool) {
+        let end = Instant::now() + PATIENCE;
+        while !is() {
+            assert!(Instant::now() < end, "no sign of {what}");
+            thread::sleep(Duration::from_micros(200));
+        }
+    }
+
+    /// Adds an entry to the compute ring that fills a range of context 1 with ones.
+    fn fill(client: &mut Client, number: u32, start: u64, bytes: u64) {
+        let at = RING + 64 * u64::from(number);
+        client.memory.store(at, 33 | 1 << 32);
+        client.memory.store(at + 16, start);
+        client.memory.store(at + 32, bytes);
+        client.memory.store(at + 40, u64::MAX);
+        let ring = registers::RING + registers::RING_STRIDE * registers::COMPUTE_ENGINE as u64;
+        client.set64(ring + registers::RING_BASE, BASE + RING);
+        client.set(ring + registers::RING_ENTRIES, 8);
+        client.set(ring + registers::RING_DOORBELL, number + 1);
+    }
+
+    /// A device whose compute ring is between two pages of an entry; it goes on when the client
+    /// answers. The translation of the second page is one that was kept before.
+    fn between_pages() -> (Arc<Gpu>, Client) {
+        let options = Options {
+            socket: "/unused".into(),
+            name: "gpu".to_owned(),
+            vram: 1 << 20,
+            aperture: 1 << 20,
+            strict: false,
+        };
+        let gpu = Gpu::new(&options, Arc::default(), |_| (), || ()).unwrap();
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let served = gpu.clone();
+        thread::spawn(move || server::connection(theirs, &*served));
+        let mut client = Client::raw(ours, 16 * PAGE);
+        client.map(BASE, 0, 16 * PAGE);
+        client.map_remote(REMOTE, vec![0; PAGE as usize]);
+        client.set_command(COMMAND_ON);
+        client.set64(registers::CONTEXT_TABLE, BASE + CONTEXTS);
+        for (at, word) in [
+            (CONTEXTS + 8, BASE + TABLES),
+            (TABLES, (BASE + TABLES + PAGE) | VALID),
+            (TABLES + PAGE, (BASE + TABLES + 2 * PAGE) | VALID),
+            (TABLES + 2 * PAGE, REMOTE | VALID | LEAF),
+            (TABLES + 2 * PAGE + 8, VALID | LEAF | IN_VRAM),
+        ] {
+            client.memory.store(at, word);
+        }
+        fill(&mut client, 0, PAGE, 8);
+        eventually("the first fill", || gpu.vram.load(0) != 0);
+        client.hold();
+        fill(&mut client, 1, 0, 2 * PAGE);
+        eventually("a request", || client.holds());
+        (gpu, client)
+    }
+
+    /// Lets the entry go on to its end. Returns how many rules were broken.
+    fn go_on(gpu: &Gpu, client: &Client) -> u32 {
+        client.release();
+        let compute = &gpu.rings[registers::COMPUTE_ENGINE];
+        eventually("the end of the entry", || !compute.is_busy());
+        assert_eq!(gpu.vram.load(PAGE - 8), u64::MAX);
+        gpu.reports.count()
+    }
+
+    #[test]
+    fn a_change_of_the_tables_is_seen_between_pages() {
+        let (gpu, client) = between_pages();
+        client.memory.store(TABLES + 2 * PAGE + 8, 0);
+        assert_eq!(go_on(&gpu, &client), 1);
+    }
+
+    #[test]
+    fn a_reset_of_the_ring_hides_no_change_of_the_tables() {
+        let (gpu, client) = between_pages();
+        gpu.rings[registers::COMPUTE_ENGINE].reset();
+        client.memory.store(TABLES + 2 * PAGE + 8, 0);
+        assert_eq!(go_on(&gpu, &client), 1);
+    }
+
+    #[test]
+    fn a_reset_is_no_change_of_the_tables() {
+        let (gpu, client) = between_pages();
+        // The reset waits for this lock when the registers are cleared, but before it asks for the
+        // drop of the translations.
+        let skipped = gpu.skipped();
+        let resetting = gpu.clone();
+        let reset = thread::spawn(move || resetting.reset());
+        eventually("a reset", || gpu.context_table() == 0);
+        assert!(!gpu.control.is_resetting());
+        assert_eq!(go_on(&gpu, &client), 0);
+        drop(skipped);
+        reset.join().unwrap();
+    }
+
+    #[test]
+    fn the_end_of_dma_is_no_change_of_the_tables() {
+        let (gpu, client) = between_pages();
+        // A client that goes also ends it before the device is reset.
+        gpu.port.cut_off();
+        assert_eq!(go_on(&gpu, &client), 0);
     }
 }

@@ -79,4 +79,5 @@ pub mod inject {
     pub const EXPECT_REPORTS: u32 = 9;
     pub const SKIP_RING_RESETS: u32 = 10;
     pub const SKIP_DEVICE_RESETS: u32 = 11;
+    pub const LIFELESS: u32 = 12;
 }

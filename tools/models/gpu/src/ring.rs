@@ -46,10 +46,21 @@ enum Reset {
     Device,
 }
 
+/// The origin of a reset of the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// The register RESET.
+    Register,
+    /// A function level reset, the client, or the end of the connection.
+    Bus,
+}
+
 /// Injected errors.
 #[derive(Default)]
 struct Injected {
     hang: bool,
+    /// All operations hang, and only a reset by the bus ends that.
+    lifeless: bool,
     fault: bool,
     lose_interrupt: bool,
     /// How many milliseconds too early.
@@ -140,11 +151,15 @@ impl Ring {
     }
 
     /// Asks for the part of the ring in a reset of the device.
-    pub fn reset_with_device(&self) {
+    pub fn reset_with_device(&self, origin: Origin) {
         let mut state = self.lock();
         *state = State {
             reset: Some(Reset::Device),
             busy: state.busy,
+            injected: Injected {
+                lifeless: origin == Origin::Register && state.injected.lifeless,
+                ..Injected::default()
+            },
             ..State::default()
         };
         self.resetting.store(true, Ordering::SeqCst);
@@ -176,6 +191,7 @@ impl Ring {
             }
             inject::SLOW => injected.slow = argument,
             inject::DELAY => injected.delay = argument,
+            inject::LIFELESS => injected.lifeless = true,
             _ => (),
         }
     }
@@ -257,7 +273,7 @@ impl Ring {
         let (hang, fault, wait) = {
             let injected = &mut self.lock().injected;
             let wait = injected.slow + std::mem::take(&mut injected.delay);
-            let hang = std::mem::take(&mut injected.hang);
+            let hang = std::mem::take(&mut injected.hang) || injected.lifeless;
             // Only one of them can end an entry.
             let fault = !hang && std::mem::take(&mut injected.fault);
             (hang, fault, wait)

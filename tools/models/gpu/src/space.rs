@@ -66,9 +66,12 @@ impl Space<'_> {
                 Err(()) => Err(()),
             },
         };
-        // A pending invalidation counts as done.
+        // A pending invalidation counts as done. While the device is reset or loses its client,
+        // there are no tables to compare with: no translation outlives that. The reset of a ring
+        // alone keeps translations, so the driver has to invalidate them nevertheless.
         if now != Ok(Some(leaf))
             && !gpu.control.will_invalidate(self.context, address)
+            && !self.bus.is_reset()
             && gpu.tlb.tell(self.context, leaf)
         {
             self.bus.report(Broken::Stale {

@@ -235,6 +235,11 @@ pub struct Dma<'a> {
 }
 
 impl Dma<'_> {
+    /// Whether all accesses are refused, because the device was reset or has no client any more.
+    pub fn is_over(&self) -> bool {
+        self.port.epoch() != self.epoch || !self.port.is_connected()
+    }
+
     /// Accesses the memory at an address, if the process has it: calls a function with the memory,
     /// the offset in it, and the number of bytes from there, at most as many as given.
     ///
@@ -251,7 +256,7 @@ impl Dma<'_> {
             .table
             .read()
             .unwrap_or_else(PoisonError::into_inner);
-        if self.port.epoch() != self.epoch || !self.port.is_connected() {
+        if self.is_over() {
             return Err(Refused::Reset);
         }
         if !self.port.config().master() {

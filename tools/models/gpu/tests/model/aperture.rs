@@ -198,7 +198,7 @@ fn tables_that_are_not_mapped_for_dma_are_reported() {
 }
 
 #[test]
-fn a_reset_of_the_device_unmaps_it() {
+fn a_reset_by_the_register_leaves_it_alone() {
     let mut machine = Machine::new();
     let aperture = machine.aperture();
     machine.show(4, Some(4));
@@ -206,7 +206,26 @@ fn a_reset_of_the_device_unmaps_it() {
     machine.reset(1);
     assert!(aperture.is_filled(4 * PAGE, PAGE, 6));
     machine.reset(1 << 31);
-    eventually("poison", || aperture.is_filled(0, APERTURE, POISON));
+    assert!(aperture.is_filled(4 * PAGE, PAGE, 6));
+    // There are no tables now, so an INVALIDATE unmaps.
+    machine.start();
+    aperture.fill(4 * PAGE, PAGE, 7);
+    machine.client.memory.store(CONTEXTS, 0);
+    machine.invalidate(0, 0, APERTURE);
+    assert!(aperture.is_filled(0, APERTURE, POISON));
+    assert_eq!(machine.vram(4 * PAGE, PAGE), [7; PAGE as usize]);
+    assert!(machine.is_quiet());
+}
+
+#[test]
+fn a_function_level_reset_unmaps_it() {
+    let mut machine = Machine::new();
+    let aperture = machine.aperture();
+    machine.show(4, Some(4));
+    aperture.fill(4 * PAGE, PAGE, 6);
+    machine.reset_function();
+    machine.finish_reset();
+    assert!(aperture.is_filled(0, APERTURE, POISON));
     machine.start();
     assert_eq!(machine.vram(4 * PAGE, PAGE), [6; PAGE as usize]);
     assert!(machine.is_quiet());

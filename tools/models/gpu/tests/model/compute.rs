@@ -230,8 +230,12 @@ fn pages_may_be_outside_of_vram_or_not_mapped_for_dma() {
     assert_eq!(machine.reports(), 1);
     // So may be the tables.
     machine.client.memory.store(CONTEXTS + 16, BASE - PAGE);
-    let entry = Entry::fill(0, 8, 0).context(2);
-    assert_eq!(machine.fault(RING, entry).error, error::DMA);
+    let entry = Entry::fill(8 << 30, 8, 0).context(2);
+    let wanted = Record {
+        context: 2,
+        ..record(error::DMA, BASE - PAGE + 64, 0)
+    };
+    assert_eq!(machine.fault(RING, entry), wanted);
     assert_eq!(machine.reports(), 2);
 }
 
@@ -300,6 +304,18 @@ fn a_translation_goes_with_an_invalidate_that_covers_it() {
         assert_eq!(machine.vram(page, 4), [2, 0, 0, 0], "{start:#x}+{bytes:#x}");
         assert_eq!(machine.reports(), u32::from(!covers));
     }
+}
+
+#[test]
+fn an_invalidate_of_no_bytes_keeps_the_first_page_too() {
+    let mut machine = Machine::new();
+    machine.map(0, 0, IN_VRAM, 1);
+    machine.run(RING, &[Entry::fill(0, 8, 1)]);
+    machine.map(0, PAGE, IN_VRAM, 1);
+    machine.invalidate(1, 0, 0);
+    machine.run(RING, &[Entry::fill(0, 8, 2)]);
+    assert_eq!(machine.vram(0, 4), [2, 0, 0, 0]);
+    assert_eq!(machine.reports(), 1);
 }
 
 #[test]

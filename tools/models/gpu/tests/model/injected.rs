@@ -9,6 +9,8 @@ use gpu::registers;
 use gpu::registers::error;
 use gpu::registers::inject;
 use gpu::registers::status;
+use vfio_user::message::command;
+use vfio_user::message::Body;
 
 use crate::machine::eventually;
 use crate::machine::Entry;
@@ -53,6 +55,53 @@ fn resets_are_not_done() {
     machine.begin_again();
     machine.run(1, &[Entry::nop()]);
     machine.reset(2);
+}
+
+/// Makes sure that an entry of the compute engine hangs, and one of the copy engine does not.
+fn is_lifeless(machine: &mut Machine) {
+    machine.submit(1, &[Entry::fence(9)]);
+    machine.run(0, &[Entry::nop()]);
+    assert_eq!((machine.fence_value(1), machine.done(1)), (0, 0));
+}
+
+#[test]
+fn operations_hang_until_a_reset_by_the_bus() {
+    for reset in [Machine::reset_function, |machine: &mut Machine| {
+        let answer = machine
+            .client
+            .ask(command::DEVICE_RESET, Body::default(), None);
+        assert!(answer.is_ok());
+    }] {
+        let mut machine = Machine::new();
+        machine.inject(inject::LIFELESS, 1, 0);
+        is_lifeless(&mut machine);
+        // The resets by the register are done, which ends the entry, but the next one hangs again.
+        for count in 1..3 {
+            machine.reset(3);
+            assert_eq!(machine.resets(1), count);
+            machine.begin_again();
+            is_lifeless(&mut machine);
+        }
+        for _ in 0..2 {
+            machine.reset(registers::RESET_ALL);
+            machine.start();
+            is_lifeless(&mut machine);
+        }
+        reset(&mut machine);
+        machine.finish_reset();
+        machine.start();
+        machine.run(1, &[Entry::nop()]);
+        assert!(machine.is_quiet());
+    }
+}
+
+#[test]
+fn operations_hang_until_the_device_is_unplugged() {
+    let mut machine = Machine::new();
+    machine.inject(inject::LIFELESS, 1, 0);
+    is_lifeless(&mut machine);
+    let mut machine = Machine::plug(machine.unplug());
+    machine.run(1, &[Entry::nop()]);
 }
 
 #[test]
@@ -162,10 +211,23 @@ fn reports_may_be_expected() {
         machine.fault(0, entry);
     }
     assert_eq!(machine.reports(), 2);
+    machine.inject(inject::EXPECT_REPORTS, 0, 2);
+    machine.fault(0, entry);
+    // A reset takes nothing back.
+    machine.reset_function();
+    machine.finish_reset();
+    machine.start();
+    machine.fault(0, entry);
+    assert_eq!(machine.reports(), 4);
     assert_eq!(machine.slot.log.lines(), [""; 0]);
     machine.fault(0, entry);
-    assert_eq!(machine.reports(), 3);
+    assert_eq!(machine.reports(), 5);
     assert_eq!(machine.slot.log.lines().len(), 1);
+    // What is still expected may be taken back.
+    machine.inject(inject::EXPECT_REPORTS, 0, 9);
+    machine.inject(inject::EXPECT_REPORTS, 0, 0);
+    machine.fault(0, entry);
+    assert_eq!(machine.slot.log.lines().len(), 2);
 }
 
 #[test]

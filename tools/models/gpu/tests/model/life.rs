@@ -4,9 +4,9 @@
 
 use std::sync::atomic::Ordering;
 
-use client::CONFIG;
 use gpu::registers;
 use gpu::registers::inject;
+use gpu::registers::status;
 use vfio_user::memory::PAGE;
 use vfio_user::message::command;
 use vfio_user::message::Body;
@@ -17,11 +17,11 @@ use crate::machine::Machine;
 use crate::machine::APERTURE;
 use crate::machine::BASE;
 use crate::machine::DATA;
+use crate::machine::IN_VRAM;
+use crate::machine::LEAF;
 use crate::machine::SEMAPHORE;
-
-/// Device control of the capability, with the bit that resets.
-const DEVICE_CONTROL: u64 = 0x48;
-const FUNCTION_RESET: u16 = 1 << 15;
+use crate::machine::STATUS;
+use crate::machine::VALID;
 
 /// Makes sure that a device is as after power-on, and works.
 fn is_fresh(machine: &mut Machine) {
@@ -49,10 +49,7 @@ fn a_function_level_reset_resets_the_device() {
     machine.show(0, Some(0));
     machine.inject(inject::HANG, 0, 0);
     machine.submit(0, &[Entry::nop()]);
-    machine
-        .client
-        .write_region(CONFIG, DEVICE_CONTROL, &FUNCTION_RESET.to_le_bytes())
-        .unwrap();
+    machine.reset_function();
     is_fresh(&mut machine);
 }
 
@@ -117,6 +114,26 @@ fn a_client_may_go_while_it_is_asked_for_something() {
 }
 
 #[test]
+fn a_reset_of_the_device_drops_invalidates() {
+    let mut machine = Machine::new();
+    let remote = 0x50_0000_0000;
+    machine.client.map_remote(remote, vec![0; PAGE as usize]);
+    machine.client.set64(registers::STATUS_PAGE, remote);
+    machine.client.hold();
+    machine.start_invalidate(1, 0, PAGE, 1);
+    eventually("a request", || machine.client.holds());
+    machine.start_invalidate(1, 0, PAGE, 2);
+    machine.client.set(registers::RESET, registers::RESET_ALL);
+    // The page is there again before the second one could be done.
+    machine.start();
+    machine.client.release();
+    machine.finish_reset();
+    assert_eq!(machine.load32(STATUS + status::INVALIDATED), 0);
+    machine.invalidate(1, 0, PAGE);
+    assert!(machine.is_quiet());
+}
+
+#[test]
 fn the_client_is_answered_while_it_does_not_answer() {
     let mut machine = Machine::new();
     let remote = 0x50_0000_0000;
@@ -131,8 +148,8 @@ fn the_client_is_answered_while_it_does_not_answer() {
     client.set(registers::CHECK, 0);
     client.set(registers::RESET, 1);
     client.unmap(remote, PAGE);
-    let reset = FUNCTION_RESET.to_le_bytes();
-    client.write_region(CONFIG, DEVICE_CONTROL, &reset).unwrap();
+    machine.reset_function();
+    let client = &mut machine.client;
     let reset = client.ask(command::DEVICE_RESET, Body::default(), None);
     assert!(reset.is_ok());
     client.release();
@@ -159,4 +176,18 @@ fn a_device_is_removed_by_surprise() {
     machine.run(0, &[Entry::nop()]);
     machine.client.set(registers::CHECK, 0);
     assert!(machine.is_quiet());
+}
+
+#[test]
+fn a_client_may_go_while_an_engine_uses_translations() {
+    // The check of a large aperture takes long, and the reset comes behind it.
+    let mut machine = Machine::with(|options| options.aperture = 64 << 20);
+    let large = 2 << 20;
+    for page in 0..16 {
+        machine.set_entry(1, page * large, 1, VALID | LEAF | IN_VRAM);
+    }
+    machine.submit(1, &[Entry::fill(0, 16 * large, 1); 63]);
+    eventually("the fill", || machine.done(1) > 0);
+    let slot = machine.unplug();
+    assert_eq!(slot.log.lines(), [""; 0]);
 }

@@ -18,6 +18,7 @@ use std::time::Instant;
 
 use client::Client;
 use client::COMMAND_ON;
+use client::CONFIG;
 use client::PATIENCE;
 use gpu::device::Gpu;
 use gpu::options::Options;
@@ -50,6 +51,9 @@ pub const VALID: u64 = 1;
 pub const READ_ONLY: u64 = 2;
 pub const IN_VRAM: u64 = 4;
 pub const LEAF: u64 = 8;
+/// Device control of the capability PCI Express, with the bit that resets.
+const DEVICE_CONTROL: u64 = 0x48;
+const FUNCTION_RESET: u16 = 1 << 15;
 /// The bit of an entry of a list for VRAM.
 pub const PIECE_IN_VRAM: u64 = 1 << 63;
 
@@ -354,6 +358,13 @@ impl Machine {
 
     pub fn finish_reset(&mut self) {
         eventually("a reset", || self.client.get(registers::RESET) == 0);
+    }
+
+    /// Begins a function level reset.
+    pub fn reset_function(&mut self) {
+        self.client
+            .write_region(CONFIG, DEVICE_CONTROL, &FUNCTION_RESET.to_le_bytes())
+            .unwrap();
     }
 
     pub fn inject(&mut self, what: u32, ring: u32, argument: u32) {
