@@ -37,6 +37,9 @@ pub const SCRATCH: u64 = 32 * PAGE as u64;
 /// How long a job may take in these tests before its ring is reset, in ms.
 pub const TIMEOUT: &str = "timeout_ms=700";
 
+/// How long the device may take for an invalidation in some tests, in ms.
+const SOON: &str = "invalidate_ms=1000";
+
 /// The number of the ring of the copy engine.
 pub const COPY: u32 = 0;
 /// The number of the ring of the compute engine.
@@ -65,6 +68,8 @@ pub enum Error {
     NoRingReset = 10,
     /// The next so many resets of the device are not done.
     NoReset = 11,
+    /// Operations of the ring hang until a reset by the PCI core.
+    Lifeless = 12,
 }
 
 /// An open file of a modelled GPU.
@@ -280,14 +285,37 @@ impl Impatient {
         Ok(Self(()))
     }
 
-    /// As [`Self::new`], with a shorter limit for invalidations, too.
+    /// As [`Self::new`], with a shorter limit for invalidations, too. If one is not done, the driver
+    /// does not reset the device.
     ///
     /// # Errors
     ///
     /// The errors of [`Self::new`].
     #[track_caller]
     pub fn with_invalidations() -> Result<Self, Stop> {
-        rebind::reload(DRIVER, &[TIMEOUT, "invalidate_ms=1000"])?;
+        rebind::reload(DRIVER, &[TIMEOUT, SOON, "invalidate_reset=0"])?;
+        Ok(Self(()))
+    }
+
+    /// As [`Self::new`], with a shorter limit for invalidations, too.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Self::new`].
+    #[track_caller]
+    pub fn with_resets() -> Result<Self, Stop> {
+        rebind::reload(DRIVER, &[TIMEOUT, SOON])?;
+        Ok(Self(()))
+    }
+
+    /// As [`Self::new`], for jobs that hang in any case: with a shorter timeout.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Self::new`].
+    #[track_caller]
+    pub fn hasty() -> Result<Self, Stop> {
+        rebind::reload(DRIVER, &["timeout_ms=200"])?;
         Ok(Self(()))
     }
 

@@ -560,7 +560,7 @@ mod tests {
     }
 
     #[test]
-    fn eviction_of_exported_objects_has_a_limit() -> Result {
+    fn begin_of_a_reset_has_a_limit() -> Result {
         with_device(|pdev| {
             let card = Card::new(pdev, 0)?;
             let (short, long) = (Delta::from_millis(30), Delta::from_secs(20));
@@ -569,7 +569,7 @@ mod tests {
             fill(&object, 7)?;
             let buf = export(&object)?;
             let at = Attachment::new(buf.clone(), pdev.as_ref(), prompt())?;
-            let evict = |limit| card.ttm().evict_exported(limit);
+            let evict = |limit| card.ttm().begin_reset(limit);
 
             // The reservation is held, as by a task that waits for another device.
             let held = object.reserve(false)?;

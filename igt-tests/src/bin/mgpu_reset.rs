@@ -387,30 +387,31 @@ fn peers() -> Outcome {
     gpu.clean()
 }
 
-/// The driver resets the whole device while another GPU reads an object again and again, peer to
-/// peer.
+/// The driver resets the whole device while another GPU reads and writes objects again and again,
+/// peer to peer, and the CPU reads what was written.
 ///
-/// Fences depend on such a reset, so it cannot wait for importers: the object stays in VRAM, and
-/// the other GPU keeps its mapping. From the reset until the page tables of the aperture are set up
-/// again, the aperture shows the byte 0xa5. So each byte of a copy that was under way meanwhile is
-/// that of the object, or 0xa5, and the copy does not fail. A copy that begins after the reset has
-/// the bytes of the object. (What the other GPU wrote meanwhile would be lost, and the device would
-/// report it.)
+/// Fences depend on such a reset, so it cannot wait for importers: the objects stay in VRAM, the
+/// other GPU keeps its mappings, and the aperture works in the reset.
 fn whole_peers() -> Outcome {
     const COPIES: usize = 8;
     // Words of `counts`.
     const BATCHES: usize = 0;
-    const POISONED: usize = 1;
-    const STOP: usize = 2;
+    const STOP: usize = 1;
     let _impatient = Impatient::new()?;
     let [gpu, other] = Mgpu::pair()?;
     let (x, y) = patterns();
     // The jobs that fail use other objects, so that no copy of the other GPU waits for them.
     let (from, to) = pair(&gpu, y)?;
-    let object = gpu.drm.create_flags(SIZE, EITHER)?;
-    let window = object.map()?;
-    window.fill(x);
-    let import = other.drm.import(&object.export()?)?;
+    let [read, written] = [0; 2].map(|_| gpu.drm.create_flags(SIZE, EITHER));
+    let (read, written) = (read?, written?);
+    let windows = [read.map()?, written.map()?];
+    windows[0].fill(x);
+    let imports = [
+        other.drm.import(&read.export()?)?,
+        other.drm.import(&written.export()?)?,
+    ];
+    let source = other.drm.create_flags(SIZE, uapi::CREATE_SYSTEM)?;
+    let source_map = source.map()?;
     let targets = (0..COPIES)
         .map(|_| other.drm.create_flags(SIZE, uapi::CREATE_SYSTEM))
         .collect::<Result<Vec<_>, _>>()?;
@@ -418,88 +419,89 @@ fn whole_peers() -> Outcome {
         .iter()
         .map(Gem::map)
         .collect::<Result<Vec<_>, _>>()?;
-    let read = || -> Outcome {
-        for map in &maps {
+    let batch = |round: u64| -> Outcome {
+        let y = y.derive(round);
+        source_map.fill(y);
+        windows[1].set(0);
+        let mut copies = Vec::new();
+        for (target, map) in targets.iter().zip(&maps) {
             map.set(0);
+            copies.push(other.drm.copy((&imports[0], 0), (target, 0), SIZE)?);
         }
-        let copies = targets
-            .iter()
-            .map(|target| other.drm.copy((&import, 0), (target, 0), SIZE))
-            .collect::<Result<Vec<_>, _>>()?;
-        check_eq!(ends(&copies)?, [1; COPIES], "copies of the other GPU");
+        copies.push(other.drm.copy((&source, 0), (&imports[1], 0), SIZE)?);
+        check_eq!(ends(&copies)?, [1; COPIES + 1], "copies of the other GPU");
+        for map in &maps {
+            if let Err(mismatch) = map.verify(x) {
+                return Err(Stop::fail(format_args!("read in batch {round}: {mismatch}")));
+            }
+        }
+        if let Err(mismatch) = windows[1].verify(y) {
+            return Err(Stop::fail(format_args!(
+                "written in batch {round}: {mismatch}"
+            )));
+        }
         Ok(())
     };
-    read()?;
-    for map in &maps {
-        if let Err(mismatch) = map.verify(x) {
-            return Err(Stop::fail(format_args!("before the reset: {mismatch}")));
-        }
-    }
+    batch(0)?;
     let reached = || -> Result<_, Stop> {
-        let info = import.import_info()?;
-        placed(&object, uapi::PLACEMENT_VRAM)?;
-        Ok((info.path, info.invalidations))
+        let mut all = Vec::new();
+        for (object, import) in [&read, &written].into_iter().zip(&imports) {
+            let info = import.import_info()?;
+            placed(object, uapi::PLACEMENT_VRAM)?;
+            check_eq!(info.path, Expect::get()?.path(), "path of the other GPU");
+            all.push(info.invalidations);
+        }
+        Ok(all)
     };
     let before = reached()?;
-    check_eq!(before.0, Expect::get()?.path(), "path of the other GPU");
     let (resets, losses) = (
         gpu.drm.getparam(PARAM_RESETS)?,
         gpu.drm.getparam(PARAM_LOSSES)?,
     );
     let counts = Map::anonymous(PAGE)?;
-    let mut reader = Child::spawn(|| {
+    let mut worker = Child::spawn(|| {
         while counts.read(STOP) == 0 {
-            read()?;
-            let poisoned = maps
-                .iter()
-                .map(|map| poisoned(map, x))
-                .sum::<Result<u64, _>>()?;
-            counts.write(POISONED, counts.read(POISONED) + poisoned);
-            counts.write(BATCHES, counts.read(BATCHES) + 1);
+            let round = counts.read(BATCHES) + 1;
+            batch(round)?;
+            counts.write(BATCHES, round);
         }
         Ok(())
     })?;
-    let batches = |reader: &mut Child| -> Outcome {
+    let batches = |worker: &mut Child| -> Outcome {
         // One of them may be under way.
         let goal = counts.read(BATCHES) + 2;
         let done = misc::poll(LIMIT, || {
-            (counts.read(BATCHES) >= goal || reader.ended().is_some()).then_some(())
+            (counts.read(BATCHES) >= goal || worker.ended().is_some()).then_some(())
         });
+        if worker.ended().is_some() {
+            worker.join("the copies of the other GPU", LIMIT)?;
+        }
         check!(
-            done.is_some() && reader.ended().is_none(),
-            "the other GPU has read {} times; {}",
+            done.is_some(),
+            "the other GPU has copied {} times; {}",
             counts.read(BATCHES),
-            reader.whereabouts()
+            worker.whereabouts()
         );
         Ok(())
     };
-    batches(&mut reader)?;
+    batches(&mut worker)?;
     // The ring makes no progress, also not after two resets of it: the device is reset.
     gpu.inject(Error::Slow, 60_000)?;
     let queued: Vec<_> = (0..JOBS)
         .map(|_| gpu.drm.copy((&from, 0), (&to, 0), SIZE))
         .collect::<Result<_, _>>()?;
     let failed = ends(&queued)?;
-    batches(&mut reader)?;
+    batches(&mut worker)?;
     counts.write(STOP, 1);
-    reader.join("the reads of the other GPU", LIMIT)?;
-    println!(
-        "{} batches, {} bytes that were read during the reset",
-        counts.read(BATCHES),
-        counts.read(POISONED)
-    );
+    worker.join("the copies of the other GPU", LIMIT)?;
+    println!("{} batches", counts.read(BATCHES));
     check_eq!(gpu.drm.getparam(PARAM_RESETS)?, resets + 3, "resets");
     check!(
         failed.contains(&-libc::EIO),
         "no job has ended with the reset of the device: {failed:?}"
     );
-    check_eq!(reached()?, before, "path and invalidations after the reset");
-    read()?;
-    for map in maps.iter().chain([&window]) {
-        if let Err(mismatch) = map.verify(x) {
-            return Err(Stop::fail(format_args!("after the reset: {mismatch}")));
-        }
-    }
+    check_eq!(reached()?, before, "invalidations after the reset");
+    batch(0)?;
     holds(&from, y, "an object of the jobs")?;
     check_eq!(gpu.drm.getparam(PARAM_LOSSES)?, losses, "lost objects");
     copies(&gpu)?;
@@ -507,25 +509,176 @@ fn whole_peers() -> Outcome {
     gpu.clean()
 }
 
-/// Returns how many bytes of a mapping differ from a pattern. Checks that all of these are 0xa5.
-fn poisoned(map: &Map, pattern: Pattern) -> Result<u64, Stop> {
-    const POISON: u8 = 0xa5;
-    let mut count = 0;
-    for index in 0..map.len() / 8 {
-        let (want, seen) = (pattern.word(index as u64), map.read(index));
-        if seen == want {
-            continue;
-        }
-        // The device may write a part of a word before the rest of it.
-        for (want, seen) in want.to_le_bytes().into_iter().zip(seen.to_le_bytes()) {
-            check!(
-                [want, POISON].contains(&seen),
-                "a byte of word {index}: expected {want:#x}, saw {seen:#x}"
-            );
-            count += u64::from(seen != want);
-        }
+/// The PCI core resets the device while a process writes and reads objects in VRAM: no write is lost.
+fn stores() -> Outcome {
+    const ROUNDS: u64 = 3;
+    // Words of `counts`.
+    const COUNT: usize = 0;
+    const STOP: usize = 1;
+    let gpu = Mgpu::first()?;
+    let objects = [
+        gpu.drm.create_flags(SIZE, uapi::CREATE_VRAM)?,
+        gpu.drm.create_flags(SIZE, EITHER)?,
+    ];
+    let maps = [objects[0].map()?, objects[1].map()?];
+    for map in &maps {
+        map.set(0);
     }
-    Ok(count)
+    // The importer of an object that cannot leave VRAM keeps the window.
+    let peer = Peer::open()?;
+    peer.attach(&objects[0].export()?, Mode::Dynamic)?;
+    peer.map()?;
+    let counts = Map::anonymous(PAGE)?;
+    let words = SIZE / 8;
+    let mut writer = Child::spawn(|| {
+        let mut count = 0;
+        while counts.read(STOP) == 0 {
+            let word = (count % words) as usize;
+            for map in &maps {
+                check_eq!(
+                    map.read(word),
+                    // What was written there one round before.
+                    (count + 1).saturating_sub(words),
+                    "word {word} before write {count}"
+                );
+                map.write(word, count + 1);
+            }
+            count += 1;
+            counts.write(COUNT, count);
+        }
+        Ok(())
+    })?;
+    let goes_on = |writer: &mut Child| -> Outcome {
+        let goal = counts.read(COUNT) + 2 * words;
+        let done = misc::poll(LIMIT, || {
+            (counts.read(COUNT) >= goal || writer.ended().is_some()).then_some(())
+        });
+        if writer.ended().is_some() {
+            writer.join("the writes", LIMIT)?;
+        }
+        check!(done.is_some(), "the writes stop; {}", writer.whereabouts());
+        Ok(())
+    };
+    for _ in 0..ROUNDS {
+        goes_on(&mut writer)?;
+        gpu.pci.reset()?;
+    }
+    goes_on(&mut writer)?;
+    counts.write(STOP, 1);
+    writer.join("the writes", LIMIT)?;
+    for object in &objects {
+        placed(object, uapi::PLACEMENT_VRAM)?;
+    }
+    peer.unmap()?;
+    check_eq!(gpu.drm.getparam(PARAM_LOSSES)?, 0, "objects that are lost");
+    gpu.clean()
+}
+
+/// The device does not complete an invalidation: the driver resets it, and the next job and the next
+/// page fault find a device that works.
+fn stale() -> Outcome {
+    let _impatient = Impatient::with_resets()?;
+    let gpu = Mgpu::first()?;
+    let bench = Bench::new(&gpu)?;
+    let (x, y) = patterns();
+    let object = bench.vm.create(SIZE, uapi::CREATE_VRAM)?;
+    let map = object.map()?;
+    map.fill(x);
+    bench.vm.bind(&object, HUGE)?;
+    check_eq!(bench.sum(HUGE, SIZE)?, sum(x, 0, SIZE / 8), "the first sum");
+    let resets = gpu.drm.getparam(PARAM_RESETS)?;
+    let events = Events::listen()?;
+
+    // The driver sends an invalidation twice. This one is of page tables.
+    gpu.inject(Error::NoInvalidate, 2)?;
+    bench.vm.unbind(HUGE, SIZE)?;
+    bench.vm.bind(&object, 2 * HUGE)?;
+    check_eq!(
+        bench.sum(2 * HUGE, SIZE)?,
+        sum(x, 0, SIZE / 8),
+        "the sum after a reset"
+    );
+    check_eq!(gpu.drm.getparam(PARAM_RESETS)?, resets + 1, "resets");
+    check_eq!(events.wedged(&gpu.pci)?, "none", "what helps");
+    if let Err(mismatch) = map.verify(x) {
+        return Err(Stop::fail(format_args!("in the window: {mismatch}")));
+    }
+
+    // This one is of a window.
+    let other = gpu.drm.create_flags(SIZE, uapi::CREATE_VRAM)?;
+    let next = other.map()?;
+    gpu.inject(Error::NoInvalidate, 2)?;
+    next.fill(y);
+    holds(&other, y, "through the window")?;
+    check_eq!(gpu.drm.getparam(PARAM_RESETS)?, resets + 2, "resets");
+    check_eq!(events.wedged(&gpu.pci)?, "none", "what helps");
+    check_eq!(
+        bench.sum(2 * HUGE, SIZE)?,
+        sum(x, 0, SIZE / 8),
+        "the sum after the second reset"
+    );
+
+    // This one is of a window that is closed. Its memory is shown at another place then, and the
+    // device reports memory that it shows twice.
+    gpu.inject(Error::NoInvalidate, 2)?;
+    drop((next, other));
+    for object in take_all(&gpu)? {
+        object.map()?.set(1);
+    }
+    check_eq!(gpu.drm.getparam(PARAM_RESETS)?, resets + 3, "resets");
+    check_eq!(events.wedged(&gpu.pci)?, "none", "what helps");
+    check_eq!(gpu.drm.getparam(PARAM_LOSSES)?, 0, "objects that are lost");
+    drop(bench);
+    gpu.clean()
+}
+
+/// Resets are done, but no ring works after them: the driver gives the device up. A reset by the PCI
+/// core helps, when the driver is bound again.
+fn lifeless() -> Outcome {
+    let _impatient = Impatient::hasty()?;
+    let pci = {
+        let gpu = Mgpu::first()?;
+        let (x, _) = patterns();
+        let (from, to) = pair(&gpu, x)?;
+        let resets = gpu.drm.getparam(PARAM_RESETS)?;
+        let events = Events::listen()?;
+        gpu.inject(Error::Lifeless, 0)?;
+        // A hang costs one job, and a reset of the device those that are in the ring.
+        let queued = (0..40)
+            .map(|_| gpu.drm.copy((&from, 0), (&to, 0), SIZE))
+            .collect::<Result<Vec<_>, _>>()?;
+        let ends = ends(&queued)?;
+        check!(
+            ends.iter()
+                .all(|end| [-libc::ETIMEDOUT, -libc::EIO].contains(end)),
+            "what came of the copies: {ends:?}"
+        );
+        check_eq!(ends[39], -libc::EIO, "the last copy");
+        loop {
+            if events.wedged(&gpu.pci)? == "rebind" {
+                break;
+            }
+        }
+        // Two of the ring before each of the device, and the third one of the device is not done.
+        check_eq!(
+            gpu.drm.getparam(PARAM_RESETS)?,
+            resets + 8,
+            "resets of the ring"
+        );
+        check_eq!(
+            gpu.pci.config()?[4] & MASTER,
+            0,
+            "whether it is a bus master"
+        );
+        let copy = gpu.drm.copy((&from, 0), (&to, 0), SIZE);
+        check!(
+            copy.is_err_and(|error| [libc::EIO, libc::ENODEV].contains(&error.errno)),
+            "a copy was queued"
+        );
+        gpu.pci.clone()
+    };
+    pci.reset()?;
+    anew(&pci)
 }
 
 /// Userspace resets the device while objects leave VRAM for other ones: the CPU does the moves that
@@ -891,7 +1044,10 @@ igt_main! {
     "whole", "a ring that cannot be reset", whole;
     "not-cleared", "an object that could not be cleared, in an address space", not_cleared;
     "peers", "a reset by the PCI core while another GPU reads and writes", peers;
-    "whole-peers", "a reset by the driver while another GPU reads", whole_peers;
+    "whole-peers", "a reset by the driver while another GPU reads and writes", whole_peers;
+    "stores", "a reset by the PCI core while a process writes", stores;
+    "stale", "a reset because an invalidation is not done", stale;
+    "lifeless", "resets are done, and do not help", lifeless;
     "function", "a reset by others, with a peer", function;
     "vms", "resets of all of it, with address spaces", vms;
     "unforgotten", "address spaces that it does not forget before a reset", unforgotten;

@@ -58,10 +58,6 @@ use kernel::{
     sizes::SZ_1G,
     sync::{
         aref::ARef,
-        atomic::{
-            Atomic,
-            Relaxed, //
-        },
         Arc,
         Mutex, //
     },
@@ -287,8 +283,6 @@ pub(crate) struct Aperture {
     /// The part of the BAR behind that of the allocator, which no window uses.
     scratch: Range,
     dev: ARef<Device>,
-    /// The PCI core is about to reset the device.
-    is_closed: Atomic<bool>,
     #[pin]
     state: Mutex<State>,
 }
@@ -324,7 +318,6 @@ impl Aperture {
                 bar,
                 scratch,
                 dev: dev.into(),
-                is_closed: Atomic::new(false),
                 state <- new_mutex!(State { tables, shown }, "mgpu::Aperture"),
             }),
             GFP_KERNEL,
@@ -339,14 +332,6 @@ impl Aperture {
     /// Returns how many bytes no window uses.
     pub(crate) fn free(&self) -> u64 {
         self.bar.avail()
-    }
-
-    /// Determines whether no windows are made, because objects are about to leave VRAM for a reset.
-    ///
-    /// A task that holds the reservation of an object after a task that has held it later than this
-    /// call finds that out.
-    pub(crate) fn set_closed(&self, is_closed: bool) {
-        self.is_closed.store(is_closed, Relaxed);
     }
 
     /// Makes a window that shows an object, and appends its pieces to `pieces`, see
@@ -369,7 +354,7 @@ impl Aperture {
         if self.invalidator.is_broken() {
             return Err(EIO);
         }
-        if telling.is_paused() || self.is_closed.load(Relaxed) {
+        if telling.is_paused() {
             return Err(EBUSY);
         }
         if !state.take(vram.ranges()) {

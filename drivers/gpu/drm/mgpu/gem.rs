@@ -124,7 +124,11 @@ impl Aperture for BoData {
         vram: &Ranges,
         pieces: &mut RangeList,
     ) -> Result<Self::Window> {
-        bound.gpu.aperture.map(vram, pieces)
+        match bound.gpu.aperture.map(vram, pieces) {
+            // The caller tries again.
+            Err(e) if e == EIO && bound.gpu.mend() => Err(EBUSY),
+            ret => ret,
+        }
     }
 }
 

@@ -29,7 +29,10 @@ use kernel::{
 use crate::{
     aperture::Aperture,
     compute::Program,
-    contexts::Contexts,
+    contexts::{
+        Contexts,
+        APERTURE, //
+    },
     invalidate::Invalidator,
     list::Lists,
     memory::Status,
@@ -54,6 +57,7 @@ fn poll_time() -> Msecs {
 
 /// The handler of interrupts.
 struct Events {
+    recovery: Arc<Recovery>,
     copy: Arc<Ring<Lists>>,
     compute: Arc<Ring<Program>>,
 }
@@ -62,6 +66,7 @@ impl InterruptHandler for Events {
     fn handle(&self) -> Option<Msecs> {
         let _section = SignallingSection::begin();
 
+        self.recovery.reset_stale();
         // Not `||`: both rings advance.
         (self.copy.advance() | self.compute.advance()).then_some(poll_time())
     }
@@ -118,14 +123,18 @@ impl Gpu {
             IrqTypes::default().with(IrqType::Msi),
             MODULE,
             Ok::<_, Error>(Events {
+                recovery: recovery.clone(),
                 copy: copy.clone(),
                 compute: compute.clone(),
             }),
         )?;
 
-        // Last, when all memory that the device accesses is allocated, and nothing can fail any
-        // more but the allocation below.
+        // Last, when all memory that the device accesses is allocated.
         recovery.start(BusMaster::new(pdev)?);
+        // The reset has left the pages of the aperture that another driver may have shown.
+        contexts
+            .invalidator()
+            .invalidate(APERTURE, 0, aperture.len())?;
         Ok(Arc::new(
             Self {
                 vram,
@@ -147,6 +156,17 @@ impl Gpu {
         self.interrupt.poll_in(poll_time());
     }
 
+    /// Has the device reset if it has not completed an invalidation, and returns whether that is so.
+    /// Does not wait for the reset.
+    pub(crate) fn mend(&self) -> bool {
+        let is_stale = self.recovery.is_stale();
+
+        if is_stale {
+            self.interrupt.poll_in(0);
+        }
+        is_stale
+    }
+
     /// Returns how often a ring was reset, alone or with the device.
     pub(crate) fn resets(&self, ring: usize) -> u64 {
         self.recovery.resets(ring)
@@ -155,13 +175,13 @@ impl Gpu {
     /// Stops the device for a reset by the PCI core, until [`Self::resume`]. Jobs in the rings end
     /// with an error.
     ///
-    /// Exported objects that can leave VRAM do so before: importers would read and write what an
-    /// aperture without page tables shows. Those that map an object again meanwhile get system
-    /// memory, or wait for the move back to VRAM, which is done after the reset.
+    /// Before that, mappings of processes are removed, and exported objects that can leave VRAM do
+    /// so: both would read and write what an aperture without page tables shows. Importers that map
+    /// an object again meanwhile get system memory, or wait for the move back to VRAM, which is done
+    /// after the reset.
     pub(crate) fn pause(&self) {
-        self.aperture.set_closed(true);
         if self.recovery.closed().is_none() {
-            self.recovery.reporter.evict_exported();
+            self.recovery.reporter.begin_reset();
         }
         self.recovery.pause();
         self.interrupt.poll_in(0);
@@ -171,7 +191,7 @@ impl Gpu {
     pub(crate) fn resume(&self) {
         // If this fails, the jobs end with the error.
         let _ = self.recovery.resume();
-        self.aperture.set_closed(false);
+        self.recovery.reporter.end_reset();
         self.interrupt.poll_in(0);
     }
 

@@ -6,7 +6,7 @@
 //! done: after that nothing it does uses old entries. If it does not report that, even when asked
 //! once more, it is unknown what the device still reaches: the invalidator is *broken*, and no job
 //! and no window is given to the device until it was reset. A reset of the device is done with the
-//! lock held, and ends all translations.
+//! lock held, and ends all translations; those of the aperture are read anew.
 //!
 //! # Locking
 //!
@@ -165,8 +165,8 @@ impl Invalidator {
         self.lock().invalidate(context, start, len)
     }
 
-    /// Resets the whole device by `f`, after which the device has no translations. Then makes it
-    /// read the page tables of the aperture, which has `len` bytes.
+    /// Resets the whole device by `f`, after which the device has no translations but those of the
+    /// aperture. Then makes it read the page tables of the aperture, which has `len` bytes.
     ///
     /// # Errors
     ///
@@ -177,9 +177,10 @@ impl Invalidator {
         telling.state.is_paused = false;
         // Jobs that begin meanwhile wait for the reset, so it is not broken before that has failed.
         f().inspect_err(|_| self.is_broken.store(true, Relaxed))?;
+        telling.send(APERTURE, 0, len)?;
         self.resets.fetch_add(1, Release);
         self.is_broken.store(false, Relaxed);
-        telling.invalidate(APERTURE, 0, len)
+        Ok(())
     }
 
     /// Does no invalidation until [`Self::reset`], because the PCI core resets the device. `f` is
@@ -225,6 +226,13 @@ impl Telling<'_> {
         if self.state.is_paused {
             return Ok(());
         }
+        self.send(context, start, len)
+    }
+
+    /// Sends an invalidation to the device, and waits for it.
+    fn send(&mut self, context: u32, start: u64, len: u64) -> Result {
+        let of = self.of;
+
         for _ in 0..TRIES {
             self.state.number = self.state.number.wrapping_add(1);
             let number = self.state.number;

@@ -92,5 +92,9 @@ module! {
             default: 3000,
             description: "How long the device may take for an invalidation, in ms",
         },
+        invalidate_reset: u32 {
+            default: 1,
+            description: "Whether to reset the device if an invalidation is not done (1), or not (0)",
+        },
     },
 }

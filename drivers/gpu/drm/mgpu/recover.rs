@@ -6,8 +6,10 @@
 //! 2. The whole device is reset if the reset of a ring is not completed, or if the ring was stuck
 //!    [`LIMIT`] times in a row and completed no entry in between. (After a reset of a ring its
 //!    first entry is a fence of the driver, so a ring that completes nothing is not stuck because
-//!    of a job.) Then rings, status page, table of contexts, and windows are set up again. VRAM
-//!    keeps its content. The jobs that were in a ring end with an error.
+//!    of a job.) Then rings, status page and table of contexts are set up again. VRAM and the
+//!    aperture keep their content. The jobs that were in a ring end with an error.
+//!    The whole device is also reset if it has not completed an invalidation, before the next job
+//!    of the compute engine, or the next window.
 //! 3. If that does not help either, the device is *wedged*: bus mastering is turned off, so that
 //!    the device writes to no memory, and then all jobs end with `EIO`, also those that are queued
 //!    later. The objects in VRAM are lost. Binding the driver again may help.
@@ -52,6 +54,7 @@ use crate::{
     aperture::Aperture,
     contexts::Contexts,
     memory::Status,
+    module_parameters,
     regs::{
         Regs,
         RINGS, //
@@ -297,6 +300,28 @@ impl Recovery {
             );
         }
         self.reset_device(&mut state).map(|()| Reset::Device)
+    }
+
+    /// Returns whether the device has to be reset, because it has not completed an invalidation.
+    pub(crate) fn is_stale(&self) -> bool {
+        self.contexts.invalidator().is_broken()
+            && self.closed().is_none()
+            && !self.is_paused()
+            && module_parameters::invalidate_reset.value() != 0
+    }
+
+    /// Resets the device if [`Self::is_stale`]. Sleeps.
+    pub(crate) fn reset_stale(&self) {
+        if !self.is_stale() {
+            return;
+        }
+        let mut state = self.state.lock();
+
+        // Another task may have done it.
+        if self.is_stale() {
+            // If it fails, the device is wedged or gone.
+            let _ = self.reset_device(&mut state);
+        }
     }
 
     /// Resets the whole device, and sets it up again. If that fails, the device is wedged.

@@ -343,23 +343,33 @@ impl Reporter {
         drop(old);
     }
 
-    /// Moves exported objects out of VRAM, as far as they can be moved within two seconds, and
-    /// notifies importers. Does nothing while no DRM device is registered. Sleeps.
-    pub(crate) fn evict_exported(&self) {
-        let card = self.report.todo.lock().card.clone();
-        let Some(card) = card else {
+    fn card(&self) -> Option<ARef<card::Device>> {
+        self.report.todo.lock().card.clone()
+    }
+
+    /// Takes VRAM out of the sight of processes and importers, as far as that can be done within two
+    /// seconds. Does nothing while no DRM device is registered. Sleeps.
+    pub(crate) fn begin_reset(&self) {
+        let Some(card) = self.card() else {
             return;
         };
 
-        match card.ttm.evict_exported(EVICTION) {
+        match card.ttm.begin_reset(EVICTION) {
             // The DRM device was unplugged meanwhile, and with it all importers.
             Err(e) if e == ENODEV => (),
             Ok(()) => (),
             Err(e) => dev_info!(
                 self.report.dev,
-                "some importers use VRAM during the reset: {:?}\n",
+                "VRAM is in use during the reset: {:?}\n",
                 e
             ),
+        }
+    }
+
+    /// Ends [`Self::begin_reset`].
+    pub(crate) fn end_reset(&self) {
+        if let Some(card) = self.card() {
+            card.ttm.end_reset();
         }
     }
 

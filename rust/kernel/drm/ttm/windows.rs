@@ -23,6 +23,10 @@ use crate::{
         RBTreeNodeReservation, //
     },
     sync::{
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
         Arc,
         Mutex,
         MutexGuard, //
@@ -119,6 +123,8 @@ impl NewEntry {
 pub(crate) struct Windows {
     list: Pin<KBox<Mutex<List>>>,
     room: Pin<KBox<Mutex<()>>>,
+    /// The device is about to be reset.
+    is_closed: Atomic<bool>,
 }
 
 /// The right to make and to drop windows of the CPU, which one task has at a time.
@@ -151,7 +157,21 @@ impl Windows {
                 GFP_KERNEL,
             )?,
             room: KBox::pin_init(new_mutex!((), "drm::ttm::Windows::room"), GFP_KERNEL)?,
+            is_closed: Atomic::new(false),
         })
+    }
+
+    /// Determines whether objects get windows, and page faults use those that exist.
+    ///
+    /// A task that holds the reservation of an object after a task that has held it later than this
+    /// call finds that out.
+    pub(crate) fn set_closed(&self, is_closed: bool) {
+        self.is_closed.store(is_closed, Relaxed);
+    }
+
+    /// Returns whether no object gets a window, and no page fault uses one.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.is_closed.load(Relaxed)
     }
 
     /// Returns the right to make and to drop windows. Sleeps.

@@ -2,7 +2,7 @@
 
 //! VRAM that is out of reach for a time, or loses its content.
 //!
-//! A driver calls [`Device::evict_exported`] before VRAM is out of reach for a moment, such as in a
+//! A driver calls [`Device::begin_reset`] before VRAM is out of reach for a moment, such as in a
 //! reset of the device.
 //!
 //! It calls [`Device::suspend`] when its device is about to be suspended, and [`Device::resume`]
@@ -207,35 +207,55 @@ impl<T: TtmObject> Device<T> {
         ret
     }
 
-    /// Moves exported objects to system memory, as far as they can be moved, and notifies importers,
-    /// so that no importer accesses VRAM while it is out of reach for a moment.
+    /// Prepares for a reset of a device that keeps the content of VRAM, but during which the aperture
+    /// does not show VRAM.
     ///
-    /// For a driver whose device is about to be reset, and keeps the content of VRAM. Objects that
-    /// are pinned, or may be in VRAM only, stay. The work of importers, the moves, and tasks that
-    /// hold the reservation of an object are waited for with no lock held, for `limit` at most in
-    /// all. Sleeps.
+    /// - The mappings of processes are removed. A process that accesses an object in VRAM waits until
+    ///   [`Self::end_reset`].
+    /// - Exported objects are moved to system memory, as far as they can be moved, and importers are
+    ///   notified, so that no importer accesses VRAM. Objects that are pinned, or may be in VRAM
+    ///   only, stay.
+    /// - No object gets a window until [`Self::end_reset`].
+    ///
+    /// The work of importers, the moves, and tasks that hold the reservation of an object are waited
+    /// for with no lock held, for `limit` at most in all. Sleeps.
     ///
     /// # Errors
+    ///
+    /// [`Self::end_reset`] has to be called after an error as well.
     ///
     /// - `ENODEV` if the DRM device is not registered.
     /// - `EBUSY` if the work on an object, or a move, was not done in time.
     /// - The first other error of a move. The other objects have been moved then.
-    pub fn evict_exported(&self, limit: Delta) -> Result {
+    pub fn begin_reset(&self, limit: Delta) -> Result {
         let time = TimeLimit {
             since: Instant::now(),
             limit,
         };
+
+        self.windows.set_closed(true);
+        let ret = self.for_each_in(&time, Object::hide);
+        let ret = ret.and(self.for_each_in(&time, Object::evict_exported));
+        // Copies that the engine has not made by now would have to be made after the reset.
+        ret.and(self.for_each_in(&time, Object::await_moves))
+    }
+
+    /// Ends [`Self::begin_reset`], after the reset.
+    pub fn end_reset(&self) {
+        self.windows.set_closed(false);
+    }
+
+    /// Calls `f` for each object, and returns the first error.
+    fn for_each_in(
+        &self,
+        time: &TimeLimit,
+        f: impl Fn(&Object<T>, &TimeLimit) -> Result,
+    ) -> Result {
         let (mut first, mut next) = (Ok(()), 0);
 
         while let Some(obj) = self.object_from(next) {
             next = obj.id() + 1;
-            first = first.and(obj.evict_exported(&time));
-        }
-        // What the engine has not copied now would have to be copied after the reset.
-        next = 0;
-        while let Some(obj) = self.object_from(next) {
-            next = obj.id() + 1;
-            first = first.and(obj.await_moves(&time));
+            first = first.and(f(&obj, time));
         }
         first
     }
@@ -301,24 +321,42 @@ impl<T: TtmObject> Object<T> {
         Ok(())
     }
 
-    /// Reserves the object, unless it cannot be exported.
+    /// Reserves the object.
     ///
     /// # Errors
     ///
     /// `EBUSY` if another task has it until the time is up.
-    fn reserve_exported(&self, time: &TimeLimit) -> Result<Option<Reserved<'_, T>>> {
-        if self.import.is_some() || self.is_private() {
-            return Ok(None);
-        }
+    fn reserve_within(&self, time: &TimeLimit) -> Result<Reserved<'_, T>> {
         loop {
             if let Some(reserved) = self.try_reserve() {
-                return Ok(Some(reserved));
+                return Ok(reserved);
             }
             time.pause()?;
         }
     }
 
-    /// Does [`Device::evict_exported`] for one object, but for the wait for the move.
+    /// Reserves the object, unless it cannot be exported.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::reserve_within`].
+    fn reserve_exported(&self, time: &TimeLimit) -> Result<Option<Reserved<'_, T>>> {
+        if self.import.is_some() || self.is_private() {
+            return Ok(None);
+        }
+        self.reserve_within(time).map(Some)
+    }
+
+    /// Removes the mappings of processes, which lead through the aperture.
+    fn hide(&self, time: &TimeLimit) -> Result {
+        // An object that is not mapped is reserved as well: a page fault may be about to map it.
+        if T::APERTURE.is_some() && self.import.is_none() {
+            self.reserve_within(time)?.view().unmap_from_processes();
+        }
+        Ok(())
+    }
+
+    /// Moves an exported object to system memory, without a wait for the move.
     fn evict_exported(&self, time: &TimeLimit) -> Result {
         loop {
             let ret = {

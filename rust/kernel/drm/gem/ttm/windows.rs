@@ -169,6 +169,9 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         room: &mut Room<'_>,
         passed: &mut KVec<ARef<Object<T>>>,
     ) -> Result<Arc<RangeList>, NoWindow> {
+        if self.obj.ttm().windows.is_closed() {
+            return Err(NoWindow::Busy);
+        }
         loop {
             match T::APERTURE.map(self.drm(), vram) {
                 Ok(ranges) => return Ok(ranges),
@@ -274,8 +277,13 @@ impl<T: TtmObject> Held<'_, Object<T>> {
     /// - `ENOMEM` if memory runs out, `EIO` for all other errors of the driver, and the errors of
     ///   [`Self::validate_patiently`].
     pub(super) fn show_to_processes(&mut self) -> Result {
-        let is_seen = self.mem_type() != Some(MemType::Vram)
-            || self.obj.ttm().windows.hold_for_fault(self.obj.id());
+        let windows = &self.obj.ttm().windows;
+        let is_in_vram = self.mem_type() == Some(MemType::Vram);
+
+        if is_in_vram && windows.is_closed() {
+            return Err(EBUSY);
+        }
+        let is_seen = !is_in_vram || windows.hold_for_fault(self.obj.id());
 
         if !is_seen {
             match self.try_window(Some(Holder::Faults)) {
