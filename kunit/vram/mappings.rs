@@ -505,10 +505,33 @@ mod tests {
                 check_eq!(place(), Err(EAGAIN));
                 check_eq!(control.steps()?[..], [Step::Evicted]);
                 done_later(control, job)?;
-                object.as_import().ok_or(EINVAL)?.await_fences()?;
+                object.as_import().ok_or(EINVAL)?.await_unused()?;
                 place()?;
                 check_eq!(control.steps()?[..], [Step::Done, Step::Zapped]);
                 check_eq!(lead_to(control, &object)?.1, 0);
+                Ok(())
+            })
+        })
+    }
+
+    #[test]
+    fn import_that_is_invalidated_again_is_not_kept_for_later_work() -> Result {
+        with_device(|pdev| {
+            with_import(pdev, |card, buf, object| {
+                let control = &card.control;
+                let first = work(&mut buf.resv().lock().locked())?;
+
+                invalidate(buf);
+                check_eq!(control.steps()?[..], [Step::Evicted]);
+                fsleep(Delta::from_millis(20));
+                // The exporter moves the buffer again, and other work uses it, before this device
+                // does.
+                let second = work(&mut buf.resv().lock().locked())?;
+                invalidate(buf);
+                check_eq!(control.steps()?[..], [Step::Evicted]);
+                done_later(control, first)?;
+                check_eq!(cleared(control, &object)?[..], [Step::Done, Step::Zapped]);
+                drop(second);
                 Ok(())
             })
         })

@@ -2,6 +2,7 @@
 
 //! Jobs of the compute engine of the modelled GPU: their order, and the outcome of jobs that fail.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use vvram_tests::compute::{
@@ -18,7 +19,7 @@ use vvram_tests::proc::{Child, Steps};
 use vvram_tests::rebind::Unbinding;
 use vvram_tests::signals::{await_sleep, interrupt, kill, restart};
 use vvram_tests::syncfile::SyncFile;
-use vvram_tests::{check, check_eq, expect_errno, igt_main, uapi, Outcome, SysError};
+use vvram_tests::{check, check_eq, expect_errno, igt_main, uapi, Outcome, Stop, SysError};
 
 const PAGE64: u64 = PAGE as u64;
 const VRAM: u32 = uapi::CREATE_VRAM;
@@ -29,6 +30,10 @@ const LIMIT: Duration = Duration::from_secs(40);
 const FENCE: &str = "dma_fence_default_wait";
 /// Where it waits for room in the queue of a file, `Queue::permit`.
 const ROOM: &str = "6permit";
+
+/// Where it waits for a change of mappings: `AddressSpace::await_turns`, which the compiler inlines
+/// into `exec::exec`.
+const TURN: &str = "4exec4exec";
 
 /// Jobs of as many operations as are permitted run in their order, and after their fences.
 fn order() -> Outcome {
@@ -219,18 +224,82 @@ fn unmap_waits() -> Outcome {
     // Another task queues a job during the wait.
     bench.vm.bind(&first, HUGE)?;
     bench.vm.exec_after(&ops, &[next?.sync()])?;
-    let mut child = Child::spawn(|| {
-        expect_errno("an unmap with a new job", unbind(), libc::EAGAIN)?;
-        Ok(())
-    })?;
+    let mut child = Child::spawn(|| Ok(unbind()?))?;
     await_sleep(&mut child, FENCE, "S")?;
     let job = bench.vm.exec_after(&ops, &[last?.sync()])?;
     timeline.step()?;
-    child.join("the unmap", LIMIT)?;
+    // The unmap waits for that job, too, and no other one is queued before.
+    let mut next = Child::spawn(|| {
+        while child_waits(&bench)? {}
+        Ok(())
+    })?;
+    await_sleep(&mut next, TURN, "S")?;
+    check!(child.ended().is_none(), "the unmap did not wait");
     check_eq!(job.status()?, 0, "status of the new job");
     timeline.step()?;
-    job.finish()?;
-    unbind()?;
+    child.join("the unmap", LIMIT)?;
+    check_eq!(job.status()?, 1, "status of the new job");
+    next.join("the task that goes on queueing", LIMIT)?;
+    gpu.clean()
+}
+
+/// Queues a job that reads the results; returns whether nothing has ended it yet.
+fn child_waits(bench: &Bench<'_>) -> Result<bool, Stop> {
+    let job = bench.vm.exec(&[Op::checksum(RESULTS, 8, RESULTS + 8)])?;
+
+    std::thread::sleep(Duration::from_millis(20));
+    Ok(job.status()? == 0)
+}
+
+/// A client has jobs under way all the time, and unmaps what they use.
+fn unmap_streams() -> Outcome {
+    const DEPTH: usize = 3;
+    let gpu = Mgpu::first()?;
+    let bench = Bench::new(&gpu)?;
+    let (x, _) = patterns();
+    let object = bench.vm.create(SIZE, VRAM)?;
+    object.map()?.fill(x);
+    gpu.inject_into(COMPUTE, Error::Slow, 10)?;
+    let (ready, stop) = (Steps::new()?, Steps::new()?);
+    let mut child = Child::spawn(|| {
+        let mut jobs = VecDeque::new();
+        for count in 1.. {
+            jobs.push_back(bench.vm.exec(&[Op::add(RESULTS + 8, 1)])?);
+            if count == DEPTH {
+                ready.done()?;
+            }
+            if count > DEPTH {
+                jobs.pop_front().expect("a job").finish()?;
+                if stop.is_done()? {
+                    break;
+                }
+            }
+        }
+        jobs.iter().try_for_each(SyncFile::finish)?;
+        Ok(())
+    })?;
+    ready.wait("the jobs", LIMIT)?;
+    let mut user = Child::spawn(|| {
+        for round in 0..4 {
+            bench.vm.bind(&object, HUGE)?;
+            check_eq!(
+                bench.sum(HUGE, SIZE)?,
+                sum(x, 0, WORDS),
+                "sum in round {round}"
+            );
+            bench.vm.unbind(HUGE, SIZE)?;
+        }
+        Ok(())
+    })?;
+    let ended = user.wait(LIMIT);
+    stop.done()?;
+    check!(
+        ended.is_some() && child.ended().is_none(),
+        "an unmap waits until no job is queued any more"
+    );
+    user.join("the task that unmaps", LIMIT)?;
+    child.join("the task that queues jobs", LIMIT)?;
+    gpu.inject_into(COMPUTE, Error::Slow, 0)?;
     gpu.clean()
 }
 
@@ -586,6 +655,7 @@ igt_main! {
     "implicit", "both engines on one object", implicit;
     "unmapped", "what jobs use is unmapped behind them", unmapped;
     "unmap-waits", "an unmap that waits for a job holds up no other call", unmap_waits;
+    "unmap-streams", "an unmap while jobs are queued all the time", unmap_streams;
     "full", "jobs that wait for room in the queue of their file", full;
     "fault", "nothing is mapped, and errors of the engine", fault;
     "hang", "a job that hangs", hang;

@@ -2,15 +2,19 @@
 
 //! The engine of one modelled GPU reads and writes VRAM of another one, peer to peer.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
-use vvram_tests::compute::{ballast, LEFT};
+use vvram_tests::compute::{ballast, sum, Bench, Op, HUGE, LEFT, RESULTS};
 use vvram_tests::drm::{path_name, reason_name, Gem, EITHER};
+use vvram_tests::fence::Timeline;
 use vvram_tests::fixture::{patterns, placed, Expect};
 use vvram_tests::map::PAGE;
-use vvram_tests::mgpu::{holds, take_all, Mgpu};
+use vvram_tests::mgpu::{holds, take_all, Error, Mgpu, COMPUTE};
 use vvram_tests::misc;
 use vvram_tests::proc::{Child, Steps};
+use vvram_tests::syncfile::SyncFile;
+use vvram_tests::uapi::DMA_BUF_SYNC_READ;
 use vvram_tests::{check, check_eq, fail, igt_main, uapi, Outcome};
 
 const PAGE64: u64 = PAGE as u64;
@@ -181,7 +185,101 @@ fn storm() -> Outcome {
     b.clean()
 }
 
+/// Another driver reads the buffer when a job uses its import for the first time: the job depends on
+/// the read, and the call does not wait for it.
+fn read_by_others() -> Outcome {
+    let [a, b] = Mgpu::pair()?;
+    let bench = Bench::new(&b)?;
+    let (x, _) = patterns();
+    let object = a.drm.create_flags(SIZE, EITHER)?;
+    object.map()?.fill(x);
+    let buffer = object.export()?;
+    let import = b.drm.import(&buffer)?;
+    let timeline = Timeline::new()?;
+    buffer.add_fence(DMA_BUF_SYNC_READ, &timeline.fence(1)?)?;
+    bench.vm.bind(&import, HUGE)?;
+    bench.results.write(0, u64::MAX);
+    let told = Steps::new()?;
+    let mut child = Child::spawn(|| {
+        let job = bench.vm.exec(&[Op::checksum(HUGE, SIZE, RESULTS)])?;
+        told.done()?;
+        job.finish()?;
+        check_eq!(job.status()?, 1, "status of the job");
+        Ok(())
+    })?;
+    told.wait("the call", Duration::from_secs(2))?;
+    check_eq!(bench.results.read(0), u64::MAX, "the sum before the fence");
+    check!(child.ended().is_none(), "the job did not wait for the fence");
+    timeline.step()?;
+    child.join("the job", LIMIT)?;
+    check_eq!(bench.results.read(0), sum(x, 0, SIZE / 8), "the sum");
+    reached(&object, &import)?;
+    drop(bench);
+    b.clean()?;
+    a.clean()
+}
+
+/// The exporter has jobs that use the buffer all the time: those of the importer come in between.
+fn busy() -> Outcome {
+    const DEPTH: usize = 3;
+    const JOBS: u64 = 8;
+    let [a, b] = Mgpu::pair()?;
+    let (x, _) = patterns();
+    let object = a.drm.create_flags(SIZE, EITHER)?;
+    object.map()?.fill(x);
+    let import = b.drm.import(&object.export()?)?;
+    let (theirs, ours) = (Bench::new(&a)?, Bench::new(&b)?);
+    theirs.vm.bind(&object, HUGE)?;
+    ours.vm.bind(&import, HUGE)?;
+    a.inject_into(COMPUTE, Error::Slow, 20)?;
+    let (ready, stop) = (Steps::new()?, Steps::new()?);
+    let ops = [Op::checksum(HUGE, SIZE, RESULTS)];
+    let mut child = Child::spawn(|| {
+        let mut jobs = VecDeque::new();
+        for count in 1.. {
+            jobs.push_back(theirs.vm.exec(&ops)?);
+            if count == DEPTH {
+                ready.done()?;
+            }
+            if count > DEPTH {
+                jobs.pop_front().expect("a job").finish()?;
+                if stop.is_done()? {
+                    break;
+                }
+            }
+        }
+        jobs.iter().try_for_each(SyncFile::finish)?;
+        Ok(())
+    })?;
+    ready.wait("the exporter to be busy", LIMIT)?;
+    let mut user = Child::spawn(|| {
+        for round in 0..JOBS {
+            check_eq!(
+                ours.sum(HUGE, SIZE)?,
+                sum(x, 0, SIZE / 8),
+                "sum of the importer in round {round}"
+            );
+        }
+        Ok(())
+    })?;
+    let ended = user.wait(LIMIT);
+    stop.done()?;
+    check!(
+        ended.is_some() && child.ended().is_none(),
+        "jobs of the importer wait until the exporter is idle"
+    );
+    user.join("the importer", LIMIT)?;
+    child.join("the exporter", LIMIT)?;
+    a.inject_into(COMPUTE, Error::Slow, 0)?;
+    reached(&object, &import)?;
+    drop((theirs, ours));
+    b.clean()?;
+    a.clean()
+}
+
 igt_main! {
+    "read-by-others", "jobs depend on other readers of an import", read_by_others;
+    "busy", "while the exporter works on the buffer all the time", busy;
     "both-ways", "the path, where it is, and the bytes", both_ways;
     "ping-pong", "two engines on one buffer", ping_pong;
     "moves", "the object moves between copies", moves;

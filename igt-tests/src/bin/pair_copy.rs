@@ -2,6 +2,7 @@
 
 //! One GPU copies from and to the memory of another.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use vvram_tests::drm::{path_name, reason_name, Drm, Gem, EITHER};
@@ -15,6 +16,7 @@ use vvram_tests::proc::{Child, Steps};
 use vvram_tests::queue::copy_after;
 use vvram_tests::rebind::Unbinding;
 use vvram_tests::signals::await_sleep;
+use vvram_tests::syncfile::SyncFile;
 use vvram_tests::uapi::{self, VvramGemCopy, DMA_BUF_SYNC_WRITE};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome, Stop};
 
@@ -23,8 +25,6 @@ const SIZE: u64 = 4 * PAGE64;
 const LIMIT: Duration = Duration::from_secs(20);
 /// The function in which the kernel waits for a fence.
 const FENCE: &str = "dma_fence_default_wait";
-/// The function in which it waits until a client has no job, `Queue::await_idle`.
-const IDLE: &str = "10await_idle";
 
 fn gpus() -> Result<[PciDevice; 2], Stop> {
     PciDevice::vvrams()
@@ -296,10 +296,9 @@ fn unbind_other() -> Outcome {
         copy_after(&drm, (&ours[0], &ours[1]), &[fence.sync()])?;
         drm.copy((&ours[0], 0), (&import, 0), SIZE)?.finish()
     })?;
-    for child in [&mut reader, &mut writer] {
+    for child in [&mut reader, &mut writer, &mut behind] {
         await_sleep(child, FENCE, "S")?;
     }
-    await_sleep(&mut behind, IDLE, "S")?;
     let mut unbinding = Unbinding::start(&gpus[1])?;
     let ended = misc::poll(LIMIT, || unbinding.child.ended());
     let place = unbinding.child.whereabouts();
@@ -335,9 +334,81 @@ fn unbind_other() -> Outcome {
     Ok(())
 }
 
+/// The exporter's engine works on a buffer without a pause. Copies of the importer come in between.
+fn busy() -> Outcome {
+    const BIG: u64 = 64 * SIZE;
+    const DEPTH: usize = 4;
+    const COPIES: u64 = 8;
+    let gpus = gpus()?;
+    let (a, b) = (Drm::open_on(&gpus[0])?, Drm::open_on(&gpus[1])?);
+    let (x, y) = patterns();
+    let [shared, other] = [0; 2].map(|_| a.create_flags(BIG, EITHER));
+    let (shared, other) = (shared?, other?);
+    let map = shared.map()?;
+    let import = b.import(&shared.export()?)?;
+    let ours = b.create(BIG)?;
+    let own = ours.map()?;
+    for writes in [true, false] {
+        map.fill(x);
+        other.map()?.fill(x);
+        let (ready, stop) = (Steps::new()?, Steps::new()?);
+        let mut child = Child::spawn(|| {
+            let (from, to) = if writes {
+                (&other, &shared)
+            } else {
+                (&shared, &other)
+            };
+            let mut copies = VecDeque::new();
+            for count in 1.. {
+                copies.push_back(a.copy((from, 0), (to, 0), BIG)?);
+                if count == DEPTH {
+                    ready.done()?;
+                }
+                if count > DEPTH {
+                    copies.pop_front().expect("a copy").finish()?;
+                    if stop.is_done()? {
+                        break;
+                    }
+                }
+            }
+            copies.iter().try_for_each(SyncFile::finish)?;
+            Ok(())
+        })?;
+        ready.wait("the exporter to be busy", LIMIT)?;
+        let mut user = Child::spawn(|| {
+            for round in 0..COPIES {
+                if writes {
+                    own.set(0);
+                    b.copy((&import, 0), (&ours, 0), BIG)?.finish()?;
+                    if let Err(mismatch) = own.verify(x) {
+                        fail!("read in round {round}: {mismatch}");
+                    }
+                } else {
+                    own.fill(y.derive(round));
+                    b.copy((&ours, 0), (&import, 0), BIG)?.finish()?;
+                    if let Err(mismatch) = map.verify(y.derive(round)) {
+                        fail!("written in round {round}: {mismatch}");
+                    }
+                }
+            }
+            Ok(())
+        })?;
+        let ended = user.wait(LIMIT);
+        stop.done()?;
+        check!(
+            ended.is_some() && child.ended().is_none(),
+            "copies of the importer wait until the exporter is idle"
+        );
+        user.join("the importer", LIMIT)?;
+        child.join("the exporter", LIMIT)?;
+    }
+    reached(&shared, &import)
+}
+
 igt_main! {
     "unbind-other", "the unbind of a GPU does not wait for copies of another one", unbind_other;
     "both-ways", "the path, where it is, and the bytes", both_ways;
+    "busy", "while the exporter works on the buffer all the time", busy;
     "released", "nothing is pinned when a copy is done", released;
     "ping-pong", "two engines on one buffer", ping_pong;
     "storm", "while the exporter evicts", storm;

@@ -257,8 +257,9 @@ struct drm_mgpu_gem_info {
  * are only known if the exporter is a device of this driver, otherwise @path is
  * DRM_PEER_PATH_UNKNOWN; they may change when the buffer moves. Returns -EINVAL
  * for an object that is not imported, -ENODEV if the driver of the exporting
- * device is gone, -EAGAIN if the call has to be repeated because the buffer has
- * moved while it waited for work, and other errors of the exporter.
+ * device is gone, -EAGAIN if the buffer has moved and was given more work while
+ * the call waited for work at its old place, so that it has to be repeated,
+ * -EINTR if a signal arrived, and other errors of the exporter.
  */
 struct drm_mgpu_gem_import_info {
 	/** @handle: in, -ENOENT if unknown. */
@@ -342,7 +343,8 @@ struct drm_mgpu_sync {
  * fences in @in_syncs, after the copies that the same open file has queued
  * before, and after the implicit fences of both objects: writes to the source,
  * and all accesses to the destination. The call itself does not wait for these
- * fences. The fence of the copy becomes an implicit fence of both objects, and
+ * fences, but for work at the old place of an imported buffer that has moved and
+ * is mapped in a VM. The fence of the copy becomes an implicit fence of both objects, and
  * is put into each entry of @out_syncs, in their order. It signals with an
  * error if the engine could not do the copy, and with -ECANCELED if the file is
  * closed, or the device goes away, before the copy has begun.
@@ -360,9 +362,9 @@ struct drm_mgpu_sync {
  * kernel knows; -EFAULT for an array that cannot be read, or in which the
  * number of a sync file cannot be written; -EMFILE if there is no file
  * descriptor left; -ENOENT for an unknown handle; -EIO for an object that has
- * lost its content; -EAGAIN if other devices were given work on the buffer of
- * another device during the wait for their work, so that the call has to be
- * repeated; -EINTR if a signal arrived; -ENODEV if the device or its driver is
+ * lost its content; -EAGAIN if the buffer of another device, which has moved,
+ * was given more work during the wait for that at its old place, so that the
+ * call has to be repeated; -EINTR if a signal arrived; -ENODEV if the device or its driver is
  * gone, or those of a device that exports one of the buffers.
  */
 struct drm_mgpu_gem_copy {
@@ -460,7 +462,8 @@ enum drm_mgpu_bind_op {
  * Changes the mappings of a VM. The change is done when the call returns, and
  * applies to all jobs that are queued later. If the change unmaps or replaces a
  * mapping, the call waits, interruptibly, for the jobs of the VM that were
- * queued before; otherwise it does not.
+ * queued before, and other calls that queue jobs of the VM may wait until it is
+ * done; otherwise it does not.
  *
  * A mapping keeps its virtual addresses when its object moves: the next
  * DRM_IOCTL_MGPU_EXEC moves an object that has left VRAM back, or maps it in
@@ -470,9 +473,8 @@ enum drm_mgpu_bind_op {
  * a page, for a size of 0, for addresses beyond DRM_MGPU_VM_SIZE, for a part
  * that is not inside of its object, and for an operation that is unknown;
  * -ENOENT for an unknown VM or handle; -ENOSPC if it would need too many page
- * tables; -EAGAIN if another task has queued a job of the VM during the wait,
- * so that the call has to be repeated; -EINTR if a signal arrived; and -ENODEV
- * if the device or its driver is gone.
+ * tables; -EINTR if a signal arrived; and -ENODEV if the device or its driver is
+ * gone.
  */
 struct drm_mgpu_vm_bind {
 	/** @vm: in, the VM. */
@@ -571,7 +573,9 @@ struct drm_mgpu_exec_op {
  *
  * Queues a job of the compute engine: operations on virtual addresses of a VM,
  * which are done in their order, after the jobs that the open file has queued
- * before. The call does not wait for the job.
+ * before. The call does not wait for the job. It waits, interruptibly, for moves
+ * that bring objects to where the engine reaches them, if jobs of the VM are
+ * under way, and for work at the old place of an imported buffer that has moved.
  *
  * The call validates all objects that are mapped in the VM, and they stay where
  * the engine reaches them until the job is done. The job depends on the fences
@@ -597,10 +601,9 @@ struct drm_mgpu_exec_op {
  * -E2BIG for an entry that is not zero beyond what the kernel knows; -ENOENT
  * for an unknown VM; -ENOSPC if there is not enough memory for all mapped
  * objects at the same time; -EIO if a mapped object has lost its content, or if
- * the device has failed; -EAGAIN if the buffer of another device is mapped, and
- * the job has to wait for its move or for work on it: the call has to be
- * repeated, and then waits for that before anything else; -ENODEV if the device
- * or its driver is gone, or those of a device that exports a mapped buffer; and
+ * the device has failed; -EAGAIN if another task has waited for the work on
+ * which the job depends, so that the call has to be repeated; -EINTR if a signal
+ * arrived; -ENODEV if the device or its driver is gone, or those of a device that exports a mapped buffer; and
  * for @in_syncs and @out_syncs the errors of struct drm_mgpu_gem_copy.
  */
 struct drm_mgpu_exec {

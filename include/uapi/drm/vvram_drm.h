@@ -251,8 +251,9 @@ struct drm_vvram_gem_info {
  * are only known if the exporter is a device of this driver, otherwise @path is
  * DRM_PEER_PATH_UNKNOWN; they may change when the buffer moves. Returns -EINVAL
  * for an object that is not imported, -ENODEV if the driver of the exporting
- * device is gone, -EAGAIN if the call has to be repeated because the buffer has
- * moved while it waited for work, and other errors of the exporter.
+ * device is gone, -EAGAIN if the buffer has moved and was given more work while
+ * the call waited for work at its old place, so that it has to be repeated,
+ * -EINTR if a signal arrived, and other errors of the exporter.
  */
 struct drm_vvram_gem_import_info {
 	/** @handle: in, -ENOENT if unknown. */
@@ -357,9 +358,10 @@ struct drm_vvram_sync {
  * cannot access; -E2BIG for an entry that is not zero beyond what the kernel
  * knows; -EFAULT for an array that cannot be read, or in which the number of a
  * sync file cannot be written; -EMFILE if there is no file descriptor left;
- * -ENOENT for an unknown handle; -EAGAIN if other devices were given work on
- * the objects during the wait for their work, so that the call has to be
- * repeated; -EINTR if a signal arrived; -ENODEV if the driver of the device is
+ * -ENOENT for an unknown handle; -EAGAIN if the buffer of another device, which
+ * has moved and is bound by struct drm_vvram_vm_bind, was given more work during
+ * the wait for that at its old place, so that the call has to be repeated;
+ * -EINTR if a signal arrived; -ENODEV if the driver of the device is
  * gone, or that of a device that exports one of the buffers.
  */
 struct drm_vvram_gem_copy {
@@ -419,7 +421,7 @@ struct drm_vvram_gem_copy {
  * object, and for an unknown flag; -ENOENT for an unknown handle; -EEXIST if
  * one of the addresses is bound already. With DRM_VVRAM_VM_BIND_UNBIND handle
  * and offset must be zero, and the call returns -ENOENT unless exactly this
- * range was bound by one earlier call. Returns -EAGAIN as struct
+ * range was bound by one earlier call. Returns -EAGAIN and -EINTR as struct
  * drm_vvram_gem_import_info.
  */
 struct drm_vvram_vm_bind {
@@ -453,8 +455,8 @@ struct drm_vvram_vm_bind {
  * Returns -EINVAL for a size of 0, for addresses that are not inside of the
  * address space, and for an unknown flag; -EFAULT if nothing is bound to one of
  * the addresses, or if @data cannot be written to; -EOPNOTSUPP if the buffer of
- * another device is bound there, and -EAGAIN as struct
- * drm_vvram_gem_import_info. A call that fails may have written some bytes.
+ * another device is bound there, -EAGAIN if that has moved during the wait for
+ * its moves, and -EINTR if a signal arrived. A call that fails may have written some bytes.
  */
 struct drm_vvram_vm_read {
 	/** @addr: in, first address. */

@@ -8,6 +8,7 @@ use kernel::{
     drm::{
         self,
         gem::BaseObject,
+        Ioctl,
         Registered, //
     },
     new_mutex,
@@ -144,45 +145,50 @@ fn pages(start: u64, size: u64, end: u64) -> Result<Range<u64>> {
     Ok(start..after)
 }
 
-/// Waits for the jobs that may use the mappings that `DRM_IOCTL_MGPU_VM_BIND` is about to unmap.
-///
-/// The jobs may wait for other devices, so this is called before the ioctl enters the section that
-/// an unplug waits for.
-pub(crate) fn await_jobs(args: &uapi::drm_mgpu_vm_bind, file: &drm::File<File>) -> Result {
-    // `vm_bind` reports what is wrong with the argument.
-    let Ok(va) = pages(args.address, args.size, SPACE) else {
-        return Ok(());
-    };
-
-    match file.inner().get_ref().vms().find(args.vm) {
-        Ok(space) => space.await_jobs(&va),
-        Err(_) => Ok(()),
-    }
-}
-
 /// Serves `DRM_IOCTL_MGPU_VM_BIND`.
+///
+/// Jobs that may use the mappings which are about to be replaced are waited for outside of the
+/// section that an unplug waits for, because they may wait for other devices.
 pub(crate) fn vm_bind(
-    dev: &Device<Registered>,
-    bound: &Bound<'_>,
+    dev: &Device<Ioctl>,
     args: &mut uapi::drm_mgpu_vm_bind,
     file: &drm::File<File>,
 ) -> Result<u32> {
     check(args.flags == 0)?;
     let va = pages(args.address, args.size, SPACE)?;
     let space = file.inner().get_ref().vms().find(args.vm)?;
-
-    match args.op {
+    let target = match args.op {
         uapi::drm_mgpu_bind_op_DRM_MGPU_BIND_MAP => {
             let object = Bo::lookup_handle(file, args.handle)?;
             let part = pages(args.offset, args.size, object.size() as u64)?;
 
-            space.map(dev, bound.pdev.as_ref(), &object, part.start, &va)?;
+            Some((object, part.start))
         }
         uapi::drm_mgpu_bind_op_DRM_MGPU_BIND_UNMAP => {
             check(args.handle == 0 && args.offset == 0)?;
-            space.unmap(dev, &va)?;
+            None
         }
         _ => return Err(EINVAL),
+    };
+
+    let mut turn = None;
+    loop {
+        space.await_jobs(&va)?;
+
+        let guard = dev.registration_guard().ok_or(ENODEV)?;
+        let ret = match &target {
+            Some((object, offset)) => guard.registration_data_with(|bound| {
+                space.map(&guard, bound.pdev.as_ref(), object, *offset, &va)
+            }),
+            None => space.unmap(&guard, &va),
+        };
+        guard.registration_data_with(|bound| bound.gpu.mend());
+        drop(guard);
+
+        if ret != Err(EAGAIN) || space.is_idle() {
+            return ret.map(|()| 0);
+        }
+        // A client that queues jobs all the time must not hold this up for ever.
+        turn.get_or_insert_with(|| space.turn());
     }
-    Ok(0)
 }

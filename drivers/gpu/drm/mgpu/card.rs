@@ -234,25 +234,19 @@ impl drm::Driver for Driver {
             drm_mgpu_gem_import_info,
             ioctl::RENDER_ALLOW,
             File::gem_import_info,
-            File::await_import
+            Ioctl
         ),
         (
             MGPU_GEM_COPY,
             drm_mgpu_gem_copy,
             ioctl::RENDER_ALLOW,
             copy::gem_copy,
-            copy::before_copy
+            Ioctl
         ),
         (MGPU_PEER_QUERY, drm_peer_query, ioctl::RENDER_ALLOW, peer::ioctl::query::<BoData>),
         (MGPU_VM_CREATE, drm_mgpu_vm_create, ioctl::RENDER_ALLOW, bind::vm_create),
         (MGPU_VM_DESTROY, drm_mgpu_vm_destroy, ioctl::RENDER_ALLOW, bind::vm_destroy),
-        (
-            MGPU_VM_BIND,
-            drm_mgpu_vm_bind,
-            ioctl::RENDER_ALLOW,
-            bind::vm_bind,
-            bind::await_jobs
-        ),
-        (MGPU_EXEC, drm_mgpu_exec, ioctl::RENDER_ALLOW, exec::exec, exec::before_exec),
+        (MGPU_VM_BIND, drm_mgpu_vm_bind, ioctl::RENDER_ALLOW, bind::vm_bind, Ioctl),
+        (MGPU_EXEC, drm_mgpu_exec, ioctl::RENDER_ALLOW, exec::exec, Ioctl),
     }
 }

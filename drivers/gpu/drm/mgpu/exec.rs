@@ -15,19 +15,18 @@ use kernel::{
         self,
         exec::Flag,
         queue::{
+            LazyQueue,
             Permit,
             Queue, //
         },
         syncobj::SyncArray,
+        Ioctl,
         Registered, //
     },
-    new_mutex,
     prelude::*,
     sync::{
         aref::ARef,
-        Arc,
-        Mutex,
-        SetOnce, //
+        Arc, //
     },
     uaccess::{
         UserPtr,
@@ -37,10 +36,7 @@ use kernel::{
 };
 
 use crate::{
-    card::{
-        Bound,
-        Device, //
-    },
+    card::Device,
     compute::{
         ComputeJob,
         ComputeRing,
@@ -65,60 +61,8 @@ const ENTRY_MAX: u32 = 4096;
 /// held.
 const PATIENCE: u32 = 4;
 
-/// The jobs of an open file. Their queue is made for the first one.
-#[pin_data]
-pub(crate) struct Jobs {
-    queue: SetOnce<Queue<ComputeRing>>,
-    /// Permits that ioctls have waited for, one for each job that is about to be queued.
-    #[pin]
-    room: Mutex<KVec<Permit>>,
-}
-
-impl Jobs {
-    pub(crate) fn new() -> impl PinInit<Self> {
-        pin_init!(Self {
-            queue: SetOnce::new(),
-            room <- new_mutex!(KVec::new(), "mgpu::Jobs"),
-        })
-    }
-
-    /// Waits for room for one more job, interruptibly. No lock may be held.
-    pub(crate) fn await_room(&self) -> Result {
-        // Without a queue the job is the first one, which has room.
-        if let Some(queue) = self.queue.as_ref() {
-            let permit = queue.permit()?;
-
-            self.room.lock().push(permit, GFP_KERNEL)?;
-        }
-        Ok(())
-    }
-
-    /// Returns the queue, and room for one more job in it.
-    ///
-    /// # Errors
-    ///
-    /// - `EAGAIN` if there is no room. That happens only to an ioctl for which [`Self::await_room`]
-    ///   found no queue.
-    /// - What `make` returns.
-    fn take(
-        &self,
-        make: impl FnOnce() -> Result<Queue<ComputeRing>>,
-    ) -> Result<(&Queue<ComputeRing>, Permit)> {
-        let mut room = self.room.lock();
-
-        if self.queue.as_ref().is_none() {
-            // The mutex is held, so no other task populates it.
-            self.queue.populate(make()?);
-        }
-        let queue = self.queue.as_ref().ok_or(EINVAL)?;
-        let permit = match room.pop() {
-            Some(permit) => permit,
-            None => queue.try_permit()?,
-        };
-
-        Ok((queue, permit))
-    }
-}
+/// The jobs of an open file.
+pub(crate) type Jobs = LazyQueue<Queue<ComputeRing>>;
 
 /// Reads the operations of a job.
 ///
@@ -186,34 +130,15 @@ fn operation(code: u32, src: u64, dst: u64, size: u64, value: u64) -> Result<Ope
     }
 }
 
-/// Waits for what the last call for this address space has met, and for room in the queue of the
-/// client. This comes before the ioctl enters the section that an unplug waits for.
-pub(crate) fn before_exec(args: &uapi::drm_mgpu_exec, file: &drm::File<File>) -> Result {
-    let inner = file.inner().get_ref();
-
-    // `exec` reports what is wrong with the argument.
-    if let Ok(space) = inner.vms().find(args.vm) {
-        space.await_others()?;
-    }
-    // Last, so that the room is not kept if this fails.
-    inner.jobs().await_room()
-}
-
 /// Serves `DRM_IOCTL_MGPU_EXEC`.
 pub(crate) fn exec(
-    dev: &Device<Registered>,
-    bound: &Bound<'_>,
+    dev: &Device<Ioctl>,
     args: &mut uapi::drm_mgpu_exec,
     file: &drm::File<File>,
 ) -> Result<u32> {
-    let inner = file.inner().get_ref();
-    // Before anything can fail, so that each call takes the permit that was waited for on its
-    // behalf.
-    let (queue, permit) = inner
-        .jobs()
-        .take(|| bound.compute.0.queue(JOBS, dev.ttm.fence_group()))?;
-
     check(args.flags == 0 && args.pad == 0)?;
+
+    let inner = file.inner().get_ref();
     // The reference is held until this returns, so that its drop comes without a reservation held.
     let space = inner.vms().find(args.vm)?;
     let program = Program::new(operations(args)?, space.clone())?;
@@ -221,28 +146,41 @@ pub(crate) fn exec(
     let ins = SyncArray::new(&SYNCS, args.in_syncs, args.in_count, args.sync_size)?;
     let outs = SyncArray::new(&SYNCS, args.out_syncs, args.out_count, args.sync_size)?;
     let fences = ins.fences(file)?;
+    let queue = inner.jobs().get_or_make(dev, |dev, bound| {
+        bound.compute.0.queue(JOBS, dev.ttm.fence_group())
+    })?;
 
     outs.places(file)?
-        .fill(|| submit(dev, &space, queue, permit, program, &fences))?;
+        .fill(|| submit(dev, &space, queue, program, &fences))?;
     Ok(0)
 }
 
 /// Validates all objects that are mapped in the address space of a job, and queues the job.
+///
+/// It waits for room in the queue, for other devices, and for moves outside of the section that an
+/// unplug waits for.
 fn submit(
-    dev: &Device<Registered>,
+    dev: &Device<Ioctl>,
     space: &AddressSpace,
     queue: &Queue<ComputeRing>,
-    permit: Permit,
     program: Arc<Program>,
     fences: &[ARef<AnyFence>],
 ) -> Result<ARef<Fence>> {
-    let mut permit = Some(permit);
+    let mut permit = None;
     let mut attempts = 0;
 
     loop {
+        space.await_turns()?;
+        space.await_others()?;
+        if permit.is_none() {
+            permit = Some(queue.permit()?);
+        }
+
         let mut moves = KVVec::new();
+        let guard = dev.registration_guard().ok_or(ENODEV)?;
+        guard.registration_data_with(|bound| bound.gpu.recovery.reset_stale());
         let ret = try_submit(
-            dev,
+            &guard,
             space,
             queue,
             &mut permit,
@@ -251,10 +189,12 @@ fn submit(
             // Other tasks may move objects again and again.
             (attempts < PATIENCE).then_some(&mut moves),
         );
-
         space.clean_up();
-        if ret.is_ok() || moves.is_empty() {
-            return ret;
+        drop(guard);
+
+        match ret {
+            Err(e) if e == EAGAIN && (!moves.is_empty() || space.has_others()) => (),
+            ret => return ret,
         }
         for fence in &moves {
             fence.wait(true)?;

@@ -9,9 +9,8 @@ use kernel::{
             peer,
             BaseObject, //
         },
-        queue::Permit,
+        queue::LazyQueue,
         ttm::{
-            Copies,
             CopyQueue,
             PinAccount, //
         },
@@ -19,6 +18,7 @@ use kernel::{
             Domain,
             MemType, //
         },
+        Ioctl,
         Registered, //
     },
     page,
@@ -52,7 +52,7 @@ pub(crate) struct File {
     /// The account of VRAM that is pinned on behalf of this file.
     pins: Arc<PinAccount>,
     #[pin]
-    copies: Copies<CopyRing>,
+    copies: LazyQueue<CopyQueue<CopyRing>>,
     /// The jobs of the compute engine. When the file is closed, jobs that have not begun are
     /// cancelled before the address spaces are dropped.
     #[pin]
@@ -71,7 +71,7 @@ impl drm::file::DriverFile for File {
         KBox::try_pin_init(
             try_pin_init!(Self {
                 pins,
-                copies <- Copies::new(),
+                copies <- LazyQueue::new(),
                 jobs <- Jobs::new(),
                 vms <- Vms::new(),
             }),
@@ -79,9 +79,6 @@ impl drm::file::DriverFile for File {
         )
     }
 }
-
-/// How many copies one open file may have queued at a time, see `DRM_IOCTL_MGPU_GEM_COPY`.
-const COPIES: usize = uapi::DRM_MGPU_COPIES_MAX as usize;
 
 const PLACE_VRAM: u32 = uapi::DRM_MGPU_GEM_PLACE_VRAM;
 const PLACE_SYSTEM: u32 = uapi::DRM_MGPU_GEM_PLACE_SYSTEM;
@@ -103,22 +100,9 @@ impl File {
         &self.pins
     }
 
-    /// Returns the copies of this file.
-    pub(crate) fn queued_copies(&self) -> &Copies<CopyRing> {
+    /// Returns the queue of the copies of this file.
+    pub(crate) fn copies(&self) -> &LazyQueue<CopyQueue<CopyRing>> {
         &self.copies
-    }
-
-    /// Returns the queue of copies of this file, and the permit that [`Copies::await_room`] has got.
-    pub(crate) fn copies(
-        &self,
-        dev: &Device<Registered>,
-        bound: &Bound<'_>,
-    ) -> Result<(&CopyQueue<CopyRing>, Permit)> {
-        self.copies.take(|| {
-            let queue = bound.engine.ring.queue(COPIES, dev.ttm.fence_group())?;
-
-            dev.ttm.copy_queue(c"mgpu-copy", 0, queue)
-        })
     }
 
     /// Returns the jobs of the compute engine.
@@ -230,27 +214,22 @@ impl File {
         Ok(0)
     }
 
-    /// Waits for work that uses an old mapping of an import. This comes before the ioctl enters the
-    /// section that an unplug waits for.
-    pub(crate) fn await_import(
-        args: &uapi::drm_mgpu_gem_import_info,
-        file: &drm::File<File>,
-    ) -> Result {
-        // `gem_import_info` reports what is wrong with the argument.
-        Bo::lookup_handle(file, args.handle).map_or(Ok(()), |bo| bo.await_import())
-    }
-
     /// `DRM_IOCTL_MGPU_GEM_IMPORT_INFO`
     pub(crate) fn gem_import_info(
-        _dev: &Device<Registered>,
-        _bound: &Bound<'_>,
+        dev: &Device<Ioctl>,
         args: &mut uapi::drm_mgpu_gem_import_info,
         file: &drm::File<File>,
     ) -> Result<u32> {
         check(args.path == 0 && args.reason == 0 && args.segments == 0 && args.invalidations == 0)?;
 
         let bo = Bo::lookup_handle(file, args.handle)?;
-        let info = peer::import_info::<BoData>(bo.as_import().ok_or(EINVAL)?)?;
+        let import = bo.as_import().ok_or(EINVAL)?;
+        // The work may be of any device, so an unplug must not wait for this.
+        import.await_unused()?;
+
+        let guard = dev.registration_guard().ok_or(ENODEV)?;
+        let info = peer::import_info::<BoData>(import)?;
+        drop(guard);
 
         if let Some(outcome) = info.outcome {
             args.path = outcome.path.code();

@@ -10,7 +10,7 @@
 //! An unmap clears entries and invalidates them before the object can move. The device may use a
 //! translation until then, so the jobs of the address space have to be done before: the ioctl waits
 //! for them in [`AddressSpace::await_jobs`], with no lock held. If another task has queued a job
-//! meanwhile, the unmap fails with `EAGAIN`.
+//! meanwhile, the ioctl gets a [`Turn`], so that no more jobs are queued, and tries again.
 //!
 //! # Lifetimes
 //!
@@ -37,7 +37,10 @@ use kernel::{
         Device as Dev, //
     },
     dma_buf::fence::Fence,
-    dma_resv::Usage,
+    dma_resv::{
+        LockedResv,
+        Usage, //
+    },
     drm::{
         exec::Flag,
         gem::{
@@ -74,11 +77,13 @@ use kernel::{
         },
         Registered, //
     },
+    new_condvar,
     new_mutex,
     prelude::*,
     sync::{
         aref::ARef,
         Arc,
+        CondVar,
         Mutex, //
     }, //
 };
@@ -229,6 +234,21 @@ pub(crate) struct AddressSpace {
     /// What the next job has to wait for before it is queued: fences that may be of any device.
     #[pin]
     foreign: Mutex<KVVec<ARef<Fence>>>,
+    /// How many tasks have a turn.
+    #[pin]
+    turns: Mutex<usize>,
+    #[pin]
+    turn_ended: CondVar,
+}
+
+/// The turn of a task that changes mappings, see [`AddressSpace::turn`].
+pub(crate) struct Turn<'a>(&'a AddressSpace);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        *self.0.turns.lock() -= 1;
+        self.0.turn_ended.notify_all();
+    }
 }
 
 /// An object whose content is on its way.
@@ -266,6 +286,14 @@ pub(crate) struct Round<'a> {
 }
 
 impl Round<'_> {
+    /// Takes note of all work on an object, to be waited for before the next round.
+    fn note_others(&mut self, resv: &mut LockedResv<'_>) -> Result {
+        for fence in resv.fences(Usage::Bookkeep) {
+            self.foreign.push(fence.into(), GFP_KERNEL_ACCOUNT)?;
+        }
+        Ok(())
+    }
+
     /// Decides whether to leave an object, for whose moves or other work the round has to be
     /// repeated, and takes note of what has to be waited for.
     ///
@@ -282,9 +310,7 @@ impl Round<'_> {
         let import = object.object().as_import();
 
         if import.is_some_and(|import| import.is_in_use(&mut object.resv())) {
-            for fence in object.resv().fences(Usage::Bookkeep) {
-                self.foreign.push(fence.into(), GFP_KERNEL)?;
-            }
+            self.note_others(&mut object.resv())?;
             return Ok(true);
         }
         if import.is_some() {
@@ -301,13 +327,15 @@ impl Round<'_> {
             _ if import.is_some() => &mut self.foreign,
             Some(moves) => &mut **moves,
             None => {
+                // Moves wait for other devices before they begin, so this one depends on the
+                // engine alone.
                 resv.resv().wait(Usage::Kernel, true)?;
                 return Ok(false);
             }
         };
         if !(is_private && self.has_private) {
             for fence in resv.fences(Usage::Kernel) {
-                fences.push(fence.into(), GFP_KERNEL)?;
+                fences.push(fence.into(), GFP_KERNEL_ACCOUNT)?;
             }
         }
         self.has_private |= is_private;
@@ -344,6 +372,8 @@ impl AddressSpace {
                 last <- new_mutex!(None, "mgpu::AddressSpace::last"),
                 arriving <- new_mutex!(KVVec::new(), "mgpu::AddressSpace::arriving"),
                 foreign <- new_mutex!(KVVec::new(), "mgpu::AddressSpace::foreign"),
+                turns <- new_mutex!(0, "mgpu::AddressSpace::turns"),
+                turn_ended <- new_condvar!("mgpu::AddressSpace::turn_ended"),
             }),
             GFP_KERNEL,
         )
@@ -372,7 +402,7 @@ impl AddressSpace {
     }
 
     /// Returns whether all jobs have ended.
-    fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         self.last
             .lock()
             .as_ref()
@@ -394,6 +424,29 @@ impl AddressSpace {
         last.map_or(Ok(()), |fence| fence.wait(true))
     }
 
+    /// Gets a turn for a change of mappings for which all jobs have to be done. No job is queued
+    /// before the turn ends, but for those that are about to be.
+    pub(crate) fn turn(&self) -> Turn<'_> {
+        *self.turns.lock() += 1;
+        Turn(self)
+    }
+
+    /// Waits until no task has a turn, before a job is queued. The caller must hold no lock.
+    ///
+    /// # Errors
+    ///
+    /// `ERESTARTSYS` if a signal arrived.
+    pub(crate) fn await_turns(&self) -> Result {
+        let mut turns = self.turns.lock();
+
+        while *turns != 0 {
+            if self.turn_ended.wait_interruptible(&mut turns) {
+                return Err(ERESTARTSYS);
+            }
+        }
+        Ok(())
+    }
+
     /// Waits for the fences because of which [`Self::with_valid`] has returned `EAGAIN`. The caller
     /// must hold no lock, because they may be of other devices.
     ///
@@ -404,6 +457,11 @@ impl AddressSpace {
         let fences = mem::take(&mut *self.foreign.lock());
 
         fences.iter().try_for_each(|fence| fence.wait(true))
+    }
+
+    /// Returns whether [`Self::await_others`] has something to wait for.
+    pub(crate) fn has_others(&self) -> bool {
+        !self.foreign.lock().is_empty()
     }
 
     /// Maps a part of an object, which is inside of it.
@@ -571,8 +629,10 @@ impl AddressSpace {
                     }
                 }
                 if !round.foreign.is_empty() {
-                    // Those that another call has left are of the same objects.
-                    *self.foreign.lock() = round.foreign;
+                    // The fences that another call has left are those of the same objects.
+                    let before = mem::replace(&mut *self.foreign.lock(), round.foreign);
+
+                    drop(before);
                 }
                 Err(error.unwrap_or(EAGAIN))
             }
@@ -608,15 +668,16 @@ impl AddressSpace {
     ) -> Result {
         let mut ctx = OpCtx::interruptible();
 
-        // To bring it back from where it can be swapped out would have to wait for others.
-        if object.mem_type() == Some(MemType::System) && object.would_wait() {
-            for fence in object.resv().fences(Usage::Bookkeep) {
-                round.foreign.push(fence.into(), GFP_KERNEL)?;
-            }
+        let is_import = object.object().as_import().is_some();
+
+        // To bring it back from where it can be swapped out would have to wait for others. (An import
+        // has no memory here.)
+        if !is_import && object.mem_type() == Some(MemType::System) && object.would_wait() {
+            round.note_others(&mut object.resv())?;
             return Ok(round.left.push(vm_bo.into(), GFP_KERNEL)?);
         }
         // The device reaches a pinned object where it is.
-        if object.object().as_import().is_none() && !object.is_pinned() {
+        if !is_import && !object.is_pinned() {
             let domain = object.data().domain;
 
             let is_in_vram = |object: &Held<'_, Bo>| object.mem_type() == Some(MemType::Vram);

@@ -8,31 +8,24 @@
 use kernel::{
     drm::{
         self,
-        gem::{
-            self,
-            ttm::Part,
-            BaseObject, //
-        },
+        gem::ttm::CopyArgs,
         syncobj::{
             Format,
             SyncArray, //
         },
-        Registered, //
+        Ioctl, //
     },
     prelude::*,
     uapi, //
 };
 
 use crate::{
-    driver::{
-        BoundData,
-        VvramDevice, //
-    },
+    driver::VvramDevice,
     file::{
         check,
         File, //
     },
-    gem::Bo, //
+    gem::BoData, //
 };
 
 /// The arrays of the uAPI, whose entries are `struct drm_vvram_sync`.
@@ -42,53 +35,30 @@ const SYNCS: Format = Format {
     file_flag: uapi::DRM_VVRAM_SYNC_FILE,
 };
 
-/// Waits for other devices, if the copy has to, and for room in the queue of the client. This comes
-/// before the ioctl enters the section that an unplug waits for.
-pub(crate) fn before_copy(args: &uapi::drm_vvram_gem_copy, file: &drm::File<File>) -> Result {
-    let objects = [args.src, args.dst].map(|handle| Bo::lookup_handle(file, handle));
-    let fences = SyncArray::new(&SYNCS, args.in_syncs, args.in_count, args.sync_size)
-        .and_then(|ins| ins.fences(file));
-
-    let copies = file.inner().get_ref().queued_copies();
-
-    // `gem_copy` reports what is wrong with the argument.
-    if let ([Ok(src), Ok(dst)], Ok(fences)) = (objects, fences) {
-        gem::ttm::await_copy(&*src, &*dst, &fences, copies)?;
-    }
-    // Last, so that the room is not kept if this fails.
-    copies.await_room()
-}
+/// How many copies one open file may have queued at a time.
+const COPIES: usize = uapi::DRM_VVRAM_COPIES_MAX as usize;
 
 /// Serves `DRM_IOCTL_VVRAM_GEM_COPY`.
 pub(crate) fn gem_copy(
-    dev: &VvramDevice<Registered>,
-    bound: &BoundData<'_>,
+    dev: &VvramDevice<Ioctl>,
     args: &mut uapi::drm_vvram_gem_copy,
     file: &drm::File<File>,
 ) -> Result<u32> {
-    // Before anything can fail, so that each call takes the permit that was waited for on its
-    // behalf.
-    let client = file.inner().get_ref().copies(dev, bound)?;
-
     check(args.flags == 0)?;
-    let (src, dst) = (
-        Bo::lookup_handle(file, args.src)?,
-        Bo::lookup_handle(file, args.dst)?,
-    );
-    let from = Part {
-        object: &*src,
-        offset: args.src_offset,
-    };
-    let to = Part {
-        object: &*dst,
-        offset: args.dst_offset,
+
+    let copies = file.inner().get_ref().copies();
+    let args = CopyArgs {
+        src: (args.src, args.src_offset),
+        dst: (args.dst, args.dst_offset),
+        size: args.size,
+        ins: SyncArray::new(&SYNCS, args.in_syncs, args.in_count, args.sync_size)?,
+        outs: SyncArray::new(&SYNCS, args.out_syncs, args.out_count, args.sync_size)?,
     };
 
-    let ins = SyncArray::new(&SYNCS, args.in_syncs, args.in_count, args.sync_size)?;
-    let outs = SyncArray::new(&SYNCS, args.out_syncs, args.out_count, args.sync_size)?;
-    let fences = ins.fences(file)?;
+    args.serve::<BoData>(dev, file, copies, |dev, bound| {
+        let queue = bound.engine.queue(COPIES, dev.ttm.fence_group())?;
 
-    outs.places(file)?
-        .fill(|| gem::ttm::copy_after(dev, &from, &to, args.size, client, &fences))?;
+        dev.ttm.copy_queue(c"vvram-copy", 0, queue)
+    })?;
     Ok(0)
 }

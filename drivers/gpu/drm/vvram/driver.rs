@@ -441,18 +441,18 @@ impl drm::Driver for VvramDriver {
             drm_vvram_gem_import_info,
             ioctl::RENDER_ALLOW,
             File::gem_import_info,
-            File::await_import
+            Ioctl
         ),
         (
             VVRAM_GEM_COPY,
             drm_vvram_gem_copy,
             ioctl::RENDER_ALLOW,
             copy::gem_copy,
-            copy::before_copy
+            Ioctl
         ),
         (VVRAM_PEER_QUERY, drm_peer_query, ioctl::RENDER_ALLOW, peer::ioctl::query::<BoData>),
-        (VVRAM_VM_BIND, drm_vvram_vm_bind, ioctl::RENDER_ALLOW, vm::bind, vm::before_bind),
-        (VVRAM_VM_READ, drm_vvram_vm_read, ioctl::RENDER_ALLOW, vm::read, vm::before_read),
+        (VVRAM_VM_BIND, drm_vvram_vm_bind, ioctl::RENDER_ALLOW, vm::bind, Ioctl),
+        (VVRAM_VM_READ, drm_vvram_vm_read, ioctl::RENDER_ALLOW, vm::read, Ioctl),
         (VVRAM_SVM_MIGRATE, drm_vvram_svm_range, ioctl::RENDER_ALLOW, svm::migrate),
         (VVRAM_SVM_EVICT, drm_vvram_svm_range, ioctl::RENDER_ALLOW, svm::evict),
     }

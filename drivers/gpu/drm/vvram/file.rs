@@ -9,9 +9,8 @@ use kernel::{
             peer,
             BaseObject, //
         },
-        queue::Permit,
+        queue::LazyQueue,
         ttm::{
-            Copies,
             CopyQueue,
             CpuRing,
             PinAccount, //
@@ -20,6 +19,7 @@ use kernel::{
             Domain,
             MemType, //
         },
+        Ioctl,
         Registered, //
     },
     page,
@@ -47,7 +47,7 @@ pub(crate) struct File {
     /// The account of VRAM that is pinned on behalf of this file.
     pins: Arc<PinAccount>,
     #[pin]
-    copies: Copies<CpuRing>,
+    copies: LazyQueue<CopyQueue<CpuRing>>,
     #[pin]
     vm: Vm,
 }
@@ -61,16 +61,13 @@ impl drm::file::DriverFile for File {
         KBox::try_pin_init(
             try_pin_init!(Self {
                 pins,
-                copies <- Copies::new(),
+                copies <- LazyQueue::new(),
                 vm <- Vm::new(),
             }),
             GFP_KERNEL,
         )
     }
 }
-
-/// How many copies one open file may have queued at a time, see `DRM_IOCTL_VVRAM_GEM_COPY`.
-const COPIES: usize = uapi::DRM_VVRAM_COPIES_MAX as usize;
 
 const PLACE_VRAM: u32 = uapi::DRM_VVRAM_GEM_PLACE_VRAM;
 const PLACE_SYSTEM: u32 = uapi::DRM_VVRAM_GEM_PLACE_SYSTEM;
@@ -93,22 +90,9 @@ impl File {
         &self.pins
     }
 
-    /// Returns the copies of this file.
-    pub(crate) fn queued_copies(&self) -> &Copies<CpuRing> {
+    /// Returns the queue of the copies of this file.
+    pub(crate) fn copies(&self) -> &LazyQueue<CopyQueue<CpuRing>> {
         &self.copies
-    }
-
-    /// Returns the queue of copies of this file, and the permit that [`Copies::await_room`] has got.
-    pub(crate) fn copies(
-        &self,
-        dev: &VvramDevice<Registered>,
-        bound: &BoundData<'_>,
-    ) -> Result<(&CopyQueue<CpuRing>, Permit)> {
-        self.copies.take(|| {
-            let queue = bound.engine.queue(COPIES, dev.ttm.fence_group())?;
-
-            dev.ttm.copy_queue(c"vvram-copy", 0, queue)
-        })
     }
 
     /// Returns the address space of this file.
@@ -213,27 +197,22 @@ impl File {
         Ok(0)
     }
 
-    /// Waits for other devices that use an import or move it. This comes before the ioctl enters the
-    /// section that an unplug waits for.
-    pub(crate) fn await_import(
-        args: &uapi::drm_vvram_gem_import_info,
-        file: &drm::File<File>,
-    ) -> Result {
-        // `gem_import_info` reports what is wrong with the argument.
-        Bo::lookup_handle(file, args.handle).map_or(Ok(()), |bo| bo.await_import())
-    }
-
     /// `DRM_IOCTL_VVRAM_GEM_IMPORT_INFO`
     pub(crate) fn gem_import_info(
-        _dev: &VvramDevice<Registered>,
-        _bound: &BoundData<'_>,
+        dev: &VvramDevice<Ioctl>,
         args: &mut uapi::drm_vvram_gem_import_info,
         file: &drm::File<File>,
     ) -> Result<u32> {
         check(args.path == 0 && args.reason == 0 && args.segments == 0 && args.invalidations == 0)?;
 
         let bo = Bo::lookup_handle(file, args.handle)?;
-        let info = peer::import_info::<BoData>(bo.as_import().ok_or(EINVAL)?)?;
+        let import = bo.as_import().ok_or(EINVAL)?;
+        // The work may be of any device, so an unplug must not wait for this.
+        import.await_unused()?;
+
+        let guard = dev.registration_guard().ok_or(ENODEV)?;
+        let info = peer::import_info::<BoData>(import)?;
+        drop(guard);
 
         if let Some(outcome) = info.outcome {
             args.path = outcome.path.code();

@@ -34,6 +34,7 @@ use kernel::{
             Place, //
         },
         vram::MemType,
+        Ioctl,
         Registered, //
     },
     new_mutex,
@@ -401,35 +402,9 @@ fn page_number(bytes: u64) -> Result<usize> {
     Ok(usize::try_from(bytes >> PAGE_SHIFT)?)
 }
 
-/// Waits for other devices that use an import or move it. This comes before the ioctl enters the
-/// section that an unplug waits for.
-pub(crate) fn before_bind(args: &uapi::drm_vvram_vm_bind, file: &drm::File<File>) -> Result {
-    // `bind` reports what is wrong with the argument.
-    Bo::lookup_handle(file, args.handle).map_or(Ok(()), |object| object.await_import())
-}
-
-/// As [`before_bind`], for all objects in the range that is read.
-pub(crate) fn before_read(args: &uapi::drm_vvram_vm_read, file: &drm::File<File>) -> Result {
-    let end = args.addr.saturating_add(args.size);
-    let mut imports = KVec::new();
-
-    if let Some(space) = &*file.inner().get_ref().vm().space.lock() {
-        for bound in space.bound.values() {
-            let first = (bound.mapping.first as u64) << PAGE_SHIFT;
-            let after = first + ((bound.mapping.pages as u64) << PAGE_SHIFT);
-
-            if bound.object.as_import().is_some() && first < end && args.addr < after {
-                imports.push(bound.object.clone(), GFP_KERNEL)?;
-            }
-        }
-    }
-    imports.iter().try_for_each(|object| object.await_import())
-}
-
 /// `DRM_IOCTL_VVRAM_VM_BIND`
 pub(crate) fn bind(
-    dev: &VvramDevice<Registered>,
-    _bound: &BoundData<'_>,
+    dev: &VvramDevice<Ioctl>,
     args: &mut uapi::drm_vvram_vm_bind,
     file: &drm::File<File>,
 ) -> Result<u32> {
@@ -439,8 +414,16 @@ pub(crate) fn bind(
         return Err(EINVAL);
     }
 
+    let is_unbind = args.flags & uapi::DRM_VVRAM_VM_BIND_UNBIND != 0;
+    if !is_unbind {
+        // The work may be of any device, so an unplug must not wait for this.
+        Bo::lookup_handle(file, args.handle)?.await_unused()?;
+    }
+
+    let guard = dev.registration_guard().ok_or(ENODEV)?;
+    let dev = &*guard;
     let mut space = file.inner().get_ref().vm().space.lock();
-    if args.flags & uapi::DRM_VVRAM_VM_BIND_UNBIND != 0 {
+    if is_unbind {
         if args.handle != 0 || args.offset != 0 {
             return Err(EINVAL);
         }
@@ -474,8 +457,7 @@ pub(crate) fn bind(
 
 /// `DRM_IOCTL_VVRAM_VM_READ`
 pub(crate) fn read(
-    dev: &VvramDevice<Registered>,
-    bound: &BoundData<'_>,
+    dev: &VvramDevice<Ioctl>,
     args: &mut uapi::drm_vvram_vm_read,
     file: &drm::File<File>,
 ) -> Result<u32> {
@@ -498,14 +480,19 @@ pub(crate) fn read(
         let (page, skip) = ((at >> PAGE_SHIFT) as usize, at as usize % PAGE_SIZE);
         let len = (PAGE_SIZE - skip).min((end - at) as usize);
         let bytes = &mut bytes[..len];
+        await_import(file, page)?;
         {
+            let guard = dev.registration_guard().ok_or(ENODEV)?;
+            let dev = &*guard;
             let space = file.inner().get_ref().vm().space.lock();
             let here = space
                 .as_ref()
                 .and_then(|space| space.at(page))
                 .ok_or(EFAULT)?;
             let page_by = |mapping: &Mapping, object: &mut Held<'_, Bo>| {
-                read_page(dev, bound, mapping, object, page, skip, &mut *bytes)
+                dev.registration_data_with(|bound| {
+                    read_page(dev, bound, mapping, object, page, skip, &mut *bytes)
+                })
             };
 
             if args.flags & uapi::DRM_VVRAM_VM_READ_AS_IS != 0 {
@@ -519,6 +506,25 @@ pub(crate) fn read(
         at += len as u64;
     }
     Ok(0)
+}
+
+/// Waits for moves of the import that is mapped at a page, if there is one, and for work that uses it
+/// where it was before. That may be work of any device, so an unplug must not wait for this.
+fn await_import(file: &drm::File<File>, page: usize) -> Result {
+    let object = {
+        let space = file.inner().get_ref().vm().space.lock();
+
+        space
+            .as_ref()
+            .and_then(|space| space.at(page))
+            .map(|here| here.object.clone())
+    };
+
+    if let Some(import) = object.as_ref().and_then(|object| object.as_import()) {
+        import.await_unused()?;
+        import.dma_buf().resv().wait(Usage::Kernel, true)?;
+    }
+    Ok(())
 }
 
 /// Reads bytes of a page through its entry.

@@ -13,7 +13,7 @@
 //! # Locking
 //!
 //! The reservation of the buffer guards the mapping and the state of the page tables. [`Late`] and
-//! [`Import::await_fences`] wait for fences without it.
+//! [`Import::await_unused`] wait for fences without it.
 
 #![cfg_attr(not(CONFIG_RUST_DRM_TTM), expect(dead_code))]
 
@@ -92,6 +92,8 @@ struct Tables {
 struct Follower {
     /// How often the exporter has invalidated a mapping.
     invalidations: Atomic<u64>,
+    /// How often the buffer was unmapped. Changes with the reservation held.
+    unmaps: Atomic<u64>,
     tables: UnsafeCell<Option<Tables>>,
 }
 
@@ -122,6 +124,7 @@ impl Follower {
                 return;
             }
         }
+        self.unmaps.add(1, Relaxed);
         at.unmap();
     }
 
@@ -177,6 +180,7 @@ impl Importer for Follower {
         // SAFETY: The reservation is held.
         let Some(tables) = (unsafe { self.shown() }) else {
             // The mapping is only used with the reservation held.
+            self.unmaps.add(1, Relaxed);
             at.unmap();
             return;
         };
@@ -187,6 +191,7 @@ impl Importer for Follower {
                 // A work item that is queued already has not looked at the fences yet.
                 let _ = workqueue::system_long().enqueue(tables.late.clone());
             } else if tables.call(Call::Zap, When::Registered).is_ok() {
+                self.unmaps.add(1, Relaxed);
                 at.unmap();
             }
         }
@@ -211,7 +216,7 @@ impl WorkItem for Late {
 
     fn run(this: Arc<Self>) {
         let at = &this.attachment;
-        let invalidations = || at.importer().invalidations.load(Relaxed);
+        let unmaps = || at.importer().unmaps.load(Relaxed);
 
         // Fences that are added later belong to work that uses the new place of the buffer.
         let mut fences = KVec::new();
@@ -221,7 +226,7 @@ impl WorkItem for Late {
                     fences.push(ARef::<Fence>::from(fence), GFP_KERNEL)?;
                 }
             }
-            Ok(invalidations())
+            Ok(unmaps())
         });
         match &count {
             // The waits are not interruptible, so they do not fail.
@@ -237,8 +242,9 @@ impl WorkItem for Late {
         }
 
         let _ = at.with(|slot| {
-            // If the buffer was mapped and invalidated again, this work item is queued again.
-            if slot.is_invalidated() && count.unwrap_or(invalidations()) == invalidations() {
+            // If the buffer was mapped and invalidated again, this work item is queued again. It is
+            // not mapped again before it was unmapped.
+            if slot.is_invalidated() && count.unwrap_or(unmaps()) == unmaps() {
                 at.importer().release_mapping(slot, When::Registered);
             }
             Ok(())
@@ -291,6 +297,7 @@ impl Import {
     ) -> Result<Self> {
         let follower = Follower {
             invalidations: Atomic::new(0),
+            unmaps: Atomic::new(0),
             tables: UnsafeCell::new(None),
         };
         let attachment = Attachment::new(buf, dev, follower)?;
@@ -422,30 +429,30 @@ impl Import {
             .is_ok_and(|at| self.attachment.importer().is_in_use(&at))
     }
 
-    /// Waits for moves of the buffer, and, if it was invalidated, for the fences of work that may use
-    /// the mapping, so that no method returns `EAGAIN`, unless other work is added meanwhile.
+    /// Waits for work that may use a mapping which was invalidated, if page tables show it, so that
+    /// no method returns `EAGAIN`, unless other work is added meanwhile.
     ///
-    /// The fences may be of any device. So this has to be called without locks, and before an ioctl
-    /// enters the section that an unplug waits for. It takes the reservation only to look. What the
-    /// exporter itself waits for when it maps the buffer is not included.
+    /// The work may be of any device. So this has to be called without locks, and outside of the
+    /// section that an unplug waits for. It takes the reservation only to look. What the exporter
+    /// itself waits for when it maps the buffer is not included.
     ///
     /// # Errors
     ///
-    /// `ERESTARTSYS` if a signal arrived.
-    pub fn await_fences(&self) -> Result {
-        // It fails if the driver of the device is not bound any more, which the user finds out.
-        let is_outdated = self
-            .attachment
-            .with(|at| Ok(self.attachment.importer().is_outdated(at)))
-            .unwrap_or(false);
+    /// `ERESTARTSYS` or `EINTR` if a signal arrived.
+    pub fn await_unused(&self) -> Result {
+        let is_outdated = {
+            let mut guard = self.dma_buf().resv().lock_interruptible()?;
 
-        let usage = if is_outdated {
-            Usage::Bookkeep
-        } else {
-            Usage::Kernel
+            // It fails if the driver of the device is not bound any more, which the user finds out.
+            self.attachment
+                .locked(&mut guard.locked())
+                .is_ok_and(|at| self.attachment.importer().is_outdated(&at))
         };
 
-        self.dma_buf().resv().wait(usage, true)
+        if is_outdated {
+            self.dma_buf().resv().wait(Usage::Bookkeep, true)?;
+        }
+        Ok(())
     }
 
     /// Maps the buffer for the device, unless it is mapped, and calls `f` with the mapping. Moves of
@@ -456,7 +463,7 @@ impl Import {
     /// # Errors
     ///
     /// - `EAGAIN` if page tables show a mapping that was invalidated, and work that may use it is
-    ///   not done: see [`Self::await_fences`].
+    ///   not done: see [`Self::await_unused`].
     /// - `ENODEV` if the driver of the device or of the exporter is not bound any more.
     /// - The errors of the exporter, and those of `f`.
     pub fn with_mapping<R>(&self, f: impl FnOnce(&MappingSlot<'_>) -> Result<R>) -> Result<R> {
@@ -468,23 +475,16 @@ impl Import {
 
     /// Maps the buffer for the device, unless it is mapped, with the reservation held.
     ///
-    /// When this returns, moves of the buffer are complete. It stays where it is until `resv` is
-    /// unlocked, and longer if fences are added.
+    /// Moves of the buffer may be under way. It stays where it is until `resv` is unlocked, and longer
+    /// if fences are added.
     ///
     /// # Errors
     ///
     /// - `EINVAL` if `resv` is not the reservation of the buffer.
-    /// - `EAGAIN` if a move is under way, and `waits` is false.
-    /// - `ERESTARTSYS` if a signal arrived while it waited for a move.
     /// - Those of [`Self::with_mapping`].
-    pub fn map(&self, resv: &mut LockedResv<'_>, waits: bool) -> Result {
+    pub fn map(&self, resv: &mut LockedResv<'_>) -> Result {
         let mut at = self.attachment.locked(resv)?;
 
-        self.attachment.importer().map(&mut at)?;
-        let resv = self.dma_buf().resv();
-        if !waits && !resv.test_signaled(Usage::Kernel) {
-            return Err(EAGAIN);
-        }
-        resv.wait(Usage::Kernel, true)
+        self.attachment.importer().map(&mut at)
     }
 }

@@ -13,7 +13,8 @@
 //!   and before the copy is queued.
 //! - The exporter of an imported buffer invalidates it: `evicted` is called in the exporter's call,
 //!   which must not wait; `zap` is called when the fences have signalled that the buffer had then,
-//!   before it is unmapped. A use of the buffer before that waits for the fences.
+//!   before it is unmapped. A use of the buffer before that fails with `EAGAIN`:
+//!   [`Import::await_unused`](super::Import::await_unused) waits for the fences.
 //! - The importing device is unbound: both are called one after the other, before the buffer is
 //!   unmapped.
 //! - The DRM device is unplugged: both are called as well, before the registration data is dropped.

@@ -337,9 +337,8 @@ mod windows;
 
 pub use self::{
     copy::{
-        await_copy,
         copy,
-        copy_after,
+        CopyArgs,
         Part, //
     },
     held::{

@@ -36,25 +36,15 @@ use crate::{
     sync::{
         Arc,
         CondVar,
-        CondVarTimeoutResult,
         LockedBy,
-        Mutex,
-        MutexGuard, //
-    },
-    time::{
-        msecs_to_jiffies,
-        Msecs, //
+        Mutex, //
     }, //
 };
 use core::marker::PhantomData;
 
-/// How often a task that waits for permits checks whether the ring is closed, in milliseconds.
-const LOOK: Msecs = 500;
-
 /// The number of jobs that a client may have.
 #[pin_data]
 pub(super) struct Permits {
-    limit: usize,
     #[pin]
     free: Mutex<usize>,
     #[pin]
@@ -69,7 +59,6 @@ impl Permits {
             pin_init!(Self {
                 free <- new_mutex!(limit, "drm::queue::Permits::free"),
                 freed <- new_condvar!("drm::queue::Permits::freed"),
-                limit,
             }),
             GFP_KERNEL,
         )
@@ -83,8 +72,7 @@ pub struct Permit(Arc<Permits>);
 impl Drop for Permit {
     fn drop(&mut self) {
         *self.0.free.lock() += 1;
-        // Some may wait for one permit, and some for all of them.
-        self.0.freed.notify_all();
+        self.0.freed.notify_one();
     }
 }
 
@@ -203,7 +191,7 @@ impl<T: RingOps> Queue<T> {
     /// kernel, which has no bound.
     ///
     /// No lock may be held, because the wait may depend on other devices. An ioctl calls this
-    /// before the section that an unplug waits for, see
+    /// outside of the section that an unplug waits for, see
     /// [`declare_drm_ioctls`](crate::declare_drm_ioctls).
     ///
     /// # Errors
@@ -213,47 +201,25 @@ impl<T: RingOps> Queue<T> {
     #[inline(never)]
     pub fn permit(&self) -> Result<Permit> {
         let permits = self.lane.permits.as_ref().ok_or(EINVAL)?;
-        let mut free = self.await_permits(permits, 1)?;
-
-        *free -= 1;
-        Ok(Permit(permits.clone()))
-    }
-
-    /// Waits until the client has no job, interruptibly. As [`Self::permit`], it is called without
-    /// locks. It does not end as long as the client queues jobs meanwhile.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`Self::permit`].
-    #[inline(never)]
-    pub fn await_idle(&self) -> Result {
-        let permits = self.lane.permits.as_ref().ok_or(EINVAL)?;
-
-        self.await_permits(permits, permits.limit).map(drop)
-    }
-
-    /// Waits until at least `count` permits are free.
-    fn await_permits<'a>(
-        &self,
-        permits: &'a Permits,
-        count: usize,
-    ) -> Result<MutexGuard<'a, usize>> {
         let mut free = permits.free.lock();
+        let mut interrupted = false;
 
         loop {
-            if self.core.is_closed() {
-                return Err(ENODEV);
-            }
-            if *free >= count {
-                return Ok(free);
-            }
-            // The end of the ring frees the permits of jobs, but not those that have no job yet.
-            let look = msecs_to_jiffies(LOOK);
-            if let CondVarTimeoutResult::Signal { .. } =
-                permits.freed.wait_interruptible_timeout(&mut free, look)
-            {
-                return Err(ERESTARTSYS);
-            }
+            let ret = if self.core.is_closed() {
+                Err(ENODEV)
+            } else if interrupted {
+                Err(ERESTARTSYS)
+            } else if *free > 0 {
+                *free -= 1;
+                return Ok(Permit(permits.clone()));
+            } else {
+                interrupted = permits.freed.wait_interruptible(&mut free);
+                continue;
+            };
+
+            // The wake-up was meant for one waiter, so it is passed on.
+            permits.freed.notify_one();
+            return ret;
         }
     }
 

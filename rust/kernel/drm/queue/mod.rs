@@ -37,7 +37,8 @@
 //!
 //! A client may have as many jobs as the limit of [`Ring::queue`]. For each it needs a [`Permit`],
 //! for which it waits interruptibly before it takes any lock: [`Queue::permit`]. The permit is
-//! returned when the job is freed. The queue of the kernel has no bound.
+//! returned when the job is freed. The queue of the kernel has no bound. [`LazyQueue`] makes the
+//! queue of an open file for its first job.
 //!
 //! # Lifetimes
 //!
@@ -185,6 +186,7 @@ mod client;
 mod done;
 mod fifo;
 mod job;
+mod lazy;
 mod recovery;
 mod ring;
 mod trace;
@@ -202,6 +204,7 @@ pub use self::{
         Entry,
         Job, //
     },
+    lazy::LazyQueue,
     ring::{
         Config,
         HwInit,

@@ -449,16 +449,6 @@ impl<R: RingOps> CopyQueue<R> {
         self.queue.permit()
     }
 
-    /// Waits until all copies have ended, as [`Self::permit`] does for one.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`Queue::await_idle`].
-    #[inline]
-    pub(crate) fn await_idle(&self) -> Result {
-        self.queue.await_idle()
-    }
-
     /// As [`Self::permit`], without a wait.
     ///
     /// # Errors

@@ -66,7 +66,6 @@
 
 mod blit;
 mod client;
-mod copies;
 mod cpu;
 mod device;
 mod dma;
@@ -92,7 +91,6 @@ pub use self::{
         ClientOf,
         PinAccount, //
     },
-    copies::Copies,
     cpu::{
         CpuEngine,
         CpuRing, //

@@ -13,7 +13,11 @@
 //!
 //! # Locking
 //!
-//! [`copy`] and [`copy_after`] take the reservations of both objects. No other may be held.
+//! [`copy`] and [`CopyArgs::serve`] take the reservations of both objects. No other may be held.
+
+mod args;
+
+pub use self::args::CopyArgs;
 
 use super::{
     moves::side_of,
@@ -41,15 +45,11 @@ use crate::{
             BaseObject,
             IntoGEMObject, //
         },
-        queue::{
-            Permit, //
-        },
+        queue::Permit,
         ttm::{
             Blit,
-            Copies,
             CopyQueue,
             CpuAccess,
-            Device,
             Engine,
             Loss,
             OpCtx,
@@ -110,40 +110,31 @@ impl<T: TtmObject> Part<'_, T> {
     /// Whether engines reach the buffer of another device by DMA.
     const BY_DMA: bool = <T::Engine<'static> as Engine>::DMA && Object::<T>::CALLER.is_some();
 
-    /// Lets the CPU access the buffer of another device. Returns `None` if the object belongs to
-    /// this device, or if the CPU does not make the copy.
+    /// Lets the CPU access the buffer of another device, and waits for the work that is in the way.
+    /// Returns `None` if the object belongs to this device, or if the CPU does not make the copy.
     ///
     /// # Errors
     ///
-    /// `EAGAIN` if it would have to wait for work, unless `waits`; and the errors of the exporter.
-    fn access(&self, dir: DataDirection, waits: bool) -> Result<Option<Arc<CpuAccess>>> {
-        let Some(import) = self.object.as_import().filter(|_| !Self::BY_DMA) else {
-            return Ok(None);
-        };
-        let usage = if dir == DataDirection::FromDevice {
-            Usage::Write
-        } else {
-            Usage::Read
-        };
-
-        if !waits && !import.dma_buf().resv().test_signaled(usage) {
-            return Err(EAGAIN);
-        }
-        CpuAccess::begin(import.dma_buf(), dir).map(Some)
+    /// `ERESTARTSYS` if a signal arrived, and the errors of the exporter.
+    fn access(&self, dir: DataDirection) -> Result<Option<Arc<CpuAccess>>> {
+        self.object
+            .as_import()
+            .filter(|_| !Self::BY_DMA)
+            .map(|import| CpuAccess::begin(import.dma_buf(), dir))
+            .transpose()
     }
 
     /// Returns the memory of the object. `locked` is the object, or an object with the same
-    /// reservation. `waits` as for [`Self::access`].
+    /// reservation.
     fn side(
         &self,
         locked: &mut Held<'_, Object<T>>,
         access: Option<&Arc<CpuAccess>>,
         ctx: &mut OpCtx,
-        waits: bool,
     ) -> Result<Side> {
         match (self.object.as_import(), access) {
             (Some(import), Some(access)) => {
-                return vmapped(import, access, &mut locked.resv(), waits);
+                return vmapped(import, access, &mut locked.resv());
             }
             // The fence of the copy keeps the mapping.
             (Some(import), None) => {
@@ -189,26 +180,21 @@ impl<T: TtmObject> Part<'_, T> {
 ///
 /// The first mapping makes the exporter move the buffer to a place that this device reaches, as for
 /// a device that makes the copy itself; the second keeps it there, because the CPU makes the copy.
-fn vmapped(
-    import: &Import,
-    access: &Arc<CpuAccess>,
-    resv: &mut LockedResv<'_>,
-    waits: bool,
-) -> Result<Side> {
-    import.map(resv, waits)?;
+/// The move may be under way: the copy depends on it.
+fn vmapped(import: &Import, access: &Arc<CpuAccess>, resv: &mut LockedResv<'_>) -> Result<Side> {
+    import.map(resv)?;
     VmappedImport::new(access.clone(), resv).map(Side::Mapped)
 }
 
 /// Copies `size` bytes for the kernel, and returns the fence that signals when the copy is done.
 ///
-/// As [`copy_after`], but the copy is one of the kernel's jobs, which go first and whose number is
-/// not bounded. It waits for the work of other devices on the objects with the reservations held,
+/// As for a client ([`CopyArgs::serve`]), but the copy is one of the kernel's jobs, which go first
+/// and whose number is not bounded. It waits for the work of other devices on the objects with the reservations held,
 /// because the copy would otherwise hold up all moves.
 ///
 /// # Errors
 ///
-/// The errors of [`copy_after`], except for that of a queue. `EAGAIN` if page tables show an import
-/// that was invalidated and is in use.
+/// The errors of [`CopyArgs::serve`] that do not come from its arrays of fences.
 ///
 /// # Examples
 ///
@@ -249,78 +235,68 @@ pub fn copy<T: TtmObject>(
     to: &Part<'_, T>,
     size: u64,
 ) -> Result<ARef<Fence>> {
-    copy_for(dev, from, to, size, None, &[])
+    checked(dev, from, to, size)?;
+    let (reading, writing) = (
+        from.access(DataDirection::FromDevice)?,
+        to.access(DataDirection::ToDevice)?,
+    );
+    let accesses = [reading.as_ref(), writing.as_ref()];
+    let fence = queue(dev, (from, to, size), accesses, None, &[])?;
+
+    if let Some(access) = &writing {
+        // The wait is not interruptible, so it does not fail.
+        let _ = fence.wait(false);
+        access.end();
+    }
+    Ok(fence)
 }
 
-/// Copies `size` bytes for a client, once `after` have signalled, and returns the fence that
-/// signals when the copy is done.
-///
-/// It does not wait for the fences: the copy depends on them, and on those in the reservations.
-/// `client` has the queue of the client, and the permit for one more copy.
-///
-/// A copy by the CPU to the buffer of another device is an access by the CPU. Ending the access, so
-/// that devices see the bytes, takes the reservation, and no fence can stand for that. So such a
-/// copy is done, and the access ended, when this returns. Its fence keeps the exporter from moving
-/// the buffer, and readers of the buffer do not wait for it, as for other accesses by the CPU.
-///
-/// An ioctl calls [`await_copy`] before, so that no unplug waits for work of other devices.
-///
-/// If it returns an error nothing was copied.
+/// Checks the parts of a copy of `size` bytes, and returns their offsets, and the size.
 ///
 /// # Errors
 ///
-/// - `EAGAIN` if such a copy, or the mapping of an import, has to wait for work that depends on
-///   other devices.
-/// - `EINVAL` if `size` is 0, a part is not inside of its object, the parts overlap, an object is
-///   of another device, or the exporter of an import has no mappings for the kernel.
-/// - `ENODEV` if the driver of an import's exporter, or this one, is not bound any more.
-/// - `EIO` if an object has lost its content, because a move of it failed. If the loss is found
-///   later, the fence signals with `EIO`, and the target loses its content, too.
-/// - `ERESTARTSYS` or `EINTR` if a signal arrived.
-/// - `ENOMEM` if memory runs out, and the errors of the exporter of an import.
-pub fn copy_after<T: TtmObject>(
-    dev: &drm::Device<T::Driver, drm::Registered>,
+/// `EINVAL`, see [`CopyArgs::serve`].
+fn checked<T: TtmObject>(
+    dev: &drm::Device<T::Driver>,
     from: &Part<'_, T>,
     to: &Part<'_, T>,
     size: u64,
-    client: (&CopyQueue<T::Ring>, Permit),
-    after: &[ARef<AnyFence>],
-) -> Result<ARef<Fence>> {
-    copy_for(dev, from, to, size, Some(client), after)
-}
-
-fn copy_for<T: TtmObject>(
-    dev: &drm::Device<T::Driver, drm::Registered>,
-    from: &Part<'_, T>,
-    to: &Part<'_, T>,
-    size: u64,
-    client: Option<(&CopyQueue<T::Ring>, Permit)>,
-    fences: &[ARef<AnyFence>],
-) -> Result<ARef<Fence>> {
+) -> Result<(usize, usize, usize)> {
     let size = usize::try_from(size)?;
     let (from_at, to_at) = (from.at(dev, size)?, to.at(dev, size)?);
-    let ttm = T::ttm(dev);
 
     if from.is_same_memory(to) && from_at.abs_diff(to_at) < size {
         return Err(EINVAL);
     }
+    Ok((from_at, to_at, size))
+}
 
-    // Taken without a reservation, and dropped when there is none again.
+/// Queues a copy of `size` bytes, which depends on `fences`: for `client`, see
+/// [`CopyArgs::serve`], or for the kernel, see [`copy`].
+///
+/// `accesses` are those of the CPU to the source and to the target, if these are imports.
+fn queue<T: TtmObject>(
+    dev: &drm::Device<T::Driver, drm::Registered>,
+    (from, to, size): (&Part<'_, T>, &Part<'_, T>, u64),
+    [reading, writing]: [Option<&Arc<CpuAccess>>; 2],
+    client: Option<(&CopyQueue<T::Ring>, Permit)>,
+    fences: &[ARef<AnyFence>],
+) -> Result<ARef<Fence>> {
+    let (from_at, to_at, size) = checked(dev, from, to, size)?;
+    let ttm = T::ttm(dev);
+    // The kernel's copies must not hold up moves.
+    let waits = client.is_none();
     let (copies, mut permit) = client.unzip();
-    // The ioctl of a client has waited.
-    let waits = copies.is_none();
-    let reading = from.access(DataDirection::FromDevice, waits)?;
-    let writing = to.access(DataDirection::ToDevice, waits)?;
 
-    let fence = ttm.exec(Flag::Interruptible | Flag::IgnoreDuplicates, |exec| {
+    ttm.exec(Flag::Interruptible | Flag::IgnoreDuplicates, |exec| {
         let ctx = &mut OpCtx::interruptible();
         let mut first = from.object.lock(exec)?.ok_or(EALREADY)?;
         // `None` if both objects have the same reservation.
         let mut second = to.object.lock(exec)?;
 
-        let from_side = from.side(&mut first, reading.as_ref(), ctx, waits)?;
+        let from_side = from.side(&mut first, reading, ctx)?;
         let target = second.as_mut().unwrap_or(&mut first);
-        let to_side = to.side(target, writing.as_ref(), ctx, waits)?;
+        let to_side = to.side(target, writing, ctx)?;
 
         // No other task adds a fence any more.
         let mut read = first.resv();
@@ -342,15 +318,9 @@ fn copy_for<T: TtmObject>(
             external = true;
             after.push(fence.clone(), GFP_KERNEL)?;
         }
-        let has_writers = ttm.add_dependencies(&read, read_conflicts, &mut after)?;
-        external |= has_writers;
+        external |= ttm.add_dependencies(&read, read_conflicts, &mut after)?;
         if let Some(written) = &written {
             external |= ttm.add_dependencies(written, Usage::Read, &mut after)?;
-        }
-        // A copy that writes to an import is waited for below. The access to one that is read has
-        // begun, and does not see what is written later.
-        if external && writing.is_some() || has_writers && reading.is_some() {
-            return Err(EAGAIN);
         }
 
         let write_usage = if writing.is_some() {
@@ -397,84 +367,5 @@ fn copy_for<T: TtmObject>(
             slot.add_fence(&fence, write_usage);
         }
         Ok(fence)
-    })?;
-
-    if let Some(access) = writing {
-        finish_write(ttm, &fence, copies)?;
-        access.end();
-    }
-    Ok(fence)
-}
-
-/// Waits until [`copy_after`] does not return `EAGAIN`, unless other work is added meanwhile.
-/// `copies` are those of the client.
-///
-/// It waits for other devices, so it has to be called without locks, and before an ioctl enters the
-/// section that an unplug waits for. [`Copies::await_room`] comes after it.
-///
-/// # Errors
-///
-/// - `ERESTARTSYS` or `EINTR` if a signal arrived.
-/// - `ENODEV` if the ring of the copies is closed.
-/// - `ENOMEM` if memory runs out.
-pub fn await_copy<T: TtmObject>(
-    from: &Object<T>,
-    to: &Object<T>,
-    after: &[ARef<AnyFence>],
-    copies: &Copies<T::Ring>,
-) -> Result {
-    let (reads_import, writes_import) = (from.as_import().is_some(), to.as_import().is_some());
-    let await_users = |object: &Object<T>, usage| {
-        // SAFETY: The reservation of a valid object is valid.
-        unsafe { DmaResv::from_raw((*object.as_raw()).resv) }.wait(usage, true)
-    };
-
-    from.await_import()?;
-    to.await_import()?;
-    if Part::<T>::BY_DMA {
-        return Ok(());
-    }
-    // The begin of an access by the CPU waits as well, and so does a copy to an import.
-    if reads_import || writes_import {
-        await_users(from, Usage::Write)?;
-    }
-    if writes_import {
-        await_users(to, Usage::Read)?;
-        for fence in after {
-            fence.wait(true)?;
-        }
-        // They are done in their order.
-        copies.await_idle()?;
-    }
-    Ok(())
-}
-
-/// Waits for a copy to the buffer of another device.
-///
-/// # Errors
-///
-/// If it returns an error the copy had not begun, and was cancelled.
-///
-/// - `EAGAIN` if the copy is behind others of the client that wait for other devices.
-/// - `ERESTARTSYS` if a signal arrived.
-fn finish_write<T: TtmObject>(
-    ttm: &Device<T>,
-    fence: &Fence,
-    copies: Option<&CopyQueue<T::Ring>>,
-) -> Result {
-    if let Some(copies) = copies {
-        let ret = if ttm.depends_on_others(fence) {
-            Err(EAGAIN)
-        } else {
-            fence.wait(true)
-        };
-
-        if ret.is_err() && copies.cancel(fence) {
-            return ret;
-        }
-    }
-    // Once the copy has begun it depends on the engine alone, and must not fail any more. The wait
-    // is not interruptible, so it does not fail.
-    let _ = fence.wait(false);
-    Ok(())
+    })
 }

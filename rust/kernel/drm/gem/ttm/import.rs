@@ -126,12 +126,12 @@ impl<T: TtmObject> Object<T> {
         self.import.as_ref()
     }
 
-    /// Does [`Import::await_fences`] if the object stands for a buffer of another device.
+    /// Does [`Import::await_unused`] if the object stands for a buffer of another device.
     ///
     /// # Errors
     ///
     /// See there.
-    pub fn await_import(&self) -> Result {
-        self.as_import().map_or(Ok(()), Import::await_fences)
+    pub fn await_unused(&self) -> Result {
+        self.as_import().map_or(Ok(()), Import::await_unused)
     }
 }

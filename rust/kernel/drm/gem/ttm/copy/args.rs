@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+
+//! The ioctl that copies for a client.
+
+use super::{
+    checked,
+    queue,
+    Object,
+    Part, //
+};
+use crate::{
+    dma::DataDirection,
+    dma_buf::fence::Fence,
+    drm::{
+        self,
+        file::DriverFile,
+        gem::BaseObject,
+        queue::LazyQueue,
+        syncobj::SyncArray,
+        ttm::{
+            ClientOf,
+            CopyQueue,
+            TtmObject, //
+        }, //
+    },
+    prelude::*,
+    sync::aref::ARef, //
+};
+
+/// The argument of an ioctl that copies between objects, read from the uAPI of the driver.
+///
+/// `drivers/gpu/drm/vvram/copy.rs` is an example.
+pub struct CopyArgs<'a> {
+    /// The handle of the source, and the offset of the first byte.
+    pub src: (u32, u64),
+    /// The handle of the target, and the offset of the first byte.
+    pub dst: (u32, u64),
+    /// How many bytes are copied.
+    pub size: u64,
+    /// The fences that the copy depends on.
+    pub ins: SyncArray<'a>,
+    /// The targets of the fence of the copy.
+    pub outs: SyncArray<'a>,
+}
+
+impl CopyArgs<'_> {
+    /// Copies for the client `file`, and puts the fence of the copy into its targets.
+    ///
+    /// `copies` has the queue of the client, which `make` makes for the first copy. The copy depends
+    /// on `ins`, and on the fences in the reservations. It is queued in the section that an unplug
+    /// waits for. Before that, and after it, this waits, interruptibly and with no lock held:
+    ///
+    /// - for room in the queue;
+    /// - for work that uses an import where it was before its exporter has moved it, if page tables
+    ///   of this device still show that place;
+    /// - for a copy by the CPU to or from the buffer of another device: such a copy is an access by
+    ///   the CPU, whose begin waits for the work of devices. To end an access that writes, so that
+    ///   devices see the bytes, takes the reservation, and no fence can stand for that. So a copy to
+    ///   such a buffer is done, and the access ended, when this returns. Its fence keeps the exporter
+    ///   from moving the buffer, and readers of the buffer do not wait for it, as for other accesses
+    ///   by the CPU.
+    ///
+    /// A copy from the buffer of another device also depends on work that was added after the begin
+    /// of the access.
+    ///
+    /// If this returns an error nothing was copied. It takes the reservations of both objects, so
+    /// that no other may be held.
+    ///
+    /// # Errors
+    ///
+    /// - `EAGAIN` if page tables show an import that was invalidated, and other work that uses it
+    ///   was added meanwhile.
+    /// - `EINVAL` if `size` is 0, a part is not inside of its object, the parts overlap, or the
+    ///   exporter of an import has no mappings for the kernel.
+    /// - `ENODEV` if the driver of an import's exporter, or this one, is not bound any more.
+    /// - `EIO` if an object has lost its content, because a move of it failed. If the loss is found
+    ///   later, the fence signals with `EIO`, and the target loses its content, too.
+    /// - `ERESTARTSYS` or `EINTR` if a signal arrived.
+    /// - `ENOMEM` if memory runs out.
+    /// - `ENOENT` if there is no object with a handle.
+    /// - The errors of `make`, of the exporter of an import, of [`SyncArray::fences`] and of
+    ///   [`SyncArray::places`].
+    pub fn serve<T: TtmObject>(
+        self,
+        dev: &drm::Device<T::Driver, drm::Ioctl>,
+        file: &ClientOf<T>,
+        copies: &LazyQueue<CopyQueue<T::Ring>>,
+        make: impl for<'a> FnOnce(
+            &drm::Device<T::Driver, drm::Registered>,
+            &'a <T::Driver as drm::Driver>::RegistrationData<'a>,
+        ) -> Result<CopyQueue<T::Ring>>,
+    ) -> Result
+    where
+        <T::Driver as drm::Driver>::File: DriverFile<Driver = T::Driver>,
+    {
+        let (src, dst) = (
+            Object::<T>::lookup_handle(file, self.src.0)?,
+            Object::<T>::lookup_handle(file, self.dst.0)?,
+        );
+        let from = Part {
+            object: &*src,
+            offset: self.src.1,
+        };
+        let to = Part {
+            object: &*dst,
+            offset: self.dst.1,
+        };
+        checked(dev, &from, &to, self.size)?;
+
+        let fences = self.ins.fences(file)?;
+        let places = self.outs.places(file)?;
+        let copies = copies.get_or_make(dev, make)?;
+
+        src.await_unused()?;
+        dst.await_unused()?;
+        let (reading, writing) = (
+            from.access(DataDirection::FromDevice)?,
+            to.access(DataDirection::ToDevice)?,
+        );
+        // Last, so that tasks that wait for room do not wait for the above as well.
+        let permit = copies.permit()?;
+
+        places.fill(|| {
+            let accesses = [reading.as_ref(), writing.as_ref()];
+            let client = Some((copies, permit));
+            let fence = {
+                let guard = dev.registration_guard().ok_or(ENODEV)?;
+
+                queue(&guard, (&from, &to, self.size), accesses, client, &fences)?
+            };
+
+            if let Some(access) = &writing {
+                await_write(&fence, copies)?;
+                access.end();
+            }
+            Ok(fence)
+        })
+    }
+}
+
+/// Waits for a copy to the buffer of another device.
+///
+/// # Errors
+///
+/// `ERESTARTSYS` if a signal arrived before the copy has begun. The copy was cancelled then.
+fn await_write<R: drm::queue::RingOps>(fence: &ARef<Fence>, copies: &CopyQueue<R>) -> Result {
+    let ret = fence.wait(true);
+
+    if ret.is_err() && copies.cancel(fence) {
+        return ret;
+    }
+    // Once the copy has begun it depends on the engine alone, and must not fail any more. The wait
+    // is not interruptible, so it does not fail.
+    let _ = fence.wait(false);
+    Ok(())
+}
