@@ -104,6 +104,14 @@ class Uapi(unittest.TestCase):
                          sorted(re.findall(r'^\s+\d+ => "([\w-]+)",$', self.text, re.M)))
 
 
+class Glossary(unittest.TestCase):
+    def test_it_has_each_bit_of_acs(self):
+        names = re.search(r"ACS_NAMES: .*? = \[(.*?)\];", (TOOL / "config.rs").read_text(), re.S)[1]
+        text = (pipeline.REPO / "Documentation/gpu/peer-to-peer-terms.rst").read_text()
+        listed = re.search(r"^   ACS\n(.*?)^   \w", text, re.M | re.S)[1]
+        self.assertEqual(re.findall(r"^      (\w+)$", listed, re.M), re.findall(r'"(\w+)"', names))
+
+
 class Crates(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()

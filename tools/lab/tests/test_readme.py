@@ -38,7 +38,7 @@ class Shown(unittest.TestCase):
                             "for the direct way", ", boot with pci=disable_acs_redir="],
                  "topo.rs": ["Row: the device whose memory it is. Column: the device that "
                              "accesses it."],
-                 "ls.rs": ["held by"]}
+                 "ls.rs": ["held by", "(may live in", "exported by", "inode"]}
         # Lines are wrapped there.
         readme = " ".join(README.split())
         for name, texts in shown.items():

@@ -5,7 +5,7 @@
 use serde_json::{json, Value};
 
 use crate::decide::{decide, Forwards};
-use crate::files::{Blind, Root, AS_ROOT};
+use crate::files::{Blind, Root};
 use crate::hosts;
 use crate::kernel;
 use crate::machine::{Device, Kind, Machine};
@@ -109,7 +109,9 @@ const LIBRARIES: [&str; 4] = [
     "usr/lib64",
     "usr/lib",
 ];
+/// Of a kernel that does not say which sizes a BAR offers, a BAR of this size may be too small.
 const SMALL_BAR: u64 = 256 << 20;
+const RESIZE: &str = "turn on Above 4G Decoding and Resizable BAR in the BIOS";
 const SECURITYFS: &str = "sys/kernel/security";
 
 /// All checks.
@@ -186,11 +188,22 @@ fn parameters(root: &Root, checks: &mut Vec<Check>) {
         Ok(text) => {
             let ours = |word: &&str| PARAMETERS.contains(&word.split('=').next().unwrap_or(""));
             let found: Vec<_> = text.split_whitespace().filter(ours).collect();
-            let found = match found.is_empty() {
+            let all = match found.is_empty() {
                 true => "none about PCI or the IOMMU".to_string(),
                 false => found.join(" "),
             };
-            add(checks, "kernel parameters", State::Fine, found);
+            add(checks, "kernel parameters", State::Fine, all);
+            let forces = |word: &&&str| {
+                let value = word.strip_prefix("swiotlb=");
+                value.is_some_and(|it| it.split(',').any(|part| part == "force"))
+            };
+            for word in found.iter().filter(forces) {
+                let text = format!(
+                    "boot without {word}: it makes the kernel copy all DMA to system memory, and \
+                     direct I/O to VRAM through a host bridge then never ends"
+                );
+                add(checks, "kernel parameters", State::ToDo, text);
+            }
         }
         Err(why) => {
             let text = format!("/proc/cmdline: {why}");
@@ -254,7 +267,10 @@ fn iommu(machine: &Machine, checks: &mut Vec<Check>) {
             checks,
             "IOMMU",
             State::Unknown,
-            format!("it is in use; the types of its domains cannot be read: {AS_ROOT}"),
+            format!(
+                "it is in use; the types of its domains cannot be read: {}",
+                machine.as_root
+            ),
         ),
         (true, false) => {
             let translates = domains.iter().any(|it| it.starts_with("DMA"));
@@ -362,8 +378,9 @@ fn routes(root: &Root, machine: &Machine, checks: &mut Vec<Check>) {
     }
     if !hidden.is_empty() {
         let text = format!(
-            "the ACS bits of {} cannot be read: {AS_ROOT}",
-            counted(hidden.len(), "port")
+            "the ACS bits of {} cannot be read: {}",
+            counted(hidden.len(), "port"),
+            machine.as_root
         );
         add(checks, "ACS", State::Unknown, text);
     }
@@ -372,7 +389,8 @@ fn routes(root: &Root, machine: &Machine, checks: &mut Vec<Check>) {
         add(checks, "routes", State::ToDo, text);
     }
     if unseen > 0 {
-        let text = format!("{} cannot be judged: {AS_ROOT}", counted(unseen, "pair"));
+        let pairs = counted(unseen, "pair");
+        let text = format!("{pairs} cannot be judged: {}", machine.as_root);
         add(checks, "routes", State::Unknown, text);
     }
     if !open.is_empty() {
@@ -444,33 +462,49 @@ fn gpus(root: &Root, machine: &Machine, checks: &mut Vec<Check>) {
                 );
             }
         }
-        let largest = gpu.bars.values().max().copied().unwrap_or(0);
+        // VRAM is in the largest BAR. Others may be resizable, too, and need not be larger.
+        let of_vram = gpu.bars.iter().max_by_key(|(_, size)| **size);
+        let largest = of_vram.map_or(0, |(_, size)| *size);
+        let offered = of_vram.and_then(|(bar, _)| offered(root, gpu, *bar));
         let size = bytes(largest);
-        match (gpu.space.has_resizable_bar, largest) {
-            (_, 0) => add(
+        match (offered, gpu.space.has_resizable_bar, largest) {
+            (Some(most), ..) if most > largest => add(
+                checks,
+                &what,
+                State::ToDo,
+                format!(
+                    "its largest BAR has {size} and can be resized to {}: {RESIZE}",
+                    bytes(most)
+                ),
+            ),
+            (Some(_), ..) => add(
+                checks,
+                &what,
+                State::Fine,
+                format!("its largest BAR has {size}, the largest size that it offers"),
+            ),
+            (None, _, 0) => add(
                 checks,
                 &what,
                 State::ToDo,
                 "it has no memory BAR: peers cannot reach it",
             ),
-            (Some(true), 1..=SMALL_BAR) => add(
+            (None, Some(true), 1..=SMALL_BAR) => add(
                 checks,
                 &what,
                 State::ToDo,
-                format!(
-                    "its largest BAR has {size} and can be resized: turn on Above 4G Decoding and \
-                     Resizable BAR in the BIOS"
-                ),
+                format!("its largest BAR has {size} and can be resized: {RESIZE}"),
             ),
-            (None, 1..=SMALL_BAR) => add(
+            (None, None, 1..=SMALL_BAR) => add(
                 checks,
                 &what,
                 State::Unknown,
                 format!(
-                    "its largest BAR has {size}; whether it is resizable cannot be read: {AS_ROOT}"
+                    "its largest BAR has {size}; whether it is resizable cannot be read: {}",
+                    machine.as_root
                 ),
             ),
-            (Some(false), 1..=SMALL_BAR) => add(
+            (None, Some(false), 1..=SMALL_BAR) => add(
                 checks,
                 &what,
                 State::Fine,
@@ -496,6 +530,17 @@ fn gpus(root: &Root, machine: &Machine, checks: &mut Vec<Check>) {
             format!("{note}: join the group of the node"),
         );
     }
+}
+
+/// The largest size that a BAR offers, in bytes: [`None`] if it is not resizable, or if that cannot
+/// be read. Bit n of the file stands for 2^n MiB.
+fn offered(root: &Root, device: &Device, bar: usize) -> Option<u64> {
+    let path = format!(
+        "sys/bus/pci/devices/{}/resource{bar}_resize",
+        device.address
+    );
+    let sizes = u64::from_str_radix(&root.text(&path).ok()?, 16).ok()?;
+    1u64.checked_shl(20 + sizes.checked_ilog2()?)
 }
 
 /// RDMA devices that register dma-bufs.

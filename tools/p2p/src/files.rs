@@ -7,9 +7,10 @@ use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-/// How to see what the caller may not read. Root in a container may read no more than others, and a
-/// copy has what its maker could read.
-pub const AS_ROOT: &str = "run it as root outside a container, or make the copy that way";
+/// How to see what the caller may not read. Root in a container may read no more than others.
+const AS_ROOT: &str = "run it as root outside a container";
+/// The same for a copy, which has what its maker could read.
+const COPIED_AS_ROOT: &str = "run it as root outside a container, or make the copy that way";
 
 /// The reason why a file was not read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -136,5 +137,26 @@ impl Root {
     /// Whether a file is there, as far as the caller sees.
     pub fn exists(&self, path: &str) -> bool {
         self.path(path).exists()
+    }
+
+    /// How to see what the caller may not read.
+    pub fn as_root(&self) -> &'static str {
+        match self.is_live {
+            true => AS_ROOT,
+            false => COPIED_AS_ROOT,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn advice_for_a_copy_is_about_the_copy() {
+        let live = Root::live().as_root();
+        assert_eq!(live, "run it as root outside a container");
+        let copy = Root::tree(Path::new("/nowhere")).as_root();
+        assert_eq!(copy, format!("{live}, or make the copy that way"));
     }
 }

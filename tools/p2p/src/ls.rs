@@ -9,7 +9,7 @@ use serde_json::{json, Value};
 use crate::address::Address;
 use crate::ask;
 use crate::bufinfo;
-use crate::files::{Blind, Root, AS_ROOT};
+use crate::files::{Blind, Root};
 use crate::kernel::{self, Exporter};
 use crate::listing;
 use crate::machine::{Device, Machine, NO_GPU};
@@ -18,6 +18,8 @@ use crate::table;
 use crate::uapi::{self, Importer};
 
 const DEBUGFS: &str = "sys/kernel/debug";
+/// The reason why nothing is listed if there is no source.
+pub const NO_SOURCE: &str = "neither debugfs nor a process in /proc can be read";
 
 /// A buffer, with the information of all sources.
 #[derive(Clone, Debug, Default)]
@@ -87,7 +89,7 @@ pub fn look(root: &Root, machine: Option<&Machine>) -> Listing {
                 this.counters
                     .extend(counters(root, &folder, device.address));
             }
-            Err(why) => this.unseen(&format!("{folder}/buffers"), &why),
+            Err(why) => this.unseen(root, &format!("{folder}/buffers"), &why),
         }
     }
     let path = format!("{DEBUGFS}/dma_buf/bufinfo");
@@ -98,14 +100,15 @@ pub fn look(root: &Root, machine: Option<&Machine>) -> Listing {
                 this.add(found);
             }
         }
-        Err(why) => this.unseen(&path, &why),
+        Err(why) => this.unseen(root, &path, &why),
     }
     let processes = processes::look(root);
-    sources += usize::from(root.exists("proc/self") || !processes.buffers.is_empty());
+    sources += processes.seen;
     if processes.hidden > 0 {
         let hidden = processes.hidden;
         this.notes.push(format!(
-            "{hidden} processes of others are not looked into: {AS_ROOT}"
+            "{hidden} processes of others are not looked into: {}",
+            root.as_root()
         ));
     }
     for (inode, held) in processes.buffers {
@@ -123,6 +126,9 @@ pub fn look(root: &Root, machine: Option<&Machine>) -> Listing {
         ask_drivers(root, machine, &listed, &mut this);
     }
     this.is_blind = sources == 0;
+    if this.is_blind {
+        this.notes.push(NO_SOURCE.to_string());
+    }
     this
 }
 
@@ -135,11 +141,12 @@ fn drm_parent(root: &Root, device: &Device) -> String {
 }
 
 impl Listing {
-    fn unseen(&mut self, path: &str, why: &Blind) {
+    fn unseen(&mut self, root: &Root, path: &str, why: &Blind) {
         // A caller that may not read debugfs cannot see whether the file exists.
-        let why = match (why, ask::is_root()) {
-            (Blind::Absent, false) => "only root may read it, or it is not there".to_string(),
-            (Blind::Absent, true) => "it is not there; is debugfs mounted?".to_string(),
+        let why = match (why, root.is_live(), ask::is_root()) {
+            (Blind::Absent, false, _) => "the copy does not have it".to_string(),
+            (Blind::Absent, true, false) => "only root may read it, or it is not there".to_string(),
+            (Blind::Absent, true, true) => "it is not there; is debugfs mounted?".to_string(),
             _ => why.to_string(),
         };
         self.notes.push(format!("/{path}: {why}"));
@@ -276,7 +283,11 @@ impl Listing {
             text += &lines.text();
         }
         if self.buffers.is_empty() {
-            text += "no buffers\n";
+            // All other notes are about sources that were not read.
+            text += match self.notes.iter().all(|note| note == NO_GPU) {
+                true => "no buffers\n",
+                false => "no buffers that can be seen\n",
+            };
         }
         if !self.counters.is_empty() {
             text += "\nSince the driver was bound:\n";

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use crate::address::Address;
 use crate::config::Space;
-use crate::files::{Blind, Root, AS_ROOT};
+use crate::files::{Blind, Root};
 use crate::hosts::{self, Cpu, Version};
 use crate::kconfig::Kconfig;
 use crate::names::{self, Name};
@@ -133,6 +133,8 @@ pub struct Machine {
     pub kconfig: Kconfig,
     /// The files that could not be read.
     pub notes: Vec<String>,
+    /// How to see what the caller may not read.
+    pub as_root: &'static str,
 }
 
 impl Machine {
@@ -165,6 +167,7 @@ impl Machine {
             kconfig: Kconfig::read(root, &release),
             release,
             notes: Vec::new(),
+            as_root: root.as_root(),
         };
         this.notes = this.unseen();
         Ok(this)
@@ -220,8 +223,9 @@ impl Machine {
         let count = self.devices.values().filter(hidden).count();
         if count > 0 {
             notes.push(format!(
-                "the ACS bits of {count} of {} PCI functions cannot be read: {AS_ROOT}",
-                self.devices.len()
+                "the ACS bits of {count} of {} PCI functions cannot be read: {}",
+                self.devices.len(),
+                self.as_root
             ));
         }
         if self.cpu.is_none() {
@@ -324,6 +328,7 @@ impl Machine {
             version: None,
             kconfig: Kconfig::read(&nowhere, ""),
             notes: Vec::new(),
+            as_root: nowhere.as_root(),
         }
     }
 }

@@ -38,6 +38,8 @@ pub struct Held {
 pub struct Processes {
     /// By the inode of the dma-buf.
     pub buffers: BTreeMap<u64, Held>,
+    /// The number of processes that can be read.
+    pub seen: usize,
     /// The number of processes that cannot be read.
     pub hidden: usize,
 }
@@ -56,6 +58,7 @@ pub fn look(root: &Root) -> Processes {
         };
         match root.names(&format!("proc/{pid}/fd")) {
             Ok(fds) => {
+                found.seen += 1;
                 for fd in fds.iter().filter_map(|name| name.parse().ok()) {
                     descriptor(root, &holder, fd, &mut found);
                 }

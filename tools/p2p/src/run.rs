@@ -99,11 +99,8 @@ pub fn run(matches: &ArgMatches, out: &mut dyn Write) -> Result<u8, Failure> {
         }
         "why" => {
             let machine = machine(&root)?;
-            let device = |key: &str| {
-                let name = arguments.get_one::<String>(key).map_or("", String::as_str);
-                named(&root, &machine, name)
-            };
-            let (provider, client) = (device("MEMORY")?, device("DEVICE")?);
+            let device = |key: &str| arguments.get_one::<String>(key).map_or("", String::as_str);
+            let (provider, client) = pair(&root, &machine, device("MEMORY"), device("DEVICE"))?;
             let found = why::look(&root, &machine, provider, client, flag("sysfs-only"));
             print(&|| found.text(&machine), &|| found.json(&machine))?;
             Ok(found.status())
@@ -113,10 +110,7 @@ pub fn run(matches: &ArgMatches, out: &mut dyn Write) -> Result<u8, Failure> {
             let found = ls::look(&root, machine.as_ref());
             print(&|| found.text(machine.as_ref()), &|| found.json())?;
             match found.is_blind {
-                true => Err(Failure::new(
-                    Failure::NOTHING,
-                    "neither debugfs nor /proc is there",
-                )),
+                true => Err(Failure::new(Failure::NOTHING, ls::NO_SOURCE)),
                 false => Ok(0),
             }
         }
@@ -141,9 +135,7 @@ pub fn run(matches: &ArgMatches, out: &mut dyn Write) -> Result<u8, Failure> {
             let machine = machine(&root)?;
             let device = |key: &str| arguments.get_one::<String>(key);
             let pair = match (device("MEMORY"), device("DEVICE")) {
-                (Some(a), Some(b)) => {
-                    Some((named(&root, &machine, a)?, named(&root, &machine, b)?))
-                }
+                (Some(a), Some(b)) => Some(pair(&root, &machine, a, b)?),
                 _ => None,
             };
             print(&|| report::text(&root, &machine, pair), &|| {
@@ -186,6 +178,24 @@ fn named<'a>(root: &Root, machine: &'a Machine, name: &str) -> Result<&'a Device
             format!("no PCI device is behind \"{name}\"{known}"),
         )
     })
+}
+
+/// The devices of two names, which must not be the same one.
+fn pair<'a>(
+    root: &Root,
+    machine: &'a Machine,
+    memory: &str,
+    device: &str,
+) -> Result<(&'a Device, &'a Device), Failure> {
+    let (provider, client) = (named(root, machine, memory)?, named(root, machine, device)?);
+    if provider.address == client.address {
+        let text = format!(
+            "\"{memory}\" and \"{device}\" are the same device, {}",
+            provider.address
+        );
+        return Err(Failure::new(Failure::USAGE, text));
+    }
+    Ok((provider, client))
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use crate::address::Address;
 use crate::config::acs_names;
 use crate::decide::{decide, Forwards, Path};
 use crate::drawing::draw;
-use crate::files::{Root, AS_ROOT};
+use crate::files::Root;
 use crate::hosts;
 use crate::kernel;
 use crate::machine::{Device, Machine};
@@ -200,7 +200,7 @@ impl Why<'_> {
             lines.extend(for_reason(answer.reason, self.provider));
         }
         if !it.unseen.is_empty() {
-            lines.push(format!("to see the ACS bits, {AS_ROOT}"));
+            lines.push(format!("to see the ACS bits, {}", machine.as_root));
         }
         let path = self.cell.path();
         if !it.redirects.is_empty() {
@@ -212,13 +212,22 @@ impl Why<'_> {
             lines.extend(self.to_find_out(machine));
         }
         if path.is_peer() && lines.is_empty() {
-            lines.push(
-                "nothing. If a transfer is not peer to peer all the same, p2p ls and p2p watch name \
-                 the reason for each buffer"
-                    .to_string(),
-            );
+            lines.push(match &self.provider.driver {
+                _ if self.is_reported() => {
+                    "nothing. If a transfer is not peer to peer all the same, p2p ls and p2p watch \
+                     name the reason for each buffer"
+                        .to_string()
+                }
+                Some(driver) => format!("nothing. The driver {driver} does not report paths"),
+                None => "nothing".to_string(),
+            });
         }
         lines
+    }
+
+    /// Whether the driver of the memory reports the path of each importer.
+    fn is_reported(&self) -> bool {
+        kernel::driver_of(self.provider).is_some()
     }
 
     /// How to get the direct path if ports redirect.
@@ -262,14 +271,35 @@ impl Why<'_> {
         let hosts = [&self.provider.host, &self.client.host];
         if let Some(device) = hosts.iter().find_map(|it| machine.host_device(it).err()) {
             lines.push(format!(
-                "to see whether {} is a root port, {AS_ROOT}",
-                device.address
+                "to see whether {} is a root port, {}",
+                device.address, machine.as_root
             ));
         }
-        lines.push(
-            "attach a buffer once: p2p ls or the kernel log may then show what the kernel decided"
-                .to_string(),
-        );
+        let same = self.provider.host == self.client.host;
+        let host = self.cell.sysfs.host.as_ref().and_then(|host| host.ids);
+        let may_be_listed =
+            |(vendor, device)| hosts::is_listed(vendor, device, same, machine.version).is_none();
+        if let Some(host) = host.filter(|it| may_be_listed(*it)) {
+            lines.push(format!(
+                "compare {} with pci_p2pdma_whitelist[] in drivers/pci/p2pdma.c of the source of \
+                 this kernel",
+                ids(host)
+            ));
+        }
+        let may_count = |cpu: &hosts::Cpu| cpu.forwards(machine.version).is_none();
+        if machine.cpu.as_ref().is_some_and(may_count) {
+            lines.push(
+                "look whether drivers/pci/p2pdma.c of the source of this kernel goes by the \
+                 processor, in cpu_supports_p2pdma()"
+                    .to_string(),
+            );
+        }
+        // Of other drivers, p2p ls lists importers without their paths.
+        if self.is_reported() {
+            lines.push(
+                "attach a buffer once: p2p ls then shows what the kernel decided".to_string(),
+            );
+        }
         let (major, minor) = hosts::LIST;
         if machine.version != Some(hosts::LIST) {
             lines.push(format!(

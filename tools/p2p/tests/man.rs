@@ -9,6 +9,16 @@ use std::path::Path;
 use clap_mangen::Man;
 use p2p::cli;
 
+const GLOBAL: &str = r"
+.PP
+The options \-\-json and \-\-sysfs hold for each of the commands below, and can be before or after
+its name. The value of an option is in the part about options of each command.
+";
+const FAILURES: &str = r"
+.PP
+The reason for a status of 2, 3 or 5 is on standard error, also with \-\-json. Standard output may
+be empty then, so that a script has to look at the status first.
+";
 const REST: &str = r"
 .SH EXAMPLES
 Why is the transfer from this GPU to that NIC slow?
@@ -89,10 +99,11 @@ fn page() -> String {
     man.render_synopsis_section(&mut page).unwrap();
     man.render_description_section(&mut page).unwrap();
     man.render_options_section(&mut page).unwrap();
+    page.extend(GLOBAL.trim_start().bytes());
     for sub in command.get_subcommands() {
         let mut part = Vec::new();
         let name = format!("p2p {}", sub.get_name());
-        // All of them have the options above.
+        // All of them have the options above, as GLOBAL says.
         let man = Man::new(sub.clone().bin_name(&name).disable_help_flag(true));
         man.render_synopsis_section(&mut part).unwrap();
         man.render_description_section(&mut part).unwrap();
@@ -125,6 +136,7 @@ fn man_status(command: &clap::Command, page: &mut Vec<u8>) {
         let (status, meaning) = line.trim().split_once("  ").unwrap();
         page.extend(format!(".TP\n{status}\n{meaning}\n").bytes());
     }
+    page.extend(FAILURES.trim_start().bytes());
 }
 
 #[test]

@@ -201,11 +201,14 @@ fn a_kernel_with_another_list_is_not_known() {
     assert_eq!(status, 4, "{text}");
     for part in [
         "  - it is not known whether Linux 6.1.0-44-amd64 lists 8086:09a2\n",
-        "What to do:\n  - attach a buffer once: p2p ls or the kernel log",
+        "What to do:\n  - compare 8086:09a2 with pci_p2pdma_whitelist[] in drivers/pci/p2pdma.c of \
+         the source of this kernel\n",
         "  - boot Linux 7.3, the kernel version whose list of host bridges",
     ] {
         assert!(text.contains(part), "{part} is not in\n{text}");
     }
+    // The driver of this GPU does not report what the kernel decides.
+    assert!(!text.contains("attach a buffer"), "{text}");
     // Root would not see more.
     let (_, text, _) = tree.run(&["doctor"]);
     let nic = text.lines().find(|line| line.contains("RDMA mlx5_0"));
@@ -236,6 +239,30 @@ fn a_kernel_with_another_list_is_not_known() {
 }
 
 #[test]
+fn advice_is_about_what_the_driver_reports() {
+    let reports = |tree: &Tree, driver: &'static str| {
+        let gpu = Function {
+            driver,
+            ..Function::gpu("renderD131")
+        };
+        tree.add("pci0000:00", "0000:00:1a.0", &gpu);
+        tree.run(&["why", "renderD131", "mlx5_1"]).1
+    };
+    for (driver, is_told) in [("vvram", true), ("xe", false)] {
+        let tree = server(&format!("older-{driver}"), 0x09a2, "6.1.0-44-amd64");
+        let text = reports(&tree, driver);
+        let advice = "  - attach a buffer once: p2p ls then shows what the kernel decided\n";
+        assert_eq!(text.contains(advice), is_told, "{text}");
+        let tree = server(&format!("newer-{driver}"), 0x09a2, "7.3.4");
+        let text = reports(&tree, driver);
+        let same = "nothing. If a transfer is not peer to peer all the same, p2p ls and p2p watch";
+        assert_eq!(text.contains(same), is_told, "{text}");
+        let untold = format!("nothing. The driver {driver} does not report paths\n");
+        assert_eq!(text.contains(&untold), !is_told, "{text}");
+    }
+}
+
+#[test]
 fn a_processor_that_cannot_be_read_is_not_known() {
     let tree = server("processor", 0x09a3, "7.3.4");
     tree.write("proc/cpuinfo", "");
@@ -247,8 +274,9 @@ fn a_processor_that_cannot_be_read_is_not_known() {
         ),
         "{text}"
     );
-    assert!(text.contains("  - attach a buffer once"), "{text}");
-    assert!(!text.contains("boot Linux"), "{text}");
+    for other in ["attach a buffer", "compare", "boot Linux"] {
+        assert!(!text.contains(other), "{text}");
+    }
     // If ports redirect besides, the direct way is advised as well.
     let (status, text, _) = tree.run(&["why", "renderD129", "mlx5_1"]);
     assert_eq!(status, 4, "{text}");
