@@ -32,6 +32,10 @@ KINDS = ("avram_export", "edu_memory_life", "edu_user_memory", "vvram_counters",
 # for each pair of devices on each machine.
 TOOL = ("p2p_agrees",)
 TOOL_EVERYWHERE = ("p2p_agrees@attach", "p2p_agrees@pairs")
+# The path between GPU and peer depends on an ACS redirection here, which root alone can read. The
+# tool has to call the path unknown without privileges, and to agree with other drivers as well.
+REDIRECTED = "acs-pair"
+TOOL_REDIRECTED = ("p2p_agrees@nobody", "p2p_agrees@others")
 PAIR = ("pair_copy", "pair_import")                                             # two GPUs
 # With modelled GPUs: those in which devices access each other, for each kind of address; those in
 # which a device accesses system memory, also behind an IOMMU, which finds pages that are not mapped;
@@ -42,14 +46,16 @@ GPU_KINDS = (*GPU_BOTH, "mgpu_evict", "mgpu_exec", "mgpu_vm")
 GPU_ONCE = ("mgpu_engine", "mgpu_queue", "mgpu_recover", "mgpu_reset")
 # Those of their tests that wait for a timeout, or hang until the device is unbound or removed,
 # which does not depend on the kind of address: once.
-GPU_HUNG = ("mgpu_exec@both-hang", "mgpu_exec@hang", "mgpu_gone@removed-in-invalidation",
-            "mgpu_gone@removed-in-reset", "mgpu_unbind@hung")
+GPU_HUNG = ("mgpu_exec@hang", "mgpu_gone@removed-in-invalidation", "mgpu_gone@removed-in-reset")
+# The same, but for rings that hang while the driver is unbound: behind an IOMMU, too, where a device
+# that was not stopped is found.
+GPU_HUNG_DMA = ("mgpu_exec@both-hang", "mgpu_unbind@hung")
 # Tests of the others in which the device does DMA while it fails or is reset: behind an IOMMU, too,
 # where a page that is not mapped is found.
 GPU_TRANSLATED = ("mgpu_engine@copies", "mgpu_engine@evicted", "mgpu_recover@again",
                   "mgpu_recover@behind", "mgpu_recover@copies-behind", "mgpu_recover@jobs-behind",
-                  "mgpu_reset@function", "mgpu_reset@moves", "mgpu_reset@peers", "mgpu_reset@vms",
-                  "mgpu_reset@wedged", "mgpu_reset@whole", "mgpu_reset@whole-peers")
+                  "mgpu_reset@function", "mgpu_reset@moves", "mgpu_reset@peers", "mgpu_reset@stale",
+                  "mgpu_reset@vms", "mgpu_reset@wedged", "mgpu_reset@whole", "mgpu_reset@whole-peers")
 # Those of these programs that move objects more often in `make soak`.
 GPU_SOAK = ("mgpu_aperture", "mgpu_evict", "mgpu_peer", "mgpu_unbind@callers")
 # Those of them that are also repeated where each access of a device is checked.
@@ -80,7 +86,7 @@ ONCE_BOOTS = 2
 RDMA = ("rdma_matrix",)
 RDMA_KINDS = ("rdma_life",)
 RDMA_ONCE = ("rdma_clients", "rdma_direct", "rdma_odp", "rdma_pressure", "rdma_svm")
-# What shows that an installed kernel and the tool do what they should.
+# Programs that show that an installed kernel and the tool work.
 INSTALLED = ("vvram_bar_export", "vvram_p2p", *TOOL)
 # With a disk: for each kind of address, and once.
 DISK_KINDS = ("vvram_direct_io",)
@@ -205,7 +211,8 @@ def gpus():
             dataclasses.replace(igt("check-gpu-large", switch, GPU_LARGE, GPU_LOAD), sizes=LARGE),
             *[igt(f"check-{topology.name}", topology,
                   (*((*GPU_KINDS, *GPU_TRANSLATED) if translated(topology) else GPU_PEERS),
-                   *TOOL_EVERYWHERE), GPU_LOAD, LAB_EXCEPT=",".join(GPU_HUNG))
+                   *TOOL_EVERYWHERE), GPU_LOAD, LAB_EXCEPT=",".join(
+                       GPU_HUNG if translated(topology) else (*GPU_HUNG, *GPU_HUNG_DMA)))
               for topology in others]]
 
 
@@ -234,7 +241,7 @@ def everywhere(topology):
     if of_kinds(topology):
         return (*EVERYWHERE, *TOOL)
     return (*[name for name in EVERYWHERE if name != MATRIX], *MATRIX_OF_ROUTE, *TOOL_EVERYWHERE,
-            "p2p_agrees@why")
+            "p2p_agrees@why", *(TOOL_REDIRECTED if topology.name == REDIRECTED else ()))
 
 
 def some(topology, on_all, kinds):

@@ -242,7 +242,7 @@ class Plan(unittest.TestCase):
         boots = [boot for boot in plan.check() if boot.job == "igt"]
         left_out = {test for boot in boots
                     for test in boot.settings.get("LAB_EXCEPT", "").split(",") if test}
-        self.assertEqual(left_out, set(plan.GPU_HUNG))
+        self.assertEqual(left_out, {*plan.GPU_HUNG, *plan.GPU_HUNG_DMA})
         whole = {test for boot in boots if "LAB_EXCEPT" not in boot.settings
                  for test in boot.settings["LAB_TESTS"].split(",")}
         for test in left_out:
@@ -250,6 +250,13 @@ class Plan(unittest.TestCase):
             self.assertIn(program, whole)
             text = (pipeline.REPO / f"igt-tests/src/bin/{program}.rs").read_text()
             self.assertIn(f'\n    "{subtest}", ', text)
+
+    def test_the_tool_is_tried_without_privileges_where_they_decide(self):
+        tests = {boot.name: boot.settings["LAB_TESTS"].split(",") for boot in plan.own()}
+        for test in ("p2p_agrees@nobody", "p2p_agrees@others", "p2p_agrees@why"):
+            self.assertIn(test, tests["check-acs-pair"])
+        # No redirection decides about the path between GPU and peer here.
+        self.assertNotIn("p2p_agrees@nobody", tests["check-host-bridge"])
 
     def test_sanitizers_see_all_programs(self):
         programs = {path.stem for path in (pipeline.REPO / "igt-tests/src/bin").glob("*_*.rs")}
