@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The style gates: rustfmt, clippy, checkpatch, git am, mutations, MAINTAINERS and the documentation.
+"""The style gates: rustfmt, clippy, checkpatch, git am, mutations, MAINTAINERS, unsafe code and the
+documentation.
 
 Each file is a check of its own.
 """
+
+import re
 
 import cache
 import debianroot
@@ -22,6 +25,8 @@ from steps import LabError
 C_CODE = (".c", ".h")
 # The crates that are built for this machine, and not by the kernel's make.
 CRATES = (programs.CRATE, models.CRATE, programs.TOOL)
+# The drivers that have no unsafe code, because the abstractions have it.
+SAFE = tuple(f"drivers/gpu/drm/{name}" for name in ("avram", "mgpu", "vvram"))
 HINT = "the log shows what is asked for"
 # The submitter of a patch signs it off, so no sign-off is expected here. The tree is not a git tree
 # in which checkpatch could look up commits. New files of patches are in folders that have a
@@ -57,7 +62,7 @@ def run(steps):
     inside = box.with_binds(readonly={"/build/src": src.tree, "/repo": pipeline.REPO})
     verdicts = formatted(steps, inside) + checkpatch(steps, inside)
     verdicts += maintained(steps, inside)
-    verdicts += broken(steps, src)
+    verdicts += broken(steps, src) + safe(steps, pipeline.REPO)
     verdicts.append(docs.verdict(steps, docsroot.ensure(steps), src))
     verdicts.append(_gate("git am: the series", lambda: taken(steps, box, src)))
     verdicts.append(_gate("clippy: kernel", lambda: pipeline.kernel_only(steps)))
@@ -125,6 +130,20 @@ def broken(steps, src):
                 verdicts.append(Verdict(f"mutations: {path}", "pass"))
             except (OSError, ValueError) as error:
                 verdicts.append(Verdict(f"mutations: {path}", "fail", str(error)))
+    return verdicts
+
+
+def safe(steps, repo):
+    """No file of the drivers has unsafe code. Comments may have the word."""
+    verdicts = []
+    with steps.step("unsafe code"):
+        for path in sorted(path for driver in SAFE for path in (repo / driver).rglob("*.rs")):
+            code = [line.partition("//")[0] for line in path.read_text().splitlines()]
+            found = [str(number) for number, line in enumerate(code, 1)
+                     if re.search(r"\bunsafe\b", line)]
+            detail = f"there is unsafe code in line {', '.join(found)}" if found else ""
+            verdicts.append(Verdict(f"unsafe: {path.relative_to(repo)}",
+                                    "fail" if found else "pass", detail))
     return verdicts
 
 

@@ -59,7 +59,7 @@ class Cache(unittest.TestCase):
 
 class Mirror(unittest.TestCase):
     def choose(self, given, has):
-        """What is chosen of given, or of apt's a and b, if (mirror, suite) are as in has."""
+        """The choice among the given mirror and apt's a and b; has lists (mirror, suite)."""
         host.mirror.cache_clear()
         with mock.patch.dict(os.environ, MIRROR=given), \
                 mock.patch.object(host, "_apt_mirrors", return_value=["http://a", "http://b"]), \
@@ -349,6 +349,28 @@ class Broken(unittest.TestCase):
             verdicts = style.broken(mock.MagicMock(), src)
         self.assertEqual([(v.name.removeprefix("mutations: "), v.result) for v in verdicts], [
             ("a.c", "pass"), ("b.c", "fail"), ("c.c", "fail")])
+
+
+class Unsafe(unittest.TestCase):
+    def test_code_counts_and_comments_do_not(self):
+        with tempfile.TemporaryDirectory() as folder:
+            repo = Path(folder)
+            for driver in style.SAFE:
+                (repo / driver).mkdir(parents=True)
+            good, bad = (repo / style.SAFE[0] / name for name in ("a.rs", "deep/b.rs"))
+            bad.parent.mkdir()
+            good.write_text("//! Nothing is unsafe.\nf(); // unsafe\nlet unsafety = 1;\n")
+            bad.write_text("fn f() {\n    // SAFETY: none\n    unsafe { g() }\n}\n")
+            verdicts = style.safe(mock.MagicMock(), repo)
+        self.assertEqual(verdicts, [
+            igt.Verdict(f"unsafe: {style.SAFE[0]}/a.rs", "pass"),
+            igt.Verdict(f"unsafe: {style.SAFE[0]}/deep/b.rs", "fail",
+                        "there is unsafe code in line 3")])
+
+    def test_each_driver_is_there(self):
+        names = {verdict.name for verdict in style.safe(mock.MagicMock(), pipeline.REPO)}
+        for driver in style.SAFE:
+            self.assertTrue(any(name.startswith(f"unsafe: {driver}/") for name in names), driver)
 
 
 class Topologies(unittest.TestCase):
