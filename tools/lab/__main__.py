@@ -56,7 +56,7 @@ def for_topology(work, topology):
 
 
 def run_demo(work):
-    """Show a transfer peer to peer on every topology."""
+    """Show a transfer on each topology, and that it is refused where there is no route."""
     demo.run(work, pipeline.everything(work))
     work.console.say(f"total time: {work.console.elapsed()}")
     return 0

@@ -19,13 +19,13 @@ import toolpackage
 import tree
 from steps import LabError
 
-# What every configuration is asked for, and what makes one of defconfig.
+# The options that every configuration gets, and those that one made from defconfig gets besides.
 PEER = kernel.FRAGMENTS / "peer.config"
 MACHINE = kernel.FRAGMENTS / "machine.config"
 DEFCONFIG = "x86_64_defconfig"
 # dpkg-buildpackage puts the packages beside the folder that it builds.
 INSIDE = "/build/packages"
-# That what it needs is there is not for dpkg to check: debhelper is not installed in the root.
+# dpkg does not check the build dependencies, because debhelper is not installed in the root.
 MAKE = ["make", "LLVM=1", f"O={INSIDE}/out", "DPKG_FLAGS=--no-check-builddeps"]
 ENV = {**kernel.IDENTITY, **packagers.ENV, "KDEB_CHANGELOG_DIST": toolchain.SUITES[0],
        "DEBFULLNAME": tree.NOBODY.name, "DEBEMAIL": tree.NOBODY.mail}
@@ -58,7 +58,7 @@ class Kernel:
 
     @property
     def fragment(self):
-        """What is asked for on top of the configuration to begin with."""
+        """The options on top of the configuration to begin with."""
         return ("" if self.config else MACHINE.read_text()) + PEER.read_text()
 
     def ensure(self, steps):

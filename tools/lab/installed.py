@@ -18,7 +18,7 @@ import qemu
 import toolchain
 from steps import LabError
 
-# What FLAVOUR= calls it.
+# The name that FLAVOUR= has for it.
 FLAVOUR = "deb"
 UNPACK = """
 dpkg-deb -x /build/kernel.deb /build/share
@@ -27,7 +27,7 @@ dpkg-deb -x /build/p2p.deb /build/share
 
 
 class Kernel:
-    """What a machine wants of a kernel, of packages that are installed in a folder."""
+    """A kernel for qemu.Machine, from packages that are installed in a folder."""
 
     cmdline = ""
 

@@ -25,10 +25,12 @@ SHORT = {"system/no-opt-in": "opt-in", "system/no-route": "route",
 LEGEND = (
     "Rows: where the object may live; the first importer; whether the second one attaches before",
     "the first one maps (early) or after that (late). Columns: the second importer, if any.",
-    "V, S: the object is in VRAM, in system memory. Then what the first and the second one have.",
-    "peer: peer to peer. opt-in, route, other, only, pinned: system memory, because the importer",
-    "does not take peer memory, there is no route, another importer needs it there, the object was",
-    "made for it, it is pinned there. no: refused. In front, !: not as expected. ?: not seen.",
+    "V, S: the object is in VRAM, in system memory. Then what the first and the second one have,",
+    "separated by +. peer: peer to peer. opt-in, route, other, only, holder, pinned, full: system",
+    "memory, because the importer does not take peer-to-peer memory, there is no route, another",
+    "importer needs it there, the object was made for it, the importer cannot be revoked, it is",
+    "pinned there, VRAM is full. no:X: refused for reason X. In front, !: not as expected.",
+    "?: it was not tried.",
 )
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
-"""What the kernel makes Debian packages with, beside the toolchain: debhelper, and openssl, by which
-configurations of distributions sign modules.
+"""The programs besides the toolchain with which the kernel makes Debian packages.
+
+They are debhelper, and openssl, with which configurations of distributions sign modules.
 """
 
 import sandbox

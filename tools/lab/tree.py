@@ -43,7 +43,7 @@ TRAILER = re.compile(r"[A-Z][\w-]*: \S")
 
 @dataclass(frozen=True)
 class Author:
-    """Who signs off the commits."""
+    """The person who signs off the commits."""
 
     name: str
     mail: str

@@ -46,7 +46,7 @@ class Unpacked:
 
     @property
     def key(self):
-        """What it depends on."""
+        """The digest of the inputs."""
         return cache.digest(toolchain.SUITES[0], self.packages, self.folder, FETCH)
 
     def path(self) -> Path:

@@ -80,7 +80,8 @@ def wrong(record):
                        Table("The log", ("step",), [[Cell(log.stem, BAD, log=log)]])]
     if record.wrong:
         blocks.append(Table("Deviations from what is expected", ("deviation",),
-                            [[Cell(line, BAD)] for line in record.wrong]))
+                            [[Cell(line, BAD, log=deviation_log(record, line))]
+                             for line in record.wrong]))
     for part in record.parts:
         places = logs.Places(part)
         rows = [verdict_row(verdict, places) for verdict in part.verdicts
@@ -89,6 +90,22 @@ def wrong(record):
             blocks.append(Table(f"Failed or unsteady{of(record, part)}",
                                 ("check", "result", "what it said"), rows))
     return Section("wrong", "What is wrong", blocks)
+
+
+def deviation_log(record, line):
+    """The log of a deviation, which begins with a boot, a machine or a row of the benchmark."""
+    logs_of = bench_logs(record)
+    where, _, said = line.partition(": ")
+    boots_of_rows = [row.boot for row in record.rows if line.startswith(f"{row.what}: ")]
+    for name in (where, f"bench-{where}-1", *boots_of_rows):
+        if log := logs_of.get(name):
+            other = next((file for start, file in OTHER_LOGS.items() if said.startswith(start)), "")
+            return log.with_name(other or log.name)
+    return None
+
+
+# The start of a complaint that is not about the output of a boot, and the log that has it.
+OTHER_LOGS = {"kernel log: ": "kernel.log", "QEMU: ": "qemu.log"}
 
 
 def of(record, part):
@@ -200,10 +217,16 @@ def matrices(record):
 
 def matrix_tables(outcomes):
     """The tables of a migration matrix, by machines that agree."""
+    reasons = ", ".join(f"{word} ({REASONS[name.partition('/')[2]]})"
+                        for name, word in matrix.SHORT.items() if name.startswith("system/"))
     yield Text(["The paths of each pair of importers to each kind of object. A row is the first "
                 "importer, and whether the second one attaches before the first one maps (early) or "
                 "after that (late); a column is the second importer. A cell begins with the placement: "
-                "V in VRAM, S in system memory. Green: peer to peer for all. Blue: system memory "
+                "V means that the object is in VRAM, S that it is in system memory. The path of "
+                "the first importer follows, and that of the second one; + separates the importers. "
+                "A path is peer (peer to peer), or system memory for the reason that the word gives: "
+                f"{reasons}. no:X is refused for reason X. ? was not tried. "
+                "Green: peer to peer for all. Blue: system memory "
                 "for at least one. Grey: refused for at least one. A cell with ✗ is not as expected. "
                 "Hover over a cell for the reasons; it leads to the log of the test."])
     texts = {machine: igt.results(outcome) for machine, outcome in outcomes.items()}
@@ -301,7 +324,8 @@ def bench_logs(record):
 def ratios(record):
     """The rows of the benchmark, grouped by their subject."""
     yield Text(["A bar begins at 1.0, the solid line: to the left the ratio is smaller, to the right it "
-                "is larger. One with a tip is longer than 2.0. The dotted line is the target or the goal. "
+                "is larger. The column \"better\" says whether more or less is better. "
+                "A bar with a tip is longer than 2.0. The dotted line is the target or the goal. "
                 "A missed target fails the run, a goal that is not met does not."])
     states = {"ok": GOOD, "met": GOOD, "MISSED": BAD, "not met": WARN}
     logs_of = bench_logs(record)
@@ -315,15 +339,16 @@ def ratios(record):
         for what, row in rows:
             state = states.get(row.verdict, NONE)
             limit = next((value for value in (row.least, row.most, row.goal) if value), None)
-            _, ours, other, against, ratio, spread, target, verdict = row.cells()
+            _, ours, other, against, ratio, better, spread, target, verdict = row.cells()
             cells = [Cell(what),
                      Cell(ratio, number=True, bar=drawing.bar(row.ratio, limit, state or "plain")),
-                     Cell(target), Cell("" if verdict == "-" else verdict, state),
+                     Cell(better), Cell(target), Cell("" if verdict == "-" else verdict, state),
                      Cell(ours, number=True), Cell(other, number=True), Cell(against),
                      Cell(spread, number=True)]
             lines.append(linked(cells, logs_of.get(row.boot)))
-        yield Table(head[0].upper() + head[1:], ("what", "ratio", "target", "verdict", "ours",
-                                                 "compared", "with", "spread"), lines, kind="bars")
+        yield Table(head[0].upper() + head[1:],
+                    ("what", "ratio", "better", "target", "verdict", "ours", "compared", "with",
+                     "spread"), lines, kind="bars")
 
 
 SERIES = (("map", "ours", "map, ours", "ours"), ("map", "vfio", "map, vfio-pci", "theirs"),

@@ -20,7 +20,7 @@ def holds(file):
 
 
 def of_test(outcome, test):
-    """The output of a test of a boot, else that of all its tests."""
+    """The output of the program of a test of a boot, else that of all its tests."""
     number = jobs(outcome.results / "runner").get(test)
     if number is None:
         return outcome.results / "output.log"
@@ -29,12 +29,20 @@ def of_test(outcome, test):
 
 @functools.lru_cache
 def jobs(folder):
-    """The numbers of the tests in the folder of igt_runner."""
+    """The numbers of programs and of their subtests in the folder of igt_runner.
+
+    A line of its list has a program, and the subtests that one process of it runs.
+    """
     try:
         lines = (folder / "joblist.txt").read_text().splitlines()
     except OSError:
         return {}
-    return {line.replace(" ", "@", 1): number for number, line in enumerate(lines)}
+    found = {}
+    for number, line in enumerate(lines):
+        program, _, subtests = line.partition(" ")
+        found[program] = number
+        found.update({f"{program}@{subtest}": number for subtest in subtests.split(",")})
+    return found
 
 
 class Places:

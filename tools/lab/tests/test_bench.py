@@ -145,6 +145,21 @@ class Bench(unittest.TestCase):
         found = {row.boot for row in bench.rows(dict.fromkeys(machines, FIGURES))}
         self.assertEqual(found, {boot.name for boot in bench.boots() if boot.name.endswith("-1")})
 
+    def test_each_row_says_which_ratio_is_better(self):
+        rows = bench.rows(dict.fromkeys((*bench.MACHINES, bench.RDMA, bench.ENGINE), FIGURES))
+        more = [row for row in rows if row.better == "more"]
+        self.assertEqual({row.what for row in rows if row.least is not None},
+                         {row.what for row in more if row.least is not None})
+        self.assertEqual([row for row in more if (row.most, row.goal) != (None, None)], [])
+        # The others divide the figure of ours by that to compare with.
+        for row in rows:
+            figures = (row.other, row.ours) if row.better == "more" else (row.ours, row.other)
+            self.assertAlmostEqual(row.ratio, figures[0] / figures[1], msg=row.what)
+        self.run_with(FIGURES, FIGURES)
+        self.assertRegex(self.report, r"what +ours +to compare +with +ratio +better +spread")
+        self.assertRegex(self.report, r"move 2 MiB from VRAM .* 0\.900  more ")
+        self.assertRegex(self.report, r"life of an export, .* 1\.100  less ")
+
     def test_two_runs_have_to_agree(self):
         with self.assertRaises(LabError):
             self.run_with(FIGURES, {**FIGURES, "copy.out": 901})

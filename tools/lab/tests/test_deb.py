@@ -54,7 +54,7 @@ class Tool(Folder):
                        stdout=subprocess.DEVNULL, env={**os.environ, **toolpackage.ENV})
 
     def dpkg(self, *command):
-        """What dpkg-deb says of the package."""
+        """The output of dpkg-deb about the package."""
         return subprocess.run(["dpkg-deb", *command], check=True, stdout=subprocess.PIPE).stdout
 
     def field(self, name):
@@ -155,7 +155,7 @@ class Kernel(Folder):
         self.lost = ""
 
     def pretend(self, command):
-        """What the kernel's make would leave."""
+        """Write the files that the kernel's make would leave."""
         out = self.kernel().out
         target = command[-1]
         self.made.append(target)

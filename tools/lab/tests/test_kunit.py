@@ -91,7 +91,7 @@ not ok 1 suite
                     break
                 found = self.results("\n".join(lines[:end]))
                 self.assertIn("fail", [case[1] for case in found], lines[:end])
-                # What comes next does not suffer.
+                # The next suite does not suffer.
                 found = self.results("\n".join([*lines[:end], *self.SUITE.splitlines()]))
                 self.assertEqual(found[-3:], self.EXPECTED)
         cut = self.SUITE[:self.SUITE.index("    not ok 2")]
@@ -210,7 +210,7 @@ mod tests {}
                          ["KUnit: b", "KUnit: d.e"])
 
     def judge(self, *cases, boot="kunit", modules=frozenset()):
-        """What fails, of cases and their results, if suite.a is expected to skip in one boot."""
+        """The cases that fail, if suite.a is expected to skip in one boot."""
         skips = {("kunit", "suite.a"): "why"}
         return [v.name for v in suites.verdicts(boot, [(*case, "") for case in cases], skips,
                                                 modules) if v.result == "fail"]

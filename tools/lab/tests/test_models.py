@@ -59,7 +59,7 @@ class Running(unittest.TestCase):
         return models.Models(kernel, self.boot)
 
     def log(self):
-        """What is in the log of the devices."""
+        """The log of the devices."""
         return (self.folder / models.LOG).read_text()
 
     def test_the_program_runs_as_long_as_qemu(self):

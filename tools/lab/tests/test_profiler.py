@@ -21,7 +21,7 @@ SYMBOLS = f"""
 
 
 def insn(address, kind=0):
-    """What the plugin writes for an instruction."""
+    """The number that the plugin writes for an instruction."""
     return kind << profiler.KIND | address & profiler.ADDRESS
 
 
@@ -59,8 +59,8 @@ class Profiler(unittest.TestCase):
 
     def test_a_program_measures_between_its_readings(self):
         figures = {"windows.attach.1.ours": 2, "attach.1.ours": 4}
-        # What is outside of windows, and before and behind the readings, is not counted; nor is the
-        # window with more, in which an interrupt read the clock.
+        # Instructions outside of windows, and before and behind the readings, are not counted.
+        # Nor is the window with more of them, in which an interrupt read the clock.
         late = window(clock(USER + 1), *[insn(CALLED)] * 8, clock(TEXT), clock(USER + 2))
         trace = [insn(CALLED), *late, insn(CALLED), *called(3)]
         lines, wrong = profiler.report(trace, figures, self.symbols)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
 """Tests of what the report of a run says, and that it can be read in light and dark."""
 
+import dataclasses
 import errno
 import json
 import re
@@ -61,12 +62,12 @@ class Reader(HTMLParser):
         return [attrs for name, attrs, _ in self.found if name == tag]
 
     def text(self):
-        """What is to be read, in one line."""
+        """The text of the page, in one line."""
         return " ".join(" ".join(data for data, _ in self.words).split())
 
 
 def cells(machine, change=lambda line: line):
-    """What vvram_matrix prints, by test."""
+    """The output of vvram_matrix, by test."""
     tests = {}
     for bo, first, order, second in matrix.keys():
         got = f"{machine.decision}/none" + (",system/no-opt-in" if second != "none" else "")
@@ -102,14 +103,19 @@ class InFolder(unittest.TestCase):
         (results / "runner").mkdir(parents=True)
         for file in ("kernel.log", "output.log"):
             (results / file).write_text("x\n")
-        found, jobs = {}, []
+        found, programs = {}, {}
         for number, (test, text) in enumerate(dict(tests).items()):
             found[f"igt@{test}"] = {"result": "pass", "out": text,
                                     "time": {"start": 0, "end": 10 + number}}
-            jobs.append(test.replace("@", " "))
+            program, _, subtest = test.partition("@")
+            programs.setdefault(program, {})[subtest] = text
+        # igt_runner starts a program once for all of its subtests.
+        lines = []
+        for number, (program, texts) in enumerate(programs.items()):
+            lines.append(f"{program} {','.join(texts)}".rstrip() + "\n")
             (results / f"runner/{number}").mkdir()
-            (results / f"runner/{number}/out.txt").write_text(text)
-        (results / "runner/joblist.txt").write_text("\n".join(jobs))
+            (results / f"runner/{number}/out.txt").write_text("\n".join(texts.values()))
+        (results / "runner/joblist.txt").write_text("".join(lines))
         (results / "results.json").write_text(json.dumps({"tests": found}))
         return qemu.Outcome(boot, results, 12.5, error)
 
@@ -233,7 +239,7 @@ class Page(InFolder):
         # A program leads to the log of its slowest test.
         [link] = [attrs["href"] for attrs in reader.all("a")
                   if attrs.get("title") == "the log of its slowest test, a@two"]
-        self.assertEqual(link, "../../results/check-switch/runner/1/out.txt")
+        self.assertEqual(link, "../../results/check-switch/runner/0/out.txt")
 
     def test_each_reason_is_explained(self):
         header = (pipeline.REPO / "include/uapi/drm/drm_peer.h").read_text()
@@ -266,7 +272,7 @@ class Matrix(InFolder):
         self.assertEqual(cell.hint, "object in VRAM; first importer: peer to peer by bus address, second "
                          "importer: system memory, because the importer does not take peer-to-peer "
                          "memory")
-        self.assertEqual(cell.log.read_text().count("first=static"), 11)
+        self.assertEqual(cell.log.read_text().count("object=either first=static"), 11)
         link = f'title="{cell.hint}">V peer+opt-in</a></td>'
         self.assertTrue(page.cell(cell, self.logs, False).endswith(link))
 
@@ -281,6 +287,24 @@ class Matrix(InFolder):
         self.assertEqual(cell.state, blocks.BAD)
         self.assertIn("switch: src/x.rs:1: placement", cell.hint)
         self.assertIn("✗", page.cell(cell, self.logs, False))
+
+    def test_the_legend_has_each_word_of_a_cell(self):
+        [[legend]] = [block.lines for section in self.sections() for block in section.blocks
+                      if isinstance(block, blocks.Text)]
+        for name, word in matrix.SHORT.items():
+            path, _, reason = name.partition("/")
+            if path == "system":
+                self.assertIn(f"{word} ({content.REASONS[reason]})", legend)
+            self.assertRegex(" ".join(matrix.LEGEND), rf"[ :]{word.removeprefix('no:')}[,:]")
+        for words in ("V means that the object is in VRAM", "no:X is refused for reason X",
+                      "+ separates the importers", "? was not tried"):
+            self.assertIn(words, legend)
+
+    def sections(self):
+        """The sections with the matrix of a machine."""
+        outcome = self.outcome(tests=cells(SWITCH))
+        self.part([outcome])
+        return list(content.matrices(self.record))
 
     def test_what_was_not_seen_is_no_path(self):
         self.assertEqual(self.altered("cell ", "sell ").kind, "unseen")
@@ -382,7 +406,7 @@ class Benchmark(InFolder):
                             bench.Row("life", 30, 10, "10 alive", 3.0, most=1.2)]
         self.record.figures = {"switch": self.figures()}
         text = self.read(1).text()
-        for words in ("Bus address", "1 x 4 KiB, vvram", "0.500 at most 1.05 ✓ ok", "✗ MISSED",
+        for words in ("Bus address", "1 x 4 KiB, vvram", "0.500 less at most 1.05 ✓ ok", "✗ MISSED",
                       "1 targets met", "65,536"):
             self.assertIn(words, text)
 
@@ -396,6 +420,37 @@ class Benchmark(InFolder):
                 for block in content.ratios(self.record) if isinstance(block, content.Table)}
         self.assertEqual(logs, {"Bus address": {outcome.results / "output.log"},
                                 "General": {None}})
+
+    def test_the_better_direction_is_told(self):
+        self.record.command = "bench"
+        self.step()
+        self.record.rows = [bench.Row("a move", 10, 9, "copy", 0.9, better="more"),
+                            bench.Row("life", 11, 10, "10 alive", 1.1)]
+        text = self.read().text()
+        for words in ("what ratio better target", "a move 0.900 more", "life 1.100 less"):
+            self.assertIn(words, text)
+
+    def test_a_deviation_leads_to_the_log_of_its_boot(self):
+        names = ("bench-switch-1", "bench-switch-2", "bench-switch-huge-1")
+        outcomes = {name: self.outcome(name=name) for name in names}
+        for name, outcome in outcomes.items():
+            outcome.boot = dataclasses.replace(outcome.boot, name=name)
+        self.step(*outcomes.values())
+        first, second, large = [outcome.results for outcome in outcomes.values()]
+        self.record.rows = [bench.Row("bus address: 1 x 4 KiB, vvram", 20, 10, "vfio-pci", 2.0,
+                                      most=1.05, boot="bench-switch-1")]
+        found = {"bench-switch-2: the job failed": second / "output.log",
+                 "bench-switch-2: kernel log: BUG": second / "kernel.log",
+                 "bench-switch-2: QEMU: no memory": second / "qemu.log",
+                 "switch-huge: two runs differ: map.huge.ours: 1 and 2": large / "output.log",
+                 "switch: map.4k.ours: 3, at most 2 are allowed": first / "output.log",
+                 "bus address: 1 x 4 KiB, vvram: 2.000, the target is at most 1.05":
+                 first / "output.log",
+                 "elsewhere: unknown": None}
+        self.record.wrong = list(found)
+        [table] = [block for block in content.wrong(self.record).blocks
+                   if isinstance(block, blocks.Table)]
+        self.assertEqual({cell.text: cell.log for [cell] in table.rows}, found)
 
     def test_a_bar_begins_at_one(self):
         self.assertIn('<rect x="25.00" y="4" width="25.00"', drawing.bar(0.5, None, "good"))
@@ -478,7 +533,7 @@ class Leave(InFolder):
 
 
 class Parts(InFolder):
-    """What the commands with tests leave in the record."""
+    """The parts that the commands with tests leave in the record."""
 
     def run_with(self, function, *arguments):
         """Run a command over one boot; return its verdicts and those in the record at the end."""
@@ -538,6 +593,14 @@ class Logs(InFolder):
     def test_a_test_without_a_place_in_the_list_has_the_log_of_all(self):
         outcome = self.outcome(tests={"a@one": ""})
         self.assertEqual(logs.of_test(outcome, "a@two"), outcome.results / "output.log")
+
+    def test_the_subtests_of_a_program_share_its_output(self):
+        outcome = self.outcome(tests={"a@one": "", "a@two": "", "b@three": "", "c": ""})
+        self.assertEqual((outcome.results / "runner/joblist.txt").read_text(),
+                         "a one,two\nb three\nc\n")
+        for test, number in (("a@one", 0), ("a@two", 0), ("a", 0), ("b@three", 1), ("c", 2)):
+            self.assertEqual(logs.of_test(outcome, test),
+                             outcome.results / f"runner/{number}/out.txt")
 
 
 if __name__ == "__main__":

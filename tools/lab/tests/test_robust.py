@@ -477,7 +477,7 @@ class Sync(InCaches):
             self.source.sync(step, self.repo, sandbox.Sandbox("/"))
 
     def files(self):
-        """What the tree has."""
+        """The files of the tree."""
         return {path.name: path.read_text() for path in self.source.tree.rglob("*")
                 if path.is_file() and path.suffix != cache.PARTIAL}
 

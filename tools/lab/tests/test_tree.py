@@ -263,7 +263,7 @@ class Small(unittest.TestCase):
 
     @staticmethod
     def git(out, *args):
-        """What git says of a tree."""
+        """The output of git about a tree."""
         return subprocess.run(["git", "-C", str(out), *args], check=True, text=True,
                               stdout=subprocess.PIPE).stdout
 
@@ -433,7 +433,7 @@ class OneByOne(Small):
             self.assertEqual(ran, ["config", "modules", "modules"])
             self.assertEqual((self.top / "arm64/.config").read_text(), result[0])
             repository.show.assert_called_with("1", self.top / "sources")
-            # What the second one adds is not there: no other try is taken for configured.
+            # The configuration lacks the option that the second commit adds: each try asks for it.
             for _ in range(2):
                 with self.assertRaisesRegex(LabError, "as asked for: CONFIG_C=y"):
                     onebyone.made(step, repository, self.top, second)
