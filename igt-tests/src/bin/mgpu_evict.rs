@@ -18,7 +18,7 @@ use vvram_tests::mgpu::{
     holds, take_all, Error, Mgpu, COMPUTE, COPY, PARAM_APERTURE_FREE, PARAM_DMA_MAPPED,
     PARAM_LOSSES, PARAM_RESETS,
 };
-use vvram_tests::misc::{self, Lcg};
+use vvram_tests::misc::{self, meminfo, Lcg};
 use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::peer::{Mode, Peer};
@@ -26,7 +26,7 @@ use vvram_tests::proc::{Child, Steps};
 use vvram_tests::queue::copy_after;
 use vvram_tests::syncfile::SyncFile;
 use vvram_tests::uapi::{DMA_BUF_SYNC_READ, DMA_BUF_SYNC_WRITE};
-use vvram_tests::{check, check_eq, fail, igt_main, uapi, Outcome, Stop, SysError};
+use vvram_tests::{check, check_eq, fail, igt_main, skip, uapi, Outcome, Stop, SysError};
 
 const PAGE64: u64 = PAGE as u64;
 const KIB: u64 = 1 << 10;
@@ -126,7 +126,6 @@ fn evicted_huge() -> Outcome {
 
 /// Returns the sum after 1 was added to a word.
 fn plus_one_at(pattern: Pattern, index: u64, sum: u64) -> u64 {
-    let halves = |word: u64| (word & 0xffff_ffff) + (word >> 32);
     let word = pattern.word(index);
     sum.wrapping_sub(halves(word))
         .wrapping_add(halves(word.wrapping_add(1)))
@@ -271,65 +270,113 @@ fn early_write() -> Outcome {
     gpu.clean()
 }
 
-/// Two address spaces, each with more than half of the VRAM that is left: all objects of one move
-/// back for each of its jobs.
+/// Two address spaces, each with more than half of the VRAM that there is: objects of one move back
+/// for each of its jobs.
 struct Turns<'a> {
     benches: [Bench<'a>; 2],
     /// Every other object is not private.
     parts: [Vec<Part<'a>>; 2],
+    /// The size of each object.
+    piece: u64,
     rounds: u64,
 }
 
 /// An object of [`Turns`].
 struct Part<'a> {
     object: Gem<'a>,
-    pattern: Pattern,
+    content: Content,
     address: u64,
     /// The sum of all words but the last one.
     sum: u64,
 }
 
-/// The size of an object of [`Turns`].
+/// The content of an object: the words of a pattern from word `first` on.
+#[derive(Clone, Copy)]
+struct Content {
+    pattern: Pattern,
+    first: u64,
+}
+
+impl Content {
+    fn word(self, index: u64) -> u64 {
+        self.pattern.word(self.first + index)
+    }
+}
+
+/// The size of an object of [`Turns`] in most tests.
 const PIECE: u64 = 64 * KIB;
-const LAST: u64 = PIECE / 8 - 1;
+
+/// Returns what the engine adds up for a word.
+fn halves(word: u64) -> u64 {
+    (word & 0xffff_ffff) + (word >> 32)
+}
+
+/// Returns the index of the last word of an object.
+fn last(size: u64) -> u64 {
+    size / 8 - 1
+}
 
 impl<'a> Turns<'a> {
-    fn new(gpu: &'a Mgpu) -> Result<Self, Stop> {
-        let count = gpu.drm.vram_free()? * 5 / 8 / PIECE;
-        let (x, _) = patterns();
+    /// Makes two address spaces that map about `each` bytes, in objects of `piece` bytes. `fill`
+    /// fills the object with a number, and returns its content, and the sum of all words but the
+    /// last one.
+    fn new(
+        gpu: &'a Mgpu,
+        piece: u64,
+        each: u64,
+        fill: impl Fn(&Gem<'a>, u64) -> Result<(Content, u64), Stop>,
+    ) -> Result<Self, Stop> {
+        let count = each / piece;
+        // Room for an object, at different pages within a huge page.
+        let room = (piece + 2 * PAGE64).next_multiple_of(HUGE);
         let mut this = Self {
             benches: [Bench::new(gpu)?, Bench::new(gpu)?],
             parts: [Vec::new(), Vec::new()],
+            piece,
             rounds: 0,
         };
         for (number, (bench, parts)) in (0..).zip(this.benches.iter().zip(&mut this.parts)) {
             for index in 0..count {
-                let pattern = x.derive(number * count + index);
                 let object = match index % 2 {
-                    0 => bench.vm.create(PIECE, EITHER)?,
-                    _ => gpu.drm.create_flags(PIECE, EITHER)?,
+                    0 => bench.vm.create(piece, EITHER)?,
+                    _ => gpu.drm.create_flags(piece, EITHER)?,
                 };
-                object.map()?.fill(pattern);
-                // At different pages within a huge page.
-                let address = HUGE * (1 + index) + (index % 3) * PAGE64;
+                let (content, sum) = fill(&object, number * count + index)?;
+                let address = HUGE + index * room + (index % 3) * PAGE64;
                 bench.vm.bind(&object, address)?;
                 parts.push(Part {
                     object,
-                    pattern,
+                    content,
                     address,
-                    sum: sum(pattern, 0, LAST),
+                    sum,
                 });
             }
         }
         Ok(this)
     }
 
-    /// Returns the objects that are not private, with the patterns of all words but the last one.
-    fn shared(&self) -> impl Iterator<Item = (&Gem<'a>, Pattern)> {
+    /// The same with small objects, which the CPU fills, and 5 / 8 of the VRAM that is free.
+    fn small(gpu: &'a Mgpu) -> Result<Self, Stop> {
+        let (x, _) = patterns();
+        Self::new(
+            gpu,
+            PIECE,
+            gpu.drm.vram_free()? * 5 / 8,
+            |object, number| {
+                let pattern = x.derive(number);
+                object.map()?.fill(pattern);
+                let content = Content { pattern, first: 0 };
+                Ok((content, sum(pattern, 0, last(PIECE))))
+            },
+        )
+    }
+
+    /// Returns the objects that are not private, with their content but for the last word.
+    fn shared(&self) -> impl Iterator<Item = (&Gem<'a>, Content)> {
         self.parts
             .iter()
             .flat_map(|parts| parts.iter().skip(1).step_by(2))
-            .map(|part| (&part.object, part.pattern))
+            .map(|part| (&part.object, part.content))
     }
 
     /// Jobs of both address spaces take turns: those of one evict the objects that those of the
@@ -337,9 +384,9 @@ impl<'a> Turns<'a> {
     /// the rounds in the last word.
     fn round(&mut self) -> Outcome {
         const OPS: usize = 3;
-        let rounds = self.rounds;
+        let (piece, rounds) = (self.piece, self.rounds);
         // The last word is not in this page.
-        let page = rounds % (PIECE / PAGE64 - 1);
+        let page = rounds % (piece / PAGE64 - 1);
         let most = OPS_MAX / OPS;
         let mut jobs = Vec::new();
         for job in 0..self.parts[0].len().div_ceil(most) {
@@ -351,9 +398,9 @@ impl<'a> Turns<'a> {
                     .flat_map(|(index, part)| {
                         let result = RESULTS + 16 * index;
                         [
-                            Op::checksum(part.address, PIECE, result),
+                            Op::checksum(part.address, piece, result),
                             Op::checksum(part.address + page * PAGE64, PAGE64, result + 8),
-                            Op::add(part.address + PIECE - 8, 1),
+                            Op::add(part.address + piece - 8, 1),
                         ]
                     })
                     .collect();
@@ -363,12 +410,15 @@ impl<'a> Turns<'a> {
         all_done(&jobs)?;
         for (number, (bench, parts)) in (0..).zip(self.benches.iter().zip(&self.parts)) {
             for (index, part) in parts.iter().enumerate() {
-                let halves = |word: u64| (word & 0xffff_ffff) + (word >> 32);
-                let last = halves(part.pattern.word(LAST).wrapping_add(rounds));
+                let content = part.content;
+                let last = halves(content.word(last(piece)).wrapping_add(rounds));
                 let words = PAGE64 / 8;
                 check_eq!(
                     [0, 1].map(|result| bench.results.read(2 * index + result)),
-                    [part.sum + last, sum(part.pattern, page * words, words)],
+                    [
+                        part.sum + last,
+                        sum(content.pattern, content.first + page * words, words)
+                    ],
                     "sums of object {index} of {number}, and of its page {page}, in round {rounds}"
                 );
             }
@@ -377,10 +427,10 @@ impl<'a> Turns<'a> {
         Ok(())
     }
 
-    /// Checks all bytes by the CPU.
-    fn verify(&self) -> Outcome {
+    /// Checks all bytes of all objects by the CPU, which gets a mapping that `map` returns.
+    fn verify(&self, map: impl Fn(&Gem<'a>) -> Result<Map, Stop>) -> Outcome {
         for (index, part) in self.parts.iter().flatten().enumerate() {
-            holds_counted(&part.object.map()?, part.pattern, |count| {
+            holds_counted(&map(&part.object)?, part.content, |count| {
                 count == self.rounds
             })
             .map_err(|stop| Stop::fail(format_args!("object {index}: {}", stop.text())))?;
@@ -390,15 +440,16 @@ impl<'a> Turns<'a> {
 }
 
 /// Checks an object to whose last word a number was added, which `is` checks.
-fn holds_counted(map: &Map, pattern: Pattern, is: impl FnOnce(u64) -> bool) -> Outcome {
-    for word in 0..LAST {
+fn holds_counted(map: &Map, content: Content, is: impl FnOnce(u64) -> bool) -> Outcome {
+    let last = last((map.pages() * PAGE) as u64);
+    for word in 0..last {
         check_eq!(
             map.read(word as usize),
-            pattern.word(word),
-            "word {word} of {LAST}"
+            content.word(word),
+            "word {word} of {last}"
         );
     }
-    let added = map.read(LAST as usize).wrapping_sub(pattern.word(LAST));
+    let added = map.read(last as usize).wrapping_sub(content.word(last));
     check!(is(added), "{added:#x} was added to the last word");
     Ok(())
 }
@@ -426,7 +477,7 @@ fn turns() -> Outcome {
         1 if !gpu.pci.translated() => 600,
         times => 10_000 * times,
     };
-    let mut turns = Turns::new(&gpu)?;
+    let mut turns = Turns::small(&gpu)?;
     while gpu.drm.getparam(uapi::PARAM_MOVES)? < moves + wanted {
         check!(
             turns.rounds < wanted,
@@ -435,7 +486,76 @@ fn turns() -> Outcome {
         );
         turns.round()?;
     }
-    turns.verify()?;
+    turns.verify(|object| Ok(object.map()?))?;
+    nothing_lost(&gpu, before)?;
+    drop(turns);
+    gpu.clean()
+}
+
+/// The same with large objects, and with all VRAM of the device.
+///
+/// The processors of an emulated guest are slow, so the engine fills the objects with parts of a
+/// long pattern, and in the end copies them to system memory, where the CPU compares each word.
+fn turns_all() -> Outcome {
+    const LARGE: u64 = 8 << 20;
+    /// How many words later in the pattern the next object begins: no two objects have a page in
+    /// common, also at different places.
+    const STEP: u64 = PAGE64 / 8 + 1;
+    let gpu = Mgpu::first()?;
+    let all = gpu.drm.getparam(uapi::PARAM_VRAM_SIZE)?;
+    let each = (all * 9 / 16).next_multiple_of(LARGE);
+    // What does not fit is in system memory, as are objects on their way out, and on their way
+    // back.
+    let Some(memory) = meminfo("MemAvailable") else {
+        fail!("/proc/meminfo has no MemAvailable");
+    };
+    if 4 * (2 * each - all) > memory << 10 {
+        skip!("{memory} kB of memory are too few for {all} bytes of VRAM");
+    }
+    let (moves, before) = (gpu.drm.getparam(uapi::PARAM_MOVES)?, losses(&gpu)?);
+    let wanted = 40 * misc::soak();
+    let (x, _) = patterns();
+    let words = LARGE / 8 + 2 * (each / LARGE) * STEP;
+    let source = gpu.drm.create_flags(8 * words, uapi::CREATE_SYSTEM)?;
+    source.map()?.fill(x);
+    // The sum of the words before each word.
+    let mut sums = vec![0];
+    for word in 0..words {
+        sums.push(sums[word as usize] + halves(x.word(word)));
+    }
+    let mut turns = Turns::new(&gpu, LARGE, each, |object, number| {
+        let first = number * STEP;
+        all_done(&[gpu.drm.copy((&source, 8 * first), (object, 0), LARGE)?])?;
+        let sum = sums[(first + last(LARGE)) as usize] - sums[first as usize];
+        Ok((Content { pattern: x, first }, sum))
+    })?;
+    while gpu.drm.getparam(uapi::PARAM_MOVES)? < moves + wanted {
+        check!(
+            turns.rounds < wanted,
+            "{} rounds have not moved enough",
+            turns.rounds
+        );
+        turns.round()?;
+        // The last job was one of the second address space.
+        let [others, own] = &turns.parts;
+        for part in own {
+            placed(&part.object, uapi::PLACEMENT_VRAM)?;
+        }
+        let mut left = 0;
+        for part in others {
+            left += u64::from(part.object.info()?.placement == uapi::PLACEMENT_SYSTEM);
+        }
+        check!(
+            left * LARGE >= 2 * each - all,
+            "{left} objects of the first address space have left VRAM in round {}",
+            turns.rounds
+        );
+    }
+    let sink = gpu.drm.create_flags(LARGE, uapi::CREATE_SYSTEM)?;
+    turns.verify(|object| {
+        all_done(&[gpu.drm.copy((object, 0), (&sink, 0), LARGE)?])?;
+        Ok(sink.map()?)
+    })?;
     nothing_lost(&gpu, before)?;
     drop(turns);
     gpu.clean()
@@ -468,7 +588,7 @@ impl Mix<'_> {
 
     /// vvram reads imported objects that move, and reads and writes imported objects that jobs of
     /// the compute engine use.
-    fn of_gpu(&self, shared: &[(DmaBuf, Pattern)]) -> Outcome {
+    fn of_gpu(&self, shared: &[(DmaBuf, Content)]) -> Outcome {
         let (gpu, drm) = (Mgpu::open(self.pci)?, Drm::open()?);
         let bench = Bench::new(&gpu)?;
         let (x, _) = patterns();
@@ -480,7 +600,7 @@ impl Mix<'_> {
         let (from, to) = (source.map()?, sink.map()?);
         let theirs: Vec<_> = shared
             .iter()
-            .map(|(buffer, pattern)| Ok::<_, SysError>((drm.import(buffer)?, *pattern)))
+            .map(|(buffer, content)| Ok::<_, SysError>((drm.import(buffer)?, *content)))
             .collect::<Result<_, _>>()?;
         let mut mine = Vec::new();
         for index in 0..4 {
@@ -490,10 +610,10 @@ impl Mix<'_> {
             mine.push((object, import, HUGE * (1 + index)));
         }
         self.go_on(|count| {
-            let (import, pattern) = &theirs[random.below(theirs.len() as u64) as usize];
+            let (import, content) = &theirs[random.below(theirs.len() as u64) as usize];
             to.set(0);
             all_done(&[drm.copy((import, 0), (&sink, 0), PIECE)?])?;
-            holds_counted(&to, *pattern, |added| added < 1 << 32)?;
+            holds_counted(&to, *content, |added| added < 1 << 32)?;
 
             // The CPU does not wait between these jobs.
             let (_, import, address) = &mine[random.below(mine.len() as u64) as usize];
@@ -589,10 +709,10 @@ fn mixed() -> Outcome {
         1 => 200,
         times => 10_000 * times,
     };
-    let mut turns = Turns::new(&gpu)?;
+    let mut turns = Turns::small(&gpu)?;
     let shared: Vec<_> = turns
         .shared()
-        .map(|(object, pattern)| Ok::<_, SysError>((object.export()?, pattern)))
+        .map(|(object, content)| Ok::<_, SysError>((object.export()?, content)))
         .collect::<Result<_, _>>()?;
     let (ready, stop) = ([Steps::new()?, Steps::new()?], Steps::new()?);
     let [one, two] = [0, 1].map(|index| Mix {
@@ -625,7 +745,7 @@ fn mixed() -> Outcome {
     for mut child in children {
         child.join("one of both", LIMIT)?;
     }
-    turns.verify()?;
+    turns.verify(|object| Ok(object.map()?))?;
     nothing_lost(&gpu, before)?;
     drop((turns, shared));
     gpu.clean()
@@ -1048,7 +1168,8 @@ igt_main! {
     "early-write", "the same, with an object that leaves VRAM for it", early_write;
     "reuse", "VRAM that changes its owner again and again", reuse;
     "turns", "two address spaces with more than half of VRAM each", turns;
-    "mixed", "the same, with another device that imports, and that exports", mixed;
+    "turns-all", "the same with all VRAM, and with large objects", turns_all;
+    "mixed", "two address spaces, with another device that imports, and that exports", mixed;
     "spared", "an object with work that depends on another device", spared;
     "stays", "an object in system memory with such work", stays;
     "storm", "by several processes", storm;

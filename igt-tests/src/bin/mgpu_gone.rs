@@ -8,11 +8,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use vvram_tests::compute::{
-    ballast, Bench, Op, Vm, HUGE, PARAM_PAGE_TABLES, PARAM_VMS_FREE, RESULTS,
+    ballast, sum, Bench, Op, Vm, HUGE, PARAM_PAGE_TABLES, PARAM_VMS_FREE, RESULTS,
 };
-use vvram_tests::drm::{DmaBuf, Gem, EITHER};
+use vvram_tests::drm::{path_name, reason_name, DmaBuf, Gem, EITHER};
 use vvram_tests::failure::is_taken_away;
-use vvram_tests::fixture::{mapped_by_peer, patterns, peer_reads, placed};
+use vvram_tests::fixture::{mapped_by_peer, patterns, peer_reads, placed, Expect};
 use vvram_tests::map::PAGE;
 use vvram_tests::mgpu::{
     holds, replug, Error, Impatient, Mgpu, COMPUTE, COPY, DRIVER, PARAM_APERTURE_FREE, PARAM_LOSSES,
@@ -29,6 +29,7 @@ use vvram_tests::uapi::COPIES_MAX;
 use vvram_tests::{check, check_eq, expect_errno, igt_main, uapi, Outcome, Stop, SysError};
 
 const SIZE: u64 = 16 * PAGE as u64;
+const WORDS: u64 = SIZE / 8;
 const LIMIT: Duration = Duration::from_secs(20);
 /// Where the kernel waits for an invalidation, and where an unmap waits for its lock:
 /// `Invalidator::invalidate`, in `AddressSpace::change`.
@@ -113,6 +114,32 @@ fn not_said(log: &mut KernelLog, text: &str) -> Outcome {
     Ok(())
 }
 
+/// Maps an import at [`HUGE`], and checks how the device reaches it, where the object is, and the
+/// sum that a job finds.
+fn mapped(bench: &Bench<'_>, object: &Gem<'_>, import: &Gem<'_>, pattern: Pattern) -> Outcome {
+    bench.vm.bind(import, HUGE)?;
+    check_eq!(
+        bench.sum(HUGE, SIZE)?,
+        sum(pattern, 0, WORDS),
+        "sum of memory of the other GPU"
+    );
+    let info = import.import_info()?;
+    check!(
+        (info.path, info.reason) == (Expect::get()?.path(), uapi::REASON_NONE),
+        "path {}, reason {}",
+        path_name(info.path),
+        reason_name(info.reason)
+    );
+    placed(object, uapi::PLACEMENT_VRAM)
+}
+
+/// Queues a job that adds up what is mapped at [`HUGE`], and writes the sum to a word of the
+/// results.
+fn adds(bench: &Bench<'_>, word: usize) -> Result<SyncFile, SysError> {
+    let to = RESULTS + 8 * word as u64;
+    bench.vm.exec(&[Op::checksum(HUGE, SIZE, to)])
+}
+
 /// Two GPUs that use memory of each other, of which the second one goes away, and a peer that has
 /// mapped memory of that one.
 struct Fixture<'a> {
@@ -127,10 +154,12 @@ struct Fixture<'a> {
     import: Gem<'a>,
     /// Where the GPU that stays copies that to.
     ours: Gem<'a>,
+    /// An address space of the GPU that stays, which maps `import` as well.
+    bench: Bench<'a>,
     peer: Peer,
     /// The patterns of `exported` and of `import`.
     patterns: [Pattern; 2],
-    _own: Gem<'a>,
+    own: Gem<'a>,
     _buffer: DmaBuf,
 }
 
@@ -157,13 +186,15 @@ impl<'a> Fixture<'a> {
             mine: goes.drm.create(SIZE)?,
             import: stays.drm.import(&buffer)?,
             ours: stays.drm.create_flags(SIZE, uapi::CREATE_SYSTEM)?,
+            bench: Bench::new(stays)?,
             peer: mapped_by_peer(&buffer, y, &[0, 15])?,
             patterns: [x, y],
-            _own: own,
+            own,
             _buffer: buffer,
         };
         this.read()?.finish()?;
         this.write()?.finish()?;
+        mapped(&this.bench, &this.own, &this.import, y)?;
         goes.clean()?;
         Ok(this)
     }
@@ -194,15 +225,16 @@ impl<'a> Fixture<'a> {
         for end in ends(reads)? {
             check!(
                 [1, -libc::EIO].contains(&end),
-                "a copy of the other GPU: {end}"
+                "a copy or a job of the other GPU: {end}"
             );
         }
         match self.write() {
             Ok(copy) => check_eq!(ends(&[copy])?, [-libc::ENODEV], "a copy after that"),
             Err(error) => check_eq!(error.errno, libc::ENODEV, "error of a copy after that"),
         }
-        if let Ok(copy) = self.read() {
-            ends(&[copy])?;
+        // The timeout may be shorter than these take.
+        for read in [self.read(), adds(&self.bench, 0)].into_iter().flatten() {
+            ends(&[read])?;
         }
         Ok(())
     }
@@ -224,10 +256,19 @@ impl<'a> Fixture<'a> {
         for (what, result) in [
             ("a map of the peer", self.peer.map()),
             ("a copy of the other GPU", self.read().map(drop)),
+            ("a job of the other GPU", adds(&self.bench, 0).map(drop)),
             ("a copy of a file that is left", self.write().map(drop)),
         ] {
             expect_errno(what, result, libc::ENODEV)?;
         }
+        self.bench.vm.unbind(HUGE, SIZE)?;
+        self.bench.results.write(0, 0);
+        self.bench.vm.done(&[Op::add(RESULTS, 7)])?;
+        check_eq!(
+            self.bench.results.read(0),
+            7,
+            "a job of the other GPU without that memory"
+        );
         self.stays.await_no_window()?;
         holds(&self.exported, self.patterns[0], "the exported object")?;
         works(&self.goes.pci)?;
@@ -248,28 +289,35 @@ fn surprise(begin: impl FnOnce(&Fixture<'_>) -> Outcome) -> Outcome {
     fixture.after()
 }
 
-/// A device is removed by surprise with copies, and jobs of two address spaces, while the other one
-/// reads its memory.
+/// A device is removed by surprise with copies, and jobs of two address spaces, one of which maps
+/// memory of the other device, while copies and jobs of that one read its memory.
 fn removed() -> Outcome {
     // The timeout is 1000 seconds: the jobs end because the device is gone.
     let _patient = Impatient::never()?;
     surprise(|fixture| {
         let benches = [Bench::new(fixture.goes)?, Bench::new(fixture.goes)?];
-        let job = |bench: &Bench<'_>| bench.vm.exec(&[Op::add(RESULTS, 1)]);
-        for bench in &benches {
-            job(bench)?.finish()?;
-        }
-        fixture.stays.inject(Error::Slow, 50)?;
+        let job = || benches[0].vm.exec(&[Op::add(RESULTS, 1)]);
+        job()?.finish()?;
+        let [x, _] = fixture.patterns;
+        mapped(&benches[1], &fixture.exported, &fixture.theirs, x)?;
         for ring in [COPY, COMPUTE] {
+            fixture.stays.inject_into(ring, Error::Slow, 50)?;
             fixture.goes.inject_into(ring, Error::Slow, 60_000)?;
         }
-        let reads = several(10, || fixture.read())?;
-        let mut jobs = several(10, || fixture.write())?;
-        for bench in &benches {
-            jobs.extend(several(5, || job(bench))?);
+        let mut reads = Vec::new();
+        for word in 0..10 {
+            reads.push(fixture.read()?);
+            reads.push(adds(&fixture.bench, word)?);
         }
+        let mut jobs = several(10, || fixture.write())?;
+        jobs.extend(several(5, job)?);
+        // These wait for the copies of the same memory.
+        jobs.extend(several(5, || adds(&benches[1], 0))?);
         fixture.vanish(&jobs, &[libc::ENODEV], &reads)?;
-        fixture.stays.inject(Error::Slow, 0)
+        for ring in [COPY, COMPUTE] {
+            fixture.stays.inject_into(ring, Error::Slow, 0)?;
+        }
+        Ok(())
     })
 }
 
@@ -358,24 +406,41 @@ fn removed_in_eviction() -> Outcome {
     })
 }
 
-/// A device is unplugged, with slow jobs that use the memory of another one, whose slow jobs use
-/// its memory, and with a peer.
+/// A device is unplugged, with slow copies and jobs that use the memory of another one, whose slow
+/// copies and jobs use its memory, and with a peer.
 fn unplugged() -> Outcome {
     let pair = Mgpu::pair()?;
     let fixture = Fixture::new(&pair)?;
     let [a, b] = &pair;
     let [x, y] = fixture.patterns;
     fixture.ours.map()?.fill(x);
+    fixture.bench.results.set(u64::MAX);
+    let bench = Bench::new(b)?;
+    mapped(&bench, &fixture.exported, &fixture.theirs, x)?;
 
     a.inject(Error::Slow, 50)?;
+    a.inject_into(COMPUTE, Error::Slow, 20)?;
     b.inject(Error::Slow, 100)?;
-    let reads = several(10, || fixture.read())?;
+    let (mut reads, mut sums) = (Vec::new(), Vec::new());
+    for word in 0..10 {
+        reads.push(fixture.read()?);
+        sums.push(adds(&fixture.bench, word)?);
+    }
     let writes = several(COPIES_MAX, || fixture.write())?;
+    // These wait for the copies of the same memory.
+    let jobs = several(5, || adds(&bench, 0))?;
     fixture.replug()?;
 
     // The unplug has waited for what the other GPU reads, and for the jobs in the ring.
     for copy in &reads {
         check_eq!(copy.status()?, 1, "status of a copy of the other GPU");
+    }
+    for (word, job) in sums.iter().enumerate() {
+        check_eq!(
+            (job.status()?, fixture.bench.results.read(word)),
+            (1, sum(y, 0, WORDS)),
+            "status and sum of job {word} of the other GPU"
+        );
     }
     let ends = writes
         .iter()
@@ -386,7 +451,17 @@ fn unplugged() -> Outcome {
         done < ends.len() && ends[done..].iter().all(|end| *end == -libc::ECANCELED),
         "how its copies ended: {ends:?}"
     );
-    a.inject(Error::Slow, 0)?;
+    for job in &jobs {
+        check_eq!(job.status()?, -libc::ECANCELED, "status of one of its jobs");
+    }
+    expect_errno(
+        "a job of a file that is left",
+        adds(&bench, 0),
+        libc::ENODEV,
+    )?;
+    for ring in [COPY, COMPUTE] {
+        a.inject_into(ring, Error::Slow, 0)?;
+    }
     holds(&fixture.ours, y, "what the other GPU has read")?;
     fixture.after()
 }

@@ -2,23 +2,31 @@
 
 //! The driver of the modelled GPU is unbound while the device works.
 
+use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
-use vvram_tests::compute::{Bench, Op, Vm, HUGE, RESULTS};
-use vvram_tests::drm::EITHER;
-use vvram_tests::fixture::{mapped_by_peer, patterns};
+use vvram_tests::compute::{sum, Bench, Op, Vm, HUGE, RESULTS};
+use vvram_tests::drm::{path_name, reason_name, Gem, EITHER};
+use vvram_tests::fence::Timeline;
+use vvram_tests::fixture::{mapped_by_peer, patterns, placed, Expect};
 use vvram_tests::map::{Map, PAGE};
-use vvram_tests::mgpu::{holds, replug, set_bound, Error, Impatient, Mgpu, COMPUTE};
+use vvram_tests::mgpu::{holds, replug, set_bound, Error, Impatient, Mgpu, COMPUTE, COPY, DRIVER};
 use vvram_tests::misc::{self, Lcg};
+use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::PciDevice;
 use vvram_tests::proc::Child;
-use vvram_tests::rebind::Unbinding;
+use vvram_tests::queue::copy_after;
+use vvram_tests::rebind::{delete_module, module_users, Unbinding};
 use vvram_tests::syncfile::SyncFile;
-use vvram_tests::{check, check_eq, expect_errno, igt_main, uapi, Outcome, Stop, SysError};
+use vvram_tests::uapi::VvramSync;
+use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, uapi, Outcome, Stop, SysError};
 
 const PAGE64: u64 = PAGE as u64;
 const SIZE: u64 = 16 * PAGE64;
+/// How many words of 64 bits an object and a page have.
+const WORDS: u64 = SIZE / 8;
+const PAGE_WORDS: usize = PAGE / 8;
 const LIMIT: Duration = Duration::from_secs(30);
 /// What a window shows that has no memory.
 const POISON: u64 = 0xa5a5_a5a5_a5a5_a5a5;
@@ -56,7 +64,7 @@ fn ended(copies: &[SyncFile]) -> Outcome {
     Ok(())
 }
 
-/// Checks that the device works.
+/// Checks that both engines of the device work.
 fn works() -> Outcome {
     let gpu = Mgpu::first()?;
     let (x, _) = patterns();
@@ -64,7 +72,54 @@ fn works() -> Outcome {
     from.map()?.fill(x);
     gpu.drm.copy((&from, 0), (&to, 0), SIZE)?.finish()?;
     holds(&to, x, "after all")?;
+    let bench = Bench::new(&gpu)?;
+    bench.vm.bind(&to, HUGE)?;
+    check_eq!(bench.sum(HUGE, SIZE)?, sum(x, 0, WORDS), "sum after all");
     gpu.clean()
+}
+
+/// Copies an object, and checks that it was done.
+fn copied(gpu: &Mgpu, from: &Gem<'_>, to: &Gem<'_>) -> Outcome {
+    let copy = gpu.drm.copy((from, 0), (to, 0), SIZE)?;
+    copy.finish()?;
+    check_eq!(copy.status()?, 1, "status of a copy");
+    Ok(())
+}
+
+/// Makes an object in VRAM that has a pattern. The engine fills it, so that only importers need a
+/// window.
+fn filled(gpu: &Mgpu, pattern: Pattern) -> Result<Gem<'_>, Stop> {
+    let source = gpu.drm.create_flags(SIZE, uapi::CREATE_SYSTEM)?;
+    source.map()?.fill(pattern);
+    let object = gpu.drm.create_flags(SIZE, EITHER)?;
+    copied(gpu, &source, &object)?;
+    Ok(object)
+}
+
+/// Returns a copy of an object, for which no window is needed.
+fn fetched(gpu: &Mgpu, object: &Gem<'_>) -> Result<Map, Stop> {
+    let system = gpu.drm.create_flags(SIZE, uapi::CREATE_SYSTEM)?;
+    let map = system.map()?;
+    map.set(0);
+    copied(gpu, object, &system)?;
+    Ok(map)
+}
+
+/// Checks the path of an import, and that the object is in VRAM.
+fn reached(object: &Gem<'_>, import: &Gem<'_>) -> Outcome {
+    let info = import.import_info()?;
+    check!(
+        (info.path, info.reason) == (Expect::get()?.path(), uapi::REASON_NONE),
+        "path {}, reason {}",
+        path_name(info.path),
+        reason_name(info.reason)
+    );
+    placed(object, uapi::PLACEMENT_VRAM)
+}
+
+/// Queues a job that writes the sum of the object at [`HUGE`] to an address.
+fn sums(vm: &Vm<'_>, to: u64) -> Result<SyncFile, SysError> {
+    vm.exec(&[Op::checksum(HUGE, SIZE, to)])
 }
 
 /// The PCI driver is unbound with jobs in the ring and in the queue.
@@ -117,24 +172,73 @@ fn exported() -> Outcome {
     works()
 }
 
-/// The importer is unbound while its engine works on the buffer of another GPU.
+/// The importer is unbound while its engines work on buffers of another GPU.
 fn importer() -> Outcome {
+    const JOBS: u64 = 40;
+    const SUMS: u64 = 2 * HUGE;
     {
         let [a, b] = Mgpu::pair()?;
-        let object = a.drm.create_flags(SIZE, EITHER)?;
+        let (x, y) = patterns();
+        // The copies use the first one. The jobs read the second one, and write to the third one,
+        // which can be read after the unbind. They do not wait for each other.
+        let (object, read, written) = (filled(&a, x)?, filled(&a, x)?, filled(&a, y)?);
         let import = b.drm.import(&object.export()?)?;
+        let (source, target) = (
+            b.drm.import(&read.export()?)?,
+            b.drm.import(&written.export()?)?,
+        );
         let ours = b.drm.create(SIZE)?;
-        b.drm.copy((&import, 0), (&ours, 0), SIZE)?.finish()?;
-        b.inject(Error::Slow, 50)?;
+        let vm = Vm::new(&b)?;
+        vm.bind(&source, HUGE)?;
+        vm.bind(&target, SUMS)?;
+        copied(&b, &import, &ours)?;
+        vm.done(&[Op::checksum(HUGE, SIZE, SUMS)])?;
+        for (object, import) in [(&object, &import), (&read, &source), (&written, &target)] {
+            reached(object, import)?;
+        }
+        for ring in [COPY, COMPUTE] {
+            b.inject_into(ring, Error::Slow, 50)?;
+        }
         // Poison that is written through a window that is closed would be found, also without an
         // IOMMU.
         let copies = (0..20)
             .flat_map(|_| [(&ours, &import), (&import, &ours)])
             .map(|(from, to)| b.drm.copy((from, 0), (to, 0), SIZE))
             .collect::<Result<Vec<_>, _>>()?;
+        let jobs = (1..=JOBS)
+            .map(|word| sums(&vm, SUMS + 8 * word))
+            .collect::<Result<Vec<_>, _>>()?;
+        // By then others are in the ring.
+        jobs[0].finish()?;
         let gone = Unbinding::start(&b.pci)?.finish(LIMIT)?;
         ended(&copies)?;
+        ended(&jobs)?;
+        expect_errno("a job after that", sums(&vm, SUMS), libc::ENODEV)?;
         a.await_no_window()?;
+
+        // The jobs that were cancelled have not begun.
+        let mut done = 0;
+        for job in &jobs {
+            done += u64::from(job.status()? == 1);
+        }
+        check!(done > 0, "no job was done");
+        let results = fetched(&a, &written)?;
+        let want = sum(x, 0, WORDS);
+        for word in 0..WORDS {
+            // The first word is that of the job before.
+            let want = if word <= done { want } else { y.word(word) };
+            check_eq!(
+                results.read(word as usize),
+                want,
+                "word {word} of the results of {done} jobs"
+            );
+        }
+        for (object, what) in [(&object, "what was copied"), (&read, "what was read")] {
+            placed(object, uapi::PLACEMENT_VRAM)?;
+            if let Err(mismatch) = fetched(&a, object)?.verify(x) {
+                fail!("{what}: {mismatch}");
+            }
+        }
         a.clean()?;
         gone.rebind()?;
     }
@@ -145,20 +249,49 @@ fn importer() -> Outcome {
     works()
 }
 
-/// The exporter is unbound while the engine of another GPU works on its buffer.
+/// The exporter is unbound while the engines of another GPU work on its buffer.
 fn exporter() -> Outcome {
     {
         let [a, b] = Mgpu::pair()?;
-        let object = a.drm.create_flags(SIZE, EITHER)?;
+        let (x, y) = patterns();
+        let object = filled(&a, x)?;
         let import = b.drm.import(&object.export()?)?;
         let ours = b.drm.create(SIZE)?;
-        b.drm.copy((&import, 0), (&ours, 0), SIZE)?.finish()?;
-        b.inject(Error::Slow, 20)?;
-        let copies = (0..20)
-            .map(|_| b.drm.copy((&import, 0), (&ours, 0), SIZE))
-            .collect::<Result<Vec<_>, _>>()?;
-        let gone = Unbinding::start(&a.pci)?.finish(LIMIT)?;
-        // The unbind has waited for the copies.
+        let bench = Bench::new(&b)?;
+        bench.vm.bind(&import, HUGE)?;
+        copied(&b, &import, &ours)?;
+        let want = sum(x, 0, WORDS);
+        check_eq!(bench.sum(HUGE, SIZE)?, want, "sum before the unbind");
+        reached(&object, &import)?;
+        ours.map()?.fill(y);
+        bench.results.set(u64::MAX);
+        for ring in [COPY, COMPUTE] {
+            b.inject_into(ring, Error::Slow, 20)?;
+        }
+        let at = |job: usize| job % PAGE_WORDS;
+        let add = |job: usize| sums(&bench.vm, RESULTS + 8 * at(job) as u64);
+        let (mut copies, mut jobs) = (Vec::new(), Vec::new());
+        for _ in 0..10 {
+            for _ in 0..2 {
+                copies.push(b.drm.copy((&import, 0), (&ours, 0), SIZE)?);
+            }
+            jobs.push(add(jobs.len())?);
+        }
+        let unbinding = Unbinding::start(&a.pci)?;
+        // More jobs are done, until one is refused, once those before it are done.
+        let refused = misc::poll(LIMIT, || match add(jobs.len()) {
+            Ok(job) => {
+                jobs.push(job);
+                None
+            }
+            Err(error) => Some(error),
+        });
+        let gone = unbinding.finish(LIMIT)?;
+        match refused {
+            Some(error) => check_eq!(error.errno, libc::ENODEV, "error of a job meanwhile"),
+            None => fail!("jobs go on without the exporter"),
+        }
+        // The unbind has waited for the copies and the jobs.
         for copy in &copies {
             check_eq!(
                 copy.status()?,
@@ -166,12 +299,35 @@ fn exporter() -> Outcome {
                 "status of a copy from the device that has gone"
             );
         }
-        b.inject(Error::Slow, 0)?;
+        for (index, job) in jobs.iter().enumerate() {
+            check_eq!(
+                (job.status()?, bench.results.read(at(index))),
+                (1, want),
+                "status and sum of job {index} of {}, of the device that has gone",
+                jobs.len()
+            );
+        }
+        for ring in [COPY, COMPUTE] {
+            b.inject_into(ring, Error::Slow, 0)?;
+        }
+        holds(&ours, x, "what was copied")?;
         expect_errno(
             "a copy after that",
             b.drm.copy((&import, 0), (&ours, 0), SIZE),
             libc::ENODEV,
         )?;
+        // As long as the address space maps the buffer, whatever the job uses.
+        for (what, result) in [
+            ("a job", add(0)),
+            ("the same once more", add(0)),
+            ("another job", bench.vm.exec(&[Op::add(RESULTS, 1)])),
+        ] {
+            expect_errno(&format!("{what} after that"), result, libc::ENODEV)?;
+        }
+        bench.vm.unbind(HUGE, SIZE)?;
+        bench.results.write(0, 0);
+        bench.vm.done(&[Op::add(RESULTS, 7)])?;
+        check_eq!(bench.results.read(0), 7, "a job without the buffer");
         b.clean()?;
         gone.rebind()?;
     }
@@ -530,14 +686,109 @@ fn callers() -> Outcome {
     gpu.clean()
 }
 
+/// The status of a job, and the names of its fence.
+type State = (i32, Vec<(String, String)>);
+
+/// Returns the states of jobs.
+fn states(jobs: &[SyncFile]) -> Result<Vec<State>, SysError> {
+    jobs.iter()
+        .map(|job| Ok((job.status()?, job.names()?)))
+        .collect()
+}
+
+/// A sync file of a job of either ring does not keep the module loaded, whether the job is in the
+/// ring, or waits for a fence of another driver. The fences signal before the module is unloaded,
+/// and can be queried and closed while there is no module.
+fn sync_file() -> Outcome {
+    const SLOW: usize = 12;
+    const NAMES: [(&str, &str); 2] = [("ttm", "mgpu-copy"), ("drm_queue", "mgpu-compute")];
+    let state = |status: i32, (driver, line): (&str, &str)| -> State {
+        (status, vec![(driver.to_string(), line.to_string())])
+    };
+    let timeline = Timeline::new()?;
+    let fence = timeline.fence(1)?;
+    // Of each ring: a job that is done, those that are slow, and one that waits.
+    let mut rings = {
+        let gpu = Mgpu::first()?;
+        let bench = Bench::new(&gpu)?;
+        let (from, to) = (gpu.drm.create(SIZE)?, gpu.drm.create(SIZE)?);
+        let submit = |ring: u32, ins: &[VvramSync]| match ring {
+            COPY => copy_after(&gpu.drm, (&from, &to), ins),
+            _ => Ok(bench.vm.exec_after(&[Op::add(RESULTS, 1)], ins)?),
+        };
+        let mut rings = [COPY, COMPUTE].map(|ring| (ring, Vec::new()));
+        for (ring, jobs) in &mut rings {
+            let done = submit(*ring, &[])?;
+            done.finish()?;
+            jobs.push(done);
+            gpu.inject_into(*ring, Error::Slow, 100)?;
+            for _ in 0..SLOW {
+                jobs.push(submit(*ring, &[])?);
+            }
+            jobs.push(submit(*ring, &[fence.sync()])?);
+        }
+        rings.map(|(_, jobs)| jobs)
+    };
+    for (jobs, names) in rings.iter().zip(NAMES) {
+        // The jobs in the ring go on when the file is closed, and the others are cancelled.
+        let seen = states(jobs)?;
+        check!(
+            seen.contains(&state(0, names)),
+            "states of jobs that are under way: {seen:?}"
+        );
+    }
+    let unloaded = misc::poll(Duration::from_secs(5), || delete_module(DRIVER).ok());
+    let gone = module_users(DRIVER).is_none();
+    let seen = [states(&rings[0]), states(&rings[1])];
+    // Some fences are freed now, and others when the module is there again.
+    let kept = rings.each_mut().map(|jobs| jobs.split_off(SLOW));
+    drop(rings);
+    let loaded = Command::new("modprobe").arg(DRIVER).status();
+    check!(
+        unloaded.is_some() && gone,
+        "{DRIVER} cannot be unloaded while there are sync files"
+    );
+    check!(
+        loaded.as_ref().is_ok_and(|status| status.success()),
+        "modprobe {DRIVER}: {loaded:?}"
+    );
+    check!(!fence.poll(0)?, "the fence of the test has signalled");
+    for ((seen, kept), (_, line)) in seen.into_iter().zip(&kept).zip(NAMES) {
+        let seen = seen?;
+        let done = seen.iter().take_while(|(status, _)| *status == 1).count();
+        // The job that waits is among those that were cancelled.
+        check!(
+            (2..seen.len()).contains(&done),
+            "{done} jobs of {line} were done: {seen:?}"
+        );
+        for (index, seen) in seen.iter().enumerate() {
+            let status = if index < done { 1 } else { -libc::ECANCELED };
+            check_eq!(
+                *seen,
+                state(status, ("detached-driver", "signaled-timeline")),
+                "status and names of job {index} of {line} without its module"
+            );
+        }
+        check_eq!(
+            states(kept)?,
+            seen[SLOW..],
+            "states when the module of {line} is there again"
+        );
+    }
+    timeline.step()?;
+    drop(kept);
+    works()
+}
+
 igt_main! {
     "core", "of the PCI driver, with jobs", core;
     "auxiliary", "of the DRM driver, with jobs", auxiliary;
     "exported", "with a peer", exported;
-    "importer", "of the GPU that copies from another one", importer;
-    "exporter", "of the GPU that another one copies from", exporter;
+    "importer", "of the GPU whose engines use memory of another one", importer;
+    "exporter", "of the GPU whose memory engines of another one use", exporter;
     "compute", "of the PCI driver, with jobs of both engines", compute;
     "hung", "of both drivers, with a timeout that is long, and jobs that hang", hung;
+    "sync-file", "of the module, of which sync files of jobs of both engines are left", sync_file;
     "removed", "of a device that is removed by surprise, with jobs of both engines", removed;
     "callers", "also resets and removals, while processes use the device in all ways", callers;
 }
