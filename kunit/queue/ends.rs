@@ -499,28 +499,44 @@ mod tests {
 
     /// A client submits while the driver closes the ring, and while it goes: the job is refused, or
     /// its fence signals.
+    ///
+    /// The close comes when some jobs are done, or in every other round when some are submitted,
+    /// and some time after that. Their number and the time differ between the rounds, so that the
+    /// close meets the client at any of its jobs, and each outcome is certain, however fast both
+    /// are.
     #[test]
     fn submission_races_with_the_end() -> Result {
-        const ROUNDS: i64 = 50;
+        const ROUNDS: u32 = 50;
         const JOBS: u32 = 64;
+        /// The time between two looks, in microseconds, and how many of them there are at most.
+        const LOOK: i64 = 20;
+        const LOOKS: u32 = 50 * LIMIT;
 
-        let mut outcomes = [0; 3];
+        let (mut outcomes, mut raced) = ([0; 3], 0);
         for round in 0..ROUNDS {
             with_ring(2, None, |ring, control, _| {
                 let queue = ring.queue(JOBS as usize, FenceGroup::new())?;
                 // In every other round the first job waits, so that all jobs are cancelled.
+                let runs = round % 2 == 0;
+                let wanted = (round / 2 * 2 * JOBS / ROUNDS) as usize;
                 let first = foreign()?;
                 let before: ARef<Fence> = first.fence().into();
-                if round % 2 == 0 {
+                if runs {
                     first.signal(Ok(()));
                 }
                 let list = KVec::with_capacity(JOBS as usize, GFP_KERNEL)?;
                 let made = Arc::pin_init(new_mutex!((list, None)), GFP_KERNEL)?;
+                let closed = Arc::pin_init(Completion::new(), GFP_KERNEL)?;
                 let gone = Arc::pin_init(Completion::new(), GFP_KERNEL)?;
-                let (client, result, told) = (control.clone(), made.clone(), gone.clone());
+                let (client, result) = (control.clone(), made.clone());
+                let (waits, told) = (closed.clone(), gone.clone());
 
                 worker::spawn(move || {
-                    for id in 0..JOBS {
+                    for id in 0..=JOBS {
+                        // A client that was faster than the close submits once more after it.
+                        if id == JOBS {
+                            waits.wait_for_completion();
+                        }
                         let fence = match id {
                             0 => submit_after(&queue, &client, id, &before),
                             _ => submit(&queue, &client, id),
@@ -539,37 +555,68 @@ mod tests {
                     drop(queue);
                     told.complete_all();
                 })?;
-                fsleep(Delta::from_micros(20 * (round % 25)));
+                let is_reached = || {
+                    let count = if runs {
+                        control.count(|event| matches!(event, Event::Ended(_, Ok(()))))
+                    } else {
+                        made.lock().0.len()
+                    };
+
+                    count >= wanted
+                };
+                let mut looks = 0;
+                while !is_reached() && looks < LOOKS {
+                    fsleep(Delta::from_micros(LOOK));
+                    looks += 1;
+                }
+                let was_reached = is_reached();
+                fsleep(Delta::from_micros(i64::from(20 * (round % 7))));
                 ring.close();
+                closed.complete_all();
                 drop(ring);
                 gone.wait_for_completion();
+                assert!(was_reached);
 
                 let made = made.lock();
                 let (fences, refused) = &*made;
+                let mut done = 0;
                 let mut is_over = false;
                 for fence in fences {
                     match fence.status() {
-                        Some(Ok(())) => assert!(!is_over),
+                        Some(Ok(())) => {
+                            assert!(!is_over);
+                            done += 1;
+                        }
                         Some(Err(ECANCELED)) => is_over = true,
                         other => assert_eq!(other, Some(Ok(()))),
                     }
                 }
-                assert!(refused.is_none_or(|error| error == ENODEV));
+                if runs {
+                    assert!(done >= wanted);
+                } else {
+                    assert!(done == 0 && fences.len() >= wanted);
+                }
+                assert_eq!(*refused, Some(ENODEV));
                 let freed = control.count(|event| matches!(event, Event::Freed(_)));
-                assert_eq!(freed, fences.len() + usize::from(refused.is_some()));
-                outcomes[0] += u32::from(!fences.is_empty());
+                assert_eq!(freed, fences.len() + 1);
+                outcomes[0] += u32::from(done > 0);
                 outcomes[1] += u32::from(is_over);
                 outcomes[2] += u32::from(refused.is_some());
+                raced += u32::from(fences.len() < JOBS as usize);
                 Ok(())
             })?;
         }
         pr_info!(
-            "rounds with jobs: {}, with cancelled ones: {}, with refused ones: {}\n",
+            "rounds with jobs that are done: {}, cancelled: {}, refused: {}, in a race: {}\n",
             outcomes[0],
             outcomes[1],
-            outcomes[2]
+            outcomes[2],
+            raced
         );
-        assert!(outcomes[2] > 0);
+        // In the first round of each kind the close waits for no job.
+        assert!(outcomes[0] >= ROUNDS / 2 - 1);
+        assert!(outcomes[1] >= ROUNDS / 2 - 1);
+        assert_eq!(outcomes[2], ROUNDS);
         Ok(())
     }
 
