@@ -104,6 +104,38 @@ mod tests {
     }
 
     #[test]
+    fn jobs_of_the_kernel_leave_turns_to_clients() -> Result {
+        const KERNEL: u32 = 30;
+
+        with_ring(1, None, |ring, control, _| {
+            let (first, second) = (
+                ring.queue(8, FenceGroup::new())?,
+                ring.queue(8, FenceGroup::new())?,
+            );
+            control.set(Mode::Keep);
+
+            submit(&first, control, 100)?;
+            assert!(soon(|| control.has(Event::Run(100))));
+            let mut last = submit(ring.kernel(), control, 0)?;
+            for id in 1..KERNEL {
+                last = submit(ring.kernel(), control, id)?;
+            }
+            submit(&first, control, 101)?;
+            submit(&second, control, 200)?;
+            control.set(Mode::Work);
+            control.end(100, Ok(()))?;
+            assert_eq!(status(&last), Some(Ok(())));
+
+            // Eight jobs of the kernel come before each.
+            let runs = control.runs()?;
+            let place = |id| runs.iter().position(|run| *run == id);
+            assert_eq!(runs.len(), KERNEL as usize + 3);
+            assert_eq!([place(101), place(200)], [Some(9), Some(18)]);
+            Ok(())
+        })
+    }
+
+    #[test]
     fn clients_have_their_turns() -> Result {
         const FLOOD: u32 = 40;
 

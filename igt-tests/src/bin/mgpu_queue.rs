@@ -19,7 +19,7 @@ use vvram_tests::queue::{copy_after, flood, Client};
 use vvram_tests::rebind::Unbinding;
 use vvram_tests::signals::{await_sleep, interrupt, kill, restart};
 use vvram_tests::trace::Jobs;
-use vvram_tests::uapi::{self, COPIES_MAX};
+use vvram_tests::uapi::{self, COPIES_MAX, DMA_BUF_SYNC_WRITE};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome, Stop};
 
 const PAGE64: u64 = PAGE as u64;
@@ -50,6 +50,47 @@ fn one_floods_exec() -> Outcome {
         (gpu.drm.getparam(PARAM_VMS_FREE).ok()? == vms).then_some(())
     });
     check!(freed.is_some(), "an address space is left");
+    gpu.clean()
+}
+
+/// A client makes and frees objects all the time, each of which is cleared by a job of the kernel.
+/// Copies of another client have their turns.
+fn flood_create() -> Outcome {
+    const OBJECTS: usize = 4000;
+    const COPIES: usize = 4;
+    let (gpu, other) = (Mgpu::first()?, Mgpu::first()?);
+    let (x, _) = patterns();
+    let (from, to) = (other.drm.create(PAGE64)?, other.drm.create(PAGE64)?);
+    from.map()?.fill(x);
+    to.map()?.set(0);
+    gpu.inject(Error::Slow, 20)?;
+    let mut flooder = Child::spawn(|| {
+        for _ in 0..OBJECTS {
+            gpu.drm.create(PAGE64)?;
+        }
+        Ok(())
+    })?;
+    let made = flooder.wait(LIMIT);
+    let mut user = Child::spawn(|| {
+        for _ in 0..COPIES {
+            other.drm.copy((&from, 0), (&to, 0), PAGE64)?.finish()?;
+        }
+        Ok(())
+    })?;
+    let copied = user.wait(LIMIT);
+    // The last object is not cleared yet.
+    let last = gpu.drm.create(PAGE64)?;
+    let waits = !last.export()?.sync_file(DMA_BUF_SYNC_WRITE)?.poll(0)?;
+    gpu.inject(Error::Slow, 0)?;
+    check!(made.is_some(), "the objects were not made in time");
+    check!(
+        copied.is_some() && waits,
+        "copies wait for the objects of another client"
+    );
+    flooder.join("the objects", LIMIT)?;
+    user.join("the copies", LIMIT)?;
+    holds(&to, x, "what was copied")?;
+    drop(last);
     gpu.clean()
 }
 
@@ -417,6 +458,7 @@ fn charged() -> Outcome {
 
 igt_main! {
     "flood", "a client that floods its queue, and another one", one_floods;
+    "flood-create", "one client makes objects all the time", flood_create;
     "flood-exec", "the same with jobs of the compute engine", one_floods_exec;
     "waits", "a copy that waits for an external fence", waits;
     "copy-room", "a copy that waits for room in the queue of its file", copy_room;

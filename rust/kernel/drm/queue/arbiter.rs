@@ -67,6 +67,9 @@ impl FenceContextOps for Fences {
     type Data = ();
 }
 
+/// How many jobs of the kernel begin in a row while one of a client is ready.
+const KERNEL_MAX: usize = 8;
+
 /// How many jobs the worker runs before it lets other work use the processor.
 const BATCH: usize = 16;
 
@@ -153,6 +156,8 @@ pub(super) struct State {
     ready: List<Lane, 0>,
     /// All queues of clients.
     all: List<Lane, 1>,
+    /// How many jobs of the kernel were begun since one of a client was.
+    in_a_row: usize,
     pub(super) slots: KVec<Slot>,
     /// Jobs that were cancelled, for the worker to end them.
     cancelled: Fifo,
@@ -374,6 +379,7 @@ impl Core {
             expired: false,
             ready: List::new(),
             all: List::new(),
+            in_a_row: 0,
             slots,
             cancelled: Fifo::new(),
             dead: Fifo::new(),
@@ -633,9 +639,12 @@ impl Core {
         let Some(free) = state.slots.iter().position(|slot| slot.ticket == 0) else {
             return Next::Nothing;
         };
-        if let Some(kernel) = self.kernel() {
+        // Clients cause jobs of the kernel, as many as they like: each new object is cleared.
+        let clients_turn = state.in_a_row >= KERNEL_MAX && !state.ready.is_empty();
+        if let Some(kernel) = self.kernel().filter(|_| !clients_turn) {
             if state.is_ready(kernel) {
                 if let Some(node) = kernel.waiting.access_mut(&mut state).jobs.pop() {
+                    state.in_a_row += 1;
                     return Next::Run(node, free, kernel.clone());
                 }
             }
@@ -653,7 +662,10 @@ impl Core {
         // Its next turn is after those of all other queues.
         state.make_ready(&lane);
         match node {
-            Some(node) => Next::Run(node, free, lane),
+            Some(node) => {
+                state.in_a_row = 0;
+                Next::Run(node, free, lane)
+            }
             None => Next::Skip(lane),
         }
     }

@@ -94,8 +94,8 @@ impl<Q> LazyQueue<Q> {
         })
     }
 
-    /// Returns the queue. If there is none yet, `make` makes it, in the section that an unplug waits
-    /// for.
+    /// Returns the queue. If there is none yet, `make` makes it, in the section that an unplug
+    /// waits for.
     ///
     /// # Errors
     ///

@@ -33,7 +33,9 @@
 //!
 //! A ring runs [`Config::credits`] jobs at a time. A job of the kernel goes first; then each queue
 //! has its turn with one job. So between the submission of a job without dependencies and its end
-//! each other client runs one job, apart from jobs that are in the hardware already.
+//! each other client runs one job, apart from jobs that are in the hardware already. The kernel
+//! works for clients, too, such as to clear the objects that they make: after eight of its jobs in
+//! a row a client has its turn, so that none can keep the others from the ring.
 //!
 //! A client may have as many jobs as the limit of [`Ring::queue`]. For each it needs a [`Permit`],
 //! for which it waits interruptibly before it takes any lock: [`Queue::permit`]. The permit is
