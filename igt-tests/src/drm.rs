@@ -10,6 +10,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::compat;
@@ -88,10 +89,19 @@ pub unsafe fn ioctl_raw(
 pub fn again(mut call: impl FnMut() -> Result<(), SysError>) -> Result<(), SysError> {
     loop {
         match call() {
-            Err(error) if error.errno == libc::EAGAIN => (),
+            Err(error) if error.errno == libc::EAGAIN => {
+                REPEATS.fetch_add(1, Ordering::Relaxed);
+            }
             ended => return ended,
         }
     }
+}
+
+static REPEATS: AtomicU64 = AtomicU64::new(0);
+
+/// How often this process has repeated a call, see [`again`].
+pub fn repeats() -> u64 {
+    REPEATS.load(Ordering::Relaxed)
 }
 
 /// Name of the driver behind a DRM fd.

@@ -285,8 +285,8 @@ impl Impatient {
         Ok(Self(()))
     }
 
-    /// As [`Self::new`], with a shorter limit for invalidations, too. If one is not done, the driver
-    /// does not reset the device.
+    /// As [`Self::new`], with a shorter limit for invalidations, too. If one is not done, the
+    /// driver does not reset the device.
     ///
     /// # Errors
     ///

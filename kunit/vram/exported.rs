@@ -598,6 +598,7 @@ mod tests {
             check_eq!(mem_type(&object)?, Some(MemType::Tt));
             check_eq!(mem_type(&other)?, Some(MemType::Vram));
             check!(holds(&object, Some(7))?);
+            card.ttm().end_reset();
             Ok(())
         })
     }

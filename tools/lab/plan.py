@@ -54,8 +54,8 @@ GPU_HUNG_DMA = ("mgpu_exec@both-hang", "mgpu_unbind@hung")
 # where a page that is not mapped is found.
 GPU_TRANSLATED = ("mgpu_engine@copies", "mgpu_engine@evicted", "mgpu_recover@again",
                   "mgpu_recover@behind", "mgpu_recover@copies-behind", "mgpu_recover@jobs-behind",
-                  "mgpu_reset@function", "mgpu_reset@moves", "mgpu_reset@peers", "mgpu_reset@stale",
-                  "mgpu_reset@vms", "mgpu_reset@wedged", "mgpu_reset@whole", "mgpu_reset@whole-peers")
+                  "mgpu_reset@function", "mgpu_reset@moves", "mgpu_reset@peers", "mgpu_reset@vms",
+                  "mgpu_reset@wedged", "mgpu_reset@whole", "mgpu_reset@whole-peers")
 # Those of these programs that move objects more often in `make soak`.
 GPU_SOAK = ("mgpu_aperture", "mgpu_evict", "mgpu_peer", "mgpu_unbind@callers")
 # Those of them that are also repeated where each access of a device is checked.

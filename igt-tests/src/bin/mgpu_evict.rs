@@ -472,9 +472,9 @@ fn turns() -> Outcome {
     let gpu = Mgpu::first()?;
     let _ballast = ballast(&gpu, 2048 * KIB)?;
     let (moves, before) = (gpu.drm.getparam(uapi::PARAM_MOVES)?, losses(&gpu)?);
-    // A move of a device behind an IOMMU takes all steps.
+    // The mixed load is with more of them.
     let wanted = match misc::soak() {
-        1 if !gpu.pci.translated() => 600,
+        1 => 600,
         times => 10_000 * times,
     };
     let mut turns = Turns::small(&gpu)?;
@@ -705,8 +705,9 @@ fn mixed() -> Outcome {
     let gpu = Mgpu::first()?;
     let _ballast = ballast(&gpu, 2048 * KIB)?;
     let (moves, before) = (gpu.drm.getparam(uapi::PARAM_MOVES)?, losses(&gpu)?);
+    // A move of a device behind an IOMMU takes all steps.
     let wanted = match misc::soak() {
-        1 => 200,
+        1 if !gpu.pci.translated() => 200,
         times => 10_000 * times,
     };
     let mut turns = Turns::small(&gpu)?;
@@ -845,8 +846,8 @@ fn spared() -> Outcome {
     gpu.clean()
 }
 
-/// An object has left VRAM, and a fence of another driver is on it: a job uses it where it is, and the
-/// call does not wait for the fence.
+/// An object has left VRAM, and a fence of another driver is on it: a job uses it where it is, and
+/// the call does not wait for the fence.
 fn stays() -> Outcome {
     let gpu = Mgpu::first()?;
     let bench = Bench::new(&gpu)?;

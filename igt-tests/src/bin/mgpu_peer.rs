@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use vvram_tests::compute::{ballast, sum, Bench, Op, HUGE, LEFT, RESULTS};
-use vvram_tests::drm::{path_name, reason_name, Gem, EITHER};
+use vvram_tests::drm::{path_name, reason_name, repeats, Gem, EITHER};
 use vvram_tests::fence::Timeline;
 use vvram_tests::fixture::{patterns, placed, Expect};
 use vvram_tests::map::PAGE;
@@ -185,8 +185,8 @@ fn storm() -> Outcome {
     b.clean()
 }
 
-/// Another driver reads the buffer when a job uses its import for the first time: the job depends on
-/// the read, and the call does not wait for it.
+/// Another driver reads the buffer when a job uses its import for the first time: the job depends
+/// on the read, and the call does not wait for it.
 fn read_by_others() -> Outcome {
     let [a, b] = Mgpu::pair()?;
     let bench = Bench::new(&b)?;
@@ -209,7 +209,10 @@ fn read_by_others() -> Outcome {
     })?;
     told.wait("the call", Duration::from_secs(2))?;
     check_eq!(bench.results.read(0), u64::MAX, "the sum before the fence");
-    check!(child.ended().is_none(), "the job did not wait for the fence");
+    check!(
+        child.ended().is_none(),
+        "the job did not wait for the fence"
+    );
     timeline.step()?;
     child.join("the job", LIMIT)?;
     check_eq!(bench.results.read(0), sum(x, 0, SIZE / 8), "the sum");
@@ -260,6 +263,7 @@ fn busy() -> Outcome {
                 "sum of the importer in round {round}"
             );
         }
+        check_eq!(repeats(), 0, "calls that have failed with EAGAIN");
         Ok(())
     })?;
     let ended = user.wait(LIMIT);

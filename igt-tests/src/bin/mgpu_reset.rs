@@ -432,7 +432,9 @@ fn whole_peers() -> Outcome {
         check_eq!(ends(&copies)?, [1; COPIES + 1], "copies of the other GPU");
         for map in &maps {
             if let Err(mismatch) = map.verify(x) {
-                return Err(Stop::fail(format_args!("read in batch {round}: {mismatch}")));
+                return Err(Stop::fail(format_args!(
+                    "read in batch {round}: {mismatch}"
+                )));
             }
         }
         if let Err(mismatch) = windows[1].verify(y) {
@@ -509,7 +511,8 @@ fn whole_peers() -> Outcome {
     gpu.clean()
 }
 
-/// The PCI core resets the device while a process writes and reads objects in VRAM: no write is lost.
+/// The PCI core resets the device while a process writes and reads objects in VRAM: no write is
+/// lost.
 fn stores() -> Outcome {
     const ROUNDS: u64 = 3;
     // Words of `counts`.
@@ -574,8 +577,8 @@ fn stores() -> Outcome {
     gpu.clean()
 }
 
-/// The device does not complete an invalidation: the driver resets it, and the next job and the next
-/// page fault find a device that works.
+/// The device does not complete an invalidation: the driver resets it, and the next job and the
+/// next page fault find a device that works.
 fn stale() -> Outcome {
     let _impatient = Impatient::with_resets()?;
     let gpu = Mgpu::first()?;
@@ -632,8 +635,8 @@ fn stale() -> Outcome {
     gpu.clean()
 }
 
-/// Resets are done, but no ring works after them: the driver gives the device up. A reset by the PCI
-/// core helps, when the driver is bound again.
+/// Resets are done, but no ring works after them: the driver gives the device up. A reset by the
+/// PCI core helps, when the driver is bound again.
 fn lifeless() -> Outcome {
     let _impatient = Impatient::hasty()?;
     let pci = {

@@ -5,7 +5,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use vvram_tests::drm::{path_name, reason_name, Drm, Gem, EITHER};
+use vvram_tests::drm::{path_name, reason_name, repeats, Drm, Gem, EITHER};
 use vvram_tests::fence::Timeline;
 use vvram_tests::fixture::{patterns, placed, squeeze_idle, Expect};
 use vvram_tests::heap;
@@ -391,6 +391,7 @@ fn busy() -> Outcome {
                     }
                 }
             }
+            check_eq!(repeats(), 0, "calls that have failed with EAGAIN");
             Ok(())
         })?;
         let ended = user.wait(LIMIT);

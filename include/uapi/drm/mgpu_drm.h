@@ -343,11 +343,12 @@ struct drm_mgpu_sync {
  * fences in @in_syncs, after the copies that the same open file has queued
  * before, and after the implicit fences of both objects: writes to the source,
  * and all accesses to the destination. The call itself does not wait for these
- * fences, but for work at the old place of an imported buffer that has moved and
- * is mapped in a VM. The fence of the copy becomes an implicit fence of both objects, and
- * is put into each entry of @out_syncs, in their order. It signals with an
- * error if the engine could not do the copy, and with -ECANCELED if the file is
- * closed, or the device goes away, before the copy has begun.
+ * fences, but for work at the old place of an imported buffer that has moved
+ * and is mapped in a VM. The fence of the copy becomes an implicit fence of
+ * both objects, and is put into each entry of @out_syncs, in their order. It
+ * signals with an error if the engine could not do the copy, and with
+ * -ECANCELED if the file is closed, or the device goes away, before the copy
+ * has begun.
  *
  * A call that fails has queued no copy, and has put no fence anywhere.
  *
@@ -364,8 +365,8 @@ struct drm_mgpu_sync {
  * descriptor left; -ENOENT for an unknown handle; -EIO for an object that has
  * lost its content; -EAGAIN if the buffer of another device, which has moved,
  * was given more work during the wait for that at its old place, so that the
- * call has to be repeated; -EINTR if a signal arrived; -ENODEV if the device or its driver is
- * gone, or those of a device that exports one of the buffers.
+ * call has to be repeated; -EINTR if a signal arrived; -ENODEV if the device or
+ * its driver is gone, or those of a device that exports one of the buffers.
  */
 struct drm_mgpu_gem_copy {
 	/** @src: in, handle of the object that is read. */
@@ -473,8 +474,8 @@ enum drm_mgpu_bind_op {
  * a page, for a size of 0, for addresses beyond DRM_MGPU_VM_SIZE, for a part
  * that is not inside of its object, and for an operation that is unknown;
  * -ENOENT for an unknown VM or handle; -ENOSPC if it would need too many page
- * tables; -EINTR if a signal arrived; and -ENODEV if the device or its driver is
- * gone.
+ * tables; -EINTR if a signal arrived; and -ENODEV if the device or its driver
+ * is gone.
  */
 struct drm_mgpu_vm_bind {
 	/** @vm: in, the VM. */
@@ -573,9 +574,10 @@ struct drm_mgpu_exec_op {
  *
  * Queues a job of the compute engine: operations on virtual addresses of a VM,
  * which are done in their order, after the jobs that the open file has queued
- * before. The call does not wait for the job. It waits, interruptibly, for moves
- * that bring objects to where the engine reaches them, if jobs of the VM are
- * under way, and for work at the old place of an imported buffer that has moved.
+ * before. The call does not wait for the job. It waits, interruptibly, for
+ * moves that bring objects to where the engine reaches them, if jobs of the VM
+ * are under way, and for work at the old place of an imported buffer that has
+ * moved.
  *
  * The call validates all objects that are mapped in the VM, and they stay where
  * the engine reaches them until the job is done. The job depends on the fences
@@ -602,9 +604,10 @@ struct drm_mgpu_exec_op {
  * for an unknown VM; -ENOSPC if there is not enough memory for all mapped
  * objects at the same time; -EIO if a mapped object has lost its content, or if
  * the device has failed; -EAGAIN if another task has waited for the work on
- * which the job depends, so that the call has to be repeated; -EINTR if a signal
- * arrived; -ENODEV if the device or its driver is gone, or those of a device that exports a mapped buffer; and
- * for @in_syncs and @out_syncs the errors of struct drm_mgpu_gem_copy.
+ * which the job depends, so that the call has to be repeated; -EINTR if a
+ * signal arrived; -ENODEV if the device or its driver is gone, or those of a
+ * device that exports a mapped buffer; and for @in_syncs and @out_syncs the
+ * errors of struct drm_mgpu_gem_copy.
  */
 struct drm_mgpu_exec {
 	/** @vm: in, the VM. */

@@ -359,9 +359,9 @@ struct drm_vvram_sync {
  * knows; -EFAULT for an array that cannot be read, or in which the number of a
  * sync file cannot be written; -EMFILE if there is no file descriptor left;
  * -ENOENT for an unknown handle; -EAGAIN if the buffer of another device, which
- * has moved and is bound by struct drm_vvram_vm_bind, was given more work during
- * the wait for that at its old place, so that the call has to be repeated;
- * -EINTR if a signal arrived; -ENODEV if the driver of the device is
+ * has moved and is bound by struct drm_vvram_vm_bind, was given more work
+ * during the wait for that at its old place, so that the call has to be
+ * repeated; -EINTR if a signal arrived; -ENODEV if the driver of the device is
  * gone, or that of a device that exports one of the buffers.
  */
 struct drm_vvram_gem_copy {
@@ -456,7 +456,8 @@ struct drm_vvram_vm_bind {
  * address space, and for an unknown flag; -EFAULT if nothing is bound to one of
  * the addresses, or if @data cannot be written to; -EOPNOTSUPP if the buffer of
  * another device is bound there, -EAGAIN if that has moved during the wait for
- * its moves, and -EINTR if a signal arrived. A call that fails may have written some bytes.
+ * its moves, and -EINTR if a signal arrived. A call that fails may have written
+ * some bytes.
  */
 struct drm_vvram_vm_read {
 	/** @addr: in, first address. */

@@ -15,10 +15,10 @@
 //! more, because its fences were waited for. The next window of that memory takes the pages over,
 //! and the old window shows nothing there.
 //!
-//! A reset of the device closes all windows. After it the device reads all of the tables again,
-//! which have not changed, so all windows are where they were. Before and during a reset by the PCI
-//! core no window is made; a window that is dropped during the reset is closed when the device
-//! reads the tables.
+//! A reset by the PCI core closes all windows, and one by the driver leaves them open. After either
+//! the device reads all of the tables again, so all windows are where they were. Before and during
+//! a reset by the PCI core no window is made; a window that is dropped during the reset is closed
+//! when the device reads the tables.
 //!
 //! No window uses the last pages of the BAR: they show the CPU some pages at a time of an object
 //! whose move has failed, at any place in VRAM, see [`ScratchWindow`].
@@ -58,6 +58,10 @@ use kernel::{
     sizes::SZ_1G,
     sync::{
         aref::ARef,
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
         Arc,
         Mutex, //
     },
@@ -283,6 +287,8 @@ pub(crate) struct Aperture {
     /// The part of the BAR behind that of the allocator, which no window uses.
     scratch: Range,
     dev: ARef<Device>,
+    /// The PCI core is about to reset the device.
+    is_closed: Atomic<bool>,
     #[pin]
     state: Mutex<State>,
 }
@@ -318,6 +324,7 @@ impl Aperture {
                 bar,
                 scratch,
                 dev: dev.into(),
+                is_closed: Atomic::new(false),
                 state <- new_mutex!(State { tables, shown }, "mgpu::Aperture"),
             }),
             GFP_KERNEL,
@@ -332,6 +339,11 @@ impl Aperture {
     /// Returns how many bytes no window uses.
     pub(crate) fn free(&self) -> u64 {
         self.bar.avail()
+    }
+
+    /// Determines whether no windows are made.
+    pub(crate) fn set_closed(&self, is_closed: bool) {
+        self.is_closed.store(is_closed, Relaxed);
     }
 
     /// Makes a window that shows an object, and appends its pieces to `pieces`, see
@@ -354,7 +366,7 @@ impl Aperture {
         if self.invalidator.is_broken() {
             return Err(EIO);
         }
-        if telling.is_paused() {
+        if telling.is_paused() || self.is_closed.load(Relaxed) {
             return Err(EBUSY);
         }
         if !state.take(vram.ranges()) {

@@ -185,8 +185,11 @@ pub(crate) fn vm_bind(
         guard.registration_data_with(|bound| bound.gpu.mend());
         drop(guard);
 
-        if ret != Err(EAGAIN) || space.is_idle() {
-            return ret.map(|()| 0);
+        if ret? {
+            return Ok(0);
+        }
+        if current!().signal_pending() {
+            return Err(ERESTARTSYS);
         }
         // A client that queues jobs all the time must not hold this up for ever.
         turn.get_or_insert_with(|| space.turn());

@@ -166,19 +166,27 @@ fn submit(
     program: Arc<Program>,
     fences: &[ARef<AnyFence>],
 ) -> Result<ARef<Fence>> {
-    let mut permit = None;
     let mut attempts = 0;
 
     loop {
+        if current!().signal_pending() {
+            return Err(ERESTARTSYS);
+        }
         space.await_turns()?;
         space.await_others()?;
-        if permit.is_none() {
-            permit = Some(queue.permit()?);
+        // The permit is not kept during other waits. A task that has waited for it gives way to one
+        // that has got a turn meanwhile.
+        let mut permit = Some(queue.permit()?);
+        if space.has_turns() {
+            continue;
         }
 
         let mut moves = KVVec::new();
         let guard = dev.registration_guard().ok_or(ENODEV)?;
-        guard.registration_data_with(|bound| bound.gpu.recovery.reset_stale());
+        let resets = guard.registration_data_with(|bound| {
+            bound.gpu.recovery.reset_stale();
+            bound.gpu.recovery.device_resets()
+        });
         let ret = try_submit(
             &guard,
             space,
@@ -189,11 +197,15 @@ fn submit(
             // Other tasks may move objects again and again.
             (attempts < PATIENCE).then_some(&mut moves),
         );
+        let was_stale = guard.registration_data_with(|bound| bound.gpu.recovery.was_stale(resets));
         space.clean_up();
         drop(guard);
+        drop(permit);
 
         match ret {
             Err(e) if e == EAGAIN && (!moves.is_empty() || space.has_others()) => (),
+            // An invalidation was not done meanwhile: the job is queued after a reset.
+            Err(e) if e == EIO && was_stale && attempts < PATIENCE => (),
             ret => return ret,
         }
         for fence in &moves {

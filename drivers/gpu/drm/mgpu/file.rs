@@ -223,13 +223,7 @@ impl File {
         check(args.path == 0 && args.reason == 0 && args.segments == 0 && args.invalidations == 0)?;
 
         let bo = Bo::lookup_handle(file, args.handle)?;
-        let import = bo.as_import().ok_or(EINVAL)?;
-        // The work may be of any device, so an unplug must not wait for this.
-        import.await_unused()?;
-
-        let guard = dev.registration_guard().ok_or(ENODEV)?;
-        let info = peer::import_info::<BoData>(import)?;
-        drop(guard);
+        let info = peer::import_info::<BoData>(dev, bo.as_import().ok_or(EINVAL)?)?;
 
         if let Some(outcome) = info.outcome {
             args.path = outcome.path.code();

@@ -124,9 +124,14 @@ impl Aperture for BoData {
         vram: &Ranges,
         pieces: &mut RangeList,
     ) -> Result<Self::Window> {
-        match bound.gpu.aperture.map(vram, pieces) {
+        let recovery = &bound.gpu.recovery;
+        let resets = recovery.device_resets();
+        let ret = bound.gpu.aperture.map(vram, pieces);
+
+        bound.gpu.mend();
+        match ret {
             // The caller tries again.
-            Err(e) if e == EIO && bound.gpu.mend() => Err(EBUSY),
+            Err(e) if e == EIO && recovery.was_stale(resets) => Err(EBUSY),
             ret => ret,
         }
     }

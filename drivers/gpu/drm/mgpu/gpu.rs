@@ -156,15 +156,11 @@ impl Gpu {
         self.interrupt.poll_in(poll_time());
     }
 
-    /// Has the device reset if it has not completed an invalidation, and returns whether that is so.
-    /// Does not wait for the reset.
-    pub(crate) fn mend(&self) -> bool {
-        let is_stale = self.recovery.is_stale();
-
-        if is_stale {
+    /// Has the device reset if it has not completed an invalidation. Does not wait for the reset.
+    pub(crate) fn mend(&self) {
+        if self.recovery.is_stale() {
             self.interrupt.poll_in(0);
         }
-        is_stale
     }
 
     /// Returns how often a ring was reset, alone or with the device.
@@ -177,9 +173,11 @@ impl Gpu {
     ///
     /// Before that, mappings of processes are removed, and exported objects that can leave VRAM do
     /// so: both would read and write what an aperture without page tables shows. Importers that map
-    /// an object again meanwhile get system memory, or wait for the move back to VRAM, which is done
-    /// after the reset.
+    /// an object again meanwhile get system memory, or wait for the move back to VRAM, which is
+    /// done after the reset.
     pub(crate) fn pause(&self) {
+        // Also for a DRM device that is registered meanwhile.
+        self.aperture.set_closed(true);
         if self.recovery.closed().is_none() {
             self.recovery.reporter.begin_reset();
         }
@@ -192,6 +190,7 @@ impl Gpu {
         // If this fails, the jobs end with the error.
         let _ = self.recovery.resume();
         self.recovery.reporter.end_reset();
+        self.aperture.set_closed(false);
         self.interrupt.poll_in(0);
     }
 

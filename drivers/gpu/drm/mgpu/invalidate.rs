@@ -135,6 +135,11 @@ impl Invalidator {
         self.resets.load(Acquire) > resets || self.is_over.load(Acquire)
     }
 
+    /// Returns how often the device was reset.
+    pub(crate) fn resets(&self) -> u64 {
+        self.resets.load(Acquire)
+    }
+
     /// Takes note that the device accesses no memory any more, so that no invalidation is needed.
     pub(crate) fn end(&self) {
         self.is_over.store(true, Release);

@@ -299,7 +299,7 @@ impl Recovery {
                 times
             );
         }
-        self.reset_device(&mut state).map(|()| Reset::Device)
+        self.reset_device(&mut state, false).map(|()| Reset::Device)
     }
 
     /// Returns whether the device has to be reset, because it has not completed an invalidation.
@@ -308,6 +308,17 @@ impl Recovery {
             && self.closed().is_none()
             && !self.is_paused()
             && module_parameters::invalidate_reset.value() != 0
+    }
+
+    /// Returns how often the whole device was reset, for [`Self::was_stale`].
+    pub(crate) fn device_resets(&self) -> u64 {
+        self.contexts.invalidator().resets()
+    }
+
+    /// Returns whether an error may come from an invalidation that was not done, which a reset
+    /// mends: the device has to be reset, or was reset since the count was `resets`.
+    pub(crate) fn was_stale(&self, resets: u64) -> bool {
+        self.is_stale() || self.device_resets() != resets
     }
 
     /// Resets the device if [`Self::is_stale`]. Sleeps.
@@ -319,19 +330,21 @@ impl Recovery {
 
         // Another task may have done it.
         if self.is_stale() {
-            // If it fails, the device is wedged or gone.
-            let _ = self.reset_device(&mut state);
+            // If it fails, the device is wedged or gone. Rings that make no progress are not its
+            // cause, so it does not count as one of the resets that have not helped them.
+            let _ = self.reset_device(&mut state, true);
         }
     }
 
-    /// Resets the whole device, and sets it up again. If that fails, the device is wedged.
-    fn reset_device(&self, state: &mut State) -> Result {
+    /// Resets the whole device, and sets it up again. If that fails, the device is wedged, and so
+    /// it is if the last resets have not helped, unless `in_any_case`.
+    fn reset_device(&self, state: &mut State, in_any_case: bool) -> Result {
         let rings = state.rings;
 
         for stuck in &self.stuck {
             stuck.store(0, Relaxed);
         }
-        let ret = if self.device_stuck.fetch_add(1, Relaxed) < DEVICE_LIMIT {
+        let ret = if in_any_case || self.device_stuck.fetch_add(1, Relaxed) < DEVICE_LIMIT {
             self.contexts.invalidator().reset(self.aperture.len(), || {
                 self.regs.reset_all()?;
                 self.status.begin_anew()?;
@@ -437,7 +450,7 @@ impl Recovery {
         self.device_stuck.store(0, Relaxed);
         let ret = match self.closed() {
             Some(error) => Err(error),
-            None => self.reset_device(&mut state),
+            None => self.reset_device(&mut state, false),
         };
         // The flag is cleared last, because entries that are written before belong to the old
         // epoch.

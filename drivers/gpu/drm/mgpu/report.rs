@@ -347,8 +347,8 @@ impl Reporter {
         self.report.todo.lock().card.clone()
     }
 
-    /// Takes VRAM out of the sight of processes and importers, as far as that can be done within two
-    /// seconds. Does nothing while no DRM device is registered. Sleeps.
+    /// Takes VRAM out of the sight of processes and importers, as far as that can be done within
+    /// two seconds. Does nothing while no DRM device is registered. Sleeps.
     pub(crate) fn begin_reset(&self) {
         let Some(card) = self.card() else {
             return;

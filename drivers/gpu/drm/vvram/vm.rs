@@ -508,8 +508,8 @@ pub(crate) fn read(
     Ok(0)
 }
 
-/// Waits for moves of the import that is mapped at a page, if there is one, and for work that uses it
-/// where it was before. That may be work of any device, so an unplug must not wait for this.
+/// Waits for moves of the import that is mapped at a page, if there is one, and for work that uses
+/// it where it was before. That may be work of any device, so an unplug must not wait for this.
 fn await_import(file: &drm::File<File>, page: usize) -> Result {
     let object = {
         let space = file.inner().get_ref().vm().space.lock();

@@ -220,21 +220,27 @@ impl WorkItem for Late {
 
         // Fences that are added later belong to work that uses the new place of the buffer.
         let mut fences = KVec::new();
-        let count = at.with(|slot| {
+        let mut count = None;
+        let ret = at.with(|slot| {
             if slot.is_invalidated() {
+                count = Some(unmaps());
                 for fence in slot.resv().fences(Usage::Bookkeep) {
                     fences.push(ARef::<Fence>::from(fence), GFP_KERNEL)?;
                 }
             }
-            Ok(unmaps())
+            Ok(())
         });
-        match &count {
+        if count.is_none() {
+            // It was unmapped by the next use, or is detached.
+            return;
+        }
+        match ret {
             // The waits are not interruptible, so they do not fail.
-            Ok(_) => fences.iter().for_each(|fence| {
+            Ok(()) => fences.iter().for_each(|fence| {
                 let _ = fence.wait(false);
             }),
             // This also waits for fences that are added meanwhile.
-            Err(e) if *e == ENOMEM => {
+            Err(e) if e == ENOMEM => {
                 let _ = at.dma_buf().resv().wait(Usage::Bookkeep, false);
             }
             // The attachment is detached.
@@ -244,7 +250,7 @@ impl WorkItem for Late {
         let _ = at.with(|slot| {
             // If the buffer was mapped and invalidated again, this work item is queued again. It is
             // not mapped again before it was unmapped.
-            if slot.is_invalidated() && count.unwrap_or(unmaps()) == unmaps() {
+            if slot.is_invalidated() && count == Some(unmaps()) {
                 at.importer().release_mapping(slot, When::Registered);
             }
             Ok(())
@@ -455,8 +461,8 @@ impl Import {
         Ok(())
     }
 
-    /// Maps the buffer for the device, unless it is mapped, and calls `f` with the mapping. Moves of
-    /// the buffer may be under way.
+    /// Maps the buffer for the device, unless it is mapped, and calls `f` with the mapping. Moves
+    /// of the buffer may be under way.
     ///
     /// Takes the reservation.
     ///
@@ -475,8 +481,8 @@ impl Import {
 
     /// Maps the buffer for the device, unless it is mapped, with the reservation held.
     ///
-    /// Moves of the buffer may be under way. It stays where it is until `resv` is unlocked, and longer
-    /// if fences are added.
+    /// Moves of the buffer may be under way. It stays where it is until `resv` is unlocked, and
+    /// longer if fences are added.
     ///
     /// # Errors
     ///

@@ -274,8 +274,8 @@ impl Gpu {
 
     /// Resets the device; accesses to the bus have to be cut off after that.
     fn reset_by(&self, origin: Origin) {
-        // The rings know of the reset before the registers are cleared. Otherwise an entry could find
-        // no tables, which would look like a mistake of the driver.
+        // The rings know of the reset before the registers are cleared. Otherwise an entry could
+        // find no tables, which would look like a mistake of the driver.
         for ring in &self.rings {
             ring.reset_with_device(origin);
         }
@@ -420,11 +420,12 @@ mod tests {
     use vfio_user::memory::PAGE;
     use vfio_user::server;
 
-    /// The bus addresses of the memory of the machine, and of a page that the device has to ask for.
+    /// The bus addresses of the memory of the machine, and of a page that the device has to ask
+    /// for.
     const BASE: u64 = 0x1_0000_0000;
     const REMOTE: u64 = 0x50_0000_0000;
-    /// The places of structures in the memory: the table of contexts, the first level of page tables,
-    /// which the others follow, and the ring.
+    /// The places of structures in the memory: the table of contexts, the first level of page
+    /// tables, which the others follow, and the ring.
     const CONTEXTS: u64 = PAGE;
     const TABLES: u64 = 2 * PAGE;
     const RING: u64 = 5 * PAGE;

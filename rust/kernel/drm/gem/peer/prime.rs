@@ -185,12 +185,21 @@ pub struct ImportInfo {
 
 /// Maps a buffer that was imported, unless it is mapped, and returns how the device reaches it.
 ///
-/// Takes the reservation of the buffer.
+/// For an ioctl that is not in the section which an unplug waits for: it may wait for work of any
+/// device, see [`Import::await_unused`], before it enters the section. Takes the reservation of the
+/// buffer.
 ///
 /// # Errors
 ///
-/// The errors of [`Import::with_mapping`].
-pub fn import_info<T: PeerObject>(import: &Import) -> Result<ImportInfo> {
+/// The errors of [`Import::with_mapping`] and [`Import::await_unused`], and `ENODEV` if the device
+/// is unplugged.
+pub fn import_info<T: PeerObject>(
+    dev: &drm::Device<T::Driver, drm::Ioctl>,
+    import: &Import,
+) -> Result<ImportInfo> {
+    import.await_unused()?;
+
+    let _guard = dev.registration_guard().ok_or(ENODEV)?;
     import.with_mapping(|at| {
         let segments = at.mapping().map_or(0, |table| table.iter().count());
         let outcome = with_exporter_of(at, |export: &GemExport<T>, cx, at| {

@@ -9,8 +9,8 @@
 //! afterwards. Tasks that can resume the device, such as processes, wait until it is resumed.
 //! Importers cannot wait, because they map with the reservation held. So exported objects are moved
 //! to system memory, and importers are notified. If VRAM loses its content, the content of objects
-//! that cannot be moved is saved, and is put back to the same place: importers that have pinned them
-//! have their addresses.
+//! that cannot be moved is saved, and is put back to the same place: importers that have pinned
+//! them have their addresses.
 //!
 //! # Locking
 //!
@@ -207,18 +207,18 @@ impl<T: TtmObject> Device<T> {
         ret
     }
 
-    /// Prepares for a reset of a device that keeps the content of VRAM, but during which the aperture
-    /// does not show VRAM.
+    /// Prepares for a reset of a device that keeps the content of VRAM, but during which the
+    /// aperture does not show VRAM.
     ///
-    /// - The mappings of processes are removed. A process that accesses an object in VRAM waits until
-    ///   [`Self::end_reset`].
-    /// - Exported objects are moved to system memory, as far as they can be moved, and importers are
-    ///   notified, so that no importer accesses VRAM. Objects that are pinned, or may be in VRAM
-    ///   only, stay.
+    /// - The mappings of processes are removed. A process that accesses an object in VRAM waits
+    ///   until [`Self::end_reset`].
+    /// - Exported objects are moved to system memory, as far as they can be moved, and importers
+    ///   are notified, so that no importer accesses VRAM. Objects that are pinned, or may be in
+    ///   VRAM only, stay.
     /// - No object gets a window until [`Self::end_reset`].
     ///
-    /// The work of importers, the moves, and tasks that hold the reservation of an object are waited
-    /// for with no lock held, for `limit` at most in all. Sleeps.
+    /// The work of importers, the moves, and tasks that hold the reservation of an object are
+    /// waited for with no lock held, for `limit` at most in all. Sleeps.
     ///
     /// # Errors
     ///

@@ -46,19 +46,20 @@ pub struct CopyArgs<'a> {
 impl CopyArgs<'_> {
     /// Copies for the client `file`, and puts the fence of the copy into its targets.
     ///
-    /// `copies` has the queue of the client, which `make` makes for the first copy. The copy depends
-    /// on `ins`, and on the fences in the reservations. It is queued in the section that an unplug
-    /// waits for. Before that, and after it, this waits, interruptibly and with no lock held:
+    /// `copies` has the queue of the client, which `make` makes for the first copy. The copy
+    /// depends on `ins`, and on the fences in the reservations. It is queued in the section that an
+    /// unplug waits for. Before that, and after it, this waits, interruptibly and with no lock
+    /// held:
     ///
     /// - for room in the queue;
     /// - for work that uses an import where it was before its exporter has moved it, if page tables
     ///   of this device still show that place;
     /// - for a copy by the CPU to or from the buffer of another device: such a copy is an access by
     ///   the CPU, whose begin waits for the work of devices. To end an access that writes, so that
-    ///   devices see the bytes, takes the reservation, and no fence can stand for that. So a copy to
-    ///   such a buffer is done, and the access ended, when this returns. Its fence keeps the exporter
-    ///   from moving the buffer, and readers of the buffer do not wait for it, as for other accesses
-    ///   by the CPU.
+    ///   devices see the bytes, takes the reservation, and no fence can stand for that. So a copy
+    ///   to such a buffer is done, and the access ended, when this returns. Its fence keeps the
+    ///   exporter from moving the buffer, and readers of the buffer do not wait for it, as for
+    ///   other accesses by the CPU.
     ///
     /// A copy from the buffer of another device also depends on work that was added after the begin
     /// of the access.
@@ -142,7 +143,10 @@ impl CopyArgs<'_> {
 ///
 /// # Errors
 ///
-/// `ERESTARTSYS` if a signal arrived before the copy has begun. The copy was cancelled then.
+/// Nothing was copied then.
+///
+/// - `ERESTARTSYS` if a signal arrived before the copy has begun.
+/// - `ENODEV` if the copy was cancelled, because the device was unplugged.
 fn await_write<R: drm::queue::RingOps>(fence: &ARef<Fence>, copies: &CopyQueue<R>) -> Result {
     let ret = fence.wait(true);
 
@@ -152,5 +156,8 @@ fn await_write<R: drm::queue::RingOps>(fence: &ARef<Fence>, copies: &CopyQueue<R
     // Once the copy has begun it depends on the engine alone, and must not fail any more. The wait
     // is not interruptible, so it does not fail.
     let _ = fence.wait(false);
+    if fence.status() == Some(Err(ECANCELED)) {
+        return Err(ENODEV);
+    }
     Ok(())
 }
