@@ -151,7 +151,8 @@ def serious(outcome):
     """Whether a boot has failed in a way that no load of the host explains."""
     found = kernellog.complaints(outcome.log, place(outcome.boot))
     leaks = [line for _, lines in kmemleak(outcome) for line in lines]
-    return bool(outcome.error or outcome.qemu_log or outcome.model_log or leaks
+    of_qemu = not models.has_aborted(outcome) and (outcome.error or outcome.qemu_log)
+    return bool(of_qemu or outcome.model_log or leaks
                 or any(kernellog.SERIOUS.search(line) for line in found))
 
 

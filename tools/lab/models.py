@@ -25,10 +25,21 @@ READY = b"ready\n"
 # The message of QEMU about a device that is gone.
 OF_REMOVED = re.compile(r"qemu\S*: (failed to read header: EOF"
                         r"|Unable to write to socket: Broken pipe|vfio.*)")
+# The end of a QEMU that sets an error twice, which happens at times when a device is gone.
+ABORT = (re.compile(r"qemu\S*: util/error\.c:\d+: error_setv: Assertion `\*errp == NULL' failed\."),
+         re.compile("Aborted( \\(core dumped\\))?"))
 # Seconds that it has for its last output when QEMU is gone.
 END = 30
 # The sizes of each device, unless a boot has others.
 SIZES = "vram=256M,aperture=64M"
+
+
+def has_aborted(outcome):
+    """Whether QEMU has failed an assertion of its own after a device was removed, and no more."""
+    lines = outcome.qemu_log
+    return ((outcome.results / REMOVED).exists() and bool(lines)
+            and ABORT[0].fullmatch(lines[0]) is not None
+            and all(ABORT[1].fullmatch(line) for line in lines[1:]))
 
 
 def ensure(steps, box, repo, kernel):

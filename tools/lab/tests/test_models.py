@@ -208,6 +208,23 @@ class Judged(unittest.TestCase):
         outcome = self.outcome(qemu_log=text, removed="removed gpu-b\n")
         self.assertEqual(outcome.qemu_log, [other])
 
+    def test_an_abort_of_qemu_after_a_removal_is_not_serious(self):
+        abort = ("qemu-system-x86_64: util/error.c:62: error_setv: Assertion `*errp == NULL' failed.\n"
+                 "Aborted\n")
+        for text, removed, serious in ((abort, True, False), (abort, False, True),
+                                       (abort + "one more\n", True, True),
+                                       ("one before\n" + abort, True, True),
+                                       (abort.replace("62", "63"), True, False)):
+            with self.subTest(text=text, removed=removed):
+                self.setUp()
+                more = {"removed": "removed gpu-b\n"} if removed else {}
+                outcome = self.outcome(qemu_log=text, **more)
+                outcome.error = "the guest ended before its job did"
+                self.assertEqual(check.serious(outcome), serious)
+                failed = [v for v in check.judge(outcome, check.Lists({}, {}, None), {})
+                          if v.result == "fail"]
+                self.assertTrue(failed)
+
 
 if __name__ == "__main__":
     unittest.main()
