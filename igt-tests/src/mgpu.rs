@@ -6,7 +6,8 @@ use std::fs;
 use std::time::Duration;
 
 use crate::debugfs::DebugFs;
-use crate::drm::{DmaBuf, Drm, Gem};
+use crate::drm::{path_name, reason_name, DmaBuf, Drm, Gem};
+use crate::fixture::{placed, Expect};
 use crate::map::PAGE;
 use crate::misc;
 use crate::pci::PciDevice;
@@ -437,4 +438,23 @@ pub fn replug(pci: &PciDevice, driver: Option<&str>, limit: Duration) -> Outcome
     });
     check!(back.is_some(), "{} does not come back", pci.name());
     Ok(())
+}
+
+/// Checks that a GPU reaches an object of another one peer to peer, in one piece, and that the object
+/// is in VRAM.
+///
+/// # Errors
+///
+/// Fails the subtest if that is not so, and any error of the ioctls.
+#[track_caller]
+pub fn reached(object: &Gem<'_>, import: &Gem<'_>) -> Outcome {
+    let info = import.import_info()?;
+    check!(
+        (info.path, info.reason) == (Expect::get()?.path(), uapi::REASON_NONE),
+        "path {}, reason {}",
+        path_name(info.path),
+        reason_name(info.reason)
+    );
+    check_eq!(info.segments, 1, "pieces of the mapping");
+    placed(object, uapi::PLACEMENT_VRAM)
 }

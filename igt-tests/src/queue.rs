@@ -2,12 +2,13 @@
 
 //! The queues of jobs of a device: of copies, of vvram or mgpu, and of the compute engine of mgpu.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::time::Duration;
 
 use crate::compute::{Op, Vm, HUGE, JOBS_MAX};
-use crate::drm::{Drm, Gem};
+use crate::drm::{repeats, Drm, Gem};
 use crate::fence::Timeline;
 use crate::fixture::{cpu_reads, patterns};
 use crate::map::{Map, PAGE};
@@ -16,7 +17,7 @@ use crate::proc::{Child, Steps};
 use crate::syncfile::SyncFile;
 use crate::trace::Jobs;
 use crate::uapi::{VvramGemCopy, VvramSync, COPIES_MAX, CREATE_VRAM};
-use crate::{Outcome, Stop};
+use crate::{Outcome, Stop, SysError};
 
 const PAGE64: u64 = PAGE as u64;
 const LIMIT: Duration = Duration::from_secs(20);
@@ -216,4 +217,50 @@ pub fn flood(open: impl Fn() -> Result<Client, Stop>, rounds: u32, most: usize) 
     check_eq!(seen, rounds, "jobs that ended");
     check_eq!(busy, rounds, "jobs at which the queue was full");
     Ok(())
+}
+
+/// Runs `user` in one process, while another one has `depth` jobs under way all the time, which
+/// `submit` queues. Fails if `user` ends only when there are no more jobs, or repeats a call.
+///
+/// # Errors
+///
+/// Fails the subtest if that is so, and all errors of both.
+#[track_caller]
+pub fn beside_jobs(
+    depth: usize,
+    mut submit: impl FnMut() -> Result<SyncFile, SysError>,
+    user: impl FnOnce() -> Outcome,
+) -> Outcome {
+    let (ready, stop) = (Steps::new()?, Steps::new()?);
+    let mut worker = Child::spawn(|| {
+        let mut jobs = VecDeque::new();
+        for count in 1.. {
+            jobs.push_back(submit()?);
+            if count == depth {
+                ready.done()?;
+            }
+            if count > depth {
+                jobs.pop_front().expect("a job").finish()?;
+                if stop.is_done()? {
+                    break;
+                }
+            }
+        }
+        jobs.iter().try_for_each(SyncFile::finish)?;
+        Ok(())
+    })?;
+    ready.wait("the jobs", LIMIT)?;
+    let mut user = Child::spawn(|| {
+        user()?;
+        check_eq!(repeats(), 0, "calls that have failed with EAGAIN");
+        Ok(())
+    })?;
+    let ended = user.wait(LIMIT);
+    stop.done()?;
+    check!(
+        ended.is_some() && worker.ended().is_none(),
+        "calls wait until there are no jobs any more"
+    );
+    user.join("the calls beside jobs", LIMIT)?;
+    worker.join("the jobs", LIMIT)
 }

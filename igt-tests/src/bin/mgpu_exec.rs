@@ -2,7 +2,6 @@
 
 //! Jobs of the compute engine of the modelled GPU: their order, and the outcome of jobs that fail.
 
-use std::collections::VecDeque;
 use std::time::Duration;
 
 use vvram_tests::compute::{
@@ -16,6 +15,7 @@ use vvram_tests::map::PAGE;
 use vvram_tests::mgpu::{take_all, Error, Impatient, Mgpu, COMPUTE, COPY, PARAM_RESETS};
 use vvram_tests::misc;
 use vvram_tests::proc::{Child, Steps};
+use vvram_tests::queue::beside_jobs;
 use vvram_tests::rebind::Unbinding;
 use vvram_tests::signals::{await_sleep, interrupt, kill, restart};
 use vvram_tests::syncfile::SyncFile;
@@ -260,45 +260,22 @@ fn unmap_streams() -> Outcome {
     let object = bench.vm.create(SIZE, VRAM)?;
     object.map()?.fill(x);
     gpu.inject_into(COMPUTE, Error::Slow, 10)?;
-    let (ready, stop) = (Steps::new()?, Steps::new()?);
-    let mut child = Child::spawn(|| {
-        let mut jobs = VecDeque::new();
-        for count in 1.. {
-            jobs.push_back(bench.vm.exec(&[Op::add(RESULTS + 8, 1)])?);
-            if count == DEPTH {
-                ready.done()?;
+    beside_jobs(
+        DEPTH,
+        || bench.vm.exec(&[Op::add(RESULTS + 8, 1)]),
+        || {
+            for round in 0..4 {
+                bench.vm.bind(&object, HUGE)?;
+                check_eq!(
+                    bench.sum(HUGE, SIZE)?,
+                    sum(x, 0, WORDS),
+                    "sum in round {round}"
+                );
+                bench.vm.unbind(HUGE, SIZE)?;
             }
-            if count > DEPTH {
-                jobs.pop_front().expect("a job").finish()?;
-                if stop.is_done()? {
-                    break;
-                }
-            }
-        }
-        jobs.iter().try_for_each(SyncFile::finish)?;
-        Ok(())
-    })?;
-    ready.wait("the jobs", LIMIT)?;
-    let mut user = Child::spawn(|| {
-        for round in 0..4 {
-            bench.vm.bind(&object, HUGE)?;
-            check_eq!(
-                bench.sum(HUGE, SIZE)?,
-                sum(x, 0, WORDS),
-                "sum in round {round}"
-            );
-            bench.vm.unbind(HUGE, SIZE)?;
-        }
-        Ok(())
-    })?;
-    let ended = user.wait(LIMIT);
-    stop.done()?;
-    check!(
-        ended.is_some() && child.ended().is_none(),
-        "an unmap waits until no job is queued any more"
-    );
-    user.join("the task that unmaps", LIMIT)?;
-    child.join("the task that queues jobs", LIMIT)?;
+            Ok(())
+        },
+    )?;
     gpu.inject_into(COMPUTE, Error::Slow, 0)?;
     gpu.clean()
 }

@@ -10,12 +10,13 @@ use std::time::{Duration, Instant};
 use vvram_tests::compute::{
     ballast, sum, Bench, Op, Vm, HUGE, PARAM_PAGE_TABLES, PARAM_VMS_FREE, RESULTS,
 };
-use vvram_tests::drm::{path_name, reason_name, DmaBuf, Gem, EITHER};
+use vvram_tests::drm::{DmaBuf, Gem, EITHER};
 use vvram_tests::failure::is_taken_away;
-use vvram_tests::fixture::{mapped_by_peer, patterns, peer_reads, placed, Expect};
+use vvram_tests::fixture::{mapped_by_peer, patterns, peer_reads, placed};
 use vvram_tests::map::PAGE;
 use vvram_tests::mgpu::{
-    holds, replug, Error, Impatient, Mgpu, COMPUTE, COPY, DRIVER, PARAM_APERTURE_FREE, PARAM_LOSSES,
+    holds, reached, replug, Error, Impatient, Mgpu, COMPUTE, COPY, DRIVER, PARAM_APERTURE_FREE,
+    PARAM_LOSSES,
 };
 use vvram_tests::misc::{self, Lcg};
 use vvram_tests::pattern::Pattern;
@@ -123,14 +124,7 @@ fn mapped(bench: &Bench<'_>, object: &Gem<'_>, import: &Gem<'_>, pattern: Patter
         sum(pattern, 0, WORDS),
         "sum of memory of the other GPU"
     );
-    let info = import.import_info()?;
-    check!(
-        (info.path, info.reason) == (Expect::get()?.path(), uapi::REASON_NONE),
-        "path {}, reason {}",
-        path_name(info.path),
-        reason_name(info.reason)
-    );
-    placed(object, uapi::PLACEMENT_VRAM)
+    reached(object, import)
 }
 
 /// Queues a job that adds up what is mapped at [`HUGE`], and writes the sum to a word of the

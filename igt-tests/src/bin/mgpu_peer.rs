@@ -2,37 +2,23 @@
 
 //! The engine of one modelled GPU reads and writes VRAM of another one, peer to peer.
 
-use std::collections::VecDeque;
 use std::time::Duration;
 
 use vvram_tests::compute::{ballast, sum, Bench, Op, HUGE, LEFT, RESULTS};
-use vvram_tests::drm::{path_name, reason_name, repeats, Gem, EITHER};
+use vvram_tests::drm::EITHER;
 use vvram_tests::fence::Timeline;
-use vvram_tests::fixture::{patterns, placed, Expect};
+use vvram_tests::fixture::{patterns, placed};
 use vvram_tests::map::PAGE;
-use vvram_tests::mgpu::{holds, take_all, Error, Mgpu, COMPUTE};
+use vvram_tests::mgpu::{holds, reached, take_all, Error, Mgpu, COMPUTE};
 use vvram_tests::misc;
 use vvram_tests::proc::{Child, Steps};
-use vvram_tests::syncfile::SyncFile;
+use vvram_tests::queue::beside_jobs;
 use vvram_tests::uapi::DMA_BUF_SYNC_READ;
 use vvram_tests::{check, check_eq, fail, igt_main, uapi, Outcome};
 
 const PAGE64: u64 = PAGE as u64;
 const SIZE: u64 = 16 * PAGE64;
 const LIMIT: Duration = Duration::from_secs(40);
-
-/// Checks the path of an import, and that the object is in VRAM.
-fn reached(object: &Gem<'_>, import: &Gem<'_>) -> Outcome {
-    let info = import.import_info()?;
-    check!(
-        (info.path, info.reason) == (Expect::get()?.path(), uapi::REASON_NONE),
-        "path {}, reason {}",
-        path_name(info.path),
-        reason_name(info.reason)
-    );
-    check_eq!(info.segments, 1, "pieces of the mapping");
-    placed(object, uapi::PLACEMENT_VRAM)
-}
 
 /// Each GPU reads and writes what the other one exports, and copies between two of its objects.
 fn both_ways() -> Outcome {
@@ -235,45 +221,21 @@ fn busy() -> Outcome {
     theirs.vm.bind(&object, HUGE)?;
     ours.vm.bind(&import, HUGE)?;
     a.inject_into(COMPUTE, Error::Slow, 20)?;
-    let (ready, stop) = (Steps::new()?, Steps::new()?);
     let ops = [Op::checksum(HUGE, SIZE, RESULTS)];
-    let mut child = Child::spawn(|| {
-        let mut jobs = VecDeque::new();
-        for count in 1.. {
-            jobs.push_back(theirs.vm.exec(&ops)?);
-            if count == DEPTH {
-                ready.done()?;
+    beside_jobs(
+        DEPTH,
+        || theirs.vm.exec(&ops),
+        || {
+            for round in 0..JOBS {
+                check_eq!(
+                    ours.sum(HUGE, SIZE)?,
+                    sum(x, 0, SIZE / 8),
+                    "sum of the importer in round {round}"
+                );
             }
-            if count > DEPTH {
-                jobs.pop_front().expect("a job").finish()?;
-                if stop.is_done()? {
-                    break;
-                }
-            }
-        }
-        jobs.iter().try_for_each(SyncFile::finish)?;
-        Ok(())
-    })?;
-    ready.wait("the exporter to be busy", LIMIT)?;
-    let mut user = Child::spawn(|| {
-        for round in 0..JOBS {
-            check_eq!(
-                ours.sum(HUGE, SIZE)?,
-                sum(x, 0, SIZE / 8),
-                "sum of the importer in round {round}"
-            );
-        }
-        check_eq!(repeats(), 0, "calls that have failed with EAGAIN");
-        Ok(())
-    })?;
-    let ended = user.wait(LIMIT);
-    stop.done()?;
-    check!(
-        ended.is_some() && child.ended().is_none(),
-        "jobs of the importer wait until the exporter is idle"
-    );
-    user.join("the importer", LIMIT)?;
-    child.join("the exporter", LIMIT)?;
+            Ok(())
+        },
+    )?;
     a.inject_into(COMPUTE, Error::Slow, 0)?;
     reached(&object, &import)?;
     drop((theirs, ours));

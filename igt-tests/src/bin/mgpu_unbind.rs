@@ -7,11 +7,13 @@ use std::thread;
 use std::time::Duration;
 
 use vvram_tests::compute::{sum, Bench, Op, Vm, HUGE, RESULTS};
-use vvram_tests::drm::{path_name, reason_name, Gem, EITHER};
+use vvram_tests::drm::{Gem, EITHER};
 use vvram_tests::fence::Timeline;
-use vvram_tests::fixture::{mapped_by_peer, patterns, placed, Expect};
+use vvram_tests::fixture::{mapped_by_peer, patterns, placed};
 use vvram_tests::map::{Map, PAGE};
-use vvram_tests::mgpu::{holds, replug, set_bound, Error, Impatient, Mgpu, COMPUTE, COPY, DRIVER};
+use vvram_tests::mgpu::{
+    holds, reached, replug, set_bound, Error, Impatient, Mgpu, COMPUTE, COPY, DRIVER,
+};
 use vvram_tests::misc::{self, Lcg};
 use vvram_tests::pattern::Pattern;
 use vvram_tests::pci::PciDevice;
@@ -103,18 +105,6 @@ fn fetched(gpu: &Mgpu, object: &Gem<'_>) -> Result<Map, Stop> {
     map.set(0);
     copied(gpu, object, &system)?;
     Ok(map)
-}
-
-/// Checks the path of an import, and that the object is in VRAM.
-fn reached(object: &Gem<'_>, import: &Gem<'_>) -> Outcome {
-    let info = import.import_info()?;
-    check!(
-        (info.path, info.reason) == (Expect::get()?.path(), uapi::REASON_NONE),
-        "path {}, reason {}",
-        path_name(info.path),
-        reason_name(info.reason)
-    );
-    placed(object, uapi::PLACEMENT_VRAM)
 }
 
 /// Queues a job that writes the sum of the object at [`HUGE`] to an address.

@@ -2,10 +2,9 @@
 
 //! One GPU copies from and to the memory of another.
 
-use std::collections::VecDeque;
 use std::time::Duration;
 
-use vvram_tests::drm::{path_name, reason_name, repeats, Drm, Gem, EITHER};
+use vvram_tests::drm::{path_name, reason_name, Drm, Gem, EITHER};
 use vvram_tests::fence::Timeline;
 use vvram_tests::fixture::{patterns, placed, squeeze_idle, Expect};
 use vvram_tests::heap;
@@ -13,10 +12,9 @@ use vvram_tests::map::PAGE;
 use vvram_tests::misc;
 use vvram_tests::pci::{Bar, PciDevice};
 use vvram_tests::proc::{Child, Steps};
-use vvram_tests::queue::copy_after;
+use vvram_tests::queue::{beside_jobs, copy_after};
 use vvram_tests::rebind::Unbinding;
 use vvram_tests::signals::await_sleep;
-use vvram_tests::syncfile::SyncFile;
 use vvram_tests::uapi::{self, VvramGemCopy, DMA_BUF_SYNC_WRITE};
 use vvram_tests::{check, check_eq, expect_errno, fail, igt_main, Outcome, Stop};
 
@@ -351,57 +349,33 @@ fn busy() -> Outcome {
     for writes in [true, false] {
         map.fill(x);
         other.map()?.fill(x);
-        let (ready, stop) = (Steps::new()?, Steps::new()?);
-        let mut child = Child::spawn(|| {
-            let (from, to) = if writes {
-                (&other, &shared)
-            } else {
-                (&shared, &other)
-            };
-            let mut copies = VecDeque::new();
-            for count in 1.. {
-                copies.push_back(a.copy((from, 0), (to, 0), BIG)?);
-                if count == DEPTH {
-                    ready.done()?;
-                }
-                if count > DEPTH {
-                    copies.pop_front().expect("a copy").finish()?;
-                    if stop.is_done()? {
-                        break;
+        let (from, to) = if writes {
+            (&other, &shared)
+        } else {
+            (&shared, &other)
+        };
+        beside_jobs(
+            DEPTH,
+            || a.copy((from, 0), (to, 0), BIG),
+            || {
+                for round in 0..COPIES {
+                    if writes {
+                        own.set(0);
+                        b.copy((&import, 0), (&ours, 0), BIG)?.finish()?;
+                        if let Err(mismatch) = own.verify(x) {
+                            fail!("read in round {round}: {mismatch}");
+                        }
+                    } else {
+                        own.fill(y.derive(round));
+                        b.copy((&ours, 0), (&import, 0), BIG)?.finish()?;
+                        if let Err(mismatch) = map.verify(y.derive(round)) {
+                            fail!("written in round {round}: {mismatch}");
+                        }
                     }
                 }
-            }
-            copies.iter().try_for_each(SyncFile::finish)?;
-            Ok(())
-        })?;
-        ready.wait("the exporter to be busy", LIMIT)?;
-        let mut user = Child::spawn(|| {
-            for round in 0..COPIES {
-                if writes {
-                    own.set(0);
-                    b.copy((&import, 0), (&ours, 0), BIG)?.finish()?;
-                    if let Err(mismatch) = own.verify(x) {
-                        fail!("read in round {round}: {mismatch}");
-                    }
-                } else {
-                    own.fill(y.derive(round));
-                    b.copy((&ours, 0), (&import, 0), BIG)?.finish()?;
-                    if let Err(mismatch) = map.verify(y.derive(round)) {
-                        fail!("written in round {round}: {mismatch}");
-                    }
-                }
-            }
-            check_eq!(repeats(), 0, "calls that have failed with EAGAIN");
-            Ok(())
-        })?;
-        let ended = user.wait(LIMIT);
-        stop.done()?;
-        check!(
-            ended.is_some() && child.ended().is_none(),
-            "copies of the importer wait until the exporter is idle"
-        );
-        user.join("the importer", LIMIT)?;
-        child.join("the exporter", LIMIT)?;
+                Ok(())
+            },
+        )?;
     }
     reached(&shared, &import)
 }
