@@ -194,6 +194,12 @@ fn run(program: &str, subtest: &Subtest, bound: &rebind::Bound) -> i32 {
 
 /// Runs the subtests that the command line selects, and exits.
 pub fn main(subtests: &[Subtest]) -> ! {
+    // The handler of Rust's runtime returns from the first signal, and an access that succeeds then
+    // would hide it.
+    for signal in [libc::SIGBUS, libc::SIGSEGV] {
+        // SAFETY: this sets the default action.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
     let mut arguments = std::env::args();
     let program = arguments.next().unwrap_or_default();
     let program = program.rsplit('/').next().unwrap_or_default().to_string();

@@ -72,9 +72,7 @@ mod tests {
         },
         time::{
             delay::fsleep,
-            Delta,
-            Instant,
-            Monotonic, //
+            Delta, //
         },
         types::CovariantForLt, //
     };
@@ -534,36 +532,6 @@ mod tests {
                 done_later(control, first)?;
                 check_eq!(cleared(control, &object)?[..], [Step::Done, Step::Zapped]);
                 drop(second);
-                Ok(())
-            })
-        })
-    }
-
-    #[test]
-    fn import_in_use_outlives_the_worker_of_an_earlier_move() -> Result {
-        with_device(|pdev| {
-            with_import(pdev, |card, buf, object| {
-                let control = &card.control;
-
-                for round in 0..200 {
-                    // The worker that is queued here looks at the buffer while it is mapped again,
-                    // or when it is invalidated once more: the time in between varies.
-                    let first = work(&mut buf.resv().lock().locked())?;
-                    invalidate(buf);
-                    first.signal(Ok(()));
-                    control.show(&object)?;
-                    let second = work(&mut buf.resv().lock().locked())?;
-                    let since = Instant::<Monotonic>::now();
-                    while since.elapsed() < Delta::from_micros(round) {
-                        core::hint::spin_loop();
-                    }
-                    invalidate(buf);
-                    fsleep(Delta::from_micros(500));
-                    check_eq!(lead_to(control, &object)?, (true, 2));
-                    second.signal(Ok(()));
-                    cleared(control, &object)?;
-                    control.show(&object)?;
-                }
                 Ok(())
             })
         })

@@ -18,7 +18,7 @@ use vvram_tests::mgpu::{
 };
 use vvram_tests::misc;
 use vvram_tests::pattern::Pattern;
-use vvram_tests::pci::PciDevice;
+use vvram_tests::pci::{Bar, PciDevice};
 use vvram_tests::peer::{Mode, Peer};
 use vvram_tests::power::system_sleep;
 use vvram_tests::proc::{Child, KernelLog};
@@ -31,6 +31,8 @@ const SIZE: u64 = 16 * PAGE64;
 const LIMIT: Duration = Duration::from_secs(40);
 /// How many jobs the hardware has at a time.
 const JOBS: usize = 8;
+/// What the aperture shows where there is no window.
+const POISON: u64 = 0xa5a5_a5a5_a5a5_a5a5;
 /// Bus mastering, a bit of the PCI command register.
 const MASTER: u8 = 1 << 2;
 
@@ -515,9 +517,8 @@ fn whole_peers() -> Outcome {
 /// lost.
 fn stores() -> Outcome {
     const ROUNDS: u64 = 3;
-    // Words of `counts`.
-    const COUNT: usize = 0;
-    const STOP: usize = 1;
+    // A word behind the counts of both writers.
+    const STOP: usize = 2;
     let gpu = Mgpu::first()?;
     let objects = [
         gpu.drm.create_flags(SIZE, uapi::CREATE_VRAM)?,
@@ -533,42 +534,49 @@ fn stores() -> Outcome {
     peer.map()?;
     let counts = Map::anonymous(PAGE)?;
     let words = SIZE / 8;
-    let mut writer = Child::spawn(|| {
-        let mut count = 0;
-        while counts.read(STOP) == 0 {
-            let word = (count % words) as usize;
-            for map in &maps {
+    // One process for each, as it waits during the reset.
+    let mut writers = Vec::new();
+    for (index, map) in maps.iter().enumerate() {
+        let counts = &counts;
+        writers.push(Child::spawn(move || {
+            let mut count = 0;
+            while counts.read(STOP) == 0 {
+                let word = (count % words) as usize;
                 check_eq!(
                     map.read(word),
                     // What was written there one round before.
                     (count + 1).saturating_sub(words),
-                    "word {word} before write {count}"
+                    "word {word} of object {index} before write {count}"
                 );
                 map.write(word, count + 1);
+                count += 1;
+                counts.write(index, count);
             }
-            count += 1;
-            counts.write(COUNT, count);
+            Ok(())
+        })?);
+    }
+    let go_on = |writers: &mut [Child]| -> Outcome {
+        for (index, writer) in writers.iter_mut().enumerate() {
+            let goal = counts.read(index) + 2 * words;
+            let done = misc::poll(LIMIT, || {
+                (counts.read(index) >= goal || writer.ended().is_some()).then_some(())
+            });
+            if writer.ended().is_some() {
+                writer.join("the writes", LIMIT)?;
+            }
+            check!(done.is_some(), "the writes stop; {}", writer.whereabouts());
         }
-        Ok(())
-    })?;
-    let goes_on = |writer: &mut Child| -> Outcome {
-        let goal = counts.read(COUNT) + 2 * words;
-        let done = misc::poll(LIMIT, || {
-            (counts.read(COUNT) >= goal || writer.ended().is_some()).then_some(())
-        });
-        if writer.ended().is_some() {
-            writer.join("the writes", LIMIT)?;
-        }
-        check!(done.is_some(), "the writes stop; {}", writer.whereabouts());
         Ok(())
     };
     for _ in 0..ROUNDS {
-        goes_on(&mut writer)?;
+        go_on(&mut writers)?;
         gpu.pci.reset()?;
     }
-    goes_on(&mut writer)?;
+    go_on(&mut writers)?;
     counts.write(STOP, 1);
-    writer.join("the writes", LIMIT)?;
+    for writer in &mut writers {
+        writer.join("the writes", LIMIT)?;
+    }
     for object in &objects {
         placed(object, uapi::PLACEMENT_VRAM)?;
     }
@@ -621,14 +629,24 @@ fn stale() -> Outcome {
         "the sum after the second reset"
     );
 
-    // This one is of a window that is closed. Its memory is shown at another place then, and the
-    // device reports memory that it shows twice.
+    // This one is of a window that is closed. It shows the memory until the reset.
+    let bar = Bar::open(&gpu.pci)?;
+    let shown = bar.locate(&next)?;
     gpu.inject(Error::NoInvalidate, 2)?;
     drop((next, other));
-    for object in take_all(&gpu)? {
-        object.map()?.set(1);
-    }
+    check_eq!(
+        bench.sum(2 * HUGE, SIZE)?,
+        sum(x, 0, SIZE / 8),
+        "the sum after the third reset"
+    );
     check_eq!(gpu.drm.getparam(PARAM_RESETS)?, resets + 3, "resets");
+    for page in 0..(SIZE / PAGE64) as usize {
+        check_eq!(
+            bar.word(shown.offset(page)),
+            POISON,
+            "page {page} of a window that is closed"
+        );
+    }
     check_eq!(events.wedged(&gpu.pci)?, "none", "what helps");
     check_eq!(gpu.drm.getparam(PARAM_LOSSES)?, 0, "objects that are lost");
     drop(bench);
