@@ -186,9 +186,9 @@ fn importer() -> Outcome {
         for (object, import) in [(&object, &import), (&read, &source), (&written, &target)] {
             reached(object, import)?;
         }
-        for ring in [COPY, COMPUTE] {
-            b.inject_into(ring, Error::Slow, 50)?;
-        }
+        // The unbind waits for the jobs first, so that copies are still under way after that.
+        b.inject_into(COPY, Error::Slow, 100)?;
+        b.inject_into(COMPUTE, Error::Slow, 20)?;
         // Poison that is written through a window that is closed would be found, also without an
         // IOMMU.
         let copies = (0..20)
