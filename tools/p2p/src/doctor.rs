@@ -7,6 +7,7 @@ use serde_json::{json, Value};
 use crate::decide::{decide, Forwards};
 use crate::files::{Blind, Root};
 use crate::hosts;
+use crate::hosts::Version;
 use crate::kernel;
 use crate::machine::{Device, Kind, Machine};
 use crate::table::{bytes, Table};
@@ -90,6 +91,9 @@ const RDMA_DRIVERS: [(&str, &str); 8] = [
     ("mana", "mana_ib"),
     ("ionic", "ionic_rdma"),
 ];
+/// The first version of Linux in which the RDMA devices of a PCI driver register dma-bufs, where that
+/// is known.
+const RDMA_SINCE: [(&str, Version); 1] = [("mlx5_core", (5, 12))];
 /// Parameters of the kernel's command line that are relevant.
 const PARAMETERS: [&str; 10] = [
     "pci",
@@ -543,6 +547,12 @@ fn offered(root: &Root, device: &Device, bar: usize) -> Option<u64> {
     1u64.checked_shl(20 + sizes.checked_ilog2()?)
 }
 
+/// The first version of Linux that is known to have RDMA devices of a PCI driver register dma-bufs.
+fn since(driver: &str) -> Version {
+    let known = RDMA_SINCE.iter().find(|it| it.0 == driver);
+    known.map_or(hosts::LIST, |it| it.1)
+}
+
 /// RDMA devices that register dma-bufs.
 fn rdma(root: &Root, machine: &Machine, checks: &mut Vec<Check>) {
     let devices = root.names("sys/class/infiniband").unwrap_or_default();
@@ -595,12 +605,27 @@ fn rdma(root: &Root, machine: &Machine, checks: &mut Vec<Check>) {
                 State::ToDo,
                 format!("{driver} does not register dma-bufs without CONFIG_{option}"),
             ),
-            (false, true, None) if machine.version.is_some_and(|it| it >= hosts::LIST) => add(
-                checks,
-                &what,
-                State::Fine,
-                format!("{driver} registers dma-bufs in Linux 7.3"),
-            ),
+            (false, true, None) if machine.version.is_some_and(|it| it >= since(driver)) => {
+                let (major, minor) = since(driver);
+                add(
+                    checks,
+                    &what,
+                    State::Fine,
+                    format!("{driver} registers dma-bufs in Linux {major}.{minor} and later"),
+                );
+            }
+            (false, true, None) if since(driver) < hosts::LIST && machine.version.is_some() => {
+                let (major, minor) = since(driver);
+                add(
+                    checks,
+                    &what,
+                    State::ToDo,
+                    format!(
+                        "{driver} registers dma-bufs in Linux {major}.{minor} and later: boot a \
+                         newer kernel"
+                    ),
+                );
+            }
             (false, true, None) => add(
                 checks,
                 &what,

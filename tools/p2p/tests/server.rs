@@ -213,7 +213,7 @@ fn a_kernel_with_another_list_is_not_known() {
     let (_, text, _) = tree.run(&["doctor"]);
     let nic = text.lines().find(|line| line.contains("RDMA mlx5_0"));
     assert!(
-        nic.is_some_and(|line| line.starts_with("unknown") && line.contains("not in this kernel")),
+        nic.is_some_and(|line| line.starts_with("ok") && line.contains("Linux 5.12 and later")),
         "{text}"
     );
     let open = "it is not known whether the host forwards: ";
@@ -425,6 +425,22 @@ fn doctor() {
         "{text}"
     );
     line("ok", "3 pairs of devices are peer to peer");
+}
+
+#[test]
+fn an_rdma_driver_is_judged_by_the_version_of_the_kernel() {
+    for (release, state, text) in [
+        ("5.10.0", "to do", "boot a newer kernel"),
+        (
+            "5.15.0",
+            "ok",
+            "mlx5_core registers dma-bufs in Linux 5.12 and later",
+        ),
+        ("7.3.4", "ok", "mlx5_core registers dma-bufs"),
+    ] {
+        let tree = server("rdma", 0x09a2, release);
+        assert_eq!(finding(&tree, text).0, state, "Linux {release}");
+    }
 }
 
 /// The state and the text of a line of `p2p doctor` that has a text.
