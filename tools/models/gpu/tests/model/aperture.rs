@@ -5,7 +5,6 @@
 use gpu::registers;
 use vfio_user::memory::PAGE;
 
-use crate::machine::eventually;
 use crate::machine::Machine;
 use crate::machine::APERTURE;
 use crate::machine::BASE;
