@@ -40,7 +40,7 @@ class Kernel(unittest.TestCase):
         listed = re.search(r"LISTED: .*? = &\[(.*?)\n\];", text, re.S)[1]
         ours = [(vendors[vendor], device or "pci_any_id", same == "true")
                 for vendor, device, same in
-                re.findall(r"\((\w+), (?:None|Some\((0x\w+)\)), (\w+)\)", listed)]
+                re.findall(r"\((\w+), (?:None|Some\((0x\w+)\)), (true|false), ", listed)]
         self.assertEqual(ours, kernels)
 
     def test_it_is_for_this_kernel(self):

@@ -227,7 +227,26 @@ fn lookup(machine: &Machine, host: &str, same: bool) -> Host {
         Err(device) => (None, device),
     };
     let listed = hosts::is_listed(device.vendor, device.device, same, machine.version);
+    let kernel = || match &*machine.release {
+        "" => "this kernel".to_string(),
+        release => format!("Linux {release}"),
+    };
+    let counts = match device.address.devfn {
+        0 => Some(true),
+        _ => hosts::is_port_enough(machine.version),
+    };
+    if counts == Some(false) {
+        return Host {
+            forwards: Forwards::No,
+            ids: None,
+        };
+    }
     let forwards = match listed {
+        Some(true) if counts.is_none() => Forwards::Unknown(format!(
+            "it is not known whether {} goes by a root port that is not 00.0, as {} is",
+            kernel(),
+            device.address
+        )),
         Some(true) if ids.is_some() => Forwards::Listed,
         Some(false) => Forwards::No,
         Some(true) => Forwards::Unknown(format!(
@@ -236,10 +255,7 @@ fn lookup(machine: &Machine, host: &str, same: bool) -> Host {
         )),
         None => Forwards::Unknown(format!(
             "it is not known whether {} lists {:04x}:{:04x}",
-            match &*machine.release {
-                "" => "this kernel".to_string(),
-                release => format!("Linux {release}"),
-            },
+            kernel(),
             device.vendor,
             device.device
         )),

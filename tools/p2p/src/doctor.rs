@@ -91,9 +91,18 @@ const RDMA_DRIVERS: [(&str, &str); 8] = [
     ("mana", "mana_ib"),
     ("ionic", "ionic_rdma"),
 ];
-/// The first version of Linux in which the RDMA devices of a PCI driver register dma-bufs, where that
-/// is known.
-const RDMA_SINCE: [(&str, Version); 1] = [("mlx5_core", (5, 12))];
+/// The first version of Linux in which the RDMA devices of a PCI driver are known to register
+/// dma-bufs. Between [`RDMA_FIRST`] and that it is unknown.
+const RDMA_SINCE: [(&str, Version); 5] = [
+    ("mlx5_core", RDMA_FIRST),
+    ("ice", (6, 3)),
+    ("i40e", (6, 3)),
+    ("efa", (5, 16)),
+    ("bnxt_en", (6, 6)),
+];
+/// The first version of Linux that has the command to register a dma-buf: with an older one no
+/// driver does.
+const RDMA_FIRST: Version = (5, 12);
 /// Parameters of the kernel's command line that are relevant.
 const PARAMETERS: [&str; 10] = [
     "pci",
@@ -614,7 +623,7 @@ fn rdma(root: &Root, machine: &Machine, checks: &mut Vec<Check>) {
                     format!("{driver} registers dma-bufs in Linux {major}.{minor} and later"),
                 );
             }
-            (false, true, None) if since(driver) < hosts::LIST && machine.version.is_some() => {
+            (false, true, None) if machine.version.is_some_and(|it| it < RDMA_FIRST) => {
                 let (major, minor) = since(driver);
                 add(
                     checks,
@@ -622,19 +631,22 @@ fn rdma(root: &Root, machine: &Machine, checks: &mut Vec<Check>) {
                     State::ToDo,
                     format!(
                         "{driver} registers dma-bufs in Linux {major}.{minor} and later: boot a \
-                         newer kernel"
+                         newer kernel, unless that of this distribution has it already"
                     ),
                 );
             }
-            (false, true, None) => add(
-                checks,
-                &what,
-                State::Unknown,
-                format!(
-                    "{driver} registers dma-bufs in Linux 7.3, but maybe not in this kernel: try \
-                     to register one, or boot Linux 7.3"
-                ),
-            ),
+            (false, true, None) => {
+                let (major, minor) = since(driver);
+                add(
+                    checks,
+                    &what,
+                    State::Unknown,
+                    format!(
+                        "{driver} registers dma-bufs in Linux {major}.{minor}, but maybe not in \
+                         this kernel: try to register one, or boot Linux {major}.{minor} or newer"
+                    ),
+                );
+            }
             (false, false, _) => add(
                 checks,
                 &what,

@@ -208,6 +208,9 @@ impl Why<'_> {
         } else if matches!(path, Path::Refused) && it.bridge.is_none() {
             lines.extend(self.elsewhere(machine));
         }
+        if path == Path::Refused {
+            lines.extend(self.later(machine));
+        }
         if path == Path::Unknown && it.unseen.is_empty() {
             lines.extend(self.to_find_out(machine));
         }
@@ -260,6 +263,25 @@ impl Why<'_> {
         });
         lines.extend(in_grub(ports.len()).map(str::to_string));
         lines
+    }
+
+    /// The kernel that is known to forward, if this one is too old for it.
+    fn later(&self, machine: &Machine) -> Option<String> {
+        let host = self.cell.sysfs.host.as_ref()?;
+        if host.forwards != Forwards::No {
+            return None;
+        }
+        let cpu = machine.cpu.as_ref();
+        let by_cpu = cpu.and_then(|cpu| cpu.forwards_later(machine.version));
+        let same = self.provider.host == self.client.host;
+        let listed = host.ids.and_then(|(vendor, device)| {
+            hosts::is_listed_later(vendor, device, same, machine.version)
+        });
+        let (major, minor) = by_cpu.into_iter().chain(listed).min()?;
+        Some(format!(
+            "boot Linux {major}.{minor} or newer, which has it forward. The kernel of a \
+             distribution may do so already: look at drivers/pci/p2pdma.c of its source"
+        ))
     }
 
     /// How to learn whether the host forwards, if that is unknown.

@@ -84,14 +84,24 @@ fn zen_forwards() {
 #[test]
 fn an_old_kernel_may_not_go_by_the_processor() {
     let tree = laptop("zen-old", "AuthenticAMD", 25, "CONFIG_PCI_P2PDMA=y\n");
-    tree.write("proc/sys/kernel/osrelease", "5.4.0-laptop\n");
+    tree.write("proc/sys/kernel/osrelease", "5.6.0-laptop\n");
     let (status, text, _) = tree.run(&["why", "renderD128", "nvme0"]);
     assert_eq!(status, 4, "{text}");
     let advice = "  - look whether drivers/pci/p2pdma.c of the source of this kernel goes by the \
                   processor, in cpu_supports_p2pdma()\n  - boot Linux 7.3";
     assert!(text.contains(advice), "{text}");
-    // The bridge is on no list, of this kernel or of older ones.
-    assert!(!text.contains("compare"), "{text}");
+    // Before that, the bridge was on the list.
+    assert!(text.contains("  - compare 1022:1630 with"), "{text}");
+    tree.write("proc/sys/kernel/osrelease", "5.8.0-laptop\n");
+    let pair = tree.pair(GPU, DRIVE);
+    assert_eq!(pair["sysfs"]["host"]["forwards"], "listed", "{pair:#}");
+    tree.write("proc/sys/kernel/osrelease", "5.4.0-laptop\n");
+    let (status, text, _) = tree.run(&["why", "renderD128", "nvme0"]);
+    assert_eq!(status, 1, "{text}");
+    assert!(
+        text.contains("  - boot Linux 5.8 or newer, which has it"),
+        "{text}"
+    );
 }
 
 #[test]

@@ -188,7 +188,7 @@ fn some_bridges_forward_for_their_own_only() {
 
 #[test]
 fn a_kernel_with_another_list_is_not_known() {
-    let tree = server("older", 0x09a2, "6.1.0-44-amd64");
+    let tree = server("older", 0x0b25, "6.1.0-44-amd64");
     let pair = tree.pair(GPU, OTHER_NIC);
     assert_eq!(pair["path"], "unknown", "{pair:#}");
     assert_eq!(
@@ -200,8 +200,8 @@ fn a_kernel_with_another_list_is_not_known() {
     let (status, text, _) = tree.run(&["why", "renderD128", "mlx5_1"]);
     assert_eq!(status, 4, "{text}");
     for part in [
-        "  - it is not known whether Linux 6.1.0-44-amd64 lists 8086:09a2\n",
-        "What to do:\n  - compare 8086:09a2 with pci_p2pdma_whitelist[] in drivers/pci/p2pdma.c of \
+        "  - it is not known whether Linux 6.1.0-44-amd64 lists 8086:0b25\n",
+        "What to do:\n  - compare 8086:0b25 with pci_p2pdma_whitelist[] in drivers/pci/p2pdma.c of \
          the source of this kernel\n",
         "  - boot Linux 7.3, the kernel version whose list of host bridges",
     ] {
@@ -233,9 +233,70 @@ fn a_kernel_with_another_list_is_not_known() {
     tree.write("proc/sys/kernel/osrelease", "");
     let (_, text, _) = tree.run(&["why", "renderD128", "mlx5_1"]);
     assert!(
-        text.contains("  - it is not known whether this kernel lists 8086:09a2\n"),
+        text.contains("  - it is not known whether this kernel lists 8086:0b25\n"),
         "{text}"
     );
+}
+
+#[test]
+fn an_older_kernel_is_judged_by_what_it_lists() {
+    for (host, release, path) in [
+        (0x09a2, "5.4.0", "refused"),
+        (0x09a2, "5.15.0-91-generic", "unknown"),
+        (0x09a2, "5.18.0", "host-bridge"),
+        (0x09a2, "6.1.0-44-amd64", "host-bridge"),
+        (0x2030, "5.10.0", "host-bridge"),
+        (0x09a3, "5.10.0", "refused"),
+    ] {
+        let tree = server("lists", host, release);
+        let pair = tree.pair(GPU, OTHER_NIC);
+        assert_eq!(pair["path"], path, "{host:04x} in {release}: {pair:#}");
+    }
+    let tree = server("lists", 0x09a2, "5.4.0");
+    let (status, text, _) = tree.run(&["why", "renderD128", "mlx5_1"]);
+    assert_eq!(status, 1, "{text}");
+    let advice = "  - boot Linux 5.18 or newer, which has it forward. The kernel of a distribution";
+    assert!(text.contains(advice), "{text}");
+    // No kernel that is known lists the other bridge.
+    let tree = server("lists", 0x09a3, "5.4.0");
+    let (_, text, _) = tree.run(&["why", "renderD128", "mlx5_1"]);
+    assert!(!text.contains("boot Linux"), "{text}");
+}
+
+#[test]
+fn an_older_kernel_may_not_look_up_root_ports() {
+    for (release, path) in [
+        ("5.4.0", "refused"),
+        ("5.10.0", "unknown"),
+        ("5.19.0", "host-bridge"),
+    ] {
+        let tree = Tree::new("ports");
+        tree.kernel(release, OPTIONS);
+        tree.cpu("GenuineIntel", 6, "");
+        for slot in ["01", "02"] {
+            let port = Function {
+                id: (0x8086, 0x2031),
+                ..Function::port(4, Some(0))
+            };
+            tree.add("pci0000:16", &format!("0000:16:{slot}.0"), &port);
+        }
+        tree.add(
+            "pci0000:16/0000:16:01.0",
+            "0000:17:00.0",
+            &Function::gpu("renderD128"),
+        );
+        tree.add(
+            "pci0000:16/0000:16:02.0",
+            "0000:18:00.0",
+            &Function::nvme("nvme0"),
+        );
+        let pair = tree.pair("0000:17:00.0", "0000:18:00.0");
+        // 8086:2031 is not in the list of Linux 5.4 either.
+        assert_eq!(pair["path"], path, "{release}: {pair:#}");
+        let (_, text, _) = tree.run(&["why", "renderD128", "nvme0"]);
+        let doubt = "goes by a root port that is not 00.0, as 0000:16:01.0 is";
+        assert_eq!(text.contains(doubt), path == "unknown", "{text}");
+    }
 }
 
 #[test]
@@ -249,7 +310,7 @@ fn advice_is_about_what_the_driver_reports() {
         tree.run(&["why", "renderD131", "mlx5_1"]).1
     };
     for (driver, is_told) in [("vvram", true), ("xe", false)] {
-        let tree = server(&format!("older-{driver}"), 0x09a2, "6.1.0-44-amd64");
+        let tree = server(&format!("older-{driver}"), 0x0b25, "6.1.0-44-amd64");
         let text = reports(&tree, driver);
         let advice = "  - attach a buffer once: p2p ls then shows what the kernel decided\n";
         assert_eq!(text.contains(advice), is_told, "{text}");
@@ -430,9 +491,18 @@ fn doctor() {
 #[test]
 fn an_rdma_driver_is_judged_by_the_version_of_the_kernel() {
     for (release, state, text) in [
-        ("5.10.0", "to do", "boot a newer kernel"),
+        (
+            "5.10.0",
+            "to do",
+            "in Linux 5.12 and later: boot a newer kernel",
+        ),
         (
             "5.15.0",
+            "ok",
+            "mlx5_core registers dma-bufs in Linux 5.12 and later",
+        ),
+        (
+            "6.12.0",
             "ok",
             "mlx5_core registers dma-bufs in Linux 5.12 and later",
         ),
@@ -440,6 +510,27 @@ fn an_rdma_driver_is_judged_by_the_version_of_the_kernel() {
     ] {
         let tree = server("rdma", 0x09a2, release);
         assert_eq!(finding(&tree, text).0, state, "Linux {release}");
+    }
+    for (driver, release, state, part) in [
+        (
+            "efa",
+            "5.10.0",
+            "to do",
+            "efa registers dma-bufs in Linux 5.16",
+        ),
+        ("efa", "5.15.0", "unknown", "boot Linux 5.16 or newer"),
+        ("efa", "5.16.0", "ok", "in Linux 5.16 and later"),
+        ("ionic", "6.12.0", "unknown", "boot Linux 7.3 or newer"),
+    ] {
+        let tree = server("rdma-of", 0x09a2, release);
+        let nic = Function {
+            driver,
+            ..Function::nic("rdma9", "eth9")
+        };
+        tree.add("pci0000:00", "0000:00:19.0", &nic);
+        let (found, text) = finding(&tree, &format!("{driver} registers dma-bufs in"));
+        assert!(text.contains(part), "{text}");
+        assert_eq!(found, state, "{driver} in Linux {release}: {text}");
     }
 }
 
