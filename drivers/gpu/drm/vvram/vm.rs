@@ -414,16 +414,20 @@ pub(crate) fn bind(
         return Err(EINVAL);
     }
 
-    let is_unbind = args.flags & uapi::DRM_VVRAM_VM_BIND_UNBIND != 0;
-    if !is_unbind {
+    let object = if args.flags & uapi::DRM_VVRAM_VM_BIND_UNBIND == 0 {
+        let object = Bo::lookup_handle(file, args.handle)?;
+
         // The work may be of any device, so an unplug must not wait for this.
-        Bo::lookup_handle(file, args.handle)?.await_unused()?;
-    }
+        object.await_unused()?;
+        Some(object)
+    } else {
+        None
+    };
 
     let guard = dev.registration_guard().ok_or(ENODEV)?;
     let dev = &*guard;
     let mut space = file.inner().get_ref().vm().space.lock();
-    if is_unbind {
+    let Some(object) = object else {
         if args.handle != 0 || args.offset != 0 {
             return Err(EINVAL);
         }
@@ -435,9 +439,8 @@ pub(crate) fn bind(
         }
         space.unbind(first);
         return Ok(0);
-    }
+    };
 
-    let object = Bo::lookup_handle(file, args.handle)?;
     page_number(args.offset)?;
     let end_in_object = args.offset.checked_add(args.size).ok_or(EINVAL)?;
     if end_in_object > object.size() as u64 {

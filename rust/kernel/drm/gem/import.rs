@@ -92,8 +92,8 @@ struct Tables {
 struct Follower {
     /// How often the exporter has invalidated a mapping.
     invalidations: Atomic<u64>,
-    /// How often the buffer was unmapped. Changes with the reservation held.
-    unmaps: Atomic<u64>,
+    /// How often the buffer was mapped. Changes with the reservation held.
+    maps: Atomic<u64>,
     tables: UnsafeCell<Option<Tables>>,
 }
 
@@ -124,7 +124,6 @@ impl Follower {
                 return;
             }
         }
-        self.unmaps.add(1, Relaxed);
         at.unmap();
     }
 
@@ -153,8 +152,10 @@ impl Follower {
                 return Err(ENODEV);
             }
         }
-        at.map_without_wait(DataDirection::Bidirectional)
-            .map(|_| ())
+        if at.map_without_wait(DataDirection::Bidirectional)? {
+            self.maps.add(1, Relaxed);
+        }
+        Ok(())
     }
 }
 
@@ -180,7 +181,6 @@ impl Importer for Follower {
         // SAFETY: The reservation is held.
         let Some(tables) = (unsafe { self.shown() }) else {
             // The mapping is only used with the reservation held.
-            self.unmaps.add(1, Relaxed);
             at.unmap();
             return;
         };
@@ -191,7 +191,6 @@ impl Importer for Follower {
                 // A work item that is queued already has not looked at the fences yet.
                 let _ = workqueue::system_long().enqueue(tables.late.clone());
             } else if tables.call(Call::Zap, When::Registered).is_ok() {
-                self.unmaps.add(1, Relaxed);
                 at.unmap();
             }
         }
@@ -216,14 +215,14 @@ impl WorkItem for Late {
 
     fn run(this: Arc<Self>) {
         let at = &this.attachment;
-        let unmaps = || at.importer().unmaps.load(Relaxed);
+        let maps = || at.importer().maps.load(Relaxed);
 
         // Fences that are added later belong to work that uses the new place of the buffer.
         let mut fences = KVec::new();
         let mut count = None;
         let ret = at.with(|slot| {
             if slot.is_invalidated() {
-                count = Some(unmaps());
+                count = Some(maps());
                 for fence in slot.resv().fences(Usage::Bookkeep) {
                     fences.push(ARef::<Fence>::from(fence), GFP_KERNEL)?;
                 }
@@ -248,9 +247,8 @@ impl WorkItem for Late {
         }
 
         let _ = at.with(|slot| {
-            // If the buffer was mapped and invalidated again, this work item is queued again. It is
-            // not mapped again before it was unmapped.
-            if slot.is_invalidated() && count == Some(unmaps()) {
+            // If the buffer was mapped and invalidated again, this work item is queued again.
+            if slot.is_invalidated() && count == Some(maps()) {
                 at.importer().release_mapping(slot, When::Registered);
             }
             Ok(())
@@ -303,7 +301,7 @@ impl Import {
     ) -> Result<Self> {
         let follower = Follower {
             invalidations: Atomic::new(0),
-            unmaps: Atomic::new(0),
+            maps: Atomic::new(0),
             tables: UnsafeCell::new(None),
         };
         let attachment = Attachment::new(buf, dev, follower)?;
