@@ -379,6 +379,16 @@ impl<'a> Turns<'a> {
             .map(|part| (&part.object, part.content))
     }
 
+    /// Does a round, unless there were `most` of them.
+    fn round_of(&mut self, most: u64) -> Outcome {
+        check!(
+            self.rounds < most,
+            "{} rounds have not moved enough",
+            self.rounds
+        );
+        self.round()
+    }
+
     /// Jobs of both address spaces take turns: those of one evict the objects that those of the
     /// other one use. The engine adds all bytes up, and those of one page on their own, and counts
     /// the rounds in the last word.
@@ -479,12 +489,7 @@ fn turns() -> Outcome {
     };
     let mut turns = Turns::small(&gpu)?;
     while gpu.drm.getparam(uapi::PARAM_MOVES)? < moves + wanted {
-        check!(
-            turns.rounds < wanted,
-            "{} rounds have not moved enough",
-            turns.rounds
-        );
-        turns.round()?;
+        turns.round_of(wanted)?;
     }
     turns.verify(|object| Ok(object.map()?))?;
     nothing_lost(&gpu, before)?;
@@ -530,12 +535,7 @@ fn turns_all() -> Outcome {
         Ok((Content { pattern: x, first }, sum))
     })?;
     while gpu.drm.getparam(uapi::PARAM_MOVES)? < moves + wanted {
-        check!(
-            turns.rounds < wanted,
-            "{} rounds have not moved enough",
-            turns.rounds
-        );
-        turns.round()?;
+        turns.round_of(wanted)?;
         // The last job was one of the second address space.
         let [others, own] = &turns.parts;
         for part in own {
@@ -728,12 +728,7 @@ fn mixed() -> Outcome {
     ];
     let mut is_ready = [false; 2];
     while is_ready != [true; 2] || gpu.drm.getparam(uapi::PARAM_MOVES)? < moves + wanted {
-        check!(
-            turns.rounds < 100 * wanted,
-            "{} rounds have not moved enough",
-            turns.rounds
-        );
-        turns.round()?;
+        turns.round_of(100 * wanted)?;
         for ((is_ready, ready), child) in is_ready.iter_mut().zip(&ready).zip(&mut children) {
             *is_ready |= ready.is_done()?;
             check!(
