@@ -44,7 +44,15 @@ mod tests {
         },
         pci,
         prelude::*,
-        sync::aref::ARef,
+        sync::{
+            aref::ARef,
+            atomic::{
+                Atomic,
+                Relaxed, //
+            },
+            Arc,
+            Completion, //
+        },
         time::{
             delay::fsleep,
             Delta,
@@ -65,6 +73,9 @@ mod tests {
 
     /// How many small objects never leave VRAM.
     const UNEVICTABLE: u64 = 1000;
+
+    /// How often a test repeats a race.
+    const ROUNDS: usize = 5;
 
     fn mem_type(object: &Object) -> Result<Option<MemType>> {
         Ok(object.reserve(false)?.mem_type())
@@ -283,6 +294,52 @@ mod tests {
             check!(holds(&object, Some(4))?);
             drop(object);
             check_eq!(card.free(size), size);
+            Ok(())
+        })
+    }
+
+    /// An object that is pinned while an eviction waits for its reservation stays in VRAM.
+    #[test]
+    fn pinned_meanwhile() -> Result {
+        with_device(|pdev| {
+            for _ in 0..ROUNDS {
+                let bench = Older::new(pdev)?;
+                let (done, result) = (
+                    Arc::pin_init(Completion::new(), GFP_KERNEL)?,
+                    Arc::new(Atomic::new(-1), GFP_KERNEL)?,
+                );
+                let mut newer = bench.newer.reserve(false)?;
+
+                let (drm, all) = (bench.card.drm(), bench.card.ttm().vram_size());
+                let (is_done, has_room) = (done.clone(), result.clone());
+                worker::spawn(move || {
+                    let ret = drm.ttm.make_room(all, &mut OpCtx::uninterruptible());
+
+                    has_room.store(ret.map_or(2, i32::from), Relaxed);
+                    is_done.complete_all();
+                })?;
+                // The worker waits for the newer object as soon as it has moved the older one.
+                while bench.older.residence() != Some(MemType::Tt) {
+                    fsleep(Delta::from_millis(1));
+                }
+                fsleep(Delta::from_millis(20));
+                let pinned = newer.pin()?;
+                drop(newer);
+                done.wait_for_completion();
+
+                check_eq!(mem_type(&bench.newer)?, Some(MemType::Vram));
+                check!(bench.newer.reserve(false)?.is_pinned());
+                // Half of VRAM is free.
+                check_eq!(result.load(Relaxed), 0);
+                check!(holds(&bench.older, Some(1))? && holds(&bench.newer, Some(2))?);
+                drop(pinned);
+                // The object can be evicted again.
+                check!(bench
+                    .card
+                    .ttm()
+                    .make_room(all, &mut OpCtx::uninterruptible())?);
+                check!(holds(&bench.newer, Some(2))?);
+            }
             Ok(())
         })
     }

@@ -124,6 +124,12 @@ unsafe fn move_object<T: TtmObject>(
     };
     // SAFETY: The reservation is held.
     let mut locked = unsafe { Held::assume(obj) };
+    // Users of a pin keep their addresses. TTM checks the count in each of its paths but not in
+    // all of them with the reservation held.
+    // SAFETY: The reservation, which guards the count, is held.
+    if unsafe { (*bo).pin_count } != 0 {
+        return Err(EBUSY);
+    }
     // SAFETY: `old` is valid unless it is null.
     let from_vram = !old.is_null() && unsafe { (*old).mem_type } == vram;
     let by_engine = from_vram || to_type == vram;
