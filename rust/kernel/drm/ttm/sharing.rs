@@ -72,15 +72,16 @@ impl<T: TtmObject> Device<T> {
 
     /// Asks the other user of VRAM to release some of it for an object of `bytes` bytes in
     /// `places`, even if it has not more than its share, because evicting objects does not give
-    /// enough room. Returns whether it has released any.
+    /// enough room.
     pub(crate) fn reclaim_more(
         &self,
         drm: *mut bindings::drm_device,
         places: &[Place],
         bytes: u64,
-    ) -> bool {
+    ) {
+        // An error means that nothing was released.
         // SAFETY: The device of the data that `self` is a part of is valid, and of `T::Driver`.
-        let freed: Result<u64> = unsafe {
+        let _: Result<u64> = unsafe {
             while_registered::<T::Driver, _>(drm, |reg| {
                 let other = T::reclaim(reg).ok_or(ENOSPC)?;
                 let all = self.size_of(MemType::Vram);
@@ -99,7 +100,5 @@ impl<T: TtmObject> Device<T> {
                 Ok(other.reclaim(&range, bytes))
             })
         };
-
-        freed.is_ok_and(|freed| freed > 0)
     }
 }

@@ -177,7 +177,9 @@ fn force<T: TtmObject>(obj: &Object<T>, to: MemType) -> Result {
     if object.is_pinned() {
         return Err(EBUSY);
     }
-    object.validate(&[place], &mut OpCtx::interruptible())
+    object
+        .view()
+        .validate_patiently(&[place], &mut OpCtx::interruptible())
 }
 
 /// Reads a number that is at most `max`.

@@ -168,7 +168,8 @@ impl<T: TtmObject> Held<'_, Object<T>> {
     /// - `EOPNOTSUPP` if the object is imported: its exporter decides where it is.
     /// - `ENOSPC` if no place has room for the object. In a round of [`Exec`](drm::exec::Exec) TTM
     ///   may have met a lock that it must not wait for. After that the round takes no other lock,
-    ///   so objects only get places for which no object is evicted, or the round fails.
+    ///   so objects only get places for which no object is evicted, or the round fails. The other
+    ///   user of VRAM was asked to release some of it, so a second call may succeed.
     /// - `ENODEV` if the driver is not bound any more.
     /// - `EBUSY` if the work on the object, or on an object that it would evict, takes too long.
     /// - `ERESTARTSYS` if a signal arrived.
@@ -184,14 +185,14 @@ impl<T: TtmObject> Held<'_, Object<T>> {
         // is reserved.
         self.set_off_lru(false);
         let mut placement = Place::list(&places);
-        let mut validate = || {
-            // SAFETY: The object is valid, and its reservation is held.
-            to_result(unsafe { bindings::ttm_bo_validate(self.bo(), &mut placement, &mut ctx.0) })
-        };
-        let ret = match validate() {
-            Err(ENOSPC) if self.has_room_made(&places) => validate(),
-            ret => ret,
-        };
+        // SAFETY: The object is valid, and its reservation is held.
+        let ret =
+            to_result(unsafe { bindings::ttm_bo_validate(self.bo(), &mut placement, &mut ctx.0) });
+        if ret == Err(ENOSPC) {
+            // The round may have met a contended lock, after which it must take no other one, so
+            // this call does not try again: its caller does.
+            self.make_room(&places);
+        }
         self.take_off_lru();
         ret?;
 
@@ -200,12 +201,12 @@ impl<T: TtmObject> Held<'_, Object<T>> {
     }
 
     /// Asks the other user of VRAM to release some of it for the object, if evicting objects does
-    /// not give enough room. Returns whether it has released any.
-    fn has_room_made(&self, places: &[Place]) -> bool {
+    /// not give enough room.
+    fn make_room(&self, places: &[Place]) {
         // SAFETY: The object is valid.
         let drm = unsafe { (*self.obj.as_raw()).dev };
 
-        self.ttm().reclaim_more(drm, places, self.obj.size() as u64)
+        self.ttm().reclaim_more(drm, places, self.obj.size() as u64);
     }
 
     /// As [`Self::validate`], for a task that has no ticket, and holds the reservation of the
